@@ -1,0 +1,59 @@
+# `make help` lists the targets. Everything that is fetched or built lies under bin/.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+version  := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+ldflags  := -s -w -X github.com/bullpen-run/bullpen/cmd/internal/app.version=$(version)
+jailinit := worker/jail/nsjail/embedded/jailinit
+lint     := go tool -modfile=deploy/tools/go.mod golangci-lint
+
+.PHONY: help
+help: ## list these targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: quickstart
+quickstart: build ## see it work: a server for a moment, a program in each language
+	@bin/bullpen quickstart
+
+.PHONY: serve
+serve: build ## run the server on 127.0.0.1:8080, with its data in bullpen-data/
+	bin/bullpen serve
+
+.PHONY: build
+build: nsjail init ## fetch nsjail and build bin/bullpen
+	CGO_ENABLED=0 go build -trimpath -ldflags='$(ldflags)' -o bin/bullpen ./cmd/bullpen
+
+.PHONY: nsjail
+nsjail: ## fetch nsjail, pinned, into bin/nsjail
+	@deploy/nsjail.sh
+
+.PHONY: init
+init: ## build the program that is the first process of each jail, which bullpen carries inside itself
+	CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(jailinit) ./worker/jail/jailinit
+
+.PHONY: test
+test: build ## run all tests, those in the real jail too; as root
+	@command -v $$(go env CC) >/dev/null || { echo "make test: the race detector needs a C compiler: apt-get install gcc libc6-dev" >&2; exit 1; }
+	CGO_ENABLED=1 go test -race -shuffle=on -timeout=14m ./...
+
+.PHONY: lint
+lint: init ## check the code: linters, formatting, who imports whom
+	$(lint) run ./...
+	go mod tidy -diff
+
+.PHONY: lint-bites
+lint-bites: init ## check that each rule of who imports whom finds a breach of it
+	@deploy/lint-bites.sh
+
+.PHONY: fmt
+fmt: ## format the code as make lint wants it
+	$(lint) fmt ./...
+
+.PHONY: bench
+bench: build ## measure bullpen against the bare interpreters, into bench/results/
+	go run ./bench
+
+.PHONY: clean
+clean: ## remove what was fetched and built; keep the data of make serve
+	rm -rf bin $(jailinit)

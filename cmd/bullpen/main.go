@@ -1,0 +1,90 @@
+// Command bullpen runs untrusted programs: it is the server in all its roles, and the command line that speaks to one.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+)
+
+// The exit codes of bullpen itself. `bullpen run` has more of them, see its help.
+const (
+	exitOK      = 0
+	exitFailure = 1
+	exitUsage   = 2
+)
+
+// exitError ends the program with a code and no further words.
+type exitError int
+
+func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// streams are where a command reads and writes.
+type streams struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+type commands struct {
+	Serve      serveCommand      `cmd:"" help:"Run the server: one process, no other service needed."`
+	Run        runCommand        `cmd:"" help:"Run a program and stream its output."`
+	Get        getCommand        `cmd:"" help:"Show an execution: how it stands, or its result."`
+	Logs       logsCommand       `cmd:"" help:"Print the output of an execution."`
+	Cancel     cancelCommand     `cmd:"" help:"End an execution."`
+	Key        keyCommands       `cmd:"" help:"Make, list and revoke API keys. Needs a key with all rights."`
+	Doctor     doctorCommand     `cmd:"" help:"Check that this machine can run jobs, and say what to do where it cannot."`
+	Version    versionCommand    `cmd:"" help:"Print the version."`
+	Quickstart quickstartCommand `cmd:"" hidden:"" help:"Start a server for a moment, run a program in each language, and stop."`
+}
+
+func main() {
+	os.Exit(run(os.Args[1:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}))
+}
+
+func run(args []string, io streams) int {
+	parser, err := kong.New(new(commands),
+		kong.Name("bullpen"),
+		kong.Description("Run untrusted code in jails, on your own machines."),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: 110}),
+		kong.Writers(io.out, io.err),
+		kong.Bind(io),
+	)
+	if err != nil {
+		return report(io, err)
+	}
+	if len(args) == 0 {
+		args = []string{"--help"}
+	}
+	cmd, err := parser.Parse(args)
+	if err != nil {
+		_, _ = fmt.Fprintf(io.err, "bullpen: %v\nSee `bullpen --help`, and --help of each command.\n", err)
+		return exitUsage
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the program at once
+	cmd.BindTo(ctx, (*context.Context)(nil))
+	return report(io, cmd.Run())
+}
+
+// report says what went wrong, if anything, and gives the exit code.
+func report(io streams, err error) int {
+	var exit exitError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &exit):
+		return int(exit)
+	case errors.Is(err, context.Canceled):
+		return exitInterrupted
+	default:
+		_, _ = fmt.Fprintf(io.err, "bullpen: %v\n", explain(err))
+		return exitFailure
+	}
+}

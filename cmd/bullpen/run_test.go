@@ -1,0 +1,83 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// onWrite calls f at the first write.
+type onWrite struct {
+	bytes.Buffer
+	f func()
+}
+
+func (w *onWrite) Write(p []byte) (int, error) {
+	if w.f != nil {
+		w.f()
+		w.f = nil
+	}
+	return w.Buffer.Write(p)
+}
+
+func TestInterruptCancelsAndTellsTheRest(t *testing.T) {
+	requests := filepath.Join(t.TempDir(), "requests")
+	server := httptest.NewServer(newStub(requests))
+	defer server.Close()
+	ctx, interrupt := context.WithCancel(t.Context())
+	out, errs := &onWrite{f: interrupt}, new(bytes.Buffer)
+	c := &runCommand{remote: remote{URL: server.URL, Key: stubKey}, File: "-"}
+	err := c.Run(ctx, streams{in: strings.NewReader("# runs"), out: out, err: errs})
+
+	var code exitError
+	if !errors.As(err, &code) || code != exitInterrupted {
+		t.Errorf("error is %v, want exit code %d", err, exitInterrupted)
+	}
+	if got := out.String(); got != "one\n" {
+		t.Errorf("standard output is %q, want what came before", got)
+	}
+	if !strings.Contains(errs.String(), "cancelled") {
+		t.Errorf("standard error is %q, want it to say that the execution was cancelled", errs)
+	}
+	log, err := os.ReadFile(requests)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "POST /v1/executions/" + string(stubTrace) + "/cancel"; !strings.Contains(string(log), want) {
+		t.Errorf("the server received\n%s\nwant %s", log, want)
+	}
+}
+
+func TestLanguage(t *testing.T) {
+	for _, test := range []struct {
+		file, code string
+		want       proto.Language // empty for an error
+	}{
+		{"a.py", "", proto.Python},
+		{"a.PY", "", proto.Python},
+		{"a.mjs", "", proto.Node},
+		{"a.sh", "#!/usr/bin/python3\n", proto.Bash},
+		{"a", "#!/usr/bin/env python3\nprint(1)", proto.Python},
+		{"a", "#!/usr/bin/python3.14 -I", proto.Python},
+		{"a", "#!/usr/bin/env node\n", proto.Node},
+		{"a", "#!/bin/sh -e\n", proto.Bash},
+		{"a", "#!/bin/bash", proto.Bash},
+		{"a", "#!/usr/bin/perl\n# not python\n", ""},
+		{"a", "print(1)\n#!/bin/bash\n", ""},
+		{"a.txt", "print(1)", ""},
+		{"-", "print(1)", proto.Python},
+		{"-", "#!/bin/bash\n", proto.Bash},
+	} {
+		got, err := (&runCommand{File: test.file}).language([]byte(test.code))
+		if got != test.want || (err == nil) != (test.want != "") {
+			t.Errorf("%s with %q is %q, %v; want %q", test.file, test.code, got, err, test.want)
+		}
+	}
+}

@@ -1,0 +1,227 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const (
+	stubKey   = "sk-local-abcdefghijklmnopqrstuvwx"
+	stubTrace = proto.TraceID("trc_aaaaaaaaaaaaaaaaaaaa")
+	// stubRunning is the id of an execution that never ends.
+	stubRunning = proto.TraceID("trc_rrrrrrrrrrrrrrrrrrrr")
+)
+
+// stub answers as a server does. What a program "does" is the last word of its first line. Every request is appended to the
+// file log.
+type stub struct {
+	log string
+
+	mu        sync.Mutex
+	cancelled chan struct{}
+}
+
+func newStub(log string) http.Handler {
+	s := &stub{log: log, cancelled: make(chan struct{})}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/sandbox/execute", s.execute)
+	mux.HandleFunc("GET /v1/executions/{id}", s.get)
+	mux.HandleFunc("GET /v1/executions/{id}/output", s.output)
+	mux.HandleFunc("POST /v1/executions/{id}/cancel", s.cancel)
+	mux.HandleFunc("POST /v1/admin/keys", s.createKey)
+	mux.HandleFunc("GET /v1/admin/keys", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"keys":[`+stubKeyJSON("null", "")+`]}`)
+	})
+	mux.HandleFunc("DELETE /v1/admin/keys/{id}", func(w http.ResponseWriter, r *http.Request) {
+		if r.PathValue("id") != "key_1" {
+			refuse(w, http.StatusNotFound, "not_found", "there is no such key", "")
+			return
+		}
+		_, _ = io.WriteString(w, stubKeyJSON(`"2026-01-03T00:00:00.000Z"`, ""))
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer "+stubKey {
+			refuse(w, http.StatusUnauthorized, "unauthorized", "the API key is not valid", "")
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+func refuse(w http.ResponseWriter, status int, code, message, retryAfter string) {
+	if retryAfter != "" {
+		w.Header().Set("Retry-After", retryAfter)
+	}
+	w.Header().Set("X-Request-Id", "req-1")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(map[string]string{"error": code, "message": message})
+}
+
+func (s *stub) record(r *http.Request, body []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f, err := os.OpenFile(s.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		panic(err)
+	}
+	_, _ = fmt.Fprintf(f, "%s %s %s\n", r.Method, r.URL, body)
+	_ = f.Close()
+}
+
+// result gives what a program that does what is told by its results in.
+func result(does string) proto.Result {
+	r := proto.Exited(0)
+	switch does {
+	case "fails":
+		r = proto.Exited(3)
+	case "killed":
+		r = proto.Signaled(9)
+	case "sleeps":
+		r = proto.TimedOut(1)
+	case "eats":
+		r = proto.Failure(proto.CodeMemory, "The program used more than its 1073741824 bytes of memory.")
+	case "attacks":
+		r = proto.Failure(proto.CodeSeccomp, "The program made a system call that is not allowed.")
+	case "lost":
+		r = proto.Failure(proto.CodeWorkerLost, "The worker was lost.")
+	case "runs":
+		r = proto.Cancelled()
+	}
+	r.Stdout, r.Stderr = "one\nthree\n", "two\n"
+	return r
+}
+
+// events gives the events after the one numbered after of a program whose result is r.
+func events(r proto.Result, after int64) []byte {
+	var all [][]byte
+	all = append(all,
+		proto.AppendStatusEvent(nil, stubTrace),
+		proto.AppendOutputEvent(nil, proto.Stdout, []byte("one\n"), 2),
+		proto.AppendOutputEvent(nil, proto.Stderr, []byte("two\n"), 3),
+		proto.AppendOutputEvent(nil, proto.Stdout, []byte("three\n"), 4))
+	last, err := proto.AppendResultEvent(nil, &proto.Record{
+		Meta: proto.Meta{TraceID: stubTrace}, Status: r.Status(), Result: &r, ResultSeq: 5,
+	})
+	if err != nil {
+		panic(err)
+	}
+	var out []byte
+	for i, e := range append(all, last) {
+		if int64(i+1) > after {
+			out = append(out, e...)
+		}
+	}
+	return out
+}
+
+func (s *stub) execute(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	s.record(r, body)
+	var req struct{ Code string }
+	if err := json.Unmarshal(body, &req); err != nil || r.Header.Get("Idempotency-Key") == "" {
+		refuse(w, http.StatusBadRequest, "validation_error", "the stub wants JSON and an Idempotency-Key", "")
+		return
+	}
+	line, _, _ := strings.Cut(req.Code, "\n")
+	words := strings.Fields(line)
+	does := words[len(words)-1]
+	streaming := r.Header.Get("Accept") == "application/x-ndjson"
+	w.Header().Set("X-Trace-Id", string(stubTrace))
+	switch {
+	case does == "invalid":
+		refuse(w, http.StatusBadRequest, "validation_error", "code must be nicer", "")
+	case r.Header.Get("Prefer") == "respond-async":
+		w.WriteHeader(http.StatusAccepted)
+		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"running"}`, stubTrace)
+	case does == "inline" && streaming:
+		refuse(w, http.StatusTooManyRequests, "rate_limited", "Streaming execution requires a Pro or Enterprise plan.", "")
+	case does == "drops":
+		_, _ = w.Write(events(result(does), 0)[:230]) // in the middle of the third event
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	case does == "runs":
+		_, _ = w.Write(proto.AppendStatusEvent(nil, stubTrace))
+		_, _ = w.Write(proto.AppendOutputEvent(nil, proto.Stdout, []byte("one\n"), 2))
+		_ = http.NewResponseController(w).Flush()
+		<-s.cancelled
+		_, _ = w.Write(events(result(does), 4))
+	case streaming:
+		_, _ = w.Write(events(result(does), 0))
+	default:
+		out, err := proto.AppendResult(nil, new(result(does)))
+		if err != nil {
+			panic(err)
+		}
+		_, _ = w.Write(out)
+	}
+}
+
+func (s *stub) get(w http.ResponseWriter, r *http.Request) {
+	s.record(r, nil)
+	switch proto.TraceID(r.PathValue("id")) {
+	case stubTrace:
+		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"failed","exit_code":3,"stdout":"one\n","stderr":"two\n","error":null,`+
+			`"duration_ms":1234,"delivery_mode":"streaming","created_at":"2026-01-02T03:04:05.678Z","completed_at":"2026-01-02T03:04:06.912Z",`+
+			`"language":"python","timeout":60,"metadata":{"team":"blue"},"attempt":1,"queued_ms":2,"output_truncated":false}`, stubTrace)
+	case stubRunning:
+		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"running","exit_code":null,"stdout":null,"stderr":null,"error":null,`+
+			`"duration_ms":10,"delivery_mode":"webhook","created_at":"2026-01-02T03:04:05.678Z","completed_at":null,`+
+			`"language":"bash","timeout":60,"metadata":{},"attempt":1,"queued_ms":2,"output_truncated":false}`, stubRunning)
+	default:
+		refuse(w, http.StatusNotFound, "not_found", "there is no such execution", "")
+	}
+}
+
+func (s *stub) output(w http.ResponseWriter, r *http.Request) {
+	s.record(r, nil)
+	after, err := strconv.ParseInt(r.URL.Query().Get("after_seq"), 10, 64)
+	if err != nil {
+		refuse(w, http.StatusBadRequest, "validation_error", "after_seq must be a number", "")
+		return
+	}
+	if proto.TraceID(r.PathValue("id")) == stubRunning {
+		_, _ = w.Write(proto.AppendStatusEvent(nil, stubRunning))
+		_, _ = w.Write(proto.AppendOutputEvent(nil, proto.Stdout, []byte("one\n"), 2))
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+		return
+	}
+	_, _ = w.Write(events(result("fails"), after))
+}
+
+func (s *stub) cancel(w http.ResponseWriter, r *http.Request) {
+	s.record(r, nil)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.cancelled:
+	default:
+		close(s.cancelled)
+	}
+	w.WriteHeader(http.StatusAccepted)
+	_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"cancelling"}`, r.PathValue("id"))
+}
+
+func (s *stub) createKey(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	s.record(r, body)
+	if strings.Contains(string(body), "Acme") {
+		refuse(w, http.StatusBadRequest, "validation_error", "org must be of a-z", "")
+		return
+	}
+	w.WriteHeader(http.StatusCreated)
+	_, _ = io.WriteString(w, stubKeyJSON("null", `,"key":"sk-local-theverynewkeyitself01"`))
+}
+
+func stubKeyJSON(revokedAt, key string) string {
+	return `{"id":"key_1","name":"ci","org":"acme","plan":"pro","rights":"execute","hint":"sk-local-the…lf01",` +
+		`"created_at":"2026-01-02T03:04:05.000Z","revoked_at":` + revokedAt + key + `}`
+}

@@ -1,0 +1,203 @@
+// Package app holds the settings of bullpen and puts its rooms together. It is the only place where they meet, and the only one that
+// knows whether this process is the whole of bullpen or a part of it.
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/events"
+	"github.com/bullpen-run/bullpen/scheduler/natsembed"
+	"github.com/bullpen-run/bullpen/scheduler/queue"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+)
+
+const (
+	openTimeout = 30 * time.Second
+	flushTime   = 5 * time.Second
+	// diskReserve is what must be free on the disk of the embedded store for new jobs to be accepted. The results of those that
+	// were accepted have it for themselves.
+	diskReserve = 64 << 20
+)
+
+// Run serves with the roles of cfg until ctx ends, and then drains: new work is refused, work that runs goes on for cfg.Drain, what
+// runs longer is recorded as lost. A nil error means that all of that went well.
+func Run(ctx context.Context, cfg *Config) error {
+	log := NewLogger(os.Stderr, cfg.LogLevel, cfg.LogFormat)
+	log.Info("bullpen starts", "version", Version(), "config", cfg)
+	telemetry, err := StartTelemetry(ctx, Version(), log)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTime)
+		defer cancel()
+		if err := telemetry.Shutdown(flush); err != nil {
+			log.Warn("the last spans were not sent", "error", err)
+		}
+	}()
+	if err := os.MkdirAll(cfg.Data, 0o700); err != nil {
+		return fmt.Errorf("make data directory: %w", err)
+	}
+	s, err := open(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	return s.serve(ctx)
+}
+
+// system is what the roles of a process share.
+type system struct {
+	cfg      *Config
+	log      *slog.Logger
+	instance string // unique to this process
+	embedded *natsembed.Server
+	conn     *nats.Conn
+	set      *stream.Set
+	queue    *queue.Queue
+	events   *events.Log
+	metrics  *Metrics
+}
+
+func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err error) {
+	s := &system{cfg: cfg, log: log, instance: instanceName()}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	access := stream.Access{
+		URL: cfg.URL, Creds: cfg.Creds, User: cfg.User, Password: cfg.Password, CA: cfg.CA, Cert: cfg.Cert, Key: cfg.Key,
+		Name: "bullpen " + s.instance,
+	}
+	var full func() bool
+	if cfg.Embedded() {
+		if s.embedded, err = natsembed.Open(cfg.Data, diskReserve, log); err != nil {
+			return nil, err
+		}
+		access.InProcess, full = s.embedded, s.embedded.Full
+	}
+	if s.conn, err = stream.Dial(access, log); err != nil {
+		return nil, err
+	}
+	opening, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	if s.set, err = stream.Open(opening, s.conn, stream.Config{Replicas: cfg.Replicas, Retention: cfg.Retention}); err != nil {
+		return nil, err
+	}
+	s.queue = &queue.Queue{Set: s.set, Full: full}
+	s.events = &events.Log{Set: s.set, Records: s.queue}
+	s.metrics = NewMetrics(s.queue.Stats)
+	return s, nil
+}
+
+func (s *system) close() {
+	if s.conn != nil {
+		s.conn.Close()
+	}
+	if s.embedded != nil {
+		s.embedded.Close()
+	}
+}
+
+// instanceName is unique to this process and readable in logs.
+func instanceName() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "host"
+	}
+	name := make([]byte, 0, len(host))
+	for _, c := range []byte(host) { // it becomes part of subjects
+		if c == '-' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' {
+			name = append(name, c)
+		}
+	}
+	return string(name) + "-" + string(proto.NewTraceID()[4:12])
+}
+
+// part is a long-lived piece of a role.
+type part struct {
+	name string
+	run  func(ctx context.Context) error
+}
+
+// serve runs the roles. Parts stop in the reverse of their order: first what takes requests and jobs, which drains, then what those
+// need to finish.
+func (s *system) serve(ctx context.Context) error {
+	front, base, err := s.parts(ctx)
+	if err != nil {
+		return err
+	}
+	failed, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	stay, leave := context.WithCancel(context.WithoutCancel(ctx)) // outlives ctx until the front has drained
+	defer leave()
+	var fronts, bases sync.WaitGroup
+	start := func(group *sync.WaitGroup, ctx context.Context, p part) {
+		group.Go(func() {
+			if err := p.run(ctx); err != nil {
+				fail(fmt.Errorf("%s: %w", p.name, err))
+			}
+		})
+	}
+	for _, p := range base {
+		start(&bases, stay, p)
+	}
+	for _, p := range front {
+		start(&fronts, failed, p)
+	}
+	<-failed.Done()
+	fronts.Wait()
+	leave()
+	bases.Wait()
+	if err := context.Cause(failed); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	s.log.Info("bullpen has stopped")
+	return nil
+}
+
+// parts puts the roles together: front takes work in, base is what it stands on.
+func (s *system) parts(ctx context.Context) (front, base []part, err error) {
+	if s.embedded != nil {
+		base = append(base, part{"embedded NATS", s.embedded.Run})
+	}
+	if s.cfg.Has(RoleScheduler) {
+		d := &queue.Dispatcher{Set: s.set, Instance: s.instance, Log: s.log}
+		base = append(base, part{"dispatcher", d.Run})
+	}
+	if s.cfg.Has(RoleWorker) {
+		f, b, err := s.worker(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		front, base = append(front, f), append(base, b...)
+	}
+	var api http.Handler
+	var drain func()
+	if s.cfg.Has(RoleGateway) {
+		g, keys, err := s.gateway(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		api, drain = g.Handler(), g.Drain
+		base = append(base, part{"API keys", keys.Run})
+	} else {
+		api, drain = s.health(), func() {}
+	}
+	web, err := s.web(api, drain)
+	if err != nil {
+		return nil, nil, err
+	}
+	return append(front, web), base, nil
+}

@@ -1,0 +1,254 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// Role is a part of bullpen that a process can play.
+type Role string
+
+// The roles. A process with all of them needs no other service.
+const (
+	RoleGateway   Role = "gateway"   // answers HTTP
+	RoleWorker    Role = "worker"    // runs programs in jails
+	RoleScheduler Role = "scheduler" // hands queued jobs to free slots
+)
+
+// Roles lists every role.
+func Roles() []Role { return []Role{RoleGateway, RoleWorker, RoleScheduler} }
+
+// Config is everything that can be set. Each setting is a flag of the same name, an environment variable and a key of the
+// YAML file: a flag wins over the environment, the environment over the file, the file over the default.
+type Config struct {
+	// File is the YAML file with settings; empty for none.
+	File configFile `name:"config" env:"BULLPEN_CONFIG" placeholder:"FILE" help:"YAML file with settings, under the names of these flags. Flags and environment variables win over it."`
+
+	// Listen is the address of the HTTP server, HOST:PORT. Port 0 takes a free one.
+	Listen string `name:"listen" env:"BULLPEN_LISTEN" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Address to answer HTTP on (${default}). Port 0 takes a free one."`
+	// Data is the directory of everything that must survive a restart. It is created.
+	Data string `name:"data" env:"BULLPEN_DATA" default:"./bullpen-data" placeholder:"DIR" help:"Directory of what must survive a restart (${default}); created, and used by one process at a time."`
+	// Roles are the parts this process plays.
+	Roles []Role `name:"roles" env:"BULLPEN_ROLES" default:"gateway,worker,scheduler" placeholder:"ROLE" help:"Parts this process plays (${default}). Fewer than all need --nats."`
+	// Drain is how long running jobs may go on after SIGTERM before they are killed.
+	Drain time.Duration `name:"drain" env:"BULLPEN_DRAIN" default:"30s" placeholder:"TIME" help:"How long running jobs may go on after SIGTERM (${default})."`
+
+	NATS `embed:""`
+
+	// Slots is how many programs the worker runs at once; 0 chooses, see [Config.SlotCount].
+	Slots int `name:"slots" env:"BULLPEN_SLOTS" default:"0" placeholder:"N" help:"Programs this worker runs at once. 0, the default, is 4 for each core, and no more than there are GiB of memory."`
+	// NsjailPath is the nsjail program; empty looks beside the executable and on the PATH.
+	NsjailPath string `name:"nsjail" env:"BULLPEN_NSJAIL" placeholder:"PATH" help:"The nsjail program. Without it, the one beside the bullpen program is taken, else the one on the PATH."`
+	// UIDRange is the range of the host's user ids that jails take theirs from, [UIDsPerSlot] each.
+	UIDRange UIDRange `name:"uid-range" env:"BULLPEN_UID_RANGE" default:"1900000000:8192" placeholder:"FIRST:COUNT" help:"User ids for jails, two for each slot of all workers of a machine (${default}, which no login, container or service manager hands out)."`
+	// Home is the home and working directory of programs, inside the jail.
+	Home string `name:"home" env:"BULLPEN_HOME" default:"/home/baponi" placeholder:"DIR" help:"Home and working directory of programs, inside the jail (${default})."`
+
+	// Region is the second part of the API keys made here.
+	Region string `name:"region" env:"BULLPEN_REGION" default:"local" placeholder:"NAME" help:"Region named in new API keys: sk-REGION-… (${default})."`
+	// BootstrapKey is the first API key, with all rights; empty makes one. It may not be given as a flag.
+	BootstrapKey string `name:"bootstrap-key" env:"BULLPEN_BOOTSTRAP_KEY" hidden:""`
+	// QueueWait is how long an inline or streaming job waits for a free slot before it is withdrawn.
+	QueueWait time.Duration `name:"queue-wait" env:"BULLPEN_QUEUE_WAIT" default:"3s" placeholder:"TIME" help:"How long an inline or streaming execution waits for a free slot (${default})."`
+	// QueueExpiry is how long an async job waits for a free slot before it is withdrawn.
+	QueueExpiry time.Duration `name:"queue-expiry" env:"BULLPEN_QUEUE_EXPIRY" default:"24h" placeholder:"TIME" help:"How long an async execution waits for a free slot (${default})."`
+	// Retention is how long records and events of an execution are kept once it has ended.
+	Retention time.Duration `name:"retention" env:"BULLPEN_RETENTION" default:"168h" placeholder:"TIME" help:"How long records and output of executions are kept (${default})."`
+	// OutputLimit is how much of each output stream a result keeps.
+	OutputLimit Bytes `name:"output-limit" env:"BULLPEN_OUTPUT_LIMIT" default:"16MiB" placeholder:"SIZE" help:"How much of each output stream a result keeps (${default})."`
+	// UpgradeURL is where messages about a plan's limits send people.
+	UpgradeURL string `name:"upgrade-url" env:"BULLPEN_UPGRADE_URL" default:"https://github.com/bullpen-run/bullpen#plans" placeholder:"URL" help:"Where messages about the limits of a plan send people (${default})."`
+
+	// LogLevel is the least level that is logged.
+	LogLevel slog.Level `name:"log-level" env:"BULLPEN_LOG_LEVEL" default:"info" placeholder:"LEVEL" help:"Least level that is logged: debug, info, warn or error (${default})."`
+	// LogFormat is the form of log lines, on standard error.
+	LogFormat LogFormat `name:"log-format" env:"BULLPEN_LOG_FORMAT" default:"text" placeholder:"FORMAT" help:"Form of log lines: text or json (${default})."`
+}
+
+// NATS is how to reach NATS. With an empty URL, NATS runs inside this process and the rest must be empty.
+type NATS struct {
+	URL      string `name:"nats" env:"BULLPEN_NATS" placeholder:"URL" help:"NATS servers with JetStream, separated by commas. Without it, one runs inside this process."`
+	Creds    string `name:"nats-creds" env:"BULLPEN_NATS_CREDS" placeholder:"FILE" help:"Credentials file for NATS."`
+	User     string `name:"nats-user" env:"BULLPEN_NATS_USER" placeholder:"NAME" help:"User name for NATS."`
+	Password string `name:"nats-password" env:"BULLPEN_NATS_PASSWORD" placeholder:"PASSWORD" help:"Password for NATS. Processes of the same host can read flags: prefer the environment variable."`
+	CA       string `name:"nats-ca" env:"BULLPEN_NATS_CA" placeholder:"FILE" help:"Certificate authorities to trust for NATS over TLS, PEM."`
+	Cert     string `name:"nats-cert" env:"BULLPEN_NATS_CERT" placeholder:"FILE" help:"Client certificate for NATS over TLS, PEM."`
+	Key      string `name:"nats-key" env:"BULLPEN_NATS_KEY" placeholder:"FILE" help:"Key of the client certificate, PEM."`
+	// Replicas is how many NATS servers keep each stream.
+	Replicas int `name:"replicas" env:"BULLPEN_REPLICAS" default:"1" placeholder:"N" help:"NATS servers that keep a copy of the queue: 1, 3 or 5 (${default})."`
+}
+
+// Embedded reports whether NATS runs inside this process.
+func (n *NATS) Embedded() bool { return n.URL == "" }
+
+// Has reports whether this process plays role.
+func (c *Config) Has(role Role) bool { return slices.Contains(c.Roles, role) }
+
+var regionPattern = regexp.MustCompile(`^[a-z0-9]+$`)
+
+// UIDsPerSlot is how many user ids a jail takes: one for its init, one for the program.
+const UIDsPerSlot = 2
+
+// MaxOutputLimit bounds the output limit: a result is one message and one JSON body.
+const MaxOutputLimit = 256 << 20
+
+// Validate checks everything that can be checked without touching the system. Each of its errors names the setting and what
+// to do; they are joined.
+func (c *Config) Validate() error {
+	return errors.Join(
+		c.validateRoles(),
+		c.validateListen(),
+		c.validateNATS(),
+		setting("data", c.Data != "", "name a directory"),
+		setting("slots", c.Slots >= 0, "give a number of programs to run at once, or 0 to have it chosen"),
+		setting("slots", c.Slots <= c.UIDRange.Count/UIDsPerSlot, "%d slots need %d user ids and --uid-range has %d: widen it", c.Slots, c.Slots*UIDsPerSlot, c.UIDRange.Count),
+		setting("home", filepath.IsAbs(c.Home) && filepath.Clean(c.Home) == c.Home && strings.Count(c.Home, "/") >= 2,
+			"%q must be an absolute path of at least two parts without . or .., such as /home/baponi", c.Home),
+		setting("region", regionPattern.MatchString(c.Region), "%q must be of a-z and 0-9 only, such as eu1", c.Region),
+		c.validateBootstrapKey(),
+		positive("drain", c.Drain), positive("queue-wait", c.QueueWait),
+		positive("queue-expiry", c.QueueExpiry), positive("retention", c.Retention),
+		setting("output-limit", c.OutputLimit > 0 && c.OutputLimit <= MaxOutputLimit, "%d bytes must be between 1 byte and %s", int64(c.OutputLimit), Bytes(MaxOutputLimit)),
+		c.validateUpgradeURL(),
+		setting("log-format", c.LogFormat == LogText || c.LogFormat == LogJSON, "%q must be text or json", c.LogFormat),
+	)
+}
+
+func (c *Config) validateRoles() error {
+	if err := setting("roles", len(c.Roles) > 0, "name at least one of %s", roleNames(Roles())); err != nil {
+		return err
+	}
+	for i, r := range c.Roles {
+		if !slices.Contains(Roles(), r) {
+			return setting("roles", false, "there is no role %q: choose from %s", r, roleNames(Roles()))
+		}
+		if slices.Contains(c.Roles[:i], r) {
+			return setting("roles", false, "%q is named twice", r)
+		}
+	}
+	return setting("roles", !c.Embedded() || len(c.Roles) == len(Roles()),
+		"a process with only %s needs a NATS that the others reach too: set --nats", roleNames(c.Roles))
+}
+
+func (c *Config) validateListen() error {
+	_, port, err := net.SplitHostPort(c.Listen)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	return setting("listen", err == nil, "%q must be HOST:PORT, such as 127.0.0.1:8080", c.Listen)
+}
+
+func (c *Config) validateBootstrapKey() error {
+	if c.BootstrapKey == "" {
+		return nil
+	}
+	if err := proto.CheckKeyForm(c.BootstrapKey); err != nil {
+		return fmt.Errorf("BULLPEN_BOOTSTRAP_KEY: %w", err) // never the value: it is a secret
+	}
+	return nil
+}
+
+func (c *Config) validateUpgradeURL() error {
+	u, err := url.Parse(c.UpgradeURL)
+	return setting("upgrade-url", err == nil && u.Host != "" && (u.Scheme == "https" || u.Scheme == "http"),
+		"%q must be an http or https URL", c.UpgradeURL)
+}
+
+func (n *NATS) validateNATS() error {
+	rest := n.Creds + n.User + n.Password + n.CA + n.Cert + n.Key
+	if n.Embedded() {
+		return errors.Join(
+			setting("nats", rest == "", "credentials and certificates for NATS are set but no server is: give its URL"),
+			setting("replicas", n.Replicas == 1, "NATS inside this process keeps one copy: set --nats for %d", n.Replicas),
+		)
+	}
+	for one := range strings.SplitSeq(n.URL, ",") {
+		u, err := url.Parse(strings.TrimSpace(one))
+		if err != nil || u.Host == "" || !slices.Contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme) {
+			// The URL itself may hold a password, so that it is not repeated.
+			return setting("nats", false, "not a NATS URL: write nats://HOST:PORT or tls://HOST:PORT")
+		}
+	}
+	return errors.Join(
+		setting("replicas", n.Replicas == 1 || n.Replicas == 3 || n.Replicas == 5, "%d copies: choose 1, 3 or 5", n.Replicas),
+		setting("nats-user", (n.User == "") == (n.Password == ""), "--nats-user and --nats-password go together: set both or neither"),
+		setting("nats-creds", n.Creds == "" || n.User == "", "give a credentials file or a user and password, not both"),
+		setting("nats-cert", (n.Cert == "") == (n.Key == ""), "--nats-cert and --nats-key go together: set both or neither"),
+	)
+}
+
+// setting gives nil when ok, else the error of the setting name.
+func setting(name string, ok bool, format string, args ...any) error {
+	if ok {
+		return nil
+	}
+	return fmt.Errorf("--"+name+": "+format, args...)
+}
+
+func positive(name string, d time.Duration) error {
+	return setting(name, d > 0, "%s must be more than 0, such as 30s or 24h", d)
+}
+
+func roleNames(roles []Role) string {
+	names := make([]string, len(roles))
+	for i, r := range roles {
+		names[i] = string(r)
+	}
+	return strings.Join(names, ", ")
+}
+
+// LogValue gives the settings for a log line, secrets left out.
+func (c *Config) LogValue() slog.Value {
+	return slog.GroupValue(
+		slog.String("config", string(c.File)), slog.String("listen", c.Listen), slog.String("data", c.Data),
+		slog.String("roles", roleNames(c.Roles)), slog.Duration("drain", c.Drain), slog.Any("nats", &c.NATS),
+		slog.Int("slots", c.Slots), slog.String("nsjail", c.NsjailPath), slog.String("uid_range", c.UIDRange.String()),
+		slog.String("home", c.Home), slog.String("region", c.Region), slog.String("bootstrap_key", redact(c.BootstrapKey)),
+		slog.Duration("queue_wait", c.QueueWait), slog.Duration("queue_expiry", c.QueueExpiry),
+		slog.Duration("retention", c.Retention), slog.String("output_limit", c.OutputLimit.String()),
+		slog.String("upgrade_url", c.UpgradeURL), slog.String("log_level", c.LogLevel.String()),
+		slog.String("log_format", string(c.LogFormat)),
+	)
+}
+
+// LogValue gives the settings for a log line, secrets left out, also those inside the URLs.
+func (n *NATS) LogValue() slog.Value {
+	if n.Embedded() {
+		return slog.StringValue("embedded")
+	}
+	var urls []string
+	for one := range strings.SplitSeq(n.URL, ",") {
+		u, err := url.Parse(strings.TrimSpace(one))
+		if err != nil {
+			urls = append(urls, "(unreadable)")
+			continue
+		}
+		if u.User != nil {
+			u.User = url.User("xxxxx") // all of it: a user without a password is a token
+		}
+		urls = append(urls, u.String())
+	}
+	return slog.GroupValue(
+		slog.String("url", strings.Join(urls, ",")), slog.String("creds", n.Creds), slog.String("user", n.User),
+		slog.String("password", redact(n.Password)), slog.String("ca", n.CA), slog.String("cert", n.Cert),
+		slog.String("key", n.Key), slog.Int("replicas", n.Replicas),
+	)
+}
+
+func redact(secret string) string {
+	if secret == "" {
+		return ""
+	}
+	return "(set)"
+}

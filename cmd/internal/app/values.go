@@ -1,0 +1,92 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// UIDRange is a range of user ids.
+type UIDRange struct {
+	First, Count int
+}
+
+// maxUID is the last user id that programs which count in signed numbers can tell from an error.
+const maxUID = math.MaxInt32 - 1
+
+// String gives the form FIRST:COUNT.
+func (r UIDRange) String() string { return fmt.Sprintf("%d:%d", r.First, r.Count) }
+
+// UnmarshalText reads the form FIRST:COUNT.
+func (r *UIDRange) UnmarshalText(text []byte) error {
+	first, count, ok := strings.Cut(string(text), ":")
+	f, errFirst := strconv.ParseUint(first, 10, 31)
+	n, errCount := strconv.ParseUint(count, 10, 31)
+	if !ok || errFirst != nil || errCount != nil {
+		return fmt.Errorf("%q must be FIRST:COUNT, such as 1900000000:8192", text)
+	}
+	if f == 0 || n < UIDsPerSlot || f+n-1 > maxUID {
+		return fmt.Errorf("%q must hold at least %d user ids, not that of root, and none above %d", text, UIDsPerSlot, maxUID)
+	}
+	*r = UIDRange{First: int(f), Count: int(n)}
+	return nil
+}
+
+// Bytes is an amount of data. It is written as a number of bytes or with one of the units KiB, MiB, GiB.
+type Bytes int64
+
+type unit struct {
+	name string
+	size Bytes
+}
+
+func units() []unit { return []unit{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} }
+
+// String gives b in the largest unit that divides it.
+func (b Bytes) String() string {
+	for _, u := range units() {
+		if b >= u.size && b%u.size == 0 {
+			return strconv.FormatInt(int64(b/u.size), 10) + u.name
+		}
+	}
+	return strconv.FormatInt(int64(b), 10)
+}
+
+// UnmarshalText reads what [Bytes.String] writes; a space before the unit is allowed.
+func (b *Bytes) UnmarshalText(text []byte) error {
+	number, size := string(text), Bytes(1)
+	for _, u := range units() {
+		if rest, ok := strings.CutSuffix(number, u.name); ok {
+			number, size = strings.TrimSuffix(rest, " "), u.size
+			break
+		}
+	}
+	n, err := strconv.ParseInt(number, 10, 64)
+	if err != nil || n < 0 || n > math.MaxInt64/int64(size) {
+		return fmt.Errorf("%q must be a number of bytes, or one with KiB, MiB or GiB, such as 16MiB", text)
+	}
+	*b = Bytes(n) * size
+	return nil
+}
+
+// LogFormat is the form of log lines.
+type LogFormat string
+
+// The forms of log lines.
+const (
+	LogText LogFormat = "text"
+	LogJSON LogFormat = "json"
+)
+
+// UnmarshalText reads a form of log lines.
+func (f *LogFormat) UnmarshalText(text []byte) error {
+	switch g := LogFormat(text); g {
+	case LogText, LogJSON:
+		*f = g
+		return nil
+	default:
+		return errors.New("must be text or json")
+	}
+}

@@ -1,0 +1,193 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel"
+
+	"github.com/bullpen-run/bullpen/gateway"
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/events"
+	"github.com/bullpen-run/bullpen/scheduler/registry"
+)
+
+const (
+	headerTimeout  = 10 * time.Second // a client that sends its headers slower is cut off
+	idleTimeout    = 2 * time.Minute
+	maxHeaderBytes = 64 << 10
+	closeTimeout   = 5 * time.Second
+)
+
+// bootstrap makes sure that there is a first API key. One that had to be made is written beside the data and never shown.
+func (s *system) bootstrap(ctx context.Context, keys *registry.Keys) error {
+	made, err := keys.Bootstrap(ctx, s.cfg.BootstrapKey)
+	if err != nil || made == "" {
+		return err
+	}
+	name := filepath.Join(s.cfg.Data, "bootstrap.key")
+	// An older file may be readable by others, or a link: it is replaced, not written through.
+	if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("replace the old bootstrap key: %w", err)
+	}
+	if err := os.WriteFile(name, []byte(made+"\n"), 0o600); err != nil {
+		return fmt.Errorf("write the bootstrap key: %w", err)
+	}
+	s.log.Info("the first API key was made, with all rights; it is in this file only", "file", name)
+	return nil
+}
+
+// gateway puts the gateway role together.
+func (s *system) gateway(ctx context.Context) (*gateway.Server, *registry.Keys, error) {
+	keys, err := registry.OpenKeys(ctx, s.set, s.cfg.Region, s.log)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := s.bootstrap(ctx, keys); err != nil {
+		return nil, nil, err
+	}
+	return &gateway.Server{
+		Jobs: s.queue, Events: follow{s.events}, Keys: keys, KeyAdmin: keys, Bindings: &registry.Bindings{Set: s.set},
+		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Sandbox: s.sandbox(),
+		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, MaxBody: gateway.DefaultMaxBody,
+		UpgradeURL: s.cfg.UpgradeURL, Version: Version(),
+	}, keys, nil
+}
+
+// health is what a process without the gateway role answers.
+func (s *system) health() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
+	mux.Handle("GET /metrics", s.metrics.Handler())
+	return mux
+}
+
+// web serves api over HTTP. drain is called when no new work is to be taken any more.
+func (s *system) web(api http.Handler, drain func()) (part, error) {
+	listener, err := net.Listen("tcp", s.cfg.Listen)
+	if err != nil {
+		return part{}, fmt.Errorf("listen: %w: choose another --listen", err)
+	}
+	busy := &inFlight{next: api}
+	server := &http.Server{
+		Handler: busy, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
+		Protocols: protocols(),
+	}
+	run := func(ctx context.Context) error {
+		s.log.Info("listening", "url", "http://"+listener.Addr().String())
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(listener) }()
+		select {
+		case err := <-served:
+			return err
+		case <-ctx.Done():
+		}
+		drain()
+		s.log.Info("draining", "at_most", s.cfg.Drain)
+		// The listener stays open meanwhile, so that new requests are told to come again rather than refused a connection.
+		idle, stop := context.WithCancel(context.WithoutCancel(ctx))
+		defer stop()
+		defer afterDrain(ctx, s.cfg.Drain+closeTimeout, stop)()
+		busy.wait(idle)
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		if err := server.Shutdown(closing); err != nil {
+			_ = server.Close()
+		}
+		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	}
+	return part{"HTTP server", run}, nil
+}
+
+// protocols lets clients speak HTTP/2 without TLS, which proxies in front of the gateway do.
+func protocols() *http.Protocols {
+	p := new(http.Protocols)
+	p.SetHTTP1(true)
+	p.SetUnencryptedHTTP2(true)
+	return p
+}
+
+func (s *system) sandbox() proto.Sandbox {
+	box := proto.DefaultSandbox()
+	box.OutputBytes = int(s.cfg.OutputLimit)
+	return box
+}
+
+// afterDrain calls f when d has passed since ctx ended, unless stop is called first.
+func afterDrain(ctx context.Context, d time.Duration, f func()) (stop func()) {
+	var mu sync.Mutex
+	var timer *time.Timer
+	unhook := context.AfterFunc(ctx, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		timer = time.AfterFunc(d, f)
+	})
+	return func() {
+		unhook()
+		mu.Lock()
+		defer mu.Unlock()
+		if timer != nil {
+			timer.Stop()
+		}
+	}
+}
+
+// inFlight counts the requests that are being answered.
+type inFlight struct {
+	next http.Handler
+	mu   sync.Mutex
+	n    int
+	zero chan struct{} // closed when n falls to 0; nil when nobody waits
+}
+
+func (f *inFlight) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	f.add(1)
+	defer f.add(-1)
+	f.next.ServeHTTP(w, r)
+}
+
+func (f *inFlight) add(n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.n += n
+	if f.n == 0 && f.zero != nil {
+		close(f.zero)
+		f.zero = nil
+	}
+}
+
+// wait returns when no request is being answered, or ctx ends.
+func (f *inFlight) wait(ctx context.Context) {
+	f.mu.Lock()
+	if f.n == 0 {
+		f.mu.Unlock()
+		return
+	}
+	if f.zero == nil {
+		f.zero = make(chan struct{})
+	}
+	zero := f.zero
+	f.mu.Unlock()
+	select {
+	case <-zero:
+	case <-ctx.Done():
+	}
+}
+
+// follow gives the gateway the event log under its own interface.
+type follow struct{ log *events.Log }
+
+func (f follow) Follow(ctx context.Context, id proto.TraceID, after int64) (gateway.Tail, error) {
+	return f.log.Follow(ctx, id, after)
+}

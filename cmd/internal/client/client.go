@@ -1,0 +1,222 @@
+// Package client speaks bullpen's HTTP API for the command line. It knows requests and answers, waits when it is told to come
+// back later, and resumes streams that break off; it prints nothing and knows no exit codes.
+package client
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const (
+	// defaultPatience is how long a [Client] tries when it is not told.
+	defaultPatience = 30 * time.Second
+	firstPause      = 200 * time.Millisecond
+	longestPause    = 5 * time.Second
+	// maxErrorBody bounds what is read of an answer that says what went wrong.
+	maxErrorBody = 64 << 10
+
+	ndjson = "application/x-ndjson"
+)
+
+// Client speaks to one server with one API key. Its methods may be called from many goroutines.
+type Client struct {
+	URL   string       // of the server, such as http://127.0.0.1:8080
+	Key   string       // the API key
+	Agent string       // the User-Agent header
+	HTTP  *http.Client // nil for http.DefaultClient; it must have no time-out of its own, because streams are long
+	// Patience is how long to go on while the server says "later" or a stream cannot be resumed; 0 is 30 s.
+	Patience time.Duration
+}
+
+// Error is an answer that refuses.
+type Error struct {
+	Status     int    // of HTTP
+	Code       string // of the API, such as validation_error; empty when something else than bullpen answered
+	Message    string // what is wrong and what to do
+	TraceID    proto.TraceID
+	RequestID  string
+	RetryAfter time.Duration // when it may be otherwise; 0 when the server did not say
+}
+
+func (e *Error) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s (HTTP %d", e.Message, e.Status)
+	for _, s := range []string{e.Code, string(e.TraceID), e.RequestID} {
+		if s != "" {
+			b.WriteString(", " + s)
+		}
+	}
+	return b.String() + ")"
+}
+
+// UnreachableError says that no connection to the server came about: it has received nothing.
+type UnreachableError struct {
+	URL string
+	Err error
+}
+
+func (e *UnreachableError) Error() string { return fmt.Sprintf("cannot reach %s: %v", e.URL, e.Err) }
+
+// Unwrap gives the reason.
+func (e *UnreachableError) Unwrap() error { return e.Err }
+
+// call is a request and what may be done when it fails.
+type call struct {
+	method, path string
+	body         any
+	header       map[string]string
+	resend       bool // the server may have received it and it does no harm to send it again
+	redial       bool // go on where no connection comes about
+}
+
+// do sends the request and gives the answer when it is one of success. Its errors are [*Error], [*UnreachableError], the
+// context's, or those of a connection that broke.
+func (c *Client) do(ctx context.Context, call call) (*http.Response, error) {
+	var body []byte
+	if call.body != nil {
+		var err error
+		if body, err = json.Marshal(call.body); err != nil {
+			return nil, fmt.Errorf("encode request: %w", err)
+		}
+	}
+	var resp *http.Response
+	wait := &hintedBackOff{ExponentialBackOff: c.newBackOff()}
+	err := backoff.Retry(func() error {
+		var err error
+		resp, err = c.once(ctx, call, body) //nolint:bodyclose // the caller closes it
+		var refused *Error
+		var unreachable *UnreachableError
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return backoff.Permanent(context.Cause(ctx))
+		case errors.As(err, &refused):
+			// A 429 without a time is a limit of the plan, which waiting does not change.
+			if refused.Status == http.StatusServiceUnavailable || refused.Status == http.StatusTooManyRequests && refused.RetryAfter > 0 {
+				wait.hint = refused.RetryAfter
+				return err
+			}
+			return backoff.Permanent(err)
+		case errors.As(err, &unreachable) && call.redial, !errors.As(err, &unreachable) && call.resend:
+			wait.hint = 0
+			return err
+		default:
+			return backoff.Permanent(err)
+		}
+	}, backoff.WithContext(wait, ctx))
+	return resp, err
+}
+
+func (c *Client) once(ctx context.Context, call call, body []byte) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, call.method, strings.TrimRight(c.URL, "/")+call.path, bytes.NewReader(body))
+	if err != nil {
+		return nil, fmt.Errorf("make request: %w", err)
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	req.Header.Set("Authorization", "Bearer "+c.Key)
+	req.Header.Set("User-Agent", c.Agent)
+	req.Header.Set("Accept", "application/json")
+	for name, value := range call.header {
+		req.Header.Set(name, value)
+	}
+	client := c.HTTP
+	if client == nil {
+		client = http.DefaultClient
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		var op *net.OpError
+		if errors.As(err, &op) && op.Op == "dial" {
+			return nil, &UnreachableError{URL: c.URL, Err: op}
+		}
+		return nil, fmt.Errorf("%s %s: %w", call.method, call.path, err)
+	}
+	if resp.StatusCode/100 == 2 {
+		return resp, nil
+	}
+	defer func() { _ = resp.Body.Close() }() // its content has been read or is of no use
+	return nil, readError(resp)
+}
+
+func readError(resp *http.Response) *Error {
+	e := &Error{
+		Status: resp.StatusCode, TraceID: proto.TraceID(resp.Header.Get("X-Trace-Id")), RequestID: resp.Header.Get("X-Request-Id"),
+	}
+	if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && s >= 0 {
+		e.RetryAfter = time.Duration(s) * time.Second
+	}
+	var envelope struct {
+		Error   string `json:"error"`
+		Message string `json:"message"`
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
+	if err == nil {
+		err = json.Unmarshal(body, &envelope)
+	}
+	if err != nil || envelope.Error == "" {
+		e.Message = "the answer is not one of bullpen's: check the URL, and what stands between it and here"
+		return e
+	}
+	e.Code, e.Message = envelope.Error, envelope.Message
+	return e
+}
+
+// getJSON sends the request and decodes the answer into v, and gives its bytes and headers too.
+func (c *Client) getJSON(ctx context.Context, call call, v any) (json.RawMessage, http.Header, error) {
+	resp, err := c.do(ctx, call)
+	if err != nil {
+		return nil, nil, err
+	}
+	body, err := io.ReadAll(resp.Body)
+	if err := errors.Join(err, resp.Body.Close()); err != nil {
+		return nil, nil, fmt.Errorf("%s %s: the answer broke off: %w", call.method, call.path, err)
+	}
+	if err := json.Unmarshal(body, v); err != nil {
+		return nil, nil, fmt.Errorf("%s %s: the answer is not understood: %w", call.method, call.path, err)
+	}
+	return body, resp.Header, nil
+}
+
+func (c *Client) newBackOff() *backoff.ExponentialBackOff {
+	patience := c.Patience
+	if patience == 0 {
+		patience = defaultPatience
+	}
+	return backoff.NewExponentialBackOff(backoff.WithInitialInterval(firstPause), backoff.WithMaxInterval(longestPause),
+		backoff.WithMaxElapsedTime(patience))
+}
+
+// hintedBackOff waits at least as long as the server says.
+type hintedBackOff struct {
+	*backoff.ExponentialBackOff
+	hint time.Duration
+}
+
+// NextBackOff gives the next pause, or Stop when patience ends before it does.
+func (b *hintedBackOff) NextBackOff() time.Duration {
+	next := b.ExponentialBackOff.NextBackOff()
+	if next == backoff.Stop || b.GetElapsedTime()+b.hint > b.MaxElapsedTime {
+		return backoff.Stop
+	}
+	return max(next, b.hint)
+}
+
+// newIdempotencyKey makes a key under which the server runs a request once, however often it receives it.
+func newIdempotencyKey() string { return "cli-" + rand.Text() }

@@ -1,0 +1,144 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const executePath = "/v1/sandbox/execute"
+
+// Request is a program to run. Fields that are zero are left to the server.
+type Request struct {
+	Code     string            `json:"code"`
+	Language proto.Language    `json:"language,omitempty"`
+	Timeout  int               `json:"timeout,omitempty"` // seconds
+	Env      map[string]string `json:"env_vars,omitempty"`
+	Metadata map[string]string `json:"metadata,omitempty"`
+}
+
+// Execution is an execution as the server tells it. Times and results it does not have yet are nil.
+type Execution struct {
+	TraceID      proto.TraceID     `json:"trace_id"`
+	Status       proto.Status      `json:"status"`
+	Language     proto.Language    `json:"language"`
+	ExitCode     *int              `json:"exit_code"`
+	Stdout       *string           `json:"stdout"`
+	Stderr       *string           `json:"stderr"`
+	ErrorCode    *string           `json:"error_code"`
+	ErrorMessage *string           `json:"error_message"`
+	DurationMS   int64             `json:"duration_ms"`
+	QueuedMS     *int64            `json:"queued_ms"`
+	Attempt      int               `json:"attempt"`
+	Timeout      int               `json:"timeout"` // seconds
+	Mode         proto.Mode        `json:"delivery_mode"`
+	Metadata     map[string]string `json:"metadata"`
+	CreatedAt    time.Time         `json:"created_at"`
+	CompletedAt  *time.Time        `json:"completed_at"`
+	Truncated    bool              `json:"output_truncated"`
+}
+
+// Accepted is the answer to a request that is carried out later.
+type Accepted struct {
+	TraceID proto.TraceID `json:"trace_id"`
+	Status  string        `json:"status"`
+}
+
+// Execute runs a program and waits for its result.
+func (c *Client) Execute(ctx context.Context, req Request) (*proto.Result, proto.TraceID, error) {
+	result := new(proto.Result)
+	_, header, err := c.getJSON(ctx, call{
+		method: http.MethodPost, path: executePath, body: req, resend: true,
+		header: map[string]string{"Idempotency-Key": newIdempotencyKey()},
+	}, result)
+	if err != nil {
+		return nil, "", err
+	}
+	return result, proto.TraceID(header.Get("X-Trace-Id")), nil
+}
+
+// Submit has a program run without waiting for it.
+func (c *Client) Submit(ctx context.Context, req Request) (*Accepted, error) {
+	a := new(Accepted)
+	_, _, err := c.getJSON(ctx, call{
+		method: http.MethodPost, path: executePath, body: req, resend: true,
+		header: map[string]string{"Idempotency-Key": newIdempotencyKey(), "Prefer": "respond-async"},
+	}, a)
+	return a, err
+}
+
+// Get asks how an execution stands. The answer's bytes come along.
+func (c *Client) Get(ctx context.Context, id proto.TraceID) (*Execution, json.RawMessage, error) {
+	e := new(Execution)
+	raw, _, err := c.getJSON(ctx, call{method: http.MethodGet, path: executionPath(id), resend: true}, e)
+	return e, raw, err
+}
+
+// Cancel has an execution ended.
+func (c *Client) Cancel(ctx context.Context, id proto.TraceID) (*Accepted, error) {
+	a := new(Accepted)
+	_, _, err := c.getJSON(ctx, call{method: http.MethodPost, path: executionPath(id) + "/cancel", resend: true}, a)
+	return a, err
+}
+
+// Ready reports whether the server can run programs now; its error says why not.
+func (c *Client) Ready(ctx context.Context) error {
+	resp, err := c.once(ctx, call{method: http.MethodGet, path: "/readyz"}, nil)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}
+
+func executionPath(id proto.TraceID) string { return "/v1/executions/" + url.PathEscape(string(id)) }
+
+// NewKey is a key to make.
+type NewKey struct {
+	Name   string       `json:"name"`
+	Org    string       `json:"org"`
+	Plan   string       `json:"plan"`
+	Rights proto.Rights `json:"rights,omitempty"`
+}
+
+// Key is an API key. Secret is the key itself, which is known only when it has just been made.
+type Key struct {
+	proto.Key
+	Secret string `json:"key,omitempty"`
+}
+
+// CreateKey makes an API key. It is not sent again when the connection breaks, because that could make two.
+func (c *Client) CreateKey(ctx context.Context, k NewKey) (*Key, error) {
+	made := new(Key)
+	_, _, err := c.getJSON(ctx, call{
+		method: http.MethodPost, path: "/v1/admin/keys", body: k,
+		header: map[string]string{"Idempotency-Key": newIdempotencyKey()},
+	}, made)
+	var refused *Error
+	var unreachable *UnreachableError
+	if err != nil && !errors.As(err, &refused) && !errors.As(err, &unreachable) {
+		return nil, fmt.Errorf("%w; the key may have been made all the same: see `bullpen key list`", err)
+	}
+	return made, err
+}
+
+// Keys lists all API keys.
+func (c *Client) Keys(ctx context.Context) ([]Key, error) {
+	var list struct {
+		Keys []Key `json:"keys"`
+	}
+	_, _, err := c.getJSON(ctx, call{method: http.MethodGet, path: "/v1/admin/keys", resend: true}, &list)
+	return list.Keys, err
+}
+
+// RevokeKey makes an API key invalid.
+func (c *Client) RevokeKey(ctx context.Context, id string) (*Key, error) {
+	k := new(Key)
+	_, _, err := c.getJSON(ctx, call{method: http.MethodDelete, path: "/v1/admin/keys/" + url.PathEscape(id), resend: true}, k)
+	return k, err
+}

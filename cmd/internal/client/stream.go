@@ -1,0 +1,144 @@
+package client
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// silence is how long a stream may say nothing before it counts as broken. The server says something every 15 s.
+const silence = time.Minute
+
+// Event is one event of an execution. Which fields it has follows from its type.
+type Event struct {
+	Type      proto.EventType `json:"type"`
+	Seq       int64           `json:"seq"`
+	TraceID   proto.TraceID   `json:"trace_id"`
+	Status    proto.Status    `json:"status"`
+	Stream    proto.Stream    `json:"stream"`
+	Data      string          `json:"data"`
+	Result    *proto.Result   `json:"result"`
+	Truncated bool            `json:"output_truncated"`
+	// Line is the event as it came, with its newline.
+	Line []byte `json:"-"`
+}
+
+// Stream runs a program and hands its events to sink as they come, each once and in order, keepalives left out, the result
+// last. A connection that breaks is made again. It ends with the result, or with the first error of sink.
+func (c *Client) Stream(ctx context.Context, req Request, sink func(*Event) error) error {
+	s := &stream{client: c, sink: sink}
+	return s.run(ctx, call{
+		method: http.MethodPost, path: executePath, body: req, resend: true,
+		header: map[string]string{"Accept": ndjson, "Idempotency-Key": newIdempotencyKey()},
+	})
+}
+
+// Follow hands the events of an execution after the one numbered after to sink, as Stream does.
+func (c *Client) Follow(ctx context.Context, id proto.TraceID, after int64, sink func(*Event) error) error {
+	s := &stream{client: c, sink: sink, id: id, after: after}
+	return s.run(ctx, s.resumption(false))
+}
+
+// stream is a sequence of connections that carry the events of one execution.
+type stream struct {
+	client *Client
+	sink   func(*Event) error
+	id     proto.TraceID
+	after  int64 // number of the last event handed to sink
+}
+
+// run goes from connection to connection until the result has come.
+func (s *stream) run(ctx context.Context, next call) error {
+	wait := s.client.newBackOff()
+	for {
+		last := s.after
+		done, err := s.connect(ctx, next)
+		if done || err != nil {
+			return err
+		}
+		if s.id == "" {
+			return errors.New("the stream broke off before it named its execution: whether the program ran is not known")
+		}
+		if s.after > last {
+			wait.Reset()
+		}
+		pause := wait.NextBackOff()
+		if pause == backoff.Stop {
+			return fmt.Errorf("the stream of %s breaks off again and again; see `bullpen logs --follow --after-seq %d %s`", s.id, s.after, s.id)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(pause):
+		}
+		next = s.resumption(true)
+	}
+}
+
+func (s *stream) resumption(redial bool) call {
+	return call{
+		method: http.MethodGet, path: executionPath(s.id) + "/output?after_seq=" + strconv.FormatInt(s.after, 10),
+		header: map[string]string{"Accept": ndjson}, resend: true, redial: redial,
+	}
+}
+
+// connect reads events from one connection; done says that the result was among them. A connection that breaks off is no
+// error.
+func (s *stream) connect(ctx context.Context, next call) (done bool, err error) {
+	lineCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	resp, err := s.client.do(lineCtx, next)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = resp.Body.Close() }() // what is left of it is not wanted
+	if s.id == "" {
+		s.id = proto.TraceID(resp.Header.Get("X-Trace-Id"))
+	}
+	watchdog := time.AfterFunc(silence, cancel)
+	defer watchdog.Stop()
+	lines := bufio.NewReaderSize(resp.Body, 64<<10)
+	for {
+		line, err := lines.ReadBytes('\n')
+		switch {
+		case ctx.Err() != nil:
+			return false, context.Cause(ctx)
+		case err != nil:
+			return false, nil // what there is of a line comes whole next time
+		}
+		watchdog.Reset(silence)
+		if done, err := s.take(line); done || err != nil {
+			return done, err
+		}
+	}
+}
+
+// take hands the event in line to sink unless it was there before.
+func (s *stream) take(line []byte) (done bool, err error) {
+	e := &Event{Line: line}
+	if err := json.Unmarshal(line, e); err != nil {
+		return false, fmt.Errorf("an event of %s is not understood: %w", s.id, err)
+	}
+	switch {
+	case e.Type == proto.EventKeepalive:
+		return false, nil
+	case e.Type == proto.EventResult && e.Result == nil:
+		return false, fmt.Errorf("the result of %s has no content", s.id)
+	case e.Type != proto.EventResult && e.Seq <= s.after:
+		return false, nil
+	}
+	if e.TraceID != "" {
+		s.id = e.TraceID
+	}
+	s.after = max(s.after, e.Seq)
+	return e.Type == proto.EventResult, s.sink(e)
+}

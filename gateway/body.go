@@ -1,0 +1,36 @@
+package gateway
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// readBody reads the body of a request, of at most s.MaxBody bytes and within bodyTimeout.
+func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	if r.ContentLength > s.MaxBody {
+		return nil, &bodyTooLargeError{s.MaxBody}
+	}
+	control := infoOf(r.Context()).rec.control
+	_ = control.SetReadDeadline(time.Now().Add(bodyTimeout)) // not supported: no connection that could stall
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.MaxBody))
+	if err == nil {
+		// At once, because the server goes on reading to notice that the client leaves.
+		_ = control.SetReadDeadline(time.Time{})
+		return body, nil
+	}
+	w.Header().Set("Connection", "close")
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		return nil, &bodyTooLargeError{s.MaxBody}
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, &proto.FieldError{Field: "body", Message: "body must arrive within " + bodyTimeout.String()}
+	default:
+		return nil, &proto.FieldError{Field: "body", Message: "body ended before it was complete"}
+	}
+}

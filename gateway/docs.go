@@ -1,0 +1,58 @@
+package gateway
+
+import (
+	"bytes"
+	_ "embed" // for the documents
+	"encoding/json"
+	"net/http"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/swaggest/swgui/v5emb"
+)
+
+// openAPI describes every route; its version is filled in when it is served.
+//
+//go:embed docs/openapi.json
+var openAPI []byte
+
+//go:embed docs/index.html
+var docsPage []byte
+
+//go:embed docs/start.js
+var docsScript []byte
+
+// docsPolicy lets the page load only what this server has; swagger-ui sets styles on elements and has images in its styles.
+const docsPolicy = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; " +
+	"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+const versionPlaceholder = `"{{version}}"`
+
+// routeDocs serves the description of the API and a page to read and try it on, which needs nothing from elsewhere.
+func (s *Server) routeDocs(r chi.Router) {
+	version, err := json.Marshal(s.Version)
+	if err != nil {
+		panic(err) // a string always has a JSON form
+	}
+	document := bytes.Replace(openAPI, []byte(versionPlaceholder), version, 1)
+	r.Get("/openapi.json", static(typeJSON, document))
+	r.Get("/docs", static("text/html; charset=utf-8", docsPage))
+	r.Get("/docs/start.js", static("text/javascript; charset=utf-8", docsScript))
+	r.Get("/docs/", func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, "../docs", http.StatusMovedPermanently)
+	})
+	assets := v5emb.New("", "", "/docs")
+	for _, name := range []string{"swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png"} {
+		r.Method(http.MethodGet, "/docs/"+name, assets)
+	}
+}
+
+func static(contentType string, body []byte) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		h := w.Header()
+		h.Set("Content-Type", contentType)
+		h.Set("Cache-Control", "no-cache")
+		h.Set("Content-Security-Policy", docsPolicy)
+		h.Set("X-Content-Type-Options", "nosniff")
+		_, _ = w.Write(body) // a client that is gone is none of our errors
+	}
+}

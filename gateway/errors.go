@@ -1,0 +1,185 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// The codes of the error envelope.
+const (
+	codeValidation         = "validation_error"
+	codeUnauthorized       = "unauthorized"
+	codeForbidden          = "forbidden"
+	codeNotFound           = "not_found"
+	codeMethodNotAllowed   = "method_not_allowed"
+	codeConflict           = "conflict"
+	codePayloadTooLarge    = "payload_too_large"
+	codeIdempotency        = "idempotency_mismatch"
+	codeRateLimited        = "rate_limited"
+	codeInternal           = "internal"
+	codeNotImplemented     = "not_implemented"
+	codeServiceUnavailable = "service_unavailable"
+	codeGatewayTimeout     = "gateway_timeout"
+)
+
+var (
+	errUnauthorized   = errors.New("the API key is missing or not valid; send it as Authorization: Bearer sk-…")
+	errForbidden      = errors.New("this route needs an API key with all rights")
+	errNoRoute        = errors.New("there is nothing at this path; see /docs")
+	errMethod         = errors.New("this path does not take that method; see the Allow header")
+	errDraining       = errors.New("this server is shutting down; send the request again")
+	errExpired        = errors.New("no worker was free in time; the execution was withdrawn and will not run; send it again")
+	errNoAnswerInTime = errors.New("the execution did not end in time for an answer; it is recorded, ask for it by its trace id")
+	errIdempotency    = errors.New("this Idempotency-Key was used with another request; use a new key for a new request")
+	errUnknownState   = errors.New("the queue did not confirm the execution in time; it was withdrawn; send it again")
+)
+
+// planError refuses what the plan of the key does not include. Waiting does not help.
+type planError struct{ message string }
+
+func (e *planError) Error() string { return e.message }
+
+// bodyTooLargeError refuses a body above the cap, in bytes.
+type bodyTooLargeError struct{ limit int64 }
+
+func (e *bodyTooLargeError) Error() string {
+	return fmt.Sprintf("body must be at most %d bytes", e.limit)
+}
+
+// unimplementedError refuses a valid field that this version cannot act upon: nothing is accepted and then ignored.
+type unimplementedError struct{ field string }
+
+func (e *unimplementedError) Error() string {
+	return e.field + " is not implemented by this server yet; leave it out"
+}
+
+// answer is how an error is told to a client.
+type answer struct {
+	status     int
+	code       string
+	message    string
+	retryAfter int // seconds; 0 for no Retry-After
+}
+
+// answerTo is the one place that turns an error into an HTTP status. The plan is that of the key, for the words of refusals.
+func answerTo(err error, plan proto.Plan) answer {
+	var (
+		field         *proto.FieldError
+		refusal       *proto.Refusal
+		overPlan      *planError
+		tooLarge      *bodyTooLargeError
+		unimplemented *unimplementedError
+	)
+	switch {
+	case errors.As(err, &field):
+		return answer{http.StatusBadRequest, codeValidation, field.Message, 0}
+	case errors.Is(err, errUnauthorized):
+		return answer{http.StatusUnauthorized, codeUnauthorized, errUnauthorized.Error(), 0}
+	case errors.Is(err, errForbidden):
+		return answer{http.StatusForbidden, codeForbidden, errForbidden.Error(), 0}
+	case errors.Is(err, errNoRoute):
+		return answer{http.StatusNotFound, codeNotFound, errNoRoute.Error(), 0}
+	case errors.Is(err, proto.ErrNotFound):
+		return answer{http.StatusNotFound, codeNotFound, "nothing of that id is known to this API key", 0}
+	case errors.Is(err, errMethod):
+		return answer{http.StatusMethodNotAllowed, codeMethodNotAllowed, errMethod.Error(), 0}
+	case errors.Is(err, proto.ErrConflict):
+		return answer{http.StatusConflict, codeConflict, "somebody else changed this at the same time; send the request again", 0}
+	case errors.As(err, &tooLarge):
+		return answer{http.StatusRequestEntityTooLarge, codePayloadTooLarge, tooLarge.Error(), 0}
+	case errors.Is(err, errIdempotency):
+		return answer{http.StatusUnprocessableEntity, codeIdempotency, errIdempotency.Error(), 0}
+	case errors.As(err, &overPlan):
+		return answer{http.StatusTooManyRequests, codeRateLimited, overPlan.message, 0}
+	case errors.As(err, &refusal):
+		return answerToRefusal(refusal, plan)
+	case errors.As(err, &unimplemented):
+		return answer{http.StatusNotImplemented, codeNotImplemented, unimplemented.Error(), 0}
+	case errors.Is(err, errDraining):
+		return answer{http.StatusServiceUnavailable, codeServiceUnavailable, errDraining.Error(), 2}
+	case errors.Is(err, errExpired):
+		return answer{http.StatusServiceUnavailable, codeServiceUnavailable, errExpired.Error(), 1}
+	case errors.Is(err, errUnknownState):
+		return answer{http.StatusServiceUnavailable, codeServiceUnavailable, errUnknownState.Error(), 2}
+	case errors.Is(err, errNoAnswerInTime):
+		return answer{http.StatusGatewayTimeout, codeGatewayTimeout, errNoAnswerInTime.Error(), 0}
+	case errors.Is(err, context.DeadlineExceeded):
+		return answer{http.StatusServiceUnavailable, codeServiceUnavailable, "the queue does not answer; send the request again", 2}
+	default:
+		return answer{http.StatusInternalServerError, codeInternal, "something failed on our side; the server's log tells more " +
+			"under this X-Request-Id", 0}
+	}
+}
+
+func answerToRefusal(r *proto.Refusal, plan proto.Plan) answer {
+	next, upgradable := proto.PlanByName(plan.Next)
+	switch r.Reason {
+	case proto.RefusedConcurrency:
+		message := fmt.Sprintf("concurrent execution limit reached (%d/%d).", r.Used, r.Limit)
+		if upgradable {
+			message += fmt.Sprintf(" Upgrade to %s for %d concurrent executions.", next.Title, next.Concurrent)
+		}
+		return answer{http.StatusTooManyRequests, codeRateLimited, message, 1}
+	case proto.RefusedQueueFull:
+		message := fmt.Sprintf("queued execution limit reached (%d/%d).", r.Used, r.Limit)
+		if upgradable {
+			message += fmt.Sprintf(" Upgrade to %s for %d queued executions.", next.Title, next.MaxQueued)
+		}
+		return answer{http.StatusTooManyRequests, codeRateLimited, message, 5}
+	case proto.RefusedNoWorker:
+		return answer{http.StatusServiceUnavailable, codeServiceUnavailable, "no worker is live to run this; send it again", 2}
+	default:
+		return answer{http.StatusServiceUnavailable, codeServiceUnavailable, "the queue cannot take this now; send it again", 2}
+	}
+}
+
+// writeError answers with the error envelope of the execute API.
+func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
+	info := infoOf(r.Context())
+	info.err = err
+	a := answerTo(err, info.plan)
+	h := w.Header()
+	switch a.status {
+	case http.StatusUnauthorized:
+		h.Set("WWW-Authenticate", "Bearer")
+	case http.StatusRequestEntityTooLarge:
+		h.Set("Connection", "close") // the rest of the body is not worth reading
+	}
+	if a.retryAfter > 0 {
+		h.Set("Retry-After", strconv.Itoa(a.retryAfter))
+	}
+	body := proto.AppendJSONString([]byte(`{"error":`), a.code)
+	body = proto.AppendJSONString(append(body, `,"message":`...), a.message)
+	writeJSON(w, a.status, append(body, '}'))
+}
+
+// handle makes a handler of a function that gives what went wrong. After the answer has begun, an error can only be told by
+// breaking the connection off, so that nobody takes half an answer for a whole one.
+func (s *Server) handle(f func(w http.ResponseWriter, r *http.Request) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		err := f(w, r)
+		if err == nil {
+			return
+		}
+		info := infoOf(r.Context())
+		if info.rec.status != 0 || r.Context().Err() != nil {
+			info.err = err
+			panic(http.ErrAbortHandler)
+		}
+		s.writeError(w, r, err)
+	}
+}
+
+func writeJSON(w http.ResponseWriter, status int, body []byte) {
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(status)
+	_, _ = w.Write(body) // a client that is gone is none of our errors
+}

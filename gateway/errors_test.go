@@ -1,0 +1,56 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+func TestAnswerTo(t *testing.T) {
+	free, _ := proto.PlanByName("free")
+	enterprise, _ := proto.PlanByName("enterprise")
+	refused := func(r proto.Reason) error { return &proto.Refusal{Reason: r, Used: 5, Limit: 5} }
+	for _, tt := range []struct {
+		err    error
+		plan   proto.Plan
+		status int
+		code   string
+		retry  int
+		text   string // empty for any
+	}{
+		{&proto.FieldError{Field: "code", Message: "code is bad"}, free, 400, "validation_error", 0, "code is bad"},
+		{errUnauthorized, free, 401, "unauthorized", 0, ""},
+		{errForbidden, free, 403, "forbidden", 0, ""},
+		{errNoRoute, free, 404, "not_found", 0, ""},
+		{proto.ErrNotFound, free, 404, "not_found", 0, ""},
+		{errMethod, free, 405, "method_not_allowed", 0, ""},
+		{proto.ErrConflict, free, 409, "conflict", 0, ""},
+		{&bodyTooLargeError{8}, free, 413, "payload_too_large", 0, "body must be at most 8 bytes"},
+		{errIdempotency, free, 422, "idempotency_mismatch", 0, ""},
+		{&planError{"no"}, free, 429, "rate_limited", 0, "no"},
+		{refused(proto.RefusedConcurrency), free, 429, "rate_limited", 1, "concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions."},
+		{refused(proto.RefusedConcurrency), enterprise, 429, "rate_limited", 1, "concurrent execution limit reached (5/5)."},
+		{refused(proto.RefusedQueueFull), free, 429, "rate_limited", 5, "queued execution limit reached (5/5). Upgrade to Pro for 1000 queued executions."},
+		{refused(proto.RefusedNoWorker), free, 503, "service_unavailable", 2, ""},
+		{refused(proto.RefusedUnavailable), free, 503, "service_unavailable", 2, ""},
+		{refused("new"), free, 503, "service_unavailable", 2, ""},
+		{errors.New("disk on fire"), free, 500, "internal", 0, ""},
+		{&unimplementedError{"thread_id"}, free, 501, "not_implemented", 0, "thread_id is not implemented by this server yet; leave it out"},
+		{errDraining, free, 503, "service_unavailable", 2, ""},
+		{errExpired, free, 503, "service_unavailable", 1, ""},
+		{errUnknownState, free, 503, "service_unavailable", 2, ""},
+		{context.DeadlineExceeded, free, 503, "service_unavailable", 2, ""},
+		{errNoAnswerInTime, free, 504, "gateway_timeout", 0, ""},
+	} {
+		for _, err := range []error{tt.err, fmt.Errorf("wrapped: %w", tt.err)} {
+			got := answerTo(err, tt.plan)
+			if got.status != tt.status || got.code != tt.code || got.retryAfter != tt.retry || got.message == "" ||
+				(tt.text != "" && got.message != tt.text) {
+				t.Errorf("%v: %+v", err, got)
+			}
+		}
+	}
+}

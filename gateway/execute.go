@@ -1,0 +1,314 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const executeRoute = "POST /v1/sandbox/execute"
+
+// maxClientText bounds what is kept of headers that clients describe themselves with, in bytes.
+const maxClientText = 256
+
+// admitted is an accepted execution on its way to an answer.
+type admitted struct {
+	id proto.TraceID
+	// owner says that this request made it: only then may it be withdrawn when nobody waits any more.
+	owner         bool
+	queueDeadline time.Time // when the owner gives up waiting for a worker
+	deadline      time.Time // when there has to be an answer
+	release       func(context.Context) error
+}
+
+func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
+	start := time.Now()
+	id := proto.NewTraceID()
+	ctx, span := s.startSpan(r, id)
+	defer func() {
+		if err != nil {
+			span.SetStatus(codes.Error, err.Error())
+		}
+		span.End()
+	}()
+
+	job, hash, err := s.readJob(w, r, id, start)
+	if err != nil {
+		return err
+	}
+	idempotencyKey, err := idempotencyKeyOf(r.Header)
+	if err != nil {
+		return err
+	}
+	x, err := s.admit(ctx, job, idempotencyKey, hash)
+	if err != nil {
+		return err
+	}
+	infoOf(ctx).trace = x.id
+	span.SetAttributes(attribute.String("bullpen.trace_id", string(x.id)))
+	w.Header().Set("X-Trace-Id", string(x.id))
+	switch job.Mode {
+	case proto.ModeAsync:
+		return answerAccepted(w, x.id)
+	case proto.ModeStreaming:
+		return s.answerStream(ctx, w, x)
+	default:
+		return s.answerInline(ctx, w, x)
+	}
+}
+
+// startSpan starts the trace of an execution. It is always a new one, because its id and the execution's turn into each
+// other; the client's is linked.
+func (s *Server) startSpan(r *http.Request, id proto.TraceID) (context.Context, trace.Span) {
+	remote := propagation.TraceContext{}.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
+	options := []trace.SpanStartOption{trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindServer)}
+	if client := trace.SpanContextFromContext(remote); client.IsValid() {
+		options = append(options, trace.WithLinks(trace.Link{SpanContext: client}))
+	}
+	return s.Tracer.Start(proto.ContextWithTraceID(r.Context(), id), executeRoute, options...)
+}
+
+// readJob reads the request, checks it and the plan's limits, and gives the job that it asks for with its hash.
+func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceID, now time.Time) (*proto.Job, string, error) {
+	body, err := s.readBody(w, r)
+	if err != nil {
+		return nil, "", err
+	}
+	req, err := proto.DecodeRequest(body)
+	if err != nil {
+		return nil, "", err
+	}
+	env, err := proto.MergeEnv(req.Env)
+	if err != nil {
+		return nil, "", err
+	}
+	switch {
+	case req.SubPaths != nil:
+		return nil, "", &unimplementedError{"sub_paths"}
+	case req.ThreadID != "":
+		return nil, "", &unimplementedError{"thread_id"}
+	case req.WebhookURL != "":
+		return nil, "", &unimplementedError{"webhook_url"}
+	}
+	i := infoOf(r.Context())
+	mode := modeOf(r.Header)
+	if err := checkPlan(i.plan, mode, req.Timeout, s.UpgradeURL); err != nil {
+		return nil, "", err
+	}
+	hash, err := req.Hash()
+	if err != nil {
+		return nil, "", err
+	}
+	wait := s.QueueWait
+	if mode == proto.ModeAsync {
+		wait = s.QueueExpiry
+	}
+	return &proto.Job{
+		Meta: proto.Meta{
+			TraceID: id, Org: i.key.Org, Key: i.key.ID, Mode: mode,
+			Language: req.Language, Timeout: req.Timeout, MaxAttempts: req.MaxAttempts, Metadata: req.Metadata,
+			RequestID: i.requestID, ClientID: clientText(r.Header, "X-Client-Id"), UserAgent: clientText(r.Header, "User-Agent"),
+			CreatedAt: now.UTC(), QueueDeadline: now.Add(wait).UTC(),
+			Concurrent: i.plan.Concurrent, MaxQueued: i.plan.MaxQueued,
+		},
+		Code: req.Code, Env: env, Sandbox: s.Sandbox,
+	}, hash, nil
+}
+
+// clientText gives a header that clients describe themselves with, cut and cleaned for the record.
+func clientText(h http.Header, name string) string {
+	text := h.Get(name)
+	return strings.ToValidUTF8(text[:min(len(text), maxClientText)], "")
+}
+
+// checkPlan refuses what the plan does not include; nothing is cut down to fit silently.
+func checkPlan(plan proto.Plan, mode proto.Mode, timeout int, upgradeURL string) error {
+	kind, included := "", true
+	switch mode {
+	case proto.ModeStreaming:
+		kind, included = "Streaming", plan.Streaming
+	case proto.ModeAsync:
+		kind, included = "Async", plan.Async
+	}
+	upgrade := ""
+	if upgradeURL != "" {
+		upgrade = ". Upgrade at " + upgradeURL
+	}
+	if !included {
+		return &planError{kind + " execution requires " + plansWith(mode) + " plan" + upgrade}
+	}
+	if timeout <= plan.MaxTimeout {
+		return nil
+	}
+	message := fmt.Sprintf("timeout is above the maximum of %d seconds of the %s plan", plan.MaxTimeout, plan.Title)
+	next, upgradable := proto.PlanByName(plan.Next)
+	if !upgradable {
+		return &planError{message + "; ask for less"}
+	}
+	message += fmt.Sprintf("; upgrade to %s for up to %d seconds, or ask for less", next.Title, next.MaxTimeout)
+	return &planError{message + upgrade}
+}
+
+// plansWith names the plans that include a mode, as in "a Pro or Enterprise".
+func plansWith(mode proto.Mode) string {
+	var titles []string
+	for _, p := range proto.Plans() {
+		if (mode == proto.ModeStreaming && p.Streaming) || (mode == proto.ModeAsync && p.Async) {
+			titles = append(titles, p.Title)
+		}
+	}
+	return "a " + strings.Join(titles, " or ")
+}
+
+// submit hands the job over. Whoever submits owns the execution.
+func (s *Server) submit(ctx context.Context, job *proto.Job) (*admitted, error) {
+	x := s.follow(job, job.TraceID)
+	x.owner = true
+	store, cancel := detached(ctx)
+	defer cancel()
+	err := s.Jobs.Submit(store, job)
+	var refusal *proto.Refusal
+	if err == nil || errors.As(err, &refusal) {
+		return x, err
+	}
+	// It may have been taken all the same. Nobody is told its id, so it must not run.
+	record, withdrawErr := s.withdraw(ctx, x, "The queue did not confirm the execution.")
+	switch {
+	case withdrawErr == nil && !expired(record):
+		return x, nil // it was, and runs
+	case withdrawErr == nil || errors.Is(withdrawErr, proto.ErrNotFound):
+		return nil, fmt.Errorf("%w: %w", errUnknownState, err)
+	default:
+		return nil, fmt.Errorf("submit %s: %w", job.TraceID, errors.Join(err, withdrawErr))
+	}
+}
+
+// follow makes the answer to job be that of the execution id.
+func (s *Server) follow(job *proto.Job, id proto.TraceID) *admitted {
+	deadline := job.CreatedAt.Add(time.Duration(job.Timeout)*time.Second + answerGrace)
+	queueDeadline := job.QueueDeadline
+	if deadline.Before(queueDeadline) {
+		queueDeadline = deadline
+	}
+	return &admitted{
+		id: id, deadline: deadline, queueDeadline: queueDeadline,
+		release: func(context.Context) error { return nil },
+	}
+}
+
+// withdraw ends an execution that has not started because nobody waits for it any more, and frees its idempotency key if it
+// did. It goes on when the client is gone.
+func (s *Server) withdraw(ctx context.Context, x *admitted, why string) (*proto.Record, error) {
+	store, cancel := detached(ctx)
+	defer cancel()
+	record, err := s.Jobs.Withdraw(store, x.id, proto.Failure(proto.CodeExpiredInQueue, why))
+	if err != nil {
+		return nil, fmt.Errorf("withdraw %s: %w", x.id, err)
+	}
+	if expired(record) {
+		err = x.release(store)
+	}
+	return record, err
+}
+
+// expired reports whether an execution ended because it was withdrawn from the queue.
+func expired(r *proto.Record) bool {
+	return r.Result != nil && r.Result.ErrorCode != nil && *r.Result.ErrorCode == string(proto.CodeExpiredInQueue)
+}
+
+func answerAccepted(w http.ResponseWriter, id proto.TraceID) error {
+	w.Header().Set("Location", "/v1/executions/"+string(id))
+	w.Header().Set("Preference-Applied", preferAsync)
+	writeJSON(w, http.StatusAccepted, []byte(`{"trace_id":"`+string(id)+`","status":"running"}`))
+	return nil
+}
+
+func (s *Server) answerInline(ctx context.Context, w http.ResponseWriter, x *admitted) error {
+	record, err := s.await(ctx, x)
+	if err != nil {
+		return err
+	}
+	if expired(record) {
+		return s.expiredInQueue(ctx, x)
+	}
+	const overhead = 1024 // of everything that is not output
+	body, err := proto.AppendResult(make([]byte, 0, len(record.Result.Stdout)+len(record.Result.Stderr)+overhead), record.Result)
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, body)
+	return nil
+}
+
+// await waits for the end of an execution, but in the queue only as long as its owner may.
+func (s *Server) await(ctx context.Context, x *admitted) (*proto.Record, error) {
+	if x.owner {
+		record, err := s.waitUntil(ctx, x.id, x.queueDeadline)
+		switch {
+		case err == nil:
+			return record, nil
+		case ctx.Err() != nil:
+			return nil, s.clientGone(ctx, x)
+		case !errors.Is(err, errNoAnswerInTime):
+			return nil, err
+		}
+		record, err = s.withdraw(ctx, x, s.queueWaitOver())
+		if err == nil && record.Status.Terminal() {
+			return record, nil
+		}
+		if err != nil { // it may start yet, so the answer is waited for as if it had
+			s.Log.WarnContext(ctx, "withdraw after the wait for a worker", "trace_id", x.id, "error", err)
+		}
+	}
+	return s.waitUntil(ctx, x.id, x.deadline)
+}
+
+func (s *Server) queueWaitOver() string {
+	return fmt.Sprintf("No worker was free within %s, so the execution was withdrawn.", s.QueueWait)
+}
+
+// clientGone withdraws what nobody waits for any more, if it has not started.
+func (s *Server) clientGone(ctx context.Context, x *admitted) error {
+	if !x.owner {
+		return ctx.Err()
+	}
+	_, err := s.withdraw(ctx, x, "The client went away before a worker was free.")
+	return errors.Join(ctx.Err(), err)
+}
+
+// waitUntil waits for the end of an execution. Its error is errNoAnswerInTime at the deadline.
+func (s *Server) waitUntil(ctx context.Context, id proto.TraceID, deadline time.Time) (*proto.Record, error) {
+	limited, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	record, err := s.Jobs.Wait(limited, id)
+	switch {
+	case err == nil:
+		return record, nil
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case limited.Err() != nil:
+		return nil, errNoAnswerInTime
+	default:
+		return nil, fmt.Errorf("wait for %s: %w", id, err)
+	}
+}
+
+// expiredInQueue frees the idempotency key of an execution that never ran, and gives the error to answer with.
+func (s *Server) expiredInQueue(ctx context.Context, x *admitted) error {
+	store, cancel := detached(ctx)
+	defer cancel()
+	if err := x.release(store); err != nil {
+		return fmt.Errorf("%w (and its idempotency key stays bound: %w)", errExpired, err)
+	}
+	return errExpired
+}

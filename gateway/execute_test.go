@@ -1,0 +1,267 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const hello = `{"code":"print('hello')"}`
+
+func TestInline(t *testing.T) {
+	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(3), "hello\u0085\u2028\u2029\x00\n")
+	a := h.execute(`{"code":"é\n","language":"node","timeout":7,"env_vars":{"A":"1"},"metadata":{"k":"v"},"max_attempts":2,"thread_id":null}`,
+		"User-Agent", "tester", "X-Client-Id", "c1", "X-Request-Id", "r-1", "Content-Type", "text/plain").want(200, "")
+	const body = `{"success":false,"stdout":"hello\u0085\u2028\u2029\u0000\n","stderr":"","exit_code":3,"error":null,"error_code":null,` +
+		`"error_message":null,"duration_ms":0,"stdout_truncated":false,"stderr_truncated":false}`
+	if string(a.body) != body {
+		t.Errorf("body\n%s, want\n%s", a.body, body)
+	}
+	job := h.stub.runs[a.trace()].job
+	if job.Code != "é\n" || job.Language != proto.Node || job.Timeout != 7 || job.Env["A"] != "1" || job.Metadata["k"] != "v" ||
+		job.MaxAttempts != 2 || job.Org != "acme" || job.Key != "key_1" || job.Mode != proto.ModeInline || job.RequestID != "r-1" ||
+		job.ClientID != "c1" || job.UserAgent != "tester" || job.Concurrent != 1000 || job.Sandbox != proto.DefaultSandbox() {
+		t.Errorf("job %+v", job)
+	}
+	if got := job.QueueDeadline.Sub(job.CreatedAt); got != h.server.QueueWait {
+		t.Errorf("waits %s for a worker", got)
+	}
+	if got := a.header.Get("X-Request-Id"); got != "r-1" {
+		t.Errorf("X-Request-Id %q", got)
+	}
+}
+
+func TestPlatformOutcomesAreResults(t *testing.T) {
+	for _, r := range []proto.Result{proto.TimedOut(30), proto.Cancelled(), proto.Failure(proto.CodeMemory, "m"), proto.Failure(proto.CodeWorkerLost, "m")} {
+		h := newHarness(t)
+		h.stub.finishAtOnce(r)
+		if got := h.execute(hello).want(200, "").json()["error"]; got != *r.Error {
+			t.Errorf("error %v, want %v", got, *r.Error)
+		}
+	}
+}
+
+func TestStream(t *testing.T) {
+	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(0), "a\n", "b\n")
+	a := h.execute(hello, "Accept", typeNDJSON).want(200, "")
+	lines := strings.SplitAfter(string(a.body), "\n")
+	if len(lines) != 5 || !strings.HasPrefix(lines[0], `{"type":"status"`) || !strings.HasPrefix(lines[3], `{"type":"result"`) {
+		t.Errorf("events\n%s", a.body)
+	}
+	for name, want := range map[string]string{"Content-Type": typeNDJSON, "Cache-Control": "no-store", "X-Accel-Buffering": "no", "Content-Length": ""} {
+		if got := a.header.Get(name); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+	if job := h.stub.runs[a.trace()].job; job.Mode != proto.ModeStreaming {
+		t.Errorf("mode %q", job.Mode)
+	}
+}
+
+func TestStreamOfAnExecutionCancelledInTheQueue(t *testing.T) {
+	h := newHarness(t)
+	h.stub.onSubmit = func(job *proto.Job) { h.stub.finish(job.TraceID, proto.Cancelled()) }
+	a := h.execute(hello, "Accept", typeNDJSON).want(200, "")
+	if lines := strings.Count(string(a.body), "\n"); lines != 1 || a.json()["status"] != "cancelled" {
+		t.Errorf("events %s", a.body)
+	}
+}
+
+func TestAsync(t *testing.T) {
+	h := newHarness(t)
+	a := h.execute(hello, "Prefer", "wait=5, Respond-Async", "Accept", typeNDJSON).want(202, "")
+	id := a.trace()
+	if want := `{"trace_id":"` + string(id) + `","status":"running"}`; string(a.body) != want {
+		t.Errorf("body %s, want %s", a.body, want)
+	}
+	if a.header.Get("Location") != "/v1/executions/"+string(id) || a.header.Get("Preference-Applied") != "respond-async" {
+		t.Errorf("headers %v", a.header)
+	}
+	job := h.stub.runs[id].job
+	if got := job.QueueDeadline.Sub(job.CreatedAt); got != h.server.QueueExpiry || job.Mode != proto.ModeAsync {
+		t.Errorf("mode %s, waits %s", job.Mode, got)
+	}
+	if got := h.do("GET", "/v1/executions/"+string(id), "").want(200, "").json(); got["status"] != "queued" || got["duration_ms"] != 0.0 {
+		t.Errorf("execution %v", got)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	modes := map[string][]string{"inline": nil, "streaming": {"Accept", typeNDJSON}, "async": {"Prefer", "respond-async"}}
+	for name, headers := range modes {
+		for _, tt := range []struct {
+			plan    string
+			refusal proto.Refusal
+			status  int
+			code    string
+			retry   string
+			message string
+		}{
+			{"pro", proto.Refusal{Reason: proto.RefusedConcurrency, Limit: 100, Used: 100}, 429, "rate_limited", "1", "concurrent execution limit reached (100/100). Upgrade to Enterprise for 1000 concurrent executions."},
+			{"enterprise", proto.Refusal{Reason: proto.RefusedConcurrency, Limit: 1000, Used: 1000}, 429, "rate_limited", "1", "concurrent execution limit reached (1000/1000)."},
+			{"pro", proto.Refusal{Reason: proto.RefusedQueueFull, Limit: 1000, Used: 1000}, 429, "rate_limited", "5", "queued execution limit reached (1000/1000)"},
+			{"pro", proto.Refusal{Reason: proto.RefusedNoWorker}, 503, "service_unavailable", "2", "no worker"},
+			{"pro", proto.Refusal{Reason: proto.RefusedUnavailable}, 503, "service_unavailable", "2", "queue"},
+		} {
+			t.Run(name+" "+string(tt.refusal.Reason)+" "+tt.plan, func(t *testing.T) {
+				h := newHarness(t)
+				h.key = h.stub.addKey("acme", tt.plan, proto.RightsExecute)
+				h.stub.refuse = func(*proto.Job) error { return &tt.refusal }
+				a := h.execute(hello, append(headers, "Idempotency-Key", "k")...).want(tt.status, tt.code, tt.message)
+				if got := a.header.Get("Retry-After"); got != tt.retry {
+					t.Errorf("Retry-After %q, want %q", got, tt.retry)
+				}
+				if a.header.Get("X-Trace-Id") != "" {
+					t.Error("X-Trace-Id of an execution that never was")
+				}
+				if h.stub.bound() != 0 {
+					t.Error("the idempotency key stays bound")
+				}
+			})
+		}
+	}
+}
+
+// A submission that fails in an unknown way must not leave behind a job that runs for nobody.
+func TestSubmitWithUnknownOutcome(t *testing.T) {
+	t.Run("nothing was taken", func(t *testing.T) {
+		h := newHarness(t)
+		h.stub.refuse = func(*proto.Job) error { return errors.New("disk on fire") }
+		h.execute(hello, "Idempotency-Key", "k").want(503, "service_unavailable")
+		if h.stub.bound() != 0 {
+			t.Error("the idempotency key stays bound")
+		}
+	})
+	t.Run("it was taken and waits", func(t *testing.T) {
+		h := newHarness(t)
+		h.server.Jobs = &unsure{h.stub}
+		h.execute(hello).want(503, "service_unavailable")
+		if r := h.stub.record(<-h.stub.submitted); !expired(&r) {
+			t.Errorf("record %+v", r)
+		}
+	})
+	t.Run("it was taken and runs", func(t *testing.T) {
+		h := newHarness(t)
+		h.server.Jobs = &unsure{h.stub}
+		h.stub.finishAtOnce(proto.Exited(0))
+		h.execute(hello).want(200, "")
+	})
+}
+
+// unsure takes jobs and says that it failed.
+type unsure struct{ *stub }
+
+func (q *unsure) Submit(ctx context.Context, job *proto.Job) error {
+	return errors.Join(errors.New("no answer"), q.stub.Submit(ctx, job))
+}
+
+func TestPlans(t *testing.T) {
+	h := newHarness(t)
+	h.key = h.stub.addKey("acme", "free", proto.RightsExecute)
+	h.stub.finishAtOnce(proto.Exited(0))
+	for _, tt := range []struct {
+		body, name, value, message string
+	}{
+		{hello, "Accept", typeNDJSON, "Streaming execution requires a Pro or Enterprise plan. Upgrade at https://example.com/upgrade"},
+		{hello, "Prefer", "respond-async", "Async execution requires a Pro or Enterprise plan. Upgrade at https://example.com/upgrade"},
+		{`{"code":"1","timeout":61}`, "Accept", "*/*", "timeout is above the maximum of 60 seconds of the Free plan; upgrade to Pro for up to 3600 seconds"},
+		{`{"code":"1","timeout":99999999999999999999999999}`, "Accept", "*/*", "timeout"},
+	} {
+		a := h.execute(tt.body, tt.name, tt.value).want(429, "rate_limited", tt.message)
+		if a.header.Get("Retry-After") != "" {
+			t.Errorf("Retry-After on a refusal by plan: clients would wait for nothing")
+		}
+	}
+	h.execute(`{"code":"1","timeout":60}`).want(200, "")
+	for plan, most := range map[string]string{"pro": "3600", "enterprise": "86400"} {
+		h.key = h.stub.addKey("acme", plan, proto.RightsExecute)
+		h.execute(`{"code":"1","timeout":`+most+`}`).want(200, "")
+		h.execute(`{"code":"1","timeout":`+most+`1}`).want(429, "rate_limited", "timeout", most)
+	}
+}
+
+func TestAuthentication(t *testing.T) {
+	h := newHarness(t)
+	for name, header := range map[string]string{
+		"missing": "", "wrong": "Bearer " + proto.NewKeySecret("local"), "truncated": "Bearer " + h.key[:len(h.key)-1],
+		"longer": "Bearer " + h.key + "x", "no scheme": h.key, "other scheme": "Basic " + h.key, "form": "Bearer x", "huge": "Bearer sk-local-" + strings.Repeat("a", 1000),
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := h.in(t)
+			for _, path := range []string{"POST /v1/sandbox/execute", "GET /v1/executions/trc_AbCdEfGhIjKlMnOpQrSt", "GET /v1/admin/keys"} {
+				method, path, _ := strings.Cut(path, " ")
+				a := h.do(method, path, hello, "Authorization", header).want(401, "unauthorized")
+				if a.header.Get("WWW-Authenticate") != "Bearer" {
+					t.Error("no WWW-Authenticate")
+				}
+			}
+		})
+	}
+	if strings.Contains(h.log.String(), h.key[10:]) {
+		t.Error("a key is in the log")
+	}
+	h.stub.finishAtOnce(proto.Exited(0))
+	h.execute(hello, "Authorization", "bearer  "+h.key).want(200, "")
+}
+
+func TestLogLine(t *testing.T) {
+	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(0))
+	a := h.execute(hello, "X-Request-Id", "r-1")
+	h.http.Close() // its handlers are done then
+	var line map[string]any
+	if err := json.Unmarshal([]byte(h.log.String()), &line); err != nil {
+		t.Fatalf("one line: %v in %s", err, h.log)
+	}
+	for name, want := range map[string]any{
+		"method": "POST", "route": "/v1/sandbox/execute", "status": 200.0, "org": "acme", "key": "key_1", "request_id": "r-1",
+		"trace_id": string(a.trace()), "bytes": float64(len(a.body)), "level": "INFO",
+	} {
+		if line[name] != want {
+			t.Errorf("%s is %v, want %v", name, line[name], want)
+		}
+	}
+}
+
+func TestRequestID(t *testing.T) {
+	h := newHarness(t)
+	for id, kept := range map[string]bool{"a b~": true, strings.Repeat("x", 128): true, strings.Repeat("x", 129): false, "é": false} {
+		if got := h.do("GET", "/healthz", "", "X-Request-Id", id).header.Get("X-Request-Id"); (got == id) != kept {
+			t.Errorf("X-Request-Id %q for %q", got, id)
+		}
+	}
+}
+
+func TestPanicIsAnInternalError(t *testing.T) {
+	h := newHarness(t)
+	h.stub.onSubmit = func(*proto.Job) { panic("boom") }
+	h.execute(hello).want(500, "internal", "X-Request-Id")
+	h.http.Close()
+	if !strings.Contains(h.log.String(), "boom") {
+		t.Error("the panic is not logged")
+	}
+}
+
+func TestDrain(t *testing.T) {
+	h := newHarness(t)
+	answers := make(chan *reply)
+	r := h.request(http.MethodPost, "/v1/sandbox/execute", hello)
+	go func() { answers <- h.send(r) }()
+	id := <-h.stub.submitted
+	h.server.Drain()
+	a := h.execute(hello).want(503, "service_unavailable", "shutting down")
+	if a.header.Get("Retry-After") == "" || !a.closed {
+		t.Errorf("headers %v", a.header)
+	}
+	h.do("GET", "/readyz", "").want(503, "service_unavailable", "shutting down")
+	h.do("GET", "/healthz", "").want(200, "")
+	h.stub.finish(id, proto.Exited(0))
+	(<-answers).want(200, "")
+}

@@ -1,0 +1,235 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// maxWait is how long GET /v1/executions/{id} may be asked to wait, in seconds.
+const maxWait = 60
+
+// timeLayout is that of all times: RFC 3339 in UTC with milliseconds.
+const timeLayout = "2006-01-02T15:04:05.000Z"
+
+// lookup finds the execution that the path names. One of another organisation is as unknown as one that never was.
+func (s *Server) lookup(r *http.Request) (*proto.Record, error) {
+	id, err := proto.ParseTraceID(chi.URLParam(r, "id"))
+	if err != nil {
+		return nil, proto.ErrNotFound
+	}
+	i := infoOf(r.Context())
+	record, err := s.Jobs.Lookup(r.Context(), id)
+	if err != nil {
+		return nil, fmt.Errorf("look up %s: %w", id, err)
+	}
+	if record.Org != i.key.Org {
+		return nil, proto.ErrNotFound
+	}
+	i.trace = id
+	i.rec.Header().Set("X-Trace-Id", string(id))
+	return record, nil
+}
+
+func (s *Server) getExecution(w http.ResponseWriter, r *http.Request) error {
+	wait, err := queryInt(r, "wait", maxWait)
+	if err != nil {
+		return err
+	}
+	record, err := s.lookup(r)
+	if err != nil {
+		return err
+	}
+	if wait > 0 && !record.Status.Terminal() {
+		ended, err := s.waitUntil(r.Context(), record.TraceID, time.Now().Add(time.Duration(wait)*time.Second))
+		if errors.Is(err, errNoAnswerInTime) {
+			ended, err = s.Jobs.Lookup(r.Context(), record.TraceID)
+		}
+		if err != nil {
+			return err
+		}
+		record = ended
+	}
+	body, err := appendExecution(nil, record, time.Now())
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, body)
+	return nil
+}
+
+// queryInt reads a whole number from 0 to most from the query, 0 where it is missing.
+func queryInt(r *http.Request, name string, most int64) (int64, error) {
+	text := r.URL.Query().Get(name)
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 63)
+	if err != nil || int64(n) > most {
+		return 0, &proto.FieldError{Field: name, Message: fmt.Sprintf("%s must be a whole number from 0 to %d", name, most)}
+	}
+	return int64(n), nil
+}
+
+// getOutput streams the events of an execution, during its run and after.
+func (s *Server) getOutput(w http.ResponseWriter, r *http.Request) error {
+	const most = 1<<53 - 1 // as far as JSON numbers are whole everywhere
+	after, err := queryInt(r, "after_seq", most)
+	if err != nil {
+		return err
+	}
+	sse := preferred(r.Header, typeNDJSON, typeSSE) == typeSSE
+	if id := r.Header.Get("Last-Event-ID"); sse && id != "" {
+		// It is newer than the query, which the browser repeats when it connects again.
+		n, err := strconv.ParseUint(id, 10, 63)
+		if err != nil || n > most {
+			return &proto.FieldError{Field: "Last-Event-ID", Message: "Last-Event-ID must be the id of an event of this execution"}
+		}
+		after = int64(n)
+	}
+	record, err := s.lookup(r)
+	if err != nil {
+		return err
+	}
+	tail, err := s.Events.Follow(r.Context(), record.TraceID, after)
+	if err != nil {
+		return fmt.Errorf("follow %s: %w", record.TraceID, err)
+	}
+	defer tail.Close()
+	f := newFollower(w, infoOf(r.Context()), tail, sse, after)
+	w.WriteHeader(http.StatusOK)
+	if err := f.w.FlushError(); err != nil {
+		return fmt.Errorf("stream events: %w", err)
+	}
+	return f.copy(r.Context())
+}
+
+func (s *Server) cancelExecution(w http.ResponseWriter, r *http.Request) error {
+	record, err := s.lookup(r)
+	if err != nil {
+		return err
+	}
+	status, told := http.StatusOK, record.Status
+	if !record.Status.Terminal() {
+		// Once begun, a cancellation is recorded even if the client does not wait to hear of it.
+		store, cancel := detached(r.Context())
+		defer cancel()
+		if record, err = s.Jobs.Cancel(store, record.TraceID); err != nil {
+			return fmt.Errorf("cancel: %w", err)
+		}
+		status, told = http.StatusAccepted, "cancelling"
+		if record.Status.Terminal() && record.Status != proto.StatusCancelled {
+			status, told = http.StatusOK, record.Status // it ended by itself first
+		}
+	}
+	writeJSON(w, status, []byte(`{"trace_id":"`+string(record.TraceID)+`","status":"`+string(told)+`"}`))
+	return nil
+}
+
+// execution is the JSON form of a record but for its first fields, which appendExecution writes.
+type execution struct {
+	Error                 *string           `json:"error"`
+	DurationMS            int64             `json:"duration_ms"`
+	DeliveryMode          proto.Mode        `json:"delivery_mode"`
+	CreatedAt             string            `json:"created_at"`
+	CompletedAt           *string           `json:"completed_at"`
+	WebhookURL            *string           `json:"webhook_url"`
+	WebhookDeliveryStatus *string           `json:"webhook_delivery_status"`
+	ErrorCode             *string           `json:"error_code"`
+	ErrorMessage          *string           `json:"error_message"`
+	Language              proto.Language    `json:"language"`
+	Timeout               int               `json:"timeout"`
+	ThreadID              *string           `json:"thread_id"`
+	Metadata              map[string]string `json:"metadata"`
+	Attempt               int               `json:"attempt"`
+	QueuedMS              int64             `json:"queued_ms"`
+	OutputTruncated       bool              `json:"output_truncated"`
+}
+
+// appendExecution appends the JSON form of an execution as it is at now. Its outputs are not copied on the way.
+func appendExecution(dst []byte, r *proto.Record, now time.Time) ([]byte, error) {
+	rest := execution{
+		DeliveryMode: r.Mode, CreatedAt: r.CreatedAt.UTC().Format(timeLayout), WebhookURL: optional(r.WebhookURL),
+		Language: r.Language, Timeout: r.Timeout, ThreadID: optional(r.ThreadID), Metadata: r.Metadata,
+		Attempt: r.Attempt, OutputTruncated: r.OutputTruncated,
+	}
+	if rest.Metadata == nil {
+		rest.Metadata = map[string]string{}
+	}
+	end := now
+	if r.CompletedAt != nil {
+		end = *r.CompletedAt
+		rest.CompletedAt = optional(end.UTC().Format(timeLayout))
+	}
+	if r.StartedAt == nil {
+		rest.QueuedMS = millis(end.Sub(r.CreatedAt))
+	} else {
+		rest.QueuedMS = millis(r.StartedAt.Sub(r.CreatedAt))
+		rest.DurationMS = millis(end.Sub(*r.StartedAt))
+	}
+	dst = append(dst, `{"trace_id":"`...)
+	dst = append(dst, r.TraceID...)
+	dst = append(dst, `","status":"`...)
+	dst = append(dst, r.Status...)
+	if res := r.Result; res != nil {
+		rest.Error, rest.ErrorCode, rest.ErrorMessage, rest.DurationMS = res.Error, res.ErrorCode, res.ErrorMessage, res.DurationMS
+		dst = append(dst, `","exit_code":`...)
+		dst = strconv.AppendInt(dst, int64(res.ExitCode), 10)
+		dst = append(dst, `,"stdout":`...)
+		dst = proto.AppendJSONString(dst, res.Stdout)
+		dst = append(dst, `,"stderr":`...)
+		dst = proto.AppendJSONString(dst, res.Stderr)
+	} else {
+		dst = append(dst, `","exit_code":null,"stdout":null,"stderr":null`...)
+	}
+	small, err := json.Marshal(rest)
+	if err != nil {
+		return nil, fmt.Errorf("encode execution %s: %w", r.TraceID, err)
+	}
+	return append(append(dst, ','), small[1:]...), nil
+}
+
+func optional(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
+
+// millis is d in milliseconds, and not less than 0: the two clocks may be of different machines.
+func millis(d time.Duration) int64 { return max(0, d.Milliseconds()) }
+
+func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, []byte(`{"status":"ok"}`))
+}
+
+// readyz tells whether executions would be taken and run, and if not what is missing.
+func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
+	missing, message := "", ""
+	ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
+	defer cancel()
+	stats, err := s.Jobs.Stats(ctx)
+	switch {
+	case s.draining.Load():
+		missing, message = "server", "this server is shutting down"
+	case err != nil:
+		infoOf(r.Context()).err = err
+		missing, message = "queue", "the queue does not answer"
+	case stats.Workers == 0:
+		missing, message = "worker", "no worker is live"
+	default:
+		writeJSON(w, http.StatusOK, fmt.Appendf(nil, `{"status":"ready","workers":%d}`, stats.Workers))
+		return
+	}
+	w.Header().Set("Retry-After", "1")
+	writeJSON(w, http.StatusServiceUnavailable,
+		fmt.Appendf(nil, `{"error":%q,"message":%q,"missing":%q}`, codeServiceUnavailable, message, missing))
+}

@@ -1,0 +1,271 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/getkin/kin-openapi/openapi3filter"
+	"github.com/getkin/kin-openapi/routers"
+	"go.opentelemetry.io/otel/trace/noop"
+	"go.uber.org/goleak"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// harness is a server on connections in memory, so that it can live in a synctest bubble, and its client.
+type harness struct {
+	t      *testing.T
+	stub   *stub
+	server *Server
+	http   *httptest.Server
+	dial   func() (net.Conn, error)
+	client *http.Client
+	key    string // enterprise, all rights, organisation acme
+	log    *syncBuffer
+}
+
+func newHarness(t *testing.T) *harness {
+	t.Helper()
+	q := newStub()
+	log := &syncBuffer{}
+	h := &harness{t: t, stub: q, log: log, key: q.addKey("acme", "enterprise", proto.RightsAll)}
+	h.server = &Server{
+		Jobs: q, Events: q, Keys: q, KeyAdmin: q, Bindings: q,
+		Log: slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), Tracer: noop.NewTracerProvider().Tracer(""),
+		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "bullpen_up 1\n") }),
+		Sandbox: proto.DefaultSandbox(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, MaxBody: DefaultMaxBody,
+		UpgradeURL: "https://example.com/upgrade", Version: "1.2.3",
+	}
+	listener := &memListener{conns: make(chan net.Conn), closed: make(chan struct{})}
+	h.dial = listener.dial
+	h.http = &httptest.Server{Listener: listener, Config: &http.Server{
+		Handler: h.server.Handler(), ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
+	}}
+	h.http.Start()
+	h.client = &http.Client{
+		Transport:     &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return listener.dial() }},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	t.Cleanup(func() {
+		h.client.CloseIdleConnections()
+		h.http.Close()
+	})
+	return h
+}
+
+type memListener struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (l *memListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *memListener) dial() (net.Conn, error) {
+	client, server := net.Pipe()
+	select {
+	case l.conns <- server:
+		return client, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *memListener) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return nil
+}
+
+func (l *memListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80} }
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// in gives the harness for use in a subtest.
+func (h *harness) in(t *testing.T) *harness {
+	sub := *h
+	sub.t = t
+	return &sub
+}
+
+type reply struct {
+	t      *testing.T
+	status int
+	header http.Header
+	closed bool // the server closes the connection
+	body   []byte
+}
+
+// request makes a request with the harness's key; headers are name, value, name, value.
+func (h *harness) request(method, path, body string, headers ...string) *http.Request {
+	h.t.Helper()
+	r, err := http.NewRequestWithContext(h.t.Context(), method, h.http.URL+path, strings.NewReader(body))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "Bearer "+h.key)
+	for i := 0; i < len(headers); i += 2 {
+		if headers[i+1] == "" {
+			r.Header.Del(headers[i])
+			continue
+		}
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	return r
+}
+
+// do sends a request, reads the whole answer and holds it against the OpenAPI document.
+func (h *harness) do(method, path, body string, headers ...string) *reply {
+	h.t.Helper()
+	return h.send(h.request(method, path, body, headers...))
+}
+
+func (h *harness) execute(body string, headers ...string) *reply {
+	h.t.Helper()
+	return h.do(http.MethodPost, "/v1/sandbox/execute", body, headers...)
+}
+
+func (h *harness) send(r *http.Request) *reply {
+	h.t.Helper()
+	resp, err := h.client.Do(r)
+	if err != nil {
+		h.t.Fatalf("%s %s: %v", r.Method, r.URL.Path, err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		h.t.Fatalf("%s %s: read: %v", r.Method, r.URL.Path, err)
+	}
+	a := &reply{t: h.t, status: resp.StatusCode, header: resp.Header, closed: resp.Close, body: body}
+	if resp.Header.Get("X-Request-Id") == "" {
+		h.t.Errorf("%s %s: no X-Request-Id", r.Method, r.URL.Path)
+	}
+	a.validate(r)
+	return a
+}
+
+// want checks the status, and for errors the code and that the message has the words.
+func (a *reply) want(status int, code string, words ...string) *reply {
+	a.t.Helper()
+	var envelope struct{ Error, Message string }
+	if a.status >= 400 {
+		if err := json.Unmarshal(a.body, &envelope); err != nil {
+			a.t.Fatalf("envelope: %v in %.200q", err, a.body)
+		}
+	}
+	if a.status != status || envelope.Error != code {
+		a.t.Fatalf("answer is %d %q, want %d %q: %.300s", a.status, envelope.Error, status, code, a.body)
+	}
+	for _, word := range words {
+		if code != "" && !strings.Contains(envelope.Message, word) {
+			a.t.Errorf("message %q does not say %q", envelope.Message, word)
+		}
+	}
+	return a
+}
+
+func (a *reply) json() map[string]any {
+	a.t.Helper()
+	var m map[string]any
+	if err := json.Unmarshal(a.body, &m); err != nil {
+		a.t.Fatalf("%v in %.200q", err, a.body)
+	}
+	return m
+}
+
+func (a *reply) trace() proto.TraceID {
+	a.t.Helper()
+	id, err := proto.ParseTraceID(a.header.Get("X-Trace-Id"))
+	if err != nil {
+		a.t.Fatalf("X-Trace-Id %q: %v", a.header.Get("X-Trace-Id"), err)
+	}
+	return id
+}
+
+// contract is the OpenAPI document, read once for all tests.
+var contract = sync.OnceValues(func() (*openapi3.T, error) {
+	return openapi3.NewLoader().LoadFromData(openAPI)
+})
+
+// validate holds an answer against the document: its status, its headers and its body.
+func (a *reply) validate(r *http.Request) {
+	a.t.Helper()
+	doc, err := contract()
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	path, item := findPath(doc, r.URL.Path)
+	if item == nil || item.GetOperation(r.Method) == nil || a.status == http.StatusMethodNotAllowed {
+		return
+	}
+	input := &openapi3filter.ResponseValidationInput{
+		RequestValidationInput: &openapi3filter.RequestValidationInput{
+			Request: r, Route: &routers.Route{Spec: doc, Path: path, PathItem: item, Method: r.Method, Operation: item.GetOperation(r.Method)},
+		},
+		Status: a.status, Header: a.header,
+		Options: &openapi3filter.Options{IncludeResponseStatus: true, ExcludeResponseBody: !strings.HasPrefix(a.header.Get("Content-Type"), typeJSON)},
+	}
+	input.SetBodyBytes(a.body)
+	if err := openapi3filter.ValidateResponse(a.t.Context(), input); err != nil {
+		a.t.Errorf("%s %s %d is not as documented: %v", r.Method, path, a.status, err)
+	}
+	if a.header.Get("Content-Type") == typeNDJSON {
+		for line := range bytes.Lines(a.body) {
+			var event any
+			if err := json.Unmarshal(line, &event); err != nil {
+				a.t.Fatalf("line %.200q: %v", line, err)
+			}
+			if err := doc.Components.Schemas["Event"].Value.VisitJSON(event, openapi3.EnableJSONSchema2020()); err != nil {
+				a.t.Errorf("event %.200q is not as documented: %v", line, err)
+			}
+		}
+	}
+}
+
+func findPath(doc *openapi3.T, path string) (string, *openapi3.PathItem) {
+	if item := doc.Paths.Value(path); item != nil {
+		return path, item
+	}
+	for pattern, item := range doc.Paths.Map() {
+		expression := regexp.MustCompile(`\\\{[^/]*\\\}`).ReplaceAllString(regexp.QuoteMeta(pattern), `[^/]+`)
+		if regexp.MustCompile("^" + expression + "$").MatchString(path) {
+			return pattern, item
+		}
+	}
+	return "", nil
+}

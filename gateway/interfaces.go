@@ -1,0 +1,66 @@
+package gateway
+
+import (
+	"context"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// Jobs takes executions and tells what becomes of them.
+type Jobs interface {
+	// Submit takes a job; it is durable when Submit gives nil. A [*proto.Refusal] says that it was not taken and that
+	// nothing of it remains; after any other error that is not known.
+	Submit(ctx context.Context, job *proto.Job) error
+	// Lookup gives what is known of an execution. Its error is [proto.ErrNotFound] where nothing is.
+	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	// Wait blocks until the execution has ended. When ctx ends first, it gives the error of ctx.
+	Wait(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	// Withdraw ends an execution that has not started with the result r. It gives the record as it is afterwards, which
+	// says running or another end where Withdraw came too late.
+	Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error)
+	// Cancel records that the execution is to be ended, and gives its record as it is afterwards.
+	Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	// Stats gives the state of the queue.
+	Stats(ctx context.Context) (proto.QueueStats, error)
+}
+
+// Events gives the output of executions, from their start and live.
+type Events interface {
+	// Follow reads the events of an execution whose sequence number is above after; the result event comes always.
+	Follow(ctx context.Context, id proto.TraceID, after int64) (Tail, error)
+}
+
+// Tail is a reader of one execution's events. It is used by one goroutine at a time.
+type Tail interface {
+	// Next blocks until there are events. It gives [io.EOF] after the result event. When ctx ends first it gives the
+	// error of ctx, and the next call goes on from there.
+	Next(ctx context.Context) (proto.Batch, error)
+	// Close frees what the tail holds.
+	Close()
+}
+
+// Keys knows the API keys.
+type Keys interface {
+	// Authenticate gives the key whose secret this is, in a time that does not depend on how much of it is right.
+	Authenticate(secret string) (key *proto.Key, ok bool)
+}
+
+// KeyAdmin makes and revokes API keys.
+type KeyAdmin interface {
+	// Create stores a new key with the name, organisation, plan and rights of k. The secret is given only here.
+	Create(ctx context.Context, k proto.Key) (key proto.Key, secret string, err error)
+	// List gives all keys, the revoked ones included.
+	List(ctx context.Context) ([]proto.Key, error)
+	// Revoke ends a key. Its error is [proto.ErrNotFound] where there is none of that id.
+	Revoke(ctx context.Context, id string) (proto.Key, error)
+}
+
+// Bindings keeps for 24 hours which execution an idempotency key stands for.
+type Bindings interface {
+	// Bind ties key to b unless it is tied already. It gives the binding that holds; bound says that it is b.
+	Bind(ctx context.Context, scope, key string, b proto.Binding) (holds proto.Binding, bound bool, err error)
+	// Replace ties key to b if it is still tied to old. Its error is [proto.ErrConflict] if it is not.
+	Replace(ctx context.Context, scope, key string, old, b proto.Binding) (proto.Binding, error)
+	// Release unties key if it is still tied to b.
+	Release(ctx context.Context, scope, key string, b proto.Binding) error
+}

@@ -1,0 +1,87 @@
+package gateway
+
+import (
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const (
+	typeJSON   = "application/json"
+	typeNDJSON = "application/x-ndjson"
+	typeSSE    = "text/event-stream"
+
+	preferAsync = "respond-async"
+)
+
+// modeOf tells how the client wants to be answered: asynchronously wins over what it accepts.
+func modeOf(h http.Header) proto.Mode {
+	for _, item := range listItems(h.Values("Prefer")) {
+		name, _, _ := strings.Cut(item, ";")
+		if strings.EqualFold(strings.TrimSpace(name), preferAsync) {
+			return proto.ModeAsync
+		}
+	}
+	if preferred(h, typeJSON, typeNDJSON) == typeNDJSON {
+		return proto.ModeStreaming
+	}
+	return proto.ModeInline
+}
+
+// preferred gives the first of the supported types that the client accepts with the highest weight. The first supported one
+// stands for wildcards, and answers those who accept none of them: an answer is of more use than a refusal.
+func preferred(h http.Header, supported ...string) string {
+	best, bestWeight := supported[0], 0.0
+	for _, item := range listItems(h.Values("Accept")) {
+		parts := strings.Split(item, ";")
+		name := strings.ToLower(strings.TrimSpace(parts[0]))
+		major, _, _ := strings.Cut(supported[0], "/")
+		if name == "*/*" || name == major+"/*" {
+			name = supported[0]
+		}
+		if weight := weightOf(parts[1:]); weight > bestWeight && slices.Contains(supported, name) {
+			best, bestWeight = name, weight
+		}
+	}
+	return best
+}
+
+// weightOf reads the q parameter: 1 where there is none, 0 where it is no weight.
+func weightOf(params []string) float64 {
+	for _, param := range params {
+		name, value, _ := strings.Cut(param, "=")
+		if !strings.EqualFold(strings.TrimSpace(name), "q") {
+			continue
+		}
+		q, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+		if err != nil || !(q >= 0 && q <= 1) {
+			return 0
+		}
+		return q
+	}
+	return 1
+}
+
+// listItems splits the lines of a list header at the commas that are not inside quotes.
+func listItems(lines []string) []string {
+	var items []string
+	for _, line := range lines {
+		start, quoted := 0, false
+		for i := 0; i < len(line); i++ {
+			switch {
+			case line[i] == '"':
+				quoted = !quoted
+			case line[i] == '\\' && quoted:
+				i++
+			case line[i] == ',' && !quoted:
+				items = append(items, strings.TrimSpace(line[start:i]))
+				start = i + 1
+			}
+		}
+		items = append(items, strings.TrimSpace(line[start:]))
+	}
+	return items
+}

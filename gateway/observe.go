@@ -1,0 +1,171 @@
+package gateway
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// statusClientGone is logged for requests whose client went away before there was an answer. It is never sent.
+const statusClientGone = 499
+
+const maxRequestID = 128
+
+// info is what a request has come to be known by, for the answer and for the log line at its end.
+type info struct {
+	requestID string
+	key       proto.Key
+	plan      proto.Plan
+	trace     proto.TraceID
+	err       error
+	rec       *recorder
+}
+
+type infoKey struct{}
+
+// infoOf gives the info that observe put into the context of every request.
+func infoOf(ctx context.Context) *info {
+	i, ok := ctx.Value(infoKey{}).(*info)
+	if !ok {
+		panic("gateway: a handler was called around the middleware")
+	}
+	return i
+}
+
+// recorder notes what is answered, and gives every write its own deadline.
+type recorder struct {
+	http.ResponseWriter
+	control *http.ResponseController
+	status  int
+	bytes   int64
+}
+
+// Unwrap is for http.ResponseController.
+func (rec *recorder) Unwrap() http.ResponseWriter { return rec.ResponseWriter }
+
+func (rec *recorder) WriteHeader(status int) {
+	if rec.status == 0 && status >= http.StatusOK {
+		rec.status = status
+	}
+	rec.extend()
+	rec.ResponseWriter.WriteHeader(status)
+}
+
+func (rec *recorder) Write(p []byte) (written int, err error) {
+	if rec.status == 0 {
+		rec.status = http.StatusOK
+	}
+	for len(p) > 0 && err == nil {
+		rec.extend()
+		var n int
+		n, err = rec.ResponseWriter.Write(p[:min(len(p), writePiece)])
+		p = p[n:]
+		written += n
+	}
+	rec.bytes += int64(written)
+	return written, err
+}
+
+// FlushError is for http.ResponseController.
+func (rec *recorder) FlushError() error {
+	rec.extend()
+	return rec.control.Flush()
+}
+
+// extend moves the write deadline. Where deadlines are not supported there is no connection that could stall.
+func (rec *recorder) extend() { _ = rec.control.SetWriteDeadline(time.Now().Add(writeTimeout)) }
+
+// observe is around every request: it names it, writes one line about it, and keeps panics from the server.
+func (s *Server) observe(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		start := time.Now()
+		rec := &recorder{ResponseWriter: w, control: http.NewResponseController(w)}
+		_ = rec.control.SetWriteDeadline(time.Time{}) // that of the connection's request before this one
+		i := &info{requestID: requestID(r), rec: rec}
+		w.Header().Set("X-Request-Id", i.requestID)
+		r = r.WithContext(context.WithValue(r.Context(), infoKey{}, i))
+		defer func() {
+			failure := recover()
+			switch {
+			case failure == nil:
+			case failure == http.ErrAbortHandler:
+				if i.rec.status == 0 {
+					i.rec.status = statusClientGone
+				}
+			default:
+				i.err = fmt.Errorf("panic: %v\n%s", failure, debug.Stack())
+				if rec.status == 0 {
+					panicked := i.err
+					s.writeError(rec, r, panicked)
+					failure = nil
+				}
+			}
+			s.logRequest(r, i, time.Since(start))
+			if failure != nil {
+				panic(http.ErrAbortHandler)
+			}
+		}()
+		next.ServeHTTP(rec, r)
+	})
+}
+
+func (s *Server) logRequest(r *http.Request, i *info, took time.Duration) {
+	status := i.rec.status
+	if status == 0 {
+		status = http.StatusOK
+	}
+	route := chi.RouteContext(r.Context()).RoutePattern()
+	level := slog.LevelInfo
+	switch {
+	case status == http.StatusInternalServerError:
+		level = slog.LevelError
+	case i.err != nil && status == http.StatusOK && r.Context().Err() == nil:
+		level = slog.LevelWarn // broken off
+	case route == "/healthz" || route == "/readyz" || route == "/metrics":
+		level = slog.LevelDebug
+	}
+	attrs := []slog.Attr{
+		slog.String("method", r.Method),
+		slog.String("route", route),
+		slog.Int("status", status),
+		slog.Float64("duration_ms", float64(took.Microseconds())/1000),
+		slog.Int64("bytes", i.rec.bytes),
+		slog.String("request_id", i.requestID),
+	}
+	if i.key.ID != "" {
+		attrs = append(attrs, slog.String("org", i.key.Org), slog.String("key", i.key.ID))
+	}
+	if i.trace != "" {
+		attrs = append(attrs, slog.String("trace_id", string(i.trace)))
+	}
+	if i.err != nil {
+		attrs = append(attrs, slog.String("error", i.err.Error()))
+	}
+	s.Log.LogAttrs(r.Context(), level, "request", attrs...)
+}
+
+// requestID takes the client's id if it is fit to be written into headers and logs, and makes one otherwise.
+func requestID(r *http.Request) string {
+	if id := r.Header.Get("X-Request-Id"); id != "" && len(id) <= maxRequestID && printable(id) {
+		return id
+	}
+	return "req_" + rand.Text()
+}
+
+// printable reports whether s is of printable ASCII only.
+func printable(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
+}

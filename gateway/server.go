@@ -1,0 +1,173 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// DefaultMaxBody is the documented cap on request bodies, in bytes.
+const DefaultMaxBody = 8 << 20
+
+const (
+	bodyTimeout = 30 * time.Second // a body must have arrived by then
+	// writeTimeout is how long a client may take for one piece of an answer, of up to writePiece bytes, before the
+	// connection is dropped: a client that stops reading must not hold an answer in memory.
+	writeTimeout = 60 * time.Second
+	writePiece   = 256 << 10
+	keepalive    = 15 * time.Second
+	// answerGrace is what an inline answer may take beyond the execution's timeout. The SDK gives up two seconds later,
+	// and sends the code again.
+	answerGrace = 8 * time.Second
+	// storeTimeout bounds what must be finished although the client may be gone.
+	// Twice that is less than the shortest time for an inline answer.
+	storeTimeout = 4 * time.Second
+	// readyTimeout bounds the check behind /readyz.
+	readyTimeout = time.Second
+)
+
+// Server answers HTTP requests. Its exported fields are set before Handler is called and not changed afterwards; all but
+// Metrics and UpgradeURL are needed. It is safe for concurrent use and starts no goroutines of its own.
+type Server struct {
+	Jobs     Jobs
+	Events   Events
+	Keys     Keys
+	KeyAdmin KeyAdmin
+	Bindings Bindings
+
+	Log    *slog.Logger
+	Tracer trace.Tracer
+	// Metrics answers GET /metrics; nil for none.
+	Metrics http.Handler
+
+	Sandbox     proto.Sandbox // what every execution may use
+	QueueWait   time.Duration // how long inline and streaming executions wait for a worker
+	QueueExpiry time.Duration // how long asynchronous ones do
+	MaxBody     int64         // cap on request bodies, in bytes
+	UpgradeURL  string        // where people change their plan, for messages; empty for nowhere
+	Version     string        // of the program, for the documents
+
+	draining atomic.Bool
+}
+
+// Drain makes new requests be answered with 503 from now on. Those that have begun go on to their end, for which the caller
+// waits with [http.Server.Shutdown].
+func (s *Server) Drain() { s.draining.Store(true) }
+
+// Handler gives the handler of all routes.
+func (s *Server) Handler() http.Handler {
+	root := chi.NewRouter()
+	root.Use(s.observe)
+	root.NotFound(s.handle(func(http.ResponseWriter, *http.Request) error { return errNoRoute }))
+	root.MethodNotAllowed(s.handle(methodNotAllowed(root)))
+
+	for _, register := range []func(string, http.HandlerFunc){root.Get, root.Head} {
+		register("/healthz", s.healthz)
+		register("/readyz", s.readyz)
+	}
+	if s.Metrics != nil {
+		root.Method(http.MethodGet, "/metrics", s.Metrics)
+	}
+	s.routeDocs(root)
+	root.Route("/v1", s.routeV1)
+	return root
+}
+
+// routeV1 is the execute API: everything that belongs to this surface and not to the whole server hangs here.
+func (s *Server) routeV1(r chi.Router) {
+	r.Group(func(r chi.Router) {
+		r.Use(s.refuseWhenDraining, s.authenticate)
+		r.Post("/sandbox/execute", s.handle(s.execute))
+		r.Get("/executions/{id}", s.handle(s.getExecution))
+		r.Get("/executions/{id}/output", s.handle(s.getOutput))
+		r.Post("/executions/{id}/cancel", s.handle(s.cancelExecution))
+		r.Group(func(r chi.Router) {
+			r.Use(s.requireAllRights)
+			r.Post("/admin/keys", s.handle(s.createKey))
+			r.Get("/admin/keys", s.handle(s.listKeys))
+			r.Delete("/admin/keys/{id}", s.handle(s.revokeKey))
+		})
+	})
+}
+
+func (s *Server) refuseWhenDraining(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.draining.Load() {
+			w.Header().Set("Connection", "close")
+			s.writeError(w, r, errDraining)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// authenticate finds the key of the request. What is not of the form of a key is not looked up.
+func (s *Server) authenticate(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		secret = strings.TrimSpace(secret)
+		if !strings.EqualFold(scheme, "Bearer") || proto.CheckKeyForm(secret) != nil {
+			s.writeError(w, r, errUnauthorized)
+			return
+		}
+		key, ok := s.Keys.Authenticate(secret)
+		if !ok || key.RevokedAt != nil {
+			s.writeError(w, r, errUnauthorized)
+			return
+		}
+		info := infoOf(r.Context())
+		info.key = *key
+		if info.plan, ok = proto.PlanByName(key.Plan); !ok {
+			s.writeError(w, r, fmt.Errorf("key %s has the plan %q, which there is not", key.ID, key.Plan))
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (s *Server) requireAllRights(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if infoOf(r.Context()).key.Rights != proto.RightsAll {
+			s.writeError(w, r, errForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// methodNotAllowed says which methods the path takes. The router calls it for methods it has never heard of as well, on any
+// path, so a path that takes none is one that does not exist.
+func methodNotAllowed(root chi.Routes) func(http.ResponseWriter, *http.Request) error {
+	methods := []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}
+	return func(w http.ResponseWriter, r *http.Request) error {
+		path := r.URL.RawPath
+		if path == "" {
+			path = r.URL.Path
+		}
+		var allowed []string
+		for _, method := range methods {
+			if root.Match(chi.NewRouteContext(), method, path) {
+				allowed = append(allowed, method)
+			}
+		}
+		if len(allowed) == 0 {
+			return errNoRoute
+		}
+		w.Header().Set("Allow", strings.Join(allowed, ", "))
+		return errMethod
+	}
+}
+
+// detached gives a context for what must be finished although the client may be gone.
+func detached(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
+}

@@ -1,0 +1,157 @@
+package gateway
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// follower writes the events of one execution to one client.
+type follower struct {
+	w    *recorder
+	tail Tail
+	sse  bool
+	last int64  // sequence number of the last event the client has
+	head []byte // reused
+}
+
+func newFollower(w http.ResponseWriter, r *info, tail Tail, sse bool, last int64) *follower {
+	h := w.Header()
+	h.Set("Content-Type", typeNDJSON)
+	if sse {
+		h.Set("Content-Type", typeSSE)
+	}
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Accel-Buffering", "no")
+	return &follower{w: r.rec, tail: tail, sse: sse, last: last}
+}
+
+// copy writes events as they come until the last one. Its errors are those of reading and writing, and that of ctx.
+func (f *follower) copy(ctx context.Context) error {
+	for {
+		batch, err := nextUntil(ctx, f.tail, time.Now().Add(keepalive))
+		switch {
+		case err == nil:
+			err = f.write(batch)
+			f.last = batch.Last
+		case errors.Is(err, io.EOF):
+			return nil
+		case errors.Is(err, errNoAnswerInTime):
+			err = f.write(proto.Batch{First: f.last, Last: f.last, Lines: proto.AppendKeepaliveEvent(nil, f.last)})
+		}
+		if err != nil {
+			return fmt.Errorf("stream events: %w", err)
+		}
+	}
+}
+
+// write sends a batch at once.
+func (f *follower) write(batch proto.Batch) error {
+	if !f.sse {
+		if _, err := f.w.Write(batch.Lines); err != nil {
+			return err
+		}
+		return f.w.FlushError()
+	}
+	out := bufio.NewWriterSize(f.w, 32<<10) // lines are short and many; longer ones pass through it without a copy
+	seq := batch.First
+	for line := range bytes.Lines(batch.Lines) {
+		f.head = append(f.head[:0], "id: "...)
+		f.head = strconv.AppendInt(f.head, seq, 10)
+		f.head = append(f.head, "\ndata: "...)
+		for _, part := range [][]byte{f.head, line, {'\n'}} {
+			if _, err := out.Write(part); err != nil {
+				return err
+			}
+		}
+		seq++
+	}
+	if err := out.Flush(); err != nil {
+		return err
+	}
+	return f.w.FlushError()
+}
+
+// nextUntil reads the next events. Its error is errNoAnswerInTime at the deadline, after which the tail is still good.
+func nextUntil(ctx context.Context, tail Tail, deadline time.Time) (proto.Batch, error) {
+	limited, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	batch, err := tail.Next(limited)
+	switch {
+	case err == nil || errors.Is(err, io.EOF):
+		return batch, err
+	case ctx.Err() != nil:
+		return batch, ctx.Err()
+	case limited.Err() != nil:
+		return batch, errNoAnswerInTime
+	default:
+		return batch, err
+	}
+}
+
+// answerStream streams an execution that was just accepted. Only when it has started is the answer a stream: until then it
+// may still be an error.
+func (s *Server) answerStream(ctx context.Context, w http.ResponseWriter, x *admitted) error {
+	tail, err := s.Events.Follow(ctx, x.id, 0)
+	if err != nil {
+		return errors.Join(fmt.Errorf("follow %s: %w", x.id, err), s.clientGone(ctx, x))
+	}
+	defer tail.Close()
+	first, err := s.awaitStart(ctx, x, tail)
+	if err != nil {
+		return err
+	}
+	f := newFollower(w, infoOf(ctx), tail, false, 0)
+	if err := f.write(first); err != nil {
+		return fmt.Errorf("stream events: %w", err)
+	}
+	f.last = first.Last
+	return f.copy(ctx)
+}
+
+// awaitStart waits for the first events of an execution.
+func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.Batch, error) {
+	deadline := x.deadline
+	if x.owner {
+		deadline = x.queueDeadline
+	}
+	first, err := nextUntil(ctx, tail, deadline)
+	if err != nil && ctx.Err() != nil {
+		return first, s.clientGone(ctx, x)
+	}
+	if errors.Is(err, errNoAnswerInTime) && x.owner {
+		record, withdrawErr := s.withdraw(ctx, x, s.queueWaitOver())
+		switch {
+		case withdrawErr != nil: // it may start yet
+			s.Log.WarnContext(ctx, "withdraw after the wait for a worker", "trace_id", x.id, "error", withdrawErr)
+		case expired(record):
+			return first, errExpired
+		}
+		first, err = nextUntil(ctx, tail, x.deadline)
+	}
+	switch {
+	case errors.Is(err, errNoAnswerInTime) || (err != nil && ctx.Err() != nil):
+		return first, err
+	case err != nil:
+		return first, fmt.Errorf("first events of %s: %w", x.id, err)
+	case bytes.HasPrefix(first.Lines, []byte(`{"type":"status"`)):
+		return first, nil
+	}
+	// It ended without having started.
+	record, err := s.Jobs.Lookup(ctx, x.id)
+	if err != nil {
+		return first, fmt.Errorf("look up %s: %w", x.id, err)
+	}
+	if expired(record) {
+		return first, s.expiredInQueue(ctx, x)
+	}
+	return first, nil
+}

@@ -1,0 +1,309 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// stub is the other rooms in memory: what is submitted stays queued until a test starts and ends it.
+type stub struct {
+	mu        sync.Mutex
+	runs      map[proto.TraceID]*run
+	submitted chan proto.TraceID
+	onSubmit  func(*proto.Job)       // after the job was taken
+	refuse    func(*proto.Job) error // instead of taking it
+	stats     func(context.Context) (proto.QueueStats, error)
+	bindings  map[string]proto.Binding
+	revision  uint64
+	keys      []proto.Key
+	secrets   map[string]string // secret -> key id
+}
+
+type run struct {
+	job     *proto.Job
+	record  proto.Record
+	events  [][]byte
+	changed chan struct{}
+}
+
+func newStub() *stub {
+	return &stub{
+		runs: map[proto.TraceID]*run{}, submitted: make(chan proto.TraceID, 100),
+		bindings: map[string]proto.Binding{}, secrets: map[string]string{},
+		stats: func(context.Context) (proto.QueueStats, error) { return proto.QueueStats{Workers: 1}, nil },
+	}
+}
+
+// addKey stores a key and gives its secret.
+func (q *stub) addKey(org, plan string, rights proto.Rights) string {
+	secret := proto.NewKeySecret("local")
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	id := fmt.Sprintf("key_%d", len(q.keys)+1)
+	q.keys = append(q.keys, proto.Key{
+		ID: id, Name: "test", Org: org, Plan: plan, Rights: rights, Hint: proto.KeyHint(secret), CreatedAt: time.Now(),
+	})
+	q.secrets[secret] = id
+	return secret
+}
+
+// finishAtOnce makes every job start, print and end as soon as it is submitted.
+func (q *stub) finishAtOnce(r proto.Result, stdout ...string) {
+	q.onSubmit = func(job *proto.Job) {
+		q.start(job.TraceID)
+		for _, text := range stdout {
+			q.output(job.TraceID, proto.Stdout, text)
+			r.Stdout += text
+		}
+		q.finish(job.TraceID, r)
+	}
+}
+
+func (q *stub) update(id proto.TraceID, f func(*run)) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	x := q.runs[id]
+	f(x)
+	close(x.changed)
+	x.changed = make(chan struct{})
+}
+
+func (q *stub) start(id proto.TraceID) {
+	q.update(id, func(x *run) {
+		now := time.Now()
+		x.record.Status, x.record.StartedAt, x.record.Attempt = proto.StatusRunning, &now, 1
+		x.events = append(x.events, proto.AppendStatusEvent(nil, id))
+	})
+}
+
+func (q *stub) output(id proto.TraceID, stream proto.Stream, text string) {
+	q.update(id, func(x *run) {
+		x.events = append(x.events, proto.AppendOutputEvent(nil, stream, []byte(text), int64(len(x.events)+1)))
+	})
+}
+
+func (q *stub) finish(id proto.TraceID, r proto.Result) {
+	q.update(id, func(x *run) { x.end(r) })
+}
+
+func (x *run) end(r proto.Result) {
+	now := time.Now()
+	x.record.Status, x.record.Result, x.record.CompletedAt = r.Status(), &r, &now
+	x.record.ResultSeq = int64(len(x.events) + 1)
+}
+
+func (q *stub) record(id proto.TraceID) proto.Record {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.runs[id].record
+}
+
+func (q *stub) Submit(_ context.Context, job *proto.Job) error {
+	if q.refuse != nil {
+		if err := q.refuse(job); err != nil {
+			return err
+		}
+	}
+	q.mu.Lock()
+	q.runs[job.TraceID] = &run{
+		job: job, record: proto.Record{Meta: job.Meta, Status: proto.StatusQueued}, changed: make(chan struct{}),
+	}
+	q.mu.Unlock()
+	q.submitted <- job.TraceID
+	if q.onSubmit != nil {
+		q.onSubmit(job)
+	}
+	return nil
+}
+
+func (q *stub) look(id proto.TraceID) (*proto.Record, <-chan struct{}, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	x, ok := q.runs[id]
+	if !ok {
+		return nil, nil, proto.ErrNotFound
+	}
+	record := x.record
+	return &record, x.changed, nil
+}
+
+func (q *stub) Lookup(_ context.Context, id proto.TraceID) (*proto.Record, error) {
+	record, _, err := q.look(id)
+	return record, err
+}
+
+func (q *stub) Wait(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+	for {
+		record, changed, err := q.look(id)
+		if err != nil || record.Status.Terminal() {
+			return record, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (q *stub) Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error) {
+	if _, _, err := q.look(id); err != nil {
+		return nil, err
+	}
+	q.update(id, func(x *run) {
+		if x.record.Status == proto.StatusQueued {
+			x.end(r)
+		}
+	})
+	return q.Lookup(ctx, id)
+}
+
+func (q *stub) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+	q.update(id, func(x *run) {
+		switch x.record.Status {
+		case proto.StatusQueued:
+			x.end(proto.Cancelled())
+		case proto.StatusRunning:
+			x.record.Cancelling = true
+		}
+	})
+	return q.Lookup(ctx, id)
+}
+
+func (q *stub) Stats(ctx context.Context) (proto.QueueStats, error) { return q.stats(ctx) }
+
+type stubTail struct {
+	stub  *stub
+	id    proto.TraceID
+	after int64
+	ended bool
+}
+
+func (q *stub) Follow(_ context.Context, id proto.TraceID, after int64) (Tail, error) {
+	return &stubTail{stub: q, id: id, after: after}, nil
+}
+
+func (t *stubTail) Close() {}
+
+func (t *stubTail) Next(ctx context.Context) (proto.Batch, error) {
+	for !t.ended {
+		batch, changed, err := t.ready()
+		if err != nil || len(batch.Lines) > 0 {
+			return batch, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return proto.Batch{}, ctx.Err()
+		}
+	}
+	return proto.Batch{}, io.EOF
+}
+
+func (t *stubTail) ready() (b proto.Batch, changed <-chan struct{}, err error) {
+	t.stub.mu.Lock()
+	defer t.stub.mu.Unlock()
+	x := t.stub.runs[t.id]
+	for i, line := range x.events {
+		if seq := int64(i + 1); seq > t.after {
+			if b.First == 0 {
+				b.First = seq
+			}
+			b.Last = seq
+			b.Lines = append(b.Lines, line...)
+		}
+	}
+	t.after = max(t.after, b.Last)
+	if x.record.Result != nil {
+		if b.Last = x.record.ResultSeq; b.First == 0 {
+			b.First = b.Last
+		}
+		t.ended = true
+		b.Lines, err = proto.AppendResultEvent(b.Lines, &x.record)
+	}
+	return b, x.changed, err
+}
+
+func (q *stub) Authenticate(secret string) (*proto.Key, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, k := range q.keys {
+		if k.ID == q.secrets[secret] && k.RevokedAt == nil {
+			return &k, true
+		}
+	}
+	return nil, false
+}
+
+func (q *stub) Create(_ context.Context, k proto.Key) (proto.Key, string, error) {
+	secret := q.addKey(k.Org, k.Plan, k.Rights)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	made := &q.keys[len(q.keys)-1]
+	made.Name = k.Name
+	return *made, secret, nil
+}
+
+func (q *stub) List(context.Context) ([]proto.Key, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return append([]proto.Key(nil), q.keys...), nil
+}
+
+func (q *stub) Revoke(_ context.Context, id string) (proto.Key, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i := range q.keys {
+		if q.keys[i].ID == id {
+			now := time.Now()
+			q.keys[i].RevokedAt = &now
+			return q.keys[i], nil
+		}
+	}
+	return proto.Key{}, proto.ErrNotFound
+}
+
+func (q *stub) Bind(_ context.Context, scope, key string, b proto.Binding) (proto.Binding, bool, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if holds, ok := q.bindings[scope+"/"+key]; ok {
+		return holds, false, nil
+	}
+	return q.store(scope, key, b), true, nil
+}
+
+func (q *stub) store(scope, key string, b proto.Binding) proto.Binding {
+	q.revision++
+	b.Revision = q.revision
+	q.bindings[scope+"/"+key] = b
+	return b
+}
+
+func (q *stub) Replace(_ context.Context, scope, key string, old, b proto.Binding) (proto.Binding, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.bindings[scope+"/"+key].Revision != old.Revision {
+		return proto.Binding{}, proto.ErrConflict
+	}
+	return q.store(scope, key, b), nil
+}
+
+func (q *stub) Release(_ context.Context, scope, key string, b proto.Binding) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.bindings[scope+"/"+key].Revision == b.Revision {
+		delete(q.bindings, scope+"/"+key)
+	}
+	return nil
+}
+
+func (q *stub) bound() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.bindings)
+}

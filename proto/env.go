@@ -1,0 +1,88 @@
+package proto
+
+import (
+	"regexp"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// The limits of environment variables.
+const (
+	MaxEnvVars       = 50        // after the merge of all levels
+	MaxEnvBytes      = 64 * 1024 // of names plus values, after the merge of all levels
+	MaxEnvNameLen    = 128
+	MaxEnvValueRunes = 4096
+)
+
+const envField = "env_vars"
+
+var envNamePattern = regexp.MustCompile(`^[A-Z][A-Z0-9_]*$`)
+
+// reservedEnv are the names that would change how a program is started rather than what it finds.
+const reservedEnv = ` PATH HOME TMPDIR PWD OLDPWD SHELL LANG LANGUAGE TERM USER LOGNAME MAIL EDITOR VISUAL` +
+	` PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONUSERBASE PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONHASHSEED` +
+	` PYTHONWARNINGS PYTHONOPTIMIZE PYTHONINSPECT PYTHONDEBUG PYTHONIOENCODING PYTHONMALLOC PYTHONCOERCECLOCALE` +
+	` PYTHONFAULTHANDLER PYTHONPROFILEIMPORTTIME PYTHONPYCACHEPREFIX PIP_USER PIP_TARGET PIP_PREFIX` +
+	` BASH_ENV ENV CDPATH GLOBIGNORE BASH_XTRACEFD PS1 PS2 PS4 PROMPT_COMMAND IFS` +
+	` HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY NO_PROXY` +
+	` NODE_PATH NODE_OPTIONS NODE_EXTRA_CA_CERTS NPM_CONFIG_PREFIX NPM_CONFIG_CACHE NPM_CONFIG_GLOBALCONFIG` +
+	` CARGO_HOME RUSTUP_HOME GOPATH GOMODCACHE GOBIN R_LIBS_USER JULIA_DEPOT_PATH `
+
+const reservedEnvPrefixes = `BULLPEN_ BAPONI_ NSJAIL_ LD_ LC_ XDG_ _`
+
+// ReservedEnv reports whether a variable of that name is bullpen's to set.
+func ReservedEnv(name string) bool {
+	for prefix := range strings.FieldsSeq(reservedEnvPrefixes) {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return name != "" && !strings.Contains(name, " ") && strings.Contains(reservedEnv, " "+name+" ")
+}
+
+// CheckEnv checks one environment variable. Its errors are [*FieldError]; they never quote a value, which may be a secret,
+// nor tell which names are reserved.
+func CheckEnv(name, value string) error {
+	if ReservedEnv(name) {
+		return fieldErrorf(envField, "must not set a reserved name; choose another name than %q", shorten(name))
+	}
+	if len(name) > MaxEnvNameLen || !envNamePattern.MatchString(name) {
+		return fieldErrorf(envField, "names must be 1 to %d characters of A-Z, 0-9 and _, the first a letter; %q is not",
+			MaxEnvNameLen, shorten(name))
+	}
+	if utf8.RuneCountInString(value) > MaxEnvValueRunes {
+		return fieldErrorf(envField, "values must be at most %d characters; that of %s is longer", MaxEnvValueRunes, name)
+	}
+	for _, r := range value {
+		if unicode.IsControl(r) && r != '\t' && r != '\n' && r != '\r' {
+			return fieldErrorf(envField,
+				"values must have no control characters but tab, newline and carriage return; that of %s has U+%04X", name, r)
+		}
+	}
+	return nil
+}
+
+// MergeEnv merges the levels of an execution's environment, of which later ones win, and checks the limits that hold for the
+// whole. Its error is a [*FieldError].
+func MergeEnv(levels ...map[string]string) (map[string]string, error) {
+	merged := make(map[string]string)
+	for _, level := range levels {
+		for name, value := range level {
+			merged[name] = value
+		}
+	}
+	if len(merged) > MaxEnvVars {
+		return nil, fieldErrorf(envField, "must be at most %d variables, those of the key and the sandbox included; there are %d",
+			MaxEnvVars, len(merged))
+	}
+	size := 0
+	for name, value := range merged {
+		size += len(name) + len(value)
+	}
+	if size > MaxEnvBytes {
+		return nil, fieldErrorf(envField, "must be at most %d bytes of names and values, those of the key and the sandbox included; "+
+			"there are %d", MaxEnvBytes, size)
+	}
+	return merged, nil
+}

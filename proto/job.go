@@ -1,0 +1,84 @@
+package proto
+
+import "time"
+
+// Sandbox is what a program may use, resolved when the job is accepted: a worker never looks anything up.
+type Sandbox struct {
+	CPU         float64 `json:"cpu"`          // cores
+	Memory      int64   `json:"memory"`       // bytes
+	Pids        int     `json:"pids"`         // processes and threads
+	HomeBytes   int64   `json:"home_bytes"`   // size limit of the home directory
+	TmpBytes    int64   `json:"tmp_bytes"`    // size limit of /tmp
+	Inodes      int64   `json:"inodes"`       // in the home directory, and again in /tmp
+	OutputBytes int     `json:"output_bytes"` // per stream, kept in the result
+}
+
+// DefaultSandbox is the sandbox of a key that was bound to none: 1 core, 1 GiB of memory, 256 processes, 65,536 inodes in
+// each of home and /tmp, 16 MiB of output per stream. Home and /tmp are in memory and count against its limit; half for home
+// and a quarter for /tmp lets a full disk be told (ENOSPC) before the program is killed for memory.
+func DefaultSandbox() Sandbox {
+	const memory = 1 << 30
+	return Sandbox{
+		CPU: 1, Memory: memory, Pids: 256, HomeBytes: memory / 2, TmpBytes: memory / 4,
+		Inodes: 65536, OutputBytes: 16 << 20,
+	}
+}
+
+// Meta is what is told of an execution besides its program: kept from submission to the end of its retention.
+type Meta struct {
+	TraceID     TraceID           `json:"trace_id"`
+	Org         string            `json:"org"`
+	Key         string            `json:"key"` // the API key's id, never the key
+	Mode        Mode              `json:"mode"`
+	Language    Language          `json:"language"`
+	Timeout     int               `json:"timeout"` // seconds
+	MaxAttempts int               `json:"max_attempts"`
+	Metadata    map[string]string `json:"metadata,omitempty"`
+	ThreadID    string            `json:"thread_id,omitempty"`
+	WebhookURL  string            `json:"webhook_url,omitempty"`
+	RequestID   string            `json:"request_id,omitempty"`
+	ClientID    string            `json:"client_id,omitempty"`
+	UserAgent   string            `json:"user_agent,omitempty"`
+	CreatedAt   time.Time         `json:"created_at"`
+	// QueueDeadline is when the job is withdrawn if no worker has started it.
+	QueueDeadline time.Time `json:"queue_deadline"`
+	// Concurrent and MaxQueued are the plan's limits for the organisation at submission.
+	Concurrent int `json:"concurrent"`
+	MaxQueued  int `json:"max_queued"`
+}
+
+// Class gives the class of the job, which follows from its mode.
+func (m *Meta) Class() Class { return m.Mode.Class() }
+
+// Job is a program on its way to a worker, with a resolved snapshot of everything it needs.
+type Job struct {
+	Meta
+	Code    string            `json:"code"`
+	Env     map[string]string `json:"env,omitempty"`
+	Sandbox Sandbox           `json:"sandbox"`
+}
+
+// Record is what is known of an execution: while it is queued and running, and when it has ended.
+type Record struct {
+	Meta
+	Status          Status     `json:"status"`
+	Attempt         int        `json:"attempt"` // 1 for the first; 0 while it has not been claimed
+	Worker          string     `json:"worker,omitempty"`
+	StartedAt       *time.Time `json:"started_at,omitempty"`
+	CompletedAt     *time.Time `json:"completed_at,omitempty"`
+	Result          *Result    `json:"result,omitempty"` // when Status is terminal
+	ResultSeq       int64      `json:"result_seq,omitempty"`
+	OutputTruncated bool       `json:"output_truncated,omitempty"` // events were evicted or lost
+	Cancelling      bool       `json:"cancelling,omitempty"`       // cancellation was asked for
+	// Usage is what the execution took, for metering.
+	Usage *Usage `json:"usage,omitempty"`
+}
+
+// Usage is what an execution took of the machine.
+type Usage struct {
+	CPUMS      int64 `json:"cpu_ms"`
+	MemoryPeak int64 `json:"memory_peak"` // bytes
+}
+
+// MaxEvents is how many output events of an execution are kept for reconnection.
+const MaxEvents = 10000

@@ -1,0 +1,68 @@
+package proto
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"regexp"
+	"time"
+)
+
+// Rights is what an API key may do.
+type Rights string
+
+// The rights. RightsAll adds the administrative routes.
+const (
+	RightsExecute Rights = "execute"
+	RightsAll     Rights = "all"
+)
+
+// Key is an API key as it is stored: the key itself is never kept, only a keyed hash of it.
+type Key struct {
+	ID        string     `json:"id"`
+	Name      string     `json:"name"`
+	Org       string     `json:"org"`
+	Plan      string     `json:"plan"`
+	Rights    Rights     `json:"rights"`
+	Hint      string     `json:"hint"` // the key's first and last few characters, to recognise it by
+	CreatedAt time.Time  `json:"created_at"`
+	RevokedAt *time.Time `json:"revoked_at"`
+}
+
+var (
+	keyPattern = regexp.MustCompile(`^sk-[a-z0-9]+-[A-Za-z0-9_-]{20,}$`)
+	orgPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
+)
+
+// MaxKeyBytes bounds what is read as an API key.
+const MaxKeyBytes = 512
+
+// ErrBadKeyForm says that a string does not have the form of an API key.
+var ErrBadKeyForm = errors.New("an API key is sk-<region>-<token>: region of a-z 0-9, token of at least 20 characters of A-Z a-z 0-9 _ -")
+
+// CheckKeyForm checks that s looks like an API key. Its error is [ErrBadKeyForm].
+func CheckKeyForm(s string) error {
+	if len(s) > MaxKeyBytes || !keyPattern.MatchString(s) {
+		return ErrBadKeyForm
+	}
+	return nil
+}
+
+// NewKeySecret makes an API key of 32 random bytes for a region such as "local".
+func NewKeySecret(region string) string {
+	var b [32]byte
+	_, _ = rand.Read(b[:]) // crypto/rand.Read never returns an error since Go 1.24
+	return "sk-" + region + "-" + base64.RawURLEncoding.EncodeToString(b[:])
+}
+
+// KeyHint shortens an API key to what may be shown: enough to recognise it, too little to use or guess it.
+func KeyHint(secret string) string {
+	const head, tail = 12, 4
+	if len(secret) < 20+head {
+		return secret[:6] + "…"
+	}
+	return secret[:head] + "…" + secret[len(secret)-tail:]
+}
+
+// ValidOrg reports whether s may name an organisation. The form is narrow because the name is part of queue subjects.
+func ValidOrg(s string) bool { return orgPattern.MatchString(s) }

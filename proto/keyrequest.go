@@ -1,0 +1,54 @@
+package proto
+
+import (
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// MaxKeyNameLen is how long the name of an API key may be, in characters.
+const MaxKeyNameLen = 128
+
+// DecodeKeyRequest reads the body of a request for a new API key: name, org, plan and, if it is to have all of them, rights.
+// What is wrong with it is a [*FieldError].
+func DecodeKeyRequest(body []byte) (Key, error) {
+	members, err := decodeObject(body, "name", "org", "plan", "rights")
+	if err != nil {
+		return Key{}, err
+	}
+	k := Key{Rights: RightsExecute}
+	rights := string(k.Rights)
+	for _, f := range []struct {
+		name string
+		to   *string
+	}{{"name", &k.Name}, {"org", &k.Org}, {"plan", &k.Plan}, {"rights", &rights}} {
+		if raw := members[f.name]; raw != nil {
+			if *f.to, err = decodeString(f.name, raw); err != nil {
+				return Key{}, err
+			}
+		}
+	}
+	k.Rights = Rights(rights)
+	return k, CheckKey(k)
+}
+
+// CheckKey checks what people choose about an API key. Its errors are [*FieldError].
+func CheckKey(k Key) error {
+	if n := utf8.RuneCountInString(k.Name); n < 1 || n > MaxKeyNameLen || strings.ContainsFunc(k.Name, unicode.IsControl) {
+		return fieldErrorf("name", "must be 1 to %d characters without control characters", MaxKeyNameLen)
+	}
+	if !ValidOrg(k.Org) {
+		return fieldErrorf("org", "must be 1 to 63 characters of a-z, 0-9, _ and -, the first a letter or digit")
+	}
+	if _, ok := PlanByName(k.Plan); !ok {
+		var names []string
+		for _, p := range Plans() {
+			names = append(names, p.Name)
+		}
+		return fieldErrorf("plan", "must be one of %s", strings.Join(names, ", "))
+	}
+	if k.Rights != RightsExecute && k.Rights != RightsAll {
+		return fieldErrorf("rights", "must be one of %s, %s", RightsExecute, RightsAll)
+	}
+	return nil
+}

@@ -1,0 +1,26 @@
+package proto
+
+import "fmt"
+
+// Reason is why the queue does not take a job. Each surface words it for its clients.
+type Reason string
+
+// The reasons.
+const (
+	RefusedConcurrency Reason = "concurrency" // the organisation runs as many executions as its plan allows
+	RefusedQueueFull   Reason = "queue_full"  // the organisation has as many queued as its plan allows
+	RefusedNoWorker    Reason = "no_worker"   // no live worker
+	RefusedUnavailable Reason = "unavailable" // the queue cannot take jobs now: no dispatcher, no disk, draining
+)
+
+// Refusal is the error of a job that was not accepted. Nothing of it remains.
+type Refusal struct {
+	Reason Reason `json:"reason"`
+	Limit  int    `json:"limit,omitempty"` // the limit that was met
+	Used   int    `json:"used,omitempty"`  // what stood against it
+	Detail string `json:"detail,omitempty"`
+}
+
+func (r *Refusal) Error() string {
+	return fmt.Sprintf("job refused: %s (%d of %d) %s", r.Reason, r.Used, r.Limit, r.Detail)
+}

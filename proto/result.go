@@ -1,0 +1,65 @@
+package proto
+
+import "fmt"
+
+// Result is what a program did, or what kept it from doing so: the inline body, and "result" in events and webhooks.
+type Result struct {
+	Success         bool    `json:"success"` // exactly ExitCode == 0
+	Stdout          string  `json:"stdout"`
+	Stderr          string  `json:"stderr"`
+	ExitCode        int     `json:"exit_code"` // 128+N for signal N; -1 for platform outcomes
+	Error           *string `json:"error"`     // null unless the platform ended the program
+	ErrorCode       *string `json:"error_code"`
+	ErrorMessage    *string `json:"error_message"`
+	ProgramExitCode *int    `json:"program_exit_code,omitempty"` // with thread_save_error only
+	DurationMS      int64   `json:"duration_ms"`                 // from the program's start to its end
+	StdoutTruncated bool    `json:"stdout_truncated"`
+	StderrTruncated bool    `json:"stderr_truncated"`
+}
+
+// Exited makes the result of a program that ended by itself with code.
+func Exited(code int) Result { return Result{Success: code == 0, ExitCode: code} }
+
+// Signaled makes the result of a program that signal ended.
+func Signaled(signal int) Result { return Exited(128 + signal) }
+
+// TimedOut makes the result of a program that ran longer than timeout, in seconds.
+func TimedOut(timeout int) Result {
+	text := fmt.Sprintf(errTimedOutAfterFormat, timeout)
+	return platform(text, CodeTimeout, fmt.Sprintf("The program did not end within its timeout of %d s and was killed.", timeout))
+}
+
+// Cancelled makes the result of an execution that its owner cancelled.
+func Cancelled() Result {
+	return platform(errCancelledByUser, CodeCancelled, "The execution was cancelled on request.")
+}
+
+// Failure makes the result of an execution that the platform ended, with a sentence for people.
+func Failure(code ErrorCode, message string) Result { return platform(string(code), code, message) }
+
+func platform(text string, code ErrorCode, message string) Result {
+	c := string(code)
+	return Result{ExitCode: -1, Error: &text, ErrorCode: &c, ErrorMessage: &message}
+}
+
+// Status gives the terminal status that goes with r.
+func (r Result) Status() Status {
+	if r.ErrorCode == nil {
+		if r.Success {
+			return StatusSuccess
+		}
+		return StatusFailed
+	}
+	switch ErrorCode(*r.ErrorCode) {
+	case CodeTimeout:
+		return StatusTimeout
+	case CodeCancelled:
+		return StatusCancelled
+	case CodeMemory:
+		return StatusOOM
+	case CodeSeccomp:
+		return StatusSeccomp
+	default:
+		return StatusFailed
+	}
+}

@@ -1,0 +1,88 @@
+package proto
+
+// Status is where an execution stands, as GET /v1/executions/{id} tells it.
+type Status string
+
+// The closed list of statuses. All but the first two are terminal. "blocked" is reserved.
+const (
+	StatusQueued    Status = "queued"
+	StatusRunning   Status = "running"
+	StatusSuccess   Status = "success"
+	StatusFailed    Status = "failed"
+	StatusTimeout   Status = "timeout"
+	StatusOOM       Status = "oom"
+	StatusSeccomp   Status = "seccomp"
+	StatusCancelled Status = "cancelled"
+)
+
+// Terminal reports whether nothing will change any more.
+func (s Status) Terminal() bool { return s != StatusQueued && s != StatusRunning }
+
+// Stream gives the status as the event stream tells it, whose vocabulary is smaller: oom and seccomp are "failed" there.
+func (s Status) Stream() Status {
+	if s == StatusOOM || s == StatusSeccomp {
+		return StatusFailed
+	}
+	return s
+}
+
+// ErrorCode says why a platform outcome came about. It is part of a [Result].
+type ErrorCode string
+
+// The closed list of error codes.
+const (
+	CodeTimeout            ErrorCode = "timeout"
+	CodeCancelled          ErrorCode = "cancelled"
+	CodeMemory             ErrorCode = "memory_limit_exceeded"
+	CodeSeccomp            ErrorCode = "security_policy_violation"
+	CodeWorkerLost         ErrorCode = "worker_lost"
+	CodeSandboxStart       ErrorCode = "sandbox_start_error"
+	CodeThreadMount        ErrorCode = "thread_mount_error"
+	CodeStorageMount       ErrorCode = "storage_mount_error"
+	CodeVolumeMount        ErrorCode = "volume_mount_error"
+	CodeCredentialMount    ErrorCode = "credential_mount_error"
+	CodeExpiredInQueue     ErrorCode = "expired_in_queue"
+	CodeThreadSave         ErrorCode = "thread_save_error"
+	errCancelledByUser               = "Cancelled by user"
+	errTimedOutAfterFormat           = "execution timed out after %ds"
+)
+
+// Mode is how a client asked to be answered, and the delivery_mode of the execution's record.
+type Mode string
+
+// The modes. ModeAsync is told as "webhook", the word of the public contract, whether or not a URL was given.
+const (
+	ModeInline    Mode = "inline"
+	ModeStreaming Mode = "streaming"
+	ModeAsync     Mode = "webhook"
+)
+
+// Class is how urgent a job is: interactive jobs have a caller who waits.
+type Class string
+
+// The classes, in the order in which the dispatcher prefers them.
+const (
+	ClassInteractive Class = "interactive"
+	ClassBatch       Class = "batch"
+)
+
+// Class gives the class of jobs submitted in mode m.
+func (m Mode) Class() Class {
+	if m == ModeAsync {
+		return ClassBatch
+	}
+	return ClassInteractive
+}
+
+// Language names a runtime.
+type Language string
+
+// The languages.
+const (
+	Python Language = "python"
+	Node   Language = "node"
+	Bash   Language = "bash"
+)
+
+// Languages lists all of them in the order in which they are told to people.
+func Languages() []Language { return []Language{Python, Node, Bash} }

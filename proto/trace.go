@@ -1,0 +1,59 @@
+package proto
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+)
+
+// TraceID names one execution: "trc_" followed by 20 characters of base64url, which are 15 random bytes.
+type TraceID string
+
+const (
+	tracePrefix  = "trc_"
+	traceRandom  = 15
+	traceEncoded = 20
+	// otelPrefix is the fixed first byte of the OpenTelemetry trace id. It is not zero, so that the id is always valid.
+	otelPrefix = 0xb1
+)
+
+// ErrBadTraceID says that a string is not a trace id.
+var ErrBadTraceID = errors.New(`a trace id is "trc_" and 20 characters of A-Z a-z 0-9 _ -`)
+
+// NewTraceID makes a trace id from the system's random source.
+func NewTraceID() TraceID {
+	var b [traceRandom]byte
+	_, _ = rand.Read(b[:]) // crypto/rand.Read never returns an error since Go 1.24
+	return TraceID(tracePrefix + base64.RawURLEncoding.EncodeToString(b[:]))
+}
+
+// ParseTraceID checks the form of s. Its error is [ErrBadTraceID].
+func ParseTraceID(s string) (TraceID, error) {
+	if len(s) != len(tracePrefix)+traceEncoded || s[:len(tracePrefix)] != tracePrefix {
+		return "", ErrBadTraceID
+	}
+	if _, err := base64.RawURLEncoding.DecodeString(s[len(tracePrefix):]); err != nil {
+		return "", ErrBadTraceID
+	}
+	return TraceID(s), nil
+}
+
+// OTel gives the OpenTelemetry trace id of t: one fixed byte followed by the 15 random ones.
+func (t TraceID) OTel() ([16]byte, error) {
+	var id [16]byte
+	if _, err := ParseTraceID(string(t)); err != nil {
+		return id, fmt.Errorf("trace id %q: %w", string(t), err)
+	}
+	id[0] = otelPrefix
+	_, err := base64.RawURLEncoding.Decode(id[1:], []byte(t[len(tracePrefix):]))
+	return id, err
+}
+
+// TraceIDFromOTel is the inverse of [TraceID.OTel]; ok is false for an id that bullpen did not make.
+func TraceIDFromOTel(id [16]byte) (t TraceID, ok bool) {
+	if id[0] != otelPrefix {
+		return "", false
+	}
+	return TraceID(tracePrefix + base64.RawURLEncoding.EncodeToString(id[1:])), true
+}

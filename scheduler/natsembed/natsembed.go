@@ -1,0 +1,187 @@
+// Package natsembed runs a NATS JetStream server inside the process, for the one-binary form of bullpen. It keeps the server's
+// files under one directory that it locks, syncs every durable write, and starts the server again after a full disk, because
+// a JetStream store that met one refuses writes until it is opened anew. It knows nothing of jobs.
+package natsembed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// Server is an embedded NATS server. It is a [nats.InProcessConnProvider]: connections survive its being started again.
+type Server struct {
+	dir     string
+	reserve uint64
+	log     *slog.Logger
+	lock    *os.File
+	fault   atomic.Bool
+
+	mu      sync.Mutex
+	current *server.Server
+}
+
+const (
+	readyTimeout  = 30 * time.Second
+	watchInterval = 500 * time.Millisecond
+)
+
+// Open starts a server whose files lie under dir. Below reserve bytes of free disk the store counts as full. A directory that
+// another server holds is an error that says so.
+func Open(dir string, reserve uint64, log *slog.Logger) (*Server, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make data directory: %w", err)
+	}
+	lock, err := lockDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{dir: dir, reserve: reserve, log: log, lock: lock}
+	if err := s.start(); err != nil {
+		_ = lock.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func lockDir(dir string) (*os.File, error) {
+	name := filepath.Join(dir, "lock")
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock of the data directory: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, fmt.Errorf("data directory %s is in use by another bullpen: stop it or choose another --data", dir)
+		}
+		return nil, fmt.Errorf("lock data directory %s: %w", dir, err)
+	}
+	return f, nil
+}
+
+func (s *Server) start() error {
+	srv, err := server.NewServer(&server.Options{
+		ServerName: "bullpen", JetStream: true, StoreDir: s.dir,
+		DontListen: true, NoSigs: true, SyncAlways: true,
+		// The file system's free space is the limit, judged by Free; JetStream's own default is a share of it at start.
+		JetStreamMaxStore:  1 << 50,
+		JetStreamMaxMemory: 64 << 20,
+	})
+	if err != nil {
+		return fmt.Errorf("start embedded NATS: %w", err)
+	}
+	srv.SetLoggerV2(&logger{log: s.log, fault: &s.fault}, false, false, false)
+	srv.Start()
+	if !srv.ReadyForConnections(readyTimeout) {
+		srv.Shutdown()
+		return fmt.Errorf("start embedded NATS: not ready within %s", readyTimeout)
+	}
+	if !srv.JetStreamEnabled() {
+		srv.Shutdown()
+		return errors.New("start embedded NATS: JetStream could not open its store; see the log, and check the disk")
+	}
+	s.mu.Lock()
+	s.current = srv
+	s.mu.Unlock()
+	return nil
+}
+
+// InProcessConn opens a connection to the server as it is now.
+func (s *Server) InProcessConn() (net.Conn, error) {
+	s.mu.Lock()
+	srv := s.current
+	s.mu.Unlock()
+	if srv == nil {
+		return nil, errors.New("embedded NATS is being started again")
+	}
+	return srv.InProcessConn()
+}
+
+// Full reports whether the disk has less than the reserve left, or cannot be asked.
+func (s *Server) Full() bool {
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(s.dir, &st); err != nil {
+		return true
+	}
+	return st.Bavail*uint64(st.Bsize) < s.reserve
+}
+
+// Run watches the server until ctx ends, and starts it again when its store failed and the disk has room.
+func (s *Server) Run(ctx context.Context) error {
+	tick := time.NewTicker(watchInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if s.healthy() || s.Full() {
+			continue
+		}
+		s.log.Warn("embedded NATS: the store failed earlier and the disk has room again, opening it anew")
+		s.stop()
+		s.fault.Store(false)
+		if err := s.start(); err != nil {
+			s.log.Error("embedded NATS could not be started again, will retry", "error", err)
+		}
+	}
+}
+
+func (s *Server) healthy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.current != nil && s.current.JetStreamEnabled() && !s.fault.Load()
+}
+
+func (s *Server) stop() {
+	s.mu.Lock()
+	srv := s.current
+	s.current = nil
+	s.mu.Unlock()
+	if srv != nil {
+		srv.Shutdown()
+		srv.WaitForShutdown()
+	}
+}
+
+// Close stops the server and releases the directory.
+func (s *Server) Close() {
+	s.stop()
+	_ = s.lock.Close()
+}
+
+// logger hands the server's log to slog and notices store failures, of which the server gives no other sign.
+type logger struct {
+	log   *slog.Logger
+	fault *atomic.Bool
+}
+
+func (l *logger) Noticef(f string, v ...any) { l.log.Debug("nats: " + fmt.Sprintf(f, v...)) }
+func (l *logger) Warnf(f string, v ...any)   { l.log.Warn("nats: " + fmt.Sprintf(f, v...)) }
+func (l *logger) Fatalf(f string, v ...any)  { l.errorf(fmt.Sprintf(f, v...)) }
+func (l *logger) Errorf(f string, v ...any)  { l.errorf(fmt.Sprintf(f, v...)) }
+func (l *logger) Debugf(string, ...any)      {}
+func (l *logger) Tracef(string, ...any)      {}
+
+func (l *logger) errorf(text string) {
+	l.log.Error("nats: " + text)
+	for _, sign := range []string{"write error", "no space left", "out of space", "out of resources", "resources"} {
+		if strings.Contains(strings.ToLower(text), sign) {
+			l.fault.Store(true)
+			return
+		}
+	}
+}

@@ -1,0 +1,147 @@
+package queue
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+
+func meta(org, key string, mode proto.Mode) proto.Meta {
+	return proto.Meta{TraceID: proto.NewTraceID(), Org: org, Key: key, Mode: mode, Concurrent: 5, MaxQueued: 3}
+}
+
+func serve(b *book) *job {
+	j := b.next()
+	if j != nil {
+		b.take(j, assigned, "w", noon)
+	}
+	return j
+}
+
+func TestBacklogOfOneKeyDelaysAnotherByOneJob(t *testing.T) {
+	b := newBook()
+	for range 10000 {
+		m := meta("loud", "k1", proto.ModeAsync)
+		m.Concurrent = 100000
+		b.add(m)
+	}
+	serve(b)
+	want := b.add(meta("quiet", "k2", proto.ModeAsync))
+	if first, second := serve(b), serve(b); first != want && second != want {
+		t.Fatalf("the quiet key's job was not among the next two, but %s and %s", first.meta.Org, second.meta.Org)
+	}
+}
+
+func TestKeysOfOneOrganisationTakeTurns(t *testing.T) {
+	b := newBook()
+	for i := range 9 {
+		m := meta("org", fmt.Sprintf("k%d", i/3), proto.ModeAsync)
+		m.Concurrent = 100
+		b.add(m)
+	}
+	for round := range 3 {
+		seen := map[string]bool{}
+		for range 3 {
+			seen[serve(b).meta.Key] = true
+		}
+		if len(seen) != 3 {
+			t.Fatalf("round %d served only %v", round, seen)
+		}
+	}
+}
+
+func TestOrganisationAtItsLimitIsPassedOver(t *testing.T) {
+	b := newBook()
+	var first []*job
+	for range 7 {
+		b.add(meta("full", "k", proto.ModeAsync))
+	}
+	for range 5 {
+		first = append(first, serve(b))
+	}
+	if j := serve(b); j != nil {
+		t.Fatalf("job %s was served beyond the limit", j.meta.TraceID)
+	}
+	other := b.add(meta("other", "k", proto.ModeAsync))
+	if j := serve(b); j != other {
+		t.Fatalf("the other organisation's job was not served but %v", j)
+	}
+	b.remove(first[0])
+	if j := serve(b); j == nil || j.meta.Org != "full" {
+		t.Fatalf("a freed place was not used: %v", j)
+	}
+}
+
+func TestInteractiveGoesFirstAndBatchDoesNotStarve(t *testing.T) {
+	b := newBook()
+	for range 20 {
+		for _, mode := range []proto.Mode{proto.ModeAsync, proto.ModeInline} {
+			m := meta("org", "k", mode)
+			m.Concurrent = 100
+			b.add(m)
+		}
+	}
+	batch := 0
+	for range 10 {
+		if serve(b).meta.Class() == proto.ClassBatch {
+			batch++
+		}
+	}
+	if batch != 2 {
+		t.Fatalf("%d of the first 10 jobs were batch, want 2", batch)
+	}
+}
+
+func TestAdmissionCountsWhatItGranted(t *testing.T) {
+	b := newBook()
+	ask := func(class proto.Class) *proto.Refusal {
+		return b.admit(admitRequest{Trace: proto.NewTraceID(), Org: "o", Class: class, Concurrent: 5, MaxQueued: 3}, noon)
+	}
+	for i := range 5 {
+		if r := ask(proto.ClassInteractive); r != nil {
+			t.Fatalf("place %d refused: %v", i, r)
+		}
+	}
+	if r := ask(proto.ClassInteractive); r == nil || r.Reason != proto.RefusedConcurrency || r.Used != 5 || r.Limit != 5 {
+		t.Fatalf("sixth place: %v", r)
+	}
+	for i := range 3 {
+		if r := ask(proto.ClassBatch); r != nil {
+			t.Fatalf("queue place %d refused: %v", i, r)
+		}
+	}
+	if r := ask(proto.ClassBatch); r == nil || r.Reason != proto.RefusedQueueFull {
+		t.Fatalf("fourth queue place: %v", r)
+	}
+	for id := range b.places {
+		b.vacate(id)
+	}
+	if len(b.tenants) != 0 {
+		t.Fatalf("%d organisations are remembered with nothing of theirs left", len(b.tenants))
+	}
+}
+
+func TestBookForgetsWhatIsOver(t *testing.T) {
+	b := newBook()
+	var jobs []*job
+	for i := range 100 {
+		jobs = append(jobs, b.add(meta(fmt.Sprintf("o%d", i%7), fmt.Sprintf("k%d", i%3), proto.ModeAsync)))
+	}
+	for i, j := range jobs {
+		switch i % 4 {
+		case 1:
+			b.take(j, running, "w", noon)
+		case 2:
+			b.take(j, assigned, "w", noon)
+			b.requeue(j)
+		}
+		b.remove(j)
+	}
+	if len(b.jobs)+len(b.tenants)+len(b.turn) != 0 {
+		t.Fatalf("left over: %d jobs, %d tenants, %d in turn", len(b.jobs), len(b.tenants), len(b.turn))
+	}
+}

@@ -1,0 +1,440 @@
+package queue
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+)
+
+const (
+	tickEvery     = 200 * time.Millisecond
+	placeKept     = 10 * time.Second // between admission and the job's arrival in the stream
+	workerDead    = 6 * time.Second  // without a word
+	claimGrace    = 2 * time.Second  // between an assignment and the worker's saying that it holds it
+	leaseOver     = 12 * time.Second // without a renewal; the holder stops at leaseLost, earlier
+	expiryGrace   = time.Second      // gateways withdraw what their callers wait for themselves
+	startsAllowed = 3                // workers that may die with a job before its program started
+	inboxSize     = 1024
+	earlyKept     = time.Minute
+)
+
+// Dispatcher hands jobs to free slots. Any number may run; one leads, and the others stand by. Its memory is rebuilt from the
+// streams whenever it starts to lead or loses touch with them.
+type Dispatcher struct {
+	Set      *stream.Set
+	Instance string // unique to this process
+	Log      *slog.Logger
+}
+
+// Run stands by, leads when it can, and returns when ctx ends.
+func (d *Dispatcher) Run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		seat, err := d.stand(ctx)
+		if err != nil {
+			continue // ctx ended, or JetStream is away: stand again
+		}
+		term, stepDown := context.WithCancelCause(ctx)
+		left := make(chan struct{})
+		go func() { defer close(left); d.hold(term, stepDown, seat) }()
+		if err := d.lead(term); err != nil && ctx.Err() == nil {
+			d.Log.Warn("the dispatcher starts over from the streams", "cause", err)
+		}
+		stepDown(nil)
+		<-left
+		d.resign(ctx, seat)
+	}
+	return nil
+}
+
+// leading is one term of leadership: the memory and what feeds it. One goroutine, loop, owns all of it but inbox.
+type leading struct {
+	*Dispatcher
+	book    *book
+	workers map[string]*member
+	early   map[proto.TraceID]time.Time // ended before their job was seen
+	inbox   chan func()
+	remove  chan proto.TraceID
+	fail    context.CancelCauseFunc
+}
+
+// member is a live worker as the dispatcher knows it.
+type member struct {
+	slots int
+	free  []uint64
+	used  map[uint64]bool // tickets assigned that the worker may still announce as free
+	held  map[proto.TraceID]bool
+	heard time.Time
+}
+
+func (d *Dispatcher) lead(ctx context.Context) error {
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	l := &leading{
+		Dispatcher: d, book: newBook(), workers: map[string]*member{}, early: map[proto.TraceID]time.Time{},
+		inbox: make(chan func(), inboxSize), remove: make(chan proto.TraceID, inboxSize), fail: fail,
+	}
+	started := time.Now()
+	stop, err := l.rebuild(ctx)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	done := make(chan struct{})
+	defer func() { fail(nil); <-done }()
+	go func() { defer close(done); l.remover(ctx) }()
+	unsubscribe, err := l.listen(ctx)
+	if err != nil {
+		return err
+	}
+	defer unsubscribe()
+	d.Log.Info("dispatcher leads", "instance", d.Instance, "jobs", len(l.book.jobs), "rebuilt_ms", time.Since(started).Milliseconds())
+	return l.loop(ctx)
+}
+
+func (l *leading) loop(ctx context.Context) error {
+	tick := time.NewTicker(tickEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case f := <-l.inbox:
+			f()
+		case now := <-tick.C:
+			l.review(ctx, now)
+		}
+		for more := true; more; { // what has already arrived is taken in before slots are given away
+			select {
+			case f := <-l.inbox:
+				f()
+			default:
+				more = false
+			}
+		}
+		l.assign(time.Now())
+	}
+}
+
+// post hands work to the loop.
+func (l *leading) post(ctx context.Context, f func()) {
+	select {
+	case l.inbox <- f:
+	case <-ctx.Done():
+	}
+}
+
+// rebuild reads every job and then every record written since the oldest job, and leaves both feeds running. It returns when what
+// lay in the streams has been taken in.
+func (l *leading) rebuild(ctx context.Context) (stop func(), err error) {
+	var stops []func()
+	stop = func() {
+		for _, f := range stops {
+			f()
+		}
+	}
+	oldest := time.Now()
+	feeds := []struct {
+		stream jetstream.Stream
+		cfg    jetstream.ConsumerConfig
+		take   func(jetstream.Msg, *jetstream.MsgMetadata)
+	}{
+		{l.Set.Jobs, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+			l.tookJob(ctx, m, at)
+		}},
+		{l.Set.Execs, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy}, l.tookRecord},
+	}
+	for _, feed := range feeds {
+		if feed.cfg.DeliverPolicy == jetstream.DeliverByStartTimePolicy {
+			for _, j := range l.book.jobs {
+				if j.since.Before(oldest) {
+					oldest = j.since
+				}
+			}
+			oldest = oldest.Add(-time.Second)
+			feed.cfg.OptStartTime = &oldest
+		}
+		taken := uint64(0)
+		halt, pending, err := l.feed(ctx, feed.stream, feed.cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+			feed.take(m, at)
+			taken++
+		})
+		if err != nil {
+			stop()
+			return nil, err
+		}
+		stops = append(stops, halt)
+		for taken < pending {
+			select {
+			case f := <-l.inbox:
+				f()
+			case <-ctx.Done():
+				stop()
+				return nil, context.Cause(ctx)
+			}
+		}
+	}
+	return stop, nil
+}
+
+// feed delivers the headers of a stream's messages to the loop, in order and without gaps: a gap ends the term. pending is how many
+// lay in the stream when it began.
+func (l *leading) feed(
+	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, take func(jetstream.Msg, *jetstream.MsgMetadata),
+) (stop func(), pending uint64, err error) {
+	cfg.HeadersOnly, cfg.AckPolicy, cfg.MemoryStorage = true, jetstream.AckNonePolicy, true
+	cfg.InactiveThreshold, cfg.Replicas = time.Minute, 1
+	consumer, err := st.CreateConsumer(ctx, cfg)
+	if err != nil {
+		return nil, 0, fmt.Errorf("follow %s: %w", st.CachedInfo().Config.Name, err)
+	}
+	pending = consumer.CachedInfo().NumPending
+	next := uint64(1)
+	consuming, err := consumer.Consume(func(m jetstream.Msg) {
+		at, err := m.Metadata()
+		if err != nil || at.Sequence.Consumer != next {
+			l.fail(fmt.Errorf("a gap in %s at delivery %d", st.CachedInfo().Config.Name, next))
+			return
+		}
+		next++
+		l.post(ctx, func() { take(m, at) })
+	}, jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
+		if !errors.Is(err, jetstream.ErrConsumerLeadershipChanged) {
+			l.fail(fmt.Errorf("follow %s: %w", st.CachedInfo().Config.Name, err))
+		}
+	}))
+	if err != nil {
+		return nil, 0, fmt.Errorf("follow %s: %w", st.CachedInfo().Config.Name, err)
+	}
+	name := consumer.CachedInfo().Name
+	return func() {
+		consuming.Stop()
+		gone, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = st.DeleteConsumer(gone, name) // else its inactivity threshold does
+	}, pending, nil
+}
+
+// tookJob takes in a job of the stream. One that cannot be read is set aside: it must not stop the others.
+func (l *leading) tookJob(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMetadata) {
+	meta, err := stream.DecodeMeta(m.Headers())
+	if err == nil && (stream.JobSubject(meta) != m.Subject() || meta.Concurrent < 1) {
+		err = errors.New("its header does not belong to its subject")
+	}
+	if err != nil {
+		l.Log.Error("a malformed job was set aside", "subject", m.Subject(), "error", err)
+		go func() {
+			if err := l.Set.SetAside(ctx, l.Set.Jobs, at.Sequence.Stream); err != nil && ctx.Err() == nil {
+				l.Log.Error("a malformed job could not be set aside", "subject", m.Subject(), "error", err)
+			}
+		}()
+		return
+	}
+	if _, ended := l.early[meta.TraceID]; ended {
+		delete(l.early, meta.TraceID)
+		l.book.vacate(meta.TraceID)
+		l.drop(meta.TraceID)
+		return
+	}
+	l.book.add(*meta).since = at.Timestamp
+}
+
+// tookRecord takes in a change of an execution's record: a claim, a renewal, another attempt, the end.
+func (l *leading) tookRecord(m jetstream.Msg, at *jetstream.MsgMetadata) {
+	name := m.Subject()
+	id, err := proto.ParseTraceID(name[strings.LastIndexByte(name, '.')+1:])
+	status := proto.Status(m.Headers().Get(stream.HeaderStatus))
+	attempt, errAttempt := strconv.Atoi(m.Headers().Get(stream.HeaderAttempt))
+	if err != nil || errAttempt != nil || status == "" {
+		l.Log.Error("a malformed record was passed over", "subject", name)
+		return
+	}
+	j, now := l.book.jobs[id], time.Now()
+	switch {
+	case j == nil && status.Terminal():
+		l.early[id] = now
+		l.book.vacate(id)
+		l.drop(id)
+		return
+	case j == nil:
+		return
+	}
+	j.attempt, j.revision, j.ending = attempt, at.Sequence.Stream, false
+	switch {
+	case status.Terminal():
+		l.book.remove(j)
+		l.drop(id)
+	case status == proto.StatusRunning:
+		l.book.take(j, running, m.Headers().Get(stream.HeaderWorker), now)
+	case status == proto.StatusQueued:
+		l.book.requeue(j)
+		j.since = now
+	}
+}
+
+// drop has the job's message removed; its record says all there is to say.
+func (l *leading) drop(id proto.TraceID) {
+	select {
+	case l.remove <- id:
+	default:
+		go func() { l.remove <- id }() // a burst; the remover outlives it, or the next rebuild finds the job ended
+	}
+}
+
+func (l *leading) remover(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case id := <-l.remove:
+			if err := l.Set.DeleteJob(ctx, id); err != nil && ctx.Err() == nil {
+				l.Log.Warn("a finished job could not be removed, the next rebuild will", "trace_id", id, "error", err)
+			}
+		}
+	}
+}
+
+// listen answers the requests that only the leader answers.
+func (l *leading) listen(ctx context.Context) (stop func(), err error) {
+	var subs []*nats.Subscription
+	stop = func() {
+		for _, s := range subs {
+			_ = s.Unsubscribe()
+		}
+	}
+	for subject, handle := range map[string]func(*nats.Msg){
+		stream.Admit: l.admit, stream.Slots: l.hear, stream.Stats: l.stats,
+	} {
+		sub, err := l.Set.Conn.Subscribe(subject, func(m *nats.Msg) { l.post(ctx, func() { handle(m) }) })
+		if err != nil {
+			stop()
+			return nil, fmt.Errorf("listen on %s: %w", subject, err)
+		}
+		subs = append(subs, sub)
+	}
+	if err := l.Set.Conn.Publish(stream.RollCall, nil); err != nil {
+		stop()
+		return nil, fmt.Errorf("call the roll: %w", err)
+	}
+	return stop, nil
+}
+
+func (l *leading) admit(m *nats.Msg) {
+	var r admitRequest
+	if err := json.Unmarshal(m.Data, &r); err != nil || r.Org == "" || r.Trace == "" {
+		l.Log.Error("a malformed admission request was passed over", "error", err)
+		return
+	}
+	l.reply(m, admitReply{Refusal: l.book.admit(r, time.Now())})
+}
+
+func (l *leading) stats(m *nats.Msg) {
+	now := time.Now()
+	st := proto.QueueStats{Workers: len(l.workers)}
+	for _, w := range l.workers {
+		st.Slots += w.slots
+		st.FreeSlots += len(w.free)
+	}
+	for _, j := range l.book.jobs {
+		if j.state != queued {
+			st.Running++
+			continue
+		}
+		st.Queued++
+		st.OldestQueue = max(st.OldestQueue, now.Sub(j.meta.CreatedAt).Seconds())
+	}
+	l.reply(m, st)
+}
+
+func (l *leading) reply(m *nats.Msg, v any) {
+	body, err := json.Marshal(v)
+	if err == nil {
+		err = m.Respond(body)
+	}
+	if err != nil {
+		l.Log.Warn("a request to the dispatcher was not answered", "subject", m.Subject, "error", err)
+	}
+}
+
+// hear takes in what a worker says of itself.
+func (l *leading) hear(m *nats.Msg) {
+	var a announcement
+	if err := json.Unmarshal(m.Data, &a); err != nil || a.Worker == "" || strings.ContainsAny(a.Worker, ".*> \t\r\n") {
+		l.Log.Error("a malformed announcement was passed over", "error", err)
+		return
+	}
+	if a.Gone {
+		delete(l.workers, a.Worker)
+		return
+	}
+	w := l.workers[a.Worker]
+	if w == nil {
+		w = &member{used: map[uint64]bool{}}
+		l.workers[a.Worker] = w
+		l.Log.Info("worker joined", "worker", a.Worker, "slots", a.Slots)
+	}
+	w.slots, w.heard, w.free = a.Slots, time.Now(), w.free[:0]
+	still := map[uint64]bool{}
+	for _, ticket := range a.Free {
+		if w.used[ticket] {
+			still[ticket] = true
+		} else {
+			w.free = append(w.free, ticket)
+		}
+	}
+	w.used = still
+	w.held = make(map[proto.TraceID]bool, len(a.Held))
+	for _, id := range a.Held {
+		w.held[id] = true
+	}
+}
+
+// assign gives free slots to jobs, fairly, as long as there are both.
+func (l *leading) assign(now time.Time) {
+	for {
+		name, w := l.freest()
+		if w == nil {
+			return
+		}
+		j := l.book.next()
+		if j == nil {
+			return
+		}
+		ticket := w.free[0]
+		w.free = w.free[1:]
+		w.used[ticket] = true
+		body, err := json.Marshal(assignment{
+			Ticket: ticket, Trace: j.meta.TraceID, Attempt: j.attempt + 1, Revision: j.revision,
+		})
+		if err == nil {
+			err = l.Set.Conn.Publish(stream.Assign(name), body)
+		}
+		if err != nil {
+			l.fail(fmt.Errorf("assign %s: %w", j.meta.TraceID, err))
+			return
+		}
+		l.book.take(j, assigned, name, now)
+	}
+}
+
+// freest finds the live worker with the most free slots, so that load spreads.
+func (l *leading) freest() (string, *member) {
+	var name string
+	var best *member
+	for n, w := range l.workers {
+		if len(w.free) > 0 && (best == nil || len(w.free) > len(best.free)) {
+			name, best = n, w
+		}
+	}
+	return name, best
+}

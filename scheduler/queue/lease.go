@@ -1,0 +1,271 @@
+package queue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/propagation"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+)
+
+const (
+	renewEvery   = 3 * time.Second
+	leaseLost    = 10 * time.Second // without a confirmed renewal the holder stops; the dispatcher waits for leaseOver
+	finishPause  = 250 * time.Millisecond
+	renewTimeout = 2 * time.Second
+)
+
+// Lease is the right to run one attempt of one job. It is taken by [Slots.Take], made known by Claim before the program starts, and
+// ends with Finish or Release.
+type Lease struct {
+	slots   *Slots
+	id      proto.TraceID
+	attempt int
+	job     *proto.Job
+	header  nats.Header
+
+	// The record and its revision belong to renew from Claim until it has stopped, and to the caller before and after.
+	rec      *proto.Record
+	revision uint64
+
+	mu      sync.Mutex
+	claimed bool // renew runs
+	looks   chan struct{}
+	cancel  context.CancelCauseFunc // ends the program's context
+	quit    context.CancelFunc      // ends renew
+	stopped chan struct{}           // closed when renew has ended
+}
+
+// Job is what to run.
+func (l *Lease) Job() *proto.Job { return l.job }
+
+// Attempt counts from 1.
+func (l *Lease) Attempt() int { return l.attempt }
+
+// Context carries the submission's trace context from the message into ctx.
+func (l *Lease) Context(ctx context.Context) context.Context {
+	return otel.GetTextMapPropagator().Extract(ctx, propagation.HeaderCarrier(l.header))
+}
+
+func (l *Lease) load(ctx context.Context) error {
+	set := l.slots.Set
+	m, err := set.Last(ctx, set.Jobs, stream.JobOf(l.id))
+	if stream.Missing(err) {
+		return fmt.Errorf("job %s: %w", l.id, proto.ErrNotFound)
+	}
+	if err != nil {
+		return err
+	}
+	job, err := stream.DecodeJob(m, l.id)
+	if err != nil {
+		return l.refuse(ctx, m, err)
+	}
+	l.job, l.header = job, m.Header
+	return nil
+}
+
+// refuse ends a job that cannot be read with what its header says of it.
+func (l *Lease) refuse(ctx context.Context, m *stream.Stored, cause error) error {
+	meta, err := stream.DecodeMeta(m.Header)
+	if err != nil {
+		return errors.Join(cause, err)
+	}
+	rec := terminal(&proto.Record{Meta: *meta, Attempt: l.attempt - 1}, proto.Failure(proto.CodeSandboxStart,
+		"The stored job could not be read, so its program was not started."), time.Now())
+	if _, err := l.slots.Set.WriteRecord(ctx, rec, l.revision); err != nil && !stream.Conflict(err) {
+		return errors.Join(cause, err)
+	}
+	return cause
+}
+
+// Claim records that this worker starts the program now. When it returns nil nobody else starts it; the context it returns ends,
+// with [proto.ErrCancelled] or [proto.ErrLost] as its cause, when the program must be stopped. baseSeq is the sequence number of the last event
+// of earlier attempts. An error means that the program must not be started.
+func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int64, err error) {
+	if l.attempt > 1 {
+		if baseSeq, err = lastSeq(ctx, l.slots.Set, l.id); err != nil {
+			return nil, 0, err
+		}
+	}
+	now := time.Now().UTC()
+	l.rec = &proto.Record{
+		Meta: l.job.Meta, Status: proto.StatusRunning, Attempt: l.attempt, Worker: l.slots.Worker, StartedAt: &now,
+		ResultSeq: baseSeq,
+	}
+	sent := time.Now()
+	l.revision, err = l.slots.Set.WriteRecord(ctx, l.rec, l.revision)
+	if err != nil {
+		return nil, 0, fmt.Errorf("claim %s: %w", l.id, err)
+	}
+	claimed, l.cancel = context.WithCancelCause(ctx)
+	// The lease is kept until the result is written, also while a program that was told to stop is being stopped.
+	keep, quit := context.WithCancel(context.WithoutCancel(ctx))
+	l.looks, l.stopped, l.quit = make(chan struct{}, 1), make(chan struct{}), quit
+	l.mu.Lock()
+	l.claimed = true
+	l.mu.Unlock()
+	go l.renew(keep, sent)
+	return claimed, baseSeq, nil
+}
+
+// look has the record read now rather than at the next renewal.
+func (l *Lease) look() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.claimed {
+		return
+	}
+	select {
+	case l.looks <- struct{}{}:
+	default:
+	}
+}
+
+// renew keeps the lease until the execution is over, and ends its context when the record says so or cannot be renewed.
+func (l *Lease) renew(ctx context.Context, confirmed time.Time) {
+	defer close(l.stopped)
+	tick := time.NewTicker(renewEvery)
+	defer tick.Stop()
+	for {
+		var err error
+		sent := time.Now()
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.looks:
+			err = l.reread(ctx)
+		case <-tick.C:
+			sent = time.Now()
+			err = l.rewrite(ctx)
+		}
+		switch {
+		case err == nil:
+			confirmed = sent
+		case errors.Is(err, proto.ErrCancelled):
+			l.cancel(err)
+			confirmed = sent
+		case errors.Is(err, proto.ErrLost):
+			l.cancel(err)
+			return
+		case stream.Refused(err):
+			confirmed = sent // a store that takes no writes takes nobody else's claim either
+		case time.Since(confirmed) > leaseLost:
+			l.cancel(fmt.Errorf("%w: no renewal for %s: %w", proto.ErrLost, leaseLost, err))
+			return
+		}
+	}
+}
+
+func (l *Lease) rewrite(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
+	defer cancel()
+	revision, err := l.slots.Set.WriteRecord(ctx, l.rec, l.revision)
+	if stream.Conflict(err) {
+		return l.adopt(ctx)
+	}
+	if err == nil {
+		l.revision = revision
+	}
+	return err
+}
+
+func (l *Lease) reread(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
+	defer cancel()
+	return l.adopt(ctx)
+}
+
+// adopt takes the record as it now is: still ours, still ours with an intent to cancel, or not ours any more.
+func (l *Lease) adopt(ctx context.Context) error {
+	rec, revision, err := l.slots.Set.Record(ctx, l.id)
+	if errors.Is(err, proto.ErrNotFound) {
+		return fmt.Errorf("%w: its record is gone", proto.ErrLost)
+	}
+	if err != nil {
+		return err
+	}
+	if rec.Status != proto.StatusRunning || rec.Worker != l.slots.Worker || rec.Attempt != l.attempt {
+		return fmt.Errorf("%w: the record is %s, attempt %d, by %q", proto.ErrLost, rec.Status, rec.Attempt, rec.Worker)
+	}
+	l.rec, l.revision = rec, revision
+	if rec.Cancelling {
+		return proto.ErrCancelled
+	}
+	return nil
+}
+
+// Ending is how an attempt ended.
+type Ending struct {
+	Result          proto.Result
+	LastSeq         int64 // of the last event published
+	OutputTruncated bool
+	Usage           *proto.Usage
+}
+
+// Finish writes the terminal record, unless somebody wrote one first, and returns the one that stands. It keeps trying while the
+// store takes no writes, until ctx ends. It also serves an attempt that was never claimed.
+func (l *Lease) Finish(ctx context.Context, e Ending) (*proto.Record, error) {
+	l.stop()
+	defer l.slots.forget(l.id)
+	if l.rec == nil {
+		l.rec = &proto.Record{Meta: l.job.Meta, Attempt: l.attempt, Worker: l.slots.Worker}
+	}
+	for {
+		done := *l.rec
+		done.ResultSeq, done.OutputTruncated, done.Usage = e.LastSeq, e.OutputTruncated, e.Usage
+		rec := terminal(&done, e.Result, time.Now())
+		_, err := l.slots.Set.WriteRecord(ctx, rec, l.revision)
+		switch {
+		case err == nil:
+			return rec, nil
+		case stream.Conflict(err):
+			err = l.adopt(ctx)
+			if errors.Is(err, proto.ErrLost) {
+				return l.standing(ctx)
+			}
+			if err == nil || errors.Is(err, proto.ErrCancelled) {
+				continue
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("finish %s: %w", l.id, errors.Join(err, context.Cause(ctx)))
+		case <-time.After(finishPause):
+		}
+	}
+}
+
+// standing reads the record that somebody else wrote first.
+func (l *Lease) standing(ctx context.Context) (*proto.Record, error) {
+	rec, _, err := l.slots.Set.Record(ctx, l.id)
+	if err != nil {
+		return nil, fmt.Errorf("finish %s: %w", l.id, err)
+	}
+	return rec, proto.ErrLost
+}
+
+// Release gives up a lease without a result: the job was never claimed, or it is somebody else's now.
+func (l *Lease) Release() {
+	l.stop()
+	l.slots.forget(l.id)
+}
+
+// stop ends the renewals and waits for the last one, so that the revision stands still.
+func (l *Lease) stop() {
+	l.mu.Lock()
+	running := l.claimed
+	l.claimed = false
+	l.mu.Unlock()
+	if running {
+		l.quit()
+		<-l.stopped
+		l.cancel(context.Canceled)
+	}
+}

@@ -1,0 +1,212 @@
+// Package queue gets durable jobs to workers, fairly and at most once per attempt, and their results back, first writer wins. It
+// holds the promises of bullpen: what was accepted is durable, ends in exactly one terminal record, and is run by one holder of a
+// lease at a time. It does not know what a program is or who asks: gateways submit through [Queue], one [Dispatcher] decides, and
+// workers take through [Slots].
+//
+// An execution takes three durable writes: the job, the claim, the result. Claim, lease and result are one record on one
+// subject, changed only by compare-and-set, so that whoever lost the lease can no longer write any of them.
+package queue
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/propagation"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+)
+
+// Queue is the queue as those see it who submit jobs and ask after them.
+type Queue struct {
+	Set *stream.Set
+	// Full reports that the store has no room for new jobs; nil where that cannot be known beforehand.
+	Full func() bool
+}
+
+const (
+	admitTimeout  = 3 * time.Second // covers a change of leader
+	submitTimeout = 5 * time.Second
+	controlRetry  = 50 * time.Millisecond
+	waitLook      = time.Second // how often a waiter looks itself, in case a notice was lost
+)
+
+// Submit makes job durable. A nil error means that the job will end in exactly one terminal record; a [*proto.Refusal] that
+// nothing of it remains.
+func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
+	if q.Full != nil && q.Full() {
+		return &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "the disk of the job store is full"}
+	}
+	var reply admitReply
+	err := q.ask(ctx, stream.Admit, admitRequest{
+		Trace: job.TraceID, Org: job.Org, Class: job.Class(), Concurrent: job.Concurrent, MaxQueued: job.MaxQueued,
+	}, &reply)
+	if err != nil {
+		return &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: fmt.Sprintf("no dispatcher answers: %v", err)}
+	}
+	if reply.Refusal != nil {
+		return reply.Refusal
+	}
+	h := nats.Header{}
+	otel.GetTextMapPropagator().Inject(ctx, propagation.HeaderCarrier(h))
+	// Once asked for, the write is seen through even if the caller goes: half an answer helps nobody.
+	write, cancel := context.WithTimeout(context.WithoutCancel(ctx), submitTimeout)
+	defer cancel()
+	if err := q.Set.WriteJob(write, job, h); err != nil {
+		q.undo(ctx, job)
+		return &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: fmt.Sprintf("the job could not be stored: %v", err)}
+	}
+	return nil
+}
+
+// undo makes sure that a job whose write was not acknowledged, and may still arrive, does not run.
+func (q *Queue) undo(ctx context.Context, job *proto.Job) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), submitTimeout)
+	defer cancel()
+	rec := terminal(&proto.Record{Meta: job.Meta}, proto.Failure(proto.CodeExpiredInQueue,
+		"The job could not be stored and was not accepted."), time.Now())
+	// When this fails too, the store takes no writes at all; a job that shows up later is withdrawn at its queue deadline.
+	_, _ = q.Set.WriteRecord(ctx, rec, 0)
+}
+
+// ask sends a request to the dispatcher that leads, waiting for one to appear.
+func (q *Queue) ask(ctx context.Context, subject string, request, reply any) error {
+	body, err := json.Marshal(request)
+	if err != nil {
+		return fmt.Errorf("encode %T: %w", request, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, admitTimeout)
+	defer cancel()
+	msg, err := backoff.RetryWithData(func() (*nats.Msg, error) {
+		return q.Set.Conn.RequestWithContext(ctx, subject, body)
+	}, backoff.WithContext(backoff.NewConstantBackOff(controlRetry), ctx))
+	if err != nil {
+		return fmt.Errorf("ask the dispatcher: %w", err)
+	}
+	return json.Unmarshal(msg.Data, reply)
+}
+
+// Lookup reads what is known of an execution now. Its error is [proto.ErrNotFound] where that is nothing.
+func (q *Queue) Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+	rec, _, err := q.lookup(ctx, id)
+	return rec, err
+}
+
+// lookup also gives the sequence number to change the record by, 0 for a job that nobody has claimed.
+func (q *Queue) lookup(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
+	rec, seq, err := q.Set.Record(ctx, id)
+	if !errors.Is(err, proto.ErrNotFound) {
+		return rec, seq, err
+	}
+	job, err := q.Set.Job(ctx, id)
+	if errors.Is(err, proto.ErrNotFound) {
+		// The record is written before the job goes: between the two reads it may have appeared.
+		return q.Set.Record(ctx, id)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	return &proto.Record{Meta: job.Meta, Status: proto.StatusQueued}, 0, nil
+}
+
+// Wait returns the terminal record of an execution when there is one. When ctx ends first the error is ctx's.
+func (q *Queue) Wait(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+	notices := make(chan *nats.Msg, 4)
+	sub, err := q.Set.Conn.ChanSubscribe(stream.Done(id), notices)
+	if err != nil {
+		return nil, fmt.Errorf("wait for %s: %w", id, err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	look := time.NewTicker(waitLook)
+	defer look.Stop()
+	for {
+		rec, err := q.Lookup(ctx, id)
+		switch {
+		case errors.Is(err, proto.ErrNotFound) || ctx.Err() != nil:
+			return nil, errors.Join(err, context.Cause(ctx))
+		case err == nil && rec.Status.Terminal():
+			return rec, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case m := <-notices:
+			if rec, err := stream.DecodeRecord(m.Data); err == nil && rec.Status.Terminal() {
+				return rec, nil
+			}
+		case <-look.C:
+		}
+	}
+}
+
+// Withdraw ends an execution that has not started with result r. It returns the record as it is then: terminal by this call, or
+// running or terminal by somebody else.
+func (q *Queue) Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error) {
+	for {
+		rec, seq, err := q.lookup(ctx, id)
+		if err != nil || rec.Status != proto.StatusQueued {
+			return rec, err
+		}
+		done := terminal(rec, r, time.Now())
+		_, err = q.Set.WriteRecord(ctx, done, seq)
+		if err == nil {
+			return done, nil
+		}
+		if !stream.Conflict(err) {
+			return nil, fmt.Errorf("withdraw %s: %w", id, err)
+		}
+	}
+}
+
+// Cancel ends an execution: one that has not started at once, one that runs by an intent in its record of which the worker is
+// told. It returns the record as it is then.
+func (q *Queue) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+	for {
+		rec, seq, err := q.lookup(ctx, id)
+		if err != nil || rec.Status.Terminal() {
+			return rec, err
+		}
+		if rec.Status == proto.StatusRunning {
+			if rec.Cancelling {
+				_ = q.Set.Conn.Publish(stream.Cancel(rec.Worker), []byte(id)) // again, in case the first was lost
+				return rec, nil
+			}
+			rec.Cancelling = true
+		} else {
+			rec = terminal(rec, proto.Cancelled(), time.Now())
+		}
+		_, err = q.Set.WriteRecord(ctx, rec, seq)
+		if err == nil {
+			if rec.Status == proto.StatusRunning {
+				// Lost words are made up for when the worker renews its lease and meets the changed record.
+				_ = q.Set.Conn.Publish(stream.Cancel(rec.Worker), []byte(id))
+			}
+			return rec, nil
+		}
+		if !stream.Conflict(err) {
+			return nil, fmt.Errorf("cancel %s: %w", id, err)
+		}
+	}
+}
+
+// Stats asks the dispatcher for its view of the queue. An error means that jobs cannot be accepted now.
+func (q *Queue) Stats(ctx context.Context) (proto.QueueStats, error) {
+	var st proto.QueueStats
+	err := q.ask(ctx, stream.Stats, struct{}{}, &st)
+	return st, err
+}
+
+// terminal makes the terminal record that follows rec.
+func terminal(rec *proto.Record, r proto.Result, now time.Time) *proto.Record {
+	out := *rec
+	done := now.UTC()
+	out.Status, out.Result, out.CompletedAt, out.Cancelling = r.Status(), &r, &done, false
+	out.ResultSeq++ // the result follows the last event the record knows of
+	return &out
+}

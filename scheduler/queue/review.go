@@ -1,0 +1,158 @@
+package queue
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+)
+
+// review looks for what has not happened in time: workers that fell silent, assignments that were not taken up, leases that were
+// not renewed, jobs that waited too long.
+func (l *leading) review(ctx context.Context, now time.Time) {
+	for name, w := range l.workers {
+		if now.Sub(w.heard) > workerDead {
+			delete(l.workers, name)
+			l.Log.Warn("worker fell silent", "worker", name)
+		}
+	}
+	for id, p := range l.book.places {
+		if now.After(p.expires) {
+			l.book.vacate(id)
+		}
+	}
+	for id, at := range l.early {
+		if now.Sub(at) > earlyKept {
+			delete(l.early, id)
+		}
+	}
+	for _, j := range l.book.jobs {
+		if !j.ending {
+			l.reviewJob(ctx, j, now)
+		}
+	}
+}
+
+func (l *leading) reviewJob(ctx context.Context, j *job, now time.Time) {
+	switch j.state {
+	case queued:
+		late := j.meta.QueueDeadline.Add(expiryGrace)
+		if j.attempt > 0 { // waiting for another attempt, for as long again
+			late = j.since.Add(j.meta.QueueDeadline.Sub(j.meta.CreatedAt))
+		}
+		if now.After(late) {
+			l.end(ctx, j, func(ctx context.Context, q *Queue) error {
+				_, err := q.Withdraw(ctx, j.meta.TraceID, expired(&j.meta))
+				return err
+			})
+		}
+	case assigned:
+		w := l.workers[j.worker]
+		switch {
+		case w != nil && (w.held[j.meta.TraceID] || w.heard.Sub(j.since) < claimGrace):
+		case w == nil && now.Sub(j.since) < claimGrace:
+		default:
+			l.comeBack(ctx, j, w == nil)
+		}
+	case running:
+		if now.Sub(j.since) > leaseOver {
+			worker := j.worker
+			l.end(ctx, j, func(ctx context.Context, q *Queue) error { return q.lose(ctx, j.meta.TraceID, worker) })
+		}
+	}
+}
+
+// comeBack returns a job whose worker did not take it up to the line; a job that several workers died with is ended.
+func (l *leading) comeBack(ctx context.Context, j *job, died bool) {
+	if died {
+		j.losses++
+	}
+	if j.losses < startsAllowed {
+		l.Log.Warn("an assigned job comes back", "trace_id", j.meta.TraceID, "worker", j.worker, "losses", j.losses)
+		l.book.requeue(j)
+		return
+	}
+	l.end(ctx, j, func(ctx context.Context, q *Queue) error {
+		_, err := q.Withdraw(ctx, j.meta.TraceID, proto.Failure(proto.CodeWorkerLost,
+			fmt.Sprintf("%d workers were lost with this job before its program started; it is not tried again.", startsAllowed)))
+		return err
+	})
+}
+
+// end writes a terminal record beside the loop. The stream tells the loop of it; when the write fails, review tries again.
+func (l *leading) end(ctx context.Context, j *job, write func(context.Context, *Queue) error) {
+	j.ending = true
+	id := j.meta.TraceID
+	go func() {
+		bounded, cancel := context.WithTimeout(ctx, submitTimeout)
+		defer cancel()
+		if err := write(bounded, &Queue{Set: l.Set}); err != nil && ctx.Err() == nil {
+			l.Log.Warn("a job could not be ended, will retry", "trace_id", id, "error", err)
+		}
+		l.post(ctx, func() {
+			if j := l.book.jobs[id]; j != nil {
+				j.ending = false
+			}
+		})
+	}()
+}
+
+func expired(m *proto.Meta) proto.Result {
+	return proto.Failure(proto.CodeExpiredInQueue, fmt.Sprintf("No worker was free to start the program within %s.",
+		m.QueueDeadline.Sub(m.CreatedAt).Round(time.Millisecond)))
+}
+
+// lose ends an execution whose holder did not renew its lease: as lost, or in line for its next attempt.
+func (q *Queue) lose(ctx context.Context, id proto.TraceID, worker string) error {
+	rec, revision, err := q.Set.Record(ctx, id)
+	if err != nil {
+		return fmt.Errorf("lose %s: %w", id, err)
+	}
+	if rec.Status != proto.StatusRunning || rec.Worker != worker {
+		return nil // it has moved on
+	}
+	last, err := lastSeq(ctx, q.Set, id)
+	if err != nil {
+		return fmt.Errorf("lose %s: %w", id, err)
+	}
+	rec.ResultSeq = last
+	switch {
+	case rec.Cancelling:
+		rec = terminal(rec, proto.Cancelled(), time.Now())
+	case rec.Attempt < rec.MaxAttempts:
+		rec.Status, rec.Worker, rec.StartedAt = proto.StatusQueued, "", nil
+	default:
+		rec = terminal(rec, proto.Failure(proto.CodeWorkerLost,
+			fmt.Sprintf("The worker that ran attempt %d of %d was lost, and the program with it.", rec.Attempt, rec.MaxAttempts)), time.Now())
+	}
+	_, err = q.Set.WriteRecord(ctx, rec, revision)
+	if stream.Conflict(err) {
+		return nil // the holder was not lost, or somebody else saw it first
+	}
+	return err
+}
+
+// lastSeq reads the sequence number of the last event that an execution published, 0 for none.
+func lastSeq(ctx context.Context, set *stream.Set, id proto.TraceID) (int64, error) {
+	m, err := set.Outs.GetLastMsgForSubject(ctx, stream.OutOf(id))
+	if stream.Missing(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the last output of %s: %w", id, err)
+	}
+	return headerSeq(m)
+}
+
+func headerSeq(m *jetstream.RawStreamMsg) (int64, error) {
+	n, err := strconv.ParseInt(m.Header.Get(stream.HeaderLast), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("output message %d: %w", m.Sequence, err)
+	}
+	return n, nil
+}

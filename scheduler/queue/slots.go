@@ -1,0 +1,168 @@
+package queue
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+)
+
+// announceEvery is how often a worker shows that it lives; changes are announced at once.
+const announceEvery = 2 * time.Second
+
+// Slots is a worker's end of the queue: it tells the dispatcher which slots are free and takes the jobs assigned to them. Run must
+// be running while Take is used.
+type Slots struct {
+	Set    *stream.Set
+	Worker string // unique to this process
+	Total  int    // slots
+	Log    *slog.Logger
+
+	mu      sync.Mutex
+	ticket  uint64
+	waiting map[uint64]chan *Lease // free slots by ticket
+	held    map[proto.TraceID]*Lease
+}
+
+// Run announces the worker until ctx ends, and then says goodbye.
+func (s *Slots) Run(ctx context.Context) error {
+	var subs []*nats.Subscription
+	defer func() {
+		for _, sub := range subs {
+			_ = sub.Unsubscribe()
+		}
+	}()
+	for subject, handle := range map[string]func(*nats.Msg){
+		stream.Assign(s.Worker): s.assigned, stream.Cancel(s.Worker): s.cancelled,
+		stream.RollCall: func(*nats.Msg) { s.announce(false) },
+	} {
+		sub, err := s.Set.Conn.Subscribe(subject, handle)
+		if err != nil {
+			return fmt.Errorf("listen on %s: %w", subject, err)
+		}
+		subs = append(subs, sub)
+	}
+	tick := time.NewTicker(announceEvery)
+	defer tick.Stop()
+	for {
+		s.announce(false)
+		select {
+		case <-ctx.Done():
+			s.announce(true)
+			_ = s.Set.Conn.FlushTimeout(time.Second)
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+func (s *Slots) announce(gone bool) {
+	s.mu.Lock()
+	a := announcement{Worker: s.Worker, Slots: s.Total, Gone: gone}
+	for ticket := range s.waiting {
+		a.Free = append(a.Free, ticket)
+	}
+	for id := range s.held {
+		a.Held = append(a.Held, id)
+	}
+	s.mu.Unlock()
+	body, err := json.Marshal(a)
+	if err == nil {
+		err = s.Set.Conn.Publish(stream.Slots, body)
+	}
+	if err != nil && !errors.Is(err, nats.ErrReconnectBufExceeded) {
+		s.Log.Warn("the worker could not announce itself, will retry", "error", err)
+	}
+}
+
+// Take waits for a job for one free slot. The error is ctx's when that ends first; a lease that arrives at that very moment is
+// returned all the same, so that none is lost.
+func (s *Slots) Take(ctx context.Context) (*Lease, error) {
+	for {
+		l, err := s.wait(ctx)
+		if err != nil {
+			return nil, err
+		}
+		switch err := l.load(ctx); {
+		case err == nil:
+			return l, nil
+		case errors.Is(err, proto.ErrNotFound): // it ended meanwhile
+		default:
+			s.Log.Error("an assigned job could not be read", "trace_id", l.id, "error", err)
+		}
+		s.forget(l.id)
+	}
+}
+
+func (s *Slots) wait(ctx context.Context) (*Lease, error) {
+	arrived := make(chan *Lease, 1)
+	s.mu.Lock()
+	if s.waiting == nil {
+		s.waiting, s.held = map[uint64]chan *Lease{}, map[proto.TraceID]*Lease{}
+	}
+	s.ticket++
+	ticket := s.ticket
+	s.waiting[ticket] = arrived
+	s.mu.Unlock()
+	s.announce(false)
+	select {
+	case l := <-arrived:
+		return l, nil
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	delete(s.waiting, ticket)
+	s.mu.Unlock()
+	select {
+	case l := <-arrived:
+		return l, nil
+	default:
+		return nil, context.Cause(ctx)
+	}
+}
+
+// assigned takes in an assignment. One for a slot that is not free any more is let fall: the dispatcher sees that it is not held.
+func (s *Slots) assigned(m *nats.Msg) {
+	var a assignment
+	if err := json.Unmarshal(m.Data, &a); err != nil {
+		s.Log.Error("a malformed assignment was passed over", "error", err)
+		return
+	}
+	if _, err := proto.ParseTraceID(string(a.Trace)); err != nil || a.Attempt < 1 {
+		s.Log.Error("a malformed assignment was passed over", "trace_id", a.Trace, "attempt", a.Attempt)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	arrived, free := s.waiting[a.Ticket]
+	if !free || s.held[a.Trace] != nil {
+		return
+	}
+	delete(s.waiting, a.Ticket)
+	l := &Lease{slots: s, id: a.Trace, attempt: a.Attempt, revision: a.Revision}
+	s.held[a.Trace] = l
+	arrived <- l
+}
+
+func (s *Slots) cancelled(m *nats.Msg) {
+	s.mu.Lock()
+	l := s.held[proto.TraceID(m.Data)]
+	s.mu.Unlock()
+	if l != nil {
+		l.look()
+	}
+}
+
+func (s *Slots) forget(id proto.TraceID) {
+	s.mu.Lock()
+	delete(s.held, id)
+	s.mu.Unlock()
+}

@@ -1,0 +1,82 @@
+package registry
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+)
+
+// Bindings keeps which execution an idempotency key stands for, for [stream.BindingTTL].
+type Bindings struct{ Set *stream.Set }
+
+// name makes a bucket key of what a client chose freely.
+func (b *Bindings) name(scope, key string) string {
+	sum := sha256.Sum256([]byte(scope + "\x00" + key))
+	return hex.EncodeToString(sum[:])
+}
+
+// Bind binds key to an execution that is about to be submitted. When it is bound already, bound is false and the binding returned is
+// the earlier one.
+func (b *Bindings) Bind(ctx context.Context, scope, key string, n proto.Binding) (binding proto.Binding, bound bool, err error) {
+	body, err := json.Marshal(n)
+	if err != nil {
+		return proto.Binding{}, false, fmt.Errorf("encode idempotency key: %w", err)
+	}
+	name := b.name(scope, key)
+	for {
+		n.Revision, err = b.Set.Bindings.Create(ctx, name, body)
+		if err == nil {
+			return n, true, nil
+		}
+		if !errors.Is(err, jetstream.ErrKeyExists) {
+			return proto.Binding{}, false, fmt.Errorf("bind idempotency key: %w", err)
+		}
+		e, err := b.Set.Bindings.Get(ctx, name)
+		if stream.Missing(err) {
+			continue // released in between
+		}
+		if err != nil {
+			return proto.Binding{}, false, fmt.Errorf("read idempotency key: %w", err)
+		}
+		var have proto.Binding
+		if err := json.Unmarshal(e.Value(), &have); err != nil {
+			return proto.Binding{}, false, fmt.Errorf("decode idempotency key: %w", err)
+		}
+		have.Revision = e.Revision()
+		return have, false, nil
+	}
+}
+
+// Replace binds key to another execution in place of old, whose own came to nothing. Its error is [proto.ErrConflict] when
+// somebody else did so first.
+func (b *Bindings) Replace(ctx context.Context, scope, key string, old, n proto.Binding) (proto.Binding, error) {
+	body, err := json.Marshal(n)
+	if err != nil {
+		return proto.Binding{}, fmt.Errorf("encode idempotency key: %w", err)
+	}
+	n.Revision, err = b.Set.Bindings.Update(ctx, b.name(scope, key), body, old.Revision)
+	if stream.Conflict(err) {
+		return proto.Binding{}, fmt.Errorf("replace idempotency key: %w", proto.ErrConflict)
+	}
+	if err != nil {
+		return proto.Binding{}, fmt.Errorf("replace idempotency key: %w", err)
+	}
+	return n, nil
+}
+
+// Release frees a key whose execution was not accepted. A key that was bound anew is left alone.
+func (b *Bindings) Release(ctx context.Context, scope, key string, n proto.Binding) error {
+	err := b.Set.Bindings.Delete(ctx, b.name(scope, key), jetstream.LastRevision(n.Revision))
+	if err != nil && !stream.Conflict(err) && !stream.Missing(err) {
+		return fmt.Errorf("release idempotency key: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,269 @@
+// Package registry keeps what is small and looked up often: API keys, in a bucket that every gateway watches, and idempotency keys,
+// which are always read and written by compare-and-set.
+package registry
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+)
+
+// hashSecretKey holds the secret that API keys are hashed with: whoever reads a list of hashes without it cannot test guesses.
+const (
+	hashSecretKey   = "hash_secret"
+	keyPrefix       = "key."
+	bootstrapID     = "key_bootstrap"
+	watchPause      = 200 * time.Millisecond
+	revokeTries     = 20
+	hashSecretBytes = 32
+)
+
+// storedKey is a key with its hash, as it lies in the bucket.
+type storedKey struct {
+	proto.Key
+	Hash string `json:"hash"`
+}
+
+// Keys is the list of API keys, kept current by a watch. Run must be running for changes to be seen.
+type Keys struct {
+	set    *stream.Set
+	region string
+	log    *slog.Logger
+	secret []byte
+
+	mu     sync.RWMutex
+	byHash map[string]*storedKey
+	byID   map[string]*storedKey
+}
+
+// OpenKeys reads the keys there are. region is part of keys that are made here.
+func OpenKeys(ctx context.Context, set *stream.Set, region string, log *slog.Logger) (*Keys, error) {
+	k := &Keys{set: set, region: region, log: log, byHash: map[string]*storedKey{}, byID: map[string]*storedKey{}}
+	secret := make([]byte, hashSecretBytes)
+	_, _ = rand.Read(secret) // crypto/rand.Read never returns an error since Go 1.24
+	_, err := set.Keys.Create(ctx, hashSecretKey, secret)
+	if errors.Is(err, jetstream.ErrKeyExists) {
+		var entry jetstream.KeyValueEntry
+		if entry, err = set.Keys.Get(ctx, hashSecretKey); err == nil {
+			secret = entry.Value()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the hash secret of API keys: %w", err)
+	}
+	k.secret = secret
+	watcher, err := k.watch(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = watcher.Stop() }()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("read the API keys: %w", context.Cause(ctx))
+		case e := <-watcher.Updates():
+			if e == nil {
+				return k, nil
+			}
+			k.take(e)
+		}
+	}
+}
+
+func (k *Keys) watch(ctx context.Context) (jetstream.KeyWatcher, error) {
+	w, err := k.set.Keys.Watch(ctx, keyPrefix+"*")
+	if err != nil {
+		return nil, fmt.Errorf("watch the API keys: %w", err)
+	}
+	return w, nil
+}
+
+// Run keeps the list current until ctx ends.
+func (k *Keys) Run(ctx context.Context) error {
+	err := backoff.Retry(func() error {
+		w, err := k.watch(ctx)
+		if err != nil {
+			k.log.Warn("the API keys are not followed, will retry", "error", err)
+			return err
+		}
+		defer func() { _ = w.Stop() }()
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case e, open := <-w.Updates():
+				if !open {
+					return errors.New("the watch ended")
+				}
+				if e != nil {
+					k.take(e)
+				}
+			}
+		}
+	}, backoff.WithContext(backoff.NewConstantBackOff(watchPause), ctx))
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// take takes in one stored key.
+func (k *Keys) take(e jetstream.KeyValueEntry) {
+	var s storedKey
+	if err := json.Unmarshal(e.Value(), &s); err != nil || keyPrefix+s.ID != e.Key() {
+		k.log.Error("a malformed API key was passed over", "key", e.Key(), "error", err)
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if old := k.byID[s.ID]; old != nil {
+		delete(k.byHash, old.Hash)
+	}
+	k.byID[s.ID] = &s
+	if s.RevokedAt == nil {
+		k.byHash[s.Hash] = &s
+	}
+}
+
+func (k *Keys) hash(secret string) string {
+	mac := hmac.New(sha256.New, k.secret)
+	mac.Write([]byte(secret))
+	return hex.EncodeToString(mac.Sum(nil))
+}
+
+// Authenticate finds the key that secret is. The look-up is by a keyed hash, so that its time tells nothing of any key.
+func (k *Keys) Authenticate(secret string) (*proto.Key, bool) {
+	if proto.CheckKeyForm(secret) != nil {
+		return nil, false
+	}
+	hash := k.hash(secret)
+	k.mu.RLock()
+	found := k.byHash[hash]
+	k.mu.RUnlock()
+	if found == nil || subtle.ConstantTimeCompare([]byte(found.Hash), []byte(hash)) != 1 {
+		return nil, false
+	}
+	key := found.Key
+	return &key, true
+}
+
+// Create makes a key and returns it with its secret, which is kept nowhere.
+func (k *Keys) Create(ctx context.Context, key proto.Key) (proto.Key, string, error) {
+	var id [9]byte
+	_, _ = rand.Read(id[:]) // crypto/rand.Read never returns an error since Go 1.24
+	key.ID = "key_" + hex.EncodeToString(id[:])
+	key.CreatedAt, key.RevokedAt = time.Now().UTC(), nil
+	secret := proto.NewKeySecret(k.region)
+	if err := k.put(ctx, key, secret); err != nil {
+		return proto.Key{}, "", err
+	}
+	return key, secret, nil
+}
+
+func (k *Keys) put(ctx context.Context, key proto.Key, secret string) error {
+	key.Hint = proto.KeyHint(secret)
+	body, err := json.Marshal(storedKey{Key: key, Hash: k.hash(secret)})
+	if err != nil {
+		return fmt.Errorf("encode API key %s: %w", key.ID, err)
+	}
+	if _, err := k.set.Keys.Put(ctx, keyPrefix+key.ID, body); err != nil {
+		return fmt.Errorf("store API key %s: %w", key.ID, err)
+	}
+	// Known here at once; the other gateways learn of it by their watch.
+	if e, err := k.set.Keys.Get(ctx, keyPrefix+key.ID); err == nil {
+		k.take(e)
+	}
+	return nil
+}
+
+// Bootstrap makes sure that there is a key with all rights for the organisation "default". A secret that is given becomes that key,
+// in place of an earlier one. Without one a key is made if there is none yet, and returned, to be shown once.
+func (k *Keys) Bootstrap(ctx context.Context, secret string) (made string, err error) {
+	k.mu.RLock()
+	have := k.byID[bootstrapID]
+	k.mu.RUnlock()
+	switch {
+	case secret == "" && have != nil:
+		return "", nil
+	case secret == "":
+		secret = proto.NewKeySecret(k.region)
+		made = secret
+	case have != nil && have.Hash == k.hash(secret) && have.RevokedAt == nil:
+		return "", nil
+	}
+	key := proto.Key{
+		ID: bootstrapID, Name: "bootstrap", Org: "default", Plan: "enterprise", Rights: proto.RightsAll, CreatedAt: time.Now().UTC(),
+	}
+	return made, k.put(ctx, key, secret)
+}
+
+// List returns all keys, revoked ones included, oldest first.
+func (k *Keys) List(context.Context) ([]proto.Key, error) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	out := make([]proto.Key, 0, len(k.byID))
+	for _, s := range k.byID {
+		out = append(out, s.Key)
+	}
+	slices.SortFunc(out, func(a, b proto.Key) int { return a.CreatedAt.Compare(b.CreatedAt) })
+	return out, nil
+}
+
+// Revoke ends a key. It is refused here when Revoke returns, and by every other gateway as soon as its watch tells it, well within
+// a second. Revoking a revoked key changes nothing. The error is [proto.ErrNotFound] where there is no such key.
+func (k *Keys) Revoke(ctx context.Context, id string) (proto.Key, error) {
+	for range revokeTries {
+		k.mu.RLock()
+		known := k.byID[id]
+		k.mu.RUnlock()
+		if known == nil {
+			return proto.Key{}, fmt.Errorf("API key %q: %w", id, proto.ErrNotFound)
+		}
+		e, err := k.set.Keys.Get(ctx, keyPrefix+id)
+		if err != nil {
+			return proto.Key{}, fmt.Errorf("read API key %s: %w", id, err)
+		}
+		var s storedKey
+		if err := json.Unmarshal(e.Value(), &s); err != nil {
+			return proto.Key{}, fmt.Errorf("decode API key %s: %w", id, err)
+		}
+		if s.RevokedAt != nil {
+			return s.Key, nil
+		}
+		now := time.Now().UTC()
+		s.RevokedAt = &now
+		body, err := json.Marshal(s)
+		if err != nil {
+			return proto.Key{}, fmt.Errorf("encode API key %s: %w", id, err)
+		}
+		_, err = k.set.Keys.Update(ctx, keyPrefix+id, body, e.Revision())
+		if stream.Conflict(err) {
+			continue
+		}
+		if err != nil {
+			return proto.Key{}, fmt.Errorf("revoke API key %s: %w", id, err)
+		}
+		k.mu.Lock()
+		delete(k.byHash, s.Hash)
+		k.byID[id] = &s
+		k.mu.Unlock()
+		return s.Key, nil
+	}
+	return proto.Key{}, fmt.Errorf("revoke API key %s: %w", id, proto.ErrConflict)
+}

@@ -1,0 +1,97 @@
+package stream
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Access says how to reach NATS: an address with credentials, or a server in this process.
+type Access struct {
+	URL            string // comma-separated for a cluster; empty with InProcess
+	InProcess      nats.InProcessConnProvider
+	Creds          string // path of a .creds file
+	User, Password string
+	CA             string // path of PEM certificates to trust instead of the system's
+	Cert, Key      string // paths of a PEM client certificate and its key
+	Name           string // shown in the server's connection list
+}
+
+const (
+	connectTimeout = 5 * time.Second
+	reconnectWait  = 100 * time.Millisecond
+	maxReconnects  = -1 // for ever: what waits has its own deadline
+)
+
+// Dial connects. The connection reconnects for ever; while it is away publishes fail at once rather than pile up in memory.
+func Dial(a Access, log *slog.Logger) (*nats.Conn, error) {
+	opts := []nats.Option{
+		nats.Name(a.Name), nats.Timeout(connectTimeout), nats.MaxReconnects(maxReconnects),
+		nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(reconnectWait, reconnectWait), nats.ReconnectBufSize(-1),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil {
+				log.Warn("lost the connection to NATS, reconnecting", "error", err)
+			}
+		}),
+		nats.ReconnectHandler(func(c *nats.Conn) { log.Info("connected to NATS again", "server", c.ConnectedServerName()) }),
+		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
+			if errors.Is(err, nats.ErrSlowConsumer) {
+				return // a slow reader of a live tail: it notices the gap and reads it from the stream
+			}
+			subject := ""
+			if sub != nil {
+				subject = sub.Subject
+			}
+			log.Warn("NATS reported an error", "subject", subject, "error", err)
+		}),
+	}
+	if a.InProcess != nil {
+		opts = append(opts, nats.InProcessServer(a.InProcess))
+	}
+	if a.Creds != "" {
+		opts = append(opts, nats.UserCredentials(a.Creds))
+	}
+	if a.User != "" {
+		opts = append(opts, nats.UserInfo(a.User, a.Password))
+	}
+	if a.CA != "" || a.Cert != "" {
+		cfg, err := a.tls()
+		if err != nil {
+			return nil, err
+		}
+		opts = append(opts, nats.Secure(cfg))
+	}
+	nc, err := nats.Connect(a.URL, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to NATS at %q: %w: check --nats and its credentials", a.URL, err)
+	}
+	return nc, nil
+}
+
+func (a Access) tls() (*tls.Config, error) {
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
+	if a.CA != "" {
+		pem, err := os.ReadFile(a.CA)
+		if err != nil {
+			return nil, fmt.Errorf("read --nats-ca: %w", err)
+		}
+		cfg.RootCAs = x509.NewCertPool()
+		if !cfg.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("read --nats-ca: %s holds no PEM certificate", a.CA)
+		}
+	}
+	if a.Cert != "" {
+		cert, err := tls.LoadX509KeyPair(a.Cert, a.Key)
+		if err != nil {
+			return nil, fmt.Errorf("read --nats-cert and --nats-key: %w", err)
+		}
+		cfg.Certificates = []tls.Certificate{cert}
+	}
+	return cfg, nil
+}

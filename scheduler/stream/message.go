@@ -1,0 +1,285 @@
+package stream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// Header names of what is stored. The dispatcher reads headers only.
+const (
+	HeaderMeta    = "Bullpen-Meta"    // JSON of [proto.Meta] on a job
+	HeaderStatus  = "Bullpen-Status"  // of an execution's record
+	HeaderWorker  = "Bullpen-Worker"  // who holds the lease
+	HeaderAttempt = "Bullpen-Attempt" // the claimed attempt
+	HeaderFirst   = "Bullpen-First"   // sequence number of the first event in an output message
+	HeaderLast    = "Bullpen-Last"    // and of the last
+	headerBody    = "Bullpen-Body"    // name of the object that holds the body
+	headerWrite   = "Bullpen-Write"   // names one write, to recognise it after an answer was lost
+)
+
+const (
+	publishTimeout = 2 * time.Second
+	retryFirst     = 20 * time.Millisecond
+	retryMost      = 500 * time.Millisecond
+)
+
+// Stored is one message of a stream with its body, which may have been claim-checked.
+type Stored struct {
+	Header nats.Header
+	Data   []byte
+	Seq    uint64
+	Time   time.Time
+}
+
+// Write stores a message if the last one on its subject has sequence number expect (0: none yet), and returns the new sequence
+// number. It is safe against lost answers: it tries again until ctx ends, and recognises its own write. A body over the inline
+// limit goes to the object store first. The errors to tell apart are those of [Conflict] and [Refused].
+func (s *Set) Write(ctx context.Context, subject string, h nats.Header, body []byte, expect uint64) (uint64, error) {
+	id := nuid.Next()
+	h.Set(headerWrite, id)
+	data := body
+	if len(body) > s.inline {
+		name := strings.TrimPrefix(subject, root) + "." + id
+		if _, err := s.bodies.PutBytes(ctx, name, body); err != nil {
+			return 0, fmt.Errorf("store the body of %s: %w", subject, err)
+		}
+		h.Set(headerBody, name)
+		data = nil
+	}
+	seq, err := s.write(ctx, &nats.Msg{Subject: subject, Header: h, Data: data}, id, expect)
+	if err != nil && h.Get(headerBody) != "" {
+		// Left alone after anything but a clean conflict: an unanswered write may still be carried out, and needs its body.
+		if Conflict(err) {
+			_ = s.bodies.Delete(ctx, h.Get(headerBody))
+		}
+	}
+	return seq, err
+}
+
+func (s *Set) write(ctx context.Context, msg *nats.Msg, id string, expect uint64) (uint64, error) {
+	unsure := false
+	wait := backoff.NewExponentialBackOff(backoff.WithInitialInterval(retryFirst), backoff.WithMaxInterval(retryMost),
+		backoff.WithMaxElapsedTime(0))
+	seq, err := backoff.RetryWithData(func() (uint64, error) {
+		attempt, cancel := context.WithTimeout(ctx, publishTimeout)
+		defer cancel()
+		ack, err := s.JS.PublishMsg(attempt, msg, jetstream.WithExpectLastSequencePerSubject(expect))
+		switch {
+		case err == nil:
+			return ack.Sequence, nil
+		case Conflict(err):
+			if !unsure {
+				return 0, backoff.Permanent(err)
+			}
+			return s.wrote(attempt, msg.Subject, id, err)
+		case Refused(err):
+			return 0, backoff.Permanent(err)
+		default:
+			unsure = unsure || !errors.Is(err, jetstream.ErrNoStreamResponse)
+			return 0, err
+		}
+	}, backoff.WithContext(wait, ctx))
+	if err != nil {
+		return 0, fmt.Errorf("write %s: %w", msg.Subject, err)
+	}
+	return seq, nil
+}
+
+// wrote finds out whether the conflict came from this very write, whose answer was lost.
+func (s *Set) wrote(ctx context.Context, subject, id string, conflict error) (uint64, error) {
+	stream := s.Execs
+	if strings.HasPrefix(subject, root+"job.") {
+		stream = s.Jobs
+	}
+	m, err := stream.GetLastMsgForSubject(ctx, subject)
+	switch {
+	case err == nil && m.Header.Get(headerWrite) == id:
+		return m.Sequence, nil
+	case err == nil || Missing(err):
+		return 0, backoff.Permanent(conflict)
+	default:
+		return 0, err
+	}
+}
+
+// Last reads the last message on a subject of st. Its error may be one that [Missing] knows.
+func (s *Set) Last(ctx context.Context, st jetstream.Stream, subject string) (*Stored, error) {
+	m, err := st.GetLastMsgForSubject(ctx, subject)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", subject, err)
+	}
+	out := &Stored{Header: m.Header, Data: m.Data, Seq: m.Sequence, Time: m.Time}
+	if err := s.fill(ctx, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (s *Set) fill(ctx context.Context, m *Stored) error {
+	name := m.Header.Get(headerBody)
+	if name == "" {
+		return nil
+	}
+	data, err := s.bodies.GetBytes(ctx, name)
+	if err != nil {
+		return fmt.Errorf("read body %s: %w", name, err)
+	}
+	m.Data = data
+	return nil
+}
+
+// DeleteJob removes a job that is terminal, with its body. Removing what is gone is no error.
+func (s *Set) DeleteJob(ctx context.Context, id proto.TraceID) error {
+	m, err := s.Jobs.GetLastMsgForSubject(ctx, JobOf(id))
+	if Missing(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("find job %s: %w", id, err)
+	}
+	if name := m.Header.Get(headerBody); name != "" {
+		if err := s.bodies.Delete(ctx, name); err != nil && !Missing(err) {
+			return fmt.Errorf("delete body %s: %w", name, err)
+		}
+	}
+	if err := s.Jobs.DeleteMsg(ctx, m.Sequence); err != nil && !Missing(err) {
+		return fmt.Errorf("delete job %s: %w", id, err)
+	}
+	return nil
+}
+
+// SetAside moves a message that nobody can act on to the stream of such messages, where it is kept for people to look at.
+func (s *Set) SetAside(ctx context.Context, st jetstream.Stream, seq uint64) error {
+	m, err := st.GetMsg(ctx, seq)
+	if Missing(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("set aside message %d: %w", seq, err)
+	}
+	msg := &nats.Msg{Subject: dead + strings.TrimPrefix(m.Subject, root), Header: nats.Header{}, Data: m.Data}
+	for name, values := range m.Header {
+		if !strings.HasPrefix(name, "Nats-") { // conditions of the first write, which would be tried again
+			msg.Header[name] = values
+		}
+	}
+	if _, err := s.JS.PublishMsg(ctx, msg); err != nil {
+		return fmt.Errorf("set aside message %d: %w", seq, err)
+	}
+	if err := st.DeleteMsg(ctx, seq); err != nil && !Missing(err) {
+		return fmt.Errorf("set aside message %d: %w", seq, err)
+	}
+	return nil
+}
+
+// Job reads a job that is not terminal. Its error is [proto.ErrNotFound] where there is none.
+func (s *Set) Job(ctx context.Context, id proto.TraceID) (*proto.Job, error) {
+	m, err := s.Last(ctx, s.Jobs, JobOf(id))
+	if Missing(err) {
+		return nil, fmt.Errorf("job %s: %w", id, proto.ErrNotFound)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return DecodeJob(m, id)
+}
+
+// DecodeJob decodes the job of id.
+func DecodeJob(m *Stored, id proto.TraceID) (*proto.Job, error) {
+	var job proto.Job
+	if err := json.Unmarshal(m.Data, &job); err != nil {
+		return nil, fmt.Errorf("decode job %s: %w", id, err)
+	}
+	if job.TraceID != id {
+		return nil, fmt.Errorf("decode job %s: it says it is %q", id, job.TraceID)
+	}
+	return &job, nil
+}
+
+// DecodeMeta decodes what a job's header says of it.
+func DecodeMeta(h nats.Header) (*proto.Meta, error) {
+	var meta proto.Meta
+	if err := json.Unmarshal([]byte(h.Get(HeaderMeta)), &meta); err != nil {
+		return nil, fmt.Errorf("decode the header of a job: %w", err)
+	}
+	return &meta, nil
+}
+
+// Record reads the record of an execution that was claimed or has ended, with the sequence number to change it by. Its error is
+// [proto.ErrNotFound] where there is none.
+func (s *Set) Record(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
+	m, err := s.Last(ctx, s.Execs, Exec(id))
+	if Missing(err) {
+		return nil, 0, fmt.Errorf("record of %s: %w", id, proto.ErrNotFound)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	rec, err := DecodeRecord(m.Data)
+	if err != nil {
+		return nil, 0, fmt.Errorf("record of %s: %w", id, err)
+	}
+	return rec, m.Seq, nil
+}
+
+// DecodeRecord is the inverse of the encoding that [Set.WriteRecord] stores.
+func DecodeRecord(data []byte) (*proto.Record, error) {
+	var rec proto.Record
+	if err := json.Unmarshal(data, &rec); err != nil {
+		return nil, fmt.Errorf("decode record: %w", err)
+	}
+	return &rec, nil
+}
+
+// WriteRecord stores rec if the record has sequence number expect, and returns the new one. When rec is terminal, those who wait
+// for it are told once it is durable. Its errors are those of [Set.Write].
+func (s *Set) WriteRecord(ctx context.Context, rec *proto.Record, expect uint64) (uint64, error) {
+	body, err := json.Marshal(rec)
+	if err != nil {
+		return 0, fmt.Errorf("encode record of %s: %w", rec.TraceID, err)
+	}
+	h := nats.Header{}
+	h.Set(HeaderStatus, string(rec.Status))
+	h.Set(HeaderWorker, rec.Worker)
+	h.Set(HeaderAttempt, strconv.Itoa(rec.Attempt))
+	seq, err := s.Write(ctx, Exec(rec.TraceID), h, body, expect)
+	if err != nil {
+		return 0, err
+	}
+	if rec.Status.Terminal() {
+		notice := body
+		if len(body) > s.inline {
+			notice = nil // the reader fetches it
+		}
+		// Lost notices are made up for by readers, who look again from time to time.
+		_ = s.Conn.Publish(Done(rec.TraceID), notice)
+	}
+	return seq, nil
+}
+
+// WriteJob stores a job that is not there yet.
+func (s *Set) WriteJob(ctx context.Context, job *proto.Job, h nats.Header) error {
+	body, err := json.Marshal(job)
+	if err != nil {
+		return fmt.Errorf("encode job %s: %w", job.TraceID, err)
+	}
+	meta, err := json.Marshal(&job.Meta)
+	if err != nil {
+		return fmt.Errorf("encode job %s: %w", job.TraceID, err)
+	}
+	h.Set(HeaderMeta, string(meta))
+	_, err = s.Write(ctx, JobSubject(&job.Meta), h, body, 0)
+	return err
+}

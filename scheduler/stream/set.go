@@ -1,0 +1,128 @@
+// Package stream knows what bullpen keeps in JetStream: the streams and buckets, their retention, the subjects, and the form of
+// what is stored, bodies too large for a message included. It decides nothing: packages queue, events and registry do.
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Names of the streams and buckets.
+const (
+	jobsName     = "BULLPEN_JOBS"
+	execsName    = "BULLPEN_EXECS"
+	outName      = "BULLPEN_OUT"
+	deadName     = "BULLPEN_DEAD"
+	bodiesName   = "bullpen_bodies"
+	keysName     = "bullpen_keys"
+	bindingsName = "bullpen_bindings"
+	controlName  = "bullpen_control"
+)
+
+// BindingTTL is how long an idempotency key stands for its execution.
+const BindingTTL = 24 * time.Hour
+
+// A claim-checked body outlives what names it: a record by its retention, a job by the time it may be queued and run.
+const (
+	bodiesGrace = 24 * time.Hour
+	bodiesLeast = 48 * time.Hour
+)
+
+// Config says how the streams are kept.
+type Config struct {
+	Replicas  int           // 1, or 3 or 5 on a cluster
+	Retention time.Duration // of records and events
+}
+
+// Set is everything bullpen keeps in JetStream.
+type Set struct {
+	Conn     *nats.Conn
+	JS       jetstream.JetStream
+	Jobs     jetstream.Stream      // one message per job that is not terminal
+	Execs    jetstream.Stream      // one message per execution: claim, then result
+	Outs     jetstream.Stream      // output events
+	Dead     jetstream.Stream      // what was set aside
+	Keys     jetstream.KeyValue    // API keys by id, and the secret they are hashed with
+	Bindings jetstream.KeyValue    // idempotency keys
+	Control  jetstream.KeyValue    // who leads
+	bodies   jetstream.ObjectStore // claim checks
+	inline   int                   // bytes of a body that travel in the message
+}
+
+// maxInline is the largest body stored in the message itself; larger ones are claim-checked.
+const maxInline = 512 << 10
+
+// Open creates what is missing and opens all of it.
+func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Set, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, fmt.Errorf("open JetStream: %w", err)
+	}
+	s := &Set{Conn: nc, JS: js, inline: min(maxInline, int(nc.MaxPayload()/2))}
+	streams := []struct {
+		to  *jetstream.Stream
+		cfg jetstream.StreamConfig
+	}{
+		{&s.Jobs, jetstream.StreamConfig{Name: jobsName, Subjects: []string{root + "job.>"}, MaxMsgsPerSubject: 1}},
+		{&s.Execs, jetstream.StreamConfig{
+			Name: execsName, Subjects: []string{root + "exec.>"}, MaxMsgsPerSubject: 1, MaxAge: cfg.Retention,
+		}},
+		{&s.Outs, jetstream.StreamConfig{Name: outName, Subjects: []string{root + "out.>"}, MaxAge: cfg.Retention}},
+		{&s.Dead, jetstream.StreamConfig{Name: deadName, Subjects: []string{dead + ">"}, MaxAge: cfg.Retention}},
+	}
+	// Output may be relaxed, since the result holds it whole; the server offers that to unreplicated streams only.
+	if cfg.Replicas == 1 {
+		streams[2].cfg.PersistMode = jetstream.AsyncPersistMode
+	}
+	for _, st := range streams {
+		st.cfg.Replicas, st.cfg.AllowDirect, st.cfg.Storage = cfg.Replicas, true, jetstream.FileStorage
+		if *st.to, err = js.CreateOrUpdateStream(ctx, st.cfg); err != nil {
+			return nil, fmt.Errorf("open stream %s: %w: check the NATS server's JetStream and permissions", st.cfg.Name, err)
+		}
+	}
+	buckets := []struct {
+		to  *jetstream.KeyValue
+		cfg jetstream.KeyValueConfig
+	}{
+		{&s.Keys, jetstream.KeyValueConfig{Bucket: keysName}},
+		{&s.Bindings, jetstream.KeyValueConfig{Bucket: bindingsName, TTL: BindingTTL}},
+		{&s.Control, jetstream.KeyValueConfig{Bucket: controlName}},
+	}
+	for _, b := range buckets {
+		b.cfg.Replicas, b.cfg.Storage = cfg.Replicas, jetstream.FileStorage
+		if *b.to, err = js.CreateOrUpdateKeyValue(ctx, b.cfg); err != nil {
+			return nil, fmt.Errorf("open bucket %s: %w", b.cfg.Bucket, err)
+		}
+	}
+	s.bodies, err = js.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{
+		Bucket: bodiesName, TTL: max(cfg.Retention, bodiesLeast) + bodiesGrace, Replicas: cfg.Replicas, Storage: jetstream.FileStorage,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open object store %s: %w", bodiesName, err)
+	}
+	return s, nil
+}
+
+// Refused reports whether err is the server's answer that it cannot do what was asked, as opposed to no answer.
+func Refused(err error) bool {
+	var api *jetstream.APIError
+	return errors.As(err, &api) && !Conflict(err)
+}
+
+// Missing reports whether err says that nothing is stored under a name.
+func Missing(err error) bool {
+	return errors.Is(err, jetstream.ErrMsgNotFound) || errors.Is(err, jetstream.ErrKeyNotFound) ||
+		errors.Is(err, jetstream.ErrObjectNotFound)
+}
+
+// Conflict reports whether err says that a compare-and-set met another value than expected.
+func Conflict(err error) bool {
+	var api *jetstream.APIError
+	return errors.As(err, &api) && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
+		api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
+}

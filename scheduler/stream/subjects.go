@@ -1,0 +1,54 @@
+package stream
+
+import (
+	"strconv"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// All subjects begin with one word, so that an account can be shared and permissions can be given by role.
+const root = "bullpen."
+
+// JobSubject is where a job lies until it is terminal.
+func JobSubject(m *proto.Meta) string {
+	return root + "job." + string(m.Class()) + "." + m.Org + "." + m.Key + "." + string(m.TraceID)
+}
+
+// JobOf is the pattern of the one job of id.
+func JobOf(id proto.TraceID) string { return root + "job.*.*.*." + string(id) }
+
+// Exec is where the one record of an execution lies: its claim and lease while it runs, its result when it has ended.
+func Exec(id proto.TraceID) string { return root + "exec." + string(id) }
+
+// Out is where the output of one attempt lies.
+func Out(id proto.TraceID, attempt int) string {
+	return root + "out." + string(id) + "." + strconv.Itoa(attempt)
+}
+
+// OutOf is the pattern of all output of an execution.
+func OutOf(id proto.TraceID) string { return root + "out." + string(id) + ".*" }
+
+// Done is told, not stored, when a terminal record has been acknowledged.
+func Done(id proto.TraceID) string { return root + "done." + string(id) }
+
+// The dispatcher's subjects, answered by the leader only.
+const (
+	Admit = root + "ctl.admit" // request: may this job be published?
+	Slots = root + "ctl.slots" // a worker tells of itself and its free slots
+	Stats = root + "ctl.stats" // request: the queue at this moment
+)
+
+// RollCall is how a dispatcher that begins to lead asks all workers to announce themselves.
+const RollCall = root + "ctl.rollcall"
+
+// dead is where a message goes that nobody can act on, under the subject it had.
+const dead = root + "dead."
+
+// Ping is answered by the instance of that name while it lives.
+func Ping(instance string) string { return root + "ctl.ping." + instance }
+
+// Assign hands a job to a worker; Cancel tells it that the record of one of its executions carries an intent to cancel.
+func Assign(worker string) string { return root + "worker." + worker + ".assign" }
+
+// Cancel tells a worker to look at the record of the execution named in the message.
+func Cancel(worker string) string { return root + "worker." + worker + ".cancel" }

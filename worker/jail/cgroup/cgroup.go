@@ -1,0 +1,207 @@
+// Package cgroup makes, reads and removes the control groups of jails, version
+// 1 and 2. It limits memory, pids and cpu, all three or none: a controller that
+// cannot be used is an error that names it, never a silent fall-back.
+//
+// Groups lie below the worker's own, at bullpen/<instance>/<jail>, so that a
+// limit on the worker's pod or unit counts its jails.
+package cgroup
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// parentName is the directory below the worker's own group that holds one
+// directory per worker instance.
+const parentName = "bullpen"
+
+// periodMicros is the kernel's default bandwidth period.
+const periodMicros = 100_000
+
+// minQuotaMicros is the least quota the kernel accepts.
+const minQuotaMicros = 1_000
+
+// Limits is what the members of a group share.
+type Limits struct {
+	Memory int64   // bytes; no swap beside it
+	Tasks  int     // processes and threads
+	CPU    float64 // cores
+}
+
+// Usage is what the members of a group used so far.
+type Usage struct {
+	CPUTime    time.Duration
+	MemoryPeak int64 // bytes; 0 where the kernel does not say (version 2 before 5.19)
+	OOMKills   int64 // processes the kernel killed for the memory limit
+}
+
+// Tree is where one worker instance has its groups.
+type Tree struct {
+	version  int
+	instance string
+	// dirs are the worker's own directories: on version 1 one per hierarchy, the
+	// memory one first; on version 2 one.
+	dirs []string
+	ctl  controllers
+}
+
+// controllers are the indexes into dirs, and Group.dirs, of each controller.
+type controllers struct{ memory, pids, cpu, cpuacct int }
+
+// Group is the group of one jail.
+type Group struct {
+	version int
+	dirs    []string
+	ctl     controllers
+}
+
+// Open finds the worker's own group and makes bullpen/<instance> below it.
+func Open(instance string) (*Tree, error) { return open("/", instance) }
+
+// open is Open on a file system at root, for tests.
+func open(root, instance string) (*Tree, error) {
+	where, err := locate(root)
+	if err != nil {
+		return nil, err
+	}
+	t := &Tree{version: where.version, instance: instance, dirs: where.dirs, ctl: where.ctl}
+	if t.version == 2 {
+		if err := t.delegate(root); err != nil {
+			return nil, err
+		}
+	}
+	for _, d := range t.dirs {
+		dir := filepath.Join(d, parentName, instance)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, fmt.Errorf("cgroup: make %s: %w: the worker must be allowed to make control groups below its own "+
+				"(root, /sys/fs/cgroup mounted read-write, with systemd Delegate=yes)", dir, err)
+		}
+	}
+	if t.version == 2 {
+		for _, d := range []string{filepath.Join(t.dirs[0], parentName), filepath.Join(t.dirs[0], parentName, instance)} {
+			if err := enable(d); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return t, nil
+}
+
+// Version is 1 or 2.
+func (t *Tree) Version() int { return t.version }
+
+// New makes a group below the tree and sets its limits.
+func (t *Tree) New(name string, l Limits) (*Group, error) {
+	g := &Group{version: t.version, ctl: t.ctl}
+	for _, d := range t.dirs {
+		dir := filepath.Join(d, parentName, t.instance, name)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return nil, errors.Join(fmt.Errorf("cgroup: make a group: %w", err), g.Remove())
+		}
+		g.dirs = append(g.dirs, dir)
+	}
+	var err error
+	if t.version == 1 {
+		err = g.limit1(l)
+	} else {
+		err = g.limit2(l)
+	}
+	if err != nil {
+		return nil, errors.Join(err, g.Remove())
+	}
+	return g, nil
+}
+
+// Add moves the process pid, all its threads, into the group.
+func (g *Group) Add(pid int) error {
+	for _, d := range g.dirs {
+		if err := write(d, "cgroup.procs", strconv.Itoa(pid)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Unthrottle lifts the cpu limit: a process that has used up its quota would
+// otherwise be killed only in the next period.
+func (g *Group) Unthrottle() error {
+	if g.version == 1 {
+		return write(g.dirs[g.ctl.cpu], "cpu.cfs_quota_us", "-1")
+	}
+	return write(g.dirs[0], "cpu.max", "max")
+}
+
+// Usage reads the counters.
+func (g *Group) Usage() (Usage, error) {
+	if g.version == 1 {
+		return g.usage1()
+	}
+	return g.usage2()
+}
+
+// Remove removes the group. It must be empty.
+func (g *Group) Remove() error {
+	var errs []error
+	for _, d := range g.dirs {
+		if err := os.Remove(d); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("cgroup: remove a group: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Close removes the instance's directories, and the one above if this was the
+// last instance.
+func (t *Tree) Close() error {
+	var errs []error
+	for _, d := range t.dirs {
+		if err := os.Remove(filepath.Join(d, parentName, t.instance)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("cgroup: remove the instance: %w", err))
+		}
+		// Fails while other instances are there, which is right.
+		_ = os.Remove(filepath.Join(d, parentName))
+	}
+	return errors.Join(errs...)
+}
+
+func quota(cpu float64) int64 { return max(int64(cpu*periodMicros), minQuotaMicros) }
+
+func write(dir, file, value string) error {
+	if err := os.WriteFile(filepath.Join(dir, file), []byte(value), 0); err != nil {
+		return fmt.Errorf("cgroup: write %q: %w", value, err)
+	}
+	return nil
+}
+
+func readInt(dir, file string) (int64, error) {
+	b, err := os.ReadFile(filepath.Join(dir, file))
+	if err != nil {
+		return 0, fmt.Errorf("cgroup: %w", err)
+	}
+	n, err := strconv.ParseInt(string(bytes.TrimSpace(b)), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("cgroup: read %s: %w", file, err)
+	}
+	return n, nil
+}
+
+// readKey reads the number after key in a file of "key number" lines.
+func readKey(dir, file, key string) (int64, error) {
+	b, err := os.ReadFile(filepath.Join(dir, file))
+	if err != nil {
+		return 0, fmt.Errorf("cgroup: %w", err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if k, v, ok := strings.Cut(strings.TrimSpace(line), " "); ok && k == key {
+			return strconv.ParseInt(v, 10, 64)
+		}
+	}
+	return 0, fmt.Errorf("cgroup: %s has no %s", file, key)
+}

@@ -1,0 +1,103 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Sweep removes the groups of instances for which dead is true, killing what is
+// still in them. It returns their names.
+func (t *Tree) Sweep(dead func(instance string) bool) ([]string, error) {
+	swept := map[string]bool{}
+	var errs []error
+	for _, d := range t.dirs {
+		parent := filepath.Join(d, parentName)
+		entries, err := os.ReadDir(parent)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("cgroup: sweep: %w", err))
+			continue
+		}
+		for _, e := range entries {
+			if !e.IsDir() || e.Name() == t.instance || !(swept[e.Name()] || dead(e.Name())) {
+				continue
+			}
+			swept[e.Name()] = true
+			errs = append(errs, sweepInstance(filepath.Join(parent, e.Name())))
+		}
+	}
+	var names []string
+	for n := range swept {
+		names = append(names, n)
+	}
+	return names, errors.Join(errs...)
+}
+
+func sweepInstance(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("cgroup: sweep: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		if e.IsDir() {
+			errs = append(errs, sweepGroup(filepath.Join(dir, e.Name())))
+		}
+	}
+	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, fmt.Errorf("cgroup: sweep: %w", err))
+	}
+	return errors.Join(errs...)
+}
+
+// sweepGroup kills the members of a group, waits for each to die, and removes
+// it.
+func sweepGroup(dir string) error {
+	for {
+		b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("cgroup: sweep: %w", err)
+		}
+		pids := strings.Fields(string(b))
+		if len(pids) == 0 {
+			break
+		}
+		for _, p := range pids {
+			if pid, err := strconv.Atoi(p); err == nil && pid > 0 {
+				killAndWait(pid)
+			}
+		}
+	}
+	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("cgroup: sweep: %w", err)
+	}
+	return nil
+}
+
+// killAndWait kills pid and waits until it is dead, through a pidfd so that no
+// other process can be meant.
+func killAndWait(pid int) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) != nil {
+		return
+	}
+	for {
+		_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
+		if err != unix.EINTR {
+			return
+		}
+	}
+}

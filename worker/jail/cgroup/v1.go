@@ -1,0 +1,76 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func (g *Group) limit1(l Limits) error {
+	mem, cpu := g.dirs[g.ctl.memory], g.dirs[g.ctl.cpu]
+	bytes := strconv.FormatInt(l.Memory, 10)
+	if err := write(mem, "memory.limit_in_bytes", bytes); err != nil {
+		return err
+	}
+	// Absent where the kernel does not account swap: then swappiness 0 has to do.
+	if err := write(mem, "memory.memsw.limit_in_bytes", bytes); errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+		if err := write(mem, "memory.swappiness", "0"); err != nil {
+			return err
+		}
+	} else if err != nil {
+		return err
+	}
+	if err := write(g.dirs[g.ctl.pids], "pids.max", strconv.Itoa(l.Tasks)); err != nil {
+		return err
+	}
+	if err := write(cpu, "cpu.cfs_period_us", strconv.Itoa(periodMicros)); err != nil {
+		return err
+	}
+	return write(cpu, "cpu.cfs_quota_us", strconv.FormatInt(quota(l.CPU), 10))
+}
+
+func (g *Group) usage1() (Usage, error) {
+	cpu, err := readInt(g.dirs[g.ctl.cpuacct], "cpuacct.usage")
+	if err != nil {
+		return Usage{}, err
+	}
+	peak, err := readInt(g.dirs[g.ctl.memory], "memory.max_usage_in_bytes")
+	if err != nil {
+		return Usage{}, err
+	}
+	kills, err := readKey(g.dirs[g.ctl.memory], "memory.oom_control", "oom_kill")
+	if err != nil {
+		return Usage{}, err
+	}
+	return Usage{CPUTime: time.Duration(cpu), MemoryPeak: peak, OOMKills: kills}, nil
+}
+
+// WatchOOM returns a file from which 8 bytes can be read when the memory limit
+// is hit and the kernel is about to kill; nil on version 2, where the kernel
+// kills the whole group by itself. The caller closes it.
+func (g *Group) WatchOOM() (*os.File, error) {
+	if g.version == 2 {
+		return nil, nil
+	}
+	efd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("cgroup: watch for oom: %w", err)
+	}
+	event := os.NewFile(uintptr(efd), "oom event")
+	ctl, err := os.Open(filepath.Join(g.dirs[g.ctl.memory], "memory.oom_control"))
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("cgroup: watch for oom: %w", err), event.Close())
+	}
+	defer func() { _ = ctl.Close() }()
+	line := strconv.Itoa(efd) + " " + strconv.Itoa(int(ctl.Fd()))
+	if err := write(g.dirs[g.ctl.memory], "cgroup.event_control", line); err != nil {
+		return nil, errors.Join(err, event.Close())
+	}
+	return event, nil
+}

@@ -1,0 +1,117 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// leafName is where a worker puts itself: on version 2 a group that gives
+// controllers to its children may hold no process of its own.
+const leafName = "bullpen-worker"
+
+// needed are the controllers a jail must have on version 2.
+var needed = [...]string{"memory", "pids", "cpu"} // read only
+
+// delegate makes the worker's own group give the controllers to its children,
+// moving the worker into a leaf if it must.
+func (t *Tree) delegate(root string) error {
+	own := t.dirs[0]
+	b, err := os.ReadFile(filepath.Join(own, "cgroup.controllers"))
+	if err != nil {
+		return fmt.Errorf("cgroup: %w", err)
+	}
+	for _, c := range needed {
+		if !hasWord(string(b), c) {
+			return fmt.Errorf("cgroup: controller %q is not available in %s: let the group above delegate it "+
+				"(systemd: Delegate=yes in the unit; container: a private cgroup namespace and a writable /sys/fs/cgroup)", c, own)
+		}
+	}
+	err = enable(own)
+	if err == nil {
+		return nil
+	}
+	leaf := filepath.Join(own, leafName)
+	if merr := os.Mkdir(leaf, 0o755); merr != nil && !errors.Is(merr, fs.ErrExist) {
+		return errors.Join(err, fmt.Errorf("cgroup: %w", merr))
+	}
+	pid, perr := os.Readlink(filepath.Join(root, "proc/self"))
+	if perr != nil {
+		return fmt.Errorf("cgroup: %w", perr)
+	}
+	if merr := write(leaf, "cgroup.procs", pid); merr != nil {
+		return errors.Join(err, merr)
+	}
+	if err := enable(own); err != nil {
+		return fmt.Errorf("%w: other processes are in %s: start the worker in a group of its own "+
+			"(a systemd unit with Delegate=yes, or as the only process of a container)", err, own)
+	}
+	return nil
+}
+
+// enable gives the needed controllers to the children of dir.
+func enable(dir string) error {
+	b, err := os.ReadFile(filepath.Join(dir, "cgroup.subtree_control"))
+	if err != nil {
+		return fmt.Errorf("cgroup: %w", err)
+	}
+	var missing []string
+	for _, c := range needed {
+		if !hasWord(string(b), c) {
+			missing = append(missing, "+"+c)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return write(dir, "cgroup.subtree_control", strings.Join(missing, " "))
+}
+
+func hasWord(list, word string) bool {
+	for f := range strings.FieldsSeq(list) {
+		if f == word {
+			return true
+		}
+	}
+	return false
+}
+
+func (g *Group) limit2(l Limits) error {
+	dir := g.dirs[0]
+	if err := write(dir, "memory.max", strconv.FormatInt(l.Memory, 10)); err != nil {
+		return err
+	}
+	// Absent where the kernel has no swap accounting, that is, no swap to speak of.
+	if err := write(dir, "memory.swap.max", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	if err := write(dir, "memory.oom.group", "1"); err != nil {
+		return err
+	}
+	if err := write(dir, "pids.max", strconv.Itoa(l.Tasks)); err != nil {
+		return err
+	}
+	return write(dir, "cpu.max", strconv.FormatInt(quota(l.CPU), 10)+" "+strconv.Itoa(periodMicros))
+}
+
+func (g *Group) usage2() (Usage, error) {
+	dir := g.dirs[0]
+	micros, err := readKey(dir, "cpu.stat", "usage_usec")
+	if err != nil {
+		return Usage{}, err
+	}
+	kills, err := readKey(dir, "memory.events", "oom_kill")
+	if err != nil {
+		return Usage{}, err
+	}
+	peak, err := readInt(dir, "memory.peak")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return Usage{}, err
+	}
+	return Usage{CPUTime: time.Duration(micros) * time.Microsecond, MemoryPeak: peak, OOMKills: kills}, nil
+}

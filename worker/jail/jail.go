@@ -1,0 +1,102 @@
+// Package jail says what a sandbox is: what may be asked of one (Spec, Program)
+// and how a run in it ended (Outcome). How it is built is for the packages
+// below: nsjail makes jails, jailinit is PID 1 inside, wire is what the two say
+// to each other, cgroup limits them.
+//
+// A jail is prepared before it is known what will run in it, runs one program
+// and is gone. A program's failure is an Outcome; an error means that we failed.
+package jail
+
+import (
+	"context"
+	"io"
+	"time"
+)
+
+// Spec is what a sandbox is, before it knows its program. Every field must be
+// positive.
+type Spec struct {
+	CPU       float64 // cores; fractions are allowed
+	Memory    int64   // bytes, of everything in the jail, tmpfs included; there is no swap
+	Pids      int     // processes and threads of the program
+	HomeBytes int64   // size of the home, bytes
+	TmpBytes  int64   // size of /tmp, and of /dev/shm, bytes
+	Inodes    int64   // files in the home, and in /tmp
+}
+
+// Program is what to run in a jail.
+type Program struct {
+	// Argv is the command. A name without a slash is looked up in the system's
+	// directories, never in the PATH of Env.
+	Argv []string
+	// Env is the whole environment, as NAME=value.
+	Env []string
+	// Dir is the working directory; it must exist.
+	Dir string
+	// Files are written in order before the program starts. None may exist yet.
+	Files []File
+	// Timeout is counted from the program's start; 0 is no limit.
+	Timeout time.Duration
+	// Stdout and Stderr receive what the program writes, unaltered, as it is
+	// written; nil discards. They are written from two goroutines, and no longer
+	// after Run has returned. A writer that blocks holds up the program, and Run.
+	Stdout, Stderr io.Writer
+}
+
+// Owner says to whom a file belongs.
+type Owner uint8
+
+// Owners.
+const (
+	// OwnerProgram is the program's own uid; the file lies in its home or /tmp.
+	OwnerProgram Owner = iota
+	// OwnerInit is the jail's root, so that the program can read but not change
+	// the file; it lies in JobDir.
+	OwnerInit
+)
+
+// File is a file to write before the program starts. Missing parent directories
+// are made, with mode 0755 and the same owner.
+type File struct {
+	Path    string
+	Mode    uint32 // permission bits
+	Owner   Owner
+	Content []byte
+}
+
+// Kind is how a run ended.
+type Kind string
+
+// Kinds. The list may only grow.
+const (
+	Exited      Kind = "exited"       // by itself, with ExitCode
+	Signaled    Kind = "signaled"     // by Signal
+	TimedOut    Kind = "timeout"      // Program.Timeout passed
+	OutOfMemory Kind = "oom"          // Spec.Memory was exceeded: the kernel killed something in the jail
+	Seccomp     Kind = "seccomp"      // the program died of SIGSYS: a system call nobody survives
+	Killed      Kind = "killed"       // by us: the context was done; Detail is its cause
+	StartFailed Kind = "start_failed" // the program never ran: Step failed with Detail
+)
+
+// Outcome is how a run ended and what it used.
+type Outcome struct {
+	Kind       Kind
+	ExitCode   int           // for Exited
+	Signal     int           // for Signaled and Seccomp
+	Step       string        // for StartFailed, such as "chdir /home/baponi"
+	Detail     string        // a sentence for people, or empty
+	Duration   time.Duration // from the program's start to its end, wall clock
+	CPUTime    time.Duration // user and system, of everything in the jail
+	MemoryPeak int64         // bytes, of everything in the jail; 0 where the kernel does not say
+}
+
+// Jail is one prepared sandbox.
+type Jail interface {
+	// Run runs p and returns when it is dead, all it started is dead, and all
+	// they wrote has been handed to p.Stdout and p.Stderr. When ctx is done the
+	// program is killed and the outcome is Killed. A jail runs one program.
+	Run(ctx context.Context, p Program) (Outcome, error)
+	// Close kills the jail if it is still alive and gives everything back. After
+	// Run it does nothing.
+	Close() error
+}

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"unsafe"
+
+	"github.com/bullpen-run/bullpen/worker/jail/wire"
+	"golang.org/x/sys/unix"
+)
+
+// send writes a whole frame to the worker.
+func send(b []byte) error {
+	for len(b) > 0 {
+		n, err := unix.Write(wire.ControlFD, b)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+// receive reads one frame, or ends this process: a worker that is gone or out
+// of its mind means the jail dies.
+func receive() (byte, []byte) {
+	var h [wire.HeaderSize]byte
+	fill(h[:])
+	typ, n, ok := wire.ParseHeader(h, wire.MaxToInit)
+	if !ok {
+		unix.Exit(exitFrame)
+	}
+	payload := make([]byte, n)
+	fill(payload)
+	return typ, payload
+}
+
+// receiveStart reads the first frame, which must be Start, and the descriptors
+// of stdout and stderr that come with its first byte.
+func receiveStart() (wire.StartFrame, [2]int) {
+	var h [wire.HeaderSize]byte
+	oob := make([]byte, unix.CmsgSpace(2*4))
+	var n, oobn int
+	var err error
+	for {
+		n, oobn, _, _, err = unix.Recvmsg(wire.ControlFD, h[:], oob, unix.MSG_CMSG_CLOEXEC)
+		if err != unix.EINTR {
+			break
+		}
+	}
+	if err != nil || n == 0 {
+		unix.Exit(exitOrphan)
+	}
+	fill(h[n:])
+	typ, size, ok := wire.ParseHeader(h, wire.MaxToInit)
+	if !ok || typ != wire.Start {
+		unix.Exit(exitFrame)
+	}
+	payload := make([]byte, size)
+	fill(payload)
+	s, ok := wire.ParseStart(payload)
+	fds := rights(oob[:oobn])
+	if !ok || len(s.Argv) == 0 || len(fds) != 2 {
+		unix.Exit(exitFrame)
+	}
+	return s, [2]int{fds[0], fds[1]}
+}
+
+func rights(oob []byte) []int {
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil || len(msgs) != 1 {
+		return nil
+	}
+	fds, err := unix.ParseUnixRights(&msgs[0])
+	if err != nil {
+		return nil
+	}
+	return fds
+}
+
+// fill reads len(b) bytes from the worker, or ends this process.
+func fill(b []byte) {
+	for len(b) > 0 {
+		n, err := unix.Read(wire.ControlFD, b)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n == 0 {
+			unix.Exit(exitOrphan)
+		}
+		b = b[n:]
+	}
+}
+
+func sliceAddr(s []uint64) uintptr { return uintptr(unsafe.Pointer(&s[0])) }

@@ -1,0 +1,131 @@
+// Command jailinit is PID 1 inside a jail. It waits for one program on its
+// control socket (package wire), runs it as another uid without a single
+// capability, reaps what the program leaves behind, and reports how it ended.
+// It is not a supervisor: one program, one report, and it is gone.
+//
+// It is started by nsjail with the few capabilities it needs to become the
+// program's uid, to kill, and to empty the bounding set. It runs under the
+// memory limit of the program it serves, and may be the only thing alive when
+// that program has eaten every pid, so after the start it allocates little and
+// needs no new thread.
+package main
+
+import (
+	"runtime"
+	"syscall"
+
+	"github.com/bullpen-run/bullpen/worker/jail/wire"
+	"golang.org/x/sys/unix"
+)
+
+// Exit statuses of the init; nobody but a reader of nsjail's log sees them.
+const (
+	exitOK      = 0
+	exitOrphan  = 2 // the worker's end of the control socket is closed
+	exitConfine = 3 // the init could not prepare itself
+	exitFrame   = 4 // the worker sent something that is not the protocol
+)
+
+// softFiles is the program's soft limit of open files. It is what interactive
+// systems give: select(2) breaks above it, and programs that close every
+// possible descriptor are slow above it. The hard limit is the worker's.
+const softFiles = 1024
+
+func main() {
+	// Credentials are per thread on Linux; everything below, and the fork,
+	// happens on this one.
+	runtime.LockOSThread()
+	if err := confine(); err != nil {
+		complain("confine", err)
+		unix.Exit(exitConfine)
+	}
+	if send(wire.Frame(wire.Ready, []byte{wire.Version})) != nil {
+		unix.Exit(exitOrphan)
+	}
+	start, out := receiveStart()
+	pid, failed := launch(start, out)
+	if failed != nil {
+		_ = send(failed.Encode())
+		unix.Exit(exitOK)
+	}
+	if send(wire.Frame(wire.Started, nil)) != nil {
+		unix.Exit(exitOrphan)
+	}
+	p := &program{pid: pid}
+	go p.obey()
+	e := p.wait()
+	killRest()
+	_ = send(e.Encode())
+	unix.Exit(exitOK)
+}
+
+// confine makes this process unreadable for the program and this thread unable
+// to hand on a capability.
+func confine() error {
+	// Not dumpable: /proc/1 and pidfd_getfd are closed even to our own uid.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return err
+	}
+	unix.Umask(0o022)
+	for _, fd := range []int{wire.ControlFD, wire.LockFD} {
+		unix.CloseOnExec(fd)
+	}
+	resetIgnored()
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return err
+	}
+	files.Cur = min(softFiles, files.Max)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return err
+	}
+	return dropInheritable()
+}
+
+// resetIgnored gives SIGHUP and SIGINT, the signals the Go runtime leaves
+// ignored, their default back: a worker under nohup does not hand on its choice.
+func resetIgnored() {
+	var act [4]uint64 // handler SIG_DFL, no flags, no restorer, empty mask
+	for _, sig := range []uintptr{1, 2} {
+		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, sliceAddr(act[:]), 0, 8, 0, 0)
+	}
+}
+
+// dropInheritable empties the inheritable, ambient and bounding sets of this
+// thread. What it keeps, permitted and effective, dies with setuid in the child.
+func dropInheritable() error {
+	// nsjail sets no-setuid-fixup; with it the child would keep our capabilities.
+	if err := unix.Prctl(unix.PR_SET_SECUREBITS, 0, 0, 0, 0); err != nil {
+		return err
+	}
+	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+		return err
+	}
+	for c := uintptr(0); c < 64; c++ {
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err == unix.EINVAL {
+			break // past the last capability of this kernel
+		} else if err != nil {
+			return err
+		}
+	}
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &data[0]); err != nil {
+		return err
+	}
+	data[0].Inheritable, data[1].Inheritable = 0, 0
+	return unix.Capset(&hdr, &data[0])
+}
+
+// complain writes one line to stderr, which is nsjail's log and never the
+// program's.
+func complain(step string, err error) {
+	_, _ = unix.Write(2, []byte("jailinit: "+step+": "+err.Error()+"\n"))
+}
+
+func errno(err error) uint32 {
+	if e, ok := err.(syscall.Errno); ok {
+		return uint32(e)
+	}
+	return uint32(syscall.EIO)
+}

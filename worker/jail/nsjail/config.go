@@ -1,0 +1,98 @@
+package nsjail
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/jail/wire"
+)
+
+// Descriptors nsjail is started with, after those the init gets (package wire).
+const (
+	initFD   = 5 // the init's executable
+	configFD = 6 // nsjail's configuration
+)
+
+// jobDirBytes is the size of jail.JobDir: the code, and a few staged files.
+const jobDirBytes = 16 << 20
+
+// devices are the nodes of the jail's /dev, bound from the host's.
+var devices = [...]string{"null", "zero", "full", "random", "urandom"} // read only
+
+// layout is what a configuration is made of.
+type layout struct {
+	root  string   // the directory that is the jail's /, read-only
+	binds []string // absolute directories of the host, bound read-only to the same place
+	home  string
+	uid   int // outside uid of the init; the program's is the next
+	nproc int // RLIMIT_NPROC of every uid in the jail
+	spec  jail.Spec
+}
+
+// config returns nsjail's configuration, in the text form of its protobuf.
+func (l layout) config() string {
+	var b text
+	b.line("mode: ONCE")
+	b.line("hostname: %q", hostname)
+	b.line("log_level: WARNING")
+	// Our own clock is exact; nsjail's counts whole seconds, so it is off.
+	b.line("time_limit: 0")
+	b.line("nice_level: 0")
+	b.line("clone_newnet: true clone_newuser: true clone_newns: true clone_newpid: true")
+	b.line("clone_newipc: true clone_newuts: true clone_newcgroup: true")
+	b.ids("uidmap", l.uid)
+	b.ids("gidmap", l.uid)
+	// What the init needs to become the program, to kill it, and to empty the
+	// bounding set. The program gets none.
+	b.line(`cap: "CAP_KILL" cap: "CAP_SETGID" cap: "CAP_SETUID" cap: "CAP_SETPCAP"`)
+	// Memory and cpu are the control group's business. HARD is the worker's own
+	// limit: raising one above it needs a capability that many hosts do not give.
+	b.line("rlimit_as_type: HARD rlimit_cpu_type: HARD rlimit_fsize_type: HARD rlimit_nofile_type: HARD")
+	b.line("rlimit_stack_type: SOFT rlimit_memlock_type: SOFT rlimit_rtprio_type: SOFT rlimit_msgqueue_type: SOFT")
+	b.line("rlimit_core: 0 rlimit_core_type: VALUE")
+	b.line("rlimit_nproc: %d rlimit_nproc_type: VALUE", l.nproc)
+
+	b.line("mount { src: %q dst: \"/\" is_bind: true nosuid: true nodev: true }", l.root)
+	for _, dir := range l.binds {
+		b.line("mount { src: %q dst: %q is_bind: true nosuid: true nodev: true }", dir, dir)
+	}
+	b.line("mount { dst: \"/proc\" fstype: \"proc\" nosuid: true nodev: true noexec: true }")
+	for _, d := range devices {
+		b.line("mount { src: %q dst: %q is_bind: true rw: true nosuid: true noexec: true }", "/dev/"+d, "/dev/"+d)
+	}
+	b.tmpfs("/dev/shm", l.spec.TmpBytes, l.spec.Inodes, "1777", 0)
+	b.tmpfs("/tmp", l.spec.TmpBytes, l.spec.Inodes, "1777", jail.ProgramID)
+	b.tmpfs(l.home, l.spec.HomeBytes, l.spec.Inodes, "0755", jail.ProgramID)
+	b.tmpfs(jail.JobDir, jobDirBytes, 1024, "0755", 0)
+
+	b.line("seccomp_string: %q", seccompPolicy)
+	b.line("pass_fd: %d pass_fd: %d", wire.ControlFD, wire.LockFD)
+	// The init is a Go program that must work when its control group has neither
+	// memory nor pids left: no collector, and two Ps so that a blocking call never
+	// makes the runtime want another thread.
+	b.line(`envar: "GOGC=off" envar: "GOMAXPROCS=2"`)
+	b.line("exec_bin { path: %q arg0: \"init\" exec_fd: true }", selfFD(initFD))
+	return b.String()
+}
+
+// args are nsjail's arguments: everything is in the configuration.
+func args() []string { return []string{"nsjail", "--config", selfFD(configFD)} }
+
+func selfFD(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
+
+type text struct{ strings.Builder }
+
+func (t *text) line(format string, args ...any) { fmt.Fprintf(t, format+"\n", args...) }
+
+// ids maps the init and the program, and nothing else, to two unprivileged ids.
+func (t *text) ids(key string, first int) {
+	t.line("%s { inside_id: \"0\" outside_id: \"%d\" count: 1 }", key, first)
+	t.line("%s { inside_id: \"%d\" outside_id: \"%d\" count: 1 }", key, jail.ProgramID, first+1)
+}
+
+func (t *text) tmpfs(dst string, size, inodes int64, mode string, owner int) {
+	t.line("mount { dst: %q fstype: \"tmpfs\" options: \"size=%d,nr_inodes=%d,mode=%s,uid=%d,gid=%d\" rw: true nosuid: true nodev: true }",
+		dst, size, inodes, mode, owner, owner)
+}

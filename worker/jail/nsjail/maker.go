@@ -1,0 +1,280 @@
+// Package nsjail makes jails with nsjail. One Maker per worker process: it owns
+// a directory, a range of uids it shares with the other workers of the host
+// through locks, and a branch of the control groups.
+package nsjail
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
+	"golang.org/x/sys/unix"
+)
+
+// Defaults of Config.
+const (
+	DefaultRunDir = "/run/bullpen"
+	DefaultHome   = "/home/baponi"
+)
+
+// MinPids is the least Spec.Pids: the init's own threads are counted by the
+// same number, for its uid.
+const MinPids = 16
+
+// initTasks is what the control group allows beyond Spec.Pids, so that a program
+// that has used up its own never leaves the init without a thread.
+const initTasks = 32
+
+// Config is what a Maker needs to know. Zero values mean the defaults.
+type Config struct {
+	NsjailPath string       // the executable; required
+	RunDir     string       // shared by all workers of a host, removed at boot; default /run/bullpen
+	UIDs       UIDs         // default DefaultUIDs
+	Home       string       // the program's home; default /home/baponi
+	Log        *slog.Logger // default slog.Default()
+}
+
+var errClosing = errors.New("prepare jail: the maker of jails is closed")
+
+// Maker makes jails.
+type Maker struct {
+	cfg   Config
+	dir   string   // ours in RunDir/workers
+	lock  *os.File // held while we live: how others know
+	init  *os.File // the init's executable, sealed in memory
+	null  *os.File
+	binds []string
+	nproc int // the most RLIMIT_NPROC can be
+	tree  *cgroup.Tree
+	uids  *uidPool
+
+	seq    atomic.Uint64
+	jails  sync.WaitGroup // one for each jail until all of it is given back
+	mu     sync.Mutex
+	live   map[*sandbox]struct{}
+	closed bool
+}
+
+// Open prepares everything that jails have in common, and removes what workers
+// that died have left behind. The error names what is missing and what to do.
+func Open(cfg Config) (*Maker, error) {
+	m := &Maker{cfg: cfg, live: map[*sandbox]struct{}{}}
+	if m.cfg.RunDir == "" {
+		m.cfg.RunDir = DefaultRunDir
+	}
+	if m.cfg.Home == "" {
+		m.cfg.Home = DefaultHome
+	}
+	if m.cfg.UIDs == (UIDs{}) {
+		m.cfg.UIDs = DefaultUIDs
+	}
+	if m.cfg.Log == nil {
+		m.cfg.Log = slog.Default()
+	}
+	if err := m.open(); err != nil {
+		return nil, errors.Join(fmt.Errorf("jail: %w", err), m.release())
+	}
+	return m, nil
+}
+
+// Home is the program's home directory inside a jail.
+func (m *Maker) Home() string { return m.cfg.Home }
+
+func (m *Maker) open() (err error) {
+	if err := m.check(); err != nil {
+		return err
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &limit); err != nil {
+		return err
+	}
+	m.nproc = int(min(limit.Max, 1<<22))
+	if m.init, err = initImage(); err != nil {
+		return err
+	}
+	if m.null, err = os.Open(os.DevNull); err != nil {
+		return err
+	}
+	if m.uids, err = newUIDPool(m.cfg.UIDs, filepath.Join(m.cfg.RunDir, "uids")); err != nil {
+		return err
+	}
+	if err := m.enter(rand.Text()[:12]); err != nil {
+		return err
+	}
+	m.binds, err = buildRoot(m.rootDir(), m.cfg.Home)
+	return err
+}
+
+func (m *Maker) rootDir() string { return filepath.Join(m.dir, "root") }
+
+func (m *Maker) check() error {
+	if os.Geteuid() != 0 {
+		return errors.New("the worker is not root: it needs root (not inside the jails) to map uids and make control groups")
+	}
+	info, err := os.Stat(m.cfg.NsjailPath)
+	if err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
+		return fmt.Errorf("no nsjail at %q: run deploy/nsjail.sh, or name the executable", m.cfg.NsjailPath)
+	}
+	for _, p := range []string{m.cfg.RunDir, m.cfg.Home} {
+		if !filepath.IsAbs(p) || p != filepath.Clean(p) || p == "/" {
+			return fmt.Errorf("%q is not a clean absolute path", p)
+		}
+	}
+	return nil
+}
+
+// enter takes this worker's directory and control groups, and sweeps those of
+// the dead. A worker is alive while its lock is held; one lock for all makes
+// taking and sweeping one step.
+func (m *Maker) enter(instance string) error {
+	workers := filepath.Join(m.cfg.RunDir, "workers")
+	for _, d := range []string{m.cfg.RunDir, workers} {
+		if err := makeDir(d, 0o755); err != nil {
+			return err
+		}
+	}
+	all, err := flock(filepath.Join(m.cfg.RunDir, "lock"), unix.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = all.Close() }()
+	entries, err := os.ReadDir(workers)
+	if err != nil {
+		return err
+	}
+	alive := map[string]bool{}
+	for _, e := range entries {
+		dir := filepath.Join(workers, e.Name())
+		f, err := flock(filepath.Join(dir, "lock"), unix.LOCK_EX|unix.LOCK_NB)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			alive[e.Name()] = true
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(f.Close(), os.RemoveAll(dir)); err != nil {
+			return err
+		}
+	}
+	if m.tree, err = cgroup.Open(instance); err != nil {
+		return err
+	}
+	swept, err := m.tree.Sweep(func(name string) bool { return !alive[name] })
+	if len(swept) > 0 {
+		m.cfg.Log.Info("removed what dead workers left", "instances", strings.Join(swept, ","))
+	}
+	if err != nil {
+		return err
+	}
+	m.dir = filepath.Join(workers, instance)
+	if err := makeDir(m.dir, 0o755); err != nil {
+		return err
+	}
+	m.lock, err = flock(filepath.Join(m.dir, "lock"), unix.LOCK_EX|unix.LOCK_NB)
+	return err
+}
+
+func flock(path string, how int) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err = unix.Flock(int(f.Fd()), how)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+	}
+	return f, nil
+}
+
+// Prepare makes a jail that waits for its program. The context is for the
+// preparation alone.
+func (m *Maker) Prepare(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
+	if spec.CPU <= 0 || spec.Memory <= 0 || spec.Pids < MinPids || spec.HomeBytes <= 0 || spec.TmpBytes <= 0 || spec.Inodes <= 0 {
+		return nil, fmt.Errorf("prepare jail: %+v is not usable: every limit must be positive, and pids at least %d", spec, MinPids)
+	}
+	s := &sandbox{m: m}
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return nil, errClosing
+	}
+	m.jails.Add(1)
+	m.mu.Unlock()
+	if err := s.prepare(ctx, spec); err != nil {
+		s.kill()
+		return nil, errors.Join(fmt.Errorf("prepare jail: %w", err), s.release())
+	}
+	if !m.remember(s) {
+		return nil, errors.Join(errClosing, s.Close())
+	}
+	return s, nil
+}
+
+// remember reports false when the Maker has been closed meanwhile.
+func (m *Maker) remember(s *sandbox) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.closed {
+		m.live[s] = struct{}{}
+	}
+	return !m.closed
+}
+
+func (m *Maker) forget(s *sandbox) {
+	m.mu.Lock()
+	delete(m.live, s)
+	m.mu.Unlock()
+	m.jails.Done()
+}
+
+// Close kills the jails that are left, waits until they are gone, and removes
+// all that Open made.
+func (m *Maker) Close() error {
+	m.mu.Lock()
+	m.closed = true
+	var left []*sandbox
+	for s := range m.live {
+		left = append(left, s)
+	}
+	m.mu.Unlock()
+	var errs []error
+	for _, s := range left {
+		errs = append(errs, s.Close())
+	}
+	m.jails.Wait()
+	return errors.Join(append(errs, m.release())...)
+}
+
+func (m *Maker) release() error {
+	var errs []error
+	if m.tree != nil {
+		errs = append(errs, m.tree.Close())
+	}
+	if m.dir != "" {
+		errs = append(errs, os.RemoveAll(m.dir))
+	}
+	if m.uids != nil {
+		errs = append(errs, m.uids.close())
+	}
+	for _, f := range []*os.File{m.lock, m.init, m.null} {
+		if f != nil {
+			errs = append(errs, f.Close())
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,199 @@
+package nsjail
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/jail/wire"
+	"golang.org/x/sys/unix"
+)
+
+func TestOutcomes(t *testing.T) {
+	m := newMaker(t)
+	for _, tt := range []struct {
+		name, language, code string
+		want                 jail.Outcome
+		stdout               string
+	}{
+		{"exit 0", "python", "print('hello')", jail.Outcome{Kind: jail.Exited}, "hello"},
+		{"exit 7", "bash", "echo out; echo err >&2; exit 7", jail.Outcome{Kind: jail.Exited, ExitCode: 7}, "out"},
+		{"exit 255", "node", "process.exit(255)", jail.Outcome{Kind: jail.Exited, ExitCode: 255}, ""},
+		{"exit 137 is no signal", "bash", "exit 137", jail.Outcome{Kind: jail.Exited, ExitCode: 137}, ""},
+		{"sigterm", "bash", "kill -TERM $$", jail.Outcome{Kind: jail.Signaled, Signal: 15}, ""},
+		{"sigkill", "bash", "kill -KILL $$", jail.Outcome{Kind: jail.Signaled, Signal: 9}, ""},
+		{"abort", "python", "import os; os.abort()", jail.Outcome{Kind: jail.Signaled, Signal: 6}, ""},
+		{"a stopped process is killed by the clock", "bash", "kill -STOP $$", jail.Outcome{Kind: jail.TimedOut}, ""},
+		{"seccomp", "python", "import ctypes; print(1); ctypes.CDLL(None).syscall(169, 0, 0, 0, 0)", jail.Outcome{Kind: jail.Seccomp, Signal: 31}, "1"},
+		{"seccomp in a child", "bash", `python3 -c 'import ctypes; ctypes.CDLL(None).syscall(169)'; echo $?`, jail.Outcome{Kind: jail.Exited}, "159"},
+		{"timeout", "python", "print('first')\nwhile True: pass", jail.Outcome{Kind: jail.TimedOut}, "first"},
+		{"timeout of one that ignores signals", "bash", "trap '' TERM HUP INT; echo first; while :; do :; done", jail.Outcome{Kind: jail.TimedOut}, "first"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			p := program(t, tt.language, tt.code)
+			if tt.want.Kind == jail.TimedOut {
+				p.Timeout = 300 * time.Millisecond
+			}
+			r := runProgram(t, m, testSpec(), p)
+			r.want(t, tt.want.Kind, tt.stdout)
+			if r.ExitCode != tt.want.ExitCode || r.Signal != tt.want.Signal {
+				t.Errorf("got %+v, want %+v", r.Outcome, tt.want)
+			}
+			if r.Kind == jail.TimedOut && (r.Duration < p.Timeout || r.Duration > p.Timeout+10*time.Second) {
+				t.Errorf("duration %v for a timeout of %v", r.Duration, p.Timeout)
+			}
+			if r.CPUTime <= 0 || r.MemoryPeak <= 0 {
+				t.Errorf("no usage: %+v", r.Outcome)
+			}
+		})
+	}
+}
+
+func TestOutOfMemory(t *testing.T) {
+	m := newMaker(t)
+	spec := testSpec()
+	spec.Memory = 64 << 20
+	for name, code := range map[string]string{
+		"touch":          "print('first')\nx = bytearray(200 << 20)\nprint('never')",
+		"tmpfs":          "print('first')\nopen('/dev/shm/x', 'wb').write(b'x' * (40 << 20)); open('/tmp/x', 'wb').write(b'x' * (40 << 20))\nprint('never')",
+		"in a child":     "print('first')\nimport subprocess\nsubprocess.run(['python3', '-c', 'bytearray(200 << 20)'])\nimport time\ntime.sleep(600)",
+		"memfd":          "print('first')\nimport os\nf = os.memfd_create('x')\nwhile True: os.write(f, b'x' * (1 << 20))",
+		"many processes": "print('first', flush=True)\nimport os\nfor i in range(8):\n  if not os.fork(): x = bytearray(30 << 20)\nwhile True: pass",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := runProgram(t, m, spec, program(t, "python", code))
+			r.want(t, jail.OutOfMemory, "first")
+			if r.MemoryPeak > spec.Memory+(1<<20) {
+				t.Errorf("peak %d over the limit", r.MemoryPeak)
+			}
+		})
+	}
+}
+
+func TestStartFailures(t *testing.T) {
+	m := newMaker(t)
+	ok := jail.Program{Argv: []string{"true"}, Dir: "/"}
+	for name, tt := range map[string]struct {
+		change       func(*jail.Program)
+		step, detail string
+	}{
+		"no command":     {func(p *jail.Program) { p.Argv[0] = "nosuchcommand" }, "exec nosuchcommand", unix.ENOENT.Error()},
+		"no executable":  {func(p *jail.Program) { p.Argv[0] = "/etc/passwd" }, "exec /etc/passwd", unix.EACCES.Error()},
+		"no directory":   {func(p *jail.Program) { p.Dir = "/nosuchdir" }, "chdir /nosuchdir", unix.ENOENT.Error()},
+		"file exists":    {func(p *jail.Program) { p.Files = []jail.File{{Path: "/etc/passwd"}} }, "write /etc/passwd", unix.EEXIST.Error()},
+		"file elsewhere": {func(p *jail.Program) { p.Files = []jail.File{{Path: "/data/x"}} }, "write /data/x", unix.EROFS.Error()},
+		"not its home":   {func(p *jail.Program) { p.Files = []jail.File{{Path: jail.JobDir + "/x"}} }, "write " + jail.JobDir + "/x", unix.EACCES.Error()},
+		"too big": {func(p *jail.Program) {
+			p.Argv = append(p.Argv, strings.Repeat("x", 200<<10))
+		}, "exec true", unix.E2BIG.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := ok
+			p.Argv = append([]string(nil), ok.Argv...)
+			tt.change(&p)
+			r := runProgram(t, m, testSpec(), p)
+			if r.Kind != jail.StartFailed || r.Step != tt.step || r.Detail != tt.detail {
+				t.Errorf("got %+v, want step %q, detail %q", r.Outcome, tt.step, tt.detail)
+			}
+		})
+	}
+	if _, err := prepare(t, m, testSpec()).Run(t.Context(), jail.Program{Argv: []string{"true"}, Dir: "/", Files: []jail.File{{Path: "/tmp/x", Content: make([]byte, 9<<20)}}}); err == nil {
+		t.Error("a frame over the cap was sent")
+	}
+}
+
+func TestBigProgram(t *testing.T) {
+	m := newMaker(t)
+	code := "#" + strings.Repeat("x", 1<<20-20) + "\nprint('end')\n"
+	p := program(t, "python", code[:1])
+	p.Files[0].Content = []byte(code)
+	for range 16 {
+		p.Env = append(p.Env, "V="+strings.Repeat("v", 4<<10))
+	}
+	runProgram(t, m, testSpec(), p).want(t, jail.Exited, "end")
+}
+
+func TestCancel(t *testing.T) {
+	m := newMaker(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	j := prepare(t, m, testSpec())
+	out := newLines()
+	p := program(t, "bash", "trap '' TERM; setsid sleep 600 & echo up; sleep 600")
+	p.Stdout = out
+	done := make(chan time.Time, 1)
+	go func() {
+		out.next(t)
+		done <- time.Now()
+		cancel(errors.New("no longer wanted"))
+	}()
+	o, err := j.Run(ctx, p)
+	if err != nil || o.Kind != jail.Killed || o.Detail != "no longer wanted" {
+		t.Fatalf("got %+v, %v", o, err)
+	}
+	if late := time.Since(<-done); late > 10*time.Second {
+		t.Errorf("gone %v after the cancel", late)
+	}
+	if _, err := j.Run(t.Context(), p); !errors.Is(err, errUsed) {
+		t.Errorf("second run: %v", err)
+	}
+	ctx, cancelled := context.WithCancel(t.Context())
+	cancelled()
+	if _, err := m.Prepare(ctx, testSpec()); !errors.Is(err, context.Canceled) {
+		t.Errorf("prepare with a done context: %v", err)
+	}
+}
+
+// A writer that fails is our failure, not the program's.
+func TestOutputWriterFails(t *testing.T) {
+	m := newMaker(t)
+	r, w := io.Pipe()
+	_ = r.CloseWithError(errors.New("nobody listens"))
+	p := program(t, "bash", "head -c 1000000 /dev/zero")
+	p.Stdout = w
+	if _, err := prepare(t, m, testSpec()).Run(t.Context(), p); err == nil || !strings.Contains(err.Error(), "nobody listens") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func send(s *sandbox, frame []byte) error {
+	_, err := s.conn.Write(frame)
+	return err
+}
+
+func TestFramesWhileRunning(t *testing.T) {
+	m := newMaker(t)
+	for name, tt := range map[string]struct {
+		frame func(s *sandbox) error
+		want  jail.Outcome
+	}{
+		"signal": {func(s *sandbox) error { return send(s, wire.SignalFrame(uint32(unix.SIGUSR1))) }, jail.Outcome{Kind: jail.Exited, ExitCode: 5}},
+		"kill":   {func(s *sandbox) error { return send(s, wire.Frame(wire.Kill, nil)) }, jail.Outcome{Kind: jail.Signaled, Signal: 9}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := prepare(t, m, testSpec())
+			out := newLines()
+			p := program(t, "bash", "trap 'exit 5' USR1; sleep 600 & echo up; wait")
+			p.Stdout = out
+			sent := make(chan error, 1)
+			go func() {
+				out.next(t)
+				sent <- tt.frame(j.(*sandbox))
+			}()
+			o, err := j.Run(t.Context(), p)
+			if err := errors.Join(err, <-sent); err != nil {
+				t.Fatal(err)
+			}
+			if o.Kind != tt.want.Kind || o.ExitCode != tt.want.ExitCode || o.Signal != tt.want.Signal {
+				t.Errorf("got %+v, want %+v", o, tt.want)
+			}
+		})
+	}
+}

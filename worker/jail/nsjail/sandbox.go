@@ -1,0 +1,366 @@
+package nsjail
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
+	"github.com/bullpen-run/bullpen/worker/jail/wire"
+	"golang.org/x/sys/unix"
+)
+
+// sandbox is one jail. It is prepared by one goroutine, then used by one.
+type sandbox struct {
+	m       *Maker
+	uids    *uidPair
+	group   *cgroup.Group
+	proc    *os.Process // nsjail
+	log     *os.File    // nsjail's
+	conn    *net.UnixConn
+	oom     *os.File // see cgroup.WatchOOM
+	ready   bool     // the init is there and in the group
+	initPID int
+	initFD  int // pidfd; 0 before there is an init, -1 after
+
+	mu    sync.Mutex
+	taken bool // by Run or Close
+	why   reason
+	cause error // of reason cancelled
+}
+
+// reason is why we killed a jail, if we did.
+type reason int
+
+const (
+	notKilled reason = iota
+	timedOut
+	cancelled
+	oomEvent
+)
+
+var errUsed = errors.New("run in jail: this jail has been used: prepare another")
+
+// take makes sure that a jail is used once.
+func (s *sandbox) take() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	free := !s.taken
+	s.taken = true
+	return free
+}
+
+// Run runs p; see jail.Jail.
+func (s *sandbox) Run(ctx context.Context, p jail.Program) (jail.Outcome, error) {
+	if !s.take() {
+		return jail.Outcome{}, errUsed
+	}
+	r := run{sandbox: s, program: p}
+	o, err := r.run(ctx)
+	// What is left is nsjail's own end. Nobody has to wait for it.
+	go func() {
+		if err := s.release(); err != nil {
+			s.m.cfg.Log.Error("jail not given back whole", "error", err)
+		}
+	}()
+	if err != nil {
+		return jail.Outcome{}, fmt.Errorf("run in jail: %w", err)
+	}
+	return o, nil
+}
+
+// Close kills the jail if it has not run; if it is running, Run is told that it
+// was cancelled.
+func (s *sandbox) Close() error {
+	if !s.take() {
+		s.stop(cancelled, errors.New("the jail was closed"))
+		return nil
+	}
+	s.kill()
+	return s.release()
+}
+
+// stop kills the jail for a reason; the first one counts.
+func (s *sandbox) stop(why reason, cause error) {
+	s.mu.Lock()
+	if s.why == notKilled {
+		s.why, s.cause = why, cause
+	}
+	s.mu.Unlock()
+	s.kill()
+}
+
+// kill kills the init, and the kernel all that is in its namespace.
+func (s *sandbox) kill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.initFD > 0 {
+		_ = s.group.Unthrottle()
+		_ = unix.PidfdSendSignal(s.initFD, unix.SIGKILL, nil, 0)
+	} else if s.proc != nil {
+		_ = s.proc.Kill()
+	}
+}
+
+// release waits for nsjail and gives everything back.
+func (s *sandbox) release() error {
+	var errs []error
+	if s.conn != nil {
+		errs = append(errs, s.conn.Close())
+	}
+	if s.proc != nil {
+		_, err := s.proc.Wait()
+		errs = append(errs, err)
+	}
+	s.mu.Lock()
+	if s.initFD > 0 {
+		errs = append(errs, unix.Close(s.initFD))
+	}
+	s.initFD = -1
+	s.proc = nil
+	s.mu.Unlock()
+	if s.oom != nil {
+		errs = append(errs, s.oom.Close())
+	}
+	if s.group != nil {
+		errs = append(errs, s.group.Remove())
+	}
+	if s.log != nil {
+		errs = append(errs, s.log.Close())
+	}
+	switch {
+	case s.uids == nil:
+	case s.ready:
+		s.m.uids.put(s.uids)
+	default:
+		// Of a jail that did not come up something may still be dying, and it
+		// holds the lock that we let go.
+		errs = append(errs, s.uids.lock.Close())
+	}
+	s.m.forget(s)
+	return errors.Join(errs...)
+}
+
+// run is one use of a sandbox.
+type run struct {
+	*sandbox
+	program jail.Program
+	copies  sync.WaitGroup
+	outputs [2]error
+}
+
+func (r *run) run(ctx context.Context) (jail.Outcome, error) {
+	stopped := context.AfterFunc(ctx, func() { r.stop(cancelled, context.Cause(ctx)) })
+	defer stopped()
+	r.watchOOM()
+	o, err := r.converse()
+	if err != nil {
+		// Also when the program runs: an init we do not understand is not trusted.
+		r.kill()
+	}
+	r.copies.Wait()
+	return r.judge(o, err)
+}
+
+// converse sends the program and reads the init's frames until the program's
+// end. An end of the stream without one leaves Kind empty.
+func (r *run) converse() (jail.Outcome, error) {
+	if err := r.send(); err != nil {
+		return jail.Outcome{}, ignoreEnd(err)
+	}
+	typ, payload, err := r.receive()
+	if err != nil {
+		return jail.Outcome{}, ignoreEnd(err)
+	}
+	switch typ {
+	case wire.Failed:
+		if f, ok := wire.ParseFailed(payload); ok {
+			return jail.Outcome{Kind: jail.StartFailed, Step: f.Step, Detail: syscall.Errno(f.Errno).Error()}, nil
+		}
+	case wire.Started:
+		return r.awaitEnd()
+	}
+	return jail.Outcome{}, fmt.Errorf("the init sent an unknown frame %q", typ)
+}
+
+func (r *run) awaitEnd() (jail.Outcome, error) {
+	started := time.Now()
+	if r.program.Timeout > 0 {
+		clock := time.AfterFunc(r.program.Timeout, func() { r.stop(timedOut, nil) })
+		defer clock.Stop()
+	}
+	typ, payload, err := r.receive()
+	o := jail.Outcome{Duration: time.Since(started)}
+	if err != nil {
+		return o, ignoreEnd(err)
+	}
+	e, ok := wire.ParseExited(payload)
+	if typ != wire.Exited || !ok {
+		return o, fmt.Errorf("the init sent an unknown frame %q", typ)
+	}
+	o.MemoryPeak = int64(e.MaxRSSKiB) << 10 // until the control group is asked
+	switch {
+	case e.Signal == int32(unix.SIGSYS):
+		o.Kind, o.Signal, o.Detail = jail.Seccomp, int(e.Signal), "the program made a system call that no sandboxed program may make"
+	case e.Signal != 0:
+		o.Kind, o.Signal = jail.Signaled, int(e.Signal)
+	default:
+		o.Kind, o.ExitCode = jail.Exited, int(e.Code)
+	}
+	return o, nil
+}
+
+// judge reads what was used and says how it ended. An oom kill of anything in
+// the jail ends it as out of memory; a report of the init is always true, since
+// an init that we killed cannot make one.
+func (r *run) judge(o jail.Outcome, err error) (jail.Outcome, error) {
+	if o.Kind == "" {
+		// Killed, by us or by the kernel: wait until nothing is left of it.
+		_, werr := r.proc.Wait()
+		err = errors.Join(err, werr)
+		r.mu.Lock()
+		r.proc = nil
+		r.mu.Unlock()
+	}
+	usage, uerr := r.group.Usage()
+	o.CPUTime, o.MemoryPeak = usage.CPUTime, max(usage.MemoryPeak, o.MemoryPeak)
+	r.mu.Lock()
+	why, cause := r.why, r.cause
+	r.mu.Unlock()
+	switch {
+	case usage.OOMKills > 0 || why == oomEvent:
+		o.Kind, o.ExitCode, o.Signal, o.Detail = jail.OutOfMemory, 0, 0, "the memory limit was exceeded"
+	case o.Kind != "":
+	case why == timedOut:
+		o.Kind, o.Detail = jail.TimedOut, "timed out after "+r.program.Timeout.String()
+	case why == cancelled:
+		o.Kind, o.Detail = jail.Killed, cause.Error()
+	case err == nil:
+		err = fmt.Errorf("the init died without a report: %s", r.lastWords())
+	}
+	if werr := errors.Join(r.outputs[:]...); werr != nil {
+		err = errors.Join(err, fmt.Errorf("hand over the output: %w", werr))
+	}
+	return o, errors.Join(err, uerr)
+}
+
+// send makes the program's pipes and sends it to the init. The init gets the
+// pipes with the program, and nsjail never has them: their end is the end of
+// the jail's last process, not of nsjail.
+func (r *run) send() error {
+	frame := startFrame(r.program)
+	if len(frame) > wire.MaxToInit {
+		return fmt.Errorf("the program is %d bytes, more than the %d that fit", len(frame), wire.MaxToInit)
+	}
+	ends := [2]int{-1, -1}
+	defer func() {
+		for _, fd := range ends {
+			if fd >= 0 {
+				_ = unix.Close(fd)
+			}
+		}
+	}()
+	for i, w := range []io.Writer{r.program.Stdout, r.program.Stderr} {
+		out, in, err := pipe()
+		if err != nil {
+			return fmt.Errorf("make a pipe: %w", err)
+		}
+		ends[i] = in
+		r.copies.Go(func() { r.outputs[i] = drain(w, out) })
+		// The program's own, so that it can open /dev/stdout again.
+		if err := unix.Fchown(in, r.uids.first+1, r.uids.first+1); err != nil {
+			return fmt.Errorf("make a pipe: %w", err)
+		}
+	}
+	rights := unix.UnixRights(ends[:]...)
+	n, _, err := r.conn.WriteMsgUnix(frame, rights, nil)
+	if err == nil && n < len(frame) {
+		_, err = r.conn.Write(frame[n:])
+	}
+	return err
+}
+
+// pipe returns our end, which the runtime polls, and the program's, which must
+// block like any other stdout.
+func pipe() (out *os.File, in int, err error) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		return nil, -1, err
+	}
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		return nil, -1, errors.Join(err, unix.Close(fds[0]), unix.Close(fds[1]))
+	}
+	return os.NewFile(uintptr(fds[0]), "output"), fds[1], nil
+}
+
+// receive reads one frame of the init.
+func (r *run) receive() (byte, []byte, error) {
+	var h [wire.HeaderSize]byte
+	if _, err := io.ReadFull(r.conn, h[:]); err != nil {
+		return 0, nil, err
+	}
+	typ, n, ok := wire.ParseHeader(h, wire.MaxToWorker)
+	if !ok {
+		return 0, nil, errors.New("the init sent a frame of a wrong size")
+	}
+	payload := make([]byte, n)
+	_, err := io.ReadFull(r.conn, payload)
+	return typ, payload, err
+}
+
+// ignoreEnd turns the end of the stream into no error: what it means is found
+// out from why the jail died.
+func ignoreEnd(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+		return nil
+	}
+	return err
+}
+
+// watchOOM kills the jail when its memory limit is hit, where the kernel does
+// not do that by itself.
+func (r *run) watchOOM() {
+	if r.oom == nil {
+		return
+	}
+	go func() {
+		var n [8]byte
+		if _, err := r.oom.Read(n[:]); err == nil {
+			r.stop(oomEvent, nil)
+		}
+	}()
+}
+
+// drain copies a pipe to w until its end. When w fails the rest is discarded, so
+// that the program does not block.
+func drain(w io.Writer, out *os.File) error {
+	defer func() { _ = out.Close() }()
+	if w == nil {
+		w = io.Discard
+	}
+	// Hidden behind a plain Reader, so that w gets what there is when it is there.
+	_, err := io.Copy(w, struct{ io.Reader }{out})
+	if err != nil {
+		_, _ = io.Copy(io.Discard, out)
+	}
+	return err
+}
+
+func startFrame(p jail.Program) []byte {
+	s := wire.StartFrame{Argv: p.Argv, Env: p.Env, Dir: p.Dir, UID: jail.ProgramID, GID: jail.ProgramID}
+	for _, f := range p.Files {
+		owner := wire.OwnerProgram
+		if f.Owner == jail.OwnerInit {
+			owner = wire.OwnerInit
+		}
+		s.Files = append(s.Files, wire.File{Path: f.Path, Mode: f.Mode, Owner: owner, Content: f.Content})
+	}
+	return s.Encode()
+}

@@ -1,0 +1,91 @@
+package jail
+
+import (
+	_ "embed"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+)
+
+// Places inside a jail.
+const (
+	// HarnessDir holds what is ours; the program can read it.
+	HarnessDir = "/run/bullpen"
+	// JobDir is where files of OwnerInit go.
+	JobDir = HarnessDir + "/job"
+	// PythonDir holds sitecustomize.py.
+	PythonDir = HarnessDir + "/python"
+)
+
+// ProgramID is the program's uid and gid inside a jail.
+const ProgramID = 1000
+
+// PythonSite is the sitecustomize.py that every python3 of ours starts with: it
+// makes stdout line-buffered and removes every trace of itself.
+//
+//go:embed sitecustomize.py
+var PythonSite []byte
+
+// Source is a piece of code to run.
+type Source struct {
+	Language string            // python, node or bash
+	Code     string            // UTF-8
+	Env      map[string]string // the caller's, already validated
+	TraceID  string
+	Home     string // such as /home/baponi, no trailing slash
+}
+
+// Program returns what runs s as `python3 <home>/main.py` (and so on) would run
+// in home: same argv, same environment, stdin at its end. The error is only for
+// an unknown language.
+func (s Source) Program() (Program, error) {
+	p := Program{Dir: s.Home}
+	var file File
+	env := s.env()
+	switch s.Language {
+	case "python":
+		file = File{Path: s.Home + "/main.py", Mode: 0o644}
+		p.Argv = []string{"python3", file.Path}
+		env["PYTHONPATH"] = PythonDir
+	case "node":
+		file = File{Path: s.Home + "/main.js", Mode: 0o644}
+		p.Argv = []string{"node", file.Path}
+	case "bash":
+		// Outside home, so that ls and grep -r see only the user's files; and a
+		// file rather than stdin, so that a command that reads stdin does not
+		// eat the program.
+		file = File{Path: JobDir + "/main.sh", Mode: 0o644, Owner: OwnerInit}
+		p.Argv = []string{"bash", file.Path}
+	default:
+		return Program{}, fmt.Errorf("program: unknown language %q: use python, node or bash", s.Language)
+	}
+	file.Content = []byte(s.Code)
+	p.Files = []File{file}
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		p.Env = append(p.Env, name+"="+env[name])
+	}
+	return p, nil
+}
+
+// env is the environment of every program, the caller's applied last.
+func (s Source) env() map[string]string {
+	local := s.Home + "/.local"
+	env := map[string]string{
+		"HOME":   s.Home,
+		"USER":   path.Base(s.Home),
+		"LANG":   "C.UTF-8",
+		"TMPDIR": "/tmp",
+		"PATH": local + "/bin:" + s.Home + "/node_modules/.bin:" +
+			"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		// Not PIP_USER, which breaks virtual environments; pip falls back to the
+		// user's site by itself.
+		"PIP_BREAK_SYSTEM_PACKAGES": "1",
+		"PIP_CACHE_DIR":             "/tmp/.cache/pip",
+		"NPM_CONFIG_PREFIX":         local,
+		"NPM_CONFIG_CACHE":          "/tmp/.cache/npm",
+		"BULLPEN_TRACE_ID":          s.TraceID,
+	}
+	maps.Copy(env, s.Env)
+	return env
+}

@@ -1,0 +1,41 @@
+// Package wire is the control protocol between a worker and the init inside a
+// jail: frames over one stream socket, the worker at one end, PID 1 at the
+// other. It imports nothing, because the init has to start fast.
+//
+// A frame is a 4-byte little-endian length of what follows, one byte of type,
+// and the payload. Numbers in payloads are little-endian; a string is a 4-byte
+// length and its bytes; a list is a 4-byte count and its members. A frame that
+// is longer than its cap, of an unknown type or not exactly as long as its
+// payload says ends the conversation.
+//
+// From the init to the worker:
+//
+//	Ready    version u8                       once, first. The kernel attaches the
+//	                                          sender's pid (SCM_CREDENTIALS): that,
+//	                                          not a payload, tells the worker who
+//	                                          it is.
+//	Started                                   the program's execve succeeded; the
+//	                                          worker's clock starts here.
+//	Failed   step string, errno u32           the program could not be started.
+//	                                          The init exits after it.
+//	Exited   code i32, signal i32,            the program is dead, and so is
+//	         maxrss KiB u64                   everything else in the jail but the
+//	                                          init: what they wrote is in the
+//	                                          pipes. The init exits after it.
+//
+// From the worker to the init:
+//
+//	Start    argv []string, env []string,     once, after Ready. Two descriptors
+//	         dir string, uid u32, gid u32,    come with its first byte (SCM_RIGHTS):
+//	         files [](path string, mode u32,  the program's stdout and stderr. Files
+//	         owner u8, content string)        are written in order, as their owner,
+//	                                          and must not exist.
+//	Signal   number u32                       sent to the program, if it still runs.
+//	Kill                                      everything in the jail dies, as if
+//	                                          the program had been killed; Exited
+//	                                          follows.
+//
+// The end of the stream, in either direction, is an order: an init that reads
+// it exits, and the kernel kills the whole PID namespace with it. So a jail
+// never outlives its worker, however that died.
+package wire

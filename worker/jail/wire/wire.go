@@ -1,0 +1,175 @@
+package wire
+
+// Version is what Ready carries; worker and init are built together, so it
+// only guards against a stale binary.
+const Version = 1
+
+// Descriptor numbers the init is started with.
+const (
+	// ControlFD is the init's end of the control socket.
+	ControlFD = 3
+	// LockFD is the lock on the jail's outside uids; the init only holds it, so
+	// that the uids stay taken until it is dead, even when the worker is.
+	LockFD = 4
+)
+
+// Frame types.
+const (
+	Ready   byte = 'R'
+	Started byte = 'B'
+	Failed  byte = 'F'
+	Exited  byte = 'X'
+	Start   byte = 'S'
+	Signal  byte = 'G'
+	Kill    byte = 'K'
+)
+
+// Caps on the length field of a frame.
+const (
+	// MaxToInit bounds frames the worker sends: 1 MiB of code, 64 KiB of
+	// environment and room for a few staged files.
+	MaxToInit = 8 << 20
+	// MaxToWorker bounds frames the init sends.
+	MaxToWorker = 4 << 10
+)
+
+// HeaderSize is the length field and the type byte.
+const HeaderSize = 5
+
+// Owners of a file in Start.
+const (
+	OwnerProgram byte = 0
+	OwnerInit    byte = 1
+)
+
+// StartFrame is the payload of Start.
+type StartFrame struct {
+	Argv, Env []string
+	Dir       string
+	UID, GID  uint32
+	Files     []File
+}
+
+// File is one file the init writes before the program starts.
+type File struct {
+	Path    string
+	Mode    uint32
+	Owner   byte
+	Content []byte
+}
+
+// FailedFrame is the payload of Failed.
+type FailedFrame struct {
+	Step  string
+	Errno uint32
+}
+
+// ExitedFrame is the payload of Exited. Signal is 0 when the program exited by
+// itself with Code.
+type ExitedFrame struct {
+	Code, Signal int32
+	MaxRSSKiB    uint64 // of the largest process
+}
+
+// Header returns the header of a frame of that type with a payload of n bytes.
+func Header(typ byte, n int) [HeaderSize]byte {
+	l := uint32(n) + 1
+	return [HeaderSize]byte{byte(l), byte(l >> 8), byte(l >> 16), byte(l >> 24), typ}
+}
+
+// ParseHeader returns the type and payload length of a frame, and false if its
+// length is 0 or over limit.
+func ParseHeader(h [HeaderSize]byte, limit int) (typ byte, n int, ok bool) {
+	l := uint32(h[0]) | uint32(h[1])<<8 | uint32(h[2])<<16 | uint32(h[3])<<24
+	if l == 0 || int64(l) > int64(limit) {
+		return 0, 0, false
+	}
+	return h[4], int(l) - 1, true
+}
+
+// Frame returns a whole frame of that type.
+func Frame(typ byte, payload []byte) []byte {
+	h := Header(typ, len(payload))
+	return append(h[:], payload...)
+}
+
+// Encode returns the whole Start frame.
+func (s *StartFrame) Encode() []byte {
+	n := 64
+	for _, f := range s.Files {
+		n += len(f.Content) + len(f.Path) + 16
+	}
+	for _, l := range [][]string{s.Argv, s.Env} {
+		for _, v := range l {
+			n += len(v) + 4
+		}
+	}
+	b := make([]byte, HeaderSize, n+HeaderSize+len(s.Dir))
+	b = appendList(b, s.Argv)
+	b = appendList(b, s.Env)
+	b = appendString(b, s.Dir)
+	b = appendU32(b, s.UID)
+	b = appendU32(b, s.GID)
+	b = appendU32(b, uint32(len(s.Files)))
+	for _, f := range s.Files {
+		b = appendString(b, f.Path)
+		b = appendU32(b, f.Mode)
+		b = append(b, f.Owner)
+		b = appendU32(b, uint32(len(f.Content)))
+		b = append(b, f.Content...)
+	}
+	h := Header(Start, len(b)-HeaderSize)
+	copy(b, h[:])
+	return b
+}
+
+// ParseStart reads the payload of Start. File contents alias b.
+func ParseStart(b []byte) (StartFrame, bool) {
+	r := reader{b: b, ok: true}
+	s := StartFrame{Argv: r.list(), Env: r.list(), Dir: string(r.bytes()), UID: r.u32(), GID: r.u32()}
+	n := r.count()
+	for i := 0; i < n && r.ok; i++ {
+		s.Files = append(s.Files, File{Path: string(r.bytes()), Mode: r.u32(), Owner: r.u8(), Content: r.bytes()})
+	}
+	return s, r.ok && len(r.b) == 0
+}
+
+// Encode returns the whole Failed frame.
+func (f FailedFrame) Encode() []byte {
+	step := f.Step
+	if len(step) > MaxToWorker/2 {
+		step = step[:MaxToWorker/2]
+	}
+	return Frame(Failed, appendU32(appendString(nil, step), f.Errno))
+}
+
+// ParseFailed reads the payload of Failed.
+func ParseFailed(b []byte) (FailedFrame, bool) {
+	r := reader{b: b, ok: true}
+	f := FailedFrame{Step: string(r.bytes()), Errno: r.u32()}
+	return f, r.ok && len(r.b) == 0
+}
+
+// Encode returns the whole Exited frame.
+func (e ExitedFrame) Encode() []byte {
+	b := appendU32(nil, uint32(e.Code))
+	b = appendU32(b, uint32(e.Signal))
+	return Frame(Exited, appendU64(b, e.MaxRSSKiB))
+}
+
+// ParseExited reads the payload of Exited.
+func ParseExited(b []byte) (ExitedFrame, bool) {
+	r := reader{b: b, ok: true}
+	e := ExitedFrame{Code: int32(r.u32()), Signal: int32(r.u32()), MaxRSSKiB: r.u64()}
+	return e, r.ok && len(r.b) == 0
+}
+
+// SignalFrame returns the whole Signal frame.
+func SignalFrame(number uint32) []byte { return Frame(Signal, appendU32(nil, number)) }
+
+// ParseSignal reads the payload of Signal.
+func ParseSignal(b []byte) (uint32, bool) {
+	r := reader{b: b, ok: true}
+	n := r.u32()
+	return n, r.ok && len(r.b) == 0
+}

@@ -1,0 +1,230 @@
+// Package worker runs jobs, one straight line each: take, prepare a jail, claim, run, stream, write the result. What a jail is it
+// leaves to package jail, where jobs come from and results go to its interfaces.
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker/jail"
+)
+
+// ErrShutdown is the cause with which the context of running programs ends when the worker has waited for them long enough.
+var ErrShutdown = errors.New("the worker was shut down")
+
+// Jobs hands out jobs, one for each free slot that asks.
+type Jobs interface {
+	// Take waits for a job. Its error is ctx's when that ends first.
+	Take(ctx context.Context) (Lease, error)
+}
+
+// Lease is the right to run one attempt of one job.
+type Lease interface {
+	Job() *proto.Job
+	Attempt() int
+	// Context carries the trace context of the submission.
+	Context(ctx context.Context) context.Context
+	// Claim makes known that the program starts. The context it returns ends with [proto.ErrCancelled] or [proto.ErrLost] when the
+	// program must be stopped. After an error the program must not be started.
+	Claim(ctx context.Context) (claimed context.Context, baseSeq int64, err error)
+	// Finish writes the result unless somebody did so first, and returns the record that stands.
+	Finish(ctx context.Context, e Ending) (*proto.Record, error)
+	// Release gives the lease up without a result.
+	Release()
+}
+
+// Ending is how an attempt ended.
+type Ending struct {
+	Result          proto.Result
+	LastSeq         int64 // of the last event published
+	OutputTruncated bool  // events were evicted or lost
+	Usage           *proto.Usage
+}
+
+// Output publishes the events of one attempt.
+type Output interface {
+	Stream(s proto.Stream) io.Writer
+	// Close returns the last event's number, and whether readers will miss some.
+	Close() (last int64, truncated bool)
+}
+
+// Sandboxes prepares jails.
+type Sandboxes interface {
+	Prepare(ctx context.Context, spec jail.Spec) (jail.Jail, error)
+}
+
+// Worker runs jobs in a number of slots.
+type Worker struct {
+	Jobs      Jobs
+	Open      func(id proto.TraceID, attempt int, baseSeq int64) Output
+	Jails     Sandboxes
+	Languages map[proto.Language]string // the runtimes there are, with their versions
+	Home      string                    // inside the jail
+	Slots     int
+	Log       *slog.Logger
+	Done      func(rec *proto.Record) // told of every execution that ended here
+}
+
+// Run takes jobs until ctx ends, and returns when all it took have ended. Programs that still run when cut ends are killed, and
+// recorded as lost with the shutdown.
+func (w *Worker) Run(ctx, cut context.Context) error {
+	var slots sync.WaitGroup
+	for range w.Slots {
+		slots.Go(func() {
+			for {
+				lease, err := w.Jobs.Take(ctx)
+				if err != nil {
+					return // ctx ended
+				}
+				w.job(cut, lease)
+			}
+		})
+	}
+	slots.Wait()
+	return nil
+}
+
+// job sees one job through and leaves one wide line in the log.
+func (w *Worker) job(ctx context.Context, lease Lease) {
+	job := lease.Job()
+	ctx, span := otel.Tracer("bullpen/worker").Start(lease.Context(ctx), "run", trace.WithSpanKind(trace.SpanKindConsumer),
+		trace.WithAttributes(attribute.String("bullpen.language", string(job.Language)), attribute.Int("bullpen.attempt", lease.Attempt())))
+	defer span.End()
+	log := w.Log.With("trace_id", job.TraceID, "attempt", lease.Attempt())
+	rec, err := w.execute(ctx, lease)
+	if err != nil {
+		span.RecordError(err)
+		lease.Release()
+		log.WarnContext(ctx, "execution given up", "error", err)
+		return
+	}
+	span.SetAttributes(attribute.String("bullpen.status", string(rec.Status)))
+	w.Done(rec)
+	line := []any{
+		"org", job.Org, "key", job.Key, "language", job.Language, "mode", job.Mode, "status", rec.Status,
+		"exit_code", rec.Result.ExitCode, "duration_ms", rec.Result.DurationMS, "request_id", job.RequestID,
+		"stdout_bytes", len(rec.Result.Stdout), "stderr_bytes", len(rec.Result.Stderr),
+	}
+	if rec.StartedAt != nil {
+		line = append(line, "queued_ms", rec.StartedAt.Sub(job.CreatedAt).Milliseconds())
+	}
+	if rec.Usage != nil {
+		line = append(line, "cpu_ms", rec.Usage.CPUMS, "memory_peak", rec.Usage.MemoryPeak)
+	}
+	if rec.Result.ErrorCode != nil {
+		line = append(line, "error_code", *rec.Result.ErrorCode, "detail", *rec.Result.ErrorMessage)
+	}
+	log.InfoContext(ctx, "execution ended", line...)
+}
+
+// finishGrace is how long the result of a program that was cut off may take to be written.
+const finishGrace = 5 * time.Second
+
+// execute runs the job and returns the record that stands. An error means that this worker has no say in the job any more.
+func (w *Worker) execute(ctx context.Context, lease Lease) (*proto.Record, error) {
+	job := lease.Job()
+	program, err := w.program(job)
+	if err != nil {
+		return w.finish(ctx, lease, Ending{Result: proto.Failure(proto.CodeSandboxStart, err.Error())})
+	}
+	box, err := w.Jails.Prepare(ctx, spec(job.Sandbox))
+	if err != nil {
+		if ctx.Err() != nil {
+			return w.finish(ctx, lease, Ending{Result: shutdown(0)})
+		}
+		w.Log.ErrorContext(ctx, "a sandbox could not be prepared", "trace_id", job.TraceID, "error", err)
+		return w.finish(ctx, lease, Ending{Result: proto.Failure(proto.CodeSandboxStart, "The sandbox could not be prepared: "+err.Error())})
+	}
+	defer func() {
+		if err := box.Close(); err != nil {
+			w.Log.ErrorContext(ctx, "a sandbox could not be cleared away", "trace_id", job.TraceID, "error", err)
+		}
+	}()
+	running, base, err := lease.Claim(ctx)
+	if err != nil {
+		return nil, err
+	}
+	events := w.Open(job.TraceID, lease.Attempt(), base)
+	stdout := &collector{limit: job.Sandbox.OutputBytes, next: events.Stream(proto.Stdout)}
+	stderr := &collector{limit: job.Sandbox.OutputBytes, next: events.Stream(proto.Stderr)}
+	program.Stdout, program.Stderr = stdout, stderr
+	outcome, err := box.Run(running, program)
+	last, truncated := events.Close()
+	if cause := context.Cause(running); errors.Is(cause, proto.ErrLost) {
+		return nil, cause
+	}
+	if err != nil {
+		w.Log.ErrorContext(ctx, "a sandbox failed", "trace_id", job.TraceID, "error", err)
+		outcome = jail.Outcome{Kind: jail.StartFailed, Step: "run", Detail: err.Error()}
+	}
+	result := resultOf(job, outcome, context.Cause(running))
+	result.DurationMS = outcome.Duration.Milliseconds()
+	result.Stdout, result.StdoutTruncated = stdout.text()
+	result.Stderr, result.StderrTruncated = stderr.text()
+	return w.finish(ctx, lease, Ending{
+		Result: result, LastSeq: last, OutputTruncated: truncated,
+		Usage: &proto.Usage{CPUMS: outcome.CPUTime.Milliseconds(), MemoryPeak: outcome.MemoryPeak},
+	})
+}
+
+// finish writes the result, also when the worker is being shut down, which must be recorded.
+func (w *Worker) finish(ctx context.Context, lease Lease, e Ending) (*proto.Record, error) {
+	write, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(finishGrace, cancel) })
+	defer stop()
+	return lease.Finish(write, e)
+}
+
+// program makes what the jail runs. Its error is a sentence for the user.
+func (w *Worker) program(job *proto.Job) (jail.Program, error) {
+	if _, ok := w.Languages[job.Language]; !ok {
+		return jail.Program{}, fmt.Errorf("this worker has no runtime for %s", job.Language)
+	}
+	p, err := jail.Source{
+		Language: string(job.Language), Code: job.Code, Env: job.Env, TraceID: string(job.TraceID), Home: w.Home,
+	}.Program()
+	p.Timeout = time.Duration(job.Timeout) * time.Second
+	return p, err
+}
+
+func spec(s proto.Sandbox) jail.Spec {
+	return jail.Spec{CPU: s.CPU, Memory: s.Memory, Pids: s.Pids, HomeBytes: s.HomeBytes, TmpBytes: s.TmpBytes, Inodes: s.Inodes}
+}
+
+func resultOf(job *proto.Job, o jail.Outcome, cause error) proto.Result {
+	switch o.Kind {
+	case jail.Exited:
+		return proto.Exited(o.ExitCode)
+	case jail.Signaled:
+		return proto.Signaled(o.Signal)
+	case jail.TimedOut:
+		return proto.TimedOut(job.Timeout)
+	case jail.OutOfMemory:
+		return proto.Failure(proto.CodeMemory, fmt.Sprintf("The program used more than its %d MiB of memory and was killed.", job.Sandbox.Memory>>20))
+	case jail.Seccomp:
+		return proto.Failure(proto.CodeSeccomp, "The program made a system call that the sandbox forbids and was killed.")
+	case jail.Killed:
+		if errors.Is(cause, proto.ErrCancelled) {
+			return proto.Cancelled()
+		}
+		return shutdown(o.Duration)
+	default:
+		return proto.Failure(proto.CodeSandboxStart, fmt.Sprintf("The program could not be started: %s: %s", o.Step, o.Detail))
+	}
+}
+
+func shutdown(ran time.Duration) proto.Result {
+	return proto.Failure(proto.CodeWorkerLost, fmt.Sprintf(
+		"The worker was shut down and did not wait longer; the program had run for %s and was killed.", ran.Round(time.Millisecond)))
+}
