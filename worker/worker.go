@@ -101,7 +101,8 @@ func (w *Worker) job(ctx context.Context, lease Lease) {
 		trace.WithAttributes(attribute.String("bullpen.language", string(job.Language)), attribute.Int("bullpen.attempt", lease.Attempt())))
 	defer span.End()
 	log := w.Log.With("trace_id", job.TraceID, "attempt", lease.Attempt())
-	rec, err := w.execute(ctx, lease)
+	var spent timings
+	rec, err := w.execute(ctx, lease, &spent)
 	if err != nil {
 		span.RecordError(err)
 		lease.Release()
@@ -114,6 +115,7 @@ func (w *Worker) job(ctx context.Context, lease Lease) {
 		"org", job.Org, "key", job.Key, "language", job.Language, "mode", job.Mode, "status", rec.Status,
 		"exit_code", rec.Result.ExitCode, "duration_ms", rec.Result.DurationMS, "request_id", job.RequestID,
 		"stdout_bytes", len(rec.Result.Stdout), "stderr_bytes", len(rec.Result.Stderr),
+		"prepare_ms", millis(spent.prepare), "run_ms", millis(spent.run),
 	}
 	if rec.StartedAt != nil {
 		line = append(line, "queued_ms", rec.StartedAt.Sub(job.CreatedAt).Milliseconds())
@@ -127,17 +129,26 @@ func (w *Worker) job(ctx context.Context, lease Lease) {
 	log.InfoContext(ctx, "execution ended", line...)
 }
 
+// timings are what an execution spent in its jail, for the log.
+type timings struct {
+	prepare, run time.Duration
+}
+
+func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
 // finishGrace is how long the result of a program that was cut off may take to be written.
 const finishGrace = 5 * time.Second
 
 // execute runs the job and returns the record that stands. An error means that this worker has no say in the job any more.
-func (w *Worker) execute(ctx context.Context, lease Lease) (*proto.Record, error) {
+func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*proto.Record, error) {
 	job := lease.Job()
 	program, err := w.program(job)
 	if err != nil {
 		return w.finish(ctx, lease, Ending{Result: proto.Failure(proto.CodeSandboxStart, err.Error())})
 	}
+	began := time.Now()
 	box, err := w.Jails.Prepare(ctx, spec(job.Sandbox))
+	spent.prepare = time.Since(began)
 	if err != nil {
 		if ctx.Err() != nil {
 			return w.finish(ctx, lease, Ending{Result: shutdown(0)})
@@ -158,7 +169,9 @@ func (w *Worker) execute(ctx context.Context, lease Lease) (*proto.Record, error
 	stdout := &collector{limit: job.Sandbox.OutputBytes, next: events.Stream(proto.Stdout)}
 	stderr := &collector{limit: job.Sandbox.OutputBytes, next: events.Stream(proto.Stderr)}
 	program.Stdout, program.Stderr = stdout, stderr
+	began = time.Now()
 	outcome, err := box.Run(running, program)
+	spent.run = time.Since(began)
 	last, truncated := events.Close()
 	if cause := context.Cause(running); errors.Is(cause, proto.ErrLost) {
 		return nil, cause

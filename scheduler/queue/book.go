@@ -23,6 +23,7 @@ type job struct {
 	attempt  int    // the attempt that runs, or that ran last
 	revision uint64 // sequence number of the execution's record, 0 before the first claim
 	worker   string // who was assigned it or runs it
+	ticket   uint64 // the slot it was assigned
 	since    time.Time
 	losses   int           // workers that died with it before its program started
 	ending   bool          // its terminal record is being written
@@ -69,7 +70,7 @@ func (t *tenant) idle() bool {
 	return len(t.lines) == 0 && t.busy == 0 && t.held[proto.ClassInteractive]+t.held[proto.ClassBatch] == 0
 }
 
-// place is an admission that was granted and whose job has not been seen.
+// reservation is an admission that was granted and whose job has not been seen.
 type reservation struct {
 	org     string
 	class   proto.Class

@@ -424,6 +424,7 @@ func (l *leading) assign(now time.Time) {
 			return
 		}
 		l.book.take(j, assigned, name, now)
+		j.ticket = ticket
 	}
 }
 

@@ -57,7 +57,7 @@ func (l *leading) reviewJob(ctx context.Context, j *job, now time.Time) {
 		case w != nil && (w.held[j.meta.TraceID] || w.heard.Sub(j.since) < claimGrace):
 		case w == nil && now.Sub(j.since) < claimGrace:
 		default:
-			l.comeBack(ctx, j, w == nil)
+			l.comeBack(ctx, j, w)
 		}
 	case running:
 		if now.Sub(j.since) > leaseOver {
@@ -68,9 +68,11 @@ func (l *leading) reviewJob(ctx context.Context, j *job, now time.Time) {
 }
 
 // comeBack returns a job whose worker did not take it up to the line; a job that several workers died with is ended.
-func (l *leading) comeBack(ctx context.Context, j *job, died bool) {
-	if died {
+func (l *leading) comeBack(ctx context.Context, j *job, w *member) {
+	if w == nil {
 		j.losses++
+	} else {
+		delete(w.used, j.ticket) // if the worker still says that it is free, the assignment was lost on the way
 	}
 	if j.losses < startsAllowed {
 		l.Log.Warn("an assigned job comes back", "trace_id", j.meta.TraceID, "worker", j.worker, "losses", j.losses)

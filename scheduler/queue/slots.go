@@ -27,6 +27,7 @@ type Slots struct {
 	Log    *slog.Logger
 
 	mu      sync.Mutex
+	open    bool // assignments reach us: before that nothing is announced
 	ticket  uint64
 	waiting map[uint64]chan *Lease // free slots by ticket
 	held    map[proto.TraceID]*Lease
@@ -50,6 +51,9 @@ func (s *Slots) Run(ctx context.Context) error {
 		}
 		subs = append(subs, sub)
 	}
+	s.mu.Lock()
+	s.open = true
+	s.mu.Unlock()
 	tick := time.NewTicker(announceEvery)
 	defer tick.Stop()
 	for {
@@ -66,6 +70,10 @@ func (s *Slots) Run(ctx context.Context) error {
 
 func (s *Slots) announce(gone bool) {
 	s.mu.Lock()
+	if !s.open {
+		s.mu.Unlock()
+		return
+	}
 	a := announcement{Worker: s.Worker, Slots: s.Total, Gone: gone}
 	for ticket := range s.waiting {
 		a.Free = append(a.Free, ticket)

@@ -73,7 +73,7 @@ func open(root, instance string) (*Tree, error) {
 	}
 	t := &Tree{version: where.version, instance: instance, dirs: where.dirs, ctl: where.ctl}
 	if t.version == 2 {
-		if err := t.delegate(root); err != nil {
+		if err := t.delegate(); err != nil {
 			return nil, err
 		}
 	}
@@ -174,10 +174,16 @@ func (t *Tree) Close() error {
 func quota(cpu float64) int64 { return max(int64(cpu*periodMicros), minQuotaMicros) }
 
 func write(dir, file, value string) error {
-	if err := os.WriteFile(filepath.Join(dir, file), []byte(value), 0); err != nil {
-		return fmt.Errorf("cgroup: write %q: %w", value, err)
+	// Not os.WriteFile: it would try to make a file that is missing, which a
+	// control group answers with a refusal rather than with ENOENT.
+	f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return fmt.Errorf("cgroup: %w", err)
 	}
-	return nil
+	if _, err := f.WriteString(value); err != nil {
+		return errors.Join(fmt.Errorf("cgroup: write %q: %w", value, err), f.Close())
+	}
+	return f.Close()
 }
 
 func readInt(dir, file string) (int64, error) {

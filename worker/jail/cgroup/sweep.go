@@ -72,8 +72,12 @@ func sweepGroup(dir string) error {
 			break
 		}
 		for _, p := range pids {
-			if pid, err := strconv.Atoi(p); err == nil && pid > 0 {
-				killAndWait(pid)
+			pid, err := strconv.Atoi(p)
+			if err == nil {
+				err = killAndWait(pid)
+			}
+			if err != nil {
+				return fmt.Errorf("cgroup: sweep: kill %q: %w", p, err)
 			}
 		}
 	}
@@ -85,19 +89,22 @@ func sweepGroup(dir string) error {
 
 // killAndWait kills pid and waits until it is dead, through a pidfd so that no
 // other process can be meant.
-func killAndWait(pid int) {
+func killAndWait(pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
 	if err != nil {
-		return
+		return err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	if unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) != nil {
-		return
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return err
 	}
 	for {
 		_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
-		if err != unix.EINTR {
-			return
+		if !errors.Is(err, unix.EINTR) {
+			return err
 		}
 	}
 }

@@ -19,7 +19,7 @@ func (g *Group) limit1(l Limits) error {
 		return err
 	}
 	// Absent where the kernel does not account swap: then swappiness 0 has to do.
-	if err := write(mem, "memory.memsw.limit_in_bytes", bytes); errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+	if err := write(mem, "memory.memsw.limit_in_bytes", bytes); errors.Is(err, fs.ErrNotExist) {
 		if err := write(mem, "memory.swappiness", "0"); err != nil {
 			return err
 		}

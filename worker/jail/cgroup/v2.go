@@ -20,7 +20,7 @@ var needed = [...]string{"memory", "pids", "cpu"} // read only
 
 // delegate makes the worker's own group give the controllers to its children,
 // moving the worker into a leaf if it must.
-func (t *Tree) delegate(root string) error {
+func (t *Tree) delegate() error {
 	own := t.dirs[0]
 	b, err := os.ReadFile(filepath.Join(own, "cgroup.controllers"))
 	if err != nil {
@@ -40,11 +40,8 @@ func (t *Tree) delegate(root string) error {
 	if merr := os.Mkdir(leaf, 0o755); merr != nil && !errors.Is(merr, fs.ErrExist) {
 		return errors.Join(err, fmt.Errorf("cgroup: %w", merr))
 	}
-	pid, perr := os.Readlink(filepath.Join(root, "proc/self"))
-	if perr != nil {
-		return fmt.Errorf("cgroup: %w", perr)
-	}
-	if merr := write(leaf, "cgroup.procs", pid); merr != nil {
+	// 0 is the process that writes.
+	if merr := write(leaf, "cgroup.procs", "0"); merr != nil {
 		return errors.Join(err, merr)
 	}
 	if err := enable(own); err != nil {
@@ -87,7 +84,7 @@ func (g *Group) limit2(l Limits) error {
 		return err
 	}
 	// Absent where the kernel has no swap accounting, that is, no swap to speak of.
-	if err := write(dir, "memory.swap.max", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+	if err := write(dir, "memory.swap.max", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if err := write(dir, "memory.oom.group", "1"); err != nil {

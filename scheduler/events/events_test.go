@@ -1,0 +1,285 @@
+package events_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/events"
+	"github.com/bullpen-run/bullpen/scheduler/queue"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// execution is one that runs, and whose events the test writes.
+type execution struct {
+	t   *testing.T
+	ctx context.Context
+	set *stream.Set
+	log *events.Log
+	rec proto.Record
+	rev uint64
+}
+
+func start(t *testing.T) *execution {
+	t.Parallel()
+	set := streamtest.Set(t, streamtest.Server(t))
+	e := &execution{t: t, ctx: streamtest.Context(t), set: set, log: &events.Log{Set: set, Records: &queue.Queue{Set: set}}}
+	e.rec = proto.Record{Meta: streamtest.Job("acme", "k", proto.ModeStreaming).Meta, Status: proto.StatusRunning, Attempt: 1}
+	e.write()
+	return e
+}
+
+func (e *execution) write() {
+	e.t.Helper()
+	rev, err := e.set.WriteRecord(e.ctx, &e.rec, e.rev)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.rev = rev
+}
+
+func (e *execution) end(w *events.Writer) {
+	e.t.Helper()
+	last, truncated := w.Close()
+	r := proto.Exited(0)
+	e.rec.Status, e.rec.Result, e.rec.ResultSeq, e.rec.OutputTruncated = r.Status(), &r, last+1, truncated
+	e.write()
+}
+
+func (e *execution) follow(after int64) *events.Tail {
+	e.t.Helper()
+	t, err := e.log.Follow(e.ctx, e.rec.TraceID, after)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(t.Close)
+	return t
+}
+
+// event is one line as a client reads it.
+type event struct {
+	Type, Stream, Data, Status string
+	Seq                        int64
+	Truncated                  bool `json:"output_truncated"`
+}
+
+func (e *execution) rest(t *events.Tail) []event {
+	e.t.Helper()
+	var out []event
+	for {
+		b, err := t.Next(e.ctx)
+		if errors.Is(err, io.EOF) {
+			return out
+		}
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		out = append(out, e.decode(b)...)
+	}
+}
+
+func (e *execution) decode(b proto.Batch) []event {
+	e.t.Helper()
+	var out []event
+	for line := range bytes.Lines(b.Lines) {
+		var ev event
+		if err := json.Unmarshal(line, &ev); err != nil {
+			e.t.Fatalf("%q: %v", line, err)
+		}
+		out = append(out, ev)
+	}
+	if len(out) == 0 || out[0].Seq != b.First || out[len(out)-1].Seq != b.Last {
+		e.t.Fatalf("a batch says it holds %d to %d and holds %+v", b.First, b.Last, out)
+	}
+	return out
+}
+
+// whole checks that events are a complete stream from number after+1 on, and gives each output.
+func whole(t *testing.T, got []event, after int64) (stdout, stderr string) {
+	t.Helper()
+	for i, ev := range got {
+		if ev.Seq != after+1+int64(i) {
+			t.Fatalf("event %d has number %d, want %d", i, ev.Seq, after+1+int64(i))
+		}
+		switch {
+		case ev.Type == "status" && ev.Seq == 1, ev.Type == "result" && i == len(got)-1:
+		case ev.Type == "output" && ev.Stream == "stdout":
+			stdout += ev.Data
+		case ev.Type == "output" && ev.Stream == "stderr":
+			stderr += ev.Data
+		default:
+			t.Fatalf("event %d: %+v", i, ev)
+		}
+	}
+	if len(got) == 0 || got[len(got)-1].Type != "result" {
+		t.Fatalf("no result at the end of %d events", len(got))
+	}
+	return stdout, stderr
+}
+
+func TestLinesAreFollowedLiveAndAgain(t *testing.T) {
+	e := start(t)
+	early := e.follow(0)
+	w := events.NewWriter(e.set, e.rec.TraceID, 1, 0)
+	out, errs := w.Stream(proto.Stdout), w.Stream(proto.Stderr)
+	_, _ = io.WriteString(out, "first\nsec")
+	var live []event
+	for len(live) < 2 {
+		b, err := early.Next(e.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		live = append(live, e.decode(b)...)
+	}
+	if live[0].Type != "status" || live[1].Data != "first\n" {
+		t.Fatalf("live: %+v", live)
+	}
+	_, _ = io.WriteString(errs, "oh\n")
+	_, _ = io.WriteString(out, "ond\nthird")
+	e.end(w)
+	stdout, stderr := whole(t, append(live, e.rest(early)...), 0)
+	if stdout != "first\nsecond\nthird" || stderr != "oh\n" {
+		t.Fatalf("%q, %q", stdout, stderr)
+	}
+	for after := range int64(8) {
+		got := e.rest(e.follow(after))
+		if after < 6 {
+			whole(t, got, after)
+		} else if len(got) != 1 || got[0].Type != "result" || got[0].Seq != 6 {
+			t.Fatalf("after %d: %+v", after, got)
+		}
+	}
+}
+
+func TestNextMayBeCalledAgainAfterItsContextEnded(t *testing.T) {
+	e := start(t)
+	tail := e.follow(0)
+	short, cancel := context.WithTimeout(e.ctx, time.Millisecond)
+	defer cancel()
+	if _, err := tail.Next(short); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	w := events.NewWriter(e.set, e.rec.TraceID, 1, 0)
+	_, _ = io.WriteString(w.Stream(proto.Stdout), "x")
+	e.end(w)
+	if stdout, _ := whole(t, e.rest(tail), 0); stdout != "x" {
+		t.Fatalf("%q", stdout)
+	}
+}
+
+func TestSlowReaderLosesNothingAndHoldsNobodyUp(t *testing.T) {
+	e := start(t)
+	slow := e.follow(0)
+	w := events.NewWriter(e.set, e.rec.TraceID, 1, 0)
+	out := w.Stream(proto.Stdout)
+	var want strings.Builder
+	for i := range 9000 { // nobody reads meanwhile: far more than is buffered for one reader
+		line := fmt.Sprintf("%d %s\n", i, strings.Repeat("x", i%300))
+		want.WriteString(line)
+		_, _ = io.WriteString(out, line)
+	}
+	e.end(w)
+	if stdout, _ := whole(t, e.rest(slow), 0); stdout != want.String() {
+		t.Fatalf("%d bytes, want %d", len(stdout), want.Len())
+	}
+}
+
+func TestOnlyTheLastEventsAreKept(t *testing.T) {
+	e := start(t)
+	w := events.NewWriter(e.set, e.rec.TraceID, 1, 0)
+	out := w.Stream(proto.Stdout)
+	const lines = 3*proto.MaxEvents + 17
+	for i := range lines {
+		_, _ = fmt.Fprintf(out, "%d\n", i)
+	}
+	e.end(w)
+	got := e.rest(e.follow(0))
+	if got[0].Type != "status" || got[0].Seq != 1 {
+		t.Fatalf("first: %+v", got[0])
+	}
+	end := got[len(got)-1]
+	if end.Type != "result" || !end.Truncated {
+		t.Fatalf("last: %+v", end)
+	}
+	kept := got[1 : len(got)-1]
+	if len(kept) != proto.MaxEvents || kept[0].Data != fmt.Sprintf("%d\n", lines-proto.MaxEvents) {
+		t.Fatalf("%d events, from %+v", len(kept), kept[0])
+	}
+	info, err := e.set.Outs.Info(e.ctx)
+	if err != nil || info.State.Bytes > 2<<20 {
+		t.Fatalf("%d bytes are still stored, %v", info.State.Bytes, err)
+	}
+}
+
+func TestLongLinesComeInPiecesThatCutNoCharacter(t *testing.T) {
+	e := start(t)
+	w := events.NewWriter(e.set, e.rec.TraceID, 1, 0)
+	out := w.Stream(proto.Stdout)
+	text := "a" + strings.Repeat("é", 100_000) + "\n" + strings.Repeat("€", 50_000)
+	for rest := text; rest != ""; {
+		n := min(len(rest), 70_001)
+		_, _ = io.WriteString(out, rest[:n])
+		rest = rest[n:]
+	}
+	e.end(w)
+	got := e.rest(e.follow(0))
+	for _, ev := range got {
+		if len(ev.Data) > 64<<10 || strings.ContainsRune(ev.Data, '\ufffd') {
+			t.Fatalf("a piece of %d bytes", len(ev.Data))
+		}
+	}
+	if stdout, _ := whole(t, got, 0); stdout != text {
+		t.Fatalf("%d bytes, want %d", len(stdout), len(text))
+	}
+}
+
+func TestSecondAttemptGoesOnCounting(t *testing.T) {
+	e := start(t)
+	first := events.NewWriter(e.set, e.rec.TraceID, 1, 0)
+	_, _ = io.WriteString(first.Stream(proto.Stdout), "one\n")
+	last, _ := first.Close()
+	w := events.NewWriter(e.set, e.rec.TraceID, 2, last)
+	_, _ = io.WriteString(w.Stream(proto.Stdout), "two\n")
+	e.end(w)
+	if stdout, _ := whole(t, e.rest(e.follow(0)), 0); stdout != "one\ntwo\n" {
+		t.Fatalf("%q", stdout)
+	}
+}
+
+func TestExecutionThatNeverRanHasOnlyAResult(t *testing.T) {
+	e := start(t)
+	r := proto.Cancelled()
+	e.rec.Status, e.rec.Result, e.rec.ResultSeq = r.Status(), &r, 1
+	e.write()
+	got := e.rest(e.follow(0))
+	if len(got) != 1 || got[0].Type != "result" || got[0].Seq != 1 || got[0].Status != "cancelled" {
+		t.Fatalf("%+v", got)
+	}
+	if _, err := e.log.Follow(e.ctx, proto.NewTraceID(), 0); !errors.Is(err, proto.ErrNotFound) {
+		t.Fatalf("an unknown execution: %v", err)
+	}
+}
+
+func BenchmarkLines(b *testing.B) {
+	set := streamtest.Set(b, streamtest.Server(b))
+	line := []byte(strings.Repeat("x", 99) + "\n")
+	b.SetBytes(int64(len(line)))
+	w := events.NewWriter(set, proto.NewTraceID(), 1, 0)
+	out := w.Stream(proto.Stdout)
+	for b.Loop() {
+		_, _ = out.Write(line)
+	}
+	w.Close()
+}

@@ -1,0 +1,434 @@
+package queue_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/natsembed"
+	"github.com/bullpen-run/bullpen/scheduler/queue"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is a queue with a dispatcher that leads.
+type world struct {
+	t      *testing.T
+	ctx    context.Context
+	server *natsembed.Server
+	set    *stream.Set
+	queue  *queue.Queue
+}
+
+func newWorld(t *testing.T) *world {
+	t.Parallel()
+	s := streamtest.Server(t)
+	set := streamtest.Set(t, s)
+	w := &world{t: t, ctx: streamtest.Context(t), server: s, set: set, queue: &queue.Queue{Set: set}}
+	w.dispatcher("first")
+	return w
+}
+
+// background runs f until stop is called, or the test is over.
+func (w *world) background(f func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := f(ctx); err != nil {
+			w.t.Error(err)
+		}
+	}()
+	stop = func() { cancel(); <-done }
+	w.t.Cleanup(stop)
+	return stop
+}
+
+func (w *world) dispatcher(name string) (stop func()) {
+	d := &queue.Dispatcher{Set: streamtest.Set(w.t, w.server), Instance: name, Log: streamtest.Log(w.t)}
+	return w.background(d.Run)
+}
+
+// host is a worker on a connection of its own.
+type host struct {
+	*queue.Slots
+	stop func() // says goodbye
+}
+
+func (w *world) worker(name string, slots int) *host {
+	s := &queue.Slots{Set: streamtest.Set(w.t, w.server), Worker: name, Total: slots, Log: streamtest.Log(w.t)}
+	return &host{Slots: s, stop: w.background(s.Run)}
+}
+
+// die cuts the worker off without a word, as SIGKILL does.
+func (h *host) die() { h.Set.Conn.Close() }
+
+func (w *world) submit(job *proto.Job) proto.TraceID {
+	w.t.Helper()
+	if err := w.queue.Submit(w.ctx, job); err != nil {
+		w.t.Fatal(err)
+	}
+	return job.TraceID
+}
+
+func (w *world) take(h *host) *queue.Lease {
+	w.t.Helper()
+	l, err := h.Take(w.ctx)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return l
+}
+
+func (w *world) claim(l *queue.Lease) context.Context {
+	w.t.Helper()
+	ctx, _, err := l.Claim(w.ctx)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(l.Release)
+	return ctx
+}
+
+func (w *world) wait(id proto.TraceID) *proto.Record {
+	w.t.Helper()
+	rec, err := w.queue.Wait(w.ctx, id)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return rec
+}
+
+func ending(stdout string) queue.Ending {
+	r := proto.Exited(0)
+	r.Stdout = stdout
+	return queue.Ending{Result: r, LastSeq: 3}
+}
+
+func TestJobRunsAndItsResultIsRead(t *testing.T) {
+	w := newWorld(t)
+	h := w.worker("w1", 1)
+	id := w.submit(streamtest.Job("acme", "k", proto.ModeInline))
+	if rec, err := w.queue.Lookup(w.ctx, id); err != nil || rec.Status.Terminal() {
+		t.Fatalf("after submission: %+v, %v", rec, err)
+	}
+	l := w.take(h)
+	w.claim(l)
+	rec, err := w.queue.Lookup(w.ctx, id)
+	if err != nil || rec.Status != proto.StatusRunning || rec.Attempt != 1 || rec.Worker != "w1" || rec.StartedAt == nil {
+		t.Fatalf("after the claim: %+v, %v", rec, err)
+	}
+	if _, err := l.Finish(w.ctx, ending("hello")); err != nil {
+		t.Fatal(err)
+	}
+	rec = w.wait(id)
+	if rec.Status != proto.StatusSuccess || rec.Result.Stdout != "hello" || rec.ResultSeq != 4 || rec.CompletedAt == nil || rec.Org != "acme" {
+		t.Fatalf("at the end: %+v", rec)
+	}
+	if _, err := w.queue.Lookup(w.ctx, proto.NewTraceID()); !errors.Is(err, proto.ErrNotFound) {
+		t.Fatalf("an unknown id: %v", err)
+	}
+}
+
+func TestBodiesTooLargeForAMessageTravelAndGo(t *testing.T) {
+	w := newWorld(t)
+	h := w.worker("w", 1)
+	job := streamtest.Job("acme", "k", proto.ModeInline)
+	job.Code = strings.Repeat("x", 1<<20)
+	id := w.submit(job)
+	l := w.take(h)
+	if l.Job().Code != job.Code {
+		t.Fatal("the code arrived altered")
+	}
+	w.claim(l)
+	out := strings.Repeat("é", 4<<20)
+	if _, err := l.Finish(w.ctx, ending(out)); err != nil {
+		t.Fatal(err)
+	}
+	if rec := w.wait(id); rec.Result.Stdout != out {
+		t.Fatalf("%d bytes of output came back, want %d", len(rec.Result.Stdout), len(out))
+	}
+	w.eventually("the job is removed", func() bool {
+		_, err := w.set.Job(w.ctx, id)
+		return errors.Is(err, proto.ErrNotFound)
+	})
+}
+
+// eventually waits for a state that nothing announces.
+func (w *world) eventually(what string, ok func() bool) {
+	w.t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-w.ctx.Done():
+			w.t.Fatalf("never: %s", what)
+		case <-tick.C:
+		}
+	}
+}
+
+func TestQueuedJobIsCancelledAtOnce(t *testing.T) {
+	w := newWorld(t)
+	id := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	if rec, err := w.queue.Cancel(w.ctx, id); err != nil || rec.Status != proto.StatusCancelled || rec.ResultSeq != 1 {
+		t.Fatalf("%+v, %v", rec, err)
+	}
+	h := w.worker("w", 1)
+	other := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	if l := w.take(h); l.Job().TraceID != other {
+		t.Fatal("the cancelled job was handed out")
+	}
+}
+
+func TestRunningJobIsToldOfItsCancellation(t *testing.T) {
+	w := newWorld(t)
+	h := w.worker("w", 1)
+	id := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	l := w.take(h)
+	running := w.claim(l)
+	rec, err := w.queue.Cancel(w.ctx, id)
+	if err != nil || rec.Status != proto.StatusRunning || !rec.Cancelling {
+		t.Fatalf("%+v, %v", rec, err)
+	}
+	<-running.Done()
+	if cause := context.Cause(running); !errors.Is(cause, proto.ErrCancelled) {
+		t.Fatalf("the program is stopped because %v", cause)
+	}
+	if _, err := l.Finish(w.ctx, queue.Ending{Result: proto.Cancelled(), LastSeq: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if rec := w.wait(id); rec.Status != proto.StatusCancelled {
+		t.Fatalf("%+v", rec)
+	}
+	if rec, err := w.queue.Cancel(w.ctx, id); err != nil || rec.Status != proto.StatusCancelled {
+		t.Fatalf("cancelled again: %+v, %v", rec, err)
+	}
+}
+
+func TestWithdrawnJobNeverRuns(t *testing.T) {
+	w := newWorld(t)
+	id := w.submit(streamtest.Job("acme", "k", proto.ModeInline))
+	rec, err := w.queue.Withdraw(w.ctx, id, proto.Failure(proto.CodeExpiredInQueue, "nobody was free"))
+	if err != nil || rec.Status != proto.StatusFailed || *rec.Result.ErrorCode != "expired_in_queue" {
+		t.Fatalf("%+v, %v", rec, err)
+	}
+	h := w.worker("w", 1)
+	next := w.submit(streamtest.Job("acme", "k", proto.ModeInline))
+	l := w.take(h)
+	if l.Job().TraceID != next {
+		t.Fatal("the withdrawn job was handed out")
+	}
+	w.claim(l)
+	if rec, err := w.queue.Withdraw(w.ctx, next, proto.Cancelled()); err != nil || rec.Status != proto.StatusRunning {
+		t.Fatalf("a running job was withdrawn: %+v, %v", rec, err)
+	}
+	l.Release()
+}
+
+func TestJobExpiresInTheQueue(t *testing.T) {
+	w := newWorld(t)
+	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job.QueueDeadline = job.CreatedAt.Add(10 * time.Millisecond)
+	rec := w.wait(w.submit(job))
+	if rec.Status != proto.StatusFailed || *rec.Result.ErrorCode != string(proto.CodeExpiredInQueue) {
+		t.Fatalf("%+v", rec)
+	}
+}
+
+func TestWorkerThatDiesBeforeTheStartLosesNothing(t *testing.T) {
+	w := newWorld(t)
+	first := w.worker("dies", 1)
+	id := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	w.take(first)
+	first.die()
+	l := w.take(w.worker("lives", 1))
+	if l.Job().TraceID != id || l.Attempt() != 1 {
+		t.Fatalf("took %s, attempt %d", l.Job().TraceID, l.Attempt())
+	}
+	w.claim(l)
+	if _, err := l.Finish(w.ctx, ending("")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWorkerThatDiesAfterTheStart(t *testing.T) {
+	w := newWorld(t)
+	h := w.worker("dies", 2)
+	once := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job.MaxAttempts = 2
+	twice := w.submit(job)
+	leases := map[proto.TraceID]*queue.Lease{}
+	lost := map[proto.TraceID]context.Context{}
+	for range 2 {
+		l := w.take(h)
+		leases[l.Job().TraceID], lost[l.Job().TraceID] = l, w.claim(l)
+	}
+	h.die()
+
+	rec := w.wait(once)
+	if rec.Status != proto.StatusFailed || *rec.Result.ErrorCode != string(proto.CodeWorkerLost) || rec.Attempt != 1 {
+		t.Fatalf("%+v", rec)
+	}
+	again := w.take(w.worker("lives", 1))
+	if again.Job().TraceID != twice || again.Attempt() != 2 {
+		t.Fatalf("took %s, attempt %d", again.Job().TraceID, again.Attempt())
+	}
+	w.claim(again)
+	for id, ctx := range lost {
+		<-ctx.Done()
+		if cause := context.Cause(ctx); !errors.Is(cause, proto.ErrLost) {
+			t.Errorf("the dead worker's program %s is stopped because %v", id, cause)
+		}
+	}
+	rec, err := again.Finish(w.ctx, ending("second"))
+	if err != nil || rec.Attempt != 2 || rec.Result.Stdout != "second" {
+		t.Fatalf("%+v, %v", rec, err)
+	}
+}
+
+// A worker that was frozen rather than dead comes back when its job has moved on.
+func TestStaleHolderCannotWrite(t *testing.T) {
+	w := newWorld(t)
+	h := w.worker("frozen", 1)
+	id := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	l := w.take(h)
+	w.claim(l)
+	rec, seq, err := w.set.Record(w.ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := *rec
+	r := proto.Failure(proto.CodeWorkerLost, "another said so")
+	done.Status, done.Result = r.Status(), &r
+	if _, err := w.set.WriteRecord(w.ctx, &done, seq); err != nil {
+		t.Fatal(err)
+	}
+	stands, err := l.Finish(w.ctx, ending("too late"))
+	if !errors.Is(err, proto.ErrLost) || stands.Status != proto.StatusFailed {
+		t.Fatalf("%+v, %v", stands, err)
+	}
+	if rec := w.wait(id); *rec.Result.ErrorCode != string(proto.CodeWorkerLost) {
+		t.Fatalf("%+v", rec)
+	}
+}
+
+func TestConcurrencyIsRefusedAndFreedAgain(t *testing.T) {
+	w := newWorld(t)
+	h := w.worker("w", 4)
+	job := func() *proto.Job {
+		j := streamtest.Job("acme", "k", proto.ModeInline)
+		j.Concurrent = 2
+		return j
+	}
+	ids := []proto.TraceID{w.submit(job()), w.submit(job())}
+	var refusal *proto.Refusal
+	if err := w.queue.Submit(w.ctx, job()); !errors.As(err, &refusal) || refusal.Reason != proto.RefusedConcurrency || refusal.Used != 2 {
+		t.Fatalf("the third: %v", err)
+	}
+	w.submit(streamtest.Job("other", "k", proto.ModeInline)) // its limits are its own
+	for range 3 {
+		l := w.take(h)
+		w.claim(l)
+		if _, err := l.Finish(w.ctx, ending("")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, id := range ids {
+		w.wait(id)
+	}
+	w.eventually("the place is free again", func() bool { return w.queue.Submit(w.ctx, job()) == nil })
+}
+
+func TestAnotherDispatcherGoesOn(t *testing.T) {
+	w := newWorld(t)
+	stop := w.dispatcher("second") // one of the two leads
+	w.dispatcher("third")
+	var ids []proto.TraceID
+	for range 50 {
+		ids = append(ids, w.submit(streamtest.Job("acme", "k", proto.ModeAsync)))
+	}
+	stop()
+	h := w.worker("w", 8)
+	var workers sync.WaitGroup
+	running, cancel := context.WithCancel(w.ctx)
+	for range 8 {
+		workers.Go(func() {
+			for {
+				l, err := h.Take(running)
+				if err != nil {
+					return
+				}
+				if _, _, err := l.Claim(w.ctx); err != nil {
+					t.Errorf("claimed twice: %v", err)
+					return
+				}
+				if _, err := l.Finish(w.ctx, ending(string(l.Job().TraceID))); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for _, id := range ids {
+		if rec := w.wait(id); rec.Result.Stdout != string(id) || rec.Attempt != 1 {
+			t.Errorf("%+v", rec)
+		}
+	}
+	cancel()
+	workers.Wait()
+}
+
+func TestMalformedMessagesStopNobody(t *testing.T) {
+	w := newWorld(t)
+	h := w.worker("w", 1)
+	id := string(proto.NewTraceID())
+	for _, subject := range []string{
+		"job.interactive.acme.k." + id, "job.x", "job.batch.a.b.c.d.e", "exec." + id, "exec.x.y", "out." + id + ".1", "out.x", "done." + id,
+		"ctl.admit", "ctl.slots", "ctl.stats", "ctl.rollcall", "worker.w.assign", "worker.w.cancel",
+	} {
+		for _, body := range []string{"", "{", `{"trace":1}`, `{"worker":"a.*.>"}`, `{"ticket":1,"trace":"` + id + `","attempt":1}`, "\xff\x00"} {
+			if err := w.set.Conn.Publish("bullpen."+subject, []byte(body)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for i := range 5 {
+		job := w.submit(streamtest.Job("acme", fmt.Sprintf("k%d", i), proto.ModeInline))
+		l := w.take(h)
+		w.claim(l)
+		if _, err := l.Finish(w.ctx, ending("")); err != nil {
+			t.Fatal(err)
+		}
+		w.wait(job)
+	}
+	w.eventually("the malformed jobs are set aside", func() bool {
+		info, err := w.set.Jobs.Info(w.ctx)
+		dead, errDead := w.set.Dead.Info(w.ctx)
+		return err == nil && errDead == nil && info.State.Msgs == 0 && dead.State.Msgs >= 3
+	})
+}
+
+func TestStatsTellTheQueue(t *testing.T) {
+	w := newWorld(t)
+	w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	w.eventually("the queued job is seen", func() bool {
+		st, err := w.queue.Stats(w.ctx)
+		return err == nil && st.Queued == 1 && st.Workers == 0 && st.OldestQueue > 0
+	})
+	h := w.worker("w", 3)
+	w.claim(w.take(h))
+	w.eventually("the running job is seen", func() bool {
+		st, err := w.queue.Stats(w.ctx)
+		return err == nil && st.Queued == 0 && st.Running == 1 && st.Workers == 1 && st.Slots == 3
+	})
+}

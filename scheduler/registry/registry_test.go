@@ -1,0 +1,172 @@
+package registry_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/natsembed"
+	"github.com/bullpen-run/bullpen/scheduler/registry"
+	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// keys opens the list as one gateway does.
+func keys(t *testing.T, s *natsembed.Server) *registry.Keys {
+	t.Helper()
+	k, err := registry.OpenKeys(streamtest.Context(t), streamtest.Set(t, s), "local", streamtest.Log(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- k.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return k
+}
+
+func TestKeyIsKnownToEveryGatewayUntilItIsRevoked(t *testing.T) {
+	s := streamtest.Server(t)
+	here, there := keys(t, s), keys(t, s)
+	ctx := streamtest.Context(t)
+	key, secret, err := here.Create(ctx, proto.Key{Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsExecute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := func(k *registry.Keys) bool {
+		got, ok := k.Authenticate(secret)
+		return ok && got.ID == key.ID && got.Org == "acme"
+	}
+	if !known(here) {
+		t.Fatal("not known where it was made")
+	}
+	eventually(t, "known elsewhere", func() bool { return known(there) })
+	late := keys(t, s)
+	if !known(late) {
+		t.Fatal("not known to a gateway that starts later")
+	}
+	for _, wrong := range []string{"", secret[:len(secret)-1], secret + "a", strings.ToUpper(secret), strings.Repeat("x", 10_000)} {
+		if _, ok := here.Authenticate(wrong); ok {
+			t.Errorf("%.40q was taken for the key", wrong)
+		}
+	}
+	if _, err := here.Revoke(ctx, key.ID); err != nil {
+		t.Fatal(err)
+	}
+	if known(here) {
+		t.Fatal("taken after it was revoked")
+	}
+	eventually(t, "revoked elsewhere", func() bool { return !known(there) && !known(late) })
+	list, err := there.List(ctx)
+	if err != nil || len(list) != 1 || list[0].RevokedAt == nil || strings.Contains(list[0].Hint, secret[16:]) {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	if _, err := here.Revoke(ctx, "key_unknown"); !errors.Is(err, proto.ErrNotFound) {
+		t.Fatalf("an unknown key: %v", err)
+	}
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	ctx := streamtest.Context(t)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("never: %s", what)
+		case <-tick.C:
+		}
+	}
+}
+
+func TestSecretsAreNotStored(t *testing.T) {
+	s := streamtest.Server(t)
+	k := keys(t, s)
+	ctx := streamtest.Context(t)
+	_, secret, err := k.Create(ctx, proto.Key{Name: "n", Org: "o", Plan: "free", Rights: proto.RightsExecute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := streamtest.Set(t, s)
+	names, err := set.Keys.Keys(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		e, err := set.Keys.Get(ctx, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(e.Value()), secret[16:40]) {
+			t.Fatalf("%s holds the key", name)
+		}
+	}
+}
+
+func TestBootstrapKey(t *testing.T) {
+	k := keys(t, streamtest.Server(t))
+	ctx := streamtest.Context(t)
+	made, err := k.Bootstrap(ctx, "")
+	if err != nil || proto.CheckKeyForm(made) != nil {
+		t.Fatalf("%q, %v", made, err)
+	}
+	if key, ok := k.Authenticate(made); !ok || key.Rights != proto.RightsAll || key.Plan != "enterprise" {
+		t.Fatalf("%+v, %v", key, ok)
+	}
+	if again, err := k.Bootstrap(ctx, ""); err != nil || again != "" {
+		t.Fatalf("made another: %q, %v", again, err)
+	}
+	set := "sk-local-" + strings.Repeat("a", 24)
+	if _, err := k.Bootstrap(ctx, set); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := k.Authenticate(set); !ok {
+		t.Fatal("the key that was set is not taken")
+	}
+	if _, ok := k.Authenticate(made); ok {
+		t.Fatal("the key it replaced is still taken")
+	}
+}
+
+func TestBindings(t *testing.T) {
+	set := streamtest.Set(t, streamtest.Server(t))
+	b := &registry.Bindings{Set: set}
+	ctx := streamtest.Context(t)
+	one := proto.Binding{Trace: proto.NewTraceID(), BodyHash: "h", BoundAt: time.Now().UTC()}
+	mine, bound, err := b.Bind(ctx, "key1", "again", one)
+	if err != nil || !bound {
+		t.Fatalf("%v, %v", bound, err)
+	}
+	two := proto.Binding{Trace: proto.NewTraceID(), BodyHash: "h"}
+	have, bound, err := b.Bind(ctx, "key1", "again", two)
+	if err != nil || bound || have.Trace != one.Trace || have.BodyHash != "h" || !have.BoundAt.Equal(one.BoundAt) {
+		t.Fatalf("%+v, %v, %v", have, bound, err)
+	}
+	if _, bound, err := b.Bind(ctx, "key2", "again", two); err != nil || !bound {
+		t.Fatalf("another key's: %v, %v", bound, err)
+	}
+	if _, err := b.Replace(ctx, "key1", "again", have, two); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Replace(ctx, "key1", "again", have, two); !errors.Is(err, proto.ErrConflict) {
+		t.Fatalf("replaced twice: %v", err)
+	}
+	if err := b.Release(ctx, "key1", "again", mine); err != nil {
+		t.Fatal(err)
+	}
+	if _, bound, err := b.Bind(ctx, "key1", "again", one); err != nil || bound {
+		t.Fatalf("a binding that was replaced was released: %v, %v", bound, err)
+	}
+}

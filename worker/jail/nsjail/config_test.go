@@ -1,0 +1,50 @@
+package nsjail
+
+import (
+	"flag"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func TestConfigGolden(t *testing.T) {
+	const golden = "testdata/nsjail.cfg"
+	got := layout{
+		root: "/run/bullpen/workers/X/root", binds: []string{"/usr", "/lib64"}, home: "/home/baponi",
+		uid: 1_900_000_000, nproc: 256,
+		spec: jail.Spec{CPU: 1.5, Memory: 1 << 30, Pids: 256, HomeBytes: 1 << 30, TmpBytes: 512 << 20, Inodes: 65536},
+	}.config()
+	if *update {
+		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("nsjail's configuration has changed; if that is meant, run this test with -update\n%s", got)
+	}
+	if a := strings.Join(args(), " "); a != "nsjail --config /proc/self/fd/6" {
+		t.Errorf("arguments %q", a)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	for out, want := range map[string]string{
+		"Python 3.11.2\n": "3.11.2",
+		"v20.20.2\n":      "20.20.2",
+		"GNU bash, version 5.2.15(1)-release (x86_64-pc-linux-gnu)\nCopyright 2022\n": "5.2.15",
+		"not found\n": "",
+		"":            "",
+	} {
+		if got := version(out); got != want {
+			t.Errorf("version(%q) = %q, want %q", out, got, want)
+		}
+	}
+}

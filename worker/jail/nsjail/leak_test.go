@@ -1,0 +1,176 @@
+package nsjail
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
+)
+
+func TestManyAtOnce(t *testing.T) {
+	m := newMaker(t)
+	spec := testSpec()
+	spec.Memory = 64 << 20
+	var wg sync.WaitGroup
+	for i := range 50 {
+		wg.Go(func() {
+			r := runProgram(t, m, spec, program(t, "bash", fmt.Sprintf("echo %d; grep -c . /proc/mounts; id -u; ls -A; exit %d", i, i)))
+			r.want(t, jail.Exited, fmt.Sprintf("%d\n12\n1000", i))
+			if r.ExitCode != i {
+				t.Errorf("exit code %d, want %d", r.ExitCode, i)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// The next jail, with the same uids, sees nothing of the last one.
+func TestNothingIsLeftInside(t *testing.T) {
+	m := newMaker(t)
+	const leave = `
+import os, socket, ctypes
+for d in ('/tmp', '/dev/shm', os.environ['HOME']): open(d + '/secret', 'w').write('x')
+libc = ctypes.CDLL(None)
+print(libc.shmget(77, 4096, 0o1666) >= 0, libc.msgget(77, 0o1666) >= 0, libc.semget(77, 1, 0o1666) >= 0)
+s = socket.socket(socket.AF_UNIX); s.bind('\0secret'); print('left')`
+	const look = `
+import os, socket, ctypes
+print([os.path.exists(d + '/secret') for d in ('/tmp', '/dev/shm', os.environ['HOME'])])
+libc = ctypes.CDLL(None)
+print(libc.shmget(77, 4096, 0), libc.msgget(77, 0), libc.semget(77, 1, 0))
+print(socket.socket(socket.AF_UNIX).connect_ex('\0secret'))`
+	runCode(t, m, "python", leave).want(t, jail.Exited, "True True True\nleft")
+	runCode(t, m, "python", look).want(t, jail.Exited, "[False, False, False]\n-1 -1 -1\n111")
+}
+
+// footprint is what this process and the host hold on a jail's behalf.
+func footprint(t *testing.T) map[string]int {
+	t.Helper()
+	count := func(pattern string) int {
+		names, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(names)
+	}
+	f := map[string]int{"descriptors": count("/proc/self/fd/*"), "children": 0}
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f["mounts"] = strings.Count(string(mounts), "\n")
+	for _, d := range ownGroups(t) {
+		f["groups"] += count(d + "/bullpen/*/[0-9]*")
+	}
+	tasks, err := filepath.Glob("/proc/self/task/*/children")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range tasks {
+		b, err := os.ReadFile(c)
+		if err == nil {
+			f["children"] += len(strings.Fields(string(b)))
+		}
+	}
+	return f
+}
+
+func TestNothingIsLeftOutside(t *testing.T) {
+	m := newMaker(t)
+	spec := testSpec()
+	p := program(t, "bash", "setsid sleep 600 & echo x")
+	// The first of each makes what stays: locks on uids, the poller.
+	once := func() {
+		runProgram(t, m, spec, p).want(t, jail.Exited, "x")
+	}
+	once()
+	m.jails.Wait()
+	before := footprint(t)
+	for i := range 300 {
+		switch i % 10 {
+		case 0:
+			if err := prepare(t, m, spec).Close(); err != nil {
+				t.Fatal(err)
+			}
+		case 1:
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if _, err := m.Prepare(ctx, spec); err == nil {
+				t.Fatal("prepared with a done context")
+			}
+		default:
+			once()
+		}
+		m.jails.Wait()
+	}
+	if after := footprint(t); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("before %v, after %v", before, after)
+	}
+}
+
+func TestClose(t *testing.T) {
+	m, err := Open(Config{NsjailPath: nsjailPath(t), RunDir: runDir(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	idle := prepare(t, m, testSpec())
+	busy := prepare(t, m, testSpec())
+	out := newLines()
+	p := program(t, "bash", "echo up; sleep 600")
+	p.Stdout = out
+	type end struct {
+		o   jail.Outcome
+		err error
+	}
+	done := make(chan end, 1)
+	go func() {
+		o, err := busy.Run(t.Context(), p)
+		done <- end{o, err}
+	}()
+	out.next(t)
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+	if e := <-done; e.err != nil || e.o.Kind != jail.Killed {
+		t.Errorf("got %+v", e)
+	}
+	if err := idle.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := m.Prepare(t.Context(), testSpec()); err == nil {
+		t.Error("prepared after Close")
+	}
+	if left, _ := filepath.Glob(m.cfg.RunDir + "/workers/*"); len(left) != 0 {
+		t.Errorf("left %q", left)
+	}
+}
+
+func TestOpenSaysWhatIsMissing(t *testing.T) {
+	for name, tt := range map[string]struct {
+		cfg  Config
+		want string
+	}{
+		"nsjail": {Config{NsjailPath: "/nonexistent", RunDir: runDir(t)}, "deploy/nsjail.sh"},
+		"home":   {Config{NsjailPath: nsjailPath(t), RunDir: runDir(t), Home: "home"}, "absolute path"},
+		"uids":   {Config{NsjailPath: nsjailPath(t), RunDir: runDir(t), UIDs: UIDs{First: 0, Count: 2}}, "uid range"},
+	} {
+		if m, err := Open(tt.cfg); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, %v", name, m, err)
+		}
+	}
+	m := newMaker(t)
+	spec := testSpec()
+	spec.Pids = 0
+	if _, err := m.Prepare(t.Context(), spec); err == nil {
+		t.Error("a jail without a limit on pids")
+	}
+	m.cfg.NsjailPath = "/bin/false"
+	if _, err := m.Prepare(t.Context(), testSpec()); err == nil || !strings.Contains(err.Error(), "the init did not start") {
+		t.Errorf("got %v", err)
+	}
+}

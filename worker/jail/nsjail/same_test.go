@@ -1,0 +1,220 @@
+package nsjail
+
+import (
+	"bytes"
+	"crypto/rand"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
+)
+
+// sameCases are programs that must behave in a jail as they do when their file is
+// run outside.
+var sameCases = map[string][]string{ // read only
+	"python": {
+		"def f():\n  raise ValueError('x')\nf()",
+		"import nosuchmodule",
+		"print('a'\n",
+		"x = 1\n  y = 2",
+		"import sys; sys.exit()",
+		"import sys; sys.exit(3)",
+		"import sys; sys.exit(256 + 4)",
+		"import sys; sys.exit(-1)",
+		"import sys; sys.exit('a message')",
+		"import sys; sys.exit((1, 2))",
+		"exit(9)",
+		"raise KeyboardInterrupt",
+		"raise SystemExit(5)",
+		"import os; os._exit(6)",
+		"import os; os.abort()",
+		"import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+		"import os, signal; os.kill(os.getpid(), signal.SIGINT)",
+		"import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+		"import os, signal; os.killpg(0, signal.SIGUSR1)",
+		"import signal\nfor s in signal.valid_signals(): print(s, signal.getsignal(s))\nprint(signal.pthread_sigmask(signal.SIG_BLOCK, []))",
+		"import faulthandler, ctypes; faulthandler.enable(); ctypes.string_at(0)",
+		"import sys; print(repr(sys.stdin.read()), repr(sys.stdin.buffer.read()), sys.stdin.isatty())",
+		"input('prompt')",
+		"import sys\nfor f in (sys.stdin, sys.stdout, sys.stderr): print(f.encoding, f.errors, f.name, f.mode, f.closed, f.isatty(), f.newlines)",
+		"import sys; print(sys.stderr.line_buffering, sys.stdin.line_buffering, sys.stdout.write_through, type(sys.stdout.buffer))",
+		"print('\\u00e9 \\u4e16 \\U0001f600')",
+		"print('\\udcff')",
+		"import sys; sys.stdout.buffer.write(b'\\xff\\x00\\n'); sys.stdout.write('tail')",
+		"import atexit; atexit.register(print, 'bye'); print('hi')",
+		"import sys; print(sys.argv, sys.orig_argv, __file__, __name__, __builtins__, sys.path, sys.flags, sys.executable, sys.prefix)",
+		"import sys; print(sorted(sys.modules), sys.modules['sitecustomize'] if 'sitecustomize' in sys.modules else None)",
+		"import sys; print(sorted(sys.path_importer_cache))",
+		"import os; print(sorted(os.environ.items()), os.getcwd(), oct(os.umask(0)))",
+		"import subprocess; print(subprocess.run(['env'], capture_output=True).stdout.decode().count('PYTHON'))",
+		"import subprocess, sys; print(subprocess.run([sys.executable, '-c', 'import sys; print(sys.path, sys.stdout.line_buffering)'], capture_output=True).stdout)",
+		"import warnings; warnings.warn('careful'); 1 is 1",
+		"import threading\ndef f(): raise RuntimeError('in thread')\nt = threading.Thread(target=f); t.start(); t.join(); print('main')",
+		"import os\nif os.fork() == 0:\n  print('child', flush=True); os._exit(0)\nos.wait(); print('parent')",
+		"import multiprocessing as m\ndef f(x): return x * x\nif __name__ == '__main__':\n  with m.Pool(2) as p: print(p.map(f, range(5)))",
+		"import multiprocessing as m\ndef f(q): q.put(__name__)\nif __name__ == '__main__':\n  c = m.get_context('spawn'); q = c.Queue(); p = c.Process(target=f, args=(q,)); p.start(); print(q.get()); p.join(); print(p.exitcode)",
+		"import concurrent.futures as c\nwith c.ThreadPoolExecutor(20) as e: print(sum(e.map(len, ['ab'] * 100)))",
+		"import asyncio\nasync def f():\n  p = await asyncio.create_subprocess_exec('echo', 'hi', stdout=-1); print(await p.communicate())\n  await asyncio.sleep(0)\nasyncio.run(f())",
+		"import sqlite3, ssl, zoneinfo, tempfile, uuid, hashlib; print(tempfile.gettempdir()[:4], ssl.OPENSSL_VERSION, len(ssl.create_default_context().get_ca_certs()) > 0, zoneinfo.ZoneInfo('Europe/Berlin'))",
+		"import os; print(os.sysconf('SC_PAGESIZE'), os.nice(0), os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid())",
+		"open('/dev/stdout', 'w').write('a'); open('/dev/stderr', 'w').write('b'); open('/dev/fd/1', 'w').write('c')",
+	},
+	"node": {
+		"console.log('hi'); console.error('err')",
+		"throw new Error('x')",
+		"Promise.reject(new Error('y'))",
+		"syntax error here",
+		"require('nosuchmodule')",
+		"process.exit(3)",
+		"process.exitCode = 4",
+		"process.kill(process.pid, 'SIGTERM'); setTimeout(() => {}, 60000)",
+		"process.kill(process.pid, 'SIGKILL'); setTimeout(() => {}, 60000)",
+		"process.abort()",
+		"process.stdin.on('data', d => console.log(d)).on('end', () => console.log('end'))",
+		"console.log(process.argv, process.argv0, process.execArgv, __filename, __dirname, require.main === module, process.cwd(), process.stdout.isTTY)",
+		"console.log(Object.entries(process.env).sort())",
+		"process.on('exit', c => console.log('bye', c))",
+		"const {Worker, isMainThread} = require('worker_threads'); if (isMainThread) new Worker(__filename); else console.log('worker')",
+		"console.log(require('child_process').execSync('echo hi').toString())",
+		"const f = require('child_process').fork; if (process.send) process.send('x'); else f(__filename).on('message', m => console.log(m))",
+		"console.log(new WebAssembly.Module(new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0])))",
+		"fetch('http://127.0.0.1:1').catch(e => console.log(e.cause.code))",
+	},
+	"bash": {
+		"echo out; echo err >&2; exit 3",
+		"nosuchcommand",
+		"if",
+		"set -e; false; echo never",
+		"set -u; echo $nosuchvar",
+		"kill -9 $$",
+		"kill -TERM $$",
+		"kill -INT $$; echo after",
+		"kill -PIPE $$",
+		"read x; echo $?; cat; echo $?",
+		"echo $0 $# $BASH $- $PWD $SHLVL",
+		"ls -A | grep -v '^main' ; grep -rl nothing . ; echo $?",
+		"trap 'echo bye' EXIT; exit 2",
+		"trap; ulimit -c; umask",
+		"env | sort",
+		"(exit 4) | cat; echo ${PIPESTATUS[@]}; yes | head -1",
+		"for i in 1 2 3; do (sleep 0; exit $i) & done; wait -n; wait; echo done",
+		"echo a > /dev/stdout; echo b > /dev/stderr; cat <(echo c); diff <(echo 1) <(echo 2)",
+		"cat <<X\nhere $HOME\nX",
+		"printf 'no newline'",
+		"exec 1>&-; echo lost",
+		"date -d @0; TZ=Asia/Tokyo date -d @0; locale 2>&1 | sort -u",
+		"python3 -c 'print(1)' | tr 1 2; node -e 'console.log(3)'",
+	},
+}
+
+// address is what differs from run to run.
+var address = regexp.MustCompile("0x[0-9a-f]{16}")
+
+func TestSameAsOutside(t *testing.T) {
+	m := newMaker(t)
+	for language, codes := range sameCases {
+		for _, code := range codes {
+			t.Run(language+" "+code, func(t *testing.T) {
+				t.Parallel()
+				in := runCode(t, m, language, code)
+				out := runOutside(t, language, code)
+				in.stderr, out.stderr = address.ReplaceAllString(in.stderr, "0x"), address.ReplaceAllString(out.stderr, "0x")
+				if in.stdout != out.stdout || in.stderr != out.stderr {
+					t.Errorf("in the jail\n%s\n%s\noutside\n%s\n%s", in.stdout, in.stderr, out.stdout, out.stderr)
+				}
+				if in.Kind != out.Kind || in.ExitCode != out.ExitCode || in.Signal != out.Signal {
+					t.Errorf("in the jail %+v, outside %+v", in.Outcome, out.Outcome)
+				}
+			})
+		}
+	}
+}
+
+// runOutside runs the code's file with the bare interpreter, and says the
+// jail's paths where it says its own.
+func runOutside(t *testing.T, language, code string) result {
+	t.Helper()
+	// As long as the jail's home: node folds lines by their length.
+	home, job := "/tmp/"+strings.ToLower(rand.Text()[:len(DefaultHome)-len("/tmp/")]), t.TempDir()
+	t.Cleanup(func() { _ = os.RemoveAll(home) })
+	p, err := jail.Source{
+		Language: language, Code: code, TraceID: "trc_test", Home: home,
+		Env: map[string]string{"USER": filepath.Base(DefaultHome)},
+	}.Program()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := p.Files[0]
+	path := strings.Replace(f.Path, jail.JobDir, job, 1)
+	for _, err := range []error{os.MkdirAll(home, 0o755), os.WriteFile(path, f.Content, 0o644)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	command := "/usr/bin/" + p.Argv[0]
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), command)
+	cmd.Args = []string{p.Argv[0], path}
+	cmd.Dir, cmd.Stdout, cmd.Stderr = home, &stdout, &stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	for _, e := range p.Env {
+		if !strings.HasPrefix(e, "PYTHONPATH=") {
+			cmd.Env = append(cmd.Env, e)
+		}
+	}
+	_ = cmd.Run()
+	clean := strings.NewReplacer(home, DefaultHome, job, jail.JobDir).Replace
+	r := result{stdout: clean(stdout.String()), stderr: clean(stderr.String())}
+	ws := cmd.ProcessState.Sys().(syscall.WaitStatus)
+	if ws.Signaled() {
+		r.Kind, r.Signal = jail.Signaled, int(ws.Signal())
+	} else {
+		r.Kind, r.ExitCode = jail.Exited, ws.ExitStatus()
+	}
+	return r
+}
+
+// The one difference: a print is there before the program goes on.
+func TestPythonLineBuffered(t *testing.T) {
+	m := newMaker(t)
+	out := newLines()
+	p := program(t, "python", "import sys, time\nprint('now', sys.stdout.line_buffering)\ntime.sleep(600)")
+	p.Stdout = out
+	j := prepare(t, m, testSpec())
+	done := make(chan error, 1)
+	go func() {
+		_, err := j.Run(t.Context(), p)
+		done <- err
+	}()
+	if got := out.next(t); got != "now True" {
+		t.Errorf("got %q", got)
+	}
+	if err := j.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestProbe(t *testing.T) {
+	m := newMaker(t)
+	got, err := m.Probe(t.Context(), testSpec())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range got {
+		if !r.Available || r.Version == "" || r.Problem != "" {
+			t.Errorf("%+v", r)
+		}
+	}
+	missing := Runtime{Command: "nosuchruntime"}
+	if err := m.probe(t.Context(), testSpec(), &missing); err != nil || missing.Available || missing.Problem == "" {
+		t.Errorf("%+v, %v", missing, err)
+	}
+}

@@ -1,0 +1,47 @@
+package jail
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestSourceProgram(t *testing.T) {
+	for language, want := range map[string]struct {
+		argv  string
+		path  string
+		owner Owner
+	}{
+		"python": {"python3 /home/x/main.py", "/home/x/main.py", OwnerProgram},
+		"node":   {"node /home/x/main.js", "/home/x/main.js", OwnerProgram},
+		"bash":   {"bash /run/bullpen/job/main.sh", "/run/bullpen/job/main.sh", OwnerInit},
+	} {
+		s := Source{Language: language, Code: "a\x00b", TraceID: "trc_1", Home: "/home/x", Env: map[string]string{"A": "1\n=2", "PIP_CACHE_DIR": "/mine"}}
+		p, err := s.Program()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(p.Argv, " "); got != want.argv {
+			t.Errorf("%s: argv %q", language, got)
+		}
+		if len(p.Files) != 1 || p.Files[0].Path != want.path || p.Files[0].Owner != want.owner || string(p.Files[0].Content) != s.Code {
+			t.Errorf("%s: files %+v", language, p.Files)
+		}
+		wantEnv := []string{
+			"A=1\n=2", "BULLPEN_TRACE_ID=trc_1", "HOME=/home/x", "LANG=C.UTF-8",
+			"NPM_CONFIG_CACHE=/tmp/.cache/npm", "NPM_CONFIG_PREFIX=/home/x/.local",
+			"PATH=/home/x/.local/bin:/home/x/node_modules/.bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+			"PIP_BREAK_SYSTEM_PACKAGES=1", "PIP_CACHE_DIR=/mine", "TMPDIR=/tmp", "USER=x",
+		}
+		if language == "python" {
+			wantEnv = append(wantEnv, "PYTHONPATH="+PythonDir)
+			slices.Sort(wantEnv)
+		}
+		if !slices.Equal(p.Env, wantEnv) || p.Dir != "/home/x" {
+			t.Errorf("%s: env %q", language, p.Env)
+		}
+	}
+	if _, err := (Source{Language: "perl"}).Program(); err == nil {
+		t.Error("perl accepted")
+	}
+}
