@@ -58,6 +58,13 @@ func (e *unimplementedError) Error() string {
 	return e.field + " is not implemented by this server yet; leave it out"
 }
 
+// acceptedError is a failure on our side after an execution was accepted. It may run, so no answer may make a client send it
+// again, as 503 would.
+type acceptedError struct{ err error }
+
+func (e *acceptedError) Error() string { return "after acceptance: " + e.err.Error() }
+func (e *acceptedError) Unwrap() error { return e.err }
+
 // answer is how an error is told to a client.
 type answer struct {
 	status     int
@@ -74,8 +81,12 @@ func answerTo(err error, plan proto.Plan) answer {
 		overPlan      *planError
 		tooLarge      *bodyTooLargeError
 		unimplemented *unimplementedError
+		accepted      *acceptedError
 	)
 	switch {
+	case errors.As(err, &accepted):
+		return answer{http.StatusInternalServerError, codeInternal, "something failed on our side after the execution was " +
+			"accepted; it may run, ask for it by its trace id", 0}
 	case errors.As(err, &field):
 		return answer{http.StatusBadRequest, codeValidation, field.Message, 0}
 	case errors.Is(err, errUnauthorized):
@@ -167,7 +178,10 @@ func (s *Server) handle(f func(w http.ResponseWriter, r *http.Request) error) ht
 			return
 		}
 		info := infoOf(r.Context())
-		if info.rec.status != 0 || r.Context().Err() != nil {
+		// The context of a request also ends when the deadline for its body passes; that client gets its answer.
+		var field *proto.FieldError
+		gone := r.Context().Err() != nil && !errors.As(err, &field)
+		if info.rec.status != 0 || gone {
 			info.err = err
 			panic(http.ErrAbortHandler)
 		}
@@ -177,9 +191,10 @@ func (s *Server) handle(f func(w http.ResponseWriter, r *http.Request) error) ht
 
 func writeJSON(w http.ResponseWriter, status int, body []byte) {
 	h := w.Header()
-	h.Set("Content-Type", "application/json")
+	h.Set("Content-Type", typeJSON)
+	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
-	_, _ = w.Write(body) // a client that is gone is none of our errors
+	_, _ = w.Write(body) //nolint:gosec // JSON is not read as HTML, and a client that is gone is none of our errors
 }

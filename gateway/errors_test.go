@@ -43,6 +43,7 @@ func TestAnswerTo(t *testing.T) {
 		{errExpired, free, 503, "service_unavailable", 1, ""},
 		{errUnknownState, free, 503, "service_unavailable", 2, ""},
 		{context.DeadlineExceeded, free, 503, "service_unavailable", 2, ""},
+		{&acceptedError{context.DeadlineExceeded}, free, 500, "internal", 0, ""},
 		{errNoAnswerInTime, free, 504, "gateway_timeout", 0, ""},
 	} {
 		for _, err := range []error{tt.err, fmt.Errorf("wrapped: %w", tt.err)} {

@@ -34,7 +34,7 @@ type admitted struct {
 func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
 	start := time.Now()
 	id := proto.NewTraceID()
-	ctx, span := s.startSpan(r, id)
+	ctx, span := s.Tracer.Start(proto.ContextWithTraceID(r.Context(), id), executeRoute, spanOptions(r)...)
 	defer func() {
 		if err != nil {
 			span.SetStatus(codes.Error, err.Error())
@@ -59,23 +59,28 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
 	w.Header().Set("X-Trace-Id", string(x.id))
 	switch job.Mode {
 	case proto.ModeAsync:
-		return answerAccepted(w, x.id)
+		answerAccepted(w, x.id)
+		return nil
 	case proto.ModeStreaming:
-		return s.answerStream(ctx, w, x)
+		err = s.answerStream(ctx, w, x)
 	default:
-		return s.answerInline(ctx, w, x)
+		err = s.answerInline(ctx, w, x)
 	}
+	if err == nil || errors.Is(err, errExpired) || errors.Is(err, errNoAnswerInTime) {
+		return err
+	}
+	return &acceptedError{err}
 }
 
-// startSpan starts the trace of an execution. It is always a new one, because its id and the execution's turn into each
-// other; the client's is linked.
-func (s *Server) startSpan(r *http.Request, id proto.TraceID) (context.Context, trace.Span) {
-	remote := propagation.TraceContext{}.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
+// spanOptions makes the span of an execution the start of a trace, because the ids of trace and execution turn into each
+// other. The client's trace is linked.
+func spanOptions(r *http.Request) []trace.SpanStartOption {
 	options := []trace.SpanStartOption{trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindServer)}
+	remote := propagation.TraceContext{}.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
 	if client := trace.SpanContextFromContext(remote); client.IsValid() {
 		options = append(options, trace.WithLinks(trace.Link{SpanContext: client}))
 	}
-	return s.Tracer.Start(proto.ContextWithTraceID(r.Context(), id), executeRoute, options...)
+	return options
 }
 
 // readJob reads the request, checks it and the plan's limits, and gives the job that it asks for with its hash.
@@ -226,11 +231,10 @@ func expired(r *proto.Record) bool {
 	return r.Result != nil && r.Result.ErrorCode != nil && *r.Result.ErrorCode == string(proto.CodeExpiredInQueue)
 }
 
-func answerAccepted(w http.ResponseWriter, id proto.TraceID) error {
+func answerAccepted(w http.ResponseWriter, id proto.TraceID) {
 	w.Header().Set("Location", "/v1/executions/"+string(id))
 	w.Header().Set("Preference-Applied", preferAsync)
 	writeJSON(w, http.StatusAccepted, []byte(`{"trace_id":"`+string(id)+`","status":"running"}`))
-	return nil
 }
 
 func (s *Server) answerInline(ctx context.Context, w http.ResponseWriter, x *admitted) error {

@@ -162,6 +162,27 @@ func (q *unsure) Submit(ctx context.Context, job *proto.Job) error {
 	return errors.Join(errors.New("no answer"), q.stub.Submit(ctx, job))
 }
 
+// What was accepted may run, so no failure after that may read like an invitation to send it again.
+func TestFailureAfterAcceptance(t *testing.T) {
+	for name, headers := range waitingModes {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t)
+			h.server.Jobs, h.server.Events = deaf{h.stub}, brokenEvents{}
+			a := h.execute(hello, headers...).want(500, "internal", "trace id")
+			if a.trace() != <-h.stub.submitted {
+				t.Errorf("X-Trace-Id %s", a.trace())
+			}
+		})
+	}
+}
+
+// deaf never hears of an end.
+type deaf struct{ *stub }
+
+func (deaf) Wait(context.Context, proto.TraceID) (*proto.Record, error) {
+	return nil, context.DeadlineExceeded
+}
+
 func TestPlans(t *testing.T) {
 	h := newHarness(t)
 	h.key = h.stub.addKey("acme", "free", proto.RightsExecute)

@@ -23,7 +23,7 @@ const timeLayout = "2006-01-02T15:04:05.000Z"
 // lookup finds the execution that the path names. One of another organisation is as unknown as one that never was.
 func (s *Server) lookup(r *http.Request) (*proto.Record, error) {
 	id, err := proto.ParseTraceID(chi.URLParam(r, "id"))
-	if err != nil {
+	if err != nil || !printable(string(id)) { // base64 reads over line breaks
 		return nil, proto.ErrNotFound
 	}
 	i := infoOf(r.Context())
@@ -213,7 +213,7 @@ func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
 
 // readyz tells whether executions would be taken and run, and if not what is missing.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
-	missing, message := "", ""
+	var missing, message string
 	ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
 	defer cancel()
 	stats, err := s.Jobs.Stats(ctx)

@@ -1,9 +1,11 @@
 package gateway
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -52,8 +54,11 @@ func newHarness(t *testing.T) *harness {
 	}
 	listener := &memListener{conns: make(chan net.Conn), closed: make(chan struct{})}
 	h.dial = listener.dial
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
 	h.http = &httptest.Server{Listener: listener, Config: &http.Server{
-		Handler: h.server.Handler(), ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
+		Handler: h.server.Handler(), Protocols: protocols, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
 	}}
 	h.http.Start()
 	h.client = &http.Client{
@@ -166,7 +171,7 @@ func (h *harness) send(r *http.Request) *reply {
 	if err != nil {
 		h.t.Fatalf("%s %s: %v", r.Method, r.URL.Path, err)
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
 		h.t.Fatalf("%s %s: read: %v", r.Method, r.URL.Path, err)
@@ -177,6 +182,31 @@ func (h *harness) send(r *http.Request) *reply {
 	}
 	a.validate(r)
 	return a
+}
+
+// raw sends an execute request whose headers end with rest, on a connection of its own, and reads the head of the answer.
+func (h *harness) raw(rest string) *http.Response {
+	h.t.Helper()
+	conn, err := h.dial()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() { _ = conn.Close() })
+	h.write(conn, rest)
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() { _ = resp.Body.Close() })
+	return resp
+}
+
+func (h *harness) write(conn net.Conn, rest string) {
+	h.t.Helper()
+	const head = "POST /v1/sandbox/execute HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n%s"
+	if _, err := fmt.Fprintf(conn, head, h.key, rest); err != nil {
+		h.t.Fatal(err)
+	}
 }
 
 // want checks the status, and for errors the code and that the message has the words.

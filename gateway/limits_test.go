@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -264,23 +263,28 @@ func TestBodyCap(t *testing.T) {
 		}
 	})
 	t.Run("shorter than its Content-Length", func(t *testing.T) {
-		conn, err := h.dial()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		go func() {
-			_, _ = fmt.Fprintf(conn, "POST /v1/sandbox/execute HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: 99999999999\r\n\r\n", h.key)
-		}()
-		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		if err != nil || resp.StatusCode != 413 {
-			t.Errorf("%v, %v", resp, err)
+		if resp := h.in(t).raw("Content-Length: 99999999999\r\n\r\n{"); resp.StatusCode != http.StatusRequestEntityTooLarge || !resp.Close {
+			t.Errorf("%v", resp)
 		}
 	})
 	t.Run("admin", func(t *testing.T) {
 		h := h.in(t)
 		h.do(http.MethodPost, "/v1/admin/keys", pad(DefaultMaxBody+1)).want(413, "payload_too_large", "body")
 	})
+}
+
+func TestBodyThatEndsEarly(t *testing.T) {
+	h := newHarness(t)
+	conn, err := h.dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.write(conn, "Content-Length: 100\r\n\r\n"+hello)
+	_ = conn.Close()
+	h.http.Close() // its handlers are done then
+	if len(h.stub.submitted) != 0 {
+		t.Error("half a request was submitted")
+	}
 }
 
 type spaces struct{}
@@ -296,7 +300,6 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 	h := newHarness(t)
 	for _, path := range []string{"/", "/v1", "/v1/", "/v1/nothing", "/v2/sandbox/execute", "/v1/sandbox/execute/", "/v1/executions", "/docs/nothing", "/v1/executions/trc_AbCdEfGhIjKlMnOpQrSt/x"} {
 		for _, method := range []string{"GET", "POST", "BREW"} {
-			t.Log(method, path)
 			h.do(method, path, "").want(404, "not_found")
 		}
 	}

@@ -94,9 +94,9 @@ func (s *Server) observe(next http.Handler) http.Handler {
 		r = r.WithContext(context.WithValue(r.Context(), infoKey{}, i))
 		defer func() {
 			failure := recover()
-			switch {
-			case failure == nil:
-			case failure == http.ErrAbortHandler:
+			switch failure {
+			case nil:
+			case http.ErrAbortHandler:
 				if i.rec.status == 0 {
 					i.rec.status = statusClientGone
 				}

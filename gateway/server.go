@@ -78,24 +78,24 @@ func (s *Server) Handler() http.Handler {
 		root.Method(http.MethodGet, "/metrics", s.Metrics)
 	}
 	s.routeDocs(root)
-	root.Route("/v1", s.routeV1)
+	root.Group(s.routeV1)
 	return root
 }
 
-// routeV1 is the execute API: everything that belongs to this surface and not to the whole server hangs here.
+// routeV1 is the execute API: everything that belongs to this surface and not to the whole server hangs here. It is not
+// mounted as a router of its own because the paths of a mounted one cannot be told from those that do not exist.
 func (s *Server) routeV1(r chi.Router) {
+	const prefix = "/v1"
+	r.Use(s.refuseWhenDraining, s.authenticate)
+	r.Post(prefix+"/sandbox/execute", s.handle(s.execute))
+	r.Get(prefix+"/executions/{id}", s.handle(s.getExecution))
+	r.Get(prefix+"/executions/{id}/output", s.handle(s.getOutput))
+	r.Post(prefix+"/executions/{id}/cancel", s.handle(s.cancelExecution))
 	r.Group(func(r chi.Router) {
-		r.Use(s.refuseWhenDraining, s.authenticate)
-		r.Post("/sandbox/execute", s.handle(s.execute))
-		r.Get("/executions/{id}", s.handle(s.getExecution))
-		r.Get("/executions/{id}/output", s.handle(s.getOutput))
-		r.Post("/executions/{id}/cancel", s.handle(s.cancelExecution))
-		r.Group(func(r chi.Router) {
-			r.Use(s.requireAllRights)
-			r.Post("/admin/keys", s.handle(s.createKey))
-			r.Get("/admin/keys", s.handle(s.listKeys))
-			r.Delete("/admin/keys/{id}", s.handle(s.revokeKey))
-		})
+		r.Use(s.requireAllRights)
+		r.Post(prefix+"/admin/keys", s.handle(s.createKey))
+		r.Get(prefix+"/admin/keys", s.handle(s.listKeys))
+		r.Delete(prefix+"/admin/keys/{id}", s.handle(s.revokeKey))
 	})
 }
 

@@ -1,6 +1,7 @@
 package proto
 
 import (
+	"maps"
 	"regexp"
 	"strings"
 	"unicode"
@@ -68,9 +69,7 @@ func CheckEnv(name, value string) error {
 func MergeEnv(levels ...map[string]string) (map[string]string, error) {
 	merged := make(map[string]string)
 	for _, level := range levels {
-		for name, value := range level {
-			merged[name] = value
-		}
+		maps.Copy(merged, level)
 	}
 	if len(merged) > MaxEnvVars {
 		return nil, fieldErrorf(envField, "must be at most %d variables, those of the key and the sandbox included; there are %d",

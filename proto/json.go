@@ -36,8 +36,7 @@ func decodeObject(body []byte, names ...string) (map[string][]byte, error) {
 		return nil, fieldErrorf(bodyField, "must be a JSON object, but it is empty")
 	}
 	if err := json.Unmarshal(body, new(anyJSON)); err != nil {
-		var syntax *json.SyntaxError
-		if errors.As(err, &syntax) {
+		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 			return nil, fieldErrorf(bodyField, "must be one JSON object: %v (at byte %d)", err, syntax.Offset)
 		}
 		return nil, fieldErrorf(bodyField, "must be one JSON object: %v", err)
@@ -51,6 +50,9 @@ func decodeObject(body []byte, names ...string) (map[string][]byte, error) {
 			if key == name {
 				members[name] = value
 			}
+		}
+		if key == "" {
+			key = `""`
 		}
 		return checkText(value, key)
 	})

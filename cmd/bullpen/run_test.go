@@ -15,8 +15,8 @@ import (
 
 // onWrite calls f at the first write.
 type onWrite struct {
-	bytes.Buffer
-	f func()
+	written bytes.Buffer
+	f       func()
 }
 
 func (w *onWrite) Write(p []byte) (int, error) {
@@ -24,7 +24,7 @@ func (w *onWrite) Write(p []byte) (int, error) {
 		w.f()
 		w.f = nil
 	}
-	return w.Buffer.Write(p)
+	return w.written.Write(p)
 }
 
 func TestInterruptCancelsAndTellsTheRest(t *testing.T) {
@@ -40,7 +40,7 @@ func TestInterruptCancelsAndTellsTheRest(t *testing.T) {
 	if !errors.As(err, &code) || code != exitInterrupted {
 		t.Errorf("error is %v, want exit code %d", err, exitInterrupted)
 	}
-	if got := out.String(); got != "one\n" {
+	if got := out.written.String(); got != "one\n" {
 		t.Errorf("standard output is %q, want what came before", got)
 	}
 	if !strings.Contains(errs.String(), "cancelled") {

@@ -144,7 +144,8 @@ func (s *stub) execute(w http.ResponseWriter, r *http.Request) {
 	case does == "inline" && streaming:
 		refuse(w, http.StatusTooManyRequests, "rate_limited", "Streaming execution requires a Pro or Enterprise plan.", "")
 	case does == "drops":
-		_, _ = w.Write(events(result(does), 0)[:230]) // in the middle of the third event
+		all, rest := events(result(does), 0), events(result(does), 2)
+		_, _ = w.Write(all[:len(all)-len(rest)+10]) // in the middle of the third event
 		_ = http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
 	case does == "runs":
@@ -194,7 +195,7 @@ func (s *stub) output(w http.ResponseWriter, r *http.Request) {
 		<-r.Context().Done()
 		return
 	}
-	_, _ = w.Write(events(result("fails"), after))
+	_, _ = w.Write(events(result(""), after))
 }
 
 func (s *stub) cancel(w http.ResponseWriter, r *http.Request) {

@@ -98,6 +98,9 @@ func (e *execution) decode(b proto.Batch) []event {
 		if err := json.Unmarshal(line, &ev); err != nil {
 			e.t.Fatalf("%q: %v", line, err)
 		}
+		if ev.Seq != b.First+int64(len(out)) {
+			e.t.Fatalf("event %d of a batch from %d has number %d", len(out), b.First, ev.Seq)
+		}
 		out = append(out, ev)
 	}
 	if len(out) == 0 || out[0].Seq != b.First || out[len(out)-1].Seq != b.Last {

@@ -69,6 +69,7 @@ type Tail struct {
 	dropped int    // live messages that overflowed the buffer
 	behind  bool   // the stream may hold events that were not given out
 	ended   bool
+	held    *proto.Batch // to be given out next
 }
 
 // Close ends the reading.
@@ -84,6 +85,10 @@ func (t *Tail) Next(ctx context.Context) (proto.Batch, error) {
 	for {
 		if t.ended {
 			return proto.Batch{}, io.EOF
+		}
+		if b := t.held; b != nil {
+			t.held = nil
+			return *b, nil
 		}
 		if t.behind {
 			b, err := t.catchUp(ctx)
@@ -210,12 +215,13 @@ func (t *Tail) give(first, last int64, lines []byte) proto.Batch {
 		}
 		lines = lines[i+1:]
 	}
-	if begins && first > 1 {
-		lines = append(proto.AppendStatusEvent(nil, t.id), lines...)
-		first = 1
-	}
 	t.sent = last
-	return proto.Batch{First: first, Last: last, Lines: lines}
+	b := proto.Batch{First: first, Last: last, Lines: lines}
+	if begins && first > 1 {
+		t.held = &b
+		return proto.Batch{First: 1, Last: 1, Lines: proto.AppendStatusEvent(nil, t.id)}
+	}
+	return b
 }
 
 // end gives out the result event, whatever number the reader is at.

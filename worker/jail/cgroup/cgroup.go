@@ -77,21 +77,35 @@ func open(root, instance string) (*Tree, error) {
 			return nil, err
 		}
 	}
-	for _, d := range t.dirs {
-		dir := filepath.Join(d, parentName, instance)
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return nil, fmt.Errorf("cgroup: make %s: %w: the worker must be allowed to make control groups below its own "+
-				"(root, /sys/fs/cgroup mounted read-write, with systemd Delegate=yes)", dir, err)
+	// Another worker may remove the common directory, empty, while we are about
+	// to use it.
+	for range 10 {
+		if err = t.makeDirs(); !errors.Is(err, fs.ErrNotExist) {
+			break
 		}
 	}
-	if t.version == 2 {
-		for _, d := range []string{filepath.Join(t.dirs[0], parentName), filepath.Join(t.dirs[0], parentName, instance)} {
-			if err := enable(d); err != nil {
-				return nil, err
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+func (t *Tree) makeDirs() error {
+	for _, d := range t.dirs {
+		for _, dir := range []string{filepath.Join(d, parentName), filepath.Join(d, parentName, t.instance)} {
+			if err := os.Mkdir(dir, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+				return fmt.Errorf("cgroup: %w: the worker must be allowed to make control groups below its own "+
+					"(root, /sys/fs/cgroup mounted read-write, with systemd Delegate=yes)", err)
+			}
+			if t.version == 1 {
+				continue
+			}
+			if err := enable(dir); err != nil {
+				return err
 			}
 		}
 	}
-	return t, nil
+	return nil
 }
 
 // Version is 1 or 2.
@@ -102,7 +116,7 @@ func (t *Tree) New(name string, l Limits) (*Group, error) {
 	g := &Group{version: t.version, ctl: t.ctl}
 	for _, d := range t.dirs {
 		dir := filepath.Join(d, parentName, t.instance, name)
-		if err := os.Mkdir(dir, 0o755); err != nil {
+		if err := os.Mkdir(dir, 0o750); err != nil {
 			return nil, errors.Join(fmt.Errorf("cgroup: make a group: %w", err), g.Remove())
 		}
 		g.dirs = append(g.dirs, dir)

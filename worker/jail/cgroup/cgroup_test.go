@@ -56,11 +56,13 @@ func TestLocate(t *testing.T) {
 	}{
 		"version 1": {
 			mountV1, "4:memory:/a/b\n3:pids:/\n2:cpu,cpuacct:/c\n0::/\n", 1,
-			[]string{"/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/pids", "/sys/fs/cgroup/cpu,cpuacct/c"}, "",
+			[]string{"/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/pids", "/sys/fs/cgroup/cpu,cpuacct/c"},
+			"",
 		},
 		"version 1 in a container that sees the host's paths": {
 			strings.ReplaceAll(mountV1, " / /sys/fs/cgroup/m", " /docker/x /sys/fs/cgroup/m"), "4:memory:/docker/x\n3:pids:/docker/x\n2:cpu,cpuacct:/\n", 1,
-			[]string{"/sys/fs/cgroup/memory", "/sys/fs/cgroup/pids/docker/x", "/sys/fs/cgroup/cpu,cpuacct"}, "",
+			[]string{"/sys/fs/cgroup/memory", "/sys/fs/cgroup/pids/docker/x", "/sys/fs/cgroup/cpu,cpuacct"},
+			"",
 		},
 		"version 2": {mountV2, "0::/system.slice/bullpen.service\n", 2, []string{"/sys/fs/cgroup/system.slice/bullpen.service"}, ""},
 		"version 2 outside of its namespace's root": {mountV2, "0::/../other\n", 2, []string{"/sys/fs/cgroup"}, ""},

@@ -25,7 +25,10 @@ func (t *Tree) Sweep(dead func(instance string) bool) ([]string, error) {
 			continue
 		}
 		for _, e := range entries {
-			if !e.IsDir() || e.Name() == t.instance || !(swept[e.Name()] || dead(e.Name())) {
+			if !e.IsDir() || e.Name() == t.instance {
+				continue
+			}
+			if !swept[e.Name()] && !dead(e.Name()) {
 				continue
 			}
 			swept[e.Name()] = true

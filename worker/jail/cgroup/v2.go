@@ -37,7 +37,7 @@ func (t *Tree) delegate() error {
 		return nil
 	}
 	leaf := filepath.Join(own, leafName)
-	if merr := os.Mkdir(leaf, 0o755); merr != nil && !errors.Is(merr, fs.ErrExist) {
+	if merr := os.Mkdir(leaf, 0o750); merr != nil && !errors.Is(merr, fs.ErrExist) {
 		return errors.Join(err, fmt.Errorf("cgroup: %w", merr))
 	}
 	// 0 is the process that writes.

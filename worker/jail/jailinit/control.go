@@ -1,8 +1,9 @@
 package main
 
 import (
-	"github.com/bullpen-run/bullpen/worker/jail/wire"
 	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
 // send writes a whole frame to the worker.

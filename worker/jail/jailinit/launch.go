@@ -4,8 +4,9 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/bullpen-run/bullpen/worker/jail/wire"
 	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
 // launch writes the program's files and starts it. The returned frame names

@@ -11,12 +11,14 @@
 package main
 
 import (
+	"errors"
 	"runtime"
 	"syscall"
 	"unsafe"
 
-	"github.com/bullpen-run/bullpen/worker/jail/wire"
 	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
 // Exit statuses of the init; nobody but a reader of nsjail's log sees them.
@@ -68,7 +70,7 @@ func confine() error {
 		return err
 	}
 	name := []byte("init\x00")
-	if err := unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name[0])), 0, 0, 0); err != nil {
+	if err := unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name[0])), 0, 0, 0); err != nil { //nolint:gosec // the kernel reads a string
 		return err
 	}
 	unix.Umask(0o022)
@@ -92,7 +94,7 @@ func confine() error {
 func resetIgnored() {
 	var act [4]uint64 // handler SIG_DFL, no flags, no restorer, empty mask
 	for _, sig := range []uintptr{1, 2} {
-		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&act[0])), 0, 8, 0, 0)
+		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&act[0])), 0, 8, 0, 0) //nolint:gosec // the kernel reads a struct
 	}
 }
 
@@ -106,7 +108,7 @@ func dropInheritable() error {
 	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
 		return err
 	}
-	for c := uintptr(0); c < 64; c++ {
+	for c := range uintptr(64) {
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err == unix.EINVAL {
 			break // past the last capability of this kernel
 		} else if err != nil {
@@ -129,7 +131,7 @@ func complain(step string, err error) {
 }
 
 func errno(err error) uint32 {
-	if e, ok := err.(syscall.Errno); ok {
+	if e, ok := errors.AsType[syscall.Errno](err); ok {
 		return uint32(e)
 	}
 	return uint32(syscall.EIO)

@@ -3,8 +3,9 @@ package main
 import (
 	"sync"
 
-	"github.com/bullpen-run/bullpen/worker/jail/wire"
 	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
 // program is the init's direct child.

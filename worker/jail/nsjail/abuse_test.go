@@ -14,9 +14,11 @@ func TestContained(t *testing.T) {
 	spec := testSpec()
 	spec.HomeBytes, spec.TmpBytes, spec.Inodes = 4<<20, 4<<20, 100
 	for _, tt := range []struct{ name, language, code, want string }{
-		{"identity", "bash", "id; cat /proc/self/uid_map | tr -s ' ' | cut -d' ' -f2,4", "uid=1000(baponi) gid=1000(baponi) groups=1000(baponi)\n0 1\n1000 1"},
-		{"no capability", "bash", "grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status | tr -s '\\t' ' '",
-			"CapInh: 0000000000000000\nCapPrm: 0000000000000000\nCapEff: 0000000000000000\nCapBnd: 0000000000000000\nCapAmb: 0000000000000000\nNoNewPrivs: 1\nSeccomp: 2"},
+		{"identity", "bash", "id; cat /proc/self/[ug]id_map | while read in out n; do echo $in $((out >= 1900000000)) $n; done", "uid=1000(baponi) gid=1000(baponi) groups=1000(baponi)\n0 1 1\n1000 1 1\n0 1 1\n1000 1 1"},
+		{
+			"no capability", "bash", "grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status | tr -s '\\t' ' '",
+			"CapInh: 0000000000000000\nCapPrm: 0000000000000000\nCapEff: 0000000000000000\nCapBnd: 0000000000000000\nCapAmb: 0000000000000000\nNoNewPrivs: 1\nSeccomp: 2",
+		},
 		{"only three descriptors", "bash", "cd /proc/self/fd; echo *; readlink 0", "0 1 2 255 3\n/dev/null"},
 		{"init is closed", "bash", "for f in fd/ environ mem maps root/ cwd/ exe stack syscall; do cat /proc/1/$f 2>&1 | grep -c 'denied\\|not permitted'; done | sort -u", "1"},
 		{"init cannot be killed", "bash", "kill -9 1; kill -15 1; kill -STOP 1; echo alive", "alive"},
@@ -50,8 +52,10 @@ import os; os._exit(0)`, "True"},
 		{"tmp is full", "python", "import errno\ntry: open('/tmp/x', 'wb').write(bytes(5 << 20))\nexcept OSError as e: print(e.errno == errno.ENOSPC)", "True"},
 		{"shm is full", "python", "import errno\ntry: open('/dev/shm/x', 'wb').write(bytes(5 << 20))\nexcept OSError as e: print(e.errno == errno.ENOSPC)", "True"},
 		{"inodes", "python", "import errno\nfor d in ('.', '/tmp', '/dev/shm'):\n  try:\n    for i in range(1000): open(f'{d}/{i}', 'w')\n  except OSError as e: print(e.errno == errno.ENOSPC)", "True\nTrue\nTrue"},
-		{"nothing else is writable", "bash", "find / -path /proc -prune -o -path /usr -prune -o -writable ! -type l -print 2>/dev/null | sort | tr '\\n' ' '; touch /data/x /run/bullpen/job/main.sh 2>&1 | wc -l",
-			"/dev/full /dev/null /dev/random /dev/shm /dev/urandom /dev/zero /home/baponi /tmp 2"},
+		{
+			"nothing else is writable", "bash", "find / -path /proc -prune -o -path /usr -prune -o -writable ! -type l -print 2>/dev/null | sort | tr '\\n' ' '; touch /data/x /run/bullpen/job/main.sh 2>&1 | wc -l",
+			"/dev/full /dev/null /dev/random /dev/shm /dev/urandom /dev/zero /home/baponi /tmp 2",
+		},
 		{"no network", "python", `
 import socket
 for host, port in (('1.1.1.1', 80), ('169.254.169.254', 80), ('127.0.0.1', 22)):

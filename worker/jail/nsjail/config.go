@@ -84,7 +84,7 @@ func selfFD(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
 type text struct{ strings.Builder }
 
-func (t *text) line(format string, args ...any) { fmt.Fprintf(t, format+"\n", args...) }
+func (t *text) line(format string, args ...any) { _, _ = fmt.Fprintf(t, format+"\n", args...) }
 
 // ids maps the init and the program, and nothing else, to two unprivileged ids.
 func (t *text) ids(key string, first int) {

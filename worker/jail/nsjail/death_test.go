@@ -13,8 +13,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/bullpen-run/bullpen/worker/jail"
 	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
 // victimEnv makes the test binary a worker that is about to be killed; its value

@@ -169,6 +169,11 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 	if _, err := m.Prepare(t.Context(), spec); err == nil {
 		t.Error("a jail without a limit on pids")
 	}
+	spec = testSpec()
+	spec.CPU = 1e12
+	if _, err := m.Prepare(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "cgroup") {
+		t.Errorf("got %v", err)
+	}
 	m.cfg.NsjailPath = "/bin/false"
 	if _, err := m.Prepare(t.Context(), testSpec()); err == nil || !strings.Contains(err.Error(), "the init did not start") {
 		t.Errorf("got %v", err)

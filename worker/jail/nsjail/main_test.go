@@ -10,8 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bullpen-run/bullpen/worker/jail"
 	"go.uber.org/goleak"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
 func TestMain(m *testing.M) {

@@ -15,9 +15,10 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
-	"golang.org/x/sys/unix"
 )
 
 // Defaults of Config.

@@ -8,9 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
-	"golang.org/x/sys/unix"
 )
 
 func TestOutcomes(t *testing.T) {
@@ -147,6 +148,33 @@ func TestCancel(t *testing.T) {
 	cancelled()
 	if _, err := m.Prepare(ctx, testSpec()); !errors.Is(err, context.Canceled) {
 		t.Errorf("prepare with a done context: %v", err)
+	}
+}
+
+// What was written before the end is handed over, however slowly it is taken,
+// and whoever wrote it.
+func TestOutputIsWhole(t *testing.T) {
+	m := newMaker(t)
+	const size = 8 << 20
+	r, w := io.Pipe()
+	p := program(t, "bash", "head -c 8388607 /dev/zero & wait; setsid sh -c 'printf x; kill -9 '$$; echo never")
+	p.Stdout = w
+	got := make(chan int, 1)
+	go func() {
+		n, buf := 0, make([]byte, 777)
+		for {
+			k, err := r.Read(buf)
+			n += k
+			if err != nil {
+				got <- n
+				return
+			}
+		}
+	}()
+	o, err := prepare(t, m, testSpec()).Run(t.Context(), p)
+	_ = w.Close()
+	if n := <-got; n != size || err != nil || o.Kind != jail.Signaled {
+		t.Errorf("%d bytes of %d, %+v, %v", n, size, o, err)
 	}
 }
 

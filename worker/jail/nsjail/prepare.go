@@ -12,10 +12,11 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
-	"golang.org/x/sys/unix"
 )
 
 // maxLog bounds what is read of nsjail's log, for an error message.

@@ -11,10 +11,11 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
-	"golang.org/x/sys/unix"
 )
 
 // sandbox is one jail. It is prepared by one goroutine, then used by one.
@@ -102,7 +103,9 @@ func (s *sandbox) kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.initFD > 0 {
-		_ = s.group.Unthrottle()
+		if s.ready {
+			_ = s.group.Unthrottle()
+		}
 		_ = unix.PidfdSendSignal(s.initFD, unix.SIGKILL, nil, 0)
 	} else if s.proc != nil {
 		_ = s.proc.Kill()

@@ -118,13 +118,13 @@ func copyTree(src, dst string) error {
 			if err != nil {
 				return err
 			}
-			return os.Symlink(target, to)
+			return os.Symlink(target, to) //nolint:gosec // the host's own /etc; nobody else writes there
 		case 0:
 			info, err := d.Info()
 			if err != nil || info.Mode()&0o004 == 0 {
 				return err
 			}
-			b, err := os.ReadFile(path)
+			b, err := os.ReadFile(path) //nolint:gosec // as above
 			if err != nil {
 				return err
 			}
@@ -137,7 +137,7 @@ func copyTree(src, dst string) error {
 // makeDirs makes dir and what is missing above it, below root.
 func makeDirs(root, dir string) error {
 	path := root
-	for _, part := range strings.Split(dir, "/") {
+	for part := range strings.SplitSeq(dir, "/") {
 		path = filepath.Join(path, part)
 		if err := makeDir(path, 0o755); err != nil {
 			return err
@@ -156,8 +156,8 @@ func makeDir(path string, mode fs.FileMode) error {
 
 // writeFile makes a file that everyone may read, whatever the umask.
 func writeFile(path string, content []byte) error {
-	if err := os.WriteFile(path, content, 0o644); err != nil {
+	if err := os.WriteFile(path, content, 0o644); err != nil { //nolint:gosec // the jail's uids must read it
 		return err
 	}
-	return os.Chmod(path, 0o644)
+	return os.Chmod(path, 0o644) //nolint:gosec // as above
 }

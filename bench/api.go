@@ -1,0 +1,171 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const (
+	executePath = "/v1/sandbox/execute"
+	// idleConnections is more than there are callers, so that each keeps its connection.
+	idleConnections = 64
+	maxErrorBody    = 4 << 10
+	programTimeout  = 60 // seconds
+)
+
+// api speaks to a server, as plainly as it can be spoken to: nothing is tried twice.
+type api struct {
+	url, key string
+	http     *http.Client
+}
+
+func newAPI(url, key string) *api {
+	return &api{strings.TrimRight(url, "/"), key, &http.Client{Transport: &http.Transport{
+		MaxIdleConns: idleConnections, MaxIdleConnsPerHost: idleConnections, DisableCompression: true,
+	}}}
+}
+
+func (a *api) do(ctx context.Context, method, path, accept string, body []byte) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, a.url+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, fmt.Errorf("make request: %w: check --url", err)
+	}
+	if a.key != "" {
+		req.Header.Set("Authorization", "Bearer "+a.key)
+	}
+	req.Header.Set("Accept", accept)
+	req.Header.Set("User-Agent", "bullpen-bench")
+	resp, err := a.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode == http.StatusOK {
+		return resp, nil
+	}
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
+	_ = resp.Body.Close()
+	return nil, errors.Join(fmt.Errorf("%s %s: HTTP %d: %s", method, path, resp.StatusCode, bytes.TrimSpace(text)), err)
+}
+
+func (a *api) get(ctx context.Context, path string) ([]byte, error) {
+	resp, err := a.do(ctx, http.MethodGet, path, "*/*", nil)
+	if err != nil {
+		return nil, err
+	}
+	body, err := io.ReadAll(resp.Body)
+	return body, errors.Join(err, resp.Body.Close())
+}
+
+func request(language proto.Language, code string) ([]byte, error) {
+	return json.Marshal(struct {
+		Language proto.Language `json:"language"`
+		Code     string         `json:"code"`
+		Timeout  int            `json:"timeout"`
+	}{language, code, programTimeout})
+}
+
+// execute runs a program inline.
+func (a *api) execute(ctx context.Context, language proto.Language, code string) (*proto.Result, string, error) {
+	body, err := request(language, code)
+	if err != nil {
+		return nil, "", err
+	}
+	resp, err := a.do(ctx, http.MethodPost, executePath, "application/json", body)
+	if err != nil {
+		return nil, "", err
+	}
+	id := resp.Header.Get("X-Trace-Id")
+	text, err := io.ReadAll(resp.Body)
+	if err := errors.Join(err, resp.Body.Close()); err != nil {
+		return nil, id, fmt.Errorf("execution %s: the answer broke off: %w", id, err)
+	}
+	result := new(proto.Result)
+	if err := json.Unmarshal(text, result); err != nil {
+		return nil, id, fmt.Errorf("execution %s: the answer is not understood: %w", id, err)
+	}
+	return result, id, nil
+}
+
+// streamed is a stream of events as it came. It is taken apart only afterwards, so that decoding does not slow it down.
+type streamed struct {
+	body  []byte
+	marks []mark
+}
+
+// mark says how much had come when.
+type mark struct {
+	bytes int
+	at    time.Duration // since the request was begun
+}
+
+// readPiece is what one read of a stream may bring.
+const readPiece = 256 << 10
+
+// stream runs a program and reads its events.
+func (a *api) stream(ctx context.Context, language proto.Language, code string, room int) (*streamed, error) {
+	s := &streamed{body: make([]byte, 0, room)}
+	began := time.Now()
+	body, err := request(language, code)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := a.do(ctx, http.MethodPost, executePath, "application/x-ndjson", body)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }() // it has been read
+	for {
+		if cap(s.body)-len(s.body) < readPiece {
+			s.body = append(make([]byte, 0, 2*cap(s.body)+readPiece), s.body...)
+		}
+		n, err := resp.Body.Read(s.body[len(s.body) : len(s.body)+readPiece])
+		s.body = s.body[:len(s.body)+n]
+		s.marks = append(s.marks, mark{len(s.body), time.Since(began)})
+		switch {
+		case errors.Is(err, io.EOF):
+			return s, nil
+		case err != nil:
+			return nil, fmt.Errorf("execution %s: the stream broke off: %w", resp.Header.Get("X-Trace-Id"), err)
+		}
+	}
+}
+
+// arrived says when the first n bytes had come.
+func (s *streamed) arrived(n int) time.Duration {
+	for _, m := range s.marks {
+		if m.bytes >= n {
+			return m.at
+		}
+	}
+	return 0
+}
+
+// metrics reads the server's figures that have no labels.
+func (a *api) metrics(ctx context.Context) (map[string]float64, error) {
+	text, err := a.get(ctx, "/metrics")
+	if err != nil {
+		return nil, fmt.Errorf("read the server's metrics: %w", err)
+	}
+	return parseMetrics(string(text)), nil
+}
+
+func parseMetrics(text string) map[string]float64 {
+	figures := map[string]float64{}
+	for line := range strings.Lines(text) {
+		name, value, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if v, err := strconv.ParseFloat(value, 64); ok && err == nil && !strings.ContainsAny(name, "#{") {
+			figures[name] = v
+		}
+	}
+	return figures
+}

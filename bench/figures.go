@@ -1,0 +1,113 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+)
+
+// The figures to reach.
+const (
+	targetAddedMS      = 1.5
+	targetFirstLineMS  = 30
+	targetMBPerSecond  = 20
+	targetIdleMemoryMB = 60
+)
+
+// figure is something measured beside what it should be.
+type figure struct {
+	Name     string   `json:"name"`
+	Target   string   `json:"target"`
+	Measured *float64 `json:"measured"` // null where it was not
+	Unit     string   `json:"unit"`
+	Met      *bool    `json:"met"` // null where it was not measured
+	Note     string   `json:"note,omitempty"`
+}
+
+func below(name string, limit float64, unit string) figure {
+	return figure{Name: name, Target: fmt.Sprintf("under %g %s", limit, unit), Unit: unit}
+}
+
+func (f figure) is(measured float64, met bool, note string) figure {
+	f.Measured, f.Met, f.Note = &measured, &met, note
+	return f
+}
+
+func (f figure) unknown(why string) figure {
+	f.Note = why
+	return f
+}
+
+// withErrors adds to a note how many runs failed.
+func withErrors(note string, s *summary) string {
+	if s.Errors > 0 {
+		note += fmt.Sprintf("; %d failed", s.Errors)
+	}
+	return note
+}
+
+func (r *report) figures() []figure {
+	var all []figure
+	added := below("added per execution, p50", targetAddedMS, "ms")
+	if len(r.Overhead) == 0 {
+		all = append(all, added.unknown(r.OverheadUnknown))
+	}
+	for _, o := range r.Overhead {
+		f := below("added per execution, p50, "+string(o.Language), targetAddedMS, "ms")
+		note := fmt.Sprintf("%d samples; jail made in %.1f ms, program run in %.1f ms", o.Added.Runs, o.Prepare.P50, o.Run.P50)
+		all = append(all, f.is(o.Added.P50, o.Added.P50 < targetAddedMS, note))
+	}
+	first := below("first streamed line of print(1), p50", targetFirstLineMS, "ms")
+	switch {
+	case r.FirstLine == nil:
+		all = append(all, first.unknown("python is unavailable"))
+	case r.FirstLine.Bullpen.Runs == 0:
+		all = append(all, first.unknown(r.FirstLine.Bullpen.FirstError))
+	default:
+		b := r.FirstLine.Bullpen
+		note := fmt.Sprintf("%d samples, p99 %.1f ms; bare %.1f ms", b.Runs, b.P99, r.FirstLine.Bare.P50)
+		all = append(all, first.is(b.P50, b.P50 < targetFirstLineMS, withErrors(note, b)))
+	}
+	for _, t := range r.Throughput {
+		f := figure{Name: "output, nothing lost: " + t.Program, Target: fmt.Sprintf("%d MB/s or more", targetMBPerSecond), Unit: "MB/s"}
+		if t.Bullpen.Runs == 0 {
+			all = append(all, f.unknown(t.Bullpen.FirstError))
+			continue
+		}
+		note := fmt.Sprintf("%d samples of 10 MB; bare %.0f MB/s; result after %.0f ms", t.Bullpen.Runs, t.BareMB, t.Result.P50)
+		if t.RSSPeak > 0 {
+			note += fmt.Sprintf("; server's memory %.0f -> %.0f MB at most", t.RSSBefore, t.RSSPeak)
+		}
+		met := t.BullpenMB >= targetMBPerSecond && t.Bullpen.Errors == 0
+		all = append(all, f.is(t.BullpenMB, met, withErrors(note, t.Bullpen)))
+	}
+	return append(all, r.memoryFigure())
+}
+
+func (r *report) memoryFigure() figure {
+	f := below("idle memory of the server", targetIdleMemoryMB, "MB")
+	if r.Memory == nil {
+		return f.unknown("only that of a server started here is known to be idle")
+	}
+	note := fmt.Sprintf("%s after the start; %.0f MB when idle again after all of this", idleFor, r.Memory.AfterMB)
+	return f.is(r.Memory.IdleMB, r.Memory.IdleMB < targetIdleMemoryMB, note)
+}
+
+// verdict says whether a figure was met.
+func (f figure) verdict() string {
+	switch {
+	case f.Met == nil:
+		return "not measured"
+	case *f.Met:
+		return "yes"
+	default:
+		return "no"
+	}
+}
+
+// value is the measured figure with its unit.
+func (f figure) value() string {
+	if f.Measured == nil {
+		return "-"
+	}
+	return strings.TrimSpace(fmt.Sprintf("%.2f %s", *f.Measured, f.Unit))
+}

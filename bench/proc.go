@@ -1,0 +1,140 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	kib         = 1024
+	mb          = 1e6
+	memoryEvery = 5 * time.Millisecond
+)
+
+// residentMB is the resident memory of a process.
+func residentMB(pid int) (float64, error) {
+	status, err := os.ReadFile(procPath(pid, "status"))
+	if err != nil {
+		return 0, fmt.Errorf("read the server's memory: %w", err)
+	}
+	n, err := strconv.ParseFloat(strings.TrimSuffix(field(string(status), "VmRSS"), " kB"), 64)
+	if err != nil {
+		return 0, fmt.Errorf("read the server's memory: %w", err)
+	}
+	return n * kib / mb, nil
+}
+
+// watchMemory looks at the resident memory of a process until the function that it returns is called, which gives what it was
+// at first and at most. Where there is no process they are 0.
+func watchMemory(pid int) func() (before, peak float64) {
+	if pid == 0 {
+		return func() (float64, float64) { return 0, 0 }
+	}
+	before, _ := residentMB(pid) // a process that has died shows in its answers
+	peak := before
+	quit := make(chan struct{})
+	var watcher sync.WaitGroup
+	watcher.Go(func() {
+		tick := time.NewTicker(memoryEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-quit:
+				return
+			case <-tick.C:
+				now, _ := residentMB(pid)
+				peak = max(peak, now)
+			}
+		}
+	})
+	return func() (float64, float64) {
+		close(quit)
+		watcher.Wait()
+		return before, peak
+	}
+}
+
+// field gives what follows "name:" in a text of such lines.
+func field(text, name string) string {
+	for line := range strings.Lines(text) {
+		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == name {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+func procPath(pid int, name string) string { return filepath.Join("/proc", strconv.Itoa(pid), name) }
+
+// process is one line of what runs on this machine.
+type process struct {
+	pid, parent int
+	name        string
+	zombie      bool
+}
+
+func (p process) String() string {
+	s := fmt.Sprintf("%s (pid %d)", p.name, p.pid)
+	if p.zombie {
+		s += ", dead and not waited for"
+	}
+	return s
+}
+
+// processes lists all processes that can be seen.
+func processes() ([]process, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	var all []process
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		stat, err := os.ReadFile(procPath(pid, "stat"))
+		if err != nil {
+			continue // gone meanwhile
+		}
+		if p, ok := parseStat(stat); ok {
+			all = append(all, p)
+		}
+	}
+	return all, nil
+}
+
+// parseStat reads "pid (name) state parent …"; the name may hold anything, also parentheses.
+func parseStat(stat []byte) (process, bool) {
+	open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
+	if open < 1 || end < open {
+		return process{}, false
+	}
+	rest := strings.Fields(string(stat[end+1:]))
+	if len(rest) < 2 {
+		return process{}, false
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(stat[:open])))
+	if err != nil {
+		return process{}, false
+	}
+	parent, err := strconv.Atoi(rest[1])
+	return process{pid, parent, string(stat[open+1 : end]), rest[0] == "Z"}, err == nil
+}
+
+// descendants gives the processes below pid, without itself.
+func descendants(all []process, pid int) []process {
+	var below []process
+	for _, p := range all {
+		if p.parent == pid && p.pid != pid {
+			below = append(append(below, p), descendants(all, p.pid)...)
+		}
+	}
+	return below
+}

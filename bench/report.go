@@ -1,0 +1,235 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"text/tabwriter"
+	"time"
+)
+
+const (
+	idleFor     = 3 * time.Second
+	syncs       = 200
+	quickSyncs  = 20
+	bulkRuns    = 5
+	resultsDir  = "bench/results"
+	latestName  = "latest.json"
+	timeForm    = "20060102T150405Z"
+	tablePad    = 2
+	reportForm  = 1 // raised when a field changes its meaning
+	remoteName  = "a server that was running"
+	startedName = "started for this"
+)
+
+// report is everything that was measured.
+type report struct {
+	Form            int          `json:"form"`
+	StartedAt       time.Time    `json:"started_at"`
+	Seconds         float64      `json:"seconds"`
+	Commit          string       `json:"commit"` // dev: none, or something was changed since
+	Server          string       `json:"server"`
+	Quick           bool         `json:"quick"`
+	CellSeconds     float64      `json:"seconds_per_side_of_a_cell"`
+	Machine         machine      `json:"machine"`
+	Cells           []cell       `json:"cells"`
+	Overhead        []overhead   `json:"overhead"`
+	OverheadUnknown string       `json:"overhead_unknown,omitempty"`
+	FirstLine       *firstLine   `json:"first_line"`
+	Throughput      []throughput `json:"throughput"`
+	Memory          *memory      `json:"memory"`
+	Figures         []figure     `json:"figures"`
+}
+
+// memory is the server's resident memory.
+type memory struct {
+	IdleMB  float64 `json:"idle_mb"`            // before the first execution
+	AfterMB float64 `json:"idle_after_load_mb"` // after the last
+}
+
+// benchmark measures everything, prints it and writes it down.
+func benchmark(ctx context.Context, t *target, o options, dir string, out, progress io.Writer) error {
+	r, err := measure(ctx, t, o, dir, progress)
+	if err != nil {
+		return err
+	}
+	if err := r.print(out); err != nil {
+		return fmt.Errorf("print the figures: %w", err)
+	}
+	return r.save(o.json, out)
+}
+
+func measure(ctx context.Context, t *target, o options, dir string, progress io.Writer) (*report, error) {
+	programs, missing, err := leastPrograms(dir)
+	if err != nil {
+		return nil, err
+	}
+	r := &report{
+		Form: reportForm, StartedAt: time.Now().UTC(), Commit: commit(ctx), Quick: o.quick, Server: startedName,
+		CellSeconds: o.duration.Seconds(), Machine: describe(ctx, programs),
+	}
+	if t.pid == 0 {
+		r.Server = remoteName
+	}
+	if err := r.idle(ctx, t, o, progress); err != nil {
+		return nil, err
+	}
+	r.Cells = compare(ctx, t.api, programs, missing, o.duration, progress)
+	_, _ = fmt.Fprintln(progress, "where the time goes …")
+	if r.Overhead, err = overheads(ctx, t, r.Cells); err != nil {
+		r.OverheadUnknown = err.Error()
+	}
+	_, _ = fmt.Fprintln(progress, "streams …")
+	runs := bulkRuns
+	if o.quick {
+		runs = 1
+	}
+	for _, p := range programs {
+		if p.output == leastOutput && p.code == "print(1)" {
+			r.FirstLine = measureFirstLine(ctx, t.api, p, 2*o.duration)
+		}
+	}
+	if r.Throughput, err = measureThroughput(ctx, t, dir, runs); err != nil {
+		return nil, err
+	}
+	if r.Memory != nil {
+		if r.Memory.AfterMB, err = idleMemory(ctx, t); err != nil {
+			return nil, err
+		}
+	}
+	if ctx.Err() != nil {
+		return nil, errors.New("interrupted: nothing was written")
+	}
+	r.Figures, r.Seconds = r.figures(), time.Since(r.StartedAt).Seconds()
+	return r, nil
+}
+
+// idle measures what must be measured before the server has anything to do.
+func (r *report) idle(ctx context.Context, t *target, o options, progress io.Writer) (err error) {
+	if t.pid == 0 {
+		return nil
+	}
+	_, _ = fmt.Fprintln(progress, "the idle server and the disk …")
+	r.Memory = new(memory)
+	if r.Memory.IdleMB, err = idleMemory(ctx, t); err != nil {
+		return err
+	}
+	times := syncs
+	if o.quick {
+		times = quickSyncs
+	}
+	r.Machine.DataFS = fileSystem(t.data)
+	r.Machine.Sync, err = measureSync(t.data, times)
+	return err
+}
+
+func idleMemory(ctx context.Context, t *target) (float64, error) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(idleFor):
+	}
+	return residentMB(t.pid)
+}
+
+// save writes the figures to path, or else beside those of earlier runs.
+func (r *report) save(path string, out io.Writer) error {
+	body, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode the figures: %w", err)
+	}
+	body = append(body, '\n')
+	paths := []string{path}
+	if path == "" {
+		if _, err := os.Stat(filepath.Dir(resultsDir)); err != nil {
+			return fmt.Errorf("find where results go: %w: run it in the root of the repository, or name a file with --json", err)
+		}
+		if err := os.MkdirAll(resultsDir, 0o750); err != nil {
+			return fmt.Errorf("make the directory of results: %w", err)
+		}
+		name := r.StartedAt.Format(timeForm) + "-" + r.Commit + ".json"
+		paths = []string{filepath.Join(resultsDir, name), filepath.Join(resultsDir, latestName)}
+	}
+	for _, p := range paths {
+		if err := replace(p, body); err != nil {
+			return fmt.Errorf("write the figures: %w", err)
+		}
+	}
+	_, err = fmt.Fprintf(out, "\nAll figures are in %s\n", paths[0])
+	return err
+}
+
+// replace writes a file whole or not at all.
+func replace(path string, body []byte) error {
+	tmp := path + ".tmp"
+	if err := os.WriteFile(tmp, body, 0o644); err != nil { //nolint:gosec // results are for everybody
+		return err
+	}
+	return os.Rename(tmp, path)
+}
+
+func (r *report) print(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, tablePad, ' ', 0)
+	line := func(format string, args ...any) { _, _ = fmt.Fprintf(t, format+"\n", args...) }
+	m := r.Machine
+	line("%s, %d cores, %d MB, Linux %s, cgroup v%d, %s, load %s", m.CPU, m.Cores, m.MemoryMB, m.Kernel, m.Cgroup, m.Go, m.Load)
+	for _, l := range languages {
+		if v, ok := m.Interpreters[l.name]; ok {
+			line("%s: %s", l.name, v)
+		}
+	}
+	if m.Sync != nil {
+		line("disk: %s, a durable write takes %.2f ms (p50), %.2f ms (p99) of %d", m.DataFS, m.Sync.P50, m.Sync.P99, m.Sync.Runs)
+	}
+	line("commit %s, %.1f s for each side, in turn", r.Commit, r.CellSeconds)
+	r.printCells(line)
+	r.printOverhead(line)
+	line("")
+	line("figure\ttarget\tmeasured\tmet\t")
+	for _, f := range r.Figures {
+		line("%s\t%s\t%s\t%s\t%s", f.Name, f.Target, f.value(), f.verdict(), f.Note)
+	}
+	return t.Flush()
+}
+
+func (r *report) printCells(line func(string, ...any)) {
+	line("")
+	line("\tcallers\tbare p50\tp99\truns/s\tof\tbullpen p50\tp99\truns/s\tof\tp50 ratio\truns/s ratio")
+	var notes []string
+	for _, c := range r.Cells {
+		if c.Unavailable != "" {
+			line("%s\tunavailable: %s", c.Language, c.Unavailable)
+			continue
+		}
+		a, b := c.Bare, c.Bullpen
+		line("%s\t%d\t%.2f ms\t%.2f ms\t%.0f\t%d\t%.2f ms\t%.2f ms\t%.0f\t%d\t%.2f\t%.2f", c.Language, c.Callers,
+			a.P50, a.P99, a.PerSecond, a.Runs, b.P50, b.P99, b.PerSecond, b.Runs, c.Ratio.P50, c.Ratio.PerSecond)
+		for name, s := range map[string]*summary{"bare": a, "bullpen": b} {
+			if s.Errors > 0 {
+				notes = append(notes, fmt.Sprintf("%s, %d callers, %s: %d runs failed, the first: %s", c.Language, c.Callers, name, s.Errors, s.FirstError))
+			}
+		}
+	}
+	for _, n := range notes {
+		line("%s", n)
+	}
+}
+
+func (r *report) printOverhead(line func(string, ...any)) {
+	line("")
+	if len(r.Overhead) == 0 {
+		line("where the time of one caller goes: not measured: %s", r.OverheadUnknown)
+		return
+	}
+	line("one caller, p50\tjail made\tprogram run\tadded\tof it inside the server\toutside\tadded p99\tof")
+	for _, o := range r.Overhead {
+		line("%s\t%.2f ms\t%.2f ms\t%.2f ms\t%.2f ms\t%.2f ms\t%.2f ms\t%d", o.Language, o.Prepare.P50, o.Run.P50,
+			o.Added.P50, o.Server.P50, o.Client.P50, o.Added.P99, o.Added.Runs)
+		if o.Unknown > 0 {
+			line("%s: %d runs are not in the server's log", o.Language, o.Unknown)
+		}
+	}
+}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+)
+
+// errorPause keeps a side that fails at once from doing nothing else.
+const errorPause = 50 * time.Millisecond
+
+// sample is one run that went well.
+type sample struct {
+	took time.Duration
+	id   string // the execution's, where there is one
+}
+
+// series are the runs of one side of a comparison. It is filled by block and read when nothing fills it any more.
+type series struct {
+	mu       sync.Mutex
+	samples  []sample
+	errors   int
+	firstErr error
+	elapsed  time.Duration // of all blocks
+}
+
+// runner runs a program once. Where it leaves the time out, that of the whole call counts.
+type runner func(ctx context.Context) (sample, error)
+
+// block has callers run one program after the other until d is over, each to its end.
+func (s *series) block(ctx context.Context, d time.Duration, callers int, run runner) {
+	began := time.Now()
+	var all sync.WaitGroup
+	for range callers {
+		all.Go(func() {
+			for ctx.Err() == nil && time.Since(began) < d {
+				s.once(ctx, run)
+			}
+		})
+	}
+	all.Wait()
+	s.elapsed += time.Since(began)
+}
+
+// once runs and notes how it went. A run that is broken off with ctx is not one.
+func (s *series) once(ctx context.Context, run runner) {
+	began := time.Now()
+	one, err := run(ctx)
+	if one.took == 0 {
+		one.took = time.Since(began)
+	}
+	switch {
+	case ctx.Err() != nil:
+	case err == nil:
+		s.mu.Lock()
+		s.samples = append(s.samples, one)
+		s.mu.Unlock()
+	default:
+		s.mu.Lock()
+		s.errors++
+		if s.firstErr == nil {
+			s.firstErr = err
+		}
+		s.mu.Unlock()
+		time.Sleep(errorPause)
+	}
+}
+
+// side is one side of a comparison.
+type side struct {
+	series
+	run runner
+}
+
+// alternate measures the sides in turn, a block each, until each has had total.
+func alternate(ctx context.Context, total, block time.Duration, callers int, sides ...*side) {
+	for spent := time.Duration(0); spent < total && ctx.Err() == nil; spent += block {
+		for _, s := range sides {
+			s.block(ctx, min(block, total-spent), callers, s.run)
+		}
+	}
+}
+
+// summary is what is told of a series, in milliseconds.
+type summary struct {
+	Runs       int     `json:"runs"`
+	Errors     int     `json:"errors"`
+	FirstError string  `json:"first_error,omitempty"`
+	P50        float64 `json:"p50_ms"`
+	P99        float64 `json:"p99_ms"`
+	Min        float64 `json:"min_ms"`
+	Max        float64 `json:"max_ms"`
+	PerSecond  float64 `json:"runs_per_second,omitempty"`
+	Seconds    float64 `json:"seconds,omitempty"` // measured
+}
+
+func (s *series) summary() *summary {
+	took := make([]float64, len(s.samples))
+	for i, one := range s.samples {
+		took[i] = millis(one.took)
+	}
+	sum := summarise(took)
+	sum.Errors, sum.Seconds = s.errors, s.elapsed.Seconds()
+	if s.firstErr != nil {
+		sum.FirstError = s.firstErr.Error()
+	}
+	if sum.Seconds > 0 {
+		sum.PerSecond = float64(sum.Runs) / sum.Seconds
+	}
+	return sum
+}
+
+// summarise sorts values, of which there may be none.
+func summarise(values []float64) *summary {
+	slices.Sort(values)
+	sum := &summary{Runs: len(values), P50: percentile(values, 50), P99: percentile(values, 99)}
+	if len(values) > 0 {
+		sum.Min, sum.Max = values[0], values[len(values)-1]
+	}
+	return sum
+}
+
+// percentile gives the smallest of the sorted values that at least p percent of them do not exceed; 0 of none.
+func percentile(sorted []float64, p int) float64 {
+	if len(sorted) == 0 {
+		return 0
+	}
+	rank := (p*len(sorted) + 99) / 100 // rounded up
+	return sorted[min(max(rank, 1), len(sorted))-1]
+}
+
+func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// ratio is a to b, 0 where there is none.
+func ratio(a, b float64) float64 {
+	if b == 0 {
+		return 0
+	}
+	return a / b
+}

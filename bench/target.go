@@ -1,0 +1,140 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const (
+	readyWithin = 30 * time.Second
+	readyPoll   = 50 * time.Millisecond
+	stopWithin  = 40 * time.Second // more than the server waits for its programs
+	logTail     = 4 << 10          // of the server's log, shown when it fails
+)
+
+// target is the server that is measured.
+type target struct {
+	*api
+	// Of a server that was started here; without one they are empty.
+	data, log string // paths
+	pid       int
+	cmd       *exec.Cmd
+	exited    chan struct{}
+}
+
+// openTarget starts a server with its data below dir, or takes the one that runs, and waits until it can run programs.
+func openTarget(ctx context.Context, o options, dir string) (*target, error) {
+	t := &target{api: newAPI(o.url, o.key)}
+	if o.url == "" {
+		var err error
+		if t, err = startServer(ctx, o.server, dir); err != nil {
+			return nil, err
+		}
+	}
+	if err := t.ready(ctx); err != nil {
+		return nil, errors.Join(err, t.close())
+	}
+	return t, nil
+}
+
+func startServer(ctx context.Context, program, dir string) (*target, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("find a free port: %w", err)
+	}
+	address := listener.Addr().String()
+	if err := listener.Close(); err != nil {
+		return nil, fmt.Errorf("find a free port: %w", err)
+	}
+	t := &target{
+		api:  newAPI("http://"+address, proto.NewKeySecret("local")),
+		data: filepath.Join(dir, "data"), log: filepath.Join(dir, "server.log"), exited: make(chan struct{}),
+	}
+	log, err := os.OpenFile(t.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("make the server's log: %w", err)
+	}
+	defer func() { _ = log.Close() }() // the child has its own descriptor
+	// Not with ctx: the server is stopped by a signal, and waited for.
+	t.cmd = exec.CommandContext(context.WithoutCancel(ctx), program, "serve",
+		"--listen", address, "--data", t.data, "--log-format", "json")
+	t.cmd.Stdout, t.cmd.Stderr = log, log
+	// Settings of whoever measures must not change what is measured, except where nsjail lies.
+	t.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "BULLPEN_BOOTSTRAP_KEY=" + t.key}
+	if nsjail, ok := os.LookupEnv("BULLPEN_NSJAIL"); ok {
+		t.cmd.Env = append(t.cmd.Env, "BULLPEN_NSJAIL="+nsjail)
+	}
+	t.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread() // the signal at our death follows the thread that started the child
+		err := t.cmd.Start()
+		started <- err
+		if err == nil {
+			_ = t.cmd.Wait() // close reads the state
+			close(t.exited)
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("start the server: %w: run `make build`, or name the program with --server", err)
+	}
+	t.pid = t.cmd.Process.Pid
+	return t, nil
+}
+
+// ready waits until the server can run programs.
+func (t *target) ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyWithin)
+	defer cancel()
+	for {
+		_, err := t.get(ctx, "/readyz")
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-t.exited:
+			return fmt.Errorf("the server ended: `bullpen doctor` says what this machine lacks; its log:\n%s", t.tail())
+		case <-ctx.Done():
+			return fmt.Errorf("the server was not ready within %s: %w%s", readyWithin, err, t.tail())
+		case <-time.After(readyPoll):
+		}
+	}
+}
+
+// close stops a server that was started here.
+func (t *target) close() error {
+	t.http.CloseIdleConnections()
+	if t.cmd == nil {
+		return nil
+	}
+	_ = t.cmd.Process.Signal(syscall.SIGTERM) // where it is gone already, its state tells more
+	kill := time.AfterFunc(stopWithin, func() { _ = t.cmd.Process.Kill() })
+	defer kill.Stop()
+	<-t.exited
+	if !t.cmd.ProcessState.Success() {
+		return fmt.Errorf("the server did not end in order (%s); its log:\n%s", t.cmd.ProcessState, t.tail())
+	}
+	return nil
+}
+
+func (t *target) tail() []byte {
+	if t.log == "" {
+		return nil
+	}
+	log, err := os.ReadFile(t.log)
+	if err != nil {
+		return []byte(err.Error())
+	}
+	return bytes.TrimSpace(log[max(0, len(log)-logTail):])
+}

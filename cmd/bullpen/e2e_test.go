@@ -1,0 +1,76 @@
+package main
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// TestE2E runs the built program with real jails and real HTTP, the same tests on each topology.
+func TestE2E(t *testing.T) {
+	p := buildPrograms(t)
+	for _, in := range topologies() {
+		t.Run(strings.ReplaceAll(in.name, " ", "-"), func(t *testing.T) {
+			t.Parallel()
+			t.Run("shared", func(t *testing.T) {
+				t.Parallel()
+				runShared(t, newWorld(t, p, in, allSlots, "--output-limit", "2MiB"))
+			})
+			for name, test := range ownWorld() {
+				t.Run(name, func(t *testing.T) {
+					t.Parallel()
+					test(t, p, in)
+				})
+			}
+		})
+	}
+	for name, test := range map[string]func(*testing.T, *programs){
+		"data-lock": testDataLock, "kill-everything": testKillEverything, "full-disk": testFullDisk, "drain-async": testDrainAsync,
+		"worker-killed": testWorkerKilled, "no-worker": testNoWorker, "two-gateways": testTwoGateways, "malformed": testMalformed,
+		"front-killed": testFrontKilled, "broker-killed": testBrokerKilled, "credentials": testCredentials,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, p)
+		})
+	}
+}
+
+// ownWorld are the tests that stop servers or fill them, each with a deployment of its own, on every topology.
+func ownWorld() map[string]func(*testing.T, *programs, topology) {
+	return map[string]func(*testing.T, *programs, topology){
+		"drain": testDrain, "drain-over": testDrainOver, "one-slot": testOneSlot,
+	}
+}
+
+// runShared runs what leaves a deployment as it was.
+func runShared(t *testing.T, w *world) {
+	for name, test := range map[string]func(*testing.T, *api){
+		"programs": testPrograms, "ways-to-die": testWaysToDie, "streaming": testStreaming, "eviction": testEviction,
+		"async": testAsync, "sse": testSSE, "record": testRecord, "cancel": testCancel, "limits-of-output": testOutputLimit,
+		"large": testLarge, "organisations": testOrganisations, "keys": testKeys, "free-plan": testFreePlan,
+		"idempotency": testIdempotency, "idempotency-at-once": testIdempotencyAtOnce, "health": testHealth, "routes": testRoutes,
+		"big-body": testBigBody, "slow-headers": testSlowHeaders, "many-at-once": testManyAtOnce,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, w.in(t))
+		})
+	}
+	t.Run("scripts", func(t *testing.T) { // scripts are parallel by themselves
+		testscript.Run(t, testscript.Params{
+			Dir:                 filepath.Join("testdata", "script", "e2e"),
+			RequireExplicitExec: true,
+			RequireUniqueNames:  true,
+			Setup: func(env *testscript.Env) error {
+				env.Setenv("PATH", w.programs.dir+string(filepath.ListSeparator)+env.Getenv("PATH"))
+				env.Setenv("BULLPEN_URL", w.base)
+				env.Setenv("BULLPEN_API_KEY", w.key)
+				env.Setenv("BULLPEN_NSJAIL", w.programs.nsjail)
+				return nil
+			},
+		})
+	})
+}

@@ -1,0 +1,96 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/go-chi/chi/v5"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+func TestDocumentIsValidAndWhole(t *testing.T) {
+	h := newHarness(t)
+	doc, err := openapi3.NewLoader().LoadFromData(h.do("GET", "/openapi.json", "").want(200, "").body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := doc.Validate(t.Context(), openapi3.EnableExamplesValidation()); err != nil {
+		t.Error(err)
+	}
+	if !strings.HasPrefix(doc.OpenAPI, "3.1.") || doc.Info.Version != "1.2.3" {
+		t.Errorf("OpenAPI %s of version %s", doc.OpenAPI, doc.Info.Version)
+	}
+	routes := map[string]bool{}
+	err = chi.Walk(h.http.Config.Handler.(chi.Routes), func(method, route string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {
+		if method != "HEAD" && !strings.HasPrefix(route, "/docs/") {
+			routes[method+" "+route] = true
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, item := range doc.Paths.Map() {
+		for method := range item.Operations() {
+			if !routes[method+" "+path] {
+				t.Errorf("%s %s is documented and does not exist", method, path)
+			}
+			delete(routes, method+" "+path)
+		}
+	}
+	for route := range routes {
+		t.Errorf("%s is not documented", route)
+	}
+}
+
+// The page must work without a network, and under the policy that it is served with.
+func TestDocsPage(t *testing.T) {
+	h := newHarness(t)
+	page := h.do("GET", "/docs", "").want(200, "")
+	policy := page.header.Get("Content-Security-Policy")
+	if !strings.Contains(policy, "script-src 'self';") || strings.Contains(string(page.body), "<script>") || strings.Contains(string(page.body), "//") {
+		t.Errorf("policy %q for\n%s", policy, page.body)
+	}
+	links := regexp.MustCompile(`(?:src|href)="([^"]+)"`).FindAllSubmatch(page.body, -1)
+	if len(links) != 4 {
+		t.Errorf("%d links", len(links))
+	}
+	for _, link := range links {
+		for _, encoding := range []string{"identity", "gzip"} {
+			if a := h.do("GET", "/"+string(link[1]), "", "Accept-Encoding", encoding).want(200, ""); len(a.body) == 0 {
+				t.Errorf("%s is empty", link[1])
+			}
+		}
+	}
+	if got := h.do("GET", "/docs/", "").header.Get("Location"); got != "/docs" {
+		t.Errorf("/docs/ leads to %q", got)
+	}
+}
+
+func TestHealth(t *testing.T) {
+	h := newHarness(t)
+	h.do("GET", "/healthz", "", "Authorization", "").want(200, "")
+	h.do("HEAD", "/healthz", "", "Authorization", "").want(200, "")
+	h.do("GET", "/readyz", "", "Authorization", "").want(200, "")
+	h.do("GET", "/metrics", "", "Authorization", "").want(200, "")
+	for missing, answer := range map[string]func(context.Context) (proto.QueueStats, error){
+		"worker": func(context.Context) (proto.QueueStats, error) { return proto.QueueStats{}, nil },
+		"queue":  func(context.Context) (proto.QueueStats, error) { return proto.QueueStats{Workers: 1}, errors.New("no") },
+	} {
+		h.stub.stats = answer
+		a := h.do("GET", "/readyz", "").want(503, "service_unavailable")
+		if a.json()["missing"] != missing || a.header.Get("Retry-After") == "" {
+			t.Errorf("%s missing: %s", missing, a.body)
+		}
+	}
+	h.server.Drain()
+	if a := h.do("GET", "/readyz", "").want(503, "service_unavailable"); a.json()["missing"] != "server" {
+		t.Errorf("draining: %s", a.body)
+	}
+}

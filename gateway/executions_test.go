@@ -1,0 +1,274 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// run executes a program that prints two lines and ends, and gives its id.
+func (h *harness) run() proto.TraceID {
+	h.t.Helper()
+	h.stub.finishAtOnce(proto.Exited(0), "a\n", "b\n")
+	return h.execute(hello).want(200, "").trace()
+}
+
+func TestExecutionJSON(t *testing.T) {
+	at := func(ms int64) *time.Time {
+		u := time.UnixMilli(1795000000000 + ms).In(time.FixedZone("x", 3600))
+		return &u
+	}
+	meta := proto.Meta{
+		TraceID: "trc_AbCdEfGhIjKlMnOpQrSt", Mode: proto.ModeAsync, Language: proto.Bash, Timeout: 60, CreatedAt: *at(0),
+		Org: "acme", Key: "key_1",
+	}
+	ended := proto.Signaled(9)
+	ended.Stdout, ended.Stderr, ended.DurationMS = "a\u0085\x00", "é", 21
+	full := meta
+	full.Mode, full.ThreadID, full.WebhookURL, full.Metadata = proto.ModeInline, "t", "https://example.com/", map[string]string{"k": "v"}
+	const null = `"webhook_url":null,"webhook_delivery_status":null,"error_code":null,"error_message":null,"language":"bash","timeout":60,"thread_id":null,"metadata":{},`
+	for name, tt := range map[string]struct {
+		record proto.Record
+		want   string
+	}{
+		"queued": {
+			proto.Record{Meta: meta, Status: proto.StatusQueued},
+			`"status":"queued","exit_code":null,"stdout":null,"stderr":null,"error":null,"duration_ms":0,"delivery_mode":"webhook","created_at":"2026-11-18T11:06:40.000Z","completed_at":null,` +
+				null + `"attempt":0,"queued_ms":9000,"output_truncated":false}`,
+		},
+		"running": {
+			proto.Record{Meta: meta, Status: proto.StatusRunning, Attempt: 1, StartedAt: at(4000)},
+			`"status":"running","exit_code":null,"stdout":null,"stderr":null,"error":null,"duration_ms":5000,"delivery_mode":"webhook","created_at":"2026-11-18T11:06:40.000Z","completed_at":null,` +
+				null + `"attempt":1,"queued_ms":4000,"output_truncated":false}`,
+		},
+		"ended": {
+			proto.Record{Meta: full, Status: proto.StatusFailed, Attempt: 2, StartedAt: at(4), CompletedAt: at(30), Result: &ended, OutputTruncated: true},
+			`"status":"failed","exit_code":137,"stdout":"a\u0085\u0000","stderr":"é","error":null,"duration_ms":21,"delivery_mode":"inline","created_at":"2026-11-18T11:06:40.000Z",` +
+				`"completed_at":"2026-11-18T11:06:40.030Z","webhook_url":"https://example.com/","webhook_delivery_status":null,"error_code":null,"error_message":null,` +
+				`"language":"bash","timeout":60,"thread_id":"t","metadata":{"k":"v"},"attempt":2,"queued_ms":4,"output_truncated":true}`,
+		},
+		"withdrawn, on a clock that is behind": {
+			proto.Record{Meta: meta, Status: proto.StatusFailed, CompletedAt: at(-5), Result: new(proto.Failure(proto.CodeExpiredInQueue, "m"))},
+			`"status":"failed","exit_code":-1,"stdout":"","stderr":"","error":"expired_in_queue","duration_ms":0,"delivery_mode":"webhook","created_at":"2026-11-18T11:06:40.000Z",` +
+				`"completed_at":"2026-11-18T11:06:39.995Z","webhook_url":null,"webhook_delivery_status":null,"error_code":"expired_in_queue","error_message":"m",` +
+				`"language":"bash","timeout":60,"thread_id":null,"metadata":{},"attempt":0,"queued_ms":0,"output_truncated":false}`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := appendExecution(nil, &tt.record, *at(9000))
+			if want := `{"trace_id":"trc_AbCdEfGhIjKlMnOpQrSt",` + tt.want; err != nil || string(got) != want {
+				t.Errorf("%v\n%s, want\n%s", err, got, want)
+			}
+		})
+	}
+}
+
+func TestGetExecution(t *testing.T) {
+	h := newHarness(t)
+	id := h.run()
+	a := h.do("GET", "/v1/executions/"+string(id), "").want(200, "")
+	if got := a.json(); got["trace_id"] != string(id) || got["stdout"] != "a\nb\n" || got["status"] != "success" || a.trace() != id {
+		t.Errorf("execution %v", got)
+	}
+	for wait, status := range map[string]int{"0": 200, "60": 200, "": 200, "61": 400, "-1": 400, "1.5": 400, "x": 400, "99999999999999999999": 400} {
+		if a := h.do("GET", "/v1/executions/"+string(id)+"?wait="+wait, ""); a.status != status {
+			t.Errorf("wait=%s: status %d, want %d", wait, a.status, status)
+		}
+	}
+}
+
+// What belongs to somebody else must look exactly like what does not exist.
+func TestOtherOrganisationsSeeNothing(t *testing.T) {
+	h := newHarness(t)
+	id := h.run()
+	h.key = h.stub.addKey("other", "enterprise", proto.RightsAll)
+	for _, route := range []string{"GET %s", "GET %s?wait=1", "GET %s/output", "POST %s/cancel"} {
+		method, path, _ := strings.Cut(route, " ")
+		foreign := h.do(method, fmt.Sprintf(path, "/v1/executions/"+string(id)), "", "X-Request-Id", "r").want(404, "not_found")
+		for _, unknown := range []string{string(proto.NewTraceID()), "x", "trc_", "trc_AbCdEfGhIjKlMnOpQrS%2e", "trc_AbCdEfGhIj%0AKlMnOpQrS"} {
+			a := h.do(method, fmt.Sprintf(path, "/v1/executions/"+unknown), "", "X-Request-Id", "r").want(404, "not_found")
+			a.header.Del("Date")
+			foreign.header.Del("Date")
+			if string(a.body) != string(foreign.body) || fmt.Sprint(a.header) != fmt.Sprint(foreign.header) {
+				t.Errorf("%s of %s: %v %s, but %v %s", route, unknown, a.header, a.body, foreign.header, foreign.body)
+			}
+		}
+	}
+	if h.stub.record(id).Cancelling {
+		t.Error("it was cancelled")
+	}
+}
+
+func TestOutput(t *testing.T) {
+	h := newHarness(t)
+	id := h.run()
+	status := `{"type":"status","trace_id":"` + string(id) + `","status":"running","seq":1}`
+	a, b := `{"type":"output","stream":"stdout","data":"a\n","seq":2}`, `{"type":"output","stream":"stdout","data":"b\n","seq":3}`
+	result := `{"type":"result","trace_id":"` + string(id) + `","status":"success","result":{"success":true,"stdout":"a\nb\n","stderr":"","exit_code":0,` +
+		`"error":null,"error_code":null,"error_message":null,"duration_ms":0,"stdout_truncated":false,"stderr_truncated":false},"output_truncated":false,"seq":4}`
+	lines := func(l ...string) string { return strings.Join(l, "\n") + "\n" }
+	for _, tt := range []struct{ query, accept, last, want string }{
+		{"", "", "", lines(status, a, b, result)},
+		{"?after_seq=0", "*/*", "", lines(status, a, b, result)},
+		{"?after_seq=2", typeNDJSON, "", lines(b, result)},
+		{"?after_seq=4", typeJSON, "", lines(result)},
+		{"?after_seq=9007199254740991", typeNDJSON, "1", lines(result)},
+		{"?after_seq=2", typeSSE, "", "id: 3\ndata: " + b + "\n\nid: 4\ndata: " + result + "\n\n"},
+		{"?after_seq=1", typeSSE, "2", "id: 3\ndata: " + b + "\n\nid: 4\ndata: " + result + "\n\n"},
+		{"", typeNDJSON + ";q=0.1, " + typeSSE, "3", "id: 4\ndata: " + result + "\n\n"},
+	} {
+		got := h.do("GET", "/v1/executions/"+string(id)+"/output"+tt.query, "", "Accept", tt.accept, "Last-Event-ID", tt.last).want(200, "")
+		if string(got.body) != tt.want || got.trace() != id {
+			t.Errorf("%+v: events\n%s", tt, got.body)
+		}
+		if strings.HasPrefix(tt.want, "id:") != (got.header.Get("Content-Type") == typeSSE) || got.header.Get("X-Accel-Buffering") != "no" {
+			t.Errorf("%+v: headers %v", tt, got.header)
+		}
+	}
+	for _, after := range []string{"-1", "x", "1.0", "9007199254740992"} {
+		h.do("GET", "/v1/executions/"+string(id)+"/output?after_seq="+after, "").want(400, "validation_error", "after_seq")
+	}
+	h.do("GET", "/v1/executions/"+string(id)+"/output", "", "Accept", typeSSE, "Last-Event-ID", "x").want(400, "validation_error", "Last-Event-ID")
+}
+
+// A stream that breaks must not look like one that ended.
+func TestBrokenStreamIsCutOff(t *testing.T) {
+	h := newHarness(t)
+	id := h.run()
+	h.server.Events = brokenEvents{}
+	resp, err := h.client.Do(h.request("GET", "/v1/executions/"+string(id)+"/output", ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	var sink strings.Builder
+	if err := resp.Write(&sink); err == nil {
+		t.Errorf("whole answer %s", sink.String())
+	}
+	h.http.Close()
+	if !strings.Contains(h.log.String(), "disk on fire") {
+		t.Error("the failure is not logged")
+	}
+}
+
+type brokenEvents struct{}
+
+func (brokenEvents) Follow(context.Context, proto.TraceID, int64) (Tail, error) {
+	return brokenEvents{}, nil
+}
+
+func (brokenEvents) Next(context.Context) (proto.Batch, error) {
+	return proto.Batch{}, errors.New("disk on fire")
+}
+func (brokenEvents) Close() {}
+
+func TestCancel(t *testing.T) {
+	h := newHarness(t)
+	cancel := func(id proto.TraceID) *reply {
+		return h.do("POST", "/v1/executions/"+string(id)+"/cancel", "", "Content-Type", typeJSON)
+	}
+	queued := h.execute(hello, "Prefer", "respond-async").trace()
+	if a := cancel(queued).want(202, ""); a.json()["status"] != "cancelling" {
+		t.Errorf("queued: %s", a.body)
+	}
+	if a := cancel(queued).want(200, ""); a.json()["status"] != "cancelled" {
+		t.Errorf("again: %s", a.body)
+	}
+	if a := h.do("GET", "/v1/executions/"+string(queued)+"/output", ""); strings.Count(string(a.body), "\n") != 1 {
+		t.Errorf("output of what was cancelled in the queue: %s", a.body)
+	}
+	running := h.execute(hello, "Prefer", "respond-async").trace()
+	h.stub.start(running)
+	if a := cancel(running).want(202, ""); string(a.body) != `{"trace_id":"`+string(running)+`","status":"cancelling"}` {
+		t.Errorf("running: %s", a.body)
+	}
+	if !h.stub.record(running).Cancelling {
+		t.Error("it is not being cancelled")
+	}
+	if a := cancel(h.run()).want(200, ""); a.json()["status"] != "success" {
+		t.Errorf("ended: %s", a.body)
+	}
+	h.server.Jobs = lateJobs{h.stub}
+	h.stub.onSubmit = nil
+	if a := cancel(h.execute(hello, "Prefer", "respond-async").trace()).want(200, ""); a.json()["status"] != "success" {
+		t.Errorf("ended in between: %s", a.body)
+	}
+}
+
+// lateJobs has executions that end just before they are cancelled.
+type lateJobs struct{ *stub }
+
+func (q lateJobs) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+	q.finish(id, proto.Exited(0))
+	return q.stub.Cancel(ctx, id)
+}
+
+func TestKeys(t *testing.T) {
+	h := newHarness(t)
+	made := h.do("POST", "/v1/admin/keys", `{"name":"ci","org":"beta","plan":"pro","created_at":"x"}`).want(201, "").json()
+	if made["rights"] != "execute" || made["org"] != "beta" || made["plan"] != "pro" || made["name"] != "ci" || made["revoked_at"] != nil {
+		t.Errorf("key %v", made)
+	}
+	secret, id := made["key"].(string), made["id"].(string)
+	list := h.do("GET", "/v1/admin/keys", "").want(200, "")
+	if strings.Contains(string(list.body), secret) || len(list.json()["keys"].([]any)) != 2 {
+		t.Errorf("keys %s", list.body)
+	}
+	h.stub.finishAtOnce(proto.Exited(0))
+	h.execute(hello, "Authorization", "Bearer "+secret).want(200, "")
+	for _, route := range []string{"POST /v1/admin/keys", "GET /v1/admin/keys", "DELETE /v1/admin/keys/" + id} {
+		method, path, _ := strings.Cut(route, " ")
+		h.do(method, path, `{}`, "Authorization", "Bearer "+secret).want(403, "forbidden")
+	}
+	if a := h.do("DELETE", "/v1/admin/keys/"+id, "").want(200, ""); a.json()["revoked_at"] == nil {
+		t.Errorf("revoked key %s", a.body)
+	}
+	h.execute(hello, "Authorization", "Bearer "+secret).want(401, "unauthorized")
+	h.do("DELETE", "/v1/admin/keys/nothing", "").want(404, "not_found")
+	if strings.Contains(h.log.String(), secret) {
+		t.Error("a key is in the log")
+	}
+}
+
+func TestKeyLimits(t *testing.T) {
+	h := newHarness(t)
+	with := func(field, value string) string {
+		m := map[string]string{"name": `"n"`, "org": `"o"`, "plan": `"free"`, "rights": `"all"`}
+		m[field] = value
+		return fmt.Sprintf(`{"name":%s,"org":%s,"plan":%s,"rights":%s}`, m["name"], m["org"], m["plan"], m["rights"])
+	}
+	for _, tt := range []struct {
+		field, value string
+		status       int
+	}{
+		{"name", `"` + strings.Repeat("é", 128) + `"`, 201},
+		{"name", `"` + strings.Repeat("é", 129) + `"`, 400},
+		{"name", `""`, 400},
+		{"name", `null`, 400},
+		{"name", `"a\u0000"`, 400},
+		{"name", `1`, 400},
+		{"org", `"` + strings.Repeat("a", 63) + `"`, 201},
+		{"org", `"` + strings.Repeat("a", 64) + `"`, 400},
+		{"org", `"A"`, 400},
+		{"org", `"a.b"`, 400},
+		{"org", `"a\n"`, 400},
+		{"plan", `"enterprise"`, 201},
+		{"plan", `"gold"`, 400},
+		{"plan", `null`, 400},
+		{"rights", `null`, 201},
+		{"rights", `"none"`, 400},
+		{"rights", `true`, 400},
+	} {
+		code := "validation_error"
+		if tt.status == 201 {
+			code = ""
+		}
+		h.do(http.MethodPost, "/v1/admin/keys", with(tt.field, tt.value)).want(tt.status, code, tt.field)
+	}
+}

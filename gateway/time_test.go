@@ -1,0 +1,312 @@
+package gateway
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// bubble runs a test on a clock of its own, which stands still while anything is done and jumps when all wait.
+func bubble(t *testing.T, f func(t *testing.T, h *harness)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { f(t, newHarness(t)) })
+}
+
+// begin sends a request whose answer is waited for later.
+func (h *harness) begin(r *http.Request) <-chan *reply {
+	answers := make(chan *reply, 1)
+	go func() { answers <- h.send(r) }()
+	return answers
+}
+
+func (h *harness) executeRequest(body string, headers ...string) *http.Request {
+	return h.request(http.MethodPost, "/v1/sandbox/execute", body, headers...)
+}
+
+var waitingModes = map[string][]string{"inline": {"Accept", typeJSON}, "streaming": {"Accept", typeNDJSON}}
+
+func TestQueueWait(t *testing.T) {
+	for name, headers := range waitingModes {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, h *harness) {
+				start := time.Now()
+				a := h.execute(hello, append(headers, "Idempotency-Key", "k")...).want(503, "service_unavailable", "withdrawn")
+				if took := time.Since(start); took != h.server.QueueWait {
+					t.Errorf("took %s", took)
+				}
+				if a.header.Get("Retry-After") != "1" {
+					t.Errorf("Retry-After %q", a.header.Get("Retry-After"))
+				}
+				if r := h.stub.record(a.trace()); !expired(&r) || r.Status != proto.StatusFailed {
+					t.Errorf("record %+v", r)
+				}
+				if h.stub.bound() != 0 {
+					t.Error("the idempotency key stays bound")
+				}
+			})
+		})
+		t.Run(name+", withdrawn by the queue itself", func(t *testing.T) {
+			bubble(t, func(t *testing.T, h *harness) {
+				answers := h.begin(h.executeRequest(hello, append(headers, "Idempotency-Key", "k")...))
+				h.stub.finish(<-h.stub.submitted, proto.Failure(proto.CodeExpiredInQueue, "m"))
+				(<-answers).want(503, "service_unavailable")
+				if h.stub.bound() != 0 {
+					t.Error("the idempotency key stays bound")
+				}
+			})
+		})
+		t.Run(name+", started at the last moment", func(t *testing.T) {
+			bubble(t, func(t *testing.T, h *harness) {
+				answers := h.begin(h.executeRequest(hello, headers...))
+				id := <-h.stub.submitted
+				time.Sleep(h.server.QueueWait - time.Millisecond)
+				h.stub.start(id)
+				time.Sleep(time.Minute)
+				h.stub.finish(id, proto.Exited(0))
+				(<-answers).want(200, "")
+			})
+		})
+	}
+}
+
+func TestGatewayTimeout(t *testing.T) {
+	bubble(t, func(t *testing.T, h *harness) {
+		start := time.Now()
+		answers := h.begin(h.executeRequest(`{"code":"1","timeout":5}`))
+		id := <-h.stub.submitted
+		h.stub.start(id)
+		a := (<-answers).want(504, "gateway_timeout")
+		if took := time.Since(start); took != 13*time.Second {
+			t.Errorf("took %s, want timeout + 8 s", took)
+		}
+		if a.trace() != id {
+			t.Errorf("X-Trace-Id %s", a.trace())
+		}
+		h.stub.finish(id, proto.Exited(0)) // it is recorded all the same
+		h.do("GET", "/v1/executions/"+string(id), "").want(200, "")
+	})
+}
+
+func TestKeepalive(t *testing.T) {
+	bubble(t, func(t *testing.T, h *harness) {
+		answers := h.begin(h.executeRequest(hello, "Accept", typeNDJSON))
+		id := <-h.stub.submitted
+		h.stub.start(id)
+		time.Sleep(keepalive - time.Millisecond)
+		synctest.Wait()
+		h.stub.output(id, proto.Stdout, "a")
+		time.Sleep(2*keepalive + time.Millisecond)
+		synctest.Wait()
+		h.stub.finish(id, proto.Exited(0))
+		var types []string
+		for line := range strings.Lines(string((<-answers).want(200, "").body)) {
+			kind, _, _ := strings.Cut(strings.TrimPrefix(line, `{"type":"`), `"`)
+			if kind == "keepalive" && line != `{"type":"keepalive","seq":2}`+"\n" {
+				t.Errorf("keepalive %q, want the seq of the event before it", line)
+			}
+			types = append(types, kind)
+		}
+		if got := strings.Join(types, " "); got != "status output keepalive keepalive result" {
+			t.Errorf("events %s", got)
+		}
+	})
+}
+
+func TestKeepaliveBeforeTheFirstEvent(t *testing.T) {
+	bubble(t, func(t *testing.T, h *harness) {
+		id := h.execute(hello, "Prefer", "respond-async").trace()
+		answers := h.begin(h.request("GET", "/v1/executions/"+string(id)+"/output", "", "Accept", typeSSE))
+		time.Sleep(keepalive + time.Millisecond)
+		synctest.Wait()
+		h.stub.finish(id, proto.Cancelled())
+		if got := string((<-answers).body); !strings.HasPrefix(got, "id: 0\ndata: {\"type\":\"keepalive\",\"seq\":0}\n\nid: 1\ndata: {\"type\":\"result\"") {
+			t.Errorf("events\n%s", got)
+		}
+	})
+}
+
+// Events must reach the client when they happen and not when a buffer is full.
+func TestEventsAreFlushed(t *testing.T) {
+	bubble(t, func(t *testing.T, h *harness) {
+		h.stub.onSubmit = func(job *proto.Job) { h.stub.start(job.TraceID) }
+		resp, err := h.client.Do(h.executeRequest(hello, "Accept", typeNDJSON))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = resp.Body.Close() }()
+		id, lines := <-h.stub.submitted, bufio.NewScanner(resp.Body)
+		for i := range 3 {
+			if !lines.Scan() {
+				t.Fatalf("event %d: %v", i, lines.Err())
+			}
+			h.stub.output(id, proto.Stdout, "x\n")
+		}
+		h.stub.finish(id, proto.Exited(0))
+	})
+}
+
+func TestClientGoes(t *testing.T) {
+	for name, headers := range waitingModes {
+		for _, started := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, started %t", name, started), func(t *testing.T) {
+				bubble(t, func(t *testing.T, h *harness) {
+					ctx, cancel := context.WithCancel(t.Context())
+					gone := make(chan error, 1)
+					r := h.executeRequest(hello, append(headers, "Idempotency-Key", "k")...).WithContext(ctx)
+					go func() {
+						resp, err := h.client.Do(r)
+						if err == nil {
+							_, err = io.Copy(io.Discard, resp.Body)
+							_ = resp.Body.Close()
+						}
+						gone <- err
+					}()
+					id := <-h.stub.submitted
+					if started {
+						h.stub.start(id)
+						time.Sleep(5 * time.Second) // past the wait for a worker
+					}
+					cancel()
+					if err := <-gone; !errors.Is(err, context.Canceled) {
+						t.Error(err)
+					}
+					synctest.Wait()
+					record := h.stub.record(id)
+					if started && record.Status != proto.StatusRunning {
+						t.Errorf("a started execution was ended: %+v", record)
+					}
+					if !started && (!expired(&record) || h.stub.bound() != 0) {
+						t.Errorf("a queued execution was not withdrawn: %+v", record)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestWaitForTheEnd(t *testing.T) {
+	bubble(t, func(t *testing.T, h *harness) {
+		id := h.execute(hello, "Prefer", "respond-async").trace()
+		h.stub.start(id)
+		start := time.Now()
+		if a := h.do("GET", "/v1/executions/"+string(id)+"?wait=60", "").want(200, ""); a.json()["status"] != "running" {
+			t.Errorf("execution %s", a.body)
+		}
+		if took := time.Since(start); took != time.Minute {
+			t.Errorf("waited %s", took)
+		}
+		answers := h.begin(h.request("GET", "/v1/executions/"+string(id)+"?wait=60", ""))
+		time.Sleep(time.Second)
+		h.stub.finish(id, proto.Exited(0))
+		if a := (<-answers).want(200, ""); a.json()["status"] != "success" {
+			t.Errorf("execution %s", a.body)
+		}
+	})
+}
+
+func TestSlowBody(t *testing.T) {
+	bubble(t, func(t *testing.T, h *harness) {
+		start := time.Now()
+		resp := h.raw("Content-Length: 100\r\n\r\n{")
+		text, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != http.StatusBadRequest || !resp.Close || !strings.Contains(string(text), "body must arrive within 30s") {
+			t.Errorf("%v, %s, %v", resp, text, err)
+		}
+		if took := time.Since(start); took != bodyTimeout {
+			t.Errorf("took %s", took)
+		}
+	})
+}
+
+// A client that stops reading loses its connection; the execution and the server do not mind.
+func TestSlowReader(t *testing.T) {
+	bubble(t, func(t *testing.T, h *harness) {
+		h.stub.finishAtOnce(proto.Exited(0), strings.Repeat("x", 4<<20))
+		for _, accept := range []string{typeJSON, typeNDJSON} {
+			start := time.Now()
+			resp, err := h.client.Do(h.executeRequest(hello, "Accept", accept))
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(writeTimeout + time.Second)
+			if n, err := io.Copy(io.Discard, resp.Body); err == nil || n > 1<<20 {
+				t.Errorf("%s: read %d bytes, %v after %s", accept, n, err, time.Since(start))
+			}
+			_ = resp.Body.Close()
+		}
+	})
+}
+
+// A deadline that passed on an idle connection must not hit its next request.
+func TestIdleConnectionIsGood(t *testing.T) {
+	bubble(t, func(t *testing.T, h *harness) {
+		dialed := 0
+		h.client.Transport.(*http.Transport).DialContext = func(context.Context, string, string) (conn net.Conn, err error) {
+			dialed++
+			return h.dial()
+		}
+		h.stub.finishAtOnce(proto.Exited(0))
+		for range 3 {
+			h.execute(hello, "Expect", "100-continue").want(200, "")
+			time.Sleep(2 * writeTimeout)
+		}
+		if dialed != 1 {
+			t.Errorf("%d connections", dialed)
+		}
+	})
+}
+
+func TestReadyzWithinASecond(t *testing.T) {
+	bubble(t, func(t *testing.T, h *harness) {
+		h.stub.stats = func(ctx context.Context) (proto.QueueStats, error) {
+			<-ctx.Done()
+			return proto.QueueStats{}, ctx.Err()
+		}
+		start := time.Now()
+		a := h.do("GET", "/readyz", "").want(503, "service_unavailable")
+		if took := time.Since(start); took != time.Second || a.json()["missing"] != "queue" {
+			t.Errorf("%s after %s", a.body, took)
+		}
+	})
+}
+
+// The deadlines are those of streams there, which end when theirs pass even if nothing is being written.
+func TestHTTP2(t *testing.T) {
+	bubble(t, func(t *testing.T, h *harness) {
+		protocols := new(http.Protocols)
+		protocols.SetUnencryptedHTTP2(true)
+		h.client.Transport.(*http.Transport).Protocols = protocols
+
+		stream := h.begin(h.executeRequest(`{"code":"1","timeout":3600}`, "Accept", typeNDJSON))
+		streamed := <-h.stub.submitted
+		h.stub.start(streamed)
+		inline := h.begin(h.executeRequest(`{"code":"1","timeout":3600}`))
+		waited := <-h.stub.submitted
+		h.stub.start(waited)
+		time.Sleep(10 * time.Minute)
+		h.stub.output(streamed, proto.Stdout, strings.Repeat("x", 1<<20))
+		h.stub.finish(streamed, proto.Exited(0))
+		h.stub.finish(waited, proto.Exited(0))
+		(<-inline).want(200, "")
+		if a := (<-stream).want(200, ""); !strings.Contains(string(a.body), `{"type":"result"`) {
+			t.Errorf("%d bytes with no result", len(a.body))
+		}
+
+		body, end := io.Pipe()
+		defer func() { _ = end.Close() }()
+		r := h.executeRequest("")
+		r.Body, r.ContentLength = body, -1
+		h.send(r).want(400, "validation_error", "body", "30s")
+		h.execute(hello+strings.Repeat(" ", DefaultMaxBody)).want(413, "payload_too_large")
+	})
+}

@@ -1,0 +1,126 @@
+package proto
+
+import (
+	"errors"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+func TestTraceID(t *testing.T) {
+	form := regexp.MustCompile(`^trc_[a-zA-Z0-9_-]{1,20}$`) // what clients accept
+	seen := map[TraceID]bool{}
+	for range 1000 {
+		id := NewTraceID()
+		if !form.MatchString(string(id)) || seen[id] {
+			t.Fatalf("trace id %s", id)
+		}
+		seen[id] = true
+		otel, err := id.OTel()
+		if err != nil || otel[0] == 0 {
+			t.Fatalf("OpenTelemetry id %x, %v", otel, err)
+		}
+		if back, ok := TraceIDFromOTel(otel); !ok || back != id {
+			t.Fatalf("%s comes back as %s", id, back)
+		}
+	}
+	if _, ok := TraceIDFromOTel([16]byte{1}); ok {
+		t.Error("a foreign OpenTelemetry id is taken for one of ours")
+	}
+	for _, bad := range []string{"", "trc_", "trc_short", "TRC_AbCdEfGhIjKlMnOpQrSt", "trc_AbCdEfGhIjKlMnOpQrS=", "trc_AbCdEfGhIjKlMnOpQrStu", "trc_AbCdEfGhIj\nKlMnOpQrS"} {
+		if _, err := ParseTraceID(bad); !errors.Is(err, ErrBadTraceID) {
+			t.Errorf("%q: %v", bad, err)
+		}
+		if _, err := TraceID(bad).OTel(); !errors.Is(err, ErrBadTraceID) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+func TestTraceIDInContext(t *testing.T) {
+	if _, ok := TraceIDFromContext(t.Context()); ok {
+		t.Error("a trace id from nowhere")
+	}
+	if id, ok := TraceIDFromContext(ContextWithTraceID(t.Context(), testTrace)); !ok || id != testTrace {
+		t.Errorf("trace id %s", id)
+	}
+}
+
+func TestResults(t *testing.T) {
+	for _, tt := range []struct {
+		result Result
+		exit   int
+		text   string
+		status Status
+		stream Status
+	}{
+		{Exited(0), 0, "", StatusSuccess, StatusSuccess},
+		{Exited(1), 1, "", StatusFailed, StatusFailed},
+		{Signaled(9), 137, "", StatusFailed, StatusFailed},
+		{TimedOut(30), -1, "execution timed out after 30s", StatusTimeout, StatusTimeout},
+		{Cancelled(), -1, "Cancelled by user", StatusCancelled, StatusCancelled},
+		{Failure(CodeMemory, ""), -1, "memory_limit_exceeded", StatusOOM, StatusFailed},
+		{Failure(CodeSeccomp, ""), -1, "security_policy_violation", StatusSeccomp, StatusFailed},
+		{Failure(CodeWorkerLost, ""), -1, "worker_lost", StatusFailed, StatusFailed},
+		{Failure(CodeExpiredInQueue, ""), -1, "expired_in_queue", StatusFailed, StatusFailed},
+	} {
+		text := ""
+		if tt.result.Error != nil {
+			text = *tt.result.Error
+		}
+		if tt.result.ExitCode != tt.exit || text != tt.text || tt.result.Status() != tt.status || tt.status.Stream() != tt.stream ||
+			tt.result.Success != (tt.exit == 0) || !tt.status.Terminal() {
+			t.Errorf("%+v: %s", tt, tt.result.Status())
+		}
+	}
+	if StatusQueued.Terminal() || StatusRunning.Terminal() {
+		t.Error("a job that has not ended is terminal")
+	}
+}
+
+func TestClasses(t *testing.T) {
+	for mode, class := range map[Mode]Class{ModeInline: ClassInteractive, ModeStreaming: ClassInteractive, ModeAsync: ClassBatch} {
+		if m := (Meta{Mode: mode}); m.Class() != class {
+			t.Errorf("class of %s is %s", mode, m.Class())
+		}
+	}
+}
+
+func TestKeyForm(t *testing.T) {
+	secret := NewKeySecret("local")
+	if err := CheckKeyForm(secret); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range []string{"", "sk-local-short", "sk-Local-" + strings.Repeat("a", 20), "sk--" + strings.Repeat("a", 20), secret + "\n", secret + strings.Repeat("a", MaxKeyBytes)} {
+		if err := CheckKeyForm(bad); !errors.Is(err, ErrBadKeyForm) {
+			t.Errorf("%.40q: %v", bad, err)
+		}
+	}
+	for _, s := range []string{secret, "sk-r-" + strings.Repeat("a", 20), "sk-" + strings.Repeat("r", 40) + "-" + strings.Repeat("a", 20)} {
+		if hint := KeyHint(s); len(hint) > 20 || !strings.HasPrefix(s, strings.Split(hint, "…")[0]) {
+			t.Errorf("hint %s", hint)
+		}
+	}
+}
+
+func TestPlans(t *testing.T) {
+	plans := Plans()
+	for i, p := range plans {
+		got, ok := PlanByName(p.Name)
+		if !ok || got != p {
+			t.Errorf("plan %s: %+v", p.Name, got)
+		}
+		if last := i == len(plans)-1; last != (p.Next == "") || (!last && p.Next != plans[i+1].Name) {
+			t.Errorf("after %s comes %q", p.Name, p.Next)
+		}
+	}
+	if _, ok := PlanByName("gold"); ok {
+		t.Error("there is a plan gold")
+	}
+}
+
+func TestRefusalSaysWhy(t *testing.T) {
+	if got := (&Refusal{Reason: RefusedConcurrency, Used: 5, Limit: 5}).Error(); !strings.Contains(got, "concurrency") || !strings.Contains(got, "5 of 5") {
+		t.Error(got)
+	}
+}
