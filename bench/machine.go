@@ -52,6 +52,16 @@ func describe(ctx context.Context, programs []program) machine {
 	return m
 }
 
+// busyLoad is the load, for each core, above which others take much of the machine.
+const busyLoad = 0.25
+
+// busy says that others used the machine when it began; that makes every figure worse.
+func (m machine) busy() bool {
+	first, _, _ := strings.Cut(m.Load, " ")
+	load, err := strconv.ParseFloat(first, 64)
+	return err == nil && load > busyLoad*float64(m.Cores)
+}
+
 // text is a small file's, empty where there is none.
 func text(path string) string {
 	b, _ := os.ReadFile(path)
@@ -92,7 +102,7 @@ func measureSync(dir string, times int) (*summary, error) {
 	}
 	defer func() {
 		_ = f.Close()
-		_ = os.Remove(f.Name())
+		_ = os.Remove(f.Name()) //nolint:gosec // in our own directory
 	}()
 	var took []float64
 	for range times {

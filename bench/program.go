@@ -81,7 +81,7 @@ func newProgram(dir string, language proto.Language, code string) (program, erro
 
 // lookPath finds the interpreter that a jail would find; the PATH of this process may lead to another one.
 func lookPath(name string) (string, error) {
-	for _, dir := range strings.Split(searchPath, ":") {
+	for dir := range strings.SplitSeq(searchPath, ":") {
 		path := filepath.Join(dir, name)
 		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
 			return path, nil

@@ -168,7 +168,7 @@ func replace(path string, body []byte) error {
 	if err := os.WriteFile(tmp, body, 0o644); err != nil { //nolint:gosec // results are for everybody
 		return err
 	}
-	return os.Rename(tmp, path)
+	return os.Rename(tmp, path) //nolint:gosec // where results go says who runs this
 }
 
 func (r *report) print(w io.Writer) error {
@@ -185,6 +185,9 @@ func (r *report) print(w io.Writer) error {
 		line("disk: %s, a durable write takes %.2f ms (p50), %.2f ms (p99) of %d", m.DataFS, m.Sync.P50, m.Sync.P99, m.Sync.Runs)
 	}
 	line("commit %s, %.1f s for each side, in turn", r.Commit, r.CellSeconds)
+	if m.busy() {
+		line("CAUTION: others were using the machine (load above); figures are worse than on a quiet one")
+	}
 	r.printCells(line)
 	r.printOverhead(line)
 	line("")

@@ -33,8 +33,11 @@ var soakPrograms = []struct {
 	language proto.Language
 	code     string
 }{
-	{proto.Bash, "echo 1"}, {proto.Bash, "echo 1"}, {proto.Python, "print(1)"},
-	{proto.Bash, "echo 1"}, {proto.Node, "console.log(1)"},
+	{proto.Bash, "echo 1"},
+	{proto.Bash, "echo 1"},
+	{proto.Python, "print(1)"},
+	{proto.Bash, "echo 1"},
+	{proto.Node, "console.log(1)"},
 	{proto.Bash, "setsid sleep 1000 > /dev/null 2>&1 & echo 1"},
 }
 

@@ -28,14 +28,17 @@ type series struct {
 // runner runs a program once. Where it leaves the time out, that of the whole call counts.
 type runner func(ctx context.Context) (sample, error)
 
-// block has callers run one program after the other until d is over, each to its end.
+// block has callers run one program after the other until d is over, each to its end and one at the least.
 func (s *series) block(ctx context.Context, d time.Duration, callers int, run runner) {
 	began := time.Now()
 	var all sync.WaitGroup
 	for range callers {
 		all.Go(func() {
-			for ctx.Err() == nil && time.Since(began) < d {
+			for {
 				s.once(ctx, run)
+				if ctx.Err() != nil || time.Since(began) >= d {
+					return
+				}
 			}
 		})
 	}

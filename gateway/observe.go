@@ -123,6 +123,9 @@ func (s *Server) logRequest(r *http.Request, i *info, took time.Duration) {
 		status = http.StatusOK
 	}
 	route := chi.RouteContext(r.Context()).RoutePattern()
+	if s.Done != nil {
+		s.Done(route, r.Method, status, took)
+	}
 	level := slog.LevelInfo
 	switch {
 	case status == http.StatusInternalServerError:

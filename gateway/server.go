@@ -36,7 +36,7 @@ const (
 )
 
 // Server answers HTTP requests. Its exported fields are set before Handler is called and not changed afterwards; all but
-// Metrics and UpgradeURL are needed. It is safe for concurrent use and starts no goroutines of its own.
+// Metrics, Done and UpgradeURL are needed. It is safe for concurrent use and starts no goroutines of its own.
 type Server struct {
 	Jobs     Jobs
 	Events   Events
@@ -48,6 +48,9 @@ type Server struct {
 	Tracer trace.Tracer
 	// Metrics answers GET /metrics; nil for none.
 	Metrics http.Handler
+	// Done is told of every request that was answered: the pattern of its route, its method, the status and the time taken;
+	// nil for nobody.
+	Done func(route, method string, status int, took time.Duration)
 
 	Sandbox     proto.Sandbox // what every execution may use
 	QueueWait   time.Duration // how long inline and streaming executions wait for a worker

@@ -16,7 +16,7 @@ func TestE2E(t *testing.T) {
 			t.Parallel()
 			t.Run("shared", func(t *testing.T) {
 				t.Parallel()
-				runShared(t, newWorld(t, p, in, allSlots, "--output-limit", "2MiB"))
+				runShared(t, newWorld(t, p, in, manySlots, "--output-limit", "2MiB", "--queue-wait", "1m"))
 			})
 			for name, test := range ownWorld() {
 				t.Run(name, func(t *testing.T) {

@@ -43,12 +43,12 @@ type world struct {
 }
 
 const (
-	noSlots   = -1
-	allSlots  = 8
+	noSlots   = 0  // no worker yet
+	manySlots = 16 // more than tests that run side by side hold
 	frontRole = "gateway,scheduler"
 )
 
-// newWorld deploys bullpen and returns when it is ready. With noSlots there is no worker yet.
+// newWorld deploys bullpen and returns when it is ready.
 func newWorld(t *testing.T, p *programs, in topology, slots int, args ...string) *world {
 	t.Helper()
 	w := &world{topology: in, programs: p, data: filepath.Join(t.TempDir(), "data"), args: args}

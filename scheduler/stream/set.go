@@ -24,7 +24,8 @@ const (
 	controlName  = "bullpen_control"
 )
 
-// BindingTTL is how long an idempotency key stands for its execution.
+// BindingTTL is how long an idempotency key stands for its execution, unless the execution's record is kept shorter: a key that
+// outlived the record would seem to be unused.
 const BindingTTL = 24 * time.Hour
 
 // A claim-checked body outlives what names it: a record by its retention, a job by the time it may be queued and run.
@@ -90,7 +91,7 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Set, error) {
 		cfg jetstream.KeyValueConfig
 	}{
 		{&s.Keys, jetstream.KeyValueConfig{Bucket: keysName}},
-		{&s.Bindings, jetstream.KeyValueConfig{Bucket: bindingsName, TTL: BindingTTL}},
+		{&s.Bindings, jetstream.KeyValueConfig{Bucket: bindingsName, TTL: min(BindingTTL, cfg.Retention)}},
 		{&s.Control, jetstream.KeyValueConfig{Bucket: controlName}},
 	}
 	for _, b := range buckets {

@@ -46,7 +46,7 @@ type Telemetry struct {
 func StartTelemetry(ctx context.Context, version string, log *slog.Logger) (*Telemetry, error) {
 	exporter, err := newSpanExporter(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("telemetry: %w; see the OTEL_… environment variables", err)
+		return nil, fmt.Errorf("telemetry: exporter %q: %w; see OTEL_TRACES_EXPORTER and its kin", os.Getenv("OTEL_TRACES_EXPORTER"), err)
 	}
 	res, err := resource.New(ctx,
 		resource.WithAttributes(attribute.String("service.name", "bullpen"), attribute.String("service.version", version)),

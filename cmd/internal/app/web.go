@@ -56,7 +56,8 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, *registry.Keys, 
 	}
 	return &gateway.Server{
 		Jobs: s.queue, Events: follow{s.events}, Keys: keys, KeyAdmin: keys, Bindings: &registry.Bindings{Set: s.set},
-		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Sandbox: s.sandbox(),
+		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone,
+		Sandbox:   s.sandbox(),
 		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, MaxBody: gateway.DefaultMaxBody,
 		UpgradeURL: s.cfg.UpgradeURL, Version: Version(),
 	}, keys, nil

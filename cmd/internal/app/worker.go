@@ -38,6 +38,7 @@ func (s *system) worker(ctx context.Context) (front part, base []part, err error
 			s.log.Warn("runtime not found, its programs cannot run here", "language", l)
 		}
 	}
+	s.metrics.CgroupVersion(maker.CgroupVersion())
 	slots := &queue.Slots{Set: s.set, Worker: s.instance, Total: s.cfg.SlotCount(), Log: s.log}
 	w := &worker.Worker{
 		Jobs:  jobs{slots},

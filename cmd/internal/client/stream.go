@@ -60,7 +60,7 @@ type stream struct {
 func (s *stream) run(ctx context.Context, next call) error {
 	wait := s.client.newBackOff()
 	for {
-		last := s.after
+		last, began := s.after, time.Now()
 		done, err := s.connect(ctx, next)
 		if done || err != nil {
 			return err
@@ -68,8 +68,8 @@ func (s *stream) run(ctx context.Context, next call) error {
 		if s.id == "" {
 			return errors.New("the stream broke off before it named its execution: whether the program ran is not known")
 		}
-		if s.after > last {
-			wait.Reset()
+		if s.after > last || time.Since(began) > longestPause {
+			wait.Reset() // it worked; patience is for connections that do not
 		}
 		pause := wait.NextBackOff()
 		if pause == backoff.Stop {

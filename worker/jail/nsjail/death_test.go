@@ -103,11 +103,12 @@ func TestWorkerDies(t *testing.T) {
 	if dirs, _ := filepath.Glob(dir + "/workers/*"); len(dirs) != 1 {
 		t.Errorf("directories %q", dirs)
 	}
+	family := strings.TrimSuffix(filepath.Base(m.dir), filepath.Ext(m.dir))
 	if err := m.Close(); err != nil {
 		t.Error(err)
 	}
 	for _, d := range ownGroups(t) {
-		if entries, _ := filepath.Glob(d + "/bullpen/*/1"); len(entries) != 0 {
+		if entries, _ := filepath.Glob(d + "/bullpen/" + family + ".*"); len(entries) != 0 {
 			t.Errorf("groups left: %q", entries)
 		}
 	}

@@ -48,8 +48,8 @@ print(socket.socket(socket.AF_UNIX).connect_ex('\0secret'))`
 	runCode(t, m, "python", look).want(t, jail.Exited, "[False, False, False]\n-1 -1 -1\n111")
 }
 
-// footprint is what this process and the host hold on a jail's behalf.
-func footprint(t *testing.T) map[string]int {
+// footprint is what this process and the host hold on m's behalf.
+func footprint(t *testing.T, m *Maker) map[string]int {
 	t.Helper()
 	count := func(pattern string) int {
 		names, err := filepath.Glob(pattern)
@@ -65,7 +65,7 @@ func footprint(t *testing.T) map[string]int {
 	}
 	f["mounts"] = strings.Count(string(mounts), "\n")
 	for _, d := range ownGroups(t) {
-		f["groups"] += count(d + "/bullpen/*/[0-9]*")
+		f["groups"] += count(d + "/bullpen/" + filepath.Base(m.dir) + "/[0-9]*")
 	}
 	tasks, err := filepath.Glob("/proc/self/task/*/children")
 	if err != nil {
@@ -90,7 +90,7 @@ func TestNothingIsLeftOutside(t *testing.T) {
 	}
 	once()
 	m.jails.Wait()
-	before := footprint(t)
+	before := footprint(t, m)
 	for i := range 300 {
 		switch i % 10 {
 		case 0:
@@ -108,7 +108,7 @@ func TestNothingIsLeftOutside(t *testing.T) {
 		}
 		m.jails.Wait()
 	}
-	if after := footprint(t); fmt.Sprint(after) != fmt.Sprint(before) {
+	if after := footprint(t, m); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("before %v, after %v", before, after)
 	}
 }

@@ -23,8 +23,9 @@ import (
 
 // Defaults of Config.
 const (
-	DefaultRunDir = "/run/bullpen"
-	DefaultHome   = "/home/baponi"
+	DefaultRunDir   = "/run/bullpen"
+	DefaultUIDLocks = "/run/bullpen/uids"
+	DefaultHome     = "/home/baponi"
 )
 
 // MinPids is the least Spec.Pids: the init's own threads are counted by the
@@ -38,8 +39,9 @@ const initTasks = 32
 // Config is what a Maker needs to know. Zero values mean the defaults.
 type Config struct {
 	NsjailPath string       // the executable; required
-	RunDir     string       // shared by all workers of a host, removed at boot; default /run/bullpen
+	RunDir     string       // shared by workers that sweep after each other; every uid must be able to pass through it; default /run/bullpen
 	UIDs       UIDs         // default DefaultUIDs
+	UIDLocks   string       // directory of the locks on UIDs, one for the whole host; default /run/bullpen/uids
 	Home       string       // the program's home; default /home/baponi
 	Log        *slog.Logger // default slog.Default()
 }
@@ -72,6 +74,9 @@ func Open(cfg Config) (*Maker, error) {
 	if m.cfg.RunDir == "" {
 		m.cfg.RunDir = DefaultRunDir
 	}
+	if m.cfg.UIDLocks == "" {
+		m.cfg.UIDLocks = DefaultUIDLocks
+	}
 	if m.cfg.Home == "" {
 		m.cfg.Home = DefaultHome
 	}
@@ -86,6 +91,10 @@ func Open(cfg Config) (*Maker, error) {
 	}
 	return m, nil
 }
+
+// CgroupVersion is the version of the control groups that hold jails to their
+// limits: 1 or 2.
+func (m *Maker) CgroupVersion() int { return m.tree.Version() }
 
 // Home is the program's home directory inside a jail.
 func (m *Maker) Home() string { return m.cfg.Home }
@@ -105,14 +114,23 @@ func (m *Maker) open() (err error) {
 	if m.null, err = os.Open(os.DevNull); err != nil {
 		return err
 	}
-	if m.uids, err = newUIDPool(m.cfg.UIDs, filepath.Join(m.cfg.RunDir, "uids")); err != nil {
+	if m.uids, err = newUIDPool(m.cfg.UIDs, m.cfg.UIDLocks); err != nil {
 		return err
 	}
 	if err := m.enter(); err != nil {
 		return err
 	}
-	m.binds, err = buildRoot(m.rootDir(), m.cfg.Home)
-	return err
+	if m.binds, err = buildRoot(m.rootDir(), m.cfg.Home); err != nil {
+		return err
+	}
+	// Where nsjail mounts a jail's root while it builds it. It looks for these,
+	// and would otherwise let a jail's uid make them in /tmp.
+	for _, name := range []string{"root", "tmp"} {
+		if err := makeDir("/run/user/nsjail.0."+name, 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (m *Maker) rootDir() string { return filepath.Join(m.dir, "root") }
@@ -125,7 +143,7 @@ func (m *Maker) check() error {
 	if err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
 		return fmt.Errorf("no nsjail at %q: run deploy/nsjail.sh, or name the executable", m.cfg.NsjailPath)
 	}
-	for _, p := range []string{m.cfg.RunDir, m.cfg.Home} {
+	for _, p := range []string{m.cfg.RunDir, m.cfg.UIDLocks, m.cfg.Home} {
 		if !filepath.IsAbs(p) || p != filepath.Clean(p) || p == "/" {
 			return fmt.Errorf("%q is not a clean absolute path", p)
 		}

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+const okResult = `{"type":"result","status":"success","result":{"success":true,"stdout":"ab\n","stderr":"","exit_code":0,"error":null},"seq":4}` + "\n"
+
+func TestDecodeStream(t *testing.T) {
+	status := `{"type":"status","trace_id":"trc_x","status":"running","seq":1}` + "\n"
+	a := `{"type":"output","stream":"stdout","data":"a","seq":2}` + "\n"
+	b := `{"type":"output","stream":"stdout","data":"b\n","seq":3}` + "\n"
+	keepalive := `{"type":"keepalive","seq":2}` + "\n"
+	s := &streamed{
+		body:  []byte(status + a + keepalive + b + okResult),
+		marks: []mark{{len(status), 1}, {len(status + a), 2}, {len(status + a + keepalive + b), 3}, {len(status+a+keepalive+b) + len(okResult), 4}},
+	}
+	e, err := s.decode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(e.output) != "ab\n" || e.outputs != 2 || e.result.Stdout != "ab\n" {
+		t.Errorf("decoded %q in %d events", e.output, e.outputs)
+	}
+	if first, last, whole := s.arrived(e.firstEnd), s.arrived(e.lastEnd), s.arrived(len(s.body)); first != 2 || last != 3 || whole != 4 {
+		t.Errorf("arrived after %d, %d and %d, want 2, 3 and 4", first, last, whole)
+	}
+	for name, body := range map[string]string{
+		"a lost event": status + b + okResult, "an event twice": status + a + a + b + okResult,
+		"no result": status + a + b, "half a line": status + a[:20], "nothing": "",
+	} {
+		if _, err := (&streamed{body: []byte(body)}).decode(); err == nil {
+			t.Errorf("%s was not noticed", name)
+		}
+	}
+}
+
+func TestBulkOutput(t *testing.T) {
+	out := bulkOutput()
+	if len(out) != bulkBytes || bytes.Count(out, []byte{'\n'}) != bulkLines || !bytes.HasSuffix(out, []byte("0100000\n")) {
+		t.Errorf("the bulk output has %d bytes", len(out))
+	}
+	for _, b := range bulkPrograms {
+		p, err := newProgram(t.TempDir(), b.language, b.code)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.output = string(out)
+		if _, err := p.bare(t.Context()); err != nil {
+			t.Errorf("%s: %v", b.name, err)
+		}
+	}
+}
+
+func TestBareProgramHasACleanEnvironment(t *testing.T) {
+	t.Setenv("NODE_EXTRA_CA_CERTS", "/nowhere")
+	p, err := newProgram(t.TempDir(), "bash", `echo "$NODE_EXTRA_CA_CERTS$BULLPEN_API_KEY$HOME"`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.output = p.dir + "\n"
+	if _, err := p.bare(t.Context()); err != nil {
+		t.Error(err)
+	}
+	p.output = "something else"
+	if _, err := p.bare(t.Context()); err == nil {
+		t.Error("wrong output was not noticed")
+	}
+}
+
+func TestOverheadIsWhatTheJailDoesNotExplain(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "log")
+	err := os.WriteFile(log, []byte(`not json
+{"msg":"execution ended","trace_id":"trc_a","prepare_ms":4.5,"run_ms":2.25,"duration_ms":2}
+{"msg":"request","trace_id":"trc_a","duration_ms":8.5}
+{"msg":"request","trace_id":"trc_other","duration_ms":1}
+{"msg":"request","trace_id":"trc_b","duration_ms":8.5}
+{"msg":"execution ended","trace_id":"trc_c"`), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]bool{"trc_a": true, "trc_b": true, "trc_c": true}
+	lines, err := readLog(log, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := takeApart(cell{Callers: 1, samples: []sample{
+		{9 * time.Millisecond, "trc_a"}, {9 * time.Millisecond, "trc_b"}, {9 * time.Millisecond, "trc_c"},
+	}}, lines)
+	if o.Added.Runs != 1 || o.Unknown != 2 {
+		t.Errorf("%d runs are known and %d are not, want 1 and 2", o.Added.Runs, o.Unknown)
+	}
+	if o.Added.P50 != 2.25 || o.Prepare.P50 != 4.5 || o.Run.P50 != 2.25 || o.Server.P50 != 1.75 || o.Client.P50 != .5 {
+		t.Errorf("added %v, prepare %v, run %v, inside %v, outside %v", o.Added.P50, o.Prepare.P50, o.Run.P50, o.Server.P50, o.Client.P50)
+	}
+}
+
+func TestParseStat(t *testing.T) {
+	p, ok := parseStat([]byte("42 (a) b (c) Z 7 1 1 0"))
+	if want := (process{42, 7, "a) b (c", true}); !ok || p != want {
+		t.Errorf("parsed %+v, want %+v", p, want)
+	}
+	for _, bad := range []string{"", "42", "42 (a", "x (a) S 1", "42 (a) S"} {
+		if _, ok := parseStat([]byte(bad)); ok {
+			t.Errorf("%q was taken", bad)
+		}
+	}
+	all := []process{{pid: 1}, {pid: 2, parent: 1}, {pid: 3, parent: 2}, {pid: 4, parent: 9}}
+	if got := descendants(all, 1); len(got) != 2 || got[0].pid != 2 || got[1].pid != 3 {
+		t.Errorf("below 1 there are %v", got)
+	}
+}
+
+func TestBusyMachine(t *testing.T) {
+	for load, want := range map[string]bool{"0.10 2.00 2.00 1/99 7": false, "1.20 0.10 0.10 1/99 7": true, "": false} {
+		if got := (machine{Cores: 2, Load: load}).busy(); got != want {
+			t.Errorf("load %q on 2 cores is busy: %v, want %v", load, got, want)
+		}
+	}
+}
+
+func TestParseMetrics(t *testing.T) {
+	got := parseMetrics("# HELP go_goroutines N\ngo_goroutines 52\nx{a=\"b\"} 3\nprocess_resident_memory_bytes 3.6e+07\n")
+	if want := map[string]float64{"go_goroutines": 52, "process_resident_memory_bytes": 3.6e7}; !maps.Equal(got, want) {
+		t.Errorf("parsed %v, want %v", got, want)
+	}
+}
+
+func TestLeaksAreWhatThereIsMoreOf(t *testing.T) {
+	before := &look{kinds: map[string][]string{kindFile: {"socket", "socket"}, kindMount: {"/a"}}, goroutines: 5}
+	after := &look{kinds: map[string][]string{kindFile: {"socket", "pipe", "pipe"}}, goroutines: 5}
+	leaks := before.leaks(after)
+	if len(leaks) != 1 || !leaks[kindFile] {
+		t.Errorf("leaks are %v, want descriptors only", leaks)
+	}
+	var out strings.Builder
+	before.printGrown(&out, after, kindFile)
+	if out.String() != "  +2 pipe\n" {
+		t.Errorf("printed %q", out.String())
+	}
+}
+
+func TestFiguresSayWhatWasNotMeasured(t *testing.T) {
+	r := &report{OverheadUnknown: "no log", Throughput: []throughput{{Program: "p", Bullpen: &summary{Errors: 1, FirstError: "lost"}}}}
+	for _, f := range r.figures() {
+		if f.verdict() != "not measured" || f.value() != "-" || f.Note == "" {
+			t.Errorf("%+v", f)
+		}
+	}
+	r = &report{
+		Overhead:  []overhead{{Language: "bash", Added: &summary{Runs: 9, P50: 1.5}, Prepare: &summary{}, Run: &summary{}}},
+		FirstLine: &firstLine{Bare: &summary{}, Bullpen: &summary{Runs: 1, P50: 29.9}}, Memory: &memory{IdleMB: 60},
+		Throughput: []throughput{{Program: "p", Bullpen: &summary{Runs: 1, Errors: 1}, Result: &summary{}, BullpenMB: 99}},
+	}
+	want := []string{"no", "yes", "no", "no"}
+	for i, f := range r.figures() {
+		if f.verdict() != want[i] {
+			t.Errorf("%s: %s, want %s", f.Name, f.verdict(), want[i])
+		}
+	}
+}
+
+func TestFlags(t *testing.T) {
+	for _, bad := range [][]string{{"--url", "http://x"}, {"--soak", "-1"}, {"--duration", "-1s"}, {"more"}, {"--soak", "1", "--url", "http://x", "--key", "k"}} {
+		t.Setenv("BULLPEN_API_KEY", "")
+		if _, err := parse(bad, io.Discard); err == nil {
+			t.Errorf("%v was taken", bad)
+		}
+	}
+	o, err := parse([]string{"--quick"}, io.Discard)
+	if err != nil || o.duration != quickCellDuration {
+		t.Errorf("--quick gives %+v, %v", o, err)
+	}
+}
+
+func TestReportIsWrittenWhole(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "out.json")
+	r := &report{Memory: &memory{}}
+	if err := r.save(path, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path + ".tmp"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("something was left beside the report: %v", err)
+	}
+	if err := r.print(io.Discard); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestPercentileIsARealSample(t *testing.T) {
+	hundred := make([]float64, 100)
+	for i := range hundred {
+		hundred[i] = float64(i + 1)
+	}
+	for _, c := range []struct {
+		values []float64
+		p      int
+		want   float64
+	}{
+		{nil, 50, 0},
+		{[]float64{7}, 50, 7},
+		{[]float64{7}, 99, 7},
+		{[]float64{1, 2}, 50, 1},
+		{[]float64{1, 2, 3}, 50, 2},
+		{[]float64{1, 2, 3, 4}, 50, 2},
+		{[]float64{1, 2, 3, 4}, 99, 4},
+		{hundred, 50, 50},
+		{hundred, 99, 99},
+		{hundred, 100, 100},
+		{append(hundred[:100:100], 101), 99, 100},
+	} {
+		if got := percentile(c.values, c.p); got != c.want {
+			t.Errorf("percentile %d of %v is %v, want %v", c.p, c.values, got, c.want)
+		}
+	}
+}
+
+func TestSummariseSortsFirst(t *testing.T) {
+	got := summarise([]float64{5, 1, 3})
+	if want := (summary{Runs: 3, P50: 3, P99: 5, Min: 1, Max: 5}); *got != want {
+		t.Errorf("summary is %+v, want %+v", *got, want)
+	}
+}
+
+func TestRatioOfNothing(t *testing.T) {
+	if got := ratio(1, 0); got != 0 {
+		t.Errorf("1 to 0 is %v, want 0", got)
+	}
+}
+
+func TestFailedRunsAreNoSamples(t *testing.T) {
+	broken := errors.New("broken")
+	var s series
+	s.once(t.Context(), func(context.Context) (sample, error) { return sample{id: "a", took: time.Second}, nil })
+	s.once(t.Context(), func(context.Context) (sample, error) { return sample{took: time.Minute}, broken })
+	s.elapsed = 2 * time.Second
+	got := s.summary()
+	want := summary{Runs: 1, Errors: 1, FirstError: "broken", P50: 1000, P99: 1000, Min: 1000, Max: 1000, PerSecond: .5, Seconds: 2}
+	if *got != want {
+		t.Errorf("summary is %+v, want %+v", *got, want)
+	}
+}
+
+func TestBrokenOffRunIsNothing(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var s series
+	s.once(ctx, func(context.Context) (sample, error) { cancel(); return sample{}, context.Canceled })
+	if len(s.samples) != 0 || s.errors != 0 {
+		t.Errorf("%d samples and %d errors, want none", len(s.samples), s.errors)
+	}
+}
+
+func TestAlternateTakesTurns(t *testing.T) {
+	var order []string
+	turn := func(name string) *side {
+		return &side{run: func(context.Context) (sample, error) {
+			if n := len(order); n == 0 || order[n-1] != name {
+				order = append(order, name)
+			}
+			time.Sleep(time.Millisecond)
+			return sample{}, nil
+		}}
+	}
+	a, b := turn("a"), turn("b")
+	alternate(t.Context(), 20*time.Millisecond, 10*time.Millisecond, 1, a, b)
+	if len(order) != 4 || order[0] != "a" || order[1] != "b" || order[2] != "a" {
+		t.Errorf("the turns were %v, want a b a b", order)
+	}
+	if a.elapsed < 20*time.Millisecond || len(a.samples) == 0 {
+		t.Errorf("a had %s and %d samples", a.elapsed, len(a.samples))
+	}
+}
+
+func TestBlockUsesAllCallers(t *testing.T) {
+	const callers = 4
+	var inside, most atomic.Int32
+	all := make(chan struct{})
+	var s series
+	s.block(t.Context(), time.Nanosecond, callers, func(context.Context) (sample, error) {
+		if n := inside.Add(1); n == callers {
+			close(all)
+		}
+		<-all
+		most.Store(max(most.Load(), inside.Load()))
+		return sample{}, nil
+	})
+	if most.Load() != callers || len(s.samples) != callers {
+		t.Errorf("%d callers at once and %d samples, want %d", most.Load(), len(s.samples), callers)
+	}
+}

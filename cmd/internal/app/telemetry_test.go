@@ -1,0 +1,156 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+func TestTraceIDsTurnIntoEachOther(t *testing.T) {
+	for name, exporter := range map[string]string{"no exporter": "", "an exporter": "console"} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("OTEL_TRACES_EXPORTER", exporter)
+			telemetry, err := StartTelemetry(t.Context(), "test", slog.New(slog.DiscardHandler))
+			if err != nil {
+				t.Fatal(err)
+			}
+			id := proto.NewTraceID()
+			ctx, span := telemetry.Tracers.Tracer("test").Start(proto.ContextWithTraceID(t.Context(), id), "execute", trace.WithNewRoot())
+			_, child := telemetry.Tracers.Tracer("test").Start(ctx, "run")
+			for _, s := range []trace.Span{span, child} {
+				if got, ok := proto.TraceIDFromOTel(s.SpanContext().TraceID()); !ok || got != id {
+					t.Errorf("trace id is %s (%v), want %s", got, ok, id)
+				}
+				if s.IsRecording() != (exporter != "") {
+					t.Errorf("recording is %v", s.IsRecording())
+				}
+				s.End()
+			}
+			_, other := telemetry.Tracers.Tracer("test").Start(t.Context(), "other")
+			if !other.SpanContext().IsValid() {
+				t.Error("a span without an execution has no id")
+			}
+			other.End()
+			if err := telemetry.Shutdown(context.WithoutCancel(t.Context())); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestWrongExporterIsNamed(t *testing.T) {
+	t.Setenv("OTEL_TRACES_EXPORTER", "nonsense")
+	if _, err := StartTelemetry(t.Context(), "test", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "nonsense") {
+		t.Errorf("error is %v", err)
+	}
+}
+
+func scrape(t *testing.T, m *Metrics) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	m.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if w.Code != 200 {
+		t.Fatalf("status %d: %s", w.Code, w.Body)
+	}
+	return w.Body.String()
+}
+
+func TestMetrics(t *testing.T) {
+	fail := errors.New("no answer")
+	var err error
+	m := NewMetrics(func(ctx context.Context) (proto.QueueStats, error) {
+		if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) > statsTimeout {
+			t.Error("a scrape may wait for ever")
+		}
+		return proto.QueueStats{Workers: 2, Slots: 16, FreeSlots: 15, Queued: 7, Running: 1, OldestQueue: 2.5}, err
+	})
+	created := time.Now()
+	started := created.Add(1500 * time.Microsecond)
+	r := proto.Exited(1)
+	r.Stdout, r.DurationMS = "12345", 40
+	m.ExecutionDone(&proto.Record{
+		Meta:   proto.Meta{Language: proto.Bash, Mode: proto.ModeAsync, CreatedAt: created},
+		Status: proto.StatusFailed, StartedAt: &started, Result: &r,
+	})
+	m.ExecutionDone(&proto.Record{Meta: proto.Meta{Language: proto.Node}, Status: proto.StatusCancelled}) // never started
+	m.HTTPDone("/v1/executions/{id}", "GET", 404, time.Millisecond)
+	m.HTTPDone("", "BREW", 405, time.Millisecond)
+	m.CgroupVersion(2)
+	got := scrape(t, m)
+	for _, want := range []string{
+		"bullpen_queue_up 1", "bullpen_queue_depth 7", "bullpen_queue_oldest_seconds 2.5", "bullpen_workers 2", "bullpen_slots 16",
+		"bullpen_slots_free 15", "bullpen_running 1", "bullpen_cgroup_version 2", "bullpen_output_bytes_total 5",
+		`bullpen_executions_total{language="bash",status="failed"} 1`,
+		`bullpen_executions_total{language="node",status="cancelled"} 1`,
+		`bullpen_start_seconds_bucket{class="batch",le="0.002"} 1`,
+		`bullpen_start_seconds_bucket{class="batch",le="0.001"} 0`,
+		`bullpen_execution_seconds_bucket{language="bash",le="0.05"} 1`,
+		`bullpen_http_requests_total{code="404",method="GET",route="/v1/executions/{id}"} 1`,
+		`bullpen_http_requests_total{code="405",method="other",route=""} 1`,
+		"go_goroutines", "process_open_fds",
+	} {
+		if !strings.Contains(got, want+"\n") && !strings.Contains(got, want+" ") {
+			t.Errorf("no %s", want)
+		}
+	}
+	err = fail
+	if got := scrape(t, m); !strings.Contains(got, "bullpen_queue_up 0\n") || strings.Contains(got, "bullpen_queue_depth ") {
+		t.Error("figures of a queue that does not answer")
+	}
+}
+
+func TestCgroups(t *testing.T) {
+	const v2 = "31 23 0:28 / /sys/fs/cgroup rw,relatime shared:9 - cgroup2 cgroup2 rw\n"
+	const v1 = "33 31 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n34 31 0:31 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+	const pids = "35 31 0:32 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n"
+	for name, test := range map[string]struct {
+		mounts, controllers string
+		want                int
+	}{
+		"2":                {v2, "cpuset cpu io memory pids\n", 2},
+		"1":                {v1 + pids, "", 1},
+		"1 beside empty 2": {v1 + pids + v2, "", 1},
+		"divided":          {v1 + v2, "pids\n", 0},
+		"nothing":          {"1 2 0:3 / / rw - ext4 /dev/sda rw\n", "", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			for file, text := range map[string]string{"proc/self/mountinfo": test.mounts, "sys/fs/cgroup/cgroup.controllers": test.controllers} {
+				path := filepath.Join(root, file)
+				if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got, _, err := cgroups(root); err != nil || got != test.want {
+				t.Errorf("version is %d, %v; want %d", got, err, test.want)
+			}
+			if check := checkCgroups(root); check.OK != (test.want > 0) {
+				t.Errorf("got %+v", check)
+			}
+		})
+	}
+}
+
+func TestUserIDsOfAContainer(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "uid_map")
+	if err := os.WriteFile(path, []byte("         0     100000      65536\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if check := checkUIDs(path, UIDRange{1900000000, 8192}); check.OK {
+		t.Errorf("got %+v", check)
+	}
+	if check := checkUIDs(path, UIDRange{50000, 15536}); !check.OK {
+		t.Errorf("got %+v", check)
+	}
+}

@@ -1,0 +1,265 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const id = proto.TraceID("trc_aaaaaaaaaaaaaaaaaaaa")
+
+// answers is a server that gives one prepared answer after the other.
+type answers struct {
+	t        *testing.T
+	list     []answer
+	requests []*http.Request
+	at       []time.Duration // since the start
+	start    time.Time
+}
+
+type answer struct {
+	status     int
+	retryAfter string
+	body       string
+	err        error // instead of an answer
+	broken     bool  // the body ends with an error rather than in order
+	hangs      bool  // the body never ends
+}
+
+func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
+	if a.start.IsZero() {
+		a.start = time.Now()
+	}
+	if len(a.list) == 0 {
+		a.t.Errorf("one request too many: %s %s", r.Method, r.URL)
+		return nil, errors.New("no more answers")
+	}
+	a.requests, a.at = append(a.requests, r), append(a.at, time.Since(a.start))
+	next := a.list[0]
+	a.list = a.list[1:]
+	if next.err != nil {
+		return nil, next.err
+	}
+	header := http.Header{"X-Trace-Id": {string(id)}}
+	if next.retryAfter != "" {
+		header.Set("Retry-After", next.retryAfter)
+	}
+	return &http.Response{StatusCode: next.status, Header: header, Body: &body{Reader: strings.NewReader(next.body), answer: next, ctx: r.Context()}}, nil
+}
+
+type body struct {
+	io.Reader
+	answer answer
+	ctx    context.Context
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	if errors.Is(err, io.EOF) {
+		if b.answer.hangs {
+			<-b.ctx.Done()
+			return n, b.ctx.Err()
+		}
+		if b.answer.broken {
+			return n, io.ErrUnexpectedEOF
+		}
+	}
+	return n, err
+}
+
+func (b *body) Close() error { return nil }
+
+// with runs f with a client of a server that gives the answers, on a clock of its own, and checks that all were asked for.
+func with(t *testing.T, list []answer, f func(t *testing.T, c *Client, a *answers)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		a := &answers{t: t, list: list}
+		f(t, &Client{URL: "http://server/", Key: "k", Agent: "test", HTTP: &http.Client{Transport: a}}, a)
+		if len(a.list) > 0 {
+			t.Errorf("%d answers were not asked for", len(a.list))
+		}
+	})
+}
+
+func output(seq int64, text string) string {
+	return string(proto.AppendOutputEvent(nil, proto.Stdout, []byte(text), seq))
+}
+
+func keepalive(seq int64) string { return string(proto.AppendKeepaliveEvent(nil, seq)) }
+
+func status() string { return string(proto.AppendStatusEvent(nil, id)) }
+
+func end(t *testing.T, seq int64) string {
+	r := proto.Exited(0)
+	line, err := proto.AppendResultEvent(nil, &proto.Record{Meta: proto.Meta{TraceID: id}, Status: proto.StatusSuccess, Result: &r, ResultSeq: seq})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(line)
+}
+
+// collect gives a sink that keeps what comes, in short form.
+func collect(got *[]string) func(*Event) error {
+	return func(e *Event) error {
+		*got = append(*got, string(e.Type)+":"+e.Data)
+		return nil
+	}
+}
+
+var (
+	errReset   = &net.OpError{Op: "read", Err: syscall.ECONNRESET}
+	errRefused = &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
+)
+
+const busy = `{"error":"service_unavailable","message":"no worker is free"}`
+
+func TestStreamResumes(t *testing.T) {
+	with(t, []answer{
+		{status: 200, body: status() + output(2, "a") + keepalive(2) + output(3, "b")[:20], broken: true},
+		{err: errRefused},
+		{status: 503, retryAfter: "3", body: busy},
+		{status: 200, body: output(2, "a") + output(3, "b")}, // ends in order, and too early
+		{status: 200, body: keepalive(3), hangs: true},       // and is silent from then on
+		{status: 200, body: output(4, "c") + end(t, 5)},
+	}, func(t *testing.T, c *Client, a *answers) {
+		var got []string
+		if err := c.Stream(t.Context(), Request{Code: "x"}, collect(&got)); err != nil {
+			t.Fatal(err)
+		}
+		if want := "status: output:a output:b output:c result:"; strings.Join(got, " ") != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+		for i, want := range []string{"", "after_seq=2", "after_seq=2", "after_seq=2", "after_seq=3", "after_seq=3"} {
+			if got := a.requests[i].URL.RawQuery; got != want {
+				t.Errorf("request %d asks for %q, want %q", i, got, want)
+			}
+		}
+		if wait := a.at[3] - a.at[2]; wait < 3*time.Second {
+			t.Errorf("came back after %s, was told 3 s", wait)
+		}
+		if wait := a.at[5] - a.at[4]; wait < silence || wait > silence+longestPause {
+			t.Errorf("took a silent stream for broken after %s, want %s", wait, silence)
+		}
+	})
+}
+
+func TestStreamEndsWithTheResultAtOrBeforeTheStart(t *testing.T) {
+	with(t, []answer{{status: 200, body: end(t, 5)}}, func(t *testing.T, c *Client, _ *answers) {
+		var got []string
+		if err := c.Follow(t.Context(), id, 9, collect(&got)); err != nil || len(got) != 1 {
+			t.Errorf("got %s, %v; want the result", got, err)
+		}
+	})
+}
+
+func TestStreamGivesUp(t *testing.T) {
+	broken := answer{status: 200, body: status(), broken: true}
+	list := []answer{broken}
+	for range 40 {
+		list = append(list, broken)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		a := &answers{t: t, list: list}
+		c := &Client{URL: "http://server", HTTP: &http.Client{Transport: a}}
+		start := time.Now()
+		err := c.Stream(t.Context(), Request{Code: "x"}, collect(new([]string)))
+		if err == nil || !strings.Contains(err.Error(), "again and again") {
+			t.Errorf("error is %v", err)
+		}
+		if took := time.Since(start); took > 2*defaultPatience {
+			t.Errorf("took %s", took)
+		}
+	})
+}
+
+func TestSinkErrorEndsTheStream(t *testing.T) {
+	full := errors.New("disk full")
+	with(t, []answer{{status: 200, body: status() + output(2, "a") + end(t, 3)}}, func(t *testing.T, c *Client, _ *answers) {
+		if err := c.Stream(t.Context(), Request{Code: "x"}, func(*Event) error { return full }); !errors.Is(err, full) {
+			t.Errorf("error is %v, want %v", err, full)
+		}
+	})
+}
+
+func TestRetry(t *testing.T) {
+	ok := answer{status: 200, body: `{"success":true,"stdout":"","stderr":"","exit_code":0}`}
+	for name, test := range map[string]struct {
+		list  []answer
+		after time.Duration // at least, until the last request
+		want  string        // in the error; empty for none
+	}{
+		"at once":            {list: []answer{ok}},
+		"later":              {list: []answer{{status: 503, retryAfter: "4", body: busy}, ok}, after: 4 * time.Second},
+		"rate":               {list: []answer{{status: 429, retryAfter: "2", body: busy}, ok}, after: 2 * time.Second},
+		"503 without a time": {list: []answer{{status: 503, body: busy}, ok}},
+		"plan":               {list: []answer{{status: 429, body: `{"error":"rate_limited","message":"upgrade"}`}}, want: "upgrade (HTTP 429, rate_limited, " + string(id) + ")"},
+		"lost answer":        {list: []answer{{err: errReset}, ok}},
+		"nobody there":       {list: []answer{{err: errRefused}}, want: "cannot reach http://server/"},
+		"wrong":              {list: []answer{{status: 400, body: `{"error":"validation_error","message":"code must be"}`}}, want: "code must be"},
+		"another server":     {list: []answer{{status: 502, body: "<html>"}}, want: "not one of bullpen's"},
+		"longer than we have": {
+			list: []answer{{status: 503, retryAfter: "31", body: busy}}, want: "no worker is free",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			with(t, test.list, func(t *testing.T, c *Client, a *answers) {
+				_, _, err := c.Execute(t.Context(), Request{Code: "x"})
+				if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+					t.Errorf("error is %v, want %q", err, test.want)
+				}
+				if last := a.at[len(a.at)-1]; last < test.after {
+					t.Errorf("last request after %s, want %s at least", last, test.after)
+				}
+				key := a.requests[0].Header.Get("Idempotency-Key")
+				for _, r := range a.requests {
+					if got := r.Header.Get("Idempotency-Key"); key == "" || got != key {
+						t.Errorf("sent again under %q, first under %q", got, key)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestNewKeyIsNotMadeTwice(t *testing.T) {
+	with(t, []answer{{err: errReset}}, func(t *testing.T, c *Client, _ *answers) {
+		if _, err := c.CreateKey(t.Context(), NewKey{Name: "n"}); err == nil || !strings.Contains(err.Error(), "bullpen key list") {
+			t.Errorf("error is %v, want advice to look", err)
+		}
+	})
+}
+
+func TestCancelledWhileWaiting(t *testing.T) {
+	with(t, []answer{{status: 503, retryAfter: "20", body: busy}}, func(t *testing.T, c *Client, _ *answers) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		start := time.Now()
+		if _, _, err := c.Get(ctx, id); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error is %v", err)
+		}
+		if took := time.Since(start); took != time.Second {
+			t.Errorf("took %s", took)
+		}
+	})
+}
+
+func TestRequestLeavesOutWhatIsNotSet(t *testing.T) {
+	got, err := json.Marshal(Request{Code: "x"})
+	if err != nil || string(got) != `{"code":"x"}` {
+		t.Errorf("got %s, %v", got, err)
+	}
+}
