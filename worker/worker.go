@@ -66,7 +66,7 @@ type Sandboxes interface {
 // Worker runs jobs in a number of slots.
 type Worker struct {
 	Jobs      Jobs
-	Open      func(id proto.TraceID, attempt int, baseSeq int64) Output
+	Open      func(ctx context.Context, id proto.TraceID, attempt int, baseSeq int64) Output
 	Jails     Sandboxes
 	Languages map[proto.Language]string // the runtimes there are, with their versions
 	Home      string                    // inside the jail
@@ -165,7 +165,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	if err != nil {
 		return nil, err
 	}
-	events := w.Open(job.TraceID, lease.Attempt(), base)
+	events := w.Open(ctx, job.TraceID, lease.Attempt(), base)
 	stdout := &collector{limit: job.Sandbox.OutputBytes, next: events.Stream(proto.Stdout)}
 	stderr := &collector{limit: job.Sandbox.OutputBytes, next: events.Stream(proto.Stderr)}
 	program.Stdout, program.Stderr = stdout, stderr

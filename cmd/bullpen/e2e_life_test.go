@@ -524,7 +524,7 @@ func testCredentials(t *testing.T, p *programs) {
 		env, flags []string
 		says       string
 	}{
-		"no password":    {nil, b.flags(p), "Authorization Violation"},
+		"nobody":         {nil, []string{"--nats", b.url, "--nats-ca", p.cert}, "Authorization Violation"},
 		"wrong password": {[]string{"BULLPEN_NATS_PASSWORD=wrong"}, b.flags(p), "Authorization Violation"},
 		"no authority":   {b.env(), []string{"--nats", b.url, "--nats-user", natsUser}, "certificate"},
 	} {

@@ -16,107 +16,96 @@ import (
 
 // testMalformed publishes what is no message on every subject of bullpen, and expects all to go on.
 func testMalformed(t *testing.T, p *programs) {
-	w := newWorld(t, p, topology{apart: true}, 2)
+	const slots = 2
+	w := newWorld(t, p, topology{apart: true}, slots)
 	nc := connect(t, p, w.broker)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
+	for _, part := range []struct {
+		name string
+		test func(*testing.T, *api, *nats.Conn)
+	}{{"everywhere", testMalformedEverywhere}, {"jobs", testMalformedJobs}, {"notices", testMalformedNotices}} {
+		t.Run(part.name, func(t *testing.T) {
+			part.test(t, w.in(t), nc)
+			allSlots(t, w.in(t), slots)
+			for _, proc := range []*process{w.front, w.worker} {
+				if proc.ended() {
+					t.Fatalf("%s has ended:\n%s", proc.name, proc.tail())
+				}
+			}
+		})
 	}
-	worker := workerName(t, nc)
+	// What is not output does not keep an execution from its end when the worker is lost.
+	t.Run("output of the lost", func(t *testing.T) {
+		api, h := w.in(t), newHold()
+		id := api.submit(bash(h.code()))
+		h.reached(t, 1)
+		publish(t, nc, "bullpen.out."+id+".1", "nothing of ours")
+		flush(t, nc)
+		w.worker.kill()
+		api.ended(id).failed(t, "failed", "worker_lost", "lost")
+	})
+}
 
-	h := newHold()
-	id := w.submit(bash(h.code()))
+// testMalformedEverywhere publishes what cannot be read.
+func testMalformedEverywhere(t *testing.T, a *api, nc *nats.Conn) {
+	h, worker := newHold(), workerName(t, nc)
+	id, nobody := a.submit(bash(h.code())), string(proto.NewTraceID())
 	h.reached(t, 1)
-	publish := func(subject string, data []byte, headers ...string) {
-		t.Helper()
-		m := &nats.Msg{Subject: subject, Data: data, Header: nats.Header{}, Reply: nc.NewRespInbox()}
-		for i := 0; i < len(headers); i += 2 {
-			m.Header.Set(headers[i], headers[i+1])
-		}
-		if err := nc.PublishMsg(m); err != nil {
-			t.Fatal(err)
-		}
-	}
-	nobody := string(proto.NewTraceID())
 	for _, subject := range []string{
 		"bullpen.ctl.admit", "bullpen.ctl.slots", "bullpen.ctl.stats", "bullpen.ctl.rollcall", "bullpen.ctl.ping.x", "bullpen.ctl.nothing",
 		"bullpen.worker." + worker + ".assign", "bullpen.worker." + worker + ".cancel", "bullpen.worker.x.assign",
-		"bullpen.job.x", "bullpen.job.batch.default.key_bootstrap." + nobody, "bullpen.job.batch.default.key_bootstrap.x", "bullpen.job.a.b.c.d.e.f",
-		"bullpen.exec." + nobody, "bullpen.exec.x", "bullpen.exec.a.b",
+		"bullpen.job.x", "bullpen.job.batch.default.key_bootstrap." + nobody, "bullpen.job.batch.default.key_bootstrap.x",
+		"bullpen.job.a.b.c.d.e.f", "bullpen.exec." + nobody, "bullpen.exec.x", "bullpen.exec.a.b",
 		"bullpen.out." + id + ".1", "bullpen.out." + id + ".x", "bullpen.out." + nobody + ".1", "bullpen.out.x",
-		"bullpen.done." + id, "bullpen.done." + nobody, "bullpen.dead.x", "bullpen.x", "bullpen.x.y.z",
+		"bullpen.done." + nobody, "bullpen.dead.x", "bullpen.x", "bullpen.x.y.z",
 	} {
-		for _, data := range [][]byte{nil, []byte("\xff\x00not JSON"), []byte("{}"), []byte("null"), []byte("[1]"), []byte(`{"worker":1,"trace":[],"org":{}}`)} {
-			publish(subject, data)
-			publish(subject, data, "Bullpen-Meta", "{", "Bullpen-Status", "x", "Bullpen-Attempt", "x", "Bullpen-First", "x", "Bullpen-Last", "-1",
-				"Bullpen-Body", "bodies.that.are.not", "Nats-Expected-Last-Sequence", "x")
+		for _, data := range []string{"", "\xff\x00not JSON", "{}", "null", "[1]", `{"worker":1,"trace":[],"org":{}}`} {
+			publish(t, nc, subject, data)
+			publish(t, nc, subject, data, "Bullpen-Meta", "{", "Bullpen-Status", "x", "Bullpen-Attempt", "x", "Bullpen-First", "x",
+				"Bullpen-Last", "-1", "Bullpen-Body", "bodies.that.are.not", "Nats-Expected-Last-Sequence", "x")
 		}
 	}
-	// These are of the right form, and yet nobody can act on them.
-	publish("bullpen.ctl.slots", []byte(`{"worker":"a.b","slots":1,"free":[1]}`))
-	publish("bullpen.ctl.slots", []byte(`{"worker":"*","slots":-1,"free":null}`))
-	publish("bullpen.worker."+worker+".assign", []byte(`{"ticket":1,"trace":"x","attempt":1,"revision":0}`))
-	publish("bullpen.worker."+worker+".assign", fmt.Appendf(nil, `{"ticket":99999,"trace":%q,"attempt":1,"revision":0}`, nobody))
+	// These can be read, and yet nobody can act on them.
+	publish(t, nc, "bullpen.ctl.slots", `{"worker":"a.b","slots":1,"free":[1]}`)
+	publish(t, nc, "bullpen.ctl.slots", `{"worker":"*","slots":-1,"free":null}`)
+	publish(t, nc, "bullpen.worker."+worker+".assign", `{"ticket":1,"trace":"x","attempt":1,"revision":0}`)
+	publish(t, nc, "bullpen.worker."+worker+".assign", fmt.Sprintf(`{"ticket":99999,"trace":%q,"attempt":1,"revision":0}`, nobody))
+	flush(t, nc)
+	h.release(t)
+	a.ended(id).succeeded(t, "held\nwoken\n")
+	if stdout, _, _ := whole(t, a.output(id, 0), 0); stdout != "held\nwoken\n" {
+		t.Errorf("its output: %q", stdout)
+	}
+}
+
+// testMalformedJobs publishes jobs that look right from outside. They are set aside or end, and are not tried for ever.
+func testMalformedJobs(t *testing.T, a *api, nc *nats.Conn) {
 	now := time.Now().UTC()
-	meta := func(id, key string) string {
-		raw, err := json.Marshal(proto.Meta{
+	job := func(id, key, body string) {
+		t.Helper()
+		meta, err := json.Marshal(proto.Meta{
 			TraceID: proto.TraceID(id), Org: "default", Key: key, Mode: proto.ModeAsync, Language: proto.Bash, Timeout: 1, MaxAttempts: 1,
 			CreatedAt: now, QueueDeadline: now.Add(time.Hour), Concurrent: 10, MaxQueued: 10,
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return string(raw)
+		publish(t, nc, "bullpen.job.batch.default."+key+"."+id, body, "Bullpen-Meta", string(meta))
 	}
-	unreadable := string(proto.NewTraceID()) // its header is in order, its body is not
-	publish("bullpen.job.batch.default.key_bootstrap."+unreadable, []byte("{"), "Bullpen-Meta", meta(unreadable, "key_bootstrap"))
-	misnamed := "no-trace-id"
-	publish("bullpen.job.batch.default.key_bootstrap."+misnamed, []byte("{}"), "Bullpen-Meta", meta(misnamed, "key_bootstrap"))
-	deep := string(proto.NewTraceID())
-	publish("bullpen.job.batch.default.a.b."+deep, []byte("{}"), "Bullpen-Meta", meta(deep, "a.b"))
-	if err := nc.FlushTimeout(patience); err != nil {
+	unreadable, bodiless, another := string(proto.NewTraceID()), string(proto.NewTraceID()), string(proto.NewTraceID())
+	job(unreadable, "key_bootstrap", "{")
+	job(bodiless, "key_bootstrap", "")
+	job(another, "key_bootstrap", `{"trace_id":"`+unreadable+`","code":"true"}`)
+	job("no-trace-id", "key_bootstrap", "{}")
+	job(string(proto.NewTraceID()), "a.b", "{}") // a word more than subjects of jobs have
+	flush(t, nc)
+	for _, id := range []string{unreadable, bodiless, another} {
+		a.ended(id).failed(t, "failed", "sandbox_start_error", "")
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
 		t.Fatal(err)
 	}
-
-	// Whoever waits for the execution is not misled.
-	type answer struct {
-		reply *reply
-		err   error
-	}
-	waits, follows := make(chan answer, 1), make(chan answer, 1)
-	go func() {
-		r, err := w.try(t.Context(), http.MethodGet, execution(id)+"?wait=60", nil)
-		waits <- answer{r, err}
-	}()
-	go func() {
-		r, err := w.try(t.Context(), http.MethodGet, execution(id, "output"), nil)
-		follows <- answer{r, err}
-	}()
-	notices := time.NewTicker(10 * time.Millisecond)
-	defer notices.Stop()
-	for range 50 { // also once they have begun to wait
-		<-notices.C
-		publish("bullpen.done."+id, []byte("{}"))
-		publish("bullpen.done."+id, nil)
-		publish("bullpen.out."+id+".1", []byte("{}\n"), "Bullpen-First", "1", "Bullpen-Last", "0")
-	}
-	if err := nc.FlushTimeout(patience); err != nil {
-		t.Fatal(err)
-	}
-	h.release(t)
-	wait, follow := <-waits, <-follows
-	if wait.err != nil || follow.err != nil {
-		t.Fatal(wait.err, follow.err)
-	}
-	var rec record
-	wait.reply.into(t, &rec)
-	rec.succeeded(t, "held\nwoken\n")
-	if stdout, _, _ := whole(t, follow.reply.events(t), 0); stdout != "held\nwoken\n" {
-		t.Errorf("followed: %q", stdout)
-	}
-
-	w.ended(unreadable).failed(t, "failed", "sandbox_start_error", "")
-	eventually(t, "the jobs that nobody can act on are set aside", func() (bool, any) {
+	eventually(t, "no job is left", func() (bool, any) {
 		s, err := js.Stream(t.Context(), "BULLPEN_JOBS")
 		if err != nil {
 			return false, err
@@ -127,31 +116,89 @@ func testMalformed(t *testing.T, p *programs) {
 		}
 		return info.State.Msgs == 0, info.State.Subjects
 	})
-	// All slots are still there, and all processes.
-	for range 3 {
-		both := newHold()
-		one, two := w.submit(bash(both.code())), w.submit(bash(both.code()))
-		both.reached(t, 2)
-		both.release(t)
-		w.ended(one).succeeded(t, "held\nwoken\n")
-		w.ended(two).succeeded(t, "held\nwoken\n")
+}
+
+// testMalformedNotices tells those who wait for an execution that it has ended, which it has not.
+func testMalformedNotices(t *testing.T, a *api, nc *nats.Conn) {
+	h := newHold()
+	id := a.submit(bash(h.code()))
+	h.reached(t, 1)
+	type answer struct {
+		reply *reply
+		err   error
 	}
-	for _, proc := range []*process{w.front, w.worker} {
-		if proc.ended() {
-			t.Errorf("%s has ended", proc.name)
+	ask := func(path string) <-chan answer {
+		c := make(chan answer, 1)
+		go func() {
+			r, err := a.try(t.Context(), http.MethodGet, path, nil)
+			c <- answer{r, err}
+		}()
+		return c
+	}
+	waits, follows := ask(execution(id)+"?wait=60"), ask(execution(id, "output"))
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for range 50 { // so that they come while they wait
+		<-tick.C
+		for _, data := range []string{"", "{}", "null", "[]", "\xff", `{"status":"success"}`} {
+			publish(t, nc, "bullpen.done."+id, data)
+		}
+		publish(t, nc, "bullpen.out."+id+".1", "{}\n", "Bullpen-First", "1", "Bullpen-Last", "0")
+	}
+	flush(t, nc)
+	if pids := h.pids(t); len(pids) != 1 {
+		t.Errorf("the program does not run any more: %v", pids)
+	}
+	h.release(t)
+	a.ended(id).succeeded(t, "held\nwoken\n")
+	if wait := <-waits; wait.err != nil || wait.reply.status != http.StatusOK {
+		t.Errorf("who waited for it got %s, %v", wait.reply, wait.err)
+	} else {
+		var rec record
+		wait.reply.into(t, &rec)
+		rec.succeeded(t, "held\nwoken\n")
+	}
+	if follow := <-follows; follow.err != nil {
+		t.Errorf("who followed it: %v", follow.err)
+	} else if stdout, _, _ := whole(t, follow.reply.events(t), 0); stdout != "held\nwoken\n" {
+		t.Errorf("who followed it got %q", stdout)
+	}
+}
+
+// allSlots shows that every slot still takes work, one program after another.
+func allSlots(t *testing.T, a *api, slots int) {
+	t.Helper()
+	for range 2 {
+		h := newHold()
+		var ids []string
+		for range slots {
+			ids = append(ids, a.submit(bash(h.code())))
+		}
+		h.reached(t, slots)
+		h.release(t)
+		for _, id := range ids {
+			a.ended(id).succeeded(t, "held\nwoken\n")
 		}
 	}
+}
 
-	// What is not output does not keep an execution from its end when the worker is lost.
-	last := newHold()
-	id = w.submit(bash(last.code()))
-	last.reached(t, 1)
-	publish("bullpen.out."+id+".1", []byte("nothing of ours"))
+// publish sends a message with headers: name, value and so on.
+func publish(t testing.TB, nc *nats.Conn, subject, data string, headers ...string) {
+	t.Helper()
+	m := &nats.Msg{Subject: subject, Data: []byte(data), Header: nats.Header{}, Reply: nc.NewRespInbox()}
+	for i := 0; i < len(headers); i += 2 {
+		m.Header.Set(headers[i], headers[i+1])
+	}
+	if err := nc.PublishMsg(m); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func flush(t testing.TB, nc *nats.Conn) {
+	t.Helper()
 	if err := nc.FlushTimeout(patience); err != nil {
 		t.Fatal(err)
 	}
-	w.worker.kill()
-	w.ended(id).failed(t, "failed", "worker_lost", "lost")
 }
 
 func connect(t testing.TB, p *programs, b *broker) *nats.Conn {

@@ -135,7 +135,7 @@ func whole(t *testing.T, got []event, after int64) (stdout, stderr string) {
 func TestLinesAreFollowedLiveAndAgain(t *testing.T) {
 	e := start(t)
 	early := e.follow(0)
-	w := events.NewWriter(e.set, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
 	out, errs := w.Stream(proto.Stdout), w.Stream(proto.Stderr)
 	_, _ = io.WriteString(out, "first\nsec")
 	var live []event
@@ -174,7 +174,7 @@ func TestNextMayBeCalledAgainAfterItsContextEnded(t *testing.T) {
 	if _, err := tail.Next(short); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
-	w := events.NewWriter(e.set, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "x")
 	e.end(w)
 	if stdout, _ := whole(t, e.rest(tail), 0); stdout != "x" {
@@ -185,7 +185,7 @@ func TestNextMayBeCalledAgainAfterItsContextEnded(t *testing.T) {
 func TestSlowReaderLosesNothingAndHoldsNobodyUp(t *testing.T) {
 	e := start(t)
 	slow := e.follow(0)
-	w := events.NewWriter(e.set, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
 	out := w.Stream(proto.Stdout)
 	var want strings.Builder
 	for i := range 9000 { // nobody reads meanwhile: far more than is buffered for one reader
@@ -201,7 +201,7 @@ func TestSlowReaderLosesNothingAndHoldsNobodyUp(t *testing.T) {
 
 func TestOnlyTheLastEventsAreKept(t *testing.T) {
 	e := start(t)
-	w := events.NewWriter(e.set, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
 	out := w.Stream(proto.Stdout)
 	const lines = 3*proto.MaxEvents + 17
 	for i := range lines {
@@ -228,7 +228,7 @@ func TestOnlyTheLastEventsAreKept(t *testing.T) {
 
 func TestLongLinesComeInPiecesThatCutNoCharacter(t *testing.T) {
 	e := start(t)
-	w := events.NewWriter(e.set, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
 	out := w.Stream(proto.Stdout)
 	text := "a" + strings.Repeat("é", 100_000) + "\n" + strings.Repeat("€", 50_000)
 	for rest := text; rest != ""; {
@@ -250,10 +250,10 @@ func TestLongLinesComeInPiecesThatCutNoCharacter(t *testing.T) {
 
 func TestSecondAttemptGoesOnCounting(t *testing.T) {
 	e := start(t)
-	first := events.NewWriter(e.set, e.rec.TraceID, 1, 0)
+	first := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(first.Stream(proto.Stdout), "one\n")
 	last, _ := first.Close()
-	w := events.NewWriter(e.set, e.rec.TraceID, 2, last)
+	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 2, last)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "two\n")
 	e.end(w)
 	if stdout, _ := whole(t, e.rest(e.follow(0)), 0); stdout != "one\ntwo\n" {
@@ -279,7 +279,7 @@ func BenchmarkLines(b *testing.B) {
 	set := streamtest.Set(b, streamtest.Server(b))
 	line := []byte(strings.Repeat("x", 99) + "\n")
 	b.SetBytes(int64(len(line)))
-	w := events.NewWriter(set, proto.NewTraceID(), 1, 0)
+	w := events.NewWriter(b.Context(), set, proto.NewTraceID(), 1, 0)
 	out := w.Stream(proto.Stdout)
 	for b.Loop() {
 		_, _ = out.Write(line)

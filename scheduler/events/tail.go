@@ -128,7 +128,7 @@ func (t *Tail) await(ctx context.Context) (proto.Batch, error) {
 		}
 		first, last, err := span(m.Header)
 		if err != nil {
-			return proto.Batch{}, nil //nolint:nilerr // a malformed message is nobody's event; the stream has the rest
+			return proto.Batch{}, nil // a malformed message is nobody's event; the stream has the rest
 		}
 		if first > t.sent+1 {
 			t.behind = true // a gap: the buffer overflowed, or another attempt went on

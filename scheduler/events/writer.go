@@ -58,7 +58,7 @@ type sentMessage struct {
 }
 
 // NewWriter begins the events of an attempt, after baseSeq of earlier attempts. The first attempt begins with the status event.
-func NewWriter(set *stream.Set, id proto.TraceID, attempt int, baseSeq int64) *Writer {
+func NewWriter(ctx context.Context, set *stream.Set, id proto.TraceID, attempt int, baseSeq int64) *Writer {
 	w := &Writer{
 		set: set, id: id, subject: stream.Out(id, attempt), seq: baseSeq, tails: map[proto.Stream][]byte{},
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
@@ -69,7 +69,7 @@ func NewWriter(set *stream.Set, id proto.TraceID, attempt int, baseSeq int64) *W
 		w.pending = proto.AppendStatusEvent(nil, id)
 		w.wake <- struct{}{}
 	}
-	go w.run()
+	go w.run(context.WithoutCancel(ctx)) // what was printed is kept, whatever ends the program
 	return w
 }
 
@@ -166,23 +166,23 @@ func (w *Writer) Close() (last int64, truncated bool) {
 }
 
 // run sends what is pending until the writer is closed. While one message is on its way the next one fills.
-func (w *Writer) run() {
+func (w *Writer) run(ctx context.Context) {
 	defer close(w.done)
 	for range w.wake {
-		for w.send() {
+		for w.send(ctx) {
 		}
 	}
-	for w.send() {
+	for w.send(ctx) {
 	}
 	deadline := time.Now().Add(drainTimeout)
 	for i := range w.sent {
 		w.settle(&w.sent[i], time.Until(deadline))
 	}
-	w.trim()
+	w.trim(ctx)
 }
 
 // send publishes what is pending, and reports whether there was anything.
-func (w *Writer) send() bool {
+func (w *Writer) send(ctx context.Context) bool {
 	w.mu.Lock()
 	body, first := w.pending, w.first
 	w.pending = nil
@@ -192,13 +192,13 @@ func (w *Writer) send() bool {
 		part := rest[:cutLines(rest)]
 		rest = rest[len(part):]
 		last := first + int64(bytes.Count(part, []byte{'\n'})) - 1
-		w.publish(part, first, last)
+		w.publish(ctx, part, first, last)
 		first = last + 1
 	}
 	return len(body) > 0
 }
 
-func (w *Writer) publish(part []byte, first, last int64) {
+func (w *Writer) publish(ctx context.Context, part []byte, first, last int64) {
 	unacked := maxUnacked
 	if len(part) < smallMessage {
 		unacked = maxUnackedSmall
@@ -217,7 +217,7 @@ func (w *Writer) publish(part []byte, first, last int64) {
 	w.sent = append(w.sent, sentMessage{last: last, size: len(part), ack: ack})
 	w.kept += len(part)
 	if len(w.sent)%trimEvery == 0 {
-		w.trim()
+		w.trim(ctx)
 	}
 }
 
@@ -240,8 +240,10 @@ func (w *Writer) settle(m *sentMessage, within time.Duration) {
 	select {
 	case ok := <-m.ack.Ok():
 		m.stream = ok.Sequence
-	case <-m.ack.Err():
-		w.lose()
+	case err := <-m.ack.Err():
+		if err != nil {
+			w.lose()
+		}
 	case <-time.After(max(within, 0)):
 		w.lose()
 	}
@@ -255,7 +257,7 @@ func (w *Writer) lose() {
 
 // trim evicts from the stream what is beyond the last [proto.MaxEvents] output events or maxKept bytes, so that one execution's
 // output cannot drive out another's.
-func (w *Writer) trim() {
+func (w *Writer) trim(ctx context.Context) {
 	w.mu.Lock()
 	oldest := w.seq - proto.MaxEvents
 	w.mu.Unlock()
@@ -271,7 +273,7 @@ func (w *Writer) trim() {
 	if drop == 0 || w.sent[drop-1].stream == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
+	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
 	err := w.set.Outs.Purge(ctx, jetstream.WithPurgeSubject(w.subject), jetstream.WithPurgeSequence(w.sent[drop-1].stream+1))
 	if err != nil {

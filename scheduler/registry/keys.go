@@ -96,8 +96,11 @@ func (k *Keys) watch(ctx context.Context) (jetstream.KeyWatcher, error) {
 
 // Run keeps the list current until ctx ends.
 func (k *Keys) Run(ctx context.Context) error {
-	err := backoff.Retry(func() error {
+	return backoff.Retry(func() error {
 		w, err := k.watch(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
 		if err != nil {
 			k.log.Warn("the API keys are not followed, will retry", "error", err)
 			return err
@@ -116,11 +119,7 @@ func (k *Keys) Run(ctx context.Context) error {
 				}
 			}
 		}
-	}, backoff.WithContext(backoff.NewConstantBackOff(watchPause), ctx))
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
+	}, backoff.NewConstantBackOff(watchPause))
 }
 
 // take takes in one stored key.

@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -29,7 +30,25 @@ const (
 	maxReconnects  = -1 // for ever: what waits has its own deadline
 )
 
-// Dial connects. The connection reconnects for ever; while it is away publishes fail at once rather than pile up in memory.
+// Connect connects to NATS and opens all that bullpen keeps there, making what is missing. The connection reconnects for ever; while
+// it is away publishes fail at once rather than pile up in memory.
+func Connect(ctx context.Context, a Access, cfg Config, log *slog.Logger) (*Set, error) {
+	nc, err := Dial(a, log)
+	if err != nil {
+		return nil, err
+	}
+	s, err := open(ctx, nc, cfg)
+	if err != nil {
+		nc.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Close ends the connection.
+func (s *Set) Close() { s.Conn.Close() }
+
+// Dial only connects.
 func Dial(a Access, log *slog.Logger) (*nats.Conn, error) {
 	opts := []nats.Option{
 		nats.Name(a.Name), nats.Timeout(connectTimeout), nats.MaxReconnects(maxReconnects),

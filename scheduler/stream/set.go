@@ -58,8 +58,7 @@ type Set struct {
 // maxInline is the largest body stored in the message itself; larger ones are claim-checked.
 const maxInline = 512 << 10
 
-// Open creates what is missing and opens all of it.
-func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Set, error) {
+func open(ctx context.Context, nc *nats.Conn, cfg Config) (*Set, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, fmt.Errorf("open JetStream: %w", err)

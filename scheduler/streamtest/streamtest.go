@@ -26,15 +26,12 @@ func Server(t testing.TB) *natsembed.Server {
 // Set connects to the server with a connection of its own, as another process would.
 func Set(t testing.TB, s *natsembed.Server) *stream.Set {
 	t.Helper()
-	nc, err := stream.Dial(stream.Access{InProcess: s, Name: t.Name()}, Log(t))
+	set, err := stream.Connect(Context(t), stream.Access{InProcess: s, Name: t.Name()},
+		stream.Config{Replicas: 1, Retention: time.Hour}, Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(nc.Close)
-	set, err := stream.Open(Context(t), nc, stream.Config{Replicas: 1, Retention: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	t.Cleanup(set.Close)
 	return set
 }
 

@@ -12,8 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/events"
 	"github.com/bullpen-run/bullpen/scheduler/natsembed"
@@ -62,7 +60,6 @@ type system struct {
 	log      *slog.Logger
 	instance string // unique to this process
 	embedded *natsembed.Server
-	conn     *nats.Conn
 	set      *stream.Set
 	queue    *queue.Queue
 	events   *events.Log
@@ -87,12 +84,10 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 		}
 		access.InProcess, full = s.embedded, s.embedded.Full
 	}
-	if s.conn, err = stream.Dial(access, log); err != nil {
-		return nil, err
-	}
 	opening, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	if s.set, err = stream.Open(opening, s.conn, stream.Config{Replicas: cfg.Replicas, Retention: cfg.Retention}); err != nil {
+	s.set, err = stream.Connect(opening, access, stream.Config{Replicas: cfg.Replicas, Retention: cfg.Retention}, log)
+	if err != nil {
 		return nil, err
 	}
 	s.queue = &queue.Queue{Set: s.set, Full: full}
@@ -102,8 +97,8 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 }
 
 func (s *system) close() {
-	if s.conn != nil {
-		s.conn.Close()
+	if s.set != nil {
+		s.set.Close()
 	}
 	if s.embedded != nil {
 		s.embedded.Close()

@@ -43,8 +43,8 @@ func (s *system) worker(ctx context.Context) (front part, base []part, err error
 	w := &worker.Worker{
 		Jobs:  jobs{slots},
 		Jails: maker, Languages: languages, Home: s.cfg.Home, Slots: slots.Total, Log: s.log, Done: s.metrics.ExecutionDone,
-		Open: func(id proto.TraceID, attempt int, baseSeq int64) worker.Output {
-			return output{events.NewWriter(s.set, id, attempt, baseSeq)}
+		Open: func(ctx context.Context, id proto.TraceID, attempt int, baseSeq int64) worker.Output {
+			return output{events.NewWriter(ctx, s.set, id, attempt, baseSeq)}
 		},
 	}
 	run := func(ctx context.Context) error {
