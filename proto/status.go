@@ -40,7 +40,7 @@ const (
 	CodeThreadMount        ErrorCode = "thread_mount_error"
 	CodeStorageMount       ErrorCode = "storage_mount_error"
 	CodeVolumeMount        ErrorCode = "volume_mount_error"
-	CodeCredentialMount    ErrorCode = "credential_mount_error" //nolint:gosec // the name of an outcome, no credential
+	CodeCredentialMount    ErrorCode = "credential_mount_error"
 	CodeExpiredInQueue     ErrorCode = "expired_in_queue"
 	CodeThreadSave         ErrorCode = "thread_save_error"
 	errCancelledByUser               = "Cancelled by user"

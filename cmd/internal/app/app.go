@@ -167,7 +167,7 @@ func (s *system) parts(ctx context.Context) (front, base []part, err error) {
 	if s.embedded != nil {
 		base = append(base, part{"embedded NATS", s.embedded.Run})
 	}
-	if s.cfg.Has(RoleScheduler) {
+	if s.cfg.Has(RoleScheduler) || s.cfg.Has(RoleGateway) {
 		d := &queue.Dispatcher{Set: s.set, Instance: s.instance, Log: s.log}
 		base = append(base, part{"dispatcher", d.Run})
 	}
@@ -190,9 +190,12 @@ func (s *system) parts(ctx context.Context) (front, base []part, err error) {
 	} else {
 		api, drain = s.health(), func() {}
 	}
-	web, err := s.web(api, drain)
-	if err != nil {
-		return nil, nil, err
+	if s.cfg.Address() != "" {
+		web, err := s.web(api, drain)
+		if err != nil {
+			return nil, nil, err
+		}
+		front = append(front, web)
 	}
-	return append(front, web), base, nil
+	return front, base, nil
 }

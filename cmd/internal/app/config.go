@@ -23,7 +23,7 @@ type Role string
 const (
 	RoleGateway   Role = "gateway"   // answers HTTP
 	RoleWorker    Role = "worker"    // runs programs in jails
-	RoleScheduler Role = "scheduler" // hands queued jobs to free slots
+	RoleScheduler Role = "scheduler" // hands queued jobs to free slots; one leads, and every gateway stands by for it too
 )
 
 // Roles lists every role.
@@ -35,8 +35,8 @@ type Config struct {
 	// File is the YAML file with settings; empty for none.
 	File configFile `name:"config" env:"BULLPEN_CONFIG" placeholder:"FILE" help:"YAML file with settings, under the names of these flags. Flags and environment variables win over it."`
 
-	// Listen is the address of the HTTP server, HOST:PORT. Port 0 takes a free one.
-	Listen string `name:"listen" env:"BULLPEN_LISTEN" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Address to answer HTTP on (${default}). Port 0 takes a free one."`
+	// Listen is the address of the HTTP server, HOST:PORT; empty for the default, see [Config.Address]. Port 0 takes a free one.
+	Listen string `name:"listen" env:"BULLPEN_LISTEN" placeholder:"HOST:PORT" help:"Address to answer HTTP on (127.0.0.1:8080; without the gateway role none, and where it is given only health and metrics). Port 0 takes a free one."`
 	// Data is the directory of everything that must survive a restart. It is created.
 	Data string `name:"data" env:"BULLPEN_DATA" default:"./bullpen-data" placeholder:"DIR" help:"Directory of what must survive a restart (${default}); created, and used by one process at a time."`
 	// Roles are the parts this process plays.
@@ -92,6 +92,18 @@ type NATS struct {
 // Embedded reports whether NATS runs inside this process.
 func (n *NATS) Embedded() bool { return n.URL == "" }
 
+// defaultListen is where a gateway listens that is not told otherwise.
+const defaultListen = "127.0.0.1:8080"
+
+// Address is where this process answers HTTP; empty for nowhere. A process without the gateway role has nothing to say but its health
+// and figures, and takes no port for them unless it is told to: several may run on one machine.
+func (c *Config) Address() string {
+	if c.Listen == "" && c.Has(RoleGateway) {
+		return defaultListen
+	}
+	return c.Listen
+}
+
 // Has reports whether this process plays role.
 func (c *Config) Has(role Role) bool { return slices.Contains(c.Roles, role) }
 
@@ -142,6 +154,9 @@ func (c *Config) validateRoles() error {
 }
 
 func (c *Config) validateListen() error {
+	if c.Listen == "" {
+		return nil
+	}
 	_, port, err := net.SplitHostPort(c.Listen)
 	if err == nil {
 		_, err = strconv.ParseUint(port, 10, 16)

@@ -24,7 +24,7 @@ func TestDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Listen != "127.0.0.1:8080" || c.Data != "./bullpen-data" || len(c.Roles) != 3 || c.Drain != 30*time.Second ||
+	if c.Address() != "127.0.0.1:8080" || c.Data != "./bullpen-data" || len(c.Roles) != 3 || c.Drain != 30*time.Second ||
 		!c.Embedded() || c.Replicas != 1 || c.QueueWait != 3*time.Second || c.QueueExpiry != 24*time.Hour ||
 		c.Retention != 168*time.Hour || c.OutputLimit != 16<<20 || c.Home != "/home/baponi" || c.Region != "local" ||
 		c.UIDRange != (UIDRange{1900000000, 8192}) || c.LogLevel != slog.LevelInfo || c.LogFormat != LogText {
@@ -32,6 +32,17 @@ func TestDefaults(t *testing.T) {
 	}
 	if n := c.SlotCount(); n < 1 {
 		t.Errorf("chose %d slots", n)
+	}
+}
+
+func TestOnlyGatewaysListenUnasked(t *testing.T) {
+	c, err := ParseConfig([]string{"--roles", "worker", "--nats", "nats://127.0.0.1:4222"})
+	if err != nil || c.Address() != "" {
+		t.Errorf("a worker listens on %q, %v", c.Address(), err)
+	}
+	c, err = ParseConfig([]string{"--roles", "worker", "--nats", "nats://127.0.0.1:4222", "--listen", "127.0.0.1:0"})
+	if err != nil || c.Address() != "127.0.0.1:0" {
+		t.Errorf("a worker that is told to listens on %q, %v", c.Address(), err)
 	}
 }
 
@@ -64,8 +75,8 @@ bootstrap-key: sk-local-abcdefghijklmnopqrst
 			if c.Slots != 3 || c.OutputLimit != 2<<20 || c.BootstrapKey == "" {
 				t.Errorf("got %+v, want slots, output-limit and bootstrap-key of the file", c)
 			}
-			if c.Listen != "127.0.0.1:8080" {
-				t.Errorf("listen is %s, want the default", c.Listen)
+			if c.Address() != "127.0.0.1:8080" {
+				t.Errorf("listens on %s, want the default", c.Address())
 			}
 		})
 	}

@@ -73,7 +73,7 @@ func (s *system) health() http.Handler {
 
 // web serves api over HTTP. drain is called when no new work is to be taken any more.
 func (s *system) web(api http.Handler, drain func()) (part, error) {
-	listener, err := net.Listen("tcp", s.cfg.Listen)
+	listener, err := net.Listen("tcp", s.cfg.Address())
 	if err != nil {
 		return part{}, fmt.Errorf("listen: %w: choose another --listen", err)
 	}
