@@ -54,6 +54,10 @@ fmt: ## format the code as make lint wants it
 bench: build ## measure bullpen against the bare interpreters, into bench/results/
 	go run ./bench
 
+.PHONY: soak
+soak: build ## run 10,000 executions in sequence and see that nothing is left behind
+	go run ./bench --soak 10000
+
 .PHONY: clean
 clean: ## remove what was fetched and built; keep the data of make serve
 	rm -rf bin $(jailinit)

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"text/tabwriter"
 	"time"
 )
@@ -74,6 +76,8 @@ func measure(ctx context.Context, t *target, o options, dir string, progress io.
 	}
 	if t.pid == 0 {
 		r.Server = remoteName
+	} else if version, err := exec.CommandContext(ctx, o.server, "version").Output(); err == nil {
+		r.Server += ": " + strings.TrimSpace(string(version))
 	}
 	if err := r.idle(ctx, t, o, progress); err != nil {
 		return nil, err
@@ -151,7 +155,10 @@ func (r *report) save(path string, out io.Writer) error {
 			return fmt.Errorf("make the directory of results: %w", err)
 		}
 		name := r.StartedAt.Format(timeForm) + "-" + r.Commit + ".json"
-		paths = []string{filepath.Join(resultsDir, name), filepath.Join(resultsDir, latestName)}
+		paths = []string{filepath.Join(resultsDir, name)}
+		if !r.Quick {
+			paths = append(paths, filepath.Join(resultsDir, latestName))
+		}
 	}
 	for _, p := range paths {
 		if err := replace(p, body); err != nil {
@@ -184,7 +191,7 @@ func (r *report) print(w io.Writer) error {
 	if m.Sync != nil {
 		line("disk: %s, a durable write takes %.2f ms (p50), %.2f ms (p99) of %d", m.DataFS, m.Sync.P50, m.Sync.P99, m.Sync.Runs)
 	}
-	line("commit %s, %.1f s for each side, in turn", r.Commit, r.CellSeconds)
+	line("commit %s, server %s; %.1f s for each side, in turn", r.Commit, r.Server, r.CellSeconds)
 	if m.busy() {
 		line("CAUTION: others were using the machine (load above); figures are worse than on a quiet one")
 	}
