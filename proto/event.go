@@ -3,6 +3,7 @@ package proto
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"unicode/utf8"
 )
@@ -83,6 +84,9 @@ func AppendResult(dst []byte, r *Result) ([]byte, error) {
 	if err != nil {
 		return dst, fmt.Errorf("encode result: %w", err)
 	}
+	// Room for all of it at once, with some for escapes: output of many MiB is not to be copied as the slice grows.
+	text := len(r.Stdout) + len(r.Stderr)
+	dst = slices.Grow(dst, text+text/16+len(small))
 	const head = `{"success":true,`
 	dst = append(dst, `{"success":`...)
 	dst = strconv.AppendBool(dst, r.Success)
@@ -158,10 +162,10 @@ func appendEscaped(dst []byte, b byte) []byte {
 }
 
 // CutUTF8 finds where b can be cut at its end without cutting a character: len(b), or up to three bytes less.
-func CutUTF8(b []byte) int {
-	for i := len(b) - 1; i >= 0 && i >= len(b)-utf8.UTFMax+1; i-- {
+func CutUTF8[T string | []byte](b T) int {
+	for i := len(b) - 1; i >= 0 && i > len(b)-utf8.UTFMax; i-- {
 		if utf8.RuneStart(b[i]) {
-			if !utf8.FullRune(b[i:]) {
+			if !utf8.FullRuneInString(string(b[i:])) {
 				return i
 			}
 			return len(b)

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"io"
+	"strings"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -10,25 +11,26 @@ import (
 // the program has ended.
 type collector struct {
 	limit int // bytes
-	kept  []byte
+	kept  strings.Builder
 	over  bool
 	next  io.Writer
 }
 
 func (c *collector) Write(p []byte) (int, error) {
-	if room := c.limit - len(c.kept); room < len(p) {
+	keep := p
+	if room := c.limit - c.kept.Len(); room < len(p) {
 		c.over = true
-		c.kept = append(c.kept, p[:room]...)
-	} else {
-		c.kept = append(c.kept, p...)
+		keep = p[:room]
 	}
+	c.kept.Write(keep)
 	return c.next.Write(p)
 }
 
 // text gives what was kept, cut between characters if there was more.
 func (c *collector) text() (s string, truncated bool) {
+	s = c.kept.String()
 	if c.over {
-		c.kept = c.kept[:proto.CutUTF8(c.kept)]
+		s = s[:proto.CutUTF8(s)]
 	}
-	return string(c.kept), c.over
+	return s, c.over
 }

@@ -437,7 +437,7 @@ func testNoWorker(t *testing.T, p *programs) {
 func testTwoGateways(t *testing.T, p *programs) {
 	w := newWorld(t, p, topology{apart: true}, 2)
 	first := w.api
-	args := append([]string{"--data", filepath.Join(t.TempDir(), "second"), "--roles", frontRole}, w.args...)
+	args := append([]string{"--data", filepath.Join(t.TempDir(), "second"), "--roles", "gateway"}, w.args...)
 	_, base := p.startServe(t, "second front", w.env, args...)
 	second := &api{t, base, w.key, w.http}
 
@@ -488,7 +488,7 @@ func testTwoGateways(t *testing.T, p *programs) {
 	})
 	t.Logf("revoked everywhere after %s", time.Since(revoked).Round(time.Millisecond))
 
-	// Without the first gateway, which is also the dispatcher that leads, the second does all of it.
+	// Without the first gateway, which is also the dispatcher that leads, the second does all of it: every gateway stands by.
 	w.front.kill()
 	eventually(t, "the second gateway is ready alone", func() (bool, any) {
 		r := second.get("/readyz")

@@ -120,7 +120,7 @@ func (t *Tail) await(ctx context.Context) (proto.Batch, error) {
 		return proto.Batch{}, context.Cause(ctx)
 	case m := <-t.live:
 		if m.Subject == stream.Done(t.id) {
-			if rec, err := stream.DecodeRecord(m.Data); err == nil {
+			if rec, err := proto.DecodeRecord(m.Data); err == nil {
 				t.adopt(rec)
 				return proto.Batch{}, nil
 			}

@@ -24,6 +24,8 @@ type job struct {
 	revision uint64 // sequence number of the execution's record, 0 before the first claim
 	worker   string // who was assigned it or runs it
 	ticket   uint64 // the slot it was assigned
+	seq      uint64 // of its message in the stream
+	body     string // the object with its body, where that was claim-checked
 	since    time.Time
 	losses   int           // workers that died with it before its program started
 	ending   bool          // its terminal record is being written

@@ -64,7 +64,7 @@ type leading struct {
 	workers map[string]*member
 	early   map[proto.TraceID]time.Time // ended before their job was seen
 	inbox   chan func()
-	remove  chan proto.TraceID
+	litter  litter
 	fail    context.CancelCauseFunc
 }
 
@@ -82,7 +82,7 @@ func (d *Dispatcher) lead(ctx context.Context) error {
 	defer fail(nil)
 	l := &leading{
 		Dispatcher: d, book: newBook(), workers: map[string]*member{}, early: map[proto.TraceID]time.Time{},
-		inbox: make(chan func(), inboxSize), remove: make(chan proto.TraceID, inboxSize), fail: fail,
+		inbox: make(chan func(), inboxSize), fail: fail,
 	}
 	started := time.Now()
 	stop, err := l.rebuild(ctx)
@@ -90,9 +90,6 @@ func (d *Dispatcher) lead(ctx context.Context) error {
 		return err
 	}
 	defer stop()
-	done := make(chan struct{})
-	defer func() { fail(nil); <-done }()
-	go func() { defer close(done); l.remover(ctx) }()
 	unsubscribe, err := l.listen(ctx)
 	if err != nil {
 		return err
@@ -227,26 +224,24 @@ func (l *leading) feed(
 
 // tookJob takes in a job of the stream. One that cannot be read is set aside: it must not stop the others.
 func (l *leading) tookJob(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMetadata) {
+	l.litter.saw(at.Sequence.Stream)
 	meta, err := stream.DecodeMeta(m.Headers())
 	if err == nil && (stream.JobSubject(meta) != m.Subject() || meta.Concurrent < 1) {
 		err = errors.New("its header does not belong to its subject")
 	}
 	if err != nil {
 		l.Log.Error("a malformed job was set aside", "subject", m.Subject(), "error", err)
-		go func() {
-			if err := l.Set.SetAside(ctx, l.Set.Jobs, at.Sequence.Stream); err != nil && ctx.Err() == nil {
-				l.Log.Error("a malformed job could not be set aside", "subject", m.Subject(), "error", err)
-			}
-		}()
+		l.setAside(ctx, at.Sequence.Stream)
 		return
 	}
 	if _, ended := l.early[meta.TraceID]; ended {
 		delete(l.early, meta.TraceID)
 		l.book.vacate(meta.TraceID)
-		l.drop(meta.TraceID)
+		l.litter.drop(at.Sequence.Stream, stream.BodyOf(m.Headers()))
 		return
 	}
-	l.book.add(*meta).since = at.Timestamp
+	j := l.book.add(*meta)
+	j.since, j.seq, j.body = at.Timestamp, at.Sequence.Stream, stream.BodyOf(m.Headers())
 }
 
 // tookRecord takes in a change of an execution's record: a claim, a renewal, another attempt, the end.
@@ -264,7 +259,6 @@ func (l *leading) tookRecord(m jetstream.Msg, at *jetstream.MsgMetadata) {
 	case j == nil && status.Terminal():
 		l.early[id] = now
 		l.book.vacate(id)
-		l.drop(id)
 		return
 	case j == nil:
 		return
@@ -273,34 +267,12 @@ func (l *leading) tookRecord(m jetstream.Msg, at *jetstream.MsgMetadata) {
 	switch {
 	case status.Terminal():
 		l.book.remove(j)
-		l.drop(id)
+		l.litter.drop(j.seq, j.body)
 	case status == proto.StatusRunning:
 		l.book.take(j, running, m.Headers().Get(stream.HeaderWorker), now)
 	case status == proto.StatusQueued:
 		l.book.requeue(j)
 		j.since = now
-	}
-}
-
-// drop has the job's message removed; its record says all there is to say.
-func (l *leading) drop(id proto.TraceID) {
-	select {
-	case l.remove <- id:
-	default:
-		go func() { l.remove <- id }() // a burst; the remover outlives it, or the next rebuild finds the job ended
-	}
-}
-
-func (l *leading) remover(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case id := <-l.remove:
-			if err := l.Set.DeleteJob(ctx, id); err != nil && ctx.Err() == nil {
-				l.Log.Warn("a finished job could not be removed, the next rebuild will", "trace_id", id, "error", err)
-			}
-		}
 	}
 }
 

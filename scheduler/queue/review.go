@@ -36,6 +36,7 @@ func (l *leading) review(ctx context.Context, now time.Time) {
 			l.reviewJob(ctx, j, now)
 		}
 	}
+	l.tidy(ctx, now)
 }
 
 func (l *leading) reviewJob(ctx context.Context, j *job, now time.Time) {

@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -132,30 +133,44 @@ func (s *Set) fill(ctx context.Context, m *Stored) error {
 	if name == "" {
 		return nil
 	}
-	data, err := s.bodies.GetBytes(ctx, name)
+	object, err := s.bodies.Get(ctx, name) // it checks the digest
 	if err != nil {
 		return fmt.Errorf("read body %s: %w", name, err)
 	}
-	m.Data = data
+	defer func() { _ = object.Close() }()
+	info, err := object.Info()
+	if err != nil {
+		return fmt.Errorf("read body %s: %w", name, err)
+	}
+	var body bytes.Buffer
+	body.Grow(int(info.Size) + bytes.MinRead)
+	if _, err := body.ReadFrom(object); err != nil {
+		return fmt.Errorf("read body %s: %w", name, err)
+	}
+	m.Data = body.Bytes()
 	return nil
 }
 
-// DeleteJob removes a job that is terminal, with its body. Removing what is gone is no error.
-func (s *Set) DeleteJob(ctx context.Context, id proto.TraceID) error {
-	m, err := s.Jobs.GetLastMsgForSubject(ctx, JobOf(id))
-	if Missing(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("find job %s: %w", id, err)
-	}
-	if name := m.Header.Get(headerBody); name != "" {
+// BodyOf names the object that holds a message's body; empty where the message holds it itself.
+func BodyOf(h nats.Header) string { return h.Get(headerBody) }
+
+// RemoveJobs removes every job below floor (0 for none), the jobs alone, and the objects that held their bodies. Removing what is gone
+// is no error.
+func (s *Set) RemoveJobs(ctx context.Context, floor uint64, alone []uint64, bodies []string) error {
+	for _, name := range bodies {
 		if err := s.bodies.Delete(ctx, name); err != nil && !Missing(err) {
 			return fmt.Errorf("delete body %s: %w", name, err)
 		}
 	}
-	if err := s.Jobs.DeleteMsg(ctx, m.Sequence); err != nil && !Missing(err) {
-		return fmt.Errorf("delete job %s: %w", id, err)
+	if floor > 0 {
+		if err := s.Jobs.Purge(ctx, jetstream.WithPurgeSequence(floor)); err != nil {
+			return fmt.Errorf("remove jobs below %d: %w", floor, err)
+		}
+	}
+	for _, seq := range alone {
+		if err := s.Jobs.DeleteMsg(ctx, seq); err != nil && !Missing(err) {
+			return fmt.Errorf("remove job %d: %w", seq, err)
+		}
 	}
 	return nil
 }
@@ -227,28 +242,19 @@ func (s *Set) Record(ctx context.Context, id proto.TraceID) (*proto.Record, uint
 	if err != nil {
 		return nil, 0, err
 	}
-	rec, err := DecodeRecord(m.Data)
+	rec, err := proto.DecodeRecord(m.Data)
 	if err != nil {
 		return nil, 0, fmt.Errorf("record of %s: %w", id, err)
 	}
 	return rec, m.Seq, nil
 }
 
-// DecodeRecord is the inverse of the encoding that [Set.WriteRecord] stores.
-func DecodeRecord(data []byte) (*proto.Record, error) {
-	var rec proto.Record
-	if err := json.Unmarshal(data, &rec); err != nil {
-		return nil, fmt.Errorf("decode record: %w", err)
-	}
-	return &rec, nil
-}
-
 // WriteRecord stores rec if the record has sequence number expect, and returns the new one. When rec is terminal, those who wait
 // for it are told once it is durable. Its errors are those of [Set.Write].
 func (s *Set) WriteRecord(ctx context.Context, rec *proto.Record, expect uint64) (uint64, error) {
-	body, err := json.Marshal(rec)
+	body, err := proto.EncodeRecord(rec)
 	if err != nil {
-		return 0, fmt.Errorf("encode record of %s: %w", rec.TraceID, err)
+		return 0, err
 	}
 	h := nats.Header{}
 	h.Set(HeaderStatus, string(rec.Status))

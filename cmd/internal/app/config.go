@@ -131,6 +131,8 @@ func (c *Config) Validate() error {
 		c.validateBootstrapKey(),
 		positive("drain", c.Drain), positive("queue-wait", c.QueueWait),
 		positive("queue-expiry", c.QueueExpiry), positive("retention", c.Retention),
+		// A record that goes before its job could: the job would seem never to have run.
+		setting("retention", c.Retention >= c.QueueExpiry, "%s is shorter than --queue-expiry (%s): a record is kept at least as long as a job may wait", c.Retention, c.QueueExpiry),
 		setting("output-limit", c.OutputLimit > 0 && c.OutputLimit <= MaxOutputLimit, "%d bytes must be between 1 byte and %s", int64(c.OutputLimit), Bytes(MaxOutputLimit)),
 		c.validateUpgradeURL(),
 		setting("log-format", c.LogFormat == LogText || c.LogFormat == LogJSON, "%q must be text or json", c.LogFormat),
