@@ -133,6 +133,9 @@ func (q *Queue) lose(ctx context.Context, id proto.TraceID, worker string) error
 		rec = terminal(rec, proto.Failure(proto.CodeWorkerLost,
 			fmt.Sprintf("The worker that ran attempt %d of %d was lost, and the program with it.", rec.Attempt, rec.MaxAttempts)), time.Now())
 	}
+	if rec.Result != nil && rec.StartedAt != nil {
+		rec.Result.DurationMS = rec.CompletedAt.Sub(*rec.StartedAt).Milliseconds() // as long as it was held to be running
+	}
 	_, err = q.Set.WriteRecord(ctx, rec, revision)
 	if stream.Conflict(err) {
 		return nil // the holder was not lost, or somebody else saw it first

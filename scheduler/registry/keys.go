@@ -37,7 +37,8 @@ const (
 // storedKey is a key with its hash, as it lies in the bucket.
 type storedKey struct {
 	proto.Key
-	Hash string `json:"hash"`
+	Hash     string `json:"hash"`
+	revision uint64
 }
 
 // Keys is the list of API keys, kept current by a watch. Run must be running for changes to be seen.
@@ -129,14 +130,23 @@ func (k *Keys) take(e jetstream.KeyValueEntry) {
 		k.log.Error("a malformed API key was passed over", "key", e.Key(), "error", err)
 		return
 	}
+	s.revision = e.Revision()
+	k.keep(&s)
+}
+
+// keep takes s in unless something newer is known: the watch may tell late of what was changed here.
+func (k *Keys) keep(s *storedKey) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if old := k.byID[s.ID]; old != nil {
+		if old.revision >= s.revision {
+			return
+		}
 		delete(k.byHash, old.Hash)
 	}
-	k.byID[s.ID] = &s
+	k.byID[s.ID] = s
 	if s.RevokedAt == nil {
-		k.byHash[s.Hash] = &s
+		k.byHash[s.Hash] = s
 	}
 }
 
@@ -169,25 +179,26 @@ func (k *Keys) Create(ctx context.Context, key proto.Key) (proto.Key, string, er
 	key.ID = "key_" + hex.EncodeToString(id[:])
 	key.CreatedAt, key.RevokedAt = time.Now().UTC(), nil
 	secret := proto.NewKeySecret(k.region)
-	if err := k.put(ctx, key, secret); err != nil {
+	if err := k.put(ctx, &key, secret, k.set.Keys.Put); err != nil {
 		return proto.Key{}, "", err
 	}
 	return key, secret, nil
 }
 
-func (k *Keys) put(ctx context.Context, key proto.Key, secret string) error {
+// put stores a key with write, which is one of the bucket's ways of writing.
+func (k *Keys) put(
+	ctx context.Context, key *proto.Key, secret string, write func(context.Context, string, []byte) (uint64, error),
+) error {
 	key.Hint = proto.KeyHint(secret)
-	body, err := json.Marshal(storedKey{Key: key, Hash: k.hash(secret)})
+	s := &storedKey{Key: *key, Hash: k.hash(secret)}
+	body, err := json.Marshal(s)
 	if err != nil {
 		return fmt.Errorf("encode API key %s: %w", key.ID, err)
 	}
-	if _, err := k.set.Keys.Put(ctx, keyPrefix+key.ID, body); err != nil {
+	if s.revision, err = write(ctx, keyPrefix+key.ID, body); err != nil {
 		return fmt.Errorf("store API key %s: %w", key.ID, err)
 	}
-	// Known here at once; the other gateways learn of it by their watch.
-	if e, err := k.set.Keys.Get(ctx, keyPrefix+key.ID); err == nil {
-		k.take(e)
-	}
+	k.keep(s) // known here at once; the other gateways learn of it by their watch
 	return nil
 }
 
@@ -209,7 +220,16 @@ func (k *Keys) Bootstrap(ctx context.Context, secret string) (made string, err e
 	key := proto.Key{
 		ID: bootstrapID, Name: "bootstrap", Org: "default", Plan: "enterprise", Rights: proto.RightsAll, CreatedAt: time.Now().UTC(),
 	}
-	return made, k.put(ctx, key, secret)
+	if made == "" {
+		return "", k.put(ctx, &key, secret, k.set.Keys.Put)
+	}
+	err = k.put(ctx, &key, secret, func(ctx context.Context, name string, body []byte) (uint64, error) {
+		return k.set.Keys.Create(ctx, name, body)
+	})
+	if errors.Is(err, jetstream.ErrKeyExists) {
+		return "", nil // another gateway that starts at the same moment made it
+	}
+	return made, err
 }
 
 // List returns all keys, revoked ones included, oldest first.
@@ -251,17 +271,14 @@ func (k *Keys) Revoke(ctx context.Context, id string) (proto.Key, error) {
 		if err != nil {
 			return proto.Key{}, fmt.Errorf("encode API key %s: %w", id, err)
 		}
-		_, err = k.set.Keys.Update(ctx, keyPrefix+id, body, e.Revision())
+		s.revision, err = k.set.Keys.Update(ctx, keyPrefix+id, body, e.Revision())
 		if stream.Conflict(err) {
 			continue
 		}
 		if err != nil {
 			return proto.Key{}, fmt.Errorf("revoke API key %s: %w", id, err)
 		}
-		k.mu.Lock()
-		delete(k.byHash, s.Hash)
-		k.byID[id] = &s
-		k.mu.Unlock()
+		k.keep(&s)
 		return s.Key, nil
 	}
 	return proto.Key{}, fmt.Errorf("revoke API key %s: %w", id, proto.ErrConflict)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -28,6 +29,8 @@ const (
 // outlived the record would seem to be unused.
 const BindingTTL = 24 * time.Hour
 
+const enterPause = 250 * time.Millisecond
+
 // A claim-checked body outlives what names it: a record by its retention, a job by the time it may be queued and run.
 const (
 	bodiesGrace = 24 * time.Hour
@@ -38,6 +41,9 @@ const (
 type Config struct {
 	Replicas  int           // 1, or 3 or 5 on a cluster
 	Retention time.Duration // of records and events
+	// Guest opens only what running jobs takes, and waits for another process to make it: a worker, which is near to what it
+	// runs, needs no right to change streams or to read API keys.
+	Guest bool
 }
 
 // Set is everything bullpen keeps in JetStream.
@@ -64,6 +70,33 @@ func open(ctx context.Context, nc *nats.Conn, cfg Config) (*Set, error) {
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
 	s := &Set{Conn: nc, JS: js, inline: min(maxInline, int(nc.MaxPayload()/2))}
+	if cfg.Guest {
+		return s, s.enter(ctx)
+	}
+	return s, s.make(ctx, cfg)
+}
+
+// enter opens what a worker needs, once it is there.
+func (s *Set) enter(ctx context.Context) error {
+	wait := backoff.WithContext(backoff.NewConstantBackOff(enterPause), ctx)
+	for name, to := range map[string]*jetstream.Stream{jobsName: &s.Jobs, execsName: &s.Execs, outName: &s.Outs} {
+		if err := backoff.Retry(func() (err error) {
+			*to, err = s.JS.Stream(ctx, name)
+			return err
+		}, wait); err != nil {
+			return fmt.Errorf("open stream %s: %w: is a gateway running on this NATS, and is this user allowed its JetStream API?", name, err)
+		}
+	}
+	return backoff.Retry(func() (err error) {
+		if s.bodies, err = s.JS.ObjectStore(ctx, bodiesName); err != nil {
+			return fmt.Errorf("open object store %s: %w", bodiesName, err)
+		}
+		return nil
+	}, wait)
+}
+
+// make opens everything, making what is missing.
+func (s *Set) make(ctx context.Context, cfg Config) (err error) {
 	streams := []struct {
 		to  *jetstream.Stream
 		cfg jetstream.StreamConfig
@@ -81,8 +114,8 @@ func open(ctx context.Context, nc *nats.Conn, cfg Config) (*Set, error) {
 	}
 	for _, st := range streams {
 		st.cfg.Replicas, st.cfg.AllowDirect, st.cfg.Storage = cfg.Replicas, true, jetstream.FileStorage
-		if *st.to, err = js.CreateOrUpdateStream(ctx, st.cfg); err != nil {
-			return nil, fmt.Errorf("open stream %s: %w: check the NATS server's JetStream and permissions", st.cfg.Name, err)
+		if *st.to, err = s.JS.CreateOrUpdateStream(ctx, st.cfg); err != nil {
+			return fmt.Errorf("open stream %s: %w: check the NATS server's JetStream and permissions", st.cfg.Name, err)
 		}
 	}
 	buckets := []struct {
@@ -95,17 +128,17 @@ func open(ctx context.Context, nc *nats.Conn, cfg Config) (*Set, error) {
 	}
 	for _, b := range buckets {
 		b.cfg.Replicas, b.cfg.Storage = cfg.Replicas, jetstream.FileStorage
-		if *b.to, err = js.CreateOrUpdateKeyValue(ctx, b.cfg); err != nil {
-			return nil, fmt.Errorf("open bucket %s: %w", b.cfg.Bucket, err)
+		if *b.to, err = s.JS.CreateOrUpdateKeyValue(ctx, b.cfg); err != nil {
+			return fmt.Errorf("open bucket %s: %w", b.cfg.Bucket, err)
 		}
 	}
-	s.bodies, err = js.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{
+	s.bodies, err = s.JS.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{
 		Bucket: bodiesName, TTL: max(cfg.Retention, bodiesLeast) + bodiesGrace, Replicas: cfg.Replicas, Storage: jetstream.FileStorage,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("open object store %s: %w", bodiesName, err)
+		return fmt.Errorf("open object store %s: %w", bodiesName, err)
 	}
-	return s, nil
+	return nil
 }
 
 // Refused reports whether err is the server's answer that it cannot do what was asked, as opposed to no answer.

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"os"
 	"sync"
 	"time"
@@ -86,7 +85,9 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 	}
 	opening, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	s.set, err = stream.Connect(opening, access, stream.Config{Replicas: cfg.Replicas, Retention: cfg.Retention}, log)
+	s.set, err = stream.Connect(opening, access, stream.Config{
+		Replicas: cfg.Replicas, Retention: cfg.Retention, Guest: len(cfg.Roles) == 1 && cfg.Has(RoleWorker),
+	}, log)
 	if err != nil {
 		return nil, err
 	}
@@ -126,18 +127,24 @@ type part struct {
 	run  func(ctx context.Context) error
 }
 
-// serve runs the roles. Parts stop in the reverse of their order: first what takes requests and jobs, which drains, then what those
-// need to finish.
+// roles are the parts of a process by when they stop.
+type roles struct {
+	work []part      // takes jobs: stops first, and drains
+	web  *httpServer // refuses new work meanwhile, and stops when the work and its answers are done; nil for none
+	base []part      // what the others stand on: stops last
+}
+
+// serve runs the roles until ctx ends or one of them fails, and stops them in their order.
 func (s *system) serve(ctx context.Context) error {
-	front, base, err := s.parts(ctx)
+	r, err := s.roles(ctx)
 	if err != nil {
 		return err
 	}
 	failed, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	stay, leave := context.WithCancel(context.WithoutCancel(ctx)) // outlives ctx until the front has drained
+	stay, leave := context.WithCancel(context.WithoutCancel(ctx)) // outlives ctx until all has drained
 	defer leave()
-	var fronts, bases sync.WaitGroup
+	var work, web, base sync.WaitGroup
 	start := func(group *sync.WaitGroup, ctx context.Context, p part) {
 		group.Go(func() {
 			if err := p.run(ctx); err != nil {
@@ -145,16 +152,27 @@ func (s *system) serve(ctx context.Context) error {
 			}
 		})
 	}
-	for _, p := range base {
-		start(&bases, stay, p)
+	for _, p := range r.base {
+		start(&base, stay, p)
 	}
-	for _, p := range front {
-		start(&fronts, failed, p)
+	for _, p := range r.work {
+		start(&work, failed, p)
+	}
+	closing, closeWeb := context.WithCancel(stay)
+	defer closeWeb()
+	if r.web != nil {
+		start(&web, closing, part{"HTTP server", r.web.run})
 	}
 	<-failed.Done()
-	fronts.Wait()
+	s.log.Info("draining", "at_most", s.cfg.Drain)
+	if r.web != nil {
+		r.web.drain()
+	}
+	work.Wait()
+	closeWeb()
+	web.Wait()
 	leave()
-	bases.Wait()
+	base.Wait()
 	if err := context.Cause(failed); !errors.Is(err, context.Canceled) {
 		return err
 	}
@@ -162,40 +180,35 @@ func (s *system) serve(ctx context.Context) error {
 	return nil
 }
 
-// parts puts the roles together: front takes work in, base is what it stands on.
-func (s *system) parts(ctx context.Context) (front, base []part, err error) {
+// roles puts the roles of this process together.
+func (s *system) roles(ctx context.Context) (r roles, err error) {
 	if s.embedded != nil {
-		base = append(base, part{"embedded NATS", s.embedded.Run})
+		r.base = append(r.base, part{"embedded NATS", s.embedded.Run})
 	}
 	if s.cfg.Has(RoleScheduler) || s.cfg.Has(RoleGateway) {
 		d := &queue.Dispatcher{Set: s.set, Instance: s.instance, Log: s.log}
-		base = append(base, part{"dispatcher", d.Run})
+		r.base = append(r.base, part{"dispatcher", d.Run})
 	}
-	if s.cfg.Has(RoleWorker) {
-		f, b, err := s.worker(ctx)
-		if err != nil {
-			return nil, nil, err
-		}
-		front, base = append(front, f), append(base, b...)
-	}
-	var api http.Handler
-	var drain func()
+	api, drain := s.health(), func() {}
 	if s.cfg.Has(RoleGateway) {
 		g, keys, err := s.gateway(ctx)
 		if err != nil {
-			return nil, nil, err
+			return roles{}, err
 		}
 		api, drain = g.Handler(), g.Drain
-		base = append(base, part{"API keys", keys.Run})
-	} else {
-		api, drain = s.health(), func() {}
+		r.base = append(r.base, part{"API keys", keys.Run})
 	}
 	if s.cfg.Address() != "" {
-		web, err := s.web(api, drain)
-		if err != nil {
-			return nil, nil, err
+		if r.web, err = s.listen(api, drain); err != nil {
+			return roles{}, err
 		}
-		front = append(front, web)
 	}
-	return front, base, nil
+	if s.cfg.Has(RoleWorker) {
+		work, base, err := s.worker(ctx)
+		if err != nil {
+			return roles{}, err
+		}
+		r.work, r.base = append(r.work, work), append(r.base, base...)
+	}
+	return r, nil
 }

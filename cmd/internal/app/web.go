@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -71,44 +72,56 @@ func (s *system) health() http.Handler {
 	return mux
 }
 
-// web serves api over HTTP. drain is called when no new work is to be taken any more.
-func (s *system) web(api http.Handler, drain func()) (part, error) {
+// httpServer answers HTTP. While work drains its listener stays open, so that new requests are told to come again rather than
+// refused a connection.
+type httpServer struct {
+	server   *http.Server
+	listener net.Listener
+	busy     *inFlight
+	drain    func() // makes api refuse new work
+	patience time.Duration
+	log      *slog.Logger
+}
+
+// listen takes the address that api is served on. drain is to be called when no new work is to be taken any more.
+func (s *system) listen(api http.Handler, drain func()) (*httpServer, error) {
 	listener, err := net.Listen("tcp", s.cfg.Address())
 	if err != nil {
-		return part{}, fmt.Errorf("listen: %w: choose another --listen", err)
+		return nil, fmt.Errorf("listen: %w: choose another --listen", err)
 	}
 	busy := &inFlight{next: api}
-	server := &http.Server{
-		Handler: busy, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
-		Protocols: protocols(),
+	return &httpServer{
+		server: &http.Server{
+			Handler: busy, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
+			Protocols: protocols(),
+		},
+		listener: listener, busy: busy, drain: drain, patience: s.cfg.Drain + closeTimeout, log: s.log,
+	}, nil
+}
+
+// run serves until ctx ends and what is being answered has been.
+func (h *httpServer) run(ctx context.Context) error {
+	h.log.Info("listening", "url", "http://"+h.listener.Addr().String())
+	served := make(chan error, 1)
+	go func() { served <- h.server.Serve(h.listener) }()
+	select {
+	case err := <-served:
+		return err
+	case <-ctx.Done():
 	}
-	run := func(ctx context.Context) error {
-		s.log.Info("listening", "url", "http://"+listener.Addr().String())
-		served := make(chan error, 1)
-		go func() { served <- server.Serve(listener) }()
-		select {
-		case err := <-served:
-			return err
-		case <-ctx.Done():
-		}
-		drain()
-		s.log.Info("draining", "at_most", s.cfg.Drain)
-		// The listener stays open meanwhile, so that new requests are told to come again rather than refused a connection.
-		idle, stop := context.WithCancel(context.WithoutCancel(ctx))
-		defer stop()
-		defer afterDrain(ctx, s.cfg.Drain+closeTimeout, stop)()
-		busy.wait(idle)
-		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-		defer cancel()
-		if err := server.Shutdown(closing); err != nil {
-			_ = server.Close()
-		}
-		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
-			return err
-		}
-		return nil
+	rest := context.WithoutCancel(ctx)
+	idle, stop := context.WithTimeout(rest, h.patience)
+	defer stop()
+	h.busy.wait(idle)
+	closing, cancel := context.WithTimeout(rest, closeTimeout)
+	defer cancel()
+	if err := h.server.Shutdown(closing); err != nil {
+		_ = h.server.Close()
 	}
-	return part{"HTTP server", run}, nil
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
 }
 
 // protocols lets clients speak HTTP/2 without TLS, which proxies in front of the gateway do.
