@@ -30,17 +30,25 @@ func testPrograms(t *testing.T, a *api) {
 		exitCode       int
 	}{
 		{"python", python("import sys; print(6 * 7); print('é', file=sys.stderr)"), "42\n", "é\n", 0},
-		{"python is the default", request{"code": "import sys; print(__file__, __name__, sys.argv)"},
-			"/home/baponi/main.py __main__ ['/home/baponi/main.py']\n", "", 0},
+		{
+			"python is the default",
+			request{"code": "import sys; print(__file__, __name__, sys.argv)"},
+			"/home/baponi/main.py __main__ ['/home/baponi/main.py']\n", "", 0,
+		},
 		{"python exit code", python("import sys; sys.exit(3)"), "", "", 3},
-		{"python traceback", python("print('before', flush=True)\n1 / 0"), "before\n",
-			"File \"/home/baponi/main.py\", line 2, in <module>\n    1 / 0\n    ~~^~~\nZeroDivisionError: division by zero\n", 1},
+		{
+			"python traceback", python("print('before')\n# a comment\nraise ValueError('no')"), "before\n",
+			"Traceback (most recent call last):\n  File \"/home/baponi/main.py\", line 3, in <module>\n    raise ValueError('no')\nValueError: no\n", 1,
+		},
 		{"python syntax error", python("x = = 1"), "", "SyntaxError: invalid syntax\n", 1},
 		{"python atexit", python("import atexit; atexit.register(print, 'last'); print('first')"), "first\nlast\n", "", 0},
 		{"python stdin", python("import sys; print(repr(sys.stdin.read()))"), "''\n", "", 0},
 		{"node", request{"language": "node", "code": "console.log(6 * 7); console.error('é')"}, "42\n", "é\n", 0},
-		{"node file", request{"language": "node", "code": "console.log(__filename, process.argv.slice(1))"},
-			"/home/baponi/main.js [ '/home/baponi/main.js' ]\n", "", 0},
+		{
+			"node file",
+			request{"language": "node", "code": "console.log(__filename, process.argv.slice(1))"},
+			"/home/baponi/main.js [ '/home/baponi/main.js' ]\n", "", 0,
+		},
 		{"node exit code", request{"language": "node", "code": "process.exitCode = 4"}, "", "", 4},
 		{"bash", bash("echo $((6 * 7)); echo é >&2"), "42\n", "é\n", 0},
 		{"bash sees only the user's files", bash("pwd; ls -A"), "/home/baponi\n", "", 0},
@@ -255,32 +263,16 @@ func testSSE(t *testing.T, a *api) {
 	h := newHold()
 	id := a.submit(bash("echo one\necho two\n" + h.code()))
 	h.reached(t, 1)
-	type got struct {
-		reply *reply
-		err   error
-	}
-	live := make(chan got, 1)
-	go func() { // begun while the program runs
-		r, err := a.try(context.Background(), http.MethodGet, execution(id, "output")+"?after_seq=1", nil, accept, sse)
-		live <- got{r, err}
-	}()
-	resumed := make(chan got, 1)
-	go func() { // the header is newer than the query
-		r, err := a.try(context.Background(), http.MethodGet, execution(id, "output")+"?after_seq=1", nil, accept, sse, "Last-Event-ID", "3")
-		resumed <- got{r, err}
-	}()
+	live := a.follow(id, 1, accept, sse)                          // begun while the program runs
+	resumed := a.follow(id, 1, accept, sse, "Last-Event-ID", "3") // the header is newer than the query
 	h.release(t)
 	a.ended(id)
 	for _, c := range []struct {
-		from  chan got
+		from  *pending
 		after int64
 	}{{live, 1}, {resumed, 3}} {
-		g := <-c.from
-		if g.err != nil {
-			t.Fatal(g.err)
-		}
 		var events []event
-		for _, s := range serverSent(t, g.reply) {
+		for _, s := range serverSent(t, c.from.answer(t)) {
 			if s.id != s.event.Seq {
 				t.Errorf("id %d for seq %d", s.id, s.event.Seq)
 			}
@@ -306,10 +298,11 @@ func testAsync(t *testing.T, a *api) {
 	if r := a.get(execution(id) + "?wait=1"); !strings.Contains(string(r.body), `"status":"running"`) {
 		t.Errorf("a wait that is over: %s", r)
 	}
-	waits := make(chan record, 1)
-	go func() { waits <- a.ended(id) }()
+	waits := a.begin(http.MethodGet, execution(id)+"?wait=60", nil)
 	h.release(t)
-	(<-waits).succeeded(t, "held\nwoken\n")
+	var rec record
+	waits.answer(t).into(t, &rec)
+	rec.succeeded(t, "held\nwoken\n")
 	events := a.output(id, 0)
 	stdout, _, last := whole(t, events, 0)
 	if stdout != "held\nwoken\n" || last.Result.Stdout != stdout {
@@ -521,8 +514,11 @@ func testKeys(t *testing.T, a *api) {
 		a.with("").get(execution("trc_x"), "Authorization", header).refusal(t, http.StatusUnauthorized, "unauthorized")
 	}
 	for _, body := range []request{
-		{"name": "", "org": "o", "plan": "free"}, {"name": "n", "org": "O", "plan": "free"}, {"name": "n", "org": "o", "plan": "gold"},
-		{"name": "n", "org": "o", "plan": "free", "rights": "some"}, {"name": 1, "org": "o", "plan": "free"},
+		{"name": "", "org": "o", "plan": "free"},
+		{"name": "n", "org": "O", "plan": "free"},
+		{"name": "n", "org": "o", "plan": "gold"},
+		{"name": "n", "org": "o", "plan": "free", "rights": "some"},
+		{"name": 1, "org": "o", "plan": "free"},
 	} {
 		a.do(http.MethodPost, "/v1/admin/keys", body).refusal(t, http.StatusBadRequest, "validation_error")
 	}
@@ -683,7 +679,7 @@ func testBigBody(t *testing.T, a *api) {
 	const size = 100 << 20
 	for _, head := range []string{fmt.Sprintf("Content-Length: %d\r\n", size), "Transfer-Encoding: chunked\r\n"} {
 		conn := dial(t, a)
-		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n%s\r\n", executePath, a.key, head)
+		say(t, conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n%s\r\n", executePath, a.key, head)
 		var sending sync.WaitGroup
 		sending.Go(func() {
 			piece := []byte(strings.Repeat(" ", 1<<20))
@@ -723,6 +719,13 @@ func dial(t testing.TB, a *api) net.Conn {
 	return conn
 }
 
+func say(t testing.TB, conn net.Conn, format string, args ...any) {
+	t.Helper()
+	if _, err := fmt.Fprintf(conn, format, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // testSlowHeaders sends headers so slowly that they never end: the connection is cut, and others are served meanwhile.
 func testSlowHeaders(t *testing.T, a *api) {
 	conn := dial(t, a)
@@ -731,7 +734,7 @@ func testSlowHeaders(t *testing.T, a *api) {
 		_, err := io.ReadAll(conn)
 		cut <- err
 	}()
-	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\n", executePath)
+	say(t, conn, "POST %s HTTP/1.1\r\nHost: x\r\n", executePath)
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	for n := 0; ; n++ {

@@ -102,15 +102,22 @@ func testDrainAsync(t *testing.T, p *programs) {
 
 // testDrainOver has a program run longer than the shutdown waits.
 func testDrainOver(t *testing.T, p *programs, in topology) {
-	w, h := newWorld(t, p, in, 1, "--drain", "1s"), newHold()
+	w, h := newWorld(t, p, in, 3, "--drain", "1s"), newHold()
 	id := w.submit(bash(h.code()))
-	h.reached(t, 1)
+	inline, stream := w.start(bash(h.code())), w.start(bash(h.code()), accept, ndjson)
+	h.reached(t, 3)
 	w.worker.signal(syscall.SIGTERM)
 	if code := w.worker.exitCode(t); code != 0 {
 		t.Errorf("exit code %d:\n%s", code, w.worker.tail())
 	}
 	if pids := h.pids(t); len(pids) > 0 {
 		t.Errorf("the server has ended and its program runs on: %v", pids)
+	}
+	if res := inline.answer(t).result(t); told(res.ErrorCode) != `"worker_lost"` || !strings.Contains(told(res.ErrorMessage), "shut down") {
+		t.Errorf("inline: %+v", res)
+	}
+	if stdout, _, last := whole(t, stream.answer(t).events(t), 0); stdout != "held\n" || told(last.Result.ErrorCode) != `"worker_lost"` {
+		t.Errorf("streamed: %q, and at last %+v", stdout, last)
 	}
 	if !in.apart {
 		w.startFront(t)
@@ -379,24 +386,30 @@ func fill(t testing.TB, name string) {
 
 // testWorkerKilled kills a worker with a program that may run once, and one that may run again.
 func testWorkerKilled(t *testing.T, p *programs) {
-	w := newWorld(t, p, topology{apart: true}, 2)
+	w := newWorld(t, p, topology{apart: true}, 4)
 	once, twice := newHold(), newHold()
 	lost, again := w.submit(bash(once.code())), w.submit(bash(twice.code()).and("max_attempts", 2))
-	inline := w.start(bash("true").and("timeout", 60)) // no slot is free, and there will be no worker
-	once.reached(t, 1)
+	inline, stream := w.start(bash(once.code())), w.start(bash(once.code()), accept, ndjson)
+	once.reached(t, 3)
 	twice.reached(t, 1)
+	follow := w.follow(again, 0)
+	late := w.start(bash("true")) // no slot is free, and there will be no worker
 	w.worker.kill()
 	killed := time.Now()
 	once.reached(t, 0)
 	twice.reached(t, 0)
 	t.Logf("the jails were gone %s after their worker", time.Since(killed).Round(time.Millisecond))
-	inline.answer(t).refusal(t, http.StatusServiceUnavailable, "service_unavailable")
+	late.answer(t).refusal(t, http.StatusServiceUnavailable, "service_unavailable")
 
 	w.startWorker(t)
 	w.ended(lost).failed(t, "failed", "worker_lost", "lost")
-	stdout, _, last := whole(t, w.output(lost, 0), 0)
-	if stdout != "held\n" || last.Status != "failed" {
-		t.Errorf("the output of the lost one is %q, its end %q", stdout, last.Status)
+	if res := inline.answer(t).result(t); told(res.ErrorCode) != `"worker_lost"` {
+		t.Errorf("inline: %+v", res)
+	}
+	for _, events := range [][]event{w.output(lost, 0), stream.answer(t).events(t)} {
+		if stdout, _, last := whole(t, events, 0); stdout != "held\n" || last.Status != "failed" || told(last.Result.ErrorCode) != `"worker_lost"` {
+			t.Errorf("the output of a lost one is %q, its end %+v", stdout, last)
+		}
 	}
 	twice.reached(t, 1)
 	if rec := w.record(again); rec.Status != "running" || rec.Attempt != 2 {
@@ -409,8 +422,10 @@ func testWorkerKilled(t *testing.T, p *programs) {
 		t.Errorf("attempt %d", rec.Attempt)
 	}
 	// Its events are those of both attempts, numbered on, with one status.
-	if stdout, _, _ := whole(t, w.output(again, 0), 0); stdout != "held\nheld\nwoken\n" {
-		t.Errorf("the output of both attempts is %q", stdout)
+	for _, events := range [][]event{w.output(again, 0), follow.answer(t).events(t)} {
+		if stdout, _, _ := whole(t, events, 0); stdout != "held\nheld\nwoken\n" {
+			t.Errorf("the output of both attempts is %q", stdout)
+		}
 	}
 }
 

@@ -123,19 +123,7 @@ func testMalformedNotices(t *testing.T, a *api, nc *nats.Conn) {
 	h := newHold()
 	id := a.submit(bash(h.code()))
 	h.reached(t, 1)
-	type answer struct {
-		reply *reply
-		err   error
-	}
-	ask := func(path string) <-chan answer {
-		c := make(chan answer, 1)
-		go func() {
-			r, err := a.try(t.Context(), http.MethodGet, path, nil)
-			c <- answer{r, err}
-		}()
-		return c
-	}
-	waits, follows := ask(execution(id)+"?wait=60"), ask(execution(id, "output"))
+	waits, follows := a.begin(http.MethodGet, execution(id)+"?wait=60", nil), a.follow(id, 0)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for range 50 { // so that they come while they wait
@@ -151,16 +139,10 @@ func testMalformedNotices(t *testing.T, a *api, nc *nats.Conn) {
 	}
 	h.release(t)
 	a.ended(id).succeeded(t, "held\nwoken\n")
-	if wait := <-waits; wait.err != nil || wait.reply.status != http.StatusOK {
-		t.Errorf("who waited for it got %s, %v", wait.reply, wait.err)
-	} else {
-		var rec record
-		wait.reply.into(t, &rec)
-		rec.succeeded(t, "held\nwoken\n")
-	}
-	if follow := <-follows; follow.err != nil {
-		t.Errorf("who followed it: %v", follow.err)
-	} else if stdout, _, _ := whole(t, follow.reply.events(t), 0); stdout != "held\nwoken\n" {
+	var rec record
+	waits.answer(t).into(t, &rec)
+	rec.succeeded(t, "held\nwoken\n")
+	if stdout, _, _ := whole(t, follows.answer(t).events(t), 0); stdout != "held\nwoken\n" {
 		t.Errorf("who followed it got %q", stdout)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -141,10 +142,7 @@ func python(code string) request { return request{"language": "python", "code": 
 
 // and adds members.
 func (r request) and(pairs ...any) request {
-	out := request{}
-	for k, v := range r {
-		out[k] = v
-	}
+	out := maps.Clone(r)
 	for i := 0; i < len(pairs); i += 2 {
 		out[pairs[i].(string)] = pairs[i+1]
 	}
@@ -456,14 +454,24 @@ type pending struct {
 	done  chan struct{}
 }
 
-// start sends a request and does not wait for its answer.
-func (a *api) start(body any, headers ...string) *pending {
+// begin sends a request and does not wait for its answer.
+func (a *api) begin(method, path string, body any, headers ...string) *pending {
 	p := &pending{done: make(chan struct{})}
 	go func() {
 		defer close(p.done)
-		p.reply, p.err = a.try(context.Background(), http.MethodPost, executePath, body, headers...)
+		p.reply, p.err = a.try(context.Background(), method, path, body, headers...)
 	}()
 	return p
+}
+
+// start submits a program and does not wait for the answer.
+func (a *api) start(body any, headers ...string) *pending {
+	return a.begin(http.MethodPost, executePath, body, headers...)
+}
+
+// follow asks for the output of an execution and does not wait for its end.
+func (a *api) follow(id string, after int64, headers ...string) *pending {
+	return a.begin(http.MethodGet, execution(id, "output")+"?after_seq="+strconv.FormatInt(after, 10), nil, headers...)
 }
 
 // answer waits for the answer.

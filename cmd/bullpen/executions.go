@@ -104,7 +104,7 @@ func (c *logsCommand) Run(ctx context.Context, io streams) error {
 	if err != nil {
 		return err
 	}
-	p := &printer{io: io, json: c.JSON}
+	p := &printer{io: io, json: c.JSON, last: c.AfterSeq}
 	if c.Follow {
 		return api.Follow(ctx, c.id(), c.AfterSeq, p.event)
 	}

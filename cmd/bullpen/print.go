@@ -12,12 +12,18 @@ import (
 type printer struct {
 	io   streams
 	json bool
+	last int64 // number of the last event seen, or of the one that was asked to begin after
+	gap  bool  // events were missing in between
 }
 
 func (p *printer) event(e *client.Event) error {
 	if p.json {
 		_, err := p.io.out.Write(e.Line)
 		return err
+	}
+	if e.Type != proto.EventKeepalive {
+		p.gap = p.gap || e.Seq > p.last+1
+		p.last = e.Seq
 	}
 	switch e.Type {
 	case proto.EventOutput:
@@ -28,8 +34,8 @@ func (p *printer) event(e *client.Event) error {
 		_, err := io.WriteString(to, e.Data)
 		return err
 	case proto.EventResult:
-		if e.Truncated {
-			_, _ = fmt.Fprintf(p.io.err, "bullpen: %s: not all of the output is kept; what is missing came before what is above\n", e.TraceID)
+		if p.gap {
+			_, _ = fmt.Fprintf(p.io.err, "bullpen: %s: some of the output is missing above: only the last %d lines are kept\n", e.TraceID, proto.MaxEvents)
 		}
 	}
 	return nil

@@ -16,6 +16,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // parentName is the directory below the worker's own group that holds one
@@ -30,9 +32,8 @@ const minQuotaMicros = 1_000
 
 // Limits is what the members of a group share.
 type Limits struct {
-	Memory int64   // bytes; no swap beside it
-	Tasks  int     // processes and threads
-	CPU    float64 // cores
+	Memory int64 // bytes; no swap beside it
+	Tasks  int   // processes and threads
 }
 
 // Usage is what the members of a group used so far.
@@ -50,6 +51,7 @@ type Tree struct {
 	// memory one first; on version 2 one.
 	dirs []string
 	ctl  controllers
+	home *home // version 1
 }
 
 // controllers are the indexes into dirs, and Group.dirs, of each controller.
@@ -60,6 +62,7 @@ type Group struct {
 	version int
 	dirs    []string
 	ctl     controllers
+	home    *home // version 1
 }
 
 // Open finds the worker's own group and makes bullpen/<instance> below it.
@@ -77,6 +80,11 @@ func open(root, instance string) (*Tree, error) {
 			return nil, err
 		}
 	}
+	if t.version == 1 {
+		if t.home, err = openHome(t.dirs); err != nil {
+			return nil, err
+		}
+	}
 	// Another worker may remove the common directory, empty, while we are about
 	// to use it.
 	for range 10 {
@@ -85,9 +93,16 @@ func open(root, instance string) (*Tree, error) {
 		}
 	}
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, t.closeHome())
 	}
 	return t, nil
+}
+
+func (t *Tree) closeHome() error {
+	if t.home == nil {
+		return nil
+	}
+	return t.home.close()
 }
 
 func (t *Tree) makeDirs() error {
@@ -111,9 +126,9 @@ func (t *Tree) makeDirs() error {
 // Version is 1 or 2.
 func (t *Tree) Version() int { return t.version }
 
-// New makes a group below the tree and sets its limits.
-func (t *Tree) New(name string, l Limits) (*Group, error) {
-	g := &Group{version: t.version, ctl: t.ctl}
+// New makes a group below the tree, without limits.
+func (t *Tree) New(name string) (*Group, error) {
+	g := &Group{version: t.version, ctl: t.ctl, home: t.home}
 	for _, d := range t.dirs {
 		dir := filepath.Join(d, parentName, t.instance, name)
 		if err := os.Mkdir(dir, 0o750); err != nil {
@@ -121,26 +136,29 @@ func (t *Tree) New(name string, l Limits) (*Group, error) {
 		}
 		g.dirs = append(g.dirs, dir)
 	}
-	var err error
-	if t.version == 1 {
-		err = g.limit1(l)
-	} else {
-		err = g.limit2(l)
-	}
-	if err != nil {
-		return nil, errors.Join(err, g.Remove())
-	}
 	return g, nil
 }
 
-// Add moves the process pid, all its threads, into the group.
-func (g *Group) Add(pid int) error {
-	for _, d := range g.dirs {
-		if err := write(d, "cgroup.procs", strconv.Itoa(pid)); err != nil {
-			return err
-		}
+// Limit sets the limits on memory and tasks.
+func (g *Group) Limit(l Limits) error {
+	if g.version == 1 {
+		return g.limit1(l)
 	}
-	return nil
+	return g.limit2(l)
+}
+
+// Throttle sets the limit on cpu, in cores. It is apart from the others because
+// what has used up its share stands still, whatever others wait for it to do.
+func (g *Group) Throttle(cpu float64) error {
+	q := strconv.FormatInt(quota(cpu), 10)
+	if g.version == 2 {
+		return write(g.dirs[0], "cpu.max", q+" "+strconv.Itoa(periodMicros))
+	}
+	dir := g.dirs[g.ctl.cpu]
+	if err := write(dir, "cpu.cfs_period_us", strconv.Itoa(periodMicros)); err != nil {
+		return err
+	}
+	return write(dir, "cpu.cfs_quota_us", q)
 }
 
 // Unthrottle lifts the cpu limit: a process that has used up its quota would
@@ -160,15 +178,26 @@ func (g *Group) Usage() (Usage, error) {
 	return g.usage2()
 }
 
-// Remove removes the group. It must be empty.
+// Remove removes the group. What is still in it is killed first.
 func (g *Group) Remove() error {
 	var errs []error
 	for _, d := range g.dirs {
-		if err := os.Remove(d); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("cgroup: remove a group: %w", err))
+		err := removeDir(d)
+		if errors.Is(err, unix.EBUSY) {
+			err = sweepGroup(d)
 		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// removeDir removes a group that is empty, or gone already.
+func removeDir(dir string) error {
+	// Not os.Remove: it would try unlink first, and tell of that.
+	if err := unix.Rmdir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("cgroup: remove a group: %w", &os.PathError{Op: "rmdir", Path: dir, Err: err})
+	}
+	return nil
 }
 
 // Close removes the instance's directories, and the one above if this was the
@@ -182,22 +211,26 @@ func (t *Tree) Close() error {
 		// Fails while other instances are there, which is right.
 		_ = os.Remove(filepath.Join(d, parentName))
 	}
+	errs = append(errs, t.closeHome())
 	return errors.Join(errs...)
 }
 
 func quota(cpu float64) int64 { return max(int64(cpu*periodMicros), minQuotaMicros) }
 
+// write writes value to a file of a group.
 func write(dir, file, value string) error {
+	path := filepath.Join(dir, file)
 	// Not os.WriteFile: it would try to make a file that is missing, which a
-	// control group answers with a refusal rather than with ENOENT.
-	f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY|os.O_TRUNC, 0)
+	// control group answers with a refusal rather than with ENOENT. And not
+	// os.File: it would have the runtime poll the file, two system calls more.
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_TRUNC|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("cgroup: %w", err)
+		return fmt.Errorf("cgroup: %w", &os.PathError{Op: "open", Path: path, Err: err})
 	}
-	if _, err := f.WriteString(value); err != nil {
-		return errors.Join(fmt.Errorf("cgroup: write %q: %w", value, err), f.Close())
+	if _, err = unix.Write(fd, []byte(value)); err != nil {
+		err = fmt.Errorf("cgroup: write %q: %w", value, &os.PathError{Op: "write", Path: path, Err: err})
 	}
-	return f.Close()
+	return errors.Join(err, unix.Close(fd))
 }
 
 func readInt(dir, file string) (int64, error) {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -146,14 +145,11 @@ func TestVersion2Group(t *testing.T) {
 	})
 	root := fake(t, files)
 	g := &Group{version: 2, dirs: []string{filepath.Join(root, "g")}}
-	if err := g.limit2(Limits{Memory: 1 << 30, Tasks: 288, CPU: 1.5}); err != nil {
-		t.Fatal(err)
-	}
-	if err := g.Add(42); err != nil {
+	if err := errors.Join(g.Limit(Limits{Memory: 1 << 30, Tasks: 288}), g.Throttle(1.5)); err != nil {
 		t.Fatal(err)
 	}
 	for f, want := range map[string]string{
-		"memory.max": "1073741824", "memory.swap.max": "0", "memory.oom.group": "1", "pids.max": "288", "cpu.max": "150000 100000", "cgroup.procs": "42",
+		"memory.max": "1073741824", "memory.swap.max": "0", "memory.oom.group": "1", "pids.max": "288", "cpu.max": "150000 100000",
 	} {
 		if got := read(t, root, "g/"+f); got != want {
 			t.Errorf("%s = %q, want %q", f, got, want)
@@ -178,13 +174,13 @@ func TestVersion2Group(t *testing.T) {
 	if u, err := g.Usage(); err != nil || u != want {
 		t.Errorf("without a peak: %+v, %v", u, err)
 	}
-	if err := g.limit2(Limits{Memory: 1, Tasks: 1, CPU: 0.001}); err != nil || read(t, root, "g/cpu.max") != "1000 100000" {
+	if err := errors.Join(g.Limit(Limits{Memory: 1, Tasks: 1}), g.Throttle(0.001)); err != nil || read(t, root, "g/cpu.max") != "1000 100000" {
 		t.Errorf("without swap: %v", err)
 	}
 	if err := os.Remove(filepath.Join(root, "g/pids.max")); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.limit2(Limits{Memory: 1, Tasks: 1, CPU: 1}); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "pids.max") {
+	if err := g.Limit(Limits{Memory: 1, Tasks: 1}); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "pids.max") {
 		t.Errorf("without pids: %v", err)
 	}
 }
@@ -195,12 +191,12 @@ func TestReal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	left, err := dead.New("1", Limits{Memory: 1 << 24, Tasks: 10, CPU: 0.5})
+	left, err := dead.New("1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), "sleep", "600")
-	if err := errors.Join(cmd.Start(), left.Add(cmd.Process.Pid)); err != nil {
+	sleeper, err := left.StartProcess("/bin/sleep", []string{"sleep", "600"}, &os.ProcAttr{})
+	if err != nil {
 		t.Fatal(err)
 	}
 	tree, err := Open("test-live")
@@ -210,20 +206,23 @@ func TestReal(t *testing.T) {
 	if swept, err := tree.Sweep(func(i string) bool { return i == "test-dead" }); err != nil || !slices.Equal(swept, []string{"test-dead"}) {
 		t.Errorf("swept %q, %v", swept, err)
 	}
-	if err := cmd.Wait(); err == nil || cmd.ProcessState.String() != "signal: killed" {
-		t.Errorf("what was left ended with %v", err)
+	if state, err := sleeper.Wait(); err != nil || state.String() != "signal: killed" {
+		t.Errorf("what was left ended with %v, %v", state, err)
 	}
-	g, err := tree.New("1", Limits{Memory: 1 << 20, Tasks: 10, CPU: 0.5})
+	g, err := tree.New("1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tree.New("1", Limits{}); err == nil {
+	if err := errors.Join(g.Limit(Limits{Memory: 1 << 20, Tasks: 10}), g.Throttle(0.5)); err != nil {
+		t.Error(err)
+	}
+	if _, err := tree.New("1"); err == nil {
 		t.Error("made a group twice")
 	}
 	if u, err := g.Usage(); err != nil || u.OOMKills != 0 {
 		t.Errorf("got %+v, %v", u, err)
 	}
-	if err := errors.Join(g.Unthrottle(), g.Remove(), tree.Close()); err != nil {
+	if err := errors.Join(g.Unthrottle(), g.Remove(), tree.Close(), dead.closeHome()); err != nil {
 		t.Error(err)
 	}
 }

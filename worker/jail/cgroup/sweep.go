@@ -6,8 +6,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -72,11 +74,15 @@ func sweepGroup(dir string) error {
 		}
 		pids := strings.Fields(string(b))
 		if len(pids) == 0 {
-			break
+			return removeDir(dir)
 		}
 		for _, p := range pids {
 			pid, err := strconv.Atoi(p)
-			if err == nil {
+			switch {
+			case err != nil:
+			case pid == unix.Getpid():
+				err = awaitOwnThreads(dir)
+			default:
 				err = killAndWait(pid)
 			}
 			if err != nil {
@@ -84,10 +90,21 @@ func sweepGroup(dir string) error {
 			}
 		}
 	}
-	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("cgroup: sweep: %w", err)
+}
+
+// awaitOwnThreads waits until no thread of this process is in a group of
+// version 1. One is there only for a moment, also one that could not leave: it
+// is dying (see Group.startFromInside). Nothing tells of its death.
+func awaitOwnThreads(dir string) error {
+	self := strconv.Itoa(unix.Getpid())
+	for range 1000 {
+		b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		if err != nil || !slices.Contains(strings.Fields(string(b)), self) {
+			return err
+		}
+		time.Sleep(time.Millisecond)
 	}
-	return nil
+	return errors.New("a thread of this process does not leave the group")
 }
 
 // killAndWait kills pid and waits until it is dead, through a pidfd so that no

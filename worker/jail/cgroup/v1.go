@@ -13,7 +13,7 @@ import (
 )
 
 func (g *Group) limit1(l Limits) error {
-	mem, cpu := g.dirs[g.ctl.memory], g.dirs[g.ctl.cpu]
+	mem := g.dirs[g.ctl.memory]
 	bytes := strconv.FormatInt(l.Memory, 10)
 	if err := write(mem, "memory.limit_in_bytes", bytes); err != nil {
 		return err
@@ -26,13 +26,7 @@ func (g *Group) limit1(l Limits) error {
 	} else if err != nil {
 		return err
 	}
-	if err := write(g.dirs[g.ctl.pids], "pids.max", strconv.Itoa(l.Tasks)); err != nil {
-		return err
-	}
-	if err := write(cpu, "cpu.cfs_period_us", strconv.Itoa(periodMicros)); err != nil {
-		return err
-	}
-	return write(cpu, "cpu.cfs_quota_us", strconv.FormatInt(quota(l.CPU), 10))
+	return write(g.dirs[g.ctl.pids], "pids.max", strconv.Itoa(l.Tasks))
 }
 
 func (g *Group) usage1() (Usage, error) {

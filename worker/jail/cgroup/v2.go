@@ -90,10 +90,7 @@ func (g *Group) limit2(l Limits) error {
 	if err := write(dir, "memory.oom.group", "1"); err != nil {
 		return err
 	}
-	if err := write(dir, "pids.max", strconv.Itoa(l.Tasks)); err != nil {
-		return err
-	}
-	return write(dir, "cpu.max", strconv.FormatInt(quota(l.CPU), 10)+" "+strconv.Itoa(periodMicros))
+	return write(dir, "pids.max", strconv.Itoa(l.Tasks))
 }
 
 func (g *Group) usage2() (Usage, error) {

@@ -32,10 +32,6 @@ const (
 // same number, for its uid.
 const MinPids = 16
 
-// initTasks is what the control group allows beyond Spec.Pids, so that a program
-// that has used up its own never leaves the init without a thread.
-const initTasks = 32
-
 // Config is what a Maker needs to know. Zero values mean the defaults.
 type Config struct {
 	NsjailPath string       // the executable; required

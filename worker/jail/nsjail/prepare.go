@@ -23,11 +23,23 @@ import (
 const maxLog = 4 << 10
 
 // oomScore makes a host that runs out of memory kill what is in jails before
-// the worker.
+// the worker, and a jail that does, what the init has started before nsjail: that
+// one keeps the worker's.
 const oomScore = "500"
 
-// prepare starts nsjail and makes the control group at the same time, and puts
-// the init into the group before it has heard of any program.
+// What the control group allows for what is ours in it, beyond the Spec.
+const (
+	// ownTasks is nsjail, and room for the init's threads, so that a program that
+	// has used up its own never leaves the init without one.
+	ownTasks = 1 + 32
+	// ownMemory, in bytes, is what nsjail, the init and the kernel's own for them
+	// hold when the jail is ready: 2.3 to 2.6 MiB here, beside page cache, which
+	// gives way. What is reported as used is without it.
+	ownMemory = 3 << 20
+)
+
+// prepare makes a control group and starts nsjail in it, so that the init, too,
+// is born there.
 func (s *sandbox) prepare(ctx context.Context, spec jail.Spec) (err error) {
 	if s.uids, err = s.m.uids.take(); err != nil {
 		return err
@@ -35,64 +47,109 @@ func (s *sandbox) prepare(ctx context.Context, spec jail.Spec) (err error) {
 	grouped := make(chan error, 1)
 	go func() {
 		var err error
-		name := strconv.FormatUint(s.m.seq.Add(1), 10)
-		s.group, err = s.m.tree.New(name, cgroup.Limits{Memory: spec.Memory, Tasks: spec.Pids + initTasks, CPU: spec.CPU})
+		s.group, err = s.m.tree.New(strconv.FormatUint(s.m.seq.Add(1), 10))
 		grouped <- err
 	}()
-	err = s.start(spec)
-	if err == nil {
-		err = s.awaitReady(ctx)
+	files, err := s.files(spec)
+	defer files.close()
+	if err := errors.Join(err, <-grouped); err != nil {
+		return err
 	}
-	if gerr := <-grouped; gerr != nil || err != nil {
-		return errors.Join(err, gerr)
+	if err := s.start(files); err != nil {
+		return err
 	}
-	if err := s.group.Add(s.initPID); err != nil {
+	// While nsjail builds the jail.
+	if err := s.limit(spec); err != nil {
+		return err
+	}
+	if err := s.awaitReady(ctx); err != nil {
+		return err
+	}
+	return s.finish(spec)
+}
+
+// limit sets the limits that nsjail and the init do not feel.
+func (s *sandbox) limit(spec jail.Spec) (err error) {
+	l := cgroup.Limits{Memory: spec.Memory + ownMemory, Tasks: spec.Pids + ownTasks}
+	if err := s.group.Limit(l); err != nil {
+		return err
+	}
+	s.oom, err = s.group.WatchOOM()
+	return err
+}
+
+// finish is what has to wait until nsjail and the init have done their work: the
+// limit on cpu, which that work shall not eat up, and the start of the account.
+func (s *sandbox) finish(spec jail.Spec) (err error) {
+	if err := s.group.Throttle(spec.CPU); err != nil {
 		return err
 	}
 	if err := os.WriteFile(procPath(s.initPID, "oom_score_adj"), []byte(oomScore), 0); err != nil {
 		return fmt.Errorf("make the jail the first to go when the host is out of memory: %w", err)
 	}
-	if s.oom, err = s.group.WatchOOM(); err != nil {
+	if s.before, err = s.group.Usage(); err != nil {
 		return err
 	}
 	s.ready = true
 	return nil
 }
 
-// start starts nsjail. Every descriptor of ours is close-on-exec, so concurrent
-// starts cannot inherit each other's.
-func (s *sandbox) start(spec jail.Spec) error {
+// files are the descriptors nsjail is started with, by number.
+type files struct {
+	fds  []*os.File
+	ours []*os.File // those among them that are to be closed after the start
+}
+
+func (f *files) set(fd int, file *os.File) {
+	for len(f.fds) <= fd {
+		f.fds = append(f.fds, nil)
+	}
+	f.fds[fd] = file
+}
+
+func (f *files) close() {
+	for _, file := range f.ours {
+		_ = file.Close()
+	}
+}
+
+// files makes nsjail's descriptors. Every descriptor of ours is close-on-exec, so
+// that concurrent starts cannot inherit each other's.
+func (s *sandbox) files(spec jail.Spec) (*files, error) {
+	f := &files{}
 	l := layout{
 		root: s.m.rootDir(), binds: s.m.binds, home: s.m.cfg.Home,
 		uid: s.uids.first, nproc: min(spec.Pids, s.m.nproc), spec: spec,
 	}
 	cfg, err := memfd("nsjail.cfg", []byte(l.config()), unix.MFD_NOEXEC_SEAL)
 	if err != nil {
-		return err
+		return f, err
 	}
-	defer func() { _ = cfg.Close() }()
+	f.ours = append(f.ours, cfg)
 	logFD, err := unix.MemfdCreate("nsjail.log", unix.MFD_CLOEXEC)
 	if err != nil {
-		return fmt.Errorf("make nsjail's log: %w", err)
+		return f, fmt.Errorf("make nsjail's log: %w", err)
 	}
 	s.log = os.NewFile(uintptr(logFD), "nsjail.log")
 	theirs, err := s.connect()
 	if err != nil {
-		return err
+		return f, err
 	}
-	defer func() { _ = theirs.Close() }()
+	f.ours = append(f.ours, theirs)
+	for fd, file := range map[int]*os.File{
+		0: s.m.null, 1: s.log, 2: s.log,
+		wire.ControlFD: theirs, wire.LockFD: s.uids.lock, initFD: s.m.init, configFD: cfg,
+	} {
+		f.set(fd, file)
+	}
+	return f, nil
+}
 
-	files := []*os.File{s.m.null, s.log, s.log}
-	for fd, f := range map[int]*os.File{wire.ControlFD: theirs, wire.LockFD: s.uids.lock, initFD: s.m.init, configFD: cfg} {
-		for len(files) <= fd {
-			files = append(files, nil)
-		}
-		files[fd] = f
-	}
-	s.proc, err = os.StartProcess(s.m.cfg.NsjailPath, args(), &os.ProcAttr{
+func (s *sandbox) start(f *files) (err error) {
+	s.proc, err = s.group.StartProcess(s.m.cfg.NsjailPath, args(), &os.ProcAttr{
 		Dir:   "/",
 		Env:   []string{},
-		Files: files,
+		Files: f.fds,
 		// A signal from a terminal is for the worker, which drains.
 		Sys: &unix.SysProcAttr{Setpgid: true},
 	})
@@ -176,8 +233,11 @@ func parentOf(pid int) (int, error) {
 	return strconv.Atoi(fields[1])
 }
 
-// lastWords is the end of nsjail's log, on one line.
+// lastWords is the end of nsjail's log, on one line, and why it may have none.
 func (s *sandbox) lastWords() string {
+	if u, err := s.group.Usage(); err == nil && u.OOMKills > 0 {
+		return "the memory limit leaves no room for it"
+	}
 	info, err := s.log.Stat()
 	if err != nil {
 		return "its log is gone"

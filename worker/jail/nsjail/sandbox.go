@@ -26,8 +26,9 @@ type sandbox struct {
 	proc    *os.Process // nsjail
 	log     *os.File    // nsjail's
 	conn    *net.UnixConn
-	oom     *os.File // see cgroup.WatchOOM
-	ready   bool     // the init is there and in the group
+	oom     *os.File     // see cgroup.WatchOOM
+	before  cgroup.Usage // what nsjail and the init had used when ready
+	ready   bool         // the init is there and the limits are in force
 	initPID int
 	initFD  int // pidfd; 0 before there is an init, -1 after
 
@@ -118,16 +119,12 @@ func (s *sandbox) release() error {
 	if s.conn != nil {
 		errs = append(errs, s.conn.Close())
 	}
-	if s.proc != nil {
-		_, err := s.proc.Wait()
-		errs = append(errs, err)
-	}
+	errs = append(errs, s.awaitDeath())
 	s.mu.Lock()
 	if s.initFD > 0 {
 		errs = append(errs, unix.Close(s.initFD))
 	}
 	s.initFD = -1
-	s.proc = nil
 	s.mu.Unlock()
 	if s.oom != nil {
 		errs = append(errs, s.oom.Close())
@@ -149,6 +146,28 @@ func (s *sandbox) release() error {
 	}
 	s.m.forget(s)
 	return errors.Join(errs...)
+}
+
+// awaitDeath waits until nsjail and the init, and with it all the kernel kills
+// with an init, are dead. They are told to die elsewhere.
+func (s *sandbox) awaitDeath() error {
+	if s.proc == nil {
+		return nil
+	}
+	_, err := s.proc.Wait()
+	s.mu.Lock()
+	s.proc = nil
+	s.mu.Unlock()
+	if s.initFD <= 0 {
+		return err
+	}
+	// Dead already, since nsjail outlives it, unless nsjail itself was killed.
+	for {
+		_, perr := unix.Poll([]unix.PollFd{{Fd: int32(s.initFD), Events: unix.POLLIN}}, -1)
+		if !errors.Is(perr, unix.EINTR) {
+			return errors.Join(err, perr)
+		}
+	}
 }
 
 // run is one use of a sandbox.
@@ -226,14 +245,11 @@ func (r *run) awaitEnd() (jail.Outcome, error) {
 func (r *run) judge(o jail.Outcome, err error) (jail.Outcome, error) {
 	if o.Kind == "" {
 		// Killed, by us or by the kernel: wait until nothing is left of it.
-		_, werr := r.proc.Wait()
-		err = errors.Join(err, werr)
-		r.mu.Lock()
-		r.proc = nil
-		r.mu.Unlock()
+		err = errors.Join(err, r.awaitDeath())
 	}
 	usage, uerr := r.group.Usage()
-	o.CPUTime, o.MemoryPeak = usage.CPUTime, max(usage.MemoryPeak, o.MemoryPeak)
+	o.CPUTime = max(0, usage.CPUTime-r.before.CPUTime)
+	o.MemoryPeak = max(usage.MemoryPeak-ownMemory, o.MemoryPeak)
 	r.mu.Lock()
 	why, cause := r.why, r.cause
 	r.mu.Unlock()
