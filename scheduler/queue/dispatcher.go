@@ -386,7 +386,7 @@ func (l *leading) assign(now time.Time) {
 		w.free = w.free[1:]
 		w.used[ticket] = true
 		body, err := json.Marshal(assignment{
-			Ticket: ticket, Trace: j.meta.TraceID, Attempt: j.attempt + 1, Revision: j.revision,
+			Ticket: ticket, Trace: j.meta.TraceID, Job: j.seq, Attempt: j.attempt + 1, Revision: j.revision,
 		})
 		if err == nil {
 			err = l.Set.Conn.Publish(stream.Assign(name), body)

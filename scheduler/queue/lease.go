@@ -27,6 +27,7 @@ const (
 type Lease struct {
 	slots   *Slots
 	id      proto.TraceID
+	at      uint64 // where the job lies in its stream
 	attempt int
 	job     *proto.Job
 	header  nats.Header
@@ -56,7 +57,7 @@ func (l *Lease) Context(ctx context.Context) context.Context {
 
 func (l *Lease) load(ctx context.Context) error {
 	set := l.slots.Set
-	m, err := set.Last(ctx, set.Jobs, stream.JobOf(l.id))
+	m, err := set.At(ctx, set.Jobs, l.at)
 	if stream.Missing(err) {
 		return fmt.Errorf("job %s: %w", l.id, proto.ErrNotFound)
 	}

@@ -155,7 +155,7 @@ func (s *Slots) assigned(m *nats.Msg) {
 		return
 	}
 	delete(s.waiting, a.Ticket)
-	l := &Lease{slots: s, id: a.Trace, attempt: a.Attempt, revision: a.Revision}
+	l := &Lease{slots: s, id: a.Trace, at: a.Job, attempt: a.Attempt, revision: a.Revision}
 	s.held[a.Trace] = l
 	arrived <- l
 }

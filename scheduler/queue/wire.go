@@ -29,6 +29,7 @@ type announcement struct {
 type assignment struct {
 	Ticket  uint64        `json:"ticket"`
 	Trace   proto.TraceID `json:"trace"`
+	Job     uint64        `json:"job"` // sequence number of the job's message
 	Attempt int           `json:"attempt"`
 	// Revision is the sequence number of the execution's record, 0 where there is none yet: the claim is written over it.
 	Revision uint64 `json:"revision"`

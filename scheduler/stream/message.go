@@ -121,6 +121,19 @@ func (s *Set) Last(ctx context.Context, st jetstream.Stream, subject string) (*S
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", subject, err)
 	}
+	return s.whole(ctx, m)
+}
+
+// At reads the message of st with sequence number seq. Its error may be one that [Missing] knows.
+func (s *Set) At(ctx context.Context, st jetstream.Stream, seq uint64) (*Stored, error) {
+	m, err := st.GetMsg(ctx, seq)
+	if err != nil {
+		return nil, fmt.Errorf("read message %d: %w", seq, err)
+	}
+	return s.whole(ctx, m)
+}
+
+func (s *Set) whole(ctx context.Context, m *jetstream.RawStreamMsg) (*Stored, error) {
 	out := &Stored{Header: m.Header, Data: m.Data, Seq: m.Sequence, Time: m.Time}
 	if err := s.fill(ctx, out); err != nil {
 		return nil, err
