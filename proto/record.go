@@ -24,11 +24,14 @@ func EncodeRecord(r *Record) ([]byte, error) {
 	return append(body, '}'), nil
 }
 
-// DecodeRecord is the inverse of [EncodeRecord].
-func DecodeRecord(body []byte) (*Record, error) {
+// DecodeRecord is the inverse of [EncodeRecord] for the record of id. What cannot be that, or contradicts itself, is an error.
+func DecodeRecord(id TraceID, body []byte) (*Record, error) {
 	var r Record
 	if err := json.Unmarshal(body, &r); err != nil {
-		return nil, fmt.Errorf("decode record: %w", err)
+		return nil, fmt.Errorf("decode record of %s: %w", id, err)
+	}
+	if r.TraceID != id || r.Status == "" || r.Status.Terminal() != (r.Result != nil) {
+		return nil, fmt.Errorf("decode record of %s: it says %q of %q", id, r.Status, r.TraceID)
 	}
 	return &r, nil
 }

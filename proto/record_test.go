@@ -23,7 +23,7 @@ func TestRecordIsStoredAsItIs(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			back, err := DecodeRecord(body)
+			back, err := DecodeRecord(rec.TraceID, body)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -44,7 +44,23 @@ func TestRecordIsStoredAsItIs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if back, err := DecodeRecord(body); err != nil || back.Result != nil || back.Status != StatusRunning {
+	if back, err := DecodeRecord(running.TraceID, body); err != nil || back.Result != nil || back.Status != StatusRunning {
 		t.Errorf("%+v, %v", back, err)
+	}
+}
+
+func TestWhatIsNoRecordIsRefused(t *testing.T) {
+	id := NewTraceID()
+	for name, body := range map[string]string{
+		"empty":                  `{}`,
+		"no JSON":                `{`,
+		"another's":              `{"trace_id":"` + string(NewTraceID()) + `","status":"running"}`,
+		"ended without a result": `{"trace_id":"` + string(id) + `","status":"success"}`,
+		"running with a result":  `{"trace_id":"` + string(id) + `","status":"running","result":{}}`,
+		"without a status":       `{"trace_id":"` + string(id) + `","result":{}}`,
+	} {
+		if r, err := DecodeRecord(id, []byte(body)); err == nil {
+			t.Errorf("%s was taken for %+v", name, r)
+		}
 	}
 }

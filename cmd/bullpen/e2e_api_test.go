@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -165,6 +166,20 @@ func testStreaming(t *testing.T, a *api) {
 		stdout, _, _ := whole(t, a.in(t).stream(python("for i in range(30000): print(i)")), 0)
 		if n := strings.Count(stdout, "\n"); n != 30000 || !strings.HasSuffix(stdout, "\n29999\n") {
 			t.Errorf("got %d lines, the last %q", n, stdout[max(0, len(stdout)-20):])
+		}
+	})
+	t.Run("10 MB without loss", func(t *testing.T) { // in lines of 100 bytes, to a client that reads as fast as it can
+		const lines = 100_000
+		code := fmt.Sprintf("import sys\nfor i in range(%d): sys.stdout.write('%%099d\\n' %% i)", lines)
+		seq := int64(0) // not decoded as JSON, which takes the race detector long
+		for line := range bytes.Lines(a.in(t).execute(python(code), accept, ndjson).body) {
+			seq++
+			if end := fmt.Sprintf(`"seq":%d}`+"\n", seq); !bytes.HasSuffix(line, []byte(end)) {
+				t.Fatalf("event %d is %s", seq, short(string(line)))
+			}
+		}
+		if seq != lines+2 {
+			t.Errorf("got %d events, want the status, %d lines and the result", seq, lines)
 		}
 	})
 }

@@ -112,6 +112,7 @@ func (e *execution) decode(b proto.Batch) []event {
 // whole checks that events are a complete stream from number after+1 on, and gives each output.
 func whole(t *testing.T, got []event, after int64) (stdout, stderr string) {
 	t.Helper()
+	var out, errs strings.Builder
 	for i, ev := range got {
 		if ev.Seq != after+1+int64(i) {
 			t.Fatalf("event %d has number %d, want %d", i, ev.Seq, after+1+int64(i))
@@ -119,9 +120,9 @@ func whole(t *testing.T, got []event, after int64) (stdout, stderr string) {
 		switch {
 		case ev.Type == "status" && ev.Seq == 1, ev.Type == "result" && i == len(got)-1:
 		case ev.Type == "output" && ev.Stream == "stdout":
-			stdout += ev.Data
+			out.WriteString(ev.Data)
 		case ev.Type == "output" && ev.Stream == "stderr":
-			stderr += ev.Data
+			errs.WriteString(ev.Data)
 		default:
 			t.Fatalf("event %d: %+v", i, ev)
 		}
@@ -129,7 +130,7 @@ func whole(t *testing.T, got []event, after int64) (stdout, stderr string) {
 	if len(got) == 0 || got[len(got)-1].Type != "result" {
 		t.Fatalf("no result at the end of %d events", len(got))
 	}
-	return stdout, stderr
+	return out.String(), errs.String()
 }
 
 func TestLinesAreFollowedLiveAndAgain(t *testing.T) {
@@ -199,6 +200,22 @@ func TestSlowReaderLosesNothingAndHoldsNobodyUp(t *testing.T) {
 	}
 }
 
+func TestReaderWhoWasThereGetsAllOfIt(t *testing.T) {
+	e := start(t)
+	early := e.follow(0)
+	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	out := w.Stream(proto.Stdout)
+	const lines = 100_000
+	for i := range lines {
+		_, _ = fmt.Fprintf(out, "%099d\n", i)
+	}
+	e.end(w)
+	stdout, _ := whole(t, e.rest(early), 0)
+	if len(stdout) != 100*lines {
+		t.Fatalf("%d bytes of %d", len(stdout), 100*lines)
+	}
+}
+
 func TestOnlyTheLastEventsAreKept(t *testing.T) {
 	e := start(t)
 	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
@@ -219,6 +236,10 @@ func TestOnlyTheLastEventsAreKept(t *testing.T) {
 	kept := got[1 : len(got)-1]
 	if len(kept) != proto.MaxEvents || kept[0].Data != fmt.Sprintf("%d\n", lines-proto.MaxEvents) {
 		t.Fatalf("%d events, from %+v", len(kept), kept[0])
+	}
+	w.Evict(e.ctx)
+	if again := e.rest(e.follow(0)); len(again) != len(got) {
+		t.Fatalf("%d events after eviction, %d before", len(again), len(got))
 	}
 	info, err := e.set.Outs.Info(e.ctx)
 	if err != nil || info.State.Bytes > 2<<20 {

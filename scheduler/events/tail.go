@@ -53,7 +53,7 @@ func (g *Log) Follow(ctx context.Context, id proto.TraceID, after int64) (*Tail,
 		t.Close()
 		return nil, err
 	}
-	t.rec, t.behind = rec, true
+	t.rec, t.behind, t.late = rec, true, rec.Status.Terminal()
 	return t, nil
 }
 
@@ -70,6 +70,7 @@ type Tail struct {
 	behind  bool   // the stream may hold events that were not given out
 	ended   bool
 	held    *proto.Batch // to be given out next
+	late    bool         // opened when the execution had ended: gets the last [proto.MaxEvents] events, however many still lie there
 }
 
 // Close ends the reading.
@@ -120,7 +121,7 @@ func (t *Tail) await(ctx context.Context) (proto.Batch, error) {
 		return proto.Batch{}, context.Cause(ctx)
 	case m := <-t.live:
 		if m.Subject == stream.Done(t.id) {
-			if rec, err := proto.DecodeRecord(m.Data); err == nil {
+			if rec, err := proto.DecodeRecord(t.id, m.Data); err == nil {
 				t.adopt(rec)
 				return proto.Batch{}, nil
 			}
@@ -202,7 +203,7 @@ func (t *Tail) catchUp(ctx context.Context) (proto.Batch, error) {
 func (t *Tail) give(first, last int64, lines []byte) proto.Batch {
 	begins := t.sent < 1
 	skipTo := t.sent + 1
-	if t.rec.Status.Terminal() {
+	if t.late {
 		skipTo = max(skipTo, t.rec.ResultSeq-proto.MaxEvents)
 	}
 	if last < skipTo {

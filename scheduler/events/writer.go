@@ -23,8 +23,11 @@ const (
 	smallMessage    = 16 << 10
 	maxUnackedSmall = 2
 	maxKept         = 32 << 20 // encoded bytes of an execution that are kept for reconnection
-	trimEvery       = 64       // messages between two trims
-	drainTimeout    = 10 * time.Second
+	// evictAfter is how long an ended execution keeps more than the promised number of events: a reader who is a little behind when
+	// it ends shall still get all of them.
+	evictAfter   = 30 * time.Second
+	trimEvery    = 64 // messages between two trims
+	drainTimeout = 10 * time.Second
 )
 
 // Writer publishes the events of one attempt: lines as the program writes them, many in one message when it writes fast. Its
@@ -178,7 +181,9 @@ func (w *Writer) run(ctx context.Context) {
 	for i := range w.sent {
 		w.settle(&w.sent[i], time.Until(deadline))
 	}
-	w.trim(ctx)
+	if w.outputs > proto.MaxEvents {
+		time.AfterFunc(evictAfter, func() { w.evict(ctx) })
+	}
 }
 
 // send publishes what is pending, and reports whether there was anything.
@@ -217,7 +222,7 @@ func (w *Writer) publish(ctx context.Context, part []byte, first, last int64) {
 	w.sent = append(w.sent, sentMessage{last: last, size: len(part), ack: ack})
 	w.kept += len(part)
 	if len(w.sent)%trimEvery == 0 {
-		w.trim(ctx)
+		w.trim(ctx, 0)
 	}
 }
 
@@ -255,23 +260,23 @@ func (w *Writer) lose() {
 	w.mu.Unlock()
 }
 
-// trim evicts from the stream what is beyond the last [proto.MaxEvents] output events or maxKept bytes, so that one execution's
-// output cannot drive out another's.
-func (w *Writer) trim(ctx context.Context) {
-	w.mu.Lock()
-	oldest := w.seq - proto.MaxEvents
-	w.mu.Unlock()
+// evict leaves of an ended execution what is promised: the last [proto.MaxEvents] output events.
+func (w *Writer) evict(ctx context.Context) { w.trim(ctx, w.seq-proto.MaxEvents) }
+
+// trim evicts from the stream the events up to number oldest and what is beyond maxKept bytes, so that one execution's output cannot
+// drive out another's.
+func (w *Writer) trim(ctx context.Context, oldest int64) {
 	drop, kept := 0, w.kept
 	for drop < len(w.sent)-1 && (w.sent[drop].last <= oldest || kept > maxKept) {
-		if w.sent[drop].last > oldest {
-			w.lose() // within the promised number of events, but too large
-		}
 		w.settle(&w.sent[drop], drainTimeout)
 		kept -= w.sent[drop].size
 		drop++
 	}
 	if drop == 0 || w.sent[drop-1].stream == 0 {
 		return
+	}
+	if w.sent[drop-1].last > oldest {
+		w.lose() // for their size, maybe within the promised number
 	}
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()

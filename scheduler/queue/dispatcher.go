@@ -24,6 +24,7 @@ const (
 	claimGrace    = 2 * time.Second  // between an assignment and the worker's saying that it holds it
 	leaseOver     = 12 * time.Second // without a renewal; the holder stops at leaseLost, earlier
 	expiryGrace   = time.Second      // gateways withdraw what their callers wait for themselves
+	jobTokens     = 6                // of a job's subject
 	startsAllowed = 3                // workers that may die with a job before its program started
 	inboxSize     = 1024
 	earlyKept     = time.Minute
@@ -226,7 +227,10 @@ func (l *leading) feed(
 func (l *leading) tookJob(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMetadata) {
 	l.litter.saw(at.Sequence.Stream)
 	meta, err := stream.DecodeMeta(m.Headers())
-	if err == nil && (stream.JobSubject(meta) != m.Subject() || meta.Concurrent < 1) {
+	if err == nil {
+		_, err = proto.ParseTraceID(string(meta.TraceID))
+	}
+	if err == nil && (stream.JobSubject(meta) != m.Subject() || strings.Count(m.Subject(), ".") != jobTokens-1 || meta.Concurrent < 1) {
 		err = errors.New("its header does not belong to its subject")
 	}
 	if err != nil {

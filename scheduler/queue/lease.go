@@ -189,6 +189,10 @@ func (l *Lease) adopt(ctx context.Context) error {
 	if errors.Is(err, proto.ErrNotFound) {
 		return fmt.Errorf("%w: its record is gone", proto.ErrLost)
 	}
+	if errors.Is(err, stream.ErrMalformed) {
+		l.revision = revision // not the word of anybody who holds the lease: ours is written over it
+		return nil
+	}
 	if err != nil {
 		return err
 	}

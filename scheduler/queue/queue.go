@@ -137,7 +137,7 @@ func (q *Queue) Wait(ctx context.Context, id proto.TraceID) (*proto.Record, erro
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		case m := <-notices:
-			if rec, err := proto.DecodeRecord(m.Data); err == nil && rec.Status.Terminal() {
+			if rec, err := proto.DecodeRecord(id, m.Data); err == nil && rec.Status.Terminal() {
 				return rec, nil
 			}
 		case <-look.C:

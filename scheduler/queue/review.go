@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -62,8 +63,8 @@ func (l *leading) reviewJob(ctx context.Context, j *job, now time.Time) {
 		}
 	case running:
 		if now.Sub(j.since) > leaseOver {
-			worker := j.worker
-			l.end(ctx, j, func(ctx context.Context, q *Queue) error { return q.lose(ctx, j.meta.TraceID, worker) })
+			seen := &proto.Record{Meta: j.meta, Status: proto.StatusRunning, Attempt: j.attempt, Worker: j.worker}
+			l.end(ctx, j, func(ctx context.Context, q *Queue) error { return q.lose(ctx, seen) })
 		}
 	}
 }
@@ -110,13 +111,18 @@ func expired(m *proto.Meta) proto.Result {
 		m.QueueDeadline.Sub(m.CreatedAt).Round(time.Millisecond)))
 }
 
-// lose ends an execution whose holder did not renew its lease: as lost, or in line for its next attempt.
-func (q *Queue) lose(ctx context.Context, id proto.TraceID, worker string) error {
+// lose ends an execution whose holder did not renew its lease: as lost, or in line for its next attempt. seen is what the dispatcher
+// knows of it, which stands in for a record that cannot be read.
+func (q *Queue) lose(ctx context.Context, seen *proto.Record) error {
+	id := seen.TraceID
 	rec, revision, err := q.Set.Record(ctx, id)
+	if errors.Is(err, stream.ErrMalformed) {
+		rec, err = seen, nil
+	}
 	if err != nil {
 		return fmt.Errorf("lose %s: %w", id, err)
 	}
-	if rec.Status != proto.StatusRunning || rec.Worker != worker {
+	if rec.Status != proto.StatusRunning || rec.Worker != seen.Worker {
 		return nil // it has moved on
 	}
 	last, err := lastSeq(ctx, q.Set, id)
@@ -152,7 +158,24 @@ func lastSeq(ctx context.Context, set *stream.Set, id proto.TraceID) (int64, err
 	if err != nil {
 		return 0, fmt.Errorf("read the last output of %s: %w", id, err)
 	}
-	return headerSeq(m)
+	if last, err := headerSeq(m); err == nil {
+		return last, nil
+	}
+	// Something that is no output lies there: look at all of it.
+	last, from := int64(0), uint64(1)
+	for {
+		m, err := set.Outs.GetMsg(ctx, from, jetstream.WithGetMsgSubject(stream.OutOf(id)))
+		if stream.Missing(err) {
+			return last, nil
+		}
+		if err != nil {
+			return 0, fmt.Errorf("read the last output of %s: %w", id, err)
+		}
+		if n, err := headerSeq(m); err == nil {
+			last = max(last, n)
+		}
+		from = m.Sequence + 1
+	}
 }
 
 func headerSeq(m *jetstream.RawStreamMsg) (int64, error) {

@@ -245,8 +245,11 @@ func DecodeMeta(h nats.Header) (*proto.Meta, error) {
 	return &meta, nil
 }
 
+// ErrMalformed says that something else lies where a record should.
+var ErrMalformed = errors.New("malformed record")
+
 // Record reads the record of an execution that was claimed or has ended, with the sequence number to change it by. Its error is
-// [proto.ErrNotFound] where there is none.
+// [proto.ErrNotFound] where there is none, and [ErrMalformed], with the sequence number, where there is something else.
 func (s *Set) Record(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
 	m, err := s.Last(ctx, s.Execs, Exec(id))
 	if Missing(err) {
@@ -255,9 +258,9 @@ func (s *Set) Record(ctx context.Context, id proto.TraceID) (*proto.Record, uint
 	if err != nil {
 		return nil, 0, err
 	}
-	rec, err := proto.DecodeRecord(m.Data)
+	rec, err := proto.DecodeRecord(id, m.Data)
 	if err != nil {
-		return nil, 0, fmt.Errorf("record of %s: %w", id, err)
+		return nil, m.Seq, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
 	return rec, m.Seq, nil
 }

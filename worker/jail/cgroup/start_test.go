@@ -118,12 +118,12 @@ func TestStartProcess(t *testing.T) {
 }
 
 // onFirst are functions to call on the first thread of the process.
-var onFirst = make(chan func())
-
-func init() {
-	// The goroutine that runs this is main's, and on the first thread.
+var onFirst = func() chan func() {
+	// The goroutine that runs this is main's, and on the first thread until main
+	// begins: to stay there it has to be held now.
 	runtime.LockOSThread()
-}
+	return make(chan func())
+}()
 
 func TestMain(m *testing.M) {
 	code := make(chan int)

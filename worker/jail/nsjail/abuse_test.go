@@ -158,22 +158,33 @@ def sc(*a):
 			runCode(t, m, "python", call+"print(sc("+tt.args+"))").want(t, jail.Exited, tt.want)
 		})
 	}
-	// Machine code for getpid through the 32-bit and the x32 entry: both would go
-	// round a filter that looks only at 64-bit numbers.
-	for name, code := range map[string]string{
-		"int 0x80": "b814000000cd80c3",
-		"x32":      "b8270000400f05c3",
+}
+
+// TestOtherEntries makes the system call getpid through the 32-bit and the x32
+// entry, with machine code: both would go round a filter that looks only at
+// 64-bit numbers. A call by the 32-bit entry is of another architecture than the
+// filter's, and kills. One by x32 is of the same, and the filter lets it pass; it
+// is the kernel, without x32, that does not know it (ENOSYS, 38). On one with x32
+// this test fails, rightly: there the deny-list can be gone round.
+func TestOtherEntries(t *testing.T) {
+	m := newMaker(t)
+	for _, tt := range []struct {
+		name, code string
+		kind       jail.Kind
+		stdout     string
+	}{
+		{"int 0x80", "b814000000cd80c3", jail.Seccomp, "before"},       // mov eax, 20; int 0x80; ret
+		{"x32", "b8270000400f05c3", jail.Exited, "before\n-38\nafter"}, // mov eax, 0x40000027; syscall; ret
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			r := runCode(t, m, "python", `
+			runCode(t, m, "python", `
 import ctypes, mmap
 b = mmap.mmap(-1, 4096, prot=7)
-b.write(bytes.fromhex('`+code+`'))
-print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(b)))() > 0)`)
-			if r.Kind != jail.Seccomp && strings.TrimSpace(r.stdout) != "False" {
-				t.Errorf("%+v %s", r.Outcome, r.stdout)
-			}
+b.write(bytes.fromhex('`+tt.code+`'))
+print('before', flush=True)
+print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(b)))())
+print('after')`).want(t, tt.kind, tt.stdout)
 		})
 	}
 }

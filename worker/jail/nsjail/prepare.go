@@ -51,11 +51,13 @@ func (s *sandbox) prepare(ctx context.Context, spec jail.Spec) (err error) {
 		grouped <- err
 	}()
 	files, err := s.files(spec)
-	defer files.close()
-	if err := errors.Join(err, <-grouped); err != nil {
-		return err
+	if err = errors.Join(err, <-grouped); err == nil {
+		err = s.start(files)
 	}
-	if err := s.start(files); err != nil {
+	// Before the init is awaited: with a copy of its end of the control socket
+	// open we would not hear of its death.
+	files.close()
+	if err != nil {
 		return err
 	}
 	// While nsjail builds the jail.

@@ -249,7 +249,8 @@ func (r *run) judge(o jail.Outcome, err error) (jail.Outcome, error) {
 	}
 	usage, uerr := r.group.Usage()
 	o.CPUTime = max(0, usage.CPUTime-r.before.CPUTime)
-	o.MemoryPeak = max(usage.MemoryPeak-ownMemory, o.MemoryPeak)
+	// At most ownMemory: what there was beyond it is page cache, and given up.
+	o.MemoryPeak = max(usage.MemoryPeak-min(r.before.MemoryPeak, ownMemory), o.MemoryPeak)
 	r.mu.Lock()
 	why, cause := r.why, r.cause
 	r.mu.Unlock()

@@ -1,0 +1,224 @@
+package nsjail
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
+)
+
+// hierarchies is how many have the controllers a jail is limited by: 1 on
+// version 2.
+func hierarchies(t *testing.T, m *Maker) int {
+	t.Helper()
+	if m.CgroupVersion() == 2 {
+		return 1
+	}
+	b, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Split(line, ":"); strings.Contains(","+f[1]+",", ",memory,") || strings.Contains(","+f[1]+",", ",pids,") ||
+			strings.Contains(","+f[1]+",", ",cpu,") || strings.Contains(","+f[1]+",", ",cpuacct,") {
+			n++
+		}
+	}
+	return n
+}
+
+// memberships counts the hierarchies in which the process is in group name of m.
+// It is asked of the host's /proc: the jail's own namespace hides it.
+func memberships(t *testing.T, m *Maker, pid int, name string) int {
+	t.Helper()
+	b, err := os.ReadFile(procPath(pid, "cgroup"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(b), "/bullpen/"+filepath.Base(m.dir)+"/"+name+"\n")
+}
+
+// children are the pids of the children of a process with one thread that forks.
+func children(t *testing.T, pid int) []int {
+	t.Helper()
+	files, err := filepath.Glob(procPath(pid, "task/*/children"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pids []int
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for p := range strings.FieldsSeq(string(b)) {
+			n, err := strconv.Atoi(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pids = append(pids, n)
+		}
+	}
+	return pids
+}
+
+// limitFiles are what must be in a jail's group before its program is known.
+func limitFiles(m *Maker, spec jail.Spec) map[string]string {
+	memory, tasks := strconv.FormatInt(spec.Memory+ownMemory, 10), strconv.Itoa(spec.Pids+ownTasks)
+	quota := strconv.Itoa(int(spec.CPU * 100_000))
+	if m.CgroupVersion() == 2 {
+		return map[string]string{"memory.max": memory, "pids.max": tasks, "cpu.max": quota + " 100000"}
+	}
+	return map[string]string{"memory.limit_in_bytes": memory, "pids.max": tasks, "cpu.cfs_quota_us": quota, "cpu.cfs_period_us": "100000"}
+}
+
+func TestAllIsInTheGroup(t *testing.T) {
+	m := newMaker(t)
+	spec := testSpec()
+	s := prepare(t, m, spec).(*sandbox)
+	name := strconv.FormatUint(m.seq.Load(), 10)
+	want := hierarchies(t, m)
+	for who, pid := range map[string]int{"nsjail": s.proc.Pid, "init": s.initPID} {
+		if n := memberships(t, m, pid, name); n != want {
+			t.Errorf("before the start %s is in %d groups of %d", who, n, want)
+		}
+	}
+	found := map[string]string{}
+	for _, d := range ownGroups(t) {
+		for f := range limitFiles(m, spec) {
+			if b, err := os.ReadFile(filepath.Join(d, "bullpen", filepath.Base(m.dir), name, f)); err == nil {
+				found[f] = strings.TrimSpace(string(b))
+			}
+		}
+	}
+	if want := limitFiles(m, spec); fmt.Sprint(found) != fmt.Sprint(want) {
+		t.Errorf("limits before the start %v, want %v", found, want)
+	}
+	out := newLines()
+	p := program(t, "bash", "echo up; sleep 600")
+	p.Stdout = out
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.Run(t.Context(), p)
+		done <- err
+	}()
+	out.next(t)
+	programs := children(t, s.initPID)
+	if len(programs) != 1 {
+		t.Errorf("programs %v", programs)
+	}
+	for _, pid := range programs {
+		if n := memberships(t, m, pid, name); n != want {
+			t.Errorf("the program is in %d groups of %d", n, want)
+		}
+	}
+	// A kernel that has to choose takes the program, not nsjail.
+	for pid, want := range map[int]string{s.initPID: oomScore, programs[0]: oomScore, s.proc.Pid: readTrimmed(t, "/proc/self/oom_score_adj")} {
+		if got := readTrimmed(t, procPath(pid, "oom_score_adj")); got != want {
+			t.Errorf("oom_score_adj %s, want %s", got, want)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func readTrimmed(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// Threads of the worker enter groups to start jails. All must be back.
+func TestThreadsComeBack(t *testing.T) {
+	m := newMaker(t)
+	jails := make([]jail.Jail, 50)
+	var wg sync.WaitGroup
+	for i := range jails {
+		wg.Go(func() { jails[i] = prepare(t, m, testSpec()) })
+	}
+	wg.Wait()
+	want, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	threads, err := filepath.Glob("/proc/self/task/*/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range threads {
+		if got, err := os.ReadFile(f); err == nil && !bytes.Equal(got, want) {
+			t.Errorf("%s: %s", f, got)
+		}
+	}
+	for _, j := range jails {
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// The kernel has nsjail to choose from as well, and must not.
+func TestMemoryBombIsAlwaysTold(t *testing.T) {
+	m := newMaker(t)
+	spec := testSpec()
+	spec.Memory = 32 << 20
+	for range 100 {
+		r := runProgram(t, m, spec, program(t, "bash", "echo first; tail /dev/zero; sleep 600"))
+		r.want(t, jail.OutOfMemory, "first")
+		if r.MemoryPeak > spec.Memory+1<<20 || r.MemoryPeak < spec.Memory/2 {
+			t.Errorf("peak %d of %d", r.MemoryPeak, spec.Memory)
+		}
+	}
+}
+
+func TestForkBombIsAlwaysTold(t *testing.T) {
+	m := newMaker(t)
+	spec := testSpec()
+	spec.Pids = MinPids
+	for range 20 {
+		r := runProgram(t, m, spec, program(t, "python", `
+import os, time
+n = 0
+try:
+    while True:
+        if os.fork() == 0: time.sleep(600)
+        n += 1
+except BlockingIOError: print(0 < n < 16)
+os._exit(3)`))
+		r.want(t, jail.Exited, "True")
+		if r.ExitCode != 3 {
+			t.Errorf("%+v", r.Outcome)
+		}
+	}
+}
+
+// What the jail itself needs is not taken from the program's limit, nor put on
+// its bill.
+func TestOwnUseIsNotTheProgram(t *testing.T) {
+	m := newMaker(t)
+	spec := testSpec()
+	spec.Memory, spec.CPU = 2<<20, 0.01
+	p := jail.Program{Argv: []string{"true"}, Dir: "/", Timeout: patience}
+	runProgram(t, m, spec, p).want(t, jail.Exited, "")
+	s := prepare(t, m, testSpec()).(*sandbox)
+	if s.before.CPUTime <= 0 || s.before.OOMKills != 0 {
+		t.Errorf("before the program: %+v", s.before)
+	}
+	if o, err := s.Run(t.Context(), p); err != nil || o.CPUTime <= 0 || o.MemoryPeak <= 0 {
+		t.Errorf("%+v, %v", o, err)
+	}
+}
