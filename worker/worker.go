@@ -1,4 +1,4 @@
-// Package worker runs jobs, one straight line each: take, prepare a jail, claim, run, stream, write the result. What a jail is it
+// Package worker runs jobs, one straight line each: take, claim while a jail is prepared, run, stream, write the result. What a jail is it
 // leaves to package jail, where jobs come from and results go to its interfaces.
 package worker
 
@@ -146,31 +146,33 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	if err != nil {
 		return w.finish(ctx, lease, Ending{Result: proto.Failure(proto.CodeSandboxStart, err.Error())})
 	}
-	began := time.Now()
-	box, err := w.Jails.Prepare(ctx, spec(job.Sandbox))
-	spent.prepare = time.Since(began)
-	if err != nil {
-		if ctx.Err() != nil {
-			return w.finish(ctx, lease, Ending{Result: shutdown(0)})
-		}
-		w.Log.ErrorContext(ctx, "a sandbox could not be prepared", "trace_id", job.TraceID, "error", err)
-		return w.finish(ctx, lease, Ending{Result: proto.Failure(proto.CodeSandboxStart, "The sandbox could not be prepared: "+err.Error())})
+	// The claim is written while the jail is being made: it must be durable before the program starts, not before its jail does.
+	preparing := w.prepare(ctx, spec(job.Sandbox))
+	running, base, claimErr := lease.Claim(ctx)
+	m := <-preparing
+	spent.prepare = m.took
+	if m.err == nil {
+		defer func() {
+			if err := m.box.Close(); err != nil {
+				w.Log.ErrorContext(ctx, "a sandbox could not be cleared away", "trace_id", job.TraceID, "error", err)
+			}
+		}()
 	}
-	defer func() {
-		if err := box.Close(); err != nil {
-			w.Log.ErrorContext(ctx, "a sandbox could not be cleared away", "trace_id", job.TraceID, "error", err)
-		}
-	}()
-	running, base, err := lease.Claim(ctx)
-	if err != nil {
-		return nil, err
+	switch {
+	case claimErr != nil:
+		return nil, claimErr
+	case m.err != nil && ctx.Err() != nil:
+		return w.finish(ctx, lease, Ending{Result: shutdown(0)})
+	case m.err != nil:
+		w.Log.ErrorContext(ctx, "a sandbox could not be prepared", "trace_id", job.TraceID, "error", m.err)
+		return w.finish(ctx, lease, Ending{Result: proto.Failure(proto.CodeSandboxStart, "The sandbox could not be prepared: "+m.err.Error())})
 	}
 	events := w.Open(ctx, job.TraceID, lease.Attempt(), base)
 	stdout := &collector{limit: job.Sandbox.OutputBytes, next: events.Stream(proto.Stdout)}
 	stderr := &collector{limit: job.Sandbox.OutputBytes, next: events.Stream(proto.Stderr)}
 	program.Stdout, program.Stderr = stdout, stderr
-	began = time.Now()
-	outcome, err := box.Run(running, program)
+	began := time.Now()
+	outcome, err := m.box.Run(running, program)
 	spent.run = time.Since(began)
 	last, truncated := events.Close()
 	if cause := context.Cause(running); errors.Is(cause, proto.ErrLost) {
@@ -188,6 +190,23 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 		Result: result, LastSeq: last, OutputTruncated: truncated,
 		Usage: &proto.Usage{CPUMS: outcome.CPUTime.Milliseconds(), MemoryPeak: outcome.MemoryPeak},
 	})
+}
+
+// made is a jail that was prepared, or why it was not.
+type made struct {
+	box  jail.Jail
+	err  error
+	took time.Duration
+}
+
+func (w *Worker) prepare(ctx context.Context, spec jail.Spec) <-chan made {
+	done := make(chan made, 1)
+	go func() {
+		began := time.Now()
+		box, err := w.Jails.Prepare(ctx, spec)
+		done <- made{box: box, err: err, took: time.Since(began)}
+	}()
+	return done
 }
 
 // finish writes the result, also when the worker is being shut down, which must be recorded.
