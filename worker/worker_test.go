@@ -1,0 +1,254 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker"
+	"github.com/bullpen-run/bullpen/worker/jail"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// lease is one that the test decides about.
+type lease struct {
+	job      *proto.Job
+	claimErr error
+	stop     context.CancelCauseFunc // ends the program's context, set by Claim
+	claimed  chan struct{}
+
+	mu       sync.Mutex
+	ending   *worker.Ending
+	released bool
+}
+
+func newLease(change func(*proto.Job)) *lease {
+	l := &lease{claimed: make(chan struct{}), job: &proto.Job{
+		Meta:    proto.Meta{TraceID: proto.NewTraceID(), Language: proto.Python, Timeout: 9, MaxAttempts: 1, CreatedAt: time.Now()},
+		Sandbox: proto.DefaultSandbox(), Code: "print(1)",
+	}}
+	if change != nil {
+		change(l.job)
+	}
+	return l
+}
+
+func (l *lease) Job() *proto.Job                             { return l.job }
+func (l *lease) Attempt() int                                { return 1 }
+func (l *lease) Context(ctx context.Context) context.Context { return ctx }
+
+func (l *lease) Claim(ctx context.Context) (context.Context, int64, error) {
+	defer close(l.claimed)
+	if l.claimErr != nil {
+		return nil, 0, l.claimErr
+	}
+	ctx, l.stop = context.WithCancelCause(ctx)
+	return ctx, 0, nil
+}
+
+func (l *lease) Finish(_ context.Context, e worker.Ending) (*proto.Record, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ending = &e
+	return &proto.Record{Meta: l.job.Meta, Status: e.Result.Status(), Result: &e.Result}, nil
+}
+
+func (l *lease) Release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.released = true
+}
+
+// jobs hands out leases until there are none, and then waits as the queue does.
+type jobs struct{ left chan *lease }
+
+func (j jobs) Take(ctx context.Context) (worker.Lease, error) {
+	select {
+	case l := <-j.left:
+		return l, nil
+	default: // none left
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+}
+
+// box is a jail whose run the test decides about.
+type box struct {
+	run    func(ctx context.Context, p jail.Program) (jail.Outcome, error)
+	failed error // of Prepare
+	ran    bool
+	closed bool
+}
+
+func (b *box) Prepare(context.Context, jail.Spec) (jail.Jail, error) { return b, b.failed }
+func (b *box) Close() error                                          { b.closed = true; return nil }
+
+func (b *box) Run(ctx context.Context, p jail.Program) (jail.Outcome, error) {
+	b.ran = true
+	return b.run(ctx, p)
+}
+
+// output keeps nothing.
+type output struct{}
+
+func (output) Stream(proto.Stream) io.Writer { return io.Discard }
+func (output) Close() (int64, bool)          { return 4, false }
+
+// run sees one lease through and returns when the worker has stopped. cutting, if not nil, is called with what cuts programs off.
+func run(t *testing.T, l *lease, b *box, cutting func(context.CancelCauseFunc)) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	cut, kill := context.WithCancelCause(t.Context())
+	defer kill(nil)
+	w := &worker.Worker{
+		Jobs: jobs{make(chan *lease, 1)}, Jails: b, Languages: map[proto.Language]string{proto.Python: "3"}, Home: "/home/u", Slots: 1,
+		Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Done: func(*proto.Record) {},
+		Open: func(context.Context, proto.TraceID, int, int64) worker.Output { return output{} },
+	}
+	w.Jobs.(jobs).left <- l
+	go func() {
+		<-l.claimed
+		if cutting != nil {
+			cutting(kill)
+		}
+		stop()
+	}()
+	if err := w.Run(ctx, cut); err != nil {
+		t.Fatal(err)
+	}
+	if b.failed == nil && !b.closed {
+		t.Error("the jail was not cleared away")
+	}
+}
+
+func outcome(o jail.Outcome) func(context.Context, jail.Program) (jail.Outcome, error) {
+	return func(context.Context, jail.Program) (jail.Outcome, error) { return o, nil }
+}
+
+func TestOutcomesAreToldApart(t *testing.T) {
+	for name, test := range map[string]struct {
+		outcome jail.Outcome
+		code    int
+		status  proto.Status
+		error   proto.ErrorCode
+		says    string
+	}{
+		"success":     {jail.Outcome{Kind: jail.Exited}, 0, proto.StatusSuccess, "", ""},
+		"failure":     {jail.Outcome{Kind: jail.Exited, ExitCode: 3}, 3, proto.StatusFailed, "", ""},
+		"signal":      {jail.Outcome{Kind: jail.Signaled, Signal: 15}, 143, proto.StatusFailed, "", ""},
+		"timeout":     {jail.Outcome{Kind: jail.TimedOut}, -1, proto.StatusTimeout, proto.CodeTimeout, "9 s"},
+		"memory":      {jail.Outcome{Kind: jail.OutOfMemory}, -1, proto.StatusOOM, proto.CodeMemory, "1024 MiB"},
+		"seccomp":     {jail.Outcome{Kind: jail.Seccomp, Signal: 31}, -1, proto.StatusSeccomp, proto.CodeSeccomp, "forbids"},
+		"start":       {jail.Outcome{Kind: jail.StartFailed, Step: "exec python3", Detail: "gone"}, -1, proto.StatusFailed, proto.CodeSandboxStart, "exec python3: gone"},
+		"interrupted": {jail.Outcome{Kind: jail.Killed}, -1, proto.StatusFailed, proto.CodeWorkerLost, "shut down"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLease(nil)
+			run(t, l, &box{run: outcome(test.outcome)}, nil)
+			r := l.ending.Result
+			if r.ExitCode != test.code || r.Status() != test.status || r.Success != (test.code == 0) {
+				t.Errorf("%+v", r)
+			}
+			if test.error == "" {
+				if r.Error != nil || r.ErrorCode != nil {
+					t.Errorf("a program's own end has error %v", *r.ErrorCode)
+				}
+				return
+			}
+			if *r.ErrorCode != string(test.error) || !strings.Contains(*r.ErrorMessage, test.says) {
+				t.Errorf("%s: %s", *r.ErrorCode, *r.ErrorMessage)
+			}
+		})
+	}
+}
+
+func TestProgramThatWasNotClaimedDoesNotRun(t *testing.T) {
+	l := newLease(nil)
+	l.claimErr = errors.New("somebody else has it")
+	b := &box{}
+	run(t, l, b, nil)
+	if b.ran || l.ending != nil || !l.released {
+		t.Errorf("ran %v, ending %v, released %v", b.ran, l.ending, l.released)
+	}
+}
+
+// waits is a program that runs until it is stopped.
+func waits(ctx context.Context, _ jail.Program) (jail.Outcome, error) {
+	<-ctx.Done()
+	return jail.Outcome{Kind: jail.Killed, Duration: time.Second}, nil
+}
+
+func TestCancelledProgram(t *testing.T) {
+	l := newLease(nil)
+	run(t, l, &box{run: waits}, func(context.CancelCauseFunc) { l.stop(proto.ErrCancelled) })
+	if r := l.ending.Result; r.Status() != proto.StatusCancelled || *r.Error != "Cancelled by user" {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestLostLeaseWritesNothing(t *testing.T) {
+	l := newLease(nil)
+	run(t, l, &box{run: waits}, func(context.CancelCauseFunc) { l.stop(proto.ErrLost) })
+	if l.ending != nil || !l.released {
+		t.Errorf("ending %+v, released %v", l.ending, l.released)
+	}
+}
+
+func TestProgramCutOffAtShutdownIsRecorded(t *testing.T) {
+	l := newLease(nil)
+	run(t, l, &box{run: waits}, func(kill context.CancelCauseFunc) { kill(worker.ErrShutdown) })
+	if r := l.ending.Result; *r.ErrorCode != string(proto.CodeWorkerLost) || !strings.Contains(*r.ErrorMessage, "shut down") {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestJailThatCannotBeMadeOrFails(t *testing.T) {
+	for name, b := range map[string]*box{
+		"made": {failed: errors.New("no room")},
+		"run":  {run: func(context.Context, jail.Program) (jail.Outcome, error) { return jail.Outcome{}, errors.New("broken") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLease(nil)
+			run(t, l, b, nil)
+			if r := l.ending.Result; *r.ErrorCode != string(proto.CodeSandboxStart) {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+}
+
+func TestRuntimeThatIsNotThere(t *testing.T) {
+	l := newLease(func(j *proto.Job) { j.Language = proto.Node })
+	close(l.claimed) // it is never claimed
+	b := &box{closed: true}
+	run(t, l, b, nil)
+	if r := l.ending.Result; *r.ErrorCode != string(proto.CodeSandboxStart) || !strings.Contains(*r.ErrorMessage, "no runtime for node") {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestOutputIsCutBetweenCharacters(t *testing.T) {
+	l := newLease(func(j *proto.Job) { j.Sandbox.OutputBytes = 5 })
+	run(t, l, &box{run: func(_ context.Context, p jail.Program) (jail.Outcome, error) {
+		_, _ = io.WriteString(p.Stdout, "ab")
+		_, _ = io.WriteString(p.Stdout, "éé")
+		_, _ = io.WriteString(p.Stderr, "12345")
+		return jail.Outcome{Kind: jail.Exited}, nil
+	}}, nil)
+	r := l.ending.Result
+	if r.Stdout != "abé" || !r.StdoutTruncated || r.Stderr != "12345" || r.StderrTruncated {
+		t.Errorf("%q %v, %q %v", r.Stdout, r.StdoutTruncated, r.Stderr, r.StderrTruncated)
+	}
+	if l.ending.LastSeq != 4 {
+		t.Errorf("the last event is %d", l.ending.LastSeq)
+	}
+}
