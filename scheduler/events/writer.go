@@ -182,7 +182,8 @@ func (w *Writer) run(ctx context.Context) {
 		w.settle(&w.sent[i], time.Until(deadline))
 	}
 	if w.outputs > proto.MaxEvents {
-		time.AfterFunc(evictAfter, func() { w.evict(ctx) })
+		evict := w.eviction()
+		time.AfterFunc(evictAfter, func() { evict(ctx) })
 	}
 }
 
@@ -222,7 +223,7 @@ func (w *Writer) publish(ctx context.Context, part []byte, first, last int64) {
 	w.sent = append(w.sent, sentMessage{last: last, size: len(part), ack: ack})
 	w.kept += len(part)
 	if len(w.sent)%trimEvery == 0 {
-		w.trim(ctx, 0)
+		w.trim(ctx)
 	}
 }
 
@@ -239,9 +240,10 @@ func cutLines(body []byte) int {
 
 // settle waits until a message is stored.
 func (w *Writer) settle(m *sentMessage, within time.Duration) {
-	if m.stream != 0 {
+	if m.ack == nil {
 		return
 	}
+	defer func() { m.ack = nil }() // it holds the message
 	select {
 	case ok := <-m.ack.Ok():
 		m.stream = ok.Sequence
@@ -260,29 +262,49 @@ func (w *Writer) lose() {
 	w.mu.Unlock()
 }
 
-// evict leaves of an ended execution what is promised: the last [proto.MaxEvents] output events.
-func (w *Writer) evict(ctx context.Context) { w.trim(ctx, w.seq-proto.MaxEvents) }
-
-// trim evicts from the stream the events up to number oldest and what is beyond maxKept bytes, so that one execution's output cannot
-// drive out another's.
-func (w *Writer) trim(ctx context.Context, oldest int64) {
-	drop, kept := 0, w.kept
-	for drop < len(w.sent)-1 && (w.sent[drop].last <= oldest || kept > maxKept) {
-		w.settle(&w.sent[drop], drainTimeout)
-		kept -= w.sent[drop].size
-		drop++
+// eviction gives what leaves of an ended execution what is promised, the last [proto.MaxEvents] output events. It holds nothing of
+// the writer.
+func (w *Writer) eviction() func(context.Context) {
+	n, _ := w.excess(w.seq-proto.MaxEvents, w.kept)
+	if n == 0 {
+		return func(context.Context) {}
 	}
-	if drop == 0 || w.sent[drop-1].stream == 0 {
+	set, subject, last := w.set, w.subject, w.sent[n-1].stream
+	return func(ctx context.Context) { _ = purge(ctx, set, subject, last) } // what is left goes at the end of retention
+}
+
+// trim evicts from the stream what is beyond maxKept bytes, so that one execution's output cannot drive out another's.
+func (w *Writer) trim(ctx context.Context) {
+	n, kept := w.excess(0, maxKept)
+	if n == 0 {
 		return
 	}
-	if w.sent[drop-1].last > oldest {
-		w.lose() // for their size, maybe within the promised number
+	w.lose() // maybe within the promised number
+	if purge(ctx, w.set, w.subject, w.sent[n-1].stream) != nil {
+		return // tried again with the next trim
 	}
+	w.sent, w.kept = append(w.sent[:0], w.sent[n:]...), kept
+}
+
+// excess counts the messages with events up to number oldest only, or beyond most bytes, and the bytes of the others. The last
+// message is never one of them.
+func (w *Writer) excess(oldest int64, most int) (n, kept int) {
+	kept = w.kept
+	for n < len(w.sent)-1 && (w.sent[n].last <= oldest || kept > most) {
+		w.settle(&w.sent[n], drainTimeout)
+		kept -= w.sent[n].size
+		n++
+	}
+	for n > 0 && w.sent[n-1].stream == 0 { // one that was not stored
+		n--
+		kept += w.sent[n].size
+	}
+	return n, kept
+}
+
+// purge removes the messages of a subject up to number last of the stream.
+func purge(ctx context.Context, set *stream.Set, subject string, last uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
-	err := w.set.Outs.Purge(ctx, jetstream.WithPurgeSubject(w.subject), jetstream.WithPurgeSequence(w.sent[drop-1].stream+1))
-	if err != nil {
-		return // tried again with the next trim; retention ends it at the latest
-	}
-	w.sent, w.kept = append(w.sent[:0], w.sent[drop:]...), kept
+	return set.Outs.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(last+1))
 }
