@@ -32,7 +32,6 @@ type admitted struct {
 }
 
 func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
-	start := time.Now()
 	id := proto.NewTraceID()
 	ctx, span := s.Tracer.Start(proto.ContextWithTraceID(r.Context(), id), executeRoute, spanOptions(r)...)
 	defer func() {
@@ -42,7 +41,7 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
 		span.End()
 	}()
 
-	job, hash, err := s.readJob(w, r, id, start)
+	job, hash, err := s.readJob(w, r, id)
 	if err != nil {
 		return err
 	}
@@ -84,11 +83,12 @@ func spanOptions(r *http.Request) []trace.SpanStartOption {
 }
 
 // readJob reads the request, checks it and the plan's limits, and gives the job that it asks for with its hash.
-func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceID, now time.Time) (*proto.Job, string, error) {
+func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceID) (*proto.Job, string, error) {
 	body, err := s.readBody(w, r)
 	if err != nil {
 		return nil, "", err
 	}
+	now := time.Now() // a slow upload is not time in the queue
 	req, err := proto.DecodeRequest(body)
 	if err != nil {
 		return nil, "", err

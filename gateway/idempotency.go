@@ -92,6 +92,7 @@ func (s *Server) admit(ctx context.Context, job *proto.Job, idempotencyKey, hash
 func (s *Server) claim(ctx context.Context, job *proto.Job, scope, key string, own proto.Binding) (
 	proto.Binding, *admitted, error,
 ) {
+	own.BoundAt = time.Now() // not that of the request, whose body may have been long in coming
 	holds, bound, err := s.Bindings.Bind(ctx, scope, key, own)
 	if err != nil {
 		return own, nil, fmt.Errorf("bind idempotency key: %w", err)

@@ -162,10 +162,10 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	case claimErr != nil:
 		return nil, claimErr
 	case m.err != nil && ctx.Err() != nil:
-		return w.finish(ctx, lease, Ending{Result: shutdown(0)})
+		return w.finish(ctx, lease, Ending{Result: shutdown(0), LastSeq: base})
 	case m.err != nil:
 		w.Log.ErrorContext(ctx, "a sandbox could not be prepared", "trace_id", job.TraceID, "error", m.err)
-		return w.finish(ctx, lease, Ending{Result: proto.Failure(proto.CodeSandboxStart, "The sandbox could not be prepared: "+m.err.Error())})
+		return w.finish(ctx, lease, Ending{Result: proto.Failure(proto.CodeSandboxStart, sandboxBroken), LastSeq: base})
 	}
 	events := w.Open(ctx, job.TraceID, lease.Attempt(), base)
 	stdout := &collector{limit: job.Sandbox.OutputBytes, next: events.Stream(proto.Stdout)}
@@ -180,7 +180,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	}
 	if err != nil {
 		w.Log.ErrorContext(ctx, "a sandbox failed", "trace_id", job.TraceID, "error", err)
-		outcome = jail.Outcome{Kind: jail.StartFailed, Step: "run", Detail: err.Error()}
+		outcome = jail.Outcome{Kind: jail.StartFailed, Step: "run", Detail: sandboxBroken}
 	}
 	result := resultOf(job, outcome, context.Cause(running))
 	result.DurationMS = outcome.Duration.Milliseconds()
@@ -191,6 +191,9 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 		Usage: &proto.Usage{CPUMS: outcome.CPUTime.Milliseconds(), MemoryPeak: outcome.MemoryPeak},
 	})
 }
+
+// sandboxBroken is all that a tenant is told of a failure of ours: the cause, with the host's paths, is in the log.
+const sandboxBroken = "The sandbox failed on this worker; its log says why."
 
 // made is a jail that was prepared, or why it was not.
 type made struct {

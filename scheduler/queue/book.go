@@ -48,8 +48,10 @@ func (l *line) head() *job {
 		first, second = second, first
 	}
 	for _, q := range []*list.List{first, second} {
-		if e := q.Front(); e != nil {
-			return e.Value.(*job)
+		for e := q.Front(); e != nil; e = e.Next() {
+			if j := e.Value.(*job); !j.ending {
+				return j
+			}
 		}
 	}
 	return nil

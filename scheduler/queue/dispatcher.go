@@ -54,6 +54,10 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		stepDown(nil)
 		<-left
 		d.resign(ctx, seat)
+		select {
+		case <-ctx.Done():
+		case <-time.After(tickEvery): // a store that fails at once is not asked again at once
+		}
 	}
 	return nil
 }
@@ -96,6 +100,16 @@ func (d *Dispatcher) lead(ctx context.Context) error {
 		return err
 	}
 	defer unsubscribe()
+	// What was on its way when the connection broke is gone, and a feed notices only with what comes next.
+	away := d.Set.Conn.StatusChanged(nats.RECONNECTING)
+	go func() {
+		select {
+		case <-away:
+			fail(errors.New("the connection to NATS was lost"))
+		case <-ctx.Done():
+		}
+		d.Set.Conn.RemoveStatusListener(away)
+	}()
 	d.Log.Info("dispatcher leads", "instance", d.Instance, "jobs", len(l.book.jobs), "rebuilt_ms", time.Since(started).Milliseconds())
 	return l.loop(ctx)
 }
@@ -120,7 +134,7 @@ func (l *leading) loop(ctx context.Context) error {
 				more = false
 			}
 		}
-		l.assign(time.Now())
+		l.assign(ctx, time.Now())
 	}
 }
 
@@ -163,7 +177,7 @@ func (l *leading) rebuild(ctx context.Context) (stop func(), err error) {
 			feed.cfg.OptStartTime = &oldest
 		}
 		taken := uint64(0)
-		halt, pending, err := l.feed(ctx, feed.stream, feed.cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+		halt, info, err := l.feed(ctx, feed.stream, feed.cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
 			feed.take(m, at)
 			taken++
 		})
@@ -172,10 +186,17 @@ func (l *leading) rebuild(ctx context.Context) (stop func(), err error) {
 			return nil, err
 		}
 		stops = append(stops, halt)
+		pending := info.CachedInfo().NumPending
+		look := time.NewTicker(tickEvery)
+		defer look.Stop()
 		for taken < pending {
 			select {
 			case f := <-l.inbox:
 				f()
+			case <-look.C: // what was removed meanwhile is never delivered
+				if now, err := info.Info(ctx); err == nil && now.NumPending == 0 && now.Delivered.Consumer == taken {
+					pending = taken
+				}
 			case <-ctx.Done():
 				stop()
 				return nil, context.Cause(ctx)
@@ -189,14 +210,13 @@ func (l *leading) rebuild(ctx context.Context) (stop func(), err error) {
 // lay in the stream when it began.
 func (l *leading) feed(
 	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, take func(jetstream.Msg, *jetstream.MsgMetadata),
-) (stop func(), pending uint64, err error) {
+) (stop func(), consumer jetstream.Consumer, err error) {
 	cfg.HeadersOnly, cfg.AckPolicy, cfg.MemoryStorage = true, jetstream.AckNonePolicy, true
 	cfg.InactiveThreshold, cfg.Replicas = time.Minute, 1
-	consumer, err := st.CreateConsumer(ctx, cfg)
+	consumer, err = st.CreateConsumer(ctx, cfg)
 	if err != nil {
-		return nil, 0, fmt.Errorf("follow %s: %w", st.CachedInfo().Config.Name, err)
+		return nil, nil, fmt.Errorf("follow %s: %w", st.CachedInfo().Config.Name, err)
 	}
-	pending = consumer.CachedInfo().NumPending
 	next := uint64(1)
 	consuming, err := consumer.Consume(func(m jetstream.Msg) {
 		at, err := m.Metadata()
@@ -212,7 +232,7 @@ func (l *leading) feed(
 		}
 	}))
 	if err != nil {
-		return nil, 0, fmt.Errorf("follow %s: %w", st.CachedInfo().Config.Name, err)
+		return nil, nil, fmt.Errorf("follow %s: %w", st.CachedInfo().Config.Name, err)
 	}
 	name := consumer.CachedInfo().Name
 	return func() {
@@ -220,7 +240,7 @@ func (l *leading) feed(
 		gone, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		_ = st.DeleteConsumer(gone, name) // else its inactivity threshold does
-	}, pending, nil
+	}, consumer, nil
 }
 
 // tookJob takes in a job of the stream. One that cannot be read is set aside: it must not stop the others.
@@ -376,7 +396,7 @@ func (l *leading) hear(m *nats.Msg) {
 }
 
 // assign gives free slots to jobs, fairly, as long as there are both.
-func (l *leading) assign(now time.Time) {
+func (l *leading) assign(ctx context.Context, now time.Time) {
 	for {
 		name, w := l.freest()
 		if w == nil {
@@ -385,6 +405,9 @@ func (l *leading) assign(now time.Time) {
 		j := l.book.next()
 		if j == nil {
 			return
+		}
+		if l.expire(ctx, j, now) {
+			continue
 		}
 		ticket := w.free[0]
 		w.free = w.free[1:]

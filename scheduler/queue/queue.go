@@ -38,7 +38,7 @@ const (
 )
 
 // Submit makes job durable. A nil error means that the job will end in exactly one terminal record; a [*proto.Refusal] that
-// nothing of it remains.
+// nothing of it runs; after any other error it is not known which.
 func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
 	if q.Full != nil && q.Full() {
 		return &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "the disk of the job store is full"}
@@ -58,21 +58,29 @@ func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
 	// Once asked for, the write is seen through even if the caller goes: half an answer helps nobody.
 	write, cancel := context.WithTimeout(context.WithoutCancel(ctx), submitTimeout)
 	defer cancel()
-	if err := q.Set.WriteJob(write, job, h); err != nil {
-		q.undo(ctx, job)
-		return &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: fmt.Sprintf("the job could not be stored: %v", err)}
+	err = q.Set.WriteJob(write, job, h)
+	if err == nil {
+		return nil
 	}
-	return nil
+	undone := q.undo(ctx, job)
+	switch {
+	case undone == nil || stream.Refused(err):
+		return &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: fmt.Sprintf("the job could not be stored: %v", err)}
+	case stream.Conflict(undone):
+		return nil // it was stored after all, and has moved on
+	default:
+		return fmt.Errorf("submit %s: whether it was stored is not known: %w", job.TraceID, errors.Join(err, undone))
+	}
 }
 
 // undo makes sure that a job whose write was not acknowledged, and may still arrive, does not run.
-func (q *Queue) undo(ctx context.Context, job *proto.Job) {
+func (q *Queue) undo(ctx context.Context, job *proto.Job) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), submitTimeout)
 	defer cancel()
 	rec := terminal(&proto.Record{Meta: job.Meta}, proto.Failure(proto.CodeExpiredInQueue,
 		"The job could not be stored and was not accepted."), time.Now())
-	// When this fails too, the store takes no writes at all; a job that shows up later is withdrawn at its queue deadline.
-	_, _ = q.Set.WriteRecord(ctx, rec, 0)
+	_, err := q.Set.WriteRecord(ctx, rec, 0)
+	return err
 }
 
 // ask sends a request to the dispatcher that leads, waiting for one to appear.

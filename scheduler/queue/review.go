@@ -43,16 +43,7 @@ func (l *leading) review(ctx context.Context, now time.Time) {
 func (l *leading) reviewJob(ctx context.Context, j *job, now time.Time) {
 	switch j.state {
 	case queued:
-		late := j.meta.QueueDeadline.Add(expiryGrace)
-		if j.attempt > 0 { // waiting for another attempt, for as long again
-			late = j.since.Add(j.meta.QueueDeadline.Sub(j.meta.CreatedAt))
-		}
-		if now.After(late) {
-			l.end(ctx, j, func(ctx context.Context, q *Queue) error {
-				_, err := q.Withdraw(ctx, j.meta.TraceID, expired(&j.meta))
-				return err
-			})
-		}
+		l.expire(ctx, j, now)
 	case assigned:
 		w := l.workers[j.worker]
 		switch {
@@ -64,9 +55,26 @@ func (l *leading) reviewJob(ctx context.Context, j *job, now time.Time) {
 	case running:
 		if now.Sub(j.since) > leaseOver {
 			seen := &proto.Record{Meta: j.meta, Status: proto.StatusRunning, Attempt: j.attempt, Worker: j.worker}
-			l.end(ctx, j, func(ctx context.Context, q *Queue) error { return q.lose(ctx, seen) })
+			revision := j.revision
+			l.end(ctx, j, func(ctx context.Context, q *Queue) error { return q.lose(ctx, seen, revision) })
 		}
 	}
+}
+
+// expire ends a queued job that has waited too long, and reports whether it has.
+func (l *leading) expire(ctx context.Context, j *job, now time.Time) bool {
+	late := j.meta.QueueDeadline.Add(expiryGrace)
+	if j.attempt > 0 { // waiting for another attempt, for as long again
+		late = j.since.Add(j.meta.QueueDeadline.Sub(j.meta.CreatedAt))
+	}
+	if !now.After(late) {
+		return false
+	}
+	l.end(ctx, j, func(ctx context.Context, q *Queue) error {
+		_, err := q.Withdraw(ctx, j.meta.TraceID, expired(&j.meta))
+		return err
+	})
+	return true
 }
 
 // comeBack returns a job whose worker did not take it up to the line; a job that several workers died with is ended.
@@ -95,12 +103,16 @@ func (l *leading) end(ctx context.Context, j *job, write func(context.Context, *
 	go func() {
 		bounded, cancel := context.WithTimeout(ctx, submitTimeout)
 		defer cancel()
-		if err := write(bounded, &Queue{Set: l.Set}); err != nil && ctx.Err() == nil {
+		err := write(bounded, &Queue{Set: l.Set})
+		if err != nil && ctx.Err() == nil {
 			l.Log.Warn("a job could not be ended, will retry", "trace_id", id, "error", err)
 		}
 		l.post(ctx, func() {
 			if j := l.book.jobs[id]; j != nil {
 				j.ending = false
+				if stream.Refused(err) && j.state == running {
+					j.since = time.Now() // its holder could not renew either
+				}
 			}
 		})
 	}()
@@ -113,17 +125,17 @@ func expired(m *proto.Meta) proto.Result {
 
 // lose ends an execution whose holder did not renew its lease: as lost, or in line for its next attempt. seen is what the dispatcher
 // knows of it, which stands in for a record that cannot be read.
-func (q *Queue) lose(ctx context.Context, seen *proto.Record) error {
+func (q *Queue) lose(ctx context.Context, seen *proto.Record, at uint64) error {
 	id := seen.TraceID
 	rec, revision, err := q.Set.Record(ctx, id)
 	if errors.Is(err, stream.ErrMalformed) {
-		rec, err = seen, nil
+		rec, at, err = seen, revision, nil
 	}
 	if err != nil {
 		return fmt.Errorf("lose %s: %w", id, err)
 	}
-	if rec.Status != proto.StatusRunning || rec.Worker != seen.Worker {
-		return nil // it has moved on
+	if revision != at {
+		return nil // it has moved on, or was renewed
 	}
 	last, err := lastSeq(ctx, q.Set, id)
 	if err != nil {

@@ -70,8 +70,8 @@ func (s *Slots) Run(ctx context.Context) error {
 
 func (s *Slots) announce(gone bool) {
 	s.mu.Lock()
+	defer s.mu.Unlock() // published under it: an older word must not overtake a newer one
 	if !s.open {
-		s.mu.Unlock()
 		return
 	}
 	a := announcement{Worker: s.Worker, Slots: s.Total, Gone: gone}
@@ -81,7 +81,6 @@ func (s *Slots) announce(gone bool) {
 	for id := range s.held {
 		a.Held = append(a.Held, id)
 	}
-	s.mu.Unlock()
 	body, err := json.Marshal(a)
 	if err == nil {
 		err = s.Set.Conn.Publish(stream.Slots, body)
@@ -99,7 +98,7 @@ func (s *Slots) Take(ctx context.Context) (*Lease, error) {
 		if err != nil {
 			return nil, err
 		}
-		switch err := l.load(ctx); {
+		switch err := l.load(context.WithoutCancel(ctx)); { // it is ours now, also while we stop
 		case err == nil:
 			return l, nil
 		case errors.Is(err, proto.ErrNotFound): // it ended meanwhile

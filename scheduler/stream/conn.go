@@ -51,7 +51,7 @@ func (s *Set) Close() { s.Conn.Close() }
 // Dial only connects.
 func Dial(a Access, log *slog.Logger) (*nats.Conn, error) {
 	opts := []nats.Option{
-		nats.Name(a.Name), nats.Timeout(connectTimeout), nats.MaxReconnects(maxReconnects),
+		nats.Name(a.Name), nats.Timeout(connectTimeout), nats.MaxReconnects(maxReconnects), nats.IgnoreAuthErrorAbort(),
 		nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(reconnectWait, reconnectWait), nats.ReconnectBufSize(-1),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {

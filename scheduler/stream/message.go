@@ -61,8 +61,8 @@ func (s *Set) Write(ctx context.Context, subject string, h nats.Header, body []b
 	}
 	seq, err := s.write(ctx, &nats.Msg{Subject: subject, Header: h, Data: data}, id, expect)
 	if err != nil && h.Get(headerBody) != "" {
-		// Left alone after anything but a clean conflict: an unanswered write may still be carried out, and needs its body.
-		if Conflict(err) {
+		// Left alone unless the server said no: an unanswered write may still be carried out, and needs its body.
+		if Conflict(err) || Refused(err) {
 			_ = s.bodies.Delete(ctx, h.Get(headerBody))
 		}
 	}

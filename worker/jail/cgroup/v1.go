@@ -12,6 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// socketMemory is how much a group of version 1 may hold in socket buffers, in
+// bytes, beside its memory: without a limit it is the host's.
+const socketMemory = 64 << 20
+
 func (g *Group) limit1(l Limits) error {
 	mem := g.dirs[g.ctl.memory]
 	bytes := strconv.FormatInt(l.Memory, 10)
@@ -24,6 +28,12 @@ func (g *Group) limit1(l Limits) error {
 			return err
 		}
 	} else if err != nil {
+		return err
+	}
+	// Version 1 charges what lies in socket buffers to nobody until this is set, and then apart from the rest. Absent where the
+	// kernel has no such account.
+	sockets := strconv.FormatInt(min(l.Memory, socketMemory), 10)
+	if err := write(mem, "memory.kmem.tcp.limit_in_bytes", sockets); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return write(g.dirs[g.ctl.pids], "pids.max", strconv.Itoa(l.Tasks))

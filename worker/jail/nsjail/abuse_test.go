@@ -87,6 +87,30 @@ print(socket.if_nameindex())`, "101\n101\n111\n-3\n[(1, 'lo')]"},
 	}
 }
 
+// TestSocketBuffers fills the buffers of sockets that nobody reads: on version 1
+// they are bounded by an account of their own, on version 2 by the memory limit.
+func TestSocketBuffers(t *testing.T) {
+	m := newMaker(t)
+	runCode(t, m, "python", `
+import socket
+kept, got = [], 0
+for i in range(100):
+    r = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    r.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    r.bind(("127.0.0.1", 0))
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    for n in range(200):
+        s.sendto(bytes(60000), r.getsockname())
+    kept += [r, s]
+for r in kept[::2]:
+    r.setblocking(False)
+    try:
+        while True: got += len(r.recv(65536))
+    except BlockingIOError: pass
+print(got <= 64 << 20)
+`).want(t, jail.Exited, "True")
+}
+
 // TestSystemCalls makes system calls by number and says which errno, or signal,
 // they must end with. All are x86-64.
 func TestSystemCalls(t *testing.T) {
@@ -143,6 +167,17 @@ def sc(*a):
 		{"socket packet", "41, 17, 3, 0", "97"},
 		{"socket vsock", "41, 40, 1, 0", "97"},
 		{"socket alg", "41, 38, 5, 0", "97"},
+		{"socket icmp", "41, 2, 2, 1", "93"},
+		{"socket udplite", "41, 2, 2, 136", "93"},
+		{"socket mptcp", "41, 10, 1, 262", "93"},
+		{"socket tcp", "41, 10, 1, 6", "0"},
+		{"attach filter", "54, 0, 1, 26, 0, 0", "1"},
+		{"attach bpf", "54, 0, 1, 50, 0, 0", "1"},
+		{"attach reuseport filter", "54, 0, 1, 51, 0, 0", "1"},
+		{"attach reuseport bpf", "54, 0, 1, 52, 0, 0", "1"},
+		{"other socket option", "54, 0, 1, 2, 0, 0", "88"},
+		{"io_setup", "206, 1, 0", "38"},
+		{"open_tree_attr", "467, -100, 0, 0, 0, 0", "38"},
 		{"reboot", "169, 0, 0, 0", "-31"},
 		{"kexec_load", "246, 0, 0, 0, 0", "-31"},
 		{"init_module", "175, 0, 0, 0", "-31"},

@@ -9,6 +9,12 @@ package nsjail
 // cannot see them; every libc falls back to clone. Numbers in EPERM conditions
 // are masked to the 32 bits the kernel looks at, or compared so that odd upper
 // bits are refused.
+//
+// SO_ATTACH_FILTER, SO_ATTACH_BPF and their reuseport forms (26, 50, 51, 52) are
+// refused because the programs they attach use up a limit of the whole host
+// (net.core.bpf_jit_limit), without which no jail starts; io_setup for
+// fs.aio-max-nr. 467 is open_tree_attr. Of the internet protocols TCP and UDP
+// (6, 17) are let through: the others may load kernel modules.
 const seccompPolicy = `
 #define CLONE_NEW 0x7E020000
 #define CLONE_NEW_OR_TIME 0x7E020080
@@ -17,15 +23,22 @@ POLICY bullpen {
     kexec_load, kexec_file_load, reboot, init_module, finit_module, delete_module,
     swapon, swapoff, iopl, ioperm
   },
-  ERRNO(38) { clone3 },
+  ERRNO(38) { clone3, io_setup, io_submit, SYSCALL[467] },
   ERRNO(97) {
     socket(family) { family != 1 && family != 2 && family != 10 && family != 16 },
     socketpair(family) { family != 1 }
   },
   ERRNO(93) {
-    socket(family, type, protocol) { family == 16 && protocol != 0 }
+    socket(family, type, protocol) {
+      (family == 16 && protocol != 0) ||
+      ((family == 2 || family == 10) && protocol != 0 && protocol != 6 && protocol != 17)
+    }
   },
   ERRNO(1) {
+    setsockopt(fd, level, optname) {
+      (level & 0xffffffff) == 1 &&
+      ((optname & 0xffffffff) == 26 || (optname & 0xffffffff) == 50 || (optname & 0xffffffff) == 51 || (optname & 0xffffffff) == 52)
+    },
     ptrace, process_vm_readv, process_vm_writev, kcmp, pidfd_getfd,
     add_key, keyctl, request_key,
     bpf, perf_event_open, userfaultfd, lookup_dcookie,
