@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"io"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -210,4 +211,27 @@ type brokenBindings struct{ *stub }
 
 func (brokenBindings) Bind(context.Context, string, string, proto.Binding) (b proto.Binding, bound bool, err error) {
 	return b, false, errors.New("no disk")
+}
+
+// A body that is long in coming does not make its binding look abandoned.
+func TestSlowBodyUnderOneKeyRunsOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, h *harness) {
+		h.stub.finishAtOnce(proto.Exited(0))
+		h.stub.refuse = func(*proto.Job) error { time.Sleep(2 * time.Second); return nil } // a change of leader
+		body, end := io.Pipe()
+		r := h.executeRequest("", "Idempotency-Key", "k")
+		r.Body, r.ContentLength = body, -1
+		one := h.begin(r)
+		go func() {
+			time.Sleep(bindingGrace + time.Second)
+			_, _ = io.WriteString(end, hello)
+			_ = end.Close()
+		}()
+		time.Sleep(bindingGrace + 1500*time.Millisecond)
+		two := h.begin(h.executeRequest(hello, "Idempotency-Key", "k"))
+		a, b := <-one, <-two
+		if len(h.stub.submitted) != 1 || a.trace() != b.trace() {
+			t.Errorf("%d executions, %s and %s", len(h.stub.submitted), a.trace(), b.trace())
+		}
+	})
 }

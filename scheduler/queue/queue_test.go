@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -431,4 +432,60 @@ func TestStatsTellTheQueue(t *testing.T) {
 		st, err := w.queue.Stats(w.ctx)
 		return err == nil && st.Queued == 0 && st.Running == 1 && st.Workers == 1 && st.Slots == 3
 	})
+}
+
+// A job of the stream that is past its deadline is not handed out, however quickly a worker asks: its record may have been swept.
+func TestDispatcherThatComesBackStartsNothingOld(t *testing.T) {
+	t.Parallel()
+	s := streamtest.Server(t)
+	set := streamtest.Set(t, s)
+	w := &world{t: t, ctx: streamtest.Context(t), server: s, set: set, queue: &queue.Queue{Set: set}}
+	old := streamtest.Job("acme", "k", proto.ModeAsync)
+	old.CreatedAt = old.CreatedAt.Add(-time.Hour)
+	old.QueueDeadline = old.CreatedAt.Add(time.Minute)
+	next := streamtest.Job("acme", "k", proto.ModeAsync)
+	for _, job := range []*proto.Job{old, next} {
+		if err := set.WriteJob(w.ctx, job, nats.Header{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h := w.worker("w", 1)
+	w.dispatcher("d")
+	if l := w.take(h); l.Job().TraceID != next.TraceID {
+		t.Fatal("the old job was handed out")
+	}
+	if rec := w.wait(old.TraceID); *rec.Result.ErrorCode != string(proto.CodeExpiredInQueue) {
+		t.Fatalf("%+v", rec)
+	}
+}
+
+// Jobs may be removed by the last leader while the next one reads them.
+func TestDispatcherLeadsThoughJobsAreRemovedMeanwhile(t *testing.T) {
+	t.Parallel()
+	s := streamtest.Server(t)
+	set := streamtest.Set(t, s)
+	w := &world{t: t, ctx: streamtest.Context(t), server: s, set: set, queue: &queue.Queue{Set: set}}
+	const jobs, rounds = 1000, 5
+	var writers sync.WaitGroup
+	for range 8 {
+		writers.Go(func() {
+			for range jobs / 8 {
+				if err := set.WriteJob(w.ctx, streamtest.Job("acme", "k", proto.ModeAsync), nats.Header{}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	writers.Wait()
+	for round := range rounds {
+		stop := w.dispatcher(fmt.Sprintf("d%d", round))
+		if err := set.RemoveJobs(w.ctx, uint64((round+1)*jobs/rounds), nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		w.eventually("it leads", func() bool {
+			_, err := w.queue.Stats(w.ctx)
+			return err == nil
+		})
+		stop()
+	}
 }
