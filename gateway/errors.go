@@ -142,8 +142,6 @@ func answerToRefusal(r *proto.Refusal, plan proto.Plan) answer {
 			message += fmt.Sprintf(" Upgrade to %s for %d queued executions.", next.Title, next.MaxQueued)
 		}
 		return answer{http.StatusTooManyRequests, codeRateLimited, message, 5}
-	case proto.RefusedNoWorker:
-		return answer{http.StatusServiceUnavailable, codeServiceUnavailable, "no worker is live to run this; send it again", 2}
 	default:
 		return answer{http.StatusServiceUnavailable, codeServiceUnavailable, "the queue cannot take this now; send it again", 2}
 	}

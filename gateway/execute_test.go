@@ -107,7 +107,6 @@ func TestRefusals(t *testing.T) {
 			{"pro", proto.Refusal{Reason: proto.RefusedConcurrency, Limit: 100, Used: 100}, 429, "rate_limited", "1", "concurrent execution limit reached (100/100). Upgrade to Enterprise for 1000 concurrent executions."},
 			{"enterprise", proto.Refusal{Reason: proto.RefusedConcurrency, Limit: 1000, Used: 1000}, 429, "rate_limited", "1", "concurrent execution limit reached (1000/1000)."},
 			{"pro", proto.Refusal{Reason: proto.RefusedQueueFull, Limit: 1000, Used: 1000}, 429, "rate_limited", "5", "queued execution limit reached (1000/1000)"},
-			{"pro", proto.Refusal{Reason: proto.RefusedNoWorker}, 503, "service_unavailable", "2", "no worker"},
 			{"pro", proto.Refusal{Reason: proto.RefusedUnavailable}, 503, "service_unavailable", "2", "queue"},
 		} {
 			t.Run(name+" "+string(tt.refusal.Reason)+" "+tt.plan, func(t *testing.T) {

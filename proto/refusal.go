@@ -9,7 +9,6 @@ type Reason string
 const (
 	RefusedConcurrency Reason = "concurrency" // the organisation runs as many executions as its plan allows
 	RefusedQueueFull   Reason = "queue_full"  // the organisation has as many queued as its plan allows
-	RefusedNoWorker    Reason = "no_worker"   // no live worker
 	RefusedUnavailable Reason = "unavailable" // the queue cannot take jobs now: no dispatcher, no disk, draining
 )
 

@@ -35,7 +35,7 @@ func (p *printer) event(e *client.Event) error {
 		return err
 	case proto.EventResult:
 		if p.gap {
-			_, _ = fmt.Fprintf(p.io.err, "bullpen: %s: some of the output is missing above: only the last %d lines are kept\n", e.TraceID, proto.MaxEvents)
+			_, _ = fmt.Fprintf(p.io.err, "bullpen: %s: some of the output is missing above; `bullpen get %[1]s` has what the result kept of it\n", e.TraceID)
 		}
 	}
 	return nil

@@ -369,6 +369,11 @@ func (l *leading) hear(m *nats.Msg) {
 		l.Log.Error("a malformed announcement was passed over", "error", err)
 		return
 	}
+	for _, id := range a.Dropped {
+		if j := l.book.jobs[id]; j != nil && j.state == assigned && j.worker == a.Worker {
+			l.book.requeue(j)
+		}
+	}
 	if a.Gone {
 		delete(l.workers, a.Worker)
 		return

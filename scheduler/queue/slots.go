@@ -70,11 +70,16 @@ func (s *Slots) Run(ctx context.Context) error {
 
 func (s *Slots) announce(gone bool) {
 	s.mu.Lock()
-	defer s.mu.Unlock() // published under it: an older word must not overtake a newer one
+	defer s.mu.Unlock()
 	if !s.open {
 		return
 	}
-	a := announcement{Worker: s.Worker, Slots: s.Total, Gone: gone}
+	s.publish(announcement{Gone: gone})
+}
+
+// publish completes an announcement and sends it. s.mu is held, so that an older word does not overtake a newer one.
+func (s *Slots) publish(a announcement) {
+	a.Worker, a.Slots = s.Worker, s.Total
 	for ticket := range s.waiting {
 		a.Free = append(a.Free, ticket)
 	}
@@ -136,7 +141,7 @@ func (s *Slots) wait(ctx context.Context) (*Lease, error) {
 	}
 }
 
-// assigned takes in an assignment. One for a slot that is not free any more is let fall: the dispatcher sees that it is not held.
+// assigned takes in an assignment. One for a slot that is not free any more is given back at once.
 func (s *Slots) assigned(m *nats.Msg) {
 	var a assignment
 	if err := json.Unmarshal(m.Data, &a); err != nil {
@@ -149,8 +154,12 @@ func (s *Slots) assigned(m *nats.Msg) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.held[a.Trace] != nil {
+		return
+	}
 	arrived, free := s.waiting[a.Ticket]
-	if !free || s.held[a.Trace] != nil {
+	if !free {
+		s.publish(announcement{Dropped: []proto.TraceID{a.Trace}})
 		return
 	}
 	delete(s.waiting, a.Ticket)

@@ -22,7 +22,9 @@ type announcement struct {
 	Slots  int             `json:"slots"`
 	Free   []uint64        `json:"free"` // each the ticket of one free slot, never used twice
 	Held   []proto.TraceID `json:"held"` // assigned or running here
-	Gone   bool            `json:"gone"` // the last word of a worker that stops
+	// Dropped were assigned to slots that are not free any more.
+	Dropped []proto.TraceID `json:"dropped,omitempty"`
+	Gone    bool            `json:"gone"` // the last word of a worker that stops
 }
 
 // assignment hands a job to one free slot.
