@@ -27,7 +27,8 @@ const (
 type Lease struct {
 	slots   *Slots
 	id      proto.TraceID
-	at      uint64 // where the job lies in its stream
+	at      uint64     // where the job lies in its stream
+	started *time.Time // of the claimed attempt; nil before
 	attempt int
 	job     *proto.Job
 	header  nats.Header
@@ -96,6 +97,7 @@ func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int
 		}
 	}
 	now := time.Now().UTC()
+	l.started = &now
 	l.rec = &proto.Record{
 		Meta: l.job.Meta, Status: proto.StatusRunning, Attempt: l.attempt, Worker: l.slots.Worker, StartedAt: &now,
 		ResultSeq: baseSeq,
@@ -215,24 +217,31 @@ type Ending struct {
 }
 
 // Finish writes the terminal record, unless somebody wrote one first, and returns the one that stands. It keeps trying while the
-// store takes no writes, until ctx ends. It also serves an attempt that was never claimed.
+// store takes no writes, until ctx ends. It also serves an attempt that was never claimed. The lease is kept while a large result is
+// on its way.
 func (l *Lease) Finish(ctx context.Context, e Ending) (*proto.Record, error) {
-	l.stop()
 	defer l.slots.forget(l.id)
-	if l.rec == nil {
-		l.rec = &proto.Record{Meta: l.job.Meta, Attempt: l.attempt, Worker: l.slots.Worker}
-	}
+	defer l.stop()
+	done := proto.Record{Meta: l.job.Meta, Attempt: l.attempt, Worker: l.slots.Worker, StartedAt: l.started}
+	done.ResultSeq, done.OutputTruncated, done.Usage = e.LastSeq, e.OutputTruncated, e.Usage
+	rec := terminal(&done, e.Result, time.Now())
+	var staged *stream.StagedRecord
 	for {
-		done := *l.rec
-		done.ResultSeq, done.OutputTruncated, done.Usage = e.LastSeq, e.OutputTruncated, e.Usage
-		rec := terminal(&done, e.Result, time.Now())
-		_, err := l.slots.Set.WriteRecord(ctx, rec, l.revision)
+		var err error
+		if staged == nil {
+			staged, err = l.slots.Set.StageRecord(ctx, rec)
+		}
+		if staged != nil {
+			l.stop()
+			_, err = staged.Write(ctx, l.revision)
+		}
 		switch {
 		case err == nil:
 			return rec, nil
 		case stream.Conflict(err):
 			err = l.adopt(ctx)
 			if errors.Is(err, proto.ErrLost) {
+				staged.Discard(ctx)
 				return l.standing(ctx)
 			}
 			if err == nil || errors.Is(err, proto.ErrCancelled) {

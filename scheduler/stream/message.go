@@ -48,25 +48,38 @@ type Stored struct {
 // number. It is safe against lost answers: it tries again until ctx ends, and recognises its own write. A body over the inline
 // limit goes to the object store first. The errors to tell apart are those of [Conflict] and [Refused].
 func (s *Set) Write(ctx context.Context, subject string, h nats.Header, body []byte, expect uint64) (uint64, error) {
+	m, err := s.stage(ctx, subject, h, body)
+	if err != nil {
+		return 0, err
+	}
+	seq, err := s.write(ctx, m, h.Get(headerWrite), expect)
+	// Left alone unless the server said no: an unanswered write may still be carried out, and needs its body.
+	if Conflict(err) || Refused(err) {
+		s.discard(ctx, m)
+	}
+	return seq, err
+}
+
+// stage makes a message ready to be written; a body that is too large for it is stored.
+func (s *Set) stage(ctx context.Context, subject string, h nats.Header, body []byte) (*nats.Msg, error) {
 	id := nuid.Next()
 	h.Set(headerWrite, id)
-	data := body
 	if len(body) > s.inline {
 		name := strings.TrimPrefix(subject, root) + "." + id
 		if _, err := s.bodies.PutBytes(ctx, name, body); err != nil {
-			return 0, fmt.Errorf("store the body of %s: %w", subject, err)
+			return nil, fmt.Errorf("store the body of %s: %w", subject, err)
 		}
 		h.Set(headerBody, name)
-		data = nil
+		body = nil
 	}
-	seq, err := s.write(ctx, &nats.Msg{Subject: subject, Header: h, Data: data}, id, expect)
-	if err != nil && h.Get(headerBody) != "" {
-		// Left alone unless the server said no: an unanswered write may still be carried out, and needs its body.
-		if Conflict(err) || Refused(err) {
-			_ = s.bodies.Delete(ctx, h.Get(headerBody))
-		}
+	return &nats.Msg{Subject: subject, Header: h, Data: body}, nil
+}
+
+// discard removes the stored body of a message that will not be written. One that stays goes at the end of its retention.
+func (s *Set) discard(ctx context.Context, m *nats.Msg) {
+	if name := BodyOf(m.Header); name != "" {
+		_ = s.bodies.Delete(ctx, name)
 	}
-	return seq, err
 }
 
 func (s *Set) write(ctx context.Context, msg *nats.Msg, id string, expect uint64) (uint64, error) {
@@ -268,28 +281,58 @@ func (s *Set) Record(ctx context.Context, id proto.TraceID) (*proto.Record, uint
 // WriteRecord stores rec if the record has sequence number expect, and returns the new one. When rec is terminal, those who wait
 // for it are told once it is durable. Its errors are those of [Set.Write].
 func (s *Set) WriteRecord(ctx context.Context, rec *proto.Record, expect uint64) (uint64, error) {
-	body, err := proto.EncodeRecord(rec)
+	staged, err := s.StageRecord(ctx, rec)
 	if err != nil {
 		return 0, err
+	}
+	seq, err := staged.Write(ctx, expect)
+	if Conflict(err) || Refused(err) {
+		staged.Discard(ctx)
+	}
+	return seq, err
+}
+
+// StagedRecord is a record that is ready to be written, any number of times: what is large of it is stored already.
+type StagedRecord struct {
+	set      *Set
+	msg      *nats.Msg
+	id       proto.TraceID
+	terminal bool
+}
+
+// StageRecord makes rec ready to be written.
+func (s *Set) StageRecord(ctx context.Context, rec *proto.Record) (*StagedRecord, error) {
+	body, err := proto.EncodeRecord(rec)
+	if err != nil {
+		return nil, err
 	}
 	h := nats.Header{}
 	h.Set(HeaderStatus, string(rec.Status))
 	h.Set(HeaderWorker, rec.Worker)
 	h.Set(HeaderAttempt, strconv.Itoa(rec.Attempt))
-	seq, err := s.Write(ctx, Exec(rec.TraceID), h, body, expect)
+	m, err := s.stage(ctx, Exec(rec.TraceID), h, body)
+	if err != nil {
+		return nil, err
+	}
+	return &StagedRecord{set: s, msg: m, id: rec.TraceID, terminal: rec.Status.Terminal()}, nil
+}
+
+// Write is [Set.WriteRecord] of what was staged; it keeps what is stored of it when it fails.
+func (r *StagedRecord) Write(ctx context.Context, expect uint64) (uint64, error) {
+	seq, err := r.set.write(ctx, r.msg, r.msg.Header.Get(headerWrite), expect)
 	if err != nil {
 		return 0, err
 	}
-	if rec.Status.Terminal() {
-		notice := body
-		if len(body) > s.inline {
-			notice = nil // the reader fetches it
-		}
-		// Lost notices are made up for by readers, who look again from time to time.
-		_ = s.Conn.Publish(Done(rec.TraceID), notice)
+	if r.terminal {
+		// Empty where the body is stored apart: the reader fetches it. Lost notices are made up for by readers, who look again
+		// from time to time.
+		_ = r.set.Conn.Publish(Done(r.id), r.msg.Data)
 	}
 	return seq, nil
 }
+
+// Discard gives up a record that will not be written.
+func (r *StagedRecord) Discard(ctx context.Context) { r.set.discard(ctx, r.msg) }
 
 // WriteJob stores a job that is not there yet.
 func (s *Set) WriteJob(ctx context.Context, job *proto.Job, h nats.Header) error {
