@@ -147,7 +147,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 		return w.finish(ctx, lease, Ending{Result: proto.Failure(proto.CodeSandboxStart, err.Error())})
 	}
 	// The claim is written while the jail is being made: it must be durable before the program starts, not before its jail does.
-	preparing := w.prepare(ctx, spec(job.Sandbox))
+	preparing := w.prepare(ctx, Spec(job.Sandbox))
 	running, base, claimErr := lease.Claim(ctx)
 	m := <-preparing
 	spent.prepare = m.took
@@ -233,7 +233,8 @@ func (w *Worker) program(job *proto.Job) (jail.Program, error) {
 	return p, err
 }
 
-func spec(s proto.Sandbox) jail.Spec {
+// Spec is the jail that a sandbox asks for.
+func Spec(s proto.Sandbox) jail.Spec {
 	return jail.Spec{CPU: s.CPU, Memory: s.Memory, Pids: s.Pids, HomeBytes: s.HomeBytes, TmpBytes: s.TmpBytes, Inodes: s.Inodes}
 }
 

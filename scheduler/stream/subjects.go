@@ -47,7 +47,7 @@ const dead = root + "dead."
 // Ping is answered by the instance of that name while it lives.
 func Ping(instance string) string { return root + "ctl.ping." + instance }
 
-// Assign hands a job to a worker; Cancel tells it that the record of one of its executions carries an intent to cancel.
+// Assign hands a job to a worker.
 func Assign(worker string) string { return root + "worker." + worker + ".assign" }
 
 // Cancel tells a worker to look at the record of the execution named in the message.

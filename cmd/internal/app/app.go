@@ -72,10 +72,7 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 			s.close()
 		}
 	}()
-	access := stream.Access{
-		URL: cfg.URL, Creds: cfg.Creds, User: cfg.User, Password: cfg.Password, CA: cfg.CA, Cert: cfg.Cert, Key: cfg.Key,
-		Name: "bullpen " + s.instance,
-	}
+	access := cfg.access("bullpen " + s.instance)
 	var full func() bool
 	if cfg.Embedded() {
 		if s.embedded, err = natsembed.Open(cfg.Data, diskReserve, log); err != nil {
@@ -95,6 +92,13 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 	s.events = &events.Log{Set: s.set, Records: s.queue}
 	s.metrics = NewMetrics(s.queue.Stats)
 	return s, nil
+}
+
+// access says how to reach the external NATS, under a name for the server's connection list.
+func (n *NATS) access(name string) stream.Access {
+	return stream.Access{
+		URL: n.URL, Creds: n.Creds, User: n.User, Password: n.Password, CA: n.CA, Cert: n.Cert, Key: n.Key, Name: name,
+	}
 }
 
 func (s *system) close() {

@@ -174,9 +174,7 @@ func checkNATS(ctx context.Context, c *Config) []Check {
 		return []Check{{Name: "NATS", OK: true, Found: "inside the process"}, {Name: "store", OK: true, Found: "JetStream in the data directory"}}
 	}
 	check := Check{Name: "NATS", Remedy: "start it, or correct --nats and its credentials"}
-	conn, err := stream.Dial(stream.Access{
-		URL: c.URL, Creds: c.Creds, User: c.User, Password: c.Password, CA: c.CA, Cert: c.Cert, Key: c.Key, Name: "bullpen doctor",
-	}, slog.New(slog.DiscardHandler))
+	conn, err := stream.Dial(c.access("bullpen doctor"), slog.New(slog.DiscardHandler))
 	if err != nil {
 		check.Found = err.Error()
 		return []Check{check}

@@ -107,10 +107,7 @@ func probe(ctx context.Context, maker *nsjail.Maker) (map[proto.Language]string,
 	return languages, nil
 }
 
-func jailSpec() jail.Spec {
-	s := proto.DefaultSandbox()
-	return jail.Spec{CPU: s.CPU, Memory: s.Memory, Pids: s.Pids, HomeBytes: s.HomeBytes, TmpBytes: s.TmpBytes, Inodes: s.Inodes}
-}
+func jailSpec() jail.Spec { return worker.Spec(proto.DefaultSandbox()) }
 
 // jobs gives the worker the queue's slots under its own interfaces.
 type jobs struct{ slots *queue.Slots }
