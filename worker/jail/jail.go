@@ -13,9 +13,12 @@ import (
 	"time"
 )
 
-// Spec is what a sandbox is, before it knows its program. Every field must be
+// Spec is what a sandbox is, before it knows its program. Every number must be
 // positive.
 type Spec struct {
+	// Root is a directory that holds the jail's root file system, which nobody
+	// changes while there are jails on it; empty for the host's runtimes.
+	Root      string
 	CPU       float64 // cores; fractions are allowed
 	Memory    int64   // bytes, of everything in the jail, tmpfs included; there is no swap
 	Pids      int     // processes and threads of the program

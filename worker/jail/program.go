@@ -6,6 +6,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strings"
 )
 
 // Places inside a jail.
@@ -34,7 +35,16 @@ type Source struct {
 	Env      map[string]string // the caller's, already validated
 	TraceID  string
 	Home     string // such as /home/baponi, no trailing slash
+	// Interpreter is the file that runs the code, absolute inside the jail; when
+	// empty it is looked up by its usual name in the system's directories.
+	Interpreter string
+	// ImageEnv is the environment that the sandbox's image sets. PATH is put after
+	// the home's own directories, the rest gives way to ours.
+	ImageEnv map[string]string
 }
+
+// systemPath is where commands are found when the image does not say.
+const systemPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // Program returns what runs s as `python3 <home>/main.py` (and so on) would run
 // in home: same argv, same environment, stdin at its end. The error is only for
@@ -48,6 +58,9 @@ func (s Source) Program() (Program, error) {
 		file = File{Path: s.Home + "/main.py", Mode: 0o644}
 		p.Argv = []string{"python3", file.Path}
 		env["PYTHONPATH"] = PythonDir
+		if p := s.ImageEnv["PYTHONPATH"]; p != "" {
+			env["PYTHONPATH"] += ":" + p
+		}
 	case "node":
 		file = File{Path: s.Home + "/main.js", Mode: 0o644}
 		p.Argv = []string{"node", file.Path}
@@ -60,6 +73,9 @@ func (s Source) Program() (Program, error) {
 	default:
 		return Program{}, fmt.Errorf("program: unknown language %q: use python, node or bash", s.Language)
 	}
+	if s.Interpreter != "" {
+		p.Argv[0] = s.Interpreter
+	}
 	file.Content = []byte(s.Code)
 	p.Files = []File{file}
 	for _, name := range slices.Sorted(maps.Keys(env)) {
@@ -68,16 +84,23 @@ func (s Source) Program() (Program, error) {
 	return p, nil
 }
 
-// env is the environment of every program, the caller's applied last.
+// env is the environment of every program: the image's, ours over it, and the
+// caller's over both.
 func (s Source) env() map[string]string {
-	local := s.Home + "/.local"
-	env := map[string]string{
+	local, system := s.Home+"/.local", systemPath
+	if p := s.ImageEnv["PATH"]; p != "" {
+		system = p
+	}
+	if dir := path.Dir(s.Interpreter); s.Interpreter != "" && !slices.Contains(strings.Split(system, ":"), dir) {
+		system = dir + ":" + system
+	}
+	env := map[string]string{"LANG": "C.UTF-8"}
+	maps.Copy(env, s.ImageEnv)
+	maps.Copy(env, map[string]string{
 		"HOME":   s.Home,
 		"USER":   path.Base(s.Home),
-		"LANG":   "C.UTF-8",
 		"TMPDIR": "/tmp",
-		"PATH": local + "/bin:" + s.Home + "/node_modules/.bin:" +
-			"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"PATH":   local + "/bin:" + s.Home + "/node_modules/.bin:" + system,
 		// Not PIP_USER, which breaks virtual environments; pip falls back to the
 		// user's site by itself.
 		"PIP_BREAK_SYSTEM_PACKAGES": "1",
@@ -85,7 +108,7 @@ func (s Source) env() map[string]string {
 		"NPM_CONFIG_PREFIX":         local,
 		"NPM_CONFIG_CACHE":          "/tmp/.cache/npm",
 		"BULLPEN_TRACE_ID":          s.TraceID,
-	}
+	})
 	maps.Copy(env, s.Env)
 	return env
 }

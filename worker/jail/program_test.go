@@ -45,3 +45,26 @@ func TestSourceProgram(t *testing.T) {
 		t.Error("perl accepted")
 	}
 }
+
+func TestSourceOfAnImage(t *testing.T) {
+	s := Source{
+		Language: "python", Code: "1", TraceID: "trc_1", Home: "/home/x", Interpreter: "/opt/conda/bin/python3",
+		ImageEnv: map[string]string{"PATH": "/usr/bin:/bin", "HOME": "/root", "LANG": "de_DE.UTF-8", "PYTHONPATH": "/opt/lib", "A": "image", "B": "image"},
+		Env:      map[string]string{"A": "caller"},
+	}
+	p, err := s.Program()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(p.Argv, " "); got != "/opt/conda/bin/python3 /home/x/main.py" {
+		t.Errorf("argv %q", got)
+	}
+	for _, want := range []string{
+		"A=caller", "B=image", "HOME=/home/x", "LANG=de_DE.UTF-8", "PYTHONPATH=" + PythonDir + ":/opt/lib",
+		"PATH=/home/x/.local/bin:/home/x/node_modules/.bin:/opt/conda/bin:/usr/bin:/bin",
+	} {
+		if !slices.Contains(p.Env, want) {
+			t.Errorf("no %q in %q", want, p.Env)
+		}
+	}
+}

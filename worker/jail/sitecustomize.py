@@ -7,7 +7,9 @@ def _bullpen():
     here = __file__.rpartition("/")[0]
     sys.path[:] = [p for p in sys.path if p != here]
     sys.path_importer_cache.pop(here, None)
-    os.environ.pop("PYTHONPATH", None)
+    theirs = os.environ.pop("PYTHONPATH", "").partition(":")[2]
+    if theirs:
+        os.environ["PYTHONPATH"] = theirs
     if sys.stdout is not None:
         sys.stdout.reconfigure(line_buffering=True)
     # The distribution may have a sitecustomize of its own, which ours hid.

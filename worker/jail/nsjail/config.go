@@ -23,8 +23,7 @@ var devices = [...]string{"null", "zero", "full", "random", "urandom"} // read o
 
 // layout is what a configuration is made of.
 type layout struct {
-	root  string   // the directory that is the jail's /, read-only
-	binds []string // absolute directories of the host, bound read-only to the same place
+	*skeleton
 	home  string
 	uid   int // outside uid of the init; the program's is the next
 	nproc int // RLIMIT_NPROC of every uid in the jail
@@ -54,9 +53,9 @@ func (l layout) config() string {
 	b.line("rlimit_core: 0 rlimit_core_type: VALUE")
 	b.line("rlimit_nproc: %d rlimit_nproc_type: VALUE", l.nproc)
 
-	b.line("mount { src: %q dst: \"/\" is_bind: true nosuid: true nodev: true }", l.root)
-	for _, dir := range l.binds {
-		b.line("mount { src: %q dst: %q is_bind: true nosuid: true nodev: true }", dir, dir)
+	b.line("mount { src: %q dst: \"/\" is_bind: true nosuid: true nodev: true }", l.dir)
+	for _, d := range l.binds {
+		b.line("mount { src: %q dst: %q is_bind: true nosuid: true nodev: true }", d.src, d.dst)
 	}
 	b.line("mount { dst: \"/proc\" fstype: \"proc\" nosuid: true nodev: true noexec: true }")
 	for _, d := range devices {

@@ -14,8 +14,8 @@ var update = flag.Bool("update", false, "write the golden files anew")
 func TestConfigGolden(t *testing.T) {
 	const golden = "testdata/nsjail.cfg"
 	got := layout{
-		root: "/run/bullpen/workers/X/root", binds: []string{"/usr", "/lib64"}, home: "/home/baponi",
-		uid: 1_900_000_000, nproc: 256,
+		skeleton: &skeleton{dir: "/run/bullpen/workers/X/root", binds: []bind{{"/usr", "/usr"}, {"/var/lib/image/lib64", "/lib64"}}},
+		home:     "/home/baponi", uid: 1_900_000_000, nproc: 256,
 		spec: jail.Spec{CPU: 1.5, Memory: 1 << 30, Pids: 256, HomeBytes: 1 << 30, TmpBytes: 512 << 20, Inodes: 65536},
 	}.config()
 	if *update {

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -51,10 +52,12 @@ type Maker struct {
 	lock  *os.File // held while we live: how others know
 	init  *os.File // the init's executable, sealed in memory
 	null  *os.File
-	binds []string
 	nproc int // the most RLIMIT_NPROC can be
 	tree  *cgroup.Tree
 	uids  *uidPool
+
+	rootsMu sync.Mutex
+	roots   map[string]*skeleton // by Spec.Root
 
 	seq    atomic.Uint64
 	jails  sync.WaitGroup // one for each jail until all of it is given back
@@ -66,7 +69,7 @@ type Maker struct {
 // Open prepares everything that jails have in common, and removes what workers
 // that died have left behind. The error names what is missing and what to do.
 func Open(cfg Config) (*Maker, error) {
-	m := &Maker{cfg: cfg, live: map[*sandbox]struct{}{}}
+	m := &Maker{cfg: cfg, live: map[*sandbox]struct{}{}, roots: map[string]*skeleton{}}
 	if m.cfg.RunDir == "" {
 		m.cfg.RunDir = DefaultRunDir
 	}
@@ -116,7 +119,7 @@ func (m *Maker) open() (err error) {
 	if err := m.enter(); err != nil {
 		return err
 	}
-	if m.binds, err = buildRoot(m.rootDir(), m.cfg.Home); err != nil {
+	if _, err := m.skeleton(""); err != nil {
 		return err
 	}
 	// Where nsjail mounts a jail's root while it builds it. It looks for these,
@@ -129,7 +132,27 @@ func (m *Maker) open() (err error) {
 	return nil
 }
 
-func (m *Maker) rootDir() string { return filepath.Join(m.dir, "root") }
+// skeleton is the / of jails whose root file system is root; it is made once.
+func (m *Maker) skeleton(root string) (*skeleton, error) {
+	m.rootsMu.Lock()
+	defer m.rootsMu.Unlock()
+	if s := m.roots[root]; s != nil {
+		return s, nil
+	}
+	dir := filepath.Join(m.dir, "root", strconv.Itoa(len(m.roots)))
+	var s *skeleton
+	var err error
+	if root == "" {
+		s, err = hostSkeleton(dir, m.cfg.Home)
+	} else {
+		s, err = imageSkeleton(dir, m.cfg.Home, root)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lay out the root file system: %w", err), os.RemoveAll(dir))
+	}
+	m.roots[root] = s
+	return s, nil
+}
 
 func (m *Maker) check() error {
 	if os.Geteuid() != 0 {

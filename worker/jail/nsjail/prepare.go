@@ -119,9 +119,12 @@ func (f *files) close() {
 // that concurrent starts cannot inherit each other's.
 func (s *sandbox) files(spec jail.Spec) (*files, error) {
 	f := &files{}
+	root, err := s.m.skeleton(spec.Root)
+	if err != nil {
+		return f, err
+	}
 	l := layout{
-		root: s.m.rootDir(), binds: s.m.binds, home: s.m.cfg.Home,
-		uid: s.uids.first, nproc: min(spec.Pids, s.m.nproc), spec: spec,
+		skeleton: root, home: s.m.cfg.Home, uid: s.uids.first, nproc: min(spec.Pids, s.m.nproc), spec: spec,
 	}
 	cfg, err := memfd("nsjail.cfg", []byte(l.config()), unix.MFD_NOEXEC_SEAL)
 	if err != nil {

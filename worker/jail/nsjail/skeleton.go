@@ -24,51 +24,163 @@ var copied = [...]string{ // read only
 	"protocols", "services", "ssl/certs", "ssl/openssl.cnf",
 }
 
-// buildRoot makes the directory that is the / of every jail, read-only there,
-// and returns the host directories to bind into it.
-func buildRoot(root, home string) (binds []string, err error) {
-	for _, dir := range []string{
-		"", "usr", "proc", "dev", "dev/shm", "etc", "etc/ssl", "tmp", "data", home, jail.JobDir, jail.PythonDir,
-	} {
-		if err := makeDirs(root, dir); err != nil {
+// bind is a directory outside, mounted read-only inside a jail.
+type bind struct{ src, dst string }
+
+// skeleton is the read-only / of jails, and what is mounted into it.
+type skeleton struct {
+	dir   string
+	binds []bind
+}
+
+// maxEtc bounds, in bytes, what is copied of an image's /etc.
+const maxEtc = 64 << 20
+
+// hostSkeleton makes the / of jails that see the host's runtimes.
+func hostSkeleton(dir, home string) (*skeleton, error) {
+	s := &skeleton{dir: dir, binds: []bind{{"/usr", "/usr"}}}
+	if err := s.frame(home, "usr", "etc/ssl"); err != nil {
+		return nil, err
+	}
+	for _, name := range systemDirs {
+		if err := s.adopt("/", name); err != nil {
 			return nil, err
 		}
 	}
-	binds = []string{"/usr"}
-	for _, name := range systemDirs {
-		target, err := os.Readlink("/" + name)
-		switch {
-		case err == nil:
-			err = os.Symlink(target, filepath.Join(root, name))
-		case errors.Is(err, fs.ErrNotExist):
-			err = nil
-		default:
-			binds = append(binds, "/"+name)
-			err = makeDirs(root, name)
-		}
-		if err != nil {
+	if err := writeEtc(filepath.Join(dir, "etc"), home); err != nil {
+		return nil, err
+	}
+	names := copied[:]
+	python, err := filepath.Glob("/etc/python3*")
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range python {
+		names = append(names, strings.TrimPrefix(p, "/etc/"))
+	}
+	for _, name := range names {
+		if err := copyTree(filepath.Join("/etc", name), filepath.Join(dir, "etc", name)); err != nil {
 			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// imageSkeleton makes the / of jails that see the root file system image: every
+// directory at its top but those that are a jail's own. Nothing in it is
+// followed: a link is made anew, so that it leads nowhere but into the jail.
+func imageSkeleton(dir, home, image string) (*skeleton, error) {
+	s := &skeleton{dir: dir}
+	if err := s.frame(home); err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(image)
+	if err != nil {
+		return nil, fmt.Errorf("read the sandbox's image: %w", err)
+	}
+	for _, e := range entries {
+		if _, err := os.Lstat(filepath.Join(dir, e.Name())); err == nil {
+			continue // a jail's own
+		}
+		if err := s.adopt(image, e.Name()); err != nil {
+			return nil, err
+		}
+	}
+	return s, s.imageEtc(image, home)
+}
+
+// imageEtc gives the jail a copy of the image's /etc, with the files every jail
+// has in place of the image's.
+func (s *skeleton) imageEtc(image, home string) error {
+	from, to := filepath.Join(image, "etc"), filepath.Join(s.dir, "etc")
+	if err := writeEtc(to, home); err != nil {
+		return err
+	}
+	info, err := os.Lstat(from)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
+		return nil
+	}
+	size := int64(0)
+	err = filepath.WalkDir(from, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil {
+			size += info.Size()
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if size > maxEtc {
+		return fmt.Errorf("the image's /etc holds %d bytes, more than the %d that a jail gets a copy of", size, maxEtc)
+	}
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if _, err := os.Lstat(filepath.Join(to, e.Name())); err == nil {
+			continue // written above
+		}
+		if err := copyTree(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// frame makes what every jail has, and the directories named besides.
+func (s *skeleton) frame(home string, more ...string) error {
+	for _, dir := range append([]string{
+		"", "proc", "sys", "dev", "dev/shm", "etc", "tmp", "data", home, jail.JobDir, jail.PythonDir,
+	}, more...) {
+		if err := makeDirs(s.dir, dir); err != nil {
+			return err
 		}
 	}
 	for _, d := range devices {
-		if err := writeFile(filepath.Join(root, "dev", d), nil); err != nil {
-			return nil, err
+		if err := writeFile(filepath.Join(s.dir, "dev", d), nil); err != nil {
+			return err
 		}
 	}
 	for name, target := range map[string]string{
 		"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2",
 	} {
-		if err := os.Symlink(target, filepath.Join(root, "dev", name)); err != nil {
-			return nil, err
+		if err := os.Symlink(target, filepath.Join(s.dir, "dev", name)); err != nil {
+			return err
 		}
 	}
-	if err := writeFile(filepath.Join(root, jail.PythonDir, "sitecustomize.py"), jail.PythonSite); err != nil {
-		return nil, err
-	}
-	return binds, buildEtc(filepath.Join(root, "etc"), home)
+	return writeFile(filepath.Join(s.dir, jail.PythonDir, "sitecustomize.py"), jail.PythonSite)
 }
 
-func buildEtc(etc, home string) error {
+// adopt shows the directory or link name of the file system root to jails. What
+// does not exist or is something else is left out.
+func (s *skeleton) adopt(root, name string) error {
+	src := filepath.Join(root, name)
+	info, err := os.Lstat(src)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.Mode().Type() == fs.ModeSymlink:
+		target, err := os.Readlink(src)
+		if err != nil {
+			return err
+		}
+		return os.Symlink(target, filepath.Join(s.dir, name))
+	case !info.IsDir():
+		return nil
+	}
+	s.binds = append(s.binds, bind{src, "/" + name})
+	return makeDirs(s.dir, name)
+}
+
+// writeEtc writes the files of /etc that are the same in every jail.
+func writeEtc(etc, home string) error {
 	user := filepath.Base(home)
 	for name, content := range map[string]string{
 		"passwd": fmt.Sprintf("root:x:0:0:root:/:/usr/sbin/nologin\n%s:x:%d:%d:%s:%s:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
@@ -80,19 +192,6 @@ func buildEtc(etc, home string) error {
 		"resolv.conf":   "",
 	} {
 		if err := writeFile(filepath.Join(etc, name), []byte(content)); err != nil {
-			return err
-		}
-	}
-	names := copied[:]
-	python, err := filepath.Glob("/etc/python3*")
-	if err != nil {
-		return err
-	}
-	for _, p := range python {
-		names = append(names, strings.TrimPrefix(p, "/etc/"))
-	}
-	for _, name := range names {
-		if err := copyTree(filepath.Join("/etc", name), filepath.Join(etc, name)); err != nil {
 			return err
 		}
 	}
