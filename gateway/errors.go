@@ -188,11 +188,14 @@ func (s *Server) handle(f func(w http.ResponseWriter, r *http.Request) error) ht
 }
 
 func writeJSON(w http.ResponseWriter, status int, body []byte) {
-	h := w.Header()
+	jsonHeader(w.Header())
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(status)
+	_, _ = w.Write(body) //nolint:gosec // JSON is not read as HTML, and a client that is gone is none of our errors
+}
+
+func jsonHeader(h http.Header) {
 	h.Set("Content-Type", typeJSON)
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store")
-	h.Set("Content-Length", strconv.Itoa(len(body)))
-	w.WriteHeader(status)
-	_, _ = w.Write(body) //nolint:gosec // JSON is not read as HTML, and a client that is gone is none of our errors
 }

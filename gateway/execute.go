@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"time"
@@ -245,13 +246,8 @@ func (s *Server) answerInline(ctx context.Context, w http.ResponseWriter, x *adm
 	if expired(record) {
 		return s.expiredInQueue(ctx, x)
 	}
-	const overhead = 1024 // of everything that is not output
-	body, err := proto.AppendResult(make([]byte, 0, len(record.Result.Stdout)+len(record.Result.Stderr)+overhead), record.Result)
-	if err != nil {
-		return err
-	}
-	writeJSON(w, http.StatusOK, body)
-	return nil
+	result := record.Result
+	return writeOutput(w, len(result.Stdout)+len(result.Stderr), func(w io.Writer) error { return proto.WriteResult(w, result) })
 }
 
 // await waits for the end of an execution, but in the queue only as long as its owner may.

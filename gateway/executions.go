@@ -1,10 +1,12 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strconv"
 	"time"
@@ -58,12 +60,11 @@ func (s *Server) getExecution(w http.ResponseWriter, r *http.Request) error {
 		}
 		record = ended
 	}
-	body, err := appendExecution(nil, record, time.Now())
-	if err != nil {
-		return err
+	output := 0
+	if r := record.Result; r != nil {
+		output = len(r.Stdout) + len(r.Stderr)
 	}
-	writeJSON(w, http.StatusOK, body)
-	return nil
+	return writeOutput(w, output, func(w io.Writer) error { return writeExecution(w, record, time.Now()) })
 }
 
 // queryInt reads a whole number from 0 to most from the query, 0 where it is missing.
@@ -134,7 +135,7 @@ func (s *Server) cancelExecution(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// execution is the JSON form of a record but for its first fields, which appendExecution writes.
+// execution is the JSON form of a record but for its first fields, which writeExecution writes.
 type execution struct {
 	Error                 *string           `json:"error"`
 	DurationMS            int64             `json:"duration_ms"`
@@ -154,8 +155,9 @@ type execution struct {
 	OutputTruncated       bool              `json:"output_truncated"`
 }
 
-// appendExecution appends the JSON form of an execution as it is at now. Its outputs are not copied on the way.
-func appendExecution(dst []byte, r *proto.Record, now time.Time) ([]byte, error) {
+// writeExecution writes the JSON form of an execution as it is at now, its outputs in pieces. After an error that is not one of w nothing
+// is written.
+func writeExecution(w io.Writer, r *proto.Record, now time.Time) error {
 	rest := execution{
 		DeliveryMode: r.Mode, CreatedAt: r.CreatedAt.UTC().Format(timeLayout), WebhookURL: optional(r.WebhookURL),
 		Language: r.Language, Timeout: r.Timeout, ThreadID: optional(r.ThreadID), Metadata: r.Metadata,
@@ -175,26 +177,56 @@ func appendExecution(dst []byte, r *proto.Record, now time.Time) ([]byte, error)
 		rest.QueuedMS = millis(r.StartedAt.Sub(r.CreatedAt))
 		rest.DurationMS = millis(end.Sub(*r.StartedAt))
 	}
-	dst = append(dst, `{"trace_id":"`...)
-	dst = append(dst, r.TraceID...)
-	dst = append(dst, `","status":"`...)
-	dst = append(dst, r.Status...)
-	if res := r.Result; res != nil {
-		rest.Error, rest.ErrorCode, rest.ErrorMessage, rest.DurationMS = res.Error, res.ErrorCode, res.ErrorMessage, res.DurationMS
-		dst = append(dst, `","exit_code":`...)
-		dst = strconv.AppendInt(dst, int64(res.ExitCode), 10)
-		dst = append(dst, `,"stdout":`...)
-		dst = proto.AppendJSONString(dst, res.Stdout)
-		dst = append(dst, `,"stderr":`...)
-		dst = proto.AppendJSONString(dst, res.Stderr)
-	} else {
-		dst = append(dst, `","exit_code":null,"stdout":null,"stderr":null`...)
+	if r.Result != nil {
+		rest.Error, rest.ErrorCode, rest.ErrorMessage = r.Result.Error, r.Result.ErrorCode, r.Result.ErrorMessage
+		rest.DurationMS = r.Result.DurationMS
 	}
 	small, err := json.Marshal(rest)
 	if err != nil {
-		return nil, fmt.Errorf("encode execution %s: %w", r.TraceID, err)
+		return fmt.Errorf("encode execution %s: %w", r.TraceID, err)
 	}
-	return append(append(dst, ','), small[1:]...), nil
+	small[0] = ',' // instead of the brace
+	head := append([]byte(`{"trace_id":"`), r.TraceID...)
+	head = append(head, `","status":"`...)
+	head = append(head, r.Status...)
+	if r.Result == nil {
+		_, err = w.Write(append(append(head, `","exit_code":null,"stdout":null,"stderr":null`...), small...))
+		return err
+	}
+	head = append(head, `","exit_code":`...)
+	head = strconv.AppendInt(head, int64(r.Result.ExitCode), 10)
+	if _, err := w.Write(append(head, `,"stdout":`...)); err != nil {
+		return err
+	}
+	if err := proto.WriteJSONString(w, r.Result.Stdout); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(w, `,"stderr":`); err != nil {
+		return err
+	}
+	if err := proto.WriteJSONString(w, r.Result.Stderr); err != nil {
+		return err
+	}
+	_, err = w.Write(small)
+	return err
+}
+
+// smallOutput is how many bytes of output an answer may have to be put together in memory, so that it has a length.
+const smallOutput = 64 << 10
+
+// writeOutput answers with JSON that has that many bytes of output, as they were printed, and that write writes. A large answer is sent
+// as it is encoded: it may be six times as long as the output.
+func writeOutput(w http.ResponseWriter, output int, write func(io.Writer) error) error {
+	if output > smallOutput {
+		jsonHeader(w.Header())
+		return write(w)
+	}
+	var body bytes.Buffer
+	if err := write(&body); err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, body.Bytes())
+	return nil
 }
 
 func optional(s string) *string {

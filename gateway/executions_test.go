@@ -61,8 +61,9 @@ func TestExecutionJSON(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := appendExecution(nil, &tt.record, *at(9000))
-			if want := `{"trace_id":"trc_AbCdEfGhIjKlMnOpQrSt",` + tt.want; err != nil || string(got) != want {
+			var body strings.Builder
+			err := writeExecution(&body, &tt.record, *at(9000))
+			if got, want := body.String(), `{"trace_id":"trc_AbCdEfGhIjKlMnOpQrSt",`+tt.want; err != nil || got != want {
 				t.Errorf("%v\n%s, want\n%s", err, got, want)
 			}
 		})

@@ -55,29 +55,60 @@ func (f *follower) copy(ctx context.Context) error {
 
 // write sends a batch at once.
 func (f *follower) write(batch proto.Batch) error {
-	if !f.sse {
-		if _, err := f.w.Write(batch.Lines); err != nil {
-			return err
-		}
-		return f.w.FlushError()
-	}
 	out := bufio.NewWriterSize(f.w, 32<<10) // lines are short and many; longer ones pass through it without a copy
+	if err := f.writeLines(out, batch); err != nil {
+		return err
+	}
+	if err := f.writeResult(out, batch); err != nil {
+		return err
+	}
+	if err := out.Flush(); err != nil {
+		return err
+	}
+	return f.w.FlushError()
+}
+
+func (f *follower) writeLines(out io.Writer, batch proto.Batch) error {
+	if !f.sse {
+		_, err := out.Write(batch.Lines)
+		return err
+	}
 	seq := batch.First
 	for line := range bytes.Lines(batch.Lines) {
-		f.head = append(f.head[:0], "id: "...)
-		f.head = strconv.AppendInt(f.head, seq, 10)
-		f.head = append(f.head, "\ndata: "...)
-		for _, part := range [][]byte{f.head, line, {'\n'}} {
+		for _, part := range [][]byte{f.field(seq), line, {'\n'}} {
 			if _, err := out.Write(part); err != nil {
 				return err
 			}
 		}
 		seq++
 	}
-	if err := out.Flush(); err != nil {
+	return nil
+}
+
+// writeResult writes the result event, if the batch has it. It is not put together in memory.
+func (f *follower) writeResult(out io.Writer, batch proto.Batch) error {
+	if batch.Result == nil {
+		return nil
+	}
+	if !f.sse {
+		return proto.WriteResultEvent(out, batch.Result)
+	}
+	if _, err := out.Write(f.field(batch.Last)); err != nil {
 		return err
 	}
-	return f.w.FlushError()
+	if err := proto.WriteResultEvent(out, batch.Result); err != nil {
+		return err
+	}
+	_, err := out.Write([]byte{'\n'})
+	return err
+}
+
+// field gives what stands before an event of server-sent events. It is good until the next call.
+func (f *follower) field(seq int64) []byte {
+	f.head = append(f.head[:0], "id: "...)
+	f.head = strconv.AppendInt(f.head, seq, 10)
+	f.head = append(f.head, "\ndata: "...)
+	return f.head
 }
 
 // nextUntil reads the next events. Its error is errNoAnswerInTime at the deadline, after which the tail is still good.

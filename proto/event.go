@@ -1,9 +1,10 @@
 package proto
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
-	"slices"
+	"io"
 	"strconv"
 	"unicode/utf8"
 )
@@ -28,10 +29,12 @@ const (
 	Stderr Stream = "stderr"
 )
 
-// Batch is a run of consecutive events in their wire form: one JSON object a line, each with its newline.
+// Batch is a run of consecutive events in their wire form: one JSON object a line, each with its newline. The result event, which may be
+// large, is not encoded yet.
 type Batch struct {
 	First, Last int64 // sequence numbers of the first and the last event
 	Lines       []byte
+	Result      *Record // whose result event this is, to be written with [WriteResultEvent] after Lines; nil in all other batches
 }
 
 // AppendStatusEvent appends the event that an execution has started, which always has sequence number 1.
@@ -58,48 +61,59 @@ func AppendKeepaliveEvent(dst []byte, seq int64) []byte {
 
 // AppendResultEvent appends the last event of an execution that has ended.
 func AppendResultEvent(dst []byte, r *Record) ([]byte, error) {
-	if r.Result == nil {
-		return dst, fmt.Errorf("result event of %s: the execution has not ended", r.TraceID)
-	}
-	dst = append(dst, `{"type":"result","trace_id":"`...)
-	dst = append(dst, r.TraceID...)
-	dst = append(dst, `","status":"`...)
-	dst = append(dst, r.Status.Stream()...)
-	dst = append(dst, `","result":`...)
-	dst, err := AppendResult(dst, r.Result)
-	if err != nil {
-		return dst, err
-	}
-	dst = append(dst, `,"output_truncated":`...)
-	dst = strconv.AppendBool(dst, r.OutputTruncated)
-	return appendSeq(dst, r.ResultSeq), nil
+	b := bytes.NewBuffer(dst)
+	err := WriteResultEvent(b, r)
+	return b.Bytes(), err
 }
 
-// AppendResult appends the JSON form of r. Its strings are escaped as those of events are, and its outputs, which may be
-// large, are not copied on the way.
+// WriteResultEvent writes the last event of an execution that has ended, in pieces: it needs no memory for outputs of many MiB. After an
+// error that is not one of w nothing is written.
+func WriteResultEvent(w io.Writer, r *Record) error {
+	if r.Result == nil {
+		return fmt.Errorf("result event of %s: the execution has not ended", r.TraceID)
+	}
+	head := append([]byte(`{"type":"result","trace_id":"`), r.TraceID...)
+	head = append(head, `","status":"`...)
+	head = append(head, r.Status.Stream()...)
+	head = append(head, `","result":`...)
+	tail := strconv.AppendBool([]byte(`,"output_truncated":`), r.OutputTruncated)
+	return writeResult(w, head, r.Result, appendSeq(tail, r.ResultSeq))
+}
+
+// AppendResult appends the JSON form of r. Its strings are escaped as those of events are.
 func AppendResult(dst []byte, r *Result) ([]byte, error) {
+	b := bytes.NewBuffer(dst)
+	err := WriteResult(b, r)
+	return b.Bytes(), err
+}
+
+// WriteResult writes what [AppendResult] appends, in pieces, as [WriteResultEvent] does.
+func WriteResult(w io.Writer, r *Result) error { return writeResult(w, nil, r, nil) }
+
+func writeResult(w io.Writer, head []byte, r *Result, tail []byte) error {
 	rest := *r
 	rest.Stdout, rest.Stderr = "", ""
 	small, err := json.Marshal(rest)
 	if err != nil {
-		return dst, fmt.Errorf("encode result: %w", err)
+		return fmt.Errorf("encode result: %w", err)
 	}
-	// Room for all of it at once, with some for escapes: output of many MiB is not to be copied as the slice grows.
-	text := len(r.Stdout) + len(r.Stderr)
-	dst = slices.Grow(dst, text+text/16+len(small))
-	const head = `{"success":true,`
-	dst = append(dst, `{"success":`...)
-	dst = strconv.AppendBool(dst, r.Success)
-	dst = append(dst, `,"stdout":`...)
-	dst = AppendJSONString(dst, r.Stdout)
-	dst = append(dst, `,"stderr":`...)
-	dst = AppendJSONString(dst, r.Stderr)
-	dst = append(dst, ',')
-	cut := len(head) + len(`"stdout":"","stderr":"",`)
-	if !r.Success {
-		cut++ // "false" is a letter longer than "true"
+	const empty = `"stdout":"","stderr":"",`
+	at := bytes.Index(small, []byte(empty))
+	head = append(append(head, small[:at]...), `"stdout":`...)
+	if _, err := w.Write(head); err != nil {
+		return err
 	}
-	return append(dst, small[cut:]...), nil
+	if err := WriteJSONString(w, r.Stdout); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(w, `,"stderr":`); err != nil {
+		return err
+	}
+	if err := WriteJSONString(w, r.Stderr); err != nil {
+		return err
+	}
+	_, err = w.Write(append(append([]byte{','}, small[at+len(empty):]...), tail...))
+	return err
 }
 
 func appendSeq(dst []byte, seq int64) []byte {
@@ -113,7 +127,30 @@ const hexDigits = "0123456789abcdef"
 // AppendJSONString appends s as a JSON string. U+0085, U+2028 and U+2029 are escaped, because clients split lines on them;
 // bytes that are not UTF-8 become U+FFFD; NUL and other controls are kept, escaped.
 func AppendJSONString[T string | []byte](dst []byte, s T) []byte {
-	dst = append(dst, '"')
+	return append(appendText(append(dst, '"'), s), '"')
+}
+
+// pieceBytes is how much of a string is encoded at a time; encoded it may be six times as long.
+const pieceBytes = 16 << 10
+
+// WriteJSONString writes what [AppendJSONString] appends, in pieces of up to about 96 KiB.
+func WriteJSONString(w io.Writer, s string) error {
+	buf := append(make([]byte, 0, min(len(s), pieceBytes)+len(`""`)), '"')
+	for len(s) > pieceBytes {
+		cut := CutUTF8(s[:pieceBytes])
+		buf = appendText(buf, s[:cut])
+		s = s[cut:]
+		if _, err := w.Write(buf); err != nil {
+			return err
+		}
+		buf = buf[:0]
+	}
+	_, err := w.Write(append(appendText(buf, s), '"'))
+	return err
+}
+
+// appendText appends s as it stands between the quotes of a JSON string.
+func appendText[T string | []byte](dst []byte, s T) []byte {
 	start := 0
 	for i := 0; i < len(s); {
 		b := s[i]
@@ -142,8 +179,7 @@ func AppendJSONString[T string | []byte](dst []byte, s T) []byte {
 		}
 		i += size
 	}
-	dst = append(dst, s[start:]...)
-	return append(dst, '"')
+	return append(dst, s[start:]...)
 }
 
 func appendEscaped(dst []byte, b byte) []byte {

@@ -71,6 +71,21 @@ func TestAppendResult(t *testing.T) {
 	}
 }
 
+// What is written in pieces must be what is made at once, wherever the pieces end.
+func TestWriteJSONStringInPieces(t *testing.T) {
+	for _, unit := range []string{"a", "é", "€", "😀", "\xe2\x80", "\x00", "\x80\x80\x80\x80\x80", "\u2028"} {
+		for shift := range 5 {
+			s := strings.Repeat("x", shift) + strings.Repeat(unit, 100_000/len(unit))
+			for _, s := range []string{s, s[:len(s)-1], s + "\xe2"} {
+				var got strings.Builder
+				if err := WriteJSONString(&got, s); err != nil || got.String() != string(AppendJSONString(nil, s)) {
+					t.Errorf("%q, moved by %d: %v, or not the same in pieces", unit, shift, err)
+				}
+			}
+		}
+	}
+}
+
 func FuzzAppendJSONString(f *testing.F) {
 	f.Add("a\x00\u0085\xff\u2028é\xed\xa0\x80")
 	f.Fuzz(func(t *testing.T, s string) {

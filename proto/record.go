@@ -1,37 +1,58 @@
 package proto
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 )
 
-// EncodeRecord gives the JSON form of r as it is stored. It differs from what encoding/json makes of r in not copying outputs of many
-// MiB over and over.
+// storedRecord is the first line of a stored record. What the program printed follows as it is: as JSON it may be six times as long,
+// and would be decoded only to be encoded again.
+type storedRecord struct {
+	*Record
+	StdoutBytes int `json:"stdout_bytes,omitempty"`
+	StderrBytes int `json:"stderr_bytes,omitempty"`
+}
+
+// EncodeRecord gives r in the form in which it is stored: a JSON object without the outputs, and if there is any output a newline, the
+// bytes of stdout and those of stderr, whose numbers the object tells as stdout_bytes and stderr_bytes.
 func EncodeRecord(r *Record) ([]byte, error) {
 	rest := *r
-	rest.Result = nil
-	body, err := json.Marshal(&rest)
+	stdout, stderr := "", ""
+	if r.Result != nil {
+		result := *r.Result
+		stdout, stderr, result.Stdout, result.Stderr = result.Stdout, result.Stderr, "", ""
+		rest.Result = &result
+	}
+	head, err := json.Marshal(storedRecord{&rest, len(stdout), len(stderr)})
 	if err != nil {
 		return nil, fmt.Errorf("encode record of %s: %w", r.TraceID, err)
 	}
-	if r.Result == nil {
-		return body, nil
+	if len(stdout)+len(stderr) == 0 {
+		return head, nil
 	}
-	body = append(body[:len(body)-1], `,"result":`...)
-	if body, err = AppendResult(body, r.Result); err != nil {
-		return nil, fmt.Errorf("encode record of %s: %w", r.TraceID, err)
-	}
-	return append(body, '}'), nil
+	body := make([]byte, 0, len(head)+1+len(stdout)+len(stderr))
+	body = append(append(body, head...), '\n')
+	return append(append(body, stdout...), stderr...), nil
 }
 
 // DecodeRecord is the inverse of [EncodeRecord] for the record of id. What cannot be that, or contradicts itself, is an error.
 func DecodeRecord(id TraceID, body []byte) (*Record, error) {
-	var r Record
-	if err := json.Unmarshal(body, &r); err != nil {
+	head, outputs, _ := bytes.Cut(body, []byte{'\n'})
+	r := storedRecord{Record: &Record{}}
+	if err := json.Unmarshal(head, &r); err != nil {
 		return nil, fmt.Errorf("decode record of %s: %w", id, err)
 	}
 	if r.TraceID != id || r.Status == "" || r.Status.Terminal() != (r.Result != nil) {
 		return nil, fmt.Errorf("decode record of %s: it says %q of %q", id, r.Status, r.TraceID)
 	}
-	return &r, nil
+	if r.StdoutBytes < 0 || r.StderrBytes != len(outputs)-r.StdoutBytes || r.StderrBytes < 0 || len(outputs) > 0 && r.Result == nil {
+		return nil, fmt.Errorf("decode record of %s: it tells of %d and %d bytes of output and has %d",
+			id, r.StdoutBytes, r.StderrBytes, len(outputs))
+	}
+	if len(outputs) > 0 {
+		text := string(outputs)
+		r.Result.Stdout, r.Result.Stderr = text[:r.StdoutBytes], text[r.StdoutBytes:]
+	}
+	return r.Record, nil
 }

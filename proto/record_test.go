@@ -2,6 +2,9 @@ package proto
 
 import (
 	"encoding/json"
+	"io"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,8 +52,57 @@ func TestRecordIsStoredAsItIs(t *testing.T) {
 	}
 }
 
+// Output that swells sixfold as JSON must not do so in the store, nor in memory on the way there and back.
+func TestStoredOutputTakesTheRoomItHas(t *testing.T) {
+	const size = 4 << 20
+	r := Exited(0)
+	r.Stdout, r.Stderr = strings.Repeat("\x00", size), strings.Repeat("\n", size)
+	rec := &Record{Meta: Meta{TraceID: NewTraceID()}, Status: StatusSuccess, Result: &r}
+	var body []byte
+	encoding := allocated(func() {
+		var err error
+		if body, err = EncodeRecord(rec); err != nil {
+			t.Fatal(err)
+		}
+	})
+	var back *Record
+	decoding := allocated(func() {
+		var err error
+		if back, err = DecodeRecord(rec.TraceID, body); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if back.Result.Stdout != r.Stdout || back.Result.Stderr != r.Stderr {
+		t.Error("the output changed")
+	}
+	writing := allocated(func() {
+		if err := WriteResultEvent(io.Discard, back); err != nil {
+			t.Fatal(err)
+		}
+	})
+	const most = 2*size + size/4
+	if len(body) > most || encoding > most || decoding > most || writing > size/4 {
+		t.Errorf("%d bytes of output: %d stored, %d allocated to encode, %d to decode, %d to answer", 2*size, len(body), encoding, decoding, writing)
+	}
+}
+
+// allocated gives the bytes that f allocates.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
 func TestWhatIsNoRecordIsRefused(t *testing.T) {
 	id := NewTraceID()
+	ended := func(more string) string {
+		return `{"trace_id":"` + string(id) + `","status":"success","result":{}` + more + `}`
+	}
+	if r, err := DecodeRecord(id, []byte(ended(`,"stdout_bytes":1,"stderr_bytes":2`)+"\n\n\xffx")); err != nil || r.Result.Stdout != "\n" || r.Result.Stderr != "\xffx" {
+		t.Fatalf("%+v, %v", r, err)
+	}
 	for name, body := range map[string]string{
 		"empty":                  `{}`,
 		"no JSON":                `{`,
@@ -58,6 +110,12 @@ func TestWhatIsNoRecordIsRefused(t *testing.T) {
 		"ended without a result": `{"trace_id":"` + string(id) + `","status":"success"}`,
 		"running with a result":  `{"trace_id":"` + string(id) + `","status":"running","result":{}}`,
 		"without a status":       `{"trace_id":"` + string(id) + `","result":{}}`,
+		"less output":            ended(`,"stdout_bytes":2`) + "\nx",
+		"more output":            ended(`,"stdout_bytes":1,"stderr_bytes":1`) + "\nxyz",
+		"output of its own":      ended("") + "\nx",
+		"negative output":        ended(`,"stdout_bytes":2,"stderr_bytes":-1`) + "\nx",
+		"more and less":          ended(`,"stdout_bytes":-1,"stderr_bytes":2`) + "\nx",
+		"output while running":   `{"trace_id":"` + string(id) + `","status":"running","stdout_bytes":1}` + "\nx",
 	} {
 		if r, err := DecodeRecord(id, []byte(body)); err == nil {
 			t.Errorf("%s was taken for %+v", name, r)

@@ -168,8 +168,8 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 		return w.finish(ctx, lease, Ending{Result: proto.Failure(proto.CodeSandboxStart, sandboxBroken), LastSeq: base})
 	}
 	events := w.Open(ctx, job.TraceID, lease.Attempt(), base)
-	stdout := &collector{limit: job.Sandbox.OutputBytes, next: events.Stream(proto.Stdout)}
-	stderr := &collector{limit: job.Sandbox.OutputBytes, next: events.Stream(proto.Stderr)}
+	stdout := newCollector(job.Sandbox.OutputBytes, events.Stream(proto.Stdout))
+	stderr := newCollector(job.Sandbox.OutputBytes, events.Stream(proto.Stderr))
 	program.Stdout, program.Stderr = stdout, stderr
 	began := time.Now()
 	outcome, err := m.box.Run(running, program)
