@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -271,5 +273,40 @@ func TestKeyLimits(t *testing.T) {
 			code = ""
 		}
 		h.do(http.MethodPost, "/v1/admin/keys", with(tt.field, tt.value)).want(tt.status, code, tt.field)
+	}
+}
+
+// An answer that is six times as long as what was printed must not be put together in memory.
+func TestLargeAnswersTakeLittleMemory(t *testing.T) {
+	const size = 8 << 20
+	h := newHarness(t)
+	r := proto.Exited(0)
+	r.Stdout = strings.Repeat("\x00", size)
+	h.stub.finishAtOnce(r)
+	id := h.execute(hello, "Prefer", "respond-async").want(202, "").trace()
+	for name, request := range map[string]*http.Request{
+		"inline":         h.request("POST", "/v1/sandbox/execute", hello),
+		"streaming":      h.request("POST", "/v1/sandbox/execute", hello, "Accept", typeNDJSON),
+		"execution":      h.request("GET", "/v1/executions/"+string(id), ""),
+		"output":         h.request("GET", "/v1/executions/"+string(id)+"/output", ""),
+		"output, as SSE": h.request("GET", "/v1/executions/"+string(id)+"/output", "", "Accept", typeSSE),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			answer, err := h.client.Do(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = answer.Body.Close() }()
+			n, err := io.Copy(io.Discard, answer.Body)
+			if err != nil || answer.StatusCode != 200 || n < 6*size {
+				t.Fatalf("status %d, %d bytes, %v", answer.StatusCode, n, err)
+			}
+			runtime.ReadMemStats(&after)
+			if took := after.TotalAlloc - before.TotalAlloc; took > size/4 {
+				t.Errorf("an answer of %d bytes took %d bytes of memory", n, took)
+			}
+		})
 	}
 }
