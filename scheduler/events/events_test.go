@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/events"
+	"github.com/bullpen-run/bullpen/scheduler/natsembed"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/scheduler/stream"
 	"github.com/bullpen-run/bullpen/scheduler/streamtest"
@@ -34,7 +37,11 @@ type execution struct {
 
 func start(t *testing.T) *execution {
 	t.Parallel()
-	set := streamtest.Set(t, streamtest.Server(t))
+	return begin(t, streamtest.Set(t, streamtest.Server(t)))
+}
+
+func begin(t *testing.T, set *stream.Set) *execution {
+	t.Helper()
 	e := &execution{t: t, ctx: streamtest.Context(t), set: set, log: &events.Log{Set: set, Records: &queue.Queue{Set: set}}}
 	e.rec = proto.Record{Meta: streamtest.Job("acme", "k", proto.ModeStreaming).Meta, Status: proto.StatusRunning, Attempt: 1}
 	e.write()
@@ -93,7 +100,14 @@ func (e *execution) rest(t *events.Tail) []event {
 func (e *execution) decode(b proto.Batch) []event {
 	e.t.Helper()
 	var out []event
-	for line := range bytes.Lines(b.Lines) {
+	lines := b.Lines
+	if b.Result != nil {
+		var err error
+		if lines, err = proto.AppendResultEvent(lines, b.Result); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	for line := range bytes.Lines(lines) {
 		var ev event
 		if err := json.Unmarshal(line, &ev); err != nil {
 			e.t.Fatalf("%q: %v", line, err)
@@ -279,6 +293,274 @@ func TestSecondAttemptGoesOnCounting(t *testing.T) {
 	e.end(w)
 	if stdout, _ := whole(t, e.rest(e.follow(0)), 0); stdout != "one\ntwo\n" {
 		t.Fatalf("%q", stdout)
+	}
+}
+
+// claim records that a later attempt runs, after the last event that the dispatcher knew of.
+func (e *execution) claim(attempt int, base int64) {
+	e.t.Helper()
+	e.rec.Attempt, e.rec.ResultSeq = attempt, base
+	e.write()
+}
+
+// until reads events up to the one with that output.
+func (e *execution) until(t *events.Tail, data string) []event {
+	e.t.Helper()
+	var out []event
+	for len(out) == 0 || out[len(out)-1].Data != data {
+		b, err := t.Next(e.ctx)
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		out = append(out, e.decode(b)...)
+	}
+	return out
+}
+
+// A worker that was frozen and has lost its lease goes on publishing when it wakes.
+func TestStaleWorkerIsNotRead(t *testing.T) {
+	e := start(t)
+	early := e.follow(0)
+	stale := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\n")
+	live := e.until(early, "one\n")
+	e.claim(2, 2)
+	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 2, 2)
+	_, _ = io.WriteString(stale.Stream(proto.Stdout), "stale\nstale\nstale\n")
+	stale.Close()
+	_, _ = io.WriteString(w.Stream(proto.Stdout), "two\nthree\n")
+	live = append(live, e.until(early, "three\n")...)
+	e.end(w)
+	if stdout, _ := whole(t, append(live, e.rest(early)...), 0); stdout != "one\ntwo\nthree\n" {
+		t.Errorf("live: %q", stdout)
+	}
+	for after, want := range []string{"one\ntwo\nthree\n", "one\ntwo\nthree\n", "two\nthree\n", "three\n", ""} {
+		got := e.rest(e.follow(int64(after)))
+		if stdout, _ := whole(t, got, int64(after)); stdout != want {
+			t.Errorf("after %d: %q, want %q", after, stdout, want)
+		}
+		if got[len(got)-1].Truncated {
+			t.Errorf("after %d: nothing is missing, and it is said to be", after)
+		}
+	}
+}
+
+// What a worker published after its lease was over, but before the next attempt told its first event, has numbers already.
+func TestLaterAttemptCountsOnFromWhatIsStored(t *testing.T) {
+	e := start(t)
+	stale := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\ntwo\nthree\n")
+	stale.Close()
+	e.claim(2, 2) // the dispatcher looked before the second line
+	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 2, 2)
+	_, _ = io.WriteString(w.Stream(proto.Stdout), "four\n")
+	e.end(w)
+	if stdout, _ := whole(t, e.rest(e.follow(0)), 0); stdout != "one\ntwo\nthree\nfour\n" {
+		t.Errorf("%q", stdout)
+	}
+}
+
+// An attempt that is lost before it has told anything leaves the next one to begin.
+func TestLaterAttemptBeginsWhereNoneDid(t *testing.T) {
+	e := start(t)
+	e.claim(2, 0)
+	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 2, 0)
+	_, _ = io.WriteString(w.Stream(proto.Stdout), "one\n")
+	e.end(w)
+	if stdout, _ := whole(t, e.rest(e.follow(0)), 0); stdout != "one\n" {
+		t.Errorf("%q", stdout)
+	}
+}
+
+func TestNothingIsReadFromAfterTheEnd(t *testing.T) {
+	e := start(t)
+	stale := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\n")
+	e.until(e.follow(0), "one\n")
+	r := proto.Failure(proto.CodeWorkerLost, "The worker was lost.")
+	e.rec.Status, e.rec.Result, e.rec.ResultSeq = r.Status(), &r, 3
+	e.write()
+	_, _ = io.WriteString(stale.Stream(proto.Stdout), "two\nthree\n")
+	stale.Close()
+	if stdout, _ := whole(t, e.rest(e.follow(0)), 0); stdout != "one\n" {
+		t.Errorf("%q", stdout)
+	}
+}
+
+// outlet is a server that can be stopped, and started again with what it had.
+type outlet struct {
+	t   *testing.T
+	dir string
+
+	mu  sync.Mutex
+	now *natsembed.Server // nil while it is stopped
+}
+
+func (o *outlet) on() {
+	o.t.Helper()
+	s, err := natsembed.Open(o.dir, 1<<20, streamtest.Log(o.t))
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	o.mu.Lock()
+	o.now = s
+	o.mu.Unlock()
+}
+
+func (o *outlet) off() {
+	o.mu.Lock()
+	s := o.now
+	o.now = nil
+	o.mu.Unlock()
+	if s != nil {
+		s.Close()
+	}
+}
+
+func (o *outlet) InProcessConn() (net.Conn, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.now == nil {
+		return nil, errors.New("the server is stopped")
+	}
+	return o.now.InProcessConn()
+}
+
+func startOn(t *testing.T) (*execution, *outlet) {
+	t.Parallel()
+	o := &outlet{t: t, dir: t.TempDir()}
+	o.on()
+	t.Cleanup(o.off)
+	set, err := stream.Connect(streamtest.Context(t), stream.Access{InProcess: o, Name: t.Name()},
+		stream.Config{Replicas: 1, Retention: time.Hour}, streamtest.Log(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(set.Close)
+	return begin(t, set), o
+}
+
+func TestNothingIsLostWhileTheStoreIsAway(t *testing.T) {
+	e, store := startOn(t)
+	early := e.follow(0)
+	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	out := w.Stream(proto.Stdout)
+	_, _ = io.WriteString(out, "before\n")
+	live := e.until(early, "before\n")
+	store.off()
+	_, _ = io.WriteString(out, "meanwhile\n")
+	short, cancel := context.WithTimeout(e.ctx, 10*time.Millisecond)
+	defer cancel()
+	if _, err := early.Next(short); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("without the store: %v", err)
+	}
+	store.on()
+	live = append(live, e.until(early, "meanwhile\n")...)
+	_, _ = io.WriteString(out, "after\n")
+	e.end(w)
+	got := append(live, e.rest(early)...)
+	if stdout, _ := whole(t, got, 0); stdout != "before\nmeanwhile\nafter\n" || got[len(got)-1].Truncated {
+		t.Errorf("live: %+v", got)
+	}
+	got = e.rest(e.follow(0))
+	if stdout, _ := whole(t, got, 0); stdout != "before\nmeanwhile\nafter\n" || got[len(got)-1].Truncated {
+		t.Errorf("again: %+v", got)
+	}
+}
+
+func TestReaderWaitsForAStoreThatIsAway(t *testing.T) {
+	e, store := startOn(t)
+	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	_, _ = io.WriteString(w.Stream(proto.Stdout), "x\n")
+	e.end(w)
+	tail := e.follow(0)
+	store.off()
+	short, cancel := context.WithTimeout(e.ctx, 10*time.Millisecond)
+	defer cancel()
+	if _, err := tail.Next(short); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("without the store: %v", err)
+	}
+	store.on()
+	if stdout, _ := whole(t, e.rest(tail), 0); stdout != "x\n" {
+		t.Errorf("%q", stdout)
+	}
+}
+
+func TestFastOutputSurvivesThatTheStoreIsStartedAgain(t *testing.T) {
+	e, store := startOn(t)
+	early := e.follow(0)
+	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	const lines = proto.MaxEvents - 1
+	var want strings.Builder
+	for i := range lines {
+		_, _ = fmt.Fprintf(&want, "%0999d\n", i)
+	}
+	printed := make(chan struct{})
+	go func() {
+		defer close(printed)
+		_, _ = io.WriteString(w.Stream(proto.Stdout), want.String())
+	}()
+	var live []event
+	for range 3 {
+		b, err := early.Next(e.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		live = append(live, e.decode(b)...)
+		store.off()
+		store.on()
+	}
+	<-printed
+	e.end(w)
+	for name, got := range map[string][]event{"live": append(live, e.rest(early)...), "again": e.rest(e.follow(0))} {
+		if stdout, _ := whole(t, got, 0); stdout != want.String() || got[len(got)-1].Truncated {
+			t.Errorf("%s: %d bytes of %d, truncated %t", name, len(stdout), want.Len(), got[len(got)-1].Truncated)
+		}
+	}
+}
+
+func TestOutputThatCannotBeStoredIsTold(t *testing.T) {
+	e, store := startOn(t)
+	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	_, _ = io.WriteString(w.Stream(proto.Stdout), "one\n")
+	early := e.follow(0)
+	e.until(early, "one\n")
+	store.off()
+	_, _ = io.WriteString(w.Stream(proto.Stdout), "two\n")
+	last, truncated := w.Close()
+	if last != 3 || !truncated {
+		t.Errorf("the last event is %d, truncated %t", last, truncated)
+	}
+}
+
+// The bytes that are kept are counted as they are stored, and over both outputs.
+func TestOutputThatSwellsIsKeptWithinItsBudget(t *testing.T) {
+	e := start(t)
+	early := e.follow(0)
+	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	const lines, length = 160, 64 << 10
+	nul := append(make([]byte, length-1), '\n')
+	for range lines { // 120 MiB as JSON
+		for _, s := range []proto.Stream{proto.Stdout, proto.Stderr} {
+			_, _ = w.Stream(s).Write(nul)
+		}
+	}
+	e.end(w)
+	info, err := e.set.Outs.Info(e.ctx)
+	if err != nil || info.State.Bytes > 44<<20 {
+		t.Errorf("%d bytes are stored, %v", info.State.Bytes, err)
+	}
+	for name, tail := range map[string]*events.Tail{"early": early, "late": e.follow(0)} {
+		got := e.rest(tail)
+		end := got[len(got)-1]
+		if got[0].Type != "status" || end.Type != "result" || !end.Truncated || len(got) < 40 || end.Seq != 2*lines+2 {
+			t.Errorf("%s: %d events, from %s to %+v", name, len(got), got[0].Type, end)
+		}
+		for i, ev := range got[2:] {
+			if ev.Seq != got[1].Seq+int64(i)+1 {
+				t.Fatalf("%s: event %d follows %d", name, ev.Seq, got[1].Seq+int64(i))
+			}
+		}
 	}
 }
 

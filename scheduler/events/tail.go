@@ -21,8 +21,12 @@ import (
 )
 
 const (
-	liveMessages = 64 // buffered for one reader; one that is slower reads the rest from the stream
+	liveMessages = 32 // buffered for one reader; one that is slower reads the rest from the stream
 	lookEvery    = time.Second
+	readTimeout  = 5 * time.Second
+	// heldOutput is how many bytes of a result's output a reader holds while it reads events: larger ones are read again at the end,
+	// since many may read slowly.
+	heldOutput = 64 << 10
 )
 
 // Records tells how an execution stands.
@@ -39,7 +43,7 @@ type Log struct {
 // Follow begins to read the events of an execution with numbers greater than after. Its error is [proto.ErrNotFound] where there is
 // no such execution.
 func (g *Log) Follow(ctx context.Context, id proto.TraceID, after int64) (*Tail, error) {
-	t := &Tail{log: g, id: id, sent: after, live: make(chan *nats.Msg, liveMessages), from: 1}
+	t := &Tail{log: g, id: id, sent: after, live: make(chan *nats.Msg, liveMessages), from: 1, connection: g.Set.Conn.Stats().Reconnects}
 	for _, subject := range []string{stream.OutOf(id), stream.Done(id)} {
 		sub, err := g.Set.Conn.ChanSubscribe(subject, t.live)
 		if err != nil {
@@ -53,7 +57,8 @@ func (g *Log) Follow(ctx context.Context, id proto.TraceID, after int64) (*Tail,
 		t.Close()
 		return nil, err
 	}
-	t.rec, t.behind, t.late = rec, true, rec.Status.Terminal()
+	t.adopt(rec)
+	t.behind, t.late = true, rec.Status.Terminal()
 	return t, nil
 }
 
@@ -64,13 +69,19 @@ type Tail struct {
 	subs    []*nats.Subscription
 	live    chan *nats.Msg
 	rec     *proto.Record
-	sent    int64  // number of the last event given out
+	outline bool   // the result in rec is without its outputs
+	attempt int    // the latest whose output was met: what earlier ones published after it is nobody's
+	sent    int64  // number of the last event that the reader has
+	given   int64  // the same, if it was given out here
+	missed  bool   // events were gone before they could be given out
 	from    uint64 // where the stream is read on
 	dropped int    // live messages that overflowed the buffer
 	behind  bool   // the stream may hold events that were not given out
 	ended   bool
-	held    *proto.Batch // to be given out next
-	late    bool         // opened when the execution had ended: gets the last [proto.MaxEvents] events, however many still lie there
+	// connection is the one that live messages come over, counted by reconnections: between two of them messages were missed.
+	connection uint64
+	held       *proto.Batch // to be given out next
+	late       bool         // opened when the execution had ended: gets the last [proto.MaxEvents] events, however many still lie there
 }
 
 // Close ends the reading.
@@ -99,7 +110,7 @@ func (t *Tail) Next(ctx context.Context) (proto.Batch, error) {
 			t.behind = false
 		}
 		if t.rec.Status.Terminal() {
-			return t.end()
+			return t.end(ctx)
 		}
 		b, err := t.await(ctx)
 		if err != nil || len(b.Lines) > 0 {
@@ -110,7 +121,7 @@ func (t *Tail) Next(ctx context.Context) (proto.Batch, error) {
 
 // await waits for the next live message, or for a moment to look at the record.
 func (t *Tail) await(ctx context.Context) (proto.Batch, error) {
-	if t.overflowed() {
+	if t.overflowed() || t.reconnected() {
 		t.behind = true
 		return proto.Batch{}, nil
 	}
@@ -127,18 +138,26 @@ func (t *Tail) await(ctx context.Context) (proto.Batch, error) {
 			}
 			return proto.Batch{}, t.refresh(ctx)
 		}
-		first, last, err := span(m.Header)
-		if err != nil {
-			return proto.Batch{}, nil // a malformed message is nobody's event; the stream has the rest
+		p, err := parse(m.Subject, m.Header, m.Data)
+		if err != nil || p.attempt < t.rec.Attempt {
+			return proto.Batch{}, nil // malformed, or of a worker that lost its lease; the stream has the rest
 		}
-		if first > t.sent+1 {
+		if p.first > t.sent+1 {
 			t.behind = true // a gap: the buffer overflowed, or another attempt went on
 			return proto.Batch{}, nil
 		}
-		return t.give(first, last, m.Data), nil
+		return t.give(p), nil
 	case <-look.C:
 		return proto.Batch{}, t.refresh(ctx)
 	}
+}
+
+// reconnected reports whether the connection was lost and made again since it was last asked.
+func (t *Tail) reconnected() bool {
+	n := t.log.Set.Conn.Stats().Reconnects
+	again := n != t.connection
+	t.connection = n
+	return again
 }
 
 // overflowed reports whether live messages were dropped since it was last asked, once those that were not have been read.
@@ -154,7 +173,7 @@ func (t *Tail) overflowed() bool {
 
 // refresh reads the record.
 func (t *Tail) refresh(ctx context.Context) error {
-	rec, err := t.log.Records.Lookup(ctx, t.id)
+	rec, err := t.lookup(ctx)
 	switch {
 	case err == nil:
 		t.adopt(rec)
@@ -168,57 +187,92 @@ func (t *Tail) refresh(ctx context.Context) error {
 	}
 }
 
+func (t *Tail) lookup(ctx context.Context) (*proto.Record, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	return t.log.Records.Lookup(ctx, t.id)
+}
+
 // adopt takes a newer record. Once it is terminal every event there will be is in the stream.
 func (t *Tail) adopt(rec *proto.Record) {
-	t.rec = rec
-	t.behind = t.behind || rec.Status.Terminal() && t.sent < rec.ResultSeq-1
+	t.rec, t.outline = rec, false
+	if !rec.Status.Terminal() {
+		return
+	}
+	t.behind = t.behind || t.sent < rec.ResultSeq-1
+	if len(rec.Result.Stdout)+len(rec.Result.Stderr) > heldOutput {
+		slim, result := *rec, *rec.Result
+		result.Stdout, result.Stderr = "", ""
+		slim.Result = &result
+		t.rec, t.outline = &slim, true
+	}
 }
 
 // catchUp reads the next message of the stream that has something new.
 func (t *Tail) catchUp(ctx context.Context) (proto.Batch, error) {
 	for {
-		m, err := t.log.Set.Outs.GetMsg(ctx, t.from, jetstream.WithGetMsgSubject(stream.OutOf(t.id)))
-		if stream.Missing(err) {
+		m, err := t.read(ctx)
+		switch {
+		case stream.Missing(err):
 			return proto.Batch{}, nil
-		}
-		if err != nil {
-			if ctx.Err() != nil {
-				return proto.Batch{}, context.Cause(ctx)
-			}
+		case ctx.Err() != nil:
+			return proto.Batch{}, context.Cause(ctx)
+		case err != nil && !passing(err):
 			return proto.Batch{}, fmt.Errorf("read output of %s: %w", t.id, err)
+		case err != nil:
+			_ = pause(ctx)
+			continue
 		}
 		t.from = m.Sequence + 1
-		first, last, err := span(m.Header)
+		p, err := parse(m.Subject, m.Header, m.Data)
 		if err != nil {
 			continue
 		}
-		if b := t.give(first, last, m.Data); len(b.Lines) > 0 {
+		if b := t.give(p); len(b.Lines) > 0 {
 			return b, nil
 		}
 	}
 }
 
-// give cuts off what was given out before, and what is older than the events that are kept. The status event is never missing: a
-// reader from the beginning gets it even when the message that held it was evicted.
-func (t *Tail) give(first, last int64, lines []byte) proto.Batch {
+func (t *Tail) read(ctx context.Context) (*jetstream.RawStreamMsg, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	return t.log.Set.Outs.GetMsg(ctx, t.from, jetstream.WithGetMsgSubject(stream.OutOf(t.id)))
+}
+
+// passing reports whether what failed may work in a moment: the store is away, or is being started.
+func passing(err error) bool {
+	var api *jetstream.APIError
+	if errors.As(err, &api) {
+		return api.Code >= 500
+	}
+	return !errors.Is(err, nats.ErrConnectionClosed)
+}
+
+// give cuts off what was given out before, what is older than the events that are kept, and what comes after the end. The status event
+// is never missing: a reader from the beginning gets it even when the message that held it was evicted.
+func (t *Tail) give(p piece) proto.Batch {
+	if p.attempt < t.attempt {
+		return proto.Batch{} // published by a worker that had lost its lease
+	}
+	t.missed = t.missed || p.attempt > t.attempt && p.first <= t.given // its numbers were used
+	t.attempt = p.attempt
 	begins := t.sent < 1
 	skipTo := t.sent + 1
 	if t.late {
 		skipTo = max(skipTo, t.rec.ResultSeq-proto.MaxEvents)
 	}
-	if last < skipTo {
+	if t.rec.Status.Terminal() {
+		p.cutTo(t.rec.ResultSeq - 1)
+	}
+	p.cutFrom(skipTo)
+	if p.last < p.first {
 		return proto.Batch{}
 	}
-	for ; first < skipTo; first++ {
-		i := bytes.IndexByte(lines, '\n')
-		if i < 0 {
-			return proto.Batch{}
-		}
-		lines = lines[i+1:]
-	}
-	t.sent = last
-	b := proto.Batch{First: first, Last: last, Lines: lines}
-	if begins && first > 1 {
+	t.missed = t.missed || p.first > skipTo && !(begins && p.first == 2)
+	t.sent, t.given = p.last, p.last
+	b := proto.Batch{First: p.first, Last: p.last, Lines: p.lines}
+	if begins && p.first > 1 {
 		t.held = &b
 		return proto.Batch{First: 1, Last: 1, Lines: proto.AppendStatusEvent(nil, t.id)}
 	}
@@ -226,24 +280,65 @@ func (t *Tail) give(first, last int64, lines []byte) proto.Batch {
 }
 
 // end gives out the result event, whatever number the reader is at.
-func (t *Tail) end() (proto.Batch, error) {
-	lines, err := proto.AppendResultEvent(nil, t.rec)
-	if err != nil {
-		return proto.Batch{}, err
+func (t *Tail) end(ctx context.Context) (proto.Batch, error) {
+	rec := *t.rec
+	for t.outline {
+		whole, err := t.lookup(ctx)
+		switch {
+		case err == nil && whole.Status.Terminal():
+			rec, t.outline = *whole, false
+		case ctx.Err() != nil:
+			return proto.Batch{}, context.Cause(ctx)
+		case err != nil && (errors.Is(err, proto.ErrNotFound) || !passing(err)):
+			return proto.Batch{}, fmt.Errorf("read the result of %s: %w", t.id, err)
+		default:
+			_ = pause(ctx)
+		}
 	}
+	t.missed = t.missed || t.sent < rec.ResultSeq-1
+	rec.OutputTruncated = rec.OutputTruncated || t.missed
 	t.ended = true
-	return proto.Batch{First: t.rec.ResultSeq, Last: t.rec.ResultSeq, Lines: lines}, nil
+	return proto.Batch{First: rec.ResultSeq, Last: rec.ResultSeq, Result: &rec}, nil
 }
 
-// span reads which events a message holds.
-func span(h nats.Header) (first, last int64, err error) {
-	first, err = strconv.ParseInt(strings.TrimSpace(h.Get(stream.HeaderFirst)), 10, 64)
-	if err != nil {
-		return 0, 0, fmt.Errorf("first event: %w", err)
+// piece is what one message of output holds.
+type piece struct {
+	attempt     int
+	first, last int64 // of its events; the message that begins a later attempt may have none, and then last is first-1
+	lines       []byte
+}
+
+// parse reads a message of output.
+func parse(subject string, h nats.Header, lines []byte) (p piece, err error) {
+	if p.attempt, err = strconv.Atoi(subject[strings.LastIndexByte(subject, '.')+1:]); err != nil || p.attempt < 1 {
+		return p, fmt.Errorf("attempt of %q: %w", subject, errors.Join(err, proto.ErrConflict))
 	}
-	last, err = strconv.ParseInt(h.Get(stream.HeaderLast), 10, 64)
-	if err != nil || last < first || first < 1 {
-		return 0, 0, fmt.Errorf("last event %q: %w", h.Get(stream.HeaderLast), errors.Join(err, proto.ErrConflict))
+	if p.first, err = strconv.ParseInt(strings.TrimSpace(h.Get(stream.HeaderFirst)), 10, 64); err != nil {
+		return p, fmt.Errorf("first event: %w", err)
 	}
-	return first, last, nil
+	p.last, err = strconv.ParseInt(h.Get(stream.HeaderLast), 10, 64)
+	if err != nil || p.first < 1 || p.last < p.first-1 || int64(bytes.Count(lines, []byte{'\n'})) != p.last-p.first+1 {
+		return p, fmt.Errorf("last event %q: %w", h.Get(stream.HeaderLast), errors.Join(err, proto.ErrConflict))
+	}
+	p.lines = lines
+	return p, nil
+}
+
+// cutFrom removes the events before number first.
+func (p *piece) cutFrom(first int64) {
+	for p.first < first && len(p.lines) > 0 {
+		p.lines = p.lines[bytes.IndexByte(p.lines, '\n')+1:]
+		p.first++
+	}
+}
+
+// cutTo removes the events after number last.
+func (p *piece) cutTo(last int64) {
+	if last >= p.last {
+		return
+	}
+	rest := *p
+	rest.cutFrom(last + 1)
+	p.lines = p.lines[:len(p.lines)-len(rest.lines)]
+	p.last = max(last, p.first-1)
 }

@@ -17,21 +17,25 @@ import (
 const (
 	maxLine    = 64 << 10  // a longer line is told in pieces
 	maxMessage = 128 << 10 // encoded bytes at which a message is sent
-	maxPending = 4 << 20   // encoded bytes waiting to be sent; a program that prints faster waits
-	maxUnacked = 64        // messages on their way to the store
+	maxPending = 2 << 20   // encoded bytes waiting to be sent; a program that prints faster waits
+	maxUnacked = 4 << 20   // encoded bytes on their way to the store, kept to be sent again should the connection break
 	// While small messages are on their way the next one fills: a line a message is slow, and keeps the store busy.
 	smallMessage    = 16 << 10
 	maxUnackedSmall = 2
-	maxKept         = 32 << 20 // encoded bytes of an execution that are kept for reconnection
+	messageCost     = 256      // bytes that the store needs for a message beside its events
+	maxKept         = 32 << 20 // encoded bytes of an attempt, with the cost of its messages, that are kept for reconnection
+	trimSlack       = 8 << 20  // more than that are kept before it is trimmed
 	// evictAfter is how long an ended execution keeps more than the promised number of events: a reader who is a little behind when
 	// it ends shall still get all of them.
-	evictAfter   = 30 * time.Second
-	trimEvery    = 64 // messages between two trims
-	drainTimeout = 10 * time.Second
+	evictAfter = 30 * time.Second
+	// patience is how long messages are sent again while the store does not answer, and how long the end of an attempt waits.
+	patience   = 10 * time.Second
+	retryEvery = 50 * time.Millisecond
 )
 
 // Writer publishes the events of one attempt: lines as the program writes them, many in one message when it writes fast. Its
-// methods are safe for concurrent use. Events that the store does not take are lost, and the result says so.
+// methods are safe for concurrent use. While the store is away the program waits once the bytes that may be on their way are used up.
+// Events that the store does not take are lost, and the result says so.
 type Writer struct {
 	set     *stream.Set
 	id      proto.TraceID
@@ -49,31 +53,92 @@ type Writer struct {
 	wake    chan struct{}
 	done    chan struct{}
 
-	sent []sentMessage // not evicted, oldest first; owned by run
-	kept int
+	// Owned by run.
+	sent     []message // not evicted, oldest first
+	settled  int       // how many of them, from the oldest on, are stored or lost
+	unacked  int       // bytes of the others
+	kept     int       // bytes of all, with their cost
+	sentOver uint64    // the connection, counted by reconnections, that all unsettled messages were sent over
 }
 
-type sentMessage struct {
-	stream uint64 // its sequence number in the stream, 0 until it is known
-	last   int64
-	size   int
-	ack    jetstream.PubAckFuture
+// message is one that was published.
+type message struct {
+	first, last int64
+	data        []byte                 // nil when it is settled
+	ack         jetstream.PubAckFuture // nil when it is settled, or must be sent again
+	size        int                    // what it takes in the store
+	stream      uint64                 // its sequence number in the stream, 0 until it is stored
 }
 
-// NewWriter begins the events of an attempt, after baseSeq of earlier attempts. The first attempt begins with the status event.
+// NewWriter begins the events of an attempt, after baseSeq of earlier attempts. The first attempt begins with the status event. A later
+// one begins with a message that fences off earlier ones: what they publish after it, having lost their lease, is not read.
 func NewWriter(ctx context.Context, set *stream.Set, id proto.TraceID, attempt int, baseSeq int64) *Writer {
 	w := &Writer{
 		set: set, id: id, subject: stream.Out(id, attempt), seq: baseSeq, tails: map[proto.Stream][]byte{},
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	w.room = sync.NewCond(&w.mu)
-	if baseSeq == 0 {
+	ctx = context.WithoutCancel(ctx) // what was printed is kept, whatever ends the program
+	if attempt > 1 {
+		w.lost = w.fence(ctx) != nil
+	} else {
 		w.seq, w.first = 1, 1
 		w.pending = proto.AppendStatusEvent(nil, id)
 		w.wake <- struct{}{}
 	}
-	go w.run(context.WithoutCancel(ctx)) // what was printed is kept, whatever ends the program
+	go w.run(ctx)
 	return w
+}
+
+// fence stores the first message of a later attempt, right after the last one of those before: numbers go on from there, whoever
+// published it. It holds no event, but the status event if no earlier attempt told it.
+func (w *Writer) fence(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		err := w.tryFence(ctx)
+		if err == nil {
+			return nil
+		}
+		if !stream.Conflict(err) {
+			if stream.Refused(err) || pause(ctx) != nil {
+				w.seq = max(w.seq, 1) // readers from the beginning get the status event all the same
+				return err
+			}
+		}
+	}
+}
+
+func (w *Writer) tryFence(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	var at uint64
+	switch m, err := w.set.Outs.GetLastMsgForSubject(ctx, stream.OutOf(w.id)); {
+	case err == nil:
+		at = m.Sequence
+		if p, err := parse(m.Subject, m.Header, m.Data); err == nil {
+			w.seq = max(w.seq, p.last)
+		}
+	case !stream.Missing(err):
+		return err
+	}
+	msg := w.message(w.seq+1, w.seq, nil)
+	if w.seq == 0 {
+		msg = w.message(1, 1, proto.AppendStatusEvent(nil, w.id))
+	}
+	if _, err := w.set.JS.PublishMsg(ctx, msg, jetstream.WithExpectLastSequenceForSubject(at, stream.OutOf(w.id))); err != nil {
+		return err
+	}
+	w.seq = max(w.seq, 1)
+	return nil
+}
+
+// message makes what is published of events first to last.
+func (w *Writer) message(first, last int64, events []byte) *nats.Msg {
+	h := nats.Header{}
+	h.Set(stream.HeaderFirst, strconv.FormatInt(first, 10))
+	h.Set(stream.HeaderLast, strconv.FormatInt(last, 10))
+	return &nats.Msg{Subject: w.subject, Header: h, Data: events}
 }
 
 // Stream gives the writer for one of the program's outputs. Writing to it never fails.
@@ -171,15 +236,24 @@ func (w *Writer) Close() (last int64, truncated bool) {
 // run sends what is pending until the writer is closed. While one message is on its way the next one fills.
 func (w *Writer) run(ctx context.Context) {
 	defer close(w.done)
-	for range w.wake {
-		for w.send(ctx) {
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for open := true; open; {
+		select {
+		case _, open = <-w.wake:
+			for w.send(ctx) {
+			}
+		case <-look.C: // a program that is silent has its last words stored as well
+			for w.settled < len(w.sent) {
+				w.settle(ctx, time.Now().Add(patience))
+			}
 		}
 	}
 	for w.send(ctx) {
 	}
-	deadline := time.Now().Add(drainTimeout)
-	for i := range w.sent {
-		w.settle(&w.sent[i], time.Until(deadline))
+	deadline := time.Now().Add(patience)
+	for w.settled < len(w.sent) {
+		w.settle(ctx, deadline)
 	}
 	if w.outputs > proto.MaxEvents {
 		evict := w.eviction()
@@ -204,27 +278,66 @@ func (w *Writer) send(ctx context.Context) bool {
 	return len(body) > 0
 }
 
+// publish sends a message once there is room for it on the way.
 func (w *Writer) publish(ctx context.Context, part []byte, first, last int64) {
-	unacked := maxUnacked
-	if len(part) < smallMessage {
-		unacked = maxUnackedSmall
+	for w.settled < len(w.sent) && (w.unacked+len(part) > maxUnacked || len(part) < smallMessage && len(w.sent)-w.settled >= maxUnackedSmall) {
+		w.settle(ctx, time.Now().Add(patience))
 	}
-	if n := len(w.sent); n >= unacked {
-		w.settle(&w.sent[n-unacked], drainTimeout)
+	inOrder := w.inOrder()
+	size := len(part) + messageCost
+	w.sent = append(w.sent, message{first: first, last: last, data: part, size: size})
+	w.unacked += len(part)
+	w.kept += size
+	if inOrder {
+		w.transmit(len(w.sent) - 1)
 	}
-	h := nats.Header{}
-	h.Set(stream.HeaderFirst, strconv.FormatInt(first, 10))
-	h.Set(stream.HeaderLast, strconv.FormatInt(last, 10))
-	ack, err := w.set.JS.PublishMsgAsync(&nats.Msg{Subject: w.subject, Header: h, Data: part})
-	if err != nil {
-		w.lose()
-		return
-	}
-	w.sent = append(w.sent, sentMessage{last: last, size: len(part), ack: ack})
-	w.kept += len(part)
-	if len(w.sent)%trimEvery == 0 {
+	if w.kept > maxKept+trimSlack {
 		w.trim(ctx)
 	}
+}
+
+// inOrder reports whether a new message may be sent: not while one before it must be sent again, which would come after it.
+func (w *Writer) inOrder() bool {
+	over := w.set.Conn.Stats().Reconnects
+	if w.settled == len(w.sent) {
+		w.sentOver = over
+		return true
+	}
+	if over != w.sentOver {
+		w.recall()
+	}
+	return w.sent[len(w.sent)-1].ack != nil
+}
+
+// recall gives up waiting for messages on their way, which are to be sent again.
+func (w *Writer) recall() {
+	for i := w.settled; i < len(w.sent); i++ {
+		w.sent[i].ack = nil
+	}
+}
+
+// transmit sends a message, and reports whether it could.
+func (w *Writer) transmit(i int) bool {
+	m := &w.sent[i]
+	ack, err := w.set.JS.PublishMsgAsync(w.message(m.first, m.last, m.data))
+	if err != nil {
+		return false
+	}
+	m.ack = ack
+	return true
+}
+
+// resend sends all messages that are not settled again, in their order: those behind one that is missing too, because a reader of the
+// stream takes a gap for events that are gone.
+func (w *Writer) resend() bool {
+	w.sentOver = w.set.Conn.Stats().Reconnects
+	for i := w.settled; i < len(w.sent); i++ {
+		if !w.transmit(i) {
+			w.recall()
+			return false
+		}
+	}
+	return true
 }
 
 // cutLines finds where a message of at most about maxMessage bytes ends; it holds at least one event.
@@ -238,21 +351,57 @@ func cutLines(body []byte) int {
 	return bytes.IndexByte(body, '\n') + 1
 }
 
-// settle waits until a message is stored.
-func (w *Writer) settle(m *sentMessage, within time.Duration) {
-	if m.ack == nil {
-		return
-	}
-	defer func() { m.ack = nil }() // it holds the message
-	select {
-	case ok := <-m.ack.Ok():
-		m.stream = ok.Sequence
-	case err := <-m.ack.Err():
-		if err != nil {
-			w.lose()
+// settle waits until the oldest unsettled message is stored, and sends it again until the deadline if it was not. Then, and when the store
+// does not take it, it is lost.
+func (w *Writer) settle(ctx context.Context, deadline time.Time) {
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	m := &w.sent[w.settled]
+	for {
+		if m.ack == nil && !w.resend() {
+			if pause(ctx) == nil {
+				continue
+			}
+			w.drop()
+			return
 		}
-	case <-time.After(max(within, 0)):
-		w.lose()
+		select {
+		case ok := <-m.ack.Ok():
+			m.stream = ok.Sequence
+			w.settleOldest()
+			return
+		case err := <-m.ack.Err():
+			if stream.Refused(err) {
+				w.lose()
+				w.settleOldest()
+				return
+			}
+			w.recall()
+			_ = pause(ctx)
+		case <-ctx.Done():
+			w.drop()
+			return
+		}
+	}
+}
+
+// settleOldest counts the oldest unsettled message as settled and lets go of it.
+func (w *Writer) settleOldest() {
+	m := &w.sent[w.settled]
+	w.unacked -= len(m.data)
+	m.data, m.ack = nil, nil
+	if m.stream == 0 {
+		w.kept -= m.size
+		m.size = 0
+	}
+	w.settled++
+}
+
+// drop gives up all messages that are not settled: the store has not answered for too long.
+func (w *Writer) drop() {
+	w.lose()
+	for w.settled < len(w.sent) {
+		w.settleOldest()
 	}
 }
 
@@ -269,8 +418,8 @@ func (w *Writer) eviction() func(context.Context) {
 	if n == 0 {
 		return func(context.Context) {}
 	}
-	set, subject, last := w.set, w.subject, w.sent[n-1].stream
-	return func(ctx context.Context) { _ = purge(ctx, set, subject, last) } // what is left goes at the end of retention
+	set, id, last := w.set, w.id, w.sent[n-1].stream
+	return func(ctx context.Context) { _ = purge(ctx, set, id, last) } // what is left goes at the end of retention
 }
 
 // trim evicts from the stream what is beyond maxKept bytes, so that one execution's output cannot drive out another's.
@@ -280,31 +429,41 @@ func (w *Writer) trim(ctx context.Context) {
 		return
 	}
 	w.lose() // maybe within the promised number
-	if purge(ctx, w.set, w.subject, w.sent[n-1].stream) != nil {
-		return // tried again with the next trim
+	if purge(ctx, w.set, w.id, w.sent[n-1].stream) != nil {
+		return // tried again with the next message
 	}
-	w.sent, w.kept = append(w.sent[:0], w.sent[n:]...), kept
+	w.sent, w.settled, w.kept = append(w.sent[:0], w.sent[n:]...), w.settled-n, kept
 }
 
-// excess counts the messages with events up to number oldest only, or beyond most bytes, and the bytes of the others. The last
+// excess counts the settled messages with events up to number oldest only, or beyond most bytes, and the bytes of the others. The last
 // message is never one of them.
 func (w *Writer) excess(oldest int64, most int) (n, kept int) {
 	kept = w.kept
-	for n < len(w.sent)-1 && (w.sent[n].last <= oldest || kept > most) {
-		w.settle(&w.sent[n], drainTimeout)
+	for n < min(w.settled, len(w.sent)-1) && (w.sent[n].last <= oldest || kept > most) {
 		kept -= w.sent[n].size
 		n++
 	}
 	for n > 0 && w.sent[n-1].stream == 0 { // one that was not stored
 		n--
-		kept += w.sent[n].size
 	}
 	return n, kept
 }
 
-// purge removes the messages of a subject up to number last of the stream.
-func purge(ctx context.Context, set *stream.Set, subject string, last uint64) error {
-	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+// purge removes the messages of an execution, those of earlier attempts too, up to number last of the stream.
+func purge(ctx context.Context, set *stream.Set, id proto.TraceID, last uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	return set.Outs.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(last+1))
+	return set.Outs.Purge(ctx, jetstream.WithPurgeSubject(stream.OutOf(id)), jetstream.WithPurgeSequence(last+1))
+}
+
+// pause waits a moment before something is tried again. Its error is ctx's when that ends first.
+func pause(ctx context.Context) error {
+	wait := time.NewTimer(retryEvery)
+	defer wait.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-wait.C:
+		return nil
+	}
 }

@@ -61,11 +61,14 @@ type Set struct {
 	inline   int                   // bytes of a body that travel in the message
 }
 
+// ackTimeout is how long a message of output waits to be stored before it is held to be lost on the way.
+const ackTimeout = 10 * time.Second
+
 // maxInline is the largest body stored in the message itself; larger ones are claim-checked.
 const maxInline = 512 << 10
 
 func open(ctx context.Context, nc *nats.Conn, cfg Config) (*Set, error) {
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncTimeout(ackTimeout))
 	if err != nil {
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
