@@ -372,6 +372,27 @@ func TestLaterAttemptBeginsWhereNoneDid(t *testing.T) {
 	}
 }
 
+func TestThirdAttemptCountsOnFromTheSecond(t *testing.T) {
+	e := start(t)
+	stale := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\n")
+	e.until(e.follow(0), "one\n")
+	e.claim(2, 2)
+	second := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 2, 2)
+	_, _ = io.WriteString(second.Stream(proto.Stdout), "two\n")
+	second.Close()
+	_, _ = io.WriteString(stale.Stream(proto.Stdout), "stale\nstale\nstale\n")
+	stale.Close()
+	e.claim(3, 5)
+	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 3, 5)
+	_, _ = io.WriteString(w.Stream(proto.Stdout), "three\n")
+	e.end(w)
+	got := e.rest(e.follow(0))
+	if stdout, _ := whole(t, got, 0); stdout != "one\ntwo\nthree\n" || got[len(got)-1].Truncated {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestNothingIsReadFromAfterTheEnd(t *testing.T) {
 	e := start(t)
 	stale := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)

@@ -39,6 +39,7 @@ const (
 type Writer struct {
 	set     *stream.Set
 	id      proto.TraceID
+	attempt int
 	subject string
 
 	mu      sync.Mutex
@@ -71,10 +72,11 @@ type message struct {
 }
 
 // NewWriter begins the events of an attempt, after baseSeq of earlier attempts. The first attempt begins with the status event. A later
-// one begins with a message that fences off earlier ones: what they publish after it, having lost their lease, is not read.
+// one begins with a message that fences off earlier ones: what they publish after it, having lost their lease, is not read. What they
+// published since baseSeq was found out is counted in.
 func NewWriter(ctx context.Context, set *stream.Set, id proto.TraceID, attempt int, baseSeq int64) *Writer {
 	w := &Writer{
-		set: set, id: id, subject: stream.Out(id, attempt), seq: baseSeq, tails: map[proto.Stream][]byte{},
+		set: set, id: id, attempt: attempt, subject: stream.Out(id, attempt), seq: baseSeq, tails: map[proto.Stream][]byte{},
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	w.room = sync.NewCond(&w.mu)
@@ -116,8 +118,8 @@ func (w *Writer) tryFence(ctx context.Context) error {
 	switch m, err := w.set.Outs.GetLastMsgForSubject(ctx, stream.OutOf(w.id)); {
 	case err == nil:
 		at = m.Sequence
-		if p, err := parse(m.Subject, m.Header, m.Data); err == nil {
-			w.seq = max(w.seq, p.last)
+		if w.seq, err = w.set.LastEvent(ctx, w.id, w.attempt-1); err != nil {
+			return err
 		}
 	case !stream.Missing(err):
 		return err
