@@ -191,7 +191,7 @@ func writeJSON(w http.ResponseWriter, status int, body []byte) {
 	jsonHeader(w.Header())
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
-	_, _ = w.Write(body) //nolint:gosec // JSON is not read as HTML, and a client that is gone is none of our errors
+	_, _ = w.Write(body) // a client that is gone is none of our errors
 }
 
 func jsonHeader(h http.Header) {

@@ -300,7 +300,7 @@ func TestLargeAnswersTakeLittleMemory(t *testing.T) {
 			}
 			defer func() { _ = answer.Body.Close() }()
 			n, err := io.Copy(io.Discard, answer.Body)
-			if err != nil || answer.StatusCode != 200 || n < 6*size {
+			if err != nil || answer.StatusCode != http.StatusOK || n < 6*size {
 				t.Fatalf("status %d, %d bytes, %v", answer.StatusCode, n, err)
 			}
 			runtime.ReadMemStats(&after)

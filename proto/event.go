@@ -98,8 +98,8 @@ func writeResult(w io.Writer, head []byte, r *Result, tail []byte) error {
 		return fmt.Errorf("encode result: %w", err)
 	}
 	const empty = `"stdout":"","stderr":"",`
-	at := bytes.Index(small, []byte(empty))
-	head = append(append(head, small[:at]...), `"stdout":`...)
+	before, after, _ := bytes.Cut(small, []byte(empty))
+	head = append(append(head, before...), `"stdout":`...)
 	if _, err := w.Write(head); err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func writeResult(w io.Writer, head []byte, r *Result, tail []byte) error {
 	if err := WriteJSONString(w, r.Stderr); err != nil {
 		return err
 	}
-	_, err = w.Write(append(append([]byte{','}, small[at+len(empty):]...), tail...))
+	_, err = w.Write(append(append([]byte{','}, after...), tail...))
 	return err
 }
 

@@ -3,6 +3,7 @@ package worker_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"strings"
@@ -233,6 +234,24 @@ func TestRuntimeThatIsNotThere(t *testing.T) {
 	run(t, l, b, nil)
 	if r := l.ending.Result; *r.ErrorCode != string(proto.CodeSandboxStart) || !strings.Contains(*r.ErrorMessage, "no runtime for node") {
 		t.Errorf("%+v", r)
+	}
+}
+
+func TestMuchOutputIsKeptWholeUpToItsLimit(t *testing.T) {
+	const limit = 3<<20 + 1
+	l := newLease(func(j *proto.Job) { j.Sandbox.OutputBytes = limit })
+	var printed strings.Builder
+	run(t, l, &box{run: func(_ context.Context, p jail.Program) (jail.Outcome, error) {
+		out := io.MultiWriter(&printed, p.Stdout)
+		for i := 0; printed.Len() <= limit; i++ {
+			_, _ = fmt.Fprintf(out, "%0*d\n", 1+i*i%70_000, i)
+		}
+		_, _ = io.WriteString(p.Stderr, printed.String()[:limit])
+		return jail.Outcome{Kind: jail.Exited}, nil
+	}}, nil)
+	want := printed.String()[:limit]
+	if r := l.ending.Result; r.Stdout != want || !r.StdoutTruncated || r.Stderr != want || r.StderrTruncated {
+		t.Errorf("%d bytes, cut %t; %d bytes, cut %t; want %d", len(r.Stdout), r.StdoutTruncated, len(r.Stderr), r.StderrTruncated, limit)
 	}
 }
 

@@ -242,8 +242,7 @@ func (t *Tail) read(ctx context.Context) (*jetstream.RawStreamMsg, error) {
 
 // passing reports whether what failed may work in a moment: the store is away, or is being started.
 func passing(err error) bool {
-	var api *jetstream.APIError
-	if errors.As(err, &api) {
+	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
 		return api.Code >= 500
 	}
 	return !errors.Is(err, nats.ErrConnectionClosed)
@@ -269,7 +268,7 @@ func (t *Tail) give(p piece) proto.Batch {
 	if p.last < p.first {
 		return proto.Batch{}
 	}
-	t.missed = t.missed || p.first > skipTo && !(begins && p.first == 2)
+	t.missed = t.missed || p.first > skipTo && (!begins || p.first > 2)
 	t.sent, t.given = p.last, p.last
 	b := proto.Batch{First: p.first, Last: p.last, Lines: p.lines}
 	if begins && p.first > 1 {
