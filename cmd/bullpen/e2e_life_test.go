@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"os"
@@ -530,12 +532,27 @@ func testFrontKilled(t *testing.T, p *programs) {
 	w.ended(queued).succeeded(t, "queued\n")
 }
 
-// testBrokerKilled kills the NATS server and starts it again before any lease is over.
+// testBrokerKilled kills the NATS server and starts it again before any lease is over. Somebody who reads a stream meanwhile need not
+// notice.
 func testBrokerKilled(t *testing.T, p *programs) {
 	w, h := newWorld(t, p, topology{apart: true}, 1), newHold()
 	running := w.submit(bash(h.code()))
 	h.reached(t, 1)
 	queued := w.submit(bash("echo queued"))
+	live, err := w.open(t.Context(), http.MethodGet, execution(running, "output"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = live.Body.Close() }()
+	stream := bufio.NewReader(live.Body)
+	read := &reply{status: live.StatusCode, header: live.Header}
+	for !bytes.Contains(read.body, []byte("held")) {
+		line, err := stream.ReadBytes('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		read.body = append(read.body, line...)
+	}
 	w.broker.kill()
 	if r := w.execute(bash("true"), "Prefer", "respond-async"); r.status != http.StatusServiceUnavailable {
 		t.Errorf("without the queue: %s", r)
@@ -544,8 +561,17 @@ func testBrokerKilled(t *testing.T, p *programs) {
 	w.ready(t)
 	h.release(t)
 	rec := w.ended(running)
+	rest, err := io.ReadAll(stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	read.body = append(read.body, rest...)
 	if rec.ErrorCode == nil { // a machine so slow that the lease was over may lose it, but must say so
 		rec.succeeded(t, "held\nwoken\n")
+		stdout, _, last := whole(t, read.events(t), 0)
+		if stdout != "held\nwoken\n" || *last.OutputTruncated {
+			t.Errorf("the stream has %q, truncated %t", stdout, *last.OutputTruncated)
+		}
 	} else {
 		rec.failed(t, "failed", "worker_lost", "lost")
 	}
