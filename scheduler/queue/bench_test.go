@@ -18,7 +18,7 @@ func BenchmarkCycle(b *testing.B) {
 	q := &queue.Queue{Set: set}
 	quiet := slog.New(slog.DiscardHandler)
 	d := &queue.Dispatcher{Set: set, Instance: "i", Log: quiet}
-	slots := &queue.Slots{Set: set, Worker: "w", Total: 4, Log: quiet}
+	slots := &queue.Slots{Set: set, Worker: "w", Total: 4, Offers: []string{queue.OfferLanguage(proto.Python)}, Log: quiet}
 	ctx, cancel := context.WithCancel(context.Background())
 	b.Cleanup(cancel)
 	go func() { _ = d.Run(ctx) }()

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"container/list"
+	"slices"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -29,49 +30,85 @@ type job struct {
 	since    time.Time
 	losses   int           // workers that died with it before its program started
 	ending   bool          // its terminal record is being written
-	place    *list.Element // in its key's line while queued
+	kind     *kind         // of its needs, while queued
+	place    *list.Element // in its key's line, while queued
+	order    int64         // in which the jobs of a line are served
 }
 
-// line holds the queued jobs of one key, by class, oldest first.
+// line holds the queued jobs of one key, by class and kind, oldest first.
 type line struct {
 	key    string
-	jobs   map[proto.Class]*list.List
-	served int // jobs taken, to weigh the classes
+	jobs   map[proto.Class]map[*kind]*list.List // none of them empty
+	served int                                  // jobs taken, to weigh the classes
 }
 
 // interactiveShare is how many of that many+1 jobs of a key are taken from the interactive class while both classes wait.
 const interactiveShare = 4
 
-func (l *line) head() *job {
+// head gives the job to be served next among the kinds that can be run.
+func (l *line) head(can func(*kind) bool) *job {
 	first, second := l.jobs[proto.ClassInteractive], l.jobs[proto.ClassBatch]
 	if l.served%(interactiveShare+1) == interactiveShare {
 		first, second = second, first
 	}
-	for _, q := range []*list.List{first, second} {
-		for e := q.Front(); e != nil; e = e.Next() {
-			if j := e.Value.(*job); !j.ending {
-				return j
+	for _, class := range []map[*kind]*list.List{first, second} {
+		var oldest *job
+		for k, jobs := range class {
+			if !can(k) {
+				continue
 			}
+			e := jobs.Front()
+			for e != nil && e.Value.(*job).ending {
+				e = e.Next()
+			}
+			if e == nil {
+				continue
+			}
+			if j := e.Value.(*job); oldest == nil || j.order < oldest.order {
+				oldest = j
+			}
+		}
+		if oldest != nil {
+			return oldest
 		}
 	}
 	return nil
 }
 
 func (l *line) empty() bool {
-	return l.jobs[proto.ClassInteractive].Len()+l.jobs[proto.ClassBatch].Len() == 0
+	return len(l.jobs[proto.ClassInteractive])+len(l.jobs[proto.ClassBatch]) == 0
 }
 
 // tenant is one organisation: its keys' lines, served in turn, and what counts against its limits.
 type tenant struct {
 	org    string
 	lines  []*line // in turn; only those with jobs
-	busy   int     // assigned and running
+	stands map[*kind]*stand
+	turned uint64 // when it last went to the end of its turn, by the book's count
+	busy   int    // assigned and running
 	queued map[proto.Class]int
 	held   map[proto.Class]int // admitted, not seen yet
 }
 
+// stand is an organisation's place in the turn of a kind of which it has queued jobs.
+type stand struct {
+	at   *list.Element
+	jobs int
+}
+
 func (t *tenant) idle() bool {
 	return len(t.lines) == 0 && t.busy == 0 && t.held[proto.ClassInteractive]+t.held[proto.ClassBatch] == 0
+}
+
+// head gives the organisation's job to be served next among the kinds that can be run, nil where there is none or its limit is
+// reached.
+func (t *tenant) head(can func(*kind) bool) *job {
+	for _, l := range t.lines {
+		if j := l.head(can); j != nil && t.busy < j.meta.Concurrent {
+			return j
+		}
+	}
+	return nil
 }
 
 // reservation is an admission that was granted and whose job has not been seen.
@@ -83,23 +120,31 @@ type reservation struct {
 
 // book is the dispatcher's memory: every job that is not terminal, in fair order. It can be rebuilt from the streams at any time.
 // It is not safe for concurrent use: one goroutine owns it.
+//
+// Each kind has a turn of its own, so that jobs which no free slot can run are not even looked at. An organisation that was served
+// goes to the end of all turns it stands in, and of the first in each turn the one that was served longest ago is next: with
+// slots that offer everything that is one round over all organisations.
 type book struct {
 	jobs    map[proto.TraceID]*job
 	tenants map[string]*tenant
-	turn    []*tenant // those with queued jobs, in turn
+	kinds   map[string]*kind // those with queued jobs
 	places  map[proto.TraceID]reservation
+	turns   uint64 // counts turns taken
+	front   int64  // order of the job that last went to the front of its line, from 0 down
+	back    int64  // and to the back, from 0 up
 }
 
 func newBook() *book {
 	return &book{
-		jobs: map[proto.TraceID]*job{}, tenants: map[string]*tenant{}, places: map[proto.TraceID]reservation{},
+		jobs: map[proto.TraceID]*job{}, tenants: map[string]*tenant{}, kinds: map[string]*kind{},
+		places: map[proto.TraceID]reservation{},
 	}
 }
 
 func (b *book) tenant(org string) *tenant {
 	t := b.tenants[org]
 	if t == nil {
-		t = &tenant{org: org, queued: map[proto.Class]int{}, held: map[proto.Class]int{}}
+		t = &tenant{org: org, stands: map[*kind]*stand{}, queued: map[proto.Class]int{}, held: map[proto.Class]int{}}
 		b.tenants[org] = t
 	}
 	return t
@@ -108,6 +153,9 @@ func (b *book) tenant(org string) *tenant {
 // admit grants or refuses a place. Interactive jobs run now or not at all: those queued count as running. Batch jobs wait, as many
 // as the plan allows.
 func (b *book) admit(r admitRequest, now time.Time) *proto.Refusal {
+	if _, again := b.places[r.Trace]; again {
+		return nil // the answer was lost
+	}
 	t := b.tenant(r.Org)
 	defer b.forget(t)
 	if r.Class == proto.ClassInteractive {
@@ -118,10 +166,8 @@ func (b *book) admit(r admitRequest, now time.Time) *proto.Refusal {
 	} else if used := t.queued[proto.ClassBatch] + t.held[proto.ClassBatch]; used >= r.MaxQueued {
 		return &proto.Refusal{Reason: proto.RefusedQueueFull, Limit: r.MaxQueued, Used: used}
 	}
-	if _, again := b.places[r.Trace]; !again {
-		t.held[r.Class]++
-		b.places[r.Trace] = reservation{org: r.Org, class: r.Class, expires: now.Add(placeKept)}
-	}
+	t.held[r.Class]++
+	b.places[r.Trace] = reservation{org: r.Org, class: r.Class, expires: now.Add(placeKept)}
 	return nil
 }
 
@@ -159,71 +205,112 @@ func (b *book) enqueue(j *job, front bool) {
 		}
 	}
 	if l == nil {
-		l = &line{key: j.meta.Key, jobs: map[proto.Class]*list.List{
-			proto.ClassInteractive: list.New(), proto.ClassBatch: list.New(),
-		}}
+		l = &line{key: j.meta.Key, jobs: map[proto.Class]map[*kind]*list.List{proto.ClassInteractive: {}, proto.ClassBatch: {}}}
 		t.lines = append(t.lines, l)
-		if len(t.lines) == 1 {
-			b.turn = append(b.turn, t)
-		}
 	}
+	k := b.enter(t, needsOf(&j.meta))
 	class := j.meta.Class()
-	if front {
-		j.place = l.jobs[class].PushFront(j)
-	} else {
-		j.place = l.jobs[class].PushBack(j)
+	if l.jobs[class][k] == nil {
+		l.jobs[class][k] = list.New()
 	}
-	j.state, j.worker = queued, ""
+	if front {
+		b.front--
+		j.order, j.place = b.front, l.jobs[class][k].PushFront(j)
+	} else {
+		b.back++
+		j.order, j.place = b.back, l.jobs[class][k].PushBack(j)
+	}
+	j.state, j.worker, j.kind = queued, "", k
 	t.queued[class]++
 }
 
-// dequeue takes a queued job out of its line and counts it as served.
+// enter counts a job of some needs in the turn of its kind.
+func (b *book) enter(t *tenant, needs []string) *kind {
+	name := kindName(needs)
+	k := b.kinds[name]
+	if k == nil {
+		k = &kind{needs: needs, turn: list.New()}
+		b.kinds[name] = k
+	}
+	if len(t.stands) == 0 {
+		b.turns++
+		t.turned = b.turns
+	}
+	s := t.stands[k]
+	if s == nil {
+		s = &stand{at: k.turn.PushBack(t)}
+		t.stands[k] = s
+	}
+	s.jobs++
+	return k
+}
+
+// dequeue takes a queued job out of its line.
 func (b *book) dequeue(j *job) {
 	t := b.tenant(j.meta.Org)
 	class := j.meta.Class()
 	t.queued[class]--
-	for i, l := range t.lines {
-		if l.key != j.meta.Key {
-			continue
-		}
-		l.jobs[class].Remove(j.place)
-		l.served++
-		t.lines = append(t.lines[:i], t.lines[i+1:]...)
-		if !l.empty() {
-			t.lines = append(t.lines, l)
-		}
-		break
+	i := slices.IndexFunc(t.lines, func(l *line) bool { return l.key == j.meta.Key })
+	jobs := t.lines[i].jobs[class]
+	if jobs[j.kind].Remove(j.place); jobs[j.kind].Len() == 0 {
+		delete(jobs, j.kind)
 	}
-	j.place = nil
-	for i, have := range b.turn {
-		if have != t {
-			continue
-		}
-		b.turn = append(b.turn[:i], b.turn[i+1:]...)
-		if len(t.lines) > 0 {
-			b.turn = append(b.turn, t)
-		}
-		break
+	if t.lines[i].empty() {
+		t.lines = slices.Delete(t.lines, i, i+1)
+	}
+	s := t.stands[j.kind]
+	if s.jobs--; s.jobs == 0 {
+		j.kind.turn.Remove(s.at)
+		delete(t.stands, j.kind)
+	}
+	if j.kind.turn.Len() == 0 {
+		delete(b.kinds, kindName(j.kind.needs))
+	}
+	j.place, j.kind = nil, nil
+}
+
+// serve takes the job that is next out of its line, and sends its key and its organisation to the end of their turns.
+func (b *book) serve(j *job) {
+	t := b.tenant(j.meta.Org)
+	i := slices.IndexFunc(t.lines, func(l *line) bool { return l.key == j.meta.Key })
+	l := t.lines[i]
+	l.served++
+	t.lines = append(slices.Delete(t.lines, i, i+1), l)
+	b.dequeue(j)
+	b.turns++
+	t.turned = b.turns
+	for k, s := range t.stands {
+		k.turn.MoveToBack(s.at)
 	}
 }
 
-// next finds the job to be served next, leaving it where it is: round robin over organisations, then over their keys, passing
-// over those at their limit. It is nil when there is none.
-func (b *book) next() *job {
-	for _, t := range b.turn {
-		for _, l := range t.lines {
-			if j := l.head(); j != nil && t.busy < j.meta.Concurrent {
-				return j
+// next finds the job to be served next among the kinds that can be run, leaving it where it is: round robin over organisations, then
+// over their keys, passing over those at their limit. It is nil when there is none.
+func (b *book) next(can func(*kind) bool) *job {
+	var best *job
+	var turned uint64
+	for _, k := range b.kinds {
+		if !can(k) {
+			continue
+		}
+		for e := k.turn.Front(); e != nil; e = e.Next() {
+			t := e.Value.(*tenant)
+			if best != nil && t.turned >= turned {
+				break
+			}
+			if j := t.head(can); j != nil {
+				best, turned = j, t.turned
+				break
 			}
 		}
 	}
-	return nil
+	return best
 }
 
 // take marks a job as assigned or running, wherever it was before.
 func (b *book) take(j *job, s state, worker string, now time.Time) {
 	if j.state == queued {
-		b.dequeue(j)
+		b.serve(j)
 		b.tenant(j.meta.Org).busy++
 	}
 	j.state, j.worker, j.since = s, worker, now

@@ -15,7 +15,7 @@ func meta(org, key string, mode proto.Mode) proto.Meta {
 }
 
 func serve(b *book) *job {
-	j := b.next()
+	j := b.next(func(*kind) bool { return true })
 	if j != nil {
 		b.take(j, assigned, "w", noon)
 	}
@@ -96,6 +96,122 @@ func TestInteractiveGoesFirstAndBatchDoesNotStarve(t *testing.T) {
 	}
 }
 
+func TestJobsThatNoSlotCanRunDelayNobody(t *testing.T) {
+	b := newBook()
+	add := func(org, key string, l proto.Language) *job {
+		m := meta(org, key, proto.ModeInline)
+		m.Concurrent, m.Language = 1000, l
+		return b.add(m)
+	}
+	for range 100 {
+		add("a", "k", proto.Node)
+	}
+	add("a", "k", proto.Python)
+	add("b", "k", proto.Python)
+	add("b", "k2", proto.Node)
+	runs := func(words ...string) func(*kind) bool {
+		return func(k *kind) bool { return offersOf(words).meet(k.needs) }
+	}
+	for range 2 {
+		j := b.next(runs("language:python", "image:x"))
+		if j == nil || j.meta.Language != proto.Python {
+			t.Fatalf("next is %+v", j)
+		}
+		b.take(j, running, "w", noon)
+	}
+	if j := b.next(runs("language:python")); j != nil {
+		t.Fatalf("next is %s", j.meta.Language)
+	}
+	orgs := ""
+	for range 4 {
+		j := b.next(runs("language:node"))
+		b.take(j, running, "w", noon)
+		orgs += j.meta.Org
+	}
+	if orgs != "abaa" {
+		t.Fatalf("served %s", orgs)
+	}
+}
+
+// With slots that run everything, what the jobs need does not change whose turn it is.
+func TestOrganisationsTakeTurnsOverAllKinds(t *testing.T) {
+	b := newBook()
+	languages := proto.Languages()
+	for i := range 30 {
+		for o, org := range []string{"a", "b", "c"} {
+			m := meta(org, "k", proto.ModeInline)
+			m.Concurrent, m.Language = 1000, languages[(o+i/10)%3]
+			b.add(m)
+		}
+	}
+	for round := range 30 {
+		seen := map[string]bool{}
+		for range 3 {
+			seen[serve(b).meta.Org] = true
+		}
+		if len(seen) != 3 {
+			t.Fatalf("round %d served only %v", round, seen)
+		}
+	}
+}
+
+func TestJobsOfOneKeyAreServedInOrderOverAllKinds(t *testing.T) {
+	b := newBook()
+	var jobs []*job
+	for i := range 9 {
+		m := meta("org", "k", proto.ModeAsync)
+		m.Concurrent, m.Language = 1000, proto.Languages()[i%3]
+		jobs = append(jobs, b.add(m))
+	}
+	first := serve(b)
+	b.requeue(first)
+	for i, want := range jobs {
+		if j := serve(b); j != want {
+			t.Fatalf("job %d is not the next in order", i)
+		}
+	}
+}
+
+// What leaves the queue by itself was not served.
+func TestCancelledJobTakesNoTurn(t *testing.T) {
+	b := newBook()
+	var a []*job
+	for range 3 {
+		a = append(a, b.add(meta("a", "k", proto.ModeAsync)))
+	}
+	other := b.add(meta("b", "k", proto.ModeAsync))
+	b.remove(a[0])
+	if j := serve(b); j != a[1] {
+		t.Fatalf("organisation %s was served, whose turn it is not", j.meta.Org)
+	}
+	if j := serve(b); j != other {
+		t.Fatalf("organisation %s was served, whose turn it is not", j.meta.Org)
+	}
+	for _, mode := range []proto.Mode{proto.ModeAsync, proto.ModeAsync, proto.ModeAsync, proto.ModeAsync, proto.ModeInline} {
+		a = append(a, b.add(meta("c", "k", mode)))
+	}
+	for _, j := range a[3:7] {
+		b.remove(j)
+	}
+	if l := b.tenant("c").lines[0]; l.served != 0 {
+		t.Fatalf("%d jobs are counted as served", l.served)
+	}
+}
+
+func TestRepeatedRequestKeepsItsPlace(t *testing.T) {
+	b := newBook()
+	r := admitRequest{Trace: proto.NewTraceID(), Org: "o", Class: proto.ClassInteractive, Concurrent: 1}
+	for range 2 {
+		if refusal := b.admit(r, noon); refusal != nil {
+			t.Fatal(refusal)
+		}
+	}
+	r.Trace = proto.NewTraceID()
+	if refusal := b.admit(r, noon); refusal == nil || refusal.Used != 1 {
+		t.Fatalf("another: %v", refusal)
+	}
+}
+
 func TestAdmissionCountsWhatItGranted(t *testing.T) {
 	b := newBook()
 	ask := func(class proto.Class) *proto.Refusal {
@@ -141,7 +257,7 @@ func TestBookForgetsWhatIsOver(t *testing.T) {
 		}
 		b.remove(j)
 	}
-	if len(b.jobs)+len(b.tenants)+len(b.turn) != 0 {
-		t.Fatalf("left over: %d jobs, %d tenants, %d in turn", len(b.jobs), len(b.tenants), len(b.turn))
+	if len(b.jobs)+len(b.tenants)+len(b.kinds) != 0 {
+		t.Fatalf("left over: %d jobs, %d tenants, %d kinds", len(b.jobs), len(b.tenants), len(b.kinds))
 	}
 }

@@ -75,11 +75,12 @@ type leading struct {
 
 // member is a live worker as the dispatcher knows it.
 type member struct {
-	slots int
-	free  []uint64
-	used  map[uint64]bool // tickets assigned that the worker may still announce as free
-	held  map[proto.TraceID]bool
-	heard time.Time
+	slots  int
+	offers offers
+	free   []uint64
+	used   map[uint64]bool // tickets assigned that the worker may still announce as free
+	held   map[proto.TraceID]bool
+	heard  time.Time
 }
 
 func (d *Dispatcher) lead(ctx context.Context) error {
@@ -382,9 +383,9 @@ func (l *leading) hear(m *nats.Msg) {
 	if w == nil {
 		w = &member{used: map[uint64]bool{}}
 		l.workers[a.Worker] = w
-		l.Log.Info("worker joined", "worker", a.Worker, "slots", a.Slots)
+		l.Log.Info("worker joined", "worker", a.Worker, "slots", a.Slots, "offers", a.Offers)
 	}
-	w.slots, w.heard, w.free = a.Slots, time.Now(), w.free[:0]
+	w.slots, w.offers, w.heard, w.free = a.Slots, offersOf(a.Offers), time.Now(), w.free[:0]
 	still := map[uint64]bool{}
 	for _, ticket := range a.Free {
 		if w.used[ticket] {
@@ -400,20 +401,27 @@ func (l *leading) hear(m *nats.Msg) {
 	}
 }
 
-// assign gives free slots to jobs, fairly, as long as there are both.
+// assign gives free slots to jobs that they can run, fairly, as long as there are both.
 func (l *leading) assign(ctx context.Context, now time.Time) {
-	for {
-		name, w := l.freest()
-		if w == nil {
-			return
+	runnable := map[*kind]bool{}
+	can := func(k *kind) bool {
+		able, known := runnable[k]
+		if !known {
+			_, w := l.freest(k)
+			able = w != nil
+			runnable[k] = able
 		}
-		j := l.book.next()
+		return able
+	}
+	for {
+		j := l.book.next(can)
 		if j == nil {
 			return
 		}
 		if l.expire(ctx, j, now) {
 			continue
 		}
+		name, w := l.freest(j.kind)
 		ticket := w.free[0]
 		w.free = w.free[1:]
 		w.used[ticket] = true
@@ -429,17 +437,30 @@ func (l *leading) assign(ctx context.Context, now time.Time) {
 		}
 		l.book.take(j, assigned, name, now)
 		j.ticket = ticket
+		if len(w.free) == 0 {
+			clear(runnable)
+		}
 	}
 }
 
-// freest finds the live worker with the most free slots, so that load spreads.
-func (l *leading) freest() (string, *member) {
+// freest finds the live worker with the most free slots of those that can run jobs of kind k, so that load spreads.
+func (l *leading) freest(k *kind) (string, *member) {
 	var name string
 	var best *member
 	for n, w := range l.workers {
-		if len(w.free) > 0 && (best == nil || len(w.free) > len(best.free)) {
+		if len(w.free) > 0 && (best == nil || len(w.free) > len(best.free)) && w.offers.meet(k.needs) {
 			name, best = n, w
 		}
 	}
 	return name, best
+}
+
+// offered reports whether a live worker, busy or not, can run jobs of kind k.
+func (l *leading) offered(k *kind) bool {
+	for _, w := range l.workers {
+		if w.offers.meet(k.needs) {
+			return true
+		}
+	}
+	return false
 }

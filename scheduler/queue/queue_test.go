@@ -66,7 +66,7 @@ type host struct {
 }
 
 func (w *world) worker(name string, slots int) *host {
-	s := &queue.Slots{Set: streamtest.Set(w.t, w.server), Worker: name, Total: slots, Log: streamtest.Log(w.t)}
+	s := &queue.Slots{Set: streamtest.Set(w.t, w.server), Worker: name, Total: slots, Offers: []string{queue.OfferLanguage(proto.Python)}, Log: streamtest.Log(w.t)}
 	return &host{Slots: s, stop: w.background(s.Run)}
 }
 
@@ -243,6 +243,46 @@ func TestJobExpiresInTheQueue(t *testing.T) {
 	rec := w.wait(w.submit(job))
 	if rec.Status != proto.StatusFailed || *rec.Result.ErrorCode != string(proto.CodeExpiredInQueue) {
 		t.Fatalf("%+v", rec)
+	}
+}
+
+func TestJobWaitsForAWorkerThatOffersItsLanguage(t *testing.T) {
+	w := newWorld(t)
+	python := w.worker("python", 4)
+	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job.Language = proto.Node
+	node := w.submit(job)
+	for range 3 { // the slots of a worker that cannot run it go to others
+		id := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+		l := w.take(python)
+		if l.Job().TraceID != id {
+			t.Fatalf("a worker without node was given a job in %s", l.Job().Language)
+		}
+		w.claim(l)
+	}
+	if rec, err := w.queue.Lookup(w.ctx, node); err != nil || rec.Status != proto.StatusQueued {
+		t.Fatalf("%+v, %v", rec, err)
+	}
+	all := &queue.Slots{
+		Set: streamtest.Set(t, w.server), Worker: "all", Total: 1, Log: streamtest.Log(t),
+		Offers: []string{"image:x", queue.OfferLanguage(proto.Node), queue.OfferLanguage(proto.Bash)},
+	}
+	w.background(all.Run)
+	if l := w.take(&host{Slots: all}); l.Job().TraceID != node {
+		t.Fatalf("took %s", l.Job().TraceID)
+	}
+}
+
+func TestJobExpiresThatNoWorkerCanRun(t *testing.T) {
+	w := newWorld(t)
+	h := w.worker("python", 1)
+	w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	w.claim(w.take(h)) // the dispatcher knows the worker
+	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job.Language, job.QueueDeadline = proto.Bash, job.CreatedAt.Add(10*time.Millisecond)
+	rec := w.wait(w.submit(job))
+	if *rec.Result.ErrorCode != string(proto.CodeExpiredInQueue) || !strings.Contains(*rec.Result.ErrorMessage, "offers language:bash") {
+		t.Fatalf("%s: %s", *rec.Result.ErrorCode, *rec.Result.ErrorMessage)
 	}
 }
 

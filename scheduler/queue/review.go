@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -70,8 +71,9 @@ func (l *leading) expire(ctx context.Context, j *job, now time.Time) bool {
 	if !now.After(late) {
 		return false
 	}
+	result := expired(&j.meta, !l.offered(j.kind))
 	l.end(ctx, j, func(ctx context.Context, q *Queue) error {
-		_, err := q.Withdraw(ctx, j.meta.TraceID, expired(&j.meta))
+		_, err := q.Withdraw(ctx, j.meta.TraceID, result)
 		return err
 	})
 	return true
@@ -118,9 +120,14 @@ func (l *leading) end(ctx context.Context, j *job, write func(context.Context, *
 	}()
 }
 
-func expired(m *proto.Meta) proto.Result {
-	return proto.Failure(proto.CodeExpiredInQueue, fmt.Sprintf("No worker was free to start the program within %s.",
-		m.QueueDeadline.Sub(m.CreatedAt).Round(time.Millisecond)))
+// expired is the result of a job that has waited too long. unable says that no live worker offers what it needs.
+func expired(m *proto.Meta, unable bool) proto.Result {
+	waited := m.QueueDeadline.Sub(m.CreatedAt).Round(time.Millisecond)
+	if unable {
+		return proto.Failure(proto.CodeExpiredInQueue, fmt.Sprintf("No worker that offers %s was there to start the program within %s.",
+			strings.Join(needsOf(m), " and "), waited))
+	}
+	return proto.Failure(proto.CodeExpiredInQueue, fmt.Sprintf("No worker was free to start the program within %s.", waited))
 }
 
 // lose ends an execution whose holder did not renew its lease: as lost, or in line for its next attempt. seen is what the dispatcher

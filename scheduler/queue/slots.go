@@ -22,8 +22,9 @@ const announceEvery = 2 * time.Second
 // be running while Take is used.
 type Slots struct {
 	Set    *stream.Set
-	Worker string // unique to this process
-	Total  int    // slots
+	Worker string   // unique to this process
+	Total  int      // slots
+	Offers []string // what the jobs taken here may need, such as OfferLanguage of a language
 	Log    *slog.Logger
 
 	mu      sync.Mutex
@@ -79,7 +80,7 @@ func (s *Slots) announce(gone bool) {
 
 // publish completes an announcement and sends it. s.mu is held, so that an older word does not overtake a newer one.
 func (s *Slots) publish(a announcement) {
-	a.Worker, a.Slots = s.Worker, s.Total
+	a.Worker, a.Slots, a.Offers = s.Worker, s.Total, s.Offers
 	for ticket := range s.waiting {
 		a.Free = append(a.Free, ticket)
 	}

@@ -20,8 +20,9 @@ type admitReply struct {
 type announcement struct {
 	Worker string          `json:"worker"`
 	Slots  int             `json:"slots"`
-	Free   []uint64        `json:"free"` // each the ticket of one free slot, never used twice
-	Held   []proto.TraceID `json:"held"` // assigned or running here
+	Offers []string        `json:"offers"` // capabilities, of each slot
+	Free   []uint64        `json:"free"`   // each the ticket of one free slot, never used twice
+	Held   []proto.TraceID `json:"held"`   // assigned or running here
 	// Dropped were assigned to slots that are not free any more.
 	Dropped []proto.TraceID `json:"dropped,omitempty"`
 	Gone    bool            `json:"gone"` // the last word of a worker that stops

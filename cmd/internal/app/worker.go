@@ -31,18 +31,20 @@ func (s *system) worker(ctx context.Context) (front part, base []part, err error
 	if err != nil {
 		return part{}, nil, err
 	}
+	var offers []string
 	for _, l := range proto.Languages() {
 		if v, ok := languages[l]; ok {
+			offers = append(offers, queue.OfferLanguage(l))
 			s.log.Info("runtime found", "language", l, "version", v)
 		} else {
-			s.log.Warn("runtime not found, its programs cannot run here", "language", l)
+			s.log.Warn("runtime not found, its programs are left to other workers", "language", l)
 		}
 	}
 	s.metrics.CgroupVersion(maker.CgroupVersion())
-	slots := &queue.Slots{Set: s.set, Worker: s.instance, Total: s.cfg.SlotCount(), Log: s.log}
+	slots := &queue.Slots{Set: s.set, Worker: s.instance, Total: s.cfg.SlotCount(), Offers: offers, Log: s.log}
 	w := &worker.Worker{
 		Jobs:  jobs{slots},
-		Jails: maker, Languages: languages, Home: s.cfg.Home, Slots: slots.Total, Log: s.log, Done: s.metrics.ExecutionDone,
+		Jails: maker, Home: s.cfg.Home, Slots: slots.Total, Log: s.log, Done: s.metrics.ExecutionDone,
 		Open: func(ctx context.Context, id proto.TraceID, attempt int, baseSeq int64) worker.Output {
 			return output{events.NewWriter(ctx, s.set, id, attempt, baseSeq)}
 		},

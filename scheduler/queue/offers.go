@@ -1,0 +1,43 @@
+package queue
+
+import (
+	"container/list"
+	"slices"
+	"strings"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// A worker offers capabilities, and a job needs some: it goes only to a worker that offers all of them. Both are words, "language:python",
+// that the dispatcher compares and does not understand, so that a new kind of need is a new word.
+
+// OfferLanguage is the capability to run programs in a language.
+func OfferLanguage(l proto.Language) string { return "language:" + string(l) }
+
+// needsOf gives the capabilities that a job needs, sorted.
+func needsOf(m *proto.Meta) []string { return []string{OfferLanguage(m.Language)} }
+
+// kind is all queued jobs of the same needs.
+type kind struct {
+	needs []string
+	turn  *list.List // organisations with such jobs, in turn
+}
+
+// kindName names the kind of needs.
+func kindName(needs []string) string { return strings.Join(needs, " ") }
+
+// offers is a set of capabilities.
+type offers map[string]bool
+
+func offersOf(words []string) offers {
+	o := make(offers, len(words))
+	for _, w := range words {
+		o[w] = true
+	}
+	return o
+}
+
+// meet reports whether needs are among the offers.
+func (o offers) meet(needs []string) bool {
+	return !slices.ContainsFunc(needs, func(n string) bool { return !o[n] })
+}
