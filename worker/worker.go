@@ -65,14 +65,13 @@ type Sandboxes interface {
 
 // Worker runs jobs in a number of slots.
 type Worker struct {
-	Jobs      Jobs
-	Open      func(ctx context.Context, id proto.TraceID, attempt int, baseSeq int64) Output
-	Jails     Sandboxes
-	Languages map[proto.Language]string // the runtimes there are, with their versions
-	Home      string                    // inside the jail
-	Slots     int
-	Log       *slog.Logger
-	Done      func(rec *proto.Record) // told of every execution that ended here
+	Jobs  Jobs
+	Open  func(ctx context.Context, id proto.TraceID, attempt int, baseSeq int64) Output
+	Jails Sandboxes
+	Home  string // inside the jail
+	Slots int
+	Log   *slog.Logger
+	Done  func(rec *proto.Record) // told of every execution that ended here
 }
 
 // Run takes jobs until ctx ends, and returns when all it took have ended. Programs that still run when cut ends are killed, and
@@ -175,7 +174,8 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	outcome, err := m.box.Run(running, program)
 	spent.run = time.Since(began)
 	last, truncated := events.Close()
-	if cause := context.Cause(running); errors.Is(cause, proto.ErrLost) {
+	// A program that ended by itself has a result: whether the lease was lost is decided where that is written.
+	if cause := context.Cause(running); errors.Is(cause, proto.ErrLost) && (err != nil || outcome.Kind == jail.Killed) {
 		return nil, cause
 	}
 	if err != nil {
@@ -223,9 +223,6 @@ func (w *Worker) finish(ctx context.Context, lease Lease, e Ending) (*proto.Reco
 
 // program makes what the jail runs. Its error is a sentence for the user.
 func (w *Worker) program(job *proto.Job) (jail.Program, error) {
-	if _, ok := w.Languages[job.Language]; !ok {
-		return jail.Program{}, fmt.Errorf("this worker has no runtime for %s", job.Language)
-	}
 	p, err := jail.Source{
 		Language: string(job.Language), Code: job.Code, Env: job.Env, TraceID: string(job.TraceID), Home: w.Home,
 	}.Program()

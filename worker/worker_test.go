@@ -111,7 +111,7 @@ func run(t *testing.T, l *lease, b *box, cutting func(context.CancelCauseFunc)) 
 	cut, kill := context.WithCancelCause(t.Context())
 	defer kill(nil)
 	w := &worker.Worker{
-		Jobs: jobs{make(chan *lease, 1)}, Jails: b, Languages: map[proto.Language]string{proto.Python: "3"}, Home: "/home/u", Slots: 1,
+		Jobs: jobs{make(chan *lease, 1)}, Jails: b, Home: "/home/u", Slots: 1,
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Done: func(*proto.Record) {},
 		Open: func(context.Context, proto.TraceID, int, int64) worker.Output { return output{} },
 	}
@@ -204,6 +204,18 @@ func TestLostLeaseWritesNothing(t *testing.T) {
 	}
 }
 
+// Whether the lease was lost is for the record to say, as long as the program's end is its own.
+func TestProgramThatEndedWhileItsLeaseWasInDoubtIsRecorded(t *testing.T) {
+	l := newLease(nil)
+	run(t, l, &box{run: func(ctx context.Context, _ jail.Program) (jail.Outcome, error) {
+		<-ctx.Done()
+		return jail.Outcome{Kind: jail.Exited, ExitCode: 3}, nil
+	}}, func(context.CancelCauseFunc) { l.stop(proto.ErrLost) })
+	if l.ending == nil || l.ending.Result.ExitCode != 3 || l.released {
+		t.Errorf("ending %+v, released %v", l.ending, l.released)
+	}
+}
+
 func TestProgramCutOffAtShutdownIsRecorded(t *testing.T) {
 	l := newLease(nil)
 	run(t, l, &box{run: waits}, func(kill context.CancelCauseFunc) { kill(worker.ErrShutdown) })
@@ -227,12 +239,12 @@ func TestJailThatCannotBeMadeOrFails(t *testing.T) {
 	}
 }
 
-func TestRuntimeThatIsNotThere(t *testing.T) {
-	l := newLease(func(j *proto.Job) { j.Language = proto.Node })
+func TestLanguageThatIsUnknown(t *testing.T) {
+	l := newLease(func(j *proto.Job) { j.Language = "cobol" })
 	close(l.claimed) // it is never claimed
 	b := &box{closed: true}
 	run(t, l, b, nil)
-	if r := l.ending.Result; *r.ErrorCode != string(proto.CodeSandboxStart) || !strings.Contains(*r.ErrorMessage, "no runtime for node") {
+	if r := l.ending.Result; *r.ErrorCode != string(proto.CodeSandboxStart) || !strings.Contains(*r.ErrorMessage, `unknown language "cobol"`) {
 		t.Errorf("%+v", r)
 	}
 }

@@ -131,14 +131,19 @@ func (l *Lease) look() {
 	}
 }
 
-// renew keeps the lease until the execution is over, and ends its context when the record says so or cannot be renewed.
-func (l *Lease) renew(ctx context.Context, confirmed time.Time) {
+// renew keeps the lease until the execution is over, and ends its context when the record says so or was not renewed for leaseLost
+// since sent. That is a matter of a timer and not of a renewal's answer, which may not come.
+func (l *Lease) renew(ctx context.Context, sent time.Time) {
 	defer close(l.stopped)
+	doubt := time.AfterFunc(leaseLost-time.Since(sent), func() {
+		l.cancel(fmt.Errorf("%w: no renewal for %s", proto.ErrLost, leaseLost))
+		l.quit()
+	})
+	defer doubt.Stop()
 	tick := time.NewTicker(renewEvery)
 	defer tick.Stop()
 	for {
 		var err error
-		sent := time.Now()
 		select {
 		case <-ctx.Done():
 			return
@@ -146,37 +151,43 @@ func (l *Lease) renew(ctx context.Context, confirmed time.Time) {
 			err = l.reread(ctx)
 		case <-tick.C:
 			sent = time.Now()
-			err = l.rewrite(ctx)
+			// Only a write keeps others off. A store that takes none takes nobody else's claim either.
+			if err = l.rewrite(ctx); (err == nil || stream.Refused(err)) && !doubt.Reset(leaseLost-time.Since(sent)) {
+				return // too late
+			}
 		}
 		switch {
-		case err == nil:
-			confirmed = sent
-		case errors.Is(err, proto.ErrCancelled):
-			l.cancel(err)
-			confirmed = sent
 		case errors.Is(err, proto.ErrLost):
 			l.cancel(err)
 			return
-		case stream.Refused(err):
-			confirmed = sent // a store that takes no writes takes nobody else's claim either
-		case time.Since(confirmed) > leaseLost:
-			l.cancel(fmt.Errorf("%w: no renewal for %s: %w", proto.ErrLost, leaseLost, err))
-			return
+		case l.rec.Cancelling:
+			l.cancel(proto.ErrCancelled)
 		}
 	}
 }
 
+// errUnread is that of a renewal that met another record and could not read it. It hides the server's refusal, which is none of a write.
+var errUnread = errors.New("the record has changed and could not be read")
+
+// rewrite renews the lease: it writes the record as it is, with what others wrote into it.
 func (l *Lease) rewrite(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
 	defer cancel()
-	revision, err := l.slots.Set.WriteRecord(ctx, l.rec, l.revision)
-	if stream.Conflict(err) {
-		return l.adopt(ctx)
+	for {
+		revision, err := l.slots.Set.WriteRecord(ctx, l.rec, l.revision)
+		switch {
+		case err == nil:
+			l.revision = revision
+			return nil
+		case !stream.Conflict(err):
+			return err
+		}
+		if err := l.adopt(ctx); errors.Is(err, proto.ErrLost) {
+			return err
+		} else if err != nil {
+			return fmt.Errorf("%w: %v", errUnread, err) //nolint:errorlint // see errUnread
+		}
 	}
-	if err == nil {
-		l.revision = revision
-	}
-	return err
 }
 
 func (l *Lease) reread(ctx context.Context) error {
@@ -185,7 +196,7 @@ func (l *Lease) reread(ctx context.Context) error {
 	return l.adopt(ctx)
 }
 
-// adopt takes the record as it now is: still ours, still ours with an intent to cancel, or not ours any more.
+// adopt takes the record as it now is: still ours, perhaps with an intent to cancel, or not ours any more.
 func (l *Lease) adopt(ctx context.Context) error {
 	rec, revision, err := l.slots.Set.Record(ctx, l.id)
 	if errors.Is(err, proto.ErrNotFound) {
@@ -202,9 +213,6 @@ func (l *Lease) adopt(ctx context.Context) error {
 		return fmt.Errorf("%w: the record is %s, attempt %d, by %q", proto.ErrLost, rec.Status, rec.Attempt, rec.Worker)
 	}
 	l.rec, l.revision = rec, revision
-	if rec.Cancelling {
-		return proto.ErrCancelled
-	}
 	return nil
 }
 
@@ -244,7 +252,7 @@ func (l *Lease) Finish(ctx context.Context, e Ending) (*proto.Record, error) {
 				staged.Discard(ctx)
 				return l.standing(ctx)
 			}
-			if err == nil || errors.Is(err, proto.ErrCancelled) {
+			if err == nil {
 				continue
 			}
 		}
