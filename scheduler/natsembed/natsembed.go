@@ -178,7 +178,7 @@ func (l *logger) Tracef(string, ...any)      {}
 
 func (l *logger) errorf(text string) {
 	l.log.Error("nats: " + text)
-	for _, sign := range []string{"write error", "no space left", "out of space", "out of resources", "resources"} {
+	for _, sign := range []string{"critical write error", "no space left on device", "jetstream out of "} {
 		if strings.Contains(strings.ToLower(text), sign) {
 			l.fault.Store(true)
 			return

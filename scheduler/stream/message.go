@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -34,6 +35,7 @@ const (
 	publishTimeout = 2 * time.Second
 	retryFirst     = 20 * time.Millisecond
 	retryMost      = 500 * time.Millisecond
+	bodyTimeout    = 2 * time.Second // of the first try to read a body; each further one has twice as long
 )
 
 // Stored is one message of a stream with its body, which may have been claim-checked.
@@ -130,48 +132,62 @@ func (s *Set) wrote(ctx context.Context, subject, id string, conflict error) (ui
 
 // Last reads the last message on a subject of st. Its error may be one that [Missing] knows.
 func (s *Set) Last(ctx context.Context, st jetstream.Stream, subject string) (*Stored, error) {
-	m, err := st.GetLastMsgForSubject(ctx, subject)
+	m, err := s.whole(ctx, func() (*jetstream.RawStreamMsg, error) { return st.GetLastMsgForSubject(ctx, subject) })
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", subject, err)
 	}
-	return s.whole(ctx, m)
+	return m, nil
 }
 
 // At reads the message of st with sequence number seq. Its error may be one that [Missing] knows.
 func (s *Set) At(ctx context.Context, st jetstream.Stream, seq uint64) (*Stored, error) {
-	m, err := st.GetMsg(ctx, seq)
+	m, err := s.whole(ctx, func() (*jetstream.RawStreamMsg, error) { return st.GetMsg(ctx, seq) })
 	if err != nil {
 		return nil, fmt.Errorf("read message %d: %w", seq, err)
 	}
-	return s.whole(ctx, m)
+	return m, nil
 }
 
-func (s *Set) whole(ctx context.Context, m *jetstream.RawStreamMsg) (*Stored, error) {
-	out := &Stored{Header: m.Header, Data: m.Data, Seq: m.Sequence, Time: m.Time}
-	if err := s.fill(ctx, out); err != nil {
-		return nil, err
+// whole reads a message and its body. A body that is deleted meanwhile may be waited for in vain, so after some time both are looked
+// for again: they are gone then, or it was slow and gets longer.
+func (s *Set) whole(ctx context.Context, read func() (*jetstream.RawStreamMsg, error)) (*Stored, error) {
+	for patience := bodyTimeout; ; patience *= 2 {
+		m, err := read()
+		if err != nil {
+			return nil, err
+		}
+		out := &Stored{Header: m.Header, Data: m.Data, Seq: m.Sequence, Time: m.Time}
+		err = s.fill(ctx, out, patience)
+		if err == nil {
+			return out, nil
+		}
+		if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, nats.ErrTimeout) && !errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil, err
+		}
 	}
-	return out, nil
 }
 
-func (s *Set) fill(ctx context.Context, m *Stored) error {
+// fill reads the body of a message that was claim-checked, within patience.
+func (s *Set) fill(ctx context.Context, m *Stored, patience time.Duration) error {
 	name := m.Header.Get(headerBody)
 	if name == "" {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	object, err := s.bodies.Get(ctx, name) // it checks the digest
 	if err != nil {
-		return fmt.Errorf("read body %s: %w", name, err)
+		return fmt.Errorf("body %s: %w", name, err)
 	}
 	defer func() { _ = object.Close() }()
 	info, err := object.Info()
 	if err != nil {
-		return fmt.Errorf("read body %s: %w", name, err)
+		return fmt.Errorf("body %s: %w", name, err)
 	}
 	var body bytes.Buffer
 	body.Grow(int(info.Size) + bytes.MinRead)
 	if _, err := body.ReadFrom(object); err != nil {
-		return fmt.Errorf("read body %s: %w", name, err)
+		return fmt.Errorf("body %s: %w", name, err)
 	}
 	m.Data = body.Bytes()
 	return nil
@@ -181,24 +197,25 @@ func (s *Set) fill(ctx context.Context, m *Stored) error {
 func BodyOf(h nats.Header) string { return h.Get(headerBody) }
 
 // RemoveJobs removes every job below floor (0 for none), the jobs alone, and the objects that held their bodies. Removing what is gone
-// is no error.
+// is no error. What cannot be removed does not keep it from the rest.
 func (s *Set) RemoveJobs(ctx context.Context, floor uint64, alone []uint64, bodies []string) error {
-	for _, name := range bodies {
-		if err := s.bodies.Delete(ctx, name); err != nil && !Missing(err) {
-			return fmt.Errorf("delete body %s: %w", name, err)
-		}
-	}
+	var failed []error
 	if floor > 0 {
 		if err := s.Jobs.Purge(ctx, jetstream.WithPurgeSequence(floor)); err != nil {
-			return fmt.Errorf("remove jobs below %d: %w", floor, err)
+			failed = append(failed, fmt.Errorf("remove jobs below %d: %w", floor, err))
 		}
 	}
 	for _, seq := range alone {
 		if err := s.Jobs.DeleteMsg(ctx, seq); err != nil && !Missing(err) {
-			return fmt.Errorf("remove job %d: %w", seq, err)
+			failed = append(failed, fmt.Errorf("remove job %d: %w", seq, err))
 		}
 	}
-	return nil
+	for _, name := range bodies {
+		if err := s.bodies.Delete(ctx, name); err != nil && !Missing(err) {
+			failed = append(failed, fmt.Errorf("delete body %q: %w", name, err))
+		}
+	}
+	return errors.Join(failed...)
 }
 
 // SetAside moves a message that nobody can act on to the stream of such messages, where it is kept for people to look at.
@@ -235,6 +252,23 @@ func (s *Set) Job(ctx context.Context, id proto.TraceID) (*proto.Job, error) {
 		return nil, err
 	}
 	return DecodeJob(m, id)
+}
+
+// JobMeta reads what the header of a job that is not terminal says of it, without a body that is stored apart. Its error is
+// [proto.ErrNotFound] where there is no such job.
+func (s *Set) JobMeta(ctx context.Context, id proto.TraceID) (*proto.Meta, error) {
+	m, err := s.Jobs.GetLastMsgForSubject(ctx, JobOf(id))
+	if Missing(err) {
+		return nil, fmt.Errorf("job %s: %w", id, proto.ErrNotFound)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read job %s: %w", id, err)
+	}
+	meta, err := DecodeMeta(m.Header)
+	if err == nil && meta.TraceID != id {
+		err = fmt.Errorf("decode job %s: it says it is %q", id, meta.TraceID)
+	}
+	return meta, err
 }
 
 // DecodeJob decodes the job of id.

@@ -1,0 +1,27 @@
+package natsembed
+
+import (
+	"log/slog"
+	"sync/atomic"
+	"testing"
+)
+
+// The lines are those of the server's source: there is no other sign of a store that takes no more writes.
+func TestStoreFailuresAreToldFromOtherErrors(t *testing.T) {
+	for line, failed := range map[string]bool{
+		"Filestore [BULLPEN_EXECS] Critical write error: write 1.blk: input/output error":                     true,
+		"JetStream stream '$G > BULLPEN_JOBS' critical write error: write 2.blk: no space left on device":     true,
+		"JetStream failed to store a msg on stream '$G > BULLPEN_JOBS': write 2.blk: No space left on device": true,
+		"JetStream out of File resources, will be DISABLED":                                                   true,
+		"JetStream out of space, will be DISABLED":                                                            true,
+		"JetStream resource limits exceeded for account":                                                      false,
+		"insufficient resources":                     false,
+		"Failed to write pidfile: permission denied": false,
+	} {
+		var fault atomic.Bool
+		(&logger{log: slog.New(slog.NewTextHandler(t.Output(), nil)), fault: &fault}).Errorf("%s", line)
+		if fault.Load() != failed {
+			t.Errorf("%q is taken for a failure of the store: %v", line, fault.Load())
+		}
+	}
+}

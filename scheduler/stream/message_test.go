@@ -1,0 +1,116 @@
+package stream_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"go.uber.org/goleak"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// large writes a job whose body is stored apart, and returns its sequence number and the object's description.
+func large(t *testing.T, set *stream.Set) (proto.TraceID, uint64, *jetstream.ObjectInfo) {
+	t.Helper()
+	ctx := streamtest.Context(t)
+	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job.Code = strings.Repeat("x", 1<<20)
+	if err := set.WriteJob(ctx, job, nats.Header{}); err != nil {
+		t.Fatal(err)
+	}
+	m, err := set.Jobs.GetLastMsgForSubject(ctx, stream.JobOf(job.TraceID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	bodies, err := set.JS.ObjectStore(ctx, "bullpen_bodies")
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := bodies.GetInfo(ctx, stream.BodyOf(m.Header))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return job.TraceID, m.Sequence, info
+}
+
+// A reader that has seen the message when both are removed must not wait for the body.
+func TestBodyThatIsDeletedWhileItIsReadIsNotWaitedFor(t *testing.T) {
+	set := streamtest.Set(t, streamtest.Server(t))
+	ctx := streamtest.Context(t)
+	id, seq, info := large(t, set)
+	objects, err := set.JS.Stream(ctx, "OBJ_bullpen_bodies")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := objects.Purge(ctx, jetstream.WithPurgeSubject("$O.bullpen_bodies.C."+info.NUID)); err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan error, 1)
+	go func() {
+		_, err := set.Job(ctx, id)
+		read <- err
+	}()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for readers := 0; readers == 0; <-tick.C { // it waits for the chunks
+		now, err := objects.Info(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		readers = now.State.Consumers
+	}
+	if err := set.RemoveJobs(ctx, seq+1, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-read; !errors.Is(err, proto.ErrNotFound) {
+		t.Fatalf("reading ended with %v", err)
+	}
+}
+
+func TestMetaIsReadWithoutTheBody(t *testing.T) {
+	set := streamtest.Set(t, streamtest.Server(t))
+	ctx := streamtest.Context(t)
+	id, seq, info := large(t, set)
+	if err := set.RemoveJobs(ctx, 0, nil, []string{info.Name}); err != nil {
+		t.Fatal(err)
+	}
+	if meta, err := set.JobMeta(ctx, id); err != nil || meta.Org != "acme" {
+		t.Fatalf("%+v, %v", meta, err)
+	}
+	if err := set.RemoveJobs(ctx, seq+1, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := set.JobMeta(ctx, id); !errors.Is(err, proto.ErrNotFound) {
+		t.Fatalf("after it was removed: %v", err)
+	}
+}
+
+func TestWhatCannotBeRemovedKeepsNothingElse(t *testing.T) {
+	set := streamtest.Set(t, streamtest.Server(t))
+	ctx := streamtest.Context(t)
+	first, seq, info := large(t, set)
+	alone, last, _ := large(t, set)
+	if err := set.RemoveJobs(ctx, seq+1, []uint64{last}, []string{"", info.Name}); err == nil {
+		t.Error("an object without a name was removed")
+	}
+	for _, id := range []proto.TraceID{first, alone} {
+		if _, err := set.JobMeta(ctx, id); !errors.Is(err, proto.ErrNotFound) {
+			t.Errorf("job %s: %v", id, err)
+		}
+	}
+	bodies, err := set.JS.ObjectStore(ctx, "bullpen_bodies")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bodies.GetInfo(ctx, info.Name); !stream.Missing(err) {
+		t.Errorf("the body: %v", err)
+	}
+}
