@@ -28,6 +28,12 @@ const (
 	startsAllowed = 3                // workers that may die with a job before its program started
 	inboxSize     = 1024
 	earlyKept     = time.Minute
+	// clockSkew is how far the clocks may be apart that records and jobs are dated by: those of this process and of the servers that
+	// lead the two streams.
+	clockSkew = time.Minute
+	// answerTimeout bounds requests that rebuilding takes. One that was on its way to a server that was just started again gets no
+	// answer at all.
+	answerTimeout = time.Second
 )
 
 // Dispatcher hands jobs to free slots. Any number may run; one leads, and the others stand by. Its memory is rebuilt from the
@@ -174,7 +180,7 @@ func (l *leading) rebuild(ctx context.Context) (stop func(), err error) {
 					oldest = j.since
 				}
 			}
-			oldest = oldest.Add(-time.Second)
+			oldest = oldest.Add(-clockSkew)
 			feed.cfg.OptStartTime = &oldest
 		}
 		taken := uint64(0)
@@ -195,7 +201,10 @@ func (l *leading) rebuild(ctx context.Context) (stop func(), err error) {
 			case f := <-l.inbox:
 				f()
 			case <-look.C: // what was removed meanwhile is never delivered
-				if now, err := info.Info(ctx); err == nil && now.NumPending == 0 && now.Delivered.Consumer == taken {
+				ask, cancel := context.WithTimeout(ctx, answerTimeout)
+				now, err := info.Info(ask)
+				cancel()
+				if err == nil && now.NumPending == 0 && now.Delivered.Consumer == taken {
 					pending = taken
 				}
 			case <-ctx.Done():
@@ -214,7 +223,9 @@ func (l *leading) feed(
 ) (stop func(), consumer jetstream.Consumer, err error) {
 	cfg.HeadersOnly, cfg.AckPolicy, cfg.MemoryStorage = true, jetstream.AckNonePolicy, true
 	cfg.InactiveThreshold, cfg.Replicas = time.Minute, 1
-	consumer, err = st.CreateConsumer(ctx, cfg)
+	ask, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	consumer, err = st.CreateConsumer(ask, cfg)
 	if err != nil {
 		return nil, nil, fmt.Errorf("follow %s: %w", st.CachedInfo().Config.Name, err)
 	}
@@ -279,22 +290,24 @@ func (l *leading) tookRecord(m jetstream.Msg, at *jetstream.MsgMetadata) {
 		l.Log.Error("a malformed record was passed over", "subject", name)
 		return
 	}
-	j, now := l.book.jobs[id], time.Now()
-	switch {
-	case j == nil && status.Terminal():
-		l.early[id] = now
+	if j := l.book.jobs[id]; j != nil {
+		l.changed(j, status, attempt, m.Headers().Get(stream.HeaderWorker), at.Sequence.Stream)
+	} else if status.Terminal() {
+		l.early[id] = time.Now()
 		l.book.vacate(id)
-		return
-	case j == nil:
-		return
 	}
-	j.attempt, j.revision, j.ending = attempt, at.Sequence.Stream, false
+}
+
+// changed takes in what a job's record says now, written by worker while it runs.
+func (l *leading) changed(j *job, status proto.Status, attempt int, worker string, revision uint64) {
+	j.attempt, j.revision, j.ending = attempt, revision, false
+	now := time.Now()
 	switch {
 	case status.Terminal():
 		l.book.remove(j)
 		l.litter.drop(j.seq, j.body)
 	case status == proto.StatusRunning:
-		l.book.take(j, running, m.Headers().Get(stream.HeaderWorker), now)
+		l.book.take(j, running, worker, now)
 	case status == proto.StatusQueued:
 		l.book.requeue(j)
 		j.since = now

@@ -112,7 +112,7 @@ func (q *Queue) lookup(ctx context.Context, id proto.TraceID) (*proto.Record, ui
 	if !errors.Is(err, proto.ErrNotFound) {
 		return rec, seq, err
 	}
-	job, err := q.Set.Job(ctx, id)
+	meta, err := q.Set.JobMeta(ctx, id)
 	if errors.Is(err, proto.ErrNotFound) {
 		// The record is written before the job goes: between the two reads it may have appeared.
 		return q.Set.Record(ctx, id)
@@ -120,7 +120,16 @@ func (q *Queue) lookup(ctx context.Context, id proto.TraceID) (*proto.Record, ui
 	if err != nil {
 		return nil, 0, err
 	}
-	return &proto.Record{Meta: job.Meta, Status: proto.StatusQueued}, 0, nil
+	return &proto.Record{Meta: *meta, Status: proto.StatusQueued}, 0, nil
+}
+
+// record reads the record of an execution that is known to have been accepted: it is queued while there is none.
+func (q *Queue) record(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
+	rec, seq, err := q.Set.Record(ctx, id)
+	if errors.Is(err, proto.ErrNotFound) {
+		return &proto.Record{Status: proto.StatusQueued}, 0, nil
+	}
+	return rec, seq, err
 }
 
 // Wait returns the terminal record of an execution when there is one. When ctx ends first the error is ctx's.
@@ -133,8 +142,12 @@ func (q *Queue) Wait(ctx context.Context, id proto.TraceID) (*proto.Record, erro
 	defer func() { _ = sub.Unsubscribe() }()
 	look := time.NewTicker(waitLook)
 	defer look.Stop()
+	read := q.lookup
 	for {
-		rec, err := q.Lookup(ctx, id)
+		rec, _, err := read(ctx, id)
+		if err == nil && rec.Status == proto.StatusQueued {
+			read = q.record // a job that is known to be there is not read again and again: its end is in the record
+		}
 		switch {
 		case errors.Is(err, proto.ErrNotFound) || ctx.Err() != nil:
 			return nil, errors.Join(err, context.Cause(ctx))
@@ -156,18 +169,24 @@ func (q *Queue) Wait(ctx context.Context, id proto.TraceID) (*proto.Record, erro
 // Withdraw ends an execution that has not started with result r. It returns the record as it is then: terminal by this call, or
 // running or terminal by somebody else.
 func (q *Queue) Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error) {
+	rec, _, err := q.withdraw(ctx, id, r)
+	return rec, err
+}
+
+// withdraw also gives the record's sequence number.
+func (q *Queue) withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, uint64, error) {
 	for {
 		rec, seq, err := q.lookup(ctx, id)
 		if err != nil || rec.Status != proto.StatusQueued {
-			return rec, err
+			return rec, seq, err
 		}
 		done := terminal(rec, r, time.Now())
-		_, err = q.Set.WriteRecord(ctx, done, seq)
+		seq, err = q.Set.WriteRecord(ctx, done, seq)
 		if err == nil {
-			return done, nil
+			return done, seq, nil
 		}
 		if !stream.Conflict(err) {
-			return nil, fmt.Errorf("withdraw %s: %w", id, err)
+			return nil, 0, fmt.Errorf("withdraw %s: %w", id, err)
 		}
 	}
 }

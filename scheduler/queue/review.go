@@ -2,7 +2,6 @@ package queue
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -57,7 +56,7 @@ func (l *leading) reviewJob(ctx context.Context, j *job, now time.Time) {
 		if now.Sub(j.since) > leaseOver {
 			seen := &proto.Record{Meta: j.meta, Status: proto.StatusRunning, Attempt: j.attempt, Worker: j.worker}
 			revision := j.revision
-			l.end(ctx, j, func(ctx context.Context, q *Queue) error { return q.lose(ctx, seen, revision) })
+			l.end(ctx, j, func(ctx context.Context, q *Queue) (*proto.Record, uint64, error) { return q.lose(ctx, seen, revision) })
 		}
 	}
 }
@@ -72,10 +71,7 @@ func (l *leading) expire(ctx context.Context, j *job, now time.Time) bool {
 		return false
 	}
 	result := expired(&j.meta, !l.offered(j.kind))
-	l.end(ctx, j, func(ctx context.Context, q *Queue) error {
-		_, err := q.Withdraw(ctx, j.meta.TraceID, result)
-		return err
-	})
+	l.withdraw(ctx, j, result)
 	return true
 }
 
@@ -91,30 +87,40 @@ func (l *leading) comeBack(ctx context.Context, j *job, w *member) {
 		l.book.requeue(j)
 		return
 	}
-	l.end(ctx, j, func(ctx context.Context, q *Queue) error {
-		_, err := q.Withdraw(ctx, j.meta.TraceID, proto.Failure(proto.CodeWorkerLost,
-			fmt.Sprintf("%d workers were lost with this job before its program started; it is not tried again.", startsAllowed)))
-		return err
-	})
+	l.withdraw(ctx, j, proto.Failure(proto.CodeWorkerLost,
+		fmt.Sprintf("%d workers were lost with this job before its program started; it is not tried again.", startsAllowed)))
 }
 
-// end writes a terminal record beside the loop. The stream tells the loop of it; when the write fails, review tries again.
-func (l *leading) end(ctx context.Context, j *job, write func(context.Context, *Queue) error) {
+// withdraw ends a job that has not started.
+func (l *leading) withdraw(ctx context.Context, j *job, r proto.Result) {
+	id := j.meta.TraceID
+	l.end(ctx, j, func(ctx context.Context, q *Queue) (*proto.Record, uint64, error) { return q.withdraw(ctx, id, r) })
+}
+
+// end writes a terminal record beside the loop, and takes in the record that stands then: write returns it with its sequence
+// number, nil where it is not known. The book may have been wrong about the job, and the stream does not tell twice. When the
+// write fails, review tries again.
+func (l *leading) end(ctx context.Context, j *job, write func(context.Context, *Queue) (*proto.Record, uint64, error)) {
 	j.ending = true
 	id := j.meta.TraceID
 	go func() {
 		bounded, cancel := context.WithTimeout(ctx, submitTimeout)
 		defer cancel()
-		err := write(bounded, &Queue{Set: l.Set})
+		rec, revision, err := write(bounded, &Queue{Set: l.Set})
 		if err != nil && ctx.Err() == nil {
 			l.Log.Warn("a job could not be ended, will retry", "trace_id", id, "error", err)
 		}
 		l.post(ctx, func() {
-			if j := l.book.jobs[id]; j != nil {
-				j.ending = false
-				if stream.Refused(err) && j.state == running {
-					j.since = time.Now() // its holder could not renew either
-				}
+			j := l.book.jobs[id]
+			if j == nil {
+				return
+			}
+			j.ending = false
+			switch {
+			case stream.Refused(err) && j.state == running:
+				j.since = time.Now() // its holder could not renew either
+			case err == nil && rec != nil && revision > j.revision:
+				l.changed(j, rec.Status, rec.Attempt, rec.Worker, revision)
 			}
 		})
 	}()
@@ -131,41 +137,47 @@ func expired(m *proto.Meta, unable bool) proto.Result {
 }
 
 // lose ends an execution whose holder did not renew its lease: as lost, or in line for its next attempt. seen is what the dispatcher
-// knows of it, which stands in for a record that cannot be read.
-func (q *Queue) lose(ctx context.Context, seen *proto.Record, at uint64) error {
+// knows of it, which stands in for a record that cannot be read. It returns the record that stands, with its sequence number; nil
+// where that is not known because somebody changed it meanwhile.
+func (q *Queue) lose(ctx context.Context, seen *proto.Record, at uint64) (*proto.Record, uint64, error) {
 	id := seen.TraceID
-	rec, revision, err := q.Set.Record(ctx, id)
-	if errors.Is(err, stream.ErrMalformed) {
-		rec, at, err = seen, revision, nil
-	}
+	m, err := q.Set.Last(ctx, q.Set.Execs, stream.Exec(id))
 	if err != nil {
-		return fmt.Errorf("lose %s: %w", id, err)
+		return nil, 0, fmt.Errorf("lose %s: %w", id, err)
 	}
-	if revision != at {
-		return nil // it has moved on, or was renewed
+	rec, err := proto.DecodeRecord(id, m.Data)
+	if err != nil {
+		rec = seen
+	} else if m.Seq != at {
+		return rec, m.Seq, nil // it has moved on, or was renewed
 	}
 	last, err := lastSeq(ctx, q.Set, id)
 	if err != nil {
-		return fmt.Errorf("lose %s: %w", id, err)
+		return nil, 0, fmt.Errorf("lose %s: %w", id, err)
 	}
 	rec.ResultSeq = last
+	var known time.Duration // that it ran for: until the lease was last renewed
+	if rec.StartedAt != nil {
+		known = max(0, m.Time.Sub(*rec.StartedAt))
+	}
 	switch {
 	case rec.Cancelling:
 		rec = terminal(rec, proto.Cancelled(), time.Now())
 	case rec.Attempt < rec.MaxAttempts:
 		rec.Status, rec.Worker, rec.StartedAt = proto.StatusQueued, "", nil
 	default:
-		rec = terminal(rec, proto.Failure(proto.CodeWorkerLost,
-			fmt.Sprintf("The worker that ran attempt %d of %d was lost, and the program with it.", rec.Attempt, rec.MaxAttempts)), time.Now())
+		rec = terminal(rec, proto.Failure(proto.CodeWorkerLost, fmt.Sprintf(
+			"The worker that ran attempt %d of %d was lost, and the program with it. It is known to have run for %s.",
+			rec.Attempt, rec.MaxAttempts, known.Round(time.Millisecond))), time.Now())
 	}
-	if rec.Result != nil && rec.StartedAt != nil {
-		rec.Result.DurationMS = rec.CompletedAt.Sub(*rec.StartedAt).Milliseconds() // as long as it was held to be running
+	if rec.Result != nil {
+		rec.Result.DurationMS = known.Milliseconds()
 	}
-	_, err = q.Set.WriteRecord(ctx, rec, revision)
+	revision, err := q.Set.WriteRecord(ctx, rec, m.Seq)
 	if stream.Conflict(err) {
-		return nil // the holder was not lost, or somebody else saw it first
+		return nil, 0, nil // the holder was not lost, or somebody else saw it first
 	}
-	return err
+	return rec, revision, err
 }
 
 // lastSeq reads the sequence number of the last event that an execution published, 0 for none.
