@@ -7,8 +7,9 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/natsembed"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/scheduler/stream"
 	"github.com/bullpen-run/bullpen/scheduler/streamtest"
@@ -16,12 +17,12 @@ import (
 
 // line is a way to the server that can be made to hang, as a network does that drops everything.
 type line struct {
-	*natsembed.Server
+	nats.InProcessConnProvider
 	mu sync.Mutex // held while it hangs
 }
 
 func (l *line) InProcessConn() (net.Conn, error) {
-	c, err := l.Server.InProcessConn()
+	c, err := l.InProcessConnProvider.InProcessConn()
 	return &hangs{c, l}, err
 }
 
@@ -39,7 +40,7 @@ func (h *hangs) Write(p []byte) (int, error) {
 // A renewal whose call does not even return must not keep the program running.
 func TestProgramIsStoppedThoughARenewalHangs(t *testing.T) {
 	w := newWorld(t)
-	way := &line{Server: w.server}
+	way := &line{InProcessConnProvider: w.server}
 	set, err := stream.Connect(w.ctx, stream.Access{InProcess: way, Name: t.Name()}, stream.Config{Guest: true}, streamtest.Log(t))
 	if err != nil {
 		t.Fatal(err)

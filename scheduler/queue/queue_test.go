@@ -13,7 +13,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/natsembed"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/scheduler/stream"
 	"github.com/bullpen-run/bullpen/scheduler/streamtest"
@@ -25,7 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type world struct {
 	t      *testing.T
 	ctx    context.Context
-	server *natsembed.Server
+	server nats.InProcessConnProvider
 	set    *stream.Set
 	queue  *queue.Queue
 }
@@ -527,5 +526,25 @@ func TestDispatcherLeadsThoughJobsAreRemovedMeanwhile(t *testing.T) {
 			return err == nil
 		})
 		stop()
+	}
+}
+
+func TestJobsRunAfterTheServerWasRestarted(t *testing.T) {
+	t.Parallel()
+	s := streamtest.Restartable(t)
+	set := streamtest.Set(t, s)
+	w := &world{t: t, ctx: streamtest.Context(t), server: s, set: set, queue: &queue.Queue{Set: set}}
+	w.dispatcher("d")
+	h := w.worker("w", 1)
+	before := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	s.Restart()
+	after := streamtest.Job("acme", "k", proto.ModeAsync)
+	w.eventually("a new job is accepted", func() bool { return w.queue.Submit(w.ctx, after) == nil })
+	for _, id := range []proto.TraceID{before, after.TraceID} {
+		l := w.take(h)
+		w.claim(l)
+		if _, err := l.Finish(w.ctx, ending("")); err != nil || l.Job().TraceID != id {
+			t.Fatalf("ran %s, %v", l.Job().TraceID, err)
+		}
 	}
 }

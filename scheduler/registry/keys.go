@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -30,6 +31,7 @@ const (
 	keyPrefix       = "key."
 	bootstrapID     = "key_bootstrap"
 	watchPause      = 200 * time.Millisecond
+	watchTimeout    = time.Second // for the answer to a watch
 	revokeTries     = 20
 	hashSecretBytes = 32
 )
@@ -98,29 +100,48 @@ func (k *Keys) watch(ctx context.Context) (jetstream.KeyWatcher, error) {
 // Run keeps the list current until ctx ends.
 func (k *Keys) Run(ctx context.Context) error {
 	return backoff.Retry(func() error {
-		w, err := k.watch(ctx)
+		err := k.follow(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if err != nil {
+		if k.set.Conn.IsConnected() { // else that is told already
 			k.log.Warn("the API keys are not followed, will retry", "error", err)
-			return err
 		}
-		defer func() { _ = w.Stop() }()
-		for {
-			select {
-			case <-ctx.Done():
-				return nil
-			case e, open := <-w.Updates():
-				if !open {
-					return errors.New("the watch ended")
-				}
-				if e != nil {
-					k.take(e)
-				}
+		return err
+	}, backoff.NewConstantBackOff(watchPause))
+}
+
+// follow takes in changes until the watch breaks or ctx ends.
+func (k *Keys) follow(ctx context.Context) error {
+	// A server that was started again has forgotten its watches, which they notice by themselves only after seconds.
+	away := k.set.Conn.StatusChanged(nats.RECONNECTING)
+	defer k.set.Conn.RemoveStatusListener(away)
+	opening, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	late := time.AfterFunc(watchTimeout, func() { cancel(errors.New("no answer")) })
+	w, err := k.watch(opening)
+	if err != nil {
+		return errors.Join(err, context.Cause(opening))
+	}
+	defer func() { _ = w.Stop() }()
+	if !late.Stop() {
+		return context.Cause(opening)
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-away:
+			return errors.New("the connection to NATS was lost")
+		case e, open := <-w.Updates():
+			if !open {
+				return errors.New("the watch ended")
+			}
+			if e != nil {
+				k.take(e)
 			}
 		}
-	}, backoff.NewConstantBackOff(watchPause))
+	}
 }
 
 // take takes in one stored key.

@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/natsembed"
 	"github.com/bullpen-run/bullpen/scheduler/registry"
 	"github.com/bullpen-run/bullpen/scheduler/streamtest"
 )
@@ -18,7 +18,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // keys opens the list as one gateway does.
-func keys(t *testing.T, s *natsembed.Server) *registry.Keys {
+func keys(t *testing.T, s nats.InProcessConnProvider) *registry.Keys {
 	t.Helper()
 	k, err := registry.OpenKeys(streamtest.Context(t), streamtest.Set(t, s), "local", streamtest.Log(t))
 	if err != nil {
@@ -75,6 +75,26 @@ func TestKeyIsKnownToEveryGatewayUntilItIsRevoked(t *testing.T) {
 	if _, err := here.Revoke(ctx, "key_unknown"); !errors.Is(err, proto.ErrNotFound) {
 		t.Fatalf("an unknown key: %v", err)
 	}
+}
+
+func TestKeysAreFollowedAfterTheServerWasRestarted(t *testing.T) {
+	s := streamtest.Restartable(t)
+	here, there := keys(t, s), keys(t, s)
+	ctx := streamtest.Context(t)
+	key, secret, err := here.Create(ctx, proto.Key{Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsExecute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := func() bool { _, ok := there.Authenticate(secret); return ok }
+	eventually(t, "known elsewhere", known)
+	s.Restart()
+	eventually(t, "revoked", func() bool {
+		once, cancel := context.WithTimeout(ctx, time.Second) // what was on its way to the old server is never answered
+		defer cancel()
+		_, err := here.Revoke(once, key.ID)
+		return err == nil
+	})
+	eventually(t, "revoked elsewhere", func() bool { return !known() })
 }
 
 func eventually(t *testing.T, what string, ok func() bool) {

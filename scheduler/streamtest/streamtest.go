@@ -4,8 +4,12 @@ package streamtest
 import (
 	"context"
 	"log/slog"
+	"net"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/natsembed"
@@ -23,8 +27,42 @@ func Server(t testing.TB) *natsembed.Server {
 	return s
 }
 
+// Restarted is a server that can be started again with connections open.
+type Restarted struct {
+	t       testing.TB
+	dir     string
+	current atomic.Pointer[natsembed.Server]
+}
+
+// Restartable starts such a server, and stops it when the test is over.
+func Restartable(t testing.TB) *Restarted {
+	t.Helper()
+	r := &Restarted{t: t, dir: t.TempDir()}
+	r.start()
+	t.Cleanup(func() { r.current.Load().Close() })
+	return r
+}
+
+func (r *Restarted) start() {
+	s, err := natsembed.Open(r.dir, 1<<20, Log(r.t))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.current.Store(s)
+}
+
+// InProcessConn opens a connection to the server as it is now.
+func (r *Restarted) InProcessConn() (net.Conn, error) { return r.current.Load().InProcessConn() }
+
+// Restart stops the server and starts it with what it has stored.
+func (r *Restarted) Restart() {
+	r.t.Helper()
+	r.current.Load().Close()
+	r.start()
+}
+
 // Set connects to the server with a connection of its own, as another process would.
-func Set(t testing.TB, s *natsembed.Server) *stream.Set {
+func Set(t testing.TB, s nats.InProcessConnProvider) *stream.Set {
 	t.Helper()
 	set, err := stream.Connect(Context(t), stream.Access{InProcess: s, Name: t.Name()},
 		stream.Config{Replicas: 1, Retention: time.Hour}, Log(t))
