@@ -223,34 +223,50 @@ func (k *Keys) put(
 	return nil
 }
 
-// Bootstrap makes sure that there is a key with all rights for the organisation "default". A secret that is given becomes that key,
-// in place of an earlier one. Without one a key is made if there is none yet, and returned, to be shown once.
-func (k *Keys) Bootstrap(ctx context.Context, secret string) (made string, err error) {
-	k.mu.RLock()
-	have := k.byID[bootstrapID]
-	k.mu.RUnlock()
-	switch {
-	case secret == "" && have != nil:
-		return "", nil
-	case secret == "":
-		secret = proto.NewKeySecret(k.region)
-		made = secret
-	case have != nil && have.Hash == k.hash(secret) && have.RevokedAt == nil:
-		return "", nil
+// Bootstrap makes secret the key with all rights for the organisation "default", in place of an earlier one.
+func (k *Keys) Bootstrap(ctx context.Context, secret string) error {
+	if have := k.bootstrapped(); have != nil && have.Hash == k.hash(secret) && have.RevokedAt == nil {
+		return nil
 	}
-	key := proto.Key{
-		ID: bootstrapID, Name: "bootstrap", Org: "default", Plan: "enterprise", Rights: proto.RightsAll, CreatedAt: time.Now().UTC(),
+	return k.put(ctx, bootstrapKey(), secret, k.set.Keys.Put)
+}
+
+// BootstrapOnce makes that key if there was none yet, and reports whether it did. Its secret is asked for only then, and has to be
+// where it can be found again when keep returns it: the key stays, whatever happens next.
+func (k *Keys) BootstrapOnce(ctx context.Context, keep func() (string, error)) (made bool, err error) {
+	if k.bootstrapped() != nil {
+		return false, nil
 	}
-	if made == "" {
-		return "", k.put(ctx, &key, secret, k.set.Keys.Put)
+	secret, err := keep()
+	if err != nil {
+		return false, err
 	}
-	err = k.put(ctx, &key, secret, func(ctx context.Context, name string, body []byte) (uint64, error) {
+	err = k.put(ctx, bootstrapKey(), secret, func(ctx context.Context, name string, body []byte) (uint64, error) {
 		return k.set.Keys.Create(ctx, name, body)
 	})
-	if errors.Is(err, jetstream.ErrKeyExists) {
-		return "", nil // another gateway that starts at the same moment made it
+	if !errors.Is(err, jetstream.ErrKeyExists) {
+		return err == nil, err
 	}
-	return made, err
+	// Another gateway that starts at the same moment made it, perhaps of the same secret.
+	e, err := k.set.Keys.Get(ctx, keyPrefix+bootstrapID)
+	if err != nil {
+		return false, fmt.Errorf("read API key %s: %w", bootstrapID, err)
+	}
+	k.take(e)
+	have := k.bootstrapped()
+	return have != nil && have.Hash == k.hash(secret), nil
+}
+
+func (k *Keys) bootstrapped() *storedKey {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	return k.byID[bootstrapID]
+}
+
+func bootstrapKey() *proto.Key {
+	return &proto.Key{
+		ID: bootstrapID, Name: "bootstrap", Org: "default", Plan: "enterprise", Rights: proto.RightsAll, CreatedAt: time.Now().UTC(),
+	}
 }
 
 // List returns all keys, revoked ones included, oldest first.

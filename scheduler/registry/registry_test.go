@@ -136,27 +136,47 @@ func TestSecretsAreNotStored(t *testing.T) {
 }
 
 func TestBootstrapKey(t *testing.T) {
-	k := keys(t, streamtest.Server(t))
+	s := streamtest.Server(t)
+	k, late := keys(t, s), keys(t, s)
 	ctx := streamtest.Context(t)
-	made, err := k.Bootstrap(ctx, "")
-	if err != nil || proto.CheckKeyForm(made) != nil {
-		t.Fatalf("%q, %v", made, err)
+	first := proto.NewKeySecret("local")
+	kept := func() (string, error) { return first, nil }
+	if made, err := k.BootstrapOnce(ctx, kept); err != nil || !made {
+		t.Fatalf("%v, %v", made, err)
 	}
-	if key, ok := k.Authenticate(made); !ok || key.Rights != proto.RightsAll || key.Plan != "enterprise" {
+	if key, ok := k.Authenticate(first); !ok || key.Rights != proto.RightsAll || key.Plan != "enterprise" {
 		t.Fatalf("%+v, %v", key, ok)
 	}
-	if again, err := k.Bootstrap(ctx, ""); err != nil || again != "" {
-		t.Fatalf("made another: %q, %v", again, err)
+	// One that has not heard of it yet, or has by now.
+	if made, err := late.BootstrapOnce(ctx, func() (string, error) { return proto.NewKeySecret("local"), nil }); err != nil || made {
+		t.Fatalf("made another: %v, %v", made, err)
+	}
+	if _, ok := late.Authenticate(first); !ok {
+		t.Fatal("the first is not taken")
+	}
+	if made, err := k.BootstrapOnce(ctx, func() (string, error) { return "", errors.New("asked") }); err != nil || made {
+		t.Fatalf("asked for another: %v, %v", made, err)
 	}
 	set := "sk-local-" + strings.Repeat("a", 24)
-	if _, err := k.Bootstrap(ctx, set); err != nil {
+	if err := k.Bootstrap(ctx, set); err != nil {
 		t.Fatal(err)
 	}
 	if _, ok := k.Authenticate(set); !ok {
 		t.Fatal("the key that was set is not taken")
 	}
-	if _, ok := k.Authenticate(made); ok {
+	if _, ok := k.Authenticate(first); ok {
 		t.Fatal("the key it replaced is still taken")
+	}
+}
+
+func TestNoKeyIsMadeThatCouldNotBeKept(t *testing.T) {
+	k := keys(t, streamtest.Server(t))
+	ctx := streamtest.Context(t)
+	if _, err := k.BootstrapOnce(ctx, func() (string, error) { return "", errors.New("disk full") }); err == nil {
+		t.Fatal("no error")
+	}
+	if list, err := k.List(ctx); err != nil || len(list) != 0 {
+		t.Fatalf("%+v, %v", list, err)
 	}
 }
 

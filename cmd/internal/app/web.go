@@ -8,8 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -27,24 +25,6 @@ const (
 	maxHeaderBytes = 64 << 10
 	closeTimeout   = 5 * time.Second
 )
-
-// bootstrap makes sure that there is a first API key. One that had to be made is written beside the data and never shown.
-func (s *system) bootstrap(ctx context.Context, keys *registry.Keys) error {
-	made, err := keys.Bootstrap(ctx, s.cfg.BootstrapKey)
-	if err != nil || made == "" {
-		return err
-	}
-	name := filepath.Join(s.cfg.Data, "bootstrap.key")
-	// An older file may be readable by others, or a link: it is replaced, not written through.
-	if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("replace the old bootstrap key: %w", err)
-	}
-	if err := os.WriteFile(name, []byte(made+"\n"), 0o600); err != nil {
-		return fmt.Errorf("write the bootstrap key: %w", err)
-	}
-	s.log.Info("the first API key was made, with all rights; it is in this file only", "file", name)
-	return nil
-}
 
 // gateway puts the gateway role together.
 func (s *system) gateway(ctx context.Context) (*gateway.Server, *registry.Keys, error) {

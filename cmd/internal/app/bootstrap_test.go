@@ -1,0 +1,87 @@
+package app
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/registry"
+	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+)
+
+// starting is a gateway that begins, on a store and a directory of its own.
+func starting(t *testing.T) (*system, *registry.Keys, string) {
+	t.Helper()
+	set := streamtest.Set(t, streamtest.Server(t))
+	keys, err := registry.OpenKeys(streamtest.Context(t), set, "local", streamtest.Log(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &system{cfg: &Config{Data: t.TempDir(), Region: "local"}, log: streamtest.Log(t), set: set}
+	return s, keys, filepath.Join(s.cfg.Data, "bootstrap.key")
+}
+
+func TestBootstrapKeyThatWasWrittenIsMadeAfterACrash(t *testing.T) {
+	s, keys, name := starting(t)
+	secret := proto.NewKeySecret("local")
+	if err := os.WriteFile(name, []byte(secret+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := s.bootstrap(streamtest.Context(t), keys); err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := keys.Authenticate(secret); !ok {
+			t.Fatal("the key of the file is not taken")
+		}
+	}
+}
+
+func TestBootstrapKeyIsReadableByUsOnly(t *testing.T) {
+	known := proto.NewKeySecret("local")
+	for what, lay := range map[string]func(name string) error{
+		"nothing":     func(string) error { return nil },
+		"others read": func(name string) error { return os.WriteFile(name, []byte(known), 0o644) },
+		"not a key":   func(name string) error { return os.WriteFile(name, []byte("sk"), 0o600) },
+		"another link": func(name string) error {
+			if err := os.WriteFile(name+".2", []byte(known), 0o600); err != nil {
+				return err
+			}
+			return os.Link(name+".2", name)
+		},
+		"a symlink": func(name string) error {
+			if err := os.WriteFile(name+".2", []byte(known), 0o600); err != nil {
+				return err
+			}
+			return os.Symlink(name+".2", name)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s, keys, name := starting(t)
+			if err := lay(name); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.bootstrap(streamtest.Context(t), keys); err != nil {
+				t.Fatal(err)
+			}
+			text, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, ok := keys.Authenticate(strings.TrimSpace(string(text))); !ok {
+				t.Error("the file does not hold the key")
+			}
+			if _, ok := keys.Authenticate(known); ok {
+				t.Error("a key was made that others know")
+			}
+			if info, err := os.Lstat(name); err != nil || info.Mode() != 0o600 {
+				t.Errorf("%v, %v", info.Mode(), err)
+			}
+			if names, err := filepath.Glob(filepath.Join(s.cfg.Data, ".bootstrap-*")); err != nil || len(names) != 0 {
+				t.Errorf("left over: %v, %v", names, err)
+			}
+		})
+	}
+}
