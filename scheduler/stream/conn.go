@@ -6,10 +6,13 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"os"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
 	"github.com/nats-io/nats.go"
 )
 
@@ -26,23 +29,47 @@ type Access struct {
 
 const (
 	connectTimeout = 5 * time.Second
+	dialFirst      = 100 * time.Millisecond // between tries to reach a NATS that is not there yet
+	dialMost       = 5 * time.Second
+	openTimeout    = 30 * time.Second // for the streams, once it is there
 	reconnectWait  = 100 * time.Millisecond
 	maxReconnects  = -1 // for ever: what waits has its own deadline
 )
 
-// Connect connects to NATS and opens all that bullpen keeps there, making what is missing. The connection reconnects for ever; while
-// it is away publishes fail at once rather than pile up in memory.
+// Connect waits for NATS and opens all that bullpen keeps there, making what is missing. An answer that says no, to the credentials or
+// to what is asked for, is an error at once. The connection reconnects for ever; while it is away publishes fail at once rather than
+// pile up in memory.
 func Connect(ctx context.Context, a Access, cfg Config, log *slog.Logger) (*Set, error) {
-	nc, err := Dial(a, log)
+	wait := backoff.NewExponentialBackOff(backoff.WithInitialInterval(dialFirst), backoff.WithMaxInterval(dialMost), backoff.WithMaxElapsedTime(0))
+	nc, err := backoff.RetryNotifyWithData(func() (*nats.Conn, error) {
+		nc, err := Dial(a, log)
+		if err != nil && !away(err) {
+			err = backoff.Permanent(err)
+		}
+		return nc, err
+	}, backoff.WithContext(wait, ctx), func(err error, next time.Duration) {
+		log.Warn("NATS does not answer, will try again", "error", err, "in_ms", next.Milliseconds())
+	})
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
 	s, err := open(ctx, nc, cfg)
 	if err != nil {
 		nc.Close()
 		return nil, err
 	}
 	return s, nil
+}
+
+// away reports whether a connection was not made because nobody was there to answer.
+func away(err error) bool {
+	var network *net.OpError
+	if errors.As(err, &network) {
+		return network.Op != "remote error" // which is TLS's no
+	}
+	return errors.Is(err, nats.ErrNoServers) || errors.Is(err, nats.ErrTimeout) || errors.Is(err, io.EOF)
 }
 
 // Close ends the connection.

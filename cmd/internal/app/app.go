@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"sync"
 	"time"
@@ -19,8 +20,7 @@ import (
 )
 
 const (
-	openTimeout = 30 * time.Second
-	flushTime   = 5 * time.Second
+	flushTime = 5 * time.Second
 	// diskReserve is what must be free on the disk of the embedded store for new jobs to be accepted. The results of those that
 	// were accepted have it for themselves.
 	diskReserve = 64 << 20
@@ -45,12 +45,7 @@ func Run(ctx context.Context, cfg *Config) error {
 	if err := os.MkdirAll(cfg.Data, 0o700); err != nil {
 		return fmt.Errorf("make data directory: %w", err)
 	}
-	s, err := open(ctx, cfg, log)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	return s.serve(ctx)
+	return serve(ctx, cfg, log)
 }
 
 // system is what the roles of a process share.
@@ -65,6 +60,7 @@ type system struct {
 	metrics  *Metrics
 }
 
+// open opens the store, waiting for a NATS that is not there yet.
 func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err error) {
 	s := &system{cfg: cfg, log: log, instance: instanceName()}
 	defer func() {
@@ -80,9 +76,7 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 		}
 		access.InProcess, full = s.embedded, s.embedded.Full
 	}
-	opening, cancel := context.WithTimeout(ctx, openTimeout)
-	defer cancel()
-	s.set, err = stream.Connect(opening, access, stream.Config{
+	s.set, err = stream.Connect(ctx, access, stream.Config{
 		Replicas: cfg.Replicas, Retention: cfg.Retention, Guest: len(cfg.Roles) == 1 && cfg.Has(RoleWorker),
 	}, log)
 	if err != nil {
@@ -133,55 +127,88 @@ type part struct {
 
 // roles are the parts of a process by when they stop.
 type roles struct {
-	work []part      // takes jobs: stops first, and drains
-	web  *httpServer // refuses new work meanwhile, and stops when the work and its answers are done; nil for none
-	base []part      // what the others stand on: stops last
+	work  []part       // takes jobs: stops first, and drains
+	base  []part       // what the others stand on: stops last
+	api   http.Handler // what the process answers over HTTP, until the work and its answers are done
+	drain func()       // makes api refuse new work
 }
 
-// serve runs the roles until ctx ends or one of them fails, and stops them in their order.
-func (s *system) serve(ctx context.Context) error {
-	r, err := s.roles(ctx)
+// running are the parts that were started.
+type running struct {
+	mu   sync.Mutex
+	errs []error // of those that failed, whenever that was
+	fail context.CancelCauseFunc
+}
+
+// start runs p until ctx ends. If it fails, all stops.
+func (r *running) start(ctx context.Context, group *sync.WaitGroup, p part) {
+	group.Go(func() {
+		if err := p.run(ctx); err != nil {
+			err = fmt.Errorf("%s: %w", p.name, err)
+			r.mu.Lock()
+			r.errs = append(r.errs, err)
+			r.mu.Unlock()
+			r.fail(err)
+		}
+	})
+}
+
+// serve runs the roles until ctx ends or one of them fails, and stops them in their order. Its error is all that failed, before and
+// while it stopped.
+func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
+	failed, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	parts := &running{fail: fail}
+	stay, leave := context.WithCancel(context.WithoutCancel(ctx)) // outlives ctx until all has drained
+	defer leave()
+	closing, closeWeb := context.WithCancel(stay)
+	defer closeWeb()
+	front, err := listen(cfg, log)
 	if err != nil {
 		return err
 	}
-	failed, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
-	stay, leave := context.WithCancel(context.WithoutCancel(ctx)) // outlives ctx until all has drained
-	defer leave()
 	var work, web, base sync.WaitGroup
-	start := func(group *sync.WaitGroup, ctx context.Context, p part) {
-		group.Go(func() {
-			if err := p.run(ctx); err != nil {
-				fail(fmt.Errorf("%s: %w", p.name, err))
-			}
-		})
+	if front != nil { // it tells that the process lives while the others wait for NATS
+		parts.start(closing, &web, part{"HTTP server", front.run})
 	}
-	for _, p := range r.base {
-		start(&base, stay, p)
-	}
-	for _, p := range r.work {
-		start(&work, failed, p)
-	}
-	closing, closeWeb := context.WithCancel(stay)
-	defer closeWeb()
-	if r.web != nil {
-		start(&web, closing, part{"HTTP server", r.web.run})
-	}
-	<-failed.Done()
-	s.log.Info("draining", "at_most", s.cfg.Drain)
-	if r.web != nil {
-		r.web.drain()
-	}
-	work.Wait()
+	err = func() error {
+		s, err := open(failed, cfg, log)
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		r, err := s.roles(failed)
+		if err != nil {
+			return err
+		}
+		for _, p := range r.base {
+			parts.start(stay, &base, p)
+		}
+		for _, p := range r.work {
+			parts.start(failed, &work, p)
+		}
+		if front != nil {
+			front.open(r.api)
+		}
+		<-failed.Done()
+		log.Info("draining", "at_most", cfg.Drain)
+		r.drain()
+		work.Wait()
+		closeWeb()
+		web.Wait()
+		leave()
+		base.Wait()
+		return nil
+	}()
 	closeWeb()
 	web.Wait()
-	leave()
-	base.Wait()
-	if err := context.Cause(failed); !errors.Is(err, context.Canceled) {
-		return err
+	if failed.Err() != nil && errors.Is(err, context.Canceled) {
+		err = nil // told to stop before it had begun
 	}
-	s.log.Info("bullpen has stopped")
-	return nil
+	if err = errors.Join(append(parts.errs, err)...); err == nil {
+		log.Info("bullpen has stopped")
+	}
+	return err
 }
 
 // roles puts the roles of this process together.
@@ -193,19 +220,14 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 		d := &queue.Dispatcher{Set: s.set, Instance: s.instance, Log: s.log}
 		r.base = append(r.base, part{"dispatcher", d.Run})
 	}
-	api, drain := s.health(), func() {}
+	r.api, r.drain = s.health(), func() {}
 	if s.cfg.Has(RoleGateway) {
 		g, keys, err := s.gateway(ctx)
 		if err != nil {
 			return roles{}, err
 		}
-		api, drain = g.Handler(), g.Drain
+		r.api, r.drain = g.Handler(), g.Drain
 		r.base = append(r.base, part{"API keys", keys.Run})
-	}
-	if s.cfg.Address() != "" {
-		if r.web, err = s.listen(api, drain); err != nil {
-			return roles{}, err
-		}
 	}
 	if s.cfg.Has(RoleWorker) {
 		work, base, err := s.worker(ctx)

@@ -11,8 +11,8 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/streamtest"
 )
 
-// starting is a gateway that begins, on a store and a directory of its own.
-func starting(t *testing.T) (*system, *registry.Keys, string) {
+// beginning is a gateway that begins, on a store and a directory of its own.
+func beginning(t *testing.T) (*system, *registry.Keys, string) {
 	t.Helper()
 	set := streamtest.Set(t, streamtest.Server(t))
 	keys, err := registry.OpenKeys(streamtest.Context(t), set, "local", streamtest.Log(t))
@@ -24,7 +24,7 @@ func starting(t *testing.T) (*system, *registry.Keys, string) {
 }
 
 func TestBootstrapKeyThatWasWrittenIsMadeAfterACrash(t *testing.T) {
-	s, keys, name := starting(t)
+	s, keys, name := beginning(t)
 	secret := proto.NewKeySecret("local")
 	if err := os.WriteFile(name, []byte(secret+"\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func TestBootstrapKeyIsReadableByUsOnly(t *testing.T) {
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			s, keys, name := starting(t)
+			s, keys, name := beginning(t)
 			if err := lay(name); err != nil {
 				t.Fatal(err)
 			}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -52,36 +53,55 @@ func (s *system) health() http.Handler {
 	return mux
 }
 
+// starting is what a process answers before its roles are put together.
+func starting() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Retry-After", "1")
+		w.WriteHeader(http.StatusServiceUnavailable)
+		_, _ = io.WriteString(w, `{"error":"service_unavailable","message":"this server is starting","missing":"server"}`)
+	})
+	return mux
+}
+
 // httpServer answers HTTP. While work drains its listener stays open, so that new requests are told to come again rather than
 // refused a connection.
 type httpServer struct {
 	server   *http.Server
 	listener net.Listener
 	busy     *inFlight
-	drain    func() // makes api refuse new work
 	patience time.Duration
 	log      *slog.Logger
 }
 
-// listen takes the address that api is served on. drain is to be called when no new work is to be taken any more.
-func (s *system) listen(api http.Handler, drain func()) (*httpServer, error) {
-	listener, err := net.Listen("tcp", s.cfg.Address())
+// listen takes the address that is served on; it is nil where there is none. Until open is called all but its health is refused.
+func listen(cfg *Config, log *slog.Logger) (*httpServer, error) {
+	if cfg.Address() == "" {
+		return nil, nil
+	}
+	listener, err := net.Listen("tcp", cfg.Address())
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w: choose another --listen", err)
 	}
-	busy := &inFlight{next: api}
-	return &httpServer{
-		server: &http.Server{
-			Handler: busy, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
-			Protocols: protocols(),
-		},
-		listener: listener, busy: busy, drain: drain, patience: s.cfg.Drain + closeTimeout, log: s.log,
-	}, nil
+	h := &httpServer{listener: listener, busy: &inFlight{}, patience: cfg.Drain + closeTimeout, log: log}
+	h.busy.become(starting())
+	h.server = &http.Server{
+		Handler: h.busy, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
+		Protocols: protocols(),
+	}
+	return h, nil
+}
+
+// open answers with api from now on.
+func (h *httpServer) open(api http.Handler) {
+	h.busy.become(api)
+	h.log.Info("listening", "url", "http://"+h.listener.Addr().String())
 }
 
 // run serves until ctx ends and what is being answered has been.
 func (h *httpServer) run(ctx context.Context) error {
-	h.log.Info("listening", "url", "http://"+h.listener.Addr().String())
 	served := make(chan error, 1)
 	go func() { served <- h.server.Serve(h.listener) }()
 	select {
@@ -139,7 +159,7 @@ func afterDrain(ctx context.Context, d time.Duration, f func()) (stop func()) {
 
 // inFlight counts the requests that are being answered.
 type inFlight struct {
-	next http.Handler
+	next atomic.Pointer[http.Handler]
 	mu   sync.Mutex
 	n    int
 	zero chan struct{} // closed when n falls to 0; nil when nobody waits
@@ -148,8 +168,11 @@ type inFlight struct {
 func (f *inFlight) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.add(1)
 	defer f.add(-1)
-	f.next.ServeHTTP(w, r)
+	(*f.next.Load()).ServeHTTP(w, r)
 }
+
+// become sets what answers from now on.
+func (f *inFlight) become(h http.Handler) { f.next.Store(&h) }
 
 func (f *inFlight) add(n int) {
 	f.mu.Lock()

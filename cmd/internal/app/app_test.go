@@ -1,0 +1,159 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// freeAddress gives an address that nobody listens on.
+func freeAddress(t *testing.T) *net.TCPAddr {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }() // it is in the way from here on
+	return l.Addr().(*net.TCPAddr)
+}
+
+// startNATS starts a NATS server at an address.
+func startNATS(t *testing.T, at *net.TCPAddr, user string) {
+	t.Helper()
+	o := &server.Options{Host: at.IP.String(), Port: at.Port, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true}
+	if user != "" {
+		o.Username, o.Password = user, "right"
+	}
+	s, err := server.NewServer(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	if !s.ReadyForConnections(time.Minute) {
+		t.Fatal("the NATS server is not ready")
+	}
+}
+
+// config gives settings with data of their own.
+func config(t *testing.T, args ...string) *Config {
+	t.Helper()
+	c, err := ParseConfig(append(args, "--data", filepath.Join(t.TempDir(), "data")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// tells waits for an answer of a status whose body holds words.
+func tells(ctx context.Context, t *testing.T, url string, status int, words string) {
+	t.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	last := "nothing"
+	for {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a, err := client.Do(r); err != nil {
+			last = err.Error()
+		} else {
+			body, err := io.ReadAll(a.Body)
+			_ = a.Body.Close()
+			last = a.Status + " " + string(body)
+			if err == nil && a.StatusCode == status && strings.Contains(string(body), words) {
+				return
+			}
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("%s never said %d with %s, but %s", url, status, words, last)
+		case <-tick.C:
+		}
+	}
+}
+
+func TestServerWaitsForNATS(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	nats, web := freeAddress(t), freeAddress(t)
+	running, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	c := config(t, "--roles", "gateway", "--nats", "nats://"+nats.String(), "--listen", web.String())
+	go func() { ended <- Run(running, c) }()
+	base := "http://" + web.String()
+	tells(ctx, t, base+"/healthz", http.StatusOK, "ok")
+	tells(ctx, t, base+"/readyz", http.StatusServiceUnavailable, "starting")
+	startNATS(t, nats, "")
+	tells(ctx, t, base+"/readyz", http.StatusServiceUnavailable, "no worker is live")
+	tells(ctx, t, base+"/healthz", http.StatusOK, "ok")
+	stop()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestServerThatWaitsForNATSCanBeStopped(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	web := freeAddress(t)
+	running, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	c := config(t, "--roles", "gateway", "--nats", "nats://"+freeAddress(t).String(), "--listen", web.String())
+	go func() { ended <- Run(running, c) }()
+	tells(ctx, t, "http://"+web.String()+"/healthz", http.StatusOK, "ok")
+	stop()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWrongCredentialsForNATSAreAnErrorAtOnce(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	nats := freeAddress(t)
+	startNATS(t, nats, "bullpen")
+	c := config(t, "--roles", "gateway", "--nats", "nats://"+nats.String(), "--nats-user", "bullpen", "--nats-password", "wrong",
+		"--listen", "127.0.0.1:0")
+	if err := Run(ctx, c); err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "credentials") {
+		t.Fatalf("it ended with %v", err)
+	}
+}
+
+func TestServerThatCannotBeginLeavesNothing(t *testing.T) {
+	web := freeAddress(t)
+	c := config(t, "--nsjail", "/nonexistent/nsjail", "--listen", web.String())
+	if err := Run(t.Context(), c); err == nil || !strings.Contains(err.Error(), "nsjail") {
+		t.Fatalf("it ended with %v", err)
+	}
+	l, err := net.Listen("tcp", web.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = l.Close()
+}
+
+func TestWhatFailsWhileOthersStopIsTold(t *testing.T) {
+	ctx, fail := context.WithCancelCause(t.Context())
+	defer fail(nil)
+	first, second := errors.New("first"), errors.New("second")
+	parts := &running{fail: fail}
+	var group sync.WaitGroup
+	parts.start(ctx, &group, part{"a", func(context.Context) error { return first }})
+	parts.start(ctx, &group, part{"b", func(ctx context.Context) error { <-ctx.Done(); return second }})
+	group.Wait()
+	if err := errors.Join(parts.errs...); !errors.Is(err, first) || !errors.Is(err, second) {
+		t.Fatal(err)
+	}
+}
