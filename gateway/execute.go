@@ -187,15 +187,18 @@ func (s *Server) submit(ctx context.Context, job *proto.Job) (*admitted, error) 
 	if err == nil || errors.As(err, &refusal) {
 		return x, err
 	}
-	// It may have been taken all the same. Nobody is told its id, so it must not run.
+	// It may have been taken all the same. It must not run for nobody.
 	record, withdrawErr := s.withdraw(ctx, x, "The queue did not confirm the execution.")
 	switch {
 	case withdrawErr == nil && !expired(record):
 		return x, nil // it was, and runs
 	case withdrawErr == nil || errors.Is(withdrawErr, proto.ErrNotFound):
 		return nil, fmt.Errorf("%w: %w", errUnknownState, err)
-	default:
-		return nil, fmt.Errorf("submit %s: %w", job.TraceID, errors.Join(err, withdrawErr))
+	default: // it may run yet
+		i := infoOf(ctx)
+		i.trace = job.TraceID
+		i.rec.Header().Set("X-Trace-Id", string(job.TraceID))
+		return nil, &acceptedError{fmt.Errorf("submit %s: %w", job.TraceID, errors.Join(err, withdrawErr))}
 	}
 }
 

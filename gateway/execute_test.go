@@ -152,6 +152,24 @@ func TestSubmitWithUnknownOutcome(t *testing.T) {
 		h.stub.finishAtOnce(proto.Exited(0))
 		h.execute(hello).want(200, "")
 	})
+	t.Run("it was taken and nothing is known of it", func(t *testing.T) {
+		h := newHarness(t)
+		h.server.Jobs = &lost{unsure{h.stub}}
+		a := h.execute(hello, "Idempotency-Key", "k").want(500, "internal", "trace id")
+		if a.trace() != <-h.stub.submitted {
+			t.Errorf("X-Trace-Id %s", a.trace())
+		}
+		if h.stub.bound() != 1 {
+			t.Error("the idempotency key is free, and would run it twice")
+		}
+	})
+}
+
+// lost does not answer any more after a job was taken.
+type lost struct{ unsure }
+
+func (lost) Withdraw(context.Context, proto.TraceID, proto.Result) (*proto.Record, error) {
+	return nil, context.DeadlineExceeded
 }
 
 // unsure takes jobs and says that it failed.

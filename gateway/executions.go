@@ -25,7 +25,7 @@ const timeLayout = "2006-01-02T15:04:05.000Z"
 // lookup finds the execution that the path names. One of another organisation is as unknown as one that never was.
 func (s *Server) lookup(r *http.Request) (*proto.Record, error) {
 	id, err := proto.ParseTraceID(chi.URLParam(r, "id"))
-	if err != nil || !printable(string(id)) { // base64 reads over line breaks
+	if err != nil {
 		return nil, proto.ErrNotFound
 	}
 	i := infoOf(r.Context())

@@ -28,8 +28,9 @@ const (
 	// answerGrace is what an inline answer may take beyond the execution's timeout. The SDK gives up two seconds later,
 	// and sends the code again.
 	answerGrace = 8 * time.Second
-	// storeTimeout bounds what must be finished although the client may be gone.
-	// Twice that is less than the shortest time for an inline answer.
+	// storeTimeout bounds what must be finished although the client may be gone. To submit and to withdraw what was not
+	// confirmed takes twice that and the second in which the queue tries the same: no more than the shortest time for an
+	// inline answer.
 	storeTimeout = 4 * time.Second
 	// readyTimeout bounds the check behind /readyz.
 	readyTimeout = time.Second
@@ -62,8 +63,8 @@ type Server struct {
 	draining atomic.Bool
 }
 
-// Drain makes new requests be answered with 503 from now on. Those that have begun go on to their end, for which the caller
-// waits with [http.Server.Shutdown].
+// Drain makes new requests of the API be answered with 503 from now on, and /readyz too. Those that have begun go on to their end,
+// for which the caller waits.
 func (s *Server) Drain() { s.draining.Store(true) }
 
 // Handler gives the handler of all routes.

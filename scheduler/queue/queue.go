@@ -33,12 +33,14 @@ type Queue struct {
 const (
 	admitTimeout  = 3 * time.Second // covers a change of leader
 	submitTimeout = 5 * time.Second
+	undoTimeout   = time.Second
 	controlRetry  = 50 * time.Millisecond
 	waitLook      = time.Second // how often a waiter looks itself, in case a notice was lost
 )
 
 // Submit makes job durable. A nil error means that the job will end in exactly one terminal record; a [*proto.Refusal] that
-// nothing of it runs; after any other error it is not known which.
+// nothing of it runs; after any other error it is not known which. It takes until ctx ends and undoTimeout longer at most. ctx should
+// not end with a caller that goes: half an answer helps nobody.
 func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
 	if q.Full != nil && q.Full() {
 		return &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "the disk of the job store is full"}
@@ -55,8 +57,7 @@ func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
 	}
 	h := nats.Header{}
 	otel.GetTextMapPropagator().Inject(ctx, propagation.HeaderCarrier(h))
-	// Once asked for, the write is seen through even if the caller goes: half an answer helps nobody.
-	write, cancel := context.WithTimeout(context.WithoutCancel(ctx), submitTimeout)
+	write, cancel := context.WithTimeout(ctx, submitTimeout)
 	defer cancel()
 	err = q.Set.WriteJob(write, job, h)
 	if err == nil {
@@ -75,7 +76,7 @@ func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
 
 // undo makes sure that a job whose write was not acknowledged, and may still arrive, does not run.
 func (q *Queue) undo(ctx context.Context, job *proto.Job) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), submitTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	rec := terminal(&proto.Record{Meta: job.Meta}, proto.Failure(proto.CodeExpiredInQueue,
 		"The job could not be stored and was not accepted."), time.Now())
