@@ -99,16 +99,15 @@ func (k *Keys) watch(ctx context.Context) (jetstream.KeyWatcher, error) {
 
 // Run keeps the list current until ctx ends.
 func (k *Keys) Run(ctx context.Context) error {
-	return backoff.Retry(func() error {
+	// It ends with ctx only, and with its error.
+	_ = backoff.Retry(func() error {
 		err := k.follow(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if k.set.Conn.IsConnected() { // else that is told already
+		if ctx.Err() == nil && k.set.Conn.IsConnected() { // else that is told already
 			k.log.Warn("the API keys are not followed, will retry", "error", err)
 		}
 		return err
-	}, backoff.NewConstantBackOff(watchPause))
+	}, backoff.WithContext(backoff.NewConstantBackOff(watchPause), ctx))
+	return nil
 }
 
 // follow takes in changes until the watch breaks or ctx ends.

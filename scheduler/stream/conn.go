@@ -65,8 +65,7 @@ func Connect(ctx context.Context, a Access, cfg Config, log *slog.Logger) (*Set,
 
 // away reports whether a connection was not made because nobody was there to answer.
 func away(err error) bool {
-	var network *net.OpError
-	if errors.As(err, &network) {
+	if network, ok := errors.AsType[*net.OpError](err); ok {
 		return network.Op != "remote error" // which is TLS's no
 	}
 	return errors.Is(err, nats.ErrNoServers) || errors.Is(err, nats.ErrTimeout) || errors.Is(err, io.EOF)

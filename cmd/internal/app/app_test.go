@@ -60,7 +60,7 @@ func tells(ctx context.Context, t *testing.T, url string, status int, words stri
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	last := "nothing"
+	var last string
 	for {
 		r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 		if err != nil {
