@@ -31,8 +31,8 @@ const (
 	// clockSkew is how far the clocks may be apart that records and jobs are dated by: those of this process and of the servers that
 	// lead the two streams.
 	clockSkew = time.Minute
-	// answerTimeout bounds requests that rebuilding takes. One that was on its way to a server that was just started again gets no
-	// answer at all.
+	// answerTimeout bounds requests that can be sent again. One that was on its way to a server that was just started again gets
+	// no answer at all.
 	answerTimeout = time.Second
 )
 
@@ -298,8 +298,11 @@ func (l *leading) tookRecord(m jetstream.Msg, at *jetstream.MsgMetadata) {
 	}
 }
 
-// changed takes in what a job's record says now, written by worker while it runs.
+// changed takes in what a job's record says now, written by worker while it runs. What was read beside the feed may be ahead of it.
 func (l *leading) changed(j *job, status proto.Status, attempt int, worker string, revision uint64) {
+	if revision <= j.revision {
+		return
+	}
 	j.attempt, j.revision, j.ending = attempt, revision, false
 	now := time.Now()
 	switch {

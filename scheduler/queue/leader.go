@@ -21,7 +21,7 @@ const (
 	seatGivenUp  = 5 * time.Second // without a confirmed renewal, the holder steps down
 	standEvery   = 500 * time.Millisecond
 	pingTimeout  = 300 * time.Millisecond
-	seatDeadline = 2 * time.Second
+	seatDeadline = 2 * time.Second // for one renewal
 )
 
 // seat is the right to lead.
@@ -55,7 +55,7 @@ func (d *Dispatcher) stand(ctx context.Context) (*seat, error) {
 
 // look reports whether the seat is free, and the revision to take it over from.
 func (d *Dispatcher) look(ctx context.Context, seen *uint64, since *time.Time) (uint64, bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, seatDeadline)
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	entry, err := d.Set.Control.Get(ctx, seatKey)
 	if stream.Missing(err) {
@@ -81,7 +81,7 @@ func (d *Dispatcher) look(ctx context.Context, seen *uint64, since *time.Time) (
 }
 
 func (d *Dispatcher) take(ctx context.Context, revision uint64) (*seat, error) {
-	ctx, cancel := context.WithTimeout(ctx, seatDeadline)
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	ping, err := d.Set.Conn.Subscribe(stream.Ping(d.Instance), func(m *nats.Msg) { _ = m.Respond(nil) })
 	if err != nil {
@@ -131,7 +131,7 @@ func (d *Dispatcher) hold(term context.Context, stepDown context.CancelCauseFunc
 // resign leaves the seat to the next at once.
 func (d *Dispatcher) resign(ctx context.Context, s *seat) {
 	_ = s.ping.Unsubscribe()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), seatDeadline)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTimeout)
 	defer cancel()
 	// Whoever comes next would find out by itself; this only saves the time.
 	_, _ = d.Set.Control.Update(ctx, seatKey, nil, s.revision)

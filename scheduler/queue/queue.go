@@ -93,7 +93,9 @@ func (q *Queue) ask(ctx context.Context, subject string, request, reply any) err
 	ctx, cancel := context.WithTimeout(ctx, admitTimeout)
 	defer cancel()
 	msg, err := backoff.RetryWithData(func() (*nats.Msg, error) {
-		return q.Set.Conn.RequestWithContext(ctx, subject, body)
+		once, cancel := context.WithTimeout(ctx, answerTimeout)
+		defer cancel()
+		return q.Set.Conn.RequestWithContext(once, subject, body)
 	}, backoff.WithContext(backoff.NewConstantBackOff(controlRetry), ctx))
 	if err != nil {
 		return fmt.Errorf("ask the dispatcher: %w", err)

@@ -158,7 +158,7 @@ func TestBodiesTooLargeForAMessageTravelAndGo(t *testing.T) {
 		t.Fatalf("%d bytes of output came back, want %d", len(rec.Result.Stdout), len(out))
 	}
 	w.eventually("the job is removed", func() bool {
-		_, err := w.set.Job(w.ctx, id)
+		_, err := w.set.JobMeta(w.ctx, id)
 		return errors.Is(err, proto.ErrNotFound)
 	})
 }

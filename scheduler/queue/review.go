@@ -119,7 +119,7 @@ func (l *leading) end(ctx context.Context, j *job, write func(context.Context, *
 			switch {
 			case stream.Refused(err) && j.state == running:
 				j.since = time.Now() // its holder could not renew either
-			case err == nil && rec != nil && revision > j.revision:
+			case err == nil && rec != nil:
 				l.changed(j, rec.Status, rec.Attempt, rec.Worker, revision)
 			}
 		})

@@ -242,18 +242,6 @@ func (s *Set) SetAside(ctx context.Context, st jetstream.Stream, seq uint64) err
 	return nil
 }
 
-// Job reads a job that is not terminal. Its error is [proto.ErrNotFound] where there is none.
-func (s *Set) Job(ctx context.Context, id proto.TraceID) (*proto.Job, error) {
-	m, err := s.Last(ctx, s.Jobs, JobOf(id))
-	if Missing(err) {
-		return nil, fmt.Errorf("job %s: %w", id, proto.ErrNotFound)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return DecodeJob(m, id)
-}
-
 // JobMeta reads what the header of a job that is not terminal says of it, without a body that is stored apart. Its error is
 // [proto.ErrNotFound] where there is no such job.
 func (s *Set) JobMeta(ctx context.Context, id proto.TraceID) (*proto.Meta, error) {

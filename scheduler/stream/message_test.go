@@ -45,7 +45,7 @@ func large(t *testing.T, set *stream.Set) (proto.TraceID, uint64, *jetstream.Obj
 func TestBodyThatIsDeletedWhileItIsReadIsNotWaitedFor(t *testing.T) {
 	set := streamtest.Set(t, streamtest.Server(t))
 	ctx := streamtest.Context(t)
-	id, seq, info := large(t, set)
+	_, seq, info := large(t, set)
 	objects, err := set.JS.Stream(ctx, "OBJ_bullpen_bodies")
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +55,7 @@ func TestBodyThatIsDeletedWhileItIsReadIsNotWaitedFor(t *testing.T) {
 	}
 	read := make(chan error, 1)
 	go func() {
-		_, err := set.Job(ctx, id)
+		_, err := set.At(ctx, set.Jobs, seq)
 		read <- err
 	}()
 	tick := time.NewTicker(time.Millisecond)
@@ -70,7 +70,7 @@ func TestBodyThatIsDeletedWhileItIsReadIsNotWaitedFor(t *testing.T) {
 	if err := set.RemoveJobs(ctx, seq+1, nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-read; !errors.Is(err, proto.ErrNotFound) {
+	if err := <-read; !stream.Missing(err) {
 		t.Fatalf("reading ended with %v", err)
 	}
 }
