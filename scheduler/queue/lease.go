@@ -92,7 +92,7 @@ func (l *Lease) refuse(ctx context.Context, m *stream.Stored, cause error) error
 // of earlier attempts. An error means that the program must not be started.
 func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int64, err error) {
 	if l.attempt > 1 {
-		if baseSeq, err = lastSeq(ctx, l.slots.Set, l.id); err != nil {
+		if baseSeq, err = l.slots.Set.LastEvent(ctx, l.id, l.attempt-1); err != nil {
 			return nil, 0, err
 		}
 	}

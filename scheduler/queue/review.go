@@ -3,11 +3,8 @@ package queue
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
-
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/stream"
@@ -151,7 +148,7 @@ func (q *Queue) lose(ctx context.Context, seen *proto.Record, at uint64) (*proto
 	} else if m.Seq != at {
 		return rec, m.Seq, nil // it has moved on, or was renewed
 	}
-	last, err := lastSeq(ctx, q.Set, id)
+	last, err := q.Set.LastEvent(ctx, id, rec.Attempt)
 	if err != nil {
 		return nil, 0, fmt.Errorf("lose %s: %w", id, err)
 	}
@@ -178,41 +175,4 @@ func (q *Queue) lose(ctx context.Context, seen *proto.Record, at uint64) (*proto
 		return nil, 0, nil // the holder was not lost, or somebody else saw it first
 	}
 	return rec, revision, err
-}
-
-// lastSeq reads the sequence number of the last event that an execution published, 0 for none.
-func lastSeq(ctx context.Context, set *stream.Set, id proto.TraceID) (int64, error) {
-	m, err := set.Outs.GetLastMsgForSubject(ctx, stream.OutOf(id))
-	if stream.Missing(err) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, fmt.Errorf("read the last output of %s: %w", id, err)
-	}
-	if last, err := headerSeq(m); err == nil {
-		return last, nil
-	}
-	// Something that is no output lies there: look at all of it.
-	last, from := int64(0), uint64(1)
-	for {
-		m, err := set.Outs.GetMsg(ctx, from, jetstream.WithGetMsgSubject(stream.OutOf(id)))
-		if stream.Missing(err) {
-			return last, nil
-		}
-		if err != nil {
-			return 0, fmt.Errorf("read the last output of %s: %w", id, err)
-		}
-		if n, err := headerSeq(m); err == nil {
-			last = max(last, n)
-		}
-		from = m.Sequence + 1
-	}
-}
-
-func headerSeq(m *jetstream.RawStreamMsg) (int64, error) {
-	n, err := strconv.ParseInt(m.Header.Get(stream.HeaderLast), 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("output message %d: %w", m.Sequence, err)
-	}
-	return n, nil
 }
