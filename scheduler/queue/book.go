@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -21,12 +23,13 @@ const (
 type job struct {
 	meta     proto.Meta
 	state    state
-	attempt  int    // the attempt that runs, or that ran last
-	revision uint64 // sequence number of the execution's record, 0 before the first claim
-	worker   string // who was assigned it or runs it
-	ticket   uint64 // the slot it was assigned
-	seq      uint64 // of its message in the stream
-	body     string // the object with its body, where that was claim-checked
+	attempt  int       // the attempt that runs, or that ran last
+	revision uint64    // sequence number of the execution's record, 0 before the first claim
+	worker   string    // who was assigned it or runs it
+	ticket   uint64    // the slot it was assigned
+	seq      uint64    // of its message in the stream, 0 while it is being stored
+	msg      *nats.Msg // the job itself, until it is stored
+	body     string    // the object with its body, where that was claim-checked
 	since    time.Time
 	losses   int           // workers that died with it before its program started
 	ending   bool          // its terminal record is being written
@@ -87,7 +90,6 @@ type tenant struct {
 	turned uint64 // when it last went to the end of its turn, by the book's count
 	busy   int    // assigned and running
 	queued map[proto.Class]int
-	held   map[proto.Class]int // admitted, not seen yet
 }
 
 // stand is an organisation's place in the turn of a kind of which it has queued jobs.
@@ -97,7 +99,7 @@ type stand struct {
 }
 
 func (t *tenant) idle() bool {
-	return len(t.lines) == 0 && t.busy == 0 && t.held[proto.ClassInteractive]+t.held[proto.ClassBatch] == 0
+	return len(t.lines) == 0 && t.busy == 0
 }
 
 // head gives the organisation's job to be served next among the kinds that can be run, nil where there is none or its limit is
@@ -111,13 +113,6 @@ func (t *tenant) head(can func(*kind) bool) *job {
 	return nil
 }
 
-// reservation is an admission that was granted and whose job has not been seen.
-type reservation struct {
-	org     string
-	class   proto.Class
-	expires time.Time
-}
-
 // book is the dispatcher's memory: every job that is not terminal, in fair order. It can be rebuilt from the streams at any time.
 // It is not safe for concurrent use: one goroutine owns it.
 //
@@ -128,64 +123,43 @@ type book struct {
 	jobs    map[proto.TraceID]*job
 	tenants map[string]*tenant
 	kinds   map[string]*kind // those with queued jobs
-	places  map[proto.TraceID]reservation
-	turns   uint64 // counts turns taken
-	front   int64  // order of the job that last went to the front of its line, from 0 down
-	back    int64  // and to the back, from 0 up
+	turns   uint64           // counts turns taken
+	front   int64            // order of the job that last went to the front of its line, from 0 down
+	back    int64            // and to the back, from 0 up
 }
 
 func newBook() *book {
 	return &book{
 		jobs: map[proto.TraceID]*job{}, tenants: map[string]*tenant{}, kinds: map[string]*kind{},
-		places: map[proto.TraceID]reservation{},
 	}
 }
 
 func (b *book) tenant(org string) *tenant {
 	t := b.tenants[org]
 	if t == nil {
-		t = &tenant{org: org, stands: map[*kind]*stand{}, queued: map[proto.Class]int{}, held: map[proto.Class]int{}}
+		t = &tenant{org: org, stands: map[*kind]*stand{}, queued: map[proto.Class]int{}}
 		b.tenants[org] = t
 	}
 	return t
 }
 
-// admit grants or refuses a place. Interactive jobs run now or not at all: those queued count as running. Batch jobs wait, as many
-// as the plan allows.
-func (b *book) admit(r admitRequest, now time.Time) *proto.Refusal {
-	if _, again := b.places[r.Trace]; again {
-		return nil // the answer was lost
-	}
-	t := b.tenant(r.Org)
+// admit refuses a job that its organisation's plan has no place for. Interactive jobs run now or not at all: those queued count as
+// running. Batch jobs wait, as many as the plan allows.
+func (b *book) admit(m *proto.Meta) *proto.Refusal {
+	t := b.tenant(m.Org)
 	defer b.forget(t)
-	if r.Class == proto.ClassInteractive {
-		used := t.busy + t.queued[proto.ClassInteractive] + t.held[proto.ClassInteractive]
-		if used >= r.Concurrent {
-			return &proto.Refusal{Reason: proto.RefusedConcurrency, Limit: r.Concurrent, Used: used}
+	if m.Class() == proto.ClassInteractive {
+		if used := t.busy + t.queued[proto.ClassInteractive]; used >= m.Concurrent {
+			return &proto.Refusal{Reason: proto.RefusedConcurrency, Limit: m.Concurrent, Used: used}
 		}
-	} else if used := t.queued[proto.ClassBatch] + t.held[proto.ClassBatch]; used >= r.MaxQueued {
-		return &proto.Refusal{Reason: proto.RefusedQueueFull, Limit: r.MaxQueued, Used: used}
+	} else if used := t.queued[proto.ClassBatch]; used >= m.MaxQueued {
+		return &proto.Refusal{Reason: proto.RefusedQueueFull, Limit: m.MaxQueued, Used: used}
 	}
-	t.held[r.Class]++
-	b.places[r.Trace] = reservation{org: r.Org, class: r.Class, expires: now.Add(placeKept)}
 	return nil
 }
 
-// vacate gives up the place of a job that has been seen, or never came.
-func (b *book) vacate(id proto.TraceID) {
-	p, ok := b.places[id]
-	if !ok {
-		return
-	}
-	delete(b.places, id)
-	t := b.tenant(p.org)
-	t.held[p.class]--
-	b.forget(t)
-}
-
-// add takes a job that was found in the stream.
+// add takes a job that was submitted or found in the stream.
 func (b *book) add(m proto.Meta) *job {
-	b.vacate(m.TraceID)
 	if j := b.jobs[m.TraceID]; j != nil {
 		return j
 	}

@@ -198,46 +198,32 @@ func TestCancelledJobTakesNoTurn(t *testing.T) {
 	}
 }
 
-func TestRepeatedRequestKeepsItsPlace(t *testing.T) {
+func TestAdmissionCountsWhatItTook(t *testing.T) {
 	b := newBook()
-	r := admitRequest{Trace: proto.NewTraceID(), Org: "o", Class: proto.ClassInteractive, Concurrent: 1}
-	for range 2 {
-		if refusal := b.admit(r, noon); refusal != nil {
-			t.Fatal(refusal)
+	ask := func(mode proto.Mode) *proto.Refusal {
+		m := meta("o", "k", mode)
+		m.Concurrent, m.MaxQueued = 5, 3
+		r := b.admit(&m)
+		if r == nil {
+			b.add(m)
 		}
-	}
-	r.Trace = proto.NewTraceID()
-	if refusal := b.admit(r, noon); refusal == nil || refusal.Used != 1 {
-		t.Fatalf("another: %v", refusal)
-	}
-}
-
-func TestAdmissionCountsWhatItGranted(t *testing.T) {
-	b := newBook()
-	ask := func(class proto.Class) *proto.Refusal {
-		return b.admit(admitRequest{Trace: proto.NewTraceID(), Org: "o", Class: class, Concurrent: 5, MaxQueued: 3}, noon)
+		return r
 	}
 	for i := range 5 {
-		if r := ask(proto.ClassInteractive); r != nil {
+		if r := ask(proto.ModeInline); r != nil {
 			t.Fatalf("place %d refused: %v", i, r)
 		}
 	}
-	if r := ask(proto.ClassInteractive); r == nil || r.Reason != proto.RefusedConcurrency || r.Used != 5 || r.Limit != 5 {
+	if r := ask(proto.ModeInline); r == nil || r.Reason != proto.RefusedConcurrency || r.Used != 5 || r.Limit != 5 {
 		t.Fatalf("sixth place: %v", r)
 	}
 	for i := range 3 {
-		if r := ask(proto.ClassBatch); r != nil {
+		if r := ask(proto.ModeAsync); r != nil {
 			t.Fatalf("queue place %d refused: %v", i, r)
 		}
 	}
-	if r := ask(proto.ClassBatch); r == nil || r.Reason != proto.RefusedQueueFull {
+	if r := ask(proto.ModeAsync); r == nil || r.Reason != proto.RefusedQueueFull {
 		t.Fatalf("fourth queue place: %v", r)
-	}
-	for id := range b.places {
-		b.vacate(id)
-	}
-	if len(b.tenants) != 0 {
-		t.Fatalf("%d organisations are remembered with nothing of theirs left", len(b.tenants))
 	}
 }
 

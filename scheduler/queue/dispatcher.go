@@ -19,7 +19,6 @@ import (
 
 const (
 	tickEvery     = 200 * time.Millisecond
-	placeKept     = 10 * time.Second // between admission and the job's arrival in the stream
 	workerDead    = 6 * time.Second  // without a word
 	claimGrace    = 2 * time.Second  // between an assignment and the worker's saying that it holds it
 	leaseOver     = 12 * time.Second // without a renewal; the holder stops at leaseLost, earlier
@@ -258,11 +257,8 @@ func (l *leading) feed(
 // tookJob takes in a job of the stream. One that cannot be read is set aside: it must not stop the others.
 func (l *leading) tookJob(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMetadata) {
 	l.litter.saw(at.Sequence.Stream)
-	meta, err := stream.DecodeMeta(m.Headers())
-	if err == nil {
-		_, err = proto.ParseTraceID(string(meta.TraceID))
-	}
-	if err == nil && (stream.JobSubject(meta) != m.Subject() || strings.Count(m.Subject(), ".") != jobTokens-1 || meta.Concurrent < 1) {
+	meta, err := readMeta(m.Headers())
+	if err == nil && stream.JobSubject(meta) != m.Subject() {
 		err = errors.New("its header does not belong to its subject")
 	}
 	if err != nil {
@@ -272,12 +268,13 @@ func (l *leading) tookJob(ctx context.Context, m jetstream.Msg, at *jetstream.Ms
 	}
 	if _, ended := l.early[meta.TraceID]; ended {
 		delete(l.early, meta.TraceID)
-		l.book.vacate(meta.TraceID)
 		l.litter.drop(at.Sequence.Stream, stream.BodyOf(m.Headers()))
 		return
 	}
 	j := l.book.add(*meta)
-	j.since, j.seq, j.body = at.Timestamp, at.Sequence.Stream, stream.BodyOf(m.Headers())
+	j.since = at.Timestamp
+	j.body = stream.BodyOf(m.Headers())
+	l.stored(j, at.Sequence.Stream)
 }
 
 // tookRecord takes in a change of an execution's record: a claim, a renewal, another attempt, the end.
@@ -294,7 +291,6 @@ func (l *leading) tookRecord(m jetstream.Msg, at *jetstream.MsgMetadata) {
 		l.changed(j, status, attempt, m.Headers().Get(stream.HeaderWorker), at.Sequence.Stream)
 	} else if status.Terminal() {
 		l.early[id] = time.Now()
-		l.book.vacate(id)
 	}
 }
 
@@ -308,6 +304,10 @@ func (l *leading) changed(j *job, status proto.Status, attempt int, worker strin
 	switch {
 	case status.Terminal():
 		l.book.remove(j)
+		if j.seq == 0 {
+			l.early[j.meta.TraceID] = now
+			return
+		}
 		l.litter.drop(j.seq, j.body)
 	case status == proto.StatusRunning:
 		l.book.take(j, running, worker, now)
@@ -326,7 +326,7 @@ func (l *leading) listen(ctx context.Context) (stop func(), err error) {
 		}
 	}
 	for subject, handle := range map[string]func(*nats.Msg){
-		stream.Admit: l.admit, stream.Slots: l.hear, stream.Stats: l.stats,
+		stream.Submit: func(m *nats.Msg) { l.submit(ctx, m) }, stream.Slots: l.hear, stream.Stats: l.stats,
 	} {
 		sub, err := l.Set.Conn.Subscribe(subject, func(m *nats.Msg) { l.post(ctx, func() { handle(m) }) })
 		if err != nil {
@@ -340,15 +340,6 @@ func (l *leading) listen(ctx context.Context) (stop func(), err error) {
 		return nil, fmt.Errorf("call the roll: %w", err)
 	}
 	return stop, nil
-}
-
-func (l *leading) admit(m *nats.Msg) {
-	var r admitRequest
-	if err := json.Unmarshal(m.Data, &r); err != nil || r.Org == "" || r.Trace == "" {
-		l.Log.Error("a malformed admission request was passed over", "error", err)
-		return
-	}
-	l.reply(m, admitReply{Refusal: l.book.admit(r, time.Now())})
 }
 
 func (l *leading) stats(m *nats.Msg) {
@@ -441,16 +432,9 @@ func (l *leading) assign(ctx context.Context, now time.Time) {
 		ticket := w.free[0]
 		w.free = w.free[1:]
 		w.used[ticket] = true
-		body, err := json.Marshal(assignment{
+		l.tell(name, assignment{
 			Ticket: ticket, Trace: j.meta.TraceID, Job: j.seq, Attempt: j.attempt + 1, Revision: j.revision,
-		})
-		if err == nil {
-			err = l.Set.Conn.Publish(stream.Assign(name), body)
-		}
-		if err != nil {
-			l.fail(fmt.Errorf("assign %s: %w", j.meta.TraceID, err))
-			return
-		}
+		}, j.msg)
 		l.book.take(j, assigned, name, now)
 		j.ticket = ticket
 		if len(w.free) == 0 {

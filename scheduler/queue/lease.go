@@ -20,6 +20,7 @@ const (
 	leaseLost    = 10 * time.Second // without a confirmed renewal the holder stops; the dispatcher waits for leaseOver
 	finishPause  = 250 * time.Millisecond
 	renewTimeout = 2 * time.Second
+	wordPatience = 2 * time.Second // with the word that a job is stored
 )
 
 // Lease is the right to run one attempt of one job. It is taken by [Slots.Take], made known by Claim before the program starts, and
@@ -27,8 +28,10 @@ const (
 type Lease struct {
 	slots   *Slots
 	id      proto.TraceID
-	at      uint64     // where the job lies in its stream
-	started *time.Time // of the claimed attempt; nil before
+	at      uint64      // where the job lies in its stream, 0 while it is being stored
+	sent    *nats.Msg   // the job, when it came with its assignment
+	word    chan string // of a job that is being stored; else nil
+	started *time.Time  // of the claimed attempt; nil before
 	attempt int
 	job     *proto.Job
 	header  nats.Header
@@ -58,7 +61,13 @@ func (l *Lease) Context(ctx context.Context) context.Context {
 
 func (l *Lease) load(ctx context.Context) error {
 	set := l.slots.Set
-	m, err := set.At(ctx, set.Jobs, l.at)
+	var m *stream.Stored
+	var err error
+	if l.sent != nil {
+		m, err = set.Received(ctx, l.sent)
+	} else {
+		m, err = set.At(ctx, set.Jobs, l.at)
+	}
 	if stream.Missing(err) {
 		return fmt.Errorf("job %s: %w", l.id, proto.ErrNotFound)
 	}
@@ -69,8 +78,30 @@ func (l *Lease) load(ctx context.Context) error {
 	if err != nil {
 		return l.refuse(ctx, m, err)
 	}
-	l.job, l.header = job, m.Header
+	l.job, l.header, l.sent = job, m.Header, nil
 	return nil
+}
+
+// awaitStored waits until the job is stored. The word that it is may be lost with a dispatcher or a connection, so in the end the
+// stream is asked. Its error is [proto.ErrNotFound] for a job that is not to be run.
+func (l *Lease) awaitStored(ctx context.Context) error {
+	if l.word == nil {
+		return nil
+	}
+	patience := time.NewTimer(wordPatience)
+	defer patience.Stop()
+	select {
+	case word := <-l.word:
+		if word != wordStored {
+			return fmt.Errorf("job %s was not stored: %w", l.id, proto.ErrNotFound)
+		}
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-patience.C:
+		_, err := l.slots.Set.JobMeta(ctx, l.id)
+		return err
+	}
 }
 
 // refuse ends a job that cannot be read with what its header says of it.
@@ -91,6 +122,9 @@ func (l *Lease) refuse(ctx context.Context, m *stream.Stored, cause error) error
 // with [proto.ErrCancelled] or [proto.ErrLost] as its cause, when the program must be stopped. baseSeq is the sequence number of the last event
 // of earlier attempts. An error means that the program must not be started.
 func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int64, err error) {
+	if err := l.awaitStored(ctx); err != nil {
+		return nil, 0, fmt.Errorf("claim %s: %w", l.id, err)
+	}
 	if l.attempt > 1 {
 		if baseSeq, err = l.slots.Set.LastEvent(ctx, l.id, l.attempt-1); err != nil {
 			return nil, 0, err

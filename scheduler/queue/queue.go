@@ -31,8 +31,8 @@ type Queue struct {
 }
 
 const (
-	admitTimeout  = 3 * time.Second // covers a change of leader
-	submitTimeout = 5 * time.Second
+	askTimeout    = 3 * time.Second // covers a change of leader
+	submitTimeout = 5 * time.Second // and the write
 	undoTimeout   = time.Second
 	controlRetry  = 50 * time.Millisecond
 	waitLook      = time.Second // how often a waiter looks itself, in case a notice was lost
@@ -45,28 +45,32 @@ func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
 	if q.Full != nil && q.Full() {
 		return &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "the disk of the job store is full"}
 	}
-	var reply admitReply
-	err := q.ask(ctx, stream.Admit, admitRequest{
-		Trace: job.TraceID, Org: job.Org, Class: job.Class(), Concurrent: job.Concurrent, MaxQueued: job.MaxQueued,
-	}, &reply)
-	if err != nil {
-		return &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: fmt.Sprintf("no dispatcher answers: %v", err)}
-	}
-	if reply.Refusal != nil {
-		return reply.Refusal
-	}
 	h := nats.Header{}
 	otel.GetTextMapPropagator().Inject(ctx, propagation.HeaderCarrier(h))
-	write, cancel := context.WithTimeout(ctx, submitTimeout)
+	bounded, cancel := context.WithTimeout(ctx, submitTimeout)
 	defer cancel()
-	err = q.Set.WriteJob(write, job, h)
-	if err == nil {
+	m, err := q.Set.StageJob(bounded, job, h)
+	if err != nil {
+		return unavailable(err)
+	}
+	m.Subject = stream.Submit
+	var reply submitReply
+	err = q.send(bounded, m, &reply)
+	switch {
+	case err == nil && reply.Refusal != nil:
+		q.Set.DiscardJob(bounded, m)
+		return reply.Refusal
+	case err == nil && reply.Unknown == "":
 		return nil
+	case err == nil:
+		err = errors.New(reply.Unknown)
+	case errors.Is(err, errNobody):
+		return unavailable(err)
 	}
 	undone := q.undo(ctx, job)
 	switch {
-	case undone == nil || stream.Refused(err):
-		return &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: fmt.Sprintf("the job could not be stored: %v", err)}
+	case undone == nil:
+		return unavailable(err)
 	case stream.Conflict(undone):
 		return nil // it was stored after all, and has moved on
 	default:
@@ -90,17 +94,34 @@ func (q *Queue) ask(ctx context.Context, subject string, request, reply any) err
 	if err != nil {
 		return fmt.Errorf("encode %T: %w", request, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, admitTimeout)
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+	return q.send(ctx, &nats.Msg{Subject: subject, Data: body}, reply)
+}
+
+var errNobody = errors.New("no dispatcher leads")
+
+// send sends a request to the dispatcher that leads, again until there is an answer or ctx ends. Its error is errNobody when the
+// request reached none.
+func (q *Queue) send(ctx context.Context, m *nats.Msg, reply any) error {
+	reached := false
 	msg, err := backoff.RetryWithData(func() (*nats.Msg, error) {
-		once, cancel := context.WithTimeout(ctx, answerTimeout)
+		try, cancel := context.WithTimeout(ctx, answerTimeout)
 		defer cancel()
-		return q.Set.Conn.RequestWithContext(once, subject, body)
+		msg, err := q.Set.Conn.RequestMsgWithContext(try, m)
+		if err != nil && !errors.Is(err, nats.ErrNoResponders) && !errors.Is(err, nats.ErrReconnectBufExceeded) {
+			reached = true
+		}
+		return msg, err
 	}, backoff.WithContext(backoff.NewConstantBackOff(controlRetry), ctx))
-	if err != nil {
+	switch {
+	case err == nil:
+		return json.Unmarshal(msg.Data, reply)
+	case !reached:
+		return fmt.Errorf("%w: %w", errNobody, err)
+	default:
 		return fmt.Errorf("ask the dispatcher: %w", err)
 	}
-	return json.Unmarshal(msg.Data, reply)
 }
 
 // Lookup reads what is known of an execution now. Its error is [proto.ErrNotFound] where that is nothing.
@@ -157,14 +178,28 @@ func (q *Queue) Wait(ctx context.Context, id proto.TraceID) (*proto.Record, erro
 		case err == nil && rec.Status.Terminal():
 			return rec, nil
 		}
+		if rec, err := notice(ctx, id, notices, look.C); rec != nil || err != nil {
+			return rec, err
+		}
+	}
+}
+
+// notice waits for the terminal record of id. It gives none when it is time to look for it.
+func notice(ctx context.Context, id proto.TraceID, notices <-chan *nats.Msg, look <-chan time.Time) (*proto.Record, error) {
+	for {
 		select {
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		case m := <-notices:
+			if !proto.Status(m.Header.Get(stream.HeaderStatus)).Terminal() {
+				continue // a claim or a renewal
+			}
 			if rec, err := proto.DecodeRecord(id, m.Data); err == nil && rec.Status.Terminal() {
 				return rec, nil
 			}
-		case <-look.C:
+			return nil, nil // what is large of it is stored apart
+		case <-look:
+			return nil, nil
 		}
 	}
 }

@@ -484,7 +484,7 @@ func TestDispatcherThatComesBackStartsNothingOld(t *testing.T) {
 	old.QueueDeadline = old.CreatedAt.Add(time.Minute)
 	next := streamtest.Job("acme", "k", proto.ModeAsync)
 	for _, job := range []*proto.Job{old, next} {
-		if err := set.WriteJob(w.ctx, job, nats.Header{}); err != nil {
+		if err := streamtest.Store(w.ctx, set, job); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -509,7 +509,7 @@ func TestDispatcherLeadsThoughJobsAreRemovedMeanwhile(t *testing.T) {
 	for range 8 {
 		writers.Go(func() {
 			for range jobs / 8 {
-				if err := set.WriteJob(w.ctx, streamtest.Job("acme", "k", proto.ModeAsync), nats.Header{}); err != nil {
+				if err := streamtest.Store(w.ctx, set, streamtest.Job("acme", "k", proto.ModeAsync)); err != nil {
 					t.Error(err)
 				}
 			}

@@ -19,11 +19,6 @@ func (l *leading) review(ctx context.Context, now time.Time) {
 			l.Log.Warn("worker fell silent", "worker", name)
 		}
 	}
-	for id, p := range l.book.places {
-		if now.After(p.expires) {
-			l.book.vacate(id)
-		}
-	}
 	for id, at := range l.early {
 		if now.Sub(at) > earlyKept {
 			delete(l.early, id)

@@ -60,6 +60,7 @@ func TestBookIsPutRightByTheRecord(t *testing.T) {
 		Dispatcher: &Dispatcher{Set: set, Instance: "d", Log: streamtest.Log(t)}, book: newBook(), inbox: make(chan func(), 1),
 	}
 	j := l.book.add(streamtest.Job("acme", "k", proto.ModeAsync).Meta)
+	j.seq = 1
 	rec := &proto.Record{Meta: j.meta, Status: proto.StatusRunning, Attempt: 2, Worker: "w"}
 	claimed, err := set.WriteRecord(ctx, rec, 0)
 	if err != nil {

@@ -145,8 +145,12 @@ func (s *Slots) wait(ctx context.Context) (*Lease, error) {
 // assigned takes in an assignment. One for a slot that is not free any more is given back at once.
 func (s *Slots) assigned(m *nats.Msg) {
 	var a assignment
-	if err := json.Unmarshal(m.Data, &a); err != nil {
+	if err := json.Unmarshal([]byte(m.Header.Get(headerAssignment)), &a); err != nil {
 		s.Log.Error("a malformed assignment was passed over", "error", err)
+		return
+	}
+	if a.Word != "" {
+		s.heard(a)
 		return
 	}
 	if _, err := proto.ParseTraceID(string(a.Trace)); err != nil || a.Attempt < 1 {
@@ -165,8 +169,23 @@ func (s *Slots) assigned(m *nats.Msg) {
 	}
 	delete(s.waiting, a.Ticket)
 	l := &Lease{slots: s, id: a.Trace, at: a.Job, attempt: a.Attempt, revision: a.Revision}
+	if a.Job == 0 {
+		l.sent, l.word = m, make(chan string, 1)
+	}
 	s.held[a.Trace] = l
 	arrived <- l
+}
+
+// heard passes on the word on an assignment.
+func (s *Slots) heard(a assignment) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.held[a.Trace]; l != nil && l.word != nil {
+		select {
+		case l.word <- a.Word:
+		default: // it has one
+		}
+	}
 }
 
 func (s *Slots) cancelled(m *nats.Msg) {

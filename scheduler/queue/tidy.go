@@ -46,7 +46,9 @@ func (l *leading) tidy(ctx context.Context, now time.Time) {
 	}
 	floor := t.seen + 1
 	for _, j := range l.book.jobs {
-		floor = min(floor, j.seq)
+		if j.seq > 0 {
+			floor = min(floor, j.seq)
+		}
 	}
 	for seq := range t.aside {
 		floor = min(floor, seq)

@@ -2,19 +2,20 @@ package queue
 
 import "github.com/bullpen-run/bullpen/proto"
 
-// admitRequest asks the dispatcher whether a job may be published. The place is kept for a few seconds.
-type admitRequest struct {
-	Trace      proto.TraceID `json:"trace"`
-	Org        string        `json:"org"`
-	Class      proto.Class   `json:"class"`
-	Concurrent int           `json:"concurrent"`
-	MaxQueued  int           `json:"max_queued"`
+// submitReply carries neither when the job is stored.
+type submitReply struct {
+	Refusal *proto.Refusal `json:"refusal,omitempty"`
+	Unknown string         `json:"unknown,omitempty"` // why it is not known whether the job is stored
 }
 
-// admitReply carries no refusal when the job may be published.
-type admitReply struct {
-	Refusal *proto.Refusal `json:"refusal,omitempty"`
-}
+// headerAssignment holds the assignment on a message to a worker. The rest of the message is the job's own while that is being stored.
+const headerAssignment = "Bullpen-Assignment"
+
+// Words on an assignment that was made while its job was being stored.
+const (
+	wordStored = "stored" // the program may start
+	wordVoid   = "void"   // the job could not be stored
+)
 
 // announcement is how a worker tells the dispatcher of itself: at once when something changes, and as a sign of life.
 type announcement struct {
@@ -32,7 +33,8 @@ type announcement struct {
 type assignment struct {
 	Ticket  uint64        `json:"ticket"`
 	Trace   proto.TraceID `json:"trace"`
-	Job     uint64        `json:"job"` // sequence number of the job's message
+	Job     uint64        `json:"job"`            // sequence number of the job's message; 0 while it is being stored
+	Word    string        `json:"word,omitempty"` // on an assignment made earlier, of which only the trace is repeated
 	Attempt int           `json:"attempt"`
 	// Revision is the sequence number of the execution's record, 0 where there is none yet: the claim is written over it.
 	Revision uint64 `json:"revision"`

@@ -54,7 +54,7 @@ func (s *Set) Write(ctx context.Context, subject string, h nats.Header, body []b
 	if err != nil {
 		return 0, err
 	}
-	seq, err := s.write(ctx, m, h.Get(headerWrite), expect)
+	seq, err := s.write(ctx, m, h.Get(headerWrite), expect, false)
 	// Left alone unless the server said no: an unanswered write may still be carried out, and needs its body.
 	if Conflict(err) || Refused(err) {
 		s.discard(ctx, m)
@@ -84,8 +84,8 @@ func (s *Set) discard(ctx context.Context, m *nats.Msg) {
 	}
 }
 
-func (s *Set) write(ctx context.Context, msg *nats.Msg, id string, expect uint64) (uint64, error) {
-	unsure := false
+// write stores msg; unsure says that it may have been stored before.
+func (s *Set) write(ctx context.Context, msg *nats.Msg, id string, expect uint64, unsure bool) (uint64, error) {
 	wait := backoff.NewExponentialBackOff(backoff.WithInitialInterval(retryFirst), backoff.WithMaxInterval(retryMost),
 		backoff.WithMaxElapsedTime(0))
 	seq, err := backoff.RetryWithData(func() (uint64, error) {
@@ -316,10 +316,8 @@ func (s *Set) WriteRecord(ctx context.Context, rec *proto.Record, expect uint64)
 
 // StagedRecord is a record that is ready to be written, any number of times: what is large of it is stored already.
 type StagedRecord struct {
-	set      *Set
-	msg      *nats.Msg
-	id       proto.TraceID
-	terminal bool
+	set *Set
+	msg *nats.Msg
 }
 
 // StageRecord makes rec ready to be written.
@@ -336,19 +334,14 @@ func (s *Set) StageRecord(ctx context.Context, rec *proto.Record) (*StagedRecord
 	if err != nil {
 		return nil, err
 	}
-	return &StagedRecord{set: s, msg: m, id: rec.TraceID, terminal: rec.Status.Terminal()}, nil
+	return &StagedRecord{set: s, msg: m}, nil
 }
 
 // Write is [Set.WriteRecord] of what was staged; it keeps what is stored of it when it fails.
 func (r *StagedRecord) Write(ctx context.Context, expect uint64) (uint64, error) {
-	seq, err := r.set.write(ctx, r.msg, r.msg.Header.Get(headerWrite), expect)
+	seq, err := r.set.write(ctx, r.msg, r.msg.Header.Get(headerWrite), expect, false)
 	if err != nil {
 		return 0, err
-	}
-	if r.terminal {
-		// Empty where the body is stored apart: the reader fetches it. Lost notices are made up for by readers, who look again
-		// from time to time.
-		_ = r.set.Conn.Publish(Done(r.id), r.msg.Data)
 	}
 	return seq, nil
 }
@@ -356,17 +349,33 @@ func (r *StagedRecord) Write(ctx context.Context, expect uint64) (uint64, error)
 // Discard gives up a record that will not be written.
 func (r *StagedRecord) Discard(ctx context.Context) { r.set.discard(ctx, r.msg) }
 
-// WriteJob stores a job that is not there yet.
-func (s *Set) WriteJob(ctx context.Context, job *proto.Job, h nats.Header) error {
+// StageJob makes the message that [Set.WriteJob] stores: a body that is too large for it is stored already.
+func (s *Set) StageJob(ctx context.Context, job *proto.Job, h nats.Header) (*nats.Msg, error) {
 	body, err := json.Marshal(job)
 	if err != nil {
-		return fmt.Errorf("encode job %s: %w", job.TraceID, err)
+		return nil, fmt.Errorf("encode job %s: %w", job.TraceID, err)
 	}
 	meta, err := json.Marshal(&job.Meta)
 	if err != nil {
-		return fmt.Errorf("encode job %s: %w", job.TraceID, err)
+		return nil, fmt.Errorf("encode job %s: %w", job.TraceID, err)
 	}
 	h.Set(HeaderMeta, string(meta))
-	_, err = s.Write(ctx, JobSubject(&job.Meta), h, body, 0)
-	return err
+	return s.stage(ctx, JobSubject(&job.Meta), h, body)
+}
+
+// WriteJob stores a staged job that is not there yet, and returns its sequence number. Storing the same message again is no error.
+func (s *Set) WriteJob(ctx context.Context, m *nats.Msg) (uint64, error) {
+	return s.write(ctx, m, m.Header.Get(headerWrite), 0, true)
+}
+
+// DiscardJob gives up a staged job that will not be written.
+func (s *Set) DiscardJob(ctx context.Context, m *nats.Msg) { s.discard(ctx, m) }
+
+// Received gives a message that came by another way than its stream, with its body.
+func (s *Set) Received(ctx context.Context, m *nats.Msg) (*Stored, error) {
+	out := &Stored{Header: m.Header, Data: m.Data}
+	if err := s.fill(ctx, out, bodyTimeout); err != nil {
+		return nil, err
+	}
+	return out, nil
 }

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 
@@ -23,7 +22,7 @@ func large(t *testing.T, set *stream.Set) (proto.TraceID, uint64, *jetstream.Obj
 	ctx := streamtest.Context(t)
 	job := streamtest.Job("acme", "k", proto.ModeAsync)
 	job.Code = strings.Repeat("x", 1<<20)
-	if err := set.WriteJob(ctx, job, nats.Header{}); err != nil {
+	if err := streamtest.Store(ctx, set, job); err != nil {
 		t.Fatal(err)
 	}
 	m, err := set.Jobs.GetLastMsgForSubject(ctx, stream.JobOf(job.TraceID))

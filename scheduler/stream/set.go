@@ -107,6 +107,8 @@ func (s *Set) make(ctx context.Context, cfg Config) (err error) {
 		{&s.Jobs, jetstream.StreamConfig{Name: jobsName, Subjects: []string{root + "job.>"}, MaxMsgsPerSubject: 1}},
 		{&s.Execs, jetstream.StreamConfig{
 			Name: execsName, Subjects: []string{root + "exec.>"}, MaxMsgsPerSubject: 1, MaxAge: cfg.Retention,
+			// Who waits for a result hears of it from the server itself, once the record is stored.
+			RePublish: &jetstream.RePublish{Source: root + "exec.*", Destination: root + "done.{{wildcard(1)}}"},
 		}},
 		{&s.Outs, jetstream.StreamConfig{Name: outName, Subjects: []string{root + "out.>"}, MaxAge: cfg.Retention}},
 		{&s.Dead, jetstream.StreamConfig{Name: deadName, Subjects: []string{dead + ">"}, MaxAge: cfg.Retention}},

@@ -28,14 +28,14 @@ func Out(id proto.TraceID, attempt int) string {
 // OutOf is the pattern of all output of an execution.
 func OutOf(id proto.TraceID) string { return root + "out." + string(id) + ".*" }
 
-// Done is told, not stored, when a terminal record has been acknowledged.
+// Done repeats, not stored, what was stored on [Exec], once it is. The server does that itself.
 func Done(id proto.TraceID) string { return root + "done." + string(id) }
 
 // The dispatcher's subjects, answered by the leader only.
 const (
-	Admit = root + "ctl.admit" // request: may this job be published?
-	Slots = root + "ctl.slots" // a worker tells of itself and its free slots
-	Stats = root + "ctl.stats" // request: the queue at this moment
+	Submit = root + "ctl.submit" // request: admit and store this job
+	Slots  = root + "ctl.slots"  // a worker tells of itself and its free slots
+	Stats  = root + "ctl.stats"  // request: the queue at this moment
 )
 
 // RollCall is how a dispatcher that begins to lead asks all workers to announce themselves.

@@ -93,6 +93,16 @@ func Job(org, key string, mode proto.Mode) *proto.Job {
 	}
 }
 
+// Store stores a job as a dispatcher does.
+func Store(ctx context.Context, set *stream.Set, job *proto.Job) error {
+	m, err := set.StageJob(ctx, job, nats.Header{})
+	if err != nil {
+		return err
+	}
+	_, err = set.WriteJob(ctx, m)
+	return err
+}
+
 // Log writes to the test's log.
 func Log(t testing.TB) *slog.Logger {
 	return slog.New(slog.NewTextHandler(t.Output(), nil))

@@ -1,0 +1,114 @@
+package queue_test
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/queue"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+)
+
+func TestJobThatCannotBeStoredDoesNotStart(t *testing.T) {
+	w := newWorld(t)
+	h := w.worker("w1", 1)
+	taken := w.taken(h, 1)
+	room := func(messages int64) {
+		cfg := w.set.Jobs.CachedInfo().Config
+		cfg.MaxMsgs, cfg.Discard = messages, jetstream.DiscardNew
+		if _, err := w.set.JS.UpdateStream(w.ctx, cfg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	room(1)
+	if err := streamtest.Store(w.ctx, w.set, unrunnable()); err != nil {
+		t.Fatal(err)
+	}
+	refused := streamtest.Job("acme", "k", proto.ModeInline)
+	var refusal *proto.Refusal
+	if err := w.queue.Submit(w.ctx, refused); !errors.As(err, &refusal) || refusal.Reason != proto.RefusedUnavailable {
+		t.Fatalf("submitted to a full store: %v", err)
+	}
+	// The slot was told of it already.
+	l := <-taken
+	if _, _, err := l.Claim(w.ctx); l.Job().TraceID != refused.TraceID || !errors.Is(err, proto.ErrNotFound) {
+		t.Fatalf("claim of %s: %v", l.Job().TraceID, err)
+	}
+	l.Release()
+	if rec, err := w.queue.Lookup(w.ctx, refused.TraceID); !errors.Is(err, proto.ErrNotFound) {
+		t.Fatalf("what is left of it: %+v, %v", rec, err)
+	}
+	room(-1)
+	id := w.submit(streamtest.Job("acme", "k", proto.ModeInline))
+	l = w.take(h)
+	w.claim(l)
+	if l.Job().TraceID != id {
+		t.Fatalf("then %s was handed out, not %s", l.Job().TraceID, id)
+	}
+}
+
+// taken takes a job for each of n slots, which are known to be free when it returns.
+func (w *world) taken(h *host, n int) <-chan *queue.Lease {
+	leases := make(chan *queue.Lease, n)
+	for range n {
+		go func() {
+			l, err := h.Take(w.ctx)
+			if err != nil {
+				w.t.Error(err)
+			}
+			leases <- l
+		}()
+	}
+	w.eventually("the slots are free", func() bool {
+		st, err := w.queue.Stats(w.ctx)
+		return err == nil && st.FreeSlots == n
+	})
+	return leases
+}
+
+// unrunnable is a job that no worker of these tests can run.
+func unrunnable() *proto.Job {
+	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job.Language = proto.Node
+	return job
+}
+
+// The word that a job is stored may be lost with the dispatcher that was to give it.
+func TestWorkerThatHearsNothingLooksForTheJob(t *testing.T) {
+	w := newWorld(t)
+	h := w.worker("w1", 2)
+	stored, never := streamtest.Job("acme", "k", proto.ModeInline), streamtest.Job("acme", "k", proto.ModeInline)
+	stored.Language, never.Language = proto.Node, proto.Node // so that no dispatcher hands them out
+	if err := streamtest.Store(w.ctx, w.set, stored); err != nil {
+		t.Fatal(err)
+	}
+	taken := w.taken(h, 2)
+	for ticket, job := range map[uint64]*proto.Job{1: stored, 2: never} {
+		m, err := w.set.StageJob(w.ctx, job, nats.Header{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := json.Marshal(map[string]any{"ticket": ticket, "trace": job.TraceID, "attempt": 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Subject = stream.Assign("w1")
+		m.Header.Set("Bullpen-Assignment", string(a))
+		if err := w.set.Conn.PublishMsg(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		l := <-taken
+		_, _, err := l.Claim(w.ctx)
+		if l.Job().TraceID == stored.TraceID && err != nil || l.Job().TraceID == never.TraceID && !errors.Is(err, proto.ErrNotFound) {
+			t.Errorf("claim: %v", err)
+		}
+		l.Release()
+	}
+}
