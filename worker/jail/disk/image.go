@@ -1,0 +1,224 @@
+package disk
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// The file system's measures. Nothing of mke2fs's defaults or the host's
+// mke2fs.conf is left to chance, since the image is corrected by hand.
+const (
+	blockSize      = 4096
+	inodeSize      = 256
+	blocksPerGroup = 8 * blockSize
+	ownInodes      = 11 // the reserved ones and lost+found, which is removed
+	rootOnly       = 10 // those of them that are in use after that
+	// No checksums, so that a block can be corrected; no journal, since nothing
+	// on it outlives the process.
+	features = "none,dir_index,dir_nlink,ext_attr,extent,extra_isize,filetype,flex_bg,huge_file,large_file,sparse_super"
+)
+
+// Limits of Size.
+const (
+	MaxBytes  = 1 << 40
+	MaxInodes = 1 << 26
+)
+
+// template is a formatted, empty file system: its size and the blocks that are
+// not all zero.
+type template struct {
+	bytes  int64
+	blocks map[int64][]byte
+	order  []int64
+}
+
+// format makes the template for a size.
+func format(ctx context.Context, dir string, size Size) (*template, error) {
+	image, err := tempFile(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = image.Close() }()
+	// More than enough: what is too much is taken away from the user below.
+	blocks, inodes := size.blocks(), size.Inodes+ownInodes
+	total := max(blocks+blocks/16+inodes/8+16384, 2*inodes)
+	if err := image.Truncate(total * blockSize); err != nil {
+		return nil, fmt.Errorf("size the image: %w", err)
+	}
+	if err := makeFS(ctx, image, inodes); err != nil {
+		return nil, err
+	}
+	free, err := tidy(image)
+	if err != nil {
+		return nil, err
+	}
+	t := &template{bytes: total * blockSize}
+	if t.blocks, err = readBlocks(image); err != nil {
+		return nil, fmt.Errorf("read the image: %w", err)
+	}
+	if err := t.limit(free, blocks, size.Inodes); err != nil {
+		return nil, err
+	}
+	t.order = slices.Sorted(maps.Keys(t.blocks))
+	return t, nil
+}
+
+// tempFile makes a file without a name: it is gone when nobody has it open.
+func tempFile(dir string) (*os.File, error) {
+	f, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("make an image: %w: the directory must be on ext4, XFS, Btrfs or another file system with O_TMPFILE", err)
+	}
+	return f, nil
+}
+
+// makeFS runs mke2fs on the image.
+func makeFS(ctx context.Context, image *os.File, inodes int64) error {
+	program, err := findMke2fs()
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, program, "-q", "-F", "-b", strconv.Itoa(blockSize), "-I", strconv.Itoa(inodeSize), "-m", "0",
+		"-N", strconv.FormatInt(inodes, 10), "-U", "clear", "-O", features, "/proc/self/fd/3")
+	cmd.Env = []string{"MKE2FS_CONFIG=/dev/null"}
+	cmd.ExtraFiles = []*os.File{image}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", program, err, strings.Join(strings.Fields(string(out)), " "))
+	}
+	return nil
+}
+
+// findMke2fs also looks where it is for root when PATH is a user's.
+func findMke2fs() (string, error) {
+	for _, name := range []string{"mke2fs", "/usr/sbin/mke2fs", "/sbin/mke2fs"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path, nil
+		}
+	}
+	return "", errors.New("no mke2fs: install e2fsprogs, which sandboxes with a disk of their own need")
+}
+
+// tidy removes lost+found, and reports what is free then.
+func tidy(image *os.File) (unix.Statfs_t, error) {
+	var free unix.Statfs_t
+	m, err := mount(image)
+	if err != nil {
+		return free, err
+	}
+	err = unix.Unlinkat(int(m.Fd()), "lost+found", unix.AT_REMOVEDIR)
+	if err == nil {
+		err = unix.Fstatfs(int(m.Fd()), &free)
+	}
+	// Unmounts, and with that writes.
+	return free, errors.Join(err, m.Close())
+}
+
+// readBlocks reads the blocks that are not all zero.
+func readBlocks(image *os.File) (map[int64][]byte, error) {
+	blocks := map[int64][]byte{}
+	zero := string(make([]byte, blockSize))
+	for end := int64(0); ; {
+		start, err := image.Seek(end, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return blocks, nil
+		}
+		if err == nil {
+			end, err = image.Seek(start, unix.SEEK_HOLE)
+		}
+		if err != nil {
+			return nil, err
+		}
+		for at := start &^ (blockSize - 1); at < end; at += blockSize {
+			b := make([]byte, blockSize)
+			if _, err := image.ReadAt(b, at); err != nil && !errors.Is(err, io.EOF) {
+				return nil, err
+			}
+			if string(b) != zero {
+				blocks[at/blockSize] = b
+			}
+		}
+	}
+}
+
+// Places in the superblock and in a group's descriptor, of 32 bytes each from
+// block 1 on.
+const (
+	superAt           = 1024
+	superReserved     = superAt + 0x08
+	superFreeInodes   = superAt + 0x10
+	superInodeGroup   = superAt + 0x28
+	superMagic        = superAt + 0x38
+	magic             = 0xef53
+	descriptorSize    = 32
+	groupInodeBitmap  = 0x04
+	groupFreeInodes   = 0x0e
+	descriptorsInside = blockSize / descriptorSize
+)
+
+// limit takes from the user what the file system has too much: blocks are
+// reserved for root, inodes are marked as used.
+func (t *template) limit(free unix.Statfs_t, blocks, inodes int64) error {
+	super := t.blocks[0]
+	if super == nil || binary.LittleEndian.Uint16(super[superMagic:]) != magic {
+		return errors.New("mke2fs made no ext4")
+	}
+	tooMany, excess := int64(free.Bavail)-blocks, int64(free.Ffree)-inodes
+	if tooMany < 0 || excess < 0 {
+		return fmt.Errorf("mke2fs made %d blocks and %d inodes, fewer than the %d and %d needed", free.Bavail, free.Ffree, blocks, inodes)
+	}
+	binary.LittleEndian.PutUint32(super[superReserved:], uint32(tooMany))
+	binary.LittleEndian.PutUint32(super[superFreeInodes:], uint32(inodes))
+	perGroup := int64(binary.LittleEndian.Uint32(super[superInodeGroup:]))
+	for group := int64(free.Files)/perGroup - 1; excess > 0 && group >= 0; group-- {
+		descriptors := t.blocks[1+group/descriptorsInside]
+		d := descriptors[group%descriptorsInside*descriptorSize:][:descriptorSize]
+		left := int64(binary.LittleEndian.Uint16(d[groupFreeInodes:]))
+		taken := min(left, excess)
+		bitmap := t.block(int64(binary.LittleEndian.Uint32(d[groupInodeBitmap:])))
+		for bit, n := perGroup-1, taken; n > 0; bit-- {
+			if mask := byte(1) << (bit % 8); bitmap[bit/8]&mask == 0 {
+				bitmap[bit/8] |= mask
+				n--
+			}
+		}
+		binary.LittleEndian.PutUint16(d[groupFreeInodes:], uint16(left-taken))
+		excess -= taken
+	}
+	return nil
+}
+
+func (t *template) block(n int64) []byte {
+	if t.blocks[n] == nil {
+		t.blocks[n] = make([]byte, blockSize)
+	}
+	return t.blocks[n]
+}
+
+// image makes a file that holds the file system.
+func (t *template) image(dir string) (*os.File, error) {
+	f, err := tempFile(dir)
+	if err != nil {
+		return nil, err
+	}
+	err = f.Truncate(t.bytes)
+	for _, n := range t.order {
+		if err == nil {
+			_, err = f.WriteAt(t.blocks[n], n*blockSize)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("write an image: %w", err), f.Close())
+	}
+	return f, nil
+}
