@@ -462,8 +462,12 @@ func TestRefusals(t *testing.T) {
 	}
 	p, _ := openPool(t)
 	for _, size := range []disk.Size{
-		{}, {Bytes: mib}, {Inodes: 10}, {Bytes: -1, Inodes: 1},
-		{Bytes: disk.MaxBytes + 1, Inodes: 10}, {Bytes: mib, Inodes: disk.MaxInodes + 1},
+		{},
+		{Bytes: mib},
+		{Inodes: 10},
+		{Bytes: -1, Inodes: 1},
+		{Bytes: disk.MaxBytes + 1, Inodes: 10},
+		{Bytes: mib, Inodes: disk.MaxInodes + 1},
 	} {
 		if _, err := p.Take(t.Context(), size, owner, owner); err == nil {
 			t.Errorf("%+v was taken", size)

@@ -114,7 +114,7 @@ func fill() error {
 			continue
 		}
 		if err != nil {
-			fmt.Println(total, err.(*os.PathError).Err, f.Sync())
+			fmt.Println(total, errors.Unwrap(err), f.Sync())
 			return f.Close()
 		}
 	}
@@ -150,7 +150,7 @@ func files() error {
 				continue
 			}
 		}
-		fmt.Println(n, err.(*os.PathError).Err)
+		fmt.Println(n, errors.Unwrap(err))
 		return nil
 	}
 }

@@ -47,8 +47,9 @@ type Size struct {
 	// Bytes is what files can hold, in whole blocks of 4 KiB: what is not a
 	// multiple is rounded up. As on any file system each file and each directory
 	// takes whole blocks, and large files and directories some more for the
-	// file system's own use, less than 1 %. Inode tables and other fixed parts are
-	// not counted.
+	// file system's own use, less than 1 %: what fits is never more than Bytes, and
+	// may be that little less. Inode tables and other fixed parts are not counted.
+	// The host's root is not held to it, only to Inodes.
 	Bytes int64
 	// Inodes is the number of files, directories, links and so on, without the
 	// volume's own directory.
