@@ -19,6 +19,7 @@ const (
 	codeMethodNotAllowed   = "method_not_allowed"
 	codeConflict           = "conflict"
 	codePayloadTooLarge    = "payload_too_large"
+	codeUnsupportedMedia   = "unsupported_media_type"
 	codeIdempotency        = "idempotency_mismatch"
 	codeRateLimited        = "rate_limited"
 	codeInternal           = "internal"
@@ -34,7 +35,8 @@ var (
 	errMethod         = errors.New("this path does not take that method; see the Allow header")
 	errDraining       = errors.New("this server is shutting down; send the request again")
 	errExpired        = errors.New("no worker was free in time; the execution was withdrawn and will not run; send it again")
-	errNoAnswerInTime = errors.New("the execution did not end in time for an answer; it is recorded, ask for it by its trace id")
+	errNoAnswerInTime = errors.New("the execution did not end in time for an answer")
+	errEncoded        = errors.New("a body with a Content-Encoding is not read; send it as it is")
 	errIdempotency    = errors.New("this Idempotency-Key was used with another request; use a new key for a new request")
 	errUnknownState   = errors.New("the queue did not confirm the execution in time; it was withdrawn; send it again")
 )
@@ -58,6 +60,9 @@ func (e *unimplementedError) Error() string {
 	return e.field + " is not implemented by this server yet; leave it out"
 }
 
+// errNoFiles answers the file routes of the execute API, which are known and not there yet.
+var errNoFiles = errors.New("files are not implemented by this server yet")
+
 // acceptedError is a failure on our side after an execution was accepted. It may run, so no answer may make a client send it
 // again, as 503 would.
 type acceptedError struct{ err error }
@@ -73,8 +78,9 @@ type answer struct {
 	retryAfter int // seconds; 0 for no Retry-After
 }
 
-// answerTo is the one place that turns an error into an HTTP status. The plan is that of the key, for the words of refusals.
-func answerTo(err error, plan proto.Plan) answer {
+// answerTo is the one place that turns an error into an HTTP status. The plan is that of the key, for the words of refusals; id is the
+// execution that the answer is about, empty for none.
+func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 	var (
 		field         *proto.FieldError
 		refusal       *proto.Refusal
@@ -86,7 +92,7 @@ func answerTo(err error, plan proto.Plan) answer {
 	switch {
 	case errors.As(err, &accepted):
 		return answer{http.StatusInternalServerError, codeInternal, "something failed on our side after the execution was " +
-			"accepted; it may run, ask for it by its trace id", 0}
+			"accepted; it may run: " + lookUp(id), 0}
 	case errors.As(err, &field):
 		return answer{http.StatusBadRequest, codeValidation, field.Message, 0}
 	case errors.Is(err, errUnauthorized):
@@ -103,12 +109,16 @@ func answerTo(err error, plan proto.Plan) answer {
 		return answer{http.StatusConflict, codeConflict, "somebody else changed this at the same time; send the request again", 0}
 	case errors.As(err, &tooLarge):
 		return answer{http.StatusRequestEntityTooLarge, codePayloadTooLarge, tooLarge.Error(), 0}
+	case errors.Is(err, errEncoded):
+		return answer{http.StatusUnsupportedMediaType, codeUnsupportedMedia, errEncoded.Error(), 0}
 	case errors.Is(err, errIdempotency):
 		return answer{http.StatusUnprocessableEntity, codeIdempotency, errIdempotency.Error(), 0}
 	case errors.As(err, &overPlan):
 		return answer{http.StatusTooManyRequests, codeRateLimited, overPlan.message, 0}
 	case errors.As(err, &refusal):
 		return answerToRefusal(refusal, plan)
+	case errors.Is(err, errNoFiles):
+		return answer{http.StatusNotImplemented, codeNotImplemented, errNoFiles.Error(), 0}
 	case errors.As(err, &unimplemented):
 		return answer{http.StatusNotImplemented, codeNotImplemented, unimplemented.Error(), 0}
 	case errors.Is(err, errDraining):
@@ -117,8 +127,10 @@ func answerTo(err error, plan proto.Plan) answer {
 		return answer{http.StatusServiceUnavailable, codeServiceUnavailable, errExpired.Error(), 1}
 	case errors.Is(err, errUnknownState):
 		return answer{http.StatusServiceUnavailable, codeServiceUnavailable, errUnknownState.Error(), 2}
+	case errors.Is(err, errNoAnswerInTime) && id == "": // another request with the same Idempotency-Key is still being accepted
+		return answer{http.StatusGatewayTimeout, codeGatewayTimeout, errNotYet.Error() + "; send it again under that key", 0}
 	case errors.Is(err, errNoAnswerInTime):
-		return answer{http.StatusGatewayTimeout, codeGatewayTimeout, errNoAnswerInTime.Error(), 0}
+		return answer{http.StatusGatewayTimeout, codeGatewayTimeout, errNoAnswerInTime.Error() + "; it is recorded: " + lookUp(id), 0}
 	case errors.Is(err, context.DeadlineExceeded):
 		return answer{http.StatusServiceUnavailable, codeServiceUnavailable, "the queue does not answer; send the request again", 2}
 	default:
@@ -126,6 +138,9 @@ func answerTo(err error, plan proto.Plan) answer {
 			"under this X-Request-Id", 0}
 	}
 }
+
+// lookUp tells how to find out about an execution, also whoever keeps the body of an answer without its headers.
+func lookUp(id proto.TraceID) string { return "ask for it at /v1/executions/" + string(id) }
 
 func answerToRefusal(r *proto.Refusal, plan proto.Plan) answer {
 	next, upgradable := proto.PlanByName(plan.Next)
@@ -151,7 +166,7 @@ func answerToRefusal(r *proto.Refusal, plan proto.Plan) answer {
 func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	info := infoOf(r.Context())
 	info.err = err
-	a := answerTo(err, info.plan)
+	a := answerTo(err, info.plan, info.trace)
 	h := w.Header()
 	switch a.status {
 	case http.StatusUnauthorized:
@@ -187,7 +202,9 @@ func (s *Server) handle(f func(w http.ResponseWriter, r *http.Request) error) ht
 	}
 }
 
+// writeJSON answers with body and a line break, so that answers look right on a terminal.
 func writeJSON(w http.ResponseWriter, status int, body []byte) {
+	body = append(body, '\n')
 	jsonHeader(w.Header())
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)

@@ -29,6 +29,7 @@ func TestAnswerTo(t *testing.T) {
 		{errMethod, free, 405, "method_not_allowed", 0, ""},
 		{proto.ErrConflict, free, 409, "conflict", 0, ""},
 		{&bodyTooLargeError{8}, free, 413, "payload_too_large", 0, "body must be at most 8 bytes"},
+		{errEncoded, free, 415, "unsupported_media_type", 0, ""},
 		{errIdempotency, free, 422, "idempotency_mismatch", 0, ""},
 		{&planError{"no"}, free, 429, "rate_limited", 0, "no"},
 		{refused(proto.RefusedConcurrency), free, 429, "rate_limited", 1, "concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions."},
@@ -38,15 +39,18 @@ func TestAnswerTo(t *testing.T) {
 		{refused("new"), free, 503, "service_unavailable", 2, ""},
 		{errors.New("disk on fire"), free, 500, "internal", 0, ""},
 		{&unimplementedError{"thread_id"}, free, 501, "not_implemented", 0, "thread_id is not implemented by this server yet; leave it out"},
+		{errNoFiles, free, 501, "not_implemented", 0, ""},
 		{errDraining, free, 503, "service_unavailable", 2, ""},
 		{errExpired, free, 503, "service_unavailable", 1, ""},
 		{errUnknownState, free, 503, "service_unavailable", 2, ""},
 		{context.DeadlineExceeded, free, 503, "service_unavailable", 2, ""},
-		{&acceptedError{context.DeadlineExceeded}, free, 500, "internal", 0, ""},
-		{errNoAnswerInTime, free, 504, "gateway_timeout", 0, ""},
+		{&acceptedError{context.DeadlineExceeded}, free, 500, "internal", 0, "something failed on our side after the execution was accepted; " +
+			"it may run: ask for it at /v1/executions/trc_AbCdEfGhIjKlMnOpQrSt"},
+		{errNoAnswerInTime, free, 504, "gateway_timeout", 0, "the execution did not end in time for an answer; it is recorded: " +
+			"ask for it at /v1/executions/trc_AbCdEfGhIjKlMnOpQrSt"},
 	} {
 		for _, err := range []error{tt.err, fmt.Errorf("wrapped: %w", tt.err)} {
-			got := answerTo(err, tt.plan)
+			got := answerTo(err, tt.plan, "trc_AbCdEfGhIjKlMnOpQrSt")
 			if got.status != tt.status || got.code != tt.code || got.retryAfter != tt.retry || got.message == "" ||
 				(tt.text != "" && got.message != tt.text) {
 				t.Errorf("%v: %+v", err, got)

@@ -98,16 +98,16 @@ func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceI
 	if err != nil {
 		return nil, "", err
 	}
+	i := infoOf(r.Context())
+	mode := modeOf(r.Header)
 	switch {
-	case req.SubPaths != nil:
+	case len(req.SubPaths) > 0:
 		return nil, "", &unimplementedError{"sub_paths"}
 	case req.ThreadID != "":
 		return nil, "", &unimplementedError{"thread_id"}
-	case req.WebhookURL != "":
+	case req.WebhookURL != "" && mode == proto.ModeAsync: // the contract has it ignored in the others
 		return nil, "", &unimplementedError{"webhook_url"}
 	}
-	i := infoOf(r.Context())
-	mode := modeOf(r.Header)
 	if err := checkPlan(i.plan, mode, req.Timeout, s.UpgradeURL); err != nil {
 		return nil, "", err
 	}

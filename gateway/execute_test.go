@@ -19,7 +19,7 @@ func TestInline(t *testing.T) {
 	a := h.execute(`{"code":"é\n","language":"node","timeout":7,"env_vars":{"A":"1"},"metadata":{"k":"v"},"max_attempts":2,"thread_id":null}`,
 		"User-Agent", "tester", "X-Client-Id", "c1", "X-Request-Id", "r-1", "Content-Type", "text/plain").want(200, "")
 	const body = `{"success":false,"stdout":"hello\u0085\u2028\u2029\u0000\n","stderr":"","exit_code":3,"error":null,"error_code":null,` +
-		`"error_message":null,"duration_ms":0,"stdout_truncated":false,"stderr_truncated":false}`
+		`"error_message":null,"duration_ms":0,"stdout_truncated":false,"stderr_truncated":false}` + "\n"
 	if string(a.body) != body {
 		t.Errorf("body\n%s, want\n%s", a.body, body)
 	}
@@ -34,6 +34,19 @@ func TestInline(t *testing.T) {
 	}
 	if got := a.header.Get("X-Request-Id"); got != "r-1" {
 		t.Errorf("X-Request-Id %q", got)
+	}
+}
+
+func TestAnswersEndWithALineBreak(t *testing.T) {
+	for _, size := range []int{smallOutput, smallOutput + 1} {
+		h := newHarness(t)
+		h.stub.finishAtOnce(proto.Exited(0), strings.Repeat("x", size))
+		a := h.execute(hello).want(200, "")
+		for _, body := range [][]byte{a.body, h.do("GET", "/v1/executions/"+string(a.trace()), "").want(200, "").body} {
+			if !strings.HasSuffix(string(body), "}\n") {
+				t.Errorf("%d bytes of output: the answer ends with %q", size, body[len(body)-10:])
+			}
+		}
 	}
 }
 
@@ -78,7 +91,7 @@ func TestAsync(t *testing.T) {
 	h := newHarness(t)
 	a := h.execute(hello, "Prefer", "wait=5, Respond-Async", "Accept", typeNDJSON).want(202, "")
 	id := a.trace()
-	if want := `{"trace_id":"` + string(id) + `","status":"running"}`; string(a.body) != want {
+	if want := `{"trace_id":"` + string(id) + `","status":"running"}` + "\n"; string(a.body) != want {
 		t.Errorf("body %s, want %s", a.body, want)
 	}
 	if a.header.Get("Location") != "/v1/executions/"+string(id) || a.header.Get("Preference-Applied") != "respond-async" {
@@ -155,7 +168,7 @@ func TestSubmitWithUnknownOutcome(t *testing.T) {
 	t.Run("it was taken and nothing is known of it", func(t *testing.T) {
 		h := newHarness(t)
 		h.server.Jobs = &lost{unsure{h.stub}}
-		a := h.execute(hello, "Idempotency-Key", "k").want(500, "internal", "trace id")
+		a := h.execute(hello, "Idempotency-Key", "k").want(500, "internal", "/v1/executions/trc_")
 		if a.trace() != <-h.stub.submitted {
 			t.Errorf("X-Trace-Id %s", a.trace())
 		}
@@ -185,7 +198,7 @@ func TestFailureAfterAcceptance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t)
 			h.server.Jobs, h.server.Events = deaf{h.stub}, brokenEvents{}
-			a := h.execute(hello, headers...).want(500, "internal", "trace id")
+			a := h.execute(hello, headers...).want(500, "internal", "/v1/executions/trc_")
 			if a.trace() != <-h.stub.submitted {
 				t.Errorf("X-Trace-Id %s", a.trace())
 			}

@@ -80,10 +80,43 @@ func queryInt(r *http.Request, name string, most int64) (int64, error) {
 	return int64(n), nil
 }
 
+// queryBool reads true or false from the query, and gives otherwise where it is missing.
+func queryBool(r *http.Request, name string, otherwise bool) (bool, error) {
+	switch r.URL.Query().Get(name) {
+	case "":
+		return otherwise, nil
+	case "true":
+		return true, nil
+	case "false":
+		return false, nil
+	default:
+		return false, &proto.FieldError{Field: name, Message: name + " must be true or false"}
+	}
+}
+
+// snapshot is a tail that ends where the events ended when it was opened, and not with the result.
+type snapshot struct {
+	Tail
+	given, until int64 // sequence numbers of the last event given out and of the last one to give
+}
+
+func (t *snapshot) Next(ctx context.Context) (proto.Batch, error) {
+	if t.given >= t.until {
+		return proto.Batch{}, io.EOF
+	}
+	batch, err := t.Tail.Next(ctx)
+	t.given = batch.Last
+	return batch, err
+}
+
 // getOutput streams the events of an execution, during its run and after.
 func (s *Server) getOutput(w http.ResponseWriter, r *http.Request) error {
 	const most = 1<<53 - 1 // as far as JSON numbers are whole everywhere
 	after, err := queryInt(r, "after_seq", most)
+	if err != nil {
+		return err
+	}
+	live, err := queryBool(r, "follow", true)
 	if err != nil {
 		return err
 	}
@@ -105,6 +138,13 @@ func (s *Server) getOutput(w http.ResponseWriter, r *http.Request) error {
 		return fmt.Errorf("follow %s: %w", record.TraceID, err)
 	}
 	defer tail.Close()
+	if !live && !record.Status.Terminal() {
+		last, err := s.Events.Last(r.Context(), record.TraceID, record.Attempt)
+		if err != nil {
+			return fmt.Errorf("last event of %s: %w", record.TraceID, err)
+		}
+		tail = &snapshot{Tail: tail, given: after, until: last}
+	}
 	f := newFollower(w, infoOf(r.Context()), tail, sse, after)
 	w.WriteHeader(http.StatusOK)
 	if err := f.w.FlushError(); err != nil {
@@ -219,7 +259,11 @@ const smallOutput = 64 << 10
 func writeOutput(w http.ResponseWriter, output int, write func(io.Writer) error) error {
 	if output > smallOutput {
 		jsonHeader(w.Header())
-		return write(w)
+		if err := write(w); err != nil {
+			return err
+		}
+		_, err := io.WriteString(w, "\n")
+		return err
 	}
 	var body bytes.Buffer
 	if err := write(&body); err != nil {

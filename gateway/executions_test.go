@@ -140,6 +140,54 @@ func TestOutput(t *testing.T) {
 	h.do("GET", "/v1/executions/"+string(id)+"/output", "", "Accept", typeSSE, "Last-Event-ID", "x").want(400, "validation_error", "Last-Event-ID")
 }
 
+// Without following, a running execution's output ends where it ended when it was asked for, however much comes after.
+func TestOutputWithoutFollowing(t *testing.T) {
+	h := newHarness(t)
+	id := h.execute(hello, "Prefer", "respond-async").want(202, "").trace()
+	output := func(query string) string {
+		t.Helper()
+		return string(h.do("GET", "/v1/executions/"+string(id)+"/output?follow=false"+query, "").want(200, "").body)
+	}
+	if got := output(""); got != "" {
+		t.Errorf("queued: %s", got)
+	}
+	h.stub.start(id)
+	h.stub.output(id, proto.Stdout, "a")
+	h.server.Events = prolific{h.stub}
+	status := `{"type":"status","trace_id":"` + string(id) + `","status":"running","seq":1}` + "\n"
+	if got := output(""); got != status+`{"type":"output","stream":"stdout","data":"a","seq":2}`+"\n" {
+		t.Errorf("running: %s", got)
+	}
+	if got := output("&after_seq=9"); got != "" {
+		t.Errorf("running, from after its end: %s", got)
+	}
+	h.server.Events = h.stub
+	h.stub.finish(id, proto.Exited(0))
+	if got := output("&after_seq=9"); !strings.HasPrefix(got, `{"type":"result"`) {
+		t.Errorf("ended: %s", got)
+	}
+	h.do("GET", "/v1/executions/"+string(id)+"/output?follow=no", "").want(400, "validation_error", "follow")
+}
+
+// prolific is of a program that has printed again whenever its events were read.
+type prolific struct{ *stub }
+
+func (q prolific) Follow(ctx context.Context, id proto.TraceID, after int64) (Tail, error) {
+	tail, err := q.stub.Follow(ctx, id, after)
+	return prolificTail{tail, q.stub, id}, err
+}
+
+type prolificTail struct {
+	Tail
+	stub *stub
+	id   proto.TraceID
+}
+
+func (t prolificTail) Next(ctx context.Context) (proto.Batch, error) {
+	defer t.stub.output(t.id, proto.Stdout, "more")
+	return t.Tail.Next(ctx)
+}
+
 // A stream that breaks must not look like one that ended.
 func TestBrokenStreamIsCutOff(t *testing.T) {
 	h := newHarness(t)
@@ -171,6 +219,10 @@ func (brokenEvents) Next(context.Context) (proto.Batch, error) {
 }
 func (brokenEvents) Close() {}
 
+func (brokenEvents) Last(context.Context, proto.TraceID, int) (int64, error) {
+	return 0, errors.New("disk on fire")
+}
+
 func TestCancel(t *testing.T) {
 	h := newHarness(t)
 	cancel := func(id proto.TraceID) *reply {
@@ -188,7 +240,7 @@ func TestCancel(t *testing.T) {
 	}
 	running := h.execute(hello, "Prefer", "respond-async").trace()
 	h.stub.start(running)
-	if a := cancel(running).want(202, ""); string(a.body) != `{"trace_id":"`+string(running)+`","status":"cancelling"}` {
+	if a := cancel(running).want(202, ""); string(a.body) != `{"trace_id":"`+string(running)+`","status":"cancelling"}`+"\n" {
 		t.Errorf("running: %s", a.body)
 	}
 	if !h.stub.record(running).Cancelling {

@@ -201,12 +201,18 @@ func (h *harness) raw(rest string) *http.Response {
 	return resp
 }
 
+const executeHead = "POST /v1/sandbox/execute HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n%s"
+
 func (h *harness) write(conn net.Conn, rest string) {
 	h.t.Helper()
-	const head = "POST /v1/sandbox/execute HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n%s"
-	if _, err := fmt.Fprintf(conn, head, h.key, rest); err != nil {
+	if _, err := fmt.Fprintf(conn, executeHead, h.key, rest); err != nil {
 		h.t.Fatal(err)
 	}
+}
+
+// writeAll writes what may be more than the server reads.
+func (h *harness) writeAll(conn net.Conn, rest string) {
+	_, _ = fmt.Fprintf(conn, executeHead, h.key, rest)
 }
 
 // want checks the status, and for errors the code and that the message has the words.

@@ -28,6 +28,8 @@ type Jobs interface {
 type Events interface {
 	// Follow reads the events of an execution whose sequence number is above after; the result event comes always.
 	Follow(ctx context.Context, id proto.TraceID, after int64) (Tail, error)
+	// Last gives the sequence number of the last event there is now, the result aside, of an execution in that attempt; 0 for none.
+	Last(ctx context.Context, id proto.TraceID, attempt int) (int64, error)
 }
 
 // Tail is a reader of one execution's events. It is used by one goroutine at a time.

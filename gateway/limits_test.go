@@ -1,12 +1,14 @@
 package gateway
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -52,6 +54,7 @@ func TestLimits(t *testing.T) {
 			{"1 MB + 1", body("code", long("é", slow/2)+"1"), 400},
 			{"empty", `{"code":""}`, 400},
 			{"missing", `{}`, 400},
+			{"twice", `{"code":"1","\u0063ode":"1"}`, 400},
 			{"null", `{"code":null}`, 400},
 			{"number", `{"code":1}`, 400},
 			{"array", `{"code":["1"]}`, 400},
@@ -150,7 +153,7 @@ func TestLimits(t *testing.T) {
 			{"null", body("thread_id", nil), 200},
 		},
 		"webhook_url": {
-			{"2048", body("webhook_url", "https://example.com/"+long("a", 2048-20)), 501},
+			{"2048", body("webhook_url", "https://example.com/"+long("a", 2048-20)), 200},
 			{"2049", body("webhook_url", "https://example.com/"+long("a", 2049-20)), 400},
 			{"http", body("webhook_url", "http://example.com/"), 400},
 			{"user", body("webhook_url", "https://u:p@example.com/"), 400},
@@ -166,7 +169,7 @@ func TestLimits(t *testing.T) {
 		"sub_paths": {
 			{"10", body("sub_paths", paths(10)), 501},
 			{"11", body("sub_paths", paths(11)), 400},
-			{"none", body("sub_paths", []string{}), 501},
+			{"none", body("sub_paths", []string{}), 200},
 			{"512", body("sub_paths", []string{"/data/s/" + long("é", 504)}), 501},
 			{"513", body("sub_paths", []string{"/data/s/" + long("é", 505)}), 400},
 			{"slug twice", body("sub_paths", []string{"/data/s/a", "/data/s/b"}), 400},
@@ -201,7 +204,7 @@ func TestLimits(t *testing.T) {
 			{"very deep", `{"code":"1","x":` + long(`[`, 1<<20) + long(`]`, 1<<20) + `}`, 400},
 			{"deep", `{"code":"1","x":` + long(`[`, 9000) + long(`]`, 9000) + `}`, 200},
 			{"unknown fields", `{"code":"1","Code":2,"x":{"a":[1,"}"],"b":"\""}}`, 200},
-			{"last wins", `{"code":1,"code":"1"}`, 200},
+			{"unknown field twice", `{"code":"1","x":1,"x":2}`, 200},
 		},
 		"x": {{"unknown field not UTF-8", "{\"code\":\"1\",\"x\":\"\xff\"}", 400}},
 	}
@@ -287,6 +290,66 @@ func TestBodyThatEndsEarly(t *testing.T) {
 	}
 }
 
+// A program that is compressed is not run as if it were not.
+func TestContentEncoding(t *testing.T) {
+	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(0))
+	for _, coding := range []string{"gzip", "Identity, gzip", "br", "x"} {
+		for _, path := range []string{"/v1/sandbox/execute", "/v1/admin/keys"} {
+			a := h.do(http.MethodPost, path, hello, "Content-Encoding", coding).want(415, "unsupported_media_type", "Content-Encoding")
+			if a.header.Get("Accept-Encoding") != "identity" || !a.closed {
+				t.Errorf("%s: headers %v", coding, a.header)
+			}
+		}
+	}
+	h.execute(hello, "Content-Encoding", "IDENTITY").want(200, "")
+}
+
+// After a request whose end two readers may see at different places, nothing else is read from the connection.
+func TestAmbiguousEndClosesTheConnection(t *testing.T) {
+	const chunked = "Transfer-Encoding: chunked\r\n"
+	body := fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(hello), hello)
+	smuggled := "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+	for name, tt := range map[string]struct {
+		rest   string
+		status int
+	}{
+		"both lengths, the second true": {chunked + fmt.Sprintf("Content-Length: %d\r\n\r\n", len(body)) + body, 200},
+		"both lengths, chunked true":    {"Content-Length: 4\r\n" + chunked + "\r\n" + body, 200},
+		"two lengths":                   {"Content-Length: 4\r\nContent-Length: 5\r\n\r\n" + body, 400},
+		"an unknown coding":             {"Transfer-Encoding: x, chunked\r\n\r\n" + body, 501},
+		"two codings":                   {chunked + chunked + "\r\n" + body, 501},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t)
+			h.stub.finishAtOnce(proto.Exited(0))
+			conn, err := h.dial()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = conn.Close() }()
+			if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil { // where it stays open, nothing more comes
+				t.Fatal(err)
+			}
+			go h.writeAll(conn, tt.rest+smuggled)
+			answers := bufio.NewReader(conn)
+			resp, err := http.ReadResponse(answers, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+				t.Fatal(err)
+			}
+			if resp.StatusCode != tt.status || !resp.Close {
+				t.Errorf("answer %v", resp)
+			}
+			if more, err := io.ReadAll(answers); len(more) > 0 {
+				t.Errorf("%s, %v after the answer", more, err)
+			}
+		})
+	}
+}
+
 type spaces struct{}
 
 func (spaces) Read(p []byte) (int, error) {
@@ -294,6 +357,27 @@ func (spaces) Read(p []byte) (int, error) {
 		p[i] = ' '
 	}
 	return len(p), nil
+}
+
+// What the contract has and this server has not is told apart from what there is not.
+func TestFilesAreNotThereYet(t *testing.T) {
+	h := newHarness(t)
+	for _, path := range []string{"/v1/files/list", "/v1/files/upload_url", "/v1/files/download_url"} {
+		h.do("POST", path, `{"source":"thread","id":"t"}`).want(501, "not_implemented", "files")
+		h.do("POST", path, "", "Authorization", "").want(401, "unauthorized")
+		h.do("GET", path, "").want(405, "method_not_allowed")
+	}
+	h.do("POST", "/v1/files/other", "").want(404, "not_found")
+}
+
+// A webhook is told of executions that nobody waits for; for the others its URL is checked and left alone.
+func TestWebhookURLIsForAsync(t *testing.T) {
+	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(0))
+	hook := body("webhook_url", "https://example.com/")
+	h.execute(hook).want(200, "")
+	h.execute(hook, "Accept", typeNDJSON).want(200, "")
+	h.execute(hook, "Prefer", "respond-async").want(501, "not_implemented", "webhook_url")
 }
 
 func TestUnknownPathsAndMethods(t *testing.T) {

@@ -91,6 +91,9 @@ func (s *Server) observe(next http.Handler) http.Handler {
 		_ = rec.control.SetWriteDeadline(time.Time{}) // that of the connection's request before this one
 		i := &info{requestID: requestID(r), rec: rec}
 		w.Header().Set("X-Request-Id", i.requestID)
+		if ambiguousEnd(r) {
+			w.Header().Set("Connection", "close")
+		}
 		r = r.WithContext(context.WithValue(r.Context(), infoKey{}, i))
 		defer func() {
 			failure := recover()
@@ -115,6 +118,14 @@ func (s *Server) observe(next http.Handler) http.Handler {
 		}()
 		next.ServeHTTP(rec, r)
 	})
+}
+
+// ambiguousEnd reports whether a proxy in front may see the end of the request elsewhere than this server does, so that what follows
+// on the connection could be a request that somebody smuggled in. It must then not be kept alive (RFC 9112, 6.1). net/http reads the
+// body of a chunked request rightly, but has removed a Content-Length that came along, so that any chunked one may have had one;
+// in HTTP/1.0 it does so with Transfer-Encoding.
+func ambiguousEnd(r *http.Request) bool {
+	return r.ProtoMajor == 1 && (len(r.TransferEncoding) > 0 || r.ProtoMinor == 0)
 }
 
 func (s *Server) logRequest(r *http.Request, i *info, took time.Duration) {

@@ -95,6 +95,9 @@ func (s *Server) routeV1(r chi.Router) {
 	r.Get(prefix+"/executions/{id}", s.handle(s.getExecution))
 	r.Get(prefix+"/executions/{id}/output", s.handle(s.getOutput))
 	r.Post(prefix+"/executions/{id}/cancel", s.handle(s.cancelExecution))
+	for _, name := range []string{"list", "upload_url", "download_url"} {
+		r.Post(prefix+"/files/"+name, s.handle(func(http.ResponseWriter, *http.Request) error { return errNoFiles }))
+	}
 	r.Group(func(r chi.Router) {
 		r.Use(s.requireAllRights)
 		r.Post(prefix+"/admin/keys", s.handle(s.createKey))

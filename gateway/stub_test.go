@@ -188,6 +188,12 @@ func (q *stub) Follow(_ context.Context, id proto.TraceID, after int64) (Tail, e
 	return &stubTail{stub: q, id: id, after: after}, nil
 }
 
+func (q *stub) Last(_ context.Context, id proto.TraceID, _ int) (int64, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return int64(len(q.runs[id].events)), nil
+}
+
 func (t *stubTail) Close() {}
 
 func (t *stubTail) Next(ctx context.Context) (proto.Batch, error) {

@@ -85,7 +85,7 @@ func TestGatewayTimeout(t *testing.T) {
 		answers := h.begin(h.executeRequest(`{"code":"1","timeout":5}`))
 		id := <-h.stub.submitted
 		h.stub.start(id)
-		a := (<-answers).want(504, "gateway_timeout")
+		a := (<-answers).want(504, "gateway_timeout", "/v1/executions/"+string(id))
 		if took := time.Since(start); took != 13*time.Second {
 			t.Errorf("took %s, want timeout + 8 s", took)
 		}

@@ -20,6 +20,8 @@ func fieldErrorf(field, format string, args ...any) *FieldError {
 	return &FieldError{Field: field, Message: field + " " + fmt.Sprintf(format, args...)}
 }
 
+func errTwice(field string) *FieldError { return fieldErrorf(field, "must be given only once") }
+
 const bodyField = "body"
 
 // anyJSON accepts every JSON value and keeps nothing of it: decoding into it checks syntax and depth without copying.
@@ -28,9 +30,9 @@ type anyJSON struct{}
 func (*anyJSON) UnmarshalJSON([]byte) error { return nil }
 
 // decodeObject reads body as one JSON object and gives the raw values of the named members. A member that is missing, or
-// null, is missing in the result; of a repeated one the last counts; others are skipped. Text that encoding/json would alter
-// silently (bytes that are not UTF-8, lone surrogates) is an error, because it may be part of a program. Errors are
-// [*FieldError].
+// null, is missing in the result; one that is there twice is an error, because readers differ in which they take; others are
+// skipped. Text that encoding/json would alter silently (bytes that are not UTF-8, lone surrogates) is an error, because it may be
+// part of a program. Errors are [*FieldError].
 func decodeObject(body []byte, names ...string) (map[string][]byte, error) {
 	if len(bytes.TrimLeft(body, " \t\r\n")) == 0 {
 		return nil, fieldErrorf(bodyField, "must be a JSON object, but it is empty")
@@ -47,9 +49,13 @@ func decodeObject(body []byte, names ...string) (map[string][]byte, error) {
 	members := make(map[string][]byte, len(names))
 	err := eachMember(body, func(key string, value []byte) error {
 		for _, name := range names {
-			if key == name {
-				members[name] = value
+			if key != name {
+				continue
 			}
+			if members[name] != nil {
+				return errTwice(name)
+			}
+			members[name] = value
 		}
 		if key == "" {
 			key = `""`
@@ -103,6 +109,9 @@ func decodeStrings(field string, value []byte, limit int, check func(key, value 
 		}
 		if err := check(key, text); err != nil {
 			return err
+		}
+		if _, twice := m[key]; twice {
+			return errTwice(field + "." + key)
 		}
 		m[key] = text
 		if len(m) > limit {

@@ -41,7 +41,7 @@ type Request struct {
 	WebhookURL  string            `json:"webhook_url,omitempty"`
 	Env         map[string]string `json:"env_vars,omitempty"`
 	MaxAttempts int               `json:"max_attempts"`
-	SubPaths    []string          `json:"sub_paths,omitempty"` // not nil when the client sent any list
+	SubPaths    []string          `json:"sub_paths,omitempty"`
 }
 
 var (
@@ -196,7 +196,6 @@ func (r *Request) readSubPaths(raw []byte) error {
 		return fieldErrorf("sub_paths", "must be an array of strings")
 	}
 	slugs := make(map[string]bool)
-	r.SubPaths = []string{}
 	return eachElement(raw, func(raw []byte) error {
 		path, err := decodeString("sub_paths", raw)
 		if err != nil {

@@ -40,7 +40,11 @@ func TestFieldErrorsNameTheirField(t *testing.T) {
 		`{"code":"\uD800\uD800"}`:         {"code", `code must not contain a lone surrogate (\ud800)`},
 		`{"code":"1","metadata":{"a":1}}`: {"metadata.a", "metadata.a must be a string"},
 		`{"code":"1","\ud800":1}`:         {"�", `� must not contain a lone surrogate (\ud800)`},
-		"{\"code\":\"1\xed\xa0\x80\"}":    {"code", "code must be valid UTF-8"},
+		`{"code":"1","\u0063ode":"2"}`:    {"code", "code must be given only once"},
+		`{"code":null,"code":"2"}`:        {"code", "code must be given only once"},
+		`{"code":"1","env_vars":{"A":"1","A":"1"}}`: {"env_vars.A", "env_vars.A must be given only once"},
+		`{"code":"1","metadata":{"a":"1","a":"2"}}`: {"metadata.a", "metadata.a must be given only once"},
+		"{\"code\":\"1\xed\xa0\x80\"}":              {"code", "code must be valid UTF-8"},
 	} {
 		if _, err := DecodeRequest([]byte(body)); err == nil {
 			t.Errorf("%s is accepted", body)
@@ -113,9 +117,6 @@ func FuzzDecodeRequest(f *testing.F) {
 		second, err := DecodeRequest(again)
 		if err != nil {
 			t.Fatalf("%s: %v", again, err)
-		}
-		if len(r.SubPaths) == 0 && len(second.SubPaths) == 0 {
-			r.SubPaths = second.SubPaths
 		}
 		if len(r.Env) == 0 && len(r.Metadata) == 0 {
 			r.Env, r.Metadata = second.Env, second.Metadata

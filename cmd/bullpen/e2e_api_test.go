@@ -301,11 +301,15 @@ func testAsync(t *testing.T, a *api) {
 	h := newHold()
 	answer := a.execute(bash(h.code()), "Prefer", "wait=10, respond-async", accept, ndjson)
 	id := answer.trace(t)
-	if want := fmt.Sprintf(`{"trace_id":%q,"status":"running"}`, id); answer.status != http.StatusAccepted || string(answer.body) != want ||
+	if want := fmt.Sprintf(`{"trace_id":%q,"status":"running"}`+"\n", id); answer.status != http.StatusAccepted || string(answer.body) != want ||
 		answer.header.Get("Location") != "/v1/executions/"+id || answer.header.Get("Preference-Applied") != "respond-async" {
 		t.Fatalf("got %s with %v, want %s", answer, answer.header, want)
 	}
 	h.reached(t, 1)
+	eventually(t, "the output so far, without following", func() (bool, any) {
+		r := a.get(execution(id, "output") + "?follow=false")
+		return strings.HasSuffix(string(r.body), `"data":"held\n","seq":2}`+"\n"), r
+	})
 	if rec := a.record(id); rec.Status != "running" || rec.ExitCode != nil || rec.Stdout != nil || rec.Stderr != nil || rec.DurationMS == nil ||
 		rec.CompletedAt != nil || rec.DeliveryMode != "webhook" {
 		t.Errorf("while it runs: %s", rec)
@@ -409,7 +413,7 @@ func testCancel(t *testing.T, a *api) {
 	// The same key in async mode finds the execution that runs, which is how an inline caller can cancel.
 	id := a.submit(bash(h.code()).and("max_attempts", 3), "Idempotency-Key", "cancelled "+h.seconds)
 	r := a.do(http.MethodPost, execution(id, "cancel"), nil, "Content-Type", "application/json")
-	if want := fmt.Sprintf(`{"trace_id":%q,"status":"cancelling"}`, id); r.status != http.StatusAccepted || string(r.body) != want {
+	if want := fmt.Sprintf(`{"trace_id":%q,"status":"cancelling"}`+"\n", id); r.status != http.StatusAccepted || string(r.body) != want {
 		t.Errorf("got %s, want %s", r, want)
 	}
 	h.reached(t, 0)
@@ -422,7 +426,7 @@ func testCancel(t *testing.T, a *api) {
 		t.Errorf("the result event says %q", last.Status)
 	}
 	r = a.do(http.MethodPost, execution(id, "cancel"), []byte("no JSON"))
-	if want := fmt.Sprintf(`{"trace_id":%q,"status":"cancelled"}`, id); r.status != http.StatusOK || string(r.body) != want {
+	if want := fmt.Sprintf(`{"trace_id":%q,"status":"cancelled"}`+"\n", id); r.status != http.StatusOK || string(r.body) != want {
 		t.Errorf("a second time: got %s, want %s", r, want)
 	}
 }
@@ -685,7 +689,7 @@ func testRoutes(t *testing.T, a *api) {
 	for _, body := range []string{
 		`{"code":"x","thread_id":"t"}`, `{"code":"x","webhook_url":"https://example.com/hook"}`, `{"code":"x","sub_paths":["/data/a/b"]}`,
 	} {
-		a.execute([]byte(body)).refusal(t, http.StatusNotImplemented, "not_implemented")
+		a.execute([]byte(body), "Prefer", "respond-async").refusal(t, http.StatusNotImplemented, "not_implemented")
 	}
 }
 

@@ -37,7 +37,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, *registry.Keys, 
 		return nil, nil, err
 	}
 	return &gateway.Server{
-		Jobs: s.queue, Events: follow{s.events}, Keys: keys, KeyAdmin: keys, Bindings: &registry.Bindings{Set: s.set},
+		Jobs: s.queue, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, Bindings: &registry.Bindings{Set: s.set},
 		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone,
 		Sandbox:   s.sandbox(),
 		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, MaxBody: gateway.DefaultMaxBody,
@@ -202,9 +202,13 @@ func (f *inFlight) wait(ctx context.Context) {
 	}
 }
 
-// follow gives the gateway the event log under its own interface.
-type follow struct{ log *events.Log }
+// eventLog gives the gateway the event log under its own interface.
+type eventLog struct{ log *events.Log }
 
-func (f follow) Follow(ctx context.Context, id proto.TraceID, after int64) (gateway.Tail, error) {
-	return f.log.Follow(ctx, id, after)
+func (l eventLog) Follow(ctx context.Context, id proto.TraceID, after int64) (gateway.Tail, error) {
+	return l.log.Follow(ctx, id, after)
+}
+
+func (l eventLog) Last(ctx context.Context, id proto.TraceID, attempt int) (int64, error) {
+	return l.log.Set.LastEvent(ctx, id, attempt)
 }
