@@ -2,14 +2,16 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"text/tabwriter"
 	"time"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 type getCommand struct {
@@ -48,9 +50,9 @@ func printExecution(w io.Writer, e *client.Execution) error {
 	if e.ErrorMessage != nil {
 		row("", *e.ErrorMessage)
 	}
-	row("created", e.CreatedAt.Local().Format(time.DateTime))
+	row("created", e.CreatedAt.Local().Format(timeLayout))
 	if e.CompletedAt != nil {
-		row("completed", e.CompletedAt.Local().Format(time.DateTime))
+		row("completed", e.CompletedAt.Local().Format(timeLayout))
 	}
 	if e.QueuedMS != nil {
 		row("queued", milliseconds(*e.QueuedMS))
@@ -58,8 +60,8 @@ func printExecution(w io.Writer, e *client.Execution) error {
 	row("duration", milliseconds(e.DurationMS))
 	row("timeout", strconv.Itoa(e.Timeout)+"s")
 	row("attempt", strconv.Itoa(e.Attempt))
-	for name, value := range e.Metadata {
-		row("metadata "+name, value)
+	for _, name := range slices.Sorted(maps.Keys(e.Metadata)) {
+		row("metadata "+name, e.Metadata[name])
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -77,11 +79,10 @@ func printExecution(w io.Writer, e *client.Execution) error {
 	return nil
 }
 
-func milliseconds(n int64) string { return (time.Duration(n) * time.Millisecond).String() }
+// timeLayout is that of times for people, who are told the zone.
+const timeLayout = "2006-01-02 15:04:05 MST"
 
-// settle is how long `bullpen logs` without --follow waits for one more event of a program that still runs: what is there
-// already comes at once.
-const settle = time.Second
+func milliseconds(n int64) string { return (time.Duration(n) * time.Millisecond).String() }
 
 type logsCommand struct {
 	remote   `embed:""`
@@ -92,11 +93,9 @@ type logsCommand struct {
 
 // Help tells what --help does not know by itself.
 func (*logsCommand) Help() string {
-	return `Prints what the program wrote, each of its streams to the same one here. The exit code says only whether the output could be read.
---json prints the events, one JSON object a line.`
+	return `Prints what the program has written up to now, each of its streams to the same one here. The exit code says only whether the output could be
+read. --json prints the events, one JSON object a line.`
 }
-
-var errSettled = errors.New("the output so far is printed")
 
 // Run carries the command out.
 func (c *logsCommand) Run(ctx context.Context, io streams) error {
@@ -104,27 +103,18 @@ func (c *logsCommand) Run(ctx context.Context, io streams) error {
 	if err != nil {
 		return err
 	}
+	api.Retrying = retryNotes(io)
 	p := &printer{io: io, json: c.JSON, last: c.AfterSeq}
 	if c.Follow {
 		return api.Follow(ctx, c.id(), c.AfterSeq, p.event)
 	}
-	e, _, err := api.Get(ctx, c.id())
-	if err != nil {
-		return err
-	}
-	if e.Status.Terminal() {
-		return api.Follow(ctx, c.id(), c.AfterSeq, p.event)
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	timer := time.AfterFunc(settle, func() { cancel(errSettled) })
-	defer timer.Stop()
-	err = api.Follow(ctx, c.id(), c.AfterSeq, func(e *client.Event) error {
-		timer.Reset(settle)
+	ended := false
+	err = api.Output(ctx, c.id(), c.AfterSeq, func(e *client.Event) error {
+		ended = e.Type == proto.EventResult
 		return p.event(e)
 	})
-	if errors.Is(err, errSettled) {
-		_, err = fmt.Fprintf(io.err, "bullpen: %s is %s; --follow goes on with it\n", c.ID, e.Status)
+	if err == nil && !ended {
+		_, err = fmt.Fprintf(io.err, "bullpen: %s has not ended; --follow goes on with it\n", c.ID)
 	}
 	return err
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"text/tabwriter"
-	"time"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
 	"github.com/bullpen-run/bullpen/proto"
@@ -90,10 +89,10 @@ func printKeys(w io.Writer, keys []client.Key) error {
 	for _, k := range keys {
 		revoked := "-"
 		if k.RevokedAt != nil {
-			revoked = k.RevokedAt.Local().Format(time.DateTime)
+			revoked = k.RevokedAt.Local().Format(timeLayout)
 		}
 		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", k.ID, k.Name, k.Org, k.Plan, k.Rights, k.Hint,
-			k.CreatedAt.Local().Format(time.DateTime), revoked)
+			k.CreatedAt.Local().Format(timeLayout), revoked)
 	}
 	return t.Flush()
 }

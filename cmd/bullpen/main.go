@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/bullpen-run/bullpen/cmd/internal/app"
 )
 
 // The exit codes of bullpen itself. `bullpen run` has more of them, see its help.
@@ -25,13 +27,35 @@ type exitError int
 
 func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
+// usageError says that the command line, or a variable that stands in for a flag, is wrong.
+type usageError struct{ error }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
 // streams are where a command reads and writes.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
+	// watched says that somebody sits before err: only then is told what is of use while it lasts.
+	watched bool
+}
+
+// note tells those who watch what goes on. Nothing of it is needed to understand the outcome.
+func (s streams) note(format string, args ...any) {
+	if s.watched {
+		_, _ = fmt.Fprintf(s.err, "bullpen: "+format+"\n", args...)
+	}
+}
+
+// isTerminal reports whether f is a device that shows characters.
+func isTerminal(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
 type commands struct {
+	VersionFlag kong.VersionFlag `name:"version" help:"Print the version."`
+
 	Serve      serveCommand      `cmd:"" help:"Run the server: one process, no other service needed."`
 	Run        runCommand        `cmd:"" help:"Run a program and stream its output."`
 	Get        getCommand        `cmd:"" help:"Show an execution: how it stands, or its result."`
@@ -44,7 +68,7 @@ type commands struct {
 }
 
 func main() {
-	os.Exit(run(os.Args[1:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}))
+	os.Exit(run(os.Args[1:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr, watched: isTerminal(os.Stderr)}))
 }
 
 func run(args []string, io streams) int {
@@ -54,6 +78,7 @@ func run(args []string, io streams) int {
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: 110}),
 		kong.Writers(io.out, io.err),
 		kong.Bind(io),
+		kong.Vars{"version": "bullpen " + app.Version()},
 	)
 	if err != nil {
 		return report(io, err)
@@ -76,6 +101,7 @@ func run(args []string, io streams) int {
 // report says what went wrong, if anything, and gives the exit code.
 func report(io streams, err error) int {
 	var exit exitError
+	var usage usageError
 	switch {
 	case err == nil:
 		return exitOK
@@ -83,6 +109,9 @@ func report(io streams, err error) int {
 		return int(exit)
 	case errors.Is(err, context.Canceled):
 		return exitInterrupted
+	case errors.As(err, &usage):
+		_, _ = fmt.Fprintf(io.err, "bullpen: %v\nSee --help of the command.\n", err)
+		return exitUsage
 	default:
 		_, _ = fmt.Fprintf(io.err, "bullpen: %v\n", explain(err))
 		return exitFailure

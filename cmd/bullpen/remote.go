@@ -1,11 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
+	"strings"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/app"
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
@@ -20,6 +23,9 @@ type remote struct {
 }
 
 func (r *remote) client() (*client.Client, error) {
+	if err := checkURL(r.URL); err != nil {
+		return nil, err
+	}
 	if r.Key == "" {
 		return nil, errors.New("no API key: set BULLPEN_API_KEY; a server's first key is in bootstrap.key in its data directory")
 	}
@@ -27,6 +33,18 @@ func (r *remote) client() (*client.Client, error) {
 		return nil, fmt.Errorf("BULLPEN_API_KEY or --key: %w", err)
 	}
 	return &client.Client{URL: r.URL, Key: r.Key, Agent: "bullpen/" + app.Version()}, nil
+}
+
+// checkURL refuses what no request can be sent to.
+func checkURL(text string) error {
+	u, err := url.Parse(text)
+	if err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.RawQuery == "" && u.Fragment == "" {
+		return nil
+	}
+	if !strings.Contains(text, "://") && text != "" {
+		return usagef("--url or BULLPEN_URL: %q does not say how to reach it: write http://%[1]s, or https://", text)
+	}
+	return usagef("--url or BULLPEN_URL: %q is not the address of a server: write http://HOST:PORT", text)
 }
 
 // trace is the argument that names an execution.
@@ -46,6 +64,9 @@ func (t *trace) id() proto.TraceID { return proto.TraceID(t.ID) }
 
 // explain adds to an error of the client what the reader can do about it.
 func explain(err error) error {
+	if lost, ok := errors.AsType[*client.LostError](err); ok {
+		return fmt.Errorf("%w\nThe program may go on there. Once the server is back: bullpen logs --follow --after-seq %d %s", err, lost.After, lost.ID)
+	}
 	if _, ok := errors.AsType[*client.UnreachableError](err); ok {
 		return fmt.Errorf("%w\nIs `bullpen serve` running there? Name another server with --url or BULLPEN_URL", err)
 	}
@@ -71,6 +92,6 @@ func printJSON(w io.Writer, v any) error {
 
 // printRaw prints JSON as the server sent it, as one line.
 func printRaw(w io.Writer, raw json.RawMessage) error {
-	_, err := fmt.Fprintf(w, "%s\n", raw)
+	_, err := fmt.Fprintf(w, "%s\n", bytes.TrimSpace(raw))
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -31,10 +32,28 @@ const (
 // cancelGrace is how long the request to end a program may take when the user is waiting for it.
 const cancelGrace = 10 * time.Second
 
+// queuedNote is how long a program may wait before those who watch are told that it does.
+const queuedNote = 2 * time.Second
+
+// retryNotes tells those who watch why a request is sent again, each reason once.
+func retryNotes(io streams) func(error) {
+	var last string
+	return func(err error) {
+		why := err.Error()
+		if refused, ok := errors.AsType[*client.Error](err); ok {
+			why = refused.Message // without the id of the request, which is another one each time
+		}
+		if why != last {
+			io.note("trying again: %s", why)
+		}
+		last = why
+	}
+}
+
 type runCommand struct {
 	remote   `embed:""`
 	Language string   `name:"lang" short:"l" placeholder:"LANG" help:"python, node or bash. Without it, what the file's name or its first line says; python for standard input."`
-	Timeout  int      `short:"t" placeholder:"SECONDS" help:"Time after which the program is killed (the server's default: 60)."`
+	Timeout  *int     `short:"t" placeholder:"SECONDS" help:"Time after which the program is killed (the server's default: 60)."`
 	Env      []string `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable for the program. May be repeated."`
 	Metadata []string `short:"m" sep:"none" placeholder:"NAME=VALUE" help:"Note to keep with the execution. May be repeated."`
 	Async    bool     `help:"Print the execution's id and leave; see bullpen get and bullpen logs."`
@@ -67,10 +86,13 @@ func (c *runCommand) Run(ctx context.Context, io streams) error {
 	if err != nil {
 		return ours(io, err)
 	}
+	api.Retrying = retryNotes(io)
 	if c.Async {
 		return c.submit(ctx, io, api, req)
 	}
 	follower := &follower{api: api, out: printer{io: io, json: c.JSON}}
+	follower.queued = time.AfterFunc(queuedNote, func() { io.note("waiting for a free slot") })
+	defer follower.queued.Stop()
 	err = follower.run(ctx, func(ctx context.Context) error { return api.Stream(ctx, req, follower.take) })
 	var refused *client.Error
 	if errors.As(err, &refused) && refused.Status == http.StatusTooManyRequests && refused.RetryAfter == 0 {
@@ -111,8 +133,24 @@ func (c *runCommand) inline(ctx context.Context, io streams, api *client.Client,
 // request reads the program and what goes with it.
 func (c *runCommand) request(stdin io.Reader) (client.Request, error) {
 	var none client.Request
+	env, err := pairs("-e", c.Env)
+	if err != nil {
+		return none, err
+	}
+	metadata, err := pairs("-m", c.Metadata)
+	if err != nil {
+		return none, err
+	}
+	timeout := 0
+	if c.Timeout != nil {
+		if timeout = *c.Timeout; timeout < 1 {
+			return none, usagef("-t %d: give a whole number of seconds, at least 1", timeout)
+		}
+	}
+	if c.Language != "" && !slices.Contains(proto.Languages(), proto.Language(c.Language)) {
+		return none, usagef("-l %q: give python, node or bash", c.Language)
+	}
 	var code []byte
-	var err error
 	if c.File == "-" {
 		code, err = io.ReadAll(io.LimitReader(stdin, proto.MaxCodeBytes+1))
 	} else {
@@ -130,15 +168,7 @@ func (c *runCommand) request(stdin io.Reader) (client.Request, error) {
 	if err != nil {
 		return none, err
 	}
-	env, err := pairs("-e", c.Env)
-	if err != nil {
-		return none, err
-	}
-	metadata, err := pairs("-m", c.Metadata)
-	if err != nil {
-		return none, err
-	}
-	return client.Request{Code: string(code), Language: language, Timeout: c.Timeout, Env: env, Metadata: metadata}, nil
+	return client.Request{Code: string(code), Language: language, Timeout: timeout, Env: env, Metadata: metadata}, nil
 }
 
 func readProgram(path string) ([]byte, error) {
@@ -175,7 +205,7 @@ func (c *runCommand) language(code []byte) (proto.Language, error) {
 	if c.File == "-" {
 		return proto.Python, nil
 	}
-	return "", fmt.Errorf("%s: neither its name nor its first line says which language it is in: give -l python, node or bash", c.File)
+	return "", usagef("%s: neither its name nor its first line says which language it is in: give -l python, node or bash", c.File)
 }
 
 func pairs(flag string, items []string) (map[string]string, error) {
@@ -183,7 +213,10 @@ func pairs(flag string, items []string) (map[string]string, error) {
 	for _, item := range items {
 		name, value, ok := strings.Cut(item, "=")
 		if !ok || name == "" {
-			return nil, fmt.Errorf("%s %q: write NAME=VALUE", flag, item)
+			return nil, usagef("%s %q: write NAME=VALUE", flag, item)
+		}
+		if _, twice := m[name]; twice {
+			return nil, usagef("%s %q: %s is given twice", flag, item, name)
 		}
 		m[name] = value
 	}
@@ -195,11 +228,13 @@ type follower struct {
 	api *client.Client
 	out printer
 
+	queued *time.Timer                   // tells after a while that the program has not started
 	id     atomic.Pointer[proto.TraceID] // once it is known
 	result *proto.Result                 // once it has come
 }
 
 func (f *follower) take(e *client.Event) error {
+	f.queued.Stop()
 	if e.TraceID != "" {
 		f.id.Store(&e.TraceID)
 	}
@@ -276,6 +311,9 @@ func outcome(io streams, id proto.TraceID, r *proto.Result) error {
 func ours(io streams, err error) error {
 	if errors.Is(err, context.Canceled) {
 		return exitError(exitInterrupted)
+	}
+	if _, ok := errors.AsType[usageError](err); ok {
+		return err
 	}
 	_, _ = fmt.Fprintf(io.err, "bullpen: %v\n", explain(err))
 	return exitError(exitOurs)

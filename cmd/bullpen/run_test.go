@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -52,6 +53,43 @@ func TestInterruptCancelsAndTellsTheRest(t *testing.T) {
 	}
 	if want := "POST /v1/executions/" + string(stubTrace) + "/cancel"; !strings.Contains(string(log), want) {
 		t.Errorf("the server received\n%s\nwant %s", log, want)
+	}
+}
+
+// afterWrite calls f after each write. It may be written to from many goroutines.
+type afterWrite struct {
+	mu      sync.Mutex
+	written bytes.Buffer
+	f       func()
+}
+
+func (w *afterWrite) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	defer w.f()
+	return w.written.Write(p)
+}
+
+func (w *afterWrite) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.written.String()
+}
+
+// Who sits and watches is told why nothing comes; who does not gets the program's output and nothing else.
+func TestWaitingIsTold(t *testing.T) {
+	free := make(chan struct{})
+	server := httptest.NewServer((&stub{log: filepath.Join(t.TempDir(), "requests"), free: free}).handler())
+	defer server.Close()
+	told := &afterWrite{f: sync.OnceFunc(func() { close(free) })}
+	c := &runCommand{remote: remote{URL: server.URL, Key: stubKey}, File: "-"}
+	err := c.Run(t.Context(), streams{in: strings.NewReader("# waits"), out: new(bytes.Buffer), err: told, watched: true})
+	if got := told.String(); err != nil || got != "bullpen: waiting for a free slot\ntwo\n" {
+		t.Errorf("standard error is %q, %v", got, err)
+	}
+	streams{err: told}.note("nobody hears this")
+	if strings.Contains(told.String(), "nobody") {
+		t.Error("a note where nobody watches")
 	}
 }
 

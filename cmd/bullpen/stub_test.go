@@ -25,12 +25,16 @@ const (
 type stub struct {
 	log string
 
+	free chan struct{} // closed when there is a slot for the programs that wait
+
 	mu        sync.Mutex
 	cancelled chan struct{}
 }
 
-func newStub(log string) http.Handler {
-	s := &stub{log: log, cancelled: make(chan struct{})}
+func newStub(log string) http.Handler { return (&stub{log: log}).handler() }
+
+func (s *stub) handler() http.Handler {
+	s.cancelled = make(chan struct{})
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/sandbox/execute", s.execute)
 	mux.HandleFunc("GET /v1/executions/{id}", s.get)
@@ -148,6 +152,9 @@ func (s *stub) execute(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(all[:len(all)-len(rest)+10]) // in the middle of the third event
 		_ = http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
+	case does == "waits":
+		<-s.free
+		_, _ = w.Write(events(result(does), 0))
 	case does == "runs":
 		_, _ = w.Write(proto.AppendStatusEvent(nil, stubTrace))
 		_, _ = w.Write(proto.AppendOutputEvent(nil, proto.Stdout, []byte("one\n"), 2))
@@ -191,6 +198,9 @@ func (s *stub) output(w http.ResponseWriter, r *http.Request) {
 	if proto.TraceID(r.PathValue("id")) == stubRunning {
 		_, _ = w.Write(proto.AppendStatusEvent(nil, stubRunning))
 		_, _ = w.Write(proto.AppendOutputEvent(nil, proto.Stdout, []byte("one\n"), 2))
+		if r.URL.Query().Get("follow") == "false" {
+			return
+		}
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 		return

@@ -40,6 +40,14 @@ type Client struct {
 	HTTP  *http.Client // nil for http.DefaultClient; it must have no time-out of its own, because streams are long
 	// Patience is how long to go on while the server says "later" or a stream cannot be resumed; 0 is 30 s.
 	Patience time.Duration
+	// Retrying is told why before a request is sent again; nil for nobody.
+	Retrying func(error)
+}
+
+func (c *Client) retrying(err error) {
+	if c.Retrying != nil {
+		c.Retrying(err)
+	}
 }
 
 // Error is an answer that refuses.
@@ -95,7 +103,7 @@ func (c *Client) do(ctx context.Context, call call) (*http.Response, error) {
 	}
 	var resp *http.Response
 	wait := &hintedBackOff{ExponentialBackOff: c.newBackOff()}
-	err := backoff.Retry(func() error {
+	err := backoff.RetryNotify(func() error {
 		var err error
 		resp, err = c.once(ctx, call, body) //nolint:bodyclose // the caller closes it
 		var refused *Error
@@ -118,7 +126,7 @@ func (c *Client) do(ctx context.Context, call call) (*http.Response, error) {
 		default:
 			return backoff.Permanent(err)
 		}
-	}, backoff.WithContext(wait, ctx))
+	}, backoff.WithContext(wait, ctx), func(err error, _ time.Duration) { c.retrying(err) })
 	return resp, err
 }
 

@@ -177,11 +177,46 @@ func TestStreamGivesUp(t *testing.T) {
 		c := &Client{URL: "http://server", HTTP: &http.Client{Transport: a}}
 		start := time.Now()
 		err := c.Stream(t.Context(), Request{Code: "x"}, collect(new([]string)))
-		if err == nil || !strings.Contains(err.Error(), "again and again") {
-			t.Errorf("error is %v", err)
+		var lost *LostError
+		if !errors.As(err, &lost) || lost.ID != id || lost.After != 1 {
+			t.Errorf("error is %v, want one that says where to go on", err)
 		}
 		if took := time.Since(start); took > 2*defaultPatience {
 			t.Errorf("took %s", took)
+		}
+	})
+}
+
+// Whoever loses the server is told of which execution, and from where it can be followed later.
+func TestServerLostWhileFollowing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &answers{t: t, list: []answer{{status: 200, body: status() + output(2, "a"), broken: true}}}
+		for range 40 {
+			a.list = append(a.list, answer{err: errRefused})
+		}
+		var told []string
+		c := &Client{URL: "http://server", HTTP: &http.Client{Transport: a}, Retrying: func(err error) { told = append(told, err.Error()) }}
+		err := c.Stream(t.Context(), Request{Code: "x"}, collect(new([]string)))
+		var lost *LostError
+		var unreachable *UnreachableError
+		if !errors.As(err, &lost) || lost.ID != id || lost.After != 2 || !errors.As(err, &unreachable) {
+			t.Errorf("error is %v", err)
+		}
+		if len(told) < 2 || !strings.Contains(told[0], string(id)) || !strings.Contains(told[1], "cannot reach") {
+			t.Errorf("told %q meanwhile", told)
+		}
+	})
+}
+
+func TestOutputEndsWhereTheEventsEnd(t *testing.T) {
+	broken := answer{status: 200, body: status() + output(2, "a"), broken: true}
+	with(t, []answer{broken, {status: 200, body: output(3, "b")}}, func(t *testing.T, c *Client, a *answers) {
+		var got []string
+		if err := c.Output(t.Context(), id, 0, collect(&got)); err != nil || len(got) != 3 {
+			t.Errorf("got %s, %v", got, err)
+		}
+		if q := a.requests[1].URL.RawQuery; q != "after_seq=2&follow=false" {
+			t.Errorf("asked for %s", q)
 		}
 	})
 }

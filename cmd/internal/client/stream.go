@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strconv"
 	"time"
@@ -48,15 +49,38 @@ func (c *Client) Follow(ctx context.Context, id proto.TraceID, after int64, sink
 	return s.run(ctx, s.resumption(false))
 }
 
-// stream is a sequence of connections that carry the events of one execution.
-type stream struct {
-	client *Client
-	sink   func(*Event) error
-	id     proto.TraceID
-	after  int64 // number of the last event handed to sink
+// Output hands the events that an execution has now after the one numbered after to sink, and does not wait for more.
+func (c *Client) Output(ctx context.Context, id proto.TraceID, after int64, sink func(*Event) error) error {
+	s := &stream{client: c, sink: sink, id: id, after: after, snapshot: true}
+	return s.run(ctx, s.resumption(false))
 }
 
-// run goes from connection to connection until the result has come.
+// LostError says that the server was lost while an execution was followed. The execution may go on.
+type LostError struct {
+	ID    proto.TraceID
+	After int64 // number of the last event handed on
+	Err   error
+}
+
+func (e *LostError) Error() string {
+	return fmt.Sprintf("lost the server while following %s: %v", e.ID, e.Err)
+}
+
+// Unwrap gives the reason.
+func (e *LostError) Unwrap() error { return e.Err }
+
+var errBrokenOff = errors.New("the stream broke off")
+
+// stream is a sequence of connections that carry the events of one execution.
+type stream struct {
+	snapshot bool // ends where the events end now
+	client   *Client
+	sink     func(*Event) error
+	id       proto.TraceID
+	after    int64 // number of the last event handed to sink
+}
+
+// run goes from connection to connection until all has come.
 func (s *stream) run(ctx context.Context, next call) error {
 	wait := s.client.newBackOff()
 	for {
@@ -73,8 +97,9 @@ func (s *stream) run(ctx context.Context, next call) error {
 		}
 		pause := wait.NextBackOff()
 		if pause == backoff.Stop {
-			return fmt.Errorf("the stream of %s breaks off again and again; see `bullpen logs --follow --after-seq %d %s`", s.id, s.after, s.id)
+			return &LostError{s.id, s.after, errors.New("its streams break off again and again")}
 		}
+		s.client.retrying(&LostError{s.id, s.after, errBrokenOff})
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -85,19 +110,26 @@ func (s *stream) run(ctx context.Context, next call) error {
 }
 
 func (s *stream) resumption(redial bool) call {
+	path := executionPath(s.id) + "/output?after_seq=" + strconv.FormatInt(s.after, 10)
+	if s.snapshot {
+		path += "&follow=false"
+	}
 	return call{
-		method: http.MethodGet, path: executionPath(s.id) + "/output?after_seq=" + strconv.FormatInt(s.after, 10),
+		method: http.MethodGet, path: path,
 		header: map[string]string{"Accept": ndjson}, resend: true, redial: redial,
 	}
 }
 
-// connect reads events from one connection; done says that the result was among them. A connection that breaks off is no
-// error.
+// connect reads events from one connection; done says that there are no more to come. A connection that breaks off is no error.
 func (s *stream) connect(ctx context.Context, next call) (done bool, err error) {
 	lineCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	resp, err := s.client.do(lineCtx, next)
-	if err != nil {
+	switch {
+	case err == nil:
+	case next.redial && ctx.Err() == nil:
+		return false, &LostError{s.id, s.after, err}
+	default:
 		return false, err
 	}
 	defer func() { _ = resp.Body.Close() }() // what is left of it is not wanted
@@ -112,6 +144,8 @@ func (s *stream) connect(ctx context.Context, next call) (done bool, err error) 
 		switch {
 		case ctx.Err() != nil:
 			return false, context.Cause(ctx)
+		case s.snapshot && errors.Is(err, io.EOF) && len(line) == 0:
+			return true, nil
 		case err != nil:
 			return false, nil // what there is of a line comes whole next time
 		}
