@@ -523,6 +523,10 @@ func testFrontKilled(t *testing.T, p *programs) {
 	h.reached(t, 1)
 	queued := w.submit(bash("echo queued"))
 	w.front.kill()
+	eventually(t, "the worker tells that nobody hands out jobs", func() (bool, any) {
+		_, ok := w.worker.said(t, "no dispatcher answers, so no jobs come; a gateway or scheduler on this NATS is one")
+		return ok, "nothing said"
+	})
 	w.startFront(t)
 	if rec := w.record(running); rec.Status != "running" {
 		t.Errorf("after the restart: %s", rec)
@@ -530,6 +534,25 @@ func testFrontKilled(t *testing.T, p *programs) {
 	h.release(t)
 	w.ended(running).succeeded(t, "held\nwoken\n")
 	w.ended(queued).succeeded(t, "queued\n")
+}
+
+// testWorkerFirst starts a worker before anything is there but NATS: it says what it waits for, and goes on when that comes.
+func testWorkerFirst(t *testing.T, p *programs) {
+	b := p.startBroker(t)
+	w := &world{programs: p, topology: topology{apart: true}, args: b.flags(p), env: append(b.env(), "BULLPEN_BOOTSTRAP_KEY="+newSecret())}
+	data := filepath.Join(t.TempDir(), "worker")
+	args := append([]string{"serve", "--roles", "worker", "--data", data, "--nsjail", p.nsjail, "--log-format", "json"}, w.args...)
+	w.worker = startProcess(t, "worker", w.env, p.bullpen, args...)
+	eventually(t, "the worker tells what it waits for", func() (bool, any) {
+		_, ok := w.worker.said(t, "waiting for the streams of bullpen on this NATS; a gateway or scheduler makes them when it starts")
+		return ok, "nothing said"
+	})
+	w.api, w.data = &api{t: t, http: newHTTP(t)}, filepath.Join(t.TempDir(), "front")
+	w.startFront(t)
+	w.ready(t)
+	if _, err := os.Stat(data); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a worker that keeps nothing has a data directory: %v", err)
+	}
 }
 
 // testBrokerKilled kills the NATS server and starts it again before any lease is over. Somebody who reads a stream meanwhile need not

@@ -29,7 +29,7 @@ func TestE2E(t *testing.T) {
 	for name, test := range map[string]func(*testing.T, *programs){
 		"data-lock": testDataLock, "kill-everything": testKillEverything, "full-disk": testFullDisk, "drain-async": testDrainAsync,
 		"worker-killed": testWorkerKilled, "no-worker": testNoWorker, "two-gateways": testTwoGateways, "malformed": testMalformed,
-		"front-killed": testFrontKilled, "broker-killed": testBrokerKilled, "credentials": testCredentials,
+		"front-killed": testFrontKilled, "broker-killed": testBrokerKilled, "worker-first": testWorkerFirst, "credentials": testCredentials,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

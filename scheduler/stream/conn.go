@@ -33,7 +33,8 @@ const (
 	dialMost       = 5 * time.Second
 	openTimeout    = 30 * time.Second // for the streams, once it is there
 	reconnectWait  = 100 * time.Millisecond
-	maxReconnects  = -1 // for ever: what waits has its own deadline
+	openNote       = time.Second // after which the log says what is waited for
+	maxReconnects  = -1          // for ever: what waits has its own deadline
 )
 
 // Connect waits for NATS and opens all that bullpen keeps there, making what is missing. An answer that says no, to the credentials or
@@ -55,6 +56,12 @@ func Connect(ctx context.Context, a Access, cfg Config, log *slog.Logger) (*Set,
 	}
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
+	if cfg.Guest {
+		waiting := time.AfterFunc(openNote, func() {
+			log.Info("waiting for the streams of bullpen on this NATS; a gateway or scheduler makes them when it starts", "at_most", openTimeout)
+		})
+		defer waiting.Stop()
+	}
 	s, err := open(ctx, nc, cfg)
 	if err != nil {
 		nc.Close()

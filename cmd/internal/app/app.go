@@ -30,7 +30,8 @@ const (
 // runs longer is recorded as lost. A nil error means that all of that went well.
 func Run(ctx context.Context, cfg *Config) error {
 	log := NewLogger(os.Stderr, cfg.LogLevel, cfg.LogFormat)
-	log.Info("bullpen starts", "version", Version(), "config", cfg)
+	log.Info("bullpen starts", "version", Version(), "roles", roleNames(cfg.Roles))
+	log.Debug("settings", "config", cfg)
 	telemetry, err := StartTelemetry(ctx, Version(), log)
 	if err != nil {
 		return err
@@ -42,8 +43,8 @@ func Run(ctx context.Context, cfg *Config) error {
 			log.Warn("the last spans were not sent", "error", err)
 		}
 	}()
-	if err := os.MkdirAll(cfg.Data, 0o700); err != nil {
-		return fmt.Errorf("make data directory: %w", err)
+	if err := cfg.checkMachine(); err != nil {
+		return err
 	}
 	return serve(ctx, cfg, log)
 }
@@ -235,6 +236,9 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 			return roles{}, err
 		}
 		r.work, r.base = append(r.work, work), append(r.base, base...)
+	}
+	if !s.cfg.Has(RoleGateway) && !s.cfg.Has(RoleScheduler) {
+		r.base = append(r.base, part{"watch of the dispatcher", s.watchDispatcher})
 	}
 	return r, nil
 }

@@ -22,6 +22,9 @@ func (s *system) bootstrap(ctx context.Context, keys *registry.Keys) error {
 	}
 	name, kept := filepath.Join(s.cfg.Data, "bootstrap.key"), false
 	made, err := keys.BootstrapOnce(ctx, func() (string, error) {
+		if err := os.MkdirAll(s.cfg.Data, 0o700); err != nil { // NATS has made it where it keeps its files there
+			return "", fmt.Errorf("make the data directory for the bootstrap key: %w", err)
+		}
 		secret, err := keepSecret(name, s.cfg.Region)
 		kept = err == nil
 		return secret, err

@@ -118,7 +118,7 @@ const MaxOutputLimit = 256 << 20
 // Validate checks everything that can be checked without touching the system. Each of its errors names the setting and what
 // to do; they are joined.
 func (c *Config) Validate() error {
-	return errors.Join(
+	err := errors.Join(
 		c.validateRoles(),
 		c.validateListen(),
 		c.validateNATS(),
@@ -137,6 +137,10 @@ func (c *Config) Validate() error {
 		c.validateUpgradeURL(),
 		setting("log-format", c.LogFormat == LogText || c.LogFormat == LogJSON, "%q must be text or json", c.LogFormat),
 	)
+	if err != nil && c.File != "" {
+		err = fmt.Errorf("%w\n(settings come from flags, BULLPEN_… variables, and %s)", err, c.File)
+	}
+	return err
 }
 
 func (c *Config) validateRoles() error {

@@ -89,13 +89,17 @@ func TestBadSettingsAreNamed(t *testing.T) {
 		env  map[string]string
 		want []string
 	}{
-		"unknown in file":      {file: "slot: 3\nlistn: x\nslots: 1\n", want: []string{"unknown settings: listn, slot.", "output-limit"}},
-		"below a setting":      {file: "nats:\n  url: x\n", want: []string{"nats: write a value"}},
-		"no value":             {file: "nats:\n", want: []string{"nats: has no value"}},
-		"not YAML":             {file: "{", want: []string{"must be YAML"}},
-		"not settings":         {file: "- a\n", want: []string{"must be YAML with one"}},
+		"unknown in file":      {file: "slot: 3\nlistn: x\nslots: 1\n", want: []string{"unknown settings: listn (line 2), slot (line 1).", "output-limit"}},
+		"below a setting":      {file: "nats:\n  url: x\n", want: []string{"bullpen.yaml:1: nats: write a value"}},
+		"no value":             {file: "\nnats:\n", want: []string{"bullpen.yaml:2: nats: has no value"}},
+		"not YAML":             {file: "{", want: []string{"bullpen.yaml:1: must be YAML"}},
+		"a quote is open":      {file: "slots: 1\nbootstrap-key: \"sk-local-hunter2hunter2hunter2\n", want: []string{"bullpen.yaml:2: must be YAML"}},
+		"a setting twice":      {file: "slots: 1\nslots: 2\n", want: []string{"bullpen.yaml:2: ", "already defined"}},
+		"two documents":        {file: "slots: 1\n---\nslots: 2\n", want: []string{"bullpen.yaml must hold one"}},
+		"impossible in file":   {file: "drain: 0s\n", want: []string{"--drain", "bullpen.yaml)"}},
+		"not settings":         {file: "- a\n", want: []string{"bullpen.yaml:1: must be YAML with one"}},
 		"no file":              {args: []string{"--config", "/nonexistent/file"}, want: []string{"read settings", "/nonexistent/file"}},
-		"wrong kind in file":   {file: "slots: many\n", want: []string{"--slots", "many"}},
+		"wrong kind in file":   {file: "\nslots: many\n", want: []string{"bullpen.yaml:2: slots: ", "many"}},
 		"wrong kind in env":    {env: map[string]string{"BULLPEN_DRAIN": "soon"}, want: []string{"BULLPEN_DRAIN", "soon"}},
 		"listen":               {args: []string{"--listen", "8080"}, want: []string{"--listen", "HOST:PORT"}},
 		"port":                 {args: []string{"--listen", ":65536"}, want: []string{"--listen"}},

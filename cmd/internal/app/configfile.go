@@ -3,13 +3,16 @@ package app
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"reflect"
 	"slices"
-	"sort"
 	"strings"
 
 	"github.com/alecthomas/kong"
 	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
 )
 
 // ParseConfig gives the settings of args, the flags of `bullpen serve`, with the environment, the file and the defaults under
@@ -52,7 +55,7 @@ func (f configFile) BeforeResolve(ctx *kong.Context, trace *kong.Path) error {
 	if err != nil {
 		return err
 	}
-	if err := checkKeys(path, values, ctx.Flags()); err != nil {
+	if err := checkValues(path, values, ctx.Flags()); err != nil {
 		return err
 	}
 	ctx.AddResolver(kong.ResolverFunc(func(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
@@ -62,30 +65,63 @@ func (f configFile) BeforeResolve(ctx *kong.Context, trace *kong.Path) error {
 			}
 		}
 		if v, ok := values[flag.Name]; ok {
-			return v, nil
+			return v.text, nil
 		}
 		return nil, nil
 	}))
 	return nil
 }
 
-// readConfigFile reads the settings of the file as they would be written in flags.
-func readConfigFile(path string) (map[string]string, error) {
+// fileValue is a setting of the file as it would be written in a flag.
+type fileValue struct {
+	text string
+	line int
+}
+
+// readConfigFile reads the settings of the file. Its errors name the file and the line, and never what is written there: it may be a
+// secret.
+func readConfigFile(path string) (map[string]fileValue, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("read settings: %w", err)
 	}
+	file, err := parser.ParseBytes(text, 0)
+	if err != nil {
+		return nil, yamlError(path, err)
+	}
+	if len(file.Docs) > 1 {
+		return nil, fmt.Errorf("%s must hold one YAML document, and has %d", path, len(file.Docs))
+	}
 	var raw map[string]any
 	if err := yaml.Unmarshal(text, &raw); err != nil {
-		return nil, fmt.Errorf("%s must be YAML with one `setting: value` a line: %w", path, err)
+		return nil, yamlError(path, err)
 	}
-	values := make(map[string]string, len(raw))
-	for key, v := range raw {
-		if values[key], err = flagForm(v); err != nil {
-			return nil, fmt.Errorf("%s: %s: %w", path, key, err)
+	lines := map[string]int{}
+	for _, doc := range file.Docs {
+		if m, ok := doc.Body.(*ast.MappingNode); ok {
+			for _, v := range m.Values {
+				lines[v.Key.GetToken().Value] = v.Key.GetToken().Position.Line
+			}
 		}
 	}
+	values := make(map[string]fileValue, len(raw))
+	for key, v := range raw {
+		form, err := flagForm(v)
+		if err != nil {
+			return nil, fmt.Errorf("%s:%d: %s: %w", path, lines[key], key, err)
+		}
+		values[key] = fileValue{form, lines[key]}
+	}
 	return values, nil
+}
+
+func yamlError(path string, err error) error {
+	const want = "must be YAML with one `setting: value` a line"
+	var at yaml.Error
+	if errors.As(err, &at) && at.GetToken() != nil {
+		return fmt.Errorf("%s:%d: %s: %s", path, at.GetToken().Position.Line, want, at.GetMessage())
+	}
+	return fmt.Errorf("%s: %s", path, want)
 }
 
 func flagForm(v any) (string, error) {
@@ -108,22 +144,30 @@ func flagForm(v any) (string, error) {
 	}
 }
 
-func checkKeys(path string, values map[string]string, flags []*kong.Flag) error {
-	var known, unknown []string
+// checkValues checks that there are flags of the settings' names and that they take the values.
+func checkValues(path string, values map[string]fileValue, flags []*kong.Flag) error {
+	known := map[string]*kong.Flag{}
 	for _, f := range flags {
-		if !slices.Contains([]string{"help", "config", "json"}, f.Name) {
-			known = append(known, f.Name)
+		if !slices.Contains([]string{"help", "version", "config", "json"}, f.Name) {
+			known[f.Name] = f
 		}
 	}
-	for key := range values {
-		if !slices.Contains(known, key) {
-			unknown = append(unknown, key)
+	var unknown []string
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		flag, v := known[key], values[key]
+		if flag == nil {
+			unknown = append(unknown, fmt.Sprintf("%s (line %d)", key, v.line))
+			continue
+		}
+		scratch := reflect.New(flag.Target.Type()).Elem()
+		scan := kong.ScanFromTokens(kong.Token{Type: kong.FlagValueToken, Value: v.text})
+		if err := flag.Mapper.Decode(&kong.DecodeContext{Value: flag.Value, Scan: scan}, scratch); err != nil {
+			return fmt.Errorf("%s:%d: %s: %w", path, v.line, key, err)
 		}
 	}
 	if len(unknown) == 0 {
 		return nil
 	}
-	sort.Strings(known)
-	sort.Strings(unknown)
-	return fmt.Errorf("%s: unknown settings: %s. There are: %s", path, strings.Join(unknown, ", "), strings.Join(known, ", "))
+	return fmt.Errorf("%s: unknown settings: %s. There are: %s", path, strings.Join(unknown, ", "),
+		strings.Join(slices.Sorted(maps.Keys(known)), ", "))
 }
