@@ -12,7 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/bullpen-run/bullpen/scheduler/stream"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/nsjail"
 )
@@ -160,43 +159,15 @@ func checkData(dir string) Check {
 	}
 	if err != nil {
 		check.Found = err.Error()
+		if errors.Is(err, fs.ErrPermission) {
+			check.Remedy = fmt.Sprintf("let user id %d write there, run it as the user who may, or name another directory with --data", os.Geteuid())
+		}
 		return check
 	}
 	free := int64(disk.Bavail) * disk.Bsize
 	check.OK = free > diskReserve
 	check.Found = fmt.Sprintf("%s, %.1f GiB free", dir, float64(free)/(1<<30))
 	return check
-}
-
-// checkNATS checks that NATS answers, and that its store does.
-func checkNATS(ctx context.Context, c *Config) []Check {
-	if c.Embedded() {
-		return []Check{{Name: "NATS", OK: true, Found: "inside the process"}, {Name: "store", OK: true, Found: "JetStream in the data directory"}}
-	}
-	check := Check{Name: "NATS", Remedy: "start it, or correct --nats and its credentials"}
-	conn, err := stream.Dial(c.access("bullpen doctor"), slog.New(slog.DiscardHandler))
-	if err != nil {
-		check.Found = err.Error()
-		return []Check{check}
-	}
-	defer conn.Close()
-	check.OK, check.Found = true, "version "+conn.ConnectedServerVersion()
-	if rtt, err := conn.RTT(); err == nil {
-		check.Found += fmt.Sprintf(", answers within %.1f ms", float64(rtt.Microseconds())/1000)
-	}
-	store := Check{Name: "store", Remedy: "start nats-server with JetStream (-js), and allow this user its API"}
-	ctx, cancel := context.WithTimeout(ctx, flushTime)
-	defer cancel()
-	reply, err := conn.RequestWithContext(ctx, "$JS.API.INFO", nil)
-	switch {
-	case err != nil:
-		store.Found = "JetStream does not answer: " + err.Error()
-	case strings.Contains(string(reply.Data), `"error"`):
-		store.Found = "JetStream refuses: " + string(reply.Data)
-	default:
-		store.OK, store.Found = true, "JetStream"
-	}
-	return []Check{check, store}
 }
 
 func orDefault(s, other string) string {
