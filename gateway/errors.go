@@ -53,15 +53,15 @@ func (e *bodyTooLargeError) Error() string {
 	return fmt.Sprintf("body must be at most %d bytes", e.limit)
 }
 
-// unimplementedError refuses a valid field that this version cannot act upon: nothing is accepted and then ignored.
-type unimplementedError struct{ field string }
-
-func (e *unimplementedError) Error() string {
-	return e.field + " is not implemented by this server yet; leave it out"
+// unimplementedError refuses what the contract has and this version cannot act upon: nothing is accepted and then ignored.
+type unimplementedError struct {
+	what    string // with its verb
+	instead string // what to do
 }
 
-// errNoFiles answers the file routes of the execute API, which are known and not there yet.
-var errNoFiles = errors.New("files are not implemented by this server yet")
+func (e *unimplementedError) Error() string {
+	return e.what + " not implemented by this server yet; " + e.instead
+}
 
 // acceptedError is a failure on our side after an execution was accepted. It may run, so no answer may make a client send it
 // again, as 503 would.
@@ -117,8 +117,6 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		return answer{http.StatusTooManyRequests, codeRateLimited, overPlan.message, 0}
 	case errors.As(err, &refusal):
 		return answerToRefusal(refusal, plan)
-	case errors.Is(err, errNoFiles):
-		return answer{http.StatusNotImplemented, codeNotImplemented, errNoFiles.Error(), 0}
 	case errors.As(err, &unimplemented):
 		return answer{http.StatusNotImplemented, codeNotImplemented, unimplemented.Error(), 0}
 	case errors.Is(err, errDraining):

@@ -19,6 +19,8 @@ import (
 
 const executeRoute = "POST /v1/sandbox/execute"
 
+const leaveOut = "leave it out"
+
 // maxClientText bounds what is kept of headers that clients describe themselves with, in bytes.
 const maxClientText = 256
 
@@ -102,11 +104,11 @@ func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceI
 	mode := modeOf(r.Header)
 	switch {
 	case len(req.SubPaths) > 0:
-		return nil, "", &unimplementedError{"sub_paths"}
+		return nil, "", &unimplementedError{"sub_paths is", leaveOut}
 	case req.ThreadID != "":
-		return nil, "", &unimplementedError{"thread_id"}
+		return nil, "", &unimplementedError{"thread_id is", leaveOut}
 	case req.WebhookURL != "" && mode == proto.ModeAsync: // the contract has it ignored in the others
-		return nil, "", &unimplementedError{"webhook_url"}
+		return nil, "", &unimplementedError{"webhook_url is", leaveOut}
 	}
 	if err := checkPlan(i.plan, mode, req.Timeout, s.UpgradeURL); err != nil {
 		return nil, "", err

@@ -360,8 +360,9 @@ func (spaces) Read(p []byte) (int, error) {
 }
 
 // What the contract has and this server has not is told apart from what there is not.
-func TestFilesAreNotThereYet(t *testing.T) {
+func TestRoutesNotThereYet(t *testing.T) {
 	h := newHarness(t)
+	h.do("GET", "/v1/executions?limit=5", "").want(501, "not_implemented", "list of executions", "trace id")
 	for _, path := range []string{"/v1/files/list", "/v1/files/upload_url", "/v1/files/download_url"} {
 		h.do("POST", path, `{"source":"thread","id":"t"}`).want(501, "not_implemented", "files")
 		h.do("POST", path, "", "Authorization", "").want(401, "unauthorized")
@@ -382,7 +383,7 @@ func TestWebhookURLIsForAsync(t *testing.T) {
 
 func TestUnknownPathsAndMethods(t *testing.T) {
 	h := newHarness(t)
-	for _, path := range []string{"/", "/v1", "/v1/", "/v1/nothing", "/v2/sandbox/execute", "/v1/sandbox/execute/", "/v1/executions", "/docs/nothing", "/v1/executions/trc_AbCdEfGhIjKlMnOpQrSt/x"} {
+	for _, path := range []string{"/", "/v1", "/v1/", "/v1/nothing", "/v2/sandbox/execute", "/v1/sandbox/execute/", "/v1/executions/", "/docs/nothing", "/v1/executions/trc_AbCdEfGhIjKlMnOpQrSt/x"} {
 		for _, method := range []string{"GET", "POST", "BREW"} {
 			h.do(method, path, "").want(404, "not_found")
 		}

@@ -772,6 +772,31 @@ func testSlowHeaders(t *testing.T, a *api) {
 	}
 }
 
+// testBigHeaders sends more headers than any request needs: they are not read to their end.
+func testBigHeaders(t *testing.T, a *api) {
+	for name, rest := range map[string]string{
+		"one": "X-Long: " + strings.Repeat("x", 1<<20) + "\r\n", "many": strings.Repeat("X-Y: z\r\n", 1<<17),
+	} {
+		conn := dial(t, a)
+		var sending sync.WaitGroup
+		sending.Go(func() {
+			_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\n%s\r\n", executePath, rest) // it may hear enough before the end
+		})
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		switch {
+		case errors.Is(err, syscall.ECONNRESET): // cut off before the answer was read
+		case err != nil:
+			t.Fatalf("%s: %v", name, err)
+		case resp.StatusCode != http.StatusRequestHeaderFieldsTooLarge || !resp.Close:
+			t.Errorf("%s: %v", name, resp)
+		default:
+			_ = resp.Body.Close()
+		}
+		_ = conn.Close()
+		sending.Wait()
+	}
+}
+
 // testManyAtOnce runs 50 programs at once, of all languages in all modes, and finds each with its own output.
 func testManyAtOnce(t *testing.T, a *api) {
 	var all sync.WaitGroup

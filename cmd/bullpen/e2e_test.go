@@ -52,7 +52,7 @@ func runShared(t *testing.T, w *world) {
 		"async": testAsync, "sse": testSSE, "record": testRecord, "cancel": testCancel, "limits-of-output": testOutputLimit,
 		"large": testLarge, "organisations": testOrganisations, "keys": testKeys, "free-plan": testFreePlan,
 		"idempotency": testIdempotency, "idempotency-at-once": testIdempotencyAtOnce, "health": testHealth, "routes": testRoutes,
-		"big-body": testBigBody, "slow-headers": testSlowHeaders, "many-at-once": testManyAtOnce,
+		"big-body": testBigBody, "slow-headers": testSlowHeaders, "big-headers": testBigHeaders, "many-at-once": testManyAtOnce,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

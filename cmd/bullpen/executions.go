@@ -93,8 +93,13 @@ type logsCommand struct {
 
 // Help tells what --help does not know by itself.
 func (*logsCommand) Help() string {
-	return `Prints what the program has written up to now, each of its streams to the same one here. The exit code says only whether the output could be
-read. --json prints the events, one JSON object a line.`
+	return `Prints what the program has written up to now, each of its streams to the same one here. The exit code says only whether the output
+could be read. --json prints the events, one JSON object a line.
+
+Examples:
+
+  bullpen logs trc_Dh--7j-V0wlyHpZI_3sX
+  bullpen logs --follow --after-seq 42 trc_Dh--7j-V0wlyHpZI_3sX`
 }
 
 // Run carries the command out.

@@ -53,8 +53,17 @@ func isTerminal(f *os.File) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
+const description = `Run untrusted code in jails, on your own machines.
+
+bullpen serve starts a server. The other commands speak to one, which they find by these variables:
+
+  BULLPEN_URL      its address (http://127.0.0.1:8080)
+  BULLPEN_API_KEY  the key; the first one is in bootstrap.key in the server's data directory
+
+Exit codes: 0 it worked, 1 it did not, 2 the command line is wrong; bullpen run has that of the program.`
+
 type commands struct {
-	VersionFlag kong.VersionFlag `name:"version" help:"Print the version."`
+	VersionFlag kong.VersionFlag `name:"version" hidden:""`
 
 	Serve      serveCommand      `cmd:"" help:"Run the server: one process, no other service needed."`
 	Run        runCommand        `cmd:"" help:"Run a program and stream its output."`
@@ -74,7 +83,7 @@ func main() {
 func run(args []string, io streams) int {
 	parser, err := kong.New(new(commands),
 		kong.Name("bullpen"),
-		kong.Description("Run untrusted code in jails, on your own machines."),
+		kong.Description(description),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: 110}),
 		kong.Writers(io.out, io.err),
 		kong.Bind(io),

@@ -73,7 +73,14 @@ Exit codes: that of the program, 128+N when signal N ended it, or
   159  it made a system call that is not allowed
   2    the command line is wrong
 
---json prints the execution's events, one JSON object a line, the result last.`
+--json prints the execution's events, one JSON object a line, the result last.
+
+Examples:
+
+  bullpen run hello.py
+  bullpen run -t 10 -e NAME=you greet.sh
+  echo 'print(6 * 7)' | bullpen run -
+  bullpen run --async long.py`
 }
 
 // Run carries the command out.

@@ -13,13 +13,22 @@ type serveCommand struct {
 
 // Help tells what --help does not know by itself.
 func (*serveCommand) Help() string {
-	return `Every flag is also an environment variable, shown with it, and a key of the --config file. The flag wins over the variable, the
+	return `Needs root, nsjail and the runtimes on this machine; bullpen doctor says whether all is there.
+
+Every flag is also an environment variable, shown with it, and a key of the --config file. The flag wins over the variable, the
 variable over the file.
 
 BULLPEN_BOOTSTRAP_KEY, or bootstrap-key in the file, sets the first API key: sk-REGION-TOKEN, all rights. Without it one is
 made at the first start and written to bootstrap.key in the data directory.
 
-SIGTERM and Ctrl-C drain: nothing new is accepted, running programs may end (--drain). A second one ends at once.`
+SIGTERM and Ctrl-C drain: nothing new is accepted, running programs may end (--drain). A second one ends at once. Exit code 0: it
+stopped because it was told to, and all went well.
+
+Examples:
+
+  bullpen serve --data /var/lib/bullpen
+  bullpen serve --roles gateway --listen 0.0.0.0:8080 --nats nats://nats.internal:4222
+  bullpen serve --roles worker --nats nats://nats.internal:4222`
 }
 
 // Run carries the command out.

@@ -36,57 +36,57 @@ type Config struct {
 	File configFile `name:"config" env:"BULLPEN_CONFIG" placeholder:"FILE" help:"YAML file with settings, under the names of these flags. Flags and environment variables win over it."`
 
 	// Listen is the address of the HTTP server, HOST:PORT; empty for the default, see [Config.Address]. Port 0 takes a free one.
-	Listen string `name:"listen" env:"BULLPEN_LISTEN" placeholder:"HOST:PORT" help:"Address to answer HTTP on (127.0.0.1:8080; without the gateway role none, and where it is given only health and metrics). Port 0 takes a free one."`
+	Listen string `name:"listen" group:"Server" env:"BULLPEN_LISTEN" placeholder:"HOST:PORT" help:"Address to answer HTTP on (127.0.0.1:8080; without the gateway role none, and where it is given only health and metrics). Port 0 takes a free one."`
 	// Data is the directory of everything that must survive a restart. It is created.
-	Data string `name:"data" env:"BULLPEN_DATA" default:"./bullpen-data" placeholder:"DIR" help:"Directory of what must survive a restart (${default}); created, and used by one process at a time."`
+	Data string `name:"data" group:"Server" env:"BULLPEN_DATA" default:"./bullpen-data" placeholder:"DIR" help:"Directory of what must survive a restart (${default}); created, and used by one process at a time."`
 	// Roles are the parts this process plays.
-	Roles []Role `name:"roles" env:"BULLPEN_ROLES" default:"gateway,worker,scheduler" placeholder:"ROLE" help:"Parts this process plays (${default}). Fewer than all need --nats."`
+	Roles []Role `name:"roles" group:"Server" env:"BULLPEN_ROLES" default:"gateway,worker,scheduler" placeholder:"ROLE" help:"Parts this process plays (${default}). Fewer than all need --nats."`
 	// Drain is how long running jobs may go on after SIGTERM before they are killed.
-	Drain time.Duration `name:"drain" env:"BULLPEN_DRAIN" default:"30s" placeholder:"TIME" help:"How long running jobs may go on after SIGTERM (${default})."`
+	Drain time.Duration `name:"drain" group:"Server" env:"BULLPEN_DRAIN" default:"30s" placeholder:"TIME" help:"How long running jobs may go on after SIGTERM (${default})."`
 
 	NATS `embed:""`
 
 	// Slots is how many programs the worker runs at once; 0 chooses, see [Config.SlotCount].
-	Slots int `name:"slots" env:"BULLPEN_SLOTS" default:"0" placeholder:"N" help:"Programs this worker runs at once. 0, the default, is 4 for each core, and no more than there are GiB of memory."`
+	Slots int `name:"slots" group:"Worker" env:"BULLPEN_SLOTS" default:"0" placeholder:"N" help:"Programs this worker runs at once. 0, the default, is 4 for each core, and no more than there are GiB of memory."`
 	// NsjailPath is the nsjail program; empty looks beside the executable and on the PATH.
-	NsjailPath string `name:"nsjail" env:"BULLPEN_NSJAIL" placeholder:"PATH" help:"The nsjail program. Without it, the one beside the bullpen program is taken, else the one on the PATH."`
+	NsjailPath string `name:"nsjail" group:"Worker" env:"BULLPEN_NSJAIL" placeholder:"PATH" help:"The nsjail program. Without it, the one beside the bullpen program is taken, else the one on the PATH."`
 	// UIDRange is the range of the host's user ids that jails take theirs from, [UIDsPerSlot] each.
-	UIDRange UIDRange `name:"uid-range" env:"BULLPEN_UID_RANGE" default:"1900000000:8192" placeholder:"FIRST:COUNT" help:"User ids for jails, two for each slot of all workers of a machine (${default}, which no login, container or service manager hands out)."`
+	UIDRange UIDRange `name:"uid-range" group:"Worker" env:"BULLPEN_UID_RANGE" default:"1900000000:8192" placeholder:"FIRST:COUNT" help:"User ids for jails, two for each slot of all workers of a machine (${default}, which no login, container or service manager hands out)."`
 	// Home is the home and working directory of programs, inside the jail.
-	Home string `name:"home" env:"BULLPEN_HOME" default:"/home/baponi" placeholder:"DIR" help:"Home and working directory of programs, inside the jail (${default})."`
+	Home string `name:"home" group:"Worker" env:"BULLPEN_HOME" default:"/home/baponi" placeholder:"DIR" help:"Home and working directory of programs, inside the jail (${default})."`
 
 	// Region is the second part of the API keys made here.
-	Region string `name:"region" env:"BULLPEN_REGION" default:"local" placeholder:"NAME" help:"Region named in new API keys: sk-REGION-… (${default})."`
+	Region string `name:"region" group:"Server" env:"BULLPEN_REGION" default:"local" placeholder:"NAME" help:"Region named in new API keys: sk-REGION-… (${default})."`
 	// BootstrapKey is the first API key, with all rights; empty makes one. It may not be given as a flag.
 	BootstrapKey string `name:"bootstrap-key" env:"BULLPEN_BOOTSTRAP_KEY" hidden:""`
 	// QueueWait is how long an inline or streaming job waits for a free slot before it is withdrawn.
-	QueueWait time.Duration `name:"queue-wait" env:"BULLPEN_QUEUE_WAIT" default:"3s" placeholder:"TIME" help:"How long an inline or streaming execution waits for a free slot (${default})."`
+	QueueWait time.Duration `name:"queue-wait" group:"Executions" env:"BULLPEN_QUEUE_WAIT" default:"3s" placeholder:"TIME" help:"How long an inline or streaming execution waits for a free slot (${default})."`
 	// QueueExpiry is how long an async job waits for a free slot before it is withdrawn.
-	QueueExpiry time.Duration `name:"queue-expiry" env:"BULLPEN_QUEUE_EXPIRY" default:"24h" placeholder:"TIME" help:"How long an async execution waits for a free slot (${default})."`
+	QueueExpiry time.Duration `name:"queue-expiry" group:"Executions" env:"BULLPEN_QUEUE_EXPIRY" default:"24h" placeholder:"TIME" help:"How long an async execution waits for a free slot (${default})."`
 	// Retention is how long records and events of an execution are kept once it has ended.
-	Retention time.Duration `name:"retention" env:"BULLPEN_RETENTION" default:"168h" placeholder:"TIME" help:"How long records and output of executions are kept (${default})."`
+	Retention time.Duration `name:"retention" group:"Executions" env:"BULLPEN_RETENTION" default:"168h" placeholder:"TIME" help:"How long records and output of executions are kept (${default})."`
 	// OutputLimit is how much of each output stream a result keeps.
-	OutputLimit Bytes `name:"output-limit" env:"BULLPEN_OUTPUT_LIMIT" default:"16MiB" placeholder:"SIZE" help:"How much of each output stream a result keeps (${default})."`
+	OutputLimit Bytes `name:"output-limit" group:"Executions" env:"BULLPEN_OUTPUT_LIMIT" default:"16MiB" placeholder:"SIZE" help:"How much of each output stream a result keeps (${default})."`
 	// UpgradeURL is where messages about a plan's limits send people.
-	UpgradeURL string `name:"upgrade-url" env:"BULLPEN_UPGRADE_URL" default:"https://github.com/bullpen-run/bullpen#plans" placeholder:"URL" help:"Where messages about the limits of a plan send people (${default})."`
+	UpgradeURL string `name:"upgrade-url" group:"Server" env:"BULLPEN_UPGRADE_URL" default:"https://github.com/bullpen-run/bullpen#plans" placeholder:"URL" help:"Where messages about the limits of a plan send people (${default})."`
 
 	// LogLevel is the least level that is logged.
-	LogLevel slog.Level `name:"log-level" env:"BULLPEN_LOG_LEVEL" default:"info" placeholder:"LEVEL" help:"Least level that is logged: debug, info, warn or error (${default})."`
+	LogLevel slog.Level `name:"log-level" group:"Log" env:"BULLPEN_LOG_LEVEL" default:"info" placeholder:"LEVEL" help:"Least level that is logged: debug, info, warn or error (${default})."`
 	// LogFormat is the form of log lines, on standard error.
-	LogFormat LogFormat `name:"log-format" env:"BULLPEN_LOG_FORMAT" default:"text" placeholder:"FORMAT" help:"Form of log lines: text or json (${default})."`
+	LogFormat LogFormat `name:"log-format" group:"Log" env:"BULLPEN_LOG_FORMAT" default:"text" placeholder:"FORMAT" help:"Form of log lines: text or json (${default})."`
 }
 
 // NATS is how to reach NATS. With an empty URL, NATS runs inside this process and the rest must be empty.
 type NATS struct {
-	URL      string `name:"nats" env:"BULLPEN_NATS" placeholder:"URL" help:"NATS servers with JetStream, separated by commas. Without it, one runs inside this process."`
-	Creds    string `name:"nats-creds" env:"BULLPEN_NATS_CREDS" placeholder:"FILE" help:"Credentials file for NATS."`
-	User     string `name:"nats-user" env:"BULLPEN_NATS_USER" placeholder:"NAME" help:"User name for NATS."`
-	Password string `name:"nats-password" env:"BULLPEN_NATS_PASSWORD" placeholder:"PASSWORD" help:"Password for NATS. Processes of the same host can read flags: prefer the environment variable."`
-	CA       string `name:"nats-ca" env:"BULLPEN_NATS_CA" placeholder:"FILE" help:"Certificate authorities to trust for NATS over TLS, PEM."`
-	Cert     string `name:"nats-cert" env:"BULLPEN_NATS_CERT" placeholder:"FILE" help:"Client certificate for NATS over TLS, PEM."`
-	Key      string `name:"nats-key" env:"BULLPEN_NATS_KEY" placeholder:"FILE" help:"Key of the client certificate, PEM."`
+	URL      string `name:"nats" group:"NATS" env:"BULLPEN_NATS" placeholder:"URL" help:"NATS servers with JetStream, separated by commas. Without it, one runs inside this process."`
+	Creds    string `name:"nats-creds" group:"NATS" env:"BULLPEN_NATS_CREDS" placeholder:"FILE" help:"Credentials file for NATS."`
+	User     string `name:"nats-user" group:"NATS" env:"BULLPEN_NATS_USER" placeholder:"NAME" help:"User name for NATS."`
+	Password string `name:"nats-password" group:"NATS" env:"BULLPEN_NATS_PASSWORD" placeholder:"PASSWORD" help:"Password for NATS. Processes of the same host can read flags: prefer the environment variable."`
+	CA       string `name:"nats-ca" group:"NATS" env:"BULLPEN_NATS_CA" placeholder:"FILE" help:"Certificate authorities to trust for NATS over TLS, PEM."`
+	Cert     string `name:"nats-cert" group:"NATS" env:"BULLPEN_NATS_CERT" placeholder:"FILE" help:"Client certificate for NATS over TLS, PEM."`
+	Key      string `name:"nats-key" group:"NATS" env:"BULLPEN_NATS_KEY" placeholder:"FILE" help:"Key of the client certificate, PEM."`
 	// Replicas is how many NATS servers keep each stream.
-	Replicas int `name:"replicas" env:"BULLPEN_REPLICAS" default:"1" placeholder:"N" help:"NATS servers that keep a copy of the queue: 1, 3 or 5 (${default})."`
+	Replicas int `name:"replicas" group:"NATS" env:"BULLPEN_REPLICAS" default:"1" placeholder:"N" help:"NATS servers that keep a copy of the queue: 1, 3 or 5 (${default})."`
 }
 
 // Embedded reports whether NATS runs inside this process.
