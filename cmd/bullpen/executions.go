@@ -110,13 +110,18 @@ func (c *logsCommand) Run(ctx context.Context, io streams) error {
 	}
 	api.Retrying = retryNotes(io)
 	p := &printer{io: io, json: c.JSON, last: c.AfterSeq}
+	read := api.Output
 	if c.Follow {
-		return api.Follow(ctx, c.id(), c.AfterSeq, p.event)
+		read = api.Follow
 	}
 	ended := false
-	err = api.Output(ctx, c.id(), c.AfterSeq, func(e *client.Event) error {
+	err = read(ctx, c.id(), c.AfterSeq, func(e *client.Event) error {
 		ended = e.Type == proto.EventResult
-		return p.event(e)
+		if err := p.event(e); err != nil || !ended {
+			return err
+		}
+		tellEnd(io, c.id(), e.Result)
+		return nil
 	})
 	if err == nil && !ended {
 		_, err = fmt.Fprintf(io.err, "bullpen: %s has not ended; --follow goes on with it\n", c.ID)

@@ -295,11 +295,7 @@ func outcome(io streams, id proto.TraceID, r *proto.Result) error {
 		}
 		return exitError(r.ExitCode)
 	}
-	message := *r.ErrorCode
-	if r.ErrorMessage != nil {
-		message += ": " + *r.ErrorMessage
-	}
-	_, _ = fmt.Fprintf(io.err, "bullpen: %s: %s\n", id, message)
+	tellEnd(io, id, r)
 	switch proto.ErrorCode(*r.ErrorCode) {
 	case proto.CodeTimeout:
 		return exitError(exitTimeout)
@@ -312,6 +308,18 @@ func outcome(io streams, id proto.TraceID, r *proto.Result) error {
 	default:
 		return exitError(exitOurs)
 	}
+}
+
+// tellEnd says on standard error what ended a program where that was not the program.
+func tellEnd(io streams, id proto.TraceID, r *proto.Result) {
+	if r.ErrorCode == nil {
+		return
+	}
+	message := *r.ErrorCode
+	if r.ErrorMessage != nil {
+		message += ": " + *r.ErrorMessage
+	}
+	_, _ = fmt.Fprintf(io.err, "bullpen: %s: %s\n", id, message)
 }
 
 // ours reports an error that is not the program's with the exit code for it.

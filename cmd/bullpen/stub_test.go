@@ -18,6 +18,8 @@ const (
 	stubTrace = proto.TraceID("trc_aaaaaaaaaaaaaaaaaaaa")
 	// stubRunning is the id of an execution that never ends.
 	stubRunning = proto.TraceID("trc_rrrrrrrrrrrrrrrrrrrr")
+	// stubLost is the id of one whose worker was lost.
+	stubLost = proto.TraceID("trc_llllllllllllllllllll")
 )
 
 // stub answers as a server does. What a program "does" is the last word of its first line. Every request is appended to the
@@ -203,6 +205,10 @@ func (s *stub) output(w http.ResponseWriter, r *http.Request) {
 		}
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
+		return
+	}
+	if proto.TraceID(r.PathValue("id")) == stubLost {
+		_, _ = w.Write(events(result("lost"), after))
 		return
 	}
 	_, _ = w.Write(events(result(""), after))
