@@ -71,7 +71,7 @@ func TestDoctorSaysWhatIsWrongWithNATS(t *testing.T) {
 			c := &Config{NATS: NATS{URL: "nats://127.0.0.1:1", User: tt.user, Password: "p"}}
 			if tt.opts != nil {
 				s, _ := natsServer(t, tt.opts)
-				c.NATS.URL = s.ClientURL()
+				c.URL = s.ClientURL()
 			}
 			checks := checkNATS(t.Context(), c)
 			last := checks[len(checks)-1]
