@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -71,7 +72,7 @@ func printExecution(w io.Writer, e *client.Execution) error {
 		text *string
 	}{{"stdout", e.Stdout}, {"stderr", e.Stderr}} {
 		if out.text != nil && *out.text != "" {
-			if _, err := fmt.Fprintf(w, "\n--- %s\n%s", out.name, *out.text); err != nil {
+			if _, err := fmt.Fprintf(w, "\n--- %s\n%s\n", out.name, strings.TrimSuffix(*out.text, "\n")); err != nil {
 				return err
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
@@ -35,10 +36,14 @@ const cancelGrace = 10 * time.Second
 // queuedNote is how long a program may wait before those who watch are told that it does.
 const queuedNote = 2 * time.Second
 
-// retryNotes tells those who watch why a request is sent again, each reason once.
+// retryNotes tells those who watch why a request is sent again, each reason once. A stream and the request to end its program may
+// both be on their way.
 func retryNotes(io streams) func(error) {
+	var mu sync.Mutex
 	var last string
 	return func(err error) {
+		mu.Lock()
+		defer mu.Unlock()
 		why := err.Error()
 		if refused, ok := errors.AsType[*client.Error](err); ok {
 			why = refused.Message // without the id of the request, which is another one each time

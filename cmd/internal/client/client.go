@@ -40,7 +40,7 @@ type Client struct {
 	HTTP  *http.Client // nil for http.DefaultClient; it must have no time-out of its own, because streams are long
 	// Patience is how long to go on while the server says "later" or a stream cannot be resumed; 0 is 30 s.
 	Patience time.Duration
-	// Retrying is told why before a request is sent again; nil for nobody.
+	// Retrying is told why before a request is sent again, from the goroutine that sends it; nil for nobody.
 	Retrying func(error)
 }
 
