@@ -76,7 +76,7 @@ const (
 	Signaled    Kind = "signaled"     // by Signal
 	TimedOut    Kind = "timeout"      // Program.Timeout passed
 	OutOfMemory Kind = "oom"          // Spec.Memory was exceeded: the kernel killed something in the jail
-	Seccomp     Kind = "seccomp"      // the program died of SIGSYS: a system call nobody survives
+	Seccomp     Kind = "seccomp"      // the program's first thread made a system call nobody survives
 	Killed      Kind = "killed"       // by us: the context was done; Detail is its cause
 	StartFailed Kind = "start_failed" // the program never ran: Step failed with Detail
 )

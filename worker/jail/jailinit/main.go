@@ -31,7 +31,8 @@ const (
 
 // softFiles is the program's soft limit of open files. It is what interactive
 // systems give: select(2) breaks above it, and programs that close every
-// possible descriptor are slow above it. The hard limit is the worker's.
+// possible descriptor are slow above it. The hard limit is the
+// one nsjail was told.
 const softFiles = 1024
 
 func main() {
@@ -57,13 +58,19 @@ func main() {
 	p := &program{pid: pid}
 	go p.obey()
 	e := p.wait()
-	killRest()
-	_ = send(e.Encode())
+	last := e.Encode()
+	if !alone() {
+		// The clock stops now, however long it takes to kill what is left.
+		_ = send(last)
+		last = nil
+		killRest()
+	}
+	_ = send(append(last, wire.Frame(wire.Empty, nil)...))
 	unix.Exit(exitOK)
 }
 
-// confine makes this process unreadable for the program and this thread unable
-// to hand on a capability.
+// confine makes this process unreadable for the program, this thread unable to
+// hand on a capability, and both subject to the filter.
 func confine() error {
 	// Not dumpable: /proc/1 and pidfd_getfd are closed even to our own uid.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
@@ -86,7 +93,22 @@ func confine() error {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
 		return err
 	}
-	return dropInheritable()
+	// One byte, not none: a host that pipes core dumps to a program does so at a
+	// limit of 0, and does not at 1 (core(5)). Into a file, neither is enough. The
+	// worker sees to it that 0 is not the most where it matters.
+	var core unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_CORE, &core); err != nil {
+		return err
+	}
+	core.Max = min(1, core.Max)
+	core.Cur = core.Max
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &core); err != nil {
+		return err
+	}
+	if err := dropInheritable(); err != nil {
+		return err
+	}
+	return installFilter()
 }
 
 // resetIgnored gives SIGHUP and SIGINT, the signals the Go runtime leaves

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"strconv"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -53,6 +55,7 @@ func (p *program) wait() wire.ExitedFrame {
 		if err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOWAIT, nil); err == unix.EINTR {
 			continue
 		}
+		bySeccomp := p.killedBySeccomp()
 		p.mu.Lock()
 		var st unix.WaitStatus
 		var ru unix.Rusage
@@ -65,13 +68,34 @@ func (p *program) wait() wire.ExitedFrame {
 			return wire.ExitedFrame{Signal: int32(unix.SIGKILL)}
 		}
 		if pid == p.pid {
-			return exited(st, &ru)
+			return exited(st, &ru, bySeccomp)
 		}
 	}
 }
 
-func exited(st unix.WaitStatus, ru *unix.Rusage) wire.ExitedFrame {
-	e := wire.ExitedFrame{MaxRSSKiB: uint64(ru.Maxrss)}
+// killedBySeccomp reports whether the program, dead but not yet reaped, died of a
+// system call that a filter kills for, and not of a SIGSYS that somebody sent: the
+// kernel has then marked the thread that made it (mode 3, since Linux 5.17). Of
+// threads only the first is left to ask; a call by another is told as the signal.
+func (p *program) killedBySeccomp() bool {
+	var info unix.Siginfo
+	err := unix.Waitid(unix.P_PID, p.pid, &info, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, nil)
+	const killed, dumped = 2, 3 // CLD_KILLED, CLD_DUMPED
+	if err != nil || info.Signo == 0 || (info.Code != killed && info.Code != dumped) {
+		return false
+	}
+	fd, err := unix.Open("/proc/"+strconv.Itoa(p.pid)+"/status", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var status [4096]byte
+	n, _ := unix.Read(fd, status[:])
+	return bytes.Contains(status[:max(n, 0)], []byte("\nSeccomp:\t3\n"))
+}
+
+func exited(st unix.WaitStatus, ru *unix.Rusage, bySeccomp bool) wire.ExitedFrame {
+	e := wire.ExitedFrame{MaxRSSKiB: uint64(ru.Maxrss), BySeccomp: bySeccomp && st.Signal() == unix.SIGSYS}
 	if st.Signaled() {
 		e.Signal = int32(st.Signal())
 	} else {
@@ -79,6 +103,9 @@ func exited(st unix.WaitStatus, ru *unix.Rusage) wire.ExitedFrame {
 	}
 	return e
 }
+
+// alone reports whether nothing is left in the jail but this process.
+func alone() bool { return unix.Kill(-1, 0) == unix.ESRCH }
 
 // killRest kills everything but this process and returns when it is reaped.
 // kill(-1) goes through all of the namespace under one lock and a process with
@@ -93,7 +120,7 @@ func killRest() {
 				break
 			}
 		}
-		if unix.Kill(-1, 0) == unix.ESRCH {
+		if alone() {
 			return
 		}
 	}

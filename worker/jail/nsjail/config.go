@@ -1,7 +1,10 @@
 package nsjail
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"strconv"
 	"strings"
 
@@ -21,12 +24,40 @@ const jobDirBytes = 16 << 20
 // devices are the nodes of the jail's /dev, bound from the host's.
 var devices = [...]string{"null", "zero", "full", "random", "urandom"} // read only
 
+// masked are the files and directories of /proc that are empty in a jail, where the
+// host has them: those that container runtimes mask, and more that tell of the host
+// or of other tenants and that programs can do without.
+var masked = [...]string{ // read only
+	"acpi", "asound", "bus", "cmdline", "diskstats", "fs", "interrupts", "irq", "kallsyms", "kcore", "key-users", "keys",
+	"latency_stats", "locks", "modules", "partitions", "sched_debug", "scsi", "sysrq-trigger", "timer_list", "timer_stats",
+}
+
+// proc are the names of masked that this host has.
+type proc struct{ files, dirs []string }
+
+func findMasked() (p proc, err error) {
+	for _, name := range masked {
+		info, err := os.Stat("/proc/" + name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return proc{}, err
+		case info.IsDir():
+			p.dirs = append(p.dirs, name)
+		case info.Mode()&0o006 != 0: // others need no mask: root in a jail is not the one they are open to
+			p.files = append(p.files, name)
+		}
+	}
+	return p, nil
+}
+
 // layout is what a configuration is made of.
 type layout struct {
 	*skeleton
 	home  string
 	uid   int // outside uid of the init; the program's is the next
-	nproc int // RLIMIT_NPROC of every uid in the jail
+	files int // RLIMIT_NOFILE
+	masks proc
 	spec  jail.Spec
 }
 
@@ -48,16 +79,24 @@ func (l layout) config() string {
 	b.line(`cap: "CAP_KILL" cap: "CAP_SETGID" cap: "CAP_SETUID" cap: "CAP_SETPCAP"`)
 	// Memory and cpu are the control group's business. HARD is the worker's own
 	// limit: raising one above it needs a capability that many hosts do not give.
-	b.line("rlimit_as_type: HARD rlimit_cpu_type: HARD rlimit_fsize_type: HARD rlimit_nofile_type: HARD")
+	// The one on core dumps is the init's to set.
+	b.line("rlimit_as_type: HARD rlimit_cpu_type: HARD rlimit_fsize_type: HARD rlimit_core_type: HARD")
 	b.line("rlimit_stack_type: SOFT rlimit_memlock_type: SOFT rlimit_rtprio_type: SOFT rlimit_msgqueue_type: SOFT")
-	b.line("rlimit_core: 0 rlimit_core_type: VALUE")
-	b.line("rlimit_nproc: %d rlimit_nproc_type: VALUE", l.nproc)
+	b.line("rlimit_nofile: %d rlimit_nofile_type: VALUE", l.files)
+	b.line("rlimit_nproc: %d rlimit_nproc_type: VALUE", l.spec.Pids)
 
 	b.line("mount { src: %q dst: \"/\" is_bind: true nosuid: true nodev: true }", l.dir)
 	for _, d := range l.binds {
 		b.line("mount { src: %q dst: %q is_bind: true nosuid: true nodev: true }", d.src, d.dst)
 	}
 	b.line("mount { dst: \"/proc\" fstype: \"proc\" nosuid: true nodev: true noexec: true }")
+	for _, name := range l.masks.files {
+		b.line("mount { src: \"/dev/null\" dst: %q is_bind: true nosuid: true noexec: true }", "/proc/"+name)
+	}
+	for _, name := range l.masks.dirs {
+		// The root's own /proc is empty.
+		b.line("mount { src: %q dst: %q is_bind: true nosuid: true nodev: true noexec: true }", l.dir+"/proc", "/proc/"+name)
+	}
 	for _, d := range devices {
 		b.line("mount { src: %q dst: %q is_bind: true rw: true nosuid: true noexec: true }", "/dev/"+d, "/dev/"+d)
 	}

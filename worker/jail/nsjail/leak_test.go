@@ -20,7 +20,7 @@ func TestManyAtOnce(t *testing.T) {
 	for i := range 50 {
 		wg.Go(func() {
 			r := runProgram(t, m, spec, program(t, "bash", fmt.Sprintf("echo %d; grep -c . /proc/mounts; id -u; ls -A; exit %d", i, i)))
-			r.want(t, jail.Exited, fmt.Sprintf("%d\n12\n1000", i))
+			r.want(t, jail.Exited, fmt.Sprintf("%d\n%d\n1000", i, 12+len(m.masks.files)+len(m.masks.dirs)))
 			if r.ExitCode != i {
 				t.Errorf("exit code %d, want %d", r.ExitCode, i)
 			}
@@ -174,6 +174,11 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 	if _, err := m.Prepare(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "cgroup") {
 		t.Errorf("got %v", err)
 	}
+	m.pids = 100
+	if _, err := m.Prepare(t.Context(), testSpec()); err == nil || !strings.Contains(err.Error(), "RLIMIT_NPROC") {
+		t.Errorf("got %v", err)
+	}
+	m.pids = 1000
 	m.cfg.NsjailPath = "/bin/false"
 	if _, err := m.Prepare(t.Context(), testSpec()); err == nil || !strings.Contains(err.Error(), "the init did not start") {
 		t.Errorf("got %v", err)

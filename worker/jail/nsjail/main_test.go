@@ -20,6 +20,10 @@ func TestMain(m *testing.M) {
 		victim()
 		return
 	}
+	if os.Getenv(bareEnv) != "" {
+		bare()
+		return
+	}
 	goleak.VerifyTestMain(m)
 }
 

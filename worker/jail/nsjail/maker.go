@@ -33,6 +33,11 @@ const (
 // same number, for its uid.
 const MinPids = 16
 
+// maxFiles is how many files each process of a program may have open. What they
+// hold is charged to the program, but their number counts against the host's
+// (fs.file-max).
+const maxFiles = 4096
+
 // Config is what a Maker needs to know. Zero values mean the defaults.
 type Config struct {
 	NsjailPath string       // the executable; required
@@ -52,7 +57,9 @@ type Maker struct {
 	lock  *os.File // held while we live: how others know
 	init  *os.File // the init's executable, sealed in memory
 	null  *os.File
-	nproc int // the most RLIMIT_NPROC can be
+	masks proc
+	pids  int // the most RLIMIT_NPROC can be
+	files int // RLIMIT_NOFILE of programs
 	tree  *cgroup.Tree
 	uids  *uidPool
 
@@ -102,11 +109,12 @@ func (m *Maker) open() (err error) {
 	if err := m.check(); err != nil {
 		return err
 	}
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &limit); err != nil {
+	if err := m.limits(); err != nil {
 		return err
 	}
-	m.nproc = int(min(limit.Max, 1<<22))
+	if m.masks, err = findMasked(); err != nil {
+		return err
+	}
 	if m.init, err = initImage(); err != nil {
 		return err
 	}
@@ -152,6 +160,36 @@ func (m *Maker) skeleton(root string) (*skeleton, error) {
 	}
 	m.roots[root] = s
 	return s, nil
+}
+
+// limits finds out what the worker's own limits, which it may be unable to raise,
+// leave for jails.
+func (m *Maker) limits() error {
+	var pids, files, core unix.Rlimit
+	for which, limit := range map[int]*unix.Rlimit{unix.RLIMIT_NPROC: &pids, unix.RLIMIT_NOFILE: &files, unix.RLIMIT_CORE: &core} {
+		if err := unix.Getrlimit(which, limit); err != nil {
+			return err
+		}
+	}
+	m.pids = int(min(pids.Max, 1<<22))
+	m.files = int(min(files.Max, maxFiles))
+	pattern, err := os.ReadFile("/proc/sys/kernel/core_pattern")
+	if err != nil {
+		return err
+	}
+	return checkCore(core.Max, string(pattern))
+}
+
+// checkCore says whether programs can be kept from dumping core by a worker whose
+// own hard limit is most: a dump that the host pipes to a program is not prevented
+// by a limit of 0, but by one of 1 byte.
+func checkCore(most uint64, pattern string) error {
+	if most == 0 && strings.HasPrefix(pattern, "|") {
+		return errors.New("core dumps of programs cannot be prevented: the host pipes them to " + strings.TrimSpace(pattern) +
+			", which a limit of 0 does not stop and one of 1 byte does: raise the worker's hard limit (systemd LimitCORE=1, " +
+			"docker --ulimit core=1), or change kernel.core_pattern")
+	}
+	return nil
 }
 
 func (m *Maker) check() error {
@@ -252,6 +290,10 @@ func flock(path string, how int) (*os.File, error) {
 func (m *Maker) Prepare(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
 	if spec.CPU <= 0 || spec.Memory <= 0 || spec.Pids < MinPids || spec.HomeBytes <= 0 || spec.TmpBytes <= 0 || spec.Inodes <= 0 {
 		return nil, fmt.Errorf("prepare jail: %+v is not usable: every limit must be positive, and pids at least %d", spec, MinPids)
+	}
+	if spec.Pids > m.pids {
+		return nil, fmt.Errorf("prepare jail: %d pids are more than the %d that the worker's own hard limit (RLIMIT_NPROC) lets it give: "+
+			"raise that", spec.Pids, m.pids)
 	}
 	s := &sandbox{m: m}
 	m.mu.Lock()

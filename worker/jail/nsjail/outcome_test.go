@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -30,6 +31,7 @@ func TestOutcomes(t *testing.T) {
 		{"abort", "python", "import os; os.abort()", jail.Outcome{Kind: jail.Signaled, Signal: 6}, ""},
 		{"a stopped process is killed by the clock", "bash", "kill -STOP $$", jail.Outcome{Kind: jail.TimedOut}, ""},
 		{"seccomp", "python", "import ctypes; print(1); ctypes.CDLL(None).syscall(169, 0, 0, 0, 0)", jail.Outcome{Kind: jail.Seccomp, Signal: 31}, "1"},
+		{"a SIGSYS that was sent", "bash", "kill -SYS $$", jail.Outcome{Kind: jail.Signaled, Signal: 31}, ""},
 		{"seccomp in a child", "bash", `python3 -c 'import ctypes; ctypes.CDLL(None).syscall(169)'; echo $?`, jail.Outcome{Kind: jail.Exited}, "159"},
 		{"timeout", "python", "print('first')\nwhile True: pass", jail.Outcome{Kind: jail.TimedOut}, "first"},
 		{"timeout of one that ignores signals", "bash", "trap '' TERM HUP INT; echo first; while :; do :; done", jail.Outcome{Kind: jail.TimedOut}, "first"},
@@ -148,6 +150,50 @@ func TestCancel(t *testing.T) {
 	cancelled()
 	if _, err := m.Prepare(ctx, testSpec()); !errors.Is(err, context.Canceled) {
 		t.Errorf("prepare with a done context: %v", err)
+	}
+}
+
+// A program has ended when it has, however long it takes to kill what it leaves:
+// here a process that stays until the test, which traces it, has taken note of its
+// death.
+func TestEndIsTheProgramsOwn(t *testing.T) {
+	m := newMaker(t)
+	s := prepare(t, m, testSpec()).(*sandbox)
+	out := newLines()
+	p := program(t, "bash", "trap 'exit 3' USR1; sleep 600 & echo up; wait")
+	p.Stdout, p.Timeout = out, 2*time.Second
+	type end struct {
+		o   jail.Outcome
+		err error
+	}
+	done := make(chan end, 1)
+	go func() {
+		o, err := s.Run(t.Context(), p)
+		done <- end{o, err}
+	}()
+	out.next(t)
+	left := children(t, children(t, s.initPID)[0])[0]
+	runtime.LockOSThread() // one thread traces and waits
+	defer runtime.UnlockOSThread()
+	if err := unix.PtraceSeize(left); err != nil {
+		t.Fatal(err)
+	}
+	if err := send(s, wire.SignalFrame(uint32(unix.SIGUSR1))); err != nil {
+		t.Error(err)
+	}
+	for tick := time.Tick(10 * time.Millisecond); ; <-tick {
+		s.mu.Lock()
+		why := s.why
+		s.mu.Unlock()
+		if why == timedOut {
+			break
+		}
+	}
+	if _, err := unix.Wait4(left, nil, unix.WALL, nil); err != nil {
+		t.Error(err)
+	}
+	if e := <-done; e.err != nil || e.o.Kind != jail.Exited || e.o.ExitCode != 3 || e.o.Duration >= p.Timeout {
+		t.Errorf("got %+v, %v", e.o, e.err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package nsjail
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -124,7 +125,7 @@ func (s *sandbox) files(spec jail.Spec) (*files, error) {
 		return f, err
 	}
 	l := layout{
-		skeleton: root, home: s.m.cfg.Home, uid: s.uids.first, nproc: min(spec.Pids, s.m.nproc), spec: spec,
+		skeleton: root, home: s.m.cfg.Home, uid: s.uids.first, files: s.m.files, masks: s.m.masks, spec: spec,
 	}
 	cfg, err := memfd("nsjail.cfg", []byte(l.config()), unix.MFD_NOEXEC_SEAL)
 	if err != nil {
@@ -183,6 +184,7 @@ func (s *sandbox) connect() (theirs *os.File, err error) {
 		return nil, errors.Join(fmt.Errorf("make the control socket: %w", err), theirs.Close())
 	}
 	s.conn = conn.(*net.UnixConn)
+	s.frames = bufio.NewReaderSize(s.conn, wire.MaxToWorker)
 	return theirs, nil
 }
 

@@ -1,6 +1,7 @@
 package nsjail
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -26,9 +27,10 @@ type sandbox struct {
 	proc    *os.Process // nsjail
 	log     *os.File    // nsjail's
 	conn    *net.UnixConn
-	oom     *os.File     // see cgroup.WatchOOM
-	before  cgroup.Usage // what nsjail and the init had used when ready
-	ready   bool         // the init is there and the limits are in force
+	frames  *bufio.Reader // of conn, after the first
+	oom     *os.File      // see cgroup.WatchOOM
+	before  cgroup.Usage  // what nsjail and the init had used when ready
+	ready   bool          // the init is there and the limits are in force
 	initPID int
 	initFD  int // pidfd; 0 before there is an init, -1 after
 
@@ -212,6 +214,8 @@ func (r *run) converse() (jail.Outcome, error) {
 	return jail.Outcome{}, fmt.Errorf("the init sent an unknown frame %q", typ)
 }
 
+// awaitEnd reads how the program ended, and then waits for the end of all else.
+// What happens in between, even to the init, does not change the outcome.
 func (r *run) awaitEnd() (jail.Outcome, error) {
 	started := time.Now()
 	if r.program.Timeout > 0 {
@@ -229,12 +233,26 @@ func (r *run) awaitEnd() (jail.Outcome, error) {
 	}
 	o.MemoryPeak = int64(e.MaxRSSKiB) << 10 // until the control group is asked
 	switch {
-	case e.Signal == int32(unix.SIGSYS):
+	case e.BySeccomp:
 		o.Kind, o.Signal, o.Detail = jail.Seccomp, int(e.Signal), "the program made a system call that no sandboxed program may make"
 	case e.Signal != 0:
 		o.Kind, o.Signal = jail.Signaled, int(e.Signal)
 	default:
 		o.Kind, o.ExitCode = jail.Exited, int(e.Code)
+	}
+	if r.frames.Buffered() == 0 {
+		// What is left dies sooner when it, and the init, need not wait for their share.
+		if err := r.group.Unthrottle(); err != nil {
+			return o, err
+		}
+	}
+	typ, _, err = r.receive()
+	switch {
+	case err != nil:
+		// The init was killed before it was done: by the clock, by Close, or for memory.
+		return o, errors.Join(ignoreEnd(err), r.awaitDeath())
+	case typ != wire.Empty:
+		return o, fmt.Errorf("the init sent an unknown frame %q", typ)
 	}
 	return o, nil
 }
@@ -323,7 +341,7 @@ func pipe() (out *os.File, in int, err error) {
 // receive reads one frame of the init.
 func (r *run) receive() (byte, []byte, error) {
 	var h [wire.HeaderSize]byte
-	if _, err := io.ReadFull(r.conn, h[:]); err != nil {
+	if _, err := io.ReadFull(r.frames, h[:]); err != nil {
 		return 0, nil, err
 	}
 	typ, n, ok := wire.ParseHeader(h, wire.MaxToWorker)
@@ -331,7 +349,7 @@ func (r *run) receive() (byte, []byte, error) {
 		return 0, nil, errors.New("the init sent a frame of a wrong size")
 	}
 	payload := make([]byte, n)
-	_, err := io.ReadFull(r.conn, payload)
+	_, err := io.ReadFull(r.frames, payload)
 	return typ, payload, err
 }
 

@@ -3,7 +3,8 @@ package nsjail
 // seccompPolicy is a deny-list in nsjail's language (kafel). An allow-list would
 // break with every new libc. Most of what is here is refused by the missing
 // capabilities already; it is refused a second time because each of these has
-// been a way out of a user namespace before.
+// been a way out of a user namespace before. What this language cannot say, the
+// init adds (jailinit/filter.go).
 //
 // clone3 does not exist (ENOSYS), because its flags lie in memory where a filter
 // cannot see them; every libc falls back to clone. Numbers in EPERM conditions
@@ -13,8 +14,9 @@ package nsjail
 // SO_ATTACH_FILTER, SO_ATTACH_BPF and their reuseport forms (26, 50, 51, 52) are
 // refused because the programs they attach use up a limit of the whole host
 // (net.core.bpf_jit_limit), without which no jail starts; io_setup for
-// fs.aio-max-nr. 467 is open_tree_attr. Of the internet protocols TCP and UDP
-// (6, 17) are let through: the others may load kernel modules.
+// fs.aio-max-nr. 457, 458 and 467 are statmount, listmount and open_tree_attr. Of
+// the internet protocols TCP and UDP (6, 17) are let through: the others may load
+// kernel modules.
 const seccompPolicy = `
 #define CLONE_NEW 0x7E020000
 #define CLONE_NEW_OR_TIME 0x7E020080
@@ -23,7 +25,7 @@ POLICY bullpen {
     kexec_load, kexec_file_load, reboot, init_module, finit_module, delete_module,
     swapon, swapoff, iopl, ioperm
   },
-  ERRNO(38) { clone3, io_setup, io_submit, SYSCALL[467] },
+  ERRNO(38) { clone3, io_setup, io_submit, SYSCALL[457], SYSCALL[458], SYSCALL[467] },
   ERRNO(97) {
     socket(family) { family != 1 && family != 2 && family != 10 && family != 16 },
     socketpair(family) { family != 1 }
@@ -47,7 +49,7 @@ POLICY bullpen {
     setns,
     unshare(flags) { (flags & CLONE_NEW_OR_TIME) != 0 },
     clone(flags) { (flags & CLONE_NEW) != 0 },
-    open_by_handle_at,
+    name_to_handle_at, open_by_handle_at, fanotify_init, fanotify_mark,
     clock_settime, clock_adjtime, adjtimex, settimeofday,
     sethostname, setdomainname,
     syslog, acct, quotactl, quotactl_fd, nfsservctl, vhangup, modify_ldt,

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -44,10 +45,34 @@ func newUIDPool(u UIDs, dir string) (*uidPool, error) {
 	if u.First <= 0 || u.Count < 2 || u.First+u.Count > 1<<31-2 {
 		return nil, fmt.Errorf("uid range %d+%d is not usable: give a range of at least 2 unprivileged uids", u.First, u.Count)
 	}
+	for _, file := range []string{"/proc/self/uid_map", "/proc/self/gid_map"} {
+		if err := u.mapped(file); err != nil {
+			return nil, err
+		}
+	}
 	if err := makeDir(dir, 0o700); err != nil {
 		return nil, err
 	}
 	return &uidPool{UIDs: u, dir: dir}, nil
+}
+
+// mapped checks that the worker's own user namespace has all ids of u: it can hand
+// on no others.
+func (u UIDs) mapped(file string) error {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(b)) {
+		var inside, outside, count int
+		if n, err := fmt.Sscan(line, &inside, &outside, &count); err != nil || n != 3 {
+			return fmt.Errorf("unreadable line %q in %s", line, file)
+		}
+		if inside <= u.First && u.First+u.Count <= inside+count {
+			return nil
+		}
+	}
+	return fmt.Errorf("uid range %d+%d is not in %s: the worker's user namespace has no such ids, give a range that it has", u.First, u.Count, file)
 }
 
 // take returns a pair nobody else has.

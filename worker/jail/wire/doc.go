@@ -18,9 +18,11 @@
 //	                                          worker's clock starts here.
 //	Failed   step string, errno u32           the program could not be started.
 //	                                          The init exits after it.
-//	Exited   code i32, signal i32,            the program is dead, and so is
-//	         maxrss KiB u64                   everything else in the jail but the
-//	                                          init: what they wrote is in the
+//	Exited   code i32, signal i32,            the program is dead; the worker's
+//	         seccomp u8, maxrss KiB u64       clock stops here. seccomp is 1 if the
+//	                                          signal is the filter's.
+//	Empty                                     so is everything else in the jail but
+//	                                          the init: what they wrote is in the
 //	                                          pipes. The init exits after it.
 //
 // From the worker to the init:

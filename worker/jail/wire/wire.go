@@ -2,7 +2,7 @@ package wire
 
 // Version is what Ready carries; worker and init are built together, so it
 // only guards against a stale binary.
-const Version = 1
+const Version = 2
 
 // Descriptor numbers the init is started with.
 const (
@@ -19,6 +19,7 @@ const (
 	Started byte = 'B'
 	Failed  byte = 'F'
 	Exited  byte = 'X'
+	Empty   byte = 'E'
 	Start   byte = 'S'
 	Signal  byte = 'G'
 	Kill    byte = 'K'
@@ -68,6 +69,7 @@ type FailedFrame struct {
 // itself with Code.
 type ExitedFrame struct {
 	Code, Signal int32
+	BySeccomp    bool   // Signal is SIGSYS, and the filter's
 	MaxRSSKiB    uint64 // of the largest process
 }
 
@@ -154,13 +156,17 @@ func ParseFailed(b []byte) (FailedFrame, bool) {
 func (e ExitedFrame) Encode() []byte {
 	b := appendU32(nil, uint32(e.Code))
 	b = appendU32(b, uint32(e.Signal))
-	return Frame(Exited, appendU64(b, e.MaxRSSKiB))
+	seccomp := byte(0)
+	if e.BySeccomp {
+		seccomp = 1
+	}
+	return Frame(Exited, appendU64(append(b, seccomp), e.MaxRSSKiB))
 }
 
 // ParseExited reads the payload of Exited.
 func ParseExited(b []byte) (ExitedFrame, bool) {
 	r := reader{b: b, ok: true}
-	e := ExitedFrame{Code: int32(r.u32()), Signal: int32(r.u32()), MaxRSSKiB: r.u64()}
+	e := ExitedFrame{Code: int32(r.u32()), Signal: int32(r.u32()), BySeccomp: r.u8() == 1, MaxRSSKiB: r.u64()}
 	return e, r.ok && len(r.b) == 0
 }
 

@@ -26,7 +26,7 @@ func TestRoundTrip(t *testing.T) {
 	if got, ok := ParseFailed(f.Encode()[HeaderSize:]); !ok || got != f {
 		t.Errorf("got %+v", got)
 	}
-	e := ExitedFrame{Code: -1, Signal: 9, MaxRSSKiB: 1 << 40}
+	e := ExitedFrame{Code: -1, Signal: 9, BySeccomp: true, MaxRSSKiB: 1 << 40}
 	if got, ok := ParseExited(e.Encode()[HeaderSize:]); !ok || got != e {
 		t.Errorf("got %+v", got)
 	}

@@ -1,0 +1,98 @@
+package nsjail
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// bareEnv makes the test binary a worker that lacks something: its value is what,
+// the nsjail and the run directory.
+const bareEnv = "BULLPEN_TEST_BARE"
+
+// bare opens a Maker, makes a jail, and says what stood in the way.
+func bare() {
+	f := strings.SplitN(os.Getenv(bareEnv), ":", 3)
+	switch f[0] {
+	case "no filters":
+		refuse(unix.SYS_PRCTL, unix.PR_SET_SECCOMP)
+		refuse(unix.SYS_SECCOMP, 0)
+	case "no namespaces":
+		check(os.WriteFile("/proc/sys/user/max_user_namespaces", []byte("0"), 0))
+	}
+	m, err := Open(Config{NsjailPath: f[1], RunDir: f[2], UIDLocks: f[2] + "/uids", Log: slog.New(slog.DiscardHandler)})
+	if err == nil {
+		_, err = m.Probe(context.Background(), testSpec())
+		check(m.Close())
+	}
+	fmt.Println(err)
+}
+
+// refuse makes a system call fail with EINVAL, for this process and its children;
+// only with that first argument, unless it is 0.
+func refuse(number, argument uint32) {
+	skip := uint8(0)
+	if argument == 0 {
+		skip = 2
+	}
+	f := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: number, Jt: skip, Jf: 3},
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 16},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: argument, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EINVAL)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	prog := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
+	if _, _, e := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&prog))); e != 0 {
+		check(e)
+	}
+}
+
+// A worker that cannot hold programs to what it promises takes none, and says why.
+func TestFailsClosed(t *testing.T) {
+	whole := []syscall.SysProcIDMap{{Size: 1<<32 - 1}}
+	few := []syscall.SysProcIDMap{{Size: 65536}}
+	for what, tt := range map[string]struct {
+		ids  []syscall.SysProcIDMap // of a user namespace of its own, if it is to have one
+		want string
+	}{
+		"nothing":       {nil, "<nil>"},
+		"no filters":    {nil, "PR_SET_SECCOMP"},
+		"no namespaces": {whole, "CLONE_NEWUSER"},
+		"no ids":        {few, "uid range 1900000000+8192 is not in /proc/self/uid_map"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			exe, err := os.Executable()
+			if err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.CommandContext(t.Context(), exe)
+			cmd.Env = append(os.Environ(), bareEnv+"="+what+":"+nsjailPath(t)+":"+runDir(t))
+			if tt.ids != nil {
+				cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: tt.ids, GidMappings: tt.ids, GidMappingsEnableSetgroups: true}
+			}
+			out, err := cmd.CombinedOutput()
+			if err != nil || !strings.Contains(string(out), tt.want) {
+				t.Errorf("%v, the worker says %s", err, out)
+			}
+		})
+	}
+	for pattern, tt := range map[string]struct {
+		most uint64
+		ok   bool
+	}{"core": {0, true}, "|/usr/bin/dump %p\n": {0, false}, "|/usr/bin/dump": {1, true}} {
+		if err := checkCore(tt.most, pattern); (err == nil) != tt.ok {
+			t.Errorf("%q with a limit of %d: %v", pattern, tt.most, err)
+		}
+	}
+}
