@@ -29,25 +29,6 @@ func TestManyAtOnce(t *testing.T) {
 	wg.Wait()
 }
 
-// The next jail, with the same uids, sees nothing of the last one.
-func TestNothingIsLeftInside(t *testing.T) {
-	m := newMaker(t)
-	const leave = `
-import os, socket, ctypes
-for d in ('/tmp', '/dev/shm', os.environ['HOME']): open(d + '/secret', 'w').write('x')
-libc = ctypes.CDLL(None)
-print(libc.shmget(77, 4096, 0o1666) >= 0, libc.msgget(77, 0o1666) >= 0, libc.semget(77, 1, 0o1666) >= 0)
-s = socket.socket(socket.AF_UNIX); s.bind('\0secret'); print('left')`
-	const look = `
-import os, socket, ctypes
-print([os.path.exists(d + '/secret') for d in ('/tmp', '/dev/shm', os.environ['HOME'])])
-libc = ctypes.CDLL(None)
-print(libc.shmget(77, 4096, 0), libc.msgget(77, 0), libc.semget(77, 1, 0))
-print(socket.socket(socket.AF_UNIX).connect_ex('\0secret'))`
-	runCode(t, m, "python", leave).want(t, jail.Exited, "True True True\nleft")
-	runCode(t, m, "python", look).want(t, jail.Exited, "[False, False, False]\n-1 -1 -1\n111")
-}
-
 // footprint is what this process and the host hold on m's behalf.
 func footprint(t *testing.T, m *Maker) map[string]int {
 	t.Helper()

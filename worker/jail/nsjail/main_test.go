@@ -87,7 +87,21 @@ func testSpec() jail.Spec {
 // result is an outcome and what was written.
 type result struct {
 	jail.Outcome
-	stdout, stderr string
+	stdout, stderr string // their beginnings
+	written        int64  // to stdout, bytes
+}
+
+// beginning keeps the first part of what is written, and counts all of it.
+type beginning struct {
+	kept    []byte
+	written int64
+}
+
+func (b *beginning) Write(p []byte) (int, error) {
+	const enough = 1 << 20
+	b.kept = append(b.kept, p[:min(len(p), enough-len(b.kept))]...)
+	b.written += int64(len(p))
+	return len(p), nil
 }
 
 // patience bounds tests whose program should end by itself.
@@ -114,13 +128,13 @@ func prepare(tb testing.TB, m *Maker, spec jail.Spec) jail.Jail {
 
 func runProgram(tb testing.TB, m *Maker, spec jail.Spec, p jail.Program) result {
 	tb.Helper()
-	var stdout, stderr bytes.Buffer
+	var stdout, stderr beginning
 	p.Stdout, p.Stderr = &stdout, &stderr
 	o, err := prepare(tb, m, spec).Run(tb.Context(), p)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return result{Outcome: o, stdout: stdout.String(), stderr: stderr.String()}
+	return result{Outcome: o, stdout: string(stdout.kept), stderr: string(stderr.kept), written: stdout.written}
 }
 
 func runCode(tb testing.TB, m *Maker, language, code string) result {

@@ -25,16 +25,7 @@ func TestOutcomes(t *testing.T) {
 		{"exit 0", "python", "print('hello')", jail.Outcome{Kind: jail.Exited}, "hello"},
 		{"exit 7", "bash", "echo out; echo err >&2; exit 7", jail.Outcome{Kind: jail.Exited, ExitCode: 7}, "out"},
 		{"exit 255", "node", "process.exit(255)", jail.Outcome{Kind: jail.Exited, ExitCode: 255}, ""},
-		{"exit 137 is no signal", "bash", "exit 137", jail.Outcome{Kind: jail.Exited, ExitCode: 137}, ""},
-		{"sigterm", "bash", "kill -TERM $$", jail.Outcome{Kind: jail.Signaled, Signal: 15}, ""},
-		{"sigkill", "bash", "kill -KILL $$", jail.Outcome{Kind: jail.Signaled, Signal: 9}, ""},
-		{"abort", "python", "import os; os.abort()", jail.Outcome{Kind: jail.Signaled, Signal: 6}, ""},
-		{"a stopped process is killed by the clock", "bash", "kill -STOP $$", jail.Outcome{Kind: jail.TimedOut}, ""},
-		{"seccomp", "python", "import ctypes; print(1); ctypes.CDLL(None).syscall(169, 0, 0, 0, 0)", jail.Outcome{Kind: jail.Seccomp, Signal: 31}, "1"},
-		{"a SIGSYS that was sent", "bash", "kill -SYS $$", jail.Outcome{Kind: jail.Signaled, Signal: 31}, ""},
-		{"seccomp in a child", "bash", `python3 -c 'import ctypes; ctypes.CDLL(None).syscall(169)'; echo $?`, jail.Outcome{Kind: jail.Exited}, "159"},
 		{"timeout", "python", "print('first')\nwhile True: pass", jail.Outcome{Kind: jail.TimedOut}, "first"},
-		{"timeout of one that ignores signals", "bash", "trap '' TERM HUP INT; echo first; while :; do :; done", jail.Outcome{Kind: jail.TimedOut}, "first"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -52,28 +43,6 @@ func TestOutcomes(t *testing.T) {
 			}
 			if r.CPUTime <= 0 || r.MemoryPeak <= 0 {
 				t.Errorf("no usage: %+v", r.Outcome)
-			}
-		})
-	}
-}
-
-func TestOutOfMemory(t *testing.T) {
-	m := newMaker(t)
-	spec := testSpec()
-	spec.Memory = 64 << 20
-	for name, code := range map[string]string{
-		"touch":          "print('first')\nx = bytearray(200 << 20)\nprint('never')",
-		"tmpfs":          "print('first')\nopen('/dev/shm/x', 'wb').write(b'x' * (40 << 20)); open('/tmp/x', 'wb').write(b'x' * (40 << 20))\nprint('never')",
-		"in a child":     "print('first')\nimport subprocess\nsubprocess.run(['python3', '-c', 'bytearray(200 << 20)'])\nimport time\ntime.sleep(600)",
-		"memfd":          "print('first')\nimport os\nf = os.memfd_create('x')\nwhile True: os.write(f, b'x' * (1 << 20))",
-		"many processes": "print('first', flush=True)\nimport os\nfor i in range(8):\n  if not os.fork(): x = bytearray(30 << 20)\nwhile True: pass",
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := runProgram(t, m, spec, program(t, "python", code))
-			r.want(t, jail.OutOfMemory, "first")
-			if r.MemoryPeak > spec.Memory+(1<<20) {
-				t.Errorf("peak %d over the limit", r.MemoryPeak)
 			}
 		})
 	}
@@ -194,33 +163,6 @@ func TestEndIsTheProgramsOwn(t *testing.T) {
 	}
 	if e := <-done; e.err != nil || e.o.Kind != jail.Exited || e.o.ExitCode != 3 || e.o.Duration >= p.Timeout {
 		t.Errorf("got %+v, %v", e.o, e.err)
-	}
-}
-
-// What was written before the end is handed over, however slowly it is taken,
-// and whoever wrote it.
-func TestOutputIsWhole(t *testing.T) {
-	m := newMaker(t)
-	const size = 8 << 20
-	r, w := io.Pipe()
-	p := program(t, "bash", "head -c 8388607 /dev/zero & wait; setsid sh -c 'printf x; kill -9 '$$; echo never")
-	p.Stdout = w
-	got := make(chan int, 1)
-	go func() {
-		n, buf := 0, make([]byte, 777)
-		for {
-			k, err := r.Read(buf)
-			n += k
-			if err != nil {
-				got <- n
-				return
-			}
-		}
-	}()
-	o, err := prepare(t, m, testSpec()).Run(t.Context(), p)
-	_ = w.Close()
-	if n := <-got; n != size || err != nil || o.Kind != jail.Signaled {
-		t.Errorf("%d bytes of %d, %+v, %v", n, size, o, err)
 	}
 }
 
