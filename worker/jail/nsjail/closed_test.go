@@ -28,7 +28,10 @@ func bare() {
 	case "no namespaces":
 		check(os.WriteFile("/proc/sys/user/max_user_namespaces", []byte("0"), 0))
 	}
-	m, err := Open(Config{NsjailPath: f[1], RunDir: f[2], UIDLocks: f[2] + "/uids", Log: slog.New(slog.DiscardHandler)})
+	// Its locks are not those of the other tests, so its uids must not be either.
+	m, err := Open(Config{
+		NsjailPath: f[1], RunDir: f[2], UIDLocks: f[2] + "/uids", UIDs: UIDs{First: 1_800_000_000, Count: 64}, Log: slog.New(slog.DiscardHandler),
+	})
 	if err == nil {
 		_, err = m.Probe(context.Background(), testSpec())
 		check(m.Close())
@@ -68,7 +71,7 @@ func TestFailsClosed(t *testing.T) {
 		"nothing":       {nil, "<nil>"},
 		"no filters":    {nil, "PR_SET_SECCOMP"},
 		"no namespaces": {whole, "CLONE_NEWUSER"},
-		"no ids":        {few, "uid range 1900000000+8192 is not in /proc/self/uid_map"},
+		"no ids":        {few, "uid range 1800000000+64 is not in /proc/self/uid_map"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
