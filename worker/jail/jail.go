@@ -18,13 +18,16 @@ import (
 type Spec struct {
 	// Root is a directory that holds the jail's root file system, which nobody
 	// changes while there are jails on it; empty for the host's runtimes.
-	Root      string
-	CPU       float64 // cores; fractions are allowed
-	Memory    int64   // bytes, of everything in the jail, tmpfs included; there is no swap
-	Pids      int     // processes and threads of the program
-	HomeBytes int64   // size of the home, bytes
-	TmpBytes  int64   // size of /tmp, and of /dev/shm, bytes
-	Inodes    int64   // files in the home, and in /tmp
+	Root   string
+	CPU    float64 // cores; fractions are allowed
+	Memory int64   // bytes, of everything in the jail, tmpfs included; there is no swap
+	Pids   int     // processes and threads of the program
+	// HomeBytes and TmpBytes are the sizes of the home and of /tmp, bytes. They are
+	// in memory up to a half and a quarter of it; larger ones lie on disk. /dev/shm
+	// has the size of /tmp, but is in memory always, half of it at most.
+	HomeBytes int64
+	TmpBytes  int64
+	Inodes    int64 // files in the home, and in /tmp
 }
 
 // Program is what to run in a jail.

@@ -69,7 +69,7 @@ func openJails(cfg *Config, jails nsjail.Config) (*nsjail.Maker, error) {
 	if err != nil {
 		return nil, err
 	}
-	jails.NsjailPath, jails.Home = path, cfg.Home
+	jails.NsjailPath, jails.Home, jails.VolumeDir = path, cfg.Home, filepath.Join(cfg.Data, "volumes")
 	jails.UIDs = nsjail.UIDs{First: cfg.UIDRange.First, Count: cfg.UIDRange.Count}
 	return nsjail.Open(jails)
 }

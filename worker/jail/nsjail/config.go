@@ -100,9 +100,12 @@ func (l layout) config() string {
 	for _, d := range devices {
 		b.line("mount { src: %q dst: %q is_bind: true rw: true nosuid: true noexec: true }", "/dev/"+d, "/dev/"+d)
 	}
-	b.tmpfs("/dev/shm", l.spec.TmpBytes, l.spec.Inodes, "1777", 0)
-	b.tmpfs("/tmp", l.spec.TmpBytes, l.spec.Inodes, "1777", jail.ProgramID)
-	b.tmpfs(l.home, l.spec.HomeBytes, l.spec.Inodes, "0755", jail.ProgramID)
+	b.tmpfs("/dev/shm", min(l.spec.TmpBytes, l.spec.Memory/2), l.spec.Inodes, "1777", 0)
+	for _, a := range areas(l.spec, l.home) {
+		if !a.onDisk { // what is, is attached when the jail stands
+			b.tmpfs(a.path, a.bytes, l.spec.Inodes, strconv.FormatUint(uint64(a.mode), 8), jail.ProgramID)
+		}
+	}
 	b.tmpfs(jail.JobDir, jobDirBytes, 1024, "0755", 0)
 
 	b.line("seccomp_string: %q", seccompPolicy)
@@ -113,6 +116,24 @@ func (l layout) config() string {
 	b.line(`envar: "GOGC=off" envar: "GOMAXPROCS=2"`)
 	b.line("exec_bin { path: %q arg0: \"init\" exec_fd: true }", selfFD(initFD))
 	return b.String()
+}
+
+// area is a directory that is the program's own.
+type area struct {
+	path   string
+	bytes  int64
+	mode   uint32
+	onDisk bool // memory is too small for it
+}
+
+// areas are the home and /tmp. In memory they count against its limit, so one that
+// is to hold more than its share of it lies on disk: a program shall meet ENOSPC
+// before it is killed for memory.
+func areas(spec jail.Spec, home string) []area {
+	return []area{
+		{home, spec.HomeBytes, 0o755, spec.HomeBytes > spec.Memory/2},
+		{"/tmp", spec.TmpBytes, 0o1777, spec.TmpBytes > spec.Memory/4},
+	}
 }
 
 // args are nsjail's arguments: everything is in the configuration.

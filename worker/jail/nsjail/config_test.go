@@ -16,7 +16,7 @@ func TestConfigGolden(t *testing.T) {
 	got := layout{
 		skeleton: &skeleton{dir: "/run/bullpen/workers/X/root", binds: []bind{{"/usr", "/usr"}, {"/var/lib/image/lib64", "/lib64"}}},
 		home:     "/home/baponi", uid: 1_900_000_000, files: 4096, masks: proc{files: []string{"keys"}, dirs: []string{"fs"}},
-		spec: jail.Spec{CPU: 1.5, Memory: 1 << 30, Pids: 256, HomeBytes: 1 << 30, TmpBytes: 512 << 20, Inodes: 65536},
+		spec: jail.Spec{CPU: 1.5, Memory: 1 << 30, Pids: 256, HomeBytes: 512 << 20, TmpBytes: 256 << 20, Inodes: 65536},
 	}.config()
 	if *update {
 		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
+	"github.com/bullpen-run/bullpen/worker/jail/disk"
 )
 
 // Defaults of Config.
@@ -45,6 +46,7 @@ type Config struct {
 	UIDs       UIDs         // default DefaultUIDs
 	UIDLocks   string       // directory of the locks on UIDs, one for the whole host; default /run/bullpen/uids
 	Home       string       // the program's home; default /home/baponi
+	VolumeDir  string       // on a disk, for homes and /tmp that memory is too small for; such jails cannot be made without it
 	Log        *slog.Logger // default slog.Default()
 }
 
@@ -62,6 +64,9 @@ type Maker struct {
 	files int // RLIMIT_NOFILE of programs
 	tree  *cgroup.Tree
 	uids  *uidPool
+
+	volumesMu sync.Mutex
+	volumes   *disk.Pool // opened when the first is asked for
 
 	rootsMu sync.Mutex
 	roots   map[string]*skeleton // by Spec.Root
@@ -285,6 +290,22 @@ func flock(path string, how int) (*os.File, error) {
 	return f, nil
 }
 
+// pool is where volumes come from. It is opened when a jail first needs one, since
+// most workers never do and it asks for tools of its own.
+func (m *Maker) pool() (*disk.Pool, error) {
+	m.volumesMu.Lock()
+	defer m.volumesMu.Unlock()
+	if m.volumes != nil {
+		return m.volumes, nil
+	}
+	if m.cfg.VolumeDir == "" {
+		return nil, errors.New("the home or /tmp is larger than memory allows for, and there is no directory for it on a disk")
+	}
+	var err error
+	m.volumes, err = disk.Open(disk.Config{Dir: m.cfg.VolumeDir, Log: m.cfg.Log})
+	return m.volumes, err
+}
+
 // Prepare makes a jail that waits for its program. The context is for the
 // preparation alone.
 func (m *Maker) Prepare(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
@@ -350,6 +371,9 @@ func (m *Maker) Close() error {
 
 func (m *Maker) release() error {
 	var errs []error
+	if m.volumes != nil {
+		errs = append(errs, m.volumes.Close())
+	}
 	if m.tree != nil {
 		errs = append(errs, m.tree.Close())
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
+	"github.com/bullpen-run/bullpen/worker/jail/disk"
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
@@ -68,6 +69,9 @@ func (s *sandbox) prepare(ctx context.Context, spec jail.Spec) (err error) {
 	if err := s.awaitReady(ctx); err != nil {
 		return err
 	}
+	if err := s.attachVolumes(ctx, spec); err != nil {
+		return err
+	}
 	return s.finish(spec)
 }
 
@@ -79,6 +83,31 @@ func (s *sandbox) limit(spec jail.Spec) (err error) {
 	}
 	s.oom, err = s.group.WatchOOM()
 	return err
+}
+
+// attachVolumes mounts what lies on disk.
+func (s *sandbox) attachVolumes(ctx context.Context, spec jail.Spec) error {
+	for _, a := range areas(spec, s.m.cfg.Home) {
+		if !a.onDisk {
+			continue
+		}
+		pool, err := s.m.pool()
+		if err != nil {
+			return err
+		}
+		v, err := pool.Take(ctx, disk.Size{Bytes: a.bytes, Inodes: spec.Inodes}, s.uids.first+1, s.uids.first+1)
+		if err != nil {
+			return err
+		}
+		s.volumes = append(s.volumes, v)
+		if err := unix.Chmod(v.Path(), a.mode); err != nil {
+			return fmt.Errorf("set the mode of %s: %w", a.path, err)
+		}
+		if err := v.Attach(s.initFD, a.path); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // finish is what has to wait until nsjail and the init have done their work: the

@@ -16,6 +16,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
+	"github.com/bullpen-run/bullpen/worker/jail/disk"
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
@@ -29,8 +30,9 @@ type sandbox struct {
 	conn    *net.UnixConn
 	frames  *bufio.Reader // of conn, after the first
 	oom     *os.File      // see cgroup.WatchOOM
-	before  cgroup.Usage  // what nsjail and the init had used when ready
-	ready   bool          // the init is there and the limits are in force
+	volumes []*disk.Volume
+	before  cgroup.Usage // what nsjail and the init had used when ready
+	ready   bool         // the init is there and the limits are in force
 	initPID int
 	initFD  int // pidfd; 0 before there is an init, -1 after
 
@@ -133,6 +135,9 @@ func (s *sandbox) release() error {
 	}
 	if s.group != nil {
 		errs = append(errs, s.group.Remove())
+	}
+	for _, v := range s.volumes {
+		errs = append(errs, v.Close())
 	}
 	if s.log != nil {
 		errs = append(errs, s.log.Close())
