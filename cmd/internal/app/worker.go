@@ -69,7 +69,11 @@ func openJails(cfg *Config, jails nsjail.Config) (*nsjail.Maker, error) {
 	if err != nil {
 		return nil, err
 	}
-	jails.NsjailPath, jails.Home, jails.VolumeDir = path, cfg.Home, filepath.Join(cfg.Data, "volumes")
+	data, err := filepath.Abs(cfg.Data)
+	if err != nil {
+		return nil, fmt.Errorf("find the data directory: %w", err)
+	}
+	jails.NsjailPath, jails.Home, jails.VolumeDir = path, cfg.Home, filepath.Join(data, "volumes")
 	jails.UIDs = nsjail.UIDs{First: cfg.UIDRange.First, Count: cfg.UIDRange.Count}
 	return nsjail.Open(jails)
 }
