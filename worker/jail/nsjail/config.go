@@ -136,8 +136,12 @@ func areas(spec jail.Spec, home string) []area {
 	}
 }
 
-// args are nsjail's arguments: everything is in the configuration.
-func args() []string { return []string{"nsjail", "--config", selfFD(configFD)} }
+// args are nsjail's arguments: everything is in the configuration, but for one
+// thing it has no word for. --rw makes nsjail leave out a remount of / of its own,
+// after which the mount in the configuration makes / read-only all the same. That
+// remount would clear nosuid and nodev, which is refused where the directory is
+// mounted with them, as /run is on most hosts.
+func args() []string { return []string{"nsjail", "--config", selfFD(configFD), "--rw"} }
 
 func selfFD(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 

@@ -30,7 +30,7 @@ func TestConfigGolden(t *testing.T) {
 	if got != string(want) {
 		t.Errorf("nsjail's configuration has changed; if that is meant, run this test with -update\n%s", got)
 	}
-	if a := strings.Join(args(), " "); a != "nsjail --config /proc/self/fd/6" {
+	if a := strings.Join(args(), " "); a != "nsjail --config /proc/self/fd/6 --rw" {
 		t.Errorf("arguments %q", a)
 	}
 }
