@@ -37,6 +37,14 @@ test: build ## run all tests, those in the real jail too; as root
 	@command -v $$(go env CC) >/dev/null || { echo "make test: the race detector needs a C compiler: apt-get install gcc libc6-dev" >&2; exit 1; }
 	CGO_ENABLED=1 go test -race -shuffle=on -timeout=14m ./...
 
+.PHONY: chaos
+chaos: build ## run 2,000 attacks in random order and see that nothing is left behind; as root
+	go test -run '^TestChaos$$' -v -timeout 60m ./worker/jail/nsjail -chaos 2000
+
+.PHONY: docs
+docs: init ## write the tables of attacks in docs/sandbox.md from the tests
+	go test -run '^TestAbuseTable$$' ./worker/jail/nsjail ./cmd/bullpen -update
+
 .PHONY: lint
 lint: init ## check the code: linters, formatting, who imports whom
 	$(lint) run ./...

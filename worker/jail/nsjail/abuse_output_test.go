@@ -39,7 +39,7 @@ for i in range(20000): os.write(1, b'o'); os.write(2, b'e')`, also: func(t testi
 		},
 		{name: "a reader who takes his time", want: jail.Outcome{Kind: jail.Signaled, Signal: 9}, run: slowReader},
 		{name: "frames of the init's protocol", language: "bash", code: `printf '\x12\x00\x00\x00X\x07\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00E' | tee /dev/stderr | wc -c; exit 5`, stdout: "27", want: jail.Outcome{Kind: jail.Exited, ExitCode: 5}},
-		{name: "making its pipe larger, and full of packets", language: "python", code: `
+		{name: "making its pipe larger", language: "python", code: `
 import fcntl
 try: print(fcntl.fcntl(1, 1031, 1 << 30))
 except OSError as e: print(e.errno)`, stdout: "1"},
