@@ -41,8 +41,27 @@ def hide():
 print(no(hide))`, stdout: "ENOSPC"},
 		{name: "full, emptied, full again", language: "bash", limits: small, stdout: "1\n0", code: "head -c 5000000 /dev/zero > x 2>/dev/null; echo $?; rm x; head -c 3000000 /dev/zero > x; echo $?"},
 		{
-			name: "more than memory has", language: "bash", limits: func(s *jail.Spec) { s.Memory, s.HomeBytes = 32<<20, 1<<30 },
-			code: "echo first; head -c 100000000 /dev/zero > x; sleep 600", want: jail.Outcome{Kind: jail.OutOfMemory}, stdout: "first",
+			name: "a home on disk, larger than memory", language: "python",
+			limits: func(s *jail.Spec) { s.Memory, s.HomeBytes, s.Inodes = 32<<20, 60<<20, 100 },
+			code: errnos + `
+def fill(d):
+    i = 0
+    while True:
+        with open(f'{d}/{i}', 'wb', 0) as f:
+            while True: f.write(bytes(1 << 20))
+        i += 1
+def sparse():
+    f = os.open('sparse', os.O_RDWR | os.O_CREAT); os.ftruncate(f, 1 << 40)
+    while True: os.lseek(f, 1 << 21, 1); os.write(f, bytes(1 << 20))
+def inodes():
+    for i in range(1000): os.mkdir(f'd{i}')
+def hidden():
+    f = open('hidden', 'wb', 0); os.unlink('hidden')
+    while True: f.write(bytes(1 << 20))
+print(no(fill, '.'), no(hidden)); os.unlink('0')
+print(no(lambda: os.posix_fallocate(os.open('x', os.O_RDWR | os.O_CREAT), 0, 1 << 30))); os.unlink('x')
+print(no(sparse)); os.unlink('sparse')
+print(no(inodes), no(os.mknod, 'dev', 0o20666, os.makedev(1, 1)))`, stdout: "ENOSPC ENOSPC\nENOSPC\nENOSPC\nENOSPC EPERM",
 		},
 		{
 			name: "anywhere else", language: "bash", stdout: "/dev/full /dev/null /dev/random /dev/shm /dev/urandom /dev/zero /home/baponi /tmp 4",

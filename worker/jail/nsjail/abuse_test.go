@@ -62,7 +62,7 @@ func TestAbuse(t *testing.T) {
 			for _, a := range g.attacks {
 				t.Run(a.name, func(t *testing.T) {
 					t.Parallel()
-					m := openMaker(t, Config{})
+					m := openMaker(t, Config{VolumeDir: diskDir(t)})
 					neighbour := prepare(t, m, testSpec())
 					if a.run != nil {
 						a.run(t, m)
@@ -222,8 +222,10 @@ func openMaker(t testing.TB, cfg Config) *Maker {
 // small is for attacks on limits that would take long to reach.
 func small(s *jail.Spec) { s.HomeBytes, s.TmpBytes, s.Inodes = 4<<20, 4<<20, 100 }
 
-// memory returns what limits the memory to n MiB.
-func memory(n int64) func(*jail.Spec) { return func(s *jail.Spec) { s.Memory = n << 20 } }
+// memory returns what limits the memory to n MiB, and what lies there accordingly.
+func memory(n int64) func(*jail.Spec) {
+	return func(s *jail.Spec) { s.Memory, s.HomeBytes, s.TmpBytes = n<<20, n<<19, n<<18 }
+}
 
 // errnos is Python that tells what a call is answered with.
 const errnos = `

@@ -176,7 +176,8 @@ func TestThreadsComeBack(t *testing.T) {
 func TestOwnUseIsNotTheProgram(t *testing.T) {
 	m := newMaker(t)
 	spec := testSpec()
-	spec.Memory, spec.CPU = 2<<20, 0.01
+	memory(2)(&spec)
+	spec.CPU = 0.01
 	p := jail.Program{Argv: []string{"true"}, Dir: "/", Timeout: patience}
 	runProgram(t, m, spec, p).want(t, jail.Exited, "")
 	s := prepare(t, m, testSpec()).(*sandbox)

@@ -15,7 +15,7 @@ import (
 func TestManyAtOnce(t *testing.T) {
 	m := newMaker(t)
 	spec := testSpec()
-	spec.Memory = 64 << 20
+	memory(64)(&spec)
 	var wg sync.WaitGroup
 	for i := range 50 {
 		wg.Go(func() {

@@ -71,7 +71,7 @@ func keepOnly(names []string) {
 	check(os.Setenv(bareEnv, "nothing:"+rest))
 	exe, err := os.Executable()
 	check(err)
-	check(syscall.Exec(exe, os.Args, os.Environ())) //nolint:gosec // ourselves
+	check(syscall.Exec(exe, os.Args, os.Environ()))
 }
 
 // refuse makes a system call fail with EINVAL, for this process and its children;
