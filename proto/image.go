@@ -11,9 +11,9 @@ import (
 
 // The limits of sandbox images.
 const (
-	MaxImages        = 256     // names in the registry
-	MaxImageBytes    = 4 << 30 // of an image as it is stored, compressed
-	MaxImageUnpacked = 16 << 30 // bytes of its files
+	MaxImages        = 256       // names in the registry
+	MaxImageBytes    = 4 << 30   // of an image as it is stored, compressed
+	MaxImageUnpacked = 16 << 30  // bytes of its files
 	MaxImageEntries  = 1_000_000 // files, directories and links
 	MaxImageNameLen  = 63
 )
