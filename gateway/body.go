@@ -33,13 +33,18 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 		return body, nil
 	}
 	w.Header().Set("Connection", "close")
+	return nil, bodyError(err, s.MaxBody)
+}
+
+// bodyError says to the client why its body was not read to its end.
+func bodyError(err error, limit int64) error {
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		return nil, &bodyTooLargeError{s.MaxBody}
+		return &bodyTooLargeError{limit}
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, &proto.FieldError{Field: "body", Message: "body must arrive within " + bodyTimeout.String()}
+		return &proto.FieldError{Field: "body", Message: "body must arrive within " + bodyTimeout.String()}
 	default:
-		return nil, &proto.FieldError{Field: "body", Message: "body ended before it was complete"}
+		return &proto.FieldError{Field: "body", Message: "body ended before it was complete"}
 	}
 }

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"io"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -55,6 +56,17 @@ type KeyAdmin interface {
 	List(ctx context.Context) ([]proto.Key, error)
 	// Revoke ends a key. Its error is [proto.ErrNotFound] where there is none of that id.
 	Revoke(ctx context.Context, id string) (proto.Key, error)
+}
+
+// ImageAdmin stores and removes the images of sandboxes.
+type ImageAdmin interface {
+	// Put stores what is read from body as the image of that name, in place of an earlier one. A [*proto.FieldError] says what is
+	// wrong with it, and a [*proto.Refusal] that there is no room.
+	Put(ctx context.Context, name, digest string, body io.Reader) (img *proto.Image, replaced bool, err error)
+	// List gives all images.
+	List(ctx context.Context) ([]proto.Image, error)
+	// Remove takes the name away and gives the image that had it. Its error is [proto.ErrNotFound] where none has.
+	Remove(ctx context.Context, name string) (*proto.Image, error)
 }
 
 // Bindings keeps for 24 hours which execution an idempotency key stands for.

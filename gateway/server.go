@@ -44,6 +44,8 @@ type Server struct {
 	Keys     Keys
 	KeyAdmin KeyAdmin
 	Bindings Bindings
+	// ImageAdmin answers for the images of sandboxes.
+	ImageAdmin ImageAdmin
 
 	Log    *slog.Logger
 	Tracer trace.Tracer
@@ -104,6 +106,9 @@ func (s *Server) routeV1(r chi.Router) {
 		r.Post(prefix+"/admin/keys", s.handle(s.createKey))
 		r.Get(prefix+"/admin/keys", s.handle(s.listKeys))
 		r.Delete(prefix+"/admin/keys/{id}", s.handle(s.revokeKey))
+		r.Put(prefix+"/admin/images/{name}", s.handle(s.putImage))
+		r.Get(prefix+"/admin/images", s.handle(s.listImages))
+		r.Delete(prefix+"/admin/images/{name}", s.handle(s.removeImage))
 	})
 }
 

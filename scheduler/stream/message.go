@@ -379,3 +379,6 @@ func (s *Set) Received(ctx context.Context, m *nats.Msg) (*Stored, error) {
 	}
 	return out, nil
 }
+
+// Piece is the largest body that one message takes, in bytes.
+func (s *Set) Piece() int { return s.inline }

@@ -19,10 +19,12 @@ const (
 	execsName    = "BULLPEN_EXECS"
 	outName      = "BULLPEN_OUT"
 	deadName     = "BULLPEN_DEAD"
+	partsName    = "BULLPEN_IMAGES"
 	bodiesName   = "bullpen_bodies"
 	keysName     = "bullpen_keys"
 	bindingsName = "bullpen_bindings"
 	controlName  = "bullpen_control"
+	imagesName   = "bullpen_images"
 )
 
 // BindingTTL is how long an idempotency key stands for its execution, unless the execution's record is kept shorter: a key that
@@ -57,6 +59,8 @@ type Set struct {
 	Keys     jetstream.KeyValue    // API keys by id, and the secret they are hashed with
 	Bindings jetstream.KeyValue    // idempotency keys
 	Control  jetstream.KeyValue    // who leads
+	Images   jetstream.KeyValue    // the catalog of sandbox images
+	Parts    jetstream.Stream      // the images themselves, in parts
 	bodies   jetstream.ObjectStore // claim checks
 	inline   int                   // bytes of a body that travel in the message
 }
@@ -82,13 +86,19 @@ func open(ctx context.Context, nc *nats.Conn, cfg Config) (*Set, error) {
 // enter opens what a worker needs, once it is there.
 func (s *Set) enter(ctx context.Context) error {
 	wait := backoff.WithContext(backoff.NewConstantBackOff(enterPause), ctx)
-	for name, to := range map[string]*jetstream.Stream{jobsName: &s.Jobs, execsName: &s.Execs, outName: &s.Outs} {
+	for name, to := range map[string]*jetstream.Stream{jobsName: &s.Jobs, execsName: &s.Execs, outName: &s.Outs, partsName: &s.Parts} {
 		if err := backoff.Retry(func() (err error) {
 			*to, err = s.JS.Stream(ctx, name)
 			return err
 		}, wait); err != nil {
 			return fmt.Errorf("open stream %s: %w: is a gateway running on this NATS, and is this user allowed its JetStream API?", name, err)
 		}
+	}
+	if err := backoff.Retry(func() (err error) {
+		s.Images, err = s.JS.KeyValue(ctx, imagesName)
+		return err
+	}, wait); err != nil {
+		return fmt.Errorf("open bucket %s: %w", imagesName, err)
 	}
 	return backoff.Retry(func() (err error) {
 		if s.bodies, err = s.JS.ObjectStore(ctx, bodiesName); err != nil {
@@ -112,6 +122,7 @@ func (s *Set) make(ctx context.Context, cfg Config) (err error) {
 		}},
 		{&s.Outs, jetstream.StreamConfig{Name: outName, Subjects: []string{root + "out.>"}, MaxAge: cfg.Retention}},
 		{&s.Dead, jetstream.StreamConfig{Name: deadName, Subjects: []string{dead + ">"}, MaxAge: cfg.Retention}},
+		{&s.Parts, jetstream.StreamConfig{Name: partsName, Subjects: []string{root + "image.>"}, MaxMsgsPerSubject: 1}},
 	}
 	// Output may be relaxed, since the result holds it whole; the server offers that to unreplicated streams only.
 	if cfg.Replicas == 1 {
@@ -130,6 +141,7 @@ func (s *Set) make(ctx context.Context, cfg Config) (err error) {
 		{&s.Keys, jetstream.KeyValueConfig{Bucket: keysName}},
 		{&s.Bindings, jetstream.KeyValueConfig{Bucket: bindingsName, TTL: min(BindingTTL, cfg.Retention)}},
 		{&s.Control, jetstream.KeyValueConfig{Bucket: controlName}},
+		{&s.Images, jetstream.KeyValueConfig{Bucket: imagesName}},
 	}
 	for _, b := range buckets {
 		b.cfg.Replicas, b.cfg.Storage = cfg.Replicas, jetstream.FileStorage

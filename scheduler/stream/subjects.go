@@ -2,6 +2,7 @@ package stream
 
 import (
 	"strconv"
+	"strings"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -27,6 +28,18 @@ func Out(id proto.TraceID, attempt int) string {
 
 // OutOf is the pattern of all output of an execution.
 func OutOf(id proto.TraceID) string { return root + "out." + string(id) + ".*" }
+
+// Part is where one part of an uploaded image lies; the first is 0.
+func Part(upload string, n int) string { return root + "image." + upload + "." + strconv.Itoa(n) }
+
+// PartsOf is the pattern of all parts of an upload.
+func PartsOf(upload string) string { return root + "image." + upload + ".*" }
+
+// UploadOf gives the upload of a part's subject.
+func UploadOf(part string) string {
+	upload, _, _ := strings.Cut(strings.TrimPrefix(part, root+"image."), ".")
+	return upload
+}
 
 // Done repeats, not stored, what was stored on [Exec], once it is. The server does that itself.
 func Done(id proto.TraceID) string { return root + "done." + string(id) }

@@ -3,6 +3,7 @@ package image
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,7 +11,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -29,7 +29,7 @@ type Source interface {
 const (
 	workPrefix = "work-"
 	rootName   = "root"
-	sizeName   = "size"
+	aboutName  = "image.json"
 	bootName   = "boot"
 	// bootID names this run of the kernel.
 	bootID = "/proc/sys/kernel/random/boot_id"
@@ -49,10 +49,17 @@ type Cache struct {
 	work   sync.WaitGroup     // fetches and removals
 }
 
+// Unpacked is an image in a cache.
+type Unpacked struct {
+	Root      string                    `json:"-"`         // the directory of its files
+	Languages map[proto.Language]string `json:"languages"` // the absolute path of each interpreter, in the image
+	Env       map[string]string         `json:"env"`       // the image's own environment
+	Size      int64                     `json:"size"`      // bytes on the disk, or about that
+}
+
 // cached is an image that is there, or is being fetched.
 type cached struct {
-	root   string // empty until it is there
-	size   int64  // bytes on the disk
+	image  *Unpacked // nil until it is there
 	users  int    // those who have it and those who wait for it
 	used   time.Time
 	ready  chan struct{} // closed when it is there or err says why not
@@ -125,29 +132,29 @@ func (c *Cache) adopt(name string) bool {
 		return false
 	}
 	at := filepath.Join(c.dir, name)
-	text, err := os.ReadFile(filepath.Join(at, sizeName))
+	text, err := os.ReadFile(filepath.Join(at, aboutName))
 	if err != nil {
 		return false
 	}
-	size, err := strconv.ParseInt(string(text), 10, 64)
-	info, statErr := os.Stat(at)
-	if err != nil || statErr != nil {
+	img := &Unpacked{}
+	info, err := os.Stat(at)
+	if err != nil || json.Unmarshal(text, img) != nil {
 		return false
 	}
+	img.Root = filepath.Join(at, rootName)
 	ready := make(chan struct{})
 	close(ready)
-	c.images[digest] = &cached{root: filepath.Join(at, rootName), size: size, used: info.ModTime(), ready: ready, cancel: func() {}}
+	c.images[digest] = &cached{image: img, used: info.ModTime(), ready: ready, cancel: func() {}}
 	return true
 }
 
-// Get gives the directory of an image, fetching and unpacking it if it is not there, and keeps it there until release is called. The
-// files in it belong to this process's user and cannot be written to by others; its links lead where they would if the directory were
+// Get gives an image, fetching and unpacking it if it is not there, and keeps it there until release is called. The files in it belong to this process's user and cannot be written to by others; its links lead where they would if the directory were
 // the root, so that nobody may follow them from outside. The errors are [proto.ErrNotFound] where there is no such image, [ErrForm] and
 // [ErrTooLarge] where it is not one to unpack, and those of the source and the disk; they are not remembered. Those who want an image
 // at the same time fetch it once; the fetch goes on when they no longer wait.
-func (c *Cache) Get(ctx context.Context, digest string) (root string, release func(), err error) {
+func (c *Cache) Get(ctx context.Context, digest string) (img *Unpacked, release func(), err error) {
 	if !proto.ValidImageDigest(digest) {
-		return "", nil, fmt.Errorf("image digest %q: it is not of the form sha256:…", digest)
+		return nil, nil, fmt.Errorf("image digest %q: it is not of the form sha256:…", digest)
 	}
 	i := c.take(ctx, digest)
 	release = sync.OnceFunc(func() { c.release(i) })
@@ -159,9 +166,9 @@ func (c *Cache) Get(ctx context.Context, digest string) (root string, release fu
 	}
 	if err != nil {
 		release()
-		return "", nil, fmt.Errorf("get image %s: %w", digest, err)
+		return nil, nil, fmt.Errorf("get image %s: %w", digest, err)
 	}
-	return i.root, release, nil
+	return i.image, release, nil
 }
 
 // take gives the image as one more user of it, and begins to fetch it if nobody has.
@@ -177,10 +184,10 @@ func (c *Cache) take(ctx context.Context, digest string) *cached {
 	c.images[digest] = i
 	c.work.Go(func() {
 		defer cancel()
-		root, size, err := c.fetch(ctx, digest)
+		img, err := c.fetch(ctx, digest)
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		i.root, i.size, i.err, i.used = root, size, err, time.Now()
+		i.image, i.err, i.used = img, err, time.Now()
 		if err != nil {
 			delete(c.images, digest)
 		}
@@ -194,51 +201,58 @@ func (c *Cache) release(i *cached) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	i.users--
-	if i.root == "" {
+	if i.image == nil {
 		return
 	}
 	i.used = time.Now()
 	// For the next process. Where it fails, that one may remove another image first.
-	_ = os.Chtimes(filepath.Dir(i.root), i.used, i.used)
+	_ = os.Chtimes(filepath.Dir(i.image.Root), i.used, i.used)
 	c.evict()
 }
 
 // fetch gets an image and puts it into its place.
-func (c *Cache) fetch(ctx context.Context, digest string) (root string, size int64, err error) {
+func (c *Cache) fetch(ctx context.Context, digest string) (*Unpacked, error) {
 	began := time.Now()
 	work, err := os.MkdirTemp(c.dir, workPrefix)
 	if err != nil {
-		return "", 0, err
+		return nil, err
 	}
 	at := filepath.Join(c.dir, hexOf(digest))
-	if size, err = c.unpack(ctx, digest, work); err == nil {
+	img, err := c.unpack(ctx, digest, work)
+	if err == nil {
 		err = os.Rename(work, at)
 	}
 	if err != nil {
 		c.removeAll(work)
-		return "", 0, errors.Join(err, context.Cause(ctx))
+		return nil, errors.Join(err, context.Cause(ctx))
 	}
-	c.log.Info("image unpacked", "digest", digest, "bytes", size, "took", time.Since(began))
-	return filepath.Join(at, rootName), size, nil
+	img.Root = filepath.Join(at, rootName)
+	c.log.Info("image unpacked", "digest", digest, "bytes", img.Size, "took", time.Since(began))
+	return img, nil
 }
 
-func (c *Cache) unpack(ctx context.Context, digest, work string) (size int64, err error) {
+func (c *Cache) unpack(ctx context.Context, digest, work string) (*Unpacked, error) {
 	root := filepath.Join(work, rootName)
 	if err := errors.Join(os.Chmod(work, dirMode), os.Mkdir(root, 0o700)); err != nil { //nolint:gosec // jails pass through it
-		return 0, err
+		return nil, err
 	}
 	from, err := c.source.Fetch(ctx, digest)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	img, size, err := Unpack(from, root, c.limits)
+	found, size, err := Unpack(from, root, c.limits)
 	if err := errors.Join(err, from.Close()); err != nil {
-		return 0, err
+		return nil, err
 	}
-	if img.Digest != digest {
-		return 0, fmt.Errorf("%w: what came has the digest %s", ErrForm, img.Digest)
+	if found.Digest != digest {
+		return nil, fmt.Errorf("%w: what came has the digest %s", ErrForm, found.Digest)
 	}
-	return size, os.WriteFile(filepath.Join(work, sizeName), strconv.AppendInt(nil, size, 10), fileMode) //nolint:gosec // no secret
+	img := &Unpacked{Languages: found.Languages, Env: found.Env, Size: size}
+	text, err := json.Marshal(img)
+	if err != nil {
+		return nil, err
+	}
+	return img, os.WriteFile(filepath.Join(work, aboutName), text, fileMode) //nolint:gosec // no secret
 }
 
 func hexOf(digest string) string { return strings.TrimPrefix(digest, digestPrefix) }
@@ -247,19 +261,21 @@ func hexOf(digest string) string { return strings.TrimPrefix(digest, digestPrefi
 func (c *Cache) evict() {
 	total := int64(0)
 	for _, i := range c.images {
-		total += i.size
+		if i.image != nil {
+			total += i.image.Size
+		}
 	}
 	for total > c.most {
 		digest := ""
 		for d, i := range c.images {
-			if i.root != "" && i.users == 0 && (digest == "" || i.used.Before(c.images[digest].used)) {
+			if i.image != nil && i.users == 0 && (digest == "" || i.used.Before(c.images[digest].used)) {
 				digest = d
 			}
 		}
 		if digest == "" || !c.discard(digest) {
 			return
 		}
-		total -= c.images[digest].size
+		total -= c.images[digest].image.Size
 		delete(c.images, digest)
 	}
 }

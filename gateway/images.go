@@ -1,0 +1,92 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// imageView is the JSON form of an image.
+type imageView struct {
+	Name         string                    `json:"name"`
+	Digest       string                    `json:"digest"`
+	Size         int64                     `json:"size"`
+	UnpackedSize int64                     `json:"unpacked_size"`
+	Languages    map[proto.Language]string `json:"languages"`
+	Env          map[string]string         `json:"env"`
+	CreatedAt    string                    `json:"created_at"`
+}
+
+func viewImage(i *proto.Image) imageView {
+	return imageView{
+		Name: i.Name, Digest: i.Digest, Size: i.Size, UnpackedSize: i.UnpackedSize, Languages: i.Languages, Env: i.Env,
+		CreatedAt: i.CreatedAt.UTC().Format(timeLayout),
+	}
+}
+
+func (s *Server) putImage(w http.ResponseWriter, r *http.Request) error {
+	name, digest := chi.URLParam(r, "name"), r.URL.Query().Get("digest")
+	if err := proto.CheckImageName(name); err != nil {
+		return err
+	}
+	if !proto.ValidImageDigest(digest) {
+		return &proto.FieldError{Field: "digest", Message: "digest must be sha256: and 64 hexadecimal digits, of the body"}
+	}
+	if r.ContentLength > proto.MaxImageBytes {
+		return &bodyTooLargeError{proto.MaxImageBytes}
+	}
+	body := &longBody{from: http.MaxBytesReader(w, r.Body, proto.MaxImageBytes), control: infoOf(r.Context()).rec.control}
+	img, replaced, err := s.ImageAdmin.Put(r.Context(), name, digest, body)
+	// At once, because the server goes on reading to notice that the client leaves.
+	_ = body.control.SetReadDeadline(time.Time{}) // not supported: no connection that could stall
+	if err != nil {
+		w.Header().Set("Connection", "close") // the rest of the body is not worth reading
+		return fmt.Errorf("store image %s: %w", name, err)
+	}
+	status := http.StatusCreated
+	if replaced {
+		status = http.StatusOK
+	}
+	return writeValue(w, status, viewImage(img))
+}
+
+// longBody is a body that may take long in all, and stall no longer than bodyTimeout.
+type longBody struct {
+	from    io.Reader
+	control *http.ResponseController
+}
+
+func (b *longBody) Read(p []byte) (int, error) {
+	_ = b.control.SetReadDeadline(time.Now().Add(bodyTimeout)) // as above
+	n, err := b.from.Read(p)
+	if err == nil || errors.Is(err, io.EOF) {
+		return n, err
+	}
+	return n, bodyError(err, proto.MaxImageBytes)
+}
+
+func (s *Server) listImages(w http.ResponseWriter, r *http.Request) error {
+	images, err := s.ImageAdmin.List(r.Context())
+	if err != nil {
+		return fmt.Errorf("list images: %w", err)
+	}
+	views := make([]imageView, len(images))
+	for i := range images {
+		views[i] = viewImage(&images[i])
+	}
+	return writeValue(w, http.StatusOK, map[string][]imageView{"images": views})
+}
+
+func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
+	img, err := s.ImageAdmin.Remove(r.Context(), chi.URLParam(r, "name"))
+	if err != nil {
+		return fmt.Errorf("remove image: %w", err)
+	}
+	return writeValue(w, http.StatusOK, viewImage(img))
+}
