@@ -70,6 +70,7 @@ type commands struct {
 	Get        getCommand        `cmd:"" help:"Show an execution: how it stands, or its result."`
 	Logs       logsCommand       `cmd:"" help:"Print the output of an execution."`
 	Cancel     cancelCommand     `cmd:"" help:"End an execution."`
+	Image      imageCommands     `cmd:"" help:"Build, import, list and remove images of sandboxes. Needs a key with all rights."`
 	Key        keyCommands       `cmd:"" help:"Make, list and revoke API keys. Needs a key with all rights."`
 	Doctor     doctorCommand     `cmd:"" help:"Check that this machine can run jobs, and say what to do where it cannot."`
 	Version    versionCommand    `cmd:"" help:"Print the version."`

@@ -60,7 +60,7 @@ type Unpacked struct {
 // cached is an image that is there, or is being fetched.
 type cached struct {
 	image  *Unpacked // nil until it is there
-	users  int    // those who have it and those who wait for it
+	users  int       // those who have it and those who wait for it
 	used   time.Time
 	ready  chan struct{} // closed when it is there or err says why not
 	err    error

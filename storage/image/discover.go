@@ -1,7 +1,6 @@
 package image
 
 import (
-	"errors"
 	"maps"
 	"path"
 	"regexp"
@@ -19,9 +18,6 @@ const (
 	maxEnvValue = 4 << 10
 	maxEnv      = 8 << 10
 )
-
-var errNoLanguage = errors.New("there is no interpreter in the image: none of python3, node and bash is in the directories of its PATH, " +
-	"in /usr/local/bin, /usr/bin or /bin, nor in a virtual or conda environment")
 
 // Where interpreters are looked for, after the image's own PATH and before virtual environments elsewhere.
 var (

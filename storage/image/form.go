@@ -99,7 +99,7 @@ func (f *form) read() (*proto.Image, error) {
 	}
 	img := &proto.Image{Languages: f.tree.discover(env), Env: env}
 	if len(img.Languages) == 0 {
-		return nil, errNoLanguage
+		return nil, ErrNoLanguage
 	}
 	return img, nil
 }

@@ -50,6 +50,9 @@ var (
 	ErrHostile = errors.New("not a sound archive")
 	// ErrForm says that something is not an image in the normal form.
 	ErrForm = errors.New("not an image that bullpen packed")
+	// ErrNoLanguage says that nothing could run in an image.
+	ErrNoLanguage = errors.New("there is no interpreter in the image: none of python3, node and bash is in the directories of its PATH, in " +
+		"/usr/local/bin, /usr/bin or /bin, nor in a virtual or conda environment")
 )
 
 func hostile(name, format string, args ...any) error {

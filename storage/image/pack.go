@@ -45,7 +45,7 @@ func (t *Tree) Pack(w io.Writer) (*proto.Image, error) {
 	env := CleanEnv(t.Env)
 	languages := t.discover(env)
 	if len(languages) == 0 {
-		return nil, errNoLanguage
+		return nil, ErrNoLanguage
 	}
 	sum := newMeter(w, t.limits.Stored)
 	z, err := zstd.NewWriter(sum, zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(window))

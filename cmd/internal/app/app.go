@@ -223,12 +223,12 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 	}
 	r.api, r.drain = s.health(), func() {}
 	if s.cfg.Has(RoleGateway) {
-		g, keys, err := s.gateway(ctx)
+		g, base, err := s.gateway(ctx)
 		if err != nil {
 			return roles{}, err
 		}
 		r.api, r.drain = g.Handler(), g.Drain
-		r.base = append(r.base, part{"API keys", keys.Run})
+		r.base = append(r.base, base...)
 	}
 	if s.cfg.Has(RoleWorker) {
 		work, base, err := s.worker(ctx)

@@ -28,7 +28,7 @@ const (
 )
 
 // gateway puts the gateway role together.
-func (s *system) gateway(ctx context.Context) (*gateway.Server, *registry.Keys, error) {
+func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	keys, err := registry.OpenKeys(ctx, s.set, s.cfg.Region, s.log)
 	if err != nil {
 		return nil, nil, err
@@ -36,13 +36,18 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, *registry.Keys, 
 	if err := s.bootstrap(ctx, keys); err != nil {
 		return nil, nil, err
 	}
+	images, err := s.images(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
 	return &gateway.Server{
 		Jobs: s.queue, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, Bindings: &registry.Bindings{Set: s.set},
-		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone,
+		ImageAdmin: images,
+		Log:        s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone,
 		Sandbox:   s.sandbox(),
 		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, MaxBody: gateway.DefaultMaxBody,
 		UpgradeURL: s.cfg.UpgradeURL, Version: Version(),
-	}, keys, nil
+	}, []part{{"API keys", keys.Run}, {"images", images.Run}}, nil
 }
 
 // health is what a process without the gateway role answers.

@@ -131,18 +131,28 @@ func (c *Client) do(ctx context.Context, call call) (*http.Response, error) {
 }
 
 func (c *Client) once(ctx context.Context, call call, body []byte) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, call.method, strings.TrimRight(c.URL, "/")+call.path, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, call.method, c.address(call.path), bytes.NewReader(body))
 	if err != nil {
 		return nil, fmt.Errorf("make request: %w", err)
 	}
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	req.Header.Set("Authorization", "Bearer "+c.Key)
-	req.Header.Set("User-Agent", c.Agent)
-	req.Header.Set("Accept", "application/json")
 	for name, value := range call.header {
 		req.Header.Set(name, value)
+	}
+	return c.send(req)
+}
+
+// address gives the URL of a path of the server.
+func (c *Client) address(path string) string { return strings.TrimRight(c.URL, "/") + path }
+
+// send sends a request and gives the answer when it is one of success.
+func (c *Client) send(req *http.Request) (*http.Response, error) {
+	req.Header.Set("Authorization", "Bearer "+c.Key)
+	req.Header.Set("User-Agent", c.Agent)
+	if req.Header.Get("Accept") == "" {
+		req.Header.Set("Accept", "application/json")
 	}
 	client := c.HTTP
 	if client == nil {
@@ -154,7 +164,7 @@ func (c *Client) once(ctx context.Context, call call, body []byte) (*http.Respon
 		if errors.As(err, &op) && op.Op == "dial" {
 			return nil, &UnreachableError{URL: c.URL, Err: op}
 		}
-		return nil, fmt.Errorf("%s %s: %w", call.method, call.path, err)
+		return nil, fmt.Errorf("%s %s: %w", req.Method, req.URL.Path, err)
 	}
 	if resp.StatusCode/100 == 2 {
 		return resp, nil

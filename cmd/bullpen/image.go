@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/storage/image"
+	"github.com/bullpen-run/bullpen/storage/image/oci"
+)
+
+type imageCommands struct {
+	Build  imageBuildCommand  `cmd:"" help:"Build an image with Python, Node and Bash from packages, and store it."`
+	Import imageImportCommand `cmd:"" help:"Store an image from a registry, an archive or a directory."`
+	List   imageListCommand   `cmd:"" help:"List all images."`
+	Rm     imageRmCommand     `cmd:"" help:"Remove an image."`
+}
+
+// imageName is the argument that names an image.
+type imageName struct {
+	Name string `arg:"" help:"What the image is called: a-z 0-9 . _ -."`
+}
+
+// Validate checks the name before anything is made.
+func (n *imageName) Validate() error { return proto.CheckImageName(n.Name) }
+
+type imageImportCommand struct {
+	remote    `embed:""`
+	imageName `embed:""`
+	From      string `arg:"" help:"An image's name in a registry, such as docker.io/library/python:3.14-slim, or an existing file or directory: what docker save wrote, an OCI layout, a root file system."`
+}
+
+// Help tells what --help does not know by itself.
+func (*imageImportCommand) Help() string {
+	return `The layers are put over each other, and devices, setuid bits and extended attributes left out. Of the image's environment stay
+` + strings.Join(proto.ImageEnv(), " ") + `.
+
+Interpreters are looked for in the directories of the image's PATH, then in /opt/venv, /venv, /opt/conda and its environments,
+/usr/local/bin, /usr/bin, /bin, and in other virtual environments. Credentials for registries are those of docker login.
+
+TMPDIR must have room for the unpacked image.`
+}
+
+// Run carries the command out.
+func (c *imageImportCommand) Run(ctx context.Context, io streams) error {
+	return c.store(ctx, io, c.Name, func(t *image.Tree) error { return oci.Read(ctx, t, c.From) })
+}
+
+// store fills a tree, stores it as the image of that name, and says what became of it.
+func (r *remote) store(ctx context.Context, io streams, name string, fill func(*image.Tree) error) (err error) {
+	api, err := r.client()
+	if err != nil {
+		return err
+	}
+	if _, err := api.Images(ctx); err != nil { // before anything is made: is there a server, and is the key good for it?
+		return err
+	}
+	t, err := image.NewTree("", image.DefaultLimits())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.Close()) }()
+	if err := fill(t); err != nil {
+		return err
+	}
+	img, err := upload(ctx, api, io.err, name, t)
+	if err != nil {
+		return err
+	}
+	tellLeft(io.err, t.Left())
+	if r.JSON {
+		return printJSON(io.out, img)
+	}
+	return printImages(io.out, []proto.Image{*img})
+}
+
+// upload packs a tree and stores it.
+func upload(ctx context.Context, api *client.Client, progress io.Writer, name string, t *image.Tree) (img *proto.Image, err error) {
+	packed, err := os.CreateTemp("", "bullpen-image-*")
+	if err != nil {
+		return nil, fmt.Errorf("pack the image: %w", err)
+	}
+	// It goes with the process, however that ends.
+	defer func() { err = errors.Join(err, packed.Close()) }()
+	if err := os.Remove(packed.Name()); err != nil {
+		return nil, fmt.Errorf("pack the image: %w", err)
+	}
+	if img, err = t.Pack(packed); err != nil {
+		return nil, err
+	}
+	if _, err := packed.Seek(0, io.SeekStart); err != nil {
+		return nil, fmt.Errorf("read the packed image: %w", err)
+	}
+	_, _ = fmt.Fprintf(progress, "Sending %s, %s.\n", img.Digest, mib(img.Size))
+	return api.PutImage(ctx, name, img.Digest, packed, img.Size)
+}
+
+// tellLeft says what the image does not have any more.
+func tellLeft(w io.Writer, left image.Left) {
+	for _, l := range []struct {
+		n    int
+		what string
+	}{
+		{left.Devices, "device nodes, FIFOs and sockets"},
+		{left.Setuid, "setuid and setgid bits"},
+		{left.Attributes, "files' extended attributes, such as capabilities"},
+		{left.Mounts, "directories' contents, which are on another file system"},
+	} {
+		if l.n > 0 {
+			_, _ = fmt.Fprintf(w, "Left out: %d %s.\n", l.n, l.what)
+		}
+	}
+}
+
+type imageListCommand struct {
+	remote `embed:""`
+}
+
+// Run carries the command out.
+func (c *imageListCommand) Run(ctx context.Context, io streams) error {
+	api, err := c.client()
+	if err != nil {
+		return err
+	}
+	images, err := api.Images(ctx)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(io.out, append([]proto.Image{}, images...)) // an empty list rather than null
+	}
+	return printImages(io.out, images)
+}
+
+type imageRmCommand struct {
+	remote    `embed:""`
+	imageName `embed:""`
+}
+
+// Help tells what --help does not know by itself.
+func (*imageRmCommand) Help() string {
+	return `Executions that were accepted before still run in it: its room is freed when none can be left, after the server's --queue-expiry.`
+}
+
+// Run carries the command out.
+func (c *imageRmCommand) Run(ctx context.Context, io streams) error {
+	api, err := c.client()
+	if err != nil {
+		return err
+	}
+	img, err := api.RemoveImage(ctx, c.Name)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(io.out, img)
+	}
+	return printImages(io.out, []proto.Image{*img})
+}
+
+func printImages(w io.Writer, images []proto.Image) error {
+	const shown = len("sha256:") + 12
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(t, "NAME\tDIGEST\tSTORED\tUNPACKED\tINTERPRETERS\tCREATED") // Flush gives the error
+	for _, i := range images {
+		var paths []string
+		for _, l := range slices.Sorted(maps.Keys(i.Languages)) {
+			paths = append(paths, i.Languages[l])
+		}
+		_, _ = fmt.Fprintf(t, "%s\t%.*s\t%s\t%s\t%s\t%s\n", i.Name, shown, i.Digest, mib(i.Size), mib(i.UnpackedSize),
+			strings.Join(paths, " "), i.CreatedAt.Local().Format(time.DateTime))
+	}
+	return t.Flush()
+}
+
+func mib(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }

@@ -1,0 +1,31 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/registry"
+	"github.com/bullpen-run/bullpen/storage/image"
+)
+
+// images opens the registry of sandbox images.
+func (s *system) images(ctx context.Context) (*registry.Images, error) {
+	var full func() bool
+	if s.embedded != nil {
+		full = s.embedded.Full
+	}
+	return registry.OpenImages(ctx, registry.ImagesConfig{
+		Set: s.set, Inspect: inspect, Keep: s.cfg.QueueExpiry, Full: full, Log: s.log,
+	})
+}
+
+// inspect says to the client what is wrong with an image.
+func inspect(r io.Reader) (*proto.Image, error) {
+	img, err := image.Inspect(r, image.DefaultLimits())
+	if errors.Is(err, image.ErrForm) || errors.Is(err, image.ErrTooLarge) || errors.Is(err, image.ErrNoLanguage) {
+		return nil, &proto.FieldError{Field: "body", Message: "body is refused: " + err.Error()}
+	}
+	return img, err
+}

@@ -1,0 +1,55 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const imagesPath = "/v1/admin/images"
+
+func imagePath(name string) string { return imagesPath + "/" + url.PathEscape(name) }
+
+// PutImage stores an image of size bytes under a name, in place of an earlier one. It is sent once.
+func (c *Client) PutImage(ctx context.Context, name, digest string, body io.Reader, size int64) (*proto.Image, error) {
+	path := imagePath(name) + "?digest=" + url.QueryEscape(digest)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, c.address(path), io.NopCloser(body))
+	if err != nil {
+		return nil, fmt.Errorf("make request: %w", err)
+	}
+	req.ContentLength = size
+	req.Header.Set("Content-Type", "application/zstd")
+	req.Header.Set("Expect", "100-continue") // so that a refusal comes before the body goes
+	resp, err := c.send(req)
+	if err != nil {
+		return nil, err
+	}
+	img := new(proto.Image)
+	err = json.NewDecoder(resp.Body).Decode(img)
+	if err := errors.Join(err, resp.Body.Close()); err != nil {
+		return nil, fmt.Errorf("PUT %s: the answer is not understood: %w", path, err)
+	}
+	return img, nil
+}
+
+// Images lists all images.
+func (c *Client) Images(ctx context.Context) ([]proto.Image, error) {
+	var list struct {
+		Images []proto.Image `json:"images"`
+	}
+	_, _, err := c.getJSON(ctx, call{method: http.MethodGet, path: imagesPath, resend: true}, &list)
+	return list.Images, err
+}
+
+// RemoveImage takes a name away from an image.
+func (c *Client) RemoveImage(ctx context.Context, name string) (*proto.Image, error) {
+	img := new(proto.Image)
+	_, _, err := c.getJSON(ctx, call{method: http.MethodDelete, path: imagePath(name)}, img)
+	return img, err
+}
