@@ -284,7 +284,7 @@ func (c *Cache) evict() {
 func (c *Cache) discard(digest string) bool {
 	away, err := os.MkdirTemp(c.dir, workPrefix)
 	if err == nil {
-		err = os.Rename(filepath.Join(c.dir, hexOf(digest)), away) // onto an empty directory
+		err = os.Rename(filepath.Join(c.dir, hexOf(digest)), filepath.Join(away, rootName))
 	}
 	if err != nil {
 		c.log.Warn("an unused image could not be removed", "digest", digest, "error", err)
