@@ -191,8 +191,8 @@ func (c *Cache) take(ctx context.Context, digest string) *cached {
 		if err != nil {
 			delete(c.images, digest)
 		}
+		c.evict() // before anybody has it, so that the bound holds for what they see
 		close(i.ready)
-		c.evict()
 	})
 	return i
 }

@@ -177,18 +177,18 @@ func readArchive(ctx context.Context, t *image.Tree, file string) error {
 	open := func() (io.ReadCloser, error) { return openArchive(file) }
 	saved, err := isSaved(ctx, open)
 	if err != nil {
-		return fmt.Errorf("read %s: %w", file, err)
+		return fmt.Errorf("read %s as an archive: %w", file, err)
 	}
 	if saved {
 		img, err := tarball.Image(open, nil)
 		if err != nil {
-			return fmt.Errorf("read %s: %w", file, err)
+			return fmt.Errorf("read %s as an archive: %w", file, err)
 		}
 		return flatten(ctx, t, img)
 	}
 	in, err := open()
 	if err != nil {
-		return fmt.Errorf("read %s: %w", file, err)
+		return fmt.Errorf("read %s as an archive: %w", file, err)
 	}
 	return errors.Join(t.AddTar(&untilDone{ctx, in}), in.Close())
 }
