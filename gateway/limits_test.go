@@ -392,6 +392,7 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 		"/v1/sandbox/execute": "POST", "/v1/executions/trc_AbCdEfGhIjKlMnOpQrSt": "GET", "/v1/executions/x/output": "GET",
 		"/v1/executions/x/cancel": "POST", "/v1/admin/keys": "GET, POST", "/v1/admin/keys/x": "DELETE", "/healthz": "GET, HEAD",
 		"/openapi.json": "GET", "/docs": "GET", "/metrics": "GET",
+		"/v1/admin/images": "GET",
 	} {
 		for _, method := range []string{"PUT", "PATCH", "OPTIONS", "BREW"} {
 			if got := h.do(method, path, "").want(405, "method_not_allowed").header.Get("Allow"); got != allow {
