@@ -45,6 +45,10 @@ chaos: build ## run 2,000 attacks in random order and see that nothing is left b
 docs: init ## write the tables of attacks in docs/sandbox.md from the tests
 	go test -run '^TestAbuseTable$$' ./worker/jail/nsjail ./cmd/bullpen -update
 
+.PHONY: image-test
+image-test: build ## build a sandbox image and run programs in it; needs mmdebstrap, npm and a network; flags="--stale-index …"
+	IMAGE_FLAGS='$(flags)' go test -tags=imagetest -run=TestImageBuild -v ./cmd/bullpen
+
 .PHONY: lint
 lint: init ## check the code: linters, formatting, who imports whom
 	$(lint) run ./...

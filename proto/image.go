@@ -2,10 +2,7 @@ package proto
 
 import (
 	"fmt"
-	"maps"
 	"regexp"
-	"slices"
-	"strings"
 	"time"
 )
 
@@ -65,13 +62,4 @@ func (i *Image) Interpreter(l Language) (string, error) {
 		return "", &FieldError{Field: "language", Message: fmt.Sprintf("language '%s' is not available in this sandbox image", l)}
 	}
 	return path, nil
-}
-
-// LanguageNames gives the languages of the image in the order of their names, separated by commas.
-func (i *Image) LanguageNames() string {
-	var names []string
-	for _, l := range slices.Sorted(maps.Keys(i.Languages)) {
-		names = append(names, string(l))
-	}
-	return strings.Join(names, ", ")
 }

@@ -28,7 +28,7 @@ func TestE2E(t *testing.T) {
 	}
 	for name, test := range map[string]func(*testing.T, *programs){
 		"data-lock": testDataLock, "drain-async": testDrainAsync, "no-worker": testNoWorker, "two-gateways": testTwoGateways,
-		"worker-first": testWorkerFirst, "credentials": testCredentials,
+		"worker-first": testWorkerFirst, "credentials": testCredentials, "image": testImage,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -68,6 +68,7 @@ func runShared(t *testing.T, w *world) {
 				env.Setenv("BULLPEN_URL", w.base)
 				env.Setenv("BULLPEN_API_KEY", w.key)
 				env.Setenv("BULLPEN_NSJAIL", w.programs.nsjail)
+				env.Setenv("PROGRAMS", w.programs.dir)
 				return nil
 			},
 		})
