@@ -174,7 +174,7 @@ func (i *Images) sweepOften(ctx context.Context) {
 	}
 }
 
-// Image gives an image, as it is known here: changes made elsewhere are seen well within a second. Its error is [proto.ErrNotFound]
+// Image gives an image, which nobody may change, as it is known here: changes made elsewhere are seen well within a second. Its error is [proto.ErrNotFound]
 // where there is none of that name.
 func (i *Images) Image(_ context.Context, name string) (*proto.Image, error) {
 	i.mu.RLock()

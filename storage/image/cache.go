@@ -49,7 +49,7 @@ type Cache struct {
 	work   sync.WaitGroup     // fetches and removals
 }
 
-// Unpacked is an image in a cache.
+// Unpacked is an image in a cache. All who have it share it, and change nothing.
 type Unpacked struct {
 	Root      string                    `json:"-"`         // the directory of its files
 	Languages map[proto.Language]string `json:"languages"` // the absolute path of each interpreter, in the image
@@ -72,9 +72,9 @@ type cached struct {
 // while all together take more than most bytes; those in use may take more than that.
 func Open(dir string, source Source, most int64, log *slog.Logger) (*Cache, error) {
 	c := &Cache{dir: dir, source: source, most: most, limits: DefaultLimits(), log: log, images: map[string]*cached{}}
-	err := os.MkdirAll(dir, dirMode) //nolint:gosec // jails pass through it
+	err := os.MkdirAll(dir, dirMode)
 	if err == nil {
-		err = os.Chmod(dir, dirMode) //nolint:gosec // whatever the umask
+		err = os.Chmod(dir, dirMode)
 	}
 	if err == nil {
 		err = c.sweep()
@@ -233,7 +233,7 @@ func (c *Cache) fetch(ctx context.Context, digest string) (*Unpacked, error) {
 
 func (c *Cache) unpack(ctx context.Context, digest, work string) (*Unpacked, error) {
 	root := filepath.Join(work, rootName)
-	if err := errors.Join(os.Chmod(work, dirMode), os.Mkdir(root, 0o700)); err != nil { //nolint:gosec // jails pass through it
+	if err := errors.Join(os.Chmod(work, dirMode), os.Mkdir(root, 0o700)); err != nil {
 		return nil, err
 	}
 	from, err := c.source.Fetch(ctx, digest)
@@ -252,7 +252,7 @@ func (c *Cache) unpack(ctx context.Context, digest, work string) (*Unpacked, err
 	if err != nil {
 		return nil, err
 	}
-	return img, os.WriteFile(filepath.Join(work, aboutName), text, fileMode) //nolint:gosec // no secret
+	return img, os.WriteFile(filepath.Join(work, aboutName), text, fileMode)
 }
 
 func hexOf(digest string) string { return strings.TrimPrefix(digest, digestPrefix) }

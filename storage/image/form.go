@@ -208,7 +208,7 @@ func (c *contentReader) Read(b []byte) (int, error) {
 
 // checkHeader checks what does not depend on other entries.
 func checkHeader(h *tar.Header) error {
-	mode, size := int64(0), int64(0)
+	var mode, size int64
 	switch h.Typeflag {
 	case tar.TypeDir:
 		mode = dirMode
