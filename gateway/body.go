@@ -11,15 +11,23 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// readBody reads the body of a request, of at most s.MaxBody bytes and within bodyTimeout. One that is compressed is refused: what a
-// few bytes unfold to is nothing to find out before knowing who sends them, and programs are short.
-func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+// plainBody refuses a body that is compressed: what a few bytes unfold to is nothing to find out before knowing who sends them, and
+// programs are short.
+func plainBody(w http.ResponseWriter, r *http.Request) error {
 	for _, coding := range listItems(r.Header.Values("Content-Encoding")) {
 		if coding != "" && !strings.EqualFold(coding, "identity") {
 			w.Header().Set("Accept-Encoding", "identity")
 			w.Header().Set("Connection", "close")
-			return nil, errEncoded
+			return errEncoded
 		}
+	}
+	return nil
+}
+
+// readBody reads the body of a request, of at most s.MaxBody bytes and within bodyTimeout.
+func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	if err := plainBody(w, r); err != nil {
+		return nil, err
 	}
 	if r.ContentLength > s.MaxBody {
 		return nil, &bodyTooLargeError{s.MaxBody}

@@ -38,6 +38,9 @@ func (s *Server) putImage(w http.ResponseWriter, r *http.Request) error {
 	if !proto.ValidImageDigest(digest) {
 		return &proto.FieldError{Field: "digest", Message: "digest must be sha256: and 64 hexadecimal digits, of the body"}
 	}
+	if err := plainBody(w, r); err != nil {
+		return err
+	}
 	if r.ContentLength > proto.MaxImageBytes {
 		return &bodyTooLargeError{proto.MaxImageBytes}
 	}

@@ -72,7 +72,7 @@ func (r *remote) store(ctx context.Context, io streams, name string, fill func(*
 	if err := fill(t); err != nil {
 		return err
 	}
-	img, err := upload(ctx, api, io.err, name, t)
+	img, err := upload(ctx, api, io, name, t)
 	if err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func (r *remote) store(ctx context.Context, io streams, name string, fill func(*
 }
 
 // upload packs a tree and stores it.
-func upload(ctx context.Context, api *client.Client, progress io.Writer, name string, t *image.Tree) (img *proto.Image, err error) {
+func upload(ctx context.Context, api *client.Client, to streams, name string, t *image.Tree) (img *proto.Image, err error) {
 	packed, err := os.CreateTemp("", "bullpen-image-*")
 	if err != nil {
 		return nil, fmt.Errorf("pack the image: %w", err)
@@ -100,7 +100,7 @@ func upload(ctx context.Context, api *client.Client, progress io.Writer, name st
 	if _, err := packed.Seek(0, io.SeekStart); err != nil {
 		return nil, fmt.Errorf("read the packed image: %w", err)
 	}
-	_, _ = fmt.Fprintf(progress, "Sending %s, %s.\n", img.Digest, mib(img.Size))
+	to.note("sending %s, %s", img.Digest, mib(img.Size))
 	return api.PutImage(ctx, name, img.Digest, packed, img.Size)
 }
 

@@ -62,7 +62,7 @@ func (c *imageBuildCommand) Run(ctx context.Context, io streams) error {
 		if err != nil {
 			return err
 		}
-		node, clean, err := c.node(ctx, io.err)
+		node, clean, err := c.node(ctx, io)
 		if err != nil {
 			return err
 		}
@@ -127,7 +127,7 @@ func (c *imageBuildCommand) debian(ctx context.Context, progress io.Writer, mmde
 }
 
 // node gives the path of an archive with Node.
-func (c *imageBuildCommand) node(ctx context.Context, progress io.Writer) (file string, clean func(), err error) {
+func (c *imageBuildCommand) node(ctx context.Context, to streams) (file string, clean func(), err error) {
 	if c.NodeTarball != "" {
 		return c.NodeTarball, func() {}, nil
 	}
@@ -140,7 +140,7 @@ func (c *imageBuildCommand) node(ctx context.Context, progress io.Writer) (file 
 		return "", nil, fmt.Errorf("get Node: %w", err)
 	}
 	clean = func() { _ = os.RemoveAll(dir) } // it is in the system's directory for what may be lost
-	if file, err = c.fetchNode(ctx, progress, npm, dir); err != nil {
+	if file, err = c.fetchNode(ctx, to, npm, dir); err != nil {
 		clean()
 		return "", nil, fmt.Errorf("get Node: %w: --node-version and --node-tarball choose another", err)
 	}
@@ -153,7 +153,7 @@ type nodeRelease struct {
 	Integrity string `json:"dist.integrity"`
 }
 
-func (c *imageBuildCommand) fetchNode(ctx context.Context, progress io.Writer, npm, dir string) (string, error) {
+func (c *imageBuildCommand) fetchNode(ctx context.Context, to streams, npm, dir string) (string, error) {
 	arch := runtime.GOARCH
 	if arch == "amd64" {
 		arch = "x64"
@@ -161,7 +161,7 @@ func (c *imageBuildCommand) fetchNode(ctx context.Context, progress io.Writer, n
 	name := "node-linux-" + arch
 	run := func(args ...string) ([]byte, error) {
 		cmd := command(ctx, npm, args...)
-		cmd.Dir, cmd.Stderr = dir, progress
+		cmd.Dir, cmd.Stderr = dir, to.err
 		out, err := cmd.Output()
 		if err != nil {
 			return nil, fmt.Errorf("npm %s: %w", args[0], err)
@@ -176,7 +176,7 @@ func (c *imageBuildCommand) fetchNode(ctx context.Context, progress io.Writer, n
 	if err != nil {
 		return "", fmt.Errorf("%s@%s: %w", name, c.NodeVersion, err)
 	}
-	_, _ = fmt.Fprintf(progress, "Getting Node %s.\n", release.Version)
+	to.note("getting Node %s", release.Version)
 	if _, err := run("pack", "--silent", "--pack-destination", dir, name+"@"+release.Version); err != nil {
 		return "", err
 	}
