@@ -129,7 +129,7 @@ func shorten(name string) string {
 		return name
 	}
 	cut := most
-	for !utf8.RuneStart(name[cut]) {
+	for cut > 0 && !utf8.RuneStart(name[cut]) {
 		cut--
 	}
 	return name[:cut] + "…"

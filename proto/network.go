@@ -1,0 +1,235 @@
+package proto
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The limits of a network policy.
+const (
+	MaxNetworkRules     = 100
+	MaxNetworkRulePorts = 16
+	MaxNetworkNameLen   = 253
+	MaxBlocked          = 20 // refused connections that are told of an execution
+)
+
+// NetworkPolicy says what a program may reach.
+type NetworkPolicy string
+
+// The network policies. Whatever the policy, a program never reaches private, link-local, loopback, multicast and reserved
+// addresses, the machine it runs on, or bullpen's own services.
+const (
+	NetworkBlocked      NetworkPolicy = "blocked"      // nothing
+	NetworkUnrestricted NetworkPolicy = "unrestricted" // the public internet
+	NetworkAllowlist    NetworkPolicy = "allowlist"    // what [Network.Allow] names, of the public internet
+)
+
+// Network is a network policy with its list. The zero Network is blocked.
+type Network struct {
+	Policy NetworkPolicy `json:"policy"`
+	Allow  []string      `json:"allow,omitempty"` // rules as [ParseNetworkRule] reads them; for the allowlist policy only
+}
+
+// Effective gives the policy, which is blocked where none was given.
+func (n *Network) Effective() NetworkPolicy {
+	if n.Policy == "" {
+		return NetworkBlocked
+	}
+	return n.Policy
+}
+
+// Validate checks the policy and the form of every rule. Its error is a [*FieldError] for "network.policy" or
+// "network.allow".
+func (n *Network) Validate() error {
+	switch n.Effective() {
+	case NetworkBlocked, NetworkUnrestricted:
+		if len(n.Allow) > 0 {
+			return fieldErrorf("network.allow", "goes with the policy %s only", NetworkAllowlist)
+		}
+		return nil
+	case NetworkAllowlist:
+	default:
+		return fieldErrorf("network.policy", "must be one of %s, %s, %s", NetworkBlocked, NetworkUnrestricted, NetworkAllowlist)
+	}
+	if len(n.Allow) == 0 || len(n.Allow) > MaxNetworkRules {
+		return fieldErrorf("network.allow", "must have 1 to %d entries", MaxNetworkRules)
+	}
+	for _, s := range n.Allow {
+		if _, err := ParseNetworkRule(s); err != nil {
+			return fieldErrorf("network.allow", "%s", err)
+		}
+	}
+	return nil
+}
+
+// NetworkRule is one entry of an allowlist: a name or a range of addresses, and ports.
+type NetworkRule struct {
+	// Name is a host name in lower case without a final dot. A leading "*." stands for one or more labels: "*.example.com"
+	// is a.example.com and a.b.example.com, and not example.com. Empty where Prefix is given.
+	Name   string
+	Prefix netip.Prefix
+	Ports  []uint16 // sorted; of TCP and of UDP; empty for all
+}
+
+// ParseNetworkRule reads one entry of an allowlist: "example.com", "*.example.com", "example.com:443",
+// "example.com:80,443", "203.0.113.7", "203.0.113.0/24", "203.0.113.7:8080", "2001:db8::/32", "[2001:db8::1]:443",
+// "[2001:db8::/32]:443". International names are written in their ASCII form (xn--…).
+func ParseNetworkRule(s string) (NetworkRule, error) {
+	rule, err := parseNetworkRule(s)
+	if err != nil {
+		return NetworkRule{}, fmt.Errorf("%q: %w", shorten(s), err)
+	}
+	return rule, nil
+}
+
+func parseNetworkRule(s string) (rule NetworkRule, err error) {
+	host, ports, err := splitPorts(s)
+	if err != nil {
+		return rule, err
+	}
+	if rule.Ports, err = parsePorts(ports); err != nil {
+		return rule, err
+	}
+	if strings.ContainsAny(host, ":/") || looksLikeIPv4(host) {
+		rule.Prefix, err = parsePrefix(host)
+		return rule, err
+	}
+	rule.Name, err = parseHostPattern(host)
+	return rule, err
+}
+
+// splitPorts takes "host", "host:ports", "[v6]" and "[v6]:ports" apart. An IPv6 address without brackets has no ports.
+func splitPorts(s string) (host, ports string, err error) {
+	if rest, ok := strings.CutPrefix(s, "["); ok {
+		host, after, ok := strings.Cut(rest, "]")
+		if !ok || !strings.Contains(host, ":") {
+			return "", "", errors.New("brackets go around an IPv6 address or range, as in [2001:db8::/32]:443")
+		}
+		if after == "" {
+			return host, "", nil
+		}
+		if ports, ok = strings.CutPrefix(after, ":"); !ok || ports == "" {
+			return "", "", errors.New("after the bracket comes nothing or a colon and ports")
+		}
+		return host, ports, nil
+	}
+	switch strings.Count(s, ":") {
+	case 0:
+		return s, "", nil
+	case 1:
+		if host, ports, _ = strings.Cut(s, ":"); ports == "" {
+			return "", "", errors.New("ports are missing after the colon")
+		}
+		return host, ports, nil
+	}
+	return s, "", nil
+}
+
+func parsePorts(s string) ([]uint16, error) {
+	if s == "" {
+		return nil, nil
+	}
+	words := strings.Split(s, ",")
+	if len(words) > MaxNetworkRulePorts {
+		return nil, fmt.Errorf("at most %d ports", MaxNetworkRulePorts)
+	}
+	var ports []uint16
+	for _, word := range words {
+		port, err := strconv.ParseUint(word, 10, 16)
+		if err != nil || port == 0 || word[0] == '0' || word[0] == '+' {
+			return nil, errors.New("ports are numbers from 1 to 65535, with commas between them")
+		}
+		ports = append(ports, uint16(port))
+	}
+	slices.Sort(ports)
+	return slices.Compact(ports), nil
+}
+
+// looksLikeIPv4 reports whether the last label has digits only: no host name ends so, and "10.1", "0x7f.1" or "010.0.0.1"
+// must not be taken for names that a resolver may then read as addresses.
+func looksLikeIPv4(host string) bool {
+	host = strings.TrimSuffix(host, ".")
+	last := host[strings.LastIndexByte(host, '.')+1:]
+	if last == "" {
+		return false
+	}
+	if _, err := strconv.ParseUint(last, 0, 64); err == nil {
+		return true
+	}
+	return strings.Trim(last, "0123456789") == ""
+}
+
+func parsePrefix(s string) (netip.Prefix, error) {
+	if !strings.Contains(s, "/") {
+		addr, err := netip.ParseAddr(s)
+		if err != nil || addr.Zone() != "" || addr.Is4In6() {
+			return netip.Prefix{}, errors.New("not an IPv4 or IPv6 address")
+		}
+		return netip.PrefixFrom(addr, addr.BitLen()), nil
+	}
+	prefix, err := netip.ParsePrefix(s)
+	if err != nil || prefix.Addr().Is4In6() {
+		return netip.Prefix{}, errors.New("not a range of IPv4 or IPv6 addresses, as in 203.0.113.0/24")
+	}
+	if prefix != prefix.Masked() {
+		return netip.Prefix{}, fmt.Errorf("the range has bits beyond its length; %s is meant, or a single address", prefix.Masked())
+	}
+	return prefix, nil
+}
+
+func parseHostPattern(s string) (string, error) {
+	name := strings.ToLower(strings.TrimSuffix(s, "."))
+	host, wild := strings.CutPrefix(name, "*.")
+	if len(name) > MaxNetworkNameLen || wild && host == "" {
+		return "", errHostForm
+	}
+	for label := range strings.SplitSeq(host, ".") {
+		if label == "" || len(label) > 63 || label[0] == '-' || label[len(label)-1] == '-' {
+			return "", errHostForm
+		}
+		for _, c := range []byte(label) {
+			if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' && c != '_' {
+				return "", errHostForm
+			}
+		}
+	}
+	return name, nil
+}
+
+var errHostForm = errors.New(`neither an address nor a host name; a name has labels of A-Z, a-z, 0-9, - and _ (international ones as xn--…), ` +
+	`and "*." may stand before it`)
+
+// BlockReason is why a connection was refused.
+type BlockReason string
+
+// The reasons. The list may only grow.
+const (
+	BlockedNotAllowed BlockReason = "not_allowed" // the allowlist does not name it
+	BlockedAddress    BlockReason = "address"     // an address that no program may reach, whatever the policy
+	BlockedResolver   BlockReason = "resolver"    // a DNS server other than the sandbox's own
+	BlockedName       BlockReason = "name"        // a name that is not of the public internet, or a kind of query that is not answered
+	BlockedProtocol   BlockReason = "protocol"    // neither TCP nor UDP
+	BlockedLimit      BlockReason = "limit"       // too many connections or queries
+)
+
+// BlockedConnection is a connection or a DNS query that was refused.
+type BlockedConnection struct {
+	Host     string      `json:"host,omitempty"`    // the name that was asked for, or that the address was the answer to
+	Address  string      `json:"address,omitempty"` // an IP address
+	Port     int         `json:"port,omitempty"`
+	Protocol string      `json:"protocol"` // tcp, udp, dns, icmp, or ip/ and the number
+	Reason   BlockReason `json:"reason"`
+	At       time.Time   `json:"at"`
+}
+
+// Traffic is what a program sent to and received from the public internet: bytes of payload, over TCP and UDP. DNS queries
+// are not counted, nor is what was refused.
+type Traffic struct {
+	BytesIn  int64 `json:"bytes_in"`  // received by the program
+	BytesOut int64 `json:"bytes_out"` // sent by the program
+}
