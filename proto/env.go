@@ -44,20 +44,22 @@ func ReservedEnv(name string) bool {
 
 // CheckEnv checks one environment variable. Its errors are [*FieldError]; they never quote a value, which may be a secret,
 // nor tell which names are reserved.
-func CheckEnv(name, value string) error {
+func CheckEnv(name, value string) error { return checkEnv(envField, name, value) }
+
+func checkEnv(field, name, value string) error {
 	if ReservedEnv(name) {
-		return fieldErrorf(envField, "must not set a reserved name; choose another name than %q", shorten(name))
+		return fieldErrorf(field, "must not set a reserved name; choose another name than %q", shorten(name))
 	}
 	if len(name) > MaxEnvNameLen || !envNamePattern.MatchString(name) {
-		return fieldErrorf(envField, "names must be 1 to %d characters of A-Z, 0-9 and _, the first a letter; %q is not",
+		return fieldErrorf(field, "names must be 1 to %d characters of A-Z, 0-9 and _, the first a letter; %q is not",
 			MaxEnvNameLen, shorten(name))
 	}
 	if utf8.RuneCountInString(value) > MaxEnvValueRunes {
-		return fieldErrorf(envField, "values must be at most %d characters; that of %s is longer", MaxEnvValueRunes, name)
+		return fieldErrorf(field, "values must be at most %d characters; that of %s is longer", MaxEnvValueRunes, name)
 	}
 	for _, r := range value {
 		if unicode.IsControl(r) && r != '\t' && r != '\n' && r != '\r' {
-			return fieldErrorf(envField,
+			return fieldErrorf(field,
 				"values must have no control characters but tab, newline and carriage return; that of %s has U+%04X", name, r)
 		}
 	}
@@ -71,17 +73,23 @@ func MergeEnv(levels ...map[string]string) (map[string]string, error) {
 	for _, level := range levels {
 		maps.Copy(merged, level)
 	}
-	if len(merged) > MaxEnvVars {
-		return nil, fieldErrorf(envField, "must be at most %d variables, those of the key and the sandbox included; there are %d",
-			MaxEnvVars, len(merged))
+	if err := checkEnvSize(envField, merged, ", those of the key and the sandbox included"); err != nil {
+		return nil, err
+	}
+	return merged, nil
+}
+
+// checkEnvSize checks the limits that hold for an environment as a whole; whose says in messages what is counted.
+func checkEnvSize(field string, env map[string]string, whose string) error {
+	if len(env) > MaxEnvVars {
+		return fieldErrorf(field, "must be at most %d variables%s; there are %d", MaxEnvVars, whose, len(env))
 	}
 	size := 0
-	for name, value := range merged {
+	for name, value := range env {
 		size += len(name) + len(value)
 	}
 	if size > MaxEnvBytes {
-		return nil, fieldErrorf(envField, "must be at most %d bytes of names and values, those of the key and the sandbox included; "+
-			"there are %d", MaxEnvBytes, size)
+		return fieldErrorf(field, "must be at most %d bytes of names and values%s; there are %d", MaxEnvBytes, whose, size)
 	}
-	return merged, nil
+	return nil
 }

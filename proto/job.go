@@ -2,26 +2,24 @@ package proto
 
 import "time"
 
-// Sandbox is what a program may use, resolved when the job is accepted: a worker never looks anything up.
+// Sandbox is what a program runs in and may use, resolved from a [Profile] when the job is accepted: a worker never looks anything up.
 type Sandbox struct {
-	CPU         float64 `json:"cpu"`          // cores
-	Memory      int64   `json:"memory"`       // bytes
-	Pids        int     `json:"pids"`         // processes and threads
-	HomeBytes   int64   `json:"home_bytes"`   // size limit of the home directory
-	TmpBytes    int64   `json:"tmp_bytes"`    // size limit of /tmp
-	Inodes      int64   `json:"inodes"`       // in the home directory, and again in /tmp
+	Image       string  `json:"image,omitempty"`        // as in a [Profile]
+	ImageDigest string  `json:"image_digest,omitempty"` // of an image in the registry
+	CPU         float64 `json:"cpu"`                    // cores
+	Memory      int64   `json:"memory"`                 // bytes
+	Pids        int     `json:"pids"`                   // processes and threads
+	HomeBytes   int64   `json:"home_bytes"`             // size limit of the home directory
+	TmpBytes    int64   `json:"tmp_bytes"`              // size limit of /tmp
+	Inodes      int64   `json:"inodes"`                 // in the home directory, and again in /tmp
+	Network     Network `json:"network"`
 	OutputBytes int     `json:"output_bytes"` // per stream, kept in the result
 }
 
-// DefaultSandbox is the sandbox of a key that was bound to none: 1 core, 1 GiB of memory, 256 processes, 65,536 inodes in
-// each of home and /tmp, 16 MiB of output per stream. Home and /tmp are in memory and count against its limit; half for home
-// and a quarter for /tmp lets a full disk be told (ENOSPC) before the program is killed for memory.
+// DefaultSandbox is the sandbox of a key that was bound to none, see [DefaultProfile].
 func DefaultSandbox() Sandbox {
-	const memory = 1 << 30
-	return Sandbox{
-		CPU: 1, Memory: memory, Pids: 256, HomeBytes: memory / 2, TmpBytes: memory / 4,
-		Inodes: 65536, OutputBytes: 16 << 20,
-	}
+	p := DefaultProfile()
+	return p.Sandbox("")
 }
 
 // Meta is what is told of an execution besides its program: kept from submission to the end of its retention.
@@ -31,7 +29,8 @@ type Meta struct {
 	Key         string            `json:"key"` // the API key's id, never the key
 	Mode        Mode              `json:"mode"`
 	Language    Language          `json:"language"`
-	Timeout     int               `json:"timeout"` // seconds
+	Timeout     int               `json:"timeout"`           // seconds
+	Profile     string            `json:"profile,omitempty"` // the name of the sandbox profile that Sandbox was resolved from
 	MaxAttempts int               `json:"max_attempts"`
 	Metadata    map[string]string `json:"metadata,omitempty"`
 	ThreadID    string            `json:"thread_id,omitempty"`
@@ -76,8 +75,15 @@ type Record struct {
 
 // Usage is what an execution took of the machine.
 type Usage struct {
-	CPUMS      int64 `json:"cpu_ms"`
-	MemoryPeak int64 `json:"memory_peak"` // bytes
+	CPUMS      int64         `json:"cpu_ms"`
+	MemoryPeak int64         `json:"memory_peak"`       // bytes
+	Network    *NetworkUsage `json:"network,omitempty"` // nil where the network was blocked
+}
+
+// NetworkUsage is what an execution did with its network.
+type NetworkUsage struct {
+	Traffic
+	BlockedConnections []BlockedConnection `json:"blocked_connections"` // the first [MaxBlocked]
 }
 
 // MaxEvents is how many output events of an execution are kept for reconnection.

@@ -24,7 +24,8 @@ type Key struct {
 	Org       string     `json:"org"`
 	Plan      string     `json:"plan"`
 	Rights    Rights     `json:"rights"`
-	Hint      string     `json:"hint"` // the key's first and last few characters, to recognise it by
+	Sandbox   string     `json:"sandbox,omitempty"` // the name of the sandbox profile it is bound to; empty for the default one
+	Hint      string     `json:"hint"`              // the key's first and last few characters, to recognise it by
 	CreatedAt time.Time  `json:"created_at"`
 	RevokedAt *time.Time `json:"revoked_at"`
 }

@@ -9,10 +9,10 @@ import (
 // MaxKeyNameLen is how long the name of an API key may be, in characters.
 const MaxKeyNameLen = 128
 
-// DecodeKeyRequest reads the body of a request for a new API key: name, org, plan and, if it is to have all of them, rights.
-// What is wrong with it is a [*FieldError].
+// DecodeKeyRequest reads the body of a request for a new API key: name, org, plan and, if it is to have all of them, rights, and
+// the sandbox profile it is bound to. What is wrong with it is a [*FieldError].
 func DecodeKeyRequest(body []byte) (Key, error) {
-	members, err := decodeObject(body, "name", "org", "plan", "rights")
+	members, err := decodeObject(body, "name", "org", "plan", "rights", "sandbox")
 	if err != nil {
 		return Key{}, err
 	}
@@ -21,7 +21,7 @@ func DecodeKeyRequest(body []byte) (Key, error) {
 	for _, f := range []struct {
 		name string
 		to   *string
-	}{{"name", &k.Name}, {"org", &k.Org}, {"plan", &k.Plan}, {"rights", &rights}} {
+	}{{"name", &k.Name}, {"org", &k.Org}, {"plan", &k.Plan}, {"rights", &rights}, {"sandbox", &k.Sandbox}} {
 		if raw := members[f.name]; raw != nil {
 			if *f.to, err = decodeString(f.name, raw); err != nil {
 				return Key{}, err
@@ -29,6 +29,12 @@ func DecodeKeyRequest(body []byte) (Key, error) {
 		}
 	}
 	k.Rights = Rights(rights)
+	if members["sandbox"] != nil && !profileNamePattern.MatchString(k.Sandbox) {
+		return Key{}, fieldErrorf("sandbox", sandboxNameMessage)
+	}
+	if k.Sandbox == DefaultProfileName {
+		k.Sandbox = ""
+	}
 	return k, CheckKey(k)
 }
 

@@ -1,5 +1,5 @@
-// Package registry keeps what is small and looked up often: API keys, in a bucket that every gateway watches, and idempotency keys,
-// which are always read and written by compare-and-set.
+// Package registry keeps what is small and looked up often: API keys and sandbox profiles, in buckets that every gateway watches, and
+// idempotency keys, which are always read and written by compare-and-set.
 package registry
 
 import (
@@ -17,8 +17,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -31,8 +29,7 @@ const (
 	keyPrefix       = "key."
 	bootstrapID     = "key_bootstrap"
 	watchPause      = 200 * time.Millisecond
-	watchTimeout    = time.Second // for the answer to a watch
-	revokeTries     = 20
+	changeTries     = 20
 	hashSecretBytes = 32
 )
 
@@ -45,10 +42,10 @@ type storedKey struct {
 
 // Keys is the list of API keys, kept current by a watch. Run must be running for changes to be seen.
 type Keys struct {
-	set    *stream.Set
-	region string
-	log    *slog.Logger
-	secret []byte
+	set     *stream.Set
+	region  string
+	secret  []byte
+	watched watched
 
 	mu     sync.RWMutex
 	byHash map[string]*storedKey
@@ -57,7 +54,7 @@ type Keys struct {
 
 // OpenKeys reads the keys there are. region is part of keys that are made here.
 func OpenKeys(ctx context.Context, set *stream.Set, region string, log *slog.Logger) (*Keys, error) {
-	k := &Keys{set: set, region: region, log: log, byHash: map[string]*storedKey{}, byID: map[string]*storedKey{}}
+	k := &Keys{set: set, region: region, byHash: map[string]*storedKey{}, byID: map[string]*storedKey{}}
 	secret := make([]byte, hashSecretBytes)
 	_, _ = rand.Read(secret) // crypto/rand.Read never returns an error since Go 1.24
 	_, err := set.Keys.Create(ctx, hashSecretKey, secret)
@@ -71,87 +68,48 @@ func OpenKeys(ctx context.Context, set *stream.Set, region string, log *slog.Log
 		return nil, fmt.Errorf("open the hash secret of API keys: %w", err)
 	}
 	k.secret = secret
-	watcher, err := k.watch(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = watcher.Stop() }()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("read the API keys: %w", context.Cause(ctx))
-		case e := <-watcher.Updates():
-			if e == nil {
-				return k, nil
-			}
-			k.take(e)
-		}
-	}
+	k.watched = watchedKeys(set, log, k.take)
+	return k, k.watched.read(ctx)
 }
 
-func (k *Keys) watch(ctx context.Context) (jetstream.KeyWatcher, error) {
-	w, err := k.set.Keys.Watch(ctx, keyPrefix+"*")
-	if err != nil {
-		return nil, fmt.Errorf("watch the API keys: %w", err)
-	}
-	return w, nil
+func watchedKeys(set *stream.Set, log *slog.Logger, take func(jetstream.KeyValueEntry)) watched {
+	return watched{bucket: set.Keys, pattern: keyPrefix + "*", what: "API keys", log: log, take: take}
 }
 
 // Run keeps the list current until ctx ends.
-func (k *Keys) Run(ctx context.Context) error {
-	// It ends with ctx only, and with its error.
-	_ = backoff.Retry(func() error {
-		err := k.follow(ctx)
-		if ctx.Err() == nil && k.set.Conn.IsConnected() { // else that is told already
-			k.log.Warn("the API keys are not followed, will retry", "error", err)
-		}
-		return err
-	}, backoff.WithContext(backoff.NewConstantBackOff(watchPause), ctx))
-	return nil
-}
-
-// follow takes in changes until the watch breaks or ctx ends.
-func (k *Keys) follow(ctx context.Context) error {
-	// A server that was started again has forgotten its watches, which they notice by themselves only after seconds.
-	away := k.set.Conn.StatusChanged(nats.RECONNECTING)
-	defer k.set.Conn.RemoveStatusListener(away)
-	opening, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	late := time.AfterFunc(watchTimeout, func() { cancel(errors.New("no answer")) })
-	w, err := k.watch(opening)
-	if err != nil {
-		return errors.Join(err, context.Cause(opening))
-	}
-	defer func() { _ = w.Stop() }()
-	if !late.Stop() {
-		return context.Cause(opening)
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-away:
-			return errors.New("the connection to NATS was lost")
-		case e, open := <-w.Updates():
-			if !open {
-				return errors.New("the watch ended")
-			}
-			if e != nil {
-				k.take(e)
-			}
-		}
-	}
-}
+func (k *Keys) Run(ctx context.Context) error { return k.watched.run(ctx) }
 
 // take takes in one stored key.
 func (k *Keys) take(e jetstream.KeyValueEntry) {
-	var s storedKey
-	if err := json.Unmarshal(e.Value(), &s); err != nil || keyPrefix+s.ID != e.Key() {
-		k.log.Error("a malformed API key was passed over", "key", e.Key(), "error", err)
+	s, err := decodeKey(e)
+	if err != nil {
+		k.watched.log.Error("a malformed API key was passed over", "key", e.Key(), "error", err)
 		return
 	}
-	s.revision = e.Revision()
-	k.keep(&s)
+	k.keep(s)
+}
+
+func decodeKey(e jetstream.KeyValueEntry) (*storedKey, error) {
+	s := &storedKey{revision: e.Revision()}
+	if err := json.Unmarshal(e.Value(), s); err != nil {
+		return nil, fmt.Errorf("decode API key %s: %w", e.Key(), err)
+	}
+	if keyPrefix+s.ID != e.Key() {
+		return nil, fmt.Errorf("decode API key %s: it says that it is %q", e.Key(), s.ID)
+	}
+	return s, nil
+}
+
+// boundKeys gives the ids of the unrevoked keys that are bound to a sandbox profile, as they are in the bucket.
+func boundKeys(ctx context.Context, set *stream.Set, profile string, log *slog.Logger) ([]string, error) {
+	var bound []string
+	keys := watchedKeys(set, log, func(e jetstream.KeyValueEntry) {
+		if s, err := decodeKey(e); err == nil && s.RevokedAt == nil && s.Sandbox == profile {
+			bound = append(bound, s.ID)
+		}
+	})
+	err := keys.read(ctx)
+	return bound, err
 }
 
 // keep takes s in unless something newer is known: the watch may tell late of what was changed here.
@@ -192,8 +150,14 @@ func (k *Keys) Authenticate(secret string) (*proto.Key, bool) {
 	return &key, true
 }
 
-// Create makes a key and returns it with its secret, which is kept nowhere.
+// Create makes a key and returns it with its secret, which is kept nowhere. Its error is [proto.ErrNotFound] where there is no sandbox
+// profile of the name that it is to be bound to.
 func (k *Keys) Create(ctx context.Context, key proto.Key) (proto.Key, string, error) {
+	if key.Sandbox != "" {
+		if err := hold(ctx, k.set, key.Sandbox); err != nil {
+			return proto.Key{}, "", err
+		}
+	}
 	var id [9]byte
 	_, _ = rand.Read(id[:]) // crypto/rand.Read never returns an error since Go 1.24
 	key.ID = "key_" + hex.EncodeToString(id[:])
@@ -201,6 +165,14 @@ func (k *Keys) Create(ctx context.Context, key proto.Key) (proto.Key, string, er
 	secret := proto.NewKeySecret(k.region)
 	if err := k.put(ctx, &key, secret, k.set.Keys.Put); err != nil {
 		return proto.Key{}, "", err
+	}
+	if key.Sandbox == "" {
+		return key, secret, nil
+	}
+	// Only now does whoever removes the profile see that it is bound, so it must still be there.
+	if err := hold(ctx, k.set, key.Sandbox); err != nil {
+		_, revokeErr := k.Revoke(ctx, key.ID)
+		return proto.Key{}, "", errors.Join(err, revokeErr)
 	}
 	return key, secret, nil
 }
@@ -283,7 +255,7 @@ func (k *Keys) List(context.Context) ([]proto.Key, error) {
 // Revoke ends a key. It is refused here when Revoke returns, and by every other gateway as soon as its watch tells it, well within
 // a second. Revoking a revoked key changes nothing. The error is [proto.ErrNotFound] where there is no such key.
 func (k *Keys) Revoke(ctx context.Context, id string) (proto.Key, error) {
-	for range revokeTries {
+	for range changeTries {
 		k.mu.RLock()
 		known := k.byID[id]
 		k.mu.RUnlock()

@@ -22,6 +22,7 @@ const (
 	partsName    = "BULLPEN_IMAGES"
 	bodiesName   = "bullpen_bodies"
 	keysName     = "bullpen_keys"
+	profilesName = "bullpen_profiles"
 	bindingsName = "bullpen_bindings"
 	controlName  = "bullpen_control"
 	imagesName   = "bullpen_images"
@@ -57,6 +58,7 @@ type Set struct {
 	Outs     jetstream.Stream      // output events
 	Dead     jetstream.Stream      // what was set aside
 	Keys     jetstream.KeyValue    // API keys by id, and the secret they are hashed with
+	Profiles jetstream.KeyValue    // sandbox profiles by name
 	Bindings jetstream.KeyValue    // idempotency keys
 	Control  jetstream.KeyValue    // who leads
 	Images   jetstream.KeyValue    // the catalog of sandbox images
@@ -139,6 +141,7 @@ func (s *Set) make(ctx context.Context, cfg Config) (err error) {
 		cfg jetstream.KeyValueConfig
 	}{
 		{&s.Keys, jetstream.KeyValueConfig{Bucket: keysName}},
+		{&s.Profiles, jetstream.KeyValueConfig{Bucket: profilesName}},
 		{&s.Bindings, jetstream.KeyValueConfig{Bucket: bindingsName, TTL: min(BindingTTL, cfg.Retention)}},
 		{&s.Control, jetstream.KeyValueConfig{Bucket: controlName}},
 		{&s.Images, jetstream.KeyValueConfig{Bucket: imagesName}},

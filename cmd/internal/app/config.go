@@ -65,8 +65,8 @@ type Config struct {
 	QueueExpiry time.Duration `name:"queue-expiry" group:"Executions" env:"BULLPEN_QUEUE_EXPIRY" default:"24h" placeholder:"TIME" help:"How long an async execution waits for a free slot (${default})."`
 	// Retention is how long records and events of an execution are kept once it has ended.
 	Retention time.Duration `name:"retention" group:"Executions" env:"BULLPEN_RETENTION" default:"168h" placeholder:"TIME" help:"How long records and output of executions are kept (${default})."`
-	// OutputLimit is how much of each output stream a result keeps.
-	OutputLimit Bytes `name:"output-limit" group:"Executions" env:"BULLPEN_OUTPUT_LIMIT" default:"16MiB" placeholder:"SIZE" help:"How much of each output stream a result keeps (${default})."`
+	// OutputLimit is how much of each output stream a result keeps, unless a sandbox profile says it.
+	OutputLimit proto.Bytes `name:"output-limit" group:"Executions" env:"BULLPEN_OUTPUT_LIMIT" default:"16MiB" placeholder:"SIZE" help:"How much of each output stream a result keeps (${default})."`
 	// UpgradeURL is where messages about a plan's limits send people.
 	UpgradeURL string `name:"upgrade-url" group:"Server" env:"BULLPEN_UPGRADE_URL" default:"https://github.com/bullpen-run/bullpen#plans" placeholder:"URL" help:"Where messages about the limits of a plan send people (${default})."`
 
@@ -112,9 +112,6 @@ var regionPattern = regexp.MustCompile(`^[a-z0-9]+$`)
 // UIDsPerSlot is how many user ids a jail takes: one for its init, one for the program.
 const UIDsPerSlot = 2
 
-// MaxOutputLimit bounds the output limit: a result is one message and one JSON body.
-const MaxOutputLimit = 256 << 20
-
 // Validate checks everything that can be checked without touching the system. Each of its errors names the setting and what
 // to do; they are joined.
 func (c *Config) Validate() error {
@@ -133,7 +130,7 @@ func (c *Config) Validate() error {
 		positive("queue-expiry", c.QueueExpiry), positive("retention", c.Retention),
 		// A record that goes before its job could: the job would seem never to have run.
 		setting("retention", c.Retention >= c.QueueExpiry, "%s is shorter than --queue-expiry (%s): a record is kept at least as long as a job may wait", c.Retention, c.QueueExpiry),
-		setting("output-limit", c.OutputLimit > 0 && c.OutputLimit <= MaxOutputLimit, "%d bytes must be between 1 byte and %s", int64(c.OutputLimit), Bytes(MaxOutputLimit)),
+		setting("output-limit", c.OutputLimit > 0 && c.OutputLimit <= proto.MaxOutput, "%d bytes must be between 1 byte and %s", int64(c.OutputLimit), proto.MaxOutput),
 		c.validateUpgradeURL(),
 		setting("log-format", c.LogFormat == LogText || c.LogFormat == LogJSON, "%q must be text or json", c.LogFormat),
 	)

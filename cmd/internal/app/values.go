@@ -34,43 +34,6 @@ func (r *UIDRange) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Bytes is an amount of data. It is written as a number of bytes or with one of the units KiB, MiB, GiB.
-type Bytes int64
-
-type unit struct {
-	name string
-	size Bytes
-}
-
-func units() []unit { return []unit{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} }
-
-// String gives b in the largest unit that divides it.
-func (b Bytes) String() string {
-	for _, u := range units() {
-		if b >= u.size && b%u.size == 0 {
-			return strconv.FormatInt(int64(b/u.size), 10) + u.name
-		}
-	}
-	return strconv.FormatInt(int64(b), 10)
-}
-
-// UnmarshalText reads what [Bytes.String] writes; a space before the unit is allowed.
-func (b *Bytes) UnmarshalText(text []byte) error {
-	number, size := string(text), Bytes(1)
-	for _, u := range units() {
-		if rest, ok := strings.CutSuffix(number, u.name); ok {
-			number, size = strings.TrimSuffix(rest, " "), u.size
-			break
-		}
-	}
-	n, err := strconv.ParseInt(number, 10, 64)
-	if err != nil || n < 0 || n > math.MaxInt64/int64(size) {
-		return fmt.Errorf("%q must be a number of bytes, or one with KiB, MiB or GiB, such as 16MiB", text)
-	}
-	*b = Bytes(n) * size
-	return nil
-}
-
 // LogFormat is the form of log lines.
 type LogFormat string
 

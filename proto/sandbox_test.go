@@ -1,0 +1,354 @@
+package proto
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func decodeProfile(t *testing.T, body string) Profile {
+	t.Helper()
+	p, err := DecodeProfile("", []byte(body), DefaultProfile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestProfileIsDecodedWhole(t *testing.T) {
+	got := decodeProfile(t, `{"name":"web.1","image":"py-3.14","cpu":2.5,"memory":"2GiB","pids":64,"disk":{"home":"3 GiB","tmp":1048576,"inodes":1000},
+		"network":{"policy":"allowlist","allow":["pypi.org"]},"env":{"A":"1"},"output":"1536KiB","unknown":{"a":[]}}`)
+	want := Profile{
+		Name: "web.1", Image: "py-3.14", CPU: 2.5, Memory: 2 * GiB, Pids: 64, Disk: Disk{3 * GiB, MiB, 1000},
+		Network: Network{Policy: NetworkAllowlist, Allow: []string{"pypi.org"}}, Env: map[string]string{"A": "1"}, Output: 1536 * KiB,
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	body, err := json.Marshal(got)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const canonical = `{"name":"web.1","image":"py-3.14","cpu":2.5,"memory":"2GiB","pids":64,"disk":{"home":"3GiB","tmp":"1MiB","inodes":1000},` +
+		`"network":{"policy":"allowlist","allow":["pypi.org"]},"env":{"A":"1"},"output":"1536KiB"}`
+	if string(body) != canonical {
+		t.Errorf("shown as\n%s, want\n%s", body, canonical)
+	}
+	if d := cmp.Diff(want, decodeProfile(t, canonical)); d != "" {
+		t.Errorf("what is shown is read as something else: %s", d)
+	}
+}
+
+func TestWhatAProfileDoesNotSayIsTheDefault(t *testing.T) {
+	defaults := DefaultProfile()
+	defaults.Output, defaults.Env = 5*MiB, map[string]string{"FROM": "default"}
+	want := defaults
+	want.Name = "a"
+	for _, body := range []string{
+		`{"name":"a"}`, `{"name":"a","disk":{}}`,
+		`{"name":"a","image":null,"cpu":null,"memory":null,"pids":null,"disk":null,"network":null,"env":null,"output":null}`,
+		`{"name":"a","disk":{"home":null,"tmp":null,"inodes":null},"network":{"policy":null,"allow":null}}`,
+	} {
+		got, err := DecodeProfile("", []byte(body), defaults)
+		if err != nil {
+			t.Errorf("%s: %v", body, err)
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("%s: %s", body, d)
+		}
+	}
+	if got := decodeProfile(t, `{"name":"a","memory":"4GiB"}`); got.Disk != DefaultProfile().Disk {
+		t.Errorf("with more memory: %+v", got.Disk)
+	}
+	if got := decodeProfile(t, `{"name":"a","memory":"256MiB"}`); got.Disk.Home != 128*MiB || got.Disk.Tmp != 64*MiB {
+		t.Errorf("with less memory: %+v, which would never be full before the memory is", got.Disk)
+	}
+	if got := decodeProfile(t, `{"name":"a","memory":"256MiB","disk":{"home":"1GiB"}}`); got.Disk.Home != GiB {
+		t.Errorf("a home that was asked for: %+v", got.Disk)
+	}
+}
+
+func TestProfilesDoNotShareTheirEnvironment(t *testing.T) {
+	defaults := DefaultProfile()
+	got := decodeProfile(t, `{"name":"a"}`)
+	got.Env["A"] = "1"
+	if len(defaults.Env) != 0 {
+		t.Error("the default has what was set in another")
+	}
+}
+
+func TestProfileNames(t *testing.T) {
+	body := []byte(`{"name":"b"}`)
+	for _, name := range []string{"", "b"} {
+		if p, err := DecodeProfile(name, body, DefaultProfile()); err != nil || p.Name != "b" {
+			t.Errorf("%q: %s, %v", name, p.Name, err)
+		}
+	}
+	if p, err := DecodeProfile("b", []byte(`{}`), DefaultProfile()); err != nil || p.Name != "b" {
+		t.Errorf("%s, %v", p.Name, err)
+	}
+	if _, err := DecodeProfile("a", body, DefaultProfile()); err == nil || !strings.HasPrefix(err.Error(), "name must be a ") {
+		t.Errorf("two names: %v", err)
+	}
+}
+
+// TestProfileLimits has every bound, and what is just beyond it.
+func TestProfileLimits(t *testing.T) {
+	numbered := func(n int) string {
+		m := map[string]string{}
+		for i := range n {
+			m[fmt.Sprintf("K%d", i)] = "v"
+		}
+		body, _ := json.Marshal(m)
+		return string(body)
+	}
+	sized := func(last int) string { // 16 variables of 4 + 4092 bytes, the last of them of another size
+		m := map[string]string{}
+		for i := range 16 {
+			m[fmt.Sprintf("K%03d", i)] = strings.Repeat("v", 4092)
+		}
+		m["K015"] = strings.Repeat("é", last/2) + strings.Repeat("v", last%2)
+		body, _ := json.Marshal(m)
+		return string(body)
+	}
+	rules := func(n int) string { return `["` + strings.Repeat(`a.b","`, n-1) + `a.b"]` }
+	type bound struct {
+		member string
+		ok     bool
+	}
+	for field, bounds := range map[string][]bound{
+		"name": {
+			{`"name":"` + strings.Repeat("a", 63) + `"`, true},
+			{`"name":"` + strings.Repeat("a", 64) + `"`, false},
+			{`"name":"0._-"`, true},
+			{`"name":""`, false},
+			{`"name":".a"`, false},
+			{`"name":"A"`, false},
+			{`"name":"a/b"`, false},
+			{`"name":"a\n"`, false},
+			{`"name":"default"`, false},
+			{`"name":null`, false},
+			{`"name":1`, false},
+		},
+		"image": {
+			{`"image":""`, true},
+			{`"image":"py-3.14"`, true},
+			{`"image":"/srv/images/py"`, true},
+			{`"image":"/` + strings.Repeat("a", 4095) + `"`, true},
+			{`"image":"/` + strings.Repeat("a", 4096) + `"`, false},
+			{`"image":"/"`, false},
+			{`"image":"/srv/../etc"`, false},
+			{`"image":"/srv/"`, false},
+			{`"image":"/srv/\u0000"`, false},
+			{`"image":"srv/py"`, false},
+			{`"image":"Py"`, false},
+			{`"image":1`, false},
+		},
+		"cpu": {
+			{`"cpu":0.05`, true},
+			{`"cpu":0.049`, false},
+			{`"cpu":64`, true},
+			{`"cpu":64.001`, false},
+			{`"cpu":0`, false},
+			{`"cpu":-1`, false},
+			{`"cpu":1e999`, false},
+			{`"cpu":"1"`, false},
+		},
+		"memory": {
+			{`"memory":"32MiB"`, true},
+			{`"memory":33554431`, false},
+			{`"memory":"1024GiB"`, true},
+			{`"memory":1099511627777`, false},
+			{`"memory":99999999999999999999`, false},
+			{`"memory":-1`, false},
+			{`"memory":"1GB"`, false},
+			{`"memory":1.5e9`, false},
+			{`"memory":true`, false},
+		},
+		"pids": {
+			{`"pids":16`, true},
+			{`"pids":15`, false},
+			{`"pids":32768`, true},
+			{`"pids":32769`, false},
+			{`"pids":99999999999999999999`, false},
+			{`"pids":16.5`, false},
+			{`"pids":"16"`, false},
+		},
+		"disk": {{`"disk":"1GiB"`, false}, {`"disk":[]`, false}},
+		"disk.home": {
+			{`"disk":{"home":"1MiB"}`, true},
+			{`"disk":{"home":1048575}`, false},
+			{`"disk":{"home":"1024GiB"}`, true},
+			{`"disk":{"home":1099511627777}`, false},
+			{`"disk":{"home":{}}`, false},
+			{`"disk":{"home":"1GiB","home":"2GiB"}`, false},
+		},
+		"disk.tmp": {
+			{`"disk":{"tmp":"1MiB"}`, true},
+			{`"disk":{"tmp":1048575}`, false},
+			{`"disk":{"tmp":"1024GiB"}`, true},
+			{`"disk":{"tmp":1099511627777}`, false},
+		},
+		"disk.inodes": {
+			{`"disk":{"inodes":256}`, true},
+			{`"disk":{"inodes":255}`, false},
+			{`"disk":{"inodes":16777216}`, true},
+			{`"disk":{"inodes":16777217}`, false},
+			{`"disk":{"inodes":"256"}`, false},
+		},
+		"network":        {{`"network":"blocked"`, false}},
+		"network.policy": {
+			{`"network":{"policy":"unrestricted"}`, true},
+			{`"network":{"policy":"blocked"}`, true},
+			{`"network":{"policy":"open"}`, false},
+			{`"network":{"policy":1}`, false},
+		},
+		"network.allow": {
+			{`"network":{"policy":"allowlist","allow":` + rules(100) + `}`, true},
+			{`"network":{"policy":"allowlist","allow":` + rules(101) + `}`, false},
+			{`"network":{"policy":"allowlist"}`, false},
+			{`"network":{"policy":"blocked","allow":["a.b"]}`, false},
+			{`"network":{"allow":["a.b"]}`, false},
+			{`"network":{"policy":"allowlist","allow":["a b"]}`, false},
+			{`"network":{"policy":"allowlist","allow":"pypi.org"}`, false},
+			{`"network":{"policy":"allowlist","allow":[1]}`, false},
+		},
+		"env": {
+			{`"env":` + numbered(50), true},
+			{`"env":` + numbered(51), false},
+			{`"env":` + sized(4092), true},
+			{`"env":` + sized(4093), false},
+			{`"env":{"PATH":"/"}`, false},
+			{`"env":{"LD_PRELOAD":"x"}`, false},
+			{`"env":{"a":"x"}`, false},
+			{`"env":{"A":"\u0000"}`, false},
+			{`"env":{"A":"` + strings.Repeat("v", 4096) + `"}`, true},
+			{`"env":{"A":"` + strings.Repeat("v", 4097) + `"}`, false},
+			{`"env":[]`, false},
+		},
+		"env.A": {{`"env":{"A":1}`, false}},
+		"output": {
+			{`"output":1`, true},
+			{`"output":0`, false},
+			{`"output":"256MiB"`, true},
+			{`"output":268435457`, false},
+		},
+	} {
+		for _, b := range bounds {
+			body := `{` + b.member + `}`
+			if field != "name" {
+				body = `{"name":"a",` + b.member + `}`
+			}
+			_, err := DecodeProfile("", []byte(body), DefaultProfile())
+			if b.ok {
+				if err != nil {
+					t.Errorf("%.60s: %v", b.member, err)
+				}
+				continue
+			}
+			wrong := new(FieldError)
+			if !errors.As(err, &wrong) || wrong.Field != field || !strings.HasPrefix(wrong.Message, field+" ") {
+				t.Errorf("%.60s: error %v (%q), want one about %s", b.member, err, wrong.Field, field)
+			}
+		}
+	}
+}
+
+func TestSandboxOfAProfile(t *testing.T) {
+	p := decodeProfile(t, `{"name":"web","image":"py","cpu":0.5,"memory":"64MiB","pids":20,"disk":{"home":"2MiB","tmp":"3MiB","inodes":300},`+
+		`"network":{"policy":"unrestricted"},"env":{"A":"1"},"output":7}`)
+	want := Sandbox{
+		Image: "py", ImageDigest: "sha256:1", CPU: 0.5, Memory: 64 << 20, Pids: 20, HomeBytes: 2 << 20, TmpBytes: 3 << 20, Inodes: 300,
+		Network: Network{Policy: NetworkUnrestricted}, OutputBytes: 7,
+	}
+	if d := cmp.Diff(want, p.Sandbox("sha256:1")); d != "" {
+		t.Error(d)
+	}
+	for image, name := range map[string]string{"": "", "/srv/py": "", "py": "py"} {
+		p.Image = image
+		if got, ok := p.ImageName(); ok != (name != "") || ok && got != name {
+			t.Errorf("the image %q is %q in the registry, %v", image, got, ok)
+		}
+	}
+}
+
+// What was stored before there were profiles is still read, and has no network.
+func TestOlderJobsAndRecordsAreRead(t *testing.T) {
+	var job Job
+	err := json.Unmarshal([]byte(`{"trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","org":"acme","key":"key_1","mode":"inline","language":"python","timeout":60,
+		"max_attempts":1,"created_at":"2026-01-02T03:04:05Z","queue_deadline":"2026-01-02T03:04:08Z","concurrent":5,"max_queued":0,"code":"print(1)",
+		"sandbox":{"cpu":1,"memory":1073741824,"pids":256,"home_bytes":536870912,"tmp_bytes":268435456,"inodes":65536,"output_bytes":16777216}}`), &job)
+	want := DefaultSandbox()
+	want.Network = Network{}
+	if err != nil || job.Profile != "" {
+		t.Errorf("%+v, %v", job, err)
+	}
+	if d := cmp.Diff(want, job.Sandbox); d != "" {
+		t.Error(d)
+	}
+	rec, err := DecodeRecord("trc_AbCdEfGhIjKlMnOpQrSt", []byte(`{"trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","status":"failed","usage":{"cpu_ms":1,"memory_peak":2},
+		"result":{"success":false,"exit_code":3}}`))
+	if err != nil || rec.Usage.Network != nil {
+		t.Errorf("%+v, %v", rec, err)
+	}
+}
+
+func TestKeyRequestNamesItsSandbox(t *testing.T) {
+	for sandbox, want := range map[string]string{"": "", `,"sandbox":null`: "", `,"sandbox":"default"`: "", `,"sandbox":"web.1"`: "web.1"} {
+		k, err := DecodeKeyRequest([]byte(`{"name":"n","org":"o","plan":"pro"` + sandbox + `}`))
+		if err != nil || k.Sandbox != want {
+			t.Errorf("%s: %q, %v", sandbox, k.Sandbox, err)
+		}
+	}
+	for _, sandbox := range []string{`""`, `"../x"`, `"A"`, `1`} {
+		_, err := DecodeKeyRequest([]byte(`{"name":"n","org":"o","plan":"pro","sandbox":` + sandbox + `}`))
+		if wrong := new(FieldError); !errors.As(err, &wrong) || wrong.Field != "sandbox" {
+			t.Errorf("%s: %v", sandbox, err)
+		}
+	}
+}
+
+func TestBoundErrorNamesTheKeys(t *testing.T) {
+	for want, keys := range map[string][]string{
+		"bound to it: key_1; revoke":                        {"key_1"},
+		"bound to it: key_1, key_2, key_3; revoke":          {"key_1", "key_2", "key_3"},
+		"bound to it: key_1, key_2, key_3 and 2 more; revo": {"key_1", "key_2", "key_3", "key_4", "key_5"},
+	} {
+		if got := (&BoundError{"web", keys}).Error(); !strings.Contains(got, want) || !strings.Contains(got, "web") {
+			t.Errorf("%q does not say %q", got, want)
+		}
+	}
+}
+
+func FuzzDecodeProfile(f *testing.F) {
+	for _, seed := range []string{
+		``, `{}`, `{"name":"a"}`, `{"name":"a","memory":"2GiB","disk":{"home":1,"x":[]},"network":{"policy":"allowlist","allow":["a.b"]},"env":{"A":"b"}}`,
+		`{"name":"a","cpu":1e-9,"pids":-0,"output":"1 KiB"}`, `{"name":"a","image":"/x","disk":null}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		p, err := DecodeProfile("", body, DefaultProfile())
+		if err != nil {
+			if field := new(FieldError); !errors.As(err, &field) || field.Field == "" || !strings.HasPrefix(field.Message, field.Field) {
+				t.Fatalf("error %#v", err)
+			}
+			return
+		}
+		again, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, err := DecodeProfile(p.Name, again, DefaultProfile())
+		if err != nil {
+			t.Fatalf("%s: %v", again, err)
+		}
+		if d := cmp.Diff(p, second); d != "" {
+			t.Fatalf("%s is read as something else: %s", again, d)
+		}
+	})
+}

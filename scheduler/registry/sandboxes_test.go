@@ -1,0 +1,249 @@
+package registry_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/natsembed"
+	"github.com/bullpen-run/bullpen/scheduler/registry"
+	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+)
+
+// profiles opens the list as one gateway does.
+func profiles(t *testing.T, s *natsembed.Server) *registry.Profiles {
+	t.Helper()
+	l, err := registry.OpenProfiles(streamtest.Context(t), streamtest.Set(t, s), streamtest.Log(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- l.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// profile is one that differs from the default in every respect.
+func profile(name string) proto.Profile {
+	return proto.Profile{
+		Name: name, Image: "py", CPU: 2, Memory: 2 * proto.GiB, Pids: 50, Disk: proto.Disk{Home: proto.GiB, Tmp: proto.MiB, Inodes: 1000},
+		Network: proto.Network{Policy: proto.NetworkAllowlist, Allow: []string{"pypi.org"}}, Env: map[string]string{"A": "1"}, Output: 1000,
+	}
+}
+
+func TestProfileIsKnownToEveryGatewayUntilItIsRemoved(t *testing.T) {
+	s := streamtest.Server(t)
+	here, there := profiles(t, s), profiles(t, s)
+	ctx := streamtest.Context(t)
+	want := profile("web.1-a_b")
+	if err := here.Create(ctx, want); err != nil {
+		t.Fatal(err)
+	}
+	same := func(where string, l *registry.Profiles) {
+		t.Helper()
+		got, err := l.Profile(ctx, want.Name)
+		if err != nil {
+			t.Fatalf("%s: %v", where, err)
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Fatalf("%s: %s", where, d)
+		}
+		got.Env["A"], got.Network.Allow[0] = "changed", "changed" // by somebody who merges into it
+	}
+	for range 2 {
+		same("where it was made", here)
+		same("elsewhere, at once", there)
+		same("in a gateway that starts later", profiles(t, s))
+	}
+	if err := there.Create(ctx, profile(want.Name)); !errors.Is(err, proto.ErrExists) {
+		t.Errorf("made twice: %v", err)
+	}
+
+	want.CPU = 3
+	if err := there.Replace(ctx, want); err != nil {
+		t.Fatal(err)
+	}
+	same("where it was replaced", there)
+	eventually(t, "replaced elsewhere", func() bool { p, err := here.Profile(ctx, want.Name); return err == nil && p.CPU == 3 })
+	if err := here.Replace(ctx, profile("other")); !errors.Is(err, proto.ErrNotFound) {
+		t.Errorf("an unknown one was replaced: %v", err)
+	}
+
+	removed, err := here.Remove(ctx, want.Name)
+	if d := cmp.Diff(want, removed); err != nil || d != "" {
+		t.Fatalf("%v, %s", err, d)
+	}
+	unknown := func(l *registry.Profiles) bool {
+		_, err := l.Profile(ctx, want.Name)
+		return errors.Is(err, proto.ErrNotFound)
+	}
+	if !unknown(here) {
+		t.Error("known where it was removed")
+	}
+	eventually(t, "removed elsewhere", func() bool { return unknown(there) })
+	if _, err := here.Remove(ctx, want.Name); !errors.Is(err, proto.ErrNotFound) {
+		t.Errorf("removed twice: %v", err)
+	}
+	if err := there.Create(ctx, want); err != nil {
+		t.Errorf("made again: %v", err)
+	}
+	eventually(t, "made again", func() bool { return !unknown(here) })
+}
+
+func TestProfilesAreListedByName(t *testing.T) {
+	s := streamtest.Server(t)
+	l := profiles(t, s)
+	ctx := streamtest.Context(t)
+	for _, name := range []string{"b", "a.b", "gone", "a"} {
+		if err := l.Create(ctx, profile(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := l.Remove(ctx, "gone"); err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range []*registry.Profiles{l, profiles(t, s)} {
+		list, err := one.List(ctx)
+		var names []string
+		for _, p := range list {
+			names = append(names, p.Name)
+		}
+		if err != nil || !slices.Equal(names, []string{"a", "a.b", "b"}) {
+			t.Errorf("%s, %v", names, err)
+		}
+	}
+}
+
+func TestProfileWithKeysIsNotRemoved(t *testing.T) {
+	s := streamtest.Server(t)
+	k, l := keys(t, s), profiles(t, s)
+	ctx := streamtest.Context(t)
+	wanted := proto.Key{Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsExecute, Sandbox: "web"}
+	if _, _, err := k.Create(ctx, wanted); !errors.Is(err, proto.ErrNotFound) {
+		t.Fatalf("bound to what is not there: %v", err)
+	}
+	if list, err := k.List(ctx); err != nil || len(list) != 0 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	for _, name := range []string{"web", "other"} {
+		if err := l.Create(ctx, profile(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	key, secret, err := k.Create(ctx, wanted)
+	if err != nil || key.Sandbox != "web" {
+		t.Fatalf("%+v, %v", key, err)
+	}
+	if got, ok := k.Authenticate(secret); !ok || got.Sandbox != "web" {
+		t.Errorf("%+v, %v", got, ok)
+	}
+	_, err = l.Remove(ctx, "web")
+	if bound := new(proto.BoundError); !errors.As(err, &bound) || bound.Profile != "web" || !slices.Equal(bound.Keys, []string{key.ID}) {
+		t.Fatalf("removed: %v", err)
+	}
+	if d := cmp.Diff(profile("web"), must(l.Profile(ctx, "web"))); d != "" {
+		t.Errorf("binding a key changed it: %s", d)
+	}
+	if _, err := l.Remove(ctx, "other"); err != nil {
+		t.Errorf("one without keys: %v", err)
+	}
+	if _, err := k.Revoke(ctx, key.ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Remove(ctx, "web"); err != nil {
+		t.Errorf("its only key is revoked: %v", err)
+	}
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// However keys and removals meet, no valid key is left without its profile.
+func TestProfileIsRemovedWhileKeysAreMade(t *testing.T) {
+	s := streamtest.Server(t)
+	k, other, l := keys(t, s), keys(t, s), profiles(t, s)
+	ctx := streamtest.Context(t)
+	wanted := proto.Key{Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsExecute, Sandbox: "web"}
+	for range 20 {
+		if err := l.Create(ctx, profile("web")); err != nil {
+			t.Fatal(err)
+		}
+		var made []string
+		var mu sync.Mutex
+		var group sync.WaitGroup
+		for _, gateway := range []*registry.Keys{k, other} {
+			group.Go(func() {
+				key, _, err := gateway.Create(ctx, wanted)
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil {
+					made = append(made, key.ID)
+				} else if !errors.Is(err, proto.ErrNotFound) {
+					t.Errorf("make a key: %v", err)
+				}
+			})
+		}
+		_, removeErr := l.Remove(ctx, "web")
+		group.Wait()
+		switch bound := new(proto.BoundError); {
+		case removeErr == nil && len(made) > 0:
+			t.Fatalf("the profile is gone and %s were made", made)
+		case removeErr != nil && !errors.As(removeErr, &bound):
+			t.Fatal(removeErr)
+		case removeErr == nil:
+			continue
+		}
+		for _, id := range made {
+			if _, err := k.Revoke(ctx, id); err != nil && !errors.Is(err, proto.ErrNotFound) {
+				t.Fatal(err)
+			}
+			if _, err := other.Revoke(ctx, id); err != nil && !errors.Is(err, proto.ErrNotFound) {
+				t.Fatal(err)
+			}
+		}
+		if _, err := l.Remove(ctx, "web"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A profile that cannot be read is none: its keys are refused, and it can be replaced.
+func TestMalformedProfileIsNone(t *testing.T) {
+	s := streamtest.Server(t)
+	l := profiles(t, s)
+	set := streamtest.Set(t, s)
+	ctx := streamtest.Context(t)
+	if err := l.Create(ctx, profile("web")); err != nil {
+		t.Fatal(err)
+	}
+	for _, body := range []string{`{`, `{"name":"other"}`, `{"name":"web","cpu":1000}`} {
+		if _, err := set.Profiles.Put(ctx, "web", []byte(body)); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "refused", func() bool { _, err := l.Profile(ctx, "web"); return err != nil })
+		if list, err := l.List(ctx); err != nil || len(list) != 0 {
+			t.Errorf("%s is listed: %v, %v", body, list, err)
+		}
+		if err := l.Replace(ctx, profile("web")); err != nil {
+			t.Errorf("%s cannot be replaced: %v", body, err)
+		}
+		if _, err := l.Profile(ctx, "web"); err != nil {
+			t.Errorf("replaced: %v", err)
+		}
+	}
+}
