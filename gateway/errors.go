@@ -88,6 +88,8 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		tooLarge      *bodyTooLargeError
 		unimplemented *unimplementedError
 		accepted      *acceptedError
+		bound         *proto.BoundError
+		broken        *brokenSandboxError
 	)
 	switch {
 	case errors.As(err, &accepted):
@@ -107,6 +109,10 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		return answer{http.StatusMethodNotAllowed, codeMethodNotAllowed, errMethod.Error(), 0}
 	case errors.Is(err, proto.ErrConflict):
 		return answer{http.StatusConflict, codeConflict, "somebody else changed this at the same time; send the request again", 0}
+	case errors.Is(err, proto.ErrExists):
+		return answer{http.StatusConflict, codeConflict, "there is one of that name already; choose another, or replace it", 0}
+	case errors.As(err, &bound):
+		return answer{http.StatusConflict, codeConflict, bound.Error(), 0}
 	case errors.As(err, &tooLarge):
 		return answer{http.StatusRequestEntityTooLarge, codePayloadTooLarge, tooLarge.Error(), 0}
 	case errors.Is(err, errEncoded):
@@ -117,6 +123,8 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		return answer{http.StatusTooManyRequests, codeRateLimited, overPlan.message, 0}
 	case errors.As(err, &refusal):
 		return answerToRefusal(refusal, plan)
+	case errors.As(err, &broken):
+		return answer{http.StatusInternalServerError, codeInternal, broken.Error(), 0}
 	case errors.As(err, &unimplemented):
 		return answer{http.StatusNotImplemented, codeNotImplemented, unimplemented.Error(), 0}
 	case errors.Is(err, errDraining):

@@ -96,10 +96,6 @@ func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceI
 	if err != nil {
 		return nil, "", err
 	}
-	env, err := proto.MergeEnv(req.Env)
-	if err != nil {
-		return nil, "", err
-	}
 	i := infoOf(r.Context())
 	mode := modeOf(r.Header)
 	switch {
@@ -113,6 +109,18 @@ func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceI
 	if err := checkPlan(i.plan, mode, req.Timeout, s.UpgradeURL); err != nil {
 		return nil, "", err
 	}
+	profile, err := s.profileOf(r.Context(), &i.key)
+	if err != nil {
+		return nil, "", err
+	}
+	sandbox, err := s.resolve(r.Context(), &profile, req.Language)
+	if err != nil {
+		return nil, "", err
+	}
+	env, err := proto.MergeEnv(profile.Env, req.Env)
+	if err != nil {
+		return nil, "", err
+	}
 	hash, err := req.Hash()
 	if err != nil {
 		return nil, "", err
@@ -124,12 +132,13 @@ func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceI
 	return &proto.Job{
 		Meta: proto.Meta{
 			TraceID: id, Org: i.key.Org, Key: i.key.ID, Mode: mode,
-			Language: req.Language, Timeout: req.Timeout, MaxAttempts: req.MaxAttempts, Metadata: req.Metadata,
+			Language: req.Language, Timeout: req.Timeout, Profile: profile.Name,
+			MaxAttempts: req.MaxAttempts, Metadata: req.Metadata,
 			RequestID: i.requestID, ClientID: clientText(r.Header, "X-Client-Id"), UserAgent: clientText(r.Header, "User-Agent"),
 			CreatedAt: now.UTC(), QueueDeadline: now.Add(wait).UTC(),
 			Concurrent: i.plan.Concurrent, MaxQueued: i.plan.MaxQueued,
 		},
-		Code: req.Code, Env: env, Sandbox: s.Sandbox,
+		Code: req.Code, Env: env, Sandbox: sandbox,
 	}, hash, nil
 }
 

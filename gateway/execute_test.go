@@ -28,7 +28,7 @@ func TestInline(t *testing.T) {
 	if job.Code != "é\n" || job.Language != proto.Node || job.Timeout != 7 || job.Env["A"] != "1" || job.Metadata["k"] != "v" ||
 		job.MaxAttempts != 2 || job.Org != "acme" || job.Key != "key_1" || job.Mode != proto.ModeInline || job.RequestID != "r-1" ||
 		job.ClientID != "c1" || job.UserAgent != "tester" || job.Concurrent != 1000 ||
-		!reflect.DeepEqual(job.Sandbox, proto.DefaultSandbox()) {
+		job.Profile != "default" || !reflect.DeepEqual(job.Sandbox, proto.DefaultSandbox()) {
 		t.Errorf("job %+v", job)
 	}
 	if got := job.QueueDeadline.Sub(job.CreatedAt); got != h.server.QueueWait {

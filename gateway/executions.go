@@ -193,6 +193,27 @@ type execution struct {
 	Attempt               int               `json:"attempt"`
 	QueuedMS              int64             `json:"queued_ms"`
 	OutputTruncated       bool              `json:"output_truncated"`
+	Sandbox               *string           `json:"sandbox"`
+	Network               *networkView      `json:"network,omitempty"` // nil where the network was blocked
+}
+
+// networkView is the JSON form of what an execution did with its network.
+type networkView struct {
+	proto.Traffic
+	Blocked []blockedView `json:"blocked_connections"`
+}
+
+type blockedView struct {
+	proto.BlockedConnection
+	At string `json:"at"`
+}
+
+func viewNetwork(u *proto.NetworkUsage) *networkView {
+	v := &networkView{Traffic: u.Traffic, Blocked: make([]blockedView, len(u.BlockedConnections))}
+	for i, b := range u.BlockedConnections {
+		v.Blocked[i] = blockedView{b, b.At.UTC().Format(timeLayout)}
+	}
+	return v
 }
 
 // writeExecution writes the JSON form of an execution as it is at now, its outputs in pieces. After an error that is not one of w nothing
@@ -201,7 +222,10 @@ func writeExecution(w io.Writer, r *proto.Record, now time.Time) error {
 	rest := execution{
 		DeliveryMode: r.Mode, CreatedAt: r.CreatedAt.UTC().Format(timeLayout), WebhookURL: optional(r.WebhookURL),
 		Language: r.Language, Timeout: r.Timeout, ThreadID: optional(r.ThreadID), Metadata: r.Metadata,
-		Attempt: r.Attempt, OutputTruncated: r.OutputTruncated,
+		Attempt: r.Attempt, OutputTruncated: r.OutputTruncated, Sandbox: optional(r.Profile),
+	}
+	if r.Usage != nil && r.Usage.Network != nil {
+		rest.Network = viewNetwork(r.Usage.Network)
 	}
 	if rest.Metadata == nil {
 		rest.Metadata = map[string]string{}

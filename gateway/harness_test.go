@@ -33,6 +33,7 @@ type harness struct {
 	t      *testing.T
 	stub   *stub
 	server *Server
+	boxes  *boxes
 	http   *httptest.Server
 	dial   func() (net.Conn, error)
 	client *http.Client
@@ -44,12 +45,14 @@ func newHarness(t *testing.T) *harness {
 	t.Helper()
 	q := newStub()
 	log := &syncBuffer{}
-	h := &harness{t: t, stub: q, log: log, key: q.addKey("acme", "enterprise", proto.RightsAll)}
+	b := &boxes{stub: q, profiles: map[string]proto.Profile{}, images: map[string]*proto.Image{}}
+	q.boxes = b
+	h := &harness{t: t, stub: q, boxes: b, log: log, key: q.addKey("acme", "enterprise", proto.RightsAll)}
 	h.server = &Server{
-		Jobs: q, Events: q, Keys: q, KeyAdmin: q, Bindings: q,
+		Jobs: q, Events: q, Keys: q, KeyAdmin: q, Bindings: q, Profiles: b, Images: b,
 		Log: slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), Tracer: noop.NewTracerProvider().Tracer(""),
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "bullpen_up 1\n") }),
-		Sandbox: proto.DefaultSandbox(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, MaxBody: DefaultMaxBody,
+		Default: proto.DefaultProfile(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, MaxBody: DefaultMaxBody,
 		UpgradeURL: "https://example.com/upgrade", Version: "1.2.3",
 	}
 	listener := &memListener{conns: make(chan net.Conn), closed: make(chan struct{})}

@@ -50,12 +50,34 @@ type Keys interface {
 
 // KeyAdmin makes and revokes API keys.
 type KeyAdmin interface {
-	// Create stores a new key with the name, organisation, plan and rights of k. The secret is given only here.
+	// Create stores a new key with the name, organisation, plan, rights and sandbox profile of k. The secret is given only here. Its
+	// error is [proto.ErrNotFound] where there is no such profile.
 	Create(ctx context.Context, k proto.Key) (key proto.Key, secret string, err error)
 	// List gives all keys, the revoked ones included.
 	List(ctx context.Context) ([]proto.Key, error)
 	// Revoke ends a key. Its error is [proto.ErrNotFound] where there is none of that id.
 	Revoke(ctx context.Context, id string) (proto.Key, error)
+}
+
+// Profiles keeps the sandbox profiles.
+type Profiles interface {
+	// Profile gives a profile. Its error is [proto.ErrNotFound] where there is none of that name.
+	Profile(ctx context.Context, name string) (proto.Profile, error)
+	// List gives all of them by name, without the default one.
+	List(ctx context.Context) ([]proto.Profile, error)
+	// Create stores a new profile. Its error is [proto.ErrExists] where there is one of that name.
+	Create(ctx context.Context, p proto.Profile) error
+	// Replace stores a profile in place of that of the same name. Its error is [proto.ErrNotFound] where there is none.
+	Replace(ctx context.Context, p proto.Profile) error
+	// Remove removes a profile and gives it as it was. Its error is [proto.ErrNotFound] where there is none, and a [*proto.BoundError]
+	// where unrevoked keys are bound to it.
+	Remove(ctx context.Context, name string) (proto.Profile, error)
+}
+
+// Images knows the sandbox images.
+type Images interface {
+	// Image gives an image. Its error is [proto.ErrNotFound] where there is none of that name.
+	Image(ctx context.Context, name string) (*proto.Image, error)
 }
 
 // ImageAdmin stores and removes the images of sandboxes.

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -18,6 +19,7 @@ type keyView struct {
 	Org       string       `json:"org"`
 	Plan      string       `json:"plan"`
 	Rights    proto.Rights `json:"rights"`
+	Sandbox   string       `json:"sandbox"`
 	Hint      string       `json:"hint"`
 	CreatedAt string       `json:"created_at"`
 	RevokedAt *string      `json:"revoked_at"`
@@ -26,8 +28,11 @@ type keyView struct {
 
 func viewKey(k proto.Key) keyView {
 	v := keyView{
-		ID: k.ID, Name: k.Name, Org: k.Org, Plan: k.Plan, Rights: k.Rights, Hint: k.Hint,
+		ID: k.ID, Name: k.Name, Org: k.Org, Plan: k.Plan, Rights: k.Rights, Sandbox: k.Sandbox, Hint: k.Hint,
 		CreatedAt: k.CreatedAt.UTC().Format(timeLayout),
+	}
+	if v.Sandbox == "" {
+		v.Sandbox = proto.DefaultProfileName
 	}
 	if k.RevokedAt != nil {
 		v.RevokedAt = optional(k.RevokedAt.UTC().Format(timeLayout))
@@ -46,6 +51,9 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
 	}
 	wanted.CreatedAt = time.Now().UTC()
 	key, secret, err := s.KeyAdmin.Create(r.Context(), wanted)
+	if errors.Is(err, proto.ErrNotFound) {
+		return &proto.FieldError{Field: "sandbox", Message: fmt.Sprintf("sandbox %q does not exist; make it first", wanted.Sandbox)}
+	}
 	if err != nil {
 		return fmt.Errorf("create key: %w", err)
 	}

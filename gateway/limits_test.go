@@ -390,7 +390,7 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 	}
 	for path, allow := range map[string]string{
 		"/v1/sandbox/execute": "POST", "/v1/executions/trc_AbCdEfGhIjKlMnOpQrSt": "GET", "/v1/executions/x/output": "GET",
-		"/v1/executions/x/cancel": "POST", "/v1/admin/keys": "GET, POST", "/v1/admin/keys/x": "DELETE", "/healthz": "GET, HEAD",
+		"/v1/executions/x/cancel": "POST", "/v1/admin/keys": "GET, POST", "/v1/admin/keys/x": "DELETE", "/v1/admin/sandboxes": "GET, POST", "/healthz": "GET, HEAD",
 		"/openapi.json": "GET", "/docs": "GET", "/metrics": "GET",
 		"/v1/admin/images": "GET",
 	} {

@@ -43,6 +43,8 @@ type Server struct {
 	Events   Events
 	Keys     Keys
 	KeyAdmin KeyAdmin
+	Profiles Profiles
+	Images   Images // those that profiles name
 	Bindings Bindings
 	// ImageAdmin answers for the images of sandboxes.
 	ImageAdmin ImageAdmin
@@ -55,7 +57,7 @@ type Server struct {
 	// nil for nobody.
 	Done func(route, method string, status int, took time.Duration)
 
-	Sandbox     proto.Sandbox // what every execution may use
+	Default     proto.Profile // the sandbox of keys that are bound to none
 	QueueWait   time.Duration // how long inline and streaming executions wait for a worker
 	QueueExpiry time.Duration // how long asynchronous ones do
 	MaxBody     int64         // cap on request bodies, in bytes
@@ -106,6 +108,11 @@ func (s *Server) routeV1(r chi.Router) {
 		r.Post(prefix+"/admin/keys", s.handle(s.createKey))
 		r.Get(prefix+"/admin/keys", s.handle(s.listKeys))
 		r.Delete(prefix+"/admin/keys/{id}", s.handle(s.revokeKey))
+		r.Post(prefix+"/admin/sandboxes", s.handle(s.createSandbox))
+		r.Get(prefix+"/admin/sandboxes", s.handle(s.listSandboxes))
+		r.Get(prefix+"/admin/sandboxes/{name}", s.handle(s.getSandbox))
+		r.Put(prefix+"/admin/sandboxes/{name}", s.handle(s.replaceSandbox))
+		r.Delete(prefix+"/admin/sandboxes/{name}", s.handle(s.deleteSandbox))
 		r.Put(prefix+"/admin/images/{name}", s.handle(s.putImage))
 		r.Get(prefix+"/admin/images", s.handle(s.listImages))
 		r.Delete(prefix+"/admin/images/{name}", s.handle(s.removeImage))

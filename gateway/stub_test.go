@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,6 +25,7 @@ type stub struct {
 	revision  uint64
 	keys      []proto.Key
 	secrets   map[string]string // secret -> key id
+	boxes     *boxes
 }
 
 type run struct {
@@ -248,11 +252,14 @@ func (q *stub) Authenticate(secret string) (*proto.Key, bool) {
 }
 
 func (q *stub) Create(_ context.Context, k proto.Key) (proto.Key, string, error) {
+	if k.Sandbox != "" && !q.boxes.has(k.Sandbox) {
+		return proto.Key{}, "", fmt.Errorf("bind: %w", proto.ErrNotFound)
+	}
 	secret := q.addKey(k.Org, k.Plan, k.Rights)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	made := &q.keys[len(q.keys)-1]
-	made.Name = k.Name
+	made.Name, made.Sandbox = k.Name, k.Sandbox
 	return *made, secret, nil
 }
 
@@ -313,4 +320,93 @@ func (q *stub) bound() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.bindings)
+}
+
+// boxes is the registry of sandbox profiles and images in memory.
+type boxes struct {
+	stub     *stub
+	mu       sync.Mutex
+	profiles map[string]proto.Profile
+	images   map[string]*proto.Image
+}
+
+func (b *boxes) has(name string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, ok := b.profiles[name]
+	return ok
+}
+
+func (b *boxes) Profile(_ context.Context, name string) (proto.Profile, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p, ok := b.profiles[name]
+	if !ok {
+		return p, fmt.Errorf("profile %s: %w", name, proto.ErrNotFound)
+	}
+	return p, nil
+}
+
+func (b *boxes) List(context.Context) ([]proto.Profile, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.SortedFunc(maps.Values(b.profiles), func(x, y proto.Profile) int { return strings.Compare(x.Name, y.Name) }), nil
+}
+
+func (b *boxes) Create(_ context.Context, p proto.Profile) error {
+	if b.has(p.Name) {
+		return fmt.Errorf("profile %s: %w", p.Name, proto.ErrExists)
+	}
+	b.put(p)
+	return nil
+}
+
+func (b *boxes) put(p proto.Profile) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.profiles[p.Name] = p
+}
+
+func (b *boxes) Replace(_ context.Context, p proto.Profile) error {
+	if !b.has(p.Name) {
+		return fmt.Errorf("profile %s: %w", p.Name, proto.ErrNotFound)
+	}
+	b.put(p)
+	return nil
+}
+
+func (b *boxes) Remove(ctx context.Context, name string) (proto.Profile, error) {
+	p, err := b.Profile(ctx, name)
+	if err != nil {
+		return p, err
+	}
+	keys, _ := b.stub.List(ctx)
+	bound := &proto.BoundError{Profile: name}
+	for _, k := range keys {
+		if k.Sandbox == name && k.RevokedAt == nil {
+			bound.Keys = append(bound.Keys, k.ID)
+		}
+	}
+	if len(bound.Keys) > 0 {
+		return p, bound
+	}
+	b.lose(name)
+	return p, nil
+}
+
+// lose removes a profile whatever is bound to it.
+func (b *boxes) lose(name string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.profiles, name)
+}
+
+func (b *boxes) Image(_ context.Context, name string) (*proto.Image, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	image, ok := b.images[name]
+	if !ok {
+		return nil, fmt.Errorf("image %s: %w", name, proto.ErrNotFound)
+	}
+	return image, nil
 }

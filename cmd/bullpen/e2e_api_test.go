@@ -371,7 +371,7 @@ func testRecord(t *testing.T, a *api) {
 	same(t, "the record", got, map[string]any{
 		"trace_id": id, "status": "failed", "exit_code": 3.0, "stdout": "out\n", "stderr": "err\n", "error": nil, "delivery_mode": "inline",
 		"webhook_url": nil, "webhook_delivery_status": nil, "error_code": nil, "error_message": nil, "language": "bash", "timeout": 17.0,
-		"thread_id": nil, "metadata": map[string]any{"team": "blue"}, "attempt": 1.0, "output_truncated": false,
+		"thread_id": nil, "metadata": map[string]any{"team": "blue"}, "attempt": 1.0, "output_truncated": false, "sandbox": "default",
 	})
 	if mode := a.record(a.execute(bash("true"), accept, ndjson).trace(t)).DeliveryMode; mode != "streaming" {
 		t.Errorf("the delivery mode of a stream is %q", mode)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
 	"github.com/bullpen-run/bullpen/proto"
@@ -42,6 +43,9 @@ func printExecution(w io.Writer, e *client.Execution) error {
 	row("trace", string(e.TraceID))
 	row("status", string(e.Status))
 	row("language", string(e.Language))
+	if e.Sandbox != nil {
+		row("sandbox", *e.Sandbox)
+	}
 	if e.ExitCode != nil {
 		row("exit code", strconv.Itoa(*e.ExitCode))
 	}
@@ -61,6 +65,12 @@ func printExecution(w io.Writer, e *client.Execution) error {
 	row("duration", milliseconds(e.DurationMS))
 	row("timeout", strconv.Itoa(e.Timeout)+"s")
 	row("attempt", strconv.Itoa(e.Attempt))
+	if e.Network != nil {
+		row("network", fmt.Sprintf("%d bytes in, %d out", e.Network.BytesIn, e.Network.BytesOut))
+		for _, b := range e.Network.BlockedConnections {
+			row("blocked", blocked(b))
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(e.Metadata)) {
 		row("metadata "+name, e.Metadata[name])
 	}
@@ -78,6 +88,29 @@ func printExecution(w io.Writer, e *client.Execution) error {
 		}
 	}
 	return nil
+}
+
+// blocked writes a refused connection as one line: what, where, and why.
+func blocked(b proto.BlockedConnection) string {
+	to := b.Host
+	switch {
+	case to == "":
+		to = b.Address
+	case b.Address != "":
+		to += " (" + b.Address + ")"
+	}
+	if b.Port != 0 {
+		to += " port " + strconv.Itoa(b.Port)
+	}
+	return strings.Map(printable, fmt.Sprintf("%s %s: %s", b.Protocol, to, b.Reason))
+}
+
+// printable keeps the program, which chose the name, from writing to the terminal that it is shown on.
+func printable(r rune) rune {
+	if unicode.IsPrint(r) {
+		return r
+	}
+	return unicode.ReplacementChar
 }
 
 // timeLayout is that of times for people, who are told the zone.

@@ -17,11 +17,12 @@ type keyCommands struct {
 }
 
 type keyCreateCommand struct {
-	remote `embed:""`
-	Name   string       `required:"" placeholder:"NAME" help:"What people call the key."`
-	Org    string       `required:"" placeholder:"ORG" help:"The organisation it belongs to: a-z 0-9 _ -."`
-	Plan   string       `required:"" enum:"free,pro,enterprise" placeholder:"PLAN" help:"Its limits: free, pro or enterprise."`
-	Rights proto.Rights `default:"execute" enum:"execute,all" placeholder:"RIGHTS" help:"What it may do: execute, or all, which adds the administration (${default})."`
+	remote  `embed:""`
+	Name    string       `required:"" placeholder:"NAME" help:"What people call the key."`
+	Org     string       `required:"" placeholder:"ORG" help:"The organisation it belongs to: a-z 0-9 _ -."`
+	Plan    string       `required:"" enum:"free,pro,enterprise" placeholder:"PLAN" help:"Its limits: free, pro or enterprise."`
+	Rights  proto.Rights `default:"execute" enum:"execute,all" placeholder:"RIGHTS" help:"What it may do: execute, or all, which adds the administration (${default})."`
+	Sandbox string       `placeholder:"NAME" help:"The sandbox profile it is bound to, see bullpen sandbox. Without it, the one named default."`
 }
 
 // Run carries the command out.
@@ -30,14 +31,14 @@ func (c *keyCreateCommand) Run(ctx context.Context, io streams) error {
 	if err != nil {
 		return err
 	}
-	k, err := api.CreateKey(ctx, client.NewKey{Name: c.Name, Org: c.Org, Plan: c.Plan, Rights: c.Rights})
+	k, err := api.CreateKey(ctx, client.NewKey{Name: c.Name, Org: c.Org, Plan: c.Plan, Rights: c.Rights, Sandbox: c.Sandbox})
 	if err != nil {
 		return err
 	}
 	if c.JSON {
 		return printJSON(io.out, k)
 	}
-	_, _ = fmt.Fprintf(io.err, "Key %s of %s (%s, %s). It is not shown again:\n", k.ID, k.Org, k.Plan, k.Rights)
+	_, _ = fmt.Fprintf(io.err, "Key %s of %s (%s, %s, sandbox %s). It is not shown again:\n", k.ID, k.Org, k.Plan, k.Rights, k.Sandbox)
 	_, err = fmt.Fprintln(io.out, k.Secret)
 	return err
 }
@@ -85,13 +86,13 @@ func (c *keyRevokeCommand) Run(ctx context.Context, io streams) error {
 
 func printKeys(w io.Writer, keys []client.Key) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "ID\tNAME\tORG\tPLAN\tRIGHTS\tKEY\tCREATED\tREVOKED") // Flush gives the error
+	_, _ = fmt.Fprintln(t, "ID\tNAME\tORG\tPLAN\tRIGHTS\tSANDBOX\tKEY\tCREATED\tREVOKED") // Flush gives the error
 	for _, k := range keys {
 		revoked := "-"
 		if k.RevokedAt != nil {
 			revoked = k.RevokedAt.Local().Format(timeLayout)
 		}
-		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", k.ID, k.Name, k.Org, k.Plan, k.Rights, k.Hint,
+		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", k.ID, k.Name, k.Org, k.Plan, k.Rights, k.Sandbox, k.Hint,
 			k.CreatedAt.Local().Format(timeLayout), revoked)
 	}
 	return t.Flush()

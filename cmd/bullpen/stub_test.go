@@ -53,6 +53,13 @@ func (s *stub) handler() http.Handler {
 		}
 		_, _ = io.WriteString(w, stubKeyJSON(`"2026-01-03T00:00:00.000Z"`, ""))
 	})
+	mux.HandleFunc("POST /v1/admin/sandboxes", s.sandbox)
+	mux.HandleFunc("PUT /v1/admin/sandboxes/{name}", s.sandbox)
+	mux.HandleFunc("GET /v1/admin/sandboxes/{name}", s.sandbox)
+	mux.HandleFunc("DELETE /v1/admin/sandboxes/{name}", s.sandbox)
+	mux.HandleFunc("GET /v1/admin/sandboxes", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"sandboxes":[`+stubSandbox+`]}`)
+	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer "+stubKey {
 			refuse(w, http.StatusUnauthorized, "unauthorized", "the API key is not valid", "")
@@ -180,7 +187,11 @@ func (s *stub) get(w http.ResponseWriter, r *http.Request) {
 	case stubTrace:
 		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"failed","exit_code":3,"stdout":"one\n","stderr":"two\n","error":null,`+
 			`"duration_ms":1234,"delivery_mode":"streaming","created_at":"2026-01-02T03:04:05.678Z","completed_at":"2026-01-02T03:04:06.912Z",`+
-			`"language":"python","timeout":60,"metadata":{"team":"blue"},"attempt":1,"queued_ms":2,"output_truncated":false}`, stubTrace)
+			`"language":"python","timeout":60,"metadata":{"team":"blue"},"attempt":1,"queued_ms":2,"output_truncated":false,"sandbox":"web",`+
+			`"network":{"bytes_in":1000,"bytes_out":20,"blocked_connections":[`+
+			`{"host":"a.example\u001b[2J","address":"203.0.113.7","port":443,"protocol":"tcp","reason":"not_allowed","at":"2026-01-02T03:04:06.000Z"},`+
+			`{"host":"b.example","protocol":"dns","reason":"name","at":"2026-01-02T03:04:06.000Z"},`+
+			`{"address":"10.0.0.1","protocol":"icmp","reason":"protocol","at":"2026-01-02T03:04:06.000Z"}]}}`, stubTrace)
 	case stubRunning:
 		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"running","exit_code":null,"stdout":null,"stderr":null,"error":null,`+
 			`"duration_ms":10,"delivery_mode":"webhook","created_at":"2026-01-02T03:04:05.678Z","completed_at":null,`+
@@ -238,7 +249,24 @@ func (s *stub) createKey(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, stubKeyJSON("null", `,"key":"sk-local-theverynewkeyitself01"`))
 }
 
+// stubSandbox has strings that YAML would take for something else.
+const stubSandbox = `{"name":"web","image":"","cpu":0.5,"memory":"512MiB","pids":256,"disk":{"home":"256MiB","tmp":"1000001","inodes":65536},` +
+	`"network":{"policy":"allowlist","allow":["*.example.com:80,443"]},"env":{"A":"1.10","B":"true","C":"x: y\n","D":""},"output":"16MiB"}`
+
+func (s *stub) sandbox(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	s.record(r, body)
+	if name := r.PathValue("name"); name != "" && name != "web" {
+		refuse(w, http.StatusNotFound, "not_found", "there is no such sandbox", "")
+		return
+	}
+	if r.Method == http.MethodPost {
+		w.WriteHeader(http.StatusCreated)
+	}
+	_, _ = io.WriteString(w, stubSandbox)
+}
+
 func stubKeyJSON(revokedAt, key string) string {
-	return `{"id":"key_1","name":"ci","org":"acme","plan":"pro","rights":"execute","hint":"sk-local-the…lf01",` +
+	return `{"id":"key_1","name":"ci","org":"acme","plan":"pro","rights":"execute","sandbox":"default","hint":"sk-local-the…lf01",` +
 		`"created_at":"2026-01-02T03:04:05.000Z","revoked_at":` + revokedAt + key + `}`
 }

@@ -27,7 +27,7 @@ const (
 	closeTimeout   = 5 * time.Second
 )
 
-// gateway puts the gateway role together.
+// gateway puts the gateway role together; the parts are what it stands on.
 func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	keys, err := registry.OpenKeys(ctx, s.set, s.cfg.Region, s.log)
 	if err != nil {
@@ -36,18 +36,21 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	if err := s.bootstrap(ctx, keys); err != nil {
 		return nil, nil, err
 	}
+	profiles, err := registry.OpenProfiles(ctx, s.set, s.log)
+	if err != nil {
+		return nil, nil, err
+	}
 	images, err := s.images(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
 	return &gateway.Server{
 		Jobs: s.queue, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, Bindings: &registry.Bindings{Set: s.set},
-		ImageAdmin: images,
-		Log:        s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone,
-		Sandbox:   s.sandbox(),
+		Profiles: profiles, Images: images, ImageAdmin: images, Default: s.defaultProfile(),
+		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone,
 		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, MaxBody: gateway.DefaultMaxBody,
 		UpgradeURL: s.cfg.UpgradeURL, Version: Version(),
-	}, []part{{"API keys", keys.Run}, {"images", images.Run}}, nil
+	}, []part{{"API keys", keys.Run}, {"sandbox profiles", profiles.Run}, {"images", images.Run}}, nil
 }
 
 // health is what a process without the gateway role answers.
@@ -137,10 +140,11 @@ func protocols() *http.Protocols {
 	return p
 }
 
-func (s *system) sandbox() proto.Sandbox {
-	box := proto.DefaultSandbox()
-	box.OutputBytes = int(s.cfg.OutputLimit)
-	return box
+// defaultProfile is the sandbox of keys that are bound to none.
+func (s *system) defaultProfile() proto.Profile {
+	p := proto.DefaultProfile()
+	p.Output = s.cfg.OutputLimit
+	return p
 }
 
 // afterDrain calls f when d has passed since ctx ended, unless stop is called first.

@@ -25,23 +25,25 @@ type Request struct {
 
 // Execution is an execution as the server tells it. Times and results it does not have yet are nil.
 type Execution struct {
-	TraceID      proto.TraceID     `json:"trace_id"`
-	Status       proto.Status      `json:"status"`
-	Language     proto.Language    `json:"language"`
-	ExitCode     *int              `json:"exit_code"`
-	Stdout       *string           `json:"stdout"`
-	Stderr       *string           `json:"stderr"`
-	ErrorCode    *string           `json:"error_code"`
-	ErrorMessage *string           `json:"error_message"`
-	DurationMS   int64             `json:"duration_ms"`
-	QueuedMS     *int64            `json:"queued_ms"`
-	Attempt      int               `json:"attempt"`
-	Timeout      int               `json:"timeout"` // seconds
-	Mode         proto.Mode        `json:"delivery_mode"`
-	Metadata     map[string]string `json:"metadata"`
-	CreatedAt    time.Time         `json:"created_at"`
-	CompletedAt  *time.Time        `json:"completed_at"`
-	Truncated    bool              `json:"output_truncated"`
+	TraceID      proto.TraceID       `json:"trace_id"`
+	Status       proto.Status        `json:"status"`
+	Language     proto.Language      `json:"language"`
+	ExitCode     *int                `json:"exit_code"`
+	Stdout       *string             `json:"stdout"`
+	Stderr       *string             `json:"stderr"`
+	ErrorCode    *string             `json:"error_code"`
+	ErrorMessage *string             `json:"error_message"`
+	DurationMS   int64               `json:"duration_ms"`
+	QueuedMS     *int64              `json:"queued_ms"`
+	Attempt      int                 `json:"attempt"`
+	Timeout      int                 `json:"timeout"` // seconds
+	Mode         proto.Mode          `json:"delivery_mode"`
+	Metadata     map[string]string   `json:"metadata"`
+	CreatedAt    time.Time           `json:"created_at"`
+	CompletedAt  *time.Time          `json:"completed_at"`
+	Truncated    bool                `json:"output_truncated"`
+	Sandbox      *string             `json:"sandbox"`
+	Network      *proto.NetworkUsage `json:"network"` // nil where it was blocked
 }
 
 // Accepted is the answer to a request that is carried out later.
@@ -100,10 +102,11 @@ func executionPath(id proto.TraceID) string { return "/v1/executions/" + url.Pat
 
 // NewKey is a key to make.
 type NewKey struct {
-	Name   string       `json:"name"`
-	Org    string       `json:"org"`
-	Plan   string       `json:"plan"`
-	Rights proto.Rights `json:"rights,omitempty"`
+	Name    string       `json:"name"`
+	Org     string       `json:"org"`
+	Plan    string       `json:"plan"`
+	Rights  proto.Rights `json:"rights,omitempty"`
+	Sandbox string       `json:"sandbox,omitempty"`
 }
 
 // Key is an API key. Secret is the key itself, which is known only when it has just been made.

@@ -1,0 +1,247 @@
+package gateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const sandboxPath = "/v1/admin/sandboxes"
+
+// bound makes a key that is bound to a profile, and gives the harness of a client that has it.
+func (h *harness) bound(sandbox string) *harness {
+	h.t.Helper()
+	a := h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","sandbox":"`+sandbox+`"}`).want(201, "")
+	with := *h
+	with.key = a.json()["key"].(string)
+	return &with
+}
+
+func (h *harness) jobOf(a *reply) *proto.Job {
+	h.stub.mu.Lock()
+	defer h.stub.mu.Unlock()
+	return h.stub.runs[a.trace()].job
+}
+
+func TestSandboxAdministration(t *testing.T) {
+	h := newHarness(t)
+	h.server.Default.Output = 5 * proto.MiB
+	const complete = `{"name":"web","image":"","cpu":2,"memory":"512MiB","pids":256,"disk":{"home":"256MiB","tmp":"128MiB","inodes":65536},` +
+		`"network":{"policy":"blocked"},"env":{"STAGE":"test"},"output":"5MiB"}`
+	is := func(a *reply, want string) {
+		t.Helper()
+		var got, wanted any
+		if json.Unmarshal(a.body, &got) != nil || json.Unmarshal([]byte(want), &wanted) != nil || !cmp.Equal(got, wanted) {
+			t.Errorf("got %s, want %s", a.body, want)
+		}
+	}
+	a := h.do("POST", sandboxPath, `{"name":"web","cpu":2,"memory":536870912,"env":{"STAGE":"test"},"unknown":1}`).want(201, "")
+	is(a, complete)
+	if got := a.header.Get("Location"); got != sandboxPath+"/web" {
+		t.Errorf("Location %q", got)
+	}
+	h.do("POST", sandboxPath, `{"name":"web"}`).want(409, "conflict", "already")
+	is(h.do("GET", sandboxPath+"/web", "").want(200, ""), complete)
+	h.do("GET", sandboxPath+"/other", "").want(404, "not_found")
+	h.do("GET", sandboxPath+"/%2e%2e", "").want(404, "not_found")
+
+	list := h.do("GET", sandboxPath, "").want(200, "").json()["sandboxes"].([]any)
+	if len(list) != 2 || list[0].(map[string]any)["name"] != "default" || list[1].(map[string]any)["name"] != "web" {
+		t.Errorf("%v", list)
+	}
+	if got := h.do("GET", sandboxPath+"/default", "").want(200, "").json(); got["memory"] != "1GiB" || got["output"] != "5MiB" {
+		t.Errorf("default is %v", got)
+	}
+
+	is(h.do("PUT", sandboxPath+"/web", `{"pids":20}`).want(200, ""), `{"name":"web","image":"","cpu":1,"memory":"1GiB","pids":20,`+
+		`"disk":{"home":"512MiB","tmp":"256MiB","inodes":65536},"network":{"policy":"blocked"},"env":{},"output":"5MiB"}`)
+	h.do("PUT", sandboxPath+"/web", `{"name":"other"}`).want(400, "validation_error", "name must be web")
+	h.do("PUT", sandboxPath+"/other", `{}`).want(404, "not_found")
+
+	for _, method := range []string{"PUT", "DELETE"} {
+		h.do(method, sandboxPath+"/default", `{}`).want(400, "validation_error", "name", "built in")
+		h.do(method, sandboxPath+"/A", `{}`).want(400, "validation_error", "name")
+	}
+	h.do("POST", sandboxPath, `{"name":"default"}`).want(400, "validation_error", "name", "built in")
+	h.do("POST", sandboxPath, `{"name":"b","memory":"31MiB"}`).want(400, "validation_error", "memory must be from 32MiB to 1024GiB")
+	h.do("POST", sandboxPath, ``).want(400, "validation_error", "body")
+
+	h.boxes.images["py"] = &proto.Image{Name: "py"}
+	h.do("POST", sandboxPath, `{"name":"b","image":"py"}`).want(201, "")
+	h.do("POST", sandboxPath, `{"name":"c","image":"node"}`).want(400, "validation_error", "image", `"node"`)
+	h.do("PUT", sandboxPath+"/b", `{"image":"node"}`).want(400, "validation_error", "image", `"node"`)
+	h.do("POST", sandboxPath, `{"name":"c","image":"/srv/py"}`).want(201, "")
+
+	if got := h.do("DELETE", sandboxPath+"/web", "").want(200, "").json(); got["pids"] != 20.0 {
+		t.Errorf("removed %v", got)
+	}
+	h.do("DELETE", sandboxPath+"/web", "").want(404, "not_found")
+	h.do("GET", sandboxPath+"/web", "").want(404, "not_found")
+}
+
+func TestSandboxAdministrationNeedsAllRights(t *testing.T) {
+	h := newHarness(t)
+	user := *h
+	user.key = h.stub.addKey("acme", "enterprise", proto.RightsExecute)
+	for _, r := range [][2]string{
+		{"POST", sandboxPath}, {"GET", sandboxPath}, {"GET", sandboxPath + "/web"}, {"PUT", sandboxPath + "/web"}, {"DELETE", sandboxPath + "/web"},
+	} {
+		user.do(r[0], r[1], `{"name":"web"}`).want(403, "forbidden")
+		h.do(r[0], r[1], `{"name":"web"}`, "Authorization", "").want(401, "unauthorized")
+	}
+	if len(h.boxes.profiles) != 0 {
+		t.Errorf("%v", h.boxes.profiles)
+	}
+}
+
+func TestKeyIsBoundToASandbox(t *testing.T) {
+	h := newHarness(t)
+	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","sandbox":"web"}`).want(400, "validation_error", "sandbox", `"web"`)
+	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","sandbox":"../web"}`).want(400, "validation_error", "sandbox")
+	h.do("POST", sandboxPath, `{"name":"web"}`).want(201, "")
+	for sandbox, want := range map[string]string{`"web"`: "web", `"default"`: "default", `null`: "default"} {
+		a := h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","sandbox":`+sandbox+`}`).want(201, "")
+		if got := a.json()["sandbox"]; got != want {
+			t.Errorf("%s: bound to %v", sandbox, got)
+		}
+		if want == "web" {
+			id := a.json()["id"].(string)
+			h.do("DELETE", sandboxPath+"/web", "").want(409, "conflict", "web", id, "revoke")
+			h.do("DELETE", "/v1/admin/keys/"+id, "").want(200, "")
+			h.do("DELETE", sandboxPath+"/web", "").want(200, "")
+		}
+	}
+	for _, k := range h.do("GET", "/v1/admin/keys", "").want(200, "").json()["keys"].([]any) {
+		if k.(map[string]any)["sandbox"] == "" {
+			t.Errorf("no sandbox: %v", k)
+		}
+	}
+}
+
+func TestJobHasTheSandboxOfItsKey(t *testing.T) {
+	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(0))
+	h.boxes.images["py"] = &proto.Image{Name: "py", Digest: "sha256:1", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}
+	h.do("POST", sandboxPath, `{"name":"web","image":"py","cpu":0.5,"memory":"64MiB","pids":20,"disk":{"home":"2MiB","tmp":"3MiB","inodes":300},
+		"network":{"policy":"allowlist","allow":["pypi.org"]},"env":{"A":"profile","B":"profile"},"output":7}`).want(201, "")
+	user := h.bound("web")
+	// No field of a request changes any of it.
+	a := user.execute(`{"code":"1","env_vars":{"B":"request","C":"request"},"sandbox":"default","image":"/","cpu":64,"memory":"1024GiB",
+		"network":{"policy":"unrestricted"},"profile":"default","pids":9999}`).want(200, "")
+	job := h.jobOf(a)
+	want := proto.Sandbox{
+		Image: "py", ImageDigest: "sha256:1", CPU: 0.5, Memory: 64 << 20, Pids: 20, HomeBytes: 2 << 20, TmpBytes: 3 << 20, Inodes: 300,
+		Network: proto.Network{Policy: proto.NetworkAllowlist, Allow: []string{"pypi.org"}}, OutputBytes: 7,
+	}
+	if d := cmp.Diff(want, job.Sandbox); d != "" || job.Profile != "web" {
+		t.Errorf("%s: %s", job.Profile, d)
+	}
+	if d := cmp.Diff(map[string]string{"A": "profile", "B": "request", "C": "request"}, job.Env); d != "" {
+		t.Error(d)
+	}
+	if got := user.do("GET", "/v1/executions/"+string(a.trace()), "").want(200, "").json()["sandbox"]; got != "web" {
+		t.Errorf("the execution is told to have run in %v", got)
+	}
+
+	h.do("PUT", sandboxPath+"/web", `{"pids":30}`).want(200, "")
+	if job := h.jobOf(user.execute(hello).want(200, "")); job.Sandbox.Pids != 30 || job.Sandbox.Image != "" || len(job.Env) != 0 {
+		t.Errorf("after the profile was replaced: %+v", job)
+	}
+	if job := h.jobOf(h.execute(hello).want(200, "")); job.Profile != "default" || !cmp.Equal(job.Sandbox, proto.DefaultSandbox()) {
+		t.Errorf("a key that is bound to none: %+v", job)
+	}
+}
+
+func TestLanguageThatTheImageLacks(t *testing.T) {
+	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(0))
+	h.boxes.images["py"] = &proto.Image{Name: "py", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}
+	for name, image := range map[string]string{"host": "", "dir": "/srv/py", "py": "py"} {
+		h.do("POST", sandboxPath, fmt.Sprintf(`{"name":%q,"image":%q}`, name, image)).want(201, "")
+	}
+	node := body("language", "node")
+	h.bound("host").execute(node).want(200, "")
+	h.bound("dir").execute(node).want(200, "") // which only its worker knows
+	h.bound("py").execute(hello).want(200, "")
+	a := h.bound("py").execute(node).want(400, "validation_error")
+	if got := a.json()["message"]; got != "language 'node' is not available in this sandbox image" {
+		t.Errorf("message %q", got)
+	}
+}
+
+// What a key is bound to must never be taken for something else, least of all for the default.
+func TestKeyWithoutItsSandboxRunsNothing(t *testing.T) {
+	h := newHarness(t)
+	h.boxes.images["py"] = &proto.Image{Name: "py", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}
+	h.do("POST", sandboxPath, `{"name":"web"}`).want(201, "")
+	h.do("POST", sandboxPath, `{"name":"py","image":"py"}`).want(201, "")
+	web, py := h.bound("web"), h.bound("py")
+	h.boxes.lose("web")
+	delete(h.boxes.images, "py")
+	for _, headers := range [][]string{nil, {"Accept", typeNDJSON}, {"Prefer", "respond-async"}} {
+		web.execute(hello, headers...).want(500, "internal", `the sandbox "web" does not exist`)
+		py.execute(hello, headers...).want(500, "internal", `the image "py" of the sandbox "py" does not exist`)
+	}
+	if len(h.stub.submitted) != 0 {
+		t.Error("something was submitted")
+	}
+}
+
+func TestLimitsOfTheEnvironmentHoldAfterTheMerge(t *testing.T) {
+	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(0))
+	profile := func(name string, env map[string]string) *harness {
+		text, err := json.Marshal(map[string]any{"name": name, "env": env})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.do("POST", sandboxPath, string(text)).want(201, "")
+		return h.bound(name)
+	}
+	many := profile("many", numbered(30, "P%d", "v"))
+	many.execute(body("env_vars", numbered(20, "R%d", "v"))).want(200, "")
+	many.execute(body("env_vars", numbered(21, "R%d", "v"))).want(400, "validation_error", "env_vars", "50", "51")
+	many.execute(body("env_vars", numbered(30, "P%d", "v"))).want(200, "") // the same names
+
+	long := strings.Repeat("v", 4092)
+	large := profile("large", numbered(8, "P%03d", long))
+	large.execute(body("env_vars", numbered(8, "R%03d", long))).want(200, "")
+	more := numbered(7, "R%03d", long)
+	more["R007"] = long + "v"
+	large.execute(body("env_vars", more)).want(400, "validation_error", "env_vars", "65536", "65537")
+}
+
+func TestExecutionTellsOfItsNetwork(t *testing.T) {
+	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(0))
+	id := h.execute(hello).want(200, "").trace()
+	network := func() any {
+		return h.do(http.MethodGet, "/v1/executions/"+string(id), "").want(200, "").json()["network"]
+	}
+	if got := network(); got != nil {
+		t.Errorf("blocked: %v", got)
+	}
+	usage := &proto.NetworkUsage{Traffic: proto.Traffic{BytesIn: 5, BytesOut: 7}}
+	h.stub.update(id, func(x *run) { x.record.Usage = &proto.Usage{Network: usage} })
+	want := map[string]any{"bytes_in": 5.0, "bytes_out": 7.0, "blocked_connections": []any{}}
+	if d := cmp.Diff(want, network()); d != "" {
+		t.Error(d)
+	}
+	usage.BlockedConnections = []proto.BlockedConnection{{
+		Host: "example.com", Address: "203.0.113.7", Port: 443, Protocol: "tcp", Reason: proto.BlockedNotAllowed,
+		At: time.Date(2026, 1, 2, 3, 4, 5, 678_900_000, time.UTC),
+	}}
+	want["blocked_connections"] = []any{map[string]any{
+		"host": "example.com", "address": "203.0.113.7", "port": 443.0, "protocol": "tcp", "reason": "not_allowed", "at": "2026-01-02T03:04:05.678Z",
+	}}
+	if d := cmp.Diff(want, network()); d != "" {
+		t.Error(d)
+	}
+}
