@@ -200,7 +200,7 @@ func TestProfileLimits(t *testing.T) {
 			{`"disk":{"inodes":16777217}`, false},
 			{`"disk":{"inodes":"256"}`, false},
 		},
-		"network":        {{`"network":"blocked"`, false}},
+		"network": {{`"network":"blocked"`, false}},
 		"network.policy": {
 			{`"network":{"policy":"unrestricted"}`, true},
 			{`"network":{"policy":"blocked"}`, true},
