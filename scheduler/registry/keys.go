@@ -28,7 +28,6 @@ const (
 	hashSecretKey   = "hash_secret"
 	keyPrefix       = "key."
 	bootstrapID     = "key_bootstrap"
-	watchPause      = 200 * time.Millisecond
 	changeTries     = 20
 	hashSecretBytes = 32
 )
@@ -73,7 +72,7 @@ func OpenKeys(ctx context.Context, set *stream.Set, region string, log *slog.Log
 }
 
 func watchedKeys(set *stream.Set, log *slog.Logger, take func(jetstream.KeyValueEntry)) watched {
-	return watched{bucket: set.Keys, pattern: keyPrefix + "*", what: "API keys", log: log, take: take}
+	return watched{set: set, bucket: set.Keys, pattern: keyPrefix + "*", what: "API keys", log: log, take: take}
 }
 
 // Run keeps the list current until ctx ends.

@@ -38,7 +38,7 @@ func profileKey(name string) string { return strings.ReplaceAll(name, ".", "=") 
 // OpenProfiles reads the profiles there are.
 func OpenProfiles(ctx context.Context, set *stream.Set, log *slog.Logger) (*Profiles, error) {
 	l := &Profiles{set: set, byName: map[string]storedProfile{}}
-	l.watched = watched{bucket: set.Profiles, pattern: ">", what: "sandbox profiles", log: log, take: l.take}
+	l.watched = watched{set: set, bucket: set.Profiles, pattern: ">", what: "sandbox profiles", log: log, take: l.take}
 	return l, l.watched.read(ctx)
 }
 

@@ -5,13 +5,23 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/cenkalti/backoff/v4"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+)
+
+const (
+	watchPause   = 200 * time.Millisecond
+	watchTimeout = time.Second // for the answer to a watch
 )
 
 // watched is a part of a bucket that is read once and then followed.
 type watched struct {
+	set     *stream.Set
 	bucket  jetstream.KeyValue
 	pattern string // of the bucket's keys
 	what    string // it holds, for messages
@@ -52,28 +62,46 @@ func (w *watched) read(ctx context.Context) error {
 
 // run follows the entries until ctx ends.
 func (w *watched) run(ctx context.Context) error {
-	return backoff.Retry(func() error {
-		watcher, err := w.watch(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
+	// It ends with ctx only, and with its error.
+	_ = backoff.Retry(func() error {
+		err := w.follow(ctx)
+		if ctx.Err() == nil && w.set.Conn.IsConnected() { // else that is told already
 			w.log.Warn("the "+w.what+" are not followed, will retry", "error", err)
-			return err
 		}
-		defer func() { _ = watcher.Stop() }()
-		for {
-			select {
-			case <-ctx.Done():
-				return nil
-			case e, open := <-watcher.Updates():
-				if !open {
-					return errors.New("the watch ended")
-				}
-				if e != nil {
-					w.take(e)
-				}
+		return err
+	}, backoff.WithContext(backoff.NewConstantBackOff(watchPause), ctx))
+	return nil
+}
+
+// follow takes in changes until the watch breaks or ctx ends.
+func (w *watched) follow(ctx context.Context) error {
+	// A server that was started again has forgotten its watches, which they notice by themselves only after seconds.
+	away := w.set.Conn.StatusChanged(nats.RECONNECTING)
+	defer w.set.Conn.RemoveStatusListener(away)
+	opening, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	late := time.AfterFunc(watchTimeout, func() { cancel(errors.New("no answer")) })
+	watcher, err := w.watch(opening)
+	if err != nil {
+		return errors.Join(err, context.Cause(opening))
+	}
+	defer func() { _ = watcher.Stop() }()
+	if !late.Stop() {
+		return context.Cause(opening)
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-away:
+			return errors.New("the connection to NATS was lost")
+		case e, open := <-watcher.Updates():
+			if !open {
+				return errors.New("the watch ended")
+			}
+			if e != nil {
+				w.take(e)
 			}
 		}
-	}, backoff.NewConstantBackOff(watchPause))
+	}
 }
