@@ -140,8 +140,8 @@ func TestJobHasTheSandboxOfItsKey(t *testing.T) {
 		Image: "py", ImageDigest: "sha256:1", CPU: 0.5, Memory: 64 << 20, Pids: 20, HomeBytes: 2 << 20, TmpBytes: 3 << 20, Inodes: 300,
 		Network: proto.Network{Policy: proto.NetworkAllowlist, Allow: []string{"pypi.org"}}, OutputBytes: 7,
 	}
-	if d := cmp.Diff(want, job.Sandbox); d != "" || job.Profile != "web" {
-		t.Errorf("%s: %s", job.Profile, d)
+	if d := cmp.Diff(want, job.Sandbox); d != "" || job.Profile != "web" || job.Image != "py" {
+		t.Errorf("%s, %s: %s", job.Profile, job.Image, d)
 	}
 	if d := cmp.Diff(map[string]string{"A": "profile", "B": "request", "C": "request"}, job.Env); d != "" {
 		t.Error(d)

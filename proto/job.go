@@ -31,6 +31,7 @@ type Meta struct {
 	Language    Language          `json:"language"`
 	Timeout     int               `json:"timeout"`           // seconds
 	Profile     string            `json:"profile,omitempty"` // the name of the sandbox profile that Sandbox was resolved from
+	Image       string            `json:"image,omitempty"`   // the one of Sandbox, for whoever sees only this of a job
 	MaxAttempts int               `json:"max_attempts"`
 	Metadata    map[string]string `json:"metadata,omitempty"`
 	ThreadID    string            `json:"thread_id,omitempty"`

@@ -290,8 +290,8 @@ func TestOlderJobsAndRecordsAreRead(t *testing.T) {
 	if d := cmp.Diff(want, job.Sandbox); d != "" {
 		t.Error(d)
 	}
-	rec, err := DecodeRecord("trc_AbCdEfGhIjKlMnOpQrSt", []byte(`{"trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","status":"failed","usage":{"cpu_ms":1,"memory_peak":2},
-		"result":{"success":false,"exit_code":3}}`))
+	rec, err := DecodeRecord("trc_AbCdEfGhIjKlMnOpQrSt", []byte(`{"trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","status":"failed","usage":{"cpu_ms":1,"memory_peak":2},`+
+		`"result":{"success":false,"exit_code":3}}`))
 	if err != nil || rec.Usage.Network != nil {
 		t.Errorf("%+v, %v", rec, err)
 	}

@@ -14,8 +14,16 @@ import (
 // OfferLanguage is the capability to run programs in a language.
 func OfferLanguage(l proto.Language) string { return "language:" + string(l) }
 
+// OfferImages is the capability to run programs in images, which bring their own runtimes.
+const OfferImages = "images"
+
 // needsOf gives the capabilities that a job needs, sorted.
-func needsOf(m *proto.Meta) []string { return []string{OfferLanguage(m.Language)} }
+func needsOf(m *proto.Meta) []string {
+	if m.Image != "" {
+		return []string{OfferImages}
+	}
+	return []string{OfferLanguage(m.Language)}
+}
 
 // kind is all queued jobs of the same needs.
 type kind struct {

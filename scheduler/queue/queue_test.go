@@ -245,6 +245,24 @@ func TestJobExpiresInTheQueue(t *testing.T) {
 	}
 }
 
+func TestJobWithAnImageNeedsAWorkerThatRunsImages(t *testing.T) {
+	w := newWorld(t)
+	host := &host{Slots: &queue.Slots{
+		Set: streamtest.Set(t, w.server), Worker: "images", Total: 1, Log: streamtest.Log(t), Offers: []string{queue.OfferImages},
+	}}
+	python := w.worker("python", 4)
+	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job.Image, job.Sandbox.Image = "py", "py"
+	inImage := w.submit(job)
+	if id := w.submit(streamtest.Job("acme", "k", proto.ModeAsync)); w.take(python).Job().TraceID != id {
+		t.Fatal("a worker without images was given a job that needs one")
+	}
+	w.background(host.Run)
+	if l := w.take(host); l.Job().TraceID != inImage || l.Job().Image != "py" { // it has no runtime of its own
+		t.Fatalf("took %s", l.Job().TraceID)
+	}
+}
+
 func TestJobWaitsForAWorkerThatOffersItsLanguage(t *testing.T) {
 	w := newWorld(t)
 	python := w.worker("python", 4)

@@ -6,17 +6,18 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/natsembed"
 	"github.com/bullpen-run/bullpen/scheduler/registry"
 	"github.com/bullpen-run/bullpen/scheduler/streamtest"
 )
 
 // profiles opens the list as one gateway does.
-func profiles(t *testing.T, s *natsembed.Server) *registry.Profiles {
+func profiles(t *testing.T, s nats.InProcessConnProvider) *registry.Profiles {
 	t.Helper()
 	l, err := registry.OpenProfiles(streamtest.Context(t), streamtest.Set(t, s), streamtest.Log(t))
 	if err != nil {
@@ -99,6 +100,26 @@ func TestProfileIsKnownToEveryGatewayUntilItIsRemoved(t *testing.T) {
 		t.Errorf("made again: %v", err)
 	}
 	eventually(t, "made again", func() bool { return !unknown(here) })
+}
+
+func TestProfilesAreFollowedAfterTheServerWasRestarted(t *testing.T) {
+	s := streamtest.Restartable(t)
+	here, there := profiles(t, s), profiles(t, s)
+	ctx := streamtest.Context(t)
+	if err := here.Create(ctx, profile("web")); err != nil {
+		t.Fatal(err)
+	}
+	cpu := func() float64 { return must(there.Profile(ctx, "web")).CPU }
+	eventually(t, "known elsewhere", func() bool { return cpu() == profile("web").CPU })
+	s.Restart()
+	changed := profile("web")
+	changed.CPU = 3
+	eventually(t, "replaced", func() bool {
+		once, cancel := context.WithTimeout(ctx, time.Second) // what was on its way to the old server is never answered
+		defer cancel()
+		return here.Replace(once, changed) == nil
+	})
+	eventually(t, "replaced elsewhere", func() bool { return cpu() == 3 })
 }
 
 func TestProfilesAreListedByName(t *testing.T) {
