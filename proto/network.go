@@ -212,7 +212,7 @@ const (
 	BlockedNotAllowed BlockReason = "not_allowed" // the allowlist does not name it
 	BlockedAddress    BlockReason = "address"     // an address that no program may reach, whatever the policy
 	BlockedResolver   BlockReason = "resolver"    // a DNS server other than the sandbox's own
-	BlockedName       BlockReason = "name"        // a name that is not of the public internet, or a kind of query that is not answered
+	BlockedName       BlockReason = "name"        // a name that is not of the public internet
 	BlockedProtocol   BlockReason = "protocol"    // neither TCP nor UDP
 	BlockedLimit      BlockReason = "limit"       // too many connections or queries
 )

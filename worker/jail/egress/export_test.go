@@ -1,0 +1,64 @@
+package egress
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// DropFirewall takes the first wall away, to see the second stand.
+func (n *Network) DropFirewall() error {
+	n.firewall.conn.DelTable(n.firewall.table)
+	return n.firewall.conn.Flush()
+}
+
+// Received is how many packets of TCP and UDP passed the first wall.
+func (n *Network) Received() uint64 {
+	stats := n.uplink.Stats()
+	return stats.TCP.ValidSegmentsReceived.Value() + stats.TCP.InvalidSegmentsReceived.Value() +
+		stats.UDP.PacketsReceived.Value() + stats.UDP.UnknownPortErrors.Value() + stats.UDP.MalformedPacketsReceived.Value()
+}
+
+// Devices counts the interfaces of the egress namespace.
+func (n *Network) Devices() (int, error) {
+	links, err := n.space.link.LinkList()
+	return len(links), err
+}
+
+// Endpoints counts the connections that the stack knows.
+func (n *Network) Endpoints() int { return len(n.uplink.RegisteredEndpoints()) }
+
+// RefusedRange is refusedRange.
+func RefusedRange(addr netip.Addr) bool { return refusedRange(addr) }
+
+// Permits is permits, for tests that tell it the time.
+type Permits struct{ p *permits }
+
+// NewPermits is newPermits.
+func NewPermits(network proto.Network) (Permits, error) {
+	p, err := newPermits(network)
+	return Permits{p}, err
+}
+
+// Learn is learn.
+func (p Permits) Learn(name string, addr netip.Addr, ttl time.Duration, now time.Time) {
+	p.p.learn(name, addr, ttl, now)
+}
+
+// Use is use.
+func (p Permits) Use(to netip.AddrPort, now time.Time) (release func(), ok bool) {
+	return p.p.use(to, now)
+}
+
+// Known counts the addresses remembered.
+func (p Permits) Known() int { return len(p.p.known) }
+
+// BytesIn is what the program has received so far.
+func (l *Link) BytesIn() int64 { return l.in.Load() }
+
+// ParseLog is parseLog, without what it finds.
+func ParseLog(attrs []byte) bool {
+	_, ok := parseLog(attrs)
+	return ok
+}

@@ -1,0 +1,281 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// Config is what a [Network] is told about its surroundings.
+type Config struct {
+	// Upstreams are the DNS servers that names are asked of; empty for those of /etc/resolv.conf.
+	Upstreams []netip.AddrPort
+	// ControlPlane names what belongs to bullpen: host names or addresses, with or without a port. Programs reach no port of
+	// these addresses. Names are resolved by the host, now and again.
+	ControlPlane []string
+	Log          *slog.Logger
+}
+
+// Network lets jails out. There is one in a worker process.
+type Network struct {
+	space    *space
+	firewall *firewall
+	refusals *refusals
+	host     *host
+	uplink   *stack.Stack
+	resolver *resolver
+	log      *slog.Logger
+	self     []namespaceID // namespaces that no jail has
+
+	stop context.CancelFunc
+	wg   sync.WaitGroup // everything that runs
+
+	reapable chan struct{} // there are dead interfaces
+
+	mu    sync.RWMutex
+	links map[netip.Addr]*Link // by each of their addresses; nil when closed
+	last  uint32               // number of the latest link
+	dead  []int                // interfaces of closed links
+}
+
+// reapPause is how long interfaces of closed links are gathered before they are removed.
+const reapPause = 100 * time.Millisecond
+
+type namespaceID struct{ dev, ino uint64 }
+
+// Open makes the egress namespace and starts the resolver. Where the kernel or the container lacks what it takes, the error
+// names the step and what to do about it, and nothing is left.
+func Open(ctx context.Context, c Config) (n *Network, err error) {
+	n = &Network{log: c.Log, reapable: make(chan struct{}, 1), links: map[netip.Addr]*Link{}, last: firstLink - 1}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("open the sandboxes' network: %w", err), n.Close())
+			n = nil
+		}
+	}()
+	if len(c.Upstreams) == 0 {
+		if c.Upstreams, err = systemResolvers(); err != nil {
+			return n, err
+		}
+	}
+	if n.space, err = makeSpace(); err != nil {
+		return n, err
+	}
+	if n.self, err = namespaceIDs("/proc/thread-self/ns/net", fmt.Sprintf("/proc/self/fd/%d", n.space.ns.Fd())); err != nil {
+		return n, err
+	}
+	if n.firewall, err = loadFirewall(n.space); err != nil {
+		return n, err
+	}
+	if n.refusals, err = listenRefusals(n.space, n.heard); err != nil {
+		return n, err
+	}
+	if n.host, err = openHost(ctx, c, n.firewall); err != nil {
+		return n, err
+	}
+	if n.uplink, err = newUplink(n.space.tun, n.handleTCP, n.handleUDP); err != nil {
+		return n, err
+	}
+	if n.resolver, err = openResolver(n, c.Upstreams); err != nil {
+		return n, err
+	}
+	run, stop := context.WithCancel(context.WithoutCancel(ctx))
+	n.stop = stop
+	n.wg.Go(func() { n.host.run(run) })
+	n.wg.Go(n.refusals.run)
+	n.wg.Go(func() { n.reap(run) })
+	n.resolver.serve(&n.wg)
+	return n, nil
+}
+
+// Close ends all links and removes the egress namespace.
+func (n *Network) Close() error {
+	n.mu.Lock()
+	links := n.links
+	n.links = nil
+	n.mu.Unlock()
+	for _, l := range links {
+		l.Close()
+	}
+	if n.stop != nil {
+		n.stop()
+	}
+	if n.resolver != nil {
+		n.resolver.close()
+	}
+	if n.refusals != nil {
+		n.refusals.close()
+	}
+	n.wg.Wait()
+	if n.uplink != nil {
+		n.uplink.Destroy()
+	}
+	if n.host != nil {
+		n.host.routes.Close()
+	}
+	var err error
+	if n.firewall != nil {
+		err = n.firewall.close()
+	}
+	if n.space != nil {
+		n.space.close()
+	}
+	return err
+}
+
+// Attach lets the jail whose network namespace netns is (an open /proc/…/ns/net) reach what the policy lets it reach. When it
+// returns, the jail has the interfaces lo and eth0, addresses, and routes; its resolver is at [ResolverIPv4]. The policy must
+// not be blocked: such a jail is left alone.
+func (n *Network) Attach(ctx context.Context, netns *os.File, network proto.Network) (*Link, error) {
+	if err := network.Validate(); err != nil {
+		return nil, fmt.Errorf("attach a jail: %w", err)
+	}
+	if network.Effective() == proto.NetworkBlocked {
+		return nil, errors.New("attach a jail: its network is blocked, so it must not be attached")
+	}
+	ids, err := namespaceIDs(fmt.Sprintf("/proc/self/fd/%d", netns.Fd()))
+	if err != nil {
+		return nil, fmt.Errorf("attach a jail: %w", err)
+	}
+	if slices.Contains(n.self, ids[0]) {
+		return nil, errors.New("attach a jail: the namespace given is the worker's own, not a jail's")
+	}
+	permits, err := newPermits(network)
+	if err != nil {
+		return nil, fmt.Errorf("attach a jail: %w", err)
+	}
+	l := &Link{network: n, permits: permits, queries: rate.NewLimiter(queryLimit, queryLimitBurst)}
+	l.tcp = tcp.NewForwarder(n.uplink, tcpBuffer, 2*MaxConnections, l.acceptTCP)
+	l.udp = udp.NewForwarder(n.uplink, l.acceptUDP)
+	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	if err := n.register(l); err != nil {
+		l.cancel()
+		return nil, fmt.Errorf("attach a jail: %w", err)
+	}
+	if l.device, err = n.space.connect(ctx, netns, l.number); err != nil {
+		n.unregister(l)
+		l.cancel()
+		return nil, fmt.Errorf("attach a jail: %w", err)
+	}
+	return l, nil
+}
+
+// register gives a link its number. Numbers are used again as late as possible.
+func (n *Network) register(l *Link) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.links == nil {
+		return errors.New("the sandboxes' network is closed")
+	}
+	for range lastLink - firstLink + 1 {
+		n.last++
+		if n.last > lastLink {
+			n.last = firstLink
+		}
+		ip4, ip6 := linkAddrs(n.last)
+		if n.links[ip4] == nil {
+			l.number, l.ip4, l.ip6 = n.last, ip4, ip6
+			n.links[ip4], n.links[ip6] = l, l
+			return nil
+		}
+	}
+	return errors.New("no address is free")
+}
+
+// discard leaves an interface to [Network.reap].
+func (n *Network) discard(device int) {
+	n.mu.Lock()
+	n.dead = append(n.dead, device)
+	n.mu.Unlock()
+	select {
+	case n.reapable <- struct{}{}:
+	default:
+	}
+}
+
+// reap removes interfaces of closed links, many at once: the kernel holds a lock meanwhile that attaching needs too.
+func (n *Network) reap(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-n.reapable:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(reapPause):
+		}
+		n.mu.Lock()
+		dead := n.dead
+		n.dead = nil
+		n.mu.Unlock()
+		if err := n.space.remove(dead); err != nil {
+			n.log.Error("the sandboxes' network keeps interfaces of closed links", "error", err)
+		}
+	}
+}
+
+func (n *Network) unregister(l *Link) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.links, l.ip4)
+	delete(n.links, l.ip6)
+}
+
+// linkAt finds the link that has an address; nil when it is gone.
+func (n *Network) linkAt(addr netip.Addr) *Link {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	return n.links[addr]
+}
+
+// handleTCP takes TCP packets that belong to no connection. What it does not handle is answered with a reset.
+func (n *Network) handleTCP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
+	l := n.linkAt(addrOf(id.RemoteAddress))
+	return l != nil && l.tcp.HandlePacket(id, pkt)
+}
+
+// handleUDP takes UDP packets that belong to no flow. What it does not handle is answered with a port unreachable.
+func (n *Network) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
+	l := n.linkAt(addrOf(id.RemoteAddress))
+	return l != nil && l.udp.HandlePacket(id, pkt)
+}
+
+// heard takes what the firewall refused.
+func (n *Network) heard(r refusal) {
+	l := n.linkAt(r.src)
+	if l == nil {
+		return
+	}
+	l.block(proto.BlockedConnection{
+		Host: l.permits.nameOf(r.dst.Addr()), Address: r.dst.Addr().String(), Port: int(r.dst.Port()),
+		Protocol: r.protocol, Reason: r.reason, At: time.Now(),
+	})
+}
+
+func namespaceIDs(paths ...string) ([]namespaceID, error) {
+	var ids []namespaceID
+	for _, path := range paths {
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err != nil {
+			return nil, fmt.Errorf("identify a network namespace: %w", err)
+		}
+		ids = append(ids, namespaceID{uint64(st.Dev), st.Ino}) //nolint:unconvert // narrower on other architectures
+	}
+	return ids, nil
+}

@@ -1,0 +1,369 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const (
+	resolvConf = "/etc/resolv.conf"
+
+	queryLimit, queryLimitBurst = 100, 200 // questions of a link, per second and at once
+	maxAsking                   = 64       // questions of a link on their way to an upstream
+	maxDNSConns                 = 8        // TCP connections of a link to the resolver
+	maxConnQueries              = 128      // questions over one of them
+	maxRecords                  = 128      // in an answer, which a tenant may have written
+
+	upstreamWithin = 2 * time.Second // for one upstream
+	answerWithin   = 6 * time.Second // for all
+	ednsSize       = 1232            // bytes of a UDP answer, unless the question says less
+)
+
+// resolver answers the jails' DNS queries.
+type resolver struct {
+	network   *Network
+	upstreams []netip.AddrPort
+	servers   []*dns.Server
+}
+
+// questionTypes are answered: what programs ask for, and nothing that is made to carry much.
+var questionTypes = map[uint16]bool{
+	dns.TypeA: true, dns.TypeAAAA: true, dns.TypeCNAME: true, dns.TypeMX: true, dns.TypeTXT: true, dns.TypeSRV: true, dns.TypePTR: true,
+	dns.TypeNS: true, dns.TypeSOA: true, dns.TypeCAA: true, dns.TypeNAPTR: true, dns.TypeHTTPS: true, dns.TypeSVCB: true,
+}
+
+// hiddenDomains are never public. The host's resolvers may well know such names, and they are not for programs to learn.
+var hiddenDomains = []string{"localhost", "local", "internal", "home.arpa", "test", "invalid", "onion", "alt"}
+
+func systemResolvers() ([]netip.AddrPort, error) {
+	const remedy = "name the DNS servers to use"
+	conf, err := dns.ClientConfigFromFile(resolvConf)
+	if err != nil {
+		return nil, fmt.Errorf("find the host's DNS servers: %w; %s", err, remedy)
+	}
+	var list []netip.AddrPort
+	for _, server := range conf.Servers {
+		addr, err := netip.ParseAddrPort(net.JoinHostPort(server, conf.Port))
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w; %s", resolvConf, err, remedy)
+		}
+		list = append(list, addr)
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("%s has no nameserver; %s", resolvConf, remedy)
+	}
+	return list, nil
+}
+
+func openResolver(n *Network, upstreams []netip.AddrPort) (*resolver, error) {
+	r := &resolver{network: n, upstreams: upstreams}
+	err := inNamespace(n.space.ns, func() error {
+		for _, addr := range []netip.Addr{ResolverIPv4, ResolverIPv6} {
+			at := netip.AddrPortFrom(addr, 53)
+			packets, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+			if err != nil {
+				return err
+			}
+			r.servers = append(r.servers, &dns.Server{PacketConn: packets, Handler: r, UDPSize: ednsSize})
+			conns, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
+			if err != nil {
+				return err
+			}
+			r.servers = append(r.servers, &dns.Server{Listener: &listener{conns, n}, Handler: r, MaxTCPQueries: maxConnQueries})
+		}
+		return nil
+	})
+	if err != nil {
+		for _, s := range r.servers {
+			if s.Listener != nil {
+				_ = s.Listener.Close()
+			} else {
+				_ = s.PacketConn.Close()
+			}
+		}
+		return nil, fmt.Errorf("listen as resolver in the egress namespace: %w", err)
+	}
+	return r, nil
+}
+
+// serve starts the servers, and returns when all are ready.
+func (r *resolver) serve(wg *sync.WaitGroup) {
+	for _, s := range r.servers {
+		ready := make(chan struct{})
+		s.NotifyStartedFunc = func() { close(ready) }
+		wg.Go(func() { _ = s.ActivateAndServe() })
+		<-ready
+	}
+}
+
+func (r *resolver) close() {
+	for _, s := range r.servers {
+		_ = s.Shutdown()
+	}
+}
+
+// listener bounds the connections of each link, and ends them with the link.
+type listener struct {
+	net.Listener
+	network *Network
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if tcp, ok := conn.(*net.TCPConn); ok {
+			_ = tcp.SetLinger(0) // nothing is left to be told when it is closed, and nobody waits for it
+		}
+		from := l.network.linkAt(remote(conn.RemoteAddr()))
+		if from == nil || from.dnsConns.Add(1) > maxDNSConns {
+			if from != nil {
+				from.dnsConns.Add(-1)
+			}
+			_ = conn.Close()
+			continue
+		}
+		end := sync.OnceFunc(func() {
+			from.dnsConns.Add(-1)
+			_ = conn.Close()
+		})
+		stop := context.AfterFunc(from.ctx, end)
+		return &linkConn{Conn: conn, end: func() { stop(); end() }}, nil
+	}
+}
+
+type linkConn struct {
+	net.Conn
+	end func()
+}
+
+func (c *linkConn) Close() error {
+	c.end()
+	return nil
+}
+
+func remote(a net.Addr) netip.Addr {
+	switch a := a.(type) {
+	case *net.UDPAddr:
+		return a.AddrPort().Addr().Unmap()
+	case *net.TCPAddr:
+		return a.AddrPort().Addr().Unmap()
+	}
+	return netip.Addr{}
+}
+
+// ServeDNS answers one query.
+func (r *resolver) ServeDNS(w dns.ResponseWriter, query *dns.Msg) {
+	l := r.network.linkAt(remote(w.RemoteAddr()))
+	if l == nil || !l.start() {
+		return
+	}
+	defer l.done()
+	answer := new(dns.Msg)
+	answer.SetReply(query)
+	answer.RecursionAvailable = true
+	r.answer(l, query, answer)
+	size := dns.MaxMsgSize
+	if _, ok := w.RemoteAddr().(*net.UDPAddr); ok {
+		size = dns.MinMsgSize
+	}
+	if opt := query.IsEdns0(); opt != nil {
+		answer.SetEdns0(ednsSize, false)
+		if size == dns.MinMsgSize {
+			size = min(max(int(opt.UDPSize()), dns.MinMsgSize), ednsSize)
+		}
+	}
+	answer.Truncate(size)
+	_ = w.WriteMsg(answer) // a program that is gone needs no answer
+}
+
+// answer fills in the code and the records.
+func (r *resolver) answer(l *Link, query, answer *dns.Msg) {
+	answer.Rcode = dns.RcodeRefused
+	q := query.Question[0] // the server takes messages with one question only
+	name := plainName(q.Name)
+	refuse := func(reason proto.BlockReason) {
+		l.block(proto.BlockedConnection{Host: name, Protocol: "dns", Reason: reason, At: time.Now()})
+	}
+	defer l.asking.Add(-1)
+	switch {
+	case l.asking.Add(1) > maxAsking, !l.queries.Allow():
+		refuse(proto.BlockedLimit)
+		return
+	case q.Qclass != dns.ClassINET || !questionTypes[q.Qtype]:
+		answer.Rcode = dns.RcodeNotImplemented
+		return
+	case !public(name):
+		refuse(proto.BlockedName)
+		return
+	case !l.permits.resolves(name):
+		refuse(proto.BlockedNotAllowed)
+		return
+	}
+	found, err := r.ask(l.ctx, q)
+	if err != nil {
+		answer.Rcode = dns.RcodeServerFailure
+		return
+	}
+	records, stripped := r.judge(l, name, q.Qtype, found.Answer)
+	if stripped && !hasType(records, q.Qtype) {
+		return
+	}
+	answer.Rcode, answer.Answer = found.Rcode, records
+}
+
+// judge keeps the records that answer the question, without the addresses that no program may reach, and remembers the rest.
+func (r *resolver) judge(l *Link, name string, kind uint16, found []dns.RR) (kept []dns.RR, stripped bool) {
+	owners := map[string]bool{name: true}
+	for before := 0; before < len(owners); { // aliases may come in any order
+		before = len(owners)
+		for _, rr := range found {
+			if alias, ok := rr.(*dns.CNAME); ok && owners[plainName(alias.Hdr.Name)] {
+				owners[plainName(alias.Target)] = true
+			}
+		}
+	}
+	var granted []netip.Addr
+	ttl := uint32(maxGrant / time.Second)
+	for _, rr := range found {
+		header := rr.Header()
+		if header.Rrtype != kind && header.Rrtype != dns.TypeCNAME || !owners[plainName(header.Name)] {
+			continue
+		}
+		if addr, ok := recordAddr(rr); ok {
+			if r.network.host.knows(addr) {
+				stripped = true
+				l.block(proto.BlockedConnection{
+					Host: name, Address: addr.String(), Protocol: "dns", Reason: proto.BlockedAddress, At: time.Now(),
+				})
+				continue
+			}
+			granted = append(granted, addr)
+		}
+		ttl = min(ttl, header.Ttl)
+		kept = append(kept, rr)
+	}
+	for _, addr := range granted {
+		l.permits.learn(name, addr, time.Duration(ttl)*time.Second, time.Now())
+	}
+	return kept, stripped
+}
+
+func recordAddr(rr dns.RR) (addr netip.Addr, ok bool) {
+	switch rr := rr.(type) {
+	case *dns.A:
+		addr, _ = netip.AddrFromSlice(rr.A.To4())
+	case *dns.AAAA:
+		addr, _ = netip.AddrFromSlice(rr.AAAA.To16())
+	default:
+		return addr, false
+	}
+	return addr, true
+}
+
+func hasType(records []dns.RR, kind uint16) bool {
+	for _, rr := range records {
+		if rr.Header().Rrtype == kind {
+			return true
+		}
+	}
+	return false
+}
+
+// ask forwards a question: the name and the type, and nothing else that the program sent.
+func (r *resolver) ask(ctx context.Context, q dns.Question) (*dns.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	m := new(dns.Msg)
+	m.SetQuestion(q.Name, q.Qtype)
+	m.SetEdns0(ednsSize, false)
+	var failed error
+	for _, upstream := range r.upstreams {
+		found, err := exchange(ctx, m, upstream.String())
+		if err == nil {
+			return found, nil
+		}
+		failed = errors.Join(failed, err)
+	}
+	return nil, failed
+}
+
+func exchange(ctx context.Context, m *dns.Msg, upstream string) (*dns.Msg, error) {
+	var found *dns.Msg
+	for _, network := range []string{"udp", "tcp"} {
+		m.Id = dns.Id()
+		c := dns.Client{Net: network, Timeout: upstreamWithin}
+		var err error
+		if found, _, err = c.ExchangeContext(ctx, m, upstream); err != nil {
+			return nil, err
+		}
+		if !found.Truncated {
+			break
+		}
+	}
+	if len(found.Question) != 1 || !strings.EqualFold(found.Question[0].Name, m.Question[0].Name) || found.Question[0].Qtype != m.Question[0].Qtype {
+		return nil, errors.New("the answer is to another question")
+	}
+	if found.Rcode != dns.RcodeSuccess && found.Rcode != dns.RcodeNameError {
+		return nil, fmt.Errorf("the upstream says %s", dns.RcodeToString[found.Rcode])
+	}
+	if len(found.Answer) > maxRecords {
+		return nil, fmt.Errorf("the answer has %d records, more than %d", len(found.Answer), maxRecords)
+	}
+	return found, nil
+}
+
+// plainName gives a name in lower case without its final dot.
+func plainName(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
+
+// public reports whether a name can be one of the public internet: it has a domain, none of those reserved for private use,
+// and, when it asks for the name of an address, the address may be reached.
+func public(name string) bool {
+	if !strings.Contains(name, ".") {
+		return false
+	}
+	for _, domain := range hiddenDomains {
+		if strings.HasSuffix(name, "."+domain) {
+			return false
+		}
+	}
+	if rest, ok := strings.CutSuffix(name, ".in-addr.arpa"); ok {
+		return publicReverse(rest, 4)
+	}
+	if rest, ok := strings.CutSuffix(name, ".ip6.arpa"); ok {
+		return publicReverse(rest, 32)
+	}
+	return !strings.HasSuffix(name, ".arpa")
+}
+
+// publicReverse turns the labels of a reverse name round, and judges the address that they spell.
+func publicReverse(labels string, count int) bool {
+	parts := strings.Split(labels, ".")
+	if len(parts) != count {
+		return false
+	}
+	slices.Reverse(parts)
+	text := strings.Join(parts, ".")
+	if count == 32 {
+		var groups []string
+		for group := range slices.Chunk(parts, 4) {
+			groups = append(groups, strings.Join(group, ""))
+		}
+		text = strings.Join(groups, ":")
+	}
+	addr, err := netip.ParseAddr(text)
+	return err == nil && !refusedRange(addr)
+}

@@ -1,0 +1,103 @@
+package egress
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/time/rate"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/link/fdbased"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+)
+
+const (
+	uplinkNIC   = 1
+	segmentMTU  = 16 << 10  // of packets to and from the worker: large ones cost fewer system calls
+	tcpBuffer   = 128 << 10 // bytes, each way, of each connection
+	udpBuffer   = 64 << 10  // bytes received and not yet sent on, of each flow
+	synRetries  = 2         // until a program that does not answer is given up, about 7 s
+	tcpRetries  = 8         // about 50 s
+	tcpTimeWait = time.Second
+	tcpLinger   = 10 * time.Second // half-closed by us and the program does not close
+)
+
+// newUplink makes the TCP/IP stack that takes what leaves the egress namespace. It has no addresses of its own: it answers
+// for every destination, and leaves to the handlers which connections there are.
+func newUplink(tun int, handleTCP, handleUDP func(stack.TransportEndpointID, *stack.PacketBuffer) bool) (*stack.Stack, error) {
+	s := stack.New(stack.Options{
+		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},
+	})
+	s.SetTransportProtocolHandler(tcp.ProtocolNumber, handleTCP)
+	s.SetTransportProtocolHandler(udp.ProtocolNumber, handleUDP)
+	if err := configureUplink(s, tun); err != nil {
+		s.Destroy()
+		return nil, fmt.Errorf("uplink: %w", err)
+	}
+	return s, nil
+}
+
+func configureUplink(s *stack.Stack, tun int) error {
+	s.SetICMPLimit(rate.Inf) // an ICMP error is how a refusal is told
+	sack, cubic := tcpip.TCPSACKEnabled(true), tcpip.CongestionControlOption("cubic")
+	moderate, retries := tcpip.TCPModerateReceiveBufferOption(false), tcpip.TCPMaxRetriesOption(tcpRetries)
+	syn, wait, linger := tcpip.TCPSynRetriesOption(synRetries), tcpip.TCPTimeWaitTimeoutOption(tcpTimeWait), tcpip.TCPLingerTimeoutOption(tcpLinger)
+	for _, option := range []tcpip.SettableTransportProtocolOption{
+		&sack, &cubic, &moderate, &retries, &syn, &wait, &linger,
+		&tcpip.TCPReceiveBufferSizeRangeOption{Min: 4096, Default: tcpBuffer, Max: tcpBuffer},
+		&tcpip.TCPSendBufferSizeRangeOption{Min: 4096, Default: tcpBuffer, Max: tcpBuffer},
+	} {
+		if err := s.SetTransportProtocolOption(tcp.ProtocolNumber, option); err != nil {
+			return fmt.Errorf("set %T: %s", option, err)
+		}
+	}
+	device, err := fdbased.New(&fdbased.Options{FDs: []int{tun}, MTU: segmentMTU})
+	if err != nil {
+		return fmt.Errorf("read the TUN device: %w", err)
+	}
+	if err := s.CreateNIC(uplinkNIC, device); err != nil {
+		return errors.New(err.String())
+	}
+	if err := s.SetPromiscuousMode(uplinkNIC, true); err != nil {
+		return errors.New(err.String())
+	}
+	if err := s.SetSpoofing(uplinkNIC, true); err != nil {
+		return errors.New(err.String())
+	}
+	s.SetRouteTable([]tcpip.Route{
+		{Destination: header.IPv4EmptySubnet, NIC: uplinkNIC},
+		{Destination: header.IPv6EmptySubnet, NIC: uplinkNIC},
+	})
+	return nil
+}
+
+func addrOf(a tcpip.Address) netip.Addr {
+	addr, _ := netip.AddrFromSlice(a.AsSlice())
+	return addr
+}
+
+// abortAll resets every connection that the stack has with addr, also one that is being opened or closed.
+func abortAll(s *stack.Stack, addrs ...netip.Addr) {
+	for _, e := range s.RegisteredEndpoints() {
+		ep, ok := e.(tcpip.Endpoint)
+		if !ok {
+			continue
+		}
+		info, ok := ep.Info().(*stack.TransportEndpointInfo)
+		if !ok {
+			continue
+		}
+		for _, addr := range addrs {
+			if addrOf(info.ID.RemoteAddress) == addr {
+				ep.Abort()
+			}
+		}
+	}
+}

@@ -1,0 +1,553 @@
+package egress_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker/jail/egress"
+)
+
+// The tests run in a network namespace that stands for the host, with a second one beside it that stands for the rest of
+// the world: it has every address below, so that whatever is refused could have been reached.
+const (
+	hostIPv4  = "93.184.215.14"
+	hostIPv6  = "2606:2800:21f::2"
+	worldIPv4 = "93.184.215.1"
+	worldIPv6 = "2606:2800:21f::1"
+
+	webIPv4    = "93.184.216.34"
+	web2IPv4   = "93.184.216.35"
+	webIPv6    = "2606:2800:220:1::34"
+	nameserver = "93.184.216.53"
+	foreignDNS = "8.8.8.8"
+	controlIP  = "151.101.65.140"
+
+	webPort, otherPort, controlPort = "80", "8080", "4222"
+)
+
+var worldAddrs = []string{
+	worldIPv4, worldIPv6, webIPv4, web2IPv4, webIPv6, nameserver, foreignDNS, controlIP,
+	"169.254.169.254", "10.1.2.3", "172.16.5.4", "192.168.1.1", "100.100.100.200", "168.63.129.16", "192.0.0.192", "198.18.0.1",
+	"198.51.100.1", "203.0.113.1", "192.0.2.55", "240.0.0.1",
+	"fd00:ec2::254", "fd00:1::1", "2001:db8::1", "2002:a01:203::1", "2001::1", "64:ff9b::a9fe:a9fe", "64:ff9b:1::a01:203", "fec0::1", "::a01:203",
+}
+
+const (
+	roleVar     = "EGRESS_TEST_ROLE"
+	roleHost    = "host"    // run the tests, in a namespace of their own
+	roleProgram = "program" // be a program in a jail
+	roleWorker  = "worker"  // open a network, attach the jail on descriptor 3, and wait for the end
+	roleOpen    = "open"    // try to open a network where the device /dev/net/tun is no such thing
+)
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(roleVar) {
+	case roleProgram:
+		runProgram()
+	case roleWorker:
+		runWorker()
+	case roleOpen:
+		runOpen()
+	case roleHost:
+		if slices.Contains(os.Args, "-test.fuzzworker") {
+			os.Exit(m.Run()) // a child of the tests, in their world
+		}
+		if err := makeWorld(); err != nil {
+			fmt.Fprintln(os.Stderr, "make the world:", err)
+			os.Exit(1)
+		}
+		goleak.VerifyTestMain(m, goleak.IgnoreCurrent())
+	default:
+		os.Exit(inOwnNamespace())
+	}
+}
+
+func inOwnNamespace() int {
+	cmd := exec.Command(os.Args[0], os.Args[1:]...)
+	cmd.Env = append(os.Environ(), roleVar+"="+roleHost)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	err := cmd.Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return exit.ExitCode()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "run the tests in a network namespace:", err)
+		return 1
+	}
+	return 0
+}
+
+// within runs f on a thread in another network namespace; nil makes one.
+func within(ns *os.File, f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	home, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = home.Close() }()
+	if ns == nil {
+		err = unix.Unshare(unix.CLONE_NEWNET)
+	} else {
+		err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(), unix.Setns(int(home.Fd()), unix.CLONE_NEWNET))
+}
+
+// world is the rest of the world, with its servers.
+var world struct {
+	ns    *os.File
+	zone  *zone
+	heard *heard
+}
+
+func makeWorld() error {
+	err := within(nil, func() (err error) {
+		world.ns, err = os.Open("/proc/thread-self/ns/net")
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "up0"
+	up := netlink.NewVeth(attrs)
+	up.PeerName, up.PeerNamespace = "world0", netlink.NsFd(world.ns.Fd())
+	if err := netlink.LinkAdd(up); err != nil {
+		return fmt.Errorf("link to the world: %w", err)
+	}
+	here, err := netlink.NewHandle()
+	if err != nil {
+		return err
+	}
+	defer here.Close()
+	there, err := netlink.NewHandleAt(netns.NsHandle(world.ns.Fd()))
+	if err != nil {
+		return err
+	}
+	defer there.Close()
+	if err := addressed(here, "up0", []string{hostIPv4 + "/24", hostIPv6 + "/64", "10.77.0.2/24"}); err != nil {
+		return err
+	}
+	if err := addressed(there, "world0", nil); err != nil {
+		return err
+	}
+	for _, a := range worldAddrs {
+		bits := "/128"
+		switch {
+		case a == worldIPv4:
+			bits = "/24"
+		case a == worldIPv6:
+			bits = "/64"
+		case strings.Contains(a, "."):
+			bits = "/32"
+		}
+		if err := addressed(there, "world0", []string{a + bits}); err != nil {
+			return err
+		}
+	}
+	for _, way := range [][2]string{{"0.0.0.0/0", worldIPv4}, {"::/0", worldIPv6}} {
+		_, all, _ := net.ParseCIDR(way[0])
+		if err := here.RouteAdd(&netlink.Route{Dst: all, Gw: net.ParseIP(way[1]), LinkIndex: up.Attrs().Index}); err != nil {
+			return fmt.Errorf("default route: %w", err)
+		}
+	}
+	return serveWorld()
+}
+
+func addressed(h *netlink.Handle, name string, addrs []string) error {
+	for _, n := range []string{"lo", name} {
+		link, err := h.LinkByName(n)
+		if err != nil {
+			return err
+		}
+		if err := h.LinkSetUp(link); err != nil {
+			return err
+		}
+		if n == "lo" {
+			continue
+		}
+		for _, a := range addrs {
+			p := netip.MustParsePrefix(a)
+			addr := &netlink.Addr{
+				IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}, Flags: unix.IFA_F_NODAD,
+			}
+			if err := h.AddrAdd(link, addr); err != nil {
+				return fmt.Errorf("address %s: %w", a, err)
+			}
+		}
+	}
+	return nil
+}
+
+func serveWorld() error {
+	world.zone, world.heard = &zone{}, &heard{}
+	err := within(world.ns, func() error {
+		for _, at := range []string{":" + webPort, ":" + otherPort, ":" + controlPort, foreignDNS + ":53", web2IPv4 + ":53"} {
+			ln, err := net.Listen("tcp", at)
+			if err != nil {
+				return err
+			}
+			go func() { _ = http.Serve(ln, web()) }()
+		}
+		for _, port := range []string{"7", "19", "9"} {
+			ln, err := net.Listen("tcp", ":"+port)
+			if err != nil {
+				return err
+			}
+			go serveTCP(ln, port)
+		}
+		for _, a := range worldAddrs {
+			for _, port := range []string{"7", "53"} {
+				if a == nameserver && port == "53" {
+					continue
+				}
+				pc, err := net.ListenPacket("udp", net.JoinHostPort(a, port))
+				if err != nil {
+					return err
+				}
+				go echoUDP(pc)
+			}
+		}
+		pc, err := net.ListenPacket("udp", nameserver+":53")
+		if err != nil {
+			return err
+		}
+		ln, err := net.Listen("tcp", nameserver+":53")
+		if err != nil {
+			return err
+		}
+		go func() { _ = (&dns.Server{PacketConn: pc, Handler: world.zone}).ActivateAndServe() }()
+		go func() { _ = (&dns.Server{Listener: ln, Handler: world.zone}).ActivateAndServe() }()
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, at := range []string{":" + controlPort, ":" + webPort, ":7"} { // the worker's machine has services too
+		ln, err := net.Listen("tcp", at)
+		if err != nil {
+			return err
+		}
+		go func() { _ = http.Serve(ln, web()) }()
+	}
+	return nil
+}
+
+// web answers with its own address, redirects where it is told, and gives back what it is sent.
+func web() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		_, _ = fmt.Fprintf(w, "this is %s", r.Context().Value(http.LocalAddrContextKey))
+	})
+	mux.HandleFunc("/to", func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, r.URL.Query().Get("url"), http.StatusFound)
+	})
+	return mux
+}
+
+// serveTCP echoes on port 7, sends without end on port 19, and resets what it has read something from on port 9.
+func serveTCP(ln net.Listener, port string) {
+	for {
+		conn, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer func() { _ = conn.Close() }()
+			switch port {
+			case "7":
+				_, _ = io.Copy(conn, conn)
+			case "19":
+				n, _ := io.Copy(conn, endless{})
+				world.heard.sent(n)
+			case "9":
+				_, _ = conn.Read(make([]byte, 1))
+				_ = conn.(*net.TCPConn).SetLinger(0)
+			}
+		}()
+	}
+}
+
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
+
+func echoUDP(pc net.PacketConn) {
+	buf := make([]byte, 64<<10)
+	for {
+		n, from, err := pc.ReadFrom(buf)
+		if err != nil {
+			return
+		}
+		world.heard.packet(string(buf[:min(n, 64)]))
+		_, _ = pc.WriteTo(buf[:n], from)
+	}
+}
+
+// heard is what reached the world.
+type heard struct {
+	mu      sync.Mutex
+	packets []string
+	bytes   []int64
+}
+
+func (h *heard) packet(s string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.packets = append(h.packets, s)
+}
+
+func (h *heard) sent(n int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.bytes = append(h.bytes, n)
+}
+
+func (h *heard) lastSent() (int64, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.bytes) == 0 {
+		return 0, false
+	}
+	return h.bytes[len(h.bytes)-1], true
+}
+
+func (h *heard) has(s string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Contains(h.packets, s)
+}
+
+// zone is a DNS server. Tests add records under names of their own.
+type zone struct {
+	mu      sync.Mutex
+	records map[string][]string // of a name, in the form of a zone file
+	then    map[string][]string // that replace them when the name has been asked for
+	asked   map[string]int
+}
+
+// set gives a name its records, all of them written with the name itself as owner or another.
+func (z *zone) set(name string, records ...string) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.records == nil {
+		z.records, z.then, z.asked = map[string][]string{}, map[string][]string{}, map[string]int{}
+	}
+	z.records[name] = records
+}
+
+func (z *zone) after(name string, records ...string) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.then[name] = records
+}
+
+func (z *zone) count(name string) int {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return z.asked[name]
+}
+
+func (z *zone) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	m := new(dns.Msg)
+	m.SetReply(q)
+	name := strings.TrimSuffix(strings.ToLower(q.Question[0].Name), ".")
+	z.asked[name]++
+	records, ok := z.records[name]
+	if !ok {
+		m.Rcode = dns.RcodeNameError
+	}
+	for _, s := range records {
+		rr, err := dns.NewRR(s)
+		if err != nil {
+			panic(err)
+		}
+		if rr.Header().Rrtype == q.Question[0].Qtype || rr.Header().Rrtype == dns.TypeCNAME {
+			m.Answer = append(m.Answer, rr)
+		}
+	}
+	if then, ok := z.then[name]; ok {
+		z.records[name] = then
+	}
+	if opt := q.IsEdns0(); opt != nil && w.RemoteAddr().Network() == "udp" {
+		m.Truncate(int(opt.UDPSize()))
+	}
+	_ = w.WriteMsg(m)
+}
+
+// open makes a network as a worker does.
+func open(t testing.TB, control ...string) *egress.Network {
+	t.Helper()
+	n, err := egress.Open(t.Context(), config(t.Output(), control...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+func config(log io.Writer, control ...string) egress.Config {
+	return egress.Config{
+		Upstreams:    []netip.AddrPort{netip.MustParseAddrPort(nameserver + ":53")},
+		ControlPlane: control,
+		Log:          slog.New(slog.NewTextHandler(log, nil)),
+	}
+}
+
+var unrestricted = proto.Network{Policy: proto.NetworkUnrestricted}
+
+func allow(rules ...string) proto.Network {
+	return proto.Network{Policy: proto.NetworkAllowlist, Allow: rules}
+}
+
+// jail is a process in a network namespace of its own, that belongs to a user namespace of its own. Inside it is root, which
+// is more than a jail gives to a program.
+type jail struct {
+	t     testing.TB
+	cmd   *exec.Cmd
+	netns *os.File
+	in    io.WriteCloser
+	out   *bufio.Scanner
+}
+
+func newJail(t testing.TB) *jail {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = []string{roleVar + "=" + roleProgram, "GORACE=atexit_sleep_ms=0"}
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}},
+	}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := &jail{t: t, cmd: cmd, netns: ns, in: in, out: bufio.NewScanner(out)}
+	t.Cleanup(func() {
+		_ = in.Close()
+		_ = cmd.Wait()
+		_ = ns.Close()
+	})
+	return j
+}
+
+func attach(t testing.TB, n *egress.Network, policy proto.Network) (*jail, *egress.Link) {
+	t.Helper()
+	j := newJail(t)
+	l, err := n.Attach(t.Context(), j.netns, policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return j, l
+}
+
+// order is one thing for the program to do, and answer what came of it.
+type order struct {
+	Do   string `json:"do"`
+	To   string `json:"to,omitempty"`
+	Data string `json:"data,omitempty"`
+	N    int    `json:"n,omitempty"`
+}
+
+type answer struct {
+	Error string         `json:"error,omitempty"` // the name of the errno, where there is one
+	Data  string         `json:"data,omitempty"`
+	Found []string       `json:"found,omitempty"`
+	TTL   uint32         `json:"ttl,omitempty"`
+	Count map[string]int `json:"count,omitempty"`
+}
+
+func (j *jail) do(o order) answer {
+	j.t.Helper()
+	if err := json.NewEncoder(j.in).Encode(o); err != nil {
+		j.t.Fatal(err)
+	}
+	if !j.out.Scan() {
+		j.t.Fatalf("the program has ended at %+v: %v", o, j.out.Err())
+	}
+	var a answer
+	if err := json.Unmarshal(j.out.Bytes(), &a); err != nil {
+		j.t.Fatal(err)
+	}
+	return a
+}
+
+// tcp and udp send data to the echo service and give what came back.
+func (j *jail) tcp(to, data string) answer {
+	j.t.Helper()
+	return j.do(order{Do: "tcp", To: to, Data: data})
+}
+
+func (j *jail) udp(to, data string) answer {
+	j.t.Helper()
+	return j.do(order{Do: "udp", To: to, Data: data})
+}
+func (j *jail) get(url string) answer { j.t.Helper(); return j.do(order{Do: "get", To: url}) }
+
+func (j *jail) resolve(name, kind string) answer {
+	j.t.Helper()
+	return j.do(order{Do: "resolve", To: name, Data: kind})
+}
+
+// until asks again until ok, or fails the test after a while.
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.After(30 * time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
