@@ -27,6 +27,10 @@ breach queue-technology cmd/internal github.com/hibiken/asynq
 breach object-store storage github.com/aws/aws-sdk-go-v2/aws
 breach processes gateway os/exec
 breach processes scheduler golang.org/x/sys/unix
+breach networks gateway github.com/vishvananda/netlink
+breach networks webhook github.com/miekg/dns
+breach networks cmd/internal github.com/google/nftables
+breach networks scheduler gvisor.dev/gvisor/pkg/tcpip/stack
 breach telemetry worker github.com/prometheus/client_golang/prometheus
 breach telemetry gateway go.opentelemetry.io/otel/sdk/trace
 breach telemetry gateway go.opentelemetry.io/otel/exporters/stdout/stdouttrace
