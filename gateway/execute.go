@@ -132,7 +132,7 @@ func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceI
 	return &proto.Job{
 		Meta: proto.Meta{
 			TraceID: id, Org: i.key.Org, Key: i.key.ID, Mode: mode,
-			Language: req.Language, Timeout: req.Timeout, Profile: profile.Name, Image: sandbox.Image,
+			Language: req.Language, Timeout: req.Timeout, Profile: profile.Name, Image: sandbox.Image, Network: sandbox.Network.Policy,
 			MaxAttempts: req.MaxAttempts, Metadata: req.Metadata,
 			RequestID: i.requestID, ClientID: clientText(r.Header, "X-Client-Id"), UserAgent: clientText(r.Header, "User-Agent"),
 			CreatedAt: now.UTC(), QueueDeadline: now.Add(wait).UTC(),

@@ -323,6 +323,8 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		infoOf(r.Context()).err = err
 		missing, message = "queue", "the queue does not answer"
+	case s.Unfit != nil && s.Unfit() != "":
+		missing, message = "worker", "the worker here takes no jobs: "+s.Unfit()
 	case stats.Workers == 0:
 		missing, message = "worker", "no worker is live"
 	default:

@@ -63,6 +63,8 @@ type Server struct {
 	MaxBody     int64         // cap on request bodies, in bytes
 	UpgradeURL  string        // where people change their plan, for messages; empty for nowhere
 	Version     string        // of the program, for the documents
+	// Unfit tells why the worker in this process takes no jobs; empty where it does. It is nil in a process without one.
+	Unfit func() string
 
 	draining atomic.Bool
 }

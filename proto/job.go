@@ -32,6 +32,7 @@ type Meta struct {
 	Timeout     int               `json:"timeout"`           // seconds
 	Profile     string            `json:"profile,omitempty"` // the name of the sandbox profile that Sandbox was resolved from
 	Image       string            `json:"image,omitempty"`   // the one of Sandbox, for whoever sees only this of a job
+	Network     NetworkPolicy     `json:"network,omitempty"` // as Image
 	MaxAttempts int               `json:"max_attempts"`
 	Metadata    map[string]string `json:"metadata,omitempty"`
 	ThreadID    string            `json:"thread_id,omitempty"`

@@ -63,29 +63,52 @@ type Sandboxes interface {
 	Prepare(ctx context.Context, spec jail.Spec) (jail.Jail, error)
 }
 
+// Images makes the root file systems of sandboxes ready.
+type Images interface {
+	// Get gives an image by its digest, and keeps it until release is called.
+	Get(ctx context.Context, digest string) (img Image, release func(), err error)
+}
+
+// Image is a root file system.
+type Image struct {
+	Root      string                    // its directory; empty for the host's runtimes
+	Languages map[proto.Language]string // the absolute path of each interpreter in it; nil where they go by their usual names
+	Env       map[string]string         // that it sets
+}
+
 // Worker runs jobs in a number of slots.
 type Worker struct {
-	Jobs  Jobs
-	Open  func(ctx context.Context, id proto.TraceID, attempt int, baseSeq int64) Output
-	Jails Sandboxes
-	Home  string // inside the jail
-	Slots int
-	Log   *slog.Logger
-	Done  func(rec *proto.Record) // told of every execution that ended here
+	Jobs   Jobs
+	Open   func(ctx context.Context, id proto.TraceID, attempt int, baseSeq int64) Output
+	Jails  Sandboxes
+	Images Images
+	Home   string // inside the jail
+	Slots  int
+	Log    *slog.Logger
+	Done   func(rec *proto.Record) // told of every execution that ended here
+	// Fit is told why sandboxes can be made here no longer, and with nil that they can again. Meanwhile no job is taken.
+	Fit func(err error)
+
+	fitness fitness
 }
 
 // Run takes jobs until ctx ends, and returns when all it took have ended. Programs that still run when cut ends are killed, and
 // recorded as lost with the shutdown.
 func (w *Worker) Run(ctx, cut context.Context) error {
 	var slots sync.WaitGroup
+	w.fitness.test, w.fitness.tell = w.selfTest, w.Fit
+	w.fitness.trust(ctx)
+	defer w.fitness.doubt()
 	for range w.Slots {
 		slots.Go(func() {
 			for {
-				lease, err := w.Jobs.Take(ctx)
-				if err != nil {
-					return // ctx ended
+				lease, err := w.Jobs.Take(w.fitness.await(ctx))
+				switch {
+				case err == nil:
+					w.job(cut, lease)
+				case ctx.Err() != nil:
+					return
 				}
-				w.job(cut, lease)
 			}
 		})
 	}
@@ -141,22 +164,16 @@ const finishGrace = 5 * time.Second
 // execute runs the job and returns the record that stands. An error means that this worker has no say in the job any more.
 func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*proto.Record, error) {
 	job := lease.Job()
-	program, err := w.program(job)
-	if err != nil {
-		return w.finish(ctx, lease, Ending{Result: proto.Failure(proto.CodeSandboxStart, err.Error())})
-	}
 	// The claim is written while the jail is being made: it must be durable before the program starts, not before its jail does.
-	preparing := w.prepare(ctx, Spec(job.Sandbox))
+	preparing := w.prepare(ctx, job.Sandbox)
 	running, base, claimErr := lease.Claim(ctx)
 	m := <-preparing
 	spent.prepare = m.took
-	if m.err == nil {
-		defer func() {
-			if err := m.box.Close(); err != nil {
-				w.Log.ErrorContext(ctx, "a sandbox could not be cleared away", "trace_id", job.TraceID, "error", err)
-			}
-		}()
-	}
+	defer func() {
+		if err := m.close(); err != nil {
+			w.Log.ErrorContext(ctx, "a sandbox could not be cleared away", "trace_id", job.TraceID, "error", err)
+		}
+	}()
 	switch {
 	case claimErr != nil:
 		return nil, claimErr
@@ -164,7 +181,14 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 		return w.finish(ctx, lease, Ending{Result: shutdown(0), LastSeq: base})
 	case m.err != nil:
 		w.Log.ErrorContext(ctx, "a sandbox could not be prepared", "trace_id", job.TraceID, "error", m.err)
+		if m.suspect {
+			w.fitness.doubt()
+		}
 		return w.finish(ctx, lease, Ending{Result: proto.Failure(proto.CodeSandboxStart, sandboxBroken), LastSeq: base})
+	}
+	program, err := w.program(job, m.image)
+	if err != nil {
+		return w.finish(ctx, lease, Ending{Result: proto.Failure(proto.CodeSandboxStart, err.Error()), LastSeq: base})
 	}
 	events := w.Open(ctx, job.TraceID, lease.Attempt(), base)
 	stdout := newCollector(job.Sandbox.OutputBytes, events.Stream(proto.Stdout))
@@ -188,7 +212,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	result.Stderr, result.StderrTruncated = stderr.text()
 	return w.finish(ctx, lease, Ending{
 		Result: result, LastSeq: last, OutputTruncated: truncated,
-		Usage: &proto.Usage{CPUMS: outcome.CPUTime.Milliseconds(), MemoryPeak: outcome.MemoryPeak},
+		Usage: &proto.Usage{CPUMS: outcome.CPUTime.Milliseconds(), MemoryPeak: outcome.MemoryPeak, Network: outcome.Network},
 	})
 }
 
@@ -197,19 +221,52 @@ const sandboxBroken = "The sandbox failed on this worker; its log says why."
 
 // made is a jail that was prepared, or why it was not.
 type made struct {
-	box  jail.Jail
-	err  error
-	took time.Duration
+	box     jail.Jail // nil after an error
+	image   Image
+	release func() // of the image; nil where there is none
+	err     error
+	suspect bool // err says nothing good of this worker
+	took    time.Duration
 }
 
-func (w *Worker) prepare(ctx context.Context, spec jail.Spec) <-chan made {
-	done := make(chan made, 1)
+func (m *made) close() (err error) {
+	if m.box != nil {
+		err = m.box.Close()
+	}
+	if m.release != nil {
+		m.release()
+	}
+	return err
+}
+
+func (w *Worker) prepare(ctx context.Context, s proto.Sandbox) <-chan *made {
+	done := make(chan *made, 1)
 	go func() {
 		began := time.Now()
-		box, err := w.Jails.Prepare(ctx, spec)
-		done <- made{box: box, err: err, took: time.Since(began)}
+		m := &made{}
+		switch {
+		case s.ImageDigest != "":
+			m.image, m.release, m.err = w.Images.Get(ctx, s.ImageDigest)
+		case s.Image != "":
+			m.image.Root = s.Image
+		}
+		if m.err == nil {
+			m.box, m.err = w.Jails.Prepare(ctx, Spec(s, m.image.Root))
+			m.suspect = m.err != nil
+		}
+		m.took = time.Since(began)
+		done <- m
 	}()
 	return done
+}
+
+// selfTest makes a sandbox of the default kind.
+func (w *Worker) selfTest(ctx context.Context) error {
+	box, err := w.Jails.Prepare(ctx, Spec(proto.DefaultSandbox(), ""))
+	if err != nil {
+		return err
+	}
+	return box.Close()
 }
 
 // finish writes the result, also when the worker is being shut down, which must be recorded.
@@ -222,17 +279,25 @@ func (w *Worker) finish(ctx context.Context, lease Lease, e Ending) (*proto.Reco
 }
 
 // program makes what the jail runs. Its error is a sentence for the user.
-func (w *Worker) program(job *proto.Job) (jail.Program, error) {
+func (w *Worker) program(job *proto.Job, img Image) (jail.Program, error) {
+	interpreter, ok := img.Languages[job.Language]
+	if img.Languages != nil && !ok {
+		return jail.Program{}, fmt.Errorf("language '%s' is not available in this sandbox image", job.Language)
+	}
 	p, err := jail.Source{
 		Language: string(job.Language), Code: job.Code, Env: job.Env, TraceID: string(job.TraceID), Home: w.Home,
+		Interpreter: interpreter, ImageEnv: img.Env,
 	}.Program()
 	p.Timeout = time.Duration(job.Timeout) * time.Second
 	return p, err
 }
 
-// Spec is the jail that a sandbox asks for.
-func Spec(s proto.Sandbox) jail.Spec {
-	return jail.Spec{CPU: s.CPU, Memory: s.Memory, Pids: s.Pids, HomeBytes: s.HomeBytes, TmpBytes: s.TmpBytes, Inodes: s.Inodes}
+// Spec is the jail that a sandbox asks for, on the root file system in a directory, empty for the host's runtimes.
+func Spec(s proto.Sandbox, root string) jail.Spec {
+	return jail.Spec{
+		Root: root, Network: s.Network, CPU: s.CPU, Memory: s.Memory, Pids: s.Pids, HomeBytes: s.HomeBytes, TmpBytes: s.TmpBytes,
+		Inodes: s.Inodes,
+	}
 }
 
 func resultOf(job *proto.Job, o jail.Outcome, cause error) proto.Result {

@@ -112,7 +112,7 @@ func run(t *testing.T, l *lease, b *box, cutting func(context.CancelCauseFunc)) 
 	defer kill(nil)
 	w := &worker.Worker{
 		Jobs: jobs{make(chan *lease, 1)}, Jails: b, Home: "/home/u", Slots: 1,
-		Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Done: func(*proto.Record) {},
+		Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Done: func(*proto.Record) {}, Fit: func(error) {},
 		Open: func(context.Context, proto.TraceID, int, int64) worker.Output { return output{} },
 	}
 	w.Jobs.(jobs).left <- l
@@ -241,9 +241,7 @@ func TestJailThatCannotBeMadeOrFails(t *testing.T) {
 
 func TestLanguageThatIsUnknown(t *testing.T) {
 	l := newLease(func(j *proto.Job) { j.Language = "cobol" })
-	close(l.claimed) // it is never claimed
-	b := &box{closed: true}
-	run(t, l, b, nil)
+	run(t, l, &box{}, nil)
 	if r := l.ending.Result; *r.ErrorCode != string(proto.CodeSandboxStart) || !strings.Contains(*r.ErrorMessage, `unknown language "cobol"`) {
 		t.Errorf("%+v", r)
 	}

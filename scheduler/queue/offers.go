@@ -17,12 +17,19 @@ func OfferLanguage(l proto.Language) string { return "language:" + string(l) }
 // OfferImages is the capability to run programs in images, which bring their own runtimes.
 const OfferImages = "images"
 
+// OfferNetwork is the capability to let programs out to the network.
+const OfferNetwork = "network"
+
 // needsOf gives the capabilities that a job needs, sorted.
 func needsOf(m *proto.Meta) []string {
+	needs := []string{OfferLanguage(m.Language)}
 	if m.Image != "" {
-		return []string{OfferImages}
+		needs[0] = OfferImages
 	}
-	return []string{OfferLanguage(m.Language)}
+	if m.Network != "" && m.Network != proto.NetworkBlocked {
+		needs = append(needs, OfferNetwork)
+	}
+	return needs
 }
 
 // kind is all queued jobs of the same needs.

@@ -11,6 +11,8 @@ import (
 	"context"
 	"io"
 	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 // Spec is what a sandbox is, before it knows its program. Every number must be
@@ -18,10 +20,12 @@ import (
 type Spec struct {
 	// Root is a directory that holds the jail's root file system, which nobody
 	// changes while there are jails on it; empty for the host's runtimes.
-	Root   string
-	CPU    float64 // cores; fractions are allowed
-	Memory int64   // bytes, of everything in the jail, tmpfs included; there is no swap
-	Pids   int     // processes and threads of the program
+	Root string
+	// Network is what the jail reaches; the zero value is nothing.
+	Network proto.Network
+	CPU     float64 // cores; fractions are allowed
+	Memory  int64   // bytes, of everything in the jail, tmpfs included; there is no swap
+	Pids    int     // processes and threads of the program
 	// HomeBytes and TmpBytes are the sizes of the home and of /tmp, bytes. They are
 	// in memory up to a half and a quarter of it; larger ones lie on disk. /dev/shm
 	// has the size of /tmp, but is in memory always, half of it at most.
@@ -94,6 +98,8 @@ type Outcome struct {
 	Duration   time.Duration // from the program's start to its end, wall clock
 	CPUTime    time.Duration // user and system, of everything in the jail
 	MemoryPeak int64         // bytes, of everything in the jail; 0 where the kernel does not say
+	// Network is what went over the network; nil where that was blocked.
+	Network *proto.NetworkUsage
 }
 
 // Jail is one prepared sandbox.

@@ -58,9 +58,6 @@ func (s Source) Program() (Program, error) {
 		file = File{Path: s.Home + "/main.py", Mode: 0o644}
 		p.Argv = []string{"python3", file.Path}
 		env["PYTHONPATH"] = PythonDir
-		if p := s.ImageEnv["PYTHONPATH"]; p != "" {
-			env["PYTHONPATH"] += ":" + p
-		}
 	case "node":
 		file = File{Path: s.Home + "/main.js", Mode: 0o644}
 		p.Argv = []string{"node", file.Path}

@@ -7,9 +7,7 @@ def _bullpen():
     here = __file__.rpartition("/")[0]
     sys.path[:] = [p for p in sys.path if p != here]
     sys.path_importer_cache.pop(here, None)
-    theirs = os.environ.pop("PYTHONPATH", "").partition(":")[2]
-    if theirs:
-        os.environ["PYTHONPATH"] = theirs
+    os.environ.pop("PYTHONPATH", None)
     if sys.stdout is not None:
         sys.stdout.reconfigure(line_buffering=True)
     # The distribution may have a sitecustomize of its own, which ours hid.

@@ -59,6 +59,7 @@ type system struct {
 	queue    *queue.Queue
 	events   *events.Log
 	metrics  *Metrics
+	fitness  *fitness // of the worker role; nil without it
 }
 
 // open opens the store, waiting for a NATS that is not there yet.
@@ -221,6 +222,9 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 		d := &queue.Dispatcher{Set: s.set, Instance: s.instance, Log: s.log}
 		r.base = append(r.base, part{"dispatcher", d.Run})
 	}
+	if s.cfg.Has(RoleWorker) {
+		s.fitness = newFitness(s.metrics, s.log)
+	}
 	r.api, r.drain = s.health(), func() {}
 	if s.cfg.Has(RoleGateway) {
 		g, base, err := s.gateway(ctx)
@@ -231,11 +235,8 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 		r.base = append(r.base, base...)
 	}
 	if s.cfg.Has(RoleWorker) {
-		work, base, err := s.worker(ctx)
-		if err != nil {
-			return roles{}, err
-		}
-		r.work, r.base = append(r.work, work), append(r.base, base...)
+		w := &workerRole{system: s, ready: make(chan struct{})}
+		r.work, r.base = append(r.work, part{"worker", w.work}), append(r.base, part{"jails", w.hold})
 	}
 	if !s.cfg.Has(RoleGateway) && !s.cfg.Has(RoleScheduler) {
 		r.base = append(r.base, part{"watch of the dispatcher", s.watchDispatcher})

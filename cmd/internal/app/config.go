@@ -52,6 +52,8 @@ type Config struct {
 	NsjailPath string `name:"nsjail" group:"Worker" env:"BULLPEN_NSJAIL" placeholder:"PATH" help:"The nsjail program. Without it, the one beside the bullpen program is taken, else the one on the PATH."`
 	// UIDRange is the range of the host's user ids that jails take theirs from, [UIDsPerSlot] each.
 	UIDRange UIDRange `name:"uid-range" group:"Worker" env:"BULLPEN_UID_RANGE" default:"1900000000:8192" placeholder:"FIRST:COUNT" help:"User ids for jails, two for each slot of all workers of a machine (${default}, which no login, container or service manager hands out)."`
+	// ImageDir is where images of sandboxes are kept unpacked.
+	ImageDir string `name:"image-dir" group:"Worker" env:"BULLPEN_IMAGE_DIR" default:"/var/cache/bullpen/images" placeholder:"DIR" help:"Directory for unpacked sandbox images (${default}); made with the first image. Every user must be able to pass through the directories above it."`
 	// Home is the home and working directory of programs, inside the jail.
 	Home string `name:"home" group:"Worker" env:"BULLPEN_HOME" default:"/home/baponi" placeholder:"DIR" help:"Home and working directory of programs, inside the jail (${default})."`
 
@@ -122,6 +124,7 @@ func (c *Config) Validate() error {
 		setting("data", c.Data != "", "name a directory"),
 		setting("slots", c.Slots >= 0, "give a number of programs to run at once, or 0 to have it chosen"),
 		setting("slots", c.Slots <= c.UIDRange.Count/UIDsPerSlot, "%d slots need %d user ids and --uid-range has %d: widen it", c.Slots, c.Slots*UIDsPerSlot, c.UIDRange.Count),
+		setting("image-dir", filepath.IsAbs(c.ImageDir), "name an absolute path"),
 		setting("home", filepath.IsAbs(c.Home) && filepath.Clean(c.Home) == c.Home && strings.Count(c.Home, "/") >= 2,
 			"%q must be an absolute path of at least two parts without . or .., such as /home/baponi", c.Home),
 		setting("region", regionPattern.MatchString(c.Region), "%q must be of a-z and 0-9 only, such as eu1", c.Region),
@@ -231,7 +234,7 @@ func (c *Config) LogValue() slog.Value {
 	return slog.GroupValue(
 		slog.String("config", string(c.File)), slog.String("listen", c.Listen), slog.String("data", c.Data),
 		slog.String("roles", roleNames(c.Roles)), slog.Duration("drain", c.Drain), slog.Any("nats", &c.NATS),
-		slog.Int("slots", c.Slots), slog.String("nsjail", c.NsjailPath), slog.String("uid_range", c.UIDRange.String()),
+		slog.Int("slots", c.Slots), slog.String("nsjail", c.NsjailPath), slog.String("image_dir", c.ImageDir), slog.String("uid_range", c.UIDRange.String()),
 		slog.String("home", c.Home), slog.String("region", c.Region), slog.String("bootstrap_key", redact(c.BootstrapKey)),
 		slog.Duration("queue_wait", c.QueueWait), slog.Duration("queue_expiry", c.QueueExpiry),
 		slog.Duration("retention", c.Retention), slog.String("output_limit", c.OutputLimit.String()),

@@ -23,6 +23,7 @@ type Metrics struct {
 	requests      *prometheus.CounterVec
 	requestTime   *prometheus.HistogramVec
 	cgroupVersion prometheus.Gauge
+	fit           prometheus.Gauge
 }
 
 // NewMetrics makes the figures. Those of the queue are asked of stats when somebody looks; stats may be nil in a process that
@@ -54,8 +55,11 @@ func NewMetrics(stats func(context.Context) (proto.QueueStats, error)) *Metrics 
 		cgroupVersion: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "bullpen_cgroup_version", Help: "Version of the cgroups that hold programs to their limits: 1 or 2; 0 where this process runs none.",
 		}),
+		fit: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "bullpen_worker_fit", Help: "1 while the worker of this process can make sandboxes and takes jobs; 0 while it does not, or there is none.",
+		}),
 	}
-	m.registry.MustRegister(m.executions, m.start, m.duration, m.outputBytes, m.requests, m.requestTime, m.cgroupVersion,
+	m.registry.MustRegister(m.executions, m.start, m.duration, m.outputBytes, m.requests, m.requestTime, m.cgroupVersion, m.fit,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if stats != nil {
 		m.registry.MustRegister(newQueueCollector(stats))
@@ -93,6 +97,15 @@ func (m *Metrics) HTTPDone(route, method string, code int, d time.Duration) {
 	}
 	m.requests.WithLabelValues(route, method, strconv.Itoa(code)).Inc()
 	m.requestTime.WithLabelValues(route, method).Observe(d.Seconds())
+}
+
+// WorkerFit says whether the worker takes jobs.
+func (m *Metrics) WorkerFit(fit bool) {
+	if fit {
+		m.fit.Set(1)
+	} else {
+		m.fit.Set(0)
+	}
 }
 
 // CgroupVersion says which version of cgroups holds programs to their limits.

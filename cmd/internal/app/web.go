@@ -49,7 +49,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Profiles: profiles, Images: images, ImageAdmin: images, Default: s.defaultProfile(),
 		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone,
 		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, MaxBody: gateway.DefaultMaxBody,
-		UpgradeURL: s.cfg.UpgradeURL, Version: Version(),
+		UpgradeURL: s.cfg.UpgradeURL, Version: Version(), Unfit: s.fitness.whyNot,
 	}, []part{{"API keys", keys.Run}, {"sandbox profiles", profiles.Run}, {"images", images.Run}}, nil
 }
 
@@ -57,6 +57,13 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 func (s *system) health() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if why := s.fitness.whyNot(); why != "" {
+			http.Error(w, "the worker here takes no jobs: "+why, http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = io.WriteString(w, "ready\n")
+	})
 	mux.Handle("GET /metrics", s.metrics.Handler())
 	return mux
 }

@@ -2,65 +2,152 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/events"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/worker"
 	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/jail/egress"
 	"github.com/bullpen-run/bullpen/worker/jail/nsjail"
 )
 
-// worker puts the worker role together: front runs jobs, base keeps it known to the dispatcher and holds the jails.
-func (s *system) worker(ctx context.Context) (front part, base []part, err error) {
-	maker, err := openJails(s.cfg, nsjail.Config{Log: s.log})
-	if err != nil {
-		return part{}, nil, err
+// openPause is the pause between attempts to set up a worker.
+const openPause = 5 * time.Second
+
+// workerRole is a worker that takes jobs once it can make jails.
+type workerRole struct {
+	*system
+	ready  chan struct{} // closed when the rest is set
+	slots  *queue.Slots
+	runner *worker.Worker
+}
+
+// work runs jobs until ctx ends and those that run have ended.
+func (r *workerRole) work(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-r.ready:
 	}
-	defer func() {
-		if err != nil {
-			_ = maker.Close()
+	cut, kill := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer kill(nil)
+	stop := afterDrain(ctx, r.cfg.Drain, func() { kill(worker.ErrShutdown) })
+	defer stop()
+	return r.runner.Run(ctx, cut)
+}
+
+// hold keeps the worker known to the dispatcher, and holds what jails are made of. What it lacks for them is waited for: a machine may
+// be mended, and until then the process says what is wrong.
+func (r *workerRole) hold(ctx context.Context) error {
+	for {
+		closers, err := r.open(ctx)
+		r.fitness.set(err)
+		if err == nil {
+			close(r.ready)
+			return errors.Join(r.slots.Run(ctx), closers.close())
 		}
-	}()
+		if err := closers.close(); err != nil {
+			r.log.Error("a worker that could not be set up could not be cleared away", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(openPause):
+		}
+	}
+}
+
+// closers are closed last first.
+type closers []func() error
+
+func (c closers) close() error {
+	var errs []error
+	for _, f := range slices.Backward(c) {
+		errs = append(errs, f())
+	}
+	return errors.Join(errs...)
+}
+
+// open opens all that jails are made of, and finds what this worker can offer.
+func (r *workerRole) open(ctx context.Context) (c closers, err error) {
+	network, err := r.network(ctx)
+	if err == nil {
+		c = append(c, network.Close)
+	} else {
+		r.log.Warn("there is no way out for sandboxes here, those with a network are left to other workers", "error", err)
+	}
+	maker, err := openJails(r.cfg, nsjail.Config{Network: network, Log: r.log})
+	if err != nil {
+		return c, err
+	}
+	c = append(c, maker.Close)
 	languages, err := probe(ctx, maker)
 	if err != nil {
-		return part{}, nil, err
+		return c, err
 	}
-	var offers []string
+	images := &imageCache{dir: r.cfg.ImageDir, set: r.set, log: r.log}
+	c = append(c, images.close)
+	offers := []string{queue.OfferImages}
+	if network != nil {
+		offers = append(offers, queue.OfferNetwork)
+	}
 	for _, l := range proto.Languages() {
 		if v, ok := languages[l]; ok {
 			offers = append(offers, queue.OfferLanguage(l))
-			s.log.Info("runtime found", "language", l, "version", v)
+			r.log.Info("runtime found", "language", l, "version", v)
 		} else {
-			s.log.Warn("runtime not found, its programs are left to other workers", "language", l)
+			r.log.Warn("runtime not found, its programs are left to other workers", "language", l)
 		}
 	}
-	s.metrics.CgroupVersion(maker.CgroupVersion())
-	slots := &queue.Slots{Set: s.set, Worker: s.instance, Total: s.cfg.SlotCount(), Offers: offers, Log: s.log}
-	w := &worker.Worker{
-		Jobs:  jobs{slots},
-		Jails: maker, Home: s.cfg.Home, Slots: slots.Total, Log: s.log, Done: s.metrics.ExecutionDone,
+	r.metrics.CgroupVersion(maker.CgroupVersion())
+	r.slots = &queue.Slots{Set: r.set, Worker: r.instance, Total: r.cfg.SlotCount(), Offers: offers, Log: r.log}
+	r.runner = &worker.Worker{
+		Jobs: jobs{r.slots}, Jails: maker, Images: images, Home: r.cfg.Home, Slots: r.slots.Total, Log: r.log,
+		Done: r.metrics.ExecutionDone, Fit: r.fitness.set,
 		Open: func(ctx context.Context, id proto.TraceID, attempt int, baseSeq int64) worker.Output {
-			return output{events.NewWriter(ctx, s.set, id, attempt, baseSeq)}
+			return output{events.NewWriter(ctx, r.set, id, attempt, baseSeq)}
 		},
 	}
-	run := func(ctx context.Context) error {
-		cut, kill := context.WithCancelCause(context.WithoutCancel(ctx))
-		defer kill(nil)
-		stop := afterDrain(ctx, s.cfg.Drain, func() { kill(worker.ErrShutdown) })
-		defer stop()
-		return w.Run(ctx, cut)
+	return c, nil
+}
+
+// network opens the way out for sandboxes. Programs reach nothing of bullpen's own, NATS for one.
+func (s *system) network(ctx context.Context) (*egress.Network, error) {
+	own, err := s.cfg.controlPlane()
+	if err != nil {
+		return nil, err
 	}
-	hold := func(ctx context.Context) error {
-		<-ctx.Done()
-		return maker.Close()
+	return egress.Open(ctx, egress.Config{ControlPlane: own, Log: s.log})
+}
+
+// controlPlane gives the hosts of what this process talks to.
+func (c *Config) controlPlane() (hosts []string, err error) {
+	if c.Embedded() {
+		return nil, nil
 	}
-	return part{"worker", run}, []part{{"slots", slots.Run}, {"jails", hold}}, nil
+	for server := range strings.SplitSeq(c.NATS.URL, ",") {
+		server = strings.TrimSpace(server)
+		if !strings.Contains(server, "://") {
+			server = "nats://" + server
+		}
+		u, err := url.Parse(server)
+		if err != nil {
+			return nil, fmt.Errorf("read --nats: %w", err)
+		}
+		hosts = append(hosts, u.Host)
+	}
+	return hosts, nil
 }
 
 // openJails opens the maker of jails with the settings of cfg.
@@ -113,7 +200,7 @@ func probe(ctx context.Context, maker *nsjail.Maker) (map[proto.Language]string,
 	return languages, nil
 }
 
-func jailSpec() jail.Spec { return worker.Spec(proto.DefaultSandbox()) }
+func jailSpec() jail.Spec { return worker.Spec(proto.DefaultSandbox(), "") }
 
 // jobs gives the worker the queue's slots under its own interfaces.
 type jobs struct{ slots *queue.Slots }

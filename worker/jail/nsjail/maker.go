@@ -21,6 +21,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
+	"github.com/bullpen-run/bullpen/worker/jail/egress"
 )
 
 // Defaults of Config.
@@ -41,13 +42,15 @@ const maxFiles = 4096
 
 // Config is what a Maker needs to know. Zero values mean the defaults.
 type Config struct {
-	NsjailPath string       // the executable; required
-	RunDir     string       // shared by workers that sweep after each other; every uid must be able to pass through it; default /run/bullpen
-	UIDs       UIDs         // default DefaultUIDs
-	UIDLocks   string       // directory of the locks on UIDs, one for the whole host; default /run/bullpen/uids
-	Home       string       // the program's home; default /home/baponi
-	VolumeDir  string       // on a disk, for homes and /tmp that memory is too small for; such jails cannot be made without it
-	Log        *slog.Logger // default slog.Default()
+	NsjailPath string // the executable; required
+	RunDir     string // shared by workers that sweep after each other; every uid must be able to pass through it; default /run/bullpen
+	UIDs       UIDs   // default DefaultUIDs
+	UIDLocks   string // directory of the locks on UIDs, one for the whole host; default /run/bullpen/uids
+	Home       string // the program's home; default /home/baponi
+	// Network is the way out for jails that have a network; such jails cannot be made without it. It is the caller's.
+	Network   *egress.Network
+	VolumeDir string       // on a disk, for homes and /tmp that memory is too small for; such jails cannot be made without it
+	Log       *slog.Logger // default slog.Default()
 }
 
 var errClosing = errors.New("prepare jail: the maker of jails is closed")
@@ -69,7 +72,7 @@ type Maker struct {
 	volumes   *disk.Pool // opened when the first is asked for
 
 	rootsMu sync.Mutex
-	roots   map[string]*skeleton // by Spec.Root
+	roots   map[rootKey]*skeleton
 
 	seq    atomic.Uint64
 	jails  sync.WaitGroup // one for each jail until all of it is given back
@@ -81,7 +84,7 @@ type Maker struct {
 // Open prepares everything that jails have in common, and removes what workers
 // that died have left behind. The error names what is missing and what to do.
 func Open(cfg Config) (*Maker, error) {
-	m := &Maker{cfg: cfg, live: map[*sandbox]struct{}{}, roots: map[string]*skeleton{}}
+	m := &Maker{cfg: cfg, live: map[*sandbox]struct{}{}, roots: map[rootKey]*skeleton{}}
 	if m.cfg.RunDir == "" {
 		m.cfg.RunDir = DefaultRunDir
 	}
@@ -132,7 +135,7 @@ func (m *Maker) open() (err error) {
 	if err := m.enter(); err != nil {
 		return err
 	}
-	if _, err := m.skeleton(""); err != nil {
+	if _, err := m.skeleton(rootKey{}); err != nil {
 		return err
 	}
 	// Where nsjail mounts a jail's root while it builds it. It looks for these,
@@ -145,25 +148,25 @@ func (m *Maker) open() (err error) {
 	return nil
 }
 
-// skeleton is the / of jails whose root file system is root; it is made once.
-func (m *Maker) skeleton(root string) (*skeleton, error) {
+// rootKey is what the / of a jail depends on.
+type rootKey struct {
+	image   string // Spec.Root
+	network bool   // there is a resolver to be asked
+}
+
+// skeleton is the / of such jails; it is made once.
+func (m *Maker) skeleton(key rootKey) (*skeleton, error) {
 	m.rootsMu.Lock()
 	defer m.rootsMu.Unlock()
-	if s := m.roots[root]; s != nil {
+	if s := m.roots[key]; s != nil {
 		return s, nil
 	}
 	dir := filepath.Join(m.dir, "root", strconv.Itoa(len(m.roots)))
-	var s *skeleton
-	var err error
-	if root == "" {
-		s, err = hostSkeleton(dir, m.cfg.Home)
-	} else {
-		s, err = imageSkeleton(dir, m.cfg.Home, root)
-	}
+	s, err := newSkeleton(dir, m.cfg.Home, key)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lay out the root file system: %w", err), os.RemoveAll(dir))
 	}
-	m.roots[root] = s
+	m.roots[key] = s
 	return s, nil
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
@@ -72,6 +73,9 @@ func (s *sandbox) prepare(ctx context.Context, spec jail.Spec) (err error) {
 	if err := s.attachVolumes(ctx, spec); err != nil {
 		return err
 	}
+	if err := s.attachNetwork(ctx, spec.Network); err != nil {
+		return err
+	}
 	return s.finish(spec)
 }
 
@@ -108,6 +112,23 @@ func (s *sandbox) attachVolumes(ctx context.Context, spec jail.Spec) error {
 		}
 	}
 	return nil
+}
+
+// attachNetwork lets the jail out as far as it may go.
+func (s *sandbox) attachNetwork(ctx context.Context, network proto.Network) error {
+	if network.Effective() == proto.NetworkBlocked {
+		return nil
+	}
+	if s.m.cfg.Network == nil {
+		return errors.New("the jail is to have a network, and this worker has no way out for it")
+	}
+	netns, err := os.Open(procPath(s.initPID, "ns/net"))
+	if err != nil {
+		return fmt.Errorf("open the jail's network: %w", err)
+	}
+	defer func() { _ = netns.Close() }()
+	s.link, err = s.m.cfg.Network.Attach(ctx, netns, network)
+	return err
 }
 
 // finish is what has to wait until nsjail and the init have done their work: the
@@ -149,7 +170,7 @@ func (f *files) close() {
 // that concurrent starts cannot inherit each other's.
 func (s *sandbox) files(spec jail.Spec) (*files, error) {
 	f := &files{}
-	root, err := s.m.skeleton(spec.Root)
+	root, err := s.m.skeleton(rootKey{spec.Root, spec.Network.Effective() != proto.NetworkBlocked})
 	if err != nil {
 		return f, err
 	}

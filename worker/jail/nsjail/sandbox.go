@@ -14,9 +14,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
+	"github.com/bullpen-run/bullpen/worker/jail/egress"
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
@@ -31,6 +33,7 @@ type sandbox struct {
 	frames  *bufio.Reader // of conn, after the first
 	oom     *os.File      // see cgroup.WatchOOM
 	volumes []*disk.Volume
+	link    *egress.Link // nil where the network is blocked
 	before  cgroup.Usage // what nsjail and the init had used when ready
 	ready   bool         // the init is there and the limits are in force
 	initPID int
@@ -136,6 +139,9 @@ func (s *sandbox) release() error {
 	if s.group != nil {
 		errs = append(errs, s.group.Remove())
 	}
+	if s.link != nil {
+		s.link.Close()
+	}
 	for _, v := range s.volumes {
 		errs = append(errs, v.Close())
 	}
@@ -195,7 +201,12 @@ func (r *run) run(ctx context.Context) (jail.Outcome, error) {
 		r.kill()
 	}
 	r.copies.Wait()
-	return r.judge(o, err)
+	o, err = r.judge(o, err)
+	if r.link != nil { // nothing of the jail lives any more
+		report := r.link.Close()
+		o.Network = &proto.NetworkUsage{Traffic: report.Traffic, BlockedConnections: report.Blocked}
+	}
+	return o, err
 }
 
 // converse sends the program and reads the init's frames until the program's

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/jail/egress"
 )
 
 const hostname = "bullpen"
@@ -36,66 +37,77 @@ type skeleton struct {
 // maxEtc bounds, in bytes, what is copied of an image's /etc.
 const maxEtc = 64 << 20
 
-// hostSkeleton makes the / of jails that see the host's runtimes.
-func hostSkeleton(dir, home string) (*skeleton, error) {
-	s := &skeleton{dir: dir, binds: []bind{{"/usr", "/usr"}}}
-	if err := s.frame(home, "usr", "etc/ssl"); err != nil {
+// newSkeleton makes one in dir.
+func newSkeleton(dir, home string, key rootKey) (*skeleton, error) {
+	s := &skeleton{dir: dir}
+	if err := s.frame(home); err != nil {
 		return nil, err
+	}
+	resolver := ""
+	if key.network {
+		resolver = "nameserver " + egress.ResolverIPv4.String() + "\n"
+	}
+	if err := writeEtc(filepath.Join(dir, "etc"), home, resolver); err != nil {
+		return nil, err
+	}
+	if key.image == "" {
+		return s, s.showHost()
+	}
+	return s, s.showImage(key.image)
+}
+
+// showHost shows the host's runtimes.
+func (s *skeleton) showHost() error {
+	s.binds = []bind{{"/usr", "/usr"}}
+	for _, dir := range []string{"usr", "etc/ssl"} {
+		if err := makeDirs(s.dir, dir); err != nil {
+			return err
+		}
 	}
 	for _, name := range systemDirs {
 		if err := s.adopt("/", name); err != nil {
-			return nil, err
+			return err
 		}
-	}
-	if err := writeEtc(filepath.Join(dir, "etc"), home); err != nil {
-		return nil, err
 	}
 	names := copied[:]
 	python, err := filepath.Glob("/etc/python3*")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, p := range python {
 		names = append(names, strings.TrimPrefix(p, "/etc/"))
 	}
 	for _, name := range names {
-		if err := copyTree(filepath.Join("/etc", name), filepath.Join(dir, "etc", name)); err != nil {
-			return nil, err
+		if err := copyTree(filepath.Join("/etc", name), filepath.Join(s.dir, "etc", name)); err != nil {
+			return err
 		}
 	}
-	return s, nil
+	return nil
 }
 
-// imageSkeleton makes the / of jails that see the root file system image: every
-// directory at its top but those that are a jail's own. Nothing in it is
-// followed: a link is made anew, so that it leads nowhere but into the jail.
-func imageSkeleton(dir, home, image string) (*skeleton, error) {
-	s := &skeleton{dir: dir}
-	if err := s.frame(home); err != nil {
-		return nil, err
-	}
+// showImage shows the root file system image: every directory at its top but those
+// that are a jail's own. Nothing in it is followed: a link is made anew, so that it
+// leads nowhere but into the jail.
+func (s *skeleton) showImage(image string) error {
 	entries, err := os.ReadDir(image)
 	if err != nil {
-		return nil, fmt.Errorf("read the sandbox's image: %w", err)
+		return fmt.Errorf("read the sandbox's image: %w", err)
 	}
 	for _, e := range entries {
-		if _, err := os.Lstat(filepath.Join(dir, e.Name())); err == nil {
+		if _, err := os.Lstat(filepath.Join(s.dir, e.Name())); err == nil {
 			continue // a jail's own
 		}
 		if err := s.adopt(image, e.Name()); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return s, s.imageEtc(image, home)
+	return s.copyEtc(image)
 }
 
-// imageEtc gives the jail a copy of the image's /etc, with the files every jail
-// has in place of the image's.
-func (s *skeleton) imageEtc(image, home string) error {
+// copyEtc gives the jail a copy of the image's /etc, but for the files that every
+// jail has.
+func (s *skeleton) copyEtc(image string) error {
 	from, to := filepath.Join(image, "etc"), filepath.Join(s.dir, "etc")
-	if err := writeEtc(to, home); err != nil {
-		return err
-	}
 	info, err := os.Lstat(from)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
 		return nil
@@ -123,7 +135,7 @@ func (s *skeleton) imageEtc(image, home string) error {
 	}
 	for _, e := range entries {
 		if _, err := os.Lstat(filepath.Join(to, e.Name())); err == nil {
-			continue // written above
+			continue // a jail's own
 		}
 		if err := copyTree(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())); err != nil {
 			return err
@@ -132,11 +144,11 @@ func (s *skeleton) imageEtc(image, home string) error {
 	return nil
 }
 
-// frame makes what every jail has, and the directories named besides.
-func (s *skeleton) frame(home string, more ...string) error {
-	for _, dir := range append([]string{
+// frame makes what every jail has.
+func (s *skeleton) frame(home string) error {
+	for _, dir := range []string{
 		"", "proc", "sys", "dev", "dev/shm", "etc", "tmp", "data", home, jail.JobDir, jail.PythonDir,
-	}, more...) {
+	} {
 		if err := makeDirs(s.dir, dir); err != nil {
 			return err
 		}
@@ -179,8 +191,9 @@ func (s *skeleton) adopt(root, name string) error {
 	return makeDirs(s.dir, name)
 }
 
-// writeEtc writes the files of /etc that are the same in every jail.
-func writeEtc(etc, home string) error {
+// writeEtc writes the files of /etc that are the same in every jail, but for the
+// resolver.
+func writeEtc(etc, home, resolver string) error {
 	user := filepath.Base(home)
 	for name, content := range map[string]string{
 		"passwd": fmt.Sprintf("root:x:0:0:root:/:/usr/sbin/nologin\n%s:x:%d:%d:%s:%s:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
@@ -189,7 +202,7 @@ func writeEtc(etc, home string) error {
 		"hostname":      hostname + "\n",
 		"hosts":         "127.0.0.1 localhost " + hostname + "\n::1 localhost\n",
 		"nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n",
-		"resolv.conf":   "",
+		"resolv.conf":   resolver,
 	} {
 		if err := writeFile(filepath.Join(etc, name), []byte(content)); err != nil {
 			return err

@@ -1,0 +1,100 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"github.com/bullpen-run/bullpen/scheduler/registry"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/storage/image"
+	"github.com/bullpen-run/bullpen/worker"
+)
+
+const (
+	// imageCacheBytes is how much disk images that nothing uses may take.
+	imageCacheBytes = 20 << 30
+	// maxImageCaches is how many workers of a machine can have a cache in one directory.
+	maxImageCaches = 256
+)
+
+// imageCache is a worker's cache of images, opened when the first image is asked for. Workers of one machine have one each, in numbered
+// directories beside each other, and take over those of workers that are gone.
+type imageCache struct {
+	dir string
+	set *stream.Set
+	log *slog.Logger
+
+	mu    sync.Mutex
+	lock  *os.File
+	cache *image.Cache
+}
+
+// Get is [worker.Images].
+func (c *imageCache) Get(ctx context.Context, digest string) (worker.Image, func(), error) {
+	cache, err := c.open()
+	if err != nil {
+		return worker.Image{}, nil, err
+	}
+	img, release, err := cache.Get(ctx, digest)
+	if err != nil {
+		return worker.Image{}, nil, fmt.Errorf("make the image ready: %w", err)
+	}
+	return worker.Image{Root: img.Root, Languages: img.Languages, Env: img.Env}, release, nil
+}
+
+func (c *imageCache) open() (_ *image.Cache, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cache != nil {
+		return c.cache, nil
+	}
+	// Jails reach the images as users of their own.
+	if err := os.MkdirAll(c.dir, 0o755); err != nil { //nolint:gosec // images are no secrets, and jails must pass
+		return nil, fmt.Errorf("make the directory of images: %w: name another with --image-dir", err)
+	}
+	number, lock, err := takeNumber(c.dir)
+	if err != nil {
+		return nil, err
+	}
+	cache, err := image.Open(filepath.Join(c.dir, strconv.Itoa(number)), &registry.ImageSource{Set: c.set}, imageCacheBytes, c.log)
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	c.lock, c.cache = lock, cache
+	return cache, nil
+}
+
+// takeNumber takes the first number that no other worker has, for as long as the file is open.
+func takeNumber(dir string) (int, *os.File, error) {
+	for n := range maxImageCaches {
+		lock, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(n)+".lock"), os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			return 0, nil, fmt.Errorf("lock a cache of images: %w", err)
+		}
+		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return n, lock, nil
+		}
+		if err = errors.Join(err, lock.Close()); !errors.Is(err, syscall.EWOULDBLOCK) {
+			return 0, nil, fmt.Errorf("lock a cache of images: %w", err)
+		}
+	}
+	return 0, nil, fmt.Errorf("%d workers have caches of images in %s: name another directory with --image-dir", maxImageCaches, dir)
+}
+
+func (c *imageCache) close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cache == nil {
+		return nil
+	}
+	c.cache.Close()
+	return c.lock.Close()
+}

@@ -1,0 +1,63 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker"
+	"github.com/bullpen-run/bullpen/worker/jail"
+)
+
+// maker makes jails, or not.
+type maker struct{ broken atomic.Bool }
+
+func (m *maker) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
+	if m.broken.Load() {
+		return nil, errors.New("control groups are gone")
+	}
+	return &box{run: outcome(jail.Outcome{Kind: jail.Exited})}, nil
+}
+
+func TestWorkerThatCanMakeNoJailTakesNoJobs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		m := &maker{}
+		m.broken.Store(true)
+		queued := jobs{make(chan *lease, 3)}
+		var told error
+		w := &worker.Worker{
+			Jobs: queued, Jails: m, Home: "/home/u", Slots: 1, Log: slog.New(slog.DiscardHandler),
+			Done: func(*proto.Record) {}, Fit: func(err error) { told = err },
+			Open: func(context.Context, proto.TraceID, int, int64) worker.Output { return output{} },
+		}
+		first, second := newLease(nil), newLease(nil)
+		queued.left <- first
+		queued.left <- second
+		done := make(chan error)
+		go func() { done <- w.Run(ctx, ctx) }()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if *first.ending.Result.ErrorCode != string(proto.CodeSandboxStart) {
+			t.Errorf("the first job: %+v", first.ending.Result)
+		}
+		if second.ending != nil || told == nil || told.Error() != "control groups are gone" {
+			t.Errorf("the second job: %+v; the worker says %v", second.ending, told)
+		}
+		m.broken.Store(false)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if second.ending == nil || !second.ending.Result.Success || told != nil {
+			t.Errorf("when it can again: %+v; the worker says %v", second.ending, told)
+		}
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
