@@ -136,7 +136,7 @@ func (c *Config) controlPlane() (hosts []string, err error) {
 	if c.Embedded() {
 		return nil, nil
 	}
-	for server := range strings.SplitSeq(c.NATS.URL, ",") {
+	for server := range strings.SplitSeq(c.URL, ",") {
 		server = strings.TrimSpace(server)
 		if !strings.Contains(server, "://") {
 			server = "nats://" + server
