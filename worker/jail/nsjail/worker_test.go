@@ -16,13 +16,16 @@ import (
 )
 
 // bareEnv makes the test binary a worker that lacks something: its value is what,
-// the nsjail and the run directory.
+// the nsjail, the run directory and one on a disk.
 const bareEnv = "BULLPEN_TEST_BARE"
 
 // bare opens a Maker, makes a jail, and says what stood in the way.
 func bare() {
-	f := strings.SplitN(os.Getenv(bareEnv), ":", 3)
+	f := strings.SplitN(os.Getenv(bareEnv), ":", 4)
+	cfg, spec := Config{NsjailPath: f[1], RunDir: f[2], Log: slog.New(slog.DiscardHandler)}, testSpec()
 	switch f[0] {
+	case "home on disk":
+		cfg.VolumeDir, spec.HomeBytes = f[3], spec.Memory
 	case "no filters":
 		refuse(unix.SYS_PRCTL, unix.PR_SET_SECCOMP)
 		refuse(unix.SYS_SECCOMP, 0)
@@ -35,22 +38,19 @@ func bare() {
 			keepOnly(strings.Fields(caps))
 		}
 	}
-	// Its locks are not those of the other tests, so its uids must not be either.
-	m, err := Open(Config{
-		NsjailPath: f[1], RunDir: f[2], UIDLocks: f[2] + "/uids", UIDs: UIDs{First: 1_800_000_000, Count: 64}, Log: slog.New(slog.DiscardHandler),
-	})
+	m, err := Open(cfg)
 	if err == nil {
-		_, err = m.Probe(context.Background(), testSpec())
+		_, err = m.Probe(context.Background(), spec)
 		check(m.Close())
 	}
 	fmt.Println(err)
 }
 
-// neededCapabilities are all that a worker needs, as docs/sandbox.md says. It makes
-// control groups and writes to processes of other users, gives them pipes, and maps
-// their ids.
+// neededCapabilities are all that a worker needs, as docs/sandbox.md says: those of
+// the first line always, those of the second for homes on disk.
 var neededCapabilities = map[string]uintptr{ // read only
 	"DAC_OVERRIDE": unix.CAP_DAC_OVERRIDE, "CHOWN": unix.CAP_CHOWN, "SETUID": unix.CAP_SETUID, "SETGID": unix.CAP_SETGID,
+	"SYS_ADMIN": unix.CAP_SYS_ADMIN, "SYS_CHROOT": unix.CAP_SYS_CHROOT, "FOWNER": unix.CAP_FOWNER,
 }
 
 // keepOnly starts this program anew with no other capabilities, and no way to get
@@ -67,8 +67,12 @@ func keepOnly(names []string) {
 		}
 	}
 	check(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+	with := "nothing"
+	if keep[unix.CAP_SYS_ADMIN] {
+		with = "home on disk"
+	}
 	_, rest, _ := strings.Cut(os.Getenv(bareEnv), ":")
-	check(os.Setenv(bareEnv, "nothing:"+rest))
+	check(os.Setenv(bareEnv, with+":"+rest))
 	exe, err := os.Executable()
 	check(err)
 	check(syscall.Exec(exe, os.Args, os.Environ()))
@@ -108,13 +112,15 @@ func TestWorkersNeeds(t *testing.T) {
 		"nothing":                              {nil, works},
 		"no filters":                           {nil, "PR_SET_SECCOMP"},
 		"no namespaces":                        {whole, "CLONE_NEWUSER"},
-		"no ids":                               {few, "uid range 1800000000+64 is not in /proc/self/uid_map"},
+		"no ids":                               {few, "uid range 1900000000+8192 is not in /proc/self/uid_map"},
 		"run directory as most hosts mount it": {nil, works},
-		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID": {nil, works},
-		"capabilities CHOWN SETUID SETGID":              {nil, "permission denied"},
-		"capabilities DAC_OVERRIDE SETUID SETGID":       {nil, "make a pipe"},
-		"capabilities DAC_OVERRIDE CHOWN SETGID":        {nil, "uid_map"},
-		"capabilities DAC_OVERRIDE CHOWN SETUID":        {nil, "gid_map"},
+		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID":                             {nil, works},
+		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN SYS_CHROOT FOWNER": {nil, works},
+		"home on disk":                            {nil, works},
+		"capabilities CHOWN SETUID SETGID":        {nil, "permission denied"},
+		"capabilities DAC_OVERRIDE SETUID SETGID": {nil, "make a pipe"},
+		"capabilities DAC_OVERRIDE CHOWN SETGID":  {nil, "uid_map"},
+		"capabilities DAC_OVERRIDE CHOWN SETUID":  {nil, "gid_map"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
@@ -123,7 +129,7 @@ func TestWorkersNeeds(t *testing.T) {
 				t.Fatal(err)
 			}
 			cmd := exec.CommandContext(t.Context(), exe)
-			cmd.Env = append(os.Environ(), bareEnv+"="+what+":"+nsjailPath(t)+":"+runDir(t))
+			cmd.Env = append(os.Environ(), bareEnv+"="+what+":"+nsjailPath(t)+":"+runDir(t)+":"+diskDir(t))
 			cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 			if tt.ids != nil {
 				cmd.SysProcAttr = &syscall.SysProcAttr{
