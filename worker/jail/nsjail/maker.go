@@ -188,14 +188,20 @@ func (m *Maker) limits() error {
 	return checkCore(core.Max, string(pattern))
 }
 
-// checkCore says whether programs can be kept from dumping core by a worker whose
-// own hard limit is most: a dump that the host pipes to a program is not prevented
-// by a limit of 0, but by one of 1 byte.
+// checkCore says whether programs can be kept from dumping core, by a worker whose
+// own hard limit is most. Where the host pipes dumps to a program, a limit of 0 does
+// not prevent them, but one of 1 byte does; where it sends them to a socket, none
+// does.
 func checkCore(most uint64, pattern string) error {
-	if most == 0 && strings.HasPrefix(pattern, "|") {
-		return errors.New("core dumps of programs cannot be prevented: the host pipes them to " + strings.TrimSpace(pattern) +
-			", which a limit of 0 does not stop and one of 1 byte does: raise the worker's hard limit (systemd LimitCORE=1, " +
-			"docker --ulimit core=1), or change kernel.core_pattern")
+	pattern = strings.TrimSpace(pattern)
+	switch {
+	case strings.HasPrefix(pattern, "@"):
+		return fmt.Errorf("core dumps of programs cannot be prevented: the host sends them to a socket (kernel.core_pattern is %q), "+
+			"whatever the limit: set it to a file or a pipe, such as `sysctl kernel.core_pattern=core`", pattern)
+	case most == 0 && strings.HasPrefix(pattern, "|"):
+		return fmt.Errorf("core dumps of programs cannot be prevented: the host pipes them to a program (kernel.core_pattern is %q), "+
+			"which a limit of 0 does not stop and one of 1 byte does: raise the worker's hard limit (systemd LimitCORE=1, "+
+			"docker --ulimit core=1), or change the pattern", pattern)
 	}
 	return nil
 }

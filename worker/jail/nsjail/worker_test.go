@@ -142,12 +142,15 @@ func TestWorkersNeeds(t *testing.T) {
 			}
 		})
 	}
-	for pattern, tt := range map[string]struct {
-		most uint64
-		ok   bool
-	}{"core": {0, true}, "|/usr/bin/dump %p\n": {0, false}, "|/usr/bin/dump": {1, true}} {
-		if err := checkCore(tt.most, pattern); (err == nil) != tt.ok {
-			t.Errorf("%q with a limit of %d: %v", pattern, tt.most, err)
+	for _, tt := range []struct {
+		pattern string
+		most    uint64
+		ok      bool
+	}{
+		{"core\n", 0, true}, {"|/usr/bin/dump %p\n", 0, false}, {"|/usr/bin/dump %p\n", 1, true}, {"@/run/dump\n", 1, false}, {"\n", 0, true},
+	} {
+		if err := checkCore(tt.most, tt.pattern); (err == nil) != tt.ok {
+			t.Errorf("%q with a limit of %d: %v", tt.pattern, tt.most, err)
 		}
 	}
 }
