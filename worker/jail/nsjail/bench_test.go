@@ -29,7 +29,7 @@ func benchmark(b *testing.B, m *Maker, language string, wait time.Duration) {
 	if language == "true" {
 		p = jail.Program{Argv: []string{"true"}, Dir: "/"}
 	}
-	spec := jail.Spec{CPU: 1, Memory: 1 << 30, Pids: 256, HomeBytes: 1 << 30, TmpBytes: 1 << 29, Inodes: 65536}
+	spec := jail.Spec{CPU: 1, Memory: 1 << 30, Pids: 256, HomeBytes: 512 << 20, TmpBytes: 256 << 20, Inodes: 65536}
 	var prepares, runs []time.Duration
 	for b.Loop() {
 		time.Sleep(wait)
