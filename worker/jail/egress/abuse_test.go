@@ -133,6 +133,41 @@ func TestConnectionsAreLimited(t *testing.T) {
 	}
 }
 
+func TestConnectionsThatNobodyAnswers(t *testing.T) {
+	n := open(t)
+	hostile, l := attach(t, n, unrestricted)
+	quiet, _ := attach(t, n, unrestricted)
+	const more = 30
+	if a := hostile.do(order{Do: "knock", To: silentIPv4 + ":80", N: egress.MaxConnections + more}); a.Count["ECONNREFUSED"] != more {
+		t.Errorf("beyond the limit: %v", a.Count)
+	}
+	if a := quiet.tcp(webIPv4+":7", "x"); a.Data != "x" {
+		t.Errorf("another jail meanwhile: %+v", a)
+	}
+	wantBlocked(t, l, proto.BlockedConnection{Address: silentIPv4, Port: 80, Protocol: "tcp", Reason: proto.BlockedLimit})
+	until(t, "the other jail's connection to be forgotten too", func() bool { return n.Endpoints() == 0 })
+}
+
+func TestFloodOfDatagrams(t *testing.T) {
+	n := open(t)
+	hostile, _ := attach(t, n, unrestricted)
+	quiet, _ := attach(t, n, unrestricted)
+	before := heap()
+	flooded := make(chan answer, 1)
+	go func() { flooded <- hostile.do(order{Do: "flood", To: silentIPv4 + ":80", N: 50000}) }()
+	for range 20 {
+		if a := quiet.tcp(webIPv4+":7", "x"); a.Data != "x" {
+			t.Errorf("another jail meanwhile: %+v", a)
+		}
+		if after := heap(); after > before+64<<20 {
+			t.Errorf("the worker holds %d bytes more", after-before)
+		}
+	}
+	if a := <-flooded; a.Error != "" {
+		t.Errorf("%+v", a)
+	}
+}
+
 func TestOpeningIsLimited(t *testing.T) {
 	n := open(t)
 	hostile, l := attach(t, n, allow("listed.example.com"))

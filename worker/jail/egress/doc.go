@@ -14,10 +14,10 @@
 //     The rules are the same for all links and are loaded once: attaching a jail changes no rules.
 //  2. The worker's dialer checks the address that it is about to connect to, asking the kernel whether it is the host's own.
 //
-// The allowlist is decided in the worker, when a connection is opened, and again by the dialer's caller that holds the
-// grant. Names count by their addresses: what our resolver answered for a listed name may be reached until the answer
-// expires. Two names on one address cannot be told apart by that, so listing a name of a content network lets a program talk
-// to other names that share its addresses.
+// The allowlist is decided in the worker, when a connection is opened. Names count by their addresses: what our resolver
+// answered for a listed name may be reached until the answer expires, and longer while a connection is open. Two names on one
+// address cannot be told apart by that, so listing a name of a content network lets a program talk to other names that share
+// its addresses.
 //
 // Names are resolved by a resolver of ours at [ResolverIPv4] and [ResolverIPv6]. It forwards to the host's resolvers,
 // takes refused addresses out of the answers, and does not forward names that the allowlist does not have: a question is
@@ -27,5 +27,6 @@
 // Refusals are seen at once: a TCP reset, or an ICMP port unreachable, which is ECONNREFUSED for both. They are listed in
 // the link's [Report].
 //
-// A program is counted and bounded per link: connections, DNS queries, packets, memory. The constants say how far.
+// A link is bounded in connections, DNS queries, packets and memory; the constants say how far. It is not bounded in bytes per
+// second. Of refusals by the firewall, those beyond a rate are not listed.
 package egress

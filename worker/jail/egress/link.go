@@ -102,10 +102,10 @@ func (l *Link) finish() {
 	tick := time.NewTicker(abortEvery)
 	defer tick.Stop()
 	for {
-		abortAll(l.network.uplink, l.ip4, l.ip6)
+		abortAll(l.network.uplink.Stack, l.ip4, l.ip6)
 		select {
 		case <-l.idle:
-			abortAll(l.network.uplink, l.ip4, l.ip6)
+			abortAll(l.network.uplink.Stack, l.ip4, l.ip6)
 			return
 		case <-tick.C:
 		}

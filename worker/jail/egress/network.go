@@ -25,7 +25,8 @@ type Config struct {
 	// Upstreams are the DNS servers that names are asked of; empty for those of /etc/resolv.conf.
 	Upstreams []netip.AddrPort
 	// ControlPlane names what belongs to bullpen: host names or addresses, with or without a port. Programs reach no port of
-	// these addresses. Names are resolved by the host, now and again.
+	// these addresses. Names are resolved by the host, every half minute; one that cannot be resolved at first is an error of
+	// [Open], since what it stands for could not be refused.
 	ControlPlane []string
 	Log          *slog.Logger
 }
@@ -36,7 +37,7 @@ type Network struct {
 	firewall *firewall
 	refusals *refusals
 	host     *host
-	uplink   *stack.Stack
+	uplink   *uplink
 	resolver *resolver
 	log      *slog.Logger
 	self     []namespaceID // namespaces that no jail has
@@ -122,7 +123,7 @@ func (n *Network) Close() error {
 	}
 	n.wg.Wait()
 	if n.uplink != nil {
-		n.uplink.Destroy()
+		n.uplink.close()
 	}
 	if n.host != nil {
 		n.host.routes.Close()
@@ -159,8 +160,8 @@ func (n *Network) Attach(ctx context.Context, netns *os.File, network proto.Netw
 		return nil, fmt.Errorf("attach a jail: %w", err)
 	}
 	l := &Link{network: n, permits: permits, queries: rate.NewLimiter(queryLimit, queryLimitBurst)}
-	l.tcp = tcp.NewForwarder(n.uplink, tcpBuffer, 2*MaxConnections, l.acceptTCP)
-	l.udp = udp.NewForwarder(n.uplink, l.acceptUDP)
+	l.tcp = tcp.NewForwarder(n.uplink.Stack, tcpBuffer, 2*MaxConnections, l.acceptTCP)
+	l.udp = udp.NewForwarder(n.uplink.Stack, l.acceptUDP)
 	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := n.register(l); err != nil {
 		l.cancel()

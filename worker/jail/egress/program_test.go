@@ -66,6 +66,19 @@ func (p *program) do(o order) answer {
 			_ = conn.Close()
 		}
 		return answer{}
+	case "flood": // with datagrams, as fast as it goes
+		conn, err := p.dialer.Dial("udp", o.To)
+		if err != nil {
+			return answer{Error: errorName(err)}
+		}
+		defer func() { _ = conn.Close() }()
+		data := make([]byte, 60000)
+		for range o.N {
+			_, _ = conn.Write(data)
+		}
+		return answer{}
+	case "knock":
+		return p.knock(o)
 	case "get":
 		return p.get(o.To)
 	case "resolve":
@@ -190,6 +203,27 @@ func (p *program) hold(o order) answer {
 		if err == nil {
 			p.held = append(p.held, conn)
 		}
+	}
+	return answer{Count: count}
+}
+
+// knock opens connections to what never answers, all at once, until all but the link's limit have been refused.
+func (p *program) knock(o order) answer {
+	ctx, cancel := context.WithCancel(context.Background())
+	ends := make(chan string, o.N)
+	for range o.N {
+		go func() {
+			_, err := p.dialer.DialContext(ctx, "tcp", o.To)
+			ends <- errorName(err)
+		}()
+	}
+	count := map[string]int{}
+	for range o.N - egress.MaxConnections {
+		count[<-ends]++
+	}
+	cancel()
+	for range egress.MaxConnections {
+		<-ends
 	}
 	return answer{Count: count}
 }

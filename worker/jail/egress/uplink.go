@@ -28,23 +28,36 @@ const (
 	tcpLinger   = 10 * time.Second // half-closed by us and the program does not close
 )
 
+// uplink is the TCP/IP stack of the worker.
+type uplink struct {
+	*stack.Stack
+	device stack.LinkEndpoint
+}
+
+// close stops reading first: the stack would wait for the reader while it holds what the reader may need.
+func (u *uplink) close() {
+	u.device.Attach(nil)
+	u.Destroy()
+}
+
 // newUplink makes the TCP/IP stack that takes what leaves the egress namespace. It has no addresses of its own: it answers
 // for every destination, and leaves to the handlers which connections there are.
-func newUplink(tun int, handleTCP, handleUDP func(stack.TransportEndpointID, *stack.PacketBuffer) bool) (*stack.Stack, error) {
+func newUplink(tun int, handleTCP, handleUDP func(stack.TransportEndpointID, *stack.PacketBuffer) bool) (*uplink, error) {
 	s := stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},
 	})
 	s.SetTransportProtocolHandler(tcp.ProtocolNumber, handleTCP)
 	s.SetTransportProtocolHandler(udp.ProtocolNumber, handleUDP)
-	if err := configureUplink(s, tun); err != nil {
+	device, err := configureUplink(s, tun)
+	if err != nil {
 		s.Destroy()
 		return nil, fmt.Errorf("uplink: %w", err)
 	}
-	return s, nil
+	return &uplink{s, device}, nil
 }
 
-func configureUplink(s *stack.Stack, tun int) error {
+func configureUplink(s *stack.Stack, tun int) (stack.LinkEndpoint, error) {
 	s.SetICMPLimit(rate.Inf) // an ICMP error is how a refusal is told
 	sack, cubic := tcpip.TCPSACKEnabled(true), tcpip.CongestionControlOption("cubic")
 	moderate, retries := tcpip.TCPModerateReceiveBufferOption(false), tcpip.TCPMaxRetriesOption(tcpRetries)
@@ -55,27 +68,29 @@ func configureUplink(s *stack.Stack, tun int) error {
 		&tcpip.TCPSendBufferSizeRangeOption{Min: 4096, Default: tcpBuffer, Max: tcpBuffer},
 	} {
 		if err := s.SetTransportProtocolOption(tcp.ProtocolNumber, option); err != nil {
-			return fmt.Errorf("set %T: %s", option, err)
+			return nil, fmt.Errorf("set %T: %s", option, err)
 		}
 	}
-	device, err := fdbased.New(&fdbased.Options{FDs: []int{tun}, MTU: segmentMTU})
+	// One processor works on each packet before the next is read, so that a flood waits, and is dropped, in the device's own
+	// queue; with several there is a queue between them that has no bound.
+	device, err := fdbased.New(&fdbased.Options{FDs: []int{tun}, MTU: segmentMTU, ProcessorsPerChannel: 1})
 	if err != nil {
-		return fmt.Errorf("read the TUN device: %w", err)
+		return nil, fmt.Errorf("read the TUN device: %w", err)
 	}
 	if err := s.CreateNIC(uplinkNIC, device); err != nil {
-		return errors.New(err.String())
+		return nil, errors.New(err.String())
 	}
 	if err := s.SetPromiscuousMode(uplinkNIC, true); err != nil {
-		return errors.New(err.String())
+		return nil, errors.New(err.String())
 	}
 	if err := s.SetSpoofing(uplinkNIC, true); err != nil {
-		return errors.New(err.String())
+		return nil, errors.New(err.String())
 	}
 	s.SetRouteTable([]tcpip.Route{
 		{Destination: header.IPv4EmptySubnet, NIC: uplinkNIC},
 		{Destination: header.IPv6EmptySubnet, NIC: uplinkNIC},
 	})
-	return nil
+	return device, nil
 }
 
 func addrOf(a tcpip.Address) netip.Addr {

@@ -44,6 +44,7 @@ const (
 	nameserver = "93.184.216.53"
 	foreignDNS = "8.8.8.8"
 	controlIP  = "151.101.65.140"
+	silentIPv4 = "93.184.217.1" // takes packets and never answers
 
 	webPort, otherPort, controlPort = "80", "8080", "4222"
 )
@@ -172,6 +173,13 @@ func makeWorld() error {
 		if err := addressed(there, "world0", []string{a + bits}); err != nil {
 			return err
 		}
+	}
+	_, silent, err := net.ParseCIDR(silentIPv4 + "/32")
+	if err != nil {
+		return err
+	}
+	if err := there.RouteAdd(&netlink.Route{Dst: silent, Type: unix.RTN_BLACKHOLE}); err != nil {
+		return fmt.Errorf("route to nowhere: %w", err)
 	}
 	for _, way := range [][2]string{{"0.0.0.0/0", worldIPv4}, {"::/0", worldIPv6}} {
 		_, all, _ := net.ParseCIDR(way[0])
