@@ -215,6 +215,8 @@ func writeJSON(w http.ResponseWriter, status int, body []byte) {
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
 	_, _ = w.Write(body) // a client that is gone is none of our errors
+	// At once: the client need not wait for what is logged and counted of the request.
+	_ = http.NewResponseController(w).Flush()
 }
 
 func jsonHeader(h http.Header) {
