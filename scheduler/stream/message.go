@@ -95,13 +95,11 @@ func (s *Set) write(ctx context.Context, msg *nats.Msg, id string, expect uint64
 		switch {
 		case err == nil:
 			return ack.Sequence, nil
-		case Conflict(err):
+		case Conflict(err) || Refused(err):
 			if !unsure {
 				return 0, backoff.Permanent(err)
 			}
 			return s.wrote(attempt, msg.Subject, id, err)
-		case Refused(err):
-			return 0, backoff.Permanent(err)
 		default:
 			unsure = unsure || !errors.Is(err, jetstream.ErrNoStreamResponse)
 			return 0, err
@@ -113,8 +111,8 @@ func (s *Set) write(ctx context.Context, msg *nats.Msg, id string, expect uint64
 	return seq, nil
 }
 
-// wrote finds out whether the conflict came from this very write, whose answer was lost.
-func (s *Set) wrote(ctx context.Context, subject, id string, conflict error) (uint64, error) {
+// wrote finds out whether this very write was carried out before the server's no to it: the answer may have been lost.
+func (s *Set) wrote(ctx context.Context, subject, id string, no error) (uint64, error) {
 	stream := s.Execs
 	if strings.HasPrefix(subject, root+"job.") {
 		stream = s.Jobs
@@ -124,7 +122,7 @@ func (s *Set) wrote(ctx context.Context, subject, id string, conflict error) (ui
 	case err == nil && m.Header.Get(headerWrite) == id:
 		return m.Sequence, nil
 	case err == nil || Missing(err):
-		return 0, backoff.Permanent(conflict)
+		return 0, backoff.Permanent(no)
 	default:
 		return 0, err
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 
@@ -111,5 +112,34 @@ func TestWhatCannotBeRemovedKeepsNothingElse(t *testing.T) {
 	}
 	if _, err := bodies.GetInfo(ctx, info.Name); !stream.Missing(err) {
 		t.Errorf("the body: %v", err)
+	}
+}
+
+// A write that was carried out, without a word of it, is not a refused one because the server takes no more now.
+func TestStoredJobIsNotRefusedWhenItIsWrittenAgain(t *testing.T) {
+	set := streamtest.Set(t, streamtest.Server(t))
+	ctx := streamtest.Context(t)
+	m, err := set.StageJob(ctx, streamtest.Job("acme", "k", proto.ModeAsync), nats.Header{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := set.WriteJob(ctx, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	never, err := set.StageJob(ctx, streamtest.Job("acme", "k", proto.ModeAsync), nats.Header{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := set.Jobs.CachedInfo().Config
+	cfg.Sealed = true
+	if _, err := set.JS.UpdateStream(ctx, cfg); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := set.WriteJob(ctx, m); err != nil || again != first {
+		t.Errorf("written again: %d, %v; it lies at %d", again, err, first)
+	}
+	if _, err := set.WriteJob(ctx, never); !stream.Refused(err) {
+		t.Errorf("another one: %v", err)
 	}
 }
