@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -121,9 +122,7 @@ func (s *Slots) wait(ctx context.Context) (*Lease, error) {
 	if s.waiting == nil {
 		s.waiting, s.held = map[uint64]chan *Lease{}, map[proto.TraceID]*Lease{}
 	}
-	s.ticket++
-	ticket := s.ticket
-	s.waiting[ticket] = arrived
+	s.free(arrived)
 	s.mu.Unlock()
 	s.announce(false)
 	select {
@@ -132,7 +131,7 @@ func (s *Slots) wait(ctx context.Context) (*Lease, error) {
 	case <-ctx.Done():
 	}
 	s.mu.Lock()
-	delete(s.waiting, ticket)
+	maps.DeleteFunc(s.waiting, func(_ uint64, c chan *Lease) bool { return c == arrived })
 	s.mu.Unlock()
 	select {
 	case l := <-arrived:
@@ -140,6 +139,12 @@ func (s *Slots) wait(ctx context.Context) (*Lease, error) {
 	default:
 		return nil, context.Cause(ctx)
 	}
+}
+
+// free gives a free slot a ticket of its own. s.mu is held.
+func (s *Slots) free(slot chan *Lease) {
+	s.ticket++
+	s.waiting[s.ticket] = slot
 }
 
 // assigned takes in an assignment. One for a slot that is not free any more is given back at once.
@@ -159,15 +164,19 @@ func (s *Slots) assigned(m *nats.Msg) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.held[a.Trace] != nil {
+	arrived, free := s.waiting[a.Ticket]
+	delete(s.waiting, a.Ticket)
+	if s.held[a.Trace] != nil { // a dispatcher that has just begun to lead may not know
+		if free {
+			s.free(arrived) // the ticket is used
+			s.publish(announcement{})
+		}
 		return
 	}
-	arrived, free := s.waiting[a.Ticket]
 	if !free {
 		s.publish(announcement{Dropped: []proto.TraceID{a.Trace}})
 		return
 	}
-	delete(s.waiting, a.Ticket)
 	l := &Lease{slots: s, id: a.Trace, at: a.Job, attempt: a.Attempt, revision: a.Revision}
 	if a.Job == 0 {
 		l.sent, l.word = m, make(chan string, 1)
