@@ -26,7 +26,7 @@ const (
 	jobTokens     = 6                // of a job's subject
 	startsAllowed = 3                // workers that may die with a job before its program started
 	inboxSize     = 1024
-	earlyKept     = time.Minute
+	endedKept     = time.Minute
 	// clockSkew is how far the clocks may be apart that records and jobs are dated by: those of this process and of the servers that
 	// lead the two streams.
 	clockSkew = time.Minute
@@ -53,7 +53,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		term, stepDown := context.WithCancelCause(ctx)
 		left := make(chan struct{})
 		go func() { defer close(left); d.hold(term, stepDown, seat) }()
-		if err := d.lead(term); err != nil && ctx.Err() == nil {
+		if err := d.lead(term, seat); err != nil && ctx.Err() == nil {
 			d.Log.Warn("the dispatcher starts over from the streams", "cause", err)
 		}
 		stepDown(nil)
@@ -72,7 +72,8 @@ type leading struct {
 	*Dispatcher
 	book    *book
 	workers map[string]*member
-	early   map[proto.TraceID]time.Time // ended before their job was seen
+	seat    *seat
+	ended   map[proto.TraceID]time.Time // when that was learnt, for endedKept: their job or its submission may yet come
 	inbox   chan func()
 	litter  litter
 	fail    context.CancelCauseFunc
@@ -88,13 +89,17 @@ type member struct {
 	heard  time.Time
 }
 
-func (d *Dispatcher) lead(ctx context.Context) error {
-	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
-	l := &leading{
-		Dispatcher: d, book: newBook(), workers: map[string]*member{}, early: map[proto.TraceID]time.Time{},
+func (d *Dispatcher) newTerm(s *seat, fail context.CancelCauseFunc) *leading {
+	return &leading{
+		Dispatcher: d, seat: s, book: newBook(), workers: map[string]*member{}, ended: map[proto.TraceID]time.Time{},
 		inbox: make(chan func(), inboxSize), fail: fail,
 	}
+}
+
+func (d *Dispatcher) lead(ctx context.Context, s *seat) error {
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	l := d.newTerm(s, fail)
 	started := time.Now()
 	stop, err := l.rebuild(ctx)
 	if err != nil {
@@ -266,13 +271,15 @@ func (l *leading) tookJob(ctx context.Context, m jetstream.Msg, at *jetstream.Ms
 		l.setAside(ctx, at.Sequence.Stream)
 		return
 	}
-	if _, ended := l.early[meta.TraceID]; ended {
-		delete(l.early, meta.TraceID)
+	if _, ended := l.ended[meta.TraceID]; ended {
 		l.litter.drop(at.Sequence.Stream, stream.BodyOf(m.Headers()))
 		return
 	}
-	j := l.book.add(*meta)
-	j.since = at.Timestamp
+	j := l.book.jobs[meta.TraceID]
+	if j == nil {
+		j = l.book.add(*meta)
+		j.since = at.Timestamp
+	}
 	j.body = stream.BodyOf(m.Headers())
 	l.stored(j, at.Sequence.Stream)
 }
@@ -290,7 +297,7 @@ func (l *leading) tookRecord(m jetstream.Msg, at *jetstream.MsgMetadata) {
 	if j := l.book.jobs[id]; j != nil {
 		l.changed(j, status, attempt, m.Headers().Get(stream.HeaderWorker), at.Sequence.Stream)
 	} else if status.Terminal() {
-		l.early[id] = time.Now()
+		l.ended[id] = time.Now()
 	}
 }
 
@@ -304,11 +311,10 @@ func (l *leading) changed(j *job, status proto.Status, attempt int, worker strin
 	switch {
 	case status.Terminal():
 		l.book.remove(j)
-		if j.seq == 0 {
-			l.early[j.meta.TraceID] = now
-			return
+		l.ended[j.meta.TraceID] = now
+		if j.seq > 0 {
+			l.litter.drop(j.seq, j.body)
 		}
-		l.litter.drop(j.seq, j.body)
 	case status == proto.StatusRunning:
 		l.book.take(j, running, worker, now)
 	case status == proto.StatusQueued:

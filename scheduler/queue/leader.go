@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -13,7 +14,7 @@ import (
 
 // The dispatcher's seat is a key changed by compare-and-set. Its holder renews it, and answers pings under its own name, so that a
 // successor need not wait out the term of one that is dead. Two that both believe they lead harm nothing: claims are decided by
-// the executions' records.
+// the executions' records, and submissions by the one that is sure of its seat.
 const (
 	seatKey      = "dispatcher"
 	seatRenewed  = 2 * time.Second
@@ -28,6 +29,23 @@ const (
 type seat struct {
 	revision uint64
 	ping     *nats.Subscription
+
+	mu        sync.Mutex
+	confirmed time.Time
+}
+
+// confirm takes in that the seat was ours at that time.
+func (s *seat) confirm(at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.confirmed = at
+}
+
+// sure reports whether the seat was confirmed so lately that it is not stale for anybody.
+func (s *seat) sure() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Since(s.confirmed) < seatGivenUp
 }
 
 // stand waits for the seat to be free and takes it.
@@ -87,7 +105,7 @@ func (d *Dispatcher) take(ctx context.Context, revision uint64) (*seat, error) {
 	if err != nil {
 		return nil, fmt.Errorf("take the dispatcher's seat: %w", err)
 	}
-	s := &seat{ping: ping}
+	s := &seat{ping: ping, confirmed: time.Now()}
 	if revision == 0 {
 		s.revision, err = d.Set.Control.Create(ctx, seatKey, []byte(d.Instance))
 	} else {
@@ -102,7 +120,6 @@ func (d *Dispatcher) take(ctx context.Context, revision uint64) (*seat, error) {
 
 // hold renews the seat until term ends, and ends it when the seat is lost.
 func (d *Dispatcher) hold(term context.Context, stepDown context.CancelCauseFunc, s *seat) {
-	confirmed := time.Now()
 	tick := time.NewTicker(seatRenewed)
 	defer tick.Stop()
 	for {
@@ -117,11 +134,12 @@ func (d *Dispatcher) hold(term context.Context, stepDown context.CancelCauseFunc
 		cancel()
 		switch {
 		case err == nil:
-			s.revision, confirmed = revision, sent
+			s.revision = revision
+			s.confirm(sent)
 		case stream.Conflict(err):
 			stepDown(errors.New("another dispatcher has taken the seat"))
 			return
-		case time.Since(confirmed) > seatGivenUp:
+		case !s.sure():
 			stepDown(fmt.Errorf("the seat could not be renewed: %w", err))
 			return
 		}

@@ -116,7 +116,10 @@ func (q *Queue) send(ctx context.Context, m *nats.Msg, reply any) error {
 	}, backoff.WithContext(backoff.NewConstantBackOff(controlRetry), ctx))
 	switch {
 	case err == nil:
-		return json.Unmarshal(msg.Data, reply)
+		if err := json.Unmarshal(msg.Data, reply); err != nil {
+			return fmt.Errorf("read the dispatcher's answer: %w", err)
+		}
+		return nil
 	case !reached:
 		return fmt.Errorf("%w: %w", errNobody, err)
 	default:

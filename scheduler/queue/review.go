@@ -3,6 +3,7 @@ package queue
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -19,11 +20,7 @@ func (l *leading) review(ctx context.Context, now time.Time) {
 			l.Log.Warn("worker fell silent", "worker", name)
 		}
 	}
-	for id, at := range l.early {
-		if now.Sub(at) > earlyKept {
-			delete(l.early, id)
-		}
-	}
+	maps.DeleteFunc(l.ended, func(_ proto.TraceID, at time.Time) bool { return now.Sub(at) > endedKept })
 	for _, j := range l.book.jobs {
 		if !j.ending {
 			l.reviewJob(ctx, j, now)

@@ -6,6 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/stream"
 	"github.com/bullpen-run/bullpen/scheduler/streamtest"
@@ -52,13 +55,16 @@ func TestRenewedLeaseIsNotLost(t *testing.T) {
 	}
 }
 
+// term is one of a dispatcher whose loop does not run.
+func term(t *testing.T, set *stream.Set) *leading {
+	return (&Dispatcher{Set: set, Instance: "d", Log: streamtest.Log(t)}).newTerm(&seat{}, nil)
+}
+
 // A record that the rebuild did not see is taken in when it is met.
 func TestBookIsPutRightByTheRecord(t *testing.T) {
 	set := streamtest.Set(t, streamtest.Server(t))
 	ctx := streamtest.Context(t)
-	l := &leading{
-		Dispatcher: &Dispatcher{Set: set, Instance: "d", Log: streamtest.Log(t)}, book: newBook(), inbox: make(chan func(), 1),
-	}
+	l := term(t, set)
 	j := l.book.add(streamtest.Job("acme", "k", proto.ModeAsync).Meta)
 	j.seq = 1
 	rec := &proto.Record{Meta: j.meta, Status: proto.StatusRunning, Attempt: 2, Worker: "w"}
@@ -78,5 +84,58 @@ func TestBookIsPutRightByTheRecord(t *testing.T) {
 	(<-l.inbox)()
 	if len(l.book.jobs) != 0 {
 		t.Fatalf("%+v", j)
+	}
+}
+
+// The clock of the server that dates the job is behind.
+func TestRunningJobIsAsOldAsItsLease(t *testing.T) {
+	set := streamtest.Set(t, streamtest.Server(t))
+	ctx := streamtest.Context(t)
+	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	if err := streamtest.Store(ctx, set, job); err != nil {
+		t.Fatal(err)
+	}
+	feed, err := set.Jobs.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := feed.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, err := m.Metadata()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at.Timestamp = at.Timestamp.Add(-clockSkew)
+	l := term(t, set)
+	j := l.book.add(job.Meta) // as it is when it was submitted here
+	l.book.take(j, running, "w", time.Now())
+	l.tookJob(ctx, m, at)
+	if l.reviewJob(ctx, j, time.Now()); j.seq != at.Sequence.Stream || j.ending {
+		t.Fatalf("its lease is given up: %+v", j)
+	}
+}
+
+// Another dispatcher may lead by now, and know better whether there is room for a job.
+func TestDispatcherThatIsNotSureOfItsSeatTakesNoSubmission(t *testing.T) {
+	set := streamtest.Set(t, streamtest.Server(t))
+	ctx := streamtest.Context(t)
+	job := streamtest.Job("acme", "k", proto.ModeInline)
+	m, err := set.StageJob(ctx, job, nats.Header{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := term(t, set)
+	for sure, since := range map[bool]time.Duration{true: seatGivenUp / 2, false: seatGivenUp} {
+		l.seat.confirm(time.Now().Add(-since))
+		l.submit(ctx, m)
+		if taken := l.book.jobs[job.TraceID] != nil; taken != sure {
+			t.Errorf("%s after the seat was confirmed: taken %v", since, taken)
+		}
+		if sure {
+			(<-l.inbox)()
+			l.book.remove(l.book.jobs[job.TraceID])
+		}
 	}
 }

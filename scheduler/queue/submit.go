@@ -17,7 +17,8 @@ import (
 
 // submit admits a job and stores it beside the loop. A free slot is told of it meanwhile, so that its jail is made while the job is
 // being stored; the program does not start before the job is. A submission that comes again, because its answer was lost, is
-// answered again.
+// answered again. A dispatcher that is not sure that it leads says nothing: another one may know of other jobs, and has the same
+// submission.
 func (l *leading) submit(ctx context.Context, m *nats.Msg) {
 	meta, err := readMeta(m.Header)
 	if err != nil {
@@ -25,8 +26,12 @@ func (l *leading) submit(ctx context.Context, m *nats.Msg) {
 		return
 	}
 	id := meta.TraceID
-	if _, ended := l.early[id]; ended {
-		return // whoever submitted it has given up
+	if !l.seat.sure() {
+		return
+	}
+	if _, ended := l.ended[id]; ended { // because it has run, or because whoever submitted it gave up: the record says it
+		l.reply(m, submitReply{Unknown: "the execution has ended"})
+		return
 	}
 	if l.book.jobs[id] == nil {
 		if refusal := l.book.admit(meta); refusal != nil {
@@ -49,11 +54,11 @@ func (l *leading) submit(ctx context.Context, m *nats.Msg) {
 // wrote takes in how the writing of a submitted job ended, and answers.
 func (l *leading) wrote(m *nats.Msg, id proto.TraceID, seq uint64, err error) {
 	j := l.book.jobs[id]
+	if err == nil && j != nil {
+		l.stored(j, seq)
+	}
 	switch {
-	case err == nil:
-		if j != nil {
-			l.stored(j, seq)
-		}
+	case err == nil || j != nil && j.seq > 0: // by this write, or by one of the same job
 		l.reply(m, submitReply{})
 		return
 	case stream.Refused(err):
@@ -61,7 +66,7 @@ func (l *leading) wrote(m *nats.Msg, id proto.TraceID, seq uint64, err error) {
 	default:
 		l.reply(m, submitReply{Unknown: err.Error()})
 	}
-	if j == nil || j.seq > 0 {
+	if j == nil {
 		return
 	}
 	// Should it have been stored all the same, the stream will tell.

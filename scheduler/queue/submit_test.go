@@ -3,6 +3,8 @@ package queue_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go"
@@ -110,5 +112,90 @@ func TestWorkerThatHearsNothingLooksForTheJob(t *testing.T) {
 			t.Errorf("claim: %v", err)
 		}
 		l.Release()
+	}
+}
+
+// A submission is sent again when its answer is late. It may have run by then.
+func TestSubmissionOfWhatHasEndedIsNeitherRefusedNorQueued(t *testing.T) {
+	t.Parallel()
+	s := streamtest.Server(t)
+	set := streamtest.Set(t, s)
+	w := &world{t: t, ctx: streamtest.Context(t), server: s, set: set, queue: &queue.Queue{Set: set}}
+	stop := w.dispatcher("first")
+	h := w.worker("w1", 1)
+	job := streamtest.Job("acme", "k", proto.ModeInline)
+	job.Concurrent = 1
+	m, err := w.set.StageJob(w.ctx, job, nats.Header{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Subject = stream.Submit
+	submit := func() string {
+		w.idle()
+		answer, err := w.set.Conn.RequestMsgWithContext(w.ctx, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(answer.Data)
+	}
+	if answer := submit(); answer != "{}" {
+		t.Fatalf("submitted: %s", answer)
+	}
+	l := w.take(h)
+	w.claim(l)
+	if _, err := l.Finish(w.ctx, ending("")); err != nil {
+		t.Fatal(err)
+	}
+	if answer := submit(); !strings.Contains(answer, `"unknown"`) {
+		t.Errorf("submitted again: %s", answer)
+	}
+	w.idle()
+	stop()
+	w.dispatcher("second")
+	if answer := submit(); !strings.Contains(answer, `"unknown"`) {
+		t.Errorf("submitted again, to another dispatcher: %s", answer)
+	}
+	w.idle()
+}
+
+// idle waits until a dispatcher leads and knows of no job.
+func (w *world) idle() {
+	w.t.Helper()
+	w.eventually("nothing waits or runs", func() bool {
+		st, err := w.queue.Stats(w.ctx)
+		return err == nil && st.Queued+st.Running == 0
+	})
+}
+
+// A dispatcher that has just begun to lead hands out what a worker already has.
+func TestSlotOfAJobThatIsHeldAlreadyStaysFree(t *testing.T) {
+	w := newWorld(t)
+	h := w.worker("w1", 2)
+	taken := w.taken(h, 2)
+	job := streamtest.Job("acme", "k", proto.ModeInline)
+	m, err := w.set.StageJob(w.ctx, job, nats.Header{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Subject = stream.Assign("w1")
+	m.Header.Set("Bullpen-Assignment", fmt.Sprintf(`{"ticket":1,"trace":%q,"attempt":1}`, job.TraceID))
+	if err := w.set.Conn.PublishMsg(m); err != nil {
+		t.Fatal(err)
+	}
+	held := <-taken
+	w.eventually("one slot is free", func() bool {
+		st, err := w.queue.Stats(w.ctx)
+		return err == nil && st.FreeSlots == 1
+	})
+	w.submit(job) // the other slot is told of it
+	w.claim(held)
+	next := w.submit(streamtest.Job("acme", "k", proto.ModeInline))
+	select {
+	case l := <-taken:
+		if w.claim(l); l.Job().TraceID != next {
+			t.Fatalf("%s was handed out, not %s", l.Job().TraceID, next)
+		}
+	case <-w.ctx.Done():
+		t.Fatal("the other slot gets no job any more")
 	}
 }
