@@ -165,8 +165,15 @@ const finishGrace = 5 * time.Second
 func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*proto.Record, error) {
 	job := lease.Job()
 	// The claim is written while the jail is being made: it must be durable before the program starts, not before its jail does.
-	preparing := w.prepare(ctx, job.Sandbox)
+	wanted, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	preparing := w.prepare(wanted, job.Sandbox)
 	running, base, claimErr := lease.Claim(ctx)
+	if claimErr != nil {
+		giveUp()
+	} else {
+		defer context.AfterFunc(running, giveUp)()
+	}
 	m := <-preparing
 	spent.prepare = m.took
 	defer func() {
@@ -177,8 +184,10 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	switch {
 	case claimErr != nil:
 		return nil, claimErr
-	case m.err != nil && ctx.Err() != nil:
-		return w.finish(ctx, lease, Ending{Result: shutdown(0), LastSeq: base})
+	case m.err != nil && errors.Is(context.Cause(running), proto.ErrLost):
+		return nil, context.Cause(running)
+	case m.err != nil && running.Err() != nil:
+		return w.finish(ctx, lease, Ending{Result: resultOf(job, jail.Outcome{Kind: jail.Killed}, context.Cause(running)), LastSeq: base})
 	case m.err != nil:
 		w.Log.ErrorContext(ctx, "a sandbox could not be prepared", "trace_id", job.TraceID, "error", m.err)
 		if m.suspect {

@@ -111,7 +111,7 @@ func run(t *testing.T, l *lease, b *box, cutting func(context.CancelCauseFunc)) 
 	cut, kill := context.WithCancelCause(t.Context())
 	defer kill(nil)
 	w := &worker.Worker{
-		Jobs: jobs{make(chan *lease, 1)}, Jails: b, Home: "/home/u", Slots: 1,
+		Jobs: jobs{make(chan *lease, 1)}, Jails: b, Images: slow{}, Home: "/home/u", Slots: 1,
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Done: func(*proto.Record) {}, Fit: func(error) {},
 		Open: func(context.Context, proto.TraceID, int, int64) worker.Output { return output{} },
 	}
@@ -234,6 +234,44 @@ func TestJailThatCannotBeMadeOrFails(t *testing.T) {
 			run(t, l, b, nil)
 			if r := l.ending.Result; *r.ErrorCode != string(proto.CodeSandboxStart) {
 				t.Errorf("%+v", r)
+			}
+		})
+	}
+}
+
+// slow has images that are on their way until nobody wants them any more.
+type slow struct{}
+
+func (slow) Get(ctx context.Context, _ string) (worker.Image, func(), error) {
+	<-ctx.Done()
+	return worker.Image{}, nil, ctx.Err()
+}
+
+func TestJobThatEndsWhileItsImageIsMadeReadyIsNotWaitedFor(t *testing.T) {
+	for name, test := range map[string]struct {
+		claim, stop error
+		status      proto.Status // empty where nothing is written
+	}{
+		"not claimed": {claim: errors.New("somebody else has it")},
+		"lost":        {stop: proto.ErrLost},
+		"cancelled":   {stop: proto.ErrCancelled, status: proto.StatusCancelled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLease(func(j *proto.Job) { j.Sandbox.ImageDigest = "sha256:0" })
+			l.claimErr = test.claim
+			b := &box{failed: errors.New("not to be asked for")}
+			run(t, l, b, func(context.CancelCauseFunc) {
+				if l.stop != nil {
+					l.stop(test.stop)
+				}
+			})
+			switch {
+			case test.status == "":
+				if l.ending != nil || !l.released {
+					t.Errorf("ending %+v, released %v", l.ending, l.released)
+				}
+			case l.ending == nil || l.ending.Result.Status() != test.status:
+				t.Errorf("ending %+v", l.ending)
 			}
 		})
 	}
