@@ -89,6 +89,7 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		unimplemented *unimplementedError
 		accepted      *acceptedError
 		bound         *proto.BoundError
+		used          *usedImageError
 		broken        *brokenSandboxError
 	)
 	switch {
@@ -113,6 +114,8 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		return answer{http.StatusConflict, codeConflict, "there is one of that name already; choose another, or replace it", 0}
 	case errors.As(err, &bound):
 		return answer{http.StatusConflict, codeConflict, bound.Error(), 0}
+	case errors.As(err, &used):
+		return answer{http.StatusConflict, codeConflict, used.Error(), 0}
 	case errors.As(err, &tooLarge):
 		return answer{http.StatusRequestEntityTooLarge, codePayloadTooLarge, tooLarge.Error(), 0}
 	case errors.Is(err, errEncoded):

@@ -30,6 +30,10 @@ func TestAnswerTo(t *testing.T) {
 		{proto.ErrConflict, free, 409, "conflict", 0, ""},
 		{proto.ErrExists, free, 409, "conflict", 0, ""},
 		{&proto.BoundError{Profile: "web", Keys: []string{"key_1"}}, free, 409, "conflict", 0, "sandbox web has API keys bound to it: key_1; revoke them first"},
+		{
+			&usedImageError{"py", []string{"a", "b", "c", "d", "e"}}, free, 409, "conflict", 0,
+			"image py is that of the sandbox a, b, c and 2 more; give that another image or remove it first",
+		},
 		{&bodyTooLargeError{8}, free, 413, "payload_too_large", 0, "body must be at most 8 bytes"},
 		{errEncoded, free, 415, "unsupported_media_type", 0, ""},
 		{errIdempotency, free, 422, "idempotency_mismatch", 0, ""},

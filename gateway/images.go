@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/go-chi/chi/v5"
@@ -86,8 +87,38 @@ func (s *Server) listImages(w http.ResponseWriter, r *http.Request) error {
 	return writeValue(w, http.StatusOK, map[string][]imageView{"images": views})
 }
 
+// usedImageError says that an image cannot be removed because sandbox profiles name it: nothing would run in them.
+type usedImageError struct {
+	image    string
+	profiles []string // their names
+}
+
+func (e *usedImageError) Error() string {
+	const most = 3
+	list := strings.Join(e.profiles[:min(len(e.profiles), most)], ", ")
+	if more := len(e.profiles) - most; more > 0 {
+		list += fmt.Sprintf(" and %d more", more)
+	}
+	return fmt.Sprintf("image %s is that of the sandbox %s; give that another image or remove it first", e.image, list)
+}
+
+// removeImage takes an image's name away. A profile that begins to name it at the same moment is left without, and says so when it is used.
 func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
-	img, err := s.ImageAdmin.Remove(r.Context(), chi.URLParam(r, "name"))
+	name := chi.URLParam(r, "name")
+	profiles, err := s.Profiles.List(r.Context())
+	if err != nil {
+		return fmt.Errorf("look for sandboxes with image %s: %w", name, err)
+	}
+	used := &usedImageError{image: name}
+	for i := range profiles {
+		if image, ok := profiles[i].ImageName(); ok && image == name {
+			used.profiles = append(used.profiles, profiles[i].Name)
+		}
+	}
+	if len(used.profiles) > 0 {
+		return used
+	}
+	img, err := s.ImageAdmin.Remove(r.Context(), name)
 	if err != nil {
 		return fmt.Errorf("remove image: %w", err)
 	}

@@ -77,6 +77,11 @@ func TestImages(t *testing.T) {
 		h.do(method, path, "", "Authorization", "Bearer "+execute).want(403, "forbidden")
 		h.do(method, path, "", "Authorization", "").want(401, "unauthorized")
 	}
+	h.boxes.images["py-3.14"] = &proto.Image{Name: "py-3.14"}
+	h.do("POST", sandboxPath, `{"name":"web","image":"py-3.14"}`).want(201, "")
+	h.do("POST", sandboxPath, `{"name":"of-the-host","image":"/py-3.14"}`).want(201, "")
+	h.do("DELETE", "/v1/admin/images/py-3.14", "").want(409, "conflict", "sandbox web;")
+	h.do("PUT", sandboxPath+"/web", `{"image":""}`).want(200, "")
 	if a := h.do("DELETE", "/v1/admin/images/py-3.14", "").want(200, "").json(); a["name"] != "py-3.14" {
 		t.Errorf("removed %v", a)
 	}

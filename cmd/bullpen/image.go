@@ -148,7 +148,7 @@ type imageRmCommand struct {
 
 // Help tells what --help does not know by itself.
 func (*imageRmCommand) Help() string {
-	return `Executions that were accepted before still run in it: its room is freed when none can be left, after the server's --queue-expiry.`
+	return `An image that a sandbox profile names is not removed. Executions that were accepted before still run in it: its room is freed when none can be left, after the server's --queue-expiry.`
 }
 
 // Run carries the command out.
