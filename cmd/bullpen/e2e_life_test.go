@@ -211,7 +211,7 @@ func (w *world) leaveQueue(t *testing.T, program request) {
 // testDataLock starts a second server on the data of the first.
 func testDataLock(t *testing.T, p *programs) {
 	w := newWorld(t, p, topology{}, 1)
-	second := startProcess(t, "second", w.env, p.bullpen, "serve", "--listen", "127.0.0.1:0", "--data", w.data, "--nsjail", p.nsjail)
+	second := p.startProcess(t, "second", w.env, p.bullpen, "serve", "--listen", "127.0.0.1:0", "--data", w.data, "--nsjail", p.nsjail)
 	if code := second.exitCode(t); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}
@@ -311,7 +311,7 @@ func testFullDisk(t *testing.T, p *programs) {
 	})
 	w := &world{
 		topology: topology{}, programs: p, data: filepath.Join(disk, "data"), args: []string{"--slots", "2"},
-		api: &api{t: t, key: newSecret(), http: newHTTP(t)},
+		api: &api{t: t, key: newSecret(), http: newHTTP(t, nil)},
 	}
 	w.env = []string{"BULLPEN_BOOTSTRAP_KEY=" + w.key}
 	w.startFront(t)
@@ -542,12 +542,12 @@ func testWorkerFirst(t *testing.T, p *programs) {
 	w := &world{programs: p, topology: topology{apart: true}, args: b.flags(p), env: append(b.env(), "BULLPEN_BOOTSTRAP_KEY="+newSecret())}
 	data := filepath.Join(t.TempDir(), "worker")
 	args := append([]string{"serve", "--roles", "worker", "--data", data, "--nsjail", p.nsjail, "--log-format", "json"}, w.args...)
-	w.worker = startProcess(t, "worker", w.env, p.bullpen, args...)
+	w.worker = p.startProcess(t, "worker", w.env, p.bullpen, args...)
 	eventually(t, "the worker tells what it waits for", func() (bool, any) {
 		_, ok := w.worker.said(t, "waiting for the streams of bullpen on this NATS; a gateway or scheduler makes them when it starts")
 		return ok, "nothing said"
 	})
-	w.api, w.data = &api{t: t, http: newHTTP(t)}, filepath.Join(t.TempDir(), "front")
+	w.api, w.data = &api{t: t, http: newHTTP(t, nil)}, filepath.Join(t.TempDir(), "front")
 	w.startFront(t)
 	w.ready(t)
 	if _, err := os.Stat(data); !errors.Is(err, fs.ErrNotExist) {
@@ -617,7 +617,7 @@ func testCredentials(t *testing.T, p *programs) {
 		"no authority":   {b.env(), []string{"--nats", b.url, "--nats-user", natsUser}, "certificate"},
 	} {
 		args := append([]string{"serve", "--listen", "127.0.0.1:0", "--data", t.TempDir(), "--nsjail", p.nsjail}, c.flags...)
-		proc := startProcess(t, "stranger", c.env, p.bullpen, args...)
+		proc := p.startProcess(t, "stranger", c.env, p.bullpen, args...)
 		if code := proc.exitCode(t); code != 1 || !strings.Contains(proc.text(t), c.says) {
 			t.Errorf("%s: exit code %d, and it says:\n%s", name, code, proc.text(t))
 		}

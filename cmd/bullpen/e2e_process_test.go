@@ -53,7 +53,8 @@ type programs struct {
 	dir            string // of the built programs
 	bullpen, nats  string
 	nsjail         string
-	cert, certsKey string // of the NATS server, PEM
+	cert, certsKey string   // of the NATS server, PEM
+	machine        *machine // that they run on; nil for this one
 }
 
 // buildPrograms builds the programs as `make build` does, so that what is tested is what people run.
@@ -129,32 +130,35 @@ type process struct {
 }
 
 // startProcess starts a program that the end of the test ends: in order if it can, and it must.
-func startProcess(t *testing.T, name string, env []string, path string, args ...string) *process {
+func (p *programs) startProcess(t *testing.T, name string, env []string, path string, args ...string) *process {
 	t.Helper()
 	log, err := os.CreateTemp(t.TempDir(), name+"-*.log")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = log.Close() }() // the child has its own descriptor
-	p := &process{name: name, log: log.Name(), cmd: exec.Command(path, args...), exited: make(chan struct{})}
-	p.cmd.Dir = filepath.Dir(p.log)
+	proc := &process{name: name, log: log.Name(), cmd: exec.Command(path, args...), exited: make(chan struct{})}
+	proc.cmd.Dir = filepath.Dir(proc.log)
 	for _, v := range os.Environ() { // settings of this machine are not those of the test
 		if !strings.HasPrefix(v, "BULLPEN_") {
-			p.cmd.Env = append(p.cmd.Env, v)
+			proc.cmd.Env = append(proc.cmd.Env, v)
 		}
 	}
-	p.cmd.Env = append(p.cmd.Env, env...)
-	p.cmd.Stdout, p.cmd.Stderr = log, log
+	proc.cmd.Env = append(proc.cmd.Env, env...)
+	proc.cmd.Stdout, proc.cmd.Stderr = log, log
 	// Should the test binary be killed, nothing of it is left. The signal follows the thread that started the process.
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	proc.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread()
-		err := p.cmd.Start()
+		err := p.machine.enter()
+		if err == nil {
+			err = proc.cmd.Start()
+		}
 		started <- err
 		if err == nil {
-			_ = p.cmd.Wait() // the state is read by those who ask
-			close(p.exited)
+			_ = proc.cmd.Wait() // the state is read by those who ask
+			close(proc.exited)
 		}
 	}()
 	if err := <-started; err != nil {
@@ -162,14 +166,14 @@ func startProcess(t *testing.T, name string, env []string, path string, args ...
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the end of the log of %s:\n%s", name, p.tail())
+			t.Logf("the end of the log of %s:\n%s", name, proc.tail())
 		}
-		p.signal(syscall.SIGTERM)
-		stuck := time.AfterFunc(patience, func() { p.signal(syscall.SIGKILL) })
+		proc.signal(syscall.SIGTERM)
+		stuck := time.AfterFunc(patience, func() { proc.signal(syscall.SIGKILL) })
 		defer stuck.Stop()
-		<-p.exited
+		<-proc.exited
 	})
-	return p
+	return proc
 }
 
 // signal sends a signal, unless the process has ended.
@@ -242,7 +246,7 @@ func (p *process) said(t testing.TB, msg string) (logLine, bool) {
 func (p *programs) startServe(t *testing.T, name string, env []string, args ...string) (proc *process, base string) {
 	t.Helper()
 	args = append([]string{"serve", "--listen", "127.0.0.1:0", "--nsjail", p.nsjail, "--log-format", "json"}, args...)
-	proc = startProcess(t, name, env, p.bullpen, args...)
+	proc = p.startProcess(t, name, env, p.bullpen, args...)
 	eventually(t, name+" listens", func() (bool, any) {
 		if proc.ended() {
 			t.Fatalf("%s ended with exit code %d:\n%s", name, proc.exitCode(t), proc.tail())
@@ -301,7 +305,7 @@ tls { cert_file: %q, key_file: %q }
 	if err := os.WriteFile(b.config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	b.process = startProcess(t, "nats-server", nil, p.nats, "--config", b.config)
+	b.process = p.startProcess(t, "nats-server", nil, p.nats, "--config", b.config)
 	ports := filepath.Join(dir, fmt.Sprintf("nats-server_%d.ports", b.cmd.Process.Pid))
 	eventually(t, "the NATS server listens", func() (bool, any) {
 		if b.ended() {

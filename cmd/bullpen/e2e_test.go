@@ -28,7 +28,7 @@ func TestE2E(t *testing.T) {
 	}
 	for name, test := range map[string]func(*testing.T, *programs){
 		"data-lock": testDataLock, "drain-async": testDrainAsync, "no-worker": testNoWorker, "two-gateways": testTwoGateways,
-		"worker-first": testWorkerFirst, "credentials": testCredentials, "image": testImage,
+		"worker-first": testWorkerFirst, "credentials": testCredentials, "image": testImage, "no-nsjail": testNoNsjail,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -41,6 +41,7 @@ func TestE2E(t *testing.T) {
 func ownWorld() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
 		"drain": testDrain, "drain-over": testDrainOver, "one-slot": testOneSlot,
+		"network": testNetwork, "sandbox-images": testSandboxImages, "unfit": testUnfit, "unfit-at-start": testUnfitAtStart,
 	}
 }
 
@@ -52,6 +53,7 @@ func runShared(t *testing.T, w *world) {
 		"large": testLarge, "keys": testKeys, "free-plan": testFreePlan,
 		"idempotency": testIdempotency, "idempotency-at-once": testIdempotencyAtOnce, "health": testHealth, "routes": testRoutes,
 		"big-body": testBigBody, "slow-headers": testSlowHeaders, "big-headers": testBigHeaders, "many-at-once": testManyAtOnce,
+		"profile-limits": testProfileLimits,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

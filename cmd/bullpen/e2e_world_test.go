@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -40,6 +41,7 @@ type world struct {
 	args     []string // of every process, but for its roles and data
 	front    *process // answers HTTP
 	worker   *process // runs programs; the same as front where all is one process
+	health   string   // where that process tells of its health
 	broker   *broker  // nil where all is one process
 }
 
@@ -62,7 +64,7 @@ func newWorld(t *testing.T, p *programs, in topology, slots int, args ...string)
 		w.broker = p.startBroker(t)
 		w.args, w.env = append(w.args, w.broker.flags(p)...), append(w.env, w.broker.env()...)
 	}
-	w.api = &api{t: t, key: secret, http: newHTTP(t)}
+	w.api = &api{t: t, key: secret, http: newHTTP(t, p.machine.dialer())}
 	w.startFront(t)
 	if in.apart && slots != noSlots {
 		w.startWorker(t)
@@ -82,14 +84,14 @@ func (w *world) startFront(t *testing.T) {
 	}
 	w.front, w.base = w.programs.startServe(t, "front", w.env, args...)
 	if !w.apart {
-		w.worker = w.front
+		w.worker, w.health = w.front, w.base
 	}
 }
 
 func (w *world) startWorker(t *testing.T) {
 	t.Helper()
 	args := append([]string{"--roles", "worker", "--data", filepath.Join(t.TempDir(), "worker")}, w.args...)
-	w.worker, _ = w.programs.startServe(t, "worker", w.env, args...)
+	w.worker, w.health = w.programs.startServe(t, "worker", w.env, args...)
 }
 
 // ready waits until executions are taken and run.
@@ -115,8 +117,9 @@ type api struct {
 	http *http.Client
 }
 
-func newHTTP(t testing.TB) *http.Client {
-	transport := &http.Transport{MaxIdleConnsPerHost: 64}
+// newHTTP gives a client that connects by dial; nil for the usual way.
+func newHTTP(t testing.TB, dial func(ctx context.Context, network, addr string) (net.Conn, error)) *http.Client {
+	transport := &http.Transport{MaxIdleConnsPerHost: 64, DialContext: dial}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}
 }
@@ -302,6 +305,11 @@ type record struct {
 	Metadata        map[string]string `json:"metadata"`
 	Attempt         int               `json:"attempt"`
 	OutputTruncated bool              `json:"output_truncated"`
+	Sandbox         *string           `json:"sandbox"`
+	Network         *struct {
+		proto.Traffic
+		Blocked []proto.BlockedConnection `json:"blocked_connections"`
+	} `json:"network"`
 }
 
 func (r record) String() string {
