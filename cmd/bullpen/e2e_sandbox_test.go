@@ -57,6 +57,7 @@ def fill(path):
     try:
         while True: n += os.write(fd, bytes(4096))
     except OSError as e: print(errno.errorcode[e.errno], -(-n >> 20))
+    os.close(fd)
     os.unlink(path)
 def many(d):
     n = 0

@@ -34,14 +34,7 @@ print(no(s.sendto, b'x', ('255.255.255.255', 9)), no(s.sendto, b'x', ('224.0.0.1
 			"socket.socket, socket.AF_INET, socket.SOCK_RAW, 6", "socket.socket, socket.AF_INET, socket.SOCK_DGRAM, 1", "socket.socket, socket.AF_PACKET, socket.SOCK_RAW",
 			"socket.socket, socket.AF_INET6, socket.SOCK_RAW, 58",
 		), stdout: "EPERM\nEPROTONOSUPPORT\nEAFNOSUPPORT\nEPROTONOSUPPORT"},
-		{name: "blocked: making an interface or a route", language: "python", code: errnos + `
-import fcntl, struct
-n = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
-def ask(kind, body):
-    n.send(struct.pack('IHHII', 16 + len(body), kind, 0x605, 1, 0) + body)
-    return errno.errorcode.get(-struct.unpack('i', n.recv(4096)[16:20])[0], 'done')
-print(ask(16, bytes(16)), ask(20, struct.pack('BBBBI', 2, 8, 0, 0, 1)), ask(24, bytes(12)))
-print(no(fcntl.ioctl, socket.socket(), 0x8914, struct.pack('16sH14x', b'lo', 0)))`, stdout: "EPERM EPERM EPERM\nEPERM"},
+		{name: "blocked: making an interface or a route", language: "python", code: netlinkAttack, stdout: "EPERM EPERM EPERM\nEPERM"},
 		{name: "blocked: its own loopback works", language: "python", code: `
 import socket
 s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); c.send(b'x'); print(s.accept()[0].recv(1))`, stdout: "b'x'"},
@@ -68,3 +61,13 @@ func hostAbstract(t *testing.T, m *Maker) {
 	defer func() { _ = l.Close() }()
 	runCode(t, m, "python", tried(`socket.socket(socket.AF_UNIX).connect, '\0`+name+"'")).want(t, jail.Exited, "ECONNREFUSED")
 }
+
+// netlinkAttack is Python that tries to make an interface, an address and a route, and to take the loopback down.
+const netlinkAttack = errnos + `
+import fcntl, struct
+n = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+def ask(kind, body):
+    n.send(struct.pack('IHHII', 16 + len(body), kind, 0x605, 1, 0) + body)
+    return errno.errorcode.get(-struct.unpack('i', n.recv(4096)[16:20])[0], 'done')
+print(ask(16, bytes(16)), ask(20, struct.pack('BBBBI', 2, 8, 0, 0, 1)), ask(24, bytes(12)))
+print(no(fcntl.ioctl, socket.socket(), 0x8914, struct.pack('16sH14x', b'lo', 0)))`

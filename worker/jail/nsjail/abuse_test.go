@@ -46,6 +46,8 @@ func abuse() []group {
 		{"files", "Links, special files and names", fileAttacks()},
 		{"kernel", "What the kernel offers beyond running a program", kernelAttacks()},
 		{"network", "Policy `blocked`: a loopback of its own and nothing else", networkAttacks()},
+		{"unrestricted", "Policy `unrestricted`: the public internet, and nothing of the host's network", unrestrictedAttacks()},
+		{"allowlist", "Policy `allowlist`: what it names, and nothing of the host's network even if it names that", allowlistAttacks()},
 		{"tenants", "Nothing of one program reaches another", tenantAttacks()},
 		{"outcome", "A program cannot lie about how it ended", outcomeAttacks()},
 		{"control", "Code and variables cannot become something else on their way", controlAttacks()},
@@ -56,13 +58,14 @@ func abuse() []group {
 // contained, that it is told as what it was, and that it harms neither a jail that
 // waits meanwhile, nor the next one, which has its uids, and leaves nothing.
 func TestAbuse(t *testing.T) {
+	network := openNetwork(t) // of which a process has one
 	for _, g := range abuse() {
 		t.Run(g.name, func(t *testing.T) {
 			t.Parallel()
 			for _, a := range g.attacks {
 				t.Run(a.name, func(t *testing.T) {
 					t.Parallel()
-					m := openMaker(t, Config{VolumeDir: diskDir(t)})
+					m := openMaker(t, Config{VolumeDir: diskDir(t), Network: network})
 					neighbour := prepare(t, m, testSpec())
 					if a.run != nil {
 						a.run(t, m)

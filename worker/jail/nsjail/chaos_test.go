@@ -31,7 +31,7 @@ func TestChaos(t *testing.T) {
 			}
 		}
 	}
-	m, err := Open(Config{NsjailPath: nsjailPath(t), RunDir: runDir(t)})
+	m, err := Open(Config{NsjailPath: nsjailPath(t), RunDir: runDir(t), Network: openNetwork(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,200 @@
+package nsjail
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/jail/egress"
+)
+
+// These attacks need nothing to be reached: what they try is refused wherever it is. Programs that reach something are in package
+// egress and in cmd/bullpen.
+
+func unrestricted(s *jail.Spec) { s.Network = proto.Network{Policy: proto.NetworkUnrestricted} }
+
+// listed is an allowlist that names what no list can grant.
+func listed(s *jail.Spec) {
+	s.Network = proto.Network{Policy: proto.NetworkAllowlist, Allow: []string{
+		"listed.example", "127.0.0.0/8", "169.254.169.254", "10.0.0.0/8", "fd00::/8", "8.8.8.8:53",
+	}}
+}
+
+// openNetwork is the way out of a worker, whose resolver asks nobody.
+func openNetwork(t testing.TB) *egress.Network {
+	t.Helper()
+	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = silent.Close() })
+	n, err := egress.Open(t.Context(), egress.Config{
+		Upstreams: []netip.AddrPort{netip.MustParseAddrPort(silent.LocalAddr().String())}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+// refusals checks that nothing went over the network, and which connections are told as refused.
+func refusals(want ...proto.BlockedConnection) func(testing.TB, result) {
+	return func(t testing.TB, r result) {
+		t.Helper()
+		told := &proto.NetworkUsage{BlockedConnections: want}
+		if d := cmp.Diff(told, r.Network, cmpopts.IgnoreFields(proto.BlockedConnection{}, "At"), cmpopts.EquateEmpty()); d != "" {
+			t.Error(d)
+		}
+	}
+}
+
+// connections tries TCP connections, all of which must be refused at once for a reason that is told.
+func connections(name string, limits func(*jail.Spec), reason proto.BlockReason, to ...string) attack {
+	a := attack{name: name, language: "python", limits: limits, code: errnos}
+	var told []proto.BlockedConnection
+	var printed strings.Builder
+	for _, hostPort := range to {
+		at := netip.MustParseAddrPort(hostPort)
+		a.code += fmt.Sprintf("print(no(socket.create_connection, ('%s', %d), 60))\n", at.Addr(), at.Port())
+		printed.WriteString("ECONNREFUSED\n")
+		told = append(told, proto.BlockedConnection{Address: at.Addr().String(), Port: int(at.Port()), Protocol: "tcp", Reason: reason})
+	}
+	a.stdout, a.also = printed.String(), refusals(told...)
+	return a
+}
+
+func unrestrictedAttacks() []attack {
+	return []attack{
+		connections("unrestricted: metadata services", unrestricted, proto.BlockedAddress,
+			"169.254.169.254:80", "[fd00:ec2::254]:80", "100.100.100.200:80", "168.63.129.16:80", "192.0.0.192:80"),
+		connections("unrestricted: private networks", unrestricted, proto.BlockedAddress,
+			"10.0.0.1:80", "172.17.0.1:80", "192.168.0.1:80", "100.64.0.1:80", "[fc00::1]:80"),
+		connections("unrestricted: addresses in other forms", unrestricted, proto.BlockedAddress,
+			"[64:ff9b::a9fe:a9fe]:80", "[2002:a9fe:a9fe::1]:80", "[::a9fe:a9fe]:80"),
+		connections("unrestricted: other resolvers", unrestricted, proto.BlockedResolver, "8.8.8.8:53", "[2606:4700:4700::1111]:53"),
+		{name: "unrestricted: the host's own addresses", run: hostAddresses},
+		{name: "unrestricted: what listens on the host's loopback", run: func(t *testing.T, m *Maker) { hostLoopbackFrom(t, m, unrestricted) }},
+		{name: "unrestricted: another sandbox", run: otherSandbox},
+		{name: "unrestricted: datagrams to private networks", language: "python", limits: unrestricted, code: errnos + `
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(60)
+s.connect(('10.0.0.1', 53))
+s.send(b'x')
+print(no(s.recv, 1))`, stdout: "ECONNREFUSED", also: refusals(
+			proto.BlockedConnection{Address: "10.0.0.1", Port: 53, Protocol: "udp", Reason: proto.BlockedAddress},
+		)},
+		{name: "unrestricted: raw sockets, packets and pings", language: "python", limits: unrestricted, code: tried(
+			"socket.socket, socket.AF_INET, socket.SOCK_RAW, 6", "socket.socket, socket.AF_INET, socket.SOCK_DGRAM, 1",
+			"socket.socket, socket.AF_PACKET, socket.SOCK_RAW", "socket.socket, socket.AF_INET6, socket.SOCK_RAW, 58",
+		), stdout: "EPERM\nEPROTONOSUPPORT\nEAFNOSUPPORT\nEPROTONOSUPPORT", also: refusals()},
+		{name: "unrestricted: another address, interface or route", language: "python", limits: unrestricted, code: netlinkAttack, stdout: "EPERM EPERM EPERM\nEPERM", also: refusals()},
+	}
+}
+
+func allowlistAttacks() []attack {
+	return []attack{
+		connections("allowlist: what it does not name", listed, proto.BlockedNotAllowed, "1.1.1.1:80", "[2606:4700:4700::1111]:443", "8.8.8.8:443"),
+		connections("allowlist: metadata and private networks that it names", listed, proto.BlockedAddress,
+			"169.254.169.254:80", "10.0.0.1:80", "[fd00:ec2::254]:80"),
+		connections("allowlist: a resolver that it names", listed, proto.BlockedResolver, "8.8.8.8:53"),
+		{name: "allowlist: what listens on the host's loopback, which it names", run: func(t *testing.T, m *Maker) { hostLoopbackFrom(t, m, listed) }},
+		{name: "allowlist: telling somebody something by asking for names", language: "python", limits: listed, code: `
+import socket
+for name in 'secret.attacker.example', 'x.listed.example':
+    try: socket.getaddrinfo(name, 80)
+    except socket.gaierror as e: print(e.errno)`, stdout: "-3\n-3", also: refusals(
+			proto.BlockedConnection{Host: "secret.attacker.example", Protocol: "dns", Reason: proto.BlockedNotAllowed},
+			proto.BlockedConnection{Host: "x.listed.example", Protocol: "dns", Reason: proto.BlockedNotAllowed},
+		)},
+	}
+}
+
+// hostAddresses tries each address of the host, also those it would be reached at from elsewhere.
+func hostAddresses(t *testing.T, m *Maker) {
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	port := l.Addr().(*net.TCPAddr).Port
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var to []string
+	for _, a := range addrs {
+		p := netip.MustParsePrefix(a.String())
+		if p.Addr().IsLoopback() || p.Addr().IsLinkLocalUnicast() {
+			continue // the jail has its own of these
+		}
+		if to = append(to, netip.AddrPortFrom(p.Addr(), uint16(port)).String()); len(to) == proto.MaxBlocked {
+			break // more are not told
+		}
+	}
+	a := connections("", unrestricted, proto.BlockedAddress, to...)
+	a.check(t, a.attempt(t, m))
+}
+
+// hostLoopbackFrom listens where NATS, the gateway and others of the host do: the loopback that a jail reaches is its own.
+func hostLoopbackFrom(t *testing.T, m *Maker, limits func(*jail.Spec)) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	a := attack{
+		language: "python", limits: limits, stdout: "ECONNREFUSED", also: refusals(),
+		code: tried("socket.create_connection, ('127.0.0.1', " + strconv.Itoa(l.Addr().(*net.TCPAddr).Port) + "), 60"),
+	}
+	a.check(t, a.attempt(t, m))
+}
+
+// otherSandbox tries to reach a program that listens in another jail.
+func otherSandbox(t *testing.T, m *Maker) {
+	spec := testSpec()
+	unrestricted(&spec)
+	out := newLines()
+	server := program(t, "python", `
+import socket, sys
+probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+probe.connect(('1.1.1.1', 9))
+print(probe.getsockname()[0], flush=True)
+s = socket.create_server(('', 8000))
+print('up', flush=True)
+s.accept()
+print('reached')`)
+	server.Stdout = out
+	j := prepare(t, m, spec)
+	done := make(chan error, 1)
+	go func() {
+		_, err := j.Run(t.Context(), server)
+		done <- err
+	}()
+	addr := out.next(t)
+	out.next(t)
+	a := connections("", unrestricted, proto.BlockedAddress, addr+":8000")
+	a.check(t, a.attempt(t, m))
+	if err := j.Close(); err != nil {
+		t.Error(err)
+	}
+	<-done // how a jail ends that is closed is not the point
+	select {
+	case line := <-out.c:
+		t.Errorf("the other program says %q", line)
+	default:
+	}
+}
