@@ -179,10 +179,13 @@ s.accept()
 print('reached')`)
 	server.Stdout = out
 	j := prepare(t, m, spec)
-	done := make(chan error, 1)
+	done := make(chan jail.Outcome, 1)
 	go func() {
-		_, err := j.Run(t.Context(), server)
-		done <- err
+		o, err := j.Run(t.Context(), server)
+		if err != nil {
+			t.Error(err)
+		}
+		done <- o
 	}()
 	addr := out.next(t)
 	out.next(t)
@@ -191,10 +194,10 @@ print('reached')`)
 	if err := j.Close(); err != nil {
 		t.Error(err)
 	}
-	<-done // how a jail ends that is closed is not the point
-	select {
-	case line := <-out.c:
-		t.Errorf("the other program says %q", line)
-	default:
+	if o := <-done; o.Kind != jail.Killed {
+		t.Errorf("the other program ended: %+v", o)
+	}
+	if len(out.c) > 0 {
+		t.Errorf("the other program says %q", <-out.c)
 	}
 }
