@@ -89,6 +89,16 @@ func TestHealth(t *testing.T) {
 			t.Errorf("%s missing: %s", missing, a.body)
 		}
 	}
+	// Why a worker takes no jobs may have anything in it that another program said.
+	h.stub.stats = func(context.Context) (proto.QueueStats, error) { return proto.QueueStats{Workers: 1}, nil }
+	why := "nsjail says: \x1b[31mno\a\v\U000e0001"
+	h.server.Unfit = func() string { return why }
+	a := h.do("GET", "/readyz", "").want(503, "service_unavailable")
+	if a.json()["missing"] != "worker" || a.json()["message"] != "the worker here takes no jobs: "+why {
+		t.Errorf("unfit: %s", a.body)
+	}
+	why = ""
+	h.do("GET", "/readyz", "").want(200, "")
 	h.server.Drain()
 	if a := h.do("GET", "/readyz", "").want(503, "service_unavailable"); a.json()["missing"] != "server" {
 		t.Errorf("draining: %s", a.body)

@@ -332,6 +332,6 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Retry-After", "1")
-	writeJSON(w, http.StatusServiceUnavailable,
-		fmt.Appendf(nil, `{"error":%q,"message":%q,"missing":%q}`, codeServiceUnavailable, message, missing))
+	body := proto.AppendJSONString([]byte(`{"error":"`+codeServiceUnavailable+`","message":`), message)
+	writeJSON(w, http.StatusServiceUnavailable, append(body, `,"missing":"`+missing+`"}`...))
 }
