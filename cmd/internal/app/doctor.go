@@ -12,6 +12,9 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/nsjail"
 )
@@ -31,6 +34,7 @@ func Doctor(ctx context.Context, c *Config) []Check {
 	if c.Has(RoleWorker) {
 		checks = append(checks, checkRoot(), checkNamespaces(), checkCgroups("/"), checkUIDs("/proc/self/uid_map", c.UIDRange))
 		checks = append(checks, checkJails(ctx, c)...)
+		checks = append(checks, checkImages(c.ImageDir))
 		checks = append(checks, Check{Name: "slots", OK: true, Found: fmt.Sprintf("%d programs at once", c.SlotCount())})
 	}
 	checks = append(checks, checkData(c.Data))
@@ -68,19 +72,26 @@ func checkNamespaces() Check {
 	return check
 }
 
-// checkJails starts nsjail, a jail, and each language in a jail.
+// checkJails starts nsjail, a jail, each language in a jail, and jails of the kinds that need more.
 func checkJails(ctx context.Context, c *Config) []Check {
 	path, err := findNsjail(c.NsjailPath)
 	if err != nil {
 		return []Check{{Name: "nsjail", Found: err.Error(), Remedy: "run `make build`, or name it with --nsjail"}}
 	}
 	checks := []Check{{Name: "nsjail", OK: true, Found: path}}
-	started := Check{Name: "jail", Remedy: "mend what is missing above; in a container, run it privileged"}
+	started := Check{Name: "jail", Remedy: "mend what is missing above; until then a worker here takes no jobs"}
 	fail := func(err error) []Check {
 		started.Found = err.Error()
 		return append(checks, started)
 	}
-	maker, err := openJails(c, nsjail.Config{Log: slog.New(slog.DiscardHandler)})
+	quiet := slog.New(slog.DiscardHandler)
+	network, noNetwork := openNetwork(ctx, c, quiet)
+	if network != nil {
+		defer func() { _ = network.Close() }() // what it had ends with this process at the latest
+	}
+	elsewhere, remove, noDisk := scratch(c)
+	defer remove()
+	maker, err := openJails(elsewhere, nsjail.Config{Network: network, Log: quiet})
 	if err != nil {
 		return fail(err)
 	}
@@ -88,8 +99,10 @@ func checkJails(ctx context.Context, c *Config) []Check {
 	runtimes, err := maker.Probe(ctx, jailSpec())
 	took := time.Since(began)
 	var tools string
+	var more []Check
 	if err == nil {
 		tools, err = missingTools(ctx, maker)
+		more = []Check{checkNetwork(ctx, maker, noNetwork), checkDisk(ctx, maker, noDisk)}
 	}
 	if err := errors.Join(err, maker.Close()); err != nil {
 		return fail(err)
@@ -108,10 +121,108 @@ func checkJails(ctx context.Context, c *Config) []Check {
 		}
 		checks = append(checks, check)
 	}
-	return append(checks, Check{
+	if some {
+		checks = append(checks, Check{Name: "runtimes", OK: true, Found: "this host's, for sandboxes without an image: meant for trying out"})
+	}
+	checks = append(checks, Check{
 		Name: "tools", OK: tools == "", Optional: true, Found: orDefault(tools, "those that agents' file tools use"),
 		Remedy: "install coreutils and GNU grep with the system's packages: file tools of agents run them in Bash programs",
 	})
+	return append(checks, more...)
+}
+
+// scratch gives the settings with a data directory that is removed again, in place of theirs, which stays as it is. It lies beside what
+// is there, since homes on disk ask something of the file system. Where none can be made, they are the settings that came.
+func scratch(c *Config) (elsewhere *Config, remove func(), err error) {
+	dir, err := existing(c.Data)
+	if err == nil {
+		dir, err = os.MkdirTemp(dir, ".bullpen-doctor-")
+	}
+	if err != nil {
+		return c, func() {}, err
+	}
+	own := *c
+	own.Data = dir
+	return &own, func() { _ = os.RemoveAll(dir) }, nil
+}
+
+// checkNetwork makes a jail with a network, unless it is known already why there can be none.
+func checkNetwork(ctx context.Context, maker *nsjail.Maker, err error) Check {
+	check := Check{Name: "network", Optional: true, Found: "sandboxes may have one"}
+	if err == nil {
+		spec := jailSpec()
+		spec.Network.Policy = proto.NetworkUnrestricted
+		err = tryJail(ctx, maker, spec)
+	}
+	if check.OK = err == nil; !check.OK {
+		check.Found, check.Remedy = "sandboxes with a network are left to other workers", err.Error()
+	}
+	return check
+}
+
+// checkDisk makes a jail with a home that memory is too small for, unless it is known already why there can be none.
+func checkDisk(ctx context.Context, maker *nsjail.Maker, err error) Check {
+	check := Check{Name: "homes on disk", Optional: true, Found: "sandboxes may have them"}
+	if err == nil {
+		spec := jailSpec()
+		spec.HomeBytes = spec.Memory
+		err = tryJail(ctx, maker, spec)
+	}
+	if check.OK = err == nil; !check.OK {
+		check.Found, check.Remedy = "sandboxes that are to write more than memory allows for fail here", err.Error()
+	}
+	return check
+}
+
+func tryJail(ctx context.Context, maker *nsjail.Maker, spec jail.Spec) error {
+	j, err := maker.Prepare(ctx, spec)
+	if err != nil {
+		return err
+	}
+	return j.Close()
+}
+
+// checkImages checks that images can be unpacked where they are kept, and reached and run from there by jails, without making the
+// directory.
+func checkImages(dir string) Check {
+	check := Check{Name: "images", Optional: true, Remedy: "make room there, or name another directory with --image-dir; sandboxes with an image fail here until then"}
+	free, err := writable(dir)
+	if err == nil {
+		err = passable(dir)
+	}
+	if err != nil {
+		check.Found = err.Error()
+		return check
+	}
+	check.OK, check.Found = true, fmt.Sprintf("%s, %.1f GiB free", dir, gibibytes(free))
+	return check
+}
+
+// passable checks that every user may pass through the directories that are there, and that programs may be started from them.
+func passable(dir string) error {
+	at, err := existing(dir)
+	if err != nil {
+		return err
+	}
+	var disk syscall.Statfs_t
+	if err := syscall.Statfs(at, &disk); err != nil {
+		return err
+	}
+	if disk.Flags&unix.ST_NOEXEC != 0 {
+		return fmt.Errorf("%s is mounted noexec: no program could be started from there", at)
+	}
+	for ; ; at = filepath.Dir(at) {
+		info, err := os.Stat(at)
+		if err != nil {
+			return err
+		}
+		if info.Mode().Perm()&0o001 == 0 {
+			return fmt.Errorf("not every user may pass through %s, and jails are users of their own", at)
+		}
+		if at == "/" {
+			return nil
+		}
+	}
 }
 
 // missingTools names the programs that agents' file tools run and that a jail does not have.
@@ -139,24 +250,7 @@ echo x | grep -rHnFZ --include='*' --exclude-dir=none x /dev/null; [ $? -le 1 ] 
 // checkData checks that what must survive can be written, without making the directory.
 func checkData(dir string) Check {
 	check := Check{Name: "data directory", Remedy: "make room, or name another directory with --data"}
-	existing, err := filepath.Abs(dir)
-	for err == nil {
-		if _, err := os.Stat(existing); !errors.Is(err, fs.ErrNotExist) || existing == "/" {
-			break
-		}
-		existing = filepath.Dir(existing)
-	}
-	var probe *os.File
-	if err == nil {
-		probe, err = os.CreateTemp(existing, ".bullpen-doctor-")
-	}
-	if err == nil {
-		err = errors.Join(probe.Close(), os.Remove(probe.Name()))
-	}
-	var disk syscall.Statfs_t
-	if err == nil {
-		err = syscall.Statfs(existing, &disk)
-	}
+	free, err := writable(dir)
 	if err != nil {
 		check.Found = err.Error()
 		if errors.Is(err, fs.ErrPermission) {
@@ -164,11 +258,44 @@ func checkData(dir string) Check {
 		}
 		return check
 	}
-	free := int64(disk.Bavail) * disk.Bsize
 	check.OK = free > diskReserve
-	check.Found = fmt.Sprintf("%s, %.1f GiB free", dir, float64(free)/(1<<30))
+	check.Found = fmt.Sprintf("%s, %.1f GiB free", dir, gibibytes(free))
 	return check
 }
+
+// existing gives the directory, or the nearest above it that is there.
+func existing(dir string) (string, error) {
+	at, err := filepath.Abs(dir)
+	for err == nil {
+		if _, err := os.Stat(at); !errors.Is(err, fs.ErrNotExist) || at == "/" {
+			break
+		}
+		at = filepath.Dir(at)
+	}
+	return at, err
+}
+
+// writable checks that a file can be made in a directory, or in the nearest above it that is there, and gives the free bytes there.
+func writable(dir string) (free int64, err error) {
+	at, err := existing(dir)
+	if err != nil {
+		return 0, err
+	}
+	probe, err := os.CreateTemp(at, ".bullpen-doctor-")
+	if err != nil {
+		return 0, err
+	}
+	if err := errors.Join(probe.Close(), os.Remove(probe.Name())); err != nil {
+		return 0, err
+	}
+	var disk syscall.Statfs_t
+	if err := syscall.Statfs(at, &disk); err != nil {
+		return 0, err
+	}
+	return int64(disk.Bavail) * disk.Bsize, nil
+}
+
+func gibibytes(n int64) float64 { return float64(n) / (1 << 30) }
 
 func orDefault(s, other string) string {
 	if s == "" {

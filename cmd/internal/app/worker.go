@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/url"
 	"os"
 	"os/exec"
@@ -81,7 +82,7 @@ func (c closers) close() error {
 
 // open opens all that jails are made of, and finds what this worker can offer.
 func (r *workerRole) open(ctx context.Context) (c closers, err error) {
-	network, err := r.network(ctx)
+	network, err := openNetwork(ctx, r.cfg, r.log)
 	if err == nil {
 		c = append(c, network.Close)
 	} else {
@@ -122,13 +123,13 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	return c, nil
 }
 
-// network opens the way out for sandboxes. Programs reach nothing of bullpen's own, NATS for one.
-func (s *system) network(ctx context.Context) (*egress.Network, error) {
-	own, err := s.cfg.controlPlane()
+// openNetwork opens the way out for sandboxes. Programs reach nothing of bullpen's own, NATS for one.
+func openNetwork(ctx context.Context, cfg *Config, log *slog.Logger) (*egress.Network, error) {
+	own, err := cfg.controlPlane()
 	if err != nil {
 		return nil, err
 	}
-	return egress.Open(ctx, egress.Config{ControlPlane: own, Log: s.log})
+	return egress.Open(ctx, egress.Config{ControlPlane: own, Log: log})
 }
 
 // controlPlane gives the hosts of what this process talks to.

@@ -147,7 +147,7 @@ func sysctlRemedy(err error) string {
 	if errors.Is(err, fs.ErrNotExist) {
 		return "the kernel was started without IPv6: remove ipv6.disable=1 from its command line"
 	}
-	return "/proc/sys must be writable: run the worker's container privileged"
+	return "the worker needs CAP_NET_ADMIN, and in a container a writable /proc/sys (docker: --security-opt systempaths=unconfined)"
 }
 
 func openTUN() (fd int, err error) {

@@ -47,7 +47,7 @@ var questionTypes = map[uint16]bool{
 var hiddenDomains = []string{"localhost", "local", "internal", "home.arpa", "test", "invalid", "onion", "alt"}
 
 func systemResolvers() ([]netip.AddrPort, error) {
-	const remedy = "name the DNS servers to use"
+	const remedy = "name a DNS server there: sandboxes' names are asked of it"
 	conf, err := dns.ClientConfigFromFile(resolvConf)
 	if err != nil {
 		return nil, fmt.Errorf("find the host's DNS servers: %w; %s", err, remedy)
@@ -92,7 +92,7 @@ func openResolver(n *Network, upstreams []netip.AddrPort) (*resolver, error) {
 				_ = s.PacketConn.Close()
 			}
 		}
-		return nil, fmt.Errorf("listen as resolver in the egress namespace: %w", err)
+		return nil, fmt.Errorf("listen as resolver in the egress namespace: %w; the worker needs CAP_NET_BIND_SERVICE", err)
 	}
 	return r, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
@@ -13,6 +14,9 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker/jail/egress"
 )
 
 // bareEnv makes the test binary a worker that lacks something: its value is what,
@@ -26,6 +30,16 @@ func bare() {
 	switch f[0] {
 	case "home on disk":
 		cfg.VolumeDir, spec.HomeBytes = f[3], spec.Memory
+	case "network":
+		n, err := egress.Open(context.Background(), egress.Config{
+			Upstreams: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:53")}, Log: slog.New(slog.DiscardHandler), // asked by nobody
+		})
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		defer func() { check(n.Close()) }()
+		cfg.Network, spec.Network.Policy = n, proto.NetworkUnrestricted
 	case "no filters":
 		refuse(unix.SYS_PRCTL, unix.PR_SET_SECCOMP)
 		refuse(unix.SYS_SECCOMP, 0)
@@ -47,10 +61,11 @@ func bare() {
 }
 
 // neededCapabilities are all that a worker needs, as docs/sandbox.md says: those of
-// the first line always, those of the second for homes on disk.
+// the first line always, those of the second for homes on disk and for networks.
 var neededCapabilities = map[string]uintptr{ // read only
 	"DAC_OVERRIDE": unix.CAP_DAC_OVERRIDE, "CHOWN": unix.CAP_CHOWN, "SETUID": unix.CAP_SETUID, "SETGID": unix.CAP_SETGID,
 	"SYS_ADMIN": unix.CAP_SYS_ADMIN, "SYS_CHROOT": unix.CAP_SYS_CHROOT, "FOWNER": unix.CAP_FOWNER,
+	"NET_ADMIN": unix.CAP_NET_ADMIN, "NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE,
 }
 
 // keepOnly starts this program anew with no other capabilities, and no way to get
@@ -68,8 +83,11 @@ func keepOnly(names []string) {
 	}
 	check(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 	with := "nothing"
-	if keep[unix.CAP_SYS_ADMIN] {
+	switch {
+	case keep[unix.CAP_SYS_CHROOT] || keep[unix.CAP_FOWNER]:
 		with = "home on disk"
+	case keep[unix.CAP_NET_ADMIN] || keep[unix.CAP_NET_BIND_SERVICE]:
+		with = "network"
 	}
 	_, rest, _ := strings.Cut(os.Getenv(bareEnv), ":")
 	check(os.Setenv(bareEnv, with+":"+rest))
@@ -116,11 +134,19 @@ func TestWorkersNeeds(t *testing.T) {
 		"run directory as most hosts mount it": {nil, works},
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID":                             {nil, works},
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN SYS_CHROOT FOWNER": {nil, works},
-		"home on disk":                            {nil, works},
-		"capabilities CHOWN SETUID SETGID":        {nil, "permission denied"},
-		"capabilities DAC_OVERRIDE SETUID SETGID": {nil, "make a pipe"},
-		"capabilities DAC_OVERRIDE CHOWN SETGID":  {nil, "uid_map"},
-		"capabilities DAC_OVERRIDE CHOWN SETUID":  {nil, "gid_map"},
+		"home on disk": {nil, works},
+		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN SYS_CHROOT": {nil, "operation not permitted"},
+		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN FOWNER":     {nil, "operation not permitted"},
+		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_CHROOT FOWNER":    {nil, "operation not permitted"},
+		"network": {nil, works},
+		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN NET_ADMIN NET_BIND_SERVICE": {nil, works},
+		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN NET_ADMIN":                  {nil, "CAP_NET_BIND_SERVICE"},
+		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN NET_BIND_SERVICE":           {nil, "CAP_NET_ADMIN"},
+		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID NET_ADMIN NET_BIND_SERVICE":           {nil, "CAP_SYS_ADMIN"},
+		"capabilities CHOWN SETUID SETGID":                                                   {nil, "permission denied"},
+		"capabilities DAC_OVERRIDE SETUID SETGID":                                            {nil, "make a pipe"},
+		"capabilities DAC_OVERRIDE CHOWN SETGID":                                             {nil, "uid_map"},
+		"capabilities DAC_OVERRIDE CHOWN SETUID":                                             {nil, "gid_map"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
