@@ -15,7 +15,8 @@ type doctorCommand struct {
 
 // Help tells what --help does not know by itself.
 func (*doctorCommand) Help() string {
-	return `Takes the settings of bullpen serve and checks what that would need. Exit code 1: this machine cannot run jobs.`
+	return `Takes the settings of bullpen serve and checks what that would need, with jails of every kind. MISS marks what no job can run
+without, and gives exit code 1; none what some sandboxes need, such as those with a network. What to do stands below the table.`
 }
 
 // Run carries the command out.

@@ -13,7 +13,8 @@ type serveCommand struct {
 
 // Help tells what --help does not know by itself.
 func (*serveCommand) Help() string {
-	return `Needs root, nsjail and the runtimes on this machine; bullpen doctor says whether all is there.
+	return `Needs root and nsjail; bullpen doctor says whether all is there. Sandboxes without an image have the runtimes of this machine, which is
+meant for trying out.
 
 Every flag is also an environment variable, shown with it, and a key of the --config file. The flag wins over the variable, the
 variable over the file.
