@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -234,6 +236,55 @@ func TestSlowReader(t *testing.T) {
 	if got := n.Endpoints(); got != 0 {
 		t.Errorf("the stack keeps %d connections of a closed link", got)
 	}
+}
+
+// TestBuffersOutside has a program send and take much, for which the kernel would give the worker's socket megabytes that no limit of
+// the program counts.
+func TestBuffersOutside(t *testing.T) {
+	const much, most = 64 << 20, 1 << 20
+	j, l := attach(t, open(t), unrestricted)
+	echoed := make(chan answer)
+	go func() { echoed <- j.do(order{Do: "bulk", To: webIPv4 + ":7", N: 100 * much}) }()
+	outside := -1
+	until(t, "a connection to the world", func() bool {
+		outside = connectedTo(t, netip.MustParseAddrPort(webIPv4+":7"))
+		return outside >= 0
+	})
+	until(t, "much to be sent both ways", func() bool {
+		info, err := unix.GetsockoptTCPInfo(outside, unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return min(info.Bytes_received, info.Bytes_acked) > much
+	})
+	for name, option := range map[string]int{"receives": unix.SO_RCVBUF, "sends": unix.SO_SNDBUF} {
+		if size, err := unix.GetsockoptInt(outside, unix.SOL_SOCKET, option); err != nil || size > most {
+			t.Errorf("the buffer for what the socket outside %s has %d bytes, more than %d: %v", name, size, most, err)
+		}
+	}
+	l.Close()
+	<-echoed
+}
+
+// connectedTo finds the socket of this process that is connected to an address; -1 when there is none.
+func connectedTo(t *testing.T, to netip.AddrPort) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if peer, err := unix.Getpeername(fd); err == nil {
+			if at, ok := peer.(*unix.SockaddrInet4); ok && netip.AddrPortFrom(netip.AddrFrom4(at.Addr), uint16(at.Port)) == to {
+				return fd
+			}
+		}
+	}
+	return -1
 }
 
 func TestCloseEndsEverything(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -22,6 +23,10 @@ const (
 	hostKeep      = time.Hour        // for how long an address is refused that a name of the control plane no longer has
 	resolveWithin = 10 * time.Second
 	dialWithin    = 30 * time.Second
+
+	// What the kernel may hold of a TCP connection for each way, in bytes. It doubles that for its own use. Left to itself it
+	// would let one grow to tens of MiB, which count against no program and, together, slow down all TCP of the machine.
+	outsideBuffer = 256 << 10
 )
 
 // errRefusedAddress is the second wall's answer.
@@ -165,7 +170,7 @@ func (h *host) refuses(addr netip.Addr) bool {
 // dial connects from the host's namespace. It refuses what no program may reach with [errRefusedAddress], judging the very
 // address that the socket is about to be connected to.
 func (h *host) dial(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
-	d := net.Dialer{Timeout: dialWithin, Control: func(_, address string, _ syscall.RawConn) error {
+	d := net.Dialer{Timeout: dialWithin, Control: func(network, address string, conn syscall.RawConn) error {
 		actual, err := netip.ParseAddrPort(address)
 		if err != nil {
 			return fmt.Errorf("read the address to dial: %w", err)
@@ -173,7 +178,22 @@ func (h *host) dial(ctx context.Context, network string, to netip.AddrPort) (net
 		if h.refuses(actual.Addr()) {
 			return errRefusedAddress
 		}
+		if strings.HasPrefix(network, "tcp") {
+			return boundBuffers(conn)
+		}
 		return nil
 	}}
 	return d.DialContext(ctx, network, to.String())
+}
+
+// boundBuffers fixes the sizes of a socket's buffers. Before it is connected, so that the window is offered accordingly.
+func boundBuffers(conn syscall.RawConn) (err error) {
+	failed := conn.Control(func(fd uintptr) {
+		err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, outsideBuffer),
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, outsideBuffer))
+	})
+	if err = errors.Join(failed, err); err != nil {
+		return fmt.Errorf("bound the buffers of a connection: %w", err)
+	}
+	return nil
 }

@@ -22,8 +22,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// What one link may have at once. A connection takes up to 256 KiB in the worker's stack, 64 KiB on its way, and its two
-// sockets' buffers in the kernel: 80 MiB of the worker for a link that fills all.
+// What one link may have at once. A connection takes up to 256 KiB in the worker's stack and 64 KiB on its way, which is 80 MiB of
+// the worker for a link that fills all, and as much as four times outsideBuffer in the kernel, which is 256 MiB.
 const (
 	MaxConnections = 256 // TCP connections, open or being opened, and UDP flows
 
