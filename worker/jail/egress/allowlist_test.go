@@ -77,6 +77,21 @@ func TestAllowlistNames(t *testing.T) {
 	)
 }
 
+// TestDotsWithinLabels asks for names that look like listed ones when their labels are written out, and are of other domains.
+func TestDotsWithinLabels(t *testing.T) {
+	world.zone.set(`evil\.dotted.example`, `evil\.dotted.example. 60 IN A `+web2IPv4)
+	j, _ := attach(t, open(t), allow("*.dotted.example"))
+	if a := j.resolve(`evil\.dotted.example`, "A"); a.Error != "REFUSED" || a.Found != nil {
+		t.Errorf("%+v", a)
+	}
+	if got := world.zone.count(`evil\.dotted.example`); got != 0 {
+		t.Errorf("it was asked for %d times", got)
+	}
+	if a := j.tcp(web2IPv4+":7", "x"); a.Error != "ECONNREFUSED" {
+		t.Errorf("its address: %+v", a)
+	}
+}
+
 func TestAllowlistRanges(t *testing.T) {
 	j, l := attach(t, open(t), allow("93.184.216.34/31:7", "[2606:2800:220::/48]:80", "10.0.0.0/8"))
 	for to, want := range map[string]string{

@@ -330,9 +330,10 @@ func exchange(ctx context.Context, m *dns.Msg, upstream string) (*dns.Msg, error
 func plainName(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
 
 // public reports whether a name can be one of the public internet: it has a domain, none of those reserved for private use,
-// and, when it asks for the name of an address, the address may be reached.
+// and, when it asks for the name of an address, the address may be reached. No label has a dot in it: written out, such a name
+// looks like one of another domain than its own.
 func public(name string) bool {
-	if !strings.Contains(name, ".") {
+	if !strings.Contains(name, ".") || strings.Contains(name, `\.`) {
 		return false
 	}
 	for _, domain := range hiddenDomains {
