@@ -4,9 +4,12 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
@@ -64,16 +67,16 @@ func TestImage(t *testing.T) {
 	spec.Root = makeImage(t, map[string]string{
 		"opt/tool/motd": "from the image\n", "etc/motd": "from its /etc\n", "etc/passwd": "root::0:0:::/bin/bash\n",
 		"home/other/file": "hidden", "tmp/file": "hidden", "run/file": "hidden",
-		"links/up": "-> ../../../../../../etc", "bin": "-> usr/bin",
+		"links/up": "-> ../../../../../../etc", "bin": "-> usr/bin", "top.txt": "from its top\n",
 	})
-	p := program(t, "bash", `cat /opt/tool/motd /etc/motd; cat /etc/passwd; ls /home /tmp /run; ls -d /links/up/motd
+	p := program(t, "bash", `cat /opt/tool/motd /etc/motd /top.txt; cat /etc/passwd; ls /home /tmp /run; ls -d /links/up/motd
 echo x 2>/dev/null >/opt/tool/new || echo read-only; [ -e /usr/bin/env ] || echo the host is not here`)
 	got := runProgram(t, m, spec, p)
 	if got.Kind != jail.Exited || got.ExitCode != 0 {
 		t.Fatalf("%+v", got)
 	}
 	for _, want := range []string{
-		"from the image\n", "from its /etc\n", "baponi:x:1000:1000:", "/links/up/motd\n", "read-only\n", "the host is not here\n",
+		"from the image\n", "from its /etc\n", "from its top\n", "baponi:x:1000:1000:", "/links/up/motd\n", "read-only\n", "the host is not here\n",
 	} {
 		if !strings.Contains(got.stdout, want) {
 			t.Errorf("no %q in %q", want, got.stdout)
@@ -91,6 +94,68 @@ echo x 2>/dev/null >/opt/tool/new || echo read-only; [ -e /usr/bin/env ] || echo
 	host := runProgram(t, m, testSpec(), program(t, "bash", "ls /opt/tool"))
 	if host.ExitCode == 0 {
 		t.Error("an image shows in a jail that does not have it")
+	}
+}
+
+// TestImageSlow holds up the reading of an image's /etc, as a disk or the network may, and has jails without it go on.
+func TestImageSlow(t *testing.T) {
+	m := newMaker(t)
+	spec := testSpec()
+	spec.Root = makeImage(t, map[string]string{"etc/slow": "x"})
+	f, err := os.OpenFile(filepath.Join(spec.Root, "etc/slow"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	lease := func(how int) {
+		t.Helper()
+		if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, how); err != nil {
+			t.Fatal(err)
+		}
+	}
+	asked := make(chan os.Signal, 1) // the kernel asks for the lease when the file is opened, and lets nobody open it meanwhile
+	signal.Notify(asked, unix.SIGIO)
+	defer signal.Stop(asked)
+	lease(unix.F_WRLCK)
+	slow := make(chan error, 1)
+	go func() {
+		j, err := m.Prepare(t.Context(), spec)
+		if err == nil {
+			err = j.Close()
+		}
+		slow <- err
+	}()
+	<-asked
+	runCode(t, m, "bash", "echo other").want(t, jail.Exited, "other\n")
+	select {
+	case err := <-slow:
+		t.Errorf("the jail with the image was prepared first: %v", err)
+	default:
+	}
+	lease(unix.F_UNLCK)
+	if err := <-slow; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestImageGone has the copy of an image's /etc go when the image has.
+func TestImageGone(t *testing.T) {
+	m := newMaker(t)
+	spec := testSpec()
+	var roots []string
+	for range 2 {
+		spec.Root = makeImage(t, map[string]string{"etc/large": strings.Repeat("x", 1<<20)})
+		roots = append(roots, spec.Root)
+		runProgram(t, m, spec, program(t, "bash", "cat /etc/large | { read -N 3 x; echo $x; }")).want(t, jail.Exited, "xxx\n")
+	}
+	if err := os.RemoveAll(roots[0]); err != nil {
+		t.Fatal(err)
+	}
+	spec.Root = makeImage(t, nil)
+	runProgram(t, m, spec, program(t, "bash", "[ -e /etc/large ] || echo another")).want(t, jail.Exited, "another\n")
+	copies, err := filepath.Glob(filepath.Join(m.dir, "root", "*", "etc", "large"))
+	if err != nil || len(copies) != 1 {
+		t.Errorf("copies of /etc: %q, %v; want that of the image that is there", copies, err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -71,8 +72,9 @@ type Maker struct {
 	volumesMu sync.Mutex
 	volumes   *disk.Pool // opened when the first is asked for
 
-	rootsMu sync.Mutex
-	roots   map[rootKey]*skeleton
+	rootsMu  sync.Mutex
+	roots    map[rootKey]*root
+	rootsSeq int // of the last one made
 
 	seq    atomic.Uint64
 	jails  sync.WaitGroup // one for each jail until all of it is given back
@@ -84,7 +86,7 @@ type Maker struct {
 // Open prepares everything that jails have in common, and removes what workers
 // that died have left behind. The error names what is missing and what to do.
 func Open(cfg Config) (*Maker, error) {
-	m := &Maker{cfg: cfg, live: map[*sandbox]struct{}{}, roots: map[rootKey]*skeleton{}}
+	m := &Maker{cfg: cfg, live: map[*sandbox]struct{}{}, roots: map[rootKey]*root{}}
 	if m.cfg.RunDir == "" {
 		m.cfg.RunDir = DefaultRunDir
 	}
@@ -154,20 +156,62 @@ type rootKey struct {
 	network bool   // there is a resolver to be asked
 }
 
-// skeleton is the / of such jails; it is made once.
+// root is a skeleton that is made when it is first asked for, which may take long for an image.
+type root struct {
+	dir  string
+	mu   sync.Mutex
+	made *skeleton
+}
+
+// skeleton is the / of such jails; it is made once. Jails with another one do not wait for it.
 func (m *Maker) skeleton(key rootKey) (*skeleton, error) {
+	r, err := m.root(key)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.made != nil {
+		return r.made, nil
+	}
+	s, err := newSkeleton(r.dir, m.cfg.Home, key)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lay out the root file system: %w", err), os.RemoveAll(r.dir))
+	}
+	r.made = s
+	return s, nil
+}
+
+func (m *Maker) root(key rootKey) (*root, error) {
 	m.rootsMu.Lock()
 	defer m.rootsMu.Unlock()
-	if s := m.roots[key]; s != nil {
-		return s, nil
+	if r := m.roots[key]; r != nil {
+		return r, nil
 	}
-	dir := filepath.Join(m.dir, "root", strconv.Itoa(len(m.roots)))
-	s, err := newSkeleton(dir, m.cfg.Home, key)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("lay out the root file system: %w", err), os.RemoveAll(dir))
+	if err := m.dropRoots(); err != nil {
+		return nil, err
 	}
-	m.roots[key] = s
-	return s, nil
+	m.rootsSeq++
+	r := &root{dir: filepath.Join(m.dir, "root", strconv.Itoa(m.rootsSeq))}
+	m.roots[key] = r
+	return r, nil
+}
+
+// dropRoots removes the skeletons of images that are gone. No jail has them: an image stays for as long as it is used.
+func (m *Maker) dropRoots() error {
+	for key, r := range m.roots {
+		if key.image == "" {
+			continue
+		}
+		if _, err := os.Lstat(key.image); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := os.RemoveAll(r.dir); err != nil {
+			return fmt.Errorf("remove the root file system of an image that is gone: %w", err)
+		}
+		delete(m.roots, key)
+	}
+	return nil
 }
 
 // limits finds out what the worker's own limits, which it may be unable to raise,

@@ -25,7 +25,7 @@ var copied = [...]string{ // read only
 	"protocols", "services", "ssl/certs", "ssl/openssl.cnf",
 }
 
-// bind is a directory outside, mounted read-only inside a jail.
+// bind is a directory or file outside, mounted read-only inside a jail.
 type bind struct{ src, dst string }
 
 // skeleton is the read-only / of jails, and what is mounted into it.
@@ -34,8 +34,12 @@ type skeleton struct {
 	binds []bind
 }
 
-// maxEtc bounds, in bytes, what is copied of an image's /etc.
-const maxEtc = 64 << 20
+const (
+	// maxEtc bounds, in bytes, what is copied of an image's /etc.
+	maxEtc = 64 << 20
+	// maxTop bounds the directories and files at the top of an image: each is a mount in every jail.
+	maxTop = 128
+)
 
 // newSkeleton makes one in dir.
 func newSkeleton(dir, home string, key rootKey) (*skeleton, error) {
@@ -85,13 +89,16 @@ func (s *skeleton) showHost() error {
 	return nil
 }
 
-// showImage shows the root file system image: every directory at its top but those
-// that are a jail's own. Nothing in it is followed: a link is made anew, so that it
+// showImage shows the root file system image: everything at its top but what is a
+// jail's own. Nothing in it is followed: a link is made anew, so that it
 // leads nowhere but into the jail.
 func (s *skeleton) showImage(image string) error {
 	entries, err := os.ReadDir(image)
 	if err != nil {
 		return fmt.Errorf("read the sandbox's image: %w", err)
+	}
+	if len(entries) > maxTop {
+		return fmt.Errorf("the image has %d directories and files at its top, more than the %d that a jail shows", len(entries), maxTop)
 	}
 	for _, e := range entries {
 		if _, err := os.Lstat(filepath.Join(s.dir, e.Name())); err == nil {
@@ -168,8 +175,8 @@ func (s *skeleton) frame(home string) error {
 	return writeFile(filepath.Join(s.dir, jail.PythonDir, "sitecustomize.py"), jail.PythonSite)
 }
 
-// adopt shows the directory or link name of the file system root to jails. What
-// does not exist or is something else is left out.
+// adopt shows the directory, file or link name of the file system root to jails.
+// What does not exist or is something else is left out.
 func (s *skeleton) adopt(root, name string) error {
 	src := filepath.Join(root, name)
 	info, err := os.Lstat(src)
@@ -184,11 +191,14 @@ func (s *skeleton) adopt(root, name string) error {
 			return err
 		}
 		return os.Symlink(target, filepath.Join(s.dir, name))
-	case !info.IsDir():
-		return nil
+	case info.IsDir():
+		s.binds = append(s.binds, bind{src, "/" + name})
+		return makeDirs(s.dir, name)
+	case info.Mode().IsRegular():
+		s.binds = append(s.binds, bind{src, "/" + name})
+		return writeFile(filepath.Join(s.dir, name), nil)
 	}
-	s.binds = append(s.binds, bind{src, "/" + name})
-	return makeDirs(s.dir, name)
+	return nil
 }
 
 // writeEtc writes the files of /etc that are the same in every jail, but for the
