@@ -132,8 +132,8 @@ func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceI
 	return &proto.Job{
 		Meta: proto.Meta{
 			TraceID: id, Org: i.key.Org, Key: i.key.ID, Mode: mode,
-			Language: req.Language, Timeout: req.Timeout, Profile: profile.Name, Image: sandbox.Image, Network: sandbox.Network.Policy,
-			MaxAttempts: req.MaxAttempts, Metadata: req.Metadata,
+			Language: req.Language, Timeout: req.Timeout, Profile: profile.Name,
+			Image: sandbox.Image, Network: sandbox.Network.Policy, Disk: sandbox.OnDisk(), MaxAttempts: req.MaxAttempts, Metadata: req.Metadata,
 			RequestID: i.requestID, ClientID: clientText(r.Header, "X-Client-Id"), UserAgent: clientText(r.Header, "User-Agent"),
 			CreatedAt: now.UTC(), QueueDeadline: now.Add(wait).UTC(),
 			Concurrent: i.plan.Concurrent, MaxQueued: i.plan.MaxQueued,

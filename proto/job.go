@@ -22,6 +22,18 @@ func DefaultSandbox() Sandbox {
 	return p.Sandbox("")
 }
 
+// HomeOnDisk reports whether a home of so many bytes lies on disk. In memory it counts against the sandbox's limit of that, so a home
+// that is to hold more than half of it lies on disk: a program shall meet ENOSPC before it is killed for memory.
+func HomeOnDisk(home, memory int64) bool { return home > memory/2 }
+
+// TmpOnDisk reports whether a /tmp of so many bytes lies on disk, as [HomeOnDisk] with a quarter of the memory.
+func TmpOnDisk(tmp, memory int64) bool { return tmp > memory/4 }
+
+// OnDisk reports whether any of the sandbox's directories lies on disk.
+func (s *Sandbox) OnDisk() bool {
+	return HomeOnDisk(s.HomeBytes, s.Memory) || TmpOnDisk(s.TmpBytes, s.Memory)
+}
+
 // Meta is what is told of an execution besides its program: kept from submission to the end of its retention.
 type Meta struct {
 	TraceID     TraceID           `json:"trace_id"`
@@ -33,6 +45,7 @@ type Meta struct {
 	Profile     string            `json:"profile,omitempty"` // the name of the sandbox profile that Sandbox was resolved from
 	Image       string            `json:"image,omitempty"`   // the one of Sandbox, for whoever sees only this of a job
 	Network     NetworkPolicy     `json:"network,omitempty"` // as Image
+	Disk        bool              `json:"disk,omitempty"`    // Sandbox.OnDisk, as Image
 	MaxAttempts int               `json:"max_attempts"`
 	Metadata    map[string]string `json:"metadata,omitempty"`
 	ThreadID    string            `json:"thread_id,omitempty"`

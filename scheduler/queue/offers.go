@@ -20,11 +20,17 @@ const OfferImages = "images"
 // OfferNetwork is the capability to let programs out to the network.
 const OfferNetwork = "network"
 
-// needsOf gives the capabilities that a job needs, sorted.
+// OfferDisk is the capability to give programs a home or /tmp that lies on disk.
+const OfferDisk = "disk"
+
+// needsOf gives the capabilities that a job needs, always in the same order.
 func needsOf(m *proto.Meta) []string {
 	needs := []string{OfferLanguage(m.Language)}
 	if m.Image != "" {
 		needs[0] = OfferImages
+	}
+	if m.Disk {
+		needs = append(needs, OfferDisk)
 	}
 	if m.Network != "" && m.Network != proto.NetworkBlocked {
 		needs = append(needs, OfferNetwork)

@@ -245,21 +245,35 @@ func TestJobExpiresInTheQueue(t *testing.T) {
 	}
 }
 
-func TestJobWithAnImageNeedsAWorkerThatRunsImages(t *testing.T) {
-	w := newWorld(t)
-	host := &host{Slots: &queue.Slots{
-		Set: streamtest.Set(t, w.server), Worker: "images", Total: 1, Log: streamtest.Log(t), Offers: []string{queue.OfferImages},
-	}}
-	python := w.worker("python", 4)
-	job := streamtest.Job("acme", "k", proto.ModeAsync)
-	job.Image, job.Sandbox.Image = "py", "py"
-	inImage := w.submit(job)
-	if id := w.submit(streamtest.Job("acme", "k", proto.ModeAsync)); w.take(python).Job().TraceID != id {
-		t.Fatal("a worker without images was given a job that needs one")
-	}
-	w.background(host.Run)
-	if l := w.take(host); l.Job().TraceID != inImage || l.Job().Image != "py" { // it has no runtime of its own
-		t.Fatalf("took %s", l.Job().TraceID)
+func TestJobWaitsForAWorkerThatOffersWhatItsSandboxNeeds(t *testing.T) {
+	language := queue.OfferLanguage(proto.Python)
+	for name, tt := range map[string]struct {
+		need   func(job *proto.Job)
+		offers []string
+	}{
+		"image":   {func(j *proto.Job) { j.Image, j.Sandbox.Image = "py", "py" }, []string{queue.OfferImages}}, // no runtime of its own
+		"network": {func(j *proto.Job) { j.Network = proto.NetworkAllowlist }, []string{language, queue.OfferNetwork}},
+		"disk":    {func(j *proto.Job) { j.Disk = true }, []string{queue.OfferDisk, language}},
+		"all": {
+			func(j *proto.Job) { j.Image, j.Network, j.Disk = "py", proto.NetworkUnrestricted, true },
+			[]string{queue.OfferDisk, queue.OfferImages, queue.OfferNetwork},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			able := &host{Slots: &queue.Slots{Set: streamtest.Set(t, w.server), Worker: "able", Total: 1, Log: streamtest.Log(t), Offers: tt.offers}}
+			plain := w.worker("plain", 4)
+			job := streamtest.Job("acme", "k", proto.ModeAsync)
+			tt.need(job)
+			demanding := w.submit(job)
+			if id := w.submit(streamtest.Job("acme", "k", proto.ModeAsync)); w.take(plain).Job().TraceID != id {
+				t.Fatal("a worker was given a job that needs more than it offers")
+			}
+			w.background(able.Run)
+			if l := w.take(able); l.Job().TraceID != demanding {
+				t.Fatalf("took %s", l.Job().TraceID)
+			}
+		})
 	}
 }
 

@@ -235,7 +235,7 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 		r.base = append(r.base, base...)
 	}
 	if s.cfg.Has(RoleWorker) {
-		w := &workerRole{system: s, ready: make(chan struct{})}
+		w := &workerRole{system: s, ready: make(chan struct{}), lacks: map[string]string{}}
 		r.work, r.base = append(r.work, part{"worker", w.work}), append(r.base, part{"jails", w.hold})
 	}
 	if !s.cfg.Has(RoleGateway) && !s.cfg.Has(RoleScheduler) {

@@ -164,12 +164,10 @@ func checkNetwork(ctx context.Context, maker *nsjail.Maker, err error) Check {
 func checkDisk(ctx context.Context, maker *nsjail.Maker, err error) Check {
 	check := Check{Name: "homes on disk", Optional: true, Found: "sandboxes may have them"}
 	if err == nil {
-		spec := jailSpec()
-		spec.HomeBytes = spec.Memory
-		err = tryJail(ctx, maker, spec)
+		err = maker.TryDisk(ctx, jailSpec())
 	}
 	if check.OK = err == nil; !check.OK {
-		check.Found, check.Remedy = "sandboxes that are to write more than memory allows for fail here", err.Error()
+		check.Found, check.Remedy = "sandboxes that are to write more than memory allows for are left to other workers", err.Error()
 	}
 	return check
 }
@@ -182,20 +180,25 @@ func tryJail(ctx context.Context, maker *nsjail.Maker, spec jail.Spec) error {
 	return j.Close()
 }
 
-// checkImages checks that images can be unpacked where they are kept, and reached and run from there by jails, without making the
-// directory.
+// checkImages checks the directory of images.
 func checkImages(dir string) Check {
-	check := Check{Name: "images", Optional: true, Remedy: "make room there, or name another directory with --image-dir; sandboxes with an image fail here until then"}
-	free, err := writable(dir)
-	if err == nil {
-		err = passable(dir)
-	}
+	check := Check{Name: "images", Optional: true, Remedy: "make room there, or name another directory with --image-dir; sandboxes with an image are left to other workers until then"}
+	free, err := usableImages(dir)
 	if err != nil {
 		check.Found = err.Error()
 		return check
 	}
 	check.OK, check.Found = true, fmt.Sprintf("%s, %.1f GiB free", dir, gibibytes(free))
 	return check
+}
+
+// usableImages checks that images can be unpacked where they are kept, and reached and run from there by jails, without making the
+// directory, and gives the free bytes there.
+func usableImages(dir string) (free int64, err error) {
+	if free, err = writable(dir); err != nil {
+		return 0, err
+	}
+	return free, passable(dir)
 }
 
 // passable checks that every user may pass through the directories that are there, and that programs may be started from them.

@@ -32,6 +32,7 @@ type workerRole struct {
 	ready  chan struct{} // closed when the rest is set
 	slots  *queue.Slots
 	runner *worker.Worker
+	lacks  map[string]string // why capabilities are not offered, as the log has it
 }
 
 // work runs jobs until ctx ends and those that run have ended.
@@ -53,7 +54,9 @@ func (r *workerRole) work(ctx context.Context) error {
 func (r *workerRole) hold(ctx context.Context) error {
 	for {
 		closers, err := r.open(ctx)
-		r.fitness.set(err)
+		if ctx.Err() == nil {
+			r.fitness.set(err)
+		}
 		if err == nil {
 			close(r.ready)
 			return errors.Join(r.slots.Run(ctx), closers.close())
@@ -82,11 +85,9 @@ func (c closers) close() error {
 
 // open opens all that jails are made of, and finds what this worker can offer.
 func (r *workerRole) open(ctx context.Context) (c closers, err error) {
-	network, err := openNetwork(ctx, r.cfg, r.log)
-	if err == nil {
+	network, noNetwork := openNetwork(ctx, r.cfg, r.log)
+	if network != nil {
 		c = append(c, network.Close)
-	} else {
-		r.log.Warn("there is no way out for sandboxes here, those with a network are left to other workers", "error", err)
 	}
 	maker, err := openJails(r.cfg, nsjail.Config{Network: network, Log: r.log})
 	if err != nil {
@@ -99,9 +100,19 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	}
 	images := &imageCache{dir: r.cfg.ImageDir, set: r.set, log: r.log}
 	c = append(c, images.close)
-	offers := []string{queue.OfferImages}
-	if network != nil {
-		offers = append(offers, queue.OfferNetwork)
+	_, noImages := usableImages(r.cfg.ImageDir)
+	var offers []string
+	for _, can := range []struct {
+		offer string
+		err   error
+	}{
+		{queue.OfferNetwork, noNetwork}, {queue.OfferDisk, maker.TryDisk(ctx, jailSpec())}, {queue.OfferImages, noImages},
+	} {
+		if can.err == nil {
+			offers = append(offers, can.offer)
+		} else {
+			r.lack(can.offer, can.err)
+		}
 	}
 	for _, l := range proto.Languages() {
 		if v, ok := languages[l]; ok {
@@ -121,6 +132,15 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 		},
 	}
 	return c, nil
+}
+
+// lack says why a capability is not offered: sandboxes that need it are left to other workers.
+func (r *workerRole) lack(offer string, err error) {
+	if r.lacks[offer] == err.Error() || errors.Is(err, context.Canceled) {
+		return
+	}
+	r.lacks[offer] = err.Error()
+	r.log.Warn("sandboxes that need something of the host are left to other workers", "need", offer, "error", err)
 }
 
 // openNetwork opens the way out for sandboxes. Programs reach nothing of bullpen's own, NATS for one.

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
@@ -126,13 +127,11 @@ type area struct {
 	onDisk bool // memory is too small for it
 }
 
-// areas are the home and /tmp. In memory they count against its limit, so one that
-// is to hold more than its share of it lies on disk: a program shall meet ENOSPC
-// before it is killed for memory.
+// areas are the home and /tmp.
 func areas(spec jail.Spec, home string) []area {
 	return []area{
-		{home, spec.HomeBytes, 0o755, spec.HomeBytes > spec.Memory/2},
-		{"/tmp", spec.TmpBytes, 0o1777, spec.TmpBytes > spec.Memory/4},
+		{home, spec.HomeBytes, 0o755, proto.HomeOnDisk(spec.HomeBytes, spec.Memory)},
+		{"/tmp", spec.TmpBytes, 0o1777, proto.TmpOnDisk(spec.TmpBytes, spec.Memory)},
 	}
 }
 

@@ -359,6 +359,23 @@ func (m *Maker) pool() (*disk.Pool, error) {
 	return m.volumes, err
 }
 
+// TryDisk makes a jail of the spec with a home on disk, and keeps nothing that is made ahead for such. It is for the start of a worker.
+// The error names what is missing and what to do.
+func (m *Maker) TryDisk(ctx context.Context, spec jail.Spec) error {
+	spec.HomeBytes = spec.Memory
+	j, err := m.Prepare(ctx, spec)
+	if err == nil {
+		err = j.Close()
+	}
+	m.volumesMu.Lock()
+	defer m.volumesMu.Unlock()
+	if m.volumes != nil {
+		err = errors.Join(err, m.volumes.Close())
+		m.volumes = nil
+	}
+	return err
+}
+
 // Prepare makes a jail that waits for its program. The context is for the
 // preparation alone.
 func (m *Maker) Prepare(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
