@@ -76,7 +76,9 @@ func (s *Server) listKeys(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) revokeKey(w http.ResponseWriter, r *http.Request) error {
-	key, err := s.KeyAdmin.Revoke(r.Context(), chi.URLParam(r, "id"))
+	ctx, cancel := detached(r.Context()) // whoever asked and left wants it revoked all the same
+	defer cancel()
+	key, err := s.KeyAdmin.Revoke(ctx, chi.URLParam(r, "id"))
 	if err != nil {
 		return fmt.Errorf("revoke key: %w", err)
 	}

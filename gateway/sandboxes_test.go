@@ -42,7 +42,7 @@ func TestSandboxAdministration(t *testing.T) {
 			t.Errorf("got %s, want %s", a.body, want)
 		}
 	}
-	a := h.do("POST", sandboxPath, `{"name":"web","cpu":2,"memory":536870912,"env":{"STAGE":"test"},"unknown":1}`).want(201, "")
+	a := h.do("POST", sandboxPath, `{"name":"web","cpu":2,"memory":536870912,"env":{"STAGE":"test"}}`).want(201, "")
 	is(a, complete)
 	if got := a.header.Get("Location"); got != sandboxPath+"/web" {
 		t.Errorf("Location %q", got)

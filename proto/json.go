@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"unicode/utf8"
 )
 
@@ -21,6 +22,21 @@ func fieldErrorf(field, format string, args ...any) *FieldError {
 }
 
 func errTwice(field string) *FieldError { return fieldErrorf(field, "must be given only once") }
+
+func errUnknown(field string) *FieldError { return fieldErrorf(field, "is not known here") }
+
+// onlyKnown refuses members of an object that are not among names: a limit that was misspelt must not be taken for none.
+func onlyKnown(object []byte, names []string) error {
+	return eachMember(object, func(key string, _ []byte) error {
+		if slices.Contains(names, key) {
+			return nil
+		}
+		if key == "" {
+			key = `""`
+		}
+		return errUnknown(shorten(key))
+	})
+}
 
 const bodyField = "body"
 

@@ -31,6 +31,8 @@ const (
 	sandboxNameMessage = "must be 1 to 63 characters of a-z, 0-9, ., _ and -, the first a letter or digit"
 )
 
+var profileMembers = [...]string{"name", "image", "cpu", "memory", "pids", "disk", "network", "env", "output"}
+
 // DefaultProfileName names the profile of API keys that are bound to none. No other profile can have that name.
 const DefaultProfileName = "default"
 
@@ -87,7 +89,10 @@ func (p *Profile) ImageName() (name string, ok bool) {
 // /tmp that nobody asked for are no more than a half and a quarter of the memory. A name that is given here may be left out there,
 // and must not be another there. What is wrong is a [*FieldError].
 func DecodeProfile(name string, body []byte, defaults Profile) (Profile, error) {
-	members, err := decodeObject(body, "name", "image", "cpu", "memory", "pids", "disk", "network", "env", "output")
+	members, err := decodeObject(body, profileMembers[:]...)
+	if err == nil {
+		err = onlyKnown(body, profileMembers[:])
+	}
 	if err != nil {
 		return Profile{}, err
 	}
@@ -149,6 +154,8 @@ func (k *Disk) decode(raw []byte) error {
 			var n int
 			err = decodeWhole(field, raw, &n)
 			k.Inodes = int64(n)
+		default:
+			err = errUnknown(field)
 		}
 		return err
 	})
@@ -172,7 +179,7 @@ func (n *Network) decode(raw []byte) error {
 				return err
 			})
 		}
-		return nil
+		return errUnknown(field)
 	})
 }
 

@@ -21,7 +21,7 @@ func decodeProfile(t *testing.T, body string) Profile {
 
 func TestProfileIsDecodedWhole(t *testing.T) {
 	got := decodeProfile(t, `{"name":"web.1","image":"py-3.14","cpu":2.5,"memory":"2GiB","pids":64,"disk":{"home":"3 GiB","tmp":1048576,"inodes":1000},
-		"network":{"policy":"allowlist","allow":["pypi.org"]},"env":{"A":"1"},"output":"1536KiB","unknown":{"a":[]}}`)
+		"network":{"policy":"allowlist","allow":["pypi.org"]},"env":{"A":"1"},"output":"1536KiB"}`)
 	want := Profile{
 		Name: "web.1", Image: "py-3.14", CPU: 2.5, Memory: 2 * GiB, Pids: 64, Disk: Disk{3 * GiB, MiB, 1000},
 		Network: Network{Policy: NetworkAllowlist, Allow: []string{"pypi.org"}}, Env: map[string]string{"A": "1"}, Output: 1536 * KiB,
@@ -134,6 +134,9 @@ func TestProfileLimits(t *testing.T) {
 			{`"name":null`, false},
 			{`"name":1`, false},
 		},
+		"memry":        {{`"memry":"1GiB"`, false}},
+		"disk.size":    {{`"disk":{"size":1}`, false}},
+		"network.deny": {{`"network":{"deny":[]}`, false}},
 		"image": {
 			{`"image":""`, true},
 			{`"image":"py-3.14"`, true},
