@@ -66,17 +66,17 @@ func (a *api) get(ctx context.Context, path string) ([]byte, error) {
 	return body, errors.Join(err, resp.Body.Close())
 }
 
-func request(language proto.Language, code string) ([]byte, error) {
+func request(language proto.Language, code string, timeout int) ([]byte, error) {
 	return json.Marshal(struct {
 		Language proto.Language `json:"language"`
 		Code     string         `json:"code"`
 		Timeout  int            `json:"timeout"`
-	}{language, code, programTimeout})
+	}{language, code, timeout})
 }
 
-// execute runs a program inline.
-func (a *api) execute(ctx context.Context, language proto.Language, code string) (*proto.Result, string, error) {
-	body, err := request(language, code)
+// execute runs a program inline, for at most timeout seconds.
+func (a *api) execute(ctx context.Context, language proto.Language, code string, timeout int) (*proto.Result, string, error) {
+	body, err := request(language, code, timeout)
 	if err != nil {
 		return nil, "", err
 	}
@@ -115,7 +115,7 @@ const readPiece = 256 << 10
 func (a *api) stream(ctx context.Context, language proto.Language, code string, room int) (*streamed, error) {
 	s := &streamed{body: make([]byte, 0, room)}
 	began := time.Now()
-	body, err := request(language, code)
+	body, err := request(language, code, programTimeout)
 	if err != nil {
 		return nil, err
 	}

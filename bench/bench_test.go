@@ -159,8 +159,9 @@ func TestFiguresSayWhatWasNotMeasured(t *testing.T) {
 		Overhead:  []overhead{{Language: "bash", Added: &summary{Runs: 9, P50: 1.5}, Prepare: &summary{}, Run: &summary{}}},
 		FirstLine: &firstLine{Bare: &summary{}, Bullpen: &summary{Runs: 1, P50: 29.9}}, Memory: &memory{IdleMB: 60},
 		Throughput: []throughput{{Program: "p", Bullpen: &summary{Runs: 1, Errors: 1}, Result: &summary{}, BullpenMB: 99}},
+		Timeouts:   &summary{Runs: 2, Min: 0, Max: 50},
 	}
-	want := []string{"no", "yes", "no", "no"}
+	want := []string{"no", "yes", "no", "yes", "no"}
 	for i, f := range r.figures() {
 		if f.verdict() != want[i] {
 			t.Errorf("%s: %s, want %s", f.Name, f.verdict(), want[i])

@@ -43,7 +43,7 @@ func compare(ctx context.Context, a *api, programs []program, missing map[proto.
 	found := map[proto.Language]program{}
 	for _, p := range programs {
 		// A first run also shows what a server without the language says.
-		if result, _, err := a.execute(ctx, p.language, p.code); err == nil && result.ErrorMessage != nil {
+		if result, _, err := a.execute(ctx, p.language, p.code, programTimeout); err == nil && result.ErrorMessage != nil {
 			missing[p.language] = "the server cannot run it: " + *result.ErrorMessage
 			continue
 		}

@@ -11,6 +11,7 @@ const (
 	targetFirstLineMS  = 30
 	targetMBPerSecond  = 20
 	targetIdleMemoryMB = 60
+	targetTimeoutMS    = 50
 )
 
 // figure is something measured beside what it should be.
@@ -80,7 +81,20 @@ func (r *report) figures() []figure {
 		met := t.BullpenMB >= targetMBPerSecond && t.Bullpen.Errors == 0
 		all = append(all, f.is(t.BullpenMB, met, withErrors(note, t.Bullpen)))
 	}
-	return append(all, r.memoryFigure())
+	return append(all, r.timeoutFigure(), r.memoryFigure())
+}
+
+func (r *report) timeoutFigure() figure {
+	f := figure{Name: "after a timeout of 1 s all has ended, worst", Target: fmt.Sprintf("within %d ms", targetTimeoutMS), Unit: "ms"}
+	if r.Timeouts == nil || r.Timeouts.Runs == 0 {
+		why := "no program timed out"
+		if r.Timeouts != nil && r.Timeouts.FirstError != "" {
+			why = r.Timeouts.FirstError
+		}
+		return f.unknown(why)
+	}
+	note := fmt.Sprintf("%d samples, p50 %.0f ms", r.Timeouts.Runs, r.Timeouts.P50)
+	return f.is(r.Timeouts.Max, r.Timeouts.Min >= 0 && r.Timeouts.Max <= targetTimeoutMS, withErrors(note, r.Timeouts))
 }
 
 func (r *report) memoryFigure() figure {

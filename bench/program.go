@@ -117,7 +117,7 @@ func (p *program) bare(ctx context.Context) (sample, error) {
 // inline runs the program in a jail.
 func (p *program) inline(a *api) runner {
 	return func(ctx context.Context) (sample, error) {
-		result, id, err := a.execute(ctx, p.language, p.code)
+		result, id, err := a.execute(ctx, p.language, p.code, programTimeout)
 		switch {
 		case err != nil:
 			return sample{}, err

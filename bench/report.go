@@ -19,13 +19,16 @@ const (
 	syncs       = 200
 	quickSyncs  = 20
 	bulkRuns    = 5
-	resultsDir  = "bench/results"
-	latestName  = "latest.json"
-	timeForm    = "20060102T150405Z"
-	tablePad    = 2
-	reportForm  = 1 // raised when a field changes its meaning
-	remoteName  = "a server that was running"
-	startedName = "started for this"
+	timeoutRuns = 20
+	// quickTimeoutRuns are as many seconds.
+	quickTimeoutRuns = 3
+	resultsDir       = "bench/results"
+	latestName       = "latest.json"
+	timeForm         = "20060102T150405Z"
+	tablePad         = 2
+	reportForm       = 1 // raised when a field changes its meaning
+	remoteName       = "a server that was running"
+	startedName      = "started for this"
 )
 
 // report is everything that was measured.
@@ -43,6 +46,7 @@ type report struct {
 	OverheadUnknown string       `json:"overhead_unknown,omitempty"`
 	FirstLine       *firstLine   `json:"first_line"`
 	Throughput      []throughput `json:"throughput"`
+	Timeouts        *summary     `json:"timeouts_late"` // milliseconds after the timeout that programs had ended
 	Memory          *memory      `json:"memory"`
 	Figures         []figure     `json:"figures"`
 }
@@ -88,9 +92,9 @@ func measure(ctx context.Context, t *target, o options, dir string, progress io.
 		r.OverheadUnknown = err.Error()
 	}
 	_, _ = fmt.Fprintln(progress, "streams …")
-	runs := bulkRuns
+	runs, timeouts := bulkRuns, timeoutRuns
 	if o.quick {
-		runs = 1
+		runs, timeouts = 1, quickTimeoutRuns
 	}
 	for _, p := range programs {
 		if p.output == leastOutput && p.code == "print(1)" {
@@ -100,6 +104,8 @@ func measure(ctx context.Context, t *target, o options, dir string, progress io.
 	if r.Throughput, err = measureThroughput(ctx, t, dir, runs); err != nil {
 		return nil, err
 	}
+	_, _ = fmt.Fprintln(progress, "timeouts …")
+	r.Timeouts = measureTimeouts(ctx, t.api, timeouts)
 	if r.Memory != nil {
 		if r.Memory.AfterMB, err = idleMemory(ctx, t); err != nil {
 			return nil, err
