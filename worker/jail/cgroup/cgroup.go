@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +27,10 @@ const parentName = "bullpen"
 
 // periodMicros is the kernel's default bandwidth period.
 const periodMicros = 100_000
+
+// allowed is what to do about groups that cannot be made.
+const allowed = "the worker must be allowed to make control groups below its own " +
+	"(root, /sys/fs/cgroup mounted read-write, with systemd Delegate=yes)"
 
 // minQuotaMicros is the least quota the kernel accepts.
 const minQuotaMicros = 1_000
@@ -65,21 +70,18 @@ type Group struct {
 	home    *home // version 1
 }
 
-// Open finds the worker's own group and makes bullpen/<instance> below it.
+// Open finds the worker's own group and makes bullpen/<instance> below it. On
+// version 2 it moves this process: into a leaf of that group, and before, out of
+// a login session into a scope of systemd's (see leaveSession).
 func Open(instance string) (*Tree, error) { return open("/", instance) }
 
 // open is Open on a file system at root, for tests.
 func open(root, instance string) (*Tree, error) {
-	where, err := locate(root)
-	if err != nil {
+	t := &Tree{instance: instance}
+	if err := t.settle(root); err != nil {
 		return nil, err
 	}
-	t := &Tree{version: where.version, instance: instance, dirs: where.dirs, ctl: where.ctl}
-	if t.version == 2 {
-		if err := t.delegate(); err != nil {
-			return nil, err
-		}
-	}
+	var err error
 	if t.version == 1 {
 		if t.home, err = openHome(t.dirs); err != nil {
 			return nil, err
@@ -98,6 +100,37 @@ func open(root, instance string) (*Tree, error) {
 	return t, nil
 }
 
+// settling keeps two trees of one process from moving it to different places.
+var settling sync.Mutex
+
+// settle finds the worker's own group, and on version 2 one that can have groups
+// of jails below it.
+func (t *Tree) settle(root string) error {
+	settling.Lock()
+	defer settling.Unlock()
+	where, err := t.find(root)
+	if err != nil || where.version == 1 {
+		return err
+	}
+	err = t.delegate()
+	if err == nil || !where.session {
+		return err
+	}
+	if lerr := leaveSession(where); lerr != nil {
+		return errors.Join(err, lerr)
+	}
+	if _, err := t.find(root); err != nil {
+		return err
+	}
+	return t.delegate()
+}
+
+func (t *Tree) find(root string) (location, error) {
+	where, err := locate(root)
+	t.version, t.dirs, t.ctl = where.version, where.dirs, where.ctl
+	return where, err
+}
+
 func (t *Tree) closeHome() error {
 	if t.home == nil {
 		return nil
@@ -109,8 +142,7 @@ func (t *Tree) makeDirs() error {
 	for _, d := range t.dirs {
 		for _, dir := range []string{filepath.Join(d, parentName), filepath.Join(d, parentName, t.instance)} {
 			if err := os.Mkdir(dir, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
-				return fmt.Errorf("cgroup: %w: the worker must be allowed to make control groups below its own "+
-					"(root, /sys/fs/cgroup mounted read-write, with systemd Delegate=yes)", err)
+				return fmt.Errorf("cgroup: %w: %s", err, allowed)
 			}
 			if t.version == 1 {
 				continue

@@ -13,6 +13,8 @@ type location struct {
 	version int
 	dirs    []string
 	ctl     controllers
+	mount   string // version 2: where the whole hierarchy is mounted
+	session bool   // version 2: of a user's login, as systemd lays groups out
 }
 
 // mount is one cgroup file system.
@@ -64,7 +66,10 @@ func locate(root string) (location, error) {
 				if filepath.Base(dir) == leafName {
 					dir = filepath.Dir(dir)
 				}
-				return location{version: 2, dirs: []string{dir}}, nil
+				return location{
+					version: 2, dirs: []string{dir}, mount: filepath.Join(root, m.point),
+					session: m.root == "/" && strings.HasPrefix(own[""], "/user.slice/"),
+				}, nil
 			}
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // leafName is where a worker puts itself: on version 2 a group that gives
@@ -38,13 +40,15 @@ func (t *Tree) delegate() error {
 	}
 	leaf := filepath.Join(own, leafName)
 	if merr := os.Mkdir(leaf, 0o750); merr != nil && !errors.Is(merr, fs.ErrExist) {
-		return errors.Join(err, fmt.Errorf("cgroup: %w", merr))
+		return fmt.Errorf("%w: %s", errors.Join(err, fmt.Errorf("cgroup: %w", merr)), allowed)
 	}
 	// 0 is the process that writes.
 	if merr := write(leaf, "cgroup.procs", "0"); merr != nil {
 		return errors.Join(err, merr)
 	}
 	if err := enable(own); err != nil {
+		// Another worker of the group may be in the leaf.
+		_ = errors.Join(write(own, "cgroup.procs", "0"), unix.Rmdir(leaf))
 		return fmt.Errorf("%w: other processes are in %s: start the worker in a group of its own "+
 			"(a systemd unit with Delegate=yes, or as the only process of a container)", err, own)
 	}

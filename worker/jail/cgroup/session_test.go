@@ -1,0 +1,90 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+const settlerEnv = "BULLPEN_TEST_SETTLER"
+
+// settler is a worker in a process of its own: it opens a tree and says where it then is.
+func settler() {
+	tree, err := Open("test-settler")
+	if err == nil {
+		err = tree.Close()
+	}
+	groups, _ := os.ReadFile("/proc/self/cgroup")
+	fmt.Printf("%s%v\n", groups, err)
+}
+
+// settleBeside runs settler in a new group at path, where another process is as well.
+func settleBeside(t *testing.T, mount, path string) string {
+	t.Helper()
+	g := &Group{version: 2, dirs: []string{filepath.Join(mount, path)}}
+	if err := os.Mkdir(g.dirs[0], 0o750); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := g.Remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	other, err := g.StartProcess("/bin/sleep", []string{"sleep", "600"}, &os.ProcAttr{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := other.Kill(); err != nil {
+			t.Error(err)
+		}
+		_, _ = other.Wait()
+	})
+	dir, err := os.Open(g.dirs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = dir.Close() }()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), settlerEnv+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(g.dirs[0], leafName)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("left behind in %s: %v", path, err)
+	}
+	return string(out)
+}
+
+// On version 2, a worker started by hand leaves the login session, and one whose
+// group is somebody's choice stays there and says what is wrong with it.
+func TestGroupWithOtherProcesses(t *testing.T) {
+	where, err := locate("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if where.version != 2 {
+		return // other processes do not matter
+	}
+	if out := settleBeside(t, where.mount, "bullpen-test-busy"); !strings.HasPrefix(out, "0::/bullpen-test-busy\n") ||
+		!strings.Contains(out, "other processes are in") && !strings.Contains(out, `controller "cpu" is not available`) {
+		t.Errorf("got %s", out)
+	}
+	if unix.Access("/run/systemd/system", unix.F_OK) != nil {
+		return // no sessions
+	}
+	if out := settleBeside(t, where.mount, "user.slice/bullpen-test-session"); !strings.Contains(out, ".scope") || !strings.HasSuffix(out, "\n<nil>\n") ||
+		strings.Contains(out, "user.slice") {
+		t.Errorf("got %s", out)
+	}
+}
