@@ -57,6 +57,8 @@ type Tree struct {
 	dirs []string
 	ctl  controllers
 	home *home // version 1
+	// contained is as in location.
+	contained bool
 }
 
 // controllers are the indexes into dirs, and Group.dirs, of each controller.
@@ -71,8 +73,9 @@ type Group struct {
 }
 
 // Open finds the worker's own group and makes bullpen/<instance> below it. On
-// version 2 it moves this process: into a leaf of that group, and before, out of
-// a login session into a scope of systemd's (see leaveSession).
+// version 2 it moves this process: into a leaf of that group, in a container with
+// all that runs there, and before, out of a login session into a scope of
+// systemd's (see leaveSession).
 func Open(instance string) (*Tree, error) { return open("/", instance) }
 
 // open is Open on a file system at root, for tests.
@@ -127,7 +130,7 @@ func (t *Tree) settle(root string) error {
 
 func (t *Tree) find(root string) (location, error) {
 	where, err := locate(root)
-	t.version, t.dirs, t.ctl = where.version, where.dirs, where.ctl
+	t.version, t.dirs, t.ctl, t.contained = where.version, where.dirs, where.ctl, where.contained
 	return where, err
 }
 

@@ -15,6 +15,9 @@ type location struct {
 	ctl     controllers
 	mount   string // version 2: where the whole hierarchy is mounted
 	session bool   // version 2: of a user's login, as systemd lays groups out
+	// contained is, on version 2, that we see no group above ours: it is that of a
+	// container, or there is no other.
+	contained bool
 }
 
 // mount is one cgroup file system.
@@ -68,7 +71,8 @@ func locate(root string) (location, error) {
 				}
 				return location{
 					version: 2, dirs: []string{dir}, mount: filepath.Join(root, m.point),
-					session: m.root == "/" && strings.HasPrefix(own[""], "/user.slice/"),
+					session:   m.root == "/" && strings.HasPrefix(own[""], "/user.slice/"),
+					contained: own[""] == "/",
 				}, nil
 			}
 		}

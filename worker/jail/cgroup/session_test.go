@@ -27,7 +27,7 @@ func settler() {
 }
 
 // settleBeside runs settler in a new group at path, where another process is as well.
-func settleBeside(t *testing.T, mount, path string) string {
+func settleBeside(t *testing.T, mount, path string, prefix ...string) string {
 	t.Helper()
 	g := &Group{version: 2, dirs: []string{filepath.Join(mount, path)}}
 	if err := os.Mkdir(g.dirs[0], 0o750); err != nil {
@@ -53,21 +53,38 @@ func settleBeside(t *testing.T, mount, path string) string {
 		t.Fatal(err)
 	}
 	defer func() { _ = dir.Close() }()
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	argv := append(prefix, os.Args[0])
+	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), settlerEnv+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(filepath.Join(g.dirs[0], leafName)); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("left behind in %s: %v", path, err)
+	moved, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", other.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf := filepath.Join(g.dirs[0], leafName)
+	switch _, err := os.Stat(leaf); {
+	case len(prefix) > 0: // in a container
+		if want := "0::/" + path + "/" + leafName + "\n"; string(moved) != want {
+			t.Errorf("the other process is in %q, want %q", moved, want)
+		}
+		t.Cleanup(func() {
+			if err := (&Group{version: 2, dirs: []string{leaf}}).Remove(); err != nil {
+				t.Error(err)
+			}
+		})
+	case !errors.Is(err, fs.ErrNotExist) || string(moved) != "0::/"+path+"\n":
+		t.Errorf("left behind in %s: %v; the other process is in %q", path, err, moved)
 	}
 	return string(out)
 }
 
-// On version 2, a worker started by hand leaves the login session, and one whose
-// group is somebody's choice stays there and says what is wrong with it.
+// On version 2, a worker started by hand leaves the login session, one in a
+// container takes the others there into its leaf, and one whose group is
+// somebody's choice stays there and says what is wrong with it.
 func TestGroupWithOtherProcesses(t *testing.T) {
 	where, err := locate("/")
 	if err != nil {
@@ -78,6 +95,11 @@ func TestGroupWithOtherProcesses(t *testing.T) {
 	}
 	if out := settleBeside(t, where.mount, "bullpen-test-busy"); !strings.HasPrefix(out, "0::/bullpen-test-busy\n") ||
 		!strings.Contains(out, "other processes are in") && !strings.Contains(out, `controller "cpu" is not available`) {
+		t.Errorf("got %s", out)
+	}
+	// What a container is for control groups: a namespace whose root is the group.
+	container := []string{"unshare", "--cgroup", "--mount", "sh", "-c", "umount /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup; exec $0"}
+	if out := settleBeside(t, where.mount, "bullpen-test-container", container...); out != "0::/"+leafName+"\n<nil>\n" {
 		t.Errorf("got %s", out)
 	}
 	if unix.Access("/run/systemd/system", unix.F_OK) != nil {

@@ -46,13 +46,43 @@ func (t *Tree) delegate() error {
 	if merr := write(leaf, "cgroup.procs", "0"); merr != nil {
 		return errors.Join(err, merr)
 	}
-	if err := enable(own); err != nil {
+	if err = enable(own); err != nil && t.contained {
+		err = evacuate(own, leaf)
+	}
+	if err != nil {
 		// Another worker of the group may be in the leaf.
 		_ = errors.Join(write(own, "cgroup.procs", "0"), unix.Rmdir(leaf))
 		return fmt.Errorf("%w: other processes are in %s: start the worker in a group of its own "+
-			"(a systemd unit with Delegate=yes, or as the only process of a container)", err, own)
+			"(a systemd unit with Delegate=yes, or a container with a private cgroup namespace)", err, own)
 	}
 	return nil
+}
+
+// evacuate enables the controllers of a container's own group, and moves all that
+// runs in the container into the leaf for that: the shell, make, a debugger.
+func evacuate(own, leaf string) error {
+	err := error(unix.EBUSY)
+	// Some may start others while we look.
+	for range 10 {
+		if !errors.Is(err, unix.EBUSY) {
+			break
+		}
+		procs, rerr := os.ReadFile(filepath.Join(own, "cgroup.procs"))
+		if rerr != nil {
+			return fmt.Errorf("cgroup: %w", rerr)
+		}
+		for pid := range strings.FieldsSeq(string(procs)) {
+			// 0 are those that this container does not see; others may be gone.
+			if pid == "0" {
+				continue
+			}
+			if werr := write(leaf, "cgroup.procs", pid); werr != nil && !errors.Is(werr, unix.ESRCH) {
+				return werr
+			}
+		}
+		err = enable(own)
+	}
+	return err
 }
 
 // enable gives the needed controllers to the children of dir.
