@@ -37,7 +37,7 @@ print(rt.mq_open(b'/secret', 2), ctypes.get_errno())`, "-1 2")},
 			seen := map[string]bool{}
 			for range 5 {
 				r := runCode(t, m, "python", "import random, uuid, os; print(random.random(), hash('x'), uuid.uuid4(), os.urandom(8).hex(), open('/proc/sys/kernel/random/uuid').read())")
-				r2 := runCode(t, m, "node", "console.log(Math.random(), crypto.randomUUID())")
+				r2 := runCode(t, m, "node", "console.log(Math.random(), require('crypto').randomUUID())")
 				seen[r.stdout], seen[r2.stdout] = true, true
 			}
 			if len(seen) != 10 {

@@ -5,7 +5,7 @@ import "github.com/bullpen-run/bullpen/worker/jail"
 func timeAttacks() []attack {
 	timeout := jail.Outcome{Kind: jail.TimedOut}
 	return []attack{
-		{name: "busy loop", language: "python", code: "print('first')\nwhile True: pass", timeout: soon, want: timeout, stdout: "first"},
+		{name: "busy loop", language: "python", code: "print('first')\nwhile True: pass", timeout: 5 * soon, want: timeout, stdout: "first"},
 		{name: "busy loop in node", language: "node", code: "for (;;);", timeout: soon, want: timeout},
 		{name: "sleep", language: "bash", code: "sleep 600", timeout: soon, want: timeout},
 		{name: "waiting for input", language: "bash", code: "cat; echo end", stdout: "end"},
