@@ -10,7 +10,7 @@ lint     := go tool -modfile=deploy/tools/go.mod golangci-lint
 
 .PHONY: help
 help: ## list these targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: quickstart
 quickstart: build ## see it work: a server for a moment, a program in each language
@@ -36,6 +36,10 @@ init: ## build the program that is the first process of each jail, which bullpen
 test: build ## run all tests, those in the real jail too; as root
 	@command -v $$(go env CC) >/dev/null || { echo "make test: the race detector needs a C compiler: apt-get install gcc libc6-dev" >&2; exit 1; }
 	CGO_ENABLED=1 go test -race -shuffle=on -timeout=14m ./...
+
+.PHONY: test-v2
+test-v2: build ## run the tests of jails in a virtual machine with Debian 12 and control groups of version 2; as root
+	deploy/test-v2.sh
 
 .PHONY: chaos
 chaos: build ## run 2,000 attacks in random order and see that nothing is left behind; as root

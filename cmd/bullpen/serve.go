@@ -14,7 +14,7 @@ type serveCommand struct {
 // Help tells what --help does not know by itself.
 func (*serveCommand) Help() string {
 	return `Needs root and nsjail; bullpen doctor says whether all is there. Sandboxes without an image have the runtimes of this machine, which is
-meant for trying out.
+meant for trying out. Started in a login session of systemd, it moves to a scope of its own, as by systemd-run --scope -p Delegate=yes.
 
 Every flag is also an environment variable, shown with it, and a key of the --config file. The flag wins over the variable, the
 variable over the file.

@@ -31,7 +31,8 @@ func (t *Tree) delegate() error {
 	for _, c := range needed {
 		if !hasWord(string(b), c) {
 			return fmt.Errorf("cgroup: controller %q is not available in %s: let the group above delegate it "+
-				"(systemd: Delegate=yes in the unit; container: a private cgroup namespace and a writable /sys/fs/cgroup)", c, own)
+				"(systemd: Delegate=yes in the unit, or `systemd-run --scope -p Delegate=yes` in front of the command; "+
+				"container: a private cgroup namespace and a writable /sys/fs/cgroup)", c, own)
 		}
 	}
 	err = enable(own)

@@ -31,7 +31,7 @@ func TestOutcomes(t *testing.T) {
 			t.Parallel()
 			p := program(t, tt.language, tt.code)
 			if tt.want.Kind == jail.TimedOut {
-				p.Timeout = 300 * time.Millisecond
+				p.Timeout = 2 * time.Second
 			}
 			r := runProgram(t, m, testSpec(), p)
 			r.want(t, tt.want.Kind, tt.stdout)

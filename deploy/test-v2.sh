@@ -1,0 +1,67 @@
+#!/bin/bash
+# Tests jails on control groups of version 2 alone, as a fresh Debian 12 with systemd has them, in a virtual machine: from root's login,
+# `bullpen doctor` and the tests of the packages below worker/jail that are named, or of those that need control groups.
+# As root, with mmdebstrap, qemu-system-x86 and e2fsprogs. accel=tcg does without KVM; then tests that count on speed may fail.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$PWD/bin/v2
+packages=${*:-cgroup nsjail disk egress}
+
+if [ ! -e "$work/disk" ]; then
+	rm -rf "$work"
+	mkdir -p "$work"
+	trap 'rm -rf "$work"' EXIT
+	# Root is logged in on the serial line, in a session as sshd would make one, and its shell runs what the second disk has.
+	cat >"$work/profile" <<-'SCRIPT'
+		stty -echo -onlcr
+		mkdir -p /opt/test && tar -xf /dev/vdb -C /opt/test && cd /opt/test && ./run; echo "ended with $?"
+		systemctl poweroff
+	SCRIPT
+	cat >"$work/login" <<-'UNIT'
+		[Service]
+		ExecStart=
+		ExecStart=-/sbin/agetty --autologin root --noclear --keep-baud 115200 ttyS0 dumb
+	UNIT
+	mmdebstrap --quiet --variant=minbase \
+		--include=systemd-sysv,libpam-systemd,dbus,udev,linux-image-amd64,python3,nodejs,libstdc++6,e2fsprogs,iproute2,procps,ca-certificates,tzdata \
+		--customize-hook='passwd --quiet --root "$1" --delete root' \
+		--customize-hook="upload $work/profile /root/.profile" \
+		--customize-hook='mkdir -p "$1/etc/systemd/system/serial-getty@ttyS0.service.d"' \
+		--customize-hook="upload $work/login /etc/systemd/system/serial-getty@ttyS0.service.d/login.conf" \
+		--customize-hook='cp -L "$1/vmlinuz" "$1/initrd.img" '"$work" \
+		bookworm "$work/root"
+	mke2fs -q -t ext4 -d "$work/root" "$work/disk.new" 6G
+	rm -rf "$work/root"
+	mv "$work/disk.new" "$work/disk"
+	trap - EXIT
+fi
+
+rm -rf "$work/tests"
+mkdir -p "$work/tests/bin" "$work/tests/docs"
+cp -a go.mod bin/bullpen bin/nsjail docs/sandbox.md "$work/tests"
+mv "$work/tests/bullpen" "$work/tests/nsjail" "$work/tests/bin"
+mv "$work/tests/sandbox.md" "$work/tests/docs"
+for p in $packages; do
+	dir=$work/tests/worker/jail/$p
+	mkdir -p "$dir"
+	CGO_ENABLED=0 go test -c -o "$dir/test" "./worker/jail/$p"
+	[ ! -e "worker/jail/$p/testdata" ] || cp -a "worker/jail/$p/testdata" "$dir"
+done
+cat >"$work/tests/run" <<-SCRIPT
+	#!/bin/bash
+	uname -r; grep cgroup /proc/mounts; cat /proc/self/cgroup
+	bin/bullpen doctor || failed=1
+	for p in $packages; do
+		(cd worker/jail/\$p && ./test -test.shuffle=on -test.timeout=60m) || failed=1
+	done
+	exit \${failed:-0}
+SCRIPT
+chmod +x "$work/tests/run"
+tar -cf "$work/tests.tar" -C "$work/tests" .
+
+# The serial line is the output; what the machine writes to its disk is forgotten.
+qemu-system-x86_64 -machine "q35,accel=${accel:-kvm:tcg}" -cpu max -smp 2 -m 3G -no-reboot -display none -monitor none -nic none \
+	-kernel "$work/vmlinuz" -initrd "$work/initrd.img" -append 'root=/dev/vda rw console=ttyS0 quiet panic=-1 systemd.show_status=0' \
+	-drive "file=$work/disk,format=raw,if=virtio,snapshot=on" -drive "file=$work/tests.tar,format=raw,if=virtio,readonly=on" \
+	-serial stdio </dev/null | tee "$work/log"
+grep -q '^ended with 0' "$work/log"
