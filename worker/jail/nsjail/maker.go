@@ -359,9 +359,16 @@ func (m *Maker) pool() (*disk.Pool, error) {
 	return m.volumes, err
 }
 
-// TryDisk makes a jail of the spec with a home on disk, and keeps nothing that is made ahead for such. It is for the start of a worker.
-// The error names what is missing and what to do.
+// TryDisk makes a jail of the spec with a home on disk, and keeps nothing that is made for such: no volumes ahead, and no directory that was
+// not there. It is for the start of a worker. The error names what is missing and what to do.
 func (m *Maker) TryDisk(ctx context.Context, spec jail.Spec) error {
+	there := m.cfg.VolumeDir
+	for there != "" && there != "/" {
+		if _, err := os.Lstat(there); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		there = filepath.Dir(there)
+	}
 	spec.HomeBytes = spec.Memory
 	j, err := m.Prepare(ctx, spec)
 	if err == nil {
@@ -372,6 +379,11 @@ func (m *Maker) TryDisk(ctx context.Context, spec jail.Spec) error {
 	if m.volumes != nil {
 		err = errors.Join(err, m.volumes.Close())
 		m.volumes = nil
+	}
+	for dir := m.cfg.VolumeDir; dir != there; dir = filepath.Dir(dir) {
+		if os.Remove(dir) != nil { // it never was, or somebody else has put something there
+			break
+		}
 	}
 	return err
 }
