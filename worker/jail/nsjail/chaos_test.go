@@ -31,7 +31,7 @@ func TestChaos(t *testing.T) {
 			}
 		}
 	}
-	m, err := Open(Config{NsjailPath: nsjailPath(t), RunDir: runDir(t), Network: openNetwork(t)})
+	m, err := Open(Config{NsjailPath: nsjailPath(t), RunDir: runDir(t), Network: openNetwork(t), VolumeDir: diskDir(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,6 +54,9 @@ func TestChaos(t *testing.T) {
 	wg.Wait()
 	m.canary(t, prepare(t, m, testSpec()))
 	m.nothingLeft(t)
+	if err := m.closePool(); err != nil {
+		t.Error(err)
+	}
 	after := footprint(t, m)
 	after["descriptors"] -= len(m.uids.free) - 1 // the locks of those who ran at the same time
 	if fmt.Sprint(after) != fmt.Sprint(before) {

@@ -74,7 +74,7 @@ type Maker struct {
 
 	rootsMu  sync.Mutex
 	roots    map[rootKey]*root
-	rootsSeq int // of the last one made
+	rootsSeq int // of the next one made
 
 	seq    atomic.Uint64
 	jails  sync.WaitGroup // one for each jail until all of it is given back
@@ -191,8 +191,8 @@ func (m *Maker) root(key rootKey) (*root, error) {
 	if err := m.dropRoots(); err != nil {
 		return nil, err
 	}
-	m.rootsSeq++
 	r := &root{dir: filepath.Join(m.dir, "root", strconv.Itoa(m.rootsSeq))}
+	m.rootsSeq++
 	m.roots[key] = r
 	return r, nil
 }
@@ -359,6 +359,17 @@ func (m *Maker) pool() (*disk.Pool, error) {
 	return m.volumes, err
 }
 
+// closePool gives up what is kept ready of volumes. The pool is opened anew when one is asked for.
+func (m *Maker) closePool() (err error) {
+	m.volumesMu.Lock()
+	defer m.volumesMu.Unlock()
+	if m.volumes != nil {
+		err = m.volumes.Close()
+		m.volumes = nil
+	}
+	return err
+}
+
 // TryDisk makes a jail of the spec with a home on disk, and keeps nothing that is made for such: no volumes ahead, and no directory that was
 // not there. It is for the start of a worker. The error names what is missing and what to do.
 func (m *Maker) TryDisk(ctx context.Context, spec jail.Spec) error {
@@ -374,12 +385,7 @@ func (m *Maker) TryDisk(ctx context.Context, spec jail.Spec) error {
 	if err == nil {
 		err = j.Close()
 	}
-	m.volumesMu.Lock()
-	defer m.volumesMu.Unlock()
-	if m.volumes != nil {
-		err = errors.Join(err, m.volumes.Close())
-		m.volumes = nil
-	}
+	err = errors.Join(err, m.closePool())
 	for dir := m.cfg.VolumeDir; dir != there; dir = filepath.Dir(dir) {
 		if os.Remove(dir) != nil { // it never was, or somebody else has put something there
 			break
@@ -453,9 +459,7 @@ func (m *Maker) Close() error {
 
 func (m *Maker) release() error {
 	var errs []error
-	if m.volumes != nil {
-		errs = append(errs, m.volumes.Close())
-	}
+	errs = append(errs, m.closePool())
 	if m.tree != nil {
 		errs = append(errs, m.tree.Close())
 	}
