@@ -24,6 +24,8 @@ for room in gateway scheduler worker storage webhook; do
 done
 breach queue-technology gateway github.com/nats-io/nats.go
 breach queue-technology cmd/internal github.com/hibiken/asynq
+breach queue-technology webhook github.com/redis/go-redis/v9
+breach queue-technology cmd/internal github.com/alicebob/miniredis/v2
 breach object-store storage github.com/aws/aws-sdk-go-v2/aws
 breach processes gateway os/exec
 breach processes scheduler golang.org/x/sys/unix

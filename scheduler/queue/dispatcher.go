@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/seat"
 	"github.com/bullpen-run/bullpen/scheduler/stream"
 )
 
@@ -45,25 +46,8 @@ type Dispatcher struct {
 
 // Run stands by, leads when it can, and returns when ctx ends.
 func (d *Dispatcher) Run(ctx context.Context) error {
-	for ctx.Err() == nil {
-		seat, err := d.stand(ctx)
-		if err != nil {
-			continue // ctx ended, or JetStream is away: stand again
-		}
-		term, stepDown := context.WithCancelCause(ctx)
-		left := make(chan struct{})
-		go func() { defer close(left); d.hold(term, stepDown, seat) }()
-		if err := d.lead(term, seat); err != nil && ctx.Err() == nil {
-			d.Log.Warn("the dispatcher starts over from the streams", "cause", err)
-		}
-		stepDown(nil)
-		<-left
-		d.resign(ctx, seat)
-		select {
-		case <-ctx.Done():
-		case <-time.After(tickEvery): // a store that fails at once is not asked again at once
-		}
-	}
+	s := seat.Seat{Set: d.Set, Name: "dispatcher", Instance: d.Instance, Log: d.Log}
+	s.Run(ctx, d.lead)
 	return nil
 }
 
@@ -72,7 +56,7 @@ type leading struct {
 	*Dispatcher
 	book    *book
 	workers map[string]*member
-	seat    *seat
+	sure    func() bool                 // whether nobody else can lead by now
 	ended   map[proto.TraceID]time.Time // when that was learnt, for endedKept: their job or its submission may yet come
 	inbox   chan func()
 	litter  litter
@@ -89,17 +73,17 @@ type member struct {
 	heard  time.Time
 }
 
-func (d *Dispatcher) newTerm(s *seat, fail context.CancelCauseFunc) *leading {
+func (d *Dispatcher) newTerm(sure func() bool, fail context.CancelCauseFunc) *leading {
 	return &leading{
-		Dispatcher: d, seat: s, book: newBook(), workers: map[string]*member{}, ended: map[proto.TraceID]time.Time{},
+		Dispatcher: d, sure: sure, book: newBook(), workers: map[string]*member{}, ended: map[proto.TraceID]time.Time{},
 		inbox: make(chan func(), inboxSize), fail: fail,
 	}
 }
 
-func (d *Dispatcher) lead(ctx context.Context, s *seat) error {
+func (d *Dispatcher) lead(ctx context.Context, term *seat.Term) error {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	l := d.newTerm(s, fail)
+	l := d.newTerm(term.Sure, fail)
 	started := time.Now()
 	stop, err := l.rebuild(ctx)
 	if err != nil {
@@ -111,16 +95,6 @@ func (d *Dispatcher) lead(ctx context.Context, s *seat) error {
 		return err
 	}
 	defer unsubscribe()
-	// What was on its way when the connection broke is gone, and a feed notices only with what comes next.
-	away := d.Set.Conn.StatusChanged(nats.RECONNECTING)
-	go func() {
-		select {
-		case <-away:
-			fail(errors.New("the connection to NATS was lost"))
-		case <-ctx.Done():
-		}
-		d.Set.Conn.RemoveStatusListener(away)
-	}()
 	d.Log.Info("dispatcher leads", "instance", d.Instance, "jobs", len(l.book.jobs), "rebuilt_ms", time.Since(started).Milliseconds())
 	return l.loop(ctx)
 }
@@ -175,7 +149,9 @@ func (l *leading) rebuild(ctx context.Context) (stop func(), err error) {
 		{l.Set.Jobs, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
 			l.tookJob(ctx, m, at)
 		}},
-		{l.Set.Execs, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy}, l.tookRecord},
+		{l.Set.Execs, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy}, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+			l.tookRecord(ctx, m, at)
+		}},
 	}
 	for _, feed := range feeds {
 		if feed.cfg.DeliverPolicy == jetstream.DeliverByStartTimePolicy {
@@ -220,43 +196,11 @@ func (l *leading) rebuild(ctx context.Context) (stop func(), err error) {
 	return stop, nil
 }
 
-// feed delivers the headers of a stream's messages to the loop, in order and without gaps: a gap ends the term. pending is how many
-// lay in the stream when it began.
+// feed is [stream.Set.Feed] into the loop; a gap ends the term.
 func (l *leading) feed(
 	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, take func(jetstream.Msg, *jetstream.MsgMetadata),
 ) (stop func(), consumer jetstream.Consumer, err error) {
-	cfg.HeadersOnly, cfg.AckPolicy, cfg.MemoryStorage = true, jetstream.AckNonePolicy, true
-	cfg.InactiveThreshold, cfg.Replicas = time.Minute, 1
-	ask, cancel := context.WithTimeout(ctx, answerTimeout)
-	defer cancel()
-	consumer, err = st.CreateConsumer(ask, cfg)
-	if err != nil {
-		return nil, nil, fmt.Errorf("follow %s: %w", st.CachedInfo().Config.Name, err)
-	}
-	next := uint64(1)
-	consuming, err := consumer.Consume(func(m jetstream.Msg) {
-		at, err := m.Metadata()
-		if err != nil || at.Sequence.Consumer != next {
-			l.fail(fmt.Errorf("a gap in %s at delivery %d", st.CachedInfo().Config.Name, next))
-			return
-		}
-		next++
-		l.post(ctx, func() { take(m, at) })
-	}, jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
-		if !errors.Is(err, jetstream.ErrConsumerLeadershipChanged) {
-			l.fail(fmt.Errorf("follow %s: %w", st.CachedInfo().Config.Name, err))
-		}
-	}))
-	if err != nil {
-		return nil, nil, fmt.Errorf("follow %s: %w", st.CachedInfo().Config.Name, err)
-	}
-	name := consumer.CachedInfo().Name
-	return func() {
-		consuming.Stop()
-		gone, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		_ = st.DeleteConsumer(gone, name) // else its inactivity threshold does
-	}, consumer, nil
+	return l.Set.Feed(ctx, st, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) { l.post(ctx, func() { take(m, at) }) }, l.fail)
 }
 
 // tookJob takes in a job of the stream. One that cannot be read is set aside: it must not stop the others.
@@ -272,7 +216,7 @@ func (l *leading) tookJob(ctx context.Context, m jetstream.Msg, at *jetstream.Ms
 		return
 	}
 	if _, ended := l.ended[meta.TraceID]; ended {
-		l.litter.drop(at.Sequence.Stream, stream.BodyOf(m.Headers()))
+		l.finished(ctx, meta, at.Sequence.Stream, stream.BodyOf(m.Headers()))
 		return
 	}
 	j := l.book.jobs[meta.TraceID]
@@ -285,7 +229,7 @@ func (l *leading) tookJob(ctx context.Context, m jetstream.Msg, at *jetstream.Ms
 }
 
 // tookRecord takes in a change of an execution's record: a claim, a renewal, another attempt, the end.
-func (l *leading) tookRecord(m jetstream.Msg, at *jetstream.MsgMetadata) {
+func (l *leading) tookRecord(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMetadata) {
 	name := m.Subject()
 	id, err := proto.ParseTraceID(name[strings.LastIndexByte(name, '.')+1:])
 	status := proto.Status(m.Headers().Get(stream.HeaderStatus))
@@ -295,14 +239,14 @@ func (l *leading) tookRecord(m jetstream.Msg, at *jetstream.MsgMetadata) {
 		return
 	}
 	if j := l.book.jobs[id]; j != nil {
-		l.changed(j, status, attempt, m.Headers().Get(stream.HeaderWorker), at.Sequence.Stream)
+		l.changed(ctx, j, status, attempt, m.Headers().Get(stream.HeaderWorker), at.Sequence.Stream)
 	} else if status.Terminal() {
 		l.ended[id] = time.Now()
 	}
 }
 
 // changed takes in what a job's record says now, written by worker while it runs. What was read beside the feed may be ahead of it.
-func (l *leading) changed(j *job, status proto.Status, attempt int, worker string, revision uint64) {
+func (l *leading) changed(ctx context.Context, j *job, status proto.Status, attempt int, worker string, revision uint64) {
 	if revision <= j.revision {
 		return
 	}
@@ -313,7 +257,7 @@ func (l *leading) changed(j *job, status proto.Status, attempt int, worker strin
 		l.book.remove(j)
 		l.ended[j.meta.TraceID] = now
 		if j.seq > 0 {
-			l.litter.drop(j.seq, j.body)
+			l.finished(ctx, &j.meta, j.seq, j.body)
 		}
 	case status == proto.StatusRunning:
 		l.book.take(j, running, worker, now)

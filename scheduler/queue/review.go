@@ -109,7 +109,7 @@ func (l *leading) end(ctx context.Context, j *job, write func(context.Context, *
 			case stream.Refused(err) && j.state == running:
 				j.since = time.Now() // its holder could not renew either
 			case err == nil && rec != nil:
-				l.changed(j, rec.Status, rec.Attempt, rec.Worker, revision)
+				l.changed(ctx, j, rec.Status, rec.Attempt, rec.Worker, revision)
 			}
 		})
 	}()

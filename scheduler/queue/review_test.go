@@ -57,7 +57,7 @@ func TestRenewedLeaseIsNotLost(t *testing.T) {
 
 // term is one of a dispatcher whose loop does not run.
 func term(t *testing.T, set *stream.Set) *leading {
-	return (&Dispatcher{Set: set, Instance: "d", Log: streamtest.Log(t)}).newTerm(&seat{}, nil)
+	return (&Dispatcher{Set: set, Instance: "d", Log: streamtest.Log(t)}).newTerm(func() bool { return true }, nil)
 }
 
 // A record that the rebuild did not see is taken in when it is met.
@@ -127,11 +127,11 @@ func TestDispatcherThatIsNotSureOfItsSeatTakesNoSubmission(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := term(t, set)
-	for sure, since := range map[bool]time.Duration{true: seatGivenUp / 2, false: seatGivenUp} {
-		l.seat.confirm(time.Now().Add(-since))
+	for _, sure := range []bool{true, false} {
+		l.sure = func() bool { return sure }
 		l.submit(ctx, m)
 		if taken := l.book.jobs[job.TraceID] != nil; taken != sure {
-			t.Errorf("%s after the seat was confirmed: taken %v", since, taken)
+			t.Errorf("sure %v: taken %v", sure, taken)
 		}
 		if sure {
 			(<-l.inbox)()

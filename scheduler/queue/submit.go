@@ -26,7 +26,7 @@ func (l *leading) submit(ctx context.Context, m *nats.Msg) {
 		return
 	}
 	id := meta.TraceID
-	if !l.seat.sure() {
+	if !l.sure() {
 		return
 	}
 	if _, ended := l.ended[id]; ended { // because it has run, or because whoever submitted it gave up: the record says it

@@ -4,6 +4,11 @@ import (
 	"context"
 	"slices"
 	"time"
+
+	"github.com/cenkalti/backoff/v4"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/deliveries"
 )
 
 const (
@@ -19,7 +24,7 @@ type litter struct {
 	seen   uint64 // the last message taken in
 	jobs   []dropped
 	bodies []string
-	aside  map[uint64]bool // being moved to the dead letters: not to be removed before
+	aside  map[uint64]bool // being moved to the dead letters, or made into a delivery: not to be removed before
 	tidied time.Time
 	busy   bool
 }
@@ -36,6 +41,40 @@ func (l *litter) drop(seq uint64, body string) {
 	if body != "" {
 		l.bodies = append(l.bodies, body)
 	}
+}
+
+// keep keeps a message from being removed with those around it.
+func (l *litter) keep(seq uint64) {
+	if l.aside == nil {
+		l.aside = map[uint64]bool{}
+	}
+	l.aside[seq] = true
+}
+
+// finished has the job of an execution that has ended removed from the stream. Where its result is to be delivered it is what remembers
+// that until the delivery is stored.
+func (l *leading) finished(ctx context.Context, m *proto.Meta, seq uint64, body string) {
+	delivery := proto.NewDelivery(m, time.Now())
+	if delivery == nil {
+		l.litter.drop(seq, body)
+		return
+	}
+	l.litter.keep(seq)
+	go func() {
+		store := &deliveries.Store{Set: l.Set}
+		// It ends with ctx at the latest: the next dispatcher meets the job again.
+		err := backoff.RetryNotify(func() error { return store.Create(ctx, delivery) },
+			backoff.WithContext(backoff.NewConstantBackOff(tidyEvery), ctx), func(err error, _ time.Duration) {
+				l.Log.Error("a delivery could not be stored, will retry", "trace_id", m.TraceID, "error", err)
+			})
+		if err != nil {
+			return
+		}
+		l.post(ctx, func() {
+			delete(l.litter.aside, seq)
+			l.litter.drop(seq, body)
+		})
+	}()
 }
 
 // tidy removes what is not needed any more, beside the loop and never twice at a time.
@@ -81,10 +120,7 @@ func (l *leading) tidy(ctx context.Context, now time.Time) {
 
 // setAside moves a malformed job to the dead letters.
 func (l *leading) setAside(ctx context.Context, seq uint64) {
-	if l.litter.aside == nil {
-		l.litter.aside = map[uint64]bool{}
-	}
-	l.litter.aside[seq] = true
+	l.litter.keep(seq)
 	go func() {
 		if err := l.Set.SetAside(ctx, l.Set.Jobs, seq); err != nil && ctx.Err() == nil {
 			l.Log.Error("a malformed job could not be set aside", "sequence", seq, "error", err)

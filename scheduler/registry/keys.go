@@ -1,5 +1,5 @@
-// Package registry keeps what is small and looked up often: API keys and sandbox profiles, in buckets that every gateway watches, and
-// idempotency keys, which are always read and written by compare-and-set.
+// Package registry keeps what is small and looked up often: API keys, sandbox profiles and webhook settings, in buckets that every gateway
+// watches, and idempotency keys, which are always read and written by compare-and-set.
 package registry
 
 import (

@@ -27,6 +27,8 @@ const (
 	HeaderAttempt = "Bullpen-Attempt" // the claimed attempt
 	HeaderFirst   = "Bullpen-First"   // sequence number of the first event in an output message
 	HeaderLast    = "Bullpen-Last"    // and of the last
+	HeaderOrigin  = "Bullpen-Origin"  // scheme, host and port of a delivery's URL
+	HeaderDue     = "Bullpen-Due"     // when a delivery's next attempt is due, RFC 3339 with nanoseconds; none where it has ended
 	headerBody    = "Bullpen-Body"    // name of the object that holds the body
 	headerWrite   = "Bullpen-Write"   // names one write, to recognise it after an answer was lost
 )
@@ -114,8 +116,11 @@ func (s *Set) write(ctx context.Context, msg *nats.Msg, id string, expect uint64
 // wrote finds out whether this very write was carried out before the server's no to it: the answer may have been lost.
 func (s *Set) wrote(ctx context.Context, subject, id string, no error) (uint64, error) {
 	stream := s.Execs
-	if strings.HasPrefix(subject, root+"job.") {
+	switch {
+	case strings.HasPrefix(subject, root+"job."):
 		stream = s.Jobs
+	case strings.HasPrefix(subject, root+"delivery."):
+		stream = s.Hooks
 	}
 	m, err := stream.GetLastMsgForSubject(ctx, subject)
 	switch {

@@ -20,17 +20,22 @@ const (
 	outName      = "BULLPEN_OUT"
 	deadName     = "BULLPEN_DEAD"
 	partsName    = "BULLPEN_IMAGES"
+	hooksName    = "BULLPEN_DELIVERIES"
 	bodiesName   = "bullpen_bodies"
 	keysName     = "bullpen_keys"
 	profilesName = "bullpen_profiles"
 	bindingsName = "bullpen_bindings"
 	controlName  = "bullpen_control"
 	imagesName   = "bullpen_images"
+	webhooksName = "bullpen_webhooks"
 )
 
 // BindingTTL is how long an idempotency key stands for its execution, unless the execution's record is kept shorter: a key that
 // outlived the record would seem to be unused.
 const BindingTTL = 24 * time.Hour
+
+// WebhookMarks is how long the mark of a removed entry of the webhooks' bucket stays: whoever lost touch for longer would not hear of it.
+const WebhookMarks = 7 * 24 * time.Hour
 
 const enterPause = 250 * time.Millisecond
 
@@ -57,12 +62,14 @@ type Set struct {
 	Execs    jetstream.Stream      // one message per execution: claim, then result
 	Outs     jetstream.Stream      // output events
 	Dead     jetstream.Stream      // what was set aside
+	Hooks    jetstream.Stream      // one message per delivery
 	Keys     jetstream.KeyValue    // API keys by id, and the secret they are hashed with
 	Profiles jetstream.KeyValue    // sandbox profiles by name
 	Bindings jetstream.KeyValue    // idempotency keys
 	Control  jetstream.KeyValue    // who leads
 	Images   jetstream.KeyValue    // the catalog of sandbox images
 	Parts    jetstream.Stream      // the images themselves, in parts
+	Webhooks jetstream.KeyValue    // webhook settings of API keys with their secrets, and endpoints that fail
 	bodies   jetstream.ObjectStore // claim checks
 	inline   int                   // bytes of a body that travel in the message
 }
@@ -124,6 +131,7 @@ func (s *Set) make(ctx context.Context, cfg Config) (err error) {
 		}},
 		{&s.Outs, jetstream.StreamConfig{Name: outName, Subjects: []string{root + "out.>"}, MaxAge: cfg.Retention}},
 		{&s.Dead, jetstream.StreamConfig{Name: deadName, Subjects: []string{dead + ">"}, MaxAge: cfg.Retention}},
+		{&s.Hooks, jetstream.StreamConfig{Name: hooksName, Subjects: []string{root + "delivery.>"}, MaxMsgsPerSubject: 1, MaxAge: cfg.Retention}},
 		{&s.Parts, jetstream.StreamConfig{Name: partsName, Subjects: []string{root + "image.>"}, MaxMsgsPerSubject: 1}},
 	}
 	// Output may be relaxed, since the result holds it whole; the server offers that to unreplicated streams only.
@@ -145,6 +153,7 @@ func (s *Set) make(ctx context.Context, cfg Config) (err error) {
 		{&s.Bindings, jetstream.KeyValueConfig{Bucket: bindingsName, TTL: min(BindingTTL, cfg.Retention)}},
 		{&s.Control, jetstream.KeyValueConfig{Bucket: controlName}},
 		{&s.Images, jetstream.KeyValueConfig{Bucket: imagesName}},
+		{&s.Webhooks, jetstream.KeyValueConfig{Bucket: webhooksName, LimitMarkerTTL: WebhookMarks}},
 	}
 	for _, b := range buckets {
 		b.cfg.Replicas, b.cfg.Storage = cfg.Replicas, jetstream.FileStorage

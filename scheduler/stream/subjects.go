@@ -29,6 +29,19 @@ func Out(id proto.TraceID, attempt int) string {
 // OutOf is the pattern of all output of an execution.
 func OutOf(id proto.TraceID) string { return root + "out." + string(id) + ".*" }
 
+// Delivery is where the one record of a delivery lies.
+func Delivery(org string, id proto.TraceID) string {
+	return root + "delivery." + org + "." + string(id)
+}
+
+// DeliveriesOf is the pattern of an organisation's deliveries; empty for those of all.
+func DeliveriesOf(org string) string {
+	if org == "" {
+		org = "*"
+	}
+	return root + "delivery." + org + ".*"
+}
+
 // Part is where one part of an uploaded image lies; the first is 0.
 func Part(upload string, n int) string { return root + "image." + upload + "." + strconv.Itoa(n) }
 
@@ -51,14 +64,17 @@ const (
 	Stats  = root + "ctl.stats"  // request: the queue at this moment
 )
 
+// WebhookTest is answered by the webhook dispatcher that leads: send a test to the endpoint of this key.
+const WebhookTest = root + "ctl.webhook.test"
+
 // RollCall is how a dispatcher that begins to lead asks all workers to announce themselves.
 const RollCall = root + "ctl.rollcall"
 
 // dead is where a message goes that nobody can act on, under the subject it had.
 const dead = root + "dead."
 
-// Ping is answered by the instance of that name while it lives.
-func Ping(instance string) string { return root + "ctl.ping." + instance }
+// Ping is answered by the instance of that name while it has a seat.
+func Ping(seat, instance string) string { return root + "ctl.ping." + seat + "." + instance }
 
 // Assign hands a job to a worker.
 func Assign(worker string) string { return root + "worker." + worker + ".assign" }

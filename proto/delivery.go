@@ -1,0 +1,252 @@
+package proto
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// TimeLayout is that of all times people and programs outside see: RFC 3339 in UTC with milliseconds.
+const TimeLayout = "2006-01-02T15:04:05.000Z"
+
+// DeliveryStatus is where a delivery stands, and the webhook_delivery_status of its execution.
+type DeliveryStatus string
+
+// The closed list of delivery statuses.
+const (
+	DeliveryPending   DeliveryStatus = "pending"
+	DeliveryDelivered DeliveryStatus = "delivered"
+	DeliveryFailed    DeliveryStatus = "failed"
+)
+
+// Delivery is the one webhook of an execution, with all that became of it.
+type Delivery struct {
+	ID      string         `json:"id"` // the same over all attempts and replays: the receiver's key against duplicates
+	TraceID TraceID        `json:"trace_id"`
+	Org     string         `json:"org"`
+	Key     string         `json:"key"` // the API key's id: its settings hold at each attempt
+	URL     string         `json:"url"` // fixed when the execution was accepted
+	Status  DeliveryStatus `json:"status"`
+	// Reason is why nothing more is tried, or why the next attempt waits longer than the ladder says; empty where there is nothing to tell.
+	Reason    string    `json:"reason,omitempty"`
+	CreatedAt time.Time `json:"created_at"` // when the result was there
+	// NextAt is when the next attempt is due, while pending.
+	NextAt time.Time `json:"next_at,omitzero"`
+	// Made is the number of all attempts made, and Before of those that were before the last replay: the ladder counts from there.
+	Made   int `json:"made"`
+	Before int `json:"before,omitempty"`
+	// Attempts are the last [MaxKeptAttempts] of them.
+	Attempts []DeliveryAttempt `json:"attempts"`
+}
+
+// DeliveryChange is a delivery as it has just been stored, as far as whoever waits for the next attempt needs it.
+type DeliveryChange struct {
+	Org      string
+	TraceID  TraceID
+	Revision uint64
+	Origin   string    // of its URL, see [Origin]
+	Due      time.Time // when the next attempt is due; zero where nothing more is tried
+}
+
+// MaxKeptAttempts is how many attempts of a delivery are kept to be read.
+const MaxKeptAttempts = MaxWebhookAttempts
+
+// MaxResponseHead is how much of a receiver's answer is kept, in bytes.
+const MaxResponseHead = 4 << 10
+
+// DeliveryAttempt is one POST to a receiver, and what came of it.
+type DeliveryAttempt struct {
+	Number int       `json:"number"` // from 1
+	At     time.Time `json:"at"`     // when it began
+	Status int       `json:"status"` // of the answer; 0 where there was none
+	// Error is the class of what went wrong, empty where nothing did; Detail a sentence about it.
+	Error      DeliveryError   `json:"error,omitempty"`
+	Detail     string          `json:"detail,omitempty"`
+	RemoteAddr string          `json:"remote_addr,omitempty"` // that was connected to
+	Timings    DeliveryTimings `json:"timings"`
+	// Response is the beginning of the answer: its status line, headers and body, at most [MaxResponseHead].
+	Response string `json:"response,omitempty"`
+}
+
+// DeliveryTimings are the durations of the steps of an attempt, in milliseconds; a step that was not taken has 0.
+type DeliveryTimings struct {
+	DNS       float64 `json:"dns_ms"`
+	Connect   float64 `json:"connect_ms"`
+	TLS       float64 `json:"tls_ms"`
+	FirstByte float64 `json:"first_byte_ms"` // from the request's last byte to the answer's first
+	Total     float64 `json:"total_ms"`
+}
+
+// DeliveryError is the class of a failed attempt.
+type DeliveryError string
+
+// The closed list of those classes.
+const (
+	DeliveryRefused  DeliveryError = "address_refused" // the URL or an address it leads to may not be delivered to
+	DeliveryDNS      DeliveryError = "dns"
+	DeliveryConnect  DeliveryError = "connect"
+	DeliveryTLS      DeliveryError = "tls"
+	DeliveryTimeout  DeliveryError = "timeout"
+	DeliveryBroken   DeliveryError = "broken" // the connection ended before the answer did, or the answer was not HTTP
+	DeliveryRejected DeliveryError = "status" // the answer was not 2xx
+	DeliveryInternal DeliveryError = "internal"
+)
+
+// DeliveryID is the id of the delivery of an execution.
+func DeliveryID(id TraceID) string { return "msg_" + strings.TrimPrefix(string(id), tracePrefix) }
+
+// Origin is the scheme, host and port of a URL: what one server is known by.
+func Origin(s string) string {
+	u, err := url.Parse(s)
+	if err != nil {
+		return ""
+	}
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"https": "443", "http": "80"}[u.Scheme]
+	}
+	return u.Scheme + "://" + net.JoinHostPort(strings.ToLower(u.Hostname()), port)
+}
+
+// NewDelivery makes the delivery of an execution that has ended; nil where it asked for none.
+func NewDelivery(m *Meta, at time.Time) *Delivery {
+	if m.Mode != ModeAsync || m.WebhookURL == "" {
+		return nil
+	}
+	at = at.UTC()
+	return &Delivery{
+		ID: DeliveryID(m.TraceID), TraceID: m.TraceID, Org: m.Org, Key: m.Key, URL: m.WebhookURL, Status: DeliveryPending,
+		CreatedAt: at, NextAt: at, Attempts: []DeliveryAttempt{},
+	}
+}
+
+// Record adds an attempt.
+func (d *Delivery) Record(a DeliveryAttempt) {
+	d.Made++
+	a.Number = d.Made
+	d.Attempts = append(d.Attempts, a)
+	d.Attempts = d.Attempts[max(0, len(d.Attempts)-MaxKeptAttempts):]
+}
+
+// Replay makes a delivery that has ended begin again.
+func (d *Delivery) Replay(at time.Time) {
+	d.Status, d.Reason, d.Before, d.NextAt = DeliveryPending, "", d.Made, at.UTC()
+}
+
+// DecodeDelivery reads a stored delivery of the execution id. What cannot be that is an error.
+func DecodeDelivery(id TraceID, body []byte) (*Delivery, error) {
+	d := new(Delivery)
+	if err := json.Unmarshal(body, d); err != nil {
+		return nil, fmt.Errorf("decode delivery of %s: %w", id, err)
+	}
+	known := d.Status == DeliveryPending || d.Status == DeliveryDelivered || d.Status == DeliveryFailed
+	if d.TraceID != id || d.ID != DeliveryID(id) || d.Org == "" || d.Key == "" || d.URL == "" || !known {
+		return nil, fmt.Errorf("decode delivery of %s: it says %q of %q", id, d.Status, d.TraceID)
+	}
+	if d.Before < 0 || d.Before > d.Made || len(d.Attempts) > d.Made || len(d.Attempts) > MaxKeptAttempts {
+		return nil, fmt.Errorf("decode delivery of %s: it has %d attempts of %d, %d of them before", id, len(d.Attempts), d.Made, d.Before)
+	}
+	return d, nil
+}
+
+// Replayed tells how far a bulk replay has come.
+type Replayed struct {
+	Replayed int     // deliveries that began again
+	Left     int     // failed ones after them that are still to be replayed
+	Next     TraceID // the last one that was looked at, to go on after; empty where nothing is left
+}
+
+// The events of webhook bodies.
+const (
+	EventCompleted = "execution.completed"
+	EventCancelled = "execution.cancelled"
+	EventTest      = "webhook.test"
+)
+
+// WebhookBody gives the body of an execution's webhook. Of outputs that would make it larger than most, in bytes, the beginnings are
+// kept, and the result says so; then resultURL tells where the whole result is. Only what is
+// beside the outputs, metadata above all, can make it larger than that.
+func WebhookBody(r *Record, resultURL string, most int) ([]byte, error) {
+	if r.Result == nil || r.CompletedAt == nil {
+		return nil, fmt.Errorf("make the webhook of %s: it has not ended", r.TraceID)
+	}
+	event := EventCompleted
+	if r.Status == StatusCancelled {
+		event = EventCancelled
+	}
+	result := *r.Result
+	body := struct {
+		Event           string            `json:"event"`
+		TraceID         TraceID           `json:"trace_id"`
+		Timestamp       string            `json:"timestamp"`
+		Status          Status            `json:"status"`
+		Result          *Result           `json:"result"`
+		OutputTruncated bool              `json:"output_truncated"`
+		Metadata        map[string]string `json:"metadata,omitempty"`
+		ResultURL       string            `json:"result_url,omitempty"` // where the whole result is
+	}{
+		Event: event, TraceID: r.TraceID, Timestamp: r.CompletedAt.UTC().Format(TimeLayout), Status: r.Status,
+		Result: &result, OutputTruncated: r.OutputTruncated, Metadata: r.Metadata,
+	}
+	room := most - webhookRest
+	room -= encodedLen(resultURL)
+	for _, text := range []*string{result.Error, result.ErrorCode, result.ErrorMessage} {
+		if text != nil {
+			room -= encodedLen(*text)
+		}
+	}
+	for name, value := range r.Metadata {
+		room -= encodedLen(name) + encodedLen(value) + len(`"":"",`)
+	}
+	stdout, stderr := encodedLen(result.Stdout), encodedLen(result.Stderr)
+	if room = max(room, 0); stdout+stderr > room {
+		// Each gets a half, and what the other does not need of its own.
+		half := room / 2
+		result.Stdout, result.StdoutTruncated = fit(result.Stdout, max(half, room-stderr), result.StdoutTruncated)
+		result.Stderr, result.StderrTruncated = fit(result.Stderr, max(half, room-stdout), result.StderrTruncated)
+		body.ResultURL = resultURL
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(body); err != nil {
+		return nil, fmt.Errorf("make the webhook of %s: %w", r.TraceID, err)
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}
+
+// webhookRest is more than what a webhook's body has beside its outputs and texts of other lengths, in bytes.
+const webhookRest = 1 << 10
+
+// encodedLen is no less than how long a text is in JSON, without the quotes.
+func encodedLen(s string) (n int) {
+	for _, r := range s {
+		n += encodedRune(r)
+	}
+	return n
+}
+
+func encodedRune(r rune) int {
+	switch {
+	case r < ' ', r == utf8.RuneError, r == '\u2028', r == '\u2029':
+		return len(`\u0000`)
+	case r == '"', r == '\\':
+		return 2
+	}
+	return utf8.RuneLen(r)
+}
+
+// fit gives as much of a text as takes no more than room bytes in JSON, and whether it is less than the whole or was so before.
+func fit(s string, room int, truncated bool) (string, bool) {
+	for i, r := range s {
+		if room -= encodedRune(r); room < 0 {
+			return s[:i], true
+		}
+	}
+	return s, truncated
+}

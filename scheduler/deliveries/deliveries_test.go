@@ -1,0 +1,175 @@
+package deliveries_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/deliveries"
+	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func pending(org string) *proto.Delivery {
+	job := streamtest.Job(org, "k", proto.ModeAsync)
+	job.WebhookURL = "https://Hooks.example.com/a"
+	return proto.NewDelivery(&job.Meta, time.Now())
+}
+
+func TestDeliveryIsMadeOnceAndChangedByCompareAndSet(t *testing.T) {
+	ctx := streamtest.Context(t)
+	s := &deliveries.Store{Set: streamtest.Set(t, streamtest.Server(t))}
+	d := pending("acme")
+	if _, _, err := s.Get(ctx, "acme", d.TraceID); !errors.Is(err, proto.ErrNotFound) {
+		t.Fatalf("before it was made: %v", err)
+	}
+	if err := s.Create(ctx, d); err != nil {
+		t.Fatal(err)
+	}
+	again := *d
+	again.URL = "https://elsewhere.example.com/"
+	if err := s.Create(ctx, &again); err != nil {
+		t.Fatal(err)
+	}
+	got, revision, err := s.Get(ctx, "acme", d.TraceID)
+	if err != nil || got.URL != d.URL || got.Status != proto.DeliveryPending {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if _, _, err := s.Get(ctx, "other", d.TraceID); !errors.Is(err, proto.ErrNotFound) {
+		t.Errorf("another organisation's: %v", err)
+	}
+	if _, err := s.Replay(ctx, "acme", d.TraceID); !errors.Is(err, proto.ErrConflict) {
+		t.Errorf("replay while pending: %v", err)
+	}
+	got.Record(proto.DeliveryAttempt{Status: 500, Error: proto.DeliveryRejected})
+	got.Status, got.NextAt = proto.DeliveryFailed, time.Time{}
+	if _, err := s.Update(ctx, got, revision); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Update(ctx, got, revision); !errors.Is(err, proto.ErrConflict) {
+		t.Errorf("an update of what it was before: %v", err)
+	}
+	replayed, err := s.Replay(ctx, "acme", d.TraceID)
+	if err != nil || replayed.Status != proto.DeliveryPending || replayed.ID != d.ID || replayed.Before != 1 || len(replayed.Attempts) != 1 {
+		t.Fatalf("%+v, %v", replayed, err)
+	}
+}
+
+func TestFailedDeliveriesAreReplayedInPieces(t *testing.T) {
+	ctx := streamtest.Context(t)
+	s := &deliveries.Store{Set: streamtest.Set(t, streamtest.Server(t))}
+	since := time.Now()
+	end := func(org string, status proto.DeliveryStatus) {
+		d := pending(org)
+		d.Status, d.NextAt = status, time.Time{}
+		if err := s.Create(ctx, d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 5 {
+		end("acme", proto.DeliveryFailed)
+		end("acme", proto.DeliveryDelivered)
+		end("other", proto.DeliveryFailed)
+	}
+	until := time.Now()
+	var next proto.TraceID
+	for _, want := range []proto.Replayed{{Replayed: 3, Left: 2}, {Replayed: 2}} {
+		got, err := s.ReplayFailed(ctx, "acme", since, next, 3)
+		if next, got.Next = got.Next, ""; err != nil || got != want {
+			t.Errorf("%+v, %v; want %+v", got, err, want)
+		}
+	}
+	if got, err := s.ReplayFailed(ctx, "acme", since, "", 3); next != "" || err != nil || got != (proto.Replayed{}) {
+		t.Errorf("afterwards: %+v, %v", got, err)
+	}
+	if got, err := s.ReplayFailed(ctx, "other", until, "", 3); err != nil || got != (proto.Replayed{}) {
+		t.Errorf("since later: %+v, %v", got, err)
+	}
+}
+
+func TestFollowGivesAllThatIsThereAndThenWhatChanges(t *testing.T) {
+	ctx := streamtest.Context(t)
+	server := streamtest.Server(t)
+	s := &deliveries.Store{Set: streamtest.Set(t, server)}
+	first := pending("acme")
+	if err := s.Create(ctx, first); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Set.JS.Publish(ctx, "bullpen.delivery.acme.nonsense", nil); err != nil {
+		t.Fatal(err)
+	}
+	following, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	changes, current, wrong := make(chan proto.DeliveryChange), make(chan struct{}), make(chan error, 1)
+	other := &deliveries.Store{Set: streamtest.Set(t, server)}
+	wg.Go(func() {
+		err := other.Follow(following, func(c proto.DeliveryChange) { changes <- c }, func() { close(current) }, func(err error) { wrong <- err })
+		if !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+	if c := <-changes; c.TraceID != first.TraceID || c.Org != "acme" || c.Origin != "https://hooks.example.com:443" || !c.Due.Equal(first.NextAt) {
+		t.Fatalf("%+v", c)
+	}
+	<-current
+	if err := <-wrong; !strings.Contains(err.Error(), "bullpen.delivery.acme.nonsense") {
+		t.Error(err)
+	}
+	second := pending("other")
+	if err := s.Create(ctx, second); err != nil {
+		t.Fatal(err)
+	}
+	if c := <-changes; c.TraceID != second.TraceID || c.Due.IsZero() {
+		t.Fatalf("%+v", c)
+	}
+	got, revision, err := s.Get(ctx, "other", second.TraceID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got.Status = proto.DeliveryDelivered
+	if revision, err = s.Update(ctx, got, revision); err != nil {
+		t.Fatal(err)
+	}
+	if c := <-changes; !c.Due.IsZero() || c.Revision != revision {
+		t.Fatalf("%+v", c)
+	}
+	stop()
+	wg.Wait()
+}
+
+func TestTestIsAnsweredByWhoLeads(t *testing.T) {
+	ctx := streamtest.Context(t)
+	server := streamtest.Server(t)
+	s := &deliveries.Store{Set: streamtest.Set(t, server)}
+	var refusal *proto.Refusal
+	if _, err := s.Test(ctx, proto.Key{ID: "k"}); !errors.As(err, &refusal) {
+		t.Fatalf("nobody leads: %v", err)
+	}
+	leader := &deliveries.Store{Set: streamtest.Set(t, server)}
+	stop, err := leader.ServeTests(ctx, func(_ context.Context, key string) (*proto.DeliveryAttempt, error) {
+		if key != "k" {
+			return nil, proto.ErrNotFound
+		}
+		return &proto.DeliveryAttempt{Status: 204}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	if err := leader.Set.Conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if a, err := s.Test(ctx, proto.Key{ID: "k"}); err != nil || a.Status != 204 {
+		t.Errorf("%+v, %v", a, err)
+	}
+	if _, err := s.Test(ctx, proto.Key{ID: "none"}); !errors.Is(err, proto.ErrNotFound) {
+		t.Error(err)
+	}
+}

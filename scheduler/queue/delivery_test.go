@@ -1,0 +1,105 @@
+package queue_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/deliveries"
+	"github.com/bullpen-run/bullpen/scheduler/queue"
+	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+)
+
+const hook = "https://hooks.example.com/a"
+
+// delivered gives the deliveries that are stored, as they come.
+func (w *world) delivered() <-chan proto.DeliveryChange {
+	changes := make(chan proto.DeliveryChange, 16)
+	store := &deliveries.Store{Set: streamtest.Set(w.t, w.server)}
+	w.background(func(ctx context.Context) error {
+		_ = store.Follow(ctx, func(c proto.DeliveryChange) { changes <- c }, func() {}, func(err error) { w.t.Error(err) })
+		return nil
+	})
+	return changes
+}
+
+func (w *world) next(changes <-chan proto.DeliveryChange) proto.DeliveryChange {
+	w.t.Helper()
+	select {
+	case c := <-changes:
+		return c
+	case <-w.ctx.Done():
+		w.t.Fatal("no delivery")
+		return proto.DeliveryChange{}
+	}
+}
+
+func TestExecutionThatNamesAURLIsDelivered(t *testing.T) {
+	w := newWorld(t)
+	h := w.worker("w1", 4)
+	changes := w.delivered()
+	for _, mode := range []proto.Mode{proto.ModeInline, proto.ModeStreaming, proto.ModeAsync} {
+		for _, url := range []string{"", hook} {
+			job := streamtest.Job("acme", "k", mode)
+			job.WebhookURL = url
+			id := w.submit(job)
+			l := w.take(h)
+			w.claim(l)
+			if _, err := l.Finish(w.ctx, ending("hello")); err != nil {
+				t.Fatal(err)
+			}
+			if mode != proto.ModeAsync || url == "" {
+				continue // the next delivery would not be that of the last execution
+			}
+			if c := w.next(changes); c.TraceID != id || c.Org != "acme" || c.Due.IsZero() || c.Origin != "https://hooks.example.com:443" {
+				t.Errorf("%+v", c)
+			}
+		}
+	}
+	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job.WebhookURL, job.Language = hook, proto.Node
+	id := w.submit(job)
+	if _, err := w.queue.Cancel(w.ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	if c := w.next(changes); c.TraceID != id {
+		t.Errorf("cancelled in the queue: %+v", c)
+	}
+}
+
+// The job stays until its delivery is stored, so that whoever leads next makes it up.
+func TestDeliveryThatNobodyStoredIsMadeUp(t *testing.T) {
+	t.Parallel()
+	server := streamtest.Server(t)
+	set := streamtest.Set(t, server)
+	w := &world{t: t, ctx: streamtest.Context(t), server: server, set: set, queue: &queue.Queue{Set: set}}
+	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job.WebhookURL = hook
+	if err := streamtest.Store(w.ctx, set, job); err != nil {
+		t.Fatal(err)
+	}
+	result, now := proto.Exited(0), time.Now()
+	rec := &proto.Record{Meta: job.Meta, Status: proto.StatusSuccess, Attempt: 1, Result: &result, CompletedAt: &now}
+	if _, err := set.WriteRecord(w.ctx, rec, 0); err != nil {
+		t.Fatal(err)
+	}
+	changes := w.delivered()
+	w.dispatcher("next")
+	if c := w.next(changes); c.TraceID != job.TraceID {
+		t.Fatalf("%+v", c)
+	}
+	store := &deliveries.Store{Set: set}
+	if d, err := store.Delivery(w.ctx, "acme", job.TraceID); err != nil || d.URL != hook || d.Key != "k" {
+		t.Fatalf("%+v, %v", d, err)
+	}
+	for { // and then goes
+		info, err := set.Jobs.Info(w.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.State.Msgs == 0 {
+			break
+		}
+	}
+}

@@ -1,0 +1,298 @@
+package timer_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"go.uber.org/goleak"
+
+	"github.com/bullpen-run/bullpen/scheduler/timer"
+)
+
+func TestMain(m *testing.M) {
+	// go-redis tries a server that is gone each second, and sees that it was closed when it tries next.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
+}
+
+// patience is how long a test waits for what must happen.
+const patience = 60 * time.Second
+
+// proxy stands between a client and a Redis that has faults.
+type proxy struct {
+	listener net.Listener
+	delay    atomic.Int64 // of each answer, in nanoseconds
+	hole     atomic.Bool  // nothing is answered
+	done     chan struct{}
+	all      sync.WaitGroup
+
+	mu     sync.Mutex
+	target string
+	conns  map[net.Conn]struct{}
+}
+
+func newProxy(t *testing.T, target string) *proxy {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{listener: listener, target: target, conns: map[net.Conn]struct{}{}, done: make(chan struct{})}
+	p.all.Go(p.accept)
+	t.Cleanup(func() {
+		close(p.done)
+		_ = p.listener.Close()
+		p.to(p.target)
+		p.all.Wait()
+	})
+	return p
+}
+
+func (p *proxy) url() string { return "redis://" + p.listener.Addr().String() + "/0" }
+
+// to sends connections elsewhere, and breaks those there are.
+func (p *proxy) to(target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = target
+	for conn := range p.conns {
+		_ = conn.Close()
+	}
+}
+
+func (p *proxy) keep(conn net.Conn) (target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.conns[conn] = struct{}{}
+	return p.target
+}
+
+func (p *proxy) drop(conn net.Conn) {
+	_ = conn.Close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.conns, conn)
+}
+
+func (p *proxy) accept() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		p.all.Go(func() {
+			target := p.keep(client)
+			defer p.drop(client)
+			server, err := net.Dial("tcp", target)
+			if err != nil {
+				return
+			}
+			p.keep(server)
+			defer p.drop(server)
+			p.all.Go(func() {
+				_, _ = io.Copy(server, client)
+				_ = server.Close()
+			})
+			p.answers(client, server)
+		})
+	}
+}
+
+func (p *proxy) answers(client, server net.Conn) {
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := server.Read(buffer)
+		if err != nil {
+			return
+		}
+		if p.hole.Load() {
+			continue
+		}
+		select {
+		case <-p.done:
+			return
+		case <-time.After(time.Duration(p.delay.Load())):
+		}
+		if _, err := client.Write(buffer[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// logs are lines of a log that a test waits for.
+type logs struct {
+	mu    sync.Mutex
+	text  strings.Builder
+	wrote chan struct{}
+}
+
+func (l *logs) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	l.text.Write(line)
+	l.mu.Unlock()
+	select {
+	case l.wrote <- struct{}{}:
+	default:
+	}
+	return len(line), nil
+}
+
+// says waits until the log has the text.
+func (l *logs) says(t *testing.T, text string) {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		l.mu.Lock()
+		all := l.text.String()
+		l.mu.Unlock()
+		if strings.Contains(all, text) {
+			return
+		}
+		select {
+		case <-deadline:
+			t.Fatalf("the log does not say %q:\n%s", text, all)
+		case <-l.wrote:
+		}
+	}
+}
+
+// world is timers that run.
+type world struct {
+	*timer.Timers
+	log   *logs
+	woken chan string
+	stop  func() // Run has returned when it does
+}
+
+func open(t *testing.T, url string) *world {
+	t.Helper()
+	w := &world{woken: make(chan string, 100_000)}
+	w.openWith(t, url)
+	w.run(t, func(key string) { w.woken <- key })
+	return w
+}
+
+func (w *world) openWith(t *testing.T, url string) {
+	t.Helper()
+	w.log = &logs{wrote: make(chan struct{}, 1)}
+	timers, err := timer.Open(t.Context(), timer.Config{URL: url, Log: slog.New(slog.NewTextHandler(w.log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Timers = timers
+	t.Cleanup(timers.Close)
+}
+
+func (w *world) run(t *testing.T, wake func(key string)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx, wake) }()
+	w.stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(patience):
+			t.Error("Run does not return")
+		}
+	})
+	t.Cleanup(w.stop)
+}
+
+// in sets a timer and gives the time it is set for.
+func (w *world) in(t *testing.T, key string, d time.Duration) time.Time {
+	t.Helper()
+	at := time.Now().Add(d)
+	if err := w.Set(t.Context(), key, at); err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// wakes waits until key is woken.
+func (w *world) wakes(t *testing.T, key string) {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		select {
+		case <-deadline:
+			t.Fatalf("%s is not woken", key)
+		case got := <-w.woken:
+			if got == key {
+				return
+			}
+		}
+	}
+}
+
+// settles sets the timer of key, for as soon as d, until Redis confirms it.
+func (w *world) settles(t *testing.T, key string, d time.Duration) {
+	t.Helper()
+	eventually(t, "a timer can be set", func() bool { return w.Set(t.Context(), key, time.Now().Add(d)) == nil })
+}
+
+// eventually waits until what must come true is.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(patience)
+	for !is() {
+		select {
+		case <-deadline:
+			t.Fatalf("not within %s: %s", patience, what)
+		case <-tick.C:
+		}
+	}
+}
+
+// timersIn gives the keys in redis that belong to a timer, and the archive.
+func timersIn(redis *miniredis.Miniredis) (keys []string) {
+	for _, key := range redis.Keys() {
+		if strings.Contains(key, ":t:") || strings.HasSuffix(key, ":archived") || strings.HasSuffix(key, ":completed") {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// certificate makes one for 127.0.0.1 and gives the file of its authority, which it is itself.
+func certificate(t *testing.T) (tls.Certificate, string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, file
+}
