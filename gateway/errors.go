@@ -38,7 +38,20 @@ var (
 	errNoAnswerInTime = errors.New("the execution did not end in time for an answer")
 	errEncoded        = errors.New("a body with a Content-Encoding is not read; send it as it is")
 	errIdempotency    = errors.New("this Idempotency-Key was used with another request; use a new key for a new request")
+	errPending        = errors.New("the webhook is pending: it can be sent again once it was delivered or has failed")
+	errNoDispatcher   = errors.New("no process that sends webhooks is ready, or has heard of this URL yet; send the request again")
 	errUnknownState   = errors.New("the queue did not confirm the execution in time; it was withdrawn; send it again")
+)
+
+// absentError says what is not there, and what to do.
+type absentError string
+
+func (e absentError) Error() string { return string(e) }
+
+const (
+	errNoWebhook  = absentError("the execution has no webhook: it asked for none, and its API key has no URL")
+	errNoSettings = absentError("this API key has no webhook settings; PUT them at /v1/webhook")
+	errNoEndpoint = absentError("deliveries to this URL do not fail; see /v1/webhook/endpoints for those that do")
 )
 
 // planError refuses what the plan of the key does not include. Waiting does not help.
@@ -61,6 +74,13 @@ type unimplementedError struct {
 
 func (e *unimplementedError) Error() string {
 	return e.what + " not implemented by this server yet; " + e.instead
+}
+
+// disabledURLError refuses what would be delivered to a URL that nothing is delivered to any more.
+type disabledURLError struct{ url string }
+
+func (e *disabledURLError) Error() string {
+	return "deliveries to " + e.url + " are disabled; once it answers again, POST its URL to /v1/webhook/endpoints/enable"
 }
 
 // acceptedError is a failure on our side after an execution was accepted. It may run, so no answer may make a client send it
@@ -91,11 +111,15 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		bound         *proto.BoundError
 		used          *usedImageError
 		broken        *brokenSandboxError
+		disabled      *disabledURLError
+		absent        absentError
 	)
 	switch {
 	case errors.As(err, &accepted):
 		return answer{http.StatusInternalServerError, codeInternal, "something failed on our side after the execution was " +
 			"accepted; it may run: " + lookUp(id), 0}
+	case errors.Is(err, errNoDispatcher): // before what it wraps
+		return answer{http.StatusServiceUnavailable, codeServiceUnavailable, errNoDispatcher.Error(), 1}
 	case errors.As(err, &field):
 		return answer{http.StatusBadRequest, codeValidation, field.Message, 0}
 	case errors.Is(err, errUnauthorized):
@@ -104,10 +128,16 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		return answer{http.StatusForbidden, codeForbidden, errForbidden.Error(), 0}
 	case errors.Is(err, errNoRoute):
 		return answer{http.StatusNotFound, codeNotFound, errNoRoute.Error(), 0}
+	case errors.As(err, &absent):
+		return answer{http.StatusNotFound, codeNotFound, absent.Error(), 0}
 	case errors.Is(err, proto.ErrNotFound):
 		return answer{http.StatusNotFound, codeNotFound, "nothing of that id is known to this API key", 0}
 	case errors.Is(err, errMethod):
 		return answer{http.StatusMethodNotAllowed, codeMethodNotAllowed, errMethod.Error(), 0}
+	case errors.Is(err, errPending):
+		return answer{http.StatusConflict, codeConflict, errPending.Error(), 0}
+	case errors.As(err, &disabled):
+		return answer{http.StatusConflict, codeConflict, disabled.Error(), 0}
 	case errors.Is(err, proto.ErrConflict):
 		return answer{http.StatusConflict, codeConflict, "somebody else changed this at the same time; send the request again", 0}
 	case errors.Is(err, proto.ErrExists):

@@ -103,8 +103,6 @@ func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceI
 		return nil, "", &unimplementedError{"sub_paths is", leaveOut}
 	case req.ThreadID != "":
 		return nil, "", &unimplementedError{"thread_id is", leaveOut}
-	case req.WebhookURL != "" && mode == proto.ModeAsync: // the contract has it ignored in the others
-		return nil, "", &unimplementedError{"webhook_url is", leaveOut}
 	}
 	if err := checkPlan(i.plan, mode, req.Timeout, s.UpgradeURL); err != nil {
 		return nil, "", err
@@ -125,6 +123,10 @@ func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceI
 	if err != nil {
 		return nil, "", err
 	}
+	webhookURL, err := s.webhookURL(r.Context(), req, mode, &i.key)
+	if err != nil {
+		return nil, "", err
+	}
 	wait := s.QueueWait
 	if mode == proto.ModeAsync {
 		wait = s.QueueExpiry
@@ -134,7 +136,8 @@ func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceI
 			TraceID: id, Org: i.key.Org, Key: i.key.ID, Mode: mode,
 			Language: req.Language, Timeout: req.Timeout, Profile: profile.Name,
 			Image: sandbox.Image, Network: sandbox.Network.Policy, Disk: sandbox.OnDisk(), MaxAttempts: req.MaxAttempts, Metadata: req.Metadata,
-			RequestID: i.requestID, ClientID: clientText(r.Header, "X-Client-Id"), UserAgent: clientText(r.Header, "User-Agent"),
+			WebhookURL: webhookURL, RequestID: i.requestID,
+			ClientID: clientText(r.Header, "X-Client-Id"), UserAgent: clientText(r.Header, "User-Agent"),
 			CreatedAt: now.UTC(), QueueDeadline: now.Add(wait).UTC(),
 			Concurrent: i.plan.Concurrent, MaxQueued: i.plan.MaxQueued,
 		},

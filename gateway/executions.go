@@ -20,7 +20,7 @@ import (
 const maxWait = 60
 
 // timeLayout is that of all times: RFC 3339 in UTC with milliseconds.
-const timeLayout = "2006-01-02T15:04:05.000Z"
+const timeLayout = proto.TimeLayout
 
 // lookup finds the execution that the path names. One of another organisation is as unknown as one that never was.
 func (s *Server) lookup(r *http.Request) (*proto.Record, error) {
@@ -60,11 +60,15 @@ func (s *Server) getExecution(w http.ResponseWriter, r *http.Request) error {
 		}
 		record = ended
 	}
+	delivery, err := s.deliveryStatus(r.Context(), record)
+	if err != nil {
+		return err
+	}
 	output := 0
 	if r := record.Result; r != nil {
 		output = len(r.Stdout) + len(r.Stderr)
 	}
-	return writeOutput(w, output, func(w io.Writer) error { return writeExecution(w, record, time.Now()) })
+	return writeOutput(w, output, func(w io.Writer) error { return writeExecution(w, record, delivery, time.Now()) })
 }
 
 // queryInt reads a whole number from 0 to most from the query, 0 where it is missing.
@@ -216,12 +220,12 @@ func viewNetwork(u *proto.NetworkUsage) *networkView {
 	return v
 }
 
-// writeExecution writes the JSON form of an execution as it is at now, its outputs in pieces. After an error that is not one of w nothing
-// is written.
-func writeExecution(w io.Writer, r *proto.Record, now time.Time) error {
+// writeExecution writes the JSON form of an execution as it is at now, its outputs in pieces; delivery is how its webhook stands, empty
+// where it has none. After an error that is not one of w nothing is written.
+func writeExecution(w io.Writer, r *proto.Record, delivery proto.DeliveryStatus, now time.Time) error {
 	rest := execution{
 		DeliveryMode: r.Mode, CreatedAt: r.CreatedAt.UTC().Format(timeLayout), WebhookURL: optional(r.WebhookURL),
-		Language: r.Language, Timeout: r.Timeout, ThreadID: optional(r.ThreadID), Metadata: r.Metadata,
+		WebhookDeliveryStatus: optional(string(delivery)), Language: r.Language, Timeout: r.Timeout, ThreadID: optional(r.ThreadID), Metadata: r.Metadata,
 		Attempt: r.Attempt, OutputTruncated: r.OutputTruncated, Sandbox: optional(r.Profile),
 	}
 	if r.Usage != nil && r.Usage.Network != nil {

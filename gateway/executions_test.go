@@ -37,27 +37,32 @@ func TestExecutionJSON(t *testing.T) {
 	full.Profile = "web"
 	const null = `"webhook_url":null,"webhook_delivery_status":null,"error_code":null,"error_message":null,"language":"bash","timeout":60,"thread_id":null,"metadata":{},`
 	for name, tt := range map[string]struct {
-		record proto.Record
-		want   string
+		record   proto.Record
+		delivery proto.DeliveryStatus
+		want     string
 	}{
 		"queued": {
 			proto.Record{Meta: meta, Status: proto.StatusQueued},
+			"",
 			`"status":"queued","exit_code":null,"stdout":null,"stderr":null,"error":null,"duration_ms":0,"delivery_mode":"webhook","created_at":"2026-11-18T11:06:40.000Z","completed_at":null,` +
 				null + `"attempt":0,"queued_ms":9000,"output_truncated":false,"sandbox":null}`,
 		},
 		"running": {
 			proto.Record{Meta: meta, Status: proto.StatusRunning, Attempt: 1, StartedAt: at(4000)},
+			"",
 			`"status":"running","exit_code":null,"stdout":null,"stderr":null,"error":null,"duration_ms":5000,"delivery_mode":"webhook","created_at":"2026-11-18T11:06:40.000Z","completed_at":null,` +
 				null + `"attempt":1,"queued_ms":4000,"output_truncated":false,"sandbox":null}`,
 		},
 		"ended": {
 			proto.Record{Meta: full, Status: proto.StatusFailed, Attempt: 2, StartedAt: at(4), CompletedAt: at(30), Result: &ended, OutputTruncated: true},
+			proto.DeliveryDelivered,
 			`"status":"failed","exit_code":137,"stdout":"a\u0085\u0000","stderr":"é","error":null,"duration_ms":21,"delivery_mode":"inline","created_at":"2026-11-18T11:06:40.000Z",` +
-				`"completed_at":"2026-11-18T11:06:40.030Z","webhook_url":"https://example.com/","webhook_delivery_status":null,"error_code":null,"error_message":null,` +
+				`"completed_at":"2026-11-18T11:06:40.030Z","webhook_url":"https://example.com/","webhook_delivery_status":"delivered","error_code":null,"error_message":null,` +
 				`"language":"bash","timeout":60,"thread_id":"t","metadata":{"k":"v"},"attempt":2,"queued_ms":4,"output_truncated":true,"sandbox":"web"}`,
 		},
 		"withdrawn, on a clock that is behind": {
 			proto.Record{Meta: meta, Status: proto.StatusFailed, CompletedAt: at(-5), Result: new(proto.Failure(proto.CodeExpiredInQueue, "m"))},
+			"",
 			`"status":"failed","exit_code":-1,"stdout":"","stderr":"","error":"expired_in_queue","duration_ms":0,"delivery_mode":"webhook","created_at":"2026-11-18T11:06:40.000Z",` +
 				`"completed_at":"2026-11-18T11:06:39.995Z","webhook_url":null,"webhook_delivery_status":null,"error_code":"expired_in_queue","error_message":"m",` +
 				`"language":"bash","timeout":60,"thread_id":null,"metadata":{},"attempt":0,"queued_ms":0,"output_truncated":false,"sandbox":null}`,
@@ -65,7 +70,7 @@ func TestExecutionJSON(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var body strings.Builder
-			err := writeExecution(&body, &tt.record, *at(9000))
+			err := writeExecution(&body, &tt.record, tt.delivery, *at(9000))
 			if got, want := body.String(), `{"trace_id":"trc_AbCdEfGhIjKlMnOpQrSt",`+tt.want; err != nil || got != want {
 				t.Errorf("%v\n%s, want\n%s", err, got, want)
 			}
@@ -92,7 +97,7 @@ func TestOtherOrganisationsSeeNothing(t *testing.T) {
 	h := newHarness(t)
 	id := h.run()
 	h.key = h.stub.addKey("other", "enterprise", proto.RightsAll)
-	for _, route := range []string{"GET %s", "GET %s?wait=1", "GET %s/output", "POST %s/cancel"} {
+	for _, route := range []string{"GET %s", "GET %s?wait=1", "GET %s/output", "POST %s/cancel", "GET %s/webhook", "POST %s/webhook/replay"} {
 		method, path, _ := strings.Cut(route, " ")
 		foreign := h.do(method, fmt.Sprintf(path, "/v1/executions/"+string(id)), "", "X-Request-Id", "r").want(404, "not_found")
 		for _, unknown := range []string{string(proto.NewTraceID()), "x", "trc_", "trc_AbCdEfGhIjKlMnOpQrS%2e", "trc_AbCdEfGhIj%0AKlMnOpQrS"} {

@@ -34,6 +34,7 @@ type harness struct {
 	stub   *stub
 	server *Server
 	boxes  *boxes
+	hooks  *hooks
 	http   *httptest.Server
 	dial   func() (net.Conn, error)
 	client *http.Client
@@ -47,9 +48,10 @@ func newHarness(t *testing.T) *harness {
 	log := &syncBuffer{}
 	b := &boxes{stub: q, profiles: map[string]proto.Profile{}, images: map[string]*proto.Image{}}
 	q.boxes = b
-	h := &harness{t: t, stub: q, boxes: b, log: log, key: q.addKey("acme", "enterprise", proto.RightsAll)}
+	hook := newHooks()
+	h := &harness{t: t, stub: q, boxes: b, hooks: hook, log: log, key: q.addKey("acme", "enterprise", proto.RightsAll)}
 	h.server = &Server{
-		Jobs: q, Events: q, Keys: q, KeyAdmin: q, Bindings: q, Profiles: b, Images: b,
+		Jobs: q, Events: q, Keys: q, KeyAdmin: q, Bindings: q, Profiles: b, Images: b, Webhooks: hook, URLs: hook, Deliveries: hook,
 		Log: slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), Tracer: noop.NewTracerProvider().Tracer(""),
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "bullpen_up 1\n") }),
 		Default: proto.DefaultProfile(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, MaxBody: DefaultMaxBody,

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"io"
+	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -89,6 +90,48 @@ type ImageAdmin interface {
 	List(ctx context.Context) ([]proto.Image, error)
 	// Remove takes the name away and gives the image that had it. Its error is [proto.ErrNotFound] where none has.
 	Remove(ctx context.Context, name string) (*proto.Image, error)
+}
+
+// Webhooks keeps the webhook settings of API keys, and knows the URLs that an organisation's deliveries fail at.
+type Webhooks interface {
+	// Webhook gives the settings of a key, the default where none are stored. A change by another gateway may be known a moment later.
+	Webhook(key string) proto.Webhook
+	// Stored gives the settings of a key as they are stored. Its error is [proto.ErrNotFound] where none are.
+	Stored(ctx context.Context, key string) (proto.Webhook, error)
+	// Change stores what f makes of a key's settings, nil where there are none, and gives it. f may be called more than once; its error is
+	// given as it is.
+	Change(ctx context.Context, key string, f func(old *proto.Webhook) (proto.Webhook, error)) (proto.Webhook, error)
+	// Remove removes the settings of a key. Its error is [proto.ErrNotFound] where there are none.
+	Remove(ctx context.Context, key string) error
+	// Endpoint gives a URL that deliveries fail at; ok is false where they do not.
+	Endpoint(org, url string) (e proto.Endpoint, ok bool)
+	// Endpoints gives all of them.
+	Endpoints(org string) []proto.Endpoint
+	// Enable forgets that deliveries to a URL fail. Its error is [proto.ErrNotFound] where they do not.
+	Enable(ctx context.Context, org, url string) error
+}
+
+// URLs knows where webhooks may be delivered to. What is wrong with a URL is a [*proto.FieldError] for that field.
+type URLs interface {
+	// CheckForm checks the form of a URL.
+	CheckForm(field, url string) error
+	// Check checks the form of a URL, and where its name leads to.
+	Check(ctx context.Context, field, url string) error
+}
+
+// Deliveries knows what becomes of webhooks.
+type Deliveries interface {
+	// Delivery gives the webhook of an execution. Its error is [proto.ErrNotFound] where there is none, or none yet.
+	Delivery(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, error)
+	// Replay makes a delivery that has ended begin again. Its error is [proto.ErrNotFound] where there is none, and [proto.ErrConflict]
+	// while it is pending.
+	Replay(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, error)
+	// ReplayFailed does so with those that have failed since a time and whose ids come after the one given, empty for all; with most of
+	// them at most.
+	ReplayFailed(ctx context.Context, org string, since time.Time, after proto.TraceID, most int) (proto.Replayed, error)
+	// Test sends a test to the URL of a key, and tells what came of it. Its error is [proto.ErrNotFound] where whoever sends it knows of
+	// no URL, and a [*proto.Refusal] where nobody is ready to.
+	Test(ctx context.Context, key proto.Key) (*proto.DeliveryAttempt, error)
 }
 
 // Bindings keeps for 24 hours which execution an idempotency key stands for.

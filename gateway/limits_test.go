@@ -371,16 +371,6 @@ func TestRoutesNotThereYet(t *testing.T) {
 	h.do("POST", "/v1/files/other", "").want(404, "not_found")
 }
 
-// A webhook is told of executions that nobody waits for; for the others its URL is checked and left alone.
-func TestWebhookURLIsForAsync(t *testing.T) {
-	h := newHarness(t)
-	h.stub.finishAtOnce(proto.Exited(0))
-	hook := body("webhook_url", "https://example.com/")
-	h.execute(hook).want(200, "")
-	h.execute(hook, "Accept", typeNDJSON).want(200, "")
-	h.execute(hook, "Prefer", "respond-async").want(501, "not_implemented", "webhook_url")
-}
-
 func TestUnknownPathsAndMethods(t *testing.T) {
 	h := newHarness(t)
 	for _, path := range []string{"/", "/v1", "/v1/", "/v1/nothing", "/v2/sandbox/execute", "/v1/sandbox/execute/", "/v1/executions/", "/docs/nothing", "/v1/executions/trc_AbCdEfGhIjKlMnOpQrSt/x"} {
@@ -392,7 +382,8 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 		"/v1/sandbox/execute": "POST", "/v1/executions/trc_AbCdEfGhIjKlMnOpQrSt": "GET", "/v1/executions/x/output": "GET",
 		"/v1/executions/x/cancel": "POST", "/v1/admin/keys": "GET, POST", "/v1/admin/keys/x": "DELETE", "/v1/admin/sandboxes": "GET, POST", "/healthz": "GET, HEAD",
 		"/openapi.json": "GET", "/docs": "GET", "/metrics": "GET",
-		"/v1/admin/images": "GET",
+		"/v1/admin/images": "GET", "/v1/executions/x/webhook": "GET", "/v1/executions/x/webhook/replay": "POST", "/v1/webhook/rotate": "POST",
+		"/v1/webhook/test": "POST", "/v1/webhook/replay-failed": "POST", "/v1/webhook/endpoints": "GET", "/v1/webhook/endpoints/enable": "POST",
 	} {
 		for _, method := range []string{"PUT", "PATCH", "OPTIONS", "BREW"} {
 			if got := h.do(method, path, "").want(405, "method_not_allowed").header.Get("Allow"); got != allow {

@@ -48,6 +48,9 @@ type Server struct {
 	Bindings Bindings
 	// ImageAdmin answers for the images of sandboxes.
 	ImageAdmin ImageAdmin
+	Webhooks   Webhooks
+	URLs       URLs // those that webhooks may go to
+	Deliveries Deliveries
 
 	Log    *slog.Logger
 	Tracer trace.Tracer
@@ -101,6 +104,17 @@ func (s *Server) routeV1(r chi.Router) {
 	r.Get(prefix+"/executions/{id}", s.handle(s.getExecution))
 	r.Get(prefix+"/executions/{id}/output", s.handle(s.getOutput))
 	r.Post(prefix+"/executions/{id}/cancel", s.handle(s.cancelExecution))
+	r.Get(prefix+"/executions/{id}/webhook", s.handle(s.getDelivery))
+	r.Post(prefix+"/executions/{id}/webhook/replay", s.handle(s.replayDelivery))
+	r.Get(prefix+"/webhook", s.handle(s.getWebhook))
+	r.Put(prefix+"/webhook", s.handle(s.putWebhook))
+	r.Patch(prefix+"/webhook", s.handle(s.patchWebhook))
+	r.Delete(prefix+"/webhook", s.handle(s.deleteWebhook))
+	r.Post(prefix+"/webhook/rotate", s.handle(s.rotateWebhook))
+	r.Post(prefix+"/webhook/test", s.handle(s.testWebhook))
+	r.Post(prefix+"/webhook/replay-failed", s.handle(s.replayFailed))
+	r.Get(prefix+"/webhook/endpoints", s.handle(s.listEndpoints))
+	r.Post(prefix+"/webhook/endpoints/enable", s.handle(s.enableEndpoint))
 	r.Get(prefix+"/executions", s.handle(notYet("the list of executions is", "ask for each by its trace id")))
 	for _, name := range []string{"list", "upload_url", "download_url"} {
 		r.Post(prefix+"/files/"+name, s.handle(notYet("files are", "pass them inside the program")))

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net/url"
 	"regexp"
 	"slices"
 	"strconv"
@@ -159,22 +158,7 @@ func (r *Request) readWebhookURL(raw []byte) (err error) {
 	if r.WebhookURL, err = decodeString("webhook_url", raw); err != nil {
 		return err
 	}
-	if utf8.RuneCountInString(r.WebhookURL) > MaxWebhookURLLen {
-		return fieldErrorf("webhook_url", "must be at most %d characters", MaxWebhookURLLen)
-	}
-	for _, c := range r.WebhookURL {
-		if c <= ' ' || (c >= 0x7f && c <= 0xa0) {
-			return fieldErrorf("webhook_url", "must not contain spaces or control characters")
-		}
-	}
-	u, err := url.Parse(r.WebhookURL)
-	switch {
-	case err != nil, u.Scheme != "https", u.Hostname() == "":
-		return fieldErrorf("webhook_url", "must be an absolute https URL with a host")
-	case u.User != nil:
-		return fieldErrorf("webhook_url", "must not contain a user name or password")
-	}
-	return nil
+	return CheckWebhookURL("webhook_url", r.WebhookURL)
 }
 
 func (r *Request) readEnv(raw []byte) (err error) {

@@ -687,7 +687,7 @@ func testRoutes(t *testing.T, a *api) {
 		}
 	}
 	for _, body := range []string{
-		`{"code":"x","thread_id":"t"}`, `{"code":"x","webhook_url":"https://example.com/hook"}`, `{"code":"x","sub_paths":["/data/a/b"]}`,
+		`{"code":"x","thread_id":"t"}`, `{"code":"x","sub_paths":["/data/a/b"]}`,
 	} {
 		a.execute([]byte(body), "Prefer", "respond-async").refusal(t, http.StatusNotImplemented, "not_implemented")
 	}

@@ -71,6 +71,9 @@ func printExecution(w io.Writer, e *client.Execution) error {
 			row("blocked", blocked(b))
 		}
 	}
+	if e.WebhookURL != nil {
+		row("webhook", orDash(e.WebhookDeliveryStatus)+", "+*e.WebhookURL)
+	}
 	for _, name := range slices.Sorted(maps.Keys(e.Metadata)) {
 		row("metadata "+name, e.Metadata[name])
 	}

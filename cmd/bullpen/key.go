@@ -14,6 +14,8 @@ type keyCommands struct {
 	Create keyCreateCommand `cmd:"" help:"Make an API key. It is shown once."`
 	List   keyListCommand   `cmd:"" help:"List all API keys, without the keys themselves."`
 	Revoke keyRevokeCommand `cmd:"" help:"Make an API key invalid, for good."`
+
+	Webhook keyWebhookCommands `cmd:"" help:"Show, set, rotate and remove the webhook of the key that asks."`
 }
 
 type keyCreateCommand struct {

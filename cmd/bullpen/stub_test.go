@@ -31,6 +31,7 @@ type stub struct {
 
 	mu        sync.Mutex
 	cancelled chan struct{}
+	webhook   bool // the key has webhook settings
 }
 
 func newStub(log string) http.Handler { return (&stub{log: log}).handler() }
@@ -53,6 +54,7 @@ func (s *stub) handler() http.Handler {
 		}
 		_, _ = io.WriteString(w, stubKeyJSON(`"2026-01-03T00:00:00.000Z"`, ""))
 	})
+	s.webhookRoutes(mux)
 	mux.HandleFunc("POST /v1/admin/sandboxes", s.sandbox)
 	mux.HandleFunc("PUT /v1/admin/sandboxes/{name}", s.sandbox)
 	mux.HandleFunc("GET /v1/admin/sandboxes/{name}", s.sandbox)
@@ -195,6 +197,7 @@ func (s *stub) get(w http.ResponseWriter, r *http.Request) {
 	case stubRunning:
 		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"running","exit_code":null,"stdout":null,"stderr":null,"error":null,`+
 			`"duration_ms":10,"delivery_mode":"webhook","created_at":"2026-01-02T03:04:05.678Z","completed_at":null,`+
+			`"webhook_url":"https://example.com/hook","webhook_delivery_status":"pending",`+
 			`"language":"bash","timeout":60,"metadata":{},"attempt":1,"queued_ms":2,"output_truncated":false}`, stubRunning)
 	default:
 		refuse(w, http.StatusNotFound, "not_found", "there is no such execution", "")

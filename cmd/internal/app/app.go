@@ -59,7 +59,8 @@ type system struct {
 	queue    *queue.Queue
 	events   *events.Log
 	metrics  *Metrics
-	fitness  *fitness // of the worker role; nil without it
+	fitness  *fitness  // of the worker role; nil without it
+	webhooks *webhooks // of the gateway and webhook roles; nil without either
 }
 
 // open opens the store, waiting for a NATS that is not there yet.
@@ -224,6 +225,13 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 	}
 	if s.cfg.Has(RoleWorker) {
 		s.fitness = newFitness(s.metrics, s.log)
+	}
+	if s.cfg.Has(RoleWebhook) || s.cfg.Has(RoleGateway) {
+		if s.webhooks, err = s.openWebhooks(ctx); err != nil {
+			return roles{}, err
+		}
+		r.base = append(r.base, part{"webhook settings", s.webhooks.settings.Run})
+		r.work = append(r.work, part{"webhook dispatcher", s.webhooks.run})
 	}
 	r.api, r.drain = s.health(), func() {}
 	if s.cfg.Has(RoleGateway) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"net/url"
 	"path/filepath"
 	"regexp"
@@ -24,10 +25,11 @@ const (
 	RoleGateway   Role = "gateway"   // answers HTTP
 	RoleWorker    Role = "worker"    // runs programs in jails
 	RoleScheduler Role = "scheduler" // hands queued jobs to free slots; one leads, and every gateway stands by for it too
+	RoleWebhook   Role = "webhook"   // sends results to their receivers; one leads, and every gateway stands by for it too
 )
 
 // Roles lists every role.
-func Roles() []Role { return []Role{RoleGateway, RoleWorker, RoleScheduler} }
+func Roles() []Role { return []Role{RoleGateway, RoleWorker, RoleScheduler, RoleWebhook} }
 
 // Config is everything that can be set. Each setting is a flag of the same name, an environment variable and a key of the
 // YAML file: a flag wins over the environment, the environment over the file, the file over the default.
@@ -40,11 +42,16 @@ type Config struct {
 	// Data is the directory of everything that must survive a restart. It is created.
 	Data string `name:"data" group:"Server" env:"BULLPEN_DATA" default:"./bullpen-data" placeholder:"DIR" help:"Directory of what must survive a restart (${default}); created, and used by one process at a time."`
 	// Roles are the parts this process plays.
-	Roles []Role `name:"roles" group:"Server" env:"BULLPEN_ROLES" default:"gateway,worker,scheduler" placeholder:"ROLE" help:"Parts this process plays (${default}). Fewer than all need --nats."`
+	Roles []Role `name:"roles" group:"Server" env:"BULLPEN_ROLES" default:"gateway,worker,scheduler,webhook" placeholder:"ROLE" help:"Parts this process plays (${default}). Fewer than all need --nats."`
 	// Drain is how long running jobs may go on after SIGTERM before they are killed.
 	Drain time.Duration `name:"drain" group:"Server" env:"BULLPEN_DRAIN" default:"30s" placeholder:"TIME" help:"How long running jobs may go on after SIGTERM (${default})."`
 
 	NATS `embed:""`
+
+	// RedisURL is where timers are kept; empty keeps them inside this process.
+	RedisURL string `name:"redis" group:"Redis" env:"BULLPEN_REDIS" placeholder:"URL" help:"Redis for timers: redis://HOST:PORT/DB, or rediss:// for TLS. Without it, one runs inside this process. Processes of the same host can read flags: give a password in the environment variable."`
+	// RedisCA is a file of the certificate authorities that sign the certificate of Redis; empty for the system's.
+	RedisCA string `name:"redis-ca" group:"Redis" env:"BULLPEN_REDIS_CA" placeholder:"FILE" help:"Certificate authorities to trust for Redis over TLS, PEM."`
 
 	// Slots is how many programs the worker runs at once; 0 chooses, see [Config.SlotCount].
 	Slots int `name:"slots" group:"Worker" env:"BULLPEN_SLOTS" default:"0" placeholder:"N" help:"Programs this worker runs at once. 0, the default, is 4 for each core, and no more than there are GiB of memory."`
@@ -56,6 +63,17 @@ type Config struct {
 	ImageDir string `name:"image-dir" group:"Worker" env:"BULLPEN_IMAGE_DIR" default:"/var/cache/bullpen/images" placeholder:"DIR" help:"Directory for unpacked sandbox images (${default}); made with the first image. Every user must be able to pass through the directories above it."`
 	// Home is the home and working directory of programs, inside the jail.
 	Home string `name:"home" group:"Worker" env:"BULLPEN_HOME" default:"/home/baponi" placeholder:"DIR" help:"Home and working directory of programs, inside the jail (${default})."`
+
+	// WebhookConcurrency is how many webhooks of an organisation may be on their way to one server at once.
+	WebhookConcurrency int `name:"webhook-concurrency" group:"Webhooks" env:"BULLPEN_WEBHOOK_CONCURRENCY" default:"5" placeholder:"N" help:"Webhooks of an organisation that may be on their way to one server at once (${default})."`
+	// WebhookMaxBody is how large the body of a webhook may be.
+	WebhookMaxBody proto.Bytes `name:"webhook-max-body" group:"Webhooks" env:"BULLPEN_WEBHOOK_MAX_BODY" default:"1MiB" placeholder:"SIZE" help:"How large a webhook may be (${default}). Of longer outputs it has the beginnings."`
+	// What is open to webhooks besides public addresses over https, on the ports 443 and 8443.
+	WebhookAllowCIDRs []netip.Prefix `name:"webhook-allow-cidrs" group:"Webhooks" env:"BULLPEN_WEBHOOK_ALLOW_CIDRS" placeholder:"CIDR" help:"Ranges of addresses that webhooks may go to although they are not public. For development and tests: whoever has an API key gets in there."`
+	WebhookAllowHTTP  bool           `name:"webhook-allow-http" group:"Webhooks" env:"BULLPEN_WEBHOOK_ALLOW_HTTP" help:"Let webhooks go over plain http too, on port 80."`
+	WebhookAllowPorts []int          `name:"webhook-allow-ports" group:"Webhooks" env:"BULLPEN_WEBHOOK_ALLOW_PORTS" placeholder:"PORT" help:"Ports that webhooks may go to besides 443 and 8443."`
+	// WebhookCAFile has certificates of authorities that are trusted for webhooks besides the system's; empty for none.
+	WebhookCAFile string `name:"webhook-ca-file" group:"Webhooks" env:"BULLPEN_WEBHOOK_CA_FILE" placeholder:"FILE" help:"Certificate authorities to trust for webhooks besides the system's, PEM."`
 
 	// Region is the second part of the API keys made here.
 	Region string `name:"region" group:"Server" env:"BULLPEN_REGION" default:"local" placeholder:"NAME" help:"Region named in new API keys: sk-REGION-… (${default})."`
@@ -72,11 +90,20 @@ type Config struct {
 	// UpgradeURL is where messages about a plan's limits send people.
 	UpgradeURL string `name:"upgrade-url" group:"Server" env:"BULLPEN_UPGRADE_URL" default:"https://github.com/bullpen-run/bullpen#plans" placeholder:"URL" help:"Where messages about the limits of a plan send people (${default})."`
 
+	// PublicURL is where clients reach this server; empty where nobody said. Without a slash at the end.
+	PublicURL string `name:"public-url" group:"Server" env:"BULLPEN_PUBLIC_URL" placeholder:"URL" help:"Where clients reach this server, for links to it in webhooks: https://HOST, or with a path."`
+
 	// LogLevel is the least level that is logged.
 	LogLevel slog.Level `name:"log-level" group:"Log" env:"BULLPEN_LOG_LEVEL" default:"info" placeholder:"LEVEL" help:"Least level that is logged: debug, info, warn or error (${default})."`
 	// LogFormat is the form of log lines, on standard error.
 	LogFormat LogFormat `name:"log-format" group:"Log" env:"BULLPEN_LOG_FORMAT" default:"text" placeholder:"FORMAT" help:"Form of log lines: text or json (${default})."`
 }
+
+// The limits of [Config.WebhookMaxBody]: room for all that is not output, and for all output.
+const (
+	minWebhookBody = 32 * proto.KiB
+	maxWebhookBody = proto.MaxOutput
+)
 
 // NATS is how to reach NATS. With an empty URL, NATS runs inside this process and the rest must be empty.
 type NATS struct {
@@ -121,6 +148,7 @@ func (c *Config) Validate() error {
 		c.validateRoles(),
 		c.validateListen(),
 		c.validateNATS(),
+		c.validateRedis(),
 		setting("data", c.Data != "", "name a directory"),
 		setting("slots", c.Slots >= 0, "give a number of programs to run at once, or 0 to have it chosen"),
 		setting("slots", c.Slots <= c.UIDRange.Count/UIDsPerSlot, "%d slots need %d user ids and --uid-range has %d: widen it", c.Slots, c.Slots*UIDsPerSlot, c.UIDRange.Count),
@@ -135,6 +163,8 @@ func (c *Config) Validate() error {
 		setting("retention", c.Retention >= c.QueueExpiry, "%s is shorter than --queue-expiry (%s): a record is kept at least as long as a job may wait", c.Retention, c.QueueExpiry),
 		setting("output-limit", c.OutputLimit > 0 && c.OutputLimit <= proto.MaxOutput, "%d bytes must be between 1 byte and %s", int64(c.OutputLimit), proto.MaxOutput),
 		c.validateUpgradeURL(),
+		c.validatePublicURL(),
+		c.validateWebhooks(),
 		setting("log-format", c.LogFormat == LogText || c.LogFormat == LogJSON, "%q must be text or json", c.LogFormat),
 	)
 	if err != nil && c.File != "" {
@@ -186,6 +216,29 @@ func (c *Config) validateUpgradeURL() error {
 		"%q must be an http or https URL", c.UpgradeURL)
 }
 
+func (c *Config) validatePublicURL() error {
+	if c.PublicURL == "" {
+		return nil
+	}
+	u, err := url.Parse(c.PublicURL)
+	ok := err == nil && u.Hostname() != "" && (u.Scheme == "https" || u.Scheme == "http") && u.User == nil && u.Opaque == "" &&
+		!strings.ContainsAny(c.PublicURL, "?#") && !strings.HasSuffix(c.PublicURL, "/")
+	return setting("public-url", ok, "must be an http or https URL such as https://bullpen.example.com, without a slash at the end, a user, a query or a fragment")
+}
+
+func (c *Config) validateWebhooks() error {
+	errs := []error{setting("webhook-max-body", c.WebhookMaxBody >= minWebhookBody && c.WebhookMaxBody <= maxWebhookBody,
+		"%d bytes must be between %s and %s", int64(c.WebhookMaxBody), minWebhookBody, maxWebhookBody)}
+	errs = append(errs, setting("webhook-concurrency", c.WebhookConcurrency >= 1, "%d must be at least 1", c.WebhookConcurrency))
+	for _, p := range c.WebhookAllowCIDRs {
+		errs = append(errs, setting("webhook-allow-cidrs", !p.Addr().Is4In6(), "%s must be written as a range of IPv4 addresses", p))
+	}
+	for _, port := range c.WebhookAllowPorts {
+		errs = append(errs, setting("webhook-allow-ports", port >= 1 && port <= 65535, "%d must be 1 to 65535", port))
+	}
+	return errors.Join(errs...)
+}
+
 func (n *NATS) validateNATS() error {
 	rest := n.Creds + n.User + n.Password + n.CA + n.Cert + n.Key
 	if n.Embedded() {
@@ -207,6 +260,21 @@ func (n *NATS) validateNATS() error {
 		setting("nats-creds", n.Creds == "" || n.User == "", "give a credentials file or a user and password, not both"),
 		setting("nats-cert", (n.Cert == "") == (n.Key == ""), "--nats-cert and --nats-key go together: set both or neither"),
 	)
+}
+
+var databasePattern = regexp.MustCompile(`^(/[0-9]*)?$`)
+
+func (c *Config) validateRedis() error {
+	if c.RedisURL == "" {
+		return setting("redis-ca", c.RedisCA == "", "certificate authorities for Redis are set but no server is: give --redis its URL")
+	}
+	u, err := url.Parse(c.RedisURL)
+	if err != nil || u.Hostname() == "" || u.Scheme != "redis" && u.Scheme != "rediss" || u.RawQuery != "" || u.Fragment != "" ||
+		!databasePattern.MatchString(u.Path) {
+		// The URL itself may hold a password, so that it is not repeated.
+		return setting("redis", false, "not a Redis URL: write redis://HOST:PORT or rediss://HOST:PORT, with /N for the database of that number")
+	}
+	return setting("redis-ca", c.RedisCA == "" || u.Scheme == "rediss", "certificate authorities are of no use without TLS: write rediss:// in --redis")
 }
 
 // setting gives nil when ok, else the error of the setting name.
@@ -234,11 +302,15 @@ func (c *Config) LogValue() slog.Value {
 	return slog.GroupValue(
 		slog.String("config", string(c.File)), slog.String("listen", c.Listen), slog.String("data", c.Data),
 		slog.String("roles", roleNames(c.Roles)), slog.Duration("drain", c.Drain), slog.Any("nats", &c.NATS),
+		slog.String("redis", redactURL(c.RedisURL)), slog.String("redis_ca", c.RedisCA),
 		slog.Int("slots", c.Slots), slog.String("nsjail", c.NsjailPath), slog.String("image_dir", c.ImageDir), slog.String("uid_range", c.UIDRange.String()),
 		slog.String("home", c.Home), slog.String("region", c.Region), slog.String("bootstrap_key", redact(c.BootstrapKey)),
 		slog.Duration("queue_wait", c.QueueWait), slog.Duration("queue_expiry", c.QueueExpiry),
 		slog.Duration("retention", c.Retention), slog.String("output_limit", c.OutputLimit.String()),
-		slog.String("upgrade_url", c.UpgradeURL), slog.String("log_level", c.LogLevel.String()),
+		slog.String("upgrade_url", c.UpgradeURL), slog.String("public_url", c.PublicURL),
+		slog.Any("webhook_allow_cidrs", c.WebhookAllowCIDRs), slog.Bool("webhook_allow_http", c.WebhookAllowHTTP), slog.Any("webhook_allow_ports", c.WebhookAllowPorts),
+		slog.String("webhook_ca_file", c.WebhookCAFile), slog.String("webhook_max_body", c.WebhookMaxBody.String()), slog.Int("webhook_concurrency", c.WebhookConcurrency),
+		slog.String("log_level", c.LogLevel.String()),
 		slog.String("log_format", string(c.LogFormat)),
 	)
 }
@@ -250,21 +322,24 @@ func (n *NATS) LogValue() slog.Value {
 	}
 	var urls []string
 	for one := range strings.SplitSeq(n.URL, ",") {
-		u, err := url.Parse(strings.TrimSpace(one))
-		if err != nil {
-			urls = append(urls, "(unreadable)")
-			continue
-		}
-		if u.User != nil {
-			u.User = url.User("xxxxx") // all of it: a user without a password is a token
-		}
-		urls = append(urls, u.String())
+		urls = append(urls, redactURL(strings.TrimSpace(one)))
 	}
 	return slog.GroupValue(
 		slog.String("url", strings.Join(urls, ",")), slog.String("creds", n.Creds), slog.String("user", n.User),
 		slog.String("password", redact(n.Password)), slog.String("ca", n.CA), slog.String("cert", n.Cert),
 		slog.String("key", n.Key), slog.Int("replicas", n.Replicas),
 	)
+}
+
+func redactURL(secret string) string {
+	u, err := url.Parse(secret)
+	if err != nil {
+		return "(unreadable)"
+	}
+	if u.User != nil {
+		u.User = url.User("xxxxx") // all of it: a user without a password is a token
+	}
+	return u.String()
 }
 
 func redact(secret string) string {

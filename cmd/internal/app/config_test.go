@@ -2,6 +2,7 @@ package app
 
 import (
 	"bytes"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -24,9 +25,10 @@ func TestDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Address() != "127.0.0.1:8080" || c.Data != "./bullpen-data" || len(c.Roles) != 3 || c.Drain != 30*time.Second ||
-		!c.Embedded() || c.Replicas != 1 || c.QueueWait != 3*time.Second || c.QueueExpiry != 24*time.Hour ||
+	if c.Address() != "127.0.0.1:8080" || c.Data != "./bullpen-data" || len(c.Roles) != 4 || c.Drain != 30*time.Second ||
+		!c.Embedded() || c.RedisURL != "" || c.Replicas != 1 || c.QueueWait != 3*time.Second || c.QueueExpiry != 24*time.Hour ||
 		c.Retention != 168*time.Hour || c.OutputLimit != 16<<20 || c.Home != "/home/baponi" || c.Region != "local" ||
+		c.WebhookMaxBody != 1<<20 || c.WebhookAllowHTTP || len(c.WebhookAllowCIDRs)+len(c.WebhookAllowPorts) > 0 || c.WebhookCAFile != "" || c.PublicURL != "" ||
 		c.UIDRange != (UIDRange{1900000000, 8192}) || c.LogLevel != slog.LevelInfo || c.LogFormat != LogText {
 		t.Errorf("got %+v", c)
 	}
@@ -50,7 +52,7 @@ func TestFlagWinsOverEnvironmentOverFileOverDefault(t *testing.T) {
 	file := writeFile(t, `
 slots: 3
 drain: 5s
-roles: [gateway, worker, scheduler]
+roles: [gateway, worker, scheduler, webhook]
 output-limit: 2 MiB
 log-level: warn
 bootstrap-key: sk-local-abcdefghijklmnopqrst
@@ -82,6 +84,44 @@ bootstrap-key: sk-local-abcdefghijklmnopqrst
 	}
 }
 
+func TestSettingsBelowOthersInTheFile(t *testing.T) {
+	for name, file := range map[string]string{
+		"flags":  "webhook-allow-cidrs: [127.0.0.0/8, \"fd00::/8\"]\nwebhook-allow-http: true\nwebhook-allow-ports: [80, 9000]\nwebhook-ca-file: ca.pem\nwebhook-max-body: 2MiB\n",
+		"below":  "webhook:\n  allow_cidrs: [127.0.0.0/8, \"fd00::/8\"]\n  allow_http: true\n  allow-ports: \"80,9000\"\n  ca_file: ca.pem\n  max_body: 2 MiB\n",
+		"flow":   "webhook: {allow_cidrs: \"127.0.0.0/8,fd00::/8\", allow: {http: true, ports: [80, 9000]}, ca_file: ca.pem, max_body: 2097152}\n",
+		"dotted": "webhook.allow_cidrs: [127.0.0.0/8, \"fd00::/8\"]\nwebhook.allow_http: true\nwebhook.allow_ports: [80, 9000]\nwebhook.ca_file: ca.pem\nwebhook_max_body: 2MiB\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := ParseConfig([]string{"--config", writeFile(t, file+"nats:\n  user: u\n  password: p\nnats.creds: \"\"\nqueue_wait: 4s\n"), "--nats", "nats://x"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if fmt.Sprintf("%v %v %v %v %v", c.WebhookAllowCIDRs, c.WebhookAllowHTTP, c.WebhookAllowPorts, c.WebhookCAFile, c.WebhookMaxBody) != "[127.0.0.0/8 fd00::/8] true [80 9000] ca.pem 2MiB" {
+				t.Errorf("got %+v", c)
+			}
+			if c.User != "u" || c.Password != "p" || c.QueueWait != 4*time.Second {
+				t.Errorf("got %+v", c)
+			}
+		})
+	}
+}
+
+func TestWebhookSettingsOfTheEnvironment(t *testing.T) {
+	for name, value := range map[string]string{
+		"WEBHOOK_ALLOW_CIDRS": "10.0.0.0/8,::1/128", "WEBHOOK_ALLOW_HTTP": "true", "WEBHOOK_ALLOW_PORTS": "80", "WEBHOOK_CA_FILE": "f",
+		"WEBHOOK_MAX_BODY": "64KiB", "PUBLIC_URL": "https://x/y",
+	} {
+		t.Setenv("BULLPEN_"+name, value)
+	}
+	c, err := ParseConfig(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprintf("%v %v %v %v %v %v", c.WebhookAllowCIDRs, c.WebhookAllowHTTP, c.WebhookAllowPorts, c.WebhookCAFile, c.WebhookMaxBody, c.PublicURL); got != "[10.0.0.0/8 ::1/128] true [80] f 64KiB https://x/y" {
+		t.Errorf("got %s", got)
+	}
+}
+
 func TestBadSettingsAreNamed(t *testing.T) {
 	for name, test := range map[string]struct {
 		args []string
@@ -90,7 +130,12 @@ func TestBadSettingsAreNamed(t *testing.T) {
 		want []string
 	}{
 		"unknown in file":      {file: "slot: 3\nlistn: x\nslots: 1\n", want: []string{"unknown settings: listn (line 2), slot (line 1).", "output-limit"}},
-		"below a setting":      {file: "nats:\n  url: x\n", want: []string{"bullpen.yaml:1: nats: write a value"}},
+		"unknown below":        {file: "nats:\n  url: x\n", want: []string{"unknown settings: nats-url (line 2)."}},
+		"nothing below":        {file: "\nwebhook: {}\n", want: []string{"bullpen.yaml:2: webhook: ", "write a value"}},
+		"no value below":       {file: "webhook:\n  ca_file:\n", want: []string{"bullpen.yaml:2: webhook.ca_file: has no value"}},
+		"settings in a list":   {file: "webhook:\n  allow_ports: [1, {a: b}]\n", want: []string{"bullpen.yaml:2: webhook.allow_ports: ", "write a value"}},
+		"twice in two forms":   {file: "webhook:\n  allow_http: true\nwebhook-allow-http: false\n", want: []string{"bullpen.yaml:3: webhook-allow-http is set twice, on line 2 too"}},
+		"wrong kind below":     {file: "webhook:\n  max_body: many\n", want: []string{"bullpen.yaml:2: webhook-max-body: "}},
 		"no value":             {file: "\nnats:\n", want: []string{"bullpen.yaml:2: nats: has no value"}},
 		"not YAML":             {file: "{", want: []string{"bullpen.yaml:1: must be YAML"}},
 		"a quote is open":      {file: "slots: 1\nbootstrap-key: \"sk-local-hunter2hunter2hunter2\n", want: []string{"bullpen.yaml:2: must be YAML"}},
@@ -103,7 +148,7 @@ func TestBadSettingsAreNamed(t *testing.T) {
 		"wrong kind in env":    {env: map[string]string{"BULLPEN_DRAIN": "soon"}, want: []string{"BULLPEN_DRAIN", "soon"}},
 		"listen":               {args: []string{"--listen", "8080"}, want: []string{"--listen", "HOST:PORT"}},
 		"port":                 {args: []string{"--listen", ":65536"}, want: []string{"--listen"}},
-		"role":                 {args: []string{"--roles", "webhook"}, want: []string{"--roles", `"webhook"`, "gateway, worker, scheduler"}},
+		"role":                 {args: []string{"--roles", "archive"}, want: []string{"--roles", `"archive"`, "gateway, worker, scheduler, webhook"}},
 		"role twice":           {args: []string{"--roles", "worker,worker"}, want: []string{"--roles", "twice"}},
 		"role alone":           {args: []string{"--roles", "worker"}, want: []string{"set --nats"}},
 		"NATS URL":             {args: []string{"--nats", "http://user:hunter2@x"}, want: []string{"--nats", "nats://HOST:PORT"}},
@@ -112,6 +157,12 @@ func TestBadSettingsAreNamed(t *testing.T) {
 		"certificate alone":    {args: []string{"--nats", "tls://x", "--nats-cert", "u"}, want: []string{"--nats-key"}},
 		"replicas, embedded":   {args: []string{"--replicas", "3"}, want: []string{"--replicas", "set --nats"}},
 		"replicas":             {args: []string{"--nats", "nats://x", "--replicas", "2"}, want: []string{"--replicas", "1, 3 or 5"}},
+		"Redis URL":            {args: []string{"--redis", "http://user:hunter2@x"}, want: []string{"--redis", "redis://HOST:PORT"}},
+		"Redis URL, host":      {args: []string{"--redis", "redis://:hunter2@/0"}, want: []string{"--redis", "redis://HOST:PORT"}},
+		"Redis URL, database":  {args: []string{"--redis", "redis://:hunter2@x/main"}, want: []string{"--redis", "database of that number"}},
+		"Redis URL, options":   {args: []string{"--redis", "rediss://:hunter2@x?skip_verify=true"}, want: []string{"--redis", "redis://HOST:PORT"}},
+		"Redis CA alone":       {args: []string{"--redis-ca", "f"}, want: []string{"--redis-ca", "give --redis"}},
+		"Redis CA without TLS": {args: []string{"--redis", "redis://x", "--redis-ca", "f"}, want: []string{"--redis-ca", "rediss://"}},
 		"slots":                {args: []string{"--slots=-1"}, want: []string{"--slots"}},
 		"slots over ids":       {args: []string{"--slots", "3", "--uid-range", "1000:5"}, want: []string{"--slots", "need 6 user ids", "has 5"}},
 		"range of root":        {args: []string{"--uid-range", "0:10"}, want: []string{"--uid-range", "not that of root"}},
@@ -124,6 +175,15 @@ func TestBadSettingsAreNamed(t *testing.T) {
 		"output limit":         {args: []string{"--output-limit", "1GiB"}, want: []string{"--output-limit", "256MiB"}},
 		"output limit, form":   {args: []string{"--output-limit", "16MB"}, want: []string{"--output-limit", "16MiB"}},
 		"upgrade URL":          {args: []string{"--upgrade-url", "javascript:x"}, want: []string{"--upgrade-url", "http"}},
+		"public URL":           {args: []string{"--public-url", "bullpen.example.com"}, want: []string{"--public-url", "https://bullpen.example.com"}},
+		"public URL, user":     {args: []string{"--public-url", "https://u:hunter2@x"}, want: []string{"--public-url", "without"}},
+		"public URL, slash":    {args: []string{"--public-url", "https://x/"}, want: []string{"--public-url", "without a slash"}},
+		"public URL, query":    {args: []string{"--public-url", "https://x/a?b"}, want: []string{"--public-url", "a query"}},
+		"webhook range":        {args: []string{"--webhook-allow-cidrs", "10.0.0.1"}, want: []string{"--webhook-allow-cidrs", "10.0.0.1"}},
+		"webhook range, form":  {args: []string{"--webhook-allow-cidrs", "::ffff:10.0.0.0/104"}, want: []string{"--webhook-allow-cidrs", "IPv4"}},
+		"webhook port":         {args: []string{"--webhook-allow-ports", "80,65536"}, want: []string{"--webhook-allow-ports", "65536"}},
+		"webhook concurrency":  {args: []string{"--webhook-concurrency", "0"}, want: []string{"--webhook-concurrency", "at least 1"}},
+		"webhook body":         {args: []string{"--webhook-max-body", "1KiB"}, want: []string{"--webhook-max-body", "32KiB", "256MiB"}},
 		"log format":           {args: []string{"--log-format", "xml"}, want: []string{"--log-format", "text or json"}},
 		"log level":            {args: []string{"--log-level", "loud"}, want: []string{"--log-level", "loud"}},
 		"bootstrap key":        {env: map[string]string{"BULLPEN_BOOTSTRAP_KEY": "hunter2"}, want: []string{"BULLPEN_BOOTSTRAP_KEY", "sk-<region>-<token>"}},
@@ -160,6 +220,8 @@ func TestLogHidesSecrets(t *testing.T) {
 	for _, args := range [][]string{
 		{"--nats", "nats://user:hunter2@one:4222, tls://hunter2@two:4222"},
 		{"--nats", "nats://one:4222", "--nats-user", "u", "--nats-password", "hunter2"},
+		{"--nats", "nats://one:4222", "--redis", "rediss://u:hunter2@two:6379/1"},
+		{"--nats", "nats://one:4222", "--redis", "redis://hunter2@two:6379"},
 	} {
 		c, err := ParseConfig(args)
 		if err != nil {
@@ -170,6 +232,9 @@ func TestLogHidesSecrets(t *testing.T) {
 			NewLogger(&log, slog.LevelInfo, format).Info("starts", "config", c)
 			if strings.Contains(log.String(), "hunter2") {
 				t.Errorf("the log tells a secret: %s", &log)
+			}
+			if c.RedisURL != "" && !strings.Contains(log.String(), "two:6379") {
+				t.Errorf("the log does not tell which Redis: %s", &log)
 			}
 			if !strings.Contains(log.String(), "one:4222") || !strings.Contains(log.String(), "(set)") {
 				t.Errorf("the log does not tell what is set: %s", &log)

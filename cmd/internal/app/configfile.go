@@ -98,21 +98,50 @@ func readConfigFile(path string) (map[string]fileValue, error) {
 	}
 	lines := map[string]int{}
 	for _, doc := range file.Docs {
-		if m, ok := doc.Body.(*ast.MappingNode); ok {
-			for _, v := range m.Values {
-				lines[v.Key.GetToken().Value] = v.Key.GetToken().Position.Line
-			}
-		}
+		keyLines(lines, "", doc.Body)
 	}
-	values := make(map[string]fileValue, len(raw))
+	values := map[string]fileValue{}
 	for key, v := range raw {
-		form, err := flagForm(v)
-		if err != nil {
-			return nil, fmt.Errorf("%s:%d: %s: %w", path, lines[key], key, err)
+		if err := flatten(values, lines, key, v); err != nil {
+			return nil, fmt.Errorf("%s:%w", path, err)
 		}
-		values[key] = fileValue{form, lines[key]}
 	}
 	return values, nil
+}
+
+// keyLines notes the lines of the keys of a mapping, and of those below them, which are written KEY.KEY there.
+func keyLines(lines map[string]int, prefix string, node ast.Node) {
+	m, ok := node.(*ast.MappingNode)
+	if !ok {
+		return
+	}
+	for _, v := range m.Values {
+		key := prefix + v.Key.GetToken().Value
+		lines[key] = v.Key.GetToken().Position.Line
+		keyLines(lines, key+".", v.Value)
+	}
+}
+
+// flatten puts the setting at a key under the name of its flag, and those below it under theirs: a.b_c, and b_c below a, are a-b-c.
+func flatten(values map[string]fileValue, lines map[string]int, key string, v any) error {
+	if below, ok := v.(map[string]any); ok && len(below) > 0 {
+		for name, v := range below {
+			if err := flatten(values, lines, key+"."+name, v); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	form, err := flagForm(v)
+	if err != nil {
+		return fmt.Errorf("%d: %s: %w", lines[key], key, err)
+	}
+	name := strings.NewReplacer(".", "-", "_", "-").Replace(key)
+	if other, twice := values[name]; twice {
+		return fmt.Errorf("%d: %s is set twice, on line %d too", max(other.line, lines[key]), name, min(other.line, lines[key]))
+	}
+	values[name] = fileValue{form, lines[key]}
+	return nil
 }
 
 func yamlError(path string, err error) error {
@@ -136,7 +165,7 @@ func flagForm(v any) (string, error) {
 		}
 		return strings.Join(items, ","), nil
 	case map[string]any:
-		return "", errors.New("write a value or a list of values, not settings below settings")
+		return "", errors.New("has no settings below it, or a list of them: write a value or a list of values")
 	case nil:
 		return "", errors.New("has no value: give one or remove the line")
 	default:

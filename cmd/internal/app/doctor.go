@@ -39,6 +39,7 @@ func Doctor(ctx context.Context, c *Config) []Check {
 	}
 	checks = append(checks, checkData(c.Data))
 	checks = append(checks, checkNATS(ctx, c)...)
+	checks = append(checks, checkRedis(ctx, c)...)
 	for i := range checks {
 		if checks[i].OK {
 			checks[i].Remedy = ""

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"strconv"
@@ -24,6 +25,10 @@ type Metrics struct {
 	requestTime   *prometheus.HistogramVec
 	cgroupVersion prometheus.Gauge
 	fit           prometheus.Gauge
+	attempts      *prometheus.CounterVec
+	deliveries    *prometheus.CounterVec
+	attemptTime   prometheus.Histogram
+	deliveryDelay prometheus.Histogram
 }
 
 // NewMetrics makes the figures. Those of the queue are asked of stats when somebody looks; stats may be nil in a process that
@@ -59,6 +64,21 @@ func NewMetrics(stats func(context.Context) (proto.QueueStats, error)) *Metrics 
 			Name: "bullpen_worker_fit", Help: "1 while the worker of this process can make sandboxes and takes jobs; 0 while it does not, or there is none.",
 		}),
 	}
+	m.attempts = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "bullpen_webhook_attempts_total", Help: "Attempts to deliver a webhook, by what went wrong; none where it was delivered.",
+	}, []string{"error"})
+	m.deliveries = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "bullpen_webhook_deliveries_total", Help: "Deliveries that have ended with an attempt, by status.",
+	}, []string{"status"})
+	m.attemptTime = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "bullpen_webhook_attempt_seconds", Help: "Time that an attempt to deliver a webhook took.",
+		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 3, 10, 30},
+	})
+	m.deliveryDelay = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "bullpen_webhook_delay_seconds", Help: "Time from a result to the beginning of the first attempt to deliver it.",
+		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 3, 10, 60, 600},
+	})
+	m.registry.MustRegister(m.attempts, m.deliveries, m.attemptTime, m.deliveryDelay)
 	m.registry.MustRegister(m.executions, m.start, m.duration, m.outputBytes, m.requests, m.requestTime, m.cgroupVersion, m.fit,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if stats != nil {
@@ -97,6 +117,25 @@ func (m *Metrics) HTTPDone(route, method string, code int, d time.Duration) {
 	}
 	m.requests.WithLabelValues(route, method, strconv.Itoa(code)).Inc()
 	m.requestTime.WithLabelValues(route, method).Observe(d.Seconds())
+}
+
+// WebhookAttempted counts an attempt to deliver a webhook.
+func (m *Metrics) WebhookAttempted(d *proto.Delivery, a *proto.DeliveryAttempt) {
+	m.attempts.WithLabelValues(string(cmp.Or(a.Error, "none"))).Inc()
+	m.attemptTime.Observe(a.Timings.Total / 1000)
+	if d.Made == 1 {
+		m.deliveryDelay.Observe(a.At.Sub(d.CreatedAt).Seconds())
+	}
+	if d.Status != proto.DeliveryPending {
+		m.deliveries.WithLabelValues(string(d.Status)).Inc()
+	}
+}
+
+// PendingWebhooks has the number of pending deliveries asked for when somebody looks.
+func (m *Metrics) PendingWebhooks(pending func() int) {
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "bullpen_webhook_pending", Help: "Deliveries that wait for an attempt, told by the process that leads; 0 in others.",
+	}, func() float64 { return float64(pending()) }))
 }
 
 // WorkerFit says whether the worker takes jobs.

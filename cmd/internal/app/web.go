@@ -47,6 +47,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	return &gateway.Server{
 		Jobs: s.queue, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, Bindings: &registry.Bindings{Set: s.set},
 		Profiles: profiles, Images: images, ImageAdmin: images, Default: s.defaultProfile(),
+		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
 		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone,
 		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, MaxBody: gateway.DefaultMaxBody,
 		UpgradeURL: s.cfg.UpgradeURL, Version: Version(), Unfit: s.fitness.whyNot,

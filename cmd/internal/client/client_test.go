@@ -278,6 +278,22 @@ func TestNewKeyIsNotMadeTwice(t *testing.T) {
 	})
 }
 
+// A secret that was made is told once: after a second request nobody would know the first.
+func TestSecretIsNotMadeTwice(t *testing.T) {
+	for name, made := range map[string]func(*Client) error{
+		"set":     func(c *Client) error { _, _, err := c.PutWebhook(t.Context(), &WebhookSettings{}); return err },
+		"rotated": func(c *Client) error { _, _, err := c.RotateWebhook(t.Context(), "", nil); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			with(t, []answer{{err: errReset}}, func(t *testing.T, c *Client, _ *answers) {
+				if err := made(c); err == nil || !strings.Contains(err.Error(), "key webhook rotate") {
+					t.Errorf("error %v", err)
+				}
+			})
+		})
+	}
+}
+
 func TestCancelledWhileWaiting(t *testing.T) {
 	with(t, []answer{{status: 503, retryAfter: "20", body: busy}}, func(t *testing.T, c *Client, _ *answers) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)

@@ -44,6 +44,9 @@ type Execution struct {
 	Truncated    bool                `json:"output_truncated"`
 	Sandbox      *string             `json:"sandbox"`
 	Network      *proto.NetworkUsage `json:"network"` // nil where it was blocked
+	WebhookURL   *string             `json:"webhook_url"`
+	// WebhookDeliveryStatus is how its webhook stands; nil where it has none.
+	WebhookDeliveryStatus *string `json:"webhook_delivery_status"`
 }
 
 // Accepted is the answer to a request that is carried out later.
