@@ -160,8 +160,11 @@ func TestFiguresSayWhatWasNotMeasured(t *testing.T) {
 		FirstLine: &firstLine{Bare: &summary{}, Bullpen: &summary{Runs: 1, P50: 29.9}}, Memory: &memory{IdleMB: 60},
 		Throughput: []throughput{{Program: "p", Bullpen: &summary{Runs: 1, Errors: 1}, Result: &summary{}, BullpenMB: 99}},
 		Timeouts:   &summary{Runs: 2, Min: 0, Max: 50},
+		Webhooks: &webhooks{
+			PerSecond: 1000, Latency: &summary{P99: 49}, DeadOnes: &summary{P99: 49 * 1.3}, PendingMB: 200, ResumeMillis: 4999,
+		},
 	}
-	want := []string{"no", "yes", "no", "yes", "no"}
+	want := []string{"no", "yes", "no", "yes", "no", "yes", "yes", "no", "no", "yes"}
 	for i, f := range r.figures() {
 		if f.verdict() != want[i] {
 			t.Errorf("%s: %s, want %s", f.Name, f.verdict(), want[i])

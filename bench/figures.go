@@ -12,6 +12,11 @@ const (
 	targetMBPerSecond  = 20
 	targetIdleMemoryMB = 60
 	targetTimeoutMS    = 50
+	targetHooksPerSec  = 1000
+	targetHookMS       = 50
+	targetDeadPercent  = 20
+	targetPendingMB    = 200
+	targetResumeMS     = 5000
 )
 
 // figure is something measured beside what it should be.
@@ -81,7 +86,30 @@ func (r *report) figures() []figure {
 		met := t.BullpenMB >= targetMBPerSecond && t.Bullpen.Errors == 0
 		all = append(all, f.is(t.BullpenMB, met, withErrors(note, t.Bullpen)))
 	}
-	return append(all, r.timeoutFigure(), r.memoryFigure())
+	all = append(all, r.timeoutFigure(), r.memoryFigure())
+	return append(all, r.Webhooks.figures()...)
+}
+
+// figures are those of webhooks; w is nil where they were not measured.
+func (w *webhooks) figures() []figure {
+	rate := figure{Name: "webhooks to fast receivers", Target: fmt.Sprintf("%d/s or more", targetHooksPerSec), Unit: "/s"}
+	latency := below("webhooks, result to receiver, p99", targetHookMS, "ms")
+	dead := below("the same beside an endpoint that never answers, p99 more", targetDeadPercent, "%")
+	memory := below("memory of pending webhooks", targetPendingMB, "MB")
+	resume := below("start with pending webhooks, until all are resumed", targetResumeMS, "ms")
+	if w == nil {
+		const why = "needs a server that is started here"
+		return []figure{rate.unknown(why), latency.unknown(why), dead.unknown(why), memory.unknown(why), resume.unknown(why)}
+	}
+	more := (w.DeadOnes.P99/w.Latency.P99 - 1) * 100
+	pending := fmt.Sprintf("%d pending", w.Pending)
+	return []figure{
+		rate.is(w.PerSecond, w.PerSecond >= targetHooksPerSec, fmt.Sprintf("%d to %d endpoints", w.Sent, endpoints)),
+		latency.is(w.Latency.P99, w.Latency.P99 < targetHookMS, fmt.Sprintf("%d samples at %d/s, p50 %.1f ms", w.Latency.Runs, webhookRate, w.Latency.P50)),
+		dead.is(more, more < targetDeadPercent, fmt.Sprintf("%d samples, p50 %.1f ms, p99 %.1f ms", w.DeadOnes.Runs, w.DeadOnes.P50, w.DeadOnes.P99)),
+		memory.is(w.PendingMB, w.PendingMB < targetPendingMB, pending),
+		resume.is(w.ResumeMillis, w.ResumeMillis < targetResumeMS, pending),
+	}
 }
 
 func (r *report) timeoutFigure() figure {

@@ -22,6 +22,7 @@ const (
 	timeoutRuns = 20
 	// quickTimeoutRuns are as many seconds.
 	quickTimeoutRuns = 3
+	webhookSides     = 3 // of the time for a side of a cell, for each latency of webhooks
 	resultsDir       = "bench/results"
 	latestName       = "latest.json"
 	timeForm         = "20060102T150405Z"
@@ -47,6 +48,7 @@ type report struct {
 	FirstLine       *firstLine   `json:"first_line"`
 	Throughput      []throughput `json:"throughput"`
 	Timeouts        *summary     `json:"timeouts_late"` // milliseconds after the timeout that programs had ended
+	Webhooks        *webhooks    `json:"webhooks"`
 	Memory          *memory      `json:"memory"`
 	Figures         []figure     `json:"figures"`
 }
@@ -108,6 +110,12 @@ func measure(ctx context.Context, t *target, o options, dir string, progress io.
 	r.Timeouts = measureTimeouts(ctx, t.api, timeouts)
 	if r.Memory != nil {
 		if r.Memory.AfterMB, err = idleMemory(ctx, t); err != nil {
+			return nil, err
+		}
+	}
+	if t.pid != 0 {
+		_, _ = fmt.Fprintln(progress, "webhooks …")
+		if r.Webhooks, err = measureWebhooks(ctx, o.server, dir, o.quick, webhookSides*o.duration); err != nil {
 			return nil, err
 		}
 	}

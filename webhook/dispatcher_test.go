@@ -347,8 +347,11 @@ func TestRetryAfterIsHonouredAndCapped(t *testing.T) {
 	} {
 		t.Run(asked.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
+				var mu sync.Mutex
 				var at []time.Time
 				w := newWorld(t, func(context.Context, send.Post) send.Outcome {
+					mu.Lock()
+					defer mu.Unlock()
 					at = append(at, time.Now())
 					if len(at) > 1 {
 						return answered(200)

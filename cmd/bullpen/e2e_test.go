@@ -28,7 +28,7 @@ func TestE2E(t *testing.T) {
 	}
 	for name, test := range map[string]func(*testing.T, *programs){
 		"data-lock": testDataLock, "drain-async": testDrainAsync, "no-worker": testNoWorker, "two-gateways": testTwoGateways,
-		"worker-first": testWorkerFirst, "credentials": testCredentials, "image": testImage, "no-nsjail": testNoNsjail,
+		"worker-first": testWorkerFirst, "credentials": testCredentials, "image": testImage, "redis": testRedis, "no-nsjail": testNoNsjail,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -41,6 +41,7 @@ func TestE2E(t *testing.T) {
 func ownWorld() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
 		"drain": testDrain, "drain-over": testDrainOver, "one-slot": testOneSlot,
+		"webhooks": testWebhooks, "webhooks-killed": testWebhooksKilled,
 		"network": testNetwork, "sandbox-images": testSandboxImages, "unfit": testUnfit, "unfit-at-start": testUnfitAtStart,
 	}
 }
