@@ -146,12 +146,7 @@ func (c *keyWebhookSetCommand) settings(stdin io.Reader) (*client.WebhookSetting
 		}
 	}
 	if c.SignatureHeaders != nil {
-		s.SignatureHeaders = &[]string{}
-		for name := range strings.SplitSeq(*c.SignatureHeaders, ",") {
-			if name = strings.TrimSpace(name); name != "" {
-				*s.SignatureHeaders = append(*s.SignatureHeaders, name)
-			}
-		}
+		s.SignatureHeaders = new(namesOf(*c.SignatureHeaders))
 	}
 	if c.Timeout != nil {
 		s.Timeout = new(c.Timeout.seconds())
@@ -167,6 +162,17 @@ func (c *keyWebhookSetCommand) settings(stdin io.Reader) (*client.WebhookSetting
 		s.Secret = &secret
 	}
 	return s, nil
+}
+
+// namesOf reads a list of names that commas separate.
+func namesOf(list string) []string {
+	names := []string{}
+	for name := range strings.SplitSeq(list, ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // secretOf gives the secret that a flag names: its value, or what standard input has for "-".

@@ -19,6 +19,7 @@ type webhookCommands struct {
 	Test      webhookTestCommand      `cmd:"" help:"Send a test to the key's URL, and show what came of it."`
 	Endpoints webhookEndpointsCommand `cmd:"" help:"List the URLs that webhooks fail at, and those that are disabled."`
 	Enable    webhookEnableCommand    `cmd:"" help:"Deliver to a disabled URL again."`
+	Listen    webhookListenCommand    `cmd:"" help:"Be a receiver for development: verify and print the webhooks that come."`
 }
 
 type webhookShowCommand struct {
