@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
 	"github.com/nats-io/nats-server/v2/server"
 )
 
@@ -35,6 +36,8 @@ type Server struct {
 const (
 	readyTimeout  = 30 * time.Second
 	watchInterval = 500 * time.Millisecond
+	lockPause     = 50 * time.Millisecond
+	lockTries     = 60
 )
 
 // Open starts a server whose files lie under dir. Below reserve bytes of free disk the store counts as full. A directory that
@@ -61,14 +64,23 @@ func lockDir(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open lock of the data directory: %w", err)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		_ = f.Close()
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf("data directory %s is in use by another bullpen: stop it or choose another --data", dir)
+	// A child that a killed server was just starting has the lock until it becomes another program.
+	wait := backoff.NewConstantBackOff(lockPause)
+	err = backoff.Retry(func() error {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil || errors.Is(err, syscall.EWOULDBLOCK) {
+			return err
 		}
-		return nil, fmt.Errorf("lock data directory %s: %w", dir, err)
+		return backoff.Permanent(err)
+	}, backoff.WithMaxRetries(wait, lockTries))
+	if err == nil {
+		return f, nil
 	}
-	return f, nil
+	_ = f.Close()
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return nil, fmt.Errorf("data directory %s is in use by another bullpen: stop it or choose another --data", dir)
+	}
+	return nil, fmt.Errorf("lock data directory %s: %w", dir, err)
 }
 
 func (s *Server) start() error {

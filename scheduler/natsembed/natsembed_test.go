@@ -2,8 +2,12 @@ package natsembed_test
 
 import (
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -26,6 +30,25 @@ func TestDirectoryIsLocked(t *testing.T) {
 	s, err = natsembed.Open(dir, 1, log)
 	if err != nil {
 		t.Fatalf("after the first has gone: %v", err)
+	}
+	s.Close()
+}
+
+// A child that a killed server was just starting has its lock for a moment more.
+func TestLockThatIsGivenUpIsWaitedFor(t *testing.T) {
+	dir := t.TempDir()
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	ghost, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Flock(int(ghost.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(200*time.Millisecond, func() { _ = ghost.Close() })
+	s, err := natsembed.Open(dir, 1, log)
+	if err != nil {
+		t.Fatal(err)
 	}
 	s.Close()
 }
