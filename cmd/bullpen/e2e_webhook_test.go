@@ -7,10 +7,12 @@ import (
 	"encoding/json"
 	"flag"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -330,7 +332,8 @@ func testWebhooksKilled(t *testing.T, p *programs, in topology) {
 		select {
 		case <-now:
 		case <-time.After(patience):
-			t.Fatal("no webhook came")
+			all.Wait()
+			t.Fatalf("no webhook came after kill %d, of %v", i, slices.Sorted(maps.Keys(accepted)))
 		}
 		w.front.kill()
 		all.Wait()

@@ -262,10 +262,19 @@ func write(dir, file, value string) error {
 	if err != nil {
 		return fmt.Errorf("cgroup: %w", &os.PathError{Op: "open", Path: path, Err: err})
 	}
-	if _, err = unix.Write(fd, []byte(value)); err != nil {
+	if err = writeFD(fd, value); err != nil {
 		err = fmt.Errorf("cgroup: write %q: %w", value, &os.PathError{Op: "write", Path: path, Err: err})
 	}
 	return errors.Join(err, unix.Close(fd))
+}
+
+// writeFD writes value whole. The kernel gives up the setting of some limits for a signal, and the runtime sends itself many.
+func writeFD(fd int, value string) error {
+	for {
+		if _, err := unix.Write(fd, []byte(value)); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
 }
 
 func readInt(dir, file string) (int64, error) {

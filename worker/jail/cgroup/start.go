@@ -131,7 +131,7 @@ func (h *home) here() bool {
 // enter moves the calling thread home.
 func (h *home) enter() error {
 	for _, fd := range h.tasks {
-		if _, err := unix.Write(fd, []byte("0")); err != nil {
+		if err := writeFD(fd, "0"); err != nil {
 			return err
 		}
 	}

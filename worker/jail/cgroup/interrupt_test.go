@@ -1,0 +1,36 @@
+package cgroup
+
+import (
+	"runtime"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Limits are set also while signals come, as the runtime sends them to itself.
+func TestLimitsAreSetInSpiteOfSignals(t *testing.T) {
+	g := newGroup(t, newTree(t, "signals"), "a")
+	file := map[int]string{1: "memory.limit_in_bytes", 2: "memory.max"}[g.version]
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	pid, tid := unix.Getpid(), unix.Gettid()
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = unix.Tgkill(pid, tid, unix.SIGURG) // the runtime's own; it takes those it did not ask for as well
+			}
+		}
+	}()
+	defer func() { close(stop); <-done }()
+	for i := range 3000 {
+		if err := write(g.dirs[g.ctl.memory], file, strconv.Itoa(64<<20+i%1000<<12)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
