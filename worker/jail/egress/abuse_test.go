@@ -241,7 +241,7 @@ func TestSlowReader(t *testing.T) {
 // TestBuffersOutside has a program send and take much, for which the kernel would give the worker's socket megabytes that no limit of
 // the program counts.
 func TestBuffersOutside(t *testing.T) {
-	const much, most = 64 << 20, 1 << 20
+	const much, most = 16 << 20, 1 << 20
 	j, l := attach(t, open(t), unrestricted)
 	echoed := make(chan answer)
 	go func() { echoed <- j.do(order{Do: "bulk", To: webIPv4 + ":7", N: 100 * much}) }()
