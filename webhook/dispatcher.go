@@ -335,7 +335,7 @@ func (t *term) pump() {
 
 // landing is how a flight ended.
 type landing struct {
-	revision uint64
+	revision uint64    // of the delivery; 0 where it is not stored any more
 	due      time.Time // of the next attempt; zero for none
 	verdict  *verdict  // nil where no attempt was made
 }
@@ -358,7 +358,7 @@ func (t *term) fly(e *entry) {
 	t.lanes.landed(e.lane, now)
 	e.flying = false
 	switch {
-	case err == nil && l.revision >= e.revision:
+	case err == nil && (l.revision == 0 || l.revision >= e.revision):
 		t.place(e, l.revision, l.due)
 	case err != nil && !e.due.IsZero() && e.due.Before(now.Add(retryPause)):
 		t.place(e, e.revision, now.Add(retryPause))

@@ -34,6 +34,7 @@ type store struct {
 	records   map[proto.TraceID]*proto.Record
 	wake      func(string)
 	deaf      bool // timers are lost
+	missed    int  // deliveries that were looked for and not there
 	before    func(d *proto.Delivery)
 }
 
@@ -85,6 +86,9 @@ func (s *store) Get(_ context.Context, _ string, id proto.TraceID) (*proto.Deliv
 	defer s.mu.Unlock()
 	d, ok := s.stored[id]
 	if !ok {
+		if s.missed++; s.missed > 100 {
+			panic("looked for again and again")
+		}
 		return nil, 0, proto.ErrNotFound
 	}
 	d.Attempts = slices.Clone(d.Attempts)
@@ -502,6 +506,24 @@ func TestDeliveryWhoseResultIsNotKeptEnds(t *testing.T) {
 		w.mu.Unlock()
 		synctest.Wait()
 		w.is(m.TraceID, proto.DeliveryFailed, 0, "not kept any more")
+	})
+}
+
+// A delivery whose own retention is over is looked for once more, and forgotten.
+func TestDeliveryThatIsNotStoredAnyMoreIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, func(context.Context, send.Post) send.Outcome { return answered(500) })
+		id := w.deliver("acme", url)
+		synctest.Wait()
+		w.mu.Lock()
+		delete(w.stored, id)
+		w.missed = 0
+		w.mu.Unlock()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := w.d.Pending(); n != 0 || w.missed != 1 {
+			t.Errorf("%d are pending, and it was looked for %d times", n, w.missed)
+		}
 	})
 }
 
