@@ -11,12 +11,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-const (
-	// testTimeout bounds the wait for what comes of a test, which takes as long as an attempt may.
-	testTimeout = time.Duration(proto.MaxWebhookTimeout) + 5*time.Second
-	// maxReplayed is how many failed deliveries one request makes begin again.
-	maxReplayed = 100
-)
+// maxReplayed is how many failed deliveries one request makes begin again.
+const maxReplayed = 100
 
 // webhookURL gives where the result of a request is delivered to; empty for nowhere. A URL that is not used is checked, too, but not where
 // it leads to.
@@ -342,9 +338,7 @@ func (s *Server) testWebhook(w http.ResponseWriter, r *http.Request) error {
 	if settings.URL == "" {
 		return &proto.FieldError{Field: "url", Message: "url is not set for this API key; PUT or PATCH it at /v1/webhook"}
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), testTimeout)
-	defer cancel()
-	attempt, err := s.Deliveries.Test(ctx, key)
+	attempt, err := s.Deliveries.Test(r.Context(), key)
 	var refusal *proto.Refusal
 	if errors.As(err, &refusal) || errors.Is(err, proto.ErrNotFound) {
 		return fmt.Errorf("%w: %w", errNoDispatcher, err)

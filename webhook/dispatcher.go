@@ -20,7 +20,6 @@ import (
 const (
 	reconcile     = 20 * time.Second // how often it is looked for deliveries that are due and were not woken
 	horizon       = 2 * time.Minute  // timers are set for what is due within
-	early         = 2 * time.Second  // how much too early a timer may wake without being set again
 	armers        = 4                // that set timers at once
 	armerQueue    = 4096
 	readers       = 8           // of results at once
@@ -66,7 +65,8 @@ type Endpoints interface {
 
 // Timers wake.
 type Timers interface {
-	// Set has wake called with key at about that time; or early, twice, or never where what it is kept in was lost.
+	// Set has wake called with key soon after that time; or twice, or never where what it is kept in was lost. A time that was set for
+	// the key before may wake as well.
 	Set(ctx context.Context, key string, at time.Time) error
 }
 
@@ -285,12 +285,7 @@ func (t *term) wake(id proto.TraceID) {
 	if e == nil || e.flying || e.place != nil {
 		return
 	}
-	now := time.Now()
-	if wait := e.due.Sub(now); wait > 0 && wait < early {
-		time.AfterFunc(wait, func() { t.wake(id) })
-		return
-	}
-	t.schedule(e, now)
+	t.schedule(e, time.Now())
 }
 
 // watch looks for what timers have missed.
@@ -381,7 +376,7 @@ func (t *term) attempt(ctx context.Context, org string, id proto.TraceID) (landi
 	case time.Now().Before(d.NextAt):
 		return landing{revision: revision, due: d.NextAt}, nil
 	}
-	if e, ok := t.Endpoints.Endpoint(d.Org, d.URL); ok && !e.DisabledAt.IsZero() {
+	if e, ok := t.Endpoints.Endpoint(d.Org, d.URL); ok && e.Disabled() {
 		return t.giveUp(ctx, d, revision, "the endpoint is disabled: "+e.Reason)
 	}
 	body, err := t.body(ctx, id)

@@ -19,10 +19,9 @@ import (
 )
 
 const (
-	lookEvery  = 100 * time.Millisecond // whether a feed is at its end
-	askTimeout = time.Second
-	tries      = 20 // of a change by compare-and-set
-	inboxSize  = 256
+	lookEvery = 100 * time.Millisecond // whether a feed is at its end
+	tries     = 20                     // of a change by compare-and-set
+	inboxSize = 256
 )
 
 // Store is the deliveries in JetStream.
@@ -197,11 +196,8 @@ func (s *Store) feed(
 		case f := <-inbox:
 			take(f.msg, f.at)
 			taken++
-		case <-look.C: // what has changed meanwhile is never delivered as it was
-			ask, cancel := context.WithTimeout(ctx, askTimeout)
-			now, err := consumer.Info(ask)
-			cancel()
-			if err == nil && now.NumPending == 0 && now.Delivered.Consumer == taken {
+		case <-look.C:
+			if stream.Drained(ctx, consumer, taken) {
 				pending = taken
 			}
 		}

@@ -164,10 +164,12 @@ func (l *leading) rebuild(ctx context.Context) (stop func(), err error) {
 			feed.cfg.OptStartTime = &oldest
 		}
 		taken := uint64(0)
-		halt, info, err := l.feed(ctx, feed.stream, feed.cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
-			feed.take(m, at)
-			taken++
-		})
+		halt, info, err := l.Set.Feed(ctx, feed.stream, feed.cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+			l.post(ctx, func() {
+				feed.take(m, at)
+				taken++
+			})
+		}, l.fail)
 		if err != nil {
 			stop()
 			return nil, err
@@ -180,11 +182,8 @@ func (l *leading) rebuild(ctx context.Context) (stop func(), err error) {
 			select {
 			case f := <-l.inbox:
 				f()
-			case <-look.C: // what was removed meanwhile is never delivered
-				ask, cancel := context.WithTimeout(ctx, answerTimeout)
-				now, err := info.Info(ask)
-				cancel()
-				if err == nil && now.NumPending == 0 && now.Delivered.Consumer == taken {
+			case <-look.C:
+				if stream.Drained(ctx, info, taken) {
 					pending = taken
 				}
 			case <-ctx.Done():
@@ -194,13 +193,6 @@ func (l *leading) rebuild(ctx context.Context) (stop func(), err error) {
 		}
 	}
 	return stop, nil
-}
-
-// feed is [stream.Set.Feed] into the loop; a gap ends the term.
-func (l *leading) feed(
-	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, take func(jetstream.Msg, *jetstream.MsgMetadata),
-) (stop func(), consumer jetstream.Consumer, err error) {
-	return l.Set.Feed(ctx, st, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) { l.post(ctx, func() { take(m, at) }) }, l.fail)
 }
 
 // tookJob takes in a job of the stream. One that cannot be read is set aside: it must not stop the others.

@@ -66,3 +66,12 @@ func (s *Set) Feed(
 		_ = st.DeleteConsumer(gone, id) // else its inactivity threshold does
 	}, consumer, nil
 }
+
+// Drained reports whether a feed that has delivered so many messages has nothing to deliver now. What lay there when it began tells less:
+// of that, what is removed or replaced meanwhile is never delivered.
+func Drained(ctx context.Context, consumer jetstream.Consumer, delivered uint64) bool {
+	ask, cancel := context.WithTimeout(ctx, feedTimeout)
+	defer cancel()
+	now, err := consumer.Info(ask)
+	return err == nil && now.NumPending == 0 && now.Delivered.Consumer == delivered
+}
