@@ -91,6 +91,23 @@ func mount(image *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "volume"), nil
 }
 
+// settle writes a file system to its image, clean as after unmounting, and lets nothing be written any more. Unmounting itself may come later
+// than the closing of the mount: a process that is being started has it until its own program runs.
+func settle(mount *os.File) error {
+	fs, err := unix.Fspick(int(mount.Fd()), "", unix.FSPICK_EMPTY_PATH|unix.FSPICK_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("write the file system: %w", err)
+	}
+	defer func() { _ = unix.Close(fs) }()
+	if err = unix.FsconfigSetFlag(fs, "ro"); err == nil {
+		err = unix.FsconfigReconfigure(fs)
+	}
+	if err != nil {
+		return fmt.Errorf("write the file system: %w%s", err, complaints(fs))
+	}
+	return nil
+}
+
 // complaints are the messages the kernel left for us while mounting.
 func complaints(fs int) string {
 	var all strings.Builder

@@ -516,3 +516,28 @@ func BenchmarkTakeAndClose(b *testing.B) {
 		})
 	}
 }
+
+// A process that is being started holds what was open here for a moment.
+func TestVolumesOfNewSizesWhileProcessesStart(t *testing.T) {
+	p, _ := openPool(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var starters sync.WaitGroup
+	for range 4 {
+		starters.Go(func() {
+			for ctx.Err() == nil {
+				_ = exec.Command("/bin/true").Run()
+			}
+		})
+	}
+	defer starters.Wait()
+	defer stop()
+	for i := range int64(40) {
+		v, err := p.Take(t.Context(), disk.Size{Bytes: 1 << 20, Inodes: 100 + i}, 1000, 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := v.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -120,7 +120,9 @@ func tidy(image *os.File) (unix.Statfs_t, error) {
 	if err == nil {
 		err = unix.Fstatfs(int(m.Fd()), &free)
 	}
-	// Unmounts, and with that writes.
+	if err == nil {
+		err = settle(m)
+	}
 	return free, errors.Join(err, m.Close())
 }
 
