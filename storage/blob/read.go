@@ -1,0 +1,138 @@
+package blob
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// maxBreaks bounds how often one stream may break and go on, each time with at least a byte of progress.
+const maxBreaks = 1000
+
+// verifying gives a blob's bytes, the last of them only after it saw that all have the digest. So nobody who counts bytes, as
+// HTTP does, can take a corrupt object for whole.
+type verifying struct {
+	from io.Reader
+	blob proto.Blob
+	op   string
+	left int64
+	sum  hash.Hash
+	err  error
+}
+
+func verify(from io.Reader, b proto.Blob, op string) *verifying {
+	return &verifying{from: from, blob: b, op: op, left: b.Size, sum: sha256.New()}
+}
+
+func (v *verifying) Read(p []byte) (int, error) {
+	if v.err != nil {
+		return 0, v.err
+	}
+	if len(p) == 0 {
+		return 0, nil
+	}
+	n := 0
+	if v.left > 0 {
+		var err error
+		n, err = v.from.Read(p[:min(int64(len(p)), v.left)])
+		v.sum.Write(p[:n])
+		v.left -= int64(n)
+		if v.left > 0 {
+			if errors.Is(err, io.EOF) {
+				err = v.corrupt(fmt.Errorf("it ends %d bytes before its size of %d", v.left, v.blob.Size))
+			}
+			v.err = err
+			return n, err
+		}
+	}
+	if digest := "sha256:" + hex.EncodeToString(v.sum.Sum(nil)); digest != v.blob.Digest {
+		v.err = v.corrupt(fmt.Errorf("its digest is %s and should be %s", digest, v.blob.Digest))
+		return 0, v.err
+	}
+	v.err = io.EOF
+	if n == 0 {
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+func (v *verifying) corrupt(err error) error {
+	e := &Error{Op: v.op, Key: v.blob.Key, Kind: ErrCorrupt, Err: err}
+	if v.op == "put" {
+		e.Do = "nothing was stored; see what changed the content after its digest was taken"
+	}
+	return e
+}
+
+// resuming reads a span of an object, and opens it again where the stream broke.
+type resuming struct {
+	ctx          context.Context //nolint:containedctx // a reader's
+	store        *Store
+	key          string
+	size         int64
+	offset, left int64
+	body         io.ReadCloser // nil while it is broken
+	breaks       int
+}
+
+func (r *resuming) open() (err error) {
+	r.body, err = r.store.Backend.Get(r.ctx, r.key, Span{Size: r.size, Offset: r.offset, Length: r.left})
+	return err
+}
+
+func (r *resuming) Read(p []byte) (int, error) {
+	if r.left == 0 {
+		return 0, io.EOF
+	}
+	if len(p) == 0 {
+		return 0, nil
+	}
+	n, err := r.read(p)
+	var e *Error
+	if n > 0 || !errors.As(err, &e) || !e.Again || r.breaks == maxBreaks {
+		return n, err
+	}
+	r.breaks++
+	err = r.store.Policy.Do(r.ctx, func() error {
+		if r.body == nil {
+			if err := r.open(); err != nil {
+				return err
+			}
+		}
+		n, err = r.read(p)
+		return err
+	})
+	return n, err
+}
+
+// read reads from the body that is there. It gives bytes or an error, never both.
+func (r *resuming) read(p []byte) (int, error) {
+	if r.body == nil {
+		return 0, &Error{Op: "get", Key: r.key, Kind: ErrUnavailable, Again: true, Err: io.ErrUnexpectedEOF}
+	}
+	n, err := io.ReadAtLeast(r.body, p[:min(int64(len(p)), r.left)], 1)
+	r.offset += int64(n)
+	r.left -= int64(n)
+	if err == nil || n > 0 {
+		return n, nil
+	}
+	_ = r.body.Close()
+	r.body = nil
+	if errors.Is(err, io.EOF) {
+		err = &Error{Op: "get", Key: r.key, Kind: ErrUnavailable, Again: true, Err: fmt.Errorf("the stream ended %d bytes early", r.left)}
+	}
+	return 0, err
+}
+
+func (r *resuming) Close() error {
+	if r.body == nil {
+		return nil
+	}
+	return r.body.Close()
+}

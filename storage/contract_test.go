@@ -1,0 +1,444 @@
+package storage_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/storage/blob"
+)
+
+const mebibyte = 1 << 20
+
+func TestPutGet(t *testing.T) {
+	inEach(t, func(t *testing.T, w world) {
+		for _, size := range []int{0, 1, 65535, 65536, 65537, 8 * mebibyte, 8*mebibyte + 1, 17 * mebibyte} {
+			want := content(size)
+			began := time.Now()
+			b := put(t, w.store, fmt.Sprintf("a/%d", size), want)
+			wantContent(t, w.store, b, want)
+			e, err := w.store.Stat(t.Context(), b.Key)
+			if err != nil || e.Key != b.Key || e.Size != b.Size {
+				t.Errorf("stat: %+v, %v; want size %d", e, err, size)
+			}
+			if e.Modified.Before(began.Add(-2*time.Second)) || e.Modified.After(time.Now().Add(2*time.Second)) {
+				t.Errorf("it was modified at %v, and put at %v", e.Modified, began)
+			}
+		}
+	})
+}
+
+func TestRanges(t *testing.T) {
+	inEach(t, func(t *testing.T, w world) {
+		const size = 300_000
+		all := content(size)
+		b := put(t, w.store, "ranges", all)
+		for _, span := range [][2]int64{
+			{0, 0}, {size, 0}, {0, 1}, {size - 1, 1}, {0, size}, {0, size - 1}, {1, size - 1}, {65535, 2}, {65536, 65536}, {131071, 65538}, {10, 200_000},
+		} {
+			r, err := w.store.GetRange(t.Context(), b, span[0], span[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := io.ReadAll(r)
+			if err := errors.Join(err, r.Close()); err != nil || !bytes.Equal(got, all[span[0]:span[0]+span[1]]) {
+				t.Errorf("%v: got %d bytes, %v", span, len(got), err)
+			}
+		}
+		for _, span := range [][2]int64{{-1, 1}, {0, -1}, {0, size + 1}, {size, 1}, {size + 1, 0}, {1, 1<<63 - 1}, {1<<63 - 1, 1}} {
+			if r, err := w.store.GetRange(t.Context(), b, span[0], span[1]); err == nil {
+				_ = r.Close()
+				t.Errorf("%v was opened", span)
+			}
+		}
+	})
+}
+
+func TestAbsent(t *testing.T) {
+	inEach(t, func(t *testing.T, w world) {
+		b := named("a/b/c", []byte("x"))
+		_, err := w.store.Get(t.Context(), b)
+		wantError(t, err, proto.ErrNotFound, "get", b.Key)
+		_, err = w.store.Stat(t.Context(), b.Key)
+		wantError(t, err, proto.ErrNotFound, "stat", b.Key)
+		if err := w.store.Delete(t.Context(), b.Key); err != nil {
+			t.Error(err)
+		}
+		if keys := keysOf(t, w.store, ""); len(keys) > 0 {
+			t.Errorf("there are %v", keys)
+		}
+		put(t, w.store, "a/b/c", []byte("x"))
+		for range 2 {
+			if err := w.store.Delete(t.Context(), b.Key); err != nil {
+				t.Error(err)
+			}
+		}
+		wantAbsent(t, w.store, b.Key)
+		wantContent(t, w.store, put(t, w.store, "a/b/c", []byte("x")), []byte("x"))
+		for _, key := range []string{"a", "a/b", "a/b/c/d"} {
+			_, err = w.store.Stat(t.Context(), key)
+			wantError(t, err, proto.ErrNotFound, "stat", key)
+		}
+	})
+}
+
+// What is put is what its digest says, or it is not put.
+func TestPutOfSomethingElse(t *testing.T) {
+	inEach(t, func(t *testing.T, w world) {
+		for _, size := range []int{1, 100_000, 9 * mebibyte} {
+			b := named(fmt.Sprintf("other/%d", size), content(size))
+			other := content(size)
+			other[size/2] ^= 1
+			err := w.store.Put(t.Context(), b, bytes.NewReader(other))
+			wantError(t, err, blob.ErrCorrupt, "put", b.Key)
+			wantAbsent(t, w.store, b.Key)
+			err = w.store.Put(t.Context(), b, bytes.NewReader(content(size)[:size-1]))
+			wantError(t, err, blob.ErrCorrupt, "put", b.Key)
+			wantAbsent(t, w.store, b.Key)
+			if size == 1 {
+				continue
+			}
+			broken := errors.New("the disk is gone")
+			if err := w.store.Put(t.Context(), b, failing{broken}); !errors.Is(err, broken) {
+				t.Errorf("got %v", err)
+			}
+			wantAbsent(t, w.store, b.Key)
+		}
+	})
+}
+
+type failing struct{ err error }
+
+func (f failing) ReadAt(p []byte, off int64) (int, error) {
+	if off > 0 {
+		return 0, f.err
+	}
+	p[0] = 1
+	return 1, f.err
+}
+
+func TestPutAgain(t *testing.T) {
+	inEach(t, func(t *testing.T, w world) {
+		want := content(100_000)
+		b := put(t, w.store, "same", want)
+		put(t, w.store, "same", want)
+		other := named("same", content(99_999))
+		wantError(t, w.store.Put(t.Context(), other, bytes.NewReader(content(99_999))), proto.ErrExists, "put", "same")
+		wantContent(t, w.store, b, want)
+		if w.path == nil {
+			return
+		}
+		// To a collection of garbage, what was put again is new.
+		old := time.Now().Add(-2 * time.Hour)
+		if err := os.Chtimes(w.path("same"), old, old); err != nil {
+			t.Fatal(err)
+		}
+		if e, err := w.store.Stat(t.Context(), "same"); err != nil || time.Since(e.Modified) < time.Hour {
+			t.Fatalf("it is not old: %v, %v", e, err)
+		}
+		put(t, w.store, "same", want)
+		if e, err := w.store.Stat(t.Context(), "same"); err != nil || time.Since(e.Modified) > time.Hour {
+			t.Errorf("it is still old: %v, %v", e, err)
+		}
+		wantContent(t, w.store, b, want)
+	})
+}
+
+func TestList(t *testing.T) {
+	inEach(t, func(t *testing.T, w world) {
+		keys := []string{"a-b", "a.b", "a/b", "a/b-c", "a/c/d", "a/c/e", "a0", "b/a", "b/a_", "c", "c=/x"}
+		for i, key := range keys {
+			put(t, w.store, key, content(i))
+		}
+		for prefix, want := range map[string][]string{
+			"": keys, "a": keys[:7], "a/": keys[2:6], "a/b": keys[2:4], "a/c/": keys[4:6], "b/a_": {"b/a_"}, "b/ax": {}, "zz/": {}, "c": {"c", "c=/x"},
+		} {
+			if got := keysOf(t, w.store, prefix); !slices.Equal(got, want) {
+				t.Errorf("%q: got %v, want %v", prefix, got, want)
+			}
+			for i, after := range want {
+				got := []string{}
+				for e, err := range w.store.Backend.List(t.Context(), prefix, after) {
+					if err != nil {
+						t.Fatal(err)
+					}
+					if e.Size != int64(slices.Index(keys, e.Key)) {
+						t.Errorf("%s has %d bytes", e.Key, e.Size)
+					}
+					got = append(got, e.Key)
+				}
+				if !slices.Equal(got, want[i+1:]) {
+					t.Errorf("%q after %q: got %v, want %v", prefix, after, got, want[i+1:])
+				}
+			}
+		}
+		for e := range w.store.List(t.Context(), "") {
+			if e.Key != keys[0] {
+				t.Errorf("the first is %s", e.Key)
+			}
+			break
+		}
+	})
+}
+
+func TestHostileKeys(t *testing.T) {
+	inEach(t, func(t *testing.T, w world) {
+		for _, key := range []string{
+			"", "/", "/etc/passwd", "..", "../x", "a/../../x", "a/..", "a/./b", "a//b", "a/", ".writing/x", "a/.b", "a\x00b", "a\nb", "a b", "a\\b", "-a", "ä", "%2e%2e/x",
+			strings.Repeat("a", 129), strings.Repeat("a/", 256) + "a",
+		} {
+			b := named(key, []byte("x"))
+			if err := w.store.Put(t.Context(), b, strings.NewReader("x")); err == nil {
+				t.Errorf("%q was put", key)
+			}
+			if r, err := w.store.Get(t.Context(), b); err == nil || errors.Is(err, proto.ErrNotFound) {
+				t.Errorf("%q was looked for: %v, %v", key, r, err)
+			}
+			if _, err := w.store.Stat(t.Context(), key); err == nil || errors.Is(err, proto.ErrNotFound) {
+				t.Errorf("%q was looked for: %v", key, err)
+			}
+			if err := w.store.Delete(t.Context(), key); err == nil {
+				t.Errorf("%q was deleted", key)
+			}
+		}
+		longest := strings.Repeat(strings.Repeat("k", 127)+"/", 3) + strings.Repeat("k", 128)
+		put(t, w.store, longest, []byte("x"))
+		if got := keysOf(t, w.store, ""); !slices.Equal(got, []string{longest}) {
+			t.Errorf("there are %v", got)
+		}
+	})
+}
+
+// Many put the same at once while others read: those see nothing or all.
+func TestConcurrently(t *testing.T) {
+	inEach(t, func(t *testing.T, w world) {
+		want := content(200_000)
+		b := named("shared/one", want)
+		var all sync.WaitGroup
+		done := make(chan struct{})
+		for range 2 {
+			all.Go(func() {
+				for {
+					got, err := get(t.Context(), w.store, b)
+					if err == nil && !bytes.Equal(got, want) || err != nil && !errors.Is(err, proto.ErrNotFound) {
+						t.Errorf("read %d bytes, %v", len(got), err)
+					}
+					select {
+					case <-done:
+						return
+					default:
+					}
+				}
+			})
+		}
+		var puts sync.WaitGroup
+		for i := range 6 {
+			puts.Go(func() {
+				if err := w.store.Put(t.Context(), b, bytes.NewReader(want)); err != nil {
+					t.Error(err)
+				}
+				own := named(fmt.Sprintf("shared/%d", i+10), content(i))
+				if err := w.store.Put(t.Context(), own, bytes.NewReader(content(i))); err != nil {
+					t.Error(err)
+				}
+				if err := w.store.Delete(t.Context(), own.Key); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		puts.Wait()
+		close(done)
+		all.Wait()
+		if got := keysOf(t, w.store, ""); !slices.Equal(got, []string{b.Key}) {
+			t.Errorf("there are %v", got)
+		}
+	})
+}
+
+// What goes wrong for a while is not seen outside.
+func TestFaultsThatPass(t *testing.T) {
+	inEach(t, func(t *testing.T, w world) {
+		for _, kind := range slices.Sorted(maps.Keys(faultNames)) {
+			name := faultNames[kind]
+			want := content(100_000)
+			times := 2
+			if kind == silent {
+				times = 1
+			}
+			b := named("of/"+name, want)
+			step := func(only string, do func() error) {
+				t.Helper()
+				w.set(kind, times, only)
+				if err := do(); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				if w.hits() == 0 {
+					t.Errorf("%s: no request of %s met it", name, only)
+				}
+			}
+			if kind != wrong || strings.HasSuffix(t.Name(), "S3") { // others believe what they are told to store
+				step("put", func() error { return w.front.Put(t.Context(), b, bytes.NewReader(want)) })
+			} else {
+				put(t, w.store, b.Key, want)
+			}
+			if kind == wrong { // the bytes are with the caller by then
+				w.set(wrong, 1, "get")
+				got, err := get(t.Context(), w.front, b)
+				wantError(t, err, blob.ErrCorrupt, "get", b.Key)
+				if len(got) == len(want) {
+					t.Error("all of a corrupt object was given")
+				}
+				continue
+			}
+			step("get", func() error {
+				got, err := get(t.Context(), w.front, b)
+				if err == nil && !bytes.Equal(got, want) {
+					err = errors.New("the content is another")
+				}
+				return err
+			})
+			step("get", func() error {
+				r, err := w.front.GetRange(t.Context(), b, 1000, 80_000)
+				if err != nil {
+					return err
+				}
+				got, err := io.ReadAll(r)
+				if err == nil && !bytes.Equal(got, want[1000:81_000]) {
+					err = errors.New("the range is another")
+				}
+				return errors.Join(err, r.Close())
+			})
+			step("stat", func() error {
+				_, err := w.front.Stat(t.Context(), b.Key)
+				return err
+			})
+			put(t, w.store, "of/"+name+".2", want)
+			put(t, w.store, "of/"+name+".3", want)
+			step("list", func() error {
+				if got := keysOf(t, w.front, "of/"+name); !slices.Equal(got, []string{b.Key, b.Key + ".2", b.Key + ".3"}) {
+					return fmt.Errorf("got %v", got)
+				}
+				return nil
+			})
+			step("delete", func() error { return w.front.Delete(t.Context(), b.Key) })
+			wantAbsent(t, w.store, b.Key)
+		}
+	})
+}
+
+// What goes wrong for good ends, with an error that says so, and leaves nothing half done.
+func TestFaultsThatStay(t *testing.T) {
+	inEach(t, func(t *testing.T, w world) {
+		want := content(100_000)
+		there := put(t, w.store, "there", want)
+		for _, kind := range []fault{broken, throttled, silent, cut} {
+			for _, size := range []int{1, 100_000, 9 * mebibyte} {
+				if kind == silent && size != 1 {
+					continue
+				}
+				w.set(kind, -1, "")
+				b := named("never", content(size))
+				wantError(t, w.front.Put(t.Context(), b, bytes.NewReader(content(size))), blob.ErrUnavailable, "put", b.Key)
+				if n := w.hits(); n < 2 || n > 40 {
+					t.Errorf("%s: it was asked %d times", faultNames[kind], n)
+				}
+				wantAbsent(t, w.store, b.Key)
+			}
+			w.set(kind, -1, "")
+			_, err := w.front.Stat(t.Context(), there.Key)
+			wantError(t, err, blob.ErrUnavailable, "stat", there.Key)
+			if kind == cut {
+				continue // each stream gets a little further
+			}
+			w.set(kind, -1, "")
+			_, err = get(t.Context(), w.front, there)
+			wantError(t, err, blob.ErrUnavailable, "get", there.Key)
+			w.set(kind, -1, "")
+			for _, err = range w.front.List(t.Context(), "th") {
+				if err != nil {
+					break
+				}
+			}
+			if kind == silent || strings.HasSuffix(t.Name(), "S3") {
+				wantError(t, err, blob.ErrUnavailable, "list", "th")
+			}
+		}
+		for range 2 {
+			w.set(wrong, -1, "get")
+			_, err := get(t.Context(), w.front, there)
+			wantError(t, err, blob.ErrCorrupt, "get", there.Key)
+		}
+		w.set(none, 0, "")
+		wantContent(t, w.front, there, want)
+	})
+}
+
+// Whoever gives up waiting is let go.
+func TestCancelled(t *testing.T) {
+	inEach(t, func(t *testing.T, w world) {
+		b := put(t, w.store, "there", content(1000))
+		cause := errors.New("the program was cancelled")
+		for op, do := range map[string]func(context.Context) error{
+			"put": func(ctx context.Context) error {
+				return w.front.Put(ctx, named("new", content(10)), bytes.NewReader(content(10)))
+			},
+			"get":  func(ctx context.Context) error { _, err := get(ctx, w.front, b); return err },
+			"stat": func(ctx context.Context) error { _, err := w.front.Stat(ctx, b.Key); return err },
+		} {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			w.set(silent, -1, op)
+			ended := make(chan error, 1)
+			go func() { ended <- do(ctx) }()
+			<-w.hit
+			cancel(cause)
+			if err := <-ended; !errors.Is(err, cause) {
+				t.Errorf("%s: %v", op, err)
+			}
+			if w.hits() > 2 {
+				t.Errorf("%s was asked again", op)
+			}
+		}
+		wantAbsent(t, w.store, "new")
+	})
+}
+
+// Objects that changed where they lie are not taken for good.
+func TestDamage(t *testing.T) {
+	inEach(t, func(t *testing.T, w world) {
+		if w.path == nil {
+			return
+		}
+		damage := map[string]func([]byte) []byte{
+			"flip first": func(b []byte) []byte { b[0] ^= 1; return b },
+			"flip last":  func(b []byte) []byte { b[len(b)-1] ^= 1; return b },
+			"shorter":    func(b []byte) []byte { return b[:len(b)-1] },
+			"half":       func(b []byte) []byte { return b[:len(b)/2] },
+			"longer":     func(b []byte) []byte { return append(b, 0) },
+			"empty":      func([]byte) []byte { return nil },
+		}
+		for i, name := range slices.Sorted(maps.Keys(damage)) {
+			b := put(t, w.store, fmt.Sprintf("damaged/%d", i), content(200_000))
+			stored, err := os.ReadFile(w.path(b.Key))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(w.path(b.Key), damage[name](stored), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			got, err := get(t.Context(), w.store, b)
+			if !errors.Is(err, blob.ErrCorrupt) || len(got) == 200_000 {
+				t.Errorf("%s: read %d bytes, %v", name, len(got), err)
+			}
+		}
+	})
+}
