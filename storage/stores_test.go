@@ -1,5 +1,480 @@
 package storage_test
 
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"filippo.io/age"
+
+	"github.com/bullpen-run/bullpen/storage"
+	"github.com/bullpen-run/bullpen/storage/blob"
+	"github.com/bullpen-run/bullpen/storage/s3"
+)
+
+// childDir is set for a process that puts an object which never ends, into a store in that directory.
 const childDir = "BULLPEN_TEST_STORE"
 
-func putForEver(string) {}
+// endless gives the beginning of an object, says so, and then nothing.
+type endless struct{ head []byte }
+
+func (e endless) ReadAt(p []byte, off int64) (int, error) {
+	if off >= int64(len(e.head)) {
+		fmt.Println("half-way")
+		select {}
+	}
+	return copy(p, e.head[off:]), nil
+}
+
+func putForEver(dir string) {
+	d, err := blob.OpenDirectory(dir)
+	if err != nil {
+		panic(err)
+	}
+	store := &blob.Store{Backend: d, Policy: quick()}
+	panic(store.Put(context.Background(), named("a/b", content(2*mebibyte)), endless{content(2 * mebibyte)[:mebibyte]}))
+}
+
+func TestKilledWhilePutting(t *testing.T) {
+	dir := t.TempDir()
+	d, err := blob.OpenDirectory(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := &blob.Store{Backend: d, Policy: quick()}
+	defer func() { _ = store.Close() }()
+	child := exec.Command(os.Args[0])
+	child.Env = append(os.Environ(), childDir+"="+dir)
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line := make([]byte, len("half-way\n"))
+	if _, err := io.ReadFull(out, line); err != nil {
+		t.Fatalf("%q, %v", line, err)
+	}
+	wantAbsent(t, store, "a/b")
+	if err := child.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = child.Wait() // it was killed
+	wantAbsent(t, store, "a/b")
+	left, err := filepath.Glob(filepath.Join(dir, ".writing", "*"))
+	if err != nil || len(left) != 1 {
+		t.Fatalf("it was not half-way: %v, %v", left, err)
+	}
+	b := put(t, store, "a/b", content(2*mebibyte))
+	wantContent(t, store, b, content(2*mebibyte))
+
+	reopen := func() {
+		t.Helper()
+		again, err := blob.OpenDirectory(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := again.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reopen()
+	if _, err := os.Stat(left[0]); err != nil {
+		t.Errorf("what somebody may be writing was removed: %v", err)
+	}
+	old := time.Now().Add(-2 * time.Hour)
+	if err := os.Chtimes(left[0], old, old); err != nil {
+		t.Fatal(err)
+	}
+	reopen()
+	if _, err := os.Stat(left[0]); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("what was abandoned is still there: %v", err)
+	}
+	wantContent(t, store, b, content(2*mebibyte))
+}
+
+func TestDirectory(t *testing.T) {
+	outside := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(outside, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "x", "blobs")
+	store, err := storage.Open(t.Context(), "file://"+dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = store.Close() }()
+	put(t, store, "a/b/c", []byte("1"))
+	put(t, store, "a/d", []byte("2"))
+	modes := map[string]fs.FileMode{".": 0o700, ".writing": 0o700, "a": 0o700, "a/b": 0o700, "a/b/c": 0o600, "a/d": 0o600}
+	for name, mode := range modes {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != mode {
+			t.Errorf("%s: %v, %v, want %v", name, info, err, mode)
+		}
+	}
+	if left, err := os.ReadDir(filepath.Join(dir, ".writing")); err != nil || len(left) > 0 {
+		t.Errorf("left over: %v, %v", left, err)
+	}
+
+	// An object and a directory cannot have the same name; neither is lost.
+	for _, key := range []string{"a/b", "a/d/e"} {
+		if err := store.Put(t.Context(), named(key, []byte("x")), strings.NewReader("x")); err == nil {
+			t.Errorf("%s was put", key)
+		}
+		if err := store.Delete(t.Context(), key); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := keysOf(t, store, ""); !slices.Equal(got, []string{"a/b/c", "a/d"}) {
+		t.Errorf("there are %v", got)
+	}
+
+	// What somebody planted leads nowhere.
+	for name, target := range map[string]string{"link": outside, "up": filepath.Dir(outside), "a/rel": "../../../secret"} {
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, key := range []string{"link", "up/secret", "a/rel"} {
+		got, err := get(t.Context(), store, named(key, []byte("secret")))
+		if err == nil {
+			t.Errorf("%s gives %q", key, got)
+		}
+		_ = store.Delete(t.Context(), key) // the link at most
+		err = store.Put(t.Context(), named("up/new", []byte("x")), strings.NewReader("x"))
+		if err == nil {
+			t.Error("something was put outside")
+		}
+	}
+	if b, err := os.ReadFile(outside); err != nil || string(b) != "secret" {
+		t.Errorf("outside there is %q, %v", b, err)
+	}
+	if got := keysOf(t, store, ""); !slices.Equal(got, []string{"a/b/c", "a/d"}) {
+		t.Errorf("there are %v", got)
+	}
+
+	if err := store.Delete(t.Context(), "a/b/c"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "a", "b")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("an empty directory is left: %v", err)
+	}
+}
+
+func TestEncryption(t *testing.T) {
+	dir, key := t.TempDir(), keyFile(t, false)
+	open := func(key string) *blob.Store {
+		store, err := storage.Open(t.Context(), "file://"+dir, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = store.Close() })
+		return store
+	}
+	store := open(key)
+	want := bytes.Repeat([]byte("plain text "), 20_000)
+	b := put(t, store, "text", want)
+	stored, err := os.ReadFile(filepath.Join(dir, "text"))
+	if err != nil || bytes.Contains(stored, []byte("plain")) {
+		t.Fatalf("it is not encrypted: %v", err)
+	}
+
+	// Anybody with the key can read it with age's own program.
+	text, err := os.Open(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = text.Close() }()
+	identities, err := age.ParseIdentities(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := age.Decrypt(bytes.NewReader(stored), identities...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("age gives %d bytes, %v", len(got), err)
+	}
+
+	other := open(keyFile(t, false))
+	_, err = other.Get(t.Context(), b)
+	wantError(t, err, blob.ErrUnavailable, "get", "text")
+	if errors.Is(err, blob.ErrCorrupt) || !strings.Contains(err.Error(), "give the key file") {
+		t.Errorf("got %v", err)
+	}
+	_, err = open("").Get(t.Context(), b)
+	wantError(t, err, blob.ErrCorrupt, "get", "text")
+
+	// A store that gives another object that was encrypted with the same key is found out.
+	swapped := put(t, store, "swapped", content(len(want)))
+	if err := os.WriteFile(filepath.Join(dir, "swapped"), stored, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = get(t.Context(), store, swapped)
+	wantError(t, err, blob.ErrCorrupt, "get", "swapped")
+
+	// A byte that changed is seen in a range of what is around it.
+	stored[len(stored)/2] ^= 1
+	if err := os.WriteFile(filepath.Join(dir, "text"), stored, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ranged, err := store.GetRange(t.Context(), b, b.Size/2-10, 20)
+	if err == nil {
+		_, err = io.ReadAll(ranged)
+		_ = ranged.Close()
+	}
+	wantError(t, err, blob.ErrCorrupt, "get", "text")
+
+	for name, text := range map[string]string{"empty": "", "none": "# nothing\n", "two": mustRead(t, key) + mustRead(t, keyFile(t, false)), "noise": "AGE-SECRET-KEY-1QQQ"} {
+		file := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := storage.Open(t.Context(), "file://"+dir, file); err == nil || !strings.Contains(err.Error(), file) || strings.Contains(err.Error(), "1QQQ") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := os.Chmod(key, 0o640); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := storage.Open(t.Context(), "file://"+dir, key); err == nil || !strings.Contains(err.Error(), "chmod") {
+		t.Errorf("a key that others can read: %v", err)
+	}
+}
+
+func mustRead(t *testing.T, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// A part that fails is sent again, and not the whole object.
+func TestPartsAreSentAgain(t *testing.T) {
+	f := &faults{}
+	prefix := newPrefix()
+	store := &blob.Store{Backend: openS3(t, f, prefix, patient), Policy: quick()}
+	want := content(30 * mebibyte)
+	b := named("large", want)
+	f.set(broken, 3, "put")
+	if err := store.Put(t.Context(), b, bytes.NewReader(want)); err != nil {
+		t.Fatal(err)
+	}
+	requests := map[string]int{}
+	for _, r := range f.seen {
+		switch q := r.URL.Query(); {
+		case q.Has("uploads"):
+			requests["create"]++
+		case q.Has("partNumber"):
+			requests["part"]++
+		case q.Has("uploadId"):
+			requests["complete"]++
+		}
+	}
+	if n := requests["create"] + requests["part"] + requests["complete"]; n != 1+4+1+3 || requests["part"] > 4+3 {
+		t.Errorf("for 4 parts and 3 faults there were %v", requests)
+	}
+	wantContent(t, store, b, want)
+}
+
+// An upload that ends too early leaves no parts behind.
+func TestUploadsAreAborted(t *testing.T) {
+	f := &faults{}
+	prefix := newPrefix()
+	store := &blob.Store{Backend: openS3(t, f, prefix, patient), Policy: quick()}
+	b := named("large", content(30*mebibyte))
+	other := content(30 * mebibyte)
+	other[29*mebibyte] ^= 1
+	wantError(t, store.Put(t.Context(), b, bytes.NewReader(other)), blob.ErrCorrupt, "put", "large")
+	wantAbsent(t, store, "large")
+	uploads := func() (open, aborted int) {
+		for _, r := range f.seen {
+			switch q := r.URL.Query(); {
+			case q.Has("uploads"):
+				open++
+			case r.Method == http.MethodDelete && q.Has("uploadId"):
+				aborted++
+			}
+		}
+		return open, aborted
+	}
+	if open, aborted := uploads(); open != 1 || aborted != 1 {
+		t.Errorf("%d uploads were begun and %d aborted", open, aborted)
+	}
+}
+
+// requests records what comes to a server, and answers like one that keeps nothing.
+type requests struct {
+	mu   sync.Mutex
+	seen []*http.Request
+	no   func(*http.Request) (status int, code string) // status 0 for what is answered as usual
+}
+
+func (q *requests) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	q.mu.Lock()
+	q.seen = append(q.seen, r.Clone(r.Context()))
+	q.mu.Unlock()
+	if q.no != nil {
+		if status, code := q.no(r); status != 0 {
+			w.WriteHeader(status)
+			_, _ = fmt.Fprintf(w, "<Error><Code>%s</Code></Error>", code)
+			return
+		}
+	}
+	w.Header().Set("ETag", `"e"`)
+	switch query := r.URL.Query(); {
+	case query.Has("uploads"):
+		_, _ = io.WriteString(w, "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>")
+	case r.Method == http.MethodPost:
+		_, _ = io.WriteString(w, "<CompleteMultipartUploadResult><ETag>e</ETag></CompleteMultipartUploadResult>")
+	}
+}
+
+func openRecorded(t *testing.T, q *requests, parameters string) *blob.Store {
+	t.Helper()
+	server := httptest.NewServer(q)
+	t.Cleanup(server.Close)
+	store, err := storage.Open(t.Context(), "s3://a-bucket/some/prefix?region=eu-test-1&path_style=1&endpoint="+url.QueryEscape(server.URL)+parameters, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	store.Policy = quick()
+	return store
+}
+
+// What the URL says is what goes over the wire, without what older servers do not know.
+func TestS3Requests(t *testing.T) {
+	q := &requests{}
+	store := openRecorded(t, q, "&sse=aws:kms&kms_key=k1")
+	put(t, store, "small", content(10))
+	put(t, store, "large", content(9*mebibyte))
+	encrypted := 0
+	for _, r := range q.seen {
+		if !strings.HasPrefix(r.URL.Path, "/a-bucket/some/prefix/") || !strings.Contains(r.Header.Get("Authorization"), "/eu-test-1/s3/") {
+			t.Errorf("%s %s, %s", r.Method, r.URL, r.Header.Get("Authorization"))
+		}
+		for name, value := range r.Header {
+			if strings.HasPrefix(name, "X-Amz-Checksum") || name == "X-Amz-Trailer" || name == "X-Amz-Sdk-Checksum-Algorithm" ||
+				name == "Content-Encoding" || strings.HasPrefix(value[0], "STREAMING-") {
+				t.Errorf("%s %s has %s: %s", r.Method, r.URL, name, value)
+			}
+		}
+		if r.Header.Get("X-Amz-Server-Side-Encryption") == "aws:kms" && r.Header.Get("X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id") == "k1" {
+			encrypted++
+		}
+	}
+	if len(q.seen) != 1+4 || encrypted != 2 {
+		t.Errorf("of %d requests %d asked for encryption", len(q.seen), encrypted)
+	}
+}
+
+// A server that knows no conditional requests is told so once, and then not asked for them.
+func TestS3WithoutConditions(t *testing.T) {
+	q := &requests{no: func(r *http.Request) (int, string) {
+		if r.Header.Get("If-None-Match") != "" {
+			return http.StatusNotImplemented, "NotImplemented"
+		}
+		return 0, ""
+	}}
+	store := openRecorded(t, q, "")
+	put(t, store, "large", content(9*mebibyte))
+	put(t, store, "small", content(1))
+	if len(q.seen) != 1+2+2+1 {
+		t.Errorf("there were %d requests", len(q.seen))
+	}
+}
+
+// What trying again cannot mend is not tried again, and says what to do.
+func TestS3Refusals(t *testing.T) {
+	for _, refusal := range []struct {
+		status int
+		code   string
+		says   string
+	}{
+		{http.StatusForbidden, "AccessDenied", "credentials"},
+		{http.StatusNotFound, "NoSuchBucket", "make the bucket a-bucket"},
+		{http.StatusMovedPermanently, "PermanentRedirect", "region"},
+		{http.StatusBadRequest, "InvalidArgument", "S3 protocol"},
+	} {
+		q := &requests{no: func(*http.Request) (int, string) { return refusal.status, refusal.code }}
+		store := openRecorded(t, q, "")
+		err := store.Put(t.Context(), named("k", content(1)), bytes.NewReader(content(1)))
+		wantError(t, err, blob.ErrUnavailable, "put", "k")
+		if !strings.Contains(err.Error(), refusal.says) || len(q.seen) != 1 {
+			t.Errorf("%s: after %d requests: %v", refusal.code, len(q.seen), err)
+		}
+	}
+}
+
+// An answer that is of another place in the object is not taken for the one that was asked for.
+func TestS3WithoutRanges(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content(1000)) }))
+	defer server.Close()
+	backend, err := s3.Open(t.Context(), s3.Config{Bucket: "b", Endpoint: server.URL, Region: "r", PathStyle: true, Policy: quick()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := &blob.Store{Backend: backend, Policy: quick()}
+	defer func() { _ = store.Close() }()
+	_, err = store.GetRange(t.Context(), named("k", content(1000)), 500, 100)
+	wantError(t, err, blob.ErrCorrupt, "get", "k")
+}
+
+func TestOpen(t *testing.T) {
+	dir := t.TempDir()
+	for _, location := range []string{
+		"", "blobs", "/blobs", "file:", "file:///", "file:///..", "file://host/dir", "file:dir", "file://" + dir + "?x=1", "file://" + dir + "#x", "mem://", "http://h/b", "s3:b",
+		"s3://", "s3:///p", "s3://b/../p?region=r", "s3://b/p//q?region=r", "s3://b/p?region=r&unknown=1", "s3://b/p?region=r&region=r", "s3://b/p?region=",
+		"s3://b/p?region=r&path_style=maybe", "s3://b/p?region=r&sse=rot13", "s3://b/p?region=r&kms_key=k", "s3://b/p?region=r&sse=AES256&kms_key=k",
+		"s3://b/p?region=r&endpoint=localhost", "s3://b/p?region=r&endpoint=ftp://h", "s3://b/p", "s3://b/p?region=r%zz",
+		"s3://user:hunter2@b/p?region=r", "s3://b/p?region=r&endpoint=http://user:hunter2@h", "s3://user:hunter2@b:x y/p",
+	} {
+		store, err := storage.Open(t.Context(), location, "")
+		if err == nil {
+			t.Errorf("%q was opened", location)
+			_ = store.Close()
+			continue
+		}
+		if strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("a password is in the error: %v", err)
+		}
+		if text := err.Error(); !strings.Contains(text, "use ") && !strings.Contains(text, "set ") {
+			t.Errorf("%q: it does not say what to do: %v", location, err)
+		}
+	}
+	for _, location := range []string{
+		"file://" + dir, "s3://b?region=r", "s3://b/?region=r", "s3://b/p/q/?region=r&endpoint=https://h:9000&path_style=1&sse=aws:kms:dsse&kms_key=k",
+	} {
+		store, err := storage.Open(t.Context(), location, "")
+		if err != nil {
+			t.Errorf("%q: %v", location, err)
+			continue
+		}
+		if err := store.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := storage.Open(t.Context(), "file://"+dir, filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a key file that is not there: %v", err)
+	}
+}

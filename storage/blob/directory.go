@@ -117,8 +117,8 @@ func (d *Directory) Put(ctx context.Context, key string, size int64, content io.
 func (d *Directory) place(temp, key string, replace bool) error {
 	var err error
 	for range maxMkdir {
-		if err = d.root.MkdirAll(path.Dir(key), 0o700); err != nil {
-			break
+		if err := d.root.MkdirAll(path.Dir(key), 0o700); err != nil {
+			return failed("put", key, err)
 		}
 		if replace {
 			err = d.root.Rename(temp, key)
@@ -129,14 +129,18 @@ func (d *Directory) place(temp, key string, replace bool) error {
 			break
 		}
 	}
+	if errors.Is(err, fs.ErrExist) {
+		info, gone := d.root.Lstat(key)
+		if gone != nil || info.Mode().IsRegular() {
+			return &Error{Op: "put", Key: key, Kind: proto.ErrExists}
+		}
+		return &Error{Op: "put", Key: key, Kind: ErrUnavailable, Err: err, Do: "use a key that is not the beginning of others, and put no links there"}
+	}
 	// The name is safe when its directory is, and that one when the directory above it is.
 	for dir := path.Dir(key); err == nil; dir = path.Dir(dir) {
 		if err = d.sync(dir); dir == "." {
 			break
 		}
-	}
-	if errors.Is(err, fs.ErrExist) {
-		return &Error{Op: "put", Key: key, Kind: proto.ErrExists}
 	}
 	return failed("put", key, err)
 }
@@ -309,7 +313,7 @@ func failed(op, key string, err error) error {
 
 // source reads content until ctx ends, and keeps its error.
 type source struct {
-	ctx  context.Context //nolint:containedctx // a reader's
+	ctx  context.Context // of the request that it reads for
 	from io.Reader
 	err  error
 }

@@ -153,7 +153,7 @@ func (e *Encrypted) List(ctx context.Context, prefix, after string) iter.Seq2[En
 
 // ciphertext reads an encrypted object at any place, one after the other. Reads that follow each other share a stream.
 type ciphertext struct {
-	ctx      context.Context //nolint:containedctx // a reader's
+	ctx      context.Context // of the request that it reads for
 	under    Backend
 	key      string
 	size     int64

@@ -72,7 +72,7 @@ func (v *verifying) corrupt(err error) error {
 
 // resuming reads a span of an object, and opens it again where the stream broke.
 type resuming struct {
-	ctx          context.Context //nolint:containedctx // a reader's
+	ctx          context.Context // of the request that it reads for
 	store        *Store
 	key          string
 	size         int64

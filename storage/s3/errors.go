@@ -14,8 +14,7 @@ import (
 
 // status gives the HTTP status of the answer that an error is, or 0 if it is none.
 func status(err error) int {
-	var answer *smithyhttp.ResponseError
-	if errors.As(err, &answer) {
+	if answer, ok := errors.AsType[*smithyhttp.ResponseError](err); ok {
 		return answer.HTTPStatusCode()
 	}
 	return 0
@@ -32,8 +31,7 @@ func (s *Store) explain(ctx context.Context, op, key string, err error) error {
 		return e
 	}
 	code := ""
-	var answer smithy.APIError
-	if errors.As(err, &answer) {
+	if answer, ok := errors.AsType[smithy.APIError](err); ok {
 		code = answer.ErrorCode()
 	}
 	switch code {

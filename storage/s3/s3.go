@@ -236,7 +236,7 @@ func (s *Store) compare(out *s3.GetObjectOutput, key string, span blob.Span) err
 // body gives errors of a stream a kind.
 type body struct {
 	io.ReadCloser
-	ctx   context.Context //nolint:containedctx // a reader's
+	ctx   context.Context // of the request that it reads for
 	store *Store
 	key   string
 }
