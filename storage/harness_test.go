@@ -148,6 +148,7 @@ var faultNames = map[fault]string{slow: "slow", broken: "500", throttled: "throt
 type faults struct {
 	mu    sync.Mutex
 	kind  fault
+	skip  int         // how many go well before that
 	left  int         // how many; below 0 for all
 	only  string      // the operations it is for, such as "put"; empty for all
 	hit   chan string // told of each
@@ -158,13 +159,17 @@ type faults struct {
 func (f *faults) set(kind fault, times int, only string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.kind, f.left, f.only, f.hit, f.count = kind, times, only, make(chan string, 1000), 0
+	f.kind, f.skip, f.left, f.only, f.hit, f.count = kind, 0, times, only, make(chan string, 1000), 0
 }
 
 func (f *faults) take(op string) fault {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.left == 0 || f.only != "" && f.only != op {
+		return none
+	}
+	if f.skip > 0 {
+		f.skip--
 		return none
 	}
 	f.left--

@@ -295,6 +295,26 @@ func TestPartsAreSentAgain(t *testing.T) {
 	wantContent(t, store, b, want)
 }
 
+// Whichever request of an upload was done without anybody hearing of it, the object is there in the end.
+func TestLostAnswersOfUploads(t *testing.T) {
+	f := &faults{}
+	store := &blob.Store{Backend: openS3(t, f, newPrefix(), patient), Policy: quick()}
+	want := content(9 * mebibyte)
+	for i := range 4 { // create, two parts, complete
+		f.set(lost, 1, "put")
+		f.skip = i
+		b := named(fmt.Sprintf("large/%d", i), want)
+		if err := store.Put(t.Context(), b, bytes.NewReader(want)); err != nil {
+			t.Errorf("request %d: %v", i, err)
+			continue
+		}
+		if f.hits() != 1 {
+			t.Errorf("there was no request %d", i)
+		}
+		wantContent(t, store, b, want)
+	}
+}
+
 // An upload that ends too early leaves no parts behind.
 func TestUploadsAreAborted(t *testing.T) {
 	f := &faults{}
