@@ -1,0 +1,91 @@
+package home
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sort"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/worker/home/layer"
+)
+
+// extents are the parts of a file that are not holes.
+func extents(f *os.File, size int64) ([]layer.Extent, error) {
+	var all []layer.Extent
+	for at := int64(0); at < size; {
+		start, err := f.Seek(at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) || err == nil && start >= size {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("find the holes: %w", err)
+		}
+		end, err := f.Seek(start, unix.SEEK_HOLE)
+		if err != nil {
+			return nil, fmt.Errorf("find the holes: %w", err)
+		}
+		end = min(end, size)
+		if len(all) == layer.MaxExtents {
+			return nil, fmt.Errorf("a file has more than %d parts with holes between", layer.MaxExtents)
+		}
+		if n := len(all); n > 0 && all[n-1].Offset+all[n-1].Len == start {
+			all[n-1].Len += end - start
+		} else if end > start {
+			all = append(all, layer.Extent{Offset: start, Len: end - start})
+		} else {
+			return nil, errors.New("a file changes while it is read")
+		}
+		at = end
+	}
+	return all, nil
+}
+
+// dense is a file without its holes.
+type dense struct {
+	f     *os.File
+	parts []layer.Extent
+	ends  []int64 // where each part ends in the dense file
+}
+
+func newDense(f *os.File, parts []layer.Extent) *dense {
+	d := &dense{f: f, parts: parts, ends: make([]int64, len(parts))}
+	var n int64
+	for i, x := range parts {
+		n += x.Len
+		d.ends[i] = n
+	}
+	return d
+}
+
+func (d *dense) size() int64 {
+	if len(d.ends) == 0 {
+		return 0
+	}
+	return d.ends[len(d.ends)-1]
+}
+
+func (d *dense) ReadAt(b []byte, at int64) (int, error) {
+	if at < 0 {
+		return 0, errors.New("read before the beginning")
+	}
+	read := 0
+	for i := sort.Search(len(d.ends), func(i int) bool { return d.ends[i] > at }); i < len(d.ends) && read < len(b); i++ {
+		left := d.ends[i] - at
+		n, err := d.f.ReadAt(b[read:min(int64(len(b)), int64(read)+left)], d.parts[i].Offset+d.parts[i].Len-left)
+		read += n
+		at += int64(n)
+		if int64(n) < left && read < len(b) {
+			if err == nil || errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return read, err
+		}
+	}
+	if read < len(b) {
+		return read, io.EOF
+	}
+	return read, nil
+}
