@@ -1,0 +1,257 @@
+package home_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/worker/home"
+	"github.com/bullpen-run/bullpen/worker/home/layer"
+)
+
+// TestTenantCannotMarkTheOverlay: what says what is hidden is the kernel's alone.
+func TestTenantCannotMarkTheOverlay(t *testing.T) {
+	th := newThread(t)
+	dir, _ := th.run(`mkdir d; echo x > d/f
+		if mknod w c 0 0 2>&1; then exit 1; fi
+		if python3 -c "import os; os.setxattr('d', 'trusted.overlay.opaque', b'y')" 2>&1; then exit 1; fi
+		if ln /etc/passwd passwd 2>&1; then exit 1; fi`)
+	if got := must[[]os.DirEntry](t)(os.ReadDir(dir)); len(got) != 1 {
+		t.Errorf("the version has %v", got)
+	}
+}
+
+// TestUpperIsNotFollowed has an upper directory such as only root could make.
+func TestUpperIsNotFollowed(t *testing.T) {
+	outside := t.TempDir()
+	check(t, os.WriteFile(filepath.Join(outside, "secret"), []byte("the secret"), 0o600))
+	for _, test := range []struct {
+		name, err string
+		change    func(upper string) error
+	}{
+		{"symlinks", "", func(u string) error {
+			return errors.Join(os.Symlink(outside, u+"/dir"), os.Symlink(outside+"/secret", u+"/file"), os.Symlink("/proc/self/root", u+"/magic"))
+		}},
+		{"device", "", func(u string) error { return unix.Mknod(u+"/null", unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))) }},
+		{"whiteouts of nothing", "", func(u string) error { return unix.Mknod(u+"/gone", unix.S_IFCHR, 0) }},
+		{"redirect to ..", "renamed from", mark("redirect", "/../../etc")},
+		{"redirect to a symlink", "renamed from", mark("redirect", "/link")},
+		{"redirect to nothing", "renamed from", mark("redirect", "/nothing")},
+		{"unknown opaque mark", "not known", mark("opaque", "x")},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			f, volume := tmpfs(t)
+			defer func() { _ = f.Close() }()
+			o := &home.Overlay{Lower: newDir(t), Volume: volume, Owner: owner(t)}
+			check(t, os.Symlink(outside, filepath.Join(o.Lower, "link")))
+			mount := must[*os.File](t)(o.Mount())
+			check(t, mount.Close(), test.change(volume+"/upper"))
+			var b bytes.Buffer
+			stats, err := o.Diff(t.Context(), &b, roomy, objects{}.store)
+			if test.err != "" {
+				if err == nil || !strings.Contains(err.Error(), test.err) {
+					t.Fatalf("%v", err)
+				}
+				return
+			}
+			check(t, err)
+			if test.name == "device" && stats.NotKept != 1 {
+				t.Errorf("%+v", stats)
+			}
+			next := newDir(t)
+			check(t, home.Apply(t.Context(), next, bytes.NewReader(b.Bytes()), roomy, objects{}.fetch))
+			if got := listing(t, next); strings.Contains(got, " 10 ") {
+				t.Error(got)
+			}
+		})
+	}
+}
+
+func mark(name, value string) func(string) error {
+	return func(u string) error {
+		return errors.Join(os.Mkdir(u+"/d", 0o755), unix.Setxattr(u+"/d", "trusted.overlay."+name, []byte(value), 0))
+	}
+}
+
+func bind(tb testing.TB, from, to string) error {
+	tb.Helper()
+	to = must[string](tb)(filepath.EvalSymlinks(to))
+	fd, err := unix.OpenTree(unix.AT_FDCWD, from, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	tb.Cleanup(func() { _ = unix.Close(fd) })
+	return unix.MoveMount(fd, "", unix.AT_FDCWD, to, unix.MOVE_MOUNT_F_EMPTY_PATH)
+}
+
+// TestSwapsWhileItIsRead: directories and files become symlinks to what is
+// outside, over and over. Whatever comes of it, nothing of that is in it.
+func TestSwapsWhileItIsRead(t *testing.T) {
+	outside := t.TempDir()
+	check(t, os.WriteFile(filepath.Join(outside, "f"), []byte("the secret"), 0o644))
+	dir := newDir(t)
+	check(t, os.Mkdir(dir+"/d", 0o755), os.WriteFile(dir+"/d/f", []byte("x"), 0o644), os.Symlink(outside, dir+"/l"),
+		os.WriteFile(dir+"/f", []byte("x"), 0o644), os.Symlink(outside+"/f", dir+"/m"))
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = unix.Renameat2(unix.AT_FDCWD, dir+"/d", unix.AT_FDCWD, dir+"/l", unix.RENAME_EXCHANGE)
+				_ = unix.Renameat2(unix.AT_FDCWD, dir+"/f", unix.AT_FDCWD, dir+"/m", unix.RENAME_EXCHANGE)
+			}
+		}
+	}()
+	taken := 0
+	for range 3000 {
+		var b bytes.Buffer
+		if _, err := home.Full(t.Context(), dir, &b, roomy, objects{}.store); err != nil {
+			continue
+		}
+		taken++
+		r := must[*layer.Reader](t)(layer.NewReader(&b, roomy))
+		for {
+			_, err := r.Next()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			check(t, err)
+			if c := must[[]byte](t)(io.ReadAll(r.Content())); bytes.Contains(c, []byte("secret")) {
+				t.Error("a symlink was followed")
+			}
+		}
+		r.Close()
+	}
+	close(stop)
+	<-done
+	t.Logf("%d of 3000 were read", taken)
+}
+
+// build encodes a layer of someone who can write the store.
+func build(tb testing.TB, moves []string, entries ...layer.Entry) []byte {
+	tb.Helper()
+	var b bytes.Buffer
+	w := must[*layer.Writer](tb)(layer.NewWriter(&b, moves, roomy))
+	check(tb, w.Write(&layer.Entry{Kind: layer.Dir, Base: layer.Merge, Mode: 0o755}, nil))
+	for i := range entries {
+		check(tb, w.Write(&entries[i], strings.NewReader("evil")))
+	}
+	check(tb, w.Write(&layer.Entry{Kind: layer.Leave}, nil), w.Close())
+	return b.Bytes()
+}
+
+func TestApplyStaysInside(t *testing.T) {
+	leave := layer.Entry{Kind: layer.Leave}
+	evil := layer.Entry{Kind: layer.File, Name: "file", Size: 4, Extents: []layer.Extent{{Len: 4}}}
+	for name, l := range map[string][]byte{
+		"merge with a symlink": build(t, nil, layer.Entry{Kind: layer.Dir, Name: "link", Base: layer.Merge}, evil, leave),
+		"merge with a file":    build(t, nil, layer.Entry{Kind: layer.Dir, Name: "plain", Base: layer.Merge}, evil, leave),
+		"move from a symlink":  build(t, []string{"link/dir"}, layer.Entry{Kind: layer.Dir, Name: "n", Base: layer.Moved}, leave),
+		"move of a symlink":    build(t, []string{"link"}, layer.Entry{Kind: layer.Dir, Name: "n", Base: layer.Moved}, evil, leave),
+		"move of nothing":      build(t, []string{"nothing"}, layer.Entry{Kind: layer.Dir, Name: "n", Base: layer.Moved}, leave),
+		"move into itself":     build(t, []string{"dir"}, layer.Entry{Kind: layer.Dir, Name: "dir", Base: layer.Merge}, layer.Entry{Kind: layer.Dir, Name: "n", Base: layer.Moved}, leave, leave),
+		"merge with a mount":   build(t, nil, layer.Entry{Kind: layer.Dir, Name: "mount", Base: layer.Merge}, evil, leave),
+		"removal of a mount":   build(t, nil, layer.Entry{Kind: layer.Delete, Name: "mount"}),
+		"no such object": build(t, nil, layer.Entry{
+			Kind: layer.File, Name: "file", Size: 5 * mib, Extents: []layer.Extent{{Len: 5 * mib}},
+		}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			outside, dir := newDir(t), newDir(t)
+			check(t, os.Mkdir(outside+"/dir", 0o755), os.WriteFile(outside+"/file", []byte("good"), 0o644),
+				os.Symlink(outside, dir+"/link"), os.WriteFile(dir+"/plain", nil, 0o644), os.Mkdir(dir+"/dir", 0o755), os.Mkdir(dir+"/mount", 0o755))
+			check(t, bind(t, outside, dir+"/mount"))
+			defer func() { check(t, unix.Unmount(dir+"/mount", unix.MNT_DETACH)) }()
+			before := digest(t, outside)
+			if err := home.Apply(t.Context(), dir, bytes.NewReader(l), roomy, objects{}.fetch); err == nil {
+				t.Error("applied")
+			}
+			if digest(t, outside) != before {
+				t.Error("something outside is different")
+			}
+		})
+	}
+	t.Run("in the place of a symlink", func(t *testing.T) {
+		outside, dir := newDir(t), newDir(t)
+		check(t, os.WriteFile(outside+"/file", []byte("good"), 0o644), os.Symlink(outside+"/file", dir+"/file"), os.Symlink(outside, dir+"/link"))
+		before := digest(t, outside)
+		l := build(t, nil, evil, layer.Entry{Kind: layer.Dir, Name: "link", Base: layer.Fresh}, evil, leave)
+		check(t, home.Apply(t.Context(), dir, bytes.NewReader(l), roomy, objects{}.fetch))
+		if digest(t, outside) != before || string(must[[]byte](t)(os.ReadFile(dir+"/file"))) != "evil" {
+			t.Error("a symlink was followed")
+		}
+	})
+}
+
+func TestWrongObjectIsRefused(t *testing.T) {
+	dir := newDir(t)
+	check(t, os.WriteFile(dir+"/big", bytes.Repeat([]byte("x"), 5*mib), 0o644))
+	stored := objects{}
+	var b bytes.Buffer
+	must[home.Stats](t)(home.Full(t.Context(), dir, &b, roomy, stored.store))
+	for digest, content := range stored {
+		for name, bad := range map[string][]byte{"changed": append(bytes.Clone(content[1:]), 'y'), "short": content[1:]} {
+			fetch := func(context.Context, home.Digest, int64) (io.ReadCloser, error) {
+				return io.NopCloser(bytes.NewReader(bad)), nil
+			}
+			if err := home.Apply(t.Context(), newDir(t), bytes.NewReader(b.Bytes()), roomy, fetch); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%x", digest)) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}
+
+// TestWhatCannotBeStored is refused with a word about what it is.
+func TestWhatCannotBeStored(t *testing.T) {
+	for _, test := range []struct {
+		name, script, err string
+		limits            home.Limits
+	}{
+		{"entries", "touch a b c", "more than 3 files, directories and deletions", home.Limits{Bytes: 100, Entries: 3}},
+		{"bytes", "head -c 101 /dev/zero > a", "more than 100 bytes", home.Limits{Bytes: 100, Entries: 10}},
+		{"bytes of an object", "head -c 5000000 /dev/zero > a", "more than 100 bytes", home.Limits{Bytes: 100, Entries: 10}},
+		{"depth", "mkdir -p $(printf 'd/%.0s' {1..512})", "more than 512 directories in each other", roomy},
+		{"target", "mkdir d; ln -s $(printf 'x%.0s' {1..1024}) d/l", `in "/d": "l": the target`, roomy},
+		{"size", "truncate -s 3T f", "size", roomy},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			th := newThread(t)
+			o, mount := th.open()
+			shell(t, mount, test.script)
+			_, err := o.Diff(t.Context(), io.Discard, test.limits, th.objects.store)
+			if err == nil || !strings.Contains(err.Error(), test.err) {
+				t.Errorf("%v", err)
+			}
+			if limited := test.limits != roomy; errors.Is(err, home.ErrLimit) != limited {
+				t.Errorf("a limit: %v", err)
+			}
+		})
+	}
+}
+
+func FuzzApply(f *testing.F) {
+	leave := layer.Entry{Kind: layer.Leave}
+	f.Add(build(f, []string{"dir/sub"}, layer.Entry{Kind: layer.Dir, Name: "n", Base: layer.Moved}, leave))
+	f.Add(build(f, nil, layer.Entry{Kind: layer.File, Name: "a", Size: 4, Group: 1, Extents: []layer.Extent{{Len: 4}}}, layer.Entry{Kind: layer.Link, Name: "b", Group: 1}))
+	f.Add(build(f, nil, layer.Entry{Kind: layer.Delete, Name: "dir"}, layer.Entry{Kind: layer.Symlink, Name: "link", Target: "/"}))
+	f.Fuzz(func(t *testing.T, l []byte) {
+		outside, dir := newDir(t), newDir(t)
+		check(t, os.WriteFile(outside+"/file", nil, 0o644), os.Symlink(outside, dir+"/link"), os.MkdirAll(dir+"/dir/sub", 0o755))
+		before := digest(t, outside)
+		_ = home.Apply(t.Context(), dir, bytes.NewReader(l), home.Limits{Bytes: mib, Entries: 100}, objects{}.fetch)
+		if digest(t, outside) != before {
+			t.Error("something outside is different")
+		}
+	})
+}
