@@ -178,7 +178,7 @@ func (a *applier) entry(e *layer.Entry) error {
 	if e.Kind == layer.Leave {
 		return a.leave(d)
 	}
-	if !d.empty && !(e.Kind == layer.Dir && e.Base == layer.Merge) {
+	if merge := e.Kind == layer.Dir && e.Base == layer.Merge; !d.empty && !merge {
 		if err := remove(d.fd, e.Name); err != nil {
 			return err
 		}

@@ -235,7 +235,7 @@ func attributes(tb fatal, path string) string {
 	list := make([]byte, 1<<16)
 	n := must[int](tb)(unix.Llistxattr(path, list))
 	var all []string
-	for _, name := range strings.Split(string(list[:n]), "\x00") {
+	for name := range strings.SplitSeq(string(list[:n]), "\x00") {
 		if strings.HasPrefix(name, "user.") {
 			b := make([]byte, 1<<16)
 			n := must[int](tb)(unix.Lgetxattr(path, name, b))

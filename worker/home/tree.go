@@ -292,15 +292,15 @@ func (t *tree) scanNode(n node, depth int) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	any := false
+	some := false
 	for _, c := range all {
 		has, err := t.scanChild(n, c, depth)
 		if err != nil {
 			return false, err
 		}
-		any = any || has
+		some = some || has
 	}
-	return any, nil
+	return some, nil
 }
 
 func (t *tree) scanChild(n node, c child, depth int) (bool, error) {
