@@ -114,7 +114,7 @@ func TestSwapsWhileItIsRead(t *testing.T) {
 		}
 	}()
 	taken := 0
-	for range 3000 {
+	for range 1000 {
 		var b bytes.Buffer
 		if _, err := home.Full(t.Context(), dir, &b, roomy, objects{}.store); err != nil {
 			continue
@@ -135,7 +135,7 @@ func TestSwapsWhileItIsRead(t *testing.T) {
 	}
 	close(stop)
 	<-done
-	t.Logf("%d of 3000 were read", taken)
+	t.Logf("%d of 1000 were read", taken)
 }
 
 // build encodes a layer of someone who can write the store.
