@@ -1,0 +1,126 @@
+package proto
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Limits of threads.
+const (
+	// MaxStaged is how many staged files a thread may have.
+	MaxStaged = 500
+	// KeptVersions is how many versions of a thread, the newest included, can be gone back to.
+	KeptVersions = 20
+)
+
+// Thread is the head of a thread: all that is known of it. It is one value, changed by compare-and-set only.
+type Thread struct {
+	Org       string    `json:"org"`
+	ID        string    `json:"id"`
+	CreatedAt time.Time `json:"created_at"`
+	UsedAt    time.Time `json:"used_at"` // when an execution last took it, or a file was last staged
+	// Holder is the execution that has the thread to itself, until it is terminal. HeldAt is when it took it.
+	Holder TraceID   `json:"holder,omitempty"`
+	HeldAt time.Time `json:"held_at,omitzero"`
+	// Fence counts holders, and attempts of a holder that were given up. A commit names the one that it was made under.
+	Fence   int64    `json:"fence"`
+	Version *Version `json:"version,omitempty"` // the newest; nil while the home is empty
+	// History has the versions before that can be gone back to, the newest first, without their layers.
+	History []Version `json:"history,omitempty"`
+	// Staged are files that were uploaded and are in no version yet, the oldest first.
+	Staged []StagedFile `json:"staged,omitempty"`
+}
+
+// Version is one state of a thread's home. It never changes, but for its layers: others may take their place that make the same home.
+type Version struct {
+	Number    int64     `json:"number"` // 1 for the first
+	CreatedAt time.Time `json:"created_at"`
+	Trace     TraceID   `json:"trace_id,omitempty"` // the execution that made it; empty for one that was forked
+	Bytes     int64     `json:"bytes"`              // content of its files without holes; a file counts under each of its names
+	Files     int64     `json:"files"`              // files, directories, symlinks
+	Manifest  Blob      `json:"manifest"`           // describes it in the store, see [Manifest]
+	Layers    []Layer   `json:"layers,omitempty"`   // that make it, the first of an empty directory, each of the version before
+}
+
+// Layer is a change of a home in the store.
+type Layer struct {
+	Blob
+	Version     int64  `json:"version"`      // that it makes
+	Index       int64  `json:"index"`        // bytes at the end of the blob that say what is in it
+	IndexDigest string `json:"index_digest"` // of these
+	Objects     int64  `json:"objects"`      // files in it whose content is a blob of its own
+}
+
+// StagedFile is an uploaded file on its way into a version.
+type StagedFile struct {
+	Path string    `json:"path"` // relative to the home, cleaned
+	At   time.Time `json:"at"`
+	Blob           // its key names this upload and no other
+}
+
+// Manifest is the form in which a version is described in the store, as JSON, so that heads can be made again from that alone.
+type Manifest struct {
+	Form    int     `json:"form"` // 1
+	Org     string  `json:"org"`
+	Thread  string  `json:"thread"`
+	Version Version `json:"version"` // without its manifest
+	// Parent is the manifest of the version before; nil for the first.
+	Parent *Blob `json:"parent,omitempty"`
+}
+
+// Commit is what an execution makes of its thread's head when its program has ended.
+type Commit struct {
+	Fence   int64    `json:"fence"`   // of the head when the home was taken
+	Version Version  `json:"version"` // the next one; its layers are those that are added to those of the one before
+	Staged  []string `json:"staged"`  // keys of the staged files that are in it
+}
+
+// ErrFenced says that whoever wants to change a thread has it no longer.
+var ErrFenced = errors.New("the thread was given to somebody else")
+
+// BusyError refuses what needs a thread that an execution holds.
+type BusyError struct {
+	Thread string
+	Holder TraceID
+}
+
+func (e *BusyError) Error() string {
+	return fmt.Sprintf("thread %s is in use by execution %s", e.Thread, e.Holder)
+}
+
+// Number gives the number of the newest version, 0 where there is none.
+func (t *Thread) Number() int64 {
+	if t.Version == nil {
+		return 0
+	}
+	return t.Version.Number
+}
+
+// Committed reports whether c was made in t already.
+func (t *Thread) Committed(c *Commit) bool {
+	same := func(v *Version) bool { return v.Number == c.Version.Number && v.Manifest == c.Version.Manifest }
+	if t.Version != nil && same(t.Version) {
+		return true
+	}
+	return slices.ContainsFunc(t.History, func(v Version) bool { return same(&v) })
+}
+
+// Commit gives the head that follows t by c. Its error is [ErrFenced] where c was made under another fence or of another version.
+func (t *Thread) Commit(c *Commit) (*Thread, error) {
+	if c.Fence != t.Fence || c.Version.Number != t.Number()+1 {
+		return nil, fmt.Errorf("commit version %d of thread %s: %w", c.Version.Number, t.ID, ErrFenced)
+	}
+	next, version := *t, c.Version
+	if t.Version != nil {
+		last := *t.Version
+		version.Layers = append(slices.Clone(last.Layers), version.Layers...)
+		last.Layers = nil
+		next.History = append([]Version{last}, t.History...)
+		next.History = next.History[:min(len(next.History), KeptVersions-1)]
+	}
+	next.Version = &version
+	next.Staged = slices.DeleteFunc(slices.Clone(t.Staged), func(f StagedFile) bool { return slices.Contains(c.Staged, f.Key) })
+	return &next, nil
+}
