@@ -35,13 +35,17 @@ type Fetch func(ctx context.Context, digest Digest, size int64) (io.ReadCloser, 
 // so it must be a directory that is not yet in use, and be renamed afterwards.
 // Nothing is synced. Files are never changed in place, so dir may share them with
 // another directory by hard links. New files are the caller's, which is root.
-func Apply(ctx context.Context, dir string, r io.Reader, limits Limits, fetch Fetch) error {
+//
+// The index of the layer must be read from its beginning to its end, and so must
+// its pack, which may be nil where it is empty. What is wrong with the pack Apply
+// finds out; whether the index is the right one, the caller.
+func Apply(ctx context.Context, dir string, index, pack io.Reader, limits Limits, fetch Fetch) error {
 	root, err := openRoot(dir)
 	if err != nil {
 		return fmt.Errorf("apply a layer: %w", err)
 	}
 	defer closeFD(root)
-	in, err := layer.NewReader(r, limits)
+	in, err := layer.NewReader(index, pack, limits)
 	if err != nil {
 		return fmt.Errorf("apply a layer: %w", err)
 	}

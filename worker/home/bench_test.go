@@ -53,11 +53,12 @@ func BenchmarkDiff(b *testing.B) {
 func BenchmarkLarge(b *testing.B) {
 	dir := large(b)
 	var out bytes.Buffer
+	var stats home.Stats
 	b.Run("full", func(b *testing.B) {
 		b.SetBytes(500_000_000)
 		for b.Loop() {
 			out.Reset()
-			must[home.Stats](b)(home.Full(b.Context(), dir, &out, roomy, objects{}.store))
+			stats = must[home.Stats](b)(home.Full(b.Context(), dir, &out, roomy, objects{}.store))
 		}
 	})
 	b.Run("apply", func(b *testing.B) {
@@ -66,7 +67,7 @@ func BenchmarkLarge(b *testing.B) {
 			b.StopTimer()
 			next := newDir(b)
 			b.StartTimer()
-			check(b, home.Apply(b.Context(), next, bytes.NewReader(out.Bytes()), roomy, objects{}.fetch))
+			check(b, apply(next, split(&out, stats), objects{}))
 			b.StopTimer()
 			check(b, os.RemoveAll(next))
 			b.StartTimer()

@@ -18,11 +18,18 @@ import (
 // already, since equal files are equal objects.
 type Store func(ctx context.Context, digest Digest, size int64, content io.ReaderAt) error
 
+// Object is a file's content that is not in the layer.
+type Object struct {
+	Digest Digest
+	Size   int64 // bytes
+}
+
 // Stats says what a layer is.
 type Stats struct {
-	Entries int64 // as Limits count them
-	Bytes   int64 // as Limits count them
-	Objects int64 // calls of Store
+	Layout  layer.Layout
+	Entries int64    // as Limits count them
+	Bytes   int64    // as Limits count them
+	Objects []Object // of its files, one for each call of Store; equal files have equal ones
 	// NotKept are FIFOs, sockets and devices, which are left out as if they had
 	// been removed.
 	NotKept int64

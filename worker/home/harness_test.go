@@ -80,6 +80,17 @@ func (o objects) fetch(_ context.Context, digest home.Digest, size int64) (io.Re
 	return io.NopCloser(bytes.NewReader(b)), nil
 }
 
+// parts are a layer, taken apart.
+type parts struct{ pack, index []byte }
+
+func split(b *bytes.Buffer, stats home.Stats) parts {
+	return parts{b.Bytes()[:stats.Layout.Pack], b.Bytes()[stats.Layout.Pack:]}
+}
+
+func apply(dir string, l parts, stored objects) error {
+	return home.Apply(context.Background(), dir, bytes.NewReader(l.index), bytes.NewReader(l.pack), roomy, stored.fetch)
+}
+
 func owner(tb testing.TB) *home.Owner {
 	tb.Helper()
 	o := must[*home.Owner](tb)(home.NewOwner(tenant, tenant))
@@ -125,7 +136,7 @@ type thread struct {
 	owner   *home.Owner
 	volumes *disk.Pool
 	objects objects
-	layers  [][]byte
+	layers  []parts
 	lower   string
 }
 
@@ -166,12 +177,12 @@ func (th *thread) run(script string) (string, home.Stats) {
 	if !bytes.Equal(b.Bytes(), again.Bytes()) {
 		th.tb.Error("the same change has two encodings")
 	}
-	th.layers = append(th.layers, b.Bytes())
+	th.layers = append(th.layers, split(&b, stats))
 	next := newDir(th.tb)
 	for _, l := range th.layers {
-		check(th.tb, home.Apply(th.tb.Context(), next, bytes.NewReader(l), roomy, th.objects.fetch))
+		check(th.tb, apply(next, l, th.objects))
 	}
-	check(th.tb, home.Apply(th.tb.Context(), th.lower, bytes.NewReader(b.Bytes()), roomy, th.objects.fetch))
+	check(th.tb, apply(th.lower, split(&b, stats), th.objects))
 	for _, dir := range []string{next, th.lower} {
 		if got := listing(th.tb, dir); got != seen {
 			th.tb.Errorf("the version is\n%s, the program left\n%s", got, seen)

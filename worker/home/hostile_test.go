@@ -67,7 +67,7 @@ func TestUpperIsNotFollowed(t *testing.T) {
 				t.Errorf("%+v", stats)
 			}
 			next := newDir(t)
-			check(t, home.Apply(t.Context(), next, bytes.NewReader(b.Bytes()), roomy, objects{}.fetch))
+			check(t, apply(next, split(&b, stats), objects{}))
 			if got := listing(t, next); strings.Contains(got, " 10 ") {
 				t.Error(got)
 			}
@@ -116,11 +116,13 @@ func TestSwapsWhileItIsRead(t *testing.T) {
 	taken := 0
 	for range 1000 {
 		var b bytes.Buffer
-		if _, err := home.Full(t.Context(), dir, &b, roomy, objects{}.store); err != nil {
+		stats, err := home.Full(t.Context(), dir, &b, roomy, objects{}.store)
+		if err != nil {
 			continue
 		}
+		l := split(&b, stats)
 		taken++
-		r := must[*layer.Reader](t)(layer.NewReader(&b, roomy))
+		r := must[*layer.Reader](t)(layer.NewReader(bytes.NewReader(l.index), bytes.NewReader(l.pack), roomy))
 		for {
 			_, err := r.Next()
 			if errors.Is(err, io.EOF) {
@@ -139,7 +141,7 @@ func TestSwapsWhileItIsRead(t *testing.T) {
 }
 
 // build encodes a layer of someone who can write the store.
-func build(tb testing.TB, moves []string, entries ...layer.Entry) []byte {
+func build(tb testing.TB, moves []string, entries ...layer.Entry) parts {
 	tb.Helper()
 	var b bytes.Buffer
 	w := must[*layer.Writer](tb)(layer.NewWriter(&b, moves, roomy))
@@ -147,14 +149,15 @@ func build(tb testing.TB, moves []string, entries ...layer.Entry) []byte {
 	for i := range entries {
 		check(tb, w.Write(&entries[i], strings.NewReader("evil")))
 	}
-	check(tb, w.Write(&layer.Entry{Kind: layer.Leave}, nil), w.Close())
-	return b.Bytes()
+	check(tb, w.Write(&layer.Entry{Kind: layer.Leave}, nil))
+	layout := must[layer.Layout](tb)(w.Close())
+	return split(&b, home.Stats{Layout: layout})
 }
 
 func TestApplyStaysInside(t *testing.T) {
 	leave := layer.Entry{Kind: layer.Leave}
 	evil := layer.Entry{Kind: layer.File, Name: "file", Size: 4, Extents: []layer.Extent{{Len: 4}}}
-	for name, l := range map[string][]byte{
+	for name, l := range map[string]parts{
 		"merge with a symlink": build(t, nil, layer.Entry{Kind: layer.Dir, Name: "link", Base: layer.Merge}, evil, leave),
 		"merge with a file":    build(t, nil, layer.Entry{Kind: layer.Dir, Name: "plain", Base: layer.Merge}, evil, leave),
 		"move from a symlink":  build(t, []string{"link/dir"}, layer.Entry{Kind: layer.Dir, Name: "n", Base: layer.Moved}, leave),
@@ -174,7 +177,7 @@ func TestApplyStaysInside(t *testing.T) {
 			check(t, bind(t, outside, dir+"/mount"))
 			defer func() { check(t, unix.Unmount(dir+"/mount", unix.MNT_DETACH)) }()
 			before := digest(t, outside)
-			if err := home.Apply(t.Context(), dir, bytes.NewReader(l), roomy, objects{}.fetch); err == nil {
+			if err := apply(dir, l, objects{}); err == nil {
 				t.Error("applied")
 			}
 			if digest(t, outside) != before {
@@ -187,7 +190,7 @@ func TestApplyStaysInside(t *testing.T) {
 		check(t, os.WriteFile(outside+"/file", []byte("good"), 0o644), os.Symlink(outside+"/file", dir+"/file"), os.Symlink(outside, dir+"/link"))
 		before := digest(t, outside)
 		l := build(t, nil, evil, layer.Entry{Kind: layer.Dir, Name: "link", Base: layer.Fresh}, evil, leave)
-		check(t, home.Apply(t.Context(), dir, bytes.NewReader(l), roomy, objects{}.fetch))
+		check(t, apply(dir, l, objects{}))
 		if digest(t, outside) != before || string(must[[]byte](t)(os.ReadFile(dir+"/file"))) != "evil" {
 			t.Error("a symlink was followed")
 		}
@@ -199,13 +202,14 @@ func TestWrongObjectIsRefused(t *testing.T) {
 	check(t, os.WriteFile(dir+"/big", bytes.Repeat([]byte("x"), 5*mib), 0o644))
 	stored := objects{}
 	var b bytes.Buffer
-	must[home.Stats](t)(home.Full(t.Context(), dir, &b, roomy, stored.store))
+	stats := must[home.Stats](t)(home.Full(t.Context(), dir, &b, roomy, stored.store))
+	l := split(&b, stats)
 	for digest, content := range stored {
 		for name, bad := range map[string][]byte{"changed": append(bytes.Clone(content[1:]), 'y'), "short": content[1:]} {
 			fetch := func(context.Context, home.Digest, int64) (io.ReadCloser, error) {
 				return io.NopCloser(bytes.NewReader(bad)), nil
 			}
-			if err := home.Apply(t.Context(), newDir(t), bytes.NewReader(b.Bytes()), roomy, fetch); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%x", digest)) {
+			if err := home.Apply(t.Context(), newDir(t), bytes.NewReader(l.index), bytes.NewReader(l.pack), roomy, fetch); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%x", digest)) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
@@ -242,14 +246,18 @@ func TestWhatCannotBeStored(t *testing.T) {
 
 func FuzzApply(f *testing.F) {
 	leave := layer.Entry{Kind: layer.Leave}
-	f.Add(build(f, []string{"dir/sub"}, layer.Entry{Kind: layer.Dir, Name: "n", Base: layer.Moved}, leave))
-	f.Add(build(f, nil, layer.Entry{Kind: layer.File, Name: "a", Size: 4, Group: 1, Extents: []layer.Extent{{Len: 4}}}, layer.Entry{Kind: layer.Link, Name: "b", Group: 1}))
-	f.Add(build(f, nil, layer.Entry{Kind: layer.Delete, Name: "dir"}, layer.Entry{Kind: layer.Symlink, Name: "link", Target: "/"}))
-	f.Fuzz(func(t *testing.T, l []byte) {
+	for _, l := range []parts{
+		build(f, []string{"dir/sub"}, layer.Entry{Kind: layer.Dir, Name: "n", Base: layer.Moved}, leave),
+		build(f, nil, layer.Entry{Kind: layer.File, Name: "a", Size: 4, Group: 1, Extents: []layer.Extent{{Len: 4}}}, layer.Entry{Kind: layer.Link, Name: "b", Group: 1}),
+		build(f, nil, layer.Entry{Kind: layer.Delete, Name: "dir"}, layer.Entry{Kind: layer.Symlink, Name: "link", Target: "/"}),
+	} {
+		f.Add(l.index, l.pack)
+	}
+	f.Fuzz(func(t *testing.T, index, pack []byte) {
 		outside, dir := newDir(t), newDir(t)
 		check(t, os.WriteFile(outside+"/file", nil, 0o644), os.Symlink(outside, dir+"/link"), os.MkdirAll(dir+"/dir/sub", 0o755))
 		before := digest(t, outside)
-		_ = home.Apply(t.Context(), dir, bytes.NewReader(l), home.Limits{Bytes: mib, Entries: 100}, objects{}.fetch)
+		_ = home.Apply(t.Context(), dir, bytes.NewReader(index), bytes.NewReader(pack), home.Limits{Bytes: mib, Entries: 100}, objects{}.fetch)
 		if digest(t, outside) != before {
 			t.Error("something outside is different")
 		}

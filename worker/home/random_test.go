@@ -133,9 +133,9 @@ func TestRandomChanges(t *testing.T) {
 		check(t, os.Mkdir(model, 0o755), os.Mkdir(lower, 0o755), os.Mkdir(chain, 0o755))
 		stored := objects{}
 		for range rapid.IntRange(1, 4).Draw(t, "versions") {
-			version(t, uid, lower, model, stored, func(l []byte) {
+			version(t, uid, lower, model, stored, func(l parts) {
 				for _, d := range []string{lower, chain} {
-					check(t, home.Apply(context.Background(), d, bytes.NewReader(l), roomy, stored.fetch))
+					check(t, apply(d, l, stored))
 				}
 			})
 			withoutFIFOs(t, model)
@@ -147,15 +147,15 @@ func TestRandomChanges(t *testing.T) {
 			}
 		}
 		var b bytes.Buffer
-		must[home.Stats](t)(home.Full(context.Background(), lower, &b, roomy, stored.store))
-		check(t, home.Apply(context.Background(), model, bytes.NewReader(b.Bytes()), roomy, stored.fetch))
+		stats := must[home.Stats](t)(home.Full(context.Background(), lower, &b, roomy, stored.store))
+		check(t, apply(model, split(&b, stats), stored))
 		if digest(t, lower) != digest(t, model) {
 			t.Fatal("one layer makes something else than all")
 		}
 	})
 }
 
-func version(t *rapid.T, uid *home.Owner, lower, model string, stored objects, apply func([]byte)) {
+func version(t *rapid.T, uid *home.Owner, lower, model string, stored objects, apply func(parts)) {
 	volume, at := tmpfs(t)
 	defer func() { _ = volume.Close() }()
 	o := &home.Overlay{Lower: lower, Volume: at, Owner: uid}
@@ -171,12 +171,12 @@ func version(t *rapid.T, uid *home.Owner, lower, model string, stored objects, a
 	want := digest(t, pathOf(mount))
 	check(t, mount.Close())
 	var b, again bytes.Buffer
-	must[home.Stats](t)(o.Diff(context.Background(), &b, roomy, stored.store))
+	stats := must[home.Stats](t)(o.Diff(context.Background(), &b, roomy, stored.store))
 	must[home.Stats](t)(o.Diff(context.Background(), &again, roomy, stored.store))
 	if !bytes.Equal(b.Bytes(), again.Bytes()) {
 		t.Fatal("the same change has two encodings")
 	}
-	apply(b.Bytes())
+	apply(split(&b, stats))
 	if digest(t, lower) != want {
 		t.Fatalf("the version is not what was left:\n%s", listing(t, lower))
 	}

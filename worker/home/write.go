@@ -30,7 +30,8 @@ func (t *tree) write(out *layer.Writer, store Store) (Stats, error) {
 	if err := w.dir(root, &layer.Entry{Base: t.rootBase()}); err != nil {
 		return Stats{}, fmt.Errorf("%s: %w", t.where(), err)
 	}
-	if err := out.Close(); err != nil {
+	var err error
+	if w.stats.Layout, err = out.Close(); err != nil {
 		return Stats{}, err
 	}
 	w.stats.Entries, w.stats.Bytes = out.Entries(), out.Bytes()
@@ -220,7 +221,7 @@ func (w *writer) file(dir int, name string, ino uint64, e *layer.Entry) error {
 	if err := w.store(w.ctx, e.Object, content.size(), content); err != nil {
 		return fmt.Errorf("store object %x: %w", e.Object, err)
 	}
-	w.stats.Objects++
+	w.stats.Objects = append(w.stats.Objects, Object{e.Object, content.size()})
 	return w.out.Write(e, nil)
 }
 
