@@ -33,6 +33,7 @@ type Stats struct {
 	// NotKept are FIFOs, sockets and devices, which are left out as if they had
 	// been removed.
 	NotKept int64
+	Grown   Usage // how the home is larger than the last version; of a Full, the whole
 	// Unchanged means that applying the layer would change nothing.
 	Unchanged bool
 }

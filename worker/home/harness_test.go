@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"syscall"
@@ -21,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/worker/home"
+	"github.com/bullpen-run/bullpen/worker/home/layer"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
 )
 
@@ -169,13 +171,16 @@ func (th *thread) run(script string) (string, home.Stats) {
 	th.tb.Helper()
 	o, mount := th.open()
 	shell(th.tb, mount, script)
-	want, seen := digest(th.tb, pathOf(mount)), listing(th.tb, pathOf(mount))
+	want, seen, before := digest(th.tb, pathOf(mount)), listing(th.tb, pathOf(mount)), usage(th.tb, th.lower)
 	check(th.tb, mount.Close())
 	var b, again bytes.Buffer
 	stats := must[home.Stats](th.tb)(o.Diff(th.tb.Context(), &b, roomy, th.objects.store))
 	must[home.Stats](th.tb)(o.Diff(th.tb.Context(), &again, roomy, th.objects.store))
 	if !bytes.Equal(b.Bytes(), again.Bytes()) {
 		th.tb.Error("the same change has two encodings")
+	}
+	if named := objectsIn(th.tb, split(&b, stats)); !slices.Equal(named, stats.Objects) {
+		th.tb.Errorf("the layer has the objects %+v, and not %+v", named, stats.Objects)
 	}
 	th.layers = append(th.layers, split(&b, stats))
 	next := newDir(th.tb)
@@ -190,7 +195,62 @@ func (th *thread) run(script string) (string, home.Stats) {
 			th.tb.Errorf("the version is not what the program left:\n%s", got)
 		}
 	}
+	if after := usage(th.tb, th.lower); before.Bytes+stats.Grown.Bytes != after.Bytes || before.Files+stats.Grown.Files != after.Files {
+		th.tb.Errorf("the home grew from %+v to %+v, and not by %+v", before, after, stats.Grown)
+	}
 	return th.lower, stats
+}
+
+// objectsIn reads the index alone.
+func objectsIn(tb testing.TB, l parts) []home.Object {
+	tb.Helper()
+	x := must[*layer.Index](tb)(layer.NewIndex(bytes.NewReader(l.index), roomy))
+	defer x.Close()
+	var all []home.Object
+	for {
+		e, err := x.Next()
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		check(tb, err)
+		if e.Kind == layer.File && !e.Inline() {
+			all = append(all, home.Object{Digest: e.Object, Size: e.Data()})
+		}
+	}
+}
+
+// usage is counted name by name.
+func usage(tb fatal, dir string) home.Usage {
+	tb.Helper()
+	var sum home.Usage
+	check(tb, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || path == dir {
+			return err
+		}
+		sum.Files++
+		if !d.Type().IsRegular() {
+			return nil
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = f.Close() }()
+		for at := int64(0); ; {
+			start, err := f.Seek(at, unix.SEEK_DATA)
+			if errors.Is(err, unix.ENXIO) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			if at, err = f.Seek(start, unix.SEEK_HOLE); err != nil {
+				return err
+			}
+			sum.Bytes += at - start
+		}
+	}))
+	return sum
 }
 
 func digest(tb fatal, dir string) home.Digest {

@@ -61,6 +61,9 @@ func TestOperations(t *testing.T) {
 		{"sparse", ":", `truncate -s 12M hole; truncate -s 12M middle; printf x | dd of=middle bs=1 seek=9M conv=notrunc status=none
 			printf x | dd of=end bs=1 seek=6M status=none; head -c 10000 /dev/zero > zeros`},
 		{"sparse changed", "truncate -s 10M f; printf x | dd of=f bs=1 seek=5M conv=notrunc status=none", "printf y | dd of=f bs=1 seek=8M conv=notrunc status=none; truncate -s 20M f"},
+		{"sparse with attributes removed", `truncate -s 8192 f; printf x | dd of=f conv=notrunc status=none; ln f g
+			python3 -c "import os; os.setxattr('f', 'user.large', bytes(3000))"`, "rm f"},
+		{"tree replaced by a file and by a renamed tree", "mkdir -p a/b c d/e; echo x > a/b/f; ln a/b/f d/e/f; echo y > c/f; truncate -s 1M c/hole", "rm -r a; echo z > a; rm -r c; mv d c; rm c/e/f"},
 		{"attributes", "echo x > f; mkdir d", `python3 -c "
 import os
 os.setxattr('f', 'user.one', b'1'); os.setxattr('f', 'user.empty', b''); os.setxattr('d', 'user.two', bytes(range(256)))

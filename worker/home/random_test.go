@@ -149,6 +149,9 @@ func TestRandomChanges(t *testing.T) {
 		var b bytes.Buffer
 		stats := must[home.Stats](t)(home.Full(context.Background(), lower, &b, roomy, stored.store))
 		check(t, apply(model, split(&b, stats), stored))
+		if whole := usage(t, lower); stats.Grown != whole {
+			t.Fatalf("the home has %+v, and not %+v", whole, stats.Grown)
+		}
 		if digest(t, lower) != digest(t, model) {
 			t.Fatal("one layer makes something else than all")
 		}
@@ -168,7 +171,7 @@ func version(t *rapid.T, uid *home.Owner, lower, model string, stored objects, a
 			t.Fatalf("%s: in the home %v, in the model %v", op, got, want)
 		}
 	}
-	want := digest(t, pathOf(mount))
+	want, before := digest(t, pathOf(mount)), usage(t, lower)
 	check(t, mount.Close())
 	var b, again bytes.Buffer
 	stats := must[home.Stats](t)(o.Diff(context.Background(), &b, roomy, stored.store))
@@ -177,6 +180,9 @@ func version(t *rapid.T, uid *home.Owner, lower, model string, stored objects, a
 		t.Fatal("the same change has two encodings")
 	}
 	apply(split(&b, stats))
+	if after := usage(t, lower); before.Bytes+stats.Grown.Bytes != after.Bytes || before.Files+stats.Grown.Files != after.Files {
+		t.Fatalf("the home grew from %+v to %+v, and not by %+v", before, after, stats.Grown)
+	}
 	if digest(t, lower) != want {
 		t.Fatalf("the version is not what was left:\n%s", listing(t, lower))
 	}

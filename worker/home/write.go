@@ -20,6 +20,7 @@ type writer struct {
 	out    *layer.Writer
 	store  Store
 	groups map[uint64]int // of files in upper with several names, by inode number
+	sizes  []Usage        // of a name of each group
 	stats  Stats
 	buf    []byte
 }
@@ -71,6 +72,18 @@ func (w *writer) dir(n node, e *layer.Entry) error {
 	if err := w.out.Write(e, nil); err != nil {
 		return err
 	}
+	if e.Name != "" && e.Base != layer.Merge {
+		w.stats.Grown.add(Usage{Files: 1})
+	}
+	if e.Base == layer.Moved {
+		// Its old place is in a directory that is gone, or has a deletion or something
+		// else in it.
+		came, err := usageBelow(w.ctx, n.lower)
+		if err != nil {
+			return err
+		}
+		w.stats.Grown.add(came)
+	}
 	all, err := w.children(n)
 	if err != nil {
 		return err
@@ -106,6 +119,11 @@ func (w *writer) child(n node, c child) error {
 		if base == layer.Moved {
 			e.Move = w.moveOf[sub.path]
 		}
+		if base != layer.Merge {
+			if _, err := w.replaced(n, c); err != nil {
+				return err
+			}
+		}
 		w.at = append(w.at, c.name)
 		if err := w.dir(sub, e); err != nil {
 			return err
@@ -123,14 +141,28 @@ func (w *writer) child(n node, c child) error {
 
 // deletion is nothing where there is nothing to delete.
 func (w *writer) deletion(n node, c child) error {
-	if n.lower < 0 {
-		return nil
-	}
-	st, err := lstat(n.lower, c.name)
-	if st == nil || err != nil {
+	if there, err := w.replaced(n, c); !there || err != nil {
 		return err
 	}
 	return w.out.Write(&layer.Entry{Kind: layer.Delete, Name: c.name}, nil)
+}
+
+// replaced counts what a name had in lower, and reports whether there was
+// something.
+func (w *writer) replaced(n node, c child) (bool, error) {
+	if n.lower < 0 {
+		return false, nil
+	}
+	st, err := lstat(n.lower, c.name)
+	if st == nil || err != nil {
+		return false, err
+	}
+	gone, err := usageOf(w.ctx, n.lower, c.name, st)
+	if err != nil {
+		return false, fmt.Errorf("measure what %.300q was: %w", c.name, err)
+	}
+	w.stats.Grown.sub(gone)
+	return true, nil
 }
 
 // leaf is a file or a symlink.
@@ -143,10 +175,14 @@ func (w *writer) leaf(n node, c child, f found) error {
 		}
 		dir, name, ino = w.index, file.name, file.ino
 	}
+	if _, err := w.replaced(n, c); err != nil {
+		return err
+	}
 	e := &layer.Entry{Name: c.name}
 	if w.links[ino] > 1 {
 		if e.Group = w.groups[ino]; e.Group > 0 {
 			e.Kind = layer.Link
+			w.stats.Grown.add(w.sizes[e.Group-1])
 			return w.out.Write(e, nil)
 		}
 		e.Group = len(w.groups) + 1
@@ -160,6 +196,10 @@ func (w *writer) leaf(n node, c child, f found) error {
 	}
 	if err != nil {
 		return fmt.Errorf("%.300q: %w", c.name, err)
+	}
+	size := Usage{Bytes: e.Data(), Files: 1}
+	if w.stats.Grown.add(size); e.Group > 0 {
+		w.sizes = append(w.sizes, size)
 	}
 	return nil
 }
