@@ -46,6 +46,7 @@ type Meta struct {
 	Image       string            `json:"image,omitempty"`   // the one of Sandbox, for whoever sees only this of a job
 	Network     NetworkPolicy     `json:"network,omitempty"` // as Image
 	Disk        bool              `json:"disk,omitempty"`    // Sandbox.OnDisk, as Image
+	Prefer      string            `json:"prefer,omitempty"`  // the worker to run it if that has a free slot: it may have the thread's home
 	MaxAttempts int               `json:"max_attempts"`
 	Metadata    map[string]string `json:"metadata,omitempty"`
 	ThreadID    string            `json:"thread_id,omitempty"`
@@ -86,6 +87,20 @@ type Record struct {
 	Cancelling      bool       `json:"cancelling,omitempty"`       // cancellation was asked for
 	// Usage is what the execution took, for metering.
 	Usage *Usage `json:"usage,omitempty"`
+	// Pending and Commit are those of a running execution whose program has ended: what its result will be once Commit is made in its
+	// thread's head. Whoever finds them may complete both. Nobody is told of them, see Told.
+	Pending *Result `json:"pending,omitempty"`
+	Commit  *Commit `json:"commit,omitempty"`
+}
+
+// Told gives what may be told of r: of a program that has ended nothing, until its result stands.
+func (r *Record) Told() *Record {
+	if r.Pending == nil {
+		return r
+	}
+	told := *r
+	told.Pending, told.Commit, told.Usage, told.OutputTruncated = nil, nil, nil, false
+	return &told
 }
 
 // Usage is what an execution took of the machine.

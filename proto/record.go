@@ -19,10 +19,12 @@ type storedRecord struct {
 func EncodeRecord(r *Record) ([]byte, error) {
 	rest := *r
 	stdout, stderr := "", ""
-	if r.Result != nil {
-		result := *r.Result
-		stdout, stderr, result.Stdout, result.Stderr = result.Stdout, result.Stderr, "", ""
-		rest.Result = &result
+	for _, result := range []**Result{&rest.Result, &rest.Pending} { // there is one at most
+		if *result != nil {
+			small := **result
+			stdout, stderr, small.Stdout, small.Stderr = small.Stdout, small.Stderr, "", ""
+			*result = &small
+		}
 	}
 	head, err := json.Marshal(storedRecord{&rest, len(stdout), len(stderr)})
 	if err != nil {
@@ -46,13 +48,20 @@ func DecodeRecord(id TraceID, body []byte) (*Record, error) {
 	if r.TraceID != id || r.Status == "" || r.Status.Terminal() != (r.Result != nil) {
 		return nil, fmt.Errorf("decode record of %s: it says %q of %q", id, r.Status, r.TraceID)
 	}
-	if r.StdoutBytes < 0 || r.StderrBytes != len(outputs)-r.StdoutBytes || r.StderrBytes < 0 || len(outputs) > 0 && r.Result == nil {
+	result := r.Result
+	if r.Pending != nil {
+		result = r.Pending
+	}
+	if (r.Pending != nil) != (r.Commit != nil) || r.Pending != nil && r.Status != StatusRunning {
+		return nil, fmt.Errorf("decode record of %s: it is %q and has a pending result %v, a commit %v", id, r.Status, r.Pending != nil, r.Commit != nil)
+	}
+	if r.StdoutBytes < 0 || r.StderrBytes != len(outputs)-r.StdoutBytes || r.StderrBytes < 0 || len(outputs) > 0 && result == nil {
 		return nil, fmt.Errorf("decode record of %s: it tells of %d and %d bytes of output and has %d",
 			id, r.StdoutBytes, r.StderrBytes, len(outputs))
 	}
 	if len(outputs) > 0 {
 		text := string(outputs)
-		r.Result.Stdout, r.Result.Stderr = text[:r.StdoutBytes], text[r.StdoutBytes:]
+		result.Stdout, result.Stderr = text[:r.StdoutBytes], text[r.StdoutBytes:]
 	}
 	return r.Record, nil
 }

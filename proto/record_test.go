@@ -42,7 +42,31 @@ func TestRecordIsStoredAsItIs(t *testing.T) {
 			}
 		})
 	}
-	running := &Record{Meta: Meta{TraceID: NewTraceID()}, Status: StatusRunning}
+	pending := Exited(3)
+	pending.Stdout, pending.Stderr = "a\n\x00", "é"
+	ended := &Record{
+		Meta: Meta{TraceID: NewTraceID(), ThreadID: "t"}, Status: StatusRunning, Attempt: 1, Worker: "w", ResultSeq: 7, OutputTruncated: true,
+		Usage: &Usage{CPUMS: 1}, Pending: &pending, Commit: &Commit{Fence: 4, Version: Version{Number: 2, CreatedAt: at}, Staged: []string{"k"}},
+	}
+	stored, err := EncodeRecord(ended)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasSuffix(string(stored), "}\na\n\x00é") || strings.Contains(string(stored), "u0000") {
+		t.Errorf("a pending result is stored as %q", stored)
+	}
+	back, err := DecodeRecord(ended.TraceID, stored)
+	if d := cmp.Diff(ended, back); d != "" || err != nil {
+		t.Errorf("pending: %s, %v", d, err)
+	}
+	// Nobody is told of it.
+	running := &Record{Meta: ended.Meta, Status: StatusRunning, Attempt: 1, Worker: "w", ResultSeq: 7}
+	if d := cmp.Diff(running, back.Told()); d != "" {
+		t.Errorf("told: %s", d)
+	}
+	if back.Pending == nil || running.Told() != running {
+		t.Error("the record itself changed")
+	}
 	body, err := EncodeRecord(running)
 	if err != nil {
 		t.Fatal(err)
@@ -104,18 +128,23 @@ func TestWhatIsNoRecordIsRefused(t *testing.T) {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	for name, body := range map[string]string{
-		"empty":                  `{}`,
-		"no JSON":                `{`,
-		"another's":              `{"trace_id":"` + string(NewTraceID()) + `","status":"running"}`,
-		"ended without a result": `{"trace_id":"` + string(id) + `","status":"success"}`,
-		"running with a result":  `{"trace_id":"` + string(id) + `","status":"running","result":{}}`,
-		"without a status":       `{"trace_id":"` + string(id) + `","result":{}}`,
-		"less output":            ended(`,"stdout_bytes":2`) + "\nx",
-		"more output":            ended(`,"stdout_bytes":1,"stderr_bytes":1`) + "\nxyz",
-		"output of its own":      ended("") + "\nx",
-		"negative output":        ended(`,"stdout_bytes":2,"stderr_bytes":-1`) + "\nx",
-		"more and less":          ended(`,"stdout_bytes":-1,"stderr_bytes":2`) + "\nx",
-		"output while running":   `{"trace_id":"` + string(id) + `","status":"running","stdout_bytes":1}` + "\nx",
+		"empty":                     `{}`,
+		"no JSON":                   `{`,
+		"another's":                 `{"trace_id":"` + string(NewTraceID()) + `","status":"running"}`,
+		"ended without a result":    `{"trace_id":"` + string(id) + `","status":"success"}`,
+		"running with a result":     `{"trace_id":"` + string(id) + `","status":"running","result":{}}`,
+		"without a status":          `{"trace_id":"` + string(id) + `","result":{}}`,
+		"less output":               ended(`,"stdout_bytes":2`) + "\nx",
+		"more output":               ended(`,"stdout_bytes":1,"stderr_bytes":1`) + "\nxyz",
+		"output of its own":         ended("") + "\nx",
+		"negative output":           ended(`,"stdout_bytes":2,"stderr_bytes":-1`) + "\nx",
+		"more and less":             ended(`,"stdout_bytes":-1,"stderr_bytes":2`) + "\nx",
+		"pending without a commit":  `{"trace_id":"` + string(id) + `","status":"running","pending":{}}`,
+		"commit without a result":   `{"trace_id":"` + string(id) + `","status":"running","commit":{}}`,
+		"ended and pending":         ended(`,"pending":{},"commit":{}`),
+		"queued and pending":        `{"trace_id":"` + string(id) + `","status":"queued","pending":{},"commit":{}}`,
+		"more than what is pending": `{"trace_id":"` + string(id) + `","status":"running","pending":{},"commit":{},"stdout_bytes":1}` + "\nxy",
+		"output while running":      `{"trace_id":"` + string(id) + `","status":"running","stdout_bytes":1}` + "\nx",
 	} {
 		if r, err := DecodeRecord(id, []byte(body)); err == nil {
 			t.Errorf("%s was taken for %+v", name, r)

@@ -42,6 +42,20 @@ func platform(text string, code ErrorCode, message string) Result {
 	return Result{ExitCode: -1, Error: &text, ErrorCode: &c, ErrorMessage: &message}
 }
 
+// Unsaved makes of r, what a program has come to, the result of one whose home could not be saved, with a sentence for people. The output
+// and the duration stay, and how the program ended if it did so by itself; else the sentence of r goes first.
+func (r Result) Unsaved(message string) Result {
+	if r.ErrorMessage != nil {
+		message = *r.ErrorMessage + " " + message
+	}
+	f := Failure(CodeThreadSave, message)
+	f.Stdout, f.Stderr, f.StdoutTruncated, f.StderrTruncated, f.DurationMS = r.Stdout, r.Stderr, r.StdoutTruncated, r.StderrTruncated, r.DurationMS
+	if r.ErrorCode == nil {
+		f.ProgramExitCode = &r.ExitCode
+	}
+	return f
+}
+
 // Status gives the terminal status that goes with r.
 func (r Result) Status() Status {
 	if r.ErrorCode == nil {

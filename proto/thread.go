@@ -11,6 +11,8 @@ import (
 const (
 	// MaxStaged is how many staged files a thread may have.
 	MaxStaged = 500
+	// MaxStagedBytes is how many bytes the list of a thread's staged files may take as JSON: a head has to fit into one message.
+	MaxStagedBytes = 256 << 10
 	// KeptVersions is how many versions of a thread, the newest included, can be gone back to.
 	KeptVersions = 20
 )
@@ -88,6 +90,41 @@ type BusyError struct {
 
 func (e *BusyError) Error() string {
 	return fmt.Sprintf("thread %s is in use by execution %s", e.Thread, e.Holder)
+}
+
+// StagedError refuses a staged file for which a thread has no room before an execution has taken those that wait.
+type StagedError struct {
+	Thread string
+	Files  int // that wait
+}
+
+func (e *StagedError) Error() string {
+	return fmt.Sprintf("thread %s has %d staged files already; at most %d, whose names and keys take %s, may wait for its next execution",
+		e.Thread, e.Files, MaxStaged, Bytes(MaxStagedBytes))
+}
+
+// ThreadSummary is what a list tells of a thread.
+type ThreadSummary struct {
+	Org       string    `json:"-"`
+	ID        string    `json:"-"`
+	CreatedAt time.Time `json:"created_at"`
+	UsedAt    time.Time `json:"used_at"`
+	Holder    TraceID   `json:"holder,omitempty"` // who took it last, and may have ended
+	Version   int64     `json:"version"`          // the number of the newest; 0 while the home is empty
+	Bytes     int64     `json:"bytes"`            // of that version
+	Files     int64     `json:"files"`            // of that version
+	Staged    int       `json:"staged"`           // files
+}
+
+// Summary gives what a list tells of t.
+func (t *Thread) Summary() ThreadSummary {
+	s := ThreadSummary{
+		Org: t.Org, ID: t.ID, CreatedAt: t.CreatedAt, UsedAt: t.UsedAt, Holder: t.Holder, Version: t.Number(), Staged: len(t.Staged),
+	}
+	if t.Version != nil {
+		s.Bytes, s.Files = t.Version.Bytes, t.Version.Files
+	}
+	return s
 }
 
 // Number gives the number of the newest version, 0 where there is none.

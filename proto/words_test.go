@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 func TestTraceID(t *testing.T) {
@@ -75,6 +77,33 @@ func TestResults(t *testing.T) {
 	}
 	if StatusQueued.Terminal() || StatusRunning.Terminal() {
 		t.Error("a job that has not ended is terminal")
+	}
+}
+
+func TestResultOfAHomeThatWasNotSaved(t *testing.T) {
+	for name, tt := range map[string]struct {
+		ended   Result
+		code    *int
+		message string
+	}{
+		"success":  {Exited(0), new(0), "No room."},
+		"failure":  {Exited(3), new(3), "No room."},
+		"signal":   {Signaled(9), new(137), "No room."},
+		"timeout":  {TimedOut(2), nil, "The program did not end within its timeout of 2 s and was killed. No room."},
+		"platform": {Failure(CodeMemory, "Too much."), nil, "Too much. No room."},
+	} {
+		tt.ended.Stdout, tt.ended.Stderr, tt.ended.StdoutTruncated, tt.ended.StderrTruncated, tt.ended.DurationMS = "o", "e", true, true, 9
+		want := Failure(CodeThreadSave, tt.message)
+		want.Stdout, want.Stderr, want.StdoutTruncated, want.StderrTruncated, want.DurationMS = "o", "e", true, true, 9
+		want.ProgramExitCode = tt.code
+		before := tt.ended
+		got := tt.ended.Unsaved("No room.")
+		if d := cmp.Diff(want, got); d != "" || got.Status() != StatusFailed || got.ExitCode != -1 {
+			t.Errorf("%s: %s", name, d)
+		}
+		if d := cmp.Diff(before, tt.ended); d != "" {
+			t.Errorf("%s changed: %s", name, d)
+		}
 	}
 }
 

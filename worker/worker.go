@@ -49,6 +49,7 @@ type Ending struct {
 	LastSeq         int64 // of the last event published
 	OutputTruncated bool  // events were evicted or lost
 	Usage           *proto.Usage
+	Commit          *proto.Commit // what it made of its thread; nil where nothing changed, or there is none
 }
 
 // Output publishes the events of one attempt.

@@ -133,7 +133,7 @@ func (t *Tail) await(ctx context.Context) (proto.Batch, error) {
 	case m := <-t.live:
 		if m.Subject == stream.Done(t.id) {
 			if rec, err := proto.DecodeRecord(t.id, m.Data); err == nil {
-				t.adopt(rec)
+				t.adopt(rec.Told())
 				return proto.Batch{}, nil
 			}
 			return proto.Batch{}, t.refresh(ctx)

@@ -356,7 +356,7 @@ func (l *leading) assign(ctx context.Context, now time.Time) {
 	can := func(k *kind) bool {
 		able, known := runnable[k]
 		if !known {
-			_, w := l.freest(k)
+			_, w := l.freest(k, "")
 			able = w != nil
 			runnable[k] = able
 		}
@@ -370,7 +370,7 @@ func (l *leading) assign(ctx context.Context, now time.Time) {
 		if l.expire(ctx, j, now) {
 			continue
 		}
-		name, w := l.freest(j.kind)
+		name, w := l.freest(j.kind, j.meta.Prefer)
 		ticket := w.free[0]
 		w.free = w.free[1:]
 		w.used[ticket] = true
@@ -385,8 +385,12 @@ func (l *leading) assign(ctx context.Context, now time.Time) {
 	}
 }
 
-// freest finds the live worker with the most free slots of those that can run jobs of kind k, so that load spreads.
-func (l *leading) freest(k *kind) (string, *member) {
+// freest finds the live worker with the most free slots of those that can run jobs of kind k, so that load spreads; but the one that is
+// preferred if it has any.
+func (l *leading) freest(k *kind, prefer string) (string, *member) {
+	if w := l.workers[prefer]; w != nil && len(w.free) > 0 && w.offers.meet(k.needs) {
+		return prefer, w
+	}
 	var name string
 	var best *member
 	for n, w := range l.workers {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/threads"
 )
 
 const (
@@ -256,17 +257,45 @@ type Ending struct {
 	LastSeq         int64 // of the last event published
 	OutputTruncated bool
 	Usage           *proto.Usage
+	Commit          *proto.Commit // what it made of its thread; nil where nothing changed, or there is none
 }
 
 // Finish writes the terminal record, unless somebody wrote one first, and returns the one that stands. It keeps trying while the
 // store takes no writes, until ctx ends. It also serves an attempt that was never claimed. The lease is kept while a large result is
 // on its way.
+//
+// Where there is something to commit, the result is first recorded as pending, then the commit is made, then the result stands. From the
+// first of these writes on the execution ends in this way whoever lives: a dispatcher takes the other two if the lease is over.
 func (l *Lease) Finish(ctx context.Context, e Ending) (*proto.Record, error) {
 	defer l.slots.forget(l.id)
 	defer l.stop()
-	done := proto.Record{Meta: l.job.Meta, Attempt: l.attempt, Worker: l.slots.Worker, StartedAt: l.started}
+	done := &proto.Record{Meta: l.job.Meta, Attempt: l.attempt, Worker: l.slots.Worker, StartedAt: l.started}
 	done.ResultSeq, done.OutputTruncated, done.Usage = e.LastSeq, e.OutputTruncated, e.Usage
-	rec := terminal(&done, e.Result, time.Now())
+	result := e.Result
+	var pending *stream.StagedRecord
+	if e.Commit != nil {
+		done.Status, done.Pending, done.Commit = proto.StatusRunning, &e.Result, e.Commit
+		var err error
+		if pending, err = l.put(ctx, done); err == nil {
+			result, err = l.commit(ctx, done)
+		}
+		if err != nil {
+			return l.ended(ctx, err)
+		}
+	}
+	rec := terminal(done, result, time.Now())
+	if _, err := l.put(ctx, rec); err != nil {
+		return l.ended(ctx, err)
+	}
+	if pending != nil {
+		pending.Discard(ctx)
+	}
+	return rec, nil
+}
+
+// put writes rec in place of the record, also where others changed that but left it ours. It stops the renewals before, and keeps trying
+// until ctx ends. Its error is [proto.ErrLost] where the record is not ours any more.
+func (l *Lease) put(ctx context.Context, rec *proto.Record) (*stream.StagedRecord, error) {
 	var staged *stream.StagedRecord
 	for {
 		var err error
@@ -275,27 +304,72 @@ func (l *Lease) Finish(ctx context.Context, e Ending) (*proto.Record, error) {
 		}
 		if staged != nil {
 			l.stop()
-			_, err = staged.Write(ctx, l.revision)
+			var revision uint64
+			if revision, err = staged.Write(ctx, l.revision); err == nil {
+				l.revision = revision
+				return staged, nil
+			}
 		}
-		switch {
-		case err == nil:
-			return rec, nil
-		case stream.Conflict(err):
+		if stream.Conflict(err) {
 			err = l.adopt(ctx)
 			if errors.Is(err, proto.ErrLost) {
 				staged.Discard(ctx)
-				return l.standing(ctx)
+				return nil, err
 			}
 			if err == nil {
 				continue
 			}
 		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("finish %s: %w", l.id, errors.Join(err, context.Cause(ctx)))
-		case <-time.After(finishPause):
+		if err := pause(ctx, err); err != nil {
+			return nil, err
 		}
 	}
+}
+
+// commit makes the commit of a record that is stored. It keeps trying until ctx ends, and gives the result that is to stand.
+func (l *Lease) commit(ctx context.Context, rec *proto.Record) (proto.Result, error) {
+	for {
+		result, err := commit(ctx, l.slots.Set, rec)
+		if err == nil {
+			return result, nil
+		}
+		if err := pause(ctx, err); err != nil {
+			return result, err
+		}
+	}
+}
+
+// commit makes the commit of rec, and gives the result that is to stand then: the pending one, or that of a home which was not saved.
+func commit(ctx context.Context, set *stream.Set, rec *proto.Record) (proto.Result, error) {
+	err := (&threads.Threads{Set: set}).Commit(ctx, rec.Org, rec.ThreadID, rec.TraceID, rec.Commit)
+	switch {
+	case err == nil:
+		return *rec.Pending, nil
+	case errors.Is(err, proto.ErrFenced):
+		return rec.Pending.Unsaved("The home was not saved: the worker lost touch for so long that the thread was taken from it."), nil
+	case errors.Is(err, threads.ErrLarge):
+		return rec.Pending.Unsaved("The home was not saved: the thread has more changes that were not yet put together than can be kept."), nil
+	default:
+		return proto.Result{}, fmt.Errorf("commit the home of %s: %w", rec.TraceID, err)
+	}
+}
+
+// pause waits before another try. Its error is that ctx has ended, with why the last try failed.
+func pause(ctx context.Context, failed error) error {
+	select {
+	case <-ctx.Done():
+		return errors.Join(failed, context.Cause(ctx))
+	case <-time.After(finishPause):
+		return nil
+	}
+}
+
+// ended gives what Finish returns after an error.
+func (l *Lease) ended(ctx context.Context, err error) (*proto.Record, error) {
+	if errors.Is(err, proto.ErrLost) {
+		return l.standing(ctx)
+	}
+	return nil, fmt.Errorf("finish %s: %w", l.id, err)
 }
 
 // standing reads the record that somebody else wrote first.

@@ -23,6 +23,9 @@ const OfferNetwork = "network"
 // OfferDisk is the capability to give programs a home or /tmp that lies on disk.
 const OfferDisk = "disk"
 
+// OfferThreads is the capability to give programs the home of a thread.
+const OfferThreads = "threads"
+
 // needsOf gives the capabilities that a job needs, always in the same order.
 func needsOf(m *proto.Meta) []string {
 	needs := []string{OfferLanguage(m.Language)}
@@ -34,6 +37,9 @@ func needsOf(m *proto.Meta) []string {
 	}
 	if m.Network != "" && m.Network != proto.NetworkBlocked {
 		needs = append(needs, OfferNetwork)
+	}
+	if m.ThreadID != "" {
+		needs = append(needs, OfferThreads)
 	}
 	return needs
 }

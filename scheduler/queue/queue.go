@@ -130,7 +130,10 @@ func (q *Queue) send(ctx context.Context, m *nats.Msg, reply any) error {
 // Lookup reads what is known of an execution now. Its error is [proto.ErrNotFound] where that is nothing.
 func (q *Queue) Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
 	rec, _, err := q.lookup(ctx, id)
-	return rec, err
+	if err != nil {
+		return nil, err
+	}
+	return rec.Told(), nil
 }
 
 // lookup also gives the sequence number to change the record by, 0 for a job that nobody has claimed.
@@ -211,7 +214,10 @@ func notice(ctx context.Context, id proto.TraceID, notices <-chan *nats.Msg, loo
 // running or terminal by somebody else.
 func (q *Queue) Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error) {
 	rec, _, err := q.withdraw(ctx, id, r)
-	return rec, err
+	if err != nil {
+		return nil, err
+	}
+	return rec.Told(), nil
 }
 
 // withdraw also gives the record's sequence number.
@@ -233,12 +239,15 @@ func (q *Queue) withdraw(ctx context.Context, id proto.TraceID, r proto.Result) 
 }
 
 // Cancel ends an execution: one that has not started at once, one that runs by an intent in its record of which the worker is
-// told. It returns the record as it is then.
+// told. One whose program has ended is left to end. It returns the record as it is then.
 func (q *Queue) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
 	for {
 		rec, seq, err := q.lookup(ctx, id)
 		if err != nil || rec.Status.Terminal() {
 			return rec, err
+		}
+		if rec.Pending != nil {
+			return rec.Told(), nil
 		}
 		if rec.Status == proto.StatusRunning {
 			if rec.Cancelling {
@@ -275,6 +284,7 @@ func terminal(rec *proto.Record, r proto.Result, now time.Time) *proto.Record {
 	out := *rec
 	done := now.UTC()
 	out.Status, out.Result, out.CompletedAt, out.Cancelling = r.Status(), &r, &done, false
+	out.Pending, out.Commit = nil, nil
 	out.ResultSeq++ // the result follows the last event the record knows of
 	return &out
 }

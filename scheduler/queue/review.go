@@ -9,6 +9,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/threads"
 )
 
 // review looks for what has not happened in time: workers that fell silent, assignments that were not taken up, leases that were
@@ -125,12 +126,13 @@ func expired(m *proto.Meta, unable bool) proto.Result {
 	return proto.Failure(proto.CodeExpiredInQueue, fmt.Sprintf("No worker was free to start the program within %s.", waited))
 }
 
-// lose ends an execution whose holder did not renew its lease: as lost, or in line for its next attempt. seen is what the dispatcher
-// knows of it, which stands in for a record that cannot be read. It returns the record that stands, with its sequence number; nil
-// where that is not known because somebody changed it meanwhile.
+// lose ends an execution whose holder did not renew its lease: as lost, or in line for its next attempt; or, if its program had ended and
+// only the commit of its home was missing, as that program did. seen is what the dispatcher knows of it, which stands in for a record that
+// cannot be read. It returns the record that stands, with its sequence number; nil where that is not known because somebody changed it
+// meanwhile.
 func (q *Queue) lose(ctx context.Context, seen *proto.Record, at uint64) (*proto.Record, uint64, error) {
 	id := seen.TraceID
-	m, err := q.Set.Last(ctx, q.Set.Execs, stream.Exec(id))
+	m, err := q.Set.Newest(ctx, q.Set.Execs, stream.Exec(id))
 	if err != nil {
 		return nil, 0, fmt.Errorf("lose %s: %w", id, err)
 	}
@@ -140,14 +142,50 @@ func (q *Queue) lose(ctx context.Context, seen *proto.Record, at uint64) (*proto
 	} else if m.Seq != at {
 		return rec, m.Seq, nil // it has moved on, or was renewed
 	}
-	last, err := q.Set.LastEvent(ctx, id, rec.Attempt)
+	pending := rec.Pending != nil
+	if pending {
+		rec, err = q.complete(ctx, rec)
+	} else {
+		rec, err = q.giveUp(ctx, rec, m.Time)
+	}
 	if err != nil {
 		return nil, 0, fmt.Errorf("lose %s: %w", id, err)
+	}
+	revision, err := q.Set.WriteRecord(ctx, rec, m.Seq)
+	if stream.Conflict(err) {
+		return nil, 0, nil // the holder was not lost, or somebody else saw it first
+	}
+	if err == nil && pending {
+		q.Set.DiscardBody(ctx, m)
+	}
+	return rec, revision, err
+}
+
+// complete makes the commit that rec tells of, and the record that follows.
+func (q *Queue) complete(ctx context.Context, rec *proto.Record) (*proto.Record, error) {
+	result, err := commit(ctx, q.Set, rec)
+	if err != nil {
+		return nil, err
+	}
+	return terminal(rec, result, time.Now()), nil
+}
+
+// giveUp makes the record that follows rec, whose holder renewed it at a time for the last time. The holder may live and not know of it
+// yet: it can commit nothing any more.
+func (q *Queue) giveUp(ctx context.Context, rec *proto.Record, renewed time.Time) (*proto.Record, error) {
+	if rec.ThreadID != "" {
+		if err := (&threads.Threads{Set: q.Set}).Fence(ctx, rec.Org, rec.ThreadID, rec.TraceID); err != nil {
+			return nil, err
+		}
+	}
+	last, err := q.Set.LastEvent(ctx, rec.TraceID, rec.Attempt)
+	if err != nil {
+		return nil, err
 	}
 	rec.ResultSeq = last
 	var known time.Duration // that it ran for: until the lease was last renewed
 	if rec.StartedAt != nil {
-		known = max(0, m.Time.Sub(*rec.StartedAt))
+		known = max(0, renewed.Sub(*rec.StartedAt))
 	}
 	switch {
 	case rec.Cancelling:
@@ -162,9 +200,5 @@ func (q *Queue) lose(ctx context.Context, seen *proto.Record, at uint64) (*proto
 	if rec.Result != nil {
 		rec.Result.DurationMS = known.Milliseconds()
 	}
-	revision, err := q.Set.WriteRecord(ctx, rec, m.Seq)
-	if stream.Conflict(err) {
-		return nil, 0, nil // the holder was not lost, or somebody else saw it first
-	}
-	return rec, revision, err
+	return rec, nil
 }

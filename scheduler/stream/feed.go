@@ -14,6 +14,9 @@ import (
 // gets no answer at all.
 const feedTimeout = time.Second
 
+// headersAhead is how many messages may wait to be taken.
+const headersAhead = 256
+
 // Feed delivers the headers of a stream's messages to take, in order and without gaps, until stop is called: first those that lie there
 // as cfg chooses them, then what comes. A gap, or the loss of the consumer, is told to fail once or more, after which nothing that is
 // delivered counts.
@@ -65,6 +68,48 @@ func (s *Set) Feed(
 		defer cancel()
 		_ = st.DeleteConsumer(gone, id) // else its inactivity threshold does
 	}, consumer, nil
+}
+
+// drainedLook is how often a reader asks whether it has had everything.
+const drainedLook = 10 * time.Millisecond
+
+// Headers calls take for the headers of all messages of st on subjects like filter, and returns when it has had each that was there. One
+// that is replaced meanwhile may come twice. It reads where the server has it do so, which on a cluster may lag behind the leader.
+func (s *Set) Headers(ctx context.Context, st jetstream.Stream, filter string, take func(jetstream.Msg)) error {
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	messages := make(chan jetstream.Msg, headersAhead)
+	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubject: filter}
+	stop, consumer, err := s.Feed(ctx, st, cfg, func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
+		select {
+		case messages <- m:
+		case <-ctx.Done():
+		}
+	}, fail)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	look := time.NewTicker(drainedLook)
+	defer look.Stop()
+	pending := consumer.CachedInfo().NumPending
+	for taken := uint64(0); pending > 0; {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("read %s: %w", filter, context.Cause(ctx))
+		case m := <-messages:
+			take(m)
+			taken++
+			if taken != pending { // what lay there; if all of it has come, this is the end unless some of it was replaced
+				continue
+			}
+		case <-look.C:
+		}
+		if Drained(ctx, consumer, taken) {
+			return nil
+		}
+	}
+	return nil
 }
 
 // Drained reports whether a feed that has delivered so many messages has nothing to deliver now. What lay there when it began tells less:

@@ -29,6 +29,7 @@ const (
 	HeaderLast    = "Bullpen-Last"    // and of the last
 	HeaderOrigin  = "Bullpen-Origin"  // scheme, host and port of a delivery's URL
 	HeaderDue     = "Bullpen-Due"     // when a delivery's next attempt is due, RFC 3339 with nanoseconds; none where it has ended
+	HeaderThread  = "Bullpen-Thread"  // JSON of [proto.ThreadSummary] on a head; none where the thread was removed
 	headerBody    = "Bullpen-Body"    // name of the object that holds the body
 	headerWrite   = "Bullpen-Write"   // names one write, to recognise it after an answer was lost
 )
@@ -81,9 +82,7 @@ func (s *Set) stage(ctx context.Context, subject string, h nats.Header, body []b
 
 // discard removes the stored body of a message that will not be written. One that stays goes at the end of its retention.
 func (s *Set) discard(ctx context.Context, m *nats.Msg) {
-	if name := BodyOf(m.Header); name != "" {
-		_ = s.bodies.Delete(ctx, name)
-	}
+	s.DiscardBody(ctx, &Stored{Header: m.Header})
 }
 
 // write stores msg; unsure says that it may have been stored before.
@@ -121,6 +120,8 @@ func (s *Set) wrote(ctx context.Context, subject, id string, no error) (uint64, 
 		stream = s.Jobs
 	case strings.HasPrefix(subject, root+"delivery."):
 		stream = s.Hooks
+	case strings.HasPrefix(subject, root+"thread."):
+		stream = s.Heads
 	}
 	m, err := stream.GetLastMsgForSubject(ctx, subject)
 	switch {
@@ -133,9 +134,25 @@ func (s *Set) wrote(ctx context.Context, subject, id string, no error) (uint64, 
 	}
 }
 
+// DiscardBody removes the stored body of a message that was replaced.
+func (s *Set) DiscardBody(ctx context.Context, m *Stored) {
+	if name := BodyOf(m.Header); name != "" {
+		_ = s.bodies.Delete(ctx, name)
+	}
+}
+
 // Last reads the last message on a subject of st. Its error may be one that [Missing] knows.
 func (s *Set) Last(ctx context.Context, st jetstream.Stream, subject string) (*Stored, error) {
 	m, err := s.whole(ctx, func() (*jetstream.RawStreamMsg, error) { return st.GetLastMsgForSubject(ctx, subject) })
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", subject, err)
+	}
+	return m, nil
+}
+
+// Newest is [Set.Last] as the leader of the stream has it, which no answer is older than. It asks again until ctx ends.
+func (s *Set) Newest(ctx context.Context, st jetstream.Stream, subject string) (*Stored, error) {
+	m, err := s.whole(ctx, func() (*jetstream.RawStreamMsg, error) { return s.newest(ctx, st, subject) })
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", subject, err)
 	}

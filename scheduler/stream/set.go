@@ -21,6 +21,7 @@ const (
 	deadName     = "BULLPEN_DEAD"
 	partsName    = "BULLPEN_IMAGES"
 	hooksName    = "BULLPEN_DELIVERIES"
+	headsName    = "BULLPEN_THREADS"
 	bodiesName   = "bullpen_bodies"
 	keysName     = "bullpen_keys"
 	profilesName = "bullpen_profiles"
@@ -63,6 +64,7 @@ type Set struct {
 	Outs     jetstream.Stream      // output events
 	Dead     jetstream.Stream      // what was set aside
 	Hooks    jetstream.Stream      // one message per delivery
+	Heads    jetstream.Stream      // one message per thread
 	Keys     jetstream.KeyValue    // API keys by id, and the secret they are hashed with
 	Profiles jetstream.KeyValue    // sandbox profiles by name
 	Bindings jetstream.KeyValue    // idempotency keys
@@ -95,7 +97,7 @@ func open(ctx context.Context, nc *nats.Conn, cfg Config) (*Set, error) {
 // enter opens what a worker needs, once it is there.
 func (s *Set) enter(ctx context.Context) error {
 	wait := backoff.WithContext(backoff.NewConstantBackOff(enterPause), ctx)
-	for name, to := range map[string]*jetstream.Stream{jobsName: &s.Jobs, execsName: &s.Execs, outName: &s.Outs, partsName: &s.Parts} {
+	for name, to := range map[string]*jetstream.Stream{jobsName: &s.Jobs, execsName: &s.Execs, outName: &s.Outs, partsName: &s.Parts, headsName: &s.Heads} {
 		if err := backoff.Retry(func() (err error) {
 			*to, err = s.JS.Stream(ctx, name)
 			return err
@@ -132,6 +134,7 @@ func (s *Set) make(ctx context.Context, cfg Config) (err error) {
 		{&s.Outs, jetstream.StreamConfig{Name: outName, Subjects: []string{root + "out.>"}, MaxAge: cfg.Retention}},
 		{&s.Dead, jetstream.StreamConfig{Name: deadName, Subjects: []string{dead + ">"}, MaxAge: cfg.Retention}},
 		{&s.Hooks, jetstream.StreamConfig{Name: hooksName, Subjects: []string{root + "delivery.>"}, MaxMsgsPerSubject: 1, MaxAge: cfg.Retention}},
+		{&s.Heads, jetstream.StreamConfig{Name: headsName, Subjects: []string{Threads}, MaxMsgsPerSubject: 1}},
 		{&s.Parts, jetstream.StreamConfig{Name: partsName, Subjects: []string{root + "image.>"}, MaxMsgsPerSubject: 1}},
 	}
 	// Output may be relaxed, since the result holds it whole; the server offers that to unreplicated streams only.
@@ -139,7 +142,8 @@ func (s *Set) make(ctx context.Context, cfg Config) (err error) {
 		streams[2].cfg.PersistMode = jetstream.AsyncPersistMode
 	}
 	for _, st := range streams {
-		st.cfg.Replicas, st.cfg.AllowDirect, st.cfg.Storage = cfg.Replicas, true, jetstream.FileStorage
+		st.cfg.Replicas, st.cfg.Storage = cfg.Replicas, jetstream.FileStorage
+		st.cfg.AllowDirect = st.to != &s.Heads // which are read as they are, and not as a server that lags behind has them
 		if *st.to, err = s.JS.CreateOrUpdateStream(ctx, st.cfg); err != nil {
 			return fmt.Errorf("open stream %s: %w: check the NATS server's JetStream and permissions", st.cfg.Name, err)
 		}

@@ -42,6 +42,21 @@ func DeliveriesOf(org string) string {
 	return root + "delivery." + org + ".*"
 }
 
+// Thread is where the head of a thread lies.
+func Thread(org, id string) string { return root + "thread." + org + "." + id }
+
+// Threads is the pattern of the heads of all threads.
+const Threads = root + "thread.*.*"
+
+// ThreadsOf is the pattern of the heads of an organisation's threads.
+func ThreadsOf(org string) string { return Thread(org, "*") }
+
+// ThreadOf gives the organisation and the id of a head's subject.
+func ThreadOf(subject string) (org, id string) {
+	org, id, _ = strings.Cut(strings.TrimPrefix(subject, root+"thread."), ".")
+	return org, id
+}
+
 // Part is where one part of an uploaded image lies; the first is 0.
 func Part(upload string, n int) string { return root + "image." + upload + "." + strconv.Itoa(n) }
 

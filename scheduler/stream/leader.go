@@ -1,0 +1,105 @@
+package stream
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// getTimeout bounds one question to a leader. Where there is none at the moment, nobody answers.
+const getTimeout = time.Second
+
+// got is the answer of JetStream's API to the question for a message.
+type got struct {
+	Error   *jetstream.APIError `json:"error"`
+	Message *struct {
+		Subject  string    `json:"subject"`
+		Sequence uint64    `json:"seq"`
+		Header   []byte    `json:"hdrs"`
+		Data     []byte    `json:"data"`
+		Time     time.Time `json:"time"`
+	} `json:"message"`
+}
+
+// newest reads the last message on a subject as the leader of st has it: the library would ask any server for it where the stream allows
+// that. It asks again until ctx ends.
+func (s *Set) newest(ctx context.Context, st jetstream.Stream, subject string) (*jetstream.RawStreamMsg, error) {
+	question, err := json.Marshal(map[string]string{"last_by_subj": subject})
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", subject, err)
+	}
+	api := "$JS.API.STREAM.MSG.GET." + st.CachedInfo().Config.Name
+	wait := backoff.NewExponentialBackOff(backoff.WithInitialInterval(retryFirst), backoff.WithMaxInterval(retryMost), backoff.WithMaxElapsedTime(0))
+	return backoff.RetryWithData(func() (*jetstream.RawStreamMsg, error) {
+		try, cancel := context.WithTimeout(ctx, getTimeout)
+		defer cancel()
+		answer, err := s.Conn.RequestWithContext(try, api, question)
+		if err != nil {
+			return nil, err
+		}
+		var m got
+		switch err := json.Unmarshal(answer.Data, &m); {
+		case err != nil:
+			return nil, backoff.Permanent(fmt.Errorf("decode the answer of %s: %w", api, err))
+		case m.Error != nil && m.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound:
+			return nil, backoff.Permanent(jetstream.ErrMsgNotFound)
+		case m.Error != nil && m.Error.Code < http.StatusInternalServerError:
+			return nil, backoff.Permanent(m.Error)
+		case m.Error != nil:
+			return nil, m.Error
+		case m.Message == nil:
+			return nil, backoff.Permanent(jetstream.ErrInvalidJetStreamResponse)
+		}
+		out := &jetstream.RawStreamMsg{
+			Subject: m.Message.Subject, Sequence: m.Message.Sequence, Header: nats.Header{}, Data: m.Message.Data, Time: m.Message.Time,
+		}
+		if len(m.Message.Header) > 0 {
+			if out.Header, err = nats.DecodeHeadersMsg(m.Message.Header); err != nil {
+				return nil, backoff.Permanent(fmt.Errorf("decode the header of %s: %w", subject, err))
+			}
+		}
+		return out, nil
+	}, backoff.WithContext(wait, ctx))
+}
+
+// Standing tells how an execution stands, and which worker had it last: queued while only its job is there. That it has ended any server
+// may say, since that stays; all else is the leaders' word. Its error is [proto.ErrNotFound] where there is neither record nor job.
+func (s *Set) Standing(ctx context.Context, id proto.TraceID) (status proto.Status, worker string, err error) {
+	read := func(m *jetstream.RawStreamMsg) (proto.Status, string) {
+		return proto.Status(m.Header.Get(HeaderStatus)), m.Header.Get(HeaderWorker)
+	}
+	anybody, cancel := context.WithTimeout(ctx, getTimeout)
+	m, err := s.Execs.GetLastMsgForSubject(anybody, Exec(id))
+	cancel()
+	if err == nil {
+		if status, worker = read(m); status.Terminal() {
+			return status, worker, nil
+		}
+	}
+	m, err = s.newest(ctx, s.Execs, Exec(id))
+	if Missing(err) {
+		_, err = s.newest(ctx, s.Jobs, JobOf(id))
+		if err == nil {
+			return proto.StatusQueued, "", nil
+		}
+		if Missing(err) { // the record is written before the job goes: between the two reads it may have appeared
+			m, err = s.newest(ctx, s.Execs, Exec(id))
+		}
+	}
+	switch {
+	case Missing(err):
+		return "", "", fmt.Errorf("execution %s: %w", id, proto.ErrNotFound)
+	case err != nil:
+		return "", "", fmt.Errorf("ask how execution %s stands: %w", id, err)
+	}
+	status, worker = read(m)
+	return status, worker, nil
+}
