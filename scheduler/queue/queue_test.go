@@ -580,3 +580,45 @@ func TestJobsRunAfterTheServerWasRestarted(t *testing.T) {
 		}
 	}
 }
+
+// The worker that is preferred may have the home of the thread. It is not waited for.
+func TestJobGoesToThePreferredWorkerIfThatIsFree(t *testing.T) {
+	w := newWorld(t)
+	python, threads := queue.OfferLanguage(proto.Python), queue.OfferThreads
+	taken := map[string]<-chan *queue.Lease{}
+	for name, tt := range map[string]struct {
+		slots  int
+		offers []string
+	}{"has": {1, []string{python, threads}}, "large": {4, []string{threads, python}}, "unable": {5, []string{python}}} {
+		h := &host{Slots: &queue.Slots{Set: streamtest.Set(t, w.server), Worker: name, Total: tt.slots, Offers: tt.offers, Log: streamtest.Log(t)}}
+		w.background(h.Run)
+		leases := make(chan *queue.Lease, tt.slots)
+		for range tt.slots {
+			go func() {
+				if l, err := h.Take(w.ctx); err == nil {
+					leases <- l
+				}
+			}()
+		}
+		taken[name] = leases
+	}
+	w.eventually("all slots are free", func() bool {
+		st, err := w.queue.Stats(w.ctx)
+		return err == nil && st.FreeSlots == 10
+	})
+	for i, tt := range []struct{ prefer, to string }{
+		{"has", "has"}, {"has", "large"}, {"unable", "large"}, {"gone", "large"}, {"", "large"},
+	} {
+		job := streamtest.Job("acme", "k", proto.ModeInline)
+		job.ThreadID, job.Prefer = "t", tt.prefer
+		id := w.submit(job)
+		select {
+		case l := <-taken[tt.to]:
+			if l.Job().TraceID != id {
+				t.Fatalf("%d: %s was taken", i, l.Job().TraceID)
+			}
+		case <-w.ctx.Done():
+			t.Fatalf("%d: %s does not get the job", i, tt.to)
+		}
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/stream"
 	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/threads"
 )
 
 // A dispatcher that was paused believes that leases ended which were renewed in the meantime.
@@ -136,6 +137,69 @@ func TestDispatcherThatIsNotSureOfItsSeatTakesNoSubmission(t *testing.T) {
 		if sure {
 			(<-l.inbox)()
 			l.book.remove(l.book.jobs[job.TraceID])
+		}
+	}
+}
+
+// Whoever ends an execution in its worker's place either completes what that recorded, or makes sure that it comes too late.
+func TestLostExecutionOfAThread(t *testing.T) {
+	set := streamtest.Set(t, streamtest.Server(t))
+	ctx := streamtest.Context(t)
+	heads, q := &threads.Threads{Set: set}, &Queue{Set: set}
+	pending := proto.Exited(3)
+	pending.Stdout, pending.DurationMS = "out", 12
+	for name, tt := range map[string]struct {
+		change func(rec *proto.Record)
+		fenced bool // before
+		code   proto.ErrorCode
+		status proto.Status
+		number int64
+		fence  int64
+	}{
+		"lost":      {func(*proto.Record) {}, false, proto.CodeWorkerLost, proto.StatusFailed, 0, 2},
+		"cancelled": {func(r *proto.Record) { r.Cancelling = true }, false, proto.CodeCancelled, proto.StatusCancelled, 0, 2},
+		"again":     {func(r *proto.Record) { r.MaxAttempts = 2 }, false, "", proto.StatusQueued, 0, 2},
+		"malformed": {func(r *proto.Record) { r.Commit = &proto.Commit{} }, false, proto.CodeWorkerLost, proto.StatusFailed, 0, 2},
+		"pending": {func(r *proto.Record) {
+			r.Pending, r.Commit, r.MaxAttempts, r.Cancelling = &pending, &proto.Commit{Fence: 1, Version: proto.Version{Number: 1}}, 2, true
+		}, false, "", proto.StatusFailed, 1, 1},
+		"fenced": {func(r *proto.Record) {
+			r.Pending, r.Commit = &pending, &proto.Commit{Fence: 1, Version: proto.Version{Number: 1}}
+		}, true, proto.CodeThreadSave, proto.StatusFailed, 0, 2},
+	} {
+		job := streamtest.Job("acme", "k", proto.ModeAsync)
+		job.ThreadID = name
+		if _, _, err := heads.Lock(ctx, "acme", name, job.TraceID); err != nil {
+			t.Fatal(err)
+		}
+		if tt.fenced {
+			if err := heads.Fence(ctx, "acme", job.ThreadID, job.TraceID); err != nil {
+				t.Fatal(err)
+			}
+		}
+		rec := &proto.Record{Meta: job.Meta, Status: proto.StatusRunning, Attempt: 1, Worker: "w"}
+		seen := *rec
+		tt.change(rec)
+		at, err := set.WriteRecord(ctx, rec, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // the second time it has moved on
+			if _, _, err := q.lose(ctx, &seen, at); err != nil {
+				t.Fatal(err)
+			}
+		}
+		now, _, err := set.Record(ctx, job.TraceID)
+		if err != nil || now.Status != tt.status || now.Pending != nil || now.Commit != nil {
+			t.Errorf("%s: %+v, %v", name, now, err)
+			continue
+		}
+		if r := now.Result; tt.code != "" && *r.ErrorCode != string(tt.code) || rec.Pending != nil && (r.Stdout != "out" || r.DurationMS != 12) {
+			t.Errorf("%s: %+v", name, r)
+		}
+		head, err := heads.Get(ctx, "acme", job.ThreadID)
+		if err != nil || head.Number() != tt.number || head.Fence != tt.fence {
+			t.Errorf("%s: %+v, %v", name, head, err)
 		}
 	}
 }

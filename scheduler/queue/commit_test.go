@@ -1,0 +1,431 @@
+package queue_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/queue"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/threads"
+)
+
+// wire is a way to the server that stops at a certain message of the process, as that process does when it is killed or frozen there.
+type wire struct {
+	nats.InProcessConnProvider
+	mu      sync.Mutex
+	subject string        // of the messages to be counted
+	skip    int           // of them that still pass
+	frozen  chan struct{} // stops it until closed; nil to break for ever
+	reached chan struct{} // closed when it stops
+	broken  bool
+}
+
+// stopAt makes the wire stop at the nth message to a subject from now on, for ever or until thaw is called.
+func (w *wire) stopAt(subject string, n int, freeze bool) (reached <-chan struct{}, thaw func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.subject, w.skip, w.reached, w.frozen = subject, n-1, make(chan struct{}), nil
+	if freeze {
+		w.frozen = make(chan struct{})
+	}
+	frozen := w.frozen
+	return w.reached, sync.OnceFunc(func() { close(frozen) })
+}
+
+func (w *wire) InProcessConn() (net.Conn, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.broken {
+		return nil, io.ErrClosedPipe
+	}
+	c, err := w.InProcessConnProvider.InProcessConn()
+	return &stops{c, w}, err
+}
+
+type stops struct {
+	net.Conn
+	wire *wire
+}
+
+func (s *stops) Write(p []byte) (int, error) {
+	w := s.wire
+	w.mu.Lock()
+	var wait chan struct{}
+	if w.subject != "" {
+		n := bytes.Count(p, []byte("PUB "+w.subject+" "))
+		if n > w.skip {
+			w.subject, w.broken, wait = "", w.frozen == nil, w.frozen
+			close(w.reached)
+		}
+		w.skip -= n
+	}
+	broken := w.broken
+	w.mu.Unlock()
+	switch {
+	case broken:
+		_ = s.Close()
+		return 0, io.ErrClosedPipe
+	case wait != nil:
+		<-wait
+	}
+	return s.Conn.Write(p)
+}
+
+// threaded is an execution of a thread whose program has ended, on a worker behind a wire.
+type threaded struct {
+	*world
+	*threads.Threads
+	job    *proto.Job
+	wire   *wire
+	lease  *queue.Lease
+	before *proto.Thread // the head when its home was taken
+}
+
+// runs has a job of a thread of its own run on a worker of its own.
+func (w *world) runs(thread string, attempts int) *threaded {
+	w.t.Helper()
+	x := &threaded{world: w, Threads: &threads.Threads{Set: w.set}, wire: &wire{InProcessConnProvider: w.server}}
+	x.job = streamtest.Job("acme", "k", proto.ModeAsync)
+	x.job.ThreadID, x.job.MaxAttempts, x.job.Prefer = thread, attempts, thread
+	if _, _, err := x.Lock(w.ctx, "acme", thread, x.job.TraceID); err != nil {
+		w.t.Fatal(err)
+	}
+	x.lease = x.take(x.threads(thread, x.wire))
+	w.claim(x.lease)
+	x.before = x.head()
+	return x
+}
+
+// threads is a worker that offers threads, and has one slot.
+func (x *threaded) threads(name string, way nats.InProcessConnProvider) *host {
+	x.t.Helper()
+	set, err := stream.Connect(x.ctx, stream.Access{InProcess: way, Name: name}, stream.Config{Guest: true}, streamtest.Log(x.t))
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	x.t.Cleanup(set.Close)
+	h := &host{Slots: &queue.Slots{
+		Set: set, Worker: name, Total: 1, Offers: []string{queue.OfferLanguage(proto.Python), queue.OfferThreads}, Log: streamtest.Log(x.t),
+	}}
+	x.background(h.Run)
+	return h
+}
+
+func (x *threaded) take(h *host) *queue.Lease {
+	x.t.Helper()
+	taken := x.taken(h, 1)
+	x.submit(x.job)
+	return <-taken
+}
+
+func (x *threaded) head() *proto.Thread {
+	x.t.Helper()
+	head, err := x.Get(x.ctx, "acme", x.job.ThreadID)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	return head
+}
+
+func (x *threaded) ending() queue.Ending {
+	e := ending("saved " + x.job.ThreadID)
+	e.Commit = &proto.Commit{Fence: x.before.Fence, Version: proto.Version{
+		Number: x.before.Number() + 1, Manifest: proto.Blob{Key: "threads/acme/" + x.job.ThreadID},
+		Layers: []proto.Layer{{Blob: proto.Blob{Key: "layers/acme/1"}}},
+	}}
+	return e
+}
+
+// isNew fails the test where the execution has not ended as its program did, with the home it left.
+func (x *threaded) isNew(e queue.Ending) {
+	x.t.Helper()
+	rec := x.wait(x.job.TraceID)
+	if d := cmp.Diff(&e.Result, rec.Result); d != "" || rec.ResultSeq != e.LastSeq+1 || rec.Pending != nil || rec.Commit != nil || rec.Attempt != 1 {
+		x.t.Errorf("%s ended as %+v: %s", x.job.ThreadID, rec, d)
+	}
+	want, err := x.before.Commit(e.Commit)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	if d := cmp.Diff(want, x.head()); d != "" {
+		x.t.Errorf("%s is not exactly the new version: %s", x.job.ThreadID, d)
+	}
+}
+
+// isOld fails the test where the execution has not ended with code, and the home it found.
+func (x *threaded) isOld(code proto.ErrorCode) *proto.Record {
+	x.t.Helper()
+	rec := x.wait(x.job.TraceID)
+	if rec.Result.ErrorCode == nil || *rec.Result.ErrorCode != string(code) || rec.Pending != nil || rec.Commit != nil {
+		x.t.Errorf("%s ended as %+v", x.job.ThreadID, rec)
+	}
+	want := *x.before
+	want.Fence++
+	if d := cmp.Diff(&want, x.head()); d != "" {
+		x.t.Errorf("%s is not exactly the old version: %s", x.job.ThreadID, d)
+	}
+	return rec
+}
+
+// free fails the test where another execution cannot have the thread at once.
+func (x *threaded) free(worker string) {
+	x.t.Helper()
+	if _, had, err := x.Lock(x.ctx, "acme", x.job.ThreadID, proto.NewTraceID()); err != nil || had != worker {
+		x.t.Errorf("%s is not free, of %q: %v", x.job.ThreadID, had, err)
+	}
+}
+
+func TestHomeIsCommittedBeforeTheResultStands(t *testing.T) {
+	w := newWorld(t)
+	x := w.runs("t", 1)
+	e := x.ending()
+	e.Usage = &proto.Usage{CPUMS: 5}
+	rec, err := x.lease.Finish(w.ctx, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.isNew(e)
+	if d := cmp.Diff(rec, w.wait(x.job.TraceID)); d != "" || rec.Usage.CPUMS != 5 {
+		t.Error(d)
+	}
+	x.free("t")
+
+	// Where nothing has changed, nothing is written.
+	same := w.runs("same", 1)
+	if _, err := same.lease.Finish(w.ctx, ending("")); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(same.before, same.head()); d != "" {
+		t.Error(d)
+	}
+	same.free("same")
+}
+
+// Outputs that are too large for a message are stored for the pending record and for the one that stands; the first goes.
+func TestLargePendingResultIsNotKept(t *testing.T) {
+	w := newWorld(t)
+	x := w.runs("t", 1)
+	e := x.ending()
+	e.Result.Stdout = strings.Repeat("é", 1<<20)
+	if _, err := x.lease.Finish(w.ctx, e); err != nil {
+		t.Fatal(err)
+	}
+	x.isNew(e)
+	bodies, err := w.set.JS.ObjectStore(w.ctx, "bullpen_bodies")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if list, err := bodies.List(w.ctx); err != nil || len(list) != 1 {
+		t.Errorf("%d bodies are stored, %v", len(list), err)
+	}
+}
+
+// A worker dies at each step of saving a home: the thread is exactly the old or the new version, and the execution ends accordingly.
+func TestWorkerThatDiesWhileItSaves(t *testing.T) {
+	w := newWorld(t)
+	var all []*threaded
+	for _, step := range []string{"pending", "head", "result"} {
+		x := w.runs(step, 1)
+		all = append(all, x)
+		reached, _ := x.stopAt(step, false)
+		finish, cancel := context.WithCancel(w.ctx)
+		var dead sync.WaitGroup
+		dead.Go(func() {
+			if rec, err := x.lease.Finish(finish, x.ending()); err == nil {
+				t.Errorf("%s: a dead worker finished %+v", step, rec)
+			}
+		})
+		<-reached
+		cancel()
+		dead.Wait()
+		if step != "pending" {
+			x.isUntold()
+		}
+	}
+	for _, x := range all {
+		if x.job.ThreadID != "pending" {
+			x.isNew(x.ending())
+		} else if rec := x.isOld(proto.CodeWorkerLost); rec.Result.Stdout != "" {
+			t.Errorf("%+v", rec.Result)
+		}
+		x.free(x.job.ThreadID)
+	}
+}
+
+// stopAt makes the worker stop before one of the writes by which it finishes: "pending", "head", "result".
+func (x *threaded) stopAt(step string, freeze bool) (reached <-chan struct{}, thaw func()) {
+	switch step {
+	case "head":
+		return x.wire.stopAt(stream.Thread("acme", x.job.ThreadID), 1, freeze)
+	case "result":
+		return x.wire.stopAt(stream.Exec(x.job.TraceID), 2, freeze)
+	default:
+		return x.wire.stopAt(stream.Exec(x.job.TraceID), 1, freeze)
+	}
+}
+
+// isUntold fails the test where somebody who asks is told more than that the program runs.
+func (x *threaded) isUntold() {
+	x.t.Helper()
+	stored, seq, err := x.set.Record(x.ctx, x.job.TraceID)
+	if err != nil || stored.Pending == nil || stored.Commit == nil || stored.Status != proto.StatusRunning {
+		x.t.Fatalf("stored: %+v, %v", stored, err)
+	}
+	for what, ask := range map[string]func() (*proto.Record, error){
+		"lookup":   func() (*proto.Record, error) { return x.queue.Lookup(x.ctx, x.job.TraceID) },
+		"cancel":   func() (*proto.Record, error) { return x.queue.Cancel(x.ctx, x.job.TraceID) },
+		"withdraw": func() (*proto.Record, error) { return x.queue.Withdraw(x.ctx, x.job.TraceID, proto.Cancelled()) },
+	} {
+		rec, err := ask()
+		if err != nil || rec.Status != proto.StatusRunning || rec.Pending != nil || rec.Commit != nil || rec.Result != nil || rec.Usage != nil {
+			x.t.Errorf("%s: %+v, %v", what, rec, err)
+		}
+	}
+	if _, now, err := x.set.Record(x.ctx, x.job.TraceID); err != nil || now != seq {
+		x.t.Errorf("the record was changed: %v", err)
+	}
+}
+
+// A worker that was frozen while it saved finds that everything was done, or that nothing can be done any more.
+func TestFrozenWorkerThatWakesChangesNothing(t *testing.T) {
+	w := newWorld(t)
+	type frozen struct {
+		*threaded
+		wake func()
+		woke chan error
+	}
+	var all []*frozen
+	for _, step := range []string{"pending", "head", "result"} {
+		x := &frozen{threaded: w.runs(step, 1), woke: make(chan error, 1)}
+		reached, wake := x.stopAt(step, true)
+		x.wake = wake
+		t.Cleanup(wake)
+		go func() {
+			rec, err := x.lease.Finish(w.ctx, x.ending())
+			if rec == nil || !rec.Status.Terminal() {
+				t.Errorf("%s: it has %+v", step, rec)
+			}
+			x.woke <- err
+		}()
+		<-reached
+		all = append(all, x)
+	}
+	for _, x := range all {
+		check := func() { x.isNew(x.ending()) }
+		if x.job.ThreadID == "pending" {
+			check = func() { x.isOld(proto.CodeWorkerLost) }
+		}
+		check()
+		x.wake()
+		if err := <-x.woke; !errors.Is(err, proto.ErrLost) {
+			t.Errorf("%s: it is told %v", x.job.ThreadID, err)
+		}
+		check()
+		x.free(x.job.ThreadID)
+	}
+	// Nor can it commit by itself what it did not get to record.
+	x := all[0]
+	if err := x.Commit(w.ctx, "acme", "pending", x.job.TraceID, x.ending().Commit); !errors.Is(err, proto.ErrFenced) {
+		t.Errorf("commit: %v", err)
+	}
+}
+
+// Somebody gave the execution up while its worker had just recorded what it is about to save.
+func TestOutputIsKeptOfAnExecutionWhoseThreadWasTaken(t *testing.T) {
+	w := newWorld(t)
+	x := w.runs("t", 1)
+	reached, thaw := x.stopAt("head", true)
+	finished := make(chan *proto.Record, 1)
+	go func() {
+		rec, err := x.lease.Finish(w.ctx, x.ending())
+		if err != nil {
+			t.Error(err)
+		}
+		finished <- rec
+	}()
+	<-reached
+	if err := x.Fence(w.ctx, "acme", "t", x.job.TraceID); err != nil {
+		t.Fatal(err)
+	}
+	thaw()
+	rec := <-finished
+	if r := x.isOld(proto.CodeThreadSave).Result; r.Stdout != "saved t" || r.ProgramExitCode == nil || *r.ProgramExitCode != 0 {
+		t.Errorf("%+v", r)
+	}
+	if d := cmp.Diff(rec, w.wait(x.job.TraceID)); d != "" {
+		t.Error(d)
+	}
+}
+
+// An intent to cancel that comes while the result is recorded as pending is overtaken by it.
+func TestCancelledTooLate(t *testing.T) {
+	w := newWorld(t)
+	x := w.runs("t", 1)
+	reached, thaw := x.stopAt("pending", true)
+	e, finished := x.ending(), make(chan error, 1)
+	go func() {
+		_, err := x.lease.Finish(w.ctx, e)
+		finished <- err
+	}()
+	<-reached
+	if rec, err := w.queue.Cancel(w.ctx, x.job.TraceID); err != nil || !rec.Cancelling {
+		t.Fatalf("%+v, %v", rec, err)
+	}
+	thaw()
+	if err := <-finished; err != nil {
+		t.Fatal(err)
+	}
+	x.isNew(e)
+}
+
+// The next attempt finds the old home, and only it can commit.
+func TestNextAttemptIsFencedOffTheOneBefore(t *testing.T) {
+	w := newWorld(t)
+	x := w.runs("t", 2)
+	first := x.ending()
+	reached, thaw := x.stopAt("pending", true)
+	t.Cleanup(thaw)
+	woke := make(chan error, 1)
+	go func() {
+		_, err := x.lease.Finish(w.ctx, first)
+		woke <- err
+	}()
+	<-reached
+	next := x.threads("next", w.server)
+	l, err := next.Take(w.ctx)
+	if err != nil || l.Attempt() != 2 || l.Job().TraceID != x.job.TraceID {
+		t.Fatalf("%+v, %v", l, err)
+	}
+	w.claim(l)
+	old := *x.before
+	x.before = x.head()
+	old.Fence++
+	if d := cmp.Diff(&old, x.before); d != "" {
+		t.Errorf("the home of the next attempt: %s", d)
+	}
+	thaw()
+	if err := <-woke; !errors.Is(err, proto.ErrLost) && !errors.Is(err, context.Canceled) {
+		t.Errorf("the first attempt ended with %v", err)
+	}
+	if err := x.Commit(w.ctx, "acme", "t", x.job.TraceID, first.Commit); !errors.Is(err, proto.ErrFenced) {
+		t.Errorf("its commit: %v", err)
+	}
+	e := x.ending()
+	if _, err := l.Finish(w.ctx, e); err != nil {
+		t.Fatal(err)
+	}
+	if x.head().Number() != 1 || x.head().Fence != old.Fence {
+		t.Errorf("%+v", x.head())
+	}
+}
