@@ -16,6 +16,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/storage/blob"
+	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
 const mebibyte = 1 << 20
@@ -268,31 +269,31 @@ func TestConcurrently(t *testing.T) {
 // What goes wrong for a while is not seen outside.
 func TestFaultsThatPass(t *testing.T) {
 	inEach(t, func(t *testing.T, w world) {
-		for _, kind := range slices.Sorted(maps.Keys(faultNames)) {
-			name := faultNames[kind]
+		for _, kind := range storagetest.Faults() {
+			name := kind.String()
 			want := content(100_000)
 			times, front := 2, w.front
-			if kind == silent {
+			if kind == storagetest.Silent {
 				times, front = 1, w.hasty
 			}
 			b := named("of/"+name, want)
 			step := func(only string, do func() error) {
 				t.Helper()
-				w.set(kind, times, only)
+				w.Set(kind, times, only, 0)
 				if err := do(); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
-				if w.hits() == 0 {
+				if w.Hits() == 0 {
 					t.Errorf("%s: no request of %s met it", name, only)
 				}
 			}
-			if kind != wrong || strings.HasSuffix(t.Name(), "S3") { // others believe what they are told to store
+			if kind != storagetest.Wrong || strings.HasSuffix(t.Name(), "S3") { // others believe what they are told to store
 				step("put", func() error { return front.Put(t.Context(), b, bytes.NewReader(want)) })
 			} else {
 				put(t, w.store, b.Key, want)
 			}
-			if kind == wrong { // the bytes are with the caller by then
-				w.set(wrong, 1, "get")
+			if kind == storagetest.Wrong { // the bytes are with the caller by then
+				w.Set(storagetest.Wrong, 1, "get", 0)
 				got, err := get(t.Context(), front, b)
 				wantError(t, err, blob.ErrCorrupt, "get", b.Key)
 				if len(got) == len(want) {
@@ -341,35 +342,35 @@ func TestFaultsThatStay(t *testing.T) {
 	inEach(t, func(t *testing.T, w world) {
 		want := content(100_000)
 		there := put(t, w.store, "there", want)
-		for _, kind := range []fault{broken, throttled, silent, cut} {
+		for _, kind := range []storagetest.Fault{storagetest.Broken, storagetest.Throttled, storagetest.Silent, storagetest.Cut, storagetest.Reset} {
 			front := w.front
-			if kind == silent {
+			if kind == storagetest.Silent {
 				front = w.hasty
 			}
 			for _, size := range []int{1, 100_000, 9 * mebibyte} {
-				if kind == silent && size != 1 {
+				if kind == storagetest.Silent && size != 1 {
 					continue
 				}
-				w.set(kind, -1, "")
+				w.Set(kind, -1, "", 0)
 				b := named("never", content(size))
 				wantError(t, front.Put(t.Context(), b, bytes.NewReader(content(size))), blob.ErrUnavailable, "put", b.Key)
-				if n := w.hits(); n < 2 || n > 40 {
-					t.Errorf("%s: it was asked %d times", faultNames[kind], n)
+				if n := w.Hits(); n < 2 || n > 40 {
+					t.Errorf("%s: it was asked %d times", kind, n)
 				}
 				wantAbsent(t, w.store, b.Key)
 			}
-			w.set(kind, -1, "")
+			w.Set(kind, -1, "", 0)
 			_, err := get(t.Context(), front, there)
-			if kind != cut { // where each stream gets a little further
+			if kind != storagetest.Cut { // where each stream gets a little further
 				wantError(t, err, blob.ErrUnavailable, "get", there.Key)
 			}
-			if kind == silent {
+			if kind == storagetest.Silent {
 				continue // what follows waits in the same way
 			}
-			w.set(kind, -1, "")
+			w.Set(kind, -1, "", 0)
 			_, err = front.Stat(t.Context(), there.Key)
 			wantError(t, err, blob.ErrUnavailable, "stat", there.Key)
-			w.set(kind, -1, "")
+			w.Set(kind, -1, "", 0)
 			for _, err = range front.List(t.Context(), "th") {
 				if err != nil {
 					break
@@ -380,11 +381,11 @@ func TestFaultsThatStay(t *testing.T) {
 			}
 		}
 		for range 2 {
-			w.set(wrong, -1, "get")
+			w.Set(storagetest.Wrong, -1, "get", 0)
 			_, err := get(t.Context(), w.front, there)
 			wantError(t, err, blob.ErrCorrupt, "get", there.Key)
 		}
-		w.set(none, 0, "")
+		w.Set(storagetest.None, 0, "", 0)
 		wantContent(t, w.front, there, want)
 	})
 }
@@ -402,15 +403,15 @@ func TestCancelled(t *testing.T) {
 			"stat": func(ctx context.Context) error { _, err := w.front.Stat(ctx, b.Key); return err },
 		} {
 			ctx, cancel := context.WithCancelCause(t.Context())
-			w.set(silent, -1, op)
+			w.Set(storagetest.Silent, -1, op, 0)
 			ended := make(chan error, 1)
 			go func() { ended <- do(ctx) }()
-			<-w.hit
+			<-w.Hit()
 			cancel(cause)
 			if err := <-ended; !errors.Is(err, cause) {
 				t.Errorf("%s: %v", op, err)
 			}
-			if w.hits() > 2 {
+			if w.Hits() > 2 {
 				t.Errorf("%s was asked again", op)
 			}
 		}

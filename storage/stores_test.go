@@ -24,6 +24,7 @@ import (
 	"github.com/bullpen-run/bullpen/storage"
 	"github.com/bullpen-run/bullpen/storage/blob"
 	"github.com/bullpen-run/bullpen/storage/s3"
+	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
 // childDir is set for a process that puts an object which never ends, into a store in that directory.
@@ -269,17 +270,17 @@ func mustRead(t *testing.T, name string) string {
 
 // A part that fails is sent again, and not the whole object.
 func TestPartsAreSentAgain(t *testing.T) {
-	f := &faults{}
+	f := &storagetest.Switch{}
 	prefix := newPrefix()
 	store := &blob.Store{Backend: openS3(t, f, prefix, patient), Policy: quick()}
 	want := content(30 * mebibyte)
 	b := named("large", want)
-	f.set(broken, 3, "put")
+	f.Set(storagetest.Broken, 3, "put", 0)
 	if err := store.Put(t.Context(), b, bytes.NewReader(want)); err != nil {
 		t.Fatal(err)
 	}
 	requests := map[string]int{}
-	for _, r := range f.seen {
+	for _, r := range f.Seen() {
 		switch q := r.URL.Query(); {
 		case q.Has("uploads"):
 			requests["create"]++
@@ -297,18 +298,17 @@ func TestPartsAreSentAgain(t *testing.T) {
 
 // Whichever request of an upload was done without anybody hearing of it, the object is there in the end.
 func TestLostAnswersOfUploads(t *testing.T) {
-	f := &faults{}
+	f := &storagetest.Switch{}
 	store := &blob.Store{Backend: openS3(t, f, newPrefix(), patient), Policy: quick()}
 	want := content(9 * mebibyte)
 	for i := range 4 { // create, two parts, complete
-		f.set(lost, 1, "put")
-		f.skip = i
+		f.Set(storagetest.Lost, 1, "put", i)
 		b := named(fmt.Sprintf("large/%d", i), want)
 		if err := store.Put(t.Context(), b, bytes.NewReader(want)); err != nil {
 			t.Errorf("request %d: %v", i, err)
 			continue
 		}
-		if f.hits() != 1 {
+		if f.Hits() != 1 {
 			t.Errorf("there was no request %d", i)
 		}
 		wantContent(t, store, b, want)
@@ -317,7 +317,7 @@ func TestLostAnswersOfUploads(t *testing.T) {
 
 // An upload that ends too early leaves no parts behind.
 func TestUploadsAreAborted(t *testing.T) {
-	f := &faults{}
+	f := &storagetest.Switch{}
 	prefix := newPrefix()
 	store := &blob.Store{Backend: openS3(t, f, prefix, patient), Policy: quick()}
 	b := named("large", content(30*mebibyte))
@@ -326,7 +326,7 @@ func TestUploadsAreAborted(t *testing.T) {
 	wantError(t, store.Put(t.Context(), b, bytes.NewReader(other)), blob.ErrCorrupt, "put", "large")
 	wantAbsent(t, store, "large")
 	uploads := func() (open, aborted int) {
-		for _, r := range f.seen {
+		for _, r := range f.Seen() {
 			switch q := r.URL.Query(); {
 			case q.Has("uploads"):
 				open++

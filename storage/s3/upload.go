@@ -52,7 +52,7 @@ func (s *Store) sendParts(ctx context.Context, key string, size int64, content i
 	parts := make([]types.CompletedPart, (size+each-1)/each)
 	free := make(chan []byte, lanes)
 	for range min(lanes, len(parts)) {
-		free <- make([]byte, each)
+		free <- nil // made when it is needed: content may come slowly
 	}
 	var sending sync.WaitGroup
 	defer sending.Wait()
@@ -62,6 +62,9 @@ func (s *Store) sendParts(ctx context.Context, key string, size int64, content i
 		case buffer = <-free:
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
+		}
+		if buffer == nil {
+			buffer = make([]byte, each)
 		}
 		part := buffer[:min(each, size-int64(i)*each)]
 		if err := fill(content, part, i == len(parts)-1); err != nil {
