@@ -44,13 +44,37 @@ func Open(ctx context.Context, location, keyFile string) (*blob.Store, error) {
 	return store, nil
 }
 
+// Check finds the mistakes in a URL that can be found without touching anything.
+func Check(location string) error {
+	_, err := parse(location)
+	return err
+}
+
 func open(ctx context.Context, location string) (blob.Backend, error) {
+	to, err := parse(location)
+	switch {
+	case err != nil:
+		return nil, err
+	case to.directory != "":
+		return blob.OpenDirectory(to.directory)
+	default:
+		return s3.Open(ctx, to.s3)
+	}
+}
+
+// place is what a URL says: a directory, or a place in S3.
+type place struct {
+	directory string
+	s3        s3.Config
+}
+
+func parse(location string) (to place, err error) {
 	u, err := url.Parse(location)
 	if err != nil { // its text would repeat the URL, with a password perhaps
-		return nil, errors.New("the URL of the store cannot be read: use " + forms)
+		return place{}, errors.New("the URL of the store cannot be read: use " + forms)
 	}
 	if u.User != nil {
-		return nil, errors.New("the URL of the store has credentials in it: leave them out, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY " +
+		return place{}, errors.New("the URL of the store has credentials in it: leave them out, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY " +
 			"or another source that the AWS tools know")
 	}
 	mistake := func(format string, args ...any) error {
@@ -59,22 +83,21 @@ func open(ctx context.Context, location string) (blob.Backend, error) {
 	}
 	parameters, err := url.ParseQuery(u.RawQuery)
 	if err != nil || u.Fragment != "" || u.Opaque != "" {
-		return nil, mistake("its form is wrong")
+		return place{}, mistake("its form is wrong")
 	}
 	switch u.Scheme {
 	case "file":
 		if u.Host != "" || len(parameters) > 0 || !path.IsAbs(u.Path) || path.Clean(u.Path) == "/" {
-			return nil, mistake("it must have an absolute path, no host and no parameters")
+			return place{}, mistake("it must have an absolute path, no host and no parameters")
 		}
-		return blob.OpenDirectory(u.Path)
+		return place{directory: u.Path}, nil
 	case "s3":
-		cfg, err := s3Config(u, parameters)
-		if err != nil {
-			return nil, mistake("%v", err)
+		if to.s3, err = s3Config(u, parameters); err != nil {
+			return place{}, mistake("%v", err)
 		}
-		return s3.Open(ctx, cfg)
+		return to, nil
 	default:
-		return nil, mistake("it is of no kind that bullpen knows")
+		return place{}, mistake("it is of no kind that bullpen knows")
 	}
 }
 

@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log"
+	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -21,6 +24,7 @@ import (
 
 	"filippo.io/age"
 
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/storage"
 	"github.com/bullpen-run/bullpen/storage/blob"
 	"github.com/bullpen-run/bullpen/storage/s3"
@@ -346,6 +350,8 @@ type requests struct {
 	mu   sync.Mutex
 	seen []*http.Request
 	no   func(*http.Request) (status int, code string) // status 0 for what is answered as usual
+	// header goes with what is not.
+	header http.Header
 }
 
 func (q *requests) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -355,6 +361,7 @@ func (q *requests) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	q.mu.Unlock()
 	if q.no != nil {
 		if status, code := q.no(r); status != 0 {
+			maps.Copy(w.Header(), q.header)
 			w.WriteHeader(status)
 			_, _ = fmt.Fprintf(w, "<Error><Code>%s</Code></Error>", code)
 			return
@@ -433,10 +440,23 @@ func TestS3Refusals(t *testing.T) {
 	}{
 		{http.StatusForbidden, "AccessDenied", "credentials"},
 		{http.StatusNotFound, "NoSuchBucket", "make the bucket a-bucket"},
-		{http.StatusMovedPermanently, "PermanentRedirect", "region"},
+		{http.StatusMovedPermanently, "PermanentRedirect", "write region=eu-there-1 in"},
+		{http.StatusTemporaryRedirect, "TemporaryRedirect", "write region=eu-there-1 in"},
+		{http.StatusBadRequest, "AuthorizationHeaderMalformed", "write region=eu-there-1 in"},
+		{http.StatusForbidden, "SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"},
+		{http.StatusForbidden, "InvalidAccessKeyId", "AWS_ACCESS_KEY_ID"},
+		{http.StatusForbidden, "RequestTimeTooSkewed", "clock"},
+		{http.StatusNotFound, "", "endpoint"}, // of a server that is none for S3
+		{http.StatusBadRequest, "IllegalLocationConstraintException", "correct region="},
 		{http.StatusBadRequest, "InvalidArgument", "S3 protocol"},
 	} {
-		q := &requests{no: func(*http.Request) (int, string) { return refusal.status, refusal.code }}
+		q := &requests{
+			no:     func(*http.Request) (int, string) { return refusal.status, refusal.code },
+			header: http.Header{"Location": {"http://elsewhere.invalid/"}},
+		}
+		if strings.Contains(refusal.says, "eu-there-1") {
+			q.header.Set("X-Amz-Bucket-Region", "eu-there-1")
+		}
 		store := openRecorded(t, q, "")
 		err := store.Put(t.Context(), named("k", content(1)), bytes.NewReader(content(1)))
 		wantError(t, err, blob.ErrUnavailable, "put", "k")
@@ -460,6 +480,91 @@ func TestS3WithoutRanges(t *testing.T) {
 	wantError(t, err, blob.ErrCorrupt, "get", "k")
 }
 
+// Where there is no answer, it says what to look at.
+func TestS3Unreached(t *testing.T) {
+	plain := httptest.NewServer(http.NotFoundHandler())
+	defer plain.Close()
+	secret := httptest.NewUnstartedServer(http.NotFoundHandler())
+	secret.Config.ErrorLog = log.New(io.Discard, "", 0) // of handshakes
+	secret.StartTLS()
+	defer secret.Close()
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	for _, test := range []struct{ endpoint, parameters, says string }{
+		{gone.URL, "&path_style=1", "start the server at " + gone.URL},
+		{strings.Replace(plain.URL, "http:", "https:", 1), "&path_style=1", "write http://"},
+		{strings.Replace(secret.URL, "https:", "http:", 1), "&path_style=1", "with https://"},
+		{secret.URL, "&path_style=1", "AWS_CA_BUNDLE"},
+		{"http://nobody.invalid", "&path_style=1", "look it up; else correct endpoint="},
+		{"http://nobody.invalid", "", "path_style=1"},
+	} {
+		store, err := storage.Open(t.Context(), "s3://b/p?region=r&endpoint="+test.endpoint+test.parameters, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		store.Policy = quick()
+		_, err = store.Stat(t.Context(), "k")
+		if err == nil || !errors.Is(err, blob.ErrUnavailable) || !strings.Contains(err.Error(), test.says) {
+			t.Errorf("%s%s: %v", test.endpoint, test.parameters, err)
+		}
+		if err := store.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Where no credentials can be had, that is said, whatever those who were asked for them answered: nothing is known of the object.
+func TestS3WithoutCredentials(t *testing.T) {
+	nobody := httptest.NewServer(http.NotFoundHandler())
+	defer nobody.Close()
+	t.Setenv("AWS_ACCESS_KEY_ID", "")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "")
+	for name, env := range map[string][2]string{
+		"container": {"AWS_CONTAINER_CREDENTIALS_FULL_URI", nobody.URL}, "machine": {"AWS_EC2_METADATA_SERVICE_ENDPOINT", nobody.URL},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("AWS_EC2_METADATA_DISABLED", "false")
+			t.Setenv(env[0], env[1])
+			store := openRecorded(t, &requests{}, "")
+			_, err := store.Get(t.Context(), named("k", content(1)))
+			wantError(t, err, blob.ErrUnavailable, "get", "k")
+			if errors.Is(err, proto.ErrNotFound) || !strings.Contains(err.Error(), "AWS_ACCESS_KEY_ID") {
+				t.Errorf("got %v", err)
+			}
+			if err := store.Delete(t.Context(), "k"); err == nil {
+				t.Error("it was deleted")
+			}
+		})
+	}
+}
+
+// A store that is closed leaves no connections.
+func TestS3Close(t *testing.T) {
+	closed := make(chan struct{}, 10)
+	server := httptest.NewUnstartedServer(&requests{})
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateClosed {
+			closed <- struct{}{}
+		}
+	}
+	server.Start()
+	defer server.Close()
+	backend, err := s3.Open(t.Context(), s3.Config{Bucket: "b", Endpoint: server.URL, Region: "r", PathStyle: true, Policy: quick()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := &blob.Store{Backend: backend, Policy: quick()}
+	put(t, store, "k", content(1))
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-closed:
+	case <-time.After(10 * time.Second):
+		t.Error("its connection is still open")
+	}
+}
+
 func TestOpen(t *testing.T) {
 	dir := t.TempDir()
 	for _, location := range []string{
@@ -481,12 +586,16 @@ func TestOpen(t *testing.T) {
 		if text := err.Error(); !strings.Contains(text, "use ") && !strings.Contains(text, "set ") {
 			t.Errorf("%q: it does not say what to do: %v", location, err)
 		}
+		// Whether there is a region is known to the environment only.
+		if checked := storage.Check(location); location != "s3://b/p" && (checked == nil || checked.Error() != err.Error()) {
+			t.Errorf("%q: found without opening it: %v", location, checked)
+		}
 	}
 	for _, location := range []string{
 		"file://" + dir, "s3://b?region=r", "s3://b/?region=r", "s3://b/p/q/?region=r&endpoint=https://h:9000&path_style=1&sse=aws:kms:dsse&kms_key=k",
 	} {
 		store, err := storage.Open(t.Context(), location, "")
-		if err != nil {
+		if err := errors.Join(err, storage.Check(location)); err != nil {
 			t.Errorf("%q: %v", location, err)
 			continue
 		}

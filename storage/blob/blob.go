@@ -96,15 +96,19 @@ type Error struct {
 	Err   error // the cause; may be nil
 }
 
-func (e *Error) Error() string {
+func (e *Error) Error() string { return e.Problem() + ": " + e.Advice() }
+
+// Problem says what was not done, and why.
+func (e *Error) Problem() string {
 	text := fmt.Sprintf("%s blob %q: %v", e.Op, e.Key, e.Kind)
 	if e.Err != nil {
 		text += fmt.Sprintf(": %v", e.Err)
 	}
-	return text + ": " + e.advice()
+	return text
 }
 
-func (e *Error) advice() string {
+// Advice says what to do.
+func (e *Error) Advice() string {
 	switch {
 	case e.Do != "":
 		return e.Do

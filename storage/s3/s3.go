@@ -61,8 +61,8 @@ type Config struct {
 // Store is a [blob.Backend].
 type Store struct {
 	client    *s3.Client
-	transport *awshttp.BuildableClient
-	cfg       Config
+	transport *http.Transport
+	cfg       Config // with the region that was found
 	// overwrites is true once the server has said that it knows no conditional requests.
 	overwrites atomic.Bool
 }
@@ -71,7 +71,7 @@ type Store struct {
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	silence := cmp.Or(cfg.Silence, DefaultSilence)
 	dialer := &net.Dialer{Timeout: dialWait}
-	transport := awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
+	dialing := awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
 		t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			c, err := dialer.DialContext(ctx, network, addr)
 			if err != nil {
@@ -80,7 +80,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 			return &conn{Conn: c, silence: silence}, nil
 		}
 	})
-	options := []func(*config.LoadOptions) error{config.WithHTTPClient(transport), config.WithLogger(logging.Nop{})}
+	options := []func(*config.LoadOptions) error{config.WithHTTPClient(dialing), config.WithLogger(logging.Nop{})}
 	if cfg.Region != "" {
 		options = append(options, config.WithRegion(cfg.Region))
 	}
@@ -90,6 +90,15 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	if found.Region == "" {
 		return nil, errors.New("open the S3 store: no region is known: add region=… to its URL or set AWS_REGION; most servers that are not Amazon's take us-east-1")
+	}
+	cfg.Region = found.Region
+	found.Credentials = credentials{found.Credentials}
+	// The SDK's own client, with authorities that the environment names, gives its transport to nobody who would close its connections. A
+	// store answers in its place: it sends nobody elsewhere.
+	transport := found.HTTPClient.(*awshttp.BuildableClient).GetTransport()
+	found.HTTPClient = &http.Client{
+		Transport:     transport,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	client := s3.NewFromConfig(found, func(o *s3.Options) {
 		o.UsePathStyle = cfg.PathStyle
@@ -106,7 +115,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 
 // Close closes the connections that are not in use.
 func (s *Store) Close() error {
-	s.transport.GetTransport().CloseIdleConnections()
+	s.transport.CloseIdleConnections()
 	return nil
 }
 
