@@ -538,6 +538,35 @@ func TestS3WithoutCredentials(t *testing.T) {
 	}
 }
 
+// A server that does not know who asks, or does not speak of objects at all, has not said that there is none.
+func TestS3NotFound(t *testing.T) {
+	nothing := httptest.NewServer(http.NotFoundHandler())
+	defer nothing.Close()
+	endpoint, err := startServer(t).Endpoint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("AWS_ACCESS_KEY_ID", "nobody")
+	for _, at := range []string{endpoint, nothing.URL} {
+		store, err := storage.Open(t.Context(), storagetest.StoreURL(at, newPrefix()), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = store.Close() }()
+		store.Policy = quick()
+		_, err = store.Get(t.Context(), named("k", content(1)))
+		wantError(t, err, blob.ErrUnavailable, "get", "k")
+		err = store.Delete(t.Context(), "k")
+		wantError(t, err, blob.ErrUnavailable, "delete", "k")
+		for _, err = range store.List(t.Context(), "") {
+			wantError(t, err, blob.ErrUnavailable, "list", "")
+		}
+		if err == nil {
+			t.Error("it was listed")
+		}
+	}
+}
+
 // A store that is closed leaves no connections.
 func TestS3Close(t *testing.T) {
 	closed := make(chan struct{}, 10)

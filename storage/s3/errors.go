@@ -67,10 +67,12 @@ func (s *Store) explain(ctx context.Context, op, key string, err error) error {
 	if e.Do = s.mistake(code, err); e.Do != "" {
 		return e
 	}
+	missing := code == "NoSuchKey"
 	switch code := status(err); {
 	case code == 0: // no answer, or one that broke
 		e.Do, e.Again = s.unreached(err)
-	case code == http.StatusNotFound && op != "put" && op != "list":
+	// Other servers say so of other things, and an answer about one of ours without a body has no more than the status.
+	case code == http.StatusNotFound && (missing || op == "stat"):
 		e.Kind, e.Err = proto.ErrNotFound, nil
 	case code == http.StatusPreconditionFailed:
 		e.Kind = proto.ErrExists
@@ -102,7 +104,7 @@ func (s *Store) mistake(code string, err error) string {
 		return "make the bucket " + s.cfg.Bucket + ", or correct the store's URL"
 	case "AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect", "IllegalLocationConstraintException":
 		return fmt.Sprintf("the server expects another region than %.50q: correct region=… in the store's URL", s.cfg.Region)
-	case "InvalidAccessKeyId":
+	case "InvalidAccessKeyId", "XAdminUserNotFound": // the latter is versitygw's
 		return "the server does not know the key: correct AWS_ACCESS_KEY_ID, or where else it comes from; or the endpoint in the store's URL"
 	case "SignatureDoesNotMatch":
 		return "the secret is not that of the key: correct AWS_SECRET_ACCESS_KEY, or where else it comes from"

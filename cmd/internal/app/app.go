@@ -17,6 +17,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/natsembed"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/storage/blob"
 )
 
 const (
@@ -56,6 +57,7 @@ type system struct {
 	instance string // unique to this process
 	embedded *natsembed.Server
 	set      *stream.Set
+	store    *blob.Store // of the gateway and worker roles; nil without either
 	queue    *queue.Queue
 	events   *events.Log
 	metrics  *Metrics
@@ -63,7 +65,7 @@ type system struct {
 	webhooks *webhooks // of the gateway and webhook roles; nil without either
 }
 
-// open opens the store, waiting for a NATS that is not there yet.
+// open opens what the roles stand on, waiting for a NATS that is not there yet.
 func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err error) {
 	s := &system{cfg: cfg, log: log, instance: instanceName()}
 	defer func() {
@@ -78,6 +80,11 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 			return nil, err
 		}
 		access.InProcess, full = s.embedded, s.embedded.Full
+	}
+	if cfg.needsStore() {
+		if s.store, err = openStore(ctx, cfg); err != nil {
+			return nil, err
+		}
 	}
 	s.set, err = stream.Connect(ctx, access, stream.Config{
 		Replicas: cfg.Replicas, Retention: cfg.Retention, Guest: len(cfg.Roles) == 1 && cfg.Has(RoleWorker),
@@ -99,6 +106,11 @@ func (n *NATS) access(name string) stream.Access {
 }
 
 func (s *system) close() {
+	if s.store != nil {
+		if err := s.store.Close(); err != nil {
+			s.log.Warn("the store for threads was not closed", "error", err)
+		}
+	}
 	if s.set != nil {
 		s.set.Close()
 	}

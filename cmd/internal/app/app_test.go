@@ -90,7 +90,7 @@ func TestServerWaitsForNATS(t *testing.T) {
 	nats, web := freeAddress(t), freeAddress(t)
 	running, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
-	c := config(t, "--roles", "gateway", "--nats", "nats://"+nats.String(), "--listen", web.String())
+	c := config(t, "--roles", "gateway", "--store", "file://"+t.TempDir(), "--nats", "nats://"+nats.String(), "--listen", web.String())
 	go func() { ended <- Run(running, c) }()
 	base := "http://" + web.String()
 	tells(ctx, t, base+"/healthz", http.StatusOK, "ok")
@@ -110,7 +110,7 @@ func TestServerThatWaitsForNATSCanBeStopped(t *testing.T) {
 	web := freeAddress(t)
 	running, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
-	c := config(t, "--roles", "gateway", "--nats", "nats://"+freeAddress(t).String(), "--listen", web.String())
+	c := config(t, "--roles", "gateway", "--store", "file://"+t.TempDir(), "--nats", "nats://"+freeAddress(t).String(), "--listen", web.String())
 	go func() { ended <- Run(running, c) }()
 	tells(ctx, t, "http://"+web.String()+"/healthz", http.StatusOK, "ok")
 	stop()
@@ -124,7 +124,7 @@ func TestWrongCredentialsForNATSAreAnErrorAtOnce(t *testing.T) {
 	defer cancel()
 	nats := freeAddress(t)
 	startNATS(t, nats, "bullpen")
-	c := config(t, "--roles", "gateway", "--nats", "nats://"+nats.String(), "--nats-user", "bullpen", "--nats-password", "wrong",
+	c := config(t, "--roles", "gateway", "--store", "file://"+t.TempDir(), "--nats", "nats://"+nats.String(), "--nats-user", "bullpen", "--nats-password", "wrong",
 		"--listen", "127.0.0.1:0")
 	if err := Run(ctx, c); err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "credentials") {
 		t.Fatalf("it ended with %v", err)

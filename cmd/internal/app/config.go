@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/storage"
 )
 
 // Role is a part of bullpen that a process can play.
@@ -63,6 +64,17 @@ type Config struct {
 	ImageDir string `name:"image-dir" group:"Worker" env:"BULLPEN_IMAGE_DIR" default:"/var/cache/bullpen/images" placeholder:"DIR" help:"Directory for unpacked sandbox images (${default}); made with the first image. Every user must be able to pass through the directories above it."`
 	// Home is the home and working directory of programs, inside the jail.
 	Home string `name:"home" group:"Worker" env:"BULLPEN_HOME" default:"/home/baponi" placeholder:"DIR" help:"Home and working directory of programs, inside the jail (${default})."`
+
+	// StoreURL is where threads' files are kept, as storage.Open takes it; empty for the default, see [Config.StoreLocation].
+	StoreURL string `name:"store" group:"Threads" env:"BULLPEN_STORE" placeholder:"URL" help:"Where the files of threads are kept: file:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=…&path_style=1 (blobs in the data directory). The same for every gateway and worker. S3 credentials come from the usual AWS variables and files."`
+	// StoreKey is a file with the key that they are encrypted with before they are stored; empty for none.
+	StoreKey string `name:"store-key" group:"Threads" env:"BULLPEN_STORE_KEY" placeholder:"FILE" help:"Key to encrypt them with before they are stored, as age-keygen makes it. The same for every gateway and worker; without it they cannot be read again."`
+	// HomeCache is how much disk a worker uses for homes of threads that it may need again.
+	HomeCache proto.Bytes `name:"home-cache" group:"Threads" env:"BULLPEN_HOME_CACHE" default:"10GiB" placeholder:"SIZE" help:"Disk, in the data directory, that a worker uses to have the homes of recent threads at hand (${default})."`
+	// ThreadExpiry is how long after its last use a thread is removed; 0 for never.
+	ThreadExpiry time.Duration `name:"thread-expiry" group:"Threads" env:"BULLPEN_THREAD_EXPIRY" default:"0s" placeholder:"TIME" help:"How long after its last use a thread is removed, with its files. 0, the default, keeps threads for ever."`
+	// ThreadGC is how often what no thread refers to is removed from the store.
+	ThreadGC time.Duration `name:"thread-gc" group:"Threads" env:"BULLPEN_THREAD_GC" default:"1h" placeholder:"TIME" help:"How often what no thread refers to any more is looked for in the store and removed (${default})."`
 
 	// WebhookConcurrency is how many webhooks of an organisation may be on their way to one server at once.
 	WebhookConcurrency int `name:"webhook-concurrency" group:"Webhooks" env:"BULLPEN_WEBHOOK_CONCURRENCY" default:"5" placeholder:"N" help:"Webhooks of an organisation that may be on their way to one server at once (${default})."`
@@ -165,6 +177,9 @@ func (c *Config) Validate() error {
 		c.validateUpgradeURL(),
 		c.validatePublicURL(),
 		c.validateWebhooks(),
+		c.validateStore(),
+		setting("thread-expiry", c.ThreadExpiry >= 0, "%s is less than 0: give a time such as 720h, or 0 to keep threads for ever", c.ThreadExpiry),
+		positive("thread-gc", c.ThreadGC),
 		setting("log-format", c.LogFormat == LogText || c.LogFormat == LogJSON, "%q must be text or json", c.LogFormat),
 	)
 	if err != nil && c.File != "" {
@@ -239,6 +254,18 @@ func (c *Config) validateWebhooks() error {
 	return errors.Join(errs...)
 }
 
+func (c *Config) validateStore() error {
+	if c.StoreURL != "" {
+		if err := storage.Check(c.StoreURL); err != nil {
+			return fmt.Errorf("--store: %w", err)
+		}
+		return nil
+	}
+	return setting("store", c.Embedded() || c.Has(RoleGateway) == c.Has(RoleWorker),
+		"a process with only %s keeps threads' files where the others do not find them: give every gateway and worker the same s3://BUCKET/PREFIX, "+
+			"or file:///DIR with a directory that they share", roleNames(c.Roles))
+}
+
 func (n *NATS) validateNATS() error {
 	rest := n.Creds + n.User + n.Password + n.CA + n.Cert + n.Key
 	if n.Embedded() {
@@ -304,6 +331,8 @@ func (c *Config) LogValue() slog.Value {
 		slog.String("roles", roleNames(c.Roles)), slog.Duration("drain", c.Drain), slog.Any("nats", &c.NATS),
 		slog.String("redis", redactURL(c.RedisURL)), slog.String("redis_ca", c.RedisCA),
 		slog.Int("slots", c.Slots), slog.String("nsjail", c.NsjailPath), slog.String("image_dir", c.ImageDir), slog.String("uid_range", c.UIDRange.String()),
+		slog.String("store", redactURL(c.StoreURL)), slog.String("store_key", c.StoreKey), slog.String("home_cache", c.HomeCache.String()),
+		slog.Duration("thread_expiry", c.ThreadExpiry), slog.Duration("thread_gc", c.ThreadGC),
 		slog.String("home", c.Home), slog.String("region", c.Region), slog.String("bootstrap_key", redact(c.BootstrapKey)),
 		slog.Duration("queue_wait", c.QueueWait), slog.Duration("queue_expiry", c.QueueExpiry),
 		slog.Duration("retention", c.Retention), slog.String("output_limit", c.OutputLimit.String()),

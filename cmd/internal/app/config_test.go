@@ -29,6 +29,7 @@ func TestDefaults(t *testing.T) {
 		!c.Embedded() || c.RedisURL != "" || c.Replicas != 1 || c.QueueWait != 3*time.Second || c.QueueExpiry != 24*time.Hour ||
 		c.Retention != 168*time.Hour || c.OutputLimit != 16<<20 || c.Home != "/home/baponi" || c.Region != "local" ||
 		c.WebhookMaxBody != 1<<20 || c.WebhookAllowHTTP || len(c.WebhookAllowCIDRs)+len(c.WebhookAllowPorts) > 0 || c.WebhookCAFile != "" || c.PublicURL != "" ||
+		c.StoreURL != "" || c.StoreKey != "" || c.HomeCache != 10<<30 || c.ThreadExpiry != 0 || c.ThreadGC != time.Hour ||
 		c.UIDRange != (UIDRange{1900000000, 8192}) || c.LogLevel != slog.LevelInfo || c.LogFormat != LogText {
 		t.Errorf("got %+v", c)
 	}
@@ -38,11 +39,12 @@ func TestDefaults(t *testing.T) {
 }
 
 func TestOnlyGatewaysListenUnasked(t *testing.T) {
-	c, err := ParseConfig([]string{"--roles", "worker", "--nats", "nats://127.0.0.1:4222"})
+	const store = "s3://bucket"
+	c, err := ParseConfig([]string{"--roles", "worker", "--nats", "nats://127.0.0.1:4222", "--store", store})
 	if err != nil || c.Address() != "" {
 		t.Errorf("a worker listens on %q, %v", c.Address(), err)
 	}
-	c, err = ParseConfig([]string{"--roles", "worker", "--nats", "nats://127.0.0.1:4222", "--listen", "127.0.0.1:0"})
+	c, err = ParseConfig([]string{"--roles", "worker", "--nats", "nats://127.0.0.1:4222", "--store", store, "--listen", "127.0.0.1:0"})
 	if err != nil || c.Address() != "127.0.0.1:0" {
 		t.Errorf("a worker that is told to listens on %q, %v", c.Address(), err)
 	}
@@ -184,6 +186,15 @@ func TestBadSettingsAreNamed(t *testing.T) {
 		"webhook port":         {args: []string{"--webhook-allow-ports", "80,65536"}, want: []string{"--webhook-allow-ports", "65536"}},
 		"webhook concurrency":  {args: []string{"--webhook-concurrency", "0"}, want: []string{"--webhook-concurrency", "at least 1"}},
 		"webhook body":         {args: []string{"--webhook-max-body", "1KiB"}, want: []string{"--webhook-max-body", "32KiB", "256MiB"}},
+		"store":                {args: []string{"--store", "/blobs"}, want: []string{"--store: ", "file:///directory"}},
+		"store, password":      {args: []string{"--store", "s3://user:hunter2@bucket/x"}, want: []string{"--store: ", "AWS_ACCESS_KEY_ID"}},
+		"store, endpoint":      {args: []string{"--store", "s3://bucket?endpoint=http://user:hunter2@x"}, want: []string{"--store: ", "without credentials"}},
+		"store, parameter":     {args: []string{"--store", "s3://bucket?secret=hunter2"}, want: []string{"--store: ", `no parameter "secret"`}},
+		"store of a worker":    {args: []string{"--nats", "nats://x", "--roles", "worker"}, want: []string{"--store: ", "only worker", "every gateway and worker the same"}},
+		"store of a gateway":   {args: []string{"--nats", "nats://x", "--roles", "gateway,scheduler"}, want: []string{"--store: ", "only gateway, scheduler"}},
+		"home cache":           {args: []string{"--home-cache", "10GB"}, want: []string{"--home-cache", "GiB"}},
+		"thread expiry":        {args: []string{"--thread-expiry=-1h"}, want: []string{"--thread-expiry", "for ever"}},
+		"thread gc":            {args: []string{"--thread-gc", "0s"}, want: []string{"--thread-gc", "more than 0"}},
 		"log format":           {args: []string{"--log-format", "xml"}, want: []string{"--log-format", "text or json"}},
 		"log level":            {args: []string{"--log-level", "loud"}, want: []string{"--log-level", "loud"}},
 		"bootstrap key":        {env: map[string]string{"BULLPEN_BOOTSTRAP_KEY": "hunter2"}, want: []string{"BULLPEN_BOOTSTRAP_KEY", "sk-<region>-<token>"}},
@@ -212,6 +223,54 @@ func TestBadSettingsAreNamed(t *testing.T) {
 				t.Errorf("%q tells a secret", err)
 			}
 		})
+	}
+}
+
+// Processes that share a NATS share a store too. Those with both roles that use it may be the only one, and others need none.
+func TestStoreOfRoles(t *testing.T) {
+	for _, args := range [][]string{
+		nil,
+		{"--nats", "nats://x"},
+		{"--nats", "nats://x", "--roles", "gateway,worker"},
+		{"--nats", "nats://x", "--roles", "scheduler,webhook"},
+	} {
+		c := config(t, args...)
+		at, err := c.StoreLocation()
+		if err != nil || at != "file://"+filepath.Join(c.Data, "blobs") {
+			t.Errorf("%v: %s, %v", args, at, err)
+		}
+	}
+	for _, role := range []string{"gateway", "worker"} {
+		c := config(t, "--nats", "nats://x", "--roles", role, "--store", "s3://bucket/prefix")
+		if at, err := c.StoreLocation(); err != nil || at != "s3://bucket/prefix" {
+			t.Errorf("%s: %s, %v", role, at, err)
+		}
+	}
+}
+
+func TestThreadSettings(t *testing.T) {
+	for name, file := range map[string]string{
+		"flags": "store: s3://b/p\nstore-key: k\nhome-cache: 1GiB\nthread-expiry: 720h\nthread-gc: 5m\n",
+		"below": "store: s3://b/p\nstore_key: k\nhome_cache: 1 GiB\nthread:\n  expiry: 720h\n  gc: 5m\n",
+	} {
+		c := config(t, "--config", writeFile(t, file))
+		if got := fmt.Sprint(c.StoreURL, " ", c.StoreKey, " ", c.HomeCache, " ", c.ThreadExpiry, " ", c.ThreadGC); got != "s3://b/p k 1GiB 720h0m0s 5m0s" {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+	for name, value := range map[string]string{"STORE": "file:///s", "STORE_KEY": "k", "HOME_CACHE": "0", "THREAD_EXPIRY": "1h", "THREAD_GC": "1s"} {
+		t.Setenv("BULLPEN_"+name, value)
+	}
+	c := config(t)
+	if got := fmt.Sprint(c.StoreURL, " ", c.StoreKey, " ", c.HomeCache, " ", c.ThreadExpiry, " ", c.ThreadGC); got != "file:///s k 0 1h0m0s 1s" {
+		t.Error(got)
+	}
+	var log bytes.Buffer
+	NewLogger(&log, slog.LevelInfo, LogText).Info("starts", "config", c)
+	for _, want := range []string{"store=file:///s", "store_key=k", "home_cache=0", "thread_expiry=1h0m0s", "thread_gc=1s"} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("%s is not in the log: %s", want, &log)
+		}
 	}
 }
 

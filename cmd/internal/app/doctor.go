@@ -38,6 +38,9 @@ func Doctor(ctx context.Context, c *Config) []Check {
 		checks = append(checks, Check{Name: "slots", OK: true, Found: fmt.Sprintf("%d programs at once", c.SlotCount())})
 	}
 	checks = append(checks, checkData(c.Data))
+	if c.needsStore() {
+		checks = append(checks, checkStore(ctx, c))
+	}
 	checks = append(checks, checkNATS(ctx, c)...)
 	checks = append(checks, checkRedis(ctx, c)...)
 	for i := range checks {

@@ -1,0 +1,42 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"path/filepath"
+
+	"github.com/bullpen-run/bullpen/storage"
+	"github.com/bullpen-run/bullpen/storage/blob"
+)
+
+// needsStore reports whether this process reads and writes what threads keep.
+func (c *Config) needsStore() bool { return c.Has(RoleGateway) || c.Has(RoleWorker) }
+
+// StoreLocation gives the URL of the store for threads' files: the one that is set, else that of the directory blobs in the data directory.
+func (c *Config) StoreLocation() (string, error) {
+	if c.StoreURL != "" {
+		return c.StoreURL, nil
+	}
+	dir, err := filepath.Abs(filepath.Join(c.Data, "blobs"))
+	if err != nil {
+		return "", fmt.Errorf("find the data directory: %w", err)
+	}
+	return directoryURL(dir), nil
+}
+
+// directoryURL gives the URL of a store in a directory.
+func directoryURL(dir string) string { return (&url.URL{Scheme: "file", Path: dir}).String() }
+
+// openStore opens the store for threads' files, encrypted where there is a key. It makes no request to a server.
+func openStore(ctx context.Context, cfg *Config) (*blob.Store, error) {
+	location, err := cfg.StoreLocation()
+	if err != nil {
+		return nil, err
+	}
+	store, err := storage.Open(ctx, location, cfg.StoreKey)
+	if err != nil {
+		return nil, fmt.Errorf("open the store for threads: %w", err)
+	}
+	return store, nil
+}
