@@ -92,6 +92,27 @@ func decodeObject(body []byte, names ...string) (map[string][]byte, error) {
 	return members, nil
 }
 
+// memberDecoder reads members of an object one after the other, until one is wrong.
+type memberDecoder struct {
+	members map[string][]byte
+	err     error
+}
+
+// read calls f with a member that is there.
+func (d *memberDecoder) read(field string, f func(raw []byte) error) {
+	if raw := d.members[field]; raw != nil && d.err == nil {
+		d.err = f(raw)
+	}
+}
+
+// need calls f with a member that must be there.
+func (d *memberDecoder) need(field string, f func(raw []byte) error) {
+	if d.members[field] == nil && d.err == nil {
+		d.err = fieldErrorf(field, "must be given")
+	}
+	d.read(field, f)
+}
+
 // kindOf gives the first byte of a JSON value, which tells its type.
 func kindOf(value []byte) byte {
 	value = value[skipSpace(value, 0):]

@@ -132,8 +132,13 @@ func (r *Request) readThreadID(raw []byte) (err error) {
 	if r.ThreadID, err = decodeString("thread_id", raw); err != nil {
 		return err
 	}
-	if len(r.ThreadID) > MaxThreadIDLen || !threadPattern.MatchString(r.ThreadID) {
-		return fieldErrorf("thread_id", "must be 1 to %d characters of A-Z, a-z, 0-9, _ and -, the first a letter or digit",
+	return CheckThreadID("thread_id", r.ThreadID)
+}
+
+// CheckThreadID checks a thread's id in the field of that name. Its error is a [*FieldError].
+func CheckThreadID(field, id string) error {
+	if len(id) > MaxThreadIDLen || !threadPattern.MatchString(id) {
+		return fieldErrorf(field, "must be 1 to %d characters of A-Z, a-z, 0-9, _ and -, the first a letter or digit",
 			MaxThreadIDLen)
 	}
 	return nil

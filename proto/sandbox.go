@@ -98,7 +98,7 @@ func DecodeProfile(name string, body []byte, defaults Profile) (Profile, error) 
 	}
 	p := defaults
 	p.Name, p.Env, p.Network.Allow = name, maps.Clone(defaults.Env), slices.Clone(defaults.Network.Allow)
-	d := profileDecoder{members: members}
+	d := memberDecoder{members: members}
 	d.name(&p.Name)
 	d.read("image", func(raw []byte) (err error) { p.Image, err = decodeString("image", raw); return err })
 	d.read("cpu", func(raw []byte) (err error) { p.CPU, err = decodeFloat("cpu", raw); return err })
@@ -120,19 +120,7 @@ func DecodeProfile(name string, body []byte, defaults Profile) (Profile, error) 
 	return p, p.check()
 }
 
-// profileDecoder reads members one after the other, until one is wrong.
-type profileDecoder struct {
-	members map[string][]byte
-	err     error
-}
-
-func (d *profileDecoder) read(field string, f func(raw []byte) error) {
-	if raw := d.members[field]; raw != nil && d.err == nil {
-		d.err = f(raw)
-	}
-}
-
-func (d *profileDecoder) name(to *string) {
+func (d *memberDecoder) name(to *string) {
 	d.read("name", func(raw []byte) error {
 		name, err := decodeString("name", raw)
 		if err == nil && *to != "" && name != *to {

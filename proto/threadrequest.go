@@ -1,0 +1,68 @@
+package proto
+
+import "time"
+
+// DefaultSafeAge is how old a blob must be to be collected where nobody says otherwise: older than any execution or upload that may
+// still be about to refer to it.
+const DefaultSafeAge = 24 * time.Hour
+
+// Fork is a wish for a new thread from a version of another.
+type Fork struct {
+	ID      string // of the new thread
+	Version int64  // 0 for the newest
+}
+
+// DecodeFork reads the body of a request for a fork. What is wrong with it is a [*FieldError].
+func DecodeFork(body []byte) (Fork, error) {
+	var f Fork
+	members, err := decodeObject(body, "id", "version")
+	if err != nil {
+		return f, err
+	}
+	d := &memberDecoder{members: members}
+	d.need("id", func(raw []byte) (err error) {
+		if f.ID, err = decodeString("id", raw); err != nil {
+			return err
+		}
+		return CheckThreadID("id", f.ID)
+	})
+	d.read("version", func(raw []byte) error {
+		n, err := decodeInt(raw)
+		if f.Version = int64(n); err != nil || n < 1 {
+			return fieldErrorf("version", "must be a whole number, at least 1")
+		}
+		return nil
+	})
+	return f, d.err
+}
+
+// DecodeCollect reads the body of a request to collect blobs, and gives how old they must be. What is wrong with it is a [*FieldError].
+func DecodeCollect(body []byte) (safeAge time.Duration, err error) {
+	names := []string{"safe_age"}
+	members, err := decodeObject(body, names...)
+	if err == nil {
+		err = onlyKnown(body, names)
+	}
+	if err != nil {
+		return 0, err
+	}
+	age := Seconds(DefaultSafeAge)
+	if raw := members[names[0]]; raw != nil {
+		age, err = readSeconds(names[0], raw, 0, Seconds(365*24*time.Hour))
+	}
+	return time.Duration(age), err
+}
+
+// Collected tells what a collection of the blobs of threads did, of all organisations.
+type Collected struct {
+	Blobs   int64 `json:"blobs"`         // looked at
+	Removed int64 `json:"removed"`       // of these, because nothing referred to them
+	Bytes   int64 `json:"removed_bytes"` // of those
+}
+
+// Rebuilt tells what a rebuild of threads from the store did, of all organisations.
+type Rebuilt struct {
+	Manifests int64 `json:"manifests"` // that were read
+	Threads   int64 `json:"threads"`   // that have any
+	Rebuilt   int64 `json:"rebuilt"`   // of these, which were not known or known in an older version
+}
