@@ -18,8 +18,10 @@ const (
 	codeNotFound           = "not_found"
 	codeMethodNotAllowed   = "method_not_allowed"
 	codeConflict           = "conflict"
+	codeLengthRequired     = "length_required"
 	codePayloadTooLarge    = "payload_too_large"
 	codeUnsupportedMedia   = "unsupported_media_type"
+	codeRange              = "range_not_satisfiable"
 	codeIdempotency        = "idempotency_mismatch"
 	codeRateLimited        = "rate_limited"
 	codeInternal           = "internal"
@@ -40,6 +42,11 @@ var (
 	errIdempotency    = errors.New("this Idempotency-Key was used with another request; use a new key for a new request")
 	errPending        = errors.New("the webhook is pending: it can be sent again once it was delivered or has failed")
 	errNoDispatcher   = errors.New("no process that sends webhooks is ready, or has heard of this URL yet; send the request again")
+	errThreadExists   = errors.New("there is a thread of that id already; choose another, or remove that one first")
+	errBadURL         = errors.New("this URL was not made by this server for this method; ask for one at /v1/files/upload_url or download_url")
+	errOldURL         = errors.New("this URL has expired; ask for another at /v1/files/upload_url or download_url")
+	errLength         = errors.New("a file is sent with its Content-Length")
+	errRange          = errors.New("the range begins after the end of the file")
 	errUnknownState   = errors.New("the queue did not confirm the execution in time; it was withdrawn; send it again")
 )
 
@@ -51,6 +58,9 @@ func (e absentError) Error() string { return string(e) }
 const (
 	errNoWebhook  = absentError("the execution has no webhook: it asked for none, and its API key has no URL")
 	errNoSettings = absentError("this API key has no webhook settings; PUT them at /v1/webhook")
+	errNoThread   = absentError("there is no thread of that id; see /v1/threads")
+	errNoVersion  = absentError("there is no such thread, or it does not have that version; see /v1/threads/{id}")
+	errNoFile     = absentError("there is nothing at this path of the thread, if there is such a thread; see /v1/files/list")
 	errNoEndpoint = absentError("deliveries to this URL do not fail; see /v1/webhook/endpoints for those that do")
 )
 
@@ -112,6 +122,7 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		used          *usedImageError
 		broken        *brokenSandboxError
 		disabled      *disabledURLError
+		busy          *proto.BusyError
 		absent        absentError
 	)
 	switch {
@@ -126,6 +137,10 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		return answer{http.StatusUnauthorized, codeUnauthorized, errUnauthorized.Error(), 0}
 	case errors.Is(err, errForbidden):
 		return answer{http.StatusForbidden, codeForbidden, errForbidden.Error(), 0}
+	case errors.Is(err, errBadURL):
+		return answer{http.StatusForbidden, codeForbidden, errBadURL.Error(), 0}
+	case errors.Is(err, errOldURL):
+		return answer{http.StatusForbidden, codeForbidden, errOldURL.Error(), 0}
 	case errors.Is(err, errNoRoute):
 		return answer{http.StatusNotFound, codeNotFound, errNoRoute.Error(), 0}
 	case errors.As(err, &absent):
@@ -136,6 +151,10 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		return answer{http.StatusMethodNotAllowed, codeMethodNotAllowed, errMethod.Error(), 0}
 	case errors.Is(err, errPending):
 		return answer{http.StatusConflict, codeConflict, errPending.Error(), 0}
+	case errors.Is(err, errThreadExists):
+		return answer{http.StatusConflict, codeConflict, errThreadExists.Error(), 0}
+	case errors.As(err, &busy):
+		return answer{http.StatusConflict, codeConflict, busy.Error() + "; wait until that has ended, cancel it, or use another thread", 0}
 	case errors.As(err, &disabled):
 		return answer{http.StatusConflict, codeConflict, disabled.Error(), 0}
 	case errors.Is(err, proto.ErrConflict):
@@ -146,10 +165,14 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		return answer{http.StatusConflict, codeConflict, bound.Error(), 0}
 	case errors.As(err, &used):
 		return answer{http.StatusConflict, codeConflict, used.Error(), 0}
+	case errors.Is(err, errLength):
+		return answer{http.StatusLengthRequired, codeLengthRequired, errLength.Error(), 0}
 	case errors.As(err, &tooLarge):
 		return answer{http.StatusRequestEntityTooLarge, codePayloadTooLarge, tooLarge.Error(), 0}
 	case errors.Is(err, errEncoded):
 		return answer{http.StatusUnsupportedMediaType, codeUnsupportedMedia, errEncoded.Error(), 0}
+	case errors.Is(err, errRange):
+		return answer{http.StatusRequestedRangeNotSatisfiable, codeRange, errRange.Error(), 0}
 	case errors.Is(err, errIdempotency):
 		return answer{http.StatusUnprocessableEntity, codeIdempotency, errIdempotency.Error(), 0}
 	case errors.As(err, &overPlan):

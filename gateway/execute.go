@@ -19,8 +19,6 @@ import (
 
 const executeRoute = "POST /v1/sandbox/execute"
 
-const leaveOut = "leave it out"
-
 // maxClientText bounds what is kept of headers that clients describe themselves with, in bytes.
 const maxClientText = 256
 
@@ -98,11 +96,8 @@ func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceI
 	}
 	i := infoOf(r.Context())
 	mode := modeOf(r.Header)
-	switch {
-	case len(req.SubPaths) > 0:
-		return nil, "", &unimplementedError{"sub_paths is", leaveOut}
-	case req.ThreadID != "":
-		return nil, "", &unimplementedError{"thread_id is", leaveOut}
+	if len(req.SubPaths) > 0 {
+		return nil, "", &unimplementedError{"sub_paths is", "leave it out"}
 	}
 	if err := checkPlan(i.plan, mode, req.Timeout, s.UpgradeURL); err != nil {
 		return nil, "", err
@@ -136,7 +131,7 @@ func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceI
 			TraceID: id, Org: i.key.Org, Key: i.key.ID, Mode: mode,
 			Language: req.Language, Timeout: req.Timeout, Profile: profile.Name,
 			Image: sandbox.Image, Network: sandbox.Network.Policy, Disk: sandbox.OnDisk(), MaxAttempts: req.MaxAttempts, Metadata: req.Metadata,
-			WebhookURL: webhookURL, RequestID: i.requestID,
+			ThreadID: req.ThreadID, WebhookURL: webhookURL, RequestID: i.requestID,
 			ClientID: clientText(r.Header, "X-Client-Id"), UserAgent: clientText(r.Header, "User-Agent"),
 			CreatedAt: now.UTC(), QueueDeadline: now.Add(wait).UTC(),
 			Concurrent: i.plan.Concurrent, MaxQueued: i.plan.MaxQueued,
@@ -190,16 +185,31 @@ func plansWith(mode proto.Mode) string {
 	return "a " + strings.Join(titles, " or ")
 }
 
-// submit hands the job over. Whoever submits owns the execution.
+// notTakenError says that a job was not submitted, and that nothing of it remains.
+type notTakenError struct{ err error }
+
+func (e *notTakenError) Error() string { return e.err.Error() }
+func (e *notTakenError) Unwrap() error { return e.err }
+
+// submit locks the thread of the job and hands the job over. Whoever submits owns the execution.
 func (s *Server) submit(ctx context.Context, job *proto.Job) (*admitted, error) {
 	x := s.follow(job, job.TraceID)
 	x.owner = true
 	store, cancel := detached(ctx)
 	defer cancel()
+	if err := s.lock(store, job); err != nil {
+		if _, busy := errors.AsType[*proto.BusyError](err); !busy {
+			s.unlock(ctx, job, job.TraceID)
+		}
+		return nil, &notTakenError{err}
+	}
 	err := s.Jobs.Submit(store, job)
-	var refusal *proto.Refusal
-	if err == nil || errors.As(err, &refusal) {
-		return x, err
+	if err == nil {
+		return x, nil
+	}
+	if _, refused := errors.AsType[*proto.Refusal](err); refused {
+		s.unlock(ctx, job, job.TraceID)
+		return nil, &notTakenError{err}
 	}
 	// It may have been taken all the same. It must not run for nobody.
 	record, withdrawErr := s.withdraw(ctx, x, "The queue did not confirm the execution.")
@@ -207,7 +217,8 @@ func (s *Server) submit(ctx context.Context, job *proto.Job) (*admitted, error) 
 	case withdrawErr == nil && !expired(record):
 		return x, nil // it was, and runs
 	case withdrawErr == nil || errors.Is(withdrawErr, proto.ErrNotFound):
-		return nil, fmt.Errorf("%w: %w", errUnknownState, err)
+		s.unlock(ctx, job, job.TraceID)
+		return nil, &notTakenError{fmt.Errorf("%w: %w", errUnknownState, err)}
 	default: // it may run yet
 		i := infoOf(ctx)
 		i.trace = job.TraceID

@@ -30,16 +30,17 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // harness is a server on connections in memory, so that it can live in a synctest bubble, and its client.
 type harness struct {
-	t      *testing.T
-	stub   *stub
-	server *Server
-	boxes  *boxes
-	hooks  *hooks
-	http   *httptest.Server
-	dial   func() (net.Conn, error)
-	client *http.Client
-	key    string // enterprise, all rights, organisation acme
-	log    *syncBuffer
+	t       *testing.T
+	stub    *stub
+	server  *Server
+	boxes   *boxes
+	hooks   *hooks
+	threads *threads
+	http    *httptest.Server
+	dial    func() (net.Conn, error)
+	client  *http.Client
+	key     string // enterprise, all rights, organisation acme
+	log     *syncBuffer
 }
 
 func newHarness(t *testing.T) *harness {
@@ -48,10 +49,11 @@ func newHarness(t *testing.T) *harness {
 	log := &syncBuffer{}
 	b := &boxes{stub: q, profiles: map[string]proto.Profile{}, images: map[string]*proto.Image{}}
 	q.boxes = b
-	hook := newHooks()
-	h := &harness{t: t, stub: q, boxes: b, hooks: hook, log: log, key: q.addKey("acme", "enterprise", proto.RightsAll)}
+	hook, thread := newHooks(), newThreads(q)
+	h := &harness{t: t, stub: q, boxes: b, hooks: hook, threads: thread, log: log, key: q.addKey("acme", "enterprise", proto.RightsAll)}
 	h.server = &Server{
 		Jobs: q, Events: q, Keys: q, KeyAdmin: q, Bindings: q, Profiles: b, Images: b, Webhooks: hook, URLs: hook, Deliveries: hook,
+		Locks: thread, Threads: thread, ThreadAdmin: thread, Files: threadFiles{thread}, Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
 		Log: slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), Tracer: noop.NewTracerProvider().Tracer(""),
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "bullpen_up 1\n") }),
 		Default: proto.DefaultProfile(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, MaxBody: DefaultMaxBody,

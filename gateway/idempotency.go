@@ -72,8 +72,7 @@ func (s *Server) admit(ctx context.Context, job *proto.Job, idempotencyKey, hash
 		return nil
 	}
 	x, err := s.submit(ctx, job)
-	var refusal *proto.Refusal
-	if errors.As(err, &refusal) || errors.Is(err, errUnknownState) {
+	if _, notTaken := errors.AsType[*notTakenError](err); notTaken {
 		store, cancel := detached(ctx)
 		defer cancel()
 		if releaseErr := release(store); releaseErr != nil {
@@ -113,12 +112,16 @@ func (s *Server) claim(ctx context.Context, job *proto.Job, scope, key string, o
 		return own, nil, errNotYet
 	}
 	// Its execution never was or will never run, so the key is free for this one.
+	unknown := err != nil
 	replaced, err := s.Bindings.Replace(ctx, scope, key, holds, own)
 	if errors.Is(err, proto.ErrConflict) {
 		return own, nil, errNotYet // somebody else was first
 	}
 	if err != nil {
 		return own, nil, fmt.Errorf("take over idempotency key: %w", err)
+	}
+	if unknown {
+		s.unlock(ctx, job, holds.Trace) // its server may have locked the thread before it died
 	}
 	return replaced, nil, nil
 }

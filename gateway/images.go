@@ -45,7 +45,7 @@ func (s *Server) putImage(w http.ResponseWriter, r *http.Request) error {
 	if r.ContentLength > proto.MaxImageBytes {
 		return &bodyTooLargeError{proto.MaxImageBytes}
 	}
-	body := &longBody{from: http.MaxBytesReader(w, r.Body, proto.MaxImageBytes), control: infoOf(r.Context()).rec.control}
+	body := &longBody{from: http.MaxBytesReader(w, r.Body, proto.MaxImageBytes), control: infoOf(r.Context()).rec.control, limit: proto.MaxImageBytes}
 	img, replaced, err := s.ImageAdmin.Put(r.Context(), name, digest, body)
 	// At once, because the server goes on reading to notice that the client leaves.
 	_ = body.control.SetReadDeadline(time.Time{}) // not supported: no connection that could stall
@@ -64,15 +64,20 @@ func (s *Server) putImage(w http.ResponseWriter, r *http.Request) error {
 type longBody struct {
 	from    io.Reader
 	control *http.ResponseController
+	limit   int64 // what it may have, in bytes, for messages
 }
 
 func (b *longBody) Read(p []byte) (int, error) {
 	_ = b.control.SetReadDeadline(time.Now().Add(bodyTimeout)) // as above
 	n, err := b.from.Read(p)
-	if err == nil || errors.Is(err, io.EOF) {
-		return n, err
+	switch {
+	case errors.Is(err, io.EOF): // what follows may take its time, and the server goes on reading
+		_ = b.control.SetReadDeadline(time.Time{})
+		return n, io.EOF
+	case err != nil:
+		err = bodyError(err, b.limit)
 	}
-	return n, bodyError(err, proto.MaxImageBytes)
+	return n, err
 }
 
 func (s *Server) listImages(w http.ResponseWriter, r *http.Request) error {

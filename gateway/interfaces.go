@@ -143,3 +143,53 @@ type Bindings interface {
 	// Release unties key if it is still tied to b.
 	Release(ctx context.Context, scope, key string, b proto.Binding) error
 }
+
+// Locks gives threads to executions, each to one at a time.
+type Locks interface {
+	// Lock gives a thread to an execution until that has ended, and makes the thread where there is none. It names the worker that has its
+	// home at hand, empty for none. Its error is a [*proto.BusyError] where another execution has it; after any other error it may be
+	// locked all the same.
+	Lock(ctx context.Context, org, thread string, id proto.TraceID) (prefer string, err error)
+	// Unlock takes a thread from an execution that was not submitted. Where that does not have it, nothing happens.
+	Unlock(ctx context.Context, org, thread string, id proto.TraceID) error
+}
+
+// Threads knows the threads of organisations. Their Holder is empty where it has ended.
+type Threads interface {
+	// Thread gives a thread. Its error is [proto.ErrNotFound] where there is none of that id.
+	Thread(ctx context.Context, org, id string) (*proto.Thread, error)
+	// List gives up to most threads in the order of their ids, from the first one after the id given on, empty for all. Of versions they
+	// have only the newest, without manifest and layers, and no staged files; more says that others follow.
+	List(ctx context.Context, org, after string, most int) (list []proto.Thread, more bool, err error)
+	// Remove removes a thread with its versions and staged files. Its error is [proto.ErrNotFound] where there is none, and a
+	// [*proto.BusyError] while an execution has it.
+	Remove(ctx context.Context, org, id string) error
+	// Fork makes a new thread whose first version is that of the number given, 0 for the newest, of another. Its error is
+	// [proto.ErrNotFound] where there is no such thread or version, and [proto.ErrExists] where there is a thread of the new id.
+	Fork(ctx context.Context, org, id string, f proto.Fork) (*proto.Thread, error)
+	// Archive writes the home of that version of a thread, 0 for the newest, as a tar. Before it writes, its error is
+	// [proto.ErrNotFound] where there is no such thread or version.
+	Archive(ctx context.Context, org, id string, version int64, w io.Writer) error
+}
+
+// ThreadAdmin tidies the store of threads, for all organisations.
+type ThreadAdmin interface {
+	// Collect removes blobs older than safeAge that nothing refers to.
+	Collect(ctx context.Context, safeAge time.Duration) (proto.Collected, error)
+	// Rebuild makes the heads of threads again from what the store has.
+	Rebuild(ctx context.Context) (proto.Rebuilt, error)
+}
+
+// Files are the files in the homes of threads: those of the newest version, under those that were uploaded since. Paths are relative to
+// the home and cleaned; that of the home is empty.
+type Files interface {
+	// List calls each for the entries of a directory, also for all below them where recursive is true, and for a file with that file
+	// alone; not at all where there is nothing. It ends with the first error of each.
+	List(ctx context.Context, org, thread, path string, recursive bool, each func(proto.File) error) error
+	// Open gives a file's content. Its error is [proto.ErrNotFound] where there is nothing, and a [*proto.FieldError] where there is
+	// something else than a file.
+	Open(ctx context.Context, org, thread, path string) (*proto.FileContent, error)
+	// Stage stores a file of size bytes, which body gives, and makes the thread where there is none. From then on the file is in lists,
+	// downloads and the next execution. A [*proto.FieldError] says what is wrong with it.
+	Stage(ctx context.Context, org, thread, path string, size int64, body io.Reader) error
+}

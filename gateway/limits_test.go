@@ -144,7 +144,7 @@ func TestLimits(t *testing.T) {
 			{"null", body("env_vars", nil), 200},
 		},
 		"thread_id": {
-			{"128", body("thread_id", long("t", 128)), 501},
+			{"128", body("thread_id", long("t", 128)), 200},
 			{"129", body("thread_id", long("t", 129)), 400},
 			{"empty", body("thread_id", ""), 400},
 			{"dash first", body("thread_id", "-a"), 400},
@@ -363,11 +363,6 @@ func (spaces) Read(p []byte) (int, error) {
 func TestRoutesNotThereYet(t *testing.T) {
 	h := newHarness(t)
 	h.do("GET", "/v1/executions?limit=5", "").want(501, "not_implemented", "list of executions", "trace id")
-	for _, path := range []string{"/v1/files/list", "/v1/files/upload_url", "/v1/files/download_url"} {
-		h.do("POST", path, `{"source":"thread","id":"t"}`).want(501, "not_implemented", "files")
-		h.do("POST", path, "", "Authorization", "").want(401, "unauthorized")
-		h.do("GET", path, "").want(405, "method_not_allowed")
-	}
 	h.do("POST", "/v1/files/other", "").want(404, "not_found")
 }
 
@@ -384,6 +379,7 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 		"/openapi.json": "GET", "/docs": "GET", "/metrics": "GET",
 		"/v1/admin/images": "GET", "/v1/executions/x/webhook": "GET", "/v1/executions/x/webhook/replay": "POST", "/v1/webhook/rotate": "POST",
 		"/v1/webhook/test": "POST", "/v1/webhook/replay-failed": "POST", "/v1/webhook/endpoints": "GET", "/v1/webhook/endpoints/enable": "POST",
+		"/v1/threads": "GET", "/v1/threads/x/fork": "POST", "/v1/threads/x/archive": "GET", "/v1/admin/threads/gc": "POST", "/v1/files/list": "POST",
 	} {
 		for _, method := range []string{"PUT", "PATCH", "OPTIONS", "BREW"} {
 			if got := h.do(method, path, "").want(405, "method_not_allowed").header.Get("Allow"); got != allow {

@@ -37,7 +37,7 @@ const (
 )
 
 // Server answers HTTP requests. Its exported fields are set before Handler is called and not changed afterwards; all but
-// Metrics, Done and UpgradeURL are needed. It is safe for concurrent use and starts no goroutines of its own.
+// Metrics, Done, UpgradeURL and PublicURL are needed. It is safe for concurrent use and starts no goroutines of its own.
 type Server struct {
 	Jobs     Jobs
 	Events   Events
@@ -51,6 +51,11 @@ type Server struct {
 	Webhooks   Webhooks
 	URLs       URLs // those that webhooks may go to
 	Deliveries Deliveries
+	Locks      Locks
+	Threads    Threads
+	// ThreadAdmin answers for the store of all threads.
+	ThreadAdmin ThreadAdmin
+	Files       Files
 
 	Log    *slog.Logger
 	Tracer trace.Tracer
@@ -66,6 +71,10 @@ type Server struct {
 	MaxBody     int64         // cap on request bodies, in bytes
 	UpgradeURL  string        // where people change their plan, for messages; empty for nowhere
 	Version     string        // of the program, for the documents
+	Home        string        // where programs find their home, absolute and cleaned: paths of files may begin with it
+	PublicURL   string        // where clients reach this server, for URLs of files; empty for the Host they name
+	// URLSecret signs the URLs of files. It is random, and the same in all gateways.
+	URLSecret *[32]byte
 	// Unfit tells why the worker in this process takes no jobs; empty where it does. It is nil in a process without one.
 	Unfit func() string
 
@@ -92,6 +101,7 @@ func (s *Server) Handler() http.Handler {
 	}
 	s.routeDocs(root)
 	root.Group(s.routeV1)
+	root.Group(s.routeContent)
 	return root
 }
 
@@ -116,9 +126,14 @@ func (s *Server) routeV1(r chi.Router) {
 	r.Get(prefix+"/webhook/endpoints", s.handle(s.listEndpoints))
 	r.Post(prefix+"/webhook/endpoints/enable", s.handle(s.enableEndpoint))
 	r.Get(prefix+"/executions", s.handle(notYet("the list of executions is", "ask for each by its trace id")))
-	for _, name := range []string{"list", "upload_url", "download_url"} {
-		r.Post(prefix+"/files/"+name, s.handle(notYet("files are", "pass them inside the program")))
-	}
+	r.Get(prefix+"/threads", s.handle(s.listThreads))
+	r.Get(prefix+"/threads/{id}", s.handle(s.getThread))
+	r.Delete(prefix+"/threads/{id}", s.handle(s.deleteThread))
+	r.Post(prefix+"/threads/{id}/fork", s.handle(s.forkThread))
+	r.Get(prefix+"/threads/{id}/archive", s.handle(s.archiveThread))
+	r.Post(prefix+"/files/list", s.handle(s.listFiles))
+	r.Post(prefix+"/files/upload_url", s.handle(s.uploadURL))
+	r.Post(prefix+"/files/download_url", s.handle(s.downloadURL))
 	r.Group(func(r chi.Router) {
 		r.Use(s.requireAllRights)
 		r.Post(prefix+"/admin/keys", s.handle(s.createKey))
@@ -132,7 +147,17 @@ func (s *Server) routeV1(r chi.Router) {
 		r.Put(prefix+"/admin/images/{name}", s.handle(s.putImage))
 		r.Get(prefix+"/admin/images", s.handle(s.listImages))
 		r.Delete(prefix+"/admin/images/{name}", s.handle(s.removeImage))
+		r.Post(prefix+"/admin/threads/gc", s.handle(s.collectThreads))
+		r.Post(prefix+"/admin/threads/rebuild", s.handle(s.rebuildThreads))
 	})
+}
+
+// routeContent is what signed URLs lead to: they say themselves what they allow, and to whom.
+func (s *Server) routeContent(r chi.Router) {
+	r.Use(s.refuseWhenDraining)
+	r.Get(contentPath+"{token}", s.handle(s.getContent))
+	r.Head(contentPath+"{token}", s.handle(s.getContent))
+	r.Put(contentPath+"{token}", s.handle(s.putContent))
 }
 
 // notYet answers a route of the contract that this version does not have.

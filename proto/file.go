@@ -38,7 +38,8 @@ type FileContent struct {
 	File
 	// Tag names the content: whenever it is the same, the bytes are. It is of letters, digits and :_-.
 	Tag string
-	// Read gives length bytes from offset on, both within Size. Its reader fails where the bytes are not those that were stored.
+	// Read gives length bytes from offset on, both within Size. Its reader ends after them with io.EOF, and with another error where they
+	// are not those that were stored.
 	Read func(ctx context.Context, offset, length int64) (io.ReadCloser, error)
 }
 

@@ -1,0 +1,443 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// upload asks for a URL and sends content there, and gives the answer of the second.
+func (h *harness) upload(path, content string) *reply {
+	h.t.Helper()
+	return h.send(h.put(h.sign("upload", path, len(content)), content))
+}
+
+// sign asks for a signed URL for a file in the thread t, and gives the path and query of it.
+func (h *harness) sign(kind, path string, size int) string {
+	h.t.Helper()
+	more := ""
+	if kind == "upload" {
+		more = fmt.Sprintf(`,"content_length":%d`, size)
+	}
+	a := h.do("POST", "/v1/files/"+kind+"_url", fmt.Sprintf(`{"source":"thread","id":"t","path":%q%s}`, path, more)).want(200, "").json()
+	method := map[string]string{"upload": "PUT", "download": "GET"}[kind]
+	if a["method"] != method {
+		h.t.Errorf("method %v", a["method"])
+	}
+	u, err := url.Parse(a["url"].(string))
+	if err != nil || u.Host != strings.TrimPrefix(h.http.URL, "http://") {
+		h.t.Errorf("url %s, %v", u, err)
+	}
+	return u.RequestURI()
+}
+
+// put makes the request of an upload, as plain clients do: with no key.
+func (h *harness) put(at, content string, headers ...string) *http.Request {
+	return h.request("PUT", at, content, append(headers, "Authorization", "")...)
+}
+
+func (h *harness) get(at string, headers ...string) *reply {
+	h.t.Helper()
+	return h.do("GET", at, "", append(headers, "Authorization", "")...)
+}
+
+func TestFiles(t *testing.T) {
+	h := newHarness(t)
+	list := func(more string) string {
+		return strings.TrimSpace(string(h.do("POST", "/v1/files/list", `{"source":"thread","id":"t"`+more+`}`).want(200, "").body))
+	}
+	if got := list(""); got != `{"files":[]}` {
+		t.Errorf("unknown thread: %s", got)
+	}
+	h.threads.files["acme/t/dir"] = nil
+	h.threads.files["other/t/theirs"] = []byte("theirs")
+	// Also while an execution has the thread.
+	h.execute(inThread, "Prefer", "respond-async").want(202, "")
+	if a := h.upload("/home/baponi/dir/./a.txt", "hello").want(200, ""); strings.TrimSpace(string(a.body)) != `{"path":"dir/a.txt","size":5}` {
+		t.Errorf("uploaded: %s", a.body)
+	}
+	h.upload("empty", "").want(200, "")
+	const dir = `{"name":"dir","path":"dir","size":0,"modified":"1970-01-01T00:00:01.000Z","is_directory":true}`
+	const empty = `{"name":"empty","path":"empty","size":0,"modified":"1970-01-01T00:00:01.000Z","is_directory":false}`
+	const file = `{"name":"a.txt","path":"dir/a.txt","size":5,"modified":"1970-01-01T00:00:01.000Z","is_directory":false}`
+	for more, want := range map[string]string{
+		``:                             dir + `,` + empty,
+		`,"path":null`:                 dir + `,` + empty,
+		`,"path":"/home/baponi"`:       dir + `,` + empty,
+		`,"recursive":true`:            dir + `,` + file + `,` + empty,
+		`,"path":"./dir/"`:             file,
+		`,"path":"dir/a.txt"`:          file,
+		`,"path":"nothing"`:            ``,
+		`,"path":"/nothing/../../etc"`: `400`,
+		`,"path":"a\u0000b"`:           `400`,
+		`,"path":"` + strings.Repeat("a", 256) + `"`: `400`,
+	} {
+		if want == `400` {
+			h.do("POST", "/v1/files/list", `{"source":"thread","id":"t"`+more+`}`).want(400, "validation_error", "path")
+		} else if got := list(more); got != `{"files":[`+want+`]}` {
+			t.Errorf("%s:\n%s, want\n%s", more, got, want)
+		}
+	}
+	at := h.sign("download", "dir/a.txt", 0)
+	a := h.get(at).want(200, "")
+	for name, want := range map[string]string{
+		"Content-Type": "application/octet-stream", "Content-Disposition": "attachment; filename=a.txt", "X-Content-Type-Options": "nosniff",
+		"Content-Security-Policy": contentPolicy, "Content-Length": "5", "Accept-Ranges": "bytes", "ETag": `"5-h"`,
+		"Cache-Control": "private, no-store", "Last-Modified": "Thu, 01 Jan 1970 00:00:01 GMT",
+	} {
+		if got := a.header.Get(name); got != want {
+			t.Errorf("%s %q, want %q", name, got, want)
+		}
+	}
+	if string(a.body) != "hello" {
+		t.Errorf("content %q", a.body)
+	}
+	head := h.do("HEAD", at, "", "Authorization", "", "Range", "bytes=1-2").want(200, "")
+	if head.header.Get("Content-Length") != "5" || len(head.body) != 0 {
+		t.Errorf("HEAD: %v, %q", head.header, head.body)
+	}
+	if a := h.get(h.sign("download", "empty", 0), "Range", "bytes=0-").want(200, ""); len(a.body) != 0 {
+		t.Errorf("empty file %q", a.body)
+	}
+	for _, body := range []string{
+		`{"source":"thread","id":"t","path":"nothing"}`, `{"source":"thread","id":"u","path":"dir/a.txt"}`, `{"source":"thread","id":"t","path":"theirs"}`,
+	} {
+		h.do("POST", "/v1/files/download_url", body).want(404, "not_found", "nothing at this path")
+	}
+	h.do("POST", "/v1/files/download_url", `{"source":"thread","id":"t","path":"dir"}`).want(400, "validation_error", "directory")
+	// A URL outlives neither its file nor the server's draining.
+	delete(h.threads.files, "acme/t/dir/a.txt")
+	h.get(at).want(404, "not_found")
+	h.server.Drain()
+	h.get(at).want(503, "service_unavailable")
+}
+
+func TestFileRequestsThatAreRefused(t *testing.T) {
+	h := newHarness(t)
+	for _, kind := range []string{"list", "upload_url", "download_url"} {
+		path := "/v1/files/" + kind
+		const rest = `"path":"a","content_length":1}`
+		h.do("POST", path, `{"source":"volume","id":"v",`+rest).want(501, "not_implemented", "volume")
+		h.do("POST", path, `{"source":"disk","id":"v",`+rest).want(400, "validation_error", "source")
+		h.do("POST", path, `{"source":"thread","id":"../t",`+rest).want(400, "validation_error", "id")
+		h.do("POST", path, `{"source":"thread","id":"t","path":"../a","content_length":1}`).want(400, "validation_error", "path")
+		h.do("POST", path, `no`).want(400, "validation_error", "body")
+		h.do("POST", path, "", "Authorization", "").want(401, "unauthorized")
+		h.do("GET", path, "").want(405, "method_not_allowed")
+	}
+	for _, name := range []string{"", "/", ".", "/home/baponi/", "dir/"} {
+		h.do("POST", "/v1/files/upload_url", fmt.Sprintf(`{"source":"thread","id":"t","path":%q,"content_length":1}`, name)).want(400, "validation_error", "path")
+		h.do("POST", "/v1/files/download_url", fmt.Sprintf(`{"source":"thread","id":"t","path":%q}`, name)).want(400, "validation_error", "path")
+	}
+	most := int64(h.server.Default.Disk.Home)
+	ask := func(size int64) *reply {
+		return h.do("POST", "/v1/files/upload_url", fmt.Sprintf(`{"source":"thread","id":"t","path":"a","content_length":%d}`, size))
+	}
+	ask(most).want(200, "")
+	ask(most+1).want(400, "validation_error", fmt.Sprint(most+1), fmt.Sprint(most))
+	h.server.Default.Disk.Home = 100 * proto.GiB
+	ask(proto.MaxFileBytes).want(200, "")
+	ask(proto.MaxFileBytes+1).want(400, "validation_error", "content_length")
+}
+
+// Nobody but who has the secret makes a URL, and one is good for what it was made for alone.
+func TestSignedURLs(t *testing.T) {
+	h := newHarness(t)
+	h.upload("a", "hello").want(200, "")
+	down, up := h.sign("download", "a", 0), h.sign("upload", "a", 5)
+	h.send(h.put(down, "hello")).want(403, "forbidden", "not made by this server for this method")
+	h.get(up).want(403, "forbidden")
+	if a := h.do("HEAD", up, "", "Authorization", ""); a.status != 403 {
+		t.Errorf("HEAD of an upload: %d", a.status)
+	}
+	h.do("POST", down, "").want(405, "method_not_allowed")
+	good := func(s *Server) *grant {
+		return &grant{method: "GET", org: "acme", thread: "t", path: "a", expiresAt: time.Now().Add(time.Minute)}
+	}
+	if a := h.get(contentPath+good(h.server).token(*h.server.URLSecret)).want(200, ""); string(a.body) != "hello" {
+		t.Errorf("content %q", a.body)
+	}
+	token := strings.TrimPrefix(down, contentPath)
+	body, sum, _ := strings.Cut(token, ".")
+	text, err := base64.RawURLEncoding.DecodeString(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged := map[string]string{
+		"no signature": body, "empty signature": body + ".", "half a signature": body + "." + sum[:21], "signature twice": token + "." + sum,
+		"empty": ".", "no base64": "!." + sum, "padding": body + "=." + sum, "other secret": good(nil).token([32]byte{1}),
+		"old signature": base64.RawURLEncoding.EncodeToString([]byte(strings.Replace(string(text), "\nt\n", "\nu\n", 1))) + "." + sum,
+	}
+	for i := range text { // every byte is signed
+		other := []byte(string(text))
+		other[i] ^= 1
+		forged[fmt.Sprintf("byte %d", i)] = base64.RawURLEncoding.EncodeToString(other) + "." + sum
+	}
+	for name, token := range forged {
+		t.Run(name, func(t *testing.T) { h.in(t).get(contentPath+token).want(403, "forbidden", "not made by this server") })
+	}
+	// A form that is not known is not guessed at, even where it is signed.
+	for _, text := range []string{"bullpen-file-2\nGET\nacme\nt\n0\n99999999999\na", "bullpen-file-1\nGET\nacme\nt"} {
+		token := base64.RawURLEncoding.EncodeToString([]byte(text)) + "." + base64.RawURLEncoding.EncodeToString(signature(*h.server.URLSecret, text))
+		h.get(contentPath+token).want(403, "forbidden")
+	}
+	h.do("GET", contentPath, "").want(404, "not_found")
+	if strings.Contains(h.log.String(), body) {
+		t.Error("a signed URL is in the log")
+	}
+	// Without a secret nothing is signed, and nothing passes.
+	h.server.URLSecret = nil
+	h.get(contentPath+good(nil).token([32]byte{})).want(500, "internal")
+	h.do("POST", "/v1/files/download_url", `{"source":"thread","id":"t","path":"a"}`).want(500, "internal")
+}
+
+func TestSignedURLsExpire(t *testing.T) {
+	bubble(t, func(t *testing.T, h *harness) {
+		h.upload("a", "hello").want(200, "")
+		a := h.do("POST", "/v1/files/download_url", `{"source":"thread","id":"t","path":"a"}`).want(200, "").json()
+		expires, err := time.Parse(time.RFC3339, a["expires_at"].(string))
+		if err != nil || time.Until(expires) != urlLife {
+			t.Errorf("expires %v, %v", a["expires_at"], err)
+		}
+		u, _ := url.Parse(a["url"].(string))
+		time.Sleep(time.Until(expires) - time.Millisecond)
+		h.get(u.Path).want(200, "")
+		time.Sleep(time.Millisecond)
+		h.get(u.Path).want(403, "forbidden", "expired")
+	})
+}
+
+func TestURLsAreAbsolute(t *testing.T) {
+	h := newHarness(t)
+	ask := func(host string, change func(*http.Request)) *httptest.ResponseRecorder {
+		r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/files/upload_url", strings.NewReader(`{"source":"thread","id":"t","path":"a","content_length":1}`))
+		r.Host = host
+		r.Header.Set("Authorization", "Bearer "+h.key)
+		// Anybody can send these.
+		r.Header.Set("X-Forwarded-Host", "evil.example")
+		r.Header.Set("X-Forwarded-Proto", "gopher")
+		r.Header.Set("Forwarded", "host=evil.example;proto=gopher")
+		change(r)
+		w := httptest.NewRecorder()
+		h.http.Config.Handler.ServeHTTP(w, r)
+		return w
+	}
+	starts := func(w *httptest.ResponseRecorder, with string) {
+		t.Helper()
+		if !strings.HasPrefix(w.Body.String(), `{"url":"`+with+contentPath) {
+			t.Errorf("%s, want %s", w.Body, with)
+		}
+	}
+	starts(ask("box.example:8080", func(*http.Request) {}), "http://box.example:8080")
+	starts(ask("box.example", func(r *http.Request) { r.TLS = new(tls.ConnectionState) }), "https://box.example")
+	if w := ask("", func(*http.Request) {}); w.Code != 400 {
+		t.Errorf("no host: %d %s", w.Code, w.Body)
+	}
+	h.server.PublicURL = "https://public.example/bullpen/"
+	starts(ask("box.example", func(*http.Request) {}), "https://public.example/bullpen")
+}
+
+func TestRanges(t *testing.T) {
+	h := newHarness(t)
+	h.upload("a", "0123456789").want(200, "")
+	at := h.sign("download", "a", 0)
+	for header, want := range map[string]string{ // the Content-Range and the content
+		"bytes=0-0": "0-0 0", "bytes=3-5": "3-5 345", "bytes=7-": "7-9 789", "bytes=7-99": "7-9 789", "bytes=-3": "7-9 789", "bytes=-99": "0-9 0123456789",
+		"bytes=0-": "0-9 0123456789", "bytes= 3-5 ": "3-5 345", "bytes=10-": "", "bytes=10-12": "", "bytes=-0": "", "bytes=99999999999-": "",
+		// Passed over.
+		"bytes=5-3": "all", "bytes=a-": "all", "bytes=-": "all", "bytes=": "all", "bytes=1": "all", "items=0-1": "all", "bytes=0-1,3-4": "all",
+		"bytes=+1-2": "all", "bytes=1--2": "all", "bytes=--1": "all", "bytes=0-99999999999999999999": "all",
+	} {
+		a := h.get(at, "Range", header)
+		switch want {
+		case "":
+			a.want(416, "range_not_satisfiable")
+			if got := a.header.Get("Content-Range"); got != "bytes */10" || a.header.Get("Content-Disposition") != "" {
+				t.Errorf("%s: %v", header, a.header)
+			}
+		case "all":
+			if a.want(200, ""); string(a.body) != "0123456789" || a.header.Get("Content-Range") != "" {
+				t.Errorf("%s: %q, %v", header, a.body, a.header)
+			}
+		default:
+			part, content, _ := strings.Cut(want, " ")
+			a.want(206, "")
+			if string(a.body) != content || a.header.Get("Content-Range") != "bytes "+part+"/10" || a.header.Get("Content-Length") != fmt.Sprint(len(content)) {
+				t.Errorf("%s: %q, %v", header, a.body, a.header)
+			}
+		}
+	}
+	for tag, status := range map[string]int{`"10-0"`: 206, `"10-1"`: 200, `W/"10-0"`: 200, "Thu, 01 Jan 1970 00:00:01 GMT": 200} {
+		h.get(at, "Range", "bytes=1-2", "If-Range", tag).want(status, "")
+	}
+}
+
+// What tenants call their files stays a name.
+func TestAttachment(t *testing.T) {
+	for name, want := range map[string]string{
+		"a.html": "attachment; filename=a.html", "a b": `attachment; filename="a b"`, "é€": "attachment; filename*=utf-8''%C3%A9%E2%82%AC",
+		"a\"; filename=\"b": `attachment; filename="a_; filename=_b"`, "a\r\nX-Evil: 1": `attachment; filename="a__X-Evil: 1"`, `..\..\a`: `attachment; filename=.._.._a`,
+		"\x00\x1b\x7f": "attachment; filename=___",
+	} {
+		if got := attachment(name); got != want {
+			t.Errorf("%q: %s, want %s", name, got, want)
+		}
+	}
+}
+
+// What the store does not have as it was stored is not told, or not to its end.
+func TestBrokenContent(t *testing.T) {
+	h := newHarness(t)
+	h.upload("small", "hello").want(200, "")
+	h.upload("large", strings.Repeat("x", 10*smallOutput)).want(200, "")
+	small, large := h.sign("download", "small", 0), h.sign("download", "large", 0)
+	if a := h.get(large).want(200, ""); len(a.body) != 10*smallOutput {
+		t.Errorf("%d bytes", len(a.body))
+	}
+	h.threads.broken = true
+	if a := h.get(small).want(500, "internal"); a.header.Get("Content-Disposition") != "" || a.header.Get("ETag") != "" {
+		t.Errorf("headers %v", a.header)
+	}
+	resp, err := h.client.Do(h.request("GET", large, ""))
+	if err == nil {
+		_, err = io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+	}
+	if err == nil {
+		t.Error("a broken file came whole")
+	}
+	h.threads.fail = errors.New("the store is gone")
+	h.get(small).want(500, "internal")
+	h.do("POST", "/v1/files/list", `{"source":"thread","id":"t"}`).want(500, "internal")
+	h.do("POST", "/v1/files/list", `{"source":"thread","id":"u"}`).want(500, "internal")
+	h.send(h.put(h.server.signedPut("b", 1), "x")).want(500, "internal")
+}
+
+// signedPut gives an address to upload a file of the thread t to.
+func (s *Server) signedPut(path string, size int64) string {
+	g := &grant{method: "PUT", org: "acme", thread: "t", path: path, size: size, expiresAt: time.Now().Add(time.Hour)}
+	return contentPath + g.token(*s.URLSecret)
+}
+
+// An upload is as long as its URL says, or nothing comes of it.
+func TestUploadLength(t *testing.T) {
+	h := newHarness(t)
+	at := h.sign("upload", "a", 5)
+	h.send(h.put(at, "1234")).want(400, "validation_error", "4", "5 bytes")
+	h.send(h.put(at, "123456")).want(413, "payload_too_large", "5 bytes")
+	h.send(h.put(at, "12345", "Content-Encoding", "gzip")).want(415, "unsupported_media_type")
+	chunked := h.put(at, "")
+	chunked.Body, chunked.ContentLength = io.NopCloser(strings.NewReader("12345")), -1
+	h.send(chunked).want(411, "length_required", "Content-Length")
+	if len(h.threads.files) != 0 {
+		t.Errorf("files %v", h.threads.files)
+	}
+	// It ends early.
+	conn, err := h.dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, gone := context.WithCancel(t.Context())
+	h.server.Files = &staging{threadFiles{h.threads}, gone}
+	if _, err := fmt.Fprintf(conn, "PUT %s HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n123", at); err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.Close()
+	<-ctx.Done()
+	h.threads.mu.Lock()
+	defer h.threads.mu.Unlock()
+	if len(h.threads.files) != 0 {
+		t.Errorf("files %v", h.threads.files)
+	}
+}
+
+// staging tells when a file was staged, or was not.
+type staging struct {
+	threadFiles
+	done func()
+}
+
+func (s *staging) Stage(ctx context.Context, org, thread, path string, size int64, body io.Reader) error {
+	defer s.done()
+	return s.threadFiles.Stage(ctx, org, thread, path, size, body)
+}
+
+// slowStage takes long to store what it has read.
+type slowStage struct{ threadFiles }
+
+func (s slowStage) Stage(ctx context.Context, org, thread, path string, size int64, body io.Reader) error {
+	err := s.threadFiles.Stage(ctx, org, thread, path, size, body)
+	time.Sleep(2 * bodyTimeout)
+	return errors.Join(err, ctx.Err())
+}
+
+// An upload may take as long as it likes, and so may its storage, as long as something comes.
+func TestSlowUpload(t *testing.T) {
+	for stall, status := range map[time.Duration]int{bodyTimeout - time.Second: 200, bodyTimeout + time.Second: 400} {
+		bubble(t, func(t *testing.T, h *harness) {
+			h.server.Files = slowStage{threadFiles{h.threads}}
+			body, in := io.Pipe()
+			sent := make(chan struct{})
+			go func() {
+				defer close(sent)
+				for range 200 { // more than an hour
+					time.Sleep(stall)
+					if _, err := io.WriteString(in, "x"); err != nil {
+						return
+					}
+				}
+			}()
+			r := h.put(h.server.signedPut("a", 200), "")
+			r.Body, r.ContentLength = io.NopCloser(io.LimitReader(body, 200)), 200
+			resp, err := h.client.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if resp.StatusCode != status {
+				t.Errorf("stalling %s: %s, want %d", stall, resp.Status, status)
+			}
+			_ = errors.Join(resp.Body.Close(), body.Close())
+			<-sent
+			h.client.CloseIdleConnections()
+			synctest.Wait()
+		})
+	}
+}
+
+// A download goes on with a client that reads slowly, and not with one that does not read.
+func TestSlowDownload(t *testing.T) {
+	for stall, whole := range map[time.Duration]bool{writeTimeout - time.Second: true, writeTimeout + time.Second: false} {
+		bubble(t, func(t *testing.T, h *harness) {
+			const size = 20 * smallOutput
+			h.threads.files["acme/t/a"] = bytes.Repeat([]byte("x"), size)
+			resp, err := h.client.Do(h.request("GET", h.sign("download", "a", 0), "", "Authorization", ""))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got int64
+			for err == nil {
+				time.Sleep(stall)
+				var n int64
+				n, err = io.CopyN(io.Discard, resp.Body, smallOutput)
+				got += n
+			}
+			if (errors.Is(err, io.EOF) && got == size) != whole {
+				t.Errorf("reading every %s: %d bytes, %v", stall, got, err)
+			}
+			_ = resp.Body.Close()
+		})
+	}
+}

@@ -1,0 +1,547 @@
+package gateway
+
+import (
+	"archive/tar"
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// threads are threads and their files in memory. A thread is free once its holder has ended, of which the stub of jobs knows.
+type threads struct {
+	stub   *stub
+	mu     sync.Mutex
+	heads  map[string]*proto.Thread
+	files  map[string][]byte // by organisation, thread and path
+	fail   error             // of what is called next, and all after
+	broken bool              // contents are not what was stored
+	age    time.Duration     // that was collected with
+}
+
+func newThreads(q *stub) *threads {
+	return &threads{stub: q, heads: map[string]*proto.Thread{}, files: map[string][]byte{}}
+}
+
+func key(org, id string) string { return org + "/" + id }
+
+// take gives a thread with its holder as it is now, and makes it if it is to be made.
+func (s *threads) take(org, id string, create bool) (*proto.Thread, error) {
+	if s.fail != nil {
+		return nil, s.fail
+	}
+	t := s.heads[key(org, id)]
+	if t == nil && !create {
+		return nil, fmt.Errorf("thread: %w", proto.ErrNotFound)
+	}
+	if t == nil {
+		t = &proto.Thread{Org: org, ID: id, CreatedAt: time.Now(), UsedAt: time.Now()}
+		s.heads[key(org, id)] = t
+	}
+	if record, _, err := s.stub.look(t.Holder); t.Holder != "" && (err == nil && record.Status.Terminal() || err != nil && time.Since(t.HeldAt) > 30*time.Second) {
+		t.Holder = ""
+	}
+	return t, nil
+}
+
+func (s *threads) Lock(_ context.Context, org, thread string, id proto.TraceID) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t, err := s.take(org, thread, true)
+	if err != nil {
+		return "", err
+	}
+	if t.Holder != "" && t.Holder != id {
+		return "", &proto.BusyError{Thread: thread, Holder: t.Holder}
+	}
+	t.Holder, t.HeldAt, t.UsedAt = id, time.Now(), time.Now()
+	return "worker-7", nil
+}
+
+func (s *threads) Unlock(_ context.Context, org, thread string, id proto.TraceID) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t := s.heads[key(org, thread)]; t != nil && t.Holder == id {
+		t.Holder = ""
+	}
+	return s.fail
+}
+
+// holder gives who has a thread of acme, whatever became of that.
+func (s *threads) holder(id string) proto.TraceID {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.heads[key("acme", id)].Holder
+}
+
+func (s *threads) Thread(_ context.Context, org, id string) (*proto.Thread, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t, err := s.take(org, id, false)
+	if err != nil {
+		return nil, err
+	}
+	return new(*t), nil
+}
+
+func (s *threads) List(_ context.Context, org, after string, most int) (list []proto.Thread, more bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.heads {
+		if t.Org == org && t.ID > after {
+			list = append(list, *t)
+		}
+	}
+	slices.SortFunc(list, func(a, b proto.Thread) int { return strings.Compare(a.ID, b.ID) })
+	return list[:min(most, len(list))], len(list) > most, s.fail
+}
+
+func (s *threads) Remove(_ context.Context, org, id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t, err := s.take(org, id, false)
+	if err != nil {
+		return err
+	}
+	if t.Holder != "" {
+		return fmt.Errorf("remove: %w", &proto.BusyError{Thread: id, Holder: t.Holder})
+	}
+	delete(s.heads, key(org, id))
+	return nil
+}
+
+func (s *threads) Fork(_ context.Context, org, id string, f proto.Fork) (*proto.Thread, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t, err := s.take(org, id, false)
+	if err != nil {
+		return nil, err
+	}
+	if s.heads[key(org, f.ID)] != nil {
+		return nil, proto.ErrExists
+	}
+	made := &proto.Thread{Org: org, ID: f.ID, CreatedAt: time.Now(), UsedAt: time.Now()}
+	for _, v := range append([]proto.Version{*t.Version}, t.History...) {
+		if v.Number == cmp.Or(f.Version, t.Number()) {
+			v.Number, v.Trace = 1, ""
+			made.Version = &v
+		}
+	}
+	if made.Version == nil {
+		return nil, proto.ErrNotFound
+	}
+	s.heads[key(org, f.ID)] = made
+	return new(*made), nil
+}
+
+func (s *threads) Archive(_ context.Context, org, id string, version int64, w io.Writer) error {
+	s.mu.Lock()
+	t, err := s.take(org, id, false)
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if version > t.Number() {
+		return proto.ErrNotFound
+	}
+	out := tar.NewWriter(w)
+	body := fmt.Sprintf("version %d", cmp.Or(version, t.Number()))
+	err = out.WriteHeader(&tar.Header{Name: "a", Size: int64(len(body)), Mode: 0o644})
+	if err == nil {
+		_, err = io.WriteString(out, body)
+	}
+	if s.broken {
+		err = errors.New("the store is gone")
+	}
+	if err != nil {
+		return err
+	}
+	return out.Close()
+}
+
+func (s *threads) Collect(_ context.Context, safeAge time.Duration) (proto.Collected, error) {
+	s.age = safeAge
+	return proto.Collected{Blobs: 5, Removed: 2, Bytes: 300}, s.fail
+}
+
+func (s *threads) Rebuild(context.Context) (proto.Rebuilt, error) {
+	return proto.Rebuilt{Manifests: 4, Threads: 2, Rebuilt: 1}, s.fail
+}
+
+// threadFiles is the Files of threads, whose List is another.
+type threadFiles struct{ *threads }
+
+func (s threadFiles) List(_ context.Context, org, thread, dir string, recursive bool, each func(proto.File) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range s.names(org, thread) {
+		body := s.files[key(key(org, thread), name)]
+		below := dir == "" || strings.HasPrefix(name, dir+"/")
+		level := path.Dir("/"+name) == "/"+dir
+		if file := name == dir && body != nil; !file && (!below || !level && !recursive) {
+			continue
+		}
+		if err := each(proto.File{Name: path.Base(name), Path: name, Size: int64(len(body)), Modified: time.Unix(1, 0), IsDirectory: body == nil}); err != nil {
+			return err
+		}
+	}
+	return s.fail
+}
+
+// names gives the paths of a thread in order.
+func (s threadFiles) names(org, thread string) (names []string) {
+	for k := range s.files {
+		if name, ok := strings.CutPrefix(k, key(org, thread)+"/"); ok {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (s threadFiles) Open(_ context.Context, org, thread, name string) (*proto.FileContent, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	body, ok := s.files[key(key(org, thread), name)]
+	if !ok || s.fail != nil {
+		return nil, cmp.Or(s.fail, proto.ErrNotFound)
+	}
+	if body == nil {
+		return nil, &proto.FieldError{Field: "path", Message: "path is a directory"}
+	}
+	return &proto.FileContent{
+		File: proto.File{Name: path.Base(name), Path: name, Size: int64(len(body)), Modified: time.Unix(1, 0)},
+		Tag:  fmt.Sprintf("%d-%.1s", len(body), body),
+		Read: func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
+			in := io.Reader(bytes.NewReader(body[offset : offset+length]))
+			if s.broken {
+				in = io.MultiReader(in, brokenReader{}) // found out when all was read
+			}
+			return io.NopCloser(in), nil
+		},
+	}, nil
+}
+
+type brokenReader struct{}
+
+func (brokenReader) Read([]byte) (int, error) { return 0, errors.New("the digest is another") }
+
+func (s threadFiles) Stage(_ context.Context, org, thread, name string, size int64, body io.Reader) error {
+	content, err := io.ReadAll(body)
+	if err == nil && int64(len(content)) != size {
+		err = fmt.Errorf("%d bytes of %d", len(content), size)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t, takeErr := s.take(org, thread, true)
+	if err := cmp.Or(err, takeErr); err != nil {
+		return fmt.Errorf("stage: %w", err)
+	}
+	t.Staged = append(t.Staged, proto.StagedFile{Path: name, At: time.Now(), Blob: proto.Blob{Size: size}})
+	s.files[key(key(org, thread), name)] = content
+	return nil
+}
+
+const inThread = `{"code":"1","thread_id":"t"}`
+
+var allModes = map[string][]string{"inline": {"Accept", typeJSON}, "streaming": {"Accept", typeNDJSON}, "async": {"Prefer", "respond-async"}}
+
+// A thread is had by one execution, from its acceptance to its end, and by the next at once.
+func TestThreadIsHadByOne(t *testing.T) {
+	for name, headers := range allModes {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t)
+			id := h.execute(inThread, "Prefer", "respond-async").want(202, "").trace()
+			for range 2 { // queued, then running
+				a := h.execute(inThread, headers...).want(409, "conflict", "thread t is in use by execution "+string(id)+"; wait")
+				if a.header.Get("Retry-After") != "" || a.header.Get("X-Trace-Id") != "" {
+					t.Errorf("headers %v", a.header)
+				}
+				h.stub.start(id)
+			}
+			h.stub.finish(id, proto.Exited(0))
+			h.stub.finishAtOnce(proto.Exited(0))
+			next := h.execute(inThread, headers...)
+			if next.status/100 != 2 {
+				t.Fatalf("%d %s", next.status, next.body)
+			}
+			job := h.stub.runs[next.trace()].job
+			if job.ThreadID != "t" || job.Prefer != "worker-7" || h.threads.holder("t") != job.TraceID {
+				t.Errorf("job %+v, holder %s", job.Meta, h.threads.holder("t"))
+			}
+			if got := h.do("GET", "/v1/executions/"+string(job.TraceID), "").want(200, "").json()["thread_id"]; got != "t" {
+				t.Errorf("thread_id %v", got)
+			}
+			other := newHarness(t)
+			other.stub.finishAtOnce(proto.Exited(0))
+			job = other.stub.runs[other.execute(hello, headers...).trace()].job
+			if job.ThreadID != "" || job.Prefer != "" || len(other.threads.heads) != 0 {
+				t.Errorf("without a thread: %+v, %d threads", job.Meta, len(other.threads.heads))
+			}
+		})
+	}
+}
+
+func TestThreadsBelongToTheOrganisation(t *testing.T) {
+	h := newHarness(t)
+	h.execute(inThread, "Prefer", "respond-async").want(202, "")
+	ours := h.stub.addKey("acme", "pro", proto.RightsExecute)
+	h.execute(inThread, "Prefer", "respond-async", "Authorization", "Bearer "+ours).want(409, "conflict")
+	theirs := h.stub.addKey("other", "pro", proto.RightsExecute)
+	h.execute(inThread, "Prefer", "respond-async", "Authorization", "Bearer "+theirs).want(202, "")
+}
+
+func TestCancelledInTheQueueFreesTheThread(t *testing.T) {
+	h := newHarness(t)
+	id := h.execute(inThread, "Prefer", "respond-async").want(202, "").trace()
+	h.do("POST", "/v1/executions/"+string(id)+"/cancel", "").want(202, "")
+	h.execute(inThread, "Prefer", "respond-async").want(202, "")
+}
+
+// What was not submitted has no thread.
+func TestRefusedExecutionUnlocks(t *testing.T) {
+	for name, test := range map[string]struct {
+		refuse error
+		status int
+	}{
+		"refused":     {&proto.Refusal{Reason: proto.RefusedConcurrency, Used: 5, Limit: 5}, 429},
+		"unconfirmed": {errors.New("no answer"), 503},
+	} {
+		for _, headers := range [][]string{nil, {"Idempotency-Key", "k"}} {
+			t.Run(fmt.Sprint(name, headers), func(t *testing.T) {
+				h := newHarness(t)
+				h.stub.refuse = func(*proto.Job) error { return test.refuse }
+				if a := h.execute(inThread, headers...); a.status != test.status || h.threads.holder("t") != "" || h.stub.bound() != 0 {
+					t.Errorf("%d %s, holder %q, %d bindings", a.status, a.body, h.threads.holder("t"), h.stub.bound())
+				}
+				h.stub.refuse = nil
+				h.stub.finishAtOnce(proto.Exited(0))
+				h.execute(inThread, headers...).want(200, "")
+			})
+		}
+	}
+}
+
+func TestUnansweredLock(t *testing.T) {
+	h := newHarness(t)
+	h.threads.fail = context.DeadlineExceeded
+	h.execute(inThread, "Idempotency-Key", "k").want(503, "service_unavailable")
+	if len(h.stub.runs) != 0 || h.stub.bound() != 0 || !strings.Contains(h.log.String(), "unlock a thread") {
+		t.Errorf("%d executions, %d bindings, log\n%s", len(h.stub.runs), h.stub.bound(), h.log)
+	}
+	h.threads.fail = nil
+	h.stub.finishAtOnce(proto.Exited(0))
+	h.execute(inThread, "Idempotency-Key", "k").want(200, "")
+}
+
+// A request that is sent again never meets its own thread.
+func TestRetryAndItsOwnThread(t *testing.T) {
+	for name, headers := range allModes {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, h *harness) {
+				headers := append(headers, "Idempotency-Key", "k")
+				first := h.begin(h.executeRequest(inThread, headers...))
+				id := <-h.stub.submitted
+				second := h.begin(h.executeRequest(inThread, headers...))
+				synctest.Wait()
+				h.execute(inThread, "Idempotency-Key", "another").want(409, "conflict")
+				h.execute(inThread, "Idempotency-Key", "another").want(409, "conflict") // the key was not used up
+				h.stub.start(id)
+				h.stub.finish(id, proto.Exited(0))
+				if one, two := <-first, <-second; one.status/100 != 2 || one.status != two.status || one.trace() != two.trace() {
+					t.Errorf("%d %s and %d %s", one.status, one.body, two.status, two.body)
+				}
+			})
+		})
+	}
+	t.Run("server died before it submitted", func(t *testing.T) {
+		bubble(t, func(t *testing.T, h *harness) {
+			h.stub.finishAtOnce(proto.Exited(0))
+			r, err := proto.DecodeRequest([]byte(inThread))
+			if err != nil {
+				t.Fatal(err)
+			}
+			dead := proto.Binding{Trace: proto.NewTraceID(), BoundAt: time.Now()}
+			dead.BodyHash, _ = r.Hash()
+			if _, _, err := h.stub.Bind(t.Context(), "key_1", "k", dead); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := h.threads.Lock(t.Context(), "acme", "t", dead.Trace); err != nil {
+				t.Fatal(err)
+			}
+			h.execute(inThread).want(409, "conflict")
+			h.execute(inThread, "Idempotency-Key", "k").want(200, "")
+		})
+	})
+	t.Run("withdrawn", func(t *testing.T) {
+		bubble(t, func(t *testing.T, h *harness) {
+			h.execute(inThread, "Idempotency-Key", "k").want(503, "service_unavailable")
+			h.stub.finishAtOnce(proto.Exited(0))
+			h.execute(inThread, "Idempotency-Key", "k").want(200, "")
+		})
+	})
+}
+
+// addThread stores a thread of three versions that nobody has.
+func (h *harness) addThread(org, id string) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 678e6, time.UTC)
+	version := func(n int64) proto.Version {
+		return proto.Version{
+			Number: n, CreatedAt: at.Add(time.Duration(n) * time.Second), Trace: "trc_AbCdEfGhIjKlMnOpQrSt", Bytes: n * 100, Files: n,
+			Manifest: proto.Blob{Key: "secret/key"}, Layers: []proto.Layer{{Blob: proto.Blob{Key: "secret/layer"}}},
+		}
+	}
+	h.threads.mu.Lock()
+	defer h.threads.mu.Unlock()
+	h.threads.heads[key(org, id)] = &proto.Thread{
+		Org: org, ID: id, CreatedAt: at, UsedAt: at.Add(time.Minute), Fence: 7, Version: new(version(3)),
+		History: []proto.Version{version(2), version(1)},
+		Staged:  []proto.StagedFile{{Path: "a/b", At: at, Blob: proto.Blob{Key: "secret/upload", Size: 9}}},
+	}
+}
+
+func TestThreads(t *testing.T) {
+	h := newHarness(t)
+	if a := h.do("GET", "/v1/threads", "").want(200, ""); strings.TrimSpace(string(a.body)) != `{"threads":[],"next_cursor":null}` {
+		t.Errorf("none: %s", a.body)
+	}
+	h.addThread("acme", "t")
+	h.addThread("other", "theirs")
+	const short = `"id":"t","version":3,"bytes":300,"files":3,"created_at":"2026-01-02T03:04:05.678Z","used_at":"2026-01-02T03:05:05.678Z","holder":null`
+	if a := h.do("GET", "/v1/threads", "").want(200, ""); strings.TrimSpace(string(a.body)) != `{"threads":[{`+short+`}],"next_cursor":null}` {
+		t.Errorf("list: %s", a.body)
+	}
+	const long = short + `,"versions":[{"number":3,"created_at":"2026-01-02T03:04:08.678Z","trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","bytes":300,"files":3},` +
+		`{"number":2,"created_at":"2026-01-02T03:04:07.678Z","trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","bytes":200,"files":2},` +
+		`{"number":1,"created_at":"2026-01-02T03:04:06.678Z","trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","bytes":100,"files":1}],` +
+		`"staged":[{"path":"a/b","size":9,"at":"2026-01-02T03:04:05.678Z"}]`
+	if a := h.do("GET", "/v1/threads/t", "").want(200, ""); strings.TrimSpace(string(a.body)) != `{`+long+`}` {
+		t.Errorf("thread: %s", a.body)
+	}
+	id := h.execute(inThread, "Prefer", "respond-async").want(202, "").trace()
+	if got := h.do("GET", "/v1/threads/t", "").want(200, "").json()["holder"]; got != string(id) {
+		t.Errorf("holder %v", got)
+	}
+	h.do("DELETE", "/v1/threads/t", "").want(409, "conflict", string(id))
+
+	fork := h.do("POST", "/v1/threads/t/fork", `{"id":"f"}`).want(201, "")
+	if f := fork.json(); fork.header.Get("Location") != "/v1/threads/f" || f["id"] != "f" || f["version"] != 1.0 || f["bytes"] != 300.0 ||
+		f["versions"].([]any)[0].(map[string]any)["trace_id"] != nil {
+		t.Errorf("fork %s", fork.body)
+	}
+	if f := h.do("POST", "/v1/threads/t/fork", `{"id":"g","version":2}`).want(201, "").json(); f["bytes"] != 200.0 {
+		t.Errorf("fork of a version: %v", f)
+	}
+	h.do("POST", "/v1/threads/t/fork", `{"id":"f"}`).want(409, "conflict", "there is a thread of that id")
+	h.do("POST", "/v1/threads/t/fork", `{"id":"new","version":4}`).want(404, "not_found", "version")
+	h.do("POST", "/v1/threads/t/fork", `{"id":"a/b"}`).want(400, "validation_error", "id must be")
+	h.do("POST", "/v1/threads/t/fork", ``).want(400, "validation_error", "body")
+
+	h.stub.finish(id, proto.Exited(0))
+	if a := h.do("DELETE", "/v1/threads/t", "").want(204, ""); len(a.body) != 0 {
+		t.Errorf("deleted: %s", a.body)
+	}
+	empty := h.execute(`{"code":"1","thread_id":"e"}`, "Prefer", "respond-async").want(202, "").trace()
+	h.stub.finish(empty, proto.Exited(0))
+	if e := h.do("GET", "/v1/threads/e", "").want(200, "").json(); e["version"] != 0.0 || len(e["versions"].([]any)) != 0 {
+		t.Errorf("empty thread %v", e)
+	}
+	for _, id := range []string{"t", "theirs", "never", "-", "a%2fb", "..%2f", strings.Repeat("a", 129)} {
+		h.do("GET", "/v1/threads/"+id, "").want(404, "not_found", "no thread")
+		h.do("DELETE", "/v1/threads/"+id, "").want(404, "not_found", "no thread")
+		h.do("POST", "/v1/threads/"+id+"/fork", `{"id":"n"}`).want(404, "not_found", "no thread")
+		h.do("GET", "/v1/threads/"+id+"/archive", "").want(404, "not_found", "no thread")
+	}
+	for _, path := range []string{"/v1/threads", "/v1/threads/t", "/v1/threads/t/archive"} {
+		h.do("GET", path, "", "Authorization", "").want(401, "unauthorized")
+	}
+}
+
+func TestThreadPages(t *testing.T) {
+	h := newHarness(t)
+	for i := range 25 {
+		h.addThread("acme", fmt.Sprintf("t%02d", i))
+	}
+	var ids []string
+	for cursor, pages := "", 0; ; pages++ {
+		page := h.do("GET", "/v1/threads?limit=10&cursor="+cursor, "").want(200, "").json()
+		for _, x := range page["threads"].([]any) {
+			ids = append(ids, x.(map[string]any)["id"].(string))
+		}
+		if page["next_cursor"] == nil {
+			if pages != 2 || len(ids) != 25 || !slices.IsSorted(ids) {
+				t.Errorf("%d pages, %v", pages+1, ids)
+			}
+			break
+		}
+		cursor = page["next_cursor"].(string)
+	}
+	if page := h.do("GET", "/v1/threads", "").want(200, "").json(); len(page["threads"].([]any)) != 20 {
+		t.Errorf("%d threads on a page", len(page["threads"].([]any)))
+	}
+	for _, query := range []string{"limit=101", "limit=-1", "limit=x", "cursor=%2F"} {
+		h.do("GET", "/v1/threads?"+query, "").want(400, "validation_error", query[:strings.Index(query, "=")])
+	}
+}
+
+func TestArchive(t *testing.T) {
+	h := newHarness(t)
+	h.addThread("acme", "t")
+	for query, want := range map[string]string{"": "version 3", "?version=2": "version 2"} {
+		a := h.do("GET", "/v1/threads/t/archive"+query, "").want(200, "")
+		in := tar.NewReader(bytes.NewReader(a.body))
+		if _, err := in.Next(); err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(in)
+		if err != nil || string(body) != want || a.header.Get("Content-Type") != "application/x-tar" ||
+			a.header.Get("Content-Disposition") != `attachment; filename=t.tar` || a.header.Get("X-Content-Type-Options") != "nosniff" {
+			t.Errorf("%q, %v, headers %v", body, err, a.header)
+		}
+	}
+	h.do("GET", "/v1/threads/t/archive?version=4", "").want(404, "not_found", "version")
+	h.do("GET", "/v1/threads/t/archive?version=x", "").want(400, "validation_error", "version")
+	// Half an archive must not look like a whole one.
+	h.threads.broken = true
+	resp, err := h.client.Do(h.request("GET", "/v1/threads/t/archive", ""))
+	if err == nil {
+		_, err = io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+	}
+	if err == nil {
+		t.Error("an archive that broke off came whole")
+	}
+}
+
+func TestThreadAdmin(t *testing.T) {
+	h := newHarness(t)
+	for body, age := range map[string]time.Duration{"": proto.DefaultSafeAge, `{"safe_age":3600}`: time.Hour} {
+		a := h.do("POST", "/v1/admin/threads/gc", body).want(200, "")
+		if strings.TrimSpace(string(a.body)) != `{"blobs":5,"removed":2,"removed_bytes":300}` || h.threads.age != age {
+			t.Errorf("%s with %s", a.body, h.threads.age)
+		}
+	}
+	h.do("POST", "/v1/admin/threads/gc", `{"safe_age":-1}`).want(400, "validation_error", "safe_age")
+	h.do("POST", "/v1/admin/threads/gc", `{"safe":1}`).want(400, "validation_error", "safe")
+	if a := h.do("POST", "/v1/admin/threads/rebuild", "").want(200, ""); strings.TrimSpace(string(a.body)) != `{"manifests":4,"threads":2,"rebuilt":1}` {
+		t.Errorf("%s", a.body)
+	}
+	execute := h.stub.addKey("acme", "pro", proto.RightsExecute)
+	for _, path := range []string{"/v1/admin/threads/gc", "/v1/admin/threads/rebuild"} {
+		h.do("POST", path, "", "Authorization", "Bearer "+execute).want(403, "forbidden")
+		h.threads.fail = errors.New("the store is gone")
+		h.do("POST", path, "").want(500, "internal")
+		h.threads.fail = nil
+	}
+}
