@@ -50,7 +50,6 @@ type Meta struct {
 	MaxAttempts int               `json:"max_attempts"`
 	Metadata    map[string]string `json:"metadata,omitempty"`
 	ThreadID    string            `json:"thread_id,omitempty"`
-	Prefer      string            `json:"prefer,omitempty"` // the worker to prefer: it may have the thread's home at hand
 	WebhookURL  string            `json:"webhook_url,omitempty"`
 	RequestID   string            `json:"request_id,omitempty"`
 	ClientID    string            `json:"client_id,omitempty"`
