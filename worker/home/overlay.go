@@ -21,6 +21,15 @@ type Overlay struct {
 	Owner  *Owner
 }
 
+// What an overlay needs of its volume for itself, so that a volume that is larger by
+// this gives the program all it shall have: the directories upper, work, what the
+// kernel makes in that, and one character device that all deletions are links to: 8
+// inodes and 7 blocks of 4 KiB with Linux 6.18, and room for a kernel that wants more.
+const (
+	OwnInodes = 16
+	OwnBytes  = 64 << 10
+)
+
 func (o *Overlay) upper() string { return o.Volume + "/upper" }
 func (o *Overlay) work() string  { return o.Volume + "/work" }
 

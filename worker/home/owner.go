@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -28,6 +29,55 @@ func NewOwner(uid, gid int) (*Owner, error) {
 		return nil, fmt.Errorf("make an owner: %w", err)
 	}
 	return &Owner{uid: uid, gid: gid, namespace: ns}, nil
+}
+
+// Owners keeps owners, each for as long as the process needs any.
+type Owners struct {
+	mu     sync.Mutex
+	made   map[[2]int]*Owner
+	closed bool
+}
+
+// Get returns the owner uid and gid, which is made when it is first asked for and is
+// not to be closed. It may be called from several goroutines.
+func (o *Owners) Get(uid, gid int) (*Owner, error) {
+	key := [2]int{uid, gid}
+	o.mu.Lock()
+	known := o.made[key]
+	o.mu.Unlock()
+	if known != nil {
+		return known, nil
+	}
+	owner, err := NewOwner(uid, gid)
+	if err != nil {
+		return nil, err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed {
+		return nil, errors.Join(errors.New("the owners of homes are given back already"), owner.Close())
+	}
+	if o.made == nil {
+		o.made = map[[2]int]*Owner{}
+	}
+	if known = o.made[key]; known != nil { // another was faster
+		return known, owner.Close()
+	}
+	o.made[key] = owner
+	return owner, nil
+}
+
+// Close gives all owners back.
+func (o *Owners) Close() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closed = true
+	var errs []error
+	for _, owner := range o.made {
+		errs = append(errs, owner.Close())
+	}
+	o.made = nil
+	return errors.Join(errs...)
 }
 
 // Close gives the owner back. Homes that were made for it stay as they are.

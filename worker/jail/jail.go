@@ -10,6 +10,7 @@ package jail
 import (
 	"context"
 	"io"
+	"os"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -32,6 +33,29 @@ type Spec struct {
 	HomeBytes int64
 	TmpBytes  int64
 	Inodes    int64 // files in the home, and in /tmp
+	// Home is the home to bring along; nil is an empty one. With one, HomeBytes and
+	// Inodes are the limits of what the program adds to it and changes in it, and
+	// that always lies on disk.
+	Home Home
+}
+
+// Home is a home directory that is brought along instead of an empty one.
+type Home interface {
+	// Mount makes the home on an empty volume, for the program's user and group
+	// outside the jail, while the jail is still being made. The mount is in no
+	// namespace; the jail moves it to its place, and sees to it that it is nosuid and
+	// nodev there. The file and the volume are the home's to close from then on, also
+	// when the jail is closed or dies, or never comes to be. When Mount fails, the
+	// volume is the jail's.
+	Mount(v Volume, uid, gid int) (*os.File, error)
+}
+
+// Volume is an empty directory with a limit on bytes and inodes.
+type Volume interface {
+	// Path names the directory within this process, until Close.
+	Path() string
+	// Close ends the volume and all that is on it, whoever still uses it.
+	Close() error
 }
 
 // Program is what to run in a jail.

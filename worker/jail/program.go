@@ -1,6 +1,7 @@
 package jail
 
 import (
+	"cmp"
 	_ "embed"
 	"fmt"
 	"maps"
@@ -23,7 +24,8 @@ const (
 const ProgramID = 1000
 
 // PythonSite is the sitecustomize.py that every python3 of ours starts with: it
-// makes stdout line-buffered and removes every trace of itself.
+// makes stdout line-buffered, puts the user's site on the path even if it is not
+// there yet, and removes every other trace of itself.
 //
 //go:embed sitecustomize.py
 var PythonSite []byte
@@ -35,6 +37,9 @@ type Source struct {
 	Env      map[string]string // the caller's, already validated
 	TraceID  string
 	Home     string // such as /home/baponi, no trailing slash
+	// File is the name in Home of the file that python and node run; default main.py
+	// and main.js. It must not be there yet.
+	File string
 	// Interpreter is the file that runs the code, absolute inside the jail; when
 	// empty it is looked up by its usual name in the system's directories.
 	Interpreter string
@@ -55,11 +60,11 @@ func (s Source) Program() (Program, error) {
 	env := s.env()
 	switch s.Language {
 	case "python":
-		file = File{Path: s.Home + "/main.py", Mode: 0o644}
+		file = File{Path: s.Home + "/" + cmp.Or(s.File, "main.py"), Mode: 0o644}
 		p.Argv = []string{"python3", file.Path}
 		env["PYTHONPATH"] = PythonDir
 	case "node":
-		file = File{Path: s.Home + "/main.js", Mode: 0o644}
+		file = File{Path: s.Home + "/" + cmp.Or(s.File, "main.js"), Mode: 0o644}
 		p.Argv = []string{"node", file.Path}
 	case "bash":
 		// Outside home, so that ls and grep -r see only the user's files; and a

@@ -46,6 +46,18 @@ func TestSourceProgram(t *testing.T) {
 	}
 }
 
+func TestSourceFile(t *testing.T) {
+	for language, want := range map[string]string{"python": "/home/x/.main.py", "node": "/home/x/.main.py", "bash": "/run/bullpen/job/main.sh"} {
+		p, err := Source{Language: language, Code: "1", Home: "/home/x", File: ".main.py"}.Program()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Argv[1] != want || p.Files[0].Path != want {
+			t.Errorf("%s: runs %q, writes %q", language, p.Argv[1], p.Files[0].Path)
+		}
+	}
+}
+
 func TestSourceOfAnImage(t *testing.T) {
 	s := Source{
 		Language: "python", Code: "1", TraceID: "trc_1", Home: "/home/x", Interpreter: "/opt/conda/bin/python3",

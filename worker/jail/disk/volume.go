@@ -46,21 +46,24 @@ func newVolume(dir string, t *template, size Size) (*Volume, error) {
 // cannot bind it, since its mount is in no namespace: that is what Attach is for.
 func (v *Volume) Path() string { return selfFD(v.mount) }
 
-// Attach mounts the volume in a jail, at the absolute path target there; pidfd
-// is a process of the jail. It stays until the jail is gone, or until Close, which
-// lets every access to it fail. The path is resolved inside the jail, so nothing
-// in there that is a tenant's may run yet. A volume can be attached once.
-func (v *Volume) Attach(pidfd int, target string) error {
+// Attach mounts the volume in a jail, as the function Attach does. It stays until
+// the jail is gone, or until Close, which lets every access to it fail.
+func (v *Volume) Attach(pidfd int, target string) error { return Attach(v.mount, pidfd, target) }
+
+// Attach moves a mount that is in no namespace into a jail, to the absolute path
+// target there; pidfd is a process of the jail. It stays until the jail is gone,
+// also when the file is closed. The path is resolved inside the jail, so nothing in
+// there that is a tenant's may run yet. A mount can be attached once.
+func Attach(mount *os.File, pidfd int, target string) error {
+	move := func() error {
+		return unix.MoveMount(int(mount.Fd()), "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
+	}
 	done := make(chan error)
-	go func() { done <- enter(pidfd, func() error { return v.move(target) }) }()
+	go func() { done <- enter(pidfd, move) }()
 	if err := <-done; err != nil {
-		return fmt.Errorf("attach the volume at %s: %w", target, err)
+		return fmt.Errorf("attach a mount at %s: %w", target, err)
 	}
 	return nil
-}
-
-func (v *Volume) move(target string) error {
-	return unix.MoveMount(int(v.mount.Fd()), "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
 // enter calls f in the mount namespace of a process, and ends the calling

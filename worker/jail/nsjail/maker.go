@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bullpen-run/bullpen/worker/home"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
@@ -352,7 +353,8 @@ func (m *Maker) pool() (*disk.Pool, error) {
 		return m.volumes, nil
 	}
 	if m.cfg.VolumeDir == "" {
-		return nil, errors.New("the home or /tmp is larger than memory allows for, and there is no directory for it on a disk")
+		return nil, errors.New("the home or /tmp has to lie on a disk, since memory is too small for it or the home is brought along, " +
+			"and there is no directory for it on a disk")
 	}
 	var err error
 	m.volumes, err = disk.Open(disk.Config{Dir: m.cfg.VolumeDir, Log: m.cfg.Log})
@@ -373,6 +375,67 @@ func (m *Maker) closePool() (err error) {
 // TryDisk makes a jail of the spec with a home on disk, and keeps nothing that is made for such: no volumes ahead, and no directory that was
 // not there. It is for the start of a worker. The error names what is missing and what to do.
 func (m *Maker) TryDisk(ctx context.Context, spec jail.Spec) error {
+	spec.HomeBytes = spec.Memory
+	return m.onTrial(func() error { return m.tryJail(ctx, spec) })
+}
+
+// TryHome makes a jail of the spec with a home that is brought along, as threads
+// have it, above an empty directory beside the volumes, and keeps nothing, as
+// TryDisk. The error names what is missing and what to do.
+func (m *Maker) TryHome(ctx context.Context, spec jail.Spec) error {
+	return m.onTrial(func() error {
+		if _, err := m.pool(); err != nil { // which makes the directory
+			return err
+		}
+		lower, err := os.MkdirTemp(m.cfg.VolumeDir, "trial-")
+		if err != nil {
+			return fmt.Errorf("try a home: %w", err)
+		}
+		h := &trialHome{lower: lower}
+		spec.Home = h
+		return errors.Join(m.tryJail(ctx, spec), h.close())
+	})
+}
+
+// trialHome is the home of a thread that is new, and ends with the trial.
+type trialHome struct {
+	lower  string
+	volume jail.Volume
+	mount  *os.File
+}
+
+// Mount makes it; see jail.Home.
+func (h *trialHome) Mount(v jail.Volume, uid, gid int) (*os.File, error) {
+	owner, err := home.NewOwner(uid, gid)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = owner.Close() }()
+	if h.mount, err = (&home.Overlay{Lower: h.lower, Volume: v.Path(), Owner: owner}).Mount(); err != nil {
+		return nil, err
+	}
+	h.volume = v
+	return h.mount, nil
+}
+
+func (h *trialHome) close() (err error) {
+	if h.volume != nil {
+		err = errors.Join(h.mount.Close(), h.volume.Close())
+	}
+	return errors.Join(err, os.Remove(h.lower))
+}
+
+func (m *Maker) tryJail(ctx context.Context, spec jail.Spec) error {
+	j, err := m.Prepare(ctx, spec)
+	if err != nil {
+		return err
+	}
+	return j.Close()
+}
+
+// onTrial gives up the volumes kept ready after f, and removes the directory for
+// them if it was not there before.
+func (m *Maker) onTrial(f func() error) error {
 	there := m.cfg.VolumeDir
 	for there != "" && there != "/" {
 		if _, err := os.Lstat(there); !errors.Is(err, fs.ErrNotExist) {
@@ -380,12 +443,7 @@ func (m *Maker) TryDisk(ctx context.Context, spec jail.Spec) error {
 		}
 		there = filepath.Dir(there)
 	}
-	spec.HomeBytes = spec.Memory
-	j, err := m.Prepare(ctx, spec)
-	if err == nil {
-		err = j.Close()
-	}
-	err = errors.Join(err, m.closePool())
+	err := errors.Join(f(), m.closePool())
 	for dir := m.cfg.VolumeDir; dir != there; dir = filepath.Dir(dir) {
 		if os.Remove(dir) != nil { // it never was, or somebody else has put something there
 			break

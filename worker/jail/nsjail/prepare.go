@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker/home"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
@@ -53,6 +54,32 @@ func (s *sandbox) prepare(ctx context.Context, spec jail.Spec) (err error) {
 		s.group, err = s.m.tree.New(strconv.FormatUint(s.m.seq.Add(1), 10))
 		grouped <- err
 	}()
+	// What lies on disk is made meanwhile. It is always waited for, since what a
+	// home of the caller's does must have an end before Prepare has.
+	volumes := make(chan error, 1)
+	var attach []attachment
+	go func() {
+		var err error
+		attach, err = s.makeVolumes(ctx, spec)
+		volumes <- err
+	}()
+	err = s.build(ctx, spec, grouped)
+	if err = errors.Join(err, <-volumes); err != nil {
+		return err
+	}
+	for _, a := range attach {
+		if err := a.attach(s.initFD, a.path); err != nil {
+			return err
+		}
+	}
+	if err := s.attachNetwork(ctx, spec.Network); err != nil {
+		return err
+	}
+	return s.finish(spec)
+}
+
+// build starts nsjail when there is a group for it, and waits until the init is there.
+func (s *sandbox) build(ctx context.Context, spec jail.Spec, grouped <-chan error) error {
 	files, err := s.files(spec)
 	if err = errors.Join(err, <-grouped); err == nil {
 		err = s.start(files)
@@ -67,16 +94,7 @@ func (s *sandbox) prepare(ctx context.Context, spec jail.Spec) (err error) {
 	if err := s.limit(spec); err != nil {
 		return err
 	}
-	if err := s.awaitReady(ctx); err != nil {
-		return err
-	}
-	if err := s.attachVolumes(ctx, spec); err != nil {
-		return err
-	}
-	if err := s.attachNetwork(ctx, spec.Network); err != nil {
-		return err
-	}
-	return s.finish(spec)
+	return s.awaitReady(ctx)
 }
 
 // limit sets the limits that nsjail and the init do not feel.
@@ -89,29 +107,64 @@ func (s *sandbox) limit(spec jail.Spec) (err error) {
 	return err
 }
 
-// attachVolumes mounts what lies on disk.
-func (s *sandbox) attachVolumes(ctx context.Context, spec jail.Spec) error {
+// attachment is what is mounted in a jail when that stands.
+type attachment struct {
+	path   string
+	attach func(pidfd int, target string) error
+}
+
+// makeVolumes makes what lies on disk.
+func (s *sandbox) makeVolumes(ctx context.Context, spec jail.Spec) ([]attachment, error) {
+	var made []attachment
 	for _, a := range areas(spec, s.m.cfg.Home) {
 		if !a.onDisk {
 			continue
 		}
 		pool, err := s.m.pool()
 		if err != nil {
-			return err
+			return nil, err
 		}
-		v, err := pool.Take(ctx, disk.Size{Bytes: a.bytes, Inodes: spec.Inodes}, s.uids.first+1, s.uids.first+1)
+		var attach func(int, string) error
+		if spec.Home != nil && a.path == s.m.cfg.Home {
+			attach, err = s.bring(ctx, pool, spec)
+		} else {
+			attach, err = s.makeVolume(ctx, pool, a, spec.Inodes)
+		}
 		if err != nil {
-			return err
+			return nil, err
 		}
-		s.volumes = append(s.volumes, v)
-		if err := unix.Chmod(v.Path(), a.mode); err != nil {
-			return fmt.Errorf("set the mode of %s: %w", a.path, err)
-		}
-		if err := v.Attach(s.initFD, a.path); err != nil {
-			return err
-		}
+		made = append(made, attachment{a.path, attach})
 	}
-	return nil
+	return made, nil
+}
+
+func (s *sandbox) makeVolume(ctx context.Context, pool *disk.Pool, a area, inodes int64) (attach func(int, string) error, err error) {
+	v, err := pool.Take(ctx, disk.Size{Bytes: a.bytes, Inodes: inodes}, s.uids.first+1, s.uids.first+1)
+	if err != nil {
+		return nil, err
+	}
+	s.volumes = append(s.volumes, v)
+	if err := unix.Chmod(v.Path(), a.mode); err != nil {
+		return nil, fmt.Errorf("set the mode of %s: %w", a.path, err)
+	}
+	return v.Attach, nil
+}
+
+// bring has the spec's home made on a volume of root's.
+func (s *sandbox) bring(ctx context.Context, pool *disk.Pool, spec jail.Spec) (attach func(int, string) error, err error) {
+	v, err := pool.Take(ctx, disk.Size{Bytes: spec.HomeBytes + home.OwnBytes, Inodes: spec.Inodes + home.OwnInodes}, 0, 0)
+	if err != nil {
+		return nil, err
+	}
+	mount, err := spec.Home.Mount(v, s.uids.first+1, s.uids.first+1)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("mount the home: %w", err), v.Close())
+	}
+	safe := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
+	if err := unix.MountSetattr(int(mount.Fd()), "", unix.AT_EMPTY_PATH, &safe); err != nil {
+		return nil, fmt.Errorf("make the home nosuid and nodev: %w", err)
+	}
+	return func(pidfd int, target string) error { return disk.Attach(mount, pidfd, target) }, nil
 }
 
 // attachNetwork lets the jail out as far as it may go.

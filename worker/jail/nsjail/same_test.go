@@ -52,7 +52,7 @@ var sameCases = map[string][]string{ // read only
 		"import sys; print(sorted(sys.path_importer_cache))",
 		"import os; print(sorted(os.environ.items()), os.getcwd(), oct(os.umask(0)))",
 		"import subprocess; print(subprocess.run(['env'], capture_output=True).stdout.decode().count('PYTHON'))",
-		"import subprocess, sys; print(subprocess.run([sys.executable, '-c', 'import sys; print(sys.path, sys.stdout.line_buffering)'], capture_output=True).stdout)",
+		"import os, site, subprocess, sys; os.makedirs(site.getusersitepackages(), exist_ok=True); print(subprocess.run([sys.executable, '-c', 'import sys; print(sys.path, sys.stdout.line_buffering)'], capture_output=True).stdout)",
 		"import warnings; warnings.warn('careful'); 1 is 1",
 		"import threading\ndef f(): raise RuntimeError('in thread')\nt = threading.Thread(target=f); t.start(); t.join(); print('main')",
 		"import os\nif os.fork() == 0:\n  print('child', flush=True); os._exit(0)\nos.wait(); print('parent')",
@@ -136,7 +136,8 @@ func TestSameAsOutside(t *testing.T) {
 }
 
 // runOutside runs the code's file with the bare interpreter, and says the
-// jail's paths where it says its own.
+// jail's paths where it says its own. The home has a user site for python, since
+// in a jail that is on the path even when it does not exist.
 func runOutside(t *testing.T, language, code string) result {
 	t.Helper()
 	// As long as the jail's home: node folds lines by their length.
@@ -151,7 +152,11 @@ func runOutside(t *testing.T, language, code string) result {
 	}
 	f := p.Files[0]
 	path := strings.Replace(f.Path, jail.JobDir, job, 1)
-	for _, err := range []error{os.MkdirAll(home, 0o755), os.WriteFile(path, f.Content, 0o644)} {
+	dir := home
+	if language == "python" {
+		dir += userSite(t)
+	}
+	for _, err := range []error{os.MkdirAll(dir, 0o755), os.WriteFile(path, f.Content, 0o644)} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -179,7 +184,18 @@ func runOutside(t *testing.T, language, code string) result {
 	return r
 }
 
-// The one difference: a print is there before the program goes on.
+// userSite is where it is below a home, for the host's python3.
+func userSite(t *testing.T) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "/usr/bin/python3", "-I", "-c",
+		"import sys; print('/.local/lib/python%d.%d/site-packages' % sys.version_info[:2], end='')").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+// One difference: a print is there before the program goes on.
 func TestPythonLineBuffered(t *testing.T) {
 	m := newMaker(t)
 	out := newLines()
@@ -200,6 +216,61 @@ func TestPythonLineBuffered(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
+}
+
+// Another difference: the user's site is on the path before it exists, so that what
+// is installed there while the program runs can be imported at once, and so that
+// the first call of a thread is like those after it.
+func TestPythonUserSite(t *testing.T) {
+	m := newMaker(t)
+	spec := testSpec()
+	t.Run("a module that comes while the program runs", func(t *testing.T) {
+		t.Parallel()
+		runProgram(t, m, spec, program(t, "python", `
+import os, site, subprocess, sys
+try: import x
+except ImportError as e: print(e, os.listdir('.'))
+where = site.getusersitepackages()
+subprocess.run(['bash', '-ec', f'mkdir -p {where}/package; echo "y = 1" > {where}/x.py; touch {where}/package/__init__.py; echo "z = 2" > {where}/package/sub.py'], check=True)
+import x, package.sub
+print(x.y, package.sub.z, x.__file__)
+`)).want(t, jail.Exited, "No module named 'x' ['main.py']\n1 2 "+DefaultHome+userSite(t)+"/x.py")
+	})
+	t.Run("it goes before the system's modules", func(t *testing.T) {
+		t.Parallel()
+		runProgram(t, m, spec, program(t, "python", `
+import os, site, sys
+user = sys.path.index(site.getusersitepackages())
+print([os.path.isdir(p) for p in sys.path[user:user + 1]], all(sys.path.index(p) > user for p in site.getsitepackages() if p in sys.path))
+`)).want(t, jail.Exited, "[False] True")
+	})
+	// What site gives when the directory is there, ours gives when it is not.
+	t.Run("as site does it", func(t *testing.T) {
+		t.Parallel()
+		runProgram(t, m, spec, program(t, "bash", `
+python3 -m venv --without-pip /tmp/own
+python3 -m venv --without-pip --system-site-packages /tmp/system
+path='import sys; print(sys.path, sorted(sys.path_importer_cache), sorted(sys.modules))'
+each() {
+	for python in python3 /tmp/own/bin/python /tmp/system/bin/python; do
+		for flags in '' -s -I -B; do "$@" $python $flags -c "$path"; done
+		"$@" PYTHONNOUSERSITE=1 $python -c "$path"
+		"$@" PYTHONUSERBASE=base $python -c "$path"
+		"$@" PYTHONUSERBASE=/tmp//base/ $python -c "$path"
+	done
+}
+each env PYTHONPATH=`+jail.PythonDir+` > /tmp/ours
+for base in ~/.local base /tmp/base; do mkdir -p $base`+strings.TrimPrefix(userSite(t), "/.local")+`; done
+each env > /tmp/plain
+diff /tmp/ours /tmp/plain; wc -l < /tmp/ours
+`)).want(t, jail.Exited, "21")
+	})
+	t.Run("as the caller wants it", func(t *testing.T) {
+		t.Parallel()
+		p := program(t, "python", "import site, sys; print(site.getusersitepackages() in sys.path)")
+		p.Env = append(p.Env, "PYTHONNOUSERSITE=1")
+		runProgram(t, m, spec, p).want(t, jail.Exited, "False")
+	})
 }
 
 func TestProbe(t *testing.T) {
