@@ -7,6 +7,8 @@
 // the time that the change takes, not the home. Apply makes the next version of
 // the last one. Full is the layer of a whole directory, for a chain of layers
 // that has become long; Fingerprint tells whether two directories are the same.
+// Before the program runs, Overlay.Put writes files into its home that become a
+// part of it, and Overlay.Lend one that does not.
 //
 // A version consists of files, directories, symlinks and hard links, permission
 // bits without set-uid and set-gid, modification times in nanoseconds, extended

@@ -170,6 +170,12 @@ func (th *thread) open() (*home.Overlay, *os.File) {
 func (th *thread) run(script string) (string, home.Stats) {
 	th.tb.Helper()
 	o, mount := th.open()
+	return th.runIn(o, mount, script)
+}
+
+// runIn is run for a home that is mounted.
+func (th *thread) runIn(o *home.Overlay, mount *os.File, script string) (string, home.Stats) {
+	th.tb.Helper()
 	shell(th.tb, mount, script)
 	want, seen, before := digest(th.tb, pathOf(mount)), listing(th.tb, pathOf(mount)), usage(th.tb, th.lower)
 	check(th.tb, mount.Close())

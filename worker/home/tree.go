@@ -117,6 +117,14 @@ func indexHandle(name string) (string, error) {
 	return handleKey(int32(b[4]), b[21:]), nil
 }
 
+func handleOf(dir int, name string) (string, error) {
+	h, _, err := unix.NameToHandleAt(dir, name, 0)
+	if err != nil {
+		return "", fmt.Errorf("get the handle of %.300q: %w", name, err)
+	}
+	return handleKey(h.Type(), h.Bytes()), nil
+}
+
 func handleKey(kind int32, handle []byte) string {
 	return string(binary.BigEndian.AppendUint32(nil, uint32(kind))) + string(handle)
 }
@@ -360,11 +368,11 @@ func (t *tree) alias(n node, c child, f found) (bool, error) {
 	if f.st.Nlink < 2 {
 		return false, nil
 	}
-	handle, _, err := unix.NameToHandleAt(n.lower, c.name, 0)
+	handle, err := handleOf(n.lower, c.name)
 	if err != nil {
-		return false, fmt.Errorf("%.300q: get its handle: %w", c.name, err)
+		return false, err
 	}
-	file, ok := t.indexed[handleKey(handle.Type(), handle.Bytes())]
+	file, ok := t.indexed[handle]
 	if !ok {
 		return false, nil
 	}

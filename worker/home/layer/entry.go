@@ -100,8 +100,8 @@ type Limits struct {
 // ErrLimit is in errors about a layer that is larger than its Limits.
 var ErrLimit = errors.New("limit exceeded")
 
-// validName says whether a string can be the name of something in a directory.
-func validName(s string) bool {
+// ValidName says whether a string can be the name of something in a directory.
+func ValidName(s string) bool {
 	return s != "" && s != "." && s != ".." && len(s) <= MaxName && !strings.ContainsAny(s, "/\x00")
 }
 
@@ -141,7 +141,7 @@ func newOrder(limits Limits, moves []string) (*order, error) {
 func checkMove(path string) error {
 	depth := 1
 	for name := range strings.SplitSeq(path, "/") {
-		if depth++; !validName(name) || depth > MaxDepth {
+		if depth++; !ValidName(name) || depth > MaxDepth {
 			return fmt.Errorf("the path of a move, %.300q, is not one", path)
 		}
 	}
@@ -214,7 +214,7 @@ func (o *order) name(e *Entry) error {
 		return nil
 	}
 	last := &o.stack[len(o.stack)-1]
-	if !validName(e.Name) {
+	if !ValidName(e.Name) {
 		return fmt.Errorf("%.300q is not a name", e.Name)
 	}
 	if e.Name <= *last {
