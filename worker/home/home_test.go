@@ -1,7 +1,16 @@
 package home_test
 
 import (
+	"bytes"
+	"errors"
+	"os"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/worker/home"
+	"github.com/bullpen-run/bullpen/worker/jail/disk"
 )
 
 // TestOperations is every way to change a home, by a program of the tenant.
@@ -90,5 +99,26 @@ for n in 'f', 'd', '.': os.removexattr(n, 'user.one'); os.setxattr(n, 'user.two'
 			}
 			th.run("echo more > more; for d in */; do touch -- \"$d/more\" 2>&1 || :; done")
 		})
+	}
+}
+
+// TestDiskLimit: an overlay writes to its volume as root, for whom there is more
+// than for the tenant.
+func TestDiskLimit(t *testing.T) {
+	const limit = 16 * mib
+	th := newThread(t)
+	v := must[*disk.Volume](t)(th.volumes.Take(t.Context(), disk.Size{Bytes: limit, Inodes: 1000}, tenant, tenant))
+	defer func() { check(t, v.Close()) }()
+	o := &home.Overlay{Lower: th.lower, Volume: v.Path(), Owner: th.owner}
+	mount := must[*os.File](t)(o.Mount())
+	defer func() { check(t, mount.Close()) }()
+	shell(t, mount, "if head -c 100M /dev/zero > f; then exit 1; fi 2> /dev/null")
+	var st unix.Stat_t
+	check(t, unix.Stat(pathOf(mount)+"/f", &st))
+	if used := st.Blocks * 512; used > limit || used < limit/2 {
+		t.Errorf("the program could write %d bytes of %d", used, limit)
+	}
+	if err := o.Put(mount, "f", limit+1, bytes.NewReader(make([]byte, limit+1)), time.Now()); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("a file that is larger than the disk was put: %v", err)
 	}
 }

@@ -24,6 +24,7 @@ const (
 	blocksPerGroup = 8 * blockSize
 	ownInodes      = 11 // the reserved ones and lost+found, which is removed
 	rootOnly       = 10 // those of them that are in use after that
+	nobody         = 1<<16 - 1
 	// No checksums, so that a block can be corrected; no journal, since nothing
 	// on it outlives the process.
 	features = "none,dir_index,dir_nlink,ext_attr,extent,extra_isize,filetype,flex_bg,huge_file,large_file,sparse_super"
@@ -161,6 +162,8 @@ const (
 	superFreeInodes   = superAt + 0x10
 	superInodeGroup   = superAt + 0x28
 	superMagic        = superAt + 0x38
+	superReservedUID  = superAt + 0x50
+	superReservedGID  = superAt + 0x52
 	magic             = 0xef53
 	descriptorSize    = 32
 	groupInodeBitmap  = 0x04
@@ -169,7 +172,9 @@ const (
 )
 
 // limit takes from the user what the file system has too much: blocks are
-// reserved for root, inodes are marked as used.
+// reserved, inodes are marked as used. They are not reserved for root, which an
+// overlay writes as, whoever writes to it, but without the capability to use them
+// all the same.
 func (t *template) limit(free unix.Statfs_t, blocks, inodes int64) error {
 	super := t.blocks[0]
 	if super == nil || binary.LittleEndian.Uint16(super[superMagic:]) != magic {
@@ -180,6 +185,8 @@ func (t *template) limit(free unix.Statfs_t, blocks, inodes int64) error {
 		return fmt.Errorf("mke2fs made %d blocks and %d inodes, fewer than the %d and %d needed", free.Bavail, free.Ffree, blocks, inodes)
 	}
 	binary.LittleEndian.PutUint32(super[superReserved:], uint32(tooMany))
+	binary.LittleEndian.PutUint16(super[superReservedUID:], nobody)
+	binary.LittleEndian.PutUint16(super[superReservedGID:], nobody)
 	binary.LittleEndian.PutUint32(super[superFreeInodes:], uint32(inodes))
 	perGroup := int64(binary.LittleEndian.Uint32(super[superInodeGroup:]))
 	for group := int64(free.Files)/perGroup - 1; excess > 0 && group >= 0; group-- {
