@@ -13,6 +13,7 @@ const (
 	MaxFileBytes     = 10 * int64(GiB) // content of an uploaded file
 	MaxFilePathBytes = 4096
 	MaxFileNameBytes = 255 // one component of a path
+	MaxFilePathParts = 512 // components: a home can be stored with as many directories in each other, itself included
 )
 
 // FileSource says what kind of thing files are asked of.
@@ -155,7 +156,11 @@ func CleanFilePath(home, name string) (string, error) {
 	if rest, ok := strings.CutPrefix(clean, home); ok && path.IsAbs(name) && (rest == "" || rest[0] == '/') {
 		clean = rest
 	}
-	return strings.TrimPrefix(clean, "/"), nil
+	clean = strings.TrimPrefix(clean, "/")
+	if strings.Count(clean, "/") >= MaxFilePathParts {
+		return "", fieldErrorf("path", "must have at most %d components", MaxFilePathParts)
+	}
+	return clean, nil
 }
 
 // CleanFileName is [CleanFilePath] for a path that has to name a file.
