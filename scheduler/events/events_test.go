@@ -65,6 +65,35 @@ func (e *execution) end(w *events.Writer) {
 	e.write()
 }
 
+// What an execution will end with is told when it has ended so, and not before.
+func TestPendingResultIsNotTold(t *testing.T) {
+	e := start(t)
+	tail := e.follow(0)
+	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	last, _ := w.Close()
+	pending := proto.Exited(0)
+	pending.Stdout = "saved"
+	e.rec.Pending, e.rec.Commit, e.rec.ResultSeq = &pending, &proto.Commit{}, last
+	e.write()
+	e.rec.Pending, e.rec.Commit = nil, nil
+	result := pending.Unsaved("No room.")
+	e.rec.Status, e.rec.Result, e.rec.ResultSeq = result.Status(), &result, last+1
+	e.write()
+	for {
+		b, err := tail.Next(e.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b.Result == nil {
+			continue
+		}
+		if r := b.Result.Result; *r.ErrorCode != string(proto.CodeThreadSave) || r.Stdout != "saved" {
+			t.Errorf("%+v", r)
+		}
+		return
+	}
+}
+
 func (e *execution) follow(after int64) *events.Tail {
 	e.t.Helper()
 	t, err := e.log.Follow(e.ctx, e.rec.TraceID, after)

@@ -231,35 +231,62 @@ func TestLargePendingResultIsNotKept(t *testing.T) {
 	}
 }
 
-// A worker dies at each step of saving a home: the thread is exactly the old or the new version, and the execution ends accordingly.
-func TestWorkerThatDiesWhileItSaves(t *testing.T) {
+// A worker dies, or is frozen for too long, at each step of saving a home: the thread is exactly the old or the new version, and the
+// execution ends accordingly. A frozen worker that wakes changes neither.
+func TestWorkerThatStopsWhileItSaves(t *testing.T) {
 	w := newWorld(t)
-	var all []*threaded
+	type stopped struct {
+		*threaded
+		saved bool   // the pending result was recorded
+		wake  func() // nil for a dead worker
+		over  chan error
+	}
+	var all []*stopped
 	for _, step := range []string{"pending", "head", "result"} {
-		x := w.runs(step, 1)
-		all = append(all, x)
-		reached, _ := x.stopAt(step, false)
-		finish, cancel := context.WithCancel(w.ctx)
-		var dead sync.WaitGroup
-		dead.Go(func() {
-			if rec, err := x.lease.Finish(finish, x.ending()); err == nil {
-				t.Errorf("%s: a dead worker finished %+v", step, rec)
+		for _, how := range []string{"dead", "frozen"} {
+			x := &stopped{threaded: w.runs(step+"-"+how, 1), saved: step != "pending", over: make(chan error, 1)}
+			all = append(all, x)
+			reached, wake := x.stopAt(step, how == "frozen")
+			finish, cancel := context.WithCancel(w.ctx)
+			t.Cleanup(cancel)
+			go func() {
+				_, err := x.lease.Finish(finish, x.ending())
+				x.over <- err
+			}()
+			<-reached
+			if how == "frozen" {
+				x.wake = wake
+				t.Cleanup(wake)
+			} else {
+				cancel()
+				if err := <-x.over; !errors.Is(err, context.Canceled) {
+					t.Errorf("%s: the dead worker finished: %v", x.job.ThreadID, err)
+				}
 			}
-		})
-		<-reached
-		cancel()
-		dead.Wait()
-		if step != "pending" {
-			x.isUntold()
+			if x.saved {
+				x.isUntold()
+			}
 		}
 	}
 	for _, x := range all {
-		if x.job.ThreadID != "pending" {
-			x.isNew(x.ending())
-		} else if rec := x.isOld(proto.CodeWorkerLost); rec.Result.Stdout != "" {
-			t.Errorf("%+v", rec.Result)
+		check := func() { x.isNew(x.ending()) }
+		if !x.saved {
+			check = func() { x.isOld(proto.CodeWorkerLost) }
+		}
+		check()
+		if x.wake != nil {
+			x.wake()
+			if err := <-x.over; !errors.Is(err, proto.ErrLost) {
+				t.Errorf("%s: the worker is told %v", x.job.ThreadID, err)
+			}
+			check()
 		}
 		x.free(x.job.ThreadID)
+		// Nor can be committed directly what was not recorded in time.
+		err := x.Commit(w.ctx, "acme", x.job.ThreadID, x.job.TraceID, x.ending().Commit)
+		if !x.saved && !errors.Is(err, proto.ErrFenced) || x.saved && err != nil {
+			t.Errorf("%s: commit: %v", x.job.ThreadID, err)
+		}
 	}
 }
 
@@ -294,50 +321,6 @@ func (x *threaded) isUntold() {
 	}
 	if _, now, err := x.set.Record(x.ctx, x.job.TraceID); err != nil || now != seq {
 		x.t.Errorf("the record was changed: %v", err)
-	}
-}
-
-// A worker that was frozen while it saved finds that everything was done, or that nothing can be done any more.
-func TestFrozenWorkerThatWakesChangesNothing(t *testing.T) {
-	w := newWorld(t)
-	type frozen struct {
-		*threaded
-		wake func()
-		woke chan error
-	}
-	var all []*frozen
-	for _, step := range []string{"pending", "head", "result"} {
-		x := &frozen{threaded: w.runs(step, 1), woke: make(chan error, 1)}
-		reached, wake := x.stopAt(step, true)
-		x.wake = wake
-		t.Cleanup(wake)
-		go func() {
-			rec, err := x.lease.Finish(w.ctx, x.ending())
-			if rec == nil || !rec.Status.Terminal() {
-				t.Errorf("%s: it has %+v", step, rec)
-			}
-			x.woke <- err
-		}()
-		<-reached
-		all = append(all, x)
-	}
-	for _, x := range all {
-		check := func() { x.isNew(x.ending()) }
-		if x.job.ThreadID == "pending" {
-			check = func() { x.isOld(proto.CodeWorkerLost) }
-		}
-		check()
-		x.wake()
-		if err := <-x.woke; !errors.Is(err, proto.ErrLost) {
-			t.Errorf("%s: it is told %v", x.job.ThreadID, err)
-		}
-		check()
-		x.free(x.job.ThreadID)
-	}
-	// Nor can it commit by itself what it did not get to record.
-	x := all[0]
-	if err := x.Commit(w.ctx, "acme", "pending", x.job.TraceID, x.ending().Commit); !errors.Is(err, proto.ErrFenced) {
-		t.Errorf("commit: %v", err)
 	}
 }
 

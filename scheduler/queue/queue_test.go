@@ -254,6 +254,7 @@ func TestJobWaitsForAWorkerThatOffersWhatItsSandboxNeeds(t *testing.T) {
 		"image":   {func(j *proto.Job) { j.Image, j.Sandbox.Image = "py", "py" }, []string{queue.OfferImages}}, // no runtime of its own
 		"network": {func(j *proto.Job) { j.Network = proto.NetworkAllowlist }, []string{language, queue.OfferNetwork}},
 		"disk":    {func(j *proto.Job) { j.Disk = true }, []string{queue.OfferDisk, language}},
+		"thread":  {func(j *proto.Job) { j.ThreadID = "t" }, []string{queue.OfferThreads, language}},
 		"all": {
 			func(j *proto.Job) { j.Image, j.Network, j.Disk = "py", proto.NetworkUnrestricted, true },
 			[]string{queue.OfferDisk, queue.OfferImages, queue.OfferNetwork},
