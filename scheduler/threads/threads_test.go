@@ -145,7 +145,8 @@ func TestOfManyWhoLockAtOnceOneWins(t *testing.T) {
 func TestThreadIsFreeOnceItsHolderHasEnded(t *testing.T) {
 	w := newWorld(t)
 	first, head := w.lock()
-	if head.Org != "acme" || head.ID != "t" || head.Holder != first || head.Fence != 1 || head.CreatedAt.IsZero() || head.HeldAt.IsZero() || head.UsedAt.IsZero() {
+	if head.Org != "acme" || head.ID != "t" || head.Holder != first || head.Fence != 1 || head.CreatedAt.IsZero() ||
+		head.HeldAt.IsZero() || head.UsedAt.IsZero() {
 		t.Errorf("made: %+v", head)
 	}
 	again, worker, err := w.Lock(w.ctx, "acme", "t", first)
@@ -598,8 +599,11 @@ func TestThreadsAreListedInPages(t *testing.T) {
 	if len(seen) != all || seen["other/t0005"] != 1 || seen["acme/t299"] != 1 {
 		t.Errorf("%d threads of all", len(seen))
 	}
-	for range w.All(w.ctx) {
-		break // who has seen enough may go
+	for head, err := range w.All(w.ctx) { // who has seen enough may go
+		if head == nil || err != nil {
+			t.Errorf("%+v, %v", head, err)
+		}
+		break
 	}
 }
 
