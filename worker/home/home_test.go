@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,6 +13,34 @@ import (
 	"github.com/bullpen-run/bullpen/worker/home"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
 )
+
+func TestOwners(t *testing.T) {
+	var owners home.Owners
+	var wg sync.WaitGroup
+	got := make([]*home.Owner, 8)
+	for i := range got {
+		wg.Go(func() {
+			var err error
+			if got[i], err = owners.Get(tenant+i%2, tenant); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	for i, o := range got {
+		if o != got[i%2] || o == got[(i+1)%2] {
+			t.Errorf("%d is another owner", i)
+		}
+	}
+	if _, err := owners.Get(0, tenant); err == nil {
+		t.Error("root is an owner")
+	}
+	check(t, owners.Close())
+	if _, err := owners.Get(tenant, tenant); err == nil {
+		t.Error("an owner after the end")
+	}
+	check(t, owners.Close())
+}
 
 // TestOperations is every way to change a home, by a program of the tenant.
 func TestOperations(t *testing.T) {

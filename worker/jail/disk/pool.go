@@ -49,7 +49,7 @@ type Size struct {
 	// takes whole blocks, and large files and directories some more for the
 	// file system's own use, less than 1 %: what fits is never more than Bytes, and
 	// may be that little less. Inode tables and other fixed parts are not counted.
-	// The host's root is not held to it, only to Inodes.
+	// Whoever has CAP_SYS_RESOURCE outside of jails is not held to it, only to Inodes.
 	Bytes int64
 	// Inodes is the number of files, directories, links and so on, without the
 	// volume's own directory.

@@ -44,6 +44,7 @@ func abuse() []group {
 		{"disk", "Home, /tmp and /dev/shm have limits, and end with the jail", diskAttacks()},
 		{"output", "Handed over unaltered and whole, and never a way to hold anything up", outputAttacks()},
 		{"files", "Links, special files and names", fileAttacks()},
+		{"homes", "What a program leaves in the home of a thread is saved, and is below the next one's", homeAttacks()},
 		{"kernel", "What the kernel offers beyond running a program", kernelAttacks()},
 		{"network", "Policy `blocked`: a loopback of its own and nothing else", networkAttacks()},
 		{"unrestricted", "Policy `unrestricted`: the public internet, and nothing of the host's network", unrestrictedAttacks()},

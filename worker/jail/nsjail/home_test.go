@@ -13,10 +13,27 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/worker/home"
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
+
+// hiddenPython is the file of the programs in homeProgram.
+const hiddenPython = ".main.py"
+
+// homeProgram is a program whose file is in nobody's way.
+func homeProgram(tb testing.TB, language, file, code string) jail.Program {
+	tb.Helper()
+	p, err := jail.Source{Language: language, Code: code, TraceID: "trc_test", Home: DefaultHome, File: file}.Program()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p.Timeout = patience
+	return p
+}
 
 // thread is a home that lasts: its last version is the directory lower. One
 // program runs in it at a time.
@@ -90,18 +107,15 @@ func (th *thread) spec() jail.Spec {
 	return s
 }
 
-// commit makes what a program left the next version.
-func (th *thread) commit() {
-	th.tb.Helper()
+// save makes what a program left the next version, unless it cannot be stored.
+func (th *thread) save() error {
+	defer th.close()
 	var layer bytes.Buffer
 	limits := home.Limits{Bytes: 1 << 40, Entries: 1 << 21}
 	if _, err := th.overlay.Diff(context.Background(), &layer, limits, th.store); err != nil {
-		th.tb.Fatal(err)
+		return err
 	}
-	th.close()
-	if err := home.Apply(context.Background(), th.lower, &layer, limits, th.fetch); err != nil {
-		th.tb.Fatal(err)
-	}
+	return home.Apply(context.Background(), th.lower, &layer, limits, th.fetch)
 }
 
 func (th *thread) store(_ context.Context, digest home.Digest, size int64, content io.ReaderAt) error {
@@ -119,15 +133,22 @@ func (th *thread) fetch(_ context.Context, digest home.Digest, _ int64) (io.Read
 	return io.NopCloser(bytes.NewReader(th.objects[digest])), nil
 }
 
-// call runs a program in the thread, and commits.
+// call runs a program in the thread, sees that what is below its home stays as it
+// is meanwhile, and saves.
 func (th *thread) call(m *Maker, p jail.Program) result {
 	th.tb.Helper()
+	before := th.version()
 	r := runProgram(th.tb, m, th.spec(), p)
-	th.commit()
+	if after := th.version(); after != before {
+		th.tb.Errorf("the last version was\n%sand is\n%s", before, after)
+	}
+	if err := th.save(); err != nil {
+		th.tb.Fatal(err)
+	}
 	return r
 }
 
-// version lists what the last version has.
+// version lists what the last version has, but for hiddenPython.
 func (th *thread) version() string {
 	th.tb.Helper()
 	var list strings.Builder
@@ -138,6 +159,9 @@ func (th *thread) version() string {
 		info, err := d.Info()
 		if err != nil {
 			return err
+		}
+		if d.Name() == hiddenPython {
+			return nil
 		}
 		st := info.Sys().(*syscall.Stat_t)
 		name := "." + strings.TrimPrefix(path, th.lower)
@@ -203,16 +227,8 @@ python3 -c "import os; print(os.getxattr('new', 'user.x'), os.getxattr('read', '
 // finds beside itself; the program's own file may have any name.
 func TestNextCallFindsModules(t *testing.T) {
 	m := openMaker(t, Config{VolumeDir: diskDir(t)})
-	source := func(language, file, code string) jail.Program {
-		p, err := jail.Source{Language: language, Code: code, TraceID: "trc_test", Home: DefaultHome, File: file}.Program()
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.Timeout = patience
-		return p
-	}
 	th := newThread(t, map[string]string{"main.py": "kept", "main.js": "kept"})
-	th.call(m, source("python", ".main.py", `
+	th.call(m, homeProgram(t, "python", ".main.py", `
 import os, site, sys
 for d in (site.getusersitepackages(), 'node_modules/x', 'node_modules/.bin'): os.makedirs(d)
 open(site.getusersitepackages() + '/installed.py', 'w').write('a = 1')
@@ -224,13 +240,13 @@ os.chmod('node_modules/.bin/tool', 0o755)
 import installed, beside
 print(installed.a, beside.b, sys.argv, __file__)
 `)).want(t, jail.Exited, "1 2 ['/home/baponi/.main.py'] /home/baponi/.main.py")
-	th.call(m, source("python", ".main2.py", "import installed, beside; print(installed.a, beside.b, open('main.py').read())")).
+	th.call(m, homeProgram(t, "python", ".main2.py", "import installed, beside; print(installed.a, beside.b, open('main.py').read())")).
 		want(t, jail.Exited, "1 2 kept")
-	th.call(m, source("node", ".main.js", "console.log(require('x'), require('fs').readFileSync('main.js', 'utf8'), require.resolve('x'))")).
+	th.call(m, homeProgram(t, "node", ".main.js", "console.log(require('x'), require('fs').readFileSync('main.js', 'utf8'), require.resolve('x'))")).
 		want(t, jail.Exited, "3 kept /home/baponi/node_modules/x/lib.js")
-	th.call(m, source("node", ".main.mjs", "import x from 'x'; console.log(x)")).want(t, jail.Exited, "3")
-	th.call(m, source("bash", "", "tool; cat main.py")).want(t, jail.Exited, "4\nkept")
-	r := th.call(m, source("python", "", "print(1)"))
+	th.call(m, homeProgram(t, "node", ".main.mjs", "import x from 'x'; console.log(x)")).want(t, jail.Exited, "3")
+	th.call(m, homeProgram(t, "bash", "", "tool; cat main.py")).want(t, jail.Exited, "4\nkept")
+	r := th.call(m, homeProgram(t, "python", "", "print(1)"))
 	if r.Kind != jail.StartFailed || r.Step != "write /home/baponi/main.py" || r.Detail != "file exists" {
 		t.Errorf("a program in the place of a file of the home: %+v", r.Outcome)
 	}
@@ -250,14 +266,211 @@ def fill(name):
 def inodes():
     for i in range(1000): os.mkdir(f'{i}'); made.append(i)
 made = []
-print(no(fill, 'x'), 20 << 20 <= os.stat('x').st_size + (1 << 14) <= (20 << 20) + `+strconv.Itoa(slack)+`)
+print(no(fill, 'x'), 20 << 20 <= os.stat("x").st_size + (1 << 14) <= (20 << 20) + `+strconv.Itoa(slack)+`)
 os.unlink('x')
 print(no(os.truncate, 'old', 1 << 20), no(fill, 'y'), 19 << 20 <= os.stat('y').st_size + (1 << 14) <= (19 << 20) + `+strconv.Itoa(slack)+`)
 os.unlink('y')
 print(no(inodes), 300 - 2 <= len(made) <= 300 - 2 + `+strconv.Itoa(home.OwnInodes)+`)
 print(no(os.posix_fallocate, os.open('old', os.O_RDWR), 0, 30 << 20))
 `)).want(t, jail.Exited, "ENOSPC True\ndone ENOSPC True\nENOSPC True\nENOSPC")
-	th.commit()
+	if err := th.save(); err != nil {
+		t.Fatal(err)
+	}
 	// The next call has the same room again.
-	runProgram(t, m, spec, program(t, "bash", "rm main.py; head -c 20M /dev/zero > new && ls | wc -l")).want(t, jail.Exited, "")
+	runProgram(t, m, spec, program(t, "bash", "head -c 20M /dev/zero > new && stat -c %s new")).want(t, jail.Exited, "20971520")
+}
+
+// However a program ends, what it left can be read.
+func TestKilledJailLeavesTheHome(t *testing.T) {
+	m := openMaker(t, Config{VolumeDir: diskDir(t)})
+	left := "drwxr-xr-x 0:0 \".\"\n-rw-r--r-- 0:0 \"./x\" 1 \"left\\n\"\n"
+	for name, test := range map[string]struct {
+		code    string
+		timeout time.Duration
+		cancel  bool
+		want    jail.Kind
+	}{
+		"timeout":       {code: "echo left > x; echo up; exec sleep 600", timeout: time.Second, want: jail.TimedOut},
+		"cancel":        {code: "echo left > x; echo up; exec sleep 600", timeout: patience, cancel: true, want: jail.Killed},
+		"out of memory": {code: "echo left > x; echo up; x=$(yes | tr -d '\\n')", timeout: patience, want: jail.OutOfMemory},
+		"by itself":     {code: "echo left > x; echo up; kill -9 $$", timeout: patience, want: jail.Signaled},
+		"survivors":     {code: "echo left > x; (setsid sleep 600 > x2 & rm x2); echo up", timeout: patience, want: jail.Exited},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			th := newThread(t, nil)
+			spec, out := th.spec(), newLines()
+			memory(64)(&spec)
+			p := program(t, "bash", test.code)
+			p.Timeout, p.Stdout = test.timeout, out
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if test.cancel {
+				go func() {
+					out.next(t)
+					cancel()
+				}()
+			}
+			o, err := prepare(t, m, spec).Run(ctx, p)
+			if err != nil || o.Kind != test.want {
+				t.Errorf("%+v, %v", o, err)
+			}
+			if err := th.save(); err != nil {
+				t.Fatal(err)
+			}
+			if got := th.version(); got != left {
+				t.Errorf("left\n%s", got)
+			}
+		})
+	}
+}
+
+// A home that cannot be made, and a jail that cannot, leave nothing of the other.
+func TestHomeThatFails(t *testing.T) {
+	m := openMaker(t, Config{VolumeDir: diskDir(t)})
+	var volume string
+	spec := testSpec()
+	spec.Home = homeFunc(func(v jail.Volume, uid, gid int) (*os.File, error) {
+		volume = v.Path()
+		if entries, err := os.ReadDir(volume); err != nil || len(entries) != 0 || uid != gid || uid < m.cfg.UIDs.First {
+			t.Errorf("a volume with %v for %d:%d, %v", entries, uid, gid, err)
+		}
+		return nil, errors.New("no luck")
+	})
+	if _, err := m.Prepare(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "mount the home: no luck") {
+		t.Errorf("%v", err)
+	}
+	if _, err := os.Stat(volume + "/."); err == nil {
+		t.Error("the volume is still there")
+	}
+	th := newThread(t, nil)
+	spec = th.spec()
+	spec.CPU = 1e12
+	if _, err := m.Prepare(t.Context(), spec); err == nil {
+		t.Error("prepared")
+	}
+	if _, err := os.Stat(th.volume.Path() + "/upper"); err != nil {
+		t.Errorf("the home, which was made, is gone: %v", err)
+	}
+	th.close()
+	if err := prepare(t, m, th.spec()).Close(); err != nil {
+		t.Error(err)
+	}
+	if err := th.save(); err != nil || th.version() != "drwxr-xr-x 0:0 \".\"\n" {
+		t.Errorf("of a jail that was closed: %s, %v", th.version(), err)
+	}
+	m.nothingLeft(t)
+}
+
+type homeFunc func(v jail.Volume, uid, gid int) (*os.File, error)
+
+func (f homeFunc) Mount(v jail.Volume, uid, gid int) (*os.File, error) { return f(v, uid, gid) }
+
+// Whatever a home's mount is, nothing in it is set-uid or a device.
+func TestHomeIsNosuidAndNodev(t *testing.T) {
+	m := openMaker(t, Config{VolumeDir: diskDir(t)})
+	var mount *os.File
+	var volume jail.Volume
+	spec := testSpec()
+	spec.Home = homeFunc(func(v jail.Volume, uid, gid int) (*os.File, error) {
+		fd, err := unix.OpenTree(unix.AT_FDCWD, v.Path(), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+		if err != nil {
+			return nil, err
+		}
+		all := unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
+		if err := errors.Join(unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &all), os.Chown(v.Path(), uid, gid)); err != nil {
+			return nil, err
+		}
+		mount, volume = os.NewFile(uintptr(fd), "home"), v
+		return mount, nil
+	})
+	runProgram(t, m, spec, program(t, "bash", "grep -c ' /home/baponi ext4 rw,nosuid,nodev' /proc/mounts")).want(t, jail.Exited, "1")
+	if err := errors.Join(mount.Close(), volume.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTryHome(t *testing.T) {
+	dir := filepath.Join(diskDir(t), "not", "there")
+	m := openMaker(t, Config{VolumeDir: dir})
+	if err := m.TryHome(t.Context(), testSpec()); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Dir(dir)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("left: %v", err)
+	}
+	m.nothingLeft(t)
+	if err := openMaker(t, Config{}).TryHome(t.Context(), testSpec()); err == nil || !strings.Contains(err.Error(), "no directory for it on a disk") {
+		t.Errorf("%v", err)
+	}
+}
+
+// What homes hold of the host is given back with them.
+func TestBroughtHomesLeaveNothing(t *testing.T) {
+	dir := diskDir(t)
+	m := openMaker(t, Config{VolumeDir: dir})
+	th := newThread(t, map[string]string{"d/f": "x"})
+	once := func() {
+		th.call(m, program(t, "bash", "echo more >> d/f; mv d e; mv e d; setsid sleep 600 & echo x")).want(t, jail.Exited, "x")
+	}
+	// The pool and the owners keep what they have made.
+	held := func() string {
+		m.jails.Wait()
+		if err := errors.Join(m.closePool(), th.owners.Close()); err != nil {
+			t.Fatal(err)
+		}
+		th.owners = home.Owners{}
+		return fmt.Sprint(footprint(t, m))
+	}
+	once()
+	before := held()
+	for i := range 30 {
+		switch i % 10 {
+		case 0:
+			if err := prepare(t, m, th.spec()).Close(); err != nil {
+				t.Fatal(err)
+			}
+			th.close()
+		case 1:
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if _, err := m.Prepare(ctx, th.spec()); err == nil {
+				t.Fatal("prepared with a done context")
+			}
+			th.close()
+		default:
+			once()
+		}
+		m.jails.Wait()
+	}
+	if after := held(); after != before {
+		t.Errorf("before %v, after %v", before, after)
+	}
+	deadline := time.After(patience)
+	for tick := time.Tick(time.Millisecond); ; {
+		devices := loops(t, dir)
+		if len(devices) == 0 {
+			return
+		}
+		select {
+		case <-tick:
+		case <-deadline:
+			t.Fatalf("loop devices left: %q", devices)
+		}
+	}
+}
+
+// loops are the loop devices of images in a directory.
+func loops(tb testing.TB, dir string) (found []string) {
+	tb.Helper()
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, f := range files {
+		if b, err := os.ReadFile(f); err == nil && strings.HasPrefix(string(b), dir) {
+			found = append(found, f)
+		}
+	}
+	return found
 }
