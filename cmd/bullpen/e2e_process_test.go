@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
 // patience is how long anything may take before a test gives up on it. It is no figure to be reached: a machine that is busy
@@ -55,6 +56,8 @@ type programs struct {
 	nsjail         string
 	cert, certsKey string   // of the NATS server, PEM
 	machine        *machine // that they run on; nil for this one
+	// s3 starts the S3 server of all tests, once.
+	s3 func() (*storagetest.Server, error)
 }
 
 // buildPrograms builds the programs as `make build` does, so that what is tested is what people run.
@@ -86,6 +89,17 @@ func buildPrograms(t *testing.T) *programs {
 		}
 	}
 	p.cert, p.certsKey = makeCertificate(t, dir)
+	p.s3 = sync.OnceValues(func() (*storagetest.Server, error) {
+		server, err := storagetest.Start("")
+		if err == nil {
+			t.Cleanup(func() {
+				if err := server.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		return server, err
+	})
 	return p
 }
 
@@ -332,7 +346,35 @@ func (b *broker) flags(p *programs) []string {
 	return []string{"--nats", b.url, "--nats-user", natsUser, "--nats-ca", p.cert}
 }
 
-func (b *broker) env() []string { return []string{"BULLPEN_NATS_PASSWORD=" + natsPassword} }
+// env has besides the password the directory that processes on this server share for the files of threads, unless a flag says another.
+func (b *broker) env() []string {
+	return []string{"BULLPEN_NATS_PASSWORD=" + natsPassword, "BULLPEN_STORE=file://" + filepath.Join(filepath.Dir(b.config), "blobs")}
+}
+
+// bucket is a place of a test's own in a real S3 server, behind a proxy that makes requests go wrong when it is told to.
+type bucket struct {
+	*storagetest.Proxy
+	server *storagetest.Server
+	prefix string
+}
+
+// newBucket starts the S3 server, if no other test has, and a proxy before it. Processes have the credentials in storagetest.Env.
+func (p *programs) newBucket(t *testing.T) *bucket {
+	t.Helper()
+	server, err := p.s3()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bucket{Proxy: server.Proxy(&storagetest.Switch{}), server: server, prefix: rand.Text()}
+	t.Cleanup(b.Close)
+	return b
+}
+
+// flags make it the store of a server.
+func (b *bucket) flags() []string { return []string{"--store", b.StoreURL(b.prefix)} }
+
+// path gives the file that a blob is in.
+func (b *bucket) path(key string) string { return b.server.Path(b.prefix + "/" + key) }
 
 // hold is a piece of a program that lasts until the test releases it. It is found, from outside the jail, by the argument of a
 // sleep that no other process has.

@@ -42,7 +42,7 @@ func ownWorld() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
 		"drain": testDrain, "drain-over": testDrainOver, "one-slot": testOneSlot,
 		"webhooks": testWebhooks, "webhooks-killed": testWebhooksKilled,
-		"network": testNetwork, "sandbox-images": testSandboxImages, "unfit": testUnfit, "unfit-at-start": testUnfitAtStart,
+		"network": testNetwork, "store": testStore, "sandbox-images": testSandboxImages, "unfit": testUnfit, "unfit-at-start": testUnfitAtStart,
 	}
 }
 

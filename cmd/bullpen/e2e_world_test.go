@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
 // topology is a way to deploy bullpen.
@@ -56,7 +57,7 @@ func newWorld(t *testing.T, p *programs, in topology, slots int, args ...string)
 	t.Helper()
 	w := &world{topology: in, programs: p, data: filepath.Join(t.TempDir(), "data"), args: args}
 	secret := newSecret()
-	w.env = []string{"BULLPEN_BOOTSTRAP_KEY=" + secret}
+	w.env = append(storagetest.Env(), "BULLPEN_BOOTSTRAP_KEY="+secret)
 	if slots != noSlots {
 		w.args = append(slices.Clone(args), "--slots", strconv.Itoa(slots))
 	}

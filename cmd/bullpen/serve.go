@@ -28,8 +28,8 @@ stopped because it was told to, and all went well.
 Examples:
 
   bullpen serve --data /var/lib/bullpen
-  bullpen serve --roles gateway --listen 0.0.0.0:8080 --nats nats://nats.internal:4222
-  bullpen serve --roles worker --nats nats://nats.internal:4222`
+  bullpen serve --roles gateway --listen 0.0.0.0:8080 --nats nats://nats.internal:4222 --store s3://bucket/prefix
+  bullpen serve --roles worker --nats nats://nats.internal:4222 --store s3://bucket/prefix`
 }
 
 // Run carries the command out.
