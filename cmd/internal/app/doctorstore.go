@@ -108,9 +108,9 @@ func tryStore(ctx context.Context, store *blob.Store) (err error) {
 	removed := false
 	defer func() {
 		if !removed {
-			clear, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTime)
+			clearing, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTime)
 			defer cancel()
-			_ = store.Delete(clear, b.Key) // what went wrong before is told
+			_ = store.Delete(clearing, b.Key) // what went wrong before is told
 		}
 	}()
 	r, err := store.Get(ctx, b)
