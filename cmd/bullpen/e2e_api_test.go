@@ -686,9 +686,7 @@ func testRoutes(t *testing.T, a *api) {
 			t.Errorf("no message for %s", body)
 		}
 	}
-	for _, body := range []string{
-		`{"code":"x","thread_id":"t"}`, `{"code":"x","sub_paths":["/data/a/b"]}`,
-	} {
+	for _, body := range []string{`{"code":"x","sub_paths":["/data/a/b"]}`} {
 		a.execute([]byte(body), "Prefer", "respond-async").refusal(t, http.StatusNotImplemented, "not_implemented")
 	}
 }

@@ -46,6 +46,9 @@ func printExecution(w io.Writer, e *client.Execution) error {
 	if e.Sandbox != nil {
 		row("sandbox", *e.Sandbox)
 	}
+	if e.ThreadID != nil {
+		row("thread", *e.ThreadID)
+	}
 	if e.ExitCode != nil {
 		row("exit code", strconv.Itoa(*e.ExitCode))
 	}

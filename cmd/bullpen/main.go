@@ -73,6 +73,7 @@ type commands struct {
 	Image      imageCommands     `cmd:"" help:"Build, import, list and remove images of sandboxes. Needs a key with all rights."`
 	Key        keyCommands       `cmd:"" help:"Make, list and revoke API keys, with a key that has all rights; set the webhook of a key."`
 	Sandbox    sandboxCommands   `cmd:"" help:"Make, show, list, replace and remove sandbox profiles. Needs a key with all rights."`
+	Thread     threadCommands    `cmd:"" help:"List, fork, export, import and remove threads; list, get and put their files."`
 	Webhook    webhookCommands   `cmd:"" help:"See what became of webhooks, send them again, test the key's URL, receive them for development."`
 	Doctor     doctorCommand     `cmd:"" help:"Check that this machine can run jobs, and say what to do where it cannot."`
 	Version    versionCommand    `cmd:"" help:"Print the version."`

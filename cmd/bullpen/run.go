@@ -61,6 +61,7 @@ type runCommand struct {
 	Timeout  *int     `short:"t" placeholder:"SECONDS" help:"Time after which the program is killed (the server's default: 60)."`
 	Env      []string `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable for the program. May be repeated."`
 	Metadata []string `short:"m" sep:"none" placeholder:"NAME=VALUE" help:"Note to keep with the execution. May be repeated."`
+	Thread   string   `placeholder:"ID" help:"Run in this thread: the program finds the home directory that the one before left there. The first makes it."`
 	Async    bool     `help:"Print the execution's id and leave; see bullpen get and bullpen logs."`
 	File     string   `arg:"" help:"The program, or - for standard input."`
 }
@@ -84,6 +85,7 @@ Examples:
 
   bullpen run hello.py
   bullpen run -t 10 -e NAME=you greet.sh
+  bullpen run --thread notebook-1 cell.py
   echo 'print(6 * 7)' | bullpen run -
   bullpen run --async long.py`
 }
@@ -159,6 +161,11 @@ func (c *runCommand) request(stdin io.Reader) (client.Request, error) {
 			return none, usagef("-t %d: give a whole number of seconds, at least 1", timeout)
 		}
 	}
+	if c.Thread != "" {
+		if err := proto.CheckThreadID("--thread", c.Thread); err != nil {
+			return none, usageError{err}
+		}
+	}
 	if c.Language != "" && !slices.Contains(proto.Languages(), proto.Language(c.Language)) {
 		return none, usagef("-l %q: give python, node or bash", c.Language)
 	}
@@ -180,7 +187,7 @@ func (c *runCommand) request(stdin io.Reader) (client.Request, error) {
 	if err != nil {
 		return none, err
 	}
-	return client.Request{Code: string(code), Language: language, Timeout: timeout, Env: env, Metadata: metadata}, nil
+	return client.Request{Code: string(code), Language: language, Timeout: timeout, ThreadID: c.Thread, Env: env, Metadata: metadata}, nil
 }
 
 func readProgram(path string) ([]byte, error) {

@@ -55,6 +55,7 @@ func (s *stub) handler() http.Handler {
 		_, _ = io.WriteString(w, stubKeyJSON(`"2026-01-03T00:00:00.000Z"`, ""))
 	})
 	s.webhookRoutes(mux)
+	s.threadRoutes(mux)
 	mux.HandleFunc("POST /v1/admin/sandboxes", s.sandbox)
 	mux.HandleFunc("PUT /v1/admin/sandboxes/{name}", s.sandbox)
 	mux.HandleFunc("GET /v1/admin/sandboxes/{name}", s.sandbox)
@@ -63,6 +64,10 @@ func (s *stub) handler() http.Handler {
 		_, _ = io.WriteString(w, `{"sandboxes":[`+stubSandbox+`]}`)
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/signed" {
+			s.signed(w, r)
+			return
+		}
 		if r.Header.Get("Authorization") != "Bearer "+stubKey {
 			refuse(w, http.StatusUnauthorized, "unauthorized", "the API key is not valid", "")
 			return
@@ -140,7 +145,10 @@ func events(r proto.Result, after int64) []byte {
 func (s *stub) execute(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	s.record(r, body)
-	var req struct{ Code string }
+	var req struct {
+		Code     string `json:"code"`
+		ThreadID string `json:"thread_id"`
+	}
 	if err := json.Unmarshal(body, &req); err != nil || r.Header.Get("Idempotency-Key") == "" {
 		refuse(w, http.StatusBadRequest, "validation_error", "the stub wants JSON and an Idempotency-Key", "")
 		return
@@ -148,9 +156,14 @@ func (s *stub) execute(w http.ResponseWriter, r *http.Request) {
 	line, _, _ := strings.Cut(req.Code, "\n")
 	words := strings.Fields(line)
 	does := words[len(words)-1]
+	if req.ThreadID == "full" {
+		does = "fails"
+	}
 	streaming := r.Header.Get("Accept") == "application/x-ndjson"
 	w.Header().Set("X-Trace-Id", string(stubTrace))
 	switch {
+	case strings.Contains(req.ThreadID, "busy"):
+		refuse(w, http.StatusConflict, "conflict", "thread busy is in use by execution trc_rrrrrrrrrrrrrrrrrrrr", "")
 	case does == "invalid":
 		refuse(w, http.StatusBadRequest, "validation_error", "code must be nicer", "")
 	case r.Header.Get("Prefer") == "respond-async":
@@ -198,7 +211,7 @@ func (s *stub) get(w http.ResponseWriter, r *http.Request) {
 		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"running","exit_code":null,"stdout":null,"stderr":null,"error":null,`+
 			`"duration_ms":10,"delivery_mode":"webhook","created_at":"2026-01-02T03:04:05.678Z","completed_at":null,`+
 			`"webhook_url":"https://example.com/hook","webhook_delivery_status":"pending",`+
-			`"language":"bash","timeout":60,"metadata":{},"attempt":1,"queued_ms":2,"output_truncated":false}`, stubRunning)
+			`"language":"bash","timeout":60,"thread_id":"notebook","metadata":{},"attempt":1,"queued_ms":2,"output_truncated":false}`, stubRunning)
 	default:
 		refuse(w, http.StatusNotFound, "not_found", "there is no such execution", "")
 	}

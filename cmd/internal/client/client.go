@@ -147,13 +147,18 @@ func (c *Client) once(ctx context.Context, call call, body []byte) (*http.Respon
 // address gives the URL of a path of the server.
 func (c *Client) address(path string) string { return strings.TrimRight(c.URL, "/") + path }
 
-// send sends a request and gives the answer when it is one of success.
+// send sends a request with the key and gives the answer when it is one of success.
 func (c *Client) send(req *http.Request) (*http.Response, error) {
 	req.Header.Set("Authorization", "Bearer "+c.Key)
-	req.Header.Set("User-Agent", c.Agent)
 	if req.Header.Get("Accept") == "" {
 		req.Header.Set("Accept", "application/json")
 	}
+	return c.exchange(req)
+}
+
+// exchange sends a request and gives the answer when it is one of success.
+func (c *Client) exchange(req *http.Request) (*http.Response, error) {
+	req.Header.Set("User-Agent", c.Agent)
 	client := c.HTTP
 	if client == nil {
 		client = http.DefaultClient
@@ -162,7 +167,7 @@ func (c *Client) send(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		var op *net.OpError
 		if errors.As(err, &op) && op.Op == "dial" {
-			return nil, &UnreachableError{URL: c.URL, Err: op}
+			return nil, &UnreachableError{URL: req.URL.Scheme + "://" + req.URL.Host, Err: op}
 		}
 		return nil, fmt.Errorf("%s %s: %w", req.Method, req.URL.Path, err)
 	}

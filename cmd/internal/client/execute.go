@@ -19,6 +19,7 @@ type Request struct {
 	Code     string            `json:"code"`
 	Language proto.Language    `json:"language,omitempty"`
 	Timeout  int               `json:"timeout,omitempty"` // seconds
+	ThreadID string            `json:"thread_id,omitempty"`
 	Env      map[string]string `json:"env_vars,omitempty"`
 	Metadata map[string]string `json:"metadata,omitempty"`
 }
@@ -38,6 +39,7 @@ type Execution struct {
 	Attempt      int                 `json:"attempt"`
 	Timeout      int                 `json:"timeout"` // seconds
 	Mode         proto.Mode          `json:"delivery_mode"`
+	ThreadID     *string             `json:"thread_id"`
 	Metadata     map[string]string   `json:"metadata"`
 	CreatedAt    time.Time           `json:"created_at"`
 	CompletedAt  *time.Time          `json:"completed_at"`
