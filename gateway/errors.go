@@ -60,7 +60,7 @@ const (
 	errNoSettings = absentError("this API key has no webhook settings; PUT them at /v1/webhook")
 	errNoThread   = absentError("there is no thread of that id; see /v1/threads")
 	errNoVersion  = absentError("there is no such thread, or it does not have that version; see /v1/threads/{id}")
-	errNoFile     = absentError("there is nothing at this path of the thread, if there is such a thread; see /v1/files/list")
+	errNoFile     = absentError("there is no file at this path of the thread, or no such thread; links are not followed; see /v1/files/list")
 	errNoEndpoint = absentError("deliveries to this URL do not fail; see /v1/webhook/endpoints for those that do")
 )
 
@@ -123,6 +123,7 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		broken        *brokenSandboxError
 		disabled      *disabledURLError
 		busy          *proto.BusyError
+		staged        *proto.StagedError
 		absent        absentError
 	)
 	switch {
@@ -155,6 +156,8 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		return answer{http.StatusConflict, codeConflict, errThreadExists.Error(), 0}
 	case errors.As(err, &busy):
 		return answer{http.StatusConflict, codeConflict, busy.Error() + "; wait until that has ended, cancel it, or use another thread", 0}
+	case errors.As(err, &staged):
+		return answer{http.StatusConflict, codeConflict, staged.Error() + "; run one first", 0}
 	case errors.As(err, &disabled):
 		return answer{http.StatusConflict, codeConflict, disabled.Error(), 0}
 	case errors.Is(err, proto.ErrConflict):

@@ -58,6 +58,7 @@ func TestAnswerTo(t *testing.T) {
 			&proto.BusyError{Thread: "t", Holder: "trc_AbCdEfGhIjKlMnOpQrSt"}, free, 409, "conflict", 0,
 			"thread t is in use by execution trc_AbCdEfGhIjKlMnOpQrSt; wait until that has ended, cancel it, or use another thread",
 		},
+		{&proto.StagedError{Thread: "t", Files: 500}, free, 409, "conflict", 0, ""},
 		{errThreadExists, free, 409, "conflict", 0, errThreadExists.Error()},
 		{errNoThread, free, 404, "not_found", 0, errNoThread.Error()},
 		{errBadURL, free, 403, "forbidden", 0, errBadURL.Error()},

@@ -75,8 +75,8 @@ func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
 	}
 	out := bufio.NewWriterSize(&late{w: w, begin: jsonHeader}, smallOutput)
 	separator := `{"files":[`
-	err = s.Files.List(r.Context(), infoOf(r.Context()).key.Org, req.ID, dir, req.Recursive, func(f proto.File) error {
-		text, err := json.Marshal(fileView{f.Name, f.Path, f.Size, f.Modified.UTC().Format(timeLayout), f.IsDirectory})
+	err = s.eachFile(r, req, dir, func(f proto.File) error {
+		text, err := json.Marshal(fileView{path.Base(f.Path), f.Path, f.Size, f.Modified.UTC().Format(timeLayout), f.IsDirectory})
 		if err != nil {
 			return fmt.Errorf("encode %q: %w", f.Path, err)
 		}
@@ -94,6 +94,23 @@ func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
 	}
 	_, _ = out.WriteString(end) // Flush gives the error
 	return out.Flush()
+}
+
+// eachFile calls f for what a list has: of a directory what is in it, of a file that alone.
+func (s *Server) eachFile(r *http.Request, req *proto.FileRequest, name string, f func(proto.File) error) error {
+	org := infoOf(r.Context()).key.Org
+	err := s.Files.List(r.Context(), org, req.ID, name, req.Recursive, f)
+	if !errors.Is(err, proto.ErrNotFound) {
+		return err
+	}
+	content, err := s.Files.Open(r.Context(), org, req.ID, name)
+	if errors.Is(err, proto.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return f(content.File)
 }
 
 func (s *Server) uploadURL(w http.ResponseWriter, r *http.Request) error {

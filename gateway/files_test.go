@@ -114,10 +114,10 @@ func TestFiles(t *testing.T) {
 	}
 	for _, body := range []string{
 		`{"source":"thread","id":"t","path":"nothing"}`, `{"source":"thread","id":"u","path":"dir/a.txt"}`, `{"source":"thread","id":"t","path":"theirs"}`,
+		`{"source":"thread","id":"t","path":"dir"}`,
 	} {
-		h.do("POST", "/v1/files/download_url", body).want(404, "not_found", "nothing at this path")
+		h.do("POST", "/v1/files/download_url", body).want(404, "not_found", "no file at this path")
 	}
-	h.do("POST", "/v1/files/download_url", `{"source":"thread","id":"t","path":"dir"}`).want(400, "validation_error", "directory")
 	// A URL outlives neither its file nor the server's draining.
 	delete(h.threads.files, "acme/t/dir/a.txt")
 	h.get(at).want(404, "not_found")
@@ -246,7 +246,7 @@ func TestURLsAreAbsolute(t *testing.T) {
 	if w := ask("", func(*http.Request) {}); w.Code != 400 {
 		t.Errorf("no host: %d %s", w.Code, w.Body)
 	}
-	h.server.PublicURL = "https://public.example/bullpen/"
+	h.server.PublicURL = "https://public.example/bullpen"
 	starts(ask("box.example", func(*http.Request) {}), "https://public.example/bullpen")
 }
 
@@ -324,6 +324,9 @@ func TestBrokenContent(t *testing.T) {
 	h.do("POST", "/v1/files/list", `{"source":"thread","id":"t"}`).want(500, "internal")
 	h.do("POST", "/v1/files/list", `{"source":"thread","id":"u"}`).want(500, "internal")
 	h.send(h.put(h.server.signedPut("b", 1), "x")).want(500, "internal")
+	h.threads.fail = nil
+	h.threads.heads["acme/t"].Staged = make([]proto.StagedFile, proto.MaxStaged)
+	h.send(h.put(h.server.signedPut("b", 1), "x")).want(409, "conflict", "run one first")
 }
 
 // signedPut gives an address to upload a file of the thread t to.

@@ -53,7 +53,7 @@ func newHarness(t *testing.T) *harness {
 	h := &harness{t: t, stub: q, boxes: b, hooks: hook, threads: thread, log: log, key: q.addKey("acme", "enterprise", proto.RightsAll)}
 	h.server = &Server{
 		Jobs: q, Events: q, Keys: q, KeyAdmin: q, Bindings: q, Profiles: b, Images: b, Webhooks: hook, URLs: hook, Deliveries: hook,
-		Locks: thread, Threads: thread, ThreadAdmin: thread, Files: threadFiles{thread}, Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
+		Locks: thread, Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
 		Log: slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), Tracer: noop.NewTracerProvider().Tracer(""),
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "bullpen_up 1\n") }),
 		Default: proto.DefaultProfile(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, MaxBody: DefaultMaxBody,

@@ -146,50 +146,53 @@ type Bindings interface {
 
 // Locks gives threads to executions, each to one at a time.
 type Locks interface {
-	// Lock gives a thread to an execution until that has ended, and makes the thread where there is none. It names the worker that has its
-	// home at hand, empty for none. Its error is a [*proto.BusyError] where another execution has it; after any other error it may be
-	// locked all the same.
-	Lock(ctx context.Context, org, thread string, id proto.TraceID) (prefer string, err error)
+	// Lock gives a thread to an execution until that has ended, and makes the thread where there is none. It gives the head as it is then,
+	// and the worker that may have its home, empty for none. Its error is a [*proto.BusyError] where another execution has it; after any
+	// other error it may be locked all the same.
+	Lock(ctx context.Context, org, thread string, id proto.TraceID) (head *proto.Thread, prefer string, err error)
 	// Unlock takes a thread from an execution that was not submitted. Where that does not have it, nothing happens.
 	Unlock(ctx context.Context, org, thread string, id proto.TraceID) error
 }
 
-// Threads knows the threads of organisations. Their Holder is empty where it has ended.
+// Threads knows the threads of organisations. The Holder that it tells of has not ended: it is empty where it has.
 type Threads interface {
-	// Thread gives a thread. Its error is [proto.ErrNotFound] where there is none of that id.
-	Thread(ctx context.Context, org, id string) (*proto.Thread, error)
-	// List gives up to most threads in the order of their ids, from the first one after the id given on, empty for all. Of versions they
-	// have only the newest, without manifest and layers, and no staged files; more says that others follow.
-	List(ctx context.Context, org, after string, most int) (list []proto.Thread, more bool, err error)
-	// Remove removes a thread with its versions and staged files. Its error is [proto.ErrNotFound] where there is none, and a
-	// [*proto.BusyError] while an execution has it.
-	Remove(ctx context.Context, org, id string) error
-	// Fork makes a new thread whose first version is that of the number given, 0 for the newest, of another. Its error is
+	// Get gives a thread. Its error is [proto.ErrNotFound] where there is none of that id.
+	Get(ctx context.Context, org, id string) (*proto.Thread, error)
+	// List gives up to limit threads in the order of their ids, from the first one after the id given on, empty for all.
+	List(ctx context.Context, org, after string, limit int) ([]proto.ThreadSummary, error)
+}
+
+// Versions knows what threads have in the store.
+type Versions interface {
+	// Archive writes the home of that version of a thread as a tar; of version 0, the home as it is, with what was uploaded. Before it
+	// writes, its error is [proto.ErrNotFound] where there is no such thread or version.
+	Archive(ctx context.Context, org, thread string, version int64, w io.Writer) error
+	// Fork makes a new thread whose first version is that of the number given of another, 0 for the home as it is. Its error is
 	// [proto.ErrNotFound] where there is no such thread or version, and [proto.ErrExists] where there is a thread of the new id.
-	Fork(ctx context.Context, org, id string, f proto.Fork) (*proto.Thread, error)
-	// Archive writes the home of that version of a thread, 0 for the newest, as a tar. Before it writes, its error is
-	// [proto.ErrNotFound] where there is no such thread or version.
-	Archive(ctx context.Context, org, id string, version int64, w io.Writer) error
+	Fork(ctx context.Context, org, from string, version int64, to string) (*proto.Thread, error)
+	// Remove removes a thread with its versions and what was uploaded. Its error is [proto.ErrNotFound] where there is none, and a
+	// [*proto.BusyError] while an execution has it.
+	Remove(ctx context.Context, org, thread string) error
 }
 
 // ThreadAdmin tidies the store of threads, for all organisations.
 type ThreadAdmin interface {
-	// Collect removes blobs older than safeAge that nothing refers to.
+	// Collect removes blobs older than safeAge, at least [proto.MinSafeAge], that nothing refers to.
 	Collect(ctx context.Context, safeAge time.Duration) (proto.Collected, error)
 	// Rebuild makes the heads of threads again from what the store has.
 	Rebuild(ctx context.Context) (proto.Rebuilt, error)
 }
 
 // Files are the files in the homes of threads: those of the newest version, under those that were uploaded since. Paths are relative to
-// the home and cleaned; that of the home is empty.
+// the home and cleaned; that of the home is empty. Links are not followed.
 type Files interface {
-	// List calls each for the entries of a directory, also for all below them where recursive is true, and for a file with that file
-	// alone; not at all where there is nothing. It ends with the first error of each.
+	// List calls each for what is in a directory, and with recursive also for what is below that, until each gives an error. Of an unknown
+	// thread there is nothing. Its error is [proto.ErrNotFound] where the path is not that of a directory.
 	List(ctx context.Context, org, thread, path string, recursive bool, each func(proto.File) error) error
-	// Open gives a file's content. Its error is [proto.ErrNotFound] where there is nothing, and a [*proto.FieldError] where there is
-	// something else than a file.
+	// Open gives a file's content. Its error is [proto.ErrNotFound] where there is no file.
 	Open(ctx context.Context, org, thread, path string) (*proto.FileContent, error)
 	// Stage stores a file of size bytes, which body gives, and makes the thread where there is none. From then on the file is in lists,
-	// downloads and the next execution. A [*proto.FieldError] says what is wrong with it.
+	// downloads and the next execution. A [*proto.FieldError] says what is wrong with it, and a [*proto.StagedError] that too many wait
+	// for an execution already.
 	Stage(ctx context.Context, org, thread, path string, size int64, body io.Reader) error
 }

@@ -53,6 +53,7 @@ type Server struct {
 	Deliveries Deliveries
 	Locks      Locks
 	Threads    Threads
+	Versions   Versions
 	// ThreadAdmin answers for the store of all threads.
 	ThreadAdmin ThreadAdmin
 	Files       Files
@@ -72,7 +73,7 @@ type Server struct {
 	UpgradeURL  string        // where people change their plan, for messages; empty for nowhere
 	Version     string        // of the program, for the documents
 	Home        string        // where programs find their home, absolute and cleaned: paths of files may begin with it
-	PublicURL   string        // where clients reach this server, for URLs of files; empty for the Host they name
+	PublicURL   string        // where clients reach this server, for URLs of files, without a slash at its end; empty for the Host they name
 	// URLSecret signs the URLs of files. It is random, and the same in all gateways.
 	URLSecret *[32]byte
 	// Unfit tells why the worker in this process takes no jobs; empty where it does. It is nil in a process without one.

@@ -126,7 +126,7 @@ func (s *Server) answerSigned(w http.ResponseWriter, r *http.Request, g *grant) 
 // Host, which leads only that client itself elsewhere.
 func (s *Server) baseURL(r *http.Request) (string, error) {
 	if s.PublicURL != "" {
-		return strings.TrimRight(s.PublicURL, "/"), nil
+		return s.PublicURL, nil
 	}
 	if r.Host == "" {
 		return "", &proto.FieldError{Field: "Host", Message: "Host must be sent, for the URL in the answer"}

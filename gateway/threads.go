@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"time"
 
 	"github.com/go-chi/chi/v5"
 
@@ -15,6 +16,8 @@ import (
 const (
 	defaultPage = 20
 	mostPage    = 100
+	// versionsTimeout bounds forking and removing a thread, which ask the store for many things.
+	versionsTimeout = time.Minute
 )
 
 // lock gives the job its thread, if it has one.
@@ -22,7 +25,7 @@ func (s *Server) lock(ctx context.Context, job *proto.Job) (err error) {
 	if job.ThreadID == "" {
 		return nil
 	}
-	if job.Prefer, err = s.Locks.Lock(ctx, job.Org, job.ThreadID, job.TraceID); err != nil {
+	if _, job.Prefer, err = s.Locks.Lock(ctx, job.Org, job.ThreadID, job.TraceID); err != nil {
 		return fmt.Errorf("lock thread %s: %w", job.ThreadID, err)
 	}
 	return nil
@@ -73,19 +76,15 @@ type stagedView struct {
 	At   string `json:"at"`
 }
 
-func viewThread(t *proto.Thread) threadView {
-	v := threadView{
-		ID: t.ID, Version: t.Number(), CreatedAt: t.CreatedAt.UTC().Format(timeLayout), UsedAt: t.UsedAt.UTC().Format(timeLayout),
-		Holder: optional(string(t.Holder)),
+func viewThread(t *proto.ThreadSummary) threadView {
+	return threadView{
+		ID: t.ID, Version: t.Version, Bytes: t.Bytes, Files: t.Files, CreatedAt: t.CreatedAt.UTC().Format(timeLayout),
+		UsedAt: t.UsedAt.UTC().Format(timeLayout), Holder: optional(string(t.Holder)),
 	}
-	if t.Version != nil {
-		v.Bytes, v.Files = t.Version.Bytes, t.Version.Files
-	}
-	return v
 }
 
 func viewWholeThread(t *proto.Thread) wholeThreadView {
-	v := wholeThreadView{threadView: viewThread(t), Versions: []versionView{}, Staged: make([]stagedView, len(t.Staged))}
+	v := wholeThreadView{threadView: viewThread(new(t.Summary())), Versions: []versionView{}, Staged: make([]stagedView, len(t.Staged))}
 	add := func(n *proto.Version) {
 		v.Versions = append(v.Versions, versionView{
 			n.Number, n.CreatedAt.UTC().Format(timeLayout), optional(string(n.Trace)), n.Bytes, n.Files,
@@ -115,10 +114,12 @@ func (s *Server) listThreads(w http.ResponseWriter, r *http.Request) error {
 	if cursor != "" && proto.CheckThreadID("cursor", cursor) != nil {
 		return &proto.FieldError{Field: "cursor", Message: "cursor must be what next_cursor had in the answer before"}
 	}
-	list, more, err := s.Threads.List(r.Context(), infoOf(r.Context()).key.Org, cursor, int(limit))
+	list, err := s.Threads.List(r.Context(), infoOf(r.Context()).key.Org, cursor, int(limit)+1)
 	if err != nil {
 		return fmt.Errorf("list threads: %w", err)
 	}
+	more := len(list) > int(limit)
+	list = list[:min(len(list), int(limit))]
 	answer := struct {
 		Threads    []threadView `json:"threads"`
 		NextCursor *string      `json:"next_cursor"`
@@ -126,7 +127,7 @@ func (s *Server) listThreads(w http.ResponseWriter, r *http.Request) error {
 	for i := range list {
 		answer.Threads[i] = viewThread(&list[i])
 	}
-	if more && len(list) > 0 {
+	if more {
 		answer.NextCursor = &list[len(list)-1].ID
 	}
 	return writeValue(w, http.StatusOK, answer)
@@ -154,7 +155,7 @@ func (s *Server) getThread(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	t, err := s.Threads.Thread(r.Context(), infoOf(r.Context()).key.Org, id)
+	t, err := s.Threads.Get(r.Context(), infoOf(r.Context()).key.Org, id)
 	if err != nil {
 		return threadError("look up", id, err)
 	}
@@ -166,9 +167,9 @@ func (s *Server) deleteThread(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := detached(r.Context())
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), versionsTimeout)
 	defer cancel()
-	if err := s.Threads.Remove(ctx, infoOf(ctx).key.Org, id); err != nil {
+	if err := s.Versions.Remove(ctx, infoOf(ctx).key.Org, id); err != nil {
 		return threadError("remove", id, err)
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -188,9 +189,9 @@ func (s *Server) forkThread(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := detached(r.Context())
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), versionsTimeout)
 	defer cancel()
-	t, err := s.Threads.Fork(ctx, infoOf(ctx).key.Org, id, fork)
+	t, err := s.Versions.Fork(ctx, infoOf(ctx).key.Org, id, fork.Version, fork.ID)
 	switch {
 	case errors.Is(err, proto.ErrExists):
 		return errThreadExists
@@ -220,7 +221,7 @@ func (s *Server) archiveThread(w http.ResponseWriter, r *http.Request) error {
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Cache-Control", "private, no-store")
 	}}
-	err = s.Threads.Archive(r.Context(), infoOf(r.Context()).key.Org, id, version, out)
+	err = s.Versions.Archive(r.Context(), infoOf(r.Context()).key.Org, id, version, out)
 	if errors.Is(err, proto.ErrNotFound) && version > 0 {
 		return errNoVersion
 	}

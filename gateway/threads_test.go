@@ -55,18 +55,18 @@ func (s *threads) take(org, id string, create bool) (*proto.Thread, error) {
 	return t, nil
 }
 
-func (s *threads) Lock(_ context.Context, org, thread string, id proto.TraceID) (string, error) {
+func (s *threads) Lock(_ context.Context, org, thread string, id proto.TraceID) (*proto.Thread, string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t, err := s.take(org, thread, true)
 	if err != nil {
-		return "", err
+		return nil, "", err
 	}
 	if t.Holder != "" && t.Holder != id {
-		return "", &proto.BusyError{Thread: thread, Holder: t.Holder}
+		return nil, "", &proto.BusyError{Thread: thread, Holder: t.Holder}
 	}
 	t.Holder, t.HeldAt, t.UsedAt = id, time.Now(), time.Now()
-	return "worker-7", nil
+	return new(*t), "worker-7", nil
 }
 
 func (s *threads) Unlock(_ context.Context, org, thread string, id proto.TraceID) error {
@@ -85,7 +85,7 @@ func (s *threads) holder(id string) proto.TraceID {
 	return s.heads[key("acme", id)].Holder
 }
 
-func (s *threads) Thread(_ context.Context, org, id string) (*proto.Thread, error) {
+func (s *threads) Get(_ context.Context, org, id string) (*proto.Thread, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t, err := s.take(org, id, false)
@@ -95,16 +95,16 @@ func (s *threads) Thread(_ context.Context, org, id string) (*proto.Thread, erro
 	return new(*t), nil
 }
 
-func (s *threads) List(_ context.Context, org, after string, most int) (list []proto.Thread, more bool, err error) {
+func (s *threads) List(_ context.Context, org, after string, limit int) (list []proto.ThreadSummary, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, t := range s.heads {
 		if t.Org == org && t.ID > after {
-			list = append(list, *t)
+			list = append(list, t.Summary())
 		}
 	}
-	slices.SortFunc(list, func(a, b proto.Thread) int { return strings.Compare(a.ID, b.ID) })
-	return list[:min(most, len(list))], len(list) > most, s.fail
+	slices.SortFunc(list, func(a, b proto.ThreadSummary) int { return strings.Compare(a.ID, b.ID) })
+	return list[:min(limit, len(list))], s.fail
 }
 
 func (s *threads) Remove(_ context.Context, org, id string) error {
@@ -121,19 +121,19 @@ func (s *threads) Remove(_ context.Context, org, id string) error {
 	return nil
 }
 
-func (s *threads) Fork(_ context.Context, org, id string, f proto.Fork) (*proto.Thread, error) {
+func (s *threads) Fork(_ context.Context, org, id string, version int64, to string) (*proto.Thread, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t, err := s.take(org, id, false)
 	if err != nil {
 		return nil, err
 	}
-	if s.heads[key(org, f.ID)] != nil {
+	if s.heads[key(org, to)] != nil {
 		return nil, proto.ErrExists
 	}
-	made := &proto.Thread{Org: org, ID: f.ID, CreatedAt: time.Now(), UsedAt: time.Now()}
+	made := &proto.Thread{Org: org, ID: to, CreatedAt: time.Now(), UsedAt: time.Now()}
 	for _, v := range append([]proto.Version{*t.Version}, t.History...) {
-		if v.Number == cmp.Or(f.Version, t.Number()) {
+		if v.Number == cmp.Or(version, t.Number()) {
 			v.Number, v.Trace = 1, ""
 			made.Version = &v
 		}
@@ -141,7 +141,7 @@ func (s *threads) Fork(_ context.Context, org, id string, f proto.Fork) (*proto.
 	if made.Version == nil {
 		return nil, proto.ErrNotFound
 	}
-	s.heads[key(org, f.ID)] = made
+	s.heads[key(org, to)] = made
 	return new(*made), nil
 }
 
@@ -172,11 +172,11 @@ func (s *threads) Archive(_ context.Context, org, id string, version int64, w io
 
 func (s *threads) Collect(_ context.Context, safeAge time.Duration) (proto.Collected, error) {
 	s.age = safeAge
-	return proto.Collected{Blobs: 5, Removed: 2, Bytes: 300}, s.fail
+	return proto.Collected{Layers: proto.Swept{Blobs: 2, Bytes: 300}, Uploads: proto.Swept{Blobs: 1, Bytes: 9}}, s.fail
 }
 
 func (s *threads) Rebuild(context.Context) (proto.Rebuilt, error) {
-	return proto.Rebuilt{Manifests: 4, Threads: 2, Rebuilt: 1}, s.fail
+	return proto.Rebuilt{Made: 3, Kept: 2, Lost: 1}, s.fail
 }
 
 // threadFiles is the Files of threads, whose List is another.
@@ -185,14 +185,17 @@ type threadFiles struct{ *threads }
 func (s threadFiles) List(_ context.Context, org, thread, dir string, recursive bool, each func(proto.File) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, name := range s.names(org, thread) {
-		body := s.files[key(key(org, thread), name)]
+	names := s.names(org, thread)
+	if body, ok := s.files[key(key(org, thread), dir)]; len(names) > 0 && dir != "" && (!ok || body != nil) {
+		return fmt.Errorf("list: %w", proto.ErrNotFound)
+	}
+	for _, name := range names {
 		below := dir == "" || strings.HasPrefix(name, dir+"/")
-		level := path.Dir("/"+name) == "/"+dir
-		if file := name == dir && body != nil; !file && (!below || !level && !recursive) {
+		if level := path.Dir("/"+name) == "/"+dir; !below || !level && !recursive {
 			continue
 		}
-		if err := each(proto.File{Name: path.Base(name), Path: name, Size: int64(len(body)), Modified: time.Unix(1, 0), IsDirectory: body == nil}); err != nil {
+		body := s.files[key(key(org, thread), name)]
+		if err := each(proto.File{Path: name, Size: int64(len(body)), Modified: time.Unix(1, 0), IsDirectory: body == nil}); err != nil {
 			return err
 		}
 	}
@@ -214,14 +217,11 @@ func (s threadFiles) Open(_ context.Context, org, thread, name string) (*proto.F
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	body, ok := s.files[key(key(org, thread), name)]
-	if !ok || s.fail != nil {
+	if !ok || body == nil || s.fail != nil {
 		return nil, cmp.Or(s.fail, proto.ErrNotFound)
 	}
-	if body == nil {
-		return nil, &proto.FieldError{Field: "path", Message: "path is a directory"}
-	}
 	return &proto.FileContent{
-		File: proto.File{Name: path.Base(name), Path: name, Size: int64(len(body)), Modified: time.Unix(1, 0)},
+		File: proto.File{Path: name, Size: int64(len(body)), Modified: time.Unix(1, 0)},
 		Tag:  fmt.Sprintf("%d-%.1s", len(body), body),
 		Read: func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
 			in := io.Reader(bytes.NewReader(body[offset : offset+length]))
@@ -245,6 +245,9 @@ func (s threadFiles) Stage(_ context.Context, org, thread, name string, size int
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t, takeErr := s.take(org, thread, true)
+	if err == nil && takeErr == nil && len(t.Staged) == proto.MaxStaged {
+		err = &proto.StagedError{Thread: thread, Files: proto.MaxStaged}
+	}
 	if err := cmp.Or(err, takeErr); err != nil {
 		return fmt.Errorf("stage: %w", err)
 	}
@@ -377,7 +380,7 @@ func TestRetryAndItsOwnThread(t *testing.T) {
 			if _, _, err := h.stub.Bind(t.Context(), "key_1", "k", dead); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := h.threads.Lock(t.Context(), "acme", "t", dead.Trace); err != nil {
+			if _, _, err := h.threads.Lock(t.Context(), "acme", "t", dead.Trace); err != nil {
 				t.Fatal(err)
 			}
 			h.execute(inThread).want(409, "conflict")
@@ -526,15 +529,15 @@ func TestArchive(t *testing.T) {
 
 func TestThreadAdmin(t *testing.T) {
 	h := newHarness(t)
-	for body, age := range map[string]time.Duration{"": proto.DefaultSafeAge, `{"safe_age":3600}`: time.Hour} {
+	for body, age := range map[string]time.Duration{"": proto.DefaultSafeAge, `{"safe_age":10800}`: 3 * time.Hour} {
 		a := h.do("POST", "/v1/admin/threads/gc", body).want(200, "")
-		if strings.TrimSpace(string(a.body)) != `{"blobs":5,"removed":2,"removed_bytes":300}` || h.threads.age != age {
+		if strings.TrimSpace(string(a.body)) != `{"layers":{"blobs":2,"bytes":300},"objects":{"blobs":0,"bytes":0},"manifests":{"blobs":0,"bytes":0},"uploads":{"blobs":1,"bytes":9}}` || h.threads.age != age {
 			t.Errorf("%s with %s", a.body, h.threads.age)
 		}
 	}
-	h.do("POST", "/v1/admin/threads/gc", `{"safe_age":-1}`).want(400, "validation_error", "safe_age")
+	h.do("POST", "/v1/admin/threads/gc", `{"safe_age":3600}`).want(400, "validation_error", "safe_age")
 	h.do("POST", "/v1/admin/threads/gc", `{"safe":1}`).want(400, "validation_error", "safe")
-	if a := h.do("POST", "/v1/admin/threads/rebuild", "").want(200, ""); strings.TrimSpace(string(a.body)) != `{"manifests":4,"threads":2,"rebuilt":1}` {
+	if a := h.do("POST", "/v1/admin/threads/rebuild", "").want(200, ""); strings.TrimSpace(string(a.body)) != `{"made":3,"kept":2,"lost":1}` {
 		t.Errorf("%s", a.body)
 	}
 	execute := h.stub.addKey("acme", "pro", proto.RightsExecute)

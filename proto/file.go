@@ -27,9 +27,8 @@ const (
 
 // File is an entry of a thread's home.
 type File struct {
-	Name        string    `json:"name"` // the last component of Path
 	Path        string    `json:"path"` // relative to the home, cleaned
-	Size        int64     `json:"size"` // bytes of content; 0 for what is no file
+	Size        int64     `json:"size"` // bytes: of a file, or of a link's target; 0 of a directory
 	Modified    time.Time `json:"modified"`
 	IsDirectory bool      `json:"is_directory"`
 }

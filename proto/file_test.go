@@ -109,12 +109,12 @@ func TestThreadRequests(t *testing.T) {
 			t.Errorf("%s is %+v", body, f)
 		}
 	}
-	for body, want := range map[string]time.Duration{`{}`: DefaultSafeAge, `{"safe_age":0}`: 0, `{"safe_age":90.5}`: 90500 * time.Millisecond} {
+	for body, want := range map[string]time.Duration{`{}`: DefaultSafeAge, `{"safe_age":7200}`: MinSafeAge, `{"safe_age":7200.5}`: MinSafeAge + 500*time.Millisecond} {
 		if age, err := DecodeCollect([]byte(body)); err != nil || age != want {
 			t.Errorf("%s is %s, %v", body, age, err)
 		}
 	}
-	for _, body := range []string{`{"safe_age":-1}`, `{"safe_age":"1h"}`, `{"safeage":1}`, ``} {
+	for _, body := range []string{`{"safe_age":0}`, `{"safe_age":7199}`, `{"safe_age":"1h"}`, `{"safeage":1}`, ``} {
 		if age, err := DecodeCollect([]byte(body)); err == nil {
 			t.Errorf("%s is %s", body, age)
 		}

@@ -2,9 +2,11 @@ package proto
 
 import "time"
 
-// DefaultSafeAge is how old a blob must be to be collected where nobody says otherwise: older than any execution or upload that may
-// still be about to refer to it.
-const DefaultSafeAge = 24 * time.Hour
+// How old blobs of threads must be to be collected. What is younger may belong to an execution or upload that is still about to refer to it.
+const (
+	DefaultSafeAge = 24 * time.Hour
+	MinSafeAge     = 2 * time.Hour
+)
 
 // Fork is a wish for a new thread from a version of another.
 type Fork struct {
@@ -48,21 +50,28 @@ func DecodeCollect(body []byte) (safeAge time.Duration, err error) {
 	}
 	age := Seconds(DefaultSafeAge)
 	if raw := members[names[0]]; raw != nil {
-		age, err = readSeconds(names[0], raw, 0, Seconds(365*24*time.Hour))
+		age, err = readSeconds(names[0], raw, Seconds(MinSafeAge), Seconds(365*24*time.Hour))
 	}
 	return time.Duration(age), err
 }
 
-// Collected tells what a collection of the blobs of threads did, of all organisations.
+// Collected tells what a collection of the blobs of threads removed, of all organisations.
 type Collected struct {
-	Blobs   int64 `json:"blobs"`         // looked at
-	Removed int64 `json:"removed"`       // of these, because nothing referred to them
-	Bytes   int64 `json:"removed_bytes"` // of those
+	Layers    Swept `json:"layers"`
+	Objects   Swept `json:"objects"`
+	Manifests Swept `json:"manifests"`
+	Uploads   Swept `json:"uploads"`
 }
 
-// Rebuilt tells what a rebuild of threads from the store did, of all organisations.
+// Swept is what was removed of one kind.
+type Swept struct {
+	Blobs int64 `json:"blobs"`
+	Bytes int64 `json:"bytes"`
+}
+
+// Rebuilt tells what a rebuild of threads from the store came to, in threads of all organisations.
 type Rebuilt struct {
-	Manifests int64 `json:"manifests"` // that were read
-	Threads   int64 `json:"threads"`   // that have any
-	Rebuilt   int64 `json:"rebuilt"`   // of these, which were not known or known in an older version
+	Made int64 `json:"made"` // have a head again
+	Kept int64 `json:"kept"` // had one
+	Lost int64 `json:"lost"` // have manifests, but no version that is whole
 }

@@ -163,7 +163,7 @@ type threadForkCommand struct {
 
 // Help tells what --help does not know by itself.
 func (*threadForkCommand) Help() string {
-	return `Uploaded files that no execution has found yet stay behind.
+	return `Without --at, uploaded files that no execution has found yet come along.
 
 Examples:
 
@@ -270,7 +270,7 @@ type threadExportCommand struct {
 
 // Help tells what --help does not know by itself.
 func (*threadExportCommand) Help() string {
-	return `Uploaded files that no execution has found yet are not in it.
+	return `Without --at, uploaded files that no execution has found yet are in it.
 
 Examples:
 
@@ -473,7 +473,7 @@ func tellUnpacked(io streams, thread string, id proto.TraceID, r *proto.Result) 
 
 type threadGCCommand struct {
 	remote  `embed:""`
-	SafeAge *time.Duration `placeholder:"AGE" help:"Leave what is younger (24h): it may belong to an execution or upload that is not done."`
+	SafeAge *time.Duration `placeholder:"AGE" help:"Leave what is younger (24h; at least 2h): it may belong to an execution or upload that is not done."`
 }
 
 // Help tells what --help does not know by itself.
@@ -483,8 +483,8 @@ func (*threadGCCommand) Help() string {
 
 // Run carries the command out.
 func (c *threadGCCommand) Run(ctx context.Context, io streams) error {
-	if c.SafeAge != nil && *c.SafeAge < 0 {
-		return usagef("--safe-age: %s is no age", *c.SafeAge)
+	if c.SafeAge != nil && *c.SafeAge < proto.MinSafeAge {
+		return usagef("--safe-age %s: give at least %s", *c.SafeAge, proto.MinSafeAge)
 	}
 	api, err := c.client()
 	if err != nil {
@@ -497,8 +497,15 @@ func (c *threadGCCommand) Run(ctx context.Context, io streams) error {
 	if c.JSON {
 		return printJSON(io.out, done)
 	}
-	_, err = fmt.Fprintf(io.out, "%d of %d blobs are removed, %s\n", done.Removed, done.Blobs, mib(done.Bytes))
-	return err
+	t := tabwriter.NewWriter(io.out, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(t, "REMOVED\tBLOBS\tSIZE") // Flush gives the error
+	for _, kind := range []struct {
+		name string
+		proto.Swept
+	}{{"layers", done.Layers}, {"objects", done.Objects}, {"manifests", done.Manifests}, {"uploads", done.Uploads}} {
+		_, _ = fmt.Fprintf(t, "%s\t%d\t%s\n", kind.name, kind.Blobs, mib(kind.Bytes))
+	}
+	return t.Flush()
 }
 
 type threadRebuildCommand struct {
@@ -507,8 +514,8 @@ type threadRebuildCommand struct {
 
 // Help tells what --help does not know by itself.
 func (*threadRebuildCommand) Help() string {
-	return `For when JetStream's data is lost, or older than the store. It is for all organisations. Threads that are there in the same version or a
-newer one stay as they are; uploaded files that no execution had found are not found again.`
+	return `For when JetStream's data is lost. It is for all organisations. Threads that are there stay as they are; uploaded files that no execution
+had found are not found again. No thread may be removed meanwhile.`
 }
 
 // Run carries the command out.
@@ -524,6 +531,6 @@ func (c *threadRebuildCommand) Run(ctx context.Context, io streams) error {
 	if c.JSON {
 		return printJSON(io.out, done)
 	}
-	_, err = fmt.Fprintf(io.out, "%d of %d threads are made again, from %d manifests\n", done.Rebuilt, done.Threads, done.Manifests)
+	_, err = fmt.Fprintf(io.out, "%d threads are there again, %d were there, %d have no whole version\n", done.Made, done.Kept, done.Lost)
 	return err
 }

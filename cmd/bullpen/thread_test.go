@@ -70,8 +70,8 @@ func (s *stub) threadRoutes(mux *http.ServeMux) {
 		}
 		_, _ = io.WriteString(w, "the tar\n")
 	})
-	handle("POST /v1/admin/threads/gc", text(`{"blobs":1200,"removed":3,"removed_bytes":4194304}`))
-	handle("POST /v1/admin/threads/rebuild", text(`{"manifests":40,"threads":12,"rebuilt":11}`))
+	handle("POST /v1/admin/threads/gc", text(`{"layers":{"blobs":3,"bytes":4194304},"objects":{"blobs":0,"bytes":0},"manifests":{"blobs":3,"bytes":100},"uploads":{"blobs":1,"bytes":1048576}}`))
+	handle("POST /v1/admin/threads/rebuild", text(`{"made":11,"kept":2,"lost":1}`))
 	handle("POST /v1/files/list", text(`{"files":[{"name":"data","path":"data","size":0,"modified":"2026-01-02T03:04:05.000Z","is_directory":true},`+
 		`{"name":"x","path":"x\u001b[31m","size":2048,"modified":"2026-01-02T03:04:05.000Z","is_directory":false}]}`))
 	sign := func(method string) func(http.ResponseWriter, *http.Request, string) {

@@ -103,7 +103,7 @@ type Config struct {
 	UpgradeURL string `name:"upgrade-url" group:"Server" env:"BULLPEN_UPGRADE_URL" default:"https://github.com/bullpen-run/bullpen#plans" placeholder:"URL" help:"Where messages about the limits of a plan send people (${default})."`
 
 	// PublicURL is where clients reach this server; empty where nobody said. Without a slash at the end.
-	PublicURL string `name:"public-url" group:"Server" env:"BULLPEN_PUBLIC_URL" placeholder:"URL" help:"Where clients reach this server, for links to it in webhooks: https://HOST, or with a path."`
+	PublicURL string `name:"public-url" group:"Server" env:"BULLPEN_PUBLIC_URL" placeholder:"URL" help:"Where clients reach this server, for links to it in webhooks and for URLs of files: https://HOST, or with a path. Without it, URLs of files begin with the Host of the request."`
 
 	// LogLevel is the least level that is logged.
 	LogLevel slog.Level `name:"log-level" group:"Log" env:"BULLPEN_LOG_LEVEL" default:"info" placeholder:"LEVEL" help:"Least level that is logged: debug, info, warn or error (${default})."`

@@ -153,11 +153,11 @@ func (c *Client) send(req *http.Request) (*http.Response, error) {
 	if req.Header.Get("Accept") == "" {
 		req.Header.Set("Accept", "application/json")
 	}
-	return c.exchange(req)
+	return c.exchange(req, c.URL)
 }
 
-// exchange sends a request and gives the answer when it is one of success.
-func (c *Client) exchange(req *http.Request) (*http.Response, error) {
+// exchange sends a request to a server of that URL and gives the answer when it is one of success.
+func (c *Client) exchange(req *http.Request, server string) (*http.Response, error) {
 	req.Header.Set("User-Agent", c.Agent)
 	client := c.HTTP
 	if client == nil {
@@ -167,7 +167,7 @@ func (c *Client) exchange(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		var op *net.OpError
 		if errors.As(err, &op) && op.Op == "dial" {
-			return nil, &UnreachableError{URL: req.URL.Scheme + "://" + req.URL.Host, Err: op}
+			return nil, &UnreachableError{URL: server, Err: op}
 		}
 		return nil, fmt.Errorf("%s %s: %w", req.Method, req.URL.Path, err)
 	}

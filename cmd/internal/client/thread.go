@@ -210,5 +210,5 @@ func (c *Client) useSigned(ctx context.Context, path string, ask fileRequest, bo
 	for _, h := range at.Headers {
 		req.Header.Set(h.Name, h.Value)
 	}
-	return c.exchange(req)
+	return c.exchange(req, req.URL.Scheme+"://"+req.URL.Host)
 }
