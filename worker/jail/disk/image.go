@@ -165,7 +165,6 @@ const (
 	superReservedUID  = superAt + 0x50
 	superReservedGID  = superAt + 0x52
 	magic             = 0xef53
-	nobody            = 0xffff
 	descriptorSize    = 32
 	groupInodeBitmap  = 0x04
 	groupFreeInodes   = 0x0e
