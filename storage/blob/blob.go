@@ -17,7 +17,6 @@ import (
 	"iter"
 	"regexp"
 	"strings"
-	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -43,11 +42,7 @@ func ValidKey(s string) bool {
 }
 
 // Entry is what a store tells of an object without reading it.
-type Entry struct {
-	Key      string
-	Size     int64     // bytes
-	Modified time.Time // when it was put, by the clock of the store
-}
+type Entry = proto.BlobEntry
 
 // Span is a part of an object.
 type Span struct {

@@ -1,0 +1,235 @@
+package thread_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker/thread"
+)
+
+func TestCollect(t *testing.T) {
+	w := newWorld(t)
+	for i := range proto.KeptVersions + 2 {
+		w.write(t, "t", "f", fmt.Sprint(i))
+	}
+	w.run(t, "t", func(root string) { check(t, os.WriteFile(root+"/object", []byte(large("kept")), 0o644)) })
+	w.stage(t, "t", "taken", "taken")
+	w.write(t, "t", "f", "last")
+	w.stage(t, "t", "staged", "staged")
+	w.write(t, "headless", "object", large("headless"))
+	check(t, w.heads.Remove(w.ctx, org, "headless"))
+	w.write(t, "gone", "object", large("gone"))
+	check(t, w.versions.Remove(w.ctx, org, "gone"))
+	// A commit that was fenced, and one that is about to be.
+	for i := range 2 {
+		head := w.head(t, "t")
+		head.Version.Number += int64(i) - 1
+		w.save(t, head, func(root string) { check(t, os.WriteFile(root+"/fenced", nil, 0o644)) })
+	}
+	check(t, w.backend.Put(w.ctx, "others/x/y", 0, bytes.NewReader(nil), false), w.backend.Put(w.ctx, "layers/x", 0, bytes.NewReader(nil), false),
+		w.backend.Put(w.ctx, "sweep/acme/of-one-that-died", 0, bytes.NewReader(nil), false))
+	all := w.backend.keys("")
+	if c := must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge)); c != (proto.Collected{}) || len(w.backend.keys("")) != len(all) {
+		t.Errorf("of what is young: %+v", c)
+	}
+	if _, err := w.versions.Collect(w.ctx, thread.MinSafeAge-1); err == nil {
+		t.Error("collected what may be in use")
+	}
+	w.backend.age()
+	want := w.archived(t, "t", 0)
+	c := must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge))
+	// The thread has the manifests of its history and of the next version; the fenced one has its own layer.
+	if c.Manifests.Blobs != 5 || c.Layers.Blobs != 2 || c.Objects.Blobs != 1 || c.Uploads.Blobs != 1 || c.Objects.Bytes != int64(len(large("gone"))) {
+		t.Errorf("%+v", c)
+	}
+	same(t, w.archived(t, "t", 0), want)
+	for _, v := range w.head(t, "t").History {
+		w.archived(t, "t", v.Number)
+	}
+	for prefix, n := range map[string]int{"threads/acme/headless": 1, "threads/acme/t": proto.KeptVersions + 1, "uploads": 1, "objects": 2, "others": 1, "sweep": 0, "clock": 0} {
+		if got := w.backend.keys(prefix + "/"); len(got) != n {
+			t.Errorf("%d of %s: %q", len(got), prefix, got)
+		}
+	}
+	if c := must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge)); c != (proto.Collected{}) {
+		t.Errorf("a second time: %+v", c)
+	}
+	if r := must[proto.Rebuilt](t)(w.versions.Rebuild(w.ctx)); r != (proto.Rebuilt{Made: 1, Kept: 1}) {
+		t.Errorf("%+v", r)
+	}
+	same(t, w.archived(t, "t", 0), want)
+}
+
+// TestCollectDoesNotGuess keeps what an organisation has where it cannot read what it needs.
+func TestCollectDoesNotGuess(t *testing.T) {
+	w := newWorld(t)
+	head := w.write(t, "t", "object", large("t"))
+	w.write(t, "gone", "object", large("gone"))
+	check(t, w.versions.Remove(w.ctx, org, "gone"))
+	w.backend.age()
+	l := head.Version.Layers[0]
+	for key, at := range map[string]int64{head.Version.Manifest.Key: 50, l.Key: l.Size - 5} {
+		w.backend.rot(key, at)
+		c, err := w.versions.Collect(w.ctx, safeAge)
+		if err == nil || !strings.Contains(err.Error(), key) || c != (proto.Collected{}) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	w.backend.rot("", 0)
+	w.heads.Set.Close()
+	ctx, cancel := context.WithTimeout(w.ctx, 100*time.Millisecond)
+	defer cancel()
+	if c, err := w.versions.Collect(ctx, safeAge); err == nil || c != (proto.Collected{}) {
+		t.Errorf("without heads: %+v: %v", c, err)
+	}
+	if n := len(w.backend.keys("objects/")); n != 2 {
+		t.Errorf("%d objects", n)
+	}
+}
+
+// TestObjectIsPutWhileItIsRemoved stops a collection at each of its requests about an object that nobody needs until a commit has put it again
+// and waits, or is done.
+func TestObjectIsPutWhileItIsRemoved(t *testing.T) {
+	w := newWorld(t)
+	content := []byte(large("x"))
+	digest := sha256.Sum256(content)
+	key := thread.ObjectBlob(org, digest, int64(len(content))).Key
+	put := func() error {
+		return w.versions.PutObject(w.ctx, org, digest, int64(len(content)), bytes.NewReader(content))
+	}
+	mark := "sweep/" + strings.TrimPrefix(key, "objects/")
+	for name, at := range map[string]struct {
+		op, prefix string
+		after      bool
+	}{
+		"before its mark":          {"put", mark, false},
+		"after its mark":           {"put", mark, true},
+		"before its look":          {"stat", key, false},
+		"after its look":           {"stat", key, true},
+		"before its removal":       {"delete", key, false},
+		"after its removal":        {"delete", key, true},
+		"before its mark's end":    {"delete", mark, false},
+		"after its mark's removal": {"delete", mark, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			check(t, put())
+			w.backend.age()
+			done := make(chan error, 1)
+			here := make(chan struct{})
+			stop := once(at.op, at.prefix, func() {
+				var looked sync.Once
+				go func() {
+					done <- put()
+					looked.Do(func() { close(here) })
+				}()
+				w.backend.watch(nil, func(op, prefix string) {
+					if op == "list" && strings.HasPrefix(prefix, mark) {
+						looked.Do(func() { close(here) })
+					}
+				})
+				<-here
+			})
+			if at.after {
+				w.backend.watch(nil, stop)
+			} else {
+				w.backend.watch(stop, nil)
+			}
+			must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge))
+			check(t, <-done)
+			w.backend.watch(nil, nil)
+			if _, err := w.backend.Stat(w.ctx, key); err != nil {
+				t.Errorf("it was put and is not there: %v", err)
+			}
+			if got := w.backend.keys("sweep/"); len(got) != 0 {
+				t.Error(got)
+			}
+		})
+	}
+}
+
+// TestWorkWhileCollecting does everything that refers to blobs at each request that a collection makes of the store, when all that was there before
+// is old: afterwards every thread is whole.
+func TestWorkWhileCollecting(t *testing.T) {
+	w := newWorld(t)
+	work := map[string]func(id string){
+		"commit":           func(id string) { w.write(t, id, "object", large("again")) },
+		"commit and again": func(id string) { w.write(t, id, "f", "1"); w.write(t, id, "f", "2") },
+		"fork":             func(id string) { must[*proto.Thread](t)(w.versions.Fork(w.ctx, org, id, 0, id+"fork")) },
+		"fork and remove": func(id string) {
+			must[*proto.Thread](t)(w.versions.Fork(w.ctx, org, id, 0, id+"fork"))
+			check(t, w.versions.Remove(w.ctx, org, id))
+		},
+		"fork of an old version and remove": func(id string) {
+			must[*proto.Thread](t)(w.versions.Fork(w.ctx, org, id, 1, id+"fork"))
+			check(t, w.versions.Remove(w.ctx, org, id))
+		},
+		"stage": func(id string) { w.stage(t, id, "more", "more") },
+		"fork and take staged": func(id string) {
+			must[*proto.Thread](t)(w.versions.Fork(w.ctx, org, id, 0, id+"fork"))
+			w.write(t, id, "f", "")
+		},
+		"new with an old object": func(id string) { w.write(t, id+"new", "object", large("unneeded")) },
+		"compact":                func(id string) { w.compact(t, id) },
+	}
+	requests := 0
+	for name, do := range work {
+		for step, stop := 0, false; !stop; step += 3 {
+			id := fmt.Sprintf("%s%d", strings.ReplaceAll(name, " ", "-"), step)
+			for _, unneeded := range []string{"unneeded", "again"} {
+				b := []byte(large(unneeded))
+				check(t, w.versions.PutObject(w.ctx, org, sha256.Sum256(b), int64(len(b)), bytes.NewReader(b)))
+			}
+			w.write(t, id, "f", id)
+			w.write(t, id, "f", id+"2")
+			w.stage(t, id, "staged", "staged")
+			w.backend.age()
+			at, did := 0, false
+			var busy sync.Mutex
+			w.backend.watch(func(string, string) {
+				busy.Lock()
+				now := at == step && !did
+				at++
+				did = did || now
+				busy.Unlock()
+				if now {
+					do(id)
+				}
+			}, nil)
+			_, err := w.versions.Collect(w.ctx, safeAge)
+			w.backend.watch(nil, nil)
+			check(t, err)
+			if stop = !did; !stop {
+				requests++
+			}
+			for _, of := range []string{id, id + "fork", id + "new"} {
+				head, err := w.heads.Get(w.ctx, org, of)
+				if errors.Is(err, proto.ErrNotFound) {
+					continue
+				}
+				check(t, err)
+				fresh := &thread.Versions{Blobs: w.versions.Blobs, Heads: w.heads, Limits: roomy}
+				readable := &world{tb: t, ctx: w.ctx, versions: fresh}
+				readable.archived(t, of, 0)
+				for _, v := range head.History {
+					readable.archived(t, of, v.Number)
+				}
+				check(t, w.versions.Remove(w.ctx, org, of))
+			}
+			w.backend.age()
+			must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge))
+			if got := w.backend.keys(""); len(got) != 0 {
+				t.Fatalf("%s: left: %q", id, got)
+			}
+		}
+	}
+	t.Logf("%d times", requests)
+}

@@ -1,0 +1,326 @@
+package thread_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker/thread"
+)
+
+func TestManifests(t *testing.T) {
+	w := newWorld(t)
+	w.write(t, "t", "f", "one")
+	head := w.write(t, "t", "f", "two")
+	m := must[*proto.Manifest](t)(w.versions.ReadManifest(w.ctx, head.Version.Manifest))
+	if m.Org != org || m.Thread != "t" || !slices.Equal(m.Version.Layers, head.Version.Layers) || m.Version.Trace != head.Version.Trace ||
+		m.Version.Manifest != head.Version.Manifest || m.Parent == nil || *m.Parent != head.History[0].Manifest {
+		t.Errorf("%+v of %+v", m, head)
+	}
+	elsewhere := head.Version.Layers[0]
+	elsewhere.Key = "layers/other/X"
+	for name, v := range map[string]proto.Version{
+		"number":                  {},
+		"layer of a later one":    {Number: 1, Layers: head.Version.Layers},
+		"layers in another order": {Number: 2, Layers: []proto.Layer{head.Version.Layers[1], head.Version.Layers[0]}},
+		"another's layer":         {Number: 2, Layers: []proto.Layer{elsewhere}},
+	} {
+		if _, err := w.versions.WriteManifest(w.ctx, org, "t", v, nil); err == nil {
+			t.Errorf("%s: written", name)
+		}
+	}
+}
+
+func TestFork(t *testing.T) {
+	w := newWorld(t)
+	w.write(t, "t", "f", "one")
+	first := listing(t, w.dirs["t"])
+	w.write(t, "t", "object", large("two"))
+	second := listing(t, w.dirs["t"])
+	head := w.write(t, "t", "f", "three")
+	third := listing(t, w.dirs["t"])
+	w.stage(t, "t", "staged", "staged")
+	blobs := len(w.backend.keys("layers/")) + len(w.backend.keys("objects/"))
+	for number, want := range []map[string]string{third, first, second, third} {
+		to := fmt.Sprint("fork", number)
+		fork := must[*proto.Thread](t)(w.versions.Fork(w.ctx, org, "t", int64(number), to))
+		v := fork.Version
+		layers := number
+		if number == 0 {
+			layers = 3
+			if got := w.content(t, to, "staged"); got != "staged" {
+				t.Errorf("%q", got)
+			}
+		}
+		if v.Number != 1 || v.Trace != "" || len(fork.History) != 0 || len(v.Layers) != layers || v.Layers[0].Key != head.Version.Layers[0].Key {
+			t.Errorf("version %d: %+v", number, fork)
+		}
+		if slices.ContainsFunc(v.Layers, func(l proto.Layer) bool { return l.Version != 1 }) {
+			t.Errorf("whoever has nothing takes the layers over 0, and who has the first version none: %+v", v.Layers)
+		}
+		same(t, w.archived(t, to, 1), want)
+		w.dirs[to] = must[string](t)(extracted(w, to))
+		w.write(t, to, "more", "of the fork")
+		same(t, w.archived(t, to, 0), listing(t, w.dirs[to]))
+		same(t, w.archived(t, to, 1), want)
+	}
+	same(t, w.archived(t, "t", 3), third)
+	if n := len(w.backend.keys("layers/")) + len(w.backend.keys("objects/")); n != blobs+4 {
+		t.Errorf("%d blobs became %d", blobs, n)
+	}
+	if _, err := w.versions.Fork(w.ctx, org, "t", 0, "fork1"); !errors.Is(err, proto.ErrExists) {
+		t.Error(err)
+	}
+	if _, err := w.versions.Fork(w.ctx, org, "none", 0, "new"); !errors.Is(err, proto.ErrNotFound) {
+		t.Error(err)
+	}
+	if _, err := w.versions.Fork(w.ctx, org, "t", 4, "new"); !errors.Is(err, proto.ErrNotFound) {
+		t.Error(err)
+	}
+	w.backend.age()
+	check(t, w.versions.Remove(w.ctx, org, "t"))
+	must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge))
+	for number, want := range []map[string]string{third, first, second, third} {
+		same(t, w.archived(t, fmt.Sprint("fork", number), 1), want)
+	}
+}
+
+func TestForkOfWhatHasNoVersion(t *testing.T) {
+	w := newWorld(t)
+	w.stage(t, "t", "d/f", "staged")
+	fork := must[*proto.Thread](t)(w.versions.Fork(w.ctx, org, "t", 0, "fork"))
+	if fork.Version != nil || w.content(t, "fork", "d/f") != "staged" {
+		t.Errorf("%+v", fork)
+	}
+}
+
+// TestForkWhileItsSourceGoes removes the source, and collects what it had, at each request to the store that a fork makes: the fork is whole, or
+// there is none.
+func TestForkWhileItsSourceGoes(t *testing.T) {
+	w := newWorld(t)
+	whole, none := 0, 0
+	for _, staged := range []bool{false, true} {
+		for step, stop := 0, false; !stop; step++ {
+			id, to := fmt.Sprintf("t%v%d", staged, step), fmt.Sprintf("f%v%d", staged, step)
+			w.write(t, id, "f", large(id))
+			want := w.archived(t, id, 0)
+			if staged {
+				w.stage(t, id, "f", "staged")
+				want = w.archived(t, id, 0)
+			}
+			w.backend.age()
+			at, gone := 0, false
+			heads := &hooked{Threads: w.heads, before: func(string) {
+				if at++; at-1 != step || gone {
+					return
+				}
+				gone = true
+				check(t, w.versions.Remove(w.ctx, org, id))
+				must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge))
+			}}
+			v := &thread.Versions{Blobs: w.versions.Blobs, Heads: heads, Limits: roomy}
+			_, err := v.Fork(w.ctx, org, id, 0, to)
+			stop = !gone
+			must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge))
+			switch {
+			case err == nil:
+				whole++
+				same(t, w.archived(t, to, 0), want)
+			case errors.Is(err, proto.ErrNotFound):
+				none++
+				if _, err := w.heads.Get(w.ctx, org, to); !errors.Is(err, proto.ErrNotFound) {
+					t.Errorf("step %d: there is a fork that was said not to be: %v", step, err)
+				}
+			default:
+				t.Errorf("step %d: %v", step, err)
+			}
+		}
+	}
+	if whole == 0 || none == 0 {
+		t.Errorf("%d forks and %d times none", whole, none)
+	}
+}
+
+func TestRemove(t *testing.T) {
+	w := newWorld(t)
+	w.write(t, "t", "f", "one")
+	w.write(t, "t", "f", "two")
+	trace := proto.NewTraceID()
+	_, _, err := w.heads.Lock(w.ctx, org, "t", trace)
+	check(t, err)
+	var busy *proto.BusyError
+	if err := w.versions.Remove(w.ctx, org, "t"); !errors.As(err, &busy) || busy.Holder != trace {
+		t.Error(err)
+	}
+	if n := len(w.backend.keys("threads/")); n != 2 {
+		t.Errorf("%d manifests of a thread that is in use", n)
+	}
+	check(t, w.heads.Unlock(w.ctx, org, "t", trace), w.versions.Remove(w.ctx, org, "t"))
+	if _, err := w.heads.Get(w.ctx, org, "t"); !errors.Is(err, proto.ErrNotFound) {
+		t.Error(err)
+	}
+	if r := must[proto.Rebuilt](t)(w.versions.Rebuild(w.ctx)); r != (proto.Rebuilt{}) {
+		t.Errorf("%+v", r)
+	}
+	if err := w.versions.Remove(w.ctx, org, "t"); !errors.Is(err, proto.ErrNotFound) {
+		t.Error(err)
+	}
+	w.backend.age()
+	if c := must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge)); c.Layers.Blobs != 2 {
+		t.Errorf("%+v", c)
+	}
+	if got := w.backend.keys(""); len(got) != 0 {
+		t.Error(got)
+	}
+}
+
+func TestRemoveOfManifestsWithoutAHead(t *testing.T) {
+	w := newWorld(t)
+	w.write(t, "t", "f", "one")
+	check(t, w.heads.Remove(w.ctx, org, "t"), w.versions.Remove(w.ctx, org, "t"))
+	if r := must[proto.Rebuilt](t)(w.versions.Rebuild(w.ctx)); r != (proto.Rebuilt{}) {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestExpire(t *testing.T) {
+	w := newWorld(t)
+	w.write(t, "idle", "f", "")
+	w.stage(t, "uploaded", "f", "x")
+	w.write(t, "busy", "f", "")
+	_, _, err := w.heads.Lock(w.ctx, org, "busy", proto.NewTraceID())
+	check(t, err)
+	if n := must[int](t)(w.versions.Expire(w.ctx, time.Hour)); n != 0 {
+		t.Errorf("%d expired", n)
+	}
+	// Those that are used while others expire are not idle.
+	w.write(t, "used", "f", "")
+	heads := &hooked{Threads: w.heads, before: func(op string) {
+		if op == "lock used" {
+			w.write(t, "used", "f", "again")
+		}
+	}}
+	v := &thread.Versions{Blobs: w.versions.Blobs, Heads: heads, Limits: roomy}
+	if n := must[int](t)(v.Expire(w.ctx, 0)); n != 2 {
+		t.Errorf("%d expired", n)
+	}
+	for id, gone := range map[string]bool{"idle": true, "uploaded": true, "busy": false, "used": false} {
+		if _, err := w.heads.Get(w.ctx, org, id); errors.Is(err, proto.ErrNotFound) != gone {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+	if got := w.content(t, "used", "f"); got != "again" {
+		t.Error(got)
+	}
+}
+
+func TestRebuild(t *testing.T) {
+	w := newWorld(t)
+	seen := make(map[string]map[string]string)
+	for i := range 4 {
+		for _, id := range []string{"whole", "torn", "holed", "kept"} {
+			w.write(t, id, "f", fmt.Sprint(id, i))
+			seen[fmt.Sprint(id, w.head(t, id).Number())] = w.archived(t, id, 0)
+			if id == "holed" && i == 2 {
+				w.write(t, id, "object", large("holed"))
+			}
+			seen[fmt.Sprint(id, w.head(t, id).Number())] = w.archived(t, id, 0)
+		}
+	}
+	old := w.head(t, "whole")
+	w.stage(t, "whole", "staged", "lost")
+	w.write(t, "lost", "f", "")
+	torn := w.head(t, "torn")
+	check(t, w.backend.Delete(w.ctx, torn.Version.Layers[2].Key), w.backend.Delete(w.ctx, w.head(t, "lost").Version.Layers[0].Key),
+		w.backend.Delete(w.ctx, w.backend.keys("objects/")[0]))
+	for _, id := range []string{"whole", "torn", "holed", "lost"} {
+		check(t, w.heads.Remove(w.ctx, org, id))
+	}
+	kept := w.head(t, "kept")
+	if r := must[proto.Rebuilt](t)(w.versions.Rebuild(w.ctx)); r != (proto.Rebuilt{Made: 3, Kept: 1, Lost: 1}) {
+		t.Errorf("%+v", r)
+	}
+	for id, number := range map[string]int64{"whole": 4, "torn": 2, "holed": 3, "kept": 4} {
+		head := w.head(t, id)
+		if head.Number() != number || len(head.History) != int(number)-1 {
+			t.Errorf("%s: version %d and %d before", id, head.Number(), len(head.History))
+		}
+		for n := range number {
+			same(t, w.archived(t, id, n+1), seen[fmt.Sprint(id, n+1)])
+		}
+	}
+	if now := w.head(t, "kept"); now.Fence != kept.Fence {
+		t.Errorf("%+v was %+v", now, kept)
+	}
+	// An execution that began before the heads were lost cannot commit.
+	now := w.head(t, "whole")
+	late := &proto.Commit{Fence: old.Fence, Version: proto.Version{Number: 5}}
+	if now.Fence <= old.Fence || now.Version.Manifest != old.Version.Manifest || !slices.Equal(now.Version.Layers, old.Version.Layers) {
+		t.Errorf("%+v was %+v", now, old)
+	}
+	if _, err := now.Commit(late); !errors.Is(err, proto.ErrFenced) {
+		t.Error(err)
+	}
+	w.write(t, "whole", "f", "goes on")
+	if got := w.content(t, "whole", "f"); got != "goes on" {
+		t.Error(got)
+	}
+	if r := must[proto.Rebuilt](t)(w.versions.Rebuild(w.ctx)); r != (proto.Rebuilt{Kept: 4, Lost: 1}) {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestRebuildOfWhatCannotBeRead does not take an older version for the newest.
+func TestRebuildOfWhatCannotBeRead(t *testing.T) {
+	w := newWorld(t)
+	for _, id := range []string{"a", "b", "c"} {
+		w.write(t, id, "f", "one")
+		w.write(t, id, "f", "two")
+	}
+	rotten := w.head(t, "b").Version.Manifest.Key
+	for _, id := range []string{"a", "b", "c"} {
+		check(t, w.heads.Remove(w.ctx, org, id))
+	}
+	w.backend.rot(rotten, 40)
+	r, err := w.versions.Rebuild(w.ctx)
+	if err == nil || r != (proto.Rebuilt{Made: 2}) {
+		t.Errorf("%+v: %v", r, err)
+	}
+	if _, err := w.heads.Get(w.ctx, org, "b"); !errors.Is(err, proto.ErrNotFound) {
+		t.Error(err)
+	}
+	check(t, w.backend.Delete(w.ctx, rotten))
+	if r := must[proto.Rebuilt](t)(w.versions.Rebuild(w.ctx)); r != (proto.Rebuilt{Made: 1, Kept: 2}) || w.content(t, "b", "f") != "one" {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestLong(t *testing.T) {
+	layers := func(n int, size int64) []proto.Layer {
+		all := make([]proto.Layer, n)
+		for i := range all {
+			all[i].Size = size
+		}
+		return all
+	}
+	const mib = 1 << 20
+	for _, test := range []struct {
+		version proto.Version
+		want    bool
+	}{
+		{proto.Version{}, false},
+		{proto.Version{Layers: layers(48, 100)}, false},
+		{proto.Version{Layers: layers(49, 100)}, true},
+		{proto.Version{Layers: layers(16, mib)}, false},
+		{proto.Version{Layers: layers(17, mib)}, true},
+		{proto.Version{Layers: layers(36, mib), Bytes: 10 * mib}, false},
+		{proto.Version{Layers: layers(37, mib), Bytes: 10 * mib}, true},
+	} {
+		if got := thread.Long(&test.version); got != test.want {
+			t.Errorf("%d layers of a home of %d bytes: %v", len(test.version.Layers), test.version.Bytes, got)
+		}
+	}
+}
