@@ -127,6 +127,17 @@ func (t *Thread) Summary() ThreadSummary {
 	return s
 }
 
+// LimitError says that a home is larger than its sandbox allows.
+type LimitError struct {
+	Bytes, Files       int64 // of the home
+	MaxBytes, MaxFiles int64
+}
+
+func (e *LimitError) Error() string {
+	return fmt.Sprintf("the home has %d bytes in %d files and directories, and the sandbox allows %d bytes in %d",
+		e.Bytes, e.Files, e.MaxBytes, e.MaxFiles)
+}
+
 // Number gives the number of the newest version, 0 where there is none.
 func (t *Thread) Number() int64 {
 	if t.Version == nil {

@@ -1,0 +1,545 @@
+package keep_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/storage/blob"
+	"github.com/bullpen-run/bullpen/worker/home"
+	"github.com/bullpen-run/bullpen/worker/jail/disk"
+	"github.com/bullpen-run/bullpen/worker/thread"
+	"github.com/bullpen-run/bullpen/worker/thread/keep"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	tenant = 54_321
+	mib    = 1 << 20
+)
+
+// world is a store, the heads of threads, and what workers are made of.
+type world struct {
+	t      *testing.T
+	blobs  *counting
+	pool   *disk.Pool
+	owners *home.Owners
+	base   string
+
+	mu    sync.Mutex
+	heads map[string]*proto.Thread
+}
+
+// counting is a store that counts what is read.
+type counting struct {
+	*blob.Store
+	mu    sync.Mutex
+	reads int
+	fails func(op, key string) error
+}
+
+func (c *counting) check(op, key string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if op == "get" {
+		c.reads++
+	}
+	if c.fails != nil {
+		return c.fails(op, key)
+	}
+	return nil
+}
+
+func (c *counting) Put(ctx context.Context, b proto.Blob, content io.ReaderAt) error {
+	if err := c.check("put", b.Key); err != nil {
+		return err
+	}
+	return c.Store.Put(ctx, b, content)
+}
+
+func (c *counting) Get(ctx context.Context, b proto.Blob) (io.ReadCloser, error) {
+	if err := c.check("get", b.Key); err != nil {
+		return nil, err
+	}
+	return c.Store.Get(ctx, b)
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	base := t.TempDir()
+	pool, err := disk.Open(disk.Config{Dir: filepath.Join(base, "volumes")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{
+		t: t, pool: pool, owners: &home.Owners{}, base: base, heads: map[string]*proto.Thread{},
+		blobs: &counting{Store: &blob.Store{Backend: &blob.Memory{}, Policy: blob.DefaultPolicy()}},
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(pool.Close(), w.owners.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+func (w *world) Get(_ context.Context, org, id string) (*proto.Thread, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t := w.heads[org+"/"+id]
+	if t == nil {
+		return nil, proto.ErrNotFound
+	}
+	head := *t
+	return &head, nil
+}
+
+func (w *world) Compact(_ context.Context, org, id string, old []proto.Layer, full proto.Layer) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t := *w.heads[org+"/"+id]
+	v := *t.Version
+	if len(old) > len(v.Layers) || v.Layers[len(old)-1] != old[len(old)-1] {
+		return proto.ErrConflict
+	}
+	v.Layers = append([]proto.Layer{full}, v.Layers[len(old):]...)
+	t.Version = &v
+	w.heads[org+"/"+id] = &t
+	return nil
+}
+
+// job makes an execution that holds a thread.
+func (w *world) job(id string) *proto.Job {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	j := &proto.Job{Meta: proto.Meta{TraceID: proto.NewTraceID(), Org: "org", ThreadID: id}, Sandbox: proto.DefaultSandbox()}
+	j.Sandbox.HomeBytes, j.Sandbox.Inodes = 32*mib, 1000
+	t := proto.Thread{Org: "org", ID: id}
+	if old := w.heads["org/"+id]; old != nil {
+		t = *old
+	}
+	t.Fence++
+	t.Holder = j.TraceID
+	w.heads["org/"+id] = &t
+	return j
+}
+
+// commit makes c the head.
+func (w *world) commit(id string, c *proto.Commit) {
+	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	next, err := w.heads["org/"+id].Commit(c)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.heads["org/"+id] = next
+}
+
+// worker opens a keeper in a directory of that name.
+func (w *world) worker(name string, most int64) *keep.Keeper {
+	w.t.Helper()
+	k, err := keep.Open(keep.Config{
+		Dir: filepath.Join(w.base, name), Most: most, Versions: &thread.Versions{Blobs: w.blobs}, Heads: w, Owners: w.owners,
+		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return k
+}
+
+// enter checks a home out and mounts it; dir is where it is.
+func (w *world) enter(k *keep.Keeper, j *proto.Job) (h *keep.Home, dir string) {
+	w.t.Helper()
+	h, err := k.CheckOut(w.t.Context(), j)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	v, err := w.pool.Take(w.t.Context(), disk.Size{Bytes: 32 * mib, Inodes: 1100}, tenant, tenant)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	mount, err := h.Mount(v, tenant, tenant)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := h.Fill(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+	return h, fmt.Sprintf("/proc/self/fd/%d", mount.Fd())
+}
+
+// run checks a home out, lets f change it, and saves and commits what came of it.
+func (w *world) run(k *keep.Keeper, id string, f func(dir string)) *proto.Commit {
+	w.t.Helper()
+	h, dir := w.enter(k, w.job(id))
+	f(dir)
+	c, err := h.Save(w.t.Context())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if c != nil {
+		w.commit(id, c)
+	}
+	if err := h.Close(c != nil); err != nil {
+		w.t.Error(err)
+	}
+	return c
+}
+
+func (w *world) close(k *keep.Keeper) {
+	w.t.Helper()
+	if err := k.Close(); err != nil {
+		w.t.Error(err)
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func has(t *testing.T, path, text string) {
+	t.Helper()
+	if b, err := os.ReadFile(path); err != nil || string(b) != text {
+		t.Errorf("%s: %.100q, %v; want %.100q", path, b, err, text)
+	}
+}
+
+func TestHomeIsThereForTheNextExecution(t *testing.T) {
+	w := newWorld(t)
+	k := w.worker("one", 1<<30)
+	large := strings.Repeat("0123456789abcdef", 6*mib/16)
+	if c := w.run(k, "a", func(dir string) {
+		write(t, dir+"/x/file", "1")
+		write(t, dir+"/large", large)
+	}); c == nil || c.Version.Number != 1 || c.Version.Files != 3 || c.Version.Bytes != int64(len(large))+1 {
+		t.Fatalf("commit %+v", c)
+	}
+	for i := range 3 {
+		w.run(k, "a", func(dir string) {
+			has(t, dir+"/x/file", strings.Repeat("1", i+1))
+			has(t, dir+"/large", large)
+			write(t, dir+"/x/file", strings.Repeat("1", i+2))
+		})
+	}
+	before := w.blobs.reads
+	if c := w.run(k, "a", func(dir string) { has(t, dir+"/x/file", "1111") }); c != nil {
+		t.Errorf("a commit of nothing: %+v", c)
+	}
+	if w.blobs.reads != before {
+		t.Error("a home that is there was fetched")
+	}
+	w.run(k, "b", func(dir string) {
+		if _, err := os.Stat(dir + "/x"); err == nil {
+			t.Error("another thread's file")
+		}
+	})
+	// Somewhere else, and here after another process.
+	other := w.worker("two", 1<<30)
+	w.run(other, "a", func(dir string) {
+		has(t, dir+"/x/file", "1111")
+		has(t, dir+"/large", large)
+		write(t, dir+"/x/file", "2")
+	})
+	w.run(k, "a", func(dir string) { has(t, dir+"/x/file", "2") })
+	w.close(k)
+	w.close(other)
+	before = w.blobs.reads
+	again := w.worker("one", 1<<30)
+	w.run(again, "a", func(dir string) { has(t, dir+"/x/file", "2") })
+	if w.blobs.reads != before {
+		t.Error("a home that was there when the process began was fetched")
+	}
+	w.close(again)
+}
+
+func TestProgramIsNotPartOfTheHome(t *testing.T) {
+	w := newWorld(t)
+	k := w.worker("one", 1<<30)
+	defer w.close(k)
+	place := func(h *keep.Home, want string) {
+		t.Helper()
+		name, err := h.Place("main.py", []byte("print(1)"))
+		if err != nil || name != want {
+			t.Fatalf("%q, %v; want %q", name, err, want)
+		}
+	}
+	h, _ := w.enter(k, w.job("a"))
+	place(h, "main.py")
+	if c, err := h.Save(t.Context()); c != nil || err != nil {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if err := h.Close(false); err != nil {
+		t.Error(err)
+	}
+	w.run(k, "a", func(dir string) {
+		write(t, dir+"/main.py", "mine")
+		write(t, dir+"/.main.py", "mine, too")
+	})
+	h, dir := w.enter(k, w.job("a"))
+	place(h, ".main2.py")
+	has(t, dir+"/main.py", "mine")
+	write(t, dir+"/new", "new")
+	c, err := h.Save(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.commit("a", c)
+	if err := h.Close(true); err != nil {
+		t.Error(err)
+	}
+	w.run(k, "a", func(dir string) {
+		all, err := os.ReadDir(dir)
+		if fmt.Sprint(all) != "[- .main.py - main.py - new]" || err != nil {
+			t.Errorf("%v, %v", all, err)
+		}
+	})
+}
+
+func TestUploadedFilesAreInTheNextVersion(t *testing.T) {
+	w := newWorld(t)
+	k := w.worker("one", 1<<30)
+	defer w.close(k)
+	w.run(k, "a", func(dir string) { write(t, dir+"/kept", "kept") })
+	stage := func(key, path, text string) proto.StagedFile {
+		t.Helper()
+		b, err := w.blobs.PutStream(t.Context(), "uploads/org/"+key, int64(len(text)), strings.NewReader(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := proto.StagedFile{Path: path, Blob: b}
+		w.mu.Lock()
+		head := *w.heads["org/a"]
+		head.Staged = append(head.Staged, f)
+		w.heads["org/a"] = &head
+		w.mu.Unlock()
+		return f
+	}
+	stage("1", "d/up", "up")
+	j := w.job("a")
+	h, dir := w.enter(k, j)
+	has(t, dir+"/d/up", "up")
+	late := stage("2", "late", "late") // while the thread is busy
+	c, err := h.Save(t.Context())
+	if err != nil || c == nil {
+		t.Fatal(c, err)
+	}
+	w.commit("a", c)
+	if err := h.Close(true); err != nil {
+		t.Error(err)
+	}
+	if left := w.heads["org/a"].Staged; len(left) != 1 || left[0] != late {
+		t.Errorf("staged: %+v", left)
+	}
+	w.run(k, "a", func(dir string) {
+		has(t, dir+"/kept", "kept")
+		has(t, dir+"/d/up", "up")
+		has(t, dir+"/late", "late")
+	})
+}
+
+func TestHomeThatIsTooLargeIsNotSaved(t *testing.T) {
+	w := newWorld(t)
+	k := w.worker("one", 1<<30)
+	defer w.close(k)
+	w.run(k, "a", func(dir string) { write(t, dir+"/one", strings.Repeat("x", 20*mib)) })
+	h, dir := w.enter(k, w.job("a"))
+	write(t, dir+"/two", strings.Repeat("y", 20*mib))
+	c, err := h.Save(t.Context())
+	var limit *proto.LimitError
+	if !errors.As(err, &limit) || c != nil || limit.Bytes != 40*mib || limit.MaxBytes != 32*mib || limit.Files != 2 {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if err := h.Close(false); err != nil {
+		t.Error(err)
+	}
+	w.run(k, "a", func(dir string) {
+		if _, err := os.Stat(dir + "/two"); err == nil {
+			t.Error("it was saved")
+		}
+		if err := os.Remove(dir + "/one"); err != nil {
+			t.Error(err)
+		}
+		write(t, dir+"/two", strings.Repeat("y", 20*mib))
+	})
+}
+
+func TestStoreThatFails(t *testing.T) {
+	w := newWorld(t)
+	k := w.worker("one", 1<<30)
+	defer w.close(k)
+	w.run(k, "a", func(dir string) { write(t, dir+"/file", "old") })
+	broken := errors.New("broken")
+	for _, prefix := range []string{"layers/", "objects/", "threads/"} {
+		w.blobs.fails = func(op, key string) error {
+			if op == "put" && strings.HasPrefix(key, prefix) {
+				return broken
+			}
+			return nil
+		}
+		h, dir := w.enter(k, w.job("a"))
+		has(t, dir+"/file", "old")
+		write(t, dir+"/file", "new")
+		write(t, dir+"/large", strings.Repeat("z", 5*mib))
+		if c, err := h.Save(t.Context()); !errors.Is(err, broken) || c != nil {
+			t.Errorf("%s: %+v, %v", prefix, c, err)
+		}
+		if err := h.Close(false); err != nil {
+			t.Error(err)
+		}
+	}
+	cold := w.worker("two", 1<<30)
+	defer w.close(cold)
+	w.blobs.fails = func(op, _ string) error {
+		if op == "get" {
+			return broken
+		}
+		return nil
+	}
+	if _, err := cold.CheckOut(t.Context(), w.job("a")); !errors.Is(err, broken) {
+		t.Error(err)
+	}
+	w.blobs.fails = nil
+	w.run(cold, "a", func(dir string) { has(t, dir+"/file", "old") })
+}
+
+func TestHomeOfAnotherExecutionIsNotGiven(t *testing.T) {
+	w := newWorld(t)
+	k := w.worker("one", 1<<30)
+	defer w.close(k)
+	stale := w.job("a")
+	w.job("a")
+	if _, err := k.CheckOut(t.Context(), stale); !errors.Is(err, proto.ErrFenced) {
+		t.Error(err)
+	}
+}
+
+// An execution that has lost its lease may still be on its home while the next ones go on.
+func TestHomeThatIsInUseIsNotChanged(t *testing.T) {
+	w := newWorld(t)
+	k := w.worker("one", 1<<30)
+	defer w.close(k)
+	w.run(k, "a", func(dir string) { write(t, dir+"/file", "1") })
+	stale, old := w.enter(k, w.job("a"))
+	w.run(k, "a", func(dir string) {
+		has(t, dir+"/file", "1")
+		write(t, dir+"/file", "2")
+	})
+	w.run(k, "a", func(dir string) {
+		has(t, dir+"/file", "2")
+		write(t, dir+"/file", "3")
+	})
+	has(t, old+"/file", "1")
+	if err := stale.Close(false); err != nil {
+		t.Error(err)
+	}
+	w.run(k, "a", func(dir string) { has(t, dir+"/file", "3") })
+}
+
+func TestOldHomesMakeRoom(t *testing.T) {
+	w := newWorld(t)
+	k := w.worker("one", 25*mib)
+	for _, id := range []string{"a", "b", "c"} {
+		w.run(k, id, func(dir string) { write(t, dir+"/file", strings.Repeat(id, 10*mib)) })
+		w.run(k, id, func(string) {}) // what goes on in the background has ended then
+	}
+	reads := func(id string) int {
+		before := w.blobs.reads
+		w.run(k, id, func(dir string) { has(t, dir+"/file", strings.Repeat(id, 10*mib)) })
+		return w.blobs.reads - before
+	}
+	if b, c := reads("b"), reads("c"); b+c != 0 {
+		t.Errorf("%d and %d reads of homes that are there", b, c)
+	}
+	if reads("a") == 0 {
+		t.Error("a home is there that there was no room for")
+	}
+	if reads("c") != 0 || reads("b") == 0 {
+		t.Error("the home that was used last made room, and not the first one")
+	}
+	w.close(k)
+	all, err := os.ReadDir(filepath.Join(w.base, "one"))
+	if err != nil || len(all) != 4 { // two homes, the empty one, the note of the boot
+		t.Errorf("left %v, %v", all, err)
+	}
+}
+
+func TestWhatAKilledProcessLeaves(t *testing.T) {
+	w := newWorld(t)
+	k := w.worker("one", 1<<30)
+	w.run(k, "a", func(dir string) { write(t, dir+"/file", "1") })
+	w.close(k)
+	dir := filepath.Join(w.base, "one")
+	write(t, dir+"/work-ABC/half", "x")
+	write(t, dir+"/0123", "x")
+	k = w.worker("one", 1<<30)
+	w.run(k, "a", func(dir string) { has(t, dir+"/file", "1") })
+	w.close(k)
+	if all, err := os.ReadDir(dir); err != nil || len(all) != 3 {
+		t.Errorf("left %v, %v", all, err)
+	}
+	write(t, dir+"/boot", "another run of the kernel")
+	k = w.worker("one", 1<<30)
+	before := w.blobs.reads
+	w.run(k, "a", func(dir string) { has(t, dir+"/file", "1") })
+	if w.blobs.reads == before {
+		t.Error("a home from before a restart of the machine was taken for whole")
+	}
+	w.close(k)
+}
+
+func TestLongChainsBecomeShort(t *testing.T) {
+	w := newWorld(t)
+	k := w.worker("one", 1<<30)
+	for i := range 60 {
+		w.run(k, "a", func(dir string) { write(t, fmt.Sprintf("%s/f%d", dir, i%7), strings.Repeat("x", i)) })
+	}
+	w.close(k) // waits for what goes on
+	head, _ := w.Get(t.Context(), "org", "a")
+	if n := len(head.Version.Layers); n > 60 || head.Version.Number != 60 {
+		t.Errorf("%d layers, version %d", n, head.Version.Number)
+	}
+	cold := w.worker("two", 1<<30)
+	w.run(cold, "a", func(dir string) {
+		for i := 53; i < 60; i++ {
+			has(t, fmt.Sprintf("%s/f%d", dir, i%7), strings.Repeat("x", i))
+		}
+	})
+	w.close(cold)
+}
+
+func TestStoreThatGivesSomethingElse(t *testing.T) {
+	w := newWorld(t)
+	k := w.worker("one", 1<<30)
+	w.run(k, "a", func(dir string) { write(t, dir+"/file", strings.Repeat("x", 3*mib)) })
+	w.close(k)
+	layer := w.heads["org/a"].Version.Layers[0]
+	content := bytes.Repeat([]byte{1}, int(layer.Size))
+	if err := w.blobs.Backend.Put(t.Context(), layer.Key, layer.Size, bytes.NewReader(content), true); err != nil {
+		t.Fatal(err)
+	}
+	cold := w.worker("two", 1<<30)
+	defer w.close(cold)
+	if _, err := cold.CheckOut(t.Context(), w.job("a")); !errors.Is(err, blob.ErrCorrupt) {
+		t.Error(err)
+	}
+}
