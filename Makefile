@@ -72,7 +72,7 @@ fmt: ## format the code as make lint wants it
 	$(lint) fmt ./...
 
 .PHONY: bench
-bench: build ## measure bullpen against the bare interpreters, into bench/results/
+bench: build s3server ## measure bullpen against the bare interpreters, into bench/results/
 	go run ./bench
 
 .PHONY: soak

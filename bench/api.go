@@ -49,7 +49,7 @@ func (a *api) do(ctx context.Context, method, path, accept string, body []byte) 
 	if err != nil {
 		return nil, err
 	}
-	if resp.StatusCode == http.StatusOK {
+	if resp.StatusCode == http.StatusOK || resp.StatusCode == http.StatusCreated {
 		return resp, nil
 	}
 	text, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
@@ -80,6 +80,11 @@ func (a *api) execute(ctx context.Context, language proto.Language, code string,
 	if err != nil {
 		return nil, "", err
 	}
+	return a.inline(ctx, body)
+}
+
+// inline sends a request and waits for its result.
+func (a *api) inline(ctx context.Context, body []byte) (*proto.Result, string, error) {
 	resp, err := a.do(ctx, http.MethodPost, executePath, "application/json", body)
 	if err != nil {
 		return nil, "", err

@@ -17,6 +17,12 @@ const (
 	targetDeadPercent  = 20
 	targetPendingMB    = 200
 	targetResumeMS     = 5000
+	targetWarmMS       = 15
+	targetChangeMS     = 40
+	targetChangeBytes  = 4000
+	targetRestoreMB    = 150
+	targetForkMS       = 10
+	targetLargeMB      = 200
 )
 
 // figure is something measured beside what it should be.
@@ -87,7 +93,7 @@ func (r *report) figures() []figure {
 		all = append(all, f.is(t.BullpenMB, met, withErrors(note, t.Bullpen)))
 	}
 	all = append(all, r.timeoutFigure(), r.memoryFigure())
-	return append(all, r.Webhooks.figures()...)
+	return append(append(all, r.Webhooks.figures()...), r.Threads.figures()...)
 }
 
 // figures are those of webhooks; w is nil where they were not measured.

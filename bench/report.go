@@ -49,6 +49,7 @@ type report struct {
 	Throughput      []throughput `json:"throughput"`
 	Timeouts        *summary     `json:"timeouts_late"` // milliseconds after the timeout that programs had ended
 	Webhooks        *webhooks    `json:"webhooks"`
+	Threads         *threads     `json:"threads"`
 	Memory          *memory      `json:"memory"`
 	Figures         []figure     `json:"figures"`
 }
@@ -116,6 +117,12 @@ func measure(ctx context.Context, t *target, o options, dir string, progress io.
 	if t.pid != 0 {
 		_, _ = fmt.Fprintln(progress, "webhooks …")
 		if r.Webhooks, err = measureWebhooks(ctx, o.server, dir, o.quick, webhookSides*o.duration); err != nil {
+			return nil, err
+		}
+	}
+	if t.pid != 0 {
+		_, _ = fmt.Fprintln(progress, "threads …")
+		if r.Threads, err = measureThreads(ctx, o.server, dir, o.quick); err != nil {
 			return nil, err
 		}
 	}

@@ -48,7 +48,8 @@ func openTarget(ctx context.Context, o options, dir string) (*target, error) {
 	return t, nil
 }
 
-func startServer(ctx context.Context, program, dir string) (*target, error) {
+// startServer starts a server with its data in dir, and with these settings as variables of its environment besides.
+func startServer(ctx context.Context, program, dir string, settings ...string) (*target, error) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("find a free port: %w", err)
@@ -72,6 +73,7 @@ func startServer(ctx context.Context, program, dir string) (*target, error) {
 	t.cmd.Stdout, t.cmd.Stderr = log, log
 	// Settings of whoever measures must not change what is measured, except where nsjail lies.
 	t.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "BULLPEN_BOOTSTRAP_KEY=" + t.key}
+	t.cmd.Env = append(t.cmd.Env, settings...)
 	if nsjail, ok := os.LookupEnv("BULLPEN_NSJAIL"); ok {
 		t.cmd.Env = append(t.cmd.Env, "BULLPEN_NSJAIL="+nsjail)
 	}

@@ -1,0 +1,324 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// How threads are measured: on a server of their own, whose store is an S3 server on this machine.
+const (
+	homeFiles      = 20_000
+	homeFileBytes  = 25_000
+	quickFiles     = 1000
+	threadRuns     = 100 // of each kind of call
+	quickRuns      = 10
+	restores       = 3
+	forks          = 20
+	largeFileBytes = 600 << 20
+	quickLarge     = 50 << 20
+	threadTimeout  = 300 // seconds, for the large ones
+	benchThread    = "bench"
+	s3Bucket       = "bench"
+	s3Access       = "bench"
+	s3Secret       = "bench-secret"
+	s3Modfile      = "deploy/s3server/go.mod"
+)
+
+// threads is what was measured of them. What a call adds is what its p50 is more than that of the same call without a thread, in turn.
+type threads struct {
+	Files        int     `json:"files"`
+	HomeMB       float64 `json:"home_mb"`
+	Runs         int     `json:"runs"` // of each kind of call
+	PlainP50     float64 `json:"plain_p50_ms"`
+	WarmAdds     float64 `json:"warm_adds_ms"`   // nothing changed
+	ChangeAdds   float64 `json:"change_adds_ms"` // one file of 1 KB changed
+	ChangeBytes  float64 `json:"change_uploads_bytes"`
+	RestoreMB    float64 `json:"restore_mb_per_second"` // nothing of it on the worker, the slowest of some
+	ForkP50      float64 `json:"fork_p50_ms"`
+	LargeMB      float64 `json:"large_file_mb"`
+	LargeMemory  float64 `json:"large_file_memory_mb"` // that the server's memory grew by at most while it was saved and fetched
+	SaveSeconds  float64 `json:"first_save_seconds"`   // of the whole home, with making it
+	storeAddress string
+}
+
+// measureThreads measures calls with threads; dir is for the server and its store.
+func measureThreads(ctx context.Context, program, dir string, quick bool) (_ *threads, err error) {
+	dir = filepath.Join(dir, "threads")
+	m := &threads{Files: homeFiles, Runs: threadRuns}
+	large := int64(largeFileBytes)
+	if quick {
+		m.Files, m.Runs, large = quickFiles, quickRuns, quickLarge
+	}
+	m.HomeMB = float64(m.Files) * homeFileBytes / mb
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	buckets := filepath.Join(dir, "buckets")
+	stop, err := m.startStore(ctx, buckets)
+	if err != nil {
+		return nil, fmt.Errorf("measure threads: %w", err)
+	}
+	defer stop()
+	t, err := m.server(ctx, program, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, t.close()) }()
+	if err := m.calls(ctx, t, buckets); err != nil {
+		return nil, fmt.Errorf("measure threads: %w", err)
+	}
+	if m.ForkP50, err = m.forks(ctx, t); err != nil {
+		return nil, fmt.Errorf("measure forks of threads: %w", err)
+	}
+	if t, err = m.cold(ctx, t, program, dir); err != nil {
+		return nil, fmt.Errorf("measure fetching homes: %w", err)
+	}
+	if t, err = m.large(ctx, t, program, dir, large); err != nil {
+		return nil, fmt.Errorf("measure large files of threads: %w", err)
+	}
+	return m, nil
+}
+
+// startStore starts an S3 server with its objects below a directory.
+func (m *threads) startStore(ctx context.Context, buckets string) (stop func(), err error) {
+	build := exec.CommandContext(ctx, "go", "tool", "-modfile="+s3Modfile, "-n", "versitygw") // builds it, and tells where it is
+	build.Env, build.Stderr = append(os.Environ(), "CGO_ENABLED=0"), os.Stderr
+	path, err := build.Output()
+	if err != nil {
+		return nil, fmt.Errorf("build the S3 server: %w: run it in the root of the repository", err)
+	}
+	if err := os.MkdirAll(filepath.Join(buckets, s3Bucket), 0o700); err != nil {
+		return nil, err
+	}
+	meta := buckets + "-meta"
+	if err := os.MkdirAll(meta, 0o700); err != nil {
+		return nil, err
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("find a free port: %w", err)
+	}
+	m.storeAddress = listener.Addr().String()
+	if err := listener.Close(); err != nil {
+		return nil, err
+	}
+	server := exec.CommandContext(context.WithoutCancel(ctx), strings.TrimSpace(string(path)), "--port", m.storeAddress, "--access", s3Access,
+		"--secret", s3Secret, "--quiet", "posix", "--sidecar", meta, buckets)
+	server.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := server.Start(); err != nil {
+		return nil, fmt.Errorf("start the S3 server: %w", err)
+	}
+	return func() {
+		_ = server.Process.Kill()
+		_ = server.Wait()
+	}, nil
+}
+
+func (m *threads) server(ctx context.Context, program, dir string) (*target, error) {
+	t, err := startServer(ctx, program, dir,
+		"BULLPEN_STORE=s3://"+s3Bucket+"/homes?endpoint=http://"+m.storeAddress+"&region=us-east-1&path_style=1",
+		"AWS_ACCESS_KEY_ID="+s3Access, "AWS_SECRET_ACCESS_KEY="+s3Secret, "AWS_EC2_METADATA_DISABLED=true")
+	if err != nil {
+		return nil, err
+	}
+	if err := t.ready(ctx); err != nil {
+		return nil, errors.Join(err, t.close())
+	}
+	return t, nil
+}
+
+// restart stops the server and starts it again without any homes on the worker.
+func (m *threads) restart(ctx context.Context, t *target, program, dir string) (*target, error) {
+	if err := t.close(); err != nil {
+		return t, err
+	}
+	if err := os.RemoveAll(filepath.Join(dir, "data", "homes")); err != nil {
+		return t, err
+	}
+	next, err := m.server(ctx, program, dir)
+	if err != nil {
+		return t, err
+	}
+	return next, nil
+}
+
+// run runs a program in a thread, empty for none, and gives what it took in milliseconds.
+func (m *threads) run(ctx context.Context, a *api, language proto.Language, thread, code string) (float64, error) {
+	body, err := json.Marshal(map[string]any{"language": language, "code": code, "timeout": threadTimeout})
+	if thread != "" {
+		body, err = json.Marshal(map[string]any{"language": language, "code": code, "timeout": threadTimeout, "thread_id": thread})
+	}
+	if err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	result, id, err := a.inline(ctx, body)
+	took := millis(time.Since(began))
+	if err == nil && !result.Success {
+		err = fmt.Errorf("execution %s failed: %+v", id, result)
+	}
+	return took, err
+}
+
+const makeHome = `
+import os
+for i in range(%d):
+    d = "d%%d" %% (i // 100)
+    if i %% 100 == 0: os.mkdir(d)
+    with open("%%s/f%%d" %% (d, i %% 100), "wb") as f: f.write(os.urandom(%d))
+`
+
+// calls measures a call that changes nothing and one that changes a file, against one without a thread.
+func (m *threads) calls(ctx context.Context, t *target, buckets string) error {
+	took, err := m.run(ctx, t.api, proto.Python, benchThread, fmt.Sprintf(makeHome, m.Files, homeFileBytes))
+	if err != nil {
+		return err
+	}
+	m.SaveSeconds = took / 1000
+	var plain, warm, change []float64
+	stored := int64(0)
+	for i := range m.Runs + 1 {
+		p, err := m.run(ctx, t.api, proto.Bash, "", ":")
+		if err != nil {
+			return err
+		}
+		w, err := m.run(ctx, t.api, proto.Bash, benchThread, ":")
+		if err != nil {
+			return err
+		}
+		c, err := m.run(ctx, t.api, proto.Bash, benchThread, fmt.Sprintf("head -c 1000 /dev/urandom > d%d/f7", i%10))
+		if err != nil {
+			return err
+		}
+		if i == 0 { // warms up
+			if stored, err = bytesBelow(buckets); err != nil {
+				return err
+			}
+			continue
+		}
+		plain, warm, change = append(plain, p), append(warm, w), append(change, c)
+	}
+	after, err := bytesBelow(buckets)
+	if err != nil {
+		return err
+	}
+	m.PlainP50 = summarise(plain).P50
+	m.WarmAdds, m.ChangeAdds = summarise(warm).P50-m.PlainP50, summarise(change).P50-m.PlainP50
+	m.ChangeBytes = float64(after-stored) / float64(m.Runs)
+	return nil
+}
+
+// bytesBelow is what the files below a directory hold.
+func bytesBelow(dir string) (int64, error) {
+	total := int64(0)
+	err := filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		info, err := e.Info()
+		if err == nil {
+			total += info.Size()
+		}
+		return err
+	})
+	return total, err
+}
+
+func (m *threads) forks(ctx context.Context, t *target) (float64, error) {
+	var took []float64
+	for i := range forks {
+		began := time.Now()
+		resp, err := t.do(ctx, http.MethodPost, "/v1/threads/"+benchThread+"/fork", "application/json", fmt.Appendf(nil, `{"id":"fork%d"}`, i))
+		if err != nil {
+			return 0, err
+		}
+		took = append(took, millis(time.Since(began)))
+		if err := resp.Body.Close(); err != nil {
+			return 0, err
+		}
+	}
+	return summarise(took).P50, nil
+}
+
+// cold measures calls for which the home has to be fetched.
+func (m *threads) cold(ctx context.Context, t *target, program, dir string) (*target, error) {
+	for range restores {
+		var err error
+		if t, err = m.restart(ctx, t, program, dir); err != nil {
+			return t, err
+		}
+		if _, err := m.run(ctx, t.api, proto.Bash, "", ":"); err != nil {
+			return t, err
+		}
+		took, err := m.run(ctx, t.api, proto.Bash, benchThread, ":")
+		if err != nil {
+			return t, err
+		}
+		rate := m.HomeMB / ((took - m.PlainP50) / 1000)
+		if m.RestoreMB == 0 || rate < m.RestoreMB {
+			m.RestoreMB = rate
+		}
+	}
+	return t, nil
+}
+
+// large measures what a large file does to the server's memory.
+func (m *threads) large(ctx context.Context, t *target, program, dir string, size int64) (*target, error) {
+	m.LargeMB = float64(size) / mb
+	t, err := m.restart(ctx, t, program, dir)
+	if err != nil {
+		return t, err
+	}
+	if _, err := m.run(ctx, t.api, proto.Bash, "", ":"); err != nil {
+		return t, err
+	}
+	for _, code := range []string{fmt.Sprintf("head -c %d /dev/urandom > large", size), ":"} {
+		memory := watchMemory(t.pid)
+		_, err := m.run(ctx, t.api, proto.Bash, "large", code)
+		before, peak := memory()
+		if err != nil {
+			return t, err
+		}
+		m.LargeMemory = max(m.LargeMemory, peak-before)
+		if t, err = m.restart(ctx, t, program, dir); err != nil {
+			return t, err
+		}
+	}
+	return t, nil
+}
+
+// figures are those of threads; m is nil where they were not measured.
+func (m *threads) figures() []figure {
+	warm := below("thread whose home is there and stays as it is adds, p50", targetWarmMS, "ms")
+	change := below("thread in which a file of 1 KB changes adds, p50", targetChangeMS, "ms")
+	bytes := below("and uploads", targetChangeBytes, "bytes")
+	restore := figure{Name: "fetching a home", Target: fmt.Sprintf("%d MB/s or more", targetRestoreMB), Unit: "MB/s"}
+	fork := below("fork of a thread, p50", targetForkMS, "ms")
+	memory := below("memory that a large file takes", targetLargeMB, "MB")
+	if m == nil {
+		const why = "needs a server that is started here"
+		return []figure{warm.unknown(why), change.unknown(why), bytes.unknown(why), restore.unknown(why), fork.unknown(why), memory.unknown(why)}
+	}
+	home := fmt.Sprintf("%d samples in turn, %.0f MB in %d files; without a thread %.1f ms", m.Runs, m.HomeMB, m.Files, m.PlainP50)
+	return []figure{
+		warm.is(m.WarmAdds, m.WarmAdds < targetWarmMS, home),
+		change.is(m.ChangeAdds, m.ChangeAdds < targetChangeMS, home),
+		bytes.is(m.ChangeBytes, m.ChangeBytes < targetChangeBytes, "all objects of a change, as the S3 server has them"),
+		restore.is(m.RestoreMB, m.RestoreMB >= targetRestoreMB, fmt.Sprintf("the slowest of %d; made and saved in %.1f s", restores, m.SaveSeconds)),
+		fork.is(m.ForkP50, m.ForkP50 < targetForkMS, fmt.Sprintf("%d samples", forks)),
+		memory.is(m.LargeMemory, m.LargeMemory < targetLargeMB, fmt.Sprintf("%.0f MB in one file, saved and fetched", m.LargeMB)),
+	}
+}
