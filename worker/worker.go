@@ -77,12 +77,33 @@ type Image struct {
 	Env       map[string]string         // that it sets
 }
 
+// Homes gives executions the homes of their threads.
+type Homes interface {
+	// CheckOut gives the home of the job's thread as it is now.
+	CheckOut(ctx context.Context, job *proto.Job) (Home, error)
+}
+
+// Home is a thread's home for one execution. It is in one goroutine's hands at a time.
+type Home interface {
+	jail.Home
+	// Fill puts in what was uploaded to the thread since its last version.
+	Fill(ctx context.Context) error
+	// Place puts the program's file in, under its usual name unless the home has that, and gives the name. It may be called again.
+	Place(usual string, content []byte) (name string, err error)
+	// Save stores what the program changed, and gives the commit that makes it the thread's next version; nil where nothing has changed.
+	// The jail must be dead. A [*proto.LimitError] says that the home has become too large.
+	Save(ctx context.Context) (*proto.Commit, error)
+	// Close gives the home back when nothing of the jail lives. committed says that what Save gave is the thread's newest version now.
+	Close(committed bool) error
+}
+
 // Worker runs jobs in a number of slots.
 type Worker struct {
 	Jobs   Jobs
 	Open   func(ctx context.Context, id proto.TraceID, attempt int, baseSeq int64) Output
 	Jails  Sandboxes
 	Images Images
+	Homes  Homes
 	Home   string // inside the jail
 	Slots  int
 	Log    *slog.Logger
@@ -140,6 +161,9 @@ func (w *Worker) job(ctx context.Context, lease Lease) {
 		"stdout_bytes", len(rec.Result.Stdout), "stderr_bytes", len(rec.Result.Stderr),
 		"prepare_ms", millis(spent.prepare), "run_ms", millis(spent.run),
 	}
+	if job.ThreadID != "" {
+		line = append(line, "thread", job.ThreadID, "check_out_ms", millis(spent.checkOut), "save_ms", millis(spent.save))
+	}
 	if rec.StartedAt != nil {
 		line = append(line, "queued_ms", rec.StartedAt.Sub(job.CreatedAt).Milliseconds())
 	}
@@ -154,7 +178,7 @@ func (w *Worker) job(ctx context.Context, lease Lease) {
 
 // timings are what an execution spent in its jail, for the log.
 type timings struct {
-	prepare, run time.Duration
+	checkOut, prepare, run, save time.Duration
 }
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
@@ -168,7 +192,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	// The claim is written while the jail is being made: it must be durable before the program starts, not before its jail does.
 	wanted, giveUp := context.WithCancel(ctx)
 	defer giveUp()
-	preparing := w.prepare(wanted, job.Sandbox)
+	preparing := w.prepare(wanted, job)
 	running, base, claimErr := lease.Claim(ctx)
 	if claimErr != nil {
 		giveUp()
@@ -176,9 +200,10 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 		defer context.AfterFunc(running, giveUp)()
 	}
 	m := <-preparing
-	spent.prepare = m.took
+	spent.prepare, spent.checkOut = m.took, m.checkOut
+	committed := false
 	defer func() {
-		if err := m.close(); err != nil {
+		if err := m.close(committed); err != nil {
 			w.Log.ErrorContext(ctx, "a sandbox could not be cleared away", "trace_id", job.TraceID, "error", err)
 		}
 	}()
@@ -194,9 +219,9 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 		if m.suspect {
 			w.fitness.doubt()
 		}
-		return w.finish(ctx, lease, Ending{Result: proto.Failure(proto.CodeSandboxStart, sandboxBroken), LastSeq: base})
+		return w.finish(ctx, lease, Ending{Result: m.failure(), LastSeq: base})
 	}
-	program, err := w.program(job, m.image)
+	program, err := w.program(job, m)
 	if err != nil {
 		return w.finish(ctx, lease, Ending{Result: proto.Failure(proto.CodeSandboxStart, err.Error()), LastSeq: base})
 	}
@@ -220,10 +245,36 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	result.DurationMS = outcome.Duration.Milliseconds()
 	result.Stdout, result.StdoutTruncated = stdout.text()
 	result.Stderr, result.StderrTruncated = stderr.text()
-	return w.finish(ctx, lease, Ending{
+	ending := Ending{
 		Result: result, LastSeq: last, OutputTruncated: truncated,
 		Usage: &proto.Usage{CPUMS: outcome.CPUTime.Milliseconds(), MemoryPeak: outcome.MemoryPeak, Network: outcome.Network},
-	})
+	}
+	if m.home != nil && !errors.Is(context.Cause(running), ErrShutdown) {
+		began := time.Now()
+		ending.Commit, err = m.home.Save(ctx)
+		spent.save = time.Since(began)
+		if err != nil {
+			w.Log.ErrorContext(ctx, "a thread could not be saved", "trace_id", job.TraceID, "thread", job.ThreadID, "error", err)
+			ending.Result = result.Unsaved(notSaved(err))
+		}
+	}
+	rec, err := w.finish(ctx, lease, ending)
+	committed = err == nil && ending.Commit != nil && !unsaved(rec)
+	return rec, err
+}
+
+// unsaved reports whether the home of an execution was not saved.
+func unsaved(rec *proto.Record) bool {
+	return rec.Result.ErrorCode != nil && *rec.Result.ErrorCode == string(proto.CodeThreadSave)
+}
+
+// notSaved says to the tenant why a home was not saved.
+func notSaved(err error) string {
+	var limit *proto.LimitError
+	if errors.As(err, &limit) {
+		return fmt.Sprintf("The thread stays as it was before: %v.", limit)
+	}
+	return "The thread stays as it was before: its home could not be stored; the worker's log says why."
 }
 
 // sandboxBroken is all that a tenant is told of a failure of ours: the cause, with the host's paths, is in the log.
@@ -231,43 +282,98 @@ const sandboxBroken = "The sandbox failed on this worker; its log says why."
 
 // made is a jail that was prepared, or why it was not.
 type made struct {
-	box     jail.Jail // nil after an error
-	image   Image
-	release func() // of the image; nil where there is none
-	err     error
-	suspect bool // err says nothing good of this worker
-	took    time.Duration
+	box      jail.Jail // nil after an error
+	image    Image
+	release  func() // of the image; nil where there is none
+	home     Home   // nil where there is no thread
+	file     string // the program's, if it is in the home
+	err      error
+	homeless bool // err is about the home
+	suspect  bool // err says nothing good of this worker
+	checkOut time.Duration
+	took     time.Duration // without checkOut
 }
 
-func (m *made) close() (err error) {
+func (m *made) close(committed bool) error {
+	var errs []error
 	if m.box != nil {
-		err = m.box.Close()
+		errs = append(errs, m.box.Close())
+	}
+	if m.home != nil {
+		errs = append(errs, m.home.Close(committed))
 	}
 	if m.release != nil {
 		m.release()
 	}
-	return err
+	return errors.Join(errs...)
 }
 
-func (w *Worker) prepare(ctx context.Context, s proto.Sandbox) <-chan *made {
+// failure is what the tenant is told of err.
+func (m *made) failure() proto.Result {
+	if m.homeless {
+		return proto.Failure(proto.CodeThreadMount, "The thread's home could not be made ready on this worker, so the program was not started.")
+	}
+	return proto.Failure(proto.CodeSandboxStart, sandboxBroken)
+}
+
+func (w *Worker) prepare(ctx context.Context, job *proto.Job) <-chan *made {
 	done := make(chan *made, 1)
 	go func() {
-		began := time.Now()
 		m := &made{}
-		switch {
-		case s.ImageDigest != "":
-			m.image, m.release, m.err = w.Images.Get(ctx, s.ImageDigest)
-		case s.Image != "":
-			m.image.Root = s.Image
-		}
-		if m.err == nil {
-			m.box, m.err = w.Jails.Prepare(ctx, Spec(s, m.image.Root))
-			m.suspect = m.err != nil
-		}
-		m.took = time.Since(began)
+		m.err = w.make(ctx, job, m)
 		done <- m
 	}()
 	return done
+}
+
+// make makes a jail with the home of the job's thread, if it has one.
+func (w *Worker) make(ctx context.Context, job *proto.Job, m *made) (err error) {
+	began := time.Now()
+	defer func() { m.took = time.Since(began) - m.checkOut }()
+	s := &job.Sandbox
+	switch {
+	case s.ImageDigest != "":
+		m.image, m.release, err = w.Images.Get(ctx, s.ImageDigest)
+	case s.Image != "":
+		m.image.Root = s.Image
+	}
+	if err != nil {
+		return err
+	}
+	spec := Spec(*s, m.image.Root)
+	if job.ThreadID != "" {
+		took := time.Now()
+		m.home, err = w.Homes.CheckOut(ctx, job)
+		m.checkOut = time.Since(took)
+		if err != nil {
+			m.home, m.homeless = nil, true
+			return err
+		}
+		spec.Home = m.home
+	}
+	if m.box, err = w.Jails.Prepare(ctx, spec); err != nil {
+		m.suspect = true
+		return err
+	}
+	if m.home != nil {
+		took := time.Now()
+		m.file, err = furnish(ctx, m.home, job)
+		m.checkOut += time.Since(took)
+		m.homeless = err != nil
+	}
+	return err
+}
+
+// furnish puts into a home what is to be there before the program starts, and gives the name of the program's file in it, if it has one.
+func furnish(ctx context.Context, h Home, job *proto.Job) (string, error) {
+	if err := h.Fill(ctx); err != nil {
+		return "", err
+	}
+	usual := jail.FileInHome(string(job.Language))
+	if usual == "" {
+		return "", nil
+	}
+	return h.Place(usual, []byte(job.Code))
 }
 
 // selfTest makes a sandbox of the default kind.
@@ -289,15 +395,20 @@ func (w *Worker) finish(ctx context.Context, lease Lease, e Ending) (*proto.Reco
 }
 
 // program makes what the jail runs. Its error is a sentence for the user.
-func (w *Worker) program(job *proto.Job, img Image) (jail.Program, error) {
+func (w *Worker) program(job *proto.Job, m *made) (jail.Program, error) {
+	img := m.image
 	interpreter, ok := img.Languages[job.Language]
 	if img.Languages != nil && !ok {
 		return jail.Program{}, fmt.Errorf("language '%s' is not available in this sandbox image", job.Language)
 	}
-	p, err := jail.Source{
+	source := jail.Source{
 		Language: string(job.Language), Code: job.Code, Env: job.Env, TraceID: string(job.TraceID), Home: w.Home,
-		Interpreter: interpreter, ImageEnv: img.Env,
-	}.Program()
+		Interpreter: interpreter, ImageEnv: img.Env, File: m.file,
+	}
+	p, err := source.Program()
+	if m.file != "" { // it is there
+		p.Files = nil
+	}
 	p.Timeout = time.Duration(job.Timeout) * time.Second
 	return p, err
 }

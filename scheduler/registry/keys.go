@@ -133,6 +133,13 @@ func (k *Keys) hash(secret string) string {
 	return hex.EncodeToString(mac.Sum(nil))
 }
 
+// Derived gives a secret for another purpose, the same in all processes.
+func (k *Keys) Derived(purpose string) *[32]byte {
+	mac := hmac.New(sha256.New, k.secret)
+	mac.Write([]byte("derived\x00" + purpose)) // no API key has a NUL
+	return (*[32]byte)(mac.Sum(nil))
+}
+
 // Authenticate finds the key that secret is. The look-up is by a keyed hash, so that its time tells nothing of any key.
 func (k *Keys) Authenticate(secret string) (*proto.Key, bool) {
 	if proto.CheckKeyForm(secret) != nil {

@@ -51,6 +51,19 @@ type Source struct {
 // systemPath is where commands are found when the image does not say.
 const systemPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+// FileInHome is the usual name of the file in the home that runs a language's
+// programs; empty where they lie elsewhere.
+func FileInHome(language string) string {
+	switch language {
+	case "python":
+		return "main.py"
+	case "node":
+		return "main.js"
+	default:
+		return ""
+	}
+}
+
 // Program returns what runs s as `python3 <home>/main.py` (and so on) would run
 // in home: same argv, same environment, stdin at its end. The error is only for
 // an unknown language.
@@ -60,11 +73,11 @@ func (s Source) Program() (Program, error) {
 	env := s.env()
 	switch s.Language {
 	case "python":
-		file = File{Path: s.Home + "/" + cmp.Or(s.File, "main.py"), Mode: 0o644}
+		file = File{Path: s.Home + "/" + cmp.Or(s.File, FileInHome(s.Language)), Mode: 0o644}
 		p.Argv = []string{"python3", file.Path}
 		env["PYTHONPATH"] = PythonDir
 	case "node":
-		file = File{Path: s.Home + "/" + cmp.Or(s.File, "main.js"), Mode: 0o644}
+		file = File{Path: s.Home + "/" + cmp.Or(s.File, FileInHome(s.Language)), Mode: 0o644}
 		p.Argv = []string{"node", file.Path}
 	case "bash":
 		// Outside home, so that ls and grep -r see only the user's files; and a

@@ -17,6 +17,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/natsembed"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/threads"
 	"github.com/bullpen-run/bullpen/storage/blob"
 )
 
@@ -59,6 +60,7 @@ type system struct {
 	set      *stream.Set
 	store    *blob.Store // of the gateway and worker roles; nil without either
 	queue    *queue.Queue
+	threads  *threads.Threads
 	events   *events.Log
 	metrics  *Metrics
 	fitness  *fitness  // of the worker role; nil without it
@@ -93,6 +95,7 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 		return nil, err
 	}
 	s.queue = &queue.Queue{Set: s.set, Full: full}
+	s.threads = &threads.Threads{Set: s.set}
 	s.events = &events.Log{Set: s.set, Records: s.queue}
 	s.metrics = NewMetrics(s.queue.Stats)
 	return s, nil
@@ -252,7 +255,7 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 			return roles{}, err
 		}
 		r.api, r.drain = g.Handler(), g.Drain
-		r.base = append(r.base, base...)
+		r.base = append(append(r.base, base...), part{"threads", s.keepHouse})
 	}
 	if s.cfg.Has(RoleWorker) {
 		w := &workerRole{system: s, ready: make(chan struct{}), lacks: map[string]string{}}

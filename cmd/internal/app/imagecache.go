@@ -76,17 +76,17 @@ func takeNumber(dir string) (int, *os.File, error) {
 	for n := range maxImageCaches {
 		lock, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(n)+".lock"), os.O_RDWR|os.O_CREATE, 0o600)
 		if err != nil {
-			return 0, nil, fmt.Errorf("lock a cache of images: %w", err)
+			return 0, nil, fmt.Errorf("lock a directory of %s: %w", dir, err)
 		}
 		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
 			return n, lock, nil
 		}
 		if err = errors.Join(err, lock.Close()); !errors.Is(err, syscall.EWOULDBLOCK) {
-			return 0, nil, fmt.Errorf("lock a cache of images: %w", err)
+			return 0, nil, fmt.Errorf("lock a directory of %s: %w", dir, err)
 		}
 	}
-	return 0, nil, fmt.Errorf("%d workers have caches of images in %s: name another directory with --image-dir", maxImageCaches, dir)
+	return 0, nil, fmt.Errorf("%d workers have directories in %s: name another one", maxImageCaches, dir)
 }
 
 func (c *imageCache) close() error {

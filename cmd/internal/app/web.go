@@ -44,10 +44,13 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	versions := s.versions()
 	return &gateway.Server{
 		Jobs: s.queue, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, Bindings: &registry.Bindings{Set: s.set},
 		Profiles: profiles, Images: images, ImageAdmin: images, Default: s.defaultProfile(),
 		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
+		Locks: s.threads, Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: threadFiles{versions},
+		Home: s.cfg.Home, PublicURL: s.cfg.PublicURL, URLSecret: keys.Derived("URLs of files"),
 		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone,
 		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, MaxBody: gateway.DefaultMaxBody,
 		UpgradeURL: s.cfg.UpgradeURL, Version: Version(), Unfit: s.fitness.whyNot,

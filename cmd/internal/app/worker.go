@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -18,9 +19,11 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/events"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/worker"
+	"github.com/bullpen-run/bullpen/worker/home"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
 	"github.com/bullpen-run/bullpen/worker/jail/nsjail"
+	"github.com/bullpen-run/bullpen/worker/thread/keep"
 )
 
 // openPause is the pause between attempts to set up a worker.
@@ -98,6 +101,10 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	if err != nil {
 		return c, err
 	}
+	homes, noHomes, err := r.openHomes(ctx, maker, &c)
+	if err != nil {
+		return c, err
+	}
 	images := &imageCache{dir: r.cfg.ImageDir, set: r.set, log: r.log}
 	c = append(c, images.close)
 	_, noImages := usableImages(r.cfg.ImageDir)
@@ -107,6 +114,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 		err   error
 	}{
 		{queue.OfferNetwork, noNetwork}, {queue.OfferDisk, maker.TryDisk(ctx, jailSpec())}, {queue.OfferImages, noImages},
+		{queue.OfferThreads, noHomes},
 	} {
 		if can.err == nil {
 			offers = append(offers, can.offer)
@@ -125,13 +133,50 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	r.metrics.CgroupVersion(maker.CgroupVersion())
 	r.slots = &queue.Slots{Set: r.set, Worker: r.instance, Total: r.cfg.SlotCount(), Offers: offers, Log: r.log}
 	r.runner = &worker.Worker{
-		Jobs: jobs{r.slots}, Jails: maker, Images: images, Home: r.cfg.Home, Slots: r.slots.Total, Log: r.log,
+		Jobs: jobs{r.slots}, Jails: maker, Images: images, Homes: homes, Home: r.cfg.Home, Slots: r.slots.Total, Log: r.log,
 		Done: r.metrics.ExecutionDone, Fit: r.fitness.set,
 		Open: func(ctx context.Context, id proto.TraceID, attempt int, baseSeq int64) worker.Output {
 			return output{events.NewWriter(ctx, r.set, id, attempt, baseSeq)}
 		},
 	}
 	return c, nil
+}
+
+// openHomes opens the homes of threads. lacks says why this worker cannot make any.
+func (r *workerRole) openHomes(ctx context.Context, maker *nsjail.Maker, c *closers) (_ worker.Homes, lacks, err error) {
+	dir, err := filepath.Abs(filepath.Join(r.cfg.Data, "homes"))
+	if err != nil {
+		return nil, nil, fmt.Errorf("find the data directory: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, nil, fmt.Errorf("make the directory of homes: %w", err)
+	}
+	number, lock, err := takeNumber(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	*c = append(*c, lock.Close)
+	owners := &home.Owners{}
+	*c = append(*c, owners.Close)
+	keeper, err := keep.Open(keep.Config{
+		Dir: filepath.Join(dir, strconv.Itoa(number)), Most: int64(r.cfg.HomeCache), Versions: r.versions(), Heads: r.threads, Owners: owners, Log: r.log,
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	*c = append(*c, keeper.Close)
+	return homes{keeper}, maker.TryHome(ctx, jailSpec()), nil
+}
+
+// homes gives the worker a keeper under its own interface.
+type homes struct{ keeper *keep.Keeper }
+
+func (h homes) CheckOut(ctx context.Context, job *proto.Job) (worker.Home, error) {
+	home, err := h.keeper.CheckOut(ctx, job)
+	if err != nil {
+		return nil, err
+	}
+	return home, nil
 }
 
 // lack says why a capability is not offered: sandboxes that need it are left to other workers.

@@ -1,0 +1,137 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/queue"
+	"github.com/bullpen-run/bullpen/scheduler/seat"
+	"github.com/bullpen-run/bullpen/scheduler/threads"
+	"github.com/bullpen-run/bullpen/worker/home/layer"
+	"github.com/bullpen-run/bullpen/worker/thread"
+)
+
+// versions are the versions of threads in the store.
+func (s *system) versions() *thread.Versions {
+	// What is in the store was held to a sandbox's limits when it was made.
+	return &thread.Versions{Blobs: s.store, Heads: s.threads, Limits: layer.Limits{Bytes: math.MaxInt64, Entries: math.MaxInt32}}
+}
+
+// threadList gives the gateway threads under its own interface: a holder that has ended is none.
+type threadList struct {
+	*threads.Threads
+	records *queue.Queue
+}
+
+// Get is [gateway.Threads]'s.
+func (l threadList) Get(ctx context.Context, org, id string) (*proto.Thread, error) {
+	t, err := l.Threads.Get(ctx, org, id)
+	if err != nil {
+		return nil, err
+	}
+	t.Holder, err = l.holder(ctx, t.Holder)
+	return t, err
+}
+
+// List is [gateway.Threads]'s.
+func (l threadList) List(ctx context.Context, org, after string, limit int) ([]proto.ThreadSummary, error) {
+	found, err := l.Threads.List(ctx, org, after, limit)
+	for i := range found {
+		if err == nil {
+			found[i].Holder, err = l.holder(ctx, found[i].Holder)
+		}
+	}
+	return found, err
+}
+
+// holder gives the holder of a thread if it has not ended.
+func (l threadList) holder(ctx context.Context, id proto.TraceID) (proto.TraceID, error) {
+	if id == "" {
+		return "", nil
+	}
+	rec, err := l.records.Lookup(ctx, id)
+	switch {
+	case errors.Is(err, proto.ErrNotFound) || err == nil && rec.Status.Terminal():
+		return "", nil
+	case err != nil:
+		return "", err
+	}
+	return id, nil
+}
+
+// threadFiles gives the gateway the files of threads under its own interface.
+type threadFiles struct{ versions *thread.Versions }
+
+func fileOf(f *thread.File) proto.File {
+	return proto.File{Path: f.Path, Size: f.Size, Modified: f.Modified, IsDirectory: f.IsDirectory}
+}
+
+// List is [gateway.Files]'s.
+func (f threadFiles) List(ctx context.Context, org, id, dir string, recursive bool, each func(proto.File) error) error {
+	files, err := f.versions.List(ctx, org, id, dir, recursive)
+	if err != nil {
+		return err
+	}
+	for i := range files {
+		if err := each(fileOf(&files[i])); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Open is [gateway.Files]'s.
+func (f threadFiles) Open(ctx context.Context, org, id, name string) (*proto.FileContent, error) {
+	c, err := f.versions.Open(ctx, org, id, name)
+	if err != nil {
+		return nil, err
+	}
+	return &proto.FileContent{File: fileOf(&c.File), Tag: c.Tag, Read: c.Read}, nil
+}
+
+// Stage is [gateway.Files]'s.
+func (f threadFiles) Stage(ctx context.Context, org, id, name string, size int64, body io.Reader) error {
+	return f.versions.StageFile(ctx, org, id, name, size, body)
+}
+
+// keepHouse collects what no thread refers to and removes threads that nobody uses, at intervals, in one process at a time.
+func (s *system) keepHouse(ctx context.Context) error {
+	place := seat.Seat{Set: s.set, Name: "thread-keeper", Instance: s.instance, Log: s.log}
+	place.Run(ctx, func(term context.Context, _ *seat.Term) error {
+		tick := time.NewTicker(s.cfg.ThreadGC)
+		defer tick.Stop()
+		for {
+			select {
+			case <-term.Done():
+				return context.Cause(term)
+			case <-tick.C:
+				s.tidyThreads(term)
+			}
+		}
+	})
+	return nil
+}
+
+func (s *system) tidyThreads(ctx context.Context) {
+	versions := s.versions()
+	if s.cfg.ThreadExpiry > 0 {
+		expired, err := versions.Expire(ctx, s.cfg.ThreadExpiry)
+		if err != nil {
+			s.log.Warn("threads that nobody uses could not all be removed, will retry", "error", err)
+		}
+		if expired > 0 {
+			s.log.Info("threads expired", "threads", expired, "unused_for", s.cfg.ThreadExpiry)
+		}
+	}
+	began := time.Now()
+	done, err := versions.Collect(ctx, proto.DefaultSafeAge)
+	if err != nil {
+		s.log.Warn("what no thread refers to could not all be removed, will retry", "error", err)
+		return
+	}
+	s.log.Info("store of threads tidied", "removed", done, "took", time.Since(began))
+}
