@@ -112,10 +112,12 @@ func (th *thread) save() error {
 	defer th.close()
 	var layer bytes.Buffer
 	limits := home.Limits{Bytes: 1 << 40, Entries: 1 << 21}
-	if _, err := th.overlay.Diff(context.Background(), &layer, limits, th.store); err != nil {
+	stats, err := th.overlay.Diff(context.Background(), &layer, limits, th.store)
+	if err != nil {
 		return err
 	}
-	return home.Apply(context.Background(), th.lower, &layer, limits, th.fetch)
+	pack := bytes.NewReader(layer.Next(int(stats.Layout.Pack)))
+	return home.Apply(context.Background(), th.lower, &layer, pack, limits, th.fetch)
 }
 
 func (th *thread) store(_ context.Context, digest home.Digest, size int64, content io.ReaderAt) error {
