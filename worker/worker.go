@@ -270,8 +270,7 @@ func unsaved(rec *proto.Record) bool {
 
 // notSaved says to the tenant why a home was not saved.
 func notSaved(err error) string {
-	var limit *proto.LimitError
-	if errors.As(err, &limit) {
+	if limit, ok := errors.AsType[*proto.LimitError](err); ok {
 		return fmt.Sprintf("The thread stays as it was before: %v.", limit)
 	}
 	return "The thread stays as it was before: its home could not be stored; the worker's log says why."

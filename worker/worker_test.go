@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -86,12 +87,17 @@ func (j jobs) Take(ctx context.Context) (worker.Lease, error) {
 type box struct {
 	run    func(ctx context.Context, p jail.Program) (jail.Outcome, error)
 	failed error // of Prepare
+	made   bool
 	ran    bool
 	closed bool
 }
 
-func (b *box) Prepare(context.Context, jail.Spec) (jail.Jail, error) { return b, b.failed }
-func (b *box) Close() error                                          { b.closed = true; return nil }
+func (b *box) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
+	b.made = b.failed == nil
+	return b, b.failed
+}
+
+func (b *box) Close() error { b.closed = true; return nil }
 
 func (b *box) Run(ctx context.Context, p jail.Program) (jail.Outcome, error) {
 	b.ran = true
@@ -107,11 +113,17 @@ func (output) Close() (int64, bool)          { return 4, false }
 // run sees one lease through and returns when the worker has stopped. cutting, if not nil, is called with what cuts programs off.
 func run(t *testing.T, l *lease, b *box, cutting func(context.CancelCauseFunc)) {
 	t.Helper()
+	runIn(t, l, b, nil, cutting)
+}
+
+// runIn is run for a worker with homes of threads.
+func runIn(t *testing.T, l *lease, b *box, homes worker.Homes, cutting func(context.CancelCauseFunc)) {
+	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	cut, kill := context.WithCancelCause(t.Context())
 	defer kill(nil)
 	w := &worker.Worker{
-		Jobs: jobs{make(chan *lease, 1)}, Jails: b, Images: slow{}, Home: "/home/u", Slots: 1,
+		Jobs: jobs{make(chan *lease, 1)}, Jails: b, Images: slow{}, Homes: homes, Home: "/home/u", Slots: 1,
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Done: func(*proto.Record) {}, Fit: func(error) {},
 		Open: func(context.Context, proto.TraceID, int, int64) worker.Output { return output{} },
 	}
@@ -126,7 +138,7 @@ func run(t *testing.T, l *lease, b *box, cutting func(context.CancelCauseFunc)) 
 	if err := w.Run(ctx, cut); err != nil {
 		t.Fatal(err)
 	}
-	if b.failed == nil && !b.closed {
+	if b.made && !b.closed {
 		t.Error("the jail was not cleared away")
 	}
 }
@@ -317,5 +329,111 @@ func TestOutputIsCutBetweenCharacters(t *testing.T) {
 	}
 	if l.ending.LastSeq != 4 {
 		t.Errorf("the last event is %d", l.ending.LastSeq)
+	}
+}
+
+// den is a home whose saving the test decides about.
+type den struct {
+	checkOut, fill, save error
+	commit               *proto.Commit
+	placed               string
+	saves                int
+	closed, committed    bool
+}
+
+func (d *den) CheckOut(context.Context, *proto.Job) (worker.Home, error) {
+	if d.checkOut != nil {
+		return nil, d.checkOut
+	}
+	return d, nil
+}
+func (d *den) Mount(jail.Volume, int, int) (*os.File, error) { return nil, nil }
+func (d *den) Fill(context.Context) error                    { return d.fill }
+func (d *den) Place(usual string, _ []byte) (string, error) {
+	d.placed = "." + usual
+	return d.placed, nil
+}
+
+func (d *den) Save(context.Context) (*proto.Commit, error) {
+	d.saves++
+	return d.commit, d.save
+}
+
+func (d *den) Close(committed bool) error {
+	d.closed, d.committed = true, committed
+	return nil
+}
+
+func inThread(j *proto.Job) { j.ThreadID = "t" }
+
+func TestHomeIsSavedHoweverTheProgramEnded(t *testing.T) {
+	for name, o := range map[string]jail.Outcome{
+		"exited": {Kind: jail.Exited, ExitCode: 3}, "timeout": {Kind: jail.TimedOut}, "memory": {Kind: jail.OutOfMemory},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := &den{commit: &proto.Commit{Fence: 7}}
+			l := newLease(inThread)
+			runIn(t, l, &box{run: func(_ context.Context, p jail.Program) (jail.Outcome, error) {
+				if len(p.Files) > 0 || p.Argv[len(p.Argv)-1] != "/home/u/.main.py" {
+					t.Errorf("the program is %+v", p)
+				}
+				return o, nil
+			}}, d, nil)
+			if l.ending.Commit != d.commit || !d.committed || !d.closed {
+				t.Errorf("ending %+v, home %+v", l.ending, d)
+			}
+		})
+	}
+}
+
+func TestCancelledProgramIsSaved(t *testing.T) {
+	d := &den{commit: &proto.Commit{Fence: 7}}
+	l := newLease(inThread)
+	runIn(t, l, &box{run: waits}, d, func(context.CancelCauseFunc) { l.stop(proto.ErrCancelled) })
+	if l.ending.Commit != d.commit || l.ending.Result.Status() != proto.StatusCancelled {
+		t.Errorf("%+v", l.ending)
+	}
+}
+
+func TestHomeThatCannotBeSaved(t *testing.T) {
+	d := &den{save: &proto.LimitError{Bytes: 12, MaxBytes: 10}}
+	l := newLease(inThread)
+	runIn(t, l, &box{run: outcome(jail.Outcome{Kind: jail.Exited, ExitCode: 3})}, d, nil)
+	r := l.ending.Result
+	if *r.ErrorCode != string(proto.CodeThreadSave) || *r.ProgramExitCode != 3 || r.ExitCode != -1 ||
+		!strings.Contains(*r.ErrorMessage, "12 bytes") || l.ending.Commit != nil || d.committed || !d.closed {
+		t.Errorf("%+v, %s, home %+v", r, *r.ErrorMessage, d)
+	}
+}
+
+func TestHomeThatIsNotThere(t *testing.T) {
+	for name, d := range map[string]*den{"checked out": {checkOut: errors.New("gone")}, "filled": {fill: errors.New("gone")}} {
+		t.Run(name, func(t *testing.T) {
+			l := newLease(inThread)
+			b := &box{}
+			runIn(t, l, b, d, nil)
+			r := l.ending.Result
+			if *r.ErrorCode != string(proto.CodeThreadMount) || strings.Contains(*r.ErrorMessage, "gone") || b.ran || d.saves > 0 {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+}
+
+func TestHomeOfALostLeaseIsNotSaved(t *testing.T) {
+	d := &den{commit: &proto.Commit{}}
+	l := newLease(inThread)
+	runIn(t, l, &box{run: waits}, d, func(context.CancelCauseFunc) { l.stop(proto.ErrLost) })
+	if l.ending != nil || d.saves > 0 || d.committed || !d.closed {
+		t.Errorf("ending %+v, home %+v", l.ending, d)
+	}
+}
+
+func TestHomeOfAProgramCutOffAtShutdownIsNotSaved(t *testing.T) {
+	d := &den{commit: &proto.Commit{}}
+	l := newLease(inThread)
+	runIn(t, l, &box{run: waits}, d, func(kill context.CancelCauseFunc) { kill(worker.ErrShutdown) })
+	if d.saves > 0 || d.committed || !d.closed || *l.ending.Result.ErrorCode != string(proto.CodeWorkerLost) {
+		t.Errorf("ending %+v, home %+v", l.ending, d)
 	}
 }

@@ -113,7 +113,9 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 		offer string
 		err   error
 	}{
-		{queue.OfferNetwork, noNetwork}, {queue.OfferDisk, maker.TryDisk(ctx, jailSpec())}, {queue.OfferImages, noImages},
+		{queue.OfferNetwork, noNetwork},
+		{queue.OfferDisk, maker.TryDisk(ctx, jailSpec())},
+		{queue.OfferImages, noImages},
 		{queue.OfferThreads, noHomes},
 	} {
 		if can.err == nil {

@@ -2,12 +2,11 @@ package keep
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"errors"
 	"io"
 	"os"
-
-	"crypto/rand"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/home"

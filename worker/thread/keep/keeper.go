@@ -183,7 +183,7 @@ func (k *Keeper) sweep() error {
 			}
 		}
 	}
-	if err := os.WriteFile(k.path(bootName), boot, 0o600); err != nil {
+	if err := os.WriteFile(k.path(bootName), boot, 0o600); err != nil { //nolint:gosec // the directory is ours
 		return err
 	}
 	return os.Mkdir(k.path(emptyName), 0o755) //nolint:gosec // what a home without files looks like
