@@ -173,7 +173,8 @@ func (o *Overlay) check(mount int) error {
 		return errors.New("the overlay is read-only: the volume's file system can hold no upper directory")
 	}
 	if _, err := os.Lstat(o.work() + "/index"); err != nil {
-		return fmt.Errorf("the overlay has no index: %w: the file system of %s must support file handles, as ext4, xfs and btrfs do", err, o.Lower)
+		return fmt.Errorf("the overlay has no index: %w: the worker needs CAP_DAC_READ_SEARCH, and the file system of %s must support file handles, "+
+			"as ext4, xfs and btrfs do", err, o.Lower)
 	}
 	return nil
 }

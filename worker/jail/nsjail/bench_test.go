@@ -24,12 +24,37 @@ func BenchmarkJail(b *testing.B) {
 	}
 }
 
+// benchSpec is that of the default profile.
+func benchSpec() jail.Spec {
+	return jail.Spec{CPU: 1, Memory: 1 << 30, Pids: 256, HomeBytes: 512 << 20, TmpBytes: 256 << 20, Inodes: 65536}
+}
+
+// BenchmarkHome says what it takes when the home is in memory, on disk, and brought
+// along for a thread.
+func BenchmarkHome(b *testing.B) {
+	m := openMaker(b, Config{VolumeDir: diskDir(b)})
+	th := newThread(b, map[string]string{"d/f": "x"})
+	onDisk, thread := benchSpec(), benchSpec()
+	onDisk.HomeBytes = onDisk.Memory
+	thread.Home = th
+	for name, wait := range map[string]time.Duration{"spaced": pause, "tight": 0} {
+		for home, spec := range map[string]jail.Spec{"memory": benchSpec(), "disk": onDisk, "thread": thread} {
+			b.Run(name+"/"+home, func(b *testing.B) {
+				measure(b, m, spec, jail.Program{Argv: []string{"true"}, Dir: DefaultHome}, wait, th.close)
+			})
+		}
+	}
+}
+
 func benchmark(b *testing.B, m *Maker, language string, wait time.Duration) {
 	p, _ := jail.Source{Language: language, TraceID: "trc_x", Home: DefaultHome}.Program()
 	if language == "true" {
 		p = jail.Program{Argv: []string{"true"}, Dir: "/"}
 	}
-	spec := jail.Spec{CPU: 1, Memory: 1 << 30, Pids: 256, HomeBytes: 512 << 20, TmpBytes: 256 << 20, Inodes: 65536}
+	measure(b, m, benchSpec(), p, wait, func() {})
+}
+
+func measure(b *testing.B, m *Maker, spec jail.Spec, p jail.Program, wait time.Duration, after func()) {
 	var prepares, runs []time.Duration
 	for b.Loop() {
 		time.Sleep(wait)
@@ -43,6 +68,7 @@ func benchmark(b *testing.B, m *Maker, language string, wait time.Duration) {
 			b.Fatal(o, err)
 		}
 		prepares, runs = append(prepares, t1.Sub(t0)), append(runs, time.Since(t1))
+		after()
 	}
 	for name, d := range map[string][]time.Duration{"prepare": prepares, "run": runs} {
 		slices.Sort(d)

@@ -1,7 +1,9 @@
 package nsjail
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -16,6 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker/home"
+	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
 )
 
@@ -30,6 +34,8 @@ func bare() {
 	switch f[0] {
 	case "home on disk":
 		cfg.VolumeDir, spec.HomeBytes = f[3], spec.Memory
+	case "thread":
+		cfg.VolumeDir = f[3]
 	case "network":
 		n, err := egress.Open(context.Background(), egress.Config{
 			Upstreams: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:53")}, Log: slog.New(slog.DiscardHandler), // asked by nobody
@@ -54,18 +60,59 @@ func bare() {
 	}
 	m, err := Open(cfg)
 	if err == nil {
-		_, err = m.Probe(context.Background(), spec)
+		if f[0] == "thread" {
+			err = bareThread(m, f[3])
+		} else {
+			_, err = m.Probe(context.Background(), spec)
+		}
 		check(m.Close())
 	}
 	fmt.Println(err)
 }
 
+// bareThread does all to the home of a thread that a program can make the kernel
+// do in a worker's name, and saves it.
+func bareThread(m *Maker, dir string) error {
+	if err := m.TryHome(context.Background(), testSpec()); err != nil {
+		return err
+	}
+	lower := dir + "/lower"
+	check(os.MkdirAll(lower+"/old/deep", 0o755))
+	for _, name := range []string{"/old/deep/f", "/linked", "/gone"} {
+		check(os.WriteFile(lower+name, []byte("x"), 0o600))
+	}
+	check(os.Chmod(lower+"/old/deep", 0))
+	h := &trialHome{lower: lower}
+	spec := testSpec()
+	spec.Home = h
+	j, err := m.Prepare(context.Background(), spec)
+	if err != nil {
+		return err
+	}
+	var out bytes.Buffer
+	o, err := j.Run(context.Background(), jail.Program{Argv: []string{"bash", "-ec", `
+chmod 700 old/deep; echo more >> old/deep/f; mv old new; ln linked second; echo y >> second; rm gone; mkdir closed; echo x > closed/f
+python3 -c "import os; os.setxattr('new', 'user.x', b'y')"; touch -d @1 new linked; chmod 0 new/deep new/deep/f closed; ls`},
+		Dir: DefaultHome, Timeout: patience, Stdout: &out, Stderr: &out})
+	if err != nil || o.Kind != jail.Exited || o.ExitCode != 0 {
+		return fmt.Errorf("%+v, %w: %s", o, err, out.Bytes())
+	}
+	limits := home.Limits{Bytes: 1 << 30, Entries: 1 << 20}
+	var layer bytes.Buffer
+	if _, err := (&home.Overlay{Lower: lower, Volume: h.volume.Path()}).Diff(context.Background(), &layer, limits, nil); err != nil {
+		return err
+	}
+	check(errors.Join(h.mount.Close(), h.volume.Close()))
+	return home.Apply(context.Background(), lower, &layer, limits, nil)
+}
+
 // neededCapabilities are all that a worker needs, as docs/sandbox.md says: those of
-// the first line always, those of the second for homes on disk and for networks.
+// the first line always, those of the others for homes on disk, threads and networks.
 var neededCapabilities = map[string]uintptr{ // read only
 	"DAC_OVERRIDE": unix.CAP_DAC_OVERRIDE, "CHOWN": unix.CAP_CHOWN, "SETUID": unix.CAP_SETUID, "SETGID": unix.CAP_SETGID,
 	"SYS_ADMIN": unix.CAP_SYS_ADMIN, "SYS_CHROOT": unix.CAP_SYS_CHROOT, "FOWNER": unix.CAP_FOWNER,
-	"NET_ADMIN": unix.CAP_NET_ADMIN, "NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE,
+	"DAC_READ_SEARCH": unix.CAP_DAC_READ_SEARCH,
+	"NET_ADMIN":       unix.CAP_NET_ADMIN, "NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE,
 }
 
 // keepOnly starts this program anew with no other capabilities, and no way to get
@@ -84,6 +131,8 @@ func keepOnly(names []string) {
 	check(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 	with := "nothing"
 	switch {
+	case keep[unix.CAP_DAC_READ_SEARCH]:
+		with = "thread"
 	case keep[unix.CAP_SYS_CHROOT] || keep[unix.CAP_FOWNER]:
 		with = "home on disk"
 	case keep[unix.CAP_NET_ADMIN] || keep[unix.CAP_NET_BIND_SERVICE]:
@@ -138,6 +187,11 @@ func TestWorkersNeeds(t *testing.T) {
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN SYS_CHROOT": {nil, "operation not permitted"},
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN FOWNER":     {nil, "operation not permitted"},
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_CHROOT FOWNER":    {nil, "operation not permitted"},
+		"thread": {nil, works},
+		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN SYS_CHROOT FOWNER DAC_READ_SEARCH": {nil, works},
+		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN SYS_CHROOT DAC_READ_SEARCH":        {nil, "operation not permitted"},
+		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN FOWNER DAC_READ_SEARCH":            {nil, "operation not permitted"},
+		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_CHROOT FOWNER DAC_READ_SEARCH":           {nil, "operation not permitted"},
 		"network": {nil, works},
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN NET_ADMIN NET_BIND_SERVICE": {nil, works},
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN NET_ADMIN":                  {nil, "CAP_NET_BIND_SERVICE"},
