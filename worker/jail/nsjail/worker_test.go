@@ -90,10 +90,12 @@ func bareThread(m *Maker, dir string) error {
 		return err
 	}
 	var out bytes.Buffer
-	o, err := j.Run(context.Background(), jail.Program{Argv: []string{"bash", "-ec", `
+	o, err := j.Run(context.Background(), jail.Program{
+		Argv: []string{"bash", "-ec", `
 chmod 700 old/deep; echo more >> old/deep/f; mv old new; ln linked second; echo y >> second; rm gone; mkdir closed; echo x > closed/f
 python3 -c "import os; os.setxattr('new', 'user.x', b'y')"; touch -d @1 new linked; chmod 0 new/deep new/deep/f closed; ls`},
-		Dir: DefaultHome, Timeout: patience, Stdout: &out, Stderr: &out})
+		Dir: DefaultHome, Timeout: patience, Stdout: &out, Stderr: &out,
+	})
 	if err != nil || o.Kind != jail.Exited || o.ExitCode != 0 {
 		return fmt.Errorf("%+v, %w: %s", o, err, out.Bytes())
 	}
