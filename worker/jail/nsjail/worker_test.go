@@ -101,11 +101,13 @@ python3 -c "import os; os.setxattr('new', 'user.x', b'y')"; touch -d @1 new link
 	}
 	limits := home.Limits{Bytes: 1 << 30, Entries: 1 << 20}
 	var layer bytes.Buffer
-	if _, err := (&home.Overlay{Lower: lower, Volume: h.volume.Path()}).Diff(context.Background(), &layer, limits, nil); err != nil {
+	stats, err := (&home.Overlay{Lower: lower, Volume: h.volume.Path()}).Diff(context.Background(), &layer, limits, nil)
+	if err != nil {
 		return err
 	}
 	check(errors.Join(h.mount.Close(), h.volume.Close()))
-	return home.Apply(context.Background(), lower, &layer, limits, nil)
+	pack := bytes.NewReader(layer.Next(int(stats.Layout.Pack)))
+	return home.Apply(context.Background(), lower, &layer, pack, limits, nil)
 }
 
 // neededCapabilities are all that a worker needs, as docs/sandbox.md says: those of
