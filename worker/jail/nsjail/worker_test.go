@@ -89,15 +89,18 @@ func bareThread(m *Maker, dir string) error {
 	if err != nil {
 		return err
 	}
-	var out bytes.Buffer
+	var stderr bytes.Buffer
 	o, err := j.Run(context.Background(), jail.Program{
 		Argv: []string{"bash", "-ec", `
 chmod 700 old/deep; echo more >> old/deep/f; mv old new; ln linked second; echo y >> second; rm gone; mkdir closed; echo x > closed/f
-python3 -c "import os; os.setxattr('new', 'user.x', b'y')"; touch -d @1 new linked; chmod 0 new/deep new/deep/f closed; ls`},
-		Dir: DefaultHome, Timeout: patience, Stdout: &out, Stderr: &out,
+python3 -c "import os; os.setxattr('new', 'user.x', b'y')"; touch -d @1 new linked; chmod 0 new/deep/f new/deep closed`},
+		Dir: DefaultHome, Timeout: patience, Stderr: &stderr,
 	})
-	if err != nil || o.Kind != jail.Exited || o.ExitCode != 0 {
-		return fmt.Errorf("%+v, %w: %s", o, err, out.Bytes())
+	if err != nil {
+		return err
+	}
+	if o.Kind != jail.Exited || o.ExitCode != 0 {
+		return fmt.Errorf("the program ended as %+v: %s", o, stderr.Bytes())
 	}
 	limits := home.Limits{Bytes: 1 << 30, Entries: 1 << 20}
 	var layer bytes.Buffer
