@@ -330,20 +330,24 @@ func TestKilledJailLeavesTheHome(t *testing.T) {
 // A home that cannot be made, and a jail that cannot, leave nothing of the other.
 func TestHomeThatFails(t *testing.T) {
 	m := openMaker(t, Config{VolumeDir: diskDir(t)})
-	var volume string
+	var left *os.File
 	spec := testSpec()
 	spec.Home = homeFunc(func(v jail.Volume, uid, gid int) (*os.File, error) {
-		volume = v.Path()
-		if entries, err := os.ReadDir(volume); err != nil || len(entries) != 0 || uid != gid || uid < m.cfg.UIDs.First {
+		if entries, err := os.ReadDir(v.Path()); err != nil || len(entries) != 0 || uid != gid || uid < m.cfg.UIDs.First {
 			t.Errorf("a volume with %v for %d:%d, %v", entries, uid, gid, err)
 		}
-		return nil, errors.New("no luck")
+		var err error
+		left, err = os.Create(v.Path() + "/left")
+		return nil, errors.Join(errors.New("no luck"), err)
 	})
 	if _, err := m.Prepare(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "mount the home: no luck") {
 		t.Errorf("%v", err)
 	}
-	if _, err := os.Stat(volume + "/."); err == nil {
-		t.Error("the volume is still there")
+	if _, err := left.WriteString("x"); !errors.Is(err, unix.EIO) {
+		t.Errorf("the volume is still there: %v", err)
+	}
+	if err := left.Close(); err != nil {
+		t.Error(err)
 	}
 	th := newThread(t, nil)
 	spec = th.spec()
