@@ -46,6 +46,7 @@ var (
 	errBadURL         = errors.New("this URL was not made by this server for this method; ask for one at /v1/files/upload_url or download_url")
 	errOldURL         = errors.New("this URL has expired; ask for another at /v1/files/upload_url or download_url")
 	errLength         = errors.New("a file is sent with its Content-Length")
+	errTransfers      = errors.New("too many files and archives of this organisation are on their way; send the request again")
 	errRange          = errors.New("the range begins after the end of the file")
 	errUnknownState   = errors.New("the queue did not confirm the execution in time; it was withdrawn; send it again")
 )
@@ -178,6 +179,8 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		return answer{http.StatusRequestedRangeNotSatisfiable, codeRange, errRange.Error(), 0}
 	case errors.Is(err, errIdempotency):
 		return answer{http.StatusUnprocessableEntity, codeIdempotency, errIdempotency.Error(), 0}
+	case errors.Is(err, errTransfers):
+		return answer{http.StatusTooManyRequests, codeRateLimited, errTransfers.Error(), 1}
 	case errors.As(err, &overPlan):
 		return answer{http.StatusTooManyRequests, codeRateLimited, overPlan.message, 0}
 	case errors.As(err, &refusal):

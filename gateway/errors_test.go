@@ -63,6 +63,7 @@ func TestAnswerTo(t *testing.T) {
 		{errNoThread, free, 404, "not_found", 0, errNoThread.Error()},
 		{errBadURL, free, 403, "forbidden", 0, errBadURL.Error()},
 		{errOldURL, free, 403, "forbidden", 0, errOldURL.Error()},
+		{errTransfers, free, 429, "rate_limited", 1, errTransfers.Error()},
 		{errLength, free, 411, "length_required", 0, errLength.Error()},
 		{errRange, free, 416, "range_not_satisfiable", 0, errRange.Error()},
 		{errDraining, free, 503, "service_unavailable", 2, ""},

@@ -202,6 +202,11 @@ func (s *Server) getContent(w http.ResponseWriter, r *http.Request) error {
 		begin()
 		return nil
 	}
+	done, err := s.transfers.begin(r.Context(), g.org)
+	if err != nil {
+		return err
+	}
+	defer done()
 	return s.sendPart(w, r, content, part, begin)
 }
 
@@ -305,10 +310,15 @@ func (s *Server) putContent(w http.ResponseWriter, r *http.Request) error {
 	if err == nil {
 		err = checkLength(r.ContentLength, g.size)
 	}
+	var done func()
+	if err == nil {
+		done, err = s.transfers.begin(r.Context(), g.org)
+	}
 	if err != nil {
 		w.Header().Set("Connection", "close") // the body is not worth reading
 		return err
 	}
+	defer done()
 	body := &longBody{from: r.Body, control: infoOf(r.Context()).rec.control, limit: g.size}
 	err = s.Files.Stage(r.Context(), g.org, g.thread, g.path, g.size, body)
 	_ = body.control.SetReadDeadline(time.Time{}) // not supported: no connection that could stall

@@ -79,7 +79,8 @@ type Server struct {
 	// Unfit tells why the worker in this process takes no jobs; empty where it does. It is nil in a process without one.
 	Unfit func() string
 
-	draining atomic.Bool
+	draining  atomic.Bool
+	transfers transfers
 }
 
 // Drain makes new requests of the API be answered with 503 from now on, and /readyz too. Those that have begun go on to their end,

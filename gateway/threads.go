@@ -214,6 +214,12 @@ func (s *Server) archiveThread(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	org := infoOf(r.Context()).key.Org
+	done, err := s.transfers.begin(r.Context(), org)
+	if err != nil {
+		return err
+	}
+	defer done()
 	out := &late{w: w, begin: func(h http.Header) {
 		h.Set("Content-Type", "application/x-tar")
 		h.Set("Content-Disposition", attachment(id+".tar"))
@@ -221,7 +227,7 @@ func (s *Server) archiveThread(w http.ResponseWriter, r *http.Request) error {
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Cache-Control", "private, no-store")
 	}}
-	err = s.Versions.Archive(r.Context(), infoOf(r.Context()).key.Org, id, version, out)
+	err = s.Versions.Archive(r.Context(), org, id, version, out)
 	if errors.Is(err, proto.ErrNotFound) && version > 0 {
 		return errNoVersion
 	}

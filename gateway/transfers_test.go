@@ -1,0 +1,70 @@
+package gateway
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// An organisation that keeps the gateway busy with files keeps it from nobody else, and its own wait for their turn.
+func TestTransfersOfAnOrganisation(t *testing.T) {
+	bubble(t, func(t *testing.T, h *harness) {
+		h.threads.files["acme/t/a"], h.threads.files["other/t/a"] = []byte("hello"), []byte("theirs")
+		h.addThread("acme", "t")
+		var uploads []*io.PipeWriter
+		var answers []<-chan *reply
+		for range maxTransfers {
+			body, in := io.Pipe()
+			r := h.put(h.server.signedPut("b", 2), "")
+			r.Body, r.ContentLength = body, 2
+			uploads, answers = append(uploads, in), append(answers, h.begin(r))
+			go func() { _, _ = io.WriteString(in, "1") }()
+		}
+		synctest.Wait()
+		content := func(org, method string) *grant {
+			return &grant{method: method, org: org, thread: "t", path: "a", size: 2, expiresAt: time.Now().Add(time.Hour)}
+		}
+		down := contentPath + content("acme", "GET").token(*h.server.URLSecret)
+		start := time.Now()
+		if a := h.get(down).want(429, "rate_limited", "on their way"); a.header.Get("Retry-After") != "1" || time.Since(start) != transferWait {
+			t.Errorf("refused after %s: %v", time.Since(start), a.header)
+		}
+		h.send(h.put(h.server.signedPut("c", 1), "x")).want(429, "rate_limited")
+		h.do("GET", "/v1/threads/t/archive", "").want(429, "rate_limited")
+		h.do("HEAD", down, "", "Authorization", "").want(200, "")
+		h.get(contentPath+content("other", "GET").token(*h.server.URLSecret)).want(200, "")
+
+		// Who waits has the next turn that is free; who left does not.
+		ctx, leave := context.WithCancel(t.Context())
+		gone := make(chan error, 1)
+		go func() {
+			resp, err := h.client.Do(h.request(http.MethodGet, down, "").WithContext(ctx))
+			if err == nil {
+				err = resp.Body.Close()
+			}
+			gone <- err
+		}()
+		synctest.Wait()
+		leave()
+		<-gone
+		next := h.begin(h.request(http.MethodGet, down, "", "Authorization", ""))
+		synctest.Wait()
+		finish := func(i int) *reply {
+			_, _ = io.WriteString(uploads[i], "2")
+			_ = uploads[i].Close()
+			return <-answers[i]
+		}
+		finish(0).want(200, "")
+		(<-next).want(200, "")
+		for i := 1; i < maxTransfers; i++ {
+			finish(i).want(200, "")
+		}
+		synctest.Wait()
+		if len(h.server.transfers.of) != 0 {
+			t.Errorf("%d organisations are remembered", len(h.server.transfers.of))
+		}
+	})
+}
