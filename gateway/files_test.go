@@ -204,6 +204,23 @@ func TestSignedURLs(t *testing.T) {
 	h.do("POST", "/v1/files/download_url", `{"source":"thread","id":"t","path":"a"}`).want(500, "internal")
 }
 
+// What a URL says comes back as it was, whatever a file is called, and nothing else comes back.
+func FuzzGrant(f *testing.F) {
+	f.Add("a\nb\n\n", int64(5), "YQ.YQ")
+	f.Add("", int64(-1), ".")
+	f.Fuzz(func(t *testing.T, path string, size int64, other string) {
+		secret := [32]byte{1}
+		g := grant{method: "PUT", org: "acme", thread: "t", path: path, size: size, expiresAt: time.Unix(1000, 0)}
+		token := g.token(secret)
+		if got, err := parseGrant(secret, token, time.Unix(999, 0)); err != nil || *got != g {
+			t.Errorf("%+v is %+v, %v", g, got, err)
+		}
+		if got, err := parseGrant(secret, other, time.Unix(999, 0)); err == nil && other != token {
+			t.Errorf("%q is %+v", other, got)
+		}
+	})
+}
+
 func TestSignedURLsExpire(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
 		h.upload("a", "hello").want(200, "")

@@ -49,7 +49,9 @@ func TestTransfersOfAnOrganisation(t *testing.T) {
 		}()
 		synctest.Wait()
 		leave()
-		<-gone
+		if err := <-gone; err == nil {
+			t.Error("who left was answered")
+		}
 		next := h.begin(h.request(http.MethodGet, down, "", "Authorization", ""))
 		synctest.Wait()
 		finish := func(i int) *reply {
