@@ -144,6 +144,7 @@ func TestObjectIsPutWhileItIsRemoved(t *testing.T) {
 				w.backend.watch(stop, nil)
 			}
 			must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge))
+			stop(at.op, at.prefix) // should it never have come to that
 			check(t, <-done)
 			w.backend.watch(nil, nil)
 			if _, err := w.backend.Stat(w.ctx, key); err != nil {

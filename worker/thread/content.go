@@ -62,8 +62,8 @@ func (t *tree) read(ctx context.Context, n *node, offset, length int64, from *fr
 	}
 	// What of the content without holes is in the range.
 	r := &reader{extents: n.extents, at: offset, end: offset + length}
-	first, size := n.dense(offset), int64(0)
-	size = n.dense(r.end) - first
+	first := n.dense(offset)
+	size := n.dense(r.end) - first
 	if size == 0 {
 		r.data = io.NopCloser(bytes.NewReader(nil))
 		return r, nil
@@ -96,17 +96,17 @@ func (n *node) dense(at int64) int64 {
 
 // tag names a file's content: two that are different have different ones.
 func (t *tree) tag(n *node) string {
-	sum := sha256.New()
+	var of string
 	switch c := n.content; {
 	case c.staged != nil:
-		fmt.Fprintln(sum, c.staged.Digest)
+		of = c.staged.Digest
 	case c.object != nil:
-		fmt.Fprintln(sum, DigestName(*c.object))
+		of = DigestName(*c.object)
 	case len(n.extents) > 0:
-		fmt.Fprintln(sum, t.packs[c.layer].blob.Key, c.position)
+		of = fmt.Sprint(t.packs[c.layer].blob.Key, " ", c.position)
 	}
-	fmt.Fprintln(sum, n.size, n.extents)
-	return hex.EncodeToString(sum.Sum(nil)[:16])
+	sum := sha256.Sum256(fmt.Appendln(nil, of, n.size, n.extents))
+	return hex.EncodeToString(sum[:16])
 }
 
 // reader puts the holes between the parts of a file.

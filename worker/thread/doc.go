@@ -30,8 +30,8 @@
 //     its head. Collect reads heads in the order in which they change, and then manifests: what a source had lost before it was
 //     read, a fork had by then, and that is read later.
 //   - An object may get a reference at any age, since its key is its content's. [Versions.PutObject] puts it, which makes it young, then
-//     sees that there is no mark of its removal, and then that it is there; otherwise it waits for the removal and begins again. Collect
-//     writes the mark, then sees that the object is old, and then removes it. Whichever comes first, the other one sees it.
+//     waits until there is no mark of its removal, then sees that it is there, and otherwise begins again. Collect writes the mark, then
+//     sees that the object is old, then removes it, and then the mark. Whichever comes first, the other one sees it.
 //   - A manifest with a number over its head's may be of a commit that will be rolled forward, and is kept.
 //
 // What is left: a request to remove an object that reaches the store a minute after it was sent, or was sent by a process that slept so

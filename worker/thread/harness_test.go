@@ -166,7 +166,10 @@ func (b *backend) List(ctx context.Context, prefix, after string) iter.Seq2[blob
 // keys are those that begin with prefix.
 func (b *backend) keys(prefix string) []string {
 	var all []string
-	for e := range b.Memory.List(context.Background(), prefix, "") {
+	for e, err := range b.Memory.List(context.Background(), prefix, "") {
+		if err != nil {
+			panic(err) // memory has none
+		}
 		all = append(all, e.Key)
 	}
 	return all
@@ -325,7 +328,7 @@ func listing(tb fatal, dir string) map[string]string {
 		if st.Nlink > 1 && !info.IsDir() {
 			first[st.Ino] = rel
 		}
-		line := words(uint32(st.Mode)&0o7777, info.ModTime())
+		line := words(st.Mode&0o7777, info.ModTime())
 		switch {
 		case info.Mode().IsRegular():
 			b := must[[]byte](tb)(os.ReadFile(path))

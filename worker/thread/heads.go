@@ -49,8 +49,7 @@ func (v *Versions) StageFile(ctx context.Context, org, thread, path string, size
 		return fmt.Errorf("stage a file of thread %s: %w", thread, err)
 	}
 	err = v.Heads.Stage(ctx, org, thread, proto.StagedFile{Path: path, At: time.Now().UTC(), Blob: b})
-	var refused *proto.StagedError
-	if errors.As(err, &refused) {
+	if _, refused := errors.AsType[*proto.StagedError](err); refused {
 		// After any other error it may be staged after all, and what is not Collect removes.
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 		defer cancel()

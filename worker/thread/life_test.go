@@ -97,7 +97,7 @@ func TestForkOfWhatHasNoVersion(t *testing.T) {
 	}
 }
 
-// TestForkWhileItsSourceGoes removes the source, and collects what it had, at each request to the store that a fork makes: the fork is whole, or
+// TestForkWhileItsSourceGoes removes the source, and collects what it had, at each request that a fork makes: the fork is whole, or
 // there is none.
 func TestForkWhileItsSourceGoes(t *testing.T) {
 	w := newWorld(t)
@@ -113,16 +113,19 @@ func TestForkWhileItsSourceGoes(t *testing.T) {
 			}
 			w.backend.age()
 			at, gone := 0, false
-			heads := &hooked{Threads: w.heads, before: func(string) {
+			request := func() {
 				if at++; at-1 != step || gone {
 					return
 				}
 				gone = true
 				check(t, w.versions.Remove(w.ctx, org, id))
 				must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge))
-			}}
+			}
+			w.backend.watch(func(string, string) { request() }, nil)
+			heads := &hooked{Threads: w.heads, before: func(string) { request() }}
 			v := &thread.Versions{Blobs: w.versions.Blobs, Heads: heads, Limits: roomy}
 			_, err := v.Fork(w.ctx, org, id, 0, to)
+			w.backend.watch(nil, nil)
 			stop = !gone
 			must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge))
 			switch {
@@ -318,6 +321,9 @@ func TestLong(t *testing.T) {
 		{proto.Version{Layers: layers(17, mib)}, true},
 		{proto.Version{Layers: layers(36, mib), Bytes: 10 * mib}, false},
 		{proto.Version{Layers: layers(37, mib), Bytes: 10 * mib}, true},
+		// One layer of a home that is nothing but names and attributes stays as it is.
+		{proto.Version{Layers: layers(1, 300*mib), Files: 65_536}, false},
+		{proto.Version{Layers: layers(40, 30*mib), Files: 65_536}, true},
 	} {
 		if got := thread.Long(&test.version); got != test.want {
 			t.Errorf("%d layers of a home of %d bytes: %v", len(test.version.Layers), test.version.Bytes, got)

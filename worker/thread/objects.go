@@ -28,29 +28,26 @@ func (v *Versions) PutObject(ctx context.Context, org string, digest layer.Diges
 	b := ObjectBlob(org, digest, size)
 	for {
 		err := v.Blobs.Put(ctx, b, content)
+		if err == nil {
+			err = v.awaitSweep(ctx, b.Key)
+		}
+		if err == nil {
+			_, err = v.Blobs.Stat(ctx, b.Key)
+			if errors.Is(err, proto.ErrNotFound) {
+				continue // it was removed after it was put
+			}
+		}
 		if err != nil {
 			return fmt.Errorf("put an object: %w", err)
 		}
-		waited, err := v.awaitSweep(ctx, b.Key)
-		if err != nil {
-			return fmt.Errorf("put object %q: %w", b.Key, err)
-		}
-		if waited {
-			continue
-		}
-		if _, err = v.Blobs.Stat(ctx, b.Key); err == nil {
-			return nil
-		}
-		if !errors.Is(err, proto.ErrNotFound) {
-			return fmt.Errorf("put an object: %w", err)
-		}
+		return nil
 	}
 }
 
 func markPrefix(key string) string { return sweepPrefix + strings.TrimPrefix(key, objectsPrefix) + "-" }
 
-// awaitSweep waits until nobody removes an object, and reports whether somebody did. Marks of one who must have died are removed.
-func (v *Versions) awaitSweep(ctx context.Context, key string) (waited bool, err error) {
+// awaitSweep waits until nobody removes an object. Marks of one who must have died are removed.
+func (v *Versions) awaitSweep(ctx context.Context, key string) error {
 	seen := make(map[string]time.Time)
 	tick := time.NewTicker(markPause)
 	defer tick.Stop()
@@ -58,7 +55,7 @@ func (v *Versions) awaitSweep(ctx context.Context, key string) (waited bool, err
 		there := false
 		for mark, err := range v.Blobs.List(ctx, markPrefix(key)) {
 			if err != nil {
-				return waited, err
+				return err
 			}
 			if seen[mark.Key].IsZero() {
 				seen[mark.Key] = time.Now()
@@ -68,15 +65,15 @@ func (v *Versions) awaitSweep(ctx context.Context, key string) (waited bool, err
 				continue
 			}
 			if err := v.Blobs.Delete(ctx, mark.Key); err != nil {
-				return waited, err
+				return err
 			}
 		}
 		if !there {
-			return len(seen) > 0, nil
+			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return true, context.Cause(ctx)
+			return context.Cause(ctx)
 		case <-tick.C:
 		}
 	}
