@@ -83,7 +83,7 @@ func (v *Versions) awaitSweep(ctx context.Context, key string) error {
 func (v *Versions) sweepObject(ctx context.Context, key string, cutoff time.Time) (removed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, markLife/2)
 	defer cancel()
-	mark := emptyBlob("clock/" + random())
+	mark := emptyBlob(markPrefix(key) + random())
 	if err := v.Blobs.Put(ctx, mark, bytes.NewReader(nil)); err != nil {
 		return false, err
 	}
