@@ -103,6 +103,10 @@ func (v *Versions) sweep(ctx context.Context, key string, cutoff time.Time) (rem
 	if err != nil || !e.Modified.Before(cutoff) {
 		return false, err
 	}
+	// This process may have slept, and the deadline's timer too.
+	if deadline, ok := ctx.Deadline(); ok && time.Now().After(deadline) {
+		return false, fmt.Errorf("remove blob %q: %w", key, context.DeadlineExceeded)
+	}
 	return true, v.Blobs.Delete(ctx, key)
 }
 
