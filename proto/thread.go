@@ -49,9 +49,9 @@ type Version struct {
 // Layer is a change of a home in the store.
 type Layer struct {
 	Blob
-	Version     int64  `json:"version"`      // that it makes
+	Version     int64  `json:"version"`      // that it makes; 1 for all that a fork begins with
 	Index       int64  `json:"index"`        // bytes at the end of the blob that say what is in it
-	IndexDigest string `json:"index_digest"` // of these
+	IndexDigest string `json:"index_digest"` // of these, in the form of Digest
 	Objects     int64  `json:"objects"`      // files in it whose content is a blob of its own
 }
 
