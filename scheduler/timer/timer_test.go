@@ -277,7 +277,7 @@ func TestRedisThatIsSlow(t *testing.T) {
 	p := newProxy(t, redis.Addr())
 	w := open(t, p.url())
 	w.in(t, "before", 4*time.Second)
-	p.delay.Store(int64(2 * time.Second))
+	p.delay.Store(int64(timer.SetTimeout + time.Second))
 	if err := w.Set(t.Context(), "unconfirmed", time.Now().Add(time.Hour)); err == nil {
 		t.Error("a timer was set that Redis did not confirm in time")
 	}
