@@ -90,7 +90,7 @@ func TestRandomVersions(t *testing.T) {
 		count++
 		id := fmt.Sprint("t", count)
 		var seen []map[string]string
-		for range rapid.IntRange(1, 5).Draw(t, "versions") {
+		for range rapid.IntRange(1, 3).Draw(t, "versions") {
 			w.run(t, id, func(root string) {
 				for range rapid.IntRange(0, 30).Draw(t, "operations") {
 					operation(t, root)
