@@ -6,16 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
-	"syscall"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
 // How threads are measured: on a server of their own, whose store is an S3 server on this machine.
@@ -31,27 +28,24 @@ const (
 	quickLarge     = 50 << 20
 	threadTimeout  = 300 // seconds, for the large ones
 	benchThread    = "bench"
-	s3Bucket       = "bench"
-	s3Access       = "bench"
-	s3Secret       = "bench-secret"
-	s3Modfile      = "deploy/s3server/go.mod"
+	storePrefix    = "homes"
 )
 
 // threads is what was measured of them. What a call adds is what its p50 is more than that of the same call without a thread, in turn.
 type threads struct {
-	Files        int     `json:"files"`
-	HomeMB       float64 `json:"home_mb"`
-	Runs         int     `json:"runs"` // of each kind of call
-	PlainP50     float64 `json:"plain_p50_ms"`
-	WarmAdds     float64 `json:"warm_adds_ms"`   // nothing changed
-	ChangeAdds   float64 `json:"change_adds_ms"` // one file of 1 KB changed
-	ChangeBytes  float64 `json:"change_uploads_bytes"`
-	RestoreMB    float64 `json:"restore_mb_per_second"` // nothing of it on the worker, the slowest of some
-	ForkP50      float64 `json:"fork_p50_ms"`
-	LargeMB      float64 `json:"large_file_mb"`
-	LargeMemory  float64 `json:"large_file_memory_mb"` // that the server's memory grew by at most while it was saved and fetched
-	SaveSeconds  float64 `json:"first_save_seconds"`   // of the whole home, with making it
-	storeAddress string
+	Files       int     `json:"files"`
+	HomeMB      float64 `json:"home_mb"`
+	Runs        int     `json:"runs"` // of each kind of call
+	PlainP50    float64 `json:"plain_p50_ms"`
+	WarmAdds    float64 `json:"warm_adds_ms"`   // nothing changed
+	ChangeAdds  float64 `json:"change_adds_ms"` // one file of 1 KB changed
+	ChangeBytes float64 `json:"change_uploads_bytes"`
+	RestoreMB   float64 `json:"restore_mb_per_second"` // nothing of it on the worker, the slowest of some
+	ForkP50     float64 `json:"fork_p50_ms"`
+	LargeMB     float64 `json:"large_file_mb"`
+	LargeMemory float64 `json:"large_file_memory_mb"` // that the server's memory grew by at most while it was saved and fetched
+	SaveSeconds float64 `json:"first_save_seconds"`   // of the whole home, with making it
+	endpoint    string  // of the S3 server
 }
 
 // measureThreads measures calls with threads; dir is for the server and its store.
@@ -66,18 +60,20 @@ func measureThreads(ctx context.Context, program, dir string, quick bool) (_ *th
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	buckets := filepath.Join(dir, "buckets")
-	stop, err := m.startStore(ctx, buckets)
+	s3, err := storagetest.Start(dir)
 	if err != nil {
 		return nil, fmt.Errorf("measure threads: %w", err)
 	}
-	defer stop()
+	defer func() { err = errors.Join(err, s3.Close()) }()
+	if m.endpoint, err = s3.Endpoint(); err != nil {
+		return nil, fmt.Errorf("measure threads: %w", err)
+	}
 	t, err := m.server(ctx, program, dir)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, t.close()) }()
-	if err := m.calls(ctx, t, buckets); err != nil {
+	if err := m.calls(ctx, t, s3.Path(storePrefix)); err != nil {
 		return nil, fmt.Errorf("measure threads: %w", err)
 	}
 	if m.ForkP50, err = m.forks(ctx, t); err != nil {
@@ -92,45 +88,9 @@ func measureThreads(ctx context.Context, program, dir string, quick bool) (_ *th
 	return m, nil
 }
 
-// startStore starts an S3 server with its objects below a directory.
-func (m *threads) startStore(ctx context.Context, buckets string) (stop func(), err error) {
-	build := exec.CommandContext(ctx, "go", "tool", "-modfile="+s3Modfile, "-n", "versitygw") // builds it, and tells where it is
-	build.Env, build.Stderr = append(os.Environ(), "CGO_ENABLED=0"), os.Stderr
-	path, err := build.Output()
-	if err != nil {
-		return nil, fmt.Errorf("build the S3 server: %w: run it in the root of the repository", err)
-	}
-	if err := os.MkdirAll(filepath.Join(buckets, s3Bucket), 0o700); err != nil {
-		return nil, err
-	}
-	meta := buckets + "-meta"
-	if err := os.MkdirAll(meta, 0o700); err != nil {
-		return nil, err
-	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("find a free port: %w", err)
-	}
-	m.storeAddress = listener.Addr().String()
-	if err := listener.Close(); err != nil {
-		return nil, err
-	}
-	server := exec.CommandContext(context.WithoutCancel(ctx), strings.TrimSpace(string(path)), "--port", m.storeAddress, "--access", s3Access,
-		"--secret", s3Secret, "--quiet", "posix", "--sidecar", meta, buckets)
-	server.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := server.Start(); err != nil {
-		return nil, fmt.Errorf("start the S3 server: %w", err)
-	}
-	return func() {
-		_ = server.Process.Kill()
-		_ = server.Wait()
-	}, nil
-}
-
 func (m *threads) server(ctx context.Context, program, dir string) (*target, error) {
 	t, err := startServer(ctx, program, dir,
-		"BULLPEN_STORE=s3://"+s3Bucket+"/homes?endpoint=http://"+m.storeAddress+"&region=us-east-1&path_style=1",
-		"AWS_ACCESS_KEY_ID="+s3Access, "AWS_SECRET_ACCESS_KEY="+s3Secret, "AWS_EC2_METADATA_DISABLED=true")
+		append(storagetest.Env(), "BULLPEN_STORE="+storagetest.StoreURL(m.endpoint, storePrefix))...)
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +128,8 @@ func (m *threads) run(ctx context.Context, a *api, language proto.Language, thre
 	result, id, err := a.inline(ctx, body)
 	took := millis(time.Since(began))
 	if err == nil && !result.Success {
-		err = fmt.Errorf("execution %s failed: %+v", id, result)
+		told, _ := json.Marshal(result)
+		err = fmt.Errorf("execution %s failed: %s", id, told)
 	}
 	return took, err
 }
@@ -182,7 +143,7 @@ for i in range(%d):
 `
 
 // calls measures a call that changes nothing and one that changes a file, against one without a thread.
-func (m *threads) calls(ctx context.Context, t *target, buckets string) error {
+func (m *threads) calls(ctx context.Context, t *target, objects string) error {
 	took, err := m.run(ctx, t.api, proto.Python, benchThread, fmt.Sprintf(makeHome, m.Files, homeFileBytes))
 	if err != nil {
 		return err
@@ -204,14 +165,14 @@ func (m *threads) calls(ctx context.Context, t *target, buckets string) error {
 			return err
 		}
 		if i == 0 { // warms up
-			if stored, err = bytesBelow(buckets); err != nil {
+			if stored, err = bytesBelow(objects); err != nil {
 				return err
 			}
 			continue
 		}
 		plain, warm, change = append(plain, p), append(warm, w), append(change, c)
 	}
-	after, err := bytesBelow(buckets)
+	after, err := bytesBelow(objects)
 	if err != nil {
 		return err
 	}
