@@ -1,6 +1,8 @@
 package proto
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -44,6 +46,25 @@ type Version struct {
 	Files     int64     `json:"files"`              // files, directories, symlinks
 	Manifest  Blob      `json:"manifest"`           // describes it in the store, see [Manifest]
 	Layers    []Layer   `json:"layers,omitempty"`   // that make it, the first of an empty directory, each of the version before
+	// Chain is the digest of the layers that the manifest describes: those here, unless others have taken their place since.
+	Chain string `json:"chain,omitempty"`
+	Base  *Base  `json:"base,omitempty"` // of the manifest; nil where that has all layers itself
+}
+
+// Base is a manifest that another one goes on from: it has the first of its layers.
+type Base struct {
+	Manifest Blob   `json:"manifest"`
+	Layers   int    `json:"layers"` // how many
+	Chain    string `json:"chain"`  // their digest, see [Chain]
+}
+
+// Chain gives the digest of a chain of layers.
+func Chain(layers []Layer) string {
+	sum := sha256.New()
+	for i := range layers {
+		sum.Write([]byte(layers[i].Key + "\n"))
+	}
+	return hex.EncodeToString(sum.Sum(nil)[:16])
 }
 
 // Layer is a change of a home in the store.
@@ -67,7 +88,7 @@ type Manifest struct {
 	Form    int     `json:"form"` // 1
 	Org     string  `json:"org"`
 	Thread  string  `json:"thread"`
-	Version Version `json:"version"` // without its manifest
+	Version Version `json:"version"` // without its manifest, and in the store without the layers that its base has
 	// Parent is the manifest of the version before; nil for the first.
 	Parent *Blob `json:"parent,omitempty"`
 }
@@ -164,7 +185,7 @@ func (t *Thread) Commit(c *Commit) (*Thread, error) {
 	if t.Version != nil {
 		last := *t.Version
 		version.Layers = append(slices.Clone(last.Layers), version.Layers...)
-		last.Layers = nil
+		last.Layers, last.Base = nil, nil
 		next.History = append([]Version{last}, t.History...)
 		next.History = next.History[:min(len(next.History), KeptVersions-1)]
 	}

@@ -32,6 +32,7 @@ type collection struct {
 	garbage []proto.Blob // manifests
 
 	mu       sync.Mutex
+	bases    map[string]bool // keys of manifests that others go on from
 	layers   map[string]bool // keys of those that are needed
 	unread   []layerOf       // of these, whose objects are not known yet
 	objects  map[string]bool
@@ -58,7 +59,7 @@ func (v *Versions) Collect(ctx context.Context, safeAge time.Duration) (proto.Co
 	}
 	c := &collection{
 		Versions: v, heads: make(map[threadKey]*proto.Thread),
-		layers: make(map[string]bool), objects: make(map[string]bool), uploads: make(map[string]bool), unsure: make(map[string]bool),
+		bases: make(map[string]bool), layers: make(map[string]bool), objects: make(map[string]bool), uploads: make(map[string]bool), unsure: make(map[string]bool),
 	}
 	err := c.run(ctx, safeAge)
 	if err == nil && c.untold > 0 {
@@ -191,6 +192,26 @@ func (c *collection) readManifest(ctx context.Context, b proto.Blob) error {
 		return c.doubt(ctx, key.org, err)
 	}
 	c.need(m.Org, &m.Version)
+	return c.needBase(ctx, m.Version.Base)
+}
+
+// needBase notes that a manifest is needed, and those that it goes on from.
+func (c *collection) needBase(ctx context.Context, base *proto.Base) error {
+	for base != nil {
+		c.mu.Lock()
+		known := c.bases[base.Manifest.Key]
+		c.bases[base.Manifest.Key] = true
+		c.mu.Unlock()
+		if known {
+			return nil
+		}
+		m, err := c.ReadManifest(ctx, base.Manifest)
+		if err != nil { // it was read a moment ago
+			key, _ := parseManifestKey(base.Manifest.Key)
+			return c.doubt(ctx, key.org, err)
+		}
+		base = m.Version.Base
+	}
 	return nil
 }
 
@@ -207,6 +228,7 @@ func (c *collection) sweepManifests(ctx context.Context) error {
 			return err
 		case stays(head, b.Key, key.number):
 			err = c.readManifest(ctx, b)
+		case c.bases[b.Key] || c.unsure[key.org]:
 		default:
 			var removed bool
 			if removed, err = c.sweep(ctx, b.Key, c.cutoff); err == nil && !removed {

@@ -283,13 +283,13 @@ func (w *world) commit(tb fatal, head *proto.Thread, l []byte, stats home.Stats)
 		Version: c.Version.Number, Index: stats.Layout.Index, IndexDigest: thread.DigestName(stats.Layout.IndexDigest), Objects: int64(len(stats.Objects)),
 	}
 	check(tb, w.versions.Blobs.Put(w.ctx, made.Blob, bytes.NewReader(l)))
-	whole, parent := c.Version, (*proto.Blob)(nil)
+	whole := c.Version
 	if head.Version != nil {
-		whole.Layers, parent = slices.Clone(head.Version.Layers), &head.Version.Manifest
+		whole.Layers = slices.Clone(head.Version.Layers)
 	}
 	whole.Layers = append(whole.Layers, made)
+	c.Version = must[proto.Version](tb)(w.versions.WriteManifest(w.ctx, org, head.ID, whole, head.Version))
 	c.Version.Layers = []proto.Layer{made}
-	c.Version.Manifest = must[proto.Blob](tb)(w.versions.WriteManifest(w.ctx, org, head.ID, whole, parent))
 	for _, f := range head.Staged {
 		c.Staged = append(c.Staged, f.Key)
 	}

@@ -140,7 +140,7 @@ func (v *Versions) forkVersion(ctx context.Context, source *proto.Thread, number
 	for i := range version.Layers {
 		version.Layers[i].Version = 1
 	}
-	if version.Manifest, err = v.WriteManifest(ctx, head.Org, head.ID, *version, nil); err != nil {
+	if *version, err = v.WriteManifest(ctx, head.Org, head.ID, *version, nil); err != nil {
 		return nil, err
 	}
 	after, err := v.Heads.Get(ctx, source.Org, source.ID)

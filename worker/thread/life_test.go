@@ -34,6 +34,32 @@ func TestManifests(t *testing.T) {
 	}
 }
 
+// TestManifestsStaySmall has versions with many layers, whose manifests go on from others.
+func TestManifestsStaySmall(t *testing.T) {
+	w := newWorld(t)
+	for i := range 14 {
+		head := w.write(t, "t", "f", fmt.Sprint(i))
+		if size := head.Version.Manifest.Size; size > 2600 {
+			t.Errorf("version %d has a manifest of %d bytes", head.Version.Number, size)
+		}
+		m := must[*proto.Manifest](t)(w.versions.ReadManifest(w.ctx, head.Version.Manifest))
+		if !slices.Equal(m.Version.Layers, head.Version.Layers) {
+			t.Errorf("version %d: %d layers and not %d", head.Version.Number, len(m.Version.Layers), len(head.Version.Layers))
+		}
+	}
+	// What was made one layer is no base of the next.
+	head := w.head(t, "t")
+	full := head.Version.Layers[0]
+	check(t, w.heads.Compact(w.ctx, org, "t", head.Version.Layers, full))
+	head = w.head(t, "t")
+	version := proto.Version{Number: head.Number() + 1, Layers: append(slices.Clone(head.Version.Layers), full)}
+	version = must[proto.Version](t)(w.versions.WriteManifest(w.ctx, org, "t", version, head.Version))
+	m := must[*proto.Manifest](t)(w.versions.ReadManifest(w.ctx, version.Manifest))
+	if !slices.Equal(m.Version.Layers, version.Layers) || version.Base != nil {
+		t.Errorf("%+v of %+v", m.Version, version)
+	}
+}
+
 func TestFork(t *testing.T) {
 	w := newWorld(t)
 	w.write(t, "t", "f", "one")

@@ -21,26 +21,34 @@ const (
 	// maxManifest is how large a manifest may be, in bytes. A layer takes less than 500.
 	maxManifest  = 4 << 20
 	numberDigits = 10
+	// ownLayers is how many layers a manifest with a base has itself, at most.
+	ownLayers = 4
 )
 
 func random() string { return rand.Text() }
 
-// WriteManifest stores what describes a version, whose Manifest is left out, and returns its name. Layers are there before it, and it is
-// there before the head that names it. Parent is the manifest of the version before, nil for the first.
+// WriteManifest stores what describes a version and returns the version with it. Layers are there before it, and it is there before the head
+// that names it. Before is the version that it follows, as a head has it; nil for the first.
 func (v *Versions) WriteManifest(
-	ctx context.Context, org, thread string, version proto.Version, parent *proto.Blob,
-) (proto.Blob, error) {
-	version.Manifest = proto.Blob{}
-	m := &proto.Manifest{Form: manifestForm, Org: org, Thread: thread, Version: version, Parent: parent}
+	ctx context.Context, org, thread string, version proto.Version, before *proto.Version,
+) (proto.Version, error) {
+	version.Manifest, version.Chain, version.Base = proto.Blob{}, proto.Chain(version.Layers), baseOf(version.Layers, before)
+	m := &proto.Manifest{Form: manifestForm, Org: org, Thread: thread, Version: version}
 	if err := checkManifest(m); err != nil {
-		return proto.Blob{}, fmt.Errorf("write a manifest: %w", err)
+		return version, fmt.Errorf("write a manifest: %w", err)
+	}
+	if before != nil {
+		m.Parent = &before.Manifest
+	}
+	if version.Base != nil {
+		m.Version.Layers = version.Layers[version.Base.Layers:]
 	}
 	content, err := json.Marshal(m)
 	if err == nil && len(content) > maxManifest {
 		err = fmt.Errorf("it has %d bytes, more than %d: make one layer of its %d", len(content), maxManifest, len(version.Layers))
 	}
 	if err != nil {
-		return proto.Blob{}, fmt.Errorf("write the manifest of version %d of thread %s: %w", version.Number, thread, err)
+		return version, fmt.Errorf("write the manifest of version %d of thread %s: %w", version.Number, thread, err)
 	}
 	digest := sha256.Sum256(content)
 	b := proto.Blob{
@@ -48,12 +56,30 @@ func (v *Versions) WriteManifest(
 		Size: int64(len(content)), Digest: DigestName(digest),
 	}
 	if err := v.Blobs.Put(ctx, b, bytes.NewReader(content)); err != nil {
-		return proto.Blob{}, fmt.Errorf("write the manifest of version %d of thread %s: %w", version.Number, thread, err)
+		return version, fmt.Errorf("write the manifest of version %d of thread %s: %w", version.Number, thread, err)
 	}
-	return b, nil
+	version.Manifest = b
+	return version, nil
 }
 
-// ReadManifest reads and checks the manifest of a version. The version in it has its Manifest.
+// baseOf gives the manifest that one of a version with these layers goes on from, so that small changes have small manifests; nil for none.
+func baseOf(layers []proto.Layer, before *proto.Version) *proto.Base {
+	if before == nil {
+		return nil
+	}
+	fits := func(b *proto.Base) bool { return b.Layers < len(layers) && proto.Chain(layers[:b.Layers]) == b.Chain }
+	if b := before.Base; b != nil && len(layers)-b.Layers <= ownLayers && fits(b) {
+		return b
+	}
+	if n := len(before.Layers); n >= ownLayers && before.Chain == proto.Chain(before.Layers) {
+		if b := (&proto.Base{Manifest: before.Manifest, Layers: n, Chain: before.Chain}); fits(b) {
+			return b
+		}
+	}
+	return nil
+}
+
+// ReadManifest reads and checks the manifest of a version. The version in it has its Manifest, and all layers.
 func (v *Versions) ReadManifest(ctx context.Context, b proto.Blob) (*proto.Manifest, error) {
 	m, err := v.readManifest(ctx, b)
 	if err != nil {
@@ -86,6 +112,23 @@ func (v *Versions) readManifest(ctx context.Context, b proto.Blob) (*proto.Manif
 		return nil, fmt.Errorf("it is that of version %d of thread %s of %s", m.Version.Number, m.Thread, m.Org)
 	}
 	m.Version.Manifest = b
+	if base := m.Version.Base; base != nil {
+		from, ok := parseManifestKey(base.Manifest.Key)
+		if !ok || from.org != m.Org || from.thread != m.Thread || from.number >= m.Version.Number {
+			return nil, fmt.Errorf("it goes on from %q, which cannot be", base.Manifest.Key)
+		}
+		first, err := v.readManifest(ctx, base.Manifest)
+		if err != nil {
+			return nil, fmt.Errorf("its base %q: %w", base.Manifest.Key, err)
+		}
+		if len(first.Version.Layers) != base.Layers || first.Version.Chain != base.Chain {
+			return nil, fmt.Errorf("its base %q has other layers", base.Manifest.Key)
+		}
+		m.Version.Layers = append(first.Version.Layers, m.Version.Layers...)
+	}
+	if chain := proto.Chain(m.Version.Layers); chain != m.Version.Chain {
+		return nil, fmt.Errorf("its layers have the digest %s and should have %s", chain, m.Version.Chain)
+	}
 	return m, checkManifest(m)
 }
 

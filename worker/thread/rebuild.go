@@ -175,7 +175,7 @@ func (r *rebuild) history(ctx context.Context, newest *proto.Manifest) ([]proto.
 		}
 		m = parent
 		version := parent.Version
-		version.Layers = nil
+		version.Layers, version.Base = nil, nil
 		all = append(all, version)
 	}
 	return all, nil

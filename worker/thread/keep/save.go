@@ -8,6 +8,7 @@ import (
 	"hash"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -100,16 +101,14 @@ func (h *Home) commit(ctx context.Context, spool *os.File, sum *digesting, stats
 	for _, f := range h.head.Staged {
 		c.Staged = append(c.Staged, f.Key)
 	}
-	described := c.Version
-	var parent *proto.Blob
+	whole := c.Version
 	if v := h.head.Version; v != nil {
-		c.Version.Bytes += v.Bytes
-		c.Version.Files += v.Files
-		described = c.Version
-		described.Layers = append(append([]proto.Layer{}, v.Layers...), layer)
-		parent = &v.Manifest
+		whole.Bytes += v.Bytes
+		whole.Files += v.Files
+		whole.Layers = append(slices.Clone(v.Layers), layer)
 	}
-	c.Version.Manifest, err = h.k.cfg.Versions.WriteManifest(ctx, h.job.Org, h.job.ThreadID, described, parent)
+	c.Version, err = h.k.cfg.Versions.WriteManifest(ctx, h.job.Org, h.job.ThreadID, whole, h.head.Version)
+	c.Version.Layers = []proto.Layer{layer}
 	return c, err
 }
 
