@@ -543,3 +543,38 @@ func TestStoreThatGivesSomethingElse(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestRemovedThreadMadeAgain has a thread of a removed one's name, also while an execution that lost its lease is still on the old home.
+func TestRemovedThreadMadeAgain(t *testing.T) {
+	w := newWorld(t)
+	k := w.worker("one", 1<<30)
+	defer w.close(k)
+	remove := func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.heads, "org/a")
+	}
+	empty := func(dir string) {
+		if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+			t.Errorf("a new thread has %v, %v", entries, err)
+		}
+	}
+	w.run(k, "a", func(dir string) { write(t, dir+"/first", "1") })
+	remove()
+	w.run(k, "a", func(dir string) {
+		empty(dir)
+		write(t, dir+"/second", "2")
+	})
+	w.run(k, "a", func(dir string) { has(t, dir+"/second", "2") })
+
+	stale, _ := w.enter(k, w.job("a"))
+	remove()
+	w.run(k, "a", func(dir string) {
+		empty(dir)
+		write(t, dir+"/third", "3")
+	})
+	if err := stale.Close(false); err != nil {
+		t.Error(err)
+	}
+	w.run(k, "a", func(dir string) { has(t, dir+"/third", "3") })
+}

@@ -294,11 +294,18 @@ func (k *Keeper) removeAll(dir string) {
 // with the place's turn, which goes with it.
 func (k *Keeper) prepare(ctx context.Context, p *place, t *proto.Thread) (*place, error) {
 	want := of(t.Version)
-	if want.number == 0 || p.at.number == want.number && p.at.digest == want.digest {
+	if p.at.number == want.number && p.at.digest == want.digest {
 		return p, nil
 	}
 	if p.homes > 0 {
 		p = k.replace(p)
+	}
+	if want.number == 0 { // what is there is of a thread of that name that was removed
+		k.mu.Lock()
+		k.discard(p)
+		k.mu.Unlock()
+		k.settled(p, version{})
+		return p, nil
 	}
 	began := time.Now()
 	err := k.make(ctx, p, t)
