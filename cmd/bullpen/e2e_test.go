@@ -16,7 +16,11 @@ func TestE2E(t *testing.T) {
 			t.Parallel()
 			t.Run("shared", func(t *testing.T) {
 				t.Parallel()
-				runShared(t, newWorld(t, p, in, manySlots, "--output-limit", "2MiB", "--queue-wait", "1m"))
+				args := []string{"--output-limit", "2MiB", "--queue-wait", "1m"}
+				if in.apart { // what the other topology keeps in a directory
+					args = append(args, p.newBucket(t).flags()...)
+				}
+				runShared(t, newWorld(t, p, in, manySlots, args...))
 			})
 			for name, test := range ownWorld() {
 				t.Run(name, func(t *testing.T) {
@@ -55,6 +59,10 @@ func runShared(t *testing.T, w *world) {
 		"idempotency": testIdempotency, "idempotency-at-once": testIdempotencyAtOnce, "health": testHealth, "routes": testRoutes,
 		"big-body": testBigBody, "slow-headers": testSlowHeaders, "big-headers": testBigHeaders, "many-at-once": testManyAtOnce,
 		"profile-limits": testProfileLimits,
+		"thread-home":    testThreadHome, "thread-ends": testThreadEnds, "thread-modules": testThreadModules, "thread-program": testThreadProgram,
+		"thread-organisations": testThreadOrganisations, "thread-busy": testThreadBusy, "threads-at-once": testThreadsAtOnce,
+		"thread-in-a-row": func(t *testing.T, a *api) { testThreadInARow(t, 30, a) }, "thread-limits": testThreadLimits,
+		"file-uploads": testFileUploads, "file-downloads": testFileDownloads, "signed-urls": testSignedURLs,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
