@@ -33,6 +33,7 @@ func TestE2E(t *testing.T) {
 	for name, test := range map[string]func(*testing.T, *programs){
 		"data-lock": testDataLock, "drain-async": testDrainAsync, "no-worker": testNoWorker, "two-gateways": testTwoGateways,
 		"worker-first": testWorkerFirst, "credentials": testCredentials, "image": testImage, "redis": testRedis, "no-nsjail": testNoNsjail,
+		"thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -47,6 +48,7 @@ func ownWorld() map[string]func(*testing.T, *programs, topology) {
 		"drain": testDrain, "drain-over": testDrainOver, "one-slot": testOneSlot,
 		"webhooks": testWebhooks, "webhooks-killed": testWebhooksKilled,
 		"network": testNetwork, "store": testStore, "sandbox-images": testSandboxImages, "unfit": testUnfit, "unfit-at-start": testUnfitAtStart,
+		"thread-expiry": testThreadExpiry,
 	}
 }
 
