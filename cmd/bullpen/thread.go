@@ -399,7 +399,7 @@ type threadImportCommand struct {
 func (*threadImportCommand) Help() string {
 	return `The archive is uploaded to the thread and unpacked there by an execution, in the sandbox and under the limits of the API key: the home
 directory has to have room for the archive and for what is in it. What is in the home directory already stays, but for files that the
-archive has too. The thread is made where there is none.`
+archive has too. The thread is made where there is none. An archive has no holes: sparse files become full ones.`
 }
 
 // Run carries the command out.
@@ -450,7 +450,9 @@ func (c *threadImportCommand) free(ctx context.Context, api *client.Client) erro
 // unpackProgram unpacks the archive of that name in the home directory, and removes it in any case.
 func unpackProgram(name string) string {
 	return `cd -- "$HOME" || exit
-tar -xpf ./` + name + `
+xattrs=--xattrs
+tar $xattrs --help >/dev/null 2>&1 || xattrs= # not every tar knows them
+tar $xattrs -xpf ./` + name + `
 code=$?
 rm -f -- ./` + name + `
 exit "$code"
