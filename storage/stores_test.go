@@ -636,3 +636,24 @@ func TestOpen(t *testing.T) {
 		t.Errorf("a key file that is not there: %v", err)
 	}
 }
+
+// A server that has an object may say so and hang up without reading it once more. Whatever becomes of that request, the object is there.
+func TestPutOfWhatIsThereBreaks(t *testing.T) {
+	f := &storagetest.Switch{}
+	store := &blob.Store{Backend: openS3(t, f, newPrefix(), patient), Policy: quick()}
+	want := content(5 * mebibyte)
+	b := named("object", want)
+	if err := store.Put(t.Context(), b, bytes.NewReader(want)); err != nil {
+		t.Fatal(err)
+	}
+	f.Set(storagetest.Reset, -1, "put", 0)
+	if err := store.Put(t.Context(), b, bytes.NewReader(want)); err != nil {
+		t.Errorf("a second time: %v", err)
+	}
+	if f.Hits() != 1 {
+		t.Errorf("%d requests were broken off", f.Hits())
+	}
+	wantError(t, store.Put(t.Context(), named("another", want), bytes.NewReader(want)), blob.ErrUnavailable, "put", "another")
+	longer := content(6 * mebibyte)
+	wantError(t, store.Put(t.Context(), named("object", longer), bytes.NewReader(longer)), proto.ErrExists, "put", "object")
+}

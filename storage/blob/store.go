@@ -44,12 +44,16 @@ func (s *Store) Put(ctx context.Context, b proto.Blob, content io.ReaderAt) erro
 		return s.Backend.Put(ctx, b.Key, b.Size, verify(source, b, "put"), replace)
 	}
 	return s.Policy.Do(ctx, func() error {
-		err := put(false)
-		if !errors.Is(err, proto.ErrExists) {
-			return err
+		tried := put(false)
+		// A server may say that the object is there and hang up before it has read the content, and then that breaks the request off.
+		var broken *Error
+		if !errors.Is(tried, proto.ErrExists) && (!errors.As(tried, &broken) || !broken.Again) {
+			return tried
 		}
 		there, err := s.Backend.Stat(ctx, b.Key)
 		switch {
+		case err != nil && broken != nil:
+			return tried
 		case errors.Is(err, proto.ErrNotFound):
 			return &Error{Op: "put", Key: b.Key, Kind: ErrUnavailable, Again: true, Err: errors.New("it is there for put and not for stat")}
 		case err != nil:
