@@ -159,6 +159,17 @@ func (e *LimitError) Error() string {
 		e.Bytes, e.Files, e.MaxBytes, e.MaxFiles)
 }
 
+// UploadsError says that the files which were uploaded to a thread do not fit into the home of an execution's sandbox.
+type UploadsError struct {
+	Bytes, Files       int64 // of the uploads
+	MaxBytes, MaxFiles int64
+}
+
+func (e *UploadsError) Error() string {
+	return fmt.Sprintf("%d bytes in %d files were uploaded to the thread, and the sandbox has room for %d bytes in %d files and directories",
+		e.Bytes, e.Files, e.MaxBytes, e.MaxFiles)
+}
+
 // Number gives the number of the newest version, 0 where there is none.
 func (t *Thread) Number() int64 {
 	if t.Version == nil {

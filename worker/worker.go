@@ -86,7 +86,7 @@ type Homes interface {
 // Home is a thread's home for one execution. It is in one goroutine's hands at a time.
 type Home interface {
 	jail.Home
-	// Fill puts in what was uploaded to the thread since its last version.
+	// Fill puts in what was uploaded to the thread since its last version. A [*proto.UploadsError] says that there is no room for it.
 	Fill(ctx context.Context) error
 	// Place puts the program's file in, under its usual name unless the home has that, and gives the name. It may be called again.
 	Place(usual string, content []byte) (name string, err error)
@@ -309,6 +309,10 @@ func (m *made) close(committed bool) error {
 
 // failure is what the tenant is told of err.
 func (m *made) failure() proto.Result {
+	if uploads, ok := errors.AsType[*proto.UploadsError](m.err); ok {
+		return proto.Failure(proto.CodeThreadMount, fmt.Sprintf(
+			"The program was not started: %v. Upload smaller files in the place of some, or remove the thread.", uploads))
+	}
 	if m.homeless {
 		return proto.Failure(proto.CodeThreadMount, "The thread's home could not be made ready on this worker, so the program was not started.")
 	}

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/home"
 	"github.com/bullpen-run/bullpen/worker/jail"
@@ -71,14 +73,28 @@ func (h *Home) Mount(v jail.Volume, uid, gid int) (*os.File, error) {
 	return mount, nil
 }
 
-// Fill puts into the home what was uploaded to the thread and is in no version yet. The program must not run yet.
+// Fill puts into the home what was uploaded to the thread and is in no version yet. The program must not run yet. A [*proto.UploadsError] says
+// that there is no room for it.
 func (h *Home) Fill(ctx context.Context) error {
 	for _, f := range h.head.Staged {
-		if err := h.put(ctx, f); err != nil {
+		err := h.put(ctx, f)
+		if errors.Is(err, unix.ENOSPC) {
+			return h.tooMuch()
+		}
+		if err != nil {
 			return fmt.Errorf("put the uploaded file %q into the home: %w", f.Path, err)
 		}
 	}
 	return nil
+}
+
+// tooMuch gives the error about uploads for which there is no room.
+func (h *Home) tooMuch() *proto.UploadsError {
+	e := &proto.UploadsError{Files: int64(len(h.head.Staged)), MaxBytes: h.job.Sandbox.HomeBytes, MaxFiles: h.job.Sandbox.Inodes}
+	for _, f := range h.head.Staged {
+		e.Bytes += f.Size
+	}
+	return e
 }
 
 func (h *Home) put(ctx context.Context, f proto.StagedFile) error {
