@@ -295,3 +295,27 @@ func testSignedURLs(t *testing.T, a *api) {
 		t.Errorf("got %s with %v", r, r.header)
 	}
 }
+
+// testFilesInTheWay uploads files to where files, directories and links are, and sees that lists say before the execution what it finds.
+func testFilesInTheWay(t *testing.T, a *api) {
+	a.inline(bash(`mkdir -p d/e l; touch f d/f d/e/f l/f; ln -s d s; ln -s nowhere x; ln f h`).of("in-the-way"))
+	for n, paths := range [][]string{
+		{"d"}, {"d/e"}, {"f/g"}, {"f/g/h", "f"}, {"s/f"}, {"x"}, {"d/f/g", "d"}, {"d", "d/e/f"}, {"new/a", "new", "new/a/b"}, {"h"}, {"l/f/f/f", "l/f/f"},
+	} {
+		thread := fmt.Sprintf("in-the-way-%d", n)
+		if r := a.do(http.MethodPost, "/v1/threads/in-the-way/fork", request{"id": thread}); r.status != http.StatusCreated {
+			t.Fatalf("fork: %s", r)
+		}
+		for i, path := range paths {
+			a.put(t, thread, path, noise(i+1))
+		}
+		said := a.files(thread, "", true)
+		r := a.inline(bash(`find * -type d -printf '%p/\n' -o -printf '%p %s\n'`).of(thread))
+		found := strings.Split(strings.TrimSuffix(r.Stdout, "\n"), "\n")
+		slices.Sort(found)
+		if diff := cmp.Diff(said, found); diff != "" || !r.Success {
+			t.Errorf("after uploads to %v (-list +program): %+v\n%s", paths, r, diff)
+		}
+		a.listed(t, thread, "", true, said...)
+	}
+}

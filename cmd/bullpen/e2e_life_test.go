@@ -155,13 +155,13 @@ func testOneSlot(t *testing.T, p *programs, in topology) {
 
 	const key, word = "Idempotency-Key", "withdrawn"
 	for _, mode := range []string{"application/json", ndjson} {
-		r := w.execute(bash(waiting.code()), accept, mode, key, word+mode)
+		r := w.execute(bash(waiting.code()).of("withdrawn"), accept, mode, key, word+mode) // the second finds the thread free
 		r.refusal(t, http.StatusServiceUnavailable, "service_unavailable")
 		r.later(t)
 		w.record(r.trace(t)).failed(t, "failed", "expired_in_queue", "")
 	}
-	w.leaveQueue(t, bash(waiting.code()))
-	last := w.submit(bash("echo last"))
+	w.leaveQueue(t, bash(waiting.code()).of("left"))
+	last := w.submit(bash("echo last").of("left"))
 	h.release(t)
 	w.ended(running).succeeded(t, "held\nwoken\n")
 	w.ended(last).succeeded(t, "last\n")
@@ -170,7 +170,7 @@ func testOneSlot(t *testing.T, p *programs, in topology) {
 		t.Errorf("withdrawn programs run: %v", pids)
 	}
 	// And its key is free.
-	if r := w.execute(bash("echo anew"), key, word+ndjson); r.status != http.StatusOK {
+	if r := w.execute(bash("echo anew").of("withdrawn"), key, word+ndjson); r.status != http.StatusOK {
 		t.Errorf("the key of a withdrawn execution: %s", r)
 	}
 }

@@ -64,6 +64,7 @@ func runShared(t *testing.T, w *world) {
 		"thread-home":    testThreadHome, "thread-ends": testThreadEnds, "thread-modules": testThreadModules, "thread-program": testThreadProgram,
 		"thread-organisations": testThreadOrganisations, "thread-busy": testThreadBusy, "threads-at-once": testThreadsAtOnce,
 		"thread-in-a-row": func(t *testing.T, a *api) { testThreadInARow(t, 30, a) }, "thread-limits": testThreadLimits,
+		"thread-upload-limits": testThreadUploadLimits, "thread-refused": testThreadRefused, "files-in-the-way": testFilesInTheWay,
 		"file-uploads": testFileUploads, "file-downloads": testFileDownloads, "signed-urls": testSignedURLs,
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -66,11 +66,11 @@ os.utime('dir/empty', ns=(1, 999999999000000001))
 open('zero', 'w').close()
 open('name with\nline break and \u00e9', 'w').write('odd')
 with open('sparse', 'wb') as f:
-    f.truncate(64 << 20)
-    f.seek(40 << 20)
+    f.truncate(16 << 20)
+    f.seek(10 << 20)
     f.write(b'in the middle')
 with open('large', 'wb') as f:
-    for i in range(9): f.write(bytes([i]) * (1 << 20))
+    for i in range(6): f.write(bytes([i]) * (1 << 20))
 `, `
 os.rename('dir', 'renamed')
 open('renamed/file', 'a').write('appended\n')
@@ -78,7 +78,7 @@ os.unlink('zero')
 os.unlink('link'); os.mkdir('link'); open('link/in', 'w').write('was a link')
 os.rmdir('renamed/empty'); open('renamed/empty', 'w').write('was a directory')
 os.unlink('out'); open('out', 'w').write('was a link to a file')
-with open('sparse', 'r+b') as f: f.seek(63 << 20); f.write(b'more')
+with open('sparse', 'r+b') as f: f.seek(15 << 20); f.write(b'more')
 with open('large', 'r+b') as f: f.seek(5 << 20); f.write(b'changed')
 `, `
 import shutil
@@ -364,15 +364,14 @@ func (a *api) call(t testing.TB, mode string, body request) string {
 
 // testThreadInARow makes each call when the answer of the one before is there, at one gateway after the other.
 func testThreadInARow(t *testing.T, calls int, gateways ...*api) {
-	programs := []func(n int) request{
-		func(n int) request { return bash(fmt.Sprintf("cat log; echo %d >> log", n)) },
-		func(n int) request {
-			return python(fmt.Sprintf("f = open('log', 'a+'); f.seek(0); print(f.read(), end=''); print(%d, file=f)", n))
-		},
-		func(n int) request {
-			return node(fmt.Sprintf("const fs = require('fs'); process.stdout.write(fs.readFileSync('log')); fs.appendFileSync('log', '%d\\n')", n))
-		},
+	shell := func(n int) request { return bash(fmt.Sprintf("cat log; echo %d >> log", n)) }
+	snake := func(n int) request {
+		return python(fmt.Sprintf("f = open('log', 'a+'); f.seek(0); print(f.read(), end=''); print(%d, file=f)", n))
 	}
+	script := func(n int) request {
+		return node(fmt.Sprintf("const fs = require('fs'); process.stdout.write(fs.readFileSync('log')); fs.appendFileSync('log', '%d\\n')", n))
+	}
+	programs := []func(n int) request{shell, snake, shell, snake, script} // by fives, so that each meets each mode
 	modes := []string{"inline", "streaming", "async", "polled"}
 	want := ""
 	gateways[0].inline(bash("touch log").of("row"))
@@ -414,13 +413,18 @@ func testThreadsAtOnce(t *testing.T, a *api) {
 // testThreadLimits makes homes larger than their sandbox allows.
 func testThreadLimits(t *testing.T, a *api) {
 	b := a.sandboxed("thread-limits", request{"memory": "128MiB", "disk": request{"home": "4MiB", "inodes": 256}})
-	for thread, c := range map[string]struct{ first, second, left, says string }{
-		"bytes": {"head -c 3000000 /dev/zero > a", "head -c 3000000 /dev/zero > b", "a\n", "6000000 bytes in 2 files and directories, and the sandbox allows 4194304 bytes"},
-		"files": {"mkdir d; touch d/{1..160}", "mkdir e; touch e/{1..160}", "d\n", "in 322 files and directories, and the sandbox allows 4194304 bytes in 256"},
+	c := a.sandboxed("thread-limits-disk", request{"memory": "32MiB", "disk": request{"home": "20MiB"}}) // more than half of the memory
+	for thread, c := range map[string]struct {
+		*api
+		first, second, left, says string
+	}{
+		"bytes": {b, "head -c 3000000 /dev/zero > a", "head -c 3000000 /dev/zero > b", "a\n", "6000000 bytes in 2 files and directories, and the sandbox allows 4194304 bytes"},
+		"files": {b, "mkdir d; touch d/{1..160}", "mkdir e; touch e/{1..160}", "d\n", "in 322 files and directories, and the sandbox allows 4194304 bytes in 256"},
+		"disk":  {c, "head -c 15000000 /dev/zero > a", "head -c 10000000 /dev/zero > b", "a\n", "25000000 bytes in 2 files and directories, and the sandbox allows 20971520 bytes"},
 	} {
 		t.Run(thread, func(t *testing.T) {
 			t.Parallel()
-			b := b.in(t)
+			b := c.in(t)
 			if r := b.inline(bash(c.first).of(thread)); !r.Success {
 				t.Fatalf("got %+v", r)
 			}
@@ -441,5 +445,57 @@ func testThreadLimits(t *testing.T, a *api) {
 				t.Errorf("after making room: %+v", r)
 			}
 		})
+	}
+}
+
+// testThreadUploadLimits uploads more than a home may have.
+func testThreadUploadLimits(t *testing.T, a *api) {
+	b := a.sandboxed("thread-upload-limits", request{"memory": "128MiB", "disk": request{"home": "4MiB", "inodes": 256}})
+	b.uploadURL("much", "x", 4<<20+1).refusal(t, http.StatusBadRequest, "validation_error")
+	b.inline(bash("echo kept > file").of("much"))
+	for i := range 3 {
+		b.put(t, "much", fmt.Sprint("upload", i), noise(2<<20))
+	}
+	for range 2 {
+		r := b.inline(bash("ls").of("much"))
+		want := "6291456 bytes in 3 files were uploaded to the thread, and the sandbox has room for 4194304 bytes in 256"
+		if told(r.ErrorCode) != `"thread_mount_error"` || r.ErrorMessage == nil || !strings.Contains(*r.ErrorMessage, want) {
+			t.Errorf("got %s: %s, want %q", told(r.ErrorCode), told(r.ErrorMessage), want)
+		}
+	}
+	b.put(t, "full", "upload", noise(4<<20))
+	if r := b.inline(python("import os; print(os.path.getsize('upload'))").of("full")); r.Stdout != "4194304\n" {
+		t.Errorf("a full home, with the program's own file besides: %+v", r)
+	}
+	b.put(t, "much", "upload1", nil)
+	b.put(t, "much", "upload2", []byte("small"))
+	if r := b.inline(bash("cat file upload1 upload2; wc -c < upload0").of("much")); r.Stdout != "kept\nsmall2097152\n" {
+		t.Errorf("after smaller uploads: %+v", r)
+	}
+}
+
+// testThreadRefused has executions refused that would have had a thread.
+func testThreadRefused(t *testing.T, a *api) {
+	free, _ := a.newKey("thread-free", "free")
+	pro, _ := a.newKey("thread-free", "pro")
+	poor, rich, h := a.with(free), a.with(pro), newHold()
+	var running []*pending
+	for range 5 {
+		running = append(running, poor.start(bash(h.code())))
+	}
+	h.reached(t, len(running))
+	for mode, headers := range modes() {
+		if r := poor.execute(bash("echo never").of("refused"), headers...); r.status != http.StatusTooManyRequests {
+			t.Errorf("%s over the plan's limit: %s", mode, r)
+		}
+		poor.execute(bash("echo never").of("refused").and("timeout", 61), headers...).refusal(t, http.StatusTooManyRequests, "rate_limited")
+		poor.execute(bash("").of("refused"), headers...).refusal(t, http.StatusBadRequest, "validation_error")
+	}
+	if r := rich.inline(bash("ls -A").of("refused")); !r.Success || r.Stdout != "" {
+		t.Errorf("the next call: %+v", r)
+	}
+	h.release(t)
+	for _, p := range running {
+		p.answer(t)
 	}
 }
