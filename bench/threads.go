@@ -46,6 +46,7 @@ type threads struct {
 	LargeMemory float64 `json:"large_file_memory_mb"` // that the server's memory grew by at most while it was saved and fetched
 	SaveSeconds float64 `json:"first_save_seconds"`   // of the whole home, with making it
 	endpoint    string  // of the S3 server
+	key         string  // of executions with threads, whose sandbox has room for the homes
 }
 
 // measureThreads measures calls with threads; dir is for the server and its store.
@@ -97,8 +98,37 @@ func (m *threads) server(ctx context.Context, program, dir string) (*target, err
 	if err := t.ready(ctx); err != nil {
 		return nil, errors.Join(err, t.close())
 	}
+	if m.key == "" {
+		if m.key, err = roomyKey(ctx, t.api); err != nil {
+			return nil, errors.Join(err, t.close())
+		}
+	}
 	return t, nil
 }
+
+// roomyKey makes a key whose sandbox has room for the homes.
+func roomyKey(ctx context.Context, a *api) (string, error) {
+	for _, step := range [][2]string{
+		{"/v1/admin/sandboxes", `{"name":"roomy","disk":{"home":"2GiB"}}`},
+		{"/v1/admin/keys", `{"name":"threads","org":"threads","plan":"enterprise","sandbox":"roomy"}`},
+	} {
+		resp, err := a.do(ctx, http.MethodPost, step[0], "application/json", []byte(step[1]))
+		if err != nil {
+			return "", err
+		}
+		var made struct{ Key string }
+		if err := errors.Join(json.NewDecoder(resp.Body).Decode(&made), resp.Body.Close()); err != nil {
+			return "", err
+		}
+		if made.Key != "" {
+			return made.Key, nil
+		}
+	}
+	return "", errors.New("make a key: the answer has none")
+}
+
+// withThreads speaks for the key of executions with threads.
+func (m *threads) withThreads(a *api) *api { return &api{a.url, m.key, a.http} }
 
 // restart stops the server and starts it again without any homes on the worker.
 func (m *threads) restart(ctx context.Context, t *target, program, dir string) (*target, error) {
@@ -119,6 +149,7 @@ func (m *threads) restart(ctx context.Context, t *target, program, dir string) (
 func (m *threads) run(ctx context.Context, a *api, language proto.Language, thread, code string) (float64, error) {
 	body, err := json.Marshal(map[string]any{"language": language, "code": code, "timeout": threadTimeout})
 	if thread != "" {
+		a = m.withThreads(a)
 		body, err = json.Marshal(map[string]any{"language": language, "code": code, "timeout": threadTimeout, "thread_id": thread})
 	}
 	if err != nil {
@@ -202,7 +233,7 @@ func (m *threads) forks(ctx context.Context, t *target) (float64, error) {
 	var took []float64
 	for i := range forks {
 		began := time.Now()
-		resp, err := t.do(ctx, http.MethodPost, "/v1/threads/"+benchThread+"/fork", "application/json", fmt.Appendf(nil, `{"id":"fork%d"}`, i))
+		resp, err := m.withThreads(t.api).do(ctx, http.MethodPost, "/v1/threads/"+benchThread+"/fork", "application/json", fmt.Appendf(nil, `{"id":"fork%d"}`, i))
 		if err != nil {
 			return 0, err
 		}
