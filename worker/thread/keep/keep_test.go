@@ -32,7 +32,7 @@ const (
 
 // world is a store, the heads of threads, and what workers are made of.
 type world struct {
-	t      *testing.T
+	t      testing.TB
 	blobs  *counting
 	pool   *disk.Pool
 	owners *home.Owners
@@ -76,7 +76,7 @@ func (c *counting) Get(ctx context.Context, b proto.Blob) (io.ReadCloser, error)
 	return c.Store.Get(ctx, b)
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	t.Helper()
 	base := t.TempDir()
 	pool, err := disk.Open(disk.Config{Dir: filepath.Join(base, "volumes")})

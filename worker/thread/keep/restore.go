@@ -99,9 +99,11 @@ func (k *Keeper) applyStream(ctx context.Context, dir, org string, l proto.Layer
 		return err
 	}
 	defer func() { _ = r.Close() }()
-	err = home.Apply(ctx, dir, bytes.NewReader(index), io.LimitReader(r, l.Size-l.Index), noLimits, k.fetchObject(org))
+	content := readAhead(r)
+	defer func() { _ = content.Close() }()
+	err = home.Apply(ctx, dir, bytes.NewReader(index), io.LimitReader(content, l.Size-l.Index), noLimits, k.fetchObject(org))
 	if err == nil {
-		_, err = io.Copy(io.Discard, r) // to the word on the digest
+		_, err = io.Copy(io.Discard, content) // to the word on the digest
 	}
 	return err
 }
