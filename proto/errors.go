@@ -12,6 +12,9 @@ var ErrNotFound = errors.New("not found")
 // ErrConflict says that somebody else changed the same thing first.
 var ErrConflict = errors.New("changed by somebody else")
 
+// ErrCorrupt says that bytes are not those that a digest or size names, or not those that were encrypted.
+var ErrCorrupt = errors.New("corrupt")
+
 // ErrExists says that there is something of that name already.
 var ErrExists = errors.New("exists already")
 

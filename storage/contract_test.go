@@ -101,10 +101,10 @@ func TestPutOfSomethingElse(t *testing.T) {
 			other := content(size)
 			other[size/2] ^= 1
 			err := w.store.Put(t.Context(), b, bytes.NewReader(other))
-			wantError(t, err, blob.ErrCorrupt, "put", b.Key)
+			wantError(t, err, proto.ErrCorrupt, "put", b.Key)
 			wantAbsent(t, w.store, b.Key)
 			err = w.store.Put(t.Context(), b, bytes.NewReader(content(size)[:size-1]))
-			wantError(t, err, blob.ErrCorrupt, "put", b.Key)
+			wantError(t, err, proto.ErrCorrupt, "put", b.Key)
 			wantAbsent(t, w.store, b.Key)
 			if size == 1 {
 				continue
@@ -295,7 +295,7 @@ func TestFaultsThatPass(t *testing.T) {
 			if kind == storagetest.Wrong { // the bytes are with the caller by then
 				w.Set(storagetest.Wrong, 1, "get", 0)
 				got, err := get(t.Context(), front, b)
-				wantError(t, err, blob.ErrCorrupt, "get", b.Key)
+				wantError(t, err, proto.ErrCorrupt, "get", b.Key)
 				if len(got) == len(want) {
 					t.Error("all of a corrupt object was given")
 				}
@@ -383,7 +383,7 @@ func TestFaultsThatStay(t *testing.T) {
 		for range 2 {
 			w.Set(storagetest.Wrong, -1, "get", 0)
 			_, err := get(t.Context(), w.front, there)
-			wantError(t, err, blob.ErrCorrupt, "get", there.Key)
+			wantError(t, err, proto.ErrCorrupt, "get", there.Key)
 		}
 		w.Set(storagetest.None, 0, "", 0)
 		wantContent(t, w.front, there, want)
@@ -443,7 +443,7 @@ func TestDamage(t *testing.T) {
 				t.Fatal(err)
 			}
 			got, err := get(t.Context(), w.store, b)
-			if !errors.Is(err, blob.ErrCorrupt) || len(got) == 200_000 {
+			if !errors.Is(err, proto.ErrCorrupt) || len(got) == 200_000 {
 				t.Errorf("%s: read %d bytes, %v", name, len(got), err)
 			}
 		}

@@ -220,11 +220,11 @@ func TestEncryption(t *testing.T) {
 	other := open(keyFile(t, false))
 	_, err = other.Get(t.Context(), b)
 	wantError(t, err, blob.ErrUnavailable, "get", "text")
-	if errors.Is(err, blob.ErrCorrupt) || !strings.Contains(err.Error(), "give the key file") {
+	if errors.Is(err, proto.ErrCorrupt) || !strings.Contains(err.Error(), "give the key file") {
 		t.Errorf("got %v", err)
 	}
 	_, err = open("").Get(t.Context(), b)
-	wantError(t, err, blob.ErrCorrupt, "get", "text")
+	wantError(t, err, proto.ErrCorrupt, "get", "text")
 
 	// A store that gives another object that was encrypted with the same key is found out.
 	swapped := put(t, store, "swapped", content(len(want)))
@@ -232,7 +232,7 @@ func TestEncryption(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = get(t.Context(), store, swapped)
-	wantError(t, err, blob.ErrCorrupt, "get", "swapped")
+	wantError(t, err, proto.ErrCorrupt, "get", "swapped")
 
 	// A byte that changed is seen in a range of what is around it.
 	stored[len(stored)/2] ^= 1
@@ -244,7 +244,7 @@ func TestEncryption(t *testing.T) {
 		_, err = io.ReadAll(ranged)
 		_ = ranged.Close()
 	}
-	wantError(t, err, blob.ErrCorrupt, "get", "text")
+	wantError(t, err, proto.ErrCorrupt, "get", "text")
 
 	for name, text := range map[string]string{"empty": "", "none": "# nothing\n", "two": mustRead(t, key) + mustRead(t, keyFile(t, false)), "noise": "AGE-SECRET-KEY-1QQQ"} {
 		file := filepath.Join(t.TempDir(), name)
@@ -327,7 +327,7 @@ func TestUploadsAreAborted(t *testing.T) {
 	b := named("large", content(30*mebibyte))
 	other := content(30 * mebibyte)
 	other[29*mebibyte] ^= 1
-	wantError(t, store.Put(t.Context(), b, bytes.NewReader(other)), blob.ErrCorrupt, "put", "large")
+	wantError(t, store.Put(t.Context(), b, bytes.NewReader(other)), proto.ErrCorrupt, "put", "large")
 	wantAbsent(t, store, "large")
 	uploads := func() (open, aborted int) {
 		for _, r := range f.Seen() {
@@ -477,7 +477,7 @@ func TestS3WithoutRanges(t *testing.T) {
 	store := &blob.Store{Backend: backend, Policy: quick()}
 	defer func() { _ = store.Close() }()
 	_, err = store.GetRange(t.Context(), named("k", content(1000)), 500, 100)
-	wantError(t, err, blob.ErrCorrupt, "get", "k")
+	wantError(t, err, proto.ErrCorrupt, "get", "k")
 }
 
 // Where there is no answer, it says what to look at.

@@ -50,7 +50,7 @@ func TestPutStreamOfSomethingElse(t *testing.T) {
 			} {
 				key := fmt.Sprintf("other/%d-%s", size, name)
 				_, err := w.store.PutStream(t.Context(), key, size, in)
-				wantError(t, err, blob.ErrCorrupt, "put", key)
+				wantError(t, err, proto.ErrCorrupt, "put", key)
 				wantAbsent(t, w.store, key)
 			}
 			broken := errors.New("the client has gone")

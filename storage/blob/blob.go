@@ -61,7 +61,7 @@ type Backend interface {
 	// of the store's machine; after an error of content there is none. An object of the same key is replaced, at once and as a
 	// whole, if replace is true, and the error is [proto.ErrExists] if it is not. A backend that cannot do the latter replaces.
 	Put(ctx context.Context, key string, size int64, content io.Reader, replace bool) error
-	// Get opens a span. It may end too early, and what it gives may be wrong. An object that is found to be shorter is [ErrCorrupt].
+	// Get opens a span. It may end too early, and what it gives may be wrong. An object that is found to be shorter is [proto.ErrCorrupt].
 	Get(ctx context.Context, key string, span Span) (io.ReadCloser, error)
 	// Stat tells of one object.
 	Stat(ctx context.Context, key string) (Entry, error)
@@ -72,19 +72,14 @@ type Backend interface {
 	List(ctx context.Context, prefix, after string) iter.Seq2[Entry, error]
 }
 
-// Kinds of errors, beside [proto.ErrNotFound] and [proto.ErrExists].
-var (
-	// ErrCorrupt says that bytes are not those that the digest or size names, or not those that were encrypted.
-	ErrCorrupt = errors.New("corrupt")
-	// ErrUnavailable says that a store did not do what it was asked for, and that nothing is known of the object.
-	ErrUnavailable = errors.New("the store is unavailable")
-)
+// ErrUnavailable says that a store did not do what it was asked for, and that nothing is known of the object.
+var ErrUnavailable = errors.New("the store is unavailable")
 
 // Error says what was not done to which object, and what to do about it.
 type Error struct {
 	Op   string // put, get, stat, delete, list
 	Key  string // or the prefix of a list
-	Kind error  // proto.ErrNotFound, proto.ErrExists, ErrCorrupt or ErrUnavailable
+	Kind error  // proto.ErrNotFound, proto.ErrExists, proto.ErrCorrupt or ErrUnavailable
 	Do   string // what to do; empty for what the kind says
 	// Again is true where the same request, made again at once, may succeed.
 	Again bool
@@ -111,7 +106,7 @@ func (e *Error) Advice() string {
 		return "see that this is the store, with the prefix, that it was put into, and that it was not removed"
 	case errors.Is(e.Kind, proto.ErrExists):
 		return "use another key: something else is there under this one"
-	case errors.Is(e.Kind, ErrCorrupt):
+	case errors.Is(e.Kind, proto.ErrCorrupt):
 		return "if reading it again gives the same, put it back from a copy and look for what changed it"
 	default:
 		return "see that the store can be reached and is in order, then try again"

@@ -10,6 +10,8 @@ import (
 	"os"
 
 	"filippo.io/age"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 const (
@@ -219,7 +221,7 @@ func (c *ciphertext) explain(err error) error {
 			Do: "give the key file that the store was written with",
 		}
 	}
-	return &Error{Op: "get", Key: c.key, Kind: ErrCorrupt, Err: err}
+	return &Error{Op: "get", Key: c.key, Kind: proto.ErrCorrupt, Err: err}
 }
 
 // plaintext reads what was decrypted.

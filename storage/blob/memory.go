@@ -106,5 +106,5 @@ func sizeError(key string, got, want int64) error {
 }
 
 func sizeCorrupt(key string, got, want int64) error {
-	return &Error{Op: "get", Key: key, Kind: ErrCorrupt, Err: fmt.Errorf("it has %d bytes and not %d", got, want)}
+	return &Error{Op: "get", Key: key, Kind: proto.ErrCorrupt, Err: fmt.Errorf("it has %d bytes and not %d", got, want)}
 }

@@ -63,7 +63,7 @@ func (v *verifying) Read(p []byte) (int, error) {
 }
 
 func (v *verifying) corrupt(err error) error {
-	e := &Error{Op: v.op, Key: v.blob.Key, Kind: ErrCorrupt, Err: err}
+	e := &Error{Op: v.op, Key: v.blob.Key, Kind: proto.ErrCorrupt, Err: err}
 	if v.op == "put" {
 		e.Do = "nothing was stored; see what changed the content after its digest was taken"
 	}

@@ -19,7 +19,7 @@ const maxHeld = 8 << 20
 // PutStream stores content, which must be size bytes, under a key that was never used, and gives the object's name with the digest of what
 // came. Content is read once, and as it comes: up to 8 MiB are held in memory, and the request is made again as [Store.Put] makes it; of
 // more only what is on its way, and only parts of it are sent again, by a backend that sends it in parts. Nobody sees the object before it
-// is whole, and there is none after an error. That is content's own, wrapped, where it fails; [ErrCorrupt] where content is shorter or longer
+// is whole, and there is none after an error. That is content's own, wrapped, where it fails; [proto.ErrCorrupt] where content is shorter or longer
 // than size; [proto.ErrExists] where the key was used. The end of ctx does not interrupt a Read of content.
 func (s *Store) PutStream(ctx context.Context, key string, size int64, content io.Reader) (proto.Blob, error) {
 	if err := checkKey("put", key); err != nil {
@@ -57,7 +57,7 @@ func (s *Store) isThere(ctx context.Context, b proto.Blob, exists error) error {
 		_, err = io.Copy(io.Discard, r)
 		_ = r.Close() // only read
 	}
-	if errors.Is(err, ErrCorrupt) {
+	if errors.Is(err, proto.ErrCorrupt) {
 		return exists
 	}
 	return err
@@ -112,5 +112,5 @@ func (m *measured) end() error {
 }
 
 func (m *measured) mistaken(err error) error {
-	return &Error{Op: "put", Key: m.key, Kind: ErrCorrupt, Err: err, Do: "nothing was stored; give the size that the content has"}
+	return &Error{Op: "put", Key: m.key, Kind: proto.ErrCorrupt, Err: err, Do: "nothing was stored; give the size that the content has"}
 }

@@ -77,7 +77,7 @@ func (s *Store) explain(ctx context.Context, op, key string, err error) error {
 	case code == http.StatusPreconditionFailed:
 		e.Kind = proto.ErrExists
 	case code == http.StatusRequestedRangeNotSatisfiable:
-		e.Kind = blob.ErrCorrupt
+		e.Kind = proto.ErrCorrupt
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
 		e.Do = "see that the credentials are right and may get, put, delete and list in the bucket, and that the clock is right"
 	case code == http.StatusRequestTimeout, code == http.StatusConflict, code == http.StatusTooManyRequests, code >= 500 && code != http.StatusNotImplemented:

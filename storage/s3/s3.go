@@ -38,7 +38,7 @@ const (
 	// dialWait is how long making a connection may take.
 	dialWait = 10 * time.Second
 	// DefaultSilence is [Config].Silence where that is 0.
-	DefaultSilence = 30 * time.Second
+	DefaultSilence = 15 * time.Second
 )
 
 // Config says where a bucket is and how it is spoken to. Credentials are found as all programs on the AWS SDK find them: in the environment,
@@ -224,7 +224,7 @@ func (s *Store) Get(ctx context.Context, key string, span blob.Span) (io.ReadClo
 func (s *Store) compare(out *s3.GetObjectOutput, key string, span blob.Span) error {
 	if span.Whole() {
 		if n := out.ContentLength; n != nil && *n != span.Size {
-			return &blob.Error{Op: "get", Key: key, Kind: blob.ErrCorrupt, Err: fmt.Errorf("it has %d bytes and not %d", *n, span.Size)}
+			return &blob.Error{Op: "get", Key: key, Kind: proto.ErrCorrupt, Err: fmt.Errorf("it has %d bytes and not %d", *n, span.Size)}
 		}
 		return nil
 	}
@@ -233,11 +233,11 @@ func (s *Store) compare(out *s3.GetObjectOutput, key string, span blob.Span) err
 	switch {
 	case !ok:
 		return &blob.Error{
-			Op: "get", Key: key, Kind: blob.ErrCorrupt,
+			Op: "get", Key: key, Kind: proto.ErrCorrupt,
 			Err: fmt.Errorf("asked for %s%d, the server answered with %.100q", place, span.Size, aws.ToString(out.ContentRange)),
 		}
 	case total != fmt.Sprint(span.Size) && total != "*":
-		return &blob.Error{Op: "get", Key: key, Kind: blob.ErrCorrupt, Err: fmt.Errorf("it has %.20s bytes and not %d", total, span.Size)}
+		return &blob.Error{Op: "get", Key: key, Kind: proto.ErrCorrupt, Err: fmt.Errorf("it has %.20s bytes and not %d", total, span.Size)}
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -534,12 +535,10 @@ func TestStoreThatGivesSomethingElse(t *testing.T) {
 	w.close(k)
 	layer := w.heads["org/a"].Version.Layers[0]
 	content := bytes.Repeat([]byte{1}, int(layer.Size))
-	if err := w.blobs.Backend.Put(t.Context(), layer.Key, layer.Size, bytes.NewReader(content), true); err != nil {
-		t.Fatal(err)
-	}
+	w.replace(layer.Key, content)
 	cold := w.worker("two", 1<<30)
 	defer w.close(cold)
-	if _, err := cold.CheckOut(t.Context(), w.job("a")); !errors.Is(err, blob.ErrCorrupt) {
+	if _, err := cold.CheckOut(t.Context(), w.job("a")); !errors.Is(err, proto.ErrCorrupt) {
 		t.Error(err)
 	}
 }
@@ -577,4 +576,66 @@ func TestRemovedThreadMadeAgain(t *testing.T) {
 		t.Error(err)
 	}
 	w.run(k, "a", func(dir string) { has(t, dir+"/third", "3") })
+}
+
+// What arrived wrong is fetched once more, also what was half applied by then.
+func TestStoreThatGivesSomethingElseOnce(t *testing.T) {
+	for name, size := range map[string]int{"small": 1000, "large": 3 * mib} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			k := w.worker("one", 1<<30)
+			text := make([]byte, size)
+			_, _ = rand.NewChaCha8([32]byte{}).Read(text)
+			w.run(k, "a", func(dir string) {
+				write(t, dir+"/a", "first")
+				write(t, dir+"/file", string(text))
+			})
+			w.close(k)
+			layer := w.heads["org/a"].Version.Layers[0]
+			right := w.content(layer.Blob)
+			wrong := bytes.Clone(right)
+			wrong[layer.Size-layer.Index-1] ^= 1
+			w.replace(layer.Key, wrong)
+			gets := 0
+			w.blobs.fails = func(op, key string) error {
+				if op == "get" && key == layer.Key {
+					if gets++; gets == 2 {
+						w.replace(key, right)
+					}
+				}
+				return nil
+			}
+			cold := w.worker("two", 1<<30)
+			defer w.close(cold)
+			if c := w.run(cold, "a", func(dir string) {
+				if got, err := os.ReadFile(dir + "/file"); err != nil || !bytes.Equal(got, text) {
+					t.Errorf("%d bytes, %v", len(got), err)
+				}
+			}); c != nil || gets != 2 {
+				t.Errorf("%+v after %d times", c, gets)
+			}
+		})
+	}
+}
+
+// content reads a blob.
+func (w *world) content(b proto.Blob) []byte {
+	w.t.Helper()
+	r, err := w.blobs.Store.Get(w.t.Context(), b)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	content, err := io.ReadAll(r)
+	if err := errors.Join(err, r.Close()); err != nil {
+		w.t.Fatal(err)
+	}
+	return content
+}
+
+// replace has the store give something else under a key.
+func (w *world) replace(key string, content []byte) {
+	w.t.Helper()
+	if err := w.blobs.Backend.Put(w.t.Context(), key, int64(len(content)), bytes.NewReader(content), true); err != nil {
+		w.t.Error(err)
+	}
 }

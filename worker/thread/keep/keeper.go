@@ -329,8 +329,18 @@ func (k *Keeper) replace(p *place) *place {
 	return next
 }
 
-// make makes the directory of a thread's newest version: out of the one that is there, if that is one of the versions before.
+// make makes the directory of a thread's newest version.
 func (k *Keeper) make(ctx context.Context, p *place, t *proto.Thread) error {
+	err := k.makeOnce(ctx, p, t)
+	if errors.Is(err, proto.ErrCorrupt) { // on its way perhaps; from the start, for some of it may have been applied
+		k.cfg.Log.Warn("a home was fetched wrong, and is fetched again", "org", t.Org, "thread", t.ID, "error", err)
+		err = k.makeOnce(ctx, p, t)
+	}
+	return err
+}
+
+// makeOnce makes it out of the directory that is there, if that is one of the versions before. After an error there is none.
+func (k *Keeper) makeOnce(ctx context.Context, p *place, t *proto.Thread) error {
 	work := k.path(workPrefix + rand.Text())
 	layers := t.Version.Layers
 	known := slices.ContainsFunc(t.History, func(v proto.Version) bool { return v.Number == p.at.number && v.Manifest.Digest == p.at.digest })

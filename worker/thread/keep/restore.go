@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -102,10 +103,8 @@ func (k *Keeper) applyStream(ctx context.Context, dir, org string, l proto.Layer
 	content := readAhead(r)
 	defer func() { _ = content.Close() }()
 	err = home.Apply(ctx, dir, bytes.NewReader(index), io.LimitReader(content, l.Size-l.Index), noLimits, k.fetchObject(org))
-	if err == nil {
-		_, err = io.Copy(io.Discard, content) // to the word on the digest
-	}
-	return err
+	_, corrupt := io.Copy(io.Discard, content) // to the word on the digest
+	return errors.Join(err, corrupt)
 }
 
 func (k *Keeper) index(ctx context.Context, l proto.Layer) ([]byte, error) {
@@ -119,7 +118,7 @@ func (k *Keeper) index(ctx context.Context, l proto.Layer) ([]byte, error) {
 		return nil, err
 	}
 	if digest := thread.DigestName(sha256.Sum256(index)); digest != l.IndexDigest {
-		return nil, fmt.Errorf("the index of layer %s has the digest %s and should have %s", l.Key, digest, l.IndexDigest)
+		return nil, fmt.Errorf("%w: the index of layer %s has the digest %s and should have %s", proto.ErrCorrupt, l.Key, digest, l.IndexDigest)
 	}
 	return index, nil
 }
