@@ -32,6 +32,7 @@ func TestE2E(t *testing.T) {
 	}
 	for name, test := range map[string]func(*testing.T, *programs){
 		"data-lock": testDataLock, "drain-async": testDrainAsync, "no-worker": testNoWorker, "two-gateways": testTwoGateways,
+		"threads-killed-directory": testThreadsKilledDirectory, "threads-store-fails": testThreadsStoreFails, "threads-frozen": testThreadsFrozen,
 		"worker-first": testWorkerFirst, "credentials": testCredentials, "image": testImage, "redis": testRedis, "no-nsjail": testNoNsjail,
 		"thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
 	} {
@@ -46,7 +47,7 @@ func TestE2E(t *testing.T) {
 func ownWorld() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
 		"drain": testDrain, "drain-over": testDrainOver, "one-slot": testOneSlot,
-		"webhooks": testWebhooks, "webhooks-killed": testWebhooksKilled,
+		"webhooks": testWebhooks, "webhooks-killed": testWebhooksKilled, "threads-killed": testThreadsKilled,
 		"network": testNetwork, "store": testStore, "sandbox-images": testSandboxImages, "unfit": testUnfit, "unfit-at-start": testUnfitAtStart,
 		"thread-expiry": testThreadExpiry,
 	}

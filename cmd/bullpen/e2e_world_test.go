@@ -91,8 +91,13 @@ func (w *world) startFront(t *testing.T) {
 
 func (w *world) startWorker(t *testing.T) {
 	t.Helper()
-	args := append([]string{"--roles", "worker", "--data", filepath.Join(t.TempDir(), "worker")}, w.args...)
-	w.worker, w.health = w.programs.startServe(t, "worker", w.env, args...)
+	w.worker, w.health = w.startWorkerIn(t, filepath.Join(t.TempDir(), "worker"))
+}
+
+// startWorkerIn starts a worker with its data in dir.
+func (w *world) startWorkerIn(t *testing.T, dir string, args ...string) (proc *process, base string) {
+	t.Helper()
+	return w.programs.startServe(t, "worker", w.env, slices.Concat([]string{"--roles", "worker", "--data", dir}, w.args, args)...)
 }
 
 // ready waits until executions are taken and run.

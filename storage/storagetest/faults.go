@@ -49,6 +49,16 @@ type Switch struct {
 	told  chan string
 	count int
 	seen  []*http.Request
+	rules []*rule
+	watch func(r *http.Request, answered bool)
+}
+
+// rule is a fault of some requests.
+type rule struct {
+	kind  Fault
+	left  int
+	match func(r *http.Request) bool
+	hits  int
 }
 
 // Set lets the next requests go wrong, that many times, or all for less than 0; only those of an operation (put, get, stat, delete, list)
@@ -108,10 +118,51 @@ func (s *Switch) Seen() []*http.Request {
 	return slices.Clone(s.seen)
 }
 
-func (s *Switch) see(r *http.Request) {
+// Spoil lets the next requests over HTTP go wrong that match, that many times, or all for less than 0. It stands beside what was set, and
+// before it. heal ends it, and tells how many requests met the fault.
+func (s *Switch) Spoil(kind Fault, times int, match func(r *http.Request) bool) (heal func() (hits int)) {
+	added := &rule{kind: kind, left: times, match: match}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.rules = append(s.rules, added)
+	return func() int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.rules = slices.DeleteFunc(s.rules, func(r *rule) bool { return r == added })
+		return added.hits
+	}
+}
+
+// Watch has f called as each request over HTTP arrives, and again when it was answered; nil ends that. What happens to the request waits for f.
+func (s *Switch) Watch(f func(r *http.Request, answered bool)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.watch = f
+}
+
+func (s *Switch) tell(r *http.Request, answered bool) {
+	s.mu.Lock()
+	f := s.watch
+	s.mu.Unlock()
+	if f != nil {
+		f(r, answered)
+	}
+}
+
+// see notes a request, and gives its fault.
+func (s *Switch) see(r *http.Request) Fault {
+	s.mu.Lock()
 	s.seen = append(s.seen, r)
+	for _, rule := range s.rules {
+		if rule.left != 0 && rule.match(r) {
+			rule.left--
+			rule.hits++
+			s.mu.Unlock()
+			return rule.kind
+		}
+	}
+	s.mu.Unlock()
+	return s.Take(Operation(r))
 }
 
 // slowBytes is how many bytes of something slow come one by one.

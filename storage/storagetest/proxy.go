@@ -38,8 +38,11 @@ func (s *Server) Proxy(faults *Switch) *Proxy {
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}
 	p.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p.see(r.Clone(context.Background()))
-		serve(p.Take(Operation(r)), next, w, r)
+		seen := r.Clone(context.Background())
+		kind := p.see(seen)
+		p.tell(seen, false)
+		defer p.tell(seen, true) // also where the handler is left by a panic
+		serve(kind, next, w, r)
 	}))
 	p.Endpoint = p.server.URL
 	return p
