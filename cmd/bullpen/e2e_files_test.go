@@ -219,7 +219,10 @@ os.symlink('/etc/passwd', 'out'); os.symlink('small', 'link'); os.symlink('/etc'
 			asked    string
 			from, to int
 		}{
-			{"bytes=0-0", 0, 1}, {"bytes=3-", 3, size}, {"bytes=-4", size - 4, size}, {fmt.Sprintf("bytes=%d-%d", size/2-3, size/2+2), size/2 - 3, size/2 + 3},
+			{"bytes=0-0", 0, 1},
+			{"bytes=3-", 3, size},
+			{"bytes=-4", size - 4, size},
+			{fmt.Sprintf("bytes=%d-%d", size/2-3, size/2+2), size/2 - 3, size/2 + 3},
 			{"bytes=5-99999999999", 5, size},
 		} {
 			r := a.fetch(t, "downloads", name, "Range", c.asked, "If-Range", tag)
