@@ -79,7 +79,7 @@ func testThreadsStoreFails(t *testing.T, p *programs) {
 		if s.large {
 			noise := bash("head -c 2000000 /dev/urandom >.noise").and("thread_id", s.id)
 			if r, err := s.try(ctx, http.MethodPost, executePath, noise); err != nil || r.status != http.StatusOK {
-				return fmt.Errorf("%s: %v", r, err)
+				return fmt.Errorf("%s: %w", r, err)
 			}
 		}
 		return write(ctx, s, "")
@@ -105,7 +105,7 @@ func testThreadsStoreFails(t *testing.T, p *programs) {
 			return err
 		}
 		if r, err := s.try(ctx, http.MethodGet, "/v1/threads/"+s.id, nil); err != nil || !strings.Contains(string(r.body), `"holder":null`) {
-			return fmt.Errorf("%s: %v", r, err)
+			return fmt.Errorf("%s: %w", r, err)
 		}
 		return nil
 	})
