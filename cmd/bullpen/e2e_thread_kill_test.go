@@ -121,7 +121,8 @@ func (d *diary) write(ctx context.Context, at func() *api) (proto.Result, error)
 	d.mu.Unlock()
 	var res proto.Result
 	r, err := insist(ctx, func() (*reply, error) {
-		return at().try(ctx, http.MethodPost, executePath, bash(d.code(n)).and("thread_id", d.id, "timeout", 60), "Idempotency-Key", fmt.Sprintf("%s.%d", d.id, n))
+		body := bash(d.code(n)).and("thread_id", d.id, "timeout", 60)
+		return at().try(ctx, http.MethodPost, executePath, body, "Idempotency-Key", fmt.Sprintf("%s.%d", d.id, n))
 	})
 	if err == nil && r.status != http.StatusOK {
 		err = errors.New("refused")

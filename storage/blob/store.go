@@ -73,8 +73,8 @@ func (s *Store) Put(ctx context.Context, b proto.Blob, content io.ReaderAt) erro
 	})
 }
 
-// Get opens a whole object. Its last Read, or an earlier one, gives [proto.ErrCorrupt] if it is not what b names: until [io.EOF], nothing of it is
-// to be relied on. A stream that breaks goes on where it was. The reader needs ctx, and must be closed.
+// Get opens a whole object. Its last Read, or an earlier one, gives [proto.ErrCorrupt] if it is not what b names: until [io.EOF], nothing of
+// it is to be relied on. A stream that breaks goes on where it was. The reader needs ctx, and must be closed.
 func (s *Store) Get(ctx context.Context, b proto.Blob) (io.ReadCloser, error) {
 	if err := check("get", b); err != nil {
 		return nil, err

@@ -19,8 +19,8 @@ const maxHeld = 8 << 20
 // PutStream stores content, which must be size bytes, under a key that was never used, and gives the object's name with the digest of what
 // came. Content is read once, and as it comes: up to 8 MiB are held in memory, and the request is made again as [Store.Put] makes it; of
 // more only what is on its way, and only parts of it are sent again, by a backend that sends it in parts. Nobody sees the object before it
-// is whole, and there is none after an error. That is content's own, wrapped, where it fails; [proto.ErrCorrupt] where content is shorter or longer
-// than size; [proto.ErrExists] where the key was used. The end of ctx does not interrupt a Read of content.
+// is whole, and there is none after an error. That is content's own, wrapped, where it fails; [proto.ErrCorrupt] where content is shorter or
+// longer than size; [proto.ErrExists] where the key was used. The end of ctx does not interrupt a Read of content.
 func (s *Store) PutStream(ctx context.Context, key string, size int64, content io.Reader) (proto.Blob, error) {
 	if err := checkKey("put", key); err != nil {
 		return proto.Blob{}, err
