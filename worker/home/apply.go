@@ -50,7 +50,7 @@ func Apply(ctx context.Context, dir string, index, pack io.Reader, limits Limits
 		return fmt.Errorf("apply a layer: %w", err)
 	}
 	defer in.Close()
-	a := &applier{ctx: ctx, in: in, fetch: fetch, root: root, aside: -1, buf: make([]byte, 256<<10)}
+	a := &applier{ctx: ctx, in: in, fetch: fetch, root: root, from: open{fd: -1}, aside: -1, buf: make([]byte, 256<<10)}
 	defer a.close()
 	if err := a.run(); err != nil {
 		return fmt.Errorf("apply a layer: %s: %w", a.where(), err)
@@ -61,9 +61,32 @@ func Apply(ctx context.Context, dir string, index, pack io.Reader, limits Limits
 // open is a directory that is being changed.
 type open struct {
 	fd    int
-	name  string
+	place *place
 	entry *layer.Entry
 	empty bool // at first, so that no name in it is taken
+}
+
+// place is where a directory is. A path in its stead would be of 131,072 bytes at
+// worst, and one would be kept for each file with several names.
+type place struct {
+	in   *place // nil for the root
+	name string
+}
+
+// path is relative to the root.
+func (p *place) path() string {
+	var names []string
+	for ; p.in != nil; p = p.in {
+		names = append(names, p.name)
+	}
+	slices.Reverse(names)
+	return strings.Join(names, "/")
+}
+
+// first is the first name of a file or symlink that has others.
+type first struct {
+	in   *place
+	name string
 }
 
 type applier struct {
@@ -74,13 +97,15 @@ type applier struct {
 
 	root      int
 	stack     []open
-	groups    []string // the path of the first name of each
-	aside     int      // holds what is to be moved, by index; -1 if nothing is
+	groups    []first // of each
+	from      open    // the directory of the first name that was linked to last
+	aside     int     // holds what is to be moved, by index; -1 if nothing is
 	asideName string
 }
 
 func (a *applier) close() {
 	closeFD(a.aside)
+	closeFD(a.from.fd)
 	for _, d := range a.stack {
 		closeFD(d.fd)
 	}
@@ -88,20 +113,14 @@ func (a *applier) close() {
 
 // where is for people.
 func (a *applier) where() string {
-	path := a.path("")
+	path := ""
+	if len(a.stack) > 0 {
+		path = a.stack[len(a.stack)-1].place.path()
+	}
 	if len(path) > 200 {
 		path = "…" + path[len(path)-200:]
 	}
 	return fmt.Sprintf("in %q", "/"+path)
-}
-
-// path is that of a name in the directory that is open.
-func (a *applier) path(name string) string {
-	all := make([]string, 0, len(a.stack)+1)
-	for _, d := range a.stack[min(1, len(a.stack)):] {
-		all = append(all, d.name)
-	}
-	return strings.Join(append(all, name), "/")
 }
 
 func (a *applier) run() error {
@@ -189,7 +208,7 @@ func (a *applier) entry(e *layer.Entry) error {
 	}
 	switch e.Kind {
 	case layer.Dir:
-		return a.enter(d.fd, e)
+		return a.enter(d.fd, d.place, e)
 	case layer.File:
 		return a.file(d.fd, e)
 	case layer.Symlink:
@@ -212,14 +231,14 @@ func (a *applier) begin(e *layer.Entry) error {
 	if err != nil {
 		return err
 	}
-	a.stack = append(a.stack, open{fd: fd, entry: e, empty: e.Base == layer.Fresh})
+	a.stack = append(a.stack, open{fd: fd, place: &place{}, entry: e, empty: e.Base == layer.Fresh})
 	if e.Base == layer.Merge {
 		return nil
 	}
 	return removeAllIn(fd)
 }
 
-func (a *applier) enter(dir int, e *layer.Entry) error {
+func (a *applier) enter(dir int, in *place, e *layer.Entry) error {
 	var err error
 	switch e.Base {
 	case layer.Fresh:
@@ -235,7 +254,7 @@ func (a *applier) enter(dir int, e *layer.Entry) error {
 	if err != nil {
 		return err
 	}
-	a.stack = append(a.stack, open{fd: fd, name: e.Name, entry: e, empty: e.Base == layer.Fresh})
+	a.stack = append(a.stack, open{fd: fd, place: &place{in, e.Name}, entry: e, empty: e.Base == layer.Fresh})
 	if e.Base == layer.Moved {
 		return checkHeight(fd, len(a.stack))
 	}
@@ -352,19 +371,22 @@ func (a *applier) parts(f *os.File, e *layer.Entry, r io.Reader) error {
 
 func (a *applier) group(e *layer.Entry) {
 	if e.Group > 0 {
-		a.groups = append(a.groups, a.path(e.Name))
+		a.groups = append(a.groups, first{a.stack[len(a.stack)-1].place, e.Name})
 	}
 }
 
 func (a *applier) link(dir int, e *layer.Entry) error {
-	in, first := split(a.groups[e.Group-1])
-	from, err := walkTo(a.root, in)
-	if err != nil {
-		return err
+	to := a.groups[e.Group-1]
+	if a.from.place != to.in { // names of files in one directory mostly come together
+		fd, err := walkTo(a.root, to.in.path())
+		if err != nil {
+			return err
+		}
+		closeFD(a.from.fd)
+		a.from = open{fd: fd, place: to.in}
 	}
-	defer closeFD(from)
-	if err := unix.Linkat(from, first, dir, e.Name, 0); err != nil {
-		return fmt.Errorf("link to %.300q: %w", first, err)
+	if err := unix.Linkat(a.from.fd, to.name, dir, e.Name, 0); err != nil {
+		return fmt.Errorf("link to %.300q: %w", to.name, err)
 	}
 	return nil
 }

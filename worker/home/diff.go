@@ -50,7 +50,7 @@ func (o *Overlay) Diff(ctx context.Context, w io.Writer, limits Limits, store St
 }
 
 func (o *Overlay) diff(ctx context.Context, w io.Writer, limits Limits, store Store) (Stats, error) {
-	t := tree{ctx: ctx, limits: limits, overlay: true, lower: -1, index: -1}
+	t := tree{ctx: ctx, limits: limits, meter: newMeter(ctx), overlay: true, lower: -1, index: -1}
 	defer t.close()
 	var err error
 	if t.upper, err = openRoot(o.upper()); err != nil {
@@ -90,7 +90,7 @@ func Full(ctx context.Context, dir string, w io.Writer, limits Limits, store Sto
 }
 
 func full(ctx context.Context, dir string, lw *layer.Writer, limits Limits, store Store) (Stats, error) {
-	t := tree{ctx: ctx, limits: limits, lower: -1, index: -1}
+	t := tree{ctx: ctx, limits: limits, meter: newMeter(ctx), lower: -1, index: -1}
 	defer t.close()
 	var err error
 	if t.upper, err = openRoot(dir); err != nil {

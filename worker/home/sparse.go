@@ -1,6 +1,7 @@
 package home
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,9 +14,12 @@ import (
 )
 
 // extents are the parts of a file that are not holes.
-func extents(f *os.File, size int64) ([]layer.Extent, error) {
+func extents(ctx context.Context, f *os.File, size int64) ([]layer.Extent, error) {
 	var all []layer.Extent
 	for at := int64(0); at < size; {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
 		start, err := f.Seek(at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) || err == nil && start >= size {
 			break

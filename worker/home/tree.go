@@ -26,11 +26,14 @@ type tree struct {
 	// indexed are the files in index: by the handle of the lower file.
 	indexed map[string]indexed
 
+	meter *meter // of lower
+
 	at []string // the names on the way to where it is read, for people
 
 	// What scan finds.
 	seen    int64              // names in upper
 	moves   []string           // paths in lower of what was renamed
+	paths   int                // bytes that moves have
 	moveOf  map[string]int     // index in moves
 	links   map[uint64]int     // names of each file in upper that has several, by inode number
 	aliases map[uint64]indexed // what files in lower are shown as, by inode number
@@ -291,7 +294,7 @@ func (t *tree) scan(root node, depth int) error {
 // scanNode reports whether there are aliases below.
 func (t *tree) scanNode(n node, depth int) (bool, error) {
 	if depth > layer.MaxDepth {
-		return false, fmt.Errorf("more than %d directories in each other", layer.MaxDepth)
+		return false, errDeep
 	}
 	if t.ctx.Err() != nil {
 		return false, context.Cause(t.ctx)
@@ -345,10 +348,17 @@ func (t *tree) scanDir(n node, c child, f found, depth int) (bool, error) {
 		if _, ok := t.moveOf[sub.path]; ok {
 			return false, fmt.Errorf("%.300q is shown twice", sub.path)
 		}
+		if t.paths += len(sub.path); t.paths > layer.MaxMoves {
+			return false, fmt.Errorf("the paths of renamed directories take more than %d bytes together: %w", layer.MaxMoves, ErrLimit)
+		}
 		t.moveOf[sub.path] = len(t.moves)
 		t.moves = append(t.moves, sub.path)
-		if err := checkHeight(sub.lower, depth+1); err != nil {
+		came, err := t.meter.below(sub.lower)
+		if err != nil {
 			return false, err
+		}
+		if depth+1+came.height > layer.MaxDepth {
+			return false, errDeep
 		}
 	}
 	t.at = append(t.at, c.name)

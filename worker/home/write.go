@@ -78,11 +78,11 @@ func (w *writer) dir(n node, e *layer.Entry) error {
 	if e.Base == layer.Moved {
 		// Its old place is in a directory that is gone, or has a deletion or something
 		// else in it.
-		came, err := usageBelow(w.ctx, n.lower)
+		came, err := w.meter.below(n.lower)
 		if err != nil {
 			return err
 		}
-		w.stats.Grown.add(came)
+		w.stats.Grown.add(came.Usage)
 	}
 	all, err := w.children(n)
 	if err != nil {
@@ -157,11 +157,11 @@ func (w *writer) replaced(n node, c child) (bool, error) {
 	if st == nil || err != nil {
 		return false, err
 	}
-	gone, err := usageOf(w.ctx, n.lower, c.name, st)
+	gone, err := w.meter.name(n.lower, c.name, st)
 	if err != nil {
 		return false, fmt.Errorf("measure what %.300q was: %w", c.name, err)
 	}
-	w.stats.Grown.sub(gone)
+	w.stats.Grown.sub(gone.Usage)
 	return true, nil
 }
 
@@ -244,7 +244,7 @@ func (w *writer) file(dir int, name string, ino uint64, e *layer.Entry) error {
 		return err
 	}
 	e.Kind, e.Mode, e.Sec, e.Nsec, e.Xattrs, e.Size = layer.File, meta.Mode, meta.Sec, meta.Nsec, meta.Xattrs, meta.Size
-	if e.Extents, err = extents(file, e.Size); err != nil {
+	if e.Extents, err = extents(w.ctx, file, e.Size); err != nil {
 		return err
 	}
 	content := newDense(file, e.Extents)

@@ -18,6 +18,7 @@ const (
 	MaxExtents  = 1 << 20 // of a file
 	MaxFileSize = 1 << 41 // bytes, holes counted
 	MaxLinks    = 65_000  // names of a file
+	MaxMoves    = 1 << 24 // bytes of the paths of all directories that move
 	// ModeBits are the bits of a mode that are kept. Set-uid and set-gid are not:
 	// they have no effect in a home, and would have one outside.
 	ModeBits = 0o1777
@@ -121,8 +122,8 @@ func newOrder(limits Limits, moves []string) (*order, error) {
 	seen := make(map[string]bool, len(moves))
 	size := 0
 	for _, path := range moves {
-		if size += len(path); size > maxMoves {
-			return nil, fmt.Errorf("the paths of moved directories take more than %d bytes together", maxMoves)
+		if size += len(path); size > MaxMoves {
+			return nil, fmt.Errorf("the paths of moved directories take more than %d bytes together: %w", MaxMoves, ErrLimit)
 		}
 		if err := o.count(1); err != nil {
 			return nil, err

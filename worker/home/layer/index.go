@@ -75,8 +75,8 @@ func (x *Index) header(limits Limits) error {
 			return fmt.Errorf("the path of a move: %w", err)
 		}
 		// Paths are kept: what they take together is bounded by what names are.
-		if size += len(path); size > maxMoves {
-			return fmt.Errorf("the paths of moves take more than %d bytes", maxMoves)
+		if size += len(path); size > MaxMoves {
+			return fmt.Errorf("the paths of moves take more than %d bytes", MaxMoves)
 		}
 		x.moves = append(x.moves, path)
 	}

@@ -16,8 +16,6 @@ import (
 const (
 	magic  = "bullpen home 1\n"
 	window = 1 << 20 // bytes
-	// maxMoves is how many bytes the paths of moves may take together.
-	maxMoves = 16 << 20
 )
 
 // Layout says where in a layer its parts are: first the pack, then the index.
