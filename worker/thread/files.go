@@ -45,45 +45,59 @@ func (v *Versions) now(ctx context.Context, head *proto.Thread) (*tree, error) {
 	return t.with(head.Staged)
 }
 
-// List gives what is in a directory of a home, or with recursive all that is below it, in the order of their paths' names. The path is
-// relative to the home and cleaned; empty for the home itself. Staged files are as if they were in the home. A thread that is not known
-// has none; a path that is not that of a directory is [proto.ErrNotFound].
-func (v *Versions) List(ctx context.Context, org, thread, path string, recursive bool) ([]File, error) {
+// List calls f for what is in a directory of a home, or with recursive for all that is below it, in the order of their paths' names, until f
+// gives an error, which List returns. The path is relative to the home and cleaned; empty for the home itself. Staged files are as if they
+// were in the home. A thread that is not known has none; a path that is not that of a directory is [proto.ErrNotFound].
+func (v *Versions) List(ctx context.Context, org, thread, path string, recursive bool, f func(File) error) error {
 	head, err := v.Heads.Get(ctx, org, thread)
 	if errors.Is(err, proto.ErrNotFound) {
-		return nil, nil
+		return nil
 	}
 	var t *tree
 	if err == nil {
 		t, err = v.now(ctx, head)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list files of thread %s: %w", thread, err)
+		return fmt.Errorf("list files of thread %s: %w", thread, err)
 	}
 	dir := t.root.find(path)
 	if dir == nil || dir.kind != layer.Dir {
-		return nil, fmt.Errorf("list files of thread %s: %.300q is no directory in it: %w", thread, path, proto.ErrNotFound)
+		return fmt.Errorf("list files of thread %s: %.300q is no directory in it: %w", thread, path, proto.ErrNotFound)
 	}
-	var all []File
-	_ = dir.walk(path, recursive, func(path string, n *node) error {
-		all = append(all, n.file(path))
-		return nil
-	})
-	return all, nil
+	// One by one: the paths of a home may be long, and all together more than its files.
+	at := &place{}
+	if path != "" {
+		at = &place{at, path}
+	}
+	return dir.walk(at, recursive, func(at *place, n *node) error { return f(n.file(at.path())) })
+}
+
+// place is where something is in a home. A path in its stead would be of 131,072 bytes at worst, and an archive would keep one for each file
+// that may have several names.
+type place struct {
+	in   *place // nil for the home itself
+	name string
+}
+
+// path is relative to the home.
+func (p *place) path() string {
+	var names []string
+	for ; p.in != nil; p = p.in {
+		names = append(names, p.name)
+	}
+	slices.Reverse(names)
+	return strings.Join(names, "/")
 }
 
 // walk calls f with what is in a directory, and with deep also with what is below that.
-func (n *node) walk(path string, deep bool, f func(path string, n *node) error) error {
-	if path != "" {
-		path += "/"
-	}
+func (n *node) walk(at *place, deep bool, f func(at *place, n *node) error) error {
 	for _, name := range slices.Sorted(maps.Keys(n.names)) {
-		child := n.names[name]
-		if err := f(path+name, child); err != nil {
+		child, at := n.names[name], &place{at, name}
+		if err := f(at, child); err != nil {
 			return err
 		}
 		if deep && child.kind == layer.Dir {
-			if err := child.walk(path+name, deep, f); err != nil {
+			if err := child.walk(at, deep, f); err != nil {
 				return err
 			}
 		}
@@ -118,10 +132,11 @@ func (v *Versions) Open(ctx context.Context, org, thread, path string) (*Content
 	case n.kind == layer.Symlink:
 		return nil, fmt.Errorf("open a file of thread %s: %.300q is a symlink, and links are not followed: %w", thread, path, proto.ErrNotFound)
 	default:
+		own := &tree{org: t.org, packs: t.packs} // the rest is not kept as long as somebody takes to read a file
 		return &Content{
 			File: n.file(path), Tag: t.tag(n),
 			Read: func(ctx context.Context, offset, length int64) (io.ReadCloser, error) {
-				r, err := t.read(ctx, n, offset, length, &frames{versions: v})
+				r, err := own.read(ctx, n, offset, length, &frames{versions: v})
 				if err != nil {
 					return nil, fmt.Errorf("read %.300q of thread %s: %w", path, thread, err)
 				}
@@ -139,7 +154,7 @@ func (v *Versions) Archive(ctx context.Context, org, thread string, number int64
 	if err != nil {
 		return fmt.Errorf("archive thread %s: %w", thread, err)
 	}
-	a := &archive{tree: t, ctx: ctx, out: tar.NewWriter(w), from: &frames{versions: v}, first: make(map[*node]string)}
+	a := &archive{tree: t, ctx: ctx, out: tar.NewWriter(w), from: &frames{versions: v}, first: make(map[*node]*place)}
 	if err := a.write(); err != nil {
 		return fmt.Errorf("archive thread %s: %w", thread, err)
 	}
@@ -187,31 +202,35 @@ type archive struct {
 	ctx   context.Context // of the request that it writes for
 	out   *tar.Writer
 	from  *frames
-	first map[*node]string // the first name of each that may have more
+	first map[*node]*place // the first name of each that may have more
 }
 
 func (a *archive) write() error {
-	if err := a.entry(".", a.root); err != nil {
+	if err := a.entry(&place{}, a.root); err != nil {
 		return err
 	}
-	if err := a.root.walk("", true, a.entry); err != nil {
+	if err := a.root.walk(&place{}, true, a.entry); err != nil {
 		return err
 	}
 	return a.out.Close()
 }
 
-func (a *archive) entry(path string, n *node) error {
+func (a *archive) entry(at *place, n *node) error {
 	if a.ctx.Err() != nil {
 		return context.Cause(a.ctx)
+	}
+	path := at.path()
+	if path == "" {
+		path = "."
 	}
 	h := &tar.Header{Name: path, Mode: int64(n.mode), ModTime: n.modified(), Format: tar.FormatPAX}
 	first, again := a.first[n]
 	switch {
 	case again:
-		h.Typeflag, h.Linkname = tar.TypeLink, first
+		h.Typeflag, h.Linkname = tar.TypeLink, first.path()
 		return a.out.WriteHeader(h)
 	case n.linked:
-		a.first[n] = path
+		a.first[n] = at
 	}
 	if len(n.xattrs) > 0 {
 		h.PAXRecords = make(map[string]string, len(n.xattrs))

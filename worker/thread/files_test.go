@@ -154,7 +154,7 @@ func files(t *rapid.T, w *world, id, dir string) {
 	}
 	slices.Sort(want)
 	var got []string
-	for _, f := range must[[]thread.File](t)(w.versions.List(w.ctx, org, id, dir, false)) {
+	for _, f := range w.list(t, id, dir, false) {
 		got = append(got, f.Path)
 		onDisk := filepath.Join(w.dirs[id], f.Path)
 		info := must[os.FileInfo](t)(os.Lstat(onDisk))
@@ -229,14 +229,14 @@ func TestLargeAndSparseFiles(t *testing.T) {
 
 func TestNothingThere(t *testing.T) {
 	w := newWorld(t)
-	if got := must[[]thread.File](t)(w.versions.List(w.ctx, org, "none", "", true)); len(got) != 0 {
+	if got := w.list(t, "none", "", true); len(got) != 0 {
 		t.Error(got)
 	}
 	w.run(t, "t", func(root string) {
 		check(t, os.Mkdir(root+"/d", 0o755), os.WriteFile(root+"/d/f", nil, 0o644), os.Symlink("d", root+"/l"))
 	})
 	for _, path := range []string{"x", "d/f", "d/f/x", "l", "l/f", "..", "/", "d/", "/d"} {
-		if _, err := w.versions.List(w.ctx, org, "t", path, false); !errors.Is(err, proto.ErrNotFound) {
+		if err := w.versions.List(w.ctx, org, "t", path, false, nil); !errors.Is(err, proto.ErrNotFound) {
 			t.Errorf("list %q: %v", path, err)
 		}
 	}
@@ -284,7 +284,7 @@ func TestStagedFiles(t *testing.T) {
 		}
 	}
 	var paths []string
-	for _, f := range must[[]thread.File](t)(w.versions.List(w.ctx, org, "t", "", true)) {
+	for _, f := range w.list(t, "t", "", true) {
 		paths = append(paths, f.Path)
 	}
 	want := []string{"a", "a/b", "a/b/c", "dir", "dir/sub", "dir/sub/f", "dir/sub/g", "file", "gone", "link", "link/in", "twin", "twin/x"}
@@ -362,7 +362,7 @@ func TestLimits(t *testing.T) {
 		}
 	})
 	w.versions.Limits.Entries = 15 // enough for each layer
-	if _, err := w.versions.List(w.ctx, org, "t", "", false); !errors.Is(err, layer.ErrLimit) {
+	if err := w.versions.List(w.ctx, org, "t", "", false, nil); !errors.Is(err, layer.ErrLimit) {
 		t.Error(err)
 	}
 }
@@ -415,7 +415,7 @@ func TestRot(t *testing.T) {
 		check(t, w.backend.Delete(w.ctx, key))
 	}
 	w.versions = &thread.Versions{Blobs: w.versions.Blobs, Heads: w.heads, Limits: roomy}
-	if _, err := w.versions.List(w.ctx, org, "t", "", false); !errors.Is(err, proto.ErrNotFound) {
+	if err := w.versions.List(w.ctx, org, "t", "", false, nil); !errors.Is(err, proto.ErrNotFound) {
 		t.Error(err)
 	}
 }

@@ -302,6 +302,14 @@ func (w *world) write(tb fatal, id, name, content string) *proto.Thread {
 	return w.run(tb, id, func(root string) { check(tb, os.WriteFile(filepath.Join(root, name), []byte(content), 0o644)) })
 }
 
+// list is what a list gives.
+func (w *world) list(tb fatal, id, dir string, recursive bool) []thread.File {
+	tb.Helper()
+	var all []thread.File
+	check(tb, w.versions.List(w.ctx, org, id, dir, recursive, func(f thread.File) error { all = append(all, f); return nil }))
+	return all
+}
+
 // large is content that is an object of its own.
 func large(seed string) string {
 	return strings.Repeat(seed+"\n", (layer.MaxInline+1<<20)/(len(seed)+1))

@@ -72,16 +72,7 @@ func fileOf(f *thread.File) proto.File {
 
 // List is [gateway.Files]'s.
 func (f threadFiles) List(ctx context.Context, org, id, dir string, recursive bool, each func(proto.File) error) error {
-	files, err := f.versions.List(ctx, org, id, dir, recursive)
-	if err != nil {
-		return err
-	}
-	for i := range files {
-		if err := each(fileOf(&files[i])); err != nil {
-			return err
-		}
-	}
-	return nil
+	return f.versions.List(ctx, org, id, dir, recursive, func(file thread.File) error { return each(fileOf(&file)) })
 }
 
 // Open is [gateway.Files]'s.
