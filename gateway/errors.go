@@ -125,6 +125,7 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		disabled      *disabledURLError
 		busy          *proto.BusyError
 		staged        *proto.StagedError
+		room          *proto.RoomError
 		absent        absentError
 	)
 	switch {
@@ -159,6 +160,8 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		return answer{http.StatusConflict, codeConflict, busy.Error() + "; wait until that has ended, cancel it, or use another thread", 0}
 	case errors.As(err, &staged):
 		return answer{http.StatusConflict, codeConflict, staged.Error() + "; run one first", 0}
+	case errors.As(err, &room):
+		return answer{http.StatusConflict, codeConflict, room.Error() + "; remove files in an execution first, or upload less in their place", 0}
 	case errors.As(err, &disabled):
 		return answer{http.StatusConflict, codeConflict, disabled.Error(), 0}
 	case errors.Is(err, proto.ErrConflict):

@@ -123,15 +123,24 @@ func (s *Server) uploadURL(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	key := infoOf(r.Context()).key
-	profile, err := s.profileOf(r.Context(), &key)
+	most, err := s.room(r, &key)
 	if err != nil {
 		return err
 	}
-	if home := int64(profile.Disk.Home); req.Size > home {
+	if req.Size > most.Bytes {
 		return &proto.FieldError{Field: "content_length", Message: fmt.Sprintf(
-			"content_length is %d bytes, and the home directory of this API key's sandbox has %d", req.Size, home)}
+			"content_length is %d bytes, and the home directory of this API key's sandbox has %d", req.Size, most.Bytes)}
 	}
-	return s.answerSigned(w, r, &grant{method: http.MethodPut, org: key.Org, thread: req.ID, path: name, size: req.Size})
+	if err := s.Files.CheckRoom(r.Context(), key.Org, req.ID, name, req.Size, most); err != nil {
+		return fmt.Errorf("find out whether thread %s has room: %w", req.ID, err)
+	}
+	return s.answerSigned(w, r, &grant{method: http.MethodPut, key: key.ID, org: key.Org, thread: req.ID, path: name, size: req.Size})
+}
+
+// room gives what a home may be in the sandbox of an API key.
+func (s *Server) room(r *http.Request, key *proto.Key) (proto.Room, error) {
+	profile, err := s.profileOf(r.Context(), key)
+	return proto.Room{Bytes: int64(profile.Disk.Home), Files: profile.Disk.Inodes}, err
 }
 
 func (s *Server) downloadURL(w http.ResponseWriter, r *http.Request) error {
@@ -143,11 +152,12 @@ func (s *Server) downloadURL(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	org := infoOf(r.Context()).key.Org
-	if _, err := s.open(r, &grant{org: org, thread: req.ID, path: name}); err != nil {
+	key := infoOf(r.Context()).key
+	g := &grant{method: http.MethodGet, key: key.ID, org: key.Org, thread: req.ID, path: name}
+	if _, err := s.open(r, g); err != nil {
 		return err // rather now than when the URL is used
 	}
-	return s.answerSigned(w, r, &grant{method: http.MethodGet, org: org, thread: req.ID, path: name})
+	return s.answerSigned(w, r, g)
 }
 
 func (s *Server) open(r *http.Request, g *grant) (*proto.FileContent, error) {
@@ -163,7 +173,7 @@ func (s *Server) open(r *http.Request, g *grant) (*proto.FileContent, error) {
 
 // getContent sends a file, or the range of it that was asked for.
 func (s *Server) getContent(w http.ResponseWriter, r *http.Request) error {
-	g, err := s.allowed(r, chi.URLParam(r, "token"))
+	g, _, err := s.allowed(r, chi.URLParam(r, "token"))
 	if err != nil {
 		return err
 	}
@@ -303,12 +313,16 @@ func decimal(text string) (n int64, ok bool) {
 
 // putContent takes a file that was uploaded.
 func (s *Server) putContent(w http.ResponseWriter, r *http.Request) error {
-	g, err := s.allowed(r, chi.URLParam(r, "token"))
+	g, key, err := s.allowed(r, chi.URLParam(r, "token"))
 	if err == nil {
 		err = plainBody(w, r)
 	}
 	if err == nil {
 		err = checkLength(r.ContentLength, g.size)
+	}
+	var most proto.Room
+	if err == nil {
+		most, err = s.room(r, key)
 	}
 	var done func()
 	if err == nil {
@@ -320,7 +334,7 @@ func (s *Server) putContent(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer done()
 	body := &longBody{from: r.Body, control: infoOf(r.Context()).rec.control, limit: g.size}
-	err = s.Files.Stage(r.Context(), g.org, g.thread, g.path, g.size, body)
+	err = s.Files.Stage(r.Context(), g.org, g.thread, g.path, g.size, most, body)
 	_ = body.control.SetReadDeadline(time.Time{}) // not supported: no connection that could stall
 	if err != nil {
 		w.Header().Set("Connection", "close") // the rest of the body is not worth reading

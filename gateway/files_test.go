@@ -165,7 +165,7 @@ func TestSignedURLs(t *testing.T) {
 	}
 	h.do("POST", down, "").want(405, "method_not_allowed")
 	good := func(s *Server) *grant {
-		return &grant{method: "GET", org: "acme", thread: "t", path: "a", expiresAt: time.Now().Add(time.Minute)}
+		return &grant{method: "GET", key: "key_1", org: "acme", thread: "t", path: "a", expiresAt: time.Now().Add(time.Minute)}
 	}
 	if a := h.get(contentPath+good(h.server).token(*h.server.URLSecret)).want(200, ""); string(a.body) != "hello" {
 		t.Errorf("content %q", a.body)
@@ -190,7 +190,7 @@ func TestSignedURLs(t *testing.T) {
 		t.Run(name, func(t *testing.T) { h.in(t).get(contentPath+token).want(403, "forbidden", "not made by this server") })
 	}
 	// A form that is not known is not guessed at, even where it is signed.
-	for _, text := range []string{"bullpen-file-2\nGET\nacme\nt\n0\n99999999999\na", "bullpen-file-1\nGET\nacme\nt"} {
+	for _, text := range []string{"bullpen-file-2\nGET\nkey_1\nacme\nt\n0\n99999999999\na", "bullpen-file-1\nGET\nkey_1\nacme\nt"} {
 		token := base64.RawURLEncoding.EncodeToString([]byte(text)) + "." + base64.RawURLEncoding.EncodeToString(signature(*h.server.URLSecret, text))
 		h.get(contentPath+token).want(403, "forbidden")
 	}
@@ -219,6 +219,21 @@ func FuzzGrant(f *testing.F) {
 			t.Errorf("%q is %+v", other, got)
 		}
 	})
+}
+
+// What a home has no room for is refused before it is sent, and if that has changed, then.
+func TestUploadsHaveRoom(t *testing.T) {
+	h := newHarness(t)
+	h.threads.most = proto.Room{Bytes: int64(h.server.Default.Disk.Home), Files: h.server.Default.Disk.Inodes}
+	late := h.sign("upload", "b", 5)
+	h.upload("a", "hello").want(200, "")
+	h.threads.refuse = &proto.RoomError{
+		Thread: "t", Home: proto.Room{Bytes: 11, Files: 12}, Waiting: proto.Room{Bytes: 13, Files: 14}, New: proto.Room{Bytes: 15, Files: 16},
+		Most: proto.Room{Bytes: 17, Files: 18},
+	}
+	numbers := []string{"11 bytes in 12", "13 bytes and 14", "15 bytes and 16", "17 bytes and 18", "remove files"}
+	h.do("POST", "/v1/files/upload_url", `{"source":"thread","id":"t","path":"b","content_length":5}`).want(409, "conflict", numbers...)
+	h.send(h.put(late, "hello")).want(409, "conflict", numbers...)
 }
 
 func TestSignedURLsExpire(t *testing.T) {
@@ -348,7 +363,7 @@ func TestBrokenContent(t *testing.T) {
 
 // signedPut gives an address to upload a file of the thread t to.
 func (s *Server) signedPut(path string, size int64) string {
-	g := &grant{method: "PUT", org: "acme", thread: "t", path: path, size: size, expiresAt: time.Now().Add(time.Hour)}
+	g := &grant{method: "PUT", key: "key_1", org: "acme", thread: "t", path: path, size: size, expiresAt: time.Now().Add(time.Hour)}
 	return contentPath + g.token(*s.URLSecret)
 }
 
@@ -390,16 +405,16 @@ type staging struct {
 	done func()
 }
 
-func (s *staging) Stage(ctx context.Context, org, thread, path string, size int64, body io.Reader) error {
+func (s *staging) Stage(ctx context.Context, org, thread, path string, size int64, most proto.Room, body io.Reader) error {
 	defer s.done()
-	return s.threadFiles.Stage(ctx, org, thread, path, size, body)
+	return s.threadFiles.Stage(ctx, org, thread, path, size, most, body)
 }
 
 // slowStage takes long to store what it has read.
 type slowStage struct{ threadFiles }
 
-func (s slowStage) Stage(ctx context.Context, org, thread, path string, size int64, body io.Reader) error {
-	err := s.threadFiles.Stage(ctx, org, thread, path, size, body)
+func (s slowStage) Stage(ctx context.Context, org, thread, path string, size int64, most proto.Room, body io.Reader) error {
+	err := s.threadFiles.Stage(ctx, org, thread, path, size, most, body)
 	time.Sleep(2 * bodyTimeout)
 	return errors.Join(err, ctx.Err())
 }

@@ -47,6 +47,8 @@ type Tail interface {
 type Keys interface {
 	// Authenticate gives the key whose secret this is, in a time that does not depend on how much of it is right.
 	Authenticate(secret string) (key *proto.Key, ok bool)
+	// Key gives the key of an id, also where it is revoked.
+	Key(id string) (key *proto.Key, ok bool)
 }
 
 // KeyAdmin makes and revokes API keys.
@@ -192,7 +194,9 @@ type Files interface {
 	// Open gives a file's content. Its error is [proto.ErrNotFound] where there is no file.
 	Open(ctx context.Context, org, thread, path string) (*proto.FileContent, error)
 	// Stage stores a file of size bytes, which body gives, and makes the thread where there is none. From then on the file is in lists,
-	// downloads and the next execution. A [*proto.FieldError] says what is wrong with it, and a [*proto.StagedError] that too many wait
-	// for an execution already.
-	Stage(ctx context.Context, org, thread, path string, size int64, body io.Reader) error
+	// downloads and the next execution. A [*proto.FieldError] says what is wrong with it, a [*proto.StagedError] that too many wait
+	// for an execution already, and a [*proto.RoomError] that with it the home would be more than most.
+	Stage(ctx context.Context, org, thread, path string, size int64, most proto.Room, body io.Reader) error
+	// CheckRoom gives the error with which Stage would refuse a file that it was not given yet.
+	CheckRoom(ctx context.Context, org, thread, path string, size int64, most proto.Room) error
 }

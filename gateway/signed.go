@@ -25,6 +25,7 @@ const (
 // grant is what a signed URL allows: one method on one file. What it says can be read by whoever has the URL.
 type grant struct {
 	method    string // GET, which HEAD goes with, or PUT
+	key       string // the id of the API key that it was given to
 	org       string
 	thread    string
 	path      string // relative to the home, cleaned
@@ -35,7 +36,7 @@ type grant struct {
 // token gives the signed form of g for a URL.
 func (g *grant) token(secret [32]byte) string {
 	text := strings.Join([]string{
-		grantForm, g.method, g.org, g.thread, strconv.FormatInt(g.size, 10), strconv.FormatInt(g.expiresAt.Unix(), 10),
+		grantForm, g.method, g.key, g.org, g.thread, strconv.FormatInt(g.size, 10), strconv.FormatInt(g.expiresAt.Unix(), 10),
 		g.path, // last, because it may have line breaks
 	}, "\n")
 	encode := base64.RawURLEncoding.EncodeToString
@@ -60,15 +61,15 @@ func parseGrant(secret [32]byte, token string, now time.Time) (*grant, error) {
 	if err != nil || !hmac.Equal(mac, signature(secret, string(text))) {
 		return nil, errBadURL
 	}
-	const fields = 7
+	const fields = 8
 	parts := strings.SplitN(string(text), "\n", fields)
 	if len(parts) != fields || parts[0] != grantForm {
 		return nil, errBadURL
 	}
-	g := &grant{method: parts[1], org: parts[2], thread: parts[3], path: parts[6]}
-	expires, err := strconv.ParseInt(parts[5], 10, 64)
+	g := &grant{method: parts[1], key: parts[2], org: parts[3], thread: parts[4], path: parts[7]}
+	expires, err := strconv.ParseInt(parts[6], 10, 64)
 	if err == nil {
-		g.size, err = strconv.ParseInt(parts[4], 10, 64)
+		g.size, err = strconv.ParseInt(parts[5], 10, 64)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read a grant that was signed here: %w", err)
@@ -79,16 +80,20 @@ func parseGrant(secret [32]byte, token string, now time.Time) (*grant, error) {
 	return g, nil
 }
 
-// allowed gives what the URL of a request allows, if that is its method.
-func (s *Server) allowed(r *http.Request, token string) (*grant, error) {
+// allowed gives what the URL of a request allows, if that is its method, and the API key that asked for it.
+func (s *Server) allowed(r *http.Request, token string) (*grant, *proto.Key, error) {
 	g, err := parseGrant(*s.URLSecret, token, time.Now())
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if method := r.Method; method != g.method && (method != http.MethodHead || g.method != http.MethodGet) {
-		return nil, errBadURL
+		return nil, nil, errBadURL
 	}
-	return g, nil
+	key, ok := s.Keys.Key(g.key)
+	if !ok || key.Org != g.org {
+		return nil, nil, errOldURL
+	}
+	return g, key, nil
 }
 
 // signedView is the JSON form of a signed URL.

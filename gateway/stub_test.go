@@ -251,6 +251,17 @@ func (q *stub) Authenticate(secret string) (*proto.Key, bool) {
 	return nil, false
 }
 
+func (q *stub) Key(id string) (*proto.Key, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, k := range q.keys {
+		if k.ID == id {
+			return &k, true
+		}
+	}
+	return nil, false
+}
+
 func (q *stub) Create(_ context.Context, k proto.Key) (proto.Key, string, error) {
 	if k.Sandbox != "" && !q.boxes.has(k.Sandbox) {
 		return proto.Key{}, "", fmt.Errorf("bind: %w", proto.ErrNotFound)

@@ -28,6 +28,8 @@ type threads struct {
 	fail   error             // of what is called next, and all after
 	broken bool              // contents are not what was stored
 	age    time.Duration     // that was collected with
+	most   proto.Room        // that homes must be said to have; any where it is zero
+	refuse error             // files
 }
 
 func newThreads(q *stub) *threads {
@@ -237,7 +239,20 @@ type brokenReader struct{}
 
 func (brokenReader) Read([]byte) (int, error) { return 0, errors.New("the digest is another") }
 
-func (s threadFiles) Stage(_ context.Context, org, thread, name string, size int64, body io.Reader) error {
+func (s threadFiles) CheckRoom(_ context.Context, _, thread, name string, _ int64, most proto.Room) error {
+	if s.most != (proto.Room{}) && s.most != most {
+		return fmt.Errorf("room for %s in %s: %+v", name, thread, most)
+	}
+	if s.refuse != nil {
+		return fmt.Errorf("room for %s: %w", name, s.refuse)
+	}
+	return nil
+}
+
+func (s threadFiles) Stage(ctx context.Context, org, thread, name string, size int64, most proto.Room, body io.Reader) error {
+	if err := s.CheckRoom(ctx, org, thread, name, size, most); err != nil {
+		return err
+	}
 	content, err := io.ReadAll(body)
 	if err == nil && int64(len(content)) != size {
 		err = fmt.Errorf("%d bytes of %d", len(content), size)

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 // An organisation that keeps the gateway busy with files keeps it from nobody else, and its own wait for their turn.
@@ -14,6 +16,7 @@ func TestTransfersOfAnOrganisation(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
 		h.threads.files["acme/t/a"], h.threads.files["other/t/a"] = []byte("hello"), []byte("theirs")
 		h.addThread("acme", "t")
+		h.stub.addKey("other", "pro", proto.RightsExecute)
 		var uploads []*io.PipeWriter
 		var answers []<-chan *reply
 		for range maxTransfers {
@@ -25,7 +28,8 @@ func TestTransfersOfAnOrganisation(t *testing.T) {
 		}
 		synctest.Wait()
 		content := func(org, method string) *grant {
-			return &grant{method: method, org: org, thread: "t", path: "a", size: 2, expiresAt: time.Now().Add(time.Hour)}
+			id := map[string]string{"acme": "key_1", "other": "key_2"}[org]
+			return &grant{method: method, key: id, org: org, thread: "t", path: "a", size: 2, expiresAt: time.Now().Add(time.Hour)}
 		}
 		down := contentPath + content("acme", "GET").token(*h.server.URLSecret)
 		start := time.Now()

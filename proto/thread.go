@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -122,6 +123,53 @@ type StagedError struct {
 func (e *StagedError) Error() string {
 	return fmt.Sprintf("thread %s has %d staged files already; at most %d, whose names and keys take %s, may wait for its next execution",
 		e.Thread, e.Files, MaxStaged, Bytes(MaxStagedBytes))
+}
+
+// Room is what a home may hold, or what something takes of it.
+type Room struct {
+	Bytes int64 // content of files; of what is staged, in blocks and with those of directories
+	Files int64 // files, directories, symlinks
+}
+
+// Over reports whether r is more than most.
+func (r Room) Over(most Room) bool { return r.Bytes > most.Bytes || r.Files > most.Files }
+
+// Add gives r and other together.
+func (r Room) Add(other Room) Room { return Room{r.Bytes + other.Bytes, r.Files + other.Files} }
+
+// RoomError refuses a staged file that would make the home larger than its sandbox allows.
+type RoomError struct {
+	Thread  string
+	Home    Room // of the newest version, without what the staged files take the place of
+	Waiting Room // that files take which are staged already
+	New     Room // that the new one takes besides
+	Most    Room
+}
+
+func (e *RoomError) Error() string {
+	return fmt.Sprintf("the home of thread %s has %d bytes in %d files and directories, files that wait for its next execution take %d bytes and %d, "+
+		"and this one %d bytes and %d more; the sandbox of this API key has room for %d bytes and %d",
+		e.Thread, e.Home.Bytes, e.Home.Files, e.Waiting.Bytes, e.Waiting.Files, e.New.Bytes, e.New.Files, e.Most.Bytes, e.Most.Files)
+}
+
+// StagedRoom gives what staged files take of a home while they are put there: whole blocks, and the directories on their ways, which lie in
+// the home's volume from then on even if the home had them already.
+func StagedRoom(files []StagedFile) Room {
+	const block = 4096
+	var r Room
+	last := ""
+	// What begins in the same way comes one after the other.
+	for _, f := range slices.SortedFunc(slices.Values(files), func(a, b StagedFile) int { return strings.Compare(a.Path, b.Path) }) {
+		same := 0
+		for same < min(len(last), len(f.Path)) && last[same] == f.Path[same] {
+			same++
+		}
+		entries := int64(1 + strings.Count(f.Path[same:], "/"))
+		r.Files += entries
+		r.Bytes += (entries-1)*block + (f.Size+block-1)/block*block
+		last = f.Path
+	}
+	return r
 }
 
 // ThreadSummary is what a list tells of a thread.

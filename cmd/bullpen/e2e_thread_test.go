@@ -453,8 +453,19 @@ func testThreadUploadLimits(t *testing.T, a *api) {
 	b := a.sandboxed("thread-upload-limits", request{"memory": "128MiB", "disk": request{"home": "4MiB", "inodes": 256}})
 	b.uploadURL("much", "x", 4<<20+1).refusal(t, http.StatusBadRequest, "validation_error")
 	b.inline(bash("echo kept > file").of("much"))
+	late := b.uploadURL("much", "x", 4<<20-4096).signed(t)
+	key, _ := a.newKey("thread-upload-limits", "pro") // whose sandbox is larger
+	large := a.with(key)
 	for i := range 3 {
-		b.put(t, "much", fmt.Sprint("upload", i), noise(2<<20))
+		large.put(t, "much", fmt.Sprint("upload", i), noise(2<<20))
+	}
+	for _, r := range []*reply{b.uploadURL("much", "x", 1), b.use(late, late.Method, noise(4<<20-4096))} {
+		told := r.refusal(t, http.StatusConflict, "conflict")
+		for _, want := range []string{"has 5 bytes in 1 files", "take 6291456 bytes and 3", "has room for 4194304 bytes and 256"} {
+			if !strings.Contains(told, want) {
+				t.Errorf("not %q in %s", want, told)
+			}
+		}
 	}
 	for range 2 {
 		r := b.inline(bash("ls").of("much"))

@@ -156,6 +156,18 @@ func (k *Keys) Authenticate(secret string) (*proto.Key, bool) {
 	return &key, true
 }
 
+// Key gives the key of an id, also where it is revoked.
+func (k *Keys) Key(id string) (*proto.Key, bool) {
+	k.mu.RLock()
+	found := k.byID[id]
+	k.mu.RUnlock()
+	if found == nil {
+		return nil, false
+	}
+	key := found.Key
+	return &key, true
+}
+
 // Create makes a key and returns it with its secret, which is kept nowhere. Its error is [proto.ErrNotFound] where there is no sandbox
 // profile of the name that it is to be bound to.
 func (k *Keys) Create(ctx context.Context, key proto.Key) (proto.Key, string, error) {

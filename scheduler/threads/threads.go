@@ -165,8 +165,9 @@ func (t *Threads) Compact(ctx context.Context, org, id string, old []proto.Layer
 }
 
 // Stage adds an uploaded file to those that the next execution of a thread finds in its home, in place of an older one of the same path,
-// and makes the thread where there is none. Its error is a [*proto.StagedError] where too many wait already.
-func (t *Threads) Stage(ctx context.Context, org, id string, f proto.StagedFile) error {
+// and makes the thread where there is none. Its error is a [*proto.StagedError] where too many wait already, and that of may, which is asked
+// of the head as it would be.
+func (t *Threads) Stage(ctx context.Context, org, id string, f proto.StagedFile, may func(*proto.Thread) error) error {
 	_, err := t.change(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
 		now := time.Now().UTC()
 		next := proto.Thread{Org: org, ID: id, CreatedAt: now}
@@ -183,7 +184,7 @@ func (t *Threads) Stage(ctx context.Context, org, id string, f proto.StagedFile)
 		if len(next.Staged) > proto.MaxStaged || len(size) > proto.MaxStagedBytes {
 			return nil, &proto.StagedError{Thread: id, Files: len(waiting)}
 		}
-		return &next, nil
+		return &next, may(&next)
 	})
 	return err
 }

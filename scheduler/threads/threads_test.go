@@ -280,7 +280,7 @@ func TestUnlockTakesOnlyWhatIsHeld(t *testing.T) {
 	_, err := w.Get(w.ctx, "acme", "t")
 	w.is("then", err, proto.ErrNotFound)
 
-	w.is("stage", w.Stage(w.ctx, "acme", "t", staged("a", "1")), nil)
+	w.is("stage", w.Stage(w.ctx, "acme", "t", staged("a", "1"), anything), nil)
 	refused, _ = w.lock()
 	w.is("by the holder", w.Unlock(w.ctx, "acme", "t", refused), nil)
 	if head := w.get(); head.Holder != "" || !head.HeldAt.IsZero() || head.Fence != 2 || len(head.Staged) != 1 {
@@ -313,11 +313,19 @@ func TestFenceStopsACommit(t *testing.T) {
 func TestCommitIsMadeOnceByWhoeverHolds(t *testing.T) {
 	w := newWorld(t)
 	w.is("of no thread", w.Commit(w.ctx, "acme", "t", proto.NewTraceID(), commit(&proto.Thread{})), proto.ErrFenced)
-	w.is("stage", w.Stage(w.ctx, "acme", "t", staged("a", "1")), nil)
+	w.is("refused", w.Stage(w.ctx, "acme", "t", staged("a", "1"), func(next *proto.Thread) error {
+		if len(next.Staged) != 1 || next.Staged[0].Key != "1" || next.ID != "t" {
+			t.Errorf("asked about %+v", next)
+		}
+		return proto.ErrExists
+	}), proto.ErrExists)
+	_, err := w.Get(w.ctx, "acme", "t")
+	w.is("then", err, proto.ErrNotFound)
+	w.is("stage", w.Stage(w.ctx, "acme", "t", staged("a", "1"), anything), nil)
 	var first *proto.Commit
 	w.held(func(id proto.TraceID, head *proto.Thread) {
 		first = commit(head, "1")
-		w.is("stage meanwhile", w.Stage(w.ctx, "acme", "t", staged("a", "2")), nil) // is not in what was saved
+		w.is("stage meanwhile", w.Stage(w.ctx, "acme", "t", staged("a", "2"), anything), nil) // is not in what was saved
 		w.is("by another", w.Commit(w.ctx, "acme", "t", proto.NewTraceID(), first), proto.ErrFenced)
 		w.is("commit", w.Commit(w.ctx, "acme", "t", id, first), nil)
 		after := w.get()
@@ -394,6 +402,8 @@ func TestCompactedLayersAreThoseOfTheNewestVersion(t *testing.T) {
 	}
 }
 
+func anything(*proto.Thread) error { return nil }
+
 func staged(path, key string) proto.StagedFile {
 	return proto.StagedFile{Path: path, At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Blob: proto.Blob{Key: key, Size: 1}}
 }
@@ -401,7 +411,7 @@ func staged(path, key string) proto.StagedFile {
 func TestStagedFilesWaitInOrder(t *testing.T) {
 	w := newWorld(t)
 	for _, f := range []proto.StagedFile{staged("a", "1"), staged("b", "2"), staged("a", "3")} {
-		w.is("stage", w.Stage(w.ctx, "acme", "t", f), nil)
+		w.is("stage", w.Stage(w.ctx, "acme", "t", f, anything), nil)
 	}
 	head := w.get()
 	if d := cmp.Diff([]proto.StagedFile{staged("b", "2"), staged("a", "3")}, head.Staged); d != "" || head.Fence != 0 || head.Holder != "" || head.UsedAt.IsZero() {
@@ -409,7 +419,7 @@ func TestStagedFilesWaitInOrder(t *testing.T) {
 	}
 	var all sync.WaitGroup
 	for i := range 20 {
-		all.Go(func() { w.is("stage", w.Stage(w.ctx, "acme", "t", staged(fmt.Sprint("many", i), "k")), nil) })
+		all.Go(func() { w.is("stage", w.Stage(w.ctx, "acme", "t", staged(fmt.Sprint("many", i), "k"), anything), nil) })
 	}
 	all.Wait()
 	if n := len(w.get().Staged); n != 22 {
@@ -432,7 +442,7 @@ func TestThreadHasRoomForSoManyStagedFiles(t *testing.T) {
 		w.is("create", w.Create(w.ctx, head), nil)
 		var full *proto.StagedError
 		for i := most; full == nil; i++ {
-			if err := w.Stage(w.ctx, "acme", id, staged(name(i), "k")); err != nil && !errors.As(err, &full) {
+			if err := w.Stage(w.ctx, "acme", id, staged(name(i), "k"), anything); err != nil && !errors.As(err, &full) {
 				t.Fatal(err)
 			}
 		}
@@ -440,7 +450,7 @@ func TestThreadHasRoomForSoManyStagedFiles(t *testing.T) {
 		if err != nil || full.Thread != id || full.Files != len(now.Staged) || (long == 1) != (full.Files == proto.MaxStaged) {
 			t.Errorf("%s: %v with %d files, %v", id, full, len(now.Staged), err)
 		}
-		w.is("in place of another", w.Stage(w.ctx, "acme", id, staged(name(0), "k2")), nil)
+		w.is("in place of another", w.Stage(w.ctx, "acme", id, staged(name(0), "k2"), anything), nil)
 	}
 }
 
@@ -482,7 +492,7 @@ func TestMarkOfARemovedThreadIsNoThread(t *testing.T) {
 	for name, take := range map[string]func(w *world) error{
 		"lock":   func(w *world) error { _, _, err := w.Lock(w.ctx, "acme", "t", proto.NewTraceID()); return err },
 		"create": func(w *world) error { return w.Create(w.ctx, &proto.Thread{Org: "acme", ID: "t"}) },
-		"stage":  func(w *world) error { return w.Stage(w.ctx, "acme", "t", staged("a", "1")) },
+		"stage":  func(w *world) error { return w.Stage(w.ctx, "acme", "t", staged("a", "1"), anything) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -593,7 +603,7 @@ func TestThreadsAreListedInPages(t *testing.T) {
 		}
 		seen[head.Org+"/"+head.ID]++
 		if len(seen) == 1 { // one that changes meanwhile comes, too
-			w.is("stage", w.Stage(w.ctx, "acme", "t299", staged("a", "1")), nil)
+			w.is("stage", w.Stage(w.ctx, "acme", "t299", staged("a", "1"), anything), nil)
 		}
 	}
 	if len(seen) != all || seen["other/t0005"] != 1 || seen["acme/t299"] != 1 {
@@ -656,7 +666,7 @@ func TestNamesThatAreNoneAreNotFound(t *testing.T) {
 		w.is("get", err, proto.ErrNotFound)
 		_, _, err = w.Lock(w.ctx, "acme", id, proto.NewTraceID())
 		w.is("lock", err, proto.ErrNotFound)
-		w.is("stage", w.Stage(w.ctx, "acme", id, staged("a", "1")), proto.ErrNotFound)
+		w.is("stage", w.Stage(w.ctx, "acme", id, staged("a", "1"), anything), proto.ErrNotFound)
 		w.is("remove", w.Remove(w.ctx, "acme", id), proto.ErrNotFound)
 		if list, err := w.List(w.ctx, id, "", 9); len(list) > 0 || err != nil {
 			t.Errorf("list of %q: %+v, %v", id, list, err)

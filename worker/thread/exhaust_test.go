@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/thread"
 )
 
@@ -74,3 +76,60 @@ func TestLongPathsAreNotKept(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestUploadsFitIntoTheHome: what waits for an execution is what its home has room for.
+func TestUploadsFitIntoTheHome(t *testing.T) {
+	w := newWorld(t)
+	most := proto.Room{Bytes: 10 * mib, Files: 100}
+	zeros := func(n int64) io.Reader { return io.LimitReader(zero{}, n) }
+	stage := func(path string, size int64) error {
+		early := w.versions.CheckRoom(w.ctx, org, "t", path, size, most)
+		late := w.versions.StageFile(w.ctx, org, "t", path, size, most, zeros(size))
+		if (early == nil) != (late == nil) {
+			t.Errorf("%s of %d: %v, and then %v", path, size, early, late)
+		}
+		return late
+	}
+	refused := func(err error, words string) {
+		t.Helper()
+		var room *proto.RoomError
+		if !errors.As(err, &room) || !strings.Contains(err.Error(), words) {
+			t.Errorf("%v", err)
+		}
+	}
+	check(t, stage("a", 6*mib))
+	refused(stage("b", 5*mib), "take 6291456 bytes and 1, and this one 5242880 bytes and 1 more; the sandbox of this API key has room for 10485760 bytes and 100")
+	check(t, stage("a", 10*mib))
+	refused(stage("b", 1), "")
+	check(t, stage("a", 0), stage("b", 5*mib))
+	refused(stage(strings.Repeat("d/", 100)+"f", 0), "and 101 more")
+	if n := len(w.backend.keys("uploads/")); n != 4 {
+		t.Errorf("%d uploads are stored", n)
+	}
+
+	w.run(t, "t", func(root string) {
+		check(t, os.WriteFile(root+"/a", make([]byte, 6*mib), 0o644), os.WriteFile(root+"/twin", make([]byte, 2*mib), 0o644), os.Link(root+"/twin", root+"/twin2"))
+	})
+	refused(stage("c", 5*mib), "has 10485760 bytes in 3 files")
+	refused(stage("twin", 2*mib), "") // which has to be copied for its other name to stay
+	check(t, stage("a", 3*mib))       // takes the place of 6
+	refused(stage("c", 4*mib), "has 4194304 bytes in")
+
+	// Somebody else's comes between.
+	if err := w.heads.Stage(w.ctx, org, "t", proto.StagedFile{Path: "x", Blob: proto.Blob{Key: "k", Size: 1}}, anything); err != nil {
+		t.Fatal(err)
+	}
+	before := len(w.backend.keys("uploads/"))
+	w.backend.watch(nil, once("put", "uploads/", func() {
+		check(t, w.heads.Stage(w.ctx, org, "u", proto.StagedFile{Path: "x", Blob: proto.Blob{Key: "k", Size: 6 * mib}}, anything))
+	}))
+	refused(w.versions.StageFile(w.ctx, org, "u", "y", 5*mib, most, zeros(5*mib)), "take 6291456 bytes")
+	if n := len(w.backend.keys("uploads/")); n != before {
+		t.Errorf("%d uploads are stored, and were %d", n, before)
+	}
+}
+
+// zero is zeros without end.
+type zero struct{}
+
+func (zero) Read(p []byte) (int, error) { clear(p); return len(p), nil }

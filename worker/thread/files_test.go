@@ -257,7 +257,7 @@ func TestNothingThere(t *testing.T) {
 
 func (w *world) stage(tb fatal, id, path, content string) {
 	tb.Helper()
-	check(tb, w.versions.StageFile(w.ctx, org, id, path, int64(len(content)), strings.NewReader(content)))
+	check(tb, w.versions.StageFile(w.ctx, org, id, path, int64(len(content)), roomyHome, strings.NewReader(content)))
 }
 
 func TestStagedFiles(t *testing.T) {
@@ -299,7 +299,7 @@ func TestStagedFiles(t *testing.T) {
 	ranges(t, w, "t", "dir/sub/g", []byte("new"))
 	for _, path := range []string{"", "/x", "x/", "a//b", "../x", "a/../b", ".", "a/.", "a\x00b", strings.Repeat("n", 256), strings.Repeat("d/", 600) + "x"} {
 		var refused *proto.FieldError
-		if err := w.versions.StageFile(w.ctx, org, "t", path, 1, strings.NewReader("x")); !errors.As(err, &refused) {
+		if err := w.versions.StageFile(w.ctx, org, "t", path, 1, roomyHome, strings.NewReader("x")); !errors.As(err, &refused) {
 			t.Errorf("%.20q: %v", path, err)
 		}
 	}
@@ -308,13 +308,13 @@ func TestStagedFiles(t *testing.T) {
 func TestRefusedUploadLeavesNothing(t *testing.T) {
 	w := newWorld(t)
 	for i := range proto.MaxStaged {
-		check(t, w.heads.Stage(w.ctx, org, "t", proto.StagedFile{Path: fmt.Sprint(i)}))
+		check(t, w.heads.Stage(w.ctx, org, "t", proto.StagedFile{Path: fmt.Sprint(i)}, anything))
 	}
 	var full *proto.StagedError
-	if err := w.versions.StageFile(w.ctx, org, "t", "more", 1, strings.NewReader("x")); !errors.As(err, &full) {
+	if err := w.versions.StageFile(w.ctx, org, "t", "more", 1, roomyHome, strings.NewReader("x")); !errors.As(err, &full) {
 		t.Error(err)
 	}
-	if err := w.versions.StageFile(w.ctx, org, "t", "short", 2, strings.NewReader("x")); err == nil {
+	if err := w.versions.StageFile(w.ctx, org, "t", "short", 2, roomyHome, strings.NewReader("x")); err == nil {
 		t.Error("a short upload was staged")
 	}
 	if got := w.backend.keys("uploads/"); len(got) != 0 {

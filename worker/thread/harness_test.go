@@ -43,6 +43,10 @@ const (
 
 var roomy = layer.Limits{Bytes: 1 << 40, Entries: 1 << 21}
 
+var roomyHome = proto.Room{Bytes: 1 << 40, Files: 1 << 21}
+
+func anything(*proto.Thread) error { return nil }
+
 // fatal is what tests and property tests have in common.
 type fatal interface {
 	Helper()
@@ -276,13 +280,17 @@ func (w *world) save(tb fatal, head *proto.Thread, change func(root string)) *pr
 func (w *world) commit(tb fatal, head *proto.Thread, l []byte, stats home.Stats) *proto.Commit {
 	tb.Helper()
 	c := &proto.Commit{Fence: head.Fence, Version: proto.Version{
-		Number: head.Number() + 1, CreatedAt: time.Now().UTC(), Trace: head.Holder, Bytes: stats.Bytes, Files: stats.Entries,
+		Number: head.Number() + 1, CreatedAt: time.Now().UTC(), Trace: head.Holder, Bytes: stats.Grown.Bytes, Files: stats.Grown.Files,
 	}}
 	made := proto.Layer{
 		Blob:    proto.Blob{Key: thread.LayerKey(org), Size: int64(len(l)), Digest: thread.DigestName(sha256.Sum256(l))},
 		Version: c.Version.Number, Index: stats.Layout.Index, IndexDigest: thread.DigestName(stats.Layout.IndexDigest), Objects: int64(len(stats.Objects)),
 	}
 	check(tb, w.versions.Blobs.Put(w.ctx, made.Blob, bytes.NewReader(l)))
+	if v := head.Version; v != nil {
+		c.Version.Bytes += v.Bytes
+		c.Version.Files += v.Files
+	}
 	whole := c.Version
 	if head.Version != nil {
 		whole.Layers = slices.Clone(head.Version.Layers)

@@ -20,8 +20,8 @@ type Heads interface {
 	Lock(ctx context.Context, org, id string, trace proto.TraceID) (head *proto.Thread, worker string, err error)
 	// Unlock takes it away again.
 	Unlock(ctx context.Context, org, id string, trace proto.TraceID) error
-	// Stage adds an uploaded file; a [*proto.StagedError] refuses it.
-	Stage(ctx context.Context, org, id string, f proto.StagedFile) error
+	// Stage adds an uploaded file; a [*proto.StagedError] refuses it, and so does an error of may, which is asked of the head as it would be.
+	Stage(ctx context.Context, org, id string, f proto.StagedFile, may func(*proto.Thread) error) error
 	// Create stores a new head; where there is one it is [proto.ErrExists].
 	Create(ctx context.Context, head *proto.Thread) error
 	Remove(ctx context.Context, org, id string) error
@@ -39,17 +39,23 @@ const (
 
 // StageFile stores an uploaded file of size bytes and stages it, so that it is in the thread's home from then on. The thread is made where
 // there is none. The path is relative to the home and cleaned; another one is a [*proto.FieldError]. A [*proto.StagedError] says that too many
-// files wait already.
-func (v *Versions) StageFile(ctx context.Context, org, thread, path string, size int64, body io.Reader) error {
-	if err := checkPath(path); err != nil {
-		return fmt.Errorf("stage a file of thread %s: %w", thread, err)
+// files wait already, and a [*proto.RoomError] that the home would be more than most.
+func (v *Versions) StageFile(ctx context.Context, org, thread, path string, size int64, most proto.Room, body io.Reader) error {
+	if err := v.CheckRoom(ctx, org, thread, path, size, most); err != nil {
+		return err
 	}
 	b, err := v.Blobs.PutStream(ctx, uploadsPrefix+org+"/"+random(), size, body)
 	if err != nil {
 		return fmt.Errorf("stage a file of thread %s: %w", thread, err)
 	}
-	err = v.Heads.Stage(ctx, org, thread, proto.StagedFile{Path: path, At: time.Now().UTC(), Blob: b})
-	if _, refused := errors.AsType[*proto.StagedError](err); refused {
+	f := proto.StagedFile{Path: path, At: time.Now().UTC(), Blob: b}
+	refused := false
+	err = v.Heads.Stage(ctx, org, thread, f, func(next *proto.Thread) error {
+		err := v.checkRoom(ctx, next, most)
+		refused = err != nil
+		return err
+	})
+	if _, full := errors.AsType[*proto.StagedError](err); full || refused {
 		// After any other error it may be staged after all, and what is not Collect removes.
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 		defer cancel()
@@ -59,6 +65,52 @@ func (v *Versions) StageFile(ctx context.Context, org, thread, path string, size
 		return fmt.Errorf("stage a file of thread %s: %w", thread, err)
 	}
 	return nil
+}
+
+// CheckRoom gives the error with which StageFile would refuse a file as the thread is now, before anything of it is there.
+func (v *Versions) CheckRoom(ctx context.Context, org, thread, path string, size int64, most proto.Room) error {
+	err := checkPath(path)
+	var head *proto.Thread
+	if err == nil {
+		head, err = v.Heads.Get(ctx, org, thread)
+	}
+	if errors.Is(err, proto.ErrNotFound) {
+		head, err = &proto.Thread{Org: org, ID: thread}, nil
+	}
+	if err == nil {
+		staged := slices.DeleteFunc(slices.Clone(head.Staged), func(f proto.StagedFile) bool { return f.Path == path })
+		head.Staged = append(staged, proto.StagedFile{Path: path, Blob: proto.Blob{Size: size}})
+		err = v.checkRoom(ctx, head, most)
+	}
+	if err != nil {
+		return fmt.Errorf("stage a file of thread %s: %w", thread, err)
+	}
+	return nil
+}
+
+// checkRoom is a [*proto.RoomError] where a home with its staged files, the last of which is new, would be more than most.
+func (v *Versions) checkRoom(ctx context.Context, head *proto.Thread, most proto.Room) error {
+	var home proto.Room
+	if head.Version != nil {
+		home = proto.Room{Bytes: head.Version.Bytes, Files: head.Version.Files}
+	}
+	staged := proto.StagedRoom(head.Staged)
+	if !home.Add(staged).Over(most) {
+		return nil
+	}
+	if head.Version != nil {
+		t, err := v.tree(ctx, head.Org, head.Version)
+		if err != nil {
+			return err
+		}
+		home = home.Add(t.inTheWay(head.Staged))
+	}
+	if !home.Add(staged).Over(most) {
+		return nil
+	}
+	e := &proto.RoomError{Thread: head.ID, Home: home, Waiting: proto.StagedRoom(head.Staged[:len(head.Staged)-1]), Most: most}
+	e.New = proto.Room{Bytes: staged.Bytes - e.Waiting.Bytes, Files: staged.Files - e.Waiting.Files}
+	return e
 }
 
 // Fork makes a thread that begins with a version of another one, and returns its head. No blob is copied. Number 0 is the home of the other

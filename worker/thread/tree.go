@@ -338,6 +338,18 @@ func (t *tree) with(staged []proto.StagedFile) (*tree, error) {
 	return &next, nil
 }
 
+// inTheWay is what files take, counted as negative, that staged files take the place of. Directories, and files that may have other names, are
+// not counted: removing those can take as much room as they have.
+func (t *tree) inTheWay(staged []proto.StagedFile) proto.Room {
+	var r proto.Room
+	for i := range staged {
+		if n := t.root.find(staged[i].Path); n != nil && n.kind == layer.File && !n.linked {
+			r = r.Add(proto.Room{Bytes: -n.dense(n.size), Files: -1})
+		}
+	}
+	return r
+}
+
 // checkPath checks that a path is relative to a home, cleaned, not the home itself, and not longer or deeper than a layer can hold. Its error is
 // a [*proto.FieldError].
 func checkPath(path string) error {

@@ -85,8 +85,13 @@ func (f threadFiles) Open(ctx context.Context, org, id, name string) (*proto.Fil
 }
 
 // Stage is [gateway.Files]'s.
-func (f threadFiles) Stage(ctx context.Context, org, id, name string, size int64, body io.Reader) error {
-	return f.versions.StageFile(ctx, org, id, name, size, body)
+func (f threadFiles) Stage(ctx context.Context, org, id, name string, size int64, most proto.Room, body io.Reader) error {
+	return f.versions.StageFile(ctx, org, id, name, size, most, body)
+}
+
+// CheckRoom is [gateway.Files]'s.
+func (f threadFiles) CheckRoom(ctx context.Context, org, id, name string, size int64, most proto.Room) error {
+	return f.versions.CheckRoom(ctx, org, id, name, size, most)
 }
 
 // keepHouse collects what no thread refers to and removes threads that nobody uses, at intervals, in one process at a time.

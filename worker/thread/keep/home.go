@@ -112,6 +112,9 @@ func (h *Home) Place(usual string, content []byte) (name string, err error) {
 	name = usual
 	for n := 1; ; n++ {
 		lent, free, err := h.overlay.Lend(h.mount, name, content)
+		if errors.Is(err, unix.ENOSPC) && len(h.head.Staged) > 0 {
+			return "", h.tooMuch()
+		}
 		if err != nil {
 			return "", fmt.Errorf("put the program into the home: %w", err)
 		}

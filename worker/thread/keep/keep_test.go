@@ -639,3 +639,34 @@ func (w *world) replace(key string, content []byte) {
 		w.t.Error(err)
 	}
 }
+
+// TestUploadsThatDoNotFit: the error says that it is not the worker's fault.
+func TestUploadsThatDoNotFit(t *testing.T) {
+	w := newWorld(t)
+	k := w.worker("one", 1<<30)
+	defer w.close(k)
+	j := w.job("a")
+	b, err := w.blobs.PutStream(t.Context(), "uploads/org/1", 40*mib, strings.NewReader(strings.Repeat("x", 40*mib)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.heads["org/a"].Staged = []proto.StagedFile{{Path: "f", Blob: b}}
+	h, err := k.CheckOut(t.Context(), j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := w.pool.Take(t.Context(), disk.Size{Bytes: 32 * mib, Inodes: 1100}, tenant, tenant)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = h.Mount(v, tenant, tenant); err != nil {
+		t.Fatal(err)
+	}
+	var much *proto.UploadsError
+	if err := h.Fill(t.Context()); !errors.As(err, &much) || much.Bytes != 40*mib || much.Files != 1 {
+		t.Error(err)
+	}
+	if err := h.Close(false); err != nil {
+		t.Error(err)
+	}
+}
