@@ -44,7 +44,7 @@ var (
 	errNoDispatcher   = errors.New("no process that sends webhooks is ready, or has heard of this URL yet; send the request again")
 	errThreadExists   = errors.New("there is a thread of that id already; choose another, or remove that one first")
 	errBadURL         = errors.New("this URL was not made by this server for this method; ask for one at /v1/files/upload_url or download_url")
-	errOldURL         = errors.New("this URL has expired; ask for another at /v1/files/upload_url or download_url")
+	errOldURL         = errors.New("this URL has expired, or the API key that asked for it was revoked; ask for another at /v1/files/upload_url or download_url")
 	errLength         = errors.New("a file is sent with its Content-Length")
 	errTransfers      = errors.New("too many files and archives of this organisation are on their way; send the request again")
 	errRange          = errors.New("the range begins after the end of the file")

@@ -221,6 +221,26 @@ func FuzzGrant(f *testing.F) {
 	})
 }
 
+// A URL allows nothing that the key which it was made for is not allowed any more.
+func TestSignedURLsAreOfTheirKey(t *testing.T) {
+	h := newHarness(t)
+	h.upload("a", "hello").want(200, "")
+	admin, _ := h.key, h.stub.addKey("acme", "pro", proto.RightsExecute)
+	h.key = h.stub.addKey("acme", "pro", proto.RightsExecute)
+	down, up := h.sign("download", "a", 0), h.sign("upload", "b", 1)
+	h.get(down).want(200, "")
+	h.key = admin
+	h.do("DELETE", "/v1/admin/keys/key_3", "").want(200, "")
+	h.get(down).want(403, "forbidden", "revoked")
+	h.send(h.put(up, "x")).want(403, "forbidden", "revoked")
+	for _, key := range []string{"", "key_9", "key_3"} {
+		g := &grant{method: "GET", key: key, org: "acme", thread: "t", path: "a", expiresAt: time.Now().Add(time.Minute)}
+		h.get(contentPath+g.token(*h.server.URLSecret)).want(403, "forbidden")
+	}
+	other := &grant{method: "GET", key: "key_1", org: "other", thread: "t", path: "a", expiresAt: time.Now().Add(time.Minute)}
+	h.get(contentPath+other.token(*h.server.URLSecret)).want(403, "forbidden")
+}
+
 // What a home has no room for is refused before it is sent, and if that has changed, then.
 func TestUploadsHaveRoom(t *testing.T) {
 	h := newHarness(t)

@@ -25,7 +25,7 @@ const (
 // grant is what a signed URL allows: one method on one file. What it says can be read by whoever has the URL.
 type grant struct {
 	method    string // GET, which HEAD goes with, or PUT
-	key       string // the id of the API key that it was given to
+	key       string // the id of the API key that it was given to, without which it allows nothing
 	org       string
 	thread    string
 	path      string // relative to the home, cleaned
@@ -80,7 +80,7 @@ func parseGrant(secret [32]byte, token string, now time.Time) (*grant, error) {
 	return g, nil
 }
 
-// allowed gives what the URL of a request allows, if that is its method, and the API key that asked for it.
+// allowed gives what the URL of a request allows, if that is its method and the API key that asked for it may still do so.
 func (s *Server) allowed(r *http.Request, token string) (*grant, *proto.Key, error) {
 	g, err := parseGrant(*s.URLSecret, token, time.Now())
 	if err != nil {
@@ -90,7 +90,7 @@ func (s *Server) allowed(r *http.Request, token string) (*grant, *proto.Key, err
 		return nil, nil, errBadURL
 	}
 	key, ok := s.Keys.Key(g.key)
-	if !ok || key.Org != g.org {
+	if !ok || key.RevokedAt != nil || key.Org != g.org {
 		return nil, nil, errOldURL
 	}
 	return g, key, nil
