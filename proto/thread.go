@@ -45,8 +45,10 @@ type Version struct {
 	Trace     TraceID   `json:"trace_id,omitempty"` // the execution that made it; empty for one that was forked
 	Bytes     int64     `json:"bytes"`              // content of its files without holes; a file counts under each of its names
 	Files     int64     `json:"files"`              // files, directories, symlinks
-	Manifest  Blob      `json:"manifest"`           // describes it in the store, see [Manifest]
-	Layers    []Layer   `json:"layers,omitempty"`   // that make it, the first of an empty directory, each of the version before
+	// Attributes are bytes of the extended attributes of all these.
+	Attributes int64   `json:"attributes,omitempty"`
+	Manifest   Blob    `json:"manifest"`         // describes it in the store, see [Manifest]
+	Layers     []Layer `json:"layers,omitempty"` // that make it, the first of an empty directory, each of the version before
 	// Chain is the digest of the layers that the manifest describes: those here, unless others have taken their place since.
 	Chain string `json:"chain,omitempty"`
 	Base  *Base  `json:"base,omitempty"` // of the manifest; nil where that has all layers itself
@@ -205,6 +207,13 @@ type LimitError struct {
 func (e *LimitError) Error() string {
 	return fmt.Sprintf("the home has %d bytes in %d files and directories, and the sandbox allows %d bytes in %d",
 		e.Bytes, e.Files, e.MaxBytes, e.MaxFiles)
+}
+
+// AttributesError says that the files of a home have too many extended attributes.
+type AttributesError struct{ Most int64 }
+
+func (e *AttributesError) Error() string {
+	return fmt.Sprintf("the extended attributes of all its files take more than %d bytes together", e.Most)
 }
 
 // UploadsError says that the files which were uploaded to a thread do not fit into the home of an execution's sandbox.

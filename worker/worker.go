@@ -273,6 +273,9 @@ func notSaved(err error) string {
 	if limit, ok := errors.AsType[*proto.LimitError](err); ok {
 		return fmt.Sprintf("The thread stays as it was before: %v.", limit)
 	}
+	if attributes, ok := errors.AsType[*proto.AttributesError](err); ok {
+		return fmt.Sprintf("The thread stays as it was before: %v.", attributes)
+	}
 	return "The thread stays as it was before: its home could not be stored; the worker's log says why."
 }
 

@@ -201,7 +201,10 @@ func (th *thread) runIn(o *home.Overlay, mount *os.File, script string) (string,
 			th.tb.Errorf("the version is not what the program left:\n%s", got)
 		}
 	}
-	if after := usage(th.tb, th.lower); before.Bytes+stats.Grown.Bytes != after.Bytes || before.Files+stats.Grown.Files != after.Files {
+	after := usage(th.tb, th.lower)
+	if sum := (home.Usage{
+		Bytes: before.Bytes + stats.Grown.Bytes, Files: before.Files + stats.Grown.Files, Attributes: before.Attributes + stats.Grown.Attributes,
+	}); sum != after {
 		th.tb.Errorf("the home grew from %+v to %+v, and not by %+v", before, after, stats.Grown)
 	}
 	return th.lower, stats
@@ -230,8 +233,14 @@ func usage(tb fatal, dir string) home.Usage {
 	tb.Helper()
 	var sum home.Usage
 	check(tb, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || path == dir {
+		if err != nil {
 			return err
+		}
+		if d.Type()&fs.ModeSymlink == 0 {
+			sum.Attributes += attributeBytes(tb, path)
+		}
+		if path == dir {
+			return nil
 		}
 		sum.Files++
 		if !d.Type().IsRegular() {
@@ -306,6 +315,17 @@ func listing(tb fatal, dir string) string {
 		return nil
 	}))
 	return strings.Join(lines, "\n")
+}
+
+func attributeBytes(tb fatal, path string) (n int64) {
+	tb.Helper()
+	list, value := make([]byte, 1<<16), make([]byte, 1<<16)
+	for name := range strings.SplitSeq(string(list[:must[int](tb)(unix.Llistxattr(path, list))]), "\x00") {
+		if short, ok := strings.CutPrefix(name, "user."); ok {
+			n += int64(len(short)+must[int](tb)(unix.Lgetxattr(path, name, value))) + 24
+		}
+	}
+	return n
 }
 
 func attributes(tb fatal, path string) string {

@@ -228,6 +228,9 @@ func TestWhatCannotBeStored(t *testing.T) {
 		{"depth", "mkdir -p $(printf 'd/%.0s' {1..512})", "more than 512 directories in each other", roomy},
 		{"target", "mkdir d; ln -s $(printf 'x%.0s' {1..1024}) d/l", `in "/d": "l": the target`, roomy},
 		{"size", "truncate -s 3T f", "size", roomy},
+		{"attributes", `python3 -c "
+import os
+for i in range(4300): open(str(i), 'w').close(); os.setxattr(str(i), 'user.a', b'x' * 3900)"`, "the extended attributes of all files take more than 16777216 bytes together", roomy},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			th := newThread(t)

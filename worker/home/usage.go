@@ -6,6 +6,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/worker/home/layer"
 )
 
 // Usage is how large a home is, or by how much it is larger than another. A file
@@ -13,10 +15,17 @@ import (
 type Usage struct {
 	Bytes int64 // content of files without holes
 	Files int64 // files, symlinks and directories, but not the home itself
+	// Attributes are bytes of extended ones, those of the home itself included.
+	Attributes int64
 }
 
-func (u *Usage) add(v Usage) { u.Bytes += v.Bytes; u.Files += v.Files }
-func (u *Usage) sub(v Usage) { u.Bytes -= v.Bytes; u.Files -= v.Files }
+func (u *Usage) add(v Usage) {
+	u.Bytes += v.Bytes
+	u.Files += v.Files
+	u.Attributes += v.Attributes
+}
+
+func (u *Usage) sub(v Usage) { u.add(Usage{-v.Bytes, -v.Files, -v.Attributes}) }
 
 // meter measures what is in a version. It looks at a directory once, and at a file
 // with several names too: one that was renamed in one that was renamed, and so on,
@@ -25,7 +34,7 @@ func (u *Usage) sub(v Usage) { u.Bytes -= v.Bytes; u.Files -= v.Files }
 type meter struct {
 	ctx   context.Context   // of the reading that it measures for
 	dirs  map[uint64]inside // by inode number
-	files map[uint64]int64  // bytes that are not holes, by inode number
+	files map[uint64]Usage  // by inode number
 }
 
 // inside is what a directory has.
@@ -35,7 +44,7 @@ type inside struct {
 }
 
 func newMeter(ctx context.Context) *meter {
-	return &meter{ctx: ctx, dirs: make(map[uint64]inside), files: make(map[uint64]int64)}
+	return &meter{ctx: ctx, dirs: make(map[uint64]inside), files: make(map[uint64]Usage)}
 }
 
 // name is that of a name in a directory, of which st is known, and of what is
@@ -44,24 +53,23 @@ func (m *meter) name(dir int, name string, st *unix.Stat_t) (inside, error) {
 	switch kind(st) {
 	case unix.S_IFREG:
 		size, err := m.file(dir, name, st)
-		return inside{Usage: Usage{Bytes: size, Files: 1}}, err
+		return inside{Usage: size}, err
 	case unix.S_IFLNK:
 		return inside{Usage: Usage{Files: 1}}, nil
 	case unix.S_IFDIR:
-		in, ok := m.dirs[st.Ino]
-		if !ok {
-			fd, err := openAt(dir, name, readDir, 0)
-			if err != nil {
-				return inside{}, err
-			}
-			defer closeFD(fd)
-			if in, err = m.below(fd); err != nil {
-				return inside{}, err
-			}
+		fd, err := openAt(dir, name, readDir, 0)
+		if err != nil {
+			return inside{}, err
 		}
-		in.Files++
+		defer closeFD(fd)
+		in, err := m.below(fd)
+		if err != nil {
+			return inside{}, err
+		}
+		own, err := attributesOf(fd)
+		in.add(Usage{Files: 1, Attributes: own})
 		in.height++
-		return in, nil
+		return in, err
 	}
 	return inside{}, nil // a version has no others
 }
@@ -102,25 +110,31 @@ func (m *meter) below(dir int) (inside, error) {
 	return sum, nil
 }
 
-// file is how many bytes of a file are not holes. Its blocks do not tell: some
-// of them may hold its attributes.
-func (m *meter) file(dir int, name string, st *unix.Stat_t) (int64, error) {
-	if st.Size == 0 {
-		return 0, nil
-	}
+// attributesOf is how many bytes the attributes of an open file take.
+func attributesOf(fd int) (int64, error) {
+	all, err := userXattrs(fd)
+	return layer.AttributeBytes(all), err
+}
+
+// file measures one. Its blocks do not tell what is not holes: some of them may
+// hold its attributes.
+func (m *meter) file(dir int, name string, st *unix.Stat_t) (Usage, error) {
 	if known, ok := m.files[st.Ino]; ok {
 		return known, nil
 	}
 	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOATIME, 0)
 	if err != nil {
-		return 0, err
+		return Usage{}, err
 	}
 	f := os.NewFile(uintptr(fd), name)
 	defer func() { _ = f.Close() }()
 	parts, err := extents(m.ctx, f, st.Size)
-	size := newDense(f, parts).size()
-	if err == nil && st.Nlink > 1 {
-		m.files[st.Ino] = size
+	if err != nil {
+		return Usage{}, err
 	}
-	return size, err
+	u := Usage{Bytes: newDense(f, parts).size(), Files: 1}
+	if u.Attributes, err = attributesOf(fd); err == nil && st.Nlink > 1 {
+		m.files[st.Ino] = u
+	}
+	return u, err
 }

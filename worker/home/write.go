@@ -72,8 +72,16 @@ func (w *writer) dir(n node, e *layer.Entry) error {
 	if err := w.out.Write(e, nil); err != nil {
 		return err
 	}
-	if e.Name != "" && e.Base != layer.Merge {
-		w.stats.Grown.add(Usage{Files: 1})
+	w.stats.Grown.Attributes += layer.AttributeBytes(e.Xattrs)
+	switch {
+	case e.Base != layer.Merge && e.Name != "":
+		w.stats.Grown.Files++
+	case e.Base == layer.Merge:
+		before, err := attributesOf(n.lower)
+		if err != nil {
+			return err
+		}
+		w.stats.Grown.Attributes -= before
 	}
 	if e.Base == layer.Moved {
 		// Its old place is in a directory that is gone, or has a deletion or something
@@ -197,7 +205,7 @@ func (w *writer) leaf(n node, c child, f found) error {
 	if err != nil {
 		return fmt.Errorf("%.300q: %w", c.name, err)
 	}
-	size := Usage{Bytes: e.Data(), Files: 1}
+	size := Usage{Bytes: e.Data(), Files: 1, Attributes: layer.AttributeBytes(e.Xattrs)}
 	if w.stats.Grown.add(size); e.Group > 0 {
 		w.sizes = append(w.sizes, size)
 	}

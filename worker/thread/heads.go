@@ -188,7 +188,9 @@ func (v *Versions) forkVersion(ctx context.Context, source *proto.Thread, number
 	if err != nil {
 		return nil, err
 	}
-	version := &proto.Version{Number: 1, CreatedAt: head.CreatedAt, Bytes: old.Bytes, Files: old.Files, Layers: slices.Clone(old.Layers)}
+	version := &proto.Version{
+		Number: 1, CreatedAt: head.CreatedAt, Bytes: old.Bytes, Files: old.Files, Attributes: old.Attributes, Layers: slices.Clone(old.Layers),
+	}
 	for i := range version.Layers {
 		version.Layers[i].Version = 1
 	}

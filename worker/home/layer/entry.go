@@ -10,15 +10,18 @@ import (
 // What a layer can hold at all. Most are what every file system that a home may
 // lie on takes, so that what could be stored can be restored anywhere.
 const (
-	MaxInline   = 4 << 20 // bytes of a file's content; of a larger one they are an object
-	MaxDepth    = 512     // directories in each other, the root included
-	MaxName     = 255     // bytes
-	MaxTarget   = 1023    // bytes of a symlink's target
-	MaxXattrs   = 4000    // bytes of a file's attributes: names and values, and 24 for each
-	MaxExtents  = 1 << 20 // of a file
-	MaxFileSize = 1 << 41 // bytes, holes counted
-	MaxLinks    = 65_000  // names of a file
-	MaxMoves    = 1 << 24 // bytes of the paths of all directories that move
+	MaxInline = 4 << 20 // bytes of a file's content; of a larger one they are an object
+	MaxDepth  = 512     // directories in each other, the root included
+	MaxName   = 255     // bytes
+	MaxTarget = 1023    // bytes of a symlink's target
+	MaxXattrs = 4000    // bytes of a file's attributes: names and values, and 24 for each
+	// MaxAttributes is for those of all files of a home, or a layer, together. They
+	// are kept in memory, in indexes and in what is made of these.
+	MaxAttributes = 16 << 20 // bytes
+	MaxExtents    = 1 << 20  // of a file
+	MaxFileSize   = 1 << 41  // bytes, holes counted
+	MaxLinks      = 65_000   // names of a file
+	MaxMoves      = 1 << 24  // bytes of the paths of all directories that move
 	// ModeBits are the bits of a mode that are kept. Set-uid and set-gid are not:
 	// they have no effect in a home, and would have one outside.
 	ModeBits = 0o1777
@@ -101,6 +104,18 @@ type Limits struct {
 // ErrLimit is in errors about a layer that is larger than its Limits.
 var ErrLimit = errors.New("limit exceeded")
 
+// ErrAttributes is in errors about a layer with more than MaxAttributes.
+var ErrAttributes = fmt.Errorf("the extended attributes of all files take more than %d bytes together", MaxAttributes)
+
+// AttributeBytes is what attributes take: names and values, and 24 bytes for each.
+func AttributeBytes(all []Xattr) int64 {
+	var n int64
+	for _, x := range all {
+		n += int64(len(x.Name)+len(x.Value)) + 24
+	}
+	return n
+}
+
 // ValidName says whether a string can be the name of something in a directory.
 func ValidName(s string) bool {
 	return s != "" && s != "." && s != ".." && len(s) <= MaxName && !strings.ContainsAny(s, "/\x00")
@@ -111,6 +126,7 @@ func ValidName(s string) bool {
 type order struct {
 	limits         Limits
 	entries, bytes int64
+	attributes     int64    // bytes
 	moves          []bool   // whether they have been used
 	stack          []string // the last name in each directory that is open
 	groups         []int    // how many names each has
@@ -172,6 +188,9 @@ func (o *order) admit(e *Entry) error {
 	}
 	if err := o.name(e); err != nil {
 		return err
+	}
+	if o.attributes += AttributeBytes(e.Xattrs); o.attributes > MaxAttributes {
+		return ErrAttributes
 	}
 	switch e.Kind {
 	case Dir:
@@ -282,15 +301,14 @@ func (e *Entry) checkMeta() error {
 	if e.Mode&^ModeBits != 0 || e.Nsec >= 1e9 {
 		return fmt.Errorf("%q has mode %#o and nanoseconds %d", e.Name, e.Mode, e.Nsec)
 	}
-	size, last := 0, ""
+	last := ""
 	for _, x := range e.Xattrs {
 		if x.Name <= last || len(x.Name) > MaxName-len("user.") || strings.ContainsRune(x.Name, 0) {
 			return fmt.Errorf("attribute %.300q of %q is out of order, or not a name", x.Name, e.Name)
 		}
 		last = x.Name
-		size += len(x.Name) + len(x.Value) + 24
 	}
-	if size > MaxXattrs {
+	if size := AttributeBytes(e.Xattrs); size > MaxXattrs {
 		return fmt.Errorf("the attributes of %q take %d bytes, more than %d", e.Name, size, MaxXattrs)
 	}
 	return nil

@@ -15,10 +15,12 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/storage/blob"
 	"github.com/bullpen-run/bullpen/worker/home"
+	"github.com/bullpen-run/bullpen/worker/home/layer"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
 	"github.com/bullpen-run/bullpen/worker/thread"
 	"github.com/bullpen-run/bullpen/worker/thread/keep"
@@ -668,5 +670,42 @@ func TestUploadsThatDoNotFit(t *testing.T) {
 	}
 	if err := h.Close(false); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestAttributesAreLimited, over all versions: they are in memory wherever a home is read.
+func TestAttributesAreLimited(t *testing.T) {
+	w := newWorld(t)
+	k := w.worker("one", 1<<30)
+	defer w.close(k)
+	w.run(k, "a", func(dir string) {
+		write(t, dir+"/f", "x")
+		if err := unix.Setxattr(dir+"/f", "user.a", make([]byte, 75), 0); err != nil {
+			t.Error(err)
+		}
+	})
+	head := w.heads["org/a"]
+	if got := head.Version.Attributes; got != 100 {
+		t.Errorf("%d bytes", got)
+	}
+	head.Version.Attributes = layer.MaxAttributes // in other files
+	h, dir := w.enter(k, w.job("a"))
+	if err := unix.Setxattr(dir+"/f", "user.b", nil, 0); err != nil {
+		t.Error(err)
+	}
+	var much *proto.AttributesError
+	if c, err := h.Save(t.Context()); !errors.As(err, &much) || c != nil {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if err := h.Close(false); err != nil {
+		t.Error(err)
+	}
+	w.run(k, "a", func(dir string) {
+		if err := unix.Removexattr(dir+"/f", "user.a"); err != nil {
+			t.Error(err)
+		}
+	})
+	if got := w.heads["org/a"].Version.Attributes; got != layer.MaxAttributes-100 {
+		t.Errorf("%d bytes", got)
 	}
 }

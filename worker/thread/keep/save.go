@@ -27,7 +27,8 @@ type saved struct {
 }
 
 // Save stores what the program changed, and gives the commit that makes it the thread's next version; nil where nothing has changed. Nothing
-// of the jail may live any more. It is called once at most. A [*proto.LimitError] says that the home has become too large.
+// of the jail may live any more. It is called once at most. A [*proto.LimitError] or [*proto.AttributesError] says that
+// the home has become too large.
 func (h *Home) Save(ctx context.Context) (*proto.Commit, error) {
 	c, err := h.save(ctx)
 	if err != nil {
@@ -54,6 +55,9 @@ func (h *Home) save(ctx context.Context) (*proto.Commit, error) {
 	sum := &digesting{to: spool, sum: sha256.New()}
 	// The change is as large as its volume at most, and what it makes of the home is looked at below.
 	stats, err := h.overlay.Diff(ctx, sum, noLimits, h.k.storeObject(h.job.Org))
+	if errors.Is(err, layer.ErrAttributes) {
+		err = &proto.AttributesError{Most: layer.MaxAttributes}
+	}
 	if err != nil || stats.Unchanged && len(h.head.Staged) == 0 {
 		return nil, errors.Join(err, spool.Close())
 	}
@@ -89,14 +93,21 @@ func (h *Home) commit(ctx context.Context, spool *os.File, sum *digesting, stats
 	if e := h.tooLarge(stats.Grown); e != nil {
 		return nil, e
 	}
+	attributes := stats.Grown.Attributes
+	if v := h.head.Version; v != nil {
+		attributes += v.Attributes
+	}
+	if attributes > layer.MaxAttributes {
+		return nil, &proto.AttributesError{Most: layer.MaxAttributes}
+	}
 	number := h.head.Number() + 1
-	layer, err := h.k.putLayer(ctx, h.job.Org, number, spool, sum, stats)
+	made, err := h.k.putLayer(ctx, h.job.Org, number, spool, sum, stats)
 	if err != nil {
 		return nil, err
 	}
 	c := &proto.Commit{Fence: h.head.Fence, Version: proto.Version{
 		Number: number, CreatedAt: time.Now().UTC(), Trace: h.job.TraceID, Bytes: stats.Grown.Bytes, Files: stats.Grown.Files,
-		Layers: []proto.Layer{layer},
+		Attributes: stats.Grown.Attributes, Layers: []proto.Layer{made},
 	}}
 	for _, f := range h.head.Staged {
 		c.Staged = append(c.Staged, f.Key)
@@ -105,10 +116,11 @@ func (h *Home) commit(ctx context.Context, spool *os.File, sum *digesting, stats
 	if v := h.head.Version; v != nil {
 		whole.Bytes += v.Bytes
 		whole.Files += v.Files
-		whole.Layers = append(slices.Clone(v.Layers), layer)
+		whole.Attributes += v.Attributes
+		whole.Layers = append(slices.Clone(v.Layers), made)
 	}
 	c.Version, err = h.k.cfg.Versions.WriteManifest(ctx, h.job.Org, h.job.ThreadID, whole, h.head.Version)
-	c.Version.Layers = []proto.Layer{layer}
+	c.Version.Layers = []proto.Layer{made}
 	return c, err
 }
 
