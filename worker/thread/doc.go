@@ -32,6 +32,8 @@
 //   - An object may get a reference at any age, since its key is its content's. [Versions.PutObject] puts it, which makes it young, then
 //     waits until there is no mark of its removal, then sees that it is there, and otherwise begins again. Collect writes the mark, then
 //     sees that the object is old, then removes it, and then the mark. Whichever comes first, the other one sees it.
+//   - A manifest that others go on from is needed as long as these are. A new one goes on only from that of the version before it, or from
+//     what that one goes on from, which are needed by the head at that time.
 //   - A manifest with a number over its head's may be of a commit that will be rolled forward, and is kept.
 //
 // What is left: a request to remove an object that reaches the store a minute after it was sent, or was sent by a process that slept so
