@@ -166,8 +166,8 @@ func (t *Threads) Compact(ctx context.Context, org, id string, old []proto.Layer
 
 // Stage adds an uploaded file to those that the next execution of a thread finds in its home, in place of an older one of the same path,
 // and makes the thread where there is none. Its error is a [*proto.StagedError] where too many wait already, and that of may, which is asked
-// of the head as it would be.
-func (t *Threads) Stage(ctx context.Context, org, id string, f proto.StagedFile, may func(*proto.Thread) error) error {
+// of the head as it would be, and what was staged before.
+func (t *Threads) Stage(ctx context.Context, org, id string, f proto.StagedFile, may func(before []proto.StagedFile, next *proto.Thread) error) error {
 	_, err := t.change(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
 		now := time.Now().UTC()
 		next := proto.Thread{Org: org, ID: id, CreatedAt: now}
@@ -175,6 +175,7 @@ func (t *Threads) Stage(ctx context.Context, org, id string, f proto.StagedFile,
 			next = *old
 		}
 		next.UsedAt = now
+		before := next.Staged
 		waiting := slices.DeleteFunc(slices.Clone(next.Staged), func(s proto.StagedFile) bool { return s.Path == f.Path })
 		next.Staged = append(waiting, f)
 		size, err := json.Marshal(next.Staged)
@@ -184,7 +185,7 @@ func (t *Threads) Stage(ctx context.Context, org, id string, f proto.StagedFile,
 		if len(next.Staged) > proto.MaxStaged || len(size) > proto.MaxStagedBytes {
 			return nil, &proto.StagedError{Thread: id, Files: len(waiting)}
 		}
-		return &next, may(&next)
+		return &next, may(before, &next)
 	})
 	return err
 }

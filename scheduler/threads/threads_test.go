@@ -313,7 +313,7 @@ func TestFenceStopsACommit(t *testing.T) {
 func TestCommitIsMadeOnceByWhoeverHolds(t *testing.T) {
 	w := newWorld(t)
 	w.is("of no thread", w.Commit(w.ctx, "acme", "t", proto.NewTraceID(), commit(&proto.Thread{})), proto.ErrFenced)
-	w.is("refused", w.Stage(w.ctx, "acme", "t", staged("a", "1"), func(next *proto.Thread) error {
+	w.is("refused", w.Stage(w.ctx, "acme", "t", staged("a", "1"), func(_ []proto.StagedFile, next *proto.Thread) error {
 		if len(next.Staged) != 1 || next.Staged[0].Key != "1" || next.ID != "t" {
 			t.Errorf("asked about %+v", next)
 		}
@@ -402,7 +402,7 @@ func TestCompactedLayersAreThoseOfTheNewestVersion(t *testing.T) {
 	}
 }
 
-func anything(*proto.Thread) error { return nil }
+func anything([]proto.StagedFile, *proto.Thread) error { return nil }
 
 func staged(path, key string) proto.StagedFile {
 	return proto.StagedFile{Path: path, At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Blob: proto.Blob{Key: key, Size: 1}}

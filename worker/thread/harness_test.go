@@ -45,7 +45,7 @@ var roomy = layer.Limits{Bytes: 1 << 40, Entries: 1 << 21}
 
 var roomyHome = proto.Room{Bytes: 1 << 40, Files: 1 << 21}
 
-func anything(*proto.Thread) error { return nil }
+func anything([]proto.StagedFile, *proto.Thread) error { return nil }
 
 // fatal is what tests and property tests have in common.
 type fatal interface {

@@ -21,7 +21,7 @@ type Heads interface {
 	// Unlock takes it away again.
 	Unlock(ctx context.Context, org, id string, trace proto.TraceID) error
 	// Stage adds an uploaded file; a [*proto.StagedError] refuses it, and so does an error of may, which is asked of the head as it would be.
-	Stage(ctx context.Context, org, id string, f proto.StagedFile, may func(*proto.Thread) error) error
+	Stage(ctx context.Context, org, id string, f proto.StagedFile, may func(before []proto.StagedFile, next *proto.Thread) error) error
 	// Create stores a new head; where there is one it is [proto.ErrExists].
 	Create(ctx context.Context, head *proto.Thread) error
 	Remove(ctx context.Context, org, id string) error
@@ -50,8 +50,8 @@ func (v *Versions) StageFile(ctx context.Context, org, thread, path string, size
 	}
 	f := proto.StagedFile{Path: path, At: time.Now().UTC(), Blob: b}
 	refused := false
-	err = v.Heads.Stage(ctx, org, thread, f, func(next *proto.Thread) error {
-		err := v.checkRoom(ctx, next, most)
+	err = v.Heads.Stage(ctx, org, thread, f, func(before []proto.StagedFile, next *proto.Thread) error {
+		err := v.checkRoom(ctx, before, next, most)
 		refused = err != nil
 		return err
 	})
@@ -78,9 +78,10 @@ func (v *Versions) CheckRoom(ctx context.Context, org, thread, path string, size
 		head, err = &proto.Thread{Org: org, ID: thread}, nil
 	}
 	if err == nil {
-		staged := slices.DeleteFunc(slices.Clone(head.Staged), func(f proto.StagedFile) bool { return f.Path == path })
+		before := head.Staged
+		staged := slices.DeleteFunc(slices.Clone(before), func(f proto.StagedFile) bool { return f.Path == path })
 		head.Staged = append(staged, proto.StagedFile{Path: path, Blob: proto.Blob{Size: size}})
-		err = v.checkRoom(ctx, head, most)
+		err = v.checkRoom(ctx, before, head, most)
 	}
 	if err != nil {
 		return fmt.Errorf("stage a file of thread %s: %w", thread, err)
@@ -88,14 +89,15 @@ func (v *Versions) CheckRoom(ctx context.Context, org, thread, path string, size
 	return nil
 }
 
-// checkRoom is a [*proto.RoomError] where a home with its staged files, the last of which is new, would be more than most.
-func (v *Versions) checkRoom(ctx context.Context, head *proto.Thread, most proto.Room) error {
+// checkRoom is a [*proto.RoomError] where a home with its staged files, the last of which is new, would be more than most. What takes no more
+// than those that were staged before it is let through: that is how to make room.
+func (v *Versions) checkRoom(ctx context.Context, before []proto.StagedFile, head *proto.Thread, most proto.Room) error {
 	var home proto.Room
 	if head.Version != nil {
 		home = proto.Room{Bytes: head.Version.Bytes, Files: head.Version.Files}
 	}
 	staged := proto.StagedRoom(head.Staged)
-	if !home.Add(staged).Over(most) {
+	if !home.Add(staged).Over(most) || !staged.Over(proto.StagedRoom(before)) {
 		return nil
 	}
 	if head.Version != nil {
