@@ -32,7 +32,7 @@ type Key struct {
 
 var (
 	keyPattern = regexp.MustCompile(`^sk-[a-z0-9]+-[A-Za-z0-9_-]{20,}$`)
-	orgPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
+	orgPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]*$`)
 )
 
 // MaxKeyBytes bounds what is read as an API key.
@@ -66,4 +66,4 @@ func KeyHint(secret string) string {
 }
 
 // ValidOrg reports whether s may name an organisation. The form is narrow because the name is part of queue subjects.
-func ValidOrg(s string) bool { return orgPattern.MatchString(s) }
+func ValidOrg(s string) bool { return len(s) <= maxName && orgPattern.MatchString(s) }

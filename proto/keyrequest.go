@@ -29,7 +29,7 @@ func DecodeKeyRequest(body []byte) (Key, error) {
 		}
 	}
 	k.Rights = Rights(rights)
-	if members["sandbox"] != nil && !profileNamePattern.MatchString(k.Sandbox) {
+	if members["sandbox"] != nil && !validProfileName(k.Sandbox) {
 		return Key{}, fieldErrorf("sandbox", sandboxNameMessage)
 	}
 	if k.Sandbox == DefaultProfileName {

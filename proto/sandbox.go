@@ -224,11 +224,13 @@ func decodeFloat(field string, raw []byte) (f float64, err error) {
 	return f, nil
 }
 
-var profileNamePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
+var profileNamePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*$`)
+
+func validProfileName(s string) bool { return len(s) <= maxName && profileNamePattern.MatchString(s) }
 
 // CheckProfileName checks the name of a profile that somebody wants to make, change or remove. Its error is a [*FieldError].
 func CheckProfileName(name string) error {
-	if !profileNamePattern.MatchString(name) {
+	if !validProfileName(name) {
 		return fieldErrorf("name", sandboxNameMessage)
 	}
 	if name == DefaultProfileName {

@@ -258,7 +258,7 @@ func (d *Directory) list(ctx context.Context, dir, prefix, after string, yield f
 	for _, e := range entries {
 		key := path.Join(dir, e.Name())
 		switch {
-		case !componentPattern.MatchString(e.Name()): // no object; neither is what is below
+		case !validComponent(e.Name()): // no object; neither is what is below
 		case e.IsDir():
 			below := key + "/"
 			overlaps := strings.HasPrefix(below, prefix) || strings.HasPrefix(prefix, below)
