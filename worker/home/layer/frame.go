@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 const (
@@ -34,7 +36,7 @@ func Covering(frames []Frame, position, n int64) []Frame {
 }
 
 // Unpack returns the content of a frame. b is what the layer has in its place,
-// which may be anything.
+// which may be anything: the error is [proto.ErrCorrupt] where it is not the frame.
 func (f Frame) Unpack(b []byte) ([]byte, error) {
 	z, err := newUnpacker()
 	if err != nil {
@@ -52,7 +54,7 @@ func newUnpacker() (*zstd.Decoder, error) {
 // unpack uses the memory of to, which is empty, if that is enough.
 func (f Frame) unpack(z *zstd.Decoder, to, b []byte) ([]byte, error) {
 	if int64(len(b)) != f.Size || sha256.Sum256(b) != f.Digest {
-		return nil, fmt.Errorf("unpack a frame: the %d bytes at %d are not those that the index tells of", f.Size, f.Offset)
+		return nil, fmt.Errorf("unpack a frame: %w: the %d bytes at %d are not those that the index tells of", proto.ErrCorrupt, f.Size, f.Offset)
 	}
 	content, err := z.DecodeAll(b, slices.Grow(to, int(f.Len))[:0:f.Len])
 	if err != nil {

@@ -8,7 +8,7 @@ const (
 	aheadPieces = 8
 )
 
-// ahead reads from another reader before it is asked, so that a layer is fetched and checked while what came of it is applied. It must be
+// ahead reads from another reader before it is asked, so that a layer is fetched while what came of it is applied. It must be
 // closed, and the other one after it.
 type ahead struct {
 	pieces chan piece

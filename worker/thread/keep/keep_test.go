@@ -79,6 +79,16 @@ func (c *counting) Get(ctx context.Context, b proto.Blob) (io.ReadCloser, error)
 	return c.Store.Get(ctx, b)
 }
 
+// GetRange counts the reading of a pack, which a layer begins with.
+func (c *counting) GetRange(ctx context.Context, b proto.Blob, offset, length int64) (io.ReadCloser, error) {
+	if offset == 0 {
+		if err := c.check("get", b.Key); err != nil {
+			return nil, err
+		}
+	}
+	return c.Store.GetRange(ctx, b, offset, length)
+}
+
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	base := t.TempDir()
