@@ -283,8 +283,11 @@ func (r *run) judge(o jail.Outcome, err error) (jail.Outcome, error) {
 	}
 	usage, uerr := r.group.Usage()
 	o.CPUTime = max(0, usage.CPUTime-r.before.CPUTime)
-	// At most ownMemory: what there was beyond it is page cache, and given up.
-	o.MemoryPeak = max(usage.MemoryPeak-min(r.before.MemoryPeak, ownMemory), o.MemoryPeak)
+	if usage.MemoryPeak > 0 {
+		// Not the largest process's own count: that has pages of the host's files in it, too. At most ownMemory is taken off: what there was
+		// beyond it is page cache, and given up.
+		o.MemoryPeak = max(0, usage.MemoryPeak-min(r.before.MemoryPeak, ownMemory))
+	}
 	r.mu.Lock()
 	why, cause := r.why, r.cause
 	r.mu.Unlock()
