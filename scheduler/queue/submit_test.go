@@ -31,18 +31,26 @@ func TestJobThatCannotBeStoredDoesNotStart(t *testing.T) {
 	if err := streamtest.Store(w.ctx, w.set, unrunnable()); err != nil {
 		t.Fatal(err)
 	}
-	refused := streamtest.Job("acme", "k", proto.ModeInline)
-	var refusal *proto.Refusal
-	if err := w.queue.Submit(w.ctx, refused); !errors.As(err, &refusal) || refusal.Reason != proto.RefusedUnavailable {
-		t.Fatalf("submitted to a full store: %v", err)
-	}
-	// The slot was told of it already.
-	l := <-taken
-	if _, _, err := l.Claim(w.ctx); l.Job().TraceID != refused.TraceID || !errors.Is(err, proto.ErrNotFound) {
+	// The slot is told of a job already, unless the store says no before that.
+	var l *queue.Lease
+	w.eventually("a job that is being stored is handed out", func() bool {
+		refused := streamtest.Job("acme", "k", proto.ModeInline)
+		var refusal *proto.Refusal
+		if err := w.queue.Submit(w.ctx, refused); !errors.As(err, &refusal) || refusal.Reason != proto.RefusedUnavailable {
+			t.Fatalf("submitted to a full store: %v", err)
+		}
+		select {
+		case l = <-taken:
+			return true
+		default:
+			return false
+		}
+	})
+	if _, _, err := l.Claim(w.ctx); !errors.Is(err, proto.ErrNotFound) {
 		t.Fatalf("claim of %s: %v", l.Job().TraceID, err)
 	}
 	l.Release()
-	if rec, err := w.queue.Lookup(w.ctx, refused.TraceID); !errors.Is(err, proto.ErrNotFound) {
+	if rec, err := w.queue.Lookup(w.ctx, l.Job().TraceID); !errors.Is(err, proto.ErrNotFound) {
 		t.Fatalf("what is left of it: %+v, %v", rec, err)
 	}
 	room(-1)
