@@ -182,7 +182,7 @@ func (m *Maker) awaitGiven(t testing.TB, s *sandbox) {
 	}
 }
 
-// processesOf are the command lines of the host's processes of these users.
+// processesOf are the host's living processes of these users, with their names.
 func processesOf(t testing.TB, uids []int) []string {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/status")
@@ -197,12 +197,32 @@ func processesOf(t testing.TB, uids []int) []string {
 		}
 		_, after, _ := strings.Cut(string(b), "\nUid:\t")
 		word, _, _ := strings.Cut(after, "\t")
-		if uid, err := strconv.Atoi(word); err == nil && slices.Contains(uids, uid) {
+		if uid, err := strconv.Atoi(word); err == nil && slices.Contains(uids, uid) && !exiting(t, filepath.Dir(f)) {
 			name, _, _ := strings.Cut(string(b), "\n")
 			found = append(found, filepath.Dir(f)+" "+name)
 		}
 	}
 	return found
+}
+
+// exiting tells whether the process is past its last instruction. It has closed
+// its files by then, or is about to, and with them goes the lock on its uids: of
+// a jail of another process of the tests that did not come up it can still be
+// seen when the uids are ours already.
+func exiting(t testing.TB, dir string) bool {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return true // it has ended
+	}
+	// pid (comm) state ppid pgrp session tty tpgid flags
+	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	flags, err := strconv.ParseUint(fields[6], 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const pfExiting = 4 // PF_EXITING of linux/sched.h
+	return flags&pfExiting != 0
 }
 
 // openMaker makes a Maker whose uids are its own as long as it lives, and which is

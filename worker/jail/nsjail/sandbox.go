@@ -283,10 +283,11 @@ func (r *run) judge(o jail.Outcome, err error) (jail.Outcome, error) {
 	}
 	usage, uerr := r.group.Usage()
 	o.CPUTime = max(0, usage.CPUTime-r.before.CPUTime)
-	if usage.MemoryPeak > 0 {
-		// Not the largest process's own count: that has pages of the host's files in it, too. At most ownMemory is taken off: what there was
-		// beyond it is page cache, and given up.
-		o.MemoryPeak = max(0, usage.MemoryPeak-min(r.before.MemoryPeak, ownMemory))
+	// At most ownMemory is taken off: what there was beyond it is page cache, and
+	// given up. Of a small program the group may not tell anything, since it counts
+	// in batches; what the init tells has pages of the host's files in it, too.
+	if peak := usage.MemoryPeak - min(r.before.MemoryPeak, ownMemory); peak > 0 {
+		o.MemoryPeak = peak
 	}
 	r.mu.Lock()
 	why, cause := r.why, r.cause
