@@ -219,7 +219,7 @@ func addressed(h *netlink.Handle, name string, addrs []string) error {
 }
 
 func serveWorld() error {
-	world.zone, world.heard = &zone{}, &heard{}
+	world.zone, world.heard = newZone(), &heard{}
 	err := within(world.ns, func() error {
 		for _, at := range []string{":" + webPort, ":" + otherPort, ":" + controlPort, foreignDNS + ":53", web2IPv4 + ":53"} {
 			ln, err := net.Listen("tcp", at)
@@ -365,13 +365,14 @@ type zone struct {
 	asked   map[string]int
 }
 
+func newZone() *zone {
+	return &zone{records: map[string][]string{}, then: map[string][]string{}, asked: map[string]int{}}
+}
+
 // set gives a name its records, all of them written with the name itself as owner or another.
 func (z *zone) set(name string, records ...string) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if z.records == nil {
-		z.records, z.then, z.asked = map[string][]string{}, map[string][]string{}, map[string]int{}
-	}
 	z.records[name] = records
 }
 
