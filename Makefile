@@ -40,6 +40,7 @@ s3server: ## build the S3 server that tests of blob stores run against, pinned, 
 test: build s3server ## run all tests, those in the real jail too; as root
 	@command -v $$(go env CC) >/dev/null || { echo "make test: the race detector needs a C compiler: apt-get install gcc libc6-dev" >&2; exit 1; }
 	CGO_ENABLED=1 go test -race -shuffle=on -timeout=14m ./...
+	CGO_ENABLED=1 go test -race -shuffle=on -tags=faults ./proto/fault
 
 .PHONY: test-v2
 test-v2: build ## run the tests of jails in a virtual machine with Debian 12 and control groups of version 2; as root
@@ -63,6 +64,7 @@ image-test: build ## build a sandbox image and run programs in it; needs mmdebst
 .PHONY: lint
 lint: init ## check the code: linters, formatting, who imports whom
 	$(lint) run ./...
+	$(lint) run --build-tags=faults ./proto/fault
 	go mod tidy -diff
 
 .PHONY: lint-bites

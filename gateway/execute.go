@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
 const executeRoute = "POST /v1/sandbox/execute"
@@ -205,6 +206,7 @@ func (s *Server) submit(ctx context.Context, job *proto.Job) (*admitted, error) 
 	}
 	err := s.Jobs.Submit(store, job)
 	if err == nil {
+		fault.Here(fault.AfterAcceptBeforeAnswer)
 		return x, nil
 	}
 	if _, refused := errors.AsType[*proto.Refusal](err); refused {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/webhook/send"
 )
 
@@ -391,6 +392,7 @@ func (t *term) attempt(ctx context.Context, org string, id proto.TraceID) (landi
 	if ctx.Err() != nil && o.Status == 0 {
 		return landing{}, ctx.Err() // cut off by us: it says nothing of the receiver
 	}
+	fault.Here(fault.AfterPostBeforeRecord)
 	v := decide(&o, &settings, d.Made-d.Before+1)
 	t.remember(ctx, d, v)
 	return t.record(ctx, d, revision, &o, v)

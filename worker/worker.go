@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
@@ -230,9 +231,11 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	stderr := newCollector(job.Sandbox.OutputBytes, events.Stream(proto.Stderr))
 	program.Stdout, program.Stderr = stdout, stderr
 	began := time.Now()
+	fault.Here(fault.AfterClaimBeforeStart)
 	outcome, err := m.box.Run(running, program)
 	spent.run = time.Since(began)
 	last, truncated := events.Close()
+	fault.Here(fault.AfterOutputBeforeResult)
 	// A program that ended by itself has a result: whether the lease was lost is decided where that is written.
 	if cause := context.Cause(running); errors.Is(cause, proto.ErrLost) && (err != nil || outcome.Kind == jail.Killed) {
 		return nil, cause

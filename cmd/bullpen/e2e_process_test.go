@@ -58,6 +58,8 @@ type programs struct {
 	machine        *machine // that they run on; nil for this one
 	// s3 starts the S3 server of all tests, once.
 	s3 func() (*storagetest.Server, error)
+	// faults builds the bullpen that crashes and has bugs where it is told to, once.
+	faults func() (string, error)
 }
 
 // buildPrograms builds the programs as `make build` does, so that what is tested is what people run.
@@ -80,14 +82,24 @@ func buildPrograms(t *testing.T) *programs {
 			t.Fatalf("%v: run `make build` first", err)
 		}
 	}
-	for program, pkg := range map[string]string{p.bullpen: "./cmd/bullpen", p.nats: "github.com/nats-io/nats-server/v2"} {
-		cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", program, pkg)
+	build := func(program string, args ...string) error {
+		cmd := exec.CommandContext(t.Context(), "go", append([]string{"build", "-trimpath", "-o", program}, args...)...)
 		cmd.Dir = root
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("build %s: %v\n%s", pkg, err, out)
+			return fmt.Errorf("go build %s: %w\n%s", strings.Join(args, " "), err, out)
+		}
+		return nil
+	}
+	for program, pkg := range map[string]string{p.bullpen: "./cmd/bullpen", p.nats: "github.com/nats-io/nats-server/v2"} {
+		if err := build(program, pkg); err != nil {
+			t.Fatal(err)
 		}
 	}
+	p.faults = sync.OnceValues(func() (string, error) {
+		program := filepath.Join(dir, "bullpen-with-faults")
+		return program, build(program, "-tags", "faults", "./cmd/bullpen")
+	})
 	p.cert, p.certsKey = makeCertificate(t, dir)
 	p.s3 = sync.OnceValues(func() (*storagetest.Server, error) {
 		server, err := storagetest.Start("")
@@ -101,6 +113,18 @@ func buildPrograms(t *testing.T) *programs {
 		return server, err
 	})
 	return p
+}
+
+// faulty gives the same programs with a bullpen that crashes and has bugs where its environment says so, see package fault.
+func (p *programs) faulty(t testing.TB) *programs {
+	t.Helper()
+	program, err := p.faults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := *p
+	out.bullpen = program
+	return &out
 }
 
 // makeCertificate makes a certificate for 127.0.0.1 that is its own authority.

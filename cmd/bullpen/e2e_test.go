@@ -35,6 +35,7 @@ func TestE2E(t *testing.T) {
 		"threads-killed-directory": testThreadsKilledDirectory, "threads-store-fails": testThreadsStoreFails, "threads-frozen": testThreadsFrozen,
 		"worker-first": testWorkerFirst, "credentials": testCredentials, "image": testImage, "redis": testRedis, "no-nsjail": testNoNsjail,
 		"thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
+		"no-faults": testNoFaults,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/scheduler/seat"
 	"github.com/bullpen-run/bullpen/scheduler/stream"
 )
@@ -377,6 +378,7 @@ func (l *leading) assign(ctx context.Context, now time.Time) {
 		l.tell(name, assignment{
 			Ticket: ticket, Trace: j.meta.TraceID, Job: j.seq, Attempt: j.attempt + 1, Revision: j.revision,
 		}, j.msg)
+		fault.Here(fault.AfterAssign)
 		l.book.take(j, assigned, name, now)
 		j.ticket = ticket
 		if len(w.free) == 0 {

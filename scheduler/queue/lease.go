@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/scheduler/stream"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 )
@@ -277,7 +278,9 @@ func (l *Lease) Finish(ctx context.Context, e Ending) (*proto.Record, error) {
 		done.Status, done.Pending, done.Commit = proto.StatusRunning, &e.Result, e.Commit
 		var err error
 		if pending, err = l.put(ctx, done); err == nil {
+			fault.Here(fault.AfterPendingBeforeCommit)
 			result, err = l.commit(ctx, done)
+			fault.Here(fault.AfterCommitBeforeResult)
 		}
 		if err != nil {
 			return l.ended(ctx, err)
@@ -287,6 +290,7 @@ func (l *Lease) Finish(ctx context.Context, e Ending) (*proto.Record, error) {
 	if _, err := l.put(ctx, rec); err != nil {
 		return l.ended(ctx, err)
 	}
+	fault.Here(fault.AfterResultBeforeAck)
 	if pending != nil {
 		pending.Discard(ctx)
 	}

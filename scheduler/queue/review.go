@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/scheduler/stream"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 )
@@ -177,6 +178,7 @@ func (q *Queue) giveUp(ctx context.Context, rec *proto.Record, renewed time.Time
 		if err := (&threads.Threads{Set: q.Set}).Fence(ctx, rec.Org, rec.ThreadID, rec.TraceID); err != nil {
 			return nil, err
 		}
+		fault.Here(fault.AfterFenceBeforeLost)
 	}
 	last, err := q.Set.LastEvent(ctx, rec.TraceID, rec.Attempt)
 	if err != nil {

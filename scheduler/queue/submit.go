@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/scheduler/stream"
 )
 
@@ -59,6 +60,7 @@ func (l *leading) wrote(m *nats.Msg, id proto.TraceID, seq uint64, err error) {
 	}
 	switch {
 	case err == nil || j != nil && j.seq > 0: // by this write, or by one of the same job
+		fault.Here(fault.AfterJobBeforeReply)
 		l.reply(m, submitReply{})
 		return
 	case stream.Refused(err):

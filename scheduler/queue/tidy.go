@@ -8,6 +8,7 @@ import (
 	"github.com/cenkalti/backoff/v4"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
 )
 
@@ -59,6 +60,7 @@ func (l *leading) finished(ctx context.Context, m *proto.Meta, seq uint64, body 
 		l.litter.drop(seq, body)
 		return
 	}
+	fault.Here(fault.AfterResultBeforeDelivery)
 	l.litter.keep(seq)
 	go func() {
 		store := &deliveries.Store{Set: l.Set}
@@ -70,6 +72,7 @@ func (l *leading) finished(ctx context.Context, m *proto.Meta, seq uint64, body 
 		if err != nil {
 			return
 		}
+		fault.Here(fault.AfterDeliveryBeforeJobRemoved)
 		l.post(ctx, func() {
 			delete(l.litter.aside, seq)
 			l.litter.drop(seq, body)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/worker/home"
 	"github.com/bullpen-run/bullpen/worker/home/layer"
 	"github.com/bullpen-run/bullpen/worker/thread"
@@ -72,6 +73,7 @@ func (h *Home) save(ctx context.Context) (*proto.Commit, error) {
 	h.saved = &saved{spool: spool, layout: stats.Layout, head: next}
 	// With the home's turn, until Close: the next execution waits for what becomes of it instead of fetching it.
 	h.place.turn <- struct{}{}
+	fault.Here(fault.AfterSaveBeforePending)
 	return c, nil
 }
 
