@@ -222,6 +222,8 @@ func (t *term) take(c proto.DeliveryChange) {
 	switch {
 	case e == nil && c.Due.IsZero():
 		return
+	case e == nil && !t.current && fault.Planted(fault.RetryInMemory):
+		return
 	case e == nil:
 		e = &entry{id: c.TraceID, lane: t.lanes.enter(laneKey{c.Org, c.Origin})}
 		t.book[c.TraceID] = e

@@ -246,7 +246,7 @@ func (l *leading) changed(ctx context.Context, j *job, status proto.Status, atte
 	j.attempt, j.revision, j.ending = attempt, revision, false
 	now := time.Now()
 	switch {
-	case status.Terminal():
+	case status.Terminal() || fault.Planted(fault.AckBeforeResult) && status == proto.StatusRunning:
 		l.book.remove(j)
 		l.ended[j.meta.TraceID] = now
 		if j.seq > 0 {

@@ -138,6 +138,9 @@ func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int
 		Meta: l.job.Meta, Status: proto.StatusRunning, Attempt: l.attempt, Worker: l.slots.Worker, StartedAt: &now,
 		ResultSeq: baseSeq,
 	}
+	if fault.Planted(fault.ClaimAfterStart) {
+		return ctx, baseSeq, nil // Finish serves an attempt that was never claimed
+	}
 	sent := time.Now()
 	l.revision, err = l.slots.Set.WriteRecord(ctx, l.rec, l.revision)
 	if err != nil {
@@ -172,6 +175,9 @@ func (l *Lease) look() {
 func (l *Lease) renew(ctx context.Context, sent time.Time) {
 	defer close(l.stopped)
 	doubt := time.AfterFunc(leaseLost-time.Since(sent), func() {
+		if fault.Planted(fault.LeaseWithoutFencing) {
+			return
+		}
 		l.cancel(fmt.Errorf("%w: no renewal for %s", proto.ErrLost, leaseLost))
 		l.quit()
 	})
@@ -246,6 +252,10 @@ func (l *Lease) adopt(ctx context.Context) error {
 		return err
 	}
 	if rec.Status != proto.StatusRunning || rec.Worker != l.slots.Worker || rec.Attempt != l.attempt {
+		if fault.Planted(fault.LeaseWithoutFencing) {
+			l.revision = revision
+			return nil
+		}
 		return fmt.Errorf("%w: the record is %s, attempt %d, by %q", proto.ErrLost, rec.Status, rec.Attempt, rec.Worker)
 	}
 	l.rec, l.revision = rec, revision

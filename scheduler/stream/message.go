@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nuid"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
 // Header names of what is stored. The dispatcher reads headers only.
@@ -359,6 +360,11 @@ func (s *Set) StageRecord(ctx context.Context, rec *proto.Record) (*StagedRecord
 
 // Write is [Set.WriteRecord] of what was staged; it keeps what is stored of it when it fails.
 func (r *StagedRecord) Write(ctx context.Context, expect uint64) (uint64, error) {
+	if fault.Planted(fault.ResultWithoutCAS) && proto.Status(r.msg.Header.Get(HeaderStatus)).Terminal() {
+		if m, err := r.set.Execs.GetLastMsgForSubject(ctx, r.msg.Subject); err == nil {
+			expect = m.Sequence
+		}
+	}
 	seq, err := r.set.write(ctx, r.msg, r.msg.Header.Get(headerWrite), expect, false)
 	if err != nil {
 		return 0, err

@@ -21,6 +21,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/scheduler/stream"
 )
 
@@ -115,7 +116,7 @@ func (t *Threads) Unlock(ctx context.Context, org, id string, trace proto.TraceI
 // can make none.
 func (t *Threads) Fence(ctx context.Context, org, id string, trace proto.TraceID) error {
 	_, err := t.change(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
-		if old == nil || old.Holder != trace {
+		if old == nil || old.Holder != trace || fault.Planted(fault.LeaseWithoutFencing) {
 			return nil, nil
 		}
 		next := *old
