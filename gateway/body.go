@@ -11,6 +11,9 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
+// firstRead is how many bytes of a body are read before more is taken for it than any request is.
+const firstRead = 4 << 10
+
 // plainBody refuses a body that is compressed: what a few bytes unfold to is nothing to find out before knowing who sends them, and
 // programs are short.
 func plainBody(w http.ResponseWriter, r *http.Request) error {
@@ -34,7 +37,7 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 	}
 	control := infoOf(r.Context()).rec.control
 	_ = control.SetReadDeadline(time.Now().Add(bodyTimeout)) // not supported: no connection that could stall
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.MaxBody))
+	body, err := s.readAll(infoOf(r.Context()), http.MaxBytesReader(w, r.Body, s.MaxBody))
 	if err == nil {
 		// At once, because the server goes on reading to notice that the client leaves.
 		_ = control.SetReadDeadline(time.Time{})
@@ -44,10 +47,33 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 	return nil, bodyError(err, s.MaxBody)
 }
 
+// readAll reads a body to its end, in memory that is taken as it comes: what a client announces and does not send keeps nobody out.
+func (s *Server) readAll(i *info, body io.Reader) ([]byte, error) {
+	read := make([]byte, 0, firstRead)
+	for {
+		if len(read) == cap(read) {
+			if !s.hold(i, int64(cap(read))*bodyCost) {
+				return nil, errOverloaded
+			}
+			read = append(make([]byte, 0, 2*cap(read)), read...)
+		}
+		n, err := body.Read(read[len(read):cap(read)])
+		read = read[:len(read)+n]
+		switch {
+		case errors.Is(err, io.EOF):
+			return read, nil
+		case err != nil:
+			return nil, err
+		}
+	}
+}
+
 // bodyError says to the client why its body was not read to its end.
 func bodyError(err error, limit int64) error {
 	var tooLarge *http.MaxBytesError
 	switch {
+	case errors.Is(err, errOverloaded):
+		return err
 	case errors.As(err, &tooLarge):
 		return &bodyTooLargeError{limit}
 	case errors.Is(err, os.ErrDeadlineExceeded):

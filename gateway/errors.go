@@ -46,6 +46,7 @@ var (
 	errBadURL         = errors.New("this URL was not made by this server for this method; ask for one at /v1/files/upload_url or download_url")
 	errOldURL         = errors.New("this URL has expired, or the API key that asked for it was revoked; ask for another at /v1/files/upload_url or download_url")
 	errLength         = errors.New("a file is sent with its Content-Length")
+	errOverloaded     = errors.New("too many requests are open here; send the request again")
 	errTransfers      = errors.New("too many files and archives of this organisation are on their way; send the request again")
 	errRange          = errors.New("the range begins after the end of the file")
 	errUnknownState   = errors.New("the queue did not confirm the execution in time; it was withdrawn; send it again")
@@ -192,6 +193,8 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		return answer{http.StatusInternalServerError, codeInternal, broken.Error(), 0}
 	case errors.As(err, &unimplemented):
 		return answer{http.StatusNotImplemented, codeNotImplemented, unimplemented.Error(), 0}
+	case errors.Is(err, errOverloaded):
+		return answer{http.StatusServiceUnavailable, codeServiceUnavailable, errOverloaded.Error(), 1}
 	case errors.Is(err, errDraining):
 		return answer{http.StatusServiceUnavailable, codeServiceUnavailable, errDraining.Error(), 2}
 	case errors.Is(err, errExpired):

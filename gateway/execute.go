@@ -52,6 +52,7 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
 		return err
 	}
 	x, err := s.admit(ctx, job, idempotencyKey, hash)
+	s.shrink(infoOf(ctx), requestCost) // the program is stored: what waits for its end is small
 	if err != nil {
 		return err
 	}

@@ -56,7 +56,7 @@ func newHarness(t *testing.T) *harness {
 		Locks: thread, Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
 		Log: slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), Tracer: noop.NewTracerProvider().Tracer(""),
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "bullpen_up 1\n") }),
-		Default: proto.DefaultProfile(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, MaxBody: DefaultMaxBody,
+		Default: proto.DefaultProfile(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, MaxBody: DefaultMaxBody, Memory: 1 << 30,
 		UpgradeURL: "https://example.com/upgrade", Version: "1.2.3",
 	}
 	listener := &memListener{conns: make(chan net.Conn), closed: make(chan struct{})}

@@ -70,6 +70,7 @@ type Server struct {
 	QueueWait   time.Duration // how long inline and streaming executions wait for a worker
 	QueueExpiry time.Duration // how long asynchronous ones do
 	MaxBody     int64         // cap on request bodies, in bytes
+	Memory      int64         // what open requests and their bodies may take, in bytes; more than that is refused
 	UpgradeURL  string        // where people change their plan, for messages; empty for nowhere
 	Version     string        // of the program, for the documents
 	Home        string        // where programs find their home, absolute and cleaned: paths of files may begin with it
@@ -80,6 +81,7 @@ type Server struct {
 	Unfit func() string
 
 	draining  atomic.Bool
+	budget    budget
 	transfers transfers
 }
 
@@ -111,7 +113,7 @@ func (s *Server) Handler() http.Handler {
 // mounted as a router of its own because the paths of a mounted one cannot be told from those that do not exist.
 func (s *Server) routeV1(r chi.Router) {
 	const prefix = "/v1"
-	r.Use(s.refuseWhenDraining, s.authenticate)
+	r.Use(s.refuseWhenDraining, s.authenticate, s.occupy)
 	r.Post(prefix+"/sandbox/execute", s.handle(s.execute))
 	r.Get(prefix+"/executions/{id}", s.handle(s.getExecution))
 	r.Get(prefix+"/executions/{id}/output", s.handle(s.getOutput))
