@@ -52,10 +52,11 @@ func (s *Server) readAll(i *info, body io.Reader) ([]byte, error) {
 	read := make([]byte, 0, firstRead)
 	for {
 		if len(read) == cap(read) {
-			if !s.hold(i, int64(cap(read))*bodyCost) {
+			more := min(cap(read), int(s.MaxBody)+1-len(read)) // one byte, to meet the end
+			if !s.hold(i, int64(more)*bodyCost) {
 				return nil, errOverloaded
 			}
-			read = append(make([]byte, 0, 2*cap(read)), read...)
+			read = append(make([]byte, 0, len(read)+more), read...)
 		}
 		n, err := body.Read(read[len(read):cap(read)])
 		read = read[:len(read)+n]

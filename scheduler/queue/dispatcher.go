@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -42,7 +43,10 @@ const (
 type Dispatcher struct {
 	Set      *stream.Set
 	Instance string // unique to this process
-	Log      *slog.Logger
+	// Memory bounds, in bytes, what jobs take here that wait and run, and besides them a quarter as much those that are being stored.
+	// More are refused; 0 for no bound. Those that were stored already are always taken in.
+	Memory int64
+	Log    *slog.Logger
 }
 
 // Run stands by, leads when it can, and returns when ctx ends.
@@ -60,6 +64,7 @@ type leading struct {
 	sure    func() bool                 // whether nobody else can lead by now
 	ended   map[proto.TraceID]time.Time // when that was learnt, for endedKept: their job or its submission may yet come
 	inbox   chan func()
+	storing atomic.Int64 // bytes of submissions that were not answered yet
 	litter  litter
 	fail    context.CancelCauseFunc
 }
@@ -75,10 +80,12 @@ type member struct {
 }
 
 func (d *Dispatcher) newTerm(sure func() bool, fail context.CancelCauseFunc) *leading {
-	return &leading{
+	l := &leading{
 		Dispatcher: d, sure: sure, book: newBook(), workers: map[string]*member{}, ended: map[proto.TraceID]time.Time{},
 		inbox: make(chan func(), inboxSize), fail: fail,
 	}
+	l.book.most = d.Memory
+	return l
 }
 
 func (d *Dispatcher) lead(ctx context.Context, term *seat.Term) error {
@@ -268,10 +275,12 @@ func (l *leading) listen(ctx context.Context) (stop func(), err error) {
 			_ = s.Unsubscribe()
 		}
 	}
-	for subject, handle := range map[string]func(*nats.Msg){
-		stream.Submit: func(m *nats.Msg) { l.submit(ctx, m) }, stream.Slots: l.hear, stream.Stats: l.stats,
+	for subject, handle := range map[string]nats.MsgHandler{
+		stream.Submit: func(m *nats.Msg) { l.arrived(ctx, m) },
+		stream.Slots:  func(m *nats.Msg) { l.post(ctx, func() { l.hear(m) }) },
+		stream.Stats:  func(m *nats.Msg) { l.post(ctx, func() { l.stats(m) }) },
 	} {
-		sub, err := l.Set.Conn.Subscribe(subject, func(m *nats.Msg) { l.post(ctx, func() { handle(m) }) })
+		sub, err := l.Set.Conn.Subscribe(subject, handle)
 		if err != nil {
 			stop()
 			return nil, fmt.Errorf("listen on %s: %w", subject, err)

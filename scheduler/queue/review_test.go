@@ -130,7 +130,7 @@ func TestDispatcherThatIsNotSureOfItsSeatTakesNoSubmission(t *testing.T) {
 	l := term(t, set)
 	for _, sure := range []bool{true, false} {
 		l.sure = func() bool { return sure }
-		l.submit(ctx, m)
+		l.submit(ctx, m, func() {})
 		if taken := l.book.jobs[job.TraceID] != nil; taken != sure {
 			t.Errorf("sure %v: taken %v", sure, taken)
 		}

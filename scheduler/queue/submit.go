@@ -16,28 +16,69 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/stream"
 )
 
+const (
+	// storingShare is the part of the dispatcher's memory that submissions may take besides it until they are answered.
+	storingShare = 4
+	// submissionCost is what one is taken to need, in bytes, beside its bodyCopies bodies: as it came, as it is written, and on its way
+	// into a NATS that runs in the same process.
+	submissionCost = 8 << 10
+	bodyCopies     = 3
+)
+
+// arrived takes in a submission. While too much is being stored the next are refused at once, so that none is kept: what disk and loop
+// are behind with would otherwise pile up.
+func (l *leading) arrived(ctx context.Context, m *nats.Msg) {
+	size := int64(submissionCost + bodyCopies*len(m.Data))
+	if most := l.Memory / storingShare; most > 0 && l.storing.Add(size) > most {
+		l.storing.Add(-size)
+		head := &nats.Msg{Subject: m.Subject, Reply: m.Reply, Header: m.Header, Sub: m.Sub}
+		l.post(ctx, func() { l.turnAway(head) })
+		return
+	}
+	l.post(ctx, func() {
+		if !l.submit(ctx, m, func() { l.storing.Add(-size) }) {
+			l.storing.Add(-size)
+		}
+	})
+}
+
+// turnAway refuses a submission that there is no room for now, unless it is one that comes again: an earlier copy may be stored by now. That
+// is not answered here, so that whoever submits asks once more.
+func (l *leading) turnAway(m *nats.Msg) {
+	meta, err := readMeta(m.Header)
+	if err != nil || !l.sure() || l.book.jobs[meta.TraceID] != nil {
+		return
+	}
+	if _, ended := l.ended[meta.TraceID]; ended {
+		return
+	}
+	l.reply(m, submitReply{Refusal: &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "too many jobs are being stored"}})
+}
+
 // submit admits a job and stores it beside the loop. A free slot is told of it meanwhile, so that its jail is made while the job is
 // being stored; the program does not start before the job is. A submission that comes again, because its answer was lost, is
 // answered again. A dispatcher that is not sure that it leads says nothing: another one may know of other jobs, and has the same
 // submission.
-func (l *leading) submit(ctx context.Context, m *nats.Msg) {
+//
+// It reports whether the job is being stored; done is called when that has come to an end.
+func (l *leading) submit(ctx context.Context, m *nats.Msg, done func()) bool {
 	meta, err := readMeta(m.Header)
 	if err != nil {
 		l.Log.Error("a malformed submission was passed over", "error", err)
-		return
+		return false
 	}
 	id := meta.TraceID
 	if !l.sure() {
-		return
+		return false
 	}
 	if _, ended := l.ended[id]; ended { // because it has run, or because whoever submitted it gave up: the record says it
 		l.reply(m, submitReply{Unknown: "the execution has ended"})
-		return
+		return false
 	}
 	if l.book.jobs[id] == nil {
 		if refusal := l.book.admit(meta); refusal != nil {
 			l.reply(m, submitReply{Refusal: refusal})
-			return
+			return false
 		}
 		j := l.book.add(*meta)
 		j.since, j.msg, j.body = time.Now(), m, stream.BodyOf(m.Header)
@@ -48,8 +89,10 @@ func (l *leading) submit(ctx context.Context, m *nats.Msg) {
 		bounded, cancel := context.WithTimeout(ctx, submitTimeout)
 		defer cancel()
 		seq, err := l.Set.WriteJob(bounded, msg)
+		done()
 		l.post(ctx, func() { l.wrote(m, id, seq, err) })
 	}()
+	return true
 }
 
 // wrote takes in how the writing of a submitted job ended, and answers.

@@ -34,6 +34,7 @@ func Run(ctx context.Context, cfg *Config) error {
 	log := NewLogger(os.Stderr, cfg.LogLevel, cfg.LogFormat)
 	log.Info("bullpen starts", "version", Version(), "roles", roleNames(cfg.Roles))
 	log.Debug("settings", "config", cfg)
+	cfg.limitMemory()
 	telemetry, err := StartTelemetry(ctx, Version(), log)
 	if err != nil {
 		return err
@@ -235,7 +236,7 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 		r.base = append(r.base, part{"embedded NATS", s.embedded.Run})
 	}
 	if s.cfg.Has(RoleScheduler) || s.cfg.Has(RoleGateway) {
-		d := &queue.Dispatcher{Set: s.set, Instance: s.instance, Log: s.log}
+		d := &queue.Dispatcher{Set: s.set, Instance: s.instance, Memory: s.cfg.jobMemory(), Log: s.log}
 		r.base = append(r.base, part{"dispatcher", d.Run})
 	}
 	if s.cfg.Has(RoleWorker) {

@@ -46,6 +46,8 @@ type Config struct {
 	Roles []Role `name:"roles" group:"Server" env:"BULLPEN_ROLES" default:"gateway,worker,scheduler,webhook" placeholder:"ROLE" help:"Parts this process plays (${default}). Fewer than all need --nats."`
 	// Drain is how long running jobs may go on after SIGTERM before they are killed.
 	Drain time.Duration `name:"drain" group:"Server" env:"BULLPEN_DRAIN" default:"30s" placeholder:"TIME" help:"How long running jobs may go on after SIGTERM (${default})."`
+	// Memory is what this process may use, the programs that it runs aside; 0 chooses, see [Config.MemoryLimit].
+	Memory proto.Bytes `name:"memory" group:"Server" env:"BULLPEN_MEMORY" default:"0" placeholder:"SIZE" help:"Memory that this process may use, the programs that it runs aside: requests and queued executions that need more are refused. 0, the default, is a quarter of what the machine or container has."`
 
 	NATS `embed:""`
 
@@ -162,6 +164,7 @@ func (c *Config) Validate() error {
 		c.validateNATS(),
 		c.validateRedis(),
 		setting("data", c.Data != "", "name a directory"),
+		setting("memory", c.Memory == 0 || c.Memory >= minMemory, "%s is too little: give %s or more, or 0 to have it chosen", c.Memory, minMemory),
 		setting("slots", c.Slots >= 0, "give a number of programs to run at once, or 0 to have it chosen"),
 		setting("slots", c.Slots <= c.UIDRange.Count/UIDsPerSlot, "%d slots need %d user ids and --uid-range has %d: widen it", c.Slots, c.Slots*UIDsPerSlot, c.UIDRange.Count),
 		setting("image-dir", filepath.IsAbs(c.ImageDir), "name an absolute path"),
@@ -328,7 +331,7 @@ func roleNames(roles []Role) string {
 func (c *Config) LogValue() slog.Value {
 	return slog.GroupValue(
 		slog.String("config", string(c.File)), slog.String("listen", c.Listen), slog.String("data", c.Data),
-		slog.String("roles", roleNames(c.Roles)), slog.Duration("drain", c.Drain), slog.Any("nats", &c.NATS),
+		slog.String("roles", roleNames(c.Roles)), slog.Duration("drain", c.Drain), slog.String("memory", c.Memory.String()), slog.Any("nats", &c.NATS),
 		slog.String("redis", redactURL(c.RedisURL)), slog.String("redis_ca", c.RedisCA),
 		slog.Int("slots", c.Slots), slog.String("nsjail", c.NsjailPath), slog.String("image_dir", c.ImageDir), slog.String("uid_range", c.UIDRange.String()),
 		slog.String("store", redactURL(c.StoreURL)), slog.String("store_key", c.StoreKey), slog.String("home_cache", c.HomeCache.String()),

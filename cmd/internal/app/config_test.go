@@ -174,6 +174,7 @@ func TestBadSettingsAreNamed(t *testing.T) {
 		"home at the root":     {args: []string{"--home", "/x"}, want: []string{"--home", "two parts"}},
 		"region":               {args: []string{"--region", "EU-1"}, want: []string{"--region", "a-z"}},
 		"drain":                {args: []string{"--drain", "0s"}, want: []string{"--drain", "more than 0"}},
+		"memory":               {args: []string{"--memory", "255MiB"}, want: []string{"--memory", "256MiB"}},
 		"output limit":         {args: []string{"--output-limit", "1GiB"}, want: []string{"--output-limit", "256MiB"}},
 		"output limit, form":   {args: []string{"--output-limit", "16MB"}, want: []string{"--output-limit", "16MiB"}},
 		"upgrade URL":          {args: []string{"--upgrade-url", "javascript:x"}, want: []string{"--upgrade-url", "http"}},

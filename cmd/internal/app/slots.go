@@ -1,13 +1,6 @@
 package app
 
-import (
-	"bufio"
-	"math"
-	"os"
-	"runtime"
-	"strconv"
-	"strings"
-)
+import "runtime"
 
 const (
 	slotsPerCore  = 4
@@ -23,35 +16,4 @@ func (c *Config) SlotCount() int {
 	n := int64(runtime.GOMAXPROCS(0)) * slotsPerCore // it knows the CPU limit of our cgroup
 	n = min(n, machineMemory()/memoryPerSlot, int64(c.UIDRange.Count/UIDsPerSlot))
 	return int(max(n, 1))
-}
-
-// machineMemory gives how many bytes of memory this process and its jails can have: the machine's, or the limit of the
-// container we are in. Where nothing can be read it does not bound anything.
-func machineMemory() int64 {
-	memory := int64(math.MaxInt64)
-	for _, limit := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
-		text, err := os.ReadFile(limit)
-		if err != nil {
-			continue
-		}
-		if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil {
-			memory = min(memory, n) // v2 says "max" where there is none, v1 a number close to the largest
-		}
-	}
-	f, err := os.Open("/proc/meminfo")
-	if err != nil {
-		return memory
-	}
-	defer func() { _ = f.Close() }() // only read
-	for s := bufio.NewScanner(f); s.Scan(); {
-		rest, ok := strings.CutPrefix(s.Text(), "MemTotal:")
-		if !ok {
-			continue
-		}
-		if kib, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(rest, "kB")), 10, 64); err == nil {
-			memory = min(memory, kib<<10)
-		}
-		break
-	}
-	return memory
 }

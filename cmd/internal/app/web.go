@@ -52,7 +52,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Locks: s.threads, Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: threadFiles{versions},
 		Home: s.cfg.Home, PublicURL: s.cfg.PublicURL, URLSecret: keys.Derived("URLs of files"),
 		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone,
-		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, MaxBody: gateway.DefaultMaxBody,
+		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, MaxBody: gateway.DefaultMaxBody, Memory: s.cfg.requestMemory(),
 		UpgradeURL: s.cfg.UpgradeURL, Version: Version(), Unfit: s.fitness.whyNot,
 	}, []part{{"API keys", keys.Run}, {"sandbox profiles", profiles.Run}, {"images", images.Run}}, nil
 }

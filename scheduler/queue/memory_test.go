@@ -1,0 +1,153 @@
+package queue
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+)
+
+func TestBookTakesNoMoreJobsThanItHasMemoryFor(t *testing.T) {
+	b := newBook()
+	const each = 4
+	b.most = orgShare * each * (jobCost + 100)
+	waiting := func(org string) proto.Meta {
+		m := meta(org, "k", proto.ModeAsync)
+		m.MaxQueued, m.Metadata = 1000, map[string]string{"text": strings.Repeat("x", 96)}
+		return m
+	}
+	var jobs []*job
+	var refused *proto.Refusal
+	for range 2 * each {
+		for _, org := range []string{"a", "b", "c"} {
+			m := waiting(org)
+			if refusal := b.admit(&m); refusal != nil {
+				refused = refusal
+			} else {
+				jobs = append(jobs, b.add(m))
+			}
+		}
+	}
+	if len(jobs) != orgShare*each || refused == nil || refused.Reason != proto.RefusedUnavailable {
+		t.Fatalf("%d jobs were taken; refused: %v", len(jobs), refused)
+	}
+	serve(b) // those that run count too
+	for _, j := range jobs {
+		b.remove(j)
+	}
+	if b.size != 0 || len(b.tenants) != 0 {
+		t.Fatalf("an empty book takes %d bytes, %d organisations", b.size, len(b.tenants))
+	}
+	// One alone has its share.
+	n := 0
+	for m := waiting("a"); b.admit(&m) == nil; m = waiting("a") {
+		b.add(m)
+		n++
+	}
+	if n != each {
+		t.Fatalf("one organisation has %d jobs, want %d", n, each)
+	}
+}
+
+// step does what is next in the inbox of a dispatcher whose loop does not run.
+func (l *leading) step(t *testing.T) {
+	t.Helper()
+	select {
+	case f := <-l.inbox:
+		f()
+	case <-streamtest.Context(t).Done():
+		t.Fatal("nothing happens")
+	}
+}
+
+func TestSubmissionsAreRefusedWhileTooMuchIsBeingStored(t *testing.T) {
+	server := streamtest.Server(t)
+	set := streamtest.Set(t, server)
+	ctx := streamtest.Context(t)
+	l := term(t, set)
+	job := func() *proto.Job {
+		j := streamtest.Job("acme", "k", proto.ModeAsync)
+		j.Code = strings.Repeat("#", 100<<10)
+		return j
+	}
+	first, second := job(), job()
+	l.Memory = storingShare * (submissionCost + bodyCopies*(110<<10)) // one of them
+	stop, err := l.listen(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	submit := func(j *proto.Job) <-chan error {
+		answer := make(chan error, 1)
+		q := &Queue{Set: streamtest.Set(t, server)}
+		go func() { answer <- q.Submit(ctx, j) }()
+		return answer
+	}
+	stored := submit(first)
+	arrival := <-l.inbox
+	turned := submit(second)
+	refuse := <-l.inbox
+	arrival()
+	refuse()
+	var refusal *proto.Refusal
+	if err := <-turned; !errors.As(err, &refusal) || refusal.Reason != proto.RefusedUnavailable {
+		t.Fatalf("the second: %v", err)
+	}
+	if l.book.jobs[second.TraceID] != nil {
+		t.Error("a refused job is in the book")
+	}
+	l.step(t)
+	if err := <-stored; err != nil {
+		t.Fatalf("the first: %v", err)
+	}
+	stored = submit(second)
+	l.step(t)
+	l.step(t)
+	if err := <-stored; err != nil {
+		t.Fatalf("the second, later: %v", err)
+	}
+	if n := l.storing.Load(); n != 0 {
+		t.Errorf("%d bytes are held to be stored yet", n)
+	}
+}
+
+// A submission comes again when its answer is late: nobody may be told then that nothing of it remains.
+func TestSubmissionThatIsKnownIsNotRefusedForWantOfRoom(t *testing.T) {
+	set := streamtest.Set(t, streamtest.Server(t))
+	ctx := streamtest.Context(t)
+	l := term(t, set)
+	answers, err := set.Conn.SubscribeSync(nats.NewInbox())
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := func(j *proto.Job) {
+		m, err := set.StageJob(ctx, j, nats.Header{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Reply, m.Sub = answers.Subject, answers
+		l.turnAway(m)
+	}
+	queued, ended, unknown := streamtest.Job("acme", "k", proto.ModeAsync), streamtest.Job("acme", "k", proto.ModeAsync), streamtest.Job("acme", "k", proto.ModeAsync)
+	l.book.add(queued.Meta)
+	l.ended[ended.TraceID] = noon
+	again(queued)
+	again(ended)
+	l.sure = func() bool { return false }
+	again(unknown)
+	if err := set.Conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if n, _, err := answers.Pending(); n != 0 || err != nil {
+		t.Errorf("%d were answered, %v", n, err)
+	}
+	l.sure = func() bool { return true }
+	again(unknown)
+	if m, err := answers.NextMsgWithContext(ctx); err != nil || !strings.Contains(string(m.Data), string(proto.RefusedUnavailable)) {
+		t.Errorf("one that is not known: %v", err)
+	}
+}
