@@ -30,6 +30,9 @@ const (
 	startsAllowed = 3                // workers that may die with a job before its program started
 	inboxSize     = 1024
 	endedKept     = time.Minute
+	// maxExpiring bounds how many terminal records are being written when another job is ended that has waited too long: a long queue may
+	// expire in one moment.
+	maxExpiring = 512
 	// clockSkew is how far the clocks may be apart that records and jobs are dated by: those of this process and of the servers that
 	// lead the two streams.
 	clockSkew = time.Minute
@@ -65,6 +68,7 @@ type leading struct {
 	ended   map[proto.TraceID]time.Time // when that was learnt, for endedKept: their job or its submission may yet come
 	inbox   chan func()
 	storing atomic.Int64 // bytes of submissions that were not answered yet
+	endings int          // terminal records that are being written
 	litter  litter
 	fail    context.CancelCauseFunc
 }
@@ -377,7 +381,10 @@ func (l *leading) assign(ctx context.Context, now time.Time) {
 		if j == nil {
 			return
 		}
-		if l.expire(ctx, j, now) {
+		if l.late(j, now) {
+			if !l.expire(ctx, j) {
+				return // until others have ended
+			}
 			continue
 		}
 		name, w := l.freest(j.kind, j.meta.Prefer)

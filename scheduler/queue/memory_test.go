@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -149,5 +150,33 @@ func TestSubmissionThatIsKnownIsNotRefusedForWantOfRoom(t *testing.T) {
 	again(unknown)
 	if m, err := answers.NextMsgWithContext(ctx); err != nil || !strings.Contains(string(m.Data), string(proto.RefusedUnavailable)) {
 		t.Errorf("one that is not known: %v", err)
+	}
+}
+
+// A long queue may have been submitted in one moment, and expires in one.
+func TestQueueThatExpiresDoesSoByAndBy(t *testing.T) {
+	set := streamtest.Set(t, streamtest.Server(t))
+	ctx := streamtest.Context(t)
+	l := term(t, set)
+	const jobs = maxExpiring + 100
+	for range jobs {
+		job := streamtest.Job("acme", "k", proto.ModeAsync)
+		job.CreatedAt, job.QueueDeadline = noon, noon
+		if err := streamtest.Store(ctx, set, job); err != nil {
+			t.Fatal(err)
+		}
+		l.book.add(job.Meta)
+	}
+	l.review(ctx, noon.Add(time.Hour))
+	l.assign(ctx, noon.Add(time.Hour))
+	if l.endings != maxExpiring {
+		t.Errorf("%d are ended at once, want %d", l.endings, maxExpiring)
+	}
+	for len(l.book.jobs) > 0 {
+		l.step(t)
+		l.review(ctx, noon.Add(time.Hour))
+	}
+	if l.endings != 0 || len(l.ended) != jobs {
+		t.Errorf("%d are being ended, %d have ended", l.endings, len(l.ended))
 	}
 }

@@ -34,7 +34,9 @@ func (l *leading) review(ctx context.Context, now time.Time) {
 func (l *leading) reviewJob(ctx context.Context, j *job, now time.Time) {
 	switch j.state {
 	case queued:
-		l.expire(ctx, j, now)
+		if l.late(j, now) {
+			l.expire(ctx, j)
+		}
 	case assigned:
 		w := l.workers[j.worker]
 		switch {
@@ -52,17 +54,21 @@ func (l *leading) reviewJob(ctx context.Context, j *job, now time.Time) {
 	}
 }
 
-// expire ends a queued job that has waited too long, and reports whether it has.
-func (l *leading) expire(ctx context.Context, j *job, now time.Time) bool {
+// late reports whether a queued job has waited too long.
+func (l *leading) late(j *job, now time.Time) bool {
 	late := j.meta.QueueDeadline.Add(expiryGrace)
 	if j.attempt > 0 { // waiting for another attempt, for as long again
 		late = j.since.Add(j.meta.QueueDeadline.Sub(j.meta.CreatedAt))
 	}
-	if !now.After(late) {
+	return now.After(late)
+}
+
+// expire ends a job that is late, and reports whether it does: not while too many are being ended.
+func (l *leading) expire(ctx context.Context, j *job) bool {
+	if l.endings >= maxExpiring {
 		return false
 	}
-	result := expired(&j.meta, !l.offered(j.kind))
-	l.withdraw(ctx, j, result)
+	l.withdraw(ctx, j, expired(&j.meta, !l.offered(j.kind)))
 	return true
 }
 
@@ -93,6 +99,7 @@ func (l *leading) withdraw(ctx context.Context, j *job, r proto.Result) {
 // write fails, review tries again.
 func (l *leading) end(ctx context.Context, j *job, write func(context.Context, *Queue) (*proto.Record, uint64, error)) {
 	j.ending = true
+	l.endings++
 	id := j.meta.TraceID
 	go func() {
 		bounded, cancel := context.WithTimeout(ctx, submitTimeout)
@@ -102,6 +109,7 @@ func (l *leading) end(ctx context.Context, j *job, write func(context.Context, *
 			l.Log.Warn("a job could not be ended, will retry", "trace_id", id, "error", err)
 		}
 		l.post(ctx, func() {
+			l.endings--
 			j := l.book.jobs[id]
 			if j == nil {
 				return
