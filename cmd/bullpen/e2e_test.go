@@ -34,6 +34,7 @@ func TestE2E(t *testing.T) {
 		"data-lock": testDataLock, "drain-async": testDrainAsync, "no-worker": testNoWorker, "two-gateways": testTwoGateways,
 		"threads-killed-directory": testThreadsKilledDirectory, "threads-store-fails": testThreadsStoreFails, "threads-frozen": testThreadsFrozen,
 		"worker-first": testWorkerFirst, "credentials": testCredentials, "image": testImage, "redis": testRedis, "no-nsjail": testNoNsjail,
+		"overload":         testOverload,
 		"thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
 		"no-faults": testNoFaults,
 	} {

@@ -14,6 +14,8 @@ import (
 const (
 	// minMemory is enough for the server itself, and for a few of the largest requests beside it.
 	minMemory = 256 * proto.MiB
+	// programMemory is what the program itself has in memory, which the garbage collector does not count.
+	programMemory = 48 << 20
 	// memoryShare is the part of the machine's memory that a process takes for itself unless it is told: most is for programs.
 	memoryShare = 4
 	// The parts of a process's memory, in sixteenths, that open requests and the jobs that wait may take. A quarter of the latter comes
@@ -34,7 +36,7 @@ func (c *Config) MemoryLimit() int64 {
 // limitMemory has the garbage collector work harder when memory gets scarce, unless the environment says when.
 func (c *Config) limitMemory() {
 	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(c.MemoryLimit())
+		debug.SetMemoryLimit(c.MemoryLimit() - programMemory)
 	}
 }
 
