@@ -13,7 +13,7 @@ import (
 
 // TestImageBuild builds the default image from packages, with the flags in IMAGE_FLAGS, and runs programs in it. It needs a network.
 func TestImageBuild(t *testing.T) {
-	w := newWorld(t, buildPrograms(t), topology{"processes apart", true}, noSlots)
+	w := newWorld(t, buildPrograms(t), topology{apart: true}, noSlots)
 	began := time.Now()
 	img := w.imageCommand(t, append([]string{"build", "--json", "default"}, strings.Fields(os.Getenv("IMAGE_FLAGS"))...)...)
 	t.Logf("built in %s: %d bytes stored, %d unpacked, %s", time.Since(began).Round(time.Second), img.Size, img.UnpackedSize, img.Digest)

@@ -116,7 +116,7 @@ func runIn(t testing.TB, img *image.Unpacked, l proto.Language, args ...string) 
 
 // testImage stores an image through the command line, and runs what a worker gets of it.
 func testImage(t *testing.T, p *programs) {
-	w := newWorld(t, p, topology{"processes apart", true}, noSlots)
+	w := newWorld(t, p, topology{apart: true}, noSlots)
 	img := w.imageCommand(t, "import", "--json", "tiny", hostBash(t))
 	out := runIn(t, w.unpacked(t, img.Digest), proto.Bash, "-c", "echo hello; echo x > /bin/evil || echo read-only")
 	if out != "hello\nread-only\n" {

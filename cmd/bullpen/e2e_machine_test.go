@@ -34,13 +34,17 @@ const (
 // machine is where the processes of a deployment run; nil is the machine that the tests run on.
 type machine struct {
 	netns  *os.File
-	resolv string // what stands for /etc/resolv.conf
+	resolv string   // what stands for /etc/resolv.conf; unused with mounts
+	mounts *os.File // the namespace of what is mounted there; nil to make one for every process
 }
 
 // enter makes the calling thread, and so what it starts, one of the machine's, for good.
 func (m *machine) enter() error {
 	if m == nil {
 		return nil
+	}
+	if m.mounts != nil {
+		return m.enterMounts()
 	}
 	resolv, err := filepath.EvalSymlinks("/etc/resolv.conf")
 	if err == nil {
@@ -54,6 +58,20 @@ func (m *machine) enter() error {
 	}
 	if err == nil {
 		err = unix.Mount(m.resolv, resolv, "", unix.MS_BIND, "")
+	}
+	if err != nil {
+		return fmt.Errorf("enter the machine: %w", err)
+	}
+	return nil
+}
+
+func (m *machine) enterMounts() error {
+	err := unix.Unshare(unix.CLONE_FS) // which threads share
+	if err == nil {
+		err = unix.Setns(int(m.netns.Fd()), unix.CLONE_NEWNET)
+	}
+	if err == nil {
+		err = unix.Setns(int(m.mounts.Fd()), unix.CLONE_NEWNS)
 	}
 	if err != nil {
 		return fmt.Errorf("enter the machine: %w", err)

@@ -26,11 +26,16 @@ type topology struct {
 	// apart says that the gateway with the scheduler and the worker are processes of their own, on a NATS server that is
 	// another; else all is one process.
 	apart bool
+	// clustered says that the NATS server of processes apart is three of them, see cluster.
+	clustered bool
 }
 
 func topologies() []topology {
-	return []topology{{"one process", false}, {"processes apart", true}}
+	return []topology{{name: "one process"}, {name: "processes apart", apart: true}}
 }
+
+// onCluster is the topology that the tests of a cluster deploy.
+func onCluster() topology { return topology{name: "on a cluster", apart: true, clustered: true} }
 
 // world is one deployment.
 type world struct {
@@ -43,7 +48,8 @@ type world struct {
 	front    *process // answers HTTP
 	worker   *process // runs programs; the same as front where all is one process
 	health   string   // where that process tells of its health
-	broker   *broker  // nil where all is one process
+	broker   *broker  // nil where all is one process, or on a cluster
+	cluster  *cluster // nil where there is none
 }
 
 const (
@@ -61,7 +67,11 @@ func newWorld(t *testing.T, p *programs, in topology, slots int, args ...string)
 	if slots != noSlots {
 		w.args = append(slices.Clone(args), "--slots", strconv.Itoa(slots))
 	}
-	if in.apart {
+	switch {
+	case in.clustered:
+		w.cluster = p.startCluster(t)
+		w.args, w.env = append(w.args, w.cluster.flags()...), append(w.env, w.cluster.env()...)
+	case in.apart:
 		w.broker = p.startBroker(t)
 		w.args, w.env = append(w.args, w.broker.flags(p)...), append(w.env, w.broker.env()...)
 	}
