@@ -237,7 +237,7 @@ func (t *Tail) catchUp(ctx context.Context) (proto.Batch, error) {
 func (t *Tail) read(ctx context.Context) (*jetstream.RawStreamMsg, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	return t.log.Set.Outs.GetMsg(ctx, t.from, jetstream.WithGetMsgSubject(stream.OutOf(t.id)))
+	return t.log.Set.Next(ctx, t.log.Set.Outs, t.from, stream.OutOf(t.id))
 }
 
 // passing reports whether what failed may work in a moment: the store is away, or is being started.

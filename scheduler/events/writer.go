@@ -115,9 +115,9 @@ func (w *Writer) tryFence(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	var at uint64
-	switch m, err := w.set.Outs.GetLastMsgForSubject(ctx, stream.OutOf(w.id)); {
+	switch m, err := w.set.Last(ctx, w.set.Outs, stream.OutOf(w.id)); {
 	case err == nil:
-		at = m.Sequence
+		at = m.Seq
 		if w.seq, err = w.set.LastEvent(ctx, w.id, w.attempt-1); err != nil {
 			return err
 		}

@@ -28,13 +28,17 @@ type Access struct {
 }
 
 const (
-	connectTimeout = 5 * time.Second
+	connectTimeout = 2 * time.Second
 	dialFirst      = 100 * time.Millisecond // between tries to reach a NATS that is not there yet
 	dialMost       = 5 * time.Second
 	openTimeout    = 30 * time.Second // for the streams, once it is there
 	reconnectWait  = 100 * time.Millisecond
 	openNote       = time.Second // after which the log says what is waited for
 	maxReconnects  = -1          // for ever: what waits has its own deadline
+	// A server that has stopped, or is cut off, says nothing of it: the connection counts as lost when that many pings went unanswered,
+	// which is before the others of a cluster have chosen new leaders.
+	pingEvery   = time.Second
+	pingsMissed = 2
 )
 
 // Connect waits for NATS and opens all that bullpen keeps there, making what is missing. An answer that says no, to the credentials or
@@ -85,6 +89,7 @@ func (s *Set) Close() { s.Conn.Close() }
 func Dial(a Access, log *slog.Logger) (*nats.Conn, error) {
 	opts := []nats.Option{
 		nats.Name(a.Name), nats.Timeout(connectTimeout), nats.MaxReconnects(maxReconnects), nats.IgnoreAuthErrorAbort(),
+		nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(pingsMissed),
 		nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(reconnectWait, reconnectWait), nats.ReconnectBufSize(-1),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {

@@ -14,6 +14,10 @@ import (
 // gets no answer at all.
 const feedTimeout = time.Second
 
+// feedBeat is how often the server says of a feed that it lives; after two that did not come it is lost. Its consumer lives on one server of
+// a cluster, which may die while the connection is to another.
+const feedBeat = 2 * time.Second
+
 // headersAhead is how many messages may wait to be taken.
 const headersAhead = 256
 
@@ -41,7 +45,7 @@ func (s *Set) Feed(
 		}
 		next++
 		take(m, at)
-	}, jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
+	}, jetstream.PullHeartbeat(feedBeat), jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
 		if !errors.Is(err, jetstream.ErrConsumerLeadershipChanged) {
 			fail(fmt.Errorf("follow %s: %w", name, err))
 		}

@@ -124,7 +124,7 @@ func (s *Set) wrote(ctx context.Context, subject, id string, no error) (uint64, 
 	case strings.HasPrefix(subject, root+"thread."):
 		stream = s.Heads
 	}
-	m, err := stream.GetLastMsgForSubject(ctx, subject)
+	m, err := readLast(ctx, stream, subject)
 	switch {
 	case err == nil && m.Header.Get(headerWrite) == id:
 		return m.Sequence, nil
@@ -144,7 +144,7 @@ func (s *Set) DiscardBody(ctx context.Context, m *Stored) {
 
 // Last reads the last message on a subject of st. Its error may be one that [Missing] knows.
 func (s *Set) Last(ctx context.Context, st jetstream.Stream, subject string) (*Stored, error) {
-	m, err := s.whole(ctx, func() (*jetstream.RawStreamMsg, error) { return st.GetLastMsgForSubject(ctx, subject) })
+	m, err := s.whole(ctx, func() (*jetstream.RawStreamMsg, error) { return readLast(ctx, st, subject) })
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", subject, err)
 	}
@@ -162,7 +162,7 @@ func (s *Set) Newest(ctx context.Context, st jetstream.Stream, subject string) (
 
 // At reads the message of st with sequence number seq. Its error may be one that [Missing] knows.
 func (s *Set) At(ctx context.Context, st jetstream.Stream, seq uint64) (*Stored, error) {
-	m, err := s.whole(ctx, func() (*jetstream.RawStreamMsg, error) { return st.GetMsg(ctx, seq) })
+	m, err := s.whole(ctx, func() (*jetstream.RawStreamMsg, error) { return readAt(ctx, st, seq) })
 	if err != nil {
 		return nil, fmt.Errorf("read message %d: %w", seq, err)
 	}
@@ -241,7 +241,7 @@ func (s *Set) RemoveJobs(ctx context.Context, floor uint64, alone []uint64, bodi
 
 // SetAside moves a message that nobody can act on to the stream of such messages, where it is kept for people to look at.
 func (s *Set) SetAside(ctx context.Context, st jetstream.Stream, seq uint64) error {
-	m, err := st.GetMsg(ctx, seq)
+	m, err := readAt(ctx, st, seq)
 	if Missing(err) {
 		return nil
 	}
@@ -266,7 +266,7 @@ func (s *Set) SetAside(ctx context.Context, st jetstream.Stream, seq uint64) err
 // JobMeta reads what the header of a job that is not terminal says of it, without a body that is stored apart. Its error is
 // [proto.ErrNotFound] where there is no such job.
 func (s *Set) JobMeta(ctx context.Context, id proto.TraceID) (*proto.Meta, error) {
-	m, err := s.Jobs.GetLastMsgForSubject(ctx, JobOf(id))
+	m, err := readLast(ctx, s.Jobs, JobOf(id))
 	if Missing(err) {
 		return nil, fmt.Errorf("job %s: %w", id, proto.ErrNotFound)
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -38,7 +39,10 @@ const BindingTTL = 24 * time.Hour
 // WebhookMarks is how long the mark of a removed entry of the webhooks' bucket stays: whoever lost touch for longer would not hear of it.
 const WebhookMarks = 7 * 24 * time.Hour
 
-const enterPause = 250 * time.Millisecond
+const (
+	enterPause   = 250 * time.Millisecond
+	enterTimeout = 5 * time.Second // of one request; a cluster may need some of it to agree
+)
 
 // A claim-checked body outlives what names it: a record by its retention, a job by the time it may be queued and run.
 const (
@@ -96,31 +100,47 @@ func open(ctx context.Context, nc *nats.Conn, cfg Config) (*Set, error) {
 
 // enter opens what a worker needs, once it is there.
 func (s *Set) enter(ctx context.Context) error {
-	wait := backoff.WithContext(backoff.NewConstantBackOff(enterPause), ctx)
 	for name, to := range map[string]*jetstream.Stream{jobsName: &s.Jobs, execsName: &s.Execs, outName: &s.Outs, partsName: &s.Parts, headsName: &s.Heads} {
-		if err := backoff.Retry(func() (err error) {
+		if err := patiently(ctx, always, func(ctx context.Context) (err error) {
 			*to, err = s.JS.Stream(ctx, name)
 			return err
-		}, wait); err != nil {
+		}); err != nil {
 			return fmt.Errorf("open stream %s: %w: is a gateway running on this NATS, and is this user allowed its JetStream API?", name, err)
 		}
 	}
-	if err := backoff.Retry(func() (err error) {
+	if err := patiently(ctx, always, func(ctx context.Context) (err error) {
 		s.Images, err = s.JS.KeyValue(ctx, imagesName)
 		return err
-	}, wait); err != nil {
+	}); err != nil {
 		return fmt.Errorf("open bucket %s: %w", imagesName, err)
 	}
-	return backoff.Retry(func() (err error) {
-		if s.bodies, err = s.JS.ObjectStore(ctx, bodiesName); err != nil {
-			return fmt.Errorf("open object store %s: %w", bodiesName, err)
-		}
-		return nil
-	}, wait)
+	if err := patiently(ctx, always, func(ctx context.Context) (err error) {
+		s.bodies, err = s.JS.ObjectStore(ctx, bodiesName)
+		return err
+	}); err != nil {
+		return fmt.Errorf("open object store %s: %w", bodiesName, err)
+	}
+	return nil
 }
 
+// patiently tries until ctx ends, as long as what failed may do better in a moment. A request that was on its way to a server that died gets
+// no answer, so each has a time of its own.
+func patiently(ctx context.Context, passing func(error) bool, try func(context.Context) error) error {
+	return backoff.Retry(func() error {
+		ctx, cancel := context.WithTimeout(ctx, enterTimeout)
+		defer cancel()
+		err := try(ctx)
+		if err != nil && !passing(err) {
+			err = backoff.Permanent(err)
+		}
+		return err
+	}, backoff.WithContext(backoff.NewConstantBackOff(enterPause), ctx))
+}
+
+func always(error) bool { return true }
+
 // make opens everything, making what is missing.
-func (s *Set) make(ctx context.Context, cfg Config) (err error) {
+func (s *Set) make(ctx context.Context, cfg Config) error {
 	streams := []struct {
 		to  *jetstream.Stream
 		cfg jetstream.StreamConfig
@@ -143,36 +163,53 @@ func (s *Set) make(ctx context.Context, cfg Config) (err error) {
 	}
 	for _, st := range streams {
 		st.cfg.Replicas, st.cfg.Storage = cfg.Replicas, jetstream.FileStorage
-		st.cfg.AllowDirect = st.to != &s.Heads // which are read as they are, and not as a server that lags behind has them
-		if *st.to, err = s.JS.CreateOrUpdateStream(ctx, st.cfg); err != nil {
+		st.cfg.AllowDirect = cfg.anyServer() && st.to != &s.Heads
+		if err := patiently(ctx, passing, func(ctx context.Context) (err error) {
+			*st.to, err = s.JS.CreateOrUpdateStream(ctx, st.cfg)
+			return err
+		}); err != nil {
 			return fmt.Errorf("open stream %s: %w: check the NATS server's JetStream and permissions", st.cfg.Name, err)
 		}
 	}
 	buckets := []struct {
 		to  *jetstream.KeyValue
-		cfg jetstream.KeyValueConfig
+		cfg bucketConfig
 	}{
-		{&s.Keys, jetstream.KeyValueConfig{Bucket: keysName}},
-		{&s.Profiles, jetstream.KeyValueConfig{Bucket: profilesName}},
-		{&s.Bindings, jetstream.KeyValueConfig{Bucket: bindingsName, TTL: min(BindingTTL, cfg.Retention)}},
-		{&s.Control, jetstream.KeyValueConfig{Bucket: controlName}},
-		{&s.Images, jetstream.KeyValueConfig{Bucket: imagesName}},
-		{&s.Webhooks, jetstream.KeyValueConfig{Bucket: webhooksName, LimitMarkerTTL: WebhookMarks}},
+		{&s.Keys, bucket(keysName)},
+		{&s.Profiles, bucket(profilesName)},
+		{&s.Bindings, bucket(bindingsName).kept(min(BindingTTL, cfg.Retention))},
+		{&s.Control, bucket(controlName)},
+		{&s.Images, bucket(imagesName)},
+		{&s.Webhooks, bucket(webhooksName).marked(WebhookMarks)},
 	}
 	for _, b := range buckets {
-		b.cfg.Replicas, b.cfg.Storage = cfg.Replicas, jetstream.FileStorage
-		if *b.to, err = s.JS.CreateOrUpdateKeyValue(ctx, b.cfg); err != nil {
-			return fmt.Errorf("open bucket %s: %w", b.cfg.Bucket, err)
+		b.cfg.Replicas, b.cfg.AllowDirect = cfg.Replicas, cfg.anyServer()
+		name := strings.TrimPrefix(b.cfg.Name, "KV_")
+		if err := patiently(ctx, passing, func(ctx context.Context) (err error) {
+			if _, err = s.JS.CreateOrUpdateStream(ctx, jetstream.StreamConfig(b.cfg)); err == nil {
+				*b.to, err = s.JS.KeyValue(ctx, name)
+			}
+			return err
+		}); err != nil {
+			return fmt.Errorf("open bucket %s: %w", name, err)
 		}
 	}
-	s.bodies, err = s.JS.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{
-		Bucket: bodiesName, TTL: max(cfg.Retention, bodiesLeast) + bodiesGrace, Replicas: cfg.Replicas, Storage: jetstream.FileStorage,
-	})
-	if err != nil {
+	bodies := objects(bodiesName)
+	bodies.MaxAge, bodies.Replicas, bodies.AllowDirect = max(cfg.Retention, bodiesLeast)+bodiesGrace, cfg.Replicas, cfg.anyServer()
+	if err := patiently(ctx, passing, func(ctx context.Context) (err error) {
+		if _, err = s.JS.CreateOrUpdateStream(ctx, bodies); err == nil {
+			s.bodies, err = s.JS.ObjectStore(ctx, bodiesName)
+		}
+		return err
+	}); err != nil {
 		return fmt.Errorf("open object store %s: %w", bodiesName, err)
 	}
 	return nil
 }
+
+// anyServer reports whether reads of a stream may be answered by every server that has it. Of several, one that lags behind the leader would
+// tell what was true a moment ago, and one that has stopped would leave its share of the questions without an answer.
+func (c Config) anyServer() bool { return c.Replicas == 1 }
 
 // Refused reports whether err is the server's answer that it cannot do what was asked, as opposed to no answer.
 func Refused(err error) bool {

@@ -311,7 +311,7 @@ func (t *Threads) All(ctx context.Context) iter.Seq2[*proto.Thread, error] {
 func (t *Threads) next(ctx context.Context, from uint64) (*jetstream.RawStreamMsg, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	return t.Set.Heads.GetMsg(ctx, from, jetstream.WithGetMsgSubject(stream.Threads))
+	return t.Set.Next(ctx, t.Set.Heads, from, stream.Threads)
 }
 
 // change writes what next makes of the head of a thread, and starts over when somebody else was faster. next gets nil where there is no

@@ -1,0 +1,60 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// readTimeout bounds the reading of a message where the caller's context does not.
+const readTimeout = 5 * time.Second
+
+// readLast reads the last message on a subject of st.
+func readLast(ctx context.Context, st jetstream.Stream, subject string) (*jetstream.RawStreamMsg, error) {
+	return ask(ctx, func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
+		return st.GetLastMsgForSubject(ctx, subject)
+	})
+}
+
+// readAt reads the message of st with sequence number seq, or as opts say.
+func readAt(ctx context.Context, st jetstream.Stream, seq uint64, opts ...jetstream.GetMsgOpt) (*jetstream.RawStreamMsg, error) {
+	return ask(ctx, func(ctx context.Context) (*jetstream.RawStreamMsg, error) { return st.GetMsg(ctx, seq, opts...) })
+}
+
+// Next reads the first message of st on a subject whose sequence number is from or later. Its error may be one that [Missing] knows.
+func (s *Set) Next(ctx context.Context, st jetstream.Stream, from uint64, subject string) (*jetstream.RawStreamMsg, error) {
+	return readAt(ctx, st, from, jetstream.WithGetMsgSubject(subject))
+}
+
+// ask reads a message, again when nobody has answered for a moment or the answer is that nobody can now: on a cluster that is so until there
+// is another leader.
+func ask(ctx context.Context, read func(context.Context) (*jetstream.RawStreamMsg, error)) (*jetstream.RawStreamMsg, error) {
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, readTimeout)
+		defer cancel()
+	}
+	wait := backoff.NewExponentialBackOff(backoff.WithInitialInterval(retryFirst), backoff.WithMaxInterval(retryMost), backoff.WithMaxElapsedTime(0))
+	return backoff.RetryWithData(func() (*jetstream.RawStreamMsg, error) {
+		try, cancel := context.WithTimeout(ctx, getTimeout)
+		defer cancel()
+		m, err := read(try)
+		if err != nil && !passing(err) {
+			err = backoff.Permanent(err)
+		}
+		return m, err
+	}, backoff.WithContext(wait, ctx))
+}
+
+// passing reports whether a read that failed may do better in a moment.
+func passing(err error) bool {
+	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
+		return api.Code >= http.StatusInternalServerError
+	}
+	return !Missing(err) && !errors.Is(err, nats.ErrConnectionClosed)
+}
