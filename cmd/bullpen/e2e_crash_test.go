@@ -5,7 +5,6 @@ import (
 	"context"
 	"net/http"
 	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -21,7 +20,7 @@ import (
 
 // testNoFaults checks that what people run cannot be told to crash or to have a bug.
 func testNoFaults(t *testing.T, p *programs) {
-	words := []string{"BULLPEN_CRASH_AT", "BULLPEN_PLANTED_BUG"}
+	words := []string{"BULLPEN_CRASH_AT", "BULLPEN_PLANTED_BUG", "bullpen/proto/fault"}
 	for _, point := range fault.Points() {
 		words = append(words, string(point))
 	}
@@ -39,13 +38,13 @@ func testNoFaults(t *testing.T, p *programs) {
 		t.Errorf("bullpen has %q in it", found)
 	}
 	if found := in(p.faulty(t).bullpen); len(found) != len(words) {
-		t.Errorf("bullpen with faults has only %q of %q in it", found, words)
+		t.Errorf("bullpen with faults has only %q in it, of %q", found, words)
 	}
 }
 
 // crash is what is promised of an execution whose process dies at a point.
 type crash struct {
-	worker bool // it is the worker that passes the point, with an execution of a thread; else the front
+	thread bool // it is one of a thread
 	lost   bool // it ends as worker_lost, and its thread stays as it was; else as its program does
 	ran    int  // how often its program does
 	posts  int  // how often its webhook comes at least
@@ -53,17 +52,16 @@ type crash struct {
 
 func crashes() map[fault.Point]crash {
 	return map[fault.Point]crash{
-		fault.AfterClaimBeforeStart:    {worker: true, lost: true},
-		fault.AfterOutputBeforeResult:  {worker: true, lost: true, ran: 1},
-		fault.AfterSaveBeforePending:   {worker: true, lost: true, ran: 1},
-		fault.AfterPendingBeforeCommit: {worker: true, ran: 1},
-		fault.AfterCommitBeforeResult:  {worker: true, ran: 1},
-		fault.AfterResultBeforeAck:     {worker: true, ran: 1},
-
-		fault.AfterAssign:                   {ran: 1},
-		fault.AfterFenceBeforeLost:          {}, // of those that are lost
 		fault.AfterJobBeforeReply:           {ran: 1},
 		fault.AfterAcceptBeforeAnswer:       {ran: 1},
+		fault.AfterAssign:                   {ran: 1},
+		fault.AfterClaimBeforeStart:         {thread: true, lost: true},
+		fault.AfterOutputBeforeResult:       {thread: true, lost: true, ran: 1},
+		fault.AfterSaveBeforePending:        {thread: true, lost: true, ran: 1},
+		fault.AfterPendingBeforeCommit:      {thread: true, ran: 1},
+		fault.AfterCommitBeforeResult:       {thread: true, ran: 1},
+		fault.AfterResultBeforeAck:          {thread: true, ran: 1},
+		fault.AfterFenceBeforeLost:          {thread: true, lost: true, ran: 1},
 		fault.AfterResultBeforeDelivery:     {ran: 1, posts: 1},
 		fault.AfterDeliveryBeforeJobRemoved: {ran: 1, posts: 1},
 		fault.AfterPostBeforeRecord:         {ran: 1, posts: 2},
@@ -74,74 +72,115 @@ func crashes() map[fault.Point]crash {
 type crashWorld struct {
 	*world
 	hooks *receiver
+	hold  hold // of the program whose worker is killed
 	ids   map[fault.Point]string
+	died  map[fault.Point]bool
 
 	mu      sync.Mutex
-	printed []byte // all that programs did, also such as no reader is shown
+	printed []byte // all that programs did, also such as no reader is shown; nothing where all is one process
 }
 
-// testCrashPoints has processes die at each named point of an execution, and sees that it ends as is promised all the same.
+// testCrashPoints has processes die at each named point of an execution, and sees that it ends as is promised all the same. Where all is one
+// process, it dies at those points that are the worker's: at the others the worker is at one does not know what.
 func testCrashPoints(t *testing.T, p *programs, in topology) {
-	w := &crashWorld{hooks: startReceiver(t), ids: map[fault.Point]string{}}
+	w := &crashWorld{hooks: startReceiver(t), hold: newHold(), ids: map[fault.Point]string{}, died: map[fault.Point]bool{}}
 	w.world = newWorld(t, p.faulty(t), in, 1, w.hooks.flags...)
-	if in.apart {
-		nc := connect(t, p, w.broker)
-		sub, err := nc.Subscribe("bullpen.out.>", func(m *nats.Msg) {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			w.printed = append(w.printed, m.Data...)
-		})
-		if err == nil {
-			err = nc.Flush()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = sub.Unsubscribe() })
-	}
-	var workers []fault.Point
-	for _, at := range fault.Points() {
-		c, known := crashes()[at]
-		if !known {
-			t.Errorf("it is not known what happens at %s", at)
-		}
-		if c.worker {
-			workers = append(workers, at)
+	for at, c := range crashes() {
+		if c.thread {
 			w.inline(bash("echo 0 >log").and("thread_id", at))
 		}
 	}
-	w.stopWorker(t)
-	if in.apart {
-		w.front.kill()
-		w.dying(t, fault.AfterAssign, w.startFront)
-		w.dies(t, fault.AfterAssign, w.front, w.startWorker) // no sooner than the job is stored is there a slot
-		w.dying(t, fault.AfterFenceBeforeLost, w.startFront)
-		w.check(t, fault.AfterAssign)
-		w.stopWorker(t)
+	if !in.apart {
+		w.workersDie(t)
+		return
 	}
-	for _, at := range workers {
-		w.dying(t, at, w.startVictim)
-		w.dies(t, at, w.worker)
-	}
-	if in.apart {
-		w.front.died(t, fault.AfterFenceBeforeLost)
-		w.startWorker(t)
-	}
-	w.startFront(t)
-	for _, at := range workers {
-		w.check(t, at)
-	}
+	w.listen(t)
+	w.dispatchersDie(t)
+	w.workersDie(t)
+	w.check(t, fault.AfterFenceBeforeLost)
 	for _, at := range []fault.Point{
 		fault.AfterJobBeforeReply, fault.AfterAcceptBeforeAnswer, fault.AfterResultBeforeDelivery, fault.AfterDeliveryBeforeJobRemoved,
 		fault.AfterPostBeforeRecord,
 	} {
-		if in.apart { // else the worker dies as well, and it is not told at which moment
-			w.front.kill()
-			w.dying(t, at, w.startFront)
-			w.dies(t, at, w.front)
-			w.startFront(t)
-			w.check(t, at)
+		w.front.kill()
+		w.dying(t, at, w.startFront)
+		w.submitTo(t, at)
+		w.dies(t, at, w.front)
+		w.startFront(t)
+		w.check(t, at)
+	}
+	for _, at := range fault.Points() {
+		if !w.died[at] {
+			t.Errorf("nothing died at %s", at)
 		}
+	}
+}
+
+// listen hears of all output that is published.
+func (w *crashWorld) listen(t *testing.T) {
+	t.Helper()
+	nc := connect(t, w.programs, w.broker)
+	_, err := nc.Subscribe("bullpen.out.>", func(m *nats.Msg) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.printed = append(w.printed, m.Data...)
+	})
+	if err == nil {
+		err = nc.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ran counts how often the program of a point was heard to run.
+func (w *crashWorld) ran(at fault.Point) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return bytes.Count(w.printed, []byte("ran "+string(at)+`\n`))
+}
+
+// dispatchersDie has the dispatcher die when it gives up an execution whose worker was killed, and when it has assigned one.
+func (w *crashWorld) dispatchersDie(t *testing.T) {
+	t.Helper()
+	at := fault.AfterFenceBeforeLost
+	w.submitTo(t, at)
+	eventually(t, "a program runs", func() (bool, any) { return w.ran(at) > 0, nil })
+	w.front.kill()
+	w.dying(t, at, w.startFront)
+	w.worker.kill()
+	w.dies(t, at, w.front)
+
+	at = fault.AfterAssign
+	w.dying(t, at, w.startFront)
+	w.submitTo(t, at)
+	w.startWorker(t) // no sooner than the job is stored is there a slot
+	w.dies(t, at, w.front)
+	w.startFront(t)
+	w.check(t, at)
+}
+
+// workersDie has workers die one after the other, and only then looks what became of their executions: it is 12 s before it is known that
+// they are lost.
+func (w *crashWorld) workersDie(t *testing.T) {
+	t.Helper()
+	w.stopWorker(t)
+	points := []fault.Point{
+		fault.AfterClaimBeforeStart, fault.AfterOutputBeforeResult, fault.AfterSaveBeforePending, fault.AfterPendingBeforeCommit,
+		fault.AfterCommitBeforeResult, fault.AfterResultBeforeAck,
+	}
+	start := w.startFront
+	if w.apart {
+		start = w.startWorker
+	}
+	for _, at := range points {
+		w.dying(t, at, start)
+		w.submitTo(t, at)
+		w.dies(t, at, w.worker)
+	}
+	start(t)
+	for _, at := range points {
+		w.check(t, at)
 	}
 }
 
@@ -154,16 +193,6 @@ func (w *crashWorld) stopWorker(t *testing.T) {
 	}
 }
 
-// startVictim starts what runs programs.
-func (w *crashWorld) startVictim(t *testing.T) {
-	t.Helper()
-	if w.apart {
-		w.worker, w.health = w.startWorkerIn(t, filepath.Join(t.TempDir(), "worker"))
-	} else {
-		w.startFront(t)
-	}
-}
-
 // dying starts a process that is to die at a point.
 func (w *crashWorld) dying(t *testing.T, at fault.Point, start func(*testing.T)) {
 	t.Helper()
@@ -173,30 +202,27 @@ func (w *crashWorld) dying(t *testing.T, at fault.Point, start func(*testing.T))
 	w.env = clean
 }
 
-// died waits for the end of a process at a point.
-func (p *process) died(t *testing.T, at fault.Point) {
+// dies waits for the death of a process at a point.
+func (w *crashWorld) dies(t *testing.T, at fault.Point, victim *process) {
 	t.Helper()
-	p.exitCode(t)
-	if status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
-		t.Fatalf("%s ended with %s, and did not die at %s:\n%s", p.name, p.cmd.ProcessState, at, p.tail())
+	victim.exitCode(t)
+	if status, ok := victim.cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
+		t.Fatalf("%s ended with %s, and did not die at %s:\n%s", victim.name, victim.cmd.ProcessState, at, victim.tail())
 	}
+	w.died[at] = true
 }
 
-// dies submits the execution that makes victim die at a point, calls then when it was, and waits for the death. Whether there is an answer
-// to the submission depends on the point.
-func (w *crashWorld) dies(t *testing.T, at fault.Point, victim *process, then ...func(*testing.T)) {
+// submitTo submits the execution that a process dies with at a point. Whether there is an answer depends on the point.
+func (w *crashWorld) submitTo(t *testing.T, at fault.Point) {
 	t.Helper()
 	r, err := w.try(t.Context(), http.MethodPost, executePath, w.program(at), w.headers(at)...)
-	if err == nil {
-		if r.status != http.StatusAccepted {
-			t.Fatalf("submit what dies at %s: %s", at, r)
-		}
-		w.ids[at] = r.trace(t)
+	if err != nil {
+		return
 	}
-	for _, f := range then {
-		f(t)
+	if r.status != http.StatusAccepted {
+		t.Fatalf("submit what dies at %s: %s", at, r)
 	}
-	victim.died(t, at)
+	w.ids[at] = r.trace(t)
 }
 
 func (w *crashWorld) headers(at fault.Point) []string {
@@ -204,14 +230,17 @@ func (w *crashWorld) headers(at fault.Point) []string {
 }
 
 func (w *crashWorld) program(at fault.Point) request {
-	body := bash("echo ran " + string(at) + "\necho 1 >>log")
+	code := "echo ran " + string(at) + "\necho 1 >>log\n"
+	if at == fault.AfterFenceBeforeLost {
+		code += "sleep " + w.hold.seconds
+	}
 	switch c := crashes()[at]; {
-	case c.worker:
-		return body.and("thread_id", at)
+	case c.thread:
+		return bash(code).and("thread_id", at)
 	case c.posts > 0:
-		return body.and("webhook_url", w.hooks.url+"/200")
+		return bash(code).and("webhook_url", w.hooks.url+"/200")
 	default:
-		return body
+		return bash(code)
 	}
 }
 
@@ -253,15 +282,10 @@ func (w *crashWorld) check(t *testing.T, at fault.Point) {
 	if again, _, other := whole(t, events, 0); again != stdout || !reflect.DeepEqual(other, last) {
 		t.Errorf("%s: by server-sent events %q and %+v; else %q and %+v", at, again, other, stdout, last)
 	}
-	if w.apart {
-		w.mu.Lock()
-		n := bytes.Count(w.printed, []byte(strings.TrimSuffix(line, "\n")+`\n`))
-		w.mu.Unlock()
-		if n != c.ran {
-			t.Errorf("%s: the program ran %d times, want %d", at, n, c.ran)
-		}
+	if n := w.ran(at); w.apart && n != c.ran {
+		t.Errorf("%s: the program ran %d times, want %d", at, n, c.ran)
 	}
-	if c.worker {
+	if c.thread {
 		want := "0\n1\n"
 		if c.lost {
 			want = "0\n"

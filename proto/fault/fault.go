@@ -53,16 +53,26 @@ func Points() []Point {
 // Bug is a way to break a promise of bullpen.
 type Bug string
 
+// Each is planted where what keeps it out is, and shows in the history that is told here. Without that history nothing is seen of it.
 const (
-	// AckBeforeResult has the dispatcher take a job as finished, and remove it, when it is claimed.
+	// AckBeforeResult has the dispatcher take a job as finished, and remove it, when it is claimed. Nobody looks after the lease then: kill
+	// the worker of a program that runs, and the execution is "running" for ever, whichever dispatcher leads.
 	AckBeforeResult Bug = "ack_before_result"
-	// ResultWithoutCAS has results written over whatever the record is by then.
+	// ResultWithoutCAS has terminal records written over whatever the record is by then. Freeze a worker (SIGSTOP), let a program of its end
+	// by itself meanwhile, wait until the execution is worker_lost, 12 s, and wake the worker: it is a success after that. A program that
+	// runs on until then is killed, and shows nothing; nor does one whose home has changed, since its result has to be pending first. What is
+	// withdrawn or cancelled at the moment of its claim, and a submission whose answer is lost, may also end twice.
 	ResultWithoutCAS Bug = "result_without_cas"
-	// ClaimAfterStart has the worker write the claim when the program has ended.
+	// ClaimAfterStart has the worker write no claim before the program starts; the result is the first to tell of it. Kill the worker of a
+	// program that runs: 6 s later, when it counts as silent, the program is started again on another, also where one attempt is all that is
+	// allowed.
 	ClaimAfterStart Bug = "claim_after_start"
-	// LeaseWithoutFencing has a worker that lost its lease go on as if it had not.
+	// LeaseWithoutFencing has a worker that lost its lease go on as if it had not: it does not stop its program, and takes back the record.
+	// Its thread is not fenced either. Freeze a worker while a program runs, wait until the execution is worker_lost, and wake the worker:
+	// the record is "running" again, and then a success, and the thread has what the lost execution wrote.
 	LeaseWithoutFencing Bug = "lease_without_fencing"
-	// RetryInMemory has the webhook dispatcher keep in its memory alone that a delivery is to be tried again.
+	// RetryInMemory has the webhook dispatcher know of pending deliveries by its memory alone. Have a receiver refuse the first attempt, and
+	// kill the process that leads before the second is due: the delivery is pending for ever.
 	RetryInMemory Bug = "retry_in_memory"
 )
 
