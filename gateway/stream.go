@@ -131,8 +131,13 @@ func nextUntil(ctx context.Context, tail Tail, deadline time.Time) (proto.Batch,
 // answerStream streams an execution that was just accepted. Only when it has started is the answer a stream: until then it
 // may still be an error.
 func (s *Server) answerStream(ctx context.Context, w http.ResponseWriter, x *admitted) error {
-	tail, err := s.Events.Follow(ctx, x.id, 0)
-	if err != nil {
+	limited, cancel := context.WithDeadline(ctx, x.deadline)
+	defer cancel()
+	tail, err := s.Events.Follow(limited, x.id, 0)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+		return errNoAnswerInTime
+	case err != nil:
 		return errors.Join(fmt.Errorf("follow %s: %w", x.id, err), s.clientGone(ctx, x))
 	}
 	defer tail.Close()
@@ -177,7 +182,12 @@ func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.
 		return first, nil
 	}
 	// It ended without having started.
-	record, err := s.Jobs.Lookup(ctx, x.id)
+	limited, cancel := context.WithDeadline(ctx, x.deadline)
+	defer cancel()
+	record, err := s.Jobs.Lookup(limited, x.id)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return first, errNoAnswerInTime
+	}
 	if err != nil {
 		return first, fmt.Errorf("look up %s: %w", x.id, err)
 	}

@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"context"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -9,10 +10,32 @@ import (
 // bucketDuplicates is for how long a bucket knows again what was written with an id; nothing here is.
 const bucketDuplicates = 2 * time.Minute
 
+// bucket is one whose errors tell when nobody was there to answer: those are [context.DeadlineExceeded] too. Reads are tried again as those of
+// streams are; a write that was not answered may have been carried out.
+type bucket struct{ jetstream.KeyValue }
+
+func (b bucket) Get(ctx context.Context, key string) (e jetstream.KeyValueEntry, err error) {
+	return ask(ctx, func(ctx context.Context) (jetstream.KeyValueEntry, error) { return b.KeyValue.Get(ctx, key) })
+}
+
+func (b bucket) Create(ctx context.Context, key string, value []byte, opts ...jetstream.KVCreateOpt) (uint64, error) {
+	revision, err := b.KeyValue.Create(ctx, key, value, opts...)
+	return revision, unanswered(err)
+}
+
+func (b bucket) Update(ctx context.Context, key string, value []byte, revision uint64) (uint64, error) {
+	revision, err := b.KeyValue.Update(ctx, key, value, revision)
+	return revision, unanswered(err)
+}
+
+func (b bucket) Delete(ctx context.Context, key string, opts ...jetstream.KVDeleteOpt) error {
+	return unanswered(b.KeyValue.Delete(ctx, key, opts...))
+}
+
 // bucketConfig is the stream of a bucket as the library makes it, which cannot be told who may answer.
 type bucketConfig jetstream.StreamConfig
 
-func bucket(name string) bucketConfig {
+func bucketOf(name string) bucketConfig {
 	return bucketConfig{
 		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"}, MaxMsgsPerSubject: 1, Storage: jetstream.FileStorage,
 		Discard: jetstream.DiscardNew, Duplicates: bucketDuplicates, AllowRollup: true, DenyDelete: true,

@@ -108,7 +108,7 @@ func (s *Set) write(ctx context.Context, msg *nats.Msg, id string, expect uint64
 		}
 	}, backoff.WithContext(wait, ctx))
 	if err != nil {
-		return 0, fmt.Errorf("write %s: %w", msg.Subject, err)
+		return 0, fmt.Errorf("write %s: %w", msg.Subject, unanswered(err))
 	}
 	return seq, nil
 }

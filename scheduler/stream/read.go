@@ -3,6 +3,7 @@ package stream
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -31,16 +32,16 @@ func (s *Set) Next(ctx context.Context, st jetstream.Stream, from uint64, subjec
 	return readAt(ctx, st, from, jetstream.WithGetMsgSubject(subject))
 }
 
-// ask reads a message, again when nobody has answered for a moment or the answer is that nobody can now: on a cluster that is so until there
+// ask reads something, again when nobody has answered for a moment or the answer is that nobody can now: on a cluster that is so until there
 // is another leader.
-func ask(ctx context.Context, read func(context.Context) (*jetstream.RawStreamMsg, error)) (*jetstream.RawStreamMsg, error) {
+func ask[T any](ctx context.Context, read func(context.Context) (T, error)) (T, error) {
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, readTimeout)
 		defer cancel()
 	}
 	wait := backoff.NewExponentialBackOff(backoff.WithInitialInterval(retryFirst), backoff.WithMaxInterval(retryMost), backoff.WithMaxElapsedTime(0))
-	return backoff.RetryWithData(func() (*jetstream.RawStreamMsg, error) {
+	m, err := backoff.RetryWithData(func() (T, error) {
 		try, cancel := context.WithTimeout(ctx, getTimeout)
 		defer cancel()
 		m, err := read(try)
@@ -49,12 +50,21 @@ func ask(ctx context.Context, read func(context.Context) (*jetstream.RawStreamMs
 		}
 		return m, err
 	}, backoff.WithContext(wait, ctx))
+	return m, unanswered(err)
 }
 
-// passing reports whether a read that failed may do better in a moment.
+// passing reports whether what failed may do better in a moment.
 func passing(err error) bool {
 	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
 		return api.Code >= http.StatusInternalServerError
 	}
-	return !Missing(err) && !errors.Is(err, nats.ErrConnectionClosed)
+	return !Missing(err) && !errors.Is(err, nats.ErrConnectionClosed) && !errors.Is(err, context.Canceled)
+}
+
+// unanswered makes errors that say in many ways that nobody was there to answer be [context.DeadlineExceeded] too.
+func unanswered(err error) error {
+	if err == nil || !passing(err) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
 }

@@ -109,7 +109,7 @@ func (s *Set) enter(ctx context.Context) error {
 		}
 	}
 	if err := patiently(ctx, always, func(ctx context.Context) (err error) {
-		s.Images, err = s.JS.KeyValue(ctx, imagesName)
+		s.Images, err = s.openBucket(ctx, imagesName)
 		return err
 	}); err != nil {
 		return fmt.Errorf("open bucket %s: %w", imagesName, err)
@@ -121,6 +121,11 @@ func (s *Set) enter(ctx context.Context) error {
 		return fmt.Errorf("open object store %s: %w", bodiesName, err)
 	}
 	return nil
+}
+
+func (s *Set) openBucket(ctx context.Context, name string) (jetstream.KeyValue, error) {
+	b, err := s.JS.KeyValue(ctx, name)
+	return bucket{b}, err
 }
 
 // patiently tries until ctx ends, as long as what failed may do better in a moment. A request that was on its way to a server that died gets
@@ -175,19 +180,19 @@ func (s *Set) make(ctx context.Context, cfg Config) error {
 		to  *jetstream.KeyValue
 		cfg bucketConfig
 	}{
-		{&s.Keys, bucket(keysName)},
-		{&s.Profiles, bucket(profilesName)},
-		{&s.Bindings, bucket(bindingsName).kept(min(BindingTTL, cfg.Retention))},
-		{&s.Control, bucket(controlName)},
-		{&s.Images, bucket(imagesName)},
-		{&s.Webhooks, bucket(webhooksName).marked(WebhookMarks)},
+		{&s.Keys, bucketOf(keysName)},
+		{&s.Profiles, bucketOf(profilesName)},
+		{&s.Bindings, bucketOf(bindingsName).kept(min(BindingTTL, cfg.Retention))},
+		{&s.Control, bucketOf(controlName)},
+		{&s.Images, bucketOf(imagesName)},
+		{&s.Webhooks, bucketOf(webhooksName).marked(WebhookMarks)},
 	}
 	for _, b := range buckets {
 		b.cfg.Replicas, b.cfg.AllowDirect = cfg.Replicas, cfg.anyServer()
 		name := strings.TrimPrefix(b.cfg.Name, "KV_")
 		if err := patiently(ctx, passing, func(ctx context.Context) (err error) {
 			if _, err = s.JS.CreateOrUpdateStream(ctx, jetstream.StreamConfig(b.cfg)); err == nil {
-				*b.to, err = s.JS.KeyValue(ctx, name)
+				*b.to, err = s.openBucket(ctx, name)
 			}
 			return err
 		}); err != nil {
