@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
@@ -72,7 +73,8 @@ func crashes() map[fault.Point]crash {
 type crashWorld struct {
 	*world
 	hooks *receiver
-	hold  hold // of the program whose worker is killed
+	hold  hold       // of the program whose worker is killed
+	nats  *nats.Conn // nil where all is one process
 	ids   map[fault.Point]string
 	died  map[fault.Point]bool
 
@@ -108,6 +110,7 @@ func testCrashPoints(t *testing.T, p *programs, in topology) {
 		w.dies(t, at, w.front)
 		w.startFront(t)
 		w.check(t, at)
+		w.tidied(t) // what is left of it would be met at the next point
 	}
 	for _, at := range fault.Points() {
 		if !w.died[at] {
@@ -119,18 +122,35 @@ func testCrashPoints(t *testing.T, p *programs, in topology) {
 // listen hears of all output that is published.
 func (w *crashWorld) listen(t *testing.T) {
 	t.Helper()
-	nc := connect(t, w.programs, w.broker)
-	_, err := nc.Subscribe("bullpen.out.>", func(m *nats.Msg) {
+	w.nats = connect(t, w.programs, w.broker)
+	_, err := w.nats.Subscribe("bullpen.out.>", func(m *nats.Msg) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.printed = append(w.printed, m.Data...)
 	})
 	if err == nil {
-		err = nc.Flush()
+		err = w.nats.Flush()
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// tidied waits until the jobs of all that has ended are removed.
+func (w *crashWorld) tidied(t *testing.T) {
+	t.Helper()
+	js, err := jetstream.New(w.nats)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "no job is left", func() (bool, any) {
+		jobs, err := js.Stream(t.Context(), "BULLPEN_JOBS") // with its state as it is now
+		if err != nil {
+			return false, err
+		}
+		left := jobs.CachedInfo().State.Msgs
+		return left == 0, left
+	})
 }
 
 // ran counts how often the program of a point was heard to run.
@@ -215,7 +235,12 @@ func (w *crashWorld) dies(t *testing.T, at fault.Point, victim *process) {
 // submitTo submits the execution that a process dies with at a point. Whether there is an answer depends on the point.
 func (w *crashWorld) submitTo(t *testing.T, at fault.Point) {
 	t.Helper()
-	r, err := w.try(t.Context(), http.MethodPost, executePath, w.program(at), w.headers(at)...)
+	var r *reply
+	var err error
+	eventually(t, "what dies at "+string(at)+" is submitted", func() (bool, any) { // also when no dispatcher leads yet
+		r, err = w.try(t.Context(), http.MethodPost, executePath, w.program(at), w.headers(at)...)
+		return err != nil || r.status < http.StatusInternalServerError, r
+	})
 	if err != nil {
 		return
 	}
