@@ -34,6 +34,7 @@ const (
 // machine is where the processes of a deployment run; nil is the machine that the tests run on.
 type machine struct {
 	netns  *os.File
+	world  *os.File // the network beside it
 	resolv string   // what stands for /etc/resolv.conf; unused with mounts
 	mounts *os.File // the namespace of what is mounted there; nil to make one for every process
 }
@@ -93,6 +94,23 @@ func (m *machine) dialer() func(ctx context.Context, network, addr string) (net.
 	}
 }
 
+// listen opens a port of the machine's.
+func (m *machine) listen(addr string) (ln net.Listener, err error) {
+	err = m.near(func() error {
+		ln, err = net.Listen("tcp", addr)
+		return err
+	})
+	return ln, err
+}
+
+// near calls f with the machine's network.
+func (m *machine) near(f func() error) error {
+	if m == nil {
+		return f()
+	}
+	return within(m.netns, f)
+}
+
 // do calls f on a thread of the machine's.
 func (m *machine) do(f func() error) error {
 	done := make(chan error, 1)
@@ -143,29 +161,28 @@ func newNetwork(t *testing.T) *os.File {
 // newMachine makes a machine and its world, where a web server and a DNS server answer.
 func newMachine(t *testing.T) *machine {
 	t.Helper()
-	m := &machine{netns: newNetwork(t), resolv: filepath.Join(t.TempDir(), "resolv.conf")}
+	m := &machine{netns: newNetwork(t), world: newNetwork(t), resolv: filepath.Join(t.TempDir(), "resolv.conf")}
 	if err := os.WriteFile(m.resolv, []byte("nameserver "+nameserver+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	world := newNetwork(t)
 	err := within(m.netns, func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = "up0"
 		up := netlink.NewVeth(attrs)
-		up.PeerName, up.PeerNamespace = "world0", netlink.NsFd(world.Fd())
+		up.PeerName, up.PeerNamespace = "world0", netlink.NsFd(m.world.Fd())
 		return netlink.LinkAdd(up)
 	})
 	if err == nil {
 		err = addressed(m.netns, "up0", machineAddr+"/24", "10.77.0.2/24")
 	}
 	if err == nil {
-		err = addressed(world, "world0", routerAddr+"/24", webAddr+"/32", web2Addr+"/32", nameserver+"/32", metadataAddr+"/32", privateAddr+"/32")
+		err = addressed(m.world, "world0", routerAddr+"/24", webAddr+"/32", web2Addr+"/32", nameserver+"/32", metadataAddr+"/32", privateAddr+"/32")
 	}
 	if err == nil {
 		err = within(m.netns, func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(routerAddr)}) })
 	}
 	if err == nil {
-		err = within(world, func() error { return serveWorld(t) })
+		err = within(m.world, func() error { return serveWorld(t) })
 	}
 	if err != nil {
 		t.Fatalf("make a machine: %v", err)

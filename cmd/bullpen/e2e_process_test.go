@@ -366,8 +366,11 @@ tls { cert_file: %q, key_file: %q }
 }
 
 // flags say how to reach the server; the password goes by the environment.
-func (b *broker) flags(p *programs) []string {
-	return []string{"--nats", b.url, "--nats-user", natsUser, "--nats-ca", p.cert}
+func (b *broker) flags(p *programs) []string { return b.flagsBy(b.url, p) }
+
+// flagsBy say how to reach the server by another URL.
+func (b *broker) flagsBy(url string, p *programs) []string {
+	return []string{"--nats", url, "--nats-user", natsUser, "--nats-ca", p.cert}
 }
 
 // env has besides the password the directory that processes on this server share for the files of threads, unless a flag says another.
@@ -389,7 +392,14 @@ func (p *programs) newBucket(t *testing.T) *bucket {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bucket{Proxy: server.Proxy(&storagetest.Switch{}), server: server, prefix: rand.Text()}
+	b := &bucket{server: server, prefix: rand.Text()}
+	err = p.machine.near(func() error {
+		b.Proxy = server.Proxy(&storagetest.Switch{})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(b.Close)
 	return b
 }

@@ -51,7 +51,7 @@ func ownWorld() map[string]func(*testing.T, *programs, topology) {
 		"drain": testDrain, "drain-over": testDrainOver, "one-slot": testOneSlot,
 		"webhooks": testWebhooks, "webhooks-killed": testWebhooksKilled, "threads-killed": testThreadsKilled,
 		"network": testNetwork, "store": testStore, "sandbox-images": testSandboxImages, "unfit": testUnfit, "unfit-at-start": testUnfitAtStart,
-		"thread-expiry": testThreadExpiry, "crash-points": testCrashPoints,
+		"thread-expiry": testThreadExpiry, "crash-points": testCrashPoints, "ledger": testLedger,
 	}
 }
 

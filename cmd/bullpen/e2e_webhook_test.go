@@ -385,7 +385,7 @@ func testRedis(t *testing.T, p *programs) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			rec := startReceiver(t)
-			r := startRedis(t)
+			r := startRedis(t, nil)
 			w := newWorld(t, p, topology{}, manySlots, append(rec.flags, "--redis", "redis://"+r.addr)...)
 			w.settings(http.MethodPut, "/v1/webhook", request{"url": rec.url + "/next", "waits": []int{5}})
 			rec.answer(503, 503, 200, 200)
@@ -413,9 +413,9 @@ type redis struct {
 	to     string // the server's address
 }
 
-func startRedis(t *testing.T) *redis {
+func startRedis(t *testing.T, m *machine) *redis {
 	t.Helper()
-	line, err := net.Listen("tcp", "127.0.0.1:0")
+	line, err := m.listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,211 @@
+package main
+
+import (
+	"cmp"
+	"math/rand/v2"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/bullpen-run/bullpen/storage/storagetest"
+)
+
+// fault is something that goes wrong with a deployment. inflict gives what makes it well again and when that is due; nil where it cannot go
+// wrong now, because it has already.
+type fault struct {
+	name    string
+	inflict func(l *ledger, r *rand.Rand) (heal func(), after time.Duration)
+}
+
+// ill is a fault that has not been healed.
+type ill struct {
+	name string
+	harm
+	heal func()
+}
+
+// upTo draws a time.
+func upTo(r *rand.Rand, most time.Duration) time.Duration {
+	return time.Duration(r.Int64N(int64(most)))
+}
+
+// Times that something is wrong. Leases are lost after 10 s without a renewal, and given up by others after 12 s.
+func atOnce(*rand.Rand) time.Duration       { return 0 }
+func soon(r *rand.Rand) time.Duration       { return upTo(r, 4*time.Second) }
+func beforeLost(r *rand.Rand) time.Duration { return time.Second + upTo(r, 8*time.Second) }
+func afterLost(r *rand.Rand) time.Duration {
+	return 12500*time.Millisecond + upTo(r, 2500*time.Millisecond)
+}
+
+// singleFaults are what may go wrong with one process, or one of the services that a deployment stands on, at a time. Kills come most often.
+func (l *ledger) singleFaults() []fault {
+	var all []fault
+	for _, m := range l.members {
+		all = append(all, killed(m, atOnce), killed(m, atOnce), killed(m, soon), frozen(m, beforeLost), frozen(m, afterLost))
+		if m.line != nil {
+			all = append(all,
+				cutOff(m, "cut off", soon, true, false, false), cutOff(m, "cut off for long", afterLost, true, false, false),
+				cutOff(m, "not heard", beforeLost, false, true, false), cutOff(m, "deaf", beforeLost, false, false, true),
+				cutOff(m, "silent for long", afterLost, false, true, true))
+		}
+	}
+	return append(all, redisFaults()...)
+}
+
+// killed kills a process, and starts it again.
+func killed(m *member, after func(*rand.Rand) time.Duration) fault {
+	return fault{m.name + " killed", func(l *ledger, r *rand.Rand) (func(), time.Duration) {
+		if m.harmed {
+			return nil, 0
+		}
+		m.harmed = true
+		m.process.kill()
+		return func() {
+			m.start(l.deployment)
+			m.harmed = false
+		}, after(r)
+	}}
+}
+
+// frozen stops a process, and lets it go on.
+func frozen(m *member, after func(*rand.Rand) time.Duration) fault {
+	return fault{m.name + " frozen", func(_ *ledger, r *rand.Rand) (func(), time.Duration) {
+		if m.harmed {
+			return nil, 0
+		}
+		m.harmed = true
+		m.process.signal(syscall.SIGSTOP)
+		return func() {
+			m.process.signal(syscall.SIGCONT)
+			m.harmed = false
+		}, after(r)
+	}}
+}
+
+// cutOff does something to a process' line to NATS.
+func cutOff(m *member, how string, after func(*rand.Rand) time.Duration, cut, silentTo, silentBack bool) fault {
+	return fault{m.name + " " + how, func(_ *ledger, r *rand.Rand) (func(), time.Duration) {
+		if m.harmed {
+			return nil, 0
+		}
+		m.harmed = true
+		m.line.set(cut, silentTo, silentBack)
+		return func() {
+			m.line.set(false, false, false)
+			m.harmed = false
+		}, after(r)
+	}}
+}
+
+// redisFaults are those of Redis, and of the S3 server.
+func redisFaults() []fault {
+	gone := func(kind storagetest.Fault, name string) fault {
+		return fault{name, func(l *ledger, r *rand.Rand) (func(), time.Duration) {
+			l.store.Set(kind, -1, "", 0)
+			return l.store.Clear, time.Second + soon(r)
+		}}
+	}
+	return []fault{
+		{"Redis killed", func(l *ledger, r *rand.Rand) (func(), time.Duration) {
+			l.redis.server.Close()
+			return func() { l.redis.start(l.t) }, soon(r)
+		}},
+		{"Redis flushed", func(l *ledger, _ *rand.Rand) (func(), time.Duration) {
+			l.redis.server.FlushAll()
+			return func() {}, 0
+		}},
+		{"Redis slow", func(l *ledger, r *rand.Rand) (func(), time.Duration) {
+			l.redis.delay.Store(int64(time.Second))
+			return func() { l.redis.delay.Store(0) }, soon(r)
+		}},
+		gone(storagetest.Reset, "S3 gone"), gone(storagetest.Silent, "S3 silent"), gone(storagetest.Broken, "S3 broken"),
+	}
+}
+
+// between is how many submissions end between two faults.
+const between = 4
+
+// goWrong lets that many faults happen, one after another, each after some submissions have ended since the last. A deck of them all is
+// shuffled and dealt, again and again. In the end all are healed.
+func (l *ledger) goWrong(r *rand.Rand, faults []fault, cycles int) {
+	var ills []ill
+	var deck []fault
+	for range cycles {
+		if !l.pass(&ills, r) {
+			break
+		}
+		for inflicted := false; !inflicted; {
+			if len(deck) == 0 {
+				deck = slices.Clone(faults)
+				r.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
+			}
+			f := deck[0]
+			deck = deck[1:]
+			if slices.ContainsFunc(ills, func(i ill) bool { return i.name == f.name }) {
+				continue
+			}
+			from := l.log.now()
+			heal, after := f.inflict(l, r)
+			if inflicted = heal != nil; inflicted {
+				l.did.add(f.name)
+				l.log.note(faultSubject, "%s, for %s", f.name, after)
+				ills = append(ills, ill{f.name, harm{from, from + after}, heal})
+			}
+		}
+	}
+	for len(ills) > 0 {
+		l.heal(&ills)
+	}
+	l.ready()
+}
+
+// heal waits until the next ill is due to be healed, and heals it.
+func (l *ledger) heal(ills *[]ill) {
+	next := slices.MinFunc(*ills, func(a, b ill) int { return cmp.Compare(a.to, b.to) })
+	rest(l.t.Context(), next.to-l.log.now())
+	next.heal()
+	next.to = l.log.now()
+	l.log.note(faultSubject, "%s: healed", next.name)
+	l.harms = append(l.harms, next.harm)
+	*ills = slices.DeleteFunc(*ills, func(i ill) bool { return i.name == next.name })
+}
+
+// pass waits until some submissions have ended since it was called, and for a moment more, and heals meanwhile what is due. It reports
+// whether they have ended at all.
+func (l *ledger) pass(ills *[]ill, r *rand.Rand) bool {
+	l.mu.Lock()
+	want := l.done + between
+	l.mu.Unlock()
+	moment, patient := upTo(r, time.Second), time.NewTimer(patience)
+	defer patient.Stop()
+	var until <-chan time.Time // the moment's end, from when they have ended
+	for {
+		l.mu.Lock()
+		enough := l.done >= want
+		l.mu.Unlock()
+		if enough && until == nil {
+			until = time.After(moment)
+		}
+		var due <-chan time.Time
+		if len(*ills) > 0 {
+			next := slices.MinFunc(*ills, func(a, b ill) int { return cmp.Compare(a.to, b.to) })
+			due = time.After(next.to - l.log.now())
+		}
+		select {
+		case <-l.moved:
+		case <-due:
+			l.heal(ills)
+		case <-until:
+			return true
+		case <-patient.C:
+			l.violate(faultSubject, "nothing ends any more")
+			return false
+		}
+		for _, m := range l.members {
+			if !m.harmed && m.process.ended() {
+				l.violate(faultSubject, "%s ended by itself:\n%s", m.name, m.process.tail())
+				return false
+			}
+		}
+	}
+}
