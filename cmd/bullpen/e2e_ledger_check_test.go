@@ -60,22 +60,22 @@ func (l *ledger) check() {
 		if len(ran) > 1 {
 			l.violate(s.name, "ran as several executions: %v", ran)
 		}
-		for i, x := range s.ids {
-			l.checkExecution(r, s, x, ran[x.id], i == len(s.ids)-1)
+		for _, x := range s.ids {
+			l.checkExecution(r, s, x, ran[x.id])
 		}
 	})
 	l.checkThreads()
 }
 
-// checkExecution checks one execution, of which the effect was felt that often. The last one of a submission is the one that was answered.
-func (l *ledger) checkExecution(r *rand.Rand, s *submission, x *heard, effects int, last bool) {
+// checkExecution checks one execution, of which the effect was felt that often.
+func (l *ledger) checkExecution(r *rand.Rand, s *submission, x *heard, effects int) {
 	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
 	defer cancel()
 	var rec *record
 	for _, m := range l.gateways(r) {
 		rec = l.get(ctx, m, s, x, 0)
 		if rec == nil { // never stored
-			if effects > 0 || last && s.accepted && !x.withdrawn {
+			if effects > 0 || x.accepted {
 				l.violate(s.name, "%s: it is gone", x.id)
 			}
 			return
@@ -142,7 +142,7 @@ func (l *ledger) checkEnd(s *submission, x *heard, rec *record, effects int) {
 			wrong("it ended well without its last effect")
 		}
 	case proto.CodeExpiredInQueue:
-		if effects > 0 || s.kind.async() && !x.withdrawn {
+		if effects > 0 || s.kind.async() && x.accepted {
 			wrong("it was withdrawn from the queue")
 		}
 	case proto.CodeWorkerLost:
@@ -171,6 +171,7 @@ func (k kind) async() bool {
 // checkOutput reads the output from each gateway, once from the beginning and once from the midst.
 func (l *ledger) checkOutput(ctx context.Context, r *rand.Rand, s *submission, x *heard, rec *record) {
 	replay := &heard{id: x.id, events: maps.Clone(x.events), seen: x.seen[:1]}
+	truncated := false
 	for i, m := range l.gateways(r) {
 		replay.last, replay.gap = 0, false
 		served := i%2 == 1
@@ -187,8 +188,9 @@ func (l *ledger) checkOutput(ctx context.Context, r *rand.Rand, s *submission, x
 			l.violate(s.name, "%s: its output is not told whole by %s", x.id, m.name)
 			return
 		}
+		truncated = truncated || replay.truncated
 	}
-	if rec.OutputTruncated {
+	if truncated {
 		return
 	}
 	var printed strings.Builder

@@ -57,11 +57,13 @@ type submission struct {
 // heard is what a client was told of an execution.
 type heard struct {
 	id        string
+	accepted  bool // that it will run
 	withdrawn bool // that it never ran and will not
 	seen      []seen
 	events    map[int64]string // output, by seq
 	last      int64            // seq of the last event read
 	gap       bool             // between events
+	truncated bool             // the last result event said that events are missing
 }
 
 // seen is an end that was told, and where.
@@ -268,11 +270,14 @@ func (l *ledger) ask(ctx context.Context, r *rand.Rand, s *submission) (known bo
 			s.accepted = false
 			return true
 		}
+		x.accepted = true
 		l.answer(s, x, resp)
 		return true
 	case resp.StatusCode == http.StatusGatewayTimeout || resp.StatusCode == http.StatusInternalServerError:
 		s.unknown = true
-		s.accepted = resp.StatusCode == http.StatusGatewayTimeout && x != nil
+		if resp.StatusCode == http.StatusGatewayTimeout && x != nil {
+			s.accepted, x.accepted = true, true
+		}
 		return s.accepted
 	case resp.StatusCode == http.StatusServiceUnavailable || resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode == http.StatusConflict:
 		if x != nil && resp.StatusCode == http.StatusServiceUnavailable {
@@ -353,6 +358,7 @@ func (l *ledger) event(s *submission, x *heard, by string, e *event) {
 		if (x.gap || e.Seq != x.last+1 && e.Seq != x.last) && !*e.OutputTruncated {
 			l.violate(s.name, "%s: %s: the result is event %d after %d, events are missing before (%v), and that is not told", x.id, by, e.Seq, x.last, x.gap)
 		}
+		x.truncated = *e.OutputTruncated
 		l.observe(s, x, by, endOf(e.Status, e.Result))
 		return
 	}
@@ -407,7 +413,7 @@ func (l *ledger) output(ctx context.Context, m *member, s *submission, x *heard,
 
 // notThere takes in an answer other than 200 about an execution.
 func (l *ledger) notThere(s *submission, x *heard, by string, status int) {
-	if status == http.StatusNotFound && s.accepted && !x.withdrawn {
+	if status == http.StatusNotFound && x.accepted {
 		l.violate(s.name, "%s: %s does not know it", x.id, by)
 	}
 	l.log.note(s.name, "%s: %s: HTTP %d", x.id, by, status)
