@@ -52,6 +52,8 @@ chaos: build s3server ## run 2,000 attacks in random order, kill the sender of w
 	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^webhooks-killed$$' -v -timeout 60m ./cmd/bullpen -kills 100
 	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^threads-killed$$' -v -timeout 60m ./cmd/bullpen -thread-kills 100
 	go test -run '^TestE2E$$/^threads-killed-directory$$' -v -timeout 60m ./cmd/bullpen -thread-kills 100
+	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^ledger$$' -v -timeout 60m ./cmd/bullpen -ledger-cycles 200
+	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^ledger$$' -v -timeout 60m ./cmd/bullpen -ledger-cycles 100 -ledger-points
 
 .PHONY: docs
 docs: init ## write the tables of attacks in docs/sandbox.md from the tests

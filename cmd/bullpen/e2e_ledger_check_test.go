@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -52,6 +53,8 @@ func (l *ledger) settle(ctx context.Context) {
 
 // check holds what was told, by whomever, against what was promised.
 func (l *ledger) check() {
+	webhooks, cancel := context.WithTimeout(l.t.Context(), l.longest)
+	defer cancel()
 	l.each(func(r *rand.Rand, s *submission) {
 		ran := l.effectsOf(s.name)
 		if len(ran) > 0 && !s.unknown && !s.accepted {
@@ -61,14 +64,14 @@ func (l *ledger) check() {
 			l.violate(s.name, "ran as several executions: %v", ran)
 		}
 		for _, x := range s.ids {
-			l.checkExecution(r, s, x, ran[x.id])
+			l.checkExecution(webhooks, r, s, x, ran[x.id])
 		}
 	})
 	l.checkThreads()
 }
 
-// checkExecution checks one execution, of which the effect was felt that often.
-func (l *ledger) checkExecution(r *rand.Rand, s *submission, x *heard, effects int) {
+// checkExecution checks one execution, of which the effect was felt that often. Its webhook is waited for until that context ends.
+func (l *ledger) checkExecution(webhooks context.Context, r *rand.Rand, s *submission, x *heard, effects int) {
 	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
 	defer cancel()
 	var rec *record
@@ -93,7 +96,7 @@ func (l *ledger) checkExecution(r *rand.Rand, s *submission, x *heard, effects i
 	}
 	l.checkOutput(ctx, r, s, x, rec)
 	if s.kind == kindWebhook {
-		l.checkWebhook(ctx, r, s, x)
+		l.checkWebhook(webhooks, r, s, x)
 	}
 }
 
@@ -120,7 +123,7 @@ func (l *ledger) checkEnd(s *submission, x *heard, rec *record, effects int) {
 		l.violate(s.name, "%s: %s: %s, and %d effects", x.id, why, rec, effects)
 	}
 	if effects > rec.Attempt || rec.Attempt > s.attempts {
-		wrong(fmt.Sprintf("it ran more often than %d attempts", s.attempts))
+		wrong(fmt.Sprintf("it ran more often than its record tells, or than the %d attempts it had", s.attempts))
 	}
 	if x.withdrawn && e.Code != string(proto.CodeExpiredInQueue) {
 		wrong("it was withdrawn")
@@ -226,14 +229,17 @@ func (l *ledger) checkPrinted(s *submission, x *heard, rec *record, printed stri
 func (l *ledger) checkWebhook(ctx context.Context, r *rand.Rand, s *submission, x *heard) {
 	var d delivery
 	gateways := l.gateways(r)
-	for d.Status != string(proto.DeliveryDelivered) {
-		if ctx.Err() != nil {
-			l.violate(s.name, "%s: its webhook was not delivered: %+v", x.id, d)
-			return
-		}
-		reply, err := l.by(gateways[0]).try(ctx, http.MethodGet, execution(x.id, "webhook"), nil)
+	for {
+		reply, err := l.by(gateways[0]).try(l.t.Context(), http.MethodGet, execution(x.id, "webhook"), nil)
 		if err == nil && reply.status == http.StatusOK {
-			reply.into(l.t, &d)
+			err = json.Unmarshal(reply.body, &d)
+		}
+		if d.Status == string(proto.DeliveryDelivered) {
+			break
+		}
+		if ctx.Err() != nil {
+			l.violate(s.name, "%s: its webhook was not delivered: %s, %v", x.id, reply, err)
+			return
 		}
 		rest(ctx, 100*time.Millisecond)
 	}

@@ -60,29 +60,27 @@ const (
 
 // deploy starts bullpen on a machine of its own, where each role is a process of its own unless all are one, and returns when it is ready.
 // Every process has a line of its own to the one NATS server.
-func deploy(t *testing.T, p *programs, in topology, args ...string) *deployment {
-	t.Helper()
-	d := newDeployment(t, p, in, args...)
-	if !in.apart {
+func (d *deployment) deploy() {
+	d.t.Helper()
+	if !d.apart {
 		d.add("server", "", roles{true, true, true, true}, "--slots", strconv.Itoa(ledgerSlots))
 		d.start()
-		return d
+		return
 	}
-	b := d.programs.startBroker(t)
-	d.apart(b, func(m *member) {
+	b := d.programs.startBroker(d.t)
+	d.addApart(b, func(m *member) {
 		u, err := url.Parse(b.url)
 		if err != nil {
-			t.Fatal(err)
+			d.t.Fatal(err)
 		}
-		m.line = newLine(t, d.programs.machine, u.Host)
+		m.line = newLine(d.t, d.programs.machine, u.Host)
 		u.Host = m.line.addr
 		m.args = append(m.args, b.flagsBy(u.String(), d.programs)...)
 	})
 	d.start()
-	return d
 }
 
-// newDeployment makes what processes need besides NATS.
+// newDeployment makes what processes need besides NATS, on a machine of its own. args are those of all processes.
 func newDeployment(t *testing.T, p *programs, in topology, args ...string) *deployment {
 	t.Helper()
 	with := *p
@@ -96,8 +94,8 @@ func newDeployment(t *testing.T, p *programs, in topology, args ...string) *depl
 	return d
 }
 
-// apart adds a process for each role, and a second gateway and worker. Each reaches NATS as join has it.
-func (d *deployment) apart(servers natsServers, join func(*member)) {
+// addApart adds a process for each role, and a second gateway and worker. Each reaches NATS as join has it.
+func (d *deployment) addApart(servers natsServers, join func(*member)) {
 	d.env = append(d.env, servers.env()...)
 	for _, m := range []*member{
 		d.add("gateway-1", "gateway", roles{gateway: true}),
@@ -109,6 +107,12 @@ func (d *deployment) apart(servers natsServers, join func(*member)) {
 	} {
 		join(m)
 	}
+}
+
+// member gives the process of that name.
+func (d *deployment) member(name string) *member {
+	i := slices.IndexFunc(d.members, func(m *member) bool { return m.name == name })
+	return d.members[i]
 }
 
 func (d *deployment) add(name, role string, is roles, args ...string) *member {

@@ -18,6 +18,7 @@ import (
 
 var (
 	ledgerSeed   = flag.Uint64("ledger-seed", 0, "what ledgers are drawn with; 0 draws it")
+	ledgerPoints = flag.Bool("ledger-points", false, "whether processes in ledgers die at named points, too; their bullpen is built for it")
 	ledgerCycles = flag.Int("ledger-cycles", 8, "how often something goes wrong in a ledger, in each deployment")
 )
 
@@ -38,6 +39,7 @@ type ledger struct {
 	moved      chan struct{}
 	harms      []harm
 	did        outcomes // faults
+	kinds      []kind   // of the clients
 	// longest is how long accepted executions, and webhooks, may take to end when nothing goes wrong any more.
 	longest time.Duration
 }
@@ -49,7 +51,7 @@ const ledgerThreads = 3
 
 func newLedger(t *testing.T, d *deployment) *ledger {
 	t.Helper()
-	l := &ledger{deployment: d, t: t, seed: *ledgerSeed, log: newEventLog(t), moved: make(chan struct{}, 1), longest: patience}
+	l := &ledger{deployment: d, t: t, seed: *ledgerSeed, log: newEventLog(t), moved: make(chan struct{}, 1), kinds: clientKinds(), longest: patience}
 	if l.seed == 0 {
 		var b [8]byte
 		_, _ = crand.Read(b[:])
@@ -71,11 +73,20 @@ func (d *deployment) setUp() {
 
 // testLedger keeps a ledger while single processes of a deployment fail.
 func testLedger(t *testing.T, p *programs, in topology) {
-	l := newLedger(t, deploy(t, p, in))
-	l.report(l.run(l.singleFaults(), *ledgerCycles))
+	if *ledgerPoints {
+		p = p.faulty(t)
+	}
+	d := newDeployment(t, p, in)
+	d.deploy()
+	l := newLedger(t, d)
+	wrong := l.singleTroubles()
+	if *ledgerPoints {
+		wrong = append(wrong, l.crashes()...)
+	}
+	l.report(l.run(wrong, *ledgerCycles))
 }
 
-// clientKinds are the clients of a ledger.
+// clientKinds are the usual clients of a ledger.
 func clientKinds() []kind {
 	return []kind{
 		kindInline, kindStreaming, kindSSE, kindPolling, kindWebhook, kindThread, kindThread, kindThread, kindCancel, kindLeaving,
@@ -83,7 +94,7 @@ func clientKinds() []kind {
 }
 
 // run has clients submit while something goes wrong again and again, and gives all promises that were broken.
-func (l *ledger) run(faults []fault, cycles int) []violation {
+func (l *ledger) run(wrong []trouble, cycles int) []violation {
 	l.t.Helper()
 	over, finish := context.WithCancel(l.t.Context())
 	hard, stop := context.WithCancel(l.t.Context())
@@ -91,10 +102,10 @@ func (l *ledger) run(faults []fault, cycles int) []violation {
 	defer clients.Wait()
 	defer stop()
 	defer finish()
-	for i, k := range clientKinds() {
+	for i, k := range l.kinds {
 		clients.Go(func() { l.client(over, hard, rand.New(rand.NewPCG(l.seed, uint64(i)+1)), k) })
 	}
-	l.goWrong(rand.New(rand.NewPCG(l.seed, 0)), faults, cycles)
+	l.goWrong(rand.New(rand.NewPCG(l.seed, 0)), wrong, cycles)
 	finish()
 	l.log.note(faultSubject, "all is well, and nothing is submitted any more")
 	defer time.AfterFunc(l.longest, stop).Stop()

@@ -2,22 +2,24 @@ package main
 
 import (
 	"cmp"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"syscall"
 	"time"
 
+	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
-// fault is something that goes wrong with a deployment. inflict gives what makes it well again and when that is due; nil where it cannot go
+// trouble is something that goes wrong with a deployment. inflict gives what makes it well again and when that is due; nil where it cannot go
 // wrong now, because it has already.
-type fault struct {
+type trouble struct {
 	name    string
 	inflict func(l *ledger, r *rand.Rand) (heal func(), after time.Duration)
 }
 
-// ill is a fault that has not been healed.
+// ill is a trouble that has not been healed.
 type ill struct {
 	name string
 	harm
@@ -37,9 +39,9 @@ func afterLost(r *rand.Rand) time.Duration {
 	return 12500*time.Millisecond + upTo(r, 2500*time.Millisecond)
 }
 
-// singleFaults are what may go wrong with one process, or one of the services that a deployment stands on, at a time. Kills come most often.
-func (l *ledger) singleFaults() []fault {
-	var all []fault
+// singleTroubles are what may go wrong with one process, or one of the services that a deployment stands on, at a time. Kills come most often.
+func (l *ledger) singleTroubles() []trouble {
+	var all []trouble
 	for _, m := range l.members {
 		all = append(all, killed(m, atOnce), killed(m, atOnce), killed(m, soon), frozen(m, beforeLost), frozen(m, afterLost))
 		if m.line != nil {
@@ -49,12 +51,12 @@ func (l *ledger) singleFaults() []fault {
 				cutOff(m, "silent for long", afterLost, false, true, true))
 		}
 	}
-	return append(all, redisFaults()...)
+	return append(all, serviceTroubles()...)
 }
 
 // killed kills a process, and starts it again.
-func killed(m *member, after func(*rand.Rand) time.Duration) fault {
-	return fault{m.name + " killed", func(l *ledger, r *rand.Rand) (func(), time.Duration) {
+func killed(m *member, after func(*rand.Rand) time.Duration) trouble {
+	return trouble{m.name + " killed", func(l *ledger, r *rand.Rand) (func(), time.Duration) {
 		if m.harmed {
 			return nil, 0
 		}
@@ -68,8 +70,8 @@ func killed(m *member, after func(*rand.Rand) time.Duration) fault {
 }
 
 // frozen stops a process, and lets it go on.
-func frozen(m *member, after func(*rand.Rand) time.Duration) fault {
-	return fault{m.name + " frozen", func(_ *ledger, r *rand.Rand) (func(), time.Duration) {
+func frozen(m *member, after func(*rand.Rand) time.Duration) trouble {
+	return trouble{m.name + " frozen", func(_ *ledger, r *rand.Rand) (func(), time.Duration) {
 		if m.harmed {
 			return nil, 0
 		}
@@ -82,9 +84,42 @@ func frozen(m *member, after func(*rand.Rand) time.Duration) fault {
 	}}
 }
 
+// crashes are deaths of processes at each point at which they can be told to die, if they ever pass it.
+func (l *ledger) crashes() []trouble {
+	var all []trouble
+	for _, point := range fault.Points() {
+		for _, m := range l.members {
+			all = append(all, crashed(m, point))
+		}
+	}
+	return all
+}
+
+// crashed has a process begin anew, to die at a point, and then once more.
+func crashed(m *member, point fault.Point) trouble {
+	return trouble{m.name + " " + string(point), func(l *ledger, r *rand.Rand) (func(), time.Duration) {
+		if m.harmed {
+			return nil, 0
+		}
+		m.harmed = true
+		m.process.kill()
+		m.env = []string{fmt.Sprintf("BULLPEN_CRASH_AT=%s:%d", point, 1+r.IntN(3))}
+		m.start(l.deployment)
+		m.env = nil
+		return func() {
+			if m.process.ended() {
+				l.did.add("died at " + string(point))
+			}
+			m.process.kill()
+			m.start(l.deployment)
+			m.harmed = false
+		}, time.Second + soon(r)
+	}}
+}
+
 // cutOff does something to a process' line to NATS.
-func cutOff(m *member, how string, after func(*rand.Rand) time.Duration, cut, silentTo, silentBack bool) fault {
-	return fault{m.name + " " + how, func(_ *ledger, r *rand.Rand) (func(), time.Duration) {
+func cutOff(m *member, how string, after func(*rand.Rand) time.Duration, cut, silentTo, silentBack bool) trouble {
+	return trouble{m.name + " " + how, func(_ *ledger, r *rand.Rand) (func(), time.Duration) {
 		if m.harmed {
 			return nil, 0
 		}
@@ -97,15 +132,15 @@ func cutOff(m *member, how string, after func(*rand.Rand) time.Duration, cut, si
 	}}
 }
 
-// redisFaults are those of Redis, and of the S3 server.
-func redisFaults() []fault {
-	gone := func(kind storagetest.Fault, name string) fault {
-		return fault{name, func(l *ledger, r *rand.Rand) (func(), time.Duration) {
+// serviceTroubles are those of Redis, and of the S3 server.
+func serviceTroubles() []trouble {
+	gone := func(kind storagetest.Fault, name string) trouble {
+		return trouble{name, func(l *ledger, r *rand.Rand) (func(), time.Duration) {
 			l.store.Set(kind, -1, "", 0)
 			return l.store.Clear, time.Second + soon(r)
 		}}
 	}
-	return []fault{
+	return []trouble{
 		{"Redis killed", func(l *ledger, r *rand.Rand) (func(), time.Duration) {
 			l.redis.server.Close()
 			return func() { l.redis.start(l.t) }, soon(r)
@@ -122,21 +157,21 @@ func redisFaults() []fault {
 	}
 }
 
-// between is how many submissions end between two faults.
+// between is how many submissions end between two troubles.
 const between = 4
 
-// goWrong lets that many faults happen, one after another, each after some submissions have ended since the last. A deck of them all is
+// goWrong lets that many troubles come, one after another, each after some submissions have ended since the last. A deck of them all is
 // shuffled and dealt, again and again. In the end all are healed.
-func (l *ledger) goWrong(r *rand.Rand, faults []fault, cycles int) {
+func (l *ledger) goWrong(r *rand.Rand, wrong []trouble, cycles int) {
 	var ills []ill
-	var deck []fault
+	var deck []trouble
 	for range cycles {
 		if !l.pass(&ills, r) {
 			break
 		}
 		for inflicted := false; !inflicted; {
 			if len(deck) == 0 {
-				deck = slices.Clone(faults)
+				deck = slices.Clone(wrong)
 				r.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
 			}
 			f := deck[0]
