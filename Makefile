@@ -47,7 +47,7 @@ test-v2: build ## run the tests of jails in a virtual machine with Debian 12 and
 	deploy/test-v2.sh
 
 .PHONY: chaos
-chaos: build s3server ## run 2,000 attacks in random order, kill the sender of webhooks 200 times and workers with threads 300 times; as root
+chaos: build s3server ## run 2,000 attacks in random order, kill the sender of webhooks 200 times and workers with threads 300 times, and keep ledgers through 600 troubles; as root
 	go test -run '^TestChaos$$' -v -timeout 60m ./worker/jail/nsjail -chaos 2000
 	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^webhooks-killed$$' -v -timeout 60m ./cmd/bullpen -kills 100
 	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^threads-killed$$' -v -timeout 60m ./cmd/bullpen -thread-kills 100

@@ -217,11 +217,13 @@ func (l *ledger) checkPrinted(s *submission, x *heard, rec *record, printed stri
 	if printed != "" {
 		lines = strings.Split(strings.TrimSuffix(printed, "\n"), "\n")
 	}
-	for n := 0; len(lines) > 0; lines = lines[n:] {
-		if n = s.matches(lines); n == 0 {
+	for len(lines) > 0 {
+		n := s.matches(lines)
+		if n == 0 {
 			l.violate(s.name, "%s: its events print %q, which is not what its attempts print", x.id, printed)
 			return
 		}
+		lines = lines[n:]
 	}
 }
 

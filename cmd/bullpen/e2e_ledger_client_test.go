@@ -262,27 +262,27 @@ func (l *ledger) ask(ctx context.Context, r *rand.Rand, s *submission) (known bo
 	if id := resp.Header.Get("X-Trace-Id"); id != "" {
 		x = s.meet(id)
 	}
-	switch {
-	case resp.StatusCode == http.StatusOK || resp.StatusCode == http.StatusAccepted:
-		s.accepted = true
+	switch resp.StatusCode {
+	case http.StatusOK, http.StatusAccepted:
 		if x == nil {
 			l.violate(s.name, "accepted without an id")
-			s.accepted = false
 			return true
 		}
-		x.accepted = true
+		s.accepted, x.accepted = true, true
 		l.answer(s, x, resp)
 		return true
-	case resp.StatusCode == http.StatusGatewayTimeout || resp.StatusCode == http.StatusInternalServerError:
+	case http.StatusGatewayTimeout, http.StatusInternalServerError:
 		s.unknown = true
 		if resp.StatusCode == http.StatusGatewayTimeout && x != nil {
 			s.accepted, x.accepted = true, true
 		}
 		return s.accepted
-	case resp.StatusCode == http.StatusServiceUnavailable || resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode == http.StatusConflict:
-		if x != nil && resp.StatusCode == http.StatusServiceUnavailable {
+	case http.StatusServiceUnavailable:
+		if x != nil {
 			x.withdrawn = true
 		}
+		return false
+	case http.StatusTooManyRequests, http.StatusConflict:
 		return false
 	default:
 		body, _ := bufio.NewReader(resp.Body).ReadString('\n')

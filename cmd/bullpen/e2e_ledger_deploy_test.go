@@ -25,6 +25,7 @@ type deployment struct {
 	members  []*member
 	store    *bucket
 	redis    *redis
+	broker   *broker  // nil where NATS is inside the process, or is not one server
 	args     []string // of every process
 	env      []string
 }
@@ -68,6 +69,8 @@ func (d *deployment) deploy() {
 		return
 	}
 	b := d.programs.startBroker(d.t)
+	d.broker = b
+	d.t.Cleanup(func() { d.broker.signal(syscall.SIGCONT) }) // it is to end
 	d.addApart(b, func(m *member) {
 		u, err := url.Parse(b.url)
 		if err != nil {

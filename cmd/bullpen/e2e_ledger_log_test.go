@@ -18,7 +18,7 @@ type eventLog struct {
 	entries []entry
 }
 
-// entry is one event. Its subject is the name of a submission, of a process, or of a fault.
+// entry is one event. Its subject is the name of a submission or a thread, or troubleSubject.
 type entry struct {
 	at            time.Duration
 	subject, text string
@@ -77,15 +77,15 @@ func (l *eventLog) of(subject string) string {
 	}
 	var text strings.Builder
 	for _, e := range l.entries {
-		if e.subject == subject || e.subject == faultSubject && e.at >= first-30*time.Second && e.at <= last {
+		if e.subject == subject || e.subject == troubleSubject && e.at >= first-30*time.Second && e.at <= last {
 			_, _ = fmt.Fprintln(&text, e)
 		}
 	}
 	return text.String()
 }
 
-// faultSubject is the subject of what happens to the deployment.
-const faultSubject = "FAULT"
+// troubleSubject is the subject of what goes wrong with the deployment.
+const troubleSubject = "TROUBLE"
 
 // violation is a promise that was broken.
 type violation struct {

@@ -38,7 +38,7 @@ type ledger struct {
 	done       int // submissions of which clients were told the end
 	moved      chan struct{}
 	harms      []harm
-	did        outcomes // faults
+	did        outcomes // troubles
 	kinds      []kind   // of the clients
 	// longest is how long accepted executions, and webhooks, may take to end when nothing goes wrong any more.
 	longest time.Duration
@@ -107,7 +107,7 @@ func (l *ledger) run(wrong []trouble, cycles int) []violation {
 	}
 	l.goWrong(rand.New(rand.NewPCG(l.seed, 0)), wrong, cycles)
 	finish()
-	l.log.note(faultSubject, "all is well, and nothing is submitted any more")
+	l.log.note(troubleSubject, "all is well, and nothing is submitted any more")
 	defer time.AfterFunc(l.longest, stop).Stop()
 	clients.Wait()
 	l.settle(hard)

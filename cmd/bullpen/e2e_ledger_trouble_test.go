@@ -43,7 +43,7 @@ func afterLost(r *rand.Rand) time.Duration {
 func (l *ledger) singleTroubles() []trouble {
 	var all []trouble
 	for _, m := range l.members {
-		all = append(all, killed(m, atOnce), killed(m, atOnce), killed(m, soon), frozen(m, beforeLost), frozen(m, afterLost))
+		all = append(all, killed(m, atOnce), killed(m, atOnce), killed(m, soon), stopped(m), frozen(m, beforeLost), frozen(m, afterLost))
 		if m.line != nil {
 			all = append(all,
 				cutOff(m, "cut off", soon, true, false, false), cutOff(m, "cut off for long", afterLost, true, false, false),
@@ -51,7 +51,32 @@ func (l *ledger) singleTroubles() []trouble {
 				cutOff(m, "silent for long", afterLost, false, true, true))
 		}
 	}
+	if l.broker != nil {
+		all = append(all, l.brokerTroubles()...)
+	}
 	return append(all, serviceTroubles()...)
+}
+
+// brokerTroubles are those of a NATS server that all share.
+func (l *ledger) brokerTroubles() []trouble {
+	harmed := false // one of them is going on
+	only := func(name string, inflict, heal func(), after func(*rand.Rand) time.Duration) trouble {
+		return trouble{name, func(_ *ledger, r *rand.Rand) (func(), time.Duration) {
+			if harmed {
+				return nil, 0
+			}
+			harmed = true
+			inflict()
+			return func() {
+				heal()
+				harmed = false
+			}, after(r)
+		}}
+	}
+	return []trouble{
+		only("NATS killed", func() { l.broker.kill() }, func() { l.broker.restart(l.t, l.programs) }, soon),
+		only("NATS frozen", func() { l.broker.signal(syscall.SIGSTOP) }, func() { l.broker.signal(syscall.SIGCONT) }, beforeLost),
+	}
 }
 
 // killed kills a process, and starts it again.
@@ -66,6 +91,22 @@ func killed(m *member, after func(*rand.Rand) time.Duration) trouble {
 			m.start(l.deployment)
 			m.harmed = false
 		}, after(r)
+	}}
+}
+
+// stopped ends a process in order, and starts it again when it has.
+func stopped(m *member) trouble {
+	return trouble{m.name + " stopped", func(l *ledger, r *rand.Rand) (func(), time.Duration) {
+		if m.harmed {
+			return nil, 0
+		}
+		m.harmed = true
+		m.process.signal(syscall.SIGTERM)
+		return func() {
+			m.process.exitCode(l.t) // says what else went wrong meanwhile
+			m.start(l.deployment)
+			m.harmed = false
+		}, soon(r)
 	}}
 }
 
@@ -183,7 +224,7 @@ func (l *ledger) goWrong(r *rand.Rand, wrong []trouble, cycles int) {
 			heal, after := f.inflict(l, r)
 			if inflicted = heal != nil; inflicted {
 				l.did.add(f.name)
-				l.log.note(faultSubject, "%s, for %s", f.name, after)
+				l.log.note(troubleSubject, "%s, for %s", f.name, after)
 				ills = append(ills, ill{f.name, harm{from, from + after}, heal})
 			}
 		}
@@ -200,7 +241,7 @@ func (l *ledger) heal(ills *[]ill) {
 	rest(l.t.Context(), next.to-l.log.now())
 	next.heal()
 	next.to = l.log.now()
-	l.log.note(faultSubject, "%s: healed", next.name)
+	l.log.note(troubleSubject, "%s: healed", next.name)
 	l.harms = append(l.harms, next.harm)
 	*ills = slices.DeleteFunc(*ills, func(i ill) bool { return i.name == next.name })
 }
@@ -233,12 +274,12 @@ func (l *ledger) pass(ills *[]ill, r *rand.Rand) bool {
 		case <-until:
 			return true
 		case <-patient.C:
-			l.violate(faultSubject, "nothing ends any more")
+			l.violate(troubleSubject, "nothing ends any more")
 			return false
 		}
 		for _, m := range l.members {
 			if !m.harmed && m.process.ended() {
-				l.violate(faultSubject, "%s ended by itself:\n%s", m.name, m.process.tail())
+				l.violate(troubleSubject, "%s ended by itself:\n%s", m.name, m.process.tail())
 				return false
 			}
 		}
