@@ -5,14 +5,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/http"
+	"net/http/httptrace"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -248,11 +248,12 @@ func (l *ledger) ask(ctx context.Context, r *rand.Rand, s *submission) (known bo
 	defer cancel()
 	m := l.gateways(r)[0]
 	l.log.note(s.name, "is sent to %s", m.name)
+	// A request with a key is sent again by net/http where its connection breaks: what comes of it in the end does not tell of the first.
+	var sent atomic.Int32
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { sent.Add(1) }})
 	resp, err := l.by(m).open(ctx, http.MethodPost, executePath, s.body(), s.headers()...)
+	s.unknown = s.unknown || sent.Load() > 1 || err != nil && sent.Load() > 0
 	if err != nil {
-		if op, ok := errors.AsType[*net.OpError](err); !ok || op.Op != "dial" {
-			s.unknown = true
-		}
 		l.log.note(s.name, "no answer: %v", err)
 		return false
 	}
