@@ -33,7 +33,7 @@ const (
 	storeBytes = 256 << 20
 )
 
-// cluster is three NATS servers, each on a machine of its own, that are joined by one network. bullpen's processes run where the tests do
+// cluster is three NATS servers, each on a machine of its own, that are joined by one network. bullpen's processes run where the programs do
 // and reach each node by an address there, behind which the bytes go over that network.
 type cluster struct {
 	programs *programs
@@ -82,7 +82,8 @@ func (p *programs) startCluster(t *testing.T) *cluster {
 		n.listens(t)
 	}
 	opts := []nats.Option{nats.RootCAs(p.cert), nats.MaxReconnects(-1), nats.ReconnectWait(100 * time.Millisecond), nats.PingInterval(time.Second),
-		nats.Timeout(time.Second), nats.IgnoreDiscoveredServers()}
+		nats.Timeout(time.Second), nats.IgnoreDiscoveredServers(),
+		nats.SetCustomDialer(p.machine)}
 	c.system, err = nats.Connect(c.urls(), append(opts, nats.UserInfo(natsSystem, natsPassword))...)
 	if err != nil {
 		t.Fatal(err)
@@ -171,9 +172,9 @@ func newDisk(dir string, size int) (mounts *os.File, err error) {
 	return mounts, <-done
 }
 
-// serve gives the node an address where the tests are, and carries every connection that comes there over the network to the node.
+// serve gives the node an address where bullpen's processes are, and carries every connection that comes there over the network to the node.
 func (n *natsNode) serve(t *testing.T) (string, error) {
-	line, err := net.Listen("tcp", "127.0.0.1:0")
+	line, err := n.cluster.programs.machine.listen("127.0.0.1:0")
 	if err != nil {
 		return "", err
 	}

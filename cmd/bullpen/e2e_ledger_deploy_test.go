@@ -25,7 +25,8 @@ type deployment struct {
 	members  []*member
 	store    *bucket
 	redis    *redis
-	broker   *broker  // nil where NATS is inside the process, or is not one server
+	broker   *broker  // nil where NATS is inside the process, or a cluster
+	cluster  *cluster // nil where there is none
 	args     []string // of every process
 	env      []string
 }
@@ -47,12 +48,6 @@ type member struct {
 // roles are the parts that a member plays.
 type roles struct{ gateway, worker, scheduler, webhook bool }
 
-// natsServers are what the processes of a deployment reach NATS by.
-type natsServers interface {
-	flags(p *programs) []string
-	env() []string
-}
-
 const (
 	ledgerSlots = 4 // of each worker
 	// maxWebhookWait is how long a webhook of a ledger waits for another attempt, seconds.
@@ -60,18 +55,28 @@ const (
 )
 
 // deploy starts bullpen on a machine of its own, where each role is a process of its own unless all are one, and returns when it is ready.
-// Every process has a line of its own to the one NATS server.
+// Every process has a line of its own to the one NATS server, where it is one.
 func (d *deployment) deploy() {
 	d.t.Helper()
-	if !d.apart {
+	switch {
+	case d.clustered:
+		d.cluster = d.programs.startCluster(d.t)
+		d.addApart(d.cluster.env(), func(m *member) { m.args = append(m.args, d.cluster.flags()...) })
+	case d.apart:
+		d.lined()
+	default:
 		d.add("server", "", roles{true, true, true, true}, "--slots", strconv.Itoa(ledgerSlots))
-		d.start()
-		return
 	}
+	d.start()
+}
+
+// lined adds processes with lines to a NATS server.
+func (d *deployment) lined() {
+	d.t.Helper()
 	b := d.programs.startBroker(d.t)
 	d.broker = b
 	d.t.Cleanup(func() { d.broker.signal(syscall.SIGCONT) }) // it is to end
-	d.addApart(b, func(m *member) {
+	d.addApart(b.env(), func(m *member) {
 		u, err := url.Parse(b.url)
 		if err != nil {
 			d.t.Fatal(err)
@@ -80,7 +85,6 @@ func (d *deployment) deploy() {
 		u.Host = m.line.addr
 		m.args = append(m.args, b.flagsBy(u.String(), d.programs)...)
 	})
-	d.start()
 }
 
 // newDeployment makes what processes need besides NATS, on a machine of its own. args are those of all processes.
@@ -98,8 +102,8 @@ func newDeployment(t *testing.T, p *programs, in topology, args ...string) *depl
 }
 
 // addApart adds a process for each role, and a second gateway and worker. Each reaches NATS as join has it.
-func (d *deployment) addApart(servers natsServers, join func(*member)) {
-	d.env = append(d.env, servers.env()...)
+func (d *deployment) addApart(env []string, join func(*member)) {
+	d.env = append(d.env, env...)
 	for _, m := range []*member{
 		d.add("gateway-1", "gateway", roles{gateway: true}),
 		d.add("gateway-2", "gateway", roles{gateway: true}),
@@ -130,11 +134,15 @@ func (d *deployment) add(name, role string, is roles, args ...string) *member {
 // start starts all members, and returns when executions are taken and run.
 func (d *deployment) start() {
 	d.t.Helper()
-	var began sync.WaitGroup
-	for _, m := range d.members {
-		began.Go(func() { m.start(d) })
+	for i, m := range d.members {
+		m.start(d)
+		if i == 0 { // it makes the streams, which others would make at the same time
+			eventually(d.t, m.name+" leads", func() (bool, any) {
+				_, leads := m.process.said(d.t, "dispatcher leads")
+				return leads, string(m.process.tail())
+			})
+		}
 	}
-	began.Wait()
 	d.ready()
 }
 

@@ -54,13 +54,16 @@ func (l *ledger) singleTroubles() []trouble {
 	if l.broker != nil {
 		all = append(all, l.brokerTroubles()...)
 	}
+	if l.cluster != nil {
+		all = append(all, l.clusterTroubles()...)
+	}
 	return append(all, serviceTroubles()...)
 }
 
-// brokerTroubles are those of a NATS server that all share.
-func (l *ledger) brokerTroubles() []trouble {
-	harmed := false // one of them is going on
-	only := func(name string, inflict, heal func(), after func(*rand.Rand) time.Duration) trouble {
+// alone makes troubles of which one goes on at a time.
+func alone() func(name string, inflict, heal func(), after func(*rand.Rand) time.Duration) trouble {
+	harmed := false
+	return func(name string, inflict, heal func(), after func(*rand.Rand) time.Duration) trouble {
 		return trouble{name, func(_ *ledger, r *rand.Rand) (func(), time.Duration) {
 			if harmed {
 				return nil, 0
@@ -73,10 +76,47 @@ func (l *ledger) brokerTroubles() []trouble {
 			}, after(r)
 		}}
 	}
+}
+
+// brokerTroubles are those of a NATS server that all share.
+func (l *ledger) brokerTroubles() []trouble {
+	only := alone()
 	return []trouble{
 		only("NATS killed", func() { l.broker.kill() }, func() { l.broker.restart(l.t, l.programs) }, soon),
 		only("NATS frozen", func() { l.broker.signal(syscall.SIGSTOP) }, func() { l.broker.signal(syscall.SIGCONT) }, beforeLost),
 	}
+}
+
+// clusterTroubles are those of a cluster's nodes, one at a time, each when all have all that is stored. The node that leads most of what is
+// asked for suffers most often.
+func (l *ledger) clusterTroubles() []trouble {
+	only, c, t := alone(), l.cluster, l.t
+	var n *natsNode // that suffers
+	var all []trouble
+	for i := range clusterNodes {
+		node := func(name string, inflict, heal func(), after func(*rand.Rand) time.Duration) {
+			all = append(all, only(fmt.Sprintf("node %d %s", i+1, name), func() {
+				c.whole(t)
+				n = c.nodes[i]
+				if i == 0 {
+					n = c.leader(t, "BULLPEN_EXECS")
+				}
+				inflict()
+			}, func() {
+				heal()
+				c.whole(t)
+			}, after))
+		}
+		node("killed", func() { n.kill() }, func() { n.start(t) }, atOnce)
+		node("killed for a while", func() { n.kill() }, func() { n.start(t) }, beforeLost)
+		node("stopped", func() { n.stop(t) }, func() { n.start(t) }, atOnce)
+		node("frozen", func() { n.freeze() }, func() { n.thaw() }, beforeLost)
+		node("cut off", func() { n.cut(t) }, func() { n.heal(t) }, beforeLost)
+		node("not heard", func() { n.mute(t) }, func() { n.heal(t) }, beforeLost)
+		node("deaf", func() { n.deafen(t) }, func() { n.heal(t) }, beforeLost)
+		node("replaced", func() { n.replace(t) }, func() {}, atOnce)
+	}
+	return all
 }
 
 // killed kills a process, and starts it again.

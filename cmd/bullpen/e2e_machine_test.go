@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 	"github.com/vishvananda/netlink"
@@ -92,6 +93,15 @@ func (m *machine) dialer() func(ctx context.Context, network, addr string) (net.
 		})
 		return conn, err
 	}
+}
+
+// Dial connects from the machine.
+func (m *machine) Dial(network, addr string) (conn net.Conn, err error) {
+	err = m.near(func() error {
+		conn, err = net.DialTimeout(network, addr, time.Second)
+		return err
+	})
+	return conn, err
 }
 
 // listen opens a port of the machine's.

@@ -36,7 +36,7 @@ func TestE2E(t *testing.T) {
 		"worker-first": testWorkerFirst, "credentials": testCredentials, "image": testImage, "redis": testRedis, "no-nsjail": testNoNsjail,
 		"overload":         testOverload,
 		"thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
-		"no-faults": testNoFaults, "ledger-bites": testLedgerBites,
+		"no-faults": testNoFaults, "ledger-bites": testLedgerBites, "ledger-cluster": func(t *testing.T, p *programs) { testLedger(t, p, onCluster()) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
