@@ -55,7 +55,18 @@ func (f *follower) copy(ctx context.Context) error {
 
 // write sends a batch at once.
 func (f *follower) write(batch proto.Batch) error {
-	out := bufio.NewWriterSize(f.w, 32<<10) // lines are short and many; longer ones pass through it without a copy
+	if batch.Result == nil && !f.sse {
+		if _, err := f.w.Write(batch.Lines); err != nil {
+			return err
+		}
+		return f.w.FlushError()
+	}
+	// Lines are short and many; longer ones pass through it without a copy. A stream on which little happens needs little.
+	size := 32 << 10
+	if batch.Result == nil {
+		size = min(size, 2*len(batch.Lines))
+	}
+	out := bufio.NewWriterSize(f.w, size)
 	if err := f.writeLines(out, batch); err != nil {
 		return err
 	}

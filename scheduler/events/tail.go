@@ -21,8 +21,12 @@ import (
 )
 
 const (
-	liveMessages = 32 // buffered for one reader; one that is slower reads the rest from the stream
-	lookEvery    = time.Second
+	// liveMessages are buffered for one reader, 1 MiB of them at most; one that is slower reads the rest from the stream.
+	liveMessages = 8
+	// lookEvery is how long a reader waits for news before it looks itself, in case a notice was lost. While nothing happens it waits
+	// twice as long each time, up to lookMost: many may read what says nothing for long.
+	lookEvery = time.Second
+	lookMost  = 5 * time.Second
 	readTimeout  = 5 * time.Second
 	// heldOutput is how many bytes of a result's output a reader holds while it reads events: larger ones are read again at the end,
 	// since many may read slowly.
@@ -77,6 +81,7 @@ type Tail struct {
 	from    uint64 // where the stream is read on
 	dropped int    // live messages that overflowed the buffer
 	behind  bool   // the stream may hold events that were not given out
+	looked  int    // how often in a row the reader has looked and there was nothing
 	ended   bool
 	// connection is the one that live messages come over, counted by reconnections: between two of them messages were missed.
 	connection uint64
@@ -125,12 +130,13 @@ func (t *Tail) await(ctx context.Context) (proto.Batch, error) {
 		t.behind = true
 		return proto.Batch{}, nil
 	}
-	look := time.NewTimer(lookEvery)
+	look := time.NewTimer(min(lookEvery<<t.looked, lookMost))
 	defer look.Stop()
 	select {
 	case <-ctx.Done():
 		return proto.Batch{}, context.Cause(ctx)
 	case m := <-t.live:
+		t.looked = 0
 		if m.Subject == stream.Done(t.id) {
 			if rec, err := proto.DecodeRecord(t.id, m.Data); err == nil {
 				t.adopt(rec.Told())
@@ -148,6 +154,9 @@ func (t *Tail) await(ctx context.Context) (proto.Batch, error) {
 		}
 		return t.give(p), nil
 	case <-look.C:
+		if lookEvery<<t.looked < lookMost {
+			t.looked++
+		}
 		return proto.Batch{}, t.refresh(ctx)
 	}
 }
