@@ -34,7 +34,7 @@ func TestE2E(t *testing.T) {
 		"cluster": testCluster, "data-lock": testDataLock, "drain-async": testDrainAsync, "no-worker": testNoWorker, "two-gateways": testTwoGateways,
 		"threads-killed-directory": testThreadsKilledDirectory, "threads-store-fails": testThreadsStoreFails, "threads-frozen": testThreadsFrozen,
 		"worker-first": testWorkerFirst, "credentials": testCredentials, "image": testImage, "redis": testRedis, "no-nsjail": testNoNsjail,
-		"overload":         testOverload,
+		"overload": testOverload, "idle-streams": testIdleStreams, "slow-reader": testSlowReader,
 		"thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
 		"no-faults": testNoFaults, "ledger-bites": testLedgerBites, "ledger-cluster": func(t *testing.T, p *programs) { testLedger(t, p, onCluster()) },
 	} {
