@@ -23,6 +23,9 @@ const (
 	targetRestoreMB    = 150
 	targetForkMS       = 10
 	targetLargeMB      = 200
+
+	targetSubmitsPerSec = 1500
+	targetStreamsMB     = 100
 )
 
 // figure is something measured beside what it should be.
@@ -93,7 +96,8 @@ func (r *report) figures() []figure {
 		all = append(all, f.is(t.BullpenMB, met, withErrors(note, t.Bullpen)))
 	}
 	all = append(all, r.timeoutFigure(), r.memoryFigure())
-	return append(append(all, r.Webhooks.figures()...), r.Threads.figures()...)
+	all = append(append(all, r.Webhooks.figures()...), r.Threads.figures()...)
+	return append(all, r.Pressure.figures()...)
 }
 
 // figures are those of webhooks; w is nil where they were not measured.

@@ -50,6 +50,7 @@ type report struct {
 	Timeouts        *summary     `json:"timeouts_late"` // milliseconds after the timeout that programs had ended
 	Webhooks        *webhooks    `json:"webhooks"`
 	Threads         *threads     `json:"threads"`
+	Pressure        *pressure    `json:"pressure"`
 	Memory          *memory      `json:"memory"`
 	Figures         []figure     `json:"figures"`
 }
@@ -123,6 +124,12 @@ func measure(ctx context.Context, t *target, o options, dir string, progress io.
 	if t.pid != 0 {
 		_, _ = fmt.Fprintln(progress, "threads …")
 		if r.Threads, err = measureThreads(ctx, o.server, dir, o.quick); err != nil {
+			return nil, err
+		}
+	}
+	if t.pid != 0 {
+		_, _ = fmt.Fprintln(progress, "submissions and idle streams …")
+		if r.Pressure, err = measurePressure(ctx, o.server, dir, o.quick, submitSides*o.duration); err != nil {
 			return nil, err
 		}
 	}

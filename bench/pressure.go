@@ -1,0 +1,146 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// How a server under pressure is measured: its only slot is taken, so that what is submitted is stored and stays queued.
+const (
+	submitters      = 32
+	idleStreams     = 1000
+	submitSides     = 2 // of the time for a side of a cell
+	holdSeconds     = 3600
+	typeNDJSON      = "application/x-ndjson"
+	streamsWatched  = 20 * time.Second // the server writes to idle streams every 15 s
+	quickStreamWait = 2 * time.Second
+)
+
+// pressure is what was measured of a server with more work than slots.
+type pressure struct {
+	Submissions *summary `json:"submissions_ms"` // asynchronous ones, each until it was accepted, by that many callers
+	PerSecond   float64  `json:"accepted_per_second"`
+	Streams     int      `json:"idle_streams"`
+	StreamsMB   float64  `json:"idle_streams_mb"` // what they added to the server's memory
+}
+
+// measurePressure measures on a server of its own, with its data in dir.
+func measurePressure(ctx context.Context, program, dir string, quick bool, d time.Duration) (*pressure, error) {
+	here := filepath.Join(dir, "pressure")
+	if err := os.MkdirAll(here, 0o700); err != nil {
+		return nil, fmt.Errorf("make the data directory: %w", err)
+	}
+	t, err := startServer(ctx, program, here, "BULLPEN_SLOTS=1", "BULLPEN_MEMORY=2GiB", "BULLPEN_DRAIN=100ms")
+	if err != nil {
+		return nil, err
+	}
+	m := &pressure{Streams: idleStreams}
+	err = func() error {
+		if err := t.ready(ctx); err != nil {
+			return err
+		}
+		body, err := request(proto.Bash, fmt.Sprintf("sleep %d", holdSeconds), holdSeconds)
+		if err != nil {
+			return err
+		}
+		id, err := t.submit(ctx, body)
+		if err != nil {
+			return err
+		}
+		wait := streamsWatched
+		if quick {
+			wait = quickStreamWait
+		}
+		if m.StreamsMB, err = t.idle(ctx, id, wait); err != nil {
+			return err
+		}
+		var s series
+		s.block(ctx, d, submitters, func(ctx context.Context) (sample, error) {
+			id, err := t.submit(ctx, body)
+			return sample{id: id}, err
+		})
+		m.Submissions = s.summary()
+		m.PerSecond = float64(len(s.samples)) / s.elapsed.Seconds()
+		return nil
+	}()
+	if err = errors.Join(err, t.close()); err != nil {
+		return nil, fmt.Errorf("measure a server under pressure: %w", err)
+	}
+	return m, nil
+}
+
+// submit submits a program asynchronously and gives the id that it was accepted under.
+func (a *api) submit(ctx context.Context, body []byte) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.url+executePath, bytes.NewReader(body))
+	if err != nil {
+		return "", err
+	}
+	req.Header.Set("Authorization", "Bearer "+a.key)
+	req.Header.Set("Prefer", "respond-async")
+	resp, err := a.http.Do(req)
+	if err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(resp.Body)
+	if err = errors.Join(err, resp.Body.Close()); err != nil {
+		return "", err
+	}
+	if resp.StatusCode != http.StatusAccepted {
+		return "", fmt.Errorf("submit: HTTP %d: %s", resp.StatusCode, bytes.TrimSpace(text))
+	}
+	return resp.Header.Get("X-Trace-Id"), nil
+}
+
+// idle opens streams of an execution that prints nothing, and gives what they add to the server's memory, in MB, at most while it waits.
+func (t *target) idle(ctx context.Context, id string, wait time.Duration) (float64, error) {
+	ctx, stop := context.WithCancel(ctx)
+	memory := watchMemory(t.pid)
+	err := each(idleStreams, func(int) error {
+		resp, err := t.do(ctx, http.MethodGet, "/v1/executions/"+id+"/output", typeNDJSON, nil)
+		if err != nil {
+			return err
+		}
+		context.AfterFunc(ctx, func() { _ = resp.Body.Close() })
+		line, err := bufio.NewReader(resp.Body).ReadString('\n')
+		if err != nil || !strings.Contains(line, `"status"`) {
+			return fmt.Errorf("a stream begins with %q: %w", line, err)
+		}
+		return nil
+	})
+	if err == nil {
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+	before, peak := memory()
+	stop()
+	return peak - before, err
+}
+
+// figures are those of a server under pressure; m is nil where they were not measured.
+func (m *pressure) figures() []figure {
+	rate := figure{Name: "async submissions, each durable before its answer", Target: fmt.Sprintf("%d/s or more", targetSubmitsPerSec), Unit: "/s"}
+	streams := below(fmt.Sprintf("memory of %d idle streams", idleStreams), targetStreamsMB, "MB")
+	if m == nil {
+		const why = "needs a server that is started here"
+		return []figure{rate.unknown(why), streams.unknown(why)}
+	}
+	note := fmt.Sprintf("%d by %d callers, p50 %.1f ms, p99 %.1f ms", m.Submissions.Runs, submitters, m.Submissions.P50, m.Submissions.P99)
+	met := m.PerSecond >= targetSubmitsPerSec && m.Submissions.Errors == 0
+	return []figure{
+		rate.is(m.PerSecond, met, withErrors(note, m.Submissions)),
+		streams.is(m.StreamsMB, m.StreamsMB < targetStreamsMB, "resident memory of the server, garbage included"),
+	}
+}
