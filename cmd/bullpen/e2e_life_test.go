@@ -603,6 +603,18 @@ func testBrokerKilled(t *testing.T, p *programs) {
 		r := w.execute(bash("echo on"))
 		return r.status == http.StatusOK, r
 	})
+	w.broker.kill() // once more, for longer than a lease lasts: every way to submit is told to come again
+	for what, r := range map[string]*pending{
+		"async": w.start(bash("true"), "Prefer", "respond-async"), "inline": w.start(bash("true")), "streaming": w.start(bash("true"), accept, ndjson),
+		"with an Idempotency-Key": w.start(bash("true"), "Idempotency-Key", "k"), "in a thread": w.start(bash("true").of("t")),
+	} {
+		answer := r.answer(t)
+		t.Logf("%s: %s", what, answer)
+		answer.refusal(t, http.StatusServiceUnavailable, "service_unavailable")
+		answer.later(t)
+	}
+	w.broker.restart(t, p)
+	w.ready(t)
 }
 
 // testCredentials shows that the NATS server of the other tests lets nobody in without them.
