@@ -85,6 +85,8 @@ type Record struct {
 	ResultSeq       int64      `json:"result_seq,omitempty"`
 	OutputTruncated bool       `json:"output_truncated,omitempty"` // events were evicted or lost
 	Cancelling      bool       `json:"cancelling,omitempty"`       // cancellation was asked for
+	// Lost are the workers that died with the execution since its program last ran, each before it started that.
+	Lost []string `json:"lost,omitempty"`
 	// Usage is what the execution took, for metering.
 	Usage *Usage `json:"usage,omitempty"`
 	// Pending and Commit are those of a running execution whose program has ended: what its result will be once Commit is made in its

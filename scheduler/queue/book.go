@@ -31,7 +31,7 @@ type job struct {
 	msg      *nats.Msg // the job itself, until it is stored
 	body     string    // the object with its body, where that was claim-checked
 	since    time.Time
-	losses   int           // workers that died with it before its program started
+	losses   int           // workers that died with it since its program last ran, as its record counts them
 	ending   bool          // its terminal record is being written
 	size     int64         // what it takes of the book's memory
 	kind     *kind         // of its needs, while queued

@@ -27,7 +27,7 @@ const (
 	leaseOver     = 12 * time.Second // without a renewal; the holder stops at leaseLost, earlier
 	expiryGrace   = time.Second      // gateways withdraw what their callers wait for themselves
 	jobTokens     = 6                // of a job's subject
-	startsAllowed = 3                // workers that may die with a job before its program started
+	startsAllowed = 3                // workers that may die with a job before its program starts
 	inboxSize     = 1024
 	endedKept     = time.Minute
 	// maxExpiring bounds how many terminal records are being written when another job is ended that has waited too long: a long queue may
@@ -64,13 +64,19 @@ type leading struct {
 	*Dispatcher
 	book    *book
 	workers map[string]*member
-	sure    func() bool                 // whether nobody else can lead by now
-	ended   map[proto.TraceID]time.Time // when that was learnt, for endedKept: their job or its submission may yet come
+	sure    func() bool           // whether nobody else can lead by now
+	ended   map[proto.TraceID]end // those that did within endedKept: their job or its submission may yet come
 	inbox   chan func()
 	storing atomic.Int64 // bytes of submissions that were not answered yet
-	endings int          // terminal records that are being written
+	endings int          // records of ends and losses that are being written
 	litter  litter
 	fail    context.CancelCauseFunc
+}
+
+// end is that of an execution.
+type end struct {
+	at    time.Time // when it was learnt
+	aside bool      // its job is a dead letter now
 }
 
 // member is a live worker as the dispatcher knows it.
@@ -85,7 +91,7 @@ type member struct {
 
 func (d *Dispatcher) newTerm(sure func() bool, fail context.CancelCauseFunc) *leading {
 	l := &leading{
-		Dispatcher: d, sure: sure, book: newBook(), workers: map[string]*member{}, ended: map[proto.TraceID]time.Time{},
+		Dispatcher: d, sure: sure, book: newBook(), workers: map[string]*member{}, ended: map[proto.TraceID]end{},
 		inbox: make(chan func(), inboxSize), fail: fail,
 	}
 	l.book.most = d.Memory
@@ -215,12 +221,12 @@ func (l *leading) tookJob(ctx context.Context, m jetstream.Msg, at *jetstream.Ms
 		err = errors.New("its header does not belong to its subject")
 	}
 	if err != nil {
-		l.Log.Error("a malformed job was set aside", "subject", m.Subject(), "error", err)
-		l.setAside(ctx, at.Sequence.Stream)
+		l.Log.Error("a malformed job is set aside", "subject", m.Subject(), "error", err)
+		l.setAside(ctx, at.Sequence.Stream, err)
 		return
 	}
-	if _, ended := l.ended[meta.TraceID]; ended {
-		l.finished(ctx, meta, at.Sequence.Stream, stream.BodyOf(m.Headers()))
+	if ended, ok := l.ended[meta.TraceID]; ok {
+		l.finished(ctx, meta, at.Sequence.Stream, stream.BodyOf(m.Headers()), ended.aside)
 		return
 	}
 	j := l.book.jobs[meta.TraceID]
@@ -232,40 +238,64 @@ func (l *leading) tookJob(ctx context.Context, m jetstream.Msg, at *jetstream.Ms
 	l.stored(j, at.Sequence.Stream)
 }
 
-// tookRecord takes in a change of an execution's record: a claim, a renewal, another attempt, the end.
+// tookRecord takes in a change of an execution's record: a claim, a renewal, another attempt, the loss of a worker, the end.
 func (l *leading) tookRecord(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMetadata) {
 	name := m.Subject()
 	id, err := proto.ParseTraceID(name[strings.LastIndexByte(name, '.')+1:])
-	status := proto.Status(m.Headers().Get(stream.HeaderStatus))
-	attempt, errAttempt := strconv.Atoi(m.Headers().Get(stream.HeaderAttempt))
-	if err != nil || errAttempt != nil || status == "" {
+	s, errStanding := standingOf(m.Headers())
+	if err != nil || errStanding != nil {
 		l.Log.Error("a malformed record was passed over", "subject", name)
 		return
 	}
+	s.revision = at.Sequence.Stream
 	if j := l.book.jobs[id]; j != nil {
-		l.changed(ctx, j, status, attempt, m.Headers().Get(stream.HeaderWorker), at.Sequence.Stream)
-	} else if status.Terminal() {
-		l.ended[id] = time.Now()
+		l.changed(ctx, j, s)
+	} else if s.status.Terminal() {
+		l.ended[id] = end{time.Now(), s.aside()}
 	}
 }
 
-// changed takes in what a job's record says now, written by worker while it runs. What was read beside the feed may be ahead of it.
-func (l *leading) changed(ctx context.Context, j *job, status proto.Status, attempt int, worker string, revision uint64) {
-	if revision <= j.revision {
+// standing is what an execution's record says of it.
+type standing struct {
+	status   proto.Status
+	attempt  int
+	worker   string // that wrote it while it runs
+	losses   int    // of workers since the program last ran
+	revision uint64
+}
+
+// aside reports whether the job was given up because of the workers that were lost with it.
+func (s *standing) aside() bool { return s.status.Terminal() && s.losses >= startsAllowed }
+
+// standingOf reads the headers of a record.
+func standingOf(h nats.Header) (s standing, err error) {
+	s.status, s.worker = proto.Status(h.Get(stream.HeaderStatus)), h.Get(stream.HeaderWorker)
+	if s.attempt, err = strconv.Atoi(h.Get(stream.HeaderAttempt)); err != nil || s.status == "" {
+		return s, errors.Join(err, stream.ErrMalformed)
+	}
+	if losses := h.Get(stream.HeaderLosses); losses != "" {
+		s.losses, err = strconv.Atoi(losses)
+	}
+	return s, err
+}
+
+// changed takes in what a job's record says now. What was read beside the feed may be ahead of it.
+func (l *leading) changed(ctx context.Context, j *job, s standing) {
+	if s.revision <= j.revision {
 		return
 	}
-	j.attempt, j.revision, j.ending = attempt, revision, false
+	j.attempt, j.losses, j.revision, j.ending = s.attempt, s.losses, s.revision, false
 	now := time.Now()
 	switch {
-	case status.Terminal() || fault.Planted(fault.AckBeforeResult) && status == proto.StatusRunning:
+	case s.status.Terminal() || fault.Planted(fault.AckBeforeResult) && s.status == proto.StatusRunning:
 		l.book.remove(j)
-		l.ended[j.meta.TraceID] = now
+		l.ended[j.meta.TraceID] = end{now, s.aside()}
 		if j.seq > 0 {
-			l.finished(ctx, &j.meta, j.seq, j.body)
+			l.finished(ctx, &j.meta, j.seq, j.body, s.aside())
 		}
-	case status == proto.StatusRunning:
-		l.book.take(j, running, worker, now)
-	case status == proto.StatusQueued:
+	case s.status == proto.StatusRunning:
+		l.book.take(j, running, s.worker, now)
+	case s.status == proto.StatusQueued:
 		l.book.requeue(j)
 		j.since = now
 	}

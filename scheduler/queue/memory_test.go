@@ -135,7 +135,7 @@ func TestSubmissionThatIsKnownIsNotRefusedForWantOfRoom(t *testing.T) {
 	}
 	queued, ended, unknown := streamtest.Job("acme", "k", proto.ModeAsync), streamtest.Job("acme", "k", proto.ModeAsync), streamtest.Job("acme", "k", proto.ModeAsync)
 	l.book.add(queued.Meta)
-	l.ended[ended.TraceID] = noon
+	l.ended[ended.TraceID] = end{at: noon}
 	again(queued)
 	again(ended)
 	l.sure = func() bool { return false }

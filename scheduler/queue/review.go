@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,7 +23,7 @@ func (l *leading) review(ctx context.Context, now time.Time) {
 			l.Log.Warn("worker fell silent", "worker", name)
 		}
 	}
-	maps.DeleteFunc(l.ended, func(_ proto.TraceID, at time.Time) bool { return now.Sub(at) > endedKept })
+	maps.DeleteFunc(l.ended, func(_ proto.TraceID, e end) bool { return now.Sub(e.at) > endedKept })
 	for _, j := range l.book.jobs {
 		if !j.ending {
 			l.reviewJob(ctx, j, now)
@@ -72,20 +73,44 @@ func (l *leading) expire(ctx context.Context, j *job) bool {
 	return true
 }
 
-// comeBack returns a job whose worker did not take it up to the line; a job that several workers died with is ended.
+// comeBack returns a job that its worker did not take up to the line. Where the worker w is gone that is a loss, which is written down first:
+// the count must outlive this dispatcher, which may run beside the next worker that the job takes with it.
 func (l *leading) comeBack(ctx context.Context, j *job, w *member) {
-	if w == nil {
-		j.losses++
-	} else {
+	if w != nil {
+		l.Log.Warn("an assigned job comes back", "trace_id", j.meta.TraceID, "worker", j.worker)
 		delete(w.used, j.ticket) // if the worker still says that it is free, the assignment was lost on the way
-	}
-	if j.losses < startsAllowed {
-		l.Log.Warn("an assigned job comes back", "trace_id", j.meta.TraceID, "worker", j.worker, "losses", j.losses)
 		l.book.requeue(j)
 		return
 	}
-	l.withdraw(ctx, j, proto.Failure(proto.CodeWorkerLost,
-		fmt.Sprintf("%d workers were lost with this job before its program started; it is not tried again.", startsAllowed)))
+	l.Log.Warn("a worker was lost with an assigned job", "trace_id", j.meta.TraceID, "worker", j.worker, "losses", j.losses+1)
+	id, worker, revision := j.meta.TraceID, j.worker, j.revision
+	l.end(ctx, j, func(ctx context.Context, q *Queue) (*proto.Record, uint64, error) {
+		return q.countLoss(ctx, id, worker, revision)
+	})
+}
+
+// countLoss writes into the record of an execution that a worker was lost before it started the program, if the record is still as it was when
+// the worker was assigned the job. With the last of startsAllowed the execution ends. It returns the record that stands, with its sequence
+// number; nil where that is not known because somebody changed it meanwhile.
+func (q *Queue) countLoss(ctx context.Context, id proto.TraceID, worker string, at uint64) (*proto.Record, uint64, error) {
+	rec, seq, err := q.lookup(ctx, id)
+	if err != nil || seq != at || rec.Status != proto.StatusQueued {
+		return rec, seq, err
+	}
+	next := *rec
+	next.Lost = append(slices.Clone(rec.Lost), worker)
+	if len(next.Lost) >= startsAllowed {
+		next = *terminal(&next, proto.Failure(proto.CodeWorkerLost, fmt.Sprintf("%d workers were lost with this job, each before it started "+
+			"the program. The job is not tried again; it is kept among the dead letters, for whoever administers this server.", len(next.Lost))), time.Now())
+	}
+	revision, err := q.Set.WriteRecord(ctx, &next, seq)
+	if stream.Conflict(err) {
+		return nil, 0, nil // it was claimed, cancelled or counted
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("count the loss of %s: %w", id, err)
+	}
+	return &next, revision, nil
 }
 
 // withdraw ends a job that has not started.
@@ -94,8 +119,8 @@ func (l *leading) withdraw(ctx context.Context, j *job, r proto.Result) {
 	l.end(ctx, j, func(ctx context.Context, q *Queue) (*proto.Record, uint64, error) { return q.withdraw(ctx, id, r) })
 }
 
-// end writes a terminal record beside the loop, and takes in the record that stands then: write returns it with its sequence
-// number, nil where it is not known. The book may have been wrong about the job, and the stream does not tell twice. When the
+// end writes a record that ends a job, or counts a loss of it, beside the loop, and takes in the record that stands then: write returns it with
+// its sequence number, nil where it is not known. The book may have been wrong about the job, and the stream does not tell twice. When the
 // write fails, review tries again.
 func (l *leading) end(ctx context.Context, j *job, write func(context.Context, *Queue) (*proto.Record, uint64, error)) {
 	j.ending = true
@@ -106,7 +131,7 @@ func (l *leading) end(ctx context.Context, j *job, write func(context.Context, *
 		defer cancel()
 		rec, revision, err := write(bounded, &Queue{Set: l.Set})
 		if err != nil && ctx.Err() == nil {
-			l.Log.Warn("a job could not be ended, will retry", "trace_id", id, "error", err)
+			l.Log.Warn("the end or the loss of a job could not be written, will retry", "trace_id", id, "error", err)
 		}
 		l.post(ctx, func() {
 			l.endings--
@@ -119,7 +144,7 @@ func (l *leading) end(ctx context.Context, j *job, write func(context.Context, *
 			case stream.Refused(err) && j.state == running:
 				j.since = time.Now() // its holder could not renew either
 			case err == nil && rec != nil:
-				l.changed(ctx, j, rec.Status, rec.Attempt, rec.Worker, revision)
+				l.changed(ctx, j, standing{rec.Status, rec.Attempt, rec.Worker, len(rec.Lost), revision})
 			}
 		})
 	}()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
+	"github.com/bullpen-run/bullpen/scheduler/deadletters"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
 )
 
@@ -52,24 +53,21 @@ func (l *litter) keep(seq uint64) {
 	l.aside[seq] = true
 }
 
-// finished has the job of an execution that has ended removed from the stream. Where its result is to be delivered it is what remembers
-// that until the delivery is stored.
-func (l *leading) finished(ctx context.Context, m *proto.Meta, seq uint64, body string) {
+// finished has the job of an execution that has ended removed from the stream. Where its result is to be delivered, or the job is to be kept
+// aside, it is what remembers that until the delivery and the dead letter are stored.
+func (l *leading) finished(ctx context.Context, m *proto.Meta, seq uint64, body string, aside bool) {
 	delivery := proto.NewDelivery(m, time.Now())
-	if delivery == nil {
+	if delivery == nil && !aside {
 		l.litter.drop(seq, body)
 		return
 	}
 	fault.Here(fault.AfterResultBeforeDelivery)
 	l.litter.keep(seq)
 	go func() {
-		store := &deliveries.Store{Set: l.Set}
-		// It ends with ctx at the latest: the next dispatcher meets the job again.
-		err := backoff.RetryNotify(func() error { return store.Create(ctx, delivery) },
-			backoff.WithContext(backoff.NewConstantBackOff(tidyEvery), ctx), func(err error, _ time.Duration) {
-				l.Log.Error("a delivery could not be stored, will retry", "trace_id", m.TraceID, "error", err)
-			})
-		if err != nil {
+		if aside && l.insist(ctx, m.TraceID, "a dead letter", func() error { return l.setAsideJob(ctx, m.TraceID, seq) }) != nil {
+			return
+		}
+		if delivery != nil && l.insist(ctx, m.TraceID, "a delivery", func() error { return (&deliveries.Store{Set: l.Set}).Create(ctx, delivery) }) != nil {
 			return
 		}
 		fault.Here(fault.AfterDeliveryBeforeJobRemoved)
@@ -78,6 +76,26 @@ func (l *leading) finished(ctx context.Context, m *proto.Meta, seq uint64, body 
 			l.litter.drop(seq, body)
 		})
 	}()
+}
+
+// insist tries to store something until it is, or ctx ends: the next dispatcher meets the job again.
+func (l *leading) insist(ctx context.Context, id proto.TraceID, what string, store func() error) error {
+	return backoff.RetryNotify(store, backoff.WithContext(backoff.NewConstantBackOff(tidyEvery), ctx), func(err error, _ time.Duration) {
+		l.Log.Error(what+" could not be stored, will retry", "trace_id", id, "error", err)
+	})
+}
+
+// setAsideJob makes the dead letter of an execution that was given up.
+func (l *leading) setAsideJob(ctx context.Context, id proto.TraceID, seq uint64) error {
+	rec, _, err := l.Set.Record(ctx, id)
+	if err != nil {
+		return err
+	}
+	if err := (&deadletters.Store{Set: l.Set}).SetAsideJob(ctx, rec, seq); err != nil {
+		return err
+	}
+	l.Log.Error("a job was set aside", "trace_id", id, "org", rec.Org, "workers", rec.Lost)
+	return nil
 }
 
 // tidy removes what is not needed any more, beside the loop and never twice at a time.
@@ -122,10 +140,10 @@ func (l *leading) tidy(ctx context.Context, now time.Time) {
 }
 
 // setAside moves a malformed job to the dead letters.
-func (l *leading) setAside(ctx context.Context, seq uint64) {
+func (l *leading) setAside(ctx context.Context, seq uint64, why error) {
 	l.litter.keep(seq)
 	go func() {
-		if err := l.Set.SetAside(ctx, l.Set.Jobs, seq); err != nil && ctx.Err() == nil {
+		if err := (&deadletters.Store{Set: l.Set}).SetAsideMessage(ctx, seq, why); err != nil && ctx.Err() == nil {
 			l.Log.Error("a malformed job could not be set aside", "sequence", seq, "error", err)
 			return // it keeps its place until the next dispatcher meets it
 		}

@@ -26,11 +26,13 @@ const (
 	HeaderStatus  = "Bullpen-Status"  // of an execution's record
 	HeaderWorker  = "Bullpen-Worker"  // who holds the lease
 	HeaderAttempt = "Bullpen-Attempt" // the claimed attempt
+	HeaderLosses  = "Bullpen-Losses"  // how many workers died with an execution before they started its program; none for 0
 	HeaderFirst   = "Bullpen-First"   // sequence number of the first event in an output message
 	HeaderLast    = "Bullpen-Last"    // and of the last
 	HeaderOrigin  = "Bullpen-Origin"  // scheme, host and port of a delivery's URL
 	HeaderDue     = "Bullpen-Due"     // when a delivery's next attempt is due, RFC 3339 with nanoseconds; none where it has ended
 	HeaderThread  = "Bullpen-Thread"  // JSON of [proto.ThreadSummary] on a head; none where the thread was removed
+	HeaderDead    = "Bullpen-Dead"    // JSON of [proto.DeadLetter] on a dead letter
 	headerBody    = "Bullpen-Body"    // name of the object that holds the body
 	headerWrite   = "Bullpen-Write"   // names one write, to recognise it after an answer was lost
 )
@@ -123,6 +125,8 @@ func (s *Set) wrote(ctx context.Context, subject, id string, no error) (uint64, 
 		stream = s.Hooks
 	case strings.HasPrefix(subject, root+"thread."):
 		stream = s.Heads
+	case strings.HasPrefix(subject, dead):
+		stream = s.Dead
 	}
 	m, err := readLast(ctx, stream, subject)
 	switch {
@@ -239,30 +243,6 @@ func (s *Set) RemoveJobs(ctx context.Context, floor uint64, alone []uint64, bodi
 	return errors.Join(failed...)
 }
 
-// SetAside moves a message that nobody can act on to the stream of such messages, where it is kept for people to look at.
-func (s *Set) SetAside(ctx context.Context, st jetstream.Stream, seq uint64) error {
-	m, err := readAt(ctx, st, seq)
-	if Missing(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("set aside message %d: %w", seq, err)
-	}
-	msg := &nats.Msg{Subject: dead + strings.TrimPrefix(m.Subject, root), Header: nats.Header{}, Data: m.Data}
-	for name, values := range m.Header {
-		if !strings.HasPrefix(name, "Nats-") { // conditions of the first write, which would be tried again
-			msg.Header[name] = values
-		}
-	}
-	if _, err := s.JS.PublishMsg(ctx, msg); err != nil {
-		return fmt.Errorf("set aside message %d: %w", seq, err)
-	}
-	if err := st.DeleteMsg(ctx, seq); err != nil && !Missing(err) {
-		return fmt.Errorf("set aside message %d: %w", seq, err)
-	}
-	return nil
-}
-
 // JobMeta reads what the header of a job that is not terminal says of it, without a body that is stored apart. Its error is
 // [proto.ErrNotFound] where there is no such job.
 func (s *Set) JobMeta(ctx context.Context, id proto.TraceID) (*proto.Meta, error) {
@@ -351,6 +331,9 @@ func (s *Set) StageRecord(ctx context.Context, rec *proto.Record) (*StagedRecord
 	h.Set(HeaderStatus, string(rec.Status))
 	h.Set(HeaderWorker, rec.Worker)
 	h.Set(HeaderAttempt, strconv.Itoa(rec.Attempt))
+	if len(rec.Lost) > 0 {
+		h.Set(HeaderLosses, strconv.Itoa(len(rec.Lost)))
+	}
 	m, err := s.stage(ctx, Exec(rec.TraceID), h, body)
 	if err != nil {
 		return nil, err

@@ -27,6 +27,11 @@ func readAt(ctx context.Context, st jetstream.Stream, seq uint64, opts ...jetstr
 	return ask(ctx, func(ctx context.Context) (*jetstream.RawStreamMsg, error) { return st.GetMsg(ctx, seq, opts...) })
 }
 
+// Bare reads the message of st with sequence number seq, without a body that is stored apart. Its error may be one that [Missing] knows.
+func (s *Set) Bare(ctx context.Context, st jetstream.Stream, seq uint64) (*jetstream.RawStreamMsg, error) {
+	return readAt(ctx, st, seq)
+}
+
 // Next reads the first message of st on a subject whose sequence number is from or later. Its error may be one that [Missing] knows.
 func (s *Set) Next(ctx context.Context, st jetstream.Stream, from uint64, subject string) (*jetstream.RawStreamMsg, error) {
 	return readAt(ctx, st, from, jetstream.WithGetMsgSubject(subject))

@@ -66,7 +66,7 @@ type Set struct {
 	Jobs     jetstream.Stream      // one message per job that is not terminal
 	Execs    jetstream.Stream      // one message per execution: claim, then result
 	Outs     jetstream.Stream      // output events
-	Dead     jetstream.Stream      // what was set aside
+	Dead     jetstream.Stream      // one message per dead letter
 	Hooks    jetstream.Stream      // one message per delivery
 	Heads    jetstream.Stream      // one message per thread
 	Keys     jetstream.KeyValue    // API keys by id, and the secret they are hashed with
@@ -157,7 +157,7 @@ func (s *Set) make(ctx context.Context, cfg Config) error {
 			RePublish: &jetstream.RePublish{Source: root + "exec.*", Destination: root + "done.{{wildcard(1)}}"},
 		}},
 		{&s.Outs, jetstream.StreamConfig{Name: outName, Subjects: []string{root + "out.>"}, MaxAge: cfg.Retention}},
-		{&s.Dead, jetstream.StreamConfig{Name: deadName, Subjects: []string{dead + ">"}, MaxAge: cfg.Retention}},
+		{&s.Dead, jetstream.StreamConfig{Name: deadName, Subjects: []string{dead + ">"}, MaxMsgsPerSubject: 1, MaxAge: cfg.Retention}},
 		{&s.Hooks, jetstream.StreamConfig{Name: hooksName, Subjects: []string{root + "delivery.>"}, MaxMsgsPerSubject: 1, MaxAge: cfg.Retention}},
 		{&s.Heads, jetstream.StreamConfig{Name: headsName, Subjects: []string{Threads}, MaxMsgsPerSubject: 1}},
 		{&s.Parts, jetstream.StreamConfig{Name: partsName, Subjects: []string{root + "image.>"}, MaxMsgsPerSubject: 1}},

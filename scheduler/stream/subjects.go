@@ -85,8 +85,14 @@ const WebhookTest = root + "ctl.webhook.test"
 // RollCall is how a dispatcher that begins to lead asks all workers to announce themselves.
 const RollCall = root + "ctl.rollcall"
 
-// dead is where a message goes that nobody can act on, under the subject it had.
+// dead is what subjects of dead letters begin with.
 const dead = root + "dead."
+
+// DeadLetter is where the dead letter of that id lies.
+func DeadLetter(id string) string { return dead + "letter." + id }
+
+// DeadLetters is the pattern of all of them.
+const DeadLetters = dead + "letter.*"
 
 // Ping is answered by the instance of that name while it has a seat.
 func Ping(seat, instance string) string { return root + "ctl.ping." + seat + "." + instance }

@@ -1,0 +1,244 @@
+package deadletters_test
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"go.uber.org/goleak"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/deadletters"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is a store on a stream of its own.
+type world struct {
+	*deadletters.Store
+	t   *testing.T
+	ctx context.Context
+}
+
+func newWorld(t *testing.T) *world {
+	t.Parallel()
+	return &world{&deadletters.Store{Set: streamtest.Set(t, streamtest.Server(t))}, t, streamtest.Context(t)}
+}
+
+// job stores a job and gives where it lies.
+func (w *world) job(job *proto.Job) uint64 {
+	w.t.Helper()
+	m, err := w.Set.StageJob(w.ctx, job, nats.Header{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	seq, err := w.Set.WriteJob(w.ctx, m)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return seq
+}
+
+func (w *world) setAside(job *proto.Job, seq uint64) {
+	w.t.Helper()
+	rec := &proto.Record{Meta: job.Meta, Attempt: 1, Lost: []string{"a", "b", "c"}}
+	if err := w.SetAsideJob(w.ctx, rec, seq); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) list(after *proto.DeadLetter, limit int) []proto.DeadLetter {
+	w.t.Helper()
+	list, err := w.List(w.ctx, after, limit, func(err error) { w.t.Error(err) })
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return list
+}
+
+func (w *world) get(id string) (*proto.DeadLetter, *proto.DeadContent) {
+	w.t.Helper()
+	letter, content, err := w.Get(w.ctx, id)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return letter, content
+}
+
+// What is large of a job is stored apart, and goes with the job: the dead letter has its own.
+func TestJobIsKeptWithItsBody(t *testing.T) {
+	w := newWorld(t)
+	small, large := streamtest.Job("acme", "k", proto.ModeAsync), streamtest.Job("acme", "k", proto.ModeAsync)
+	large.Code = strings.Repeat("x", 1<<20)
+	for _, job := range []*proto.Job{small, large} {
+		job.ThreadID, job.Metadata, job.WebhookURL, job.Env = "t", map[string]string{"a": "b"}, "https://example.com", map[string]string{"A": "1"}
+		seq := w.job(job)
+		stored, err := w.Set.At(w.ctx, w.Set.Jobs, seq)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // whoever leads next may meet it again
+			w.setAside(job, seq)
+		}
+		var bodies []string
+		if body := stream.BodyOf(stored.Header); body != "" {
+			bodies = append(bodies, body)
+		}
+		if err := w.Set.RemoveJobs(w.ctx, seq+1, nil, bodies); err != nil {
+			t.Fatal(err)
+		}
+		letter, content := w.get(string(job.TraceID))
+		if !reflect.DeepEqual(content.Job, job) || content.Message != nil {
+			t.Errorf("%+v is not %+v", content.Job, job)
+		}
+		if letter.Reason != proto.DeadWorkersLost || letter.Attempt != 2 || len(letter.Workers) != 3 || letter.At.IsZero() || letter.Meta.ThreadID != "t" {
+			t.Errorf("%+v", letter)
+		}
+		w.setAside(job, seq) // the job is gone
+	}
+	if list := w.list(nil, 10); len(list) != 2 || list[0].ID != string(large.TraceID) || list[1].ID != string(small.TraceID) {
+		t.Errorf("%+v", list)
+	}
+}
+
+func TestMalformedMessageIsKeptAsItWas(t *testing.T) {
+	w := newWorld(t)
+	const subject = "bullpen.job.x"
+	for _, data := range []string{"", "\xff\x00", strings.Repeat("y", 900<<10)} {
+		m := &nats.Msg{Subject: subject, Header: nats.Header{"Bullpen-Meta": {"{"}, "Bullpen-Body": {"no.such.object"}}, Data: []byte(data)}
+		ack, err := w.Set.JS.PublishMsg(w.ctx, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.SetAsideMessage(w.ctx, ack.Sequence, errors.New("its header is not that of a job")); err != nil {
+			t.Fatal(err)
+		}
+		letter, content := w.get(w.list(nil, 1)[0].ID)
+		if letter.Reason != proto.DeadMalformed || letter.Meta != nil || letter.Message != "This message is no job: its header is not that of a job." {
+			t.Errorf("%+v", letter)
+		}
+		if c := content.Message; content.Job != nil || c.Subject != subject || string(c.Data) != data || c.Header["Bullpen-Meta"][0] != "{" {
+			t.Errorf("%d bytes on %s", len(c.Data), c.Subject)
+		}
+		if err := w.SetAsideMessage(w.ctx, ack.Sequence, errors.New("again")); err != nil {
+			t.Error(err)
+		}
+	}
+	if list := w.list(nil, 10); len(list) != 3 {
+		t.Errorf("%+v", list)
+	}
+	if info, err := w.Set.Jobs.Info(w.ctx); err != nil || info.State.Msgs != 0 {
+		t.Errorf("%+v, %v", info, err)
+	}
+}
+
+// A job of which only the header can be read is no job either.
+func TestLostJobThatCannotBeRead(t *testing.T) {
+	w := newWorld(t)
+	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	ack, err := w.Set.JS.PublishMsg(w.ctx, &nats.Msg{Subject: stream.JobSubject(&job.Meta), Data: []byte("{")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.setAside(job, ack.Sequence)
+	letter, content := w.get(string(job.TraceID))
+	if letter.Reason != proto.DeadMalformed || len(letter.Workers) != 3 || string(content.Message.Data) != "{" {
+		t.Errorf("%+v, %+v", letter, content.Message)
+	}
+}
+
+func TestOneOfTwoMarksADeadLetter(t *testing.T) {
+	w := newWorld(t)
+	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job.Code = strings.Repeat("x", 1<<20)
+	w.setAside(job, w.job(job))
+	id := string(job.TraceID)
+	first, _ := w.get(id)
+	second, _ := w.get(id)
+	now := first.At
+	first.Requeued, first.RequeuedAt = "trc_aaaaaaaaaaaaaaaaaaaa", &now
+	second.Requeued = "trc_bbbbbbbbbbbbbbbbbbbb"
+	if err := w.Mark(w.ctx, first); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Mark(w.ctx, second); !errors.Is(err, proto.ErrConflict) {
+		t.Fatalf("the second: %v", err)
+	}
+	letter, content := w.get(id)
+	if letter.Requeued != first.Requeued || !reflect.DeepEqual(letter, first) || content.Job.Code != job.Code {
+		t.Errorf("%+v is not %+v", letter, first)
+	}
+	first.Requeued, first.RequeuedAt = "", nil // at the revision that it was given
+	if err := w.Mark(w.ctx, first); err != nil {
+		t.Fatal(err)
+	}
+	if list := w.list(nil, 10); len(list) != 1 || list[0].Requeued != "" {
+		t.Errorf("%+v", list)
+	}
+}
+
+func TestRemovedDeadLetterStaysRemoved(t *testing.T) {
+	w := newWorld(t)
+	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	seq := w.job(job)
+	w.setAside(job, seq)
+	id := string(job.TraceID)
+	letter, _ := w.get(id)
+	if err := w.Remove(w.ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	w.setAside(job, seq) // by whoever leads next and meets the job
+	if list := w.list(nil, 10); len(list) != 0 {
+		t.Errorf("%+v", list)
+	}
+	_, _, err := w.Get(w.ctx, id)
+	for doing, err := range map[string]error{"get": err, "remove": w.Remove(w.ctx, id)} {
+		if !errors.Is(err, proto.ErrNotFound) {
+			t.Errorf("%s: %v", doing, err)
+		}
+	}
+	if err := w.Mark(w.ctx, letter); !errors.Is(err, proto.ErrConflict) {
+		t.Errorf("mark: %v", err)
+	}
+}
+
+func TestListGoesOnAfterOne(t *testing.T) {
+	w := newWorld(t)
+	var want []string
+	for range 5 {
+		job := streamtest.Job("acme", "k", proto.ModeAsync)
+		w.setAside(job, w.job(job))
+		want = append([]string{string(job.TraceID)}, want...)
+	}
+	if _, err := w.Set.JS.Publish(w.ctx, stream.DeadLetter("trc_bad"), nil); err != nil {
+		t.Fatal(err)
+	}
+	bad := &nats.Msg{Subject: stream.DeadLetter("msg_1"), Header: nats.Header{stream.HeaderDead: {"{"}}}
+	if _, err := w.Set.JS.PublishMsg(w.ctx, bad); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	var after *proto.DeadLetter
+	wrong := 0
+	for {
+		page, err := w.List(w.ctx, after, 2, func(error) { wrong++ })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(page) == 0 {
+			break
+		}
+		for _, l := range page {
+			got = append(got, l.ID)
+		}
+		after = &page[len(page)-1]
+	}
+	if !reflect.DeepEqual(got, want) || wrong != 4 {
+		t.Errorf("%v, want %v; %d wrong", got, want, wrong)
+	}
+}

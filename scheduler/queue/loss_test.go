@@ -1,0 +1,142 @@
+package queue_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/deadletters"
+	"github.com/bullpen-run/bullpen/scheduler/queue"
+	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+)
+
+// letters gives the dead letters there are.
+func (w *world) letters() []proto.DeadLetter {
+	w.t.Helper()
+	list, err := (&deadletters.Store{Set: w.set}).List(w.ctx, nil, 100, func(err error) { w.t.Error(err) })
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return list
+}
+
+// lost waits until so many losses of an execution are written down.
+func (w *world) lost(id proto.TraceID, losses int) {
+	w.t.Helper()
+	w.eventually(fmt.Sprintf("%d losses are counted", losses), func() bool {
+		rec, _, err := w.set.Record(w.ctx, id)
+		return err == nil && len(rec.Lost) == losses
+	})
+}
+
+// Whoever leads, a job does not take one worker after another with it. It is set aside whole, and its webhook is sent all the same.
+func TestJobThatTakesItsWorkersWithItIsSetAside(t *testing.T) {
+	t.Parallel()
+	server := streamtest.Server(t)
+	set := streamtest.Set(t, server)
+	w := &world{t: t, ctx: streamtest.Context(t), server: server, set: set, queue: &queue.Queue{Set: set}}
+	changes := w.delivered()
+	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job.Code, job.WebhookURL = strings.Repeat("x", 1<<20), hook
+	var behind proto.TraceID // waits in the same line, and is none of those
+	for n := 1; n <= 3; n++ {
+		stop := w.dispatcher(fmt.Sprintf("d%d", n))
+		if n == 1 {
+			w.submit(job)
+			behind = w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+		}
+		h := w.worker(fmt.Sprintf("w%d", n), 1)
+		l := w.take(h)
+		if l.Job().TraceID != job.TraceID || l.Attempt() != 1 {
+			t.Fatalf("took %s, attempt %d", l.Job().TraceID, l.Attempt())
+		}
+		h.die()
+		w.lost(job.TraceID, n)
+		if rec, err := w.queue.Lookup(w.ctx, job.TraceID); n < 3 && (err != nil || rec.Status != proto.StatusQueued || rec.Attempt != 0) {
+			t.Errorf("after %d losses: %+v, %v", n, rec, err)
+		}
+		if n < 3 {
+			stop()
+		}
+	}
+	rec := w.wait(job.TraceID)
+	if rec.Status != proto.StatusFailed || *rec.Result.ErrorCode != string(proto.CodeWorkerLost) || rec.Attempt != 0 || rec.ResultSeq != 1 ||
+		!strings.Contains(*rec.Result.ErrorMessage, "3 workers were lost with this job") {
+		t.Errorf("%+v", rec)
+	}
+	if c := w.next(changes); c.TraceID != job.TraceID {
+		t.Errorf("%+v", c)
+	}
+	w.eventually("the job is removed", func() bool {
+		_, err := w.set.JobMeta(w.ctx, job.TraceID)
+		return errors.Is(err, proto.ErrNotFound)
+	})
+	letters := w.letters()
+	if len(letters) != 1 || letters[0].ID != string(job.TraceID) || letters[0].Attempt != 1 || !slices.Equal(letters[0].Workers, []string{"w1", "w2", "w3"}) {
+		t.Fatalf("%+v", letters)
+	}
+	_, content, err := (&deadletters.Store{Set: set}).Get(w.ctx, letters[0].ID)
+	if err != nil || content.Job.Code != job.Code {
+		t.Errorf("its job is not whole: %v", err)
+	}
+	if l := w.take(w.worker("lives", 1)); l.Job().TraceID != behind {
+		t.Errorf("then took %s", l.Job().TraceID)
+	}
+}
+
+// The job stays until its dead letter is stored, so that whoever leads next makes it up.
+func TestDeadLetterThatNobodyStoredIsMadeUp(t *testing.T) {
+	t.Parallel()
+	server := streamtest.Server(t)
+	set := streamtest.Set(t, server)
+	w := &world{t: t, ctx: streamtest.Context(t), server: server, set: set, queue: &queue.Queue{Set: set}}
+	var ids []string
+	for _, lost := range [][]string{{"a", "b", "c"}, {"a", "b"}, nil} {
+		job := streamtest.Job("acme", "k", proto.ModeAsync)
+		if err := streamtest.Store(w.ctx, set, job); err != nil {
+			t.Fatal(err)
+		}
+		result, now := proto.Failure(proto.CodeWorkerLost, "lost"), time.Now()
+		rec := &proto.Record{Meta: job.Meta, Status: proto.StatusFailed, Result: &result, CompletedAt: &now, Lost: lost}
+		if _, err := set.WriteRecord(w.ctx, rec, 0); err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, string(job.TraceID))
+	}
+	for _, name := range []string{"first", "second"} { // the second finds nothing to do
+		stop := w.dispatcher(name)
+		w.eventually("no job is left", func() bool {
+			info, err := set.Jobs.Info(w.ctx)
+			return err == nil && info.State.Msgs == 0
+		})
+		if letters := w.letters(); len(letters) != 1 || letters[0].ID != ids[0] {
+			t.Errorf("%+v", letters)
+		}
+		stop()
+	}
+}
+
+// A worker that was frozen for so long that its job was given to another does not start the program when it wakes.
+func TestWorkerThatComesBackTooLateDoesNotClaim(t *testing.T) {
+	w := newWorld(t)
+	frozen := w.worker("frozen", 1)
+	id := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	stale := w.take(frozen)
+	frozen.stop() // its word is gone; it does not know
+	w.lost(id, 1)
+	if _, _, err := stale.Claim(w.ctx); err == nil {
+		t.Fatal("it claims what was taken from it")
+	}
+	l := w.take(w.worker("lives", 1))
+	w.claim(l)
+	if rec, _, err := w.set.Record(w.ctx, id); err != nil || rec.Worker != "lives" || len(rec.Lost) != 0 {
+		t.Fatalf("losses count from the last start: %+v, %v", rec, err)
+	}
+	if _, err := l.Finish(w.ctx, ending("")); err != nil {
+		t.Fatal(err)
+	}
+}
