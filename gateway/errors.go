@@ -49,6 +49,8 @@ var (
 	errOverloaded     = errors.New("too many requests are open here; send the request again")
 	errTransfers      = errors.New("too many files and archives of this organisation are on their way; send the request again")
 	errRange          = errors.New("the range begins after the end of the file")
+	errNoJob          = errors.New("this dead letter is a message that is no job, so there is nothing in it to run again; remove it when nobody needs it any more")
+	errKeyRevoked     = errors.New("the API key that this job was submitted with was revoked, so it is not run again; whoever wants it has to submit it with another")
 	errUnknownState   = errors.New("the queue did not confirm the execution in time; it was withdrawn; send it again")
 )
 
@@ -58,12 +60,13 @@ type absentError string
 func (e absentError) Error() string { return string(e) }
 
 const (
-	errNoWebhook  = absentError("the execution has no webhook: it asked for none, and its API key has no URL")
-	errNoSettings = absentError("this API key has no webhook settings; PUT them at /v1/webhook")
-	errNoThread   = absentError("there is no thread of that id; see /v1/threads")
-	errNoVersion  = absentError("there is no such thread, or it does not have that version; see /v1/threads/{id}")
-	errNoFile     = absentError("there is no file at this path of the thread, or no such thread; links are not followed; see /v1/files/list")
-	errNoEndpoint = absentError("deliveries to this URL do not fail; see /v1/webhook/endpoints for those that do")
+	errNoWebhook    = absentError("the execution has no webhook: it asked for none, and its API key has no URL")
+	errNoSettings   = absentError("this API key has no webhook settings; PUT them at /v1/webhook")
+	errNoThread     = absentError("there is no thread of that id; see /v1/threads")
+	errNoVersion    = absentError("there is no such thread, or it does not have that version; see /v1/threads/{id}")
+	errNoFile       = absentError("there is no file at this path of the thread, or no such thread; links are not followed; see /v1/files/list")
+	errNoDeadLetter = absentError("there is no dead letter of that id; see /v1/admin/dead-letters")
+	errNoEndpoint   = absentError("deliveries to this URL do not fail; see /v1/webhook/endpoints for those that do")
 )
 
 // planError refuses what the plan of the key does not include. Waiting does not help.
@@ -157,6 +160,10 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		return answer{http.StatusConflict, codeConflict, errPending.Error(), 0}
 	case errors.Is(err, errThreadExists):
 		return answer{http.StatusConflict, codeConflict, errThreadExists.Error(), 0}
+	case errors.Is(err, errNoJob):
+		return answer{http.StatusConflict, codeConflict, errNoJob.Error(), 0}
+	case errors.Is(err, errKeyRevoked):
+		return answer{http.StatusConflict, codeConflict, errKeyRevoked.Error(), 0}
 	case errors.As(err, &busy):
 		return answer{http.StatusConflict, codeConflict, busy.Error() + "; wait until that has ended, cancel it, or use another thread", 0}
 	case errors.As(err, &staged):

@@ -36,6 +36,7 @@ type harness struct {
 	boxes   *boxes
 	hooks   *hooks
 	threads *threads
+	letters *letters
 	http    *httptest.Server
 	dial    func() (net.Conn, error)
 	client  *http.Client
@@ -49,11 +50,11 @@ func newHarness(t *testing.T) *harness {
 	log := &syncBuffer{}
 	b := &boxes{stub: q, profiles: map[string]proto.Profile{}, images: map[string]*proto.Image{}}
 	q.boxes = b
-	hook, thread := newHooks(), newThreads(q)
-	h := &harness{t: t, stub: q, boxes: b, hooks: hook, threads: thread, log: log, key: q.addKey("acme", "enterprise", proto.RightsAll)}
+	hook, thread, dead := newHooks(), newThreads(q), &letters{stored: map[string]*letter{}}
+	h := &harness{t: t, stub: q, boxes: b, hooks: hook, threads: thread, letters: dead, log: log, key: q.addKey("acme", "enterprise", proto.RightsAll)}
 	h.server = &Server{
 		Jobs: q, Events: q, Keys: q, KeyAdmin: q, Bindings: q, Profiles: b, Images: b, Webhooks: hook, URLs: hook, Deliveries: hook,
-		Locks: thread, Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
+		Locks: thread, Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, DeadLetters: dead, Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
 		Log: slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), Tracer: noop.NewTracerProvider().Tracer(""),
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "bullpen_up 1\n") }),
 		Default: proto.DefaultProfile(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, MaxBody: DefaultMaxBody, Memory: 1 << 30,

@@ -136,6 +136,20 @@ type Deliveries interface {
 	Test(ctx context.Context, key proto.Key) (*proto.DeliveryAttempt, error)
 }
 
+// DeadLetters keeps what nobody could act on.
+type DeadLetters interface {
+	// List gives up to limit dead letters, the newest first, those that come after the one given; nil for all. What cannot be read is told to
+	// wrong.
+	List(ctx context.Context, after *proto.DeadLetter, limit int, wrong func(error)) ([]proto.DeadLetter, error)
+	// Get gives a dead letter with what it is about. Its error is [proto.ErrNotFound] where there is none of that id.
+	Get(ctx context.Context, id string) (*proto.DeadLetter, *proto.DeadContent, error)
+	// Mark stores which execution was made of a dead letter, as letter says, and gives letter its new revision. Its error is
+	// [proto.ErrConflict] where the dead letter is not as it was at the revision that letter has.
+	Mark(ctx context.Context, letter *proto.DeadLetter) error
+	// Remove removes a dead letter. Its error is [proto.ErrNotFound] where there is none of that id.
+	Remove(ctx context.Context, id string) error
+}
+
 // Bindings keeps for 24 hours which execution an idempotency key stands for.
 type Bindings interface {
 	// Bind ties key to b unless it is tied already. It gives the binding that holds; bound says that it is b.

@@ -57,6 +57,7 @@ type Server struct {
 	// ThreadAdmin answers for the store of all threads.
 	ThreadAdmin ThreadAdmin
 	Files       Files
+	DeadLetters DeadLetters
 
 	Log    *slog.Logger
 	Tracer trace.Tracer
@@ -151,6 +152,10 @@ func (s *Server) routeV1(r chi.Router) {
 		r.Put(prefix+"/admin/images/{name}", s.handle(s.putImage))
 		r.Get(prefix+"/admin/images", s.handle(s.listImages))
 		r.Delete(prefix+"/admin/images/{name}", s.handle(s.removeImage))
+		r.Get(deadLettersPath, s.handle(s.listDeadLetters))
+		r.Get(deadLettersPath+"/{id}", s.handle(s.getDeadLetter))
+		r.Delete(deadLettersPath+"/{id}", s.handle(s.deleteDeadLetter))
+		r.Post(deadLettersPath+"/{id}/requeue", s.handle(s.requeueDeadLetter))
 		r.Post(prefix+"/admin/threads/gc", s.handle(s.collectThreads))
 		r.Post(prefix+"/admin/threads/rebuild", s.handle(s.rebuildThreads))
 	})

@@ -16,7 +16,7 @@ const (
 
 // DeadLetter is a job or a message that nobody can act on, set aside for people to look at.
 type DeadLetter struct {
-	ID      string     `json:"id"` // of a job, its trace id; of a malformed message, msg_ and its number in the stream
+	ID      string     `json:"id"` // of a job, its trace id; of a malformed message, dead_ and its number in the stream
 	Reason  DeadReason `json:"reason"`
 	Message string     `json:"message"` // the reason in a sentence
 	At      time.Time  `json:"at"`
@@ -42,7 +42,7 @@ type DeadContent struct {
 	Message *DeadMessage
 }
 
-var deadMessagePattern = regexp.MustCompile(`^msg_[1-9][0-9]{0,19}$`)
+var deadMessagePattern = regexp.MustCompile(`^dead_[1-9][0-9]{0,19}$`)
 
 // ValidDeadLetterID reports whether s may be the id of a dead letter.
 func ValidDeadLetterID(s string) bool {

@@ -59,7 +59,7 @@ func (s *Store) SetAsideMessage(ctx context.Context, seq uint64, why error) erro
 		return fmt.Errorf("set aside message %d: %w", seq, err)
 	}
 	letter := &proto.DeadLetter{
-		ID: "msg_" + strconv.FormatUint(seq, 10), Reason: proto.DeadMalformed, At: time.Now().UTC(), Message: notJob(why),
+		ID: "dead_" + strconv.FormatUint(seq, 10), Reason: proto.DeadMalformed, At: time.Now().UTC(), Message: notJob(why),
 	}
 	if err := s.create(ctx, letter, &proto.DeadMessage{Subject: m.Subject, Header: m.Header, Data: m.Data}); err != nil {
 		return err

@@ -218,7 +218,7 @@ func TestListGoesOnAfterOne(t *testing.T) {
 	if _, err := w.Set.JS.Publish(w.ctx, stream.DeadLetter("trc_bad"), nil); err != nil {
 		t.Fatal(err)
 	}
-	bad := &nats.Msg{Subject: stream.DeadLetter("msg_1"), Header: nats.Header{stream.HeaderDead: {"{"}}}
+	bad := &nats.Msg{Subject: stream.DeadLetter("dead_1"), Header: nats.Header{stream.HeaderDead: {"{"}}}
 	if _, err := w.Set.JS.PublishMsg(w.ctx, bad); err != nil {
 		t.Fatal(err)
 	}
