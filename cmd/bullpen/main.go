@@ -65,19 +65,20 @@ Exit codes: 0 it worked, 1 it did not, 2 the command line is wrong; bullpen run 
 type commands struct {
 	VersionFlag kong.VersionFlag `name:"version" hidden:""`
 
-	Serve      serveCommand      `cmd:"" help:"Run the server: one process, no other service needed."`
-	Run        runCommand        `cmd:"" help:"Run a program and stream its output."`
-	Get        getCommand        `cmd:"" help:"Show an execution: how it stands, or its result."`
-	Logs       logsCommand       `cmd:"" help:"Print the output of an execution."`
-	Cancel     cancelCommand     `cmd:"" help:"End an execution."`
-	Image      imageCommands     `cmd:"" help:"Build, import, list and remove images of sandboxes. Needs a key with all rights."`
-	Key        keyCommands       `cmd:"" help:"Make, list and revoke API keys, with a key that has all rights; set the webhook of a key."`
-	Sandbox    sandboxCommands   `cmd:"" help:"Make, show, list, replace and remove sandbox profiles. Needs a key with all rights."`
-	Thread     threadCommands    `cmd:"" help:"List, fork, export, import and remove threads; list, get and put their files."`
-	Webhook    webhookCommands   `cmd:"" help:"See what became of webhooks, send them again, test the key's URL, receive them for development."`
-	Doctor     doctorCommand     `cmd:"" help:"Check that this machine can run jobs, and say what to do where it cannot."`
-	Version    versionCommand    `cmd:"" help:"Print the version."`
-	Quickstart quickstartCommand `cmd:"" hidden:"" help:"Start a server for a moment, run a program in each language, and stop."`
+	Serve      serveCommand       `cmd:"" help:"Run the server: one process, no other service needed."`
+	Run        runCommand         `cmd:"" help:"Run a program and stream its output."`
+	Get        getCommand         `cmd:"" help:"Show an execution: how it stands, or its result."`
+	Logs       logsCommand        `cmd:"" help:"Print the output of an execution."`
+	Cancel     cancelCommand      `cmd:"" help:"End an execution."`
+	Image      imageCommands      `cmd:"" help:"Build, import, list and remove images of sandboxes. Needs a key with all rights."`
+	Key        keyCommands        `cmd:"" help:"Make, list and revoke API keys, with a key that has all rights; set the webhook of a key."`
+	Sandbox    sandboxCommands    `cmd:"" help:"Make, show, list, replace and remove sandbox profiles. Needs a key with all rights."`
+	Thread     threadCommands     `cmd:"" help:"List, fork, export, import and remove threads; list, get and put their files."`
+	Webhook    webhookCommands    `cmd:"" help:"See what became of webhooks, send them again, test the key's URL, receive them for development."`
+	DeadLetter deadLetterCommands `cmd:"" name:"deadletter" help:"List, show, run again and remove what was set aside: jobs that no worker lived to start. Needs a key with all rights."`
+	Doctor     doctorCommand      `cmd:"" help:"Check that this machine can run jobs, and say what to do where it cannot."`
+	Version    versionCommand     `cmd:"" help:"Print the version."`
+	Quickstart quickstartCommand  `cmd:"" hidden:"" help:"Start a server for a moment, run a program in each language, and stop."`
 }
 
 func main() {

@@ -56,6 +56,7 @@ func (s *stub) handler() http.Handler {
 	})
 	s.webhookRoutes(mux)
 	s.threadRoutes(mux)
+	s.deadLetterRoutes(mux)
 	mux.HandleFunc("POST /v1/admin/sandboxes", s.sandbox)
 	mux.HandleFunc("PUT /v1/admin/sandboxes/{name}", s.sandbox)
 	mux.HandleFunc("GET /v1/admin/sandboxes/{name}", s.sandbox)
