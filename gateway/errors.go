@@ -232,6 +232,9 @@ func answerToRefusal(r *proto.Refusal, plan proto.Plan) answer {
 			message += fmt.Sprintf(" Upgrade to %s for %d concurrent executions.", next.Title, next.Concurrent)
 		}
 		return answer{http.StatusTooManyRequests, codeRateLimited, message, 1}
+	case proto.RefusedKeyConcurrency:
+		message := fmt.Sprintf("concurrent execution limit of this API key reached (%d/%d).", r.Used, r.Limit)
+		return answer{http.StatusTooManyRequests, codeRateLimited, message, 1}
 	case proto.RefusedQueueFull:
 		message := fmt.Sprintf("queued execution limit reached (%d/%d).", r.Used, r.Limit)
 		if upgradable {

@@ -40,6 +40,7 @@ func TestAnswerTo(t *testing.T) {
 		{&planError{"no"}, free, 429, "rate_limited", 0, "no"},
 		{refused(proto.RefusedConcurrency), free, 429, "rate_limited", 1, "concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions."},
 		{refused(proto.RefusedConcurrency), enterprise, 429, "rate_limited", 1, "concurrent execution limit reached (5/5)."},
+		{refused(proto.RefusedKeyConcurrency), free, 429, "rate_limited", 1, "concurrent execution limit of this API key reached (5/5)."},
 		{refused(proto.RefusedQueueFull), free, 429, "rate_limited", 5, "queued execution limit reached (5/5). Upgrade to Pro for 1000 queued executions."},
 		{refused(proto.RefusedUnavailable), free, 503, "service_unavailable", 2, ""},
 		{refused("new"), free, 503, "service_unavailable", 2, ""},

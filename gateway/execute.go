@@ -136,7 +136,7 @@ func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceI
 			ThreadID: req.ThreadID, WebhookURL: webhookURL, RequestID: i.requestID,
 			ClientID: clientText(r.Header, "X-Client-Id"), UserAgent: clientText(r.Header, "User-Agent"),
 			CreatedAt: now.UTC(), QueueDeadline: now.Add(wait).UTC(),
-			Concurrent: i.plan.Concurrent, MaxQueued: i.plan.MaxQueued,
+			Concurrent: i.plan.Concurrent, MaxQueued: i.plan.MaxQueued, Weight: i.plan.Weight, KeyConcurrent: i.key.Concurrent,
 		},
 		Code: req.Code, Env: env, Sandbox: sandbox,
 	}, hash, nil

@@ -27,7 +27,7 @@ func TestInline(t *testing.T) {
 	job := h.stub.runs[a.trace()].job
 	if job.Code != "é\n" || job.Language != proto.Node || job.Timeout != 7 || job.Env["A"] != "1" || job.Metadata["k"] != "v" ||
 		job.MaxAttempts != 2 || job.Org != "acme" || job.Key != "key_1" || job.Mode != proto.ModeInline || job.RequestID != "r-1" ||
-		job.ClientID != "c1" || job.UserAgent != "tester" || job.Concurrent != 1000 ||
+		job.ClientID != "c1" || job.UserAgent != "tester" || job.Concurrent != 1000 || job.Weight != 16 || job.KeyConcurrent != 0 ||
 		job.Profile != "default" || !reflect.DeepEqual(job.Sandbox, proto.DefaultSandbox()) {
 		t.Errorf("job %+v", job)
 	}

@@ -14,16 +14,17 @@ import (
 
 // keyView is the JSON form of an API key.
 type keyView struct {
-	ID        string       `json:"id"`
-	Name      string       `json:"name"`
-	Org       string       `json:"org"`
-	Plan      string       `json:"plan"`
-	Rights    proto.Rights `json:"rights"`
-	Sandbox   string       `json:"sandbox"`
-	Hint      string       `json:"hint"`
-	CreatedAt string       `json:"created_at"`
-	RevokedAt *string      `json:"revoked_at"`
-	Secret    string       `json:"key,omitempty"` // once, when it is made
+	ID         string       `json:"id"`
+	Name       string       `json:"name"`
+	Org        string       `json:"org"`
+	Plan       string       `json:"plan"`
+	Rights     proto.Rights `json:"rights"`
+	Sandbox    string       `json:"sandbox"`
+	Concurrent *int         `json:"concurrent"`
+	Hint       string       `json:"hint"`
+	CreatedAt  string       `json:"created_at"`
+	RevokedAt  *string      `json:"revoked_at"`
+	Secret     string       `json:"key,omitempty"` // once, when it is made
 }
 
 func viewKey(k proto.Key) keyView {
@@ -33,6 +34,9 @@ func viewKey(k proto.Key) keyView {
 	}
 	if v.Sandbox == "" {
 		v.Sandbox = proto.DefaultProfileName
+	}
+	if k.Concurrent > 0 {
+		v.Concurrent = &k.Concurrent
 	}
 	if k.RevokedAt != nil {
 		v.RevokedAt = optional(k.RevokedAt.UTC().Format(timeLayout))

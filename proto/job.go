@@ -60,6 +60,10 @@ type Meta struct {
 	// Concurrent and MaxQueued are the plan's limits for the organisation at submission.
 	Concurrent int `json:"concurrent"`
 	MaxQueued  int `json:"max_queued"`
+	// Weight is the plan's, 0 in what was submitted before plans had one: then it counts as 1.
+	Weight int `json:"weight,omitempty"`
+	// KeyConcurrent is the API key's own limit, 0 where it has none.
+	KeyConcurrent int `json:"key_concurrent,omitempty"`
 }
 
 // Class gives the class of the job, which follows from its mode.

@@ -19,15 +19,17 @@ const (
 
 // Key is an API key as it is stored: the key itself is never kept, only a keyed hash of it.
 type Key struct {
-	ID        string     `json:"id"`
-	Name      string     `json:"name"`
-	Org       string     `json:"org"`
-	Plan      string     `json:"plan"`
-	Rights    Rights     `json:"rights"`
-	Sandbox   string     `json:"sandbox,omitempty"` // the name of the sandbox profile it is bound to; empty for the default one
-	Hint      string     `json:"hint"`              // the key's first and last few characters, to recognise it by
-	CreatedAt time.Time  `json:"created_at"`
-	RevokedAt *time.Time `json:"revoked_at"`
+	ID      string `json:"id"`
+	Name    string `json:"name"`
+	Org     string `json:"org"`
+	Plan    string `json:"plan"`
+	Rights  Rights `json:"rights"`
+	Sandbox string `json:"sandbox,omitempty"` // the name of the sandbox profile it is bound to; empty for the default one
+	// Concurrent is how many executions may run at once with this key, 0 where only the plan's limit for the organisation holds.
+	Concurrent int        `json:"concurrent,omitempty"`
+	Hint       string     `json:"hint"` // the key's first and last few characters, to recognise it by
+	CreatedAt  time.Time  `json:"created_at"`
+	RevokedAt  *time.Time `json:"revoked_at"`
 }
 
 var (

@@ -9,10 +9,10 @@ import (
 // MaxKeyNameLen is how long the name of an API key may be, in characters.
 const MaxKeyNameLen = 128
 
-// DecodeKeyRequest reads the body of a request for a new API key: name, org, plan and, if it is to have all of them, rights, and
-// the sandbox profile it is bound to. What is wrong with it is a [*FieldError].
+// DecodeKeyRequest reads the body of a request for a new API key: name, org, plan and, if it is to have all of them, rights, the
+// sandbox profile it is bound to, and how many executions may run at once with it. What is wrong with it is a [*FieldError].
 func DecodeKeyRequest(body []byte) (Key, error) {
-	members, err := decodeObject(body, "name", "org", "plan", "rights", "sandbox")
+	members, err := decodeObject(body, "name", "org", "plan", "rights", "sandbox", "concurrent")
 	if err != nil {
 		return Key{}, err
 	}
@@ -29,6 +29,14 @@ func DecodeKeyRequest(body []byte) (Key, error) {
 		}
 	}
 	k.Rights = Rights(rights)
+	if raw := members["concurrent"]; raw != nil {
+		if err := decodeWhole("concurrent", raw, &k.Concurrent); err != nil {
+			return Key{}, err
+		}
+		if k.Concurrent < 1 {
+			return Key{}, fieldErrorf("concurrent", "must be at least 1; leave it out for as many as the plan allows")
+		}
+	}
 	if members["sandbox"] != nil && !validProfileName(k.Sandbox) {
 		return Key{}, fieldErrorf("sandbox", sandboxNameMessage)
 	}
@@ -46,12 +54,16 @@ func CheckKey(k Key) error {
 	if !ValidOrg(k.Org) {
 		return fieldErrorf("org", "must be 1 to 63 characters of a-z, 0-9, _ and -, the first a letter or digit")
 	}
-	if _, ok := PlanByName(k.Plan); !ok {
+	plan, ok := PlanByName(k.Plan)
+	if !ok {
 		var names []string
 		for _, p := range Plans() {
 			names = append(names, p.Name)
 		}
 		return fieldErrorf("plan", "must be one of %s", strings.Join(names, ", "))
+	}
+	if k.Concurrent < 0 || k.Concurrent > plan.Concurrent {
+		return fieldErrorf("concurrent", "must be at most %d, which is what the plan %s allows the whole organisation", plan.Concurrent, plan.Name)
 	}
 	if k.Rights != RightsExecute && k.Rights != RightsAll {
 		return fieldErrorf("rights", "must be one of %s, %s", RightsExecute, RightsAll)

@@ -7,9 +7,10 @@ type Reason string
 
 // The reasons.
 const (
-	RefusedConcurrency Reason = "concurrency" // the organisation runs as many executions as its plan allows
-	RefusedQueueFull   Reason = "queue_full"  // the organisation has as many queued as its plan allows
-	RefusedUnavailable Reason = "unavailable" // the queue cannot take jobs now: no dispatcher, no disk, draining
+	RefusedConcurrency    Reason = "concurrency"     // the organisation runs as many executions as its plan allows
+	RefusedKeyConcurrency Reason = "key_concurrency" // the API key runs as many executions as its own limit allows
+	RefusedQueueFull      Reason = "queue_full"      // the organisation has as many queued as its plan allows
+	RefusedUnavailable    Reason = "unavailable"     // the queue cannot take jobs now: no dispatcher, no disk, draining
 )
 
 // Refusal is the error of a job that was not accepted. Nothing of it remains.

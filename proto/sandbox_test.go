@@ -315,6 +315,21 @@ func TestKeyRequestNamesItsSandbox(t *testing.T) {
 	}
 }
 
+func TestKeyRequestLimitsItsExecutions(t *testing.T) {
+	for concurrent, want := range map[string]int{"": 0, `,"concurrent":null`: 0, `,"concurrent":1`: 1, `,"concurrent":100`: 100} {
+		k, err := DecodeKeyRequest([]byte(`{"name":"n","org":"o","plan":"pro"` + concurrent + `}`))
+		if err != nil || k.Concurrent != want {
+			t.Errorf("%s: %d, %v", concurrent, k.Concurrent, err)
+		}
+	}
+	for _, concurrent := range []string{"0", "-1", "101", "1.5", `"2"`, "1e99"} {
+		_, err := DecodeKeyRequest([]byte(`{"name":"n","org":"o","plan":"pro","concurrent":` + concurrent + `}`))
+		if wrong := new(FieldError); !errors.As(err, &wrong) || wrong.Field != "concurrent" {
+			t.Errorf("%s: %v", concurrent, err)
+		}
+	}
+}
+
 func TestBoundErrorNamesTheKeys(t *testing.T) {
 	for want, keys := range map[string][]string{
 		"bound to it: key_1; revoke":                        {"key_1"},

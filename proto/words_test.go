@@ -142,6 +142,9 @@ func TestPlans(t *testing.T) {
 		if last := i == len(plans)-1; last != (p.Next == "") || (!last && p.Next != plans[i+1].Name) {
 			t.Errorf("after %s comes %q", p.Name, p.Next)
 		}
+		if p.Weight < 1 || i > 0 && p.Weight <= plans[i-1].Weight {
+			t.Errorf("the weight of %s is %d", p.Name, p.Weight)
+		}
 	}
 	if _, ok := PlanByName("gold"); ok {
 		t.Error("there is a plan gold")

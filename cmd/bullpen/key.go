@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strconv"
 	"text/tabwriter"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
@@ -19,12 +20,13 @@ type keyCommands struct {
 }
 
 type keyCreateCommand struct {
-	remote  `embed:""`
-	Name    string       `required:"" placeholder:"NAME" help:"What people call the key."`
-	Org     string       `required:"" placeholder:"ORG" help:"The organisation it belongs to: a-z 0-9 _ -."`
-	Plan    string       `required:"" enum:"free,pro,enterprise" placeholder:"PLAN" help:"Its limits: free, pro or enterprise."`
-	Rights  proto.Rights `default:"execute" enum:"execute,all" placeholder:"RIGHTS" help:"What it may do: execute, or all, which adds the administration (${default})."`
-	Sandbox string       `placeholder:"NAME" help:"The sandbox profile it is bound to, see bullpen sandbox. Without it, the one named default."`
+	remote     `embed:""`
+	Name       string       `required:"" placeholder:"NAME" help:"What people call the key."`
+	Org        string       `required:"" placeholder:"ORG" help:"The organisation it belongs to: a-z 0-9 _ -."`
+	Plan       string       `required:"" enum:"free,pro,enterprise" placeholder:"PLAN" help:"Its limits: free, pro or enterprise."`
+	Rights     proto.Rights `default:"execute" enum:"execute,all" placeholder:"RIGHTS" help:"What it may do: execute, or all, which adds the administration (${default})."`
+	Concurrent *int         `placeholder:"N" help:"How many executions may run at once with it, at most what the plan allows the organisation. Without it, only that limit holds."`
+	Sandbox    string       `placeholder:"NAME" help:"The sandbox profile it is bound to, see bullpen sandbox. Without it, the one named default."`
 }
 
 // Run carries the command out.
@@ -33,7 +35,7 @@ func (c *keyCreateCommand) Run(ctx context.Context, io streams) error {
 	if err != nil {
 		return err
 	}
-	k, err := api.CreateKey(ctx, client.NewKey{Name: c.Name, Org: c.Org, Plan: c.Plan, Rights: c.Rights, Sandbox: c.Sandbox})
+	k, err := api.CreateKey(ctx, client.NewKey{Name: c.Name, Org: c.Org, Plan: c.Plan, Rights: c.Rights, Sandbox: c.Sandbox, Concurrent: c.Concurrent})
 	if err != nil {
 		return err
 	}
@@ -88,13 +90,17 @@ func (c *keyRevokeCommand) Run(ctx context.Context, io streams) error {
 
 func printKeys(w io.Writer, keys []client.Key) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "ID\tNAME\tORG\tPLAN\tRIGHTS\tSANDBOX\tKEY\tCREATED\tREVOKED") // Flush gives the error
+	_, _ = fmt.Fprintln(t, "ID\tNAME\tORG\tPLAN\tRIGHTS\tSANDBOX\tCONCURRENT\tKEY\tCREATED\tREVOKED") // Flush gives the error
 	for _, k := range keys {
 		revoked := "-"
 		if k.RevokedAt != nil {
 			revoked = k.RevokedAt.Local().Format(timeLayout)
 		}
-		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", k.ID, k.Name, k.Org, k.Plan, k.Rights, k.Sandbox, k.Hint,
+		concurrent := "-"
+		if k.Concurrent > 0 {
+			concurrent = strconv.Itoa(k.Concurrent)
+		}
+		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", k.ID, k.Name, k.Org, k.Plan, k.Rights, k.Sandbox, concurrent, k.Hint,
 			k.CreatedAt.Local().Format(timeLayout), revoked)
 	}
 	return t.Flush()

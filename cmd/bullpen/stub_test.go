@@ -284,6 +284,6 @@ func (s *stub) sandbox(w http.ResponseWriter, r *http.Request) {
 }
 
 func stubKeyJSON(revokedAt, key string) string {
-	return `{"id":"key_1","name":"ci","org":"acme","plan":"pro","rights":"execute","sandbox":"default","hint":"sk-local-the…lf01",` +
+	return `{"id":"key_1","name":"ci","org":"acme","plan":"pro","rights":"execute","sandbox":"default","concurrent":2,"hint":"sk-local-the…lf01",` +
 		`"created_at":"2026-01-02T03:04:05.000Z","revoked_at":` + revokedAt + key + `}`
 }

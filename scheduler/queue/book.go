@@ -2,7 +2,6 @@ package queue
 
 import (
 	"container/list"
-	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -36,14 +35,20 @@ type job struct {
 	size     int64         // what it takes of the book's memory
 	kind     *kind         // of its needs, while queued
 	place    *list.Element // in its key's line, while queued
-	order    int64         // in which the jobs of a line are served
+	order    uint64        // in which the jobs of a line are served: that of the stream
 }
 
-// line holds the queued jobs of one key, by class and kind, oldest first.
+// cost is what serving the job takes of its organisation.
+func (j *job) cost() uint64 { return max(1, round/uint64(max(1, j.meta.Weight))) }
+
+// line is one key: its queued jobs, by class and kind, oldest first, and what counts against its limit.
 type line struct {
 	key    string
 	jobs   map[proto.Class]map[*kind]*list.List // none of them empty
-	served int                                  // jobs taken, to weigh the classes
+	queued map[proto.Class]int
+	busy   int           // assigned and running
+	served int           // jobs taken, to weigh the classes
+	place  *place[*line] // in its organisation's turn, nil where it has none
 }
 
 // interactiveShare is how many of that many+1 jobs of a key are taken from the interactive class while both classes wait.
@@ -79,57 +84,106 @@ func (l *line) head(can func(*kind) bool) *job {
 	return nil
 }
 
-func (l *line) empty() bool {
-	return len(l.jobs[proto.ClassInteractive])+len(l.jobs[proto.ClassBatch]) == 0
+// enqueue puts a job in its place among those of its class and kind. One that has waited before is older than those that have not.
+func (l *line) enqueue(j *job) {
+	class := j.meta.Class()
+	jobs := l.jobs[class][j.kind]
+	if jobs == nil {
+		jobs = list.New()
+		l.jobs[class][j.kind] = jobs
+	}
+	l.queued[class]++
+	if last := jobs.Back(); last == nil || last.Value.(*job).order < j.order {
+		j.place = jobs.PushBack(j)
+		return
+	}
+	e := jobs.Front()
+	for e.Value.(*job).order < j.order {
+		e = e.Next()
+	}
+	j.place = jobs.InsertBefore(j, e)
 }
 
-// tenant is one organisation: its keys' lines, served in turn, and what counts against its limits.
+func (l *line) dequeue(j *job) {
+	class := j.meta.Class()
+	l.queued[class]--
+	jobs := l.jobs[class][j.kind]
+	if jobs.Remove(j.place); jobs.Len() == 0 {
+		delete(l.jobs[class], j.kind)
+	}
+}
+
+// room reports whether the key's own limit, as it was when m was submitted, allows one more than used.
+func (l *line) room(m *proto.Meta, used int) bool {
+	return m.KeyConcurrent == 0 || used < m.KeyConcurrent
+}
+
+// tenant is one organisation: its keys' lines, the turn in which those are served, and what counts against its limits.
 type tenant struct {
 	org    string
-	lines  []*line // in turn; only those with jobs
-	stands map[*kind]*stand
-	turned uint64 // when it last went to the end of its turn, by the book's count
-	busy   int    // assigned and running
-	size   int64  // of its jobs
+	lines  map[string]*line // by key; those with jobs or a place in the turn
+	turn   turn[*line]
+	stands map[*kind]*place[*tenant] // its places in the turns of kinds
+	busy   int                       // assigned and running
+	size   int64                     // of its jobs
 	queued map[proto.Class]int
 }
 
-// stand is an organisation's place in the turn of a kind of which it has queued jobs.
-type stand struct {
-	at   *list.Element
-	jobs int
+func (t *tenant) line(key string) *line {
+	l := t.lines[key]
+	if l == nil {
+		l = &line{
+			key: key, queued: map[proto.Class]int{},
+			jobs: map[proto.Class]map[*kind]*list.List{proto.ClassInteractive: {}, proto.ClassBatch: {}},
+		}
+		t.lines[key] = l
+	}
+	return l
 }
 
-func (t *tenant) idle() bool {
-	return len(t.lines) == 0 && t.busy == 0
+func (t *tenant) forget(l *line) {
+	if l.place == nil && l.busy == 0 {
+		delete(t.lines, l.key)
+	}
 }
 
-// head gives the organisation's job to be served next among the kinds that can be run, nil where there is none or its limit is
-// reached.
+// head gives the organisation's job to be served next among the kinds that can be run, nil where there is none or a limit is reached.
 func (t *tenant) head(can func(*kind) bool) *job {
-	for _, l := range t.lines {
-		if j := l.head(can); j != nil && t.busy < j.meta.Concurrent {
+	for _, p := range t.turn.places {
+		l := p.party
+		if j := l.head(can); j != nil && t.busy < j.meta.Concurrent && l.room(&j.meta, l.busy) {
 			return j
 		}
 	}
 	return nil
 }
 
+// until gives how long the organisation is not due yet where it comes anew: as long as where it stands already.
+func (t *tenant) until() (least uint64) {
+	first := true
+	for k, p := range t.stands {
+		if u := k.turn.until(p); first || u < least {
+			least, first = u, false
+		}
+	}
+	return least
+}
+
 // book is the dispatcher's memory: every job that is not terminal, in fair order. It can be rebuilt from the streams at any time.
 // It is not safe for concurrent use: one goroutine owns it.
 //
-// Each kind has a turn of its own, so that jobs which no free slot can run are not even looked at. An organisation that was served
-// goes to the end of all turns it stands in, and of the first in each turn the one that was served longest ago is next: with
-// slots that offer everything that is one round over all organisations.
+// Each kind has a turn of its own over the organisations, so that jobs which no free slot can run are not even looked at, and weigh
+// nothing. An organisation that was served pays for it in all turns it stands in, and the clocks of all kinds that a slot could have run go
+// on together: with slots that offer everything that is one turn over all organisations.
 type book struct {
 	jobs    map[proto.TraceID]*job
 	tenants map[string]*tenant
-	kinds   map[string]*kind // those with queued jobs
-	turns   uint64           // counts turns taken
-	front   int64            // order of the job that last went to the front of its line, from 0 down
-	back    int64            // and to the back, from 0 up
-	size    int64            // of all jobs, in bytes
-	most    int64            // that they may have together; 0 for no limit
+	kinds   map[string]*kind // that had jobs since none was queued
+	queued  int
+	places  uint64 // counts places taken
+	added   uint64 // counts jobs
+	size    int64  // of all jobs, in bytes
+	most    int64  // that they may have together; 0 for no limit
 }
 
 const (
@@ -158,26 +212,33 @@ func newBook() *book {
 func (b *book) tenant(org string) *tenant {
 	t := b.tenants[org]
 	if t == nil {
-		t = &tenant{org: org, stands: map[*kind]*stand{}, queued: map[proto.Class]int{}}
+		t = &tenant{org: org, lines: map[string]*line{}, stands: map[*kind]*place[*tenant]{}, queued: map[proto.Class]int{}}
 		b.tenants[org] = t
 	}
 	return t
 }
 
-// admit refuses a job that its organisation's plan or the book has no place for. Interactive jobs run now or not at all: those queued
-// count as running. Batch jobs wait, as many as the plan allows.
+// admit refuses a job that its organisation's plan, its key or the book has no place for. Interactive jobs run now or not at all: those
+// queued count as running. Batch jobs wait, as many as the plan allows.
 func (b *book) admit(m *proto.Meta) *proto.Refusal {
 	t := b.tenant(m.Org)
 	defer b.forget(t)
 	if size := sizeOf(m); b.most > 0 && (b.size+size > b.most || t.size+size > b.most/orgShare) {
 		return &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "the dispatcher has no memory for more jobs"}
 	}
-	if m.Class() == proto.ClassInteractive {
-		if used := t.busy + t.queued[proto.ClassInteractive]; used >= m.Concurrent {
-			return &proto.Refusal{Reason: proto.RefusedConcurrency, Limit: m.Concurrent, Used: used}
+	if m.Class() != proto.ClassInteractive {
+		if used := t.queued[proto.ClassBatch]; used >= m.MaxQueued {
+			return &proto.Refusal{Reason: proto.RefusedQueueFull, Limit: m.MaxQueued, Used: used}
 		}
-	} else if used := t.queued[proto.ClassBatch]; used >= m.MaxQueued {
-		return &proto.Refusal{Reason: proto.RefusedQueueFull, Limit: m.MaxQueued, Used: used}
+		return nil
+	}
+	if used := t.busy + t.queued[proto.ClassInteractive]; used >= m.Concurrent {
+		return &proto.Refusal{Reason: proto.RefusedConcurrency, Limit: m.Concurrent, Used: used}
+	}
+	if l := t.lines[m.Key]; l != nil {
+		if used := l.busy + l.queued[proto.ClassInteractive]; !l.room(m, used) {
+			return &proto.Refusal{Reason: proto.RefusedKeyConcurrency, Limit: m.KeyConcurrent, Used: used}
+		}
 	}
 	return nil
 }
@@ -187,133 +248,154 @@ func (b *book) add(m proto.Meta) *job {
 	if j := b.jobs[m.TraceID]; j != nil {
 		return j
 	}
-	j := &job{meta: m, size: sizeOf(&m)}
+	b.added++
+	j := &job{meta: m, order: b.added, size: sizeOf(&m)}
 	b.jobs[m.TraceID] = j
 	b.size += j.size
 	b.tenant(m.Org).size += j.size
-	b.enqueue(j, false)
+	b.enqueue(j)
 	return j
 }
 
-// enqueue puts a job in its key's line, at the front when it has waited before.
-func (b *book) enqueue(j *job, front bool) {
+// enqueue puts a job in its key's line, and key and organisation in their turns.
+func (b *book) enqueue(j *job) {
 	t := b.tenant(j.meta.Org)
-	var l *line
-	for _, have := range t.lines {
-		if have.key == j.meta.Key {
-			l = have
-		}
-	}
-	if l == nil {
-		l = &line{key: j.meta.Key, jobs: map[proto.Class]map[*kind]*list.List{proto.ClassInteractive: {}, proto.ClassBatch: {}}}
-		t.lines = append(t.lines, l)
-	}
-	k := b.enter(t, needsOf(&j.meta))
-	class := j.meta.Class()
-	if l.jobs[class][k] == nil {
-		l.jobs[class][k] = list.New()
-	}
-	if front {
-		b.front--
-		j.order, j.place = b.front, l.jobs[class][k].PushFront(j)
-	} else {
-		b.back++
-		j.order, j.place = b.back, l.jobs[class][k].PushBack(j)
+	l := t.line(j.meta.Key)
+	needs := needsOf(&j.meta)
+	k := b.kinds[kindName(needs)]
+	if k == nil {
+		k = &kind{needs: needs}
+		b.kinds[kindName(needs)] = k
 	}
 	j.state, j.worker, j.kind = queued, "", k
-	t.queued[class]++
-}
-
-// enter counts a job of some needs in the turn of its kind.
-func (b *book) enter(t *tenant, needs []string) *kind {
-	name := kindName(needs)
-	k := b.kinds[name]
-	if k == nil {
-		k = &kind{needs: needs, turn: list.New()}
-		b.kinds[name] = k
+	l.enqueue(j)
+	t.queued[j.meta.Class()]++
+	b.queued++
+	b.places++
+	if l.place == nil {
+		l.place = &place[*line]{party: l}
+		t.turn.put(l.place, 0, b.places)
 	}
-	if len(t.stands) == 0 {
-		b.turns++
-		t.turned = b.turns
+	l.place.jobs++
+	if t.stands[k] == nil {
+		p := &place[*tenant]{party: t}
+		k.turn.put(p, t.until(), b.places)
+		t.stands[k] = p
 	}
-	s := t.stands[k]
-	if s == nil {
-		s = &stand{at: k.turn.PushBack(t)}
-		t.stands[k] = s
-	}
-	s.jobs++
-	return k
+	t.stands[k].jobs++
 }
 
 // dequeue takes a queued job out of its line.
 func (b *book) dequeue(j *job) {
 	t := b.tenant(j.meta.Org)
-	class := j.meta.Class()
-	t.queued[class]--
-	i := slices.IndexFunc(t.lines, func(l *line) bool { return l.key == j.meta.Key })
-	jobs := t.lines[i].jobs[class]
-	if jobs[j.kind].Remove(j.place); jobs[j.kind].Len() == 0 {
-		delete(jobs, j.kind)
+	l := t.lines[j.meta.Key]
+	l.dequeue(j)
+	t.queued[j.meta.Class()]--
+	b.queued--
+	if t.turn.leave(l.place) {
+		l.place = nil
+		t.forget(l)
 	}
-	if t.lines[i].empty() {
-		t.lines = slices.Delete(t.lines, i, i+1)
-	}
-	s := t.stands[j.kind]
-	if s.jobs--; s.jobs == 0 {
-		j.kind.turn.Remove(s.at)
+	if j.kind.turn.leave(t.stands[j.kind]) {
 		delete(t.stands, j.kind)
 	}
-	if j.kind.turn.Len() == 0 {
-		delete(b.kinds, kindName(j.kind.needs))
-	}
 	j.place, j.kind = nil, nil
+	if b.queued == 0 {
+		b.rest()
+	}
 }
 
-// serve takes the job that is next out of its line, and sends its key and its organisation to the end of their turns.
+// rest ends all turns: nobody waits.
+func (b *book) rest() {
+	clear(b.kinds)
+	for _, t := range b.tenants {
+		clear(t.stands)
+		t.turn = turn[*line]{}
+		for _, l := range t.lines {
+			l.place = nil
+			t.forget(l)
+		}
+		b.forget(t)
+	}
+}
+
+// serve takes from a queued job's key and organisation what serving it costs them.
 func (b *book) serve(j *job) {
 	t := b.tenant(j.meta.Org)
-	i := slices.IndexFunc(t.lines, func(l *line) bool { return l.key == j.meta.Key })
-	l := t.lines[i]
+	l := t.lines[j.meta.Key]
 	l.served++
-	t.lines = append(slices.Delete(t.lines, i, i+1), l)
-	b.dequeue(j)
-	b.turns++
-	t.turned = b.turns
-	for k, s := range t.stands {
-		k.turn.MoveToBack(s.at)
+	for _, gone := range t.turn.pass(t.turn.until(l.place)) {
+		gone.place = nil
+		t.forget(gone)
+	}
+	b.places++
+	t.turn.serve(l.place, round, b.places)
+	for k, p := range t.stands {
+		k.turn.serve(p, j.cost(), b.places)
 	}
 }
 
-// next finds the job to be served next among the kinds that can be run, leaving it where it is: round robin over organisations, then
-// over their keys, passing over those at their limit. It is nil when there is none.
+// next finds the job to be served next among the kinds that can be run, leaving it where it is: of the organisation that is due first, and
+// there of the key that is due first, passing over those at their limits. The clocks go on until that is due. It is nil when there is none.
 func (b *book) next(can func(*kind) bool) *job {
 	var best *job
-	var turned uint64
+	var until, order uint64
 	for _, k := range b.kinds {
 		if !can(k) {
 			continue
 		}
-		for e := k.turn.Front(); e != nil; e = e.Next() {
-			t := e.Value.(*tenant)
-			if best != nil && t.turned >= turned {
-				break
-			}
-			if j := t.head(can); j != nil {
-				best, turned = j, t.turned
-				break
+		if j, p := k.first(can); j != nil {
+			if u := k.turn.until(p); best == nil || u < until || u == until && p.order < order {
+				best, until, order = j, u, p.order
 			}
 		}
 	}
+	if until > 0 {
+		b.pass(until, can)
+	}
 	return best
+}
+
+// first gives the job to be served next of the organisation that is due first of those that wait in the turn of k, with its place.
+func (k *kind) first(can func(*kind) bool) (*job, *place[*tenant]) {
+	for _, p := range k.turn.places {
+		if p.jobs == 0 {
+			continue
+		}
+		if j := p.party.head(can); j != nil {
+			return j, p
+		}
+	}
+	return nil, nil
+}
+
+// pass lets the clocks of all kinds that can be run go on.
+func (b *book) pass(by uint64, can func(*kind) bool) {
+	for _, k := range b.kinds {
+		if !can(k) {
+			continue
+		}
+		for _, t := range k.turn.pass(by) {
+			delete(t.stands, k)
+			b.forget(t)
+		}
+	}
 }
 
 // take marks a job as assigned or running, wherever it was before.
 func (b *book) take(j *job, s state, worker string, now time.Time) {
 	if j.state == queued {
-		b.serve(j)
-		b.tenant(j.meta.Org).busy++
+		b.occupy(j, 1)
+		b.dequeue(j)
 	}
 	j.state, j.worker, j.since = s, worker, now
+}
+
+// occupy counts the places that the limits of j's organisation and key have for programs.
+func (b *book) occupy(j *job, n int) {
+	t := b.tenant(j.meta.Org)
+	t.busy += n
+	t.lines[j.meta.Key].busy += n
 }
 
 // requeue puts a job that was assigned or running back in line.
@@ -321,8 +403,8 @@ func (b *book) requeue(j *job) {
 	if j.state == queued {
 		return
 	}
-	b.tenant(j.meta.Org).busy--
-	b.enqueue(j, true)
+	b.occupy(j, -1)
+	b.enqueue(j)
 }
 
 // remove forgets a job that is terminal.
@@ -331,7 +413,8 @@ func (b *book) remove(j *job) {
 	if j.state == queued {
 		b.dequeue(j)
 	} else {
-		t.busy--
+		b.occupy(j, -1)
+		t.forget(t.lines[j.meta.Key])
 	}
 	delete(b.jobs, j.meta.TraceID)
 	b.size -= j.size
@@ -340,7 +423,7 @@ func (b *book) remove(j *job) {
 }
 
 func (b *book) forget(t *tenant) {
-	if t.idle() {
+	if len(t.lines)+len(t.stands)+t.busy == 0 {
 		delete(b.tenants, t.org)
 	}
 }

@@ -425,6 +425,7 @@ func (l *leading) assign(ctx context.Context, now time.Time) {
 			Ticket: ticket, Trace: j.meta.TraceID, Job: j.seq, Attempt: j.attempt + 1, Revision: j.revision,
 		}, j.msg)
 		fault.Here(fault.AfterAssign)
+		l.book.serve(j)
 		l.book.take(j, assigned, name, now)
 		j.ticket = ticket
 		if len(w.free) == 0 {

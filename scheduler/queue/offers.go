@@ -1,7 +1,6 @@
 package queue
 
 import (
-	"container/list"
 	"slices"
 	"strings"
 
@@ -47,7 +46,7 @@ func needsOf(m *proto.Meta) []string {
 // kind is all queued jobs of the same needs.
 type kind struct {
 	needs []string
-	turn  *list.List // organisations with such jobs, in turn
+	turn  turn[*tenant] // of organisations with such jobs
 }
 
 // kindName names the kind of needs.

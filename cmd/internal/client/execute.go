@@ -107,11 +107,12 @@ func executionPath(id proto.TraceID) string { return "/v1/executions/" + url.Pat
 
 // NewKey is a key to make.
 type NewKey struct {
-	Name    string       `json:"name"`
-	Org     string       `json:"org"`
-	Plan    string       `json:"plan"`
-	Rights  proto.Rights `json:"rights,omitempty"`
-	Sandbox string       `json:"sandbox,omitempty"`
+	Name       string       `json:"name"`
+	Org        string       `json:"org"`
+	Plan       string       `json:"plan"`
+	Rights     proto.Rights `json:"rights,omitempty"`
+	Sandbox    string       `json:"sandbox,omitempty"`
+	Concurrent *int         `json:"concurrent,omitempty"`
 }
 
 // Key is an API key. Secret is the key itself, which is known only when it has just been made.

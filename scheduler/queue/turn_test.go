@@ -1,0 +1,240 @@
+package queue
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// backlog queues jobs of a key without limits.
+func backlog(b *book, org, key string, n int, change ...func(*proto.Meta)) {
+	for range n {
+		m := meta(org, key, proto.ModeAsync)
+		m.Concurrent = 1 << 30
+		for _, c := range change {
+			c(&m)
+		}
+		b.add(m)
+	}
+}
+
+func weighing(w int) func(*proto.Meta) { return func(m *proto.Meta) { m.Weight = w } }
+
+func in(l proto.Language) func(*proto.Meta) { return func(m *proto.Meta) { m.Language = l } }
+
+// Whoever asks for less than its share gets the next slot that comes free, each time.
+func TestBacklogStandsBeforeNobody(t *testing.T) {
+	for name, quiet := range map[string]struct{ org, key string }{"organisations": {"quiet", "k"}, "keys": {"loud", "quiet"}} {
+		t.Run(name, func(t *testing.T) {
+			b := newBook()
+			backlog(b, "loud", "k", 10000)
+			for i := range 1000 {
+				for range 2 + i%7 {
+					if j := serve(b); j.meta.Org != "loud" || j.meta.Key != "k" {
+						t.Fatalf("served %s %s", j.meta.Org, j.meta.Key)
+					}
+				}
+				backlog(b, quiet.org, quiet.key, 1)
+				if j := serve(b); j.meta.Org != quiet.org || j.meta.Key != quiet.key {
+					t.Fatalf("%d: the quiet one's job is not the next, but one of %s %s", i, j.meta.Org, j.meta.Key)
+				}
+			}
+		})
+	}
+}
+
+// Whoever comes again as soon as it was served gets its share and no more.
+func TestComingAndGoingGainsNothing(t *testing.T) {
+	for name, tt := range map[string]struct {
+		comes func(*book)
+		is    func(*job) bool
+		share int // one in so many
+	}{
+		"organisation": {
+			func(b *book) { backlog(b, "comes", "k", 1, in(proto.Node)) }, // the only one of its kind
+			func(j *job) bool { return j.meta.Org == "comes" }, 1 + 16 + 4,
+		},
+		"key": {
+			func(b *book) { backlog(b, "large", "comes", 1, weighing(16)) },
+			func(j *job) bool { return j.meta.Org == "large" && j.meta.Key == "comes" }, 4, // of its organisation
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBook()
+			for i := range 3 {
+				backlog(b, "large", fmt.Sprint(i), 2000, weighing(16))
+			}
+			backlog(b, "small", "k", 1000, weighing(4))
+			tt.comes(b)
+			got, of := 0, 0
+			for range 2100 {
+				j := serve(b)
+				if name == "organisation" || j.meta.Org == "large" {
+					of++
+				}
+				if tt.is(j) {
+					got++
+					b.remove(j)
+					tt.comes(b)
+				}
+			}
+			if want := of / tt.share; got < want-1 || got > want+1 {
+				t.Fatalf("got %d of %d, want %d", got, of, want)
+			}
+		})
+	}
+}
+
+// What an organisation could not use is not saved up: its limit, or that no slot offered what its jobs need.
+func TestWaitingForOthersSavesNothingUp(t *testing.T) {
+	b := newBook()
+	backlog(b, "free", "k", 3000)
+	backlog(b, "limited", "k", 300, func(m *proto.Meta) { m.Concurrent = 1 })
+	backlog(b, "node", "k", 300, in(proto.Node))
+	others := func(k *kind) bool { return k.needs[0] != OfferLanguage(proto.Node) }
+	var held *job
+	for range 1000 {
+		j := b.next(others)
+		b.serve(j)
+		b.take(j, running, "w", noon)
+		if j.meta.Org == "limited" {
+			held = j
+		}
+	}
+	b.remove(held)
+	served := map[string]int{}
+	for range 30 {
+		j := serve(b)
+		served[j.meta.Org]++
+		b.remove(j)
+	}
+	for org, n := range served {
+		if n < 9 || n > 11 {
+			t.Errorf("%s was served %d times of 30", org, n)
+		}
+	}
+}
+
+// party is an organisation that always has jobs waiting.
+type party struct {
+	org    string
+	weight int
+	keys   int
+	kinds  []proto.Language
+}
+
+// refill sees to it that each kind of the organisation's jobs waits in each of its keys' lines.
+func (p *party) refill(b *book) {
+	t := b.tenant(p.org)
+	for key := range p.keys {
+		for _, l := range p.kinds {
+			k := b.kinds[kindName([]string{OfferLanguage(l)})]
+			if at := t.lines[fmt.Sprint(key)]; k == nil || at == nil || at.jobs[proto.ClassBatch][k] == nil {
+				backlog(b, p.org, fmt.Sprint(key), 5, weighing(p.weight), in(l))
+			}
+		}
+	}
+}
+
+func (p *party) leave(b *book) {
+	for _, j := range b.jobs {
+		if j.meta.Org == p.org && j.state == queued {
+			b.remove(j)
+		}
+	}
+}
+
+// TestSharesAreWeights serves organisations of random weights whose jobs are of random kinds and keys, while some come and go: in each
+// stretch of time in which the same ones wait, each is served its weight's share, up to a job and a round, in which each is served as often
+// as its weight says. Its keys share evenly.
+func TestSharesAreWeights(t *testing.T) {
+	seed := rand.Uint64()
+	random := rand.New(rand.NewPCG(seed, 0))
+	t.Logf("seed %d", seed)
+	b := newBook()
+	var all, waiting []*party
+	for i := range 12 {
+		languages := proto.Languages()
+		random.Shuffle(len(languages), func(i, j int) { languages[i], languages[j] = languages[j], languages[i] })
+		all = append(all, &party{
+			org: fmt.Sprintf("o%d", i), weight: []int{1, 2, 3, 4, 7, 16}[random.IntN(6)], keys: 1 + random.IntN(3), kinds: languages[:1+random.IntN(3)],
+		})
+	}
+	for range 60 {
+		for _, p := range all {
+			at := slices.Index(waiting, p)
+			switch coin := random.IntN(3); {
+			case at < 0 && coin == 0:
+				waiting = append(waiting, p)
+			case at >= 0 && coin == 0:
+				waiting = slices.Delete(waiting, at, at+1)
+				p.leave(b)
+			}
+		}
+		weights := 0
+		for _, p := range waiting {
+			weights += p.weight
+		}
+		served, keys := map[string]int{}, map[string]int{}
+		for n := 1; n <= weights*(1+random.IntN(20)); n++ {
+			for _, p := range waiting {
+				p.refill(b)
+			}
+			j := serve(b)
+			served[j.meta.Org]++
+			keys[j.meta.Org+" "+j.meta.Key]++
+			if random.IntN(2) == 0 { // else its program runs on
+				b.remove(j)
+			}
+			for _, p := range waiting {
+				got, share := served[p.org], float64(n*p.weight)/float64(weights)
+				if diff := float64(got) - share; math.Abs(diff) > float64(p.weight+1) {
+					t.Fatalf("%s, of weight %d of %d, was served %d times of %d", p.org, p.weight, weights, got, n)
+				}
+				for key := range p.keys {
+					if diff := float64(keys[fmt.Sprintf("%s %d", p.org, key)]) - float64(got)/float64(p.keys); math.Abs(diff) > 2 {
+						t.Fatalf("key %d of %d of %s: %v", key, p.keys, p.org, keys)
+					}
+				}
+			}
+		}
+	}
+}
+
+// With slots that offer different things, those whose jobs need the same share what slots offer that by their weights, whatever others get.
+func TestSharesAreWeightsWhereSlotsDiffer(t *testing.T) {
+	b := newBook()
+	parties := []*party{
+		{"python1", 1, 1, []proto.Language{proto.Python}}, {"python4", 4, 1, []proto.Language{proto.Python}},
+		{"node1", 1, 1, []proto.Language{proto.Node}}, {"node16", 16, 1, []proto.Language{proto.Node}},
+		{"bash", 1, 1, []proto.Language{proto.Bash}},
+		{"both2", 2, 1, []proto.Language{proto.Python, proto.Node}}, {"both3", 3, 1, []proto.Language{proto.Node, proto.Python}},
+	}
+	served := map[string]int{}
+	const slots = 60000
+	for n := range slots {
+		for _, p := range parties {
+			p.refill(b)
+		}
+		offers := offersOf([]string{OfferLanguage(proto.Python)}) // ten slots of eleven
+		if n%11 == 0 {
+			offers = offersOf([]string{OfferLanguage(proto.Node), OfferLanguage(proto.Bash)})
+		}
+		j := b.next(func(k *kind) bool { return offers.meet(k.needs) })
+		b.serve(j)
+		b.take(j, running, "w", noon)
+		b.remove(j)
+		served[j.meta.Org]++
+	}
+	t.Log(served)
+	for _, pair := range [][2]*party{{parties[0], parties[1]}, {parties[2], parties[3]}, {parties[2], parties[4]}, {parties[5], parties[6]}} {
+		p, q := pair[0], pair[1]
+		if ratio := float64(served[p.org]*q.weight) / float64(served[q.org]*p.weight); ratio < 0.95 || ratio > 1.05 {
+			t.Errorf("%s was served %d times, %s %d times", p.org, served[p.org], q.org, served[q.org])
+		}
+	}
+}
