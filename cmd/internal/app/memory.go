@@ -18,10 +18,13 @@ const (
 	programMemory = 48 << 20
 	// memoryShare is the part of the machine's memory that a process takes for itself unless it is told: most is for programs.
 	memoryShare = 4
-	// The parts of a process's memory, in sixteenths, that open requests and the jobs that wait may take. A quarter of the latter comes
-	// on top of it for those that are being stored; the rest is for everything else, such as results on their way.
-	requestSixteenths = 6
-	jobSixteenths     = 4
+	// The parts of a process's memory, in sixteenths, that open requests, the jobs that wait, and connections may take. A quarter of the
+	// second comes on top of it for jobs that are being stored; the rest is for everything else, such as results on their way.
+	requestSixteenths    = 6
+	jobSixteenths        = 4
+	connectionSixteenths = 2
+	// connectionCost is what a connection is taken to need that no request is open on, in bytes.
+	connectionCost = 16 << 10
 )
 
 // MemoryLimit gives how many bytes of memory this process may use, the programs that it runs aside: what is set, else a quarter of what
@@ -43,6 +46,10 @@ func (c *Config) limitMemory() {
 func (c *Config) requestMemory() int64 { return c.MemoryLimit() / 16 * requestSixteenths }
 
 func (c *Config) jobMemory() int64 { return c.MemoryLimit() / 16 * jobSixteenths }
+
+func (c *Config) maxConnections() int64 {
+	return c.MemoryLimit() / 16 * connectionSixteenths / connectionCost
+}
 
 // machineMemory gives how many bytes of memory this process and its jails can have: the machine's, or the limit of the
 // container we are in. Where nothing can be read it does not bound anything.

@@ -106,11 +106,12 @@ func listen(cfg *Config, log *slog.Logger) (*httpServer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w: choose another --listen", err)
 	}
-	h := &httpServer{listener: listener, busy: &inFlight{}, patience: cfg.Drain + closeTimeout, log: log}
+	limited := &limitedListener{Listener: listener, most: cfg.maxConnections()}
+	h := &httpServer{listener: limited, busy: &inFlight{}, patience: cfg.Drain + closeTimeout, log: log}
 	h.busy.become(starting())
 	h.server = &http.Server{
 		Handler: h.busy, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
-		Protocols: protocols(),
+		Protocols: protocols(), ConnState: limited.count,
 	}
 	return h, nil
 }

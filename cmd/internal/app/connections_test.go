@@ -1,0 +1,61 @@
+package app
+
+import (
+	"bufio"
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"testing"
+)
+
+func TestConnectionsAreLimited(t *testing.T) {
+	cfg := &Config{Listen: "127.0.0.1:0", Memory: minMemory}
+	h, err := listen(cfg, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	limited := h.listener.(*limitedListener)
+	if limited.most != cfg.maxConnections() || limited.most < 1000 {
+		t.Fatalf("%d connections of %s", limited.most, cfg.Memory)
+	}
+	limited.most = 2
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- h.run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	// get asks for the health of the server on a connection of its own, and leaves that open.
+	get := func() (net.Conn, *http.Response) {
+		conn, err := net.Dial("tcp", limited.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		if _, err := conn.Write([]byte("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")); err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return conn, resp
+	}
+	first, one := get()
+	_, two := get()
+	if one.StatusCode != http.StatusOK || two.StatusCode != http.StatusOK {
+		t.Fatalf("the first two: %s, %s", one.Status, two.Status)
+	}
+	_, resp := get()
+	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") != "1" {
+		t.Errorf("one too many: %s, %v", resp.Status, resp.Header)
+	}
+	_ = first.Close()
+	for resp.StatusCode != http.StatusOK && t.Context().Err() == nil { // the server hears of it a moment later
+		_, resp = get()
+	}
+}
