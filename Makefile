@@ -47,13 +47,14 @@ test-v2: build ## run the tests of jails in a virtual machine with Debian 12 and
 	deploy/test-v2.sh
 
 .PHONY: chaos
-chaos: build s3server ## run 2,000 attacks in random order, kill the sender of webhooks 200 times and workers with threads 300 times, and keep ledgers through 600 troubles; as root
+chaos: build s3server ## run 2,000 attacks in random order, kill the sender of webhooks 200 times and workers with threads 300 times, keep ledgers through 600 troubles, and flood a server with 50,000 submissions; as root
 	go test -run '^TestChaos$$' -v -timeout 60m ./worker/jail/nsjail -chaos 2000
 	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^webhooks-killed$$' -v -timeout 60m ./cmd/bullpen -kills 100
 	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^threads-killed$$' -v -timeout 60m ./cmd/bullpen -thread-kills 100
 	go test -run '^TestE2E$$/^threads-killed-directory$$' -v -timeout 60m ./cmd/bullpen -thread-kills 100
 	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^ledger$$' -v -timeout 60m ./cmd/bullpen -ledger-cycles 200
 	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^ledger$$' -v -timeout 60m ./cmd/bullpen -ledger-cycles 100 -ledger-points
+	go test -run '^TestE2E$$/^overload$$' -v -timeout 60m ./cmd/bullpen -flood 50000 -backlog 10000
 
 .PHONY: docs
 docs: init ## write the tables of attacks in docs/sandbox.md from the tests
