@@ -163,9 +163,10 @@ func TestFiguresSayWhatWasNotMeasured(t *testing.T) {
 		Webhooks: &webhooks{
 			PerSecond: 1000, Latency: &summary{P99: 49}, DeadOnes: &summary{P99: 49 * 1.3}, PendingMB: 200, ResumeMillis: 4999,
 		},
-		Threads: &threads{WarmAdds: 15, ChangeAdds: 39, ChangeBytes: 4000, RestoreMB: 150, ForkP50: 9, LargeMemory: 200},
+		Threads:  &threads{WarmAdds: 15, ChangeAdds: 39, ChangeBytes: 4000, RestoreMB: 150, ForkP50: 9, LargeMemory: 200},
+		Pressure: &pressure{Submissions: &summary{Runs: 9}, PerSecond: 1500, StreamsMB: 100},
 	}
-	want := []string{"no", "yes", "no", "yes", "no", "yes", "yes", "no", "no", "yes", "no", "yes", "no", "yes", "yes", "no"}
+	want := []string{"no", "yes", "no", "yes", "no", "yes", "yes", "no", "no", "yes", "no", "yes", "no", "yes", "yes", "no", "yes", "no"}
 	for i, f := range r.figures() {
 		if f.verdict() != want[i] {
 			t.Errorf("%s: %s, want %s", f.Name, f.verdict(), want[i])

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -50,8 +51,8 @@ func (p *programs) within(t *testing.T, memory proto.Bytes) *programs {
 			}
 			return err
 		})
-		for i := len(groups) - 1; i >= 0; i-- {
-			err = errors.Join(err, os.Remove(groups[i]))
+		for _, group := range slices.Backward(groups) {
+			err = errors.Join(err, os.Remove(group))
 		}
 		if err != nil {
 			t.Error(err)

@@ -25,9 +25,9 @@ const (
 	liveMessages = 8
 	// lookEvery is how long a reader waits for news before it looks itself, in case a notice was lost. While nothing happens it waits
 	// twice as long each time, up to lookMost: many may read what says nothing for long.
-	lookEvery = time.Second
-	lookMost  = 5 * time.Second
-	readTimeout  = 5 * time.Second
+	lookEvery   = time.Second
+	lookMost    = 5 * time.Second
+	readTimeout = 5 * time.Second
 	// heldOutput is how many bytes of a result's output a reader holds while it reads events: larger ones are read again at the end,
 	// since many may read slowly.
 	heldOutput = 64 << 10
