@@ -69,6 +69,7 @@ type leading struct {
 	inbox   chan func()
 	storing atomic.Int64 // bytes of submissions that were not answered yet
 	endings int          // records of ends and losses that are being written
+	called  bool         // the roll, and the workers had time to answer
 	litter  litter
 	fail    context.CancelCauseFunc
 }
@@ -127,6 +128,7 @@ func (l *leading) loop(ctx context.Context) error {
 		case f := <-l.inbox:
 			f()
 		case now := <-tick.C:
+			l.called = true
 			l.review(ctx, now)
 		}
 		for more := true; more; { // what has already arrived is taken in before slots are given away
@@ -391,11 +393,20 @@ func (l *leading) hear(m *nats.Msg) {
 	w.held = make(map[proto.TraceID]bool, len(a.Held))
 	for _, id := range a.Held {
 		w.held[id] = true
+		// Assigned by the dispatcher that led before, and not claimed yet. After a claim the records tell.
+		if j := l.book.jobs[id]; j != nil && j.state == queued && j.attempt == 0 && !j.ending {
+			l.book.take(j, assigned, a.Worker, w.heard)
+		}
 	}
 }
 
-// assign gives free slots to jobs that they can run, fairly, as long as there are both.
+// assign gives free slots to jobs that they can run, fairly, as long as there are both. A dispatcher that is not sure that it leads gives
+// none: another one may know of other jobs that count against the limits. One that has just begun to lead first hears from the workers
+// what they hold.
 func (l *leading) assign(ctx context.Context, now time.Time) {
+	if !l.called || !l.sure() {
+		return
+	}
 	runnable := map[*kind]bool{}
 	can := func(k *kind) bool {
 		able, known := runnable[k]

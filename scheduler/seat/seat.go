@@ -17,12 +17,12 @@ import (
 )
 
 const (
-	renewed      = 2 * time.Second
-	stale        = 6 * time.Second // without a renewal, by the observer's own clock
-	givenUp      = 5 * time.Second // without a confirmed renewal, the holder steps down
+	renewed      = time.Second
+	stale        = 4 * time.Second // without a renewal, by the observer's own clock: one that hangs is replaced within 5 s
+	givenUp      = 3 * time.Second // without a confirmed renewal, the holder steps down
 	standEvery   = 500 * time.Millisecond
 	pingTimeout  = 300 * time.Millisecond
-	renewTimeout = 2 * time.Second
+	renewTimeout = time.Second
 	// answerTimeout bounds requests that can be sent again. One that was on its way to a server that was just started again gets
 	// no answer at all.
 	answerTimeout = time.Second
@@ -99,10 +99,14 @@ func (s *Seat) stand(ctx context.Context) (*Term, error) {
 		if err != nil && !stream.Conflict(err) && ctx.Err() == nil {
 			s.Log.Warn("the "+s.Name+" cannot stand for its seat, will retry", "error", err)
 		}
+		pause := standEvery
+		if left := stale - time.Since(since); left > 0 {
+			pause = min(pause, left)
+		}
 		select {
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
-		case <-time.After(standEvery):
+		case <-time.After(pause):
 		}
 	}
 }
