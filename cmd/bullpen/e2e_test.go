@@ -37,6 +37,9 @@ func TestE2E(t *testing.T) {
 		"overload": testOverload, "idle-streams": testIdleStreams, "slow-reader": testSlowReader,
 		"thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
 		"no-faults": testNoFaults, "ledger-bites": testLedgerBites, "ledger-cluster": func(t *testing.T, p *programs) { testLedger(t, p, onCluster()) },
+		"dispatcher-frozen": testDispatcherFrozen,
+		"dispatcher-killed":         func(t *testing.T, p *programs) { testDispatcherKilled(t, p, topology{apart: true}) },
+		"dispatcher-killed-cluster": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, onCluster()) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -51,7 +54,7 @@ func ownWorld() map[string]func(*testing.T, *programs, topology) {
 		"drain": testDrain, "drain-over": testDrainOver, "one-slot": testOneSlot,
 		"webhooks": testWebhooks, "webhooks-killed": testWebhooksKilled, "threads-killed": testThreadsKilled,
 		"network": testNetwork, "store": testStore, "sandbox-images": testSandboxImages, "unfit": testUnfit, "unfit-at-start": testUnfitAtStart,
-		"thread-expiry": testThreadExpiry, "crash-points": testCrashPoints, "ledger": testLedger,
+		"thread-expiry": testThreadExpiry, "crash-points": testCrashPoints, "ledger": testLedger, "limits-killed": testLimitsKilled,
 	}
 }
 
