@@ -211,7 +211,8 @@ func notice(ctx context.Context, id proto.TraceID, notices <-chan *nats.Msg, loo
 }
 
 // Withdraw ends an execution that has not started with result r. It returns the record as it is then: terminal by this call, or
-// running or terminal by somebody else.
+// running or terminal by somebody else. One that waits for another attempt has started before: where r says that it expired in the queue,
+// it ends as lost.
 func (q *Queue) Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error) {
 	rec, _, err := q.withdraw(ctx, id, r)
 	if err != nil {
@@ -227,7 +228,13 @@ func (q *Queue) withdraw(ctx context.Context, id proto.TraceID, r proto.Result) 
 		if err != nil || rec.Status != proto.StatusQueued {
 			return rec, seq, err
 		}
-		done := terminal(rec, r, time.Now())
+		end := r
+		if rec.Attempt > 0 && r.ErrorCode != nil && *r.ErrorCode == string(proto.CodeExpiredInQueue) {
+			end = proto.Failure(proto.CodeWorkerLost, fmt.Sprintf(
+				"The worker that ran attempt %d of %d was lost, and the program with it; there was no next one: %s",
+				rec.Attempt, rec.MaxAttempts, *r.ErrorMessage))
+		}
+		done := terminal(rec, end, time.Now())
 		seq, err = q.Set.WriteRecord(ctx, done, seq)
 		if err == nil {
 			return done, seq, nil

@@ -141,6 +141,29 @@ func TestDispatcherThatIsNotSureOfItsSeatTakesNoSubmission(t *testing.T) {
 	}
 }
 
+// An execution that waits for another attempt has run. Who is told that it expired in the queue takes it for one that has not, and sends it
+// again.
+func TestAttemptThatFindsNoWorkerIsLost(t *testing.T) {
+	set := streamtest.Set(t, streamtest.Server(t))
+	ctx := streamtest.Context(t)
+	q := &Queue{Set: set}
+	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job.MaxAttempts = 3
+	running := &proto.Record{Meta: job.Meta, Status: proto.StatusRunning, Attempt: 1, Worker: "w"}
+	at, err := set.WriteRecord(ctx, running, 0)
+	if err == nil {
+		_, _, err = q.lose(ctx, running, at)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, err := q.Withdraw(ctx, job.TraceID, proto.Failure(proto.CodeExpiredInQueue, "No worker was free."))
+	if err != nil || rec.Status != proto.StatusFailed || rec.Attempt != 1 || *rec.Result.ErrorCode != string(proto.CodeWorkerLost) ||
+		*rec.Result.ErrorMessage != "The worker that ran attempt 1 of 3 was lost, and the program with it; there was no next one: No worker was free." {
+		t.Errorf("%+v with %+v, %v", rec, rec.Result, err)
+	}
+}
+
 // Whoever ends an execution in its worker's place either completes what that recorded, or makes sure that it comes too late.
 func TestLostExecutionOfAThread(t *testing.T) {
 	set := streamtest.Set(t, streamtest.Server(t))
