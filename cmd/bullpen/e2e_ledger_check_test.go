@@ -34,8 +34,9 @@ func (l *ledger) each(f func(r *rand.Rand, s *submission)) {
 	group.Wait()
 }
 
-// settle waits until all executions have ended that clients were told of, or that were felt outside, until ctx ends.
+// settle waits until all executions have ended, those too of which no client was told, until ctx ends.
 func (l *ledger) settle(ctx context.Context) {
+	l.empty(ctx)
 	l.each(func(r *rand.Rand, s *submission) {
 		for id := range l.effectsOf(s.name) { // ids that the client was not told come first: the last is that of its answer
 			if !slices.ContainsFunc(s.ids, func(x *heard) bool { return x.id == id }) {
@@ -49,6 +50,25 @@ func (l *ledger) settle(ctx context.Context) {
 			}
 		}
 	})
+}
+
+// empty waits until bullpen says that nothing waits and nothing runs. Nothing else has an effect then.
+func (l *ledger) empty(ctx context.Context) {
+	m := l.gateways(rand.New(rand.NewPCG(l.seed, 999)))[0]
+	for {
+		r, err := l.by(m).try(l.t.Context(), http.MethodGet, "/metrics", nil)
+		if err == nil && r.status == http.StatusOK {
+			lines := strings.Split(string(r.body), "\n")
+			if slices.Contains(lines, "bullpen_queue_up 1") && slices.Contains(lines, "bullpen_queue_depth 0") && slices.Contains(lines, "bullpen_running 0") {
+				return
+			}
+		}
+		if ctx.Err() != nil {
+			l.violate(troubleSubject, "something waits or runs for ever: %s, %v", r, err)
+			return
+		}
+		rest(ctx, 250*time.Millisecond)
+	}
 }
 
 // check holds what was told, by whomever, against what was promised.

@@ -19,7 +19,7 @@ import (
 var (
 	ledgerSeed   = flag.Uint64("ledger-seed", 0, "what ledgers are drawn with; 0 draws it")
 	ledgerPoints = flag.Bool("ledger-points", false, "whether processes in ledgers die at named points, too; their bullpen is built for it")
-	ledgerCycles = flag.Int("ledger-cycles", 8, "how often something goes wrong in a ledger, in each deployment")
+	ledgerCycles = flag.Int("ledger-cycles", 6, "how often something goes wrong in a ledger, in each deployment")
 )
 
 // ledger is a test of what bullpen promises. Clients of all kinds submit and write down all they are told, while the deployment's processes
