@@ -29,7 +29,7 @@ const (
 	// it ends shall still get all of them.
 	evictAfter = 30 * time.Second
 	// patience is how long messages are sent again while the store does not answer, and how long the end of an attempt waits.
-	patience   = 10 * time.Second
+	patience   = 15 * time.Second
 	retryEvery = 50 * time.Millisecond
 )
 

@@ -38,7 +38,7 @@ const (
 )
 
 const (
-	publishTimeout = 2 * time.Second
+	publishTimeout = time.Second
 	retryFirst     = 20 * time.Millisecond
 	retryMost      = 500 * time.Millisecond
 	bodyTimeout    = 2 * time.Second // of the first try to read a body; each further one has twice as long

@@ -81,7 +81,7 @@ type Set struct {
 }
 
 // ackTimeout is how long a message of output waits to be stored before it is held to be lost on the way.
-const ackTimeout = 10 * time.Second
+const ackTimeout = 2 * time.Second
 
 // maxInline is the largest body stored in the message itself; larger ones are claim-checked.
 const maxInline = 512 << 10
@@ -144,6 +144,15 @@ func patiently(ctx context.Context, passing func(error) bool, try func(context.C
 
 func always(error) bool { return true }
 
+// forming reports whether a stream that could not be made may be in a moment: the servers of a cluster have not all met yet.
+func forming(err error) bool {
+	api, ok := errors.AsType[*jetstream.APIError](err)
+	return passing(err) || ok && api.ErrorCode == noPeers
+}
+
+// noPeers is the server's code for having found too few others to keep a stream on.
+const noPeers jetstream.ErrorCode = 10005
+
 // make opens everything, making what is missing.
 func (s *Set) make(ctx context.Context, cfg Config) error {
 	streams := []struct {
@@ -169,7 +178,7 @@ func (s *Set) make(ctx context.Context, cfg Config) error {
 	for _, st := range streams {
 		st.cfg.Replicas, st.cfg.Storage = cfg.Replicas, jetstream.FileStorage
 		st.cfg.AllowDirect = cfg.anyServer() && st.to != &s.Heads
-		if err := patiently(ctx, passing, func(ctx context.Context) (err error) {
+		if err := patiently(ctx, forming, func(ctx context.Context) (err error) {
 			*st.to, err = s.JS.CreateOrUpdateStream(ctx, st.cfg)
 			return err
 		}); err != nil {
@@ -190,7 +199,7 @@ func (s *Set) make(ctx context.Context, cfg Config) error {
 	for _, b := range buckets {
 		b.cfg.Replicas, b.cfg.AllowDirect = cfg.Replicas, cfg.anyServer()
 		name := strings.TrimPrefix(b.cfg.Name, "KV_")
-		if err := patiently(ctx, passing, func(ctx context.Context) (err error) {
+		if err := patiently(ctx, forming, func(ctx context.Context) (err error) {
 			if _, err = s.JS.CreateOrUpdateStream(ctx, jetstream.StreamConfig(b.cfg)); err == nil {
 				*b.to, err = s.openBucket(ctx, name)
 			}
@@ -201,7 +210,7 @@ func (s *Set) make(ctx context.Context, cfg Config) error {
 	}
 	bodies := objects(bodiesName)
 	bodies.MaxAge, bodies.Replicas, bodies.AllowDirect = max(cfg.Retention, bodiesLeast)+bodiesGrace, cfg.Replicas, cfg.anyServer()
-	if err := patiently(ctx, passing, func(ctx context.Context) (err error) {
+	if err := patiently(ctx, forming, func(ctx context.Context) (err error) {
 		if _, err = s.JS.CreateOrUpdateStream(ctx, bodies); err == nil {
 			s.bodies, err = s.JS.ObjectStore(ctx, bodiesName)
 		}
