@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"reflect"
 	"strings"
@@ -87,6 +88,22 @@ func TestStreamOfAnExecutionCancelledInTheQueue(t *testing.T) {
 	if lines := strings.Count(string(a.body), "\n"); lines != 1 || a.json()["status"] != "cancelled" {
 		t.Errorf("events %s", a.body)
 	}
+}
+
+// The store may choose a new leader just then: the execution was accepted, and its client is told where to ask.
+func TestStreamOfAnExecutionThatNobodyAnswersFor(t *testing.T) {
+	h := newHarness(t)
+	h.server.Events = silentEvents{h.stub}
+	a := h.execute(hello, "Accept", typeNDJSON).want(504, "gateway_timeout", "ask for it at /v1/executions/")
+	if h.stub.runs[a.trace()] == nil {
+		t.Errorf("%s is not an execution that was accepted", a.trace())
+	}
+}
+
+type silentEvents struct{ *stub }
+
+func (silentEvents) Follow(context.Context, proto.TraceID, int64) (Tail, error) {
+	return nil, fmt.Errorf("look it up: %w", context.DeadlineExceeded)
 }
 
 func TestAsync(t *testing.T) {
