@@ -165,8 +165,9 @@ func TestFiguresSayWhatWasNotMeasured(t *testing.T) {
 		},
 		Threads:  &threads{WarmAdds: 15, ChangeAdds: 39, ChangeBytes: 4000, RestoreMB: 150, ForkP50: 9, LargeMemory: 200},
 		Pressure: &pressure{Submissions: &summary{Runs: 9}, PerSecond: 1500, StreamsMB: 100},
+		Fairness: &fairness{Job: &summary{Runs: 9, P50: 100}, Orgs: &summary{Runs: 9, P99: 149}, Keys: &summary{Runs: 9, P99: 150}},
 	}
-	want := []string{"no", "yes", "no", "yes", "no", "yes", "yes", "no", "no", "yes", "no", "yes", "no", "yes", "yes", "no", "yes", "no"}
+	want := []string{"no", "yes", "no", "yes", "no", "yes", "yes", "no", "no", "yes", "no", "yes", "no", "yes", "yes", "no", "yes", "no", "yes", "no"}
 	for i, f := range r.figures() {
 		if f.verdict() != want[i] {
 			t.Errorf("%s: %s, want %s", f.Name, f.verdict(), want[i])

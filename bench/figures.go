@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -26,6 +27,7 @@ const (
 
 	targetSubmitsPerSec = 1500
 	targetStreamsMB     = 100
+	targetWaitMS        = 50 // besides the length of a job
 )
 
 // figure is something measured beside what it should be.
@@ -96,8 +98,26 @@ func (r *report) figures() []figure {
 		all = append(all, f.is(t.BullpenMB, met, withErrors(note, t.Bullpen)))
 	}
 	all = append(all, r.timeoutFigure(), r.memoryFigure())
-	all = append(append(all, r.Webhooks.figures()...), r.Threads.figures()...)
-	return append(all, r.Pressure.figures()...)
+	return slices.Concat(all, r.Webhooks.figures(), r.Threads.figures(), r.Pressure.figures(), r.Fairness.figures())
+}
+
+// figures are those of fairness; f is nil where it was not measured.
+func (f *fairness) figures() []figure {
+	orgs := below("queued beside another organisation's backlog, p99 less one job of that", targetWaitMS, "ms")
+	keys := below("the same beside another key's of the same organisation", targetWaitMS, "ms")
+	if f == nil {
+		const why = "needs a server that is started here"
+		return []figure{orgs.unknown(why), keys.unknown(why)}
+	}
+	tell := func(to figure, s *summary) figure {
+		more := s.P99 - f.Job.P50
+		if s.Runs == 0 || f.Job.Runs == 0 {
+			return to.unknown(s.FirstError)
+		}
+		return to.is(more, more < targetWaitMS && s.Errors == 0, withErrors(fmt.Sprintf("%d samples, p50 %.0f ms, p99 %.0f ms; %d jobs of %.0f ms queued for %d slots",
+			s.Runs, s.P50, s.P99, f.Backlog, f.Job.P50, f.Slots), s))
+	}
+	return []figure{tell(orgs, f.Orgs), tell(keys, f.Keys)}
 }
 
 // figures are those of webhooks; w is nil where they were not measured.

@@ -51,6 +51,7 @@ type report struct {
 	Webhooks        *webhooks    `json:"webhooks"`
 	Threads         *threads     `json:"threads"`
 	Pressure        *pressure    `json:"pressure"`
+	Fairness        *fairness    `json:"fairness"`
 	Memory          *memory      `json:"memory"`
 	Figures         []figure     `json:"figures"`
 }
@@ -119,6 +120,12 @@ func measure(ctx context.Context, t *target, o options, dir string, progress io.
 		_, _ = fmt.Fprintln(progress, "webhooks …")
 		if r.Webhooks, err = measureWebhooks(ctx, o.server, dir, o.quick, webhookSides*o.duration); err != nil {
 			return nil, err
+		}
+	}
+	if t.pid != 0 {
+		_, _ = fmt.Fprintln(progress, "fairness …")
+		if r.Fairness, err = measureFairness(ctx, o.server, dir, o.quick, fairSides*o.duration); err != nil {
+			return nil, fmt.Errorf("measure fairness: %w", err)
 		}
 	}
 	if t.pid != 0 {

@@ -32,7 +32,7 @@ func (h hold) neverMore(t *testing.T, limit int) {
 	over := make(chan struct{})
 	var watch sync.WaitGroup
 	watch.Go(func() {
-		tick := time.NewTicker(5 * time.Millisecond)
+		tick := time.NewTicker(100 * time.Millisecond) // one too many would hold like the others
 		defer tick.Stop()
 		for {
 			select {
@@ -52,7 +52,7 @@ func (h hold) neverMore(t *testing.T, limit int) {
 // testLimitsKilled has as many programs run as a key and an organisation may, and kills process after process. Each time, exactly so many can
 // run again, and never more.
 func testLimitsKilled(t *testing.T, p *programs, in topology) {
-	const ofKey, ofFree, slots = 2, 5, 10
+	const ofKey, ofFree, slots = 2, 5, 8
 	w := newWorld(t, p, in, slots, "--queue-wait", "1m")
 	few := w.limitedKey("few", "pro", ofKey)
 	secret, _ := w.newKey("small", "free")

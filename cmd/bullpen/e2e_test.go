@@ -37,7 +37,7 @@ func TestE2E(t *testing.T) {
 		"overload": testOverload, "idle-streams": testIdleStreams, "slow-reader": testSlowReader,
 		"thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
 		"no-faults": testNoFaults, "ledger-bites": testLedgerBites, "ledger-cluster": func(t *testing.T, p *programs) { testLedger(t, p, onCluster()) },
-		"dispatcher-frozen": testDispatcherFrozen,
+		"dispatcher-frozen":         testDispatcherFrozen,
 		"dispatcher-killed":         func(t *testing.T, p *programs) { testDispatcherKilled(t, p, topology{apart: true}) },
 		"dispatcher-killed-cluster": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, onCluster()) },
 	} {
