@@ -209,10 +209,13 @@ func TestSharesAreWeights(t *testing.T) {
 func TestSharesAreWeightsWhereSlotsDiffer(t *testing.T) {
 	b := newBook()
 	parties := []*party{
-		{"python1", 1, 1, []proto.Language{proto.Python}}, {"python4", 4, 1, []proto.Language{proto.Python}},
-		{"node1", 1, 1, []proto.Language{proto.Node}}, {"node16", 16, 1, []proto.Language{proto.Node}},
+		{"python1", 1, 1, []proto.Language{proto.Python}},
+		{"python4", 4, 1, []proto.Language{proto.Python}},
+		{"node1", 1, 1, []proto.Language{proto.Node}},
+		{"node16", 16, 1, []proto.Language{proto.Node}},
 		{"bash", 1, 1, []proto.Language{proto.Bash}},
-		{"both2", 2, 1, []proto.Language{proto.Python, proto.Node}}, {"both3", 3, 1, []proto.Language{proto.Node, proto.Python}},
+		{"both2", 2, 1, []proto.Language{proto.Python, proto.Node}},
+		{"both3", 3, 1, []proto.Language{proto.Node, proto.Python}},
 	}
 	served := map[string]int{}
 	const slots = 60000
