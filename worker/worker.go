@@ -194,6 +194,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	wanted, giveUp := context.WithCancel(ctx)
 	defer giveUp()
 	preparing := w.prepare(wanted, job)
+	fault.Here(fault.AfterTakeBeforeClaim)
 	running, base, claimErr := lease.Claim(ctx)
 	if claimErr != nil {
 		giveUp()

@@ -404,7 +404,9 @@ func testWorkerKilled(t *testing.T, p *programs) {
 	late.answer(t).refusal(t, http.StatusServiceUnavailable, "service_unavailable")
 
 	w.startWorker(t)
-	w.ended(lost).failed(t, "failed", "worker_lost", "lost")
+	end := w.ended(lost)
+	end.failed(t, "failed", "worker_lost", "lost")
+	t.Logf("the end was recorded %s after the worker was killed", end.CompletedAt.Sub(killed).Round(time.Millisecond))
 	if res := inline.answer(t).result(t); told(res.ErrorCode) != `"worker_lost"` {
 		t.Errorf("inline: %+v", res)
 	}

@@ -56,7 +56,7 @@ func testMalformedEverywhere(t *testing.T, a *api, nc *nats.Conn) {
 		"bullpen.job.x", "bullpen.job.batch.default.key_bootstrap." + nobody, "bullpen.job.batch.default.key_bootstrap.x",
 		"bullpen.job.a.b.c.d.e.f", "bullpen.exec." + nobody, "bullpen.exec.x", "bullpen.exec.a.b",
 		"bullpen.out." + id + ".1", "bullpen.out." + id + ".x", "bullpen.out." + nobody + ".1", "bullpen.out.x",
-		"bullpen.done." + nobody, "bullpen.dead.x", "bullpen.x", "bullpen.x.y.z",
+		"bullpen.done." + nobody, "bullpen.dead.x", "bullpen.dead.letter.x", "bullpen.dead.letter." + nobody, "bullpen.x", "bullpen.x.y.z",
 	} {
 		for _, data := range []string{"", "\xff\x00not JSON", "{}", "null", "[1]", `{"worker":1,"trace":[],"org":{}}`} {
 			publish(t, nc, subject, data)

@@ -19,6 +19,8 @@ const (
 	AfterAcceptBeforeAnswer Point = "after_accept_before_answer"
 	// AfterAssign is in the dispatcher: a worker was given the job. Both that word and the job, on its way to the store, may still be lost.
 	AfterAssign Point = "after_assign"
+	// AfterTakeBeforeClaim is in the worker: it has the job, and no record says so.
+	AfterTakeBeforeClaim Point = "after_take_before_claim"
 	// AfterClaimBeforeStart is in the worker: the execution is recorded as running, and its program has not started.
 	AfterClaimBeforeStart Point = "after_claim_before_start"
 	// AfterOutputBeforeResult is in the worker: the program has ended and all it printed is published; nothing else is known of its end.
@@ -44,8 +46,8 @@ const (
 // Points gives all points.
 func Points() []Point {
 	return []Point{
-		AfterJobBeforeReply, AfterAcceptBeforeAnswer, AfterAssign, AfterClaimBeforeStart, AfterOutputBeforeResult, AfterSaveBeforePending,
-		AfterPendingBeforeCommit, AfterCommitBeforeResult, AfterResultBeforeAck, AfterFenceBeforeLost, AfterResultBeforeDelivery,
+		AfterJobBeforeReply, AfterAcceptBeforeAnswer, AfterAssign, AfterTakeBeforeClaim, AfterClaimBeforeStart, AfterOutputBeforeResult,
+		AfterSaveBeforePending, AfterPendingBeforeCommit, AfterCommitBeforeResult, AfterResultBeforeAck, AfterFenceBeforeLost, AfterResultBeforeDelivery,
 		AfterDeliveryBeforeJobRemoved, AfterPostBeforeRecord,
 	}
 }
