@@ -91,6 +91,27 @@ func testWorkersLost(t *testing.T, p *programs) {
 	w.malformedLetter(t)
 }
 
+// testServerLost has a job take the whole server with it again and again. Nobody is left to notice that, but the next start.
+func testServerLost(t *testing.T, p *programs) {
+	w, h := newWorld(t, p, topology{}, 1), newHold()
+	running := w.submit(bash(h.code()))
+	h.reached(t, 1)
+	poison, behind := w.submit(bash("echo never")), w.submit(bash("echo behind"))
+	w.front.kill()
+	for range 3 {
+		w.doomed(t)
+	}
+	w.startFront(t)
+	rec := w.ended(poison)
+	rec.failed(t, "failed", "worker_lost", "3 workers were lost with this job")
+	w.ended(behind).succeeded(t, "behind\n")
+	w.ended(running).failed(t, "failed", "worker_lost", "lost")
+	eventually(t, "its dead letter is there", func() (bool, any) {
+		list := w.command(t, w.key, "deadletter", "list")
+		return strings.Count(list, "workers_lost") == 1 && strings.Contains(list, poison), list
+	})
+}
+
 // requeue has the job run again, by several at once.
 func (w *world) requeue(t *testing.T, id string, hooks *receiver) {
 	t.Helper()

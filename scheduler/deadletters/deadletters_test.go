@@ -122,8 +122,8 @@ func TestMalformedMessageIsKeptAsItWas(t *testing.T) {
 		if letter.Reason != proto.DeadMalformed || letter.Meta != nil || letter.Message != "This message is no job: its header is not that of a job." {
 			t.Errorf("%+v", letter)
 		}
-		if c := content.Message; content.Job != nil || c.Subject != subject || string(c.Data) != data || c.Header["Bullpen-Meta"][0] != "{" {
-			t.Errorf("%d bytes on %s", len(c.Data), c.Subject)
+		if c := content.Message; content.Job != nil || c.Subject != subject || string(c.Data) != data || !reflect.DeepEqual(c.Header, map[string][]string(m.Header)) {
+			t.Errorf("%d bytes on %s with %v", len(c.Data), c.Subject, c.Header)
 		}
 		if err := w.SetAsideMessage(w.ctx, ack.Sequence, errors.New("again")); err != nil {
 			t.Error(err)

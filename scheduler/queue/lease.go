@@ -38,6 +38,10 @@ type Lease struct {
 	job     *proto.Job
 	header  nats.Header
 
+	// Whether and where it is noted that the job was taken; they belong to slots.
+	noted bool
+	place int
+
 	// The record and its revision belong to renew from Claim until it has stopped, and to the caller before and after.
 	rec      *proto.Record
 	revision uint64
@@ -146,6 +150,7 @@ func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int
 	if err != nil {
 		return nil, 0, fmt.Errorf("claim %s: %w", l.id, err)
 	}
+	l.slots.claimed(l)
 	claimed, l.cancel = context.WithCancelCause(ctx)
 	// The lease is kept until the result is written, also while a program that was told to stop is being stopped.
 	keep, quit := context.WithCancel(context.WithoutCancel(ctx))

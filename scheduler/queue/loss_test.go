@@ -3,6 +3,8 @@ package queue_test
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -138,5 +140,66 @@ func TestWorkerThatComesBackTooLateDoesNotClaim(t *testing.T) {
 	}
 	if _, err := l.Finish(w.ctx, ending("")); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// The dispatcher dies with the worker, as it does where both are one process, and knows of no loss. The next worker there does.
+func TestLossThatOnlyTheNextWorkerKnowsOf(t *testing.T) {
+	t.Parallel()
+	server := streamtest.Server(t)
+	set := streamtest.Set(t, server)
+	w := &world{t: t, ctx: streamtest.Context(t), server: server, set: set, queue: &queue.Queue{Set: set}}
+	name := filepath.Join(t.TempDir(), "notes")
+	if err := os.WriteFile(name, []byte(strings.Repeat("not a note\n", 100)), 0o600); err != nil { // which nobody minds
+		t.Fatal(err)
+	}
+	worker := func(n int) *host {
+		notes, err := os.OpenFile(name, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = notes.Close() })
+		s := &queue.Slots{
+			Set: streamtest.Set(t, server), Worker: fmt.Sprintf("w%d", n), Total: 4, Offers: []string{queue.OfferLanguage(proto.Python)},
+			Log: streamtest.Log(t), Notes: notes,
+		}
+		return &host{Slots: s, stop: w.background(s.Run)}
+	}
+	stop := w.dispatcher("d0")
+	var claimed, poison proto.TraceID
+	for n := range 3 {
+		h := worker(n)
+		if n == 0 {
+			ended := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+			claimed = w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+			for range 2 {
+				l := w.take(h)
+				w.claim(l)
+				if l.Job().TraceID == ended {
+					if _, err := l.Finish(w.ctx, ending("")); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			poison = w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+		}
+		if l := w.take(h); l.Job().TraceID != poison {
+			t.Fatalf("took %s", l.Job().TraceID)
+		}
+		stop()
+		h.die()
+		if rec, err := w.queue.Lookup(w.ctx, poison); err != nil || len(rec.Lost) != n {
+			t.Fatalf("%+v, %v", rec, err)
+		}
+		stop = w.dispatcher(fmt.Sprintf("d%d", n+1))
+	}
+	worker(3)
+	rec := w.wait(poison)
+	if *rec.Result.ErrorCode != string(proto.CodeWorkerLost) || !slices.Equal(rec.Lost, []string{"w0", "w1", "w2"}) {
+		t.Errorf("%+v", rec)
+	}
+	w.eventually("it is set aside", func() bool { return len(w.letters()) == 1 })
+	if rec := w.wait(claimed); len(rec.Lost) != 0 || rec.Attempt != 1 { // its lease is over
+		t.Errorf("what was claimed counts as lost before: %+v", rec)
 	}
 }

@@ -27,16 +27,19 @@ type Slots struct {
 	Total  int      // slots
 	Offers []string // what the jobs taken here may need, such as OfferLanguage of a language
 	Log    *slog.Logger
+	Notes  Notes // its own until Run returns; nil for none
 
 	mu      sync.Mutex
 	open    bool // assignments reach us: before that nothing is announced
 	ticket  uint64
 	waiting map[uint64]chan *Lease // free slots by ticket
 	held    map[proto.TraceID]*Lease
+	places  map[int]bool // of Notes that are used
 }
 
-// Run announces the worker until ctx ends, and then says goodbye.
+// Run counts what the last worker was lost with, announces this one until ctx ends, and then says goodbye.
 func (s *Slots) Run(ctx context.Context) error {
+	s.recall(ctx)
 	var subs []*nats.Subscription
 	defer func() {
 		for _, sub := range subs {
@@ -120,7 +123,7 @@ func (s *Slots) wait(ctx context.Context) (*Lease, error) {
 	arrived := make(chan *Lease, 1)
 	s.mu.Lock()
 	if s.waiting == nil {
-		s.waiting, s.held = map[uint64]chan *Lease{}, map[proto.TraceID]*Lease{}
+		s.waiting, s.held, s.places = map[uint64]chan *Lease{}, map[proto.TraceID]*Lease{}, map[int]bool{}
 	}
 	s.free(arrived)
 	s.mu.Unlock()
@@ -182,6 +185,7 @@ func (s *Slots) assigned(m *nats.Msg) {
 		l.sent, l.word = m, make(chan string, 1)
 	}
 	s.held[a.Trace] = l
+	s.note(l)
 	arrived <- l
 }
 
@@ -208,6 +212,7 @@ func (s *Slots) cancelled(m *nats.Msg) {
 
 func (s *Slots) forget(id proto.TraceID) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.strike(s.held[id])
 	delete(s.held, id)
-	s.mu.Unlock()
 }

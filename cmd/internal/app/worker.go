@@ -35,6 +35,7 @@ type workerRole struct {
 	ready  chan struct{} // closed when the rest is set
 	slots  *queue.Slots
 	runner *worker.Worker
+	notes  *os.File
 	lacks  map[string]string // why capabilities are not offered, as the log has it
 }
 
@@ -133,7 +134,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 		}
 	}
 	r.metrics.CgroupVersion(maker.CgroupVersion())
-	r.slots = &queue.Slots{Set: r.set, Worker: r.instance, Total: r.cfg.SlotCount(), Offers: offers, Log: r.log}
+	r.slots = &queue.Slots{Set: r.set, Worker: r.instance, Total: r.cfg.SlotCount(), Offers: offers, Log: r.log, Notes: r.notes}
 	r.runner = &worker.Worker{
 		Jobs: jobs{r.slots}, Jails: maker, Images: images, Homes: homes, Home: r.cfg.Home, Slots: r.slots.Total, Log: r.log,
 		Done: r.metrics.ExecutionDone, Fit: r.fitness.set,
@@ -158,6 +159,7 @@ func (r *workerRole) openHomes(ctx context.Context, maker *nsjail.Maker, c *clos
 		return nil, nil, err
 	}
 	*c = append(*c, lock.Close)
+	r.notes = lock // no other process has it, and the next one that takes the number finds it
 	owners := &home.Owners{}
 	*c = append(*c, owners.Close)
 	keeper, err := keep.Open(keep.Config{
