@@ -56,6 +56,7 @@ func crashes() map[fault.Point]crash {
 		fault.AfterJobBeforeReply:           {ran: 1},
 		fault.AfterAcceptBeforeAnswer:       {ran: 1},
 		fault.AfterAssign:                   {ran: 1},
+		fault.AfterTakeBeforeClaim:          {ran: 1},
 		fault.AfterClaimBeforeStart:         {thread: true, lost: true},
 		fault.AfterOutputBeforeResult:       {thread: true, lost: true, ran: 1},
 		fault.AfterSaveBeforePending:        {thread: true, lost: true, ran: 1},
@@ -188,6 +189,7 @@ func (w *crashWorld) workersDie(t *testing.T) {
 	points := []fault.Point{
 		fault.AfterClaimBeforeStart, fault.AfterOutputBeforeResult, fault.AfterSaveBeforePending, fault.AfterPendingBeforeCommit,
 		fault.AfterCommitBeforeResult, fault.AfterResultBeforeAck,
+		fault.AfterTakeBeforeClaim, // the last, since the next worker is given what was not claimed
 	}
 	start := w.startFront
 	if w.apart {

@@ -52,7 +52,7 @@ func notJob(why error) string { return "This message is no job: " + why.Error() 
 
 // SetAsideMessage moves a malformed message from where jobs lie to the dead letters; why says what is wrong with it.
 func (s *Store) SetAsideMessage(ctx context.Context, seq uint64, why error) error {
-	m, err := s.Set.Jobs.GetMsg(ctx, seq) // not its body: nothing that it says of that need be true
+	m, err := s.Set.Bare(ctx, s.Set.Jobs, seq) // not its body: nothing that it says of that need be true
 	if stream.Missing(err) {
 		return nil
 	}
