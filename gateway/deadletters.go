@@ -318,6 +318,6 @@ func (s *Server) again(ctx context.Context, old *proto.Job, id proto.TraceID) (*
 	job := *old
 	job.TraceID, job.RequestID, job.Prefer = id, i.requestID, ""
 	job.CreatedAt, job.QueueDeadline = now, now.Add(s.QueueExpiry)
-	job.Concurrent, job.MaxQueued = plan.Concurrent, plan.MaxQueued
+	job.Concurrent, job.MaxQueued, job.Weight, job.KeyConcurrent = plan.Concurrent, plan.MaxQueued, plan.Weight, key.Concurrent
 	return &job, nil
 }

@@ -194,6 +194,7 @@ func TestDeadLettersAreForAdministrators(t *testing.T) {
 func TestRequeueMakesANewExecution(t *testing.T) {
 	h := newHarness(t)
 	h.stub.addKey("other", "pro", proto.RightsExecute)
+	h.stub.keys[1].Concurrent = 3
 	old := lostJob("other", "key_2")
 	old.ThreadID = "notebook"
 	id := h.letters.add(old)
@@ -217,7 +218,7 @@ func TestRequeueMakesANewExecution(t *testing.T) {
 	}
 	want := old
 	want.TraceID, want.RequestID, want.CreatedAt, want.QueueDeadline = made, "r-new", job.CreatedAt, job.QueueDeadline
-	want.Prefer, want.Concurrent, want.MaxQueued = job.Prefer, 100, 1000 // of its key's plan
+	want.Prefer, want.Concurrent, want.MaxQueued, want.Weight, want.KeyConcurrent = job.Prefer, 100, 1000, proto.Plans()[1].Weight, 3 // as its key has them
 	gotText, _ := json.Marshal(job)
 	wantText, _ := json.Marshal(want)
 	if string(gotText) != string(wantText) {

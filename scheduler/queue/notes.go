@@ -5,7 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -28,9 +30,9 @@ const (
 
 // noted is a job that a worker has and has not claimed.
 type noted struct {
-	Trace    proto.TraceID `json:"trace"`
-	Revision uint64        `json:"revision"` // of the execution's record when the job was assigned
-	Worker   string        `json:"worker"`
+	Trace   proto.TraceID `json:"trace"`
+	Attempt int           `json:"attempt"` // that it was to start
+	Worker  string        `json:"worker"`
 }
 
 // note notes that l was taken. s.mu is held.
@@ -41,7 +43,7 @@ func (s *Slots) note(l *Lease) {
 	for s.places[l.place] {
 		l.place++
 	}
-	body, err := json.Marshal(noted{l.id, l.revision, s.Worker})
+	body, err := json.Marshal(noted{l.id, l.attempt, s.Worker})
 	if err == nil && len(body) >= noteBytes {
 		err = errors.New("the worker's name is too long")
 	}
@@ -116,11 +118,18 @@ func (s *Slots) recall(ctx context.Context) {
 // own writes the loss that a note tells of into the record, unless that was done. It tries until ctx ends.
 func (s *Slots) own(ctx context.Context, n *noted) error {
 	return backoff.RetryNotify(func() error {
-		_, _, err := (&Queue{Set: s.Set}).countLoss(ctx, n.Trace, n.Worker, n.Revision)
-		if errors.Is(err, proto.ErrNotFound) {
-			return nil // its job was never stored, or has long ended
+		// The dispatcher that assigned the job may not have known of the loss before, so it is not said at which revision it did.
+		rec, _, err := (&Queue{Set: s.Set}).countLoss(ctx, n.Trace, n.Worker, func(rec *proto.Record, _ uint64) bool {
+			return rec.Attempt == n.Attempt-1 && !slices.Contains(rec.Lost, n.Worker)
+		})
+		switch {
+		case errors.Is(err, proto.ErrNotFound): // its job was never stored, or has long ended
+			return nil
+		case err == nil && rec == nil:
+			return fmt.Errorf("count the loss of %s: %w", n.Trace, proto.ErrConflict)
+		default:
+			return err
 		}
-		return err
 	}, backoff.WithContext(backoff.NewConstantBackOff(noteRetry), ctx), func(err error, _ time.Duration) {
 		s.Log.Warn("the loss of a job could not be written, will retry", "trace_id", n.Trace, "error", err)
 	})

@@ -85,16 +85,16 @@ func (l *leading) comeBack(ctx context.Context, j *job, w *member) {
 	l.Log.Warn("a worker was lost with an assigned job", "trace_id", j.meta.TraceID, "worker", j.worker, "losses", j.losses+1)
 	id, worker, revision := j.meta.TraceID, j.worker, j.revision
 	l.end(ctx, j, func(ctx context.Context, q *Queue) (*proto.Record, uint64, error) {
-		return q.countLoss(ctx, id, worker, revision)
+		return q.countLoss(ctx, id, worker, func(_ *proto.Record, at uint64) bool { return at == revision })
 	})
 }
 
-// countLoss writes into the record of an execution that a worker was lost before it started the program, if the record is still as it was when
-// the worker was assigned the job. With the last of startsAllowed the execution ends. It returns the record that stands, with its sequence
-// number; nil where that is not known because somebody changed it meanwhile.
-func (q *Queue) countLoss(ctx context.Context, id proto.TraceID, worker string, at uint64) (*proto.Record, uint64, error) {
+// countLoss writes into the record of an execution that a worker was lost before it started the program, if the execution is queued and counts
+// says of its record that this is not told there. With the last of startsAllowed the execution ends. It returns the record that stands, with
+// its sequence number; nil where that is not known because somebody changed it meanwhile.
+func (q *Queue) countLoss(ctx context.Context, id proto.TraceID, worker string, counts func(rec *proto.Record, at uint64) bool) (*proto.Record, uint64, error) {
 	rec, seq, err := q.lookup(ctx, id)
-	if err != nil || seq != at || rec.Status != proto.StatusQueued {
+	if err != nil || rec.Status != proto.StatusQueued || !counts(rec, seq) {
 		return rec, seq, err
 	}
 	next := *rec
