@@ -97,7 +97,8 @@ func testLimitsKilled(t *testing.T, p *programs, in topology) {
 		byKey.release(t)
 		full()
 	}
-	byOrg.release(t)
+	w.worker.kill() // an end in order would wait for what holds
+	w.front.kill()
 }
 
 // testDispatcherKilled kills the dispatcher that leads, with jobs of two organisations queued: another one takes over, and nothing is lost,
