@@ -43,7 +43,8 @@ func afterLost(r *rand.Rand) time.Duration {
 func (l *ledger) singleTroubles() []trouble {
 	var all []trouble
 	for _, m := range l.members {
-		all = append(all, killed(m, atOnce), killed(m, atOnce), killed(m, soon), stopped(m), frozen(m, beforeLost), frozen(m, afterLost))
+		all = append(all, slices.Repeat([]trouble{killed(m, atOnce), killed(m, atOnce), killed(m, soon)}, 2)...)
+		all = append(all, stopped(m), frozen(m, beforeLost), frozen(m, afterLost))
 		if m.line != nil {
 			all = append(all,
 				cutOff(m, "cut off", soon, true, false, false), cutOff(m, "cut off for long", afterLost, true, false, false),
