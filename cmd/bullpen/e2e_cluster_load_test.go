@@ -22,6 +22,7 @@ type load struct {
 
 	mu       sync.Mutex
 	accepted map[string]string // what an execution prints, by its id
+	unknown  map[string]string // the same, of those that the server could not tell whether it had accepted
 	finished []time.Time       // of executions, as their clients saw it
 	refused  int               // submissions that were not taken
 	wrong    []string
@@ -37,13 +38,14 @@ const (
 // startLoad starts the clients, which the end of the test stops.
 func startLoad(t *testing.T, w *world) *load {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	l := &load{w: w, stop: cancel, accepted: map[string]string{}, beat: make(chan struct{})}
-	for _, run := range []func(context.Context, string) error{l.inline, l.async, l.streaming} {
-		for range loadClients {
+	l := &load{w: w, stop: cancel, accepted: map[string]string{}, unknown: map[string]string{}, beat: make(chan struct{})}
+	for mode, run := range []func(context.Context, string) error{l.inline, l.threaded, l.async, l.streaming} {
+		for i := range loadClients {
+			name := fmt.Sprintf("client-%d-%d", mode, i)
 			l.done.Go(func() {
 				for n := 0; ctx.Err() == nil; n++ {
-					if err := run(ctx, fmt.Sprintf("%p %d", &n, n)); err != nil {
-						l.complain(err.Error())
+					if err := run(ctx, fmt.Sprintf("%s %d", name, n)); err != nil {
+						l.complain(err)
 					}
 				}
 			})
@@ -59,37 +61,52 @@ func (l *load) end() {
 	l.done.Wait()
 }
 
-func (l *load) complain(what string) {
+func (l *load) complain(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.wrong = append(l.wrong, time.Now().Format("15:04:05.000 ")+what)
+	l.wrong = append(l.wrong, time.Now().Format("15:04:05.000 ")+err.Error())
 }
 
-// submit has a program accepted. It gives nil when it was refused as it should be, which counts.
-func (l *load) submit(ctx context.Context, word string, headers ...string) (*reply, error) {
-	r, err := l.w.try(context.WithoutCancel(ctx), http.MethodPost, executePath, bash("echo '"+word+"'").and("timeout", 30), headers...)
+// submit has a program accepted that prints word. It gives nil when it was not; that it is refused as it should be is no error.
+func (l *load) submit(ctx context.Context, word string, body request, headers ...string) (*reply, error) {
+	r, err := l.w.try(context.WithoutCancel(ctx), http.MethodPost, executePath, body, headers...)
 	if err != nil {
 		return nil, fmt.Errorf("submit: %w", err)
 	}
-	id := r.header.Get("X-Trace-Id")
-	if r.status == http.StatusOK || r.status == http.StatusAccepted {
-		l.mu.Lock()
-		l.accepted[id] = word + "\n"
-		l.mu.Unlock()
-		return r, nil
-	}
-	if after, err := strconv.Atoi(r.header.Get("Retry-After")); r.status != http.StatusServiceUnavailable || err != nil || after < 1 {
-		return nil, fmt.Errorf("%s: refused with %s, Retry-After %q", id, r, r.header.Get("Retry-After"))
-	}
+	id, after := r.header.Get("X-Trace-Id"), r.header.Get("Retry-After")
 	l.mu.Lock()
-	l.refused++
+	defer l.mu.Unlock()
+	switch {
+	case r.status == http.StatusOK || r.status == http.StatusAccepted:
+		l.accepted[id] = word + "\n"
+		return r, nil
+	case r.status == http.StatusGatewayTimeout && id != "": // it was accepted, and ends yet
+		l.accepted[id] = word + "\n"
+	case r.status == http.StatusInternalServerError && id != "":
+		l.unknown[id] = word + "\n"
+	case (r.status == http.StatusServiceUnavailable || r.status == http.StatusConflict && body["thread_id"] != nil) && !isPositive(after, r.status):
+		return nil, fmt.Errorf("%s refused with Retry-After %q: %s", id, after, r)
+	case r.status == http.StatusServiceUnavailable || r.status == http.StatusConflict && body["thread_id"] != nil:
+		l.refused++
+	default:
+		return nil, fmt.Errorf("%s refused: %s", id, r)
+	}
 	l.mu.Unlock()
+	defer l.mu.Lock()
 	select {
 	case <-ctx.Done():
 	case <-time.After(again):
 	}
 	return nil, nil
 }
+
+// isPositive reports whether a refusal says when to come again, as those that pass by themselves do.
+func isPositive(after string, status int) bool {
+	n, err := strconv.Atoi(after)
+	return err == nil && n > 0 || status == http.StatusConflict
+}
+
+func program(word string) request { return bash("echo '"+word+"'").and("timeout", 30) }
 
 // ended takes in an execution that its client has seen the end of.
 func (l *load) ended() {
@@ -101,16 +118,33 @@ func (l *load) ended() {
 }
 
 func (l *load) inline(ctx context.Context, word string) error {
-	r, err := l.submit(ctx, word)
-	if r == nil {
-		return err
+	r, err := l.submit(ctx, word, program(word))
+	if r != nil {
+		l.ended()
 	}
-	l.ended()
-	return nil
+	return err
+}
+
+// threaded takes a new thread at times, since one whose execution hangs is busy.
+func (l *load) threaded(ctx context.Context, word string) error {
+	thread := "thread-" + strconv.FormatInt(time.Now().Unix()/10, 10) + word[:len("client-0-0")]
+	r, err := l.submit(ctx, word, program(word).and("thread_id", thread))
+	if r != nil {
+		l.ended()
+	}
+	return err
+}
+
+func (l *load) streaming(ctx context.Context, word string) error {
+	r, err := l.submit(ctx, word, program(word), accept, ndjson)
+	if r != nil {
+		l.ended()
+	}
+	return err
 }
 
 func (l *load) async(ctx context.Context, word string) error {
-	r, err := l.submit(ctx, word, "Prefer", "respond-async")
+	r, err := l.submit(ctx, word, program(word), "Prefer", "respond-async", "Idempotency-Key", word)
 	if r == nil {
 		return err
 	}
@@ -136,19 +170,10 @@ func (l *load) async(ctx context.Context, word string) error {
 	}
 }
 
-func (l *load) streaming(ctx context.Context, word string) error {
-	r, err := l.submit(ctx, word, accept, ndjson)
-	if r == nil {
-		return err
-	}
-	l.ended()
-	return nil
-}
-
-// since waits until every client has seen n executions end, and gives the longest time without one from a moment on.
+// since waits until clients have seen n executions end after a moment, and gives the longest time without an end from then on.
 func (l *load) since(t testing.TB, from time.Time, n int) time.Duration {
 	t.Helper()
-	limit := time.NewTimer(patience)
+	limit := time.NewTimer(2 * patience)
 	defer limit.Stop()
 	for {
 		l.mu.Lock()
@@ -156,12 +181,12 @@ func (l *load) since(t testing.TB, from time.Time, n int) time.Duration {
 		ends, beat := slices.Clone(l.finished[first:]), l.beat
 		l.mu.Unlock()
 		if len(ends) >= n {
-			return longest(from, ends)
+			return longest(from, ends[:n])
 		}
 		select {
 		case <-beat:
 		case <-limit.C:
-			t.Fatalf("%d executions ended within %s, want %d; %s", len(ends), patience, n, l.tail())
+			t.Fatalf("%d executions ended within %s, want %d; %s", len(ends), 2*patience, n, l)
 		}
 	}
 }
@@ -174,13 +199,14 @@ func longest(from time.Time, ends []time.Time) (gap time.Duration) {
 	return gap
 }
 
-func (l *load) tail() string {
+func (l *load) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return fmt.Sprintf("%d accepted, %d refused, %d wrong: %q", len(l.accepted), l.refused, len(l.wrong), l.wrong[max(0, len(l.wrong)-5):])
+	return fmt.Sprintf("%d accepted, %d refused, %d unknown, %d wrong: %q", len(l.accepted), l.refused, len(l.unknown), len(l.wrong),
+		l.wrong[max(0, len(l.wrong)-5):])
 }
 
-// check says what is wrong with what the clients saw, and with the executions as they are told now.
+// check ends the load, and says what is wrong with what the clients saw and with the executions as they are told now.
 func (l *load) check(t *testing.T) {
 	t.Helper()
 	l.end()
@@ -188,17 +214,44 @@ func (l *load) check(t *testing.T) {
 		t.Error(w)
 	}
 	for id, want := range l.accepted {
-		if err := l.isRight(id, want); err != nil {
+		if err := l.isRight(t, id, want); err != nil {
 			t.Error(err)
 		}
 	}
-	t.Logf("%d executions, %d refused", len(l.accepted), l.refused)
+	for id, want := range l.unknown {
+		if r := l.w.get(execution(id)); r.status == http.StatusNotFound {
+			continue
+		}
+		rec := l.w.in(t).ended(id)
+		if rec.ErrorCode != nil && *rec.ErrorCode == string(proto.CodeExpiredInQueue) && rec.Attempt == 0 {
+			continue
+		}
+		if err := l.isRight(t, id, want); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Log(l)
 }
 
-func (l *load) isRight(id, want string) error {
-	rec := l.w.ended(id)
+// isRight reports whether an execution has ended once and well, and is told alike in its record and in its stream.
+func (l *load) isRight(t *testing.T, id, want string) error {
+	t.Helper()
+	a := l.w.in(t)
+	rec := a.ended(id)
 	if rec.Status != "success" || rec.Stdout == nil || *rec.Stdout != want || rec.Attempt != 1 {
 		return errors.New(rec.String())
+	}
+	events := a.output(id, 0)
+	last := events[len(events)-1]
+	if last.Type != "result" || last.Result == nil || last.OutputTruncated == nil || last.Result.Stdout != want || !last.Result.Success {
+		return fmt.Errorf("%s: its stream ends with %+v", id, last)
+	}
+	if *last.OutputTruncated { // the store was away for longer than output waits for it
+		t.Logf("%s: its stream is not whole", id)
+		return nil
+	}
+	if stdout, _, _ := whole(t, events, 0); stdout != want {
+		return fmt.Errorf("%s: its stream has %q", id, stdout)
 	}
 	return nil
 }

@@ -29,8 +29,7 @@ const (
 	routePort    = "6222"
 	natsSystem   = "system" // who may remove servers
 	clusterNodes = 3
-	// storeBytes is the disk of a node.
-	storeBytes = 256 << 20
+	diskBytes    = 256 << 20 // of a node
 )
 
 // cluster is three NATS servers, each on a machine of its own, that are joined by one network. bullpen's processes run where the programs do
@@ -81,9 +80,11 @@ func (p *programs) startCluster(t *testing.T) *cluster {
 	for _, n := range c.nodes {
 		n.listens(t)
 	}
-	opts := []nats.Option{nats.RootCAs(p.cert), nats.MaxReconnects(-1), nats.ReconnectWait(100 * time.Millisecond), nats.PingInterval(time.Second),
+	opts := []nats.Option{
+		nats.RootCAs(p.cert), nats.MaxReconnects(-1), nats.ReconnectWait(100 * time.Millisecond), nats.PingInterval(time.Second),
 		nats.Timeout(time.Second), nats.IgnoreDiscoveredServers(),
-		nats.SetCustomDialer(p.machine)}
+		nats.SetCustomDialer(p.machine),
+	}
 	c.system, err = nats.Connect(c.urls(), append(opts, nats.UserInfo(natsSystem, natsPassword))...)
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +136,7 @@ func (c *cluster) newNode(t *testing.T, number int) *natsNode {
 		err = os.Mkdir(n.disk, 0o700)
 	}
 	if err == nil {
-		n.machine.mounts, err = newDisk(n.disk, storeBytes)
+		n.machine.mounts, err = newDisk(n.disk, diskBytes)
 	}
 	if err == nil {
 		t.Cleanup(func() { _ = n.machine.mounts.Close() })
