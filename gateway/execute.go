@@ -305,6 +305,9 @@ func (s *Server) await(ctx context.Context, x *admitted) (*proto.Record, error) 
 }
 
 func (s *Server) queueWaitOver() string {
+	if s.left.Err() != nil {
+		return "The server was shut down before a worker was free, so the execution was withdrawn."
+	}
 	return fmt.Sprintf("No worker was free within %s, so the execution was withdrawn.", s.QueueWait)
 }
 
@@ -317,9 +320,9 @@ func (s *Server) clientGone(ctx context.Context, x *admitted) error {
 	return errors.Join(ctx.Err(), err)
 }
 
-// waitUntil waits for the end of an execution. Its error is errNoAnswerInTime at the deadline.
+// waitUntil waits for the end of an execution. Its error is errNoAnswerInTime at the deadline, and when this server leaves.
 func (s *Server) waitUntil(ctx context.Context, id proto.TraceID, deadline time.Time) (*proto.Record, error) {
-	limited, cancel := context.WithDeadline(ctx, deadline)
+	limited, cancel := s.until(ctx, deadline)
 	defer cancel()
 	record, err := s.Jobs.Wait(limited, id)
 	switch {

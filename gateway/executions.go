@@ -149,7 +149,7 @@ func (s *Server) getOutput(w http.ResponseWriter, r *http.Request) error {
 		}
 		tail = &snapshot{Tail: tail, given: after, until: last}
 	}
-	f := newFollower(w, infoOf(r.Context()), tail, sse, after)
+	f := s.newFollower(w, infoOf(r.Context()), tail, sse, after)
 	w.WriteHeader(http.StatusOK)
 	if err := f.w.FlushError(); err != nil {
 		return fmt.Errorf("stream events: %w", err)

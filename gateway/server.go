@@ -25,6 +25,8 @@ const (
 	writeTimeout = 60 * time.Second
 	writePiece   = 256 << 10
 	keepalive    = 15 * time.Second
+	// leaveGrace is how long a stream goes on without an event once this server leaves.
+	leaveGrace = time.Second
 	// answerGrace is what an inline answer may take beyond the execution's timeout. The SDK gives up two seconds later,
 	// and sends the code again.
 	answerGrace = 8 * time.Second
@@ -83,6 +85,8 @@ type Server struct {
 
 	draining  atomic.Bool
 	budget    budget
+	left      context.Context // of all waits for executions: it ends with Leave
+	leave     context.CancelFunc
 	transfers transfers
 }
 
@@ -90,8 +94,14 @@ type Server struct {
 // for which the caller waits.
 func (s *Server) Drain() { s.draining.Store(true) }
 
-// Handler gives the handler of all routes.
+// Leave makes nobody wait any longer for an execution whose answer has not begun: what is queued for its caller is withdrawn and
+// answered with 503, what runs with where to ask for it. Streams that have begun are broken off, between two events, when there is
+// nothing to tell for a second: whoever reads them goes on elsewhere. It is called after Handler.
+func (s *Server) Leave() { s.leave() }
+
+// Handler gives the handler of all routes. It is called once.
 func (s *Server) Handler() http.Handler {
+	s.left, s.leave = context.WithCancel(context.Background())
 	root := chi.NewRouter()
 	root.Use(s.observe)
 	root.NotFound(s.handle(func(http.ResponseWriter, *http.Request) error { return errNoRoute }))
@@ -239,6 +249,16 @@ func methodNotAllowed(root chi.Routes) func(http.ResponseWriter, *http.Request) 
 		}
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
 		return errMethod
+	}
+}
+
+// until gives a context that ends at the deadline, or when this server leaves.
+func (s *Server) until(ctx context.Context, deadline time.Time) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	stop := context.AfterFunc(s.left, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 // follower writes the events of one execution to one client.
 type follower struct {
+	s    *Server
 	w    *recorder
 	tail Tail
 	sse  bool
@@ -23,7 +24,7 @@ type follower struct {
 	head []byte // reused
 }
 
-func newFollower(w http.ResponseWriter, r *info, tail Tail, sse bool, last int64) *follower {
+func (s *Server) newFollower(w http.ResponseWriter, r *info, tail Tail, sse bool, last int64) *follower {
 	h := w.Header()
 	h.Set("Content-Type", typeNDJSON)
 	if sse {
@@ -31,19 +32,25 @@ func newFollower(w http.ResponseWriter, r *info, tail Tail, sse bool, last int64
 	}
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Accel-Buffering", "no")
-	return &follower{w: r.rec, tail: tail, sse: sse, last: last}
+	return &follower{s: s, w: r.rec, tail: tail, sse: sse, last: last}
 }
 
-// copy writes events as they come until the last one. Its errors are those of reading and writing, and that of ctx.
+// copy writes events as they come until the last one. Its errors are those of reading and writing, that of ctx, and errDraining when
+// this server leaves and there is nothing more to tell.
 func (f *follower) copy(ctx context.Context) error {
 	for {
-		batch, err := nextUntil(ctx, f.tail, time.Now().Add(keepalive))
+		left := f.s.left.Err() != nil
+		batch, err := f.next(ctx, left)
 		switch {
 		case err == nil:
 			err = f.write(batch)
 			f.last = batch.Last
 		case errors.Is(err, io.EOF):
 			return nil
+		case errors.Is(err, errNoAnswerInTime) && left:
+			err = errDraining
+		case errors.Is(err, errNoAnswerInTime) && f.s.left.Err() != nil:
+			continue // what has happened already is told
 		case errors.Is(err, errNoAnswerInTime):
 			err = f.write(proto.Batch{First: f.last, Last: f.last, Lines: proto.AppendKeepaliveEvent(nil, f.last)})
 		}
@@ -122,10 +129,27 @@ func (f *follower) field(seq int64) []byte {
 	return f.head
 }
 
-// nextUntil reads the next events. Its error is errNoAnswerInTime at the deadline, after which the tail is still good.
-func nextUntil(ctx context.Context, tail Tail, deadline time.Time) (proto.Batch, error) {
-	limited, cancel := context.WithDeadline(ctx, deadline)
+// next reads the next events. Its error is errNoAnswerInTime when it is time for a keepalive, and when this server leaves; left says that
+// it does already.
+func (f *follower) next(ctx context.Context, left bool) (proto.Batch, error) {
+	if !left {
+		return f.s.nextUntil(ctx, f.tail, time.Now().Add(keepalive))
+	}
+	limited, cancel := context.WithTimeout(ctx, leaveGrace)
 	defer cancel()
+	return nextWithin(ctx, limited, f.tail)
+}
+
+// nextUntil reads the next events. Its error is errNoAnswerInTime at the deadline, and when this server leaves; the tail is still good
+// then.
+func (s *Server) nextUntil(ctx context.Context, tail Tail, deadline time.Time) (proto.Batch, error) {
+	limited, cancel := s.until(ctx, deadline)
+	defer cancel()
+	return nextWithin(ctx, limited, tail)
+}
+
+// nextWithin reads the next events until limited ends, which is ctx with a limit.
+func nextWithin(ctx, limited context.Context, tail Tail) (proto.Batch, error) {
 	batch, err := tail.Next(limited)
 	switch {
 	case err == nil || errors.Is(err, io.EOF):
@@ -156,7 +180,7 @@ func (s *Server) answerStream(ctx context.Context, w http.ResponseWriter, x *adm
 	if err != nil {
 		return err
 	}
-	f := newFollower(w, infoOf(ctx), tail, false, 0)
+	f := s.newFollower(w, infoOf(ctx), tail, false, 0)
 	if err := f.write(first); err != nil {
 		return fmt.Errorf("stream events: %w", err)
 	}
@@ -170,7 +194,7 @@ func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.
 	if x.owner {
 		deadline = x.queueDeadline
 	}
-	first, err := nextUntil(ctx, tail, deadline)
+	first, err := s.nextUntil(ctx, tail, deadline)
 	if err != nil && ctx.Err() != nil {
 		return first, s.clientGone(ctx, x)
 	}
@@ -182,7 +206,7 @@ func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.
 		case expired(record):
 			return first, errExpired
 		}
-		first, err = nextUntil(ctx, tail, x.deadline)
+		first, err = s.nextUntil(ctx, tail, x.deadline)
 	}
 	switch {
 	case errors.Is(err, errNoAnswerInTime) || (err != nil && ctx.Err() != nil):

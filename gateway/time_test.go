@@ -310,3 +310,71 @@ func TestHTTP2(t *testing.T) {
 		h.execute(hello+strings.Repeat(" ", DefaultMaxBody)).want(413, "payload_too_large")
 	})
 }
+
+// TestLeave has a server that shuts down let go of those who would wait longer than it lives.
+func TestLeave(t *testing.T) {
+	for name, headers := range waitingModes {
+		t.Run(name+", queued", func(t *testing.T) {
+			bubble(t, func(t *testing.T, h *harness) {
+				answers := h.begin(h.executeRequest(hello, append(headers, "Idempotency-Key", "k")...))
+				<-h.stub.submitted
+				start := time.Now()
+				h.server.Drain()
+				h.server.Leave()
+				a := (<-answers).want(503, "service_unavailable", "send it again")
+				if took := time.Since(start); took != 0 || a.header.Get("Retry-After") == "" {
+					t.Errorf("answered after %s with %v", took, a.header)
+				}
+				if r := h.stub.record(a.trace()); !expired(&r) || !strings.Contains(*r.Result.ErrorMessage, "shut down") {
+					t.Errorf("record %+v", r)
+				}
+				if h.stub.bound() != 0 {
+					t.Error("the idempotency key stays bound")
+				}
+			})
+		})
+	}
+	t.Run("inline, running", func(t *testing.T) {
+		bubble(t, func(t *testing.T, h *harness) {
+			answers := h.begin(h.executeRequest(hello))
+			id := <-h.stub.submitted
+			h.stub.start(id)
+			synctest.Wait()
+			h.server.Leave()
+			if a := (<-answers).want(504, "gateway_timeout", "/v1/executions/"+string(id)); a.trace() != id {
+				t.Errorf("X-Trace-Id %s", a.trace())
+			}
+		})
+	})
+	t.Run("asked for", func(t *testing.T) {
+		bubble(t, func(t *testing.T, h *harness) {
+			id := h.execute(hello, "Prefer", "respond-async").trace()
+			answers := h.begin(h.request(http.MethodGet, "/v1/executions/"+string(id)+"?wait=20", ""))
+			synctest.Wait()
+			h.server.Leave()
+			(<-answers).want(200, "")
+		})
+	})
+	t.Run("streamed", func(t *testing.T) {
+		bubble(t, func(t *testing.T, h *harness) {
+			id := h.execute(hello, "Prefer", "respond-async").trace()
+			h.stub.start(id)
+			resp, err := h.client.Do(h.request(http.MethodGet, "/v1/executions/"+string(id)+"/output", ""))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = resp.Body.Close() }()
+			start := time.Now()
+			h.server.Leave()
+			time.Sleep(leaveGrace / 2)
+			h.stub.output(id, proto.Stdout, "late")
+			body, err := io.ReadAll(resp.Body)
+			if !errors.Is(err, io.ErrUnexpectedEOF) || !strings.HasSuffix(string(body), `"data":"late","seq":2}`+"\n") {
+				t.Errorf("read %q, %v: it must be broken off after the last event", body, err)
+			}
+			if took := time.Since(start); took != leaveGrace*3/2 {
+				t.Errorf("broken off after %s", took)
+			}
+		})
+	})
+}

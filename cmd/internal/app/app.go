@@ -150,6 +150,7 @@ type roles struct {
 	base  []part       // what the others stand on: stops last
 	api   http.Handler // what the process answers over HTTP, until the work and its answers are done
 	drain func()       // makes api refuse new work
+	leave func()       // makes api answer those who wait for work
 }
 
 // running are the parts that were started.
@@ -207,12 +208,15 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 			parts.start(failed, &work, p)
 		}
 		if front != nil {
-			front.open(r.api)
+			front.open(r.api, r.leave)
 		}
 		<-failed.Done()
 		log.Info("draining", "at_most", cfg.Drain)
 		r.drain()
 		work.Wait()
+		if cfg.Embedded() {
+			r.leave() // what is queued now does not run before the next start
+		}
 		closeWeb()
 		web.Wait()
 		leave()
@@ -249,13 +253,13 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 		r.base = append(r.base, part{"webhook settings", s.webhooks.settings.Run})
 		r.work = append(r.work, part{"webhook dispatcher", s.webhooks.run})
 	}
-	r.api, r.drain = s.health(), func() {}
+	r.api, r.drain, r.leave = s.health(), func() {}, func() {}
 	if s.cfg.Has(RoleGateway) {
 		g, base, err := s.gateway(ctx)
 		if err != nil {
 			return roles{}, err
 		}
-		r.api, r.drain = g.Handler(), g.Drain
+		r.api, r.drain, r.leave = g.Handler(), g.Drain, g.Leave
 		r.base = append(append(r.base, base...), part{"threads", s.keepHouse})
 	}
 	if s.cfg.Has(RoleWorker) {

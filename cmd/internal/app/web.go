@@ -93,6 +93,7 @@ type httpServer struct {
 	server   *http.Server
 	listener net.Listener
 	busy     *inFlight
+	leave    func() // answers those who wait; nil before open
 	patience time.Duration
 	log      *slog.Logger
 }
@@ -116,8 +117,9 @@ func listen(cfg *Config, log *slog.Logger) (*httpServer, error) {
 	return h, nil
 }
 
-// open answers with api from now on.
-func (h *httpServer) open(api http.Handler) {
+// open answers with api from now on. leave is called when those who wait for their answers have waited long enough.
+func (h *httpServer) open(api http.Handler, leave func()) {
+	h.leave = leave
 	h.busy.become(api)
 	h.log.Info("listening", "url", "http://"+h.listener.Addr().String())
 }
@@ -135,6 +137,9 @@ func (h *httpServer) run(ctx context.Context) error {
 	idle, stop := context.WithTimeout(rest, h.patience)
 	defer stop()
 	h.busy.wait(idle)
+	if h.leave != nil {
+		h.leave()
+	}
 	closing, cancel := context.WithTimeout(rest, closeTimeout)
 	defer cancel()
 	if err := h.server.Shutdown(closing); err != nil {
