@@ -43,6 +43,12 @@ type Tail interface {
 	Close()
 }
 
+// Backups makes backups of what JetStream holds.
+type Backups interface {
+	// Backup writes one to w. What was written before an error is not one.
+	Backup(ctx context.Context, w io.Writer) error
+}
+
 // Keys knows the API keys.
 type Keys interface {
 	// Authenticate gives the key whose secret this is, in a time that does not depend on how much of it is right.

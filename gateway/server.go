@@ -60,6 +60,7 @@ type Server struct {
 	ThreadAdmin ThreadAdmin
 	Files       Files
 	DeadLetters DeadLetters
+	Backups     Backups
 
 	Log    *slog.Logger
 	Tracer trace.Tracer
@@ -166,6 +167,7 @@ func (s *Server) routeV1(r chi.Router) {
 		r.Get(deadLettersPath+"/{id}", s.handle(s.getDeadLetter))
 		r.Delete(deadLettersPath+"/{id}", s.handle(s.deleteDeadLetter))
 		r.Post(deadLettersPath+"/{id}/requeue", s.handle(s.requeueDeadLetter))
+		r.Get(prefix+"/admin/backup", s.handle(s.backup))
 		r.Post(prefix+"/admin/threads/gc", s.handle(s.collectThreads))
 		r.Post(prefix+"/admin/threads/rebuild", s.handle(s.rebuildThreads))
 	})

@@ -52,7 +52,7 @@ func TestE2E(t *testing.T) {
 // ownWorld are the tests that stop servers or fill them, each with a deployment of its own, on every topology.
 func ownWorld() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
-		"drain": testDrain, "drain-over": testDrainOver, "rolling": testRolling, "one-slot": testOneSlot,
+		"drain": testDrain, "drain-over": testDrainOver, "rolling": testRolling, "backup": testBackup, "one-slot": testOneSlot,
 		"webhooks": testWebhooks, "webhooks-killed": testWebhooksKilled, "threads-killed": testThreadsKilled,
 		"network": testNetwork, "store": testStore, "sandbox-images": testSandboxImages, "unfit": testUnfit, "unfit-at-start": testUnfitAtStart,
 		"thread-expiry": testThreadExpiry, "crash-points": testCrashPoints, "ledger": testLedger, "limits-killed": testLimitsKilled,

@@ -76,6 +76,8 @@ type commands struct {
 	Thread     threadCommands     `cmd:"" help:"List, fork, export, import and remove threads; list, get and put their files."`
 	Webhook    webhookCommands    `cmd:"" help:"See what became of webhooks, send them again, test the key's URL, receive them for development."`
 	DeadLetter deadLetterCommands `cmd:"" name:"deadletter" help:"List, show, run again and remove what was set aside: jobs that no worker lived to start. Needs a key with all rights."`
+	Backup     backupCommand      `cmd:"" help:"Back up what a running server keeps in JetStream. Needs a key with all rights."`
+	Restore    restoreCommand     `cmd:"" help:"Make an empty deployment hold what a backup does."`
 	Doctor     doctorCommand      `cmd:"" help:"Check that this machine can run jobs, and say what to do where it cannot."`
 	Version    versionCommand     `cmd:"" help:"Print the version."`
 	Quickstart quickstartCommand  `cmd:"" hidden:"" help:"Start a server for a moment, run a program in each language, and stop."`

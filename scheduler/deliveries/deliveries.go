@@ -46,12 +46,21 @@ func (s *Store) Create(ctx context.Context, d *proto.Delivery) error {
 	return err
 }
 
-func (s *Store) write(ctx context.Context, d *proto.Delivery, revision uint64) (uint64, error) {
+// Encode gives a delivery in the form in which it is stored.
+func Encode(d *proto.Delivery) (nats.Header, []byte, error) {
 	body, err := json.Marshal(d)
 	if err != nil {
-		return 0, fmt.Errorf("encode delivery of %s: %w", d.TraceID, err)
+		return nil, nil, fmt.Errorf("encode delivery of %s: %w", d.TraceID, err)
 	}
-	seq, err := s.Set.Write(ctx, stream.Delivery(d.Org, d.TraceID), header(d), body, revision)
+	return header(d), body, nil
+}
+
+func (s *Store) write(ctx context.Context, d *proto.Delivery, revision uint64) (uint64, error) {
+	h, body, err := Encode(d)
+	if err != nil {
+		return 0, err
+	}
+	seq, err := s.Set.Write(ctx, stream.Delivery(d.Org, d.TraceID), h, body, revision)
 	if err != nil {
 		return 0, fmt.Errorf("store delivery of %s: %w", d.TraceID, err)
 	}

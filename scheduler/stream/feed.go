@@ -18,8 +18,11 @@ const feedTimeout = time.Second
 // a cluster, which may die while the connection is to another.
 const feedBeat = 2 * time.Second
 
-// headersAhead is how many messages may wait to be taken.
-const headersAhead = 256
+const (
+	headersAhead  = 256     // headers that may wait to be taken
+	messagesAhead = 4       // messages that may
+	feedBytes     = 8 << 20 // that the server sends ahead
+)
 
 // Feed delivers the headers of a stream's messages to take, in order and without gaps, until stop is called: first those that lie there
 // as cfg chooses them, then what comes. A gap, or the loss of the consumer, is told to fail once or more, after which nothing that is
@@ -27,8 +30,17 @@ const headersAhead = 256
 func (s *Set) Feed(
 	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, take func(jetstream.Msg, *jetstream.MsgMetadata), fail func(error),
 ) (stop func(), consumer jetstream.Consumer, err error) {
+	cfg.HeadersOnly = true
+	return s.feed(ctx, st, cfg, take, fail)
+}
+
+// feed is Feed with or without the bodies, as cfg says.
+func (s *Set) feed(
+	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, take func(jetstream.Msg, *jetstream.MsgMetadata), fail func(error),
+	opts ...jetstream.PullConsumeOpt,
+) (stop func(), consumer jetstream.Consumer, err error) {
 	name := st.CachedInfo().Config.Name
-	cfg.HeadersOnly, cfg.AckPolicy, cfg.MemoryStorage = true, jetstream.AckNonePolicy, true
+	cfg.AckPolicy, cfg.MemoryStorage = jetstream.AckNonePolicy, true
 	cfg.InactiveThreshold, cfg.Replicas = time.Minute, 1
 	ask, cancel := context.WithTimeout(ctx, feedTimeout)
 	defer cancel()
@@ -45,11 +57,11 @@ func (s *Set) Feed(
 		}
 		next++
 		take(m, at)
-	}, jetstream.PullHeartbeat(feedBeat), jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
+	}, append(opts, jetstream.PullHeartbeat(feedBeat), jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
 		if !errors.Is(err, jetstream.ErrConsumerLeadershipChanged) {
 			fail(fmt.Errorf("follow %s: %w", name, err))
 		}
-	}))
+	}))...)
 	if err != nil {
 		return nil, nil, fmt.Errorf("follow %s: %w", name, err)
 	}
@@ -80,40 +92,78 @@ const drainedLook = 10 * time.Millisecond
 // Headers calls take for the headers of all messages of st on subjects like filter, and returns when it has had each that was there. One
 // that is replaced meanwhile may come twice. It reads where the server has it do so, which on a cluster may lag behind the leader.
 func (s *Set) Headers(ctx context.Context, st jetstream.Stream, filter string, take func(jetstream.Msg)) error {
+	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubject: filter, HeadersOnly: true}
+	return s.read(ctx, st, cfg, headersAhead, take)
+}
+
+// Messages calls take for all messages of st, with the bodies that are in them. It returns when it has had each that was there, by the word
+// of the leader, when it was called. One that is replaced meanwhile may come twice.
+func (s *Set) Messages(ctx context.Context, st jetstream.Stream, take func(jetstream.Msg, *jetstream.MsgMetadata)) error {
+	info, err := st.Info(ctx)
+	if err != nil {
+		return fmt.Errorf("ask for the state of stream %s: %w", st.CachedInfo().Config.Name, err)
+	}
+	seen := uint64(0)
+	for {
+		cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: seen + 1}
+		err := s.read(ctx, st, cfg, messagesAhead, func(m jetstream.Msg) {
+			if at, err := m.Metadata(); err == nil { // else it was no message of a feed
+				seen = at.Sequence.Stream
+				take(m, at)
+			}
+		}, jetstream.PullMaxBytes(feedBytes))
+		if err != nil || seen >= info.State.LastSeq {
+			return err
+		}
+		// It was removed, or the server that was read from lags behind.
+		_, err = s.askLeader(ctx, st, map[string]any{"seq": info.State.LastSeq})
+		if Missing(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("ask for message %d of %s: %w", info.State.LastSeq, st.CachedInfo().Config.Name, err)
+		}
+	}
+}
+
+func (s *Set) read(
+	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, ahead int, take func(jetstream.Msg), opts ...jetstream.PullConsumeOpt,
+) error {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	messages := make(chan jetstream.Msg, headersAhead)
-	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubject: filter}
-	stop, consumer, err := s.Feed(ctx, st, cfg, func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
+	messages := make(chan jetstream.Msg, ahead)
+	stop, consumer, err := s.feed(ctx, st, cfg, func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
 		select {
 		case messages <- m:
 		case <-ctx.Done():
 		}
-	}, fail)
+	}, fail, opts...)
 	if err != nil {
 		return err
 	}
 	defer stop()
 	look := time.NewTicker(drainedLook)
 	defer look.Stop()
-	pending := consumer.CachedInfo().NumPending
-	for taken := uint64(0); pending > 0; {
+	if consumer.CachedInfo().NumPending == 0 {
+		return nil
+	}
+	for taken := uint64(0); ; {
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("read %s: %w", filter, context.Cause(ctx))
+			return fmt.Errorf("read %s %s: %w", st.CachedInfo().Config.Name, cfg.FilterSubject, context.Cause(ctx))
 		case m := <-messages:
 			take(m)
 			taken++
-			if taken != pending { // what lay there; if all of it has come, this is the end unless some of it was replaced
-				continue
+			if at, err := m.Metadata(); err == nil && at.NumPending == 0 {
+				return nil // nothing came after it at that moment, so that nothing of before is missing
 			}
+			continue
 		case <-look.C:
 		}
 		if Drained(ctx, consumer, taken) {
 			return nil
 		}
 	}
-	return nil
 }
 
 // Drained reports whether a feed that has delivered so many messages has nothing to deliver now. What lay there when it began tells less:

@@ -32,9 +32,13 @@ type got struct {
 // newest reads the last message on a subject as the leader of st has it: the library would ask any server for it where the stream allows
 // that. It asks again until ctx ends.
 func (s *Set) newest(ctx context.Context, st jetstream.Stream, subject string) (*jetstream.RawStreamMsg, error) {
-	question, err := json.Marshal(map[string]string{"last_by_subj": subject})
+	return s.askLeader(ctx, st, map[string]any{"last_by_subj": subject})
+}
+
+func (s *Set) askLeader(ctx context.Context, st jetstream.Stream, which map[string]any) (*jetstream.RawStreamMsg, error) {
+	question, err := json.Marshal(which)
 	if err != nil {
-		return nil, fmt.Errorf("encode %s: %w", subject, err)
+		return nil, fmt.Errorf("encode %v: %w", which, err)
 	}
 	api := "$JS.API.STREAM.MSG.GET." + st.CachedInfo().Config.Name
 	wait := backoff.NewExponentialBackOff(backoff.WithInitialInterval(retryFirst), backoff.WithMaxInterval(retryMost), backoff.WithMaxElapsedTime(0))
@@ -63,7 +67,7 @@ func (s *Set) newest(ctx context.Context, st jetstream.Stream, subject string) (
 		}
 		if len(m.Message.Header) > 0 {
 			if out.Header, err = nats.DecodeHeadersMsg(m.Message.Header); err != nil {
-				return nil, backoff.Permanent(fmt.Errorf("decode the header of %s: %w", subject, err))
+				return nil, backoff.Permanent(fmt.Errorf("decode the header of %v: %w", which, err))
 			}
 		}
 		return out, nil

@@ -35,6 +35,7 @@ const (
 	HeaderDead    = "Bullpen-Dead"    // JSON of [proto.DeadLetter] on a dead letter
 	headerBody    = "Bullpen-Body"    // name of the object that holds the body
 	headerWrite   = "Bullpen-Write"   // names one write, to recognise it after an answer was lost
+	headerStored  = "Bullpen-Stored"  // when a message was stored that was restored from a backup later, RFC 3339 with nanoseconds
 )
 
 const (
@@ -49,14 +50,14 @@ type Stored struct {
 	Header nats.Header
 	Data   []byte
 	Seq    uint64
-	Time   time.Time
+	Time   time.Time // when it was first stored, also where a backup was restored since
 }
 
 // Write stores a message if the last one on its subject has sequence number expect (0: none yet), and returns the new sequence
 // number. It is safe against lost answers: it tries again until ctx ends, and recognises its own write. A body over the inline
 // limit goes to the object store first. The errors to tell apart are those of [Conflict] and [Refused].
 func (s *Set) Write(ctx context.Context, subject string, h nats.Header, body []byte, expect uint64) (uint64, error) {
-	m, err := s.stage(ctx, subject, h, body)
+	m, err := s.Stage(ctx, subject, h, body)
 	if err != nil {
 		return 0, err
 	}
@@ -68,8 +69,8 @@ func (s *Set) Write(ctx context.Context, subject string, h nats.Header, body []b
 	return seq, err
 }
 
-// stage makes a message ready to be written; a body that is too large for it is stored.
-func (s *Set) stage(ctx context.Context, subject string, h nats.Header, body []byte) (*nats.Msg, error) {
+// Stage makes a message ready to be written; a body that is too large for it is stored.
+func (s *Set) Stage(ctx context.Context, subject string, h nats.Header, body []byte) (*nats.Msg, error) {
 	id := nuid.Next()
 	h.Set(headerWrite, id)
 	if len(body) > s.inline {
@@ -182,6 +183,9 @@ func (s *Set) whole(ctx context.Context, read func() (*jetstream.RawStreamMsg, e
 			return nil, err
 		}
 		out := &Stored{Header: m.Header, Data: m.Data, Seq: m.Sequence, Time: m.Time}
+		if at, err := time.Parse(time.RFC3339Nano, m.Header.Get(headerStored)); err == nil {
+			out.Time = at
+		}
 		err = s.fill(ctx, out, patience)
 		if err == nil {
 			return out, nil
@@ -334,7 +338,7 @@ func (s *Set) StageRecord(ctx context.Context, rec *proto.Record) (*StagedRecord
 	if len(rec.Lost) > 0 {
 		h.Set(HeaderLosses, strconv.Itoa(len(rec.Lost)))
 	}
-	m, err := s.stage(ctx, Exec(rec.TraceID), h, body)
+	m, err := s.Stage(ctx, Exec(rec.TraceID), h, body)
 	if err != nil {
 		return nil, err
 	}
@@ -369,7 +373,7 @@ func (s *Set) StageJob(ctx context.Context, job *proto.Job, h nats.Header) (*nat
 		return nil, fmt.Errorf("encode job %s: %w", job.TraceID, err)
 	}
 	h.Set(HeaderMeta, string(meta))
-	return s.stage(ctx, JobSubject(&job.Meta), h, body)
+	return s.Stage(ctx, JobSubject(&job.Meta), h, body)
 }
 
 // WriteJob stores a staged job that is not there yet, and returns its sequence number. Storing the same message again is no error.

@@ -57,6 +57,8 @@ type Config struct {
 	// Guest opens only what running jobs takes, and waits for another process to make it: a worker, which is near to what it
 	// runs, needs no right to change streams or to read API keys.
 	Guest bool
+	// Restoring opens what a backup is being restored into, which nobody else may.
+	Restoring bool
 }
 
 // Set is everything bullpen keeps in JetStream.
@@ -94,6 +96,13 @@ func open(ctx context.Context, nc *nats.Conn, cfg Config) (*Set, error) {
 	s := &Set{Conn: nc, JS: js, inline: min(maxInline, int(nc.MaxPayload()/2))}
 	if cfg.Guest {
 		return s, s.enter(ctx)
+	}
+	if !cfg.Restoring {
+		if unfinished, err := s.Unfinished(ctx); err != nil {
+			return nil, err
+		} else if unfinished {
+			return nil, errors.New("a backup was being restored here, and not to its end: run bullpen restore again")
+		}
 	}
 	return s, s.make(ctx, cfg)
 }

@@ -1,0 +1,37 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/bullpen-run/bullpen/scheduler/backup"
+	"github.com/bullpen-run/bullpen/scheduler/natsembed"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+)
+
+// BackupSummary tells of a backup.
+type BackupSummary = backup.Summary
+
+// CheckBackup reads a backup to its end. Its error says that it is not whole.
+func CheckBackup(r io.Reader) (BackupSummary, error) { return backup.Check(r) }
+
+// Restore makes the JetStream that a server with the settings of cfg would use hold what the backup in r does. Nothing may be there yet.
+func Restore(ctx context.Context, cfg *Config, r io.Reader) (BackupSummary, error) {
+	log := NewLogger(os.Stderr, cfg.LogLevel, cfg.LogFormat)
+	access := cfg.access("bullpen restore")
+	if cfg.Embedded() {
+		if _, err := os.Stat(filepath.Join(cfg.Data, "bootstrap.key")); err == nil {
+			return BackupSummary{}, fmt.Errorf("%s was used by a server already: its bootstrap.key would be no key; choose a new --data", cfg.Data)
+		}
+		server, err := natsembed.Open(cfg.Data, diskReserve, log)
+		if err != nil {
+			return BackupSummary{}, err
+		}
+		defer server.Close()
+		access.InProcess = server
+	}
+	return backup.Restore(ctx, access, stream.Config{Replicas: cfg.Replicas, Retention: cfg.Retention}, r, log)
+}

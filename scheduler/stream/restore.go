@@ -1,0 +1,161 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// restoringName is a stream that is there while a backup is being restored.
+const restoringName = "BULLPEN_RESTORING"
+
+// Names of the streams that JetStream makes of buckets.
+const (
+	bucketPrefix  = "KV_"
+	objectsPrefix = "OBJ_"
+)
+
+// names are those of all streams that a [Set] makes.
+func names() []string {
+	all := []string{jobsName, execsName, outName, deadName, partsName, hooksName, headsName, objectsPrefix + bodiesName}
+	for _, bucket := range []string{keysName, profilesName, bindingsName, controlName, imagesName, webhooksName} {
+		all = append(all, bucketPrefix+bucket)
+	}
+	return all
+}
+
+// Used opens JetStream alone, and gives the names of the streams of bullpen that something is in.
+func Used(ctx context.Context, nc *nats.Conn) (*Set, []string, error) {
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncTimeout(ackTimeout), jetstream.WithPublishAsyncMaxPending(RestoreAhead))
+	if err != nil {
+		return nil, nil, fmt.Errorf("open JetStream: %w", err)
+	}
+	var used []string
+	for _, name := range names() {
+		st, err := js.Stream(ctx, name)
+		switch {
+		case errors.Is(err, jetstream.ErrStreamNotFound):
+		case err != nil:
+			return nil, nil, fmt.Errorf("look for stream %s: %w", name, err)
+		case st.CachedInfo().State.Msgs > 0:
+			used = append(used, name)
+		}
+	}
+	return &Set{Conn: nc, JS: js}, used, nil
+}
+
+// RestoreAhead is how many messages may be on their way to be stored while a backup is restored.
+const RestoreAhead = 64
+
+// Unfinished reports whether a backup was being restored here, and not to its end.
+func (s *Set) Unfinished(ctx context.Context) (bool, error) {
+	_, err := s.JS.Stream(ctx, restoringName)
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return false, nil
+	default:
+		return false, fmt.Errorf("look for stream %s: %w: check the NATS server's JetStream and permissions", restoringName, err)
+	}
+}
+
+// BeginRestore marks that a backup is being restored, so that no server starts on half of it, and removes all that is there.
+func (s *Set) BeginRestore(ctx context.Context, cfg Config) error {
+	_, err := s.JS.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		Name: restoringName, Subjects: []string{root + "restoring"}, Replicas: cfg.Replicas, Storage: jetstream.FileStorage,
+	})
+	if err != nil {
+		return fmt.Errorf("make stream %s: %w: check the NATS server's JetStream and permissions", restoringName, err)
+	}
+	for _, name := range names() {
+		if err := s.JS.DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+			return fmt.Errorf("remove stream %s: %w", name, err)
+		}
+	}
+	restored, err := open(ctx, s.Conn, cfg)
+	if err != nil {
+		return err
+	}
+	restored.JS = s.JS // which has few messages on their way
+	*s = *restored
+	return nil
+}
+
+// EndRestore says that all of a backup is there.
+func (s *Set) EndRestore(ctx context.Context) error {
+	if err := s.JS.DeleteStream(ctx, restoringName); err != nil {
+		return fmt.Errorf("remove stream %s: %w", restoringName, err)
+	}
+	return nil
+}
+
+// Bucket opens the stream of a bucket.
+func (s *Set) Bucket(ctx context.Context, b jetstream.KeyValue) (jetstream.Stream, error) {
+	st, err := s.JS.Stream(ctx, bucketPrefix+b.Bucket())
+	if err != nil {
+		return nil, fmt.Errorf("open the stream of bucket %s: %w", b.Bucket(), err)
+	}
+	return st, nil
+}
+
+// Removed reports whether a message of a bucket says that there is nothing under its name.
+func Removed(h nats.Header) bool {
+	return h.Get(jetstream.MarkerReasonHeader) != "" || slices.Contains([]string{"DEL", "PURGE"}, h.Get("KV-Operation"))
+}
+
+// Restorable reports whether messages on a subject are kept in a backup: all but the seats of those who lead, and bodies, which are in
+// the messages that name them.
+func Restorable(subject string) bool {
+	for _, of := range []string{"job.", "exec.", "out.", "delivery.", "thread.", "image.", "dead."} {
+		if strings.HasPrefix(subject, root+of) {
+			return true
+		}
+	}
+	for _, bucket := range []string{keysName, profilesName, bindingsName, imagesName, webhooksName} {
+		if strings.HasPrefix(subject, "$KV."+bucket+".") {
+			return true
+		}
+	}
+	return false
+}
+
+// Portable gives the header of a message as a backup has it: without conditions of its write, and without the name of a body that is
+// stored apart, which the backup has with it.
+func Portable(h nats.Header) nats.Header {
+	out := nats.Header{}
+	for name, values := range h {
+		if !strings.HasPrefix(name, "Nats-") && name != headerBody && name != headerWrite {
+			out[name] = values
+		}
+	}
+	return out
+}
+
+// Restore stores a message of a backup after those before it, which was first stored at a time. Whether it is there the future tells.
+func (s *Set) Restore(ctx context.Context, subject string, h nats.Header, body []byte, at time.Time) (jetstream.PubAckFuture, error) {
+	if h == nil {
+		h = nats.Header{}
+	}
+	if h.Get(headerStored) == "" {
+		h.Set(headerStored, at.UTC().Format(time.RFC3339Nano))
+	}
+	m := &nats.Msg{Subject: subject, Header: h, Data: body}
+	if len(body) > s.inline {
+		var err error
+		if m, err = s.Stage(ctx, subject, h, body); err != nil {
+			return nil, err
+		}
+	}
+	ack, err := s.JS.PublishMsgAsync(m, jetstream.WithStallWait(ackTimeout))
+	if err != nil {
+		return nil, fmt.Errorf("restore %s: %w", subject, err)
+	}
+	return ack, nil
+}
