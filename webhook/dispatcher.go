@@ -92,6 +92,8 @@ type Dispatcher struct {
 	// ResultURL tells where the whole result of an execution is.
 	ResultURL func(id proto.TraceID) string
 	Log       *slog.Logger
+	// Now tells the time of day, which may jump. Deliveries are due by it; all else is measured.
+	Now func() time.Time
 	// Attempted is told of every attempt that was recorded, and what became of its delivery.
 	Attempted func(d *proto.Delivery, a *proto.DeliveryAttempt)
 
@@ -252,7 +254,7 @@ func (t *term) place(e *entry, revision uint64, due time.Time) {
 
 // schedule has an entry sent when its time comes.
 func (t *term) schedule(e *entry, now time.Time) {
-	wait := e.due.Sub(now)
+	wait := e.due.Sub(t.Now())
 	switch {
 	case wait <= 0:
 		t.lanes.add(e.lane, e, now)
@@ -358,8 +360,8 @@ func (t *term) fly(e *entry) {
 	switch {
 	case err == nil && (l.revision == 0 || l.revision >= e.revision):
 		t.place(e, l.revision, l.due)
-	case err != nil && !e.due.IsZero() && e.due.Before(now.Add(retryPause)):
-		t.place(e, e.revision, now.Add(retryPause))
+	case err != nil && !e.due.IsZero() && e.due.Before(t.Now().Add(retryPause)):
+		t.place(e, e.revision, t.Now().Add(retryPause))
 	default: // take has what it is now
 		t.place(e, e.revision, e.due)
 	}
@@ -376,7 +378,7 @@ func (t *term) attempt(ctx context.Context, org string, id proto.TraceID) (landi
 		return landing{}, err
 	case d.Status != proto.DeliveryPending:
 		return landing{revision: revision}, nil
-	case time.Now().Before(d.NextAt):
+	case t.Now().Before(d.NextAt):
 		return landing{revision: revision, due: d.NextAt}, nil
 	}
 	if e, ok := t.Endpoints.Endpoint(d.Org, d.URL); ok && e.Disabled() {
@@ -428,7 +430,7 @@ func (t *term) giveUp(ctx context.Context, d *proto.Delivery, revision uint64, r
 
 // remember takes in what an attempt said of the URL.
 func (t *term) remember(ctx context.Context, d *proto.Delivery, v verdict) {
-	now := time.Now()
+	now := t.Now()
 	e, failing := t.Endpoints.Endpoint(d.Org, d.URL)
 	var err error
 	switch {
@@ -456,7 +458,7 @@ func (t *term) record(ctx context.Context, d *proto.Delivery, revision uint64, o
 		if d.Status == proto.DeliveryPending || v.status == proto.DeliveryDelivered {
 			d.Status, d.Reason, d.NextAt = v.status, v.reason, time.Time{}
 			if v.status == proto.DeliveryPending {
-				d.NextAt = time.Now().Add(v.wait).UTC()
+				d.NextAt = t.Now().Add(v.wait).UTC()
 			}
 		}
 		d.Record(o.DeliveryAttempt)

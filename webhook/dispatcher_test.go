@@ -33,8 +33,9 @@ type store struct {
 	endpoints map[string]proto.Endpoint
 	records   map[proto.TraceID]*proto.Record
 	wake      func(string)
-	deaf      bool // timers are lost
-	missed    int  // deliveries that were looked for and not there
+	deaf      bool          // timers are lost
+	offset    time.Duration // of the time of day
+	missed    int           // deliveries that were looked for and not there
 	before    func(d *proto.Delivery)
 }
 
@@ -120,6 +121,8 @@ func (s *store) Lookup(_ context.Context, id proto.TraceID) (*proto.Record, erro
 }
 
 func (s *store) Webhook(key string) proto.Webhook {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if w, ok := s.settings[key]; ok {
 		return w
 	}
@@ -162,8 +165,21 @@ func (s *store) Set(_ context.Context, key string, at time.Time) error {
 	if s.deaf {
 		return errors.New("the timers are away")
 	}
-	time.AfterFunc(time.Until(at), func() { s.wake(key) })
+	time.AfterFunc(at.Sub(s.now()), func() { s.wake(key) })
 	return nil
+}
+
+// now is the time of day, which a test can have jump.
+func (s *store) now() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Now().Add(s.offset)
+}
+
+func (s *store) jump(by time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.offset += by
 }
 
 // receivers answer as the test says.
@@ -193,7 +209,7 @@ func newWorld(t *testing.T, r receivers) *world {
 	w := &world{store: s, t: t, d: &Dispatcher{
 		Deliveries: s, Records: s, Settings: s, Endpoints: s, Timers: s, Sender: r, Lane: 5, MaxBody: 1 << 20,
 		ResultURL: func(id proto.TraceID) string { return "/v1/executions/" + string(id) },
-		Log:       slog.New(slog.NewTextHandler(t.Output(), nil)), Attempted: func(*proto.Delivery, *proto.DeliveryAttempt) {},
+		Log:       slog.New(slog.NewTextHandler(t.Output(), nil)), Now: s.now, Attempted: func(*proto.Delivery, *proto.DeliveryAttempt) {},
 	}}
 	s.wake = w.d.Wake
 	ctx, cancel := context.WithCancel(t.Context())
@@ -282,6 +298,65 @@ func TestLadder(t *testing.T) {
 						}
 						if d.Attempts[i].Number != i+1 || d.Attempts[i].Status != tt.answers[i] {
 							t.Errorf("attempt %d: %+v", i+1, d.Attempts[i])
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// The time of day jumps while deliveries wait for their second attempts: each is made once, none is lost, no more at a time than ever, and
+// none later than the jump.
+func TestClockJumps(t *testing.T) {
+	const many, jump = 50, time.Hour
+	for name, jumps := range map[string][]time.Duration{
+		"forwards": {jump}, "backwards": {-jump}, "forwards and back": {jump, -jump}, "backwards and on again": {-jump, jump},
+	} {
+		for _, deaf := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s timers lost %v", name, deaf), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var mu sync.Mutex
+					tried, flying := map[string][]time.Time{}, 0
+					w := newWorld(t, func(_ context.Context, p send.Post) send.Outcome {
+						mu.Lock()
+						flying++
+						if flying > 5 {
+							t.Errorf("%d at once", flying)
+						}
+						first := len(tried[p.ID]) == 0
+						tried[p.ID] = append(tried[p.ID], time.Now())
+						mu.Unlock()
+						time.Sleep(time.Millisecond)
+						mu.Lock()
+						flying--
+						mu.Unlock()
+						if first {
+							return answered(500)
+						}
+						return answered(200)
+					})
+					w.deaf = deaf
+					settings := proto.DefaultWebhook()
+					settings.Waits = []proto.Seconds{proto.Seconds(30 * time.Second)}
+					w.settings["k"] = settings
+					began := time.Now()
+					var ids []proto.TraceID
+					for range many {
+						ids = append(ids, w.deliver("acme", url))
+					}
+					for _, by := range jumps {
+						time.Sleep(2 * time.Second)
+						synctest.Wait()
+						w.jump(by)
+					}
+					time.Sleep(2 * jump)
+					synctest.Wait()
+					for _, id := range ids {
+						w.is(id, proto.DeliveryDelivered, 2, "")
+						at := tried[proto.DeliveryID(id)]
+						if late := at[1].Sub(began); late > jump+2*time.Minute || jumps[len(jumps)-1] > 0 && late > 2*time.Minute {
+							t.Errorf("the second attempt came after %s", late)
 						}
 					}
 				})

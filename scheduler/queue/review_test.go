@@ -226,3 +226,49 @@ func TestLostExecutionOfAThread(t *testing.T) {
 		}
 	}
 }
+
+// When the time of day jumps, which jobs are dated by, those that wait are each ended once or wait for longer; leases are measured and
+// do not mind.
+func TestClockJumps(t *testing.T) {
+	for name, c := range map[string]struct {
+		jump    time.Duration
+		expires bool
+	}{"forwards": {time.Hour, true}, "backwards": {-time.Hour, false}} {
+		t.Run(name, func(t *testing.T) {
+			set := streamtest.Set(t, streamtest.Server(t))
+			ctx := streamtest.Context(t)
+			l := term(t, set)
+			// A job that was dated before the clock jumped.
+			waiting := streamtest.Job("acme", "k", proto.ModeAsync)
+			waiting.CreatedAt, waiting.QueueDeadline = waiting.CreatedAt.Add(-c.jump), waiting.QueueDeadline.Add(-c.jump)
+			if err := streamtest.Store(ctx, set, waiting); err != nil {
+				t.Fatal(err)
+			}
+			queued := l.book.add(waiting.Meta)
+			holder := l.book.add(streamtest.Job("acme", "k", proto.ModeAsync).Meta)
+			l.book.take(holder, running, "w", time.Now())
+			given := l.book.add(streamtest.Job("acme", "k", proto.ModeAsync).Meta)
+			l.book.take(given, assigned, "w", time.Now())
+			l.workers["w"] = &member{slots: 3, heard: time.Now(), used: map[uint64]bool{}, held: map[proto.TraceID]bool{given.meta.TraceID: true}}
+			for range 2 { // while the first is being carried out
+				l.review(ctx, time.Now())
+			}
+			if queued.ending != c.expires || holder.ending || given.state != assigned || l.workers["w"] == nil {
+				t.Fatalf("queued %+v, running %+v, assigned %+v", queued, holder, given)
+			}
+			if !c.expires {
+				return
+			}
+			(<-l.inbox)()
+			rec, _, err := set.Record(ctx, waiting.TraceID)
+			if err != nil || *rec.Result.ErrorCode != string(proto.CodeExpiredInQueue) || l.book.jobs[waiting.TraceID] != nil || len(l.inbox) > 0 {
+				t.Fatalf("%+v, %v", rec, err)
+			}
+			for what, at := range map[string]time.Time{"lease": holder.since, "assignment": given.since, "worker": l.workers["w"].heard} {
+				if !strings.Contains(at.String(), "m=") {
+					t.Errorf("%s is dated %s and not measured", what, at)
+				}
+			}
+		})
+	}
+}

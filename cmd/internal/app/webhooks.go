@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
@@ -43,7 +44,7 @@ func (s *system) openWebhooks(ctx context.Context) (*webhooks, error) {
 		Deliveries: store, Records: s.queue, Settings: settings, Endpoints: settings,
 		Sender: &send.Sender{Guard: urls, UserAgent: "bullpen/" + Version()},
 		Lane:   s.cfg.WebhookConcurrency, MaxBody: int(s.cfg.WebhookMaxBody), ResultURL: s.cfg.resultURL, Log: s.log,
-		Attempted: s.metrics.WebhookAttempted,
+		Now: time.Now, Attempted: s.metrics.WebhookAttempted,
 	}}
 	s.metrics.PendingWebhooks(w.dispatcher.Pending)
 	return w, nil
