@@ -65,7 +65,7 @@ func listenGolden(t *testing.T) (came chan string, stop func()) {
 		t.Fatal(err)
 	}
 	came = make(chan string, 64)
-	s := &httptest.Server{Listener: listener, Config: &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { //nolint:gosec // a test's
+	s := &httptest.Server{Listener: listener, Config: &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		came <- r.URL.Path
 	})}}
 	s.Start()

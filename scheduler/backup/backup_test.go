@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -111,7 +112,7 @@ func (a *accepted) add(id proto.TraceID) {
 func (a *accepted) now() []proto.TraceID {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.ids[:len(a.ids):len(a.ids)]
+	return slices.Clone(a.ids)
 }
 
 // submit sends a job at each of its turns, of all kinds: with webhooks, in threads, large ones.
@@ -184,7 +185,7 @@ func TestBackupWhileAllGoesOn(t *testing.T) {
 		var file bytes.Buffer
 		made := make(chan struct{})
 		w.all.Go(func() { // meanwhile all goes on
-			for {
+			for range 3 * between {
 				select {
 				case turns <- struct{}{}:
 				case <-made:

@@ -212,11 +212,10 @@ func (b *run) changed(ctx context.Context, m *message, ended bool) error {
 	if err := b.any(ctx, m); err != nil || !ended || b.jobs[m.id()] || b.deliveries[m.id()] {
 		return err
 	}
-	rec, err := proto.DecodeRecord(m.id(), m.body)
-	if err != nil {
-		return nil // as above
+	var d *proto.Delivery
+	if rec, err := proto.DecodeRecord(m.id(), m.body); err == nil { // else as above
+		d = proto.NewDelivery(&rec.Meta, m.at)
 	}
-	d := proto.NewDelivery(&rec.Meta, m.at)
 	if d == nil {
 		return nil
 	}
@@ -233,10 +232,11 @@ func (b *run) head(ctx context.Context, m *message) error {
 		return err
 	}
 	var t proto.Thread
-	if err := json.Unmarshal(m.body, &t); err != nil || t.Version == nil {
-		return nil // malformed, or without a version
+	var versions []proto.Version
+	if err := json.Unmarshal(m.body, &t); err == nil && t.Version != nil { // else it is malformed, or has no version
+		versions = append(t.History, *t.Version)
 	}
-	for _, v := range append(t.History, *t.Version) {
+	for _, v := range versions {
 		if err := b.made(ctx, v.Trace); err != nil {
 			return err
 		}
@@ -275,12 +275,10 @@ func (b *run) made(ctx context.Context, id proto.TraceID) error {
 }
 
 func (b *run) output(ctx context.Context, m *message) error {
-	if m.seq > b.outsMark {
-		words := strings.Split(m.subject, ".") // bullpen.out.<trace>.<attempt>
-		attempt, err := strconv.Atoi(words[len(words)-1])
-		if err != nil || b.attempts[proto.TraceID(words[len(words)-2])] < attempt {
-			return nil
-		}
+	words := strings.Split(m.subject, ".") // bullpen.out.<trace>.<attempt>
+	attempt, err := strconv.Atoi(words[len(words)-1])
+	if told := err == nil && attempt <= b.attempts[proto.TraceID(words[len(words)-2])]; !told && m.seq > b.outsMark {
+		return nil
 	}
 	return b.any(ctx, m)
 }

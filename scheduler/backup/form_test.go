@@ -1,0 +1,163 @@
+package backup_test
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/backup"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+)
+
+// aBackup is of one queued job and one API key.
+func aBackup(t testing.TB) []byte {
+	t.Helper()
+	set := streamtest.Set(t, streamtest.Server(t))
+	if err := streamtest.Store(t.Context(), set, streamtest.Job("acme", "k", proto.ModeAsync)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := set.Keys.Put(t.Context(), "key.k", []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := set.Keys.Put(t.Context(), "key.gone", []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	if err := set.Keys.Delete(t.Context(), "key.gone"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := set.Control.Put(t.Context(), "dispatcher", []byte("somebody")); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := (&backup.Maker{Set: set, Version: "1.2.3"}).Backup(t.Context(), &out); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+func compressed(t testing.TB, text string) []byte {
+	t.Helper()
+	w, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w.EncodeAll([]byte(text), nil)
+}
+
+func content(t testing.TB, packed []byte) []byte {
+	t.Helper()
+	r, err := zstd.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	var out bytes.Buffer
+	if _, err := out.ReadFrom(r); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+func TestCheckOfAWholeBackup(t *testing.T) {
+	s, err := backup.Check(bytes.NewReader(aBackup(t)))
+	if err != nil || s.Messages != 2 || s.Version != "1.2.3" || s.MadeAt.IsZero() {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+func TestCheckFindsWhatIsNoBackup(t *testing.T) {
+	whole := aBackup(t)
+	for n := range whole {
+		if _, err := backup.Check(bytes.NewReader(whole[:n])); err == nil {
+			t.Fatalf("the first %d of %d bytes pass for a backup", n, len(whole))
+		}
+		broken := bytes.Clone(whole)
+		broken[n] ^= 1
+		if _, err := backup.Check(bytes.NewReader(broken)); err == nil && !bytes.Equal(content(t, broken), content(t, whole)) {
+			t.Fatalf("with another bit in byte %d of %d it passes for a backup", n, len(whole))
+		}
+	}
+	for name, text := range map[string]string{
+		"empty": "", "no end": `{"bullpen_backup":1}` + "\n", "something else": "{}\n",
+		"wrong number": `{"bullpen_backup":1}` + "\n" + `{"end":1}` + "\n", "negative": `{"bullpen_backup":1}` + "\n" + `{"bytes":-1}` + "\n",
+		"more after the end": `{"bullpen_backup":1}` + "\n" + `{"end":0}` + "\n\n", "a long line": strings.Repeat("x", 9<<20),
+	} {
+		if _, err := backup.Check(bytes.NewReader(compressed(t, text))); !errors.Is(err, backup.ErrDamaged) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A later version may write more than this one knows, and says so if it cannot be read at all.
+func TestBackupsOfOtherVersions(t *testing.T) {
+	more := `{"bullpen_backup":1,"new":true}` + "\n" + `{"subject":"bullpen.dead.x","bytes":1,"new":2}` + "\nx" + `{"end":1}` + "\n"
+	if s, err := backup.Check(bytes.NewReader(compressed(t, more))); err != nil || s.Messages != 1 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	_, err := backup.Check(bytes.NewReader(compressed(t, `{"bullpen_backup":2,"version":"9.0"}`+"\n")))
+	if err == nil || errors.Is(err, backup.ErrDamaged) || !strings.Contains(err.Error(), "made by bullpen 9.0") {
+		t.Errorf("of another form: %v", err)
+	}
+}
+
+func TestRestoreWantsAnEmptyPlace(t *testing.T) {
+	file := aBackup(t)
+	server := streamtest.Server(t)
+	access := stream.Access{InProcess: server}
+	restore := func(raw []byte) error {
+		_, err := backup.Restore(t.Context(), access, config, bytes.NewReader(raw), streamtest.Log(t))
+		return err
+	}
+	strange := compressed(t, `{"bullpen_backup":1}`+"\n"+`{"subject":"$JS.API.STREAM.PURGE.BULLPEN_JOBS"}`+"\n"+`{"end":1}`+"\n")
+	if err := restore(strange); !errors.Is(err, backup.ErrDamaged) {
+		t.Errorf("a message on a subject of somebody else: %v", err)
+	}
+	if err := restore(file[:len(file)-1]); !errors.Is(err, backup.ErrDamaged) {
+		t.Errorf("half a backup: %v", err)
+	}
+	if _, err := stream.Connect(t.Context(), access, config, streamtest.Log(t)); err == nil || !strings.Contains(err.Error(), "run bullpen restore again") {
+		t.Errorf("a server starts on half a backup: %v", err)
+	}
+	if err := restore(file); err != nil {
+		t.Error(err)
+	}
+	set := streamtest.Set(t, server)
+	if _, err := set.Keys.Get(t.Context(), "key.k"); err != nil {
+		t.Error(err)
+	}
+	if _, err := set.Keys.Get(t.Context(), "key.gone"); !stream.Missing(err) {
+		t.Errorf("what was removed: %v", err)
+	}
+	if _, err := set.Control.Get(t.Context(), "dispatcher"); !stream.Missing(err) {
+		t.Errorf("who led: %v", err)
+	}
+	if err := restore(file); !errors.Is(err, backup.ErrUsed) || !strings.Contains(err.Error(), "BULLPEN_JOBS") {
+		t.Errorf("over what is there: %v", err)
+	}
+}
+
+// Every stream that there is belongs to a backup, or is known not to.
+func TestNothingIsForgotten(t *testing.T) {
+	set := streamtest.Set(t, streamtest.Server(t))
+	without := map[string]bool{"KV_bullpen_control": true, "OBJ_bullpen_bodies": true} // who leads; bodies, which go with their messages
+	for info := range set.JS.ListStreams(t.Context()).Info() {
+		for _, subject := range info.Config.Subjects {
+			if kept := stream.Restorable(strings.NewReplacer("*", "x", ">", "x").Replace(subject)); kept == without[info.Config.Name] {
+				t.Errorf("stream %s: in a backup is %t", info.Config.Name, kept)
+			}
+		}
+	}
+}
+
+func FuzzCheck(f *testing.F) {
+	f.Add(compressed(f, `{"bullpen_backup":1}`+"\n"+`{"subject":"bullpen.dead.x","bytes":1}`+"\nx"+`{"end":1}`+"\n"))
+	f.Add([]byte("x"))
+	f.Fuzz(func(_ *testing.T, raw []byte) {
+		_, _ = backup.Check(bytes.NewReader(raw)) // it neither panics nor hangs
+	})
+}
