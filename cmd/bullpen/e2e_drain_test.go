@@ -22,8 +22,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// callers is how many clients call at once while processes are restarted.
-const callers = 200
+// rollingCallers is how many clients call at once while processes are restarted.
+const rollingCallers = 200
 
 // retryPause is how long a caller waits before it tries another gateway.
 const retryPause = 300 * time.Millisecond
@@ -236,7 +236,7 @@ func (c *caller) call(ctx context.Context, n int, word string) (id, stdout strin
 		}
 		id = resp.Header.Get("X-Trace-Id")
 		events, err := c.streamed(ctx, resp, id)
-		return id, printed(events), err
+		return id, printedBy(events), err
 	}
 	r, err := c.whole(ctx, http.MethodPost, executePath, program, append(key, "Prefer", "respond-async")...)
 	if err != nil {
@@ -245,7 +245,7 @@ func (c *caller) call(ctx context.Context, n int, word string) (id, stdout strin
 	id = r.header.Get("X-Trace-Id")
 	if n%4 == 2 {
 		events, err := c.streamed(ctx, nil, id)
-		return id, printed(events), err
+		return id, printedBy(events), err
 	}
 	rec, err := c.polled(ctx, id)
 	return id, deref(rec.Stdout), err
@@ -265,7 +265,7 @@ func (c *caller) polled(ctx context.Context, id string) (rec record, err error) 
 	return rec, nil
 }
 
-func printed(events []event) string {
+func printedBy(events []event) string {
 	var out bytes.Buffer
 	for _, e := range events {
 		out.WriteString(e.Data)
@@ -288,7 +288,7 @@ func testRolling(t *testing.T, p *programs, in topology) {
 		words          = map[string]string{} // by execution
 	)
 	gateways := f.gateways(t)
-	for n := range callers {
+	for n := range rollingCallers {
 		all.Go(func() {
 			c := &caller{gateways: gateways, next: n, cured: &cured, resumed: &resumed}
 			for round := 0; ; round++ {
@@ -318,7 +318,7 @@ func testRolling(t *testing.T, p *programs, in topology) {
 	eventually(t, "the first answers are there", func() (bool, any) {
 		mu.Lock()
 		defer mu.Unlock()
-		return len(words) > callers/4, len(words)
+		return len(words) > rollingCallers/4, len(words)
 	})
 	for _, m := range f.members {
 		f.restart(t, m)

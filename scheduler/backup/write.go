@@ -31,8 +31,8 @@ type Maker struct {
 // The streams are read one after the other, so what is told of an execution is of several moments. The order is such that it fits together:
 // whatever was accepted before the backup began is in it, as it was at one moment while it was made.
 //
-//   - Jobs come before deliveries, and these before records: a job that is gone already has a record which has ended, and its delivery. A
-//     delivery that is told of belongs to a record that has ended.
+//   - Jobs come before dead letters and deliveries, and these before records: a job that is gone already is a dead letter, or has a record
+//     which has ended, and its delivery. A delivery that is told of belongs to a record that has ended.
 //   - A record that has not ended and has no job was accepted since. It is left out: nobody would end it.
 //   - A record that has ended, and neither has a job nor its delivery, was accepted since, too. The delivery is made for it.
 //   - Heads come after records. The executions that made the versions which came meanwhile are waited for, and told of again.
@@ -81,7 +81,7 @@ func (b *run) run(ctx context.Context) error {
 		st   jetstream.Stream
 		take func(context.Context, *message) error
 	}{
-		{b.set.Jobs, b.job}, {b.set.Hooks, b.delivery}, {b.set.Execs, b.record}, {b.set.Heads, b.head}, {b.set.Outs, b.output}, {b.set.Dead, b.any},
+		{b.set.Jobs, b.job}, {b.set.Dead, b.letter}, {b.set.Hooks, b.delivery}, {b.set.Execs, b.record}, {b.set.Heads, b.head}, {b.set.Outs, b.output},
 	} {
 		if err := b.each(ctx, s.st, s.take); err != nil {
 			return err
@@ -170,6 +170,14 @@ func (b *run) job(ctx context.Context, m *message) error {
 		return err
 	}
 	b.jobs[m.id()] = true
+	return b.any(ctx, m)
+}
+
+func (b *run) letter(ctx context.Context, m *message) error {
+	there, err := b.whole(ctx, b.set.Dead, m)
+	if err != nil || !there { // it was requeued or removed
+		return err
+	}
 	return b.any(ctx, m)
 }
 
