@@ -34,8 +34,8 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	w := newWorld(t, p, in, 2, append(hook.flags, "--store", store, "--queue-wait", "1m")...)
 	key, _ := w.newKey("other", "enterprise")
 	other := w.with(key)
-	hook.answer(slices.Repeat([]int{500}, 1)...)
-	w.settings(http.MethodPut, "/v1/webhook", request{"url": hook.url + "/200"})
+	hook.answer(slices.Repeat([]int{500}, proto.MaxWebhookAttempts)...)
+	w.settings(http.MethodPut, "/v1/webhook", request{"url": hook.url + "/200", "waits": []float64{10}, "max_attempts": proto.MaxWebhookAttempts})
 
 	ended := map[string]string{}
 	tell := func(id string) string {
@@ -49,7 +49,7 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	}
 	theirs := other.submit(bash("echo theirs"))
 	other.ended(theirs).succeeded(t, "theirs\n")
-	owed := w.submit(bash("echo owed").and("webhook_url", hook.url+"/next")) // which is answered with 500 once
+	owed := w.submit(bash("echo owed").and("webhook_url", hook.url+"/next")) // which is answered with 500
 	w.ended(owed)
 	h := newHold()
 	running := []string{w.submit(bash(h.code())), w.submit(bash(h.code()).of("notebook"))}
@@ -125,7 +125,7 @@ func testBackup(t *testing.T, p *programs, in topology) {
 		t.Errorf("restored over what is there: %d %s", code, said)
 	}
 
-	hook.answer(200)
+	hook.answer(slices.Repeat([]int{200}, proto.MaxWebhookAttempts)...)
 	w.startFront(t)
 	if in.apart {
 		w.startWorker(t)
@@ -149,7 +149,9 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	for _, id := range running {
 		w.ended(id).failed(t, "failed", "worker_lost", "lost")
 	}
-	w.delivered(owed).is(t, proto.DeliveryDelivered, 2)
+	if d := w.delivered(owed); d.Status != string(proto.DeliveryDelivered) || d.AttemptsMade < 2 {
+		t.Errorf("what was not delivered before: %+v", d)
+	}
 	eventually(t, "the thread goes on", func() (bool, any) {
 		r := w.execute(bash("echo version two >> notes; cat notes").of("notebook"))
 		return r.status == http.StatusOK && strings.Contains(string(r.body), `version one\nversion two\n`), r
