@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -179,25 +180,31 @@ func (n *natsNode) serve(t *testing.T) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	t.Cleanup(func() { _ = line.Close() })
-	go func() {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	var carried sync.WaitGroup
+	t.Cleanup(func() { // both ends of what is carried are gone by then
+		cancel()
+		_ = line.Close()
+		carried.Wait()
+	})
+	carried.Go(func() {
 		for {
 			conn, err := line.Accept()
 			if err != nil {
 				return
 			}
-			go n.carry(conn)
+			carried.Go(func() { n.carry(ctx, conn) })
 		}
-	}()
+	})
 	return "tls://" + line.Addr().String(), nil
 }
 
 // carry joins a connection with the node. What ends one end ends the other.
-func (n *natsNode) carry(conn net.Conn) {
+func (n *natsNode) carry(ctx context.Context, conn net.Conn) {
 	defer func() { _ = conn.Close() }()
 	var to net.Conn
 	err := within(n.cluster.hub, func() (err error) {
-		to, err = net.DialTimeout("tcp", net.JoinHostPort(n.addr, clientPort), patience)
+		to, err = new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(n.addr, clientPort))
 		return err
 	})
 	if err != nil {
