@@ -115,6 +115,11 @@ func (l *ledger) clusterTroubles() []trouble {
 		node("cut off", func() { n.cut(t) }, func() { n.heal(t) }, beforeLost)
 		node("not heard", func() { n.mute(t) }, func() { n.heal(t) }, beforeLost)
 		node("deaf", func() { n.deafen(t) }, func() { n.heal(t) }, beforeLost)
+		node("out of disk", func() { n.fill(t) }, func() {
+			n.free(t)
+			n.kill() // it does not ask again by itself
+			n.start(t)
+		}, beforeLost)
 		node("replaced", func() { n.replace(t) }, func() {}, atOnce)
 	}
 	return all
@@ -251,7 +256,12 @@ func (l *ledger) goWrong(r *rand.Rand, wrong []trouble, cycles int) {
 		if !l.pass(&ills, r) {
 			break
 		}
-		for inflicted := false; !inflicted; {
+		passed := 0 // that cannot go wrong now
+		for inflicted := false; !inflicted; passed++ {
+			if passed == 2*len(wrong) {
+				l.heal(&ills)
+				passed = 0
+			}
 			if len(deck) == 0 {
 				deck = slices.Clone(wrong)
 				r.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
