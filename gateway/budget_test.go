@@ -58,6 +58,7 @@ func TestOpenRequestsAreLimited(t *testing.T) {
 func TestBodiesOnTheirWayAreLimited(t *testing.T) {
 	h := newHarness(t)
 	large := `{"code":"` + strings.Repeat("#", proto.MaxCodeBytes) + `"}`
+	h.server.QueueWait = time.Minute
 	h.server.Memory = 20 << 20 // of which one organisation has room for one such body
 	arrived, store := make(chan struct{}), make(chan struct{})
 	h.stub.refuse = func(*proto.Job) error {
