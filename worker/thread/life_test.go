@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -138,12 +139,13 @@ func TestForkWhileItsSourceGoes(t *testing.T) {
 				want = w.archived(t, id, 0)
 			}
 			w.backend.age()
-			at, gone := 0, false
-			request := func() {
-				if at++; at-1 != step || gone {
+			var requests atomic.Int64
+			var gone atomic.Bool
+			request := func() { // also of what it does itself, side by side
+				if requests.Add(1) != int64(step)+1 {
 					return
 				}
-				gone = true
+				gone.Store(true)
 				check(t, w.versions.Remove(w.ctx, org, id))
 				must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge))
 			}
@@ -152,7 +154,7 @@ func TestForkWhileItsSourceGoes(t *testing.T) {
 			v := &thread.Versions{Blobs: w.versions.Blobs, Heads: heads, Limits: roomy}
 			_, err := v.Fork(w.ctx, org, id, 0, to)
 			w.backend.watch(nil, nil)
-			stop = !gone
+			stop = !gone.Load()
 			must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge))
 			switch {
 			case err == nil:
