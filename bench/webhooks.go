@@ -189,6 +189,7 @@ func openHooks(ctx context.Context, dir string) (h *hooks, err error) {
 		Sender: &send.Sender{Guard: urls, UserAgent: "bullpen/bench"}, Lane: 5, MaxBody: 1 << 20, Log: quiet,
 		ResultURL: func(id proto.TraceID) string { return "/v1/executions/" + string(id) },
 		Attempted: func(*proto.Delivery, *proto.DeliveryAttempt) {},
+		Now:       time.Now,
 	}
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	h.stop = stop

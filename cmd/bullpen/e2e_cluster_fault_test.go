@@ -46,6 +46,7 @@ func testClusterLeaders(t *testing.T, p *programs) {
 		at := time.Now()
 		fault.do(t, n)
 		gap := l.since(t, at, flowing)
+		l.outage(at, gap)
 		for _, kind := range []string{fault.name, "all"} {
 			recovered[kind] = append(recovered[kind], gap)
 		}
@@ -80,6 +81,7 @@ func testClusterNodes(t *testing.T, p *programs) {
 		first, _ := slices.BinarySearchFunc(l.finished, at, time.Time.Compare)
 		gap := longest(at, l.finished[first:])
 		l.mu.Unlock()
+		l.outage(at, gap)
 		t.Logf("%s, in %s: %s at most without an execution that ended; %s", name, time.Since(at).Round(time.Millisecond), gap.Round(time.Millisecond), l)
 	}
 	restart := func(nodes ...*natsNode) {

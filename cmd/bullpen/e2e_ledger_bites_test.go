@@ -23,6 +23,20 @@ type bite struct {
 
 func bites() []bite {
 	kills := func(l *ledger) []trouble { return []trouble{killed(l.members[0], atOnce)} }
+	// The process dies when there is a webhook to be sent again.
+	forgets := func(l *ledger) []trouble {
+		kill := kills(l)[0]
+		return []trouble{{kill.name + " with webhooks to be sent again", func(l *ledger, r *rand.Rand) (func(), time.Duration) {
+			refused, usual := l.outside.refuseAll()
+			defer usual()
+			select {
+			case <-refused:
+			case <-time.After(patience):
+				l.violate(troubleSubject, "no webhook comes")
+			}
+			return kill.inflict(l, r)
+		}}}
+	}
 	// Workers are taken for dead, and come back: one runs on meanwhile, and the other does nothing at all.
 	ghosts := func(l *ledger) []trouble {
 		long := func(*rand.Rand) time.Duration { return 16 * time.Second }
@@ -33,7 +47,7 @@ func bites() []bite {
 		{fault.ResultWithoutCAS, true, slices.Repeat([]kind{kindPolling}, 8), ghosts, 2, "tells"},
 		{fault.ClaimAfterStart, false, slices.Repeat([]kind{kindPolling}, 8), kills, 1, "it ran more often"},
 		{fault.LeaseWithoutFencing, true, slices.Repeat([]kind{kindPolling, kindThread}, 4), ghosts, 2, ""},
-		{fault.RetryInMemory, false, slices.Repeat([]kind{kindWebhook}, 8), kills, 2, "its webhook was not delivered"},
+		{fault.RetryInMemory, false, slices.Repeat([]kind{kindWebhook}, 8), forgets, 1, "its webhook was not delivered"},
 	}
 }
 

@@ -129,14 +129,32 @@ func (o *outside) hook(w http.ResponseWriter, r *http.Request) {
 		o.strange = append(o.strange, violation{name, fmt.Sprintf("webhook %s has the body %s, %v", id, raw, err)})
 	}
 	o.hooks[body.TraceID] = append(o.hooks[body.TraceID], body.Result)
-	nth := len(o.hooks[body.TraceID])
+	nth, refuse := len(o.hooks[body.TraceID]), o.refuse
 	o.mu.Unlock()
 	status := http.StatusOK
-	if o.refuse(body.TraceID, nth) {
+	if refuse(body.TraceID, nth) {
 		status = http.StatusServiceUnavailable
 	}
 	o.log.note(name, "%s: webhook %d came, answered with %d: %s", body.TraceID, nth, status, raw)
 	w.WriteHeader(status)
+}
+
+// refuseAll has every webhook answered with an error until usual is called, and tells of the first.
+func (o *outside) refuseAll() (first <-chan struct{}, usual func()) {
+	refused := make(chan struct{})
+	var once sync.Once
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	before := o.refuse
+	o.refuse = func(string, int) bool {
+		once.Do(func() { close(refused) })
+		return true
+	}
+	return refused, func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.refuse = before
+	}
 }
 
 // hooksOf gives what the webhooks of an execution told.
