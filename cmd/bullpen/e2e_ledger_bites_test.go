@@ -27,7 +27,7 @@ func bites() []bite {
 	forgets := func(l *ledger) []trouble {
 		kill := kills(l)[0]
 		return []trouble{{kill.name + " with webhooks to be sent again", func(l *ledger, r *rand.Rand) (func(), time.Duration) {
-			refused, usual := l.outside.refuseAll()
+			refused, usual := l.refuseAll()
 			defer usual()
 			select {
 			case <-refused:
