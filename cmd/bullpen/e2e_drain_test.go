@@ -339,12 +339,15 @@ func (f *fleet) ranOnce(t *testing.T, words map[string]string) {
 	for _, w := range f.workers {
 		for s := bufio.NewScanner(strings.NewReader(w.text(t))); s.Scan(); {
 			var line struct {
-				Msg     string
-				Trace   string  `json:"trace_id"`
-				Attempt int     `json:"attempt"`
-				RunMS   float64 `json:"run_ms"`
+				Msg   string
+				Trace string `json:"trace_id"`
+				Error string `json:"error"`
 			}
-			if json.Unmarshal(s.Bytes(), &line) == nil && (line.Msg == "execution ended" || line.Msg == "execution given up") {
+			if json.Unmarshal(s.Bytes(), &line) != nil {
+				continue
+			}
+			// What could not be claimed was withdrawn before its program started.
+			if line.Msg == "execution ended" || line.Msg == "execution given up" && !strings.HasPrefix(line.Error, "claim ") {
 				ran[line.Trace]++
 			}
 		}

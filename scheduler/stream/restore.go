@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -55,7 +56,13 @@ const RestoreAhead = 64
 
 // Unfinished reports whether a backup was being restored here, and not to its end.
 func (s *Set) Unfinished(ctx context.Context) (bool, error) {
-	_, err := s.JS.Stream(ctx, restoringName)
+	err := patiently(ctx, passing, func(ctx context.Context) error {
+		_, err := s.JS.Stream(ctx, restoringName)
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			err = backoff.Permanent(err)
+		}
+		return err
+	})
 	switch {
 	case err == nil:
 		return true, nil
