@@ -105,25 +105,22 @@ func viewWholeDeadLetter(l *proto.DeadLetter, content *proto.DeadContent) wholeD
 }
 
 func (s *Server) listDeadLetters(w http.ResponseWriter, r *http.Request) error {
-	limit, err := queryInt(r, "limit", mostPage)
+	limit, err := pageSize(r)
 	if err != nil {
 		return err
-	}
-	if limit == 0 {
-		limit = defaultPage
 	}
 	after, err := deadLetterCursor(r.URL.Query().Get("cursor"))
 	if err != nil {
 		return err
 	}
-	list, err := s.DeadLetters.List(r.Context(), after, int(limit)+1, func(err error) {
+	list, err := s.DeadLetters.List(r.Context(), after, limit+1, func(err error) {
 		s.Log.ErrorContext(r.Context(), "a dead letter cannot be read", "error", err)
 	})
 	if err != nil {
 		return err
 	}
-	more := len(list) > int(limit)
-	list = list[:min(len(list), int(limit))]
+	more := len(list) > limit
+	list = list[:min(len(list), limit)]
 	answer := struct {
 		DeadLetters []deadLetterView `json:"dead_letters"`
 		NextCursor  *string          `json:"next_cursor"`

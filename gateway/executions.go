@@ -84,6 +84,15 @@ func queryInt(r *http.Request, name string, most int64) (int64, error) {
 	return int64(n), nil
 }
 
+// pageSize gives how many entries of a list are asked for.
+func pageSize(r *http.Request) (int, error) {
+	limit, err := queryInt(r, "limit", mostPage)
+	if limit == 0 {
+		limit = defaultPage
+	}
+	return int(limit), err
+}
+
 // queryBool reads true or false from the query, and gives otherwise where it is missing.
 func queryBool(r *http.Request, name string, otherwise bool) (bool, error) {
 	switch r.URL.Query().Get(name) {

@@ -103,23 +103,20 @@ func viewWholeThread(t *proto.Thread) wholeThreadView {
 }
 
 func (s *Server) listThreads(w http.ResponseWriter, r *http.Request) error {
-	limit, err := queryInt(r, "limit", mostPage)
+	limit, err := pageSize(r)
 	if err != nil {
 		return err
-	}
-	if limit == 0 {
-		limit = defaultPage
 	}
 	cursor := r.URL.Query().Get("cursor")
 	if cursor != "" && proto.CheckThreadID("cursor", cursor) != nil {
 		return &proto.FieldError{Field: "cursor", Message: "cursor must be what next_cursor had in the answer before"}
 	}
-	list, err := s.Threads.List(r.Context(), infoOf(r.Context()).key.Org, cursor, int(limit)+1)
+	list, err := s.Threads.List(r.Context(), infoOf(r.Context()).key.Org, cursor, limit+1)
 	if err != nil {
 		return fmt.Errorf("list threads: %w", err)
 	}
-	more := len(list) > int(limit)
-	list = list[:min(len(list), int(limit))]
+	more := len(list) > limit
+	list = list[:min(len(list), limit)]
 	answer := struct {
 		Threads    []threadView `json:"threads"`
 		NextCursor *string      `json:"next_cursor"`

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
-	"strconv"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -59,22 +58,11 @@ type DeadMessage struct {
 
 // DeadLetters lists all dead letters, the newest first.
 func (c *Client) DeadLetters(ctx context.Context) ([]DeadLetter, error) {
-	all := []DeadLetter{}
-	query := url.Values{"limit": {strconv.Itoa(deadLetterPage)}}
-	for {
-		var page struct {
-			DeadLetters []DeadLetter `json:"dead_letters"`
-			NextCursor  *string      `json:"next_cursor"`
-		}
-		if _, _, err := c.getJSON(ctx, call{method: http.MethodGet, path: deadLettersPath + "?" + query.Encode(), resend: true}, &page); err != nil {
-			return nil, err
-		}
-		all = append(all, page.DeadLetters...)
-		if page.NextCursor == nil {
-			return all, nil
-		}
-		query.Set("cursor", *page.NextCursor)
+	type page struct {
+		DeadLetters []DeadLetter `json:"dead_letters"`
+		NextCursor  *string      `json:"next_cursor"`
 	}
+	return pages(ctx, c, deadLettersPath, deadLetterPage, func(p *page) ([]DeadLetter, *string) { return p.DeadLetters, p.NextCursor })
 }
 
 // DeadLetter gives a dead letter, and the answer's bytes.

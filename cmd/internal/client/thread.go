@@ -53,22 +53,11 @@ type StagedFile struct {
 
 // Threads lists all threads of the key's organisation.
 func (c *Client) Threads(ctx context.Context) ([]Thread, error) {
-	all := []Thread{}
-	query := url.Values{"limit": {strconv.Itoa(threadPage)}}
-	for {
-		var page struct {
-			Threads    []Thread `json:"threads"`
-			NextCursor *string  `json:"next_cursor"`
-		}
-		if _, _, err := c.getJSON(ctx, call{method: http.MethodGet, path: threadsPath + "?" + query.Encode(), resend: true}, &page); err != nil {
-			return nil, err
-		}
-		all = append(all, page.Threads...)
-		if page.NextCursor == nil {
-			return all, nil
-		}
-		query.Set("cursor", *page.NextCursor)
+	type page struct {
+		Threads    []Thread `json:"threads"`
+		NextCursor *string  `json:"next_cursor"`
 	}
+	return pages(ctx, c, threadsPath, threadPage, func(p *page) ([]Thread, *string) { return p.Threads, p.NextCursor })
 }
 
 // Thread gives a thread, and the answer's bytes.
