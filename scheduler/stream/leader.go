@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -41,11 +40,8 @@ func (s *Set) askLeader(ctx context.Context, st jetstream.Stream, which map[stri
 		return nil, fmt.Errorf("encode %v: %w", which, err)
 	}
 	api := "$JS.API.STREAM.MSG.GET." + st.CachedInfo().Config.Name
-	wait := backoff.NewExponentialBackOff(backoff.WithInitialInterval(retryFirst), backoff.WithMaxInterval(retryMost), backoff.WithMaxElapsedTime(0))
-	return backoff.RetryWithData(func() (*jetstream.RawStreamMsg, error) {
-		try, cancel := context.WithTimeout(ctx, getTimeout)
-		defer cancel()
-		answer, err := s.Conn.RequestWithContext(try, api, question)
+	return again(ctx, func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
+		answer, err := s.Conn.RequestWithContext(ctx, api, question)
 		if err != nil {
 			return nil, err
 		}
@@ -54,9 +50,7 @@ func (s *Set) askLeader(ctx context.Context, st jetstream.Stream, which map[stri
 		case err != nil:
 			return nil, backoff.Permanent(fmt.Errorf("decode the answer of %s: %w", api, err))
 		case m.Error != nil && m.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound:
-			return nil, backoff.Permanent(jetstream.ErrMsgNotFound)
-		case m.Error != nil && m.Error.Code < http.StatusInternalServerError:
-			return nil, backoff.Permanent(m.Error)
+			return nil, jetstream.ErrMsgNotFound
 		case m.Error != nil:
 			return nil, m.Error
 		case m.Message == nil:
@@ -71,7 +65,7 @@ func (s *Set) askLeader(ctx context.Context, st jetstream.Stream, which map[stri
 			}
 		}
 		return out, nil
-	}, backoff.WithContext(wait, ctx))
+	})
 }
 
 // Standing tells how an execution stands, and which worker had it last: queued while only its job is there. That it has ended any server

@@ -45,8 +45,14 @@ func ask[T any](ctx context.Context, read func(context.Context) (T, error)) (T, 
 		ctx, cancel = context.WithTimeout(ctx, readTimeout)
 		defer cancel()
 	}
+	m, err := again(ctx, read)
+	return m, unanswered(err)
+}
+
+// again is [ask] until ctx ends, with errors as they are.
+func again[T any](ctx context.Context, read func(context.Context) (T, error)) (T, error) {
 	wait := backoff.NewExponentialBackOff(backoff.WithInitialInterval(retryFirst), backoff.WithMaxInterval(retryMost), backoff.WithMaxElapsedTime(0))
-	m, err := backoff.RetryWithData(func() (T, error) {
+	return backoff.RetryWithData(func() (T, error) {
 		try, cancel := context.WithTimeout(ctx, getTimeout)
 		defer cancel()
 		m, err := read(try)
@@ -55,7 +61,6 @@ func ask[T any](ctx context.Context, read func(context.Context) (T, error)) (T, 
 		}
 		return m, err
 	}, backoff.WithContext(wait, ctx))
-	return m, unanswered(err)
 }
 
 // passing reports whether what failed may do better in a moment.

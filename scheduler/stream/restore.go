@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -58,9 +57,6 @@ const RestoreAhead = 64
 func (s *Set) Unfinished(ctx context.Context) (bool, error) {
 	err := patiently(ctx, passing, func(ctx context.Context) error {
 		_, err := s.JS.Stream(ctx, restoringName)
-		if errors.Is(err, jetstream.ErrStreamNotFound) {
-			err = backoff.Permanent(err)
-		}
 		return err
 	})
 	switch {
