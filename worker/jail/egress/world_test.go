@@ -83,7 +83,7 @@ func TestMain(m *testing.M) {
 		// A look-up by the host's resolver that nobody waits for any more goes on until the time for its answer is over; the standard library
 		// has no way to end it.
 		goleak.VerifyTestMain(m, goleak.IgnoreCurrent(), goleak.IgnoreAnyFunction("net.(*Resolver).lookupIPAddr.func1"),
-			goleak.IgnoreAnyFunction("net.(*Resolver).goLookupIPCNAMEOrder.func3.1"))
+			goleak.IgnoreAnyFunction("net.(*Resolver).lookupIPAddr.func2"), goleak.IgnoreAnyFunction("net.(*Resolver).goLookupIPCNAMEOrder.func3.1"))
 	default:
 		os.Exit(inOwnNamespace())
 	}
