@@ -56,13 +56,16 @@ func OpenKeys(ctx context.Context, set *stream.Set, region string, log *slog.Log
 	k := &Keys{set: set, region: region, byHash: map[string]*storedKey{}, byID: map[string]*storedKey{}}
 	secret := make([]byte, hashSecretBytes)
 	_, _ = rand.Read(secret) // crypto/rand.Read never returns an error since Go 1.24
-	_, err := set.Keys.Create(ctx, hashSecretKey, secret)
-	if errors.Is(err, jetstream.ErrKeyExists) {
-		var entry jetstream.KeyValueEntry
-		if entry, err = set.Keys.Get(ctx, hashSecretKey); err == nil {
-			secret = entry.Value()
+	err := patiently(ctx, func(ctx context.Context) error {
+		_, err := set.Keys.Create(ctx, hashSecretKey, secret)
+		if errors.Is(err, jetstream.ErrKeyExists) {
+			var entry jetstream.KeyValueEntry
+			if entry, err = set.Keys.Get(ctx, hashSecretKey); err == nil {
+				secret = entry.Value()
+			}
 		}
-	}
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("open the hash secret of API keys: %w", err)
 	}
@@ -103,7 +106,7 @@ func decodeKey(e jetstream.KeyValueEntry) (*storedKey, error) {
 func boundKeys(ctx context.Context, set *stream.Set, profile string, log *slog.Logger) ([]string, error) {
 	var bound []string
 	keys := watchedKeys(set, log, func(e jetstream.KeyValueEntry) {
-		if s, err := decodeKey(e); err == nil && s.RevokedAt == nil && s.Sandbox == profile {
+		if s, err := decodeKey(e); err == nil && s.RevokedAt == nil && s.Sandbox == profile && !slices.Contains(bound, s.ID) {
 			bound = append(bound, s.ID)
 		}
 	})

@@ -17,6 +17,8 @@ import (
 const (
 	watchPause   = 200 * time.Millisecond
 	watchTimeout = time.Second // for the answer to a watch
+	// A cluster that has just lost a leader answers nobody for some seconds, and a process may start meanwhile.
+	readTimeout = 30 * time.Second
 )
 
 // watched is a part of a bucket that is read once and then followed.
@@ -37,8 +39,18 @@ func (w *watched) watch(ctx context.Context) (jetstream.KeyWatcher, error) {
 	return watcher, nil
 }
 
-// read takes all entries there are.
-func (w *watched) read(ctx context.Context) error {
+// patiently does what a process needs when it starts, again for as long as a
+// cluster may need to answer.
+func patiently(ctx context.Context, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	return stream.Patiently(ctx, stream.Passing, do)
+}
+
+// read takes all entries there are, some of them perhaps twice.
+func (w *watched) read(ctx context.Context) error { return patiently(ctx, w.readOnce) }
+
+func (w *watched) readOnce(ctx context.Context) error {
 	watcher, err := w.watch(ctx)
 	if err != nil {
 		return err

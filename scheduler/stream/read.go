@@ -56,15 +56,15 @@ func again[T any](ctx context.Context, read func(context.Context) (T, error)) (T
 		try, cancel := context.WithTimeout(ctx, getTimeout)
 		defer cancel()
 		m, err := read(try)
-		if err != nil && !passing(err) {
+		if err != nil && !Passing(err) {
 			err = backoff.Permanent(err)
 		}
 		return m, err
 	}, backoff.WithContext(wait, ctx))
 }
 
-// passing reports whether what failed may do better in a moment.
-func passing(err error) bool {
+// Passing reports whether what failed may do better in a moment.
+func Passing(err error) bool {
 	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
 		return api.Code >= http.StatusInternalServerError
 	}
@@ -73,7 +73,7 @@ func passing(err error) bool {
 
 // unanswered makes errors that say in many ways that nobody was there to answer be [context.DeadlineExceeded] too.
 func unanswered(err error) error {
-	if err == nil || !passing(err) || errors.Is(err, context.DeadlineExceeded) {
+	if err == nil || !Passing(err) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	return fmt.Errorf("%w: %w", context.DeadlineExceeded, err)

@@ -55,7 +55,7 @@ const RestoreAhead = 64
 
 // Unfinished reports whether a backup was being restored here, and not to its end.
 func (s *Set) Unfinished(ctx context.Context) (bool, error) {
-	err := patiently(ctx, passing, func(ctx context.Context) error {
+	err := Patiently(ctx, Passing, func(ctx context.Context) error {
 		_, err := s.JS.Stream(ctx, restoringName)
 		return err
 	})

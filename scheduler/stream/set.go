@@ -110,20 +110,20 @@ func open(ctx context.Context, nc *nats.Conn, cfg Config) (*Set, error) {
 // enter opens what a worker needs, once it is there.
 func (s *Set) enter(ctx context.Context) error {
 	for name, to := range map[string]*jetstream.Stream{jobsName: &s.Jobs, execsName: &s.Execs, outName: &s.Outs, partsName: &s.Parts, headsName: &s.Heads} {
-		if err := patiently(ctx, always, func(ctx context.Context) (err error) {
+		if err := Patiently(ctx, always, func(ctx context.Context) (err error) {
 			*to, err = s.JS.Stream(ctx, name)
 			return err
 		}); err != nil {
 			return fmt.Errorf("open stream %s: %w: is a gateway running on this NATS, and is this user allowed its JetStream API?", name, err)
 		}
 	}
-	if err := patiently(ctx, always, func(ctx context.Context) (err error) {
+	if err := Patiently(ctx, always, func(ctx context.Context) (err error) {
 		s.Images, err = s.openBucket(ctx, imagesName)
 		return err
 	}); err != nil {
 		return fmt.Errorf("open bucket %s: %w", imagesName, err)
 	}
-	if err := patiently(ctx, always, func(ctx context.Context) (err error) {
+	if err := Patiently(ctx, always, func(ctx context.Context) (err error) {
 		s.bodies, err = s.JS.ObjectStore(ctx, bodiesName)
 		return err
 	}); err != nil {
@@ -137,9 +137,9 @@ func (s *Set) openBucket(ctx context.Context, name string) (jetstream.KeyValue, 
 	return bucket{b}, err
 }
 
-// patiently tries until ctx ends, as long as what failed may do better in a moment. A request that was on its way to a server that died gets
+// Patiently tries until ctx ends, as long as what failed is passing, for one [Passing]. A request that was on its way to a server that died gets
 // no answer, so each has a time of its own.
-func patiently(ctx context.Context, passing func(error) bool, try func(context.Context) error) error {
+func Patiently(ctx context.Context, passing func(error) bool, try func(context.Context) error) error {
 	return backoff.Retry(func() error {
 		ctx, cancel := context.WithTimeout(ctx, enterTimeout)
 		defer cancel()
@@ -156,7 +156,7 @@ func always(error) bool { return true }
 // forming reports whether a stream that could not be made may be in a moment: the servers of a cluster have not all met yet.
 func forming(err error) bool {
 	api, ok := errors.AsType[*jetstream.APIError](err)
-	return passing(err) || ok && api.ErrorCode == noPeers
+	return Passing(err) || ok && api.ErrorCode == noPeers
 }
 
 // noPeers is the server's code for having found too few others to keep a stream on.
@@ -187,7 +187,7 @@ func (s *Set) make(ctx context.Context, cfg Config) error {
 	for _, st := range streams {
 		st.cfg.Replicas, st.cfg.Storage = cfg.Replicas, jetstream.FileStorage
 		st.cfg.AllowDirect = cfg.anyServer() && st.to != &s.Heads
-		if err := patiently(ctx, forming, func(ctx context.Context) (err error) {
+		if err := Patiently(ctx, forming, func(ctx context.Context) (err error) {
 			*st.to, err = s.JS.CreateOrUpdateStream(ctx, st.cfg)
 			return err
 		}); err != nil {
@@ -208,7 +208,7 @@ func (s *Set) make(ctx context.Context, cfg Config) error {
 	for _, b := range buckets {
 		b.cfg.Replicas, b.cfg.AllowDirect = cfg.Replicas, cfg.anyServer()
 		name := strings.TrimPrefix(b.cfg.Name, "KV_")
-		if err := patiently(ctx, forming, func(ctx context.Context) (err error) {
+		if err := Patiently(ctx, forming, func(ctx context.Context) (err error) {
 			if _, err = s.JS.CreateOrUpdateStream(ctx, jetstream.StreamConfig(b.cfg)); err == nil {
 				*b.to, err = s.openBucket(ctx, name)
 			}
@@ -219,7 +219,7 @@ func (s *Set) make(ctx context.Context, cfg Config) error {
 	}
 	bodies := objects(bodiesName)
 	bodies.MaxAge, bodies.Replicas, bodies.AllowDirect = max(cfg.Retention, bodiesLeast)+bodiesGrace, cfg.Replicas, cfg.anyServer()
-	if err := patiently(ctx, forming, func(ctx context.Context) (err error) {
+	if err := Patiently(ctx, forming, func(ctx context.Context) (err error) {
 		if _, err = s.JS.CreateOrUpdateStream(ctx, bodies); err == nil {
 			s.bodies, err = s.JS.ObjectStore(ctx, bodiesName)
 		}
