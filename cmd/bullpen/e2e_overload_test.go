@@ -167,8 +167,10 @@ func testOverload(t *testing.T, p *programs) {
 	const slots, run = 2, 100
 	w := newWorld(t, p.within(t, floodLimit), topology{}, slots, "--memory", floodMemory.String(), "--queue-wait", "1s")
 	h := newHold()
+	held := bash(h.code())
+	held["timeout"] = 3600 // longer than the flood
 	for range slots {
-		w.submit(bash(h.code()))
+		w.submit(held)
 	}
 	h.reached(t, slots)
 	f := &flood{world: w, accepted: map[string]accepted{}, withdrawn: map[string]string{}, refused: map[int]int{}}
