@@ -84,15 +84,10 @@ func testClusterNodes(t *testing.T, p *programs) {
 		l.outage(at, gap)
 		t.Logf("%s, in %s: %s at most without an execution that ended; %s", name, time.Since(at).Round(time.Millisecond), gap.Round(time.Millisecond), l)
 	}
-	restart := func(nodes ...*natsNode) {
-		for _, n := range nodes {
-			n.stop(t)
-			n.start(t)
-		}
-	}
 	step("all restarted", func() {
 		for _, n := range c.nodes {
-			restart(n)
+			n.stop(t)
+			n.start(t)
 			c.whole(t)
 		}
 	})
@@ -109,17 +104,19 @@ func testClusterNodes(t *testing.T, p *programs) {
 		n.fill(t)
 		l.since(t, time.Now(), flowing)
 		n.free(t)
-		restart(n)
+		n.kill()
+		n.start(t)
 	})
 	step("all full", func() {
 		for _, n := range c.nodes {
 			n.fill(t)
 		}
 		l.isRefused(t)
-		for _, n := range c.nodes {
+		for _, n := range c.nodes { // one that has turned JetStream off may not end in order
 			n.free(t)
+			n.kill()
+			n.start(t)
 		}
-		restart(c.nodes...)
 	})
 	l.check(t)
 }

@@ -211,6 +211,8 @@ func (n *natsNode) carry(ctx context.Context, conn net.Conn) {
 		return
 	}
 	defer func() { _ = to.Close() }()
+	// A server that does not end in order keeps its own.
+	defer context.AfterFunc(ctx, func() { _ = errors.Join(conn.Close(), to.Close()) })()
 	go func() {
 		_, _ = io.Copy(to, conn)
 		_ = to.Close()
