@@ -2,9 +2,12 @@ package main
 
 import (
 	"flag"
+	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -37,7 +40,7 @@ func testClusterLeaders(t *testing.T, p *programs) {
 	l := startLoad(t, w)
 	l.since(t, time.Now(), flowing)
 	w.cluster.whole(t)
-	recovered := map[string][]time.Duration{}
+	recovered := recoveries{}
 	faults := nodeFaults()
 	for i := range *clusterCycles {
 		fault := faults[i%len(faults)]
@@ -45,21 +48,70 @@ func testClusterLeaders(t *testing.T, p *programs) {
 		n := w.cluster.leader(t, stream)
 		at := time.Now()
 		fault.do(t, n)
-		gap := l.since(t, at, flowing)
-		l.outage(at, gap)
-		for _, kind := range []string{fault.name, "all"} {
-			recovered[kind] = append(recovered[kind], gap)
-		}
-		t.Logf("%s: %s, which led %s, was %s: %s without an execution that ended; %s", at.Format(time.TimeOnly), n.name, stream, fault.name,
-			gap.Round(time.Millisecond), l)
+		l.outage(at, longest(at, l.since(t, at, flowing)))
+		outage := span{at, l.renewed(t, at)}
+		r := recoveryOf(outage, w.cluster.elections(t, outage))
+		recovered.add(fault.name, r)
+		t.Logf("%s: %s, which led %s, was %s: %s; %s", at.Format(time.TimeOnly), n.name, stream, fault.name, r, l)
+		w.dump(t, i, at, outage)
 		fault.undo(t, n)
 		w.cluster.whole(t)
 	}
 	l.check(t)
-	for kind, gaps := range recovered {
-		slices.Sort(gaps)
-		t.Logf("figure: recovery after a leader was lost (%s, %d times): p50 %s, max %s", kind, len(gaps),
-			gaps[len(gaps)/2].Round(time.Millisecond), gaps[len(gaps)-1].Round(time.Millisecond))
+	recovered.log(t)
+}
+
+// recovery is how long after a fault the first execution ended that was submitted since, in parts: until the last group that executions need
+// had chosen a leader, and from then on.
+type recovery struct {
+	whole, election, ours time.Duration
+	chosen                string // the groups that chose a leader in that time, and when
+}
+
+// neededGroups are the Raft groups that every execution needs a leader of.
+var neededGroups = []string{"BULLPEN_JOBS", "BULLPEN_EXECS", "BULLPEN_OUT"}
+
+func recoveryOf(outage span, elections map[string]time.Time) recovery {
+	r := recovery{whole: outage.to.Sub(outage.from)}
+	var chosen []string
+	for _, group := range slices.SortedFunc(maps.Keys(elections), func(a, b string) int { return elections[a].Compare(elections[b]) }) {
+		after := elections[group].Sub(outage.from)
+		chosen = append(chosen, fmt.Sprintf("%s %s", group, after.Round(time.Millisecond)))
+		if slices.Contains(neededGroups, group) {
+			r.election = after
+		}
+	}
+	r.ours, r.chosen = r.whole-r.election, strings.Join(chosen, ", ")
+	return r
+}
+
+func (r recovery) String() string {
+	return fmt.Sprintf("the first execution submitted since ended after %s, %s after the last election (%s)", r.whole.Round(time.Millisecond),
+		r.ours.Round(time.Millisecond), r.chosen)
+}
+
+// recoveries are those from each fault, by its name.
+type recoveries map[string][]recovery
+
+func (all recoveries) add(fault string, r recovery) {
+	all[fault] = append(all[fault], r)
+	all["all"] = append(all["all"], r)
+}
+
+func (all recoveries) log(t *testing.T) {
+	t.Helper()
+	for _, fault := range slices.Sorted(maps.Keys(all)) {
+		figure := func(part func(recovery) time.Duration) string {
+			var of []time.Duration
+			for _, r := range all[fault] {
+				of = append(of, part(r))
+			}
+			slices.Sort(of)
+			return fmt.Sprintf("p50 %s, max %s", of[len(of)/2].Round(time.Millisecond), of[len(of)-1].Round(time.Millisecond))
+		}
+		t.Logf("figure: recovery after a leader was lost (%s, %d times): %s; of that elections %s; the rest %s", fault, len(all[fault]),
+			figure(func(r recovery) time.Duration { return r.whole }), figure(func(r recovery) time.Duration { return r.election }),
+			figure(func(r recovery) time.Duration { return r.ours }))
 	}
 }
 
@@ -78,7 +130,7 @@ func testClusterNodes(t *testing.T, p *programs) {
 		c.whole(t)
 		l.since(t, time.Now(), flowing)
 		l.mu.Lock()
-		first, _ := slices.BinarySearchFunc(l.finished, at, time.Time.Compare)
+		first, _ := slices.BinarySearchFunc(l.finished, at, span.endsAt)
 		gap := longest(at, l.finished[first:])
 		l.mu.Unlock()
 		l.outage(at, gap)

@@ -23,7 +23,7 @@ type load struct {
 	mu       sync.Mutex
 	accepted map[string]string // what an execution prints, by its id
 	unknown  map[string]string // the same, of those that the server could not tell whether it had accepted
-	finished []time.Time       // of executions, as their clients saw it
+	finished []span            // executions from their submission to their end, as their clients saw it, in the order of their ends
 	refused  int               // submissions that were not taken
 	wrong    []string
 	away     []span        // when renewals may have failed for so long that leases were lost
@@ -32,6 +32,8 @@ type load struct {
 
 // span is a time from one moment to another.
 type span struct{ from, to time.Time }
+
+func (s span) endsAt(t time.Time) int { return s.to.Compare(t) }
 
 const (
 	loadClients = 2 // of each mode
@@ -112,42 +114,46 @@ func isPositive(after string, status int) bool {
 
 func program(word string) request { return bash("echo '"+word+"'").and("timeout", 30) }
 
-// ended takes in an execution that its client has seen the end of.
-func (l *load) ended() {
+// ended takes in an execution, submitted at a time, that its client has seen the end of.
+func (l *load) ended(submitted time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.finished = append(l.finished, time.Now())
+	l.finished = append(l.finished, span{submitted, time.Now()})
 	close(l.beat)
 	l.beat = make(chan struct{})
 }
 
 func (l *load) inline(ctx context.Context, word string) error {
+	submitted := time.Now()
 	r, err := l.submit(ctx, word, program(word))
 	if r != nil {
-		l.ended()
+		l.ended(submitted)
 	}
 	return err
 }
 
 // threaded takes a new thread at times, since one whose execution hangs is busy.
 func (l *load) threaded(ctx context.Context, word string) error {
+	submitted := time.Now()
 	thread := "thread-" + strconv.FormatInt(time.Now().Unix()/10, 10) + word[:len("client-0-0")]
 	r, err := l.submit(ctx, word, program(word).and("thread_id", thread))
 	if r != nil {
-		l.ended()
+		l.ended(submitted)
 	}
 	return err
 }
 
 func (l *load) streaming(ctx context.Context, word string) error {
+	submitted := time.Now()
 	r, err := l.submit(ctx, word, program(word), accept, ndjson)
 	if r != nil {
-		l.ended()
+		l.ended(submitted)
 	}
 	return err
 }
 
 func (l *load) async(ctx context.Context, word string) error {
+	submitted := time.Now()
 	r, err := l.submit(ctx, word, program(word), "Prefer", "respond-async", "Idempotency-Key", word)
 	if r == nil {
 		return err
@@ -162,7 +168,7 @@ func (l *load) async(ctx context.Context, word string) error {
 			var rec record
 			r.into(l.w.t, &rec)
 			if proto.Status(rec.Status).Terminal() {
-				l.ended()
+				l.ended(submitted)
 				return nil
 			}
 		} else if r.status != http.StatusServiceUnavailable {
@@ -174,31 +180,55 @@ func (l *load) async(ctx context.Context, word string) error {
 	}
 }
 
-// since waits until clients have seen n executions end after a moment, and gives the longest time without an end from then on.
-func (l *load) since(t testing.TB, from time.Time, n int) time.Duration {
+// since waits until clients have seen n executions end after a moment, and gives those.
+func (l *load) since(t testing.TB, from time.Time, n int) []span {
+	t.Helper()
+	var ends []span
+	l.await(t, fmt.Sprintf("%d executions that end", n), func() bool {
+		first, _ := slices.BinarySearchFunc(l.finished, from, span.endsAt)
+		ends = slices.Clone(l.finished[first:])
+		return len(ends) >= n
+	})
+	return ends[:n]
+}
+
+// renewed waits until clients have seen the end of an execution that was submitted after a moment, and gives when that was.
+func (l *load) renewed(t testing.TB, from time.Time) (at time.Time) {
+	t.Helper()
+	l.await(t, "an execution that is submitted and ends", func() bool {
+		i := slices.IndexFunc(l.finished, func(s span) bool { return s.from.After(from) })
+		if i >= 0 {
+			at = l.finished[i].to
+		}
+		return i >= 0
+	})
+	return at
+}
+
+// await asks at every end of an execution until done says yes. l.mu is held then.
+func (l *load) await(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	limit := time.NewTimer(2 * patience)
 	defer limit.Stop()
 	for {
 		l.mu.Lock()
-		first, _ := slices.BinarySearchFunc(l.finished, from, time.Time.Compare)
-		ends, beat := slices.Clone(l.finished[first:]), l.beat
+		ok, beat := done(), l.beat
 		l.mu.Unlock()
-		if len(ends) >= n {
-			return longest(from, ends[:n])
+		if ok {
+			return
 		}
 		select {
 		case <-beat:
 		case <-limit.C:
-			t.Fatalf("%d executions ended within %s, want %d; %s", len(ends), 2*patience, n, l)
+			t.Fatalf("%s: not within %s; %s", what, 2*patience, l)
 		}
 	}
 }
 
 // longest gives the longest time between two ends, or from the beginning to the first.
-func longest(from time.Time, ends []time.Time) (gap time.Duration) {
-	for _, at := range ends {
-		gap, from = max(gap, at.Sub(from)), at
+func longest(from time.Time, ends []span) (gap time.Duration) {
+	for _, s := range ends {
+		gap, from = max(gap, s.to.Sub(from)), s.to
 	}
 	return gap
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -444,6 +446,32 @@ func (c *cluster) leader(t testing.TB, stream string) (leads *natsNode) {
 	})
 	return leads
 }
+
+// metaGroup is what elections names the Raft group of the servers themselves by.
+const metaGroup = "meta"
+
+// elections gives when each Raft group chose a leader last within a span, by the name of its stream, as the servers' logs say.
+func (c *cluster) elections(t testing.TB, in span) map[string]time.Time {
+	t.Helper()
+	out := map[string]time.Time{}
+	for _, n := range c.nodes {
+		for _, m := range electionLine.FindAllStringSubmatch(n.text(t), -1) {
+			at, err := time.ParseInLocation("2006/01/02 15:04:05.000000", m[1], time.Local)
+			if err != nil {
+				t.Fatal(err)
+			}
+			group := cmp.Or(m[2], metaGroup)
+			if at.After(in.from) && at.Before(in.to) && at.After(out[group]) {
+				out[group] = at
+			}
+		}
+	}
+	return out
+}
+
+// electionLine is what a server logs that begins to lead.
+var electionLine = regexp.MustCompile(
+	`(?m)^\[\d+\] (\S+ \S+) \[INF\] (?:JetStream cluster new stream leader for '\S+ > (\S+)'|Self is new JetStream cluster metadata leader)$`)
 
 // whole waits until every stream has all its replicas, and none is behind.
 func (c *cluster) whole(t testing.TB) {
