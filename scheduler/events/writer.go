@@ -360,6 +360,7 @@ func (w *Writer) settle(ctx context.Context, deadline time.Time) {
 	defer cancel()
 	m := &w.sent[w.settled]
 	for {
+		elected := w.set.News(stream.OfOutput)
 		if m.ack == nil && !w.resend() {
 			if pause(ctx) == nil {
 				continue
@@ -380,6 +381,8 @@ func (w *Writer) settle(ctx context.Context, deadline time.Time) {
 			}
 			w.recall()
 			_ = pause(ctx)
+		case <-elected:
+			w.recall()
 		case <-ctx.Done():
 			w.drop()
 			return

@@ -54,7 +54,7 @@ type Dispatcher struct {
 
 // Run stands by, leads when it can, and returns when ctx ends.
 func (d *Dispatcher) Run(ctx context.Context) error {
-	s := seat.Seat{Set: d.Set, Name: "dispatcher", Instance: d.Instance, Log: d.Log}
+	s := seat.Seat{Set: d.Set, Name: "dispatcher", Instance: d.Instance, Stays: true, Log: d.Log}
 	s.Run(ctx, d.lead)
 	return nil
 }
@@ -70,6 +70,7 @@ type leading struct {
 	storing atomic.Int64 // bytes of submissions that were not answered yet
 	endings int          // records of ends and losses that are being written
 	called  bool         // the roll, and the workers had time to answer
+	doubted bool         // whether it leads, when it was last looked at
 	litter  litter
 	fail    context.CancelCauseFunc
 }
@@ -130,6 +131,7 @@ func (l *leading) loop(ctx context.Context) error {
 		case now := <-tick.C:
 			l.called = true
 			l.review(ctx, now)
+			l.resume()
 		}
 		for more := true; more; { // what has already arrived is taken in before slots are given away
 			select {
@@ -141,6 +143,17 @@ func (l *leading) loop(ctx context.Context) error {
 		}
 		l.assign(ctx, time.Now())
 	}
+}
+
+// resume calls the roll when this dispatcher is sure again that it leads: who submitted something in vain meanwhile hears that as well.
+func (l *leading) resume() {
+	sure := l.sure()
+	if sure && l.doubted {
+		if err := l.Set.Conn.Publish(stream.RollCall, nil); err != nil {
+			l.fail(fmt.Errorf("call the roll: %w", err))
+		}
+	}
+	l.doubted = !sure
 }
 
 // post hands work to the loop.
@@ -330,7 +343,11 @@ func (l *leading) listen(ctx context.Context) (stop func(), err error) {
 	return stop, nil
 }
 
+// stats says nothing where submissions are not taken either.
 func (l *leading) stats(m *nats.Msg) {
+	if !l.sure() {
+		return
+	}
 	now := time.Now()
 	st := proto.QueueStats{Workers: len(l.workers)}
 	for _, w := range l.workers {

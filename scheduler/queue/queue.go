@@ -106,7 +106,7 @@ var errNobody = errors.New("no dispatcher leads")
 func (q *Queue) send(ctx context.Context, m *nats.Msg, reply any) error {
 	reached := false
 	msg, err := backoff.RetryWithData(func() (*nats.Msg, error) {
-		try, cancel := context.WithTimeout(ctx, answerTimeout)
+		try, cancel := q.Set.Try(ctx, stream.OfDispatcher, answerTimeout)
 		defer cancel()
 		msg, err := q.Set.Conn.RequestMsgWithContext(try, m)
 		if err != nil && !errors.Is(err, nats.ErrNoResponders) && !errors.Is(err, nats.ErrReconnectBufExceeded) {

@@ -34,7 +34,10 @@ type Seat struct {
 	Set      *stream.Set
 	Name     string // of the seat, such as "dispatcher": part of a subject
 	Instance string // unique to this process
-	Log      *slog.Logger
+	// Stays has the holder lead on when it cannot renew the seat, until another one has taken it. It asks [Term.Sure] before it does what two
+	// must not do at once. A seat that no one can take, since its stream has no leader for a moment, need not be left and taken again then.
+	Stays bool
+	Log   *slog.Logger
 }
 
 // Term is one time of holding a seat.
@@ -89,6 +92,7 @@ func (s *Seat) stand(ctx context.Context) (*Term, error) {
 	var seen uint64 // the revision last observed
 	var since time.Time
 	for {
+		elected := s.Set.News(stream.OfControl)
 		revision, free, err := s.look(ctx, &seen, &since)
 		if err == nil && free {
 			var t *Term
@@ -107,6 +111,7 @@ func (s *Seat) stand(ctx context.Context) (*Term, error) {
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		case <-time.After(pause):
+		case <-elected:
 		}
 	}
 }
@@ -162,27 +167,52 @@ func (s *Seat) take(ctx context.Context, revision uint64) (*Term, error) {
 func (s *Seat) hold(term context.Context, stepDown context.CancelCauseFunc, t *Term) {
 	tick := time.NewTicker(renewed)
 	defer tick.Stop()
+	var elected <-chan struct{} // since a renewal that was not answered
 	for {
 		select {
 		case <-term.Done():
 			return
 		case <-tick.C:
+		case <-elected:
 		}
-		sent := time.Now()
-		ctx, cancel := context.WithTimeout(term, renewTimeout)
-		revision, err := s.Set.Control.Update(ctx, s.Name, []byte(s.Instance), t.revision)
-		cancel()
+		elected = s.Set.News(stream.OfControl)
+		err := s.renew(term, t)
 		switch {
 		case err == nil:
-			t.revision = revision
-			t.confirm(sent)
+			elected = nil
 		case stream.Conflict(err):
 			stepDown(errors.New("another instance has taken the seat"))
 			return
-		case !t.Sure():
+		case !s.Stays && !t.Sure():
 			stepDown(fmt.Errorf("the seat could not be renewed: %w", err))
 			return
 		}
+	}
+}
+
+// renew writes the seat anew. It may have done so before, without having been answered.
+func (s *Seat) renew(term context.Context, t *Term) error {
+	ctx, cancel := s.Set.Try(term, stream.OfControl, renewTimeout)
+	defer cancel()
+	for {
+		sent := time.Now()
+		revision, err := s.Set.Control.Update(ctx, s.Name, []byte(s.Instance), t.revision)
+		if stream.Conflict(err) {
+			entry, read := s.Set.Control.Get(ctx, s.Name)
+			switch {
+			case read != nil && !stream.Missing(read):
+				return read
+			case read == nil && string(entry.Value()) == s.Instance && entry.Revision() != t.revision:
+				t.revision = entry.Revision()
+				continue
+			}
+		}
+		if err != nil {
+			return err
+		}
+		t.revision = revision
+		t.confirm(sent)
+		return nil
 	}
 }
 

@@ -10,22 +10,44 @@ import (
 // bucketDuplicates is for how long a bucket knows again what was written with an id; nothing here is.
 const bucketDuplicates = 2 * time.Minute
 
+// bucketStreams begins the names of the streams that the library keeps buckets in.
+const bucketStreams = "KV_"
+
 // bucket is one whose errors tell when nobody was there to answer: those are [context.DeadlineExceeded] too. Reads are tried again as those of
 // streams are; a write that was not answered may have been carried out.
-type bucket struct{ jetstream.KeyValue }
+type bucket struct {
+	jetstream.KeyValue
+	news *news
+}
+
+// stream names the stream of the bucket.
+func (b bucket) stream() string { return bucketStreams + b.Bucket() }
 
 func (b bucket) Get(ctx context.Context, key string) (e jetstream.KeyValueEntry, err error) {
-	return ask(ctx, func(ctx context.Context) (jetstream.KeyValueEntry, error) { return b.KeyValue.Get(ctx, key) })
+	return ask(ctx, b.news, b.stream(), func(ctx context.Context) (jetstream.KeyValueEntry, error) { return b.KeyValue.Get(ctx, key) })
 }
 
 func (b bucket) Create(ctx context.Context, key string, value []byte, opts ...jetstream.KVCreateOpt) (uint64, error) {
-	revision, err := b.KeyValue.Create(ctx, key, value, opts...)
-	return revision, unanswered(err)
+	return decided(ctx, func() (uint64, error) { return b.KeyValue.Create(ctx, key, value, opts...) })
 }
 
 func (b bucket) Update(ctx context.Context, key string, value []byte, revision uint64) (uint64, error) {
-	revision, err := b.KeyValue.Update(ctx, key, value, revision)
-	return revision, unanswered(err)
+	return decided(ctx, func() (uint64, error) { return b.KeyValue.Update(ctx, key, value, revision) })
+}
+
+// decided writes again while the answer is that another write is being carried out, until ctx ends.
+func decided(ctx context.Context, write func() (uint64, error)) (uint64, error) {
+	for {
+		revision, err := write()
+		if !undecided(err) {
+			return revision, unanswered(err)
+		}
+		select {
+		case <-ctx.Done():
+			return 0, unanswered(ctx.Err())
+		case <-time.After(retryFirst):
+		}
+	}
 }
 
 func (b bucket) Delete(ctx context.Context, key string, opts ...jetstream.KVDeleteOpt) error {
@@ -37,7 +59,7 @@ type bucketConfig jetstream.StreamConfig
 
 func bucketOf(name string) bucketConfig {
 	return bucketConfig{
-		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"}, MaxMsgsPerSubject: 1, Storage: jetstream.FileStorage,
+		Name: bucketStreams + name, Subjects: []string{"$KV." + name + ".>"}, MaxMsgsPerSubject: 1, Storage: jetstream.FileStorage,
 		Discard: jetstream.DiscardNew, Duplicates: bucketDuplicates, AllowRollup: true, DenyDelete: true,
 		MaxMsgs: -1, MaxBytes: -1, MaxMsgSize: -1, MaxConsumers: -1,
 	}

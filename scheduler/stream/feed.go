@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -14,9 +15,15 @@ import (
 // gets no answer at all.
 const feedTimeout = time.Second
 
+// A consumer is made by the leader of the cluster's servers. Where that is not chosen yet nobody answers, nor is it told when there is one.
+const (
+	feedPatience = 5 * time.Second
+	feedTry      = 500 * time.Millisecond
+)
+
 // feedBeat is how often the server says of a feed that it lives; after two that did not come it is lost. Its consumer lives on one server of
-// a cluster, which may die while the connection is to another.
-const feedBeat = 2 * time.Second
+// a cluster, which may die while the connection is to another: that is noticed before the others have chosen new leaders.
+const feedBeat = 1500 * time.Millisecond
 
 const (
 	headersAhead  = 256     // headers that may wait to be taken
@@ -42,9 +49,16 @@ func (s *Set) feed(
 	name := st.CachedInfo().Config.Name
 	cfg.AckPolicy, cfg.MemoryStorage = jetstream.AckNonePolicy, true
 	cfg.InactiveThreshold, cfg.Replicas = time.Minute, 1
-	ask, cancel := context.WithTimeout(ctx, feedTimeout)
+	ask, cancel := context.WithTimeout(ctx, feedPatience)
 	defer cancel()
-	consumer, err = st.CreateConsumer(ask, cfg)
+	// Each try makes one of its own: the server that is to have it may be one that has just died. Those that nobody reads go by themselves.
+	consumer, err = insist(ask, s.news, name, feedTry, func(try context.Context) (jetstream.Consumer, error) {
+		c, err := st.CreateConsumer(try, cfg)
+		if err != nil && !Passing(err) && !errors.Is(err, context.Canceled) {
+			err = backoff.Permanent(err)
+		}
+		return c, err
+	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("follow %s: %w", name, err)
 	}

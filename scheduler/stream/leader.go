@@ -39,8 +39,8 @@ func (s *Set) askLeader(ctx context.Context, st jetstream.Stream, which map[stri
 	if err != nil {
 		return nil, fmt.Errorf("encode %v: %w", which, err)
 	}
-	api := "$JS.API.STREAM.MSG.GET." + st.CachedInfo().Config.Name
-	return again(ctx, func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
+	api := "$JS.API.STREAM.MSG.GET." + nameOf(st)
+	return again(ctx, s.news, nameOf(st), func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
 		answer, err := s.Conn.RequestWithContext(ctx, api, question)
 		if err != nil {
 			return nil, err

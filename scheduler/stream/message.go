@@ -91,45 +91,49 @@ func (s *Set) discard(ctx context.Context, m *nats.Msg) {
 
 // write stores msg; unsure says that it may have been stored before.
 func (s *Set) write(ctx context.Context, msg *nats.Msg, id string, expect uint64, unsure bool) (uint64, error) {
-	wait := backoff.NewExponentialBackOff(backoff.WithInitialInterval(retryFirst), backoff.WithMaxInterval(retryMost),
-		backoff.WithMaxElapsedTime(0))
-	seq, err := backoff.RetryWithData(func() (uint64, error) {
-		attempt, cancel := context.WithTimeout(ctx, publishTimeout)
-		defer cancel()
-		ack, err := s.JS.PublishMsg(attempt, msg, jetstream.WithExpectLastSequencePerSubject(expect))
+	st := s.streamOf(msg.Subject)
+	seq, err := insist(ctx, s.news, nameOf(st), publishTimeout, func(try context.Context) (uint64, error) {
+		ack, err := s.JS.PublishMsg(try, msg, jetstream.WithExpectLastSequencePerSubject(expect))
 		switch {
 		case err == nil:
 			return ack.Sequence, nil
+		case undecided(err):
+			return 0, err
 		case Conflict(err) || Refused(err):
 			if !unsure {
 				return 0, backoff.Permanent(err)
 			}
-			return s.wrote(attempt, msg.Subject, id, err)
+			return s.wrote(try, st, msg.Subject, id, err)
 		default:
 			unsure = unsure || !errors.Is(err, jetstream.ErrNoStreamResponse)
 			return 0, err
 		}
-	}, backoff.WithContext(wait, ctx))
+	})
 	if err != nil {
 		return 0, fmt.Errorf("write %s: %w", msg.Subject, unanswered(err))
 	}
 	return seq, nil
 }
 
-// wrote finds out whether this very write was carried out before the server's no to it: the answer may have been lost.
-func (s *Set) wrote(ctx context.Context, subject, id string, no error) (uint64, error) {
-	stream := s.Execs
+// streamOf gives the stream that messages on a subject are written to.
+func (s *Set) streamOf(subject string) jetstream.Stream {
 	switch {
 	case strings.HasPrefix(subject, root+"job."):
-		stream = s.Jobs
+		return s.Jobs
 	case strings.HasPrefix(subject, root+"delivery."):
-		stream = s.Hooks
+		return s.Hooks
 	case strings.HasPrefix(subject, root+"thread."):
-		stream = s.Heads
+		return s.Heads
 	case strings.HasPrefix(subject, dead):
-		stream = s.Dead
+		return s.Dead
+	default:
+		return s.Execs
 	}
-	m, err := readLast(ctx, stream, subject)
+}
+
+// wrote finds out whether this very write was carried out before the server's no to it: the answer may have been lost.
+func (s *Set) wrote(ctx context.Context, st jetstream.Stream, subject, id string, no error) (uint64, error) {
+	m, err := s.readLast(ctx, st, subject)
 	switch {
 	case err == nil && m.Header.Get(headerWrite) == id:
 		return m.Sequence, nil
@@ -149,7 +153,7 @@ func (s *Set) DiscardBody(ctx context.Context, m *Stored) {
 
 // Last reads the last message on a subject of st. Its error may be one that [Missing] knows.
 func (s *Set) Last(ctx context.Context, st jetstream.Stream, subject string) (*Stored, error) {
-	m, err := s.whole(ctx, func() (*jetstream.RawStreamMsg, error) { return readLast(ctx, st, subject) })
+	m, err := s.whole(ctx, func() (*jetstream.RawStreamMsg, error) { return s.readLast(ctx, st, subject) })
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", subject, err)
 	}
@@ -167,7 +171,7 @@ func (s *Set) Newest(ctx context.Context, st jetstream.Stream, subject string) (
 
 // At reads the message of st with sequence number seq. Its error may be one that [Missing] knows.
 func (s *Set) At(ctx context.Context, st jetstream.Stream, seq uint64) (*Stored, error) {
-	m, err := s.whole(ctx, func() (*jetstream.RawStreamMsg, error) { return readAt(ctx, st, seq) })
+	m, err := s.whole(ctx, func() (*jetstream.RawStreamMsg, error) { return s.readAt(ctx, st, seq) })
 	if err != nil {
 		return nil, fmt.Errorf("read message %d: %w", seq, err)
 	}
@@ -250,7 +254,7 @@ func (s *Set) RemoveJobs(ctx context.Context, floor uint64, alone []uint64, bodi
 // JobMeta reads what the header of a job that is not terminal says of it, without a body that is stored apart. Its error is
 // [proto.ErrNotFound] where there is no such job.
 func (s *Set) JobMeta(ctx context.Context, id proto.TraceID) (*proto.Meta, error) {
-	m, err := readLast(ctx, s.Jobs, JobOf(id))
+	m, err := s.readLast(ctx, s.Jobs, JobOf(id))
 	if Missing(err) {
 		return nil, fmt.Errorf("job %s: %w", id, proto.ErrNotFound)
 	}

@@ -2,6 +2,7 @@ package stream_test
 
 import (
 	"errors"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -116,6 +117,32 @@ func TestWhatCannotBeRemovedKeepsNothingElse(t *testing.T) {
 }
 
 // A write that was carried out, without a word of it, is not a refused one because the server takes no more now.
+// On a cluster a write takes a while, and the answer to it may be lost. The server refuses the next one on its subject until it is carried out.
+func TestWriteThatIsStillBeingCarriedOutIsNoConflict(t *testing.T) {
+	t.Parallel()
+	set := streamtest.Cluster(t)
+	ctx := streamtest.Context(t)
+	for range 20 {
+		m, err := set.StageJob(ctx, streamtest.Job("acme", "k", proto.ModeInline), nats.Header{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := set.Conn.PublishMsg(first(m)); err != nil { // nobody waits for the answer
+			t.Fatal(err)
+		}
+		if _, err := set.WriteJob(ctx, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// first gives a message as it is written where there is none on its subject.
+func first(m *nats.Msg) *nats.Msg {
+	h := maps.Clone(m.Header)
+	h.Set(jetstream.ExpectedLastSubjSeqHeader, "0")
+	return &nats.Msg{Subject: m.Subject, Header: h, Data: m.Data}
+}
+
 func TestStoredJobIsNotRefusedWhenItIsWrittenAgain(t *testing.T) {
 	set := streamtest.Set(t, streamtest.Server(t))
 	ctx := streamtest.Context(t)

@@ -27,7 +27,7 @@ func (s *Set) LastEvent(ctx context.Context, id proto.TraceID, attempt int) (int
 
 // lastOf reads the number of the last event on a subject, and whether there is any output.
 func (s *Set) lastOf(ctx context.Context, subject string) (last int64, met bool, err error) {
-	m, err := readLast(ctx, s.Outs, subject)
+	m, err := s.readLast(ctx, s.Outs, subject)
 	if Missing(err) {
 		return 0, false, nil
 	}
@@ -39,7 +39,7 @@ func (s *Set) lastOf(ctx context.Context, subject string) (last int64, met bool,
 	}
 	// Something that is no output lies there: look at all of it.
 	for from := uint64(1); ; from = m.Sequence + 1 {
-		m, err = readAt(ctx, s.Outs, from, jetstream.WithGetMsgSubject(subject))
+		m, err = s.readAt(ctx, s.Outs, from, jetstream.WithGetMsgSubject(subject))
 		if Missing(err) {
 			return last, met, nil
 		}

@@ -80,6 +80,7 @@ type Set struct {
 	Webhooks jetstream.KeyValue    // webhook settings of API keys with their secrets, and endpoints that fail
 	bodies   jetstream.ObjectStore // claim checks
 	inline   int                   // bytes of a body that travel in the message
+	news     *news
 }
 
 // ackTimeout is how long a message of output waits to be stored before it is held to be lost on the way.
@@ -93,7 +94,10 @@ func open(ctx context.Context, nc *nats.Conn, cfg Config) (*Set, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
-	s := &Set{Conn: nc, JS: js, inline: min(maxInline, int(nc.MaxPayload()/2))}
+	s := &Set{Conn: nc, JS: js, inline: min(maxInline, int(nc.MaxPayload()/2)), news: &news{of: map[string]*page{}}}
+	if err := s.hear(); err != nil {
+		return nil, fmt.Errorf("listen to news: %w", err)
+	}
 	if cfg.Guest {
 		return s, s.enter(ctx)
 	}
@@ -134,7 +138,7 @@ func (s *Set) enter(ctx context.Context) error {
 
 func (s *Set) openBucket(ctx context.Context, name string) (jetstream.KeyValue, error) {
 	b, err := s.JS.KeyValue(ctx, name)
-	return bucket{b}, err
+	return bucket{b, s.news}, err
 }
 
 // Patiently tries until ctx ends, as long as what failed is passing, for one [Passing]. A request that was on its way to a server that died gets
@@ -207,7 +211,7 @@ func (s *Set) make(ctx context.Context, cfg Config) error {
 	}
 	for _, b := range buckets {
 		b.cfg.Replicas, b.cfg.AllowDirect = cfg.Replicas, cfg.anyServer()
-		name := strings.TrimPrefix(b.cfg.Name, "KV_")
+		name := strings.TrimPrefix(b.cfg.Name, bucketStreams)
 		if err := Patiently(ctx, forming, func(ctx context.Context) (err error) {
 			if _, err = s.JS.CreateOrUpdateStream(ctx, jetstream.StreamConfig(b.cfg)); err == nil {
 				*b.to, err = s.openBucket(ctx, name)
@@ -244,6 +248,13 @@ func Refused(err error) bool {
 func Missing(err error) bool {
 	return errors.Is(err, jetstream.ErrMsgNotFound) || errors.Is(err, jetstream.ErrKeyNotFound) ||
 		errors.Is(err, jetstream.ErrObjectNotFound)
+}
+
+// undecided reports whether err says that another write on the subject is being carried out, which a cluster takes some time for. It may be
+// this very one, whose answer was lost; or that of somebody else, which may yet fail.
+func undecided(err error) bool {
+	api, ok := errors.AsType[*jetstream.APIError](err)
+	return ok && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant
 }
 
 // Conflict reports whether err says that a compare-and-set met another value than expected.

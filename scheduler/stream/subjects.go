@@ -82,7 +82,7 @@ const (
 // WebhookTest is answered by the webhook dispatcher that leads: send a test to the endpoint of this key.
 const WebhookTest = root + "ctl.webhook.test"
 
-// RollCall is how a dispatcher that begins to lead asks all workers to announce themselves.
+// RollCall is how a dispatcher that begins to lead asks all workers to announce themselves, and tells who waits for one that there is one.
 const RollCall = root + "ctl.rollcall"
 
 // dead is what subjects of dead letters begin with.

@@ -3,12 +3,17 @@ package streamtest
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
+	"net/url"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -25,6 +30,57 @@ func Server(t testing.TB) *natsembed.Server {
 	}
 	t.Cleanup(s.Close)
 	return s
+}
+
+// Cluster starts three servers that keep streams together, and gives a connection to them. They stop when the test is over.
+func Cluster(t testing.TB) *stream.Set {
+	t.Helper()
+	const size = 3
+	var routes []string
+	for range size { // a port that is free now is so a moment later, too, as good as always
+		l, err := new(net.ListenConfig).Listen(Context(t), "tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		routes = append(routes, "nats://"+l.Addr().String())
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var urls []string
+	for i, route := range routes {
+		u, err := url.Parse(route)
+		if err != nil {
+			t.Fatal(err)
+		}
+		port, err := strconv.Atoi(u.Port())
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := server.NewServer(&server.Options{
+			ServerName: fmt.Sprint("n", i), Host: u.Hostname(), Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true,
+			Cluster: server.ClusterOpts{Name: "test", Host: u.Hostname(), Port: port}, Routes: server.RoutesFromStr(strings.Join(routes, ",")),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Start()
+		t.Cleanup(func() {
+			s.Shutdown()
+			s.WaitForShutdown()
+		})
+		if !s.ReadyForConnections(time.Minute) {
+			t.Fatal("the server does not listen")
+		}
+		urls = append(urls, s.ClientURL())
+	}
+	set, err := stream.Connect(Context(t), stream.Access{URL: strings.Join(urls, ","), Name: t.Name()},
+		stream.Config{Replicas: size, Retention: time.Hour}, Log(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(set.Close)
+	return set
 }
 
 // Restarted is a server that can be started again with connections open.
