@@ -50,7 +50,7 @@ func testClusterLeaders(t *testing.T, p *programs) {
 		fault.do(t, n)
 		l.outage(at, longest(at, l.since(t, at, flowing)))
 		outage := span{at, l.renewed(t, at)}
-		r := recoveryOf(outage, w.cluster.elections(t, outage))
+		r := recoveryOf(outage, w.cluster.elections(t, outage), w.front.saidWithin(t, "dispatcher leads", outage))
 		recovered.add(fault.name, r)
 		t.Logf("%s: %s, which led %s, was %s: %s; %s", at.Format(time.TimeOnly), n.name, stream, fault.name, r, l)
 		w.dump(t, i, at, outage)
@@ -68,16 +68,21 @@ type recovery struct {
 	chosen                string // the groups that chose a leader in that time, and when
 }
 
-// neededGroups are the Raft groups that every execution needs a leader of.
-var neededGroups = []string{"BULLPEN_JOBS", "BULLPEN_EXECS", "BULLPEN_OUT"}
+// neededGroups are the Raft groups that a submission and an execution need a leader of.
+var neededGroups = []string{"BULLPEN_JOBS", "BULLPEN_EXECS", "BULLPEN_OUT", "KV_bullpen_control"}
 
-func recoveryOf(outage span, elections map[string]time.Time) recovery {
+// recoveryOf takes a recovery apart. A dispatcher that reads the streams anew needs consumers, which the servers' own group makes.
+func recoveryOf(outage span, elections map[string]time.Time, anew bool) recovery {
 	r := recovery{whole: outage.to.Sub(outage.from)}
+	needed := neededGroups
+	if anew {
+		needed = append(slices.Clone(needed), metaGroup)
+	}
 	var chosen []string
 	for _, group := range slices.SortedFunc(maps.Keys(elections), func(a, b string) int { return elections[a].Compare(elections[b]) }) {
 		after := elections[group].Sub(outage.from)
 		chosen = append(chosen, fmt.Sprintf("%s %s", group, after.Round(time.Millisecond)))
-		if slices.Contains(neededGroups, group) {
+		if slices.Contains(needed, group) {
 			r.election = after
 		}
 	}

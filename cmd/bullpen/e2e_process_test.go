@@ -265,6 +265,7 @@ func (p *process) tail() []byte {
 
 // logLine is a line of a bullpen's log.
 type logLine struct {
+	Time                    time.Time
 	Msg, URL, Worker, Error string
 }
 
@@ -278,6 +279,18 @@ func (p *process) said(t testing.TB, msg string) (logLine, bool) {
 		}
 	}
 	return logLine{}, false
+}
+
+// saidWithin reports whether the log has a line with that message of a time within a span.
+func (p *process) saidWithin(t testing.TB, msg string, in span) bool {
+	t.Helper()
+	for s := bufio.NewScanner(strings.NewReader(p.text(t))); s.Scan(); {
+		var l logLine
+		if json.Unmarshal(s.Bytes(), &l) == nil && l.Msg == msg && l.Time.After(in.from) && l.Time.Before(in.to) {
+			return true
+		}
+	}
+	return false
 }
 
 // startServe starts `bullpen serve` on a free port and returns when it listens.
