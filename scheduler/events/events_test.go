@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -565,6 +567,51 @@ func TestFastOutputSurvivesThatTheStoreIsStartedAgain(t *testing.T) {
 	for name, got := range map[string][]event{"live": append(live, e.rest(early)...), "again": e.rest(e.follow(0))} {
 		if stdout, _ := whole(t, got, 0); stdout != want.String() || got[len(got)-1].Truncated {
 			t.Errorf("%s: %d bytes of %d, truncated %t", name, len(stdout), want.Len(), got[len(got)-1].Truncated)
+		}
+	}
+}
+
+// lossy is a JetStream on the way to which one message of output is lost, as on its way to a server that leads the stream no more.
+type lossy struct {
+	jetstream.JetStream
+	word string // in the message
+	lost chan struct{}
+	once sync.Once
+}
+
+func (l *lossy) PublishMsgAsync(m *nats.Msg, opts ...jetstream.PublishOpt) (jetstream.PubAckFuture, error) {
+	if strings.Contains(string(m.Data), l.word) {
+		l.once.Do(func() {
+			m = &nats.Msg{Subject: "nowhere", Header: m.Header, Data: m.Data}
+			defer close(l.lost)
+		})
+	}
+	return l.JetStream.PublishMsgAsync(m, opts...)
+}
+
+// The order of the stream is that of the events, also where one of several messages was lost on its way and had to be sent again.
+func TestNoMessageOvertakesOneThatIsLostOnItsWay(t *testing.T) {
+	e := start(t)
+	if _, err := e.set.Conn.SubscribeSync("nowhere"); err != nil { // nobody says that nobody is there
+		t.Fatal(err)
+	}
+	way := &lossy{JetStream: e.set.JS, word: "two", lost: make(chan struct{})}
+	e.set.JS = way
+	early := e.follow(0)
+	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	_, _ = io.WriteString(w.Stream(proto.Stdout), "one\n")
+	live := e.until(early, "one\n")
+	_, _ = io.WriteString(w.Stream(proto.Stdout), "two\n")
+	select {
+	case <-way.lost:
+	case <-e.ctx.Done():
+		t.Fatal("the message was not sent")
+	}
+	_, _ = io.WriteString(w.Stream(proto.Stdout), "three\n")
+	e.end(w)
+	for name, got := range map[string][]event{"live": append(live, e.rest(early)...), "again": e.rest(e.follow(0))} {
+		if stdout, _ := whole(t, got, 0); stdout != "one\ntwo\nthree\n" || got[len(got)-1].Truncated {
+			t.Errorf("%s: %+v", name, got)
 		}
 	}
 }

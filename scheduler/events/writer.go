@@ -15,27 +15,27 @@ import (
 )
 
 const (
-	maxLine    = 64 << 10  // a longer line is told in pieces
-	maxMessage = 128 << 10 // encoded bytes at which a message is sent
-	maxPending = 2 << 20   // encoded bytes waiting to be sent; a program that prints faster waits
-	maxUnacked = 4 << 20   // encoded bytes on their way to the store, kept to be sent again should the connection break
-	// While small messages are on their way the next one fills: a line a message is slow, and keeps the store busy.
-	smallMessage    = 16 << 10
-	maxUnackedSmall = 2
-	messageCost     = 256      // bytes that the store needs for a message beside its events
-	maxKept         = 32 << 20 // encoded bytes of an attempt, with the cost of its messages, that are kept for reconnection
-	trimSlack       = 8 << 20  // more than that are kept before it is trimmed
+	maxLine     = 64 << 10  // a longer line is told in pieces
+	maxMessage  = 128 << 10 // encoded bytes at which a message is sent
+	maxPending  = 2 << 20   // encoded bytes waiting to be sent, beside as many that are being sent; a program that prints faster waits
+	messageCost = 256       // bytes that the store needs for a message beside its events
+	maxKept     = 32 << 20  // encoded bytes of an attempt, with the cost of its messages, that are kept for reconnection
+	trimSlack   = 8 << 20   // more than that are kept before it is trimmed
 	// evictAfter is how long an ended execution keeps more than the promised number of events: a reader who is a little behind when
 	// it ends shall still get all of them.
 	evictAfter = 30 * time.Second
-	// patience is how long messages are sent again while the store does not answer, and how long the end of an attempt waits.
+	// patience is how long a message is sent again while the store does not answer, and how long the end of an attempt waits.
 	patience   = 15 * time.Second
 	retryEvery = 50 * time.Millisecond
 )
 
 // Writer publishes the events of one attempt: lines as the program writes them, many in one message when it writes fast. Its
-// methods are safe for concurrent use. While the store is away the program waits once the bytes that may be on their way are used up.
-// Events that the store does not take are lost, and the result says so.
+// methods are safe for concurrent use. While the store is away the program waits once as many bytes wait as may. Events that the store
+// does not take are lost, and the result says so.
+//
+// One message is on its way at a time, and the next one fills meanwhile. The order of the stream is so that of the events, whatever becomes
+// of the connection or of the server that leads the stream: of several on their way the first could be lost, and the others stored before it is
+// sent again.
 type Writer struct {
 	set     *stream.Set
 	id      proto.TraceID
@@ -55,20 +55,15 @@ type Writer struct {
 	done    chan struct{}
 
 	// Owned by run.
-	sent     []message // not evicted, oldest first
-	settled  int       // how many of them, from the oldest on, are stored or lost
-	unacked  int       // bytes of the others
-	kept     int       // bytes of all, with their cost
-	sentOver uint64    // the connection, counted by reconnections, that all unsettled messages were sent over
+	stored []message // not evicted, oldest first
+	kept   int       // bytes of all, with their cost
 }
 
-// message is one that was published.
+// message is one that was stored.
 type message struct {
-	first, last int64
-	data        []byte                 // nil when it is settled
-	ack         jetstream.PubAckFuture // nil when it is settled, or must be sent again
-	size        int                    // what it takes in the store
-	stream      uint64                 // its sequence number in the stream, 0 until it is stored
+	last   int64  // event
+	size   int    // what it takes in the store
+	stream uint64 // its sequence number in the stream
 }
 
 // NewWriter begins the events of an attempt, after baseSeq of earlier attempts. The first attempt begins with the status event. A later
@@ -235,27 +230,14 @@ func (w *Writer) Close() (last int64, truncated bool) {
 	return w.seq, w.lost || w.outputs > proto.MaxEvents
 }
 
-// run sends what is pending until the writer is closed. While one message is on its way the next one fills.
+// run sends what is pending until the writer is closed.
 func (w *Writer) run(ctx context.Context) {
 	defer close(w.done)
-	look := time.NewTicker(lookEvery)
-	defer look.Stop()
-	for open := true; open; {
-		select {
-		case _, open = <-w.wake:
-			for w.send(ctx) {
-			}
-		case <-look.C: // a program that is silent has its last words stored as well
-			for w.settled < len(w.sent) {
-				w.settle(ctx, time.Now().Add(patience))
-			}
+	for range w.wake {
+		for w.send(ctx) {
 		}
 	}
 	for w.send(ctx) {
-	}
-	deadline := time.Now().Add(patience)
-	for w.settled < len(w.sent) {
-		w.settle(ctx, deadline)
 	}
 	if w.outputs > proto.MaxEvents {
 		evict := w.eviction()
@@ -274,72 +256,56 @@ func (w *Writer) send(ctx context.Context) bool {
 		part := rest[:cutLines(rest)]
 		rest = rest[len(part):]
 		last := first + int64(bytes.Count(part, []byte{'\n'})) - 1
-		w.publish(ctx, part, first, last)
+		if !w.publish(ctx, part, first, last) {
+			w.drop()
+			break
+		}
 		first = last + 1
 	}
 	return len(body) > 0
 }
 
-// publish sends a message once there is room for it on the way.
-func (w *Writer) publish(ctx context.Context, part []byte, first, last int64) {
-	for w.settled < len(w.sent) && (w.unacked+len(part) > maxUnacked || len(part) < smallMessage && len(w.sent)-w.settled >= maxUnackedSmall) {
-		w.settle(ctx, time.Now().Add(patience))
+// publish has a message stored. It reports whether the store answers.
+func (w *Writer) publish(ctx context.Context, part []byte, first, last int64) bool {
+	at, err := w.store(ctx, w.message(first, last, part))
+	if err != nil {
+		w.lose()
+		return stream.Refused(err)
 	}
-	inOrder := w.inOrder()
 	size := len(part) + messageCost
-	w.sent = append(w.sent, message{first: first, last: last, data: part, size: size})
-	w.unacked += len(part)
+	w.stored = append(w.stored, message{last, size, at})
 	w.kept += size
-	if inOrder {
-		w.transmit(len(w.sent) - 1)
-	}
 	if w.kept > maxKept+trimSlack {
 		w.trim(ctx)
 	}
-}
-
-// inOrder reports whether a new message may be sent: not while one before it must be sent again, which would come after it.
-func (w *Writer) inOrder() bool {
-	over := w.set.Conn.Stats().Reconnects
-	if w.settled == len(w.sent) {
-		w.sentOver = over
-		return true
-	}
-	if over != w.sentOver {
-		w.recall()
-	}
-	return w.sent[len(w.sent)-1].ack != nil
-}
-
-// recall gives up waiting for messages on their way, which are to be sent again.
-func (w *Writer) recall() {
-	for i := w.settled; i < len(w.sent); i++ {
-		w.sent[i].ack = nil
-	}
-}
-
-// transmit sends a message, and reports whether it could.
-func (w *Writer) transmit(i int) bool {
-	m := &w.sent[i]
-	ack, err := w.set.JS.PublishMsgAsync(w.message(m.first, m.last, m.data))
-	if err != nil {
-		return false
-	}
-	m.ack = ack
 	return true
 }
 
-// resend sends all messages that are not settled again, in their order: those behind one that is missing too, because a reader of the
-// stream takes a gap for events that are gone.
-func (w *Writer) resend() bool {
-	w.sentOver = w.set.Conn.Stats().Reconnects
-	for i := w.settled; i < len(w.sent); i++ {
-		if !w.transmit(i) {
-			w.recall()
-			return false
+// store sends a message until it is stored, and gives its sequence number in the stream.
+func (w *Writer) store(ctx context.Context, m *nats.Msg) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		elected := w.set.News(stream.OfOutput)
+		ack, err := w.set.JS.PublishMsgAsync(m)
+		if err == nil {
+			select {
+			case ok := <-ack.Ok():
+				return ok.Sequence, nil
+			case err = <-ack.Err():
+			case <-elected:
+				continue
+			case <-ctx.Done():
+				return 0, context.Cause(ctx)
+			}
+		}
+		if stream.Refused(err) {
+			return 0, err
+		}
+		if err := pause(ctx); err != nil {
+			return 0, err
 		}
 	}
-	return true
 }
 
 // cutLines finds where a message of at most about maxMessage bytes ends; it holds at least one event.
@@ -353,61 +319,12 @@ func cutLines(body []byte) int {
 	return bytes.IndexByte(body, '\n') + 1
 }
 
-// settle waits until the oldest unsettled message is stored, and sends it again until the deadline if it was not. Then, and when the store
-// does not take it, it is lost.
-func (w *Writer) settle(ctx context.Context, deadline time.Time) {
-	ctx, cancel := context.WithDeadline(ctx, deadline)
-	defer cancel()
-	m := &w.sent[w.settled]
-	for {
-		elected := w.set.News(stream.OfOutput)
-		if m.ack == nil && !w.resend() {
-			if pause(ctx) == nil {
-				continue
-			}
-			w.drop()
-			return
-		}
-		select {
-		case ok := <-m.ack.Ok():
-			m.stream = ok.Sequence
-			w.settleOldest()
-			return
-		case err := <-m.ack.Err():
-			if stream.Refused(err) {
-				w.lose()
-				w.settleOldest()
-				return
-			}
-			w.recall()
-			_ = pause(ctx)
-		case <-elected:
-			w.recall()
-		case <-ctx.Done():
-			w.drop()
-			return
-		}
-	}
-}
-
-// settleOldest counts the oldest unsettled message as settled and lets go of it.
-func (w *Writer) settleOldest() {
-	m := &w.sent[w.settled]
-	w.unacked -= len(m.data)
-	m.data, m.ack = nil, nil
-	if m.stream == 0 {
-		w.kept -= m.size
-		m.size = 0
-	}
-	w.settled++
-}
-
-// drop gives up all messages that are not settled: the store has not answered for too long.
+// drop gives up all that waits: the store has not answered for too long.
 func (w *Writer) drop() {
-	w.lose()
-	for w.settled < len(w.sent) {
-		w.settleOldest()
-	}
+	w.mu.Lock()
+	w.pending = nil
+	w.room.Broadcast()
+	w.mu.Unlock()
 }
 
 func (w *Writer) lose() {
@@ -423,7 +340,7 @@ func (w *Writer) eviction() func(context.Context) {
 	if n == 0 {
 		return func(context.Context) {}
 	}
-	set, id, last := w.set, w.id, w.sent[n-1].stream
+	set, id, last := w.set, w.id, w.stored[n-1].stream
 	return func(ctx context.Context) { _ = purge(ctx, set, id, last) } // what is left goes at the end of retention
 }
 
@@ -434,22 +351,19 @@ func (w *Writer) trim(ctx context.Context) {
 		return
 	}
 	w.lose() // maybe within the promised number
-	if purge(ctx, w.set, w.id, w.sent[n-1].stream) != nil {
+	if purge(ctx, w.set, w.id, w.stored[n-1].stream) != nil {
 		return // tried again with the next message
 	}
-	w.sent, w.settled, w.kept = append(w.sent[:0], w.sent[n:]...), w.settled-n, kept
+	w.stored, w.kept = append(w.stored[:0], w.stored[n:]...), kept
 }
 
-// excess counts the settled messages with events up to number oldest only, or beyond most bytes, and the bytes of the others. The last
-// message is never one of them.
+// excess counts the messages with events up to number oldest only, or beyond most bytes, and the bytes of the others. The last message is
+// never one of them.
 func (w *Writer) excess(oldest int64, most int) (n, kept int) {
 	kept = w.kept
-	for n < min(w.settled, len(w.sent)-1) && (w.sent[n].last <= oldest || kept > most) {
-		kept -= w.sent[n].size
+	for n < len(w.stored)-1 && (w.stored[n].last <= oldest || kept > most) {
+		kept -= w.stored[n].size
 		n++
-	}
-	for n > 0 && w.sent[n-1].stream == 0 { // one that was not stored
-		n--
 	}
 	return n, kept
 }
