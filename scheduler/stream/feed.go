@@ -32,8 +32,9 @@ const (
 )
 
 // Feed delivers the headers of a stream's messages to take, in order and without gaps, until stop is called: first those that lie there
-// as cfg chooses them, then what comes. A gap, or the loss of the consumer, is told to fail once or more, after which nothing that is
-// delivered counts.
+// as cfg chooses them, then what comes. Whoever asks the leader of the stream for what was delivered is not told that it is not there, unless
+// it was removed or replaced since. A gap, or the loss of the consumer, is told to fail once or more, after which nothing that is delivered
+// counts.
 func (s *Set) Feed(
 	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, take func(jetstream.Msg, *jetstream.MsgMetadata), fail func(error),
 ) (stop func(), consumer jetstream.Consumer, err error) {
@@ -62,7 +63,7 @@ func (s *Set) feed(
 	if err != nil {
 		return nil, nil, fmt.Errorf("follow %s: %w", name, err)
 	}
-	next := uint64(1)
+	next, leads := uint64(1), s.leads(ctx, st)
 	consuming, err := consumer.Consume(func(m jetstream.Msg) {
 		at, err := m.Metadata()
 		if err != nil || at.Sequence.Consumer != next {
@@ -70,6 +71,10 @@ func (s *Set) feed(
 			return
 		}
 		next++
+		if err := leads(at.Sequence.Stream); err != nil {
+			fail(fmt.Errorf("follow %s: %w", name, err))
+			return
+		}
 		take(m, at)
 	}, append(opts, jetstream.PullHeartbeat(feedBeat), jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
 		if !errors.Is(err, jetstream.ErrConsumerLeadershipChanged) {
@@ -98,6 +103,30 @@ func (s *Set) feed(
 		defer cancel()
 		_ = st.DeleteConsumer(gone, id) // else its inactivity threshold does
 	}, consumer, nil
+}
+
+// errBehind says that the leader of a stream has not stored yet what another server has.
+var errBehind = errors.New("the leader of the stream is behind")
+
+// leads gives what waits until the leader of st has stored a message. On a cluster the server that feeds may store it a moment earlier.
+func (s *Set) leads(ctx context.Context, st jetstream.Stream) func(seq uint64) error {
+	cfg, has := st.CachedInfo().Config, uint64(0)
+	return func(seq uint64) error {
+		if cfg.Replicas == 1 || seq <= has {
+			return nil
+		}
+		_, err := again(ctx, func(ctx context.Context) (jetstream.Stream, error) {
+			now, err := s.JS.Stream(ctx, cfg.Name)
+			if err != nil {
+				return nil, err
+			}
+			if has = now.CachedInfo().State.LastSeq; has < seq {
+				return nil, errBehind
+			}
+			return now, nil
+		})
+		return err
+	}
 }
 
 // drainedLook is how often a reader asks whether it has had everything.

@@ -1,0 +1,113 @@
+package stream_test
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+)
+
+// cluster starts three servers that keep every stream between them, and gives what connects to one of them.
+func cluster(t *testing.T) *stream.Set {
+	t.Helper()
+	host := func(i int) string { return fmt.Sprintf("127.%d.%d.%d", 1+os.Getpid()>>8&0x7f, os.Getpid()&0xff, i+1) } // for this process alone
+	const servers, port = 3, 6222
+	var routes []*url.URL
+	for i := range servers {
+		routes = append(routes, &url.URL{Scheme: "nats", Host: fmt.Sprintf("%s:%d", host(i), port)})
+	}
+	var first *server.Server
+	for i := range servers {
+		srv, err := server.NewServer(&server.Options{
+			ServerName: fmt.Sprintf("n%d", i+1), JetStream: true, StoreDir: t.TempDir(), Host: host(i), Port: -1, NoSigs: true, SyncAlways: true,
+			Cluster: server.ClusterOpts{Name: "test", Host: host(i), Port: port}, Routes: routes,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		srv.Start()
+		t.Cleanup(func() {
+			srv.Shutdown()
+			srv.WaitForShutdown()
+		})
+		if i == 0 {
+			first = srv
+		}
+	}
+	set, err := stream.Connect(streamtest.Context(t), stream.Access{InProcess: first, Name: t.Name()},
+		stream.Config{Replicas: servers, Retention: time.Hour}, streamtest.Log(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(set.Close)
+	return set
+}
+
+// follow asks for each delivery at once when a feed tells of it, and returns when it was told of want of them, or the feed was lost.
+func follow(t *testing.T, set *stream.Set, seen map[string]bool, want int) {
+	ctx, fail := context.WithCancel(streamtest.Context(t))
+	defer fail()
+	told := make(chan string, want)
+	stop, _, err := set.Feed(ctx, set.Hooks, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy},
+		func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
+			go func() {
+				if _, err := set.Last(t.Context(), set.Hooks, m.Subject()); stream.Missing(err) {
+					t.Errorf("told of and not there: %v", err)
+				}
+				told <- m.Subject()
+			}()
+		}, func(error) { fail() })
+	if err != nil {
+		return
+	}
+	defer stop()
+	for len(seen) < want {
+		select {
+		case subject := <-told:
+			seen[subject] = true
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// A feed comes from any server of a cluster, and that may store a message before the one that leads.
+func TestWhatAFeedTellsIsThereForWhoeverAsks(t *testing.T) {
+	set, ctx := cluster(t), streamtest.Context(t)
+	const feeds, writers, each = 4, 10, 50
+	var all sync.WaitGroup
+	for range feeds {
+		all.Go(func() {
+			seen := map[string]bool{}
+			for len(seen) < writers*each && ctx.Err() == nil {
+				follow(t, set, seen, writers*each)
+			}
+			if len(seen) < writers*each {
+				t.Errorf("told of %d deliveries", len(seen))
+			}
+		})
+	}
+	for w := range writers {
+		all.Go(func() {
+			for i := range each {
+				d := fmt.Sprintf("bullpen.delivery.acme.%d-%d", w, i)
+				for _, err := set.JS.Publish(ctx, d, nil); err != nil; _, err = set.JS.Publish(ctx, d, nil) {
+					if ctx.Err() != nil {
+						t.Error(err)
+						return
+					}
+				}
+			}
+		})
+	}
+	all.Wait()
+}
