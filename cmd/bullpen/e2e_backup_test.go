@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,18 +13,6 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
-
-// bullpen runs bullpen with arguments on the machine of the tests, and gives its exit code and what it said.
-func (w *world) bullpen(t *testing.T, env []string, args ...string) (code int, said string) {
-	t.Helper()
-	c := exec.CommandContext(t.Context(), w.programs.bullpen, args...)
-	c.Env = append(os.Environ(), env...)
-	out, err := c.CombinedOutput()
-	if err != nil && c.ProcessState == nil {
-		t.Fatal(err)
-	}
-	return c.ProcessState.ExitCode(), string(out)
-}
 
 // testBackup backs a deployment up while it works, destroys it, and restores it elsewhere.
 func testBackup(t *testing.T, p *programs, in topology) {
@@ -73,7 +60,7 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	}
 	file := filepath.Join(t.TempDir(), "bullpen.backup")
 	client := []string{"BULLPEN_URL=" + w.base, "BULLPEN_API_KEY=" + w.key}
-	code, said := w.bullpen(t, client, "backup", file)
+	code, said := p.run(t, client, "backup", file)
 	close(enough)
 	all.Wait()
 	if code != 0 {
@@ -82,7 +69,7 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	if info, err := os.Stat(file); err != nil || info.Mode() != 0o600 {
 		t.Errorf("the backup: %v %v", info.Mode(), err)
 	}
-	if code, said := w.bullpen(t, []string{"BULLPEN_URL=" + w.base, "BULLPEN_API_KEY=" + key}, "backup", file+".theirs"); code != 1 || !strings.Contains(said, "all rights") {
+	if code, said := p.run(t, []string{"BULLPEN_URL=" + w.base, "BULLPEN_API_KEY=" + key}, "backup", file+".theirs"); code != 1 || !strings.Contains(said, "all rights") {
 		t.Errorf("by a key without all rights: %d %s", code, said)
 	}
 	w.worker.kill()
@@ -109,7 +96,7 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	if err := os.WriteFile(half, raw[:len(raw)*2/3], 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, said := w.bullpen(t, w.env, append([]string{"restore", half}, to...)...); code != 1 || !strings.Contains(said, "no whole backup") {
+	if code, said := p.run(t, w.env, append([]string{"restore", half}, to...)...); code != 1 || !strings.Contains(said, "no whole backup") {
 		t.Errorf("half a backup: %d %s", code, said)
 	}
 	front := p.startProcess(t, "front on half a backup", w.env, p.bullpen,
@@ -117,11 +104,11 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	if code := front.exitCode(t); code != 1 || !strings.Contains(front.text(t), "run bullpen restore again") {
 		t.Errorf("a server on half a backup: %d %s", code, front.tail())
 	}
-	code, said = w.bullpen(t, w.env, append([]string{"restore", file}, to...)...)
+	code, said = p.run(t, w.env, append([]string{"restore", file}, to...)...)
 	if code != 0 || !strings.Contains(said, "restored: ") {
 		t.Fatalf("exit code %d: %s", code, said)
 	}
-	if code, said := w.bullpen(t, w.env, append([]string{"restore", file}, to...)...); code != 1 || !strings.Contains(said, "already") {
+	if code, said := p.run(t, w.env, append([]string{"restore", file}, to...)...); code != 1 || !strings.Contains(said, "already") {
 		t.Errorf("restored over what is there: %d %s", code, said)
 	}
 

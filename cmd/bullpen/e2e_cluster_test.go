@@ -77,12 +77,7 @@ func (p *programs) startCluster(t *testing.T) *cluster {
 	for i := range clusterNodes {
 		c.nodes = append(c.nodes, c.newNode(t, i+1))
 	}
-	for _, n := range c.nodes {
-		n.launch(t)
-	}
-	for _, n := range c.nodes {
-		n.listens(t)
-	}
+	c.launch(t)
 	opts := []nats.Option{
 		nats.RootCAs(p.cert), nats.MaxReconnects(-1), nats.ReconnectWait(100 * time.Millisecond), nats.PingInterval(time.Second),
 		nats.Timeout(time.Second), nats.IgnoreDiscoveredServers(),
@@ -101,13 +96,36 @@ func (p *programs) startCluster(t *testing.T) *cluster {
 	if c.js, err = jetstream.New(conn); err != nil {
 		t.Fatal(err)
 	}
+	c.leads(t)
+	return c
+}
+
+// start starts all servers again, with what is on their disks, and returns when they have found each other.
+func (c *cluster) start(t *testing.T) {
+	t.Helper()
+	c.launch(t)
+	c.leads(t)
+}
+
+func (c *cluster) launch(t *testing.T) {
+	t.Helper()
+	for _, n := range c.nodes {
+		n.launch(t)
+	}
+	for _, n := range c.nodes {
+		n.listens(t)
+	}
+}
+
+// leads waits until the servers have chosen one that leads them.
+func (c *cluster) leads(t *testing.T) {
+	t.Helper()
 	eventually(t, "the cluster has a leader", func() (bool, any) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := c.js.AccountInfo(ctx)
 		return err == nil, err
 	})
-	return c
 }
 
 // newNode makes the machine of a node: its network with a link to the hub, and its disk.
@@ -389,6 +407,15 @@ func (n *natsNode) replace(t *testing.T) {
 	t.Helper()
 	n.kill()
 	old := n.name
+	n.wipe(t)
+	n.rename(slices.Index(n.cluster.nodes, n) + 1)
+	n.start(t)
+	n.cluster.remove(t, old)
+}
+
+// wipe removes all that is on the disk of the node.
+func (n *natsNode) wipe(t *testing.T) {
+	t.Helper()
 	if err := n.machine.do(func() error {
 		kept, err := filepath.Glob(filepath.Join(n.disk, "*"))
 		for _, path := range kept {
@@ -398,9 +425,6 @@ func (n *natsNode) replace(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	n.rename(slices.Index(n.cluster.nodes, n) + 1)
-	n.start(t)
-	n.cluster.remove(t, old)
 }
 
 // remove has the cluster forget a server that does not come back.

@@ -323,6 +323,16 @@ func testRolling(t *testing.T, p *programs, in topology) {
 	for _, m := range f.members {
 		f.restart(t, m)
 	}
+	if f.cluster != nil {
+		for _, n := range f.cluster.nodes {
+			f.cluster.whole(t)
+			began := time.Now()
+			n.stop(t)
+			n.start(t)
+			f.cluster.whole(t)
+			t.Logf("%s is back after %s", n.name, time.Since(began).Round(time.Millisecond))
+		}
+	}
 	close(restarted)
 	all.Wait()
 	t.Logf("%d calls, %d tries that another one cured, %d streams resumed", calls.Load(), cured.Load(), resumed.Load())

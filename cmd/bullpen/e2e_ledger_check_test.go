@@ -41,11 +41,11 @@ func (l *ledger) settle(ctx context.Context) {
 		for id := range l.effectsOf(s.name) { // ids that the client was not told come first: the last is that of its answer
 			if !slices.ContainsFunc(s.ids, func(x *heard) bool { return x.id == id }) {
 				l.log.note(s.name, "%s: known by its effect only", id)
-				s.ids = slices.Insert(s.ids, 0, &heard{id: id, events: map[int64]string{}})
+				s.ids = slices.Insert(s.ids, 0, newHeard(id))
 			}
 		}
 		for _, x := range s.ids {
-			if !x.withdrawn {
+			if !x.withdrawn.is() {
 				l.poll(ctx, r, s, x)
 			}
 		}
@@ -77,10 +77,16 @@ func (l *ledger) check() {
 	defer cancel()
 	l.each(func(r *rand.Rand, s *submission) {
 		ran := l.effectsOf(s.name)
-		if len(ran) > 0 && !s.unknown && !s.accepted {
+		if len(ran) > 0 && !s.unknown && !s.accepted() {
 			l.violate(s.name, "was refused, and ran: %v", ran)
 		}
-		if len(ran) > 1 {
+		once := 0
+		for _, x := range s.ids {
+			if e := ran[x.id]; !x.revived && (e.sure > 0 || e.all > 0 && len(x.seen) > 0) {
+				once++
+			}
+		}
+		if once > 1 {
 			l.violate(s.name, "ran as several executions: %v", ran)
 		}
 		for _, x := range s.ids {
@@ -91,16 +97,17 @@ func (l *ledger) check() {
 }
 
 // checkExecution checks one execution, of which the effect was felt that often. Its webhook is waited for until that context ends.
-func (l *ledger) checkExecution(webhooks context.Context, r *rand.Rand, s *submission, x *heard, effects int) {
+func (l *ledger) checkExecution(webhooks context.Context, r *rand.Rand, s *submission, x *heard, felt effects) {
 	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
 	defer cancel()
 	var rec *record
 	for _, m := range l.gateways(r) {
 		rec = l.get(ctx, m, s, x, 0)
 		if rec == nil { // never stored
-			if effects > 0 || x.accepted {
+			if felt.sure > 0 || x.accepted.is() {
 				l.violate(s.name, "%s: it is gone", x.id)
 			}
+			l.ends.add("gone")
 			return
 		}
 	}
@@ -110,7 +117,7 @@ func (l *ledger) checkExecution(webhooks context.Context, r *rand.Rand, s *submi
 	}
 	e := x.seen[0].end
 	l.ends.add(strings.TrimSpace(e.Status + " " + e.Code))
-	l.checkEnd(s, x, rec, effects)
+	l.checkEnd(s, x, rec, felt)
 	if took, most := rec.CompletedAt.Sub(rec.CreatedAt), l.mostTime(s, rec); took > most {
 		l.violate(s.name, "%s: it took %s to end, and %s at most were promised", x.id, took, most)
 	}
@@ -135,17 +142,17 @@ func (l *ledger) mostTime(s *submission, rec *record) time.Duration {
 }
 
 // checkEnd checks how an execution ended against its program and its effects.
-func (l *ledger) checkEnd(s *submission, x *heard, rec *record, effects int) {
+func (l *ledger) checkEnd(s *submission, x *heard, rec *record, felt effects) {
 	e := x.seen[0].end
 	lines := strings.Split(strings.TrimSuffix(e.Stdout, "\n"), "\n")
 	script := s.script()
 	wrong := func(why string) {
-		l.violate(s.name, "%s: %s: %s, and %d effects", x.id, why, rec, effects)
+		l.violate(s.name, "%s: %s: %s, and %+v effects", x.id, why, rec, felt)
 	}
-	if effects > rec.Attempt || rec.Attempt > s.attempts {
+	if felt.sure > rec.Attempt || rec.Attempt > s.attempts {
 		wrong(fmt.Sprintf("it ran more often than its record tells, or than the %d attempts it had", s.attempts))
 	}
-	if x.withdrawn && e.Code != string(proto.CodeExpiredInQueue) {
+	if x.withdrawn.is() && e.Code != string(proto.CodeExpiredInQueue) {
 		wrong("it was withdrawn")
 	}
 	if e.Stderr != "" {
@@ -161,11 +168,11 @@ func (l *ledger) checkEnd(s *submission, x *heard, rec *record, effects int) {
 		if e.Status != status || e.Exit != s.exit || ranTo != len(script) || len(lines) != len(script) || s.timesOut() {
 			wrong("its program ends otherwise")
 		}
-		if effects == 0 || lines[0] != fmt.Sprintf("run %d", effects) {
+		if felt.all == 0 || lines[0] != fmt.Sprintf("run %d", felt.all) {
 			wrong("it ended well without its last effect")
 		}
 	case proto.CodeExpiredInQueue:
-		if effects > 0 || s.kind.async() && x.accepted {
+		if felt.sure > 0 || s.kind.async() && x.accepted.is() {
 			wrong("it was withdrawn from the queue")
 		}
 	case proto.CodeWorkerLost:
@@ -221,7 +228,7 @@ func (l *ledger) checkOutput(ctx context.Context, r *rand.Rand, s *submission, x
 	}
 	var printed strings.Builder
 	for _, seq := range slices.Sorted(maps.Keys(replay.events)) {
-		if data, is := strings.CutPrefix(replay.events[seq], "stdout "); is {
+		if data, is := strings.CutPrefix(replay.events[seq].text, "stdout "); is {
 			printed.WriteString(data)
 		}
 	}
@@ -273,6 +280,8 @@ func (l *ledger) checkWebhook(ctx context.Context, r *rand.Rand, s *submission, 
 		l.violate(s.name, "%s: its webhook came %d times: %+v", x.id, len(hooks), d)
 	}
 	for i := range hooks {
-		l.observe(s, x, "a webhook", endOf(x.seen[0].Status, &hooks[i]))
+		if !hooks[i].lost {
+			l.observe(s, x, "a webhook", endOf(x.seen[0].Status, &hooks[i].Result))
+		}
 	}
 }

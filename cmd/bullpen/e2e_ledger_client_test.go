@@ -50,26 +50,54 @@ type submission struct {
 
 	call, back time.Duration // when it was sent first, and when its end was known
 	unknown    bool          // some answer left open what became of it
-	accepted   bool          // some answer said that it will run
 	ids        []*heard      // that it was told, in order
+}
+
+// accepted reports whether some answer said that it will run.
+func (s *submission) accepted() bool {
+	return slices.ContainsFunc(s.ids, func(x *heard) bool { return x.accepted.is() })
 }
 
 // heard is what a client was told of an execution.
 type heard struct {
 	id        string
-	accepted  bool // that it will run
-	withdrawn bool // that it never ran and will not
+	accepted  moment // that it will run
+	withdrawn moment // that it never ran and will not
+	missing   bool   // the gateway that was asked last did not know it
+	revived   bool   // it was withdrawn, and the deployment may have been set back to before that
 	seen      []seen
-	events    map[int64]string // output, by seq
-	last      int64            // seq of the last event read
-	gap       bool             // between events
-	truncated bool             // the last result event said that events are missing
+	events    map[int64]piece // output, by seq
+	last      int64           // seq of the last event read
+	gap       bool            // between events
+	truncated bool            // the last result event said that events are missing
 }
 
-// seen is an end that was told, and where.
+func newHeard(id string) *heard { return &heard{id: id, events: map[int64]piece{}} }
+
+// moment is when something was told first; 0 for not yet.
+type moment time.Duration
+
+func (m moment) is() bool { return m != 0 }
+
+// before gives the moment, if it was before another one.
+func (m moment) before(other time.Duration) moment {
+	if time.Duration(m) < other {
+		return m
+	}
+	return 0
+}
+
+// seen is an end that was told, where and when.
 type seen struct {
 	by string
+	at time.Duration
 	end
+}
+
+// piece is an output event.
+type piece struct {
+	text string // the stream, a space and what was printed
+	at   time.Duration
 }
 
 // end is what every way of asking tells of the end of an execution.
@@ -185,9 +213,8 @@ func (l *ledger) draw(r *rand.Rand, k kind) *submission {
 func (l *ledger) client(over, hard context.Context, r *rand.Rand, k kind) {
 	for over.Err() == nil {
 		s := l.draw(r, k)
-		l.submit(hard, r, s)
-		if n := len(s.ids); n > 0 && len(s.ids[n-1].seen) > 0 {
-			l.progress()
+		for again := true; again; {
+			again = l.whileUp(hard, func(ctx context.Context) { l.submit(ctx, r, s) })
 		}
 		pause := time.NewTimer(time.Duration(50+r.IntN(300)) * time.Millisecond)
 		select {
@@ -198,18 +225,22 @@ func (l *ledger) client(over, hard context.Context, r *rand.Rand, k kind) {
 	}
 }
 
-// submit sends a submission, again where it has a key and was not answered, and follows it to its end.
+// submit sends a submission, again where it has a key and was not answered, and follows it to its end. When the deployment was restored
+// meanwhile, it is called once more: what has a key is sent again, and what has none is followed if it was accepted.
 func (l *ledger) submit(ctx context.Context, r *rand.Rand, s *submission) {
-	s.call = l.log.now()
-	l.log.note(s.name, "%s, attempts %d, thread %q, key %q, exit %d, %d lines, pause %s, timeout %d", s.kind, s.attempts, s.thread, s.key, s.exit, s.lines, s.pause, s.timeout)
-	for try := 1; ctx.Err() == nil; try++ {
+	first := s.call == 0
+	if first {
+		s.call = l.log.now()
+		l.log.note(s.name, "%s, attempts %d, thread %q, key %q, exit %d, %d lines, pause %s, timeout %d", s.kind, s.attempts, s.thread, s.key, s.exit, s.lines, s.pause, s.timeout)
+	}
+	for try := 1; ctx.Err() == nil && (first || s.key != ""); try++ {
 		known := l.ask(ctx, r, s)
 		if known || s.key == "" || try == 40 {
 			break
 		}
 		rest(ctx, 250*time.Millisecond)
 	}
-	if s.accepted {
+	if s.accepted() {
 		x := s.ids[len(s.ids)-1]
 		switch s.kind {
 		case kindStreaming, kindSSE:
@@ -220,6 +251,9 @@ func (l *ledger) submit(ctx context.Context, r *rand.Rand, s *submission) {
 			l.poll(ctx, r, s, x)
 		default:
 			l.poll(ctx, r, s, x)
+		}
+		if len(x.seen) > 0 {
+			l.progress()
 		}
 	}
 	s.back = l.log.now()
@@ -269,18 +303,18 @@ func (l *ledger) ask(ctx context.Context, r *rand.Rand, s *submission) (known bo
 			l.violate(s.name, "accepted without an id")
 			return true
 		}
-		s.accepted, x.accepted = true, true
+		l.hear(&x.accepted)
 		l.answer(s, x, resp)
 		return true
 	case http.StatusGatewayTimeout, http.StatusInternalServerError:
 		s.unknown = true
 		if resp.StatusCode == http.StatusGatewayTimeout && x != nil {
-			s.accepted, x.accepted = true, true
+			l.hear(&x.accepted)
 		}
-		return s.accepted
+		return s.accepted()
 	case http.StatusServiceUnavailable:
 		if x != nil {
-			x.withdrawn = true
+			l.hear(&x.withdrawn)
 		}
 		return false
 	case http.StatusTooManyRequests, http.StatusConflict:
@@ -292,6 +326,13 @@ func (l *ledger) ask(ctx context.Context, r *rand.Rand, s *submission) (known bo
 	}
 }
 
+// hear takes in that something was told.
+func (l *ledger) hear(m *moment) {
+	if !m.is() {
+		*m = moment(l.log.now())
+	}
+}
+
 // meet takes in an id.
 func (s *submission) meet(id string) *heard {
 	if i := slices.IndexFunc(s.ids, func(x *heard) bool { return x.id == id }); i >= 0 {
@@ -299,7 +340,7 @@ func (s *submission) meet(id string) *heard {
 		s.ids = append(slices.Delete(s.ids, i, i+1), x)
 		return x
 	}
-	x := &heard{id: id, events: map[int64]string{}}
+	x := newHeard(id)
 	s.ids = append(s.ids, x)
 	return x
 }
@@ -308,6 +349,7 @@ func (s *submission) meet(id string) *heard {
 func (l *ledger) answer(s *submission, x *heard, resp *http.Response) {
 	switch s.kind {
 	case kindStreaming:
+		x.last, x.gap = 0, false // it begins at the beginning, also when it was asked for once more
 		l.read(s, x, "its stream", resp)
 	case kindInline, kindThread, kindLeaving:
 		var res proto.Result
@@ -372,15 +414,18 @@ func (l *ledger) event(s *submission, x *heard, by string, e *event) {
 	x.gap = x.gap || e.Seq != x.last+1
 	x.last = e.Seq
 	text := e.Stream + " " + e.Data
-	if before, is := x.events[e.Seq]; is && before != text {
-		l.violate(s.name, "%s: %s: event %d is %q, was %q before", x.id, by, e.Seq, text, before)
+	before, is := x.events[e.Seq]
+	switch {
+	case !is:
+		x.events[e.Seq] = piece{text, l.log.now()}
+	case before.text != text:
+		l.violate(s.name, "%s: %s: event %d is %q, was %q before", x.id, by, e.Seq, text, before.text)
 	}
-	x.events[e.Seq] = text
 }
 
 // follow reads the output of an execution from where it is, until there is the result.
 func (l *ledger) follow(ctx context.Context, r *rand.Rand, s *submission, x *heard) {
-	for len(x.seen) == 0 && ctx.Err() == nil {
+	for len(x.seen) == 0 && !x.missing && ctx.Err() == nil {
 		if !l.output(ctx, l.gateways(r)[0], s, x, s.kind == kindSSE) {
 			rest(ctx, 250*time.Millisecond)
 		}
@@ -414,15 +459,16 @@ func (l *ledger) output(ctx context.Context, m *member, s *submission, x *heard,
 
 // notThere takes in an answer other than 200 about an execution.
 func (l *ledger) notThere(s *submission, x *heard, by string, status int) {
-	if status == http.StatusNotFound && x.accepted {
+	x.missing = status == http.StatusNotFound
+	if x.missing && x.accepted.is() {
 		l.violate(s.name, "%s: %s does not know it", x.id, by)
 	}
 	l.log.note(s.name, "%s: %s: HTTP %d", x.id, by, status)
 }
 
-// poll asks for an execution until it has ended.
+// poll asks for an execution until it has ended, or is not known.
 func (l *ledger) poll(ctx context.Context, r *rand.Rand, s *submission, x *heard) {
-	for len(x.seen) == 0 && ctx.Err() == nil {
+	for len(x.seen) == 0 && !x.missing && ctx.Err() == nil {
 		if rec := l.get(ctx, l.gateways(r)[0], s, x, 2); rec == nil {
 			rest(ctx, 250*time.Millisecond)
 		}
@@ -486,5 +532,5 @@ func (l *ledger) observe(s *submission, x *heard, by string, e end) {
 	if len(x.seen) > 0 && x.seen[0].end != e {
 		l.violate(s.name, "%s: %s tells %+v, and %s told %+v", x.id, by, e, x.seen[0].by, x.seen[0].end)
 	}
-	x.seen = append(x.seen, seen{by, e})
+	x.seen = append(x.seen, seen{by, l.log.now(), e})
 }

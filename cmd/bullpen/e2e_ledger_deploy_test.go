@@ -20,6 +20,7 @@ type deployment struct {
 	topology
 	t        *testing.T
 	programs *programs
+	root     string // the first API key, which has all rights
 	key      string
 	http     *http.Client
 	members  []*member
@@ -34,6 +35,7 @@ type deployment struct {
 // member is a process of a deployment, which may be killed and started again.
 type member struct {
 	name string
+	data string
 	args []string // its own
 	env  []string
 	line *line // to NATS; nil where that is inside the process, or has no line
@@ -92,12 +94,13 @@ func newDeployment(t *testing.T, p *programs, in topology, args ...string) *depl
 	t.Helper()
 	with := *p
 	with.machine = newMachine(t)
-	d := &deployment{topology: in, t: t, programs: &with, key: newSecret(), http: newHTTP(t, with.machine.dialer())}
+	root := newSecret()
+	d := &deployment{topology: in, t: t, programs: &with, root: root, key: root, http: newHTTP(t, with.machine.dialer())}
 	d.store, d.redis = with.newBucket(t), startRedis(t, with.machine)
 	d.args = slices.Concat(args, d.store.flags(), []string{
 		"--redis", "redis://" + d.redis.addr, "--queue-wait", "10s", "--webhook-allow-http", "--webhook-allow-ports", hookPort,
 	})
-	d.env = append(storagetest.Env(), "BULLPEN_BOOTSTRAP_KEY="+d.key)
+	d.env = append(storagetest.Env(), "BULLPEN_BOOTSTRAP_KEY="+d.root)
 	return d
 }
 
@@ -123,7 +126,8 @@ func (d *deployment) member(name string) *member {
 }
 
 func (d *deployment) add(name, role string, is roles, args ...string) *member {
-	m := &member{name: name, is: is, args: slices.Concat([]string{"--data", filepath.Join(d.t.TempDir(), name)}, args)}
+	m := &member{name: name, is: is, data: filepath.Join(d.t.TempDir(), name)}
+	m.args = slices.Concat([]string{"--data", m.data}, args)
 	if role != "" {
 		m.args = append(m.args, "--roles", role)
 	}

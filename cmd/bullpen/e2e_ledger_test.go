@@ -42,6 +42,10 @@ type ledger struct {
 	kinds      []kind   // of the clients
 	// longest is how long accepted executions, and webhooks, may take to end when nothing goes wrong any more.
 	longest time.Duration
+
+	asking sync.RWMutex       // held for reading by clients while they ask, for writing while the deployment is restored
+	up     context.Context    // ends when all that the deployment holds is lost
+	hangUp context.CancelFunc // ends up
 }
 
 // harm is a time in which something was wrong with the deployment.
@@ -52,6 +56,7 @@ const ledgerThreads = 3
 func newLedger(t *testing.T, d *deployment) *ledger {
 	t.Helper()
 	l := &ledger{deployment: d, t: t, seed: *ledgerSeed, log: newEventLog(t), moved: make(chan struct{}, 1), kinds: clientKinds(), longest: patience}
+	l.up, l.hangUp = context.WithCancel(t.Context())
 	if l.seed == 0 {
 		var b [8]byte
 		_, _ = crand.Read(b[:])

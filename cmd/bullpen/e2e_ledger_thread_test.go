@@ -92,9 +92,8 @@ func (l *ledger) checkThreads() {
 
 // foundBy gives what an execution found in its thread, and whether it took part in that at all.
 func (l *ledger) foundBy(s *submission, x *heard) (found, bool) {
-	effects := l.effectsOf(s.name)[x.id]
 	if len(x.seen) == 0 {
-		return found{}, effects > 0
+		return found{}, l.effectsOf(s.name)[x.id].sure > 0
 	}
 	out := found{saved: savedWell}
 	e := x.seen[0].end

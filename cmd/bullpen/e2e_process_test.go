@@ -214,6 +214,13 @@ func (p *programs) startProcess(t *testing.T, name string, env []string, path st
 	return proc
 }
 
+// run runs bullpen to its end, and gives its exit code and what it said.
+func (p *programs) run(t *testing.T, env []string, args ...string) (code int, said string) {
+	t.Helper()
+	proc := p.startProcess(t, args[0], env, p.bullpen, args...)
+	return proc.exitCode(t), proc.text(t)
+}
+
 // signal sends a signal, unless the process has ended.
 func (p *process) signal(s os.Signal) { _ = p.cmd.Process.Signal(s) }
 
@@ -314,6 +321,7 @@ type broker struct {
 	*process
 	url    string
 	config string
+	store  string // the directory of JetStream
 }
 
 const (
@@ -325,7 +333,7 @@ const (
 func (p *programs) startBroker(t *testing.T) *broker {
 	t.Helper()
 	dir := t.TempDir()
-	b := &broker{config: filepath.Join(dir, "nats.conf")}
+	b := &broker{config: filepath.Join(dir, "nats.conf"), store: filepath.Join(dir, "store")}
 	b.start(t, p, dir, -1)
 	return b
 }
@@ -352,7 +360,7 @@ ports_file_dir: %q
 jetstream { store_dir: %q, sync_interval: always }
 authorization { user: %q, password: %q }
 tls { cert_file: %q, key_file: %q }
-`, port, dir, filepath.Join(dir, "store"), natsUser, natsPassword, p.cert, p.certsKey)
+`, port, dir, b.store, natsUser, natsPassword, p.cert, p.certsKey)
 	if err := os.WriteFile(b.config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

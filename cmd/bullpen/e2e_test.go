@@ -36,7 +36,9 @@ func TestE2E(t *testing.T) {
 		"worker-first": testWorkerFirst, "credentials": testCredentials, "image": testImage, "redis": testRedis, "no-nsjail": testNoNsjail,
 		"overload": testOverload, "idle-streams": testIdleStreams, "slow-reader": testSlowReader,
 		"thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
-		"no-faults": testNoFaults, "ledger-bites": testLedgerBites, "ledger-cluster": func(t *testing.T, p *programs) { testLedger(t, p, onCluster()) },
+		"rolling-cluster":       func(t *testing.T, p *programs) { testRolling(t, p, onCluster()) },
+		"backup-ledger-cluster": func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
+		"no-faults":             testNoFaults, "ledger-bites": testLedgerBites, "ledger-cluster": func(t *testing.T, p *programs) { testLedger(t, p, onCluster()) },
 		"dispatcher-frozen":         testDispatcherFrozen,
 		"dispatcher-killed":         func(t *testing.T, p *programs) { testDispatcherKilled(t, p, topology{apart: true}) },
 		"dispatcher-killed-cluster": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, onCluster()) },
@@ -52,7 +54,7 @@ func TestE2E(t *testing.T) {
 // ownWorld are the tests that stop servers or fill them, each with a deployment of its own, on every topology.
 func ownWorld() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
-		"drain": testDrain, "drain-over": testDrainOver, "rolling": testRolling, "backup": testBackup, "one-slot": testOneSlot,
+		"drain": testDrain, "drain-over": testDrainOver, "rolling": testRolling, "backup": testBackup, "backup-ledger": testBackupLedger, "one-slot": testOneSlot,
 		"webhooks": testWebhooks, "webhooks-killed": testWebhooksKilled, "threads-killed": testThreadsKilled,
 		"network": testNetwork, "store": testStore, "sandbox-images": testSandboxImages, "unfit": testUnfit, "unfit-at-start": testUnfitAtStart,
 		"thread-expiry": testThreadExpiry, "crash-points": testCrashPoints, "ledger": testLedger, "limits-killed": testLimitsKilled,
