@@ -115,7 +115,7 @@ func (s *Set) leads(ctx context.Context, st jetstream.Stream) func(seq uint64) e
 		if cfg.Replicas == 1 || seq <= has {
 			return nil
 		}
-		_, err := again(ctx, func(ctx context.Context) (jetstream.Stream, error) {
+		_, err := again(ctx, s.news, cfg.Name, func(ctx context.Context) (jetstream.Stream, error) {
 			now, err := s.JS.Stream(ctx, cfg.Name)
 			if err != nil {
 				return nil, err
