@@ -53,7 +53,6 @@ func testClusterLeaders(t *testing.T, p *programs) {
 		r := recoveryOf(outage, w.cluster.elections(t, outage), w.front.saidWithin(t, "dispatcher leads", outage))
 		recovered.add(fault.name, r)
 		t.Logf("%s: %s, which led %s, was %s: %s; %s", at.Format(time.TimeOnly), n.name, stream, fault.name, r, l)
-		w.dump(t, i, at, outage)
 		fault.undo(t, n)
 		w.cluster.whole(t)
 	}

@@ -82,7 +82,9 @@ func (l *ledger) check() {
 		}
 		once := 0
 		for _, x := range s.ids {
-			if e := ran[x.id]; !x.revived && (e.sure > 0 || e.all > 0 && len(x.seen) > 0) {
+			e := ran[x.id]
+			kept := len(x.seen) > 0 && x.seen[0].Code != string(proto.CodeExpiredInQueue) // the run that was lost, if there was one
+			if !x.revived && (e.sure > 0 || e.all > 0 && kept) {
 				once++
 			}
 		}

@@ -129,6 +129,9 @@ func (s *Set) leads(ctx context.Context, st jetstream.Stream) func(seq uint64) e
 	}
 }
 
+// lostMost is how long a reader of a stream whose feed was lost tries to begin another. On a cluster that may need a new leader.
+const lostMost = 15 * time.Second
+
 // drainedLook is how often a reader asks whether it has had everything.
 const drainedLook = 10 * time.Millisecond
 
@@ -140,21 +143,29 @@ func (s *Set) Headers(ctx context.Context, st jetstream.Stream, filter string, t
 }
 
 // Messages calls take for all messages of st, with the bodies that are in them. It returns when it has had each that was there, by the word
-// of the leader, when it was called. One that is replaced meanwhile may come twice.
+// of the leader, when it was called. One that is replaced meanwhile may come twice. Where what it reads from is lost, as with a server of a
+// cluster, it reads on from another, unless nothing comes for too long.
 func (s *Set) Messages(ctx context.Context, st jetstream.Stream, take func(jetstream.Msg, *jetstream.MsgMetadata)) error {
 	info, err := st.Info(ctx)
 	if err != nil {
 		return fmt.Errorf("ask for the state of stream %s: %w", st.CachedInfo().Config.Name, err)
 	}
-	seen := uint64(0)
+	seen, moved := uint64(0), time.Now()
 	for {
 		cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: seen + 1}
 		err := s.read(ctx, st, cfg, messagesAhead, func(m jetstream.Msg) {
 			if at, err := m.Metadata(); err == nil { // else it was no message of a feed
-				seen = at.Sequence.Stream
+				seen, moved = at.Sequence.Stream, time.Now()
 				take(m, at)
 			}
 		}, jetstream.PullMaxBytes(feedBytes))
+		if err != nil && Passing(err) && time.Since(moved) < lostMost {
+			select {
+			case <-time.After(retryMost):
+				continue
+			case <-ctx.Done():
+			}
+		}
 		if err != nil || seen >= info.State.LastSeq {
 			return err
 		}

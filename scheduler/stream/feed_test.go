@@ -16,6 +16,9 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/streamtest"
 )
 
+// patience is how long anything may take that three servers do together. It is no figure to be reached.
+const patience = 3 * time.Minute
+
 // cluster starts three servers that keep every stream between them, and gives what connects to one of them.
 func cluster(t *testing.T) *stream.Set {
 	t.Helper()
@@ -53,8 +56,8 @@ func cluster(t *testing.T) *stream.Set {
 }
 
 // follow asks for each delivery at once when a feed tells of it, and returns when it was told of want of them, or the feed was lost.
-func follow(t *testing.T, set *stream.Set, seen map[string]bool, want int) {
-	ctx, fail := context.WithCancel(streamtest.Context(t))
+func follow(ctx context.Context, t *testing.T, set *stream.Set, seen map[string]bool, want int) {
+	ctx, fail := context.WithCancel(ctx)
 	defer fail()
 	told := make(chan string, want)
 	stop, _, err := set.Feed(ctx, set.Hooks, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy},
@@ -82,14 +85,16 @@ func follow(t *testing.T, set *stream.Set, seen map[string]bool, want int) {
 
 // A feed comes from any server of a cluster, and that may store a message before the one that leads.
 func TestWhatAFeedTellsIsThereForWhoeverAsks(t *testing.T) {
-	set, ctx := cluster(t), streamtest.Context(t)
-	const feeds, writers, each = 4, 10, 50
+	set := cluster(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	const feeds, writers, each = 4, 10, 60
 	var all sync.WaitGroup
 	for range feeds {
 		all.Go(func() {
 			seen := map[string]bool{}
 			for len(seen) < writers*each && ctx.Err() == nil {
-				follow(t, set, seen, writers*each)
+				follow(ctx, t, set, seen, writers*each)
 			}
 			if len(seen) < writers*each {
 				t.Errorf("told of %d deliveries", len(seen))
@@ -110,4 +115,36 @@ func TestWhatAFeedTellsIsThereForWhoeverAsks(t *testing.T) {
 		})
 	}
 	all.Wait()
+}
+
+// What is read is whole, also where the server that it is read from is lost.
+func TestReadingGoesOnWhenItsFeedIsLost(t *testing.T) {
+	set, ctx := streamtest.Set(t, streamtest.Server(t)), streamtest.Context(t)
+	const deliveries = 200 // more than is sent ahead
+	for i := range deliveries {
+		if _, err := set.JS.Publish(ctx, fmt.Sprintf("bullpen.delivery.acme.%d", i), make([]byte, 100<<10)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	times := map[string]int{}
+	if err := set.Messages(ctx, set.Hooks, func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
+		if len(times) == 0 {
+			for name := range set.Hooks.ConsumerNames(ctx).Name() {
+				if err := set.Hooks.DeleteConsumer(ctx, name); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		times[m.Subject()]++
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for subject, n := range times {
+		if n != 1 {
+			t.Errorf("%s came %d times", subject, n)
+		}
+	}
+	if len(times) != deliveries {
+		t.Errorf("%d of %d came", len(times), deliveries)
+	}
 }
