@@ -4,7 +4,9 @@
 // to each other, cgroup limits them.
 //
 // A jail is prepared before it is known what will run in it, runs one program
-// and is gone. A program's failure is an Outcome; an error means that we failed.
+// and is gone. It may be prepared so far that the program's interpreter is there
+// and waits (Spec.Ahead). A program's failure is an Outcome; an error means that we
+// failed.
 package jail
 
 import (
@@ -37,6 +39,12 @@ type Spec struct {
 	// Inodes are the limits of what the program adds to it and changes in it, and
 	// that always lies on disk.
 	Home Home
+	// Ahead is what Source.Ahead says: an interpreter to start while it is not known
+	// yet what it will run. Such a jail is made when nobody waits for it, and takes
+	// no time from those that run. Nil starts nothing.
+	Ahead *Program
+	// HomeLater says that Jail.Bring will bring the home; Home must be nil.
+	HomeLater bool
 }
 
 // Home is a home directory that is brought along instead of an empty one.
@@ -131,7 +139,18 @@ type Jail interface {
 	// Run runs p and returns when it is dead, all it started is dead, and all
 	// they wrote has been handed to p.Stdout and p.Stderr. When ctx is done the
 	// program is killed and the outcome is Killed. A jail runs one program.
+	//
+	// An interpreter that was started ahead goes on with a program that is what it
+	// was started for, see Program.Continues. For any other it is killed, and the
+	// program is started as in a jail where nothing waits.
 	Run(ctx context.Context, p Program) (Outcome, error)
+	// Bring mounts the home of a jail with Spec.HomeLater, as Prepare would have done
+	// with Spec.Home, once, before Run.
+	Bring(ctx context.Context, h Home) error
+	// Alive reports whether the jail can still be used: what waits in it may have died.
+	Alive() bool
+	// Memory is what the jail holds now, in bytes.
+	Memory() (int64, error)
 	// Close kills the jail if it is still alive and gives everything back. After
 	// Run it does nothing.
 	Close() error

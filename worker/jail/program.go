@@ -18,14 +18,17 @@ const (
 	JobDir = HarnessDir + "/job"
 	// PythonDir holds sitecustomize.py.
 	PythonDir = HarnessDir + "/python"
+	// AheadDir holds what makes bash and node wait.
+	AheadDir = HarnessDir + "/ahead"
 )
 
 // ProgramID is the program's uid and gid inside a jail.
 const ProgramID = 1000
 
 // PythonSite is the sitecustomize.py that every python3 of ours starts with: it
-// makes stdout line-buffered, puts the user's site on the path even if it is not
-// there yet, and removes every other trace of itself.
+// waits for the program if it was started ahead, makes stdout line-buffered, puts
+// the user's site on the path even if it is not there yet, and removes every other
+// trace of itself.
 //
 //go:embed sitecustomize.py
 var PythonSite []byte
@@ -47,6 +50,9 @@ type Source struct {
 	// the home's own directories, the rest gives way to ours.
 	ImageEnv map[string]string
 }
+
+// traceEnv names the execution to its program.
+const traceEnv = "BULLPEN_TRACE_ID"
 
 // systemPath is where commands are found when the image does not say.
 const systemPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -122,7 +128,7 @@ func (s Source) env() map[string]string {
 		"PIP_CACHE_DIR":             "/tmp/.cache/pip",
 		"NPM_CONFIG_PREFIX":         local,
 		"NPM_CONFIG_CACHE":          "/tmp/.cache/npm",
-		"BULLPEN_TRACE_ID":          s.TraceID,
+		traceEnv:                    s.TraceID,
 	})
 	maps.Copy(env, s.Env)
 	return env

@@ -35,9 +35,9 @@ func receive() (byte, []byte) {
 	return typ, payload
 }
 
-// receiveStart reads the first frame, which must be Start, and the descriptors
-// of stdout and stderr that come with its first byte.
-func receiveStart() (wire.StartFrame, [2]int) {
+// receiveOrder reads a frame that starts something, and the descriptors of stdout
+// and stderr that come with its first byte: none with GoOn.
+func receiveOrder() (byte, wire.StartFrame, []int) {
 	var h [wire.HeaderSize]byte
 	oob := make([]byte, unix.CmsgSpace(2*4))
 	var n, oobn int
@@ -53,17 +53,25 @@ func receiveStart() (wire.StartFrame, [2]int) {
 	}
 	fill(h[n:])
 	typ, size, ok := wire.ParseHeader(h, wire.MaxToInit)
-	if !ok || typ != wire.Start {
+	if !ok {
 		unix.Exit(exitFrame)
 	}
 	payload := make([]byte, size)
 	fill(payload)
 	s, ok := wire.ParseStart(payload)
 	fds := rights(oob[:oobn])
-	if !ok || len(s.Argv) == 0 || len(fds) != 2 {
+	switch typ {
+	case wire.GoOn:
+		ok = ok && len(fds) == 0
+	case wire.Ahead, wire.Start:
+		ok = ok && len(fds) == 2 && len(s.Argv) > 0
+	default:
+		ok = false
+	}
+	if !ok {
 		unix.Exit(exitFrame)
 	}
-	return s, [2]int{fds[0], fds[1]}
+	return typ, s, fds
 }
 
 func rights(oob []byte) []int {

@@ -9,32 +9,44 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
-// launch writes the program's files and starts it. The returned frame names
-// the step that failed.
-func launch(s wire.StartFrame, out [2]int) (int, *wire.FailedFrame) {
+// furnish writes the program's files and looks for its directory. The frame it
+// returns names the step that failed.
+func furnish(s wire.StartFrame) *wire.FailedFrame {
 	for i := range s.Files {
 		if err := writeFile(&s.Files[i], s.UID, s.GID); err != nil {
-			return 0, &wire.FailedFrame{Step: "write " + s.Files[i].Path, Errno: errno(err)}
+			return &wire.FailedFrame{Step: "write " + s.Files[i].Path, Errno: errno(err)}
 		}
 	}
+	// Here, because ForkExec does not say whether chdir or execve failed.
 	if err := checkDir(s.Dir, s.UID, s.GID); err != nil {
-		return 0, &wire.FailedFrame{Step: "chdir " + s.Dir, Errno: errno(err)}
+		return &wire.FailedFrame{Step: "chdir " + s.Dir, Errno: errno(err)}
+	}
+	return nil
+}
+
+// launch starts a process with these descriptors, its stdout and stderr first, and
+// closes them here.
+func launch(s wire.StartFrame, out []int) (int, *wire.FailedFrame) {
+	files := []uintptr{0}
+	for _, fd := range out {
+		files = append(files, uintptr(fd))
 	}
 	path, err := lookup(s.Argv[0])
-	if err != nil {
-		return 0, &wire.FailedFrame{Step: "exec " + s.Argv[0], Errno: errno(err)}
+	var pid int
+	if err == nil {
+		pid, err = syscall.ForkExec(path, s.Argv, &syscall.ProcAttr{
+			Dir:   s.Dir,
+			Env:   s.Env,
+			Files: files,
+			Sys: &syscall.SysProcAttr{
+				Credential: &syscall.Credential{Uid: s.UID, Gid: s.GID},
+				Setsid:     true,
+			},
+		})
 	}
-	pid, err := syscall.ForkExec(path, s.Argv, &syscall.ProcAttr{
-		Dir:   s.Dir,
-		Env:   s.Env,
-		Files: []uintptr{0, uintptr(out[0]), uintptr(out[1])},
-		Sys: &syscall.SysProcAttr{
-			Credential: &syscall.Credential{Uid: s.UID, Gid: s.GID},
-			Setsid:     true,
-		},
-	})
-	_ = unix.Close(out[0])
-	_ = unix.Close(out[1])
+	for _, fd := range out {
+		_ = unix.Close(fd)
+	}
 	if err != nil {
 		return 0, &wire.FailedFrame{Step: "exec " + s.Argv[0], Errno: errno(err)}
 	}
@@ -89,8 +101,6 @@ func actAs(uid, gid uint32) (restore func()) {
 	}
 }
 
-// checkDir is there because ForkExec does not say whether chdir or execve
-// failed.
 func checkDir(dir string, uid, gid uint32) error {
 	restore := actAs(uid, gid)
 	defer restore()

@@ -1,6 +1,6 @@
 // Command jailinit is PID 1 inside a jail. It waits for one program on its
-// control socket (package wire), runs it as another uid without a single
-// capability, reaps what the program leaves behind, and reports how it ended.
+// control socket (package wire), with its interpreter started already if the worker
+// says so, runs it as another uid without a single capability, reaps what the program leaves behind, and reports how it ended.
 // It is not a supervisor: one program, one report, and it is gone.
 //
 // It is started by nsjail with the few capabilities it needs to become the
@@ -27,6 +27,7 @@ const (
 	exitOrphan  = 2 // the worker's end of the control socket is closed
 	exitConfine = 3 // the init could not prepare itself
 	exitFrame   = 4 // the worker sent something that is not the protocol
+	exitAhead   = 5 // the interpreter that was started ahead died
 )
 
 // softFiles is the program's soft limit of open files. It is what interactive
@@ -46,16 +47,16 @@ func main() {
 	if send(wire.Frame(wire.Ready, []byte{wire.Version})) != nil {
 		unix.Exit(exitOrphan)
 	}
-	start, out := receiveStart()
-	pid, failed := launch(start, out)
-	if failed != nil {
-		_ = send(failed.Encode())
-		unix.Exit(exitOK)
+	typ, order, out := receiveOrder()
+	var ahead *interpreter
+	if typ == wire.Ahead {
+		ahead = startAhead(order, out)
+		typ, order, out = ahead.await()
 	}
+	p := &program{pid: begin(typ, order, out, ahead)}
 	if send(wire.Frame(wire.Started, nil)) != nil {
 		unix.Exit(exitOrphan)
 	}
-	p := &program{pid: pid}
 	go p.obey()
 	e := p.wait()
 	last := e.Encode()
@@ -66,6 +67,34 @@ func main() {
 		killRest()
 	}
 	_ = send(append(last, wire.Frame(wire.Empty, nil)...))
+	unix.Exit(exitOK)
+}
+
+// begin starts the program, as its own process or in the one that waits, or says
+// why not and ends this process.
+func begin(typ byte, order wire.StartFrame, out []int, ahead *interpreter) (pid int) {
+	failed := furnish(order)
+	switch {
+	case failed != nil:
+	case typ == wire.GoOn && ahead != nil:
+		pid, failed = ahead.goOn(order)
+	case typ == wire.Start:
+		if ahead != nil {
+			ahead.kill()
+		}
+		pid, failed = launch(order, out)
+	default:
+		unix.Exit(exitFrame)
+	}
+	if failed != nil {
+		fail(failed)
+	}
+	return pid
+}
+
+// fail tells the worker what could not be done, and ends this process.
+func fail(f *wire.FailedFrame) {
+	_ = send(f.Encode())
 	unix.Exit(exitOK)
 }
 

@@ -19,7 +19,12 @@ func BenchmarkJail(b *testing.B) {
 	m := newMaker(b)
 	for name, wait := range map[string]time.Duration{"spaced": pause, "tight": 0} {
 		for _, l := range []string{"true", "bash", "python", "node"} {
-			b.Run(name+"/"+l, func(b *testing.B) { benchmark(b, m, l, wait) })
+			b.Run(name+"/"+l, func(b *testing.B) { benchmark(b, m, benchSpec(), l, wait) })
+		}
+		for _, l := range []string{"bash", "python", "node"} {
+			spec := benchSpec()
+			spec.Ahead = ahead(b, l)
+			b.Run(name+"/ahead/"+l, func(b *testing.B) { benchmark(b, m, spec, l, wait) })
 		}
 	}
 }
@@ -46,12 +51,12 @@ func BenchmarkHome(b *testing.B) {
 	}
 }
 
-func benchmark(b *testing.B, m *Maker, language string, wait time.Duration) {
+func benchmark(b *testing.B, m *Maker, spec jail.Spec, language string, wait time.Duration) {
 	p, _ := jail.Source{Language: language, TraceID: "trc_x", Home: DefaultHome}.Program()
 	if language == "true" {
 		p = jail.Program{Argv: []string{"true"}, Dir: "/"}
 	}
-	measure(b, m, benchSpec(), p, wait, func() {})
+	measure(b, m, spec, p, wait, func() {})
 }
 
 func measure(b *testing.B, m *Maker, spec jail.Spec, p jail.Program, wait time.Duration, after func()) {

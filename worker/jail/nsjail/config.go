@@ -124,13 +124,13 @@ type area struct {
 	path   string
 	bytes  int64
 	mode   uint32
-	onDisk bool // memory is too small for it, or it is a home that is brought along
+	onDisk bool // memory is too small for it, or it is a home that is brought along, or will be
 }
 
 // areas are the home and /tmp.
 func areas(spec jail.Spec, home string) []area {
 	return []area{
-		{home, spec.HomeBytes, 0o755, spec.Home != nil || proto.HomeOnDisk(spec.HomeBytes, spec.Memory)},
+		{home, spec.HomeBytes, 0o755, spec.Home != nil || spec.HomeLater || proto.HomeOnDisk(spec.HomeBytes, spec.Memory)},
 		{"/tmp", spec.TmpBytes, 0o1777, proto.TmpOnDisk(spec.TmpBytes, spec.Memory)},
 	}
 }

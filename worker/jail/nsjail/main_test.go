@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -126,8 +127,37 @@ func prepare(tb testing.TB, m *Maker, spec jail.Spec) jail.Jail {
 	return j
 }
 
+// modes are the ways in which an interpreter may be started.
+var modes = [...]string{"when it is asked for", "ahead"} // read only
+
+// startAhead lets what runProgram runs with m be started ahead, in mode ahead.
+func startAhead(m *Maker, mode string) {
+	if mode == modes[1] {
+		aheadOf.Store(m, true)
+	}
+}
+
+// aheadOf are the Makers with which interpreters are started ahead.
+var aheadOf sync.Map
+
+// ahead is what to start ahead of a language's programs.
+func ahead(tb testing.TB, language string) *jail.Program {
+	tb.Helper()
+	p, err := jail.Source{Language: language, Home: DefaultHome}.Ahead()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return &p
+}
+
 func runProgram(tb testing.TB, m *Maker, spec jail.Spec, p jail.Program) result {
 	tb.Helper()
+	if _, ok := aheadOf.Load(m); ok {
+		spec.Ahead = ahead(tb, strings.TrimSuffix(p.Argv[0], "3"))
+		if _, ok := p.Continues(*spec.Ahead); !ok {
+			tb.Errorf("%+v cannot go on in an interpreter that was started ahead", p)
+		}
+	}
 	var stdout, stderr beginning
 	p.Stdout, p.Stderr = &stdout, &stderr
 	o, err := prepare(tb, m, spec).Run(tb.Context(), p)

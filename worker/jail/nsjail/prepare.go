@@ -45,6 +45,7 @@ const (
 // prepare makes a control group and starts nsjail in it, so that the init, too,
 // is born there.
 func (s *sandbox) prepare(ctx context.Context, spec jail.Spec) (err error) {
+	s.spec = spec
 	if s.uids, err = s.m.uids.take(); err != nil {
 		return err
 	}
@@ -75,13 +76,24 @@ func (s *sandbox) prepare(ctx context.Context, spec jail.Spec) (err error) {
 	if err := s.attachNetwork(ctx, spec.Network); err != nil {
 		return err
 	}
+	if err := s.open(); err != nil {
+		return err
+	}
+	if spec.Ahead != nil {
+		if err := s.startAhead(ctx, *spec.Ahead); err != nil {
+			return err
+		}
+	}
 	return s.finish(spec)
 }
 
 // build starts nsjail when there is a group for it, and waits until the init is there.
 func (s *sandbox) build(ctx context.Context, spec jail.Spec, grouped <-chan error) error {
 	files, err := s.files(spec)
-	if err = errors.Join(err, <-grouped); err == nil {
+	if err = errors.Join(err, <-grouped); err == nil && spec.Ahead != nil {
+		err = s.group.Yield()
+	}
+	if err == nil {
 		err = s.start(files)
 	}
 	// Before the init is awaited: with a copy of its end of the control socket
@@ -117,7 +129,7 @@ type attachment struct {
 func (s *sandbox) makeVolumes(ctx context.Context, spec jail.Spec) ([]attachment, error) {
 	var made []attachment
 	for _, a := range areas(spec, s.m.cfg.Home) {
-		if !a.onDisk {
+		if !a.onDisk || spec.HomeLater && a.path == s.m.cfg.Home {
 			continue
 		}
 		pool, err := s.m.pool()
@@ -184,16 +196,24 @@ func (s *sandbox) attachNetwork(ctx context.Context, network proto.Network) erro
 	return err
 }
 
-// finish is what has to wait until nsjail and the init have done their work: the
-// limit on cpu, which that work shall not eat up, and the start of the account.
-func (s *sandbox) finish(spec jail.Spec) (err error) {
-	if err := s.group.Throttle(spec.CPU); err != nil {
-		return err
-	}
+// open makes the jail ready for a process, and begins the account.
+func (s *sandbox) open() (err error) {
 	if err := os.WriteFile(procPath(s.initPID, "oom_score_adj"), []byte(oomScore), 0); err != nil {
 		return fmt.Errorf("make the jail the first to go when the host is out of memory: %w", err)
 	}
-	if s.before, err = s.group.Usage(); err != nil {
+	s.before, err = s.group.Usage()
+	return err
+}
+
+// finish is what has to wait until all has been started that is started before the
+// program: the limit on cpu, which that shall not eat up, and the share of a program.
+func (s *sandbox) finish(spec jail.Spec) error {
+	if spec.Ahead != nil {
+		if err := s.group.Claim(); err != nil {
+			return err
+		}
+	}
+	if err := s.group.Throttle(spec.CPU); err != nil {
 		return err
 	}
 	s.ready = true

@@ -62,6 +62,8 @@ var sameCases = map[string][]string{ // read only
 		"import asyncio\nasync def f():\n  p = await asyncio.create_subprocess_exec('echo', 'hi', stdout=-1); print(await p.communicate())\n  await asyncio.sleep(0)\nasyncio.run(f())",
 		"import sqlite3, ssl, zoneinfo, tempfile, uuid, hashlib; print(tempfile.gettempdir()[:4], ssl.OPENSSL_VERSION, len(ssl.create_default_context().get_ca_certs()) > 0, zoneinfo.ZoneInfo('Europe/Berlin'))",
 		"import os; print(os.sysconf('SC_PAGESIZE'), os.nice(0), os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid())",
+		"import os; print(list(os.environ), os.environb[b'HOME'], os.getenv('HOME'), flush=True); os.system('env | sort')",
+		"import gc, sys; print(len(gc.get_objects()) > 0, gc.isenabled(), gc.get_threshold(), sys.getrecursionlimit(), sys.getswitchinterval(), [type(f) for f in sys.meta_path], len(sys.path_hooks), sorted(vars()), sys.gettrace())",
 		"open('/dev/stdout', 'w').write('a'); open('/dev/stderr', 'w').write('b'); open('/dev/fd/1', 'w').write('c')",
 	},
 	"node": {
@@ -83,6 +85,10 @@ var sameCases = map[string][]string{ // read only
 		"console.log(require('child_process').execSync('echo hi').toString())",
 		"const f = require('child_process').fork; if (process.send) process.send('x'); else f(__filename).on('message', m => console.log(m))",
 		"console.log(new WebAssembly.Module(new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0])))",
+		"console.log(Object.keys(require.cache), module.children, module.paths.length, module.parent, require.main === module, Object.keys(globalThis), process.listenerCount('exit'))",
+		"console.log(Object.keys(process.env), process.execArgv, process.title); console.log(require('child_process').execSync('env | sort').toString())",
+		"function f() { f() }; try { f() } catch (e) { console.log(e.message) }; console.trace('here')",
+		"import('fs').then(m => console.log(Object.keys(m).length, process.memoryUsage().rss > 0))",
 		"fetch('http://127.0.0.1:1').catch(e => console.log(e.cause.code))",
 	},
 	"bash": {
@@ -106,6 +112,8 @@ var sameCases = map[string][]string{ // read only
 		"echo a > /dev/stdout; echo b > /dev/stderr; cat <(echo c); diff <(echo 1) <(echo 2)",
 		"cat <<X\nhere $HOME\nX",
 		"printf 'no newline'",
+		"declare -p | grep -v -e BASHPID -e EPOCH -e ' RANDOM' -e SRANDOM -e PPID -e BASHOPTS -e EUID -e ' UID' -e GROUPS -e HOSTNAME -e BASH_ARGC -e BASH_SOURCE -e PIPESTATUS -e SECONDS",
+		"echo $_ $SECONDS $OLDPWD; hash; declare -F; jobs; set | grep -c .; dirs; echo $! ${PIPESTATUS[@]} $LINENO ${BASH_SOURCE[@]}",
 		"exec 1>&-; echo lost",
 		"date -d @0; TZ=Asia/Tokyo date -d @0; locale 2>&1 | sort -u",
 		"python3 -c 'print(1)' | tr 1 2; node -e 'console.log(3)'",
@@ -116,7 +124,17 @@ var sameCases = map[string][]string{ // read only
 var address = regexp.MustCompile("0x[0-9a-f]{8,16}")
 
 func TestSameAsOutside(t *testing.T) {
-	m := newMaker(t)
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			m := newMaker(t)
+			startAhead(m, mode)
+			testSameAsOutside(t, m)
+		})
+	}
+}
+
+func testSameAsOutside(t *testing.T, m *Maker) {
 	for language, codes := range sameCases {
 		for _, code := range codes {
 			t.Run(language+" "+code, func(t *testing.T) {

@@ -34,6 +34,8 @@ type sandbox struct {
 	oom     *os.File      // see cgroup.WatchOOM
 	volumes []*disk.Volume
 	link    *egress.Link // nil where the network is blocked
+	spec    jail.Spec
+	ahead   *interpreter // nil where none waits
 	before  cgroup.Usage // what nsjail and the init had used when ready
 	ready   bool         // the init is there and the limits are in force
 	initPID int
@@ -144,6 +146,9 @@ func (s *sandbox) release() error {
 	}
 	for _, v := range s.volumes {
 		errs = append(errs, v.Close())
+	}
+	if s.ahead != nil {
+		errs = append(errs, s.ahead.outputs.close())
 	}
 	if s.log != nil {
 		errs = append(errs, s.log.Close())
@@ -309,40 +314,76 @@ func (r *run) judge(o jail.Outcome, err error) (jail.Outcome, error) {
 	return o, errors.Join(err, uerr)
 }
 
-// send makes the program's pipes and sends it to the init. The init gets the
-// pipes with the program, and nsjail never has them: their end is the end of
-// the jail's last process, not of nsjail.
+// send sends the program to the init, for the interpreter that waits if it can go
+// on with it.
 func (r *run) send() error {
-	frame := startFrame(r.program)
-	if len(frame) > wire.MaxToInit {
-		return fmt.Errorf("the program is %d bytes, more than the %d that fit", len(frame), wire.MaxToInit)
+	if r.ahead != nil {
+		if added, ok := r.program.Continues(r.ahead.program); ok {
+			p := r.program
+			p.Argv, p.Env = nil, added
+			frame, err := encode(wire.GoOn, p)
+			if err != nil {
+				return err
+			}
+			r.collect(r.ahead.outputs)
+			r.ahead = nil
+			_, err = r.conn.Write(frame)
+			return err
+		}
 	}
+	frame, err := encode(wire.Start, r.program)
+	if err != nil {
+		return err
+	}
+	out, err := r.order(frame)
+	if err != nil {
+		return err
+	}
+	r.collect(out)
+	return nil
+}
+
+// collect begins to hand over what the program writes.
+func (r *run) collect(out outputs) {
+	for i, w := range []io.Writer{r.program.Stdout, r.program.Stderr} {
+		r.copies.Go(func() { r.outputs[i] = drain(w, out[i]) })
+	}
+}
+
+// outputs are our ends of the pipes of a stdout and a stderr.
+type outputs [2]*os.File
+
+func (o outputs) close() error { return errors.Join(o[0].Close(), o[1].Close()) }
+
+// order sends the init a frame that starts something, with new pipes. The init gets
+// the pipes with the frame, and nsjail never has them: their end is the end of
+// the jail's last process, not of nsjail.
+func (s *sandbox) order(frame []byte) (out outputs, err error) {
 	ends := [2]int{-1, -1}
 	defer func() {
-		for _, fd := range ends {
+		for i, fd := range ends {
 			if fd >= 0 {
 				_ = unix.Close(fd)
 			}
+			if err != nil && out[i] != nil {
+				_ = out[i].Close()
+			}
 		}
 	}()
-	for i, w := range []io.Writer{r.program.Stdout, r.program.Stderr} {
-		out, in, err := pipe()
-		if err != nil {
-			return fmt.Errorf("make a pipe: %w", err)
+	for i := range ends {
+		if out[i], ends[i], err = pipe(); err != nil {
+			return out, fmt.Errorf("make a pipe: %w", err)
 		}
-		ends[i] = in
-		r.copies.Go(func() { r.outputs[i] = drain(w, out) })
 		// The program's own, so that it can open /dev/stdout again.
-		if err := unix.Fchown(in, r.uids.first+1, r.uids.first+1); err != nil {
-			return fmt.Errorf("make a pipe: %w", err)
+		if err := unix.Fchown(ends[i], s.uids.first+1, s.uids.first+1); err != nil {
+			return out, fmt.Errorf("make a pipe: %w", err)
 		}
 	}
-	rights := unix.UnixRights(ends[:]...)
-	n, _, err := r.conn.WriteMsgUnix(frame, rights, nil)
+	n, _, err := s.conn.WriteMsgUnix(frame, unix.UnixRights(ends[:]...), nil)
 	if err == nil && n < len(frame) {
-		_, err = r.conn.Write(frame[n:])
+		_, err = s.conn.Write(frame[n:])
 	}
-	return err
+	return out, err
 }
 
 // pipe returns our end, which the runtime polls, and the program's, which must
@@ -359,9 +400,9 @@ func pipe() (out *os.File, in int, err error) {
 }
 
 // receive reads one frame of the init.
-func (r *run) receive() (byte, []byte, error) {
+func (s *sandbox) receive() (byte, []byte, error) {
 	var h [wire.HeaderSize]byte
-	if _, err := io.ReadFull(r.frames, h[:]); err != nil {
+	if _, err := io.ReadFull(s.frames, h[:]); err != nil {
 		return 0, nil, err
 	}
 	typ, n, ok := wire.ParseHeader(h, wire.MaxToWorker)
@@ -369,7 +410,7 @@ func (r *run) receive() (byte, []byte, error) {
 		return 0, nil, errors.New("the init sent a frame of a wrong size")
 	}
 	payload := make([]byte, n)
-	_, err := io.ReadFull(r.frames, payload)
+	_, err := io.ReadFull(s.frames, payload)
 	return typ, payload, err
 }
 
@@ -411,7 +452,8 @@ func drain(w io.Writer, out *os.File) error {
 	return err
 }
 
-func startFrame(p jail.Program) []byte {
+// encode makes a frame of a type that is about a program.
+func encode(typ byte, p jail.Program) ([]byte, error) {
 	s := wire.StartFrame{Argv: p.Argv, Env: p.Env, Dir: p.Dir, UID: jail.ProgramID, GID: jail.ProgramID}
 	for _, f := range p.Files {
 		owner := wire.OwnerProgram
@@ -420,5 +462,9 @@ func startFrame(p jail.Program) []byte {
 		}
 		s.Files = append(s.Files, wire.File{Path: f.Path, Mode: f.Mode, Owner: owner, Content: f.Content})
 	}
-	return s.Encode()
+	frame := s.Encode(typ)
+	if len(frame) > wire.MaxToInit {
+		return nil, fmt.Errorf("the program is %d bytes, more than the %d that fit", len(frame), wire.MaxToInit)
+	}
+	return frame, nil
 }

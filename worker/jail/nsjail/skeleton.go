@@ -154,7 +154,7 @@ func (s *skeleton) copyEtc(image string) error {
 // frame makes what every jail has.
 func (s *skeleton) frame(home string) error {
 	for _, dir := range []string{
-		"", "proc", "sys", "dev", "dev/shm", "etc", "tmp", "data", home, jail.JobDir, jail.PythonDir,
+		"", "proc", "sys", "dev", "dev/shm", "etc", "tmp", "data", home, jail.JobDir, jail.PythonDir, jail.AheadDir,
 	} {
 		if err := makeDirs(s.dir, dir); err != nil {
 			return err
@@ -172,7 +172,16 @@ func (s *skeleton) frame(home string) error {
 			return err
 		}
 	}
-	return writeFile(filepath.Join(s.dir, jail.PythonDir, "sitecustomize.py"), jail.PythonSite)
+	for name, content := range map[string][]byte{
+		jail.PythonDir + "/sitecustomize.py": jail.PythonSite,
+		jail.AheadDir + "/ahead.sh":          jail.AheadBash,
+		jail.AheadDir + "/ahead.js":          jail.AheadNode,
+	} {
+		if err := writeFile(filepath.Join(s.dir, name), content); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // adopt shows the directory, file or link name of the file system root to jails.

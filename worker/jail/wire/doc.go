@@ -14,10 +14,14 @@
 //	                                          sender's pid (SCM_CREDENTIALS): that,
 //	                                          not a payload, tells the worker who
 //	                                          it is.
-//	Started                                   the program's execve succeeded; the
-//	                                          worker's clock starts here.
-//	Failed   step string, errno u32           the program could not be started.
-//	                                          The init exits after it.
+//	Waiting                                   the interpreter of Ahead is there.
+//	Started                                   the program's execve succeeded, or the
+//	                                          interpreter that waited has been told
+//	                                          to go on; the worker's clock starts
+//	                                          here.
+//	Failed   step string, errno u32           the program, or the interpreter of
+//	                                          Ahead, could not be started. The init
+//	                                          exits after it.
 //	Exited   code i32, signal i32,            the program is dead; the worker's
 //	         seccomp u8, maxrss KiB u64       clock stops here. seccomp is 1 if the
 //	                                          signal is the filter's.
@@ -27,11 +31,20 @@
 //
 // From the worker to the init:
 //
-//	Start    argv []string, env []string,     once, after Ready. Two descriptors
-//	         dir string, uid u32, gid u32,    come with its first byte (SCM_RIGHTS):
-//	         files [](path string, mode u32,  the program's stdout and stderr. Files
-//	         owner u8, content string)        are written in order, as their owner,
-//	                                          and must not exist.
+//	Ahead    as Start, without files          at most once, after Ready, and before
+//	                                          Start: starts an interpreter, which
+//	                                          waits on descriptor AheadFD. The init
+//	                                          exits if that dies before Start.
+//	Start    argv []string, env []string,     once, after Ready, or after Waiting. Two
+//	         dir string, uid u32, gid u32,    descriptors come with its first byte
+//	         files [](path string, mode u32,  (SCM_RIGHTS): the program's stdout and
+//	         owner u8, content string)        stderr. Files are written in order, as
+//	                                          their owner, and must not exist. An
+//	                                          interpreter that waits is killed.
+//	GoOn     as Start                         instead of Start, after Waiting, and
+//	                                          without descriptors: the interpreter
+//	                                          that waits becomes the program. argv is
+//	                                          empty, env what is added to its own.
 //	Signal   number u32                       sent to the program, if it still runs.
 //	Kill                                      everything in the jail dies, as if
 //	                                          the program had been killed; Exited

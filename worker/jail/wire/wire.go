@@ -2,7 +2,7 @@ package wire
 
 // Version is what Ready carries; worker and init are built together, so it
 // only guards against a stale binary.
-const Version = 2
+const Version = 3
 
 // Descriptor numbers the init is started with.
 const (
@@ -13,14 +13,25 @@ const (
 	LockFD = 4
 )
 
+// AheadFD is the descriptor on which an interpreter that was started ahead waits,
+// one end of a stream socket. It writes one byte when it is there. Then it reads,
+// to the end of the stream, strings that each end with a zero byte: the working
+// directory, and the environment variables that are added to its own, as
+// NAME=value. It closes the descriptor and goes on as if it had been started there,
+// with these.
+const AheadFD = 3
+
 // Frame types.
 const (
 	Ready   byte = 'R'
+	Waiting byte = 'W'
 	Started byte = 'B'
 	Failed  byte = 'F'
 	Exited  byte = 'X'
 	Empty   byte = 'E'
+	Ahead   byte = 'A'
 	Start   byte = 'S'
+	GoOn    byte = 'O'
 	Signal  byte = 'G'
 	Kill    byte = 'K'
 )
@@ -43,7 +54,7 @@ const (
 	OwnerInit    byte = 1
 )
 
-// StartFrame is the payload of Start.
+// StartFrame is the payload of Ahead, Start and GoOn.
 type StartFrame struct {
 	Argv, Env []string
 	Dir       string
@@ -95,8 +106,8 @@ func Frame(typ byte, payload []byte) []byte {
 	return append(h[:], payload...)
 }
 
-// Encode returns the whole Start frame.
-func (s *StartFrame) Encode() []byte {
+// Encode returns the whole frame of that type.
+func (s *StartFrame) Encode(typ byte) []byte {
 	n := 64
 	for _, f := range s.Files {
 		n += len(f.Content) + len(f.Path) + 16
@@ -120,12 +131,12 @@ func (s *StartFrame) Encode() []byte {
 		b = appendU32(b, uint32(len(f.Content)))
 		b = append(b, f.Content...)
 	}
-	h := Header(Start, len(b)-HeaderSize)
+	h := Header(typ, len(b)-HeaderSize)
 	copy(b, h[:])
 	return b
 }
 
-// ParseStart reads the payload of Start. File contents alias b.
+// ParseStart reads the payload of Ahead, Start and GoOn. File contents alias b.
 func ParseStart(b []byte) (StartFrame, bool) {
 	r := reader{b: b, ok: true}
 	s := StartFrame{Argv: r.list(), Env: r.list(), Dir: string(r.bytes()), UID: r.u32(), GID: r.u32()}

@@ -14,7 +14,7 @@ func sample() StartFrame {
 
 func TestRoundTrip(t *testing.T) {
 	want := sample()
-	b := want.Encode()
+	b := want.Encode(Start)
 	typ, n, ok := ParseHeader([HeaderSize]byte(b), MaxToInit)
 	if typ != Start || n != len(b)-HeaderSize || !ok {
 		t.Fatalf("header %c %d %v", typ, n, ok)
@@ -49,12 +49,12 @@ func TestParseHeaderRefuses(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	s := sample()
-	f.Add(s.Encode()[HeaderSize:])
+	f.Add(s.Encode(Start)[HeaderSize:])
 	f.Add(FailedFrame{Step: "x", Errno: 1}.Encode()[HeaderSize:])
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if s, ok := ParseStart(b); ok {
-			if again, ok := ParseStart(s.Encode()[HeaderSize:]); !ok || !reflect.DeepEqual(again, s) {
+			if again, ok := ParseStart(s.Encode(Start)[HeaderSize:]); !ok || !reflect.DeepEqual(again, s) {
 				t.Errorf("%+v became %+v", s, again)
 			}
 		}

@@ -1,0 +1,97 @@
+package jail
+
+import (
+	_ "embed"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// aheadEnv is in the environment of an interpreter that is to wait, and of nothing
+// else: requests cannot set it.
+const aheadEnv = "BULLPEN_AHEAD"
+
+// What makes an interpreter wait, each run by it before the program's file is
+// opened. Python's is PythonSite.
+var (
+	// AheadBash is sourced by bash before its script.
+	//
+	//go:embed ahead.sh
+	AheadBash []byte
+	// AheadNode is required by node before its main module.
+	//
+	//go:embed ahead.js
+	AheadNode []byte
+)
+
+// Ahead returns the interpreter that would run s, to be started before s is known
+// whole: of s only Language, Home, File, Interpreter and ImageEnv count. The error
+// is only for an unknown language.
+func (s Source) Ahead() (Program, error) {
+	s.Code, s.Env, s.TraceID = "", nil, ""
+	p, err := s.Program()
+	if err != nil {
+		return Program{}, err
+	}
+	p.Files, p.Dir = nil, "/" // the home may come later
+	p.Env = slices.DeleteFunc(p.Env, func(v string) bool { return strings.HasPrefix(v, traceEnv+"=") })
+	switch s.Language {
+	case "bash":
+		p.Env = append(p.Env, "BASH_ENV="+AheadDir+"/ahead.sh")
+	case "node":
+		p.Env = append(p.Env, aheadEnv+"=1", "NODE_OPTIONS=--require "+AheadDir+"/ahead.js")
+	case "python":
+		p.Env = append(p.Env, aheadEnv+"=1")
+	}
+	return p, nil
+}
+
+// steering matches the variables that interpreters, and the libraries below them,
+// look at when they start, or that bash treats as its own: what is started ahead
+// has them as they were then. Those that no request can set are here for the sake
+// of images.
+var steering = regexp.MustCompile(`^(?:BASH|GCONV_|GLIBC_|HIST|LC_|LD_|MALLOC_|NODE_|OPENSSL_|PYTHON|READLINE_|SSL_|UV_|_)|` +
+	`^(?:CDPATH|CHILD_MAX|COLUMNS|COMPREPLY|COMP_[A-Z]+|COPROC|DIRSTACK|ENV|EPOCHREALTIME|EPOCHSECONDS|EUID|EXECIGNORE|FCEDIT|FIGNORE|` +
+	`FUNCNAME|FUNCNEST|GLOBIGNORE|GROUPS|HOME|HOSTFILE|HOSTNAME|HOSTTYPE|IFS|IGNOREEOF|INPUTRC|LANG|LANGUAGE|LINENO|LINES|LOCPATH|` +
+	`MACHTYPE|MAIL|MAILCHECK|MAILPATH|MAPFILE|NLSPATH|OLDPWD|OPTARG|OPTERR|OPTIND|OSTYPE|PATH|PIPESTATUS|POSIXLY_CORRECT|PPID|` +
+	`PROMPT_COMMAND|PS[0-4]|PWD|RANDOM|REPLY|RES_OPTIONS|SECONDS|SHELL|SHELLOPTS|SHLVL|SRANDOM|TERM|TIMEFORMAT|TMOUT|TZ|TZDIR|UID)=`)
+
+func steers(variable string) bool {
+	return steering.MatchString(variable) && !strings.HasPrefix(variable, "NODE_ENV=")
+}
+
+// waiting reports whether a variable is there only to make an interpreter wait.
+func waiting(variable string) bool {
+	for _, v := range []string{aheadEnv + "=1", "BASH_ENV=" + AheadDir + "/ahead.sh", "NODE_OPTIONS=--require " + AheadDir + "/ahead.js"} {
+		if variable == v {
+			return true
+		}
+	}
+	return false
+}
+
+// Continues reports whether an interpreter that was started as ahead can go on with
+// p as if it had been started for it: it has the same arguments, and lacks no
+// variable that an interpreter looks at when it starts. added are the variables
+// that it does not have yet.
+func (p Program) Continues(ahead Program) (added []string, ok bool) {
+	if !slices.Equal(p.Argv, ahead.Argv) {
+		return nil, false
+	}
+	for _, v := range p.Env {
+		if slices.Contains(ahead.Env, v) {
+			continue
+		}
+		if steers(v) {
+			return nil, false
+		}
+		added = append(added, v)
+	}
+	for _, v := range ahead.Env {
+		name, _, _ := strings.Cut(v, "=")
+		if !waiting(v) && !slices.ContainsFunc(p.Env, func(w string) bool { return strings.HasPrefix(w, name+"=") }) {
+			return nil, false
+		}
+	}
+	return added, true
+}

@@ -1,0 +1,20 @@
+// Waits on descriptor 3 for what the program has to find, as wire.AheadFD says, and
+// leaves nothing of itself. Threads of the program require it again.
+'use strict';
+delete require.cache[__filename];
+if (process.env.BULLPEN_AHEAD) {
+  const fs = require('fs');
+  fs.writeSync(3, '.');
+  const parts = [], part = Buffer.allocUnsafeSlow(65536);
+  for (let n; (n = fs.readSync(3, part, 0, part.length, null)) > 0;) parts.push(Buffer.from(part.subarray(0, n)));
+  fs.closeSync(3);
+  const [dir, ...added] = Buffer.concat(parts).toString().split('\0').slice(0, -1);
+  process.chdir(dir);
+  const env = Object.entries(process.env);
+  for (const [name] of env) delete process.env[name];
+  for (const entry of added) env.push([entry.slice(0, entry.indexOf('=')), entry.slice(entry.indexOf('=') + 1)]);
+  // In the order in which the environment of a program is handed to it.
+  for (const [name, value] of env.sort(([a], [b]) => (a < b ? -1 : 1))) {
+    if (name !== 'BULLPEN_AHEAD' && name !== 'NODE_OPTIONS') process.env[name] = value;
+  }
+}

@@ -1,0 +1,78 @@
+package nsjail
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/jail/wire"
+)
+
+// interpreter is one that waits in a jail for its program.
+type interpreter struct {
+	program jail.Program // that it was started as
+	outputs outputs
+}
+
+// startAhead starts an interpreter, and returns when it waits.
+func (s *sandbox) startAhead(ctx context.Context, p jail.Program) error {
+	frame, err := encode(wire.Ahead, p)
+	if err != nil {
+		return err
+	}
+	out, err := s.order(frame)
+	if err != nil {
+		return fmt.Errorf("start %s ahead: %w", p.Argv[0], err)
+	}
+	s.ahead = &interpreter{p, out}
+	stop := context.AfterFunc(ctx, func() { _ = s.conn.SetReadDeadline(time.Unix(1, 0)) })
+	typ, payload, err := s.receive()
+	switch {
+	case !stop():
+		return fmt.Errorf("start %s ahead: %w", p.Argv[0], context.Cause(ctx))
+	case err != nil:
+		return fmt.Errorf("start %s ahead: the init died: %w: %s", p.Argv[0], err, s.lastWords())
+	case typ == wire.Waiting:
+		return nil
+	}
+	if f, ok := wire.ParseFailed(payload); typ == wire.Failed && ok {
+		return fmt.Errorf("start %s ahead: %s: %w", p.Argv[0], f.Step, syscall.Errno(f.Errno))
+	}
+	return fmt.Errorf("start %s ahead: the init sent an unknown frame %q", p.Argv[0], typ)
+}
+
+// Bring mounts a home; see jail.Jail.
+func (s *sandbox) Bring(ctx context.Context, h jail.Home) error {
+	if !s.spec.HomeLater || s.spec.Home != nil {
+		return errors.New("bring a home to a jail: this one waits for none")
+	}
+	pool, err := s.m.pool()
+	if err != nil {
+		return err
+	}
+	s.spec.Home = h
+	attach, err := s.bring(ctx, pool, s.spec)
+	if err != nil {
+		return fmt.Errorf("bring a home to a jail: %w", err)
+	}
+	return attach(s.initFD, s.m.cfg.Home)
+}
+
+// Alive reports whether the init lives; it dies with what it has started ahead.
+func (s *sandbox) Alive() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.initFD <= 0 {
+		return false
+	}
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(s.initFD), Events: unix.POLLIN}}, 0)
+	return n == 0 && (err == nil || errors.Is(err, unix.EINTR))
+}
+
+// Memory is what is charged to the jail, without page cache.
+func (s *sandbox) Memory() (int64, error) { return s.group.Memory() }
