@@ -33,6 +33,7 @@ func TestWorkerThatCanMakeNoJailTakesNoJobs(t *testing.T) {
 		var told error
 		w := &worker.Worker{
 			Jobs: queued, Jails: m, Home: "/home/u", Slots: 1, Log: slog.New(slog.DiscardHandler),
+			Warm: worker.Warm{Taken: func(proto.Language, bool) {}},
 			Done: func(*proto.Record) {}, Fit: func(err error) { told = err },
 			Open: func(context.Context, proto.TraceID, int, int64) worker.Output { return output{} },
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/warm"
 )
 
 // ErrShutdown is the cause with which the context of running programs ends when the worker has waited for them long enough.
@@ -107,12 +108,14 @@ type Worker struct {
 	Homes  Homes
 	Home   string // inside the jail
 	Slots  int
+	Warm   Warm
 	Log    *slog.Logger
 	Done   func(rec *proto.Record) // told of every execution that ended here
 	// Fit is told why sandboxes can be made here no longer, and with nil that they can again. Meanwhile no job is taken.
 	Fit func(err error)
 
 	fitness fitness
+	pool    *warm.Pool[*box]
 }
 
 // Run takes jobs until ctx ends, and returns when all it took have ended. Programs that still run when cut ends are killed, and
@@ -122,6 +125,7 @@ func (w *Worker) Run(ctx, cut context.Context) error {
 	w.fitness.test, w.fitness.tell = w.selfTest, w.Fit
 	w.fitness.trust(ctx)
 	defer w.fitness.doubt()
+	defer w.keepWarm(cut)()
 	for range w.Slots {
 		slots.Go(func() {
 			for {
@@ -160,7 +164,7 @@ func (w *Worker) job(ctx context.Context, lease Lease) {
 		"org", job.Org, "key", job.Key, "language", job.Language, "mode", job.Mode, "status", rec.Status,
 		"exit_code", rec.Result.ExitCode, "duration_ms", rec.Result.DurationMS, "request_id", job.RequestID,
 		"stdout_bytes", len(rec.Result.Stdout), "stderr_bytes", len(rec.Result.Stderr),
-		"prepare_ms", millis(spent.prepare), "run_ms", millis(spent.run),
+		"warm", spent.warm, "prepare_ms", millis(spent.prepare), "run_ms", millis(spent.run),
 	}
 	if job.ThreadID != "" {
 		line = append(line, "thread", job.ThreadID, "check_out_ms", millis(spent.checkOut), "save_ms", millis(spent.save))
@@ -179,6 +183,7 @@ func (w *Worker) job(ctx context.Context, lease Lease) {
 
 // timings are what an execution spent in its jail, for the log.
 type timings struct {
+	warm                         bool // the jail was ready
 	checkOut, prepare, run, save time.Duration
 }
 
@@ -202,7 +207,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 		defer context.AfterFunc(running, giveUp)()
 	}
 	m := <-preparing
-	spent.prepare, spent.checkOut = m.took, m.checkOut
+	spent.warm, spent.prepare, spent.checkOut = m.warm, m.took, m.checkOut
 	committed := false
 	defer func() {
 		if err := m.close(committed); err != nil {
@@ -296,6 +301,7 @@ type made struct {
 	err      error
 	homeless bool // err is about the home
 	suspect  bool // err says nothing good of this worker
+	warm     bool // box was ready
 	checkOut time.Duration
 	took     time.Duration // without checkOut
 }
@@ -340,17 +346,15 @@ func (w *Worker) prepare(ctx context.Context, job *proto.Job) <-chan *made {
 func (w *Worker) make(ctx context.Context, job *proto.Job, m *made) (err error) {
 	began := time.Now()
 	defer func() { m.took = time.Since(began) - m.checkOut }()
-	s := &job.Sandbox
-	switch {
-	case s.ImageDigest != "":
-		m.image, m.release, err = w.Images.Get(ctx, s.ImageDigest)
-	case s.Image != "":
-		m.image.Root = s.Image
-	}
-	if err != nil {
+	k := kindOf(w, job)
+	ready, ok := w.pool.Take(k.name(), k.make)
+	w.Warm.Taken(job.Language, ok)
+	if ok {
+		m.box, m.image, m.warm = ready, ready.image, true
+	} else if m.image, m.release, err = k.image(ctx); err != nil {
 		return err
 	}
-	spec := Spec(*s, m.image.Root)
+	spec := Spec(job.Sandbox, m.image.Root)
 	if job.ThreadID != "" {
 		took := time.Now()
 		m.home, err = w.Homes.CheckOut(ctx, job)
@@ -361,7 +365,13 @@ func (w *Worker) make(ctx context.Context, job *proto.Job, m *made) (err error) 
 		}
 		spec.Home = m.home
 	}
-	if m.box, err = w.Jails.Prepare(ctx, spec); err != nil {
+	switch {
+	case !ok:
+		m.box, err = w.Jails.Prepare(ctx, spec)
+	case m.home != nil:
+		err = m.box.Bring(ctx, m.home)
+	}
+	if err != nil {
 		m.suspect = true
 		return err
 	}

@@ -99,6 +99,10 @@ func (b *box) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
 
 func (b *box) Close() error { b.closed = true; return nil }
 
+func (b *box) Bring(context.Context, jail.Home) error { return nil }
+func (b *box) Alive() bool                            { return true }
+func (b *box) Memory() (int64, error)                 { return 1, nil }
+
 func (b *box) Run(ctx context.Context, p jail.Program) (jail.Outcome, error) {
 	b.ran = true
 	return b.run(ctx, p)
@@ -124,7 +128,7 @@ func runIn(t *testing.T, l *lease, b *box, homes worker.Homes, cutting func(cont
 	defer kill(nil)
 	w := &worker.Worker{
 		Jobs: jobs{make(chan *lease, 1)}, Jails: b, Images: slow{}, Homes: homes, Home: "/home/u", Slots: 1,
-		Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Done: func(*proto.Record) {}, Fit: func(error) {},
+		Warm: worker.Warm{Taken: func(proto.Language, bool) {}}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Done: func(*proto.Record) {}, Fit: func(error) {},
 		Open: func(context.Context, proto.TraceID, int, int64) worker.Output { return output{} },
 	}
 	w.Jobs.(jobs).left <- l

@@ -25,6 +25,7 @@ type Metrics struct {
 	requestTime   *prometheus.HistogramVec
 	cgroupVersion prometheus.Gauge
 	fit           prometheus.Gauge
+	jails         *prometheus.CounterVec
 	attempts      *prometheus.CounterVec
 	deliveries    *prometheus.CounterVec
 	attemptTime   prometheus.Histogram
@@ -64,6 +65,9 @@ func NewMetrics(stats func(context.Context) (proto.QueueStats, error)) *Metrics 
 			Name: "bullpen_worker_fit", Help: "1 while the worker of this process can make sandboxes and takes jobs; 0 while it does not, or there is none.",
 		}),
 	}
+	m.jails = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "bullpen_worker_jails_total", Help: "Sandboxes that executions asked for, by language and whether one was ready (warm) or had to be made (cold).",
+	}, []string{"language", "start"})
 	m.attempts = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "bullpen_webhook_attempts_total", Help: "Attempts to deliver a webhook, by what went wrong; none where it was delivered.",
 	}, []string{"error"})
@@ -79,7 +83,7 @@ func NewMetrics(stats func(context.Context) (proto.QueueStats, error)) *Metrics 
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 3, 10, 60, 600},
 	})
 	m.registry.MustRegister(m.attempts, m.deliveries, m.attemptTime, m.deliveryDelay)
-	m.registry.MustRegister(m.executions, m.start, m.duration, m.outputBytes, m.requests, m.requestTime, m.cgroupVersion, m.fit,
+	m.registry.MustRegister(m.executions, m.start, m.duration, m.outputBytes, m.requests, m.requestTime, m.cgroupVersion, m.fit, m.jails,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if stats != nil {
 		m.registry.MustRegister(newQueueCollector(stats))
@@ -145,6 +149,15 @@ func (m *Metrics) WorkerFit(fit bool) {
 	} else {
 		m.fit.Set(0)
 	}
+}
+
+// JailTaken counts an execution that asked for a jail.
+func (m *Metrics) JailTaken(language proto.Language, ready bool) {
+	start := "cold"
+	if ready {
+		start = "warm"
+	}
+	m.jails.WithLabelValues(string(language), start).Inc()
 }
 
 // CgroupVersion says which version of cgroups holds programs to their limits.

@@ -17,3 +17,18 @@ func (c *Config) SlotCount() int {
 	n = min(n, machineMemory()/memoryPerSlot, int64(c.UIDRange.Count/UIDsPerSlot))
 	return int(max(n, 1))
 }
+
+// warmMemory is how much memory jails may hold that are made before they are asked for, in bytes: what is set, else a sixteenth of the
+// machine's.
+func (c *Config) warmMemory() int64 {
+	if c.WarmMemory > 0 {
+		return int64(c.WarmMemory)
+	}
+	return machineMemory() / 16
+}
+
+// warmJails is how many such jails there may be: four for each slot, as far as the user ids go when all slots are taken.
+func (c *Config) warmJails() int {
+	slots := c.SlotCount()
+	return min(4*slots, c.UIDRange.Count/UIDsPerSlot-slots)
+}

@@ -109,6 +109,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	images := &imageCache{dir: r.cfg.ImageDir, set: r.set, log: r.log}
 	c = append(c, images.close)
 	_, noImages := usableImages(r.cfg.ImageDir)
+	warm := worker.Warm{Most: r.cfg.warmJails(), Memory: r.cfg.warmMemory(), Taken: r.metrics.JailTaken}
 	var offers []string
 	for _, can := range []struct {
 		offer string
@@ -128,6 +129,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	for _, l := range proto.Languages() {
 		if v, ok := languages[l]; ok {
 			offers = append(offers, queue.OfferLanguage(l))
+			warm.Languages = append(warm.Languages, l)
 			r.log.Info("runtime found", "language", l, "version", v)
 		} else {
 			r.log.Warn("runtime not found, its programs are left to other workers", "language", l)
@@ -136,7 +138,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	r.metrics.CgroupVersion(maker.CgroupVersion())
 	r.slots = &queue.Slots{Set: r.set, Worker: r.instance, Total: r.cfg.SlotCount(), Offers: offers, Log: r.log, Notes: r.notes}
 	r.runner = &worker.Worker{
-		Jobs: jobs{r.slots}, Jails: maker, Images: images, Homes: homes, Home: r.cfg.Home, Slots: r.slots.Total, Log: r.log,
+		Jobs: jobs{r.slots}, Jails: maker, Images: images, Homes: homes, Home: r.cfg.Home, Slots: r.slots.Total, Warm: warm, Log: r.log,
 		Done: r.metrics.ExecutionDone, Fit: r.fitness.set,
 		Open: func(ctx context.Context, id proto.TraceID, attempt int, baseSeq int64) worker.Output {
 			return output{events.NewWriter(ctx, r.set, id, attempt, baseSeq)}

@@ -55,31 +55,41 @@ func abuse() []group {
 	}
 }
 
-// TestAbuse runs each attack in a jail of a Maker of its own, and sees that it is
+// TestAbuse runs each attack in a jail of a Maker of its own, once for each way in
+// which interpreters are started, and sees that it is
 // contained, that it is told as what it was, and that it harms neither a jail that
 // waits meanwhile, nor the next one, which has its uids, and leaves nothing.
 func TestAbuse(t *testing.T) {
 	network := openNetwork(t) // of which a process has one
-	for _, g := range abuse() {
-		t.Run(g.name, func(t *testing.T) {
-			t.Parallel()
-			for _, a := range g.attacks {
-				t.Run(a.name, func(t *testing.T) {
-					t.Parallel()
-					m := openMaker(t, Config{VolumeDir: diskDir(t), Network: network})
-					neighbour := prepare(t, m, testSpec())
-					if a.run != nil {
-						a.run(t, m)
-					} else {
-						a.check(t, a.attempt(t, m))
-					}
-					m.canary(t, neighbour)
-					m.canary(t, prepare(t, m, testSpec()))
-					m.nothingLeft(t)
-				})
-			}
-		})
+	for _, mode := range modes {
+		for _, g := range abuse() {
+			t.Run(mode+"/"+g.name, func(t *testing.T) {
+				t.Parallel()
+				for _, a := range g.attacks {
+					t.Run(a.name, func(t *testing.T) {
+						t.Parallel()
+						m := openMaker(t, Config{VolumeDir: diskDir(t), Network: network})
+						startAhead(m, mode)
+						a.mount(t, m)
+					})
+				}
+			})
+		}
 	}
+}
+
+// mount runs the attack in jails of m.
+func (a *attack) mount(t *testing.T, m *Maker) {
+	t.Helper()
+	neighbour := prepare(t, m, testSpec())
+	if a.run != nil {
+		a.run(t, m)
+	} else {
+		a.check(t, a.attempt(t, m))
+	}
+	m.canary(t, neighbour)
+	m.canary(t, prepare(t, m, testSpec()))
+	m.nothingLeft(t)
 }
 
 // attempt runs the attack's program.

@@ -140,6 +140,9 @@ func startAhead(m *Maker, mode string) {
 // aheadOf are the Makers with which interpreters are started ahead.
 var aheadOf sync.Map
 
+// languages are those of interpreters.
+var languages = map[string]string{"python3": "python", "node": "node", "bash": "bash"} // read only
+
 // ahead is what to start ahead of a language's programs.
 func ahead(tb testing.TB, language string) *jail.Program {
 	tb.Helper()
@@ -152,10 +155,9 @@ func ahead(tb testing.TB, language string) *jail.Program {
 
 func runProgram(tb testing.TB, m *Maker, spec jail.Spec, p jail.Program) result {
 	tb.Helper()
-	if _, ok := aheadOf.Load(m); ok {
-		spec.Ahead = ahead(tb, strings.TrimSuffix(p.Argv[0], "3"))
-		if _, ok := p.Continues(*spec.Ahead); !ok {
-			tb.Errorf("%+v cannot go on in an interpreter that was started ahead", p)
+	if language, ok := languages[p.Argv[0]]; ok {
+		if _, ok := aheadOf.Load(m); ok {
+			spec.Ahead = ahead(tb, language)
 		}
 	}
 	var stdout, stderr beginning

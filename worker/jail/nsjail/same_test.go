@@ -139,6 +139,9 @@ func testSameAsOutside(t *testing.T, m *Maker) {
 		for _, code := range codes {
 			t.Run(language+" "+code, func(t *testing.T) {
 				t.Parallel()
+				if _, ok := program(t, language, code).Continues(*ahead(t, language)); !ok {
+					t.Error("it cannot go on in an interpreter that was started ahead")
+				}
 				in := runCode(t, m, language, code)
 				out := runOutside(t, language, code)
 				in.stderr, out.stderr = address.ReplaceAllString(in.stderr, "0x"), address.ReplaceAllString(out.stderr, "0x")

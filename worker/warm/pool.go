@@ -1,0 +1,304 @@
+// Package warm keeps jails ready before they are asked for, each for one use.
+//
+// How many there are of a kind follows what is asked for: as many as come while
+// one is made, and beside them as many as can be used at once, for as long as the
+// kind is used at all. They are made one after another, when nobody waits for them;
+// a pool that has none ready says so, and the caller makes its own.
+package warm
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// memoryOfOne is what a jail is taken to hold, in bytes, until one of its kind has been made.
+	memoryOfOne = 16 << 20
+	// horizon is how far back the rate of what is asked for looks.
+	horizon = 5 * time.Second
+	// unused is how long a kind is kept that nobody asks for.
+	unused = 10 * time.Minute
+	// oldest is how long a jail may wait. What it holds of the host, such as time zones and certificates, is not older than that.
+	oldest = 15 * time.Minute
+	// look is the pause between two looks for jails that are too old, or dead.
+	look = 15 * time.Second
+	// backoff is the first pause after a jail could not be made, and mostBackoff the longest: it doubles.
+	backoff, mostBackoff = time.Second, 2 * time.Minute
+)
+
+// Jail is what a pool keeps.
+type Jail interface {
+	// Alive reports whether it can still be used.
+	Alive() bool
+	// Memory is what it holds, in bytes.
+	Memory() (int64, error)
+	// Close gives it back unused.
+	Close() error
+}
+
+// Config is what a pool must know.
+type Config struct {
+	Spare  int   // jails of each kind to keep beside those that the rate asks for
+	Most   int   // jails to keep, of all kinds
+	Memory int64 // bytes that all of them may hold
+	Log    *slog.Logger
+}
+
+// Pool keeps jails of several kinds. Its methods may be called from several goroutines.
+type Pool[J Jail] struct {
+	cfg  Config
+	wake chan struct{} // there may be something to do
+
+	mu     sync.Mutex
+	kinds  map[string]*kind[J]
+	count  int       // jails that are kept
+	held   int64     // bytes, by them
+	looked time.Time // for jails that are too old, or dead
+
+	closing sync.WaitGroup // of jails that are not kept any more
+}
+
+// kind is what is known of one kind.
+type kind[J Jail] struct {
+	name  string
+	make  func(ctx context.Context) (J, error)
+	ready []kept[J] // oldest first
+	size  int64     // bytes, of the last one made
+
+	expected bool
+	asked    time.Time     // last; zero before the first
+	rate     float64       // per second
+	took     time.Duration // to make the last one
+
+	failed  time.Duration // the pause after the last failure; 0 after a success
+	retryAt time.Time
+}
+
+type kept[J Jail] struct {
+	jail J
+	size int64
+	born time.Time
+}
+
+// New makes an empty pool. Run fills it.
+func New[J Jail](cfg Config) *Pool[J] {
+	return &Pool[J]{cfg: cfg, wake: make(chan struct{}, 1), kinds: map[string]*kind[J]{}}
+}
+
+// Take gives a jail of a kind, which is the caller's then. It is false when none is
+// ready. Others of the kind are made with the function from then on, whose context
+// ends with Run.
+func (p *Pool[J]) Take(name string, with func(ctx context.Context) (J, error)) (J, bool) {
+	defer p.tell()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k := p.want(name, with)
+	now := time.Now()
+	k.rate = k.rateAt(now) + 1/horizon.Seconds()
+	k.asked = now
+	for len(k.ready) > 0 {
+		last := len(k.ready) - 1
+		e := k.ready[last]
+		k.ready = k.ready[:last]
+		p.forget(e)
+		if e.jail.Alive() {
+			return e.jail, true
+		}
+		p.discard(e.jail)
+	}
+	var none J
+	return none, false
+}
+
+// Expect has one jail of a kind made before any is asked for, and one kept for good.
+func (p *Pool[J]) Expect(name string, with func(ctx context.Context) (J, error)) {
+	defer p.tell()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.want(name, with).expected = true
+}
+
+// Ready is how many jails wait.
+func (p *Pool[J]) Ready() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.count
+}
+
+// want finds a kind, or begins to know it.
+func (p *Pool[J]) want(name string, with func(ctx context.Context) (J, error)) *kind[J] {
+	k := p.kinds[name]
+	if k == nil {
+		k = &kind[J]{name: name, size: memoryOfOne}
+		p.kinds[name] = k
+	}
+	k.make = with
+	return k
+}
+
+// rateAt is how many are asked for in a second.
+func (k *kind[J]) rateAt(now time.Time) float64 {
+	return k.rate * math.Exp(-now.Sub(k.asked).Seconds()/horizon.Seconds())
+}
+
+// tell wakes Run.
+func (p *Pool[J]) tell() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run makes jails until ctx ends, and closes then what is left.
+func (p *Pool[J]) Run(ctx context.Context) {
+	for ctx.Err() == nil {
+		k, until := p.next(time.Now())
+		if k != nil {
+			p.fill(ctx, k)
+			continue
+		}
+		select {
+		case <-ctx.Done():
+		case <-p.wake:
+		case <-time.After(until):
+		}
+	}
+	p.mu.Lock()
+	for _, k := range p.kinds {
+		p.drop(k, len(k.ready))
+	}
+	p.mu.Unlock()
+	p.closing.Wait()
+}
+
+// fill makes a jail of a kind.
+func (p *Pool[J]) fill(ctx context.Context, k *kind[J]) {
+	p.mu.Lock()
+	with := k.make
+	p.mu.Unlock()
+	began := time.Now()
+	j, err := with(ctx)
+	size := int64(0)
+	if err == nil {
+		if size, err = j.Memory(); err != nil {
+			err = errors.Join(err, j.Close())
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	if err != nil {
+		k.failed = min(max(2*k.failed, backoff), mostBackoff)
+		k.retryAt = now.Add(k.failed)
+		if ctx.Err() == nil {
+			p.cfg.Log.Warn("a jail could not be made ahead, programs of its kind start cold", "kind", k.name, "error", err, "again_in", k.failed)
+		}
+		return
+	}
+	k.failed, k.took, k.size = 0, now.Sub(began), size
+	k.ready = append(k.ready, kept[J]{j, size, now})
+	p.count++
+	p.held += size
+}
+
+// next is the kind that lacks most, or how long there may be none. It closes what
+// must not be used any more, and what is in the way of kinds that are asked for more.
+func (p *Pool[J]) next(now time.Time) (next *kind[J], until time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lookAround(now)
+	until, most := look, 0
+	for _, k := range p.kinds {
+		if wait := k.retryAt.Sub(now); wait > 0 {
+			until = min(until, wait)
+		} else if lack := k.depth(p.cfg.Spare, now) - len(k.ready); lack > most {
+			next, most = k, lack
+		}
+	}
+	if next != nil && !p.room(next) {
+		next = nil
+	}
+	return next, until
+}
+
+// lookAround gives up jails that are too old, or dead, and kinds that nobody uses.
+func (p *Pool[J]) lookAround(now time.Time) {
+	if now.Sub(p.looked) < look {
+		return
+	}
+	p.looked = now
+	for name, k := range p.kinds {
+		k.ready = slices.DeleteFunc(k.ready, func(e kept[J]) bool {
+			bad := now.Sub(e.born) > oldest || !e.jail.Alive()
+			if bad {
+				p.forget(e)
+				p.discard(e.jail)
+			}
+			return bad
+		})
+		if k.depth(p.cfg.Spare, now) == 0 {
+			p.drop(k, len(k.ready))
+			delete(p.kinds, name)
+		}
+	}
+}
+
+// depth is how many of a kind should be ready: what is asked for while one is made,
+// twice over since requests come in swarms, and the spare ones.
+func (k *kind[J]) depth(spare int, now time.Time) int {
+	switch {
+	case now.Sub(k.asked) <= unused:
+		return int(math.Round(2*k.rateAt(now)*k.took.Seconds())) + spare
+	case k.expected:
+		return 1
+	default:
+		return 0
+	}
+}
+
+// room reports whether there is room for another jail of a kind. If not, it makes
+// some, of one jail of the kind that was not asked for longest, if that is another.
+func (p *Pool[J]) room(k *kind[J]) bool {
+	if p.count < p.cfg.Most && p.held+k.size <= p.cfg.Memory {
+		return true
+	}
+	var other *kind[J]
+	for _, o := range p.kinds {
+		if len(o.ready) > 0 && (other == nil || o.asked.Before(other.asked)) {
+			other = o
+		}
+	}
+	if other != nil && other.asked.Before(k.asked) {
+		p.drop(other, 1)
+	}
+	return p.count < p.cfg.Most && p.held+k.size <= p.cfg.Memory
+}
+
+// drop gives up the n oldest of a kind.
+func (p *Pool[J]) drop(k *kind[J], n int) {
+	for _, e := range k.ready[:n] {
+		p.forget(e)
+		p.discard(e.jail)
+	}
+	k.ready = k.ready[n:]
+}
+
+// forget no longer counts a jail.
+func (p *Pool[J]) forget(e kept[J]) {
+	p.count--
+	p.held -= e.size
+}
+
+// discard closes a jail that is not kept any more.
+func (p *Pool[J]) discard(j J) {
+	p.closing.Go(func() {
+		if err := j.Close(); err != nil {
+			p.cfg.Log.Error("a jail that was made ahead was not given back whole", "error", err)
+		}
+	})
+}

@@ -1,0 +1,251 @@
+package warm_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bullpen-run/bullpen/worker/warm"
+)
+
+// fake is a jail that lives until the test says otherwise.
+type fake struct {
+	w      *world
+	kind   string
+	dead   atomic.Bool
+	closed atomic.Bool
+}
+
+func (f *fake) Alive() bool            { return !f.dead.Load() }
+func (f *fake) Memory() (int64, error) { return f.w.size, nil }
+
+func (f *fake) Close() error {
+	if f.closed.Swap(true) {
+		f.w.t.Errorf("a jail was closed twice")
+	}
+	f.w.add(f.kind, -1)
+	return nil
+}
+
+// world counts the jails that there are.
+type world struct {
+	t      *testing.T
+	size   int64         // of each
+	took   time.Duration // to make one
+	broken atomic.Bool
+	tries  atomic.Int64
+
+	mu   sync.Mutex
+	live map[string]int
+}
+
+func (w *world) add(kind string, n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.live[kind] += n
+}
+
+func (w *world) count(kind string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.live[kind]
+}
+
+func (w *world) make(kind string) func(context.Context) (*fake, error) {
+	return func(ctx context.Context) (*fake, error) {
+		w.tries.Add(1)
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(w.took):
+		}
+		if w.broken.Load() {
+			return nil, errors.New("no room")
+		}
+		w.add(kind, 1)
+		return &fake{w: w, kind: kind}, nil
+	}
+}
+
+// run calls f with a pool that works, and sees that nothing is left of it.
+func run(t *testing.T, cfg warm.Config, w *world, f func(p *warm.Pool[*fake])) {
+	synctest.Test(t, func(t *testing.T) {
+		w.t, w.live = t, map[string]int{}
+		if w.size == 0 {
+			w.size = 1
+		}
+		if w.took == 0 {
+			w.took = 10 * time.Millisecond
+		}
+		cfg.Log = slog.New(slog.DiscardHandler)
+		if cfg.Memory == 0 {
+			cfg.Memory = 1 << 40
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		p := warm.New[*fake](cfg)
+		done := make(chan struct{})
+		go func() { p.Run(ctx); close(done) }()
+		f(p)
+		stop()
+		<-done
+		for kind, n := range w.live {
+			if n != 0 {
+				t.Errorf("%d jails of kind %s are left", n, kind)
+			}
+		}
+	})
+}
+
+// settle lets the pool do what it has to do.
+func settle(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// take takes a jail, and gives it back.
+func (w *world) take(p *warm.Pool[*fake], kind string) bool {
+	j, ok := p.Take(kind, w.make(kind))
+	if ok {
+		if j.kind != kind {
+			w.t.Errorf("a jail of kind %s for %s", j.kind, kind)
+		}
+		_ = j.Close()
+	}
+	return ok
+}
+
+func TestAKindIsReadyOnceItIsUsed(t *testing.T) {
+	w := &world{}
+	run(t, warm.Config{Spare: 3, Most: 10}, w, func(p *warm.Pool[*fake]) {
+		if w.take(p, "a") {
+			t.Error("there was one before the first was asked for")
+		}
+		settle(time.Minute)
+		if w.count("a") != 3 || p.Ready() != 3 {
+			t.Errorf("%d are ready, want the spare ones", w.count("a"))
+		}
+		for range 3 {
+			if !w.take(p, "a") {
+				t.Error("none was ready")
+			}
+		}
+		if w.take(p, "a") {
+			t.Error("one was given twice")
+		}
+	})
+}
+
+func TestWhatIsExpectedIsReadyBeforeItIsUsed(t *testing.T) {
+	w := &world{}
+	run(t, warm.Config{Spare: 3, Most: 10}, w, func(p *warm.Pool[*fake]) {
+		p.Expect("a", w.make("a"))
+		settle(24 * time.Hour)
+		if w.count("a") != 1 {
+			t.Errorf("%d are ready, want 1", w.count("a"))
+		}
+	})
+}
+
+func TestDepthFollowsDemand(t *testing.T) {
+	w := &world{took: 100 * time.Millisecond}
+	run(t, warm.Config{Spare: 1, Most: 100}, w, func(p *warm.Pool[*fake]) {
+		for range 100 { // 5 a second, of which 10 could be made
+			w.take(p, "a")
+			settle(200 * time.Millisecond)
+		}
+		settle(time.Second)
+		if n := w.count("a"); n < 2 || n > 4 {
+			t.Errorf("%d are ready at 5 a second that take 100 ms each", n)
+		}
+		for range 100 {
+			if !w.take(p, "a") {
+				t.Error("none was ready")
+			}
+			settle(200 * time.Millisecond)
+		}
+	})
+}
+
+func TestWhatNobodyUsesIsGivenUp(t *testing.T) {
+	w := &world{}
+	run(t, warm.Config{Spare: 2, Most: 10}, w, func(p *warm.Pool[*fake]) {
+		w.take(p, "a")
+		settle(9 * time.Minute)
+		if w.count("a") != 2 {
+			t.Errorf("%d are ready after 9 minutes", w.count("a"))
+		}
+		settle(2 * time.Minute)
+		if w.count("a") != 0 {
+			t.Errorf("%d are ready after 11 minutes", w.count("a"))
+		}
+	})
+}
+
+func TestOldAndDeadJailsAreReplaced(t *testing.T) {
+	w := &world{}
+	run(t, warm.Config{Spare: 2, Most: 10}, w, func(p *warm.Pool[*fake]) {
+		p.Expect("a", w.make("a"))
+		settle(time.Hour)
+		if made := w.tries.Load(); made < 3 || made > 5 || w.count("a") != 1 {
+			t.Errorf("%d were made in an hour, %d are ready", made, w.count("a"))
+		}
+		j, ok := p.Take("a", w.make("a"))
+		if !ok {
+			t.Fatal("none was ready")
+		}
+		defer func() { _ = j.Close() }()
+		settle(time.Minute)
+		dies, _ := p.Take("a", func(ctx context.Context) (*fake, error) {
+			f, err := w.make("a")(ctx)
+			if err != nil {
+				return nil, err
+			}
+			f.dead.Store(true)
+			return f, err
+		})
+		_ = dies.Close()
+		settle(time.Second)
+		if w.take(p, "a") && w.take(p, "a") {
+			t.Error("a dead one was given out")
+		}
+	})
+}
+
+func TestMemoryIsBounded(t *testing.T) {
+	w := &world{size: 30 << 20}
+	run(t, warm.Config{Spare: 8, Most: 100, Memory: 100 << 20}, w, func(p *warm.Pool[*fake]) {
+		w.take(p, "a")
+		settle(time.Minute)
+		if w.count("a") != 3 {
+			t.Errorf("%d of 30 MiB are ready in 100 MiB", w.count("a"))
+		}
+		// Another kind takes their place when it is asked for, one by one.
+		w.take(p, "b")
+		settle(time.Minute)
+		if w.count("a")+w.count("b") != 3 || w.count("b") < 1 {
+			t.Errorf("%d and %d are ready", w.count("a"), w.count("b"))
+		}
+	})
+}
+
+func TestFailuresAreNotRepeatedAtOnce(t *testing.T) {
+	w := &world{}
+	run(t, warm.Config{Spare: 2, Most: 10}, w, func(p *warm.Pool[*fake]) {
+		w.broken.Store(true)
+		w.take(p, "a")
+		settle(5 * time.Minute)
+		if n := w.tries.Load(); n < 5 || n > 12 {
+			t.Errorf("tried %d times in 5 minutes", n)
+		}
+		w.broken.Store(false)
+		settle(3 * time.Minute)
+		if w.count("a") != 2 {
+			t.Errorf("%d are ready when they can be made again", w.count("a"))
+		}
+	})
+}
