@@ -105,13 +105,25 @@ func (p *program) command(ctx context.Context) *exec.Cmd {
 
 // bare runs the program with the bare interpreter.
 func (p *program) bare(ctx context.Context) (sample, error) {
+	stdout, err := p.outputOf(ctx, nil)
+	if err != nil {
+		return sample{}, err
+	}
+	return sample{}, p.check(stdout)
+}
+
+// outputOf runs the program with the bare interpreter, and these variables besides, and gives what it printed.
+func (p *program) outputOf(ctx context.Context, env map[string]string) (string, error) {
 	cmd := p.command(ctx)
+	for name, value := range env {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
-		return sample{}, fmt.Errorf("run the bare %s: %w: %s", p.language, err, bytes.TrimSpace(stderr.Bytes()))
+		return "", fmt.Errorf("run the bare %s: %w: %s", p.language, err, bytes.TrimSpace(stderr.Bytes()))
 	}
-	return sample{}, p.check(stdout.String())
+	return stdout.String(), nil
 }
 
 // inline runs the program in a jail.

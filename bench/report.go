@@ -43,6 +43,7 @@ type report struct {
 	CellSeconds     float64      `json:"seconds_per_side_of_a_cell"`
 	Machine         machine      `json:"machine"`
 	Cells           []cell       `json:"cells"`
+	Paced           []paced      `json:"paced"`
 	Overhead        []overhead   `json:"overhead"`
 	OverheadUnknown string       `json:"overhead_unknown,omitempty"`
 	FirstLine       *firstLine   `json:"first_line"`
@@ -92,6 +93,15 @@ func measure(ctx context.Context, t *target, o options, dir string, progress io.
 		return nil, err
 	}
 	r.Cells = compare(ctx, t.api, programs, missing, o.duration, progress)
+	apart := pacedRuns
+	if o.quick {
+		apart = quickPaced
+	}
+	if t.pid != 0 { // it makes keys
+		if r.Paced, err = measurePaced(ctx, t, dir, apart, progress); err != nil {
+			return nil, err
+		}
+	}
 	_, _ = fmt.Fprintln(progress, "where the time goes …")
 	if r.Overhead, err = overheads(ctx, t, r.Cells); err != nil {
 		r.OverheadUnknown = err.Error()
@@ -231,6 +241,7 @@ func (r *report) print(w io.Writer) error {
 		line("CAUTION: others were using the machine (load above); figures are worse than on a quiet one")
 	}
 	r.printCells(line)
+	printPaced(line, r.Paced)
 	r.printOverhead(line)
 	line("")
 	line("figure\ttarget\tmeasured\tmet\t")

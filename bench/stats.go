@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -92,6 +93,7 @@ type summary struct {
 	FirstError string  `json:"first_error,omitempty"`
 	P50        float64 `json:"p50_ms"`
 	P99        float64 `json:"p99_ms"`
+	P999       float64 `json:"p99_9_ms"`
 	Min        float64 `json:"min_ms"`
 	Max        float64 `json:"max_ms"`
 	PerSecond  float64 `json:"runs_per_second,omitempty"`
@@ -117,7 +119,7 @@ func (s *series) summary() *summary {
 // summarise sorts values, of which there may be none.
 func summarise(values []float64) *summary {
 	slices.Sort(values)
-	sum := &summary{Runs: len(values), P50: percentile(values, 50), P99: percentile(values, 99)}
+	sum := &summary{Runs: len(values), P50: percentile(values, 50), P99: percentile(values, 99), P999: percentile(values, 99.9)}
 	if len(values) > 0 {
 		sum.Min, sum.Max = values[0], values[len(values)-1]
 	}
@@ -125,11 +127,11 @@ func summarise(values []float64) *summary {
 }
 
 // percentile gives the smallest of the sorted values that at least p percent of them do not exceed; 0 of none.
-func percentile(sorted []float64, p int) float64 {
+func percentile(sorted []float64, p float64) float64 {
 	if len(sorted) == 0 {
 		return 0
 	}
-	rank := (p*len(sorted) + 99) / 100 // rounded up
+	rank := int(math.Ceil(p * float64(len(sorted)) / 100))
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 

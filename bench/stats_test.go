@@ -15,7 +15,7 @@ func TestPercentileIsARealSample(t *testing.T) {
 	}
 	for _, c := range []struct {
 		values []float64
-		p      int
+		p      float64
 		want   float64
 	}{
 		{nil, 50, 0},
@@ -31,14 +31,14 @@ func TestPercentileIsARealSample(t *testing.T) {
 		{append(hundred[:100:100], 101), 99, 100},
 	} {
 		if got := percentile(c.values, c.p); got != c.want {
-			t.Errorf("percentile %d of %v is %v, want %v", c.p, c.values, got, c.want)
+			t.Errorf("percentile %v of %v is %v, want %v", c.p, c.values, got, c.want)
 		}
 	}
 }
 
 func TestSummariseSortsFirst(t *testing.T) {
 	got := summarise([]float64{5, 1, 3})
-	if want := (summary{Runs: 3, P50: 3, P99: 5, Min: 1, Max: 5}); *got != want {
+	if want := (summary{Runs: 3, P50: 3, P99: 5, P999: 5, Min: 1, Max: 5}); *got != want {
 		t.Errorf("summary is %+v, want %+v", *got, want)
 	}
 }
@@ -56,7 +56,7 @@ func TestFailedRunsAreNoSamples(t *testing.T) {
 	s.once(t.Context(), func(context.Context) (sample, error) { return sample{took: time.Minute}, broken })
 	s.elapsed = 2 * time.Second
 	got := s.summary()
-	want := summary{Runs: 1, Errors: 1, FirstError: "broken", P50: 1000, P99: 1000, Min: 1000, Max: 1000, PerSecond: .5, Seconds: 2}
+	want := summary{Runs: 1, Errors: 1, FirstError: "broken", P50: 1000, P99: 1000, P999: 1000, Min: 1000, Max: 1000, PerSecond: .5, Seconds: 2}
 	if *got != want {
 		t.Errorf("summary is %+v, want %+v", *got, want)
 	}

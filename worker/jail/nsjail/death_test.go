@@ -22,14 +22,18 @@ import (
 // is the nsjail and the run directory.
 const victimEnv = "BULLPEN_TEST_VICTIM"
 
-// victim runs one jail and prepares another, says the pids of both inits, and
+// victim runs one jail and prepares another, in which bash waits, says the pids of both inits, and
 // waits to be killed.
 func victim() {
 	path, dir, _ := strings.Cut(os.Getenv(victimEnv), ":")
 	ctx := context.Background()
 	m, err := Open(Config{NsjailPath: path, RunDir: dir, Log: slog.New(slog.DiscardHandler)})
 	check(err)
-	idle, err := m.Prepare(ctx, testSpec())
+	spec := testSpec()
+	bash, err := jail.Source{Language: "bash", Home: DefaultHome}.Ahead()
+	check(err)
+	spec.Ahead = &bash
+	idle, err := m.Prepare(ctx, spec)
 	check(err)
 	busy, err := m.Prepare(ctx, testSpec())
 	check(err)

@@ -1,0 +1,241 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const (
+	// pace is the pause after each run of either side: one after another, without one, a caller measures how fast jails are made.
+	pace         = 40 * time.Millisecond
+	pacedRuns    = 200
+	quickPaced   = 5
+	rotatedKeys  = 100
+	pacedFactor  = 7 // of the nonce, which only a program that ran can have multiplied
+	largeOutput  = 1_000_000
+	pacedThread  = "bench-paced"
+	jailsMetric  = "bullpen_worker_jails_total"
+	hostPIDSpace = "/proc/self/ns/pid"
+)
+
+// paced compares one caller who pauses with the bare interpreter: what somebody waits for who asks now and then.
+type paced struct {
+	Case        string         `json:"case"`
+	Language    proto.Language `json:"language"`
+	Unavailable string         `json:"unavailable,omitempty"`
+	Bare        *summary       `json:"bare,omitempty"`
+	Bullpen     *summary       `json:"bullpen,omitempty"`
+	P50Ratio    float64        `json:"p50_ratio"`
+	Warm        float64        `json:"warm"` // share of the jails that were ready when they were asked for
+}
+
+// task is a program that shows with each run that nothing was taken from an earlier one: it multiplies a nonce, and finds a mark where
+// it leaves one. What it prints is the product, and the process namespace it is in where the language can say that by itself.
+type task struct {
+	name     string
+	language proto.Language
+	code     string // %[1]d is the nonce, %[2]q the file of the mark
+	large    bool   // it prints much first
+	env      map[string]string
+	thread   string
+	callers  []*api // with a key each, which ask in turn; empty for the server's own
+}
+
+const (
+	pacedPython = "import os\nif os.path.exists(%[2]q): raise SystemExit('not the first here')\nopen(%[2]q, 'w').close()\n"
+	pacedEnd    = "print(%[1]d * 7, os.readlink('/proc/self/ns/pid'))"
+	pacedNode   = "const fs = require('fs')\nif (fs.existsSync(%[2]q)) throw 'not the first here'\nfs.writeFileSync(%[2]q, '')\n" +
+		"console.log(%[1]d * 7, fs.readlinkSync('/proc/self/ns/pid'))"
+	pacedBash = "[ -e %[2]q ] && exit 9\n: > %[2]q\necho $((%[1]d * 7))"
+)
+
+func pacedTasks(callers []*api) []task {
+	python := func(name, more string) task {
+		return task{name: name, language: proto.Python, code: pacedPython + more + pacedEnd}
+	}
+	withEnv, inThread, large, rotation := python("with env", "assert os.environ['FROM_THE_REQUEST'] == 'x'\n"), python("in a thread", ""),
+		python("1 MB of output", fmt.Sprintf("print('x' * %d)\n", largeOutput-1)), python(fmt.Sprintf("%d keys in turn", rotatedKeys), "")
+	withEnv.env, inThread.thread, large.large, rotation.callers = map[string]string{"FROM_THE_REQUEST": "x"}, pacedThread, true, callers
+	return []task{
+		{name: "print", language: proto.Bash, code: pacedBash},
+		python("print", ""), python("import json", "import json\n"), python("import numpy", "import numpy\n"), withEnv, inThread, large, rotation,
+		{name: "print", language: proto.Node, code: pacedNode},
+	}
+}
+
+// measurePaced measures all tasks, so many runs each.
+func measurePaced(ctx context.Context, t *target, dir string, runs int, progress io.Writer) ([]paced, error) {
+	host, err := os.Readlink(hostPIDSpace)
+	if err != nil {
+		return nil, fmt.Errorf("tell the namespaces apart: %w", err)
+	}
+	var callers []*api
+	for i := range rotatedKeys {
+		a, err := t.newKey(ctx, fmt.Sprintf("paced-%d", i), fmt.Sprintf("org-%d", i))
+		if err != nil {
+			return nil, err
+		}
+		callers = append(callers, a)
+	}
+	var all []paced
+	for _, task := range pacedTasks(callers) {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		_, _ = fmt.Fprintf(progress, "%s, %s, now and then …\n", task.language, task.name)
+		p, err := newProgram(filepath.Join(dir, "paced", string(task.language)), task.language, "")
+		if err != nil {
+			all = append(all, paced{Case: task.name, Language: task.language, Unavailable: err.Error()})
+			continue
+		}
+		one, err := task.measure(ctx, t, p, host, runs)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, one)
+	}
+	return all, nil
+}
+
+func (k task) measure(ctx context.Context, t *target, p program, host string, runs int) (paced, error) {
+	result := paced{Case: k.name, Language: k.language}
+	nonce := time.Now().UnixNano() % 1_000_000_000
+	bare := func(ctx context.Context) (sample, error) {
+		nonce++
+		mark := filepath.Join(p.dir, fmt.Sprintf("mark-%d", nonce))
+		p.code = fmt.Sprintf(k.code, nonce, mark)
+		if err := os.WriteFile(p.file, []byte(p.code), 0o600); err != nil {
+			return sample{}, fmt.Errorf("write a program: %w", err)
+		}
+		began := time.Now()
+		out, err := p.outputOf(ctx, k.env)
+		s := sample{took: time.Since(began)}
+		return s, errors.Join(err, k.check(out, nonce, host, false))
+	}
+	inJail := func(ctx context.Context) (sample, error) {
+		nonce++
+		body, err := k.request(nonce)
+		if err != nil {
+			return sample{}, err
+		}
+		a := t.api
+		if len(k.callers) > 0 {
+			a = k.callers[int(nonce)%len(k.callers)]
+		}
+		began := time.Now()
+		r, id, err := a.inline(ctx, body)
+		s := sample{took: time.Since(began), id: id}
+		if err == nil && !r.Success {
+			err = fmt.Errorf("execution %s: exit code %d: %s", id, r.ExitCode, strings.TrimSpace(r.Stderr))
+		}
+		if err != nil {
+			return s, err
+		}
+		return s, k.check(r.Stdout, nonce, host, true)
+	}
+	if _, err := bare(ctx); err != nil && k.name == "import numpy" {
+		result.Unavailable = "this machine's python3 has no numpy"
+		return result, nil
+	}
+	var of, than series
+	for i := range runs + 2 {
+		if i == 2 { // the first had jails made
+			of, than = series{}, series{}
+		}
+		for _, side := range []struct {
+			s   *series
+			run runner
+		}{{&than, bare}, {&of, inJail}} {
+			side.s.once(ctx, side.run)
+			select {
+			case <-ctx.Done():
+				return result, ctx.Err()
+			case <-time.After(pace):
+			}
+		}
+		if i == 1 {
+			result.Warm = -t.warmStarts(ctx)
+		}
+	}
+	result.Warm += t.warmStarts(ctx)
+	result.Warm /= float64(runs)
+	result.Bare, result.Bullpen = than.summary(), of.summary()
+	result.P50Ratio = ratio(result.Bullpen.P50, result.Bare.P50)
+	return result, nil
+}
+
+// request is the body that asks for a run.
+func (k task) request(nonce int64) ([]byte, error) {
+	return json.Marshal(struct {
+		Language proto.Language    `json:"language"`
+		Code     string            `json:"code"`
+		Timeout  int               `json:"timeout"`
+		Env      map[string]string `json:"env_vars,omitempty"`
+		Thread   string            `json:"thread_id,omitempty"`
+	}{k.language, fmt.Sprintf(k.code, nonce, "/tmp/mark"), programTimeout, k.env, k.thread})
+}
+
+// check looks at what a run printed.
+func (k task) check(out string, nonce int64, host string, jailed bool) error {
+	if k.large {
+		var much string
+		if much, out, _ = strings.Cut(out, "\n"); len(much) != largeOutput-1 {
+			return fmt.Errorf("%d bytes of output and not %d", len(much), largeOutput-1)
+		}
+	}
+	product, space, _ := strings.Cut(strings.TrimSpace(out), " ")
+	if product != fmt.Sprint(nonce*pacedFactor) {
+		return fmt.Errorf("it printed %.40q and not %d", out, nonce*pacedFactor)
+	}
+	if k.language != proto.Bash && (space == host) == jailed {
+		return fmt.Errorf("it ran in process namespace %q, this is %q", space, host)
+	}
+	return nil
+}
+
+// warmStarts are the jails so far that were ready; 0 where the server does not say.
+func (t *target) warmStarts(ctx context.Context) (n float64) {
+	text, err := t.get(ctx, "/metrics")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if v, err := strconv.ParseFloat(value, 64); err == nil && strings.HasPrefix(name, jailsMetric+"{") && strings.Contains(name, `start="warm"`) {
+			n += v
+		}
+	}
+	return n
+}
+
+// printPaced lists them.
+func printPaced(line func(string, ...any), all []paced) {
+	if len(all) == 0 {
+		return
+	}
+	line("")
+	line("one caller, a run each %s\tbare p50\tp99\tbullpen p50\tp99\tof\tp50 ratio\tready jails", 2*pace)
+	for _, p := range all {
+		if p.Unavailable != "" {
+			line("%s, %s\tunavailable: %s", p.Language, p.Case, p.Unavailable)
+			continue
+		}
+		line("%s, %s\t%.2f ms\t%.2f ms\t%.2f ms\t%.2f ms\t%d\t%.2f\t%.0f %%", p.Language, p.Case, p.Bare.P50, p.Bare.P99, p.Bullpen.P50, p.Bullpen.P99,
+			p.Bullpen.Runs, p.P50Ratio, 100*p.Warm)
+		for name, s := range map[string]*summary{"bare": p.Bare, "bullpen": p.Bullpen} {
+			if s.Errors > 0 {
+				line("%s, %s, %s: %d runs failed, the first: %s", p.Language, p.Case, name, s.Errors, s.FirstError)
+			}
+		}
+	}
+}

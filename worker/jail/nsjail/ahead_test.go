@@ -1,0 +1,212 @@
+package nsjail
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
+)
+
+// aheadSpec is testSpec with an interpreter that is started ahead.
+func aheadSpec(tb testing.TB, language string) jail.Spec {
+	tb.Helper()
+	spec := testSpec()
+	spec.Ahead = ahead(tb, language)
+	return spec
+}
+
+// runIn runs a program in a jail that is there.
+func runIn(tb testing.TB, j jail.Jail, p jail.Program) result {
+	tb.Helper()
+	var stdout, stderr beginning
+	p.Stdout, p.Stderr = &stdout, &stderr
+	o, err := j.Run(tb.Context(), p)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return result{Outcome: o, stdout: string(stdout.kept), stderr: string(stderr.kept), written: stdout.written}
+}
+
+// inJail is the pid, on the host, of the process of a name in a jail.
+func inJail(tb testing.TB, j jail.Jail, name string) int {
+	tb.Helper()
+	b, err := os.ReadFile(procPath(j.(*sandbox).initPID, "task/"+strconv.Itoa(j.(*sandbox).initPID)+"/children"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for f := range strings.FieldsSeq(string(b)) {
+		comm, err := os.ReadFile("/proc/" + f + "/comm")
+		if err == nil && strings.HasPrefix(string(comm), name) {
+			pid, err := strconv.Atoi(f)
+			if err != nil {
+				tb.Fatal(err)
+			}
+			return pid
+		}
+	}
+	tb.Fatalf("no %s below the init, whose children are %q", name, b)
+	return 0
+}
+
+// The process that waited is the one that runs the program.
+func TestTheInterpreterThatWaitsRunsTheProgram(t *testing.T) {
+	m := newMaker(t)
+	for command, language := range languages {
+		code := map[string]string{
+			"python": "import os; print(os.stat('/proc/self').st_ctime_ns, os.environ['A'])",
+			"node":   "console.log(require('fs').statSync('/proc/self').ctimeNs, process.env.A)",
+			"bash":   "echo $A; cat /proc/self/loginuid > /dev/null",
+		}[language]
+		t.Run(language, func(t *testing.T) {
+			t.Parallel()
+			j := prepare(t, m, aheadSpec(t, language))
+			waits := inJail(t, j, command)
+			fd, err := unix.PidfdOpen(waits, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = unix.Close(fd) }()
+			p := program(t, language, code)
+			p.Env = append(p.Env, "A=x y\n=z")
+			r := runIn(t, j, p)
+			if r.Kind != jail.Exited || r.ExitCode != 0 || !strings.Contains(r.stdout, "x y") {
+				t.Errorf("%+v", r)
+			}
+			if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience.Milliseconds())); n != 1 || err != nil {
+				t.Errorf("what waited has not ended with the program: %v", err)
+			}
+		})
+	}
+}
+
+// What an interpreter looks at when it starts cannot be added to it.
+func TestAProgramThatCannotGoOnIsStartedAnew(t *testing.T) {
+	m := newMaker(t)
+	for name, change := range map[string]func(p *jail.Program){
+		"arguments":        func(p *jail.Program) { p.Argv = append(p.Argv, "more") },
+		"another file":     func(p *jail.Program) { p.Argv[1] += "2"; p.Files[0].Path += "2" },
+		"a variable":       func(p *jail.Program) { p.Env = append(p.Env, "PYTHONOPTIMIZE=1") },
+		"a time zone":      func(p *jail.Program) { p.Env = append(p.Env, "TZ=Asia/Tokyo") },
+		"another language": func(p *jail.Program) { *p = program(t, "bash", "echo bash $# $0") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := program(t, "python", "import sys, time; print(sys.argv, sys.flags.optimize, time.tzname)")
+			change(&p)
+			j := prepare(t, m, aheadSpec(t, "python"))
+			ahead := runIn(t, j, p)
+			cold := runIn(t, prepare(t, m, testSpec()), p)
+			if ahead.stdout != cold.stdout || ahead.Kind != jail.Exited || ahead.ExitCode != 0 || cold.stdout == "" {
+				t.Errorf("%+v\nand in a jail where nothing waited\n%+v", ahead, cold)
+			}
+			m.awaitGiven(t, j.(*sandbox))
+		})
+	}
+}
+
+func TestAJailWhoseInterpreterDiesIsNotAlive(t *testing.T) {
+	m := newMaker(t)
+	for command, language := range languages {
+		t.Run(language, func(t *testing.T) {
+			t.Parallel()
+			j := prepare(t, m, aheadSpec(t, language))
+			if !j.Alive() {
+				t.Error("it is not alive")
+			}
+			if err := unix.Kill(inJail(t, j, command), unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			fd := j.(*sandbox).initFD
+			if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience.Milliseconds())); n != 1 || err != nil {
+				t.Errorf("the init waits for a program that nothing can run: %v", err)
+			}
+			if j.Alive() {
+				t.Error("it is said to be alive")
+			}
+			if err := j.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// An interpreter that does not come to wait is told, and leaves nothing.
+func TestAnInterpreterThatDoesNotWait(t *testing.T) {
+	m := newMaker(t)
+	for name, p := range map[string]jail.Program{
+		"that ends":          {Argv: []string{"bash", "-c", "exit 3"}, Dir: "/"},
+		"that is not there":  {Argv: []string{"nosuchcommand"}, Dir: "/"},
+		"that closes its fd": {Argv: []string{"bash", "-c", "exec 3>&-; sleep 600"}, Dir: "/"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			spec := testSpec()
+			spec.Ahead = &p
+			if _, err := m.Prepare(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "start "+p.Argv[0]+" ahead") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	m.jails.Wait()
+}
+
+// A home that comes when the jail stands is like one that was there from the start.
+func TestAHomeThatIsBroughtLater(t *testing.T) {
+	for command, language := range languages {
+		t.Run(language, func(t *testing.T) {
+			t.Parallel()
+			m := openMaker(t, Config{VolumeDir: diskDir(t)})
+			site := filepath.Join(strings.TrimPrefix(userSite(t), "/"))
+			th := newThread(t, map[string]string{
+				"old": "1", site + "/own.py": "x = 5", site + "/more.pth": "/home/baponi/extra\nimport own; own.x += 1\n", "extra/further.py": "y = 7",
+			})
+			spec := aheadSpec(t, language)
+			spec.HomeLater = true
+			j := prepare(t, m, spec)
+			inJail(t, j, command)
+			if err := j.Bring(t.Context(), th); err != nil {
+				t.Fatal(err)
+			}
+			code := map[string]string{
+				"python": "import os, own, further; print(sorted(os.listdir()), os.getcwd(), own.x, further.y); open('new', 'w').write('2')",
+				"node":   "fs = require('fs'); console.log(fs.readdirSync('.').sort().join(), process.cwd()); fs.writeFileSync('new', '2')",
+				"bash":   "ls -A | paste -sd,; pwd; echo -n 2 > new",
+			}[language]
+			want := map[string]string{
+				"python": "['.local', 'extra', 'main.py', 'old'] /home/baponi 6 7",
+				"node":   ".local,extra,main.js,old /home/baponi",
+				"bash":   ".local,extra,old\n/home/baponi",
+			}[language]
+			r := runIn(t, j, program(t, language, code))
+			r.want(t, jail.Exited, want)
+			if err := j.Bring(t.Context(), th); err == nil {
+				t.Error("a second home was brought")
+			}
+			if err := th.save(); err != nil {
+				t.Fatal(err)
+			}
+			if b, err := os.ReadFile(filepath.Join(th.lower, "new")); err != nil || string(b) != "2" {
+				t.Errorf("what the program wrote: %q, %v", b, err)
+			}
+		})
+	}
+}
+
+// What a jail with an interpreter holds, without what it shares with others, in
+// bytes: what the README says, and a worker counts with.
+func TestMemoryOfAWaitingInterpreter(t *testing.T) {
+	m := newMaker(t)
+	for language, most := range map[string]int64{"bash": 8 << 20, "python": 12 << 20, "node": 64 << 20} {
+		prepare(t, m, aheadSpec(t, language)) // so that what all share is there
+		j := prepare(t, m, aheadSpec(t, language))
+		n, err := j.Memory()
+		if err != nil || n < 1<<20 || n > most {
+			t.Errorf("%s: %d KiB, %v", language, n>>10, err)
+		}
+	}
+}
