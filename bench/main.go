@@ -19,6 +19,7 @@ type options struct {
 	url, key string        // of a server that runs already
 	server   string        // the program to start otherwise
 	json     string        // where the figures go instead of the directory of results
+	svg      string        // where a drawing of them goes; empty for none
 	soak     int           // executions of a soak instead of a benchmark
 }
 
@@ -73,6 +74,7 @@ func parse(args []string, out io.Writer) (options, error) {
 	f.StringVar(&o.key, "key", os.Getenv("BULLPEN_API_KEY"), "API key for --url; better in BULLPEN_API_KEY, because other processes can read flags")
 	f.StringVar(&o.server, "server", "bin/bullpen", "the program to start as the server")
 	f.StringVar(&o.json, "json", "", "write the figures to this file rather than to bench/results/")
+	f.StringVar(&o.svg, "svg", "", "draw the comparison with the bare interpreter into this file")
 	f.IntVar(&o.soak, "soak", 0, "instead of measuring, run this many executions in sequence and fail if they leave anything behind")
 	if err := f.Parse(args); err != nil {
 		return o, err

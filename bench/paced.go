@@ -36,7 +36,8 @@ type paced struct {
 	Bare        *summary       `json:"bare,omitempty"`
 	Bullpen     *summary       `json:"bullpen,omitempty"`
 	P50Ratio    float64        `json:"p50_ratio"`
-	Warm        float64        `json:"warm"` // share of the jails that were ready when they were asked for
+	Warm        float64        `json:"warm"`   // share of the jails that were ready when they were asked for
+	CPU         float64        `json:"cpu_ms"` // processor time of the server for each run, with the jail that it makes for the next one
 }
 
 // task is a program that shows with each run that nothing was taken from an earlier one: it multiplies a nonce, and finds a mark where
@@ -164,11 +165,13 @@ func (k task) measure(ctx context.Context, t *target, p program, host string, ru
 			}
 		}
 		if i == 1 {
-			result.Warm = -t.warmStarts(ctx)
+			result.Warm, result.CPU = -t.warmStarts(ctx), -cpuMillis(t.pid)
 		}
 	}
 	result.Warm += t.warmStarts(ctx)
+	result.CPU += cpuMillis(t.pid)
 	result.Warm /= float64(runs)
+	result.CPU /= float64(runs)
 	result.Bare, result.Bullpen = than.summary(), of.summary()
 	result.P50Ratio = ratio(result.Bullpen.P50, result.Bare.P50)
 	return result, nil
@@ -224,14 +227,14 @@ func printPaced(line func(string, ...any), all []paced) {
 		return
 	}
 	line("")
-	line("one caller, a run each %s\tbare p50\tp99\tbullpen p50\tp99\tof\tp50 ratio\tready jails", 2*pace)
+	line("one caller, a run each %s\tbare p50\tp99\tbullpen p50\tp99\tof\tp50 ratio\tready jails\tprocessor time", 2*pace)
 	for _, p := range all {
 		if p.Unavailable != "" {
 			line("%s, %s\tunavailable: %s", p.Language, p.Case, p.Unavailable)
 			continue
 		}
-		line("%s, %s\t%.2f ms\t%.2f ms\t%.2f ms\t%.2f ms\t%d\t%.2f\t%.0f %%", p.Language, p.Case, p.Bare.P50, p.Bare.P99, p.Bullpen.P50, p.Bullpen.P99,
-			p.Bullpen.Runs, p.P50Ratio, 100*p.Warm)
+		line("%s, %s\t%.2f ms\t%.2f ms\t%.2f ms\t%.2f ms\t%d\t%.2f\t%.0f %%\t%.1f ms", p.Language, p.Case, p.Bare.P50, p.Bare.P99, p.Bullpen.P50, p.Bullpen.P99,
+			p.Bullpen.Runs, p.P50Ratio, 100*p.Warm, p.CPU)
 		for name, s := range map[string]*summary{"bare": p.Bare, "bullpen": p.Bullpen} {
 			if s.Errors > 0 {
 				line("%s, %s, %s: %d runs failed, the first: %s", p.Language, p.Case, name, s.Errors, s.FirstError)

@@ -30,6 +30,26 @@ func residentMB(pid int) (float64, error) {
 	return n * kib / mb, nil
 }
 
+// cpuMillis is the processor time of a process and of all below it that it has waited for, in ms; 0 where there is no process.
+func cpuMillis(pid int) float64 {
+	stat, err := os.ReadFile(procPath(pid, "stat"))
+	if err != nil {
+		return 0
+	}
+	// pid (name) state, and 10 more before the times, in hundredths of a second for every program.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	const first, times, perTick = 11, 4, 10
+	sum := 0.0
+	for _, f := range fields[min(first, len(fields)):min(first+times, len(fields))] {
+		n, err := strconv.ParseFloat(f, 64)
+		if err != nil {
+			return 0
+		}
+		sum += n * perTick
+	}
+	return sum
+}
+
 // watchMemory looks at the resident memory of a process until the function that it returns is called, which gives what it was
 // at first and at most. Where there is no process they are 0.
 func watchMemory(pid int) func() (before, peak float64) {

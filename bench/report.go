@@ -72,6 +72,11 @@ func benchmark(ctx context.Context, t *target, o options, dir string, out, progr
 	if err := r.print(out); err != nil {
 		return fmt.Errorf("print the figures: %w", err)
 	}
+	if o.svg != "" {
+		if err := replace(o.svg, r.plot()); err != nil {
+			return fmt.Errorf("draw the comparison: %w", err)
+		}
+	}
 	return r.save(o.json, out)
 }
 

@@ -12,6 +12,7 @@ import (
 
 // Warm says what is made before it is asked for.
 type Warm struct {
+	Spare     int              // jails of a kind, beside those that the rate asks for
 	Most      int              // jails, of all kinds
 	Memory    int64            // bytes that they may hold
 	Languages []proto.Language // that this worker has in sandboxes without an image, and expects
@@ -21,7 +22,7 @@ type Warm struct {
 
 // keepWarm makes jails ahead until ctx ends, or what it returns is called.
 func (w *Worker) keepWarm(ctx context.Context) (stop func()) {
-	w.pool = warm.New[*box](warm.Config{Spare: w.Slots, Most: w.Warm.Most, Memory: w.Warm.Memory, Log: w.Log})
+	w.pool = warm.New[*box](warm.Config{Spare: w.Warm.Spare, Most: w.Warm.Most, Memory: w.Warm.Memory, Log: w.Log})
 	for _, l := range w.Warm.Languages {
 		k := kind{w, proto.DefaultSandbox(), l, false}
 		w.pool.Expect(k.name(), k.make)

@@ -125,7 +125,7 @@ func (w *Worker) Run(ctx, cut context.Context) error {
 	w.fitness.test, w.fitness.tell = w.selfTest, w.Fit
 	w.fitness.trust(ctx)
 	defer w.fitness.doubt()
-	defer w.keepWarm(cut)()
+	defer w.keepWarm(ctx)()
 	for range w.Slots {
 		slots.Go(func() {
 			for {

@@ -2,6 +2,7 @@ package jail
 
 import (
 	_ "embed"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -35,15 +36,15 @@ func (s Source) Ahead() (Program, error) {
 	}
 	p.Files, p.Dir = nil, "/" // the home may come later
 	p.Env = slices.DeleteFunc(p.Env, func(v string) bool { return strings.HasPrefix(v, traceEnv+"=") })
-	switch s.Language {
-	case "bash":
-		p.Env = append(p.Env, "BASH_ENV="+AheadDir+"/ahead.sh")
-	case "node":
-		p.Env = append(p.Env, aheadEnv+"=1", "NODE_OPTIONS=--require "+AheadDir+"/ahead.js")
-	case "python":
-		p.Env = append(p.Env, aheadEnv+"=1")
-	}
+	p.Env = append(p.Env, waiting[s.Language]...)
 	return p, nil
+}
+
+// waiting are the variables that make an interpreter wait.
+var waiting = map[string][]string{ // read only
+	"python": {aheadEnv + "=1"},
+	"node":   {aheadEnv + "=1", "NODE_OPTIONS=--require " + AheadDir + "/ahead.js"},
+	"bash":   {"BASH_ENV=" + AheadDir + "/ahead.sh"},
 }
 
 // steering matches the variables that interpreters, and the libraries below them,
@@ -58,16 +59,6 @@ var steering = regexp.MustCompile(`^(?:BASH|GCONV_|GLIBC_|HIST|LC_|LD_|MALLOC_|N
 
 func steers(variable string) bool {
 	return steering.MatchString(variable) && !strings.HasPrefix(variable, "NODE_ENV=")
-}
-
-// waiting reports whether a variable is there only to make an interpreter wait.
-func waiting(variable string) bool {
-	for _, v := range []string{aheadEnv + "=1", "BASH_ENV=" + AheadDir + "/ahead.sh", "NODE_OPTIONS=--require " + AheadDir + "/ahead.js"} {
-		if variable == v {
-			return true
-		}
-	}
-	return false
 }
 
 // Continues reports whether an interpreter that was started as ahead can go on with
@@ -89,7 +80,9 @@ func (p Program) Continues(ahead Program) (added []string, ok bool) {
 	}
 	for _, v := range ahead.Env {
 		name, _, _ := strings.Cut(v, "=")
-		if !waiting(v) && !slices.ContainsFunc(p.Env, func(w string) bool { return strings.HasPrefix(w, name+"=") }) {
+		lacks := !slices.ContainsFunc(p.Env, func(w string) bool { return strings.HasPrefix(w, name+"=") })
+		hook := slices.ContainsFunc(slices.Collect(maps.Values(waiting)), func(w []string) bool { return slices.Contains(w, v) })
+		if lacks && !hook {
 			return nil, false
 		}
 	}

@@ -1,7 +1,7 @@
 // Package warm keeps jails ready before they are asked for, each for one use.
 //
 // How many there are of a kind follows what is asked for: as many as come while
-// one is made, and beside them as many as can be used at once, for as long as the
+// one is made, and some spare ones, for as long as the
 // kind is used at all. They are made one after another, when nobody waits for them;
 // a pool that has none ready says so, and the caller makes its own.
 package warm

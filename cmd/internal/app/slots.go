@@ -1,6 +1,10 @@
 package app
 
-import "runtime"
+import (
+	"runtime"
+
+	"github.com/bullpen-run/bullpen/worker"
+)
 
 const (
 	slotsPerCore  = 4
@@ -18,17 +22,15 @@ func (c *Config) SlotCount() int {
 	return int(max(n, 1))
 }
 
-// warmMemory is how much memory jails may hold that are made before they are asked for, in bytes: what is set, else a sixteenth of the
-// machine's.
-func (c *Config) warmMemory() int64 {
-	if c.WarmMemory > 0 {
-		return int64(c.WarmMemory)
+// warm says what jails are made before they are asked for: of a kind two for each core, beside those that its rate asks for; four for each
+// slot in all, as far as the user ids go when all slots are taken; and no more than fit into the memory that is set, else into a sixteenth of
+// the machine's.
+func (c *Config) warm() worker.Warm {
+	slots, memory := c.SlotCount(), int64(c.WarmMemory)
+	if memory == 0 {
+		memory = machineMemory() / 16
 	}
-	return machineMemory() / 16
-}
-
-// warmJails is how many such jails there may be: four for each slot, as far as the user ids go when all slots are taken.
-func (c *Config) warmJails() int {
-	slots := c.SlotCount()
-	return min(4*slots, c.UIDRange.Count/UIDsPerSlot-slots)
+	return worker.Warm{
+		Spare: min(slots, 2*runtime.GOMAXPROCS(0)), Most: min(4*slots, c.UIDRange.Count/UIDsPerSlot-slots), Memory: memory,
+	}
 }

@@ -109,7 +109,8 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	images := &imageCache{dir: r.cfg.ImageDir, set: r.set, log: r.log}
 	c = append(c, images.close)
 	_, noImages := usableImages(r.cfg.ImageDir)
-	warm := worker.Warm{Most: r.cfg.warmJails(), Memory: r.cfg.warmMemory(), Taken: r.metrics.JailTaken}
+	warm := r.cfg.warm()
+	warm.Taken = r.metrics.JailTaken
 	var offers []string
 	for _, can := range []struct {
 		offer string
