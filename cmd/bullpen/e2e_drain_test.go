@@ -146,7 +146,8 @@ func (c *caller) open(ctx context.Context, method, path string, body any, header
 			_ = resp.Body.Close()
 			later := resp.StatusCode == http.StatusServiceUnavailable && resp.Header.Get("Retry-After") != ""
 			runs := resp.StatusCode == http.StatusGatewayTimeout && resp.Header.Get("X-Trace-Id") != ""
-			if !later && !runs {
+			unknown := resp.StatusCode == http.StatusInternalServerError && resp.Header.Get("X-Trace-Id") != "" // with NATS away for a moment
+			if !later && !runs && !unknown {
 				return nil, fmt.Errorf("%s %s: %s, Retry-After %q: %s", method, path, resp.Status, resp.Header.Get("Retry-After"), text)
 			}
 		}
