@@ -18,8 +18,7 @@ import (
 const (
 	// pace is the pause after each run of either side: one after another, without one, a caller measures how fast jails are made.
 	pace         = 40 * time.Millisecond
-	pacedRuns    = 200
-	quickPaced   = 5
+	pacedPerRun  = 30 * time.Millisecond // of the time for a side of a cell
 	rotatedKeys  = 100
 	pacedFactor  = 7 // of the nonce, which only a program that ran can have multiplied
 	largeOutput  = 1_000_000

@@ -98,12 +98,8 @@ func measure(ctx context.Context, t *target, o options, dir string, progress io.
 		return nil, err
 	}
 	r.Cells = compare(ctx, t.api, programs, missing, o.duration, progress)
-	apart := pacedRuns
-	if o.quick {
-		apart = quickPaced
-	}
 	if t.pid != 0 { // it makes keys
-		if r.Paced, err = measurePaced(ctx, t, dir, apart, progress); err != nil {
+		if r.Paced, err = measurePaced(ctx, t, dir, int(o.duration/pacedPerRun), progress); err != nil {
 			return nil, err
 		}
 	}

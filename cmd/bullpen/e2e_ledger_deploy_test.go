@@ -67,7 +67,7 @@ func (d *deployment) deploy() {
 	case d.apart:
 		d.lined()
 	default:
-		d.add("server", "", roles{true, true, true, true}, "--slots", strconv.Itoa(ledgerSlots))
+		d.add("server", "", roles{true, true, true, true}, append(madeAhead, "--slots", strconv.Itoa(ledgerSlots))...)
 	}
 	d.start()
 }

@@ -300,9 +300,13 @@ func (p *process) saidWithin(t testing.TB, msg string, in span) bool {
 	return false
 }
 
-// startServe starts `bullpen serve` on a free port and returns when it listens.
+// noneAhead has a worker make no jails before they are asked for. Many deployments run side by side here, and each is used for a moment.
+const noneAhead = "BULLPEN_WARM_MEMORY=1"
+
+// startServe starts `bullpen serve` on a free port and returns when it listens. What jails it makes ahead, args have to say.
 func (p *programs) startServe(t *testing.T, name string, env []string, args ...string) (proc *process, base string) {
 	t.Helper()
+	env = append([]string{noneAhead}, env...)
 	args = append([]string{"serve", "--listen", "127.0.0.1:0", "--nsjail", p.nsjail, "--log-format", "json"}, args...)
 	proc = p.startProcess(t, name, env, p.bullpen, args...)
 	eventually(t, name+" listens", func() (bool, any) {

@@ -454,7 +454,7 @@ func testUnfit(t *testing.T, p *programs, in topology) {
 	b := newBreakable(t, p)
 	with := *p
 	with.nsjail = b.path
-	w := newWorld(t, &with, in, 2, "--warm-memory", "1") // none is left from before
+	w := newWorld(t, &with, in, 2)
 	w.fit(t, http.StatusOK, "ready", "1")
 	h := newHold()
 	held := w.submit(bash(h.code()))

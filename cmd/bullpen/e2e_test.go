@@ -20,7 +20,7 @@ func TestE2E(t *testing.T) {
 				if in.apart { // what the other topology keeps in a directory
 					args = append(args, p.newBucket(t).flags()...)
 				}
-				runShared(t, newWorld(t, p, in, manySlots, args...))
+				runShared(t, newWorld(t, p, in, manySlots, append(args, madeAhead...)...))
 			})
 			for name, test := range ownWorld() {
 				t.Run(name, func(t *testing.T) {
@@ -57,7 +57,7 @@ func ownWorld() map[string]func(*testing.T, *programs, topology) {
 		"drain": testDrain, "drain-over": testDrainOver, "rolling": testRolling, "backup": testBackup, "backup-ledger": testBackupLedger, "one-slot": testOneSlot,
 		"webhooks": testWebhooks, "webhooks-killed": testWebhooksKilled, "threads-killed": testThreadsKilled,
 		"network": testNetwork, "store": testStore, "sandbox-images": testSandboxImages, "unfit": testUnfit, "unfit-at-start": testUnfitAtStart,
-		"thread-expiry": testThreadExpiry, "crash-points": testCrashPoints, "ledger": testLedger, "limits-killed": testLimitsKilled,
+		"thread-expiry": testThreadExpiry, "crash-points": testCrashPoints, "ledger": testLedger, "limits-killed": testLimitsKilled, "warm": testWarm,
 	}
 }
 
