@@ -255,7 +255,7 @@ server_name: %q
 listen: "0.0.0.0:%s"
 client_advertise: %q
 jetstream { store_dir: %q, sync_interval: always, max_file_store: 1TB }
-cluster { name: "bullpen", listen: "%s:%s", routes: [%s] }
+cluster { name: "bullpen", listen: "%s:%s", routes: [%s], ping_interval: "2s", ping_max: 2 }
 accounts {
   BULLPEN { jetstream: enabled, users: [{ user: %q, password: %q }] }
   SYS { users: [{ user: %q, password: %q }] }
