@@ -37,16 +37,17 @@ func bites() []bite {
 			return kill.inflict(l, r)
 		}}}
 	}
-	// Workers are taken for dead, and come back: one runs on meanwhile, and the other does nothing at all.
+	// Workers are taken for dead, and come back: one runs on meanwhile, and the other does nothing at all. Each
+	// twice, since it may have had nothing to do that it could tell afterwards.
 	ghosts := func(l *ledger) []trouble {
 		long := func(*rand.Rand) time.Duration { return 16 * time.Second }
 		return []trouble{cutOff(l.member("worker-1"), "cut off", long, true, false, false), frozen(l.member("worker-2"), long)}
 	}
 	return []bite{
 		{fault.AckBeforeResult, false, slices.Repeat([]kind{kindPolling}, 8), kills, 1, "has not ended"},
-		{fault.ResultWithoutCAS, true, slices.Repeat([]kind{kindPolling}, 8), ghosts, 2, "tells"},
+		{fault.ResultWithoutCAS, true, slices.Repeat([]kind{kindPolling}, 8), ghosts, 4, "tells"},
 		{fault.ClaimAfterStart, false, slices.Repeat([]kind{kindPolling}, 8), kills, 1, "it ran more often"},
-		{fault.LeaseWithoutFencing, true, slices.Repeat([]kind{kindPolling, kindThread}, 4), ghosts, 2, ""},
+		{fault.LeaseWithoutFencing, true, slices.Repeat([]kind{kindPolling, kindThread}, 4), ghosts, 4, ""},
 		{fault.RetryInMemory, false, slices.Repeat([]kind{kindWebhook}, 8), forgets, 1, "its webhook was not delivered"},
 	}
 }

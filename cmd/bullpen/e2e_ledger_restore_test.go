@@ -64,6 +64,8 @@ func (l *ledger) whileUp(ctx context.Context, ask func(context.Context)) (lost b
 // setBack forgets what was told and felt since a moment.
 func (l *ledger) setBack(since time.Duration) {
 	l.outside.setBack(since)
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, s := range l.all {
 		s.setBack(since)
 	}

@@ -220,6 +220,7 @@ func TestAReceiverThatSendsAllAway(t *testing.T) {
 			}
 			if _, ok := frame.(*http2.HeadersFrame); ok {
 				_ = framer.WriteGoAway(0, http2.ErrCodeNo, nil)
+				_, _ = io.Copy(io.Discard, secure) // else it may be the end of the connection that is noticed, by who writes
 				return
 			}
 		}
