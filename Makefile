@@ -49,6 +49,7 @@ test-v2: build ## run the tests of jails in a virtual machine with Debian 12 and
 .PHONY: chaos
 chaos: build s3server ## run 2,000 attacks, kill senders of webhooks and workers with threads 500 times, keep ledgers through 1,200 troubles and 90 restores on one node and on a cluster, kill 100 NATS servers, flood a server with 50,000 submissions; hours; as root
 	go test -run '^TestChaos$$' -v -timeout 60m ./worker/jail/nsjail -chaos 2000
+	go test -run '^TestAbuse$$' -timeout 60m ./worker/jail/nsjail -every-way
 	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^webhooks-killed$$' -v -timeout 60m ./cmd/bullpen -kills 100
 	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^threads-killed$$' -v -timeout 60m ./cmd/bullpen -thread-kills 100
 	go test -run '^TestE2E$$/^threads-killed-directory$$' -v -timeout 60m ./cmd/bullpen -thread-kills 100

@@ -74,7 +74,7 @@ for r in kept[::2]:
     except BlockingIOError: pass
 print(got <= 64 << 20)`, stdout: "True",
 		},
-		{name: "before the first instruction", language: "python", limits: memory(2), code: "print('never')", want: oom},
+		{name: "before the first instruction", starved: true, language: "python", limits: memory(2), code: "print('never')", want: oom},
 		{name: "40 times, which the kernel could blame on the jail", run: func(t *testing.T, m *Maker) {
 			for range 40 {
 				a := attack{
