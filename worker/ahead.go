@@ -24,7 +24,7 @@ type Warm struct {
 func (w *Worker) keepWarm(ctx context.Context) (stop func()) {
 	w.pool = warm.New[*box](warm.Config{Spare: w.Warm.Spare, Most: w.Warm.Most, Memory: w.Warm.Memory, Log: w.Log})
 	for _, l := range w.Warm.Languages {
-		k := kind{w, proto.DefaultSandbox(), l, false}
+		k := w.kind(proto.DefaultSandbox(), l, false)
 		w.pool.Expect(k.name(), k.make)
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -68,10 +68,9 @@ type kind struct {
 	thread   bool
 }
 
-func kindOf(w *Worker, job *proto.Job) kind {
-	s := job.Sandbox
+func (w *Worker) kind(s proto.Sandbox, l proto.Language, thread bool) kind {
 	s.OutputBytes = 0 // is not the jail's
-	return kind{w, s, job.Language, job.ThreadID != ""}
+	return kind{w, s, l, thread}
 }
 
 // name is the same for equal kinds, and for no others.

@@ -346,7 +346,7 @@ func (w *Worker) prepare(ctx context.Context, job *proto.Job) <-chan *made {
 func (w *Worker) make(ctx context.Context, job *proto.Job, m *made) (err error) {
 	began := time.Now()
 	defer func() { m.took = time.Since(began) - m.checkOut }()
-	k := kindOf(w, job)
+	k := w.kind(job.Sandbox, job.Language, job.ThreadID != "")
 	ready, ok := w.pool.Take(k.name(), k.make)
 	w.Warm.Taken(job.Language, ok)
 	if ok {
