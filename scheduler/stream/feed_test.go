@@ -3,13 +3,10 @@ package stream_test
 import (
 	"context"
 	"fmt"
-	"net/url"
-	"os"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/scheduler/stream"
@@ -18,42 +15,6 @@ import (
 
 // patience is how long anything may take that three servers do together. It is no figure to be reached.
 const patience = 3 * time.Minute
-
-// cluster starts three servers that keep every stream between them, and gives what connects to one of them.
-func cluster(t *testing.T) *stream.Set {
-	t.Helper()
-	host := func(i int) string { return fmt.Sprintf("127.%d.%d.%d", 1+os.Getpid()>>8&0x7f, os.Getpid()&0xff, i+1) } // for this process alone
-	const servers, port = 3, 6222
-	var routes []*url.URL
-	for i := range servers {
-		routes = append(routes, &url.URL{Scheme: "nats", Host: fmt.Sprintf("%s:%d", host(i), port)})
-	}
-	var first *server.Server
-	for i := range servers {
-		srv, err := server.NewServer(&server.Options{
-			ServerName: fmt.Sprintf("n%d", i+1), JetStream: true, StoreDir: t.TempDir(), Host: host(i), Port: -1, NoSigs: true, SyncAlways: true,
-			Cluster: server.ClusterOpts{Name: "test", Host: host(i), Port: port}, Routes: routes,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		srv.Start()
-		t.Cleanup(func() {
-			srv.Shutdown()
-			srv.WaitForShutdown()
-		})
-		if i == 0 {
-			first = srv
-		}
-	}
-	set, err := stream.Connect(streamtest.Context(t), stream.Access{InProcess: first, Name: t.Name()},
-		stream.Config{Replicas: servers, Retention: time.Hour}, streamtest.Log(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(set.Close)
-	return set
-}
 
 // follow asks for each delivery at once when a feed tells of it, and returns when it was told of want of them, or the feed was lost.
 func follow(ctx context.Context, t *testing.T, set *stream.Set, seen map[string]bool, want int) {
@@ -85,7 +46,7 @@ func follow(ctx context.Context, t *testing.T, set *stream.Set, seen map[string]
 
 // A feed comes from any server of a cluster, and that may store a message before the one that leads.
 func TestWhatAFeedTellsIsThereForWhoeverAsks(t *testing.T) {
-	set := cluster(t)
+	set := streamtest.Cluster(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	const feeds, writers, each = 4, 10, 60

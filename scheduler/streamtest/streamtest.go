@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
-	"strconv"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -32,34 +32,25 @@ func Server(t testing.TB) *natsembed.Server {
 	return s
 }
 
-// Cluster starts three servers that keep streams together, and gives a connection to them. They stop when the test is over.
+// clusters are those that this process has started.
+var clusters atomic.Int32
+
+// Cluster starts three servers that keep every stream between them, and gives a connection to them. They stop when the test is over.
 func Cluster(t testing.TB) *stream.Set {
 	t.Helper()
-	const size = 3
-	var routes []string
-	for range size { // a port that is free now is so a moment later, too, as good as always
-		l, err := new(net.ListenConfig).Listen(Context(t), "tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		routes = append(routes, "nats://"+l.Addr().String())
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+	const size, port = 3, 6222
+	// On addresses that are this cluster's alone: a port that is free now may be another's before the server has it.
+	pid, first := os.Getpid(), size*int(clusters.Add(1)-1)+1
+	host := func(i int) string { return fmt.Sprintf("127.%d.%d.%d", 1+pid>>8&0x7f, pid&0xff, first+i) }
+	var routes []*url.URL
+	for i := range size {
+		routes = append(routes, &url.URL{Scheme: "nats", Host: fmt.Sprintf("%s:%d", host(i), port)})
 	}
 	var urls []string
-	for i, route := range routes {
-		u, err := url.Parse(route)
-		if err != nil {
-			t.Fatal(err)
-		}
-		port, err := strconv.Atoi(u.Port())
-		if err != nil {
-			t.Fatal(err)
-		}
+	for i := range size {
 		s, err := server.NewServer(&server.Options{
-			ServerName: fmt.Sprint("n", i), Host: u.Hostname(), Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true,
-			Cluster: server.ClusterOpts{Name: "test", Host: u.Hostname(), Port: port}, Routes: server.RoutesFromStr(strings.Join(routes, ",")),
+			ServerName: fmt.Sprint("n", i), Host: host(i), Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true,
+			SyncAlways: true, Cluster: server.ClusterOpts{Name: "test", Host: host(i), Port: port}, Routes: routes,
 		})
 		if err != nil {
 			t.Fatal(err)
