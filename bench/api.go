@@ -66,12 +66,17 @@ func (a *api) get(ctx context.Context, path string) ([]byte, error) {
 	return body, errors.Join(err, resp.Body.Close())
 }
 
+// asked is a request to run a program.
+type asked struct {
+	Language proto.Language    `json:"language"`
+	Code     string            `json:"code"`
+	Timeout  int               `json:"timeout"` // seconds
+	Env      map[string]string `json:"env_vars,omitempty"`
+	Thread   string            `json:"thread_id,omitempty"`
+}
+
 func request(language proto.Language, code string, timeout int) ([]byte, error) {
-	return json.Marshal(struct {
-		Language proto.Language `json:"language"`
-		Code     string         `json:"code"`
-		Timeout  int            `json:"timeout"`
-	}{language, code, timeout})
+	return json.Marshal(asked{Language: language, Code: code, Timeout: timeout})
 }
 
 // execute runs a program inline, for at most timeout seconds.

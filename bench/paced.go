@@ -178,13 +178,7 @@ func (k task) measure(ctx context.Context, t *target, p program, host string, ru
 
 // request is the body that asks for a run.
 func (k task) request(nonce int64) ([]byte, error) {
-	return json.Marshal(struct {
-		Language proto.Language    `json:"language"`
-		Code     string            `json:"code"`
-		Timeout  int               `json:"timeout"`
-		Env      map[string]string `json:"env_vars,omitempty"`
-		Thread   string            `json:"thread_id,omitempty"`
-	}{k.language, fmt.Sprintf(k.code, nonce, "/tmp/mark"), programTimeout, k.env, k.thread})
+	return json.Marshal(asked{k.language, fmt.Sprintf(k.code, nonce, "/tmp/mark"), programTimeout, k.env, k.thread})
 }
 
 // check looks at what a run printed.

@@ -151,11 +151,10 @@ func (m *threads) restart(ctx context.Context, t *target, program, dir string) (
 
 // run runs a program in a thread, empty for none, and gives what it took in milliseconds.
 func (m *threads) run(ctx context.Context, a *api, language proto.Language, thread, code string) (float64, error) {
-	body, err := json.Marshal(map[string]any{"language": language, "code": code, "timeout": threadTimeout})
 	if thread != "" {
 		a = m.withThreads(a)
-		body, err = json.Marshal(map[string]any{"language": language, "code": code, "timeout": threadTimeout, "thread_id": thread})
 	}
+	body, err := json.Marshal(asked{Language: language, Code: code, Timeout: threadTimeout, Thread: thread})
 	if err != nil {
 		return 0, err
 	}
