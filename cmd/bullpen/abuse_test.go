@@ -30,7 +30,7 @@ func controlAttacks() []controlAttack {
 		{"the message of a job sent again, while it runs and after", "nothing runs twice", testReplayed},
 		{"a worker killed while programs run", "`worker_lost`", testWorkerKilled},
 		{"a gateway killed while clients wait", "executions go on", testFrontKilled},
-		{"NATS killed", "503 until it is back; nothing that was accepted is lost", testBrokerKilled},
+		{"NATS killed", "503 until it is back, 500 with the id where it is not known whether it was stored; nothing that was accepted is lost", testBrokerKilled},
 		{"everything killed at once", "queued jobs run, those that ran are `worker_lost`", testKillEverything},
 		{"a full disk", "503 for new jobs; those that run end", testFullDisk},
 		{"the trace id of another organisation", "404", func(t *testing.T, p *programs) {
