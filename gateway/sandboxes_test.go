@@ -62,6 +62,12 @@ func TestSandboxAdministration(t *testing.T) {
 
 	is(h.do("PUT", sandboxPath+"/web", `{"pids":20}`).want(200, ""), `{"name":"web","image":"","cpu":1,"memory":"1GiB","pids":20,`+
 		`"disk":{"home":"512MiB","tmp":"256MiB","inodes":65536},"network":{"policy":"blocked"},"env":{},"output":"5MiB"}`)
+	for _, fields := range []string{`"isolation":"strict"`, `"preload":["numpy","matplotlib.pyplot"]`} {
+		want := `{"name":"web","image":"","cpu":1,"memory":"1GiB","pids":20,"disk":{"home":"512MiB","tmp":"256MiB","inodes":65536},` +
+			`"network":{"policy":"blocked"},"env":{},"output":"5MiB",` + fields + `}`
+		is(h.do("PUT", sandboxPath+"/web", `{"pids":20,`+fields+`}`).want(200, ""), want)
+		is(h.do("GET", sandboxPath+"/web", "").want(200, ""), want)
+	}
 	h.do("PUT", sandboxPath+"/web", `{"name":"other"}`).want(400, "validation_error", "name must be web")
 	h.do("PUT", sandboxPath+"/other", `{}`).want(404, "not_found")
 
@@ -71,6 +77,8 @@ func TestSandboxAdministration(t *testing.T) {
 	}
 	h.do("POST", sandboxPath, `{"name":"default"}`).want(400, "validation_error", "name", "built in")
 	h.do("POST", sandboxPath, `{"name":"b","memory":"31MiB"}`).want(400, "validation_error", "memory must be from 32MiB to 1024GiB")
+	h.do("POST", sandboxPath, `{"name":"b","isolation":"none"}`).want(400, "validation_error", "isolation must be strict")
+	h.do("POST", sandboxPath, `{"name":"b","isolation":"strict","preload":["numpy"]}`).want(400, "validation_error", "preload", "leave out one")
 	h.do("POST", sandboxPath, ``).want(400, "validation_error", "body")
 
 	h.boxes.images["py"] = &proto.Image{Name: "py"}
@@ -130,15 +138,17 @@ func TestJobHasTheSandboxOfItsKey(t *testing.T) {
 	h.stub.finishAtOnce(proto.Exited(0))
 	h.boxes.images["py"] = &proto.Image{Name: "py", Digest: "sha256:1", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}
 	h.do("POST", sandboxPath, `{"name":"web","image":"py","cpu":0.5,"memory":"64MiB","pids":20,"disk":{"home":"2MiB","tmp":"3MiB","inodes":300},
-		"network":{"policy":"allowlist","allow":["pypi.org"]},"env":{"A":"profile","B":"profile"},"output":7}`).want(201, "")
+		"network":{"policy":"allowlist","allow":["pypi.org"]},"env":{"A":"profile","B":"profile"},"output":7,
+		"preload":["numpy","matplotlib.pyplot"]}`).want(201, "")
 	user := h.bound("web")
 	// No field of a request changes any of it.
 	a := user.execute(`{"code":"1","env_vars":{"B":"request","C":"request"},"sandbox":"default","image":"/","cpu":64,"memory":"1024GiB",
-		"network":{"policy":"unrestricted"},"profile":"default","pids":9999}`).want(200, "")
+		"network":{"policy":"unrestricted"},"profile":"default","pids":9999,"isolation":"strict","preload":["os"]}`).want(200, "")
 	job := h.jobOf(a)
 	want := proto.Sandbox{
 		Image: "py", ImageDigest: "sha256:1", CPU: 0.5, Memory: 64 << 20, Pids: 20, HomeBytes: 2 << 20, TmpBytes: 3 << 20, Inodes: 300,
 		Network: proto.Network{Policy: proto.NetworkAllowlist, Allow: []string{"pypi.org"}}, OutputBytes: 7,
+		Preload: []string{"numpy", "matplotlib.pyplot"},
 	}
 	if d := cmp.Diff(want, job.Sandbox); d != "" || job.Profile != "web" || job.Image != "py" {
 		t.Errorf("%s, %s: %s", job.Profile, job.Image, d)
@@ -150,8 +160,12 @@ func TestJobHasTheSandboxOfItsKey(t *testing.T) {
 		t.Errorf("the execution is told to have run in %v", got)
 	}
 
+	h.do("PUT", sandboxPath+"/web", `{"isolation":"strict"}`).want(200, "")
+	if job := h.jobOf(user.execute(hello).want(200, "")); job.Sandbox.Isolation != proto.IsolationStrict || job.Sandbox.Preload != nil {
+		t.Errorf("after the profile became strict: %+v", job)
+	}
 	h.do("PUT", sandboxPath+"/web", `{"pids":30}`).want(200, "")
-	if job := h.jobOf(user.execute(hello).want(200, "")); job.Sandbox.Pids != 30 || job.Sandbox.Image != "" || len(job.Env) != 0 {
+	if job := h.jobOf(user.execute(hello).want(200, "")); job.Sandbox.Pids != 30 || job.Sandbox.Isolation != "" || job.Sandbox.Image != "" || len(job.Env) != 0 {
 		t.Errorf("after the profile was replaced: %+v", job)
 	}
 	if job := h.jobOf(h.execute(hello).want(200, "")); job.Profile != "default" || !cmp.Equal(job.Sandbox, proto.DefaultSandbox()) {

@@ -4,16 +4,18 @@ import "time"
 
 // Sandbox is what a program runs in and may use, resolved from a [Profile] when the job is accepted: a worker never looks anything up.
 type Sandbox struct {
-	Image       string  `json:"image,omitempty"`        // as in a [Profile]
-	ImageDigest string  `json:"image_digest,omitempty"` // of an image in the registry
-	CPU         float64 `json:"cpu"`                    // cores
-	Memory      int64   `json:"memory"`                 // bytes
-	Pids        int     `json:"pids"`                   // processes and threads
-	HomeBytes   int64   `json:"home_bytes"`             // size limit of the home directory
-	TmpBytes    int64   `json:"tmp_bytes"`              // size limit of /tmp
-	Inodes      int64   `json:"inodes"`                 // in the home directory, and again in /tmp
-	Network     Network `json:"network"`
-	OutputBytes int     `json:"output_bytes"` // per stream, kept in the result
+	Image       string    `json:"image,omitempty"`        // as in a [Profile]
+	ImageDigest string    `json:"image_digest,omitempty"` // of an image in the registry
+	CPU         float64   `json:"cpu"`                    // cores
+	Memory      int64     `json:"memory"`                 // bytes
+	Pids        int       `json:"pids"`                   // processes and threads
+	HomeBytes   int64     `json:"home_bytes"`             // size limit of the home directory
+	TmpBytes    int64     `json:"tmp_bytes"`              // size limit of /tmp
+	Inodes      int64     `json:"inodes"`                 // in the home directory, and again in /tmp
+	Network     Network   `json:"network"`
+	OutputBytes int       `json:"output_bytes"`        // per stream, kept in the result
+	Isolation   Isolation `json:"isolation,omitempty"` // as in a [Profile]
+	Preload     []string  `json:"preload,omitempty"`   // as in a [Profile]
 }
 
 // DefaultSandbox is the sandbox of a key that was bound to none, see [DefaultProfile].

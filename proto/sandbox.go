@@ -25,16 +25,25 @@ const (
 	MaxInodes          = 1 << 24
 	MaxOutput          = 256 * MiB // per stream: a result is one message and one JSON body
 	MaxImagePathBytes  = 4096
-	defaultHomeOfRAM   = 2 // home is a half of the memory, and /tmp a quarter
+	MaxPreload         = 32  // modules
+	MaxModuleNameLen   = 128 // of a module to preload, in characters
+	defaultHomeOfRAM   = 2   // home is a half of the memory, and /tmp a quarter
 	defaultTmpOfRAM    = 4
 	defaultMemory      = 1 * GiB
 	sandboxNameMessage = "must be 1 to 63 characters of a-z, 0-9, ., _ and -, the first a letter or digit"
 )
 
-var profileMembers = [...]string{"name", "image", "cpu", "memory", "pids", "disk", "network", "env", "output"}
+var profileMembers = [...]string{"name", "image", "cpu", "memory", "pids", "disk", "network", "env", "output", "isolation", "preload"}
 
 // DefaultProfileName names the profile of API keys that are bound to none. No other profile can have that name.
 const DefaultProfileName = "default"
+
+// Isolation says what an execution of Python may have in common with others of its API key. Empty, the worker chooses: it may be forked
+// from one warm interpreter that is that key's.
+type Isolation string
+
+// IsolationStrict gives every execution of Python an interpreter that was started for it alone, in a single-use jail.
+const IsolationStrict Isolation = "strict"
 
 // Profile is a sandbox profile: a named set of limits and settings that API keys are bound to. It is always complete. Every
 // execution under such a key gets what it says at that moment; a request can change none of it but add to its environment.
@@ -50,6 +59,11 @@ type Profile struct {
 	Network Network           `json:"network"`
 	Env     map[string]string `json:"env"`    // variables of every program, under those of the request; never nil
 	Output  Bytes             `json:"output"` // kept of each output stream
+	// Isolation and Preload are left out where they are empty, so that versions without them read what does not need them.
+	Isolation Isolation `json:"isolation,omitempty"`
+	// Preload are the Python modules that the warm interpreter of a key imports, from the image's read-only paths only, before it is
+	// forked from. Not with [IsolationStrict].
+	Preload []string `json:"preload,omitempty"`
 }
 
 // Disk is how much a program may write. What of it lies in memory counts against the memory limit, too.
@@ -76,7 +90,7 @@ func (p *Profile) Sandbox(digest string) Sandbox {
 	return Sandbox{
 		Image: p.Image, ImageDigest: digest, CPU: p.CPU, Memory: int64(p.Memory), Pids: p.Pids,
 		HomeBytes: int64(p.Disk.Home), TmpBytes: int64(p.Disk.Tmp), Inodes: p.Disk.Inodes,
-		Network: p.Network, OutputBytes: int(p.Output),
+		Network: p.Network, OutputBytes: int(p.Output), Isolation: p.Isolation, Preload: p.Preload,
 	}
 }
 
@@ -98,6 +112,7 @@ func DecodeProfile(name string, body []byte, defaults Profile) (Profile, error) 
 	}
 	p := defaults
 	p.Name, p.Env, p.Network.Allow = name, maps.Clone(defaults.Env), slices.Clone(defaults.Network.Allow)
+	p.Preload = slices.Clone(defaults.Preload)
 	d := memberDecoder{members: members}
 	d.name(&p.Name)
 	d.read("image", func(raw []byte) (err error) { p.Image, err = decodeString("image", raw); return err })
@@ -114,6 +129,12 @@ func DecodeProfile(name string, body []byte, defaults Profile) (Profile, error) 
 		return err
 	})
 	d.read("output", func(raw []byte) (err error) { p.Output, err = decodeBytes("output", raw); return err })
+	d.read("isolation", func(raw []byte) error {
+		isolation, err := decodeString("isolation", raw)
+		p.Isolation = Isolation(isolation)
+		return err
+	})
+	d.read("preload", func(raw []byte) (err error) { p.Preload, err = decodeList("preload", raw); return err })
 	if d.err != nil {
 		return Profile{}, d.err
 	}
@@ -157,18 +178,25 @@ func (n *Network) decode(raw []byte) error {
 			n.Policy = NetworkPolicy(policy)
 			return err
 		case "allow":
-			if kindOf(raw) != '[' {
-				return fieldErrorf(field, "must be an array of strings")
-			}
-			n.Allow = nil
-			return eachElement(raw, func(raw []byte) error {
-				entry, err := decodeString(field, raw)
-				n.Allow = append(n.Allow, entry)
-				return err
-			})
+			allow, err := decodeList(field, raw)
+			n.Allow = allow
+			return err
 		}
 		return errUnknown(field)
 	})
+}
+
+// decodeList reads an array of strings; an empty one is nil.
+func decodeList(field string, raw []byte) (list []string, err error) {
+	if kindOf(raw) != '[' {
+		return nil, fieldErrorf(field, "must be an array of strings")
+	}
+	err = eachElement(raw, func(raw []byte) error {
+		entry, err := decodeString(field, raw)
+		list = append(list, entry)
+		return err
+	})
+	return list, err
 }
 
 // decodeMembers calls f for each member of an object that is not null, with the member's name and that for messages.
@@ -252,6 +280,8 @@ func (p *Profile) check() error {
 		p.Network.Validate(),
 		checkEnvSize("env", p.Env, ""),
 		checkRange("output", p.Output, 1, MaxOutput),
+		checkIsolation(p.Isolation),
+		checkPreload(p.Preload, p.Isolation),
 	} {
 		if err != nil {
 			return err
@@ -275,6 +305,34 @@ func checkProfileImage(image string) error {
 		return fieldErrorf("image", "must be empty for the host's runtimes, the name of an image, or an absolute directory of the workers")
 	case image == "/" || path.Clean(image) != image || len(image) > MaxImagePathBytes || strings.ContainsFunc(image, unicode.IsControl):
 		return fieldErrorf("image", "must be an absolute directory without . or .. or a slash at its end, and not the root")
+	}
+	return nil
+}
+
+func checkIsolation(i Isolation) error {
+	if i != "" && i != IsolationStrict {
+		return fieldErrorf("isolation", "must be %s, or empty for what the worker chooses", IsolationStrict)
+	}
+	return nil
+}
+
+var modulePattern = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$`)
+
+func checkPreload(modules []string, i Isolation) error {
+	if len(modules) > MaxPreload {
+		return fieldErrorf("preload", "must have at most %d modules", MaxPreload)
+	}
+	for n, module := range modules {
+		if len(module) > MaxModuleNameLen || !modulePattern.MatchString(module) {
+			return fieldErrorf("preload", "must have names of Python modules, such as matplotlib.pyplot: identifiers of A-Z, a-z, 0-9 and _ with dots "+
+				"between them, at most %d characters; %q is not one", MaxModuleNameLen, shorten(module))
+		}
+		if slices.Contains(modules[:n], module) {
+			return fieldErrorf("preload", "has %s twice", module)
+		}
+	}
+	if len(modules) > 0 && i == IsolationStrict {
+		return fieldErrorf("preload", "does not go with the isolation %s, where nothing is forked: leave out one of the two", i)
 	}
 	return nil
 }

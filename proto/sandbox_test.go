@@ -21,10 +21,11 @@ func decodeProfile(t *testing.T, body string) Profile {
 
 func TestProfileIsDecodedWhole(t *testing.T) {
 	got := decodeProfile(t, `{"name":"web.1","image":"py-3.14","cpu":2.5,"memory":"2GiB","pids":64,"disk":{"home":"3 GiB","tmp":1048576,"inodes":1000},
-		"network":{"policy":"allowlist","allow":["pypi.org"]},"env":{"A":"1"},"output":"1536KiB"}`)
+		"network":{"policy":"allowlist","allow":["pypi.org"]},"env":{"A":"1"},"output":"1536KiB","isolation":"","preload":["numpy","matplotlib.pyplot"]}`)
 	want := Profile{
 		Name: "web.1", Image: "py-3.14", CPU: 2.5, Memory: 2 * GiB, Pids: 64, Disk: Disk{3 * GiB, MiB, 1000},
 		Network: Network{Policy: NetworkAllowlist, Allow: []string{"pypi.org"}}, Env: map[string]string{"A": "1"}, Output: 1536 * KiB,
+		Preload: []string{"numpy", "matplotlib.pyplot"},
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
@@ -34,7 +35,7 @@ func TestProfileIsDecodedWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	const canonical = `{"name":"web.1","image":"py-3.14","cpu":2.5,"memory":"2GiB","pids":64,"disk":{"home":"3GiB","tmp":"1MiB","inodes":1000},` +
-		`"network":{"policy":"allowlist","allow":["pypi.org"]},"env":{"A":"1"},"output":"1536KiB"}`
+		`"network":{"policy":"allowlist","allow":["pypi.org"]},"env":{"A":"1"},"output":"1536KiB","preload":["numpy","matplotlib.pyplot"]}`
 	if string(body) != canonical {
 		t.Errorf("shown as\n%s, want\n%s", body, canonical)
 	}
@@ -50,7 +51,8 @@ func TestWhatAProfileDoesNotSayIsTheDefault(t *testing.T) {
 	want.Name = "a"
 	for _, body := range []string{
 		`{"name":"a"}`, `{"name":"a","disk":{}}`,
-		`{"name":"a","image":null,"cpu":null,"memory":null,"pids":null,"disk":null,"network":null,"env":null,"output":null}`,
+		`{"name":"a","image":null,"cpu":null,"memory":null,"pids":null,"disk":null,"network":null,"env":null,"output":null,"isolation":null,"preload":null}`,
+		`{"name":"a","isolation":"","preload":[]}`,
 		`{"name":"a","disk":{"home":null,"tmp":null,"inodes":null},"network":{"policy":null,"allow":null}}`,
 	} {
 		got, err := DecodeProfile("", []byte(body), defaults)
@@ -116,6 +118,14 @@ func TestProfileLimits(t *testing.T) {
 		return string(body)
 	}
 	rules := func(n int) string { return `["` + strings.Repeat(`a.b","`, n-1) + `a.b"]` }
+	modules := func(n int) string {
+		var names []string
+		for i := range n {
+			names = append(names, fmt.Sprintf("m%d", i))
+		}
+		body, _ := json.Marshal(names)
+		return string(body)
+	}
 	type bound struct {
 		member string
 		ok     bool
@@ -240,6 +250,38 @@ func TestProfileLimits(t *testing.T) {
 			{`"output":"256MiB"`, true},
 			{`"output":268435457`, false},
 		},
+		"isolation": {
+			{`"isolation":"strict"`, true},
+			{`"isolation":"strict","preload":[]`, true},
+			{`"isolation":"Strict"`, false},
+			{`"isolation":"shared"`, false},
+			{`"isolation":true`, false},
+		},
+		"preload": {
+			{`"preload":["numpy","_a.B_2.c"]`, true},
+			{`"preload":` + modules(32), true},
+			{`"preload":` + modules(33), false},
+			{`"preload":["` + strings.Repeat("a", 128) + `"]`, true},
+			{`"preload":["` + strings.Repeat("a", 129) + `"]`, false},
+			{`"preload":["a","b","a"]`, false},
+			{`"preload":["numpy"],"isolation":"strict"`, false},
+			{`"preload":[""]`, false},
+			{`"preload":["."]`, false},
+			{`"preload":["a."]`, false},
+			{`"preload":[".a"]`, false},
+			{`"preload":["a..b"]`, false},
+			{`"preload":["a b"]`, false},
+			{`"preload":["a-b"]`, false},
+			{`"preload":["2a"]`, false},
+			{`"preload":["a.2"]`, false},
+			{`"preload":["é"]`, false},
+			{`"preload":["a\n"]`, false},
+			{`"preload":["a;import b"]`, false},
+			{`"preload":["../a"]`, false},
+			{`"preload":[1]`, false},
+			{`"preload":"numpy"`, false},
+			{`"preload":{}`, false},
+		},
 	} {
 		for _, b := range bounds {
 			body := `{` + b.member + `}`
@@ -261,15 +303,31 @@ func TestProfileLimits(t *testing.T) {
 	}
 }
 
+func TestWhatIsWrongWithIsolationAndPreloadIsSaid(t *testing.T) {
+	for body, want := range map[string]string{
+		`"isolation":"forked"`:                     "isolation must be strict, or empty for what the worker chooses",
+		`"isolation":"strict","preload":["numpy"]`: "preload does not go with the isolation strict, where nothing is forked: leave out one of the two",
+		`"preload":["a","b","a"]`:                  "preload has a twice",
+	} {
+		if _, err := DecodeProfile("web", []byte(`{`+body+`}`), DefaultProfile()); err == nil || err.Error() != want {
+			t.Errorf("%s: %v, want %s", body, err, want)
+		}
+	}
+}
+
 func TestSandboxOfAProfile(t *testing.T) {
 	p := decodeProfile(t, `{"name":"web","image":"py","cpu":0.5,"memory":"64MiB","pids":20,"disk":{"home":"2MiB","tmp":"3MiB","inodes":300},`+
-		`"network":{"policy":"unrestricted"},"env":{"A":"1"},"output":7}`)
+		`"network":{"policy":"unrestricted"},"env":{"A":"1"},"output":7,"preload":["numpy"]}`)
 	want := Sandbox{
 		Image: "py", ImageDigest: "sha256:1", CPU: 0.5, Memory: 64 << 20, Pids: 20, HomeBytes: 2 << 20, TmpBytes: 3 << 20, Inodes: 300,
-		Network: Network{Policy: NetworkUnrestricted}, OutputBytes: 7,
+		Network: Network{Policy: NetworkUnrestricted}, OutputBytes: 7, Preload: []string{"numpy"},
 	}
 	if d := cmp.Diff(want, p.Sandbox("sha256:1")); d != "" {
 		t.Error(d)
+	}
+	strict := decodeProfile(t, `{"name":"web","isolation":"strict"}`)
+	if got := strict.Sandbox(""); got.Isolation != IsolationStrict || got.Preload != nil {
+		t.Errorf("%+v", got)
 	}
 	for image, name := range map[string]string{"": "", "/srv/py": "", "py": "py"} {
 		p.Image = image
@@ -346,6 +404,7 @@ func FuzzDecodeProfile(f *testing.F) {
 	for _, seed := range []string{
 		``, `{}`, `{"name":"a"}`, `{"name":"a","memory":"2GiB","disk":{"home":1,"x":[]},"network":{"policy":"allowlist","allow":["a.b"]},"env":{"A":"b"}}`,
 		`{"name":"a","cpu":1e-9,"pids":-0,"output":"1 KiB"}`, `{"name":"a","image":"/x","disk":null}`,
+		`{"name":"a","isolation":"strict"}`, `{"name":"a","preload":["numpy","matplotlib.pyplot"]}`,
 	} {
 		f.Add([]byte(seed))
 	}

@@ -40,6 +40,8 @@ type sandboxFlags struct {
 	Allow      []string     `sep:"none" placeholder:"HOST[:PORTS]" help:"Entry of the allowlist: a name such as pypi.org or *.example.com:443, an address or a range. May be repeated."`
 	Env        []string     `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of every program; the request's own win. May be repeated."`
 	Output     *proto.Bytes `placeholder:"SIZE" help:"What a result keeps of each output stream: up to 256MiB."`
+	Isolation  *string      `placeholder:"HOW" help:"With strict, every execution of python gets an interpreter that was started for it alone. Without it, the worker chooses."`
+	Preload    []string     `sep:"none" placeholder:"MODULE" help:"Python module that the warm interpreter of a key imports before it is forked from, such as numpy. May be repeated."`
 }
 
 // sandboxHelp is what --help of those who take a profile says besides.
@@ -82,6 +84,10 @@ func (f *sandboxFlags) flags() (*client.Sandbox, error) {
 	given(&s.Memory, f.Memory)
 	given(&s.Pids, f.Pids)
 	given(&s.Output, f.Output)
+	given(&s.Isolation, f.Isolation)
+	if len(f.Preload) > 0 {
+		s.Preload = f.Preload
+	}
 	var disk client.SandboxDisk
 	given(&disk.Home, f.DiskHome)
 	given(&disk.Tmp, f.DiskTmp)

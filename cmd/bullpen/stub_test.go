@@ -268,7 +268,8 @@ func (s *stub) createKey(w http.ResponseWriter, r *http.Request) {
 
 // stubSandbox has strings that YAML would take for something else.
 const stubSandbox = `{"name":"web","image":"","cpu":0.5,"memory":"512MiB","pids":256,"disk":{"home":"256MiB","tmp":"1000001","inodes":65536},` +
-	`"network":{"policy":"allowlist","allow":["*.example.com:80,443"]},"env":{"A":"1.10","B":"true","C":"x: y\n","D":""},"output":"16MiB"}`
+	`"network":{"policy":"allowlist","allow":["*.example.com:80,443"]},"env":{"A":"1.10","B":"true","C":"x: y\n","D":""},"output":"16MiB",` +
+	`"preload":["numpy","matplotlib.pyplot"]}`
 
 func (s *stub) sandbox(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)

@@ -97,7 +97,7 @@ func (l *Profiles) Profile(ctx context.Context, name string) (proto.Profile, err
 
 func clone(p *proto.Profile) proto.Profile {
 	c := *p
-	c.Env, c.Network.Allow = maps.Clone(p.Env), slices.Clone(p.Network.Allow)
+	c.Env, c.Network.Allow, c.Preload = maps.Clone(p.Env), slices.Clone(p.Network.Allow), slices.Clone(p.Preload)
 	return c
 }
 

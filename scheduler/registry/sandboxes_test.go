@@ -35,11 +35,12 @@ func profiles(t *testing.T, s nats.InProcessConnProvider) *registry.Profiles {
 	return l
 }
 
-// profile is one that differs from the default in every respect.
+// profile is one that differs from the default in every respect but isolation: the strict one does not go with modules to preload.
 func profile(name string) proto.Profile {
 	return proto.Profile{
 		Name: name, Image: "py", CPU: 2, Memory: 2 * proto.GiB, Pids: 50, Disk: proto.Disk{Home: proto.GiB, Tmp: proto.MiB, Inodes: 1000},
 		Network: proto.Network{Policy: proto.NetworkAllowlist, Allow: []string{"pypi.org"}}, Env: map[string]string{"A": "1"}, Output: 1000,
+		Preload: []string{"numpy"},
 	}
 }
 
@@ -60,7 +61,7 @@ func TestProfileIsKnownToEveryGatewayUntilItIsRemoved(t *testing.T) {
 		if d := cmp.Diff(want, got); d != "" {
 			t.Fatalf("%s: %s", where, d)
 		}
-		got.Env["A"], got.Network.Allow[0] = "changed", "changed" // by somebody who merges into it
+		got.Env["A"], got.Network.Allow[0], got.Preload[0] = "changed", "changed", "changed" // by somebody who merges into it
 	}
 	for range 2 {
 		same("where it was made", here)
@@ -113,13 +114,16 @@ func TestProfilesAreFollowedAfterTheServerWasRestarted(t *testing.T) {
 	eventually(t, "known elsewhere", func() bool { return cpu() == profile("web").CPU })
 	s.Restart()
 	changed := profile("web")
-	changed.CPU = 3
+	changed.CPU, changed.Isolation, changed.Preload = 3, proto.IsolationStrict, nil
 	eventually(t, "replaced", func() bool {
 		once, cancel := context.WithTimeout(ctx, time.Second) // what was on its way to the old server is never answered
 		defer cancel()
 		return here.Replace(once, changed) == nil
 	})
 	eventually(t, "replaced elsewhere", func() bool { return cpu() == 3 })
+	if d := cmp.Diff(changed, must(there.Profile(ctx, "web"))); d != "" {
+		t.Error(d)
+	}
 }
 
 func TestProfilesAreListedByName(t *testing.T) {

@@ -13,15 +13,17 @@ const sandboxesPath = "/v1/admin/sandboxes"
 // Sandbox is a sandbox profile to store. What is nil is left to the server, which also checks the rest: values are as the API takes
 // them, and keep their YAML types until they are there.
 type Sandbox struct {
-	Name    string          `json:"name,omitempty" yaml:"name"`
-	Image   any             `json:"image,omitempty" yaml:"image"`
-	CPU     any             `json:"cpu,omitempty" yaml:"cpu"`
-	Memory  any             `json:"memory,omitempty" yaml:"memory"`
-	Pids    any             `json:"pids,omitempty" yaml:"pids"`
-	Disk    *SandboxDisk    `json:"disk,omitempty" yaml:"disk"`
-	Network *SandboxNetwork `json:"network,omitempty" yaml:"network"`
-	Env     any             `json:"env,omitempty" yaml:"env"`
-	Output  any             `json:"output,omitempty" yaml:"output"`
+	Name      string          `json:"name,omitempty" yaml:"name"`
+	Image     any             `json:"image,omitempty" yaml:"image"`
+	CPU       any             `json:"cpu,omitempty" yaml:"cpu"`
+	Memory    any             `json:"memory,omitempty" yaml:"memory"`
+	Pids      any             `json:"pids,omitempty" yaml:"pids"`
+	Disk      *SandboxDisk    `json:"disk,omitempty" yaml:"disk"`
+	Network   *SandboxNetwork `json:"network,omitempty" yaml:"network"`
+	Env       any             `json:"env,omitempty" yaml:"env"`
+	Output    any             `json:"output,omitempty" yaml:"output"`
+	Isolation any             `json:"isolation,omitempty" yaml:"isolation"`
+	Preload   any             `json:"preload,omitempty" yaml:"preload"`
 }
 
 // SandboxDisk is the disk of a [Sandbox].
