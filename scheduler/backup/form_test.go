@@ -141,6 +141,18 @@ func TestRestoreWantsAnEmptyPlace(t *testing.T) {
 	}
 }
 
+// A backup is restored on a new cluster, whose servers may not have met yet.
+func TestRestoreOnAClusterThatForms(t *testing.T) {
+	file := aBackup(t)
+	start := streamtest.Servers(t)
+	urls := start() + "," + start() + "," + start()
+	cfg := config
+	cfg.Replicas = streamtest.Replicas
+	if _, err := backup.Restore(streamtest.Context(t), stream.Access{URL: urls}, cfg, bytes.NewReader(file), streamtest.Log(t)); err != nil {
+		t.Error(err)
+	}
+}
+
 // Every stream that there is belongs to a backup, or is known not to.
 func TestNothingIsForgotten(t *testing.T) {
 	set := streamtest.Set(t, streamtest.Server(t))

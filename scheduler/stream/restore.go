@@ -36,9 +36,15 @@ func Used(ctx context.Context, nc *nats.Conn) (*Set, []string, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("open JetStream: %w", err)
 	}
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
 	var used []string
 	for _, name := range names() {
-		st, err := js.Stream(ctx, name)
+		var st jetstream.Stream
+		err := Patiently(ctx, Passing, func(ctx context.Context) (err error) {
+			st, err = js.Stream(ctx, name)
+			return err
+		})
 		switch {
 		case errors.Is(err, jetstream.ErrStreamNotFound):
 		case err != nil:
@@ -71,14 +77,20 @@ func (s *Set) Unfinished(ctx context.Context) (bool, error) {
 
 // BeginRestore marks that a backup is being restored, so that no server starts on half of it, and removes all that is there.
 func (s *Set) BeginRestore(ctx context.Context, cfg Config) error {
-	_, err := s.JS.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
-		Name: restoringName, Subjects: []string{root + "restoring"}, Replicas: cfg.Replicas, Storage: jetstream.FileStorage,
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	err := Patiently(ctx, forming, func(ctx context.Context) error {
+		_, err := s.JS.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+			Name: restoringName, Subjects: []string{root + "restoring"}, Replicas: cfg.Replicas, Storage: jetstream.FileStorage,
+		})
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("make stream %s: %w: check the NATS server's JetStream and permissions", restoringName, err)
 	}
 	for _, name := range names() {
-		if err := s.JS.DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+		err := Patiently(ctx, Passing, func(ctx context.Context) error { return s.JS.DeleteStream(ctx, name) })
+		if err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
 			return fmt.Errorf("remove stream %s: %w", name, err)
 		}
 	}

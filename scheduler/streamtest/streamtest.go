@@ -35,19 +35,42 @@ func Server(t testing.TB) *natsembed.Server {
 // clusters are those that this process has started.
 var clusters atomic.Int32
 
-// Cluster starts three servers that keep every stream between them, and gives a connection to them. They stop when the test is over.
+// Replicas is how many servers a cluster has, and keep each stream.
+const Replicas = 3
+
+// Cluster starts servers that keep every stream between them, and gives a connection to them. They stop when the test is over.
 func Cluster(t testing.TB) *stream.Set {
 	t.Helper()
-	const size, port = 3, 6222
+	start := Servers(t)
+	var urls []string
+	for range Replicas {
+		urls = append(urls, start())
+	}
+	set, err := stream.Connect(Context(t), stream.Access{URL: strings.Join(urls, ","), Name: t.Name()},
+		stream.Config{Replicas: Replicas, Retention: time.Hour}, Log(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(set.Close)
+	return set
+}
+
+// Servers gives a function that starts the next server of a cluster and returns its URL when it listens. They stop when the test is over.
+func Servers(t testing.TB) (start func() string) {
+	t.Helper()
+	const port = 6222
 	// On addresses that are this cluster's alone: a port that is free now may be another's before the server has it.
-	pid, first := os.Getpid(), size*int(clusters.Add(1)-1)+1
+	pid, first := os.Getpid(), Replicas*int(clusters.Add(1)-1)+1
 	host := func(i int) string { return fmt.Sprintf("127.%d.%d.%d", 1+pid>>8&0x7f, pid&0xff, first+i) }
 	var routes []*url.URL
-	for i := range size {
+	for i := range Replicas {
 		routes = append(routes, &url.URL{Scheme: "nats", Host: fmt.Sprintf("%s:%d", host(i), port)})
 	}
-	var urls []string
-	for i := range size {
+	started := 0
+	return func() string {
+		t.Helper()
+		i := started
+		started++
 		s, err := server.NewServer(&server.Options{
 			ServerName: fmt.Sprint("n", i), Host: host(i), Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true,
 			SyncAlways: true, Cluster: server.ClusterOpts{Name: "test", Host: host(i), Port: port}, Routes: routes,
@@ -63,15 +86,8 @@ func Cluster(t testing.TB) *stream.Set {
 		if !s.ReadyForConnections(time.Minute) {
 			t.Fatal("the server does not listen")
 		}
-		urls = append(urls, s.ClientURL())
+		return s.ClientURL()
 	}
-	set, err := stream.Connect(Context(t), stream.Access{URL: strings.Join(urls, ","), Name: t.Name()},
-		stream.Config{Replicas: size, Retention: time.Hour}, Log(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(set.Close)
-	return set
 }
 
 // Restarted is a server that can be started again with connections open.
