@@ -207,7 +207,7 @@ func (t *target) warmStarts(ctx context.Context) (n float64) {
 	}
 	for line := range strings.Lines(string(text)) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if v, err := strconv.ParseFloat(value, 64); err == nil && strings.HasPrefix(name, jailsMetric+"{") && strings.Contains(name, `start="warm"`) {
+		if v, err := strconv.ParseFloat(value, 64); err == nil && strings.HasPrefix(name, jailsMetric+"{") && !strings.Contains(name, `start="cold"`) {
 			n += v
 		}
 	}

@@ -3,7 +3,9 @@ package worker
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/jail"
@@ -14,29 +16,61 @@ import (
 type Warm struct {
 	Spare     int              // jails of a kind, beside those that the rate asks for
 	Most      int              // jails, of all kinds
-	Memory    int64            // bytes that they may hold
+	Memory    int64            // bytes that they may hold, and what they are forked from
 	Languages []proto.Language // that this worker has in sandboxes without an image, and expects
-	// Taken is told of each execution whether its jail was ready.
-	Taken func(language proto.Language, ready bool)
+	// Taken is told of each execution how it came to its jail.
+	Taken func(language proto.Language, start Start)
 }
 
 // keepWarm makes jails ahead until ctx ends, or what it returns is called.
 func (w *Worker) keepWarm(ctx context.Context) (stop func()) {
-	w.pool = warm.New[*box](warm.Config{Spare: w.Warm.Spare, Most: w.Warm.Most, Memory: w.Warm.Memory, Log: w.Log})
+	memory := w.Warm.Memory / 2 // as much for either
+	w.pool = warm.New[*box](warm.Config{Spare: w.Warm.Spare, Most: w.Warm.Most, Memory: memory, Log: w.Log})
 	for _, l := range w.Warm.Languages {
 		k := w.kind(proto.DefaultSandbox(), l, false)
 		w.pool.Expect(k.name(), k.make)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		w.pool.Run(ctx)
-	}()
+	w.parents = &parents{memory: memory, log: w.Log, ctx: ctx, families: map[string]*family{}}
+	over, end := context.WithCancel(context.WithoutCancel(ctx)) // when no execution is left that could ask
+	var running sync.WaitGroup
+	running.Go(func() { w.pool.Run(ctx) })
+	running.Go(func() { w.parents.run(over) })
 	return func() {
 		cancel()
-		<-done
+		end()
+		running.Wait()
 	}
+}
+
+// Start is how an execution came to its jail.
+type Start string
+
+// Starts.
+const (
+	Cold   Start = "cold"   // it was made for the execution
+	Ready  Start = "warm"   // it was ready, made for one execution of anybody's
+	Forked Start = "forked" // it was forked from a jail of the API key's
+)
+
+// ready gives a jail that is there, or can be forked; nil if there is none.
+func (w *Worker) ready(ctx context.Context, k kind, key string) (*box, Start) {
+	if own := k.of(key); own.forkable() {
+		if w.parents.ask(own) {
+			if b, ok := w.pool.Take(own.name(), own.fork); ok {
+				return b, Forked
+			}
+			b, err := own.fork(ctx)
+			if err == nil {
+				return b, Forked
+			}
+			w.Log.WarnContext(ctx, "a jail could not be forked, another way is taken", "error", err)
+		}
+	}
+	if b, ok := w.pool.Take(k.name(), k.make); ok {
+		return b, Ready
+	}
+	return nil, Cold
 }
 
 // box is a jail, with the image that it is on.
@@ -60,17 +94,30 @@ func (b *box) letGo() {
 	}
 }
 
-// kind is what jails can be made ahead for: executions in the same sandbox, in the same language, all in threads or none.
+// kind is what jails can be made ahead for: executions in the same sandbox, in the same language, all in threads or none, of one API key
+// or of all.
 type kind struct {
 	worker   *Worker
 	sandbox  proto.Sandbox
 	language proto.Language
 	thread   bool
+	key      string // empty for all
 }
 
 func (w *Worker) kind(s proto.Sandbox, l proto.Language, thread bool) kind {
 	s.OutputBytes = 0 // is not the jail's
-	return kind{w, s, l, thread}
+	return kind{worker: w, sandbox: s, language: l, thread: thread}
+}
+
+// of is the kind of an API key alone.
+func (k kind) of(key string) kind {
+	k.key = key
+	return k
+}
+
+// forkable reports whether jails of the kind may be forked from one another.
+func (k kind) forkable() bool {
+	return k.key != "" && k.sandbox.Isolation == "" && jail.Forkable(string(k.language))
 }
 
 // name is the same for equal kinds, and for no others.
@@ -79,7 +126,7 @@ func (k kind) name() string {
 	if err != nil {
 		panic(fmt.Sprintf("a sandbox that came as JSON does not become JSON: %v", err))
 	}
-	return fmt.Sprintf("%s, thread %t, %s", k.language, k.thread, sandbox)
+	return fmt.Sprintf("%s, thread %t, key %q, %s", k.language, k.thread, k.key, sandbox)
 }
 
 // image gets the root file system.
@@ -94,7 +141,76 @@ func (k kind) image(ctx context.Context) (img Image, release func(), err error) 
 }
 
 // make makes a jail in which the language's interpreter waits, if the image has it.
-func (k kind) make(ctx context.Context) (b *box, err error) {
+func (k kind) make(ctx context.Context) (*box, error) {
+	return k.on(ctx, func(spec jail.Spec, source *jail.Source) (jail.Jail, error) {
+		if source != nil {
+			ahead, err := source.Ahead()
+			if err != nil {
+				return nil, err
+			}
+			spec.Ahead = &ahead
+		}
+		return k.worker.Jails.Prepare(ctx, spec)
+	})
+}
+
+// fork makes a jail from the parent of the kind.
+func (k kind) fork(ctx context.Context) (*box, error) {
+	parent, done := k.worker.parents.take(k)
+	if parent == nil {
+		return nil, errNoParent
+	}
+	defer done()
+	return k.on(ctx, func(spec jail.Spec, source *jail.Source) (jail.Jail, error) {
+		ahead, err := source.Ahead()
+		if err != nil {
+			return nil, err
+		}
+		spec.Ahead = &ahead
+		return parent.Fork(ctx, spec)
+	})
+}
+
+var (
+	errNoParent      = errors.New("fork a jail: the key has none to fork from any more")
+	errNoInterpreter = errors.New("the image does not have the language")
+)
+
+// parent makes a jail to fork from.
+func (k kind) parent(ctx context.Context) (parent jail.Parent, err error) {
+	b, err := k.on(ctx, func(spec jail.Spec, source *jail.Source) (jail.Jail, error) {
+		if source == nil {
+			return nil, errNoInterpreter
+		}
+		program, err := source.Parent(k.sandbox.Preload)
+		if err != nil {
+			return nil, err
+		}
+		spec.Ahead = &program
+		parent, err = k.worker.Jails.Parent(ctx, spec)
+		return nil, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &lineage{Parent: parent, box: b}, nil
+}
+
+// lineage is a parent, with the image that it is on.
+type lineage struct {
+	jail.Parent
+	box *box // without a jail
+}
+
+// Close gives both back. The jails that were forked have the image for themselves.
+func (l *lineage) Close() error {
+	err := l.Parent.Close()
+	l.box.letGo()
+	return err
+}
+
+// on has something made on the image; source is nil if that does not have the language.
+func (k kind) on(ctx context.Context, do func(spec jail.Spec, source *jail.Source) (jail.Jail, error)) (b *box, err error) {
 	b = &box{}
 	if b.image, b.release, err = k.image(ctx); err != nil {
 		return nil, err
@@ -106,15 +222,10 @@ func (k kind) make(ctx context.Context) (b *box, err error) {
 	}()
 	spec := Spec(k.sandbox, b.image.Root)
 	spec.HomeLater = k.thread
-	interpreter, ok := b.image.Languages[k.language]
-	if ok || b.image.Languages == nil {
-		source := jail.Source{Language: string(k.language), Home: k.worker.Home, Interpreter: interpreter, ImageEnv: b.image.Env}
-		ahead, err := source.Ahead()
-		if err != nil {
-			return nil, err
-		}
-		spec.Ahead = &ahead
+	var source *jail.Source
+	if interpreter, ok := b.image.Languages[k.language]; ok || b.image.Languages == nil {
+		source = &jail.Source{Language: string(k.language), Home: k.worker.Home, Interpreter: interpreter, ImageEnv: b.image.Env}
 	}
-	b.Jail, err = k.worker.Jails.Prepare(ctx, spec)
+	b.Jail, err = do(spec, source)
 	return b, err
 }

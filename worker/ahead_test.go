@@ -23,15 +23,35 @@ func (j laterJobs) Take(ctx context.Context) (worker.Lease, error) {
 	}
 }
 
-func TestTheFirstExecutionFindsTheJailThatWasExpected(t *testing.T) {
+// asker is a worker that is asked for executions, in a bubble of synctest.
+type asker struct {
+	t      *testing.T
+	maker  *maker
+	queued laterJobs
+	starts []worker.Start
+}
+
+// ask has the worker run an execution, and gives how that started.
+func (a *asker) ask(change func(job *proto.Job)) worker.Start {
+	a.t.Helper()
+	l := newLease(nil)
+	change(l.job)
+	a.queued <- l
+	synctest.Wait()
+	return a.starts[len(a.starts)-1]
+}
+
+// asking runs f beside a worker.
+func asking(t *testing.T, f func(a *asker)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
-		queued, ready := make(laterJobs), []bool{}
+		a := &asker{t: t, maker: &maker{}, queued: make(laterJobs)}
 		w := &worker.Worker{
-			Jobs: queued, Jails: &maker{}, Home: "/home/u", Slots: 1, Log: slog.New(slog.DiscardHandler),
+			Jobs: a.queued, Jails: a.maker, Home: "/home/u", Slots: 1, Log: slog.New(slog.DiscardHandler),
 			Warm: worker.Warm{
-				Spare: 1, Most: 1, Memory: 1 << 30, Languages: []proto.Language{proto.Python},
-				Taken: func(_ proto.Language, was bool) { ready = append(ready, was) },
+				Spare: 1, Most: 4, Memory: 1 << 30, Languages: []proto.Language{proto.Python},
+				Taken: func(_ proto.Language, s worker.Start) { a.starts = append(a.starts, s) },
 			},
 			Done: func(*proto.Record) {}, Fit: func(error) {},
 			Open: func(context.Context, proto.TraceID, int, int64) worker.Output { return output{} },
@@ -40,14 +60,124 @@ func TestTheFirstExecutionFindsTheJailThatWasExpected(t *testing.T) {
 		go func() { done <- w.Run(ctx, ctx) }()
 		synctest.Wait()
 		time.Sleep(time.Second)
-		queued <- newLease(nil)
-		synctest.Wait()
+		f(a)
 		stop()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		if len(ready) != 1 || !ready[0] {
-			t.Errorf("a jail was ready: %v", ready)
+		if n := a.maker.parents.Load(); n != 0 {
+			t.Errorf("%d jails to fork from are left", n)
+		}
+	})
+}
+
+func TestTheFirstExecutionFindsTheJailThatWasExpected(t *testing.T) {
+	asking(t, func(a *asker) {
+		if s := a.ask(func(*proto.Job) {}); s != worker.Ready {
+			t.Errorf("it started %s", s)
+		}
+	})
+}
+
+// key is for a job of an API key.
+func key(id string, more ...func(*proto.Job)) func(*proto.Job) {
+	return func(job *proto.Job) {
+		job.Key = id
+		for _, change := range more {
+			change(job)
+		}
+	}
+}
+
+func TestAKeyThatAsksOftenHasItsJailsForked(t *testing.T) {
+	strict := func(job *proto.Job) { job.Sandbox.Isolation = proto.IsolationStrict }
+	later := func(job *proto.Job) { job.Sandbox.Isolation = "of a later version" }
+	bash := func(job *proto.Job) { job.Language = proto.Bash }
+	preload := func(job *proto.Job) { job.Sandbox.Preload = []string{"numpy"} }
+	for name, tt := range map[string]struct {
+		job   func(*proto.Job)
+		pause time.Duration
+		want  bool
+	}{
+		"often":                    {key("k"), 100 * time.Millisecond, true},
+		"now and then":             {key("k"), time.Second, false},
+		"strict":                   {key("k", strict), 100 * time.Millisecond, false},
+		"an isolation we know not": {key("k", later), 100 * time.Millisecond, false},
+		"bash":                     {key("k", bash), 100 * time.Millisecond, false},
+		"preloaded":                {key("k", preload), time.Minute, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			asking(t, func(a *asker) {
+				var last worker.Start
+				for range 30 {
+					last = a.ask(tt.job)
+					time.Sleep(tt.pause)
+				}
+				if (last == worker.Forked) != tt.want {
+					t.Errorf("the last of %v", a.starts)
+				}
+			})
+		})
+	}
+}
+
+func TestAParentIsOfOneKey(t *testing.T) {
+	asking(t, func(a *asker) {
+		for range 30 {
+			a.ask(key("k"))
+			time.Sleep(10 * time.Millisecond)
+		}
+		if s := a.ask(key("other")); s == worker.Forked {
+			t.Error("the jail of a key was forked from another's")
+		}
+		for range 30 {
+			a.ask(key("other"))
+			time.Sleep(10 * time.Millisecond)
+		}
+		if n := a.maker.parents.Load(); n != 2 {
+			t.Errorf("%d parents for two keys", n)
+		}
+		time.Sleep(time.Hour)
+		if n := a.maker.parents.Load(); n != 0 {
+			t.Errorf("%d parents that nobody asks for", n)
+		}
+	})
+}
+
+func TestAParentIsReplaced(t *testing.T) {
+	asking(t, func(a *asker) {
+		made := 0
+		a.maker.made = func() { made++ }
+		for range 2500 {
+			before := made
+			if s := a.ask(key("k")); before > 0 && s != worker.Forked {
+				t.Errorf("while there was a parent, or two, one started %s", s)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if made != 3 || a.maker.parents.Load() != 1 {
+			t.Errorf("of 2500 executions %d parents, %d there at the end", made, a.maker.parents.Load())
+		}
+	})
+}
+
+func TestWithoutAParentExecutionsGoOn(t *testing.T) {
+	asking(t, func(a *asker) {
+		a.maker.barren.Store(true)
+		for range 30 {
+			if s := a.ask(key("k")); s == worker.Forked {
+				t.Error("forked from nothing")
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		a.maker.barren.Store(false)
+		var last worker.Start
+		for range 600 {
+			last = a.ask(key("k"))
+			time.Sleep(100 * time.Millisecond)
+		}
+		if last != worker.Forked {
+			t.Errorf("when parents could be made again, the last started %s", last)
 		}
 	})
 }

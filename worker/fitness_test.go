@@ -15,13 +15,51 @@ import (
 )
 
 // maker makes jails, or not.
-type maker struct{ broken atomic.Bool }
+type maker struct {
+	broken  atomic.Bool
+	barren  atomic.Bool  // no parents
+	parents atomic.Int32 // that live
+	made    func()       // told of each parent; nil for none
+}
 
 func (m *maker) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
 	if m.broken.Load() {
 		return nil, errors.New("control groups are gone")
 	}
 	return &box{run: outcome(jail.Outcome{Kind: jail.Exited})}, nil
+}
+
+// Parent makes a parent whose jails are like those of Prepare.
+func (m *maker) Parent(context.Context, jail.Spec) (jail.Parent, error) {
+	if m.barren.Load() {
+		return nil, errors.New("user namespaces are not allowed")
+	}
+	m.parents.Add(1)
+	if m.made != nil {
+		m.made()
+	}
+	return &parent{maker: m}, nil
+}
+
+type parent struct {
+	maker *maker
+	dead  atomic.Bool
+}
+
+func (p *parent) Fork(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
+	if p.dead.Load() {
+		return nil, errors.New("the parent is dead")
+	}
+	return p.maker.Prepare(ctx, spec)
+}
+
+func (p *parent) Alive() bool            { return !p.dead.Load() }
+func (p *parent) Memory() (int64, error) { return 1, nil }
+
+func (p *parent) Close() error {
+	p.maker.parents.Add(-1)
+	p.dead.Store(true)
+	return nil
 }
 
 func TestWorkerThatCanMakeNoJailTakesNoJobs(t *testing.T) {
@@ -33,7 +71,7 @@ func TestWorkerThatCanMakeNoJailTakesNoJobs(t *testing.T) {
 		var told error
 		w := &worker.Worker{
 			Jobs: queued, Jails: m, Home: "/home/u", Slots: 1, Log: slog.New(slog.DiscardHandler),
-			Warm: worker.Warm{Taken: func(proto.Language, bool) {}},
+			Warm: worker.Warm{Taken: func(proto.Language, worker.Start) {}},
 			Done: func(*proto.Record) {}, Fit: func(err error) { told = err },
 			Open: func(context.Context, proto.TraceID, int, int64) worker.Output { return output{} },
 		}

@@ -64,6 +64,8 @@ type Output interface {
 // Sandboxes prepares jails.
 type Sandboxes interface {
 	Prepare(ctx context.Context, spec jail.Spec) (jail.Jail, error)
+	// Parent prepares a jail to fork others from.
+	Parent(ctx context.Context, spec jail.Spec) (jail.Parent, error)
 }
 
 // Images makes the root file systems of sandboxes ready.
@@ -116,6 +118,7 @@ type Worker struct {
 
 	fitness fitness
 	pool    *warm.Pool[*box]
+	parents *parents
 }
 
 // Run takes jobs until ctx ends, and returns when all it took have ended. Programs that still run when cut ends are killed, and
@@ -164,7 +167,7 @@ func (w *Worker) job(ctx context.Context, lease Lease) {
 		"org", job.Org, "key", job.Key, "language", job.Language, "mode", job.Mode, "status", rec.Status,
 		"exit_code", rec.Result.ExitCode, "duration_ms", rec.Result.DurationMS, "request_id", job.RequestID,
 		"stdout_bytes", len(rec.Result.Stdout), "stderr_bytes", len(rec.Result.Stderr),
-		"warm", spent.warm, "prepare_ms", millis(spent.prepare), "run_ms", millis(spent.run),
+		"start", spent.start, "prepare_ms", millis(spent.prepare), "run_ms", millis(spent.run),
 	}
 	if job.ThreadID != "" {
 		line = append(line, "thread", job.ThreadID, "check_out_ms", millis(spent.checkOut), "save_ms", millis(spent.save))
@@ -183,7 +186,7 @@ func (w *Worker) job(ctx context.Context, lease Lease) {
 
 // timings are what an execution spent in its jail, for the log.
 type timings struct {
-	warm                         bool // the jail was ready
+	start                        Start
 	checkOut, prepare, run, save time.Duration
 }
 
@@ -207,7 +210,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 		defer context.AfterFunc(running, giveUp)()
 	}
 	m := <-preparing
-	spent.warm, spent.prepare, spent.checkOut = m.warm, m.took, m.checkOut
+	spent.start, spent.prepare, spent.checkOut = m.start, m.took, m.checkOut
 	committed := false
 	defer func() {
 		if err := m.close(committed); err != nil {
@@ -301,7 +304,7 @@ type made struct {
 	err      error
 	homeless bool // err is about the home
 	suspect  bool // err says nothing good of this worker
-	warm     bool // box was ready
+	start    Start
 	checkOut time.Duration
 	took     time.Duration // without checkOut
 }
@@ -347,10 +350,11 @@ func (w *Worker) make(ctx context.Context, job *proto.Job, m *made) (err error) 
 	began := time.Now()
 	defer func() { m.took = time.Since(began) - m.checkOut }()
 	k := w.kind(job.Sandbox, job.Language, job.ThreadID != "")
-	ready, ok := w.pool.Take(k.name(), k.make)
-	w.Warm.Taken(job.Language, ok)
-	if ok {
-		m.box, m.image, m.warm = ready, ready.image, true
+	ready, start := w.ready(ctx, k, job.Key)
+	w.Warm.Taken(job.Language, start)
+	m.start = start
+	if ready != nil {
+		m.box, m.image = ready, ready.image
 	} else if m.image, m.release, err = k.image(ctx); err != nil {
 		return err
 	}
@@ -366,7 +370,7 @@ func (w *Worker) make(ctx context.Context, job *proto.Job, m *made) (err error) 
 		spec.Home = m.home
 	}
 	switch {
-	case !ok:
+	case ready == nil:
 		m.box, err = w.Jails.Prepare(ctx, spec)
 	case m.home != nil:
 		err = m.box.Bring(ctx, m.home)

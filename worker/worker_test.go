@@ -97,6 +97,10 @@ func (b *box) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
 	return b, b.failed
 }
 
+func (b *box) Parent(context.Context, jail.Spec) (jail.Parent, error) {
+	return nil, errors.New("nothing can be forked")
+}
+
 func (b *box) Close() error { b.closed = true; return nil }
 
 func (b *box) Bring(context.Context, jail.Home) error { return nil }
@@ -128,7 +132,7 @@ func runIn(t *testing.T, l *lease, b *box, homes worker.Homes, cutting func(cont
 	defer kill(nil)
 	w := &worker.Worker{
 		Jobs: jobs{make(chan *lease, 1)}, Jails: b, Images: slow{}, Homes: homes, Home: "/home/u", Slots: 1,
-		Warm: worker.Warm{Taken: func(proto.Language, bool) {}}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Done: func(*proto.Record) {}, Fit: func(error) {},
+		Warm: worker.Warm{Taken: func(proto.Language, worker.Start) {}}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Done: func(*proto.Record) {}, Fit: func(error) {},
 		Open: func(context.Context, proto.TraceID, int, int64) worker.Output { return output{} },
 	}
 	w.Jobs.(jobs).left <- l

@@ -12,6 +12,9 @@ import (
 // else: requests cannot set it.
 const aheadEnv = "BULLPEN_AHEAD"
 
+// preloadEnv names to the interpreter that is forked from what it shall import.
+const preloadEnv = "BULLPEN_PRELOAD"
+
 // What makes an interpreter wait, each run by it before the program's file is
 // opened. Python's is PythonSite.
 var (
@@ -23,6 +26,10 @@ var (
 	//
 	//go:embed ahead.js
 	AheadNode []byte
+	// AheadForks is run by python to be forked from.
+	//
+	//go:embed forks.py
+	AheadForks []byte
 )
 
 // Ahead returns the interpreter that would run s, to be started before s is known
@@ -37,6 +44,28 @@ func (s Source) Ahead() (Program, error) {
 	p.Files, p.Dir = nil, "/" // the home may come later
 	p.Env = slices.DeleteFunc(p.Env, func(v string) bool { return strings.HasPrefix(v, traceEnv+"=") })
 	p.Env = append(p.Env, waiting[s.Language]...)
+	return p, nil
+}
+
+// Forkable reports whether a language's interpreter can be forked from.
+func Forkable(language string) bool { return language == "python" }
+
+// Parent returns the interpreter to fork those from that would run s, which must be
+// Forkable, with modules that it has imported before; of s it counts what counts for
+// Ahead. Each fork is then as if Ahead's had been started.
+func (s Source) Parent(modules []string) (Program, error) {
+	p, err := s.Ahead()
+	if err != nil {
+		return Program{}, err
+	}
+	for i, v := range p.Env {
+		if strings.HasPrefix(v, aheadEnv+"=") {
+			p.Env[i] = aheadEnv + "=" + AheadDir + "/forks.py"
+		}
+	}
+	if len(modules) > 0 {
+		p.Env = append(p.Env, preloadEnv+"="+strings.Join(modules, ","))
+	}
 	return p, nil
 }
 

@@ -155,3 +155,19 @@ type Jail interface {
 	// Run it does nothing.
 	Close() error
 }
+
+// Parent is a jail with an interpreter that jails are forked from, all for programs
+// of whoever the parent is for: they have the hash seed of the parent, and its layout
+// of memory. Its methods may be called from several goroutines.
+type Parent interface {
+	// Fork makes a jail, in which the interpreter waits as if it had been started as
+	// Spec.Ahead. The Spec must have the limits of that of the parent.
+	Fork(ctx context.Context, spec Spec) (Jail, error)
+	// Alive reports whether jails can be forked.
+	Alive() bool
+	// Memory is what the parent holds now, in bytes, without what the jails hold
+	// that were forked from it.
+	Memory() (int64, error)
+	// Close ends the parent when the last jail is gone that was forked from it.
+	Close() error
+}

@@ -15,7 +15,12 @@ if sys.stdout is not None:
 
 # As wire.AheadFD says. The environment is made anew, in the order in which that of a
 # program is handed to it.
-if os.environ.pop("BULLPEN_AHEAD", None):
+if ahead := os.environ.pop("BULLPEN_AHEAD", None):
+    if ahead != "1":
+        # The program is for one that is forked from this interpreter.
+        forks = {}
+        exec(open(ahead, "rb").read(), forks)
+        forks["fork"]()
     os.write(3, b".")
     told = b""
     while part := os.read(3, 65536):

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker"
 )
 
 // Metrics are the figures of this process, in Prometheus' form. Its methods may be called from many goroutines.
@@ -66,7 +67,7 @@ func NewMetrics(stats func(context.Context) (proto.QueueStats, error)) *Metrics 
 		}),
 	}
 	m.jails = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "bullpen_worker_jails_total", Help: "Sandboxes that executions asked for, by language and whether one was ready (warm) or had to be made (cold).",
+		Name: "bullpen_worker_jails_total", Help: "Sandboxes that executions asked for, by language and how it started: one was ready (warm), was forked from one of the API key's (forked), or had to be made (cold).",
 	}, []string{"language", "start"})
 	m.attempts = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "bullpen_webhook_attempts_total", Help: "Attempts to deliver a webhook, by what went wrong; none where it was delivered.",
@@ -152,12 +153,8 @@ func (m *Metrics) WorkerFit(fit bool) {
 }
 
 // JailTaken counts an execution that asked for a jail.
-func (m *Metrics) JailTaken(language proto.Language, ready bool) {
-	start := "cold"
-	if ready {
-		start = "warm"
-	}
-	m.jails.WithLabelValues(string(language), start).Inc()
+func (m *Metrics) JailTaken(language proto.Language, start worker.Start) {
+	m.jails.WithLabelValues(string(language), string(start)).Inc()
 }
 
 // CgroupVersion says which version of cgroups holds programs to their limits.

@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -220,6 +221,38 @@ func (g *Group) weigh(shares, weight string) error {
 		return write(g.dirs[g.ctl.cpu], "cpu.shares", shares)
 	}
 	return write(g.dirs[0], "cpu.weight", weight)
+}
+
+// Doors opens the files by which a process enters the group: one of a single thread
+// that has them and writes 0 to each is in it. That it may, it owes to whoever
+// opened them. The caller closes them.
+func (g *Group) Doors() (doors []*os.File, err error) {
+	file := "cgroup.procs"
+	if g.version == 1 {
+		file = "tasks"
+	}
+	for _, d := range g.dirs {
+		// As in write, not for the runtime to poll.
+		path := filepath.Join(d, file)
+		fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			for _, door := range doors {
+				_ = door.Close()
+			}
+			return nil, fmt.Errorf("cgroup: %w", &os.PathError{Op: "open", Path: path, Err: err})
+		}
+		doors = append(doors, os.NewFile(uintptr(fd), path))
+	}
+	return doors, nil
+}
+
+// Has reports whether a process is in the group.
+func (g *Group) Has(pid int) (bool, error) {
+	b, err := os.ReadFile(filepath.Join(g.dirs[0], "cgroup.procs"))
+	if err != nil {
+		return false, fmt.Errorf("cgroup: %w", err)
+	}
+	return slices.Contains(strings.Fields(string(b)), strconv.Itoa(pid)), nil
 }
 
 // Memory is what the members hold now, in bytes, without the page cache of files.

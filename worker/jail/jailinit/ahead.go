@@ -23,17 +23,22 @@ func startAhead(s wire.StartFrame, out []int) *interpreter {
 		fail(failed)
 	}
 	a := &interpreter{pid: pid, link: ends[0]}
+	a.awaitFirst()
+	return a
+}
+
+// awaitFirst returns when it waits.
+func (a *interpreter) awaitFirst() {
 	if a.hears() {
 		unix.Exit(exitOrphan) // the worker has nothing to say yet: it is gone
 	}
 	var b [1]byte
 	if n, err := unix.Read(a.link, b[:]); err != nil || n != 1 {
-		fail(&wire.FailedFrame{Step: "wait in " + s.Argv[0], Errno: uint32(unix.ECHILD)})
+		fail(&wire.FailedFrame{Step: "wait in the interpreter", Errno: uint32(unix.ECHILD)})
 	}
 	if send(wire.Frame(wire.Waiting, nil)) != nil {
 		unix.Exit(exitOrphan)
 	}
-	return a
 }
 
 // hears waits until there is something from the worker, or from the interpreter:
@@ -53,7 +58,7 @@ func (a *interpreter) await() (byte, wire.StartFrame, []int) {
 		// It has nothing to say any more: it is dead, or as good as that.
 		unix.Exit(exitAhead)
 	}
-	return receiveOrder()
+	return receiveOrder(outputs)
 }
 
 // goOn makes the interpreter the program.

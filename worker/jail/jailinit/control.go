@@ -35,11 +35,11 @@ func receive() (byte, []byte) {
 	return typ, payload
 }
 
-// receiveOrder reads a frame that starts something, and the descriptors of stdout
-// and stderr that come with its first byte: none with GoOn.
-func receiveOrder() (byte, wire.StartFrame, []int) {
+// receiveOrder reads a frame that starts something, and the descriptors that come
+// with its first byte: so many, or none with GoOn.
+func receiveOrder(descriptors int) (byte, wire.StartFrame, []int) {
 	var h [wire.HeaderSize]byte
-	oob := make([]byte, unix.CmsgSpace(2*4))
+	oob := make([]byte, unix.CmsgSpace(descriptors*4))
 	var n, oobn int
 	var err error
 	for {
@@ -64,7 +64,7 @@ func receiveOrder() (byte, wire.StartFrame, []int) {
 	case wire.GoOn:
 		ok = ok && len(fds) == 0
 	case wire.Ahead, wire.Start:
-		ok = ok && len(fds) == 2 && len(s.Argv) > 0
+		ok = ok && len(fds) == descriptors && len(s.Argv) > 0
 	default:
 		ok = false
 	}

@@ -3,6 +3,12 @@
 // says so, runs it as another uid without a single capability, reaps what the program leaves behind, and reports how it ended.
 // It is not a supervisor: one program, one report, and it is gone.
 //
+// Its argument says which jail it is in. With none it is one for a program. With
+// "parent" it is one that others are forked from: what it runs there is ours, sees
+// nothing of a tenant's, keeps the capabilities to map uids, and is not under the
+// filter, which forbids to make namespaces. With "child" it is one that was forked,
+// where an interpreter waits already.
+//
 // It is started by nsjail with the few capabilities it needs to become the
 // program's uid, to kill, and to empty the bounding set. It runs under the
 // memory limit of the program it serves, and may be the only thing alive when
@@ -12,12 +18,14 @@ package main
 
 import (
 	"errors"
+	"os"
 	"runtime"
 	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bullpen-run/bullpen/worker/jail/filter"
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
@@ -30,6 +38,13 @@ const (
 	exitAhead   = 5 // the interpreter that was started ahead died
 )
 
+// Descriptors that come with an order: stdout and stderr, and for the interpreter that
+// others are forked from what it takes its own orders from.
+const (
+	outputs       = 2
+	outputsOrders = 3
+)
+
 // softFiles is the program's soft limit of open files. It is what interactive
 // systems give: select(2) breaks above it, and programs that close every
 // possible descriptor are slow above it. The hard limit is the
@@ -40,19 +55,18 @@ func main() {
 	// Credentials are per thread on Linux; everything below, and the fork,
 	// happens on this one.
 	runtime.LockOSThread()
-	if err := confine(); err != nil {
+	kind := ""
+	if len(os.Args) > 1 {
+		kind = os.Args[1]
+	}
+	if err := confine(kind == wire.Parent); err != nil {
 		complain("confine", err)
 		unix.Exit(exitConfine)
 	}
 	if send(wire.Frame(wire.Ready, []byte{wire.Version})) != nil {
 		unix.Exit(exitOrphan)
 	}
-	typ, order, out := receiveOrder()
-	var ahead *interpreter
-	if typ == wire.Ahead {
-		ahead = startAhead(order, out)
-		typ, order, out = ahead.await()
-	}
+	typ, order, out, ahead := first(kind)
 	p := &program{pid: begin(typ, order, out, ahead)}
 	if send(wire.Frame(wire.Started, nil)) != nil {
 		unix.Exit(exitOrphan)
@@ -68,6 +82,28 @@ func main() {
 	}
 	_ = send(append(last, wire.Frame(wire.Empty, nil)...))
 	unix.Exit(exitOK)
+}
+
+// first returns the order to start the program, and the interpreter that waits for
+// it, if one does.
+func first(kind string) (byte, wire.StartFrame, []int, *interpreter) {
+	var ahead *interpreter
+	switch kind {
+	case wire.Child:
+		ahead = &interpreter{pid: wire.ChildPID, link: wire.ChildFD}
+		ahead.awaitFirst()
+	case wire.Parent:
+		typ, order, fds := receiveOrder(outputsOrders)
+		return typ, order, fds, nil
+	default:
+		typ, order, out := receiveOrder(outputs)
+		if typ != wire.Ahead {
+			return typ, order, out, nil
+		}
+		ahead = startAhead(order, out)
+	}
+	typ, order, out := ahead.await()
+	return typ, order, out, ahead
 }
 
 // begin starts the program, as its own process or in the one that waits, or says
@@ -99,8 +135,9 @@ func fail(f *wire.FailedFrame) {
 }
 
 // confine makes this process unreadable for the program, this thread unable to
-// hand on a capability, and both subject to the filter.
-func confine() error {
+// hand on a capability, and both subject to the filter. In a parent's jail it hands
+// on those that map uids, and there is no filter.
+func confine(parent bool) error {
 	// Not dumpable: /proc/1 and pidfd_getfd are closed even to our own uid.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return err
@@ -110,7 +147,7 @@ func confine() error {
 		return err
 	}
 	unix.Umask(0o022)
-	for _, fd := range []int{wire.ControlFD, wire.LockFD} {
+	for _, fd := range []int{wire.ControlFD, wire.LockFD, wire.ChildFD} {
 		unix.CloseOnExec(fd)
 	}
 	resetIgnored()
@@ -134,10 +171,10 @@ func confine() error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &core); err != nil {
 		return err
 	}
-	if err := dropInheritable(); err != nil {
+	if err := dropInheritable(parent); err != nil || parent {
 		return err
 	}
-	return installFilter()
+	return filter.Install()
 }
 
 // resetIgnored gives SIGHUP and SIGINT, the signals the Go runtime leaves
@@ -150,8 +187,9 @@ func resetIgnored() {
 }
 
 // dropInheritable empties the inheritable, ambient and bounding sets of this
-// thread. What it keeps, permitted and effective, dies with setuid in the child.
-func dropInheritable() error {
+// thread, the last but for what a parent needs. What it keeps, permitted and
+// effective, dies with setuid in the child.
+func dropInheritable(parent bool) error {
 	// nsjail sets no-setuid-fixup; with it the child would keep our capabilities.
 	if err := unix.Prctl(unix.PR_SET_SECUREBITS, 0, 0, 0, 0); err != nil {
 		return err
@@ -160,6 +198,9 @@ func dropInheritable() error {
 		return err
 	}
 	for c := range uintptr(64) {
+		if parent && (c == unix.CAP_SETUID || c == unix.CAP_SETGID) {
+			continue
+		}
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err == unix.EINVAL {
 			break // past the last capability of this kernel
 		} else if err != nil {

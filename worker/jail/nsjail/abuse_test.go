@@ -80,7 +80,7 @@ func TestAbuse(t *testing.T) {
 					t.Run(a.name+"/"+mode, func(t *testing.T) {
 						t.Parallel()
 						m := openMaker(t, Config{VolumeDir: diskDir(t), Network: network})
-						startAhead(m, mode)
+						startBy(m, mode)
 						a.mount(t, m)
 					})
 				}

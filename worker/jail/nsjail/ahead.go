@@ -30,6 +30,11 @@ func (s *sandbox) startAhead(ctx context.Context, p jail.Program) error {
 		return fmt.Errorf("start %s ahead: %w", p.Argv[0], err)
 	}
 	s.ahead = &interpreter{p, out}
+	return s.awaitWaiting(ctx, p)
+}
+
+// awaitWaiting returns when the interpreter waits.
+func (s *sandbox) awaitWaiting(ctx context.Context, p jail.Program) error {
 	stop := context.AfterFunc(ctx, func() { _ = s.conn.SetReadDeadline(time.Unix(1, 0)) })
 	typ, payload, err := s.receive()
 	switch {

@@ -26,6 +26,13 @@ func BenchmarkJail(b *testing.B) {
 			spec.Ahead = ahead(b, l)
 			b.Run(name+"/ahead/"+l, func(b *testing.B) { benchmark(b, m, spec, l, wait) })
 		}
+		b.Run(name+"/forked/python", func(b *testing.B) {
+			spec := benchSpec()
+			parent := parentOf(b, m, spec)
+			spec.Ahead = ahead(b, "python")
+			p, _ := jail.Source{Language: "python", TraceID: "trc_x", Home: DefaultHome}.Program()
+			measure(b, parent.Fork, spec, p, wait, func() {})
+		})
 	}
 }
 
@@ -45,7 +52,7 @@ func BenchmarkHome(b *testing.B) {
 	for name, wait := range map[string]time.Duration{"spaced": pause, "tight": 0} {
 		for home, spec := range map[string]jail.Spec{"memory": benchSpec(), "disk": onDisk, "thread": thread} {
 			b.Run(name+"/"+home, func(b *testing.B) {
-				measure(b, m, spec, jail.Program{Argv: []string{"true"}, Dir: DefaultHome}, wait, th.close)
+				measure(b, m.Prepare, spec, jail.Program{Argv: []string{"true"}, Dir: DefaultHome}, wait, th.close)
 			})
 		}
 	}
@@ -56,15 +63,17 @@ func benchmark(b *testing.B, m *Maker, spec jail.Spec, language string, wait tim
 	if language == "true" {
 		p = jail.Program{Argv: []string{"true"}, Dir: "/"}
 	}
-	measure(b, m, spec, p, wait, func() {})
+	measure(b, m.Prepare, spec, p, wait, func() {})
 }
 
-func measure(b *testing.B, m *Maker, spec jail.Spec, p jail.Program, wait time.Duration, after func()) {
+func measure(
+	b *testing.B, prepare func(context.Context, jail.Spec) (jail.Jail, error), spec jail.Spec, p jail.Program, wait time.Duration, after func(),
+) {
 	var prepares, runs []time.Duration
 	for b.Loop() {
 		time.Sleep(wait)
 		t0 := time.Now()
-		j, err := m.Prepare(context.Background(), spec)
+		j, err := prepare(context.Background(), spec)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -60,6 +60,8 @@ type layout struct {
 	files int // RLIMIT_NOFILE
 	masks proc
 	spec  jail.Spec
+	// family are the uids of the jails that are forked from this one; nil where none are.
+	family []*uidPair
 }
 
 // config returns nsjail's configuration, in the text form of its protobuf.
@@ -73,8 +75,12 @@ func (l layout) config() string {
 	b.line("nice_level: 0")
 	b.line("clone_newnet: true clone_newuser: true clone_newns: true clone_newpid: true")
 	b.line("clone_newipc: true clone_newuts: true clone_newcgroup: true")
-	b.ids("uidmap", l.uid)
-	b.ids("gidmap", l.uid)
+	for _, key := range []string{"uidmap", "gidmap"} {
+		b.ids(key, l.uid)
+		for i, c := range l.family {
+			b.line("%s { inside_id: \"%d\" outside_id: \"%d\" count: 2 }", key, childID(i), c.first)
+		}
+	}
 	// What the init needs to become the program, to kill it, and to empty the
 	// bounding set. The program gets none.
 	b.line(`cap: "CAP_KILL" cap: "CAP_SETGID" cap: "CAP_SETUID" cap: "CAP_SETPCAP"`)
@@ -84,39 +90,70 @@ func (l layout) config() string {
 	b.line("rlimit_as_type: HARD rlimit_cpu_type: HARD rlimit_fsize_type: HARD rlimit_core_type: HARD")
 	b.line("rlimit_stack_type: SOFT rlimit_memlock_type: SOFT rlimit_rtprio_type: SOFT rlimit_msgqueue_type: SOFT")
 	b.line("rlimit_nofile: %d rlimit_nofile_type: VALUE", l.files)
-	b.line("rlimit_nproc: %d rlimit_nproc_type: VALUE", l.spec.Pids)
-
+	if l.family == nil {
+		b.line("rlimit_nproc: %d rlimit_nproc_type: VALUE", l.spec.Pids)
+	} else { // what all children have counts against it; each has its own as well
+		b.line("rlimit_nproc_type: HARD")
+	}
 	b.line("mount { src: %q dst: \"/\" is_bind: true nosuid: true nodev: true }", l.dir)
 	for _, d := range l.binds {
 		b.line("mount { src: %q dst: %q is_bind: true nosuid: true nodev: true }", d.src, d.dst)
 	}
-	b.line("mount { dst: \"/proc\" fstype: \"proc\" nosuid: true nodev: true noexec: true }")
-	for _, name := range l.masks.files {
-		b.line("mount { src: \"/dev/null\" dst: %q is_bind: true nosuid: true noexec: true }", "/proc/"+name)
-	}
-	for _, name := range l.masks.dirs {
-		// The root's own /proc is empty.
-		b.line("mount { src: %q dst: %q is_bind: true nosuid: true nodev: true noexec: true }", l.dir+"/proc", "/proc/"+name)
+	if l.family == nil {
+		b.line("mount { dst: \"/proc\" fstype: \"proc\" nosuid: true nodev: true noexec: true }")
+	} else { // the maps of ids are written there
+		b.line("mount { dst: \"/proc\" fstype: \"proc\" rw: true nosuid: true nodev: true noexec: true }")
 	}
 	for _, d := range devices {
 		b.line("mount { src: %q dst: %q is_bind: true rw: true nosuid: true noexec: true }", "/dev/"+d, "/dev/"+d)
 	}
-	b.tmpfs("/dev/shm", min(l.spec.TmpBytes, l.spec.Memory/2), l.spec.Inodes, "1777", 0)
-	for _, a := range areas(l.spec, l.home) {
-		if !a.onDisk { // what is, is attached when the jail stands
-			b.tmpfs(a.path, a.bytes, l.spec.Inodes, strconv.FormatUint(uint64(a.mode), 8), jail.ProgramID)
+	arg := ""
+	if l.family == nil {
+		for _, m := range l.own(l.dir + "/proc") { // the root's own /proc
+			b.mount(m)
 		}
+	} else {
+		arg = fmt.Sprintf("arg: %q ", wire.Parent)
 	}
-	b.tmpfs(jail.JobDir, jobDirBytes, 1024, "0755", 0)
-
 	b.line("seccomp_string: %q", seccompPolicy)
 	b.line("pass_fd: %d pass_fd: %d", wire.ControlFD, wire.LockFD)
 	// The init is a Go program that must work when its control group has neither
 	// memory nor pids left: no collector, and two Ps so that a blocking call never
 	// makes the runtime want another thread.
 	b.line(`envar: "GOGC=off" envar: "GOMAXPROCS=2"`)
-	b.line("exec_bin { path: %q arg0: \"init\" exec_fd: true }", selfFD(initFD))
+	b.line("exec_bin { path: %q arg0: \"init\" %sexec_fd: true }", selfFD(initFD), arg)
 	return b.String()
+}
+
+// mount is one of a jail's own mounts, which a jail that is forked has anew.
+type mount struct {
+	source, target string
+	fstype         string // empty for what is bound
+	options        string
+	device         bool // what is bound is a device
+}
+
+// own are a jail's own mounts, in their order. empty is an empty directory that is
+// read-only, as whoever mounts sees it.
+func (l layout) own(empty string) (all []mount) {
+	for _, name := range l.masks.files {
+		all = append(all, mount{source: "/dev/null", target: "/proc/" + name, device: true})
+	}
+	for _, name := range l.masks.dirs {
+		all = append(all, mount{source: empty, target: "/proc/" + name})
+	}
+	all = append(all, tmpfs("/dev/shm", min(l.spec.TmpBytes, l.spec.Memory/2), l.spec.Inodes, "1777", 0))
+	for _, a := range areas(l.spec, l.home) {
+		if !a.onDisk { // what is, is attached when the jail stands
+			all = append(all, tmpfs(a.path, a.bytes, l.spec.Inodes, strconv.FormatUint(uint64(a.mode), 8), jail.ProgramID))
+		}
+	}
+	return append(all, tmpfs(jail.JobDir, jobDirBytes, 1024, "0755", 0))
+}
+
+func tmpfs(target string, size, inodes int64, mode string, owner int) mount {
+	return mount{source: "tmpfs", target: target, fstype: "tmpfs",
+		options: fmt.Sprintf("size=%d,nr_inodes=%d,mode=%s,uid=%d,gid=%d", size, inodes, mode, owner, owner)}
 }
 
 // area is a directory that is the program's own.
@@ -154,7 +191,13 @@ func (t *text) ids(key string, first int) {
 	t.line("%s { inside_id: \"%d\" outside_id: \"%d\" count: 1 }", key, jail.ProgramID, first+1)
 }
 
-func (t *text) tmpfs(dst string, size, inodes int64, mode string, owner int) {
-	t.line("mount { dst: %q fstype: \"tmpfs\" options: \"size=%d,nr_inodes=%d,mode=%s,uid=%d,gid=%d\" rw: true nosuid: true nodev: true }",
-		dst, size, inodes, mode, owner, owner)
+func (t *text) mount(m mount) {
+	switch {
+	case m.device:
+		t.line("mount { src: %q dst: %q is_bind: true nosuid: true noexec: true }", m.source, m.target)
+	case m.fstype == "":
+		t.line("mount { src: %q dst: %q is_bind: true nosuid: true nodev: true noexec: true }", m.source, m.target)
+	default:
+		t.line("mount { dst: %q fstype: %q options: %q rw: true nosuid: true nodev: true }", m.target, m.fstype, m.options)
+	}
 }

@@ -127,18 +127,20 @@ func prepare(tb testing.TB, m *Maker, spec jail.Spec) jail.Jail {
 	return j
 }
 
-// modes are the ways in which an interpreter may be started.
-var modes = [...]string{"when it is asked for", "ahead"} // read only
+// modes are the ways in which an interpreter may be started. What cannot be forked is
+// started ahead instead.
+var modes = [...]string{cold, "ahead", forked} // read only
 
-// startAhead lets what runProgram runs with m be started ahead, in mode ahead.
-func startAhead(m *Maker, mode string) {
-	if mode == modes[1] {
-		aheadOf.Store(m, true)
-	}
-}
+const (
+	cold   = "when it is asked for"
+	forked = "forked"
+)
 
-// aheadOf are the Makers with which interpreters are started ahead.
-var aheadOf sync.Map
+// startBy lets what runProgram runs with m be started in a mode.
+func startBy(m *Maker, mode string) { modeOf.Store(m, mode) }
+
+// modeOf are the modes of Makers; the first where there is none.
+var modeOf sync.Map
 
 // languages are those of interpreters.
 var languages = map[string]string{"python3": "python", "node": "node", "bash": "bash"} // read only
@@ -155,18 +157,16 @@ func ahead(tb testing.TB, language string) *jail.Program {
 
 func runProgram(tb testing.TB, m *Maker, spec jail.Spec, p jail.Program) result {
 	tb.Helper()
-	if language, ok := languages[p.Argv[0]]; ok {
-		if _, ok := aheadOf.Load(m); ok {
-			spec.Ahead = ahead(tb, language)
+	language, ok := languages[p.Argv[0]]
+	if mode, other := modeOf.Load(m); ok && other && mode != cold {
+		if mode == forked && jail.Forkable(language) {
+			parent := newParent(tb, m, spec)
+			defer closeParent(tb, parent)
+			return runIn(tb, fork(tb, parent, spec), p)
 		}
+		spec.Ahead = ahead(tb, language)
 	}
-	var stdout, stderr beginning
-	p.Stdout, p.Stderr = &stdout, &stderr
-	o, err := prepare(tb, m, spec).Run(tb.Context(), p)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return result{Outcome: o, stdout: string(stdout.kept), stderr: string(stderr.kept), written: stdout.written}
+	return runIn(tb, prepare(tb, m, spec), p)
 }
 
 func runCode(tb testing.TB, m *Maker, language, code string) result {

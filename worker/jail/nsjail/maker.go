@@ -6,6 +6,7 @@ package nsjail
 import (
 	"context"
 	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -24,6 +25,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
+	"github.com/bullpen-run/bullpen/worker/jail/filter"
 )
 
 // Defaults of Config.
@@ -63,6 +65,7 @@ type Maker struct {
 	dir   string   // ours in RunDir/workers
 	lock  *os.File // held while we live: how others know
 	init  *os.File // the init's executable, sealed in memory
+	calls string   // the filter for jails that are forked, in hexadecimal
 	null  *os.File
 	masks proc
 	pids  int // the most RLIMIT_NPROC can be
@@ -132,6 +135,11 @@ func (m *Maker) open() (err error) {
 	if m.null, err = os.Open(os.DevNull); err != nil {
 		return err
 	}
+	calls, err := filter.Bytes()
+	if err != nil {
+		return err
+	}
+	m.calls = hex.EncodeToString(calls)
 	if m.uids, err = newUIDPool(m.cfg.UIDs, m.cfg.UIDLocks); err != nil {
 		return err
 	}
@@ -455,21 +463,10 @@ func (m *Maker) onTrial(f func() error) error {
 // Prepare makes a jail that waits for its program. The context is for the
 // preparation alone.
 func (m *Maker) Prepare(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
-	if spec.CPU <= 0 || spec.Memory <= 0 || spec.Pids < MinPids || spec.HomeBytes <= 0 || spec.TmpBytes <= 0 || spec.Inodes <= 0 {
-		return nil, fmt.Errorf("prepare jail: %+v is not usable: every limit must be positive, and pids at least %d", spec, MinPids)
+	s, err := m.admit(spec)
+	if err != nil {
+		return nil, err
 	}
-	if spec.Pids > m.pids {
-		return nil, fmt.Errorf("prepare jail: %d pids are more than the %d that the worker's own hard limit (RLIMIT_NPROC) lets it give: "+
-			"raise that", spec.Pids, m.pids)
-	}
-	s := &sandbox{m: m}
-	m.mu.Lock()
-	if m.closed {
-		m.mu.Unlock()
-		return nil, errClosing
-	}
-	m.jails.Add(1)
-	m.mu.Unlock()
 	if err := s.prepare(ctx, spec); err != nil {
 		s.kill()
 		return nil, errors.Join(fmt.Errorf("prepare jail: %w", err), s.release())
@@ -478,6 +475,24 @@ func (m *Maker) Prepare(ctx context.Context, spec jail.Spec) (jail.Jail, error) 
 		return nil, errors.Join(errClosing, s.Close())
 	}
 	return s, nil
+}
+
+// admit begins a jail of the spec, which the caller has to release.
+func (m *Maker) admit(spec jail.Spec) (*sandbox, error) {
+	if spec.CPU <= 0 || spec.Memory <= 0 || spec.Pids < MinPids || spec.HomeBytes <= 0 || spec.TmpBytes <= 0 || spec.Inodes <= 0 {
+		return nil, fmt.Errorf("prepare jail: %+v is not usable: every limit must be positive, and pids at least %d", spec, MinPids)
+	}
+	if spec.Pids > m.pids {
+		return nil, fmt.Errorf("prepare jail: %d pids are more than the %d that the worker's own hard limit (RLIMIT_NPROC) lets it give: "+
+			"raise that", spec.Pids, m.pids)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, errClosing
+	}
+	m.jails.Add(1)
+	return &sandbox{m: m, spec: spec}, nil
 }
 
 // remember reports false when the Maker has been closed meanwhile.

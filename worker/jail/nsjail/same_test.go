@@ -128,7 +128,7 @@ func TestSameAsOutside(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			m := newMaker(t)
-			startAhead(m, mode)
+			startBy(m, mode)
 			testSameAsOutside(t, m)
 		})
 	}

@@ -26,7 +26,9 @@ import (
 type sandbox struct {
 	m       *Maker
 	uids    *uidPair
+	family  []*uidPair // of the jails that are forked from this one; nil where none are
 	group   *cgroup.Group
+	parent  *parent     // that it was forked from; nil if nsjail made it
 	proc    *os.Process // nsjail
 	log     *os.File    // nsjail's
 	conn    *net.UnixConn
@@ -153,29 +155,38 @@ func (s *sandbox) release() error {
 	if s.log != nil {
 		errs = append(errs, s.log.Close())
 	}
-	switch {
-	case s.uids == nil:
-	case s.ready:
-		s.m.uids.put(s.uids)
-	default:
-		// Of a jail that did not come up something may still be dying, and it
-		// holds the lock that we let go.
-		errs = append(errs, s.uids.lock.Close())
+	if s.parent != nil {
+		s.parent.release(s.uids, s.ready)
+	} else if s.uids != nil {
+		errs = append(errs, s.giveUp(s.uids))
+	}
+	for _, pair := range s.family {
+		errs = append(errs, s.giveUp(pair))
 	}
 	s.m.forget(s)
 	return errors.Join(errs...)
 }
 
-// awaitDeath waits until nsjail and the init, and with it all the kernel kills
-// with an init, are dead. They are told to die elsewhere.
-func (s *sandbox) awaitDeath() error {
-	if s.proc == nil {
+// giveUp gives uids back.
+func (s *sandbox) giveUp(pair *uidPair) error {
+	if s.ready {
+		s.m.uids.put(pair)
 		return nil
 	}
-	_, err := s.proc.Wait()
-	s.mu.Lock()
-	s.proc = nil
-	s.mu.Unlock()
+	// Of a jail that did not come up something may still be dying, and it holds the
+	// lock that we let go.
+	return pair.lock.Close()
+}
+
+// awaitDeath waits until nsjail and the init, and with it all the kernel kills
+// with an init, are dead. They are told to die elsewhere.
+func (s *sandbox) awaitDeath() (err error) {
+	if s.proc != nil {
+		_, err = s.proc.Wait()
+		s.mu.Lock()
+		s.proc = nil
+		s.mu.Unlock()
+	}
 	if s.initFD <= 0 {
 		return err
 	}
@@ -288,10 +299,10 @@ func (r *run) judge(o jail.Outcome, err error) (jail.Outcome, error) {
 	}
 	usage, uerr := r.group.Usage()
 	o.CPUTime = max(0, usage.CPUTime-r.before.CPUTime)
-	// At most ownMemory is taken off: what there was beyond it is page cache, and
+	// At most what is allowed for ours is taken off: what there was beyond it is page cache, and
 	// given up. Of a small program the group may not tell anything, since it counts
 	// in batches; what the init tells has pages of the host's files in it, too.
-	if peak := usage.MemoryPeak - min(r.before.MemoryPeak, ownMemory); peak > 0 {
+	if peak := usage.MemoryPeak - min(r.before.MemoryPeak, r.own()); peak > 0 {
 		o.MemoryPeak = peak
 	}
 	r.mu.Lock()
@@ -355,11 +366,23 @@ type outputs [2]*os.File
 
 func (o outputs) close() error { return errors.Join(o[0].Close(), o[1].Close()) }
 
-// order sends the init a frame that starts something, with new pipes. The init gets
-// the pipes with the frame, and nsjail never has them: their end is the end of
-// the jail's last process, not of nsjail.
-func (s *sandbox) order(frame []byte) (out outputs, err error) {
-	ends := [2]int{-1, -1}
+// order sends the init a frame that starts something, with new pipes and what else
+// belongs to it. The init gets the pipes with the frame, and nsjail never has them:
+// their end is the end of the jail's last process, not of nsjail.
+func (s *sandbox) order(frame []byte, more ...int) (outputs, error) {
+	return s.withPipes(func(ends []int) error {
+		n, _, err := s.conn.WriteMsgUnix(frame, unix.UnixRights(append(ends, more...)...), nil)
+		if err == nil && n < len(frame) {
+			_, err = s.conn.Write(frame[n:])
+		}
+		return err
+	})
+}
+
+// withPipes calls send with the program's ends of new pipes, which are to go to where
+// it will be, and are closed here then.
+func (s *sandbox) withPipes(send func(ends []int) error) (out outputs, err error) {
+	ends := []int{-1, -1}
 	defer func() {
 		for i, fd := range ends {
 			if fd >= 0 {
@@ -379,11 +402,7 @@ func (s *sandbox) order(frame []byte) (out outputs, err error) {
 			return out, fmt.Errorf("make a pipe: %w", err)
 		}
 	}
-	n, _, err := s.conn.WriteMsgUnix(frame, unix.UnixRights(ends[:]...), nil)
-	if err == nil && n < len(frame) {
-		_, err = s.conn.Write(frame[n:])
-	}
-	return out, err
+	return out, send(ends)
 }
 
 // pipe returns our end, which the runtime polls, and the program's, which must

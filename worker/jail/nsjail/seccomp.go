@@ -3,8 +3,8 @@ package nsjail
 // seccompPolicy is a deny-list in nsjail's language (kafel). An allow-list would
 // break with every new libc. Most of what is here is refused by the missing
 // capabilities already; it is refused a second time because each of these has
-// been a way out of a user namespace before. What this language cannot say, the
-// init adds (jailinit/filter.go).
+// been a way out of a user namespace before. What this language cannot say, and
+// what makes a jail from within another, package filter adds.
 //
 // clone3 does not exist (ENOSYS), because its flags lie in memory where a filter
 // cannot see them; every libc falls back to clone. Numbers in EPERM conditions
@@ -18,8 +18,6 @@ package nsjail
 // the internet protocols TCP and UDP (6, 17) are let through: the others may load
 // kernel modules.
 const seccompPolicy = `
-#define CLONE_NEW 0x7E020000
-#define CLONE_NEW_OR_TIME 0x7E020080
 POLICY bullpen {
   KILL_PROCESS {
     kexec_load, kexec_file_load, reboot, init_module, finit_module, delete_module,
@@ -45,10 +43,8 @@ POLICY bullpen {
     add_key, keyctl, request_key,
     bpf, perf_event_open, userfaultfd, lookup_dcookie,
     io_uring_setup, io_uring_enter, io_uring_register,
-    mount, umount, pivot_root, chroot, open_tree, move_mount, fsopen, fsconfig, fsmount, fspick, mount_setattr,
+    umount, pivot_root, chroot, open_tree, move_mount, fsopen, fsconfig, fsmount, fspick, mount_setattr,
     setns,
-    unshare(flags) { (flags & CLONE_NEW_OR_TIME) != 0 },
-    clone(flags) { (flags & CLONE_NEW) != 0 },
     name_to_handle_at, open_by_handle_at, fanotify_init, fanotify_mark,
     clock_settime, clock_adjtime, adjtimex, settimeofday,
     sethostname, setdomainname,

@@ -176,6 +176,7 @@ func (s *skeleton) frame(home string) error {
 		jail.PythonDir + "/sitecustomize.py": jail.PythonSite,
 		jail.AheadDir + "/ahead.sh":          jail.AheadBash,
 		jail.AheadDir + "/ahead.js":          jail.AheadNode,
+		jail.AheadDir + "/forks.py":          jail.AheadForks,
 	} {
 		if err := writeFile(filepath.Join(s.dir, name), content); err != nil {
 			return err

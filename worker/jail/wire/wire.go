@@ -2,7 +2,7 @@ package wire
 
 // Version is what Ready carries; worker and init are built together, so it
 // only guards against a stale binary.
-const Version = 3
+const Version = 4
 
 // Descriptor numbers the init is started with.
 const (
@@ -11,7 +11,21 @@ const (
 	// LockFD is the lock on the jail's outside uids; the init only holds it, so
 	// that the uids stay taken until it is dead, even when the worker is.
 	LockFD = 4
+	// ChildFD is, in a jail that was forked, the init's end of what the interpreter
+	// there waits on, see AheadFD.
+	ChildFD = 5
 )
+
+// What the init is told of its jail, as its argument; none is a jail for a program.
+const (
+	// Parent is one that others are forked from.
+	Parent = "parent"
+	// Child is one that was forked.
+	Child = "child"
+)
+
+// ChildPID is the interpreter that waits in a jail that was forked, there.
+const ChildPID = 2
 
 // AheadFD is the descriptor on which an interpreter that was started ahead waits,
 // one end of a stream socket. It writes one byte when it is there. Then it reads,

@@ -1,0 +1,308 @@
+package nsjail
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/jail/wire"
+)
+
+// maxChildren is how many jails forked from one parent there can be at a time.
+const maxChildren = 32
+
+// childID is the id within a parent's jail that is root in its i-th child; the
+// next one up is the program's.
+func childID(i int) int { return 10_000 + 2*i }
+
+// parent is a jail that others are forked from.
+type parent struct {
+	jail   *sandbox
+	orders *net.UnixConn // its interpreter takes orders from
+
+	mu      sync.Mutex
+	free    []int // indexes into jail.family that no jail has
+	living  int   // jails that were forked
+	closing bool
+}
+
+var errNoFork = errors.New("fork a jail: there are as many of this parent as can be, or it is closed")
+
+// Parent makes a jail to fork others from, for programs in jails of the spec;
+// spec.Ahead is its interpreter, as by jail.Source.Parent.
+func (m *Maker) Parent(ctx context.Context, spec jail.Spec) (jail.Parent, error) {
+	s, err := m.admit(spec)
+	if err != nil {
+		return nil, err
+	}
+	p := &parent{jail: s}
+	if err := p.prepare(ctx); err != nil {
+		s.kill()
+		return nil, errors.Join(fmt.Errorf("prepare a jail to fork from: %w", err), p.end())
+	}
+	if !m.remember(s) {
+		return nil, errors.Join(errClosing, p.Close())
+	}
+	return p, nil
+}
+
+// prepare makes the jail and starts the interpreter.
+func (p *parent) prepare(ctx context.Context) (err error) {
+	s := p.jail
+	if s.uids, err = s.m.uids.take(); err != nil {
+		return err
+	}
+	for i := range maxChildren {
+		pair, err := s.m.uids.take()
+		if err != nil {
+			return err
+		}
+		s.family = append(s.family, pair)
+		p.free = append(p.free, i)
+	}
+	if err := s.build(ctx, s.spec, s.makeGroup()); err != nil {
+		return err
+	}
+	if err := s.open(); err != nil {
+		return err
+	}
+	if err := p.start(ctx); err != nil {
+		return err
+	}
+	if err := s.group.Claim(); err != nil {
+		return err
+	}
+	s.ready = true
+	return nil
+}
+
+// start starts the interpreter, and returns when it takes orders. It is the program
+// of its jail, and root there.
+func (p *parent) start(ctx context.Context) error {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("make a socket: %w", err)
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "orders"), os.NewFile(uintptr(fds[1]), "orders")
+	conn, err := net.FileConn(ours)
+	if err = errors.Join(err, ours.Close()); err != nil {
+		return errors.Join(fmt.Errorf("make a socket: %w", err), theirs.Close())
+	}
+	p.orders = conn.(*net.UnixConn)
+	program := *p.jail.spec.Ahead
+	frame := (&wire.StartFrame{Argv: program.Argv, Env: program.Env, Dir: program.Dir}).Encode(wire.Start)
+	out, err := p.jail.order(frame, fds[1])
+	if err = errors.Join(err, theirs.Close()); err != nil {
+		return fmt.Errorf("start %s: %w", program.Argv[0], err)
+	}
+	p.jail.ahead = &interpreter{program, out}
+	stop := context.AfterFunc(ctx, func() { _ = p.orders.SetReadDeadline(time.Unix(1, 0)) })
+	var b [1]byte
+	n, err := p.orders.Read(b[:])
+	switch {
+	case !stop():
+		return fmt.Errorf("start %s: %w", program.Argv[0], context.Cause(ctx))
+	case err != nil || n == 0:
+		return fmt.Errorf("%s cannot be forked from: %s", program.Argv[0], p.lastWords())
+	}
+	return nil
+}
+
+// Fork makes a jail; see jail.Parent.
+func (p *parent) Fork(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
+	s, err := p.jail.m.admit(spec)
+	if err != nil {
+		return nil, err
+	}
+	i, ok := p.take()
+	if !ok {
+		s.m.forget(s)
+		return nil, errNoFork
+	}
+	s.parent, s.uids = p, p.jail.family[i]
+	if err := s.fork(ctx, i); err != nil {
+		s.kill()
+		return nil, errors.Join(fmt.Errorf("fork a jail: %w", err), s.release())
+	}
+	if !s.m.remember(s) {
+		return nil, errors.Join(errClosing, s.Close())
+	}
+	return s, nil
+}
+
+// fork makes the jail as its parent's i-th child, and returns when the interpreter waits.
+func (s *sandbox) fork(ctx context.Context, i int) error {
+	err := s.furnish(ctx, func() error {
+		if err := <-s.makeGroup(); err != nil {
+			return err
+		}
+		if err := s.limit(s.spec); err != nil {
+			return err
+		}
+		if err := s.orderFork(i); err != nil {
+			return err
+		}
+		return s.awaitReady(ctx)
+	})
+	if err != nil {
+		return err
+	}
+	if err := s.awaitWaiting(ctx, *s.spec.Ahead); err != nil {
+		return err
+	}
+	if err := s.group.Throttle(s.spec.CPU); err != nil {
+		return err
+	}
+	s.ready = true
+	return nil
+}
+
+// orderFork tells the parent's interpreter to make the jail.
+func (s *sandbox) orderFork(i int) error {
+	theirs, err := s.connect()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = theirs.Close() }()
+	doors, err := s.group.Doors()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		for _, d := range doors {
+			_ = d.Close()
+		}
+	}()
+	order := s.forkOrder(i)
+	out, err := s.withPipes(func(ends []int) error {
+		fds := []int{int(s.m.init.Fd()), int(theirs.Fd()), int(s.uids.lock.Fd()), ends[0], ends[1]}
+		for _, d := range doors {
+			fds = append(fds, int(d.Fd()))
+		}
+		_, _, err := s.parent.orders.WriteMsgUnix(order, unix.UnixRights(fds...), nil)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("tell the parent: %w: %s", err, s.lastWords())
+	}
+	s.ahead = &interpreter{*s.spec.Ahead, out}
+	return nil
+}
+
+// forkOrder is what jail/forks.py says.
+func (s *sandbox) forkOrder(i int) []byte {
+	fields := []string{
+		strconv.Itoa(childID(i)), strconv.Itoa(jail.ProgramID), strconv.Itoa(s.spec.Pids),
+		strconv.Itoa(unix.SYS_CLONE), strconv.Itoa(unix.SYS_UNSHARE), s.m.calls,
+	}
+	add := func(m mount, flags int) {
+		fields = append(fields, m.source, m.target, m.fstype, strconv.Itoa(flags), m.options)
+	}
+	safe := unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	add(mount{source: "proc", target: "/proc", fstype: "proc"}, safe)
+	// The mount is read-only, not the file system: the one says so after it has looked at who may write, the other before.
+	add(mount{target: "/proc"}, safe|unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY)
+	// The root's own /sys is empty. What is bound has the flags of where it is.
+	for _, m := range (layout{home: s.m.cfg.Home, masks: s.m.masks, spec: s.spec}).own("/sys") {
+		if m.fstype == "" {
+			add(m, unix.MS_BIND)
+		} else {
+			add(m, unix.MS_NOSUID|unix.MS_NODEV)
+		}
+	}
+	return []byte(strings.Join(fields, "\x00") + "\x00")
+}
+
+// take returns the index of uids for another jail.
+func (p *parent) take() (int, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closing || len(p.free) == 0 {
+		return 0, false
+	}
+	i := p.free[0]
+	p.free = p.free[1:]
+	p.living++
+	return i, true
+}
+
+// release gives uids back that a jail had. Of one that did not come up something
+// may still live, so its uids are not used again.
+func (p *parent) release(pair *uidPair, clean bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.living--
+	if clean {
+		p.free = append(p.free, slices.Index(p.jail.family, pair))
+	}
+	if p.closing && p.living == 0 {
+		go func() {
+			if err := p.end(); err != nil {
+				p.jail.m.cfg.Log.Error("a jail that others were forked from was not given back whole", "error", err)
+			}
+		}()
+	}
+}
+
+// Alive reports whether jails can be forked.
+func (p *parent) Alive() bool {
+	p.mu.Lock()
+	can := !p.closing && len(p.free) > 0
+	p.mu.Unlock()
+	return can && p.jail.Alive()
+}
+
+// Memory is what the parent holds; see jail.Parent.
+func (p *parent) Memory() (int64, error) { return p.jail.Memory() }
+
+// Close ends the parent; see jail.Parent.
+func (p *parent) Close() error {
+	p.mu.Lock()
+	closed := p.closing
+	p.closing = true
+	busy := p.living > 0
+	p.mu.Unlock()
+	if closed || busy {
+		return nil
+	}
+	return p.end()
+}
+
+// end kills the jail, and with it those that were forked from it.
+func (p *parent) end() error {
+	var err error
+	if p.orders != nil {
+		err = p.orders.Close()
+	}
+	return errors.Join(err, p.jail.Close())
+}
+
+// lastWords is what the interpreter said last, on one line.
+func (p *parent) lastWords() string {
+	if p.jail.ahead == nil {
+		return p.jail.lastWords()
+	}
+	b := make([]byte, maxLog)
+	n := 0
+	said, err := p.jail.ahead.outputs[1].SyscallConn()
+	if err == nil {
+		err = said.Read(func(fd uintptr) bool {
+			n, _ = unix.Read(int(fd), b)
+			return true // whatever there is: nobody waits for more
+		})
+	}
+	if err != nil || n <= 0 {
+		return "it says nothing"
+	}
+	return "it says: " + strings.Join(strings.Fields(string(b[:n])), " ")
+}

@@ -1,0 +1,196 @@
+package worker
+
+import (
+	"context"
+	"log/slog"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
+)
+
+const (
+	// often is how many executions of a kind an API key must ask for, per second, to have a parent: it costs as much as a jail or two to
+	// make, and as much memory to keep.
+	often = 2.0
+	// lately is how far back that rate looks.
+	lately = 5 * time.Second
+	// mostParents is how many parents a worker has at most: each holds uids for its jails, of which the host has not endlessly many.
+	mostParents = 32
+	// memoryOfParent is what a parent is taken to hold, in bytes, until it has been made.
+	memoryOfParent = 16 << 20
+	// A parent is replaced after so many forks, or so long a time, since its hash seed and its layout of memory are those of all its jails.
+	forksOfParent, ageOfParent = 1000, 10 * time.Minute
+	// idle is how long a parent is kept that nobody asks for.
+	idle = 2 * time.Minute
+	// The first pause after a parent could not be made, and the longest: it doubles.
+	retry, mostRetry = 5 * time.Second, 5 * time.Minute
+)
+
+// parents are the jails that others are forked from: one for each kind that an API key asks for often, for that key alone.
+type parents struct {
+	memory int64 // bytes that all may hold
+	log    *slog.Logger
+
+	mu       sync.Mutex
+	ctx      context.Context // ends when none is made any more
+	families map[string]*family
+	making   sync.WaitGroup
+}
+
+// family is what is known of one kind.
+type family struct {
+	asked  time.Time
+	rate   float64 // per second, when last asked
+	parent *ancestor
+	making bool
+
+	failed  time.Duration // the pause after the last failure; 0 after a success
+	retryAt time.Time
+}
+
+// ancestor is a parent, for as long as it is used.
+type ancestor struct {
+	jail.Parent
+	size  int64 // bytes
+	born  time.Time
+	forks int            // that were asked of it
+	used  sync.WaitGroup // by forks that are being made
+}
+
+// ask reports whether a kind has a parent, and sees to it that it gets one, or a new one, if it should.
+func (p *parents) ask(k kind) bool {
+	name, now := k.name(), time.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f := p.families[name]
+	if f == nil {
+		f = &family{}
+		p.families[name] = f
+	}
+	f.rate = f.rate*math.Exp(-now.Sub(f.asked).Seconds()/lately.Seconds()) + 1/lately.Seconds()
+	f.asked = now
+	if f.parent != nil && !f.parent.Alive() {
+		p.retire(f)
+	}
+	wanted := f.rate >= often || len(k.sandbox.Preload) > 0
+	worn := f.parent != nil && (f.parent.forks >= forksOfParent || now.Sub(f.parent.born) > ageOfParent)
+	if wanted && (f.parent == nil || worn) && !f.making && now.After(f.retryAt) && p.ctx.Err() == nil && p.room(f) {
+		f.making = true
+		p.making.Go(func() { p.make(f, k) })
+	}
+	return f.parent != nil
+}
+
+// take gives the parent of a kind, which is not closed before done is called; nil if it has none.
+func (p *parents) take(k kind) (parent jail.Parent, done func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f := p.families[k.name()]
+	if f == nil || f.parent == nil {
+		return nil, nil
+	}
+	f.parent.forks++
+	f.parent.used.Add(1)
+	return f.parent, f.parent.used.Done
+}
+
+// make makes a parent, in the place of the one there is.
+func (p *parents) make(f *family, k kind) {
+	parent, err := k.parent(p.ctx)
+	size := int64(0)
+	if err == nil {
+		size, err = parent.Memory()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f.making = false
+	now := time.Now()
+	if err != nil {
+		f.failed = min(max(2*f.failed, retry), mostRetry)
+		f.retryAt = now.Add(f.failed)
+		if p.ctx.Err() == nil {
+			p.log.Warn("a jail to fork from could not be made, programs of its kind start in jails of their own", "kind", k.name(), "error", err,
+				"again_in", f.failed)
+		}
+		if parent != nil {
+			p.close(&ancestor{Parent: parent})
+		}
+		return
+	}
+	p.retire(f)
+	f.parent, f.failed = &ancestor{Parent: parent, size: size, born: now}, 0
+}
+
+// room reports whether there is room for a parent of f. If not, it gives up the one that was not asked for longest, if that is idle.
+func (p *parents) room(f *family) bool {
+	count, held := 0, int64(memoryOfParent)
+	var other *family
+	for _, o := range p.families {
+		if o == f {
+			continue
+		}
+		switch {
+		case o.parent != nil:
+			count, held = count+1, held+o.parent.size
+			if other == nil || o.asked.Before(other.asked) {
+				other = o
+			}
+		case o.making:
+			count, held = count+1, held+memoryOfParent
+		}
+	}
+	if count < mostParents && held <= p.memory {
+		return true
+	}
+	if other != nil && time.Since(other.asked) > lately {
+		p.retire(other)
+	}
+	return false // until the next one asks
+}
+
+// run gives up parents that nobody asks for, until ctx ends, and then all; nobody may ask after that.
+func (p *parents) run(ctx context.Context) {
+	look := time.NewTicker(idle / 4)
+	defer look.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-look.C:
+			p.sweep(time.Now().Add(-idle))
+		}
+	}
+	p.making.Wait()
+	p.sweep(time.Now())
+	p.making.Wait()
+}
+
+// sweep forgets the kinds that nobody has asked for since a time.
+func (p *parents) sweep(since time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for name, f := range p.families {
+		if !f.asked.After(since) && !f.making {
+			p.retire(f)
+			delete(p.families, name)
+		}
+	}
+}
+
+// retire gives up the parent of a kind. It lives until the last of its jails has ended.
+func (p *parents) retire(f *family) {
+	if f.parent != nil {
+		p.close(f.parent)
+		f.parent = nil
+	}
+}
+
+func (p *parents) close(parent *ancestor) {
+	p.making.Go(func() {
+		parent.used.Wait()
+		if err := parent.Close(); err != nil {
+			p.log.Error("a jail to fork from was not given back whole", "error", err)
+		}
+	})
+}
