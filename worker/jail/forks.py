@@ -1,20 +1,21 @@
 # Run by sitecustomize.py in an interpreter that is there to be forked from: it never
 # sees anything of a tenant's. Each order that comes on descriptor 3 makes a jail within
-# the jail, with namespaces, a root, and ids of its own; fork returns in the
-# interpreter that is to run a program there. What has been imported for it here is
-# taken out again, so that a program finds what it would have found.
+# the jail, with namespaces and ids of its own; fork returns in the interpreter that is to
+# run a program there. What has been imported for it here is taken out again, so that
+# a program finds what it would have found. What is touched after a fork is copied: as
+# much as can be is made before, and the init of the new jail does the rest.
 #
-# An order is a message of strings that each end with a zero byte: the id here that
-# is root there, and the next one up is the program's; the id that the program has
-# there; the most processes of it; the numbers of the system calls clone and
-# unshare; the filter, in hexadecimal; and what to mount, as the five
-# arguments of mount(2) each. The descriptors that come with it are: the init's
-# executable, its control socket, its lock, the program's stdout and stderr, and files
-# of control groups that a process enters by writing 0 to them.
+# An order is a message of strings that each end with a zero byte: the id here that is
+# root there, and the next one up is the program's; the id that the program has there;
+# the most processes of it. The descriptors that come with it are: the init's executable,
+# its control socket, its lock, the program's stdout and stderr, and files of control
+# groups that a process enters by writing 0 to them. The variable BULLPEN_FORKS has the
+# numbers of the system calls clone and unshare and, in hexadecimal, the filter.
 def fork():
     import os
     import sys
 
+    clone, unshare, code = os.environ.pop("BULLPEN_FORKS").split(",")
     for name in filter(None, os.environ.pop("BULLPEN_PRELOAD", "").split(",")):
         __import__(name)
     modules = dict(sys.modules)
@@ -22,30 +23,66 @@ def fork():
     import _signal
     import _socket
     import ctypes
+    import gc
 
-    NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (
-        0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
     # The interpreter's lock is held across these calls: after clone there is nobody
     # who would give it back.
     libc = ctypes.PyDLL(None, use_errno=True)
+    syscall, prctl, setrlimit = libc.syscall, libc.prctl, libc.setrlimit
+    clone, unshare, NEWCGROUP = ctypes.c_long(int(clone)), ctypes.c_long(int(unshare)), ctypes.c_ulong(0x2000000)
+    # CLONE_NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET
+    namespaces = ctypes.c_ulong(0x20000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | 0x40000000 | _signal.SIGCHLD)
+    capabilities = range(int(open("/proc/sys/kernel/cap_last_cap").read()) + 1)
+    code = bytes.fromhex(code)
 
-    def call(name, *args):
-        result = getattr(libc, name)(*args)
+    class Filter(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
+
+    filter_ = ctypes.byref(Filter(len(code) // 8, code))
+    limits = ctypes.c_ulong * 2
+    orders = _socket.socket(fileno=3)
+
+    def check(result):
         if result == -1:
             errno = ctypes.get_errno()
-            raise OSError(errno, name + ": " + os.strerror(errno))
+            raise OSError(errno, os.strerror(errno))
         return result
 
-    def drop_from_bounding_set(capabilities):
-        for c in capabilities:
-            call("prctl", 24, c, 0, 0, 0)
+    def serve():
+        """Makes a process for each order; returns in it."""
+        while True:
+            message, ancillary, *_ = orders.recvmsg(4096, 64)
+            if not message:
+                os._exit(0)
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                pass
+            fds = memoryview(ancillary[0][2]).cast("i").tolist()
+            root, program, processes, _ = message.split(b"\0")
+            ready, go = os.pipe()
+            pid = check(syscall(clone, namespaces, None, None, None, None))
+            if pid == 0:
+                os.close(go)
+                if not os.read(ready, 1):
+                    os._exit(1)
+                return int(program), int(processes), fds
+            for fd in (ready, *fds):
+                os.close(fd)
+            lines = b"0 %s 1\n%s %d 1\n" % (root, program, int(root) + 1)
+            try:
+                for ids in ("gid_map", "uid_map"):
+                    fd = os.open("/proc/%d/%s" % (pid, ids), os.O_WRONLY | os.O_CLOEXEC)
+                    os.write(fd, lines)
+                    os.close(fd)
+                os.write(go, b".")
+            except OSError as e:
+                os.write(2, b"map the ids of a jail: %s\n" % str(e).encode())
+            os.close(go)
 
-    last = int(open("/proc/sys/kernel/cap_last_cap").read())
-    ours = (5, 6, 7, 8)  # CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SETPCAP: the init's
-
-    def jail(fields, mounts, fds):
+    def split(fds):
         """Makes this process the first of a jail; returns in the second."""
-        unshare = int(fields[4])
         high = range(100, 100 + len(fds))
         for fd, to in zip(fds, high):
             os.dup2(fd, to, False)
@@ -56,21 +93,14 @@ def fork():
         os.setresuid(0, 0, 0)
         for group in groups:
             os.write(group, b"0")
-            os.close(group)
-        call("syscall", unshare, NEWCGROUP)
-        for source, target, kind, flags, data in mounts:
-            call("mount", source, target, kind, ctypes.c_ulong(int(flags)), data)
-        lo = call("socket", 2, 2 | os.O_CLOEXEC, 0)
-        call("ioctl", lo, ctypes.c_ulong(0x8914), b"lo".ljust(16, b"\0") + b"\1".ljust(24, b"\0"))  # up
-        os.close(lo)
-        drop_from_bounding_set(c for c in range(last + 1) if c not in ours)
+        check(syscall(unshare, NEWCGROUP))
         theirs, mine = (s.detach() for s in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM))
         if os.fork():
             os.dup2(theirs, 5)
             os.dup2(control, 3)
             os.dup2(lock, 4)
             os.closerange(6, init)
-            os.closerange(init + 1, init + len(fds))
+            os.closerange(init + 1, high[-1] + 1)
             for ignored in (_signal.SIGPIPE, _signal.SIGXFSZ):
                 _signal.signal(ignored, _signal.SIG_DFL)
             os.execve(init, [b"init", b"child"], {b"GOGC": b"off", b"GOMAXPROCS": b"2"})
@@ -78,65 +108,30 @@ def fork():
         os.dup2(out, 1)
         os.dup2(err, 2)
         os.dup2(mine, 3)
-        os.closerange(4, 120)
-        drop_from_bounding_set(ours)
-        me = int(fields[1])
-        os.setresgid(me, me, me)
-        os.setresuid(me, me, me)
-        call("prctl", 4, 1, 0, 0, 0)  # dumpable, as after an exec
-        most = ctypes.c_ulong * 2
-        call("setrlimit", 6, most(int(fields[2]), int(fields[2])))
-        code = bytes.fromhex(fields[5].decode())
+        os.closerange(4, high[-1] + 1)
 
-        class Program(ctypes.Structure):
-            _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
+    def confine(program, processes):
+        """Makes this process what a program is."""
+        for c in capabilities:
+            check(prctl(24, c, 0, 0, 0))  # out of the bounding set
+        os.setresgid(program, program, program)
+        os.setresuid(program, program, program)
+        check(prctl(4, 1, 0, 0, 0))  # dumpable, as after an exec
+        check(setrlimit(6, limits(processes, processes)))
+        check(prctl(22, 2, filter_, 0, 0))
 
-        call("prctl", 22, 2, ctypes.byref(Program(len(code) // 8, code)), 0, 0)
-
-    def serve():
-        orders = _socket.socket(fileno=3)
-        os.write(3, b".")
-        while True:
-            message, ancillary, *_ = orders.recvmsg(1 << 16, _socket.CMSG_SPACE(64))
-            if not message:
-                os._exit(0)
-            try:
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            except ChildProcessError:
-                pass
-            fds = memoryview(ancillary[0][2]).cast("i").tolist()
-            fields = message.split(b"\0")[:-1]
-            mounts = [fields[i:i + 5] for i in range(6, len(fields), 5)]
-            ready, go = os.pipe()
-            flags = NEWNS | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET | _signal.SIGCHLD
-            pid = call("syscall", int(fields[3]), ctypes.c_ulong(flags), None, None, None, None)
-            if pid == 0:
-                os.close(go)
-                if not os.read(ready, 1):
-                    os._exit(1)
-                fds_and_more = fds
-                orders.detach()
-                return fields, mounts, fds_and_more
-            for fd in (ready, *fds):
-                os.close(fd)
-            first = int(fields[0])
-            lines = b"0 %d 1\n%s %d 1\n" % (first, fields[1], first + 1)
-            try:
-                for ids in ("gid_map", "uid_map"):
-                    with open("/proc/%d/%s" % (pid, ids), "wb", 0) as f:
-                        f.write(lines)
-                os.write(go, b".")
-            except OSError as e:
-                os.write(2, b"map the ids of a jail: %s\n" % str(e).encode())
-            os.close(go)
-
-    fields, mounts, fds = serve()
+    # What is there stays as it is: a collector that looked at it would have it copied.
+    gc.collect()
+    gc.freeze()
+    os.write(3, b".")
+    program, processes, fds = serve()
     try:
-        jail(fields, mounts, fds)
+        split(fds)
+        confine(program, processes)
     except BaseException as e:
         os.write(2, b"make a jail: %s: %s\n" % (type(e).__name__.encode(), str(e).encode()))
         os._exit(1)
+    orders.detach()
     for name in [name for name in sys.modules if name not in modules]:
         del sys.modules[name]
     sys.path_importer_cache.clear()

@@ -59,6 +59,12 @@ func main() {
 	if len(os.Args) > 1 {
 		kind = os.Args[1]
 	}
+	if kind == wire.Child {
+		if err := settle(); err != nil {
+			complain("settle", err)
+			unix.Exit(exitConfine)
+		}
+	}
 	if err := confine(kind == wire.Parent); err != nil {
 		complain("confine", err)
 		unix.Exit(exitConfine)
@@ -213,11 +219,15 @@ func dropInheritable(parent bool) error {
 		return err
 	}
 	data[0].Inheritable, data[1].Inheritable = 0, 0
+	// In a jail that was forked it began with all of them.
+	ours := uint32(1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETPCAP)
+	data[0].Permitted, data[1].Permitted = data[0].Permitted&ours, 0
+	data[0].Effective, data[1].Effective = data[0].Effective&ours, 0
 	return unix.Capset(&hdr, &data[0])
 }
 
-// complain writes one line to stderr, which is nsjail's log and never the
-// program's.
+// complain writes one line to stderr, which is nsjail's log, or what the parent's
+// interpreter says, and never the program's.
 func complain(step string, err error) {
 	_, _ = unix.Write(2, []byte("jailinit: "+step+": "+err.Error()+"\n"))
 }

@@ -152,8 +152,10 @@ func (l layout) own(empty string) (all []mount) {
 }
 
 func tmpfs(target string, size, inodes int64, mode string, owner int) mount {
-	return mount{source: "tmpfs", target: target, fstype: "tmpfs",
-		options: fmt.Sprintf("size=%d,nr_inodes=%d,mode=%s,uid=%d,gid=%d", size, inodes, mode, owner, owner)}
+	return mount{
+		source: "tmpfs", target: target, fstype: "tmpfs",
+		options: fmt.Sprintf("size=%d,nr_inodes=%d,mode=%s,uid=%d,gid=%d", size, inodes, mode, owner, owner),
+	}
 }
 
 // area is a directory that is the program's own.

@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -100,6 +99,7 @@ func (p *parent) start(ctx context.Context) error {
 	}
 	p.orders = conn.(*net.UnixConn)
 	program := *p.jail.spec.Ahead
+	program.Env = append(slices.Clone(program.Env), fmt.Sprintf("BULLPEN_FORKS=%d,%d,%s", unix.SYS_CLONE, unix.SYS_UNSHARE, p.jail.m.calls))
 	frame := (&wire.StartFrame{Argv: program.Argv, Env: program.Env, Dir: program.Dir}).Encode(wire.Start)
 	out, err := p.jail.order(frame, fds[1])
 	if err = errors.Join(err, theirs.Close()); err != nil {
@@ -183,12 +183,12 @@ func (s *sandbox) orderFork(i int) error {
 			_ = d.Close()
 		}
 	}()
-	order := s.forkOrder(i)
 	out, err := s.withPipes(func(ends []int) error {
 		fds := []int{int(s.m.init.Fd()), int(theirs.Fd()), int(s.uids.lock.Fd()), ends[0], ends[1]}
 		for _, d := range doors {
 			fds = append(fds, int(d.Fd()))
 		}
+		order := fmt.Appendf(nil, "%d\x00%d\x00%d\x00", childID(i), jail.ProgramID, s.spec.Pids)
 		_, _, err := s.parent.orders.WriteMsgUnix(order, unix.UnixRights(fds...), nil)
 		return err
 	})
@@ -196,31 +196,29 @@ func (s *sandbox) orderFork(i int) error {
 		return fmt.Errorf("tell the parent: %w: %s", err, s.lastWords())
 	}
 	s.ahead = &interpreter{*s.spec.Ahead, out}
+	if _, err := s.conn.Write(s.mounts().Encode()); err != nil {
+		return fmt.Errorf("tell the init: %w: %s", err, s.lastWords())
+	}
 	return nil
 }
 
-// forkOrder is what jail/forks.py says.
-func (s *sandbox) forkOrder(i int) []byte {
-	fields := []string{
-		strconv.Itoa(childID(i)), strconv.Itoa(jail.ProgramID), strconv.Itoa(s.spec.Pids),
-		strconv.Itoa(unix.SYS_CLONE), strconv.Itoa(unix.SYS_UNSHARE), s.m.calls,
-	}
-	add := func(m mount, flags int) {
-		fields = append(fields, m.source, m.target, m.fstype, strconv.Itoa(flags), m.options)
-	}
-	safe := unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-	add(mount{source: "proc", target: "/proc", fstype: "proc"}, safe)
-	// The mount is read-only, not the file system: the one says so after it has looked at who may write, the other before.
-	add(mount{target: "/proc"}, safe|unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY)
+// mounts are what nsjail mounts in other jails.
+func (s *sandbox) mounts() (all wire.MountsFrame) {
+	safe := uint64(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
+	all = append(all,
+		wire.Mount{Source: "proc", Target: "/proc", FSType: "proc", Flags: safe},
+		// The mount is read-only, not the file system: the one says so after it has
+		// looked at who may write, the other before.
+		wire.Mount{Target: "/proc", Flags: safe | unix.MS_REMOUNT | unix.MS_BIND | unix.MS_RDONLY})
 	// The root's own /sys is empty. What is bound has the flags of where it is.
 	for _, m := range (layout{home: s.m.cfg.Home, masks: s.m.masks, spec: s.spec}).own("/sys") {
+		flags := uint64(unix.MS_NOSUID | unix.MS_NODEV)
 		if m.fstype == "" {
-			add(m, unix.MS_BIND)
-		} else {
-			add(m, unix.MS_NOSUID|unix.MS_NODEV)
+			flags = unix.MS_BIND
 		}
+		all = append(all, wire.Mount{Source: m.source, Target: m.target, FSType: m.fstype, Flags: flags, Options: m.options})
 	}
-	return []byte(strings.Join(fields, "\x00") + "\x00")
+	return all
 }
 
 // take returns the index of uids for another jail.

@@ -1,8 +1,14 @@
 package nsjail
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
@@ -53,22 +59,215 @@ func fork(tb testing.TB, p jail.Parent, spec jail.Spec) jail.Jail {
 	return j
 }
 
-func TestFork(t *testing.T) {
+// identity is a program that says in what it runs.
+const identity = `
+import os, sys
+for ns in sorted(os.listdir("/proc/self/ns")):
+    print(ns, os.readlink("/proc/self/ns/" + ns))
+print(os.listdir("/tmp"), os.listdir("/dev/shm"), os.listdir("."), len([p for p in os.listdir("/proc") if p.isdigit()]))
+for mark in ("/tmp/mark", "/dev/shm/mark", "mark"):
+    open(mark, "w").close()
+`
+
+// Executions that are forked from one interpreter share nothing but what that was.
+func TestForksAreApart(t *testing.T) {
 	m := newMaker(t)
 	p := parentOf(t, m, testSpec())
-	for range 3 {
-		r := runIn(t, fork(t, p, testSpec()), program(t, "python", `
-import os, sys
-print(os.getpid(), os.getppid(), os.getuid(), os.getgid(), os.getgroups(), os.getcwd(), sys.argv, os.listdir("/tmp"), os.listdir("."))
-print(open("/proc/self/status").read())
-print(open("/proc/self/mountinfo").read())
-print(open("/proc/self/cgroup").read())
-print(os.listdir("/proc/self/fd"), os.listdir("/proc"))
-print(sorted(sys.modules))
-`))
-		t.Log(r.stdout, r.stderr, r.Outcome)
-		if r.Kind != jail.Exited || r.ExitCode != 0 || !strings.Contains(r.stdout, "main.py") {
-			t.Errorf("%+v", r)
+	const count = 6
+	var jails [count]jail.Jail
+	uids := map[int]bool{}
+	for i := range jails { // all there at once
+		jails[i] = fork(t, p, testSpec())
+		uids[jails[i].(*sandbox).uids.first] = true
+	}
+	if len(uids) != count {
+		t.Errorf("%d jails have only %d pairs of uids", count, len(uids))
+	}
+	seen := map[string]bool{}
+	for _, j := range jails {
+		r := runIn(t, j, program(t, "python", identity))
+		if r.Kind != jail.Exited || r.ExitCode != 0 || !strings.Contains(r.stdout, "[] [] ['main.py'] 2\n") {
+			t.Fatalf("%+v", r)
 		}
+		for line := range strings.Lines(r.stdout) {
+			if strings.Contains(line, ":[") && !strings.HasPrefix(line, "time") {
+				if seen[line] && !strings.Contains(line, "_for_children") {
+					t.Errorf("two jails have the namespace %s", line)
+				}
+				seen[line] = true
+			}
+		}
+	}
+	if kinds := len(seen) / count; kinds < 7 { // cgroup ipc mnt net pid user uts, and pid_for_children once more
+		t.Errorf("only %d kinds of namespaces in %v", kinds, seen)
+	}
+}
+
+// What is random differs, also where a module had its seed before the fork.
+func TestForksAreSeeded(t *testing.T) {
+	m := newMaker(t)
+	p := parentOf(t, m, testSpec(), "random", "uuid", "tempfile", "ssl", "secrets")
+	seen := map[string]bool{}
+	for range 5 {
+		r := runIn(t, fork(t, p, testSpec()), program(t, "python", `
+import random, uuid, tempfile, ssl, secrets, os
+print(random.random(), random.SystemRandom().random())
+print(uuid.uuid4()); print(uuid.uuid1())
+print(next(tempfile._get_candidate_names()))
+print(ssl.RAND_bytes(16)); print(secrets.token_hex()); print(os.urandom(8))
+`))
+		if r.Kind != jail.Exited || r.ExitCode != 0 {
+			t.Fatalf("%+v", r)
+		}
+		for line := range strings.Lines(r.stdout) {
+			if seen[line] {
+				t.Errorf("twice: %s", line)
+			}
+			seen[line] = true
+		}
+	}
+	hash := func(p jail.Parent) string {
+		return runIn(t, fork(t, p, testSpec()), program(t, "python", "print(hash('x'))")).stdout
+	}
+	if hash(p) == hash(parentOf(t, m, testSpec())) {
+		t.Error("two parents have one hash seed")
+	}
+}
+
+// What the profile asks for is there; what is needed to fork is not, and works when it is imported.
+func TestWhatAForkHasImported(t *testing.T) {
+	m := newMaker(t)
+	const imported = "import sys; print([m in sys.modules for m in ('decimal', 'ctypes', '_ctypes', 'gc', '_socket', 'random')])\n"
+	for modules, want := range map[string]string{"": "[False, False, False, False, False, False]", "decimal": "[True, False, False, False, False, False]"} {
+		p := parentOf(t, m, testSpec(), strings.Fields(modules)...)
+		r := runIn(t, fork(t, p, testSpec()), program(t, "python", imported+`
+import ctypes, socket, gc, resource
+libc = ctypes.CDLL(None)
+print(libc.getpid(), ctypes.c_int(7).value, socket.socketpair()[0].family.name, gc.isenabled())
+class P(ctypes.Structure):
+    _fields_ = [("x", ctypes.c_int)]
+print(P(3).x, resource.getrlimit(resource.RLIMIT_NPROC))
+`))
+		r.want(t, jail.Exited, want+"\n2 7 AF_UNIX True\n3 (256, 256)")
+	}
+	spec := testSpec()
+	program, err := jail.Source{Language: "python", Home: m.Home()}.Parent([]string{"no_such_module"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec.Ahead = &program
+	if _, err := m.Parent(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "no_such_module") {
+		t.Errorf("a module that is not there: %v", err)
+	}
+}
+
+// A fork that is killed for what it does harms neither the parent nor the others.
+func TestAForkDiesAlone(t *testing.T) {
+	m := newMaker(t)
+	spec := testSpec()
+	spec.Memory, spec.HomeBytes, spec.TmpBytes, spec.Pids = 64<<20, 8<<20, 8<<20, 20
+	p := parentOf(t, m, spec)
+	other := fork(t, p, spec)
+	for code, kind := range map[string]jail.Kind{
+		"x = bytearray(1 << 30)": jail.OutOfMemory,
+		"import os\nwhile True:\n    try: os.fork()\n    except OSError: pass": jail.TimedOut,
+		"import os; os.kill(os.getpid(), 9)":                                   jail.Signaled,
+		"import os; os.closerange(0, 1000); os.abort()":                        jail.Signaled,
+	} {
+		program := program(t, "python", code)
+		program.Timeout = time.Second
+		if r := runIn(t, fork(t, p, spec), program); r.Kind != kind {
+			t.Errorf("%s: %+v", code, r)
+		}
+	}
+	runIn(t, other, program(t, "python", "print(1)")).want(t, jail.Exited, "1")
+	runIn(t, fork(t, p, spec), program(t, "python", "print(2)")).want(t, jail.Exited, "2")
+}
+
+func TestAParentThatDiesTakesItsForksAlong(t *testing.T) {
+	m := newMaker(t)
+	p := parentOf(t, m, testSpec())
+	j := fork(t, p, testSpec())
+	if !p.Alive() || !j.Alive() {
+		t.Error("they are not alive")
+	}
+	if err := unix.Kill(inJail(t, p.(*parent).jail, "python"), unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range []int{p.(*parent).jail.initFD, j.(*sandbox).initFD} {
+		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience.Milliseconds())); n != 1 || err != nil {
+			t.Errorf("an init lives on: %v", err)
+		}
+	}
+	if p.Alive() || j.Alive() {
+		t.Error("they are said to be alive")
+	}
+	if _, err := p.Fork(t.Context(), *aheadOf(t)); err == nil {
+		t.Error("forked from the dead")
+	}
+}
+
+// A parent that is closed ends with its last fork, and gives everything back.
+func TestAParentThatIsClosed(t *testing.T) {
+	m := newMaker(t)
+	p := newParent(t, m, testSpec())
+	j := fork(t, p, testSpec())
+	closeParent(t, p)
+	if p.Alive() {
+		t.Error("it can be forked from")
+	}
+	if _, err := p.Fork(t.Context(), *aheadOf(t)); !errors.Is(err, errNoFork) {
+		t.Errorf("fork from a closed parent: %v", err)
+	}
+	runIn(t, j, program(t, "python", "print(1)")).want(t, jail.Exited, "1")
+	closeParent(t, p)
+	m.nothingLeft(t)
+}
+
+func TestAsManyForksAsCanBe(t *testing.T) {
+	m := newMaker(t)
+	p := parentOf(t, m, testSpec())
+	var all []jail.Jail
+	for range maxChildren {
+		all = append(all, fork(t, p, testSpec()))
+	}
+	if _, err := p.Fork(t.Context(), *aheadOf(t)); !errors.Is(err, errNoFork) || p.Alive() {
+		t.Errorf("one more: %v", err)
+	}
+	if err := all[0].Close(); err != nil {
+		t.Fatal(err)
+	}
+	runIn(t, fork(t, p, testSpec()), program(t, "python", "print(1)")).want(t, jail.Exited, "1")
+}
+
+// aheadOf is testSpec for a fork.
+func aheadOf(tb testing.TB) *jail.Spec {
+	tb.Helper()
+	spec := aheadSpec(tb, "python")
+	return &spec
+}
+
+// A fork has what other jails have: a thread's home, directories on disk.
+func TestAForkHasAHome(t *testing.T) {
+	m := openMaker(t, Config{VolumeDir: diskDir(t)})
+	th := newThread(t, map[string]string{"old": "1", strings.TrimPrefix(userSite(t), "/") + "/own.py": "x = 5"})
+	spec := testSpec()
+	spec.HomeLater = true
+	spec.TmpBytes = spec.Memory // on disk
+	j := fork(t, parentOf(t, m, spec), spec)
+	if err := j.Bring(t.Context(), th); err != nil {
+		t.Fatal(err)
+	}
+	r := runIn(t, j, program(t, "python", `
+import os, own
+print(sorted(os.listdir()), own.x, [l.split()[2] for l in open("/proc/mounts") if l.split()[1] == "/tmp"])
+open("new", "w").write("2"); open("/tmp/x", "w").write("x")
+`))
+	r.want(t, jail.Exited, "['.local', 'main.py', 'old'] 5 ['ext4']")
+	if err := th.save(); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(filepath.Join(th.lower, "new")); err != nil || string(b) != "2" {
+		t.Errorf("what the program wrote: %q, %v", b, err)
 	}
 }

@@ -48,6 +48,7 @@ const (
 	GoOn    byte = 'O'
 	Signal  byte = 'G'
 	Kill    byte = 'K'
+	Mounts  byte = 'M'
 )
 
 // Caps on the length field of a frame.
@@ -82,6 +83,38 @@ type File struct {
 	Mode    uint32
 	Owner   byte
 	Content []byte
+}
+
+// Mount is one call of mount(2).
+type Mount struct {
+	Source, Target, FSType string
+	Flags                  uint64
+	Options                string
+}
+
+// MountsFrame is the payload of Mounts.
+type MountsFrame []Mount
+
+// Encode returns the whole Mounts frame.
+func (m MountsFrame) Encode() []byte {
+	b := appendU32(nil, uint32(len(m)))
+	for _, c := range m {
+		b = appendString(appendString(appendString(b, c.Source), c.Target), c.FSType)
+		b = appendString(appendU64(b, c.Flags), c.Options)
+	}
+	return Frame(Mounts, b)
+}
+
+// ParseMounts reads the payload of Mounts.
+func ParseMounts(b []byte) (m MountsFrame, ok bool) {
+	r := reader{b: b, ok: true}
+	n := r.count()
+	for i := 0; i < n && r.ok; i++ {
+		m = append(m, Mount{
+			Source: string(r.bytes()), Target: string(r.bytes()), FSType: string(r.bytes()), Flags: r.u64(), Options: string(r.bytes()),
+		})
+	}
+	return m, r.ok && len(r.b) == 0
 }
 
 // FailedFrame is the payload of Failed.
