@@ -188,6 +188,9 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 		return err
 	}
 	var work, web, base sync.WaitGroup
+	if cfg.ProfileListen != "" {
+		parts.start(closing, &web, part{"profiles", func(ctx context.Context) error { return tellProfiles(ctx, cfg.ProfileListen, log) }})
+	}
 	if front != nil { // it tells that the process lives while the others wait for NATS
 		parts.start(closing, &web, part{"HTTP server", front.run})
 	}

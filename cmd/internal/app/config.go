@@ -49,6 +49,9 @@ type Config struct {
 	// Memory is what this process may use, the programs that it runs aside; 0 chooses, see [Config.MemoryLimit].
 	Memory proto.Bytes `name:"memory" group:"Server" env:"BULLPEN_MEMORY" default:"0" placeholder:"SIZE" help:"Memory that this process may use, the programs that it runs aside: requests and queued executions that need more are refused. 0, the default, is a quarter of what the machine or container has."`
 
+	// ProfileListen is where this process tells what it does, ADDRESS:PORT of a loopback; empty for nowhere.
+	ProfileListen string `name:"profile-listen" group:"Server" env:"BULLPEN_PROFILE_LISTEN" placeholder:"ADDRESS:PORT" help:"Loopback address to tell profiles of this process on, for go tool pprof: 127.0.0.1:6060. Everybody on this machine can read them. Without it, nobody can."`
+
 	NATS `embed:""`
 
 	// RedisURL is where timers are kept; empty keeps them inside this process.
@@ -163,6 +166,7 @@ func (c *Config) Validate() error {
 	err := errors.Join(
 		c.validateRoles(),
 		c.validateListen(),
+		c.validateProfileListen(),
 		c.validateNATS(),
 		c.validateRedis(),
 		setting("data", c.Data != "", "name a directory"),
@@ -333,7 +337,8 @@ func roleNames(roles []Role) string {
 func (c *Config) LogValue() slog.Value {
 	return slog.GroupValue(
 		slog.String("config", string(c.File)), slog.String("listen", c.Listen), slog.String("data", c.Data),
-		slog.String("roles", roleNames(c.Roles)), slog.Duration("drain", c.Drain), slog.String("memory", c.Memory.String()), slog.Any("nats", &c.NATS),
+		slog.String("roles", roleNames(c.Roles)), slog.Duration("drain", c.Drain), slog.String("memory", c.Memory.String()),
+		slog.String("profile_listen", c.ProfileListen), slog.Any("nats", &c.NATS),
 		slog.String("redis", redactURL(c.RedisURL)), slog.String("redis_ca", c.RedisCA),
 		slog.Int("slots", c.Slots), slog.String("nsjail", c.NsjailPath), slog.String("image_dir", c.ImageDir), slog.String("uid_range", c.UIDRange.String()),
 		slog.String("store", redactURL(c.StoreURL)), slog.String("store_key", c.StoreKey), slog.String("home_cache", c.HomeCache.String()),

@@ -1,0 +1,56 @@
+package app
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestProfilesAreToldToThisMachineAlone also looks for them where tenants ask.
+func TestProfilesAreToldToThisMachineAlone(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	nats, web, profiles := freeAddress(t), freeAddress(t), freeAddress(t)
+	startNATS(t, nats, "")
+	running, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	c := config(t, "--roles", "gateway", "--store", "file://"+t.TempDir(), "--nats", "nats://"+nats.String(), "--listen", web.String(),
+		"--profile-listen", profiles.String())
+	go func() { ended <- Run(running, c) }()
+	tells(ctx, t, "http://"+web.String()+"/readyz", http.StatusServiceUnavailable, "no worker is live")
+	tells(ctx, t, "http://"+web.String()+"/debug/pprof/goroutine?debug=1", http.StatusNotFound, "")
+	tells(ctx, t, "http://"+profiles.String()+"/debug/pprof/goroutine?debug=1", http.StatusOK, "(*Dispatcher).Run")
+	tells(ctx, t, "http://"+profiles.String()+"/debug/pprof/allocs?debug=1", http.StatusOK, "TotalAlloc")
+	tells(ctx, t, "http://"+profiles.String()+"/debug/pprof/cmdline", http.StatusNotFound, "")
+	stop()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAddressForProfilesIsALoopback(t *testing.T) {
+	for _, bad := range []string{"0.0.0.0:6060", ":6060", "[::]:6060", "192.0.2.1:6060", "localhost:6060", "127.0.0.1", "127.0.0.1:x", "[::ffff:192.0.2.1]:6060"} {
+		if _, err := ParseConfig([]string{"--profile-listen", bad}); err == nil || !strings.Contains(err.Error(), "--profile-listen") {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+	for _, good := range []string{"", "127.0.0.1:0", "127.9.9.9:6060", "[::1]:6060"} {
+		if _, err := ParseConfig([]string{"--profile-listen", good}); err != nil {
+			t.Errorf("%s: %v", good, err)
+		}
+	}
+}
+
+func TestAddressForProfilesThatIsTaken(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	nats := freeAddress(t)
+	startNATS(t, nats, "")
+	c := config(t, "--roles", "gateway", "--store", "file://"+t.TempDir(), "--nats", "nats://"+nats.String(), "--listen", "127.0.0.1:0",
+		"--profile-listen", nats.String())
+	if err := Run(ctx, c); err == nil || !strings.Contains(err.Error(), "--profile-listen") {
+		t.Fatalf("it ended with %v", err)
+	}
+}
