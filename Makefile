@@ -87,6 +87,10 @@ fmt: ## format the code as make lint wants it
 bench: build s3server ## measure bullpen against the bare interpreters, into bench/results/
 	go run ./bench
 
+.PHONY: profile
+profile: build ## draw where the server's processor time and memory go while 8 callers run programs, into bench/results/profile/
+	go run ./bench --profile bench/results/profile --duration 20s
+
 .PHONY: soak
 soak: build ## run 10,000 executions in sequence and see that nothing is left behind
 	go run ./bench --soak 10000

@@ -176,7 +176,15 @@ func TestFiguresSayWhatWasNotMeasured(t *testing.T) {
 }
 
 func TestFlags(t *testing.T) {
-	for _, bad := range [][]string{{"--url", "http://x"}, {"--soak", "-1"}, {"--duration", "-1s"}, {"more"}, {"--soak", "1", "--url", "http://x", "--key", "k"}} {
+	for _, bad := range [][]string{
+		{"--url", "http://x"},
+		{"--soak", "-1"},
+		{"--duration", "-1s"},
+		{"more"},
+		{"--soak", "1", "--url", "http://x", "--key", "k"},
+		{"--profile", "x", "--url", "http://x", "--key", "k"},
+		{"--profile", "x", "--soak", "1"},
+	} {
 		t.Setenv("BULLPEN_API_KEY", "")
 		if _, err := parse(bad, io.Discard); err == nil {
 			t.Errorf("%v was taken", bad)

@@ -1,5 +1,6 @@
 // Command bench measures bullpen against the bare interpreters, on one machine, in one run. It is a benchmark, not a test: no
-// figure makes it fail, only --soak does where executions leave something behind.
+// figure makes it fail, only --soak does where executions leave something behind. --profile measures nothing: it shows what the
+// server is busy with.
 //
 // What is compared runs in alternating blocks (bare, bullpen, bare, bullpen, …), so that a machine that gets slower or faster
 // meanwhile does so for both. The bare side is the interpreter that jails run, started by this process with a clean

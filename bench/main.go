@@ -21,6 +21,7 @@ type options struct {
 	json     string        // where the figures go instead of the directory of results
 	svg      string        // where a drawing of them goes; empty for none
 	soak     int           // executions of a soak instead of a benchmark
+	profile  string        // directory for profiles of a server that works, instead of a benchmark
 }
 
 const (
@@ -56,9 +57,12 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if o.soak > 0 {
+	switch {
+	case o.soak > 0:
 		err = soak(ctx, t, o.soak, out, progress)
-	} else {
+	case o.profile != "":
+		err = profile(ctx, t, o, dir, out, progress)
+	default:
 		err = benchmark(ctx, t, o, dir, out, progress)
 	}
 	return errors.Join(err, t.close())
@@ -76,6 +80,7 @@ func parse(args []string, out io.Writer) (options, error) {
 	f.StringVar(&o.json, "json", "", "write the figures to this file rather than to bench/results/")
 	f.StringVar(&o.svg, "svg", "", "draw the comparison with the bare interpreter into this file")
 	f.IntVar(&o.soak, "soak", 0, "instead of measuring, run this many executions in sequence and fail if they leave anything behind")
+	f.StringVar(&o.profile, "profile", "", "instead of measuring, make profiles of the server while it works for --duration, in this directory")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
@@ -86,8 +91,10 @@ func parse(args []string, out io.Writer) (options, error) {
 		return o, fmt.Errorf("--duration: %s must be more than 0, such as 6s", o.duration)
 	case o.soak < 0:
 		return o, fmt.Errorf("--soak: %d must be a number of executions, such as 10000", o.soak)
-	case o.soak > 0 && o.url != "":
-		return o, errors.New("--soak looks at the server's process, so that it starts one: leave --url out")
+	case (o.soak > 0 || o.profile != "") && o.url != "":
+		return o, errors.New("--soak and --profile look at the server's process, so that they start one: leave --url out")
+	case o.soak > 0 && o.profile != "":
+		return o, errors.New("--soak and --profile are not to be had at once: leave one out")
 	case o.url != "" && o.key == "":
 		return o, errors.New("--url needs an API key: set BULLPEN_API_KEY or --key")
 	}

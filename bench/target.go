@@ -28,9 +28,11 @@ type target struct {
 	*api
 	// Of a server that was started here; without one they are empty.
 	data, log string // paths
-	pid       int
-	cmd       *exec.Cmd
-	exited    chan struct{}
+	// profileURL is where the server tells profiles; empty unless they are asked for.
+	profileURL string
+	pid        int
+	cmd        *exec.Cmd
+	exited     chan struct{}
 }
 
 // openTarget starts a server with its data below dir, or takes the one that runs, and waits until it can run programs.
@@ -38,9 +40,18 @@ func openTarget(ctx context.Context, o options, dir string) (*target, error) {
 	t := &target{api: newAPI(o.url, o.key)}
 	if o.url == "" {
 		var err error
-		if t, err = startServer(ctx, o.server, dir); err != nil {
+		var settings []string
+		at := ""
+		if o.profile != "" {
+			if at, err = freeAddress(ctx); err != nil {
+				return nil, err
+			}
+			settings = append(settings, profileSetting+at)
+		}
+		if t, err = startServer(ctx, o.server, dir, settings...); err != nil {
 			return nil, err
 		}
+		t.profileURL = "http://" + at
 	}
 	if err := t.ready(ctx); err != nil {
 		return nil, errors.Join(err, t.close())
@@ -50,13 +61,9 @@ func openTarget(ctx context.Context, o options, dir string) (*target, error) {
 
 // startServer starts a server with its data in dir, and with these settings as variables of its environment besides.
 func startServer(ctx context.Context, program, dir string, settings ...string) (*target, error) {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	address, err := freeAddress(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("find a free port: %w", err)
-	}
-	address := listener.Addr().String()
-	if err := listener.Close(); err != nil {
-		return nil, fmt.Errorf("find a free port: %w", err)
+		return nil, err
 	}
 	t := &target{
 		api:  newAPI("http://"+address, proto.NewKeySecret("local")),
@@ -93,6 +100,18 @@ func startServer(ctx context.Context, program, dir string, settings ...string) (
 	}
 	t.pid = t.cmd.Process.Pid
 	return t, nil
+}
+
+// freeAddress gives an address of this machine alone that nobody listens on.
+func freeAddress(ctx context.Context) (string, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", fmt.Errorf("find a free port: %w", err)
+	}
+	if err := listener.Close(); err != nil {
+		return "", fmt.Errorf("find a free port: %w", err)
+	}
+	return listener.Addr().String(), nil
 }
 
 // ready waits until the server can run programs.
