@@ -314,6 +314,49 @@ func TestLongLinesComeInPiecesThatCutNoCharacter(t *testing.T) {
 	}
 }
 
+// What is written at once goes in few messages, and none is larger than it need be.
+func TestMessagesAreFullAndNotTooLarge(t *testing.T) {
+	const line, most = 64 << 10, 2 * (64<<10 + 80)
+	short, long, swells := strings.Repeat(strings.Repeat("s", 99)+"\n", 5_000), strings.Repeat("l", 16*line)+"\n", strings.Repeat(strings.Repeat("\x01", 1000)+"\n", 100)
+	for name, c := range map[string]struct {
+		printed  string
+		messages uint64 // at most, the first two may be small
+	}{
+		"short lines":         {short, 2 + 800_000/most},
+		"a long line":         {long, 2 + 9},
+		"lines that swell":    {swells, 2 + 600_000/most + 1},
+		"one after the other": {short + long + swells, 2 + 800_000/most + 9 + 600_000/most + 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := start(t)
+			w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+			if _, err := io.WriteString(w.Stream(proto.Stdout), c.printed); err != nil {
+				t.Fatal(err)
+			}
+			e.end(w)
+			if stdout, _ := whole(t, e.rest(e.follow(0)), 0); stdout != c.printed {
+				t.Errorf("%d bytes came of %d", len(stdout), len(c.printed))
+			}
+			info, err := e.set.Outs.Info(e.ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if info.State.Msgs > c.messages {
+				t.Errorf("%d messages, want %d at most", info.State.Msgs, c.messages)
+			}
+			for seq := info.State.FirstSeq; seq <= info.State.LastSeq; seq++ {
+				m, err := e.set.Outs.GetMsg(e.ctx, seq)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(m.Data) > most {
+					t.Errorf("message %d has %d bytes, want %d at most", seq, len(m.Data), most)
+				}
+			}
+		})
+	}
+}
+
 func TestSecondAttemptGoesOnCounting(t *testing.T) {
 	e := start(t)
 	first := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)

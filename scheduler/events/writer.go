@@ -15,12 +15,13 @@ import (
 )
 
 const (
-	maxLine     = 64 << 10  // a longer line is told in pieces
-	maxMessage  = 128 << 10 // encoded bytes at which a message is sent
-	maxPending  = 2 << 20   // encoded bytes waiting to be sent, beside as many that are being sent; a program that prints faster waits
-	messageCost = 256       // bytes that the store needs for a message beside its events
-	maxKept     = 32 << 20  // encoded bytes of an attempt, with the cost of its messages, that are kept for reconnection
-	trimSlack   = 8 << 20   // more than that are kept before it is trimmed
+	maxLine     = 64 << 10                  // a longer line is told in pieces
+	eventCost   = 80                        // bytes of an encoded event beside its data, at most
+	maxMessage  = 2 * (maxLine + eventCost) // encoded bytes at which a message is sent: two pieces of a long line
+	maxPending  = 2 << 20                   // encoded bytes waiting to be sent, beside as many that are being sent; a program that prints faster waits
+	messageCost = 256                       // bytes that the store needs for a message beside its events
+	maxKept     = 32 << 20                  // encoded bytes of an attempt, with the cost of its messages, that are kept for reconnection
+	trimSlack   = 8 << 20                   // more than that are kept before it is trimmed
 	// evictAfter is how long an ended execution keeps more than the promised number of events: a reader who is a little behind when
 	// it ends shall still get all of them.
 	evictAfter = 30 * time.Second
@@ -44,8 +45,8 @@ type Writer struct {
 
 	mu      sync.Mutex
 	room    *sync.Cond // pending shrank
-	pending []byte     // encoded events
-	first   int64      // sequence number of the first of them
+	pending []part     // what waits to be sent, a message each
+	waiting int        // bytes of all
 	seq     int64      // of the last event
 	outputs int64
 	tails   map[proto.Stream][]byte // a line that is not complete yet
@@ -57,6 +58,12 @@ type Writer struct {
 	// Owned by run.
 	stored []message // not evicted, oldest first
 	kept   int       // bytes of all, with their cost
+}
+
+// part is what one message holds.
+type part struct {
+	events      []byte // encoded
+	first, last int64  // sequence numbers
 }
 
 // message is one that was stored.
@@ -79,8 +86,8 @@ func NewWriter(ctx context.Context, set *stream.Set, id proto.TraceID, attempt i
 	if attempt > 1 {
 		w.lost = w.fence(ctx) != nil
 	} else {
-		w.seq, w.first = 1, 1
-		w.pending = proto.AppendStatusEvent(nil, id)
+		w.seq = 1
+		w.pending = []part{{proto.AppendStatusEvent(nil, id), 1, 1}}
 		w.wake <- struct{}{}
 	}
 	go w.run(ctx)
@@ -119,9 +126,9 @@ func (w *Writer) tryFence(ctx context.Context) error {
 	case !stream.Missing(err):
 		return err
 	}
-	msg := w.message(w.seq+1, w.seq, nil)
+	msg := w.message(part{first: w.seq + 1, last: w.seq})
 	if w.seq == 0 {
-		msg = w.message(1, 1, proto.AppendStatusEvent(nil, w.id))
+		msg = w.message(part{proto.AppendStatusEvent(nil, w.id), 1, 1})
 	}
 	if _, err := w.set.JS.PublishMsg(ctx, msg, jetstream.WithExpectLastSequenceForSubject(at, stream.OutOf(w.id))); err != nil {
 		return err
@@ -130,12 +137,12 @@ func (w *Writer) tryFence(ctx context.Context) error {
 	return nil
 }
 
-// message makes what is published of events first to last.
-func (w *Writer) message(first, last int64, events []byte) *nats.Msg {
+// message makes what is published of some events.
+func (w *Writer) message(p part) *nats.Msg {
 	h := nats.Header{}
-	h.Set(stream.HeaderFirst, strconv.FormatInt(first, 10))
-	h.Set(stream.HeaderLast, strconv.FormatInt(last, 10))
-	return &nats.Msg{Subject: w.subject, Header: h, Data: events}
+	h.Set(stream.HeaderFirst, strconv.FormatInt(p.first, 10))
+	h.Set(stream.HeaderLast, strconv.FormatInt(p.last, 10))
+	return &nats.Msg{Subject: w.subject, Header: h, Data: p.events}
 }
 
 // Stream gives the writer for one of the program's outputs. Writing to it never fails.
@@ -157,7 +164,7 @@ func (w *Writer) write(s proto.Stream, p []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for len(p) > 0 {
-		for len(w.pending) > maxPending && !w.closed {
+		for w.waiting > maxPending && !w.closed {
 			w.room.Wait()
 		}
 		line := p
@@ -198,14 +205,29 @@ func (w *Writer) emitPiece(s proto.Stream, tail []byte, whole bool) {
 	w.tails[s] = append(tail[:0], tail[cut:]...)
 }
 
-// emit adds an event to what is to be sent.
+// emit adds an event to what is to be sent: to the last message, or to a new one where that would be too large.
 func (w *Writer) emit(s proto.Stream, data []byte) {
 	w.seq++
 	w.outputs++
-	if len(w.pending) == 0 {
-		w.first = w.seq
+	n := len(w.pending)
+	switch {
+	case n == 0:
+		w.pending = append(w.pending, part{first: w.seq})
+	case len(w.pending[n-1].events)+len(data)+eventCost > maxMessage:
+		// Much waits, so this one will be full as well. Growing to its size would take more than twice that.
+		w.pending = append(w.pending, part{first: w.seq, events: make([]byte, 0, max(maxMessage, len(data)+eventCost))})
 	}
-	w.pending = proto.AppendOutputEvent(w.pending, s, data, w.seq)
+	p := &w.pending[len(w.pending)-1]
+	before := len(p.events)
+	p.events = proto.AppendOutputEvent(p.events, s, data, w.seq)
+	w.waiting += len(p.events) - before
+	if before > 0 && len(p.events) > maxMessage { // it has become longer as JSON
+		next := part{bytes.Clone(p.events[before:]), w.seq, w.seq}
+		p.events = p.events[:before]
+		w.pending = append(w.pending, next)
+	} else {
+		p.last = w.seq
+	}
 	select {
 	case w.wake <- struct{}{}:
 	default:
@@ -248,32 +270,28 @@ func (w *Writer) run(ctx context.Context) {
 // send publishes what is pending, and reports whether there was anything.
 func (w *Writer) send(ctx context.Context) bool {
 	w.mu.Lock()
-	body, first := w.pending, w.first
-	w.pending = nil
+	parts := w.pending
+	w.pending, w.waiting = nil, 0
 	w.room.Broadcast()
 	w.mu.Unlock()
-	for rest := body; len(rest) > 0; {
-		part := rest[:cutLines(rest)]
-		rest = rest[len(part):]
-		last := first + int64(bytes.Count(part, []byte{'\n'})) - 1
-		if !w.publish(ctx, part, first, last) {
+	for _, p := range parts {
+		if !w.publish(ctx, p) {
 			w.drop()
 			break
 		}
-		first = last + 1
 	}
-	return len(body) > 0
+	return len(parts) > 0
 }
 
 // publish has a message stored. It reports whether the store answers.
-func (w *Writer) publish(ctx context.Context, part []byte, first, last int64) bool {
-	at, err := w.store(ctx, w.message(first, last, part))
+func (w *Writer) publish(ctx context.Context, p part) bool {
+	at, err := w.store(ctx, w.message(p))
 	if err != nil {
 		w.lose()
 		return stream.Refused(err)
 	}
-	size := len(part) + messageCost
-	w.stored = append(w.stored, message{last, size, at})
+	size := len(p.events) + messageCost
+	w.stored = append(w.stored, message{p.last, size, at})
 	w.kept += size
 	if w.kept > maxKept+trimSlack {
 		w.trim(ctx)
@@ -308,21 +326,10 @@ func (w *Writer) store(ctx context.Context, m *nats.Msg) (uint64, error) {
 	}
 }
 
-// cutLines finds where a message of at most about maxMessage bytes ends; it holds at least one event.
-func cutLines(body []byte) int {
-	if len(body) <= maxMessage {
-		return len(body)
-	}
-	if cut := bytes.LastIndexByte(body[:maxMessage], '\n'); cut >= 0 {
-		return cut + 1
-	}
-	return bytes.IndexByte(body, '\n') + 1
-}
-
 // drop gives up all that waits: the store has not answered for too long.
 func (w *Writer) drop() {
 	w.mu.Lock()
-	w.pending = nil
+	w.pending, w.waiting = nil, 0
 	w.room.Broadcast()
 	w.mu.Unlock()
 }
