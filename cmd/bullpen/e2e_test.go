@@ -42,7 +42,7 @@ func TestE2E(t *testing.T) {
 		"dispatcher-frozen":         testDispatcherFrozen,
 		"dispatcher-killed":         func(t *testing.T, p *programs) { testDispatcherKilled(t, p, topology{apart: true}) },
 		"dispatcher-killed-cluster": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, onCluster()) },
-		"workers-lost":              testWorkersLost, "server-lost": testServerLost, "worker-frozen": testWorkerFrozen, "golden": testGolden,
+		"costs":                     testCosts, "copies": testCopies, "durable-writes": testDurableWrites, "workers-lost": testWorkersLost, "server-lost": testServerLost, "worker-frozen": testWorkerFrozen, "golden": testGolden,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
