@@ -56,7 +56,7 @@ const (
 // ready gives a jail that is there, or can be forked; nil if there is none.
 func (w *Worker) ready(ctx context.Context, k kind, key string) (*box, Start) {
 	if own := k.of(key); own.forkable() {
-		if w.parents.ask(own) {
+		if w.parents.ask(own.family()) {
 			if b, ok := w.pool.Take(own.name(), own.fork); ok {
 				return b, Forked
 			}
@@ -115,10 +115,14 @@ func (k kind) of(key string) kind {
 	return k
 }
 
-// forkable reports whether jails of the kind may be forked from one another.
-func (k kind) forkable() bool {
-	return k.key != "" && k.sandbox.Isolation == "" && jail.Forkable(string(k.language))
+// family is the kind of all languages: they have one parent.
+func (k kind) family() kind {
+	k.language = ""
+	return k
 }
+
+// forkable reports whether jails of the kind may be forked from one another.
+func (k kind) forkable() bool { return k.key != "" && k.sandbox.Isolation == "" }
 
 // name is the same for equal kinds, and for no others.
 func (k kind) name() string {
@@ -140,79 +144,23 @@ func (k kind) image(ctx context.Context) (img Image, release func(), err error) 
 	return img, nil, nil
 }
 
-// make makes a jail in which the language's interpreter waits, if the image has it.
-func (k kind) make(ctx context.Context) (*box, error) {
-	return k.on(ctx, func(spec jail.Spec, source *jail.Source) (jail.Jail, error) {
-		if source != nil {
-			ahead, err := source.Ahead()
-			if err != nil {
-				return nil, err
-			}
-			spec.Ahead = &ahead
-		}
-		return k.worker.Jails.Prepare(ctx, spec)
-	})
-}
+// make makes a jail.
+func (k kind) make(ctx context.Context) (*box, error) { return k.on(ctx, k.worker.Jails.Prepare) }
 
-// fork makes a jail from the parent of the kind.
+// fork makes a jail like make's from the parent of the kind.
 func (k kind) fork(ctx context.Context) (*box, error) {
-	parent, done := k.worker.parents.take(k)
+	parent, done := k.worker.parents.take(k.family())
 	if parent == nil {
 		return nil, errNoParent
 	}
 	defer done()
-	return k.on(ctx, func(spec jail.Spec, source *jail.Source) (jail.Jail, error) {
-		ahead, err := source.Ahead()
-		if err != nil {
-			return nil, err
-		}
-		spec.Ahead = &ahead
-		return parent.Fork(ctx, spec)
-	})
+	return k.on(ctx, parent.Fork)
 }
 
-var (
-	errNoParent      = errors.New("fork a jail: the key has none to fork from any more")
-	errNoInterpreter = errors.New("the image does not have the language")
-)
-
-// parent makes a jail to fork from.
-func (k kind) parent(ctx context.Context) (parent jail.Parent, err error) {
-	b, err := k.on(ctx, func(spec jail.Spec, source *jail.Source) (jail.Jail, error) {
-		if source == nil {
-			return nil, errNoInterpreter
-		}
-		program, err := source.Parent(k.sandbox.Preload)
-		if err != nil {
-			return nil, err
-		}
-		spec.Ahead = &program
-		parent, err = k.worker.Jails.Parent(ctx, spec)
-		return nil, err
-	})
+// on has a jail made on the image, in which the language's interpreter waits if the image has it.
+func (k kind) on(ctx context.Context, prepare func(context.Context, jail.Spec) (jail.Jail, error)) (b *box, err error) {
+	b, spec, err := k.base(ctx)
 	if err != nil {
-		return nil, err
-	}
-	return &lineage{Parent: parent, box: b}, nil
-}
-
-// lineage is a parent, with the image that it is on.
-type lineage struct {
-	jail.Parent
-	box *box // without a jail
-}
-
-// Close gives both back. The jails that were forked have the image for themselves.
-func (l *lineage) Close() error {
-	err := l.Parent.Close()
-	l.box.letGo()
-	return err
-}
-
-// on has something made on the image; source is nil if that does not have the language.
-func (k kind) on(ctx context.Context, do func(spec jail.Spec, source *jail.Source) (jail.Jail, error)) (b *box, err error) {
-	b = &box{}
-	if b.image, b.release, err = k.image(ctx); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -220,12 +168,75 @@ func (k kind) on(ctx context.Context, do func(spec jail.Spec, source *jail.Sourc
 			b.letGo()
 		}
 	}()
-	spec := Spec(k.sandbox, b.image.Root)
-	spec.HomeLater = k.thread
-	var source *jail.Source
-	if interpreter, ok := b.image.Languages[k.language]; ok || b.image.Languages == nil {
-		source = &jail.Source{Language: string(k.language), Home: k.worker.Home, Interpreter: interpreter, ImageEnv: b.image.Env}
+	if source, ok := k.source(b.image); ok {
+		ahead, err := source.Ahead()
+		if err != nil {
+			return nil, err
+		}
+		spec.Ahead = &ahead
 	}
-	b.Jail, err = do(spec, source)
+	b.Jail, err = prepare(ctx, spec)
 	return b, err
+}
+
+// base is a box without a jail, and what the jail is to be.
+func (k kind) base(ctx context.Context) (b *box, spec jail.Spec, err error) {
+	b = &box{}
+	if b.image, b.release, err = k.image(ctx); err != nil {
+		return nil, spec, err
+	}
+	spec = Spec(k.sandbox, b.image.Root)
+	spec.HomeLater = k.thread
+	return b, spec, nil
+}
+
+// source is what programs of the kind have in common; false if the image does not have the language.
+func (k kind) source(img Image) (jail.Source, bool) {
+	interpreter, ok := img.Languages[k.language]
+	return jail.Source{Language: string(k.language), Home: k.worker.Home, Interpreter: interpreter, ImageEnv: img.Env}, ok || img.Languages == nil
+}
+
+var (
+	errNoParent      = errors.New("fork a jail: the key has none to fork from any more")
+	errNoInterpreter = errors.New("the image does not have " + jail.Forkable)
+)
+
+// parent makes a jail to fork from.
+func (k kind) parent(ctx context.Context) (p jail.Parent, err error) {
+	b, spec, err := k.base(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			b.letGo()
+		}
+	}()
+	k.language = jail.Forkable
+	source, ok := k.source(b.image)
+	if !ok {
+		return nil, errNoInterpreter
+	}
+	program, err := source.Parent(k.sandbox.Preload)
+	if err != nil {
+		return nil, err
+	}
+	spec.Ahead = &program
+	if p, err = k.worker.Jails.Parent(ctx, spec); err != nil {
+		return nil, err
+	}
+	return &ownedParent{p, b}, nil
+}
+
+// ownedParent is a parent, with the image that it is on.
+type ownedParent struct {
+	jail.Parent
+	box *box // without a jail
+}
+
+// Close gives both back. The jails that were forked have the image for themselves.
+func (p *ownedParent) Close() error {
+	err := p.Parent.Close()
+	p.box.letGo()
+	return err
 }

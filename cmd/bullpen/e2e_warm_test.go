@@ -9,12 +9,12 @@ import (
 // madeAhead has a worker make jails before they are asked for, as it does where nothing is set.
 var madeAhead = []string{"--warm-memory", "0"} // read only
 
-// warmStarts is how many programs of a language have found a jail ready.
-func (w *world) warmStarts(language string) (n int) {
+// forked is how many programs of a language had their jails forked.
+func (w *world) forked(language string) (n int) {
 	at := *w.api
 	at.base, at.key = w.health, ""
 	for line := range strings.Lines(string(at.get("/metrics").body)) {
-		if _, err := fmt.Sscanf(line, `bullpen_worker_jails_total{language="`+language+`",start="warm"} %d`, &n); err == nil {
+		if _, err := fmt.Sscanf(line, `bullpen_worker_jails_total{language="`+language+`",start="forked"} %d`, &n); err == nil {
 			return n
 		}
 	}
@@ -42,28 +42,44 @@ var warmPrograms = map[string]struct{ look, finds, count string }{ // read only
 }
 
 // testWarm runs programs in jails that were ready, alone with variables of their own and in a thread. They find what those find whose jails
-// are made for them, and nothing of those before.
+// are made for them, and nothing of those before. Nobody pauses, so that jails are forked in the end.
 func testWarm(t *testing.T, p *programs, in topology) {
 	w := newWorld(t, p, in, 2, madeAhead...)
 	for language, program := range warmPrograms {
-		n, before := 0, w.warmStarts(language)
-		eventually(t, language+" in jails that were ready", func() (bool, any) {
+		n, before := 0, w.forked(language)
+		eventually(t, language+" in jails that were forked", func() (bool, any) {
 			n++
 			colour := fmt.Sprintf("shade-%d", n)
 			r := w.inline(request{"language": language, "code": program.look}.and("env_vars", map[string]string{"COLOUR": colour}))
 			if r.Stdout != fmt.Sprintf(program.finds, colour) {
 				t.Errorf("got %+v", r)
 			}
-			return w.warmStarts(language) >= before+3, n
+			return w.forked(language) >= before+3, n
 		})
-		n, before = 0, w.warmStarts(language)
-		eventually(t, language+" in a thread, in jails that were ready", func() (bool, any) {
+		n, before = 0, w.forked(language)
+		eventually(t, language+" in a thread, in jails that were forked", func() (bool, any) {
 			n++
 			r := w.inline(request{"language": language, "code": program.count}.of("warm-" + language))
 			if r.Stdout != fmt.Sprintf("%d\n", n) {
 				t.Errorf("call %d of a thread: %+v", n, r)
 			}
-			return w.warmStarts(language) >= before+3, n
+			return w.forked(language) >= before+3, n
 		})
 	}
+	// A profile decides otherwise: in strict isolation nothing is forked, however often it is asked for.
+	strict, before := w.sandboxed("strict", request{"isolation": "strict"}), w.forked("python")
+	for i := range 30 {
+		if r := strict.inline(python(fmt.Sprintf("print(%d)", i))); r.Stdout != fmt.Sprintf("%d\n", i) {
+			t.Errorf("in strict isolation: %+v", r)
+		}
+	}
+	if n := w.forked("python") - before; n != 0 {
+		t.Errorf("%d executions in strict isolation were forked", n)
+	}
+	// And what it has imported before is there when a program begins.
+	preloading := w.sandboxed("preloading", request{"preload": []string{"decimal", "xml.dom"}})
+	eventually(t, "modules that were imported before", func() (bool, any) {
+		r := preloading.inline(python("import sys; print('decimal' in sys.modules, 'xml.dom' in sys.modules, 'ctypes' in sys.modules)"))
+		return r.Stdout == "True True False\n", r
+	})
 }

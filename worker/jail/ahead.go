@@ -47,13 +47,15 @@ func (s Source) Ahead() (Program, error) {
 	return p, nil
 }
 
-// Forkable reports whether a language's interpreter can be forked from.
-func Forkable(language string) bool { return language == "python" }
+// Forkable is the language whose interpreter can be forked from. In a fork of bash, $$
+// and $BASHPID would be the parent's; node has threads, which a fork has not.
+const Forkable = "python"
 
-// Parent returns the interpreter to fork those from that would run s, which must be
-// Forkable, with modules that it has imported before; of s it counts what counts for
-// Ahead. Each fork is then as if Ahead's had been started.
+// Parent returns the interpreter to fork from, with modules that it has imported
+// before; of s, Home, Interpreter and ImageEnv count. Each fork is as if Ahead's had
+// been started, of a Source in the language Forkable.
 func (s Source) Parent(modules []string) (Program, error) {
+	s.Language = Forkable
 	p, err := s.Ahead()
 	if err != nil {
 		return Program{}, err

@@ -7,10 +7,12 @@
 #
 # An order is a message of strings that each end with a zero byte: the id here that is
 # root there, and the next one up is the program's; the id that the program has there;
-# the most processes of it. The descriptors that come with it are: the init's executable,
-# its control socket, its lock, the program's stdout and stderr, and files of control
-# groups that a process enters by writing 0 to them. The variable BULLPEN_FORKS has the
-# numbers of the system calls clone and unshare and, in hexadecimal, the filter.
+# the most processes of it; and 1 if it is for this interpreter. For others there is
+# only the init in the new jail, which starts them. The descriptors that come with it
+# are: the init's executable, its control socket, its lock, files of control groups
+# that a process enters by writing 0 to them, and for this interpreter the program's
+# stdout and stderr. The variable BULLPEN_FORKS has the numbers of the system calls clone
+# and unshare and, in hexadecimal, the filter.
 def fork():
     import os
     import sys
@@ -60,14 +62,14 @@ def fork():
             except ChildProcessError:
                 pass
             fds = memoryview(ancillary[0][2]).cast("i").tolist()
-            root, program, processes, _ = message.split(b"\0")
+            root, program, processes, here, _ = message.split(b"\0")
             ready, go = os.pipe()
             pid = check(syscall(clone, namespaces, None, None, None, None))
             if pid == 0:
                 os.close(go)
                 if not os.read(ready, 1):
                     os._exit(1)
-                return int(program), int(processes), fds
+                return int(program), int(processes), here == b"1", fds
             for fd in (ready, *fds):
                 os.close(fd)
             lines = b"0 %s 1\n%s %d 1\n" % (root, program, int(root) + 1)
@@ -81,56 +83,77 @@ def fork():
                 os.write(2, b"map the ids of a jail: %s\n" % str(e).encode())
             os.close(go)
 
-    def split(fds):
+    def become_init(init, kind, most):
+        os.closerange(6, init)
+        os.closerange(init + 1, most)
+        for ignored in (_signal.SIGPIPE, _signal.SIGXFSZ):
+            _signal.signal(ignored, _signal.SIG_DFL)
+        os.execve(init, [b"init", kind], {b"GOGC": b"off", b"GOMAXPROCS": b"2"})
+
+    def split(processes, here, fds):
         """Makes this process the first of a jail; returns in the second."""
         high = range(100, 100 + len(fds))
         for fd, to in zip(fds, high):
             os.dup2(fd, to, False)
         os.closerange(3, 100)
-        init, control, lock, out, err, *groups = high
+        init, control, lock, *groups = high
+        if here:
+            *groups, out, err = groups
         os.setgroups([])
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
         for group in groups:
             os.write(group, b"0")
         check(syscall(unshare, NEWCGROUP))
+        check(setrlimit(6, limits(processes, processes)))
+        if not here:
+            os.dup2(control, 3)
+            os.dup2(lock, 4)
+            become_init(init, b"child", high[-1] + 1)
         theirs, mine = (s.detach() for s in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM))
         if os.fork():
             os.dup2(theirs, 5)
             os.dup2(control, 3)
             os.dup2(lock, 4)
-            os.closerange(6, init)
-            os.closerange(init + 1, high[-1] + 1)
-            for ignored in (_signal.SIGPIPE, _signal.SIGXFSZ):
-                _signal.signal(ignored, _signal.SIG_DFL)
-            os.execve(init, [b"init", b"child"], {b"GOGC": b"off", b"GOMAXPROCS": b"2"})
+            become_init(init, b"fork", high[-1] + 1)
         os.setsid()
         os.dup2(out, 1)
         os.dup2(err, 2)
         os.dup2(mine, 3)
         os.closerange(4, high[-1] + 1)
 
-    def confine(program, processes):
+    def confine(program):
         """Makes this process what a program is."""
         for c in capabilities:
             check(prctl(24, c, 0, 0, 0))  # out of the bounding set
         os.setresgid(program, program, program)
         os.setresuid(program, program, program)
         check(prctl(4, 1, 0, 0, 0))  # dumpable, as after an exec
-        check(setrlimit(6, limits(processes, processes)))
         check(prctl(22, 2, filter_, 0, 0))
 
     # What is there stays as it is: a collector that looked at it would have it copied.
     gc.collect()
     gc.freeze()
+    # A small interpreter touches nearly all it has until it has ended: that is copied at
+    # once, while nobody waits. With what has been imported it may have a lot more.
+    writable = []
+    for line in open("/proc/self/maps"):
+        where, rights, *_ = line.split()
+        if rights == "rw-p" and "[stack]" not in line:
+            first, end = (int(x, 16) for x in where.split("-"))
+            writable.append((ctypes.c_void_p(first), ctypes.c_size_t(end - first)))
+    if sum(size.value for _, size in writable) > 8 << 20:
+        writable = []
     os.write(3, b".")
-    program, processes, fds = serve()
+    program, processes, here, fds = serve()
     try:
-        split(fds)
-        confine(program, processes)
+        split(processes, here, fds)
+        confine(program)
     except BaseException as e:
         os.write(2, b"make a jail: %s: %s\n" % (type(e).__name__.encode(), str(e).encode()))
         os._exit(1)
+    for first, size in writable:
+        libc.madvise(first, size, 23)  # MADV_POPULATE_WRITE; older kernels refuse, and copy later
     orders.detach()
     for name in [name for name in sys.modules if name not in modules]:
         del sys.modules[name]

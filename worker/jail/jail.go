@@ -157,11 +157,12 @@ type Jail interface {
 }
 
 // Parent is a jail with an interpreter that jails are forked from, all for programs
-// of whoever the parent is for: they have the hash seed of the parent, and its layout
-// of memory. Its methods may be called from several goroutines.
+// of whoever the parent is for: those that run in a fork of it have its hash seed, and
+// its layout of memory. Its methods may be called from several goroutines.
 type Parent interface {
-	// Fork makes a jail, in which the interpreter waits as if it had been started as
-	// Spec.Ahead. The Spec must have the limits of that of the parent.
+	// Fork makes a jail. The Spec must have the limits of that of the parent. If its
+	// Ahead has the arguments of the parent's, a fork of the parent's interpreter waits
+	// there, as if it had been started as Ahead.
 	Fork(ctx context.Context, spec Spec) (Jail, error)
 	// Alive reports whether jails can be forked.
 	Alive() bool

@@ -62,7 +62,7 @@ type Config struct {
 	// Slots is how many programs the worker runs at once; 0 chooses, see [Config.SlotCount].
 	Slots int `name:"slots" group:"Worker" env:"BULLPEN_SLOTS" default:"0" placeholder:"N" help:"Programs this worker runs at once. 0, the default, is 4 for each core, and no more than there are GiB of memory."`
 	// WarmMemory is what jails may hold that are made before they are asked for; 0 chooses.
-	WarmMemory proto.Bytes `name:"warm-memory" group:"Worker" env:"BULLPEN_WARM_MEMORY" default:"0" placeholder:"SIZE" help:"Memory for sandboxes that are made ready before they are asked for, interpreter and all. 0, the default, is a sixteenth of what the machine or container has; 1 has none made."`
+	WarmMemory proto.Bytes `name:"warm-memory" group:"Worker" env:"BULLPEN_WARM_MEMORY" default:"0" placeholder:"SIZE" help:"Memory for sandboxes that are made ready before they are asked for, interpreter and all, and for those that others are forked from. 0, the default, is a sixteenth of what the machine or container has; 1 has none made."`
 	// NsjailPath is the nsjail program; empty looks beside the executable and on the PATH.
 	NsjailPath string `name:"nsjail" group:"Worker" env:"BULLPEN_NSJAIL" placeholder:"PATH" help:"The nsjail program. Without it, the one beside the bullpen program is taken, else the one on the PATH."`
 	// UIDRange is the range of the host's user ids that jails take theirs from, [UIDsPerSlot] each.

@@ -6,8 +6,8 @@
 // Its argument says which jail it is in. With none it is one for a program. With
 // "parent" it is one that others are forked from: what it runs there is ours, sees
 // nothing of a tenant's, keeps the capabilities to map uids, and is not under the
-// filter, which forbids to make namespaces. With "child" it is one that was forked,
-// where an interpreter waits already.
+// filter, which forbids to make namespaces. With "child" it is one that was made from
+// there, and with "fork" one where a fork of the parent's interpreter waits already.
 //
 // It is started by nsjail with the few capabilities it needs to become the
 // program's uid, to kill, and to empty the bounding set. It runs under the
@@ -59,7 +59,7 @@ func main() {
 	if len(os.Args) > 1 {
 		kind = os.Args[1]
 	}
-	if kind == wire.Child {
+	if kind == wire.Child || kind == wire.Fork {
 		if err := settle(); err != nil {
 			complain("settle", err)
 			unix.Exit(exitConfine)
@@ -95,8 +95,8 @@ func main() {
 func first(kind string) (byte, wire.StartFrame, []int, *interpreter) {
 	var ahead *interpreter
 	switch kind {
-	case wire.Child:
-		ahead = &interpreter{pid: wire.ChildPID, link: wire.ChildFD}
+	case wire.Fork:
+		ahead = &interpreter{pid: wire.ForkPID, link: wire.ForkFD}
 		ahead.awaitFirst()
 	case wire.Parent:
 		typ, order, fds := receiveOrder(outputsOrders)
@@ -153,7 +153,7 @@ func confine(parent bool) error {
 		return err
 	}
 	unix.Umask(0o022)
-	for _, fd := range []int{wire.ControlFD, wire.LockFD, wire.ChildFD} {
+	for _, fd := range []int{wire.ControlFD, wire.LockFD, wire.ForkFD} {
 		unix.CloseOnExec(fd)
 	}
 	resetIgnored()

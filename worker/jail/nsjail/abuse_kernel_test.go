@@ -3,6 +3,7 @@ package nsjail
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,7 +12,7 @@ import (
 
 func kernelAttacks() []attack {
 	attacks := []attack{
-		{name: "identity", language: "bash", code: "id; cat /proc/self/[ug]id_map | while read in out n; do echo $in $((out >= 1900000000)) $n; done", stdout: "uid=1000(baponi) gid=1000(baponi) groups=1000(baponi)\n0 1 1\n1000 1 1\n0 1 1\n1000 1 1"},
+		{name: "identity", language: "bash", code: "id; cat /proc/self/[ug]id_map | while read in out n; do echo $in $((out >= 10000)) $n; done", stdout: "uid=1000(baponi) gid=1000(baponi) groups=1000(baponi)\n0 1 1\n1000 1 1\n0 1 1\n1000 1 1"},
 		{
 			name: "capabilities", language: "bash", code: "grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status | tr -s '\\t' ' '",
 			stdout: "CapInh: 0000000000000000\nCapPrm: 0000000000000000\nCapEff: 0000000000000000\nCapBnd: 0000000000000000\nCapAmb: 0000000000000000\nNoNewPrivs: 1\nSeccomp: 2",
@@ -81,7 +82,7 @@ func mountinfo(t *testing.T, m *Maker) {
 	r := runCode(t, m, "bash", "cut -d' ' -f4 /proc/self/mountinfo | sort -u | tr '\\n' ' '")
 	for path := range strings.FieldsSeq(r.stdout) {
 		shared := path == "/" || path == "/bin" || path == "/sbin" || strings.HasPrefix(path, "/usr") || strings.HasPrefix(path, "/lib")
-		root := strings.HasSuffix(m.dir+"/root/0", path) || strings.HasSuffix(m.dir+"/root/0/proc", path)
+		root := slices.ContainsFunc([]string{"", "/proc", "/sys"}, func(in string) bool { return strings.HasSuffix(m.dir+"/root/0"+in, path) })
 		if _, err := os.Stat(filepath.Join("/dev", path)); err != nil && !shared && !root {
 			t.Errorf("mountinfo tells %s", path)
 		}

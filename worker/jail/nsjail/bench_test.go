@@ -26,13 +26,15 @@ func BenchmarkJail(b *testing.B) {
 			spec.Ahead = ahead(b, l)
 			b.Run(name+"/ahead/"+l, func(b *testing.B) { benchmark(b, m, spec, l, wait) })
 		}
-		b.Run(name+"/forked/python", func(b *testing.B) {
-			spec := benchSpec()
-			parent := parentOf(b, m, spec)
-			spec.Ahead = ahead(b, "python")
-			p, _ := jail.Source{Language: "python", TraceID: "trc_x", Home: DefaultHome}.Program()
-			measure(b, parent.Fork, spec, p, wait, func() {})
-		})
+		for _, l := range []string{"bash", "python", "node"} {
+			b.Run(name+"/forked/"+l, func(b *testing.B) {
+				spec := benchSpec()
+				parent := parentOf(b, m, spec)
+				spec.Ahead = ahead(b, l)
+				p, _ := jail.Source{Language: l, TraceID: "trc_x", Home: DefaultHome}.Program()
+				measure(b, parent.Fork, spec, p, wait, func() {})
+			})
+		}
 	}
 }
 

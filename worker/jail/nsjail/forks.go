@@ -157,7 +157,12 @@ func (s *sandbox) fork(ctx context.Context, i int) error {
 	if err != nil {
 		return err
 	}
-	if err := s.awaitWaiting(ctx, *s.spec.Ahead); err != nil {
+	if here := s.ahead != nil; here {
+		err = s.awaitWaiting(ctx, *s.spec.Ahead)
+	} else if s.spec.Ahead != nil {
+		err = s.startAhead(ctx, *s.spec.Ahead)
+	}
+	if err != nil {
 		return err
 	}
 	if err := s.group.Throttle(s.spec.CPU); err != nil {
@@ -183,19 +188,26 @@ func (s *sandbox) orderFork(i int) error {
 			_ = d.Close()
 		}
 	}()
-	out, err := s.withPipes(func(ends []int) error {
-		fds := []int{int(s.m.init.Fd()), int(theirs.Fd()), int(s.uids.lock.Fd()), ends[0], ends[1]}
-		for _, d := range doors {
-			fds = append(fds, int(d.Fd()))
-		}
-		order := fmt.Appendf(nil, "%d\x00%d\x00%d\x00", childID(i), jail.ProgramID, s.spec.Pids)
+	fds := []int{int(s.m.init.Fd()), int(theirs.Fd()), int(s.uids.lock.Fd())}
+	for _, d := range doors {
+		fds = append(fds, int(d.Fd()))
+	}
+	send := func(here int, fds []int) error {
+		order := fmt.Appendf(nil, "%d\x00%d\x00%d\x00%d\x00", childID(i), jail.ProgramID, s.spec.Pids, here)
 		_, _, err := s.parent.orders.WriteMsgUnix(order, unix.UnixRights(fds...), nil)
 		return err
-	})
+	}
+	if a := s.spec.Ahead; a != nil && slices.Equal(a.Argv, s.parent.jail.spec.Ahead.Argv) {
+		var out outputs
+		if out, err = s.withPipes(func(ends []int) error { return send(1, append(fds, ends...)) }); err == nil {
+			s.ahead = &interpreter{*a, out}
+		}
+	} else {
+		err = send(0, fds)
+	}
 	if err != nil {
 		return fmt.Errorf("tell the parent: %w: %s", err, s.lastWords())
 	}
-	s.ahead = &interpreter{*s.spec.Ahead, out}
 	if _, err := s.conn.Write(s.mounts().Encode()); err != nil {
 		return fmt.Errorf("tell the init: %w: %s", err, s.lastWords())
 	}

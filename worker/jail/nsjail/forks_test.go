@@ -31,7 +31,7 @@ func closeParent(tb testing.TB, p jail.Parent) {
 // newParent makes a jail to fork from, for programs in jails of a spec.
 func newParent(tb testing.TB, m *Maker, spec jail.Spec, modules ...string) jail.Parent {
 	tb.Helper()
-	p, err := jail.Source{Language: "python", Home: m.Home()}.Parent(modules)
+	p, err := jail.Source{Home: m.Home()}.Parent(modules)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -46,7 +46,13 @@ func newParent(tb testing.TB, m *Maker, spec jail.Spec, modules ...string) jail.
 // fork makes a jail in which python waits.
 func fork(tb testing.TB, p jail.Parent, spec jail.Spec) jail.Jail {
 	tb.Helper()
-	spec.Ahead = ahead(tb, "python")
+	return forkFor(tb, p, spec, "python")
+}
+
+// forkFor makes a jail in which a language's interpreter waits.
+func forkFor(tb testing.TB, p jail.Parent, spec jail.Spec, language string) jail.Jail {
+	tb.Helper()
+	spec.Ahead = ahead(tb, language)
 	j, err := p.Fork(tb.Context(), spec)
 	if err != nil {
 		tb.Fatal(err)
@@ -151,7 +157,7 @@ print(P(3).x, resource.getrlimit(resource.RLIMIT_NPROC))
 		r.want(t, jail.Exited, want+"\n2 7 AF_UNIX True\n3 (256, 256)")
 	}
 	spec := testSpec()
-	program, err := jail.Source{Language: "python", Home: m.Home()}.Parent([]string{"no_such_module"})
+	program, err := jail.Source{Home: m.Home()}.Parent([]string{"no_such_module"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,5 +275,20 @@ open("new", "w").write("2"); open("/tmp/x", "w").write("x")
 	}
 	if b, err := os.ReadFile(filepath.Join(th.lower, "new")); err != nil || string(b) != "2" {
 		t.Errorf("what the program wrote: %q, %v", b, err)
+	}
+}
+
+// What a parent and a fork that waits hold, in bytes: what docs/sandbox.md says.
+func TestMemoryOfForks(t *testing.T) {
+	m := newMaker(t)
+	p := parentOf(t, m, testSpec())
+	fork(t, p, testSpec()) // so that what all share is there
+	j := fork(t, p, testSpec())
+	for what, of := range map[string]interface{ Memory() (int64, error) }{"a parent": p, "a fork": j} {
+		if n, err := of.Memory(); err != nil || n < 1<<20 || n > 12<<20 {
+			t.Errorf("%s: %d KiB, %v", what, n>>10, err)
+		} else {
+			t.Logf("%s: %d KiB", what, n>>10)
+		}
 	}
 }

@@ -127,8 +127,7 @@ func prepare(tb testing.TB, m *Maker, spec jail.Spec) jail.Jail {
 	return j
 }
 
-// modes are the ways in which an interpreter may be started. What cannot be forked is
-// started ahead instead.
+// modes are the ways in which an interpreter may be started.
 var modes = [...]string{cold, "ahead", forked} // read only
 
 const (
@@ -159,10 +158,10 @@ func runProgram(tb testing.TB, m *Maker, spec jail.Spec, p jail.Program) result 
 	tb.Helper()
 	language, ok := languages[p.Argv[0]]
 	if mode, other := modeOf.Load(m); ok && other && mode != cold {
-		if mode == forked && jail.Forkable(language) {
+		if mode == forked {
 			parent := newParent(tb, m, spec)
 			defer closeParent(tb, parent)
-			return runIn(tb, fork(tb, parent, spec), p)
+			return runIn(tb, forkFor(tb, parent, spec, language), p)
 		}
 		spec.Ahead = ahead(tb, language)
 	}

@@ -11,21 +11,23 @@ const (
 	// LockFD is the lock on the jail's outside uids; the init only holds it, so
 	// that the uids stay taken until it is dead, even when the worker is.
 	LockFD = 4
-	// ChildFD is, in a jail that was forked, the init's end of what the interpreter
-	// there waits on, see AheadFD.
-	ChildFD = 5
+	// ForkFD is, in the jail of a Fork, the init's end of what the interpreter
+	// waits on, see AheadFD.
+	ForkFD = 5
 )
 
 // What the init is told of its jail, as its argument; none is a jail for a program.
 const (
 	// Parent is one that others are forked from.
 	Parent = "parent"
-	// Child is one that was forked.
+	// Child is one that was made from within a parent's.
 	Child = "child"
+	// Fork is a Child that a fork of the parent's interpreter waits in already.
+	Fork = "fork"
 )
 
-// ChildPID is the interpreter that waits in a jail that was forked, there.
-const ChildPID = 2
+// ForkPID is the fork, there.
+const ForkPID = 2
 
 // AheadFD is the descriptor on which an interpreter that was started ahead waits,
 // one end of a stream socket. It writes one byte when it is there. Then it reads,
