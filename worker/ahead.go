@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/jail"
@@ -16,6 +17,7 @@ import (
 type Warm struct {
 	Spare     int              // jails of a kind, beside those that the rate asks for
 	Most      int              // jails, of all kinds
+	Parents   int              // jails that others are forked from
 	Memory    int64            // bytes that they may hold, and what they are forked from
 	Languages []proto.Language // that this worker has in sandboxes without an image, and expects
 	// Taken is told of each execution how it came to its jail.
@@ -31,7 +33,7 @@ func (w *Worker) keepWarm(ctx context.Context) (stop func()) {
 		w.pool.Expect(k.name(), k.make)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	w.parents = &parents{memory: memory, log: w.Log, ctx: ctx, families: map[string]*family{}}
+	w.parents = &parents{most: w.Warm.Parents, memory: memory, log: w.Log, ctx: ctx, families: map[string]*family{}}
 	over, end := context.WithCancel(context.WithoutCancel(ctx)) // when no execution is left that could ask
 	var running sync.WaitGroup
 	running.Go(func() { w.pool.Run(ctx) })
@@ -64,7 +66,9 @@ func (w *Worker) ready(ctx context.Context, k kind, key string) (*box, Start) {
 			if err == nil {
 				return b, Forked
 			}
-			w.Log.WarnContext(ctx, "a jail could not be forked, another way is taken", "error", err)
+			if !errors.Is(err, jail.ErrFull) && ctx.Err() == nil {
+				w.Log.WarnContext(ctx, "a jail could not be forked, another way is taken", "error", err)
+			}
 		}
 	}
 	if b, ok := w.pool.Take(k.name(), k.make); ok {
@@ -147,14 +151,20 @@ func (k kind) image(ctx context.Context) (img Image, release func(), err error) 
 // make makes a jail.
 func (k kind) make(ctx context.Context) (*box, error) { return k.on(ctx, k.worker.Jails.Prepare) }
 
+// forkTimeout is how long a fork may take on a machine that has much else to do: a parent that takes longer hangs.
+const forkTimeout = 10 * time.Second
+
 // fork makes a jail like make's from the parent of the kind.
 func (k kind) fork(ctx context.Context) (*box, error) {
 	parent, done := k.worker.parents.take(k.family())
 	if parent == nil {
 		return nil, errNoParent
 	}
-	defer done()
-	return k.on(ctx, parent.Fork)
+	ctx, cancel := context.WithTimeout(ctx, forkTimeout)
+	defer cancel()
+	b, err := k.on(ctx, parent.Fork)
+	done(err)
+	return b, err
 }
 
 // on has a jail made on the image, in which the language's interpreter waits if the image has it.

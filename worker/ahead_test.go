@@ -50,7 +50,7 @@ func asking(t *testing.T, f func(a *asker)) {
 		w := &worker.Worker{
 			Jobs: a.queued, Jails: a.maker, Home: "/home/u", Slots: 1, Log: slog.New(slog.DiscardHandler),
 			Warm: worker.Warm{
-				Spare: 1, Most: 4, Memory: 1 << 30, Languages: []proto.Language{proto.Python},
+				Spare: 1, Most: 4, Parents: 4, Memory: 1 << 30, Languages: []proto.Language{proto.Python},
 				Taken: func(_ proto.Language, s worker.Start) { a.starts = append(a.starts, s) },
 			},
 			Done: func(*proto.Record) {}, Fit: func(error) {},
@@ -178,6 +178,31 @@ func TestWithoutAParentExecutionsGoOn(t *testing.T) {
 		}
 		if last != worker.Forked {
 			t.Errorf("when parents could be made again, the last started %s", last)
+		}
+	})
+}
+
+func TestAParentThatFailsIsReplaced(t *testing.T) {
+	asking(t, func(a *asker) {
+		made := 0
+		a.maker.made = func() { made++ }
+		ask := func(n int) (last worker.Start) {
+			for range n {
+				last = a.ask(key("k"))
+				time.Sleep(100 * time.Millisecond)
+			}
+			return last
+		}
+		if s := ask(30); s != worker.Forked {
+			t.Errorf("before: %s", s)
+		}
+		a.maker.sterile.Store(true)
+		if s := ask(30); s == worker.Forked {
+			t.Error("forked from a parent that fails")
+		}
+		a.maker.sterile.Store(false)
+		if s := ask(30); s != worker.Forked || made < 2 {
+			t.Errorf("after: %s, of %d parents", s, made)
 		}
 	})
 }

@@ -18,6 +18,7 @@ import (
 type maker struct {
 	broken  atomic.Bool
 	barren  atomic.Bool  // no parents
+	sterile atomic.Bool  // parents from which nothing is forked
 	parents atomic.Int32 // that live
 	made    func()       // told of each parent; nil for none
 }
@@ -47,8 +48,8 @@ type parent struct {
 }
 
 func (p *parent) Fork(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
-	if p.dead.Load() {
-		return nil, errors.New("the parent is dead")
+	if p.dead.Load() || p.maker.sterile.Load() {
+		return nil, errors.New("nothing comes of it")
 	}
 	return p.maker.Prepare(ctx, spec)
 }

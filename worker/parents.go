@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math"
 	"sync"
@@ -16,8 +17,6 @@ const (
 	often = 2.0
 	// lately is how far back that rate looks.
 	lately = 5 * time.Second
-	// mostParents is how many parents a worker has at most: each holds uids for its jails, of which the host has not endlessly many.
-	mostParents = 32
 	// memoryOfParent is what a parent is taken to hold, in bytes, until it has been made.
 	memoryOfParent = 16 << 20
 	// A parent is replaced after so many forks, or so long a time, since its hash seed and its layout of memory are those of all its jails.
@@ -30,6 +29,7 @@ const (
 
 // parents are the jails that others are forked from: one for each kind that an API key asks for often, for that key alone.
 type parents struct {
+	most   int
 	memory int64 // bytes that all may hold
 	log    *slog.Logger
 
@@ -83,17 +83,28 @@ func (p *parents) ask(k kind) bool {
 	return f.parent != nil
 }
 
-// take gives the parent of a kind, which is not closed before done is called; nil if it has none.
-func (p *parents) take(k kind) (parent jail.Parent, done func()) {
+// take gives the parent of a kind, which is not closed before done is called with what came of it; nil if it has none.
+func (p *parents) take(k kind) (parent jail.Parent, done func(err error)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	f := p.families[k.name()]
 	if f == nil || f.parent == nil {
 		return nil, nil
 	}
-	f.parent.forks++
-	f.parent.used.Add(1)
-	return f.parent, f.parent.used.Done
+	a := f.parent
+	a.forks++
+	a.used.Add(1)
+	return a, func(err error) {
+		a.used.Done()
+		if err == nil || errors.Is(err, jail.ErrFull) || errors.Is(err, context.Canceled) {
+			return
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if f.parent == a {
+			p.retire(f)
+		}
+	}
 }
 
 // make makes a parent, in the place of the one there is.
@@ -141,7 +152,7 @@ func (p *parents) room(f *family) bool {
 			count, held = count+1, held+memoryOfParent
 		}
 	}
-	if count < mostParents && held <= p.memory {
+	if count < p.most && held <= p.memory {
 		return true
 	}
 	if other != nil && time.Since(other.asked) > lately {

@@ -18,8 +18,17 @@ def fork():
     import sys
 
     clone, unshare, code = os.environ.pop("BULLPEN_FORKS").split(",")
-    for name in filter(None, os.environ.pop("BULLPEN_PRELOAD", "").split(",")):
-        __import__(name)
+    if preload := os.environ.pop("BULLPEN_PRELOAD", None):
+        for name in preload.split(","):
+            __import__(name)
+        # Libraries that end their threads before a fork do so now: clone does not tell
+        # them. Others have theirs for good, and a fork has not.
+        if pid := os.fork():
+            os.waitpid(pid, 0)
+        else:
+            os._exit(0)
+        if len(os.listdir("/proc/self/task")) > 1:
+            raise RuntimeError("what is preloaded has threads: leave out the module that starts them, of " + preload)
     modules = dict(sys.modules)
     finders = dict(sys.path_importer_cache)
     import _signal

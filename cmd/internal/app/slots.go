@@ -9,6 +9,8 @@ import (
 const (
 	slotsPerCore  = 4
 	memoryPerSlot = 1 << 30 // what a program may use unless its key says otherwise
+	mostForks     = 128
+	mostParents   = 32
 )
 
 // SlotCount gives how many programs the worker runs at once: what is set, else 4 for each core, yet no more than find memory
@@ -22,15 +24,20 @@ func (c *Config) SlotCount() int {
 	return int(max(n, 1))
 }
 
+// forks is how many jails one parent can have: four for each slot, as are kept ready.
+func (c *Config) forks() int { return min(4*c.SlotCount(), mostForks) }
+
 // warm says what jails are made before they are asked for: of a kind two for each core, beside those that its rate asks for; four for each
-// slot in all, as far as the user ids go when all slots are taken; and no more than fit into the memory that is set, else into a sixteenth of
-// the machine's.
+// slot in all, and parents, as far as the user ids go when all slots are taken; and no more than fit into the memory that is set, else into
+// a sixteenth of the machine's.
 func (c *Config) warm() worker.Warm {
 	slots, memory := c.SlotCount(), int64(c.WarmMemory)
 	if memory == 0 {
 		memory = machineMemory() / 16
 	}
+	left := c.UIDRange.Count/UIDsPerSlot - slots
+	most := min(4*slots, left)
 	return worker.Warm{
-		Spare: min(slots, 2*runtime.GOMAXPROCS(0)), Most: min(4*slots, c.UIDRange.Count/UIDsPerSlot-slots), Memory: memory,
+		Spare: min(slots, 2*runtime.GOMAXPROCS(0)), Most: most, Parents: min(mostParents, (left-most)/(1+c.forks())), Memory: memory,
 	}
 }

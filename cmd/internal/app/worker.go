@@ -93,7 +93,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	if network != nil {
 		c = append(c, network.Close)
 	}
-	maker, err := openJails(r.cfg, nsjail.Config{Network: network, Log: r.log})
+	maker, err := openJails(r.cfg, nsjail.Config{Network: network, Forks: r.cfg.forks(), Log: r.log})
 	if err != nil {
 		return c, err
 	}

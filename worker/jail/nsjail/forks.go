@@ -17,8 +17,12 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
-// maxChildren is how many jails forked from one parent there can be at a time.
-const maxChildren = 32
+// mostForks is the most Config.Forks can be: the kernel takes a map of ids of a page.
+const mostForks = 128
+
+// forksMemory, in bytes, is what a parent may hold beside what a program may: what the
+// kernel keeps for namespaces that have gone, before it comes to clear them away.
+const forksMemory = 256 << 20
 
 // childID is the id within a parent's jail that is root in its i-th child; the
 // next one up is the program's.
@@ -32,10 +36,11 @@ type parent struct {
 	mu      sync.Mutex
 	free    []int // indexes into jail.family that no jail has
 	living  int   // jails that were forked
+	lost    int   // that did not come up, whose uids are not used again
 	closing bool
 }
 
-var errNoFork = errors.New("fork a jail: there are as many of this parent as can be, or it is closed")
+var errClosed = errors.New("the parent is closed")
 
 // Parent makes a jail to fork others from, for programs in jails of the spec;
 // spec.Ahead is its interpreter, as by jail.Source.Parent.
@@ -61,7 +66,7 @@ func (p *parent) prepare(ctx context.Context) (err error) {
 	if s.uids, err = s.m.uids.take(); err != nil {
 		return err
 	}
-	for i := range maxChildren {
+	for i := range s.m.cfg.Forks {
 		pair, err := s.m.uids.take()
 		if err != nil {
 			return err
@@ -124,10 +129,10 @@ func (p *parent) Fork(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
 	if err != nil {
 		return nil, err
 	}
-	i, ok := p.take()
-	if !ok {
+	i, err := p.take()
+	if err != nil {
 		s.m.forget(s)
-		return nil, errNoFork
+		return nil, fmt.Errorf("fork a jail: %w", err)
 	}
 	s.parent, s.uids = p, p.jail.family[i]
 	if err := s.fork(ctx, i); err != nil {
@@ -234,16 +239,19 @@ func (s *sandbox) mounts() (all wire.MountsFrame) {
 }
 
 // take returns the index of uids for another jail.
-func (p *parent) take() (int, bool) {
+func (p *parent) take() (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closing || len(p.free) == 0 {
-		return 0, false
+	switch {
+	case p.closing:
+		return 0, errClosed
+	case len(p.free) == 0:
+		return 0, jail.ErrFull
 	}
 	i := p.free[0]
 	p.free = p.free[1:]
 	p.living++
-	return i, true
+	return i, nil
 }
 
 // release gives uids back that a jail had. Of one that did not come up something
@@ -254,6 +262,8 @@ func (p *parent) release(pair *uidPair, clean bool) {
 	p.living--
 	if clean {
 		p.free = append(p.free, slices.Index(p.jail.family, pair))
+	} else {
+		p.lost++
 	}
 	if p.closing && p.living == 0 {
 		go func() {
@@ -267,7 +277,7 @@ func (p *parent) release(pair *uidPair, clean bool) {
 // Alive reports whether jails can be forked.
 func (p *parent) Alive() bool {
 	p.mu.Lock()
-	can := !p.closing && len(p.free) > 0
+	can := !p.closing && 2*p.lost < len(p.jail.family)
 	p.mu.Unlock()
 	return can && p.jail.Alive()
 }

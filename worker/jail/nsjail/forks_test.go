@@ -162,7 +162,7 @@ print(P(3).x, resource.getrlimit(resource.RLIMIT_NPROC))
 		t.Fatal(err)
 	}
 	spec.Ahead = &program
-	if _, err := m.Parent(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "no_such_module") {
+	if _, err := m.Parent(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "No module named 'no_such_module'") {
 		t.Errorf("a module that is not there: %v", err)
 	}
 }
@@ -222,7 +222,7 @@ func TestAParentThatIsClosed(t *testing.T) {
 	if p.Alive() {
 		t.Error("it can be forked from")
 	}
-	if _, err := p.Fork(t.Context(), *aheadOf(t)); !errors.Is(err, errNoFork) {
+	if _, err := p.Fork(t.Context(), *aheadOf(t)); !errors.Is(err, errClosed) {
 		t.Errorf("fork from a closed parent: %v", err)
 	}
 	runIn(t, j, program(t, "python", "print(1)")).want(t, jail.Exited, "1")
@@ -234,10 +234,10 @@ func TestAsManyForksAsCanBe(t *testing.T) {
 	m := newMaker(t)
 	p := parentOf(t, m, testSpec())
 	var all []jail.Jail
-	for range maxChildren {
+	for range DefaultForks {
 		all = append(all, fork(t, p, testSpec()))
 	}
-	if _, err := p.Fork(t.Context(), *aheadOf(t)); !errors.Is(err, errNoFork) || p.Alive() {
+	if _, err := p.Fork(t.Context(), *aheadOf(t)); !errors.Is(err, jail.ErrFull) || !p.Alive() {
 		t.Errorf("one more: %v", err)
 	}
 	if err := all[0].Close(); err != nil {

@@ -33,6 +33,7 @@ const (
 	DefaultRunDir   = "/run/bullpen"
 	DefaultUIDLocks = "/run/bullpen/uids"
 	DefaultHome     = "/home/baponi"
+	DefaultForks    = 32
 )
 
 // MinPids is the least Spec.Pids: the init's own threads are counted by the
@@ -54,6 +55,7 @@ type Config struct {
 	// Network is the way out for jails that have a network; such jails cannot be made without it. It is the caller's.
 	Network   *egress.Network
 	VolumeDir string       // on a disk, for homes and /tmp that memory is too small for; such jails cannot be made without it
+	Forks     int          // jails forked from one parent at a time; at most 128, default 32
 	Log       *slog.Logger // default slog.Default()
 }
 
@@ -102,6 +104,9 @@ func Open(cfg Config) (*Maker, error) {
 	}
 	if m.cfg.UIDs == (UIDs{}) {
 		m.cfg.UIDs = DefaultUIDs
+	}
+	if m.cfg.Forks == 0 {
+		m.cfg.Forks = DefaultForks
 	}
 	if m.cfg.Log == nil {
 		m.cfg.Log = slog.Default()
@@ -266,6 +271,9 @@ func (m *Maker) check() error {
 	info, err := os.Stat(m.cfg.NsjailPath)
 	if err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
 		return fmt.Errorf("no nsjail at %q: run deploy/nsjail.sh, or name the executable", m.cfg.NsjailPath)
+	}
+	if m.cfg.Forks < 1 || m.cfg.Forks > mostForks {
+		return fmt.Errorf("%d jails forked from one parent: give 1 to %d", m.cfg.Forks, mostForks)
 	}
 	for _, p := range []string{m.cfg.RunDir, m.cfg.UIDLocks, m.cfg.Home} {
 		if !filepath.IsAbs(p) || p != filepath.Clean(p) || p == "/" {

@@ -46,10 +46,14 @@ const (
 
 // own is what is ours in the jail, in bytes.
 func (s *sandbox) own() int64 {
-	if s.parent != nil {
+	switch {
+	case s.parent != nil:
 		return forkedMemory
+	case s.family != nil:
+		return ownMemory + forksMemory
+	default:
+		return ownMemory
 	}
-	return ownMemory
 }
 
 // prepare makes a control group and starts nsjail in it, so that the init, too,
