@@ -30,24 +30,60 @@ func residentMB(pid int) (float64, error) {
 	return n * kib / mb, nil
 }
 
-// cpuMillis is the processor time of a process and of all below it that it has waited for, in ms; 0 where there is no process.
+// cpuMillis is the processor time of a process and of all below it, in ms: of those that have ended as far as they have been waited
+// for; 0 where there is no process.
 func cpuMillis(pid int) float64 {
-	stat, err := os.ReadFile(procPath(pid, "stat"))
+	if pid == 0 {
+		return 0
+	}
+	dirs, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
 		return 0
 	}
-	// pid (name) state, and 10 more before the times, in hundredths of a second for every program.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	const first, times, perTick = 11, 4, 10
-	sum := 0.0
-	for _, f := range fields[min(first, len(fields)):min(first+times, len(fields))] {
-		n, err := strconv.ParseFloat(f, 64)
+	children, times := map[int][]int{}, map[int]float64{}
+	for _, d := range dirs {
+		id, err := strconv.Atoi(filepath.Base(filepath.Dir(d)))
 		if err != nil {
-			return 0
+			continue
 		}
-		sum += n * perTick
+		parent, millis, err := readStat(d)
+		if err != nil {
+			continue // it has ended meanwhile
+		}
+		children[parent] = append(children[parent], id)
+		times[id] = millis
+	}
+	sum := 0.0
+	for tree := []int{pid}; len(tree) > 0; tree = tree[1:] {
+		sum += times[tree[0]]
+		tree = append(tree, children[tree[0]]...)
 	}
 	return sum
+}
+
+// readStat gives the parent of a process, and its processor time with that of those it has waited for, in ms.
+func readStat(path string) (parent int, millis float64, err error) {
+	stat, err := os.ReadFile(path)
+	if err != nil {
+		return 0, 0, err
+	}
+	// pid (name) state parent, and 9 more before the times, in hundredths of a second for every program.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	const above, first, last, perTick = 1, 11, 15, 10
+	if len(fields) < last {
+		return 0, 0, fmt.Errorf("unreadable %s", path)
+	}
+	if parent, err = strconv.Atoi(fields[above]); err != nil {
+		return 0, 0, err
+	}
+	for _, f := range fields[first:last] {
+		n, err := strconv.ParseFloat(f, 64)
+		if err != nil {
+			return 0, 0, err
+		}
+		millis += n * perTick
+	}
+	return parent, millis, nil
 }
 
 // watchMemory looks at the resident memory of a process until the function that it returns is called, which gives what it was
