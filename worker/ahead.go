@@ -34,14 +34,15 @@ func (w *Worker) keepWarm(ctx context.Context) (stop func()) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	w.parents = &parents{most: w.Warm.Parents, memory: memory, log: w.Log, ctx: ctx, families: map[string]*family{}}
-	over, end := context.WithCancel(context.WithoutCancel(ctx)) // when no execution is left that could ask
-	var running sync.WaitGroup
-	running.Go(func() { w.pool.Run(ctx) })
-	running.Go(func() { w.parents.run(over) })
+	over, end := context.WithCancel(context.WithoutCancel(ctx)) // when nobody is left who could ask
+	var filling, sweeping sync.WaitGroup
+	filling.Go(func() { w.pool.Run(ctx) })
+	sweeping.Go(func() { w.parents.run(over) })
 	return func() {
 		cancel()
+		filling.Wait()
 		end()
-		running.Wait()
+		sweeping.Wait()
 	}
 }
 

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math"
 	"sync"
@@ -25,6 +26,8 @@ const (
 	idle = 2 * time.Minute
 	// The first pause after a parent could not be made, and the longest: it doubles.
 	retry, mostRetry = 5 * time.Second, 5 * time.Minute
+	// makeTimeout is how long it may take to make one, with all that it imports.
+	makeTimeout = 30 * time.Second
 )
 
 // parents are the jails that others are forked from: one for each kind that an API key asks for often, for that key alone.
@@ -36,6 +39,8 @@ type parents struct {
 	mu       sync.Mutex
 	ctx      context.Context // ends when none is made any more
 	families map[string]*family
+	retired  int   // that still have jails
+	held     int64 // bytes, by them
 	making   sync.WaitGroup
 }
 
@@ -95,21 +100,26 @@ func (p *parents) take(k kind) (parent jail.Parent, done func(err error)) {
 	a.forks++
 	a.used.Add(1)
 	return a, func(err error) {
-		a.used.Done()
-		if err == nil || errors.Is(err, jail.ErrFull) || errors.Is(err, context.Canceled) {
+		defer a.used.Done()
+		if errors.Is(err, jail.ErrFull) || errors.Is(err, context.Canceled) {
 			return
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if f.parent == a {
+		if err == nil {
+			f.failed = 0
+		} else if f.parent == a {
 			p.retire(f)
+			f.fail()
 		}
 	}
 }
 
 // make makes a parent, in the place of the one there is.
 func (p *parents) make(f *family, k kind) {
-	parent, err := k.parent(p.ctx)
+	ctx, cancel := context.WithTimeout(p.ctx, makeTimeout)
+	defer cancel()
+	parent, err := k.parent(ctx)
 	size := int64(0)
 	if err == nil {
 		size, err = parent.Memory()
@@ -117,43 +127,57 @@ func (p *parents) make(f *family, k kind) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	f.making = false
-	now := time.Now()
-	if err != nil {
-		f.failed = min(max(2*f.failed, retry), mostRetry)
-		f.retryAt = now.Add(f.failed)
-		if p.ctx.Err() == nil {
-			p.log.Warn("a jail to fork from could not be made, programs of its kind start in jails of their own", "kind", k.name(), "error", err,
-				"again_in", f.failed)
-		}
-		if parent != nil {
-			p.close(&ancestor{Parent: parent})
-		}
+	a := &ancestor{Parent: parent, size: size, born: time.Now()}
+	if _, held := p.kept(f); err == nil && held+size > p.memory {
+		err = fmt.Errorf("it holds %d bytes, with which all would hold more than the %d that they may", size, p.memory)
+	}
+	if err == nil {
+		p.retire(f)
+		f.parent = a
 		return
 	}
-	p.retire(f)
-	f.parent, f.failed = &ancestor{Parent: parent, size: size, born: now}, 0
+	f.fail()
+	if p.ctx.Err() == nil {
+		p.log.Warn("a jail to fork from could not be made, programs of its kind start in jails of their own", "kind", k.name(), "error", err,
+			"again_in", f.failed)
+	}
+	if parent != nil {
+		p.close(a)
+	}
 }
 
-// room reports whether there is room for a parent of f. If not, it gives up the one that was not asked for longest, if that is idle.
-func (p *parents) room(f *family) bool {
-	count, held := 0, int64(memoryOfParent)
-	var other *family
+// fail puts off the next try. What is made anew and fails again and again is put off longer and longer.
+func (f *family) fail() {
+	f.failed = min(max(2*f.failed, retry), mostRetry)
+	f.retryAt = time.Now().Add(f.failed)
+}
+
+// kept is how many parents there are but that of f, and are being made, and the bytes that they hold.
+func (p *parents) kept(f *family) (count int, held int64) {
+	count, held = p.retired, p.held
 	for _, o := range p.families {
 		if o == f {
 			continue
 		}
-		switch {
-		case o.parent != nil:
+		if o.parent != nil {
 			count, held = count+1, held+o.parent.size
-			if other == nil || o.asked.Before(other.asked) {
-				other = o
-			}
-		case o.making:
+		} else if o.making {
 			count, held = count+1, held+memoryOfParent
 		}
 	}
-	if count < p.most && held <= p.memory {
+	return count, held
+}
+
+// room reports whether there is room for a parent of f. If not, it gives up the one that was not asked for longest, if that is idle.
+func (p *parents) room(f *family) bool {
+	if count, held := p.kept(f); count < p.most && held+memoryOfParent <= p.memory {
 		return true
+	}
+	var other *family
+	for _, o := range p.families {
+		if o != f && o.parent != nil && (other == nil || o.asked.Before(other.asked)) {
+			other = o
+		}
 	}
 	if other != nil && time.Since(other.asked) > lately {
 		p.retire(other)
@@ -197,8 +221,17 @@ func (p *parents) retire(f *family) {
 	}
 }
 
+// close counts a parent until its last jail has ended.
 func (p *parents) close(parent *ancestor) {
+	p.retired++
+	p.held += parent.size
 	p.making.Go(func() {
+		defer func() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.retired--
+			p.held -= parent.size
+		}()
 		parent.used.Wait()
 		if err := parent.Close(); err != nil {
 			p.log.Error("a jail to fork from was not given back whole", "error", err)

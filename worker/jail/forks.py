@@ -59,51 +59,56 @@ def fork():
             raise OSError(errno, os.strerror(errno))
         return result
 
+    def put(path, text):
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, text)
+        finally:
+            os.close(fd)
+
     def serve():
-        """Makes a process for each order; returns in it."""
+        """Makes a process for each order; returns in it. What fails for one order is told, and the next one is served."""
         while True:
             message, ancillary, *_ = orders.recvmsg(4096, 64)
             if not message:
                 os._exit(0)
+            open_here = []
             try:
+                open_here = memoryview(ancillary[0][2]).cast("i").tolist()
+                fds = tuple(open_here)
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
             except ChildProcessError:
                 pass
-            fds = memoryview(ancillary[0][2]).cast("i").tolist()
-            root, program, processes, here, _ = message.split(b"\0")
-            ready, go = os.pipe()
-            pid = check(syscall(clone, namespaces, None, None, None, None))
-            if pid == 0:
-                os.close(go)
-                if not os.read(ready, 1):
-                    os._exit(1)
-                return int(program), int(processes), here == b"1", fds
-            for fd in (ready, *fds):
-                os.close(fd)
-            lines = b"0 %s 1\n%s %d 1\n" % (root, program, int(root) + 1)
             try:
-                for ids in ("gid_map", "uid_map"):
-                    fd = os.open("/proc/%d/%s" % (pid, ids), os.O_WRONLY | os.O_CLOEXEC)
-                    os.write(fd, lines)
-                    os.close(fd)
+                root, program, processes, here, _ = message.split(b"\0")
+                ready, go = os.pipe()
+                open_here += ready, go
+                pid = check(syscall(clone, namespaces, None, None, None, None))
+                if pid == 0:
+                    os.close(go)
+                    if not os.read(ready, 1):
+                        os._exit(1)
+                    return int(program), int(processes), here == b"1", fds
+                lines = b"0 %s 1\n%s %d 1\n" % (root, program, int(root) + 1)
+                put("/proc/%d/gid_map" % pid, lines)
+                put("/proc/%d/uid_map" % pid, lines)
                 os.write(go, b".")
             except OSError as e:
-                os.write(2, b"map the ids of a jail: %s\n" % str(e).encode())
-            os.close(go)
+                os.write(2, b"make the namespaces of a jail: %s\n" % str(e).encode())
+            for fd in open_here:
+                os.close(fd)
 
-    def become_init(init, kind, most):
-        os.closerange(6, init)
-        os.closerange(init + 1, most)
+    def become_init(init, kind):
         for ignored in (_signal.SIGPIPE, _signal.SIGXFSZ):
             _signal.signal(ignored, _signal.SIG_DFL)
         os.execve(init, [b"init", kind], {b"GOGC": b"off", b"GOMAXPROCS": b"2"})
 
     def split(processes, here, fds):
-        """Makes this process the first of a jail; returns in the second."""
+        """Makes this process the first of a jail; returns in the second, with its stderr to be."""
         high = range(100, 100 + len(fds))
         for fd, to in zip(fds, high):
-            os.dup2(fd, to, False)
+            os.dup2(fd, to, False)  # gone after an exec
         os.closerange(3, 100)
         init, control, lock, *groups = high
         if here:
@@ -118,18 +123,19 @@ def fork():
         if not here:
             os.dup2(control, 3)
             os.dup2(lock, 4)
-            become_init(init, b"child", high[-1] + 1)
+            become_init(init, b"child")
         theirs, mine = (s.detach() for s in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM))
         if os.fork():
             os.dup2(theirs, 5)
             os.dup2(control, 3)
             os.dup2(lock, 4)
-            become_init(init, b"fork", high[-1] + 1)
+            become_init(init, b"fork")
         os.setsid()
         os.dup2(out, 1)
-        os.dup2(err, 2)
         os.dup2(mine, 3)
-        os.closerange(4, high[-1] + 1)
+        os.dup2(err, 4)
+        os.closerange(5, high[-1] + 1)
+        return 4
 
     def confine(program):
         """Makes this process what a program is."""
@@ -140,6 +146,11 @@ def fork():
         check(prctl(4, 1, 0, 0, 0))  # dumpable, as after an exec
         check(prctl(22, 2, filter_, 0, 0))
 
+    # One for nothing: where the kernel refuses it, nothing can be forked.
+    pid = check(syscall(clone, namespaces, None, None, None, None))
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
     # What is there stays as it is: a collector that looked at it would have it copied.
     gc.collect()
     gc.freeze()
@@ -156,11 +167,13 @@ def fork():
     os.write(3, b".")
     program, processes, here, fds = serve()
     try:
-        split(processes, here, fds)
+        err = split(processes, here, fds)
         confine(program)
     except BaseException as e:
         os.write(2, b"make a jail: %s: %s\n" % (type(e).__name__.encode(), str(e).encode()))
         os._exit(1)
+    os.dup2(err, 2)
+    os.close(err)
     for first, size in writable:
         libc.madvise(first, size, 23)  # MADV_POPULATE_WRITE; older kernels refuse, and copy later
     orders.detach()

@@ -174,6 +174,7 @@ type Parent interface {
 	// Memory is what the parent holds now, in bytes, without what the jails hold
 	// that were forked from it.
 	Memory() (int64, error)
-	// Close ends the parent when the last jail is gone that was forked from it.
+	// Close ends the parent when the last jail is gone that was forked from it, and
+	// returns then. None is forked any more, and those that have not run are not alive.
 	Close() error
 }

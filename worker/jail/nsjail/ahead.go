@@ -68,8 +68,13 @@ func (s *sandbox) Bring(ctx context.Context, h jail.Home) error {
 	return attach(s.initFD, s.m.cfg.Home)
 }
 
-// Alive reports whether the init lives; it dies with what it has started ahead.
+// Alive reports whether the init lives; it dies with what it has started ahead. A
+// jail that was forked is not to be used any more when its parent is closed, which
+// lives as long as it.
 func (s *sandbox) Alive() bool {
+	if s.parent != nil && s.parent.isClosing() {
+		return false
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.initFD <= 0 {

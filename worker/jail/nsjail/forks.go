@@ -38,6 +38,8 @@ type parent struct {
 	living  int   // jails that were forked
 	lost    int   // that did not come up, whose uids are not used again
 	closing bool
+	gone    chan struct{} // closed when all has been given back; err is set then
+	err     error
 }
 
 var errClosed = errors.New("the parent is closed")
@@ -49,10 +51,10 @@ func (m *Maker) Parent(ctx context.Context, spec jail.Spec) (jail.Parent, error)
 	if err != nil {
 		return nil, err
 	}
-	p := &parent{jail: s}
+	p := &parent{jail: s, gone: make(chan struct{})}
 	if err := p.prepare(ctx); err != nil {
 		s.kill()
-		return nil, errors.Join(fmt.Errorf("prepare a jail to fork from: %w", err), p.end())
+		return nil, errors.Join(fmt.Errorf("prepare a jail to fork from: %w", err), p.Close())
 	}
 	if !m.remember(s) {
 		return nil, errors.Join(errClosing, p.Close())
@@ -266,12 +268,14 @@ func (p *parent) release(pair *uidPair, clean bool) {
 		p.lost++
 	}
 	if p.closing && p.living == 0 {
-		go func() {
-			if err := p.end(); err != nil {
-				p.jail.m.cfg.Log.Error("a jail that others were forked from was not given back whole", "error", err)
-			}
-		}()
+		go p.end()
 	}
+}
+
+func (p *parent) isClosing() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.closing
 }
 
 // Alive reports whether jails can be forked.
@@ -288,23 +292,23 @@ func (p *parent) Memory() (int64, error) { return p.jail.Memory() }
 // Close ends the parent; see jail.Parent.
 func (p *parent) Close() error {
 	p.mu.Lock()
-	closed := p.closing
+	first := !p.closing
 	p.closing = true
-	busy := p.living > 0
-	p.mu.Unlock()
-	if closed || busy {
-		return nil
+	if first && p.living == 0 {
+		go p.end()
 	}
-	return p.end()
+	p.mu.Unlock()
+	<-p.gone
+	return p.err
 }
 
-// end kills the jail, and with it those that were forked from it.
-func (p *parent) end() error {
-	var err error
+// end kills the jail, and with it all that was forked from it, and gives everything back. It is called once.
+func (p *parent) end() {
+	defer close(p.gone)
 	if p.orders != nil {
-		err = p.orders.Close()
+		p.err = p.orders.Close()
 	}
-	return errors.Join(err, p.jail.Close())
+	p.err = errors.Join(p.err, p.jail.Close())
 }
 
 // lastWords is what the interpreter said last, on one line.

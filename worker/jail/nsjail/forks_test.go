@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -218,15 +219,21 @@ func TestAParentThatIsClosed(t *testing.T) {
 	m := newMaker(t)
 	p := newParent(t, m, testSpec())
 	j := fork(t, p, testSpec())
-	closeParent(t, p)
-	if p.Alive() {
-		t.Error("it can be forked from")
+	closed := make(chan error)
+	go func() { closed <- p.Close() }()
+	for p.Alive() {
+		runtime.Gosched()
+	}
+	if j.Alive() {
+		t.Error("a fork that has not run is kept for later")
 	}
 	if _, err := p.Fork(t.Context(), *aheadOf(t)); !errors.Is(err, errClosed) {
 		t.Errorf("fork from a closed parent: %v", err)
 	}
 	runIn(t, j, program(t, "python", "print(1)")).want(t, jail.Exited, "1")
-	closeParent(t, p)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
 	m.nothingLeft(t)
 }
 
@@ -291,4 +298,60 @@ func TestMemoryOfForks(t *testing.T) {
 			t.Logf("%s: %d KiB", what, n>>10)
 		}
 	}
+}
+
+// confinement is a program that says what it may do.
+const confinement = `
+import ctypes, os, re, resource, signal, stat
+status = open("/proc/self/status").read()
+for name in ("Umask", "Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Seccomp_filters", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb",
+             "SigBlk", "SigIgn", "SigCgt", "Threads", "TracerPid", "CoreDumping"):
+    print(re.search("^" + name + ":.*", status, re.M)[0])
+print(open("/proc/self/limits").read())
+libc = ctypes.CDLL(None)
+print([libc.prctl(option, 0, 0, 0, 0) for option in (3, 7, 27, 39)])  # dumpable, keepcaps, securebits, no_new_privs
+print(open("/proc/self/cgroup").read().count(":/\n"), open("/proc/self/oom_score_adj").read(), os.nice(0), os.getpriority(os.PRIO_PROCESS, 0))
+me = os.getpid()
+print(os.sched_getscheduler(0), os.getsid(0) == me, os.getpgid(0) == me, os.getppid(), os.path.exists("/dev/tty") and "tty")
+for fd in range(1024):
+    try: s = os.fstat(fd)
+    except OSError: continue
+    print(fd, stat.filemode(s.st_mode), os.readlink("/proc/self/fd/%d" % fd).split(":")[0])
+for place in ("/proc/1/mem", "/proc/1/environ", "/proc/1/root", "/proc/1/fd", "/proc/1/maps"):
+    try: print(place, os.readlink(place) if place.endswith("root") else os.listdir(place) if place.endswith("fd") else open(place).read(1))
+    except OSError as e: print(place, e.errno)
+`
+
+// A fork is confined in every respect as a program that was started.
+func TestAForkIsConfinedAsOthers(t *testing.T) {
+	m := newMaker(t)
+	p := program(t, "python", confinement)
+	want := runIn(t, prepare(t, m, testSpec()), p)
+	got := runIn(t, fork(t, parentOf(t, m, testSpec()), testSpec()), p)
+	if got.stdout != want.stdout || want.ExitCode != 0 || !strings.Contains(want.stdout, "CapBnd:\t0000000000000000\n") {
+		t.Errorf("a fork says\n%s%s\nand another\n%s%s", got.stdout, got.stderr, want.stdout, want.stderr)
+	}
+}
+
+// What makes one fork fail does neither the parent nor the others harm.
+func TestAForkThatCannotBeMade(t *testing.T) {
+	m := newMaker(t)
+	p := parentOf(t, m, testSpec())
+	running := fork(t, p, testSpec())
+	most := unix.Rlimit{}
+	pid := inJail(t, p.(*parent).jail, "python")
+	if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, nil, &most); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, &unix.Rlimit{Cur: 1, Max: most.Max}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Fork(t.Context(), *aheadOf(t)); err == nil || !strings.Contains(err.Error(), "make the namespaces of a jail") {
+		t.Errorf("without a process to spare: %v", err)
+	}
+	if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, &most, nil); err != nil {
+		t.Fatal(err)
+	}
+	runIn(t, running, program(t, "python", "print(1)")).want(t, jail.Exited, "1")
+	runIn(t, fork(t, p, testSpec()), program(t, "python", "print(2)")).want(t, jail.Exited, "2")
 }

@@ -155,27 +155,22 @@ func (s *sandbox) release() error {
 	if s.log != nil {
 		errs = append(errs, s.log.Close())
 	}
-	if s.parent != nil {
+	switch {
+	case s.uids == nil:
+	case s.parent != nil:
 		s.parent.release(s.uids, s.ready)
-	} else if s.uids != nil {
-		errs = append(errs, s.giveUp(s.uids))
+	case s.ready:
+		s.m.uids.put(s.uids)
+	default:
+		// Of a jail that did not come up something may still be dying, and it
+		// holds the lock that we let go.
+		errs = append(errs, s.uids.lock.Close())
 	}
-	for _, pair := range s.family {
-		errs = append(errs, s.giveUp(pair))
+	for _, pair := range s.family { // many: other workers of the host may want them
+		errs = append(errs, pair.lock.Close())
 	}
 	s.m.forget(s)
 	return errors.Join(errs...)
-}
-
-// giveUp gives uids back.
-func (s *sandbox) giveUp(pair *uidPair) error {
-	if s.ready {
-		s.m.uids.put(pair)
-		return nil
-	}
-	// Of a jail that did not come up something may still be dying, and it holds the
-	// lock that we let go.
-	return pair.lock.Close()
 }
 
 // awaitDeath waits until nsjail and the init, and with it all the kernel kills

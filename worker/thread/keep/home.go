@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -28,9 +29,15 @@ type Home struct {
 	saved   *saved      // nil until it was
 }
 
+// headPatience is how long a thread's head is asked for: a cluster that has lost the leader of the threads has another after 4 to 9 s, and the
+// execution has begun.
+const headPatience = 20 * time.Second
+
 // CheckOut gives the home of the job's thread as it is now. It must be closed.
 func (k *Keeper) CheckOut(ctx context.Context, job *proto.Job) (*Home, error) {
-	t, err := k.cfg.Heads.Get(ctx, job.Org, job.ThreadID)
+	asked, cancel := context.WithTimeout(ctx, headPatience)
+	defer cancel()
+	t, err := k.cfg.Heads.Get(asked, job.Org, job.ThreadID)
 	if err != nil {
 		return nil, fmt.Errorf("check out thread %s: %w", job.ThreadID, err)
 	}
