@@ -172,7 +172,7 @@ print(P(3).x, resource.getrlimit(resource.RLIMIT_NPROC))
 func TestAForkDiesAlone(t *testing.T) {
 	m := newMaker(t)
 	spec := testSpec()
-	spec.Memory, spec.HomeBytes, spec.TmpBytes, spec.Pids = 64<<20, 8<<20, 8<<20, 20
+	spec.Memory, spec.HomeBytes, spec.TmpBytes, spec.Pids = 256<<20, 8<<20, 8<<20, 20
 	p := parentOf(t, m, spec)
 	other := fork(t, p, spec)
 	for code, kind := range map[string]jail.Kind{
