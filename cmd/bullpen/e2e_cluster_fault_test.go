@@ -154,6 +154,7 @@ func testClusterNodes(t *testing.T, p *programs) {
 		l.isRefused(t)
 		c.nodes[0].start(t)
 		c.nodes[1].start(t)
+		c.whole(t) // before that the third may be the only one with what came last, which it cannot be without a disk
 	})
 	step("one full", func() {
 		n := c.leader(t, "BULLPEN_EXECS")
