@@ -85,9 +85,11 @@ type box struct {
 	release func() // of the image; nil where there is none
 }
 
-// Close gives both back.
-func (b *box) Close() error {
-	err := b.Jail.Close()
+// Close gives both back, what there is of them.
+func (b *box) Close() (err error) {
+	if b.Jail != nil {
+		err = b.Jail.Close()
+	}
 	b.letGo()
 	return err
 }
@@ -138,17 +140,6 @@ func (k kind) name() string {
 	return fmt.Sprintf("%s, thread %t, key %q, %s", k.language, k.thread, k.key, sandbox)
 }
 
-// image gets the root file system.
-func (k kind) image(ctx context.Context) (img Image, release func(), err error) {
-	switch {
-	case k.sandbox.ImageDigest != "":
-		return k.worker.Images.Get(ctx, k.sandbox.ImageDigest)
-	case k.sandbox.Image != "":
-		img.Root = k.sandbox.Image
-	}
-	return img, nil, nil
-}
-
 // make makes a jail.
 func (k kind) make(ctx context.Context) (*box, error) { return k.on(ctx, k.worker.Jails.Prepare) }
 
@@ -169,36 +160,48 @@ func (k kind) fork(ctx context.Context) (*box, error) {
 }
 
 // on has a jail made on the image, in which the language's interpreter waits if the image has it.
-func (k kind) on(ctx context.Context, prepare func(context.Context, jail.Spec) (jail.Jail, error)) (b *box, err error) {
-	b, spec, err := k.base(ctx)
+func (k kind) on(ctx context.Context, prepare func(context.Context, jail.Spec) (jail.Jail, error)) (*box, error) {
+	return k.furnish(ctx, func(b *box, spec jail.Spec) (err error) {
+		if source, ok := k.source(b.image); ok {
+			ahead, err := source.Ahead()
+			if err != nil {
+				return err
+			}
+			spec.Ahead = &ahead
+		}
+		b.Jail, err = prepare(ctx, spec)
+		return err
+	})
+}
+
+// furnish gets the image, and has something made on it for a jail of the spec; after an error it gives the image back.
+func (k kind) furnish(ctx context.Context, do func(b *box, spec jail.Spec) error) (*box, error) {
+	b, err := k.base(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			b.letGo()
-		}
-	}()
-	if source, ok := k.source(b.image); ok {
-		ahead, err := source.Ahead()
-		if err != nil {
-			return nil, err
-		}
-		spec.Ahead = &ahead
+	spec := Spec(k.sandbox, b.image.Root)
+	spec.HomeLater = k.thread
+	if err := do(b, spec); err != nil {
+		b.letGo()
+		return nil, err
 	}
-	b.Jail, err = prepare(ctx, spec)
-	return b, err
+	return b, nil
 }
 
-// base is a box without a jail, and what the jail is to be.
-func (k kind) base(ctx context.Context) (b *box, spec jail.Spec, err error) {
-	b = &box{}
-	if b.image, b.release, err = k.image(ctx); err != nil {
-		return nil, spec, err
+// base is a box without a jail.
+func (k kind) base(ctx context.Context) (*box, error) {
+	b := &box{}
+	switch {
+	case k.sandbox.ImageDigest != "":
+		var err error
+		if b.image, b.release, err = k.worker.Images.Get(ctx, k.sandbox.ImageDigest); err != nil {
+			return nil, err
+		}
+	case k.sandbox.Image != "":
+		b.image.Root = k.sandbox.Image
 	}
-	spec = Spec(k.sandbox, b.image.Root)
-	spec.HomeLater = k.thread
-	return b, spec, nil
+	return b, nil
 }
 
 // source is what programs of the kind have in common; false if the image does not have the language.
@@ -213,27 +216,24 @@ var (
 )
 
 // parent makes a jail to fork from.
-func (k kind) parent(ctx context.Context) (p jail.Parent, err error) {
-	b, spec, err := k.base(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			b.letGo()
+func (k kind) parent(ctx context.Context) (jail.Parent, error) {
+	var p jail.Parent
+	b, err := k.furnish(ctx, func(b *box, spec jail.Spec) error {
+		forkable := k
+		forkable.language = jail.Forkable
+		source, ok := forkable.source(b.image)
+		if !ok {
+			return errNoInterpreter
 		}
-	}()
-	k.language = jail.Forkable
-	source, ok := k.source(b.image)
-	if !ok {
-		return nil, errNoInterpreter
-	}
-	program, err := source.Parent(k.sandbox.Preload)
+		program, err := source.Parent(k.sandbox.Preload)
+		if err != nil {
+			return err
+		}
+		spec.Ahead = &program
+		p, err = k.worker.Jails.Parent(ctx, spec)
+		return err
+	})
 	if err != nil {
-		return nil, err
-	}
-	spec.Ahead = &program
-	if p, err = k.worker.Jails.Parent(ctx, spec); err != nil {
 		return nil, err
 	}
 	return &ownedParent{p, b}, nil

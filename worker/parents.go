@@ -5,18 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"sync"
 	"time"
 
 	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/warm"
 )
 
 const (
 	// often is how many executions of a kind an API key must ask for, per second, to have a parent: it costs as much as a jail or two to
 	// make, and as much memory to keep.
 	often = 2.0
-	// lately is how far back that rate looks.
+	// lately is the time within which whoever asks does not lose its parent to another.
 	lately = 5 * time.Second
 	// memoryOfParent is what a parent is taken to hold, in bytes, until it has been made.
 	memoryOfParent = 16 << 20
@@ -46,8 +46,7 @@ type parents struct {
 
 // family is what is known of one kind.
 type family struct {
-	asked  time.Time
-	rate   float64 // per second, when last asked
+	asked  warm.Rate
 	parent *ancestor
 	making bool
 
@@ -74,12 +73,11 @@ func (p *parents) ask(k kind) bool {
 		f = &family{}
 		p.families[name] = f
 	}
-	f.rate = f.rate*math.Exp(-now.Sub(f.asked).Seconds()/lately.Seconds()) + 1/lately.Seconds()
-	f.asked = now
+	f.asked.Ask(now)
 	if f.parent != nil && !f.parent.Alive() {
 		p.retire(f)
 	}
-	wanted := f.rate >= often || len(k.sandbox.Preload) > 0
+	wanted := f.asked.At(now) >= often || len(k.sandbox.Preload) > 0
 	worn := f.parent != nil && (f.parent.forks >= forksOfParent || now.Sub(f.parent.born) > ageOfParent)
 	if wanted && (f.parent == nil || worn) && !f.making && now.After(f.retryAt) && p.ctx.Err() == nil && p.room(f) {
 		f.making = true
@@ -175,11 +173,11 @@ func (p *parents) room(f *family) bool {
 	}
 	var other *family
 	for _, o := range p.families {
-		if o != f && o.parent != nil && (other == nil || o.asked.Before(other.asked)) {
+		if o != f && o.parent != nil && (other == nil || o.asked.Last().Before(other.asked.Last())) {
 			other = o
 		}
 	}
-	if other != nil && time.Since(other.asked) > lately {
+	if other != nil && time.Since(other.asked.Last()) > lately {
 		p.retire(other)
 	}
 	return false // until the next one asks
@@ -206,7 +204,7 @@ func (p *parents) sweep(since time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name, f := range p.families {
-		if !f.asked.After(since) && !f.making {
+		if !f.asked.Last().After(since) && !f.making {
 			p.retire(f)
 			delete(p.families, name)
 		}

@@ -296,9 +296,7 @@ const sandboxBroken = "The sandbox failed on this worker; its log says why."
 
 // made is a jail that was prepared, or why it was not.
 type made struct {
-	box      jail.Jail // nil after an error
-	image    Image
-	release  func() // of the image; nil where there is none
+	box      *box   // nil where there is not even an image
 	home     Home   // nil where there is no thread
 	file     string // the program's, if it is in the home
 	err      error
@@ -316,9 +314,6 @@ func (m *made) close(committed bool) error {
 	}
 	if m.home != nil {
 		errs = append(errs, m.home.Close(committed))
-	}
-	if m.release != nil {
-		m.release()
 	}
 	return errors.Join(errs...)
 }
@@ -350,15 +345,14 @@ func (w *Worker) make(ctx context.Context, job *proto.Job, m *made) (err error) 
 	began := time.Now()
 	defer func() { m.took = time.Since(began) - m.checkOut }()
 	k := w.kind(job.Sandbox, job.Language, job.ThreadID != "")
-	ready, start := w.ready(ctx, k, job.Key)
-	w.Warm.Taken(job.Language, start)
-	m.start = start
-	if ready != nil {
-		m.box, m.image = ready, ready.image
-	} else if m.image, m.release, err = k.image(ctx); err != nil {
-		return err
+	m.box, m.start = w.ready(ctx, k, job.Key)
+	w.Warm.Taken(job.Language, m.start)
+	if m.start == Cold {
+		if m.box, err = k.base(ctx); err != nil {
+			return err
+		}
 	}
-	spec := Spec(job.Sandbox, m.image.Root)
+	spec := Spec(job.Sandbox, m.box.image.Root)
 	if job.ThreadID != "" {
 		took := time.Now()
 		m.home, err = w.Homes.CheckOut(ctx, job)
@@ -370,8 +364,8 @@ func (w *Worker) make(ctx context.Context, job *proto.Job, m *made) (err error) 
 		spec.Home = m.home
 	}
 	switch {
-	case ready == nil:
-		m.box, err = w.Jails.Prepare(ctx, spec)
+	case m.start == Cold:
+		m.box.Jail, err = w.Jails.Prepare(ctx, spec)
 	case m.home != nil:
 		err = m.box.Bring(ctx, m.home)
 	}
@@ -420,15 +414,11 @@ func (w *Worker) finish(ctx context.Context, lease Lease, e Ending) (*proto.Reco
 
 // program makes what the jail runs. Its error is a sentence for the user.
 func (w *Worker) program(job *proto.Job, m *made) (jail.Program, error) {
-	img := m.image
-	interpreter, ok := img.Languages[job.Language]
-	if img.Languages != nil && !ok {
+	source, ok := w.kind(job.Sandbox, job.Language, m.home != nil).source(m.box.image)
+	if !ok {
 		return jail.Program{}, fmt.Errorf("language '%s' is not available in this sandbox image", job.Language)
 	}
-	source := jail.Source{
-		Language: string(job.Language), Code: job.Code, Env: job.Env, TraceID: string(job.TraceID), Home: w.Home,
-		Interpreter: interpreter, ImageEnv: img.Env, File: m.file,
-	}
+	source.Code, source.Env, source.TraceID, source.File = job.Code, job.Env, string(job.TraceID), m.file
 	p, err := source.Program()
 	if m.file != "" { // it is there
 		p.Files = nil

@@ -19,8 +19,6 @@ import (
 const (
 	// memoryOfOne is what a jail is taken to hold, in bytes, until one of its kind has been made.
 	memoryOfOne = 16 << 20
-	// horizon is how far back the rate of what is asked for looks.
-	horizon = 5 * time.Second
 	// unused is how long a kind is kept that nobody asks for.
 	unused = 10 * time.Minute
 	// oldest is how long a jail may wait. What it holds of the host, such as time zones and certificates, is not older than that.
@@ -71,8 +69,7 @@ type kind[J Jail] struct {
 	size  int64     // bytes, of the last one made
 
 	expected bool
-	asked    time.Time     // last; zero before the first
-	rate     float64       // per second
+	asked    Rate
 	took     time.Duration // to make the last one
 
 	failed  time.Duration // the pause after the last failure; 0 after a success
@@ -99,8 +96,7 @@ func (p *Pool[J]) Take(name string, with func(ctx context.Context) (J, error)) (
 	defer p.mu.Unlock()
 	k := p.want(name, with)
 	now := time.Now()
-	k.rate = k.rateAt(now) + 1/horizon.Seconds()
-	k.asked = now
+	k.asked.Ask(now)
 	for len(k.ready) > 0 {
 		last := len(k.ready) - 1
 		e := k.ready[last]
@@ -139,11 +135,6 @@ func (p *Pool[J]) want(name string, with func(ctx context.Context) (J, error)) *
 	}
 	k.make = with
 	return k
-}
-
-// rateAt is how many are asked for in a second.
-func (k *kind[J]) rateAt(now time.Time) float64 {
-	return k.rate * math.Exp(-now.Sub(k.asked).Seconds()/horizon.Seconds())
 }
 
 // tell wakes Run.
@@ -252,8 +243,8 @@ func (p *Pool[J]) lookAround(now time.Time) {
 // twice over since requests come in swarms, and the spare ones.
 func (k *kind[J]) depth(spare int, now time.Time) int {
 	switch {
-	case now.Sub(k.asked) <= unused:
-		return int(math.Round(2*k.rateAt(now)*k.took.Seconds())) + spare
+	case now.Sub(k.asked.Last()) <= unused:
+		return int(math.Round(2*k.asked.At(now)*k.took.Seconds())) + spare
 	case k.expected:
 		return 1
 	default:
@@ -269,11 +260,11 @@ func (p *Pool[J]) room(k *kind[J]) bool {
 	}
 	var other *kind[J]
 	for _, o := range p.kinds {
-		if len(o.ready) > 0 && (other == nil || o.asked.Before(other.asked)) {
+		if len(o.ready) > 0 && (other == nil || o.asked.Last().Before(other.asked.Last())) {
 			other = o
 		}
 	}
-	if other != nil && other.asked.Before(k.asked) {
+	if other != nil && other.asked.Last().Before(k.asked.Last()) {
 		p.drop(other, 1)
 	}
 	return p.count < p.cfg.Most && p.held+k.size <= p.cfg.Memory
