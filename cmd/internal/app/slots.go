@@ -4,12 +4,12 @@ import (
 	"runtime"
 
 	"github.com/bullpen-run/bullpen/worker"
+	"github.com/bullpen-run/bullpen/worker/jail/nsjail"
 )
 
 const (
 	slotsPerCore  = 4
 	memoryPerSlot = 1 << 30 // what a program may use unless its key says otherwise
-	mostForks     = 128
 	mostParents   = 32
 )
 
@@ -25,7 +25,7 @@ func (c *Config) SlotCount() int {
 }
 
 // forks is how many jails one parent can have: four for each slot, as are kept ready.
-func (c *Config) forks() int { return min(4*c.SlotCount(), mostForks) }
+func (c *Config) forks() int { return min(4*c.SlotCount(), nsjail.MostForks) }
 
 // warm says what jails are made before they are asked for: of a kind two for each core, beside those that its rate asks for; four for each
 // slot in all, and parents, as far as the user ids go when all slots are taken; and no more than fit into the memory that is set, else into

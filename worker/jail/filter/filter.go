@@ -58,10 +58,10 @@ var rules = []rule{ // read only
 	{unix.SYS_PRCTL, unix.BPF_JEQ, unix.PR_SET_SECCOMP, einval},
 }
 
-// Program returns the filter. Calls through the 32-bit and the x32 entry kill: they
+// program returns the filter. Calls through the 32-bit and the x32 entry kill: they
 // would go round a list of 64-bit numbers. Number -1 is let through, as the kernel
 // knows no such call under any entry.
-func Program() ([]unix.SockFilter, error) {
+func program() ([]unix.SockFilter, error) {
 	arch, ok := map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}[runtime.GOARCH]
 	if !ok {
 		return nil, errors.New("no filter of system calls for " + runtime.GOARCH)
@@ -90,7 +90,7 @@ func Program() ([]unix.SockFilter, error) {
 
 // Bytes is the filter as it lies in memory for the kernel of this machine.
 func Bytes() ([]byte, error) {
-	p, err := Program()
+	p, err := program()
 	if err != nil {
 		return nil, err
 	}
@@ -105,12 +105,12 @@ func Bytes() ([]byte, error) {
 
 // Install puts this thread, and what it starts, under the filter.
 func Install() error {
-	p, err := Program()
+	p, err := program()
 	if err != nil {
 		return err
 	}
-	program := unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]}
-	err = unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0) //nolint:gosec // the kernel reads a struct
+	whole := unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]}
+	err = unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&whole)), 0, 0) //nolint:gosec // the kernel reads a struct
 	if err != nil {
 		return errors.New("filter system calls (the kernel needs CONFIG_SECCOMP_FILTER): " + err.Error())
 	}

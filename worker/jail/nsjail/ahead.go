@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -20,7 +19,8 @@ type interpreter struct {
 }
 
 // startAhead starts an interpreter, and returns when it waits.
-func (s *sandbox) startAhead(ctx context.Context, p jail.Program) error {
+func (s *sandbox) startAhead(ctx context.Context) error {
+	p := *s.spec.Ahead
 	frame, err := encode(wire.Ahead, p)
 	if err != nil {
 		return err
@@ -30,12 +30,13 @@ func (s *sandbox) startAhead(ctx context.Context, p jail.Program) error {
 		return fmt.Errorf("start %s ahead: %w", p.Argv[0], err)
 	}
 	s.ahead = &interpreter{p, out}
-	return s.awaitWaiting(ctx, p)
+	return s.awaitWaiting(ctx)
 }
 
 // awaitWaiting returns when the interpreter waits.
-func (s *sandbox) awaitWaiting(ctx context.Context, p jail.Program) error {
-	stop := context.AfterFunc(ctx, func() { _ = s.conn.SetReadDeadline(time.Unix(1, 0)) })
+func (s *sandbox) awaitWaiting(ctx context.Context) error {
+	p := *s.spec.Ahead
+	stop := giveUpWith(ctx, s.conn)
 	typ, payload, err := s.receive()
 	switch {
 	case !stop():
@@ -61,7 +62,7 @@ func (s *sandbox) Bring(ctx context.Context, h jail.Home) error {
 		return err
 	}
 	s.spec.Home = h
-	attach, err := s.bring(ctx, pool, s.spec)
+	attach, err := s.bring(ctx, pool)
 	if err != nil {
 		return fmt.Errorf("bring a home to a jail: %w", err)
 	}

@@ -5,20 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/jail/filter"
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
-// mostForks is the most Config.Forks can be: the kernel takes a map of ids of a page.
-const mostForks = 128
+// MostForks is the most Config.Forks can be: the kernel takes a map of ids of a page.
+const MostForks = 128
 
 // forksMemory, in bytes, is what a parent may hold beside what a program may: what the
 // kernel keeps for namespaces that have gone, before it comes to clear them away.
@@ -53,7 +52,6 @@ func (m *Maker) Parent(ctx context.Context, spec jail.Spec) (jail.Parent, error)
 	}
 	p := &parent{jail: s, gone: make(chan struct{})}
 	if err := p.prepare(ctx); err != nil {
-		s.kill()
 		return nil, errors.Join(fmt.Errorf("prepare a jail to fork from: %w", err), p.Close())
 	}
 	if !m.remember(s) {
@@ -76,7 +74,7 @@ func (p *parent) prepare(ctx context.Context) (err error) {
 		s.family = append(s.family, pair)
 		p.free = append(p.free, i)
 	}
-	if err := s.build(ctx, s.spec, s.makeGroup()); err != nil {
+	if err := s.build(ctx, s.makeGroup()); err != nil {
 		return err
 	}
 	if err := s.open(); err != nil {
@@ -95,25 +93,24 @@ func (p *parent) prepare(ctx context.Context) (err error) {
 // start starts the interpreter, and returns when it takes orders. It is the program
 // of its jail, and root there.
 func (p *parent) start(ctx context.Context) error {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	calls, err := filter.Bytes()
 	if err != nil {
-		return fmt.Errorf("make a socket: %w", err)
+		return err
 	}
-	ours, theirs := os.NewFile(uintptr(fds[0]), "orders"), os.NewFile(uintptr(fds[1]), "orders")
-	conn, err := net.FileConn(ours)
-	if err = errors.Join(err, ours.Close()); err != nil {
-		return errors.Join(fmt.Errorf("make a socket: %w", err), theirs.Close())
+	orders, theirs, err := socketPair("orders", unix.SOCK_SEQPACKET)
+	if err != nil {
+		return err
 	}
-	p.orders = conn.(*net.UnixConn)
+	p.orders = orders
 	program := *p.jail.spec.Ahead
-	program.Env = append(slices.Clone(program.Env), fmt.Sprintf("BULLPEN_FORKS=%d,%d,%s", unix.SYS_CLONE, unix.SYS_UNSHARE, p.jail.m.calls))
+	program.Env = append(slices.Clone(program.Env), fmt.Sprintf("BULLPEN_FORKS=%d,%d,%x", unix.SYS_CLONE, unix.SYS_UNSHARE, calls))
 	frame := (&wire.StartFrame{Argv: program.Argv, Env: program.Env, Dir: program.Dir}).Encode(wire.Start)
-	out, err := p.jail.order(frame, fds[1])
+	out, err := p.jail.order(frame, int(theirs.Fd()))
 	if err = errors.Join(err, theirs.Close()); err != nil {
 		return fmt.Errorf("start %s: %w", program.Argv[0], err)
 	}
 	p.jail.ahead = &interpreter{program, out}
-	stop := context.AfterFunc(ctx, func() { _ = p.orders.SetReadDeadline(time.Unix(1, 0)) })
+	stop := giveUpWith(ctx, p.orders)
 	var b [1]byte
 	n, err := p.orders.Read(b[:])
 	switch {
@@ -153,7 +150,7 @@ func (s *sandbox) fork(ctx context.Context, i int) error {
 		if err := <-s.makeGroup(); err != nil {
 			return err
 		}
-		if err := s.limit(s.spec); err != nil {
+		if err := s.limit(); err != nil {
 			return err
 		}
 		if err := s.orderFork(i); err != nil {
@@ -164,10 +161,11 @@ func (s *sandbox) fork(ctx context.Context, i int) error {
 	if err != nil {
 		return err
 	}
-	if here := s.ahead != nil; here {
-		err = s.awaitWaiting(ctx, *s.spec.Ahead)
-	} else if s.spec.Ahead != nil {
-		err = s.startAhead(ctx, *s.spec.Ahead)
+	switch {
+	case s.ahead != nil: // forked along
+		err = s.awaitWaiting(ctx)
+	case s.spec.Ahead != nil:
+		err = s.startAhead(ctx)
 	}
 	if err != nil {
 		return err

@@ -209,7 +209,7 @@ func TestAParentThatDiesTakesItsForksAlong(t *testing.T) {
 	if p.Alive() || j.Alive() {
 		t.Error("they are said to be alive")
 	}
-	if _, err := p.Fork(t.Context(), *aheadOf(t)); err == nil {
+	if _, err := p.Fork(t.Context(), aheadSpec(t, "python")); err == nil {
 		t.Error("forked from the dead")
 	}
 }
@@ -227,7 +227,7 @@ func TestAParentThatIsClosed(t *testing.T) {
 	if j.Alive() {
 		t.Error("a fork that has not run is kept for later")
 	}
-	if _, err := p.Fork(t.Context(), *aheadOf(t)); !errors.Is(err, errClosed) {
+	if _, err := p.Fork(t.Context(), aheadSpec(t, "python")); !errors.Is(err, errClosed) {
 		t.Errorf("fork from a closed parent: %v", err)
 	}
 	runIn(t, j, program(t, "python", "print(1)")).want(t, jail.Exited, "1")
@@ -244,20 +244,13 @@ func TestAsManyForksAsCanBe(t *testing.T) {
 	for range DefaultForks {
 		all = append(all, fork(t, p, testSpec()))
 	}
-	if _, err := p.Fork(t.Context(), *aheadOf(t)); !errors.Is(err, jail.ErrFull) || !p.Alive() {
+	if _, err := p.Fork(t.Context(), aheadSpec(t, "python")); !errors.Is(err, jail.ErrFull) || !p.Alive() {
 		t.Errorf("one more: %v", err)
 	}
 	if err := all[0].Close(); err != nil {
 		t.Fatal(err)
 	}
 	runIn(t, fork(t, p, testSpec()), program(t, "python", "print(1)")).want(t, jail.Exited, "1")
-}
-
-// aheadOf is testSpec for a fork.
-func aheadOf(tb testing.TB) *jail.Spec {
-	tb.Helper()
-	spec := aheadSpec(tb, "python")
-	return &spec
 }
 
 // A fork has what other jails have: a thread's home, directories on disk.
@@ -346,7 +339,7 @@ func TestAForkThatCannotBeMade(t *testing.T) {
 	if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, &unix.Rlimit{Cur: 1, Max: most.Max}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Fork(t.Context(), *aheadOf(t)); err == nil || !strings.Contains(err.Error(), "make the namespaces of a jail") {
+	if _, err := p.Fork(t.Context(), aheadSpec(t, "python")); err == nil || !strings.Contains(err.Error(), "make the namespaces of a jail") {
 		t.Errorf("without a process to spare: %v", err)
 	}
 	if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, &most, nil); err != nil {

@@ -6,7 +6,6 @@ package nsjail
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -25,7 +24,6 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
-	"github.com/bullpen-run/bullpen/worker/jail/filter"
 )
 
 // Defaults of Config.
@@ -67,7 +65,6 @@ type Maker struct {
 	dir   string   // ours in RunDir/workers
 	lock  *os.File // held while we live: how others know
 	init  *os.File // the init's executable, sealed in memory
-	calls string   // the filter for jails that are forked, in hexadecimal
 	null  *os.File
 	masks proc
 	pids  int // the most RLIMIT_NPROC can be
@@ -140,11 +137,6 @@ func (m *Maker) open() (err error) {
 	if m.null, err = os.Open(os.DevNull); err != nil {
 		return err
 	}
-	calls, err := filter.Bytes()
-	if err != nil {
-		return err
-	}
-	m.calls = hex.EncodeToString(calls)
 	if m.uids, err = newUIDPool(m.cfg.UIDs, m.cfg.UIDLocks); err != nil {
 		return err
 	}
@@ -272,8 +264,8 @@ func (m *Maker) check() error {
 	if err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
 		return fmt.Errorf("no nsjail at %q: run deploy/nsjail.sh, or name the executable", m.cfg.NsjailPath)
 	}
-	if m.cfg.Forks < 1 || m.cfg.Forks > mostForks {
-		return fmt.Errorf("%d jails forked from one parent: give 1 to %d", m.cfg.Forks, mostForks)
+	if m.cfg.Forks < 1 || m.cfg.Forks > MostForks {
+		return fmt.Errorf("%d jails forked from one parent: give 1 to %d", m.cfg.Forks, MostForks)
 	}
 	for _, p := range []string{m.cfg.RunDir, m.cfg.UIDLocks, m.cfg.Home} {
 		if !filepath.IsAbs(p) || p != filepath.Clean(p) || p == "/" {
@@ -475,7 +467,7 @@ func (m *Maker) Prepare(ctx context.Context, spec jail.Spec) (jail.Jail, error) 
 	if err != nil {
 		return nil, err
 	}
-	if err := s.prepare(ctx, spec); err != nil {
+	if err := s.prepare(ctx); err != nil {
 		s.kill()
 		return nil, errors.Join(fmt.Errorf("prepare jail: %w", err), s.release())
 	}

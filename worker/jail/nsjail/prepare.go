@@ -17,7 +17,6 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/home"
-	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
@@ -58,21 +57,21 @@ func (s *sandbox) own() int64 {
 
 // prepare makes a control group and starts nsjail in it, so that the init, too,
 // is born there.
-func (s *sandbox) prepare(ctx context.Context, spec jail.Spec) (err error) {
+func (s *sandbox) prepare(ctx context.Context) (err error) {
 	if s.uids, err = s.m.uids.take(); err != nil {
 		return err
 	}
 	grouped := s.makeGroup()
-	err = s.furnish(ctx, func() error { return s.build(ctx, spec, grouped) })
+	err = s.furnish(ctx, func() error { return s.build(ctx, grouped) })
 	if err != nil {
 		return err
 	}
-	if spec.Ahead != nil {
-		if err := s.startAhead(ctx, *spec.Ahead); err != nil {
+	if s.spec.Ahead != nil {
+		if err := s.startAhead(ctx); err != nil {
 			return err
 		}
 	}
-	return s.finish(spec)
+	return s.finish()
 }
 
 // makeGroup makes the control group, without limits.
@@ -94,7 +93,7 @@ func (s *sandbox) furnish(ctx context.Context, build func() error) error {
 	var attach []attachment
 	go func() {
 		var err error
-		attach, err = s.makeVolumes(ctx, s.spec)
+		attach, err = s.makeVolumes(ctx)
 		volumes <- err
 	}()
 	if err := errors.Join(build(), <-volumes); err != nil {
@@ -112,9 +111,9 @@ func (s *sandbox) furnish(ctx context.Context, build func() error) error {
 }
 
 // build starts nsjail when there is a group for it, and waits until the init is there.
-func (s *sandbox) build(ctx context.Context, spec jail.Spec, grouped <-chan error) error {
-	files, err := s.files(spec)
-	if err = errors.Join(err, <-grouped); err == nil && spec.Ahead != nil {
+func (s *sandbox) build(ctx context.Context, grouped <-chan error) error {
+	files, err := s.files()
+	if err = errors.Join(err, <-grouped); err == nil && s.spec.Ahead != nil {
 		err = s.group.Yield()
 	}
 	if err == nil {
@@ -127,15 +126,15 @@ func (s *sandbox) build(ctx context.Context, spec jail.Spec, grouped <-chan erro
 		return err
 	}
 	// While nsjail builds the jail.
-	if err := s.limit(spec); err != nil {
+	if err := s.limit(); err != nil {
 		return err
 	}
 	return s.awaitReady(ctx)
 }
 
 // limit sets the limits that nsjail and the init do not feel.
-func (s *sandbox) limit(spec jail.Spec) (err error) {
-	l := cgroup.Limits{Memory: spec.Memory + s.own(), Tasks: spec.Pids + ownTasks}
+func (s *sandbox) limit() (err error) {
+	l := cgroup.Limits{Memory: s.spec.Memory + s.own(), Tasks: s.spec.Pids + ownTasks}
 	if err := s.group.Limit(l); err != nil {
 		return err
 	}
@@ -150,10 +149,10 @@ type attachment struct {
 }
 
 // makeVolumes makes what lies on disk.
-func (s *sandbox) makeVolumes(ctx context.Context, spec jail.Spec) ([]attachment, error) {
+func (s *sandbox) makeVolumes(ctx context.Context) ([]attachment, error) {
 	var made []attachment
-	for _, a := range areas(spec, s.m.cfg.Home) {
-		if !a.onDisk || spec.HomeLater && a.path == s.m.cfg.Home {
+	for _, a := range areas(s.spec, s.m.cfg.Home) {
+		if !a.onDisk || s.spec.HomeLater && a.path == s.m.cfg.Home {
 			continue
 		}
 		pool, err := s.m.pool()
@@ -161,10 +160,10 @@ func (s *sandbox) makeVolumes(ctx context.Context, spec jail.Spec) ([]attachment
 			return nil, err
 		}
 		var attach func(int, string) error
-		if spec.Home != nil && a.path == s.m.cfg.Home {
-			attach, err = s.bring(ctx, pool, spec)
+		if s.spec.Home != nil && a.path == s.m.cfg.Home {
+			attach, err = s.bring(ctx, pool)
 		} else {
-			attach, err = s.makeVolume(ctx, pool, a, spec.Inodes)
+			attach, err = s.makeVolume(ctx, pool, a, s.spec.Inodes)
 		}
 		if err != nil {
 			return nil, err
@@ -187,12 +186,12 @@ func (s *sandbox) makeVolume(ctx context.Context, pool *disk.Pool, a area, inode
 }
 
 // bring has the spec's home made on a volume of root's.
-func (s *sandbox) bring(ctx context.Context, pool *disk.Pool, spec jail.Spec) (attach func(int, string) error, err error) {
-	v, err := pool.Take(ctx, disk.Size{Bytes: spec.HomeBytes + home.OwnBytes, Inodes: spec.Inodes + home.OwnInodes}, 0, 0)
+func (s *sandbox) bring(ctx context.Context, pool *disk.Pool) (attach func(int, string) error, err error) {
+	v, err := pool.Take(ctx, disk.Size{Bytes: s.spec.HomeBytes + home.OwnBytes, Inodes: s.spec.Inodes + home.OwnInodes}, 0, 0)
 	if err != nil {
 		return nil, err
 	}
-	mount, err := spec.Home.Mount(v, s.uids.first+1, s.uids.first+1)
+	mount, err := s.spec.Home.Mount(v, s.uids.first+1, s.uids.first+1)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("mount the home: %w", err), v.Close())
 	}
@@ -231,13 +230,13 @@ func (s *sandbox) open() (err error) {
 
 // finish is what has to wait until all has been started that is started before the
 // program: the limit on cpu, which that shall not eat up, and the share of a program.
-func (s *sandbox) finish(spec jail.Spec) error {
-	if spec.Ahead != nil {
+func (s *sandbox) finish() error {
+	if s.spec.Ahead != nil {
 		if err := s.group.Claim(); err != nil {
 			return err
 		}
 	}
-	if err := s.group.Throttle(spec.CPU); err != nil {
+	if err := s.group.Throttle(s.spec.CPU); err != nil {
 		return err
 	}
 	s.ready = true
@@ -265,14 +264,14 @@ func (f *files) close() {
 
 // files makes nsjail's descriptors. Every descriptor of ours is close-on-exec, so
 // that concurrent starts cannot inherit each other's.
-func (s *sandbox) files(spec jail.Spec) (*files, error) {
+func (s *sandbox) files() (*files, error) {
 	f := &files{}
-	root, err := s.m.skeleton(rootKey{spec.Root, spec.Network.Effective() != proto.NetworkBlocked})
+	root, err := s.m.skeleton(rootKey{s.spec.Root, s.spec.Network.Effective() != proto.NetworkBlocked})
 	if err != nil {
 		return f, err
 	}
 	l := layout{
-		skeleton: root, home: s.m.cfg.Home, uid: s.uids.first, files: s.m.files, masks: s.m.masks, spec: spec, family: s.family,
+		skeleton: root, home: s.m.cfg.Home, uid: s.uids.first, files: s.m.files, masks: s.m.masks, spec: s.spec, family: s.family,
 	}
 	cfg, err := memfd("nsjail.cfg", []byte(l.config()), unix.MFD_NOEXEC_SEAL)
 	if err != nil {
@@ -315,30 +314,42 @@ func (s *sandbox) start(f *files) (err error) {
 // connect makes the control socket and returns the init's end. On ours the
 // kernel vouches for the sender of each message.
 func (s *sandbox) connect() (theirs *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("make the control socket: %w", err)
+	if s.conn, theirs, err = socketPair("control", unix.SOCK_STREAM); err != nil {
+		return nil, err
 	}
-	ours := os.NewFile(uintptr(fds[0]), "control")
-	theirs = os.NewFile(uintptr(fds[1]), "control")
-	defer func() { _ = ours.Close() }()
+	s.frames = bufio.NewReaderSize(s.conn, wire.MaxToWorker)
+	return theirs, nil
+}
+
+// socketPair makes two sockets of a kind, of which the kernel vouches on ours for the sender of each message.
+func socketPair(name string, kind int) (ours *net.UnixConn, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make the %s socket: %w", name, err)
+	}
+	end := os.NewFile(uintptr(fds[0]), name)
+	theirs = os.NewFile(uintptr(fds[1]), name)
+	defer func() { _ = end.Close() }()
 	err = unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_PASSCRED, 1)
 	var conn net.Conn
 	if err == nil {
-		conn, err = net.FileConn(ours)
+		conn, err = net.FileConn(end)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("make the control socket: %w", err), theirs.Close())
+		return nil, nil, errors.Join(fmt.Errorf("make the %s socket: %w", name, err), theirs.Close())
 	}
-	s.conn = conn.(*net.UnixConn)
-	s.frames = bufio.NewReaderSize(s.conn, wire.MaxToWorker)
-	return theirs, nil
+	return conn.(*net.UnixConn), theirs, nil
+}
+
+// giveUpWith ends reading of a connection with ctx. What it returns is false if that has happened.
+func giveUpWith(ctx context.Context, conn *net.UnixConn) (stop func() bool) {
+	return context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 }
 
 // awaitReady reads the init's first frame and takes hold of the process that
 // sent it.
 func (s *sandbox) awaitReady(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, func() { _ = s.conn.SetReadDeadline(time.Unix(1, 0)) })
+	stop := giveUpWith(ctx, s.conn)
 	var frame [wire.HeaderSize + 1]byte
 	oob := make([]byte, unix.CmsgSpace(unix.SizeofUcred))
 	n, oobn, _, _, err := s.conn.ReadMsgUnix(frame[:], oob)
