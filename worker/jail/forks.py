@@ -13,10 +13,110 @@
 # that a process enters by writing 0 to them, and for this interpreter the program's
 # stdout and stderr. The variable BULLPEN_FORKS has the numbers of the system calls clone
 # and unshare and, in hexadecimal, the filter.
+def ending(known):
+    """Returns what is to be called in a fork before its program begins, so that it ends soon.
+
+    An interpreter ends by clearing all that it has, which would be copied for that alone.
+    So where the program has come to its end by itself, with nothing left that could
+    notice, a fork is gone at once. Else it ends as any other does. Modules that are known
+    have nothing to do at the end.
+    """
+    import _io
+    import _thread
+    import _warnings
+    import _weakref
+    import atexit
+    import gc
+    import itertools
+    import operator
+    import os
+    import sys
+
+    main = sys.modules["__main__"]
+    attributes = vars(main)
+    own = set(attributes)
+    out, err = sys.stdout, sys.stderr
+    filters = list(_warnings.filters)
+    module, builtin = type(sys), type(len)
+    files = (_io.FileIO, _io.BufferedReader, _io.BufferedWriter, _io.BufferedRandom, _io.TextIOWrapper)
+    weak, proxies = _weakref.ReferenceType, (_weakref.ProxyType, _weakref.CallableProxyType)
+    callback = weak.__dict__["__callback__"].__get__
+    line = type.__dict__["__mro__"].__get__
+    names = type.__dict__["__dict__"].__get__
+    # Modules in C that have nothing to do at the end, nor have their objects.
+    inert = frozenset(
+        "_abc _ast _asyncio _bisect _blake2 _bz2 _codecs_cn _codecs_hk _codecs_iso2022 _codecs_jp _codecs_kr _codecs_tw"
+        " _collections _contextvars _crypt _csv _datetime _decimal _elementtree _functools _hashlib _heapq _json _locale"
+        " _lsprof _lzma _md5 _multibytecodec _opcode _operator _pickle _posixsubprocess _queue _random _sha1 _sha2 _sha256"
+        " _sha3 _sha512 _signal _socket _sre _ssl _stat _statistics _string _struct _symtable _tokenize _typing _uuid"
+        " _weakref _zoneinfo array atexit binascii cmath errno fcntl gc grp itertools math mmap pwd pyexpat resource select"
+        " syslog termios time typing.io typing.re unicodedata zlib".split()
+    )
+
+    def simple(name):
+        m = sys.modules[name]
+        if name in inert:
+            return True
+        source = type(m) is module and vars(m).get("__file__")
+        return type(source) is str and source.endswith(".py")
+
+    def unnoticed():
+        """Reports whether nobody could tell if the interpreter were gone now, with status 0."""
+        # The interpreter takes these two out when the program has come to its end, and
+        # not where SystemExit left it.
+        if "__file__" in attributes or "__cached__" in attributes or not own <= attributes.keys():
+            return False
+        if sys.modules["__main__"] is not main or hasattr(sys, "last_type") or hasattr(sys, "last_exc"):
+            return False
+        if sys.stdout is not out or sys.stderr is not err or sys.__stdout__ is not out or sys.__stderr__ is not err:
+            return False
+        if _thread._count() > 0 or _warnings.filters != filters or gc.callbacks or gc.get_debug():
+            return False
+        if sys.getallocatedblocks() > most or not all(map(simple, sys.modules.keys() - known)):
+            return False
+        seen = set()
+        for o in gc.get_objects():
+            kind = type(o)
+            if kind in files and o.closed:
+                continue
+            if weak in line(kind) and (call := callback(o)) is not None:
+                if type(call) is not builtin or call.__name__ != "_destroy":  # of a class's own memory
+                    return False
+            # Not all instances of a class are among these.
+            for kind in (kind, o) if type in line(kind) else (kind,):
+                if id(kind) not in seen:
+                    seen.add(id(kind))
+                    if kind in proxies or any("__del__" in names(c) for c in line(kind)):
+                        return False
+        return True
+
+    def end():
+        try:
+            if unnoticed():
+                out.flush()
+                err.flush()
+                os._exit(0)
+        except BaseException:
+            pass  # what fails here fails again, and is told by the interpreter
+
+    most = sys.getallocatedblocks() + 50_000  # more would take long to look at
+
+    def begin():
+        # A program may have all calls of python functions traced: then end is not called.
+        untraced = [()]
+        for get in (sys.getprofile, sys.gettrace):
+            untraced = itertools.compress([()], map(operator.not_, itertools.starmap(get, untraced)))
+        atexit.register(gc.unfreeze)  # else what is there, and hangs on it, would not be cleared
+        atexit.register(next, itertools.starmap(end, untraced), None)
+
+    return begin
+
+
 def fork():
     import os
     import sys
 
+    known = set(sys.modules)
     clone, unshare, code = os.environ.pop("BULLPEN_FORKS").split(",")
     if preload := os.environ.pop("BULLPEN_PRELOAD", None):
         for name in preload.split(","):
@@ -31,6 +131,7 @@ def fork():
             raise RuntimeError("what is preloaded has threads: leave out the module that starts them, of " + preload)
     modules = dict(sys.modules)
     finders = dict(sys.path_importer_cache)
+    begin = ending(known)
     import _signal
     import _socket
     import ctypes
@@ -154,16 +255,6 @@ def fork():
     # What is there stays as it is: a collector that looked at it would have it copied.
     gc.collect()
     gc.freeze()
-    # A small interpreter touches nearly all it has until it has ended: that is copied at
-    # once, while nobody waits. With what has been imported it may have a lot more.
-    writable = []
-    for line in open("/proc/self/maps"):
-        where, rights, *_ = line.split()
-        if rights == "rw-p" and "[stack]" not in line:
-            first, end = (int(x, 16) for x in where.split("-"))
-            writable.append((ctypes.c_void_p(first), ctypes.c_size_t(end - first)))
-    if sum(size.value for _, size in writable) > 8 << 20:
-        writable = []
     os.write(3, b".")
     program, processes, here, fds = serve()
     try:
@@ -174,8 +265,6 @@ def fork():
         os._exit(1)
     os.dup2(err, 2)
     os.close(err)
-    for first, size in writable:
-        libc.madvise(first, size, 23)  # MADV_POPULATE_WRITE; older kernels refuse, and copy later
     orders.detach()
     for name in [name for name in sys.modules if name not in modules]:
         del sys.modules[name]
@@ -183,3 +272,4 @@ def fork():
     sys.path_importer_cache.update(finders)
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+    begin()

@@ -278,6 +278,27 @@ open("new", "w").write("2"); open("/tmp/x", "w").write("x")
 	}
 }
 
+// A fork whose program leaves nothing that could notice its end is gone without having
+// cleared, and so copied, what it shares; another one is not. Counted are page faults, of
+// processes that the program forks and that end as it does.
+func TestAForkEndsSoon(t *testing.T) {
+	m := newMaker(t)
+	j := fork(t, parentOf(t, m, testSpec()), testSpec())
+	runIn(t, j, program(t, "python", `
+import os, resource
+faults = [0]
+for leave in ("x = [1, {}]", "class C:\n  def __del__(self): pass"):
+    if os.fork() == 0:
+        exec(leave)
+        break
+    if os.wait()[1]: print("failed")
+    faults.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt)
+else:
+    soon, clearing = faults[1], faults[2] - faults[1]
+    print(2 * soon < clearing or (soon, clearing))
+`)).want(t, jail.Exited, "True")
+}
+
 // What a parent and a fork that waits hold, in bytes: what docs/sandbox.md says.
 func TestMemoryOfForks(t *testing.T) {
 	m := newMaker(t)
