@@ -3,12 +3,13 @@
 # the jail, with namespaces and ids of its own; fork returns in the interpreter that is to
 # run a program there. What has been imported for it here is taken out again, so that
 # a program finds what it would have found. What is touched after a fork is copied: as
-# much as can be is made before, and the init of the new jail does the rest.
+# much as can be is made before.
 #
 # An order is a message of strings that each end with a zero byte: the id here that is
 # root there, and the next one up is the program's; the id that the program has there;
-# the most processes of it; and 1 if it is for this interpreter. For others there is
-# only the init in the new jail, which starts them. The descriptors that come with it
+# the most processes of it; 1 if it is for this interpreter; and the calls of mount(2)
+# that are made there, five strings each. For other interpreters there is only the init
+# in the new jail, which starts them. The descriptors that come with it
 # are: the init's executable, its control socket, its lock, files of control groups
 # that a process enters by writing 0 to them, and for this interpreter the program's
 # stdout and stderr. The variable BULLPEN_FORKS has the numbers of the system calls clone
@@ -136,15 +137,19 @@ def fork():
     import _socket
     import ctypes
     import gc
+    import struct
 
     # The interpreter's lock is held across these calls: after clone there is nobody
     # who would give it back.
     libc = ctypes.PyDLL(None, use_errno=True)
-    syscall, prctl, setrlimit = libc.syscall, libc.prctl, libc.setrlimit
+    syscall, prctl, setrlimit, mount, ioctl = libc.syscall, libc.prctl, libc.setrlimit, libc.mount, libc.ioctl
     clone, unshare, NEWCGROUP = ctypes.c_long(int(clone)), ctypes.c_long(int(unshare)), ctypes.c_ulong(0x2000000)
     # CLONE_NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET
     namespaces = ctypes.c_ulong(0x20000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | 0x40000000 | _signal.SIGCHLD)
-    capabilities = range(int(open("/proc/sys/kernel/cap_last_cap").read()) + 1)
+    # CAP_KILL, SETGID, SETUID and SETPCAP: an init has these, and a program none.
+    inits = (5, 6, 7, 8)
+    others = [c for c in range(int(open("/proc/sys/kernel/cap_last_cap").read()) + 1) if c not in inits]
+    up = ctypes.c_ulong(0x8914), struct.pack("16sh22x", b"lo", 1)  # SIOCSIFFLAGS and IFF_UP
     code = bytes.fromhex(code)
 
     class Filter(ctypes.Structure):
@@ -154,10 +159,10 @@ def fork():
     limits = ctypes.c_ulong * 2
     orders = _socket.socket(fileno=3)
 
-    def check(result):
+    def check(result, what=None):
         if result == -1:
             errno = ctypes.get_errno()
-            raise OSError(errno, os.strerror(errno))
+            raise OSError(errno, os.strerror(errno), what)
         return result
 
     def put(path, text):
@@ -170,7 +175,7 @@ def fork():
     def serve():
         """Makes a process for each order; returns in it. What fails for one order is told, and the next one is served."""
         while True:
-            message, ancillary, *_ = orders.recvmsg(4096, 64)
+            message, ancillary, *_ = orders.recvmsg(65536, 64)
             if not message:
                 os._exit(0)
             open_here = []
@@ -182,7 +187,7 @@ def fork():
             except ChildProcessError:
                 pass
             try:
-                root, program, processes, here, _ = message.split(b"\0")
+                root, program, processes, here, *mounts = message.split(b"\0")[:-1]
                 ready, go = os.pipe()
                 open_here += ready, go
                 pid = check(syscall(clone, namespaces, None, None, None, None))
@@ -190,7 +195,7 @@ def fork():
                     os.close(go)
                     if not os.read(ready, 1):
                         os._exit(1)
-                    return int(program), int(processes), here == b"1", fds
+                    return int(program), int(processes), here == b"1", mounts, fds
                 lines = b"0 %s 1\n%s %d 1\n" % (root, program, int(root) + 1)
                 put("/proc/%d/gid_map" % pid, lines)
                 put("/proc/%d/uid_map" % pid, lines)
@@ -200,12 +205,12 @@ def fork():
             for fd in open_here:
                 os.close(fd)
 
-    def become_init(init, kind):
+    def become_init(init, *kind):
         for ignored in (_signal.SIGPIPE, _signal.SIGXFSZ):
             _signal.signal(ignored, _signal.SIG_DFL)
-        os.execve(init, [b"init", kind], {b"GOGC": b"off", b"GOMAXPROCS": b"2"})
+        os.execve(init, [b"init", *kind], {b"GOGC": b"off", b"GOMAXPROCS": b"2"})
 
-    def split(processes, here, fds):
+    def split(processes, here, mounts, fds):
         """Makes this process the first of a jail; returns in the second, with its stderr to be."""
         high = range(100, 100 + len(fds))
         for fd, to in zip(fds, high):
@@ -220,11 +225,19 @@ def fork():
         for group in groups:
             os.write(group, b"0")
         check(syscall(unshare, NEWCGROUP))
+        mounts = iter(mounts)
+        for source, target, kind, flags, options in zip(*[mounts] * 5):
+            check(mount(source, target, kind, ctypes.c_ulong(int(flags)), options), "mount " + target.decode())
+        net = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+        check(ioctl(net.fileno(), *up), "bring up the loopback")
+        net.close()
+        for c in others:
+            check(prctl(24, c, 0, 0, 0))  # out of the bounding set
         check(setrlimit(6, limits(processes, processes)))
         if not here:
             os.dup2(control, 3)
             os.dup2(lock, 4)
-            become_init(init, b"child")
+            become_init(init)
         theirs, mine = (s.detach() for s in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM))
         if os.fork():
             os.dup2(theirs, 5)
@@ -240,8 +253,8 @@ def fork():
 
     def confine(program):
         """Makes this process what a program is."""
-        for c in capabilities:
-            check(prctl(24, c, 0, 0, 0))  # out of the bounding set
+        for c in inits:
+            check(prctl(24, c, 0, 0, 0))
         os.setresgid(program, program, program)
         os.setresuid(program, program, program)
         check(prctl(4, 1, 0, 0, 0))  # dumpable, as after an exec
@@ -256,9 +269,9 @@ def fork():
     gc.collect()
     gc.freeze()
     os.write(3, b".")
-    program, processes, here, fds = serve()
+    program, *jail = serve()
     try:
-        err = split(processes, here, fds)
+        err = split(*jail)
         confine(program)
     except BaseException as e:
         os.write(2, b"make a jail: %s: %s\n" % (type(e).__name__.encode(), str(e).encode()))

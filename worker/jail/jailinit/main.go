@@ -6,10 +6,10 @@
 // Its argument says which jail it is in. With none it is one for a program. With
 // "parent" it is one that others are forked from: what it runs there is ours, sees
 // nothing of a tenant's, keeps the capabilities to map uids, and is not under the
-// filter, which forbids to make namespaces. With "child" it is one that was made from
-// there, and with "fork" one where a fork of the parent's interpreter waits already.
+// filter, which forbids to make namespaces. With "fork" it is one where a fork of a
+// parent's interpreter waits already.
 //
-// It is started by nsjail with the few capabilities it needs to become the
+// It is started, by nsjail or from within a parent's jail, with the few capabilities it needs to become the
 // program's uid, to kill, and to empty the bounding set. It runs under the
 // memory limit of the program it serves, and may be the only thing alive when
 // that program has eaten every pid, so after the start it allocates little and
@@ -59,14 +59,8 @@ func main() {
 	if len(os.Args) > 1 {
 		kind = os.Args[1]
 	}
-	if kind == wire.Child || kind == wire.Fork {
-		if err := settle(); err != nil {
-			complain("settle", err)
-			unix.Exit(exitConfine)
-		}
-	}
 	if err := confine(kind == wire.Parent); err != nil {
-		complain("confine", err)
+		_, _ = unix.Write(2, []byte("jailinit: "+err.Error()+"\n")) // which is nsjail's log, and what the parent's interpreter says
 		unix.Exit(exitConfine)
 	}
 	if send(wire.Frame(wire.Ready, []byte{wire.Version})) != nil {
@@ -219,22 +213,7 @@ func dropInheritable(parent bool) error {
 		return err
 	}
 	data[0].Inheritable, data[1].Inheritable = 0, 0
-	// In a jail that was forked it began with all of them.
-	ours := uint32(1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETPCAP)
-	data[0].Permitted, data[1].Permitted = data[0].Permitted&ours, 0
-	data[0].Effective, data[1].Effective = data[0].Effective&ours, 0
-	// Those of all threads: the runtime has some already. In a jail of nsjail's they have no more than these.
-	_, _, e := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&hdr)), uintptr(unsafe.Pointer(&data[0])), 0) //nolint:gosec // the kernel reads structs
-	if e != 0 {
-		return e
-	}
-	return nil
-}
-
-// complain writes one line to stderr, which is nsjail's log, or what the parent's
-// interpreter says, and never the program's.
-func complain(step string, err error) {
-	_, _ = unix.Write(2, []byte("jailinit: "+step+": "+err.Error()+"\n"))
+	return unix.Capset(&hdr, &data[0])
 }
 
 func errno(err error) uint32 {

@@ -199,6 +199,7 @@ func (s *sandbox) orderFork(i int) error {
 	}
 	send := func(here int, fds []int) error {
 		order := fmt.Appendf(nil, "%d\x00%d\x00%d\x00%d\x00", childID(i), jail.ProgramID, s.spec.Pids, here)
+		order = append(order, s.mounts()...)
 		_, _, err := s.parent.orders.WriteMsgUnix(order, unix.UnixRights(fds...), nil)
 		return err
 	}
@@ -213,27 +214,26 @@ func (s *sandbox) orderFork(i int) error {
 	if err != nil {
 		return fmt.Errorf("tell the parent: %w: %s", err, s.lastWords())
 	}
-	if _, err := s.conn.Write(s.mounts().Encode()); err != nil {
-		return fmt.Errorf("tell the init: %w: %s", err, s.lastWords())
-	}
 	return nil
 }
 
-// mounts are what nsjail mounts in other jails.
-func (s *sandbox) mounts() (all wire.MountsFrame) {
+// mounts are what nsjail mounts in other jails, as an order has them.
+func (s *sandbox) mounts() (all []byte) {
+	call := func(source, target, fstype string, flags uint64, options string) {
+		all = fmt.Appendf(all, "%s\x00%s\x00%s\x00%d\x00%s\x00", source, target, fstype, flags, options)
+	}
 	safe := uint64(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
-	all = append(all,
-		wire.Mount{Source: "proc", Target: "/proc", FSType: "proc", Flags: safe},
-		// The mount is read-only, not the file system: the one says so after it has
-		// looked at who may write, the other before.
-		wire.Mount{Target: "/proc", Flags: safe | unix.MS_REMOUNT | unix.MS_BIND | unix.MS_RDONLY})
+	call("proc", "/proc", "proc", safe, "")
+	// The mount is read-only, not the file system: the one says so after it has
+	// looked at who may write, the other before.
+	call("", "/proc", "", safe|unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")
 	// The root's own /sys is empty. What is bound has the flags of where it is.
 	for _, m := range (layout{home: s.m.cfg.Home, masks: s.m.masks, spec: s.spec}).own("/sys") {
 		flags := uint64(unix.MS_NOSUID | unix.MS_NODEV)
 		if m.fstype == "" {
 			flags = unix.MS_BIND
 		}
-		all = append(all, wire.Mount{Source: m.source, Target: m.target, FSType: m.fstype, Flags: flags, Options: m.options})
+		call(m.source, m.target, m.fstype, flags, m.options)
 	}
 	return all
 }

@@ -31,9 +31,6 @@
 //
 // From the worker to the init:
 //
-//	Mounts   [](source string, target        once, and before all else, to a Child or
-//	         string, type string, flags u64,  Fork: what to mount there, in this order.
-//	         options string)                  Ready comes after it.
 //	Ahead    as Start, without files          at most once, after Ready, and before
 //	                                          Start: starts an interpreter, which
 //	                                          waits on descriptor AheadFD. The init

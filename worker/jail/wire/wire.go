@@ -2,7 +2,7 @@ package wire
 
 // Version is what Ready carries; worker and init are built together, so it
 // only guards against a stale binary.
-const Version = 4
+const Version = 5
 
 // Descriptor numbers the init is started with.
 const (
@@ -20,9 +20,7 @@ const (
 const (
 	// Parent is one that others are forked from.
 	Parent = "parent"
-	// Child is one that was made from within a parent's.
-	Child = "child"
-	// Fork is a Child that a fork of the parent's interpreter waits in already.
+	// Fork is one where a fork of a parent's interpreter waits already.
 	Fork = "fork"
 )
 
@@ -50,7 +48,6 @@ const (
 	GoOn    byte = 'O'
 	Signal  byte = 'G'
 	Kill    byte = 'K'
-	Mounts  byte = 'M'
 )
 
 // Caps on the length field of a frame.
@@ -85,38 +82,6 @@ type File struct {
 	Mode    uint32
 	Owner   byte
 	Content []byte
-}
-
-// Mount is one call of mount(2).
-type Mount struct {
-	Source, Target, FSType string
-	Flags                  uint64
-	Options                string
-}
-
-// MountsFrame is the payload of Mounts.
-type MountsFrame []Mount
-
-// Encode returns the whole Mounts frame.
-func (m MountsFrame) Encode() []byte {
-	b := appendU32(nil, uint32(len(m)))
-	for _, c := range m {
-		b = appendString(appendString(appendString(b, c.Source), c.Target), c.FSType)
-		b = appendString(appendU64(b, c.Flags), c.Options)
-	}
-	return Frame(Mounts, b)
-}
-
-// ParseMounts reads the payload of Mounts.
-func ParseMounts(b []byte) (m MountsFrame, ok bool) {
-	r := reader{b: b, ok: true}
-	n := r.count()
-	for i := 0; i < n && r.ok; i++ {
-		m = append(m, Mount{
-			Source: string(r.bytes()), Target: string(r.bytes()), FSType: string(r.bytes()), Flags: r.u64(), Options: string(r.bytes()),
-		})
-	}
-	return m, r.ok && len(r.b) == 0
 }
 
 // FailedFrame is the payload of Failed.
