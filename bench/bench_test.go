@@ -7,9 +7,12 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 const okResult = `{"type":"result","status":"success","result":{"success":true,"stdout":"ab\n","stderr":"","exit_code":0,"error":null},"seq":4}` + "\n"
@@ -167,10 +170,50 @@ func TestFiguresSayWhatWasNotMeasured(t *testing.T) {
 		Pressure: &pressure{Submissions: &summary{Runs: 9}, PerSecond: 1500, StreamsMB: 100},
 		Fairness: &fairness{Job: &summary{Runs: 9, P50: 100}, Orgs: &summary{Runs: 9, P99: 149}, Keys: &summary{Runs: 9, P99: 150}},
 	}
-	want := []string{"no", "yes", "no", "yes", "no", "yes", "yes", "no", "no", "yes", "no", "yes", "no", "yes", "yes", "no", "yes", "no", "yes", "no"}
+	want := []bool{false, true, false, true, false, true, true, false, false, true, false, true, false, true, true, false, true, false, true, false}
 	for i, f := range r.figures() {
-		if f.verdict() != want[i] {
-			t.Errorf("%s: %s, want %s", f.Name, f.verdict(), want[i])
+		if verdict := map[bool]string{true: "met", false: "not met"}[want[i]]; f.verdict() != verdict {
+			t.Errorf("%s: %s, want %s", f.Name, f.verdict(), verdict)
+		}
+	}
+}
+
+func TestTargetsAreMetOrNot(t *testing.T) {
+	one := func(l proto.Language, callers int, bare, bullpen, perSecond float64) cell {
+		c := cell{Language: l, Callers: callers, Bare: &summary{Runs: 1, P50: bare, PerSecond: 100}, Bullpen: &summary{Runs: 1, P50: bullpen, PerSecond: perSecond}}
+		c.Ratio = &ratios{P50: bullpen / bare, PerSecond: perSecond / 100}
+		return c
+	}
+	r := &report{
+		Cells: []cell{
+			one(proto.Python, 1, 100, 35, 0), one(proto.Python, 8, 1, 1, 249), one(proto.Bash, 1, 1, 2, 0), one(proto.Bash, 8, 1, 1, 799),
+			one(proto.Node, 1, 100, 46, 0), one(proto.Node, 8, 1, 1, 85),
+		},
+		Half: []halfLoad{
+			{Language: proto.Python, Latency: &summary{Runs: 1}, Ratio: 5},
+			{Language: proto.Node, Latency: &summary{Runs: 1, Errors: 1}, Ratio: 2},
+			{Language: proto.Bash, Unavailable: "no bash"},
+		},
+		Memory: &memory{Jails: []jailMemory{{proto.Bash, 20, 20}, {proto.Python, 20, 11.9}}},
+		Bursts: &summary{Runs: 3, P50: 400, Max: 401},
+	}
+	want := []string{"met", "not met", "met", "not met", "not met", "met", "met", "not met", "not measured", "met", "met", "not met"}
+	var got []string
+	for _, f := range r.targets() {
+		got = append(got, f.verdict())
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("the targets are %q, want %q", got, want)
+	}
+	none := summary{FirstError: "lost"}
+	r = &report{
+		Cells:  []cell{{Language: proto.Python, Callers: 1, Bare: &summary{Runs: 1}, Bullpen: &none, Ratio: &ratios{}}, {Language: proto.Node, Unavailable: "no node"}},
+		Half:   []halfLoad{{Language: proto.Python, Latency: &none}},
+		Memory: &memory{}, Bursts: &none,
+	}
+	for _, f := range append(r.targets(), (&report{}).targets()...) {
+		if f.verdict() != "not measured" || f.Note == "" {
+			t.Errorf("%+v", f)
 		}
 	}
 }

@@ -37,6 +37,16 @@ type ratios struct {
 	PerSecond float64 `json:"runs_per_second"`
 }
 
+// cellOf is the cell of a language and number of callers; nil if it was not measured.
+func cellOf(cells []cell, l proto.Language, callers int) *cell {
+	for i, c := range cells {
+		if c.Language == l && c.Callers == callers && c.Unavailable == "" {
+			return &cells[i]
+		}
+	}
+	return nil
+}
+
 // compare measures all cells.
 func compare(ctx context.Context, a *api, programs []program, missing map[proto.Language]string, d time.Duration, progress io.Writer) []cell {
 	var cells []cell

@@ -8,6 +8,9 @@
 // kept open. Each run's output is checked; a run that fails counts as an error, is shown, and enters no percentile. Percentiles
 // are taken from the raw samples: the smallest sample that at least that share of all samples does not exceed.
 //
+// At half load requests come at times that were fixed before, and what one took counts from its time: a server that stalls is not
+// asked less often for that, and its stall is in all figures that it delays.
+//
 // The overhead is the time of a request as the client sees it, less what the worker's log says that it spent in preparing the
 // jail and in running the program there. The rest holds everything else that the caller waited for, the client's own work and
 // its half of the connection included. What the worker clears away after the answer is not in it, because nobody waits for it.

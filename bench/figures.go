@@ -1,9 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 // The figures to reach.
@@ -28,6 +31,10 @@ const (
 	targetSubmitsPerSec = 1500
 	targetStreamsMB     = 100
 	targetWaitMS        = 50 // besides the length of a job
+
+	targetHalfRatio = 5
+	targetBurstMS   = 400
+	targetJailMB    = 12
 )
 
 // figure is something measured beside what it should be.
@@ -38,6 +45,14 @@ type figure struct {
 	Unit     string   `json:"unit"`
 	Met      *bool    `json:"met"` // null where it was not measured
 	Note     string   `json:"note,omitempty"`
+}
+
+func atMost(name string, limit float64, unit string) figure {
+	return figure{Name: name, Target: fmt.Sprintf("at most %g %s", limit, unit), Unit: unit}
+}
+
+func atLeast(name string, limit float64, unit string) figure {
+	return figure{Name: name, Target: fmt.Sprintf("at least %g %s", limit, unit), Unit: unit}
 }
 
 func below(name string, limit float64, unit string) figure {
@@ -99,6 +114,83 @@ func (r *report) figures() []figure {
 	}
 	all = append(all, r.timeoutFigure(), r.memoryFigure())
 	return slices.Concat(all, r.Webhooks.figures(), r.Threads.figures(), r.Pressure.figures(), r.Fairness.figures())
+}
+
+// cellTarget is what a cell should show: of one caller the p50 at most, of more their runs in a second at least.
+type cellTarget struct {
+	language proto.Language
+	callers  int
+	limit    float64
+	ofBare   bool // a share of the bare interpreter's, else ms or runs
+}
+
+var cellTargets = []cellTarget{ // read only
+	{proto.Python, 1, .35, true},
+	{proto.Python, halfCallers, 2.5, true},
+	{proto.Bash, 1, 2, false},
+	{proto.Bash, halfCallers, 800, false},
+	{proto.Node, 1, .45, true},
+	{proto.Node, halfCallers, .85, true},
+}
+
+// targets are the figures that matter most, of programs that do no more than print, beside what was measured of them.
+func (r *report) targets() []figure {
+	var all []figure
+	for _, t := range cellTargets {
+		all = append(all, t.figure(r.Cells))
+	}
+	for _, h := range r.Half {
+		all = append(all, h.target())
+	}
+	return slices.Concat(all, []figure{r.jailTarget()}, burstTargets(r.Bursts))
+}
+
+func (t cellTarget) figure(cells []cell) figure {
+	name, unit, limit := fmt.Sprintf("%s, 1 caller, p50", t.language), "ms", atMost
+	if t.callers > 1 {
+		name, unit, limit = fmt.Sprintf("%s, %d callers, runs in a second", t.language, t.callers), "/s", atLeast
+	}
+	own := unit
+	if t.ofBare {
+		unit = "of bare"
+	}
+	f := limit(name, t.limit, unit)
+	c := cellOf(cells, t.language, t.callers)
+	switch {
+	case c == nil:
+		return f.unknown(fmt.Sprintf("%s is unavailable", t.language))
+	case c.Bare.Runs == 0:
+		return f.unknown(c.Bare.FirstError)
+	case c.Bullpen.Runs == 0:
+		return f.unknown(c.Bullpen.FirstError)
+	}
+	bare, bullpen, share := c.Bare.P50, c.Bullpen.P50, c.Ratio.P50
+	if t.callers > 1 {
+		bare, bullpen, share = c.Bare.PerSecond, c.Bullpen.PerSecond, c.Ratio.PerSecond
+	}
+	got := bullpen
+	if t.ofBare {
+		got = share
+	}
+	met := got <= t.limit
+	if t.callers > 1 {
+		met = got >= t.limit
+	}
+	note := fmt.Sprintf("%.1f %s, bare %.1f %s: %.2f of bare; %d samples", bullpen, own, bare, own, share, c.Bullpen.Runs)
+	return f.is(got, met && c.Bullpen.Errors == 0, withErrors(note, c.Bullpen))
+}
+
+func (r *report) jailTarget() figure {
+	f := below("python jail made ahead, memory that it does not share", targetJailMB, "MB")
+	if r.Memory == nil {
+		return f.unknown("needs a server that is started here")
+	}
+	for _, j := range r.Memory.Jails {
+		if j.Language == proto.Python {
+			return f.is(j.UnsharedMB, j.UnsharedMB < targetJailMB, fmt.Sprintf("%.1f MB resident", j.ResidentMB))
+		}
+	}
+	return f.unknown(cmp.Or(r.Memory.JailsUnknown, "there was none"))
 }
 
 // figures are those of fairness; f is nil where it was not measured.
@@ -170,9 +262,9 @@ func (f figure) verdict() string {
 	case f.Met == nil:
 		return "not measured"
 	case *f.Met:
-		return "yes"
+		return "met"
 	default:
-		return "no"
+		return "not met"
 	}
 }
 

@@ -67,17 +67,34 @@ func pacedTasks(callers []*api) []task {
 		python("1 MB of output", fmt.Sprintf("print('x' * %d)\n", largeOutput-1)), python(fmt.Sprintf("%d keys in turn", rotatedKeys), "")
 	withEnv.env, inThread.thread, large.large, rotation.callers = map[string]string{"FROM_THE_REQUEST": "x"}, pacedThread, true, callers
 	return []task{
-		{name: "print", language: proto.Bash, code: pacedBash},
-		python("print", ""), python("import json", "import json\n"), python("import numpy", "import numpy\n"), withEnv, inThread, large, rotation,
-		{name: "print", language: proto.Node, code: pacedNode},
+		printing(proto.Bash), printing(proto.Python), python("import json", "import json\n"), python("import numpy", "import numpy\n"), withEnv, inThread, large, rotation,
+		printing(proto.Node),
 	}
 }
 
-// measurePaced measures all tasks, so many runs each.
-func measurePaced(ctx context.Context, t *target, dir string, runs int, progress io.Writer) ([]paced, error) {
+// printing is the task of a language that does no more than each has to.
+func printing(l proto.Language) task {
+	code := map[proto.Language]string{proto.Bash: pacedBash, proto.Python: pacedPython + pacedEnd, proto.Node: pacedNode}
+	return task{name: "print", language: l, code: code[l]}
+}
+
+// ownPIDSpace is the process namespace of this process, in which no jail may be.
+func ownPIDSpace() (string, error) {
 	host, err := os.Readlink(hostPIDSpace)
 	if err != nil {
-		return nil, fmt.Errorf("tell the namespaces apart: %w", err)
+		return "", fmt.Errorf("tell the namespaces apart: %w", err)
+	}
+	return host, nil
+}
+
+// firstNonce is where the nonces of requests begin, each of which adds 1.
+func firstNonce() int64 { return time.Now().UnixNano() % 1_000_000_000 }
+
+// measurePaced measures all tasks, so many runs each.
+func measurePaced(ctx context.Context, t *target, dir string, runs int, progress io.Writer) ([]paced, error) {
+	host, err := ownPIDSpace()
+	if err != nil {
+		return nil, err
 	}
 	var callers []*api
 	for i := range rotatedKeys {
@@ -109,7 +126,7 @@ func measurePaced(ctx context.Context, t *target, dir string, runs int, progress
 
 func (k task) measure(ctx context.Context, t *target, p program, host string, runs int) (paced, error) {
 	result := paced{Case: k.name, Language: k.language}
-	nonce := time.Now().UnixNano() % 1_000_000_000
+	nonce := firstNonce()
 	bare := func(ctx context.Context) (sample, error) {
 		nonce++
 		mark := filepath.Join(p.dir, fmt.Sprintf("mark-%d", nonce))
@@ -122,26 +139,13 @@ func (k task) measure(ctx context.Context, t *target, p program, host string, ru
 		s := sample{took: time.Since(began)}
 		return s, errors.Join(err, k.check(out, nonce, host, false))
 	}
-	inJail := func(ctx context.Context) (sample, error) {
+	jailed := func(ctx context.Context) (sample, error) {
 		nonce++
-		body, err := k.request(nonce)
-		if err != nil {
-			return sample{}, err
-		}
 		a := t.api
 		if len(k.callers) > 0 {
 			a = k.callers[int(nonce)%len(k.callers)]
 		}
-		began := time.Now()
-		r, id, err := a.inline(ctx, body)
-		s := sample{took: time.Since(began), id: id}
-		if err == nil && !r.Success {
-			err = fmt.Errorf("execution %s: exit code %d: %s", id, r.ExitCode, strings.TrimSpace(r.Stderr))
-		}
-		if err != nil {
-			return s, err
-		}
-		return s, k.check(r.Stdout, nonce, host, true)
+		return k.inJail(ctx, a, nonce, host)
 	}
 	if _, err := bare(ctx); err != nil && k.name == "import numpy" {
 		result.Unavailable = "this machine's python3 has no numpy"
@@ -155,7 +159,7 @@ func (k task) measure(ctx context.Context, t *target, p program, host string, ru
 		for _, side := range []struct {
 			s   *series
 			run runner
-		}{{&than, bare}, {&of, inJail}} {
+		}{{&than, bare}, {&of, jailed}} {
 			side.s.once(ctx, side.run)
 			select {
 			case <-ctx.Done():
@@ -174,6 +178,24 @@ func (k task) measure(ctx context.Context, t *target, p program, host string, ru
 	result.Bare, result.Bullpen = than.summary(), of.summary()
 	result.P50Ratio = ratio(result.Bullpen.P50, result.Bare.P50)
 	return result, nil
+}
+
+// inJail asks for a run and looks at what it printed.
+func (k task) inJail(ctx context.Context, a *api, nonce int64, host string) (sample, error) {
+	body, err := k.request(nonce)
+	if err != nil {
+		return sample{}, err
+	}
+	began := time.Now()
+	r, id, err := a.inline(ctx, body)
+	s := sample{took: time.Since(began), id: id}
+	if err == nil && !r.Success {
+		err = fmt.Errorf("execution %s: exit code %d: %s", id, r.ExitCode, strings.TrimSpace(r.Stderr))
+	}
+	if err != nil {
+		return s, err
+	}
+	return s, k.check(r.Stdout, nonce, host, true)
 }
 
 // request is the body that asks for a run.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 const (
@@ -28,6 +31,51 @@ func residentMB(pid int) (float64, error) {
 		return 0, fmt.Errorf("read the server's memory: %w", err)
 	}
 	return n * kib / mb, nil
+}
+
+// jailMemory is what the processes of a jail hold that was made ahead, all together, without what the kernel holds for them.
+type jailMemory struct {
+	Language   proto.Language `json:"language"`
+	ResidentMB float64        `json:"resident_mb"` // what several processes share counts for each
+	UnsharedMB float64        `json:"unshared_mb"` // what it has written: nobody else has that
+}
+
+// jailsAhead gives the memory of the jails that a server has made that has run nothing yet: one for each language, each below a process of
+// its own.
+func jailsAhead(server int) ([]jailMemory, error) {
+	all, err := processes()
+	if err != nil {
+		return nil, err
+	}
+	var jails []jailMemory
+	for _, top := range all {
+		if top.parent != server {
+			continue
+		}
+		var j jailMemory
+		for _, p := range append(descendants(all, top.pid), top) {
+			for _, l := range languages {
+				if name, _, _ := strings.Cut(text(procPath(p.pid, "cmdline")), "\x00"); filepath.Base(name) == l.interpreter {
+					j.Language = l.name
+				}
+			}
+			rollup := text(procPath(p.pid, "smaps_rollup"))
+			for name, sum := range map[string]*float64{"Rss": &j.ResidentMB, "Private_Dirty": &j.UnsharedMB} {
+				n, err := strconv.ParseFloat(strings.TrimSuffix(field(rollup, name), " kB"), 64)
+				if err != nil {
+					return nil, fmt.Errorf("read the memory of %s: %w", p, err)
+				}
+				*sum += n * kib / mb
+			}
+		}
+		if j.Language != "" {
+			jails = append(jails, j)
+		}
+	}
+	if len(jails) == 0 {
+		return nil, errors.New("the server makes no jails ahead")
+	}
+	return jails, nil
 }
 
 // cpuMillis is the processor time of a process and of all below it, in ms: of those that have ended as far as they have been waited

@@ -54,13 +54,18 @@ type report struct {
 	Pressure        *pressure    `json:"pressure"`
 	Fairness        *fairness    `json:"fairness"`
 	Memory          *memory      `json:"memory"`
+	Half            []halfLoad   `json:"half_load"`
+	Bursts          *summary     `json:"bursts_last_answer"` // of each burst
 	Figures         []figure     `json:"figures"`
+	Targets         []figure     `json:"targets"`
 }
 
-// memory is the server's resident memory.
+// memory is the server's resident memory, and that of the jails it keeps.
 type memory struct {
-	IdleMB  float64 `json:"idle_mb"`            // before the first execution
-	AfterMB float64 `json:"idle_after_load_mb"` // after the last
+	IdleMB       float64      `json:"idle_mb"`            // before the first execution
+	AfterMB      float64      `json:"idle_after_load_mb"` // after the last
+	Jails        []jailMemory `json:"jails_made_ahead"`   // before the first execution
+	JailsUnknown string       `json:"jails_made_ahead_unknown,omitempty"`
 }
 
 // benchmark measures everything, prints it and writes it down.
@@ -100,6 +105,18 @@ func measure(ctx context.Context, t *target, o options, dir string, progress io.
 	r.Cells = compare(ctx, t.api, programs, missing, o.duration, progress)
 	if t.pid != 0 { // it makes keys
 		if r.Paced, err = measurePaced(ctx, t, dir, int(o.duration/pacedPerRun), progress); err != nil {
+			return nil, err
+		}
+	}
+	if r.Half, err = measureHalf(ctx, t.api, r.Cells, halfSides*o.duration, progress); err != nil {
+		return nil, err
+	}
+	if t.pid != 0 {
+		times := bursts
+		if o.quick {
+			times = quickBursts
+		}
+		if r.Bursts, err = measureBursts(ctx, t, times, progress); err != nil {
 			return nil, err
 		}
 	}
@@ -154,7 +171,7 @@ func measure(ctx context.Context, t *target, o options, dir string, progress io.
 	if ctx.Err() != nil {
 		return nil, errors.New("interrupted: nothing was written")
 	}
-	r.Figures, r.Seconds = r.figures(), time.Since(r.StartedAt).Seconds()
+	r.Figures, r.Targets, r.Seconds = r.figures(), r.targets(), time.Since(r.StartedAt).Seconds()
 	return r, nil
 }
 
@@ -167,6 +184,12 @@ func (r *report) idle(ctx context.Context, t *target, o options, progress io.Wri
 	r.Memory = new(memory)
 	if r.Memory.IdleMB, err = idleMemory(ctx, t); err != nil {
 		return err
+	}
+	if err := t.quiet(ctx); err != nil {
+		return err
+	}
+	if r.Memory.Jails, err = jailsAhead(t.pid); err != nil {
+		r.Memory.JailsUnknown = err.Error()
 	}
 	times := syncs
 	if o.quick {
@@ -243,13 +266,46 @@ func (r *report) print(w io.Writer) error {
 	}
 	r.printCells(line)
 	printPaced(line, r.Paced)
+	printHalf(line, r.Half)
+	r.printBursts(line)
 	r.printOverhead(line)
+	r.printJails(line)
+	printFigures(line, "figure", r.Figures)
+	printFigures(line, "target", r.Targets)
+	return t.Flush()
+}
+
+func printFigures(line func(string, ...any), kind string, all []figure) {
 	line("")
-	line("figure\ttarget\tmeasured\tmet\t")
-	for _, f := range r.Figures {
+	line("%s\tasked\tgot\t\t", kind)
+	for _, f := range all {
 		line("%s\t%s\t%s\t%s\t%s", f.Name, f.Target, f.value(), f.verdict(), f.Note)
 	}
-	return t.Flush()
+}
+
+func (r *report) printBursts(line func(string, ...any)) {
+	if b := r.Bursts; b != nil {
+		line("")
+		line("bursts of %d python calls, last answer: p50 %.0f ms, worst %.0f ms of %d", burstCalls, b.P50, b.Max, b.Runs)
+		if b.Errors > 0 {
+			line("%d bursts failed, the first: %s", b.Errors, b.FirstError)
+		}
+	}
+}
+
+func (r *report) printJails(line func(string, ...any)) {
+	if r.Memory == nil {
+		return
+	}
+	line("")
+	if len(r.Memory.Jails) == 0 {
+		line("memory of jails made ahead: not measured: %s", r.Memory.JailsUnknown)
+		return
+	}
+	line("jail made ahead\tresident\tnot shared")
+	for _, j := range r.Memory.Jails {
+		line("%s\t%.1f MB\t%.1f MB", j.Language, j.ResidentMB, j.UnsharedMB)
+	}
 }
 
 func (r *report) printCells(line func(string, ...any)) {

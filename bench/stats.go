@@ -47,6 +47,42 @@ func (s *series) block(ctx context.Context, d time.Duration, callers int, run ru
 	s.elapsed += time.Since(began)
 }
 
+// schedule is when requests begin that come at a fixed rate, in a second, for d: since the first, which there is in any case. Each is taken
+// from its number, so that what is rounded does not add up.
+func schedule(rate float64, d time.Duration) []time.Duration {
+	at := make([]time.Duration, max(1, int(math.Round(rate*d.Seconds()))))
+	for i := range at {
+		at[i] = time.Duration(float64(i) / rate * float64(time.Second))
+	}
+	return at
+}
+
+// open runs at each of these times since it is called, whether or not the runs before have ended, and waits for all. What a run took counts
+// from the time it was due, also where it began late: a stall is in the figures of all that came meanwhile.
+func (s *series) open(ctx context.Context, due []time.Duration, run runner) {
+	began := time.Now()
+	var all sync.WaitGroup
+	for _, since := range due {
+		at := began.Add(since)
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Until(at)):
+		}
+		if ctx.Err() != nil {
+			break
+		}
+		all.Go(func() {
+			s.once(ctx, func(ctx context.Context) (sample, error) {
+				one, err := run(ctx)
+				one.took = time.Since(at)
+				return one, err
+			})
+		})
+	}
+	all.Wait()
+	s.elapsed += time.Since(began)
+}
+
 // once runs and notes how it went. A run that is broken off with ctx is not one.
 func (s *series) once(ctx context.Context, run runner) {
 	began := time.Now()

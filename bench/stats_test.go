@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -108,4 +110,83 @@ func TestBlockUsesAllCallers(t *testing.T) {
 	if most.Load() != callers || len(s.samples) != callers {
 		t.Errorf("%d callers at once and %d samples, want %d", most.Load(), len(s.samples), callers)
 	}
+}
+
+func TestScheduleKeepsTheRate(t *testing.T) {
+	for _, c := range []struct {
+		rate   float64
+		d      time.Duration
+		n      int
+		second time.Duration
+		last   time.Duration
+	}{
+		{10, time.Second, 10, 100 * time.Millisecond, 900 * time.Millisecond},
+		{3, time.Hour, 10_800, 333_333_333, time.Hour - 333_333_334}, // a third of a second is not a whole number of nanoseconds
+		{.5, 6 * time.Second, 3, 2 * time.Second, 4 * time.Second},
+	} {
+		at := schedule(c.rate, c.d)
+		if len(at) != c.n || at[0] != 0 || at[1] != c.second || at[len(at)-1] != c.last {
+			t.Errorf("%v/s for %s: %d, the second after %s, the last after %s", c.rate, c.d, len(at), at[1], at[len(at)-1])
+		}
+	}
+	if at := schedule(.1, time.Second); len(at) != 1 || at[0] != 0 {
+		t.Errorf("less than one is %v, want one at once", at)
+	}
+}
+
+func TestAStallIsInTheFiguresOfAllThatComeMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stalled := time.After(time.Second)
+		serving := make(chan struct{}, 1) // one at a time, and the first for a second
+		var s series
+		s.open(t.Context(), schedule(10, 2*time.Second), func(context.Context) (sample, error) {
+			serving <- struct{}{}
+			defer func() { <-serving }()
+			if stalled != nil {
+				<-stalled
+				stalled = nil
+			}
+			return sample{took: time.Nanosecond}, nil
+		})
+		var waited []time.Duration
+		for _, one := range s.samples {
+			waited = append(waited, one.took)
+		}
+		slices.Sort(waited)
+		for i, took := range waited[10:] {
+			if want := time.Duration(i+1) * 100 * time.Millisecond; took != want {
+				t.Errorf("one of those that came in the stall took %s, want %s", took, want)
+			}
+		}
+		if len(waited) != 20 || waited[9] > time.Nanosecond || s.elapsed != 1900*time.Millisecond {
+			t.Errorf("%d runs in %s took %s", len(waited), s.elapsed, waited)
+		}
+	})
+}
+
+func TestNothingBeginsAfterTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var runs atomic.Int32
+		var s series
+		s.open(ctx, schedule(1, time.Hour), func(context.Context) (sample, error) {
+			if runs.Add(1) == 3 {
+				cancel()
+			}
+			return sample{}, nil
+		})
+		if runs.Load() != 3 || s.elapsed != 2*time.Second {
+			t.Errorf("%d runs in %s, want 3 in 2s", runs.Load(), s.elapsed)
+		}
+	})
+}
+
+func TestARunThatBeginsLateCountsFromWhenItWasDue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s series
+		s.open(t.Context(), []time.Duration{-time.Second}, func(context.Context) (sample, error) { return sample{took: 1}, nil })
+		if len(s.samples) != 1 || s.samples[0].took != time.Second {
+			t.Errorf("the samples are %v, want one of 1s", s.samples)
+		}
+	})
 }

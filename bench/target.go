@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -21,6 +22,9 @@ const (
 	readyPoll   = 50 * time.Millisecond
 	stopWithin  = 40 * time.Second // more than the server waits for its programs
 	logTail     = 4 << 10          // of the server's log, shown when it fails
+	quietFor    = time.Second      // jails are made one after another, each in much less
+	// quietWithin is more than it takes to make jails for the highest rate.
+	quietWithin = time.Minute
 )
 
 // target is the server that is measured.
@@ -131,6 +135,28 @@ func (t *target) ready(ctx context.Context) error {
 		case <-time.After(readyPoll):
 		}
 	}
+}
+
+// quiet waits until no process of the server's has begun or ended for a while: the jails for what comes next are there.
+func (t *target) quiet(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, quietWithin)
+	defer cancel()
+	var before []process
+	for since := time.Now(); time.Since(since) < quietFor; {
+		all, err := processes()
+		if err != nil {
+			return err
+		}
+		if now := descendants(all, t.pid); !slices.Equal(now, before) {
+			before, since = now, time.Now()
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait until the server makes no more jails, %s at most: %w: does somebody else use it?", quietWithin, ctx.Err())
+		case <-time.After(readyPoll):
+		}
+	}
+	return nil
 }
 
 // close stops a server that was started here.

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const (
+	burstCalls  = 50 // less than connections are kept
+	bursts      = 20
+	quickBursts = 3
+)
+
+// measureBursts has that many bursts of python come, each on a server that has nothing to do and has made its jails, and gives when the last
+// answers of each came.
+func measureBursts(ctx context.Context, t *target, times int, progress io.Writer) (*summary, error) {
+	host, err := ownPIDSpace()
+	if err != nil {
+		return nil, err
+	}
+	var nonce atomic.Int64
+	nonce.Store(firstNonce())
+	_, _ = fmt.Fprintf(progress, "%d bursts of %d …\n", times, burstCalls)
+	k := printing(proto.Python)
+	var s series
+	for range times {
+		if err := t.quiet(ctx); err != nil {
+			return nil, err
+		}
+		s.once(ctx, func(ctx context.Context) (sample, error) {
+			errs := make([]error, burstCalls)
+			began := time.Now()
+			var all sync.WaitGroup
+			for i := range errs {
+				all.Go(func() { _, errs[i] = k.inJail(ctx, t.api, nonce.Add(1), host) })
+			}
+			all.Wait()
+			return sample{took: time.Since(began)}, cmp.Or(errs...)
+		})
+	}
+	return s.summary(), nil
+}
+
+// burstTargets are the figures to reach; s is nil where they were not measured.
+func burstTargets(s *summary) []figure {
+	name := fmt.Sprintf("burst of %d python calls on an idle server, last answer, ", burstCalls)
+	median, worst := atMost(name+"median", targetBurstMS, "ms"), atMost(name+"worst", targetBurstMS, "ms")
+	if s == nil || s.Runs == 0 {
+		why := "needs a server that is started here"
+		if s != nil {
+			why = s.FirstError
+		}
+		return []figure{median.unknown(why), worst.unknown(why)}
+	}
+	note := withErrors(fmt.Sprintf("%d bursts", s.Runs), s)
+	return []figure{
+		median.is(s.P50, s.P50 <= targetBurstMS && s.Errors == 0, note),
+		worst.is(s.Max, s.Max <= targetBurstMS && s.Errors == 0, note),
+	}
+}
