@@ -205,13 +205,24 @@ func TestTargetsAreMetOrNot(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("the targets are %q, want %q", got, want)
 	}
-	none := summary{FirstError: "lost"}
-	r = &report{
-		Cells:  []cell{{Language: proto.Python, Callers: 1, Bare: &summary{Runs: 1}, Bullpen: &none, Ratio: &ratios{}}, {Language: proto.Node, Unavailable: "no node"}},
-		Half:   []halfLoad{{Language: proto.Python, Latency: &none}},
-		Memory: &memory{}, Bursts: &none,
+	for verdict, of := range map[string]*summary{"not measured": {}, "not met": {Errors: 1, FirstError: "lost"}} {
+		r = &report{
+			Cells:  []cell{{Language: proto.Python, Callers: 1, Bare: &summary{Runs: 1}, Bullpen: of, Ratio: &ratios{}}},
+			Half:   []halfLoad{{Language: proto.Python, Latency: of}},
+			Bursts: of,
+		}
+		for _, f := range r.targets() {
+			want := verdict
+			if strings.Contains(f.Note, "unavailable") || strings.HasPrefix(f.Note, "needs") {
+				want = "not measured"
+			}
+			if f.verdict() != want || f.value() != "-" || f.Note == "" {
+				t.Errorf("%+v is %s, want %s", f, f.verdict(), want)
+			}
+		}
 	}
-	for _, f := range append(r.targets(), (&report{}).targets()...) {
+	r = &report{Cells: []cell{{Language: proto.Node, Unavailable: "no node"}}, Memory: &memory{}}
+	for _, f := range r.targets() {
 		if f.verdict() != "not measured" || f.Note == "" {
 			t.Errorf("%+v", f)
 		}

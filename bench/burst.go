@@ -52,12 +52,12 @@ func measureBursts(ctx context.Context, t *target, times int, progress io.Writer
 func burstTargets(s *summary) []figure {
 	name := fmt.Sprintf("burst of %d python calls on an idle server, last answer, ", burstCalls)
 	median, worst := atMost(name+"median", targetBurstMS, "ms"), atMost(name+"worst", targetBurstMS, "ms")
-	if s == nil || s.Runs == 0 {
-		why := "needs a server that is started here"
-		if s != nil {
-			why = s.FirstError
-		}
+	switch {
+	case s == nil:
+		const why = "needs a server that is started here"
 		return []figure{median.unknown(why), worst.unknown(why)}
+	case s.Runs == 0:
+		return []figure{median.none(s), worst.none(s)}
 	}
 	note := withErrors(fmt.Sprintf("%d bursts", s.Runs), s)
 	return []figure{

@@ -69,6 +69,15 @@ func (f figure) unknown(why string) figure {
 	return f
 }
 
+// none is not met where all runs failed, and unknown where there were none.
+func (f figure) none(s *summary) figure {
+	if s.Errors > 0 {
+		f.Met = new(bool)
+		return f.unknown(fmt.Sprintf("all %d failed, the first: %s", s.Errors, s.FirstError))
+	}
+	return f.unknown("there were no runs")
+}
+
 // withErrors adds to a note how many runs failed.
 func withErrors(note string, s *summary) string {
 	if s.Errors > 0 {
@@ -160,9 +169,9 @@ func (t cellTarget) figure(cells []cell) figure {
 	case c == nil:
 		return f.unknown(fmt.Sprintf("%s is unavailable", t.language))
 	case c.Bare.Runs == 0:
-		return f.unknown(c.Bare.FirstError)
+		return f.unknown("the bare interpreter: " + c.Bare.FirstError)
 	case c.Bullpen.Runs == 0:
-		return f.unknown(c.Bullpen.FirstError)
+		return f.none(c.Bullpen)
 	}
 	bare, bullpen, share := c.Bare.P50, c.Bullpen.P50, c.Ratio.P50
 	if t.callers > 1 {

@@ -80,7 +80,7 @@ func (h halfLoad) target() figure {
 	}
 	s := h.Latency
 	if s.Runs == 0 {
-		return f.unknown(s.FirstError)
+		return f.none(s)
 	}
 	note := fmt.Sprintf("p50 %.1f ms, p99 %.1f ms, p99.9 %.1f ms of %d; %.1f/s of %.1f/s", s.P50, s.P99, s.P999, s.Runs, s.PerSecond, h.Asked)
 	return f.is(h.Ratio, h.Ratio <= targetHalfRatio && s.Errors == 0, withErrors(note, s))

@@ -286,7 +286,9 @@ func printFigures(line func(string, ...any), kind string, all []figure) {
 func (r *report) printBursts(line func(string, ...any)) {
 	if b := r.Bursts; b != nil {
 		line("")
-		line("bursts of %d python calls, last answer: p50 %.0f ms, worst %.0f ms of %d", burstCalls, b.P50, b.Max, b.Runs)
+		if b.Runs > 0 {
+			line("bursts of %d python calls, last answer: p50 %.0f ms, worst %.0f ms of %d bursts", burstCalls, b.P50, b.Max, b.Runs)
+		}
 		if b.Errors > 0 {
 			line("%d bursts failed, the first: %s", b.Errors, b.FirstError)
 		}
