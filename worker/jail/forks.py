@@ -38,10 +38,11 @@ def ending(known):
     own = set(attributes)
     out, err = sys.stdout, sys.stderr
     filters = list(_warnings.filters)
-    module, builtin = type(sys), type(len)
+    module, builtin, function = type(sys), type(len), type(ending)
     files = (_io.FileIO, _io.BufferedReader, _io.BufferedWriter, _io.BufferedRandom, _io.TextIOWrapper)
     weak, proxies = _weakref.ReferenceType, (_weakref.ProxyType, _weakref.CallableProxyType)
     callback = weak.__dict__["__callback__"].__get__
+    flags = type.__dict__["__flags__"].__get__
     line = type.__dict__["__mro__"].__get__
     names = type.__dict__["__dict__"].__get__
     # Modules in C that have nothing to do at the end, nor have their objects.
@@ -60,6 +61,12 @@ def ending(known):
             return True
         source = type(m) is module and vars(m).get("__file__")
         return type(source) is str and source.endswith(".py")
+
+    def tidies(call):
+        """Reports whether a callback of a weak reference only takes it out of a table of the library's."""
+        if type(call) is builtin:
+            return call.__name__ in ("_destroy", "_localdummy_destroyed")
+        return type(call) is function and call.__module__ in ("_weakrefset", "logging", "weakref")
 
     def unnoticed():
         """Reports whether nobody could tell if the interpreter were gone now, with status 0."""
@@ -80,11 +87,10 @@ def ending(known):
             kind = type(o)
             if kind in files and o.closed:
                 continue
-            if weak in line(kind) and (call := callback(o)) is not None:
-                if type(call) is not builtin or call.__name__ != "_destroy":  # of a class's own memory
-                    return False
-            # Not all instances of a class are among these.
-            for kind in (kind, o) if type in line(kind) else (kind,):
+            if weak in line(kind) and (call := callback(o)) is not None and not tidies(call):
+                return False
+            # Instances of a class without this flag, which is that of the collector, are not listed.
+            for kind in (kind, o) if type in line(kind) and not flags(o) & 1 << 14 else (kind,):
                 if id(kind) not in seen:
                     seen.add(id(kind))
                     if kind in proxies or any("__del__" in names(c) for c in line(kind)):

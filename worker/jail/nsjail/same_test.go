@@ -69,6 +69,7 @@ var sameCases = map[string][]string{ // read only
 		`print('no line end', end='')`,
 		"class C:\n  def __del__(self): print('gone')\nc = C()",
 		"class C:\n  __slots__ = ()\n  def __del__(self): print('gone')\nc = C()",
+		"class I(int):\n  __slots__ = ()\n  def __del__(self): print('gone')\ni = I()",
 		"class M(type):\n  def __del__(self): print('gone')\nclass C(metaclass=M): pass",
 		"import os\nclass C:\n  def __del__(self): print('gone')\nos.PathLike.c = os.c = C()",
 		"import builtins\nclass C:\n  def __del__(self): print('gone')\nbuiltins.c = C(); builtins.c.c = builtins.c",
