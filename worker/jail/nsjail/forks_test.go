@@ -287,7 +287,7 @@ func TestAForkEndsSoon(t *testing.T) {
 	runIn(t, j, program(t, "python", `
 import os, resource
 faults = [0]
-for leave in ("x = [1, {}]", "class C:\n  def __del__(self): pass"):
+for leave in ("x = [1, {}]", "class C:\n  def __del__(self): pass\nc = C()"):
     if os.fork() == 0:
         exec(leave)
         break
