@@ -206,6 +206,16 @@ func (m *Maker) awaitGiven(t testing.TB, s *sandbox) {
 // processesOf are the host's living processes of these users, with their names.
 func processesOf(t testing.TB, uids []int) []string {
 	t.Helper()
+	return slices.DeleteFunc(usersOf(t, uids), func(found string) bool {
+		dir, _, _ := strings.Cut(found, " ")
+		return exiting(t, dir)
+	})
+}
+
+// usersOf are the host's processes of these users, also those that are about to be gone,
+// with their names.
+func usersOf(t testing.TB, uids []int) []string {
+	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/status")
 	if err != nil {
 		t.Fatal(err)
@@ -218,7 +228,7 @@ func processesOf(t testing.TB, uids []int) []string {
 		}
 		_, after, _ := strings.Cut(string(b), "\nUid:\t")
 		word, _, _ := strings.Cut(after, "\t")
-		if uid, err := strconv.Atoi(word); err == nil && slices.Contains(uids, uid) && !exiting(t, filepath.Dir(f)) {
+		if uid, err := strconv.Atoi(word); err == nil && slices.Contains(uids, uid) {
 			name, _, _ := strings.Cut(string(b), "\n")
 			found = append(found, filepath.Dir(f)+" "+name)
 		}

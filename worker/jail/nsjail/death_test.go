@@ -3,6 +3,7 @@ package nsjail
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -12,42 +13,121 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// victimEnv makes the test binary a worker that is about to be killed; its value
-// is the nsjail and the run directory.
+// victimEnv makes the test binary a worker that is about to be killed; its value is
+// what it has then, and its Config, as JSON.
 const victimEnv = "BULLPEN_TEST_VICTIM"
 
-// victim runs one jail and prepares another, in which bash waits, says the pids of both inits, and
-// waits to be killed.
+// remains are what a worker that is killed leaves for others to see.
+type remains struct {
+	Pids []int // of nsjails and inits
+	Busy int   // the first uid of the jail that runs a program
+}
+
+// victim makes what a worker has, says what it leaves, and waits to be killed.
 func victim() {
-	path, dir, _ := strings.Cut(os.Getenv(victimEnv), ":")
-	ctx := context.Background()
-	m, err := Open(Config{NsjailPath: path, RunDir: dir, Log: slog.New(slog.DiscardHandler)})
+	what, config, _ := strings.Cut(os.Getenv(victimEnv), ":")
+	var cfg Config
+	check(json.Unmarshal([]byte(config), &cfg))
+	cfg.Log = slog.New(slog.DiscardHandler)
+	m, err := Open(cfg)
 	check(err)
-	spec := testSpec()
-	bash, err := jail.Source{Language: "bash", Home: DefaultHome}.Ahead()
+	victims[what](m)
+}
+
+// victims are what a worker may have.
+var victims = map[string]func(m *Maker){ // read only
+	// One jail that runs, and one in which bash waits.
+	"jails": func(m *Maker) {
+		spec := testSpec()
+		busy, err := m.Prepare(context.Background(), spec)
+		check(err)
+		spec.Ahead = victimAhead("bash")
+		idle, err := m.Prepare(context.Background(), spec)
+		check(err)
+		ended := runVictim(busy)
+		leave(busy, idle)
+		check(<-ended)
+	},
+	// A parent with three forks, one that runs and two in which interpreters wait, and
+	// another that is made and given up again and again. They have a /tmp on disk.
+	"forks": func(m *Maker) {
+		spec := testSpec()
+		spec.TmpBytes = spec.Memory
+		program, err := jail.Source{Home: DefaultHome}.Parent(nil)
+		check(err)
+		spec.Ahead = &program
+		p, err := m.Parent(context.Background(), spec)
+		check(err)
+		fork := func(language string) jail.Jail {
+			spec := spec
+			spec.Ahead = victimAhead(language)
+			j, err := p.Fork(context.Background(), spec)
+			check(err)
+			return j
+		}
+		busy := fork("python")
+		runVictim(busy)
+		leave(busy, fork("python"), fork("bash"), p.(*parent).jail)
+		for {
+			check(fork("python").Close())
+		}
+	},
+}
+
+func victimAhead(language string) *jail.Program {
+	p, err := jail.Source{Language: language, Home: DefaultHome}.Ahead()
 	check(err)
-	spec.Ahead = &bash
-	idle, err := m.Prepare(ctx, spec)
-	check(err)
-	busy, err := m.Prepare(ctx, testSpec())
+	return &p
+}
+
+// runVictim runs a program that nothing but SIGKILL ends, whose hundred processes take
+// their time to do so even then, and returns when it is up.
+func runVictim(j jail.Jail) (ended <-chan error) {
+	p, err := jail.Source{Language: "python", TraceID: "trc_test", Home: DefaultHome, Code: `
+import os, signal
+for s in signal.SIGTERM, signal.SIGHUP:
+    signal.signal(s, signal.SIG_IGN)
+held = bytearray(range(256)) * (1 << 19)
+for _ in range(100):
+    if os.fork() == 0:
+        os.setsid()
+        break
+else:
+    print("up")
+while True:
+    signal.pause()
+`}.Program()
 	check(err)
 	up, w := io.Pipe()
+	p.Stdout = w
+	done := make(chan error, 1)
 	go func() {
-		_, err := bufio.NewReader(up).ReadString('\n')
-		check(err)
-		fmt.Println(idle.(*sandbox).initPID, busy.(*sandbox).initPID, idle.(*sandbox).proc.Pid, busy.(*sandbox).proc.Pid)
+		_, err := j.Run(context.Background(), p)
+		done <- err
 	}()
-	_, err = busy.Run(ctx, jail.Program{
-		Argv: []string{"bash", "-c", "trap '' TERM HUP; setsid sleep 600 & echo up; sleep 600"},
-		Env:  []string{"PATH=/usr/bin:/bin"}, Dir: "/", Stdout: w,
-	})
+	_, err = bufio.NewReader(up).ReadString('\n')
 	check(err)
+	return done
+}
+
+// leave says what is left of jails; the first is the one that runs a program.
+func leave(jails ...jail.Jail) {
+	r := remains{Busy: jails[0].(*sandbox).uids.first}
+	for _, j := range jails {
+		s := j.(*sandbox)
+		r.Pids = append(r.Pids, s.initPID)
+		if s.proc != nil {
+			r.Pids = append(r.Pids, s.proc.Pid)
+		}
+	}
+	check(json.NewEncoder(os.Stdout).Encode(r))
 }
 
 func check(err error) {
@@ -57,14 +137,59 @@ func check(err error) {
 	}
 }
 
+// Of a worker that is killed no process is left, nobody gets the uids of one before it is
+// gone, and the next worker removes the rest.
 func TestWorkerDies(t *testing.T) {
-	dir := runDir(t)
+	for what := range victims {
+		t.Run(what, func(t *testing.T) {
+			const forks = 4
+			cfg := Config{
+				NsjailPath: nsjailPath(t), RunDir: runDir(t), VolumeDir: diskDir(t), Forks: forks,
+				// Just enough, and of this process alone.
+				UIDs: UIDs{First: DefaultUIDs.First + DefaultUIDs.Count + 2*(1+forks)*os.Getpid(), Count: 2 * (1 + forks)},
+			}
+			cfg.UIDLocks = filepath.Join(cfg.RunDir, "uids")
+			killVictim(t, what, cfg)
+			cfg.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
+			m, err := Open(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if dirs, _ := filepath.Glob(cfg.RunDir + "/workers/*"); len(dirs) != 1 {
+				t.Errorf("directories %q", dirs)
+			}
+			p := newParent(t, m, testSpec()) // which takes all the uids there are
+			for range forks {
+				runIn(t, fork(t, p, testSpec()), program(t, "python", "print(1)")).want(t, jail.Exited, "1")
+			}
+			closeParent(t, p)
+			family := strings.TrimSuffix(filepath.Base(m.dir), filepath.Ext(m.dir))
+			if err := m.Close(); err != nil {
+				t.Error(err)
+			}
+			for _, d := range ownGroups(t) {
+				if entries, _ := filepath.Glob(d + "/bullpen/" + family + ".*"); len(entries) != 0 {
+					t.Errorf("groups left: %q", entries)
+				}
+			}
+			noVolumes(t, cfg.VolumeDir)
+		})
+	}
+}
+
+// killVictim starts a worker, kills it, and waits until its processes are gone.
+func killVictim(t *testing.T, what string, cfg Config) {
+	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
+	config, err := json.Marshal(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
 	cmd := exec.CommandContext(t.Context(), exe)
-	cmd.Env = append(os.Environ(), victimEnv+"="+nsjailPath(t)+":"+dir)
+	cmd.Env = append(os.Environ(), victimEnv+"="+what+":"+string(config))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -73,16 +198,16 @@ func TestWorkerDies(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	line, err := bufio.NewReader(out).ReadString('\n')
+	line, err := bufio.NewReader(out).ReadBytes('\n')
 	if err != nil {
 		t.Fatal(err)
 	}
+	var left remains
+	if err := json.Unmarshal(line, &left); err != nil {
+		t.Fatalf("the worker said %q", line)
+	}
 	var held []unix.PollFd
-	for f := range strings.FieldsSeq(line) {
-		pid, err := strconv.Atoi(f)
-		if err != nil {
-			t.Fatalf("the worker said %q", line)
-		}
+	for _, pid := range left.Pids {
 		fd, err := unix.PidfdOpen(pid, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -90,31 +215,66 @@ func TestWorkerDies(t *testing.T) {
 		defer func() { _ = unix.Close(fd) }()
 		held = append(held, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
 	}
+	unlocked := make(chan error, 1)
+	go func() {
+		f, err := flock(filepath.Join(cfg.UIDLocks, strconv.Itoa(left.Busy)), unix.LOCK_EX)
+		if err == nil {
+			err = f.Close()
+		}
+		unlocked <- err
+	}()
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
+	select {
+	case err := <-unlocked:
+		if pids := usersOf(t, []int{left.Busy, left.Busy + 1}); err != nil || len(pids) != 0 {
+			t.Errorf("processes whose uids another may get: %q, %v", pids, err)
+		}
+	case <-time.After(patience):
+		t.Fatal("the uids of a dead worker are locked")
+	}
 	for i := range held {
 		if n, err := unix.Poll(held[i:i+1], int(patience.Milliseconds())); n != 1 || err != nil {
-			t.Errorf("process %d of a dead worker is still there: %v", i, err)
+			t.Errorf("process %d of a dead worker is still there: %v", left.Pids[i], err)
 		}
 	}
-	// The next worker removes what is left.
-	m, err := Open(Config{NsjailPath: nsjailPath(t), RunDir: dir, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
-	if err != nil {
-		t.Fatal(err)
+	var all []int
+	for i := range cfg.UIDs.Count {
+		all = append(all, cfg.UIDs.First+i)
 	}
-	if dirs, _ := filepath.Glob(dir + "/workers/*"); len(dirs) != 1 {
-		t.Errorf("directories %q", dirs)
+	if pids := usersOf(t, all); len(pids) != 0 {
+		t.Errorf("processes of a dead worker: %q", pids)
 	}
-	family := strings.TrimSuffix(filepath.Base(m.dir), filepath.Ext(m.dir))
-	if err := m.Close(); err != nil {
-		t.Error(err)
-	}
-	for _, d := range ownGroups(t) {
-		if entries, _ := filepath.Glob(d + "/bullpen/" + family + ".*"); len(entries) != 0 {
-			t.Errorf("groups left: %q", entries)
+}
+
+// noVolumes waits until no loop device has a file of a directory, and looks for what
+// else volumes may have left.
+func noVolumes(t *testing.T, dir string) {
+	t.Helper()
+	deadline := time.After(patience)
+	for tick := time.Tick(time.Millisecond); ; {
+		attached := false
+		files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+		for _, f := range files {
+			b, err := os.ReadFile(f)
+			attached = attached || err == nil && strings.HasPrefix(string(b), dir+"/")
 		}
+		if !attached {
+			break
+		}
+		select {
+		case <-tick: // the kernel detaches it in its own time
+		case <-deadline:
+			t.Fatal("a volume is still attached")
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("files of volumes: %v, %v", left, err)
+	}
+	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(mounts), dir) {
+		t.Errorf("mounts left: %s, %v", mounts, err)
 	}
 }
 

@@ -294,6 +294,11 @@ func (s *sandbox) files() (*files, error) {
 	} {
 		f.set(fd, file)
 	}
+	// The init of a jail that was forked lets go of its lock when it ends, which is before the kernel kills
+	// what else is there. nsjail, which hands these on to nobody, outlives all of it.
+	for i, pair := range s.family {
+		f.set(configFD+1+i, pair.lock)
+	}
 	return f, nil
 }
 
