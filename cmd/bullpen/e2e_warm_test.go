@@ -2,8 +2,12 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // madeAhead has a worker make jails before they are asked for, as it does where nothing is set.
@@ -82,4 +86,54 @@ func testWarm(t *testing.T, p *programs, in topology) {
 		r := preloading.inline(python("import sys; print('decimal' in sys.modules, 'xml.dom' in sys.modules, 'ctypes' in sys.modules)"))
 		return r.Stdout == "True True False\n", r
 	})
+	// What keeps a thread cannot be imported before. The log says so, and programs have it in jails of their own.
+	threaded := w.sandboxed("threaded", request{"image": w.hostWith(t, "keeps_a_thread", `
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+`), "preload": []string{"keeps_a_thread"}})
+	before = w.forked("python")
+	eventually(t, "why nothing is forked", func() (bool, any) {
+		r := threaded.inline(python("import sys, threading; print('keeps_a_thread' in sys.modules); import keeps_a_thread; print(threading.active_count())"))
+		if r.Stdout != "False\n2\n" {
+			t.Errorf("with a module that cannot be imported before: %+v", r)
+		}
+		line, ok := w.worker.said(t, "a jail to fork from could not be made, programs of its kind start in jails of their own")
+		return ok && strings.Contains(line.Error, "what is preloaded has threads: leave out the module that starts them, of keeps_a_thread"), line
+	})
+	if n := w.forked("python") - before; n != 0 {
+		t.Errorf("%d executions were forked from what has a thread", n)
+	}
+}
+
+// hostWith makes an image that is the host's /usr with one more Python module.
+func (w *world) hostWith(t *testing.T, module, code string) string {
+	t.Helper()
+	site := strings.TrimSpace(w.inline(python("import site; print(site.getsitepackages()[0])")).Stdout)
+	dir := passable(t)
+	image, usr := filepath.Join(dir, "image"), filepath.Join(dir, "image", "usr")
+	more := filepath.Join(dir, "more", strings.TrimPrefix(site, "/usr/"))
+	for _, d := range []string{usr, more} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(more, module+".py"), []byte(code), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"bin", "lib", "lib64"} {
+		if target, err := os.Readlink("/" + name); err == nil {
+			if err := os.Symlink(target, filepath.Join(image, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := unix.Mount("overlay", usr, "overlay", unix.MS_RDONLY, "lowerdir="+filepath.Join(dir, "more")+":/usr"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(usr, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return image
 }

@@ -168,6 +168,67 @@ print(P(3).x, resource.getrlimit(resource.RLIMIT_NPROC))
 	}
 }
 
+// withModules is an image that is the host's /usr with more Python modules, by name.
+func withModules(tb testing.TB, m *Maker, modules map[string]string) string {
+	tb.Helper()
+	site := strings.TrimSpace(runCode(tb, m, "python", "import site; print(site.getsitepackages()[0])").stdout)
+	dir := runDir(tb)
+	for name, code := range modules {
+		write(tb, filepath.Join(dir, "more"), strings.TrimPrefix(site, "/usr/")+"/"+name+".py", []byte(code), 0o644)
+	}
+	image := filepath.Join(dir, "image")
+	if err := makeDirs(image, "usr"); err != nil {
+		tb.Fatal(err)
+	}
+	for _, name := range systemDirs {
+		if target, err := os.Readlink("/" + name); err == nil {
+			if err := os.Symlink(target, filepath.Join(image, name)); err != nil {
+				tb.Fatal(err)
+			}
+		}
+	}
+	usr := filepath.Join(image, "usr")
+	if err := unix.Mount("overlay", usr, "overlay", unix.MS_RDONLY, "lowerdir="+dir+"/more:/usr"); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := unix.Unmount(usr, unix.MNT_DETACH); err != nil {
+			tb.Error(err)
+		}
+	})
+	return image
+}
+
+// A module that has a thread which does not end for a fork is refused, and said to be: a fork would not have the thread.
+func TestWhatIsPreloadedHasNoThreads(t *testing.T) {
+	m := newMaker(t)
+	spec := testSpec()
+	spec.Root = withModules(t, m, map[string]string{
+		"keeps_a_thread": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+		"ends_its_thread": `
+import os, threading
+end = threading.Event()
+threading.Thread(target=end.wait).start()
+def stop():
+    end.set()
+    while len(os.listdir("/proc/self/task")) > 1:
+        pass
+os.register_at_fork(before=stop)
+`,
+	})
+	runIn(t, fork(t, parentOf(t, m, spec, "ends_its_thread"), spec), program(t, "python", "import sys; print('ends_its_thread' in sys.modules)")).
+		want(t, jail.Exited, "True")
+	program, err := jail.Source{Home: m.Home()}.Parent([]string{"decimal", "keeps_a_thread"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec.Ahead = &program
+	if _, err := m.Parent(t.Context(), spec); err == nil ||
+		!strings.Contains(err.Error(), "what is preloaded has threads: leave out the module that starts them, of decimal,keeps_a_thread") {
+		t.Errorf("a module that keeps a thread: %v", err)
+	}
+}
+
 // A fork that is killed for what it does harms neither the parent nor the others.
 func TestAForkDiesAlone(t *testing.T) {
 	m := newMaker(t)
