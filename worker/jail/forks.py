@@ -163,6 +163,9 @@ def fork():
 
     filter_ = ctypes.byref(Filter(len(code) // 8, code))
     limits = ctypes.c_ulong * 2
+    signals = limits()
+    libc.getrlimit(11, signals)
+    signals[:] = [min(1024, signals[1])] * 2  # as jailinit has it
     orders = _socket.socket(fileno=3)
 
     def check(result, what=None):
@@ -240,6 +243,7 @@ def fork():
         for c in others:
             check(prctl(24, c, 0, 0, 0))  # out of the bounding set
         check(setrlimit(6, limits(processes, processes)))
+        check(setrlimit(11, signals))
         if not here:
             os.dup2(control, 3)
             os.dup2(lock, 4)

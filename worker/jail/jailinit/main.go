@@ -51,6 +51,10 @@ const (
 // one nsjail was told.
 const softFiles = 1024
 
+// mostSignals is how many signals and timers a program can have queued. The kernel counts
+// them for whoever made the jail's user namespace as well, which is one for all jails.
+const mostSignals = 1024
+
 func main() {
 	// Credentials are per thread on Linux; everything below, and the fork,
 	// happens on this one.
@@ -171,7 +175,16 @@ func confine(parent bool) error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &core); err != nil {
 		return err
 	}
-	if err := dropInheritable(parent); err != nil || parent {
+	if err := dropInheritable(parent); err != nil || parent { // of a parent all jails have together what it may
+		return err
+	}
+	var signals unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_SIGPENDING, &signals); err != nil {
+		return err
+	}
+	signals.Max = min(mostSignals, signals.Max)
+	signals.Cur = signals.Max
+	if err := unix.Setrlimit(unix.RLIMIT_SIGPENDING, &signals); err != nil {
 		return err
 	}
 	return filter.Install()

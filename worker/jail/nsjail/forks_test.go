@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -243,7 +244,9 @@ func TestAForkDiesAlone(t *testing.T) {
 		"import os; os.closerange(0, 1000); os.abort()":                        jail.Signaled,
 	} {
 		program := program(t, "python", code)
-		program.Timeout = time.Second
+		if kind == jail.TimedOut {
+			program.Timeout = time.Second
+		}
 		if r := runIn(t, fork(t, p, spec), program); r.Kind != kind {
 			t.Errorf("%s: %+v", code, r)
 		}
@@ -407,6 +410,45 @@ func TestAForkIsConfinedAsOthers(t *testing.T) {
 	got := runIn(t, fork(t, parentOf(t, m, testSpec()), testSpec()), p)
 	if got.stdout != want.stdout || want.ExitCode != 0 || !strings.Contains(want.stdout, "CapBnd:\t0000000000000000\n") {
 		t.Errorf("a fork says\n%s%s\nand another\n%s%s", got.stdout, got.stderr, want.stdout, want.stderr)
+	}
+}
+
+// A program that takes what it can of signals, which the kernel counts for all jails together, is in nobody's way: jails are
+// made and forked beside it, and their programs have as many.
+func TestSignalsAreLeftForOthers(t *testing.T) {
+	m := newMaker(t)
+	p := program(t, "python", `
+import ctypes, os, signal
+libc, rt = ctypes.CDLL(None), 40
+signal.pthread_sigmask(signal.SIG_BLOCK, [rt])
+queued = 0
+while queued < 1 << 20 and libc.sigqueue(os.getpid(), rt, None) == 0:
+    queued += 1
+print(queued, flush=True)
+if "HOLD" in os.environ:
+    signal.pause()
+`)
+	one, other := parentOf(t, m, testSpec()), parentOf(t, m, testSpec())
+	held := make(chan error, 2)
+	holders := []jail.Jail{prepare(t, m, testSpec()), fork(t, one, testSpec())}
+	for _, j := range holders {
+		out, p := newLines(), p
+		p.Env, p.Stdout = append(slices.Clone(p.Env), "HOLD=1"), out
+		go func() {
+			_, err := j.Run(t.Context(), p)
+			held <- err
+		}()
+		if n := out.next(t); n != "1024" {
+			t.Errorf("a program has %s signals queued", n)
+		}
+	}
+	for _, j := range []jail.Jail{prepare(t, m, testSpec()), fork(t, other, testSpec()), fork(t, one, testSpec()), forkFor(t, one, testSpec(), "bash")} {
+		runIn(t, j, p).want(t, jail.Exited, "1024")
+	}
+	for _, j := range holders {
+		if err := errors.Join(j.Close(), <-held); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
