@@ -60,10 +60,13 @@ func bare() {
 	}
 	m, err := Open(cfg)
 	if err == nil {
-		if f[0] == "thread" {
+		switch f[0] {
+		case "thread":
 			err = bareThread(m, f[3])
-		} else {
-			_, err = m.Probe(context.Background(), spec)
+		default:
+			if _, err = m.Probe(context.Background(), spec); err == nil {
+				err = bareFork(m)
+			}
 		}
 		check(m.Close())
 	}
@@ -111,6 +114,39 @@ python3 -c "import os; os.setxattr('new', 'user.x', b'y')"; touch -d @1 new link
 	check(errors.Join(h.mount.Close(), h.volume.Close()))
 	pack := bytes.NewReader(layer.Next(int(stats.Layout.Pack)))
 	return home.Apply(context.Background(), lower, &layer, pack, limits, nil)
+}
+
+// bareFork runs a program in a jail that is forked, and one in bash.
+func bareFork(m *Maker) error {
+	spec := testSpec()
+	program, err := jail.Source{Home: DefaultHome}.Parent(nil)
+	if err != nil {
+		return err
+	}
+	spec.Ahead = &program
+	p, err := m.Parent(context.Background(), spec)
+	if err != nil {
+		return err
+	}
+	for _, language := range []string{"python", "bash"} {
+		source := jail.Source{Language: language, Code: "exit(3)", Home: DefaultHome}
+		if language == "bash" {
+			source.Code = "exit 3"
+		}
+		ahead, err := source.Ahead()
+		check(err)
+		program, err := source.Program()
+		check(err)
+		spec.Ahead = &ahead
+		j, err := p.Fork(context.Background(), spec)
+		if err != nil {
+			return errors.Join(err, p.Close())
+		}
+		if o, err := j.Run(context.Background(), program); err != nil || o.Kind != jail.Exited || o.ExitCode != 3 {
+			return errors.Join(fmt.Errorf("the program ended as %+v", o), err, p.Close())
+		}
+	}
+	return p.Close()
 }
 
 // neededCapabilities are all that a worker needs, as docs/sandbox.md says: those of
@@ -199,7 +235,8 @@ func TestWorkersNeeds(t *testing.T) {
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN SYS_CHROOT DAC_READ_SEARCH":        {nil, "operation not permitted"},
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN FOWNER DAC_READ_SEARCH":            {nil, "operation not permitted"},
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_CHROOT FOWNER DAC_READ_SEARCH":           {nil, "operation not permitted"},
-		"network": {nil, works},
+		"a user namespace": {whole, works},
+		"network":          {nil, works},
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN NET_ADMIN NET_BIND_SERVICE": {nil, works},
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN NET_ADMIN":                  {nil, "CAP_NET_BIND_SERVICE"},
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN NET_BIND_SERVICE":           {nil, "CAP_NET_ADMIN"},
