@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/bits"
 	"strconv"
 	"unicode/utf8"
 )
@@ -156,7 +157,11 @@ func appendText[T string | []byte](dst []byte, s T) []byte {
 		b := s[i]
 		if b < utf8.RuneSelf {
 			if b >= 0x20 && b != '"' && b != '\\' {
-				i++
+				if i-start < 8 { // what has been short so far may be so again
+					i++
+				} else {
+					i += asIs(s[i:])
+				}
 				continue
 			}
 			dst = append(dst, s[start:i]...)
@@ -180,6 +185,28 @@ func appendText[T string | []byte](dst []byte, s T) []byte {
 		i += size
 	}
 	return append(dst, s[start:]...)
+}
+
+// asIs counts the bytes at the beginning of s that are ASCII and stand for themselves in a JSON string. It looks at eight at a time, since
+// outputs are many MiB of them.
+func asIs[T string | []byte](s T) int {
+	const each, high = 0x0101010101010101, 0x8080808080808080
+	n := 0
+	for ; len(s)-n >= 8; n += 8 {
+		b := s[n : n+8]
+		x := uint64(b[0]) | uint64(b[1])<<8 | uint64(b[2])<<16 | uint64(b[3])<<24 |
+			uint64(b[4])<<32 | uint64(b[5])<<40 | uint64(b[6])<<48 | uint64(b[7])<<56
+		// Of each of the three differences the lowest high bit that is set and was not is where the byte is: those above it may be borrowed.
+		quote, slash := x^each*'"', x^each*'\\'
+		special := (x | (x-each*' ')&^x | (quote-each)&^quote | (slash-each)&^slash) & high
+		if special != 0 {
+			return n + bits.TrailingZeros64(special)/8
+		}
+	}
+	for n < len(s) && s[n] >= ' ' && s[n] < utf8.RuneSelf && s[n] != '"' && s[n] != '\\' {
+		n++
+	}
+	return n
 }
 
 func appendEscaped(dst []byte, b byte) []byte {

@@ -1,6 +1,7 @@
 package proto
 
 import (
+	"bytes"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -80,6 +81,23 @@ func TestWriteJSONStringInPieces(t *testing.T) {
 				var got strings.Builder
 				if err := WriteJSONString(&got, s); err != nil || got.String() != string(AppendJSONString(nil, s)) {
 					t.Errorf("%q, moved by %d: %v, or not the same in pieces", unit, shift, err)
+				}
+			}
+		}
+	}
+}
+
+// Long plain text is looked at several bytes at a time: whatever stands in it must be found wherever it stands, with any neighbour.
+func TestJSONStringOfLongText(t *testing.T) {
+	const lead, rest = 9, 24
+	for b := range 256 {
+		for _, fill := range []byte{' ', '!', '#', '[', ']', 0x7f} {
+			for at := range rest {
+				s := bytes.Repeat([]byte{fill}, lead+rest)
+				s[lead+at] = byte(b)
+				var back string
+				if err := json.Unmarshal(AppendJSONString(nil, s), &back); err != nil || back != strings.ToValidUTF8(string(s), "\ufffd") {
+					t.Fatalf("%q: %q, %v", s, back, err)
 				}
 			}
 		}
