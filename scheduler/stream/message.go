@@ -75,7 +75,9 @@ func (s *Set) Stage(ctx context.Context, subject string, h nats.Header, body []b
 	h.Set(headerWrite, id)
 	if len(body) > s.inline {
 		name := strings.TrimPrefix(subject, root) + "." + id
-		if _, err := s.bodies.PutBytes(ctx, name, body); err != nil {
+		// In the largest pieces: each is a durable write, and somebody waits for all of them.
+		object := jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: uint32(s.Piece())}}
+		if _, err := s.bodies.Put(ctx, object, bytes.NewReader(body)); err != nil {
 			return nil, fmt.Errorf("store the body of %s: %w", subject, err)
 		}
 		h.Set(headerBody, name)

@@ -42,6 +42,19 @@ func large(t *testing.T, set *stream.Set) (proto.TraceID, uint64, *jetstream.Obj
 	return job.TraceID, m.Sequence, info
 }
 
+// Each piece of a body that is stored apart is a durable write that somebody waits for.
+func TestBodyIsStoredInTheLargestPieces(t *testing.T) {
+	set := streamtest.Set(t, streamtest.Server(t))
+	_, _, info := large(t, set)
+	piece := uint64(set.Piece())
+	if want := (info.Size + piece - 1) / piece; uint64(info.Chunks) != want {
+		t.Errorf("%d bytes are in %d pieces, want %d of %d bytes at most", info.Size, info.Chunks, want, piece)
+	}
+	if most := uint64(set.Conn.MaxPayload()) / 2; piece > most {
+		t.Errorf("a piece has %d bytes, want %d at most: it must fit into a message with its header", piece, most)
+	}
+}
+
 // A reader that has seen the message when both are removed must not wait for the body.
 func TestBodyThatIsDeletedWhileItIsReadIsNotWaitedFor(t *testing.T) {
 	set := streamtest.Set(t, streamtest.Server(t))
