@@ -178,6 +178,31 @@ func TestOutputWriterFails(t *testing.T) {
 	}
 }
 
+// A program that prints 1 MB at once goes on before anybody has taken it.
+func TestProgramIsAheadOfItsReader(t *testing.T) {
+	m := newMaker(t)
+	r, w := io.Pipe()
+	defer func() { _ = r.Close() }()
+	out := newLines()
+	p := program(t, "bash", "head -c 1000000 /dev/zero; echo printed >&2")
+	p.Stdout, p.Stderr = w, out
+	j := prepare(t, m, testSpec())
+	done := make(chan error, 1)
+	go func() {
+		_, err := j.Run(t.Context(), p)
+		done <- errors.Join(err, w.Close())
+	}()
+	if got := out.next(t); got != "printed" {
+		t.Errorf("got %q", got)
+	}
+	if n, err := io.Copy(io.Discard, r); n != 1_000_000 || err != nil {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 func send(s *sandbox, frame []byte) error {
 	_, err := s.conn.Write(frame)
 	return err

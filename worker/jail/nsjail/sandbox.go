@@ -451,6 +451,16 @@ func (r *run) watchOOM() {
 	}()
 }
 
+const (
+	// pipeBytes is how much of an output waits in the kernel, in memory that counts as
+	// the jail's: a program that prints a lot at once is not held up piece by piece.
+	pipeBytes = 1 << 20
+	readBytes = 64 << 10
+)
+
+// readBuffers are for what is read of outputs, so that an execution makes none.
+var readBuffers = sync.Pool{New: func() any { return new([readBytes]byte) }}
+
 // drain copies a pipe to w until its end. When w fails the rest is discarded, so
 // that the program does not block.
 func drain(w io.Writer, out *os.File) error {
@@ -458,12 +468,23 @@ func drain(w io.Writer, out *os.File) error {
 	if w == nil {
 		w = io.Discard
 	}
+	widen(out)
+	buffer := readBuffers.Get().(*[readBytes]byte)
+	defer readBuffers.Put(buffer)
 	// Hidden behind a plain Reader, so that w gets what there is when it is there.
-	_, err := io.Copy(w, struct{ io.Reader }{out})
+	_, err := io.CopyBuffer(w, struct{ io.Reader }{out}, buffer[:])
 	if err != nil {
 		_, _ = io.Copy(io.Discard, out)
 	}
 	return err
+}
+
+// widen gives a pipe pipeBytes, where the host allows as much: one that it does not only fills up
+// sooner.
+func widen(out *os.File) {
+	if conn, err := out.SyscallConn(); err == nil {
+		_ = conn.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeBytes) })
+	}
 }
 
 // encode makes a frame of a type that is about a program.
