@@ -21,8 +21,9 @@ import (
 )
 
 const (
-	// liveMessages are buffered for one reader, 1 MiB of them at most; one that is slower reads the rest from the stream.
-	liveMessages = 8
+	// liveMessages are buffered for one reader, half a MiB of output and the record at the end, 1 MiB at most; one that is slower reads the
+	// rest from the stream.
+	liveMessages = 4
 	// lookEvery is how long a reader waits for news before it looks itself, in case a notice was lost. While nothing happens it waits
 	// twice as long each time, up to lookMost: many may read what says nothing for long.
 	lookEvery   = time.Second

@@ -57,7 +57,7 @@ type Stored struct {
 // number. It is safe against lost answers: it tries again until ctx ends, and recognises its own write. A body over the inline
 // limit goes to the object store first. The errors to tell apart are those of [Conflict] and [Refused].
 func (s *Set) Write(ctx context.Context, subject string, h nats.Header, body []byte, expect uint64) (uint64, error) {
-	m, err := s.Stage(ctx, subject, h, body)
+	m, err := s.stage(ctx, subject, h, body, s.inline)
 	if err != nil {
 		return 0, err
 	}
@@ -69,11 +69,11 @@ func (s *Set) Write(ctx context.Context, subject string, h nats.Header, body []b
 	return seq, err
 }
 
-// Stage makes a message ready to be written; a body that is too large for it is stored.
-func (s *Set) Stage(ctx context.Context, subject string, h nats.Header, body []byte) (*nats.Msg, error) {
+// stage makes a message ready to be written; a body of more than most bytes is stored.
+func (s *Set) stage(ctx context.Context, subject string, h nats.Header, body []byte, most int) (*nats.Msg, error) {
 	id := nuid.Next()
 	h.Set(headerWrite, id)
-	if len(body) > s.inline {
+	if len(body) > most {
 		name := strings.TrimPrefix(subject, root) + "." + id
 		// In the largest pieces: each is a durable write, and somebody waits for all of them.
 		object := jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: uint32(s.Piece())}}
@@ -344,7 +344,7 @@ func (s *Set) StageRecord(ctx context.Context, rec *proto.Record) (*StagedRecord
 	if len(rec.Lost) > 0 {
 		h.Set(HeaderLosses, strconv.Itoa(len(rec.Lost)))
 	}
-	m, err := s.Stage(ctx, Exec(rec.TraceID), h, body)
+	m, err := s.stage(ctx, Exec(rec.TraceID), h, body, s.record)
 	if err != nil {
 		return nil, err
 	}
@@ -379,7 +379,7 @@ func (s *Set) StageJob(ctx context.Context, job *proto.Job, h nats.Header) (*nat
 		return nil, fmt.Errorf("encode job %s: %w", job.TraceID, err)
 	}
 	h.Set(HeaderMeta, string(meta))
-	return s.Stage(ctx, JobSubject(&job.Meta), h, body)
+	return s.stage(ctx, JobSubject(&job.Meta), h, body, s.inline)
 }
 
 // WriteJob stores a staged job that is not there yet, and returns its sequence number. Storing the same message again is no error.
@@ -399,5 +399,5 @@ func (s *Set) Received(ctx context.Context, m *nats.Msg) (*Stored, error) {
 	return out, nil
 }
 
-// Piece is the largest body that one message takes, in bytes.
+// Piece is the largest body that a message takes unless it is a record's, in bytes.
 func (s *Set) Piece() int { return s.inline }

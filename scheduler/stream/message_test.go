@@ -55,6 +55,63 @@ func TestBodyIsStoredInTheLargestPieces(t *testing.T) {
 	}
 }
 
+// A record is in one message, which whoever waits for it gets, as long as it fits with its header; a larger one is stored apart.
+func TestRecordFillsItsMessage(t *testing.T) {
+	const most = 1<<20 - 16<<10
+	for name, open := range map[string]func(*testing.T) *stream.Set{
+		"one server": func(t *testing.T) *stream.Set { return streamtest.Set(t, streamtest.Server(t)) },
+		"cluster":    func(t *testing.T) *stream.Set { return streamtest.Cluster(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			set := open(t)
+			ctx := streamtest.Context(t)
+			for size, apart := range map[int]bool{most: false, most + 1: true} {
+				result := proto.Exited(0)
+				rec := &proto.Record{
+					Meta: streamtest.Job("acme", "k", proto.ModeInline).Meta, Status: result.Status(), Attempt: 1, Worker: strings.Repeat("w", 64), Result: &result,
+				}
+				result.Stdout = "x"
+				small, err := proto.EncodeRecord(rec)
+				if err != nil {
+					t.Fatal(err)
+				}
+				result.Stdout = strings.Repeat("x", size-len(small)+1)
+				for { // how long the output is, the record says as well
+					body, err := proto.EncodeRecord(rec)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if len(body) == size {
+						break
+					}
+					result.Stdout = result.Stdout[:len(result.Stdout)+size-len(body)]
+				}
+				told, err := set.Conn.SubscribeSync(stream.Done(rec.TraceID))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := set.WriteRecord(ctx, rec, 0); err != nil {
+					t.Fatal(err)
+				}
+				m, err := told.NextMsgWithContext(ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if (stream.BodyOf(m.Header) != "") != apart || (len(m.Data) == size) == apart {
+					t.Errorf("of a record of %d bytes, %d are in its message, and %q", size, len(m.Data), stream.BodyOf(m.Header))
+				}
+				if got, _, err := set.Record(ctx, rec.TraceID); err != nil || got.Result.Stdout != result.Stdout {
+					t.Errorf("a record of %d bytes is not read as it was written: %v", size, err)
+				}
+				if got, err := set.Newest(ctx, set.Execs, stream.Exec(rec.TraceID)); err != nil || len(got.Data) != size {
+					t.Errorf("a record of %d bytes is not told by the leader: %v", size, err)
+				}
+			}
+		})
+	}
+}
+
 // A reader that has seen the message when both are removed must not wait for the body.
 func TestBodyThatIsDeletedWhileItIsReadIsNotWaitedFor(t *testing.T) {
 	set := streamtest.Set(t, streamtest.Server(t))

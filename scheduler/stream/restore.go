@@ -164,7 +164,7 @@ func (s *Set) Restore(ctx context.Context, subject string, h nats.Header, body [
 	m := &nats.Msg{Subject: subject, Header: h, Data: body}
 	if len(body) > s.inline {
 		var err error
-		if m, err = s.Stage(ctx, subject, h, body); err != nil {
+		if m, err = s.stage(ctx, subject, h, body, s.inline); err != nil {
 			return nil, err
 		}
 	}

@@ -80,6 +80,7 @@ type Set struct {
 	Webhooks jetstream.KeyValue    // webhook settings of API keys with their secrets, and endpoints that fail
 	bodies   jetstream.ObjectStore // claim checks
 	inline   int                   // bytes of a body that travel in the message
+	record   int                   // the same of an execution's record
 	news     *news
 }
 
@@ -89,12 +90,23 @@ const ackTimeout = 2 * time.Second
 // maxInline is the largest body stored in the message itself; larger ones are claim-checked.
 const maxInline = 512 << 10
 
+// The record of an execution may fill a message of the usual size but for its header: with 1 MB of output it is one write then, which brings it
+// to whoever waits for it as well.
+const (
+	usualPayload = 1 << 20
+	maxRecord    = usualPayload - 16<<10
+)
+
 func open(ctx context.Context, nc *nats.Conn, cfg Config) (*Set, error) {
 	js, err := jetstream.New(nc, jetstream.WithPublishAsyncTimeout(ackTimeout))
 	if err != nil {
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
 	s := &Set{Conn: nc, JS: js, inline: min(maxInline, int(nc.MaxPayload()/2)), news: &news{of: map[string]*page{}}}
+	s.record = s.inline
+	if nc.MaxPayload() >= usualPayload {
+		s.record = maxRecord
+	}
 	if err := s.hear(); err != nil {
 		return nil, fmt.Errorf("listen to news: %w", err)
 	}
