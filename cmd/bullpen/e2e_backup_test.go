@@ -28,7 +28,7 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	tell := func(id string) string {
 		return string(w.get(execution(id)).body) + string(w.get(execution(id, "output")).body)
 	}
-	for _, r := range []request{bash("echo one; echo two >&2; exit 3"), python("print('x' * 700_000)"), bash("echo version one >> notes").of("notebook")} {
+	for _, r := range []request{bash("echo one; echo two >&2; exit 3"), python("print('x' * 1_400_000)"), bash("echo version one >> notes").of("notebook")} {
 		id := w.submit(r)
 		w.ended(id)
 		w.delivered(id).is(t, proto.DeliveryDelivered, 1)

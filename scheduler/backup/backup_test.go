@@ -131,7 +131,7 @@ func (w *world) submit(n int, turns <-chan struct{}, to *accepted) {
 			job.WebhookURL = "https://example.com/"
 		}
 		if i%5 == 0 {
-			job.Code = strings.Repeat("large ", 100_000+random.IntN(100)) // stored apart, as its result is
+			job.Code = strings.Repeat("large ", 173_000+random.IntN(100)) // stored apart, as its result is
 		}
 		if i%4 == 1 {
 			job.ThreadID = fmt.Sprintf("thread-%d", n)
