@@ -14,14 +14,16 @@
 # that a process enters by writing 0 to them, and for this interpreter the program's
 # stdout and stderr. The variable BULLPEN_FORKS has the numbers of the system calls clone
 # and unshare and, in hexadecimal, the filter.
-def ending(known):
-    """Returns what is to be called in a fork before its program begins, so that it ends soon.
+def ending():
+    """Has forks end soon. Returns what is to be called when all that a program finds is here, and in a fork before it begins.
 
     An interpreter ends by clearing all that it has, which would be copied for that alone.
     So where the program has come to its end by itself, with nothing left that could
-    notice, a fork is gone at once. Else it ends as any other does. Modules that are known
-    have nothing to do at the end.
+    notice, a fork is gone at once. Else it ends as any other does.
     """
+    import sys
+
+    known = set(sys.modules)  # have nothing to do at the end
     import _io
     import _thread
     import _warnings
@@ -31,20 +33,26 @@ def ending(known):
     import itertools
     import operator
     import os
-    import sys
 
+    # A program may put others in the places of these.
+    objects, blocks, debug, threads, leave = gc.get_objects, sys.getallocatedblocks, gc.get_debug, _thread._count, os._exit
+    module, builtin, function = type(sys), type(len), type(ending)
+    flags = type.__dict__["__flags__"].__get__
+    line = type.__dict__["__mro__"].__get__
+    names = type.__dict__["__dict__"].__get__
+    callback = _weakref.ReferenceType.__dict__["__callback__"].__get__
+    # Compared by these: a program's classes may have an __eq__.
+    a_class, weak, *proxies = map(id, (type, _weakref.ReferenceType, _weakref.ProxyType, _weakref.CallableProxyType))
+    files = set(map(id, (_io.FileIO, _io.BufferedReader, _io.BufferedWriter, _io.BufferedRandom, _io.TextIOWrapper)))
     main = sys.modules["__main__"]
     attributes = vars(main)
     own = set(attributes)
     out, err = sys.stdout, sys.stderr
-    filters = list(_warnings.filters)
-    module, builtin, function = type(sys), type(len), type(ending)
-    files = (_io.FileIO, _io.BufferedReader, _io.BufferedWriter, _io.BufferedRandom, _io.TextIOWrapper)
-    weak, proxies = _weakref.ReferenceType, (_weakref.ProxyType, _weakref.CallableProxyType)
-    callback = weak.__dict__["__callback__"].__get__
-    flags = type.__dict__["__flags__"].__get__
-    line = type.__dict__["__mro__"].__get__
-    names = type.__dict__["__dict__"].__get__
+    streams = set()
+    for stream in (sys.stdin, out, err):
+        while stream is not None:
+            streams.add(id(stream))
+            stream = getattr(stream, "buffer", None) or getattr(stream, "raw", None)
     # Modules in C that have nothing to do at the end, nor have their objects.
     inert = frozenset(
         "_abc _ast _asyncio _bisect _blake2 _bz2 _codecs_cn _codecs_hk _codecs_iso2022 _codecs_jp _codecs_kr _codecs_tw"
@@ -54,6 +62,7 @@ def ending(known):
         " _weakref _zoneinfo array atexit binascii cmath errno fcntl gc grp itertools math mmap pwd pyexpat resource select"
         " syslog termios time typing.io typing.re unicodedata zlib".split()
     )
+    quick, most, filters, probe = False, 0, [], None
 
     def simple(name):
         m = sys.modules[name]
@@ -66,7 +75,29 @@ def ending(known):
         """Reports whether a callback of a weak reference only takes it out of a table of the library's."""
         if type(call) is builtin:
             return call.__name__ in ("_destroy", "_localdummy_destroyed")
-        return type(call) is function and call.__module__ in ("_weakrefset", "logging", "weakref")
+        tables = ("_frozen_importlib", "_weakrefset", "importlib._bootstrap", "logging", "weakref")
+        return type(call) is function and call.__module__ in tables and call.__name__ != "_cb"
+
+    def notice(all_objects):
+        """Reports whether one of them would notice the end."""
+        seen = set()
+        for o in all_objects:
+            kind = type(o)
+            if id(kind) in files and (o.closed or id(o) in streams):
+                continue
+            kinds = [kind]
+            ancestors = set(map(id, line(kind)))
+            if weak in ancestors and (call := callback(o)) is not None and not tidies(call):
+                return True
+            # Instances of a class without this flag, which is that of the collector, are not listed.
+            if a_class in ancestors and not flags(o) & 1 << 14:
+                kinds.append(o)
+            for kind in kinds:
+                if id(kind) not in seen:
+                    seen.add(id(kind))
+                    if id(kind) in proxies or any("__del__" in names(c) for c in line(kind)):
+                        return True
+        return False
 
     def unnoticed():
         """Reports whether nobody could tell if the interpreter were gone now, with status 0."""
@@ -74,56 +105,55 @@ def ending(known):
         # not where SystemExit left it.
         if "__file__" in attributes or "__cached__" in attributes or not own <= attributes.keys():
             return False
-        if sys.modules["__main__"] is not main or hasattr(sys, "last_type") or hasattr(sys, "last_exc"):
+        if sys.modules["__main__"] is not main or not vars(sys).keys().isdisjoint(("last_type", "last_exc")):
             return False
         if sys.stdout is not out or sys.stderr is not err or sys.__stdout__ is not out or sys.__stderr__ is not err:
             return False
-        if _thread._count() > 0 or _warnings.filters != filters or gc.callbacks or gc.get_debug():
+        if threads() > 0 or gc.callbacks or debug() or blocks() > most:
             return False
-        if sys.getallocatedblocks() > most or not all(map(simple, sys.modules.keys() - known)):
+        python = sys.modules.get("warnings", _warnings)
+        if _warnings.filters != filters or python.filters != filters or not all(map(simple, sys.modules.keys() - known)):
             return False
-        seen = set()
-        for o in gc.get_objects():
-            kind = type(o)
-            if kind in files and o.closed:
-                continue
-            if weak in line(kind) and (call := callback(o)) is not None and not tidies(call):
-                return False
-            # Instances of a class without this flag, which is that of the collector, are not listed.
-            for kind in (kind, o) if type in line(kind) and not flags(o) & 1 << 14 else (kind,):
-                if id(kind) not in seen:
-                    seen.add(id(kind))
-                    if kind in proxies or any("__del__" in names(c) for c in line(kind)):
-                        return False
-        return True
+        left = objects()
+        # What the program has frozen itself is not among them.
+        return id(probe) in map(id, left) and not notice(left)
 
     def end():
         try:
-            if unnoticed():
+            if quick and unnoticed():
                 out.flush()
                 err.flush()
-                os._exit(0)
+                leave(0)
         except BaseException:
             pass  # what fails here fails again, and is told by the interpreter
 
-    most = sys.getallocatedblocks() + 50_000  # more would take long to look at
+    def ready():
+        nonlocal quick, most, filters
+        quick = not notice(o for o in objects() if type(o) is not type)
+        filters = list(_warnings.filters)
+        most = blocks() + 50_000  # more would take long to look at
 
     def begin():
-        # A program may have all calls of python functions traced: then end is not called.
-        untraced = [()]
-        for get in (sys.getprofile, sys.gettrace):
-            untraced = itertools.compress([()], map(operator.not_, itertools.starmap(get, untraced)))
-        atexit.register(gc.unfreeze)  # else what is there, and hangs on it, would not be cleared
-        atexit.register(next, itertools.starmap(end, untraced), None)
+        nonlocal probe
+        probe = []
 
-    return begin
+    # First, so that they come last. A program may have all calls of python functions
+    # traced: then end is not called.
+    atexit.register(gc.unfreeze)  # else what is there, and hangs on it, would not be cleared
+    untraced = [()]
+    for get in (sys.getprofile, sys.gettrace):
+        untraced = itertools.compress([()], map(operator.is_, itertools.starmap(get, untraced), itertools.repeat(None)))
+    atexit.register(next, itertools.starmap(end, untraced), None)
+    for name in sys.modules.keys() - known:
+        del sys.modules[name]
+    return ready, begin
 
 
 def fork():
     import os
     import sys
 
-    known = set(sys.modules)
+    ready, begin = ending()
     clone, unshare, code = os.environ.pop("BULLPEN_FORKS").split(",")
     if preload := os.environ.pop("BULLPEN_PRELOAD", None):
         for name in preload.split(","):
@@ -138,7 +168,7 @@ def fork():
             raise RuntimeError("what is preloaded has threads: leave out the module that starts them, of " + preload)
     modules = dict(sys.modules)
     finders = dict(sys.path_importer_cache)
-    begin = ending(known)
+    ready()
     import _signal
     import _socket
     import ctypes

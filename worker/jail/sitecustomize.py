@@ -18,7 +18,7 @@ if sys.stdout is not None:
 if ahead := os.environ.pop("BULLPEN_AHEAD", None):
     if ahead != "1":
         # The program is for one that is forked from this interpreter.
-        forks = {}
+        forks = {"__builtins__": dict(__builtins__)}  # a copy: the program may change its own
         exec(open(ahead, "rb").read(), forks)
         forks["fork"]()
     os.write(3, b".")

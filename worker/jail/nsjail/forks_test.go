@@ -230,6 +230,22 @@ os.register_at_fork(before=stop)
 	}
 }
 
+// What is imported before comes to its end in a fork as it would elsewhere.
+func TestWhatIsPreloadedEndsInAFork(t *testing.T) {
+	m := newMaker(t)
+	spec := testSpec()
+	spec.Root = withModules(t, m, map[string]string{"has_an_end": "class C:\n  def __del__(self): print('gone')\nc = C()"})
+	for code, modules := range map[string][]string{
+		"pass": {"has_an_end"},
+		`
+import logging.handlers, sys
+logging.getLogger().addHandler(logging.handlers.MemoryHandler(100, target=logging.StreamHandler(sys.stdout)))
+logging.warning("gone")`: {"logging"},
+	} {
+		runIn(t, fork(t, parentOf(t, m, spec, modules...), spec), program(t, "python", code)).want(t, jail.Exited, "gone")
+	}
+}
+
 // A fork that is killed for what it does harms neither the parent nor the others.
 func TestAForkDiesAlone(t *testing.T) {
 	m := newMaker(t)
