@@ -78,25 +78,28 @@ def ending():
         tables = ("_frozen_importlib", "_weakrefset", "importlib._bootstrap", "logging", "weakref")
         return type(call) is function and call.__module__ in tables and call.__name__ != "_cb"
 
+    def has_end(kind):
+        return any("__del__" in names(c) for c in line(kind))
+
     def notice(all_objects):
         """Reports whether one of them would notice the end."""
-        seen = set()
+        plain = set()
         for o in all_objects:
             kind = type(o)
-            if id(kind) in files and (o.closed or id(o) in streams):
+            if id(kind) in plain or id(kind) in files and (o.closed or id(o) in streams):
                 continue
-            kinds = [kind]
-            ancestors = set(map(id, line(kind)))
-            if weak in ancestors and (call := callback(o)) is not None and not tidies(call):
+            if id(kind) in proxies or has_end(kind):
                 return True
-            # Instances of a class without this flag, which is that of the collector, are not listed.
-            if a_class in ancestors and not flags(o) & 1 << 14:
-                kinds.append(o)
-            for kind in kinds:
-                if id(kind) not in seen:
-                    seen.add(id(kind))
-                    if id(kind) in proxies or any("__del__" in names(c) for c in line(kind)):
-                        return True
+            ancestors = set(map(id, line(kind)))
+            if weak in ancestors:
+                if (call := callback(o)) is not None and not tidies(call):
+                    return True
+            elif a_class in ancestors:
+                # Instances of a class without this flag, which is that of the collector, are not listed.
+                if not flags(o) & 1 << 14 and has_end(o):
+                    return True
+            else:
+                plain.add(id(kind))
         return False
 
     def unnoticed():
