@@ -23,9 +23,9 @@ const (
 
 	// Of a server that is one process, NATS inside, for a jail that is made for the program.
 	mostObjects = 3000 // allocated; 1,600 to 2,100 when this was written
-	mostKiB     = 400  // allocated; 250 to 280 when this was written
-	// Processor time, of the jail too, to that of the interpreter alone; 2.7 to 3.5 when this was written, with a load of 3 and of 18.
-	mostCPU = 6
+	mostKiB     = 340  // allocated; 205 to 255 when this was written
+	// Processor time, of the jail too, to that of the interpreter alone; 2.6 when this was written, and up to 3.5 before with a load of 18.
+	mostCPU = 5
 	// Of the processes apart, which are those that handle an output of 16 MiB: allocated bytes for each byte of it. One more copy is too much.
 	mostOfGateway = 3.6 // 3.0 when this was written
 	mostOfWorker  = 4.8 // 4.2 when this was written
