@@ -130,7 +130,7 @@ func (w *world) submit(n int, turns <-chan struct{}, to *accepted) {
 		if i%3 == 0 {
 			job.WebhookURL = "https://example.com/"
 		}
-		if i%5 == 0 {
+		if i%10 == 0 {
 			job.Code = strings.Repeat("large ", 173_000+random.IntN(100)) // stored apart, as its result is
 		}
 		if i%4 == 1 {
