@@ -36,7 +36,7 @@ func BenchmarkCycle(b *testing.B) {
 			}
 			steps["claim"] += time.Since(began)
 			began = time.Now()
-			if _, err := l.Finish(ctx, ending("1\n")); err != nil {
+			if _, err := l.Finish(ctx, ending("1\n")); err != nil && ctx.Err() == nil { // the one who waits may know before, and all be over
 				b.Error(err)
 			}
 			steps["finish"] += time.Since(began)
