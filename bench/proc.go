@@ -26,11 +26,17 @@ func residentMB(pid int) (float64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("read the server's memory: %w", err)
 	}
-	n, err := strconv.ParseFloat(strings.TrimSuffix(field(string(status), "VmRSS"), " kB"), 64)
+	n, err := megabytes(string(status), "VmRSS")
 	if err != nil {
 		return 0, fmt.Errorf("read the server's memory: %w", err)
 	}
-	return n * kib / mb, nil
+	return n, nil
+}
+
+// megabytes is the value of a field that the kernel gives in kB.
+func megabytes(text, name string) (float64, error) {
+	n, err := strconv.ParseFloat(strings.TrimSuffix(field(text, name), " kB"), 64)
+	return n * kib / mb, err
 }
 
 // jailMemory is what the processes of a jail hold that was made ahead, all together, without what the kernel holds for them.
@@ -61,11 +67,11 @@ func jailsAhead(server int) ([]jailMemory, error) {
 			}
 			rollup := text(procPath(p.pid, "smaps_rollup"))
 			for name, sum := range map[string]*float64{"Rss": &j.ResidentMB, "Private_Dirty": &j.UnsharedMB} {
-				n, err := strconv.ParseFloat(strings.TrimSuffix(field(rollup, name), " kB"), 64)
+				n, err := megabytes(rollup, name)
 				if err != nil {
 					return nil, fmt.Errorf("read the memory of %s: %w", p, err)
 				}
-				*sum += n * kib / mb
+				*sum += n
 			}
 		}
 		if j.Language != "" {

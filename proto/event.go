@@ -160,7 +160,7 @@ func appendText[T string | []byte](dst []byte, s T) []byte {
 				if i-start < 8 { // what has been short so far may be so again
 					i++
 				} else {
-					i += asIs(s[i:])
+					i += max(1, asIs(s[i:]))
 				}
 				continue
 			}
@@ -187,8 +187,8 @@ func appendText[T string | []byte](dst []byte, s T) []byte {
 	return append(dst, s[start:]...)
 }
 
-// asIs counts the bytes at the beginning of s that are ASCII and stand for themselves in a JSON string. It looks at eight at a time, since
-// outputs are many MiB of them.
+// asIs counts the bytes at the beginning of s that are ASCII and stand for themselves in a JSON string, but for the last up to seven of s. It
+// looks at eight at a time, since outputs are many MiB of them.
 func asIs[T string | []byte](s T) int {
 	const each, high = 0x0101010101010101, 0x8080808080808080
 	n := 0
@@ -202,9 +202,6 @@ func asIs[T string | []byte](s T) int {
 		if special != 0 {
 			return n + bits.TrailingZeros64(special)/8
 		}
-	}
-	for n < len(s) && s[n] >= ' ' && s[n] < utf8.RuneSelf && s[n] != '"' && s[n] != '\\' {
-		n++
 	}
 	return n
 }

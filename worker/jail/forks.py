@@ -276,7 +276,6 @@ def fork():
         for c in others:
             check(prctl(24, c, 0, 0, 0))  # out of the bounding set
         check(setrlimit(6, limits(processes, processes)))
-        check(setrlimit(11, signals))
         if not here:
             os.dup2(control, 3)
             os.dup2(lock, 4)
@@ -296,6 +295,7 @@ def fork():
 
     def confine(program):
         """Makes this process what a program is."""
+        check(setrlimit(11, signals))
         for c in inits:
             check(prctl(24, c, 0, 0, 0))
         os.setresgid(program, program, program)

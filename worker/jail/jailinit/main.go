@@ -166,28 +166,27 @@ func confine(parent bool) error {
 	// One byte, not none: a host that pipes core dumps to a program does so at a
 	// limit of 0, and does not at 1 (core(5)). Into a file, neither is enough. The
 	// worker sees to it that 0 is not the most where it matters.
-	var core unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_CORE, &core); err != nil {
-		return err
-	}
-	core.Max = min(1, core.Max)
-	core.Cur = core.Max
-	if err := unix.Setrlimit(unix.RLIMIT_CORE, &core); err != nil {
+	if err := lower(unix.RLIMIT_CORE, 1); err != nil {
 		return err
 	}
 	if err := dropInheritable(parent); err != nil || parent { // of a parent all jails have together what it may
 		return err
 	}
-	var signals unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_SIGPENDING, &signals); err != nil {
-		return err
-	}
-	signals.Max = min(mostSignals, signals.Max)
-	signals.Cur = signals.Max
-	if err := unix.Setrlimit(unix.RLIMIT_SIGPENDING, &signals); err != nil {
+	if err := lower(unix.RLIMIT_SIGPENDING, mostSignals); err != nil {
 		return err
 	}
 	return filter.Install()
+}
+
+// lower makes a limit, soft and hard, no more than most.
+func lower(resource int, most uint64) error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(resource, &limit); err != nil {
+		return err
+	}
+	limit.Max = min(most, limit.Max)
+	limit.Cur = limit.Max
+	return unix.Setrlimit(resource, &limit)
 }
 
 // resetIgnored gives SIGHUP and SIGINT, the signals the Go runtime leaves

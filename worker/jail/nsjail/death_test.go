@@ -253,23 +253,7 @@ func killVictim(t *testing.T, what string, cfg Config) {
 // else volumes may have left.
 func noVolumes(t *testing.T, dir string) {
 	t.Helper()
-	deadline := time.After(patience)
-	for tick := time.Tick(time.Millisecond); ; {
-		attached := false
-		files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
-		for _, f := range files {
-			b, err := os.ReadFile(f)
-			attached = attached || err == nil && strings.HasPrefix(string(b), dir+"/")
-		}
-		if !attached {
-			break
-		}
-		select {
-		case <-tick: // the kernel detaches it in its own time
-		case <-deadline:
-			t.Fatal("a volume is still attached")
-		}
-	}
+	awaitDetached(t, dir+"/")
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
 		t.Errorf("files of volumes: %v, %v", left, err)
 	}

@@ -452,6 +452,12 @@ func TestBroughtHomesLeaveNothing(t *testing.T) {
 	if after := held(); after != before {
 		t.Errorf("before %v, after %v", before, after)
 	}
+	awaitDetached(t, dir)
+}
+
+// awaitDetached waits until no loop device has an image in a directory.
+func awaitDetached(t *testing.T, dir string) {
+	t.Helper()
 	deadline := time.After(patience)
 	for tick := time.Tick(time.Millisecond); ; {
 		devices := loops(t, dir)
@@ -459,7 +465,7 @@ func TestBroughtHomesLeaveNothing(t *testing.T) {
 			return
 		}
 		select {
-		case <-tick:
+		case <-tick: // the kernel detaches it in its own time
 		case <-deadline:
 			t.Fatalf("loop devices left: %q", devices)
 		}

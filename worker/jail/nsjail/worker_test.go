@@ -60,13 +60,10 @@ func bare() {
 	}
 	m, err := Open(cfg)
 	if err == nil {
-		switch f[0] {
-		case "thread":
+		if f[0] == "thread" {
 			err = bareThread(m, f[3])
-		default:
-			if _, err = m.Probe(context.Background(), spec); err == nil {
-				err = bareFork(m)
-			}
+		} else if _, err = m.Probe(context.Background(), spec); err == nil {
+			err = bareFork(m)
 		}
 		check(m.Close())
 	}
