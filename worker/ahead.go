@@ -150,12 +150,15 @@ const forkTimeout = 10 * time.Second
 func (k kind) fork(ctx context.Context) (*box, error) {
 	parent, done := k.worker.parents.take(k.family())
 	if parent == nil {
-		return nil, errNoParent
+		return nil, warm.ErrGone
 	}
 	ctx, cancel := context.WithTimeout(ctx, forkTimeout)
 	defer cancel()
 	b, err := k.on(ctx, parent.Fork)
 	done(err)
+	if errors.Is(err, jail.ErrFull) {
+		err = fmt.Errorf("%w: %w", warm.ErrFull, err)
+	}
 	return b, err
 }
 
@@ -210,10 +213,7 @@ func (k kind) source(img Image) (jail.Source, bool) {
 	return jail.Source{Language: string(k.language), Home: k.worker.Home, Interpreter: interpreter, ImageEnv: img.Env}, ok || img.Languages == nil
 }
 
-var (
-	errNoParent      = errors.New("fork a jail: the key has none to fork from any more")
-	errNoInterpreter = errors.New("the image does not have " + jail.Forkable)
-)
+var errNoInterpreter = errors.New("the image does not have " + jail.Forkable)
 
 // parent makes a jail to fork from.
 func (k kind) parent(ctx context.Context) (jail.Parent, error) {

@@ -241,7 +241,9 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	program.Stdout, program.Stderr = stdout, stderr
 	began := time.Now()
 	fault.Here(fault.AfterClaimBeforeStart)
+	done := w.pool.Busy()
 	outcome, err := m.box.Run(running, program)
+	done()
 	spent.run = time.Since(began)
 	last, truncated := events.Close()
 	fault.Here(fault.AfterOutputBeforeResult)

@@ -1,9 +1,9 @@
 // Package warm keeps jails ready before they are asked for, each for one use.
 //
 // How many there are of a kind follows what is asked for: as many as come while
-// one is made, and some spare ones, for as long as the
-// kind is used at all. They are made one after another, when nobody waits for them;
-// a pool that has none ready says so, and the caller makes its own.
+// one is made, as were lacking lately, and some spare ones, for as long as the
+// kind is used at all. They are made one after another, and seldom while programs run
+// that would be slower for it; a pool that has none ready says so, and the caller makes its own.
 package warm
 
 import (
@@ -27,6 +27,19 @@ const (
 	look = 15 * time.Second
 	// backoff is the first pause after a jail could not be made, and mostBackoff the longest: it doubles.
 	backoff, mostBackoff = time.Second, 2 * time.Minute
+	// aside is the pause after a jail that was made while programs run and there were others of its kind: a few times what it takes to
+	// make one, so that most of the machine is theirs.
+	aside = 20 * time.Millisecond
+	// remembered is how long a jail that was lacking has another one kept, and one that is not needed any more is.
+	remembered = 2 * time.Minute
+)
+
+var (
+	// ErrGone is returned by a function that cannot make jails any more, since what they are made from is gone. The pool forgets the kind
+	// until it is asked for again.
+	ErrGone = errors.New("what such jails are made from is gone")
+	// ErrFull is returned by a function that cannot make more jails than there are.
+	ErrFull = errors.New("there are as many such jails as can be")
 )
 
 // Jail is what a pool keeps.
@@ -57,6 +70,8 @@ type Pool[J Jail] struct {
 	count  int       // jails that are kept
 	held   int64     // bytes, by them
 	looked time.Time // for jails that are too old, or dead
+	made   time.Time // the last jail, or given up
+	busy   int       // programs that run
 
 	closing sync.WaitGroup // of jails that are not kept any more
 }
@@ -70,6 +85,7 @@ type kind[J Jail] struct {
 
 	expected bool
 	asked    Rate
+	lacking  faded         // that were asked for when none was ready any more
 	took     time.Duration // to make the last one
 
 	failed  time.Duration // the pause after the last failure; 0 after a success
@@ -107,8 +123,25 @@ func (p *Pool[J]) Take(name string, with func(ctx context.Context) (J, error)) (
 		}
 		p.discard(e.jail)
 	}
+	if k.took > 0 { // else nobody could have made any
+		k.lacking.add(now, remembered)
+	}
 	var none J
 	return none, false
+}
+
+// Busy tells that a program runs, until done is called.
+func (p *Pool[J]) Busy() (done func()) {
+	count := func(n int) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.busy += n
+	}
+	count(1)
+	return func() {
+		count(-1)
+		p.tell()
+	}
 }
 
 // Expect has one jail of a kind made before any is asked for, and one kept for good.
@@ -183,7 +216,15 @@ func (p *Pool[J]) fill(ctx context.Context, k *kind[J]) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
-	if err != nil {
+	p.made = now
+	switch {
+	case errors.Is(err, ErrGone):
+		p.end(k)
+		return
+	case errors.Is(err, ErrFull):
+		k.retryAt = now.Add(backoff)
+		return
+	case err != nil:
 		k.failed = min(max(2*k.failed, backoff), mostBackoff)
 		k.retryAt = now.Add(k.failed)
 		if ctx.Err() == nil {
@@ -211,19 +252,22 @@ func (p *Pool[J]) next(now time.Time) (next *kind[J], until time.Duration) {
 			next, most = k, lack
 		}
 	}
-	if next != nil && !p.room(next) {
-		next = nil
+	switch {
+	case next == nil || !p.room(next):
+		return nil, until
+	case p.busy > 0 && len(next.ready) > 0 && now.Before(p.made.Add(aside)):
+		return nil, p.made.Add(aside).Sub(now)
 	}
 	return next, until
 }
 
-// lookAround gives up jails that are too old, or dead, and kinds that nobody uses.
+// lookAround gives up jails that are too old, too many, or dead, and kinds that nobody uses.
 func (p *Pool[J]) lookAround(now time.Time) {
 	if now.Sub(p.looked) < look {
 		return
 	}
 	p.looked = now
-	for name, k := range p.kinds {
+	for _, k := range p.kinds {
 		k.ready = slices.DeleteFunc(k.ready, func(e kept[J]) bool {
 			bad := now.Sub(e.born) > oldest || !e.jail.Alive()
 			if bad {
@@ -232,19 +276,28 @@ func (p *Pool[J]) lookAround(now time.Time) {
 			}
 			return bad
 		})
-		if k.depth(p.cfg.Spare, now) == 0 {
-			p.drop(k, len(k.ready))
-			delete(p.kinds, name)
+		depth := k.depth(p.cfg.Spare, now)
+		for len(k.ready) > depth && now.Sub(k.ready[0].born) > remembered {
+			p.drop(k, 1)
+		}
+		if depth == 0 {
+			p.end(k)
 		}
 	}
 }
 
+// end gives up all that is ready of a kind, and forgets it.
+func (p *Pool[J]) end(k *kind[J]) {
+	p.drop(k, len(k.ready))
+	delete(p.kinds, k.name)
+}
+
 // depth is how many of a kind should be ready: what is asked for while one is made,
-// twice over since requests come in swarms, and the spare ones.
+// twice over since requests come in swarms, as many as were lacking in the last one, and the spare ones.
 func (k *kind[J]) depth(spare int, now time.Time) int {
 	switch {
 	case now.Sub(k.asked.Last()) <= unused:
-		return int(math.Round(2*k.asked.At(now)*k.took.Seconds())) + spare
+		return int(math.Round(2*k.asked.At(now)*k.took.Seconds()+k.lacking.count(now, remembered))) + spare
 	case k.expected:
 		return 1
 	default:

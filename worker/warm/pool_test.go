@@ -3,6 +3,7 @@ package warm_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -37,7 +38,7 @@ type world struct {
 	t      *testing.T
 	size   int64         // of each
 	took   time.Duration // to make one
-	broken atomic.Bool
+	broken atomic.Pointer[error] // what making one fails with
 	tries  atomic.Int64
 
 	mu   sync.Mutex
@@ -74,8 +75,8 @@ func (w *world) make(kind string) func(context.Context) (*fake, error) {
 			return nil, ctx.Err()
 		case <-time.After(w.took):
 		}
-		if w.broken.Load() {
-			return nil, errors.New("no room")
+		if err := w.broken.Load(); err != nil {
+			return nil, *err
 		}
 		w.add(kind, 1)
 		f := &fake{w: w, kind: kind}
@@ -241,16 +242,107 @@ func TestMemoryIsBounded(t *testing.T) {
 func TestFailuresAreNotRepeatedAtOnce(t *testing.T) {
 	w := &world{}
 	run(t, warm.Config{Spare: 2, Most: 10}, w, func(p *warm.Pool[*fake]) {
-		w.broken.Store(true)
+		err := errors.New("no room")
+		w.broken.Store(&err)
 		w.take(p, "a")
 		settle(5 * time.Minute)
 		if n := w.tries.Load(); n < 5 || n > 12 {
 			t.Errorf("tried %d times in 5 minutes", n)
 		}
-		w.broken.Store(false)
+		w.broken.Store(nil)
 		settle(3 * time.Minute)
 		if w.count("a") != 2 {
 			t.Errorf("%d are ready when they can be made again", w.count("a"))
+		}
+	})
+}
+
+func TestWhatIsGoneIsMadeAgainOnceItIsAskedFor(t *testing.T) {
+	w := &world{}
+	run(t, warm.Config{Spare: 2, Most: 10}, w, func(p *warm.Pool[*fake]) {
+		w.take(p, "a")
+		settle(time.Minute)
+		err := fmt.Errorf("make a jail: %w", warm.ErrGone)
+		w.broken.Store(&err)
+		before := w.tries.Load()
+		if !w.take(p, "a") {
+			t.Error("none was ready")
+		}
+		settle(time.Hour)
+		if n := w.tries.Load() - before; n != 1 || w.count("a") != 0 {
+			t.Errorf("tried %d times, and %d are ready", n, w.count("a"))
+		}
+		w.broken.Store(nil)
+		w.take(p, "a")
+		settle(100 * time.Millisecond)
+		if w.count("a") != 2 {
+			t.Errorf("%d are ready when they can be made again", w.count("a"))
+		}
+	})
+}
+
+func TestAFullKindIsTriedAgainSoon(t *testing.T) {
+	w := &world{}
+	run(t, warm.Config{Spare: 2, Most: 10}, w, func(p *warm.Pool[*fake]) {
+		err := fmt.Errorf("make a jail: %w", warm.ErrFull)
+		w.broken.Store(&err)
+		w.take(p, "a")
+		settle(time.Minute)
+		if n := w.tries.Load(); n < 30 || n > 61 {
+			t.Errorf("tried %d times in a minute", n)
+		}
+		w.broken.Store(nil)
+		settle(2 * time.Second)
+		if w.count("a") != 2 {
+			t.Errorf("%d are ready when there is room again", w.count("a"))
+		}
+	})
+}
+
+func TestASwarmIsReadyForTheNext(t *testing.T) {
+	w := &world{}
+	run(t, warm.Config{Spare: 2, Most: 40}, w, func(p *warm.Pool[*fake]) {
+		w.take(p, "a")
+		settle(time.Second)
+		for range 30 {
+			w.take(p, "a")
+		}
+		settle(10 * time.Second)
+		for i := range 30 {
+			if !w.take(p, "a") {
+				t.Fatalf("none was ready for the %dth of a swarm as large as the last", i+1)
+			}
+		}
+		settle(9 * time.Minute)
+		if n := w.count("a"); n > 4 {
+			t.Errorf("%d are ready long after the last swarm", n)
+		}
+	})
+}
+
+func TestProgramsThatRunHaveTheMachine(t *testing.T) {
+	w := &world{took: time.Millisecond}
+	run(t, warm.Config{Spare: 30, Most: 40}, w, func(p *warm.Pool[*fake]) {
+		done := p.Busy()
+		w.take(p, "a")
+		settle(100 * time.Millisecond)
+		if n := w.count("a"); n < 2 || n > 10 {
+			t.Errorf("%d were made in 100 ms while a program ran", n)
+		}
+		done()
+		settle(50 * time.Millisecond)
+		if n := w.count("a"); n != 30 {
+			t.Errorf("%d were made when no program ran", n)
+		}
+		defer p.Busy()()
+		for range 30 {
+			if !w.take(p, "a") {
+				t.Error("none was ready")
+			}
+		}
+		settle(2 * time.Millisecond)
+		if w.count("a") == 0 {
+			t.Error("none was made at once when there was none left")
 		}
 	})
 }

@@ -24,8 +24,8 @@ func (c *Config) SlotCount() int {
 	return int(max(n, 1))
 }
 
-// forks is how many jails one parent can have: four for each slot, as are kept ready.
-func (c *Config) forks() int { return min(4*c.SlotCount(), nsjail.MostForks) }
+// forks is how many jails one parent can have, for each slot: four, as are kept ready, one that runs, and one that is being cleared away.
+func (c *Config) forks() int { return min(6*c.SlotCount(), nsjail.MostForks) }
 
 // warm says what jails are made before they are asked for: of a kind two for each core, beside those that its rate asks for; four for each
 // slot in all, and parents, as far as the user ids go when all slots are taken; and no more than fit into the memory that is set, else into
