@@ -42,7 +42,6 @@ func (s Source) Ahead() (Program, error) {
 		return Program{}, err
 	}
 	p.Files, p.Dir = nil, "/" // the home may come later
-	p.Env = slices.DeleteFunc(p.Env, func(v string) bool { return strings.HasPrefix(v, traceEnv+"=") })
 	p.Env = append(p.Env, waiting[s.Language]...)
 	return p, nil
 }

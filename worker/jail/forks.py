@@ -1,9 +1,9 @@
 # Run by sitecustomize.py in an interpreter that is there to be forked from: it never
 # sees anything of a tenant's. Each order that comes on descriptor 3 makes a jail within
-# the jail, with namespaces and ids of its own; fork returns in the interpreter that is to
-# run a program there. What has been imported for it here is taken out again, so that
+# the jail, with namespaces and ids of its own; this comes to its end in the interpreter that
+# is to run a program there. What has been imported for it here is taken out again, so that
 # a program finds what it would have found. What is touched after a fork is copied: as
-# much as can be is made before.
+# much as can be is made before, and what is here is global, since that is not cleared.
 #
 # An order is a message of strings that each end with a zero byte: the id here that is
 # root there, and the next one up is the program's; the id that the program has there;
@@ -152,180 +152,178 @@ def ending():
     return ready, begin
 
 
-def fork():
-    import os
-    import sys
+import os
+import sys
 
-    ready, begin = ending()
-    clone, unshare, code = os.environ.pop("BULLPEN_FORKS").split(",")
-    if preload := os.environ.pop("BULLPEN_PRELOAD", None):
-        for name in preload.split(","):
-            __import__(name)
-        # Libraries that end their threads before a fork do so now: clone does not tell
-        # them. Others have theirs for good, and a fork has not.
-        if pid := os.fork():
-            os.waitpid(pid, 0)
-        else:
+ready, begin = ending()
+clone, unshare, code = os.environ.pop("BULLPEN_FORKS").split(",")
+if preload := os.environ.pop("BULLPEN_PRELOAD", None):
+    for name in preload.split(","):
+        __import__(name)
+    # Libraries that end their threads before a fork do so now: clone does not tell
+    # them. Others have theirs for good, and a fork has not.
+    if pid := os.fork():
+        os.waitpid(pid, 0)
+    else:
+        os._exit(0)
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise RuntimeError("what is preloaded has threads: leave out the module that starts them, of " + preload)
+modules = dict(sys.modules)
+finders = dict(sys.path_importer_cache)
+ready()
+import _signal
+import _socket
+import ctypes
+import gc
+import struct
+
+# The interpreter's lock is held across these calls: after clone there is nobody
+# who would give it back.
+libc = ctypes.PyDLL(None, use_errno=True)
+syscall, prctl, setrlimit, mount, ioctl = libc.syscall, libc.prctl, libc.setrlimit, libc.mount, libc.ioctl
+clone, unshare, NEWCGROUP = ctypes.c_long(int(clone)), ctypes.c_long(int(unshare)), ctypes.c_ulong(0x2000000)
+# CLONE_NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET
+namespaces = ctypes.c_ulong(0x20000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | 0x40000000 | _signal.SIGCHLD)
+# CAP_KILL, SETGID, SETUID and SETPCAP: an init has these, and a program none.
+inits = (5, 6, 7, 8)
+others = [c for c in range(int(open("/proc/sys/kernel/cap_last_cap").read()) + 1) if c not in inits]
+up = ctypes.c_ulong(0x8914), struct.pack("16sh22x", b"lo", 1)  # SIOCSIFFLAGS and IFF_UP
+code = bytes.fromhex(code)
+
+class Filter(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
+
+filter_ = ctypes.byref(Filter(len(code) // 8, code))
+limits = ctypes.c_ulong * 2
+signals = limits()
+libc.getrlimit(11, signals)
+signals[:] = [min(1024, signals[1])] * 2  # as jailinit has it
+orders = _socket.socket(fileno=3)
+
+def check(result, what=None):
+    if result == -1:
+        errno = ctypes.get_errno()
+        raise OSError(errno, os.strerror(errno), what)
+    return result
+
+def put(path, text):
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text)
+    finally:
+        os.close(fd)
+
+def serve():
+    """Makes a process for each order; returns in it. What fails for one order is told, and the next one is served."""
+    while True:
+        message, ancillary, *_ = orders.recvmsg(65536, 64)
+        if not message:
             os._exit(0)
-        if len(os.listdir("/proc/self/task")) > 1:
-            raise RuntimeError("what is preloaded has threads: leave out the module that starts them, of " + preload)
-    modules = dict(sys.modules)
-    finders = dict(sys.path_importer_cache)
-    ready()
-    import _signal
-    import _socket
-    import ctypes
-    import gc
-    import struct
-
-    # The interpreter's lock is held across these calls: after clone there is nobody
-    # who would give it back.
-    libc = ctypes.PyDLL(None, use_errno=True)
-    syscall, prctl, setrlimit, mount, ioctl = libc.syscall, libc.prctl, libc.setrlimit, libc.mount, libc.ioctl
-    clone, unshare, NEWCGROUP = ctypes.c_long(int(clone)), ctypes.c_long(int(unshare)), ctypes.c_ulong(0x2000000)
-    # CLONE_NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET
-    namespaces = ctypes.c_ulong(0x20000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | 0x40000000 | _signal.SIGCHLD)
-    # CAP_KILL, SETGID, SETUID and SETPCAP: an init has these, and a program none.
-    inits = (5, 6, 7, 8)
-    others = [c for c in range(int(open("/proc/sys/kernel/cap_last_cap").read()) + 1) if c not in inits]
-    up = ctypes.c_ulong(0x8914), struct.pack("16sh22x", b"lo", 1)  # SIOCSIFFLAGS and IFF_UP
-    code = bytes.fromhex(code)
-
-    class Filter(ctypes.Structure):
-        _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
-
-    filter_ = ctypes.byref(Filter(len(code) // 8, code))
-    limits = ctypes.c_ulong * 2
-    signals = limits()
-    libc.getrlimit(11, signals)
-    signals[:] = [min(1024, signals[1])] * 2  # as jailinit has it
-    orders = _socket.socket(fileno=3)
-
-    def check(result, what=None):
-        if result == -1:
-            errno = ctypes.get_errno()
-            raise OSError(errno, os.strerror(errno), what)
-        return result
-
-    def put(path, text):
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        open_here = []
         try:
-            os.write(fd, text)
-        finally:
+            open_here = memoryview(ancillary[0][2]).cast("i").tolist()
+            fds = tuple(open_here)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+        try:
+            root, program, processes, here, *mounts = message.split(b"\0")[:-1]
+            ready, go = os.pipe()
+            open_here += ready, go
+            pid = check(syscall(clone, namespaces, None, None, None, None))
+            if pid == 0:
+                os.close(go)
+                if not os.read(ready, 1):
+                    os._exit(1)
+                return int(program), int(processes), here == b"1", mounts, fds
+            lines = b"0 %s 1\n%s %d 1\n" % (root, program, int(root) + 1)
+            put("/proc/%d/gid_map" % pid, lines)
+            put("/proc/%d/uid_map" % pid, lines)
+            os.write(go, b".")
+        except OSError as e:
+            os.write(2, b"make the namespaces of a jail: %s\n" % str(e).encode())
+        for fd in open_here:
             os.close(fd)
 
-    def serve():
-        """Makes a process for each order; returns in it. What fails for one order is told, and the next one is served."""
-        while True:
-            message, ancillary, *_ = orders.recvmsg(65536, 64)
-            if not message:
-                os._exit(0)
-            open_here = []
-            try:
-                open_here = memoryview(ancillary[0][2]).cast("i").tolist()
-                fds = tuple(open_here)
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            except ChildProcessError:
-                pass
-            try:
-                root, program, processes, here, *mounts = message.split(b"\0")[:-1]
-                ready, go = os.pipe()
-                open_here += ready, go
-                pid = check(syscall(clone, namespaces, None, None, None, None))
-                if pid == 0:
-                    os.close(go)
-                    if not os.read(ready, 1):
-                        os._exit(1)
-                    return int(program), int(processes), here == b"1", mounts, fds
-                lines = b"0 %s 1\n%s %d 1\n" % (root, program, int(root) + 1)
-                put("/proc/%d/gid_map" % pid, lines)
-                put("/proc/%d/uid_map" % pid, lines)
-                os.write(go, b".")
-            except OSError as e:
-                os.write(2, b"make the namespaces of a jail: %s\n" % str(e).encode())
-            for fd in open_here:
-                os.close(fd)
+def become_init(init, *kind):
+    for ignored in (_signal.SIGPIPE, _signal.SIGXFSZ):
+        _signal.signal(ignored, _signal.SIG_DFL)
+    os.execve(init, [b"init", *kind], {b"GOGC": b"off", b"GOMAXPROCS": b"2"})
 
-    def become_init(init, *kind):
-        for ignored in (_signal.SIGPIPE, _signal.SIGXFSZ):
-            _signal.signal(ignored, _signal.SIG_DFL)
-        os.execve(init, [b"init", *kind], {b"GOGC": b"off", b"GOMAXPROCS": b"2"})
+def split(processes, here, mounts, fds):
+    """Makes this process the first of a jail; returns in the second, with its stderr to be."""
+    high = range(100, 100 + len(fds))
+    for fd, to in zip(fds, high):
+        os.dup2(fd, to, False)  # gone after an exec
+    os.closerange(3, 100)
+    init, control, lock, *groups = high
+    if here:
+        *groups, out, err = groups
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    for group in groups:
+        os.write(group, b"0")
+    check(syscall(unshare, NEWCGROUP))
+    mounts = iter(mounts)
+    for source, target, kind, flags, options in zip(*[mounts] * 5):
+        check(mount(source, target, kind, ctypes.c_ulong(int(flags)), options), "mount " + target.decode())
+    net = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+    check(ioctl(net.fileno(), *up), "bring up the loopback")
+    net.close()
+    for c in others:
+        check(prctl(24, c, 0, 0, 0))  # out of the bounding set
+    check(setrlimit(6, limits(processes, processes)))
+    if not here:
+        os.dup2(control, 3)
+        os.dup2(lock, 4)
+        become_init(init)
+    theirs, mine = (s.detach() for s in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM))
+    if os.fork():
+        os.dup2(theirs, 5)
+        os.dup2(control, 3)
+        os.dup2(lock, 4)
+        become_init(init, b"fork")
+    os.setsid()
+    os.dup2(out, 1)
+    os.dup2(mine, 3)
+    os.dup2(err, 4)
+    os.closerange(5, high[-1] + 1)
+    return 4
 
-    def split(processes, here, mounts, fds):
-        """Makes this process the first of a jail; returns in the second, with its stderr to be."""
-        high = range(100, 100 + len(fds))
-        for fd, to in zip(fds, high):
-            os.dup2(fd, to, False)  # gone after an exec
-        os.closerange(3, 100)
-        init, control, lock, *groups = high
-        if here:
-            *groups, out, err = groups
-        os.setgroups([])
-        os.setresgid(0, 0, 0)
-        os.setresuid(0, 0, 0)
-        for group in groups:
-            os.write(group, b"0")
-        check(syscall(unshare, NEWCGROUP))
-        mounts = iter(mounts)
-        for source, target, kind, flags, options in zip(*[mounts] * 5):
-            check(mount(source, target, kind, ctypes.c_ulong(int(flags)), options), "mount " + target.decode())
-        net = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
-        check(ioctl(net.fileno(), *up), "bring up the loopback")
-        net.close()
-        for c in others:
-            check(prctl(24, c, 0, 0, 0))  # out of the bounding set
-        check(setrlimit(6, limits(processes, processes)))
-        if not here:
-            os.dup2(control, 3)
-            os.dup2(lock, 4)
-            become_init(init)
-        theirs, mine = (s.detach() for s in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM))
-        if os.fork():
-            os.dup2(theirs, 5)
-            os.dup2(control, 3)
-            os.dup2(lock, 4)
-            become_init(init, b"fork")
-        os.setsid()
-        os.dup2(out, 1)
-        os.dup2(mine, 3)
-        os.dup2(err, 4)
-        os.closerange(5, high[-1] + 1)
-        return 4
+def confine(program):
+    """Makes this process what a program is."""
+    check(setrlimit(11, signals))
+    for c in inits:
+        check(prctl(24, c, 0, 0, 0))
+    os.setresgid(program, program, program)
+    os.setresuid(program, program, program)
+    check(prctl(4, 1, 0, 0, 0))  # dumpable, as after an exec
+    check(prctl(22, 2, filter_, 0, 0))
 
-    def confine(program):
-        """Makes this process what a program is."""
-        check(setrlimit(11, signals))
-        for c in inits:
-            check(prctl(24, c, 0, 0, 0))
-        os.setresgid(program, program, program)
-        os.setresuid(program, program, program)
-        check(prctl(4, 1, 0, 0, 0))  # dumpable, as after an exec
-        check(prctl(22, 2, filter_, 0, 0))
-
-    # One for nothing: where the kernel refuses it, nothing can be forked.
-    pid = check(syscall(clone, namespaces, None, None, None, None))
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    # What is there stays as it is: a collector that looked at it would have it copied.
-    gc.collect()
-    gc.freeze()
-    os.write(3, b".")
-    program, *jail = serve()
-    try:
-        err = split(*jail)
-        confine(program)
-    except BaseException as e:
-        os.write(2, b"make a jail: %s: %s\n" % (type(e).__name__.encode(), str(e).encode()))
-        os._exit(1)
-    os.dup2(err, 2)
-    os.close(err)
-    orders.detach()
-    for name in [name for name in sys.modules if name not in modules]:
-        del sys.modules[name]
-    sys.path_importer_cache.clear()
-    sys.path_importer_cache.update(finders)
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
-    begin()
+# One for nothing: where the kernel refuses it, nothing can be forked.
+pid = check(syscall(clone, namespaces, None, None, None, None))
+if pid == 0:
+    os._exit(0)
+os.waitpid(pid, 0)
+hidden = [sys.modules.pop(name) for name in list(sys.modules) if name not in modules]
+sys.path_importer_cache.clear()
+sys.path_importer_cache.update(finders)
+# What is there stays as it is: a collector that looked at it would have it copied.
+gc.collect()
+gc.freeze()
+os.write(3, b".")
+program, *jail = serve()
+try:
+    err = split(*jail)
+    confine(program)
+except BaseException as e:
+    os.write(2, b"make a jail: %s: %s\n" % (type(e).__name__.encode(), str(e).encode()))
+    os._exit(1)
+os.dup2(err, 2)
+os.close(err)
+orders.detach()
+if "numpy.random" in sys.modules:
+    sys.modules["numpy.random"].seed()
+begin()

@@ -1,7 +1,7 @@
-# Runs once, before the program: waits for it if this interpreter was started ahead
-# of it, makes stdout line-buffered, as on a terminal, puts the user's site on the
-# path, and then is as if it had never been there. It is compiled at every start:
-# each line costs some microseconds.
+# Runs once, before the program: makes stdout line-buffered, as on a terminal, puts the
+# user's site on the path, waits for the program if this interpreter was started ahead
+# of it, and then is as if it had never been there. It is compiled at every start:
+# each line costs some microseconds. What is done before the wait costs nobody any.
 import os
 import site
 import sys
@@ -13,14 +13,35 @@ os.environ.pop("PYTHONPATH", None)
 if sys.stdout is not None:
     sys.stdout.reconfigure(line_buffering=True)
 
-# As wire.AheadFD says. The environment is made anew, in the order in which that of a
-# program is handed to it.
+user = site.ENABLE_USER_SITE and os.path.abspath(site.USER_SITE)
+system = site.getsitepackages(site.PREFIXES[-2:])
+machinery = sys.modules["_frozen_importlib_external"]
+
+
+def add_user_site():
+    """Puts the user's site, and what it names, where site would have put it: before the system's, and after a virtual environment's."""
+    first = next((i for i, place in enumerate(sys.path) if place in system), len(sys.path))
+    later = sys.path[first:]
+    del sys.path[first:]
+    site.addsitedir(user)
+    sys.path += [place for place in later if place not in sys.path]
+
+
+# Also if it is not there yet, with a finder that sees it come: import x works after
+# pip has installed x. Without a finder the import system would look once and never again.
+if absent := user and user not in sys.path:
+    add_user_site()
+    sys.path_importer_cache[user] = machinery.FileFinder(user, *machinery._get_supported_file_loaders())
+
+# As wire.AheadFD says.
 if ahead := os.environ.pop("BULLPEN_AHEAD", None):
+    machinery.PathFinder.find_spec("no module has this name")  # lists the directories, as any that is not found does
+    if spec := machinery.PathFinder.find_spec("sitecustomize"):
+        code = spec.loader.get_code("sitecustomize")
     if ahead != "1":
         # The program is for one that is forked from this interpreter.
         forks = {"__builtins__": dict(__builtins__)}  # a copy: the program may change its own
         exec(open(ahead, "rb").read(), forks)
-        forks["fork"]()
     os.write(3, b".")
     told = b""
     while part := os.read(3, 65536):
@@ -28,29 +49,26 @@ if ahead := os.environ.pop("BULLPEN_AHEAD", None):
     os.close(3)
     home, *added = told.split(b"\0")[:-1]
     os.chdir(home)
-    env = dict(os.environb)
-    for name in env:
-        del os.environb[name]
-    env.update(variable.split(b"=", 1) for variable in added)
+    env = dict(variable.split(b"=", 1) for variable in added)
+    if not env.keys() <= os.environb.keys():
+        # Anew, in the order in which the environment of a program is handed to it.
+        env = dict(os.environb) | env
+        for name in env.keys() & os.environb.keys():
+            del os.environb[name]
     for name in sorted(env):
         os.environb[name] = env[name]
-
-# Where site would have put it, also if it is not there yet, with a finder that
-# sees it come: import x works after pip has installed x. Without a finder the
-# import system would look once and never again. It is before the system's, and
-# after a virtual environment's.
-user = site.ENABLE_USER_SITE and os.path.abspath(site.USER_SITE)
-if user and user not in sys.path:
-    system = site.getsitepackages(site.PREFIXES[-2:])
-    first = next((i for i, place in enumerate(sys.path) if place in system), len(sys.path))
-    later = sys.path[first:]
-    del sys.path[first:]
-    site.addsitedir(user)
-    sys.path += [place for place in later if place not in sys.path]
-    machinery = sys.modules["_frozen_importlib_external"]
-    sys.path_importer_cache[user] = machinery.FileFinder(user, *machinery._get_supported_file_loaders())
+    if absent and os.path.isdir(user):
+        add_user_site()
+        ahead = None  # there may be one that comes before
 
 # The distribution may have a sitecustomize of its own, which ours hid. If not,
 # site takes the error as a word that there is none.
 del sys.modules["sitecustomize"]
-import sitecustomize
+if not ahead:
+    import sitecustomize
+elif not spec:
+    raise ModuleNotFoundError(name="sitecustomize")
+else:
+    spec.loader.get_code = lambda name: code
+    sys.modules["_frozen_importlib"]._load(spec)
+    del spec.loader.get_code
