@@ -231,10 +231,10 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 		}
 		return w.finish(ctx, lease, Ending{Result: m.failure(), LastSeq: base})
 	}
-	program, err := w.program(job, m)
-	if err != nil {
-		return w.finish(ctx, lease, Ending{Result: proto.Failure(proto.CodeSandboxStart, err.Error()), LastSeq: base})
+	if m.unusable != nil {
+		return w.finish(ctx, lease, Ending{Result: proto.Failure(proto.CodeSandboxStart, m.unusable.Error()), LastSeq: base})
 	}
+	program := m.program
 	events := w.Open(ctx, job.TraceID, lease.Attempt(), base)
 	stdout := newCollector(job.Sandbox.OutputBytes, events.Stream(proto.Stdout))
 	stderr := newCollector(job.Sandbox.OutputBytes, events.Stream(proto.Stderr))
@@ -301,6 +301,8 @@ type made struct {
 	box      *box   // nil where there is not even an image
 	home     Home   // nil where there is no thread
 	file     string // the program's, if it is in the home
+	program  jail.Program
+	unusable error // why there is no program, a sentence for the user
 	err      error
 	homeless bool // err is about the home
 	suspect  bool // err says nothing good of this worker
@@ -379,7 +381,13 @@ func (w *Worker) make(ctx context.Context, job *proto.Job, m *made) (err error) 
 		took := time.Now()
 		m.file, err = furnish(ctx, m.home, job)
 		m.checkOut += time.Since(took)
-		m.homeless = err != nil
+		if err != nil {
+			m.homeless = true
+			return err
+		}
+	}
+	if m.program, m.unusable = w.program(job, m); m.unusable == nil {
+		err = m.box.Load(ctx, m.program)
 	}
 	return err
 }

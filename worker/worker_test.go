@@ -104,8 +104,10 @@ func (b *box) Parent(context.Context, jail.Spec) (jail.Parent, error) {
 func (b *box) Close() error { b.closed = true; return nil }
 
 func (b *box) Bring(context.Context, jail.Home) error { return nil }
-func (b *box) Alive() bool                            { return true }
-func (b *box) Memory() (int64, error)                 { return 1, nil }
+
+func (b *box) Load(context.Context, jail.Program) error { return nil }
+func (b *box) Alive() bool                              { return true }
+func (b *box) Memory() (int64, error)                   { return 1, nil }
 
 func (b *box) Run(ctx context.Context, p jail.Program) (jail.Outcome, error) {
 	b.ran = true

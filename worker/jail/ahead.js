@@ -5,10 +5,14 @@ delete require.cache[__filename];
 if (process.env.BULLPEN_AHEAD) {
   const fs = require('fs');
   fs.writeSync(3, '.');
-  const parts = [], part = Buffer.allocUnsafeSlow(65536);
-  for (let n; (n = fs.readSync(3, part, 0, part.length, null)) > 0;) parts.push(Buffer.from(part.subarray(0, n)));
-  fs.closeSync(3);
-  const [dir, ...added] = Buffer.concat(parts).toString().split('\0').slice(0, -1);
+  const part = Buffer.allocUnsafeSlow(65536);
+  let told = Buffer.alloc(0);
+  while (!told.toString('latin1').endsWith('\0\0')) {
+    const n = fs.readSync(3, part, 0, part.length, null);
+    if (n === 0) process.reallyExit(1);
+    told = Buffer.concat([told, part.subarray(0, n)]);
+  }
+  const [dir, ...added] = told.toString().split('\0').slice(0, -2);
   process.chdir(dir);
   const env = Object.entries(process.env);
   for (const [name] of env) delete process.env[name];
@@ -17,4 +21,6 @@ if (process.env.BULLPEN_AHEAD) {
   for (const [name, value] of env.sort(([a], [b]) => (a < b ? -1 : 1))) {
     if (name !== 'BULLPEN_AHEAD' && name !== 'NODE_OPTIONS') process.env[name] = value;
   }
+  fs.readSync(3, part, 0, 1, null);
+  fs.closeSync(3);
 }

@@ -5,7 +5,8 @@ REPLY=$_
 printf . >&3
 IFS= read -r -d '' -u 3 BASH_ENV
 cd -- "$BASH_ENV"
-while IFS= read -r -d '' -u 3 BASH_ENV; do export -- "$BASH_ENV"; done
+while IFS= read -r -d '' -u 3 BASH_ENV && [[ $BASH_ENV ]]; do export -- "$BASH_ENV"; done
+IFS= read -r -u 3 BASH_ENV
 exec 3>&-
 unset -v BASH_ENV OLDPWD
 declare -x OLDPWD

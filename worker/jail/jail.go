@@ -145,6 +145,11 @@ type Jail interface {
 	// was started for, see Program.Continues. For any other it is killed, and the
 	// program is started as in a jail where nothing waits.
 	Run(ctx context.Context, p Program) (Outcome, error)
+	// Load tells the jail of the program that Run is to run, so that it starts sooner
+	// then: its files are written, and an interpreter that waits for it gets ready.
+	// Nothing of the program runs. It is called once, after Bring, or not at all; of p
+	// all but Timeout, Stdout and Stderr has to be there.
+	Load(ctx context.Context, p Program) error
 	// Bring mounts the home of a jail with Spec.HomeLater, as Prepare would have done
 	// with Spec.Home, once, before Run.
 	Bring(ctx context.Context, h Home) error

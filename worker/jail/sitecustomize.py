@@ -44,10 +44,9 @@ if ahead := os.environ.pop("BULLPEN_AHEAD", None):
         exec(open(ahead, "rb").read(), forks)
     os.write(3, b".")
     told = b""
-    while part := os.read(3, 65536):
-        told += part
-    os.close(3)
-    home, *added = told.split(b"\0")[:-1]
+    while not told.endswith(b"\0\0"):
+        told += os.read(3, 65536) or os._exit(1)
+    home, *added = told.split(b"\0")[:-2]
     os.chdir(home)
     env = dict(variable.split(b"=", 1) for variable in added)
     if not env.keys() <= os.environb.keys():
@@ -57,18 +56,24 @@ if ahead := os.environ.pop("BULLPEN_AHEAD", None):
             del os.environb[name]
     for name in sorted(env):
         os.environb[name] = env[name]
-    if absent and os.path.isdir(user):
-        add_user_site()
-        ahead = None  # there may be one that comes before
 
 # The distribution may have a sitecustomize of its own, which ours hid. If not,
-# site takes the error as a word that there is none.
+# site takes the error as a word that there is none. Nothing of the program's, nor of
+# its home's, may run before the stream has ended.
 del sys.modules["sitecustomize"]
-if not ahead:
-    import sitecustomize
-elif not spec:
-    raise ModuleNotFoundError(name="sitecustomize")
+if ahead and not (absent and os.path.isdir(user)):
+    try:
+        if not spec:
+            raise ModuleNotFoundError(name="sitecustomize")
+        spec.loader.get_code = lambda name: code
+        sys.modules["_frozen_importlib"]._load(spec)
+        del spec.loader.get_code
+    finally:
+        os.read(3, 1)
+        os.close(3)
 else:
-    spec.loader.get_code = lambda name: code
-    sys.modules["_frozen_importlib"]._load(spec)
-    del spec.loader.get_code
+    if ahead:
+        os.read(3, 1)
+        os.close(3)
+        add_user_site()
+    import sitecustomize

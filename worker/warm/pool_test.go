@@ -36,8 +36,8 @@ func (f *fake) Close() error {
 // world counts the jails that there are.
 type world struct {
 	t      *testing.T
-	size   int64         // of each
-	took   time.Duration // to make one
+	size   int64                 // of each
+	took   time.Duration         // to make one
 	broken atomic.Pointer[error] // what making one fails with
 	tries  atomic.Int64
 

@@ -67,6 +67,7 @@ func (a *interpreter) goOn(s wire.StartFrame) (int, *wire.FailedFrame) {
 	for _, v := range s.Env {
 		told = append(append(told, v...), 0)
 	}
+	told = append(told, 0)
 	for len(told) > 0 {
 		// Not a signal when it is dead: this process has no such disposition.
 		n, err := unix.SendmsgN(a.link, told, nil, nil, unix.MSG_NOSIGNAL)
@@ -77,6 +78,9 @@ func (a *interpreter) goOn(s wire.StartFrame) (int, *wire.FailedFrame) {
 			return 0, &wire.FailedFrame{Step: "go on in the interpreter that waits", Errno: errno(err)}
 		}
 		told = told[n:]
+	}
+	if typ, _ := receive(); typ != wire.Begin {
+		unix.Exit(exitFrame)
 	}
 	_ = unix.Close(a.link)
 	return a.pid, nil

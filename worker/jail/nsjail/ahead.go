@@ -52,6 +52,39 @@ func (s *sandbox) awaitWaiting(ctx context.Context) error {
 	return fmt.Errorf("start %s ahead: the init sent an unknown frame %q", p.Argv[0], typ)
 }
 
+// Load tells the interpreter that waits of p; see jail.Jail.
+func (s *sandbox) Load(ctx context.Context, p jail.Program) error {
+	stop := context.AfterFunc(ctx, s.kill)
+	err := s.load(p)
+	if !stop() {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("load a program into a jail: %w", err)
+	}
+	return nil
+}
+
+// load does nothing where no interpreter can go on with p. That the jail is dead is
+// found out by Run.
+func (s *sandbox) load(p jail.Program) error {
+	if s.ahead == nil || s.loaded {
+		return nil
+	}
+	added, ok := p.Continues(s.ahead.program)
+	if !ok {
+		return nil
+	}
+	p.Argv, p.Env = nil, added
+	frame, err := encode(wire.GoOn, p)
+	if err != nil {
+		return err
+	}
+	s.loaded = true
+	_, err = s.conn.Write(frame)
+	return ignoreEnd(err)
+}
+
 // Bring mounts a home; see jail.Jail.
 func (s *sandbox) Bring(ctx context.Context, h jail.Home) error {
 	if !s.spec.HomeLater || s.spec.Home != nil {

@@ -1,15 +1,21 @@
 package nsjail
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
 // aheadSpec is testSpec with an interpreter that is started ahead.
@@ -81,6 +87,89 @@ func TestTheInterpreterThatWaitsRunsTheProgram(t *testing.T) {
 				t.Errorf("what waited has not ended with the program: %v", err)
 			}
 		})
+	}
+}
+
+// A program that is loaded has all that it needs, and runs when it is run and not before: nor does what its home has for python's start.
+func TestALoadedProgramDoesNotRun(t *testing.T) {
+	for command, language := range languages {
+		t.Run(language, func(t *testing.T) {
+			t.Parallel()
+			m := openMaker(t, Config{VolumeDir: diskDir(t)})
+			site := strings.TrimPrefix(userSite(t), "/")
+			th := newThread(t, map[string]string{
+				site + "/sitecustomize.py": "open('/home/baponi/ran', 'w')", site + "/more.pth": "import sys; open('/home/baponi/ran', 'w')\n",
+			})
+			spec := aheadSpec(t, language)
+			spec.HomeLater = true
+			j := prepare(t, m, spec)
+			waits := inJail(t, j, command)
+			if err := j.Bring(t.Context(), th); err != nil {
+				t.Fatal(err)
+			}
+			p := program(t, language, map[string]string{
+				"python": "import os; print(os.environ['A']); open('ran', 'w')",
+				"node":   "console.log(process.env.A); fs = require('fs'); fs.writeFileSync('ran', '')",
+				"bash":   "echo $A; : > ran",
+			}[language])
+			p.Env = append(p.Env, "A=x y")
+			if err := j.Load(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+			awaitLoaded(t, waits)
+			ran := filepath.Join("/proc", strconv.Itoa(waits), "root/home/baponi/ran")
+			if _, err := os.Stat(ran); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("it has run: %v", err)
+			}
+			runIn(t, j, p).want(t, jail.Exited, "x y")
+			if err := th.save(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := os.Stat(filepath.Join(th.lower, "ran")); err != nil {
+				t.Errorf("it has not run: %v", err)
+			}
+		})
+	}
+}
+
+// awaitLoaded waits until an interpreter is in its program's directory and reads from its descriptor until it may begin.
+func awaitLoaded(t *testing.T, pid int) {
+	t.Helper()
+	proc := filepath.Join("/proc", strconv.Itoa(pid))
+	reads := fmt.Sprintf("%d %#x ", unix.SYS_READ, wire.AheadFD)
+	for begin := time.Now(); ; {
+		dir, err := os.Readlink(proc + "/cwd")
+		call, errCall := os.ReadFile(proc + "/syscall")
+		if dir == "/home/baponi" && strings.HasPrefix(string(call), reads) {
+			return
+		}
+		if err := errors.Join(err, errCall); err != nil || time.Since(begin) > patience {
+			t.Fatalf("it is in %s and does %q: %v", dir, call, err)
+		}
+	}
+}
+
+// What is wrong with a program that was loaded is its outcome, as if it had been run at once.
+func TestAProgramThatCannotBeLoaded(t *testing.T) {
+	m := newMaker(t)
+	j := prepare(t, m, aheadSpec(t, "python"))
+	p := program(t, "python", "print(1)")
+	p.Files = append(p.Files, jail.File{Path: "/etc/passwd/x", Mode: 0o644})
+	if err := j.Load(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	r := runIn(t, j, p)
+	if r.Kind != jail.StartFailed || r.Step != "write /etc/passwd/x" {
+		t.Errorf("%+v", r)
+	}
+	j = prepare(t, m, aheadSpec(t, "python"))
+	gone, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("nobody wants it any more"))
+	if err := j.Load(gone, p); err == nil || !strings.Contains(err.Error(), "nobody wants it any more") {
+		t.Errorf("got %v", err)
+	}
+	if err := j.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

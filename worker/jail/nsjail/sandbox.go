@@ -38,6 +38,7 @@ type sandbox struct {
 	link    *egress.Link // nil where the network is blocked
 	spec    jail.Spec
 	ahead   *interpreter // nil where none waits
+	loaded  bool         // it was told of its program
 	before  cgroup.Usage // what nsjail and the init had used when ready
 	ready   bool         // the init is there and the limits are in force
 	initPID int
@@ -323,19 +324,14 @@ func (r *run) judge(o jail.Outcome, err error) (jail.Outcome, error) {
 // send sends the program to the init, for the interpreter that waits if it can go
 // on with it.
 func (r *run) send() error {
-	if r.ahead != nil {
-		if added, ok := r.program.Continues(r.ahead.program); ok {
-			p := r.program
-			p.Argv, p.Env = nil, added
-			frame, err := encode(wire.GoOn, p)
-			if err != nil {
-				return err
-			}
-			r.collect(r.ahead.outputs)
-			r.ahead = nil
-			_, err = r.conn.Write(frame)
-			return err
-		}
+	if err := r.load(r.program); err != nil {
+		return err
+	}
+	if r.loaded {
+		r.collect(r.ahead.outputs)
+		r.ahead = nil
+		_, err := r.conn.Write(wire.Frame(wire.Begin, nil))
+		return ignoreEnd(err) // there may be something to be read that says why
 	}
 	frame, err := encode(wire.Start, r.program)
 	if err != nil {

@@ -16,8 +16,8 @@
 //	                                          it is.
 //	Waiting                                   the interpreter of Ahead is there.
 //	Started                                   the program's execve succeeded, or the
-//	                                          interpreter that waited has been told
-//	                                          to go on; the worker's clock starts
+//	                                          interpreter that waited has begun
+//	                                          it; the worker's clock starts
 //	                                          here.
 //	Failed   step string, errno u32           the program, or the interpreter of
 //	                                          Ahead, could not be started. The init
@@ -43,8 +43,10 @@
 //	                                          interpreter that waits is killed.
 //	GoOn     as Start                         instead of Start, after Waiting, and
 //	                                          without descriptors: the interpreter
-//	                                          that waits becomes the program. argv is
+//	                                          that waits is told of the program, but
+//	                                          runs none of it. argv is
 //	                                          empty, env what is added to its own.
+//	Begin                                     once, after GoOn: it becomes the program.
 //	Signal   number u32                       sent to the program, if it still runs.
 //	Kill                                      everything in the jail dies, as if
 //	                                          the program had been killed; Exited

@@ -2,7 +2,7 @@ package wire
 
 // Version is what Ready carries; worker and init are built together, so it
 // only guards against a stale binary.
-const Version = 5
+const Version = 6
 
 // Descriptor numbers the init is started with.
 const (
@@ -28,11 +28,11 @@ const (
 const ForkPID = 2
 
 // AheadFD is the descriptor on which an interpreter that was started ahead waits,
-// one end of a stream socket. It writes one byte when it is there. Then it reads,
-// to the end of the stream, strings that each end with a zero byte: the working
+// one end of a stream socket. It writes one byte when it is there. Then it reads
+// strings that each end with a zero byte, of which the last is empty: the working
 // directory, and the environment variables that are added to its own, as
-// NAME=value. It closes the descriptor and goes on as if it had been started there,
-// with these.
+// NAME=value. At the end of the stream it closes the descriptor and goes on as if it
+// had been started there, with these: until then it runs nothing of the program's.
 const AheadFD = 3
 
 // Frame types.
@@ -46,6 +46,7 @@ const (
 	Ahead   byte = 'A'
 	Start   byte = 'S'
 	GoOn    byte = 'O'
+	Begin   byte = 'N'
 	Signal  byte = 'G'
 	Kill    byte = 'K'
 )
