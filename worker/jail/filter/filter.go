@@ -58,44 +58,71 @@ var rules = []rule{ // read only
 	{unix.SYS_PRCTL, unix.BPF_JEQ, unix.PR_SET_SECCOMP, einval},
 }
 
-// program returns the filter. Calls through the 32-bit and the x32 entry kill: they
-// would go round a list of 64-bit numbers. Number -1 is let through, as the kernel
-// knows no such call under any entry.
-func program() ([]unix.SockFilter, error) {
-	arch, ok := map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}[runtime.GOARCH]
-	if !ok {
-		return nil, errors.New("no filter of system calls for " + runtime.GOARCH)
+// program is a filter that is being written. It has its room in itself: the init has
+// nowhere to allocate.
+type program struct {
+	code [64]unix.SockFilter
+	n    int
+}
+
+func (p *program) add(code uint16, k uint32, yes, no uint8) {
+	p.code[p.n] = unix.SockFilter{Code: code, Jt: yes, Jf: no, K: k}
+	p.n++
+}
+
+func (p *program) load(offset uint32) { p.add(reading, offset, 0, 0) }
+
+func (p *program) jump(how uint16, k uint32, yes, no uint8) {
+	p.add(unix.BPF_JMP|how|unix.BPF_K, k, yes, no)
+}
+
+func (p *program) end(action uint32) { p.add(unix.BPF_RET|unix.BPF_K, action, 0, 0) }
+
+// write makes p the filter, and is false where there is none for this machine. Calls
+// through the 32-bit and the x32 entry kill: they would go round a list of 64-bit
+// numbers. Number -1 is let through, as the kernel knows no such call under any entry.
+func (p *program) write() bool {
+	var arch uint32
+	switch runtime.GOARCH {
+	case "amd64":
+		arch = unix.AUDIT_ARCH_X86_64
+	case "arm64":
+		arch = unix.AUDIT_ARCH_AARCH64
+	default:
+		return false
 	}
-	load := func(offset uint32) unix.SockFilter { return unix.SockFilter{Code: reading, K: offset} }
-	jump := func(how uint16, k uint32, yes, no uint8) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_JMP | how | unix.BPF_K, K: k, Jt: yes, Jf: no}
-	}
-	end := func(action uint32) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: action}
-	}
-	p := []unix.SockFilter{
-		load(offsetArch), jump(unix.BPF_JEQ, arch, 1, 0), end(kill),
-		load(offsetNumber), jump(unix.BPF_JEQ, 0xffff_ffff, 0, 1), end(allow),
-		jump(unix.BPF_JGE, x32, 0, 1), end(kill),
-	}
+	p.load(offsetArch)
+	p.jump(unix.BPF_JEQ, arch, 1, 0)
+	p.end(kill)
+	p.load(offsetNumber)
+	p.jump(unix.BPF_JEQ, 0xffff_ffff, 0, 1)
+	p.end(allow)
+	p.jump(unix.BPF_JGE, x32, 0, 1)
+	p.end(kill)
 	for _, r := range rules {
 		if r.value == always {
-			p = append(p, jump(unix.BPF_JEQ, r.number, 0, 1), end(r.action))
+			p.jump(unix.BPF_JEQ, r.number, 0, 1)
+			p.end(r.action)
 			continue
 		}
-		p = append(p, jump(unix.BPF_JEQ, r.number, 0, 4), load(offsetArgument), jump(r.how, r.value, 0, 1), end(r.action), load(offsetNumber))
+		p.jump(unix.BPF_JEQ, r.number, 0, 4)
+		p.load(offsetArgument)
+		p.jump(r.how, r.value, 0, 1)
+		p.end(r.action)
+		p.load(offsetNumber)
 	}
-	return append(p, end(allow)), nil
+	p.end(allow)
+	return true
 }
 
 // Bytes is the filter as it lies in memory for the kernel of this machine.
 func Bytes() ([]byte, error) {
-	p, err := program()
-	if err != nil {
-		return nil, err
+	var p program
+	if !p.write() {
+		return nil, errors.New("no filter of system calls for " + runtime.GOARCH)
 	}
-	b := make([]byte, 0, 8*len(p))
-	for _, i := range p {
+	b := make([]byte, 0, 8*p.n)
+	for _, i := range p.code[:p.n] {
 		b = binary.NativeEndian.AppendUint16(b, i.Code)
 		b = append(b, i.Jt, i.Jf)
 		b = binary.NativeEndian.AppendUint32(b, i.K)
@@ -103,16 +130,14 @@ func Bytes() ([]byte, error) {
 	return b, nil
 }
 
-// Install puts this thread, and what it starts, under the filter.
-func Install() error {
-	p, err := program()
-	if err != nil {
-		return err
+// Install puts this thread, and what it starts, under the filter. It does without the
+// runtime, as all of the init does. The kernel needs CONFIG_SECCOMP_FILTER.
+func Install() unix.Errno {
+	var p program
+	if !p.write() {
+		return unix.ENOSYS
 	}
-	whole := unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]}
-	err = unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&whole)), 0, 0) //nolint:gosec // the kernel reads a struct
-	if err != nil {
-		return errors.New("filter system calls (the kernel needs CONFIG_SECCOMP_FILTER): " + err.Error())
-	}
-	return nil
+	whole := unix.SockFprog{Len: uint16(p.n), Filter: &p.code[0]}
+	_, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&whole)), 0, 0, 0) //nolint:gosec // the kernel reads a struct
+	return errno
 }

@@ -8,91 +8,72 @@ import (
 
 // interpreter is one that was started before its program is known.
 type interpreter struct {
-	pid  int
+	pid  int // 0 where none was
 	link int // our end of what it waits on, see wire.AheadFD
 }
 
 // startAhead starts it and returns when it waits.
-func startAhead(s wire.StartFrame, out []int) *interpreter {
-	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		fail(&wire.FailedFrame{Step: "make a socket", Errno: errno(err)})
+func startAhead(o *order) interpreter {
+	var ends [2]int32
+	if errno := socketpair(&ends); errno != 0 {
+		fail("make a socket", nil, errno)
 	}
-	pid, failed := launch(s, append(out, ends[1]))
-	if failed != nil {
-		fail(failed)
-	}
-	a := &interpreter{pid: pid, link: ends[0]}
+	o.fds[o.n] = ends[1]
+	o.n++
+	a := interpreter{pid: launch(o), link: int(ends[0])}
+	free(o.memory)
 	a.awaitFirst()
 	return a
 }
 
 // awaitFirst returns when it waits.
-func (a *interpreter) awaitFirst() {
+func (a interpreter) awaitFirst() {
 	if a.hears() {
-		unix.Exit(exitOrphan) // the worker has nothing to say yet: it is gone
+		exit(exitOrphan) // the worker has nothing to say yet: it is gone
 	}
 	var b [1]byte
-	if n, err := unix.Read(a.link, b[:]); err != nil || n != 1 {
-		fail(&wire.FailedFrame{Step: "wait in the interpreter", Errno: uint32(unix.ECHILD)})
+	if n, errno := read(a.link, b[:]); errno != 0 || n != 1 {
+		fail("wait in the interpreter", nil, unix.ECHILD)
 	}
-	if send(wire.Frame(wire.Waiting, nil)) != nil {
-		unix.Exit(exitOrphan)
-	}
+	tell(wire.Waiting)
 }
 
 // hears waits until there is something from the worker, or from the interpreter:
 // then it is false. Their ends are something, too.
-func (a *interpreter) hears() bool {
-	from := []unix.PollFd{{Fd: wire.ControlFD, Events: unix.POLLIN}, {Fd: int32(a.link), Events: unix.POLLIN}}
-	for {
-		if _, err := unix.Poll(from, -1); err != unix.EINTR {
-			return from[0].Revents != 0
-		}
-	}
+func (a interpreter) hears() bool {
+	from := [...]unix.PollFd{{Fd: wire.ControlFD, Events: unix.POLLIN}, {Fd: int32(a.link), Events: unix.POLLIN}}
+	poll(from[:], true)
+	return from[0].Revents != 0
 }
 
 // await waits for what becomes of the interpreter.
-func (a *interpreter) await() (byte, wire.StartFrame, []int) {
+func (a interpreter) await(o *order) {
 	if !a.hears() {
 		// It has nothing to say any more: it is dead, or as good as that.
-		unix.Exit(exitAhead)
+		exit(exitAhead)
 	}
-	return receiveOrder(outputs)
+	o.receive(outputs)
 }
 
 // goOn makes the interpreter the program.
-func (a *interpreter) goOn(s wire.StartFrame) (int, *wire.FailedFrame) {
-	told := append([]byte(s.Dir), 0)
-	for _, v := range s.Env {
-		told = append(append(told, v...), 0)
+func (a interpreter) goOn(o *order) int {
+	told := o.room[:copy(o.room, o.Dir)]
+	for v := o.Env.Next(); v != nil; v = o.Env.Next() {
+		told = o.room[:len(told)+copy(o.room[len(told):], v)]
 	}
-	told = append(told, 0)
-	for len(told) > 0 {
-		// Not a signal when it is dead: this process has no such disposition.
-		n, err := unix.SendmsgN(a.link, told, nil, nil, unix.MSG_NOSIGNAL)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return 0, &wire.FailedFrame{Step: "go on in the interpreter that waits", Errno: errno(err)}
-		}
-		told = told[n:]
+	told = o.room[:len(told)+1]
+	told[len(told)-1] = 0
+	if errno := sendAll(a.link, told); errno != 0 {
+		fail("go on in the interpreter that waits", nil, errno)
 	}
-	if typ, _ := receive(); typ != wire.Begin {
-		unix.Exit(exitFrame)
-	}
-	_ = unix.Close(a.link)
-	return a.pid, nil
+	awaitBegin()
+	closeFD(a.link)
+	return a.pid
 }
 
 // kill makes room for another process.
-func (a *interpreter) kill() {
-	_ = unix.Close(a.link)
-	_ = unix.Kill(a.pid, unix.SIGKILL)
-	for {
-		if _, err := unix.Wait4(a.pid, nil, 0, nil); err != unix.EINTR {
-			return
-		}
-	}
+func (a interpreter) kill() {
+	closeFD(a.link)
+	_ = kill(a.pid, uint32(unix.SIGKILL))
+	_, _ = wait(a.pid, nil, 0, nil)
 }

@@ -1,100 +1,127 @@
 package main
 
 import (
+	"unsafe"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
 // send writes a whole frame to the worker.
-func send(b []byte) error {
-	for len(b) > 0 {
-		n, err := unix.Write(wire.ControlFD, b)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		b = b[n:]
+func send(b []byte) unix.Errno { return sendAll(wire.ControlFD, b) }
+
+// tell sends a frame that says all with its type.
+func tell(typ byte) {
+	h := wire.Header(typ, 0)
+	if send(h[:]) != 0 {
+		exit(exitOrphan)
 	}
-	return nil
 }
 
-// receive reads one frame, or ends this process: a worker that is gone or out
-// of its mind means the jail dies.
-func receive() (byte, []byte) {
-	var h [wire.HeaderSize]byte
-	fill(h[:])
-	typ, n, ok := wire.ParseHeader(h, wire.MaxToInit)
-	if !ok {
-		unix.Exit(exitFrame)
-	}
-	payload := make([]byte, n)
-	fill(payload)
-	return typ, payload
+// fail tells the worker what could not be done, and ends this process. The object ends
+// with a zero byte, if there is one.
+func fail(verb string, object []byte, errno unix.Errno) {
+	var b [wire.MaxToWorker]byte
+	_ = send(wire.PutFailed(&b, verb, object[:max(len(object)-1, 0)], uint32(errno)))
+	exit(exitOK)
 }
 
-// receiveOrder reads a frame that starts something, and the descriptors that come
-// with its first byte: so many, or none with GoOn.
-func receiveOrder(descriptors int) (byte, wire.StartFrame, []int) {
+// order is a frame that starts something.
+type order struct {
+	wire.Order
+	typ    byte
+	fds    [outputsOrders]int32 // that came with it
+	n      int                  // how many
+	memory []byte               // that it lies in
+	room   []byte               // part of it for whoever carries it out: its strings fit, and pointers to them
+}
+
+// receive reads the frame and the descriptors that come with its first byte: so many,
+// or none with GoOn. Or it ends this process: a worker that is gone or out of its mind
+// means the jail dies.
+func (o *order) receive(descriptors int) {
 	var h [wire.HeaderSize]byte
-	oob := make([]byte, unix.CmsgSpace(descriptors*4))
-	var n, oobn int
-	var err error
-	for {
-		n, oobn, _, _, err = unix.Recvmsg(wire.ControlFD, h[:], oob, unix.MSG_CMSG_CLOEXEC)
-		if err != unix.EINTR {
-			break
-		}
-	}
-	if err != nil || n == 0 {
-		unix.Exit(exitOrphan)
-	}
+	n := o.receiveRights(h[:], descriptors)
 	fill(h[n:])
 	typ, size, ok := wire.ParseHeader(h, wire.MaxToInit)
 	if !ok {
-		unix.Exit(exitFrame)
+		exit(exitFrame)
 	}
-	payload := make([]byte, size)
+	const word = 8
+	at := (size + word - 1) &^ (word - 1)
+	strings := size / 5 // at the most: each has a length and an end
+	memory, errno := allocate(at + (strings+2)*word)
+	if errno != 0 {
+		fail("make room for an order", nil, errno)
+	}
+	payload := memory[:size]
 	fill(payload)
-	s, ok := wire.ParseStart(payload)
-	fds := rights(oob[:oobn])
+	o.typ, o.memory, o.room = typ, memory, memory[at:]
+	o.Order, ok = wire.ParseOrder(payload)
 	switch typ {
 	case wire.GoOn:
-		ok = ok && len(fds) == 0
+		ok = ok && o.n == 0
 	case wire.Ahead, wire.Start:
-		ok = ok && len(fds) == descriptors && len(s.Argv) > 0
+		ok = ok && o.n == descriptors && o.Argv.N > 0
 	default:
 		ok = false
 	}
 	if !ok {
-		unix.Exit(exitFrame)
+		exit(exitFrame)
 	}
-	return typ, s, fds
 }
 
-func rights(oob []byte) []int {
-	msgs, err := unix.ParseSocketControlMessage(oob)
-	if err != nil || len(msgs) != 1 {
-		return nil
+// awaitBegin returns when the program may begin.
+func awaitBegin() {
+	var h [wire.HeaderSize]byte
+	fill(h[:])
+	if typ, n, ok := wire.ParseHeader(h, wire.MaxToInit); !ok || typ != wire.Begin || n != 0 {
+		exit(exitFrame)
 	}
-	fds, err := unix.ParseUnixRights(&msgs[0])
-	if err != nil {
-		return nil
+}
+
+// receiveRights reads the first bytes of a frame, and at most so many descriptors.
+func (o *order) receiveRights(first []byte, most int) int {
+	var oob struct {
+		unix.Cmsghdr
+		fds [outputsOrders + 1]int32 // whole words
 	}
-	return fds
+	v := unix.Iovec{Base: &first[0]}
+	v.SetLen(len(first))
+	m := unix.Msghdr{Iov: &v, Control: (*byte)(unsafe.Pointer(&oob))} //nolint:gosec // the kernel writes a struct
+	m.SetIovlen(1)
+	m.SetControllen(unix.CmsgSpace(most * 4))
+	for {
+		n, errno := recvmsg(wire.ControlFD, &m)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno != 0 || n == 0 {
+			exit(exitOrphan)
+		}
+		o.n = 0
+		if m.Controllen == 0 {
+			return n
+		}
+		o.n = (int(oob.Len) - unix.CmsgLen(0)) / 4
+		if oob.Level != unix.SOL_SOCKET || oob.Type != unix.SCM_RIGHTS || m.Flags&unix.MSG_CTRUNC != 0 || o.n > most {
+			exit(exitFrame)
+		}
+		copy(o.fds[:], oob.fds[:])
+		return n
+	}
 }
 
 // fill reads len(b) bytes from the worker, or ends this process.
 func fill(b []byte) {
 	for len(b) > 0 {
-		n, err := unix.Read(wire.ControlFD, b)
-		if err == unix.EINTR {
+		n, errno := read(wire.ControlFD, b)
+		if errno == unix.EINTR {
 			continue
 		}
-		if err != nil || n == 0 {
-			unix.Exit(exitOrphan)
+		if errno != 0 || n == 0 {
+			exit(exitOrphan)
 		}
 		b = b[n:]
 	}

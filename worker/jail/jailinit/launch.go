@@ -1,128 +1,214 @@
 package main
 
 import (
-	"strings"
-	"syscall"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
-// furnish writes the program's files and looks for its directory. The frame it
-// returns names the step that failed.
-func furnish(s wire.StartFrame) *wire.FailedFrame {
-	for i := range s.Files {
-		if err := writeFile(&s.Files[i], s.UID, s.GID); err != nil {
-			return &wire.FailedFrame{Step: "write " + s.Files[i].Path, Errno: errno(err)}
+// maxPath is room for a name in the longest of the system's directories.
+const maxPath = 512
+
+// mostSignal is the highest number of a signal.
+const mostSignal = 64
+
+// furnish writes the program's files and looks for its directory.
+func furnish(o *order) {
+	files := o.Files
+	for f, ok := files.Next(); ok; f, ok = files.Next() {
+		if errno := writeFile(&f, o.UID, o.GID); errno != 0 {
+			fail("write ", f.Path, errno)
 		}
 	}
-	// Here, because ForkExec does not say whether chdir or execve failed.
-	if err := checkDir(s.Dir, s.UID, s.GID); err != nil {
-		return &wire.FailedFrame{Step: "chdir " + s.Dir, Errno: errno(err)}
+	// Here, because of what fails in launch it is not told whether it was chdir or execve.
+	if errno := checkDir(o); errno != 0 {
+		fail("chdir ", o.Dir, errno)
 	}
-	return nil
 }
 
-// launch starts a process with these descriptors, its stdout and stderr first, and
+// launch starts a process with the order's descriptors, its stdout and stderr first, and
 // closes them here.
-func launch(s wire.StartFrame, out []int) (int, *wire.FailedFrame) {
-	files := []uintptr{0}
-	for _, fd := range out {
-		files = append(files, uintptr(fd))
+func launch(o *order) int {
+	argv := o.Argv
+	name := argv.Next()
+	var room [maxPath]byte
+	path, errno := lookup(name, &room)
+	pid := 0
+	if errno == 0 {
+		pid, errno = spawn(path, o)
 	}
-	path, err := lookup(s.Argv[0])
-	var pid int
-	if err == nil {
-		pid, err = syscall.ForkExec(path, s.Argv, &syscall.ProcAttr{
-			Dir:   s.Dir,
-			Env:   s.Env,
-			Files: files,
-			Sys: &syscall.SysProcAttr{
-				Credential: &syscall.Credential{Uid: s.UID, Gid: s.GID},
-				Setsid:     true,
-			},
-		})
+	for _, fd := range o.fds[:o.n] {
+		closeFD(int(fd))
 	}
-	for _, fd := range out {
-		_ = unix.Close(fd)
+	if errno != 0 {
+		fail("exec ", name, errno)
 	}
-	if err != nil {
-		return 0, &wire.FailedFrame{Step: "exec " + s.Argv[0], Errno: errno(err)}
+	return pid
+}
+
+// spawn returns when the process runs its program, or why it does not.
+func spawn(path *byte, o *order) (int, unix.Errno) {
+	argv := words(o.room)
+	env := argv[point(argv, o.Argv):]
+	point(env, o.Env)
+	var ends [2]int32 // closed by execve
+	if errno := pipe(&ends); errno != 0 {
+		return 0, errno
 	}
-	return pid, nil
+	pid, errno := fork()
+	if pid == 0 && errno == 0 {
+		errno = become(path, &argv[0], &env[0], o)
+		_, _ = write(int(ends[1]), []byte{byte(errno), byte(errno >> 8)})
+		exit(exitConfine)
+	}
+	closeFD(int(ends[1]))
+	var why [2]byte
+	n := 0
+	for again := unix.EINTR; errno == 0 && again == unix.EINTR; {
+		n, again = read(int(ends[0]), why[:])
+	}
+	closeFD(int(ends[0]))
+	if n > 0 {
+		_, _ = wait(pid, nil, 0, nil)
+		errno = unix.Errno(why[0]) | unix.Errno(why[1])<<8
+	}
+	return pid, errno
+}
+
+// point writes pointers to the strings, and a nil pointer, and returns how many that are.
+func point(to []uintptr, strings wire.Strings) int {
+	n := 0
+	for v := strings.Next(); v != nil; v = strings.Next() {
+		to[n] = address(v)
+		n++
+	}
+	to[n] = 0
+	return n + 1
+}
+
+// become makes this process, which is a copy of the init, the program's. It returns only
+// why it could not.
+func become(path *byte, argv, env *uintptr, o *order) unix.Errno {
+	// What is ignored stays ignored over an execve: a worker under nohup does not hand
+	// on its choice.
+	for signal := uintptr(1); signal <= mostSignal; signal++ {
+		setDisposition(signal)
+	}
+	errno := setMask(0)
+	for _, c := range [...][4]uintptr{
+		{unix.SYS_SETSID},
+		{unix.SYS_SETGROUPS},
+		{unix.SYS_SETRESGID, uintptr(o.GID), uintptr(o.GID), uintptr(o.GID)},
+		{unix.SYS_SETRESUID, uintptr(o.UID), uintptr(o.UID), uintptr(o.UID)},
+	} {
+		if errno == 0 {
+			errno = call(c[0], c[1], c[2], c[3])
+		}
+	}
+	if errno == 0 {
+		errno = chdir(&o.Dir[0])
+	}
+	for i, fd := range o.fds[:o.n] {
+		if errno == 0 {
+			// All that the init has opened lies above, see confine.
+			errno = call(unix.SYS_DUP3, uintptr(fd), uintptr(1+i), 0)
+		}
+	}
+	if errno != 0 {
+		return errno
+	}
+	return execve(path, argv, env)
 }
 
 // writeFile makes f and its missing parent directories. A file of the program
 // is written with the program's own rights to files, so that nothing a tenant
 // left behind (a symlink, a mount) is followed with more than those.
-func writeFile(f *wire.File, uid, gid uint32) error {
-	if f.Owner == wire.OwnerProgram {
-		restore := actAs(uid, gid)
-		defer restore()
+func writeFile(f *wire.OrderFile, uid, gid uint32) unix.Errno {
+	if f.Owner != wire.OwnerProgram {
+		return makeFile(f)
 	}
-	if err := makeParents(f.Path); err != nil {
-		return err
+	actAs(uid, gid)
+	errno := makeFile(f)
+	actAsInit()
+	return errno
+}
+
+func makeFile(f *wire.OrderFile) unix.Errno {
+	if errno := makeParents(f.Path); errno != 0 {
+		return errno
 	}
-	fd, err := unix.Open(f.Path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, f.Mode)
-	if err != nil {
-		return err
+	fd, errno := open(&f.Path[0], unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, f.Mode)
+	if errno != 0 {
+		return errno
 	}
-	defer func() { _ = unix.Close(fd) }()
 	for b := f.Content; len(b) > 0; {
-		n, err := unix.Write(fd, b)
-		if err != nil && err != unix.EINTR {
-			return err
+		var n int
+		n, errno = write(fd, b)
+		if errno != 0 && errno != unix.EINTR {
+			break
 		}
 		b = b[max(n, 0):]
 	}
-	return nil
+	closeFD(fd)
+	return errno
 }
 
-func makeParents(path string) error {
+func makeParents(path []byte) unix.Errno {
 	for i := 1; i < len(path); i++ {
 		if path[i] != '/' {
 			continue
 		}
-		if err := unix.Mkdir(path[:i], 0o755); err != nil && err != unix.EEXIST {
-			return err
+		path[i] = 0
+		errno := mkdir(&path[0], 0o755)
+		path[i] = '/'
+		if errno != 0 && errno != unix.EEXIST {
+			return errno
 		}
 	}
-	return nil
+	return 0
 }
 
-// actAs makes this thread touch files as uid and gid until restore is called.
-func actAs(uid, gid uint32) (restore func()) {
-	_ = unix.Setfsgid(int(gid))
-	_ = unix.Setfsuid(int(uid))
-	return func() {
-		_ = unix.Setfsuid(0)
-		_ = unix.Setfsgid(0)
-	}
+// actAs makes this process touch files as uid and gid until actAsInit is called.
+func actAs(uid, gid uint32) {
+	_ = call(unix.SYS_SETFSGID, uintptr(gid), 0, 0)
+	_ = call(unix.SYS_SETFSUID, uintptr(uid), 0, 0)
 }
 
-func checkDir(dir string, uid, gid uint32) error {
-	restore := actAs(uid, gid)
-	defer restore()
-	fd, err := unix.Open(dir+"/.", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	return unix.Close(fd)
+func actAsInit() {
+	_ = call(unix.SYS_SETFSUID, 0, 0, 0)
+	_ = call(unix.SYS_SETFSGID, 0, 0, 0)
 }
 
-// lookup finds a program named without a slash in the system's directories.
-// The program's own PATH is not used: it begins in the home, and what runs a
-// thread's code must not depend on what an earlier run left there.
-func lookup(name string) (string, error) {
-	if strings.IndexByte(name, '/') >= 0 {
-		return name, nil
+func checkDir(o *order) unix.Errno {
+	path := o.room[:copy(o.room, o.Dir)-1]
+	copy(o.room[len(path):], "/.\x00")
+	actAs(o.UID, o.GID)
+	fd, errno := open(&o.room[0], unix.O_PATH|unix.O_DIRECTORY, 0)
+	actAsInit()
+	if errno == 0 {
+		closeFD(fd)
 	}
-	for _, dir := range []string{"/usr/local/bin/", "/usr/bin/", "/bin/"} {
+	return errno
+}
+
+// lookup finds a program named without a slash in the system's directories, and writes
+// where to room. The program's own PATH is not used: it begins in the home, and what
+// runs a thread's code must not depend on what an earlier run left there.
+func lookup(name []byte, room *[maxPath]byte) (*byte, unix.Errno) {
+	if slices.Contains(name, '/') {
+		return &name[0], 0
+	}
+	for _, dir := range [...]string{"/usr/local/bin/", "/usr/bin/", "/bin/"} {
+		n := copy(room[:], dir)
+		if copy(room[n:], name) < len(name) {
+			break
+		}
 		var st unix.Stat_t
-		if unix.Stat(dir+name, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o001 != 0 {
-			return dir + name, nil
+		if stat(&room[0], &st) == 0 && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o001 != 0 {
+			return &room[0], 0
 		}
 	}
-	return "", unix.ENOENT
+	return nil, unix.ENOENT
 }

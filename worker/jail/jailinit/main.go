@@ -12,17 +12,11 @@
 // It is started, by nsjail or from within a parent's jail, with the few capabilities it needs to become the
 // program's uid, to kill, and to empty the bounding set. It runs under the
 // memory limit of the program it serves, and may be the only thing alive when
-// that program has eaten every pid, so after the start it allocates little and
-// needs no new thread.
+// that program has eaten every pid. It is there for each jail anew, so it does without
+// Go's runtime: one thread, no heap, and system calls as they are, see entry_amd64.s.
 package main
 
 import (
-	"errors"
-	"os"
-	"runtime"
-	"syscall"
-	"unsafe"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/worker/jail/filter"
@@ -55,182 +49,181 @@ const softFiles = 1024
 // them for whoever made the jail's user namespace as well, which is one for all jails.
 const mostSignals = 1024
 
+// main is where the runtime begins. The init does not, see entry_amd64.s.
 func main() {
-	// Credentials are per thread on Linux; everything below, and the fork,
-	// happens on this one.
-	runtime.LockOSThread()
-	kind := ""
-	if len(os.Args) > 1 {
-		kind = os.Args[1]
-	}
-	if err := confine(kind == wire.Parent); err != nil {
-		_, _ = unix.Write(2, []byte("jailinit: "+err.Error()+"\n")) // which is nsjail's log, and what the parent's interpreter says
-		unix.Exit(exitConfine)
-	}
-	if send(wire.Frame(wire.Ready, []byte{wire.Version})) != nil {
-		unix.Exit(exitOrphan)
-	}
-	typ, order, out, ahead := first(kind)
-	p := &program{pid: begin(typ, order, out, ahead)}
-	if send(wire.Frame(wire.Started, nil)) != nil {
-		unix.Exit(exitOrphan)
-	}
-	go p.obey()
-	e := p.wait()
-	last := e.Encode()
-	if !alone() {
-		// The clock stops now, however long it takes to kill what is left.
-		_ = send(last)
-		last = nil
-		killRest()
-	}
-	_ = send(append(last, wire.Frame(wire.Empty, nil)...))
-	unix.Exit(exitOK)
+	panic("the init has no use for Go's runtime: build it with `make init`, for amd64 or arm64")
 }
 
-// first returns the order to start the program, and the interpreter that waits for
-// it, if one does.
-func first(kind string) (byte, wire.StartFrame, []int, *interpreter) {
-	var ahead *interpreter
+// run is all of the init.
+func run(kind string) {
+	what, errno := confine(kind == wire.Parent)
+	if errno != 0 {
+		lament(what, errno)
+		exit(exitConfine)
+	}
+	died, errno := deaths()
+	if errno != 0 || died < wire.ControlFD { // one of the first three is not open: it would be taken for the program's
+		lament("make a descriptor", errno)
+		exit(exitConfine)
+	}
+	ready := [...]byte{wire.Version}
+	h := wire.Header(wire.Ready, len(ready))
+	var frame [len(h) + len(ready)]byte
+	copy(frame[copy(frame[:], h[:]):], ready[:])
+	if send(frame[:]) != 0 {
+		exit(exitOrphan)
+	}
+	var o order
+	a := first(kind, &o)
+	p := program{pid: begin(&o, a), died: died}
+	free(o.memory)
+	tell(wire.Started)
+	p.end()
+	exit(exitOK)
+}
+
+// lament says on stderr why this process ends. It is nsjail's log, and what the
+// parent's interpreter says.
+func lament(what string, errno unix.Errno) {
+	var line [128]byte
+	n := copy(line[:], "jailinit: ")
+	n += copy(line[n:], what)
+	n += copy(line[n:], ": errno ")
+	n += putNumber(line[n:], int(errno))
+	n += copy(line[n:], "\n")
+	_, _ = write(2, line[:n])
+}
+
+// putNumber writes a number that is not negative, and returns how long it is.
+func putNumber(b []byte, number int) int {
+	var digits [20]byte
+	i := len(digits)
+	for ok := true; ok; ok = number > 0 {
+		i--
+		digits[i] = byte('0' + number%10)
+		number /= 10
+	}
+	return copy(b, digits[i:])
+}
+
+// first receives the order to start the program, and returns the interpreter that waits
+// for it, if one does.
+func first(kind string, o *order) interpreter {
+	var ahead interpreter
 	switch kind {
 	case wire.Fork:
-		ahead = &interpreter{pid: wire.ForkPID, link: wire.ForkFD}
+		ahead = interpreter{pid: wire.ForkPID, link: wire.ForkFD}
 		ahead.awaitFirst()
 	case wire.Parent:
-		typ, order, fds := receiveOrder(outputsOrders)
-		return typ, order, fds, nil
+		o.receive(outputsOrders)
+		return ahead
 	default:
-		typ, order, out := receiveOrder(outputs)
-		if typ != wire.Ahead {
-			return typ, order, out, nil
+		o.receive(outputs)
+		if o.typ != wire.Ahead {
+			return ahead
 		}
-		ahead = startAhead(order, out)
+		ahead = startAhead(o)
 	}
-	typ, order, out := ahead.await()
-	return typ, order, out, ahead
+	ahead.await(o)
+	return ahead
 }
 
-// begin starts the program, as its own process or in the one that waits, or says
-// why not and ends this process.
-func begin(typ byte, order wire.StartFrame, out []int, ahead *interpreter) (pid int) {
-	failed := furnish(order)
+// begin starts the program, as its own process or in the one that waits.
+func begin(o *order, ahead interpreter) (pid int) {
+	furnish(o)
 	switch {
-	case failed != nil:
-	case typ == wire.GoOn && ahead != nil:
-		pid, failed = ahead.goOn(order)
-	case typ == wire.Start:
-		if ahead != nil {
+	case o.typ == wire.GoOn && ahead.pid != 0:
+		return ahead.goOn(o)
+	case o.typ == wire.Start:
+		if ahead.pid != 0 {
 			ahead.kill()
 		}
-		pid, failed = launch(order, out)
+		return launch(o)
 	default:
-		unix.Exit(exitFrame)
+		exit(exitFrame)
+		return 0
 	}
-	if failed != nil {
-		fail(failed)
-	}
-	return pid
 }
 
-// fail tells the worker what could not be done, and ends this process.
-func fail(f *wire.FailedFrame) {
-	_ = send(f.Encode())
-	unix.Exit(exitOK)
-}
-
-// confine makes this process unreadable for the program, this thread unable to
-// hand on a capability, and both subject to the filter. In a parent's jail it hands
-// on those that map uids, and there is no filter.
-func confine(parent bool) error {
+// confine makes this process unreadable for the program, unable to
+// hand on a capability, and subject to the filter. In a parent's jail it hands
+// on those that map uids, and there is no filter. It returns what it could not do.
+func confine(parent bool) (what string, errno unix.Errno) {
 	// Not dumpable: /proc/1 and pidfd_getfd are closed even to our own uid.
-	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return err
+	if errno := prctl(unix.PR_SET_DUMPABLE, 0); errno != 0 {
+		return "be unreadable", errno
 	}
-	name := []byte("init\x00")
-	if err := unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name[0])), 0, 0, 0); err != nil { //nolint:gosec // the kernel reads a string
-		return err
+	name := [...]byte{'i', 'n', 'i', 't', 0}
+	if errno := setName(&name[0]); errno != 0 {
+		return "be called init", errno
 	}
-	unix.Umask(0o022)
-	for _, fd := range []int{wire.ControlFD, wire.LockFD, wire.ForkFD} {
-		unix.CloseOnExec(fd)
+	_ = call(unix.SYS_UMASK, 0o022, 0, 0)
+	for _, fd := range [...]uintptr{wire.ControlFD, wire.LockFD, wire.ForkFD} {
+		_ = call(unix.SYS_FCNTL, fd, unix.F_SETFD, unix.FD_CLOEXEC)
 	}
-	resetIgnored()
 	var files unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
-		return err
+	if errno := prlimit(unix.RLIMIT_NOFILE, nil, &files); errno != 0 {
+		return "limit open files", errno
 	}
 	files.Cur = min(softFiles, files.Max)
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
-		return err
+	if errno := prlimit(unix.RLIMIT_NOFILE, &files, nil); errno != 0 {
+		return "limit open files", errno
 	}
 	// One byte, not none: a host that pipes core dumps to a program does so at a
 	// limit of 0, and does not at 1 (core(5)). Into a file, neither is enough. The
 	// worker sees to it that 0 is not the most where it matters.
-	if err := lower(unix.RLIMIT_CORE, 1); err != nil {
-		return err
+	if errno := lower(unix.RLIMIT_CORE, 1); errno != 0 {
+		return "limit core dumps", errno
 	}
-	if err := dropInheritable(parent); err != nil || parent { // of a parent all jails have together what it may
-		return err
+	if errno := dropInheritable(parent); errno != 0 {
+		return "give up capabilities", errno
 	}
-	if err := lower(unix.RLIMIT_SIGPENDING, mostSignals); err != nil {
-		return err
+	if parent { // all jails have together what it may
+		return "", 0
 	}
-	return filter.Install()
+	if errno := lower(unix.RLIMIT_SIGPENDING, mostSignals); errno != 0 {
+		return "limit signals", errno
+	}
+	return "filter system calls (the kernel needs CONFIG_SECCOMP_FILTER)", filter.Install()
 }
 
 // lower makes a limit, soft and hard, no more than most.
-func lower(resource int, most uint64) error {
+func lower(resource int, most uint64) unix.Errno {
 	var limit unix.Rlimit
-	if err := unix.Getrlimit(resource, &limit); err != nil {
-		return err
+	if errno := prlimit(resource, nil, &limit); errno != 0 {
+		return errno
 	}
 	limit.Max = min(most, limit.Max)
 	limit.Cur = limit.Max
-	return unix.Setrlimit(resource, &limit)
-}
-
-// resetIgnored gives SIGHUP and SIGINT, the signals the Go runtime leaves
-// ignored, their default back: a worker under nohup does not hand on its choice.
-func resetIgnored() {
-	var act [4]uint64 // handler SIG_DFL, no flags, no restorer, empty mask
-	for _, sig := range []uintptr{1, 2} {
-		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&act[0])), 0, 8, 0, 0) //nolint:gosec // the kernel reads a struct
-	}
+	return prlimit(resource, &limit, nil)
 }
 
 // dropInheritable empties the inheritable, ambient and bounding sets of this
-// thread, the last but for what a parent needs. What it keeps, permitted and
-// effective, dies with setuid in the child.
-func dropInheritable(parent bool) error {
+// process, the last but for what a parent needs. What it keeps, permitted and
+// effective, dies with setresuid in the child.
+func dropInheritable(parent bool) unix.Errno {
 	// nsjail sets no-setuid-fixup; with it the child would keep our capabilities.
-	if err := unix.Prctl(unix.PR_SET_SECUREBITS, 0, 0, 0, 0); err != nil {
-		return err
+	if errno := prctl(unix.PR_SET_SECUREBITS, 0); errno != 0 {
+		return errno
 	}
-	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
-		return err
+	if errno := prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL); errno != 0 {
+		return errno
 	}
 	for c := range uintptr(64) {
 		if parent && (c == unix.CAP_SETUID || c == unix.CAP_SETGID) {
 			continue
 		}
-		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err == unix.EINVAL {
+		if errno := prctl(unix.PR_CAPBSET_DROP, c); errno == unix.EINVAL {
 			break // past the last capability of this kernel
-		} else if err != nil {
-			return err
+		} else if errno != 0 {
+			return errno
 		}
 	}
-	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
-	if err := unix.Capget(&hdr, &data[0]); err != nil {
-		return err
+	if errno := capget(&header, &data); errno != 0 {
+		return errno
 	}
 	data[0].Inheritable, data[1].Inheritable = 0, 0
-	return unix.Capset(&hdr, &data[0])
-}
-
-func errno(err error) uint32 {
-	if e, ok := errors.AsType[syscall.Errno](err); ok {
-		return uint32(e)
-	}
-	return uint32(syscall.EIO)
+	return capset(&header, &data)
 }

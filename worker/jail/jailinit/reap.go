@@ -1,10 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"strconv"
-	"sync"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
@@ -12,63 +8,84 @@ import (
 
 // program is the init's direct child.
 type program struct {
-	pid int
-
-	mu   sync.Mutex
+	pid  int
+	died int  // readable when a child has died
 	dead bool // it has been reaped: its pid may mean another process
 }
 
-// obey carries out the worker's frames until the worker is gone; then this
-// process ends, and with it the jail.
-func (p *program) obey() {
-	for {
-		typ, payload := receive()
-		switch typ {
-		case wire.Signal:
-			n, ok := wire.ParseSignal(payload)
-			if !ok {
-				unix.Exit(exitFrame)
-			}
-			p.signal(unix.Signal(n))
-		case wire.Kill:
-			_ = unix.Kill(-1, unix.SIGKILL)
-		default:
-			unix.Exit(exitFrame)
-		}
+// hear carries out what the worker has said. If there is nothing else to do it blocks
+// until there is, or until a child has died.
+func (p *program) hear(block bool) {
+	from := [...]unix.PollFd{{Fd: wire.ControlFD, Events: unix.POLLIN}, {Fd: int32(p.died), Events: unix.POLLIN}}
+	poll(from[:], block)
+	if from[1].Revents != 0 {
+		var b [128]byte // struct signalfd_siginfo
+		_, _ = read(p.died, b[:])
+	}
+	if from[0].Revents != 0 {
+		p.obey()
 	}
 }
 
-func (p *program) signal(s unix.Signal) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.dead {
-		_ = unix.Kill(p.pid, s)
+// obey carries out a frame of the worker's; when the worker is gone this process ends,
+// and with it the jail. A frame is written at once: nobody waits for its second half.
+func (p *program) obey() {
+	var h [wire.HeaderSize]byte
+	fill(h[:])
+	typ, n, ok := wire.ParseHeader(h, wire.MaxToInit)
+	var b [4]byte
+	switch {
+	case ok && typ == wire.Signal && n == len(b):
+		fill(b[:])
+		signal, _ := wire.ParseSignal(b[:])
+		if !p.dead {
+			_ = kill(p.pid, signal)
+		}
+	case ok && typ == wire.Kill && n == 0:
+		_ = kill(-1, uint32(unix.SIGKILL))
+	default:
+		exit(exitFrame)
 	}
+}
+
+// end returns when the program has ended and nothing but this process is left in the
+// jail, and has told the worker of both.
+func (p *program) end() {
+	var last [wire.ExitedSize + wire.HeaderSize]byte
+	exited := p.wait().Encode()
+	empty := wire.Header(wire.Empty, 0)
+	told := 0
+	copy(last[copy(last[:], exited[:]):], empty[:])
+	if !alone() {
+		// The clock stops now, however long it takes to kill what is left.
+		told = len(exited)
+		_ = send(last[:told])
+		p.killRest()
+	}
+	_ = send(last[told:])
 }
 
 // wait reaps children, orphans among them, until the program itself ends.
 func (p *program) wait() wire.ExitedFrame {
 	for {
-		var info unix.Siginfo
-		// WNOWAIT first, so that the pid is still the program's while the lock
-		// is taken.
-		if err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOWAIT, nil); err == unix.EINTR {
-			continue
-		}
-		bySeccomp := p.killedBySeccomp()
-		p.mu.Lock()
-		var st unix.WaitStatus
-		var ru unix.Rusage
-		pid, err := unix.Wait4(-1, &st, unix.WNOHANG, &ru)
-		if pid == p.pid {
+		d, errno := died()
+		pid := int(d.pid)
+		switch {
+		case errno == unix.ECHILD:
 			p.dead = true
-		}
-		p.mu.Unlock()
-		if err == unix.ECHILD {
 			return wire.ExitedFrame{Signal: int32(unix.SIGKILL)}
-		}
-		if pid == p.pid {
+		case errno != 0 || pid == 0:
+			p.hear(true)
+		case pid == p.pid:
+			bySeccomp := d.killedBySeccomp()
+			var st unix.WaitStatus
+			var ru unix.Rusage
+			_, _ = wait(pid, &st, 0, &ru)
+			p.dead = true
 			return exited(st, &ru, bySeccomp)
+		default:
+			_, _ = wait(pid, nil, 0, nil)
+			p.hear(false) // however many orphans there are
 		}
 	}
 }
@@ -77,21 +94,29 @@ func (p *program) wait() wire.ExitedFrame {
 // system call that a filter kills for, and not of a SIGSYS that somebody sent: the
 // kernel has then marked the thread that made it (mode 3, since Linux 5.17). Of
 // threads only the first is left to ask; a call by another is told as the signal.
-func (p *program) killedBySeccomp() bool {
-	var info unix.Siginfo
-	err := unix.Waitid(unix.P_PID, p.pid, &info, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, nil)
+func (d *death) killedBySeccomp() bool {
 	const killed, dumped = 2, 3 // CLD_KILLED, CLD_DUMPED
-	if err != nil || info.Signo == 0 || (info.Code != killed && info.Code != dumped) {
+	if d.code != killed && d.code != dumped {
 		return false
 	}
-	fd, err := unix.Open("/proc/"+strconv.Itoa(p.pid)+"/status", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
+	var path [len("/proc/") + 20 + len("/status") + 1]byte
+	n := copy(path[:], "/proc/")
+	n += putNumber(path[n:], int(d.pid))
+	copy(path[n:], "/status")
+	fd, errno := open(&path[0], unix.O_RDONLY, 0)
+	if errno != 0 {
 		return false
 	}
-	defer func() { _ = unix.Close(fd) }()
 	var status [4096]byte
-	n, _ := unix.Read(fd, status[:])
-	return bytes.Contains(status[:max(n, 0)], []byte("\nSeccomp:\t3\n"))
+	n, _ = read(fd, status[:])
+	closeFD(fd)
+	const mark = "\nSeccomp:\t3\n"
+	for i := 0; i+len(mark) <= n; i++ {
+		if string(status[i:i+len(mark)]) == mark {
+			return true
+		}
+	}
+	return false
 }
 
 func exited(st unix.WaitStatus, ru *unix.Rusage, bySeccomp bool) wire.ExitedFrame {
@@ -105,18 +130,19 @@ func exited(st unix.WaitStatus, ru *unix.Rusage, bySeccomp bool) wire.ExitedFram
 }
 
 // alone reports whether nothing is left in the jail but this process.
-func alone() bool { return unix.Kill(-1, 0) == unix.ESRCH }
+func alone() bool { return kill(-1, 0) == unix.ESRCH }
 
 // killRest kills everything but this process and returns when it is reaped.
 // kill(-1) goes through all of the namespace under one lock and a process with
 // a pending SIGKILL cannot fork, so it cannot be outrun; it is repeated only
 // for children that a dying parent hands over.
-func killRest() {
+func (p *program) killRest() {
 	for {
-		_ = unix.Kill(-1, unix.SIGKILL)
+		_ = kill(-1, uint32(unix.SIGKILL))
 		for {
-			_, err := unix.Wait4(-1, nil, 0, nil)
-			if err == unix.ECHILD {
+			pid, errno := wait(-1, nil, unix.WNOHANG, nil)
+			p.hear(errno == 0 && pid == 0)
+			if errno == unix.ECHILD {
 				break
 			}
 		}

@@ -117,10 +117,6 @@ func (l layout) config() string {
 	}
 	b.line("seccomp_string: %q", seccompPolicy)
 	b.line("pass_fd: %d pass_fd: %d", wire.ControlFD, wire.LockFD)
-	// The init is a Go program that must work when its control group has neither
-	// memory nor pids left: no collector, and two Ps so that a blocking call never
-	// makes the runtime want another thread.
-	b.line(`envar: "GOGC=off" envar: "GOMAXPROCS=2"`)
 	b.line("exec_bin { path: %q arg0: \"init\" %sexec_fd: true }", selfFD(initFD), arg)
 	return b.String()
 }

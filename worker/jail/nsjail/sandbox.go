@@ -497,5 +497,8 @@ func encode(typ byte, p jail.Program) ([]byte, error) {
 	if len(frame) > wire.MaxToInit {
 		return nil, fmt.Errorf("the program is %d bytes, more than the %d that fit", len(frame), wire.MaxToInit)
 	}
+	if _, ok := wire.ParseOrder(frame[wire.HeaderSize:]); !ok {
+		return nil, errors.New("a name, an argument or a variable of the program has a zero byte")
+	}
 	return frame, nil
 }

@@ -4,12 +4,8 @@ func appendU32(b []byte, v uint32) []byte {
 	return append(b, byte(v), byte(v>>8), byte(v>>16), byte(v>>24))
 }
 
-func appendU64(b []byte, v uint64) []byte {
-	return appendU32(appendU32(b, uint32(v)), uint32(v>>32))
-}
-
 func appendString(b []byte, s string) []byte {
-	return append(appendU32(b, uint32(len(s))), s...)
+	return append(append(appendU32(b, uint32(len(s))), s...), 0)
 }
 
 func appendList(b []byte, l []string) []byte {
@@ -18,6 +14,11 @@ func appendList(b []byte, l []string) []byte {
 		b = appendString(b, s)
 	}
 	return b
+}
+
+func putU32(b []byte, v uint32) {
+	_ = b[3]
+	b[0], b[1], b[2], b[3] = byte(v), byte(v>>8), byte(v>>16), byte(v>>24)
 }
 
 // reader takes values off the front of b; after the first that does not fit,
@@ -58,25 +59,39 @@ func (r *reader) u64() uint64 {
 
 func (r *reader) bytes() []byte { return r.take(int(r.u32())) }
 
-// count reads a list's count; a member takes at least 4 bytes, so a count that
-// cannot fit is refused before anything is allocated for it.
-func (r *reader) count() int {
-	n := int(r.u32())
-	if n > len(r.b)/4 {
-		r.ok = false
-		return 0
+// text is a string with the zero byte that ends it.
+func (r *reader) text() []byte { return r.take(int(r.u32()) + 1) }
+
+// checked is a text with no other zero byte: to the kernel that would be its end.
+func (r *reader) checked() []byte {
+	v := r.text()
+	for i, c := range v {
+		if (c == 0) != (i == len(v)-1) {
+			r.ok = false
+			return nil
+		}
 	}
-	return n
+	return v
 }
 
-func (r *reader) list() []string {
-	n := r.count()
-	if n == 0 {
-		return nil
+func (r *reader) strings() Strings {
+	n := r.u32()
+	all := r.b
+	for i := uint32(0); i < n && r.ok; i++ {
+		r.checked()
 	}
-	l := make([]string, 0, n)
-	for i := 0; i < n && r.ok; i++ {
-		l = append(l, string(r.bytes()))
+	return Strings{N: int(n), rest: reader{b: all[:len(all)-len(r.b)], ok: true}}
+}
+
+func (r *reader) files() Files {
+	n := r.u32()
+	all := r.b
+	for i := uint32(0); i < n && r.ok; i++ {
+		r.file()
 	}
-	return l
+	return Files{rest: reader{b: all[:len(all)-len(r.b)], ok: true}}
+}
+
+func (r *reader) file() OrderFile {
+	return OrderFile{Path: r.checked(), Mode: r.u32(), Owner: r.u8(), Content: r.bytes()}
 }

@@ -1,12 +1,14 @@
 // Package wire is the control protocol between a worker and the init inside a
 // jail: frames over one stream socket, the worker at one end, PID 1 at the
-// other. It imports nothing, because the init has to start fast.
+// other. It imports nothing, and what the init needs of it allocates nothing, because
+// the init has neither time nor a runtime.
 //
 // A frame is a 4-byte little-endian length of what follows, one byte of type,
 // and the payload. Numbers in payloads are little-endian; a string is a 4-byte
-// length and its bytes; a list is a 4-byte count and its members. A frame that
-// is longer than its cap, of an unknown type or not exactly as long as its
-// payload says ends the conversation.
+// length, so many bytes that are not zero, and a zero byte, so that the kernel can be
+// given it as it lies; content is a 4-byte length and its bytes; a list is a 4-byte
+// count and its members. A frame that is longer than its cap, of an unknown type or
+// not exactly as its payload should be ends the conversation.
 //
 // From the init to the worker:
 //
@@ -38,7 +40,7 @@
 //	Start    argv []string, env []string,     once, after Ready, or after Waiting. Two
 //	         dir string, uid u32, gid u32,    descriptors come with its first byte
 //	         files [](path string, mode u32,  (SCM_RIGHTS): the program's stdout and
-//	         owner u8, content string)        stderr. Files are written in order, as
+//	         owner u8, content)               stderr. Files are written in order, as
 //	                                          their owner, and must not exist. An
 //	                                          interpreter that waits is killed.
 //	GoOn     as Start                         instead of Start, after Waiting, and

@@ -69,7 +69,7 @@ const (
 	OwnerInit    byte = 1
 )
 
-// StartFrame is the payload of Ahead, Start and GoOn.
+// StartFrame is the payload of Ahead, Start and GoOn, as the worker makes it.
 type StartFrame struct {
 	Argv, Env []string
 	Dir       string
@@ -80,6 +80,49 @@ type StartFrame struct {
 // File is one file the init writes before the program starts.
 type File struct {
 	Path    string
+	Mode    uint32
+	Owner   byte
+	Content []byte
+}
+
+// Order is the payload of Ahead, Start and GoOn where it lies, for an init that
+// allocates nothing. Strings have the zero byte that ends them.
+type Order struct {
+	Argv, Env Strings
+	Dir       []byte
+	UID, GID  uint32
+	Files     Files
+}
+
+// Strings is a list of N strings that have not been taken.
+type Strings struct {
+	N    int
+	rest reader
+}
+
+// Next takes one; there is none where it is nil.
+func (s *Strings) Next() []byte {
+	if s.N == 0 {
+		return nil
+	}
+	s.N--
+	return s.rest.text()
+}
+
+// Files is a list of files that have not been taken.
+type Files struct{ rest reader }
+
+// Next takes one, if there is one.
+func (f *Files) Next() (OrderFile, bool) {
+	if len(f.rest.b) == 0 {
+		return OrderFile{}, false
+	}
+	return f.rest.file(), true
+}
+
+// OrderFile is a File in an Order.
+type OrderFile struct {
+	Path    []byte
 	Mode    uint32
 	Owner   byte
 	Content []byte
@@ -125,11 +168,11 @@ func Frame(typ byte, payload []byte) []byte {
 func (s *StartFrame) Encode(typ byte) []byte {
 	n := 64
 	for _, f := range s.Files {
-		n += len(f.Content) + len(f.Path) + 16
+		n += len(f.Content) + len(f.Path) + 14
 	}
 	for _, l := range [][]string{s.Argv, s.Env} {
 		for _, v := range l {
-			n += len(v) + 4
+			n += len(v) + 5
 		}
 	}
 	b := make([]byte, HeaderSize, n+HeaderSize+len(s.Dir))
@@ -151,42 +194,51 @@ func (s *StartFrame) Encode(typ byte) []byte {
 	return b
 }
 
-// ParseStart reads the payload of Ahead, Start and GoOn. File contents alias b.
-func ParseStart(b []byte) (StartFrame, bool) {
+// ParseOrder reads the payload of Ahead, Start and GoOn. The Order is in b.
+func ParseOrder(b []byte) (Order, bool) {
 	r := reader{b: b, ok: true}
-	s := StartFrame{Argv: r.list(), Env: r.list(), Dir: string(r.bytes()), UID: r.u32(), GID: r.u32()}
-	n := r.count()
-	for i := 0; i < n && r.ok; i++ {
-		s.Files = append(s.Files, File{Path: string(r.bytes()), Mode: r.u32(), Owner: r.u8(), Content: r.bytes()})
-	}
-	return s, r.ok && len(r.b) == 0
+	o := Order{Argv: r.strings(), Env: r.strings(), Dir: r.checked(), UID: r.u32(), GID: r.u32(), Files: r.files()}
+	return o, r.ok && len(r.b) == 0
 }
 
-// Encode returns the whole Failed frame.
-func (f FailedFrame) Encode() []byte {
-	step := f.Step
-	if len(step) > MaxToWorker/2 {
-		step = step[:MaxToWorker/2]
-	}
-	return Frame(Failed, appendU32(appendString(nil, step), f.Errno))
+// PutFailed writes a whole Failed frame to b, and returns it. Its step is a verb and
+// what that was about, if they are not too long.
+func PutFailed(b *[MaxToWorker]byte, verb string, object []byte, errno uint32) []byte {
+	const step = HeaderSize + 4
+	most := b[:step+MaxToWorker/2]
+	n := step + copy(most[step:], verb)
+	n += copy(most[n:], object)
+	h := Header(Failed, n+1+4-HeaderSize)
+	copy(b[:], h[:])
+	putU32(b[HeaderSize:], uint32(n-step))
+	b[n] = 0
+	putU32(b[n+1:], errno)
+	return b[:n+1+4]
 }
 
 // ParseFailed reads the payload of Failed.
 func ParseFailed(b []byte) (FailedFrame, bool) {
 	r := reader{b: b, ok: true}
-	f := FailedFrame{Step: string(r.bytes()), Errno: r.u32()}
+	step := r.checked()
+	f := FailedFrame{Step: string(step[:max(len(step)-1, 0)]), Errno: r.u32()}
 	return f, r.ok && len(r.b) == 0
 }
 
+// ExitedSize is how long a whole Exited frame is.
+const ExitedSize = HeaderSize + 4 + 4 + 1 + 8
+
 // Encode returns the whole Exited frame.
-func (e ExitedFrame) Encode() []byte {
-	b := appendU32(nil, uint32(e.Code))
-	b = appendU32(b, uint32(e.Signal))
-	seccomp := byte(0)
+func (e ExitedFrame) Encode() (b [ExitedSize]byte) {
+	h := Header(Exited, ExitedSize-HeaderSize)
+	copy(b[:], h[:])
+	putU32(b[5:], uint32(e.Code))
+	putU32(b[9:], uint32(e.Signal))
 	if e.BySeccomp {
-		seccomp = 1
+		b[13] = 1
 	}
-	return Frame(Exited, appendU64(append(b, seccomp), e.MaxRSSKiB))
+	putU32(b[14:], uint32(e.MaxRSSKiB))
+	putU32(b[18:], uint32(e.MaxRSSKiB>>32))
+	return b
 }
 
 // ParseExited reads the payload of Exited.

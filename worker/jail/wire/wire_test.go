@@ -1,15 +1,43 @@
 package wire
 
 import (
+	"bytes"
 	"reflect"
+	"strings"
 	"testing"
 )
 
 func sample() StartFrame {
 	return StartFrame{
-		Argv: []string{"python3", "/home/x/main.py"}, Env: []string{"A=1", "B=\n="}, Dir: "/home/x", UID: 1000, GID: 1001,
+		Argv: []string{"python3", "/home/x/main.py"}, Env: []string{"A=1", "B=\n=", ""}, Dir: "/home/x", UID: 1000, GID: 1001,
 		Files: []File{{Path: "/home/x/main.py", Mode: 0o644, Content: []byte("print()\x00")}, {Path: "/y", Owner: OwnerInit, Content: []byte{}}},
 	}
+}
+
+// frame takes an order to pieces.
+func frame(t *testing.T, o Order) (s StartFrame) {
+	t.Helper()
+	text := func(b []byte) string {
+		if bytes.IndexByte(b, 0) != len(b)-1 {
+			t.Errorf("a string %q", b)
+		}
+		return string(b[:len(b)-1])
+	}
+	list := func(l Strings) (all []string) {
+		n := l.N
+		for b := l.Next(); b != nil; b = l.Next() {
+			all = append(all, text(b))
+		}
+		if len(all) != n || l.N != 0 {
+			t.Errorf("%d strings, not %d", len(all), n)
+		}
+		return all
+	}
+	s = StartFrame{Argv: list(o.Argv), Env: list(o.Env), Dir: text(o.Dir), UID: o.UID, GID: o.GID}
+	for f, ok := o.Files.Next(); ok; f, ok = o.Files.Next() {
+		s.Files = append(s.Files, File{text(f.Path), f.Mode, f.Owner, f.Content})
+	}
+	return s
 }
 
 func TestRoundTrip(t *testing.T) {
@@ -19,23 +47,49 @@ func TestRoundTrip(t *testing.T) {
 	if typ != Start || n != len(b)-HeaderSize || !ok {
 		t.Fatalf("header %c %d %v", typ, n, ok)
 	}
-	if got, ok := ParseStart(b[HeaderSize:]); !ok || !reflect.DeepEqual(got, want) {
+	if o, ok := ParseOrder(b[HeaderSize:]); !ok {
+		t.Error("refused")
+	} else if got := frame(t, o); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v", got)
 	}
-	f := FailedFrame{Step: "exec x", Errno: 2}
-	if got, ok := ParseFailed(f.Encode()[HeaderSize:]); !ok || got != f {
+	var room [MaxToWorker]byte
+	f := PutFailed(&room, "exec ", []byte("x"), 2)
+	if got, ok := parseFailed(t, f); !ok || got != (FailedFrame{"exec x", 2}) {
 		t.Errorf("got %+v", got)
 	}
 	e := ExitedFrame{Code: -1, Signal: 9, BySeccomp: true, MaxRSSKiB: 1 << 40}
-	if got, ok := ParseExited(e.Encode()[HeaderSize:]); !ok || got != e {
+	x := e.Encode()
+	if typ, n, _ := ParseHeader([HeaderSize]byte(x[:]), MaxToWorker); typ != Exited || n != len(x)-HeaderSize {
+		t.Errorf("header %c %d", typ, n)
+	}
+	if got, ok := ParseExited(x[HeaderSize:]); !ok || got != e {
 		t.Errorf("got %+v", got)
 	}
 	if got, ok := ParseSignal(SignalFrame(15)[HeaderSize:]); !ok || got != 15 {
 		t.Errorf("got %d", got)
 	}
-	long := FailedFrame{Step: string(make([]byte, 1<<20))}.Encode()
-	if len(long) > MaxToWorker {
-		t.Errorf("a failed frame of %d bytes", len(long))
+}
+
+func parseFailed(t *testing.T, b []byte) (FailedFrame, bool) {
+	t.Helper()
+	if typ, n, ok := ParseHeader([HeaderSize]byte(b), MaxToWorker); typ != Failed || n != len(b)-HeaderSize || !ok {
+		t.Errorf("header %c %d %v", typ, n, ok)
+	}
+	return ParseFailed(b[HeaderSize:])
+}
+
+// A step is told up to a length.
+func TestFailedIsCutOff(t *testing.T) {
+	long := strings.Repeat("x", MaxToWorker)
+	for _, n := range []int{0, 1, MaxToWorker/2 - 5, MaxToWorker/2 - 4, len(long)} {
+		var room [MaxToWorker]byte
+		want := FailedFrame{("exec " + long[:n])[:min(5+n, MaxToWorker/2)], 7}
+		if got, ok := parseFailed(t, PutFailed(&room, "exec ", []byte(long[:n]), 7)); !ok || got != want {
+			t.Errorf("%d bytes became %+v", n, got)
+		}
+		if got, ok := parseFailed(t, PutFailed(&room, long[:n], nil, 7)); !ok || got.Step != long[:min(n, MaxToWorker/2)] {
+			t.Errorf("%d bytes became %+v", n, got)
+		}
 	}
 }
 
@@ -47,20 +101,80 @@ func TestParseHeaderRefuses(t *testing.T) {
 	}
 }
 
+// A string that the kernel would read otherwise than it is written is refused, and so
+// is what is shorter or longer than it says.
+func TestParseOrderRefuses(t *testing.T) {
+	s := sample()
+	whole := s.Encode(Start)[HeaderSize:]
+	for n := range whole {
+		if _, ok := ParseOrder(whole[:n]); ok {
+			t.Errorf("%d of %d bytes accepted", n, len(whole))
+		}
+	}
+	if _, ok := ParseOrder(append(whole, 0)); ok {
+		t.Error("a byte too many accepted")
+	}
+	for name, change := range map[string]func(s *StartFrame){
+		"argv": func(s *StartFrame) { s.Argv[1] = "a\x00b" },
+		"env":  func(s *StartFrame) { s.Env[0] = "A=1\x00" },
+		"dir":  func(s *StartFrame) { s.Dir = "\x00" },
+		"path": func(s *StartFrame) { s.Files[1].Path = "/x\x00/y" },
+	} {
+		s := sample()
+		change(&s)
+		if _, ok := ParseOrder(s.Encode(Start)[HeaderSize:]); ok {
+			t.Errorf("%s with a zero byte accepted", name)
+		}
+	}
+	s = sample()
+	s.Argv, s.Env = nil, nil
+	unended := s.Encode(Start)[HeaderSize:]
+	unended[4+4+4+len(s.Dir)] = 'x'
+	if _, ok := ParseOrder(unended); ok {
+		t.Error("a string without an end accepted")
+	}
+}
+
+// The init has nowhere to allocate.
+func TestInitsPartAllocatesNothing(t *testing.T) {
+	s := sample()
+	b := s.Encode(Start)[HeaderSize:]
+	var room [MaxToWorker]byte
+	allocated := testing.AllocsPerRun(10, func() {
+		o, ok := ParseOrder(b)
+		for v := o.Env.Next(); v != nil; v = o.Env.Next() {
+			ok = ok && len(v) > 0
+		}
+		for f, more := o.Files.Next(); more; f, more = o.Files.Next() {
+			ok = ok && len(f.Path) > 0
+		}
+		exited := ExitedFrame{Code: 1}.Encode()
+		if f := PutFailed(&room, "write ", o.Dir, 1); !ok || f[4] != Failed || exited[4] != Exited {
+			t.Error("not parsed")
+		}
+	})
+	if allocated != 0 {
+		t.Errorf("%v allocations", allocated)
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	s := sample()
+	var room [MaxToWorker]byte
 	f.Add(s.Encode(Start)[HeaderSize:])
-	f.Add(FailedFrame{Step: "x", Errno: 1}.Encode()[HeaderSize:])
+	f.Add(PutFailed(&room, "x", nil, 1)[HeaderSize:])
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if s, ok := ParseStart(b); ok {
-			if again, ok := ParseStart(s.Encode(Start)[HeaderSize:]); !ok || !reflect.DeepEqual(again, s) {
-				t.Errorf("%+v became %+v", s, again)
+		if o, ok := ParseOrder(b); ok {
+			s := frame(t, o)
+			if again := s.Encode(Start)[HeaderSize:]; !bytes.Equal(again, b) {
+				t.Errorf("%x became %+v, and %x", b, s, again)
 			}
 		}
 		if e, ok := ParseFailed(b); ok && len(e.Step) < 1024 {
-			if again, ok := ParseFailed(e.Encode()[HeaderSize:]); !ok || again != e {
-				t.Errorf("%+v became %+v", e, again)
+			var room [MaxToWorker]byte
+			if again := PutFailed(&room, e.Step, nil, e.Errno)[HeaderSize:]; !bytes.Equal(again, b) {
+				t.Errorf("%x became %+v, and %x", b, e, again)
 			}
 		}
 		ParseExited(b)

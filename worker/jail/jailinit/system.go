@@ -1,0 +1,227 @@
+//nolint:gosec // the kernel is given pointers
+package main
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// System calls as they are. Those of packages unix and syscall copy strings, and tell
+// the runtime that they may take long. Paths here end with a zero byte.
+
+func call(number, a, b, c uintptr) unix.Errno {
+	_, _, errno := unix.RawSyscall(number, a, b, c)
+	return errno
+}
+
+func exit(status int) {
+	for {
+		_ = call(unix.SYS_EXIT_GROUP, uintptr(status), 0, 0)
+	}
+}
+
+func read(fd int, b []byte) (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
+	return int(n), errno
+}
+
+func write(fd int, b []byte) (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
+	return int(n), errno
+}
+
+func closeFD(fd int) { _ = call(unix.SYS_CLOSE, uintptr(fd), 0, 0) }
+
+// sendAll writes all of b to a socket whose other end may be closed.
+func sendAll(fd int, b []byte) unix.Errno {
+	for len(b) > 0 {
+		n, _, errno := unix.RawSyscall6(
+			unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_NOSIGNAL, 0, 0,
+		)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno != 0 {
+			return errno
+		}
+		b = b[n:]
+	}
+	return 0
+}
+
+func recvmsg(fd int, m *unix.Msghdr) (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(m)), unix.MSG_CMSG_CLOEXEC)
+	return int(n), errno
+}
+
+func open(path *byte, flags int, mode uint32) (int, unix.Errno) {
+	at := unix.AT_FDCWD
+	fd, _, errno := unix.RawSyscall6(
+		unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(path)), uintptr(flags|unix.O_CLOEXEC|unix.O_LARGEFILE), uintptr(mode), 0, 0,
+	)
+	return int(fd), errno
+}
+
+func mkdir(path *byte, mode uint32) unix.Errno {
+	at := unix.AT_FDCWD
+	_, _, errno := unix.RawSyscall(unix.SYS_MKDIRAT, uintptr(at), uintptr(unsafe.Pointer(path)), uintptr(mode))
+	return errno
+}
+
+func stat(path *byte, st *unix.Stat_t) unix.Errno {
+	at := unix.AT_FDCWD
+	_, _, errno := unix.RawSyscall6(unix.SYS_NEWFSTATAT, uintptr(at), uintptr(unsafe.Pointer(path)), uintptr(unsafe.Pointer(st)), 0, 0, 0)
+	return errno
+}
+
+func chdir(path *byte) unix.Errno {
+	_, _, errno := unix.RawSyscall(unix.SYS_CHDIR, uintptr(unsafe.Pointer(path)), 0, 0)
+	return errno
+}
+
+func execve(path *byte, argv, env *uintptr) unix.Errno {
+	_, _, errno := unix.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(path)), uintptr(unsafe.Pointer(argv)), uintptr(unsafe.Pointer(env)))
+	return errno
+}
+
+func pipe(ends *[2]int32) unix.Errno {
+	_, _, errno := unix.RawSyscall(unix.SYS_PIPE2, uintptr(unsafe.Pointer(ends)), unix.O_CLOEXEC, 0)
+	return errno
+}
+
+func socketpair(ends *[2]int32) unix.Errno {
+	_, _, errno := unix.RawSyscall6(
+		unix.SYS_SOCKETPAIR, unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0, uintptr(unsafe.Pointer(ends)), 0, 0,
+	)
+	return errno
+}
+
+// fork is 0 in the new process.
+func fork() (int, unix.Errno) {
+	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+	return int(pid), errno
+}
+
+func kill(pid int, signal uint32) unix.Errno {
+	return call(unix.SYS_KILL, uintptr(pid), uintptr(signal), 0)
+}
+
+// wait reaps a child, of any pid if that is -1.
+func wait(pid int, st *unix.WaitStatus, options int, ru *unix.Rusage) (int, unix.Errno) {
+	for {
+		got, _, errno := unix.RawSyscall6(
+			unix.SYS_WAIT4, uintptr(pid), uintptr(unsafe.Pointer(st)), uintptr(options), uintptr(unsafe.Pointer(ru)), 0, 0,
+		)
+		if errno != unix.EINTR {
+			return int(got), errno
+		}
+	}
+}
+
+// death is what waitid(2) tells of a child (siginfo_t).
+type death struct {
+	signal, errno, code, _ int32
+	pid                    int32
+	_                      [128 - 5*4]byte
+}
+
+// died tells of a child that is dead and not reaped; its pid is 0 if none is.
+func died() (death, unix.Errno) {
+	var d death
+	_, _, errno := unix.RawSyscall6(unix.SYS_WAITID, unix.P_ALL, 0, uintptr(unsafe.Pointer(&d)), unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, 0, 0)
+	return d, errno
+}
+
+// poll waits for one of these, or only looks.
+func poll(of []unix.PollFd, block bool) {
+	var now unix.Timespec
+	timeout := &now
+	if block {
+		timeout = nil
+	}
+	for {
+		_, _, errno := unix.RawSyscall6(
+			unix.SYS_PPOLL, uintptr(unsafe.Pointer(unsafe.SliceData(of))), uintptr(len(of)), uintptr(unsafe.Pointer(timeout)), 0, 0, 0,
+		)
+		if errno != unix.EINTR {
+			return
+		}
+	}
+}
+
+// deaths blocks SIGCHLD, and returns a descriptor to read when a child has died.
+func deaths() (int, unix.Errno) {
+	set := uint64(1) << (unix.SIGCHLD - 1)
+	setDisposition(uintptr(unix.SIGCHLD)) // if it were ignored, children would vanish
+	if errno := setMask(set); errno != 0 {
+		return 0, errno
+	}
+	here := -1
+	fd, _, errno := unix.RawSyscall6(
+		unix.SYS_SIGNALFD4, uintptr(here), uintptr(unsafe.Pointer(&set)), unsafe.Sizeof(set), unix.SFD_CLOEXEC|unix.SFD_NONBLOCK, 0, 0,
+	)
+	return int(fd), errno
+}
+
+// setMask makes these the signals that are blocked.
+func setMask(set uint64) unix.Errno {
+	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&set)), 0, unsafe.Sizeof(set), 0, 0)
+	return errno
+}
+
+// setDisposition gives a signal its default back.
+func setDisposition(signal uintptr) {
+	var act [4]uint64 // handler SIG_DFL, no flags, no restorer, empty mask
+	_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, signal, uintptr(unsafe.Pointer(&act)), 0, 8, 0, 0)
+}
+
+func prctl(option int, a uintptr) unix.Errno {
+	_, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, uintptr(option), a, 0, 0, 0, 0)
+	return errno
+}
+
+// setName is how this process is called where processes are listed.
+func setName(name *byte) unix.Errno {
+	_, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(name)), 0, 0, 0, 0)
+	return errno
+}
+
+func prlimit(resource int, set, was *unix.Rlimit) unix.Errno {
+	_, _, errno := unix.RawSyscall6(unix.SYS_PRLIMIT64, 0, uintptr(resource), uintptr(unsafe.Pointer(set)), uintptr(unsafe.Pointer(was)), 0, 0)
+	return errno
+}
+
+func capget(header *unix.CapUserHeader, data *[2]unix.CapUserData) unix.Errno {
+	_, _, errno := unix.RawSyscall(unix.SYS_CAPGET, uintptr(unsafe.Pointer(header)), uintptr(unsafe.Pointer(data)), 0)
+	return errno
+}
+
+func capset(header *unix.CapUserHeader, data *[2]unix.CapUserData) unix.Errno {
+	_, _, errno := unix.RawSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(header)), uintptr(unsafe.Pointer(data)), 0)
+	return errno
+}
+
+// allocate returns so many bytes of memory; they begin at a page.
+func allocate(n int) ([]byte, unix.Errno) {
+	nowhere := -1
+	at, _, errno := unix.RawSyscall6(
+		unix.SYS_MMAP, 0, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, uintptr(nowhere), 0,
+	)
+	if errno != 0 {
+		return nil, errno
+	}
+	return unsafe.Slice(*(**byte)(unsafe.Pointer(&at)), n), 0 // not Go's memory
+}
+
+func free(b []byte) {
+	_, _, _ = unix.RawSyscall(unix.SYS_MUNMAP, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), 0)
+}
+
+// words is b as room for pointers, address the pointer to something that stays where
+// it is.
+func words(b []byte) []uintptr {
+	return unsafe.Slice((*uintptr)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(uintptr(0))))
+}
+
+func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
