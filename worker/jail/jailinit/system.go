@@ -144,8 +144,12 @@ func poll(of []unix.PollFd, block bool) {
 		_, _, errno := unix.RawSyscall6(
 			unix.SYS_PPOLL, uintptr(unsafe.Pointer(unsafe.SliceData(of))), uintptr(len(of)), uintptr(unsafe.Pointer(timeout)), 0, 0, 0,
 		)
-		if errno != unix.EINTR {
+		switch errno {
+		case 0:
 			return
+		case unix.EINTR:
+		default:
+			exit(exitOrphan) // nobody is heard any more
 		}
 	}
 }

@@ -1,0 +1,309 @@
+package nsjail
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os/signal"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/jail/wire"
+)
+
+// An order may be as large as a frame, and have many variables.
+func TestLargeOrder(t *testing.T) {
+	m := newMaker(t)
+	const variables = 3000
+	content := make([]byte, 7<<20)
+	for i := range content {
+		content[i] = byte(i / 7)
+	}
+	code := `import os
+def value(i): return str(i) * (i % 20)
+print(all(os.environ["V%d" % i] == value(i) for i in range(3000)), len(os.environ["LARGE"]), os.getcwd())
+with open("/tmp/d/large", "rb") as f: content = f.read()
+print(len(content), all(content[i] == i // 7 % 256 for i in range(0, len(content), 1001)), oct(os.stat("/tmp/d").st_mode), oct(os.stat("/tmp/d/large").st_mode))`
+	p := program(t, "python", code)
+	p.Files = append(p.Files, jail.File{Path: "/tmp/d/large", Mode: 0o640, Content: content})
+	p.Env = append(p.Env, "LARGE="+strings.Repeat("x", 64<<10))
+	for i := range variables {
+		p.Env = append(p.Env, fmt.Sprintf("V%d=%s", i, strings.Repeat(strconv.Itoa(i), i%20)))
+	}
+	for _, mode := range modes {
+		startBy(m, mode)
+		runProgram(t, m, testSpec(), p).want(t, jail.Exited, fmt.Sprintf("True 65536 %s\n%d True 0o40755 0o100640", DefaultHome, len(content)))
+	}
+}
+
+// A string that the kernel would take for a shorter one is not sent.
+func TestZeroBytes(t *testing.T) {
+	m := newMaker(t)
+	for name, change := range map[string]func(p *jail.Program){
+		"argument":  func(p *jail.Program) { p.Argv = append(p.Argv, "a\x00b") },
+		"variable":  func(p *jail.Program) { p.Env = append(p.Env, "A=1\x00B=2") },
+		"directory": func(p *jail.Program) { p.Dir = "/\x00" },
+		"file":      func(p *jail.Program) { p.Files[0].Path += "\x00" },
+	} {
+		p := program(t, "python", "print(1)")
+		change(&p)
+		if _, err := prepare(t, m, testSpec()).Run(t.Context(), p); err == nil || !strings.Contains(err.Error(), "zero byte") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A program begins with no signal ignored and none blocked, whatever the worker does with its own.
+func TestSignalsAreNotHandedOn(t *testing.T) {
+	m := newMaker(t)
+	ignored := []syscall.Signal{unix.SIGHUP, unix.SIGUSR1, unix.SIGTSTP, unix.SIGWINCH, 35, 64}
+	for _, s := range ignored {
+		signal.Ignore(s)
+		defer signal.Reset(s)
+	}
+	p := jail.Program{Argv: []string{"grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"}, Dir: "/"}
+	const none = "0000000000000000"
+	runIn(t, prepare(t, m, testSpec()), p).want(t, jail.Exited, "SigBlk:\t"+none+"\nSigIgn:\t"+none)
+}
+
+// What is sent with an order is carried out when the program is there.
+func TestFramesRightBehindAnOrder(t *testing.T) {
+	m := newMaker(t)
+	p := program(t, "python", "import time; time.sleep(600)")
+	for _, mode := range modes {
+		for signal, frame := range map[unix.Signal][]byte{
+			unix.SIGKILL: wire.Frame(wire.Kill, nil),
+			unix.SIGUSR2: wire.SignalFrame(uint32(unix.SIGUSR2)),
+		} {
+			t.Run(mode+"/"+signal.String(), func(t *testing.T) {
+				s := jailBy(t, m, mode)
+				order(t, s, p, frame)
+				expect(t, s, wire.Started)
+				if e, ok := wire.ParseExited(expect(t, s, wire.Exited)); !ok || e.Signal != int32(signal) {
+					t.Errorf("got %+v", e)
+				}
+				expect(t, s, wire.Empty)
+				expectEnd(t, s)
+			})
+		}
+	}
+}
+
+// A worker that says what is not in the protocol, or is gone, ends the jail.
+func TestAWorkerThatIsNotUnderstoodEndsTheJail(t *testing.T) {
+	m := newMaker(t)
+	p := program(t, "python", "import time; time.sleep(600)")
+	again, err := encode(wire.Start, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, frame := range map[string][]byte{
+		"unknown":          wire.Frame('?', nil),
+		"empty":            {0, 0, 0, 0, wire.Kill},
+		"too long":         {0xff, 0xff, 0xff, 0xff, wire.Kill},
+		"another order":    again,
+		"kill with more":   wire.Frame(wire.Kill, []byte{9}),
+		"signal with less": wire.Frame(wire.Signal, []byte{9}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := jailBy(t, m, cold)
+			order(t, s, p, frame)
+			expect(t, s, wire.Started)
+			expectEnd(t, s)
+		})
+	}
+	for _, mode := range modes {
+		t.Run("gone/"+mode, func(t *testing.T) {
+			s := jailBy(t, m, mode)
+			if err := s.conn.CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			expectEnd(t, s)
+		})
+		t.Run("gone behind an order/"+mode, func(t *testing.T) {
+			s := jailBy(t, m, mode)
+			order(t, s, p, nil)
+			if err := s.conn.CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			expect(t, s, wire.Started)
+			expectEnd(t, s)
+		})
+	}
+}
+
+// While the init waits for the end of what a program has left, which the test, that
+// traces it, puts off, it hears the worker.
+func TestTheWorkerIsHeardAtTheEnd(t *testing.T) {
+	m := newMaker(t)
+	for name, frames := range map[string]string{
+		"frames": string(wire.Frame(wire.Kill, nil)) + string(wire.SignalFrame(uint32(unix.SIGKILL))),
+		"gone":   "",
+	} {
+		t.Run(name, func(t *testing.T) {
+			// Forked, so that nobody but the init, such as nsjail, has its end of the socket.
+			s := jailBy(t, m, forked)
+			out := order(t, s, program(t, "python", `
+import os, signal
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))
+if os.fork():
+    print("up")
+while True:
+    signal.pause()`), nil)
+			if up, err := bufio.NewReader(out[0]).ReadString('\n'); up != "up\n" || err != nil {
+				t.Fatal(up, err)
+			}
+			expect(t, s, wire.Started)
+			left := children(t, children(t, s.initPID)[0])[0]
+			runtime.LockOSThread() // one thread traces and waits
+			defer runtime.UnlockOSThread()
+			if err := unix.PtraceSeize(left); err != nil {
+				t.Fatal(err)
+			}
+			reap := func() {
+				if _, err := unix.Wait4(left, nil, unix.WALL, nil); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := send(s, wire.SignalFrame(uint32(unix.SIGUSR1))); err != nil {
+				t.Error(err)
+			}
+			if e, ok := wire.ParseExited(expect(t, s, wire.Exited)); !ok || e.Code != 3 {
+				t.Errorf("got %+v", e)
+			}
+			if frames == "" {
+				if err := s.conn.CloseWrite(); err != nil {
+					t.Error(err)
+				}
+				expectNoFrame(t, s)
+				reap()
+			} else {
+				if err := send(s, []byte(frames)); err != nil {
+					t.Error(err)
+				}
+				reap()
+				expect(t, s, wire.Empty)
+			}
+			expectEnd(t, s)
+		})
+	}
+}
+
+// An init that makes a mistake dies of it, although it is a PID 1, which signals cannot
+// kill. That is our failure, not the program's.
+func TestAnInitThatFaultsDies(t *testing.T) {
+	m := newMaker(t)
+	s := prepare(t, m, testSpec()).(*sandbox)
+	out := newLines()
+	p := program(t, "bash", "echo up; sleep 600")
+	p.Stdout = out
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.Run(t.Context(), p)
+		done <- err
+	}()
+	out.next(t)
+	runtime.LockOSThread() // one thread traces
+	defer runtime.UnlockOSThread()
+	if err := unix.PtraceAttach(s.initPID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Wait4(s.initPID, nil, unix.WALL, nil); err != nil {
+		t.Fatal(err)
+	}
+	var at syscall.PtraceRegs
+	if err := syscall.PtraceGetRegs(s.initPID, &at); err != nil {
+		t.Fatal(err)
+	}
+	at.SetPC(0)
+	if err := errors.Join(syscall.PtraceSetRegs(s.initPID, &at), unix.PtraceDetach(s.initPID)); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err == nil || !strings.Contains(err.Error(), "the init died without a report") {
+		t.Errorf("got %v", err)
+	}
+	if pids := usersOf(t, []int{s.uids.first, s.uids.first + 1}); len(pids) != 0 {
+		t.Errorf("processes left: %q", pids)
+	}
+}
+
+// jailBy is a jail for python by a mode, which is closed with the test.
+func jailBy(t *testing.T, m *Maker, mode string) *sandbox {
+	t.Helper()
+	if mode == forked {
+		return fork(t, parentOf(t, m, testSpec()), testSpec()).(*sandbox)
+	}
+	spec := testSpec()
+	if mode != cold {
+		spec = aheadSpec(t, "python")
+	}
+	j := prepare(t, m, spec)
+	t.Cleanup(func() {
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return j.(*sandbox)
+}
+
+// order sends what starts p, and more with it.
+func order(t *testing.T, s *sandbox, p jail.Program, more []byte) outputs {
+	t.Helper()
+	typ := wire.Start
+	if s.ahead != nil {
+		added, ok := p.Continues(s.ahead.program)
+		if !ok {
+			t.Fatal("the interpreter cannot go on")
+		}
+		typ, p.Argv, p.Env = wire.GoOn, nil, added
+	}
+	frame, err := encode(typ, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	frame = append(frame, more...)
+	if s.ahead != nil {
+		if err := send(s, frame); err != nil {
+			t.Fatal(err)
+		}
+		return s.ahead.outputs // closed with the jail
+	}
+	out, err := s.order(frame)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = out.close() })
+	return out
+}
+
+// expect receives a frame.
+func expect(t *testing.T, s *sandbox, want byte) (payload []byte) {
+	t.Helper()
+	typ, payload, err := s.receive()
+	if typ != want || err != nil {
+		t.Fatalf("got %q, %v, want %q", typ, err, want)
+	}
+	return payload
+}
+
+func expectNoFrame(t *testing.T, s *sandbox) {
+	t.Helper()
+	if typ, _, err := s.receive(); ignoreEnd(err) != nil || err == nil {
+		t.Errorf("got %q, %v", typ, err)
+	}
+}
+
+// expectEnd waits for the end of an init.
+func expectEnd(t *testing.T, s *sandbox) {
+	t.Helper()
+	expectNoFrame(t, s)
+	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(s.initFD), Events: unix.POLLIN}}, int(patience.Milliseconds())); n != 1 || err != nil {
+		t.Errorf("the init is still there: %v", err)
+	}
+}
