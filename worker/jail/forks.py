@@ -190,8 +190,10 @@ others = [c for c in range(int(open("/proc/sys/kernel/cap_last_cap").read()) + 1
 up = ctypes.c_ulong(0x8914), struct.pack("16sh22x", b"lo", 1)  # SIOCSIFFLAGS and IFF_UP
 code = bytes.fromhex(code)
 
+
 class Filter(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
+
 
 filter_ = ctypes.byref(Filter(len(code) // 8, code))
 limits = ctypes.c_ulong * 2
@@ -200,11 +202,13 @@ libc.getrlimit(11, signals)
 signals[:] = [min(1024, signals[1])] * 2  # as jailinit has it
 orders = _socket.socket(fileno=3)
 
+
 def check(result, what=None):
     if result == -1:
         errno = ctypes.get_errno()
         raise OSError(errno, os.strerror(errno), what)
     return result
+
 
 def put(path, text):
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -212,6 +216,7 @@ def put(path, text):
         os.write(fd, text)
     finally:
         os.close(fd)
+
 
 def serve():
     """Makes a process for each order; returns in it. What fails for one order is told, and the next one is served."""
@@ -246,10 +251,6 @@ def serve():
         for fd in open_here:
             os.close(fd)
 
-def become_init(init, *kind):
-    for ignored in (_signal.SIGPIPE, _signal.SIGXFSZ):
-        _signal.signal(ignored, _signal.SIG_DFL)
-    os.execve(init, [b"init", *kind], {})
 
 def split(processes, here, mounts, fds):
     """Makes this process the first of a jail; returns in the second, with its stderr to be."""
@@ -278,19 +279,20 @@ def split(processes, here, mounts, fds):
     if not here:
         os.dup2(control, 3)
         os.dup2(lock, 4)
-        become_init(init)
+        os.execve(init, [b"init"], {})
     theirs, mine = (s.detach() for s in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM))
     if os.fork():
         os.dup2(theirs, 5)
         os.dup2(control, 3)
         os.dup2(lock, 4)
-        become_init(init, b"fork")
+        os.execve(init, [b"init", b"fork"], {})
     os.setsid()
     os.dup2(out, 1)
     os.dup2(mine, 3)
     os.dup2(err, 4)
     os.closerange(5, high[-1] + 1)
     return 4
+
 
 def confine(program):
     """Makes this process what a program is."""
@@ -301,6 +303,7 @@ def confine(program):
     os.setresuid(program, program, program)
     check(prctl(4, 1, 0, 0, 0))  # dumpable, as after an exec
     check(prctl(22, 2, filter_, 0, 0))
+
 
 # One for nothing: where the kernel refuses it, nothing can be forked.
 pid = check(syscall(clone, namespaces, None, None, None, None))

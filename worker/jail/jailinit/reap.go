@@ -28,7 +28,7 @@ func (p *program) hear(block bool) {
 }
 
 // obey carries out a frame of the worker's; when the worker is gone this process ends,
-// and with it the jail. A frame is written at once: nobody waits for its second half.
+// and with it the jail. The worker writes a frame at once, and small ones come whole.
 func (p *program) obey() {
 	var h [wire.HeaderSize]byte
 	fill(h[:])

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"os"
 	"os/signal"
 	"runtime"
 	"strconv"
@@ -62,11 +63,13 @@ func TestZeroBytes(t *testing.T) {
 // A program begins with no signal ignored and none blocked, whatever the worker does with its own.
 func TestSignalsAreNotHandedOn(t *testing.T) {
 	m := newMaker(t)
-	ignored := []syscall.Signal{unix.SIGHUP, unix.SIGUSR1, unix.SIGTSTP, unix.SIGWINCH, 35, 64}
-	for _, s := range ignored {
-		signal.Ignore(s)
-		defer signal.Reset(s)
-	}
+	ignored := []os.Signal{unix.SIGUSR1, unix.SIGTSTP, unix.SIGWINCH, unix.Signal(35), unix.Signal(64)}
+	signal.Ignore(ignored...)
+	defer func() {
+		c := make(chan os.Signal, 1)
+		signal.Notify(c, ignored...) // which alone ends that they are ignored (not so with SIGHUP)
+		signal.Stop(c)
+	}()
 	p := jail.Program{Argv: []string{"grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"}, Dir: "/"}
 	const none = "0000000000000000"
 	runIn(t, prepare(t, m, testSpec()), p).want(t, jail.Exited, "SigBlk:\t"+none+"\nSigIgn:\t"+none)
