@@ -296,7 +296,7 @@ func TestKilledJailLeavesTheHome(t *testing.T) {
 		"cancel":        {code: "echo left > x; echo up; exec sleep 600", timeout: patience, cancel: true, want: jail.Killed},
 		"out of memory": {code: "echo left > x; echo up; x=$(yes | tr -d '\\n')", timeout: patience, want: jail.OutOfMemory},
 		"by itself":     {code: "echo left > x; echo up; kill -9 $$", timeout: patience, want: jail.Signaled},
-		"survivors":     {code: "echo left > x; (setsid sleep 600 > x2 & rm x2); echo up", timeout: patience, want: jail.Exited},
+		"survivors":     {code: "echo left > x; exec 9> x2; rm x2; (setsid sleep 600 >&9 &); echo up", timeout: patience, want: jail.Exited},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -270,14 +270,14 @@ func order(t *testing.T, s *sandbox, p jail.Program, more []byte) outputs {
 	if err != nil {
 		t.Fatal(err)
 	}
-	frame = append(frame, more...)
 	if s.ahead != nil {
+		frame = append(append(frame, wire.Frame(wire.Begin, nil)...), more...)
 		if err := send(s, frame); err != nil {
 			t.Fatal(err)
 		}
 		return s.ahead.outputs // closed with the jail
 	}
-	out, err := s.order(frame)
+	out, err := s.order(append(frame, more...))
 	if err != nil {
 		t.Fatal(err)
 	}
