@@ -39,7 +39,7 @@ s3server: ## build the S3 server that tests of blob stores run against, pinned, 
 .PHONY: test
 test: build s3server ## run all tests, those in the real jail too; as root
 	@command -v $$(go env CC) >/dev/null || { echo "make test: the race detector needs a C compiler: apt-get install gcc libc6-dev" >&2; exit 1; }
-	CGO_ENABLED=1 go test -race -shuffle=on -timeout=14m ./...
+	CGO_ENABLED=1 go test -race -shuffle=on -timeout=20m ./...
 	CGO_ENABLED=1 go test -race -shuffle=on -tags=faults ./proto/fault
 
 .PHONY: test-v2
