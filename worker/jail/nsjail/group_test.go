@@ -101,15 +101,7 @@ func TestAllIsInTheGroup(t *testing.T) {
 	if want := limitFiles(m, spec); fmt.Sprint(found) != fmt.Sprint(want) {
 		t.Errorf("limits before the start %v, want %v", found, want)
 	}
-	out := newLines()
-	p := program(t, "bash", "echo up; sleep 600")
-	p.Stdout = out
-	done := make(chan error, 1)
-	go func() {
-		_, err := s.Run(t.Context(), p)
-		done <- err
-	}()
-	out.next(t)
+	done := runSleeper(t, s)
 	programs := children(t, s.initPID)
 	if len(programs) != 1 {
 		t.Errorf("programs %v", programs)

@@ -154,11 +154,11 @@ func TestTheWorkerIsHeardAtTheEnd(t *testing.T) {
 			s := jailBy(t, m, forked)
 			out := order(t, s, program(t, "python", `
 import os, signal
-signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 if os.fork():
     print("up")
-while True:
-    signal.pause()`), nil)
+signal.sigwait([signal.SIGUSR1])
+os._exit(3)`), nil)
 			if up, err := bufio.NewReader(out[0]).ReadString('\n'); up != "up\n" || err != nil {
 				t.Fatal(up, err)
 			}
@@ -203,15 +203,7 @@ while True:
 func TestAnInitThatFaultsDies(t *testing.T) {
 	m := newMaker(t)
 	s := prepare(t, m, testSpec()).(*sandbox)
-	out := newLines()
-	p := program(t, "bash", "echo up; sleep 600")
-	p.Stdout = out
-	done := make(chan error, 1)
-	go func() {
-		_, err := s.Run(t.Context(), p)
-		done <- err
-	}()
-	out.next(t)
+	done := runSleeper(t, s)
 	runtime.LockOSThread() // one thread traces
 	defer runtime.UnlockOSThread()
 	if err := unix.PtraceAttach(s.initPID); err != nil {

@@ -181,6 +181,22 @@ func (r result) want(tb testing.TB, kind jail.Kind, stdout string) {
 	}
 }
 
+// runSleeper runs a program that does nothing, and returns when it is up, with what
+// becomes of running it.
+func runSleeper(t *testing.T, j jail.Jail) (done <-chan error) {
+	t.Helper()
+	out := newLines()
+	p := program(t, "bash", "echo up; sleep 600")
+	p.Stdout = out
+	ended := make(chan error, 1)
+	go func() {
+		_, err := j.Run(t.Context(), p)
+		ended <- err
+	}()
+	out.next(t)
+	return ended
+}
+
 // lines is a writer that hands over whole lines as they come.
 type lines struct {
 	c    chan string
