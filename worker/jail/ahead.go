@@ -42,6 +42,7 @@ func (s Source) Ahead() (Program, error) {
 		return Program{}, err
 	}
 	p.Files, p.Dir = nil, "/" // the home may come later
+	// The name of what is set for each stays: so the environment need not be made anew to have it in its place.
 	p.Env = append(p.Env, waiting[s.Language]...)
 	return p, nil
 }

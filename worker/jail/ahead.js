@@ -21,6 +21,6 @@ if (process.env.BULLPEN_AHEAD) {
   for (const [name, value] of env.sort(([a], [b]) => (a < b ? -1 : 1))) {
     if (name !== 'BULLPEN_AHEAD' && name !== 'NODE_OPTIONS') process.env[name] = value;
   }
-  fs.readSync(3, part, 0, 1, null);
+  fs.readSync(3, part, 0, 1, null); // to the end of the stream: until then nothing of the program may run
   fs.closeSync(3);
 }

@@ -1,4 +1,4 @@
-# Waits on descriptor 3 for what the script has to find, as wire.AheadFD says, and
+# Waits on descriptor 3 for what the script has to find, and for the end of the stream, as wire.AheadFD says, and
 # leaves nothing of itself, but for what declare -p tells of variables that bash
 # makes when they are used.
 REPLY=$_

@@ -57,11 +57,24 @@ if ahead := os.environ.pop("BULLPEN_AHEAD", None):
     for name in sorted(env):
         os.environb[name] = env[name]
 
+
+def begin():
+    """Returns when the stream has ended: until then nothing of the program's, nor of its home's, may run."""
+    os.read(3, 1)
+    os.close(3)
+
+
+if ahead and absent and os.path.isdir(user):
+    begin()
+    add_user_site()
+    ahead = None  # it may have a sitecustomize that comes before
+
 # The distribution may have a sitecustomize of its own, which ours hid. If not,
-# site takes the error as a word that there is none. Nothing of the program's, nor of
-# its home's, may run before the stream has ended.
+# site takes the error as a word that there is none.
 del sys.modules["sitecustomize"]
-if ahead and not (absent and os.path.isdir(user)):
+if not ahead:
+    import sitecustomize
+else:
     try:
         if not spec:
             raise ModuleNotFoundError(name="sitecustomize")
@@ -69,11 +82,4 @@ if ahead and not (absent and os.path.isdir(user)):
         sys.modules["_frozen_importlib"]._load(spec)
         del spec.loader.get_code
     finally:
-        os.read(3, 1)
-        os.close(3)
-else:
-    if ahead:
-        os.read(3, 1)
-        os.close(3)
-        add_user_site()
-    import sitecustomize
+        begin()

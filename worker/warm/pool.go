@@ -70,7 +70,7 @@ type Pool[J Jail] struct {
 	count  int       // jails that are kept
 	held   int64     // bytes, by them
 	looked time.Time // for jails that are too old, or dead
-	made   time.Time // the last jail, or given up
+	tried  time.Time // to make a jail, the last time
 	busy   int       // programs that run
 
 	closing sync.WaitGroup // of jails that are not kept any more
@@ -216,7 +216,7 @@ func (p *Pool[J]) fill(ctx context.Context, k *kind[J]) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
-	p.made = now
+	p.tried = now
 	switch {
 	case errors.Is(err, ErrGone):
 		p.end(k)
@@ -252,11 +252,14 @@ func (p *Pool[J]) next(now time.Time) (next *kind[J], until time.Duration) {
 			next, most = k, lack
 		}
 	}
-	switch {
-	case next == nil || !p.room(next):
+	if next == nil {
 		return nil, until
-	case p.busy > 0 && len(next.ready) > 0 && now.Before(p.made.Add(aside)):
-		return nil, p.made.Add(aside).Sub(now)
+	}
+	if wait := p.tried.Add(aside).Sub(now); wait > 0 && p.busy > 0 && len(next.ready) > 0 {
+		return nil, wait
+	}
+	if !p.room(next) {
+		return nil, until
 	}
 	return next, until
 }
