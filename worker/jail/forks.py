@@ -276,10 +276,12 @@ def split(processes, here, mounts, fds):
     for c in others:
         check(prctl(24, c, 0, 0, 0))  # out of the bounding set
     check(setrlimit(6, limits(processes, processes)))
+    # Once for the two of them: a filter is compiled for each that asks for one, and all processors stop for it.
+    check(prctl(22, 2, filter_, 0, 0))
     if not here:
         os.dup2(control, 3)
         os.dup2(lock, 4)
-        os.execve(init, [b"init"], {})
+        os.execve(init, [b"init", b"within"], {})
     theirs, mine = (s.detach() for s in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM))
     if os.fork():
         os.dup2(theirs, 5)
@@ -302,7 +304,6 @@ def confine(program):
     os.setresgid(program, program, program)
     os.setresuid(program, program, program)
     check(prctl(4, 1, 0, 0, 0))  # dumpable, as after an exec
-    check(prctl(22, 2, filter_, 0, 0))
 
 
 # One for nothing: where the kernel refuses it, nothing can be forked.

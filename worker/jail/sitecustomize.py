@@ -33,30 +33,6 @@ if absent := user and user not in sys.path:
     add_user_site()
     sys.path_importer_cache[user] = machinery.FileFinder(user, *machinery._get_supported_file_loaders())
 
-# As wire.AheadFD says.
-if ahead := os.environ.pop("BULLPEN_AHEAD", None):
-    machinery.PathFinder.find_spec("no module has this name")  # lists the directories, as any that is not found does
-    if spec := machinery.PathFinder.find_spec("sitecustomize"):
-        code = spec.loader.get_code("sitecustomize")
-    if ahead != "1":
-        # The program is for one that is forked from this interpreter.
-        forks = {"__builtins__": dict(__builtins__)}  # a copy: the program may change its own
-        exec(open(ahead, "rb").read(), forks)
-    os.write(3, b".")
-    told = b""
-    while not told.endswith(b"\0\0"):
-        told += os.read(3, 65536) or os._exit(1)
-    home, *added = told.split(b"\0")[:-2]
-    os.chdir(home)
-    env = dict(variable.split(b"=", 1) for variable in added)
-    if not env.keys() <= os.environb.keys():
-        # Anew, in the order in which the environment of a program is handed to it.
-        env = dict(os.environb) | env
-        for name in env.keys() & os.environb.keys():
-            del os.environb[name]
-    for name in sorted(env):
-        os.environb[name] = env[name]
-
 
 def begin():
     """Returns when the stream has ended: until then nothing of the program's, nor of its home's, may run."""
@@ -64,10 +40,46 @@ def begin():
     os.close(3)
 
 
-if ahead and absent and os.path.isdir(user):
+def skip():
+    """Is in the place of site's search for usercustomize where that would find nothing."""
+    site.execusercustomize = search
+
+
+# As wire.AheadFD says.
+if ahead := os.environ.pop("BULLPEN_AHEAD", None):
+    # Lists the directories, too, as any search does that finds nothing.
+    customized = machinery.PathFinder.find_spec("usercustomize")
+    code = None
+    if spec := machinery.PathFinder.find_spec("sitecustomize"):
+        code = spec.loader.get_code("sitecustomize")
+    if code:
+        module = sys.modules["_frozen_importlib"].module_from_spec(spec)
+    if ahead != "1":
+        # The program is for one that is forked from this interpreter.
+        forks = {"__builtins__": dict(__builtins__)}  # a copy: the program may change its own
+        # What it is compiled from is gone before, and what this and that are compiled to is
+        # kept: else a fork would clear it.
+        kept = sys._getframe().f_code, compile(open(ahead, "rb").read(), ahead, "exec")
+        exec(kept[1], forks)
+    os.write(3, b".")
+    told = b""
+    while not told.endswith(b"\0\0"):
+        told += os.read(3, 4096) or os._exit(1)
+    home, *added = told.split(b"\0")[:-2]
+    os.chdir(home)
+    env = dict(variable.split(b"=", 1) for variable in added)
+    if any(name not in os.environb for name in env):
+        # Anew, in the order in which the environment of a program is handed to it.
+        env = dict(os.environb) | env
+        for name in env.keys() & os.environb.keys():
+            del os.environb[name]
+    for name in sorted(env):
+        os.environb[name] = env[name]
+
+if ahead and absent and os.access(user, os.F_OK):
     begin()
     add_user_site()
-    ahead = None  # it may have a sitecustomize that comes before
+    ahead = None  # it may have modules of these names
 
 # The distribution may have a sitecustomize of its own, which ours hid. If not,
 # site takes the error as a word that there is none.
@@ -75,11 +87,19 @@ del sys.modules["sitecustomize"]
 if not ahead:
     import sitecustomize
 else:
+    if user and not customized:
+        search, site.execusercustomize = site.execusercustomize, skip
     try:
         if not spec:
             raise ModuleNotFoundError(name="sitecustomize")
-        spec.loader.get_code = lambda name: code
-        sys.modules["_frozen_importlib"]._load(spec)
-        del spec.loader.get_code
+        if not code:
+            sys.modules["_frozen_importlib"]._load(spec)
+        else:
+            sys.modules["sitecustomize"] = module
+            try:
+                exec(code, vars(module))
+            except BaseException:
+                sys.modules.pop("sitecustomize", None)
+                raise
     finally:
         begin()

@@ -56,7 +56,7 @@ func main() {
 
 // run is all of the init.
 func run(kind string) {
-	what, errno := confine(kind == wire.Parent)
+	what, errno := confine(kind)
 	if errno != 0 {
 		lament(what, errno)
 		exit(exitConfine)
@@ -147,8 +147,9 @@ func begin(o *order, ahead interpreter) (pid int) {
 
 // confine makes this process unreadable for the program, unable to
 // hand on a capability, and subject to the filter. In a parent's jail it hands
-// on those that map uids, and there is no filter. It returns what it could not do.
-func confine(parent bool) (what string, errno unix.Errno) {
+// on those that map uids, and there is no filter; what is made within is under it
+// already. It returns what it could not do.
+func confine(kind string) (what string, errno unix.Errno) {
 	// Not dumpable: /proc/1 and pidfd_getfd are closed even to our own uid.
 	if errno := prctl(unix.PR_SET_DUMPABLE, 0); errno != 0 {
 		return "be unreadable", errno
@@ -175,14 +176,17 @@ func confine(parent bool) (what string, errno unix.Errno) {
 	if errno := lower(unix.RLIMIT_CORE, 1); errno != 0 {
 		return "limit core dumps", errno
 	}
-	if errno := dropInheritable(parent); errno != 0 {
+	if errno := dropInheritable(kind == wire.Parent); errno != 0 {
 		return "give up capabilities", errno
 	}
-	if parent { // all jails have together what it may
+	if kind == wire.Parent { // all jails have together what it may
 		return "", 0
 	}
 	if errno := lower(unix.RLIMIT_SIGPENDING, mostSignals); errno != 0 {
 		return "limit signals", errno
+	}
+	if kind != "" {
+		return "", 0
 	}
 	return "filter system calls (the kernel needs CONFIG_SECCOMP_FILTER)", filter.Install()
 }

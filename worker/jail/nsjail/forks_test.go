@@ -386,7 +386,7 @@ func TestMemoryOfForks(t *testing.T) {
 	fork(t, p, testSpec()) // so that what all share is there
 	j := fork(t, p, testSpec())
 	for what, of := range map[string]interface{ Memory() (int64, error) }{"a parent": p, "a fork": j} {
-		if n, err := of.Memory(); err != nil || n < 1<<20 || n > 12<<20 {
+		if n, err := of.Memory(); err != nil || n < 1<<18 || n > 12<<20 {
 			t.Errorf("%s: %d KiB, %v", what, n>>10, err)
 		} else {
 			t.Logf("%s: %d KiB", what, n>>10)

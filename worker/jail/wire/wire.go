@@ -20,7 +20,9 @@ const (
 const (
 	// Parent is one that others are forked from.
 	Parent = "parent"
-	// Fork is one where a fork of a parent's interpreter waits already.
+	// Within is one that is made within a parent's jail, and under the filter already.
+	Within = "within"
+	// Fork is one like it, where a fork of the parent's interpreter waits already.
 	Fork = "fork"
 )
 
