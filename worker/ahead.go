@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"runtime"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,7 +28,7 @@ type Warm struct {
 // keepWarm makes jails ahead until ctx ends, or what it returns is called.
 func (w *Worker) keepWarm(ctx context.Context) (stop func()) {
 	memory := w.Warm.Memory / 2 // as much for either
-	w.pool = warm.New[*box](warm.Config{Spare: w.Warm.Spare, Most: w.Warm.Most, Memory: memory, Log: w.Log})
+	w.pool = warm.New[*box](warm.Config{Cores: runtime.GOMAXPROCS(0), Spare: w.Warm.Spare, Most: w.Warm.Most, Memory: memory, Log: w.Log})
 	for _, l := range w.Warm.Languages {
 		k := w.kind(proto.DefaultSandbox(), l, false)
 		w.pool.Expect(k.name(), k.make)

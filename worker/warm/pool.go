@@ -27,8 +27,8 @@ const (
 	look = 15 * time.Second
 	// backoff is the first pause after a jail could not be made, and mostBackoff the longest: it doubles.
 	backoff, mostBackoff = time.Second, 2 * time.Minute
-	// aside is the pause after a jail that was made while programs run and there were others of its kind: a few times what it takes to
-	// make one, so that most of the machine is theirs.
+	// aside is the pause after a jail that was made while programs run on all processors and there were others of its kind: a few times
+	// what it takes to make one, so that most of the machine is theirs.
 	aside = 20 * time.Millisecond
 	// remembered is how long a jail that was lacking has another one kept, and one that is not needed any more is.
 	remembered = 2 * time.Minute
@@ -54,6 +54,7 @@ type Jail interface {
 
 // Config is what a pool must know.
 type Config struct {
+	Cores  int   // processors: the pool stands aside of as many programs, not of fewer
 	Spare  int   // jails of each kind to keep beside those that the rate asks for
 	Most   int   // jails to keep, of all kinds
 	Memory int64 // bytes that all of them may hold
@@ -255,7 +256,7 @@ func (p *Pool[J]) next(now time.Time) (next *kind[J], until time.Duration) {
 	if next == nil {
 		return nil, until
 	}
-	if wait := p.tried.Add(aside).Sub(now); wait > 0 && p.busy > 0 && len(next.ready) > 0 {
+	if wait := p.tried.Add(aside).Sub(now); wait > 0 && p.busy >= p.cfg.Cores && len(next.ready) > 0 {
 		return nil, wait
 	}
 	if !p.room(next) {

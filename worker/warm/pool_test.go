@@ -98,6 +98,9 @@ func run(t *testing.T, cfg warm.Config, w *world, f func(p *warm.Pool[*fake])) {
 			w.took = 10 * time.Millisecond
 		}
 		cfg.Log = slog.New(slog.DiscardHandler)
+		if cfg.Cores == 0 {
+			cfg.Cores = 1
+		}
 		if cfg.Memory == 0 {
 			cfg.Memory = 1 << 40
 		}
@@ -322,17 +325,18 @@ func TestASwarmIsReadyForTheNext(t *testing.T) {
 
 func TestProgramsThatRunHaveTheMachine(t *testing.T) {
 	w := &world{took: time.Millisecond}
-	run(t, warm.Config{Spare: 30, Most: 40}, w, func(p *warm.Pool[*fake]) {
+	run(t, warm.Config{Cores: 2, Spare: 30, Most: 40}, w, func(p *warm.Pool[*fake]) {
 		done := p.Busy()
+		defer p.Busy()()
 		w.take(p, "a")
 		settle(100 * time.Millisecond)
 		if n := w.count("a"); n < 2 || n > 10 {
-			t.Errorf("%d were made in 100 ms while a program ran", n)
+			t.Errorf("%d were made in 100 ms while two programs ran", n)
 		}
 		done()
 		settle(50 * time.Millisecond)
 		if n := w.count("a"); n != 30 {
-			t.Errorf("%d were made when no program ran", n)
+			t.Errorf("%d were made when one processor had no program", n)
 		}
 		defer p.Busy()()
 		for range 30 {
