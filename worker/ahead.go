@@ -1,11 +1,11 @@
 package worker
 
 import (
-	"runtime"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 

@@ -201,6 +201,8 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	// The claim is written while the jail is being made: it must be durable before the program starts, not before its jail does.
 	wanted, giveUp := context.WithCancel(ctx)
 	defer giveUp()
+	ended := sync.OnceFunc(w.pool.Busy())
+	defer ended()
 	preparing := w.prepare(wanted, job)
 	fault.Here(fault.AfterTakeBeforeClaim)
 	running, base, claimErr := lease.Claim(ctx)
@@ -241,9 +243,8 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	program.Stdout, program.Stderr = stdout, stderr
 	began := time.Now()
 	fault.Here(fault.AfterClaimBeforeStart)
-	done := w.pool.Busy()
 	outcome, err := m.box.Run(running, program)
-	done()
+	ended()
 	spent.run = time.Since(began)
 	last, truncated := events.Close()
 	fault.Here(fault.AfterOutputBeforeResult)

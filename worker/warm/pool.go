@@ -27,8 +27,7 @@ const (
 	look = 15 * time.Second
 	// backoff is the first pause after a jail could not be made, and mostBackoff the longest: it doubles.
 	backoff, mostBackoff = time.Second, 2 * time.Minute
-	// aside is the pause after a jail that was made while programs run on all processors and there were others of its kind: a few times
-	// what it takes to make one, so that most of the machine is theirs.
+	// aside is how long programs that run have the machine for themselves: a few times what it takes to make a jail.
 	aside = 20 * time.Millisecond
 	// remembered is how long a jail that was lacking has another one kept, and one that is not needed any more is.
 	remembered = 2 * time.Minute
@@ -54,7 +53,7 @@ type Jail interface {
 
 // Config is what a pool must know.
 type Config struct {
-	Cores  int   // processors: the pool stands aside of as many programs, not of fewer
+	Cores  int   // processors
 	Spare  int   // jails of each kind to keep beside those that the rate asks for
 	Most   int   // jails to keep, of all kinds
 	Memory int64 // bytes that all of them may hold
@@ -131,7 +130,7 @@ func (p *Pool[J]) Take(name string, with func(ctx context.Context) (J, error)) (
 	return none, false
 }
 
-// Busy tells that a program runs, until done is called.
+// Busy tells that a program runs, or is about to, until done is called.
 func (p *Pool[J]) Busy() (done func()) {
 	count := func(n int) {
 		p.mu.Lock()
@@ -256,13 +255,28 @@ func (p *Pool[J]) next(now time.Time) (next *kind[J], until time.Duration) {
 	if next == nil {
 		return nil, until
 	}
-	if wait := p.tried.Add(aside).Sub(now); wait > 0 && p.busy >= p.cfg.Cores && len(next.ready) > 0 {
+	if wait := p.aside(next, most).Sub(now); wait > 0 {
 		return nil, wait
 	}
 	if !p.room(next) {
 		return nil, until
 	}
 	return next, until
+}
+
+// aside is until when programs that run have the machine for themselves, where so many of a kind are lacking: between two jails while
+// they run on all processors, unless none is left, and else from when one was asked for, unless fewer than half are left.
+func (p *Pool[J]) aside(k *kind[J], lack int) time.Time {
+	switch {
+	case p.busy == 0 || len(k.ready) == 0:
+		return time.Time{}
+	case p.busy >= p.cfg.Cores:
+		return p.tried.Add(aside)
+	case len(k.ready) > lack:
+		return k.asked.Last().Add(aside)
+	default:
+		return time.Time{}
+	}
 }
 
 // lookAround gives up jails that are too old, too many, or dead, and kinds that nobody uses.

@@ -350,3 +350,30 @@ func TestProgramsThatRunHaveTheMachine(t *testing.T) {
 		}
 	})
 }
+
+func TestAProgramHasTheMachineWhileThereAreEnough(t *testing.T) {
+	w := &world{took: time.Millisecond}
+	run(t, warm.Config{Cores: 2, Spare: 4, Most: 10}, w, func(p *warm.Pool[*fake]) {
+		ready := func(when string, want int) {
+			t.Helper()
+			settle(10 * time.Millisecond)
+			if n := w.count("a"); n != want {
+				t.Errorf("%s: %d are ready, want %d", when, n, want)
+			}
+		}
+		w.take(p, "a")
+		ready("at first", 4)
+		done := p.Busy()
+		w.take(p, "a")
+		ready("while a program runs", 3)
+		done()
+		ready("after it", 4)
+		defer p.Busy()()
+		for range 3 {
+			w.take(p, "a")
+		}
+		ready("while a program runs, and they have become few", 3)
+		settle(10 * time.Millisecond)
+		ready("while it runs for long", 4)
+	})
+}
