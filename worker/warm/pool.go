@@ -238,41 +238,41 @@ func (p *Pool[J]) fill(ctx context.Context, k *kind[J]) {
 	p.held += size
 }
 
-// next is the kind that lacks most, or how long there may be none. It closes what
-// must not be used any more, and what is in the way of kinds that are asked for more.
+// next is the kind that has the least share of what it should have, of those that there is room for, or how long there may be none. It
+// closes what must not be used any more, and what is in the way of kinds that were asked for later.
 func (p *Pool[J]) next(now time.Time) (next *kind[J], until time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.lookAround(now)
-	until, most := look, 0
+	until = look
+	least := 1.0
 	for _, k := range p.kinds {
-		if wait := k.retryAt.Sub(now); wait > 0 {
+		depth := k.depth(p.cfg.Spare, now)
+		share := float64(len(k.ready)) / float64(max(depth, 1))
+		if share >= least || depth == 0 || !p.fits(k) {
+			continue
+		}
+		if wait := max(k.retryAt.Sub(now), p.aside(k, share).Sub(now)); wait > 0 {
 			until = min(until, wait)
-		} else if lack := k.depth(p.cfg.Spare, now) - len(k.ready); lack > most {
-			next, most = k, lack
+		} else {
+			next, least = k, share
 		}
 	}
-	if next == nil {
-		return nil, until
-	}
-	if wait := p.aside(next, most).Sub(now); wait > 0 {
-		return nil, wait
-	}
-	if !p.room(next) {
-		return nil, until
+	if next != nil {
+		p.makeRoom(next)
 	}
 	return next, until
 }
 
-// aside is until when programs that run have the machine for themselves, where so many of a kind are lacking: between two jails while
-// they run on all processors, unless none is left, and else from when one was asked for, unless fewer than half are left.
-func (p *Pool[J]) aside(k *kind[J], lack int) time.Time {
+// aside is until when programs that run have the machine for themselves, where a kind has such a share of what it should: between two
+// jails while they run on all processors, unless none is left, and else from when one was asked for, unless no more than half are left.
+func (p *Pool[J]) aside(k *kind[J], share float64) time.Time {
 	switch {
 	case p.busy == 0 || len(k.ready) == 0:
 		return time.Time{}
 	case p.busy >= p.cfg.Cores:
 		return p.tried.Add(aside)
-	case len(k.ready) > lack:
+	case share > 0.5:
 		return k.asked.Last().Add(aside)
 	default:
 		return time.Time{}
@@ -323,22 +323,32 @@ func (k *kind[J]) depth(spare int, now time.Time) int {
 	}
 }
 
-// room reports whether there is room for another jail of a kind. If not, it makes
-// some, of one jail of the kind that was not asked for longest, if that is another.
-func (p *Pool[J]) room(k *kind[J]) bool {
-	if p.count < p.cfg.Most && p.held+k.size <= p.cfg.Memory {
-		return true
-	}
-	var other *kind[J]
+// fits reports whether there is room for another jail of a kind, or would be without kinds that were asked for before it.
+func (p *Pool[J]) fits(k *kind[J]) bool {
+	count, held := p.count, p.held
 	for _, o := range p.kinds {
-		if len(o.ready) > 0 && (other == nil || o.asked.Last().Before(other.asked.Last())) {
-			other = o
+		if !o.asked.Last().Before(k.asked.Last()) {
+			continue
+		}
+		count -= len(o.ready)
+		for _, e := range o.ready {
+			held -= e.size
 		}
 	}
-	if other != nil && other.asked.Last().Before(k.asked.Last()) {
+	return count < p.cfg.Most && held+k.size <= p.cfg.Memory
+}
+
+// makeRoom gives jails up of the kinds that were not asked for longest, until there is room for one of a kind that fits.
+func (p *Pool[J]) makeRoom(k *kind[J]) {
+	for p.count >= p.cfg.Most || p.held+k.size > p.cfg.Memory {
+		var other *kind[J]
+		for _, o := range p.kinds {
+			if len(o.ready) > 0 && (other == nil || o.asked.Last().Before(other.asked.Last())) {
+				other = o
+			}
+		}
 		p.drop(other, 1)
 	}
-	return p.count < p.cfg.Most && p.held+k.size <= p.cfg.Memory
 }
 
 // drop gives up the n oldest of a kind.

@@ -377,3 +377,20 @@ func TestAProgramHasTheMachineWhileThereAreEnough(t *testing.T) {
 		ready("while it runs for long", 4)
 	})
 }
+
+func TestASwarmLeavesOthersTheirJails(t *testing.T) {
+	w := &world{took: time.Millisecond}
+	run(t, warm.Config{Spare: 2, Most: 10}, w, func(p *warm.Pool[*fake]) {
+		w.take(p, "a")
+		settle(time.Second)
+		for range 40 { // more than can be kept
+			w.take(p, "a")
+		}
+		settle(time.Second)
+		w.take(p, "b")
+		settle(time.Second)
+		if a, b := w.count("a"), w.count("b"); a != 8 || b != 2 {
+			t.Errorf("%d of the kind many were asked for, and %d of the other one", a, b)
+		}
+	})
+}
