@@ -76,9 +76,10 @@ if ahead := os.environ.pop("BULLPEN_AHEAD", None):
     for name in sorted(env):
         os.environb[name] = env[name]
 
-if ahead and absent and os.access(user, os.F_OK):
+if ahead and user and os.access(user, os.F_OK):
     begin()
-    add_user_site()
+    if absent:
+        add_user_site()
     ahead = None  # it may have modules of these names
 
 # The distribution may have a sitecustomize of its own, which ours hid. If not,
