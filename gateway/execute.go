@@ -31,6 +31,13 @@ type admitted struct {
 	queueDeadline time.Time // when the owner gives up waiting for a worker
 	deadline      time.Time // when there has to be an answer
 	release       func(context.Context) error
+	watch         Watch // from before it was submitted; nil where nobody waits inline, or another request submitted it
+}
+
+func (x *admitted) close() {
+	if x.watch != nil {
+		x.watch.Close()
+	}
 }
 
 func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
@@ -56,6 +63,7 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
 	if err != nil {
 		return err
 	}
+	defer x.close()
 	infoOf(ctx).trace = x.id
 	span.SetAttributes(attribute.String("bullpen.trace_id", string(x.id)))
 	w.Header().Set("X-Trace-Id", string(x.id))
@@ -194,9 +202,21 @@ func (e *notTakenError) Error() string { return e.err.Error() }
 func (e *notTakenError) Unwrap() error { return e.err }
 
 // submit locks the thread of the job and hands the job over. Whoever submits owns the execution.
-func (s *Server) submit(ctx context.Context, job *proto.Job) (*admitted, error) {
+func (s *Server) submit(ctx context.Context, job *proto.Job) (_ *admitted, err error) {
 	x := s.follow(job, job.TraceID)
 	x.owner = true
+	if job.Mode == proto.ModeInline {
+		watch, err := s.Jobs.Watch(x.id)
+		if err != nil {
+			return nil, &notTakenError{err}
+		}
+		x.watch = watch
+	}
+	defer func() {
+		if err != nil {
+			x.close()
+		}
+	}()
 	store, cancel := detached(ctx)
 	defer cancel()
 	if err := s.lock(store, job); err != nil {
@@ -205,7 +225,7 @@ func (s *Server) submit(ctx context.Context, job *proto.Job) (*admitted, error) 
 		}
 		return nil, &notTakenError{err}
 	}
-	err := s.Jobs.Submit(store, job)
+	err = s.Jobs.Submit(store, job)
 	if err == nil {
 		fault.Here(fault.AfterAcceptBeforeAnswer)
 		return x, nil
@@ -284,7 +304,7 @@ func (s *Server) answerInline(ctx context.Context, w http.ResponseWriter, x *adm
 // await waits for the end of an execution, but in the queue only as long as its owner may.
 func (s *Server) await(ctx context.Context, x *admitted) (*proto.Record, error) {
 	if x.owner {
-		record, err := s.waitUntil(ctx, x.id, x.queueDeadline)
+		record, err := s.waitUntil(ctx, x.id, x.watch, x.queueDeadline)
 		switch {
 		case err == nil:
 			return record, nil
@@ -301,7 +321,7 @@ func (s *Server) await(ctx context.Context, x *admitted) (*proto.Record, error) 
 			s.Log.WarnContext(ctx, "withdraw after the wait for a worker", "trace_id", x.id, "error", err)
 		}
 	}
-	return s.waitUntil(ctx, x.id, x.deadline)
+	return s.waitUntil(ctx, x.id, x.watch, x.deadline)
 }
 
 func (s *Server) queueWaitOver() string {
@@ -320,11 +340,16 @@ func (s *Server) clientGone(ctx context.Context, x *admitted) error {
 	return errors.Join(ctx.Err(), err)
 }
 
-// waitUntil waits for the end of an execution. Its error is errNoAnswerInTime at the deadline, and when this server leaves.
-func (s *Server) waitUntil(ctx context.Context, id proto.TraceID, deadline time.Time) (*proto.Record, error) {
+// waitUntil waits for the end of an execution, with watch where there is one. Its error is errNoAnswerInTime at the deadline, and when this
+// server leaves.
+func (s *Server) waitUntil(ctx context.Context, id proto.TraceID, watch Watch, deadline time.Time) (record *proto.Record, err error) {
 	limited, cancel := s.until(ctx, deadline)
 	defer cancel()
-	record, err := s.Jobs.Wait(limited, id)
+	if watch != nil {
+		record, err = watch.Wait(limited)
+	} else {
+		record, err = s.Jobs.Wait(limited, id)
+	}
 	switch {
 	case err == nil:
 		return record, nil

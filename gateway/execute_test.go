@@ -232,6 +232,10 @@ func (deaf) Wait(context.Context, proto.TraceID) (*proto.Record, error) {
 	return nil, context.DeadlineExceeded
 }
 
+func (q deaf) Watch(id proto.TraceID) (Watch, error) {
+	return watch(func(ctx context.Context) (*proto.Record, error) { return q.Wait(ctx, id) }), nil
+}
+
 func TestPlans(t *testing.T) {
 	h := newHarness(t)
 	h.key = h.stub.addKey("acme", "free", proto.RightsExecute)

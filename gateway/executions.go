@@ -51,7 +51,7 @@ func (s *Server) getExecution(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if wait > 0 && !record.Status.Terminal() {
-		ended, err := s.waitUntil(r.Context(), record.TraceID, time.Now().Add(time.Duration(wait)*time.Second))
+		ended, err := s.waitUntil(r.Context(), record.TraceID, nil, time.Now().Add(time.Duration(wait)*time.Second))
 		if errors.Is(err, errNoAnswerInTime) {
 			ended, err = s.Jobs.Lookup(r.Context(), record.TraceID)
 		}

@@ -17,6 +17,8 @@ type Jobs interface {
 	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
 	// Wait blocks until the execution has ended. When ctx ends first, it gives the error of ctx.
 	Wait(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	// Watch begins to listen for the end of an execution that is to be submitted next, so that nothing has to be read to wait for it.
+	Watch(id proto.TraceID) (Watch, error)
 	// Withdraw ends an execution that has not started with the result r. It gives the record as it is afterwards, which
 	// says running or another end where Withdraw came too late.
 	Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error)
@@ -24,6 +26,14 @@ type Jobs interface {
 	Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error)
 	// Stats gives the state of the queue.
 	Stats(ctx context.Context) (proto.QueueStats, error)
+}
+
+// Watch listens for the end of one execution.
+type Watch interface {
+	// Wait blocks until the execution has ended. When ctx ends first, it gives the error of ctx, and may be called again.
+	Wait(ctx context.Context) (*proto.Record, error)
+	// Close frees what the watch holds.
+	Close()
 }
 
 // Events gives the output of executions, from their start and live.

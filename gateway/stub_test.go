@@ -155,6 +155,16 @@ func (q *stub) Wait(ctx context.Context, id proto.TraceID) (*proto.Record, error
 	}
 }
 
+func (q *stub) Watch(id proto.TraceID) (Watch, error) {
+	return watch(func(ctx context.Context) (*proto.Record, error) { return q.Wait(ctx, id) }), nil
+}
+
+type watch func(ctx context.Context) (*proto.Record, error)
+
+func (w watch) Wait(ctx context.Context) (*proto.Record, error) { return w(ctx) }
+
+func (watch) Close() {}
+
 func (q *stub) Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error) {
 	if _, _, err := q.look(id); err != nil {
 		return nil, err

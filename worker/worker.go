@@ -201,8 +201,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	// The claim is written while the jail is being made: it must be durable before the program starts, not before its jail does.
 	wanted, giveUp := context.WithCancel(ctx)
 	defer giveUp()
-	ended := sync.OnceFunc(w.pool.Busy())
-	defer ended()
+	defer w.pool.Busy()()
 	preparing := w.prepare(wanted, job)
 	fault.Here(fault.AfterTakeBeforeClaim)
 	running, base, claimErr := lease.Claim(ctx)
@@ -244,7 +243,6 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	began := time.Now()
 	fault.Here(fault.AfterClaimBeforeStart)
 	outcome, err := m.box.Run(running, program)
-	ended()
 	spent.run = time.Since(began)
 	last, truncated := events.Close()
 	fault.Here(fault.AfterOutputBeforeResult)

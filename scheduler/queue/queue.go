@@ -164,29 +164,67 @@ func (q *Queue) record(ctx context.Context, id proto.TraceID) (*proto.Record, ui
 
 // Wait returns the terminal record of an execution when there is one. When ctx ends first the error is ctx's.
 func (q *Queue) Wait(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
-	notices := make(chan *nats.Msg, 4)
-	sub, err := q.Set.Conn.ChanSubscribe(stream.Done(id), notices)
+	w, err := q.Watch(id)
 	if err != nil {
+		return nil, err
+	}
+	defer w.Close()
+	if rec, err := w.look(ctx); rec != nil || err != nil {
+		return rec, err
+	}
+	return w.Wait(ctx)
+}
+
+// Watch listens for the end of one execution.
+type Watch struct {
+	queue   *Queue
+	id      proto.TraceID
+	notices chan *nats.Msg
+	heard   *nats.Subscription
+	read    func(context.Context, proto.TraceID) (*proto.Record, uint64, error)
+}
+
+// Watch begins to listen for the end of an execution. Who does so before submitting it hears of it, and need not look first.
+func (q *Queue) Watch(id proto.TraceID) (*Watch, error) {
+	w := &Watch{queue: q, id: id, notices: make(chan *nats.Msg, 4), read: q.lookup}
+	var err error
+	if w.heard, err = q.Set.Conn.ChanSubscribe(stream.Done(id), w.notices); err != nil {
 		return nil, fmt.Errorf("wait for %s: %w", id, err)
 	}
-	defer func() { _ = sub.Unsubscribe() }()
-	look := time.NewTicker(waitLook)
-	defer look.Stop()
-	read := q.lookup
+	return w, nil
+}
+
+// Close ends the listening.
+func (w *Watch) Close() { _ = w.heard.Unsubscribe() }
+
+// Wait returns the terminal record when the execution has ended since the watch began. When ctx ends first the error is ctx's, and
+// Wait may be called again.
+func (w *Watch) Wait(ctx context.Context) (*proto.Record, error) {
+	tick := time.NewTicker(waitLook)
+	defer tick.Stop()
 	for {
-		rec, _, err := read(ctx, id)
-		if err == nil && rec.Status == proto.StatusQueued {
-			read = q.record // a job that is known to be there is not read again and again: its end is in the record
-		}
-		switch {
-		case errors.Is(err, proto.ErrNotFound) || ctx.Err() != nil:
-			return nil, errors.Join(err, context.Cause(ctx))
-		case err == nil && rec.Status.Terminal():
-			return rec, nil
-		}
-		if rec, err := notice(ctx, id, notices, look.C); rec != nil || err != nil {
+		if rec, err := notice(ctx, w.id, w.notices, tick.C); rec != nil || err != nil {
 			return rec, err
 		}
+		if rec, err := w.look(ctx); rec != nil || err != nil {
+			return rec, err
+		}
+	}
+}
+
+// look gives the record if it is terminal.
+func (w *Watch) look(ctx context.Context) (*proto.Record, error) {
+	rec, _, err := w.read(ctx, w.id)
+	if err == nil && rec.Status == proto.StatusQueued {
+		w.read = w.queue.record // a job that is known to be there is not read again and again: its end is in the record
+	}
+	switch {
+	case errors.Is(err, proto.ErrNotFound) || ctx.Err() != nil:
+		return nil, errors.Join(err, context.Cause(ctx))
+	case err == nil && rec.Status.Terminal():
+		return rec, nil
+	default:
+		return nil, nil // it has not ended, or cannot be asked just now
 	}
 }
 

@@ -27,7 +27,7 @@ const (
 	look = 15 * time.Second
 	// backoff is the first pause after a jail could not be made, and mostBackoff the longest: it doubles.
 	backoff, mostBackoff = time.Second, 2 * time.Minute
-	// aside is how long programs that run have the machine for themselves: a few times what it takes to make a jail.
+	// aside is how long executions have the machine for themselves: a few times what it takes to make a jail.
 	aside = 20 * time.Millisecond
 	// remembered is how long a jail that was lacking has another one kept, and one that is not needed any more is.
 	remembered = 2 * time.Minute
@@ -130,7 +130,7 @@ func (p *Pool[J]) Take(name string, with func(ctx context.Context) (J, error)) (
 	return none, false
 }
 
-// Busy tells that a program runs, or is about to, until done is called.
+// Busy tells that somebody waits for an execution, from when its jail is about to be asked for until done is called.
 func (p *Pool[J]) Busy() (done func()) {
 	count := func(n int) {
 		p.mu.Lock()

@@ -19,6 +19,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/backup"
 	"github.com/bullpen-run/bullpen/scheduler/deadletters"
 	"github.com/bullpen-run/bullpen/scheduler/events"
+	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/scheduler/registry"
 )
 
@@ -48,7 +49,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	}
 	versions := s.versions()
 	return &gateway.Server{
-		Jobs: s.queue, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, Bindings: &registry.Bindings{Set: s.set},
+		Jobs: queued{s.queue}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, Bindings: &registry.Bindings{Set: s.set},
 		Profiles: profiles, Images: images, ImageAdmin: images, Default: s.defaultProfile(),
 		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
 		Locks: s.threads, Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: threadFiles{versions},
@@ -230,6 +231,11 @@ func (f *inFlight) wait(ctx context.Context) {
 	case <-ctx.Done():
 	}
 }
+
+// queued gives the gateway the queue under its own interface.
+type queued struct{ *queue.Queue }
+
+func (q queued) Watch(id proto.TraceID) (gateway.Watch, error) { return q.Queue.Watch(id) }
 
 // eventLog gives the gateway the event log under its own interface.
 type eventLog struct{ log *events.Log }

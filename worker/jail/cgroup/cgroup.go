@@ -248,9 +248,9 @@ func (g *Group) Doors() (doors []*os.File, err error) {
 
 // Has reports whether a process is in the group.
 func (g *Group) Has(pid int) (bool, error) {
-	b, err := os.ReadFile(filepath.Join(g.dirs[0], "cgroup.procs"))
+	b, err := read(g.dirs[0], "cgroup.procs")
 	if err != nil {
-		return false, fmt.Errorf("cgroup: %w", err)
+		return false, err
 	}
 	return slices.Contains(strings.Fields(string(b)), strconv.Itoa(pid)), nil
 }
@@ -348,10 +348,33 @@ func writeFD(fd int, value string) error {
 	}
 }
 
-func readInt(dir, file string) (int64, error) {
-	b, err := os.ReadFile(filepath.Join(dir, file))
+// read reads a file of a group whole. It does without os.File for the reason that write does: what a program used is
+// read before anybody hears of its end.
+func read(dir, file string) ([]byte, error) {
+	path := filepath.Join(dir, file)
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return 0, fmt.Errorf("cgroup: %w", err)
+		return nil, fmt.Errorf("cgroup: %w", &os.PathError{Op: "open", Path: path, Err: err})
+	}
+	b := make([]byte, 0, 4096)
+	for {
+		n, err := unix.Read(fd, b[len(b):cap(b)])
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return nil, errors.Join(fmt.Errorf("cgroup: %w", &os.PathError{Op: "read", Path: path, Err: err}), unix.Close(fd))
+		case n == 0:
+			return b, unix.Close(fd)
+		default:
+			b = slices.Grow(b[:len(b)+n], 512)
+		}
+	}
+}
+
+func readInt(dir, file string) (int64, error) {
+	b, err := read(dir, file)
+	if err != nil {
+		return 0, err
 	}
 	n, err := strconv.ParseInt(string(bytes.TrimSpace(b)), 10, 64)
 	if err != nil {
@@ -362,9 +385,9 @@ func readInt(dir, file string) (int64, error) {
 
 // readKey reads the number after key in a file of "key number" lines.
 func readKey(dir, file, key string) (int64, error) {
-	b, err := os.ReadFile(filepath.Join(dir, file))
+	b, err := read(dir, file)
 	if err != nil {
-		return 0, fmt.Errorf("cgroup: %w", err)
+		return 0, err
 	}
 	for line := range strings.Lines(string(b)) {
 		if k, v, ok := strings.Cut(strings.TrimSpace(line), " "); ok && k == key {

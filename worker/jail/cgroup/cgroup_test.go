@@ -27,7 +27,7 @@ func fake(t *testing.T, files map[string]string) string {
 	return root
 }
 
-func read(t *testing.T, root, name string) string {
+func contents(t *testing.T, root, name string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(root, name))
 	if err != nil {
@@ -115,7 +115,7 @@ func TestVersion2Delegation(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, d := range []string{own, own + "/bullpen", own + "/bullpen/me"} {
-		if got := read(t, root, d+"/cgroup.subtree_control"); got != "+memory +pids +cpu" {
+		if got := contents(t, root, d+"/cgroup.subtree_control"); got != "+memory +pids +cpu" {
 			t.Errorf("%s: %q", d, got)
 		}
 	}
@@ -132,7 +132,7 @@ func TestVersion2Delegation(t *testing.T) {
 	if _, err := open(root, "me"); err != nil {
 		t.Fatal(err)
 	}
-	if got := read(t, root, own+"/cgroup.subtree_control"); got != files[own+"/cgroup.subtree_control"] {
+	if got := contents(t, root, own+"/cgroup.subtree_control"); got != files[own+"/cgroup.subtree_control"] {
 		t.Errorf("enabled what was enabled: %q", got)
 	}
 }
@@ -151,7 +151,7 @@ func TestVersion2Group(t *testing.T) {
 	for f, want := range map[string]string{
 		"memory.max": "1073741824", "memory.swap.max": "0", "memory.oom.group": "1", "pids.max": "288", "cpu.max": "150000 100000",
 	} {
-		if got := read(t, root, "g/"+f); got != want {
+		if got := contents(t, root, "g/"+f); got != want {
 			t.Errorf("%s = %q, want %q", f, got, want)
 		}
 	}
@@ -159,7 +159,7 @@ func TestVersion2Group(t *testing.T) {
 	if u, err := g.Usage(); err != nil || u != want {
 		t.Errorf("got %+v, %v", u, err)
 	}
-	if err := g.Unthrottle(); err != nil || read(t, root, "g/cpu.max") != "max" {
+	if err := g.Unthrottle(); err != nil || contents(t, root, "g/cpu.max") != "max" {
 		t.Errorf("unthrottle: %v", err)
 	}
 	if f, err := g.WatchOOM(); f != nil || err != nil {
@@ -174,7 +174,7 @@ func TestVersion2Group(t *testing.T) {
 	if u, err := g.Usage(); err != nil || u != want {
 		t.Errorf("without a peak: %+v, %v", u, err)
 	}
-	if err := errors.Join(g.Limit(Limits{Memory: 1, Tasks: 1}), g.Throttle(0.001)); err != nil || read(t, root, "g/cpu.max") != "1000 100000" {
+	if err := errors.Join(g.Limit(Limits{Memory: 1, Tasks: 1}), g.Throttle(0.001)); err != nil || contents(t, root, "g/cpu.max") != "1000 100000" {
 		t.Errorf("without swap: %v", err)
 	}
 	if err := os.Remove(filepath.Join(root, "g/pids.max")); err != nil {

@@ -67,12 +67,12 @@ func (g *Group) WatchOOM() (*os.File, error) {
 		return nil, fmt.Errorf("cgroup: watch for oom: %w", err)
 	}
 	event := os.NewFile(uintptr(efd), "oom event")
-	ctl, err := os.Open(filepath.Join(g.dirs[g.ctl.memory], "memory.oom_control"))
+	ctl, err := unix.Open(filepath.Join(g.dirs[g.ctl.memory], "memory.oom_control"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("cgroup: watch for oom: %w", err), event.Close())
 	}
-	defer func() { _ = ctl.Close() }()
-	line := strconv.Itoa(efd) + " " + strconv.Itoa(int(ctl.Fd()))
+	defer func() { _ = unix.Close(ctl) }()
+	line := strconv.Itoa(efd) + " " + strconv.Itoa(ctl)
 	if err := write(g.dirs[g.ctl.memory], "cgroup.event_control", line); err != nil {
 		return nil, errors.Join(err, event.Close())
 	}
