@@ -139,6 +139,34 @@ func TestJobRunsAndItsResultIsRead(t *testing.T) {
 	}
 }
 
+func TestWhoListensBeforeSubmittingHearsOfTheEnd(t *testing.T) {
+	w := newWorld(t)
+	h := w.worker("w", 1)
+	for _, out := range []string{"small", strings.Repeat("large", 1<<20)} {
+		job := streamtest.Job("acme", "k", proto.ModeInline)
+		watch, err := w.queue.Watch(job.TraceID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer watch.Close()
+		w.submit(job)
+		l := w.take(h)
+		w.claim(l)
+		gone, cancel := context.WithCancel(w.ctx)
+		cancel()
+		if rec, err := watch.Wait(gone); !errors.Is(err, context.Canceled) {
+			t.Fatalf("while it runs: %+v, %v", rec, err)
+		}
+		if _, err := l.Finish(w.ctx, ending(out)); err != nil {
+			t.Fatal(err)
+		}
+		rec, err := watch.Wait(w.ctx)
+		if err != nil || rec.TraceID != job.TraceID || rec.Status != proto.StatusSuccess || rec.Result.Stdout != out {
+			t.Fatalf("at the end: %v, %v", rec, err)
+		}
+	}
+}
+
 func TestBodiesTooLargeForAMessageTravelAndGo(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w", 1)
