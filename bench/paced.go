@@ -36,7 +36,7 @@ type paced struct {
 	Bullpen     *summary       `json:"bullpen,omitempty"`
 	P50Ratio    float64        `json:"p50_ratio"`
 	Warm        float64        `json:"warm"`   // share of the jails that were ready when they were asked for
-	CPU         float64        `json:"cpu_ms"` // processor time of the server for each run, with the jail that it makes for the next one
+	CPU         float64        `json:"cpu_ms"` // processor time for each run, as cpuMillis has it, with the jail that is made for the next one
 }
 
 // task is a program that shows with each run that nothing was taken from an earlier one: it multiplies a nonce, and finds a mark where
@@ -152,6 +152,7 @@ func (k task) measure(ctx context.Context, t *target, p program, host string, ru
 		return result, nil
 	}
 	var of, than series
+	before := 0.0
 	for i := range runs + 2 {
 		if i == 2 { // the first had jails made
 			of, than = series{}, series{}
@@ -168,13 +169,20 @@ func (k task) measure(ctx context.Context, t *target, p program, host string, ru
 			}
 		}
 		if i == 1 {
-			result.Warm, result.CPU = -t.warmStarts(ctx), -cpuMillis(t.pid)
+			result.Warm = -t.warmStarts(ctx)
+			var err error
+			if before, err = t.cpuMillis(); err != nil {
+				return result, err
+			}
 		}
 	}
 	result.Warm += t.warmStarts(ctx)
-	result.CPU += cpuMillis(t.pid)
+	after, err := t.cpuMillis()
+	if err != nil {
+		return result, err
+	}
 	result.Warm /= float64(runs)
-	result.CPU /= float64(runs)
+	result.CPU = (after - before) / float64(runs)
 	result.Bare, result.Bullpen = than.summary(), of.summary()
 	result.P50Ratio = ratio(result.Bullpen.P50, result.Bare.P50)
 	return result, nil

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -84,60 +86,37 @@ func jailsAhead(server int) ([]jailMemory, error) {
 	return jails, nil
 }
 
-// cpuMillis is the processor time of a process and of all below it, in ms: of those that have ended as far as they have been waited
-// for; 0 where there is no process.
-func cpuMillis(pid int) float64 {
-	if pid == 0 {
-		return 0
+// cpuMillis is the processor time, in ms, that this machine has spent since its start on all but the benchmark and the programs that the
+// benchmark started and waited for. On a quiet machine that is the server, its jails, and what the kernel does for both; it cannot be
+// asked of their processes, since those that nobody waits for take theirs with them. It is 0 where the server is not on this machine.
+func (t *target) cpuMillis() (float64, error) {
+	if t.pid == 0 {
+		return 0, nil
 	}
-	dirs, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		return 0
+	line, _, _ := strings.Cut(text("/proc/stat"), "\n")
+	fields := strings.Fields(line)
+	// cpu user nice system idle iowait irq softirq, in hundredths of a second for every program; what follows was not spent here or is
+	// in these.
+	const softirq, perTick = 7, 10
+	if len(fields) <= softirq {
+		return 0, errors.New("read the processor time of this machine: unreadable /proc/stat")
 	}
-	children, times := map[int][]int{}, map[int]float64{}
-	for _, d := range dirs {
-		id, err := strconv.Atoi(filepath.Base(filepath.Dir(d)))
+	millis := 0.0
+	for _, i := range []int{1, 2, 3, 6, softirq} {
+		n, err := strconv.ParseFloat(fields[i], 64)
 		if err != nil {
-			continue
-		}
-		parent, millis, err := readStat(d)
-		if err != nil {
-			continue // it has ended meanwhile
-		}
-		children[parent] = append(children[parent], id)
-		times[id] = millis
-	}
-	sum := 0.0
-	for tree := []int{pid}; len(tree) > 0; tree = tree[1:] {
-		sum += times[tree[0]]
-		tree = append(tree, children[tree[0]]...)
-	}
-	return sum
-}
-
-// readStat gives the parent of a process, and its processor time with that of those it has waited for, in ms.
-func readStat(path string) (parent int, millis float64, err error) {
-	stat, err := os.ReadFile(path)
-	if err != nil {
-		return 0, 0, err
-	}
-	// pid (name) state parent, and 9 more before the times, in hundredths of a second for every program.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	const above, first, last, perTick = 1, 11, 15, 10
-	if len(fields) < last {
-		return 0, 0, fmt.Errorf("unreadable %s", path)
-	}
-	if parent, err = strconv.Atoi(fields[above]); err != nil {
-		return 0, 0, err
-	}
-	for _, f := range fields[first:last] {
-		n, err := strconv.ParseFloat(f, 64)
-		if err != nil {
-			return 0, 0, err
+			return 0, fmt.Errorf("read the processor time of this machine: %w", err)
 		}
 		millis += n * perTick
 	}
-	return parent, millis, nil
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var own unix.Rusage
+		if err := unix.Getrusage(who, &own); err != nil {
+			return 0, fmt.Errorf("read the processor time of the benchmark: %w", err)
+		}
+		millis -= float64(own.Utime.Nano()+own.Stime.Nano()) / 1e6
+	}
+	return millis, nil
 }
 
 // watchMemory looks at the resident memory of a process until the function that it returns is called, which gives what it was

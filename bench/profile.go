@@ -74,16 +74,16 @@ func profile(ctx context.Context, t *target, o options, dir string, out, progres
 	defer stop()
 	var callers sync.WaitGroup
 	callers.Go(func() { done.block(driving, math.MaxInt64, profileCallers, run) })
-	cpu := -cpuMillis(t.pid)
+	before, errBefore := t.cpuMillis()
 	made, err := t.profiles(ctx, o.duration)
-	cpu += cpuMillis(t.pid)
+	after, errAfter := t.cpuMillis()
 	stop()
 	callers.Wait()
-	if err = errors.Join(err, done.firstErr); err != nil {
+	if err = errors.Join(errBefore, err, errAfter, done.firstErr); err != nil {
 		return err
 	}
 	n := float64(len(done.samples))
-	_, _ = fmt.Fprintf(out, "%.0f executions; processor time of the server and its jails: %.2f ms each\n", n, cpu/n)
+	_, _ = fmt.Fprintf(out, "%.0f executions; processor time of the server and its jails: %.2f ms each\n", n, (after-before)/n)
 	for i, p := range serverProfiles {
 		file := filepath.Join(o.profile, p.name)
 		if err := replace(file+".pprof", made[i]); err != nil {
