@@ -312,6 +312,11 @@ if pid == 0:
     os._exit(0)
 os.waitpid(pid, 0)
 hidden = [sys.modules.pop(name) for name in list(sys.modules) if name not in modules]
+# ctypes stays to the end, and would have what it has imported stay: a program's os goes before.
+for module in hidden:
+    for name, value in list(vars(module).items()):
+        if type(value) is type(sys):
+            delattr(module, name)
 sys.path_importer_cache.clear()
 sys.path_importer_cache.update(finders)
 # What is there stays as it is: a collector that looked at it would have it copied.

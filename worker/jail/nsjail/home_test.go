@@ -379,18 +379,24 @@ func TestHomeIsNosuidAndNodev(t *testing.T) {
 	var volume jail.Volume
 	spec := testSpec()
 	spec.Home = homeFunc(func(v jail.Volume, uid, gid int) (*os.File, error) {
-		fd, err := unix.OpenTree(unix.AT_FDCWD, v.Path(), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+		volume = v
+		fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 		if err != nil {
 			return nil, err
 		}
-		all := unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
-		if err := errors.Join(unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &all), os.Chown(v.Path(), uid, gid)); err != nil {
+		defer func() { _ = unix.Close(fs) }()
+		owned := errors.Join(unix.FsconfigSetString(fs, "uid", strconv.Itoa(uid)), unix.FsconfigSetString(fs, "gid", strconv.Itoa(gid)))
+		if err := errors.Join(owned, unix.FsconfigCreate(fs)); err != nil {
 			return nil, err
 		}
-		mount, volume = os.NewFile(uintptr(fd), "home"), v
+		fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
+		if err != nil {
+			return nil, err
+		}
+		mount = os.NewFile(uintptr(fd), "home")
 		return mount, nil
 	})
-	runProgram(t, m, spec, program(t, "bash", "grep -c ' /home/baponi ext4 rw,nosuid,nodev' /proc/mounts")).want(t, jail.Exited, "1")
+	runProgram(t, m, spec, program(t, "bash", "grep -c ' /home/baponi tmpfs rw,nosuid,nodev' /proc/mounts")).want(t, jail.Exited, "1")
 	if err := errors.Join(mount.Close(), volume.Close()); err != nil {
 		t.Error(err)
 	}
