@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -93,21 +94,9 @@ func (t *target) cpuMillis() (float64, error) {
 	if t.pid == 0 {
 		return 0, nil
 	}
-	line, _, _ := strings.Cut(text("/proc/stat"), "\n")
-	fields := strings.Fields(line)
-	// cpu user nice system idle iowait irq softirq, in hundredths of a second for every program; what follows was not spent here or is
-	// in these.
-	const softirq, perTick = 7, 10
-	if len(fields) <= softirq {
-		return 0, errors.New("read the processor time of this machine: unreadable /proc/stat")
-	}
-	millis := 0.0
-	for _, i := range []int{1, 2, 3, 6, softirq} {
-		n, err := strconv.ParseFloat(fields[i], 64)
-		if err != nil {
-			return 0, fmt.Errorf("read the processor time of this machine: %w", err)
-		}
-		millis += n * perTick
+	millis, err := machineMillis()
+	if err != nil {
+		return 0, fmt.Errorf("read the processor time of this machine: %w", err)
 	}
 	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
 		var own unix.Rusage
@@ -115,6 +104,38 @@ func (t *target) cpuMillis() (float64, error) {
 			return 0, fmt.Errorf("read the processor time of the benchmark: %w", err)
 		}
 		millis -= float64(own.Utime.Nano()+own.Stime.Nano()) / 1e6
+	}
+	return millis, nil
+}
+
+// machineMillis is the processor time that this machine has spent, in ms, as control groups count it: to the nanosecond, where the kernel's
+// own sum takes who runs at each tick for the whole of it. Version 2 does so below the root only: what the kernel's threads do is not
+// counted there.
+func machineMillis() (float64, error) {
+	const perNano, perMicro = 1e-6, 1e-3
+	if roots := cgroupRoots("cpuacct"); len(roots) > 0 {
+		n, err := strconv.ParseFloat(strings.TrimSpace(text(filepath.Join(roots[0], "cpuacct.usage"))), 64)
+		return n * perNano, err
+	}
+	millis := 0.0
+	for _, root := range cgroupRoots("") {
+		stats, err := filepath.Glob(filepath.Join(root, "*", "cpu.stat"))
+		if err != nil {
+			return 0, err
+		}
+		for _, s := range stats {
+			fields := strings.Fields(text(s))
+			if i := slices.Index(fields, "usage_usec"); i >= 0 && i+1 < len(fields) {
+				n, err := strconv.ParseFloat(fields[i+1], 64)
+				if err != nil {
+					return 0, err
+				}
+				millis += n * perMicro
+			}
+		}
+	}
+	if millis == 0 {
+		return 0, errors.New("there is no control group that counts it")
 	}
 	return millis, nil
 }
