@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -239,17 +240,17 @@ func (p *Pool[J]) fill(ctx context.Context, k *kind[J]) {
 }
 
 // next is the kind that has the least share of what it should have, of those that there is room for, or how long there may be none. It
-// closes what must not be used any more, and what is in the way of kinds that were asked for later.
+// closes what must not be used any more, and what is in the way.
 func (p *Pool[J]) next(now time.Time) (next *kind[J], until time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.lookAround(now)
 	until = look
 	least := 1.0
-	for _, k := range p.kinds {
-		depth := k.depth(p.cfg.Spare, now)
-		share := float64(len(k.ready)) / float64(max(depth, 1))
-		if share >= least || depth == 0 || !p.fits(k) {
+	targets := p.targets(now)
+	for k, target := range targets {
+		share := float64(len(k.ready)) / float64(target)
+		if share >= least || !p.fits(k, targets) {
 			continue
 		}
 		if wait := max(k.retryAt.Sub(now), p.aside(k, share).Sub(now)); wait > 0 {
@@ -259,9 +260,32 @@ func (p *Pool[J]) next(now time.Time) (next *kind[J], until time.Duration) {
 		}
 	}
 	if next != nil {
-		p.makeRoom(next)
+		p.makeRoom(next, targets)
 	}
 	return next, until
+}
+
+// targets is how many of each kind should be ready, none for those it has not: their depth, if there is room for all. Else they get
+// one after the other in turn, those first that were asked for last, so that many of one leave a few of each of the others.
+func (p *Pool[J]) targets(now time.Time) map[*kind[J]]int {
+	depths, targets := map[*kind[J]]int{}, map[*kind[J]]int{}
+	for _, k := range p.kinds {
+		depths[k] = k.depth(p.cfg.Spare, now)
+	}
+	short := slices.SortedFunc(maps.Keys(depths), func(a, b *kind[J]) int { return b.asked.Last().Compare(a.asked.Last()) })
+	count, held := p.cfg.Most, p.cfg.Memory
+	for len(short) > 0 {
+		short = slices.DeleteFunc(short, func(k *kind[J]) bool {
+			if targets[k] == depths[k] || count == 0 || held < k.size {
+				return true
+			}
+			targets[k]++
+			count--
+			held -= k.size
+			return false
+		})
+	}
+	return targets
 }
 
 // aside is until when programs that run have the machine for themselves, where a kind has such a share of what it should: between two
@@ -323,27 +347,25 @@ func (k *kind[J]) depth(spare int, now time.Time) int {
 	}
 }
 
-// fits reports whether there is room for another jail of a kind, or would be without kinds that were asked for before it.
-func (p *Pool[J]) fits(k *kind[J]) bool {
+// fits reports whether there is room for another jail of a kind, or would be without those that are more than they should be.
+func (p *Pool[J]) fits(k *kind[J], targets map[*kind[J]]int) bool {
 	count, held := p.count, p.held
 	for _, o := range p.kinds {
-		if !o.asked.Last().Before(k.asked.Last()) {
-			continue
-		}
-		count -= len(o.ready)
-		for _, e := range o.ready {
+		for _, e := range o.ready[:max(0, len(o.ready)-targets[o])] {
+			count--
 			held -= e.size
 		}
 	}
 	return count < p.cfg.Most && held+k.size <= p.cfg.Memory
 }
 
-// makeRoom gives jails up of the kinds that were not asked for longest, until there is room for one of a kind that fits.
-func (p *Pool[J]) makeRoom(k *kind[J]) {
+// makeRoom gives up jails that are more than they should be, of the kinds first that were not asked for longest, until there is room for
+// one of a kind that fits.
+func (p *Pool[J]) makeRoom(k *kind[J], targets map[*kind[J]]int) {
 	for p.count >= p.cfg.Most || p.held+k.size > p.cfg.Memory {
 		var other *kind[J]
 		for _, o := range p.kinds {
-			if len(o.ready) > 0 && (other == nil || o.asked.Last().Before(other.asked.Last())) {
+			if len(o.ready) > targets[o] && (other == nil || o.asked.Last().Before(other.asked.Last())) {
 				other = o
 			}
 		}

@@ -394,3 +394,30 @@ func TestASwarmLeavesOthersTheirJails(t *testing.T) {
 		}
 	})
 }
+
+// A jail that is taken leaves room for one: not for one of another kind, which would have to go for that of this kind.
+func TestAFullPoolMakesOneForEachThatIsTaken(t *testing.T) {
+	w := &world{took: time.Millisecond}
+	run(t, warm.Config{Spare: 4, Most: 10}, w, func(p *warm.Pool[*fake]) {
+		for _, kind := range []string{"c", "b", "a"} {
+			w.take(p, kind)
+			settle(time.Second)
+		}
+		for range 40 { // more than can be kept
+			w.take(p, "a")
+		}
+		settle(time.Second)
+		for _, kind := range []string{"a", "c", "a", "b", "a"} {
+			tries := w.tries.Load()
+			for range 20 {
+				if !w.take(p, kind) {
+					t.Errorf("none of kind %s was ready", kind)
+				}
+				settle(100 * time.Millisecond)
+			}
+			if made := w.tries.Load() - tries; made > 22 {
+				t.Errorf("%d were made for 20 of kind %s", made, kind)
+			}
+		}
+	})
+}
