@@ -31,13 +31,7 @@ type admitted struct {
 	queueDeadline time.Time // when the owner gives up waiting for a worker
 	deadline      time.Time // when there has to be an answer
 	release       func(context.Context) error
-	watch         Watch // from before it was submitted; nil where nobody waits inline, or another request submitted it
-}
-
-func (x *admitted) close() {
-	if x.watch != nil {
-		x.watch.Close()
-	}
+	watch         Watch // from before this request submitted it; nil where it does not wait for it, or did not submit it
 }
 
 func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
@@ -58,12 +52,21 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
 	if err != nil {
 		return err
 	}
+	var watch Watch
+	if job.Mode == proto.ModeInline {
+		if watch, err = s.Jobs.Watch(id); err != nil {
+			return &notTakenError{err}
+		}
+		defer watch.Close()
+	}
 	x, err := s.admit(ctx, job, idempotencyKey, hash)
 	s.shrink(infoOf(ctx), requestCost) // the program is stored: what waits for its end is small
 	if err != nil {
 		return err
 	}
-	defer x.close()
+	if x.owner {
+		x.watch = watch
+	}
 	infoOf(ctx).trace = x.id
 	span.SetAttributes(attribute.String("bullpen.trace_id", string(x.id)))
 	w.Header().Set("X-Trace-Id", string(x.id))
@@ -202,21 +205,9 @@ func (e *notTakenError) Error() string { return e.err.Error() }
 func (e *notTakenError) Unwrap() error { return e.err }
 
 // submit locks the thread of the job and hands the job over. Whoever submits owns the execution.
-func (s *Server) submit(ctx context.Context, job *proto.Job) (_ *admitted, err error) {
+func (s *Server) submit(ctx context.Context, job *proto.Job) (*admitted, error) {
 	x := s.follow(job, job.TraceID)
 	x.owner = true
-	if job.Mode == proto.ModeInline {
-		watch, err := s.Jobs.Watch(x.id)
-		if err != nil {
-			return nil, &notTakenError{err}
-		}
-		x.watch = watch
-	}
-	defer func() {
-		if err != nil {
-			x.close()
-		}
-	}()
 	store, cancel := detached(ctx)
 	defer cancel()
 	if err := s.lock(store, job); err != nil {
@@ -225,7 +216,7 @@ func (s *Server) submit(ctx context.Context, job *proto.Job) (_ *admitted, err e
 		}
 		return nil, &notTakenError{err}
 	}
-	err = s.Jobs.Submit(store, job)
+	err := s.Jobs.Submit(store, job)
 	if err == nil {
 		fault.Here(fault.AfterAcceptBeforeAnswer)
 		return x, nil

@@ -232,9 +232,7 @@ func (deaf) Wait(context.Context, proto.TraceID) (*proto.Record, error) {
 	return nil, context.DeadlineExceeded
 }
 
-func (q deaf) Watch(id proto.TraceID) (Watch, error) {
-	return watch(func(ctx context.Context) (*proto.Record, error) { return q.Wait(ctx, id) }), nil
-}
+func (q deaf) Watch(id proto.TraceID) (Watch, error) { return q.watch(q.Wait, id), nil }
 
 func TestPlans(t *testing.T) {
 	h := newHarness(t)

@@ -76,6 +76,9 @@ func newHarness(t *testing.T) *harness {
 	t.Cleanup(func() {
 		h.client.CloseIdleConnections()
 		h.http.Close()
+		if n := q.watches.Load(); n != 0 {
+			t.Errorf("%d executions are still watched", n)
+		}
 	})
 	return h
 }

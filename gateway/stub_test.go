@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -26,6 +27,7 @@ type stub struct {
 	keys      []proto.Key
 	secrets   map[string]string // secret -> key id
 	boxes     *boxes
+	watches   atomic.Int64 // that are open
 }
 
 type run struct {
@@ -155,15 +157,23 @@ func (q *stub) Wait(ctx context.Context, id proto.TraceID) (*proto.Record, error
 	}
 }
 
-func (q *stub) Watch(id proto.TraceID) (Watch, error) {
-	return watch(func(ctx context.Context) (*proto.Record, error) { return q.Wait(ctx, id) }), nil
+func (q *stub) Watch(id proto.TraceID) (Watch, error) { return q.watch(q.Wait, id), nil }
+
+// watch gives a watch that waits in a way, and counts it until it is closed.
+func (q *stub) watch(wait func(context.Context, proto.TraceID) (*proto.Record, error), id proto.TraceID) Watch {
+	q.watches.Add(1)
+	return &watch{q, wait, id}
 }
 
-type watch func(ctx context.Context) (*proto.Record, error)
+type watch struct {
+	queue *stub
+	wait  func(context.Context, proto.TraceID) (*proto.Record, error)
+	id    proto.TraceID
+}
 
-func (w watch) Wait(ctx context.Context) (*proto.Record, error) { return w(ctx) }
+func (w *watch) Wait(ctx context.Context) (*proto.Record, error) { return w.wait(ctx, w.id) }
 
-func (watch) Close() {}
+func (w *watch) Close() { w.queue.watches.Add(-1) }
 
 func (q *stub) Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error) {
 	if _, _, err := q.look(id); err != nil {
