@@ -114,7 +114,7 @@ func (t *target) cpuMillis() (float64, error) {
 func machineMillis() (float64, error) {
 	const perNano, perMicro = 1e-6, 1e-3
 	if roots := cgroupRoots("cpuacct"); len(roots) > 0 {
-		n, err := strconv.ParseFloat(strings.TrimSpace(text(filepath.Join(roots[0], "cpuacct.usage"))), 64)
+		n, err := strconv.ParseFloat(text(filepath.Join(roots[0], "cpuacct.usage")), 64)
 		return n * perNano, err
 	}
 	millis := 0.0

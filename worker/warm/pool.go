@@ -248,9 +248,11 @@ func (p *Pool[J]) next(now time.Time) (next *kind[J], until time.Duration) {
 	until = look
 	least := 1.0
 	targets := p.targets(now)
+	needed := p.needed(targets)
 	for k, target := range targets {
 		share := float64(len(k.ready)) / float64(target)
-		if share >= least || !p.fits(k, targets) {
+		// Of their number there is always room: all targets are not more than can be kept.
+		if share >= least || needed+k.size > p.cfg.Memory {
 			continue
 		}
 		if wait := max(k.retryAt.Sub(now), p.aside(k, share).Sub(now)); wait > 0 {
@@ -347,20 +349,19 @@ func (k *kind[J]) depth(spare int, now time.Time) int {
 	}
 }
 
-// fits reports whether there is room for another jail of a kind, or would be without those that are more than they should be.
-func (p *Pool[J]) fits(k *kind[J], targets map[*kind[J]]int) bool {
-	count, held := p.count, p.held
-	for _, o := range p.kinds {
-		for _, e := range o.ready[:max(0, len(o.ready)-targets[o])] {
-			count--
+// needed is what the jails hold, in bytes, without those that are more than they should be.
+func (p *Pool[J]) needed(targets map[*kind[J]]int) int64 {
+	held := p.held
+	for _, k := range p.kinds {
+		for _, e := range k.ready[:max(0, len(k.ready)-targets[k])] {
 			held -= e.size
 		}
 	}
-	return count < p.cfg.Most && held+k.size <= p.cfg.Memory
+	return held
 }
 
 // makeRoom gives up jails that are more than they should be, of the kinds first that were not asked for longest, until there is room for
-// one of a kind that fits.
+// one of a kind that has less than it should, and room beside those that all should have.
 func (p *Pool[J]) makeRoom(k *kind[J], targets map[*kind[J]]int) {
 	for p.count >= p.cfg.Most || p.held+k.size > p.cfg.Memory {
 		var other *kind[J]

@@ -232,16 +232,14 @@ func (g *Group) Doors() (doors []*os.File, err error) {
 		file = "tasks"
 	}
 	for _, d := range g.dirs {
-		// As in write, not for the runtime to poll.
-		path := filepath.Join(d, file)
-		fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		fd, err := openFD(d, file, unix.O_WRONLY)
 		if err != nil {
 			for _, door := range doors {
 				_ = door.Close()
 			}
-			return nil, fmt.Errorf("cgroup: %w", &os.PathError{Op: "open", Path: path, Err: err})
+			return nil, err
 		}
-		doors = append(doors, os.NewFile(uintptr(fd), path))
+		doors = append(doors, os.NewFile(uintptr(fd), filepath.Join(d, file)))
 	}
 	return doors, nil
 }
@@ -323,18 +321,27 @@ func (t *Tree) Close() error {
 
 func quota(cpu float64) int64 { return max(int64(cpu*periodMicros), minQuotaMicros) }
 
+// openFD opens a file of a group. It is no os.File, which the runtime would poll: two system calls more, of those that an execution
+// waits for.
+func openFD(dir, file string, flags int) (int, error) {
+	path := filepath.Join(dir, file)
+	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("cgroup: %w", &os.PathError{Op: "open", Path: path, Err: err})
+	}
+	return fd, nil
+}
+
 // write writes value to a file of a group.
 func write(dir, file, value string) error {
-	path := filepath.Join(dir, file)
 	// Not os.WriteFile: it would try to make a file that is missing, which a
-	// control group answers with a refusal rather than with ENOENT. And not
-	// os.File: it would have the runtime poll the file, two system calls more.
-	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_TRUNC|unix.O_CLOEXEC, 0)
+	// control group answers with a refusal rather than with ENOENT.
+	fd, err := openFD(dir, file, unix.O_WRONLY|unix.O_TRUNC)
 	if err != nil {
-		return fmt.Errorf("cgroup: %w", &os.PathError{Op: "open", Path: path, Err: err})
+		return err
 	}
 	if err = writeFD(fd, value); err != nil {
-		err = fmt.Errorf("cgroup: write %q: %w", value, &os.PathError{Op: "write", Path: path, Err: err})
+		err = fmt.Errorf("cgroup: write %q: %w", value, &os.PathError{Op: "write", Path: filepath.Join(dir, file), Err: err})
 	}
 	return errors.Join(err, unix.Close(fd))
 }
@@ -348,13 +355,11 @@ func writeFD(fd int, value string) error {
 	}
 }
 
-// read reads a file of a group whole. It does without os.File for the reason that write does: what a program used is
-// read before anybody hears of its end.
+// read reads a file of a group whole.
 func read(dir, file string) ([]byte, error) {
-	path := filepath.Join(dir, file)
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := openFD(dir, file, unix.O_RDONLY)
 	if err != nil {
-		return nil, fmt.Errorf("cgroup: %w", &os.PathError{Op: "open", Path: path, Err: err})
+		return nil, err
 	}
 	b := make([]byte, 0, 4096)
 	for {
@@ -362,7 +367,7 @@ func read(dir, file string) ([]byte, error) {
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
-			return nil, errors.Join(fmt.Errorf("cgroup: %w", &os.PathError{Op: "read", Path: path, Err: err}), unix.Close(fd))
+			return nil, errors.Join(fmt.Errorf("cgroup: %w", &os.PathError{Op: "read", Path: filepath.Join(dir, file), Err: err}), unix.Close(fd))
 		case n == 0:
 			return b, unix.Close(fd)
 		default:

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"time"
 
@@ -67,9 +66,9 @@ func (g *Group) WatchOOM() (*os.File, error) {
 		return nil, fmt.Errorf("cgroup: watch for oom: %w", err)
 	}
 	event := os.NewFile(uintptr(efd), "oom event")
-	ctl, err := unix.Open(filepath.Join(g.dirs[g.ctl.memory], "memory.oom_control"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	ctl, err := openFD(g.dirs[g.ctl.memory], "memory.oom_control", unix.O_RDONLY)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("cgroup: watch for oom: %w", err), event.Close())
+		return nil, errors.Join(err, event.Close())
 	}
 	defer func() { _ = unix.Close(ctl) }()
 	line := strconv.Itoa(efd) + " " + strconv.Itoa(ctl)
