@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"sync"
 	"time"
 
@@ -214,23 +215,24 @@ func (k kind) source(img Image) (jail.Source, bool) {
 	return jail.Source{Language: string(k.language), Home: k.worker.Home, Interpreter: interpreter, ImageEnv: img.Env}, ok || img.Languages == nil
 }
 
-var errNoInterpreter = errors.New("the image does not have " + jail.Forkable)
-
-// parent makes a jail to fork from.
+// parent makes a jail to fork from, with an interpreter that can be forked if the image has it.
 func (k kind) parent(ctx context.Context) (jail.Parent, error) {
 	var p jail.Parent
 	b, err := k.furnish(ctx, func(b *box, spec jail.Spec) error {
 		forkable := k
 		forkable.language = jail.Forkable
 		source, ok := forkable.source(b.image)
-		if !ok {
-			return errNoInterpreter
+		switch preload := k.sandbox.Preload; {
+		case ok:
+			program, err := source.Parent(preload)
+			if err != nil {
+				return err
+			}
+			spec.Ahead = &program
+		case len(preload) > 0:
+			return fmt.Errorf("the image does not have %s, for which the profile has %s loaded", jail.Forkable, strings.Join(preload, ", "))
 		}
-		program, err := source.Parent(k.sandbox.Preload)
-		if err != nil {
-			return err
-		}
-		spec.Ahead = &program
+		var err error
 		p, err = k.worker.Jails.Parent(ctx, spec)
 		return err
 	})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker"
+	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
 // laterJobs hands out leases as they come.
@@ -48,7 +49,7 @@ func asking(t *testing.T, f func(a *asker)) {
 		ctx, stop := context.WithCancel(t.Context())
 		a := &asker{t: t, maker: &maker{}, queued: make(laterJobs)}
 		w := &worker.Worker{
-			Jobs: a.queued, Jails: a.maker, Home: "/home/u", Slots: 1, Log: slog.New(slog.DiscardHandler),
+			Jobs: a.queued, Jails: a.maker, Images: bashAlone{}, Home: "/home/u", Slots: 1, Log: slog.New(slog.DiscardHandler),
 			Warm: worker.Warm{
 				Spare: 1, Most: 4, Parents: 4, Memory: 1 << 30, Languages: []proto.Language{proto.Python},
 				Taken: func(_ proto.Language, s worker.Start) { a.starts = append(a.starts, s) },
@@ -144,10 +145,46 @@ func TestAParentIsOfOneKey(t *testing.T) {
 	})
 }
 
+// bashAlone are images that have bash and nothing else.
+type bashAlone struct{}
+
+func (bashAlone) Get(context.Context, string) (worker.Image, func(), error) {
+	return worker.Image{Root: "/image", Languages: map[proto.Language]string{proto.Bash: "/bin/bash"}}, func() {}, nil
+}
+
+// Jails are made within one where an image has no interpreter to be forked, unless modules are to be there before.
+func TestAParentOfAnImageWithoutPython(t *testing.T) {
+	for name, test := range map[string]struct {
+		preload []string
+		want    worker.Start
+	}{"plain": {nil, worker.Forked}, "with modules": {[]string{"numpy"}, worker.Ready}} {
+		t.Run(name, func(t *testing.T) {
+			asking(t, func(a *asker) {
+				a.maker.made = func(s jail.Spec) {
+					if s.Ahead != nil || s.Root != "/image" {
+						t.Errorf("a parent with %+v", s)
+					}
+				}
+				var last worker.Start
+				for range 30 {
+					last = a.ask(func(j *proto.Job) {
+						key("k")(j)
+						j.Language, j.Sandbox.ImageDigest, j.Sandbox.Preload = proto.Bash, "sha256:0", test.preload
+					})
+					time.Sleep(100 * time.Millisecond)
+				}
+				if last != test.want {
+					t.Errorf("the last started %s", last)
+				}
+			})
+		})
+	}
+}
+
 func TestAParentIsReplaced(t *testing.T) {
 	asking(t, func(a *asker) {
 		made := 0
-		a.maker.made = func() { made++ }
+		a.maker.made = func(jail.Spec) { made++ }
 		for range 2500 {
 			before := made
 			if s := a.ask(key("k")); before > 0 && s != worker.Forked {
@@ -185,7 +222,7 @@ func TestWithoutAParentExecutionsGoOn(t *testing.T) {
 func TestAParentThatFailsIsReplaced(t *testing.T) {
 	asking(t, func(a *asker) {
 		made := 0
-		a.maker.made = func() { made++ }
+		a.maker.made = func(jail.Spec) { made++ }
 		ask := func(n int) (last worker.Start) {
 			for range n {
 				last = a.ask(key("k"))

@@ -17,10 +17,10 @@ import (
 // maker makes jails, or not.
 type maker struct {
 	broken  atomic.Bool
-	barren  atomic.Bool  // no parents
-	sterile atomic.Bool  // parents from which nothing is forked
-	parents atomic.Int32 // that live
-	made    func()       // told of each parent; nil for none
+	barren  atomic.Bool     // no parents
+	sterile atomic.Bool     // parents from which nothing is forked
+	parents atomic.Int32    // that live
+	made    func(jail.Spec) // told of each parent; nil for none
 }
 
 func (m *maker) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
@@ -31,13 +31,13 @@ func (m *maker) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
 }
 
 // Parent makes a parent whose jails are like those of Prepare.
-func (m *maker) Parent(context.Context, jail.Spec) (jail.Parent, error) {
+func (m *maker) Parent(_ context.Context, spec jail.Spec) (jail.Parent, error) {
 	if m.barren.Load() {
 		return nil, errors.New("user namespaces are not allowed")
 	}
 	m.parents.Add(1)
 	if m.made != nil {
-		m.made()
+		m.made(spec)
 	}
 	return &parent{maker: m}, nil
 }

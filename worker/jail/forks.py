@@ -7,11 +7,10 @@
 #
 # An order is a message of strings that each end with a zero byte: the id here that is
 # root there, and the next one up is the program's; the id that the program has there;
-# the most processes of it; 1 if it is for this interpreter; and the calls of mount(2)
-# that are made there, five strings each. For other interpreters there is only the init
-# in the new jail, which starts them. The descriptors that come with it
+# the most processes of it; and the calls of mount(2) that are made there, five strings
+# each. The descriptors that come with it
 # are: the init's executable, its control socket, its lock, files of control groups
-# that a process enters by writing 0 to them, and for this interpreter the program's
+# that a process enters by writing 0 to them, and the program's
 # stdout and stderr. The variable BULLPEN_FORKS has the numbers of the system calls clone
 # and unshare and, in hexadecimal, the filter.
 def ending():
@@ -233,7 +232,7 @@ def serve():
         except ChildProcessError:
             pass
         try:
-            root, program, processes, here, *mounts = message.split(b"\0")[:-1]
+            root, program, processes, *mounts = message.split(b"\0")[:-1]
             ready, go = os.pipe()
             open_here += ready, go
             pid = check(syscall(clone, namespaces, None, None, None, None))
@@ -241,7 +240,7 @@ def serve():
                 os.close(go)
                 if not os.read(ready, 1):
                     os._exit(1)
-                return int(program), int(processes), here == b"1", mounts, fds
+                return int(program), int(processes), mounts, fds
             lines = b"0 %s 1\n%s %d 1\n" % (root, program, int(root) + 1)
             put("/proc/%d/gid_map" % pid, lines)
             put("/proc/%d/uid_map" % pid, lines)
@@ -252,15 +251,13 @@ def serve():
             os.close(fd)
 
 
-def split(processes, here, mounts, fds):
+def split(processes, mounts, fds):
     """Makes this process the first of a jail; returns in the second, with its stderr to be."""
     high = range(100, 100 + len(fds))
     for fd, to in zip(fds, high):
         os.dup2(fd, to, False)  # gone after an exec
     os.closerange(3, 100)
-    init, control, lock, *groups = high
-    if here:
-        *groups, out, err = groups
+    init, control, lock, *groups, out, err = high
     os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
@@ -278,10 +275,6 @@ def split(processes, here, mounts, fds):
     check(setrlimit(6, limits(processes, processes)))
     # Once for the two of them: a filter is compiled for each that asks for one, and all processors stop for it.
     check(prctl(22, 2, filter_, 0, 0))
-    if not here:
-        os.dup2(control, 3)
-        os.dup2(lock, 4)
-        os.execve(init, [b"init", b"within"], {})
     theirs, mine = (s.detach() for s in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM))
     if os.fork():
         os.dup2(theirs, 5)

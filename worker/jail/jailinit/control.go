@@ -30,19 +30,36 @@ func fail(verb string, object []byte, errno unix.Errno) {
 // order is a frame that starts something.
 type order struct {
 	wire.Order
-	typ    byte
-	fds    [outputsOrders]int32 // that came with it
-	n      int                  // how many
-	memory []byte               // that it lies in
-	room   []byte               // part of it for whoever carries it out: its strings fit, and pointers to them
+	typ     byte
+	fds     [mostDescriptors]int32 // that came with it
+	n       int                    // how many
+	memory  []byte                 // that it lies in
+	payload []byte                 // part of it
+	room    []byte                 // part of it for whoever carries it out: the strings of Order fit, and pointers to them
 }
 
 // receive reads the frame and the descriptors that come with its first byte: so many,
 // or none with GoOn. Or it ends this process: a worker that is gone or out of its mind
 // means the jail dies.
 func (o *order) receive(descriptors int) {
+	o.take(descriptors)
+	switch o.typ {
+	case wire.GoOn:
+		o.parse(0)
+	case wire.Ahead, wire.Start:
+		o.parse(descriptors)
+		if o.Argv.N == 0 {
+			exit(exitFrame)
+		}
+	default:
+		exit(exitFrame)
+	}
+}
+
+// take reads a frame of any type, and at most so many descriptors.
+func (o *order) take(most int) {
 	var h [wire.HeaderSize]byte
-	n := o.receiveRights(h[:], descriptors)
+	n := o.receiveRights(h[:], most)
 	fill(h[n:])
 	typ, size, ok := wire.ParseHeader(h, wire.MaxToInit)
 	if !ok {
@@ -55,19 +72,14 @@ func (o *order) receive(descriptors int) {
 	if errno != 0 {
 		fail("make room for an order", nil, errno)
 	}
-	payload := memory[:size]
-	fill(payload)
-	o.typ, o.memory, o.room = typ, memory, memory[at:]
-	o.Order, ok = wire.ParseOrder(payload)
-	switch typ {
-	case wire.GoOn:
-		ok = ok && o.n == 0
-	case wire.Ahead, wire.Start:
-		ok = ok && o.n == descriptors && o.Argv.N > 0
-	default:
-		ok = false
-	}
-	if !ok {
+	o.typ, o.memory, o.payload, o.room = typ, memory, memory[:size], memory[at:]
+	fill(o.payload)
+}
+
+// parse reads what starts a process; so many descriptors have come with it.
+func (o *order) parse(descriptors int) {
+	var ok bool
+	if o.Order, ok = wire.ParseOrder(o.payload); !ok || o.n != descriptors {
 		exit(exitFrame)
 	}
 }
@@ -85,7 +97,7 @@ func awaitBegin() {
 func (o *order) receiveRights(first []byte, most int) int {
 	var oob struct {
 		unix.Cmsghdr
-		fds [outputsOrders + 1]int32 // whole words
+		fds [mostDescriptors]int32 // whole words
 	}
 	v := unix.Iovec{Base: &first[0]}
 	v.SetLen(len(first))

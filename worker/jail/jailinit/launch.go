@@ -57,7 +57,7 @@ func spawn(path *byte, o *order) (int, unix.Errno) {
 	if errno := pipe(&ends); errno != 0 {
 		return 0, errno
 	}
-	pid, errno := fork()
+	pid, errno := fork(0)
 	if pid == 0 && errno == 0 {
 		errno = become(path, &argv[0], &env[0], o)
 		_, _ = write(int(ends[1]), []byte{byte(errno), byte(errno >> 8)})

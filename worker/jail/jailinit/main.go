@@ -4,10 +4,12 @@
 // It is not a supervisor: one program, one report, and it is gone.
 //
 // Its argument says which jail it is in. With none it is one for a program. With
-// "parent" it is one that others are forked from: what it runs there is ours, sees
-// nothing of a tenant's, keeps the capabilities to map uids, and is not under the
-// filter, which forbids to make namespaces. With "fork" it is one where a fork of a
-// parent's interpreter waits already.
+// "parent" it is one that others are made within, for which it is not under the
+// filter, which forbids to make namespaces: it is the first of these itself, as a
+// copy of itself that has become what it is with no argument. The interpreter that it
+// runs there, if any, is ours, sees nothing of a tenant's, makes jails where a fork of
+// it is to wait, and keeps the capabilities to map uids for that. With "fork" it is the
+// first of such a jail.
 //
 // It is started, by nsjail or from within a parent's jail, with the few capabilities it needs to become the
 // program's uid, to kill, and to empty the bounding set. It runs under the
@@ -33,10 +35,12 @@ const (
 )
 
 // Descriptors that come with an order: stdout and stderr, and for the interpreter that
-// others are forked from what it takes its own orders from.
+// others are forked from what it takes its own orders from. With one for a jail there
+// are more.
 const (
-	outputs       = 2
-	outputsOrders = 3
+	outputs         = 2
+	outputsOrders   = 3
+	mostDescriptors = 16
 )
 
 // softFiles is the program's soft limit of open files. It is what interactive
@@ -72,6 +76,9 @@ func run(kind string) {
 	copy(frame[copy(frame[:], h[:]):], ready[:])
 	if send(frame[:]) != 0 {
 		exit(exitOrphan)
+	}
+	if kind == wire.Parent {
+		serve(died)
 	}
 	var o order
 	a := first(kind, &o)
@@ -110,14 +117,10 @@ func putNumber(b []byte, number int) int {
 // for it, if one does.
 func first(kind string, o *order) interpreter {
 	var ahead interpreter
-	switch kind {
-	case wire.Fork:
+	if kind == wire.Fork {
 		ahead = interpreter{pid: wire.ForkPID, link: wire.ForkFD}
 		ahead.awaitFirst()
-	case wire.Parent:
-		o.receive(outputsOrders)
-		return ahead
-	default:
+	} else {
 		o.receive(outputs)
 		if o.typ != wire.Ahead {
 			return ahead
@@ -176,7 +179,7 @@ func confine(kind string) (what string, errno unix.Errno) {
 	if errno := lower(unix.RLIMIT_CORE, 1); errno != 0 {
 		return "limit core dumps", errno
 	}
-	if errno := dropInheritable(kind == wire.Parent); errno != 0 {
+	if errno := dropCapabilities(kind == wire.Parent); errno != 0 {
 		return "give up capabilities", errno
 	}
 	if kind == wire.Parent { // all jails have together what it may
@@ -202,10 +205,10 @@ func lower(resource int, most uint64) unix.Errno {
 	return prlimit(resource, &limit, nil)
 }
 
-// dropInheritable empties the inheritable, ambient and bounding sets of this
-// process, the last but for what a parent needs. What it keeps, permitted and
-// effective, dies with setresuid in the child.
-func dropInheritable(parent bool) unix.Errno {
+// dropCapabilities leaves this process those that nsjail gives an init, permitted and
+// effective, which die with setresuid in the child; and empties the inheritable,
+// ambient and bounding sets, the last but for what a parent needs.
+func dropCapabilities(parent bool) unix.Errno {
 	// nsjail sets no-setuid-fixup; with it the child would keep our capabilities.
 	if errno := prctl(unix.PR_SET_SECUREBITS, 0); errno != 0 {
 		return errno
@@ -228,6 +231,8 @@ func dropInheritable(parent bool) unix.Errno {
 	if errno := capget(&header, &data); errno != 0 {
 		return errno
 	}
-	data[0].Inheritable, data[1].Inheritable = 0, 0
+	const own = 1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETPCAP
+	kept := data[0].Permitted & own
+	data[0], data[1] = unix.CapUserData{Effective: kept, Permitted: kept}, unix.CapUserData{}
 	return capset(&header, &data)
 }

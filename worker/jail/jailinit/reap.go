@@ -19,12 +19,17 @@ func (p *program) hear(block bool) {
 	from := [...]unix.PollFd{{Fd: wire.ControlFD, Events: unix.POLLIN}, {Fd: int32(p.died), Events: unix.POLLIN}}
 	poll(from[:], block)
 	if from[1].Revents != 0 {
-		var b [128]byte // struct signalfd_siginfo
-		_, _ = read(p.died, b[:])
+		heed(p.died)
 	}
 	if from[0].Revents != 0 {
 		p.obey()
 	}
+}
+
+// heed takes the word that a child has died.
+func heed(died int) {
+	var b [128]byte // struct signalfd_siginfo
+	_, _ = read(died, b[:])
 }
 
 // obey carries out a frame of the worker's; when the worker is gone this process ends,

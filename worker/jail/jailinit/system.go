@@ -5,6 +5,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
 // System calls as they are. Those of packages unix and syscall copy strings, and tell
@@ -97,10 +99,18 @@ func socketpair(ends *[2]int32) unix.Errno {
 	return errno
 }
 
-// fork is 0 in the new process.
-func fork() (int, unix.Errno) {
-	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+// fork is 0 in the new process, which has namespaces of its own.
+func fork(namespaces uintptr) (int, unix.Errno) {
+	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, namespaces|uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	return int(pid), errno
+}
+
+func mount(m *wire.OrderMount) unix.Errno {
+	_, _, errno := unix.RawSyscall6(
+		unix.SYS_MOUNT, uintptr(unsafe.Pointer(&m.Source[0])), uintptr(unsafe.Pointer(&m.Target[0])), uintptr(unsafe.Pointer(&m.Type[0])),
+		uintptr(m.Flags), uintptr(unsafe.Pointer(&m.Options[0])), 0,
+	)
+	return errno
 }
 
 func kill(pid int, signal uint32) unix.Errno {

@@ -27,10 +27,13 @@ const forksMemory = 256 << 20
 // next one up is the program's.
 func childID(i int) int { return 10_000 + 2*i }
 
-// parent is a jail that others are forked from.
+// parent is a jail that others are made within: by its interpreter where a fork of
+// that is to wait, else by its init.
 type parent struct {
 	jail   *sandbox
-	orders *net.UnixConn // its interpreter takes orders from
+	orders *net.UnixConn // its interpreter takes orders from; nil where it has none
+
+	ordering sync.Mutex // of frames to its init
 
 	mu      sync.Mutex
 	free    []int // indexes into jail.family that no jail has
@@ -44,7 +47,7 @@ type parent struct {
 var errClosed = errors.New("the parent is closed")
 
 // Parent makes a jail to fork others from, for programs in jails of the spec;
-// spec.Ahead is its interpreter, as by jail.Source.Parent.
+// spec.Ahead is its interpreter, as by jail.Source.Parent, if it has one.
 func (m *Maker) Parent(ctx context.Context, spec jail.Spec) (jail.Parent, error) {
 	s, err := m.admit(spec)
 	if err != nil {
@@ -80,11 +83,13 @@ func (p *parent) prepare(ctx context.Context) (err error) {
 	if err := s.open(); err != nil {
 		return err
 	}
-	if err := p.start(ctx); err != nil {
-		return err
-	}
-	if err := s.group.Claim(); err != nil {
-		return err
+	if s.spec.Ahead != nil {
+		if err := p.start(ctx); err != nil {
+			return err
+		}
+		if err := s.group.Claim(); err != nil {
+			return err
+		}
 	}
 	s.ready = true
 	return nil
@@ -177,7 +182,8 @@ func (s *sandbox) fork(ctx context.Context, i int) error {
 	return nil
 }
 
-// orderFork tells the parent's interpreter to make the jail.
+// orderFork tells the parent to make the jail: its interpreter if a fork of that is to
+// wait there, else its init.
 func (s *sandbox) orderFork(i int) error {
 	theirs, err := s.connect()
 	if err != nil {
@@ -193,23 +199,15 @@ func (s *sandbox) orderFork(i int) error {
 			_ = d.Close()
 		}
 	}()
-	fds := []int{int(s.m.init.Fd()), int(theirs.Fd()), int(s.uids.lock.Fd())}
+	fds := []int{int(theirs.Fd()), int(s.uids.lock.Fd())}
 	for _, d := range doors {
 		fds = append(fds, int(d.Fd()))
 	}
-	send := func(here int, fds []int) error {
-		order := fmt.Appendf(nil, "%d\x00%d\x00%d\x00%d\x00", childID(i), jail.ProgramID, s.spec.Pids, here)
-		order = append(order, s.mounts()...)
-		_, _, err := s.parent.orders.WriteMsgUnix(order, unix.UnixRights(fds...), nil)
-		return err
-	}
-	if a := s.spec.Ahead; a != nil && slices.Equal(a.Argv, s.parent.jail.spec.Ahead.Argv) {
-		var out outputs
-		if out, err = s.withPipes(func(ends []int) error { return send(1, append(fds, ends...)) }); err == nil {
-			s.ahead = &interpreter{*a, out}
-		}
+	order := wire.JailFrame{Root: uint32(childID(i)), Program: jail.ProgramID, Processes: uint32(s.spec.Pids), Mounts: s.mounts()}
+	if interpreter := s.parent.jail.spec.Ahead; s.spec.Ahead != nil && interpreter != nil && slices.Equal(s.spec.Ahead.Argv, interpreter.Argv) {
+		err = s.orderInterpreter(&order, fds)
 	} else {
-		err = send(0, fds)
+		err = s.parent.orderInit(&order, fds)
 	}
 	if err != nil {
 		return fmt.Errorf("tell the parent: %w: %s", err, s.lastWords())
@@ -217,23 +215,46 @@ func (s *sandbox) orderFork(i int) error {
 	return nil
 }
 
-// mounts are what nsjail mounts in other jails, as an order has them.
-func (s *sandbox) mounts() (all []byte) {
-	call := func(source, target, fstype string, flags uint64, options string) {
-		all = fmt.Appendf(all, "%s\x00%s\x00%s\x00%d\x00%s\x00", source, target, fstype, flags, options)
+// orderInit tells the parent's init to make a jail.
+func (p *parent) orderInit(order *wire.JailFrame, fds []int) error {
+	p.ordering.Lock()
+	defer p.ordering.Unlock()
+	return writeFrame(p.jail.conn, order.Encode(), fds)
+}
+
+// orderInterpreter tells the parent's interpreter to make the jail.
+func (s *sandbox) orderInterpreter(order *wire.JailFrame, fds []int) error {
+	text := fmt.Appendf(nil, "%d\x00%d\x00%d\x00", order.Root, order.Program, order.Processes)
+	for _, m := range order.Mounts {
+		text = fmt.Appendf(text, "%s\x00%s\x00%s\x00%d\x00%s\x00", m.Source, m.Target, m.Type, m.Flags, m.Options)
 	}
-	safe := uint64(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
-	call("proc", "/proc", "proc", safe, "")
-	// The mount is read-only, not the file system: the one says so after it has
-	// looked at who may write, the other before.
-	call("", "/proc", "", safe|unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")
+	out, err := s.withPipes(func(ends []int) error {
+		all := slices.Concat([]int{int(s.m.init.Fd())}, fds, ends)
+		_, _, err := s.parent.orders.WriteMsgUnix(text, unix.UnixRights(all...), nil)
+		return err
+	})
+	if err == nil {
+		s.ahead = &interpreter{*s.spec.Ahead, out}
+	}
+	return err
+}
+
+// mounts are what nsjail mounts in other jails.
+func (s *sandbox) mounts() []wire.Mount {
+	const safe = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	all := []wire.Mount{
+		{Source: "proc", Target: "/proc", Type: "proc", Flags: safe},
+		// The mount is read-only, not the file system: the one says so after it has
+		// looked at who may write, the other before.
+		{Target: "/proc", Flags: safe | unix.MS_REMOUNT | unix.MS_BIND | unix.MS_RDONLY},
+	}
 	// The root's own /sys is empty. What is bound has the flags of where it is.
 	for _, m := range (layout{home: s.m.cfg.Home, masks: s.m.masks, spec: s.spec}).own("/sys") {
-		flags := uint64(unix.MS_NOSUID | unix.MS_NODEV)
+		flags := uint32(unix.MS_NOSUID | unix.MS_NODEV)
 		if m.fstype == "" {
 			flags = unix.MS_BIND
 		}
-		call(m.source, m.target, m.fstype, flags, m.options)
+		all = append(all, wire.Mount{Source: m.source, Target: m.target, Type: m.fstype, Flags: flags, Options: m.options})
 	}
 	return all
 }
@@ -309,7 +330,7 @@ func (p *parent) end() {
 	p.err = errors.Join(p.err, p.jail.Close())
 }
 
-// lastWords is what the interpreter said last, on one line.
+// lastWords is what was said last, on one line, by the interpreter or else by the init.
 func (p *parent) lastWords() string {
 	if p.jail.ahead == nil {
 		return p.jail.lastWords()
@@ -324,7 +345,7 @@ func (p *parent) lastWords() string {
 		})
 	}
 	if err != nil || n <= 0 {
-		return "it says nothing"
+		return p.jail.lastWords()
 	}
 	return "it says: " + strings.Join(strings.Fields(string(b[:n])), " ")
 }

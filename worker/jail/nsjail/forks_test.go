@@ -77,7 +77,8 @@ for mark in ("/tmp/mark", "/dev/shm/mark", "mark"):
     open(mark, "w").close()
 `
 
-// Executions that are forked from one interpreter share nothing but what that was.
+// Executions that are forked from one interpreter share nothing but what that was, and those that are made within a parent's jail
+// by its init nothing at all.
 func TestForksAreApart(t *testing.T) {
 	m := newMaker(t)
 	p := parentOf(t, m, testSpec())
@@ -85,7 +86,7 @@ func TestForksAreApart(t *testing.T) {
 	var jails [count]jail.Jail
 	uids := map[int]bool{}
 	for i := range jails { // all there at once
-		jails[i] = fork(t, p, testSpec())
+		jails[i] = forkFor(t, p, testSpec(), []string{"python", "bash"}[i%2])
 		uids[jails[i].(*sandbox).uids.first] = true
 	}
 	if len(uids) != count {
@@ -423,9 +424,50 @@ func TestAForkIsConfinedAsOthers(t *testing.T) {
 	m := newMaker(t)
 	p := program(t, "python", confinement)
 	want := runIn(t, prepare(t, m, testSpec()), p)
-	got := runIn(t, fork(t, parentOf(t, m, testSpec()), testSpec()), p)
-	if got.stdout != want.stdout || want.ExitCode != 0 || !strings.Contains(want.stdout, "CapBnd:\t0000000000000000\n") {
-		t.Errorf("a fork says\n%s%s\nand another\n%s%s", got.stdout, got.stderr, want.stdout, want.stderr)
+	if want.ExitCode != 0 || !strings.Contains(want.stdout, "CapBnd:\t0000000000000000\n") {
+		t.Fatalf("%+v", want)
+	}
+	parent, bare := parentOf(t, m, testSpec()), bareParent(t, m, testSpec())
+	for name, j := range map[string]jail.Jail{
+		"of an interpreter": fork(t, parent, testSpec()), "of its init": forkFor(t, parent, testSpec(), "bash"), "of an init alone": fork(t, bare, testSpec()),
+	} {
+		if got := runIn(t, j, p); got.stdout != want.stdout {
+			t.Errorf("a fork %s says\n%s%s\nand another jail\n%s", name, got.stdout, got.stderr, want.stdout)
+		}
+	}
+}
+
+// bareParent makes a jail to make others within that has no interpreter, until the test is over.
+func bareParent(t *testing.T, m *Maker, spec jail.Spec) jail.Parent {
+	t.Helper()
+	p, err := m.Parent(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeParent(t, p) })
+	return p
+}
+
+// Where no interpreter can be forked, as in an image that has none, jails are made within one all the same.
+func TestAParentWithoutAnInterpreter(t *testing.T) {
+	m := newMaker(t)
+	p := bareParent(t, m, testSpec())
+	for language, code := range map[string]string{"bash": "echo $$ $((6*7))", "node": "console.log(process.pid, 6*7)", "python": "import os; print(os.getpid(), 6*7)"} {
+		j := forkFor(t, p, testSpec(), language)
+		runIn(t, j, program(t, language, code)).want(t, jail.Exited, "2 42")
+	}
+	spec := testSpec()
+	spec.Ahead = nil
+	j, err := p.Fork(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	runIn(t, j, program(t, "bash", "exit 7")).want(t, jail.Exited, "")
+	if n, err := p.Memory(); err != nil || n < 1<<18 || n > 4<<20 {
+		t.Errorf("the parent holds %d KiB, %v", n>>10, err)
+	}
+	if !p.Alive() {
+		t.Error("the parent has died")
 	}
 }
 
@@ -473,20 +515,22 @@ func TestAForkThatCannotBeMade(t *testing.T) {
 	m := newMaker(t)
 	p := parentOf(t, m, testSpec())
 	running := fork(t, p, testSpec())
-	most := unix.Rlimit{}
-	pid := inJail(t, p.(*parent).jail, "python")
-	if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, nil, &most); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, &unix.Rlimit{Cur: 1, Max: most.Max}, nil); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.Fork(t.Context(), aheadSpec(t, "python")); err == nil || !strings.Contains(err.Error(), "make the namespaces of a jail") {
-		t.Errorf("without a process to spare: %v", err)
-	}
-	if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, &most, nil); err != nil {
-		t.Fatal(err)
+	own := p.(*parent).jail
+	for language, pid := range map[string]int{"python": inJail(t, own, "python"), "bash": own.initPID} { // who makes jails for it
+		most := unix.Rlimit{}
+		if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, nil, &most); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, &unix.Rlimit{Cur: 1, Max: most.Max}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Fork(t.Context(), aheadSpec(t, language)); err == nil || !strings.Contains(err.Error(), "make the namespaces of a jail") {
+			t.Errorf("without a process to spare for %s: %v", language, err)
+		}
+		if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, &most, nil); err != nil {
+			t.Fatal(err)
+		}
+		runIn(t, forkFor(t, p, testSpec(), language), program(t, "python", "print(2)")).want(t, jail.Exited, "2")
 	}
 	runIn(t, running, program(t, "python", "print(1)")).want(t, jail.Exited, "1")
-	runIn(t, fork(t, p, testSpec()), program(t, "python", "print(2)")).want(t, jail.Exited, "2")
 }

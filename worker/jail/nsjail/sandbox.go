@@ -361,13 +361,16 @@ func (o outputs) close() error { return errors.Join(o[0].Close(), o[1].Close()) 
 // belongs to it. The init gets the pipes with the frame, and nsjail never has them:
 // their end is the end of the jail's last process, not of nsjail.
 func (s *sandbox) order(frame []byte, more ...int) (outputs, error) {
-	return s.withPipes(func(ends []int) error {
-		n, _, err := s.conn.WriteMsgUnix(frame, unix.UnixRights(append(ends, more...)...), nil)
-		if err == nil && n < len(frame) {
-			_, err = s.conn.Write(frame[n:])
-		}
-		return err
-	})
+	return s.withPipes(func(ends []int) error { return writeFrame(s.conn, frame, append(ends, more...)) })
+}
+
+// writeFrame writes a frame that descriptors come with.
+func writeFrame(to *net.UnixConn, frame []byte, fds []int) error {
+	n, _, err := to.WriteMsgUnix(frame, unix.UnixRights(fds...), nil)
+	if err == nil && n < len(frame) {
+		_, err = to.Write(frame[n:])
+	}
+	return err
 }
 
 // withPipes calls send with the program's ends of new pipes, which are to go to where

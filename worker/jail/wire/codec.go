@@ -95,3 +95,16 @@ func (r *reader) files() Files {
 func (r *reader) file() OrderFile {
 	return OrderFile{Path: r.checked(), Mode: r.u32(), Owner: r.u8(), Content: r.bytes()}
 }
+
+func (r *reader) mounts() Mounts {
+	n := r.u32()
+	all := r.b
+	for i := uint32(0); i < n && r.ok; i++ {
+		r.mount()
+	}
+	return Mounts{rest: reader{b: all[:len(all)-len(r.b)], ok: true}}
+}
+
+func (r *reader) mount() OrderMount {
+	return OrderMount{Source: r.checked(), Target: r.checked(), Type: r.checked(), Flags: r.u32(), Options: r.checked()}
+}

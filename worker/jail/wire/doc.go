@@ -54,6 +54,16 @@
 //	                                          the program had been killed; Exited
 //	                                          follows.
 //
+// The init of a jail that others are made within sends Ready alone, and is told, besides
+// Start, once, of its interpreter, with a third descriptor that this takes orders from:
+//
+//	Jail     root u32, program u32,           any number: makes a jail, whose init has a
+//	         processes u32, mounts [](source  control socket of its own and sends Ready
+//	         string, target string, type      there. With it come descriptors, in the
+//	         string, flags u32, options       order of JailControl and what follows. What
+//	         string)                          fails is told on stderr, and the next is
+//	                                          made.
+//
 // The end of the stream, in either direction, is an order: an init that reads
 // it exits, and the kernel kills the whole PID namespace with it. So a jail
 // never outlives its worker, however that died.

@@ -2,7 +2,7 @@ package wire
 
 // Version is what Ready carries; worker and init are built together, so it
 // only guards against a stale binary.
-const Version = 6
+const Version = 7
 
 // Descriptor numbers the init is started with.
 const (
@@ -16,13 +16,20 @@ const (
 	ForkFD = 5
 )
 
+// Descriptors that come with Jail, by their place: the control socket of the new
+// jail's init, its lock, and the rest the files by which it enters control groups.
+const (
+	JailControl = iota
+	JailLock
+	JailDoors
+)
+
 // What the init is told of its jail, as its argument; none is a jail for a program.
 const (
-	// Parent is one that others are forked from.
+	// Parent is one that others are made within.
 	Parent = "parent"
-	// Within is one that is made within a parent's jail, and under the filter already.
-	Within = "within"
-	// Fork is one like it, where a fork of the parent's interpreter waits already.
+	// Fork is one that is made within a parent's jail by the interpreter there, under the
+	// filter already, and where a fork of that waits.
 	Fork = "fork"
 )
 
@@ -51,6 +58,7 @@ const (
 	Begin   byte = 'N'
 	Signal  byte = 'G'
 	Kill    byte = 'K'
+	Jail    byte = 'J'
 )
 
 // Caps on the length field of a frame.
@@ -130,6 +138,45 @@ type OrderFile struct {
 	Content []byte
 }
 
+// JailFrame is the payload of Jail, as the worker makes it.
+type JailFrame struct {
+	Root      uint32 // the id in the parent's jail that is root in the new one; the next one up is the program's
+	Program   uint32 // the id that the program has in the new one
+	Processes uint32 // the most that the program may have
+	Mounts    []Mount
+}
+
+// Mount is one call of mount(2).
+type Mount struct {
+	Source, Target, Type string
+	Flags                uint32
+	Options              string
+}
+
+// JailOrder is the payload of Jail where it lies, as Order is that of others.
+type JailOrder struct {
+	Root, Program, Processes uint32
+	Mounts                   Mounts
+}
+
+// Mounts is a list of calls that have not been taken.
+type Mounts struct{ rest reader }
+
+// Next takes one, if there is one.
+func (m *Mounts) Next() (OrderMount, bool) {
+	if len(m.rest.b) == 0 {
+		return OrderMount{}, false
+	}
+	return m.rest.mount(), true
+}
+
+// OrderMount is a Mount in a JailOrder.
+type OrderMount struct {
+	Source, Target, Type []byte
+	Flags                uint32
+	Options              []byte
+}
+
 // FailedFrame is the payload of Failed.
 type FailedFrame struct {
 	Step  string
@@ -201,6 +248,30 @@ func ParseOrder(b []byte) (Order, bool) {
 	r := reader{b: b, ok: true}
 	o := Order{Argv: r.strings(), Env: r.strings(), Dir: r.checked(), UID: r.u32(), GID: r.u32(), Files: r.files()}
 	return o, r.ok && len(r.b) == 0
+}
+
+// Encode returns the whole Jail frame.
+func (j *JailFrame) Encode() []byte {
+	b := make([]byte, HeaderSize, 4<<10)
+	for _, v := range []uint32{j.Root, j.Program, j.Processes, uint32(len(j.Mounts))} {
+		b = appendU32(b, v)
+	}
+	for _, m := range j.Mounts {
+		for _, v := range []string{m.Source, m.Target, m.Type} {
+			b = appendString(b, v)
+		}
+		b = appendString(appendU32(b, m.Flags), m.Options)
+	}
+	h := Header(Jail, len(b)-HeaderSize)
+	copy(b, h[:])
+	return b
+}
+
+// ParseJail reads the payload of Jail. The JailOrder is in b.
+func ParseJail(b []byte) (JailOrder, bool) {
+	r := reader{b: b, ok: true}
+	j := JailOrder{Root: r.u32(), Program: r.u32(), Processes: r.u32(), Mounts: r.mounts()}
+	return j, r.ok && len(r.b) == 0
 }
 
 // PutFailed writes a whole Failed frame to b, and returns it. Its step is a verb and

@@ -40,6 +40,22 @@ func frame(t *testing.T, o Order) (s StartFrame) {
 	return s
 }
 
+func sampleJail() JailFrame {
+	return JailFrame{Root: 10_000, Program: 99_999, Processes: 256, Mounts: []Mount{
+		{Source: "proc", Target: "/proc", Type: "proc", Flags: 14}, {Target: "/tmp", Type: "tmpfs", Options: "size=1,mode=0755"},
+	}}
+}
+
+// jailFrame takes an order for a jail to pieces.
+func jailFrame(j JailOrder) JailFrame {
+	s := JailFrame{Root: j.Root, Program: j.Program, Processes: j.Processes}
+	text := func(b []byte) string { return string(b[:len(b)-1]) }
+	for m, ok := j.Mounts.Next(); ok; m, ok = j.Mounts.Next() {
+		s.Mounts = append(s.Mounts, Mount{text(m.Source), text(m.Target), text(m.Type), m.Flags, text(m.Options)})
+	}
+	return s
+}
+
 func TestRoundTrip(t *testing.T) {
 	want := sample()
 	b := want.Encode(Start)
@@ -50,6 +66,16 @@ func TestRoundTrip(t *testing.T) {
 	if o, ok := ParseOrder(b[HeaderSize:]); !ok {
 		t.Error("refused")
 	} else if got := frame(t, o); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v", got)
+	}
+	j := sampleJail()
+	b = j.Encode()
+	if typ, n, ok := ParseHeader([HeaderSize]byte(b), MaxToInit); typ != Jail || n != len(b)-HeaderSize || !ok {
+		t.Fatalf("header %c %d %v", typ, n, ok)
+	}
+	if o, ok := ParseJail(b[HeaderSize:]); !ok {
+		t.Error("refused")
+	} else if got := jailFrame(o); !reflect.DeepEqual(got, j) {
 		t.Errorf("got %+v", got)
 	}
 	var room [MaxToWorker]byte
@@ -135,13 +161,36 @@ func TestParseOrderRefuses(t *testing.T) {
 	}
 }
 
+func TestParseJailRefuses(t *testing.T) {
+	j := sampleJail()
+	whole := j.Encode()[HeaderSize:]
+	for n := range whole {
+		if _, ok := ParseJail(whole[:n]); ok {
+			t.Errorf("%d of %d bytes accepted", n, len(whole))
+		}
+	}
+	if _, ok := ParseJail(append(whole, 0)); ok {
+		t.Error("a byte too many accepted")
+	}
+	j.Mounts[1].Options = "a\x00b"
+	if _, ok := ParseJail(j.Encode()[HeaderSize:]); ok {
+		t.Error("options with a zero byte accepted")
+	}
+}
+
 // The init has nowhere to allocate.
 func TestInitsPartAllocatesNothing(t *testing.T) {
 	s := sample()
 	b := s.Encode(Start)[HeaderSize:]
+	forJail := sampleJail()
+	within := forJail.Encode()[HeaderSize:]
 	var room [MaxToWorker]byte
 	allocated := testing.AllocsPerRun(10, func() {
 		o, ok := ParseOrder(b)
+		j, also := ParseJail(within)
+		for m, more := j.Mounts.Next(); more; m, more = j.Mounts.Next() {
+			ok = ok && also && len(m.Target) > 0
+		}
 		for v := o.Env.Next(); v != nil; v = o.Env.Next() {
 			ok = ok && len(v) > 0
 		}
@@ -163,11 +212,19 @@ func FuzzParse(f *testing.F) {
 	var room [MaxToWorker]byte
 	f.Add(s.Encode(Start)[HeaderSize:])
 	f.Add(PutFailed(&room, "x", nil, 1)[HeaderSize:])
+	j := sampleJail()
+	f.Add(j.Encode()[HeaderSize:])
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if o, ok := ParseOrder(b); ok {
 			s := frame(t, o)
 			if again := s.Encode(Start)[HeaderSize:]; !bytes.Equal(again, b) {
+				t.Errorf("%x became %+v, and %x", b, s, again)
+			}
+		}
+		if j, ok := ParseJail(b); ok {
+			s := jailFrame(j)
+			if again := s.Encode()[HeaderSize:]; !bytes.Equal(again, b) {
 				t.Errorf("%x became %+v, and %x", b, s, again)
 			}
 		}

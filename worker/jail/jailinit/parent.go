@@ -1,0 +1,183 @@
+package main
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/worker/jail/wire"
+)
+
+// namespaces are those of a jail that is made within another, but for that of control
+// groups, which it makes itself when it is in its own.
+const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
+
+// serve is all that this process does in a jail that others are made within: it makes
+// them, and starts the interpreter that makes those where a fork of it is to wait. With
+// that it ends, and with it all of them.
+func serve(died int) {
+	started := 0 // the interpreter
+	for {
+		for {
+			pid, errno := wait(-1, nil, unix.WNOHANG, nil)
+			if errno != 0 || pid == 0 {
+				break
+			}
+			if pid == started {
+				exit(exitAhead)
+			}
+		}
+		from := [...]unix.PollFd{{Fd: wire.ControlFD, Events: unix.POLLIN}, {Fd: int32(died), Events: unix.POLLIN}}
+		poll(from[:], true)
+		if from[1].Revents != 0 {
+			heed(died)
+		}
+		if from[0].Revents == 0 {
+			continue
+		}
+		var o order
+		o.take(mostDescriptors)
+		switch {
+		case o.typ == wire.Start && started == 0:
+			o.parse(outputsOrders)
+			furnish(&o)
+			started = launch(&o)
+		case o.typ == wire.Jail:
+			makeJail(&o)
+		default:
+			exit(exitFrame)
+		}
+		free(o.memory)
+	}
+}
+
+// makeJail makes a jail within this one, and closes what came with the order. That it
+// cannot is no reason to end: those who wait for the jail read it here.
+func makeJail(o *order) {
+	j, ok := wire.ParseJail(o.payload)
+	if !ok || o.n <= wire.JailDoors {
+		exit(exitFrame)
+	}
+	if errno := makeNamespaces(o, &j); errno != 0 {
+		lament("make the namespaces of a jail", errno)
+	}
+	for _, fd := range o.fds[:o.n] {
+		closeFD(int(fd))
+	}
+}
+
+func makeNamespaces(o *order, j *wire.JailOrder) unix.Errno {
+	var ends [2]int32
+	if errno := pipe(&ends); errno != 0 {
+		return errno
+	}
+	// What is written of a process that is not dumpable is root's outside. This one and the
+	// interpreter are all that have its id.
+	_ = prctl(unix.PR_SET_DUMPABLE, 1)
+	pid, errno := fork(namespaces)
+	if pid == 0 && errno == 0 {
+		closeFD(int(ends[1]))
+		if what, errno := enter(o, j, int(ends[0])); errno != 0 {
+			lament(what, errno)
+			exit(exitConfine)
+		}
+		run("")
+	}
+	_ = prctl(unix.PR_SET_DUMPABLE, 0)
+	closeFD(int(ends[0]))
+	if errno == 0 {
+		errno = mapIDs(pid, j)
+	}
+	if errno == 0 {
+		_, errno = write(int(ends[1]), []byte{'.'})
+	}
+	closeFD(int(ends[1]))
+	return errno
+}
+
+// mapIDs gives root and the program of a jail their ids in this one.
+func mapIDs(pid int, j *wire.JailOrder) unix.Errno {
+	var lines [96]byte
+	n := 0
+	for _, line := range [...][2]uint32{{0, j.Root}, {j.Program, j.Root + 1}} {
+		for _, id := range line {
+			n += putNumber(lines[n:], int(id))
+			n += copy(lines[n:], " ")
+		}
+		n += copy(lines[n:], "1\n")
+	}
+	for _, file := range [...]string{"/gid_map", "/uid_map"} {
+		var path [len("/proc/") + 20 + len("/uid_map") + 1]byte
+		at := copy(path[:], "/proc/")
+		at += putNumber(path[at:], pid)
+		copy(path[at:], file)
+		fd, errno := open(&path[0], unix.O_WRONLY, 0)
+		if errno == 0 {
+			_, errno = write(fd, lines[:n])
+			closeFD(fd)
+		}
+		if errno != 0 {
+			return errno
+		}
+	}
+	return 0
+}
+
+// enter makes this process, which is a copy of the init of the parent's jail, what
+// nsjail starts: the first of a jail, with its descriptors. mapped is where it hears
+// that it has ids. It returns what it could not do.
+func enter(o *order, j *wire.JailOrder, mapped int) (what string, errno unix.Errno) {
+	var b [1]byte
+	if n, errno := read(mapped, b[:]); errno != 0 || n != 1 {
+		exit(exitOrphan)
+	}
+	for _, c := range [...][4]uintptr{{unix.SYS_SETGROUPS}, {unix.SYS_SETRESGID}, {unix.SYS_SETRESUID}} {
+		if errno := call(c[0], c[1], c[2], c[3]); errno != 0 {
+			return "be root in a jail", errno
+		}
+	}
+	for _, door := range o.fds[wire.JailDoors:o.n] {
+		if _, errno := write(int(door), []byte{'0'}); errno != 0 {
+			return "enter a control group", errno
+		}
+	}
+	if errno := call(unix.SYS_UNSHARE, unix.CLONE_NEWCGROUP, 0, 0); errno != 0 {
+		return "make a namespace of control groups", errno
+	}
+	mounts := j.Mounts
+	for m, ok := mounts.Next(); ok; m, ok = mounts.Next() {
+		if errno := mount(&m); errno != 0 {
+			return "mount", errno
+		}
+	}
+	if errno := bringUpLoopback(); errno != 0 {
+		return "bring up the loopback", errno
+	}
+	processes := unix.Rlimit{Cur: uint64(j.Processes), Max: uint64(j.Processes)}
+	if errno := prlimit(unix.RLIMIT_NPROC, &processes, nil); errno != 0 {
+		return "limit processes", errno
+	}
+	for i, fd := range [...]uintptr{wire.ControlFD, wire.LockFD} {
+		if errno := call(unix.SYS_DUP3, uintptr(o.fds[i]), fd, 0); errno != 0 {
+			return "hand over a descriptor", errno
+		}
+	}
+	return "close what is the parent's", call(unix.SYS_CLOSE_RANGE, max(wire.ControlFD, wire.LockFD)+1, uintptr(^uint32(0)), 0)
+}
+
+func bringUpLoopback() unix.Errno {
+	fd, _, errno := unix.RawSyscall(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if errno != 0 {
+		return errno
+	}
+	var request struct { // struct ifreq
+		name  [unix.IFNAMSIZ]byte
+		flags uint16
+		_     [22]byte
+	}
+	copy(request.name[:], "lo")
+	request.flags = unix.IFF_UP
+	errno = call(unix.SYS_IOCTL, fd, unix.SIOCSIFFLAGS, uintptr(unsafe.Pointer(&request))) //nolint:gosec // the kernel reads a struct
+	closeFD(int(fd))
+	return errno
+}
