@@ -26,7 +26,8 @@ import (
 // directory per worker instance.
 const parentName = "bullpen"
 
-// periodMicros is the kernel's default bandwidth period.
+// periodMicros is the kernel's default bandwidth period, which every new group has
+// (Documentation/scheduler/sched-bwc.rst).
 const periodMicros = 100_000
 
 // allowed is what to do about groups that cannot be made.
@@ -190,11 +191,7 @@ func (g *Group) Throttle(cpu float64) error {
 	if g.version == 2 {
 		return write(g.dirs[0], "cpu.max", q+" "+strconv.Itoa(periodMicros))
 	}
-	dir := g.dirs[g.ctl.cpu]
-	if err := write(dir, "cpu.cfs_period_us", strconv.Itoa(periodMicros)); err != nil {
-		return err
-	}
-	return write(dir, "cpu.cfs_quota_us", q)
+	return write(g.dirs[g.ctl.cpu], "cpu.cfs_quota_us", q)
 }
 
 // Unthrottle lifts the cpu limit: a process that has used up its quota would
@@ -264,14 +261,11 @@ func (g *Group) Memory() (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	for key, sign := range map[string]int64{cache: -1, "shmem": 1} { // what is in a tmpfs counts as cache
-		n, err := readKey(dir, "memory.stat", key)
-		if err != nil {
-			return 0, err
-		}
-		held += sign * n
+	n, err := readKeys(dir, "memory.stat", cache, "shmem")
+	if err != nil {
+		return 0, err
 	}
-	return max(0, held), nil
+	return max(0, held-n[0]+n[1]), nil // what is in a tmpfs counts as cache
 }
 
 // Usage reads the counters.
@@ -390,14 +384,34 @@ func readInt(dir, file string) (int64, error) {
 
 // readKey reads the number after key in a file of "key number" lines.
 func readKey(dir, file, key string) (int64, error) {
-	b, err := read(dir, file)
+	n, err := readKeys(dir, file, key)
 	if err != nil {
 		return 0, err
 	}
-	for line := range strings.Lines(string(b)) {
-		if k, v, ok := strings.Cut(strings.TrimSpace(line), " "); ok && k == key {
-			return strconv.ParseInt(v, 10, 64)
-		}
+	return n[0], nil
+}
+
+// readKeys reads the numbers after keys.
+func readKeys(dir, file string, keys ...string) ([]int64, error) {
+	b, err := read(dir, file)
+	if err != nil {
+		return nil, err
 	}
-	return 0, fmt.Errorf("cgroup: %s has no %s", file, key)
+	values := make([]int64, len(keys))
+	missing := len(keys)
+	for line := range bytes.Lines(b) {
+		k, v, ok := bytes.Cut(bytes.TrimSpace(line), []byte{' '})
+		i := slices.Index(keys, string(k))
+		if !ok || i < 0 {
+			continue
+		}
+		if values[i], err = strconv.ParseInt(string(v), 10, 64); err != nil {
+			return nil, fmt.Errorf("cgroup: read %s of %s: %w", keys[i], file, err)
+		}
+		missing--
+	}
+	if missing > 0 {
+		return nil, fmt.Errorf("cgroup: %s has not all of %v", file, keys)
+	}
+	return values, nil
 }
