@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"strings"
 	"sync"
 	"time"
 
@@ -215,24 +214,25 @@ func (k kind) source(img Image) (jail.Source, bool) {
 	return jail.Source{Language: string(k.language), Home: k.worker.Home, Interpreter: interpreter, ImageEnv: img.Env}, ok || img.Languages == nil
 }
 
-// parent makes a jail to fork from, with an interpreter that can be forked if the image has it.
+var errNoInterpreter = errors.New("the image does not have " + jail.Forkable)
+
+// parent makes a jail to fork from, with an interpreter that can be forked where there is one. Without modules that are to be there before
+// it does without.
 func (k kind) parent(ctx context.Context) (jail.Parent, error) {
 	var p jail.Parent
 	b, err := k.furnish(ctx, func(b *box, spec jail.Spec) error {
-		forkable := k
-		forkable.language = jail.Forkable
-		source, ok := forkable.source(b.image)
-		switch preload := k.sandbox.Preload; {
-		case ok:
-			program, err := source.Parent(preload)
-			if err != nil {
-				return err
-			}
-			spec.Ahead = &program
-		case len(preload) > 0:
-			return fmt.Errorf("the image does not have %s, for which the profile has %s loaded", jail.Forkable, strings.Join(preload, ", "))
+		err := k.interpreted(b.image, &spec)
+		if err == nil {
+			p, err = k.worker.Jails.Parent(ctx, spec)
 		}
-		var err error
+		if err == nil || len(k.sandbox.Preload) > 0 || ctx.Err() != nil {
+			return err
+		}
+		if !errors.Is(err, errNoInterpreter) {
+			k.worker.Log.InfoContext(ctx, "programs in "+jail.Forkable+" are not forked, each has an interpreter started for it", "kind", k.name(),
+				"error", err)
+		}
+		spec.Ahead = nil
 		p, err = k.worker.Jails.Parent(ctx, spec)
 		return err
 	})
@@ -240,6 +240,19 @@ func (k kind) parent(ctx context.Context) (jail.Parent, error) {
 		return nil, err
 	}
 	return &ownedParent{p, b}, nil
+}
+
+// interpreted gives the spec of a parent its interpreter.
+func (k kind) interpreted(img Image, spec *jail.Spec) error {
+	preload := k.sandbox.Preload
+	k.language = jail.Forkable
+	source, ok := k.source(img)
+	if !ok {
+		return errNoInterpreter
+	}
+	program, err := source.Parent(preload)
+	spec.Ahead = &program
+	return err
 }
 
 // ownedParent is a parent, with the image that it is on.

@@ -152,24 +152,30 @@ func (bashAlone) Get(context.Context, string) (worker.Image, func(), error) {
 	return worker.Image{Root: "/image", Languages: map[proto.Language]string{proto.Bash: "/bin/bash"}}, func() {}, nil
 }
 
-// Jails are made within one where an image has no interpreter to be forked, unless modules are to be there before.
-func TestAParentOfAnImageWithoutPython(t *testing.T) {
+// Jails are made within one where there is no interpreter to be forked, unless modules are to be there before.
+func TestAParentWithoutPython(t *testing.T) {
 	for name, test := range map[string]struct {
+		image   string
 		preload []string
 		want    worker.Start
-	}{"plain": {nil, worker.Forked}, "with modules": {[]string{"numpy"}, worker.Ready}} {
+	}{
+		"in the image":         {"sha256:0", nil, worker.Forked},
+		"on the host":          {"", nil, worker.Forked},
+		"that is to load some": {"sha256:0", []string{"numpy"}, worker.Ready},
+	} {
 		t.Run(name, func(t *testing.T) {
 			asking(t, func(a *asker) {
+				a.maker.withoutPython = true
 				a.maker.made = func(s jail.Spec) {
-					if s.Ahead != nil || s.Root != "/image" {
-						t.Errorf("a parent with %+v", s)
+					if s.Ahead != nil {
+						t.Errorf("a parent with %+v", s.Ahead)
 					}
 				}
 				var last worker.Start
 				for range 30 {
 					last = a.ask(func(j *proto.Job) {
 						key("k")(j)
-						j.Language, j.Sandbox.ImageDigest, j.Sandbox.Preload = proto.Bash, "sha256:0", test.preload
+						j.Language, j.Sandbox.ImageDigest, j.Sandbox.Preload = proto.Bash, test.image, test.preload
 					})
 					time.Sleep(100 * time.Millisecond)
 				}

@@ -16,11 +16,12 @@ import (
 
 // maker makes jails, or not.
 type maker struct {
-	broken  atomic.Bool
-	barren  atomic.Bool     // no parents
-	sterile atomic.Bool     // parents from which nothing is forked
-	parents atomic.Int32    // that live
-	made    func(jail.Spec) // told of each parent; nil for none
+	broken        atomic.Bool
+	barren        atomic.Bool     // no parents
+	sterile       atomic.Bool     // parents from which nothing is forked
+	parents       atomic.Int32    // that live
+	withoutPython bool            // parents with an interpreter cannot be made
+	made          func(jail.Spec) // told of each parent; nil for none
 }
 
 func (m *maker) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
@@ -34,6 +35,9 @@ func (m *maker) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
 func (m *maker) Parent(_ context.Context, spec jail.Spec) (jail.Parent, error) {
 	if m.barren.Load() {
 		return nil, errors.New("user namespaces are not allowed")
+	}
+	if spec.Ahead != nil && m.withoutPython {
+		return nil, errors.New("there is no python3")
 	}
 	m.parents.Add(1)
 	if m.made != nil {
