@@ -228,13 +228,16 @@ func (k kind) parent(ctx context.Context) (jail.Parent, error) {
 		if err == nil || len(k.sandbox.Preload) > 0 || ctx.Err() != nil {
 			return err
 		}
-		if !errors.Is(err, errNoInterpreter) {
+		spec.Ahead = nil
+		bare, failed := k.worker.Jails.Parent(ctx, spec)
+		if failed != nil {
+			return errors.Join(err, failed)
+		}
+		if p = bare; !errors.Is(err, errNoInterpreter) {
 			k.worker.Log.InfoContext(ctx, "programs in "+jail.Forkable+" are not forked, each has an interpreter started for it", "kind", k.name(),
 				"error", err)
 		}
-		spec.Ahead = nil
-		p, err = k.worker.Jails.Parent(ctx, spec)
-		return err
+		return nil
 	})
 	if err != nil {
 		return nil, err

@@ -65,6 +65,13 @@ func run(kind string) {
 		lament(what, errno)
 		exit(exitConfine)
 	}
+	if kind == wire.Parent {
+		// Where the kernel refuses them, it is no parent.
+		if errno := tryNamespaces(); errno != 0 {
+			lament(noNamespaces, errno)
+			exit(exitConfine)
+		}
+	}
 	died, errno := deaths()
 	if errno != 0 || died < wire.ControlFD { // one of the first three is not open: it would be taken for the program's
 		lament("make a descriptor", errno)
@@ -89,7 +96,7 @@ func run(kind string) {
 	exit(exitOK)
 }
 
-// lament says on stderr why this process ends. It is nsjail's log, and what the
+// lament says on stderr what could not be done. It is nsjail's log, and what the
 // parent's interpreter says.
 func lament(what string, errno unix.Errno) {
 	var line [128]byte

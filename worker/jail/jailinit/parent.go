@@ -12,6 +12,8 @@ import (
 // groups, which it makes itself when it is in its own.
 const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 
+const noNamespaces = "make the namespaces of a jail"
+
 // serve is all that this process does in a jail that others are made within: it makes
 // them, and starts the interpreter that makes those where a fork of it is to wait. With
 // that it ends, and with it all of them.
@@ -51,6 +53,19 @@ func serve(died int) {
 	}
 }
 
+// tryNamespaces makes what a jail has within this one, for nothing.
+func tryNamespaces() unix.Errno {
+	pid, errno := fork(namespaces)
+	if errno != 0 {
+		return errno
+	}
+	if pid == 0 {
+		exit(exitOK)
+	}
+	_, errno = wait(pid, nil, 0, nil)
+	return errno
+}
+
 // makeJail makes a jail within this one, and closes what came with the order. That it
 // cannot is no reason to end: those who wait for the jail read it here.
 func makeJail(o *order) {
@@ -59,7 +74,7 @@ func makeJail(o *order) {
 		exit(exitFrame)
 	}
 	if errno := makeNamespaces(o, &j); errno != 0 {
-		lament("make the namespaces of a jail", errno)
+		lament(noNamespaces, errno)
 	}
 	for _, fd := range o.fds[:o.n] {
 		closeFD(int(fd))
@@ -71,9 +86,6 @@ func makeNamespaces(o *order, j *wire.JailOrder) unix.Errno {
 	if errno := pipe(&ends); errno != 0 {
 		return errno
 	}
-	// What is written of a process that is not dumpable is root's outside. This one and the
-	// interpreter are all that have its id.
-	_ = prctl(unix.PR_SET_DUMPABLE, 1)
 	pid, errno := fork(namespaces)
 	if pid == 0 && errno == 0 {
 		closeFD(int(ends[1]))
@@ -83,7 +95,6 @@ func makeNamespaces(o *order, j *wire.JailOrder) unix.Errno {
 		}
 		run("")
 	}
-	_ = prctl(unix.PR_SET_DUMPABLE, 0)
 	closeFD(int(ends[0]))
 	if errno == 0 {
 		errno = mapIDs(pid, j)

@@ -122,7 +122,7 @@ func (p *parent) start(ctx context.Context) error {
 	case !stop():
 		return fmt.Errorf("start %s: %w", program.Argv[0], context.Cause(ctx))
 	case err != nil || n == 0:
-		return fmt.Errorf("%s cannot be forked from: %s", program.Argv[0], p.lastWords())
+		return fmt.Errorf("%s cannot be forked from: %s", program.Argv[0], p.interpreterSaid())
 	}
 	return nil
 }
@@ -205,8 +205,10 @@ func (s *sandbox) orderFork(i int) error {
 	}
 	order := wire.JailFrame{Root: uint32(childID(i)), Program: jail.ProgramID, Processes: uint32(s.spec.Pids), Mounts: s.mounts()}
 	if interpreter := s.parent.jail.spec.Ahead; s.spec.Ahead != nil && interpreter != nil && slices.Equal(s.spec.Ahead.Argv, interpreter.Argv) {
+		s.said = s.parent.interpreterSaid
 		err = s.orderInterpreter(&order, fds)
 	} else {
+		s.said = s.parent.jail.saidFrom(s.parent.jail.logged())
 		err = s.parent.orderInit(&order, fds)
 	}
 	if err != nil {
@@ -330,11 +332,8 @@ func (p *parent) end() {
 	p.err = errors.Join(p.err, p.jail.Close())
 }
 
-// lastWords is what was said last, on one line, by the interpreter or else by the init.
-func (p *parent) lastWords() string {
-	if p.jail.ahead == nil {
-		return p.jail.lastWords()
-	}
+// interpreterSaid is what the interpreter has said since it was asked last, on one line.
+func (p *parent) interpreterSaid() string {
 	b := make([]byte, maxLog)
 	n := 0
 	said, err := p.jail.ahead.outputs[1].SyscallConn()

@@ -391,22 +391,36 @@ func (s *sandbox) awaitReady(ctx context.Context) error {
 
 func procPath(pid int, name string) string { return filepath.Join("/proc", strconv.Itoa(pid), name) }
 
-// lastWords is the end of nsjail's log, on one line, and why it may have none.
+// lastWords is the end of what was said where the jail was made, on one line, and why
+// there may be nothing.
 func (s *sandbox) lastWords() string {
 	if s.parent != nil {
-		return s.parent.lastWords()
+		return s.said()
 	}
 	if u, err := s.group.Usage(); err == nil && u.OOMKills > 0 {
 		return "the memory limit leaves no room for it"
 	}
+	return s.saidFrom(0)()
+}
+
+// logged is how long nsjail's log is, in bytes, as far as that can be told.
+func (s *sandbox) logged() int64 {
 	info, err := s.log.Stat()
 	if err != nil {
-		return "its log is gone"
+		return 0
 	}
-	b := make([]byte, min(info.Size(), maxLog))
-	n, _ := s.log.ReadAt(b, info.Size()-int64(len(b)))
-	if n == 0 {
-		return "nsjail says nothing"
+	return info.Size()
+}
+
+// saidFrom gives what will have been said in nsjail's log after so many bytes.
+func (s *sandbox) saidFrom(start int64) func() string {
+	return func() string {
+		end := s.logged()
+		b := make([]byte, max(0, min(end-start, maxLog)))
+		n, _ := s.log.ReadAt(b, end-int64(len(b)))
+		if n == 0 {
+			return "nsjail says nothing"
+		}
+		return "nsjail says: " + strings.Join(strings.Fields(string(b[:n])), " ")
 	}
-	return "nsjail says: " + strings.Join(strings.Fields(string(b[:n])), " ")
 }

@@ -28,9 +28,10 @@ type sandbox struct {
 	uids    *uidPair
 	family  []*uidPair // of the jails that are forked from this one; nil where none are
 	group   *cgroup.Group
-	parent  *parent     // that it was forked from; nil if nsjail made it
-	proc    *os.Process // nsjail
-	log     *os.File    // nsjail's
+	parent  *parent       // that it was forked from; nil if nsjail made it
+	said    func() string // what who was ordered to fork it has said since
+	proc    *os.Process   // nsjail
+	log     *os.File      // nsjail's
 	conn    *net.UnixConn
 	frames  *bufio.Reader // of conn, after the first
 	oom     *os.File      // see cgroup.WatchOOM

@@ -51,6 +51,8 @@ func bare() {
 		refuse(unix.SYS_SECCOMP, 0)
 	case "no namespaces":
 		check(os.WriteFile("/proc/sys/user/max_user_namespaces", []byte("0"), 0))
+	case "one namespace", "one namespace, and no python":
+		check(os.WriteFile("/proc/sys/user/max_user_namespaces", []byte("1"), 0))
 	case "run directory as most hosts mount it":
 		check(unix.Mount("tmpfs", f[2], "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=755"))
 	default:
@@ -60,10 +62,17 @@ func bare() {
 	}
 	m, err := Open(cfg)
 	if err == nil {
-		if f[0] == "thread" {
+		switch f[0] {
+		case "thread":
 			err = bareThread(m, f[3])
-		} else if _, err = m.Probe(context.Background(), spec); err == nil {
-			err = bareFork(m)
+		case "one namespace":
+			err = bareFork(m, true)
+		case "one namespace, and no python":
+			err = bareFork(m, false)
+		default:
+			if _, err = m.Probe(context.Background(), spec); err == nil {
+				err = errors.Join(bareFork(m, true), bareFork(m, false))
+			}
 		}
 		check(m.Close())
 	}
@@ -113,14 +122,14 @@ python3 -c "import os; os.setxattr('new', 'user.x', b'y')"; touch -d @1 new link
 	return home.Apply(context.Background(), lower, &layer, pack, limits, nil)
 }
 
-// bareFork runs a program in a jail that is forked, and one in bash.
-func bareFork(m *Maker) error {
+// bareFork runs a program in a jail that is forked, and one in bash, from a parent with an interpreter or without.
+func bareFork(m *Maker, interpreter bool) error {
 	spec := testSpec()
-	program, err := jail.Source{Home: DefaultHome}.Parent(nil)
-	if err != nil {
-		return err
+	if interpreter {
+		program, err := jail.Source{Home: DefaultHome}.Parent(nil)
+		check(err)
+		spec.Ahead = &program
 	}
-	spec.Ahead = &program
 	p, err := m.Parent(context.Background(), spec)
 	if err != nil {
 		return err
@@ -219,6 +228,8 @@ func TestWorkersNeeds(t *testing.T) {
 		"nothing":                              {nil, works},
 		"no filters":                           {nil, "PR_SET_SECCOMP"},
 		"no namespaces":                        {whole, "CLONE_NEWUSER"},
+		"one namespace":                        {whole, "make the namespaces of a jail"},
+		"one namespace, and no python":         {whole, "make the namespaces of a jail"},
 		"no ids":                               {few, "uid range 1900000000+8192 is not in /proc/self/uid_map"},
 		"run directory as most hosts mount it": {nil, works},
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID":                             {nil, works},

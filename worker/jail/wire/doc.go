@@ -54,8 +54,8 @@
 //	                                          the program had been killed; Exited
 //	                                          follows.
 //
-// The init of a jail that others are made within sends Ready alone, and is told, besides
-// Start, once, of its interpreter, with a third descriptor that this takes orders from:
+// The init of a jail that others are made within sends nothing but Ready, or Failed of its
+// interpreter, and is told, besides Start, once, of its interpreter, with a third descriptor that this takes orders from:
 //
 //	Jail     root u32, program u32,           any number: makes a jail, whose init has a
 //	         processes u32, mounts [](source  control socket of its own and sends Ready
