@@ -149,7 +149,7 @@ const forkTimeout = 10 * time.Second
 
 // fork makes a jail like make's from the parent of the kind.
 func (k kind) fork(ctx context.Context) (*box, error) {
-	parent, done := k.worker.parents.take(k.family())
+	parent, done := k.worker.parents.take(k)
 	if parent == nil {
 		return nil, warm.ErrGone
 	}

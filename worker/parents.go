@@ -20,7 +20,8 @@ const (
 	lately = 5 * time.Second
 	// memoryOfParent is what a parent is taken to hold, in bytes, until it has been made.
 	memoryOfParent = 16 << 20
-	// A parent is replaced after so many forks, or so long a time, since its hash seed and its layout of memory are those of all its jails.
+	// A parent is replaced after so many forks of its interpreter, or so long a time, since the hash seed of that and its layout of memory
+	// are those of all forks.
 	forksOfParent, ageOfParent = 1000, 10 * time.Minute
 	// idle is how long a parent is kept that nobody asks for.
 	idle = 2 * time.Minute
@@ -59,7 +60,7 @@ type ancestor struct {
 	jail.Parent
 	size  int64 // bytes
 	born  time.Time
-	forks int            // that were asked of it
+	forks int            // of its interpreter that were asked of it
 	used  sync.WaitGroup // by forks that are being made
 }
 
@@ -86,16 +87,18 @@ func (p *parents) ask(k kind) bool {
 	return f.parent != nil
 }
 
-// take gives the parent of a kind, which is not closed before done is called with what came of it; nil if it has none.
+// take gives the parent of the family of a kind, which is not closed before done is called with what came of it; nil if it has none.
 func (p *parents) take(k kind) (parent jail.Parent, done func(err error)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	f := p.families[k.name()]
+	f := p.families[k.family().name()]
 	if f == nil || f.parent == nil {
 		return nil, nil
 	}
 	a := f.parent
-	a.forks++
+	if k.language == jail.Forkable {
+		a.forks++
+	}
 	a.used.Add(1)
 	return a, func(err error) {
 		defer a.used.Done()
