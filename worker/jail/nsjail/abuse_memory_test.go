@@ -26,7 +26,9 @@ func memoryAttacks() []attack {
 		bomb("in a child", "import subprocess, time\nsubprocess.run(['python3', '-c', 'bytearray(200 << 20)'])\ntime.sleep(600)"),
 		bomb("in many processes", "import os\nfor i in range(8):\n  if not os.fork(): x = bytearray(30 << 20)\nwhile True: pass"),
 		bomb("in files in memory", "import os\nf = os.memfd_create('x')\nwhile True: os.write(f, b'x' * (1 << 20))"),
+		// These hold nearly all of the memory, and a fork of python nearly nothing of its own.
 		bomb("in home, /tmp and /dev/shm", `
+x = bytearray(8 << 20)
 for d, n in ('/home/baponi', 31), ('/tmp', 15), ('/dev/shm', 15):
   for i in range(n): open(f'{d}/{i}', 'wb').write(b'x' * (1 << 20))`),
 		bomb("in System V shared memory", `
