@@ -65,13 +65,6 @@ func run(kind string) {
 		lament(what, errno)
 		exit(exitConfine)
 	}
-	if kind == wire.Parent {
-		// Where the kernel refuses them, it is no parent.
-		if errno := tryNamespaces(); errno != 0 {
-			lament(noNamespaces, errno)
-			exit(exitConfine)
-		}
-	}
 	died, errno := deaths()
 	if errno != 0 || died < wire.ControlFD { // one of the first three is not open: it would be taken for the program's
 		lament("make a descriptor", errno)
@@ -189,8 +182,8 @@ func confine(kind string) (what string, errno unix.Errno) {
 	if errno := dropCapabilities(kind == wire.Parent); errno != 0 {
 		return "give up capabilities", errno
 	}
-	if kind == wire.Parent { // all jails have together what it may
-		return "", 0
+	if kind == wire.Parent { // all jails have together what it may; where the kernel refuses their namespaces, it is no parent
+		return noNamespaces, tryNamespaces()
 	}
 	if errno := lower(unix.RLIMIT_SIGPENDING, mostSignals); errno != 0 {
 		return "limit signals", errno

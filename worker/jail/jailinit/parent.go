@@ -29,12 +29,7 @@ func serve(died int) {
 				exit(exitAhead)
 			}
 		}
-		from := [...]unix.PollFd{{Fd: wire.ControlFD, Events: unix.POLLIN}, {Fd: int32(died), Events: unix.POLLIN}}
-		poll(from[:], true)
-		if from[1].Revents != 0 {
-			heed(died)
-		}
-		if from[0].Revents == 0 {
+		if !listen(died, true) {
 			continue
 		}
 		var o order
@@ -118,11 +113,7 @@ func mapIDs(pid int, j *wire.JailOrder) unix.Errno {
 		n += copy(lines[n:], "1\n")
 	}
 	for _, file := range [...]string{"/gid_map", "/uid_map"} {
-		var path [len("/proc/") + 20 + len("/uid_map") + 1]byte
-		at := copy(path[:], "/proc/")
-		at += putNumber(path[at:], pid)
-		copy(path[at:], file)
-		fd, errno := open(&path[0], unix.O_WRONLY, 0)
+		fd, errno := openProc(pid, file, unix.O_WRONLY)
 		if errno == 0 {
 			_, errno = write(fd, lines[:n])
 			closeFD(fd)
@@ -168,7 +159,7 @@ func enter(o *order, j *wire.JailOrder, mapped int) (what string, errno unix.Err
 	if errno := prlimit(unix.RLIMIT_NPROC, &processes, nil); errno != 0 {
 		return "limit processes", errno
 	}
-	for i, fd := range [...]uintptr{wire.ControlFD, wire.LockFD} {
+	for i, fd := range [...]uintptr{wire.JailControl: wire.ControlFD, wire.JailLock: wire.LockFD} {
 		if errno := call(unix.SYS_DUP3, uintptr(o.fds[i]), fd, 0); errno != 0 {
 			return "hand over a descriptor", errno
 		}

@@ -16,20 +16,21 @@ type program struct {
 // hear carries out what the worker has said. If there is nothing else to do it blocks
 // until there is, or until a child has died.
 func (p *program) hear(block bool) {
-	from := [...]unix.PollFd{{Fd: wire.ControlFD, Events: unix.POLLIN}, {Fd: int32(p.died), Events: unix.POLLIN}}
-	poll(from[:], block)
-	if from[1].Revents != 0 {
-		heed(p.died)
-	}
-	if from[0].Revents != 0 {
+	if listen(p.died, block) {
 		p.obey()
 	}
 }
 
-// heed takes the word that a child has died.
-func heed(died int) {
-	var b [128]byte // struct signalfd_siginfo
-	_, _ = read(died, b[:])
+// listen reports whether the worker has said something, and takes the word that a child
+// has died. Where it may block, it does until there is one of these.
+func listen(died int, block bool) bool {
+	from := [...]unix.PollFd{{Fd: wire.ControlFD, Events: unix.POLLIN}, {Fd: int32(died), Events: unix.POLLIN}}
+	poll(from[:], block)
+	if from[1].Revents != 0 {
+		var b [128]byte // struct signalfd_siginfo
+		_, _ = read(died, b[:])
+	}
+	return from[0].Revents != 0
 }
 
 // obey carries out a frame of the worker's; when the worker is gone this process ends,
@@ -104,16 +105,12 @@ func (d *death) killedBySeccomp() bool {
 	if d.code != killed && d.code != dumped {
 		return false
 	}
-	var path [len("/proc/") + 20 + len("/status") + 1]byte
-	n := copy(path[:], "/proc/")
-	n += putNumber(path[n:], int(d.pid))
-	copy(path[n:], "/status")
-	fd, errno := open(&path[0], unix.O_RDONLY, 0)
+	fd, errno := openProc(int(d.pid), "/status", unix.O_RDONLY)
 	if errno != 0 {
 		return false
 	}
 	var status [4096]byte
-	n, _ = read(fd, status[:])
+	n, _ := read(fd, status[:])
 	closeFD(fd)
 	const mark = "\nSeccomp:\t3\n"
 	for i := 0; i+len(mark) <= n; i++ {

@@ -65,6 +65,15 @@ func open(path *byte, flags int, mode uint32) (int, unix.Errno) {
 	return int(fd), errno
 }
 
+// openProc opens what /proc has of a process.
+func openProc(pid int, name string, flags int) (int, unix.Errno) {
+	var path [64]byte
+	n := copy(path[:], "/proc/")
+	n += putNumber(path[n:], pid)
+	copy(path[n:len(path)-1], name)
+	return open(&path[0], flags, 0)
+}
+
 func mkdir(path *byte, mode uint32) unix.Errno {
 	at := unix.AT_FDCWD
 	_, _, errno := unix.RawSyscall(unix.SYS_MKDIRAT, uintptr(at), uintptr(unsafe.Pointer(path)), uintptr(mode))
@@ -99,7 +108,7 @@ func socketpair(ends *[2]int32) unix.Errno {
 	return errno
 }
 
-// fork is 0 in the new process, which has namespaces of its own.
+// fork is 0 in the new process, which has these namespaces of its own, if any.
 func fork(namespaces uintptr) (int, unix.Errno) {
 	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, namespaces|uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	return int(pid), errno

@@ -208,7 +208,8 @@ func (s *sandbox) orderFork(i int) error {
 		s.said = s.parent.interpreterSaid
 		err = s.orderInterpreter(&order, fds)
 	} else {
-		s.said = s.parent.jail.saidFrom(s.parent.jail.logged())
+		before := s.parent.jail.logged()
+		s.said = func() string { return s.parent.jail.saidSince(before) }
 		err = s.parent.orderInit(&order, fds)
 	}
 	if err != nil {
@@ -344,7 +345,7 @@ func (p *parent) interpreterSaid() string {
 		})
 	}
 	if err != nil || n <= 0 {
-		return p.jail.lastWords()
+		return "it says nothing"
 	}
 	return "it says: " + strings.Join(strings.Fields(string(b[:n])), " ")
 }

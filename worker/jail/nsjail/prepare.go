@@ -400,7 +400,7 @@ func (s *sandbox) lastWords() string {
 	if u, err := s.group.Usage(); err == nil && u.OOMKills > 0 {
 		return "the memory limit leaves no room for it"
 	}
-	return s.saidFrom(0)()
+	return s.saidSince(0)
 }
 
 // logged is how long nsjail's log is, in bytes, as far as that can be told.
@@ -412,15 +412,13 @@ func (s *sandbox) logged() int64 {
 	return info.Size()
 }
 
-// saidFrom gives what will have been said in nsjail's log after so many bytes.
-func (s *sandbox) saidFrom(start int64) func() string {
-	return func() string {
-		end := s.logged()
-		b := make([]byte, max(0, min(end-start, maxLog)))
-		n, _ := s.log.ReadAt(b, end-int64(len(b)))
-		if n == 0 {
-			return "nsjail says nothing"
-		}
-		return "nsjail says: " + strings.Join(strings.Fields(string(b[:n])), " ")
+// saidSince is the end of what was said in nsjail's log after so many bytes, on one line.
+func (s *sandbox) saidSince(start int64) string {
+	end := s.logged()
+	b := make([]byte, max(0, min(end-start, maxLog)))
+	n, _ := s.log.ReadAt(b, end-int64(len(b)))
+	if n == 0 {
+		return "nsjail says nothing"
 	}
+	return "nsjail says: " + strings.Join(strings.Fields(string(b[:n])), " ")
 }

@@ -74,13 +74,16 @@ func (r *reader) checked() []byte {
 	return v
 }
 
+// since is what was taken since all of that was left.
+func (r *reader) since(all []byte) reader { return reader{b: all[:len(all)-len(r.b)], ok: true} }
+
 func (r *reader) strings() Strings {
 	n := r.u32()
 	all := r.b
 	for i := uint32(0); i < n && r.ok; i++ {
 		r.checked()
 	}
-	return Strings{N: int(n), rest: reader{b: all[:len(all)-len(r.b)], ok: true}}
+	return Strings{N: int(n), rest: r.since(all)}
 }
 
 func (r *reader) files() Files {
@@ -89,7 +92,7 @@ func (r *reader) files() Files {
 	for i := uint32(0); i < n && r.ok; i++ {
 		r.file()
 	}
-	return Files{rest: reader{b: all[:len(all)-len(r.b)], ok: true}}
+	return Files{rest: r.since(all)}
 }
 
 func (r *reader) file() OrderFile {
@@ -102,7 +105,7 @@ func (r *reader) mounts() Mounts {
 	for i := uint32(0); i < n && r.ok; i++ {
 		r.mount()
 	}
-	return Mounts{rest: reader{b: all[:len(all)-len(r.b)], ok: true}}
+	return Mounts{rest: r.since(all)}
 }
 
 func (r *reader) mount() OrderMount {

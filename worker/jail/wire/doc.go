@@ -55,7 +55,8 @@
 //	                                          follows.
 //
 // The init of a jail that others are made within sends nothing but Ready, or Failed of its
-// interpreter, and is told, besides Start, once, of its interpreter, with a third descriptor that this takes orders from:
+// interpreter. It is told, besides Start, once, of its interpreter, with a third descriptor
+// that this takes orders from:
 //
 //	Jail     root u32, program u32,           any number: makes a jail, whose init has a
 //	         processes u32, mounts [](source  control socket of its own and sends Ready

@@ -252,7 +252,7 @@ func ParseOrder(b []byte) (Order, bool) {
 
 // Encode returns the whole Jail frame.
 func (j *JailFrame) Encode() []byte {
-	b := make([]byte, HeaderSize, 4<<10)
+	var b []byte
 	for _, v := range []uint32{j.Root, j.Program, j.Processes, uint32(len(j.Mounts))} {
 		b = appendU32(b, v)
 	}
@@ -262,9 +262,7 @@ func (j *JailFrame) Encode() []byte {
 		}
 		b = appendString(appendU32(b, m.Flags), m.Options)
 	}
-	h := Header(Jail, len(b)-HeaderSize)
-	copy(b, h[:])
-	return b
+	return Frame(Jail, b)
 }
 
 // ParseJail reads the payload of Jail. The JailOrder is in b.
