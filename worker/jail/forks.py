@@ -282,6 +282,7 @@ def split(processes, mounts, fds):
         os.dup2(lock, 4)
         os.execve(init, [b"init", b"fork"], {})
     os.setsid()
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)  # locks and flags on the other are there for all forks
     os.dup2(out, 1)
     os.dup2(mine, 3)
     os.dup2(err, 4)

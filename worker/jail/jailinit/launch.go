@@ -2,6 +2,7 @@ package main
 
 import (
 	"slices"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -116,10 +117,23 @@ func become(path *byte, argv, env *uintptr, o *order) unix.Errno {
 			errno = call(unix.SYS_DUP3, uintptr(fd), uintptr(1+i), 0)
 		}
 	}
+	if errno == 0 {
+		errno = emptyInput()
+	}
 	if errno != 0 {
 		return errno
 	}
 	return execve(path, argv, env)
+}
+
+// emptyInput gives the program an open file of its own to read nothing from. The init
+// has the worker's, and locks and flags that are set on that are there for all who have it.
+func emptyInput() unix.Errno {
+	fd, errno := open(unsafe.StringData("/dev/null\x00"), unix.O_RDONLY, 0)
+	if errno != 0 {
+		return errno
+	}
+	return call(unix.SYS_DUP3, uintptr(fd), 0, 0)
 }
 
 // writeFile makes f and its missing parent directories. A file of the program

@@ -1,6 +1,7 @@
 package nsjail
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/bullpen-run/bullpen/worker/jail"
@@ -32,6 +33,7 @@ print(rt.mq_open(b'/secret', 2), ctypes.get_errno())`, "-1 2")},
 			"import fcntl; f = open('/usr/bin/env'); fcntl.flock(f, fcntl.LOCK_EX)\nif os.fork() == 0: time.sleep(600)\nprint(1)", "1",
 			"import fcntl; print(no(fcntl.flock, open('/usr/bin/env'), fcntl.LOCK_EX | fcntl.LOCK_NB))", "done",
 		)},
+		{name: "stdin and devices of the one before", run: stdinAndDevices},
 		{name: "a live neighbour's processes, files and sockets", run: neighbours},
 		{name: "the neighbour's numbers at random", run: func(t *testing.T, m *Maker) {
 			seen := map[string]bool{}
@@ -80,6 +82,50 @@ func sameUIDs(leave, left, look, found string) func(*testing.T, *Maker) {
 			result{Outcome: o, stdout: string(stdout.kept), stderr: string(stderr.kept)}.want(t, jail.Exited, step.want)
 			// The jail that waits meanwhile keeps its own.
 			m.awaitGiven(t, s)
+		}
+	}
+}
+
+// stdinAndDevices leaves marks on open files and devices that programs may have in common, and looks for them, in all ways in which their
+// interpreters may be started.
+func stdinAndDevices(t *testing.T, m *Maker) {
+	const leave = errnos + `
+import fcntl, glob, stat
+fcntl.flock(0, fcntl.LOCK_EX)
+fcntl.fcntl(0, fcntl.F_SETFL, os.O_NONBLOCK | os.O_APPEND)
+fcntl.fcntl(0, fcntl.F_SETSIG, 42)
+devices = [p for p in glob.glob('/dev/*') + glob.glob('/proc/*') if os.path.exists(p) and stat.S_ISCHR(os.stat(p).st_mode)]
+print(len(devices) > 5, {no(os.utime, f) for f in [0, *devices]})`
+	const look = errnos + `
+import fcntl
+print(fcntl.fcntl(0, fcntl.F_GETFL) == fcntl.fcntl(os.open('/dev/null', os.O_RDONLY), fcntl.F_GETFL), fcntl.fcntl(0, fcntl.F_GETSIG))
+fcntl.flock(open('/dev/null'), fcntl.LOCK_EX) # which others that live may have for a moment
+print('free')`
+	in := map[string]string{
+		"python": "%s", "bash": "code=$(cat <<'END'\n%s\nEND\n)\npython3 -c \"$code\"",
+		"node": "require('child_process').spawnSync('python3', ['-c', String.raw`%s`], {stdio: 'inherit'})",
+	}
+	parent := newParent(t, m, testSpec())
+	defer closeParent(t, parent)
+	for language, form := range in {
+		for _, mode := range modes {
+			for _, step := range []struct{ code, want string }{{leave, "True {'EROFS'}"}, {look, "True 0\nfree"}} {
+				spec := testSpec()
+				var j jail.Jail
+				switch mode {
+				case cold:
+					j = prepare(t, m, spec)
+				case forked:
+					j = forkFor(t, parent, spec, language)
+				default:
+					spec.Ahead = ahead(t, language)
+					j = prepare(t, m, spec)
+				}
+				runIn(t, j, program(t, language, fmt.Sprintf(form, step.code))).want(t, jail.Exited, step.want)
+				if t.Failed() {
+					return // others would wait for that lock, too
+				}
+			}
 		}
 	}
 }

@@ -104,8 +104,9 @@ func (l layout) config() string {
 	} else { // the maps of ids are written there
 		b.line("mount { dst: \"/proc\" fstype: \"proc\" rw: true nosuid: true nodev: true noexec: true }")
 	}
+	// Read-only, so that nobody changes the times of the host's: what is written to a device is no change of it.
 	for _, d := range devices {
-		b.line("mount { src: %q dst: %q is_bind: true rw: true nosuid: true noexec: true }", "/dev/"+d, "/dev/"+d)
+		b.line("mount { src: %q dst: %q is_bind: true nosuid: true noexec: true }", "/dev/"+d, "/dev/"+d)
 	}
 	arg := ""
 	if l.family == nil {
