@@ -203,24 +203,54 @@ func (k *Keys) put(
 	ctx context.Context, key *proto.Key, secret string, write func(context.Context, string, []byte) (uint64, error),
 ) error {
 	key.Hint = proto.KeyHint(secret)
-	s := &storedKey{Key: *key, Hash: k.hash(secret)}
+	return k.store(ctx, &storedKey{Key: *key, Hash: k.hash(secret)}, write)
+}
+
+func (k *Keys) store(ctx context.Context, s *storedKey, write func(context.Context, string, []byte) (uint64, error)) error {
 	body, err := json.Marshal(s)
 	if err != nil {
-		return fmt.Errorf("encode API key %s: %w", key.ID, err)
+		return fmt.Errorf("encode API key %s: %w", s.ID, err)
 	}
-	if s.revision, err = write(ctx, keyPrefix+key.ID, body); err != nil {
-		return fmt.Errorf("store API key %s: %w", key.ID, err)
+	if s.revision, err = write(ctx, keyPrefix+s.ID, body); err != nil {
+		return fmt.Errorf("store API key %s: %w", s.ID, err)
 	}
 	k.keep(s) // known here at once; the other gateways learn of it by their watch
 	return nil
 }
 
-// Bootstrap makes secret the key with all rights for the organisation "default", in place of an earlier one.
+// ErrRevoked says that a secret is that of a key which was revoked, and stays so.
+var ErrRevoked = errors.New("this API key was revoked")
+
+// Bootstrap makes secret the key with all rights for the organisation "default", in place of an earlier one. Its error is [ErrRevoked] where
+// it is that of a revoked key.
 func (k *Keys) Bootstrap(ctx context.Context, secret string) error {
-	if have := k.bootstrapped(); have != nil && have.Hash == k.hash(secret) && have.RevokedAt == nil {
+	if k.revoked(k.hash(secret)) {
+		return ErrRevoked
+	}
+	have := k.bootstrapped()
+	switch {
+	case have == nil:
+	case have.RevokedAt != nil: // is remembered under an id of its own, the same for all gateways that start now
+		old := *have
+		old.ID = "key_" + have.Hash[:18]
+		if err := k.store(ctx, &old, k.set.Keys.Put); err != nil {
+			return err
+		}
+	case have.Hash == k.hash(secret):
 		return nil
 	}
 	return k.put(ctx, bootstrapKey(), secret, k.set.Keys.Put)
+}
+
+func (k *Keys) revoked(hash string) bool {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	for _, s := range k.byID {
+		if s.Hash == hash && s.RevokedAt != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // BootstrapOnce makes that key if there was none yet, and reports whether it did. Its secret is asked for only then, and has to be

@@ -169,6 +169,49 @@ func TestBootstrapKey(t *testing.T) {
 	}
 }
 
+// Whoever revoked a key, and forgot that some start still sets it, has it revoked for good.
+func TestRevokedKeyDoesNotComeBackByBootstrap(t *testing.T) {
+	k := keys(t, streamtest.Server(t))
+	ctx := streamtest.Context(t)
+	first, second := "sk-local-"+strings.Repeat("a", 24), "sk-local-"+strings.Repeat("b", 24)
+	other, made, err := k.Create(ctx, proto.Key{Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsAll})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Bootstrap(ctx, first); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"key_bootstrap", other.ID} {
+		if _, err := k.Revoke(ctx, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused := func() {
+		t.Helper()
+		for _, secret := range []string{first, made} {
+			if err := k.Bootstrap(ctx, secret); !errors.Is(err, registry.ErrRevoked) {
+				t.Errorf("a revoked key is set: %v", err)
+			}
+			if _, ok := k.Authenticate(secret); ok {
+				t.Error("a revoked key is taken")
+			}
+		}
+	}
+	refused()
+	for range 2 {
+		if err := k.Bootstrap(ctx, second); err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := k.Authenticate(second); !ok {
+			t.Error("another one that is set is not taken")
+		}
+		refused()
+	}
+	if list, err := k.List(ctx); err != nil || len(list) != 3 {
+		t.Errorf("%d keys, %v", len(list), err)
+	}
+}
+
 func TestNoKeyIsMadeThatCouldNotBeKept(t *testing.T) {
 	k := keys(t, streamtest.Server(t))
 	ctx := streamtest.Context(t)

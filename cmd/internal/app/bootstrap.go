@@ -18,7 +18,12 @@ import (
 // before it becomes a key, so that no crash leaves a key that nobody knows.
 func (s *system) bootstrap(ctx context.Context, keys *registry.Keys) error {
 	if s.cfg.BootstrapKey != "" {
-		return keys.Bootstrap(ctx, s.cfg.BootstrapKey)
+		err := keys.Bootstrap(ctx, s.cfg.BootstrapKey)
+		if errors.Is(err, registry.ErrRevoked) {
+			s.log.Warn("the bootstrap key that is set was revoked, and stays so: set a new one, or none")
+			return nil
+		}
+		return err
 	}
 	name, kept := filepath.Join(s.cfg.Data, "bootstrap.key"), false
 	made, err := keys.BootstrapOnce(ctx, func() (string, error) {

@@ -39,6 +39,23 @@ func TestBootstrapKeyThatWasWrittenIsMadeAfterACrash(t *testing.T) {
 	}
 }
 
+func TestServerStartsWithARevokedBootstrapKey(t *testing.T) {
+	s, keys, _ := beginning(t)
+	ctx := streamtest.Context(t)
+	s.cfg.BootstrapKey = proto.NewKeySecret("local")
+	for range 2 {
+		if err := s.bootstrap(ctx, keys); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := keys.Revoke(ctx, "key_bootstrap"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, ok := keys.Authenticate(s.cfg.BootstrapKey); ok {
+		t.Error("a revoked key is taken")
+	}
+}
+
 func TestBootstrapKeyIsReadableByUsOnly(t *testing.T) {
 	known := proto.NewKeySecret("local")
 	for what, lay := range map[string]func(name string) error{
