@@ -147,6 +147,7 @@ func TestDeadLettersAreShown(t *testing.T) {
 		t.Error("what cannot be read is passed over without a word")
 	}
 	h.do("GET", deadLetters+"?limit=101", "").want(400, "validation_error", "limit")
+	h.do("GET", deadLetters+"?limit=0", "").want(400, "validation_error", "limit")
 	for _, cursor := range []string{"x", "1", "1.x", "x.dead_1"} {
 		h.do("GET", deadLetters+"?cursor="+cursor, "").want(400, "validation_error", "next_cursor")
 	}

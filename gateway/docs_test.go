@@ -37,9 +37,12 @@ func TestDocumentIsValidAndWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, item := range doc.Paths.Map() {
-		for method := range item.Operations() {
+		for method, operation := range item.Operations() {
 			if !routes[method+" "+path] {
 				t.Errorf("%s %s is documented and does not exist", method, path)
+			}
+			if operation.RequestBody != nil && operation.Responses.Status(http.StatusUnsupportedMediaType) == nil {
+				t.Errorf("%s %s has a body, and it is not documented that a compressed one is refused", method, path)
 			}
 			delete(routes, method+" "+path)
 		}

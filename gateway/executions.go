@@ -42,7 +42,7 @@ func (s *Server) lookup(r *http.Request) (*proto.Record, error) {
 }
 
 func (s *Server) getExecution(w http.ResponseWriter, r *http.Request) error {
-	wait, err := queryInt(r, "wait", maxWait)
+	wait, err := queryInt(r, "wait", 0, maxWait, 0)
 	if err != nil {
 		return err
 	}
@@ -71,25 +71,22 @@ func (s *Server) getExecution(w http.ResponseWriter, r *http.Request) error {
 	return writeOutput(w, output, func(w io.Writer) error { return writeExecution(w, record, delivery, time.Now()) })
 }
 
-// queryInt reads a whole number from 0 to most from the query, 0 where it is missing.
-func queryInt(r *http.Request, name string, most int64) (int64, error) {
+// queryInt reads a whole number from least to most from the query, and gives otherwise where it is missing.
+func queryInt(r *http.Request, name string, least, most, otherwise int64) (int64, error) {
 	text := r.URL.Query().Get(name)
 	if text == "" {
-		return 0, nil
+		return otherwise, nil
 	}
 	n, err := strconv.ParseUint(text, 10, 63)
-	if err != nil || int64(n) > most {
-		return 0, &proto.FieldError{Field: name, Message: fmt.Sprintf("%s must be a whole number from 0 to %d", name, most)}
+	if err != nil || int64(n) < least || int64(n) > most {
+		return 0, &proto.FieldError{Field: name, Message: fmt.Sprintf("%s must be a whole number from %d to %d", name, least, most)}
 	}
 	return int64(n), nil
 }
 
 // pageSize gives how many entries of a list are asked for.
 func pageSize(r *http.Request) (int, error) {
-	limit, err := queryInt(r, "limit", mostPage)
-	if limit == 0 {
-		limit = defaultPage
-	}
+	limit, err := queryInt(r, "limit", 1, mostPage, defaultPage)
 	return int(limit), err
 }
 
@@ -125,7 +122,7 @@ func (t *snapshot) Next(ctx context.Context) (proto.Batch, error) {
 // getOutput streams the events of an execution, during its run and after.
 func (s *Server) getOutput(w http.ResponseWriter, r *http.Request) error {
 	const most = 1<<53 - 1 // as far as JSON numbers are whole everywhere
-	after, err := queryInt(r, "after_seq", most)
+	after, err := queryInt(r, "after_seq", 0, most, 0)
 	if err != nil {
 		return err
 	}
@@ -205,6 +202,8 @@ type execution struct {
 	Metadata              map[string]string `json:"metadata"`
 	Attempt               int               `json:"attempt"`
 	QueuedMS              int64             `json:"queued_ms"`
+	StdoutTruncated       bool              `json:"stdout_truncated"`
+	StderrTruncated       bool              `json:"stderr_truncated"`
 	OutputTruncated       bool              `json:"output_truncated"`
 	Sandbox               *string           `json:"sandbox"`
 	Network               *networkView      `json:"network,omitempty"` // nil where the network was blocked
@@ -257,6 +256,7 @@ func writeExecution(w io.Writer, r *proto.Record, delivery proto.DeliveryStatus,
 	if r.Result != nil {
 		rest.Error, rest.ErrorCode, rest.ErrorMessage = r.Result.Error, r.Result.ErrorCode, r.Result.ErrorMessage
 		rest.DurationMS = r.Result.DurationMS
+		rest.StdoutTruncated, rest.StderrTruncated = r.Result.StdoutTruncated, r.Result.StderrTruncated
 	}
 	small, err := json.Marshal(rest)
 	if err != nil {

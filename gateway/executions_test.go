@@ -31,7 +31,7 @@ func TestExecutionJSON(t *testing.T) {
 		Org: "acme", Key: "key_1",
 	}
 	ended := proto.Signaled(9)
-	ended.Stdout, ended.Stderr, ended.DurationMS = "a\u0085\x00", "é", 21
+	ended.Stdout, ended.Stderr, ended.DurationMS, ended.StdoutTruncated = "a\u0085\x00", "é", 21, true
 	full := meta
 	full.Mode, full.ThreadID, full.WebhookURL, full.Metadata = proto.ModeInline, "t", "https://example.com/", map[string]string{"k": "v"}
 	full.Profile = "web"
@@ -45,27 +45,27 @@ func TestExecutionJSON(t *testing.T) {
 			proto.Record{Meta: meta, Status: proto.StatusQueued},
 			"",
 			`"status":"queued","exit_code":null,"stdout":null,"stderr":null,"error":null,"duration_ms":0,"delivery_mode":"webhook","created_at":"2026-11-18T11:06:40.000Z","completed_at":null,` +
-				null + `"attempt":0,"queued_ms":9000,"output_truncated":false,"sandbox":null}`,
+				null + `"attempt":0,"queued_ms":9000,"stdout_truncated":false,"stderr_truncated":false,"output_truncated":false,"sandbox":null}`,
 		},
 		"running": {
 			proto.Record{Meta: meta, Status: proto.StatusRunning, Attempt: 1, StartedAt: at(4000)},
 			"",
 			`"status":"running","exit_code":null,"stdout":null,"stderr":null,"error":null,"duration_ms":5000,"delivery_mode":"webhook","created_at":"2026-11-18T11:06:40.000Z","completed_at":null,` +
-				null + `"attempt":1,"queued_ms":4000,"output_truncated":false,"sandbox":null}`,
+				null + `"attempt":1,"queued_ms":4000,"stdout_truncated":false,"stderr_truncated":false,"output_truncated":false,"sandbox":null}`,
 		},
 		"ended": {
 			proto.Record{Meta: full, Status: proto.StatusFailed, Attempt: 2, StartedAt: at(4), CompletedAt: at(30), Result: &ended, OutputTruncated: true},
 			proto.DeliveryDelivered,
 			`"status":"failed","exit_code":137,"stdout":"a\u0085\u0000","stderr":"é","error":null,"duration_ms":21,"delivery_mode":"inline","created_at":"2026-11-18T11:06:40.000Z",` +
 				`"completed_at":"2026-11-18T11:06:40.030Z","webhook_url":"https://example.com/","webhook_delivery_status":"delivered","error_code":null,"error_message":null,` +
-				`"language":"bash","timeout":60,"thread_id":"t","metadata":{"k":"v"},"attempt":2,"queued_ms":4,"output_truncated":true,"sandbox":"web"}`,
+				`"language":"bash","timeout":60,"thread_id":"t","metadata":{"k":"v"},"attempt":2,"queued_ms":4,"stdout_truncated":true,"stderr_truncated":false,"output_truncated":true,"sandbox":"web"}`,
 		},
 		"withdrawn, on a clock that is behind": {
 			proto.Record{Meta: meta, Status: proto.StatusFailed, CompletedAt: at(-5), Result: new(proto.Failure(proto.CodeExpiredInQueue, "m"))},
 			"",
 			`"status":"failed","exit_code":-1,"stdout":"","stderr":"","error":"expired_in_queue","duration_ms":0,"delivery_mode":"webhook","created_at":"2026-11-18T11:06:40.000Z",` +
 				`"completed_at":"2026-11-18T11:06:39.995Z","webhook_url":null,"webhook_delivery_status":null,"error_code":"expired_in_queue","error_message":"m",` +
-				`"language":"bash","timeout":60,"thread_id":null,"metadata":{},"attempt":0,"queued_ms":0,"output_truncated":false,"sandbox":null}`,
+				`"language":"bash","timeout":60,"thread_id":null,"metadata":{},"attempt":0,"queued_ms":0,"stdout_truncated":false,"stderr_truncated":false,"output_truncated":false,"sandbox":null}`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -295,7 +295,7 @@ func TestContentEncoding(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
 	for _, coding := range []string{"gzip", "Identity, gzip", "br", "x"} {
-		for _, path := range []string{"/v1/sandbox/execute", "/v1/admin/keys"} {
+		for _, path := range []string{"/v1/sandbox/execute", "/v1/admin/keys", "/v1/admin/sandboxes"} {
 			a := h.do(http.MethodPost, path, hello, "Content-Encoding", coding).want(415, "unsupported_media_type", "Content-Encoding")
 			if a.header.Get("Accept-Encoding") != "identity" || !a.closed {
 				t.Errorf("%s: headers %v", coding, a.header)

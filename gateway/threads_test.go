@@ -508,7 +508,7 @@ func TestThreadPages(t *testing.T) {
 	if page := h.do("GET", "/v1/threads", "").want(200, "").json(); len(page["threads"].([]any)) != 20 {
 		t.Errorf("%d threads on a page", len(page["threads"].([]any)))
 	}
-	for _, query := range []string{"limit=101", "limit=-1", "limit=x", "cursor=%2F"} {
+	for _, query := range []string{"limit=101", "limit=0", "limit=-1", "limit=x", "cursor=%2F"} {
 		h.do("GET", "/v1/threads?"+query, "").want(400, "validation_error", query[:strings.Index(query, "=")])
 	}
 }
@@ -529,6 +529,7 @@ func TestArchive(t *testing.T) {
 		}
 	}
 	h.do("GET", "/v1/threads/t/archive?version=4", "").want(404, "not_found", "version")
+	h.do("GET", "/v1/threads/t/archive?version=0", "").want(400, "validation_error", "version")
 	h.do("GET", "/v1/threads/t/archive?version=x", "").want(400, "validation_error", "version")
 	// Half an archive must not look like a whole one.
 	h.threads.broken = true

@@ -371,7 +371,7 @@ func testRecord(t *testing.T, a *api) {
 	same(t, "the record", got, map[string]any{
 		"trace_id": id, "status": "failed", "exit_code": 3.0, "stdout": "out\n", "stderr": "err\n", "error": nil, "delivery_mode": "inline",
 		"webhook_url": nil, "webhook_delivery_status": nil, "error_code": nil, "error_message": nil, "language": "bash", "timeout": 17.0,
-		"thread_id": nil, "metadata": map[string]any{"team": "blue"}, "attempt": 1.0, "output_truncated": false, "sandbox": "default",
+		"thread_id": nil, "metadata": map[string]any{"team": "blue"}, "attempt": 1.0, "stdout_truncated": false, "stderr_truncated": false, "output_truncated": false, "sandbox": "default",
 	})
 	if mode := a.record(a.execute(bash("true"), accept, ndjson).trace(t)).DeliveryMode; mode != "streaming" {
 		t.Errorf("the delivery mode of a stream is %q", mode)
@@ -441,8 +441,8 @@ func testOutputLimit(t *testing.T, a *api) {
 	if !r.StdoutTruncated || len(r.Stdout) != limit-1 || r.StderrTruncated || r.Stderr != "short\n" || !r.Success {
 		t.Errorf("got %d bytes of stdout (truncated %v), %d of stderr (truncated %v)", len(r.Stdout), r.StdoutTruncated, len(r.Stderr), r.StderrTruncated)
 	}
-	if rec := a.record(answer.trace(t)); *rec.Stdout != r.Stdout {
-		t.Errorf("the record has %d bytes of stdout, the answer %d", len(*rec.Stdout), len(r.Stdout))
+	if rec := a.record(answer.trace(t)); *rec.Stdout != r.Stdout || !rec.StdoutTruncated || rec.StderrTruncated {
+		t.Errorf("the record has %d bytes of stdout (truncated %v), the answer %d", len(*rec.Stdout), rec.StdoutTruncated, len(r.Stdout))
 	}
 	exact := a.inline(python(fmt.Sprintf("import sys; sys.stdout.write('x' * %d)", limit)))
 	if exact.StdoutTruncated || len(exact.Stdout) != limit {

@@ -320,6 +320,8 @@ type record struct {
 	Timeout         int               `json:"timeout"`
 	Metadata        map[string]string `json:"metadata"`
 	Attempt         int               `json:"attempt"`
+	StdoutTruncated bool              `json:"stdout_truncated"`
+	StderrTruncated bool              `json:"stderr_truncated"`
 	OutputTruncated bool              `json:"output_truncated"`
 	Sandbox         *string           `json:"sandbox"`
 	Network         *struct {

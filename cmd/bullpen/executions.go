@@ -84,11 +84,17 @@ func printExecution(w io.Writer, e *client.Execution) error {
 		return err
 	}
 	for _, out := range []struct {
-		name string
-		text *string
-	}{{"stdout", e.Stdout}, {"stderr", e.Stderr}} {
+		name      string
+		text      *string
+		truncated bool
+	}{{"stdout", e.Stdout, e.StdoutTruncated}, {"stderr", e.Stderr, e.StderrTruncated}} {
 		if out.text != nil && *out.text != "" {
 			if _, err := fmt.Fprintf(w, "\n--- %s\n%s\n", out.name, strings.TrimSuffix(*out.text, "\n")); err != nil {
+				return err
+			}
+		}
+		if out.truncated {
+			if _, err := fmt.Fprintf(w, "--- %s is not whole: the program wrote more than is kept\n", out.name); err != nil {
 				return err
 			}
 		}

@@ -203,7 +203,7 @@ func (s *stub) get(w http.ResponseWriter, r *http.Request) {
 	case stubTrace:
 		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"failed","exit_code":3,"stdout":"one\n","stderr":"two\n","error":null,`+
 			`"duration_ms":1234,"delivery_mode":"streaming","created_at":"2026-01-02T03:04:05.678Z","completed_at":"2026-01-02T03:04:06.912Z",`+
-			`"language":"python","timeout":60,"metadata":{"team":"blue"},"attempt":1,"queued_ms":2,"output_truncated":false,"sandbox":"web",`+
+			`"language":"python","timeout":60,"metadata":{"team":"blue"},"attempt":1,"queued_ms":2,"stderr_truncated":true,"output_truncated":false,"sandbox":"web",`+
 			`"network":{"bytes_in":1000,"bytes_out":20,"blocked_connections":[`+
 			`{"host":"a.example\u001b[2J","address":"203.0.113.7","port":443,"protocol":"tcp","reason":"not_allowed","at":"2026-01-02T03:04:06.000Z"},`+
 			`{"host":"b.example","protocol":"dns","reason":"name","at":"2026-01-02T03:04:06.000Z"},`+

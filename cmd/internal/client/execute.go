@@ -49,6 +49,9 @@ type Execution struct {
 	WebhookURL   *string             `json:"webhook_url"`
 	// WebhookDeliveryStatus is how its webhook stands; nil where it has none.
 	WebhookDeliveryStatus *string `json:"webhook_delivery_status"`
+	// StdoutTruncated and StderrTruncated say that the output is not all that the program wrote.
+	StdoutTruncated bool `json:"stdout_truncated"`
+	StderrTruncated bool `json:"stderr_truncated"`
 }
 
 // Accepted is the answer to a request that is carried out later.
