@@ -207,7 +207,7 @@ func (s *Server) archiveThread(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	const most = 1<<53 - 1 // as far as JSON numbers are whole everywhere
-	version, err := queryInt(r, "version", 1, most, 0) // 0 is the newest
+	version, err := queryInt(r, "version", 1, most, 0)
 	if err != nil {
 		return err
 	}

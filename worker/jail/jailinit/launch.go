@@ -2,7 +2,6 @@ package main
 
 import (
 	"slices"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -129,7 +128,9 @@ func become(path *byte, argv, env *uintptr, o *order) unix.Errno {
 // emptyInput gives the program an open file of its own to read nothing from. The init
 // has the worker's, and locks and flags that are set on that are there for all who have it.
 func emptyInput() unix.Errno {
-	fd, errno := open(unsafe.StringData("/dev/null\x00"), unix.O_RDONLY, 0)
+	var null [16]byte
+	copy(null[:], "/dev/null")
+	fd, errno := open(&null[0], unix.O_RDONLY, 0)
 	if errno != 0 {
 		return errno
 	}
