@@ -79,7 +79,7 @@ func (t *tree) read(ctx context.Context, n *node, offset, length int64, from *fr
 		parts := layer.Covering(p.frames, c.position+first, size)
 		r.data = &packed{ctx: ctx, from: from, pack: p, frames: parts, skip: c.position + first - parts[0].Position, left: size}
 	}
-	return r, err
+	return r, lost(err)
 }
 
 // dense gives how many bytes before one of a file are not holes.
@@ -134,7 +134,7 @@ func (r *reader) Read(p []byte) (int, error) {
 		if n > 0 {
 			return n, nil // what is wrong comes again
 		}
-		return 0, noEOF(err)
+		return 0, lost(noEOF(err))
 	}
 	if len(r.extents) > 0 {
 		to = min(to, r.extents[0].Offset)

@@ -188,7 +188,7 @@ func (v *Versions) version(ctx context.Context, head *proto.Thread, number int64
 		}
 		m, err := v.ReadManifest(ctx, head.History[i].Manifest)
 		if err != nil {
-			return nil, err
+			return nil, lost(err)
 		}
 		return &m.Version, nil
 	}

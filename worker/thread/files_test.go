@@ -411,11 +411,41 @@ func TestRot(t *testing.T) {
 	}
 	w.backend.rot("", 0)
 	same(t, w.archived(t, "t", 0), want)
-	for _, key := range w.backend.keys("layers/") {
-		check(t, w.backend.Delete(w.ctx, key))
+}
+
+// TestLostBlobs takes from the store what a thread has: nobody is told that there is no such thread or file, but what is gone.
+func TestLostBlobs(t *testing.T) {
+	w := newWorld(t)
+	w.run(t, "t", func(root string) {
+		check(t, os.WriteFile(root+"/small", []byte("small"), 0o644), os.WriteFile(root+"/object", []byte(large("object")), 0o644))
+	})
+	w.write(t, "t", "later", "")
+	w.stage(t, "t", "staged", "staged")
+	lost := func(what, prefix string, err error) {
+		t.Helper()
+		if err == nil || errors.Is(err, proto.ErrNotFound) || !strings.Contains(err.Error(), prefix) {
+			t.Errorf("%s without %s: %v", what, prefix, err)
+		}
+	}
+	for prefix, name := range map[string]string{"uploads/": "staged", "objects/": "object", "layers/": "small"} {
+		for _, key := range w.backend.keys(prefix) {
+			check(t, w.backend.Delete(w.ctx, key))
+		}
+		f := must[*thread.Content](t)(w.versions.Open(w.ctx, org, "t", name)) // lists it from memory
+		_, err := part(w.ctx, f, 0, f.Size)
+		lost("read "+name, prefix, err)
+		lost("archive without "+name, "/"+org+"/", w.versions.Archive(w.ctx, org, "t", 0, io.Discard))
 	}
 	w.versions = &thread.Versions{Blobs: w.versions.Blobs, Heads: w.heads, Limits: roomy}
-	if err := w.versions.List(w.ctx, org, "t", "", false, nil); !errors.Is(err, proto.ErrNotFound) {
-		t.Error(err)
+	lost("list", "layers/", w.versions.List(w.ctx, org, "t", "", false, nil))
+	_, err := w.versions.Open(w.ctx, org, "t", "small")
+	lost("open", "layers/", err)
+	lost("archive", "layers/", w.versions.Archive(w.ctx, org, "t", 0, io.Discard))
+	lost("upload where there may be no room", "layers/", w.versions.CheckRoom(w.ctx, org, "t", "more", 1, proto.Room{}))
+	for _, key := range w.backend.keys("threads/") {
+		check(t, w.backend.Delete(w.ctx, key))
 	}
+	lost("archive of an old version", "threads/", w.versions.Archive(w.ctx, org, "t", 1, io.Discard))
+	_, err = w.versions.Fork(w.ctx, org, "t", 1, "fork")
+	lost("fork of an old version", "threads/", err)
 }

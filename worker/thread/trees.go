@@ -83,7 +83,7 @@ func (v *Versions) tree(ctx context.Context, org string, version *proto.Version)
 	}
 	t, err := v.makeTree(ctx, org, version)
 	if err != nil {
-		return nil, fmt.Errorf("read version %d by its manifest %q: %w", version.Number, version.Manifest.Key, err)
+		return nil, fmt.Errorf("read version %d by its manifest %q: %w", version.Number, version.Manifest.Key, lost(err))
 	}
 	v.trees.put(key, t)
 	return t, nil

@@ -3,6 +3,7 @@ package thread
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -75,6 +76,15 @@ func checkLayer(org string, l *proto.Layer) error {
 		return fmt.Errorf("layer %q of %s, with %d bytes of which %d are an index, cannot be: restore the head or the manifest", l.Key, org, l.Size, l.Index)
 	}
 	return nil
+}
+
+// lost takes [proto.ErrNotFound] out of an error of the store about what a head, a manifest or a layer names: to whoever asked, that would say
+// that there is no such thread, version or file.
+func lost(err error) error {
+	if !errors.Is(err, proto.ErrNotFound) {
+		return err
+	}
+	return errors.New("the store has lost it: " + err.Error()) // which says what to see to
 }
 
 // each calls f with what it is given, some at a time, and returns the first error, after which it begins no more.
