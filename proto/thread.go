@@ -216,6 +216,13 @@ func (e *AttributesError) Error() string {
 	return fmt.Sprintf("the extended attributes of all its files take more than %d bytes together", e.Most)
 }
 
+// DepthError says that a home has too many directories in each other.
+type DepthError struct{ Most int }
+
+func (e *DepthError) Error() string {
+	return fmt.Sprintf("the home has more than %d directories in each other, itself included", e.Most)
+}
+
 // UploadsError says that the files which were uploaded to a thread do not fit into the home of an execution's sandbox.
 type UploadsError struct {
 	Bytes, Files       int64 // of the uploads

@@ -95,7 +95,8 @@ type Home interface {
 	// Place puts the program's file in, under its usual name unless the home has that, and gives the name. It may be called again.
 	Place(usual string, content []byte) (name string, err error)
 	// Save stores what the program changed, and gives the commit that makes it the thread's next version; nil where nothing has changed.
-	// The jail must be dead. A [*proto.LimitError] says that the home has become too large.
+	// The jail must be dead. A [*proto.LimitError], [*proto.AttributesError] or [*proto.DepthError] says that the home has become too large,
+	// or too deep.
 	Save(ctx context.Context) (*proto.Commit, error)
 	// Close gives the home back when nothing of the jail lives. committed says that what Save gave is the thread's newest version now.
 	Close(committed bool) error
@@ -288,6 +289,9 @@ func notSaved(err error) string {
 	}
 	if attributes, ok := errors.AsType[*proto.AttributesError](err); ok {
 		return fmt.Sprintf("The thread stays as it was before: %v.", attributes)
+	}
+	if depth, ok := errors.AsType[*proto.DepthError](err); ok {
+		return fmt.Sprintf("The thread stays as it was before: %v.", depth)
 	}
 	return "The thread stays as it was before: its home could not be stored; the worker's log says why."
 }

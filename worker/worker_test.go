@@ -406,13 +406,20 @@ func TestCancelledProgramIsSaved(t *testing.T) {
 }
 
 func TestHomeThatCannotBeSaved(t *testing.T) {
-	d := &den{save: &proto.LimitError{Bytes: 12, MaxBytes: 10}}
-	l := newLease(inThread)
-	runIn(t, l, &box{run: outcome(jail.Outcome{Kind: jail.Exited, ExitCode: 3})}, d, nil)
-	r := l.ending.Result
-	if *r.ErrorCode != string(proto.CodeThreadSave) || *r.ProgramExitCode != 3 || r.ExitCode != -1 ||
-		!strings.Contains(*r.ErrorMessage, "12 bytes") || l.ending.Commit != nil || d.committed || !d.closed {
-		t.Errorf("%+v, %s, home %+v", r, *r.ErrorMessage, d)
+	for told, err := range map[string]error{
+		"12 bytes":                                 &proto.LimitError{Bytes: 12, MaxBytes: 10},
+		"more than 13 bytes together":              &proto.AttributesError{Most: 13},
+		"more than 14 directories in each other":   &proto.DepthError{Most: 14},
+		"not be stored; the worker's log says why": errors.New("of ours"),
+	} {
+		d := &den{save: fmt.Errorf("save: %w", err)}
+		l := newLease(inThread)
+		runIn(t, l, &box{run: outcome(jail.Outcome{Kind: jail.Exited, ExitCode: 3})}, d, nil)
+		r := l.ending.Result
+		if *r.ErrorCode != string(proto.CodeThreadSave) || *r.ProgramExitCode != 3 || r.ExitCode != -1 ||
+			!strings.Contains(*r.ErrorMessage, told) || l.ending.Commit != nil || d.committed || !d.closed {
+			t.Errorf("%+v, %s, home %+v", r, *r.ErrorMessage, d)
+		}
 	}
 }
 

@@ -213,13 +213,11 @@ func removeAllIn(dir int) error {
 	return nil
 }
 
-var errDeep = fmt.Errorf("more than %d directories in each other", layer.MaxDepth)
-
 // checkHeight checks that no directory below this one, which is at a depth, is
 // too deep.
 func checkHeight(dir, depth int) error {
 	if depth > layer.MaxDepth {
-		return errDeep
+		return layer.ErrDepth
 	}
 	fd, err := openAt(dir, ".", readDir, 0)
 	if err != nil {

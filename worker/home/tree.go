@@ -294,7 +294,7 @@ func (t *tree) scan(root node, depth int) error {
 // scanNode reports whether there are aliases below.
 func (t *tree) scanNode(n node, depth int) (bool, error) {
 	if depth > layer.MaxDepth {
-		return false, errDeep
+		return false, layer.ErrDepth
 	}
 	if t.ctx.Err() != nil {
 		return false, context.Cause(t.ctx)
@@ -358,7 +358,7 @@ func (t *tree) scanDir(n node, c child, f found, depth int) (bool, error) {
 			return false, err
 		}
 		if depth+1+came.height > layer.MaxDepth {
-			return false, errDeep
+			return false, layer.ErrDepth
 		}
 	}
 	t.at = append(t.at, c.name)

@@ -268,7 +268,7 @@ func (a *applier) make(e *layer.Entry) (*node, error) {
 
 func (n *node) checkHeight(depth int) error {
 	if depth > layer.MaxDepth {
-		return fmt.Errorf("more than %d directories in each other", layer.MaxDepth)
+		return layer.ErrDepth
 	}
 	for _, child := range n.names {
 		if child.kind == layer.Dir {

@@ -107,6 +107,9 @@ var ErrLimit = errors.New("limit exceeded")
 // ErrAttributes is in errors about a layer with more than MaxAttributes.
 var ErrAttributes = fmt.Errorf("the extended attributes of all files take more than %d bytes together", MaxAttributes)
 
+// ErrDepth is in errors about a layer of a home with more than MaxDepth.
+var ErrDepth = fmt.Errorf("more than %d directories in each other", MaxDepth)
+
 // AttributeBytes is what attributes take: names and values, and 24 bytes for each.
 func AttributeBytes(all []Xattr) int64 {
 	var n int64
@@ -246,7 +249,7 @@ func (o *order) name(e *Entry) error {
 
 func (o *order) enter(e *Entry) error {
 	if len(o.stack) == MaxDepth {
-		return fmt.Errorf("more than %d directories in each other", MaxDepth)
+		return ErrDepth
 	}
 	o.stack = append(o.stack, "")
 	if e.Base > Moved {

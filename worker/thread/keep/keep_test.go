@@ -396,6 +396,34 @@ func TestHomeThatIsTooLargeIsNotSaved(t *testing.T) {
 	})
 }
 
+func TestHomeThatIsTooDeepIsNotSaved(t *testing.T) {
+	w := newWorld(t)
+	k := w.worker("one", 1<<30)
+	defer w.close(k)
+	deep := strings.Repeat("/d", layer.MaxDepth-1) // the home is one of them
+	w.run(k, "a", func(dir string) {
+		if err := os.MkdirAll(dir+deep, 0o755); err != nil {
+			t.Error(err)
+		}
+	})
+	for name, change := range map[string]func(dir string) error{
+		"made":  func(dir string) error { return os.Mkdir(dir+deep+"/d", 0o755) },
+		"moved": func(dir string) error { return errors.Join(os.Mkdir(dir+"/n", 0o755), os.Rename(dir+"/d", dir+"/n/d")) },
+	} {
+		h, dir := w.enter(k, w.job("a"))
+		if err := change(dir); err != nil {
+			t.Error(err)
+		}
+		var depth *proto.DepthError
+		if c, err := h.Save(t.Context()); !errors.As(err, &depth) || c != nil || depth.Most != layer.MaxDepth {
+			t.Errorf("%s: %+v, %v", name, c, err)
+		}
+		if err := h.Close(false); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestStoreThatFails(t *testing.T) {
 	w := newWorld(t)
 	k := w.worker("one", 1<<30)

@@ -28,8 +28,8 @@ type saved struct {
 }
 
 // Save stores what the program changed, and gives the commit that makes it the thread's next version; nil where nothing has changed. Nothing
-// of the jail may live any more. It is called once at most. A [*proto.LimitError] or [*proto.AttributesError] says that
-// the home has become too large.
+// of the jail may live any more. It is called once at most. A [*proto.LimitError], [*proto.AttributesError] or
+// [*proto.DepthError] says that the home has become too large, or too deep.
 func (h *Home) Save(ctx context.Context) (*proto.Commit, error) {
 	c, err := h.save(ctx)
 	if err != nil {
@@ -56,8 +56,11 @@ func (h *Home) save(ctx context.Context) (*proto.Commit, error) {
 	sum := &digesting{to: spool, sum: sha256.New()}
 	// The change is as large as its volume at most, and what it makes of the home is looked at below.
 	stats, err := h.overlay.Diff(ctx, sum, noLimits, h.k.storeObject(h.job.Org))
-	if errors.Is(err, layer.ErrAttributes) {
+	switch {
+	case errors.Is(err, layer.ErrAttributes):
 		err = &proto.AttributesError{Most: layer.MaxAttributes}
+	case errors.Is(err, layer.ErrDepth):
+		err = &proto.DepthError{Most: layer.MaxDepth}
 	}
 	if err != nil || stats.Unchanged && len(h.head.Staged) == 0 {
 		return nil, errors.Join(err, spool.Close())
