@@ -316,7 +316,8 @@ type threadPutCommand struct {
 
 // Help tells what --help does not know by itself.
 func (*threadPutCommand) Help() string {
-	return `It replaces another file there, and directories are made. The next execution finds it; one that runs does not.`
+	return `It takes the place of whatever is there, of a directory with all that is in it too, and directories are made on its way, in the
+place of files and links too. The next execution finds it; one that runs does not.`
 }
 
 // Run carries the command out.
