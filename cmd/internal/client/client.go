@@ -88,7 +88,7 @@ type call struct {
 	body         any
 	header       map[string]string
 	resend       bool // the server may have received it and it does no harm to send it again
-	redial       bool // go on where no connection comes about
+	redial       bool // go on where no connection comes about; after an answer or a break that is done anyway
 }
 
 // do sends the request and gives the answer when it is one of success. Its errors are [*Error], [*UnreachableError], the
@@ -102,6 +102,7 @@ func (c *Client) do(ctx context.Context, call call) (*http.Response, error) {
 		}
 	}
 	var resp *http.Response
+	broke := false
 	wait := &hintedBackOff{ExponentialBackOff: c.newBackOff()}
 	err := backoff.RetryNotify(func() error {
 		var err error
@@ -117,11 +118,19 @@ func (c *Client) do(ctx context.Context, call call) (*http.Response, error) {
 			// A 429 without a time is a limit of the plan, which waiting does not change.
 			if refused.Status == http.StatusServiceUnavailable || refused.Status == http.StatusTooManyRequests && refused.RetryAfter > 0 {
 				wait.hint = refused.RetryAfter
+				call.redial = true // it was there: when it is not, it may be starting again
 				return err
 			}
 			return backoff.Permanent(err)
-		case errors.As(err, &unreachable) && call.redial, !errors.As(err, &unreachable) && call.resend:
+		case errors.As(err, &unreachable) && call.redial:
 			wait.hint = 0
+			return err
+		case !errors.As(err, &unreachable) && call.resend:
+			wait.hint, call.redial = 0, true // as above
+			if !broke {
+				broke = true
+				wait.Reset() // it may have waited for long; patience is for what comes now
+			}
 			return err
 		default:
 			return backoff.Permanent(err)

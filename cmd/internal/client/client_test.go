@@ -35,9 +35,10 @@ type answer struct {
 	status     int
 	retryAfter string
 	body       string
-	err        error // instead of an answer
-	broken     bool  // the body ends with an error rather than in order
-	hangs      bool  // the body never ends
+	after      time.Duration // that it takes to come
+	err        error         // instead of an answer
+	broken     bool          // the body ends with an error rather than in order
+	hangs      bool          // the body never ends
 }
 
 func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -51,6 +52,7 @@ func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
 	a.requests, a.at = append(a.requests, r), append(a.at, time.Since(a.start))
 	next := a.list[0]
 	a.list = a.list[1:]
+	<-time.After(next.after)
 	if next.err != nil {
 		return nil, next.err
 	}
@@ -187,6 +189,35 @@ func TestStreamGivesUp(t *testing.T) {
 	})
 }
 
+// A server may go away while it has not begun to answer. Patience begins when it does, however long the wait was before.
+func TestServerLostBeforeTheStream(t *testing.T) {
+	started := answer{status: 200, body: status() + end(t, 2)}
+	with(t, []answer{{after: time.Minute, err: errReset}, {err: errRefused}, {err: errRefused}, started}, func(t *testing.T, c *Client, a *answers) {
+		var got []string
+		if err := c.Stream(t.Context(), Request{Code: "x"}, collect(&got)); err != nil || len(got) != 2 {
+			t.Errorf("got %s, %v", got, err)
+		}
+		for _, r := range a.requests {
+			if key := r.Header.Get("Idempotency-Key"); key == "" || key != a.requests[0].Header.Get("Idempotency-Key") {
+				t.Errorf("sent again under %q", key)
+			}
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		a := &answers{t: t, list: []answer{{after: time.Minute, err: errReset}}}
+		for range 40 {
+			a.list = append(a.list, answer{err: errRefused})
+		}
+		c := &Client{URL: "http://server", HTTP: &http.Client{Transport: a}}
+		err := c.Stream(t.Context(), Request{Code: "x"}, collect(new([]string)))
+		var unreachable *UnreachableError
+		last := a.at[len(a.at)-1] - time.Minute
+		if !errors.As(err, &unreachable) || last < defaultPatience-2*longestPause || last > defaultPatience {
+			t.Errorf("error is %v, %s after it was lost", err, last)
+		}
+	})
+}
+
 // Whoever loses the server is told of which execution, and from where it can be followed later.
 func TestServerLostWhileFollowing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -244,6 +275,8 @@ func TestRetry(t *testing.T) {
 		"plan":               {list: []answer{{status: 429, body: `{"error":"rate_limited","message":"upgrade"}`}}, want: "upgrade (HTTP 429, rate_limited, " + string(id) + ")"},
 		"lost answer":        {list: []answer{{err: errReset}, ok}},
 		"nobody there":       {list: []answer{{err: errRefused}}, want: "cannot reach http://server/"},
+		"starts again":       {list: []answer{{err: errReset}, {err: errRefused}, {err: errReset}, {err: errRefused}, ok}},
+		"leaves":             {list: []answer{{status: 503, retryAfter: "2", body: busy}, {err: errRefused}, {err: errRefused}, ok}, after: 2 * time.Second},
 		"wrong":              {list: []answer{{status: 400, body: `{"error":"validation_error","message":"code must be"}`}}, want: "code must be"},
 		"another server":     {list: []answer{{status: 502, body: "<html>"}}, want: "not one of bullpen's"},
 		"longer than we have": {
