@@ -40,14 +40,19 @@ func (c *backupCommand) Run(ctx context.Context, to streams) error {
 	}
 	var made app.BackupSummary
 	out := outputFlag{Output: c.File}
-	err = out.write(to, func(w io.Writer) (err error) {
-		r, fetched := io.Pipe()
-		go func() { fetched.CloseWithError(api.Backup(ctx, fetched)) }()
-		made, err = app.CheckBackup(io.TeeReader(r, w))
-		return errors.Join(err, r.Close())
+	err = out.write(to, func(w io.Writer) error {
+		answer, err := api.Backup(ctx)
+		if err != nil {
+			return err
+		}
+		made, err = app.CheckBackup(io.TeeReader(answer, w))
+		if err := errors.Join(err, answer.Close()); err != nil {
+			return fmt.Errorf("%w\nNothing of it is of use: run the command again", err)
+		}
+		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("%w\nNothing of it is of use: run the command again", err)
+		return err
 	}
 	return tell(to, c.JSON, c.File != "-", "backed up", made)
 }

@@ -57,6 +57,10 @@ func (s *stub) handler() http.Handler {
 	s.webhookRoutes(mux)
 	s.threadRoutes(mux)
 	s.deadLetterRoutes(mux)
+	mux.HandleFunc("GET /v1/admin/backup", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "100") // breaks off
+		_, _ = io.WriteString(w, "\x28\xb5\x2f\xfd")
+	})
 	mux.HandleFunc("POST /v1/admin/sandboxes", s.sandbox)
 	mux.HandleFunc("PUT /v1/admin/sandboxes/{name}", s.sandbox)
 	mux.HandleFunc("GET /v1/admin/sandboxes/{name}", s.sandbox)

@@ -6,11 +6,11 @@ import (
 	"net/http"
 )
 
-// Backup writes a backup of what the server's JetStream holds to w.
-func (c *Client) Backup(ctx context.Context, w io.Writer) error {
+// Backup gives a backup of what the server's JetStream holds, as it comes.
+func (c *Client) Backup(ctx context.Context) (io.ReadCloser, error) {
 	resp, err := c.do(ctx, call{method: http.MethodGet, path: "/v1/admin/backup", header: map[string]string{"Accept": "application/zstd"}})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return save(resp, w)
+	return resp.Body, nil
 }
