@@ -97,8 +97,8 @@ func printKeys(w io.Writer, keys []client.Key) error {
 			revoked = k.RevokedAt.Local().Format(timeLayout)
 		}
 		concurrent := "-"
-		if k.Concurrent > 0 {
-			concurrent = strconv.Itoa(k.Concurrent)
+		if k.Concurrent != nil {
+			concurrent = strconv.Itoa(*k.Concurrent)
 		}
 		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", k.ID, k.Name, k.Org, k.Plan, k.Rights, k.Sandbox, concurrent, k.Hint,
 			k.CreatedAt.Local().Format(timeLayout), revoked)

@@ -45,7 +45,7 @@ func (s *stub) handler() http.Handler {
 	mux.HandleFunc("POST /v1/executions/{id}/cancel", s.cancel)
 	mux.HandleFunc("POST /v1/admin/keys", s.createKey)
 	mux.HandleFunc("GET /v1/admin/keys", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, `{"keys":[`+stubKeyJSON("null", "")+`]}`)
+		_, _ = io.WriteString(w, `{"keys":[`+stubKeyJSON("null", "")+`,`+unlimited(stubKeyJSON("null", ""))+`]}`)
 	})
 	mux.HandleFunc("DELETE /v1/admin/keys/{id}", func(w http.ResponseWriter, r *http.Request) {
 		if r.PathValue("id") != "key_1" {
@@ -267,7 +267,11 @@ func (s *stub) createKey(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.WriteHeader(http.StatusCreated)
-	_, _ = io.WriteString(w, stubKeyJSON("null", `,"key":"sk-local-theverynewkeyitself01"`))
+	made := stubKeyJSON("null", `,"key":"sk-local-theverynewkeyitself01"`)
+	if !strings.Contains(string(body), "concurrent") {
+		made = unlimited(made)
+	}
+	_, _ = io.WriteString(w, made)
 }
 
 // stubSandbox has strings that YAML would take for something else.
@@ -291,4 +295,9 @@ func (s *stub) sandbox(w http.ResponseWriter, r *http.Request) {
 func stubKeyJSON(revokedAt, key string) string {
 	return `{"id":"key_1","name":"ci","org":"acme","plan":"pro","rights":"execute","sandbox":"default","concurrent":2,"hint":"sk-local-the…lf01",` +
 		`"created_at":"2026-01-02T03:04:05.000Z","revoked_at":` + revokedAt + key + `}`
+}
+
+// unlimited makes a key in JSON one without a limit of its own.
+func unlimited(key string) string {
+	return strings.Replace(key, `"concurrent":2`, `"concurrent":null`, 1)
 }

@@ -118,9 +118,19 @@ type NewKey struct {
 	Concurrent *int         `json:"concurrent,omitempty"`
 }
 
-// Key is an API key. Secret is the key itself, which is known only when it has just been made.
+// Key is an API key as the server tells it.
 type Key struct {
-	proto.Key
+	ID         string       `json:"id"`
+	Name       string       `json:"name"`
+	Org        string       `json:"org"`
+	Plan       string       `json:"plan"`
+	Rights     proto.Rights `json:"rights"`
+	Sandbox    string       `json:"sandbox"`
+	Concurrent *int         `json:"concurrent"` // nil where it has no limit of its own
+	Hint       string       `json:"hint"`
+	CreatedAt  time.Time    `json:"created_at"`
+	RevokedAt  *time.Time   `json:"revoked_at"`
+	// Secret is the key itself, which is known only when it has just been made.
 	Secret string `json:"key,omitempty"`
 }
 
