@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
 	"github.com/bullpen-run/bullpen/proto"
@@ -177,7 +176,7 @@ func printImages(w io.Writer, images []proto.Image) error {
 			paths = append(paths, i.Languages[l])
 		}
 		_, _ = fmt.Fprintf(t, "%s\t%.*s\t%s\t%s\t%s\t%s\n", i.Name, shown, i.Digest, mib(i.Size), mib(i.UnpackedSize),
-			strings.Join(paths, " "), i.CreatedAt.Local().Format(time.DateTime))
+			strings.Join(paths, " "), i.CreatedAt.Local().Format(timeLayout))
 	}
 	return t.Flush()
 }

@@ -57,6 +57,10 @@ func (s *stub) handler() http.Handler {
 	s.webhookRoutes(mux)
 	s.threadRoutes(mux)
 	s.deadLetterRoutes(mux)
+	mux.HandleFunc("GET /v1/admin/images", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"images":[`+stubImage+`]}`)
+	})
+	mux.HandleFunc("DELETE /v1/admin/images/{name}", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, stubImage) })
 	mux.HandleFunc("GET /v1/admin/backup", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", "100") // breaks off
 		_, _ = io.WriteString(w, "\x28\xb5\x2f\xfd")
@@ -291,6 +295,9 @@ func (s *stub) sandbox(w http.ResponseWriter, r *http.Request) {
 	}
 	_, _ = io.WriteString(w, stubSandbox)
 }
+
+const stubImage = `{"name":"tiny","digest":"sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa","size":1048576,"unpacked_size":1572864,` +
+	`"languages":{"bash":"/bin/bash"},"env":{},"created_at":"2026-01-02T03:04:05.000Z"}`
 
 func stubKeyJSON(revokedAt, key string) string {
 	return `{"id":"key_1","name":"ci","org":"acme","plan":"pro","rights":"execute","sandbox":"default","concurrent":2,"hint":"sk-local-the…lf01",` +
