@@ -67,7 +67,10 @@ func explain(err error) error {
 	if lost, ok := errors.AsType[*client.LostError](err); ok {
 		return fmt.Errorf("%w\nThe program may go on there. Once the server is back: bullpen logs --follow --after-seq %d %s", err, lost.After, lost.ID)
 	}
-	if _, ok := errors.AsType[*client.UnreachableError](err); ok {
+	if unreachable, ok := errors.AsType[*client.UnreachableError](err); ok {
+		if unreachable.Broke {
+			return fmt.Errorf("%w\nWhat was asked for before it went away may be done all the same", err)
+		}
 		return fmt.Errorf("%w\nIs `bullpen serve` running there? Name another server with --url or BULLPEN_URL", err)
 	}
 	var refused *client.Error

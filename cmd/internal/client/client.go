@@ -71,10 +71,11 @@ func (e *Error) Error() string {
 	return b.String() + ")"
 }
 
-// UnreachableError says that no connection to the server came about: it has received nothing.
+// UnreachableError says that no connection to the server came about: it has received nothing, but for an earlier try that broke.
 type UnreachableError struct {
-	URL string
-	Err error
+	URL   string
+	Err   error
+	Broke bool // there was such a try, and the server may carry it out
 }
 
 func (e *UnreachableError) Error() string { return fmt.Sprintf("cannot reach %s: %v", e.URL, e.Err) }
@@ -123,7 +124,7 @@ func (c *Client) do(ctx context.Context, call call) (*http.Response, error) {
 			}
 			return backoff.Permanent(err)
 		case errors.As(err, &unreachable) && call.redial:
-			wait.hint = 0
+			wait.hint, unreachable.Broke = 0, broke
 			return err
 		case !errors.As(err, &unreachable) && call.resend:
 			wait.hint, call.redial = 0, true // as above

@@ -212,7 +212,7 @@ func TestServerLostBeforeTheStream(t *testing.T) {
 		err := c.Stream(t.Context(), Request{Code: "x"}, collect(new([]string)))
 		var unreachable *UnreachableError
 		last := a.at[len(a.at)-1] - time.Minute
-		if !errors.As(err, &unreachable) || last < defaultPatience-2*longestPause || last > defaultPatience {
+		if !errors.As(err, &unreachable) || !unreachable.Broke || last < defaultPatience-2*longestPause || last > defaultPatience {
 			t.Errorf("error is %v, %s after it was lost", err, last)
 		}
 	})
