@@ -71,6 +71,9 @@ func (s *Server) getExecution(w http.ResponseWriter, r *http.Request) error {
 	return writeOutput(w, output, func(w io.Writer) error { return writeExecution(w, record, delivery, time.Now()) })
 }
 
+// maxWhole is as far as JSON numbers are whole everywhere.
+const maxWhole = 1<<53 - 1
+
 // queryInt reads a whole number from least to most from the query, and gives otherwise where it is missing.
 func queryInt(r *http.Request, name string, least, most, otherwise int64) (int64, error) {
 	text := r.URL.Query().Get(name)
@@ -121,8 +124,7 @@ func (t *snapshot) Next(ctx context.Context) (proto.Batch, error) {
 
 // getOutput streams the events of an execution, during its run and after.
 func (s *Server) getOutput(w http.ResponseWriter, r *http.Request) error {
-	const most = 1<<53 - 1 // as far as JSON numbers are whole everywhere
-	after, err := queryInt(r, "after_seq", 0, most, 0)
+	after, err := queryInt(r, "after_seq", 0, maxWhole, 0)
 	if err != nil {
 		return err
 	}
@@ -134,7 +136,7 @@ func (s *Server) getOutput(w http.ResponseWriter, r *http.Request) error {
 	if id := r.Header.Get("Last-Event-ID"); sse && id != "" {
 		// It is newer than the query, which the browser repeats when it connects again.
 		n, err := strconv.ParseUint(id, 10, 63)
-		if err != nil || n > most {
+		if err != nil || n > maxWhole {
 			return &proto.FieldError{Field: "Last-Event-ID", Message: "Last-Event-ID must be the id of an event of this execution"}
 		}
 		after = int64(n)

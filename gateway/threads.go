@@ -206,8 +206,7 @@ func (s *Server) archiveThread(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	const most = 1<<53 - 1 // as far as JSON numbers are whole everywhere
-	version, err := queryInt(r, "version", 1, most, 0)
+	version, err := queryInt(r, "version", 1, maxWhole, 0)
 	if err != nil {
 		return err
 	}

@@ -284,16 +284,19 @@ func unsaved(rec *proto.Record) bool {
 
 // notSaved says to the tenant why a home was not saved.
 func notSaved(err error) string {
-	if limit, ok := errors.AsType[*proto.LimitError](err); ok {
-		return fmt.Sprintf("The thread stays as it was before: %v.", limit)
+	why := errors.New("its home could not be stored; the worker's log says why")
+	var limit *proto.LimitError
+	var attributes *proto.AttributesError
+	var depth *proto.DepthError
+	switch {
+	case errors.As(err, &limit):
+		why = limit
+	case errors.As(err, &attributes):
+		why = attributes
+	case errors.As(err, &depth):
+		why = depth
 	}
-	if attributes, ok := errors.AsType[*proto.AttributesError](err); ok {
-		return fmt.Sprintf("The thread stays as it was before: %v.", attributes)
-	}
-	if depth, ok := errors.AsType[*proto.DepthError](err); ok {
-		return fmt.Sprintf("The thread stays as it was before: %v.", depth)
-	}
-	return "The thread stays as it was before: its home could not be stored; the worker's log says why."
+	return fmt.Sprintf("The thread stays as it was before: %v.", why)
 }
 
 // sandboxBroken is all that a tenant is told of a failure of ours: the cause, with the host's paths, is in the log.

@@ -224,10 +224,10 @@ var ErrRevoked = errors.New("this API key was revoked")
 // Bootstrap makes secret the key with all rights for the organisation "default", in place of an earlier one. Its error is [ErrRevoked] where
 // it is that of a revoked key.
 func (k *Keys) Bootstrap(ctx context.Context, secret string) error {
-	if k.revoked(k.hash(secret)) {
+	hash, have := k.hash(secret), k.bootstrapped()
+	if k.revoked(hash) {
 		return ErrRevoked
 	}
-	have := k.bootstrapped()
 	switch {
 	case have == nil:
 	case have.RevokedAt != nil: // is remembered under an id of its own, the same for all gateways that start now
@@ -236,7 +236,7 @@ func (k *Keys) Bootstrap(ctx context.Context, secret string) error {
 		if err := k.store(ctx, &old, k.set.Keys.Put); err != nil {
 			return err
 		}
-	case have.Hash == k.hash(secret):
+	case have.Hash == hash:
 		return nil
 	}
 	return k.put(ctx, bootstrapKey(), secret, k.set.Keys.Put)
@@ -317,27 +317,24 @@ func (k *Keys) Revoke(ctx context.Context, id string) (proto.Key, error) {
 		if err != nil {
 			return proto.Key{}, fmt.Errorf("read API key %s: %w", id, err)
 		}
-		var s storedKey
-		if err := json.Unmarshal(e.Value(), &s); err != nil {
-			return proto.Key{}, fmt.Errorf("decode API key %s: %w", id, err)
+		s, err := decodeKey(e)
+		if err != nil {
+			return proto.Key{}, err
 		}
 		if s.RevokedAt != nil {
 			return s.Key, nil
 		}
 		now := time.Now().UTC()
 		s.RevokedAt = &now
-		body, err := json.Marshal(s)
-		if err != nil {
-			return proto.Key{}, fmt.Errorf("encode API key %s: %w", id, err)
-		}
-		s.revision, err = k.set.Keys.Update(ctx, keyPrefix+id, body, e.Revision())
+		err = k.store(ctx, s, func(ctx context.Context, name string, body []byte) (uint64, error) {
+			return k.set.Keys.Update(ctx, name, body, e.Revision())
+		})
 		if stream.Conflict(err) {
 			continue
 		}
 		if err != nil {
-			return proto.Key{}, fmt.Errorf("revoke API key %s: %w", id, err)
+			return proto.Key{}, fmt.Errorf("revoke: %w", err)
 		}
-		k.keep(&s)
 		return s.Key, nil
 	}
 	return proto.Key{}, fmt.Errorf("revoke API key %s: %w", id, proto.ErrConflict)

@@ -110,17 +110,7 @@ print('free')`
 	for language, form := range in {
 		for _, mode := range modes {
 			for _, step := range []struct{ code, want string }{{leave, "True {'EROFS'}"}, {look, "True 0\nfree"}} {
-				spec := testSpec()
-				var j jail.Jail
-				switch mode {
-				case cold:
-					j = prepare(t, m, spec)
-				case forked:
-					j = forkFor(t, parent, spec, language)
-				default:
-					spec.Ahead = ahead(t, language)
-					j = prepare(t, m, spec)
-				}
+				j := prepareBy(t, m, parent, mode, testSpec(), language)
 				runIn(t, j, program(t, language, fmt.Sprintf(form, step.code))).want(t, jail.Exited, step.want)
 				if t.Failed() {
 					return // others would wait for that lock, too

@@ -157,15 +157,30 @@ func ahead(tb testing.TB, language string) *jail.Program {
 func runProgram(tb testing.TB, m *Maker, spec jail.Spec, p jail.Program) result {
 	tb.Helper()
 	language, ok := languages[p.Argv[0]]
-	if mode, other := modeOf.Load(m); ok && other && mode != cold {
-		if mode == forked {
-			parent := newParent(tb, m, spec)
-			defer closeParent(tb, parent)
-			return runIn(tb, forkFor(tb, parent, spec, language), p)
-		}
-		spec.Ahead = ahead(tb, language)
+	mode := cold
+	if by, set := modeOf.Load(m); ok && set {
+		mode = by.(string)
 	}
-	return runIn(tb, prepare(tb, m, spec), p)
+	var parent jail.Parent
+	if mode == forked {
+		parent = newParent(tb, m, spec)
+		defer closeParent(tb, parent)
+	}
+	return runIn(tb, prepareBy(tb, m, parent, mode, spec, language), p)
+}
+
+// prepareBy makes a jail for a program whose interpreter is started in a mode; parent is what it is forked from.
+func prepareBy(tb testing.TB, m *Maker, parent jail.Parent, mode string, spec jail.Spec, language string) jail.Jail {
+	tb.Helper()
+	switch mode {
+	case cold:
+		return prepare(tb, m, spec)
+	case forked:
+		return forkFor(tb, parent, spec, language)
+	default:
+		spec.Ahead = ahead(tb, language)
+		return prepare(tb, m, spec)
+	}
 }
 
 func runCode(tb testing.TB, m *Maker, language, code string) result {
