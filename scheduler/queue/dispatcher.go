@@ -16,7 +16,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
-	"github.com/bullpen-run/bullpen/scheduler/seat"
+	"github.com/bullpen-run/bullpen/scheduler/leader"
 	"github.com/bullpen-run/bullpen/scheduler/stream"
 )
 
@@ -54,8 +54,8 @@ type Dispatcher struct {
 
 // Run stands by, leads when it can, and returns when ctx ends.
 func (d *Dispatcher) Run(ctx context.Context) error {
-	s := seat.Seat{Set: d.Set, Name: "dispatcher", Instance: d.Instance, Stays: true, Log: d.Log}
-	s.Run(ctx, d.lead)
+	e := leader.Elector{Set: d.Set, Name: "dispatcher", Instance: d.Instance, LeadInDoubt: true, Log: d.Log}
+	e.Run(ctx, d.lead)
 	return nil
 }
 
@@ -100,10 +100,10 @@ func (d *Dispatcher) newTerm(sure func() bool, fail context.CancelCauseFunc) *le
 	return l
 }
 
-func (d *Dispatcher) lead(ctx context.Context, term *seat.Term) error {
+func (d *Dispatcher) lead(ctx context.Context, term *leader.Term) error {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	l := d.newTerm(term.Sure, fail)
+	l := d.newTerm(term.StillLeader, fail)
 	started := time.Now()
 	stop, err := l.rebuild(ctx)
 	if err != nil {

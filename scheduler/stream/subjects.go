@@ -94,8 +94,8 @@ func DeadLetter(id string) string { return dead + "letter." + id }
 // DeadLetters is the pattern of all of them.
 const DeadLetters = dead + "letter.*"
 
-// Ping is answered by the instance of that name while it has a seat.
-func Ping(seat, instance string) string { return root + "ctl.ping." + seat + "." + instance }
+// Ping is answered by an instance while it leads.
+func Ping(name, instance string) string { return root + "ctl.ping." + name + "." + instance }
 
 // Assign hands a job to a worker.
 func Assign(worker string) string { return root + "worker." + worker + ".assign" }

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/leader"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
-	"github.com/bullpen-run/bullpen/scheduler/seat"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 	"github.com/bullpen-run/bullpen/worker/home/layer"
 	"github.com/bullpen-run/bullpen/worker/thread"
@@ -96,8 +96,8 @@ func (f threadFiles) CheckRoom(ctx context.Context, org, id, name string, size i
 
 // keepHouse collects what no thread refers to and removes threads that nobody uses, at intervals, in one process at a time.
 func (s *system) keepHouse(ctx context.Context) error {
-	place := seat.Seat{Set: s.set, Name: "thread-keeper", Instance: s.instance, Log: s.log}
-	place.Run(ctx, func(term context.Context, _ *seat.Term) error {
+	elector := leader.Elector{Set: s.set, Name: "thread-keeper", Instance: s.instance, Log: s.log}
+	elector.Run(ctx, func(term context.Context, _ *leader.Term) error {
 		tick := time.NewTicker(s.cfg.ThreadGC)
 		defer tick.Stop()
 		for {

@@ -7,8 +7,8 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
+	"github.com/bullpen-run/bullpen/scheduler/leader"
 	"github.com/bullpen-run/bullpen/scheduler/registry"
-	"github.com/bullpen-run/bullpen/scheduler/seat"
 	"github.com/bullpen-run/bullpen/scheduler/timer"
 	"github.com/bullpen-run/bullpen/webhook"
 	"github.com/bullpen-run/bullpen/webhook/guard"
@@ -67,8 +67,8 @@ func (w *webhooks) run(ctx context.Context) error {
 	}
 	defer timers.Close()
 	w.dispatcher.Timers = timers
-	place := seat.Seat{Set: w.set, Name: "webhook-dispatcher", Instance: w.instance, Log: w.log}
-	place.Run(ctx, func(term context.Context, _ *seat.Term) error { return w.lead(term, cut, timers) })
+	elector := leader.Elector{Set: w.set, Name: "webhook-dispatcher", Instance: w.instance, Log: w.log}
+	elector.Run(ctx, func(term context.Context, _ *leader.Term) error { return w.lead(term, cut, timers) })
 	return nil
 }
 

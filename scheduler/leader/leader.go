@@ -1,0 +1,231 @@
+// Package leader elects one leader among the processes that can do the same work.
+//
+// The leader's instance name is stored under a key that is changed by compare-and-set. The leader
+// renews the key and answers pings, so that a successor need not wait until the term of a dead
+// leader has expired. Two processes may both believe for a moment that they lead. What a leader
+// writes must therefore be decided by compare-and-set as well.
+package leader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+)
+
+const (
+	renewEvery    = time.Second
+	expireAfter   = 4 * time.Second // without a renewal, by the observer's clock: a leader that hangs is replaced within 5 s
+	stepDownAfter = 3 * time.Second // without a confirmed renewal, by the leader's clock
+	campaignEvery = 500 * time.Millisecond
+	pingTimeout   = 300 * time.Millisecond
+	renewTimeout  = time.Second
+	// requestTimeout bounds requests that may be repeated. A request to a server that restarts gets
+	// no answer at all.
+	requestTimeout = time.Second
+	termPause      = 200 * time.Millisecond // between two terms, so that a failing store is not flooded
+)
+
+// Elector campaigns for the leadership of one kind of work.
+type Elector struct {
+	Set      *stream.Set
+	Name     string // of the work, such as "dispatcher": part of a subject
+	Instance string // unique to this process
+	// LeadInDoubt keeps a term going while the key cannot be renewed, until another process has
+	// taken the leadership. The leader must then check [Term.StillLeader] before it does what two
+	// leaders must not do at once. It saves a new term when the key's stream has no leader for a
+	// moment, since nobody else can be elected meanwhile.
+	LeadInDoubt bool
+	Log         *slog.Logger
+}
+
+// Term is one period of leadership.
+type Term struct {
+	revision uint64
+	ping     *nats.Subscription
+
+	mu        sync.Mutex
+	confirmed time.Time // when the last successful renewal was sent
+}
+
+func (t *Term) confirm(at time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.confirmed = at
+}
+
+// StillLeader reports whether the last confirmed renewal is so recent that no other process can
+// have been elected.
+func (t *Term) StillLeader() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return time.Since(t.confirmed) < stepDownAfter
+}
+
+// Run campaigns and calls lead for each term won, with a context that is cancelled when the
+// leadership is lost. Run returns when ctx is cancelled and lead has returned.
+func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, t *Term) error) {
+	for ctx.Err() == nil {
+		t, err := e.campaign(ctx)
+		if err != nil {
+			return
+		}
+		term, stepDown := context.WithCancelCause(ctx)
+		renewed := make(chan struct{})
+		go func() { defer close(renewed); e.renewUntilLost(term, stepDown, t) }()
+		if err := lead(term, t); err != nil && ctx.Err() == nil {
+			e.Log.Warn(e.Name+" term ended", "cause", err)
+		}
+		stepDown(nil)
+		<-renewed
+		e.resign(ctx, t)
+		select {
+		case <-ctx.Done():
+		case <-time.After(termPause):
+		}
+	}
+}
+
+// campaign blocks until this process is elected. Its error is the cause of ctx.
+func (e *Elector) campaign(ctx context.Context) (*Term, error) {
+	var seen uint64 // the revision last observed
+	var since time.Time
+	for {
+		changed := e.Set.News(stream.OfControl)
+		revision, vacant, err := e.observe(ctx, &seen, &since)
+		if err == nil && vacant {
+			var t *Term
+			if t, err = e.acquire(ctx, revision); err == nil {
+				return t, nil
+			}
+		}
+		if err != nil && !stream.Conflict(err) && ctx.Err() == nil {
+			e.Log.Warn(e.Name+" campaign failed, will retry", "error", err)
+		}
+		pause := campaignEvery
+		if left := expireAfter - time.Since(since); left > 0 {
+			pause = min(pause, left)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(pause):
+		case <-changed:
+		}
+	}
+}
+
+// observe reports whether the leadership is vacant, and the revision at which to acquire it.
+func (e *Elector) observe(ctx context.Context, seen *uint64, since *time.Time) (uint64, bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	entry, err := e.Set.Control.Get(ctx, e.Name)
+	if stream.Missing(err) {
+		return 0, true, nil
+	}
+	if err != nil {
+		return 0, false, fmt.Errorf("read the leader of %s: %w", e.Name, err)
+	}
+	holder := string(entry.Value())
+	if holder == "" || holder == e.Instance {
+		return entry.Revision(), true, nil
+	}
+	if entry.Revision() != *seen {
+		*seen, *since = entry.Revision(), time.Now()
+	}
+	if time.Since(*since) > expireAfter {
+		return entry.Revision(), true, nil
+	}
+	bounded, stop := context.WithTimeout(ctx, pingTimeout)
+	defer stop()
+	_, err = e.Set.Conn.RequestWithContext(bounded, stream.Ping(e.Name, holder), nil)
+	return entry.Revision(), errors.Is(err, nats.ErrNoResponders), nil
+}
+
+// acquire stores this instance as the leader in place of the given revision.
+func (e *Elector) acquire(ctx context.Context, revision uint64) (*Term, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	ping, err := e.Set.Conn.Subscribe(stream.Ping(e.Name, e.Instance), func(m *nats.Msg) { _ = m.Respond(nil) })
+	if err != nil {
+		return nil, fmt.Errorf("acquire the leadership of %s: %w", e.Name, err)
+	}
+	t := &Term{ping: ping, confirmed: time.Now()}
+	if revision == 0 {
+		t.revision, err = e.Set.Control.Create(ctx, e.Name, []byte(e.Instance))
+	} else {
+		t.revision, err = e.Set.Control.Update(ctx, e.Name, []byte(e.Instance), revision)
+	}
+	if err != nil {
+		_ = ping.Unsubscribe()
+		return nil, fmt.Errorf("acquire the leadership of %s: %w", e.Name, err)
+	}
+	return t, nil
+}
+
+// renewUntilLost renews the leadership until term is cancelled, and calls stepDown when it is lost.
+func (e *Elector) renewUntilLost(term context.Context, stepDown context.CancelCauseFunc, t *Term) {
+	tick := time.NewTicker(renewEvery)
+	defer tick.Stop()
+	var changed <-chan struct{} // nil unless the last renewal failed
+	for {
+		select {
+		case <-term.Done():
+			return
+		case <-tick.C:
+		case <-changed:
+		}
+		changed = e.Set.News(stream.OfControl)
+		err := e.renew(term, t)
+		switch {
+		case err == nil:
+			changed = nil
+		case stream.Conflict(err):
+			stepDown(errors.New("another instance was elected"))
+			return
+		case !e.LeadInDoubt && !t.StillLeader():
+			stepDown(fmt.Errorf("renew the leadership: %w", err))
+			return
+		}
+	}
+}
+
+// renew writes the key again. An earlier renewal may have been stored although its answer was lost.
+func (e *Elector) renew(term context.Context, t *Term) error {
+	ctx, cancel := e.Set.Try(term, stream.OfControl, renewTimeout)
+	defer cancel()
+	for {
+		sent := time.Now()
+		revision, err := e.Set.Control.Update(ctx, e.Name, []byte(e.Instance), t.revision)
+		if stream.Conflict(err) {
+			entry, errGet := e.Set.Control.Get(ctx, e.Name)
+			switch {
+			case errGet != nil && !stream.Missing(errGet):
+				return errGet
+			case errGet == nil && string(entry.Value()) == e.Instance && entry.Revision() != t.revision:
+				t.revision = entry.Revision()
+				continue
+			}
+		}
+		if err != nil {
+			return err
+		}
+		t.revision = revision
+		t.confirm(sent)
+		return nil
+	}
+}
+
+// resign clears the key, so that a successor is elected at once. A failure only delays that.
+func (e *Elector) resign(ctx context.Context, t *Term) {
+	_ = t.ping.Unsubscribe()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
+	defer cancel()
+	_, _ = e.Set.Control.Update(ctx, e.Name, nil, t.revision)
+}
