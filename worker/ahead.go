@@ -11,14 +11,14 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/jail"
-	"github.com/bullpen-run/bullpen/worker/warm"
+	"github.com/bullpen-run/bullpen/worker/pool"
 )
 
 // Warm says what is made before it is asked for.
 type Warm struct {
 	Spare     int              // jails of a kind, beside those that the rate asks for
 	Most      int              // jails, of all kinds
-	Parents   int              // jails that others are forked from
+	Zygotes   int              // jails that others are forked from
 	Memory    int64            // bytes that they may hold, and what they are forked from
 	Languages []proto.Language // that this worker has in sandboxes without an image, and expects
 	// Taken is told of each execution how it came to its jail.
@@ -28,17 +28,17 @@ type Warm struct {
 // keepWarm makes jails ahead until ctx ends, or what it returns is called.
 func (w *Worker) keepWarm(ctx context.Context) (stop func()) {
 	memory := w.Warm.Memory / 2 // as much for either
-	w.pool = warm.New[*box](warm.Config{Cores: runtime.GOMAXPROCS(0), Spare: w.Warm.Spare, Most: w.Warm.Most, Memory: memory, Log: w.Log})
+	w.pool = pool.New[*box](pool.Config{Cores: runtime.GOMAXPROCS(0), Spare: w.Warm.Spare, Most: w.Warm.Most, Memory: memory, Log: w.Log})
 	for _, l := range w.Warm.Languages {
 		k := w.kind(proto.DefaultSandbox(), l, false)
 		w.pool.Expect(k.name(), k.make)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	w.parents = &parents{most: w.Warm.Parents, memory: memory, log: w.Log, ctx: ctx, families: map[string]*family{}}
+	w.zygotes = &zygotePool{most: w.Warm.Zygotes, memory: memory, log: w.Log, ctx: ctx, families: map[string]*family{}}
 	over, end := context.WithCancel(context.WithoutCancel(ctx)) // when nobody is left who could ask
 	var filling, sweeping sync.WaitGroup
 	filling.Go(func() { w.pool.Run(ctx) })
-	sweeping.Go(func() { w.parents.run(over) })
+	sweeping.Go(func() { w.zygotes.run(over) })
 	return func() {
 		cancel()
 		filling.Wait()
@@ -60,7 +60,7 @@ const (
 // ready gives a jail that is there, or can be forked; nil if there is none.
 func (w *Worker) ready(ctx context.Context, k kind, key string) (*box, Start) {
 	if own := k.of(key); own.forkable() {
-		if w.parents.ask(own.family()) {
+		if w.zygotes.ask(own.family()) {
 			if b, ok := w.pool.Take(own.name(), own.fork); ok {
 				return b, Forked
 			}
@@ -149,16 +149,16 @@ const forkTimeout = 10 * time.Second
 
 // fork makes a jail like make's from the parent of the kind.
 func (k kind) fork(ctx context.Context) (*box, error) {
-	parent, done := k.worker.parents.take(k)
+	parent, done := k.worker.zygotes.take(k)
 	if parent == nil {
-		return nil, warm.ErrGone
+		return nil, pool.ErrGone
 	}
 	ctx, cancel := context.WithTimeout(ctx, forkTimeout)
 	defer cancel()
 	b, err := k.on(ctx, parent.Fork)
 	done(err)
 	if errors.Is(err, jail.ErrFull) {
-		err = fmt.Errorf("%w: %w", warm.ErrFull, err)
+		err = fmt.Errorf("%w: %w", pool.ErrFull, err)
 	}
 	return b, err
 }
@@ -218,18 +218,18 @@ var errNoInterpreter = errors.New("the image does not have " + jail.Forkable)
 
 // parent makes a jail to fork from, with an interpreter that can be forked where there is one. Without modules that are to be there before
 // it does without.
-func (k kind) parent(ctx context.Context) (jail.Parent, error) {
-	var p jail.Parent
+func (k kind) parent(ctx context.Context) (jail.Zygote, error) {
+	var p jail.Zygote
 	b, err := k.furnish(ctx, func(b *box, spec jail.Spec) error {
 		err := k.interpreted(b.image, &spec)
 		if err == nil {
-			p, err = k.worker.Jails.Parent(ctx, spec)
+			p, err = k.worker.Jails.Zygote(ctx, spec)
 		}
 		if err == nil || len(k.sandbox.Preload) > 0 || ctx.Err() != nil {
 			return err
 		}
 		spec.Ahead = nil
-		bare, failed := k.worker.Jails.Parent(ctx, spec)
+		bare, failed := k.worker.Jails.Zygote(ctx, spec)
 		if failed != nil {
 			return errors.Join(err, failed)
 		}
@@ -253,20 +253,20 @@ func (k kind) interpreted(img Image, spec *jail.Spec) error {
 	if !ok {
 		return errNoInterpreter
 	}
-	program, err := source.Parent(preload)
+	program, err := source.Zygote(preload)
 	spec.Ahead = &program
 	return err
 }
 
 // ownedParent is a parent, with the image that it is on.
 type ownedParent struct {
-	jail.Parent
+	jail.Zygote
 	box *box // without a jail
 }
 
 // Close gives both back. The jails that were forked have the image for themselves.
 func (p *ownedParent) Close() error {
-	err := p.Parent.Close()
+	err := p.Zygote.Close()
 	p.box.letGo()
 	return err
 }

@@ -51,7 +51,7 @@ func asking(t *testing.T, f func(a *asker)) {
 		w := &worker.Worker{
 			Jobs: a.queued, Jails: a.maker, Images: bashAlone{}, Home: "/home/u", Slots: 1, Log: slog.New(slog.DiscardHandler),
 			Warm: worker.Warm{
-				Spare: 1, Most: 4, Parents: 4, Memory: 1 << 30, Languages: []proto.Language{proto.Python},
+				Spare: 1, Most: 4, Zygotes: 4, Memory: 1 << 30, Languages: []proto.Language{proto.Python},
 				Taken: func(_ proto.Language, s worker.Start) { a.starts = append(a.starts, s) },
 			},
 			Done: func(*proto.Record) {}, Fit: func(error) {},

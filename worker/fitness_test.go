@@ -31,8 +31,8 @@ func (m *maker) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
 	return &box{run: outcome(jail.Outcome{Kind: jail.Exited})}, nil
 }
 
-// Parent makes a parent whose jails are like those of Prepare.
-func (m *maker) Parent(_ context.Context, spec jail.Spec) (jail.Parent, error) {
+// Zygote makes a parent whose jails are like those of Prepare.
+func (m *maker) Zygote(_ context.Context, spec jail.Spec) (jail.Zygote, error) {
 	if m.barren.Load() {
 		return nil, errors.New("user namespaces are not allowed")
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/worker/jail"
-	"github.com/bullpen-run/bullpen/worker/warm"
+	"github.com/bullpen-run/bullpen/worker/pool"
 )
 
 // ErrShutdown is the cause with which the context of running programs ends when the worker has waited for them long enough.
@@ -64,8 +64,8 @@ type Output interface {
 // Sandboxes prepares jails.
 type Sandboxes interface {
 	Prepare(ctx context.Context, spec jail.Spec) (jail.Jail, error)
-	// Parent prepares a jail to fork others from.
-	Parent(ctx context.Context, spec jail.Spec) (jail.Parent, error)
+	// Zygote prepares a jail to fork others from.
+	Zygote(ctx context.Context, spec jail.Spec) (jail.Zygote, error)
 }
 
 // Images makes the root file systems of sandboxes ready.
@@ -118,8 +118,8 @@ type Worker struct {
 	Fit func(err error)
 
 	fitness fitness
-	pool    *warm.Pool[*box]
-	parents *parents
+	pool    *pool.Pool[*box]
+	zygotes *zygotePool
 }
 
 // Run takes jobs until ctx ends, and returns when all it took have ended. Programs that still run when cut ends are killed, and

@@ -97,7 +97,7 @@ func (b *box) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
 	return b, b.failed
 }
 
-func (b *box) Parent(context.Context, jail.Spec) (jail.Parent, error) {
+func (b *box) Zygote(context.Context, jail.Spec) (jail.Zygote, error) {
 	return nil, errors.New("nothing can be forked")
 }
 

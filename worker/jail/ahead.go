@@ -51,10 +51,10 @@ func (s Source) Ahead() (Program, error) {
 // and $BASHPID would be the parent's; node has threads, which a fork has not.
 const Forkable = "python"
 
-// Parent returns the interpreter to fork from, with modules that it has imported
+// Zygote returns the interpreter to fork from, with modules that it has imported
 // before; of s, Home, Interpreter and ImageEnv count. Each fork is as if Ahead's had
 // been started, of a Source in the language Forkable.
-func (s Source) Parent(modules []string) (Program, error) {
+func (s Source) Zygote(modules []string) (Program, error) {
 	s.Language = Forkable
 	p, err := s.Ahead()
 	if err != nil {

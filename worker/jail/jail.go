@@ -165,10 +165,10 @@ type Jail interface {
 // ErrFull says that there are as many jails of a parent as can be at a time.
 var ErrFull = errors.New("there are as many jails of this parent as can be")
 
-// Parent is a jail that others are made within, all for programs of whoever the parent
+// Zygote is a jail that others are made within, all for programs of whoever the parent
 // is for. It may have an interpreter: programs that run in a fork of that have its hash
 // seed, and its layout of memory. Its methods may be called from several goroutines.
-type Parent interface {
+type Zygote interface {
 	// Fork makes a jail. The Spec must have the limits of that of the parent. If its
 	// Ahead has the arguments of the parent's, a fork of the parent's interpreter waits
 	// there, as if it had been started as Ahead; any other is started there. The error may be ErrFull; after any

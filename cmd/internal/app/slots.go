@@ -10,7 +10,7 @@ import (
 const (
 	slotsPerCore  = 4
 	memoryPerSlot = 1 << 30 // what a program may use unless its key says otherwise
-	mostParents   = 32
+	mostZygotes   = 32
 )
 
 // SlotCount gives how many programs the worker runs at once: what is set, else 4 for each core, yet no more than find memory
@@ -38,6 +38,6 @@ func (c *Config) warm() worker.Warm {
 	left := c.UIDRange.Count/UIDsPerSlot - slots
 	most := min(4*slots, left)
 	return worker.Warm{
-		Spare: min(slots, 2*runtime.GOMAXPROCS(0)), Most: most, Parents: min(mostParents, (left-most)/(1+c.forks())), Memory: memory,
+		Spare: min(slots, 2*runtime.GOMAXPROCS(0)), Most: most, Zygotes: min(mostZygotes, (left-most)/(1+c.forks())), Memory: memory,
 	}
 }

@@ -4,7 +4,7 @@
 // It is not a supervisor: one program, one report, and it is gone.
 //
 // Its argument says which jail it is in. With none it is one for a program. With
-// "parent" it is one that others are made within, for which it is not under the
+// "zygote" it is one that others are made within, for which it is not under the
 // filter, which forbids to make namespaces: it is the first of these itself, as a
 // copy of itself that has become what it is with no argument. The interpreter that it
 // runs there, if any, is ours, sees nothing of a tenant's, makes jails where a fork of
@@ -77,7 +77,7 @@ func run(kind string) {
 	if send(frame[:]) != 0 {
 		exit(exitOrphan)
 	}
-	if kind == wire.Parent {
+	if kind == wire.Zygote {
 		serve(died)
 	}
 	var o order
@@ -179,10 +179,10 @@ func confine(kind string) (what string, errno unix.Errno) {
 	if errno := lower(unix.RLIMIT_CORE, 1); errno != 0 {
 		return "limit core dumps", errno
 	}
-	if errno := dropCapabilities(kind == wire.Parent); errno != 0 {
+	if errno := dropCapabilities(kind == wire.Zygote); errno != 0 {
 		return "give up capabilities", errno
 	}
-	if kind == wire.Parent { // all jails have together what it may; where the kernel refuses their namespaces, it is no parent
+	if kind == wire.Zygote { // all jails have together what it may; where the kernel refuses their namespaces, it is no parent
 		return noNamespaces, tryNamespaces()
 	}
 	if errno := lower(unix.RLIMIT_SIGPENDING, mostSignals); errno != 0 {

@@ -114,7 +114,7 @@ func (l layout) config() string {
 			b.mount(m)
 		}
 	} else {
-		arg = fmt.Sprintf("arg: %q ", wire.Parent)
+		arg = fmt.Sprintf("arg: %q ", wire.Zygote)
 	}
 	b.line("seccomp_string: %q", seccompPolicy)
 	b.line("pass_fd: %d pass_fd: %d", wire.ControlFD, wire.LockFD)

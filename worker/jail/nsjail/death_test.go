@@ -60,10 +60,10 @@ var victims = map[string]func(m *Maker){ // read only
 	"forks": func(m *Maker) {
 		spec := testSpec()
 		spec.TmpBytes = spec.Memory
-		program, err := jail.Source{Home: DefaultHome}.Parent(nil)
+		program, err := jail.Source{Home: DefaultHome}.Zygote(nil)
 		check(err)
 		spec.Ahead = &program
-		p, err := m.Parent(context.Background(), spec)
+		p, err := m.Zygote(context.Background(), spec)
 		check(err)
 		fork := func(language string) jail.Jail {
 			spec := spec

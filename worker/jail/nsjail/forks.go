@@ -46,9 +46,9 @@ type parent struct {
 
 var errClosed = errors.New("the parent is closed")
 
-// Parent makes a jail to fork others from, for programs in jails of the spec;
-// spec.Ahead is its interpreter, as by jail.Source.Parent, if it has one.
-func (m *Maker) Parent(ctx context.Context, spec jail.Spec) (jail.Parent, error) {
+// Zygote makes a jail to fork others from, for programs in jails of the spec;
+// spec.Ahead is its interpreter, as by jail.Source.Zygote, if it has one.
+func (m *Maker) Zygote(ctx context.Context, spec jail.Spec) (jail.Zygote, error) {
 	s, err := m.admit(spec)
 	if err != nil {
 		return nil, err
@@ -127,7 +127,7 @@ func (p *parent) start(ctx context.Context) error {
 	return nil
 }
 
-// Fork makes a jail; see jail.Parent.
+// Fork makes a jail; see jail.Zygote.
 func (p *parent) Fork(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
 	s, err := p.jail.m.admit(spec)
 	if err != nil {
@@ -308,10 +308,10 @@ func (p *parent) Alive() bool {
 	return can && p.jail.Alive()
 }
 
-// Memory is what the parent holds; see jail.Parent.
+// Memory is what the parent holds; see jail.Zygote.
 func (p *parent) Memory() (int64, error) { return p.jail.Memory() }
 
-// Close ends the parent; see jail.Parent.
+// Close ends the parent; see jail.Zygote.
 func (p *parent) Close() error {
 	p.mu.Lock()
 	first := !p.closing

@@ -16,14 +16,14 @@ import (
 )
 
 // parentOf makes a jail to fork from, until the test is over.
-func parentOf(tb testing.TB, m *Maker, spec jail.Spec, modules ...string) jail.Parent {
+func parentOf(tb testing.TB, m *Maker, spec jail.Spec, modules ...string) jail.Zygote {
 	tb.Helper()
 	p := newParent(tb, m, spec, modules...)
 	tb.Cleanup(func() { closeParent(tb, p) })
 	return p
 }
 
-func closeParent(tb testing.TB, p jail.Parent) {
+func closeParent(tb testing.TB, p jail.Zygote) {
 	tb.Helper()
 	if err := p.Close(); err != nil {
 		tb.Error(err)
@@ -31,14 +31,14 @@ func closeParent(tb testing.TB, p jail.Parent) {
 }
 
 // newParent makes a jail to fork from, for programs in jails of a spec.
-func newParent(tb testing.TB, m *Maker, spec jail.Spec, modules ...string) jail.Parent {
+func newParent(tb testing.TB, m *Maker, spec jail.Spec, modules ...string) jail.Zygote {
 	tb.Helper()
-	p, err := jail.Source{Home: m.Home()}.Parent(modules)
+	p, err := jail.Source{Home: m.Home()}.Zygote(modules)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	spec.Ahead = &p
-	parent, err := m.Parent(tb.Context(), spec)
+	parent, err := m.Zygote(tb.Context(), spec)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -46,13 +46,13 @@ func newParent(tb testing.TB, m *Maker, spec jail.Spec, modules ...string) jail.
 }
 
 // fork makes a jail in which python waits.
-func fork(tb testing.TB, p jail.Parent, spec jail.Spec) jail.Jail {
+func fork(tb testing.TB, p jail.Zygote, spec jail.Spec) jail.Jail {
 	tb.Helper()
 	return forkFor(tb, p, spec, "python")
 }
 
 // forkFor makes a jail in which a language's interpreter waits.
-func forkFor(tb testing.TB, p jail.Parent, spec jail.Spec, language string) jail.Jail {
+func forkFor(tb testing.TB, p jail.Zygote, spec jail.Spec, language string) jail.Jail {
 	tb.Helper()
 	spec.Ahead = ahead(tb, language)
 	j, err := p.Fork(tb.Context(), spec)
@@ -135,7 +135,7 @@ print(ssl.RAND_bytes(16)); print(secrets.token_hex()); print(os.urandom(8))
 			seen[line] = true
 		}
 	}
-	hash := func(p jail.Parent) string {
+	hash := func(p jail.Zygote) string {
 		return runIn(t, fork(t, p, testSpec()), program(t, "python", "print(hash('x'))")).stdout
 	}
 	if hash(p) == hash(parentOf(t, m, testSpec())) {
@@ -160,12 +160,12 @@ print(P(3).x, resource.getrlimit(resource.RLIMIT_NPROC))
 		r.want(t, jail.Exited, want+"\n2 7 AF_UNIX True\n3 (256, 256)")
 	}
 	spec := testSpec()
-	program, err := jail.Source{Home: m.Home()}.Parent([]string{"no_such_module"})
+	program, err := jail.Source{Home: m.Home()}.Zygote([]string{"no_such_module"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	spec.Ahead = &program
-	if _, err := m.Parent(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "No module named 'no_such_module'") {
+	if _, err := m.Zygote(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "No module named 'no_such_module'") {
 		t.Errorf("a module that is not there: %v", err)
 	}
 }
@@ -220,12 +220,12 @@ os.register_at_fork(before=stop)
 	})
 	runIn(t, fork(t, parentOf(t, m, spec, "ends_its_thread"), spec), program(t, "python", "import sys; print('ends_its_thread' in sys.modules)")).
 		want(t, jail.Exited, "True")
-	program, err := jail.Source{Home: m.Home()}.Parent([]string{"decimal", "keeps_a_thread"})
+	program, err := jail.Source{Home: m.Home()}.Zygote([]string{"decimal", "keeps_a_thread"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	spec.Ahead = &program
-	if _, err := m.Parent(t.Context(), spec); err == nil ||
+	if _, err := m.Zygote(t.Context(), spec); err == nil ||
 		!strings.Contains(err.Error(), "what is preloaded has threads: leave out the module that starts them, of decimal,keeps_a_thread") {
 		t.Errorf("a module that keeps a thread: %v", err)
 	}
@@ -438,9 +438,9 @@ func TestAForkIsConfinedAsOthers(t *testing.T) {
 }
 
 // bareParent makes a jail to make others within that has no interpreter, until the test is over.
-func bareParent(t *testing.T, m *Maker, spec jail.Spec) jail.Parent {
+func bareParent(t *testing.T, m *Maker, spec jail.Spec) jail.Zygote {
 	t.Helper()
-	p, err := m.Parent(t.Context(), spec)
+	p, err := m.Zygote(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -161,7 +161,7 @@ func runProgram(tb testing.TB, m *Maker, spec jail.Spec, p jail.Program) result 
 	if by, set := modeOf.Load(m); ok && set {
 		mode = by.(string)
 	}
-	var parent jail.Parent
+	var parent jail.Zygote
 	if mode == forked {
 		parent = newParent(tb, m, spec)
 		defer closeParent(tb, parent)
@@ -170,7 +170,7 @@ func runProgram(tb testing.TB, m *Maker, spec jail.Spec, p jail.Program) result 
 }
 
 // prepareBy makes a jail for a program whose interpreter is started in a mode; parent is what it is forked from.
-func prepareBy(tb testing.TB, m *Maker, parent jail.Parent, mode string, spec jail.Spec, language string) jail.Jail {
+func prepareBy(tb testing.TB, m *Maker, parent jail.Zygote, mode string, spec jail.Spec, language string) jail.Jail {
 	tb.Helper()
 	switch mode {
 	case cold:

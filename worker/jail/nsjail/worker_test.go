@@ -126,11 +126,11 @@ python3 -c "import os; os.setxattr('new', 'user.x', b'y')"; touch -d @1 new link
 func bareFork(m *Maker, interpreter bool) error {
 	spec := testSpec()
 	if interpreter {
-		program, err := jail.Source{Home: DefaultHome}.Parent(nil)
+		program, err := jail.Source{Home: DefaultHome}.Zygote(nil)
 		check(err)
 		spec.Ahead = &program
 	}
-	p, err := m.Parent(context.Background(), spec)
+	p, err := m.Zygote(context.Background(), spec)
 	if err != nil {
 		return err
 	}

@@ -26,8 +26,8 @@ const (
 
 // What the init is told of its jail, as its argument; none is a jail for a program.
 const (
-	// Parent is one that others are made within.
-	Parent = "parent"
+	// Zygote is one that others are made within.
+	Zygote = "zygote"
 	// Fork is one that is made within a parent's jail by the interpreter there, under the
 	// filter already, and where a fork of that waits.
 	Fork = "fork"

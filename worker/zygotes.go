@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/worker/jail"
-	"github.com/bullpen-run/bullpen/worker/warm"
+	"github.com/bullpen-run/bullpen/worker/pool"
 )
 
 const (
@@ -31,8 +31,8 @@ const (
 	makeTimeout = 30 * time.Second
 )
 
-// parents are the jails that others are forked from: one for each kind that an API key asks for often, for that key alone.
-type parents struct {
+// zygotePool holds the jails that others are forked from: one for each kind that an API key asks for often, for that key alone.
+type zygotePool struct {
 	most   int
 	memory int64 // bytes that all may hold
 	log    *slog.Logger
@@ -47,7 +47,7 @@ type parents struct {
 
 // family is what is known of one kind.
 type family struct {
-	asked  warm.Rate
+	asked  pool.Rate
 	parent *ancestor
 	making bool
 
@@ -57,7 +57,7 @@ type family struct {
 
 // ancestor is a parent, for as long as it is used.
 type ancestor struct {
-	jail.Parent
+	jail.Zygote
 	size  int64 // bytes
 	born  time.Time
 	forks int            // of its interpreter that were asked of it
@@ -65,7 +65,7 @@ type ancestor struct {
 }
 
 // ask reports whether a kind has a parent, and sees to it that it gets one, or a new one, if it should.
-func (p *parents) ask(k kind) bool {
+func (p *zygotePool) ask(k kind) bool {
 	name, now := k.name(), time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -88,7 +88,7 @@ func (p *parents) ask(k kind) bool {
 }
 
 // take gives the parent of the family of a kind, which is not closed before done is called with what came of it; nil if it has none.
-func (p *parents) take(k kind) (parent jail.Parent, done func(err error)) {
+func (p *zygotePool) take(k kind) (parent jail.Zygote, done func(err error)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	f := p.families[k.family().name()]
@@ -117,7 +117,7 @@ func (p *parents) take(k kind) (parent jail.Parent, done func(err error)) {
 }
 
 // make makes a parent, in the place of the one there is.
-func (p *parents) make(f *family, k kind) {
+func (p *zygotePool) make(f *family, k kind) {
 	ctx, cancel := context.WithTimeout(p.ctx, makeTimeout)
 	defer cancel()
 	parent, err := k.parent(ctx)
@@ -128,7 +128,7 @@ func (p *parents) make(f *family, k kind) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	f.making = false
-	a := &ancestor{Parent: parent, size: size, born: time.Now()}
+	a := &ancestor{Zygote: parent, size: size, born: time.Now()}
 	if _, held := p.kept(f); err == nil && held+size > p.memory {
 		err = fmt.Errorf("it holds %d bytes, with which all would hold more than the %d that they may", size, p.memory)
 	}
@@ -154,7 +154,7 @@ func (f *family) fail() {
 }
 
 // kept is how many parents there are but that of f, and are being made, and the bytes that they hold.
-func (p *parents) kept(f *family) (count int, held int64) {
+func (p *zygotePool) kept(f *family) (count int, held int64) {
 	count, held = p.retired, p.held
 	for _, o := range p.families {
 		if o == f {
@@ -170,7 +170,7 @@ func (p *parents) kept(f *family) (count int, held int64) {
 }
 
 // room reports whether there is room for a parent of f. If not, it gives up the one that was not asked for longest, if that is idle.
-func (p *parents) room(f *family) bool {
+func (p *zygotePool) room(f *family) bool {
 	if count, held := p.kept(f); count < p.most && held+memoryOfParent <= p.memory {
 		return true
 	}
@@ -187,7 +187,7 @@ func (p *parents) room(f *family) bool {
 }
 
 // run gives up parents that nobody asks for, until ctx ends, and then all; nobody may ask after that.
-func (p *parents) run(ctx context.Context) {
+func (p *zygotePool) run(ctx context.Context) {
 	look := time.NewTicker(idle / 4)
 	defer look.Stop()
 	for ctx.Err() == nil {
@@ -203,7 +203,7 @@ func (p *parents) run(ctx context.Context) {
 }
 
 // sweep forgets the kinds that nobody has asked for since a time.
-func (p *parents) sweep(since time.Time) {
+func (p *zygotePool) sweep(since time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name, f := range p.families {
@@ -215,7 +215,7 @@ func (p *parents) sweep(since time.Time) {
 }
 
 // retire gives up the parent of a kind. It lives until the last of its jails has ended.
-func (p *parents) retire(f *family) {
+func (p *zygotePool) retire(f *family) {
 	if f.parent != nil {
 		p.close(f.parent)
 		f.parent = nil
@@ -223,7 +223,7 @@ func (p *parents) retire(f *family) {
 }
 
 // close counts a parent until its last jail has ended.
-func (p *parents) close(parent *ancestor) {
+func (p *zygotePool) close(parent *ancestor) {
 	p.retired++
 	p.held += parent.size
 	p.making.Go(func() {

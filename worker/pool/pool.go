@@ -1,10 +1,10 @@
-// Package warm keeps jails ready before they are asked for, each for one use.
+// Package pool keeps jails ready before they are asked for, each for one use.
 //
 // How many there are of a kind follows what is asked for: as many as come while
 // one is made, as were lacking lately, and some spare ones, for as long as the
 // kind is used at all. They are made one after another, and seldom while programs run
 // that would be slower for it; a pool that has none ready says so, and the caller makes its own.
-package warm
+package pool
 
 import (
 	"context"

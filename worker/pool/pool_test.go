@@ -1,4 +1,4 @@
-package warm_test
+package pool_test
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/bullpen-run/bullpen/worker/warm"
+	"github.com/bullpen-run/bullpen/worker/pool"
 )
 
 // fake is a jail that lives until the test says otherwise.
@@ -88,7 +88,7 @@ func (w *world) make(kind string) func(context.Context) (*fake, error) {
 }
 
 // run calls f with a pool that works, and sees that nothing is left of it.
-func run(t *testing.T, cfg warm.Config, w *world, f func(p *warm.Pool[*fake])) {
+func run(t *testing.T, cfg pool.Config, w *world, f func(p *pool.Pool[*fake])) {
 	synctest.Test(t, func(t *testing.T) {
 		w.t, w.live = t, map[string]int{}
 		if w.size == 0 {
@@ -105,7 +105,7 @@ func run(t *testing.T, cfg warm.Config, w *world, f func(p *warm.Pool[*fake])) {
 			cfg.Memory = 1 << 40
 		}
 		ctx, stop := context.WithCancel(t.Context())
-		p := warm.New[*fake](cfg)
+		p := pool.New[*fake](cfg)
 		done := make(chan struct{})
 		go func() { p.Run(ctx); close(done) }()
 		f(p)
@@ -126,7 +126,7 @@ func settle(d time.Duration) {
 }
 
 // take takes a jail, and gives it back.
-func (w *world) take(p *warm.Pool[*fake], kind string) bool {
+func (w *world) take(p *pool.Pool[*fake], kind string) bool {
 	j, ok := p.Take(kind, w.make(kind))
 	if ok {
 		if j.kind != kind {
@@ -139,7 +139,7 @@ func (w *world) take(p *warm.Pool[*fake], kind string) bool {
 
 func TestAKindIsReadyOnceItIsUsed(t *testing.T) {
 	w := &world{}
-	run(t, warm.Config{Spare: 3, Most: 10}, w, func(p *warm.Pool[*fake]) {
+	run(t, pool.Config{Spare: 3, Most: 10}, w, func(p *pool.Pool[*fake]) {
 		if w.take(p, "a") {
 			t.Error("there was one before the first was asked for")
 		}
@@ -160,7 +160,7 @@ func TestAKindIsReadyOnceItIsUsed(t *testing.T) {
 
 func TestWhatIsExpectedIsReadyBeforeItIsUsed(t *testing.T) {
 	w := &world{}
-	run(t, warm.Config{Spare: 3, Most: 10}, w, func(p *warm.Pool[*fake]) {
+	run(t, pool.Config{Spare: 3, Most: 10}, w, func(p *pool.Pool[*fake]) {
 		p.Expect("a", w.make("a"))
 		settle(24 * time.Hour)
 		if w.count("a") != 1 {
@@ -171,7 +171,7 @@ func TestWhatIsExpectedIsReadyBeforeItIsUsed(t *testing.T) {
 
 func TestDepthFollowsDemand(t *testing.T) {
 	w := &world{took: 100 * time.Millisecond}
-	run(t, warm.Config{Spare: 1, Most: 100}, w, func(p *warm.Pool[*fake]) {
+	run(t, pool.Config{Spare: 1, Most: 100}, w, func(p *pool.Pool[*fake]) {
 		for range 100 { // 5 a second, of which 10 could be made
 			w.take(p, "a")
 			settle(200 * time.Millisecond)
@@ -191,7 +191,7 @@ func TestDepthFollowsDemand(t *testing.T) {
 
 func TestWhatNobodyUsesIsGivenUp(t *testing.T) {
 	w := &world{}
-	run(t, warm.Config{Spare: 2, Most: 10}, w, func(p *warm.Pool[*fake]) {
+	run(t, pool.Config{Spare: 2, Most: 10}, w, func(p *pool.Pool[*fake]) {
 		w.take(p, "a")
 		settle(9 * time.Minute)
 		if w.count("a") != 2 {
@@ -206,7 +206,7 @@ func TestWhatNobodyUsesIsGivenUp(t *testing.T) {
 
 func TestOldAndDeadJailsAreReplaced(t *testing.T) {
 	w := &world{}
-	run(t, warm.Config{Spare: 2, Most: 10}, w, func(p *warm.Pool[*fake]) {
+	run(t, pool.Config{Spare: 2, Most: 10}, w, func(p *pool.Pool[*fake]) {
 		p.Expect("a", w.make("a"))
 		settle(time.Hour)
 		if made := w.tries.Load(); made < 3 || made > 5 || w.count("a") != 1 {
@@ -227,7 +227,7 @@ func TestOldAndDeadJailsAreReplaced(t *testing.T) {
 
 func TestMemoryIsBounded(t *testing.T) {
 	w := &world{size: 30 << 20}
-	run(t, warm.Config{Spare: 8, Most: 100, Memory: 100 << 20}, w, func(p *warm.Pool[*fake]) {
+	run(t, pool.Config{Spare: 8, Most: 100, Memory: 100 << 20}, w, func(p *pool.Pool[*fake]) {
 		w.take(p, "a")
 		settle(time.Minute)
 		if w.count("a") != 3 {
@@ -244,7 +244,7 @@ func TestMemoryIsBounded(t *testing.T) {
 
 func TestFailuresAreNotRepeatedAtOnce(t *testing.T) {
 	w := &world{}
-	run(t, warm.Config{Spare: 2, Most: 10}, w, func(p *warm.Pool[*fake]) {
+	run(t, pool.Config{Spare: 2, Most: 10}, w, func(p *pool.Pool[*fake]) {
 		err := errors.New("no room")
 		w.broken.Store(&err)
 		w.take(p, "a")
@@ -262,10 +262,10 @@ func TestFailuresAreNotRepeatedAtOnce(t *testing.T) {
 
 func TestWhatIsGoneIsMadeAgainOnceItIsAskedFor(t *testing.T) {
 	w := &world{}
-	run(t, warm.Config{Spare: 2, Most: 10}, w, func(p *warm.Pool[*fake]) {
+	run(t, pool.Config{Spare: 2, Most: 10}, w, func(p *pool.Pool[*fake]) {
 		w.take(p, "a")
 		settle(time.Minute)
-		err := fmt.Errorf("make a jail: %w", warm.ErrGone)
+		err := fmt.Errorf("make a jail: %w", pool.ErrGone)
 		w.broken.Store(&err)
 		before := w.tries.Load()
 		if !w.take(p, "a") {
@@ -286,8 +286,8 @@ func TestWhatIsGoneIsMadeAgainOnceItIsAskedFor(t *testing.T) {
 
 func TestAFullKindIsTriedAgainSoon(t *testing.T) {
 	w := &world{}
-	run(t, warm.Config{Spare: 2, Most: 10}, w, func(p *warm.Pool[*fake]) {
-		err := fmt.Errorf("make a jail: %w", warm.ErrFull)
+	run(t, pool.Config{Spare: 2, Most: 10}, w, func(p *pool.Pool[*fake]) {
+		err := fmt.Errorf("make a jail: %w", pool.ErrFull)
 		w.broken.Store(&err)
 		w.take(p, "a")
 		settle(time.Minute)
@@ -304,7 +304,7 @@ func TestAFullKindIsTriedAgainSoon(t *testing.T) {
 
 func TestASwarmIsReadyForTheNext(t *testing.T) {
 	w := &world{}
-	run(t, warm.Config{Spare: 2, Most: 40}, w, func(p *warm.Pool[*fake]) {
+	run(t, pool.Config{Spare: 2, Most: 40}, w, func(p *pool.Pool[*fake]) {
 		w.take(p, "a")
 		settle(time.Second)
 		for range 30 {
@@ -325,7 +325,7 @@ func TestASwarmIsReadyForTheNext(t *testing.T) {
 
 func TestProgramsThatRunHaveTheMachine(t *testing.T) {
 	w := &world{took: time.Millisecond}
-	run(t, warm.Config{Cores: 2, Spare: 30, Most: 40}, w, func(p *warm.Pool[*fake]) {
+	run(t, pool.Config{Cores: 2, Spare: 30, Most: 40}, w, func(p *pool.Pool[*fake]) {
 		done := p.Busy()
 		defer p.Busy()()
 		w.take(p, "a")
@@ -353,7 +353,7 @@ func TestProgramsThatRunHaveTheMachine(t *testing.T) {
 
 func TestAProgramHasTheMachineWhileThereAreEnough(t *testing.T) {
 	w := &world{took: time.Millisecond}
-	run(t, warm.Config{Cores: 2, Spare: 4, Most: 10}, w, func(p *warm.Pool[*fake]) {
+	run(t, pool.Config{Cores: 2, Spare: 4, Most: 10}, w, func(p *pool.Pool[*fake]) {
 		ready := func(when string, want int) {
 			t.Helper()
 			settle(10 * time.Millisecond)
@@ -380,7 +380,7 @@ func TestAProgramHasTheMachineWhileThereAreEnough(t *testing.T) {
 
 func TestASwarmLeavesOthersTheirJails(t *testing.T) {
 	w := &world{took: time.Millisecond}
-	run(t, warm.Config{Spare: 2, Most: 10}, w, func(p *warm.Pool[*fake]) {
+	run(t, pool.Config{Spare: 2, Most: 10}, w, func(p *pool.Pool[*fake]) {
 		w.take(p, "a")
 		settle(time.Second)
 		for range 40 { // more than can be kept
@@ -398,7 +398,7 @@ func TestASwarmLeavesOthersTheirJails(t *testing.T) {
 // A jail that is taken leaves room for one: not for one of another kind, which would have to go for that of this kind.
 func TestAFullPoolMakesOneForEachThatIsTaken(t *testing.T) {
 	w := &world{took: time.Millisecond}
-	run(t, warm.Config{Spare: 4, Most: 10}, w, func(p *warm.Pool[*fake]) {
+	run(t, pool.Config{Spare: 4, Most: 10}, w, func(p *pool.Pool[*fake]) {
 		for _, kind := range []string{"c", "b", "a"} {
 			w.take(p, kind)
 			settle(time.Second)
