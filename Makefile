@@ -50,20 +50,20 @@ test-v2: build ## run the tests of jails in a virtual machine with Debian 12 and
 chaos: build s3server ## run 2,000 attacks, kill senders of webhooks and workers with threads 500 times, keep ledgers through 1,200 troubles and 90 restores on one node and on a cluster, kill 100 NATS servers, flood a server with 50,000 submissions; hours; as root
 	go test -run '^TestChaos$$' -v -timeout 60m ./worker/jail/nsjail -chaos 2000
 	go test -run '^TestAbuse$$' -timeout 60m ./worker/jail/nsjail -every-way
-	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^webhooks-killed$$' -v -timeout 60m ./cmd/bullpen -kills 100
-	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^threads-killed$$' -v -timeout 60m ./cmd/bullpen -thread-kills 100
-	go test -run '^TestE2E$$/^threads-killed-directory$$' -v -timeout 60m ./cmd/bullpen -thread-kills 100
-	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^ledger$$' -v -timeout 90m ./cmd/bullpen -ledger-cycles 300
-	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^ledger$$' -v -timeout 90m ./cmd/bullpen -ledger-cycles 200 -ledger-points
-	go test -run '^TestE2E$$/^ledger-cluster$$' -v -timeout 90m ./cmd/bullpen -ledger-cycles 200
-	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^backup-ledger$$' -v -timeout 60m ./cmd/bullpen -ledger-restores 30
-	go test -run '^TestE2E$$/^backup-ledger-cluster$$' -v -timeout 60m ./cmd/bullpen -ledger-restores 30
-	go test -run '^TestE2E$$/^cluster-(leaders|nodes)$$' -v -timeout 60m ./cmd/bullpen -cluster-cycles 100
-	go test -run '^TestE2E$$/^overload$$' -v -timeout 60m ./cmd/bullpen -flood 50000 -backlog 10000
+	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^webhooks-killed$$' -v -timeout 60m ./e2e -kills 100
+	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^threads-killed$$' -v -timeout 60m ./e2e -thread-kills 100
+	go test -run '^TestE2E$$/^threads-killed-directory$$' -v -timeout 60m ./e2e -thread-kills 100
+	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^ledger$$' -v -timeout 90m ./e2e -ledger-cycles 300
+	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^ledger$$' -v -timeout 90m ./e2e -ledger-cycles 200 -ledger-points
+	go test -run '^TestE2E$$/^ledger-cluster$$' -v -timeout 90m ./e2e -ledger-cycles 200
+	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^backup-ledger$$' -v -timeout 60m ./e2e -ledger-restores 30
+	go test -run '^TestE2E$$/^backup-ledger-cluster$$' -v -timeout 60m ./e2e -ledger-restores 30
+	go test -run '^TestE2E$$/^cluster-(leaders|nodes)$$' -v -timeout 60m ./e2e -cluster-cycles 100
+	go test -run '^TestE2E$$/^overload$$' -v -timeout 60m ./e2e -flood 50000 -backlog 10000
 
 .PHONY: docs
 docs: init ## write the tables of attacks in docs/sandbox.md from the tests
-	go test -run '^TestAbuseTable$$' ./worker/jail/nsjail ./cmd/bullpen -update
+	go test -run '^TestAbuseTable$$' ./worker/jail/nsjail ./e2e -update
 
 .PHONY: image-test
 image-test: build ## build a sandbox image and run programs in it; needs mmdebstrap, npm and a network; flags="--stale-index …"

@@ -1,24 +1,15 @@
 package main
 
 import (
-	"flag"
 	"net/http/httptest"
 	"path/filepath"
-	"runtime"
-	"strconv"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// TestMain makes this test binary the command bullpen of the scripts. Tests wait for most of their time, for leases to end and servers to
-// start, so more run side by side than there are processors, unless -parallel says how many.
-func TestMain(m *testing.M) {
-	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
-		panic(err)
-	}
-	testscript.Main(m, map[string]func(){"bullpen": main})
-}
+// TestMain makes this test binary the command bullpen of the scripts.
+func TestMain(m *testing.M) { testscript.Main(m, map[string]func(){"bullpen": main}) }
 
 // TestScripts runs the command line against a stub of the server, see stub_test.go.
 func TestScripts(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 )
 
 // These attacks need nothing to be reached: what they try is refused wherever it is. Programs that reach something are in package
-// egress and in cmd/bullpen.
+// egress and in e2e.
 
 func unrestricted(s *jail.Spec) { s.Network = proto.Network{Policy: proto.NetworkUnrestricted} }
 

@@ -37,7 +37,7 @@ type group struct {
 }
 
 // abuse is the abuse list. What attacks the control plane from outside of jails is
-// in cmd/bullpen, under the same name.
+// in e2e, under the same name.
 func abuse() []group {
 	return []group{
 		{"processes", "Too many, too stubborn, in the wrong place", processAttacks()},

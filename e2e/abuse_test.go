@@ -1,0 +1,162 @@
+package e2e
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+var update = flag.Bool("update", false, "write the table of attacks in docs/sandbox.md anew")
+
+// controlAttack is an attack on the control plane, on a deployment of its own.
+type controlAttack struct {
+	name, told string
+	test       func(*testing.T, *programs)
+}
+
+// controlAttacks is the part of the abuse list that does not come from inside of
+// jails. The rest is in worker/jail/nsjail, under the same name.
+func controlAttacks() []controlAttack {
+	return []controlAttack{
+		{"messages that are not ours on every subject", "set aside, or the job ends as `sandbox_start_error`; others go on", testMalformed},
+		{"messages as large as NATS takes, on every subject", "set aside; others go on", testOversized},
+		{"the message of a job sent again, while it runs and after", "nothing runs twice", testReplayed},
+		{"a worker killed while programs run", "`worker_lost`", testWorkerKilled},
+		{"a gateway killed while clients wait", "executions go on", testFrontKilled},
+		{"NATS killed", "503 until it is back, 500 with the id where it is not known whether it was stored; nothing that was accepted is lost", testBrokerKilled},
+		{"everything killed at once", "queued jobs run, those that ran are `worker_lost`", testKillEverything},
+		{"a full disk", "503 for new jobs; those that run end", testFullDisk},
+		{"the trace id of another organisation", "404", func(t *testing.T, p *programs) {
+			for _, in := range topologies() {
+				testOrganisations(t, newWorld(t, p, in, manySlots).in(t))
+			}
+		}},
+	}
+}
+
+// TestAbuse attacks whole deployments. Each test sees that the attack is contained,
+// and that the next programs run.
+func TestAbuse(t *testing.T) {
+	p := buildPrograms(t)
+	t.Run("control", func(t *testing.T) {
+		for _, a := range controlAttacks() {
+			t.Run(a.name, func(t *testing.T) {
+				t.Parallel()
+				a.test(t, p)
+			})
+		}
+	})
+}
+
+// testOversized publishes what has the largest size.
+func testOversized(t *testing.T, p *programs) {
+	const slots = 2
+	w := newWorld(t, p, topology{apart: true}, slots)
+	nc := connect(t, p, w.broker)
+	worker, data := workerName(t, nc), strings.Repeat("{", int(nc.MaxPayload())-1024)
+	for _, subject := range []string{
+		"bullpen.ctl.admit", "bullpen.ctl.slots", "bullpen.ctl.stats", "bullpen.ctl.rollcall", "bullpen.worker." + worker + ".assign",
+		"bullpen.worker." + worker + ".cancel", "bullpen.job.batch.default.key_bootstrap." + string(proto.NewTraceID()),
+		"bullpen.exec." + string(proto.NewTraceID()), "bullpen.out." + string(proto.NewTraceID()) + ".1", "bullpen.done." + string(proto.NewTraceID()),
+	} {
+		publish(t, nc, subject, data)
+		publish(t, nc, subject, data, "Bullpen-Meta", "{")
+		flush(t, nc)
+	}
+	allSlots(t, w.in(t), slots)
+}
+
+// testReplayed publishes the message of a job again, word for word.
+func testReplayed(t *testing.T, p *programs) {
+	const slots, times = 2, 5
+	w := newWorld(t, p, topology{apart: true}, slots)
+	a, nc, h := w.in(t), connect(t, p, w.broker), newHold()
+	id := a.submit(bash(h.code()))
+	h.reached(t, 1)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), "BULLPEN_JOBS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := stream.Info(t.Context(), jetstream.WithSubjectFilter("bullpen.job.>"))
+	if err != nil || len(info.State.Subjects) != 1 {
+		t.Fatalf("jobs %+v, %v", info, err)
+	}
+	var job *jetstream.RawStreamMsg
+	for subject := range info.State.Subjects {
+		if job, err = stream.GetLastMsgForSubject(t.Context(), subject); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again := func() {
+		job.Header.Del(nats.MsgIdHdr) // the store itself would refuse it
+		for range times {
+			if err := nc.PublishMsg(&nats.Msg{Subject: job.Subject, Header: job.Header, Data: job.Data}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		flush(t, nc)
+	}
+	again()
+	b := newHold() // takes the other slot
+	other := a.submit(bash(b.code()))
+	b.reached(t, 1)
+	if pids := h.pids(t); len(pids) != 1 {
+		t.Errorf("it runs as %v", pids)
+	}
+	b.release(t)
+	a.ended(other).succeeded(t, "held\nwoken\n")
+	h.release(t)
+	a.ended(id).succeeded(t, "held\nwoken\n")
+	before := a.record(id)
+	again()
+	eventually(t, "no job is left", func() (bool, any) {
+		info, err := stream.Info(t.Context(), jetstream.WithSubjectFilter("bullpen.job.>"))
+		if err != nil {
+			return false, err
+		}
+		return info.State.Msgs == 0, info.State.Subjects
+	})
+	allSlots(t, a, slots)
+	if after := a.record(id); fmt.Sprint(after) != fmt.Sprint(before) || len(h.pids(t)) != 0 {
+		t.Errorf("the record was %v and is %v", before, after)
+	}
+}
+
+// TestAbuseTable holds the table in docs/sandbox.md to the tests; `make docs`
+// writes it anew.
+func TestAbuseTable(t *testing.T) {
+	const page, begin, end = "../docs/sandbox.md", "<!-- abuse of the control plane: written by `make docs` -->\n", "<!-- end of abuse of the control plane -->\n"
+	b, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(b), begin)
+	found, after, closed := strings.Cut(rest, end)
+	if !ok || !closed {
+		t.Fatalf("%s has no lines %q and %q", page, begin, end)
+	}
+	var want strings.Builder
+	want.WriteString("\n| attacks | what happens |\n|---|---|\n")
+	for _, a := range controlAttacks() {
+		_, _ = fmt.Fprintf(&want, "| %s | %s |\n", a.name, a.told)
+	}
+	want.WriteString("\n")
+	if *update {
+		if err := os.WriteFile(page, []byte(before+begin+want.String()+end+after), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if found != want.String() {
+		t.Error("the table of attacks in docs/sandbox.md is not that of the tests: run `make docs`")
+	}
+}

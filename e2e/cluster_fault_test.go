@@ -1,0 +1,199 @@
+package e2e
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+var clusterCycles = flag.Int("cluster-cycles", 5, "how often a server of a cluster of NATS servers is harmed while it leads")
+
+// nodeFault is what is done to a server, and how that is undone.
+type nodeFault struct {
+	name     string
+	do, undo func(t *testing.T, n *natsNode)
+}
+
+func nodeFaults() []nodeFault {
+	heal := func(t *testing.T, n *natsNode) { n.heal(t) }
+	return []nodeFault{
+		{"killed", func(_ *testing.T, n *natsNode) { n.kill() }, func(t *testing.T, n *natsNode) { n.start(t) }},
+		{"frozen", func(_ *testing.T, n *natsNode) { n.freeze() }, func(_ *testing.T, n *natsNode) { n.thaw() }},
+		{"cut off", func(t *testing.T, n *natsNode) { n.cut(t) }, heal},
+		{"not heard", func(t *testing.T, n *natsNode) { n.mute(t) }, heal},
+		{"deaf", func(t *testing.T, n *natsNode) { n.deafen(t) }, heal},
+	}
+}
+
+// flowing is how many executions that end show that all is well: every client has one in flight when a fault comes, which may end yet.
+const flowing = 40
+
+// testClusterLeaders harms the server that leads the stream of records or that of jobs, again and again, while executions are run.
+func testClusterLeaders(t *testing.T, p *programs) {
+	w := newWorld(t, p, onCluster(), manySlots)
+	l := startLoad(t, w)
+	l.since(t, time.Now(), flowing)
+	w.cluster.whole(t)
+	recovered := recoveries{}
+	faults := nodeFaults()
+	for i := range *clusterCycles {
+		fault := faults[i%len(faults)]
+		stream := []string{"BULLPEN_EXECS", "BULLPEN_JOBS"}[rand.IntN(2)]
+		n := w.cluster.leader(t, stream)
+		at := time.Now()
+		fault.do(t, n)
+		l.outage(at, longest(at, l.since(t, at, flowing)))
+		outage := span{at, l.renewed(t, at)}
+		r := recoveryOf(outage, w.cluster.elections(t, outage), w.front.saidWithin(t, "dispatcher leads", outage))
+		recovered.add(fault.name, r)
+		t.Logf("%s: %s, which led %s, was %s: %s; %s", at.Format(time.TimeOnly), n.name, stream, fault.name, r, l)
+		fault.undo(t, n)
+		w.cluster.whole(t)
+	}
+	l.check(t)
+	recovered.log(t)
+}
+
+// recovery is how long after a fault the first execution ended that was submitted since, in parts: until the last group that executions need
+// had chosen a leader, and from then on.
+type recovery struct {
+	whole, election, ours time.Duration
+	chosen                string // the groups that chose a leader in that time, and when
+}
+
+// neededGroups are the Raft groups that a submission and an execution need a leader of.
+var neededGroups = []string{"BULLPEN_JOBS", "BULLPEN_EXECS", "BULLPEN_OUT", "KV_bullpen_control"}
+
+// recoveryOf takes a recovery apart. A dispatcher that reads the streams anew needs consumers, which the servers' own group makes.
+func recoveryOf(outage span, elections map[string]time.Time, anew bool) recovery {
+	r := recovery{whole: outage.to.Sub(outage.from)}
+	needed := neededGroups
+	if anew {
+		needed = append(slices.Clone(needed), metaGroup)
+	}
+	var chosen []string
+	for _, group := range slices.SortedFunc(maps.Keys(elections), func(a, b string) int { return elections[a].Compare(elections[b]) }) {
+		after := elections[group].Sub(outage.from)
+		chosen = append(chosen, fmt.Sprintf("%s %s", group, after.Round(time.Millisecond)))
+		if slices.Contains(needed, group) {
+			r.election = after
+		}
+	}
+	r.ours, r.chosen = r.whole-r.election, strings.Join(chosen, ", ")
+	return r
+}
+
+func (r recovery) String() string {
+	return fmt.Sprintf("the first execution submitted since ended after %s, %s after the last election (%s)", r.whole.Round(time.Millisecond),
+		r.ours.Round(time.Millisecond), r.chosen)
+}
+
+// recoveries are those from each fault, by its name.
+type recoveries map[string][]recovery
+
+func (all recoveries) add(fault string, r recovery) {
+	all[fault] = append(all[fault], r)
+	all["all"] = append(all["all"], r)
+}
+
+func (all recoveries) log(t *testing.T) {
+	t.Helper()
+	for _, fault := range slices.Sorted(maps.Keys(all)) {
+		figure := func(part func(recovery) time.Duration) string {
+			var of []time.Duration
+			for _, r := range all[fault] {
+				of = append(of, part(r))
+			}
+			slices.Sort(of)
+			return fmt.Sprintf("p50 %s, max %s", of[len(of)/2].Round(time.Millisecond), of[len(of)-1].Round(time.Millisecond))
+		}
+		t.Logf("figure: recovery after a leader was lost (%s, %d times): %s; of that elections %s; the rest %s", fault, len(all[fault]),
+			figure(func(r recovery) time.Duration { return r.whole }), figure(func(r recovery) time.Duration { return r.election }),
+			figure(func(r recovery) time.Duration { return r.ours }))
+	}
+}
+
+// testClusterNodes does what operators do, and what happens to them, while executions are run: all servers are restarted one by one, one loses
+// its disk and is replaced, two are lost for a while, the disk of one is full, then those of all.
+func testClusterNodes(t *testing.T, p *programs) {
+	w := newWorld(t, p, onCluster(), manySlots)
+	l := startLoad(t, w)
+	l.since(t, time.Now(), flowing)
+	c := w.cluster
+	c.whole(t)
+	step := func(name string, do func()) {
+		t.Helper()
+		at := time.Now()
+		do()
+		c.whole(t)
+		l.since(t, time.Now(), flowing)
+		l.mu.Lock()
+		first, _ := slices.BinarySearchFunc(l.finished, at, span.endsAt)
+		gap := longest(at, l.finished[first:])
+		l.mu.Unlock()
+		l.outage(at, gap)
+		t.Logf("%s, in %s: %s at most without an execution that ended; %s", name, time.Since(at).Round(time.Millisecond), gap.Round(time.Millisecond), l)
+	}
+	step("all restarted", func() {
+		for _, n := range c.nodes {
+			n.stop(t)
+			n.start(t)
+			c.whole(t)
+		}
+	})
+	step("one replaced", func() { c.leader(t, "BULLPEN_EXECS").replace(t) })
+	step("two lost", func() {
+		c.nodes[0].kill()
+		c.nodes[1].kill()
+		l.isRefused(t)
+		c.nodes[0].start(t)
+		c.nodes[1].start(t)
+		c.whole(t) // before that the third may be the only one with what came last, which it cannot be without a disk
+	})
+	step("one full", func() {
+		n := c.leader(t, "BULLPEN_EXECS")
+		n.fill(t)
+		l.since(t, time.Now(), flowing)
+		n.free(t)
+		n.kill()
+		n.start(t)
+	})
+	step("all full", func() {
+		for _, n := range c.nodes {
+			n.fill(t)
+		}
+		l.isRefused(t)
+		for _, n := range c.nodes { // one that has turned JetStream off may not end in order
+			n.free(t)
+			n.kill()
+			n.start(t)
+		}
+	})
+	l.check(t)
+}
+
+// isRefused waits until a submission is refused for the time being, as every one has to be that cannot be stored.
+func (l *load) isRefused(t *testing.T) {
+	t.Helper()
+	eventually(t, "new work is refused", func() (bool, any) {
+		l.mu.Lock()
+		before := l.refused
+		l.mu.Unlock()
+		_, err := l.submit(t.Context(), "one more", program("one more"), "Prefer", "respond-async")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.refused > before, "it is not"
+	})
+	if r := l.w.get("/readyz"); r.status != http.StatusServiceUnavailable {
+		t.Errorf("ready: %s", r)
+	}
+}

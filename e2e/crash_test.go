@@ -1,0 +1,345 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
+)
+
+// testNoFaults checks that what people run cannot be told to crash or to have a bug.
+func testNoFaults(t *testing.T, p *programs) {
+	words := []string{"BULLPEN_CRASH_AT", "BULLPEN_PLANTED_BUG", "bullpen/proto/fault"}
+	for _, point := range fault.Points() {
+		words = append(words, string(point))
+	}
+	for _, bug := range fault.Bugs() {
+		words = append(words, string(bug))
+	}
+	in := func(program string) []string {
+		raw, err := os.ReadFile(program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.DeleteFunc(slices.Clone(words), func(w string) bool { return !bytes.Contains(raw, []byte(w)) })
+	}
+	if found := in(p.bullpen); len(found) > 0 {
+		t.Errorf("bullpen has %q in it", found)
+	}
+	if found := in(p.faulty(t).bullpen); len(found) != len(words) {
+		t.Errorf("bullpen with faults has only %q in it, of %q", found, words)
+	}
+}
+
+// crash is what is promised of an execution whose process dies at a point.
+type crash struct {
+	thread bool // it is one of a thread
+	lost   bool // it ends as worker_lost, and its thread stays as it was; else as its program does
+	ran    int  // how often its program does
+	posts  int  // how often its webhook comes at least
+}
+
+func crashes() map[fault.Point]crash {
+	return map[fault.Point]crash{
+		fault.AfterJobBeforeReply:           {ran: 1},
+		fault.AfterAcceptBeforeAnswer:       {ran: 1},
+		fault.AfterAssign:                   {ran: 1},
+		fault.AfterTakeBeforeClaim:          {ran: 1},
+		fault.AfterClaimBeforeStart:         {thread: true, lost: true},
+		fault.AfterOutputBeforeResult:       {thread: true, lost: true, ran: 1},
+		fault.AfterSaveBeforePending:        {thread: true, lost: true, ran: 1},
+		fault.AfterPendingBeforeCommit:      {thread: true, ran: 1},
+		fault.AfterCommitBeforeResult:       {thread: true, ran: 1},
+		fault.AfterResultBeforeAck:          {thread: true, ran: 1},
+		fault.AfterFenceBeforeLost:          {thread: true, lost: true, ran: 1},
+		fault.AfterResultBeforeDelivery:     {ran: 1, posts: 1},
+		fault.AfterDeliveryBeforeJobRemoved: {ran: 1, posts: 1},
+		fault.AfterPostBeforeRecord:         {ran: 1, posts: 2},
+	}
+}
+
+// crashWorld is a deployment whose processes die at points.
+type crashWorld struct {
+	*world
+	hooks *receiver
+	hold  hold       // of the program whose worker is killed
+	nats  *nats.Conn // nil where all is one process
+	ids   map[fault.Point]string
+	died  map[fault.Point]bool
+
+	mu      sync.Mutex
+	printed []byte // all that programs did, also such as no reader is shown; nothing where all is one process
+}
+
+// testCrashPoints has processes die at each named point of an execution, and sees that it ends as is promised all the same. Where all is one
+// process, it dies at those points that are the worker's: at the others the worker is at one does not know what.
+func testCrashPoints(t *testing.T, p *programs, in topology) {
+	w := &crashWorld{hooks: startReceiver(t), hold: newHold(), ids: map[fault.Point]string{}, died: map[fault.Point]bool{}}
+	w.world = newWorld(t, p.faulty(t), in, 1, w.hooks.flags...)
+	for at, c := range crashes() {
+		if c.thread {
+			w.inline(bash("echo 0 >log").and("thread_id", at))
+		}
+	}
+	if !in.apart {
+		w.workersDie(t)
+		return
+	}
+	w.listen(t)
+	w.dispatchersDie(t)
+	w.workersDie(t)
+	w.check(t, fault.AfterFenceBeforeLost)
+	for _, at := range []fault.Point{
+		fault.AfterJobBeforeReply, fault.AfterAcceptBeforeAnswer, fault.AfterResultBeforeDelivery, fault.AfterDeliveryBeforeJobRemoved,
+		fault.AfterPostBeforeRecord,
+	} {
+		w.front.kill()
+		w.dying(t, at, w.startFront)
+		w.submitTo(t, at)
+		w.dies(t, at, w.front)
+		w.startFront(t)
+		w.check(t, at)
+		w.tidied(t) // what is left of it would be met at the next point
+	}
+	for _, at := range fault.Points() {
+		if !w.died[at] {
+			t.Errorf("nothing died at %s", at)
+		}
+	}
+}
+
+// listen hears of all output that is published.
+func (w *crashWorld) listen(t *testing.T) {
+	t.Helper()
+	w.nats = connect(t, w.programs, w.broker)
+	_, err := w.nats.Subscribe("bullpen.out.>", func(m *nats.Msg) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.printed = append(w.printed, m.Data...)
+	})
+	if err == nil {
+		err = w.nats.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// tidied waits until the jobs of all that has ended are removed.
+func (w *crashWorld) tidied(t *testing.T) {
+	t.Helper()
+	js, err := jetstream.New(w.nats)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "no job is left", func() (bool, any) {
+		jobs, err := js.Stream(t.Context(), "BULLPEN_JOBS") // with its state as it is now
+		if err != nil {
+			return false, err
+		}
+		left := jobs.CachedInfo().State.Msgs
+		return left == 0, left
+	})
+}
+
+// ran counts how often the program of a point was heard to run.
+func (w *crashWorld) ran(at fault.Point) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return bytes.Count(w.printed, []byte("ran "+string(at)+`\n`))
+}
+
+// dispatchersDie has the dispatcher die when it gives up an execution whose worker was killed, and when it has assigned one.
+func (w *crashWorld) dispatchersDie(t *testing.T) {
+	t.Helper()
+	at := fault.AfterFenceBeforeLost
+	w.submitTo(t, at)
+	eventually(t, "a program runs", func() (bool, any) { return w.ran(at) > 0, nil })
+	w.front.kill()
+	w.dying(t, at, w.startFront)
+	w.worker.kill()
+	w.dies(t, at, w.front)
+
+	at = fault.AfterAssign
+	w.dying(t, at, w.startFront)
+	w.submitTo(t, at)
+	w.startWorker(t) // no sooner than the job is stored is there a slot
+	w.dies(t, at, w.front)
+	w.startFront(t)
+	w.check(t, at)
+}
+
+// workersDie has workers die one after the other, and only then looks what became of their executions: it is 12 s before it is known that
+// they are lost.
+func (w *crashWorld) workersDie(t *testing.T) {
+	t.Helper()
+	w.stopWorker(t)
+	points := []fault.Point{
+		fault.AfterClaimBeforeStart, fault.AfterOutputBeforeResult, fault.AfterSaveBeforePending, fault.AfterPendingBeforeCommit,
+		fault.AfterCommitBeforeResult, fault.AfterResultBeforeAck,
+		fault.AfterTakeBeforeClaim, // the last, since the next worker is given what was not claimed
+	}
+	start := w.startFront
+	if w.apart {
+		start = w.startWorker
+	}
+	for _, at := range points {
+		w.dying(t, at, start)
+		w.submitTo(t, at)
+		w.dies(t, at, w.worker)
+	}
+	start(t)
+	for _, at := range points {
+		w.check(t, at)
+	}
+}
+
+// stopWorker stops what runs programs, in order.
+func (w *crashWorld) stopWorker(t *testing.T) {
+	t.Helper()
+	w.worker.signal(syscall.SIGTERM)
+	if code := w.worker.exitCode(t); code != 0 {
+		t.Fatalf("the worker ended with %d:\n%s", code, w.worker.tail())
+	}
+}
+
+// dying starts a process that is to die at a point.
+func (w *crashWorld) dying(t *testing.T, at fault.Point, start func(*testing.T)) {
+	t.Helper()
+	clean := w.env
+	w.env = append(slices.Clone(clean), "BULLPEN_CRASH_AT="+string(at))
+	start(t)
+	w.env = clean
+}
+
+// dies waits for the death of a process at a point.
+func (w *crashWorld) dies(t *testing.T, at fault.Point, victim *process) {
+	t.Helper()
+	victim.exitCode(t)
+	if status, ok := victim.cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
+		t.Fatalf("%s ended with %s, and did not die at %s:\n%s", victim.name, victim.cmd.ProcessState, at, victim.tail())
+	}
+	w.died[at] = true
+}
+
+// submitTo submits the execution that a process dies with at a point. Whether there is an answer depends on the point.
+func (w *crashWorld) submitTo(t *testing.T, at fault.Point) {
+	t.Helper()
+	var r *reply
+	var err error
+	eventually(t, "what dies at "+string(at)+" is submitted", func() (bool, any) { // also when no dispatcher leads yet
+		r, err = w.try(t.Context(), http.MethodPost, executePath, w.program(at), w.headers(at)...)
+		return err != nil || r.status < http.StatusInternalServerError, r
+	})
+	if err != nil {
+		return
+	}
+	if r.status != http.StatusAccepted {
+		t.Fatalf("submit what dies at %s: %s", at, r)
+	}
+	w.ids[at] = r.trace(t)
+}
+
+func (w *crashWorld) headers(at fault.Point) []string {
+	return []string{"Prefer", "respond-async", "Idempotency-Key", string(at)}
+}
+
+func (w *crashWorld) program(at fault.Point) request {
+	code := "echo ran " + string(at) + "\necho 1 >>log\n"
+	if at == fault.AfterFenceBeforeLost {
+		code += "sleep " + w.hold.seconds
+	}
+	switch c := crashes()[at]; {
+	case c.thread:
+		return bash(code).and("thread_id", at)
+	case c.posts > 0:
+		return bash(code).and("webhook_url", w.hooks.url+"/200")
+	default:
+		return bash(code)
+	}
+}
+
+// check sees that an execution whose process died at a point ended as is promised, and that everybody is told the same of it.
+func (w *crashWorld) check(t *testing.T, at fault.Point) {
+	t.Helper()
+	c := crashes()[at]
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	r, err := insist(ctx, func() (*reply, error) { // a client that heard nothing asks again
+		return w.try(ctx, http.MethodPost, executePath, w.program(at), w.headers(at)...)
+	})
+	if err != nil {
+		t.Fatalf("%s: %v", at, err)
+	}
+	id := r.trace(t)
+	if told := w.ids[at]; told != "" && told != id {
+		t.Errorf("%s: submitted as %s, then as %s", at, told, id)
+	}
+	rec := w.ended(id)
+	line := "ran " + string(at) + "\n"
+	if c.lost {
+		rec.failed(t, "failed", "worker_lost", "was lost")
+	} else {
+		rec.succeeded(t, line)
+	}
+	ran := strings.Repeat(line, c.ran)
+	stdout, _, last := whole(t, w.output(id, 0), 0)
+	if stdout == "" && c.lost && !w.apart {
+		ran = "" // NATS in the same process does not sync output
+	}
+	if stdout != ran || last.Result == nil || deref(last.Result.ErrorCode) != deref(rec.ErrorCode) || last.Status != rec.Status {
+		t.Errorf("%s: the stream ends with %+v after %q; want %s after %q", at, last, stdout, rec, ran)
+	}
+	var events []event
+	for _, s := range serverSent(t, w.get(execution(id, "output"), accept, sse)) {
+		events = append(events, s.event)
+	}
+	if again, _, other := whole(t, events, 0); again != stdout || !reflect.DeepEqual(other, last) {
+		t.Errorf("%s: by server-sent events %q and %+v; else %q and %+v", at, again, other, stdout, last)
+	}
+	if n := w.ran(at); w.apart && n != c.ran {
+		t.Errorf("%s: the program ran %d times, want %d", at, n, c.ran)
+	}
+	if c.thread {
+		want := "0\n1\n"
+		if c.lost {
+			want = "0\n"
+		}
+		if res := w.inline(bash("cat log").and("thread_id", at)); res.Stdout != want {
+			t.Errorf("%s: the thread has %q, want %q: %+v", at, res.Stdout, want, res)
+		}
+	}
+	if c.posts > 0 {
+		w.checkPosts(t, at, id, c.posts)
+	}
+}
+
+// checkPosts sees that the webhook of an execution came so often at least, with one id and one body.
+func (w *crashWorld) checkPosts(t *testing.T, at fault.Point, id string, least int) {
+	t.Helper()
+	w.delivered(id).is(t, proto.DeliveryDelivered, 1)
+	var posts []posted
+	for len(w.hooks.came) > 0 {
+		posts = append(posts, <-w.hooks.came)
+	}
+	for _, p := range posts {
+		if p.id != proto.DeliveryID(proto.TraceID(id)) || p.trace(t) != id || !bytes.Equal(p.body, posts[0].body) {
+			t.Errorf("%s: webhook %s of %s is %s", at, p.id, id, p.body)
+		}
+	}
+	if len(posts) < least {
+		t.Errorf("%s: the webhook of %s came %d times, want %d at least", at, id, len(posts), least)
+	}
+}

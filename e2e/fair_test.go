@@ -1,0 +1,190 @@
+package e2e
+
+import (
+	"fmt"
+	"math"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// limitedKey makes a key with a limit of its own.
+func (a *api) limitedKey(org, plan string, concurrent int) *api {
+	a.t.Helper()
+	r := a.do(http.MethodPost, "/v1/admin/keys", request{"name": "limited", "org": org, "plan": plan, "concurrent": concurrent})
+	var key struct {
+		Key        string
+		Concurrent int
+	}
+	if r.into(a.t, &key); r.status != http.StatusCreated || key.Concurrent != concurrent {
+		a.t.Fatalf("make a key: %s", r)
+	}
+	return a.with(key.Key)
+}
+
+// neverMore watches the programs that hold, and fails the test when they are more than limit at a time.
+func (h hold) neverMore(t *testing.T, limit int) {
+	t.Helper()
+	over := make(chan struct{})
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		tick := time.NewTicker(100 * time.Millisecond) // one too many would hold like the others
+		defer tick.Stop()
+		for {
+			select {
+			case <-over:
+				return
+			case <-tick.C:
+			}
+			if pids := h.pids(t); len(pids) > limit {
+				t.Errorf("%d programs run at once, and the limit is %d", len(pids), limit)
+				return
+			}
+		}
+	})
+	t.Cleanup(func() { close(over); watch.Wait() })
+}
+
+// testLimitsKilled has as many programs run as a key and an organisation may, and kills process after process. Each time, exactly so many can
+// run again, and never more.
+func testLimitsKilled(t *testing.T, p *programs, in topology) {
+	const ofKey, ofFree, slots = 2, 5, 8
+	w := newWorld(t, p, in, slots, "--queue-wait", "1m")
+	few := w.limitedKey("few", "pro", ofKey)
+	secret, _ := w.newKey("small", "free")
+	small := w.with(secret)
+	byKey, byOrg := newHold(), newHold()
+	byKey.neverMore(t, ofKey)
+	byOrg.neverMore(t, ofFree)
+	for range 8 * ofKey {
+		few.submit(bash(byKey.code()))
+	}
+	// full has the organisation run as many as it may.
+	full := func() {
+		few.base, small.base = w.base, w.base
+		eventually(t, "as many run as may", func() (bool, any) {
+			if len(byOrg.pids(t)) < ofFree {
+				small.start(bash(byOrg.code()).and("timeout", 60))
+			}
+			r := small.execute(bash("true"))
+			return r.status == http.StatusTooManyRequests && len(byOrg.pids(t)) == ofFree, r
+		})
+		r := small.execute(bash("true"))
+		if got := r.refusal(t, http.StatusTooManyRequests, "rate_limited"); got != "concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions." {
+			t.Errorf("refused with %q", got)
+		}
+		byKey.reached(t, ofKey)
+		r = few.execute(bash("true"))
+		if got := r.refusal(t, http.StatusTooManyRequests, "rate_limited"); got != "concurrent execution limit of this API key reached (2/2)." {
+			t.Errorf("refused with %q", got)
+		}
+		r.later(t)
+	}
+	full()
+	kills := []func(){func() { w.front.kill(); w.startFront(t); w.ready(t) }}
+	if in.apart {
+		kills = append(kills, func() { w.worker.kill(); w.startWorker(t); w.ready(t) })
+	}
+	for _, kill := range kills {
+		kill()
+		full()
+		// What survived ends, and leaves its place to others.
+		byOrg.release(t)
+		byKey.release(t)
+		full()
+	}
+	w.worker.kill() // an end in order would wait for what holds
+	w.front.kill()
+}
+
+// testDispatcherKilled kills the dispatcher that leads, with jobs of two organisations queued: another one takes over, and nothing is lost,
+// run twice or served out of order.
+func testDispatcherKilled(t *testing.T, p *programs, in topology) {
+	testTakeover(t, p, in, syscall.SIGKILL)
+}
+
+// testDispatcherFrozen has it hang instead, and come back.
+func testDispatcherFrozen(t *testing.T, p *programs) {
+	testTakeover(t, p, topology{apart: true}, syscall.SIGSTOP)
+}
+
+func testTakeover(t *testing.T, p *programs, in topology, by syscall.Signal) {
+	w, h := newWorld(t, p, in, 1), newHold()
+	args := append([]string{"--data", filepath.Join(t.TempDir(), "second"), "--roles", frontRole}, w.args...)
+	_, base := p.startServe(t, "second front", w.env, args...)
+	second := &api{t, base, w.key, w.http}
+	first := second.submit(bash(h.code()))
+	h.reached(t, 1)
+	weights := map[string]int{"pro": 4, "enterprise": 16}
+	const rounds = 2
+	queued, tenants := map[string][]string{}, map[string]*api{}
+	for plan, weight := range weights {
+		secret, _ := w.newKey(plan, plan)
+		tenants[plan] = second.with(secret)
+		eventually(t, "the second gateway knows the key", func() (bool, any) {
+			r := tenants[plan].get(execution("trc_x"))
+			return r.status == http.StatusNotFound, r
+		})
+		for i := range (rounds + 1) * weight {
+			queued[plan] = append(queued[plan], tenants[plan].submit(bash(fmt.Sprint("echo ", i))))
+		}
+	}
+	w.front.signal(by)
+	if by == syscall.SIGKILL {
+		<-w.front.exited
+	}
+	gone := time.Now()
+	h.release(t) // the slot is free, and nobody there to give it away
+	eventually(t, "the next job is handed out", func() (bool, any) {
+		for plan, ids := range queued {
+			if rec := tenants[plan].record(ids[0]); rec.Status != "queued" {
+				return true, rec
+			}
+		}
+		return false, "all are queued"
+	})
+	t.Logf("after %s of its dispatcher, the next job was handed out within %s", by, time.Since(gone).Round(10*time.Millisecond))
+	second.ended(first).succeeded(t, "held\nwoken\n")
+	if by == syscall.SIGSTOP {
+		w.front.signal(syscall.SIGCONT)
+	}
+	type run struct {
+		plan string
+		n    int
+		at   time.Time
+	}
+	var runs []run
+	for plan, ids := range queued {
+		for i, id := range ids {
+			rec := tenants[plan].ended(id)
+			rec.succeeded(t, fmt.Sprintln(i))
+			if rec.Attempt != 1 {
+				t.Errorf("%s was run %d times", id, rec.Attempt)
+			}
+			runs = append(runs, run{plan, i, *rec.CompletedAt})
+		}
+	}
+	slices.SortFunc(runs, func(a, b run) int { return a.at.Compare(b.at) })
+	served := map[string]int{}
+	for i, r := range runs {
+		if r.n != served[r.plan] {
+			t.Errorf("job %d of %s ended before its job %d", r.n, r.plan, served[r.plan])
+		}
+		served[r.plan]++
+		if n := i + 1; n <= rounds*20 { // both have jobs queued all the while
+			if share := float64(n*weights[r.plan]) / 20; math.Abs(float64(served[r.plan])-share) > float64(weights[r.plan]+1) {
+				t.Errorf("of the first %d, %d were of %s", n, served[r.plan], r.plan)
+			}
+		}
+	}
+	if by == syscall.SIGSTOP { // awake again, it does what any gateway does
+		eventually(t, "the one that hung is back", func() (bool, any) {
+			r, err := w.try(t.Context(), http.MethodPost, executePath, bash("echo back"))
+			return err == nil && r.status == http.StatusOK, fmt.Sprint(r, err)
+		})
+	}
+}

@@ -1,0 +1,324 @@
+package e2e
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// listedFile is a file as the Files API tells it.
+type listedFile struct {
+	Name        string    `json:"name"`
+	Path        string    `json:"path"`
+	Size        int64     `json:"size"`
+	Modified    time.Time `json:"modified"`
+	IsDirectory bool      `json:"is_directory"`
+}
+
+// files lists files of a thread, each as its path with its size, or / after a directory.
+func (a *api) files(thread, dir string, recursive bool) []string {
+	a.t.Helper()
+	r := a.do(http.MethodPost, "/v1/files/list", request{"source": "thread", "id": thread, "path": dir, "recursive": recursive})
+	if r.status != http.StatusOK {
+		a.t.Fatalf("list: %s", r)
+	}
+	var list struct{ Files []listedFile }
+	r.into(a.t, &list)
+	names := []string{}
+	for _, f := range list.Files {
+		if !strings.HasSuffix("/"+f.Path, "/"+f.Name) {
+			a.t.Errorf("%q has the name %q", f.Path, f.Name)
+		}
+		if f.IsDirectory {
+			names = append(names, f.Path+"/")
+		} else {
+			names = append(names, fmt.Sprint(f.Path, " ", f.Size))
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// listed checks a list of files.
+func (a *api) listed(t testing.TB, thread, dir string, recursive bool, want ...string) {
+	t.Helper()
+	if diff := cmp.Diff(append([]string{}, want...), a.files(thread, dir, recursive)); diff != "" {
+		t.Errorf("files of %s in %q (-want +got):\n%s", thread, dir, diff)
+	}
+}
+
+// signed is a signed URL as the Files API tells it.
+type signed struct {
+	URL     string
+	Method  string
+	Headers []struct{ Name, Value string }
+}
+
+func (a *api) downloadURL(thread, path string) *reply {
+	return a.do(http.MethodPost, "/v1/files/download_url", request{"source": "thread", "id": thread, "path": path})
+}
+
+func (a *api) uploadURL(thread, path string, size int) *reply {
+	return a.do(http.MethodPost, "/v1/files/upload_url", request{"source": "thread", "id": thread, "path": path, "content_length": size})
+}
+
+// signed reads a signed URL.
+func (r *reply) signed(t testing.TB) signed {
+	t.Helper()
+	if r.status != http.StatusOK {
+		t.Fatalf("no URL but %s", r)
+	}
+	var s signed
+	r.into(t, &s)
+	return s
+}
+
+// use makes a request by a signed URL, as somebody who has nothing but that.
+func (a *api) use(s signed, method string, body []byte, headers ...string) *reply {
+	a.t.Helper()
+	for _, h := range s.Headers {
+		headers = append(headers, h.Name, h.Value)
+	}
+	var content any
+	if method == http.MethodPut {
+		content = body
+	}
+	return (&api{a.t, "", "", a.http}).do(method, s.URL, content, headers...)
+}
+
+// put uploads a file.
+func (a *api) put(t testing.TB, thread, path string, content []byte) {
+	t.Helper()
+	s := a.uploadURL(thread, path, len(content)).signed(t)
+	if r := a.use(s, s.Method, content); r.status != http.StatusOK || s.Method != http.MethodPut {
+		t.Fatalf("%s %s of %s: %s", s.Method, path, thread, r)
+	}
+}
+
+// fetch downloads a file, or what the headers ask for of it.
+func (a *api) fetch(t testing.TB, thread, path string, headers ...string) *reply {
+	t.Helper()
+	s := a.downloadURL(thread, path).signed(t)
+	return a.use(s, s.Method, nil, headers...)
+}
+
+// fetched checks a download.
+func (a *api) fetched(t testing.TB, thread, path string, want []byte) {
+	t.Helper()
+	if r := a.fetch(t, thread, path); r.status != http.StatusOK || !bytes.Equal(r.body, want) {
+		t.Errorf("%s of %s: HTTP %d, %d bytes that begin with %q; want %d bytes", path, thread, r.status, len(r.body), short(string(r.body)), len(want))
+	}
+}
+
+// noise gives bytes that are not the same twice, and are for the same n.
+func noise(n int) []byte {
+	b := make([]byte, 0, n+sha256.Size)
+	for i := 0; len(b) < n; i++ {
+		sum := sha256.Sum256([]byte(strconv.Itoa(i)))
+		b = append(b, sum[:]...)
+	}
+	return b[:n]
+}
+
+// testFileUploads uploads to a new thread, to one that is in use, and over what is there.
+func testFileUploads(t *testing.T, a *api) {
+	a.listed(t, "uploads", "", true)
+	a.put(t, "uploads", "new/deep/er/file.txt", []byte("first"))
+	a.put(t, "uploads", "/home/baponi/new/zero", nil)
+	a.put(t, "uploads", "./large", noise(20<<20))
+	list := []string{"large 20971520", "new/", "new/deep/", "new/deep/er/", "new/deep/er/file.txt 5", "new/zero 0"}
+	a.listed(t, "uploads", "", true, list...)
+	a.listed(t, "uploads", "", false, "large 20971520", "new/")
+	a.listed(t, "uploads", "new", false, "new/deep/", "new/zero 0")
+	a.listed(t, "uploads", "/home/baponi/new/deep/er/file.txt", false, "new/deep/er/file.txt 5")
+	a.listed(t, "uploads", "nothing", true)
+	a.fetched(t, "uploads", "new/deep/er/file.txt", []byte("first"))
+	a.fetched(t, "uploads", "new/zero", []byte{})
+	a.fetched(t, "uploads", "large", noise(20<<20))
+
+	// The first execution finds them as if a program had written them, and while it runs others can come.
+	h, sum := newHold(), sha256.Sum256(noise(20<<20))
+	look := bash(`find * -type f -printf '%p %m %s\n' | sort; find * -not -user $UID; sha256sum < large; cat new/deep/er/file.txt
+echo >> new/zero; echo own > own
+` + h.code()).of("uploads")
+	id := a.submit(look)
+	h.reached(t, 1)
+	a.listed(t, "uploads", "", true, list...) // the last version that is whole
+	a.put(t, "uploads", "new/deep/er/file.txt", []byte("second"))
+	a.put(t, "uploads", "own", []byte("uploaded meanwhile"))
+	a.put(t, "uploads", "own", []byte("uploaded again"))
+	a.fetched(t, "uploads", "own", []byte("uploaded again"))
+	h.release(t)
+	rec := a.ended(id)
+	want := fmt.Sprintf("large 644 20971520\nnew/deep/er/file.txt 644 5\nnew/zero 644 0\n%s  -\nfirstheld\nwoken\n", hex.EncodeToString(sum[:]))
+	rec.succeeded(t, want)
+	list = []string{"large 20971520", "new/", "new/deep/", "new/deep/er/", "new/deep/er/file.txt 6", "new/zero 1", "own 14"}
+	a.listed(t, "uploads", "", true, list...)
+	if r := a.inline(bash("cat new/deep/er/file.txt own").of("uploads")); r.Stdout != "seconduploaded again" {
+		t.Errorf("the next execution found %+v", r)
+	}
+	a.listed(t, "uploads", "", true, list...)
+	a.fetched(t, "uploads", "large", noise(20<<20))
+
+	// What is in the way of a file or of its parents gives way, and no link is followed.
+	a.inline(bash("ln -s /etc link; ln -s new/zero into; mkdir directory; touch directory/in").of("uploads"))
+	a.put(t, "uploads", "link/passwd", []byte("in the home"))
+	a.put(t, "uploads", "into", []byte("no link"))
+	if r := a.inline(bash("cat link/passwd into; test -L link -o -L into; echo $?; wc -c < new/zero").of("uploads")); r.Stdout != "in the homeno link1\n1\n" {
+		t.Errorf("files put where links were: %+v", r)
+	}
+}
+
+// testFileDownloads reads files as a program left them, whole and in parts.
+func testFileDownloads(t *testing.T, a *api) {
+	content := func(name string) []byte {
+		switch name {
+		case "small":
+			return []byte("0123456789")
+		case "large":
+			return noise(6 << 20)
+		case "staged":
+			return noise(5 << 20)
+		default:
+			b := make([]byte, 12<<20)
+			copy(b[5<<20:], "in the middle")
+			return b
+		}
+	}
+	a.put(t, "downloads", "large", content("large"))
+	r := a.inline(python(`
+import os
+open('small', 'w').write('0123456789')
+for n in range(200): open(f'other{n}', 'w').write(str(n) * 1000)
+f = open('sparse', 'wb'); f.truncate(12 << 20); f.seek(5 << 20); f.write(b'in the middle'); f.close()
+data = open('large', 'rb').read(); os.unlink('large'); open('large', 'wb').write(data)
+os.symlink('/etc/passwd', 'out'); os.symlink('small', 'link'); os.symlink('/etc', 'dir'); os.mkdir('empty')`).of("downloads"))
+	if !r.Success {
+		t.Fatalf("got %+v", r)
+	}
+	a.put(t, "downloads", "staged", content("staged"))
+	for _, name := range []string{"small", "large", "staged", "sparse"} {
+		want := content(name)
+		a.fetched(t, "downloads", name, want)
+		whole := a.fetch(t, "downloads", name)
+		tag, size := whole.header.Get("ETag"), len(want)
+		head := a.use(a.downloadURL("downloads", name).signed(t), http.MethodHead, nil)
+		if head.status != http.StatusOK || head.header.Get("Content-Length") != strconv.Itoa(size) || head.header.Get("ETag") != tag || len(head.body) > 0 {
+			t.Errorf("HEAD %s: %d %v", name, head.status, head.header)
+		}
+		for _, c := range []struct {
+			asked    string
+			from, to int
+		}{
+			{"bytes=0-0", 0, 1},
+			{"bytes=3-", 3, size},
+			{"bytes=-4", size - 4, size},
+			{fmt.Sprintf("bytes=%d-%d", size/2-3, size/2+2), size/2 - 3, size/2 + 3},
+			{"bytes=5-99999999999", 5, size},
+		} {
+			r := a.fetch(t, "downloads", name, "Range", c.asked, "If-Range", tag)
+			if told := fmt.Sprintf("bytes %d-%d/%d", c.from, c.to-1, size); r.status != http.StatusPartialContent ||
+				!bytes.Equal(r.body, want[c.from:c.to]) || r.header.Get("Content-Range") != told {
+				t.Errorf("%s of %s: %d, %q, %d bytes", c.asked, name, r.status, r.header.Get("Content-Range"), len(r.body))
+			}
+		}
+		if r := a.fetch(t, "downloads", name, "Range", "bytes=1-2", "If-Range", `"another"`); r.status != http.StatusOK || len(r.body) != size {
+			t.Errorf("a range of what is no more: %d, %d bytes", r.status, len(r.body))
+		}
+		a.fetch(t, "downloads", name, "Range", fmt.Sprintf("bytes=%d-", size)).refusal(t, http.StatusRequestedRangeNotSatisfiable, "range_not_satisfiable")
+	}
+	// A link is no file, and leads nowhere.
+	for _, path := range []string{"out", "link", "dir/passwd", "dir", "empty", "nothing", "small/in"} {
+		a.downloadURL("downloads", path).refusal(t, http.StatusNotFound, "not_found")
+	}
+	a.listed(t, "downloads", "dir", true)
+	a.downloadURL("no-such-thread", "small").refusal(t, http.StatusNotFound, "not_found")
+	for _, path := range []string{"../x", "a/../../x", "/../etc/passwd", "..", "a/..", "", "x\x00y", "x/", "/", "/home/baponi", strings.Repeat("x", 256)} {
+		a.downloadURL("downloads", path).refusal(t, http.StatusBadRequest, "validation_error")
+		a.uploadURL("downloads", path, 1).refusal(t, http.StatusBadRequest, "validation_error")
+	}
+	a.uploadURL("downloads", "x", -1).refusal(t, http.StatusBadRequest, "validation_error")
+	a.uploadURL("downloads", "x", 1<<30).refusal(t, http.StatusBadRequest, "validation_error") // more than the sandbox's home
+}
+
+// testSignedURLs uses signed URLs for what they were not made for.
+func testSignedURLs(t *testing.T, a *api) {
+	a.put(t, "signed", "mine", []byte("mine"))
+	a.put(t, "signed", "other", []byte("other"))
+	up, down := a.uploadURL("signed", "up", 4).signed(t), a.downloadURL("signed", "mine").signed(t)
+	altered := func(s signed, at int) signed {
+		b := []byte(s.URL)
+		b[at] ^= 1
+		return signed{URL: string(b), Method: s.Method}
+	}
+	token := strings.LastIndex(down.URL, "/") + 1
+	sum := strings.LastIndex(down.URL, ".") + 1
+	foreign := strings.LastIndex(up.URL, ".") + 1
+	refused := map[string]*reply{
+		"another signature":  a.use(altered(down, sum), http.MethodGet, nil),
+		"another text":       a.use(altered(down, token+20), http.MethodGet, nil),
+		"no signature":       a.use(signed{URL: down.URL[:sum-1]}, http.MethodGet, nil),
+		"that of another":    a.use(signed{URL: down.URL[:sum] + up.URL[foreign:]}, http.MethodGet, nil),
+		"PUT to a download":  a.use(down, http.MethodPut, []byte("evil")),
+		"GET of an upload":   a.use(up, http.MethodGet, nil),
+		"nothing":            a.use(signed{URL: down.URL[:token] + "x"}, http.MethodGet, nil),
+		"PUT of another one": a.use(altered(up, foreign+3), http.MethodPut, []byte("evil")),
+	}
+	for what, r := range refused {
+		if message := r.refusal(t, http.StatusForbidden, "forbidden"); strings.Contains(message, "mine") {
+			t.Errorf("%s: %s", what, r)
+		}
+	}
+	if r := a.use(signed{URL: up.URL}, http.MethodHead, nil); r.status != http.StatusForbidden {
+		t.Errorf("HEAD of an upload: %s", r)
+	}
+	for _, method := range []string{http.MethodPost, http.MethodDelete, http.MethodPatch} {
+		a.use(signed{URL: up.URL}, method, nil).refusal(t, http.StatusMethodNotAllowed, "method_not_allowed")
+	}
+	plain := signed{URL: up.URL, Method: up.Method}
+	a.use(plain, http.MethodPut, []byte("longer")).refusal(t, http.StatusRequestEntityTooLarge, "payload_too_large")
+	a.use(plain, http.MethodPut, []byte("sho")).refusal(t, http.StatusBadRequest, "validation_error")
+	a.use(plain, http.MethodPut, []byte("four"), "Content-Encoding", "gzip").refusal(t, http.StatusUnsupportedMediaType, "unsupported_media_type")
+	a.listed(t, "signed", "", true, "mine 4", "other 5")
+	if r := a.use(plain, http.MethodPut, []byte("four")); r.status != http.StatusOK {
+		t.Errorf("what it is for: %s", r)
+	}
+	a.fetched(t, "signed", "up", []byte("four"))
+	if r := a.use(down, http.MethodGet, nil); string(r.body) != "mine" || r.header.Get("Content-Type") != "application/octet-stream" ||
+		!strings.Contains(r.header.Get("Content-Security-Policy"), "default-src 'none'") || !strings.HasPrefix(r.header.Get("Content-Disposition"), "attachment") {
+		t.Errorf("got %s with %v", r, r.header)
+	}
+}
+
+// testFilesInTheWay uploads files to where files, directories and links are, and sees that lists say before the execution what it finds.
+func testFilesInTheWay(t *testing.T, a *api) {
+	a.inline(bash(`mkdir -p d/e l; touch f d/f d/e/f l/f; ln -s d s; ln -s nowhere x; ln f h`).of("in-the-way"))
+	for n, paths := range [][]string{
+		{"d"}, {"d/e"}, {"f/g"}, {"f/g/h", "f"}, {"s/f"}, {"x"}, {"d/f/g", "d"}, {"d", "d/e/f"}, {"new/a", "new", "new/a/b"}, {"h"}, {"l/f/f/f", "l/f/f"},
+	} {
+		thread := fmt.Sprintf("in-the-way-%d", n)
+		if r := a.do(http.MethodPost, "/v1/threads/in-the-way/fork", request{"id": thread}); r.status != http.StatusCreated {
+			t.Fatalf("fork: %s", r)
+		}
+		for i, path := range paths {
+			a.put(t, thread, path, noise(i+1))
+		}
+		said := a.files(thread, "", true)
+		r := a.inline(bash(`find * -type d -printf '%p/\n' -o -printf '%p %s\n'`).of(thread))
+		found := strings.Split(strings.TrimSuffix(r.Stdout, "\n"), "\n")
+		slices.Sort(found)
+		if diff := cmp.Diff(said, found); diff != "" || !r.Success {
+			t.Errorf("after uploads to %v (-list +program): %+v\n%s", paths, r, diff)
+		}
+		a.listed(t, thread, "", true, said...)
+	}
+}

@@ -1,0 +1,310 @@
+package e2e
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/nats-io/nats.go"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/natsembed"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+)
+
+var updateGolden = flag.Bool("update-golden", false, "make the data directory anew that the next versions are tested with")
+
+// The golden data directory is one that an earlier version of bullpen has left behind. See testdata/golden/README.md.
+const (
+	goldenDir = "testdata/golden"
+	// goldenHook is where its webhooks go. Nothing else listens there.
+	goldenHook   = "127.77.0.1:18277"
+	goldenThread = "notebook"
+)
+
+// golden is what is known of the golden data directory.
+type golden struct {
+	Key    string            `json:"key"`   // with all rights; made for this and of no use elsewhere
+	Other  string            `json:"other"` // the key of another organisation, in a sandbox of its own
+	Gets   map[string]string `json:"gets"`  // answers to the first key, by path
+	Large  string            `json:"large"` // printed 700,000 times x
+	Queued []string          `json:"queued"`
+	Cut    string            `json:"cut"`  // ran when its server was killed
+	Owed   string            `json:"owed"` // has ended, and its webhook was not delivered
+}
+
+// goldenArgs are settings with which nothing in it ever expires.
+func goldenArgs() []string {
+	return []string{
+		"--retention", "870000h", "--queue-expiry", "860000h", "--slots", "1",
+		"--webhook-allow-http", "--webhook-allow-cidrs", "127.0.0.0/8", "--webhook-allow-ports", strings.Split(goldenHook, ":")[1],
+	}
+}
+
+// listenGolden listens where the webhooks go, and gives the paths of those that came.
+func listenGolden(t *testing.T) (came chan string, stop func()) {
+	t.Helper()
+	listener, err := net.Listen("tcp", goldenHook)
+	if err != nil {
+		t.Fatal(err)
+	}
+	came = make(chan string, 64)
+	s := &httptest.Server{Listener: listener, Config: &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		came <- r.URL.Path
+	})}}
+	s.Start()
+	t.Cleanup(s.Close)
+	return came, s.Close
+}
+
+// testGolden starts this version on data that an earlier one left: everything reads as it did, and what was under way goes on.
+func testGolden(t *testing.T, p *programs) {
+	packed := filepath.Join(goldenDir, "data.tar.zst")
+	if *updateGolden {
+		makeGolden(t, p, packed)
+	}
+	var g golden
+	raw, err := os.ReadFile(filepath.Join(goldenDir, "expected.json"))
+	if err == nil {
+		err = json.Unmarshal(raw, &g)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{programs: p, data: filepath.Join(t.TempDir(), "data"), args: goldenArgs(), api: &api{t: t, key: g.Key, http: newHTTP(t, nil)}}
+	unpack(t, packed, w.data)
+	came, _ := listenGolden(t)
+	w.startFront(t)
+	for path, want := range g.Gets {
+		if got := w.get(path); !contains(t, got.body, []byte(want)) {
+			t.Errorf("%s tells\n%s\nand told\n%s", path, got.body, want)
+		}
+	}
+	w.record(g.Large).succeeded(t, strings.Repeat("x", 700_000)+"\n") // which is stored apart
+	for _, id := range g.Queued {
+		if rec := w.ended(id); rec.Status != "success" || rec.Attempt != 1 {
+			t.Errorf("queued then: %s", rec)
+		}
+	}
+	w.ended(g.Cut).failed(t, "failed", "worker_lost", "lost")
+	w.ready(t)
+	w.delivered(g.Owed)
+	for <-came != "/owed" { // after those of what was queued, perhaps
+	}
+	if res := w.with(g.Other).inline(bash("echo in")); res.Stdout != "in\n" {
+		t.Errorf("with the other key: %+v", res)
+	}
+	res := w.inline(bash("cat first second staged/file; ls -A").of(goldenThread))
+	if want := "first\nsecond\nstaged\n"; !strings.HasPrefix(res.Stdout, want) {
+		t.Errorf("the thread has %q", res.Stdout)
+	}
+}
+
+// contains reports whether an answer has all that another had; a later version may tell more.
+func contains(t *testing.T, got, want []byte) bool {
+	t.Helper()
+	now, then := bytes.Split(bytes.TrimSpace(got), []byte("\n")), bytes.Split(bytes.TrimSpace(want), []byte("\n"))
+	if len(now) != len(then) {
+		return false
+	}
+	for i := range then {
+		var a, b any
+		if err := errors.Join(json.Unmarshal(now[i], &a), json.Unmarshal(then[i], &b)); err != nil {
+			t.Error(err)
+			return false
+		}
+		if !includes(a, b) {
+			return false
+		}
+	}
+	return true
+}
+
+func includes(got, want any) bool {
+	switch w := want.(type) {
+	case map[string]any:
+		g, ok := got.(map[string]any)
+		for name, v := range w {
+			ok = ok && includes(g[name], v)
+		}
+		return ok
+	case []any:
+		g, ok := got.([]any)
+		if !ok || len(g) != len(w) {
+			return false
+		}
+		for i := range w {
+			if !includes(g[i], w[i]) {
+				return false
+			}
+		}
+		return true
+	default:
+		return reflect.DeepEqual(got, want)
+	}
+}
+
+// makeGolden makes the data directory with this version, and kills the server in the middle of its work.
+func makeGolden(t *testing.T, p *programs, packed string) {
+	g := golden{Key: newSecret(), Gets: map[string]string{}}
+	w := &world{
+		programs: p, data: filepath.Join(t.TempDir(), "data"), args: goldenArgs(), api: &api{t: t, key: g.Key, http: newHTTP(t, nil)},
+		env: []string{"BULLPEN_BOOTSTRAP_KEY=" + g.Key},
+	}
+	w.startFront(t)
+	w.ready(t)
+	w.front.kill()
+	s, err := natsembed.Open(w.data, 1<<20, streamtest.Log(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := stream.Connect(t.Context(), stream.Access{InProcess: s}, stream.Config{Guest: true, Replicas: 1}, streamtest.Log(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := set.JS.PublishMsg(t.Context(), &nats.Msg{Subject: "bullpen.job.batch.default.k.stale", Data: []byte("not a job")}); err != nil {
+		t.Fatal(err)
+	}
+	set.Close()
+	s.Close()
+	_, stop := listenGolden(t)
+	w.startFront(t)
+	w.ready(t)
+
+	w.settings(http.MethodPut, "/v1/webhook", request{"url": "http://" + goldenHook + "/delivered"})
+	g.Other = w.sandboxed("small", request{"memory": "256MiB", "env": request{"A": "b"}}).key
+	var ids []string
+	for _, r := range []request{
+		bash("echo one; echo two >&2; exit 3").and("metadata", map[string]string{"build": "7"}), bash("sleep 60").and("timeout", 1),
+		bash("echo first > first").of(goldenThread), bash("echo second > second").of(goldenThread),
+	} {
+		id := w.submit(r)
+		w.ended(id)
+		w.delivered(id).is(t, proto.DeliveryDelivered, 1)
+		ids = append(ids, id)
+	}
+	g.Large = w.submit(python("print('x' * 700_000)"))
+	w.ended(g.Large)
+	w.delivered(g.Large)
+	w.put(t, goldenThread, "staged/file", []byte("staged\n"))
+	stop()
+	g.Owed = w.submit(bash("echo owed").and("webhook_url", "http://"+goldenHook+"/owed"))
+	w.ended(g.Owed)
+	eventually(t, "the webhook has failed once", func() (bool, any) {
+		r := w.get(execution(g.Owed, "webhook"))
+		return strings.Contains(string(r.body), `"attempts_made":1`), r
+	})
+	const dead = "/v1/admin/dead-letters"
+	eventually(t, "the malformed job is set aside", func() (bool, any) {
+		r := w.get(dead)
+		return strings.Contains(string(r.body), string(proto.DeadMalformed)), r
+	})
+	paths := []string{dead, "/v1/webhook", "/v1/threads/" + goldenThread, "/v1/admin/keys", sandboxesPath, sandboxesPath + "/small"}
+	for _, id := range ids {
+		paths = append(paths, execution(id), execution(id, "output"), execution(id, "webhook"))
+	}
+	for _, path := range paths {
+		r := w.get(path)
+		if r.status != http.StatusOK {
+			t.Fatalf("%s: %s", path, r)
+		}
+		g.Gets[path] = string(r.body)
+	}
+	h := newHold()
+	g.Cut = w.submit(bash(h.code()))
+	h.reached(t, 1)
+	g.Queued = []string{w.submit(bash("echo queued")), w.submit(bash("echo fresh > first").of("fresh"))}
+	w.front.kill()
+	pack(t, w.data, packed)
+	raw, err := json.MarshalIndent(g, "", "\t")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(goldenDir, "expected.json"), append(raw, '\n'), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pack writes what is in dir, without the homes and volumes that a worker keeps for itself.
+func pack(t *testing.T, dir, name string) {
+	t.Helper()
+	var out bytes.Buffer
+	z, err := zstd.NewWriter(&out, zstd.WithEncoderLevel(zstd.SpeedBestCompression))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := tar.NewWriter(z)
+	for _, of := range []string{"jetstream", "blobs"} {
+		err := filepath.WalkDir(filepath.Join(dir, of), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() {
+				return err
+			}
+			raw, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			path, err = filepath.Rel(dir, path)
+			if err != nil {
+				return err
+			}
+			if err := w.WriteHeader(&tar.Header{Name: path, Mode: 0o600, Size: int64(len(raw))}); err != nil {
+				return err
+			}
+			_, err = w.Write(raw)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(w.Close(), z.Close(), os.WriteFile(name, out.Bytes(), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s has %d bytes", name, out.Len())
+}
+
+func unpack(t *testing.T, name, dir string) {
+	t.Helper()
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	z, err := zstd.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer z.Close()
+	for r := tar.NewReader(z); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw, err := io.ReadAll(r)
+		if err != nil || !filepath.IsLocal(h.Name) {
+			t.Fatal(fmt.Errorf("%s: %w", h.Name, err))
+		}
+		path := filepath.Join(dir, h.Name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, raw, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

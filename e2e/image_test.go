@@ -1,0 +1,136 @@
+package e2e
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/registry"
+	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/storage/image"
+)
+
+// hostBash makes a root file system of this machine's bash and the libraries that it is linked to.
+func hostBash(t testing.TB) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	linked, err := exec.CommandContext(t.Context(), "ldd", "/bin/bash").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := []string{"/bin/bash"}
+	for word := range strings.FieldsSeq(string(linked)) {
+		if strings.HasPrefix(word, "/") {
+			files = append(files, word)
+		}
+	}
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := filepath.Join(dir, file)
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(to, content, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// imageCommand runs bullpen image on a deployment and gives the image that it tells of.
+func (w *world) imageCommand(t testing.TB, args ...string) proto.Image {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), w.programs.bullpen, append([]string{"image"}, args...)...)
+	cmd.Env = append(os.Environ(), "BULLPEN_URL="+w.base, "BULLPEN_API_KEY="+w.key)
+	cmd.Stderr = t.Output()
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("bullpen image: %v\n%s", err, out)
+	}
+	var img proto.Image
+	if err := json.Unmarshal(out, &img); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return img
+}
+
+// unpacked gives an image as a worker of the deployment gets it.
+func (w *world) unpacked(t testing.TB, digest string) *image.Unpacked {
+	t.Helper()
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	set, err := stream.Connect(t.Context(), stream.Access{
+		URL: w.broker.url, User: natsUser, Password: natsPassword, CA: w.programs.cert, Name: "worker",
+	}, stream.Config{Guest: true}, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(set.Close)
+	around, err := os.MkdirTemp("", "bullpen-images-") // a directory of the test's cannot be passed through by others
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(around) })
+	if err := os.Chmod(around, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cache, err := image.Open(filepath.Join(around, "images"), &registry.ImageSource{Set: set}, 1<<30, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(cache.Close)
+	img, release, err := cache.Get(t.Context(), digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(release)
+	return img
+}
+
+// runIn runs a program in an image as a user that a jail would have, and gives what it printed.
+func runIn(t testing.TB, img *image.Unpacked, l proto.Language, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), img.Languages[l], args...)
+	cmd.Dir, cmd.Env, cmd.Stderr = "/", []string{}, t.Output()
+	for name, value := range img.Env {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: img.Root, Credential: &syscall.Credential{Uid: 1_900_000_001, Gid: 1_900_000_001}}
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", cmd, err, out)
+	}
+	return string(out)
+}
+
+// testImage stores an image through the command line, and runs what a worker gets of it.
+func testImage(t *testing.T, p *programs) {
+	w := newWorld(t, p, topology{apart: true}, noSlots)
+	img := w.imageCommand(t, "import", "--json", "tiny", hostBash(t))
+	out := runIn(t, w.unpacked(t, img.Digest), proto.Bash, "-c", "echo hello; echo x > /bin/evil || echo read-only")
+	if out != "hello\nread-only\n" {
+		t.Fatalf("%q", out)
+	}
+
+	// What the command line would not send, the server does not take.
+	hostile := []byte("not an image")
+	sum := sha256.Sum256(hostile)
+	path := "/v1/admin/images/hostile?digest=sha256:" + hex.EncodeToString(sum[:])
+	if message := w.do(http.MethodPut, path, hostile).refusal(t, http.StatusBadRequest, "validation_error"); !strings.Contains(message, "bullpen image") {
+		t.Error(message)
+	}
+	if r := w.get("/v1/admin/images"); strings.Contains(string(r.body), "hostile") {
+		t.Error(r)
+	}
+}

@@ -1,0 +1,289 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// each calls f for every submission, some at once.
+func (l *ledger) each(f func(r *rand.Rand, s *submission)) {
+	work := make(chan *submission)
+	var group sync.WaitGroup
+	for i := range 8 {
+		group.Go(func() {
+			r := rand.New(rand.NewPCG(l.seed, 1000+uint64(i)))
+			for s := range work {
+				f(r, s)
+			}
+		})
+	}
+	for _, s := range l.all {
+		work <- s
+	}
+	close(work)
+	group.Wait()
+}
+
+// settle waits until all executions have ended, those too of which no client was told, until ctx ends.
+func (l *ledger) settle(ctx context.Context) {
+	l.empty(ctx)
+	l.each(func(r *rand.Rand, s *submission) {
+		for id := range l.effectsOf(s.name) { // ids that the client was not told come first: the last is that of its answer
+			if !slices.ContainsFunc(s.ids, func(x *heard) bool { return x.id == id }) {
+				l.log.note(s.name, "%s: known by its effect only", id)
+				s.ids = slices.Insert(s.ids, 0, newHeard(id))
+			}
+		}
+		for _, x := range s.ids {
+			if !x.withdrawn.is() {
+				l.poll(ctx, r, s, x)
+			}
+		}
+	})
+}
+
+// empty waits until bullpen says that nothing waits and nothing runs. Nothing else has an effect then.
+func (l *ledger) empty(ctx context.Context) {
+	m := l.gateways(rand.New(rand.NewPCG(l.seed, 999)))[0]
+	for {
+		r, err := l.by(m).try(l.t.Context(), http.MethodGet, "/metrics", nil)
+		if err == nil && r.status == http.StatusOK {
+			lines := strings.Split(string(r.body), "\n")
+			if slices.Contains(lines, "bullpen_queue_up 1") && slices.Contains(lines, "bullpen_queue_depth 0") && slices.Contains(lines, "bullpen_running 0") {
+				return
+			}
+		}
+		if ctx.Err() != nil {
+			l.violate(troubleSubject, "something waits or runs for ever: %s, %v", r, err)
+			return
+		}
+		rest(ctx, 250*time.Millisecond)
+	}
+}
+
+// check holds what was told, by whomever, against what was promised.
+func (l *ledger) check() {
+	webhooks, cancel := context.WithTimeout(l.t.Context(), l.longest)
+	defer cancel()
+	l.each(func(r *rand.Rand, s *submission) {
+		ran := l.effectsOf(s.name)
+		if len(ran) > 0 && !s.unknown && !s.accepted() {
+			l.violate(s.name, "was refused, and ran: %v", ran)
+		}
+		once := 0
+		for _, x := range s.ids {
+			e := ran[x.id]
+			kept := len(x.seen) > 0 && x.seen[0].Code != string(proto.CodeExpiredInQueue) // the run that was lost, if there was one
+			if !x.revived && (e.sure > 0 || e.all > 0 && kept) {
+				once++
+			}
+		}
+		if once > 1 {
+			l.violate(s.name, "ran as several executions: %v", ran)
+		}
+		for _, x := range s.ids {
+			l.checkExecution(webhooks, r, s, x, ran[x.id])
+		}
+	})
+	l.checkThreads()
+}
+
+// checkExecution checks one execution, of which the effect was felt that often. Its webhook is waited for until that context ends.
+func (l *ledger) checkExecution(webhooks context.Context, r *rand.Rand, s *submission, x *heard, felt effects) {
+	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
+	defer cancel()
+	var rec *record
+	for _, m := range l.gateways(r) {
+		rec = l.get(ctx, m, s, x, 0)
+		if rec == nil { // never stored
+			if felt.sure > 0 || x.accepted.is() {
+				l.violate(s.name, "%s: it is gone", x.id)
+			}
+			l.ends.add("gone")
+			return
+		}
+	}
+	if len(x.seen) == 0 {
+		l.violate(s.name, "%s: accepted, and has not ended: %s", x.id, rec)
+		return
+	}
+	e := x.seen[0].end
+	l.ends.add(strings.TrimSpace(e.Status + " " + e.Code))
+	l.checkEnd(s, x, rec, felt)
+	if took, most := rec.CompletedAt.Sub(rec.CreatedAt), l.mostTime(s, rec); took > most {
+		l.violate(s.name, "%s: it took %s to end, and %s at most were promised", x.id, took, most)
+	}
+	l.checkOutput(ctx, r, s, x, rec)
+	if s.kind == kindWebhook {
+		l.checkWebhook(webhooks, r, s, x)
+	}
+}
+
+// mostTime is what an execution may take: its deadline, the time until a loss is noticed, for each attempt, and the time that something was
+// wrong. Whoever notices losses may be what went wrong, and begins anew then.
+func (l *ledger) mostTime(s *submission, rec *record) time.Duration {
+	const noticed = 15 * time.Second
+	most := time.Duration(s.attempts)*(time.Duration(s.timeout)*time.Second+noticed) + noticed
+	from, to := rec.CreatedAt.Sub(l.log.began), rec.CompletedAt.Sub(l.log.began)
+	for _, h := range l.harms {
+		if h.from < to && h.to > from {
+			most += h.to - h.from + noticed
+		}
+	}
+	return most
+}
+
+// checkEnd checks how an execution ended against its program and its effects.
+func (l *ledger) checkEnd(s *submission, x *heard, rec *record, felt effects) {
+	e := x.seen[0].end
+	lines := strings.Split(strings.TrimSuffix(e.Stdout, "\n"), "\n")
+	script := s.script()
+	wrong := func(why string) {
+		l.violate(s.name, "%s: %s: %s, and %+v effects", x.id, why, rec, felt)
+	}
+	if felt.sure > rec.Attempt || rec.Attempt > s.attempts {
+		wrong(fmt.Sprintf("it ran more often than its record tells, or than the %d attempts it had", s.attempts))
+	}
+	if x.withdrawn.is() && e.Code != string(proto.CodeExpiredInQueue) {
+		wrong("it was withdrawn")
+	}
+	if e.Stderr != "" {
+		wrong("standard error has " + e.Stderr)
+	}
+	ranTo := s.matches(lines)
+	switch proto.ErrorCode(e.Code) {
+	case "":
+		status := "success"
+		if s.exit != 0 {
+			status = "failed"
+		}
+		if e.Status != status || e.Exit != s.exit || ranTo != len(script) || len(lines) != len(script) || s.timesOut() {
+			wrong("its program ends otherwise")
+		}
+		if felt.all == 0 || lines[0] != fmt.Sprintf("run %d", felt.all) {
+			wrong("it ended well without its last effect")
+		}
+	case proto.CodeExpiredInQueue:
+		if felt.sure > 0 || s.kind.async() && x.accepted.is() {
+			wrong("it was withdrawn from the queue")
+		}
+	case proto.CodeWorkerLost:
+	case proto.CodeThreadSave, proto.CodeThreadMount:
+		if s.thread == "" {
+			wrong("it has no thread")
+		}
+	case proto.CodeTimeout:
+		if !s.timesOut() {
+			wrong("it was not to time out")
+		}
+	case proto.CodeCancelled:
+		if s.kind != kindCancel {
+			wrong("nobody cancelled it")
+		}
+	default:
+		wrong("it was to end otherwise")
+	}
+}
+
+// async reports whether clients of this kind do not wait for the answer.
+func (k kind) async() bool {
+	return slices.Contains([]kind{kindSSE, kindPolling, kindWebhook, kindCancel}, k)
+}
+
+// checkOutput reads the output from each gateway, once from the beginning and once from the midst.
+func (l *ledger) checkOutput(ctx context.Context, r *rand.Rand, s *submission, x *heard, rec *record) {
+	replay := &heard{id: x.id, events: maps.Clone(x.events), seen: x.seen[:1]}
+	if x.truncated { // what it read live may have been lost before it was stored
+		clear(replay.events)
+	}
+	truncated := false
+	for i, m := range l.gateways(r) {
+		replay.last, replay.gap = 0, false
+		served := i%2 == 1
+		if served {
+			replay.last = s.seq
+			for seq := range replay.last + 1 { // past its end there is the result alone
+				if _, is := replay.events[seq]; seq > 0 && !is {
+					replay.last = seq - 1
+					break
+				}
+			}
+		}
+		if !l.output(ctx, m, s, replay, served) {
+			l.violate(s.name, "%s: its output is not told whole by %s", x.id, m.name)
+			return
+		}
+		truncated = truncated || replay.truncated
+	}
+	if truncated {
+		return
+	}
+	var printed strings.Builder
+	for _, seq := range slices.Sorted(maps.Keys(replay.events)) {
+		if data, is := strings.CutPrefix(replay.events[seq].text, "stdout "); is {
+			printed.WriteString(data)
+		}
+	}
+	l.checkPrinted(s, x, rec, printed.String())
+}
+
+// checkPrinted checks the output of all attempts together: what each printed stands together, in order, and the last is that of the result.
+func (l *ledger) checkPrinted(s *submission, x *heard, rec *record, printed string) {
+	e := x.seen[0].end
+	// Of one that was lost nobody knows what it printed; and one that was cancelled may have been lost besides.
+	known := e.Code != string(proto.CodeWorkerLost) && e.Code != string(proto.CodeCancelled)
+	if known && rec.Attempt == 1 && printed != e.Stdout || !strings.HasSuffix(printed, e.Stdout) {
+		l.violate(s.name, "%s: its events print %q, and its result %q", x.id, printed, e.Stdout)
+	}
+	var lines []string
+	if printed != "" {
+		lines = strings.Split(strings.TrimSuffix(printed, "\n"), "\n")
+	}
+	for len(lines) > 0 {
+		n := s.matches(lines)
+		if n == 0 {
+			l.violate(s.name, "%s: its events print %q, which is not what its attempts print", x.id, printed)
+			return
+		}
+		lines = lines[n:]
+	}
+}
+
+// checkWebhook waits for the webhook of an execution, and checks that it told the same.
+func (l *ledger) checkWebhook(ctx context.Context, r *rand.Rand, s *submission, x *heard) {
+	var d delivery
+	gateways := l.gateways(r)
+	for {
+		reply, err := l.by(gateways[0]).try(l.t.Context(), http.MethodGet, execution(x.id, "webhook"), nil)
+		if err == nil && reply.status == http.StatusOK {
+			err = json.Unmarshal(reply.body, &d)
+		}
+		if d.Status == string(proto.DeliveryDelivered) {
+			break
+		}
+		if ctx.Err() != nil {
+			l.violate(s.name, "%s: its webhook was not delivered: %s, %v", x.id, reply, err)
+			return
+		}
+		rest(ctx, 100*time.Millisecond)
+	}
+	hooks := l.hooksOf(x.id)
+	if len(hooks) == 0 || len(hooks) < d.AttemptsMade {
+		l.violate(s.name, "%s: its webhook came %d times: %+v", x.id, len(hooks), d)
+	}
+	for i := range hooks {
+		if !hooks[i].lost {
+			l.observe(s, x, "a webhook", endOf(x.seen[0].Status, &hooks[i].Result))
+		}
+	}
+}

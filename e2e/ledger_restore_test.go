@@ -1,0 +1,146 @@
+package e2e
+
+import (
+	"context"
+	"flag"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+)
+
+var ledgerRestores = flag.Int("ledger-restores", 1, "how often a deployment is lost and restored from a backup in a ledger")
+
+// testBackupLedger keeps a ledger while all that JetStream holds is lost again and again, and restored from a backup that was made while
+// clients submitted.
+//
+// A restored deployment is as it was at some moment since the backup was begun, and another one for each execution. So the ledger is set
+// back, too: what was told before the backup was begun counts as ever, through all restores, and what was told since counts for nothing. Of
+// what was accepted since, some is there, and is held to all that is promised of executions. What ran since may run again.
+func testBackupLedger(t *testing.T, p *programs, in topology) {
+	d := newDeployment(t, p, in)
+	d.deploy()
+	l := newLedger(t, d)
+	l.kinds = slices.Concat(l.kinds, l.kinds) // so that some wait for a slot
+	l.report(l.run([]trouble{l.restored()}, *ledgerRestores))
+}
+
+// restored loses all, and restores a backup.
+func (l *ledger) restored() trouble {
+	return trouble{"lost and restored", func(_ *ledger, r *rand.Rand) (func(), time.Duration) {
+		file := filepath.Join(l.t.TempDir(), "bullpen.backup")
+		since := l.log.now()
+		l.log.note(troubleSubject, "a backup is begun")
+		l.backUp(file)
+		l.log.note(troubleSubject, "a backup is made; what happens now is lost")
+		l.pass(new([]ill), r)
+		l.lose()
+		l.hangUp()
+		l.asking.Lock()
+		defer l.asking.Unlock()
+		l.close(l.t)
+		l.setBack(since)
+		l.open(l.t)
+		l.restore(file)
+		l.up, l.hangUp = context.WithCancel(l.t.Context())
+		return func() {}, 0
+	}}
+}
+
+// whileUp has a client ask with a context that also ends when all that the deployment holds is lost. It reports whether that was why it ended.
+func (l *ledger) whileUp(ctx context.Context, ask func(context.Context)) (lost bool) {
+	l.asking.RLock()
+	defer l.asking.RUnlock()
+	both, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(l.up, cancel)()
+	ask(both)
+	return l.up.Err() != nil && ctx.Err() == nil
+}
+
+// setBack forgets what was told and felt since a moment.
+func (l *ledger) setBack(since time.Duration) {
+	l.outside.setBack(since)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range l.all {
+		s.setBack(since)
+	}
+}
+
+func (s *submission) setBack(since time.Duration) {
+	if s.back != 0 && s.back < since { // its client had done with it
+		return
+	}
+	s.unknown = true
+	for _, x := range s.ids {
+		x.setBack(since)
+	}
+}
+
+func (x *heard) setBack(since time.Duration) {
+	x.revived = x.revived || x.withdrawn.is() && !x.withdrawn.before(since).is()
+	x.accepted, x.withdrawn, x.missing = x.accepted.before(since), x.withdrawn.before(since), false
+	x.seen = slices.DeleteFunc(x.seen, func(e seen) bool { return e.at >= since })
+	x.truncated = x.truncated && len(x.seen) > 0
+	maps.DeleteFunc(x.events, func(_ int64, e piece) bool { return e.at >= since })
+	x.last = 0
+	for seq := range x.events {
+		x.last = max(x.last, seq)
+	}
+	x.gap = int64(len(x.events)) < x.last
+}
+
+// backUp makes a backup while everything goes on.
+func (d *deployment) backUp(file string) {
+	d.t.Helper()
+	m := d.gateways(rand.New(rand.NewPCG(0, 0)))[0]
+	code, said := d.programs.run(d.t, []string{"BULLPEN_URL=" + d.by(m).base, "BULLPEN_API_KEY=" + d.root}, "backup", file)
+	if code != 0 {
+		d.t.Fatalf("backup: exit code %d: %s", code, said)
+	}
+}
+
+// lose kills all processes. All that JetStream held is gone; what workers keep for themselves, where it is elsewhere, is not.
+func (d *deployment) lose() {
+	d.t.Helper()
+	for _, m := range d.members {
+		m.process.kill()
+	}
+	var err error
+	switch {
+	case d.cluster != nil:
+		for _, n := range d.cluster.nodes {
+			n.kill()
+			n.wipe(d.t)
+		}
+	case d.broker != nil:
+		d.broker.kill()
+		err = os.RemoveAll(d.broker.store)
+	default:
+		err = os.RemoveAll(d.members[0].data)
+	}
+	if err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// restore has JetStream hold what a backup does, and starts all processes on it.
+func (d *deployment) restore(file string) {
+	d.t.Helper()
+	switch {
+	case d.cluster != nil:
+		d.cluster.start(d.t)
+	case d.broker != nil:
+		d.broker.restart(d.t, d.programs)
+	}
+	m := d.members[0]
+	code, said := d.programs.run(d.t, slices.Concat(d.env, m.env), slices.Concat([]string{"restore", file}, d.args, m.args)...)
+	if code != 0 {
+		d.t.Fatalf("restore: exit code %d: %s", code, said)
+	}
+	d.start()
+}

@@ -1,0 +1,164 @@
+package e2e
+
+import (
+	"context"
+	crand "crypto/rand"
+	"encoding/binary"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+var (
+	ledgerSeed   = flag.Uint64("ledger-seed", 0, "what ledgers are drawn with; 0 draws it")
+	ledgerPoints = flag.Bool("ledger-points", false, "whether processes in ledgers die at named points, too; their bullpen is built for it")
+	ledgerCycles = flag.Int("ledger-cycles", 6, "how often something goes wrong in a ledger, in each deployment")
+)
+
+// ledger is a test of what bullpen promises. Clients of all kinds submit and write down all they are told, while the deployment's processes
+// are killed, frozen and cut off. In the end it holds what was told against what was promised.
+type ledger struct {
+	*deployment
+	*outside
+	t    *testing.T
+	seed uint64
+	log  *eventLog
+
+	mu         sync.Mutex
+	all        []*submission
+	violations []violation
+	ends       outcomes
+	done       int // submissions of which clients were told the end
+	moved      chan struct{}
+	harms      []harm
+	did        outcomes // troubles
+	kinds      []kind   // of the clients
+	// longest is how long accepted executions, and webhooks, may take to end when nothing goes wrong any more.
+	longest time.Duration
+
+	asking sync.RWMutex       // held for reading by clients while they ask, for writing while the deployment is restored
+	up     context.Context    // ends when all that the deployment holds is lost
+	hangUp context.CancelFunc // ends up
+}
+
+// harm is a time in which something was wrong with the deployment.
+type harm struct{ from, to time.Duration }
+
+const ledgerThreads = 3
+
+func newLedger(t *testing.T, d *deployment) *ledger {
+	t.Helper()
+	l := &ledger{deployment: d, t: t, seed: *ledgerSeed, log: newEventLog(t), moved: make(chan struct{}, 1), kinds: clientKinds(), longest: patience}
+	l.up, l.hangUp = context.WithCancel(t.Context())
+	if l.seed == 0 {
+		var b [8]byte
+		_, _ = crand.Read(b[:])
+		l.seed = binary.NativeEndian.Uint64(b[:])
+	}
+	t.Logf("ledger seed %d", l.seed)
+	l.outside = newOutside(t, d.programs.machine, l.log)
+	d.setUp()
+	return l
+}
+
+// setUp lets programs out, and webhooks be tried again soon.
+func (d *deployment) setUp() {
+	d.t.Helper()
+	a := d.by(d.gateways(rand.New(rand.NewPCG(0, 0)))[0])
+	d.key = a.sandboxed("ledger", request{"network": request{"policy": "unrestricted"}, "memory": "256MiB"}).key
+	a.with(d.key).settings(http.MethodPut, "/v1/webhook", request{"url": hookURL, "waits": []float64{0.2, 1, maxWebhookWait}, "max_attempts": 20})
+}
+
+// testLedger keeps a ledger while single processes of a deployment fail.
+func testLedger(t *testing.T, p *programs, in topology) {
+	if *ledgerPoints {
+		p = p.faulty(t)
+	}
+	d := newDeployment(t, p, in)
+	d.deploy()
+	l := newLedger(t, d)
+	wrong := l.singleTroubles()
+	if *ledgerPoints {
+		wrong = append(wrong, l.crashes()...)
+	}
+	l.report(l.run(wrong, *ledgerCycles))
+}
+
+// clientKinds are the usual clients of a ledger.
+func clientKinds() []kind {
+	return []kind{
+		kindInline, kindStreaming, kindSSE, kindPolling, kindWebhook, kindThread, kindThread, kindThread, kindCancel, kindLeaving,
+	}
+}
+
+// run has clients submit while something goes wrong again and again, and gives all promises that were broken.
+func (l *ledger) run(wrong []trouble, cycles int) []violation {
+	l.t.Helper()
+	over, finish := context.WithCancel(l.t.Context())
+	hard, stop := context.WithCancel(l.t.Context())
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	defer stop()
+	defer finish()
+	for i, k := range l.kinds {
+		clients.Go(func() { l.client(over, hard, rand.New(rand.NewPCG(l.seed, uint64(i)+1)), k) })
+	}
+	l.goWrong(rand.New(rand.NewPCG(l.seed, 0)), wrong, cycles)
+	finish()
+	l.log.note(troubleSubject, "all is well, and nothing is submitted any more")
+	defer time.AfterFunc(l.longest, stop).Stop()
+	clients.Wait()
+	l.settle(hard)
+	l.check()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.t.Logf("%d submissions in %s; went wrong: %s; executions ended: %s", len(l.all), l.log.now().Round(time.Second), &l.did, &l.ends)
+	return slices.Concat(l.violations, l.strange)
+}
+
+// violate writes down a promise that was broken.
+func (l *ledger) violate(subject, format string, args ...any) {
+	v := violation{subject, fmt.Sprintf(format, args...)}
+	l.log.note(subject, "VIOLATION %s", v.text)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.violations = append(l.violations, v)
+}
+
+// progress takes in that a client was told how its submission ended.
+func (l *ledger) progress() {
+	l.mu.Lock()
+	l.done++
+	l.mu.Unlock()
+	select {
+	case l.moved <- struct{}{}:
+	default:
+	}
+}
+
+// report fails the test with what was violated.
+func (l *ledger) report(violations []violation) {
+	l.t.Helper()
+	const most = 5 // subjects of which all is told here
+	subjects := map[string][]string{}
+	for _, v := range violations {
+		subjects[v.subject] = append(subjects[v.subject], v.text)
+	}
+	for i, subject := range slices.Sorted(maps.Keys(subjects)) {
+		if i == most {
+			l.t.Errorf("and %d more, see the event log", len(subjects)-most)
+			break
+		}
+		l.t.Errorf("%s: %s\n%s", subject, strings.Join(subjects[subject], "\n\t"), l.log.of(subject))
+	}
+	if len(violations) > 0 {
+		l.t.Errorf("run it again with -ledger-seed %d -ledger-cycles %d; the event log is %s", l.seed, *ledgerCycles, l.log.file.Name())
+	}
+}

@@ -1,0 +1,148 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// A thread is, to its executions, a list that each appends its name to and tells as it found it. append is one of them.
+type appended struct {
+	thread, name string
+}
+
+// found is how it ended.
+type found struct {
+	list  string // what it found; with a space before each name
+	told  bool   // that is known
+	saved saved
+}
+
+// saved says whether an execution's home was.
+type saved int
+
+const (
+	savedMaybe saved = iota
+	savedNot
+	savedWell
+)
+
+// threadModel is what one thread does, if its executions seem to happen one at a time, between the moment when each was sent and the one at
+// which its end was known.
+func threadModel() porcupine.Model {
+	model := porcupine.NondeterministicModel{
+		Init: func() []any { return []any{""} },
+		Step: func(state, input, output any) []any {
+			list, in, out := state.(string), input.(appended), output.(found)
+			if out.told && out.list != list {
+				return nil
+			}
+			with := list + " " + in.name
+			switch out.saved {
+			case savedWell:
+				return []any{with}
+			case savedNot:
+				return []any{list}
+			default:
+				return []any{list, with}
+			}
+		},
+	}
+	return model.ToModel()
+}
+
+// checkThreads looks for an order of the executions of each thread that explains what they found and what is there now.
+func (l *ledger) checkThreads() {
+	histories, now := map[string][]porcupine.Operation{}, int64(l.log.now())
+	for _, s := range l.all {
+		if s.thread == "" || len(s.ids) == 0 {
+			continue
+		}
+		for _, x := range s.ids {
+			out, ran := l.foundBy(s, x)
+			if !ran {
+				continue
+			}
+			op := porcupine.Operation{Input: appended{s.thread, s.name}, Output: out, Call: int64(s.call), Return: int64(s.back)}
+			switch {
+			case len(x.seen) == 0:
+				op.Return = math.MaxInt64
+			case s.unknown: // its end may have come after its client had left
+				op.Return = now
+			}
+			histories[s.thread] = append(histories[s.thread], op)
+		}
+	}
+	for thread, history := range histories {
+		last := l.readThread(thread)
+		history = append(history, porcupine.Operation{
+			Input: appended{thread, ""}, Output: found{last, true, savedNot}, Call: now + 1, Return: now + 1,
+		})
+		switch result := porcupine.CheckOperationsTimeout(threadModel(), history, patience); result {
+		case porcupine.Ok:
+		default:
+			l.violate(thread, "no order of its executions explains what they found (%s): %s", result, describe(history))
+		}
+	}
+}
+
+// foundBy gives what an execution found in its thread, and whether it took part in that at all.
+func (l *ledger) foundBy(s *submission, x *heard) (found, bool) {
+	if len(x.seen) == 0 {
+		return found{}, l.effectsOf(s.name)[x.id].sure > 0
+	}
+	out := found{saved: savedWell}
+	e := x.seen[0].end
+	if _, rest, is := strings.Cut(e.Stdout, "\nfound"); is {
+		out.list, _, out.told = strings.Cut(rest, "\n")
+	}
+	switch proto.ErrorCode(e.Code) {
+	case proto.CodeExpiredInQueue, proto.CodeThreadMount:
+		return out, false
+	case proto.CodeWorkerLost, proto.CodeThreadSave:
+		out.saved = savedNot
+	}
+	return out, true
+}
+
+// readThread gives what is in a thread now. One that was locked for a submission which was never made comes free a while later by itself.
+func (l *ledger) readThread(thread string) string {
+	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
+	defer cancel()
+	gateway := l.by(l.gateways(rand.New(rand.NewPCG(l.seed, 998)))[0])
+	for {
+		r := gateway.execute(bash("echo found $(cat log)").and("thread_id", thread))
+		if r.status == http.StatusConflict {
+			if ctx.Err() != nil {
+				l.violate(thread, "it is held when all executions have ended: %s", r)
+				return ""
+			}
+			rest(ctx, 250*time.Millisecond)
+			continue
+		}
+		res := r.result(l.t)
+		list, is := strings.CutPrefix(strings.TrimSuffix(res.Stdout, "\n"), "found")
+		if !is || !res.Success {
+			l.violate(thread, "cannot be read: %+v", res)
+		}
+		return list
+	}
+}
+
+// describe tells a history.
+func describe(history []porcupine.Operation) string {
+	var b strings.Builder
+	for _, op := range history {
+		in, out := op.Input.(appended), op.Output.(found)
+		fmt.Fprintf(&b, "\n\t%9.3fs to %9.3fs %s found (%v)%s, saved %d", float64(op.Call)/1e9, float64(op.Return)/1e9, in.name, out.told, out.list, out.saved)
+	}
+	return b.String()
+}

@@ -1,0 +1,249 @@
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/proto/fault"
+)
+
+// doomed starts what runs programs, which dies as soon as it has a job, before it claims it. It gives when that was.
+func (w *world) doomed(t *testing.T) time.Time {
+	t.Helper()
+	p := w.programs.faulty(t)
+	args := append([]string{"serve", "--listen", "127.0.0.1:0", "--nsjail", p.nsjail, "--log-format", "json"}, w.args...)
+	if w.apart {
+		args = append(args, "--roles", "worker", "--data", filepath.Join(t.TempDir(), "doomed"))
+	} else {
+		args = append(args, "--data", w.data)
+	}
+	env := append(slices.Clone(w.env), "BULLPEN_CRASH_AT="+string(fault.AfterTakeBeforeClaim))
+	proc := p.startProcess(t, "doomed", env, p.bullpen, args...)
+	proc.exitCode(t)
+	if status, ok := proc.cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
+		t.Fatalf("it ended with %s:\n%s", proc.cmd.ProcessState, proc.tail())
+	}
+	return time.Now()
+}
+
+// testWorkersLost has workers die with a job that they did not claim. It goes elsewhere, but not for ever: after three of them it is set
+// aside, and runs again when somebody says so.
+func testWorkersLost(t *testing.T, p *programs) {
+	hooks := startReceiver(t)
+	w := newWorld(t, p, topology{apart: true}, noSlots, append(hooks.flags, "--slots", "1")...)
+	elsewhere := w.submit(bash("echo elsewhere"))
+	killed := w.doomed(t)
+	w.startWorker(t)
+	rec := w.ended(elsewhere)
+	rec.succeeded(t, "elsewhere\n")
+	if rec.Attempt != 1 {
+		t.Errorf("attempt %d: the first has never started", rec.Attempt)
+	}
+	t.Logf("it has run elsewhere %s after its worker was killed", rec.CompletedAt.Sub(killed).Round(time.Millisecond))
+	w.worker.signal(syscall.SIGTERM)
+	if code := w.worker.exitCode(t); code != 0 {
+		t.Fatalf("the worker ended with %d:\n%s", code, w.worker.tail())
+	}
+
+	const program = "echo one >>file\ncat file\necho $SECRET\n"
+	body := bash(program+"# "+strings.Repeat("x", 600<<10)).and("thread_id", "poison", "webhook_url", hooks.url+"/200",
+		"metadata", map[string]string{"team": "blue"}, "env_vars", map[string]string{"SECRET": "s3cret"})
+	id := w.submit(body)
+	w.doomed(t)
+	w.doomed(t)
+	js, err := jetstream.New(connect(t, p, w.broker))
+	if err != nil {
+		t.Fatal(err)
+	}
+	execs, err := js.Stream(t.Context(), "BULLPEN_EXECS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "two losses are written down", func() (bool, any) {
+		m, err := execs.GetLastMsgForSubject(t.Context(), "bullpen.exec."+id)
+		if err != nil {
+			return false, err
+		}
+		return m.Header.Get("Bullpen-Losses") == "2", m.Header
+	})
+	w.front.kill() // whoever leads next knows of them
+	w.startFront(t)
+	killed = w.doomed(t)
+	rec = w.ended(id)
+	rec.failed(t, "failed", "worker_lost", "3 workers were lost with this job")
+	if rec.Attempt != 0 || *rec.Stdout != "" {
+		t.Errorf("%s", rec)
+	}
+	t.Logf("it was set aside %s after the last of its workers was killed", rec.CompletedAt.Sub(killed).Round(time.Millisecond))
+	if got := hooks.next(t).trace(t); got != id {
+		t.Errorf("a webhook of %s", got)
+	}
+	w.requeue(t, id, hooks)
+	w.malformedLetter(t)
+}
+
+// testServerLost has a job take the whole server with it again and again. Nobody is left to notice that, but the next start.
+func testServerLost(t *testing.T, p *programs) {
+	w, h := newWorld(t, p, topology{}, 1), newHold()
+	running := w.submit(bash(h.code()))
+	h.reached(t, 1)
+	poison, behind := w.submit(bash("echo never")), w.submit(bash("echo behind"))
+	w.front.kill()
+	for range 3 {
+		w.doomed(t)
+	}
+	w.startFront(t)
+	rec := w.ended(poison)
+	rec.failed(t, "failed", "worker_lost", "3 workers were lost with this job")
+	w.ended(behind).succeeded(t, "behind\n")
+	w.ended(running).failed(t, "failed", "worker_lost", "lost")
+	eventually(t, "its dead letter is there", func() (bool, any) {
+		list := w.command(t, w.key, "deadletter", "list")
+		return strings.Count(list, "workers_lost") == 1 && strings.Contains(list, poison), list
+	})
+}
+
+// requeue has the job run again, by several at once.
+func (w *world) requeue(t *testing.T, id string, hooks *receiver) {
+	t.Helper()
+	cli := func(args ...string) string { return w.command(t, w.key, append([]string{"deadletter"}, args...)...) }
+	eventually(t, "its dead letter is there", func() (bool, any) {
+		list := cli("list")
+		return regexp.MustCompile(id+` +workers_lost .* default +-\n`).MatchString(list) && strings.Count(list, "\n") == 2, list
+	})
+	show := cli("show", id)
+	if strings.Count(show, "lost worker") != 3 || strings.Contains(show, "s3cret") || strings.Contains(show, "echo one") || !strings.Contains(show, "team=blue") {
+		t.Errorf("it is shown as\n%s", show)
+	}
+	var asked []*pending
+	for range 4 {
+		asked = append(asked, w.begin(http.MethodPost, "/v1/admin/dead-letters/"+id+"/requeue", nil))
+	}
+	again := strings.TrimSpace(cli("requeue", id))
+	for _, a := range asked {
+		if r := a.answer(t); r.status != http.StatusAccepted || r.trace(t) != again || again == id {
+			t.Errorf("%s, and before %s", r, again)
+		}
+	}
+	if !strings.Contains(cli("list"), again) || !strings.Contains(cli("show", id), again) {
+		t.Errorf("the dead letter does not name %s:\n%s", again, cli("show", id))
+	}
+	w.execute(bash("true").and("thread_id", "poison")).refusal(t, http.StatusConflict, "conflict") // it has its thread
+	w.startWorker(t)
+	rec := w.ended(again)
+	rec.succeeded(t, "one\ns3cret\n")
+	if rec.Metadata["team"] != "blue" || rec.Attempt != 1 {
+		t.Errorf("%s of %v", rec, rec.Metadata)
+	}
+	if got := hooks.next(t).trace(t); got != again {
+		t.Errorf("a webhook of %s, want %s", got, again)
+	}
+	w.record(id).failed(t, "failed", "worker_lost", "") // which is final
+	if got := strings.TrimSpace(cli("requeue", id)); got != again {
+		t.Errorf("asked again it runs as %s", got)
+	}
+	if res := w.inline(bash("cat file").and("thread_id", "poison")); res.Stdout != "one\n" {
+		t.Errorf("the thread has %q", res.Stdout)
+	}
+	plain, _ := w.newKey("other", "pro")
+	if out := w.command(t, plain, "deadletter", "show", id); !strings.Contains(out, "forbidden") {
+		t.Errorf("another organisation is shown\n%s", out)
+	}
+	if out := cli("rm", id); out != id+" is removed\n" {
+		t.Errorf("%s", out)
+	}
+	if out := cli("show", id); !strings.Contains(out, "there is no dead letter of that id") {
+		t.Errorf("what was removed is shown as\n%s", out)
+	}
+}
+
+// malformedLetter has a message set aside that is no job.
+func (w *world) malformedLetter(t *testing.T) {
+	t.Helper()
+	nc := connect(t, w.programs, w.broker)
+	publish(t, nc, "bullpen.job.x", "nothing of ours", "Bullpen-Meta", "{")
+	flush(t, nc)
+	var id string
+	eventually(t, "the message is set aside", func() (bool, any) {
+		list := w.command(t, w.key, "deadletter", "list")
+		id = regexp.MustCompile(`dead_[0-9]+`).FindString(list)
+		return id != "", list
+	})
+	for _, word := range []string{"malformed", "bullpen.job.x", "Bullpen-Meta: {", "nothing of ours"} {
+		if out := w.command(t, w.key, "deadletter", "show", id); !strings.Contains(out, word) {
+			t.Errorf("there is no %q in\n%s", word, out)
+		}
+	}
+	if out := w.command(t, w.key, "deadletter", "requeue", id); !strings.Contains(out, "a message that is no job") {
+		t.Errorf("%s", out)
+	}
+}
+
+// testWorkerFrozen stops a worker for so long that its job goes to its next attempt elsewhere. Its program runs on, and when it wakes nothing
+// that it says is heard, by whoever listens meanwhile or comes later.
+func testWorkerFrozen(t *testing.T, p *programs) {
+	w := newWorld(t, p, topology{apart: true}, noSlots, "--slots", "1")
+	frozen, _ := w.startWorkerIn(t, filepath.Join(t.TempDir(), "frozen"))
+	t.Cleanup(func() { frozen.signal(syscall.SIGCONT) }) // to end
+	w.ready(t)
+	first, second := newHold(), newHold()
+	id := w.submit(bash(fmt.Sprintf("n=$RANDOM$RANDOM\necho held $n\nsleep %s\necho woken $n\nsleep %s\necho done $n\n", first.seconds, second.seconds)).
+		and("max_attempts", 2))
+	first.reached(t, 1)
+	live := []*pending{w.follow(id, 0), w.follow(id, 0, accept, sse)}
+	printed := func() string {
+		stdout := ""
+		for _, e := range w.get(execution(id, "output") + "?follow=false").events(t) {
+			stdout += e.Data
+		}
+		return stdout
+	}
+	eventually(t, "its first line is there", func() (bool, any) { s := printed(); return strings.HasSuffix(s, "\n"), s })
+	before := printed()
+
+	frozen.signal(syscall.SIGSTOP)
+	stopped := time.Now()
+	w.startWorker(t)
+	first.reached(t, 2) // each attempt's
+	t.Logf("the next attempt had begun %s after its worker was frozen", time.Since(stopped).Round(time.Millisecond))
+	first.release(t)
+	second.reached(t, 2)
+	if rec := w.record(id); rec.Status != "running" || rec.Attempt != 2 {
+		t.Errorf("%s", rec)
+	}
+	frozen.signal(syscall.SIGCONT)
+	eventually(t, "the woken worker gives up what it had", func() (bool, any) {
+		_, ok := frozen.said(t, "execution given up")
+		return ok, "nothing said"
+	})
+	second.reached(t, 1) // its program is dead
+	second.release(t)
+	rec := w.ended(id)
+	if rec.Status != "success" || rec.Attempt != 2 {
+		t.Errorf("%s", rec)
+	}
+	own := *rec.Stdout
+	if ok, _ := regexp.MatchString(`^held (\d+)\nwoken (\d+)\ndone (\d+)\n$`, own); !ok || strings.Contains(own, strings.TrimPrefix(before, "held ")) {
+		t.Errorf("the result has %q, after %q of the first attempt", own, before)
+	}
+	var sent []event
+	for _, s := range serverSent(t, live[1].answer(t)) {
+		sent = append(sent, s.event)
+	}
+	for name, events := range map[string][]event{
+		"the live reader": live[0].answer(t).events(t), "that of server-sent events": sent, "who comes later": w.output(id, 0),
+	} {
+		if stdout, _, last := whole(t, events, 0); stdout != before+own || *last.OutputTruncated || last.Status != "success" {
+			t.Errorf("%s has %q and %+v, want %q", name, stdout, last, before+own)
+		}
+	}
+}

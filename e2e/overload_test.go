@@ -1,0 +1,235 @@
+package e2e
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+var (
+	floodSize    = flag.Int("flood", 6000, "submissions that a server is flooded with")
+	floodBacklog = flag.Int("backlog", 10_000, "executions that are queued when the flooded server is killed")
+)
+
+// What the flooded server may use: it is told the one, and killed by the kernel above the other, which holds its programs too.
+const (
+	floodMemory = 256 * proto.MiB
+	floodLimit  = 384 * proto.MiB
+)
+
+// within gives programs whose bullpen runs in a control group with so much memory, which is all that it and its jails get.
+func (p *programs) within(t *testing.T, memory proto.Bytes) *programs {
+	t.Helper()
+	name := "bullpen-test-" + strings.ToLower(rand.Text())
+	dir, limit := filepath.Join("/sys/fs/cgroup/memory", name), "memory.limit_in_bytes"
+	if _, err := os.Stat("/sys/fs/cgroup/memory"); errors.Is(err, fs.ErrNotExist) {
+		dir, limit = filepath.Join("/sys/fs/cgroup", name), "memory.max"
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatalf("make a control group: %v", err)
+	}
+	t.Cleanup(func() {
+		var groups []string // with those of jails, the innermost last
+		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				groups = append(groups, path)
+			}
+			return err
+		})
+		for _, group := range slices.Backward(groups) {
+			err = errors.Join(err, os.Remove(group))
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.WriteFile(filepath.Join(dir, limit), []byte(strconv.FormatInt(int64(memory), 10)), 0); err != nil {
+		t.Fatal(err)
+	}
+	limited := *p
+	limited.bullpen = filepath.Join(t.TempDir(), "bullpen")
+	script := fmt.Sprintf("#!/bin/sh\necho $$ >%s/cgroup.procs && exec %s \"$@\"\n", dir, p.bullpen)
+	if err := os.WriteFile(limited.bullpen, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return &limited
+}
+
+// status reads a line of bytes from what the kernel tells of the process, such as its peak of resident memory.
+func (p *process) status(t testing.TB, name string) proto.Bytes {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(text), "\n"+name+":")
+	line, _, _ := strings.Cut(rest, "\n")
+	kib, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(line, "kB")), 10, 64)
+	if !found || err != nil {
+		t.Fatalf("%s: %v in %s", name, err, text)
+	}
+	return proto.Bytes(kib) * proto.KiB
+}
+
+// flood is what many clients submit at once, and what became of it.
+type flood struct {
+	*world
+	keys []string
+
+	mu        sync.Mutex
+	accepted  map[string]accepted
+	withdrawn map[string]string // keys of inline and streaming ones that found no slot in time
+	refused   map[int]int       // by status
+}
+
+// accepted is an execution of the flood.
+type accepted struct{ key, word string }
+
+// submission makes the nth request of the flood: small ones for the most part, and some of each kind that there is.
+func (f *flood) submission(n int) (body []byte, word string, headers []string) {
+	word = fmt.Sprintf("execution %d", n)
+	program, padding, headers := bash("echo "+word), 0, []string{"Prefer", "respond-async"}
+	switch {
+	case n%50 == 0:
+		headers = []string{accept, "application/json"}
+	case n%50 == 1:
+		headers = []string{accept, ndjson}
+	case n%100 == 2: // as large as a program can be
+		program["code"] = program["code"].(string) + "\n#" + strings.Repeat("x", proto.MaxCodeBytes-len(program["code"].(string))-2)
+	case n%500 == 3: // as large as a body can be
+		padding = 8<<20 - 1<<10
+	}
+	body, err := json.Marshal(program)
+	if err != nil {
+		f.t.Error(err)
+	}
+	return append(body, bytes.Repeat([]byte{' '}, padding)...), word + "\n", headers
+}
+
+// send submits the nth request, and looks at the answer.
+func (f *flood) send(t testing.TB, n int) {
+	body, word, headers := f.submission(n)
+	key := f.keys[n%len(f.keys)]
+	r, err := f.with(key).try(t.Context(), http.MethodPost, executePath, body, headers...)
+	if err != nil {
+		t.Errorf("submission %d: %v", n, err)
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch r.status {
+	case http.StatusAccepted:
+		f.accepted[r.trace(t)] = accepted{key, word}
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
+		r.later(t)
+		f.refused[r.status]++
+		if id := r.header.Get("X-Trace-Id"); id != "" {
+			f.withdrawn[id] = key
+		}
+	default:
+		t.Errorf("submission %d: %s", n, r)
+	}
+}
+
+// callers calls do for 0 to n-1, many at a time.
+func callers(n int, do func(i int)) {
+	const many = 64
+	var next atomic.Int64
+	var group sync.WaitGroup
+	for range many {
+		group.Go(func() {
+			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
+				do(int(i))
+			}
+		})
+	}
+	group.Wait()
+}
+
+// testOverload floods a server all of whose slots are busy, kills it with a long queue, and sees that each execution that was accepted ends
+// once: what there is no room for is refused, and the server stays within its memory.
+func testOverload(t *testing.T, p *programs) {
+	const slots, run = 2, 100
+	w := newWorld(t, p.within(t, floodLimit), topology{}, slots, "--memory", floodMemory.String(), "--queue-wait", "1s")
+	h := newHold()
+	held := bash(h.code())
+	held["timeout"] = 3600 // longer than the flood
+	for range slots {
+		w.submit(held)
+	}
+	h.reached(t, slots)
+	f := &flood{world: w, accepted: map[string]accepted{}, withdrawn: map[string]string{}, refused: map[int]int{}}
+	for _, plan := range []string{"enterprise", "enterprise", "enterprise", "enterprise", "pro"} {
+		key, _ := w.newKey(fmt.Sprintf("org%d", len(f.keys)), plan)
+		f.keys = append(f.keys, key)
+	}
+	callers(*floodSize, func(i int) { f.send(t, i) })
+	if f.refused[http.StatusServiceUnavailable] == 0 || len(f.accepted) == 0 || len(f.withdrawn) == 0 {
+		t.Errorf("%d were accepted; refused, by status: %v", len(f.accepted), f.refused)
+	}
+	for n := 10 * *floodSize; len(f.accepted) < *floodBacklog && !t.Failed(); n += 10 * *floodBacklog {
+		callers(*floodBacklog-len(f.accepted), func(i int) { f.send(t, n+10*i+5+i%4) }) // small ones, of those that may have many
+	}
+	peak := w.front.status(t, "VmHWM")
+	t.Logf("%d submissions, %d accepted, refused by status %v, peak of memory %d MiB", *floodSize, len(f.accepted), f.refused, peak/proto.MiB)
+	if w.front.ended() || peak > floodLimit {
+		t.Errorf("the server ended: %v; it took %s", w.front.ended(), peak)
+	}
+	for id, key := range f.withdrawn {
+		w.with(key).record(id).failed(t, "failed", "expired_in_queue", "")
+	}
+
+	w.front.kill()
+	w.startFront(t)
+	w.ready(t)
+	for line := range strings.Lines(w.front.text(t)) {
+		if strings.Contains(line, `"dispatcher leads"`) {
+			t.Logf("after the restart: %s", line)
+		}
+	}
+	f.finish(t, run)
+	if peak := w.front.status(t, "VmHWM"); peak > floodLimit {
+		t.Errorf("after the restart the server took %s", peak)
+	}
+}
+
+// finish cancels most of what is queued, has the others run, and looks at each of them.
+func (f *flood) finish(t *testing.T, run int) {
+	var ids []string
+	for id := range f.accepted {
+		ids = append(ids, id)
+	}
+	cancelled := len(ids) - run
+	callers(cancelled, func(i int) {
+		if r, err := f.with(f.accepted[ids[i]].key).try(t.Context(), http.MethodPost, execution(ids[i], "cancel"), nil); err != nil || r.status/100 != 2 {
+			t.Errorf("cancel: %v, %v", r, err)
+		}
+	})
+	var succeeded atomic.Int64
+	callers(len(ids), func(i int) {
+		rec := f.with(f.accepted[ids[i]].key).in(t).ended(ids[i])
+		switch {
+		case rec.Status == "success":
+			rec.succeeded(t, f.accepted[ids[i]].word)
+			succeeded.Add(1)
+		case i >= cancelled || rec.Status != "cancelled" || rec.Attempt > 1:
+			t.Errorf("got %s", rec)
+		}
+	})
+	t.Logf("%d ran, %d were cancelled", succeeded.Load(), int64(len(ids))-succeeded.Load())
+}

@@ -1,0 +1,136 @@
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// testIdleStreams opens many streams of a program that says nothing, sees what they cost, and that all of them are told its end.
+func testIdleStreams(t *testing.T, p *programs) {
+	const (
+		streams = 1000
+		most    = 150 * proto.MiB // half as much again as they should: the garbage collector takes its time
+	)
+	w, h := newWorld(t, p, topology{}, 1), newHold()
+	id := w.submit(bash("sleep " + h.seconds))
+	h.reached(t, 1)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	before := w.front.status(t, "VmRSS")
+	var readers [streams]*bufio.Reader
+	callers(streams, func(i int) {
+		kind := []string{ndjson, sse}[i%2]
+		r, err := w.open(ctx, http.MethodGet, execution(id, "output"), nil, accept, kind)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		t.Cleanup(func() { _ = r.Body.Close() })
+		readers[i] = bufio.NewReader(r.Body)
+		for line := ""; err == nil && !strings.Contains(line, `"type":"status"`); {
+			line, err = readers[i].ReadString('\n')
+		}
+		if err != nil {
+			t.Errorf("stream %d: %s, %v", i, r.Status, err)
+		}
+	})
+	if t.Failed() {
+		return
+	}
+	after := w.front.status(t, "VmRSS")
+	t.Logf("%d idle streams take %d MiB, of %d in all", streams, (after-before)/proto.MiB, after/proto.MiB)
+	if after-before > most {
+		t.Errorf("%d idle streams take %s", streams, after-before)
+	}
+	h.release(t)
+	callers(streams, func(i int) {
+		rest, err := io.ReadAll(readers[i])
+		if err != nil || !strings.Contains(string(rest), `"type":"result"`) {
+			t.Errorf("stream %d ends with %q, %v", i, short(string(rest)), err)
+		}
+	})
+}
+
+// testSlowReader has a program print a lot while somebody follows it who reads nothing: neither the program nor another reader waits for
+// that one. A connection on which nothing moves is given up after a minute only; the program would run out of time if it waited so long.
+func testSlowReader(t *testing.T, p *programs) {
+	const bytes, line, timeout = 50_000_000, 1000, 45
+	w := newWorld(t, p, topology{}, 2)
+	gate := newHold()
+	id := w.submit(bash(fmt.Sprintf("sleep %s\nyes %s | head -c %d\n", gate.seconds, strings.Repeat("x", line-1), bytes)).and("timeout", timeout))
+	gate.reached(t, 1)
+	slow := w.connect(t, id)
+	fast := w.follow(id, 0)
+	head, err := slow.ReadString('\n') // it is being answered
+	if err != nil || !strings.Contains(head, "200") {
+		t.Fatalf("%q, %v", head, err)
+	}
+	gate.release(t)
+
+	rec := w.ended(id)
+	if rec.Status != "success" || rec.Stdout == nil {
+		t.Fatalf("got %s", rec)
+	}
+	stdout, last := printed(t, fast.answer(t).events(t))
+	if !*last.OutputTruncated && stdout != bytes {
+		t.Errorf("the other reader got %d bytes of %d", stdout, bytes)
+	}
+	// Who was slow gets what is left, when it reads at last.
+	resp, err := http.ReadResponse(bufio.NewReader(io.MultiReader(strings.NewReader(head), slow)), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatalf("after %d bytes: %v", len(body), err)
+	}
+	stdout, last = printed(t, (&reply{resp.StatusCode, resp.Header, body}).events(t))
+	if !*last.OutputTruncated || stdout == 0 {
+		t.Errorf("the slow reader got %d bytes of %d, truncated: %v", stdout, bytes, *last.OutputTruncated)
+	}
+}
+
+// printed checks that events are in order, the result last, and gives how much was printed.
+func printed(t testing.TB, all []event) (stdout int, last event) {
+	t.Helper()
+	seq := int64(0)
+	for _, e := range all {
+		if e.Seq <= seq {
+			t.Fatalf("event %d after %d", e.Seq, seq)
+		}
+		seq = e.Seq
+		stdout += len(e.Data)
+	}
+	if len(all) == 0 || all[len(all)-1].Type != "result" {
+		t.Fatalf("the last of %d events is no result", len(all))
+	}
+	return stdout, all[len(all)-1]
+}
+
+// connect asks for the output of an execution on a connection of its own, which takes a few MB until it is read.
+func (w *world) connect(t *testing.T, id string) *bufio.Reader {
+	t.Helper()
+	u, err := url.Parse(w.base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.Dial("tcp", u.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nAccept: %s\r\n\r\n",
+		execution(id, "output"), u.Host, w.key, ndjson); err != nil {
+		t.Fatal(err)
+	}
+	return bufio.NewReader(conn)
+}

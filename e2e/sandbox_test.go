@@ -1,0 +1,529 @@
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const sandboxesPath = "/v1/admin/sandboxes"
+
+// boundTo gives a client whose key is bound to a sandbox, in an organisation of its own.
+func (a *api) boundTo(sandbox string) *api {
+	a.t.Helper()
+	r := a.do(http.MethodPost, "/v1/admin/keys", request{"name": sandbox, "org": sandbox, "plan": "pro", "sandbox": sandbox})
+	if r.status != http.StatusCreated {
+		a.t.Fatalf("make a key: %s", r)
+	}
+	var key struct{ Key string }
+	r.into(a.t, &key)
+	return a.with(key.Key)
+}
+
+// sandboxed makes a profile, and gives a client whose key is bound to it.
+func (a *api) sandboxed(name string, profile request) *api {
+	a.t.Helper()
+	if r := a.do(http.MethodPost, sandboxesPath, profile.and("name", name)); r.status != http.StatusCreated {
+		a.t.Fatalf("make a sandbox: %s", r)
+	}
+	return a.boundTo(name)
+}
+
+// presumptuous are members of a request that try to say what the sandbox says.
+func (r request) presumptuous() request {
+	return r.and("sandbox", "default", "memory", "8GiB", "cpu", 64, "pids", 4096, "disk", request{"home": "8GiB", "tmp": "8GiB", "inodes": 100000},
+		"network", request{"policy": "unrestricted"}, "output", "256MiB", "image", "/")
+}
+
+// fillCode is Python that writes to a file until that is refused, and prints how many of 4 KiB blocks were taken, in MiB rounded up.
+const fillCode = `
+import errno, os
+def fill(path):
+    n = 0
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY)
+    try:
+        while True: n += os.write(fd, bytes(4096))
+    except OSError as e: print(errno.errorcode[e.errno], -(-n >> 20))
+    os.close(fd)
+    os.unlink(path)
+def many(d):
+    n = 0
+    try:
+        while True:
+            open(d + '/' + str(n), 'w').close()
+            n += 1
+    except OSError as e: print(errno.errorcode[e.errno], n)
+`
+
+// testProfileLimits meets each limit of a profile from both sides.
+func testProfileLimits(t *testing.T, a *api) {
+	for name, test := range map[string]func(*testing.T, *api){
+		"memory": testMemoryLimit, "pids": testPidsLimit, "cpu": testCPULimit, "disk": testDiskLimit, "large-disk": testLargeDisk,
+		"output": testProfileOutput, "env": testProfileEnv, "two-at-once": testTwoProfiles,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, a.in(t))
+		})
+	}
+}
+
+func testMemoryLimit(t *testing.T, a *api) {
+	b := a.sandboxed("memory-limit", request{"memory": "256MiB"})
+	touch := func(n int) request { return python(fmt.Sprintf("x = b'x' * (%d << 20)\nprint(len(x) >> 20)", n)) }
+	b.ended(b.submit(touch(224).presumptuous())).succeeded(t, "224\n")
+	b.ended(b.submit(touch(272).presumptuous())).failed(t, "oom", "memory_limit_exceeded", "more than its 256 MiB of memory")
+	a.ended(a.submit(touch(272))).succeeded(t, "272\n")
+}
+
+func testPidsLimit(t *testing.T, a *api) {
+	b := a.sandboxed("pids-limit", request{"pids": 32})
+	const forks = `
+import errno, os, signal
+children = []
+try:
+    while len(children) < 100:
+        pid = os.fork()
+        if pid == 0: signal.pause()
+        children.append(pid)
+except OSError as e: print(errno.errorcode[e.errno])
+print(len(children))
+for pid in children: os.kill(pid, signal.SIGKILL)`
+	b.ended(b.submit(python(forks).presumptuous())).succeeded(t, "EAGAIN\n31\n") // and itself
+	a.ended(a.submit(python(forks))).succeeded(t, "100\n")
+}
+
+// testCPULimit measures how long it takes to use half a second of a processor. It cannot take less than the limit says, and may take
+// longer on a machine that is busy.
+func testCPULimit(t *testing.T, a *api) {
+	b := a.sandboxed("cpu-limit", request{"cpu": 0.25})
+	r := b.inline(python(`
+import time
+began, used = time.monotonic(), time.process_time()
+while time.process_time() - used < 0.5: pass
+print(time.monotonic() - began)`).presumptuous())
+	wall, err := strconv.ParseFloat(strings.TrimSpace(r.Stdout), 64)
+	// What is left of a period when the program starts is not part of what it measures, and nor is the last one's pause.
+	if err != nil || wall < 1.6 {
+		t.Errorf("half a second of a quarter of a processor took %s s, %v; stderr %s", r.Stdout, err, r.Stderr)
+	}
+}
+
+func testDiskLimit(t *testing.T, a *api) {
+	b := a.sandboxed("disk-limit", request{"memory": "256MiB", "disk": request{"home": "8MiB", "tmp": "5MiB", "inodes": 300}})
+	rec := b.ended(b.submit(python(fillCode + "fill('x'); fill('/tmp/x'); many('.'); many('/tmp')").presumptuous()))
+	// Of the inodes of a home one is the directory's and one the program's.
+	rec.succeeded(t, "ENOSPC 8\nENOSPC 5\nENOSPC 298\nENOSPC 299\n")
+}
+
+// testLargeDisk has more disk than memory.
+func testLargeDisk(t *testing.T, a *api) {
+	b := a.sandboxed("large-disk", request{"memory": "64MiB", "disk": request{"home": "160MiB", "tmp": "96MiB", "inodes": 300}})
+	rec := b.ended(b.submit(python(fillCode + "fill('x'); fill('/tmp/x'); many('.'); many('/tmp')").presumptuous()))
+	rec.succeeded(t, "ENOSPC 160\nENOSPC 96\nENOSPC 299\nENOSPC 300\n")
+}
+
+func testProfileOutput(t *testing.T, a *api) {
+	b := a.sandboxed("output-limit", request{"output": 1000})
+	for _, c := range []struct {
+		printed, kept int
+		truncated     bool
+	}{{999, 999, false}, {1000, 1000, false}, {1001, 1000, true}, {3 << 20, 1000, true}} {
+		code := fmt.Sprintf("import sys\nsys.stdout.write('x' * %d)\nsys.stderr.write('y' * %[1]d)", c.printed)
+		r := b.inline(python(code).presumptuous())
+		if len(r.Stdout) != c.kept || len(r.Stderr) != c.kept || r.StdoutTruncated != c.truncated || r.StderrTruncated != c.truncated || !r.Success {
+			t.Errorf("of %d bytes: %d and %d, truncated %v and %v, error %s", c.printed, len(r.Stdout), len(r.Stderr),
+				r.StdoutTruncated, r.StderrTruncated, told(r.Error))
+		}
+	}
+}
+
+func testProfileEnv(t *testing.T, a *api) {
+	b := a.sandboxed("env", request{"env": request{"A": "profile", "B": "profile"}})
+	b.ended(b.submit(bash("echo $A $B $C").and("env_vars", request{"B": "request", "C": "request"}))).succeeded(t, "profile request request\n")
+	a.ended(a.submit(bash("echo $A $B $C").and("env_vars", request{"C": "request"}))).succeeded(t, "request\n")
+}
+
+// testTwoProfiles runs programs of two keys side by side.
+func testTwoProfiles(t *testing.T, a *api) {
+	small := a.sandboxed("small", request{"memory": "64MiB", "env": request{"SIZE": "small"}, "disk": request{"home": "4MiB"}})
+	large := a.sandboxed("large", request{"memory": "256MiB", "env": request{"SIZE": "large"}, "disk": request{"home": "16MiB"}})
+	h := newHold()
+	program := python(fillCode + "import subprocess\nsubprocess.run(['sleep', '" + h.seconds + "'])\nprint(os.environ['SIZE'], flush=True)\nfill('x')\n" +
+		"x = b'x' * (100 << 20)\nprint('held')")
+	ids := []string{small.submit(program), large.submit(program)}
+	h.reached(t, 2)
+	h.release(t)
+	first, second := small.ended(ids[0]), large.ended(ids[1])
+	first.failed(t, "oom", "memory_limit_exceeded", "64 MiB")
+	if first.Stdout == nil || *first.Stdout != "small\nENOSPC 4\n" {
+		t.Errorf("the small one: %s", first)
+	}
+	second.succeeded(t, "large\nENOSPC 16\nheld\n")
+	for name, rec := range map[string]record{"small": first, "large": second} {
+		if rec.Sandbox == nil || *rec.Sandbox != name || rec.Network != nil {
+			t.Errorf("%s tells of sandbox %s, network %v", name, told(rec.Sandbox), rec.Network)
+		}
+	}
+}
+
+// testNetwork lets programs out into a world of the test's.
+func testNetwork(t *testing.T, p *programs, in topology) {
+	with := *p
+	with.machine = newMachine(t)
+	w := newWorld(t, &with, in, 4)
+	for name, test := range map[string]func(*testing.T, *world){
+		"blocked": testNetworkBlocked, "unrestricted": testNetworkUnrestricted, "allowlist": testNetworkAllowlist, "many": testManyRefused,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			with := *w
+			with.api = w.in(t)
+			test(t, &with)
+		})
+	}
+}
+
+// reachCode is Python that tells what becomes of connections, and of names.
+const reachCode = `
+import errno, socket, urllib.request
+def page(url, data=None): print(urllib.request.urlopen(url, data, 60).read().decode())
+def connect(*where):
+    for host, port in where:
+        try:
+            socket.create_connection((host, port), 60).close()
+            print(host, port, 'open')
+        except socket.gaierror: print(host, 'unknown')
+        except OSError as e: print(host, port, errno.errorcode[e.errno])
+`
+
+func testNetworkBlocked(t *testing.T, w *world) {
+	rec := w.ended(w.submit(python(reachCode + "connect(('" + webAddr + "', 80), ('" + metadataAddr + "', 80), ('www.example.com', 80))").presumptuous()))
+	rec.succeeded(t, webAddr+" 80 ENETUNREACH\n"+metadataAddr+" 80 ENETUNREACH\nwww.example.com unknown\n")
+	if rec.Network != nil {
+		t.Errorf("network %+v", rec.Network)
+	}
+}
+
+// ofBullpen are the ports of the deployment, on the machine's loopback.
+func (w *world) ofBullpen(t testing.TB) []int {
+	t.Helper()
+	urls := []string{w.base}
+	if w.apart {
+		urls = append(urls, w.health, w.broker.url)
+	}
+	var ports []int
+	for _, text := range urls {
+		u, err := url.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		port, err := strconv.Atoi(u.Port())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ports = append(ports, port)
+	}
+	return ports
+}
+
+// refused checks what a record tells of refused connections, without their times.
+func (r record) refused(t testing.TB, want ...proto.BlockedConnection) {
+	t.Helper()
+	if r.Network == nil {
+		t.Fatalf("no network in %s", r)
+	}
+	if d := cmp.Diff(want, r.Network.Blocked, cmpopts.IgnoreFields(proto.BlockedConnection{}, "At")); d != "" {
+		t.Errorf("refused connections: %s", d)
+	}
+	for _, b := range r.Network.Blocked {
+		if b.At.Before(r.CreatedAt) || b.At.After(*r.CompletedAt) {
+			t.Errorf("refused at %s, in an execution from %s to %s", b.At, r.CreatedAt, r.CompletedAt)
+		}
+	}
+}
+
+func testNetworkUnrestricted(t *testing.T, w *world) {
+	b := w.sandboxed("open", request{"network": request{"policy": "unrestricted"}})
+	var code, want strings.Builder
+	var blocked []proto.BlockedConnection
+	refused := func(addr string, port int) {
+		_, _ = fmt.Fprintf(&code, "connect(('%s', %d))\n", addr, port)
+		_, _ = fmt.Fprintf(&want, "%s %d ECONNREFUSED\n", addr, port)
+		blocked = append(blocked, proto.BlockedConnection{Address: addr, Port: port, Protocol: "tcp", Reason: proto.BlockedAddress})
+	}
+	for _, addr := range []string{metadataAddr, privateAddr, "192.168.1.1", "10.77.0.2"} {
+		refused(addr, 80)
+	}
+	for _, port := range w.ofBullpen(t) {
+		refused(machineAddr, port)
+	}
+	id := b.submit(python(reachCode + "page('http://www.example.com/')\n" + code.String() + "page('http://other.example.com:8080/', b'x' * 100000)"))
+	rec := b.ended(id)
+	rec.succeeded(t, "this is www.example.com\n"+want.String()+"this is other.example.com:8080\n")
+	rec.refused(t, blocked...)
+	if n := rec.Network; n != nil && (n.BytesIn < 200 || n.BytesIn > 2000 || n.BytesOut < 100_000 || n.BytesOut > 102_000) {
+		t.Errorf("%+v", n.Traffic)
+	}
+	shown := w.command(t, b.key, "get", id)
+	for _, text := range []string{"bytes in, ", "tcp " + metadataAddr + " port 80: address\n"} {
+		if !strings.Contains(shown, text) {
+			t.Errorf("bullpen get has no %q: %s", text, shown)
+		}
+	}
+
+	b.ended(b.submit(request{"language": "node", "code": "fetch('http://www.example.com/').then(r => r.text()).then(console.log)"})).
+		succeeded(t, "this is www.example.com\n")
+	b.ended(b.submit(bash("exec 3<>/dev/tcp/www.example.com/80; printf 'GET / HTTP/1.0\\r\\nHost: me\\r\\n\\r\\n' >&3; cat <&3 | tail -n 1"))).
+		succeeded(t, "this is me")
+	// Its own loopback is its own.
+	b.ended(b.submit(python(reachCode+"s = socket.create_server(('127.0.0.1', 8080)); connect(('127.0.0.1', 8080), ('127.0.0.1', "+
+		strconv.Itoa(w.ofBullpen(t)[0])+"))"))).succeeded(t, fmt.Sprintf("127.0.0.1 8080 open\n127.0.0.1 %d ECONNREFUSED\n", w.ofBullpen(t)[0]))
+}
+
+func testNetworkAllowlist(t *testing.T, w *world) {
+	b := w.sandboxed("listed", request{"network": request{"policy": "allowlist", "allow": []string{"www.example.com:80", privateAddr}}})
+	rec := b.ended(b.submit(python(reachCode + fmt.Sprintf("page('http://www.example.com/')\nconnect(('www.example.com', 8080), ('%s', 80), "+
+		"('other.example.com', 80), ('%s', 80), ('%s', 80))", web2Addr, metadataAddr, privateAddr)).presumptuous()))
+	rec.succeeded(t, fmt.Sprintf("this is www.example.com\nwww.example.com 8080 ECONNREFUSED\n%s 80 ECONNREFUSED\nother.example.com unknown\n"+
+		"%s 80 ECONNREFUSED\n%s 80 ECONNREFUSED\n", web2Addr, metadataAddr, privateAddr))
+	rec.refused(t,
+		proto.BlockedConnection{Host: "www.example.com", Address: webAddr, Port: 8080, Protocol: "tcp", Reason: proto.BlockedNotAllowed},
+		proto.BlockedConnection{Address: web2Addr, Port: 80, Protocol: "tcp", Reason: proto.BlockedNotAllowed},
+		proto.BlockedConnection{Host: "other.example.com", Protocol: "dns", Reason: proto.BlockedNotAllowed},
+		proto.BlockedConnection{Address: metadataAddr, Port: 80, Protocol: "tcp", Reason: proto.BlockedAddress},
+		proto.BlockedConnection{Address: privateAddr, Port: 80, Protocol: "tcp", Reason: proto.BlockedAddress},
+	)
+}
+
+// testManyRefused has more refused connections than are told.
+func testManyRefused(t *testing.T, w *world) {
+	b := w.sandboxed("refused", request{"network": request{"policy": "unrestricted"}})
+	rec := b.ended(b.submit(python(reachCode + "connect(*[('" + metadataAddr + "', port) for port in range(1, 31)])")))
+	var want []proto.BlockedConnection
+	for port := 1; port <= proto.MaxBlocked; port++ {
+		want = append(want, proto.BlockedConnection{Address: metadataAddr, Port: port, Protocol: "tcp", Reason: proto.BlockedAddress})
+	}
+	if rec.Stdout == nil || strings.Count(*rec.Stdout, "ECONNREFUSED") != 30 {
+		t.Errorf("%s", rec)
+	}
+	rec.refused(t, want...)
+}
+
+// command runs the command line on the deployment with a key, and gives what it printed.
+func (w *world) command(t testing.TB, key string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), w.programs.bullpen, args...)
+	cmd.Env = append(os.Environ(), "BULLPEN_URL="+w.base, "BULLPEN_API_KEY="+key)
+	var out []byte
+	err := w.programs.machine.do(func() (err error) {
+		out, err = cmd.CombinedOutput()
+		return err
+	})
+	if err != nil && !strings.HasPrefix(err.Error(), "exit status") {
+		t.Fatalf("bullpen %s: %v\n%s", args[0], err, out)
+	}
+	return string(out)
+}
+
+// testSandboxImages runs programs in images, one at a time.
+func testSandboxImages(t *testing.T, p *programs, in topology) {
+	around := passable(t)
+	w := newWorld(t, p, in, 1, "--queue-wait", "1m", "--image-dir", filepath.Join(around, "images"))
+	root := filepath.Join(around, "root")
+	if err := os.CopyFS(root, os.DirFS(hostBash(t))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(root, "opt"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	mark := func(text string) {
+		if err := os.WriteFile(filepath.Join(root, "opt", "mark"), []byte(text+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mark("stored")
+	w.imageCommand(t, "import", "--json", "tiny", root)
+	mark("a directory")
+	look := bash("echo $(</opt/mark); [ -e /usr/bin/env ] || echo no host; echo x 2>/dev/null >/opt/mark || echo read-only")
+
+	b := w.sandboxed("boxed", request{"image": "tiny"})
+	b.ended(b.submit(look.presumptuous())).succeeded(t, "stored\nno host\nread-only\n")
+	for _, mode := range []string{"application/json", ndjson} {
+		r := b.execute(request{"language": "node", "code": "1"}, accept, mode)
+		if message := r.refusal(t, http.StatusBadRequest, "validation_error"); message != "language 'node' is not available in this sandbox image" {
+			t.Error(message)
+		}
+	}
+	dir := w.sandboxed("directory", request{"image": root})
+	dir.ended(dir.submit(look)).succeeded(t, "a directory\nno host\nread-only\n")
+	dir.ended(dir.submit(python("1"))).failed(t, "failed", "sandbox_start_error", "python3")
+	w.ended(w.submit(bash("[ -e /opt/mark ] || echo the host"))).succeeded(t, "the host\n")
+
+	// What was accepted has the image as it was, whatever becomes of its name.
+	out := w.command(t, w.key, "image", "rm", "tiny")
+	if want := "image tiny is that of the sandbox boxed; give that another image or remove it first"; !strings.Contains(out, want) {
+		t.Errorf("removed: %s", out)
+	}
+	w.do(http.MethodDelete, "/v1/admin/images/tiny", nil).refusal(t, http.StatusConflict, "conflict")
+	h := newHold()
+	held := w.submit(bash(h.code()))
+	h.reached(t, 1)
+	queued := b.submit(look)
+	if r := w.do(http.MethodPut, sandboxesPath+"/boxed", request{}); r.status != http.StatusOK {
+		t.Fatal(r)
+	}
+	w.command(t, w.key, "image", "rm", "tiny")
+	if r := w.get("/v1/admin/images"); strings.Contains(string(r.body), "tiny") {
+		t.Errorf("not removed: %s", r)
+	}
+	h.release(t)
+	w.ended(held).succeeded(t, "held\nwoken\n")
+	b.ended(queued).succeeded(t, "stored\nno host\nread-only\n")
+	b.ended(b.submit(bash("[ -e /opt/mark ] || echo the host"))).succeeded(t, "the host\n")
+	w.do(http.MethodPost, sandboxesPath, request{"name": "late", "image": "tiny"}).refusal(t, http.StatusBadRequest, "validation_error")
+}
+
+// passable gives a directory that every user can pass through, which those of tests are not.
+func passable(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "bullpen-e2e-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// breakable is an nsjail that a test can break and mend under a worker.
+type breakable struct {
+	t    testing.TB
+	path string
+	real string
+}
+
+func newBreakable(t testing.TB, p *programs) *breakable {
+	b := &breakable{t, filepath.Join(t.TempDir(), "nsjail"), p.nsjail}
+	b.become(p.nsjail)
+	return b
+}
+
+// become makes the path lead to another program.
+func (b *breakable) become(program string) {
+	b.t.Helper()
+	next := b.path + ".next"
+	err := os.Symlink(program, next)
+	if err == nil {
+		err = os.Rename(next, b.path)
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// fit waits until the worker says that it takes jobs, or does not and why, where one asks for its health and for its figures.
+func (w *world) fit(t testing.TB, status int, why, figure string) {
+	t.Helper()
+	at := *w.api
+	at.base, at.key = w.health, ""
+	eventually(t, why, func() (bool, any) {
+		r := at.get("/readyz")
+		metrics := strings.Split(string(at.get("/metrics").body), "\n")
+		return r.status == status && strings.Contains(string(r.body), why) && slices.Contains(metrics, "bullpen_worker_fit "+figure), r
+	})
+}
+
+// testUnfit breaks what jails are made with under a worker: it takes no more jobs until that is mended.
+func testUnfit(t *testing.T, p *programs, in topology) {
+	b := newBreakable(t, p)
+	with := *p
+	with.nsjail = b.path
+	w := newWorld(t, &with, in, 2)
+	w.fit(t, http.StatusOK, "ready", "1")
+	h := newHold()
+	held := w.submit(bash(h.code()))
+	h.reached(t, 1)
+	b.become("/nonexistent")
+	// One finds out for all.
+	w.ended(w.submit(bash("echo unlucky"))).failed(t, "failed", "sandbox_start_error", "its log says why")
+	w.fit(t, http.StatusServiceUnavailable, "start nsjail: ", "0")
+	waiting := []string{w.submit(bash("echo first")), w.submit(bash("echo second"))}
+	h.release(t) // what runs is not touched; its slot takes no other
+	w.ended(held).succeeded(t, "held\nwoken\n")
+	w.fit(t, http.StatusServiceUnavailable, "takes no jobs", "0")
+	for _, id := range waiting {
+		if rec := w.record(id); rec.Status != "queued" {
+			t.Errorf("a worker that is not fit: %s", rec)
+		}
+	}
+	b.become(b.real)
+	w.ended(waiting[0]).succeeded(t, "first\n")
+	w.ended(waiting[1]).succeeded(t, "second\n")
+	w.fit(t, http.StatusOK, "ready", "1")
+	if line, ok := w.worker.said(t, "the worker takes no jobs"); !ok || !strings.Contains(line.Error, b.path) {
+		t.Errorf("the log says %+v", line)
+	}
+}
+
+// testUnfitAtStart starts a worker with an nsjail that makes no jails.
+func testUnfitAtStart(t *testing.T, p *programs, in topology) {
+	b := newBreakable(t, p)
+	with := *p
+	with.nsjail = b.path
+	b.become("/bin/false")
+	w := &world{topology: in, programs: &with, data: filepath.Join(t.TempDir(), "data"), args: []string{"--slots", "2"}}
+	w.api = &api{t: t, key: newSecret(), http: newHTTP(t, nil)}
+	w.env = []string{"BULLPEN_BOOTSTRAP_KEY=" + w.key}
+	if in.apart {
+		w.broker = p.startBroker(t)
+		w.args, w.env = append(w.args, w.broker.flags(p)...), append(w.env, w.broker.env()...)
+	}
+	w.startFront(t)
+	if in.apart {
+		w.startWorker(t)
+	}
+	w.fit(t, http.StatusServiceUnavailable, "the init did not start", "0")
+	id := w.submit(bash("echo at last"))
+	b.become(b.real)
+	w.ended(id).succeeded(t, "at last\n")
+	w.fit(t, http.StatusOK, "ready", "1")
+}
+
+// testNoNsjail starts workers that could not run anything: they end at once and say what to do.
+func testNoNsjail(t *testing.T, p *programs) {
+	file := filepath.Join(t.TempDir(), "nsjail")
+	if err := os.WriteFile(file, []byte("#!/bin/sh\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for path, why := range map[string]string{filepath.Dir(file) + "/none": syscall.ENOENT.Error(), file: "permission denied"} {
+		data := filepath.Join(t.TempDir(), "data")
+		proc := p.startProcess(t, "serve", nil, p.bullpen, "serve", "--listen", "127.0.0.1:0", "--data", data, "--nsjail", path)
+		if code := proc.exitCode(t); code != 1 {
+			t.Errorf("%s: exit code %d", path, code)
+		}
+		for _, want := range []string{path, why, "name it with --nsjail"} {
+			if !strings.Contains(proc.text(t), want) {
+				t.Errorf("%s: no %q in %s", path, want, proc.text(t))
+			}
+		}
+		if _, err := os.Stat(data); err == nil {
+			t.Error("something was made")
+		}
+	}
+}

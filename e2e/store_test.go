@@ -1,0 +1,73 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/storage/storagetest"
+)
+
+// testStore serves on an S3 server, also one that does not answer meanwhile: nothing but threads needs it.
+func testStore(t *testing.T, p *programs, in topology) {
+	b := p.newBucket(t)
+	b.Set(storagetest.Silent, -1, "", 0)
+	w := newWorld(t, p, in, 1, b.flags()...)
+	if res := w.inline(bash("echo served")); res.Stdout != "served\n" {
+		t.Errorf("got %+v", res)
+	}
+	if seen := b.Seen(); len(seen) > 0 {
+		t.Errorf("the start asked the store for something: %v", seen[0].URL)
+	}
+	b.Clear()
+	if c := w.storeCheck(t); !c.OK {
+		t.Errorf("%+v", c)
+	}
+	if len(b.Seen()) == 0 {
+		t.Error("doctor asked nothing of the store")
+	}
+	if left, err := filepath.Glob(b.path("doctor/*")); err != nil || len(left) > 0 {
+		t.Errorf("left over: %v, %v", left, err)
+	}
+	b.Set(storagetest.Broken, -1, "", 0)
+	if c := w.storeCheck(t); c.OK || !strings.Contains(c.Found, "InternalError") || c.Remedy == "" {
+		t.Errorf("%+v", c)
+	}
+}
+
+// check is one line of `bullpen doctor --json`.
+type check struct {
+	Name   string `json:"name"`
+	OK     bool   `json:"ok"`
+	Found  string `json:"found"`
+	Remedy string `json:"remedy"`
+}
+
+// storeCheck returns what `bullpen doctor` finds about the blob store.
+func (w *world) storeCheck(t *testing.T) check {
+	t.Helper()
+	args := append([]string{"doctor", "--json", "--nsjail", w.programs.nsjail, "--data", filepath.Join(t.TempDir(), "data")}, w.args...)
+	if w.apart {
+		args = append(args, "--roles", "gateway")
+	}
+	cmd := exec.CommandContext(t.Context(), w.programs.bullpen, args...)
+	cmd.Env = append(os.Environ(), w.env...)
+	var log bytes.Buffer
+	cmd.Stderr = &log
+	out, _ := cmd.Output() // something else may be amiss on this machine
+	var checks []check
+	if err := json.Unmarshal(out, &checks); err != nil {
+		t.Fatalf("%v in %s\n%s", err, out, &log)
+	}
+	for _, c := range checks {
+		if c.Name == "thread store" {
+			return c
+		}
+	}
+	t.Fatalf("the store is not among %+v", checks)
+	return check{}
+}

@@ -1,0 +1,105 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/bullpen-run/bullpen/storage/storagetest"
+)
+
+// testThreadsFrozen stops a worker in the midst of a run and of a save, for so long that another one takes the next execution of each thread.
+// When it wakes it changes nothing, and what it has at hand is not taken for what is there now.
+func testThreadsFrozen(t *testing.T, p *programs) {
+	b := p.newBucket(t)
+	w := newWorld(t, p, topology{apart: true}, noSlots, append(b.flags(), "--slots", "4")...)
+	way := b.server.Proxy(&storagetest.Switch{})
+	t.Cleanup(way.Close)
+	frozen, _ := w.startWorkerIn(t, filepath.Join(t.TempDir(), "frozen"), "--store", way.StoreURL(b.prefix))
+	t.Cleanup(func() { frozen.signal(syscall.SIGCONT) }) // to end
+	w.ready(t)
+	same := func() *api { return w.api }
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	next := func(d *diary) {
+		t.Helper()
+		if res, err := d.write(ctx, same); err != nil || !res.Success {
+			t.Errorf("%+v, %v", res, err)
+		}
+	}
+	running, saving, h := &diary{id: "running"}, &diary{id: "saving"}, newHold()
+	diaries := []*diary{running, saving}
+	for _, d := range diaries {
+		next(d)
+		d.next++ // for the one that is lost
+	}
+
+	lost := []*pending{w.start(bash(running.code(running.next)+h.code()).and("thread_id", running.id, "timeout", 60))}
+	h.reached(t, 1)
+	stopped := make(chan struct{})
+	freeze := sync.OnceFunc(func() {
+		frozen.signal(syscall.SIGSTOP)
+		close(stopped)
+	})
+	way.Watch(func(r *http.Request, answered bool) {
+		if !answered && storagetest.Operation(r) == "put" && strings.Contains(r.URL.Path, "/layers/") {
+			freeze()
+		}
+	})
+	lost = append(lost, w.start(bash(saving.code(saving.next)).and("thread_id", saving.id, "timeout", 60)))
+	select {
+	case <-stopped:
+		way.Watch(nil)
+	case <-time.After(patience):
+		t.Fatal("no layer was put")
+	}
+	h.release(t) // its program ends, and nobody sees that yet
+	other, _ := w.startWorkerIn(t, filepath.Join(t.TempDir(), "other"))
+	var ids []string
+	for _, l := range lost {
+		r := l.answer(t)
+		if res := r.result(t); deref(res.ErrorCode) != "worker_lost" {
+			t.Errorf("%s", r)
+		}
+		ids = append(ids, r.trace(t))
+	}
+	for _, d := range diaries {
+		next(d)
+	}
+	look := func() []byte {
+		t.Helper()
+		var all [][]byte
+		for i, d := range diaries {
+			all = append(all, w.get("/v1/threads/"+d.id).body, w.get(execution(ids[i])).body)
+		}
+		return bytes.Join(all, []byte("\n"))
+	}
+	before := look()
+
+	frozen.signal(syscall.SIGCONT)
+	eventually(t, "the woken worker gives up what it had", func() (bool, any) {
+		n := strings.Count(frozen.text(t), `"msg":"execution given up"`)
+		return n == len(lost), n
+	})
+	if after := look(); !bytes.Equal(before, after) {
+		t.Errorf("the woken worker changed\n%s\ninto\n%s", before, after)
+	}
+	other.signal(syscall.SIGTERM)
+	if code := other.exitCode(t); code != 0 {
+		t.Errorf("the other worker ended with %d", code)
+	}
+	for range 2 { // first on what it has of older versions, then on what it made of that
+		for _, d := range diaries {
+			next(d)
+			if err := d.isWhole(ctx, same); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}

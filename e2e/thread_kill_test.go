@@ -1,0 +1,570 @@
+package e2e
+
+import (
+	"archive/tar"
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/storage/storagetest"
+)
+
+var (
+	threadKills = flag.Int("thread-kills", 6, "how often a worker is killed while it takes and saves homes of threads, in each deployment")
+	threadSeed  = flag.Uint64("thread-seed", 0, "what the moments of these kills are drawn with; 0 draws it")
+)
+
+// diary is a thread in whose home each execution writes its number in several ways, so that a home can be told to be one version, whole.
+type diary struct {
+	id string
+
+	mu      sync.Mutex
+	entries []int // executions that are in the home, in order
+	next    int
+}
+
+const (
+	bigSize = 5_000_000 // more than is packed into a layer
+	bigs    = 8         // different contents of the large file: disks of tests are not endless
+)
+
+// code is the program of execution n: it tells what it found, and changes it all.
+func (d *diary) code(n int) string {
+	return fmt.Sprintf(`{ cat log; sha256sum <big; ls -d dir-*; cat dir-*/log; } 2>/dev/null | sha256sum | cut -c 1-64
+echo $(cat log 2>/dev/null)
+echo %[1]d >>log
+yes '%[2]s %[3]d' | head -c %[4]d >big
+mv dir-* dir-%[1]d 2>/dev/null || mkdir dir-%[1]d
+echo %[1]d >>dir-%[1]d/log
+`, n, d.id, n%bigs, bigSize)
+}
+
+// big gives the digest of the large file that execution n leaves.
+func (d *diary) big(n int) string {
+	line := fmt.Sprintf("%s %d\n", d.id, n%bigs)
+	sum := sha256.Sum256(bytes.Repeat([]byte(line), bigSize/len(line)+1)[:bigSize])
+	return hex.EncodeToString(sum[:])
+}
+
+// found is what the next execution prints after these.
+func (d *diary) found(entries []int) string {
+	var text, told strings.Builder
+	for _, n := range entries {
+		fmt.Fprintln(&text, n)
+		fmt.Fprintf(&told, " %d", n)
+	}
+	if len(entries) > 0 {
+		last, log := entries[len(entries)-1], text.String()
+		fmt.Fprintf(&text, "%s  -\ndir-%d\n%s", d.big(last), last, log)
+	}
+	return fmt.Sprintf("%x\n%s\n", sha256.Sum256([]byte(text.String())), strings.TrimPrefix(told.String(), " "))
+}
+
+func (d *diary) now() []int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.entries)
+}
+
+// outcomes counts how executions ended.
+type outcomes struct {
+	mu sync.Mutex
+	n  map[string]int
+}
+
+func (o *outcomes) add(what string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.n == nil {
+		o.n = map[string]int{}
+	}
+	o.n[what]++
+}
+
+func (o *outcomes) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var parts []string
+	for _, what := range slices.Sorted(maps.Keys(o.n)) {
+		parts = append(parts, fmt.Sprintf("%s %d", what, o.n[what]))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// write runs the next execution of a diary, and checks what it found against those before. A client that hears nothing asks again. An error
+// is a broken promise.
+func (d *diary) write(ctx context.Context, at func() *api) (proto.Result, error) {
+	d.mu.Lock()
+	d.next++
+	n := d.next
+	d.mu.Unlock()
+	var res proto.Result
+	r, err := insist(ctx, func() (*reply, error) {
+		body := bash(d.code(n)).and("thread_id", d.id, "timeout", 60)
+		return at().try(ctx, http.MethodPost, executePath, body, "Idempotency-Key", fmt.Sprintf("%s.%d", d.id, n))
+	})
+	if err == nil && r.status != http.StatusOK {
+		err = errors.New("refused")
+	}
+	if err == nil {
+		err = json.Unmarshal(r.body, &res)
+	}
+	if err == nil {
+		err = d.wrote(n, &res)
+	}
+	if err != nil {
+		return res, fmt.Errorf("execution %d of %s after %v: %w: %s", n, d.id, d.now(), err, r)
+	}
+	return res, nil
+}
+
+// wrote takes in the result of execution n.
+func (d *diary) wrote(n int, res *proto.Result) error {
+	found := d.found(d.now())
+	ran := res.Success
+	switch code := proto.ErrorCode(deref(res.ErrorCode)); code {
+	case "":
+	case proto.CodeThreadSave:
+		ran = res.ProgramExitCode != nil && *res.ProgramExitCode == 0
+	case proto.CodeThreadMount:
+		found = ""
+		ran = res.ProgramExitCode == nil
+	case proto.CodeWorkerLost:
+		return nil // and what it has printed is not known
+	default:
+		return errors.New("it was to end otherwise")
+	}
+	if !ran || res.Stdout != found {
+		return fmt.Errorf("it was to print %q", found)
+	}
+	if res.Success {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.entries = append(d.entries, n)
+	}
+	return nil
+}
+
+func deref(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+// insist asks until there is an answer that is not about a server which is gone, going or not there yet, or ctx ends.
+func insist(ctx context.Context, ask func() (*reply, error)) (*reply, error) {
+	look := time.NewTicker(50 * time.Millisecond)
+	defer look.Stop()
+	for {
+		r, err := ask()
+		if err == nil && r.status < http.StatusInternalServerError {
+			return r, nil
+		}
+		if err == nil {
+			err = errors.New(r.String())
+		}
+		select {
+		case <-ctx.Done():
+			return r, err
+		case <-look.C:
+		}
+	}
+}
+
+// isWhole checks what anybody can see of the thread: that it is one version at a time, and has all that was told before.
+func (d *diary) isWhole(ctx context.Context, at func() *api) error {
+	before := d.now()
+	ask := func(method, path string, body any) (*reply, error) {
+		return insist(ctx, func() (*reply, error) { return at().try(ctx, method, path, body) })
+	}
+	r, err := ask(http.MethodGet, "/v1/threads/"+d.id, nil)
+	if err != nil || r.status == http.StatusNotFound && len(before) == 0 {
+		return err
+	}
+	var head struct{ Version, Bytes int64 }
+	if r.status != http.StatusOK || json.Unmarshal(r.body, &head) != nil || head.Version < int64(len(before)) {
+		return fmt.Errorf("thread %s with %v: %s", d.id, before, r)
+	}
+	if r, err = ask(http.MethodPost, "/v1/files/list", request{"source": "thread", "id": d.id}); err != nil {
+		return err
+	}
+	if err := d.isListed(r, len(before)); err != nil {
+		return err
+	}
+	if head.Version == 0 {
+		return nil
+	}
+	if r, err = ask(http.MethodGet, fmt.Sprintf("/v1/threads/%s/archive?version=%d", d.id, head.Version), nil); err != nil {
+		return err
+	}
+	return d.isArchived(r, before, int(head.Version))
+}
+
+// isListed checks the list of a home with at least that many entries.
+func (d *diary) isListed(r *reply, least int) error {
+	var list struct {
+		Files []struct {
+			Name string
+			Size int64
+		}
+	}
+	if r.status != http.StatusOK || json.Unmarshal(r.body, &list) != nil {
+		return fmt.Errorf("files of %s: %s", d.id, r)
+	}
+	size, last := map[string]int64{}, 0
+	for _, f := range list.Files {
+		name, number, is := strings.Cut(f.Name, "-")
+		if is {
+			var err error
+			if last, err = strconv.Atoi(number); err != nil {
+				return fmt.Errorf("files of %s: %s", d.id, r)
+			}
+		}
+		size[name] = f.Size
+	}
+	if len(list.Files) == 0 && least == 0 {
+		return nil
+	}
+	_, dir := size["dir"]
+	if !dir || len(list.Files) != 3 || size["big"] != bigSize || size["log"] < int64(2*least) || last < least {
+		return fmt.Errorf("files of %s with %d entries at least: %s", d.id, least, r)
+	}
+	return nil
+}
+
+// isArchived checks an archive of a version of the home, which begins with the entries before.
+func (d *diary) isArchived(r *reply, before []int, version int) error {
+	files := map[string][]byte{}
+	for in := tar.NewReader(bytes.NewReader(r.body)); r.status == http.StatusOK; {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err == nil {
+			files[strings.Trim(h.Name, "./")], err = io.ReadAll(in)
+		}
+		if err != nil {
+			return fmt.Errorf("archive of %s: %w", d.id, err)
+		}
+	}
+	var entries []int
+	for line := range strings.Lines(string(files["log"])) {
+		n, err := strconv.Atoi(strings.TrimSpace(line))
+		if err != nil {
+			return fmt.Errorf("archive of %s: %w", d.id, err)
+		}
+		entries = append(entries, n)
+	}
+	if len(entries) != version || !slices.Equal(entries[:len(before)], before) {
+		return fmt.Errorf("version %d of %s has the entries %v, and should begin with %v: HTTP %d", version, d.id, entries, before, r.status)
+	}
+	last := entries[version-1]
+	dir := "dir-" + strconv.Itoa(last)
+	_, there := files[dir]
+	if big := sha256.Sum256(files["big"]); hex.EncodeToString(big[:]) != d.big(last) || !there || !bytes.Equal(files["log"], files[dir+"/log"]) {
+		return fmt.Errorf("version %d of %s is not one version: %v with a large file %x", version, d.id, slices.Sorted(maps.Keys(files)), big)
+	}
+	return nil
+}
+
+// victim is a process that runs programs, to be killed.
+type victim struct {
+	*process
+	data  string
+	start func() *process
+	store *storagetest.Proxy // that it alone goes through; nil for a directory
+}
+
+// A step is when somebody is killed: arm has hit called as soon as it comes, and the kill happens before hit returns. Its victim is nil where
+// it is not known whose step it was.
+type step struct {
+	name string
+	cold bool // no home is at hand
+	arm  func(hit func(*victim)) (disarm func())
+}
+
+// testThreadsKilled kills workers at each step of taking and saving homes, and at any moment.
+func testThreadsKilled(t *testing.T, p *programs, in topology) {
+	b := p.newBucket(t)
+	const slots = 3
+	w := newWorld(t, p, in, noSlots, append(b.flags(), "--slots", strconv.Itoa(slots))...)
+	if !in.apart {
+		one := &victim{process: w.front, data: w.data, store: b.Proxy}
+		killThreads(t, w, []*victim{one}, storeSteps([]*victim{one}))
+		return
+	}
+	var victims []*victim
+	for range 2 {
+		v := &victim{data: filepath.Join(t.TempDir(), "worker"), store: b.server.Proxy(&storagetest.Switch{})}
+		t.Cleanup(v.store.Close)
+		v.start = func() *process {
+			proc, _ := w.startWorkerIn(t, v.data, "--store", v.store.StoreURL(b.prefix))
+			return proc
+		}
+		v.process = v.start()
+		victims = append(victims, v)
+	}
+	killThreads(t, w, victims, slices.Concat(storeSteps(victims), schedulerSteps(t, connect(t, p, w.broker))))
+}
+
+// testThreadsKilledDirectory kills a server that has all in its own directory, at any moment.
+func testThreadsKilledDirectory(t *testing.T, p *programs) {
+	w := newWorld(t, p, topology{}, 3)
+	killThreads(t, w, []*victim{{process: w.front, data: w.data}}, nil)
+}
+
+// storeSteps are what is seen of processes at their store.
+func storeSteps(victims []*victim) []step {
+	var steps []step
+	for _, at := range []struct {
+		name, op, path string
+		answered       bool
+	}{
+		{"a layer is put", "put", "/layers/", false},
+		{"a layer is there", "put", "/layers/", true},
+		{"an object is put", "put", "/objects/", false},
+		{"an object is there", "put", "/objects/", true},
+		{"a manifest is put", "put", "/threads/", false},
+		{"a manifest is there", "put", "/threads/", true},
+		{"a layer is got", "get", "/layers/", false},
+		{"an object is got", "get", "/objects/", true},
+	} {
+		steps = append(steps, step{name: at.name, cold: at.op == "get", arm: func(hit func(*victim)) func() {
+			for _, v := range victims {
+				v.store.Watch(func(r *http.Request, answered bool) {
+					if answered == at.answered && storagetest.Operation(r) == at.op && strings.Contains(r.URL.Path, at.path) {
+						hit(v)
+					}
+				})
+			}
+			return func() {
+				for _, v := range victims {
+					v.store.Watch(nil)
+				}
+			}
+		}})
+	}
+	return steps
+}
+
+// schedulerSteps are what is seen in the streams.
+func schedulerSteps(t *testing.T, nc *nats.Conn) []step {
+	var steps []step
+	for _, at := range []struct {
+		name, subject string
+		is            func(m *nats.Msg) bool
+	}{
+		{"a program is claimed", "bullpen.exec.>", func(m *nats.Msg) bool { return m.Header.Get("Bullpen-Status") == "running" }},
+		{"a program prints", "bullpen.out.>", func(*nats.Msg) bool { return true }},
+		{"a result is pending", "bullpen.exec.>", func(m *nats.Msg) bool { return bytes.Contains(m.Data, []byte(`"pending":`)) }},
+		{"a head is changed", "bullpen.thread.>", func(m *nats.Msg) bool {
+			var head proto.Thread
+			return json.Unmarshal(m.Data, &head) == nil && head.Version != nil && head.Version.Trace == head.Holder
+		}},
+		{"a result stands", "bullpen.exec.>", func(m *nats.Msg) bool { return m.Header.Get("Bullpen-Status") == "success" }},
+	} {
+		steps = append(steps, step{name: at.name, arm: func(hit func(*victim)) func() {
+			sub, err := nc.Subscribe(at.subject, func(m *nats.Msg) {
+				if at.is(m) {
+					hit(nil)
+				}
+			})
+			if err != nil {
+				t.Error(err)
+				return func() {}
+			}
+			return func() { _ = sub.Unsubscribe() }
+		}})
+	}
+	return steps
+}
+
+// killThreads kills processes while programs run in threads, at steps and random moments in turn.
+func killThreads(t *testing.T, w *world, victims []*victim, steps []step) {
+	seed := *threadSeed
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	random.Shuffle(len(steps), func(i, j int) { steps[i], steps[j] = steps[j], steps[i] })
+	steps = append(steps, step{name: "any moment", arm: func(hit func(*victim)) func() {
+		timer := time.AfterFunc(time.Duration(random.IntN(1500))*time.Millisecond, func() { hit(nil) }) // the moment is the point of the test
+		return func() { timer.Stop() }
+	}})
+	var front struct {
+		sync.Mutex
+		base string
+	}
+	front.base = w.base
+	key, client := w.key, w.http
+	at := func() *api {
+		front.Lock()
+		defer front.Unlock()
+		return &api{t: t, base: front.base, key: key, http: client}
+	}
+	w.ready(t)
+
+	const diaries = 16
+	ended := make(chan struct{}, 1) // tells that some execution has
+	over, finish := context.WithCancel(t.Context())
+	ctx, stop := context.WithCancel(t.Context())
+	began := make(chan *diary)
+	var ends outcomes
+	var clients, readers sync.WaitGroup
+	defer readers.Wait()
+	defer clients.Wait()
+	defer stop()
+	defer finish()
+	var all []*diary
+	for i := range diaries {
+		d := &diary{id: fmt.Sprintf("diary-%d", i)}
+		all = append(all, d)
+		clients.Go(func() {
+			for {
+				select {
+				case <-over.Done():
+					return
+				case began <- d:
+				default:
+				}
+				res, err := d.write(ctx, at)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				ends.add(cmp.Or(deref(res.ErrorCode), "success"))
+				select {
+				case ended <- struct{}{}:
+				default:
+				}
+			}
+		})
+	}
+	reads := 0
+	readers.Go(func() {
+		for {
+			select {
+			case <-over.Done():
+				return
+			case d := <-began:
+				if err := d.isWhole(ctx, at); err != nil {
+					t.Error(err)
+				}
+				reads++
+			}
+		}
+	})
+	killed := map[string]int{}
+	for i := range *threadKills {
+		s := steps[i%len(steps)]
+		if s.cold {
+			s.name += " (cold)"
+		}
+		if t.Failed() || !killAt(t, s, victims, ended) {
+			break
+		}
+		killed[s.name]++
+		cold := i+1 < *threadKills && steps[(i+1)%len(steps)].cold
+		for _, v := range victims {
+			if !v.ended() {
+				continue
+			}
+			if cold {
+				if err := os.RemoveAll(filepath.Join(v.data, "homes")); err != nil {
+					t.Error(err)
+				}
+			}
+			if v.start != nil {
+				v.process = v.start()
+				continue
+			}
+			w.startFront(t)
+			v.process = w.front
+			front.Lock()
+			front.base = w.base
+			front.Unlock()
+			w.ready(t)
+		}
+	}
+	finish()
+	defer time.AfterFunc(patience, stop).Stop()
+	clients.Wait()
+	readers.Wait()
+	entries := 0
+	for _, d := range all { // what the last ones left
+		if res, err := d.write(ctx, at); err != nil || !res.Success {
+			t.Errorf("%+v, %v", res, err)
+		}
+		if err := d.isWhole(ctx, at); err != nil {
+			t.Error(err)
+		}
+		entries += len(d.now())
+	}
+	t.Logf("killed %v; executions ended: %s; %d entries; read %d times meanwhile", killed, &ends, entries, reads)
+}
+
+// killAt kills the victims whose step comes, or all where nobody knows whose it is, after some execution has ended since the last time.
+func killAt(t *testing.T, s step, victims []*victim, ended <-chan struct{}) bool {
+	for range cap(ended) + 1 { // the first may be of before
+		select {
+		case <-ended:
+		case <-time.After(patience):
+			t.Errorf("no execution ends before the kill when %s", s.name)
+			return false
+		}
+	}
+	hit := make(chan *victim)
+	var once sync.Once
+	done := make(chan struct{})
+	disarm := s.arm(func(v *victim) {
+		once.Do(func() {
+			select {
+			case hit <- v:
+				<-done
+			case <-done:
+			}
+		})
+	})
+	defer disarm()
+	defer close(done)
+	select {
+	case v := <-hit:
+		if v != nil {
+			v.kill()
+			return true
+		}
+		for _, v := range victims {
+			v.signal(os.Kill)
+		}
+		for _, v := range victims {
+			<-v.exited
+		}
+		return true
+	case <-time.After(patience):
+		t.Errorf("it never came that %s", s.name)
+		return false
+	}
+}

@@ -1,0 +1,169 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/storage/storagetest"
+)
+
+// storeRequest is a kind of request that workers make to their store.
+type storeRequest struct {
+	name, op, path string
+	part           bool // of a blob
+}
+
+func (s storeRequest) is(r *http.Request, org string) bool {
+	return storagetest.Operation(r) == s.op && strings.Contains(r.URL.Path, s.path+org+"/") && s.part == (r.Header.Get("Range") != "")
+}
+
+func storeRequests() []storeRequest {
+	return []storeRequest{
+		{"put a layer", "put", "/layers/", false},
+		{"put an object", "put", "/objects/", false},
+		{"put a manifest", "put", "/threads/", false},
+		{"get a layer", "get", "/layers/", false},
+		{"get a layer's index", "get", "/layers/", true},
+		{"get an object", "get", "/objects/", false},
+	}
+}
+
+// suffering is a thread whose organisation meets one fault of the store.
+type suffering struct {
+	*diary
+	*api
+	name  string
+	large bool            // it has a layer of which the index is fetched by itself
+	want  proto.ErrorCode // empty where nothing is to be noticed
+	fail  func(b *bucket) (heal func() int)
+}
+
+// testThreadsStoreFails has every request of a worker to its store fail in every way, for good and now and then.
+func testThreadsStoreFails(t *testing.T, p *programs) {
+	b := p.newBucket(t)
+	w := newWorld(t, p, topology{apart: true}, noSlots, append(b.flags(), "--slots", "64")...)
+	data := filepath.Join(t.TempDir(), "worker")
+	worker, _ := w.startWorkerIn(t, data)
+	w.ready(t)
+
+	all := sufferings(w.api)
+	each := func(what string, f func(ctx context.Context, s *suffering) error) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		var group sync.WaitGroup
+		for _, s := range all {
+			group.Go(func() {
+				if err := f(ctx, s); err != nil {
+					t.Errorf("%s: %s: %v", s.name, what, err)
+				}
+			})
+		}
+		group.Wait()
+	}
+	write := func(ctx context.Context, s *suffering, want proto.ErrorCode) error {
+		res, err := s.write(ctx, func() *api { return s.api })
+		if err == nil && deref(res.ErrorCode) != string(want) {
+			err = fmt.Errorf("it ended with %q: %s", deref(res.ErrorCode), deref(res.ErrorMessage))
+		}
+		return err
+	}
+	each("before", func(ctx context.Context, s *suffering) error {
+		if s.large {
+			noise := bash("head -c 2000000 /dev/urandom >.noise").and("thread_id", s.id)
+			if r, err := s.try(ctx, http.MethodPost, executePath, noise); err != nil || r.status != http.StatusOK {
+				return errors.Join(err, fmt.Errorf("answered %v", r))
+			}
+		}
+		return write(ctx, s, "")
+	})
+	worker.kill() // with no home at hand, all are fetched
+	if err := os.RemoveAll(filepath.Join(data, "homes")); err != nil {
+		t.Fatal(err)
+	}
+	w.startWorkerIn(t, data)
+	w.ready(t)
+	heal := map[*suffering]func() int{}
+	for _, s := range all {
+		heal[s] = s.fail(b)
+	}
+	each("meanwhile", func(ctx context.Context, s *suffering) error { return write(ctx, s, s.want) })
+	for _, s := range all {
+		if hits := heal[s](); hits == 0 {
+			t.Errorf("%s: it never happened", s.name)
+		}
+	}
+	each("after", func(ctx context.Context, s *suffering) error {
+		if err := write(ctx, s, ""); err != nil {
+			return err
+		}
+		if r, err := s.try(ctx, http.MethodGet, "/v1/threads/"+s.id, nil); err != nil || !strings.Contains(string(r.body), `"holder":null`) {
+			return errors.Join(err, fmt.Errorf("answered %v", r))
+		}
+		return nil
+	})
+}
+
+// sufferings are all there are, each in an organisation of its own.
+func sufferings(a *api) []*suffering {
+	var all []*suffering
+	add := func(name string, large bool, want proto.ErrorCode, fail func(org string, b *bucket) func() int) {
+		org := fmt.Sprintf("org%d", len(all))
+		key, _ := a.newKey(org, "pro")
+		all = append(all, &suffering{
+			diary: &diary{id: "diary"}, api: a.with(key), name: name, large: large, want: want,
+			fail: func(b *bucket) func() int { return fail(org, b) },
+		})
+	}
+	for _, kind := range storagetest.Faults() {
+		hiccups := storeRequests()
+		switch kind {
+		case storagetest.Silent:
+			hiccups = hiccups[:1] // each costs the time until the next try
+		case storagetest.Wrong:
+			hiccups = hiccups[:4] // a home is fetched twice at most
+		default:
+		}
+		add(kind.String()+" once each", true, "", func(org string, b *bucket) func() int {
+			heals := make([]func() int, 0, len(hiccups))
+			for _, request := range hiccups {
+				heals = append(heals, b.Spoil(kind, 1, func(r *http.Request) bool { return request.is(r, org) }))
+			}
+			return func() int {
+				least := 1
+				for _, heal := range heals {
+					least = min(least, heal())
+				}
+				return least
+			}
+		})
+		switch kind {
+		case storagetest.Slow: // is no failure
+			continue
+		case storagetest.Throttled, storagetest.Reset, storagetest.Lost: // are to a worker what others are, as the tests of stores show
+			continue
+		default:
+		}
+		for _, request := range storeRequests() {
+			want := proto.CodeThreadSave
+			switch {
+			case kind == storagetest.Cut && request.op == "get" && !request.part:
+				want = "" // what is missing of one that was cut is got as a part
+			case request.op == "get":
+				want = proto.CodeThreadMount
+			}
+			add(request.name+": "+kind.String(), request.part, want, func(org string, b *bucket) func() int {
+				return b.Spoil(kind, -1, func(r *http.Request) bool { return request.is(r, org) })
+			})
+		}
+	}
+	return all
+}

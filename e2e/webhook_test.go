@@ -1,0 +1,476 @@
+package e2e
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"flag"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+var kills = flag.Int("kills", 4, "how often the sender of webhooks is killed")
+
+// posted is a webhook that came.
+type posted struct {
+	path, id string
+	header   http.Header
+	body     []byte
+	at       time.Time
+}
+
+func (p posted) trace(t testing.TB) string {
+	t.Helper()
+	var body struct {
+		TraceID string `json:"trace_id"`
+	}
+	if err := json.Unmarshal(p.body, &body); err != nil {
+		t.Errorf("%v in %s", err, p.body)
+	}
+	return body.TraceID
+}
+
+// receiver is where webhooks go. It answers with the status that the path names, or with what is next in answers.
+type receiver struct {
+	url   string
+	flags []string // that let bullpen send there
+	came  chan posted
+
+	mu      sync.Mutex
+	answers []int
+	step    func(done string) // called once when a webhook has arrived, and once when it was answered; nil for nobody
+}
+
+// The steps of a webhook at its receiver.
+const (
+	stepArrived  = "arrived"
+	stepAnswered = "answered"
+)
+
+// at has f called at the next step of that name, on the receiver's side.
+func (r *receiver) at(step string, f func()) {
+	var once sync.Once
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.step = func(done string) {
+		if done == step {
+			once.Do(f)
+		}
+	}
+}
+
+func (r *receiver) did(step string) {
+	r.mu.Lock()
+	f := r.step
+	r.mu.Unlock()
+	if f != nil {
+		f(step)
+	}
+}
+
+func startReceiver(t *testing.T) *receiver {
+	t.Helper()
+	r := &receiver{came: make(chan posted, 1<<14)}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		body, err := io.ReadAll(req.Body)
+		if err != nil {
+			return // its sender was killed
+		}
+		r.did(stepArrived)
+		r.came <- posted{req.URL.Path, req.Header.Get("webhook-id"), req.Header, body, time.Now()}
+		status, err := strconv.Atoi(strings.TrimPrefix(req.URL.Path, "/"))
+		if err != nil {
+			r.mu.Lock()
+			status, r.answers = r.answers[0], r.answers[1:]
+			r.mu.Unlock()
+		}
+		w.WriteHeader(status)
+		_ = http.NewResponseController(w).Flush() // its sender may be gone
+		r.did(stepAnswered)
+	}))
+	t.Cleanup(s.Close)
+	_, port, err := net.SplitHostPort(s.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.url = s.URL
+	r.flags = []string{"--webhook-allow-http", "--webhook-allow-cidrs", "127.0.0.0/8", "--webhook-allow-ports", port}
+	return r
+}
+
+func (r *receiver) next(t testing.TB) posted {
+	t.Helper()
+	select {
+	case p := <-r.came:
+		return p
+	case <-time.After(patience):
+		t.Fatal("no webhook came")
+		return posted{}
+	}
+}
+
+func (r *receiver) answer(statuses ...int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.answers = statuses
+}
+
+// delivery is what is told of a webhook.
+type delivery struct {
+	WebhookID    string  `json:"webhook_id"`
+	URL          string  `json:"url"`
+	Status       string  `json:"status"`
+	Reason       *string `json:"reason"`
+	AttemptsMade int     `json:"attempts_made"`
+	Attempts     []struct {
+		Number int  `json:"number"`
+		Status *int `json:"status"`
+	} `json:"attempts"`
+}
+
+// delivered waits until a webhook is not pending any more.
+func (a *api) delivered(id string) (d delivery) {
+	a.t.Helper()
+	eventually(a.t, "the webhook of "+id+" ends", func() (bool, any) {
+		r := a.get(execution(id, "webhook"))
+		if r.status != http.StatusOK {
+			return false, r
+		}
+		r.into(a.t, &d)
+		return d.Status != string(proto.DeliveryPending), string(r.body)
+	})
+	return d
+}
+
+func (d delivery) is(t testing.TB, status proto.DeliveryStatus, made int) {
+	t.Helper()
+	if d.Status != string(status) || d.AttemptsMade != made || len(d.Attempts) != made {
+		t.Errorf("%+v, want %s after %d attempts", d, status, made)
+	}
+}
+
+// verify checks both signatures of a webhook.
+func (p posted) verify(t testing.TB, secrets ...string) {
+	t.Helper()
+	mac := hmac.New(sha256.New, []byte(secrets[0]))
+	mac.Write(p.body)
+	if got, want := p.header.Get("X-Baponi-Signature"), "sha256="+hex.EncodeToString(mac.Sum(nil)); got != want || p.header.Get("X-Bullpen-Signature") != want {
+		t.Errorf("signature %s, want %s", got, want)
+	}
+	for _, secret := range secrets {
+		hook, err := standardwebhooks.NewWebhook(secret)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := hook.Verify(p.body, p.header); err != nil {
+			t.Errorf("Standard Webhooks: %v", err)
+		}
+	}
+}
+
+// settings changes the webhook settings of the key, and gives the secret where one was made.
+func (a *api) settings(method, path string, body any) (secret string) {
+	a.t.Helper()
+	var s struct{ Secret string }
+	r := a.do(method, path, body)
+	if r.status != http.StatusOK {
+		a.t.Fatalf("%s %s: %s", method, path, r)
+	}
+	r.into(a.t, &s)
+	return s.Secret
+}
+
+func testWebhooks(t *testing.T, p *programs, in topology) {
+	rec := startReceiver(t)
+	w := newWorld(t, p, in, manySlots, rec.flags...)
+	async := func(body request) string { return w.submit(body) }
+	secret := w.settings(http.MethodPut, "/v1/webhook", request{"url": rec.url + "/200", "waits": []float64{0.05}})
+
+	id := async(python("print(6*7)").and("metadata", map[string]string{"build": "7"}))
+	got := rec.next(t)
+	got.verify(t, secret)
+	var body struct {
+		Event     string
+		TraceID   string    `json:"trace_id"`
+		Timestamp time.Time `json:"timestamp"`
+		Result    proto.Result
+		Metadata  map[string]string
+	}
+	if err := json.Unmarshal(got.body, &body); err != nil {
+		t.Fatal(err)
+	}
+	if body.Event != "execution.completed" || body.TraceID != id || body.Result.Stdout != "42\n" || !body.Result.Success || body.Metadata["build"] != "7" ||
+		got.path != "/200" || got.id == "" || got.header.Get("Content-Type") != "application/json" || !strings.HasPrefix(got.header.Get("User-Agent"), "bullpen/") {
+		t.Errorf("%+v with %s", got.header, got.body)
+	}
+	d := w.delivered(id)
+	d.is(t, proto.DeliveryDelivered, 1)
+	if d.WebhookID != got.id || d.URL != rec.url+"/200" {
+		t.Errorf("%+v", d)
+	}
+	if r := string(w.get(execution(id)).body); !strings.Contains(r, `"webhook_delivery_status":"delivered"`) || !strings.Contains(r, `"webhook_url":"`+rec.url+`/200"`) {
+		t.Errorf("the execution tells %s", r)
+	}
+
+	// A URL of its own; in other modes it is only looked at.
+	if r := w.inline(bash("echo 1").and("webhook_url", rec.url+"/299")); r.Stdout != "1\n" {
+		t.Errorf("%+v", r)
+	}
+	id = async(bash("sleep 60").and("webhook_url", rec.url+"/201"))
+	w.do(http.MethodPost, execution(id, "cancel"), nil)
+	if got := rec.next(t); got.path != "/201" || got.trace(t) != id || !strings.Contains(string(got.body), `"event":"execution.cancelled"`) {
+		t.Errorf("%s %s", got.path, got.body)
+	}
+	for _, url := range []string{"http://169.254.169.254/", "http://localhost:1/", "https://10.0.0.1/", "ftp://example.com/"} {
+		w.execute(bash("echo 1").and("webhook_url", url), "Prefer", "respond-async").refusal(t, http.StatusBadRequest, "validation_error")
+	}
+
+	// Retries, with both secrets after a rotation.
+	rec.answer(500, 302, 200)
+	newest := w.settings(http.MethodPost, "/v1/webhook/rotate", request{})
+	id = async(bash("echo 1").and("webhook_url", rec.url+"/next"))
+	first := rec.next(t)
+	for range 2 {
+		if again := rec.next(t); again.id != first.id || string(again.body) != string(first.body) {
+			t.Errorf("%s %s, then %s %s", first.id, first.body, again.id, again.body)
+		}
+	}
+	first.verify(t, newest, secret)
+	w.delivered(id).is(t, proto.DeliveryDelivered, 3)
+
+	// 410 disables the URL, until it is enabled.
+	rec.answer(410, 200)
+	gone := async(bash("echo 1").and("webhook_url", rec.url+"/gone"))
+	goneID := rec.next(t).id
+	w.delivered(gone).is(t, proto.DeliveryFailed, 1)
+	unsent := async(bash("echo 1").and("webhook_url", rec.url+"/gone"))
+	w.delivered(unsent).is(t, proto.DeliveryFailed, 0)
+	w.do(http.MethodPost, execution(gone, "webhook", "replay"), nil).refusal(t, http.StatusConflict, "conflict")
+	if r := w.get("/v1/webhook/endpoints"); !strings.Contains(string(r.body), rec.url+"/gone") {
+		t.Errorf("endpoints: %s", r)
+	}
+	w.do(http.MethodPost, "/v1/webhook/endpoints/enable", request{"url": rec.url + "/gone"})
+	w.do(http.MethodPost, execution(gone, "webhook", "replay"), nil)
+	if again := rec.next(t); again.id != goneID {
+		t.Errorf("sent again as %s, was %s", again.id, goneID)
+	}
+	w.delivered(gone).is(t, proto.DeliveryDelivered, 2)
+	rec.answer(200)
+	if r := w.do(http.MethodPost, "/v1/webhook/replay-failed?since="+time.Now().Add(-time.Hour).UTC().Format(time.RFC3339), nil); !strings.Contains(string(r.body), `"replayed":1`) {
+		t.Errorf("replay: %s", r)
+	}
+	if again := rec.next(t); again.trace(t) != unsent {
+		t.Errorf("sent again %s, want %s", again.trace(t), unsent)
+	}
+
+	if r := w.do(http.MethodPost, "/v1/webhook/test", nil); r.status != http.StatusOK || !strings.Contains(string(r.body), `"status":200`) {
+		t.Errorf("test: %s", r)
+	}
+	if got := rec.next(t); !strings.Contains(string(got.body), `"event":"webhook.test"`) {
+		t.Errorf("%s", got.body)
+	}
+
+	other, _ := w.newKey("other", "pro")
+	for _, r := range []*reply{
+		w.with(other).get(execution(gone, "webhook")), w.with(other).do(http.MethodPost, execution(gone, "webhook", "replay"), nil),
+	} {
+		r.refusal(t, http.StatusNotFound, "not_found")
+	}
+	select {
+	case p := <-rec.came:
+		t.Errorf("one too many: %s %s", p.path, p.body)
+	default:
+	}
+}
+
+// testWebhooksKilled kills the process that sends webhooks again and again: at any moment between the submission of an execution and the
+// record of its webhook, and just when one has arrived, and when its answer has left.
+func testWebhooksKilled(t *testing.T, p *programs, in topology) {
+	rec := startReceiver(t)
+	w := newWorld(t, p, in, manySlots, rec.flags...)
+	accepted := map[string]bool{}
+	var mu sync.Mutex
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range *kills {
+		now := make(chan struct{})
+		switch i % 4 {
+		case 0:
+			rec.at(stepArrived, func() { close(now) })
+		case 1:
+			rec.at(stepAnswered, func() { close(now) })
+		default:
+			time.AfterFunc(time.Duration(random.IntN(150))*time.Millisecond, func() { close(now) }) // the moment is the point of the test
+		}
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				r, err := w.try(t.Context(), http.MethodPost, executePath, bash("echo 1").and("webhook_url", rec.url+"/200"), "Prefer", "respond-async")
+				if err == nil && r.status == http.StatusAccepted {
+					mu.Lock()
+					defer mu.Unlock()
+					accepted[r.header.Get("X-Trace-Id")] = true
+				}
+			})
+		}
+		select {
+		case <-now:
+		case <-time.After(patience):
+			all.Wait()
+			t.Fatalf("no webhook came after kill %d, of %v", i, slices.Sorted(maps.Keys(accepted)))
+		}
+		w.front.kill()
+		all.Wait()
+		w.startFront(t)
+		w.ready(t)
+	}
+	reached := map[string]int{}
+	for id := range accepted {
+		w.ended(id)
+		d := w.delivered(id)
+		if d.Status != string(proto.DeliveryDelivered) || d.AttemptsMade < 1 || d.AttemptsMade != len(d.Attempts) {
+			t.Errorf("%s: %+v", id, d)
+		}
+	}
+	for done := false; !done; {
+		select {
+		case got := <-rec.came:
+			id := got.trace(t)
+			if reached[id]++; got.id != proto.DeliveryID(proto.TraceID(id)) {
+				t.Errorf("webhook %s of %s", got.id, id)
+			}
+		default:
+			done = true
+		}
+	}
+	twice := 0
+	for id := range accepted {
+		switch n := reached[id]; {
+		case n == 0:
+			t.Errorf("the webhook of %s never came", id)
+		case n > 1:
+			twice++
+		}
+	}
+	t.Logf("killed %d times: of %d webhooks %d came more than once", *kills, len(accepted), twice)
+}
+
+// testRedis takes Redis away while webhooks wait for their second attempt. None may come more than a minute late.
+func testRedis(t *testing.T, p *programs) {
+	for name, fault := range map[string]func(t *testing.T, r *redis){
+		"killed":  func(_ *testing.T, r *redis) { r.server.Close() },
+		"flushed": func(_ *testing.T, r *redis) { r.server.FlushAll() },
+		"empty": func(t *testing.T, r *redis) {
+			r.server.Close()
+			r.start(t)
+		},
+		"slow": func(_ *testing.T, r *redis) { r.delay.Store(int64(2 * time.Second)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rec := startReceiver(t)
+			r := startRedis(t, nil)
+			w := newWorld(t, p, topology{}, manySlots, append(rec.flags, "--redis", "redis://"+r.addr)...)
+			w.settings(http.MethodPut, "/v1/webhook", request{"url": rec.url + "/next", "waits": []int{5}})
+			rec.answer(503, 503, 200, 200)
+			ids := []string{w.submit(bash("echo 1")), w.submit(bash("echo 2"))}
+			first := []posted{rec.next(t), rec.next(t)}
+			fault(t, r)
+			for range ids {
+				if late := rec.next(t).at.Sub(first[1].at); late > 66*time.Second {
+					t.Errorf("the second attempt came after %s", late)
+				}
+			}
+			for _, id := range ids {
+				w.delivered(id).is(t, proto.DeliveryDelivered, 2)
+			}
+		})
+	}
+}
+
+// redis is a Redis behind a line that can be slow.
+type redis struct {
+	addr   string
+	delay  atomic.Int64 // of everything it says, nanoseconds
+	server *miniredis.Miniredis
+	mu     sync.Mutex
+	to     string // the server's address
+}
+
+func startRedis(t *testing.T, m *machine) *redis {
+	t.Helper()
+	line, err := m.listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = line.Close() })
+	r := &redis{addr: line.Addr().String()}
+	r.start(t)
+	go func() {
+		for {
+			conn, err := line.Accept()
+			if err != nil {
+				return
+			}
+			go r.carry(conn)
+		}
+	}()
+	return r
+}
+
+// start starts an empty server, in place of one that was closed.
+func (r *redis) start(t *testing.T) {
+	t.Helper()
+	s := miniredis.NewMiniRedis()
+	if err := s.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.server, r.to = s, s.Addr()
+}
+
+// carry joins a connection with the server there is.
+func (r *redis) carry(conn net.Conn) {
+	defer func() { _ = conn.Close() }()
+	r.mu.Lock()
+	addr := r.to
+	r.mu.Unlock()
+	to, err := net.Dial("tcp", addr)
+	if err != nil {
+		return
+	}
+	defer func() { _ = to.Close() }()
+	go func() {
+		_, _ = io.Copy(to, conn)
+		_ = to.Close()
+	}()
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := to.Read(buf)
+		if err != nil {
+			return
+		}
+		time.Sleep(time.Duration(r.delay.Load()))
+		if _, err := conn.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
