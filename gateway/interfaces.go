@@ -131,8 +131,8 @@ type Webhooks interface {
 
 // URLs knows where webhooks may be delivered to. What is wrong with a URL is a [*proto.FieldError] for that field.
 type URLs interface {
-	// CheckForm checks the form of a URL.
-	CheckForm(field, url string) error
+	// CheckURL checks the text of a URL without resolving its host.
+	CheckURL(field, url string) error
 	// Check checks the form of a URL, and where its name leads to.
 	Check(ctx context.Context, field, url string) error
 }

@@ -22,7 +22,7 @@ func (s *Server) webhookURL(ctx context.Context, req *proto.Request, mode proto.
 	case mode != proto.ModeAsync && req.WebhookURL == "":
 		return "", nil
 	case mode != proto.ModeAsync:
-		return "", s.URLs.CheckForm(field, req.WebhookURL)
+		return "", s.URLs.CheckURL(field, req.WebhookURL)
 	case req.WebhookURL == "":
 		return s.Webhooks.Webhook(key.ID).URL, nil
 	default:

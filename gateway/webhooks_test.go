@@ -119,7 +119,7 @@ func (s *hooks) Enable(_ context.Context, org, url string) error {
 	return nil
 }
 
-func (s *hooks) CheckForm(field, url string) error {
+func (s *hooks) CheckURL(field, url string) error {
 	if err := proto.CheckWebhookURL(field, url); err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func (s *hooks) Check(_ context.Context, field, url string) error {
 	if strings.HasPrefix(url, "https://inner") {
 		return &proto.FieldError{Field: field, Message: field + " leads to an address of a private network"}
 	}
-	return s.CheckForm(field, url)
+	return s.CheckURL(field, url)
 }
 
 func (s *hooks) Delivery(_ context.Context, org string, id proto.TraceID) (*proto.Delivery, error) {

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// store is what a dispatcher stands on, in memory, so that time can be the test's own.
+// store implements the dependencies of a dispatcher in memory, so that tests can use synctest.
 type store struct {
 	mu        sync.Mutex
 	stored    map[proto.TraceID]proto.Delivery
@@ -33,9 +33,9 @@ type store struct {
 	endpoints map[string]proto.Endpoint
 	records   map[proto.TraceID]*proto.Record
 	wake      func(string)
-	deaf      bool          // timers are lost
+	noTimers  bool          // timers are lost
 	offset    time.Duration // of the time of day
-	missed    int           // deliveries that were looked for and not there
+	notFound  int           // reads of deliveries that do not exist
 	before    func(d *proto.Delivery)
 }
 
@@ -50,23 +50,23 @@ func change(d *proto.Delivery, revision uint64) proto.DeliveryChange {
 	return proto.DeliveryChange{Org: d.Org, TraceID: d.TraceID, Revision: revision, Origin: proto.Origin(d.URL), Due: d.NextAt}
 }
 
-func (s *store) Follow(ctx context.Context, take func(proto.DeliveryChange), current func(), _ func(error)) error {
+func (s *store) Follow(ctx context.Context, onChange func(proto.DeliveryChange), onCurrent func(), _ func(error)) error {
 	changes := make(chan proto.DeliveryChange, 1<<16)
 	s.mu.Lock()
 	for id, d := range s.stored {
 		changes <- change(&d, s.revisions[id])
 	}
-	there := len(changes)
+	existing := len(changes)
 	s.followers = append(s.followers, changes)
 	s.mu.Unlock()
 	for {
-		if there == 0 {
-			current()
+		if existing == 0 {
+			onCurrent()
 		}
-		there--
+		existing--
 		select {
 		case c := <-changes:
-			take(c)
+			onChange(c)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -87,8 +87,8 @@ func (s *store) Get(_ context.Context, _ string, id proto.TraceID) (*proto.Deliv
 	defer s.mu.Unlock()
 	d, ok := s.stored[id]
 	if !ok {
-		if s.missed++; s.missed > 100 {
-			panic("looked for again and again")
+		if s.notFound++; s.notFound > 100 {
+			panic("too many reads of a delivery that does not exist")
 		}
 		return nil, 0, proto.ErrNotFound
 	}
@@ -162,14 +162,14 @@ func (s *store) Enable(_ context.Context, org, url string) error {
 }
 
 func (s *store) Set(_ context.Context, key string, at time.Time) error {
-	if s.deaf {
-		return errors.New("the timers are away")
+	if s.noTimers {
+		return errors.New("timers lost")
 	}
 	time.AfterFunc(at.Sub(s.now()), func() { s.wake(key) })
 	return nil
 }
 
-// now is the time of day, which a test can have jump.
+// now returns the time of day, which jump changes.
 func (s *store) now() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,10 +182,10 @@ func (s *store) jump(by time.Duration) {
 	s.offset += by
 }
 
-// receivers answer as the test says.
-type receivers func(ctx context.Context, p send.Post) send.Outcome
+// senderFunc is a [Sender].
+type senderFunc func(ctx context.Context, p send.Post) send.Outcome
 
-func (r receivers) Send(ctx context.Context, p send.Post) send.Outcome { return r(ctx, p) }
+func (f senderFunc) Send(ctx context.Context, p send.Post) send.Outcome { return f(ctx, p) }
 
 func answered(status int) send.Outcome {
 	o := send.Outcome{DeliveryAttempt: proto.DeliveryAttempt{At: time.Now(), Status: status}}
@@ -195,7 +195,7 @@ func answered(status int) send.Outcome {
 	return o
 }
 
-// world is a dispatcher that leads.
+// world is a leading dispatcher and its dependencies.
 type world struct {
 	*store
 	t    *testing.T
@@ -203,20 +203,20 @@ type world struct {
 	stop func() error
 }
 
-func newWorld(t *testing.T, r receivers) *world {
+func newWorld(t *testing.T, r senderFunc) *world {
 	t.Helper()
 	s := newStore()
 	w := &world{store: s, t: t, d: &Dispatcher{
-		Deliveries: s, Records: s, Settings: s, Endpoints: s, Timers: s, Sender: r, Lane: 5, MaxBody: 1 << 20,
+		Deliveries: s, Records: s, Settings: s, Endpoints: s, Timers: s, Sender: r, MaxPerOrigin: 5, MaxBody: 1 << 20,
 		ResultURL: func(id proto.TraceID) string { return "/v1/executions/" + string(id) },
-		Log:       slog.New(slog.NewTextHandler(t.Output(), nil)), Now: s.now, Attempted: func(*proto.Delivery, *proto.DeliveryAttempt) {},
+		Log:       slog.New(slog.NewTextHandler(t.Output(), nil)), Now: s.now, OnAttempt: func(*proto.Delivery, *proto.DeliveryAttempt) {},
 	}}
 	s.wake = w.d.Wake
 	ctx, cancel := context.WithCancel(t.Context())
-	cut, cutOff := context.WithCancel(t.Context())
+	abort, abortAttempts := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- w.d.Lead(ctx, cut) }()
-	w.stop = sync.OnceValue(func() error { cancel(); cutOff(); return <-done })
+	go func() { done <- w.d.Lead(ctx, abort) }()
+	w.stop = sync.OnceValue(func() error { cancel(); abortAttempts(); return <-done })
 	t.Cleanup(func() {
 		if err := w.stop(); err != nil {
 			t.Error(err)
@@ -225,7 +225,7 @@ func newWorld(t *testing.T, r receivers) *world {
 	return w
 }
 
-// deliver makes a delivery of an organisation to a URL.
+// deliver creates a delivery.
 func (w *world) deliver(org, url string) proto.TraceID {
 	w.t.Helper()
 	m := proto.Meta{TraceID: proto.NewTraceID(), Org: org, Key: "k", Mode: proto.ModeAsync, WebhookURL: url}
@@ -237,8 +237,8 @@ func (w *world) deliver(org, url string) proto.TraceID {
 	return m.TraceID
 }
 
-// is checks where a delivery stands, after so many attempts; -1 for any number.
-func (w *world) is(id proto.TraceID, status proto.DeliveryStatus, made int, reason string) *proto.Delivery {
+// wantDelivery checks the state of a delivery and returns it. made is -1 for any number of attempts.
+func (w *world) wantDelivery(id proto.TraceID, status proto.DeliveryStatus, made int, reason string) *proto.Delivery {
 	w.t.Helper()
 	d, _, err := w.Get(w.t.Context(), "", id)
 	if err != nil {
@@ -252,12 +252,12 @@ func (w *world) is(id proto.TraceID, status proto.DeliveryStatus, made int, reas
 
 const url = "https://hooks.example.com/a"
 
-// within reports whether a is b, give or take the jitter and what timers take.
-func within(a, b time.Duration) bool {
+// isAbout reports whether a is b, give or take the jitter.
+func isAbout(a, b time.Duration) bool {
 	return a >= b-b/5 && a <= b+b/5
 }
 
-func TestLadder(t *testing.T) {
+func TestRetries(t *testing.T) {
 	for name, tt := range map[string]struct {
 		answers []int
 		at      []time.Duration // after the attempt before
@@ -271,8 +271,8 @@ func TestLadder(t *testing.T) {
 		"gone":     {[]int{500, 410}, []time.Duration{0, time.Second}, proto.DeliveryFailed, "410"},
 		"no reply": {[]int{0, 0, 200}, []time.Duration{0, time.Second, 10 * time.Second}, proto.DeliveryDelivered, ""},
 	} {
-		for _, deaf := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s timers lost %v", name, deaf), func(t *testing.T) {
+		for _, noTimers := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s timers lost %v", name, noTimers), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					var at []time.Time
 					w := newWorld(t, func(_ context.Context, p send.Post) send.Outcome {
@@ -283,17 +283,17 @@ func TestLadder(t *testing.T) {
 						at = append(at, time.Now())
 						return o
 					})
-					w.deaf = deaf
+					w.noTimers = noTimers
 					began := time.Now()
 					id := w.deliver("acme", url)
 					time.Sleep(2 * time.Minute)
 					synctest.Wait()
-					d := w.is(id, tt.status, len(tt.answers), tt.reason)
+					d := w.wantDelivery(id, tt.status, len(tt.answers), tt.reason)
 					last := began
 					for i, want := range tt.at {
 						got := at[i].Sub(last)
 						last = at[i]
-						if !within(got, want) && (!deaf || got > want+reconcile+time.Second) {
+						if !isAbout(got, want) && (!noTimers || got > want+reconcileEvery+time.Second) {
 							t.Errorf("attempt %d came after %s, want %s", i+1, got, want)
 						}
 						if d.Attempts[i].Number != i+1 || d.Attempts[i].Status != tt.answers[i] {
@@ -306,37 +306,37 @@ func TestLadder(t *testing.T) {
 	}
 }
 
-// The time of day jumps while deliveries wait for their second attempts: each is made once, none is lost, no more at a time than ever, and
-// none later than the jump.
+// The time of day jumps while deliveries wait for their second attempts. Each is made once, within
+// the limits, and none later than the jump.
 func TestClockJumps(t *testing.T) {
 	const many, jump = 50, time.Hour
 	for name, jumps := range map[string][]time.Duration{
 		"forwards": {jump}, "backwards": {-jump}, "forwards and back": {jump, -jump}, "backwards and on again": {-jump, jump},
 	} {
-		for _, deaf := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s timers lost %v", name, deaf), func(t *testing.T) {
+		for _, noTimers := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s timers lost %v", name, noTimers), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					var mu sync.Mutex
-					tried, flying := map[string][]time.Time{}, 0
+					attempts, inFlight := map[string][]time.Time{}, 0
 					w := newWorld(t, func(_ context.Context, p send.Post) send.Outcome {
 						mu.Lock()
-						flying++
-						if flying > 5 {
-							t.Errorf("%d at once", flying)
+						inFlight++
+						if inFlight > 5 {
+							t.Errorf("%d at once", inFlight)
 						}
-						first := len(tried[p.ID]) == 0
-						tried[p.ID] = append(tried[p.ID], time.Now())
+						first := len(attempts[p.ID]) == 0
+						attempts[p.ID] = append(attempts[p.ID], time.Now())
 						mu.Unlock()
 						time.Sleep(time.Millisecond)
 						mu.Lock()
-						flying--
+						inFlight--
 						mu.Unlock()
 						if first {
 							return answered(500)
 						}
 						return answered(200)
 					})
-					w.deaf = deaf
+					w.noTimers = noTimers
 					settings := proto.DefaultWebhook()
 					settings.Waits = []proto.Seconds{proto.Seconds(30 * time.Second)}
 					w.settings["k"] = settings
@@ -353,8 +353,8 @@ func TestClockJumps(t *testing.T) {
 					time.Sleep(2 * jump)
 					synctest.Wait()
 					for _, id := range ids {
-						w.is(id, proto.DeliveryDelivered, 2, "")
-						at := tried[proto.DeliveryID(id)]
+						w.wantDelivery(id, proto.DeliveryDelivered, 2, "")
+						at := attempts[proto.DeliveryID(id)]
 						if late := at[1].Sub(began); late > jump+2*time.Minute || jumps[len(jumps)-1] > 0 && late > 2*time.Minute {
 							t.Errorf("the second attempt came after %s", late)
 						}
@@ -365,7 +365,7 @@ func TestClockJumps(t *testing.T) {
 	}
 }
 
-func TestEndpointThatIsGoneIsDisabledAloneOfItsServer(t *testing.T) {
+func TestGoneDisablesOneURL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var gone atomic.Int64
 		gone.Store(http.StatusGone)
@@ -377,12 +377,12 @@ func TestEndpointThatIsGoneIsDisabledAloneOfItsServer(t *testing.T) {
 		})
 		first := w.deliver("acme", url)
 		synctest.Wait()
-		w.is(first, proto.DeliveryFailed, 1, "410")
+		w.wantDelivery(first, proto.DeliveryFailed, 1, "410")
 		second, neighbour, other := w.deliver("acme", url), w.deliver("acme", url+"b"), w.deliver("other", url+"b")
 		synctest.Wait()
-		w.is(second, proto.DeliveryFailed, 0, "disabled")
-		w.is(neighbour, proto.DeliveryDelivered, 1, "")
-		w.is(other, proto.DeliveryDelivered, 1, "")
+		w.wantDelivery(second, proto.DeliveryFailed, 0, "disabled")
+		w.wantDelivery(neighbour, proto.DeliveryDelivered, 1, "")
+		w.wantDelivery(other, proto.DeliveryDelivered, 1, "")
 		if err := w.Enable(t.Context(), "acme", url); err != nil {
 			t.Fatal(err)
 		}
@@ -393,11 +393,11 @@ func TestEndpointThatIsGoneIsDisabledAloneOfItsServer(t *testing.T) {
 		w.put(&d)
 		w.mu.Unlock()
 		synctest.Wait()
-		w.is(second, proto.DeliveryDelivered, 1, "")
+		w.wantDelivery(second, proto.DeliveryDelivered, 1, "")
 	})
 }
 
-func TestEndpointThatFailsForDaysIsDisabled(t *testing.T) {
+func TestURLThatFailsForDaysIsDisabled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var status atomic.Int64
 		status.Store(500)
@@ -408,7 +408,7 @@ func TestEndpointThatFailsForDaysIsDisabled(t *testing.T) {
 		status.Store(200)
 		time.Sleep(10 * time.Hour)
 		synctest.Wait()
-		w.is(id, proto.DeliveryDelivered, -1, "")
+		w.wantDelivery(id, proto.DeliveryDelivered, -1, "")
 		if e, failing := w.Endpoint("acme", url); failing {
 			t.Fatalf("after a success: %+v", e)
 		}
@@ -416,11 +416,11 @@ func TestEndpointThatFailsForDaysIsDisabled(t *testing.T) {
 		id = w.deliver("acme", url)
 		time.Sleep(7 * 24 * time.Hour)
 		synctest.Wait()
-		w.is(id, proto.DeliveryFailed, -1, "disabled: it has failed since")
+		w.wantDelivery(id, proto.DeliveryFailed, -1, "disabled: it has failed since")
 	})
 }
 
-func TestRetryAfterIsHonouredAndCapped(t *testing.T) {
+func TestRetryAfter(t *testing.T) {
 	for asked, want := range map[time.Duration]time.Duration{
 		0: time.Second, 30 * time.Second: 30 * time.Second, 90 * time.Minute: 90 * time.Minute, 1000 * time.Hour: maxRetryAfter,
 	} {
@@ -444,18 +444,18 @@ func TestRetryAfterIsHonouredAndCapped(t *testing.T) {
 				other := w.deliver("acme", url+"/other") // the same server
 				time.Sleep(25 * time.Hour)
 				synctest.Wait()
-				w.is(id, proto.DeliveryDelivered, 2, "")
-				w.is(other, proto.DeliveryDelivered, 1, "")
-				if first := at[1].Sub(at[0]); asked > 0 && (first < want || first > want+reconcile) {
-					t.Errorf("the server was left alone for %s, want %s", first, want)
+				w.wantDelivery(id, proto.DeliveryDelivered, 2, "")
+				w.wantDelivery(other, proto.DeliveryDelivered, 1, "")
+				if first := at[1].Sub(at[0]); asked > 0 && (first < want || first > want+reconcileEvery) {
+					t.Errorf("the next attempt came after %s, want %s", first, want)
 				}
 			})
 		})
 	}
 }
 
-// stuck is a receiver that answers nothing until an attempt times out.
-func stuck(ctx context.Context) send.Outcome {
+// hang blocks until the attempt times out.
+func hang(ctx context.Context) send.Outcome {
 	select {
 	case <-time.After(15 * time.Second):
 	case <-ctx.Done():
@@ -463,7 +463,7 @@ func stuck(ctx context.Context) send.Outcome {
 	return send.Outcome{DeliveryAttempt: proto.DeliveryAttempt{Error: proto.DeliveryTimeout}}
 }
 
-func TestReceiverThatNeverAnswersHoldsItsOwnLaneOnly(t *testing.T) {
+func TestReceiverThatHangsBlocksItsOwnQueueOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		waiting, most := 0, 0
@@ -475,7 +475,7 @@ func TestReceiverThatNeverAnswersHoldsItsOwnLaneOnly(t *testing.T) {
 			waiting++
 			most = max(most, waiting)
 			mu.Unlock()
-			o := stuck(ctx)
+			o := hang(ctx)
 			mu.Lock()
 			waiting--
 			mu.Unlock()
@@ -490,7 +490,7 @@ func TestReceiverThatNeverAnswersHoldsItsOwnLaneOnly(t *testing.T) {
 		for i := range 99 {
 			id := w.deliver("acme", fmt.Sprintf("https://h%d.example.com/", i))
 			synctest.Wait()
-			w.is(id, proto.DeliveryDelivered, 1, "")
+			w.wantDelivery(id, proto.DeliveryDelivered, 1, "")
 		}
 		if time.Since(began) != 0 {
 			t.Errorf("the others took %s", time.Since(began))
@@ -503,18 +503,18 @@ func TestReceiverThatNeverAnswersHoldsItsOwnLaneOnly(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		mu.Lock()
 		if waiting > 1 {
-			t.Errorf("%d attempts at once after all those failures, want one", waiting)
+			t.Errorf("%d attempts at once with an open breaker, want one", waiting)
 		}
 		mu.Unlock()
-		time.Sleep(5 * time.Hour) // nothing is dropped
+		time.Sleep(5 * time.Hour) // no delivery is dropped
 		synctest.Wait()
 		for _, id := range dead {
-			w.is(id, proto.DeliveryFailed, 2, "no success in 2 attempts")
+			w.wantDelivery(id, proto.DeliveryFailed, 2, "no success in 2 attempts")
 		}
 	})
 }
 
-func TestOrganisationWithManyDeadReceiversHoldsItsOwnShare(t *testing.T) {
+func TestOrganizationWithManyDeadReceiversBlocksItsOwnShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		waiting := 0
@@ -525,23 +525,23 @@ func TestOrganisationWithManyDeadReceiversHoldsItsOwnShare(t *testing.T) {
 			mu.Lock()
 			waiting++
 			mu.Unlock()
-			return stuck(ctx)
+			return hang(ctx)
 		})
-		for i := range maxFlyingOrg {
+		for i := range maxInFlightPerOrg {
 			w.deliver("hostile", fmt.Sprintf("https://dead%d.example.com/", i))
 			w.deliver("hostile", fmt.Sprintf("https://dead%d.example.com/", i))
 		}
 		synctest.Wait()
-		if waiting != maxFlyingOrg {
-			t.Errorf("%d attempts at once, want %d", waiting, maxFlyingOrg)
+		if waiting != maxInFlightPerOrg {
+			t.Errorf("%d attempts at once, want %d", waiting, maxInFlightPerOrg)
 		}
 		id := w.deliver("acme", url)
 		synctest.Wait()
-		w.is(id, proto.DeliveryDelivered, 1, "")
+		w.wantDelivery(id, proto.DeliveryDelivered, 1, "")
 	})
 }
 
-func TestAttemptThatAnotherDispatcherCameBeforeIsRecordedToo(t *testing.T) {
+func TestAttemptIsRecordedAfterAConcurrentChange(t *testing.T) {
 	for name, tt := range map[string]struct {
 		other  proto.DeliveryStatus
 		answer int
@@ -564,7 +564,7 @@ func TestAttemptThatAnotherDispatcherCameBeforeIsRecordedToo(t *testing.T) {
 				w.mu.Unlock()
 				id := w.deliver("acme", url)
 				synctest.Wait()
-				if d := w.is(id, tt.status, 2, ""); d.Attempts[0].Status != 599 || d.Attempts[1].Status != tt.answer || d.Attempts[1].Number != 2 {
+				if d := w.wantDelivery(id, tt.status, 2, ""); d.Attempts[0].Status != 599 || d.Attempts[1].Status != tt.answer || d.Attempts[1].Number != 2 {
 					t.Errorf("%+v", d.Attempts)
 				}
 			})
@@ -572,7 +572,7 @@ func TestAttemptThatAnotherDispatcherCameBeforeIsRecordedToo(t *testing.T) {
 	}
 }
 
-func TestDeliveryWhoseResultIsNotKeptEnds(t *testing.T) {
+func TestDeliveryWithoutResultFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, func(context.Context, send.Post) send.Outcome { return answered(200) })
 		w.mu.Lock()
@@ -580,30 +580,30 @@ func TestDeliveryWhoseResultIsNotKeptEnds(t *testing.T) {
 		w.put(proto.NewDelivery(&m, time.Now()))
 		w.mu.Unlock()
 		synctest.Wait()
-		w.is(m.TraceID, proto.DeliveryFailed, 0, "not kept any more")
+		w.wantDelivery(m.TraceID, proto.DeliveryFailed, 0, "not kept any more")
 	})
 }
 
-// A delivery whose own retention is over is looked for once more, and forgotten.
-func TestDeliveryThatIsNotStoredAnyMoreIsForgotten(t *testing.T) {
+// A delivery past its retention is read once more, and dropped.
+func TestDeliveryThatNoLongerExistsIsDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, func(context.Context, send.Post) send.Outcome { return answered(500) })
 		id := w.deliver("acme", url)
 		synctest.Wait()
 		w.mu.Lock()
 		delete(w.stored, id)
-		w.missed = 0
+		w.notFound = 0
 		w.mu.Unlock()
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if n := w.d.Pending(); n != 0 || w.missed != 1 {
-			t.Errorf("%d are pending, and it was looked for %d times", n, w.missed)
+		if n := w.d.Pending(); n != 0 || w.notFound != 1 {
+			t.Errorf("%d pending, %d reads", n, w.notFound)
 		}
 	})
 }
 
-// What is on its way when the dispatcher stops is let finish, and nothing new is begun.
-func TestAttemptsOnTheirWayEndWhenTheDispatcherStops(t *testing.T) {
+// Lead waits for the attempts in flight, and begins no more.
+func TestLeadWaitsForAttemptsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, func(context.Context, send.Post) send.Outcome {
 			time.Sleep(time.Second)

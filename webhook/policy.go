@@ -13,21 +13,22 @@ import (
 
 const (
 	jitter = 0.2 // of every wait, up and down
-	// maxRetryAfter is the longest that a receiver can have a delivery wait for it.
+	// maxRetryAfter caps the wait that a receiver can ask for.
 	maxRetryAfter = 24 * time.Hour
 )
 
-// verdict is what follows from one attempt.
+// verdict is the consequence of one attempt.
 type verdict struct {
 	status  proto.DeliveryStatus
 	reason  string
 	wait    time.Duration // until the next attempt, while pending
-	slow    bool          // the receiver is overloaded or does not answer: all that goes there slows down
-	pause   time.Duration // that the receiver asks for, for all that goes there
-	disable string        // why nothing more is sent to the URL; empty where it is
+	backOff bool          // the receiver is overloaded or does not answer: slow down its whole queue
+	pause   time.Duration // that the receiver asked for, for its whole queue
+	disable string        // why the URL is to be disabled; empty if it is not
 }
 
-// decide gives the verdict on an attempt that was the nth of its ladder. It is the one place that knows what an answer means.
+// decide returns the verdict on the nth attempt since the delivery was created or replayed. No
+// other code interprets the answer of a receiver.
 func decide(o *send.Outcome, w *proto.Webhook, n int) verdict {
 	if o.Error == "" {
 		return verdict{status: proto.DeliveryDelivered}
@@ -40,11 +41,14 @@ func decide(o *send.Outcome, w *proto.Webhook, n int) verdict {
 		}
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
 		v.pause = min(o.RetryAfter, maxRetryAfter)
-		v.slow = true
+		v.backOff = true
 	case http.StatusBadGateway, http.StatusGatewayTimeout:
-		v.slow = true
+		v.backOff = true
 	case 0:
-		v.slow = o.Error == proto.DeliveryTimeout || o.Error == proto.DeliveryConnect || o.Error == proto.DeliveryTLS || o.Error == proto.DeliveryBroken
+		switch o.Error {
+		case proto.DeliveryTimeout, proto.DeliveryConnect, proto.DeliveryTLS, proto.DeliveryBroken:
+			v.backOff = true
+		}
 	}
 	if n >= w.MaxAttempts {
 		v.status, v.reason = proto.DeliveryFailed, fmt.Sprintf("no success in %d attempts", n)
@@ -57,7 +61,7 @@ func decide(o *send.Outcome, w *proto.Webhook, n int) verdict {
 	return v
 }
 
-// jittered spreads a wait, so that what failed together does not come back together.
+// jittered spreads a wait, so that deliveries that failed together are not retried together.
 func jittered(wait time.Duration) time.Duration {
 	if wait <= 0 {
 		return 0

@@ -15,7 +15,7 @@ import (
 	"github.com/bullpen-run/bullpen/webhook/guard"
 )
 
-// field gives the message of a FieldError for "webhook_url"; empty for no error.
+// field returns the message of a FieldError for "webhook_url", or "" for no error.
 func field(t *testing.T, err error) string {
 	t.Helper()
 	if err == nil {
@@ -28,7 +28,7 @@ func field(t *testing.T, err error) string {
 	return err.Error()
 }
 
-// spellings are of addresses, in the forms that some resolver or library takes, or once took.
+// spellings are spellings of addresses that some resolver or library accepts, or once accepted.
 var spellings = []string{
 	"127.0.0.1", "127.1", "127.0.1", "127.0.0.1.", "2130706433", "0x7f000001", "0X7F000001", "0x7f.1", "0x7f.0x0.0x0.0x1", "017700000001",
 	"0177.0.0.1",
@@ -38,7 +38,7 @@ var spellings = []string{
 	"[0:0:0:0:0:ffff:7f00:1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "[fe80::1%25eth0]", "[::1%25lo]", "[fd00:ec2::254]", "[2606:4700::1111]",
 }
 
-func TestFormOfURLs(t *testing.T) {
+func TestCheckURL(t *testing.T) {
 	g := newGuard(t, guard.Config{})
 	for _, good := range []string{
 		"https://hooks.example.com", "https://hooks.example.com/a/b?c=d#e", "HTTPS://Hooks.Example.COM/", "https://hooks.example.com:443/",
@@ -46,7 +46,7 @@ func TestFormOfURLs(t *testing.T) {
 		"https://a_b.example/", "https://xn--bcher-kva.example/", "https://1password.example/", "https://127.0.0.1.nip.io/",
 		"https://0x7f.example/", "https://localhost/",
 	} {
-		if err := g.CheckForm("webhook_url", good); err != nil {
+		if err := g.CheckURL("webhook_url", good); err != nil {
 			t.Errorf("%s: %v", good, err)
 		}
 	}
@@ -73,54 +73,54 @@ func TestFormOfURLs(t *testing.T) {
 		},
 	} {
 		for _, u := range urls {
-			if got := field(t, g.CheckForm("webhook_url", u)); !strings.Contains(got, want) {
+			if got := field(t, g.CheckURL("webhook_url", u)); !strings.Contains(got, want) {
 				t.Errorf("%q: got %q, want %q", u, got, want)
 			}
 		}
 	}
 	for _, host := range spellings {
-		if got := field(t, g.CheckForm("webhook_url", "https://"+host+"/")); got == "" {
-			t.Errorf("%s is taken for a name", host)
+		if got := field(t, g.CheckURL("webhook_url", "https://"+host+"/")); got == "" {
+			t.Errorf("%s is accepted as a name", host)
 		}
 	}
 }
 
-func TestOpenedAddressesHaveOneSpelling(t *testing.T) {
+func TestAllowedAddressesHaveOneSpelling(t *testing.T) {
 	g := newGuard(t, guard.Config{AllowCIDRs: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::/0")}})
 	for _, host := range []string{"127.0.0.1", "[::1]", "[fd00::1]"} {
-		if err := g.CheckForm("webhook_url", "https://"+host+":8443/"); err != nil {
-			t.Errorf("%s is in an open range: %v", host, err)
+		if err := g.CheckURL("webhook_url", "https://"+host+":8443/"); err != nil {
+			t.Errorf("%s is in an allowed range: %v", host, err)
 		}
 	}
 	for _, host := range spellings {
 		if host == "127.0.0.1" || host[0] == '[' && !strings.ContainsAny(host, "%") && !strings.Contains(host, "ffff") {
 			continue
 		}
-		if g.CheckForm("webhook_url", "https://"+host+"/") == nil {
+		if g.CheckURL("webhook_url", "https://"+host+"/") == nil {
 			t.Errorf("%s is accepted", host)
 		}
 	}
 }
 
-func TestWhatIsOpenBesides(t *testing.T) {
+func TestAllowSettings(t *testing.T) {
 	g := newGuard(t, guard.Config{AllowHTTP: true, AllowPorts: []int{9000, 443}, AllowCIDRs: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}})
 	for _, good := range []string{"http://hooks.example.com/", "http://hooks.example.com:80/", "http://hooks.example.com:9000/", "https://hooks.example.com:9000/"} {
-		if err := g.CheckForm("webhook_url", good); err != nil {
+		if err := g.CheckURL("webhook_url", good); err != nil {
 			t.Errorf("%s: %v", good, err)
 		}
 	}
-	if got := field(t, g.CheckForm("webhook_url", "https://hooks.example.com:9001/")); !strings.Contains(got, "80, 443, 8443 and 9000 are open") {
+	if got := field(t, g.CheckURL("webhook_url", "https://hooks.example.com:9001/")); !strings.Contains(got, "80, 443, 8443 and 9000 are open") {
 		t.Errorf("got %q", got)
 	}
 	if warnings := strings.Join(g.Warnings(), "\n"); !strings.Contains(warnings, "127.0.0.0/8") || !strings.Contains(warnings, "plain http") || !strings.Contains(warnings, "9000") {
-		t.Errorf("warns of %q", warnings)
+		t.Errorf("warnings are %q", warnings)
 	}
 	if warnings := newGuard(t, guard.Config{}).Warnings(); len(warnings) > 0 {
-		t.Errorf("warns of %q where nothing is open", warnings)
+		t.Errorf("warnings %q without any allow setting", warnings)
 	}
 }
 
-func TestConfigurationIsChecked(t *testing.T) {
+func TestNewRejectsInvalidConfiguration(t *testing.T) {
 	for want, c := range map[string]guard.Config{
 		"port 0 ":           {AllowPorts: []int{0}},
 		"port 65536 ":       {AllowPorts: []int{65536}},
@@ -135,7 +135,7 @@ func TestConfigurationIsChecked(t *testing.T) {
 	}
 }
 
-// hostile are addresses in every range that is not public, at their ends.
+// hostile holds the first and last addresses of every range that is not public.
 var hostile = []string{
 	"0.0.0.0", "0.255.255.255", "10.0.0.0", "10.255.255.255", "100.64.0.0", "100.127.255.255", "100.100.100.200", "127.0.0.1", "127.255.255.255",
 	"168.63.129.16", "169.254.0.0",
@@ -155,7 +155,7 @@ var hostile = []string{
 	"feff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "ff00::", "ff02::1", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
 }
 
-// public are addresses beside them.
+// public holds the addresses next to those ranges.
 var public = []string{
 	"1.0.0.0", "1.1.1.1", "9.255.255.255", "11.0.0.0", "100.63.255.255", "100.128.0.0", "126.255.255.255", "128.0.0.0", "168.63.129.15",
 	"168.63.129.17", "169.253.255.255", "169.255.0.0",
@@ -164,14 +164,14 @@ var public = []string{
 	"2001:200::1", "2001:4860:4860::8888", "2001:db7:ffff::1", "2001:db9::1", "2003::1", "2606:4700::1111", "2a00:1450::1", "3ffe::1",
 }
 
-func kindOf(addr string) string {
+func recordType(addr string) string {
 	if strings.Contains(addr, ":") {
 		return "AAAA"
 	}
 	return "A"
 }
 
-func TestNamesOfClosedAddresses(t *testing.T) {
+func TestNamesOfHostileAddressesAreRejected(t *testing.T) {
 	names, resolver := newNameserver(t)
 	g := newGuard(t, guard.Config{Resolver: resolver})
 	check := func(t *testing.T) string {
@@ -181,14 +181,14 @@ func TestNamesOfClosedAddresses(t *testing.T) {
 		t.Run(addr, func(t *testing.T) {
 			names.set("A hooks.test.")
 			names.set("AAAA hooks.test.")
-			names.set(kindOf(addr)+" hooks.test.", []string{addr})
+			names.set(recordType(addr)+" hooks.test.", []string{addr})
 			if got := check(t); !strings.Contains(got, "leads to an address that is not open") || strings.Contains(got, addr) {
 				t.Errorf("got %q", got)
 			}
 			var refused *guard.RefusedError
 			_, err := g.Transport().DialContext(t.Context(), "tcp", "hooks.test:443")
-			if !errors.As(err, &refused) && (err == nil || kindOf(addr) == "A" || hasIPv6()) {
-				t.Errorf("dialling gives %v", err)
+			if !errors.As(err, &refused) && (err == nil || recordType(addr) == "A" || hasIPv6()) {
+				t.Errorf("dialling returns %v", err)
 			}
 		})
 	}
@@ -196,7 +196,7 @@ func TestNamesOfClosedAddresses(t *testing.T) {
 		t.Run(addr, func(t *testing.T) {
 			names.set("A hooks.test.")
 			names.set("AAAA hooks.test.")
-			names.set(kindOf(addr)+" hooks.test.", []string{addr})
+			names.set(recordType(addr)+" hooks.test.", []string{addr})
 			if got := check(t); got != "" {
 				t.Error(got)
 			}
@@ -204,7 +204,7 @@ func TestNamesOfClosedAddresses(t *testing.T) {
 	}
 }
 
-// hasIPv6 reports whether this machine can make sockets for it at all: where it cannot, nothing is dialled that could be judged.
+// hasIPv6 reports whether this machine can open IPv6 sockets. If it cannot, dialling fails before the check.
 func hasIPv6() bool {
 	conn, err := net.ListenPacket("udp6", "[::1]:0")
 	if err != nil {
@@ -233,7 +233,7 @@ func TestEveryAddressOfANameIsChecked(t *testing.T) {
 	}
 }
 
-func TestNamesThatAreNotResolvedInTimeAreAccepted(t *testing.T) {
+func TestSlowNamesAreAccepted(t *testing.T) {
 	names, resolver := newNameserver(t)
 	g := newGuard(t, guard.Config{Resolver: resolver})
 	defer close(names.slow)
@@ -241,7 +241,7 @@ func TestNamesThatAreNotResolvedInTimeAreAccepted(t *testing.T) {
 		t.Error(err)
 	}
 	if got := field(t, g.Check(t.Context(), "webhook_url", "http://slow.test/")); got == "" {
-		t.Error("the form is not checked")
+		t.Error("the text of the URL is not checked")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
 	defer cancel()
@@ -250,7 +250,7 @@ func TestNamesThatAreNotResolvedInTimeAreAccepted(t *testing.T) {
 	}
 }
 
-func FuzzCheckForm(f *testing.F) {
+func FuzzCheckURL(f *testing.F) {
 	for _, host := range spellings {
 		f.Add("https://" + host + "/")
 	}
@@ -262,13 +262,13 @@ func FuzzCheckForm(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		if err := g.CheckForm("webhook_url", s); err != nil {
+		if err := g.CheckURL("webhook_url", s); err != nil {
 			field(t, err)
 			return
 		}
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s, nil)
 		if err != nil {
-			t.Fatalf("accepts %q, of which no request can be made: %v", s, err)
+			t.Fatalf("accepts %q, which no request can be sent to: %v", s, err)
 		}
 		host, port := req.URL.Hostname(), req.URL.Port()
 		if req.URL.Scheme != "https" || req.URL.User != nil || port != "" && port != "443" && port != "8443" {

@@ -18,9 +18,9 @@ import (
 func wantRefused(t *testing.T, err error) {
 	t.Helper()
 	if refused, ok := errors.AsType[*guard.RefusedError](err); !ok {
-		t.Errorf("got %v, want a refusal", err)
+		t.Errorf("got %v, want a RefusedError", err)
 	} else if strings.Contains(refused.Reason, closed) {
-		t.Errorf("%q tells an address", refused.Reason)
+		t.Errorf("%q contains an address", refused.Reason)
 	}
 }
 
@@ -31,7 +31,7 @@ func (r *receiver) wantPosts(t *testing.T, posts, connections int32) {
 	}
 }
 
-func TestANameThatIsRebound(t *testing.T) {
+func TestReboundName(t *testing.T) {
 	ok, hostile, g, names := pair(t)
 	names.set("A hooks.test.", []string{open}, []string{closed})
 	if err := g.Check(t.Context(), "url", "http://hooks.test:"+strconv.Itoa(ok.port)+"/"); err != nil {
@@ -42,7 +42,7 @@ func TestANameThatIsRebound(t *testing.T) {
 	ok.wantPosts(t, 0, 0)
 }
 
-func TestConnectionsGoToOpenAddressesOnly(t *testing.T) {
+func TestTransportConnectsToAllowedAddressesOnly(t *testing.T) {
 	ok, hostile, g, names := pair(t)
 	names.set("A private.test.", []string{closed})
 	names.set("CNAME alias.test.", []string{"private.test."})
@@ -52,7 +52,7 @@ func TestConnectionsGoToOpenAddressesOnly(t *testing.T) {
 	for _, host := range []string{"private.test", "alias.test", "mapped.test", closed, "::ffff:" + closed, "::1", "0.0.0.0"} {
 		wantRefused(t, post(t, g, host, ok.port))
 	}
-	wantRefused(t, post(t, g, open, 9)) // a port that is not open
+	wantRefused(t, post(t, g, open, 9)) // a port that is not allowed
 	ok.wantPosts(t, 0, 0)
 	if err := post(t, g, "mixed.test", ok.port); err != nil {
 		t.Error(err)
@@ -61,7 +61,7 @@ func TestConnectionsGoToOpenAddressesOnly(t *testing.T) {
 	hostile.wantPosts(t, 0, 0)
 }
 
-func TestAKeptConnectionAfterTheNameChanged(t *testing.T) {
+func TestIdleConnectionIsReusedAfterTheNameChanged(t *testing.T) {
 	ok, hostile, g, names := pair(t)
 	names.set("A hooks.test.", []string{open})
 	if err := post(t, g, "hooks.test", ok.port); err != nil {
@@ -69,7 +69,7 @@ func TestAKeptConnectionAfterTheNameChanged(t *testing.T) {
 	}
 	names.set("A hooks.test.", []string{closed})
 	if err := post(t, g, "hooks.test", ok.port); err != nil {
-		t.Errorf("the kept connection is to an open address: %v", err)
+		t.Errorf("the idle connection is to an allowed address: %v", err)
 	}
 	ok.wantPosts(t, 2, 1)
 	g.Transport().CloseIdleConnections()
@@ -78,9 +78,8 @@ func TestAKeptConnectionAfterTheNameChanged(t *testing.T) {
 	hostile.wantPosts(t, 0, 0)
 }
 
-// Nothing in the environment may put a proxy between the guard and the receiver. net/http never takes one for loopback addresses, so
-// that the receiver has a name.
-func TestProxiesOfTheEnvironmentAreNotUsed(t *testing.T) {
+// net/http never uses a proxy for loopback addresses, so the receiver has a name.
+func TestProxiesFromTheEnvironmentAreNotUsed(t *testing.T) {
 	proxy := newReceiver(t, open, 0)
 	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"} {
 		t.Setenv(name, proxy.URL)
@@ -102,10 +101,10 @@ func TestProxiesOfTheEnvironmentAreNotUsed(t *testing.T) {
 	proxy.wantPosts(t, 0, 0)
 }
 
-// A machine with a public address of its own is not to be reached by it, from the moment on that it has it.
-func TestOwnAddresses(t *testing.T) {
+// A public address is rejected as soon as this machine has it.
+func TestOwnAddressesAreRejected(t *testing.T) {
 	g := newGuard(t, guard.Config{})
-	runtime.LockOSThread() // and never unlocked: the thread ends with this test
+	runtime.LockOSThread() // not unlocked, so that the thread ends with this test
 	here, err := netns.Get()
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +134,7 @@ func TestOwnAddresses(t *testing.T) {
 	}
 	var refused *guard.RefusedError
 	if err := dial(); err == nil || errors.As(err, &refused) {
-		t.Errorf("an address that is nobody's: got %v, want that there is no way to it", err)
+		t.Errorf("an unassigned address: got %v, want unreachable", err)
 	}
 	addr := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(11, 22, 33, 44), Mask: net.CIDRMask(32, 32)}}
 	if err := netlink.AddrAdd(lo, addr); err != nil {
@@ -146,6 +145,6 @@ func TestOwnAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := dial(); err == nil || errors.As(err, &refused) {
-		t.Errorf("an address that is nobody's any more: got %v", err)
+		t.Errorf("an address that was removed: got %v", err)
 	}
 }

@@ -1,8 +1,8 @@
-// Package guard decides where webhooks may go, so that nobody can have the server send requests into the networks it is in: it checks
-// the URLs that people give, and every connection when it is made. It sends nothing itself.
+// Package guard protects the server's own networks from webhooks (server-side request forgery). It
+// checks webhook URLs when they are configured, and the address of every connection when it is made.
 //
-// What counts is the address that is connected to. A name is checked when a URL is accepted only to tell people early: it may lead
-// elsewhere later.
+// Only the check of the connected address is authoritative. The addresses of a host name are also
+// checked when a URL is configured, to report mistakes early, but they may change later.
 package guard
 
 import (
@@ -26,42 +26,38 @@ import (
 )
 
 const (
-	// lookupWithin is how long a check waits for a name's addresses.
-	lookupWithin = time.Second
-	// idleFor is how long a connection is kept without a request.
-	idleFor = 30 * time.Second
-	// maxIdle and maxIdlePerHost bound the kept HTTP/1 connections. HTTP/2 ones, one a host, are bounded by idleFor alone.
+	lookupTimeout = time.Second
+	idleTimeout   = 30 * time.Second
+	// maxIdle and maxIdlePerHost bound idle HTTP/1 connections. HTTP/2 connections, one per host,
+	// are bounded by idleTimeout alone.
 	maxIdle        = 1024
 	maxIdlePerHost = 8
-	// maxHeader is how large the headers of an answer may be, in bytes.
-	maxHeader = 64 << 10
-	// streamBuffer and connBuffer are how much of answers over HTTP/2 receivers may send ahead, in bytes.
+	maxHeaderBytes = 64 << 10
+	// streamBuffer and connBuffer are the HTTP/2 receive windows, in bytes.
 	streamBuffer = 64 << 10
 	connBuffer   = 512 << 10
-	// pingAfter is the silence on an HTTP/2 connection with requests after which it is asked for a sign of life, within pingWithin.
-	pingAfter  = 10 * time.Second
-	pingWithin = 5 * time.Second
+	// pingAfter is the silence on an HTTP/2 connection with open requests after which it is pinged.
+	pingAfter   = 10 * time.Second
+	pingTimeout = 5 * time.Second
 )
 
-// azureHost is where Azure's virtual machines reach the services of their host, in the middle of public address space.
+// azureHost is the address of host services on Azure's virtual machines. It lies in public address space.
 var azureHost = netip.MustParsePrefix("168.63.129.16/32")
 
-// Config is what is open besides the public Internet over https on the ports 443 and 8443. The zero value opens nothing.
+// Config allows more than https to public addresses on the ports 443 and 8443.
 type Config struct {
-	// AllowCIDRs are ranges of addresses that are open although they are not public, or the host's own. Their addresses may also stand
-	// in URLs. For development and tests.
+	// AllowCIDRs are allowed address ranges that are not public or belong to this host. URLs may
+	// contain their addresses. For development and tests.
 	AllowCIDRs []netip.Prefix
-	// AllowHTTP opens plain http, and port 80.
-	AllowHTTP bool
-	// AllowPorts are ports open besides.
-	AllowPorts []int
-	// CAFile has certificates of authorities, PEM, that are trusted besides the system's; empty for none.
-	CAFile string
-	// Resolver resolves names; nil for the system's.
-	Resolver *net.Resolver
+	// AllowHTTP allows plain http, and port 80.
+	AllowHTTP  bool
+	AllowPorts []int // more ports
+	// CAFile is a PEM file of certificate authorities to trust besides the system's; empty for none.
+	CAFile   string
+	Resolver *net.Resolver // nil for the system's
 }
 
-// Guard decides where webhooks may go. Make one with [New].
+// Guard checks the destinations of webhooks. Use [New] to create one.
 type Guard struct {
 	config    Config
 	ports     []uint16
@@ -71,15 +67,16 @@ type Guard struct {
 	transport *http.Transport
 }
 
-// RefusedError says that webhooks may not go where one was about to.
+// RefusedError is returned for a destination that is not allowed.
 type RefusedError struct {
-	// Reason is a clause for whoever chose the URL. It does not name addresses, which would tell what names mean inside our networks.
+	// Reason is a clause for the owner of the URL. It contains no addresses, which would disclose
+	// how names resolve in the server's networks.
 	Reason string
 }
 
 func (e *RefusedError) Error() string { return e.Reason }
 
-// New makes a guard. Its errors name what is wrong in the configuration.
+// New returns a guard, or an error if the configuration is invalid.
 func New(c Config) (*Guard, error) {
 	g := &Guard{config: c, ports: []uint16{443, 8443}, resolver: c.Resolver}
 	if g.resolver == nil {
@@ -115,25 +112,26 @@ func New(c Config) (*Guard, error) {
 	}
 	g.dialer = net.Dialer{Timeout: time.Duration(proto.MaxWebhookTimeout), Resolver: g.resolver, Control: g.control}
 	g.transport = &http.Transport{
-		Proxy:                  nil, // a proxy would connect where we cannot see
+		Proxy:                  nil, // a proxy's connections could not be checked
 		DialContext:            g.dial,
 		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
 		TLSHandshakeTimeout:    time.Duration(proto.MaxWebhookTimeout),
-		DisableCompression:     true, // what a few bytes unfold to would have to be bounded
-		MaxResponseHeaderBytes: maxHeader,
-		IdleConnTimeout:        idleFor,
+		DisableCompression:     true, // a decompressed body would need a limit of its own
+		MaxResponseHeaderBytes: maxHeaderBytes,
+		IdleConnTimeout:        idleTimeout,
 		MaxIdleConns:           maxIdle,
 		MaxIdleConnsPerHost:    maxIdlePerHost,
 		ForceAttemptHTTP2:      true,
 		HTTP2: &http.HTTP2Config{
 			MaxReceiveBufferPerStream: streamBuffer, MaxReceiveBufferPerConnection: connBuffer,
-			SendPingTimeout: pingAfter, PingTimeout: pingWithin,
+			SendPingTimeout: pingAfter, PingTimeout: pingTimeout,
 		},
 	}
 	return g, nil
 }
 
-// rootsWith gives the system's certificate authorities and those of the file; nil, which stands for the system's, without a file.
+// rootsWith returns the system's certificate authorities and those of the file. It returns nil, which
+// stands for the system's, if file is empty.
 func rootsWith(file string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil
@@ -152,12 +150,12 @@ func rootsWith(file string) (*x509.CertPool, error) {
 	return roots, nil
 }
 
-// Transport gives the one transport of this guard, for all requests to receivers: it connects to nothing that is not open, and knows
-// no proxies. An error for what it refuses wraps a [*RefusedError]. Schemes, and public addresses written in URLs, are not its business:
-// [Guard.CheckForm] comes first. A connection is kept for the next request to the same host and port, and was judged when it was made.
+// Transport returns the guard's transport. It connects only to allowed addresses and uses no proxies.
+// Its error wraps a [*RefusedError] if the address is not allowed. Callers check the URL with
+// [Guard.CheckURL] first, since the transport checks neither schemes nor literal public addresses.
+// An idle connection is reused without another check.
 func (g *Guard) Transport() *http.Transport { return g.transport }
 
-// dial connects to HOST:PORT.
 func (g *Guard) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -166,8 +164,8 @@ func (g *Guard) dial(ctx context.Context, network, addr string) (net.Conn, error
 	return g.dialer.DialContext(ctx, network, net.JoinHostPort(absolute(host), port))
 }
 
-// absolute makes a name absolute: the search list of this machine is nothing to people outside, and its entries might be asked for
-// first. Names without a dot are this machine's affair anyway.
+// absolute appends a dot to a host name, so that the search list of this machine's resolver is not
+// applied. Names without a dot only mean something on this machine, and stay as they are.
 func absolute(host string) string {
 	if _, err := netip.ParseAddr(host); err == nil || !strings.Contains(host, ".") {
 		return host
@@ -175,7 +173,7 @@ func absolute(host string) string {
 	return host + "."
 }
 
-// control judges the very address that a socket is about to be connected to.
+// control checks the address that a socket is about to be connected to.
 func (g *Guard) control(network, address string, conn syscall.RawConn) error {
 	to, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -187,22 +185,22 @@ func (g *Guard) control(network, address string, conn syscall.RawConn) error {
 	case err != nil:
 		return errAddress()
 	}
-	return g.judge(to.Addr())
+	return g.checkAddr(to.Addr())
 }
 
 func errAddress() *RefusedError {
 	return &RefusedError{Reason: "the host has an address that is not open to webhooks: it is not public"}
 }
 
-// judge tells whether webhooks may go to an address: nil, a [*RefusedError], or that it cannot be told.
-func (g *Guard) judge(addr netip.Addr) error {
+// checkAddr returns a [*RefusedError] if addr is not allowed, and another error if that cannot be determined.
+func (g *Guard) checkAddr(addr netip.Addr) error {
 	if g.allowed(addr) {
 		return nil
 	}
 	if g.ranges.SafeAddr(addr) != nil {
 		return errAddress()
 	}
-	// Asked afresh each time: a machine gets and loses addresses while it runs.
+	// Not cached: a machine gains and loses addresses while it runs.
 	own, err := net.InterfaceAddrs()
 	if err != nil {
 		return fmt.Errorf("list the host's addresses: %w", err)
@@ -215,21 +213,21 @@ func (g *Guard) judge(addr netip.Addr) error {
 	return nil
 }
 
-// allowed reports whether an address is in a range that the operator opened.
+// allowed reports whether addr is in one of the allowed ranges.
 func (g *Guard) allowed(addr netip.Addr) bool {
 	return slices.ContainsFunc(g.config.AllowCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
 func (g *Guard) openPorts() string {
-	words := make([]string, len(g.ports))
+	ports := make([]string, len(g.ports))
 	for i, port := range g.ports {
-		words[i] = fmt.Sprint(port)
+		ports[i] = fmt.Sprint(port)
 	}
-	last := len(words) - 1
-	return strings.Join(words[:last], ", ") + " and " + words[last] + " are"
+	last := len(ports) - 1
+	return strings.Join(ports[:last], ", ") + " and " + ports[last] + " are"
 }
 
-// Warnings tells what is open that is closed by default, a clause each.
+// Warnings returns a clause for each setting that allows more than the default.
 func (g *Guard) Warnings() []string {
 	var warnings []string
 	for _, p := range g.config.AllowCIDRs {

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// The address that tests may send to, and one that they may not. Both are loopback, so that there can be a receiver at either.
+// The addresses that tests may and may not send to. Both are loopback, so that a receiver can listen on either.
 const (
 	open   = "127.0.0.1"
 	closed = "127.0.0.2"
@@ -36,15 +36,15 @@ func newGuard(t *testing.T, c guard.Config) *guard.Guard {
 	return g
 }
 
-// nameserver answers with the records that stand under a name and type; with several sets of them, one after the other, the last for ever.
+// nameserver holds sets of records by type and name. Each query uses up one set, except the last.
 type nameserver struct {
 	t       *testing.T
 	mu      sync.Mutex
 	records map[string][][]string
-	slow    chan struct{} // closed when "slow.test" is to be answered
+	slow    chan struct{} // queries for "slow.test" block until it is closed
 }
 
-// newNameserver starts a server and gives a resolver that asks nobody else.
+// newNameserver starts a server and returns a resolver that uses it alone.
 func newNameserver(t *testing.T) (*nameserver, *net.Resolver) {
 	n := &nameserver{t: t, records: map[string][][]string{}, slow: make(chan struct{})}
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -68,7 +68,7 @@ func newNameserver(t *testing.T) (*nameserver, *net.Resolver) {
 	}}
 }
 
-// set puts the records of a name and type, such as "A hooks.test." and "127.0.0.1".
+// set replaces the records of a question such as "A hooks.test.".
 func (n *nameserver) set(question string, answers ...[]string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -83,16 +83,16 @@ func (n *nameserver) ServeDNS(w dns.ResponseWriter, r *dns.Msg) {
 	defer n.mu.Unlock()
 	m := new(dns.Msg)
 	m.SetReply(r)
-	name, kind := r.Question[0].Name, dns.TypeToString[r.Question[0].Qtype]
+	name, rrtype := r.Question[0].Name, dns.TypeToString[r.Question[0].Qtype]
 	found := false
 	for range 5 { // along CNAMEs
 		found = found || len(n.records["A "+name])+len(n.records["AAAA "+name])+len(n.records["CNAME "+name]) > 0
-		if sets := n.records[kind+" "+name]; len(sets) > 0 {
+		if sets := n.records[rrtype+" "+name]; len(sets) > 0 {
 			for _, value := range sets[0] {
-				n.answer(m, name, kind, value)
+				n.answer(m, name, rrtype, value)
 			}
 			if len(sets) > 1 {
-				n.records[kind+" "+name] = sets[1:]
+				n.records[rrtype+" "+name] = sets[1:]
 			}
 		}
 		alias := n.records["CNAME "+name]
@@ -110,9 +110,9 @@ func (n *nameserver) ServeDNS(w dns.ResponseWriter, r *dns.Msg) {
 	}
 }
 
-func (n *nameserver) answer(m *dns.Msg, name, kind, value string) {
-	header := dns.RR_Header{Name: name, Rrtype: dns.StringToType[kind], Class: dns.ClassINET}
-	switch kind {
+func (n *nameserver) answer(m *dns.Msg, name, rrtype, value string) {
+	header := dns.RR_Header{Name: name, Rrtype: dns.StringToType[rrtype], Class: dns.ClassINET}
+	switch rrtype {
 	case "A":
 		m.Answer = append(m.Answer, &dns.A{Hdr: header, A: net.ParseIP(value)})
 	case "AAAA":
@@ -129,7 +129,7 @@ type receiver struct {
 	connections, posts atomic.Int32
 }
 
-// newReceiver listens on the address; on a free port, where port is 0.
+// newReceiver listens on addr and port, or on a free port if port is 0.
 func newReceiver(t *testing.T, addr string, port int) *receiver {
 	r := new(receiver)
 	listener, err := net.Listen("tcp", net.JoinHostPort(addr, strconv.Itoa(port)))
@@ -150,7 +150,7 @@ func newReceiver(t *testing.T, addr string, port int) *receiver {
 	return r
 }
 
-// pair gives a receiver where tests may send to and one where they may not, on one port, and a guard that knows the difference.
+// pair returns two receivers on one port, and a guard that allows the address of the first only.
 func pair(t *testing.T) (ok, hostile *receiver, g *guard.Guard, names *nameserver) {
 	names, resolver := newNameserver(t)
 	ok = newReceiver(t, open, 0)
@@ -161,7 +161,7 @@ func pair(t *testing.T) (ok, hostile *receiver, g *guard.Guard, names *nameserve
 	return ok, hostile, g, names
 }
 
-// post sends a request by the guard's transport.
+// post sends a request with the guard's transport.
 func post(t *testing.T, g *guard.Guard, host string, port int) error {
 	t.Helper()
 	target := url.URL{Scheme: "http", Host: net.JoinHostPort(host, strconv.Itoa(port))}

@@ -17,41 +17,42 @@ import (
 	"github.com/bullpen-run/bullpen/webhook/guard"
 )
 
-// maxBody is how much of an answer's body is read, in bytes.
+// maxBody is how much of a response body is read, in bytes.
 const maxBody = 64 << 10
 
-// errLong says that a body is longer than that.
-var errLong = errors.New("the body is too long")
+var errBodyTooLong = errors.New("the body is too long")
 
-// readBody reads the body of an answer, so that its connection can be kept, and gives what was read of it.
+// readBody reads up to maxBody bytes of a response body, so that the connection can be reused. It
+// also returns what it read before an error.
 func readBody(resp *http.Response) ([]byte, error) {
 	if resp.StatusCode == http.StatusSwitchingProtocols {
-		return nil, nil // what follows is no body, and nobody waits for it
+		return nil, nil // another protocol follows, and no body
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody+1))
 	if err == nil && len(body) > maxBody {
-		err = errLong
+		err = errBodyTooLong
 	}
 	return body, err
 }
 
-// responseHead gives the beginning of an answer: status line, headers, and body.
+// responseHead returns the beginning of a response: status line, headers and body.
 func responseHead(resp *http.Response, body []byte) string {
 	var b strings.Builder
 	b.WriteString(resp.Proto + " " + resp.Status + "\r\n")
-	_ = resp.Header.Write(&b) // a strings.Builder takes everything
+	_ = resp.Header.Write(&b) // writes to a strings.Builder do not fail
 	b.WriteString("\r\n")
 	b.Write(body)
-	return beginning(b.String(), proto.MaxResponseHead)
+	return truncate(b.String(), proto.MaxResponseHead)
 }
 
-// beginning gives the beginning of a text, of at most that many bytes, in valid UTF-8.
-func beginning(s string, most int) string {
-	s = strings.ToValidUTF8(s[:min(len(s), most+utf8.UTFMax)], "\uFFFD")
-	return strings.ToValidUTF8(s[:min(len(s), most)], "")
+// truncate returns the first n bytes of s or fewer, as valid UTF-8.
+func truncate(s string, n int) string {
+	s = strings.ToValidUTF8(s[:min(len(s), n+utf8.UTFMax)], "\uFFFD")
+	return strings.ToValidUTF8(s[:min(len(s), n)], "")
 }
 
-// retryAfter reads the header of that name: a number of seconds, or a date. What is neither, or past, is 0.
+// retryAfter parses a Retry-After header: a number of seconds, or a date. It returns 0 if value is
+// neither, or a date in the past.
 func retryAfter(value string, now time.Time) time.Duration {
 	seconds, err := strconv.ParseUint(value, 10, 64)
 	switch {
@@ -67,16 +68,17 @@ func retryAfter(value string, now time.Time) time.Duration {
 	return max(at.Sub(now), 0)
 }
 
-// classify tells what went wrong in an attempt. The sentence about it is for the owner of the receiver: it tells nothing of our network.
+// classify returns the class of an attempt's error and a detail for the owner of the receiver. The
+// detail discloses nothing about the server's network.
 func classify(ctx context.Context, err error, steps *steps) (proto.DeliveryError, string) {
-	what, handshake := steps.doing()
+	step, errTLS := steps.current()
 	switch cause := context.Cause(ctx); {
 	case errors.Is(cause, errTimeout):
-		return proto.DeliveryTimeout, "the time for the attempt was over " + what
-	case errors.Is(cause, errTooMany):
+		return proto.DeliveryTimeout, "the time for the attempt was over " + step
+	case errors.Is(cause, errTooManyConnections):
 		return proto.DeliveryBroken, "the receiver sent the request away on every connection"
 	case cause != nil:
-		return proto.DeliveryInternal, "the attempt was broken off " + what
+		return proto.DeliveryInternal, "the attempt was broken off " + step
 	}
 	if refused, ok := errors.AsType[*guard.RefusedError](err); ok {
 		return proto.DeliveryRefused, refused.Reason
@@ -90,16 +92,16 @@ func classify(ctx context.Context, err error, steps *steps) (proto.DeliveryError
 		}
 		return proto.DeliveryDNS, "the host's name could not be resolved"
 	}
-	if handshake != nil {
+	if errTLS != nil {
 		return proto.DeliveryTLS, reason(err)
 	}
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
 		return proto.DeliveryConnect, reason(err)
 	}
-	return proto.DeliveryBroken, reason(err) + " " + what
+	return proto.DeliveryBroken, reason(err) + " " + step
 }
 
-// reason gives the cause of an error without the addresses that the errors around it name.
+// reason returns the innermost message of err, without the addresses in the errors that wrap it.
 func reason(err error) string {
 	if number, ok := errors.AsType[syscall.Errno](err); ok {
 		return number.Error()

@@ -30,7 +30,7 @@ import (
 
 const secretVariable = "BULLPEN_WEBHOOK_SECRET"
 
-// documented gives the blocks of code of docs/webhooks.md that have a name, as in "```go receiver.go".
+// documented returns the named code blocks of docs/webhooks.md, as in "```go receiver.go".
 func documented(t *testing.T) map[string]string {
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "webhooks.md"))
 	if err != nil {
@@ -39,21 +39,21 @@ func documented(t *testing.T) map[string]string {
 	blocks := map[string]string{}
 	for _, m := range regexp.MustCompile("(?ms)^```([a-z]+) *(\\S*)\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
 		if m[2] == "" {
-			t.Errorf("the block of %s has no name, and is not run:\n%s", m[1], m[3])
+			t.Errorf("the block of %s has no name:\n%s", m[1], m[3])
 		}
 		blocks[m[2]] = m[3]
 	}
 	return blocks
 }
 
-// program is one of those that is ready to be started.
+// program is a documented program, ready to run.
 type program struct {
 	t    *testing.T
 	path string
-	run  []string // and this
+	args []string // the command
 }
 
-// programs writes the documented programs to files, and compiles what needs it.
+// programs writes the documented programs to files, and compiles those in Go.
 func programs(t *testing.T) map[string]program {
 	dir, all := t.TempDir(), map[string]program{}
 	for name, text := range documented(t) {
@@ -63,18 +63,18 @@ func programs(t *testing.T) map[string]program {
 		}
 		switch filepath.Ext(name) {
 		case ".go":
-			p.run = []string{strings.TrimSuffix(p.path, ".go")}
-			build := exec.Command("go", "build", "-o", p.run[0], p.path)
+			p.args = []string{strings.TrimSuffix(p.path, ".go")}
+			build := exec.Command("go", "build", "-o", p.args[0], p.path)
 			build.Env, build.Dir = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS="), dir
 			if out, err := build.CombinedOutput(); err != nil {
 				t.Fatalf("%s: %v\n%s", name, err, out)
 			}
 		case ".py":
-			p.run = []string{"python3", p.path}
+			p.args = []string{"python3", p.path}
 		case ".mjs":
-			p.run = []string{"node", p.path}
+			p.args = []string{"node", p.path}
 		case ".cgi", ".sh":
-			p.run = []string{"bash", p.path}
+			p.args = []string{"bash", p.path}
 		default:
 			continue
 		}
@@ -83,31 +83,31 @@ func programs(t *testing.T) map[string]program {
 	return all
 }
 
-// with gives what starts the program with secrets.
-func (p program) with(secrets string, args ...string) *exec.Cmd {
-	cmd := exec.Command(p.run[0], append(p.run[1:], args...)...)
+// command returns the command that runs the program with secrets.
+func (p program) command(secrets string, args ...string) *exec.Cmd {
+	cmd := exec.Command(p.args[0], append(p.args[1:], args...)...)
 	cmd.Env = append(os.Environ(), secretVariable+"="+secrets, "PORT=0")
 	return cmd
 }
 
-// receiver gives what receives with the program and those secrets.
+// receiver returns a handler that passes requests to the program.
 func (p program) receiver(secrets string) http.Handler {
 	switch filepath.Ext(p.path) {
 	case ".cgi":
-		bash, err := exec.LookPath(p.run[0])
+		bash, err := exec.LookPath(p.args[0])
 		if err != nil {
 			p.t.Fatal(err)
 		}
-		return &cgi.Handler{Path: bash, Args: p.run[1:], Env: []string{secretVariable + "=" + secrets}}
+		return &cgi.Handler{Path: bash, Args: p.args[1:], Env: []string{secretVariable + "=" + secrets}}
 	default:
-		return p.listening(secrets)
+		return p.start(secrets)
 	}
 }
 
-// listening starts a receiver that listens itself, and gives what hands requests to it.
-func (p program) listening(secrets string) http.Handler {
+// start starts a program that listens, and returns a handler that forwards requests to it.
+func (p program) start(secrets string) http.Handler {
 	p.t.Helper()
-	cmd := p.with(secrets)
+	cmd := p.command(secrets)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		p.t.Fatal(err)
@@ -117,12 +117,12 @@ func (p program) listening(secrets string) http.Handler {
 	}
 	p.t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait()
 	})
 	line, err := bufio.NewReader(out).ReadString('\n')
 	url := strings.TrimSpace(strings.TrimPrefix(line, "listening on "))
 	if err != nil || !strings.HasPrefix(url, "http://") {
-		p.t.Fatalf("%s says %q at first: %v", p.path, line, err)
+		p.t.Fatalf("the first line of %s is %q: %v", p.path, line, err)
 	}
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -142,10 +142,10 @@ func (p program) listening(secrets string) http.Handler {
 	})
 }
 
-// verifier gives what answers as a program does that takes the hexadecimal signature and the body.
+// verifier returns a handler for a program that takes the hexadecimal signature and the body.
 func (p program) verifier(secrets string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		cmd := p.with(secrets, r.Header.Get("X-Bullpen-Signature"))
+		cmd := p.command(secrets, r.Header.Get("X-Bullpen-Signature"))
 		cmd.Stdin = r.Body
 		out, err := cmd.CombinedOutput()
 		switch text := strings.TrimSpace(string(out)); {
@@ -159,14 +159,15 @@ func (p program) verifier(secrets string) http.Handler {
 	})
 }
 
-// post sends a webhook to a handler as the server would, and gives its answer. On the way, change may change it.
+// post sends a webhook to a handler as the server would, and returns the status. change, if not nil,
+// modifies the request on the way.
 func post(t *testing.T, to http.Handler, w proto.Webhook, body []byte, change func(r *http.Request)) int {
 	t.Helper()
 	server := newRelay(t, to, change)
 	return postTo(t, server.URL, w, body)
 }
 
-// newRelay is where requests are sent, changed, and handed to a handler.
+// newRelay starts a server that changes requests and passes them to a handler.
 func newRelay(t *testing.T, to http.Handler, change func(r *http.Request)) *httptest.Server {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if change != nil {
@@ -197,7 +198,7 @@ func postTo(t *testing.T, url string, w proto.Webhook, body []byte) int {
 	return o.Status
 }
 
-// replace puts other bytes of the same length in the place of a body.
+// replace replaces old in the body of r. Both have the same length.
 func replace(t *testing.T, r *http.Request, old, by string) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil || !bytes.Contains(body, []byte(old)) || len(old) != len(by) {
@@ -212,7 +213,7 @@ func with(secret, old string, until time.Time) proto.Webhook {
 	return w
 }
 
-// What the documentation tells people to run does verify what is sent, and nothing else.
+// The documented receivers accept what the server sends, and nothing else.
 func TestDocumentedReceivers(t *testing.T) {
 	all := programs(t)
 	secret, other := proto.NewWebhookSecret(), proto.NewWebhookSecret()
@@ -270,7 +271,7 @@ func TestDocumentedReceivers(t *testing.T) {
 			one, two := start(secret), start(phrase+"\n"+secret+"\n")
 			for what, a := range shared {
 				want := a.want
-				// The hexadecimal signature is the present secret's from the moment of the change.
+				// The hexadecimal signature uses the current secret as soon as it is changed.
 				if hexadecimal && a.settings.OldSecret != "" {
 					want = bad
 				}
@@ -298,7 +299,7 @@ func TestDocumentedReceivers(t *testing.T) {
 					t.Errorf("%s: %d, want %d", what, got, a.want)
 				}
 			}
-			// Sent by a server whose clock stands in the year 2000: signed all right, and too old.
+			// Sent by a server whose clock is in the year 2000: correctly signed, but too old.
 			relay := newRelay(t, one, nil)
 			synctest.Test(t, func(t *testing.T) {
 				if got := postTo(t, relay.URL, with(secret, "", none), body); got != bad {
@@ -311,7 +312,7 @@ func TestDocumentedReceivers(t *testing.T) {
 		"receiver.cgi", "receiver.go", "receiver.mjs", "receiver.py", "verify_hex.go", "verify_hex.mjs", "verify_hex.py", "verify_hex.sh",
 	}
 	for _, name := range want {
-		if all[name].run == nil {
+		if all[name].args == nil {
 			t.Errorf("%s is not in the documentation", name)
 		}
 	}
@@ -320,7 +321,7 @@ func TestDocumentedReceivers(t *testing.T) {
 	}
 }
 
-// Without a secret, or with half of one, nothing may be taken for verified: everybody can sign with an empty key.
+// Without a valid secret no request may be accepted: anybody can sign with an empty key.
 func TestDocumentedReceiversNeedSecrets(t *testing.T) {
 	body := []byte(`{"event":"execution.completed"}`)
 	for name, p := range programs(t) {
@@ -341,7 +342,7 @@ func TestDocumentedReceiversNeedSecrets(t *testing.T) {
 						t.Errorf("%q: %d", secrets, got)
 					}
 				default:
-					if out, err := p.with(secrets).CombinedOutput(); err == nil || bytes.Contains(out, []byte("listening")) {
+					if out, err := p.command(secrets).CombinedOutput(); err == nil || bytes.Contains(out, []byte("listening")) {
 						t.Errorf("%q: %v: %s", secrets, err, out)
 					}
 				}
@@ -350,7 +351,7 @@ func TestDocumentedReceiversNeedSecrets(t *testing.T) {
 	}
 }
 
-// The body that the documentation shows is one that is sent.
+// The documented body is the one that is sent.
 func TestDocumentedBody(t *testing.T) {
 	result := proto.Exited(0)
 	result.Stdout, result.DurationMS = "late\n", 2097

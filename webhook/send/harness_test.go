@@ -73,7 +73,7 @@ func (a *authority) sign(template, parent *x509.Certificate, key *ecdsa.PrivateK
 	return cert
 }
 
-// server gives a configuration with a certificate for an address that ends at that time.
+// server returns a TLS configuration with a certificate for addr that is valid until the given time.
 func (a *authority) server(addr string, until time.Time) *tls.Config {
 	key := newKey(a.t)
 	cert := a.sign(&x509.Certificate{
@@ -83,7 +83,7 @@ func (a *authority) server(addr string, until time.Time) *tls.Config {
 	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{cert.Raw}, PrivateKey: key}}, NextProtos: []string{"http/1.1"}}
 }
 
-// file writes the authority's certificate.
+// file writes the authority's certificate to a file.
 func (a *authority) file() string {
 	path := filepath.Join(a.t.TempDir(), "ca.pem")
 	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}), 0o600); err != nil {
@@ -92,7 +92,7 @@ func (a *authority) file() string {
 	return path
 }
 
-// world is a sender that may send to loopback addresses, on one port, and trusts an authority of its own.
+// world is a sender that may send to loopback addresses on one port, and a listener there.
 type world struct {
 	t         *testing.T
 	authority *authority
@@ -128,25 +128,27 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) port() int { return w.listener.Addr().(*net.TCPAddr).Port }
 
-// good is a certificate that nothing is wrong with.
-func (w *world) good() *tls.Config { return w.authority.server("127.0.0.1", time.Now().Add(time.Hour)) }
+// valid returns a TLS configuration with a valid certificate.
+func (w *world) valid() *tls.Config {
+	return w.authority.server("127.0.0.1", time.Now().Add(time.Hour))
+}
 
-// url is where the receiver is, over TLS or not.
+// url returns the URL of the receiver.
 func (w *world) url(scheme string) string {
 	return scheme + "://127.0.0.1:" + strconv.Itoa(w.port()) + "/hook?a=b"
 }
 
-// serve answers requests over TLS.
+// serve handles requests over TLS.
 func (w *world) serve(config *tls.Config, handler http.HandlerFunc) {
 	server := &httptest.Server{Listener: w.listener, Config: &http.Server{Handler: handler}, TLS: config, EnableHTTP2: config.NextProtos == nil}
 	server.StartTLS()
 	w.t.Cleanup(server.Close)
 }
 
-// accept hands the connections over TLS to f, once the head and body of a request were read. They are closed when f returns.
+// accept calls f with each TLS connection after reading one request from it, and closes it when f returns.
 func (w *world) accept(f func(conn net.Conn)) {
 	w.acceptRaw(func(conn net.Conn) {
-		secure := tls.Server(conn, w.good())
+		secure := tls.Server(conn, w.valid())
 		req, err := http.ReadRequest(bufio.NewReader(secure))
 		if err == nil {
 			_, err = io.Copy(io.Discard, req.Body)
@@ -159,7 +161,7 @@ func (w *world) accept(f func(conn net.Conn)) {
 	})
 }
 
-// acceptRaw hands connections to f as they come.
+// acceptRaw calls f with each connection, and closes it when f returns.
 func (w *world) acceptRaw(f func(conn net.Conn)) {
 	var running sync.WaitGroup
 	w.t.Cleanup(func() {
@@ -187,7 +189,7 @@ func (w *world) send() send.Outcome {
 	return w.sender.Send(w.t.Context(), send.Post{URL: w.url("https"), ID: "msg_1", Body: []byte(`{"a":1}`), Settings: w.settings})
 }
 
-// write writes an answer. That nobody reads it any more is not the receiver's concern.
+// write writes to a connection that the sender may have closed.
 func write(conn net.Conn, text string) { _, _ = io.WriteString(conn, text) }
 
 func (w *world) wantError(o send.Outcome, class proto.DeliveryError, detail string) {

@@ -28,11 +28,11 @@ import (
 	"github.com/bullpen-run/bullpen/webhook/send"
 )
 
-func TestADelivery(t *testing.T) {
+func TestSend(t *testing.T) {
 	w := newWorld(t)
 	requests := make(chan *http.Request, 1)
 	bodies := make(chan []byte, 1)
-	w.serve(w.good(), func(rw http.ResponseWriter, r *http.Request) {
+	w.serve(w.valid(), func(rw http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			t.Error(err)
@@ -50,7 +50,7 @@ func TestADelivery(t *testing.T) {
 		t.Errorf("got %+v", o)
 	}
 	if !strings.HasPrefix(o.Response, "HTTP/1.1 202 Accepted\r\n") || !strings.Contains(o.Response, "\r\nX-One: 1\r\nX-Two: 2\r\n\r\nthank you\uFFFD") {
-		t.Errorf("the answer's head is %q", o.Response)
+		t.Errorf("the response head is %q", o.Response)
 	}
 	if o.RemoteAddr != w.listener.Addr().String() || o.At.Before(before.Add(-time.Second)) {
 		t.Errorf("sent to %s at %s", o.RemoteAddr, o.At)
@@ -80,13 +80,13 @@ func TestADelivery(t *testing.T) {
 	}
 	again := w.send()
 	if d := again.Timings; again.Error != "" || d.Connect != 0 || d.TLS != 0 || again.RemoteAddr != o.RemoteAddr {
-		t.Errorf("over the kept connection: %+v", again)
+		t.Errorf("over the reused connection: %+v", again)
 	}
 	<-requests
 	<-bodies
 }
 
-// Secrets of both kinds, and what a receiver makes of them: the one of the specification verifies with its own library.
+// Generated and custom secrets, verified with the library of Standard Webhooks.
 func TestSignatures(t *testing.T) {
 	now := time.Now()
 	whsec, old := proto.NewWebhookSecret(), proto.NewWebhookSecret()
@@ -97,10 +97,10 @@ func TestSignatures(t *testing.T) {
 		refuse   []string
 		hex      string
 	}{
-		"generated":    {proto.Webhook{Secret: whsec}, []string{whsec}, []string{old}, whsec},
-		"of one's own": {proto.Webhook{Secret: plain}, []string{plain}, []string{whsec}, plain},
-		"rotated":      {proto.Webhook{Secret: whsec, OldSecret: old, OldUntil: now.Add(time.Hour)}, []string{whsec, old}, []string{plain}, whsec},
-		"mixed":        {proto.Webhook{Secret: plain, OldSecret: old, OldUntil: now.Add(time.Hour)}, []string{plain, old}, []string{whsec}, plain},
+		"generated": {proto.Webhook{Secret: whsec}, []string{whsec}, []string{old}, whsec},
+		"custom":    {proto.Webhook{Secret: plain}, []string{plain}, []string{whsec}, plain},
+		"rotated":   {proto.Webhook{Secret: whsec, OldSecret: old, OldUntil: now.Add(time.Hour)}, []string{whsec, old}, []string{plain}, whsec},
+		"mixed":     {proto.Webhook{Secret: plain, OldSecret: old, OldUntil: now.Add(time.Hour)}, []string{plain, old}, []string{whsec}, plain},
 		"rotation over": {
 			proto.Webhook{Secret: whsec, OldSecret: old, OldUntil: now.Add(-time.Hour)}, []string{whsec}, []string{old}, whsec,
 		},
@@ -109,7 +109,7 @@ func TestSignatures(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			headers := make(chan http.Header, 1)
-			w.serve(w.good(), func(_ http.ResponseWriter, r *http.Request) { headers <- r.Header })
+			w.serve(w.valid(), func(_ http.ResponseWriter, r *http.Request) { headers <- r.Header })
 			w.settings.Secret, w.settings.OldSecret, w.settings.OldUntil = test.settings.Secret, test.settings.OldSecret, test.settings.OldUntil
 			if o := w.send(); o.Error != "" {
 				t.Fatalf("got %+v", o)
@@ -152,16 +152,16 @@ func TestSignatures(t *testing.T) {
 	}
 }
 
-func TestNothingIsSentWithASecretThatCannotSign(t *testing.T) {
+func TestInvalidSecretSendsNothing(t *testing.T) {
 	w := newWorld(t)
 	w.settings.Secret = "whsec_short"
 	w.wantError(w.send(), proto.DeliveryInternal, "set it anew")
 }
 
-func TestSignatureHeadersAreASetting(t *testing.T) {
+func TestSignatureHeadersAreConfigurable(t *testing.T) {
 	w := newWorld(t)
 	headers := make(chan http.Header, 1)
-	w.serve(w.good(), func(_ http.ResponseWriter, r *http.Request) { headers <- r.Header })
+	w.serve(w.valid(), func(_ http.ResponseWriter, r *http.Request) { headers <- r.Header })
 	w.settings.Secret, w.settings.SignatureHeaders = proto.NewWebhookSecret(), []string{"X-Hub-Signature-256"}
 	if o := w.send(); o.Error != "" {
 		t.Fatalf("got %+v", o)
@@ -172,10 +172,9 @@ func TestSignatureHeadersAreASetting(t *testing.T) {
 	}
 }
 
-// HTTP/2 where the receiver speaks it.
 func TestHTTP2(t *testing.T) {
 	w := newWorld(t)
-	config := w.good()
+	config := w.valid()
 	config.NextProtos = nil
 	long := make(chan bool, 1)
 	w.serve(config, func(rw http.ResponseWriter, _ *http.Request) {
@@ -200,10 +199,10 @@ func TestHTTP2(t *testing.T) {
 	}
 }
 
-// A receiver that sends every request to another connection gets no more than a few.
-func TestAReceiverThatSendsAllAway(t *testing.T) {
+// A receiver that answers every request with GOAWAY gets maxConnections connections.
+func TestGoAwayOnEveryConnection(t *testing.T) {
 	w := newWorld(t)
-	config := w.good()
+	config := w.valid()
 	config.NextProtos = []string{"h2"}
 	var connections atomic.Int32
 	w.acceptRaw(func(conn net.Conn) {
@@ -220,19 +219,19 @@ func TestAReceiverThatSendsAllAway(t *testing.T) {
 			}
 			if _, ok := frame.(*http2.HeadersFrame); ok {
 				_ = framer.WriteGoAway(0, http2.ErrCodeNo, nil)
-				_, _ = io.Copy(io.Discard, secure) // else it may be the end of the connection that is noticed, by who writes
+				_, _ = io.Copy(io.Discard, secure) // else the sender may notice the closed connection first
 				return
 			}
 		}
 	})
 	w.wantError(w.send(), proto.DeliveryBroken, "on every connection")
 	if n := connections.Load(); n > 10 {
-		t.Errorf("it got %d connections", n)
+		t.Errorf("%d connections", n)
 	}
 }
 
-// Answers other than 2xx are failures whatever they ask for; where they lead to is never asked.
-func TestAnswers(t *testing.T) {
+// Responses other than 2xx are failures, and redirects are not followed.
+func TestStatusCodes(t *testing.T) {
 	var elsewhere atomic.Int32
 	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) }))
 	defer other.Close()
@@ -268,7 +267,7 @@ func TestAnswers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			var asked atomic.Int32
-			w.serve(w.good(), func(rw http.ResponseWriter, _ *http.Request) {
+			w.serve(w.valid(), func(rw http.ResponseWriter, _ *http.Request) {
 				asked.Add(1)
 				for name, value := range test.header {
 					rw.Header().Set(name, value)
@@ -285,10 +284,10 @@ func TestAnswers(t *testing.T) {
 				t.Errorf("got status %d, %q", o.Status, o.Response)
 			}
 			if o.RetryAfter < test.after[0] || o.RetryAfter > test.after[1] {
-				t.Errorf("asks to wait %s, want %s", o.RetryAfter, test.after)
+				t.Errorf("Retry-After is %s, want %s", o.RetryAfter, test.after)
 			}
 			if asked.Load() != 1 {
-				t.Errorf("asked %d times", asked.Load())
+				t.Errorf("%d requests", asked.Load())
 			}
 		})
 	}
@@ -310,7 +309,7 @@ func TestBodiesStayCompressed(t *testing.T) {
 	}
 	w := newWorld(t)
 	asked := make(chan string, 1)
-	w.serve(w.good(), func(rw http.ResponseWriter, r *http.Request) {
+	w.serve(w.valid(), func(rw http.ResponseWriter, r *http.Request) {
 		asked <- r.Header.Get("Accept-Encoding")
 		rw.Header().Set("Content-Encoding", "gzip")
 		_, _ = rw.Write(bomb.Bytes())
@@ -324,11 +323,11 @@ func TestBodiesStayCompressed(t *testing.T) {
 	}
 }
 
-// The recorded head of an answer is valid UTF-8 of bounded length, wherever the cut falls.
-func TestLongAnswersAreCut(t *testing.T) {
+// The recorded head is valid UTF-8 of bounded length, wherever it is cut.
+func TestLongResponsesAreTruncated(t *testing.T) {
 	for _, text := range []string{strings.Repeat("é", 10_000), "x" + strings.Repeat("€", 10_000), strings.Repeat("\xffa", 10_000), strings.Repeat("😀", 10_000)} {
 		w := newWorld(t)
-		w.serve(w.good(), func(rw http.ResponseWriter, _ *http.Request) {
+		w.serve(w.valid(), func(rw http.ResponseWriter, _ *http.Request) {
 			rw.WriteHeader(http.StatusTeapot)
 			_, _ = io.WriteString(rw, text)
 		})
@@ -339,8 +338,8 @@ func TestLongAnswersAreCut(t *testing.T) {
 	}
 }
 
-// An answer of 2xx is a success once its head is there, whatever its body does.
-func TestBodiesOfSuccesses(t *testing.T) {
+// A 2xx status is a success, whatever happens to the body.
+func TestBrokenBodiesOfSuccesses(t *testing.T) {
 	for name, test := range map[string]struct {
 		receive func(ctx context.Context, conn net.Conn)
 		detail  string
@@ -385,7 +384,7 @@ func TestBodiesOfSuccesses(t *testing.T) {
 	}
 }
 
-// resetAfter writes and then breaks the connection rather than ending it.
+// resetAfter writes and then resets the connection.
 func resetAfter(conn net.Conn, text string) {
 	write(conn, text)
 	inner := conn
@@ -396,7 +395,7 @@ func resetAfter(conn net.Conn, text string) {
 	_ = inner.Close()
 }
 
-// drip writes a byte now and then, for as long as somebody takes them.
+// drip writes a byte every 50 ms until the sender closes the connection.
 func drip(ctx context.Context, conn net.Conn) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -412,7 +411,7 @@ func drip(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// wait holds a connection until the other side has closed it.
+// wait keeps a connection open until the sender closes it.
 func wait(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }
 
 func TestBadReceivers(t *testing.T) {
@@ -424,7 +423,7 @@ func TestBadReceivers(t *testing.T) {
 		class   proto.DeliveryError
 		detail  string
 	}{
-		"nobody":        {long, func(w *world) { _ = w.listener.Close() }, proto.DeliveryConnect, "connection refused"},
+		"not listening": {long, func(w *world) { _ = w.listener.Close() }, proto.DeliveryConnect, "connection refused"},
 		"never accepts": {short, func(*world) {}, proto.DeliveryTimeout, "in the TLS handshake"},
 		"never answers": {proto.Seconds(3 * time.Second), func(w *world) { w.accept(wait) }, proto.DeliveryTimeout, "while waiting for an answer"},
 		"byte by byte": {short, func(w *world) {
@@ -433,7 +432,7 @@ func TestBadReceivers(t *testing.T) {
 				drip(w.t.Context(), conn)
 			})
 		}, proto.DeliveryTimeout, ""},
-		"only goes on": {short, func(w *world) {
+		"early hints only": {short, func(w *world) {
 			w.accept(func(conn net.Conn) {
 				write(conn, "HTTP/1.1 103 Early Hints\r\n\r\n")
 				wait(conn)
@@ -500,7 +499,7 @@ func switches(conn net.Conn) {
 	wait(conn)
 }
 
-func TestURLsThatMayNotBeSentTo(t *testing.T) {
+func TestRefusedURLs(t *testing.T) {
 	w := newWorld(t)
 	for url, want := range map[string]string{
 		"https://10.0.0.1/":   "must name a host",
@@ -518,10 +517,10 @@ func TestURLsThatMayNotBeSentTo(t *testing.T) {
 	}
 }
 
-func TestWhatIsCutOffIsNotTheReceiversFault(t *testing.T) {
+func TestCancelledAttemptIsInternal(t *testing.T) {
 	w := newWorld(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	w.serve(w.good(), func(_ http.ResponseWriter, r *http.Request) {
+	w.serve(w.valid(), func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		cancel()
 		<-r.Context().Done()
@@ -530,14 +529,14 @@ func TestWhatIsCutOffIsNotTheReceiversFault(t *testing.T) {
 	w.wantError(o, proto.DeliveryInternal, "broken off while")
 }
 
-// A receiver that closes kept connections costs no attempt: the request goes out again on a new one.
-func TestAKeptConnectionThatIsDead(t *testing.T) {
+// If an idle connection is dead, the request is repeated on a new connection.
+func TestDeadIdleConnection(t *testing.T) {
 	w := newWorld(t)
 	var connections atomic.Int32
 	w.accept(func(conn net.Conn) {
 		first := connections.Add(1) == 1
 		write(conn, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-		if first { // the next request is read, and not answered
+		if first { // reads the next request without answering it
 			_, _ = io.ReadFull(conn, make([]byte, 1))
 			return
 		}

@@ -14,10 +14,11 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// sign sets the headers that tell a receiver which delivery this is, when it was sent, and that it is ours.
+// sign sets the headers with the id, the time and the signatures of a delivery.
 //
-// The hexadecimal signature is keyed with the characters of the present secret, and covers the body. That of Standard Webhooks is
-// keyed with the bytes that a secret stands for, covers id and time as well, and is made with every secret that holds.
+// The hexadecimal signature covers the body and is keyed with the characters of the current secret.
+// The Standard Webhooks signatures cover id, time and body. There is one for each valid secret,
+// keyed with the decoded secret.
 func sign(h http.Header, p *Post, at time.Time) error {
 	if secret := p.Settings.Secret; secret != "" {
 		signature := "sha256=" + hex.EncodeToString(authenticate([]byte(secret), p.Body))
@@ -43,7 +44,7 @@ func sign(h http.Header, p *Post, at time.Time) error {
 	return nil
 }
 
-// authenticate gives the HMAC-SHA256 of the parts, one after the other.
+// authenticate returns the HMAC-SHA256 of the concatenated parts.
 func authenticate(key []byte, parts ...[]byte) []byte {
 	mac := hmac.New(sha256.New, key)
 	for _, part := range parts {

@@ -15,8 +15,8 @@ import (
 	"github.com/bullpen-run/bullpen/webhook/send"
 )
 
-// webhooks is what the webhook role is made of, and what the gateway asks about webhooks. It sends the results of executions to their
-// receivers while it leads.
+// webhooks is the webhook role: it sends the results of executions to their receivers while this
+// process leads. The gateway uses its settings, guard and deliveries.
 type webhooks struct {
 	*system
 	settings   *registry.Webhooks
@@ -42,22 +42,23 @@ func (s *system) openWebhooks(ctx context.Context) (*webhooks, error) {
 	store := &deliveries.Store{Set: s.set}
 	w := &webhooks{system: s, settings: settings, guard: urls, deliveries: store, dispatcher: &webhook.Dispatcher{
 		Deliveries: store, Records: s.queue, Settings: settings, Endpoints: settings,
-		Sender: &send.Sender{Guard: urls, UserAgent: "bullpen/" + Version()},
-		Lane:   s.cfg.WebhookConcurrency, MaxBody: int(s.cfg.WebhookMaxBody), ResultURL: s.cfg.resultURL, Log: s.log,
-		Now: time.Now, Attempted: s.metrics.WebhookAttempted,
+		Sender:       &send.Sender{Guard: urls, UserAgent: "bullpen/" + Version()},
+		MaxPerOrigin: s.cfg.WebhookConcurrency, MaxBody: int(s.cfg.WebhookMaxBody), ResultURL: s.cfg.resultURL, Log: s.log,
+		Now: time.Now, OnAttempt: s.metrics.WebhookAttempted,
 	}}
 	s.metrics.PendingWebhooks(w.dispatcher.Pending)
 	return w, nil
 }
 
-// resultURL is where clients find the result of an execution.
+// resultURL returns the URL of an execution's result.
 func (c *Config) resultURL(id proto.TraceID) string {
 	return c.PublicURL + "/v1/executions/" + string(id)
 }
 
-// run leads when it can, until ctx ends and what was on its way has ended, or has been waited for long enough.
+// run campaigns and sends until ctx is done. It then waits for the attempts in flight, for the drain
+// time at most.
 func (w *webhooks) run(ctx context.Context) error {
-	cut, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	abort, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	stop := afterDrain(ctx, w.cfg.Drain, cancel)
 	defer stop()
@@ -68,23 +69,23 @@ func (w *webhooks) run(ctx context.Context) error {
 	defer timers.Close()
 	w.dispatcher.Timers = timers
 	elector := leader.Elector{Set: w.set, Name: "webhook-dispatcher", Instance: w.instance, Log: w.log}
-	elector.Run(ctx, func(term context.Context, _ *leader.Term) error { return w.lead(term, cut, timers) })
+	elector.Run(ctx, func(term context.Context, _ *leader.Term) error { return w.lead(term, abort, timers) })
 	return nil
 }
 
-// lead sends what is due until the term or cut ends.
-func (w *webhooks) lead(term, cut context.Context, timers *timer.Timers) (err error) {
+// lead sends deliveries until term is done. Attempts in flight are aborted when abort is done.
+func (w *webhooks) lead(term, abort context.Context, timers *timer.Timers) (err error) {
 	ctx, cancel := context.WithCancel(term)
-	woken := make(chan error, 1)
-	go func() { woken <- timers.Run(ctx, w.dispatcher.Wake) }()
+	timersDone := make(chan error, 1)
+	go func() { timersDone <- timers.Run(ctx, w.dispatcher.Wake) }()
 	defer func() {
 		cancel()
-		err = errors.Join(err, <-woken)
+		err = errors.Join(err, <-timersDone)
 	}()
-	untest, err := w.deliveries.ServeTests(cut, w.dispatcher.Test)
+	stop, err := w.deliveries.ServeTests(abort, w.dispatcher.Test)
 	if err != nil {
 		return err
 	}
-	defer untest()
-	return w.dispatcher.Lead(ctx, cut)
+	defer stop()
+	return w.dispatcher.Lead(ctx, abort)
 }
