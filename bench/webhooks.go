@@ -186,9 +186,9 @@ func openHooks(ctx context.Context, dir string) (h *hooks, err error) {
 	}
 	d := &webhook.Dispatcher{
 		Deliveries: h.store, Records: &queue.Queue{Set: h.set}, Settings: settings, Endpoints: settings, Timers: h.timers,
-		Sender: &send.Sender{Guard: urls, UserAgent: "bullpen/bench"}, Lane: 5, MaxBody: 1 << 20, Log: quiet,
+		Sender: &send.Sender{Guard: urls, UserAgent: "bullpen/bench"}, MaxPerOrigin: 5, MaxBody: 1 << 20, Log: quiet,
 		ResultURL: func(id proto.TraceID) string { return "/v1/executions/" + string(id) },
-		Attempted: func(*proto.Delivery, *proto.DeliveryAttempt) {},
+		OnAttempt: func(*proto.Delivery, *proto.DeliveryAttempt) {},
 		Now:       time.Now,
 	}
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
