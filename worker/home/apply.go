@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bullpen-run/bullpen/worker/home/layer"
+	"github.com/bullpen-run/bullpen/storage/thread/layer"
 )
 
 // Limits are what a caller allows a layer to be; see layer.Limits.

@@ -21,8 +21,8 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/bullpen-run/bullpen/storage/thread/layer"
 	"github.com/bullpen-run/bullpen/worker/home"
-	"github.com/bullpen-run/bullpen/worker/home/layer"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bullpen-run/bullpen/worker/home/layer"
+	"github.com/bullpen-run/bullpen/storage/thread/layer"
 )
 
 // extents are the parts of a file that are not holes.

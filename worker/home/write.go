@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bullpen-run/bullpen/worker/home/layer"
+	"github.com/bullpen-run/bullpen/storage/thread/layer"
 )
 
 // writer writes a tree that was scanned.

@@ -11,8 +11,8 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/leader"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
-	"github.com/bullpen-run/bullpen/worker/home/layer"
-	"github.com/bullpen-run/bullpen/worker/thread"
+	"github.com/bullpen-run/bullpen/storage/thread"
+	"github.com/bullpen-run/bullpen/storage/thread/layer"
 )
 
 // versions are the versions of threads in the store.

@@ -20,10 +20,10 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/worker"
 	"github.com/bullpen-run/bullpen/worker/home"
+	"github.com/bullpen-run/bullpen/worker/home/cache"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
 	"github.com/bullpen-run/bullpen/worker/jail/nsjail"
-	"github.com/bullpen-run/bullpen/worker/thread/keep"
 )
 
 // openPause is the pause between attempts to set up a worker.
@@ -165,21 +165,21 @@ func (r *workerRole) openHomes(ctx context.Context, maker *nsjail.Maker, c *clos
 	r.notes = lock // no other process has it, and the next one that takes the number finds it
 	owners := &home.Owners{}
 	*c = append(*c, owners.Close)
-	keeper, err := keep.Open(keep.Config{
+	homeCache, err := cache.Open(cache.Config{
 		Dir: filepath.Join(dir, strconv.Itoa(number)), Most: int64(r.cfg.HomeCache), Versions: r.versions(), Heads: r.threads, Owners: owners, Log: r.log,
 	})
 	if err != nil {
 		return nil, nil, err
 	}
-	*c = append(*c, keeper.Close)
-	return homes{keeper}, maker.TryHome(ctx, jailSpec()), nil
+	*c = append(*c, homeCache.Close)
+	return homes{homeCache}, maker.TryHome(ctx, jailSpec()), nil
 }
 
-// homes gives the worker a keeper under its own interface.
-type homes struct{ keeper *keep.Keeper }
+// homes adapts a cache of homes to [worker.Homes].
+type homes struct{ cache *cache.Cache }
 
 func (h homes) CheckOut(ctx context.Context, job *proto.Job) (worker.Home, error) {
-	home, err := h.keeper.CheckOut(ctx, job)
+	home, err := h.cache.CheckOut(ctx, job)
 	if err != nil {
 		return nil, err
 	}

@@ -1,10 +1,10 @@
-// Package keep gives the executions of a worker the homes of their threads. It keeps the newest version of each thread that was lately used
+// Package cache gives the executions of a worker the homes of their threads. It keeps the newest version of each thread that was lately used
 // here as a directory, so that a home is ready without being fetched, and stores what an execution changed as the next version.
 //
 // A version's directory is the lower one of a home's overlay. Nobody changes it while there is a home on it. When its successor is the thread's
 // newest version, the directory is made into that one, in the time that the change takes; it has no name of its own meanwhile, so that
 // what a killed process leaves is never taken for a version.
-package keep
+package cache
 
 import (
 	"bytes"
@@ -25,8 +25,8 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/storage/thread"
 	"github.com/bullpen-run/bullpen/worker/home"
-	"github.com/bullpen-run/bullpen/worker/thread"
 )
 
 // Heads are the heads of threads.
@@ -64,8 +64,8 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// Keeper keeps homes. It is safe for concurrent use.
-type Keeper struct {
+// Cache keeps homes. It is safe for concurrent use.
+type Cache struct {
 	cfg  Config
 	work sync.WaitGroup // in the background
 
@@ -125,8 +125,8 @@ func of(v *proto.Version) version {
 }
 
 // Open opens a keeper.
-func Open(cfg Config) (*Keeper, error) {
-	k := &Keeper{cfg: cfg, places: map[string]*place{}}
+func Open(cfg Config) (*Cache, error) {
+	k := &Cache{cfg: cfg, places: map[string]*place{}}
 	err := os.MkdirAll(cfg.Dir, dirMode)
 	if err == nil {
 		err = k.sweep()
@@ -140,7 +140,7 @@ func Open(cfg Config) (*Keeper, error) {
 
 // Close ends what goes on in the background, and waits for that. Homes that were given out must have been closed. What is kept stays for the
 // next one.
-func (k *Keeper) Close() error {
+func (k *Cache) Close() error {
 	k.mu.Lock()
 	k.closed = true
 	for _, p := range k.places {
@@ -153,7 +153,7 @@ func (k *Keeper) Close() error {
 
 // sweep removes what a process left that was killed, and, after a restart of the machine, everything: files are not synced to disk one by
 // one, and a power failure may have emptied some.
-func (k *Keeper) sweep() error {
+func (k *Cache) sweep() error {
 	boot, err := os.ReadFile(bootID)
 	if err != nil {
 		return err
@@ -193,10 +193,10 @@ func newPlace(thread string) *place {
 	return &place{thread: thread, turn: make(chan struct{}, 1), compacts: func() {}}
 }
 
-func (k *Keeper) path(name string) string { return filepath.Join(k.cfg.Dir, name) }
+func (k *Cache) path(name string) string { return filepath.Join(k.cfg.Dir, name) }
 
 // take gives the place of a thread to one more user.
-func (k *Keeper) take(thread string) *place {
+func (k *Cache) take(thread string) *place {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	p := k.places[thread]
@@ -209,7 +209,7 @@ func (k *Keeper) take(thread string) *place {
 }
 
 // leave takes a user away.
-func (k *Keeper) leave(p *place) {
+func (k *Cache) leave(p *place) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	p.users--
@@ -239,7 +239,7 @@ func (p *place) enter(ctx context.Context) error {
 func (p *place) exit() { <-p.turn }
 
 // settled notes what a place has now. It is called with its turn.
-func (k *Keeper) settled(p *place, at version) {
+func (k *Cache) settled(p *place, at version) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	p.at, p.cost = at, at.cost
@@ -247,7 +247,7 @@ func (k *Keeper) settled(p *place, at version) {
 }
 
 // evict removes homes that nobody uses while there is too much. It is called with mu held.
-func (k *Keeper) evict() {
+func (k *Cache) evict() {
 	total := int64(0)
 	var idle []*place
 	for _, p := range k.places {
@@ -271,7 +271,7 @@ func (k *Keeper) evict() {
 }
 
 // discard removes a place's directory. Nobody uses it any more.
-func (k *Keeper) discard(p *place) {
+func (k *Cache) discard(p *place) {
 	if p.at.number == 0 {
 		return
 	}
@@ -284,7 +284,7 @@ func (k *Keeper) discard(p *place) {
 	k.work.Go(func() { k.removeAll(away) })
 }
 
-func (k *Keeper) removeAll(dir string) {
+func (k *Cache) removeAll(dir string) {
 	if err := os.RemoveAll(dir); err != nil {
 		k.cfg.Log.Warn("what is left of a home could not be removed", "directory", dir, "error", err)
 	}
@@ -292,7 +292,7 @@ func (k *Keeper) removeAll(dir string) {
 
 // prepare makes a place have a version, and gives the place: another one where a home is on it that has an older version. It is called
 // with the place's turn, which goes with it.
-func (k *Keeper) prepare(ctx context.Context, p *place, t *proto.Thread) (*place, error) {
+func (k *Cache) prepare(ctx context.Context, p *place, t *proto.Thread) (*place, error) {
 	want := of(t.Version)
 	if p.at.number == want.number && p.at.digest == want.digest {
 		return p, nil
@@ -317,7 +317,7 @@ func (k *Keeper) prepare(ctx context.Context, p *place, t *proto.Thread) (*place
 }
 
 // replace puts an empty place where one is that is still needed as it is, and gives the turn of the one back for that of the other.
-func (k *Keeper) replace(p *place) *place {
+func (k *Cache) replace(p *place) *place {
 	k.mu.Lock()
 	next := newPlace(p.thread)
 	next.turn <- struct{}{}
@@ -330,7 +330,7 @@ func (k *Keeper) replace(p *place) *place {
 }
 
 // make makes the directory of a thread's newest version.
-func (k *Keeper) make(ctx context.Context, p *place, t *proto.Thread) error {
+func (k *Cache) make(ctx context.Context, p *place, t *proto.Thread) error {
 	err := k.makeOnce(ctx, p, t)
 	if errors.Is(err, proto.ErrCorrupt) { // on its way perhaps; from the start, for some of it may have been applied
 		k.cfg.Log.Warn("a home was fetched wrong, and is fetched again", "org", t.Org, "thread", t.ID, "error", err)
@@ -340,7 +340,7 @@ func (k *Keeper) make(ctx context.Context, p *place, t *proto.Thread) error {
 }
 
 // makeOnce makes it out of the directory that is there, if that is one of the versions before. After an error there is none.
-func (k *Keeper) makeOnce(ctx context.Context, p *place, t *proto.Thread) error {
+func (k *Cache) makeOnce(ctx context.Context, p *place, t *proto.Thread) error {
 	work := k.path(workPrefix + rand.Text())
 	layers := t.Version.Layers
 	known := slices.ContainsFunc(t.History, func(v proto.Version) bool { return v.Number == p.at.number && v.Manifest.Digest == p.at.digest })

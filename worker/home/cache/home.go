@@ -1,4 +1,4 @@
-package keep
+package cache
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 
 // Home is a thread's home for one execution. It is used by one goroutine.
 type Home struct {
-	k       *Keeper
+	k       *Cache
 	job     *proto.Job
 	head    *proto.Thread
 	place   *place
@@ -34,7 +34,7 @@ type Home struct {
 const headPatience = 20 * time.Second
 
 // CheckOut gives the home of the job's thread as it is now. It must be closed.
-func (k *Keeper) CheckOut(ctx context.Context, job *proto.Job) (*Home, error) {
+func (k *Cache) CheckOut(ctx context.Context, job *proto.Job) (*Home, error) {
 	asked, cancel := context.WithTimeout(ctx, headPatience)
 	defer cancel()
 	t, err := k.cfg.Heads.Get(asked, job.Org, job.ThreadID)
@@ -159,7 +159,7 @@ func (h *Home) Close(committed bool) error {
 }
 
 // release takes a home off its place. It is called with the place's turn, which it gives back.
-func (k *Keeper) release(p *place) {
+func (k *Cache) release(p *place) {
 	p.homes--
 	p.exit()
 	k.leave(p)

@@ -10,7 +10,7 @@ import (
 	"io"
 	"slices"
 
-	"github.com/bullpen-run/bullpen/worker/home/layer"
+	"github.com/bullpen-run/bullpen/storage/thread/layer"
 )
 
 // keptFrames is how many unpacked frames an export keeps: files that follow each other are often in the same ones.

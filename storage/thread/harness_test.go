@@ -28,9 +28,9 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/streamtest"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 	"github.com/bullpen-run/bullpen/storage/blob"
+	"github.com/bullpen-run/bullpen/storage/thread"
+	"github.com/bullpen-run/bullpen/storage/thread/layer"
 	"github.com/bullpen-run/bullpen/worker/home"
-	"github.com/bullpen-run/bullpen/worker/home/layer"
-	"github.com/bullpen-run/bullpen/worker/thread"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -1,4 +1,4 @@
-package keep_test
+package cache_test
 
 import (
 	"crypto/rand"

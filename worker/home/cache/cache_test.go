@@ -1,4 +1,4 @@
-package keep_test
+package cache_test
 
 import (
 	"bytes"
@@ -19,11 +19,11 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/storage/blob"
+	"github.com/bullpen-run/bullpen/storage/thread"
+	"github.com/bullpen-run/bullpen/storage/thread/layer"
 	"github.com/bullpen-run/bullpen/worker/home"
-	"github.com/bullpen-run/bullpen/worker/home/layer"
+	"github.com/bullpen-run/bullpen/worker/home/cache"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
-	"github.com/bullpen-run/bullpen/worker/thread"
-	"github.com/bullpen-run/bullpen/worker/thread/keep"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -162,9 +162,9 @@ func (w *world) commit(id string, c *proto.Commit) {
 }
 
 // worker opens a keeper in a directory of that name.
-func (w *world) worker(name string, most int64) *keep.Keeper {
+func (w *world) worker(name string, most int64) *cache.Cache {
 	w.t.Helper()
-	k, err := keep.Open(keep.Config{
+	k, err := cache.Open(cache.Config{
 		Dir: filepath.Join(w.base, name), Most: most, Versions: &thread.Versions{Blobs: w.blobs}, Heads: w, Owners: w.owners,
 		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
@@ -175,7 +175,7 @@ func (w *world) worker(name string, most int64) *keep.Keeper {
 }
 
 // enter checks a home out and mounts it; dir is where it is.
-func (w *world) enter(k *keep.Keeper, j *proto.Job) (h *keep.Home, dir string) {
+func (w *world) enter(k *cache.Cache, j *proto.Job) (h *cache.Home, dir string) {
 	w.t.Helper()
 	h, err := k.CheckOut(w.t.Context(), j)
 	if err != nil {
@@ -196,7 +196,7 @@ func (w *world) enter(k *keep.Keeper, j *proto.Job) (h *keep.Home, dir string) {
 }
 
 // run checks a home out, lets f change it, and saves and commits what came of it.
-func (w *world) run(k *keep.Keeper, id string, f func(dir string)) *proto.Commit {
+func (w *world) run(k *cache.Cache, id string, f func(dir string)) *proto.Commit {
 	w.t.Helper()
 	h, dir := w.enter(k, w.job(id))
 	f(dir)
@@ -213,7 +213,7 @@ func (w *world) run(k *keep.Keeper, id string, f func(dir string)) *proto.Commit
 	return c
 }
 
-func (w *world) close(k *keep.Keeper) {
+func (w *world) close(k *cache.Cache) {
 	w.t.Helper()
 	if err := k.Close(); err != nil {
 		w.t.Error(err)
@@ -289,7 +289,7 @@ func TestProgramIsNotPartOfTheHome(t *testing.T) {
 	w := newWorld(t)
 	k := w.worker("one", 1<<30)
 	defer w.close(k)
-	place := func(h *keep.Home, want string) {
+	place := func(h *cache.Home, want string) {
 		t.Helper()
 		name, err := h.Place("main.py", []byte("print(1)"))
 		if err != nil || name != want {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/worker/thread"
+	"github.com/bullpen-run/bullpen/storage/thread"
 )
 
 const mib = 1 << 20

@@ -1,4 +1,4 @@
-package keep
+package cache
 
 import (
 	"context"
@@ -9,8 +9,8 @@ import (
 	"os"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/storage/thread"
 	"github.com/bullpen-run/bullpen/worker/home"
-	"github.com/bullpen-run/bullpen/worker/thread"
 )
 
 // mustCompact is how many layers a version may have before an execution waits for them to be made one.
@@ -18,7 +18,7 @@ const mustCompact = 256
 
 // follow makes the directory of a home's version that of the one which was just committed, in the background: the next execution finds it
 // ready, or waits for the rest.
-func (k *Keeper) follow(h *Home) {
+func (k *Cache) follow(h *Home) {
 	h.place.homes--
 	k.work.Go(func() {
 		defer k.leave(h.place)
@@ -34,7 +34,7 @@ func (k *Keeper) follow(h *Home) {
 }
 
 // advance is called with the place's turn.
-func (k *Keeper) advance(h *Home) error {
+func (k *Cache) advance(h *Home) error {
 	p, old, next := h.place, of(h.head.Version), of(h.saved.head.Version)
 	if p.homes > 0 || p.gone || p.at != old {
 		return nil // an execution that lost its lease is still on it, or another place has been made
@@ -64,7 +64,7 @@ func (k *Keeper) advance(h *Home) error {
 }
 
 // compact stores a version as one layer if it has too many, until the next execution wants the home.
-func (k *Keeper) compact(h *Home) {
+func (k *Cache) compact(h *Home) {
 	v := h.saved.head.Version
 	if !thread.Long(v) {
 		return
@@ -100,7 +100,7 @@ func (k *Keeper) compact(h *Home) {
 }
 
 // putFull stores a directory as one layer.
-func (k *Keeper) putFull(ctx context.Context, org string, number int64, dir string) (proto.Layer, error) {
+func (k *Cache) putFull(ctx context.Context, org string, number int64, dir string) (proto.Layer, error) {
 	spool, err := k.spool()
 	if err != nil {
 		return proto.Layer{}, err
@@ -115,7 +115,7 @@ func (k *Keeper) putFull(ctx context.Context, org string, number int64, dir stri
 }
 
 // interrupt ends a compaction that the next execution would wait for, unless it has become urgent.
-func (k *Keeper) interrupt(p *place, t *proto.Thread) {
+func (k *Cache) interrupt(p *place, t *proto.Thread) {
 	if t.Version != nil && len(t.Version.Layers) >= mustCompact {
 		return
 	}

@@ -2,7 +2,7 @@ package thread
 
 import (
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/worker/home/layer"
+	"github.com/bullpen-run/bullpen/storage/thread/layer"
 )
 
 const (

@@ -1,4 +1,4 @@
-package keep
+package cache
 
 import (
 	"context"
@@ -15,9 +15,9 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
+	"github.com/bullpen-run/bullpen/storage/thread"
+	"github.com/bullpen-run/bullpen/storage/thread/layer"
 	"github.com/bullpen-run/bullpen/worker/home"
-	"github.com/bullpen-run/bullpen/worker/home/layer"
-	"github.com/bullpen-run/bullpen/worker/thread"
 )
 
 // saved is what was stored of a home.
@@ -130,7 +130,7 @@ func (h *Home) commit(ctx context.Context, spool *os.File, sum *digesting, stats
 }
 
 // putLayer stores a layer.
-func (k *Keeper) putLayer(ctx context.Context, org string, version int64, spool *os.File, sum *digesting, stats home.Stats) (proto.Layer, error) {
+func (k *Cache) putLayer(ctx context.Context, org string, version int64, spool *os.File, sum *digesting, stats home.Stats) (proto.Layer, error) {
 	l := proto.Layer{
 		Blob:    proto.Blob{Key: thread.LayerKey(org), Size: sum.size, Digest: thread.DigestName(home.Digest(sum.sum.Sum(nil)))},
 		Version: version, Index: stats.Layout.Index, IndexDigest: thread.DigestName(stats.Layout.IndexDigest), Objects: int64(len(stats.Objects)),
@@ -139,14 +139,14 @@ func (k *Keeper) putLayer(ctx context.Context, org string, version int64, spool 
 }
 
 // storeObject stores the content of large files.
-func (k *Keeper) storeObject(org string) home.Store {
+func (k *Cache) storeObject(org string) home.Store {
 	return func(ctx context.Context, digest home.Digest, size int64, content io.ReaderAt) error {
 		return k.cfg.Versions.PutObject(ctx, org, digest, size, content)
 	}
 }
 
 // spool makes a file without a name, which is gone when it is closed.
-func (k *Keeper) spool() (*os.File, error) {
+func (k *Cache) spool() (*os.File, error) {
 	f, err := os.OpenFile(k.cfg.Dir, os.O_RDWR|unix.O_TMPFILE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("make room for a layer: %w", err)

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/worker/thread"
+	"github.com/bullpen-run/bullpen/storage/thread"
 )
 
 func TestManifests(t *testing.T) {

@@ -1,7 +1,7 @@
 // Package thread keeps the versions of threads' homes in a blob store and reads them there: what is in a home is listed, opened, exported
 // and forked without making the home, and nothing here touches a file system.
 //
-// A version is a chain of layers (see package home/layer). Its tree is made by merging the layers' indexes, as home.Apply makes a
+// A version is a chain of layers (see package layer). Its tree is made by merging the layers' indexes, as home.Apply makes a
 // directory of them; content is read from the store when it is asked for, by the frames or the object that have it. Everything that is
 // read is verified: a head names the digest of a manifest and of indexes, an index those of frames and objects. Only a part of an object
 // that is not the whole of it, and a part of a staged file, are as the store gives them.

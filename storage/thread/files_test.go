@@ -17,8 +17,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/worker/home/layer"
-	"github.com/bullpen-run/bullpen/worker/thread"
+	"github.com/bullpen-run/bullpen/storage/thread"
+	"github.com/bullpen-run/bullpen/storage/thread/layer"
 )
 
 // component and path are few names, so that operations meet.

@@ -1,4 +1,4 @@
-package keep
+package cache
 
 import (
 	"bytes"
@@ -9,8 +9,8 @@ import (
 	"sync"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/storage/thread"
 	"github.com/bullpen-run/bullpen/worker/home"
-	"github.com/bullpen-run/bullpen/worker/thread"
 )
 
 const (
@@ -29,7 +29,7 @@ type fetched struct {
 }
 
 // apply makes dir, which is the version before the first of layers, the version of the last.
-func (k *Keeper) apply(ctx context.Context, dir, org string, layers []proto.Layer) error {
+func (k *Cache) apply(ctx context.Context, dir, org string, layers []proto.Layer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var fetching sync.WaitGroup
 	defer fetching.Wait()
@@ -66,7 +66,7 @@ func (k *Keeper) apply(ctx context.Context, dir, org string, layers []proto.Laye
 }
 
 // whole reads a blob.
-func (k *Keeper) whole(ctx context.Context, b proto.Blob) ([]byte, error) {
+func (k *Cache) whole(ctx context.Context, b proto.Blob) ([]byte, error) {
 	r, err := k.cfg.Versions.Blobs.Get(ctx, b)
 	if err != nil {
 		return nil, err
@@ -83,14 +83,14 @@ func (k *Keeper) whole(ctx context.Context, b proto.Blob) ([]byte, error) {
 	return content, nil
 }
 
-func (k *Keeper) applyBytes(ctx context.Context, dir, org string, l proto.Layer, content []byte) error {
+func (k *Cache) applyBytes(ctx context.Context, dir, org string, l proto.Layer, content []byte) error {
 	pack := l.Size - l.Index
 	return home.Apply(ctx, dir, bytes.NewReader(content[pack:]), bytes.NewReader(content[:pack]), noLimits, k.fetchObject(org))
 }
 
 // applyStream applies a layer while it is being fetched. What says what is in it lies at its end, and is fetched before; it has the digests of
 // all parts of the rest, which are checked before they are used.
-func (k *Keeper) applyStream(ctx context.Context, dir, org string, l proto.Layer) error {
+func (k *Cache) applyStream(ctx context.Context, dir, org string, l proto.Layer) error {
 	index, err := k.index(ctx, l)
 	if err != nil {
 		return err
@@ -105,7 +105,7 @@ func (k *Keeper) applyStream(ctx context.Context, dir, org string, l proto.Layer
 	return home.Apply(ctx, dir, bytes.NewReader(index), pack, noLimits, k.fetchObject(org))
 }
 
-func (k *Keeper) index(ctx context.Context, l proto.Layer) ([]byte, error) {
+func (k *Cache) index(ctx context.Context, l proto.Layer) ([]byte, error) {
 	r, err := k.cfg.Versions.Blobs.GetRange(ctx, l.Blob, l.Size-l.Index, l.Index)
 	if err != nil {
 		return nil, err
@@ -122,7 +122,7 @@ func (k *Keeper) index(ctx context.Context, l proto.Layer) ([]byte, error) {
 }
 
 // fetchObject fetches the content of large files.
-func (k *Keeper) fetchObject(org string) home.Fetch {
+func (k *Cache) fetchObject(org string) home.Fetch {
 	return func(ctx context.Context, digest home.Digest, size int64) (io.ReadCloser, error) {
 		return k.cfg.Versions.Blobs.Get(ctx, thread.ObjectBlob(org, digest, size))
 	}

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/worker/home/layer"
+	"github.com/bullpen-run/bullpen/storage/thread/layer"
 )
 
 const (
