@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
@@ -103,7 +104,7 @@ func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceI
 		return nil, "", err
 	}
 	now := time.Now() // a slow upload is not time in the queue
-	req, err := proto.DecodeRequest(body)
+	req, err := api.Decode[api.ExecuteRequest](body)
 	if err != nil {
 		return nil, "", err
 	}
@@ -139,18 +140,19 @@ func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceI
 	if mode == proto.ModeAsync {
 		wait = s.QueueExpiry
 	}
-	return &proto.Job{
+	job := &proto.Job{
 		Meta: proto.Meta{
-			TraceID: id, Org: i.key.Org, Key: i.key.ID, Mode: mode,
-			Language: req.Language, Timeout: req.Timeout, Profile: profile.Name,
-			Image: sandbox.Image, Network: sandbox.Network.Policy, Disk: sandbox.OnDisk(), MaxAttempts: req.MaxAttempts, Metadata: req.Metadata,
-			ThreadID: req.ThreadID, WebhookURL: webhookURL, RequestID: i.requestID,
+			TraceID: id, Org: i.key.Org, Key: i.key.ID, Mode: mode, Profile: profile.Name,
+			Image: sandbox.Image, Network: sandbox.Network.Policy, Disk: sandbox.OnDisk(),
+			WebhookURL: webhookURL, RequestID: i.requestID,
 			ClientID: clientText(r.Header, "X-Client-Id"), UserAgent: clientText(r.Header, "User-Agent"),
 			CreatedAt: now.UTC(), QueueDeadline: now.Add(wait).UTC(),
 			Concurrent: i.plan.Concurrent, MaxQueued: i.plan.MaxQueued, Weight: i.plan.Weight, KeyConcurrent: i.key.Concurrent,
 		},
-		Code: req.Code, Env: env, Sandbox: sandbox,
-	}, hash, nil
+		Env: env, Sandbox: sandbox,
+	}
+	req.FillJob(job)
+	return job, hash, nil
 }
 
 // clientText gives a header that clients describe themselves with, cut and cleaned for the record.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 func TestIdempotencyKeyForm(t *testing.T) {
@@ -120,7 +121,7 @@ func TestWithdrawnExecutionFreesItsKey(t *testing.T) {
 // A server that dies between binding and submitting leaves a binding without an execution.
 func TestBindingOfADeadServer(t *testing.T) {
 	hash := func(t *testing.T) string {
-		r, err := proto.DecodeRequest([]byte(hello))
+		r, err := api.Decode[api.ExecuteRequest]([]byte(hello))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -164,7 +165,7 @@ func TestBindingOfADeadServer(t *testing.T) {
 		h.server.Jobs = &forgetful{h.stub}
 		h.stub.finishAtOnce(proto.Exited(0))
 		young := proto.Binding{Trace: proto.NewTraceID(), BodyHash: "x", BoundAt: time.Now().Add(time.Hour)}
-		r, _ := proto.DecodeRequest([]byte(`{"code":"1","timeout":1}`))
+		r, _ := api.Decode[api.ExecuteRequest]([]byte(`{"code":"1","timeout":1}`))
 		young.BodyHash, _ = r.Hash()
 		if _, _, err := h.stub.Bind(t.Context(), "key_1", "k", young); err != nil {
 			t.Fatal(err)

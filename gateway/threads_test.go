@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // threads are threads and their files in memory. A thread is free once its holder has ended, of which the stub of jobs knows.
@@ -386,7 +387,7 @@ func TestRetryAndItsOwnThread(t *testing.T) {
 	t.Run("server died before it submitted", func(t *testing.T) {
 		bubble(t, func(t *testing.T, h *harness) {
 			h.stub.finishAtOnce(proto.Exited(0))
-			r, err := proto.DecodeRequest([]byte(inThread))
+			r, err := api.Decode[api.ExecuteRequest]([]byte(inThread))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // maxReplayed is how many failed deliveries one request makes begin again.
@@ -16,7 +17,7 @@ const maxReplayed = 100
 
 // webhookURL gives where the result of a request is delivered to; empty for nowhere. A URL that is not used is checked, too, but not where
 // it leads to.
-func (s *Server) webhookURL(ctx context.Context, req *proto.Request, mode proto.Mode, key *proto.Key) (string, error) {
+func (s *Server) webhookURL(ctx context.Context, req *api.ExecuteRequest, mode proto.Mode, key *proto.Key) (string, error) {
 	const field = "webhook_url"
 	switch {
 	case mode != proto.ModeAsync && req.WebhookURL == "":

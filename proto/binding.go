@@ -2,6 +2,9 @@ package proto
 
 import "time"
 
+// MaxIdempotencyKeyLen is the largest length of an idempotency key, in characters.
+const MaxIdempotencyKeyLen = 255
+
 // Binding ties an idempotency key of an API key to the one execution it stands for.
 type Binding struct {
 	Trace    TraceID   `json:"trace"`

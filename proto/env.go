@@ -16,8 +16,6 @@ const (
 	MaxEnvValueRunes = 4096
 )
 
-const envField = "env_vars"
-
 var envNamePattern = regexp.MustCompile(`^[A-Z][A-Z0-9_]*$`)
 
 // reservedEnv are the names that would change how a program is started rather than what it finds.
@@ -42,24 +40,22 @@ func ReservedEnv(name string) bool {
 	return name != "" && !strings.Contains(name, " ") && strings.Contains(reservedEnv, " "+name+" ")
 }
 
-// CheckEnv checks one environment variable. Its errors are [*FieldError]; they never quote a value, which may be a secret,
-// nor tell which names are reserved.
-func CheckEnv(name, value string) error { return checkEnv(envField, name, value) }
-
-func checkEnv(field, name, value string) error {
+// CheckEnv checks one environment variable in the field of that name. Errors are [*FieldError]. They never quote a value,
+// which may be a secret, and do not list the reserved names.
+func CheckEnv(field, name, value string) error {
 	if ReservedEnv(name) {
-		return fieldErrorf(field, "must not set a reserved name; choose another name than %q", shorten(name))
+		return FieldErrorf(field, "must not set a reserved name; choose another name than %q", Shorten(name))
 	}
 	if len(name) > MaxEnvNameLen || !envNamePattern.MatchString(name) {
-		return fieldErrorf(field, "names must be 1 to %d characters of A-Z, 0-9 and _, the first a letter; %q is not",
-			MaxEnvNameLen, shorten(name))
+		return FieldErrorf(field, "names must be 1 to %d characters of A-Z, 0-9 and _, the first a letter; %q is not",
+			MaxEnvNameLen, Shorten(name))
 	}
 	if utf8.RuneCountInString(value) > MaxEnvValueRunes {
-		return fieldErrorf(field, "values must be at most %d characters; that of %s is longer", MaxEnvValueRunes, name)
+		return FieldErrorf(field, "values must be at most %d characters; that of %s is longer", MaxEnvValueRunes, name)
 	}
 	for _, r := range value {
 		if unicode.IsControl(r) && r != '\t' && r != '\n' && r != '\r' {
-			return fieldErrorf(field,
+			return FieldErrorf(field,
 				"values must have no control characters but tab, newline and carriage return; that of %s has U+%04X", name, r)
 		}
 	}
@@ -73,7 +69,7 @@ func MergeEnv(levels ...map[string]string) (map[string]string, error) {
 	for _, level := range levels {
 		maps.Copy(merged, level)
 	}
-	if err := checkEnvSize(envField, merged, ", those of the key and the sandbox included"); err != nil {
+	if err := checkEnvSize("env_vars", merged, ", those of the key and the sandbox included"); err != nil {
 		return nil, err
 	}
 	return merged, nil
@@ -82,14 +78,14 @@ func MergeEnv(levels ...map[string]string) (map[string]string, error) {
 // checkEnvSize checks the limits that hold for an environment as a whole; whose says in messages what is counted.
 func checkEnvSize(field string, env map[string]string, whose string) error {
 	if len(env) > MaxEnvVars {
-		return fieldErrorf(field, "must be at most %d variables%s; there are %d", MaxEnvVars, whose, len(env))
+		return FieldErrorf(field, "must be at most %d variables%s; there are %d", MaxEnvVars, whose, len(env))
 	}
 	size := 0
 	for name, value := range env {
 		size += len(name) + len(value)
 	}
 	if size > MaxEnvBytes {
-		return fieldErrorf(field, "must be at most %d bytes of names and values%s; there are %d", MaxEnvBytes, whose, size)
+		return FieldErrorf(field, "must be at most %d bytes of names and values%s; there are %d", MaxEnvBytes, whose, size)
 	}
 	return nil
 }

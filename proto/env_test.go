@@ -20,7 +20,7 @@ func TestReservedEnv(t *testing.T) {
 
 func TestCheckEnvDoesNotQuoteValues(t *testing.T) {
 	for _, value := range []string{"secret\x00", "secret" + strings.Repeat("x", MaxEnvValueRunes)} {
-		if err := CheckEnv("TOKEN", value); err == nil || strings.Contains(err.Error(), "secret") {
+		if err := CheckEnv("env_vars", "TOKEN", value); err == nil || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%v", err)
 		}
 	}

@@ -66,7 +66,7 @@ func DecodeFileList(body []byte) (*FileRequest, error) {
 			r.Recursive = true
 		case "false":
 		default:
-			return fieldErrorf("recursive", "must be true or false")
+			return FieldErrorf("recursive", "must be true or false")
 		}
 		return nil
 	})
@@ -95,7 +95,7 @@ func DecodeUpload(body []byte) (*FileRequest, error) {
 	d.need("content_length", func(raw []byte) error {
 		n, err := decodeInt(raw)
 		if r.Size = int64(n); err != nil || r.Size < 0 || r.Size > MaxFileBytes {
-			return fieldErrorf("content_length", "must be a whole number of bytes from 0 to %d", MaxFileBytes)
+			return FieldErrorf("content_length", "must be a whole number of bytes from 0 to %d", MaxFileBytes)
 		}
 		return nil
 	})
@@ -114,7 +114,7 @@ func (r *FileRequest) begin(body []byte, more ...string) (*memberDecoder, error)
 	d.need("source", func(raw []byte) error {
 		name, err := decodeString("source", raw)
 		if r.Source = FileSource(name); err == nil && r.Source != SourceThread && r.Source != SourceVolume {
-			err = fieldErrorf("source", "must be %s or %s", SourceThread, SourceVolume)
+			err = FieldErrorf("source", "must be %s or %s", SourceThread, SourceVolume)
 		}
 		return err
 	})
@@ -138,16 +138,16 @@ func (r *FileRequest) readPath(raw []byte) (err error) {
 func CleanFilePath(home, name string) (string, error) {
 	switch {
 	case len(name) > MaxFilePathBytes:
-		return "", fieldErrorf("path", "must be at most %d bytes long", MaxFilePathBytes)
+		return "", FieldErrorf("path", "must be at most %d bytes long", MaxFilePathBytes)
 	case strings.ContainsRune(name, 0):
-		return "", fieldErrorf("path", "must not contain NUL")
+		return "", FieldErrorf("path", "must not contain NUL")
 	}
 	for part := range strings.SplitSeq(name, "/") {
 		if part == ".." {
-			return "", fieldErrorf("path", `must not contain ".."`)
+			return "", FieldErrorf("path", `must not contain ".."`)
 		}
 		if len(part) > MaxFileNameBytes {
-			return "", fieldErrorf("path", "must have components of at most %d bytes", MaxFileNameBytes)
+			return "", FieldErrorf("path", "must have components of at most %d bytes", MaxFileNameBytes)
 		}
 	}
 	// As an absolute path it cannot become another by being cleaned, since nothing in it leads up.
@@ -157,7 +157,7 @@ func CleanFilePath(home, name string) (string, error) {
 	}
 	clean = strings.TrimPrefix(clean, "/")
 	if strings.Count(clean, "/") >= MaxFilePathParts {
-		return "", fieldErrorf("path", "must have at most %d components", MaxFilePathParts)
+		return "", FieldErrorf("path", "must have at most %d components", MaxFilePathParts)
 	}
 	return clean, nil
 }
@@ -166,7 +166,7 @@ func CleanFilePath(home, name string) (string, error) {
 func CleanFileName(home, name string) (string, error) {
 	clean, err := CleanFilePath(home, name)
 	if err == nil && (clean == "" || strings.HasSuffix(name, "/") || strings.HasSuffix(name, "/.")) {
-		err = fieldErrorf("path", "must name a file")
+		err = FieldErrorf("path", "must name a file")
 	}
 	return clean, err
 }

@@ -47,7 +47,7 @@ func ValidImageDigest(s string) bool {
 // CheckImageName checks the name of an image that a client chose. Its error is a [*FieldError].
 func CheckImageName(s string) error {
 	if !ValidImageName(s) {
-		return fieldErrorf("name", "must be 1 to %d characters of a-z, 0-9, ., _ and -, the first a letter or digit", MaxImageNameLen)
+		return FieldErrorf("name", "must be 1 to %d characters of a-z, 0-9, ., _ and -, the first a letter or digit", MaxImageNameLen)
 	}
 	return nil
 }

@@ -71,6 +71,9 @@ type Meta struct {
 // Class gives the class of the job, which follows from its mode.
 func (m *Meta) Class() Class { return m.Mode.Class() }
 
+// MaxCodeBytes is the largest size of a program.
+const MaxCodeBytes = 1 << 20
+
 // Job is a program on its way to a worker, with a resolved snapshot of everything it needs.
 type Job struct {
 	Meta

@@ -5,7 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -17,13 +20,14 @@ type FieldError struct {
 
 func (e *FieldError) Error() string { return e.Message }
 
-func fieldErrorf(field, format string, args ...any) *FieldError {
+// FieldErrorf returns a [FieldError] whose message is the field's name and the formatted text.
+func FieldErrorf(field, format string, args ...any) *FieldError {
 	return &FieldError{Field: field, Message: field + " " + fmt.Sprintf(format, args...)}
 }
 
-func errTwice(field string) *FieldError { return fieldErrorf(field, "must be given only once") }
+func errTwice(field string) *FieldError { return FieldErrorf(field, "must be given only once") }
 
-func errUnknown(field string) *FieldError { return fieldErrorf(field, "is not known here") }
+func errUnknown(field string) *FieldError { return FieldErrorf(field, "is not known here") }
 
 // onlyKnown refuses members of an object that are not among names: a limit that was misspelt must not be taken for none.
 func onlyKnown(object []byte, names []string) error {
@@ -34,11 +38,24 @@ func onlyKnown(object []byte, names []string) error {
 		if key == "" {
 			key = `""`
 		}
-		return errUnknown(shorten(key))
+		return errUnknown(Shorten(key))
 	})
 }
 
 const bodyField = "body"
+
+// decodeInt reads a JSON number that is written as an integer. One that is too large for an int is the largest or smallest,
+// so that it meets the limit of its field and not another error.
+func decodeInt(raw []byte) (int, error) {
+	n, err := strconv.Atoi(string(raw))
+	if errors.Is(err, strconv.ErrRange) {
+		if strings.HasPrefix(string(raw), "-") {
+			return math.MinInt, nil
+		}
+		return math.MaxInt, nil
+	}
+	return n, err
+}
 
 // anyJSON accepts every JSON value and keeps nothing of it: decoding into it checks syntax and depth without copying.
 type anyJSON struct{}
@@ -51,16 +68,16 @@ func (*anyJSON) UnmarshalJSON([]byte) error { return nil }
 // part of a program. Errors are [*FieldError].
 func decodeObject(body []byte, names ...string) (map[string][]byte, error) {
 	if len(bytes.TrimLeft(body, " \t\r\n")) == 0 {
-		return nil, fieldErrorf(bodyField, "must be a JSON object, but it is empty")
+		return nil, FieldErrorf(bodyField, "must be a JSON object, but it is empty")
 	}
 	if err := json.Unmarshal(body, new(anyJSON)); err != nil {
 		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
-			return nil, fieldErrorf(bodyField, "must be one JSON object: %v (at byte %d)", err, syntax.Offset)
+			return nil, FieldErrorf(bodyField, "must be one JSON object: %v (at byte %d)", err, syntax.Offset)
 		}
-		return nil, fieldErrorf(bodyField, "must be one JSON object: %v", err)
+		return nil, FieldErrorf(bodyField, "must be one JSON object: %v", err)
 	}
 	if kindOf(body) != '{' {
-		return nil, fieldErrorf(bodyField, "must be a JSON object")
+		return nil, FieldErrorf(bodyField, "must be a JSON object")
 	}
 	members := make(map[string][]byte, len(names))
 	err := eachMember(body, func(key string, value []byte) error {
@@ -108,7 +125,7 @@ func (d *memberDecoder) read(field string, f func(raw []byte) error) {
 // need calls f with a member that must be there.
 func (d *memberDecoder) need(field string, f func(raw []byte) error) {
 	if d.members[field] == nil && d.err == nil {
-		d.err = fieldErrorf(field, "must be given")
+		d.err = FieldErrorf(field, "must be given")
 	}
 	d.read(field, f)
 }
@@ -124,11 +141,11 @@ func kindOf(value []byte) byte {
 
 func decodeString(field string, value []byte) (string, error) {
 	if kindOf(value) != '"' {
-		return "", fieldErrorf(field, "must be a string")
+		return "", FieldErrorf(field, "must be a string")
 	}
 	var s string
 	if err := json.Unmarshal(value, &s); err != nil {
-		return "", fieldErrorf(field, "must be a string: %v", err)
+		return "", FieldErrorf(field, "must be a string: %v", err)
 	}
 	return s, nil
 }
@@ -136,11 +153,11 @@ func decodeString(field string, value []byte) (string, error) {
 // decodeStrings reads an object whose values are strings, of at most limit members.
 func decodeStrings(field string, value []byte, limit int, check func(key, value string) error) (map[string]string, error) {
 	if kindOf(value) != '{' {
-		return nil, fieldErrorf(field, "must be an object of strings")
+		return nil, FieldErrorf(field, "must be an object of strings")
 	}
 	m := make(map[string]string)
 	err := eachMember(value, func(key string, raw []byte) error {
-		text, err := decodeString(field+"."+shorten(key), raw)
+		text, err := decodeString(field+"."+Shorten(key), raw)
 		if err != nil {
 			return err
 		}
@@ -152,15 +169,15 @@ func decodeStrings(field string, value []byte, limit int, check func(key, value 
 		}
 		m[key] = text
 		if len(m) > limit {
-			return fieldErrorf(field, "must have at most %d entries", limit)
+			return FieldErrorf(field, "must have at most %d entries", limit)
 		}
 		return nil
 	})
 	return m, err
 }
 
-// shorten cuts a name that a client made up to what fits into a message.
-func shorten(name string) string {
+// Shorten cuts a name that a client chose to a length that fits into a message.
+func Shorten(name string) string {
 	const most = 64
 	if len(name) <= most {
 		return name
@@ -180,7 +197,7 @@ func eachMember(object []byte, f func(key string, value []byte) error) error {
 		end := valueEnd(object, at)
 		var key string
 		if err := json.Unmarshal(object[at:end], &key); err != nil {
-			return fieldErrorf(bodyField, "has a member whose name is not a string: %v", err)
+			return FieldErrorf(bodyField, "has a member whose name is not a string: %v", err)
 		}
 		start := skipSpace(object, skipSpace(object, end)+1) // past the colon
 		end = valueEnd(object, start)
@@ -264,7 +281,7 @@ func scalarEnd(b []byte, at int) int {
 // checkText refuses bytes that are not UTF-8 and lone surrogates in a value that is valid JSON otherwise.
 func checkText(value []byte, field string) error {
 	if !utf8.Valid(value) {
-		return fieldErrorf(shorten(field), "must be valid UTF-8")
+		return FieldErrorf(Shorten(field), "must be valid UTF-8")
 	}
 	for i := 0; i < len(value); {
 		next := bytes.IndexByte(value[i:], '\\')
@@ -283,7 +300,7 @@ func checkText(value []byte, field string) error {
 		case unit < 0xdc00 && i+6 <= len(value) && value[i] == '\\' && value[i+1] == 'u' && hexUnit(value[i+2:])>>10 == 0xdc00>>10:
 			i += 6
 		default:
-			return fieldErrorf(shorten(field), `must not contain a lone surrogate (\u%04x)`, unit)
+			return FieldErrorf(Shorten(field), `must not contain a lone surrogate (\u%04x)`, unit)
 		}
 	}
 	return nil

@@ -34,11 +34,11 @@ func DecodeKeyRequest(body []byte) (Key, error) {
 			return Key{}, err
 		}
 		if k.Concurrent < 1 {
-			return Key{}, fieldErrorf("concurrent", "must be at least 1; leave it out for as many as the plan allows")
+			return Key{}, FieldErrorf("concurrent", "must be at least 1; leave it out for as many as the plan allows")
 		}
 	}
 	if members["sandbox"] != nil && !validProfileName(k.Sandbox) {
-		return Key{}, fieldErrorf("sandbox", sandboxNameMessage)
+		return Key{}, FieldErrorf("sandbox", sandboxNameMessage)
 	}
 	if k.Sandbox == DefaultProfileName {
 		k.Sandbox = ""
@@ -49,10 +49,10 @@ func DecodeKeyRequest(body []byte) (Key, error) {
 // CheckKey checks what people choose about an API key. Its errors are [*FieldError].
 func CheckKey(k Key) error {
 	if n := utf8.RuneCountInString(k.Name); n < 1 || n > MaxKeyNameLen || strings.ContainsFunc(k.Name, unicode.IsControl) {
-		return fieldErrorf("name", "must be 1 to %d characters without control characters", MaxKeyNameLen)
+		return FieldErrorf("name", "must be 1 to %d characters without control characters", MaxKeyNameLen)
 	}
 	if !ValidOrg(k.Org) {
-		return fieldErrorf("org", "must be 1 to 63 characters of a-z, 0-9, _ and -, the first a letter or digit")
+		return FieldErrorf("org", "must be 1 to 63 characters of a-z, 0-9, _ and -, the first a letter or digit")
 	}
 	plan, ok := PlanByName(k.Plan)
 	if !ok {
@@ -60,13 +60,13 @@ func CheckKey(k Key) error {
 		for _, p := range Plans() {
 			names = append(names, p.Name)
 		}
-		return fieldErrorf("plan", "must be one of %s", strings.Join(names, ", "))
+		return FieldErrorf("plan", "must be one of %s", strings.Join(names, ", "))
 	}
 	if k.Concurrent < 0 || k.Concurrent > plan.Concurrent {
-		return fieldErrorf("concurrent", "must be at most %d, which is what the plan %s allows the whole organisation", plan.Concurrent, plan.Name)
+		return FieldErrorf("concurrent", "must be at most %d, which is what the plan %s allows the whole organisation", plan.Concurrent, plan.Name)
 	}
 	if k.Rights != RightsExecute && k.Rights != RightsAll {
-		return fieldErrorf("rights", "must be one of %s, %s", RightsExecute, RightsAll)
+		return FieldErrorf("rights", "must be one of %s, %s", RightsExecute, RightsAll)
 	}
 	return nil
 }

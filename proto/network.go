@@ -49,19 +49,19 @@ func (n *Network) Validate() error {
 	switch n.Effective() {
 	case NetworkBlocked, NetworkUnrestricted:
 		if len(n.Allow) > 0 {
-			return fieldErrorf("network.allow", "goes with the policy %s only", NetworkAllowlist)
+			return FieldErrorf("network.allow", "goes with the policy %s only", NetworkAllowlist)
 		}
 		return nil
 	case NetworkAllowlist:
 	default:
-		return fieldErrorf("network.policy", "must be one of %s, %s, %s", NetworkBlocked, NetworkUnrestricted, NetworkAllowlist)
+		return FieldErrorf("network.policy", "must be one of %s, %s, %s", NetworkBlocked, NetworkUnrestricted, NetworkAllowlist)
 	}
 	if len(n.Allow) == 0 || len(n.Allow) > MaxNetworkRules {
-		return fieldErrorf("network.allow", "must have 1 to %d entries", MaxNetworkRules)
+		return FieldErrorf("network.allow", "must have 1 to %d entries", MaxNetworkRules)
 	}
 	for _, s := range n.Allow {
 		if _, err := ParseNetworkRule(s); err != nil {
-			return fieldErrorf("network.allow", "%s", err)
+			return FieldErrorf("network.allow", "%s", err)
 		}
 	}
 	return nil
@@ -82,7 +82,7 @@ type NetworkRule struct {
 func ParseNetworkRule(s string) (NetworkRule, error) {
 	rule, err := parseNetworkRule(s)
 	if err != nil {
-		return NetworkRule{}, fmt.Errorf("%q: %w", shorten(s), err)
+		return NetworkRule{}, fmt.Errorf("%q: %w", Shorten(s), err)
 	}
 	return rule, nil
 }

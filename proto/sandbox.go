@@ -125,7 +125,7 @@ func DecodeProfile(name string, body []byte, defaults Profile) (Profile, error) 
 	d.read("network", p.Network.decode)
 	p.Network.Policy = p.Network.Effective()
 	d.read("env", func(raw []byte) (err error) {
-		p.Env, err = decodeStrings("env", raw, MaxEnvVars, func(name, value string) error { return checkEnv("env", name, value) })
+		p.Env, err = decodeStrings("env", raw, MaxEnvVars, func(name, value string) error { return CheckEnv("env", name, value) })
 		return err
 	})
 	d.read("output", func(raw []byte) (err error) { p.Output, err = decodeBytes("output", raw); return err })
@@ -145,7 +145,7 @@ func (d *memberDecoder) name(to *string) {
 	d.read("name", func(raw []byte) error {
 		name, err := decodeString("name", raw)
 		if err == nil && *to != "" && name != *to {
-			return fieldErrorf("name", "must be %s or be left out", *to)
+			return FieldErrorf("name", "must be %s or be left out", *to)
 		}
 		*to = name
 		return err
@@ -189,7 +189,7 @@ func (n *Network) decode(raw []byte) error {
 // decodeList reads an array of strings; an empty one is nil.
 func decodeList(field string, raw []byte) (list []string, err error) {
 	if kindOf(raw) != '[' {
-		return nil, fieldErrorf(field, "must be an array of strings")
+		return nil, FieldErrorf(field, "must be an array of strings")
 	}
 	err = eachElement(raw, func(raw []byte) error {
 		entry, err := decodeString(field, raw)
@@ -202,11 +202,11 @@ func decodeList(field string, raw []byte) (list []string, err error) {
 // decodeMembers calls f for each member of an object that is not null, with the member's name and that for messages.
 func decodeMembers(object string, raw []byte, f func(member, field string, raw []byte) error) error {
 	if kindOf(raw) != '{' {
-		return fieldErrorf(object, "must be an object")
+		return FieldErrorf(object, "must be an object")
 	}
 	seen := make(map[string]bool)
 	return eachMember(raw, func(member string, value []byte) error {
-		field := object + "." + shorten(member)
+		field := object + "." + Shorten(member)
 		if seen[member] {
 			return errTwice(field)
 		}
@@ -220,7 +220,7 @@ func decodeMembers(object string, raw []byte, f func(member, field string, raw [
 // decodeBytes reads a number of bytes, or a string with a unit.
 func decodeBytes(field string, raw []byte) (Bytes, error) {
 	var b Bytes
-	wrong := fieldErrorf(field, "must be a number of bytes, or a string such as 512MiB or 2GiB (units: KiB, MiB, GiB)")
+	wrong := FieldErrorf(field, "must be a number of bytes, or a string such as 512MiB or 2GiB (units: KiB, MiB, GiB)")
 	if kindOf(raw) != '"' {
 		n, err := decodeInt(raw)
 		if err != nil {
@@ -240,14 +240,14 @@ func decodeBytes(field string, raw []byte) (Bytes, error) {
 
 func decodeWhole(field string, raw []byte, to *int) (err error) {
 	if *to, err = decodeInt(raw); err != nil {
-		return fieldErrorf(field, "must be a whole number")
+		return FieldErrorf(field, "must be a whole number")
 	}
 	return nil
 }
 
 func decodeFloat(field string, raw []byte) (f float64, err error) {
 	if err := json.Unmarshal(raw, &f); err != nil {
-		return 0, fieldErrorf(field, "must be a number")
+		return 0, FieldErrorf(field, "must be a number")
 	}
 	return f, nil
 }
@@ -259,10 +259,10 @@ func validProfileName(s string) bool { return len(s) <= maxName && profileNamePa
 // CheckProfileName checks the name of a profile that somebody wants to make, change or remove. Its error is a [*FieldError].
 func CheckProfileName(name string) error {
 	if !validProfileName(name) {
-		return fieldErrorf("name", sandboxNameMessage)
+		return FieldErrorf("name", sandboxNameMessage)
 	}
 	if name == DefaultProfileName {
-		return fieldErrorf("name", "must not be %s: that is the sandbox of API keys that are bound to none, and is built in", name)
+		return FieldErrorf("name", "must not be %s: that is the sandbox of API keys that are bound to none, and is built in", name)
 	}
 	return nil
 }
@@ -292,7 +292,7 @@ func (p *Profile) check() error {
 
 func checkRange[T cmp.Ordered](field string, v, least, most T) error {
 	if v < least || v > most {
-		return fieldErrorf(field, "must be from %v to %v", least, most)
+		return FieldErrorf(field, "must be from %v to %v", least, most)
 	}
 	return nil
 }
@@ -302,16 +302,16 @@ func checkProfileImage(image string) error {
 	case image == "" || ValidImageName(image):
 		return nil
 	case !path.IsAbs(image):
-		return fieldErrorf("image", "must be empty for the host's runtimes, the name of an image, or an absolute directory of the workers")
+		return FieldErrorf("image", "must be empty for the host's runtimes, the name of an image, or an absolute directory of the workers")
 	case image == "/" || path.Clean(image) != image || len(image) > MaxImagePathBytes || strings.ContainsFunc(image, unicode.IsControl):
-		return fieldErrorf("image", "must be an absolute directory without . or .. or a slash at its end, and not the root")
+		return FieldErrorf("image", "must be an absolute directory without . or .. or a slash at its end, and not the root")
 	}
 	return nil
 }
 
 func checkIsolation(i Isolation) error {
 	if i != "" && i != IsolationStrict {
-		return fieldErrorf("isolation", "must be %s, or empty for what the worker chooses", IsolationStrict)
+		return FieldErrorf("isolation", "must be %s, or empty for what the worker chooses", IsolationStrict)
 	}
 	return nil
 }
@@ -320,19 +320,19 @@ var modulePattern = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za
 
 func checkPreload(modules []string, i Isolation) error {
 	if len(modules) > MaxPreload {
-		return fieldErrorf("preload", "must have at most %d modules", MaxPreload)
+		return FieldErrorf("preload", "must have at most %d modules", MaxPreload)
 	}
 	for n, module := range modules {
 		if len(module) > MaxModuleNameLen || !modulePattern.MatchString(module) {
-			return fieldErrorf("preload", "must have names of Python modules, such as matplotlib.pyplot: identifiers of A-Z, a-z, 0-9 and _ with dots "+
-				"between them, at most %d characters; %q is not one", MaxModuleNameLen, shorten(module))
+			return FieldErrorf("preload", "must have names of Python modules, such as matplotlib.pyplot: identifiers of A-Z, a-z, 0-9 and _ with dots "+
+				"between them, at most %d characters; %q is not one", MaxModuleNameLen, Shorten(module))
 		}
 		if slices.Contains(modules[:n], module) {
-			return fieldErrorf("preload", "has %s twice", module)
+			return FieldErrorf("preload", "has %s twice", module)
 		}
 	}
 	if len(modules) > 0 && i == IsolationStrict {
-		return fieldErrorf("preload", "does not go with the isolation %s, where nothing is forked: leave out one of the two", i)
+		return FieldErrorf("preload", "does not go with the isolation %s, where nothing is forked: leave out one of the two", i)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 
 // Limits of threads.
 const (
+	MaxThreadIDLen = 128
 	// MaxStaged is how many staged files a thread may have.
 	MaxStaged = 500
 	// MaxStagedBytes is how many bytes the list of a thread's staged files may take as JSON: a head has to fit into one message.
@@ -19,6 +21,17 @@ const (
 	// KeptVersions is how many versions of a thread, the newest included, can be gone back to.
 	KeptVersions = 20
 )
+
+var threadPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
+
+// CheckThreadID checks a thread's id in the field of that name. Its error is a [*FieldError].
+func CheckThreadID(field, id string) error {
+	if len(id) > MaxThreadIDLen || !threadPattern.MatchString(id) {
+		return FieldErrorf(field, "must be 1 to %d characters of A-Z, a-z, 0-9, _ and -, the first a letter or digit",
+			MaxThreadIDLen)
+	}
+	return nil
+}
 
 // Thread is the head of a thread: all that is known of it. It is one value, changed by compare-and-set only.
 type Thread struct {

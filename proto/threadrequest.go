@@ -31,7 +31,7 @@ func DecodeFork(body []byte) (Fork, error) {
 	d.read("version", func(raw []byte) error {
 		n, err := decodeInt(raw)
 		if f.Version = int64(n); err != nil || n < 1 {
-			return fieldErrorf("version", "must be a whole number, at least 1")
+			return FieldErrorf("version", "must be a whole number, at least 1")
 		}
 		return nil
 	})

@@ -17,6 +17,7 @@ import (
 
 // The limits of what a [Webhook] may say.
 const (
+	MaxWebhookURLLen     = 2048 // characters
 	MaxWebhookAttempts   = 20
 	MaxWebhookWait       = Seconds(7 * 24 * time.Hour)
 	MaxWebhookTimeout    = Seconds(30 * time.Second)
@@ -60,10 +61,10 @@ func (s *Seconds) UnmarshalJSON(b []byte) error {
 func readSeconds(field string, raw []byte, least, most Seconds) (Seconds, error) {
 	f, err := decodeFloat(field, raw)
 	if err != nil || kindOf(raw) == 'n' {
-		return 0, fieldErrorf(field, "must be a number of seconds")
+		return 0, FieldErrorf(field, "must be a number of seconds")
 	}
 	if from, to := time.Duration(least).Seconds(), time.Duration(most).Seconds(); f < from || f > to {
-		return 0, fieldErrorf(field, "must be %s to %s seconds", plain(from), plain(to))
+		return 0, FieldErrorf(field, "must be %s to %s seconds", plain(from), plain(to))
 	}
 	var s Seconds
 	err = s.UnmarshalJSON(raw)
@@ -151,10 +152,10 @@ func WebhookSecretHint(secret string) string {
 // CheckWebhookSecret checks a secret that somebody chose. What is wrong with it is a [*FieldError] for the field "secret".
 func CheckWebhookSecret(s string) error {
 	if n := utf8.RuneCountInString(s); n < MinWebhookSecretLen || n > MaxWebhookSecretLen {
-		return fieldErrorf("secret", "must be %d to %d characters", MinWebhookSecretLen, MaxWebhookSecretLen)
+		return FieldErrorf("secret", "must be %d to %d characters", MinWebhookSecretLen, MaxWebhookSecretLen)
 	}
 	if _, ok := WebhookKey(s); !ok {
-		return fieldErrorf("secret", "begins with %s and must go on with the base64 of %d to %d bytes", webhookSecretPrefix, minWhsecBytes, maxWhsecBytes)
+		return FieldErrorf("secret", "begins with %s and must go on with the base64 of %d to %d bytes", webhookSecretPrefix, minWhsecBytes, maxWhsecBytes)
 	}
 	return nil
 }
@@ -258,7 +259,7 @@ func DecodeEndpointRequest(body []byte) (url string, err error) {
 	}
 	var w Webhook
 	if members["url"] == nil {
-		return "", fieldErrorf("url", "must be given")
+		return "", FieldErrorf("url", "must be given")
 	}
 	err = w.readURL(members["url"])
 	return w.URL, err
@@ -274,19 +275,19 @@ func (w *Webhook) readURL(raw []byte) (err error) {
 // CheckWebhookURL checks the form of a URL that deliveries are to go to. What is wrong with it is a [*FieldError] for that field.
 func CheckWebhookURL(field, s string) error {
 	if utf8.RuneCountInString(s) > MaxWebhookURLLen {
-		return fieldErrorf(field, "must be at most %d characters", MaxWebhookURLLen)
+		return FieldErrorf(field, "must be at most %d characters", MaxWebhookURLLen)
 	}
 	for _, c := range s {
 		if c <= ' ' || (c >= 0x7f && c <= 0xa0) {
-			return fieldErrorf(field, "must not contain spaces or control characters")
+			return FieldErrorf(field, "must not contain spaces or control characters")
 		}
 	}
 	u, err := url.Parse(s)
 	switch {
 	case err != nil, u.Scheme != "https" && u.Scheme != "http", u.Hostname() == "":
-		return fieldErrorf(field, "must be an absolute https URL with a host")
+		return FieldErrorf(field, "must be an absolute https URL with a host")
 	case u.User != nil:
-		return fieldErrorf(field, "must not contain a user name or password")
+		return FieldErrorf(field, "must not contain a user name or password")
 	}
 	return nil
 }
@@ -305,7 +306,7 @@ func (w *Webhook) readMaxAttempts(raw []byte) error {
 		return err
 	}
 	if w.MaxAttempts < 1 || w.MaxAttempts > MaxWebhookAttempts {
-		return fieldErrorf("max_attempts", "must be 1 to %d", MaxWebhookAttempts)
+		return FieldErrorf("max_attempts", "must be 1 to %d", MaxWebhookAttempts)
 	}
 	return nil
 }
@@ -314,7 +315,7 @@ func (w *Webhook) readWaits(raw []byte) error {
 	if kindOf(raw) == '"' {
 		name, err := decodeString("waits", raw)
 		if err != nil || name != durableLadder {
-			return fieldErrorf("waits", `must be an array of seconds, or "%s"`, durableLadder)
+			return FieldErrorf("waits", `must be an array of seconds, or "%s"`, durableLadder)
 		}
 		w.Waits = nil
 		for _, d := range durableWaits {
@@ -324,7 +325,7 @@ func (w *Webhook) readWaits(raw []byte) error {
 		return nil
 	}
 	if kindOf(raw) != '[' {
-		return fieldErrorf("waits", `must be an array of seconds, or "%s"`, durableLadder)
+		return FieldErrorf("waits", `must be an array of seconds, or "%s"`, durableLadder)
 	}
 	waits := []Seconds{}
 	err := eachElement(raw, func(raw []byte) error {
@@ -344,7 +345,7 @@ func (w *Webhook) readWaits(raw []byte) error {
 	return nil
 }
 
-func errWaits() error { return fieldErrorf("waits", "must have 1 to %d entries", MaxWebhookAttempts-1) }
+func errWaits() error { return FieldErrorf("waits", "must have 1 to %d entries", MaxWebhookAttempts-1) }
 
 func (w *Webhook) readTimeout(raw []byte) (err error) {
 	w.Timeout, err = readSeconds("timeout", raw, MinWebhookTimeout, MaxWebhookTimeout)
@@ -353,7 +354,7 @@ func (w *Webhook) readTimeout(raw []byte) (err error) {
 
 func (w *Webhook) readSignatureHeaders(raw []byte) error {
 	if kindOf(raw) != '[' {
-		return fieldErrorf(signatureHeadersName, "must be an array of strings")
+		return FieldErrorf(signatureHeadersName, "must be an array of strings")
 	}
 	w.SignatureHeaders = []string{}
 	return eachElement(raw, func(raw []byte) error {
@@ -362,14 +363,14 @@ func (w *Webhook) readSignatureHeaders(raw []byte) error {
 			return err
 		}
 		if !signatureHeader(name) {
-			return fieldErrorf(signatureHeadersName, "must be names such as X-Signature: 1 to %d letters, digits and hyphens that begin with X- or end in Signature, and mean nothing else on the way", maxHeaderNameLen)
+			return FieldErrorf(signatureHeadersName, "must be names such as X-Signature: 1 to %d letters, digits and hyphens that begin with X- or end in Signature, and mean nothing else on the way", maxHeaderNameLen)
 		}
 		if name = textproto.CanonicalMIMEHeaderKey(name); slices.Contains(w.SignatureHeaders, name) {
-			return fieldErrorf(signatureHeadersName, "must name %s only once", name)
+			return FieldErrorf(signatureHeadersName, "must name %s only once", name)
 		}
 		w.SignatureHeaders = append(w.SignatureHeaders, name)
 		if len(w.SignatureHeaders) > MaxSignatureHeaders {
-			return fieldErrorf(signatureHeadersName, "must have at most %d entries", MaxSignatureHeaders)
+			return FieldErrorf(signatureHeadersName, "must have at most %d entries", MaxSignatureHeaders)
 		}
 		return nil
 	})

@@ -14,16 +14,6 @@ import (
 
 const executePath = "/v1/sandbox/execute"
 
-// Request is a program to run. Fields that are zero are left to the server.
-type Request struct {
-	Code     string            `json:"code"`
-	Language proto.Language    `json:"language,omitempty"`
-	Timeout  int               `json:"timeout,omitempty"` // seconds
-	ThreadID string            `json:"thread_id,omitempty"`
-	Env      map[string]string `json:"env_vars,omitempty"`
-	Metadata map[string]string `json:"metadata,omitempty"`
-}
-
 // Execution is an execution as the server tells it. Times and results it does not have yet are nil.
 type Execution struct {
 	TraceID      proto.TraceID       `json:"trace_id"`
@@ -52,12 +42,6 @@ type Execution struct {
 	// StdoutTruncated and StderrTruncated say that the output is not all that the program wrote.
 	StdoutTruncated bool `json:"stdout_truncated"`
 	StderrTruncated bool `json:"stderr_truncated"`
-}
-
-// Accepted is the answer to a request that is carried out later.
-type Accepted struct {
-	TraceID proto.TraceID `json:"trace_id"`
-	Status  string        `json:"status"`
 }
 
 // Execute runs a program and waits for its result.

@@ -1,0 +1,338 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// validator is implemented by request types with rules that struct tags cannot express.
+type validator interface {
+	// Validate returns a [*proto.FieldError] if the request breaks a rule.
+	Validate() error
+}
+
+// Decode decodes and validates the body of a request. Members that are absent or null leave the default of their field.
+// Errors are [*proto.FieldError].
+func Decode[T any](body []byte) (*T, error) {
+	request := new(T)
+	return request, decodeInto(request, body)
+}
+
+// decodeInto decodes body into the struct that request points to. Fields of absent and null members keep their values.
+func decodeInto(request any, body []byte) error {
+	if err := checkBody(body); err != nil {
+		return err
+	}
+	err := eachMember(body, func(key string, value []byte) error { return checkText(value, orQuotes(key)) })
+	if err == nil {
+		err = checkText(body, bodyField) // names of members too
+	}
+	if err == nil {
+		err = decodeObject("", body, reflect.ValueOf(request).Elem())
+	}
+	if v, ok := request.(validator); ok && err == nil {
+		err = v.Validate()
+	}
+	return err
+}
+
+// decodeObject decodes the members of object into the fields of a struct. The names of fields in errors begin with prefix.
+func decodeObject(prefix string, object []byte, to reflect.Value) error {
+	fields := jsonFields(to.Type())
+	known := func(key string) bool {
+		return slices.ContainsFunc(fields, func(f jsonField) bool { return f.name == key })
+	}
+	members := make(map[string][]byte)
+	err := eachMember(object, func(key string, value []byte) error {
+		field := orQuotes(prefix + proto.Shorten(key))
+		switch {
+		case !known(key) && refusesUnknown(to.Type()):
+			return proto.FieldErrorf(field, "is not known here")
+		case members[key] != nil && known(key):
+			return proto.FieldErrorf(field, "must be given only once")
+		}
+		members[key] = value
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, f := range fields {
+		field, raw, value := prefix+f.name, members[f.name], to.FieldByIndex(f.Index)
+		if raw == nil || typeByte(raw) == 'n' {
+			err = setDefault(field, value, f.Tag)
+		} else {
+			err = decodeValue(field, raw, value, f.Tag)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// orQuotes returns name, or two quotes in place of an empty one.
+func orQuotes(name string) string {
+	if name == "" {
+		return `""`
+	}
+	return name
+}
+
+// refusesUnknown reports whether objects of a type must not have members that the type does not name.
+func refusesUnknown(t reflect.Type) bool { return objectTag(t).Get("additionalProperties") == "false" }
+
+// setDefault applies the tags of a field that the request does not give.
+func setDefault(field string, to reflect.Value, tag reflect.StructTag) error {
+	if message := tag.Get("required"); message == "true" {
+		return proto.FieldErrorf(field, "must be given")
+	} else if message != "" {
+		return proto.FieldErrorf(field, "%s", message)
+	}
+	text, ok := tag.Lookup("default")
+	if !ok || !to.IsZero() || to.Kind() == reflect.Pointer {
+		return nil
+	}
+	if to.Kind() == reflect.String {
+		to.SetString(text)
+		return nil
+	}
+	return json.Unmarshal([]byte(text), to.Addr().Interface())
+}
+
+// decodeValue decodes a JSON value that is not null into a field, and checks it against the field's tags.
+func decodeValue(field string, raw []byte, to reflect.Value, tag reflect.StructTag) (err error) {
+	switch to := to.Addr().Interface().(type) {
+	case *proto.Bytes:
+		if *to, err = decodeBytes(field, raw); err != nil {
+			return err
+		}
+		return checkRange(field, float64(*to), tag, func(limit string) (b proto.Bytes, err error) { return b, b.UnmarshalText([]byte(limit)) })
+	case *proto.Seconds:
+		*to, err = decodeSeconds(field, raw, tag)
+		return err
+	}
+	must := func(otherwise string) error {
+		if text := tag.Get("must"); strings.HasPrefix(text, otherwise) {
+			otherwise = text
+		}
+		return proto.FieldErrorf(field, "must %s", otherwise)
+	}
+	switch to.Kind() {
+	case reflect.Pointer:
+		to.Set(reflect.New(to.Type().Elem()))
+		return decodeValue(field, raw, to.Elem(), tag)
+	case reflect.String:
+		text, err := decodeString(field, raw)
+		if err != nil {
+			return err
+		}
+		to.SetString(text)
+		if check, _ := formatOf(tag.Get("format")); check != nil {
+			return check(field, text)
+		}
+		return checkEnum(field, text, to.Type(), tag)
+	case reflect.Int, reflect.Int64:
+		n, err := decodeInt(raw)
+		if err != nil {
+			return must("be a whole number")
+		}
+		to.SetInt(n)
+		return checkRange(field, float64(n), tag, strconv.Atoi)
+	case reflect.Float64:
+		if json.Unmarshal(raw, to.Addr().Interface()) != nil {
+			return must("be a number")
+		}
+		return checkRange(field, to.Float(), tag, func(limit string) (float64, error) { return strconv.ParseFloat(limit, 64) })
+	case reflect.Bool:
+		if json.Unmarshal(raw, to.Addr().Interface()) != nil {
+			return must("be true or false")
+		}
+		return nil
+	case reflect.Map:
+		if typeByte(raw) != '{' {
+			return must("be an object of strings")
+		}
+		return decodeStrings(field, raw, to, tag)
+	case reflect.Slice:
+		if typeByte(raw) != '[' {
+			return must("be an array of strings")
+		}
+		return decodeList(field, raw, to, tag)
+	default:
+		if typeByte(raw) != '{' {
+			return must("be an object")
+		}
+		return decodeObject(field+".", raw, to)
+	}
+}
+
+// decodeStrings decodes an object whose values are strings.
+func decodeStrings(field string, raw []byte, to reflect.Value, tag reflect.StructTag) error {
+	texts := make(map[string]string)
+	err := eachMember(raw, func(key string, raw []byte) error {
+		name := field + "." + proto.Shorten(key)
+		text, err := decodeString(name, raw)
+		if err != nil {
+			return err
+		}
+		if _, twice := texts[key]; twice {
+			return proto.FieldErrorf(name, "must be given only once")
+		}
+		texts[key] = text
+		return checkCount(field, len(texts), "maxProperties", tag)
+	})
+	to.Set(reflect.ValueOf(texts))
+	return err
+}
+
+// decodeList decodes an array of strings. An empty array becomes a nil slice.
+func decodeList(field string, raw []byte, to reflect.Value, tag reflect.StructTag) error {
+	list := []string{}
+	err := eachElement(raw, func(raw []byte) error {
+		entry, err := decodeString(field, raw)
+		if err != nil {
+			return proto.FieldErrorf(field, "must be an array of strings")
+		}
+		list = append(list, entry)
+		return checkCount(field, len(list), "maxItems", tag)
+	})
+	if len(list) > 0 {
+		to.Set(reflect.ValueOf(list))
+	} else {
+		to.SetZero()
+	}
+	return err
+}
+
+// decodeBytes decodes a number of bytes, or a string with a unit.
+func decodeBytes(field string, raw []byte) (b proto.Bytes, err error) {
+	text := string(raw)
+	if typeByte(raw) == '"' {
+		if text, err = decodeString(field, raw); err != nil {
+			return 0, err
+		}
+	} else if n, err := decodeInt(raw); err == nil {
+		return proto.Bytes(n), nil
+	}
+	if typeByte(raw) != '"' || b.UnmarshalText([]byte(text)) != nil {
+		return 0, proto.FieldErrorf(field, "must be a number of bytes, or a string such as 512MiB or 2GiB (units: KiB, MiB, GiB)")
+	}
+	return b, nil
+}
+
+// decodeSeconds decodes a number of seconds within the minimum and the maximum of the tag.
+func decodeSeconds(field string, raw []byte, tag reflect.StructTag) (s proto.Seconds, err error) {
+	var f float64
+	if json.Unmarshal(raw, &f) != nil || typeByte(raw) == 'n' {
+		return 0, proto.FieldErrorf(field, "must be a number of seconds")
+	}
+	least, most := tag.Get("minimum"), tag.Get("maximum")
+	from, _ := strconv.ParseFloat(least, 64)
+	to, _ := strconv.ParseFloat(most, 64)
+	if f < from || f > to {
+		return 0, proto.FieldErrorf(field, "must be %s to %s seconds", least, most)
+	}
+	return s, s.UnmarshalJSON(raw)
+}
+
+// checkCount checks the number of entries of a list or map against the tag named limit.
+func checkCount(field string, n int, limit string, tag reflect.StructTag) error {
+	most, err := strconv.Atoi(tag.Get(limit))
+	if err != nil || n <= most {
+		return nil
+	}
+	if must := tag.Get("must"); must != "" {
+		return proto.FieldErrorf(field, "must %s", must)
+	}
+	return proto.FieldErrorf(field, "must have at most %d entries", most)
+}
+
+// checkRange checks a number against the minimum and the maximum of the tag, which parse reads.
+func checkRange[N ~int | ~int64 | ~float64](field string, n float64, tag reflect.StructTag, parse func(string) (N, error)) error {
+	least, hasLeast := tag.Lookup("minimum")
+	most, hasMost := tag.Lookup("maximum")
+	from, to := N(0), N(0)
+	var err error
+	if hasLeast {
+		from, err = parse(least)
+	}
+	if hasMost && err == nil {
+		to, err = parse(most)
+	}
+	switch {
+	case err != nil:
+		panic(fmt.Sprintf("the limits of %s: %v", field, err)) // a mistake in a struct tag
+	case (!hasLeast || n >= float64(from)) && (!hasMost || n <= float64(to)):
+		return nil
+	case tag.Get("must") != "":
+		return proto.FieldErrorf(field, "must %s", tag.Get("must"))
+	default:
+		return proto.FieldErrorf(field, "must be from %v to %v", from, to)
+	}
+}
+
+// checkEnum checks a string against the values of its type.
+func checkEnum(field, text string, t reflect.Type, tag reflect.StructTag) error {
+	values := enumOf(t, tag)
+	if values == nil || slices.Contains(values, text) {
+		return nil
+	}
+	if must := tag.Get("must"); must != "" {
+		return proto.FieldErrorf(field, "must %s", must)
+	}
+	return proto.FieldErrorf(field, "must be one of %s", strings.Join(values, ", "))
+}
+
+// jsonField is a field of a struct with its name in JSON.
+type jsonField struct {
+	reflect.StructField
+	name      string
+	omitEmpty bool
+}
+
+// jsonFields returns the fields that encoding/json encodes, those of embedded structs included. A field of an embedded
+// struct that has the name of an outer field is left out.
+func jsonFields(t reflect.Type) []jsonField {
+	var fields []jsonField
+	for _, f := range reflect.VisibleFields(t) {
+		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == "" || name == "-" || !f.IsExported() {
+			continue
+		}
+		added := jsonField{f, name, strings.HasPrefix(options, "omit")}
+		at := slices.IndexFunc(fields, func(other jsonField) bool { return other.name == name })
+		switch {
+		case at < 0:
+			fields = append(fields, added)
+		case len(f.Index) < len(fields[at].Index):
+			fields[at] = added
+		}
+	}
+	return fields
+}
+
+// objectTag returns the tags of a struct's blank field, which describe the object as a whole.
+func objectTag(t reflect.Type) reflect.StructTag {
+	f, _ := t.FieldByName("_")
+	return f.Tag
+}
+
+// sortedKeys returns the keys of m in order, so that of several mistakes the same one is reported each time.
+func sortedKeys(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }
+
+// Time is a point in time. Its JSON form is RFC 3339 in UTC with milliseconds.
+type Time struct{ time.Time }
+
+// MarshalJSON implements [json.Marshaler].
+func (t Time) MarshalJSON() ([]byte, error) {
+	return []byte(`"` + t.UTC().Format(proto.TimeLayout) + `"`), nil
+}

@@ -1,0 +1,19 @@
+// Package api defines the HTTP API once: the request and response types of every route, their validation, the table of
+// routes, the codes of errors, and the OpenAPI document that follows from all of them. The gateway and the client of the
+// command line use the same types.
+//
+// Struct tags describe fields. Requests are checked against the tags, and the OpenAPI document shows them:
+//
+//	json           the name; a response field without omitempty is always present
+//	doc            the description
+//	required       "true", or what an error says in place of "must be given"
+//	default        the value of a field that the request does not give
+//	minimum, maximum, maxItems, maxProperties, enum, format
+//	               limits that [Decode] checks; the formats are those of formatOf
+//	minLength, maxLength, pattern, keyPattern, keyMaxLength, valuePattern, valueMaxLength
+//	               limits that are only documented; Validate checks them
+//	must           what an error says about a value beyond the limits, without "must"
+//
+// The blank field of a struct carries the tags of the object as a whole: doc, and additionalProperties:"false" for requests
+// whose unknown members are refused.
+package api

@@ -1,0 +1,49 @@
+package api
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// enumOf returns the values that a string may have: those of the enum tag, else those of its type, nil for any.
+func enumOf(t reflect.Type, tag reflect.StructTag) []string {
+	if values, ok := tag.Lookup("enum"); ok {
+		return strings.Split(values, ",")
+	}
+	switch reflect.Zero(t).Interface().(type) {
+	case proto.Language:
+		return texts(proto.Languages())
+	case proto.Status:
+		return texts([]proto.Status{
+			proto.StatusQueued, proto.StatusRunning, proto.StatusSuccess, proto.StatusFailed, proto.StatusTimeout, proto.StatusOOM,
+			proto.StatusSeccomp, proto.StatusCancelled, "blocked",
+		})
+	case proto.Mode:
+		return texts([]proto.Mode{proto.ModeInline, proto.ModeStreaming, proto.ModeAsync})
+	case proto.Stream:
+		return texts([]proto.Stream{proto.Stdout, proto.Stderr})
+	case proto.Rights:
+		return texts([]proto.Rights{proto.RightsExecute, proto.RightsAll})
+	case proto.NetworkPolicy:
+		return texts([]proto.NetworkPolicy{proto.NetworkBlocked, proto.NetworkUnrestricted, proto.NetworkAllowlist})
+	case proto.DeliveryStatus:
+		return texts([]proto.DeliveryStatus{proto.DeliveryPending, proto.DeliveryDelivered, proto.DeliveryFailed})
+	case proto.DeadReason:
+		return texts([]proto.DeadReason{proto.DeadWorkersLost, proto.DeadMalformed})
+	case proto.FileSource:
+		return texts([]proto.FileSource{proto.SourceThread, proto.SourceVolume})
+	default:
+		return nil
+	}
+}
+
+func texts[T ~string](values []T) []string {
+	var list []string
+	for _, v := range values {
+		list = append(list, fmt.Sprint(v))
+	}
+	return list
+}

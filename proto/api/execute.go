@@ -1,0 +1,108 @@
+package api
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"unicode/utf8"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// The limits of a request to run a program that [ExecuteRequest.Validate] checks. Lengths are in characters.
+const (
+	maxMetadataKeyLen   = 40
+	maxMetadataValueLen = 256
+	maxSubPathLen       = 512
+)
+
+// ExecuteRequest asks for a program to be run.
+type ExecuteRequest struct {
+	_ struct{} `doc:"Unknown fields are ignored; null means absent. A field that is given twice is refused."`
+
+	Code       string            `json:"code" required:"must be between 1 byte and 1 MB" minLength:"1" maxLength:"1048576" doc:"The program: 1 byte to 1 MiB of UTF-8."`
+	Language   proto.Language    `json:"language,omitempty" default:"python"`
+	Timeout    int               `json:"timeout,omitempty" default:"60" minimum:"1" must:"be a whole number of seconds, at least 1" doc:"Seconds. Above the plan's maximum: 429."`
+	ThreadID   string            `json:"thread_id,omitempty" format:"thread-id" doc:"The thread whose home directory the program uses. Only one execution at a time has the thread, from its acceptance to its end: a request that names the thread meanwhile gets 409 at once. The home is saved before the answer is visible."`
+	Metadata   map[string]string `json:"metadata,omitempty" maxProperties:"10" keyPattern:"^[A-Za-z0-9][A-Za-z0-9_.-]*$" keyMaxLength:"40" valueMaxLength:"256" doc:"For audit; the program does not see it."`
+	WebhookURL string            `json:"webhook_url,omitempty" format:"webhook-url" doc:"Where the result of an async execution is delivered, in place of the key's own URL. In the other modes its form is checked, and it is not used."`
+	// Env are the variables of the request alone, without those of the sandbox profile.
+	Env         map[string]string `json:"env_vars,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"At most 65,536 bytes of names plus values. Some names are reserved."`
+	MaxAttempts int               `json:"max_attempts,omitempty" default:"1" minimum:"1" maximum:"10" must:"be a whole number from 1 to 10" doc:"How often the program may be started if a worker is lost. 1: it runs at most once."`
+	SubPaths    []string          `json:"sub_paths,omitempty" maxItems:"10" valueMaxLength:"512" valuePattern:"^/data/[^/]+/[^/]" doc:"Answered with 501 by this version, unless it is empty."`
+}
+
+var (
+	metadataPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
+	subPathPattern  = regexp.MustCompile(`^/data/([^/]+)/[^/]`)
+	subPathRefused  = regexp.MustCompile(`(?i)\.\.|\x00|\\|%(?:2e|2f|5c|00|25|c0|c1)`)
+)
+
+// Validate checks the values of the fields, but neither the plan's limits nor where webhook_url leads.
+func (r *ExecuteRequest) Validate() error {
+	if r.Code == "" || len(r.Code) > proto.MaxCodeBytes {
+		return proto.FieldErrorf("code", "must be between 1 byte and 1 MB")
+	}
+	for _, key := range sortedKeys(r.Metadata) {
+		if len(key) > maxMetadataKeyLen || !metadataPattern.MatchString(key) {
+			return proto.FieldErrorf("metadata",
+				"keys must be 1 to %d characters of A-Z, a-z, 0-9, _, . and -, the first a letter or digit; %q is not",
+				maxMetadataKeyLen, proto.Shorten(key))
+		}
+		if utf8.RuneCountInString(r.Metadata[key]) > maxMetadataValueLen {
+			return proto.FieldErrorf("metadata", "values must be at most %d characters; that of %s is longer", maxMetadataValueLen, key)
+		}
+	}
+	for _, name := range sortedKeys(r.Env) {
+		if err := proto.CheckEnv("env_vars", name, r.Env[name]); err != nil {
+			return err
+		}
+	}
+	return checkSubPaths(r.SubPaths)
+}
+
+func checkSubPaths(paths []string) error {
+	slugs := make(map[string]bool)
+	for _, path := range paths {
+		if utf8.RuneCountInString(path) > maxSubPathLen {
+			return proto.FieldErrorf("sub_paths", "must be at most %d characters each", maxSubPathLen)
+		}
+		if subPathRefused.MatchString(path) {
+			return proto.FieldErrorf("sub_paths", `must not contain "..", a backslash, NUL or an escape of such a character`)
+		}
+		parts := subPathPattern.FindStringSubmatch(path)
+		if parts == nil {
+			return proto.FieldErrorf("sub_paths", "must have the form /data/{slug}/{path}")
+		}
+		if slugs[parts[1]] {
+			return proto.FieldErrorf("sub_paths", "must have at most one path per slug; %q has two", parts[1])
+		}
+		slugs[parts[1]] = true
+	}
+	return nil
+}
+
+// FillJob copies the request into the job that carries it out. It leaves the fields that do not come from the request alone.
+func (r *ExecuteRequest) FillJob(job *proto.Job) {
+	job.Code, job.Language, job.Timeout, job.ThreadID = r.Code, r.Language, r.Timeout, r.ThreadID
+	job.Metadata, job.MaxAttempts = r.Metadata, r.MaxAttempts
+}
+
+// Hash identifies what the request asks for, however it is written: white space, the order of members and explicit
+// defaults make no difference.
+func (r *ExecuteRequest) Hash() (string, error) {
+	canonical, err := json.Marshal(r)
+	if err != nil {
+		return "", fmt.Errorf("hash request: %w", err)
+	}
+	sum := sha256.Sum256(canonical)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// Accepted answers a request whose execution goes on after the answer.
+type Accepted struct {
+	TraceID proto.TraceID `json:"trace_id"`
+	Status  string        `json:"status" enum:"running"`
+}
