@@ -21,7 +21,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/natsembed"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/scheduler/registry"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 	"github.com/bullpen-run/bullpen/scheduler/timer"
 	"github.com/bullpen-run/bullpen/webhook"
 	"github.com/bullpen-run/bullpen/webhook/guard"
@@ -106,9 +106,9 @@ type hooks struct {
 
 // stored is a store of results and deliveries.
 type stored struct {
-	server *natsembed.Server
-	set    *stream.Set
-	store  *deliveries.Store
+	server     *natsembed.Server
+	store      *store.Store
+	deliveries *deliveries.Store
 }
 
 func openStored(ctx context.Context, dir string) (*stored, error) {
@@ -117,16 +117,16 @@ func openStored(ctx context.Context, dir string) (*stored, error) {
 	if err != nil {
 		return nil, err
 	}
-	set, err := stream.Connect(ctx, stream.Access{InProcess: server, Name: "bench"}, stream.Config{Replicas: 1, Retention: testRetention}, quiet)
+	st, err := store.Connect(ctx, store.Access{InProcess: server, Name: "bench"}, store.Config{Replicas: 1, Retention: testRetention}, quiet)
 	if err != nil {
 		server.Close()
 		return nil, err
 	}
-	return &stored{server: server, set: set, store: &deliveries.Store{Set: set}}, nil
+	return &stored{server: server, store: st, deliveries: &deliveries.Store{Store: st}}, nil
 }
 
 func (s *stored) close() {
-	s.set.Close()
+	s.store.Close()
 	s.server.Close()
 }
 
@@ -166,7 +166,7 @@ func openHooks(ctx context.Context, dir string) (h *hooks, err error) {
 		return nil, err
 	}
 	quiet := slog.New(slog.DiscardHandler)
-	settings, err := registry.OpenWebhooks(ctx, h.set, quiet)
+	settings, err := registry.OpenWebhooks(ctx, h.store, quiet)
 	if err != nil {
 		return nil, errors.Join(err, h.close())
 	}
@@ -185,7 +185,7 @@ func openHooks(ctx context.Context, dir string) (h *hooks, err error) {
 		return nil, errors.Join(err, h.close())
 	}
 	d := &webhook.Dispatcher{
-		Deliveries: h.store, Records: &queue.Queue{Set: h.set}, Settings: settings, Endpoints: settings, Timers: h.timers,
+		Deliveries: h.deliveries, Records: &queue.Queue{Store: h.store}, Settings: settings, Endpoints: settings, Timers: h.timers,
 		Sender: &send.Sender{Guard: urls, UserAgent: "bullpen/bench"}, MaxPerOrigin: 5, MaxBody: 1 << 20, Log: quiet,
 		ResultURL: func(id proto.TraceID) string { return "/v1/executions/" + string(id) },
 		OnAttempt: func(*proto.Delivery, *proto.DeliveryAttempt) {},
@@ -261,7 +261,7 @@ func (s *stored) end(ctx context.Context, url string, next time.Time) (*proto.De
 	result.Stdout = "1\n"
 	m := proto.Meta{TraceID: proto.NewTraceID(), Org: webhookOrg, Key: webhookOrg, Mode: proto.ModeAsync, WebhookURL: url, CreatedAt: now}
 	rec := &proto.Record{Meta: m, Status: proto.StatusSuccess, Attempt: 1, CompletedAt: &now, Result: &result}
-	if _, err := s.set.WriteRecord(ctx, rec, 0); err != nil {
+	if _, err := s.store.WriteRecord(ctx, rec, 0); err != nil {
 		return nil, err
 	}
 	d := proto.NewDelivery(&m, now)
@@ -286,7 +286,7 @@ func (h *hooks) rate(ctx context.Context, n int) (float64, error) {
 		h.first.Store(d.ID, arrived)
 	}
 	began := time.Now()
-	if err := each(n, func(i int) error { return h.store.Create(ctx, all[i]) }); err != nil {
+	if err := each(n, func(i int) error { return h.deliveries.Create(ctx, all[i]) }); err != nil {
 		return 0, err
 	}
 	for range n {
@@ -321,7 +321,7 @@ func (h *hooks) latency(ctx context.Context, d time.Duration) (took []float64, f
 				if !r.dead.Load() {
 					h.first.Store(delivery.ID, arrived)
 				}
-				err = h.store.Create(ctx, delivery)
+				err = h.deliveries.Create(ctx, delivery)
 			}
 			if err == nil && r.dead.Load() {
 				return
@@ -360,7 +360,7 @@ func resume(ctx context.Context, program, dir string, n int) (mb, ms float64, er
 			if err != nil || pending == 0 {
 				return err
 			}
-			return s.store.Create(ctx, d)
+			return s.deliveries.Create(ctx, d)
 		})
 		s.close()
 		if err != nil {

@@ -23,8 +23,8 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/natsembed"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 var updateGolden = flag.Bool("update-golden", false, "make the data directory anew that the next versions are tested with")
@@ -169,18 +169,18 @@ func makeGolden(t *testing.T, p *programs, packed string) {
 	w.startFront(t)
 	w.ready(t)
 	w.front.kill()
-	s, err := natsembed.Open(w.data, 1<<20, streamtest.Log(t))
+	s, err := natsembed.Open(w.data, 1<<20, storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	set, err := stream.Connect(t.Context(), stream.Access{InProcess: s}, stream.Config{Guest: true, Replicas: 1}, streamtest.Log(t))
+	st, err := store.Connect(t.Context(), store.Access{InProcess: s}, store.Config{AttachOnly: true, Replicas: 1}, storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := set.JS.PublishMsg(t.Context(), &nats.Msg{Subject: "bullpen.job.batch.default.k.stale", Data: []byte("not a job")}); err != nil {
+	if _, err := st.JS.PublishMsg(t.Context(), &nats.Msg{Subject: "bullpen.job.batch.default.k.stale", Data: []byte("not a job")}); err != nil {
 		t.Fatal(err)
 	}
-	set.Close()
+	st.Close()
 	s.Close()
 	_, stop := listenGolden(t)
 	w.startFront(t)

@@ -15,7 +15,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/registry"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 	"github.com/bullpen-run/bullpen/storage/image"
 )
 
@@ -70,13 +70,13 @@ func (w *world) imageCommand(t testing.TB, args ...string) proto.Image {
 func (w *world) unpacked(t testing.TB, digest string) *image.Unpacked {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	set, err := stream.Connect(t.Context(), stream.Access{
+	st, err := store.Connect(t.Context(), store.Access{
 		URL: w.broker.url, User: natsUser, Password: natsPassword, CA: w.programs.cert, Name: "worker",
-	}, stream.Config{Guest: true}, log)
+	}, store.Config{AttachOnly: true}, log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(set.Close)
+	t.Cleanup(st.Close)
 	around, err := os.MkdirTemp("", "bullpen-images-") // a directory of the test's cannot be passed through by others
 	if err != nil {
 		t.Fatal(err)
@@ -85,7 +85,7 @@ func (w *world) unpacked(t testing.TB, digest string) *image.Unpacked {
 	if err := os.Chmod(around, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cache, err := image.Open(filepath.Join(around, "images"), &registry.ImageSource{Set: set}, 1<<30, log)
+	cache, err := image.Open(filepath.Join(around, "images"), &registry.ImageSource{Store: st}, 1<<30, log)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,8 +22,8 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/events"
 	"github.com/bullpen-run/bullpen/scheduler/natsembed"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 )
 
@@ -38,13 +38,13 @@ const (
 	between = 40 // jobs that are accepted between two backups
 )
 
-var config = stream.Config{Replicas: 1, Retention: time.Hour}
+var config = store.Config{Replicas: 1, Retention: time.Hour}
 
 // world is a queue with a dispatcher and a worker that runs nothing but says that it did.
 type world struct {
 	t     *testing.T
 	ctx   context.Context
-	set   *stream.Set
+	store *store.Store
 	queue *queue.Queue
 	all   sync.WaitGroup
 	stop  context.CancelFunc
@@ -52,13 +52,13 @@ type world struct {
 
 // start begins to run what is queued at s, until stopped.
 func start(t *testing.T, s *natsembed.Server) *world {
-	set := streamtest.Set(t, s)
+	st := storetest.Open(t, s)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	w := &world{t: t, ctx: ctx, set: set, queue: &queue.Queue{Set: set}}
+	w := &world{t: t, ctx: ctx, store: st, queue: &queue.Queue{Store: st}}
 	w.stop = func() { cancel(); w.all.Wait() }
 	t.Cleanup(w.stop)
-	d := &queue.Dispatcher{Set: set, Instance: "first", Log: streamtest.Log(t)}
-	taker := &queue.Slots{Set: streamtest.Set(t, s), Worker: "worker", Total: slots, Offers: []string{queue.OfferLanguage(proto.Python), queue.OfferThreads}, Log: streamtest.Log(t)}
+	d := &queue.Dispatcher{Store: st, Instance: "first", Log: storetest.Log(t)}
+	taker := &queue.Slots{Store: storetest.Open(t, s), Worker: "worker", Total: slots, Offers: []string{queue.OfferLanguage(proto.Python), queue.OfferThreads}, Log: storetest.Log(t)}
 	w.all.Go(func() { _ = d.Run(ctx) })
 	w.all.Go(func() { _ = taker.Run(ctx) })
 	for range slots {
@@ -81,14 +81,14 @@ func (w *world) run(l *queue.Lease) {
 		return
 	}
 	job := l.Job()
-	out := events.NewWriter(w.ctx, w.set, job.TraceID, l.Attempt(), base)
+	out := events.NewWriter(w.ctx, w.store, job.TraceID, l.Attempt(), base)
 	_, _ = fmt.Fprintf(out.Stream(proto.Stdout), "output of attempt %d\n", l.Attempt())
 	last, _ := out.Close()
 	r := proto.Exited(0)
 	r.Stdout = job.Code
 	e := queue.Ending{Result: r, LastSeq: last}
 	if job.ThreadID != "" {
-		head, err := (&threads.Threads{Set: w.set}).Get(w.ctx, job.Org, job.ThreadID)
+		head, err := (&threads.Threads{Store: w.store}).Get(w.ctx, job.Org, job.ThreadID)
 		if err != nil {
 			return
 		}
@@ -118,14 +118,14 @@ func (a *accepted) now() []proto.TraceID {
 // submit sends a job at each of its turns, of all kinds: with webhooks, in threads, large ones.
 func (w *world) submit(n int, turns <-chan struct{}, to *accepted) {
 	random := rand.New(rand.NewPCG(1, uint64(n)))
-	heads := &threads.Threads{Set: w.set}
+	heads := &threads.Threads{Store: w.store}
 	for i := 0; ; i++ {
 		select {
 		case <-turns:
 		case <-w.ctx.Done():
 			return
 		}
-		job := streamtest.Job("acme", "k", proto.ModeAsync)
+		job := storetest.Job("acme", "k", proto.ModeAsync)
 		job.MaxAttempts = 1 + i%2
 		if i%3 == 0 {
 			job.WebhookURL = "https://example.com/"
@@ -153,14 +153,14 @@ func (w *world) submit(n int, turns <-chan struct{}, to *accepted) {
 }
 
 // state is what can be seen of an execution.
-func state(ctx context.Context, set *stream.Set, id proto.TraceID) (*proto.Record, error) {
-	return (&queue.Queue{Set: set}).Lookup(ctx, id)
+func state(ctx context.Context, st *store.Store, id proto.TraceID) (*proto.Record, error) {
+	return (&queue.Queue{Store: st}).Lookup(ctx, id)
 }
 
 // TestBackupWhileAllGoesOn makes backups while executions begin and end, and restores each: what was accepted before is there, what had
 // ended is as it was, nothing contradicts itself, and all of it ends once somebody runs it.
 func TestBackupWhileAllGoesOn(t *testing.T) {
-	w := start(t, streamtest.Server(t))
+	w := start(t, storetest.Server(t))
 	turns := make(chan struct{})
 	var known accepted
 	for n := range 6 {
@@ -176,7 +176,7 @@ func TestBackupWhileAllGoesOn(t *testing.T) {
 		}
 		before := map[proto.TraceID]*proto.Record{}
 		for _, id := range known.now() {
-			rec, err := state(w.ctx, w.set, id)
+			rec, err := state(w.ctx, w.store, id)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -195,7 +195,7 @@ func TestBackupWhileAllGoesOn(t *testing.T) {
 				}
 			}
 		})
-		if err := (&backup.Maker{Set: w.set, Version: "test"}).Backup(w.ctx, &file); err != nil {
+		if err := (&backup.Maker{Store: w.store, Version: "test"}).Backup(w.ctx, &file); err != nil {
 			t.Fatal(err)
 		}
 		close(made)
@@ -207,19 +207,19 @@ func TestBackupWhileAllGoesOn(t *testing.T) {
 // restored restores a backup and checks what came of it.
 func restored(t *testing.T, file *bytes.Buffer, before map[proto.TraceID]*proto.Record) {
 	t.Helper()
-	server := streamtest.Server(t)
-	if _, err := backup.Restore(t.Context(), stream.Access{InProcess: server}, config, file, streamtest.Log(t)); err != nil {
+	server := storetest.Server(t)
+	if _, err := backup.Restore(t.Context(), store.Access{InProcess: server}, config, file, storetest.Log(t)); err != nil {
 		t.Fatal(err)
 	}
-	set := streamtest.Set(t, server)
+	st := storetest.Open(t, server)
 	all := map[proto.TraceID]proto.Status{}
-	if err := set.Headers(t.Context(), set.Execs, "bullpen.exec.*", func(m jetstream.Msg) {
-		all[idOf(m)] = proto.Status(m.Headers().Get(stream.HeaderStatus))
+	if err := st.ReadHeaders(t.Context(), st.Executions, "bullpen.exec.*", func(m jetstream.Msg) {
+		all[idOf(m)] = proto.Status(m.Headers().Get(store.HeaderStatus))
 	}); err != nil {
 		t.Fatal(err)
 	}
 	jobs := map[proto.TraceID]bool{}
-	if err := set.Headers(t.Context(), set.Jobs, "bullpen.job.>", func(m jetstream.Msg) {
+	if err := st.ReadHeaders(t.Context(), st.Jobs, "bullpen.job.>", func(m jetstream.Msg) {
 		id := idOf(m)
 		jobs[id] = true
 		if _, ok := all[id]; !ok {
@@ -229,7 +229,7 @@ func restored(t *testing.T, file *bytes.Buffer, before map[proto.TraceID]*proto.
 		t.Fatal(err)
 	}
 	for id, was := range before {
-		now, err := state(t.Context(), set, id)
+		now, err := state(t.Context(), st, id)
 		if err != nil {
 			t.Errorf("%s, which was %s before the backup: %v", id, was.Status, err)
 			continue
@@ -245,7 +245,7 @@ func restored(t *testing.T, file *bytes.Buffer, before map[proto.TraceID]*proto.
 			t.Errorf("%s is %s and has no job: it never ends", id, status)
 		}
 	}
-	consistent(t, set, all, jobs)
+	consistent(t, st, all, jobs)
 
 	w := start(t, server)
 	for id := range all {
@@ -267,10 +267,10 @@ func idOf(m jetstream.Msg) proto.TraceID {
 }
 
 // consistent checks that deliveries and versions are of executions that have ended, and the other way round.
-func consistent(t *testing.T, set *stream.Set, all map[proto.TraceID]proto.Status, jobs map[proto.TraceID]bool) {
+func consistent(t *testing.T, st *store.Store, all map[proto.TraceID]proto.Status, jobs map[proto.TraceID]bool) {
 	t.Helper()
 	stored := map[proto.TraceID]bool{}
-	if err := set.Headers(t.Context(), set.Hooks, "bullpen.delivery.*.*", func(m jetstream.Msg) {
+	if err := st.ReadHeaders(t.Context(), st.Deliveries, "bullpen.delivery.*.*", func(m jetstream.Msg) {
 		id := idOf(m)
 		stored[id] = true
 		if !all[id].Terminal() {
@@ -281,7 +281,7 @@ func consistent(t *testing.T, set *stream.Set, all map[proto.TraceID]proto.Statu
 	}
 	versions := map[proto.TraceID]bool{}
 	for n := range 6 {
-		head, err := (&threads.Threads{Set: set}).Get(t.Context(), "acme", fmt.Sprintf("thread-%d", n))
+		head, err := (&threads.Threads{Store: st}).Get(t.Context(), "acme", fmt.Sprintf("thread-%d", n))
 		if errors.Is(err, proto.ErrNotFound) {
 			continue
 		}
@@ -299,7 +299,7 @@ func consistent(t *testing.T, set *stream.Set, all map[proto.TraceID]proto.Statu
 		}
 		if len(head.History)+1 < proto.KeptVersions {
 			for id, status := range all {
-				rec, err := state(t.Context(), set, id)
+				rec, err := state(t.Context(), st, id)
 				if err == nil && status == proto.StatusSuccess && rec.ThreadID == head.ID && !versions[id] {
 					t.Errorf("%s has succeeded, and its version of %s is not there", id, head.ID)
 				}
@@ -307,7 +307,7 @@ func consistent(t *testing.T, set *stream.Set, all map[proto.TraceID]proto.Statu
 		}
 	}
 	for id, status := range all {
-		rec, err := state(t.Context(), set, id)
+		rec, err := state(t.Context(), st, id)
 		if err == nil && status.Terminal() && rec.WebhookURL != "" && !stored[id] && !jobs[id] {
 			t.Errorf("%s has ended and nobody knows that it is to be delivered", id)
 		}
@@ -317,7 +317,7 @@ func consistent(t *testing.T, set *stream.Set, all map[proto.TraceID]proto.Statu
 // oneOutput checks that an execution's events are numbered without gaps, and that no attempt told anything twice.
 func oneOutput(t *testing.T, w *world, rec *proto.Record) {
 	t.Helper()
-	tail, err := (&events.Log{Set: w.set, Records: w.queue}).Follow(w.ctx, rec.TraceID, 0)
+	tail, err := (&events.Log{Store: w.store, Records: w.queue}).Follow(w.ctx, rec.TraceID, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -348,12 +348,12 @@ func oneOutput(t *testing.T, w *world, rec *proto.Record) {
 func (w *world) delivered(all map[proto.TraceID]proto.Status) {
 	w.t.Helper()
 	for id := range all {
-		rec, err := state(w.ctx, w.set, id)
+		rec, err := state(w.ctx, w.store, id)
 		if err != nil {
 			w.t.Fatal(err)
 		}
 		for rec.WebhookURL != "" {
-			_, err := (&deliveries.Store{Set: w.set}).Delivery(w.ctx, "acme", id)
+			_, err := (&deliveries.Store{Store: w.store}).Delivery(w.ctx, "acme", id)
 			if err == nil {
 				break
 			}

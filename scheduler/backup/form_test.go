@@ -10,31 +10,31 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/backup"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 // aBackup is of one queued job and one API key.
 func aBackup(t testing.TB) []byte {
 	t.Helper()
-	set := streamtest.Set(t, streamtest.Server(t))
-	if err := streamtest.Store(t.Context(), set, streamtest.Job("acme", "k", proto.ModeAsync)); err != nil {
+	st := storetest.Open(t, storetest.Server(t))
+	if err := storetest.PutJob(t.Context(), st, storetest.Job("acme", "k", proto.ModeAsync)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := set.Keys.Put(t.Context(), "key.k", []byte("{}")); err != nil {
+	if _, err := st.Keys.Put(t.Context(), "key.k", []byte("{}")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := set.Keys.Put(t.Context(), "key.gone", []byte("{}")); err != nil {
+	if _, err := st.Keys.Put(t.Context(), "key.gone", []byte("{}")); err != nil {
 		t.Fatal(err)
 	}
-	if err := set.Keys.Delete(t.Context(), "key.gone"); err != nil {
+	if err := st.Keys.Delete(t.Context(), "key.gone"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := set.Control.Put(t.Context(), "dispatcher", []byte("somebody")); err != nil {
+	if _, err := st.Control.Put(t.Context(), "dispatcher", []byte("somebody")); err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	if err := (&backup.Maker{Set: set, Version: "1.2.3"}).Backup(t.Context(), &out); err != nil {
+	if err := (&backup.Maker{Store: st, Version: "1.2.3"}).Backup(t.Context(), &out); err != nil {
 		t.Fatal(err)
 	}
 	return out.Bytes()
@@ -107,10 +107,10 @@ func TestBackupsOfOtherVersions(t *testing.T) {
 
 func TestRestoreWantsAnEmptyPlace(t *testing.T) {
 	file := aBackup(t)
-	server := streamtest.Server(t)
-	access := stream.Access{InProcess: server}
+	server := storetest.Server(t)
+	access := store.Access{InProcess: server}
 	restore := func(raw []byte) error {
-		_, err := backup.Restore(t.Context(), access, config, bytes.NewReader(raw), streamtest.Log(t))
+		_, err := backup.Restore(t.Context(), access, config, bytes.NewReader(raw), storetest.Log(t))
 		return err
 	}
 	strange := compressed(t, `{"bullpen_backup":1}`+"\n"+`{"subject":"$JS.API.STREAM.PURGE.BULLPEN_JOBS"}`+"\n"+`{"end":1}`+"\n")
@@ -120,20 +120,20 @@ func TestRestoreWantsAnEmptyPlace(t *testing.T) {
 	if err := restore(file[:len(file)-1]); !errors.Is(err, backup.ErrDamaged) {
 		t.Errorf("half a backup: %v", err)
 	}
-	if _, err := stream.Connect(t.Context(), access, config, streamtest.Log(t)); err == nil || !strings.Contains(err.Error(), "run bullpen restore again") {
+	if _, err := store.Connect(t.Context(), access, config, storetest.Log(t)); err == nil || !strings.Contains(err.Error(), "run bullpen restore again") {
 		t.Errorf("a server starts on half a backup: %v", err)
 	}
 	if err := restore(file); err != nil {
 		t.Error(err)
 	}
-	set := streamtest.Set(t, server)
-	if _, err := set.Keys.Get(t.Context(), "key.k"); err != nil {
+	st := storetest.Open(t, server)
+	if _, err := st.Keys.Get(t.Context(), "key.k"); err != nil {
 		t.Error(err)
 	}
-	if _, err := set.Keys.Get(t.Context(), "key.gone"); !stream.Missing(err) {
+	if _, err := st.Keys.Get(t.Context(), "key.gone"); !store.IsNotFound(err) {
 		t.Errorf("what was removed: %v", err)
 	}
-	if _, err := set.Control.Get(t.Context(), "dispatcher"); !stream.Missing(err) {
+	if _, err := st.Control.Get(t.Context(), "dispatcher"); !store.IsNotFound(err) {
 		t.Errorf("who led: %v", err)
 	}
 	if err := restore(file); !errors.Is(err, backup.ErrUsed) || !strings.Contains(err.Error(), "BULLPEN_JOBS") {
@@ -144,22 +144,22 @@ func TestRestoreWantsAnEmptyPlace(t *testing.T) {
 // A backup is restored on a new cluster, whose servers may not have met yet.
 func TestRestoreOnAClusterThatForms(t *testing.T) {
 	file := aBackup(t)
-	start := streamtest.Servers(t)
+	start := storetest.Servers(t)
 	urls := start() + "," + start() + "," + start()
 	cfg := config
-	cfg.Replicas = streamtest.Replicas
-	if _, err := backup.Restore(streamtest.Context(t), stream.Access{URL: urls}, cfg, bytes.NewReader(file), streamtest.Log(t)); err != nil {
+	cfg.Replicas = storetest.Replicas
+	if _, err := backup.Restore(storetest.Context(t), store.Access{URL: urls}, cfg, bytes.NewReader(file), storetest.Log(t)); err != nil {
 		t.Error(err)
 	}
 }
 
 // Every stream that there is belongs to a backup, or is known not to.
 func TestNothingIsForgotten(t *testing.T) {
-	set := streamtest.Set(t, streamtest.Server(t))
+	st := storetest.Open(t, storetest.Server(t))
 	without := map[string]bool{"KV_bullpen_control": true, "OBJ_bullpen_bodies": true} // who leads; bodies, which go with their messages
-	for info := range set.JS.ListStreams(t.Context()).Info() {
+	for info := range st.JS.ListStreams(t.Context()).Info() {
 		for _, subject := range info.Config.Subjects {
-			if kept := stream.Restorable(strings.NewReplacer("*", "x", ">", "x").Replace(subject)); kept == without[info.Config.Name] {
+			if kept := store.InBackup(strings.NewReplacer("*", "x", ">", "x").Replace(subject)); kept == without[info.Config.Name] {
 				t.Errorf("stream %s: in a backup is %t", info.Config.Name, kept)
 			}
 		}

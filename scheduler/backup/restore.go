@@ -10,7 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 // ErrUsed says that there is something where a backup should be restored.
@@ -19,17 +19,17 @@ var ErrUsed = errors.New("there is something of bullpen in this JetStream alread
 // Restore makes the JetStream of a hold what the backup in r does, and tells of it. Nothing of bullpen may run there, or have been there:
 // that is [ErrUsed]. What a restore left that did not come to its end is removed first. After an error no server starts there before another
 // restore has succeeded.
-func Restore(ctx context.Context, a stream.Access, cfg stream.Config, r io.Reader, log *slog.Logger) (s Summary, err error) {
-	nc, err := stream.Dial(a, log)
+func Restore(ctx context.Context, a store.Access, cfg store.Config, r io.Reader, log *slog.Logger) (s Summary, err error) {
+	nc, err := store.Dial(a, log)
 	if err != nil {
 		return s, err
 	}
 	defer nc.Close()
-	set, used, err := stream.Used(ctx, nc)
+	st, used, err := store.OpenForRestore(ctx, nc)
 	if err != nil {
 		return s, err
 	}
-	unfinished, err := set.Unfinished(ctx)
+	unfinished, err := st.RestoreUnfinished(ctx)
 	if err != nil {
 		return s, err
 	}
@@ -37,19 +37,19 @@ func Restore(ctx context.Context, a stream.Access, cfg stream.Config, r io.Reade
 		return s, fmt.Errorf("%w: %s: a backup is restored only where there is nothing, such as in a new data directory", ErrUsed, strings.Join(used, ", "))
 	}
 	cfg.Restoring = true
-	if err := set.BeginRestore(ctx, cfg); err != nil {
+	if err := st.BeginRestore(ctx, cfg); err != nil {
 		return s, err
 	}
 	var pending []jetstream.PubAckFuture
 	s, err = read(r, func(e *entry, body []byte) error {
-		if !stream.Restorable(e.Subject) {
+		if !store.InBackup(e.Subject) {
 			return fmt.Errorf("%w: it has a message on %q", ErrDamaged, e.Subject)
 		}
-		ack, err := set.Restore(ctx, e.Subject, stream.Portable(e.Header), body, e.Time)
+		ack, err := st.Restore(ctx, e.Subject, store.BackupHeader(e.Header), body, e.Time)
 		if err != nil {
 			return err
 		}
-		if pending = append(pending, ack); len(pending) < stream.RestoreAhead {
+		if pending = append(pending, ack); len(pending) < store.MaxPendingRestores {
 			return nil
 		}
 		ack, pending = pending[0], pending[1:]
@@ -61,7 +61,7 @@ func Restore(ctx context.Context, a stream.Access, cfg stream.Config, r io.Reade
 		}
 	}
 	if err == nil {
-		err = set.EndRestore(ctx)
+		err = st.EndRestore(ctx)
 	}
 	if err != nil {
 		return s, fmt.Errorf("restore: %w", err)

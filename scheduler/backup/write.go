@@ -14,7 +14,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 // endLook is how often a record is read that is about to end.
@@ -22,7 +22,7 @@ const endLook = 100 * time.Millisecond
 
 // Maker makes backups.
 type Maker struct {
-	Set     *stream.Set
+	Store   *store.Store
 	Version string // of this program
 }
 
@@ -44,7 +44,7 @@ func (m *Maker) Backup(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	b := &run{
-		set: m.Set, file: f, jobs: map[proto.TraceID]bool{}, deliveries: map[proto.TraceID]bool{}, attempts: map[proto.TraceID]int{},
+		store: m.Store, file: f, jobs: map[proto.TraceID]bool{}, deliveries: map[proto.TraceID]bool{}, attempts: map[proto.TraceID]int{},
 	}
 	if err := b.run(ctx); err != nil {
 		return err
@@ -54,8 +54,8 @@ func (m *Maker) Backup(ctx context.Context, w io.Writer) error {
 
 // run is the making of one backup.
 type run struct {
-	set  *stream.Set
-	file *file
+	store *store.Store
+	file  *file
 	// The last messages of streams when the backup began: what comes after them came while it was made.
 	execsMark, hooksMark, headsMark, outsMark uint64
 
@@ -69,7 +69,7 @@ func (b *run) run(ctx context.Context) error {
 	for _, mark := range []struct {
 		st *jetstream.Stream
 		to *uint64
-	}{{&b.set.Execs, &b.execsMark}, {&b.set.Hooks, &b.hooksMark}, {&b.set.Heads, &b.headsMark}, {&b.set.Outs, &b.outsMark}} {
+	}{{&b.store.Executions, &b.execsMark}, {&b.store.Deliveries, &b.hooksMark}, {&b.store.Threads, &b.headsMark}, {&b.store.Output, &b.outsMark}} {
 		info, err := (*mark.st).Info(ctx)
 		if err != nil {
 			return fmt.Errorf("ask for the state of a stream: %w", err)
@@ -81,22 +81,22 @@ func (b *run) run(ctx context.Context) error {
 		st   jetstream.Stream
 		take func(context.Context, *message) error
 	}{
-		{b.set.Jobs, b.job}, {b.set.Dead, b.letter}, {b.set.Hooks, b.delivery}, {b.set.Execs, b.record}, {b.set.Heads, b.head}, {b.set.Outs, b.output},
+		{b.store.Jobs, b.job}, {b.store.DeadLetters, b.letter}, {b.store.Deliveries, b.delivery}, {b.store.Executions, b.record}, {b.store.Threads, b.head}, {b.store.Output, b.output},
 	} {
 		if err := b.each(ctx, s.st, s.take); err != nil {
 			return err
 		}
 	}
 	// The catalog of images comes before what they are made of, which stays longer.
-	for _, bucket := range []jetstream.KeyValue{b.set.Keys, b.set.Profiles, b.set.Webhooks, b.set.Images} {
+	for _, bucket := range []jetstream.KeyValue{b.store.Keys, b.store.Profiles, b.store.Webhooks, b.store.Images} {
 		if err := b.bucket(ctx, bucket); err != nil {
 			return err
 		}
 	}
-	if err := b.each(ctx, b.set.Parts, b.any); err != nil {
+	if err := b.each(ctx, b.store.ImageParts, b.any); err != nil {
 		return err
 	}
-	return b.bucket(ctx, b.set.Bindings)
+	return b.bucket(ctx, b.store.Bindings)
 }
 
 // message is one that was read.
@@ -117,7 +117,7 @@ func (m *message) id() proto.TraceID {
 func (b *run) each(ctx context.Context, st jetstream.Stream, take func(context.Context, *message) error) error {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	err := b.set.Messages(ctx, st, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+	err := b.store.ReadMessages(ctx, st, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
 		if ctx.Err() != nil {
 			return
 		}
@@ -132,7 +132,7 @@ func (b *run) each(ctx context.Context, st jetstream.Stream, take func(context.C
 }
 
 func (b *run) bucket(ctx context.Context, kv jetstream.KeyValue) error {
-	st, err := b.set.Bucket(ctx, kv)
+	st, err := b.store.BucketStream(ctx, kv)
 	if err != nil {
 		return err
 	}
@@ -141,20 +141,20 @@ func (b *run) bucket(ctx context.Context, kv jetstream.KeyValue) error {
 
 // any writes a message, unless it says that there is nothing.
 func (b *run) any(_ context.Context, m *message) error {
-	if stream.Removed(m.header) || !stream.Restorable(m.subject) {
+	if store.IsDeleteMarker(m.header) || !store.InBackup(m.subject) {
 		return nil
 	}
-	return b.file.add(m.subject, stream.Portable(m.header), m.at, m.body)
+	return b.file.add(m.subject, store.BackupHeader(m.header), m.at, m.body)
 }
 
 // whole reads the newest message on a subject with a body that is stored apart, which may be gone with an older one. there is false where
 // nothing is there any more.
 func (b *run) whole(ctx context.Context, st jetstream.Stream, m *message) (there bool, err error) {
-	if stream.BodyOf(m.header) == "" {
+	if store.BodyObject(m.header) == "" {
 		return true, nil
 	}
-	newest, err := b.set.Newest(ctx, st, m.subject)
-	if stream.Missing(err) {
+	newest, err := b.store.LastFromLeader(ctx, st, m.subject)
+	if store.IsNotFound(err) {
 		return false, nil
 	}
 	if err != nil {
@@ -165,7 +165,7 @@ func (b *run) whole(ctx context.Context, st jetstream.Stream, m *message) (there
 }
 
 func (b *run) job(ctx context.Context, m *message) error {
-	there, err := b.whole(ctx, b.set.Jobs, m)
+	there, err := b.whole(ctx, b.store.Jobs, m)
 	if err != nil || !there { // it has ended, and its delivery is stored
 		return err
 	}
@@ -174,7 +174,7 @@ func (b *run) job(ctx context.Context, m *message) error {
 }
 
 func (b *run) letter(ctx context.Context, m *message) error {
-	there, err := b.whole(ctx, b.set.Dead, m)
+	there, err := b.whole(ctx, b.store.DeadLetters, m)
 	if err != nil || !there { // it was requeued or removed
 		return err
 	}
@@ -182,7 +182,7 @@ func (b *run) letter(ctx context.Context, m *message) error {
 }
 
 func (b *run) delivery(ctx context.Context, m *message) error {
-	there, err := b.whole(ctx, b.set.Hooks, m)
+	there, err := b.whole(ctx, b.store.Deliveries, m)
 	if err != nil || !there {
 		return err
 	}
@@ -194,12 +194,12 @@ func (b *run) delivery(ctx context.Context, m *message) error {
 
 func (b *run) record(ctx context.Context, m *message) error {
 	b.execsLast = max(b.execsLast, m.seq)
-	there, err := b.whole(ctx, b.set.Execs, m)
+	there, err := b.whole(ctx, b.store.Executions, m)
 	if err != nil || !there {
 		return err
 	}
 	b.execsLast = max(b.execsLast, m.seq)
-	ended := proto.Status(m.header.Get(stream.HeaderStatus)).Terminal()
+	ended := proto.Status(m.header.Get(store.HeaderStatus)).Terminal()
 	if m.seq > b.execsMark && !ended && !b.jobs[m.id()] {
 		return nil
 	}
@@ -212,7 +212,7 @@ func (b *run) record(ctx context.Context, m *message) error {
 
 // changed writes a record that has not ended, or that changed since the backup began.
 func (b *run) changed(ctx context.Context, m *message, ended bool) error {
-	attempt, err := strconv.Atoi(m.header.Get(stream.HeaderAttempt))
+	attempt, err := strconv.Atoi(m.header.Get(store.HeaderAttempt))
 	if err != nil {
 		return b.any(ctx, m) // malformed, and passed over by all
 	}
@@ -232,7 +232,7 @@ func (b *run) changed(ctx context.Context, m *message, ended bool) error {
 		return err
 	}
 	b.deliveries[m.id()] = true
-	return b.file.add(stream.Delivery(d.Org, d.TraceID), h, m.at, body)
+	return b.file.add(store.DeliverySubject(d.Org, d.TraceID), h, m.at, body)
 }
 
 func (b *run) head(ctx context.Context, m *message) error {
@@ -261,18 +261,18 @@ func (b *run) made(ctx context.Context, id proto.TraceID) error {
 	look := time.NewTicker(endLook)
 	defer look.Stop()
 	for {
-		rec, err := b.set.Newest(ctx, b.set.Execs, stream.Exec(id))
-		if stream.Missing(err) {
+		rec, err := b.store.LastFromLeader(ctx, b.store.Executions, store.ExecSubject(id))
+		if store.IsNotFound(err) {
 			return nil // its retention is over
 		}
 		if err != nil {
 			return err
 		}
-		if proto.Status(rec.Header.Get(stream.HeaderStatus)).Terminal() {
+		if proto.Status(rec.Header.Get(store.HeaderStatus)).Terminal() {
 			if rec.Seq <= b.execsLast {
 				return nil
 			}
-			return b.changed(ctx, &message{stream.Exec(id), rec.Seq, rec.Time, rec.Header, rec.Data}, true)
+			return b.changed(ctx, &message{store.ExecSubject(id), rec.Seq, rec.Time, rec.Header, rec.Data}, true)
 		}
 		select {
 		case <-ctx.Done():

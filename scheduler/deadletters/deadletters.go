@@ -18,30 +18,30 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 // readTimeout bounds reading one dead letter, which is tried again within it.
 const readTimeout = 5 * time.Second
 
 // Store is the dead letters in JetStream.
-type Store struct{ Set *stream.Set }
+type Store struct{ Store *store.Store }
 
 // SetAsideJob stores the dead letter of a job that has ended because its workers were lost, as rec tells. seq is where the job lies, which is
 // left there. That the dead letter is stored already, or that the job is gone, is no error. It tries until ctx ends.
 func (s *Store) SetAsideJob(ctx context.Context, rec *proto.Record, seq uint64) error {
-	m, err := s.Set.At(ctx, s.Set.Jobs, seq)
-	if stream.Missing(err) {
+	m, err := s.Store.At(ctx, s.Store.Jobs, seq)
+	if store.IsNotFound(err) {
 		return nil // whoever removed it had stored the dead letter
 	}
 	if err != nil {
 		return fmt.Errorf("set aside job %s: %w", rec.TraceID, err)
 	}
 	letter := &proto.DeadLetter{ID: string(rec.TraceID), At: time.Now().UTC(), Attempt: rec.Attempt + 1, Workers: rec.Lost}
-	job, err := stream.DecodeJob(m, rec.TraceID)
+	job, err := store.DecodeJob(m, rec.TraceID)
 	if err != nil {
 		letter.Reason, letter.Message = proto.DeadMalformed, notJob(err)
-		return s.create(ctx, letter, &proto.DeadMessage{Subject: stream.JobSubject(&rec.Meta), Header: m.Header, Data: m.Data})
+		return s.create(ctx, letter, &proto.DeadMessage{Subject: store.JobSubject(&rec.Meta), Header: m.Header, Data: m.Data})
 	}
 	letter.Reason, letter.Meta = proto.DeadWorkersLost, &job.Meta
 	letter.Message = fmt.Sprintf("%d workers were lost with this job, each before it started the program.", len(rec.Lost))
@@ -52,8 +52,8 @@ func notJob(why error) string { return "This message is no job: " + why.Error() 
 
 // SetAsideMessage moves a malformed message from where jobs lie to the dead letters; why says what is wrong with it.
 func (s *Store) SetAsideMessage(ctx context.Context, seq uint64, why error) error {
-	m, err := s.Set.Bare(ctx, s.Set.Jobs, seq) // not its body: nothing that it says of that need be true
-	if stream.Missing(err) {
+	m, err := s.Store.AtWithoutBody(ctx, s.Store.Jobs, seq) // not its body: nothing that it says of that need be true
+	if store.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
@@ -66,7 +66,7 @@ func (s *Store) SetAsideMessage(ctx context.Context, seq uint64, why error) erro
 	if err := s.create(ctx, letter, &proto.DeadMessage{Subject: m.Subject, Header: m.Header, Data: m.Data}); err != nil {
 		return err
 	}
-	if err := s.Set.Jobs.DeleteMsg(ctx, seq); err != nil && !stream.Missing(err) {
+	if err := s.Store.Jobs.DeleteMsg(ctx, seq); err != nil && !store.IsNotFound(err) {
 		return fmt.Errorf("set aside message %d: %w", seq, err)
 	}
 	return nil
@@ -74,7 +74,7 @@ func (s *Store) SetAsideMessage(ctx context.Context, seq uint64, why error) erro
 
 func (s *Store) create(ctx context.Context, letter *proto.DeadLetter, content any) error {
 	_, err := s.write(ctx, letter, content, 0)
-	if stream.Conflict(err) {
+	if store.IsConflict(err) {
 		return nil
 	}
 	return err
@@ -89,7 +89,7 @@ func (s *Store) write(ctx context.Context, letter *proto.DeadLetter, content any
 	if err != nil {
 		return 0, fmt.Errorf("encode dead letter %s: %w", letter.ID, err)
 	}
-	seq, err := s.Set.Write(ctx, stream.DeadLetter(letter.ID), nats.Header{stream.HeaderDead: {string(head)}}, body, revision)
+	seq, err := s.Store.Write(ctx, store.DeadLetterSubject(letter.ID), nats.Header{store.HeaderDead: {string(head)}}, body, revision)
 	if err != nil {
 		return 0, fmt.Errorf("store dead letter %s: %w", letter.ID, err)
 	}
@@ -97,15 +97,15 @@ func (s *Store) write(ctx context.Context, letter *proto.DeadLetter, content any
 }
 
 // removed reports whether this is the mark that is left of a dead letter.
-func removed(h nats.Header) bool { return h.Get(stream.HeaderDead) == "" }
+func removed(h nats.Header) bool { return h.Get(store.HeaderDead) == "" }
 
 // decode reads what the header of a dead letter tells of it.
 func decode(h nats.Header, subject string, seq uint64) (*proto.DeadLetter, error) {
 	letter := &proto.DeadLetter{Revision: seq}
-	if err := json.Unmarshal([]byte(h.Get(stream.HeaderDead)), letter); err != nil {
+	if err := json.Unmarshal([]byte(h.Get(store.HeaderDead)), letter); err != nil {
 		return nil, fmt.Errorf("decode the dead letter on %s: %w", subject, err)
 	}
-	if stream.DeadLetter(letter.ID) != subject || !proto.ValidDeadLetterID(letter.ID) || (letter.Meta == nil) != (letter.Reason == proto.DeadMalformed) {
+	if store.DeadLetterSubject(letter.ID) != subject || !proto.ValidDeadLetterID(letter.ID) || (letter.Meta == nil) != (letter.Reason == proto.DeadMalformed) {
 		return nil, fmt.Errorf("decode the dead letter on %s: it says that it is %q, set aside as %q", subject, letter.ID, letter.Reason)
 	}
 	return letter, nil
@@ -115,7 +115,7 @@ func decode(h nats.Header, subject string, seq uint64) (*proto.DeadLetter, error
 // read is told to wrong, and passed over.
 func (s *Store) List(ctx context.Context, after *proto.DeadLetter, limit int, wrong func(error)) ([]proto.DeadLetter, error) {
 	var page []proto.DeadLetter
-	err := s.Set.Headers(ctx, s.Set.Dead, stream.DeadLetters, func(m jetstream.Msg) {
+	err := s.Store.ReadHeaders(ctx, s.Store.DeadLetters, store.DeadLetterPattern, func(m jetstream.Msg) {
 		if removed(m.Headers()) {
 			return
 		}
@@ -151,7 +151,7 @@ func (s *Store) Get(ctx context.Context, id string) (*proto.DeadLetter, *proto.D
 	}
 	content := &proto.DeadContent{}
 	if letter.Meta != nil {
-		content.Job, err = stream.DecodeJob(m, letter.Meta.TraceID)
+		content.Job, err = store.DecodeJob(m, letter.Meta.TraceID)
 	} else {
 		content.Message = &proto.DeadMessage{}
 		err = json.Unmarshal(m.Data, content.Message)
@@ -162,17 +162,17 @@ func (s *Store) Get(ctx context.Context, id string) (*proto.DeadLetter, *proto.D
 	return letter, content, nil
 }
 
-func (s *Store) read(ctx context.Context, id string) (*proto.DeadLetter, *stream.Stored, error) {
+func (s *Store) read(ctx context.Context, id string) (*proto.DeadLetter, *store.Message, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	m, err := s.Set.Newest(ctx, s.Set.Dead, stream.DeadLetter(id))
-	if stream.Missing(err) || err == nil && removed(m.Header) {
+	m, err := s.Store.LastFromLeader(ctx, s.Store.DeadLetters, store.DeadLetterSubject(id))
+	if store.IsNotFound(err) || err == nil && removed(m.Header) {
 		return nil, nil, fmt.Errorf("dead letter %s: %w", id, proto.ErrNotFound)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	letter, err := decode(m.Header, stream.DeadLetter(id), m.Seq)
+	letter, err := decode(m.Header, store.DeadLetterSubject(id), m.Seq)
 	return letter, m, err
 }
 
@@ -188,14 +188,14 @@ func (s *Store) Mark(ctx context.Context, letter *proto.DeadLetter) error {
 		return err
 	}
 	seq, err := s.write(ctx, letter, json.RawMessage(m.Data), letter.Revision)
-	if stream.Conflict(err) {
+	if store.IsConflict(err) {
 		return fmt.Errorf("dead letter %s: %w", letter.ID, proto.ErrConflict)
 	}
 	if err != nil {
 		return err
 	}
 	letter.Revision = seq
-	s.Set.DiscardBody(ctx, m)
+	s.Store.DiscardBody(ctx, m)
 	return nil
 }
 
@@ -207,14 +207,14 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 		if err != nil {
 			return err
 		}
-		_, err = s.Set.Write(ctx, stream.DeadLetter(id), nats.Header{}, nil, letter.Revision)
-		if stream.Conflict(err) {
+		_, err = s.Store.Write(ctx, store.DeadLetterSubject(id), nats.Header{}, nil, letter.Revision)
+		if store.IsConflict(err) {
 			continue
 		}
 		if err != nil {
 			return fmt.Errorf("remove dead letter %s: %w", id, err)
 		}
-		s.Set.DiscardBody(ctx, m)
+		s.Store.DiscardBody(ctx, m)
 		return nil
 	}
 }

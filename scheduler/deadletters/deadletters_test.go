@@ -12,8 +12,8 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/deadletters"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -27,17 +27,17 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Parallel()
-	return &world{&deadletters.Store{Set: streamtest.Set(t, streamtest.Server(t))}, t, streamtest.Context(t)}
+	return &world{&deadletters.Store{Store: storetest.Open(t, storetest.Server(t))}, t, storetest.Context(t)}
 }
 
 // job stores a job and gives where it lies.
 func (w *world) job(job *proto.Job) uint64 {
 	w.t.Helper()
-	m, err := w.Set.StageJob(w.ctx, job, nats.Header{})
+	m, err := w.Store.Store.StageJob(w.ctx, job, nats.Header{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	seq, err := w.Set.WriteJob(w.ctx, m)
+	seq, err := w.Store.Store.WriteJob(w.ctx, m)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -73,12 +73,12 @@ func (w *world) get(id string) (*proto.DeadLetter, *proto.DeadContent) {
 // What is large of a job is stored apart, and goes with the job: the dead letter has its own.
 func TestJobIsKeptWithItsBody(t *testing.T) {
 	w := newWorld(t)
-	small, large := streamtest.Job("acme", "k", proto.ModeAsync), streamtest.Job("acme", "k", proto.ModeAsync)
+	small, large := storetest.Job("acme", "k", proto.ModeAsync), storetest.Job("acme", "k", proto.ModeAsync)
 	large.Code = strings.Repeat("x", 1<<20)
 	for _, job := range []*proto.Job{small, large} {
 		job.ThreadID, job.Metadata, job.WebhookURL, job.Env = "t", map[string]string{"a": "b"}, "https://example.com", map[string]string{"A": "1"}
 		seq := w.job(job)
-		stored, err := w.Set.At(w.ctx, w.Set.Jobs, seq)
+		stored, err := w.Store.Store.At(w.ctx, w.Store.Store.Jobs, seq)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -86,10 +86,10 @@ func TestJobIsKeptWithItsBody(t *testing.T) {
 			w.setAside(job, seq)
 		}
 		var bodies []string
-		if body := stream.BodyOf(stored.Header); body != "" {
+		if body := store.BodyObject(stored.Header); body != "" {
 			bodies = append(bodies, body)
 		}
-		if err := w.Set.RemoveJobs(w.ctx, seq+1, nil, bodies); err != nil {
+		if err := w.Store.Store.RemoveJobs(w.ctx, seq+1, nil, bodies); err != nil {
 			t.Fatal(err)
 		}
 		letter, content := w.get(string(job.TraceID))
@@ -111,7 +111,7 @@ func TestMalformedMessageIsKeptAsItWas(t *testing.T) {
 	const subject = "bullpen.job.x"
 	for _, data := range []string{"", "\xff\x00", strings.Repeat("y", 900<<10)} {
 		m := &nats.Msg{Subject: subject, Header: nats.Header{"Bullpen-Meta": {"{"}, "Bullpen-Body": {"no.such.object"}}, Data: []byte(data)}
-		ack, err := w.Set.JS.PublishMsg(w.ctx, m)
+		ack, err := w.Store.Store.JS.PublishMsg(w.ctx, m)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -132,7 +132,7 @@ func TestMalformedMessageIsKeptAsItWas(t *testing.T) {
 	if list := w.list(nil, 10); len(list) != 3 {
 		t.Errorf("%+v", list)
 	}
-	if info, err := w.Set.Jobs.Info(w.ctx); err != nil || info.State.Msgs != 0 {
+	if info, err := w.Store.Store.Jobs.Info(w.ctx); err != nil || info.State.Msgs != 0 {
 		t.Errorf("%+v, %v", info, err)
 	}
 }
@@ -140,8 +140,8 @@ func TestMalformedMessageIsKeptAsItWas(t *testing.T) {
 // A job of which only the header can be read is no job either.
 func TestLostJobThatCannotBeRead(t *testing.T) {
 	w := newWorld(t)
-	job := streamtest.Job("acme", "k", proto.ModeAsync)
-	ack, err := w.Set.JS.PublishMsg(w.ctx, &nats.Msg{Subject: stream.JobSubject(&job.Meta), Data: []byte("{")})
+	job := storetest.Job("acme", "k", proto.ModeAsync)
+	ack, err := w.Store.Store.JS.PublishMsg(w.ctx, &nats.Msg{Subject: store.JobSubject(&job.Meta), Data: []byte("{")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func TestLostJobThatCannotBeRead(t *testing.T) {
 
 func TestOneOfTwoMarksADeadLetter(t *testing.T) {
 	w := newWorld(t)
-	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.Code = strings.Repeat("x", 1<<20)
 	w.setAside(job, w.job(job))
 	id := string(job.TraceID)
@@ -184,7 +184,7 @@ func TestOneOfTwoMarksADeadLetter(t *testing.T) {
 
 func TestRemovedDeadLetterStaysRemoved(t *testing.T) {
 	w := newWorld(t)
-	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job := storetest.Job("acme", "k", proto.ModeAsync)
 	seq := w.job(job)
 	w.setAside(job, seq)
 	id := string(job.TraceID)
@@ -211,15 +211,15 @@ func TestListGoesOnAfterOne(t *testing.T) {
 	w := newWorld(t)
 	var want []string
 	for range 5 {
-		job := streamtest.Job("acme", "k", proto.ModeAsync)
+		job := storetest.Job("acme", "k", proto.ModeAsync)
 		w.setAside(job, w.job(job))
 		want = append([]string{string(job.TraceID)}, want...)
 	}
-	if _, err := w.Set.JS.Publish(w.ctx, stream.DeadLetter("trc_bad"), nil); err != nil {
+	if _, err := w.Store.Store.JS.Publish(w.ctx, store.DeadLetterSubject("trc_bad"), nil); err != nil {
 		t.Fatal(err)
 	}
-	bad := &nats.Msg{Subject: stream.DeadLetter("dead_1"), Header: nats.Header{stream.HeaderDead: {"{"}}}
-	if _, err := w.Set.JS.PublishMsg(w.ctx, bad); err != nil {
+	bad := &nats.Msg{Subject: store.DeadLetterSubject("dead_1"), Header: nats.Header{store.HeaderDead: {"{"}}}
+	if _, err := w.Store.Store.JS.PublishMsg(w.ctx, bad); err != nil {
 		t.Fatal(err)
 	}
 	var got []string

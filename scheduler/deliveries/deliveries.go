@@ -15,7 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 const (
@@ -25,14 +25,14 @@ const (
 )
 
 // Store is the deliveries in JetStream.
-type Store struct{ Set *stream.Set }
+type Store struct{ Store *store.Store }
 
 func header(d *proto.Delivery) nats.Header {
 	h := nats.Header{}
-	h.Set(stream.HeaderStatus, string(d.Status))
-	h.Set(stream.HeaderOrigin, proto.Origin(d.URL))
+	h.Set(store.HeaderStatus, string(d.Status))
+	h.Set(store.HeaderOrigin, proto.Origin(d.URL))
 	if d.Status == proto.DeliveryPending {
-		h.Set(stream.HeaderDue, d.NextAt.UTC().Format(time.RFC3339Nano))
+		h.Set(store.HeaderDue, d.NextAt.UTC().Format(time.RFC3339Nano))
 	}
 	return h
 }
@@ -40,7 +40,7 @@ func header(d *proto.Delivery) nats.Header {
 // Create stores a delivery; that it is stored already is no error. It tries until ctx ends.
 func (s *Store) Create(ctx context.Context, d *proto.Delivery) error {
 	_, err := s.write(ctx, d, 0)
-	if stream.Conflict(err) {
+	if store.IsConflict(err) {
 		return nil
 	}
 	return err
@@ -60,7 +60,7 @@ func (s *Store) write(ctx context.Context, d *proto.Delivery, revision uint64) (
 	if err != nil {
 		return 0, err
 	}
-	seq, err := s.Set.Write(ctx, stream.Delivery(d.Org, d.TraceID), h, body, revision)
+	seq, err := s.Store.Write(ctx, store.DeliverySubject(d.Org, d.TraceID), h, body, revision)
 	if err != nil {
 		return 0, fmt.Errorf("store delivery of %s: %w", d.TraceID, err)
 	}
@@ -69,8 +69,8 @@ func (s *Store) write(ctx context.Context, d *proto.Delivery, revision uint64) (
 
 // Get gives a delivery, and the revision to change it by. Its error is [proto.ErrNotFound] where there is none.
 func (s *Store) Get(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, uint64, error) {
-	m, err := s.Set.Last(ctx, s.Set.Hooks, stream.Delivery(org, id))
-	if stream.Missing(err) {
+	m, err := s.Store.Last(ctx, s.Store.Deliveries, store.DeliverySubject(org, id))
+	if store.IsNotFound(err) {
 		return nil, 0, fmt.Errorf("delivery of %s: %w", id, proto.ErrNotFound)
 	}
 	if err != nil {
@@ -84,7 +84,7 @@ func (s *Store) Get(ctx context.Context, org string, id proto.TraceID) (*proto.D
 // [proto.ErrConflict] where somebody else changed it.
 func (s *Store) Update(ctx context.Context, d *proto.Delivery, revision uint64) (uint64, error) {
 	seq, err := s.write(ctx, d, revision)
-	if stream.Conflict(err) {
+	if store.IsConflict(err) {
 		return 0, fmt.Errorf("delivery of %s: %w", d.TraceID, proto.ErrConflict)
 	}
 	return seq, err
@@ -122,10 +122,10 @@ func (s *Store) ReplayFailed(ctx context.Context, org string, since time.Time, a
 	read, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	err = s.feed(read, jetstream.ConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since, FilterSubject: stream.DeliveriesOf(org),
+		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since, FilterSubject: store.DeliveryPattern(org),
 	}, func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
 		id, err := traceOf(m)
-		if err == nil && id > after && proto.DeliveryStatus(m.Headers().Get(stream.HeaderStatus)) == proto.DeliveryFailed {
+		if err == nil && id > after && proto.DeliveryStatus(m.Headers().Get(store.HeaderStatus)) == proto.DeliveryFailed {
 			failed = append(failed, id)
 		}
 	}, func() { stop(errRead) })
@@ -155,7 +155,7 @@ var errRead = errors.New("all was read")
 // take has had all that there were, all in one goroutine. It returns when ctx ends, or with an error when changes may have been
 // missed. What is malformed is told to wrong, and passed over.
 func (s *Store) Follow(ctx context.Context, take func(proto.DeliveryChange), current func(), wrong func(error)) error {
-	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubject: stream.DeliveriesOf("")}
+	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubject: store.DeliveryPattern("")}
 	return s.feed(ctx, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
 		c, err := change(m, at)
 		if err != nil {
@@ -179,7 +179,7 @@ func (s *Store) feed(
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	inbox := make(chan fed, inboxSize)
-	stop, consumer, err := s.Set.Feed(ctx, s.Set.Hooks, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+	stop, consumer, err := s.Store.Follow(ctx, s.Store.Deliveries, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
 		select {
 		case inbox <- fed{m, at}:
 		case <-ctx.Done():
@@ -206,7 +206,7 @@ func (s *Store) feed(
 			take(f.msg, f.at)
 			taken++
 		case <-look.C:
-			if stream.Drained(ctx, consumer, taken) {
+			if store.Drained(ctx, consumer, taken) {
 				pending = taken
 			}
 		}
@@ -223,8 +223,8 @@ func change(m jetstream.Msg, at *jetstream.MsgMetadata) (c proto.DeliveryChange,
 		return c, err
 	}
 	c.Org = strings.Split(m.Subject(), ".")[2]
-	c.Revision, c.Origin = at.Sequence.Stream, m.Headers().Get(stream.HeaderOrigin)
-	if due := m.Headers().Get(stream.HeaderDue); due != "" {
+	c.Revision, c.Origin = at.Sequence.Stream, m.Headers().Get(store.HeaderOrigin)
+	if due := m.Headers().Get(store.HeaderDue); due != "" {
 		c.Due, err = time.Parse(time.RFC3339Nano, due)
 	}
 	return c, err

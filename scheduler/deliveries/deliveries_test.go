@@ -12,20 +12,20 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func pending(org string) *proto.Delivery {
-	job := streamtest.Job(org, "k", proto.ModeAsync)
+	job := storetest.Job(org, "k", proto.ModeAsync)
 	job.WebhookURL = "https://Hooks.example.com/a"
 	return proto.NewDelivery(&job.Meta, time.Now())
 }
 
 func TestDeliveryIsMadeOnceAndChangedByCompareAndSet(t *testing.T) {
-	ctx := streamtest.Context(t)
-	s := &deliveries.Store{Set: streamtest.Set(t, streamtest.Server(t))}
+	ctx := storetest.Context(t)
+	s := &deliveries.Store{Store: storetest.Open(t, storetest.Server(t))}
 	d := pending("acme")
 	if _, _, err := s.Get(ctx, "acme", d.TraceID); !errors.Is(err, proto.ErrNotFound) {
 		t.Fatalf("before it was made: %v", err)
@@ -63,8 +63,8 @@ func TestDeliveryIsMadeOnceAndChangedByCompareAndSet(t *testing.T) {
 }
 
 func TestFailedDeliveriesAreReplayedInPieces(t *testing.T) {
-	ctx := streamtest.Context(t)
-	s := &deliveries.Store{Set: streamtest.Set(t, streamtest.Server(t))}
+	ctx := storetest.Context(t)
+	s := &deliveries.Store{Store: storetest.Open(t, storetest.Server(t))}
 	since := time.Now()
 	end := func(org string, status proto.DeliveryStatus) {
 		d := pending(org)
@@ -95,20 +95,20 @@ func TestFailedDeliveriesAreReplayedInPieces(t *testing.T) {
 }
 
 func TestFollowGivesAllThatIsThereAndThenWhatChanges(t *testing.T) {
-	ctx := streamtest.Context(t)
-	server := streamtest.Server(t)
-	s := &deliveries.Store{Set: streamtest.Set(t, server)}
+	ctx := storetest.Context(t)
+	server := storetest.Server(t)
+	s := &deliveries.Store{Store: storetest.Open(t, server)}
 	first := pending("acme")
 	if err := s.Create(ctx, first); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Set.JS.Publish(ctx, "bullpen.delivery.acme.nonsense", nil); err != nil {
+	if _, err := s.Store.JS.Publish(ctx, "bullpen.delivery.acme.nonsense", nil); err != nil {
 		t.Fatal(err)
 	}
 	following, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	changes, current, wrong := make(chan proto.DeliveryChange), make(chan struct{}), make(chan error, 1)
-	other := &deliveries.Store{Set: streamtest.Set(t, server)}
+	other := &deliveries.Store{Store: storetest.Open(t, server)}
 	wg.Go(func() {
 		err := other.Follow(following, func(c proto.DeliveryChange) { changes <- c }, func() { close(current) }, func(err error) { wrong <- err })
 		if !errors.Is(err, context.Canceled) {
@@ -145,14 +145,14 @@ func TestFollowGivesAllThatIsThereAndThenWhatChanges(t *testing.T) {
 }
 
 func TestTestIsAnsweredByWhoLeads(t *testing.T) {
-	ctx := streamtest.Context(t)
-	server := streamtest.Server(t)
-	s := &deliveries.Store{Set: streamtest.Set(t, server)}
+	ctx := storetest.Context(t)
+	server := storetest.Server(t)
+	s := &deliveries.Store{Store: storetest.Open(t, server)}
 	var refusal *proto.Refusal
 	if _, err := s.Test(ctx, proto.Key{ID: "k"}); !errors.As(err, &refusal) {
 		t.Fatalf("nobody leads: %v", err)
 	}
-	leader := &deliveries.Store{Set: streamtest.Set(t, server)}
+	leader := &deliveries.Store{Store: storetest.Open(t, server)}
 	stop, err := leader.ServeTests(ctx, func(_ context.Context, key string) (*proto.DeliveryAttempt, error) {
 		if key != "k" {
 			return nil, proto.ErrNotFound
@@ -163,7 +163,7 @@ func TestTestIsAnsweredByWhoLeads(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stop()
-	if err := leader.Set.Conn.Flush(); err != nil {
+	if err := leader.Store.Conn.Flush(); err != nil {
 		t.Fatal(err)
 	}
 	if a, err := s.Test(ctx, proto.Key{ID: "k"}); err != nil || a.Status != 204 {

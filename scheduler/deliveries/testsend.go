@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 // testTimeout is how long the answer to a test may take: more than an attempt.
@@ -28,7 +28,7 @@ type testReply struct {
 func (s *Store) Test(ctx context.Context, key proto.Key) (*proto.DeliveryAttempt, error) {
 	ctx, cancel := context.WithTimeout(ctx, testTimeout)
 	defer cancel()
-	m, err := s.Set.Conn.RequestWithContext(ctx, stream.WebhookTest, []byte(key.ID))
+	m, err := s.Store.Conn.RequestWithContext(ctx, store.WebhookTestSubject, []byte(key.ID))
 	if errors.Is(err, nats.ErrNoResponders) {
 		return nil, &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "no process with the webhook role is ready"}
 	}
@@ -53,7 +53,7 @@ func (s *Store) ServeTests(
 	ctx context.Context, send func(ctx context.Context, key string) (*proto.DeliveryAttempt, error),
 ) (stop func(), err error) {
 	free := make(chan struct{}, testsAtOnce)
-	sub, err := s.Set.Conn.Subscribe(stream.WebhookTest, func(m *nats.Msg) {
+	sub, err := s.Store.Conn.Subscribe(store.WebhookTestSubject, func(m *nats.Msg) {
 		select {
 		case free <- struct{}{}:
 		default:
@@ -71,7 +71,7 @@ func (s *Store) ServeTests(
 		}()
 	})
 	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", stream.WebhookTest, err)
+		return nil, fmt.Errorf("listen on %s: %w", store.WebhookTestSubject, err)
 	}
 	return func() { _ = sub.Unsubscribe() }, nil
 }

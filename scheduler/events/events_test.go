@@ -21,38 +21,38 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/events"
 	"github.com/bullpen-run/bullpen/scheduler/natsembed"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // execution is one that runs, and whose events the test writes.
 type execution struct {
-	t   *testing.T
-	ctx context.Context
-	set *stream.Set
-	log *events.Log
-	rec proto.Record
-	rev uint64
+	t     *testing.T
+	ctx   context.Context
+	store *store.Store
+	log   *events.Log
+	rec   proto.Record
+	rev   uint64
 }
 
 func start(t *testing.T) *execution {
 	t.Parallel()
-	return begin(t, streamtest.Set(t, streamtest.Server(t)))
+	return begin(t, storetest.Open(t, storetest.Server(t)))
 }
 
-func begin(t *testing.T, set *stream.Set) *execution {
+func begin(t *testing.T, st *store.Store) *execution {
 	t.Helper()
-	e := &execution{t: t, ctx: streamtest.Context(t), set: set, log: &events.Log{Set: set, Records: &queue.Queue{Set: set}}}
-	e.rec = proto.Record{Meta: streamtest.Job("acme", "k", proto.ModeStreaming).Meta, Status: proto.StatusRunning, Attempt: 1}
+	e := &execution{t: t, ctx: storetest.Context(t), store: st, log: &events.Log{Store: st, Records: &queue.Queue{Store: st}}}
+	e.rec = proto.Record{Meta: storetest.Job("acme", "k", proto.ModeStreaming).Meta, Status: proto.StatusRunning, Attempt: 1}
 	e.write()
 	return e
 }
 
 func (e *execution) write() {
 	e.t.Helper()
-	rev, err := e.set.WriteRecord(e.ctx, &e.rec, e.rev)
+	rev, err := e.store.WriteRecord(e.ctx, &e.rec, e.rev)
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func (e *execution) end(w *events.Writer) {
 func TestPendingResultIsNotTold(t *testing.T) {
 	e := start(t)
 	tail := e.follow(0)
-	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	last, _ := w.Close()
 	pending := proto.Exited(0)
 	pending.Stdout = "saved"
@@ -181,7 +181,7 @@ func whole(t *testing.T, got []event, after int64) (stdout, stderr string) {
 func TestLinesAreFollowedLiveAndAgain(t *testing.T) {
 	e := start(t)
 	early := e.follow(0)
-	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	out, errs := w.Stream(proto.Stdout), w.Stream(proto.Stderr)
 	_, _ = io.WriteString(out, "first\nsec")
 	var live []event
@@ -220,7 +220,7 @@ func TestNextMayBeCalledAgainAfterItsContextEnded(t *testing.T) {
 	if _, err := tail.Next(short); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
-	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "x")
 	e.end(w)
 	if stdout, _ := whole(t, e.rest(tail), 0); stdout != "x" {
@@ -231,7 +231,7 @@ func TestNextMayBeCalledAgainAfterItsContextEnded(t *testing.T) {
 func TestSlowReaderLosesNothingAndHoldsNobodyUp(t *testing.T) {
 	e := start(t)
 	slow := e.follow(0)
-	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	out := w.Stream(proto.Stdout)
 	var want strings.Builder
 	for i := range 9000 { // nobody reads meanwhile: far more than is buffered for one reader
@@ -248,7 +248,7 @@ func TestSlowReaderLosesNothingAndHoldsNobodyUp(t *testing.T) {
 func TestReaderWhoWasThereGetsAllOfIt(t *testing.T) {
 	e := start(t)
 	early := e.follow(0)
-	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	out := w.Stream(proto.Stdout)
 	const lines = 100_000
 	for i := range lines {
@@ -263,7 +263,7 @@ func TestReaderWhoWasThereGetsAllOfIt(t *testing.T) {
 
 func TestOnlyTheLastEventsAreKept(t *testing.T) {
 	e := start(t)
-	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	out := w.Stream(proto.Stdout)
 	const lines = 3*proto.MaxEvents + 17
 	for i := range lines {
@@ -286,7 +286,7 @@ func TestOnlyTheLastEventsAreKept(t *testing.T) {
 	if again := e.rest(e.follow(0)); len(again) != len(got) {
 		t.Fatalf("%d events after eviction, %d before", len(again), len(got))
 	}
-	info, err := e.set.Outs.Info(e.ctx)
+	info, err := e.store.Output.Info(e.ctx)
 	if err != nil || info.State.Bytes > 2<<20 {
 		t.Fatalf("%d bytes are still stored, %v", info.State.Bytes, err)
 	}
@@ -294,7 +294,7 @@ func TestOnlyTheLastEventsAreKept(t *testing.T) {
 
 func TestLongLinesComeInPiecesThatCutNoCharacter(t *testing.T) {
 	e := start(t)
-	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	out := w.Stream(proto.Stdout)
 	text := "a" + strings.Repeat("é", 100_000) + "\n" + strings.Repeat("€", 50_000)
 	for rest := text; rest != ""; {
@@ -329,7 +329,7 @@ func TestMessagesAreFullAndNotTooLarge(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := start(t)
-			w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+			w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 			if _, err := io.WriteString(w.Stream(proto.Stdout), c.printed); err != nil {
 				t.Fatal(err)
 			}
@@ -337,7 +337,7 @@ func TestMessagesAreFullAndNotTooLarge(t *testing.T) {
 			if stdout, _ := whole(t, e.rest(e.follow(0)), 0); stdout != c.printed {
 				t.Errorf("%d bytes came of %d", len(stdout), len(c.printed))
 			}
-			info, err := e.set.Outs.Info(e.ctx)
+			info, err := e.store.Output.Info(e.ctx)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -345,7 +345,7 @@ func TestMessagesAreFullAndNotTooLarge(t *testing.T) {
 				t.Errorf("%d messages, want %d at most", info.State.Msgs, c.messages)
 			}
 			for seq := info.State.FirstSeq; seq <= info.State.LastSeq; seq++ {
-				m, err := e.set.Outs.GetMsg(e.ctx, seq)
+				m, err := e.store.Output.GetMsg(e.ctx, seq)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -359,10 +359,10 @@ func TestMessagesAreFullAndNotTooLarge(t *testing.T) {
 
 func TestSecondAttemptGoesOnCounting(t *testing.T) {
 	e := start(t)
-	first := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	first := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(first.Stream(proto.Stdout), "one\n")
 	last, _ := first.Close()
-	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 2, last)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, last)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "two\n")
 	e.end(w)
 	if stdout, _ := whole(t, e.rest(e.follow(0)), 0); stdout != "one\ntwo\n" {
@@ -395,11 +395,11 @@ func (e *execution) until(t *events.Tail, data string) []event {
 func TestStaleWorkerIsNotRead(t *testing.T) {
 	e := start(t)
 	early := e.follow(0)
-	stale := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\n")
 	live := e.until(early, "one\n")
 	e.claim(2, 2)
-	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 2, 2)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, 2)
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "stale\nstale\nstale\n")
 	stale.Close()
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "two\nthree\n")
@@ -422,11 +422,11 @@ func TestStaleWorkerIsNotRead(t *testing.T) {
 // What a worker published after its lease was over, but before the next attempt told its first event, has numbers already.
 func TestLaterAttemptCountsOnFromWhatIsStored(t *testing.T) {
 	e := start(t)
-	stale := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\ntwo\nthree\n")
 	stale.Close()
 	e.claim(2, 2) // the dispatcher looked before the second line
-	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 2, 2)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, 2)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "four\n")
 	e.end(w)
 	if stdout, _ := whole(t, e.rest(e.follow(0)), 0); stdout != "one\ntwo\nthree\nfour\n" {
@@ -438,7 +438,7 @@ func TestLaterAttemptCountsOnFromWhatIsStored(t *testing.T) {
 func TestLaterAttemptBeginsWhereNoneDid(t *testing.T) {
 	e := start(t)
 	e.claim(2, 0)
-	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 2, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, 0)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "one\n")
 	e.end(w)
 	if stdout, _ := whole(t, e.rest(e.follow(0)), 0); stdout != "one\n" {
@@ -448,17 +448,17 @@ func TestLaterAttemptBeginsWhereNoneDid(t *testing.T) {
 
 func TestThirdAttemptCountsOnFromTheSecond(t *testing.T) {
 	e := start(t)
-	stale := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\n")
 	e.until(e.follow(0), "one\n")
 	e.claim(2, 2)
-	second := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 2, 2)
+	second := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, 2)
 	_, _ = io.WriteString(second.Stream(proto.Stdout), "two\n")
 	second.Close()
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "stale\nstale\nstale\n")
 	stale.Close()
 	e.claim(3, 5)
-	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 3, 5)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 3, 5)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "three\n")
 	e.end(w)
 	got := e.rest(e.follow(0))
@@ -469,7 +469,7 @@ func TestThirdAttemptCountsOnFromTheSecond(t *testing.T) {
 
 func TestNothingIsReadFromAfterTheEnd(t *testing.T) {
 	e := start(t)
-	stale := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\n")
 	e.until(e.follow(0), "one\n")
 	r := proto.Failure(proto.CodeWorkerLost, "The worker was lost.")
@@ -493,7 +493,7 @@ type outlet struct {
 
 func (o *outlet) on() {
 	o.t.Helper()
-	s, err := natsembed.Open(o.dir, 1<<20, streamtest.Log(o.t))
+	s, err := natsembed.Open(o.dir, 1<<20, storetest.Log(o.t))
 	if err != nil {
 		o.t.Fatal(err)
 	}
@@ -526,19 +526,19 @@ func startOn(t *testing.T) (*execution, *outlet) {
 	o := &outlet{t: t, dir: t.TempDir()}
 	o.on()
 	t.Cleanup(o.off)
-	set, err := stream.Connect(streamtest.Context(t), stream.Access{InProcess: o, Name: t.Name()},
-		stream.Config{Replicas: 1, Retention: time.Hour}, streamtest.Log(t))
+	st, err := store.Connect(storetest.Context(t), store.Access{InProcess: o, Name: t.Name()},
+		store.Config{Replicas: 1, Retention: time.Hour}, storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(set.Close)
-	return begin(t, set), o
+	t.Cleanup(st.Close)
+	return begin(t, st), o
 }
 
 func TestNothingIsLostWhileTheStoreIsAway(t *testing.T) {
 	e, store := startOn(t)
 	early := e.follow(0)
-	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	out := w.Stream(proto.Stdout)
 	_, _ = io.WriteString(out, "before\n")
 	live := e.until(early, "before\n")
@@ -565,7 +565,7 @@ func TestNothingIsLostWhileTheStoreIsAway(t *testing.T) {
 
 func TestReaderWaitsForAStoreThatIsAway(t *testing.T) {
 	e, store := startOn(t)
-	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "x\n")
 	e.end(w)
 	tail := e.follow(0)
@@ -584,7 +584,7 @@ func TestReaderWaitsForAStoreThatIsAway(t *testing.T) {
 func TestFastOutputSurvivesThatTheStoreIsStartedAgain(t *testing.T) {
 	e, store := startOn(t)
 	early := e.follow(0)
-	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	const lines = proto.MaxEvents - 1
 	var want strings.Builder
 	for i := range lines {
@@ -635,13 +635,13 @@ func (l *lossy) PublishMsgAsync(m *nats.Msg, opts ...jetstream.PublishOpt) (jets
 // The order of the stream is that of the events, also where one of several messages was lost on its way and had to be sent again.
 func TestNoMessageOvertakesOneThatIsLostOnItsWay(t *testing.T) {
 	e := start(t)
-	if _, err := e.set.Conn.SubscribeSync("nowhere"); err != nil { // nobody says that nobody is there
+	if _, err := e.store.Conn.SubscribeSync("nowhere"); err != nil { // nobody says that nobody is there
 		t.Fatal(err)
 	}
-	way := &lossy{JetStream: e.set.JS, word: "two", lost: make(chan struct{})}
-	e.set.JS = way
+	way := &lossy{JetStream: e.store.JS, word: "two", lost: make(chan struct{})}
+	e.store.JS = way
 	early := e.follow(0)
-	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "one\n")
 	live := e.until(early, "one\n")
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "two\n")
@@ -661,7 +661,7 @@ func TestNoMessageOvertakesOneThatIsLostOnItsWay(t *testing.T) {
 
 func TestOutputThatCannotBeStoredIsTold(t *testing.T) {
 	e, store := startOn(t)
-	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "one\n")
 	early := e.follow(0)
 	e.until(early, "one\n")
@@ -677,7 +677,7 @@ func TestOutputThatCannotBeStoredIsTold(t *testing.T) {
 func TestOutputThatSwellsIsKeptWithinItsBudget(t *testing.T) {
 	e := start(t)
 	early := e.follow(0)
-	w := events.NewWriter(e.ctx, e.set, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	const lines, length = 64, 64 << 10
 	nul := append(make([]byte, length-1), '\n')
 	for range lines { // 48 MiB as JSON
@@ -687,7 +687,7 @@ func TestOutputThatSwellsIsKeptWithinItsBudget(t *testing.T) {
 	}
 	e.end(w)
 	const most = 40 << 20
-	info, err := e.set.Outs.Info(e.ctx)
+	info, err := e.store.Output.Info(e.ctx)
 	if err != nil || info.State.Bytes > most+most/8 {
 		t.Errorf("%d bytes are stored, %v", info.State.Bytes, err)
 	}
@@ -733,10 +733,10 @@ func TestExecutionThatNeverRanHasOnlyAResult(t *testing.T) {
 }
 
 func BenchmarkLines(b *testing.B) {
-	set := streamtest.Set(b, streamtest.Server(b))
+	st := storetest.Open(b, storetest.Server(b))
 	line := []byte(strings.Repeat("x", 99) + "\n")
 	b.SetBytes(int64(len(line)))
-	w := events.NewWriter(b.Context(), set, proto.NewTraceID(), 1, 0)
+	w := events.NewWriter(b.Context(), st, proto.NewTraceID(), 1, 0)
 	out := w.Stream(proto.Stdout)
 	for b.Loop() {
 		_, _ = out.Write(line)

@@ -17,7 +17,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 const (
@@ -41,16 +41,16 @@ type Records interface {
 
 // Log opens the events of executions.
 type Log struct {
-	Set     *stream.Set
+	Store   *store.Store
 	Records Records
 }
 
 // Follow begins to read the events of an execution with numbers greater than after. Its error is [proto.ErrNotFound] where there is
 // no such execution.
 func (g *Log) Follow(ctx context.Context, id proto.TraceID, after int64) (*Tail, error) {
-	t := &Tail{log: g, id: id, sent: after, live: make(chan *nats.Msg, liveMessages), from: 1, connection: g.Set.Conn.Stats().Reconnects}
-	for _, subject := range []string{stream.OutOf(id), stream.Done(id)} {
-		sub, err := g.Set.Conn.ChanSubscribe(subject, t.live)
+	t := &Tail{log: g, id: id, sent: after, live: make(chan *nats.Msg, liveMessages), from: 1, connection: g.Store.Conn.Stats().Reconnects}
+	for _, subject := range []string{store.OutputPattern(id), store.DoneSubject(id)} {
+		sub, err := g.Store.Conn.ChanSubscribe(subject, t.live)
 		if err != nil {
 			t.Close()
 			return nil, fmt.Errorf("follow %s: %w", id, err)
@@ -138,7 +138,7 @@ func (t *Tail) await(ctx context.Context) (proto.Batch, error) {
 		return proto.Batch{}, context.Cause(ctx)
 	case m := <-t.live:
 		t.looked = 0
-		if m.Subject == stream.Done(t.id) {
+		if m.Subject == store.DoneSubject(t.id) {
 			if rec, err := proto.DecodeRecord(t.id, m.Data); err == nil {
 				t.adopt(rec.Told())
 				return proto.Batch{}, nil
@@ -164,7 +164,7 @@ func (t *Tail) await(ctx context.Context) (proto.Batch, error) {
 
 // reconnected reports whether the connection was lost and made again since it was last asked.
 func (t *Tail) reconnected() bool {
-	n := t.log.Set.Conn.Stats().Reconnects
+	n := t.log.Store.Conn.Stats().Reconnects
 	again := n != t.connection
 	t.connection = n
 	return again
@@ -223,7 +223,7 @@ func (t *Tail) catchUp(ctx context.Context) (proto.Batch, error) {
 	for {
 		m, err := t.read(ctx)
 		switch {
-		case stream.Missing(err):
+		case store.IsNotFound(err):
 			return proto.Batch{}, nil
 		case ctx.Err() != nil:
 			return proto.Batch{}, context.Cause(ctx)
@@ -247,7 +247,7 @@ func (t *Tail) catchUp(ctx context.Context) (proto.Batch, error) {
 func (t *Tail) read(ctx context.Context) (*jetstream.RawStreamMsg, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	return t.log.Set.Next(ctx, t.log.Set.Outs, t.from, stream.OutOf(t.id))
+	return t.log.Store.Next(ctx, t.log.Store.Output, t.from, store.OutputPattern(t.id))
 }
 
 // passing reports whether what failed may work in a moment: the store is away, or is being started.
@@ -322,12 +322,12 @@ func parse(subject string, h nats.Header, lines []byte) (p piece, err error) {
 	if p.attempt, err = strconv.Atoi(subject[strings.LastIndexByte(subject, '.')+1:]); err != nil || p.attempt < 1 {
 		return p, fmt.Errorf("attempt of %q: %w", subject, errors.Join(err, proto.ErrConflict))
 	}
-	if p.first, err = strconv.ParseInt(strings.TrimSpace(h.Get(stream.HeaderFirst)), 10, 64); err != nil {
+	if p.first, err = strconv.ParseInt(strings.TrimSpace(h.Get(store.HeaderFirst)), 10, 64); err != nil {
 		return p, fmt.Errorf("first event: %w", err)
 	}
-	p.last, err = strconv.ParseInt(h.Get(stream.HeaderLast), 10, 64)
+	p.last, err = strconv.ParseInt(h.Get(store.HeaderLast), 10, 64)
 	if err != nil || p.first < 1 || p.last < p.first-1 || int64(bytes.Count(lines, []byte{'\n'})) != p.last-p.first+1 {
-		return p, fmt.Errorf("last event %q: %w", h.Get(stream.HeaderLast), errors.Join(err, proto.ErrConflict))
+		return p, fmt.Errorf("last event %q: %w", h.Get(store.HeaderLast), errors.Join(err, proto.ErrConflict))
 	}
 	p.lines = lines
 	return p, nil

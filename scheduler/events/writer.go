@@ -11,7 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 const (
@@ -38,7 +38,7 @@ const (
 // of the connection or of the server that leads the stream: of several on their way the first could be lost, and the others stored before it is
 // sent again.
 type Writer struct {
-	set     *stream.Set
+	store   *store.Store
 	id      proto.TraceID
 	attempt int
 	subject string
@@ -76,9 +76,9 @@ type message struct {
 // NewWriter begins the events of an attempt, after baseSeq of earlier attempts. The first attempt begins with the status event. A later
 // one begins with a message that fences off earlier ones: what they publish after it, having lost their lease, is not read. What they
 // published since baseSeq was found out is counted in.
-func NewWriter(ctx context.Context, set *stream.Set, id proto.TraceID, attempt int, baseSeq int64) *Writer {
+func NewWriter(ctx context.Context, st *store.Store, id proto.TraceID, attempt int, baseSeq int64) *Writer {
 	w := &Writer{
-		set: set, id: id, attempt: attempt, subject: stream.Out(id, attempt), seq: baseSeq, tails: map[proto.Stream][]byte{},
+		store: st, id: id, attempt: attempt, subject: store.OutputSubject(id, attempt), seq: baseSeq, tails: map[proto.Stream][]byte{},
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	w.room = sync.NewCond(&w.mu)
@@ -104,8 +104,8 @@ func (w *Writer) fence(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
-		if !stream.Conflict(err) {
-			if stream.Refused(err) || pause(ctx) != nil {
+		if !store.IsConflict(err) {
+			if store.IsRejected(err) || pause(ctx) != nil {
 				w.seq = max(w.seq, 1) // readers from the beginning get the status event all the same
 				return err
 			}
@@ -117,20 +117,20 @@ func (w *Writer) tryFence(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	var at uint64
-	switch m, err := w.set.Last(ctx, w.set.Outs, stream.OutOf(w.id)); {
+	switch m, err := w.store.Last(ctx, w.store.Output, store.OutputPattern(w.id)); {
 	case err == nil:
 		at = m.Seq
-		if w.seq, err = w.set.LastEvent(ctx, w.id, w.attempt-1); err != nil {
+		if w.seq, err = w.store.LastEvent(ctx, w.id, w.attempt-1); err != nil {
 			return err
 		}
-	case !stream.Missing(err):
+	case !store.IsNotFound(err):
 		return err
 	}
 	msg := w.message(part{first: w.seq + 1, last: w.seq})
 	if w.seq == 0 {
 		msg = w.message(part{proto.AppendStatusEvent(nil, w.id), 1, 1})
 	}
-	if _, err := w.set.JS.PublishMsg(ctx, msg, jetstream.WithExpectLastSequenceForSubject(at, stream.OutOf(w.id))); err != nil {
+	if _, err := w.store.JS.PublishMsg(ctx, msg, jetstream.WithExpectLastSequenceForSubject(at, store.OutputPattern(w.id))); err != nil {
 		return err
 	}
 	w.seq = max(w.seq, 1)
@@ -140,8 +140,8 @@ func (w *Writer) tryFence(ctx context.Context) error {
 // message makes what is published of some events.
 func (w *Writer) message(p part) *nats.Msg {
 	h := nats.Header{}
-	h.Set(stream.HeaderFirst, strconv.FormatInt(p.first, 10))
-	h.Set(stream.HeaderLast, strconv.FormatInt(p.last, 10))
+	h.Set(store.HeaderFirst, strconv.FormatInt(p.first, 10))
+	h.Set(store.HeaderLast, strconv.FormatInt(p.last, 10))
 	return &nats.Msg{Subject: w.subject, Header: h, Data: p.events}
 }
 
@@ -285,10 +285,10 @@ func (w *Writer) send(ctx context.Context) bool {
 
 // publish has a message stored. It reports whether the store answers.
 func (w *Writer) publish(ctx context.Context, p part) bool {
-	at, err := w.store(ctx, w.message(p))
+	at, err := w.publishMsg(ctx, w.message(p))
 	if err != nil {
 		w.lose()
-		return stream.Refused(err)
+		return store.IsRejected(err)
 	}
 	size := len(p.events) + messageCost
 	w.stored = append(w.stored, message{p.last, size, at})
@@ -300,12 +300,12 @@ func (w *Writer) publish(ctx context.Context, p part) bool {
 }
 
 // store sends a message until it is stored, and gives its sequence number in the stream.
-func (w *Writer) store(ctx context.Context, m *nats.Msg) (uint64, error) {
+func (w *Writer) publishMsg(ctx context.Context, m *nats.Msg) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {
-		elected := w.set.News(stream.OfOutput)
-		ack, err := w.set.JS.PublishMsgAsync(m)
+		elected := w.store.LeaderChanged(store.OutputLeader)
+		ack, err := w.store.JS.PublishMsgAsync(m)
 		if err == nil {
 			select {
 			case ok := <-ack.Ok():
@@ -317,7 +317,7 @@ func (w *Writer) store(ctx context.Context, m *nats.Msg) (uint64, error) {
 				return 0, context.Cause(ctx)
 			}
 		}
-		if stream.Refused(err) {
+		if store.IsRejected(err) {
 			return 0, err
 		}
 		if err := pause(ctx); err != nil {
@@ -347,8 +347,8 @@ func (w *Writer) eviction() func(context.Context) {
 	if n == 0 {
 		return func(context.Context) {}
 	}
-	set, id, last := w.set, w.id, w.stored[n-1].stream
-	return func(ctx context.Context) { _ = purge(ctx, set, id, last) } // what is left goes at the end of retention
+	st, id, last := w.store, w.id, w.stored[n-1].stream
+	return func(ctx context.Context) { _ = purge(ctx, st, id, last) } // what is left goes at the end of retention
 }
 
 // trim evicts from the stream what is beyond maxKept bytes, so that one execution's output cannot drive out another's.
@@ -358,7 +358,7 @@ func (w *Writer) trim(ctx context.Context) {
 		return
 	}
 	w.lose() // maybe within the promised number
-	if purge(ctx, w.set, w.id, w.stored[n-1].stream) != nil {
+	if purge(ctx, w.store, w.id, w.stored[n-1].stream) != nil {
 		return // tried again with the next message
 	}
 	w.stored, w.kept = append(w.stored[:0], w.stored[n:]...), kept
@@ -376,10 +376,10 @@ func (w *Writer) excess(oldest int64, most int) (n, kept int) {
 }
 
 // purge removes the messages of an execution, those of earlier attempts too, up to number last of the stream.
-func purge(ctx context.Context, set *stream.Set, id proto.TraceID, last uint64) error {
+func purge(ctx context.Context, st *store.Store, id proto.TraceID, last uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	return set.Outs.Purge(ctx, jetstream.WithPurgeSubject(stream.OutOf(id)), jetstream.WithPurgeSequence(last+1))
+	return st.Output.Purge(ctx, jetstream.WithPurgeSubject(store.OutputPattern(id)), jetstream.WithPurgeSequence(last+1))
 }
 
 // pause waits a moment before something is tried again. Its error is ctx's when that ends first.

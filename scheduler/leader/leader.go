@@ -16,7 +16,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 const (
@@ -34,7 +34,7 @@ const (
 
 // Elector campaigns for the leadership of one kind of work.
 type Elector struct {
-	Set      *stream.Set
+	Store    *store.Store
 	Name     string // of the work, such as "dispatcher": part of a subject
 	Instance string // unique to this process
 	// LeadInDoubt keeps a term going while the key cannot be renewed, until another process has
@@ -97,7 +97,7 @@ func (e *Elector) campaign(ctx context.Context) (*Term, error) {
 	var seen uint64 // the revision last observed
 	var since time.Time
 	for {
-		changed := e.Set.News(stream.OfControl)
+		changed := e.Store.LeaderChanged(store.ControlLeader)
 		revision, vacant, err := e.observe(ctx, &seen, &since)
 		if err == nil && vacant {
 			var t *Term
@@ -105,7 +105,7 @@ func (e *Elector) campaign(ctx context.Context) (*Term, error) {
 				return t, nil
 			}
 		}
-		if err != nil && !stream.Conflict(err) && ctx.Err() == nil {
+		if err != nil && !store.IsConflict(err) && ctx.Err() == nil {
 			e.Log.Warn(e.Name+" campaign failed, will retry", "error", err)
 		}
 		pause := campaignEvery
@@ -125,8 +125,8 @@ func (e *Elector) campaign(ctx context.Context) (*Term, error) {
 func (e *Elector) observe(ctx context.Context, seen *uint64, since *time.Time) (uint64, bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	entry, err := e.Set.Control.Get(ctx, e.Name)
-	if stream.Missing(err) {
+	entry, err := e.Store.Control.Get(ctx, e.Name)
+	if store.IsNotFound(err) {
 		return 0, true, nil
 	}
 	if err != nil {
@@ -144,7 +144,7 @@ func (e *Elector) observe(ctx context.Context, seen *uint64, since *time.Time) (
 	}
 	bounded, stop := context.WithTimeout(ctx, pingTimeout)
 	defer stop()
-	_, err = e.Set.Conn.RequestWithContext(bounded, stream.Ping(e.Name, holder), nil)
+	_, err = e.Store.Conn.RequestWithContext(bounded, store.PingSubject(e.Name, holder), nil)
 	return entry.Revision(), errors.Is(err, nats.ErrNoResponders), nil
 }
 
@@ -152,15 +152,15 @@ func (e *Elector) observe(ctx context.Context, seen *uint64, since *time.Time) (
 func (e *Elector) acquire(ctx context.Context, revision uint64) (*Term, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	ping, err := e.Set.Conn.Subscribe(stream.Ping(e.Name, e.Instance), func(m *nats.Msg) { _ = m.Respond(nil) })
+	ping, err := e.Store.Conn.Subscribe(store.PingSubject(e.Name, e.Instance), func(m *nats.Msg) { _ = m.Respond(nil) })
 	if err != nil {
 		return nil, fmt.Errorf("acquire the leadership of %s: %w", e.Name, err)
 	}
 	t := &Term{ping: ping, confirmed: time.Now()}
 	if revision == 0 {
-		t.revision, err = e.Set.Control.Create(ctx, e.Name, []byte(e.Instance))
+		t.revision, err = e.Store.Control.Create(ctx, e.Name, []byte(e.Instance))
 	} else {
-		t.revision, err = e.Set.Control.Update(ctx, e.Name, []byte(e.Instance), revision)
+		t.revision, err = e.Store.Control.Update(ctx, e.Name, []byte(e.Instance), revision)
 	}
 	if err != nil {
 		_ = ping.Unsubscribe()
@@ -181,12 +181,12 @@ func (e *Elector) renewUntilLost(term context.Context, stepDown context.CancelCa
 		case <-tick.C:
 		case <-changed:
 		}
-		changed = e.Set.News(stream.OfControl)
+		changed = e.Store.LeaderChanged(store.ControlLeader)
 		err := e.renew(term, t)
 		switch {
 		case err == nil:
 			changed = nil
-		case stream.Conflict(err):
+		case store.IsConflict(err):
 			stepDown(errors.New("another instance was elected"))
 			return
 		case !e.LeadInDoubt && !t.StillLeader():
@@ -198,15 +198,15 @@ func (e *Elector) renewUntilLost(term context.Context, stepDown context.CancelCa
 
 // renew writes the key again. An earlier renewal may have been stored although its answer was lost.
 func (e *Elector) renew(term context.Context, t *Term) error {
-	ctx, cancel := e.Set.Try(term, stream.OfControl, renewTimeout)
+	ctx, cancel := e.Store.AttemptContext(term, store.ControlLeader, renewTimeout)
 	defer cancel()
 	for {
 		sent := time.Now()
-		revision, err := e.Set.Control.Update(ctx, e.Name, []byte(e.Instance), t.revision)
-		if stream.Conflict(err) {
-			entry, errGet := e.Set.Control.Get(ctx, e.Name)
+		revision, err := e.Store.Control.Update(ctx, e.Name, []byte(e.Instance), t.revision)
+		if store.IsConflict(err) {
+			entry, errGet := e.Store.Control.Get(ctx, e.Name)
 			switch {
-			case errGet != nil && !stream.Missing(errGet):
+			case errGet != nil && !store.IsNotFound(errGet):
 				return errGet
 			case errGet == nil && string(entry.Value()) == e.Instance && entry.Revision() != t.revision:
 				t.revision = entry.Revision()
@@ -227,5 +227,5 @@ func (e *Elector) resign(ctx context.Context, t *Term) {
 	_ = t.ping.Unsubscribe()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
 	defer cancel()
-	_, _ = e.Set.Control.Update(ctx, e.Name, nil, t.revision)
+	_, _ = e.Store.Control.Update(ctx, e.Name, nil, t.revision)
 }

@@ -8,8 +8,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bullpen-run/bullpen/scheduler/leader"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -18,23 +18,23 @@ const name, instance = "dispatcher", "first"
 
 // leadership is a term of the elector under test.
 type leadership struct {
-	ctx  context.Context // of the test
-	set  *stream.Set
-	lead context.Context // of the term
-	term *leader.Term
+	ctx   context.Context // of the test
+	store *store.Store
+	lead  context.Context // of the term
+	term  *leader.Term
 }
 
 // elect runs an elector until the test ends, and returns its first term.
 func elect(t *testing.T, leadInDoubt bool) *leadership {
 	t.Helper()
-	set := streamtest.Set(t, streamtest.Server(t))
-	e := &leader.Elector{Set: set, Name: name, Instance: instance, LeadInDoubt: leadInDoubt, Log: streamtest.Log(t)}
-	ctx, cancel := context.WithCancel(streamtest.Context(t))
+	st := storetest.Open(t, storetest.Server(t))
+	e := &leader.Elector{Store: st, Name: name, Instance: instance, LeadInDoubt: leadInDoubt, Log: storetest.Log(t)}
+	ctx, cancel := context.WithCancel(storetest.Context(t))
 	terms, done := make(chan *leadership, 16), make(chan struct{})
 	go func() {
 		defer close(done)
 		e.Run(ctx, func(lead context.Context, term *leader.Term) error {
-			terms <- &leadership{ctx: ctx, set: set, lead: lead, term: term}
+			terms <- &leadership{ctx: ctx, store: st, lead: lead, term: term}
 			<-lead.Done()
 			return context.Cause(lead)
 		})
@@ -46,7 +46,7 @@ func elect(t *testing.T, leadInDoubt bool) *leadership {
 // awaitRenewal waits for the next renewal after a revision.
 func (l *leadership) awaitRenewal(t *testing.T, after uint64) {
 	t.Helper()
-	watch, err := l.set.Control.Watch(l.ctx, name)
+	watch, err := l.store.Control.Watch(l.ctx, name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ func (l *leadership) awaitStillLeader(t *testing.T, want bool) {
 // setWritable makes the stream of the leader's key accept or reject writes.
 func (l *leadership) setWritable(t *testing.T, writable bool) {
 	t.Helper()
-	st, err := l.set.JS.Stream(l.ctx, stream.OfControl)
+	st, err := l.store.JS.Stream(l.ctx, store.ControlLeader)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func (l *leadership) setWritable(t *testing.T, writable bool) {
 	if writable {
 		cfg.MaxMsgSize = -1
 	}
-	if _, err := l.set.JS.UpdateStream(l.ctx, cfg); err != nil {
+	if _, err := l.store.JS.UpdateStream(l.ctx, cfg); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -101,14 +101,14 @@ func (l *leadership) overwrite(t *testing.T, instance string) uint64 {
 	t.Helper()
 	for {
 		var revision uint64
-		e, err := l.set.Control.Get(l.ctx, name)
+		e, err := l.store.Control.Get(l.ctx, name)
 		if err == nil {
-			revision, err = l.set.Control.Update(l.ctx, name, []byte(instance), e.Revision())
+			revision, err = l.store.Control.Update(l.ctx, name, []byte(instance), e.Revision())
 		}
 		switch {
 		case err == nil:
 			return revision
-		case !stream.Conflict(err): // with a renewal
+		case !store.IsConflict(err): // with a renewal
 			t.Fatal(err)
 		}
 	}

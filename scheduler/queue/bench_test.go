@@ -8,17 +8,17 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 // BenchmarkCycle is what the queue adds to an execution: admission, job, assignment, claim, result, and the notice to the one who waits.
 func BenchmarkCycle(b *testing.B) {
-	s := streamtest.Server(b)
-	set := streamtest.Set(b, s)
-	q := &queue.Queue{Set: set}
+	s := storetest.Server(b)
+	st := storetest.Open(b, s)
+	q := &queue.Queue{Store: st}
 	quiet := slog.New(slog.DiscardHandler)
-	d := &queue.Dispatcher{Set: set, Instance: "i", Log: quiet}
-	slots := &queue.Slots{Set: set, Worker: "w", Total: 4, Offers: []string{queue.OfferLanguage(proto.Python)}, Log: quiet}
+	d := &queue.Dispatcher{Store: st, Instance: "i", Log: quiet}
+	slots := &queue.Slots{Store: st, Worker: "w", Total: 4, Offers: []string{queue.OfferLanguage(proto.Python)}, Log: quiet}
 	ctx, cancel := context.WithCancel(context.Background())
 	b.Cleanup(cancel)
 	go func() { _ = d.Run(ctx) }()
@@ -47,7 +47,7 @@ func BenchmarkCycle(b *testing.B) {
 	}
 	var submit time.Duration
 	for b.Loop() {
-		job := streamtest.Job("acme", "k", proto.ModeInline)
+		job := storetest.Job("acme", "k", proto.ModeInline)
 		began := time.Now()
 		if err := q.Submit(ctx, job); err != nil {
 			b.Fatal(err)

@@ -15,8 +15,8 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 )
 
@@ -95,8 +95,8 @@ type threaded struct {
 // runs has a job of a thread of its own run on a worker of its own.
 func (w *world) runs(thread string, attempts int) *threaded {
 	w.t.Helper()
-	x := &threaded{world: w, Threads: &threads.Threads{Set: w.set}, wire: &wire{InProcessConnProvider: w.server}}
-	x.job = streamtest.Job("acme", "k", proto.ModeAsync)
+	x := &threaded{world: w, Threads: &threads.Threads{Store: w.store}, wire: &wire{InProcessConnProvider: w.server}}
+	x.job = storetest.Job("acme", "k", proto.ModeAsync)
 	x.job.ThreadID, x.job.MaxAttempts, x.job.Prefer = thread, attempts, thread
 	if _, _, err := x.Lock(w.ctx, "acme", thread, x.job.TraceID); err != nil {
 		w.t.Fatal(err)
@@ -110,13 +110,13 @@ func (w *world) runs(thread string, attempts int) *threaded {
 // threads is a worker that offers threads, and has one slot.
 func (x *threaded) threads(name string, way nats.InProcessConnProvider) *host {
 	x.t.Helper()
-	set, err := stream.Connect(x.ctx, stream.Access{InProcess: way, Name: name}, stream.Config{Guest: true}, streamtest.Log(x.t))
+	st, err := store.Connect(x.ctx, store.Access{InProcess: way, Name: name}, store.Config{AttachOnly: true}, storetest.Log(x.t))
 	if err != nil {
 		x.t.Fatal(err)
 	}
-	x.t.Cleanup(set.Close)
+	x.t.Cleanup(st.Close)
 	h := &host{Slots: &queue.Slots{
-		Set: set, Worker: name, Total: 1, Offers: []string{queue.OfferLanguage(proto.Python), queue.OfferThreads}, Log: streamtest.Log(x.t),
+		Store: st, Worker: name, Total: 1, Offers: []string{queue.OfferLanguage(proto.Python), queue.OfferThreads}, Log: storetest.Log(x.t),
 	}}
 	x.background(h.Run)
 	return h
@@ -222,7 +222,7 @@ func TestLargePendingResultIsNotKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	x.isNew(e)
-	bodies, err := w.set.JS.ObjectStore(w.ctx, "bullpen_bodies")
+	bodies, err := w.store.JS.ObjectStore(w.ctx, "bullpen_bodies")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,18 +294,18 @@ func TestWorkerThatStopsWhileItSaves(t *testing.T) {
 func (x *threaded) stopAt(step string, freeze bool) (reached <-chan struct{}, thaw func()) {
 	switch step {
 	case "head":
-		return x.wire.stopAt(stream.Thread("acme", x.job.ThreadID), 1, freeze)
+		return x.wire.stopAt(store.ThreadSubject("acme", x.job.ThreadID), 1, freeze)
 	case "result":
-		return x.wire.stopAt(stream.Exec(x.job.TraceID), 2, freeze)
+		return x.wire.stopAt(store.ExecSubject(x.job.TraceID), 2, freeze)
 	default:
-		return x.wire.stopAt(stream.Exec(x.job.TraceID), 1, freeze)
+		return x.wire.stopAt(store.ExecSubject(x.job.TraceID), 1, freeze)
 	}
 }
 
 // isUntold fails the test where somebody who asks is told more than that the program runs.
 func (x *threaded) isUntold() {
 	x.t.Helper()
-	stored, seq, err := x.set.Record(x.ctx, x.job.TraceID)
+	stored, seq, err := x.store.Record(x.ctx, x.job.TraceID)
 	if err != nil || stored.Pending == nil || stored.Commit == nil || stored.Status != proto.StatusRunning {
 		x.t.Fatalf("stored: %+v, %v", stored, err)
 	}
@@ -319,7 +319,7 @@ func (x *threaded) isUntold() {
 			x.t.Errorf("%s: %+v, %v", what, rec, err)
 		}
 	}
-	if _, now, err := x.set.Record(x.ctx, x.job.TraceID); err != nil || now != seq {
+	if _, now, err := x.store.Record(x.ctx, x.job.TraceID); err != nil || now != seq {
 		x.t.Errorf("the record was changed: %v", err)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 const hook = "https://hooks.example.com/a"
@@ -16,7 +16,7 @@ const hook = "https://hooks.example.com/a"
 // delivered gives the deliveries that are stored, as they come.
 func (w *world) delivered() <-chan proto.DeliveryChange {
 	changes := make(chan proto.DeliveryChange, 16)
-	store := &deliveries.Store{Set: streamtest.Set(w.t, w.server)}
+	store := &deliveries.Store{Store: storetest.Open(w.t, w.server)}
 	w.background(func(ctx context.Context) error {
 		_ = store.Follow(ctx, func(c proto.DeliveryChange) { changes <- c }, func() {}, func(err error) { w.t.Error(err) })
 		return nil
@@ -41,7 +41,7 @@ func TestExecutionThatNamesAURLIsDelivered(t *testing.T) {
 	changes := w.delivered()
 	for _, mode := range []proto.Mode{proto.ModeInline, proto.ModeStreaming, proto.ModeAsync} {
 		for _, url := range []string{"", hook} {
-			job := streamtest.Job("acme", "k", mode)
+			job := storetest.Job("acme", "k", mode)
 			job.WebhookURL = url
 			id := w.submit(job)
 			l := w.take(h)
@@ -57,7 +57,7 @@ func TestExecutionThatNamesAURLIsDelivered(t *testing.T) {
 			}
 		}
 	}
-	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.WebhookURL, job.Language = hook, proto.Node
 	id := w.submit(job)
 	if _, err := w.queue.Cancel(w.ctx, id); err != nil {
@@ -71,17 +71,17 @@ func TestExecutionThatNamesAURLIsDelivered(t *testing.T) {
 // The job stays until its delivery is stored, so that whoever leads next makes it up.
 func TestDeliveryThatNobodyStoredIsMadeUp(t *testing.T) {
 	t.Parallel()
-	server := streamtest.Server(t)
-	set := streamtest.Set(t, server)
-	w := &world{t: t, ctx: streamtest.Context(t), server: server, set: set, queue: &queue.Queue{Set: set}}
-	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	server := storetest.Server(t)
+	st := storetest.Open(t, server)
+	w := &world{t: t, ctx: storetest.Context(t), server: server, store: st, queue: &queue.Queue{Store: st}}
+	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.WebhookURL = hook
-	if err := streamtest.Store(w.ctx, set, job); err != nil {
+	if err := storetest.PutJob(w.ctx, st, job); err != nil {
 		t.Fatal(err)
 	}
 	result, now := proto.Exited(0), time.Now()
 	rec := &proto.Record{Meta: job.Meta, Status: proto.StatusSuccess, Attempt: 1, Result: &result, CompletedAt: &now}
-	if _, err := set.WriteRecord(w.ctx, rec, 0); err != nil {
+	if _, err := st.WriteRecord(w.ctx, rec, 0); err != nil {
 		t.Fatal(err)
 	}
 	changes := w.delivered()
@@ -89,12 +89,12 @@ func TestDeliveryThatNobodyStoredIsMadeUp(t *testing.T) {
 	if c := w.next(changes); c.TraceID != job.TraceID {
 		t.Fatalf("%+v", c)
 	}
-	store := &deliveries.Store{Set: set}
+	store := &deliveries.Store{Store: st}
 	if d, err := store.Delivery(w.ctx, "acme", job.TraceID); err != nil || d.URL != hook || d.Key != "k" {
 		t.Fatalf("%+v, %v", d, err)
 	}
 	for { // and then goes
-		info, err := set.Jobs.Info(w.ctx)
+		info, err := st.Jobs.Info(w.ctx)
 		if err != nil {
 			t.Fatal(err)
 		}

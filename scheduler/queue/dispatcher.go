@@ -17,7 +17,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/scheduler/leader"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 const (
@@ -44,7 +44,7 @@ const (
 // Dispatcher hands jobs to free slots. Any number may run; one leads, and the others stand by. Its memory is rebuilt from the
 // streams whenever it starts to lead or loses touch with them.
 type Dispatcher struct {
-	Set      *stream.Set
+	Store    *store.Store
 	Instance string // unique to this process
 	// Memory bounds, in bytes, what jobs take here that wait and run, and besides them a quarter as much those that are being stored.
 	// More are refused; 0 for no bound. Those that were stored already are always taken in.
@@ -54,7 +54,7 @@ type Dispatcher struct {
 
 // Run stands by, leads when it can, and returns when ctx ends.
 func (d *Dispatcher) Run(ctx context.Context) error {
-	e := leader.Elector{Set: d.Set, Name: "dispatcher", Instance: d.Instance, LeadInDoubt: true, Log: d.Log}
+	e := leader.Elector{Store: d.Store, Name: "dispatcher", Instance: d.Instance, LeadInDoubt: true, Log: d.Log}
 	e.Run(ctx, d.lead)
 	return nil
 }
@@ -149,7 +149,7 @@ func (l *leading) loop(ctx context.Context) error {
 func (l *leading) resume() {
 	sure := l.sure()
 	if sure && l.doubted {
-		if err := l.Set.Conn.Publish(stream.RollCall, nil); err != nil {
+		if err := l.Store.Conn.Publish(store.AnnounceSubject, nil); err != nil {
 			l.fail(fmt.Errorf("call the roll: %w", err))
 		}
 	}
@@ -179,10 +179,10 @@ func (l *leading) rebuild(ctx context.Context) (stop func(), err error) {
 		cfg    jetstream.ConsumerConfig
 		take   func(jetstream.Msg, *jetstream.MsgMetadata)
 	}{
-		{l.Set.Jobs, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+		{l.Store.Jobs, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
 			l.tookJob(ctx, m, at)
 		}},
-		{l.Set.Execs, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy}, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+		{l.Store.Executions, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy}, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
 			l.tookRecord(ctx, m, at)
 		}},
 	}
@@ -197,7 +197,7 @@ func (l *leading) rebuild(ctx context.Context) (stop func(), err error) {
 			feed.cfg.OptStartTime = &oldest
 		}
 		taken := uint64(0)
-		halt, info, err := l.Set.Feed(ctx, feed.stream, feed.cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+		halt, info, err := l.Store.Follow(ctx, feed.stream, feed.cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
 			l.post(ctx, func() {
 				feed.take(m, at)
 				taken++
@@ -216,7 +216,7 @@ func (l *leading) rebuild(ctx context.Context) (stop func(), err error) {
 			case f := <-l.inbox:
 				f()
 			case <-look.C:
-				if stream.Drained(ctx, info, taken) {
+				if store.Drained(ctx, info, taken) {
 					pending = taken
 				}
 			case <-ctx.Done():
@@ -232,7 +232,7 @@ func (l *leading) rebuild(ctx context.Context) (stop func(), err error) {
 func (l *leading) tookJob(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMetadata) {
 	l.litter.saw(at.Sequence.Stream)
 	meta, err := readMeta(m.Headers())
-	if err == nil && stream.JobSubject(meta) != m.Subject() {
+	if err == nil && store.JobSubject(meta) != m.Subject() {
 		err = errors.New("its header does not belong to its subject")
 	}
 	if err != nil {
@@ -241,7 +241,7 @@ func (l *leading) tookJob(ctx context.Context, m jetstream.Msg, at *jetstream.Ms
 		return
 	}
 	if ended, ok := l.ended[meta.TraceID]; ok {
-		l.finished(ctx, meta, at.Sequence.Stream, stream.BodyOf(m.Headers()), ended.aside)
+		l.finished(ctx, meta, at.Sequence.Stream, store.BodyObject(m.Headers()), ended.aside)
 		return
 	}
 	j := l.book.jobs[meta.TraceID]
@@ -249,7 +249,7 @@ func (l *leading) tookJob(ctx context.Context, m jetstream.Msg, at *jetstream.Ms
 		j = l.book.add(*meta)
 		j.since = at.Timestamp
 	}
-	j.body = stream.BodyOf(m.Headers())
+	j.body = store.BodyObject(m.Headers())
 	l.stored(j, at.Sequence.Stream)
 }
 
@@ -284,11 +284,11 @@ func (s *standing) aside() bool { return s.status.Terminal() && s.losses >= star
 
 // standingOf reads the headers of a record.
 func standingOf(h nats.Header) (s standing, err error) {
-	s.status, s.worker = proto.Status(h.Get(stream.HeaderStatus)), h.Get(stream.HeaderWorker)
-	if s.attempt, err = strconv.Atoi(h.Get(stream.HeaderAttempt)); err != nil || s.status == "" {
-		return s, errors.Join(err, stream.ErrMalformed)
+	s.status, s.worker = proto.Status(h.Get(store.HeaderStatus)), h.Get(store.HeaderWorker)
+	if s.attempt, err = strconv.Atoi(h.Get(store.HeaderAttempt)); err != nil || s.status == "" {
+		return s, errors.Join(err, store.ErrMalformed)
 	}
-	if losses := h.Get(stream.HeaderLosses); losses != "" {
+	if losses := h.Get(store.HeaderLosses); losses != "" {
 		s.losses, err = strconv.Atoi(losses)
 	}
 	return s, err
@@ -325,18 +325,18 @@ func (l *leading) listen(ctx context.Context) (stop func(), err error) {
 		}
 	}
 	for subject, handle := range map[string]nats.MsgHandler{
-		stream.Submit: func(m *nats.Msg) { l.arrived(ctx, m) },
-		stream.Slots:  func(m *nats.Msg) { l.post(ctx, func() { l.hear(m) }) },
-		stream.Stats:  func(m *nats.Msg) { l.post(ctx, func() { l.stats(m) }) },
+		store.SubmitSubject: func(m *nats.Msg) { l.arrived(ctx, m) },
+		store.SlotsSubject:  func(m *nats.Msg) { l.post(ctx, func() { l.hear(m) }) },
+		store.StatsSubject:  func(m *nats.Msg) { l.post(ctx, func() { l.stats(m) }) },
 	} {
-		sub, err := l.Set.Conn.Subscribe(subject, handle)
+		sub, err := l.Store.Conn.Subscribe(subject, handle)
 		if err != nil {
 			stop()
 			return nil, fmt.Errorf("listen on %s: %w", subject, err)
 		}
 		subs = append(subs, sub)
 	}
-	if err := l.Set.Conn.Publish(stream.RollCall, nil); err != nil {
+	if err := l.Store.Conn.Publish(store.AnnounceSubject, nil); err != nil {
 		stop()
 		return nil, fmt.Errorf("call the roll: %w", err)
 	}

@@ -8,15 +8,15 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 // leaderless is a world without a dispatcher.
 func leaderless(t *testing.T) *world {
 	t.Parallel()
-	s := streamtest.Server(t)
-	set := streamtest.Set(t, s)
-	return &world{t: t, ctx: streamtest.Context(t), server: s, set: set, queue: &queue.Queue{Set: set}}
+	s := storetest.Server(t)
+	st := storetest.Open(t, s)
+	return &world{t: t, ctx: storetest.Context(t), server: s, store: st, queue: &queue.Queue{Store: st}}
 }
 
 // stored stores n jobs of a key, as a dispatcher that led before did.
@@ -27,12 +27,12 @@ func (w *world) stored(n int, org, key string, change ...func(*proto.Job)) {
 	for i := range side {
 		writers.Go(func() {
 			for range (n + i) / side {
-				job := streamtest.Job(org, key, proto.ModeAsync)
+				job := storetest.Job(org, key, proto.ModeAsync)
 				job.Concurrent = n
 				for _, c := range change {
 					c(job)
 				}
-				if err := streamtest.Store(w.ctx, w.set, job); err != nil {
+				if err := storetest.PutJob(w.ctx, w.store, job); err != nil {
 					w.t.Error(err)
 				}
 			}
@@ -94,7 +94,7 @@ func TestNextSlotIsThatOfWhoeverAsksForLittle(t *testing.T) {
 				}
 				continue
 			}
-			id := w.submit(streamtest.Job(quiet.org, quiet.key, proto.ModeInline))
+			id := w.submit(storetest.Job(quiet.org, quiet.key, proto.ModeInline))
 			if job := w.after(s); job.TraceID != id {
 				t.Fatalf("%d: the next slot was given to a job of %s %s", i, job.Org, job.Key)
 			}
@@ -140,11 +140,11 @@ func TestSharesOutliveTheirDispatcher(t *testing.T) {
 
 // mortal is a dispatcher that can be made to die without a word.
 func (w *world) mortal(name string) (die func()) {
-	set := streamtest.Set(w.t, w.server)
-	d := &queue.Dispatcher{Set: set, Instance: name, Log: streamtest.Log(w.t)}
+	st := storetest.Open(w.t, w.server)
+	d := &queue.Dispatcher{Store: st, Instance: name, Log: storetest.Log(w.t)}
 	stop := w.background(d.Run)
 	return func() {
-		set.Conn.Close()
+		st.Conn.Close()
 		stop()
 	}
 }
@@ -154,21 +154,21 @@ func TestOrderOutlivesItsDispatcher(t *testing.T) {
 	w := leaderless(t)
 	var jobs []*proto.Job
 	for range 6 {
-		job := streamtest.Job("acme", "k", proto.ModeAsync)
+		job := storetest.Job("acme", "k", proto.ModeAsync)
 		job.MaxAttempts = 2
-		if err := streamtest.Store(w.ctx, w.set, job); err != nil {
+		if err := storetest.PutJob(w.ctx, w.store, job); err != nil {
 			t.Fatal(err)
 		}
 		jobs = append(jobs, job)
 	}
 	for _, lost := range []int{1, 0} {
 		rec := &proto.Record{Meta: jobs[lost].Meta, Status: proto.StatusRunning, Attempt: 1, Worker: "lost"}
-		claimed, err := w.set.WriteRecord(w.ctx, rec, 0)
+		claimed, err := w.store.WriteRecord(w.ctx, rec, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		rec.Status, rec.Worker = proto.StatusQueued, ""
-		if _, err := w.set.WriteRecord(w.ctx, rec, claimed); err != nil {
+		if _, err := w.store.WriteRecord(w.ctx, rec, claimed); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -222,7 +222,7 @@ func TestLimitsOutliveTheirDispatcher(t *testing.T) {
 					return err == nil && st.Running == 3 && st.FreeSlots >= 5
 				})
 				// Another organisation's job is handed out, and so would one too many have been.
-				other := w.submit(streamtest.Job("other", "k", proto.ModeInline))
+				other := w.submit(storetest.Job("other", "k", proto.ModeInline))
 				l := <-taken
 				if l.Job().TraceID != other {
 					t.Fatalf("a job of %s was handed out beyond its limit", l.Job().Org)

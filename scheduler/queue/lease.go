@@ -13,7 +13,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 )
 
@@ -66,21 +66,21 @@ func (l *Lease) Context(ctx context.Context) context.Context {
 }
 
 func (l *Lease) load(ctx context.Context) error {
-	set := l.slots.Set
-	var m *stream.Stored
+	st := l.slots.Store
+	var m *store.Message
 	var err error
 	if l.sent != nil {
-		m, err = set.Received(ctx, l.sent)
+		m, err = st.ReadBody(ctx, l.sent)
 	} else {
-		m, err = set.At(ctx, set.Jobs, l.at)
+		m, err = st.At(ctx, st.Jobs, l.at)
 	}
-	if stream.Missing(err) {
+	if store.IsNotFound(err) {
 		return fmt.Errorf("job %s: %w", l.id, proto.ErrNotFound)
 	}
 	if err != nil {
 		return err
 	}
-	job, err := stream.DecodeJob(m, l.id)
+	job, err := store.DecodeJob(m, l.id)
 	if err != nil {
 		return l.refuse(ctx, m, err)
 	}
@@ -105,20 +105,20 @@ func (l *Lease) awaitStored(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	case <-patience.C:
-		_, err := l.slots.Set.JobMeta(ctx, l.id)
+		_, err := l.slots.Store.JobMeta(ctx, l.id)
 		return err
 	}
 }
 
 // refuse ends a job that cannot be read with what its header says of it.
-func (l *Lease) refuse(ctx context.Context, m *stream.Stored, cause error) error {
-	meta, err := stream.DecodeMeta(m.Header)
+func (l *Lease) refuse(ctx context.Context, m *store.Message, cause error) error {
+	meta, err := store.DecodeMeta(m.Header)
 	if err != nil {
 		return errors.Join(cause, err)
 	}
 	rec := terminal(&proto.Record{Meta: *meta, Attempt: l.attempt - 1}, proto.Failure(proto.CodeSandboxStart,
 		"The stored job could not be read, so its program was not started."), time.Now())
-	if _, err := l.slots.Set.WriteRecord(ctx, rec, l.revision); err != nil && !stream.Conflict(err) {
+	if _, err := l.slots.Store.WriteRecord(ctx, rec, l.revision); err != nil && !store.IsConflict(err) {
 		return errors.Join(cause, err)
 	}
 	return cause
@@ -132,7 +132,7 @@ func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int
 		return nil, 0, fmt.Errorf("claim %s: %w", l.id, err)
 	}
 	if l.attempt > 1 {
-		if baseSeq, err = l.slots.Set.LastEvent(ctx, l.id, l.attempt-1); err != nil {
+		if baseSeq, err = l.slots.Store.LastEvent(ctx, l.id, l.attempt-1); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -146,7 +146,7 @@ func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int
 		return ctx, baseSeq, nil // Finish serves an attempt that was never claimed
 	}
 	sent := time.Now()
-	l.revision, err = l.slots.Set.WriteRecord(ctx, l.rec, l.revision)
+	l.revision, err = l.slots.Store.WriteRecord(ctx, l.rec, l.revision)
 	if err != nil {
 		return nil, 0, fmt.Errorf("claim %s: %w", l.id, err)
 	}
@@ -199,7 +199,7 @@ func (l *Lease) renew(ctx context.Context, sent time.Time) {
 		case <-tick.C:
 			sent = time.Now()
 			// Only a write keeps others off. A store that takes none takes nobody else's claim either.
-			if err = l.rewrite(ctx); (err == nil || stream.Refused(err)) && !doubt.Reset(leaseLost-time.Since(sent)) {
+			if err = l.rewrite(ctx); (err == nil || store.IsRejected(err)) && !doubt.Reset(leaseLost-time.Since(sent)) {
 				return // too late
 			}
 		}
@@ -221,12 +221,12 @@ func (l *Lease) rewrite(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
 	defer cancel()
 	for {
-		revision, err := l.slots.Set.WriteRecord(ctx, l.rec, l.revision)
+		revision, err := l.slots.Store.WriteRecord(ctx, l.rec, l.revision)
 		switch {
 		case err == nil:
 			l.revision = revision
 			return nil
-		case !stream.Conflict(err):
+		case !store.IsConflict(err):
 			return err
 		}
 		if err := l.adopt(ctx); errors.Is(err, proto.ErrLost) {
@@ -245,11 +245,11 @@ func (l *Lease) reread(ctx context.Context) error {
 
 // adopt takes the record as it now is: still ours, perhaps with an intent to cancel, or not ours any more.
 func (l *Lease) adopt(ctx context.Context) error {
-	rec, revision, err := l.slots.Set.Record(ctx, l.id)
+	rec, revision, err := l.slots.Store.Record(ctx, l.id)
 	if errors.Is(err, proto.ErrNotFound) {
 		return fmt.Errorf("%w: its record is gone", proto.ErrLost)
 	}
-	if errors.Is(err, stream.ErrMalformed) {
+	if errors.Is(err, store.ErrMalformed) {
 		l.revision = revision // not the word of anybody who holds the lease: ours is written over it
 		return nil
 	}
@@ -288,7 +288,7 @@ func (l *Lease) Finish(ctx context.Context, e Ending) (*proto.Record, error) {
 	done := &proto.Record{Meta: l.job.Meta, Attempt: l.attempt, Worker: l.slots.Worker, StartedAt: l.started}
 	done.ResultSeq, done.OutputTruncated, done.Usage = e.LastSeq, e.OutputTruncated, e.Usage
 	result := e.Result
-	var pending *stream.StagedRecord
+	var pending *store.StagedRecord
 	if e.Commit != nil {
 		done.Status, done.Pending, done.Commit = proto.StatusRunning, &e.Result, e.Commit
 		var err error
@@ -314,12 +314,12 @@ func (l *Lease) Finish(ctx context.Context, e Ending) (*proto.Record, error) {
 
 // put writes rec in place of the record, also where others changed that but left it ours. It stops the renewals before, and keeps trying
 // until ctx ends. Its error is [proto.ErrLost] where the record is not ours any more.
-func (l *Lease) put(ctx context.Context, rec *proto.Record) (*stream.StagedRecord, error) {
-	var staged *stream.StagedRecord
+func (l *Lease) put(ctx context.Context, rec *proto.Record) (*store.StagedRecord, error) {
+	var staged *store.StagedRecord
 	for {
 		var err error
 		if staged == nil {
-			staged, err = l.slots.Set.StageRecord(ctx, rec)
+			staged, err = l.slots.Store.StageRecord(ctx, rec)
 		}
 		if staged != nil {
 			l.stop()
@@ -329,7 +329,7 @@ func (l *Lease) put(ctx context.Context, rec *proto.Record) (*stream.StagedRecor
 				return staged, nil
 			}
 		}
-		if stream.Conflict(err) {
+		if store.IsConflict(err) {
 			err = l.adopt(ctx)
 			if errors.Is(err, proto.ErrLost) {
 				staged.Discard(ctx)
@@ -348,7 +348,7 @@ func (l *Lease) put(ctx context.Context, rec *proto.Record) (*stream.StagedRecor
 // commit makes the commit of a record that is stored. It keeps trying until ctx ends, and gives the result that is to stand.
 func (l *Lease) commit(ctx context.Context, rec *proto.Record) (proto.Result, error) {
 	for {
-		result, err := commit(ctx, l.slots.Set, rec)
+		result, err := commit(ctx, l.slots.Store, rec)
 		if err == nil {
 			return result, nil
 		}
@@ -359,8 +359,8 @@ func (l *Lease) commit(ctx context.Context, rec *proto.Record) (proto.Result, er
 }
 
 // commit makes the commit of rec, and gives the result that is to stand then: the pending one, or that of a home which was not saved.
-func commit(ctx context.Context, set *stream.Set, rec *proto.Record) (proto.Result, error) {
-	err := (&threads.Threads{Set: set}).Commit(ctx, rec.Org, rec.ThreadID, rec.TraceID, rec.Commit)
+func commit(ctx context.Context, st *store.Store, rec *proto.Record) (proto.Result, error) {
+	err := (&threads.Threads{Store: st}).Commit(ctx, rec.Org, rec.ThreadID, rec.TraceID, rec.Commit)
 	switch {
 	case err == nil:
 		return *rec.Pending, nil
@@ -393,7 +393,7 @@ func (l *Lease) ended(ctx context.Context, err error) (*proto.Record, error) {
 
 // standing reads the record that somebody else wrote first.
 func (l *Lease) standing(ctx context.Context) (*proto.Record, error) {
-	rec, _, err := l.slots.Set.Record(ctx, l.id)
+	rec, _, err := l.slots.Store.Record(ctx, l.id)
 	if err != nil {
 		return nil, fmt.Errorf("finish %s: %w", l.id, err)
 	}

@@ -11,8 +11,8 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 // line is a way to the server that can be made to hang, as a network does that drops everything.
@@ -41,16 +41,16 @@ func (h *hangs) Write(p []byte) (int, error) {
 func TestProgramIsStoppedThoughARenewalHangs(t *testing.T) {
 	w := newWorld(t)
 	way := &line{InProcessConnProvider: w.server}
-	set, err := stream.Connect(w.ctx, stream.Access{InProcess: way, Name: t.Name()}, stream.Config{Guest: true}, streamtest.Log(t))
+	st, err := store.Connect(w.ctx, store.Access{InProcess: way, Name: t.Name()}, store.Config{AttachOnly: true}, storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(set.Close)
+	t.Cleanup(st.Close)
 	h := &host{Slots: &queue.Slots{
-		Set: set, Worker: "w", Total: 1, Offers: []string{queue.OfferLanguage(proto.Python)}, Log: streamtest.Log(t),
+		Store: st, Worker: "w", Total: 1, Offers: []string{queue.OfferLanguage(proto.Python)}, Log: storetest.Log(t),
 	}}
 	w.background(h.Run)
-	w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	running := w.claim(w.take(h))
 	way.mu.Lock()
 	t.Cleanup(way.mu.Unlock)

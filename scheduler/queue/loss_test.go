@@ -13,13 +13,13 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/deadletters"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 // letters gives the dead letters there are.
 func (w *world) letters() []proto.DeadLetter {
 	w.t.Helper()
-	list, err := (&deadletters.Store{Set: w.set}).List(w.ctx, nil, 100, func(err error) { w.t.Error(err) })
+	list, err := (&deadletters.Store{Store: w.store}).List(w.ctx, nil, 100, func(err error) { w.t.Error(err) })
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func (w *world) letters() []proto.DeadLetter {
 func (w *world) lost(id proto.TraceID, losses int) {
 	w.t.Helper()
 	w.eventually(fmt.Sprintf("%d losses are counted", losses), func() bool {
-		rec, _, err := w.set.Record(w.ctx, id)
+		rec, _, err := w.store.Record(w.ctx, id)
 		return err == nil && len(rec.Lost) == losses
 	})
 }
@@ -38,18 +38,18 @@ func (w *world) lost(id proto.TraceID, losses int) {
 // Whoever leads, a job does not take one worker after another with it. It is set aside whole, and its webhook is sent all the same.
 func TestJobThatTakesItsWorkersWithItIsSetAside(t *testing.T) {
 	t.Parallel()
-	server := streamtest.Server(t)
-	set := streamtest.Set(t, server)
-	w := &world{t: t, ctx: streamtest.Context(t), server: server, set: set, queue: &queue.Queue{Set: set}}
+	server := storetest.Server(t)
+	st := storetest.Open(t, server)
+	w := &world{t: t, ctx: storetest.Context(t), server: server, store: st, queue: &queue.Queue{Store: st}}
 	changes := w.delivered()
-	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.Code, job.WebhookURL = strings.Repeat("x", 1<<20), hook
 	var behind proto.TraceID // waits in the same line, and is none of those
 	for n := 1; n <= 3; n++ {
 		stop := w.dispatcher(fmt.Sprintf("d%d", n))
 		if n == 1 {
 			w.submit(job)
-			behind = w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+			behind = w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 		}
 		h := w.worker(fmt.Sprintf("w%d", n), 1)
 		l := w.take(h)
@@ -74,14 +74,14 @@ func TestJobThatTakesItsWorkersWithItIsSetAside(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	w.eventually("the job is removed", func() bool {
-		_, err := w.set.JobMeta(w.ctx, job.TraceID)
+		_, err := w.store.JobMeta(w.ctx, job.TraceID)
 		return errors.Is(err, proto.ErrNotFound)
 	})
 	letters := w.letters()
 	if len(letters) != 1 || letters[0].ID != string(job.TraceID) || letters[0].Attempt != 1 || !slices.Equal(letters[0].Workers, []string{"w1", "w2", "w3"}) {
 		t.Fatalf("%+v", letters)
 	}
-	_, content, err := (&deadletters.Store{Set: set}).Get(w.ctx, letters[0].ID)
+	_, content, err := (&deadletters.Store{Store: st}).Get(w.ctx, letters[0].ID)
 	if err != nil || content.Job.Code != job.Code {
 		t.Errorf("its job is not whole: %v", err)
 	}
@@ -93,18 +93,18 @@ func TestJobThatTakesItsWorkersWithItIsSetAside(t *testing.T) {
 // The job stays until its dead letter is stored, so that whoever leads next makes it up.
 func TestDeadLetterThatNobodyStoredIsMadeUp(t *testing.T) {
 	t.Parallel()
-	server := streamtest.Server(t)
-	set := streamtest.Set(t, server)
-	w := &world{t: t, ctx: streamtest.Context(t), server: server, set: set, queue: &queue.Queue{Set: set}}
+	server := storetest.Server(t)
+	st := storetest.Open(t, server)
+	w := &world{t: t, ctx: storetest.Context(t), server: server, store: st, queue: &queue.Queue{Store: st}}
 	var ids []string
 	for _, lost := range [][]string{{"a", "b", "c"}, {"a", "b"}, nil} {
-		job := streamtest.Job("acme", "k", proto.ModeAsync)
-		if err := streamtest.Store(w.ctx, set, job); err != nil {
+		job := storetest.Job("acme", "k", proto.ModeAsync)
+		if err := storetest.PutJob(w.ctx, st, job); err != nil {
 			t.Fatal(err)
 		}
 		result, now := proto.Failure(proto.CodeWorkerLost, "lost"), time.Now()
 		rec := &proto.Record{Meta: job.Meta, Status: proto.StatusFailed, Result: &result, CompletedAt: &now, Lost: lost}
-		if _, err := set.WriteRecord(w.ctx, rec, 0); err != nil {
+		if _, err := st.WriteRecord(w.ctx, rec, 0); err != nil {
 			t.Fatal(err)
 		}
 		ids = append(ids, string(job.TraceID))
@@ -112,7 +112,7 @@ func TestDeadLetterThatNobodyStoredIsMadeUp(t *testing.T) {
 	for _, name := range []string{"first", "second"} { // the second finds nothing to do
 		stop := w.dispatcher(name)
 		w.eventually("no job is left", func() bool {
-			info, err := set.Jobs.Info(w.ctx)
+			info, err := st.Jobs.Info(w.ctx)
 			return err == nil && info.State.Msgs == 0
 		})
 		if letters := w.letters(); len(letters) != 1 || letters[0].ID != ids[0] {
@@ -126,7 +126,7 @@ func TestDeadLetterThatNobodyStoredIsMadeUp(t *testing.T) {
 func TestWorkerThatComesBackTooLateDoesNotClaim(t *testing.T) {
 	w := newWorld(t)
 	frozen := w.worker("frozen", 1)
-	id := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	stale := w.take(frozen)
 	frozen.stop() // its word is gone; it does not know
 	w.lost(id, 1)
@@ -135,7 +135,7 @@ func TestWorkerThatComesBackTooLateDoesNotClaim(t *testing.T) {
 	}
 	l := w.take(w.worker("lives", 1))
 	w.claim(l)
-	if rec, _, err := w.set.Record(w.ctx, id); err != nil || rec.Worker != "lives" || len(rec.Lost) != 0 {
+	if rec, _, err := w.store.Record(w.ctx, id); err != nil || rec.Worker != "lives" || len(rec.Lost) != 0 {
 		t.Fatalf("losses count from the last start: %+v, %v", rec, err)
 	}
 	if _, err := l.Finish(w.ctx, ending("")); err != nil {
@@ -146,9 +146,9 @@ func TestWorkerThatComesBackTooLateDoesNotClaim(t *testing.T) {
 // The dispatcher dies with the worker, as it does where both are one process, and knows of no loss. The next worker there does.
 func TestLossThatOnlyTheNextWorkerKnowsOf(t *testing.T) {
 	t.Parallel()
-	server := streamtest.Server(t)
-	set := streamtest.Set(t, server)
-	w := &world{t: t, ctx: streamtest.Context(t), server: server, set: set, queue: &queue.Queue{Set: set}}
+	server := storetest.Server(t)
+	st := storetest.Open(t, server)
+	w := &world{t: t, ctx: storetest.Context(t), server: server, store: st, queue: &queue.Queue{Store: st}}
 	name := filepath.Join(t.TempDir(), "notes")
 	if err := os.WriteFile(name, []byte(strings.Repeat("not a note\n", 100)), 0o600); err != nil { // which nobody minds
 		t.Fatal(err)
@@ -160,8 +160,8 @@ func TestLossThatOnlyTheNextWorkerKnowsOf(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = notes.Close() })
 		s := &queue.Slots{
-			Set: streamtest.Set(t, server), Worker: fmt.Sprintf("w%d", n), Total: 4, Offers: []string{queue.OfferLanguage(proto.Python)},
-			Log: streamtest.Log(t), Notes: notes,
+			Store: storetest.Open(t, server), Worker: fmt.Sprintf("w%d", n), Total: 4, Offers: []string{queue.OfferLanguage(proto.Python)},
+			Log: storetest.Log(t), Notes: notes,
 		}
 		return &host{Slots: s, stop: w.background(s.Run)}
 	}
@@ -170,8 +170,8 @@ func TestLossThatOnlyTheNextWorkerKnowsOf(t *testing.T) {
 	for n := range 3 {
 		h := worker(n)
 		if n == 0 {
-			ended := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
-			claimed = w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+			ended := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
+			claimed = w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 			for range 2 {
 				l := w.take(h)
 				w.claim(l)
@@ -181,7 +181,7 @@ func TestLossThatOnlyTheNextWorkerKnowsOf(t *testing.T) {
 					}
 				}
 			}
-			poison = w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+			poison = w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 		}
 		if l := w.take(h); l.Job().TraceID != poison {
 			t.Fatalf("took %s", l.Job().TraceID)

@@ -9,7 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 func TestBookTakesNoMoreJobsThanItHasMemoryFor(t *testing.T) {
@@ -60,18 +60,18 @@ func (l *leading) step(t *testing.T) {
 	select {
 	case f := <-l.inbox:
 		f()
-	case <-streamtest.Context(t).Done():
+	case <-storetest.Context(t).Done():
 		t.Fatal("nothing happens")
 	}
 }
 
 func TestSubmissionsAreRefusedWhileTooMuchIsBeingStored(t *testing.T) {
-	server := streamtest.Server(t)
-	set := streamtest.Set(t, server)
-	ctx := streamtest.Context(t)
-	l := term(t, set)
+	server := storetest.Server(t)
+	st := storetest.Open(t, server)
+	ctx := storetest.Context(t)
+	l := term(t, st)
 	job := func() *proto.Job {
-		j := streamtest.Job("acme", "k", proto.ModeAsync)
+		j := storetest.Job("acme", "k", proto.ModeAsync)
 		j.Code = strings.Repeat("#", 100<<10)
 		return j
 	}
@@ -84,7 +84,7 @@ func TestSubmissionsAreRefusedWhileTooMuchIsBeingStored(t *testing.T) {
 	defer stop()
 	submit := func(j *proto.Job) <-chan error {
 		answer := make(chan error, 1)
-		q := &Queue{Set: streamtest.Set(t, server)}
+		q := &Queue{Store: storetest.Open(t, server)}
 		go func() { answer <- q.Submit(ctx, j) }()
 		return answer
 	}
@@ -118,29 +118,29 @@ func TestSubmissionsAreRefusedWhileTooMuchIsBeingStored(t *testing.T) {
 
 // A submission comes again when its answer is late: nobody may be told then that nothing of it remains.
 func TestSubmissionThatIsKnownIsNotRefusedForWantOfRoom(t *testing.T) {
-	set := streamtest.Set(t, streamtest.Server(t))
-	ctx := streamtest.Context(t)
-	l := term(t, set)
-	answers, err := set.Conn.SubscribeSync(nats.NewInbox())
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
+	l := term(t, st)
+	answers, err := st.Conn.SubscribeSync(nats.NewInbox())
 	if err != nil {
 		t.Fatal(err)
 	}
 	again := func(j *proto.Job) {
-		m, err := set.StageJob(ctx, j, nats.Header{})
+		m, err := st.StageJob(ctx, j, nats.Header{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		m.Reply, m.Sub = answers.Subject, answers
 		l.turnAway(m)
 	}
-	queued, ended, unknown := streamtest.Job("acme", "k", proto.ModeAsync), streamtest.Job("acme", "k", proto.ModeAsync), streamtest.Job("acme", "k", proto.ModeAsync)
+	queued, ended, unknown := storetest.Job("acme", "k", proto.ModeAsync), storetest.Job("acme", "k", proto.ModeAsync), storetest.Job("acme", "k", proto.ModeAsync)
 	l.book.add(queued.Meta)
 	l.ended[ended.TraceID] = end{at: noon}
 	again(queued)
 	again(ended)
 	l.sure = func() bool { return false }
 	again(unknown)
-	if err := set.Conn.Flush(); err != nil {
+	if err := st.Conn.Flush(); err != nil {
 		t.Fatal(err)
 	}
 	if n, _, err := answers.Pending(); n != 0 || err != nil {
@@ -155,14 +155,14 @@ func TestSubmissionThatIsKnownIsNotRefusedForWantOfRoom(t *testing.T) {
 
 // A long queue may have been submitted in one moment, and expires in one.
 func TestQueueThatExpiresDoesSoByAndBy(t *testing.T) {
-	set := streamtest.Set(t, streamtest.Server(t))
-	ctx := streamtest.Context(t)
-	l := term(t, set)
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
+	l := term(t, st)
 	const jobs = maxExpiring + 100
 	for range jobs {
-		job := streamtest.Job("acme", "k", proto.ModeAsync)
+		job := storetest.Job("acme", "k", proto.ModeAsync)
 		job.CreatedAt, job.QueueDeadline = noon, noon
-		if err := streamtest.Store(ctx, set, job); err != nil {
+		if err := storetest.PutJob(ctx, st, job); err != nil {
 			t.Fatal(err)
 		}
 		l.book.add(job.Meta)

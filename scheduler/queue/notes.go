@@ -119,7 +119,7 @@ func (s *Slots) recall(ctx context.Context) {
 func (s *Slots) own(ctx context.Context, n *noted) error {
 	return backoff.RetryNotify(func() error {
 		// The dispatcher that assigned the job may not have known of the loss before, so it is not said at which revision it did.
-		rec, _, err := (&Queue{Set: s.Set}).countLoss(ctx, n.Trace, n.Worker, func(rec *proto.Record, _ uint64) bool {
+		rec, _, err := (&Queue{Store: s.Store}).countLoss(ctx, n.Trace, n.Worker, func(rec *proto.Record, _ uint64) bool {
 			return rec.Attempt == n.Attempt-1 && !slices.Contains(rec.Lost, n.Worker)
 		})
 		switch {

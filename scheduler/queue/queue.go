@@ -20,12 +20,12 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 // Queue is the queue as those see it who submit jobs and ask after them.
 type Queue struct {
-	Set *stream.Set
+	Store *store.Store
 	// Full reports that the store has no room for new jobs; nil where that cannot be known beforehand.
 	Full func() bool
 }
@@ -49,16 +49,16 @@ func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
 	otel.GetTextMapPropagator().Inject(ctx, propagation.HeaderCarrier(h))
 	bounded, cancel := context.WithTimeout(ctx, submitTimeout)
 	defer cancel()
-	m, err := q.Set.StageJob(bounded, job, h)
+	m, err := q.Store.StageJob(bounded, job, h)
 	if err != nil {
 		return unavailable(err)
 	}
-	m.Subject = stream.Submit
+	m.Subject = store.SubmitSubject
 	var reply submitReply
 	err = q.send(bounded, m, &reply)
 	switch {
 	case err == nil && reply.Refusal != nil:
-		q.Set.DiscardJob(bounded, m)
+		q.Store.DiscardJob(bounded, m)
 		return reply.Refusal
 	case err == nil && reply.Unknown == "":
 		return nil
@@ -71,7 +71,7 @@ func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
 	switch {
 	case undone == nil:
 		return unavailable(err)
-	case stream.Conflict(undone):
+	case store.IsConflict(undone):
 		return nil // it was stored after all, and has moved on
 	default:
 		return fmt.Errorf("submit %s: whether it was stored is not known: %w", job.TraceID, errors.Join(err, undone))
@@ -84,7 +84,7 @@ func (q *Queue) undo(ctx context.Context, job *proto.Job) error {
 	defer cancel()
 	rec := terminal(&proto.Record{Meta: job.Meta}, proto.Failure(proto.CodeExpiredInQueue,
 		"The job could not be stored and was not accepted."), time.Now())
-	_, err := q.Set.WriteRecord(ctx, rec, 0)
+	_, err := q.Store.WriteRecord(ctx, rec, 0)
 	return err
 }
 
@@ -106,9 +106,9 @@ var errNobody = errors.New("no dispatcher leads")
 func (q *Queue) send(ctx context.Context, m *nats.Msg, reply any) error {
 	reached := false
 	msg, err := backoff.RetryWithData(func() (*nats.Msg, error) {
-		try, cancel := q.Set.Try(ctx, stream.OfDispatcher, answerTimeout)
+		try, cancel := q.Store.AttemptContext(ctx, store.Dispatcher, answerTimeout)
 		defer cancel()
-		msg, err := q.Set.Conn.RequestMsgWithContext(try, m)
+		msg, err := q.Store.Conn.RequestMsgWithContext(try, m)
 		if err != nil && !errors.Is(err, nats.ErrNoResponders) && !errors.Is(err, nats.ErrReconnectBufExceeded) {
 			reached = true
 		}
@@ -138,14 +138,14 @@ func (q *Queue) Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, er
 
 // lookup also gives the sequence number to change the record by, 0 for a job that nobody has claimed.
 func (q *Queue) lookup(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
-	rec, seq, err := q.Set.Record(ctx, id)
+	rec, seq, err := q.Store.Record(ctx, id)
 	if !errors.Is(err, proto.ErrNotFound) {
 		return rec, seq, err
 	}
-	meta, err := q.Set.JobMeta(ctx, id)
+	meta, err := q.Store.JobMeta(ctx, id)
 	if errors.Is(err, proto.ErrNotFound) {
 		// The record is written before the job goes: between the two reads it may have appeared.
-		return q.Set.Record(ctx, id)
+		return q.Store.Record(ctx, id)
 	}
 	if err != nil {
 		return nil, 0, err
@@ -155,7 +155,7 @@ func (q *Queue) lookup(ctx context.Context, id proto.TraceID) (*proto.Record, ui
 
 // record reads the record of an execution that is known to have been accepted: it is queued while there is none.
 func (q *Queue) record(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
-	rec, seq, err := q.Set.Record(ctx, id)
+	rec, seq, err := q.Store.Record(ctx, id)
 	if errors.Is(err, proto.ErrNotFound) {
 		return &proto.Record{Status: proto.StatusQueued}, 0, nil
 	}
@@ -188,7 +188,7 @@ type Watch struct {
 func (q *Queue) Watch(id proto.TraceID) (*Watch, error) {
 	w := &Watch{queue: q, id: id, notices: make(chan *nats.Msg, 4), read: q.lookup}
 	var err error
-	if w.heard, err = q.Set.Conn.ChanSubscribe(stream.Done(id), w.notices); err != nil {
+	if w.heard, err = q.Store.Conn.ChanSubscribe(store.DoneSubject(id), w.notices); err != nil {
 		return nil, fmt.Errorf("wait for %s: %w", id, err)
 	}
 	return w, nil
@@ -235,7 +235,7 @@ func notice(ctx context.Context, id proto.TraceID, notices <-chan *nats.Msg, loo
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		case m := <-notices:
-			if !proto.Status(m.Header.Get(stream.HeaderStatus)).Terminal() {
+			if !proto.Status(m.Header.Get(store.HeaderStatus)).Terminal() {
 				continue // a claim or a renewal
 			}
 			if rec, err := proto.DecodeRecord(id, m.Data); err == nil && rec.Status.Terminal() {
@@ -273,11 +273,11 @@ func (q *Queue) withdraw(ctx context.Context, id proto.TraceID, r proto.Result) 
 				rec.Attempt, rec.MaxAttempts, *r.ErrorMessage))
 		}
 		done := terminal(rec, end, time.Now())
-		seq, err = q.Set.WriteRecord(ctx, done, seq)
+		seq, err = q.Store.WriteRecord(ctx, done, seq)
 		if err == nil {
 			return done, seq, nil
 		}
-		if !stream.Conflict(err) {
+		if !store.IsConflict(err) {
 			return nil, 0, fmt.Errorf("withdraw %s: %w", id, err)
 		}
 	}
@@ -296,22 +296,22 @@ func (q *Queue) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, er
 		}
 		if rec.Status == proto.StatusRunning {
 			if rec.Cancelling {
-				_ = q.Set.Conn.Publish(stream.Cancel(rec.Worker), []byte(id)) // again, in case the first was lost
+				_ = q.Store.Conn.Publish(store.CancelSubject(rec.Worker), []byte(id)) // again, in case the first was lost
 				return rec, nil
 			}
 			rec.Cancelling = true
 		} else {
 			rec = terminal(rec, proto.Cancelled(), time.Now())
 		}
-		_, err = q.Set.WriteRecord(ctx, rec, seq)
+		_, err = q.Store.WriteRecord(ctx, rec, seq)
 		if err == nil {
 			if rec.Status == proto.StatusRunning {
 				// Lost words are made up for when the worker renews its lease and meets the changed record.
-				_ = q.Set.Conn.Publish(stream.Cancel(rec.Worker), []byte(id))
+				_ = q.Store.Conn.Publish(store.CancelSubject(rec.Worker), []byte(id))
 			}
 			return rec, nil
 		}
-		if !stream.Conflict(err) {
+		if !store.IsConflict(err) {
 			return nil, fmt.Errorf("cancel %s: %w", id, err)
 		}
 	}
@@ -320,7 +320,7 @@ func (q *Queue) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, er
 // Stats asks the dispatcher for its view of the queue. An error means that jobs cannot be accepted now.
 func (q *Queue) Stats(ctx context.Context) (proto.QueueStats, error) {
 	var st proto.QueueStats
-	err := q.ask(ctx, stream.Stats, struct{}{}, &st)
+	err := q.ask(ctx, store.StatsSubject, struct{}{}, &st)
 	return st, err
 }
 

@@ -14,8 +14,8 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -25,15 +25,15 @@ type world struct {
 	t      *testing.T
 	ctx    context.Context
 	server nats.InProcessConnProvider
-	set    *stream.Set
+	store  *store.Store
 	queue  *queue.Queue
 }
 
 func newWorld(t *testing.T) *world {
 	t.Parallel()
-	s := streamtest.Server(t)
-	set := streamtest.Set(t, s)
-	w := &world{t: t, ctx: streamtest.Context(t), server: s, set: set, queue: &queue.Queue{Set: set}}
+	s := storetest.Server(t)
+	st := storetest.Open(t, s)
+	w := &world{t: t, ctx: storetest.Context(t), server: s, store: st, queue: &queue.Queue{Store: st}}
 	w.dispatcher("first")
 	return w
 }
@@ -54,7 +54,7 @@ func (w *world) background(f func(context.Context) error) (stop func()) {
 }
 
 func (w *world) dispatcher(name string) (stop func()) {
-	d := &queue.Dispatcher{Set: streamtest.Set(w.t, w.server), Instance: name, Log: streamtest.Log(w.t)}
+	d := &queue.Dispatcher{Store: storetest.Open(w.t, w.server), Instance: name, Log: storetest.Log(w.t)}
 	return w.background(d.Run)
 }
 
@@ -65,12 +65,12 @@ type host struct {
 }
 
 func (w *world) worker(name string, slots int) *host {
-	s := &queue.Slots{Set: streamtest.Set(w.t, w.server), Worker: name, Total: slots, Offers: []string{queue.OfferLanguage(proto.Python)}, Log: streamtest.Log(w.t)}
+	s := &queue.Slots{Store: storetest.Open(w.t, w.server), Worker: name, Total: slots, Offers: []string{queue.OfferLanguage(proto.Python)}, Log: storetest.Log(w.t)}
 	return &host{Slots: s, stop: w.background(s.Run)}
 }
 
 // die cuts the worker off without a word, as SIGKILL does.
-func (h *host) die() { h.Set.Conn.Close() }
+func (h *host) die() { h.Store.Conn.Close() }
 
 func (w *world) submit(job *proto.Job) proto.TraceID {
 	w.t.Helper()
@@ -117,7 +117,7 @@ func ending(stdout string) queue.Ending {
 func TestJobRunsAndItsResultIsRead(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w1", 1)
-	id := w.submit(streamtest.Job("acme", "k", proto.ModeInline))
+	id := w.submit(storetest.Job("acme", "k", proto.ModeInline))
 	if rec, err := w.queue.Lookup(w.ctx, id); err != nil || rec.Status.Terminal() {
 		t.Fatalf("after submission: %+v, %v", rec, err)
 	}
@@ -143,7 +143,7 @@ func TestWhoListensBeforeSubmittingHearsOfTheEnd(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w", 1)
 	for _, out := range []string{"small", strings.Repeat("large", 1<<20)} {
-		job := streamtest.Job("acme", "k", proto.ModeInline)
+		job := storetest.Job("acme", "k", proto.ModeInline)
 		watch, err := w.queue.Watch(job.TraceID)
 		if err != nil {
 			t.Fatal(err)
@@ -170,7 +170,7 @@ func TestWhoListensBeforeSubmittingHearsOfTheEnd(t *testing.T) {
 func TestBodiesTooLargeForAMessageTravelAndGo(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w", 1)
-	job := streamtest.Job("acme", "k", proto.ModeInline)
+	job := storetest.Job("acme", "k", proto.ModeInline)
 	job.Code = strings.Repeat("x", 1<<20)
 	id := w.submit(job)
 	l := w.take(h)
@@ -186,7 +186,7 @@ func TestBodiesTooLargeForAMessageTravelAndGo(t *testing.T) {
 		t.Fatalf("%d bytes of output came back, want %d", len(rec.Result.Stdout), len(out))
 	}
 	w.eventually("the job is removed", func() bool {
-		_, err := w.set.JobMeta(w.ctx, id)
+		_, err := w.store.JobMeta(w.ctx, id)
 		return errors.Is(err, proto.ErrNotFound)
 	})
 }
@@ -207,12 +207,12 @@ func (w *world) eventually(what string, ok func() bool) {
 
 func TestQueuedJobIsCancelledAtOnce(t *testing.T) {
 	w := newWorld(t)
-	id := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	if rec, err := w.queue.Cancel(w.ctx, id); err != nil || rec.Status != proto.StatusCancelled || rec.ResultSeq != 1 {
 		t.Fatalf("%+v, %v", rec, err)
 	}
 	h := w.worker("w", 1)
-	other := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	other := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	if l := w.take(h); l.Job().TraceID != other {
 		t.Fatal("the cancelled job was handed out")
 	}
@@ -221,7 +221,7 @@ func TestQueuedJobIsCancelledAtOnce(t *testing.T) {
 func TestRunningJobIsToldOfItsCancellation(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w", 1)
-	id := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	l := w.take(h)
 	running := w.claim(l)
 	rec, err := w.queue.Cancel(w.ctx, id)
@@ -245,13 +245,13 @@ func TestRunningJobIsToldOfItsCancellation(t *testing.T) {
 
 func TestWithdrawnJobNeverRuns(t *testing.T) {
 	w := newWorld(t)
-	id := w.submit(streamtest.Job("acme", "k", proto.ModeInline))
+	id := w.submit(storetest.Job("acme", "k", proto.ModeInline))
 	rec, err := w.queue.Withdraw(w.ctx, id, proto.Failure(proto.CodeExpiredInQueue, "nobody was free"))
 	if err != nil || rec.Status != proto.StatusFailed || *rec.Result.ErrorCode != "expired_in_queue" {
 		t.Fatalf("%+v, %v", rec, err)
 	}
 	h := w.worker("w", 1)
-	next := w.submit(streamtest.Job("acme", "k", proto.ModeInline))
+	next := w.submit(storetest.Job("acme", "k", proto.ModeInline))
 	l := w.take(h)
 	if l.Job().TraceID != next {
 		t.Fatal("the withdrawn job was handed out")
@@ -265,7 +265,7 @@ func TestWithdrawnJobNeverRuns(t *testing.T) {
 
 func TestJobExpiresInTheQueue(t *testing.T) {
 	w := newWorld(t)
-	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.QueueDeadline = job.CreatedAt.Add(10 * time.Millisecond)
 	rec := w.wait(w.submit(job))
 	if rec.Status != proto.StatusFailed || *rec.Result.ErrorCode != string(proto.CodeExpiredInQueue) {
@@ -290,12 +290,12 @@ func TestJobWaitsForAWorkerThatOffersWhatItsSandboxNeeds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			able := &host{Slots: &queue.Slots{Set: streamtest.Set(t, w.server), Worker: "able", Total: 1, Log: streamtest.Log(t), Offers: tt.offers}}
+			able := &host{Slots: &queue.Slots{Store: storetest.Open(t, w.server), Worker: "able", Total: 1, Log: storetest.Log(t), Offers: tt.offers}}
 			plain := w.worker("plain", 4)
-			job := streamtest.Job("acme", "k", proto.ModeAsync)
+			job := storetest.Job("acme", "k", proto.ModeAsync)
 			tt.need(job)
 			demanding := w.submit(job)
-			if id := w.submit(streamtest.Job("acme", "k", proto.ModeAsync)); w.take(plain).Job().TraceID != id {
+			if id := w.submit(storetest.Job("acme", "k", proto.ModeAsync)); w.take(plain).Job().TraceID != id {
 				t.Fatal("a worker was given a job that needs more than it offers")
 			}
 			w.background(able.Run)
@@ -309,11 +309,11 @@ func TestJobWaitsForAWorkerThatOffersWhatItsSandboxNeeds(t *testing.T) {
 func TestJobWaitsForAWorkerThatOffersItsLanguage(t *testing.T) {
 	w := newWorld(t)
 	python := w.worker("python", 4)
-	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.Language = proto.Node
 	node := w.submit(job)
 	for range 3 { // the slots of a worker that cannot run it go to others
-		id := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+		id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 		l := w.take(python)
 		if l.Job().TraceID != id {
 			t.Fatalf("a worker without node was given a job in %s", l.Job().Language)
@@ -324,7 +324,7 @@ func TestJobWaitsForAWorkerThatOffersItsLanguage(t *testing.T) {
 		t.Fatalf("%+v, %v", rec, err)
 	}
 	all := &queue.Slots{
-		Set: streamtest.Set(t, w.server), Worker: "all", Total: 1, Log: streamtest.Log(t),
+		Store: storetest.Open(t, w.server), Worker: "all", Total: 1, Log: storetest.Log(t),
 		Offers: []string{"image:x", queue.OfferLanguage(proto.Node), queue.OfferLanguage(proto.Bash)},
 	}
 	w.background(all.Run)
@@ -336,9 +336,9 @@ func TestJobWaitsForAWorkerThatOffersItsLanguage(t *testing.T) {
 func TestJobExpiresThatNoWorkerCanRun(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("python", 1)
-	w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	w.claim(w.take(h)) // the dispatcher knows the worker
-	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.Language, job.QueueDeadline = proto.Bash, job.CreatedAt.Add(10*time.Millisecond)
 	rec := w.wait(w.submit(job))
 	if *rec.Result.ErrorCode != string(proto.CodeExpiredInQueue) || !strings.Contains(*rec.Result.ErrorMessage, "offers language:bash") {
@@ -349,7 +349,7 @@ func TestJobExpiresThatNoWorkerCanRun(t *testing.T) {
 func TestWorkerThatDiesBeforeTheStartLosesNothing(t *testing.T) {
 	w := newWorld(t)
 	first := w.worker("dies", 1)
-	id := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	w.take(first)
 	first.die()
 	l := w.take(w.worker("lives", 1))
@@ -365,8 +365,8 @@ func TestWorkerThatDiesBeforeTheStartLosesNothing(t *testing.T) {
 func TestWorkerThatDiesAfterTheStart(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("dies", 2)
-	once := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
-	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	once := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
+	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.MaxAttempts = 2
 	twice := w.submit(job)
 	leases := map[proto.TraceID]*queue.Lease{}
@@ -402,17 +402,17 @@ func TestWorkerThatDiesAfterTheStart(t *testing.T) {
 func TestStaleHolderCannotWrite(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("frozen", 1)
-	id := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	l := w.take(h)
 	w.claim(l)
-	rec, seq, err := w.set.Record(w.ctx, id)
+	rec, seq, err := w.store.Record(w.ctx, id)
 	if err != nil {
 		t.Fatal(err)
 	}
 	done := *rec
 	r := proto.Failure(proto.CodeWorkerLost, "another said so")
 	done.Status, done.Result = r.Status(), &r
-	if _, err := w.set.WriteRecord(w.ctx, &done, seq); err != nil {
+	if _, err := w.store.WriteRecord(w.ctx, &done, seq); err != nil {
 		t.Fatal(err)
 	}
 	stands, err := l.Finish(w.ctx, ending("too late"))
@@ -428,7 +428,7 @@ func TestConcurrencyIsRefusedAndFreedAgain(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w", 4)
 	job := func() *proto.Job {
-		j := streamtest.Job("acme", "k", proto.ModeInline)
+		j := storetest.Job("acme", "k", proto.ModeInline)
 		j.Concurrent = 2
 		return j
 	}
@@ -437,7 +437,7 @@ func TestConcurrencyIsRefusedAndFreedAgain(t *testing.T) {
 	if err := w.queue.Submit(w.ctx, job()); !errors.As(err, &refusal) || refusal.Reason != proto.RefusedConcurrency || refusal.Used != 2 {
 		t.Fatalf("the third: %v", err)
 	}
-	w.submit(streamtest.Job("other", "k", proto.ModeInline)) // its limits are its own
+	w.submit(storetest.Job("other", "k", proto.ModeInline)) // its limits are its own
 	for range 3 {
 		l := w.take(h)
 		w.claim(l)
@@ -457,7 +457,7 @@ func TestAnotherDispatcherGoesOn(t *testing.T) {
 	w.dispatcher("third")
 	var ids []proto.TraceID
 	for range 50 {
-		ids = append(ids, w.submit(streamtest.Job("acme", "k", proto.ModeAsync)))
+		ids = append(ids, w.submit(storetest.Job("acme", "k", proto.ModeAsync)))
 	}
 	stop()
 	h := w.worker("w", 8)
@@ -498,13 +498,13 @@ func TestMalformedMessagesStopNobody(t *testing.T) {
 		"ctl.admit", "ctl.slots", "ctl.stats", "ctl.rollcall", "worker.w.assign", "worker.w.cancel",
 	} {
 		for _, body := range []string{"", "{", `{"trace":1}`, `{"worker":"a.*.>"}`, `{"ticket":1,"trace":"` + id + `","attempt":1}`, "\xff\x00"} {
-			if err := w.set.Conn.Publish("bullpen."+subject, []byte(body)); err != nil {
+			if err := w.store.Conn.Publish("bullpen."+subject, []byte(body)); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	for i := range 5 {
-		job := w.submit(streamtest.Job("acme", fmt.Sprintf("k%d", i), proto.ModeInline))
+		job := w.submit(storetest.Job("acme", fmt.Sprintf("k%d", i), proto.ModeInline))
 		l := w.take(h)
 		w.claim(l)
 		if _, err := l.Finish(w.ctx, ending("")); err != nil {
@@ -513,15 +513,15 @@ func TestMalformedMessagesStopNobody(t *testing.T) {
 		w.wait(job)
 	}
 	w.eventually("the malformed jobs are set aside", func() bool {
-		info, err := w.set.Jobs.Info(w.ctx)
-		dead, errDead := w.set.Dead.Info(w.ctx)
+		info, err := w.store.Jobs.Info(w.ctx)
+		dead, errDead := w.store.DeadLetters.Info(w.ctx)
 		return err == nil && errDead == nil && info.State.Msgs == 0 && dead.State.Msgs >= 3
 	})
 }
 
 func TestStatsTellTheQueue(t *testing.T) {
 	w := newWorld(t)
-	w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	w.eventually("the queued job is seen", func() bool {
 		st, err := w.queue.Stats(w.ctx)
 		return err == nil && st.Queued == 1 && st.Workers == 0 && st.OldestQueue > 0
@@ -537,15 +537,15 @@ func TestStatsTellTheQueue(t *testing.T) {
 // A job of the stream that is past its deadline is not handed out, however quickly a worker asks: its record may have been swept.
 func TestDispatcherThatComesBackStartsNothingOld(t *testing.T) {
 	t.Parallel()
-	s := streamtest.Server(t)
-	set := streamtest.Set(t, s)
-	w := &world{t: t, ctx: streamtest.Context(t), server: s, set: set, queue: &queue.Queue{Set: set}}
-	old := streamtest.Job("acme", "k", proto.ModeAsync)
+	s := storetest.Server(t)
+	st := storetest.Open(t, s)
+	w := &world{t: t, ctx: storetest.Context(t), server: s, store: st, queue: &queue.Queue{Store: st}}
+	old := storetest.Job("acme", "k", proto.ModeAsync)
 	old.CreatedAt = old.CreatedAt.Add(-time.Hour)
 	old.QueueDeadline = old.CreatedAt.Add(time.Minute)
-	next := streamtest.Job("acme", "k", proto.ModeAsync)
+	next := storetest.Job("acme", "k", proto.ModeAsync)
 	for _, job := range []*proto.Job{old, next} {
-		if err := streamtest.Store(w.ctx, set, job); err != nil {
+		if err := storetest.PutJob(w.ctx, st, job); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -562,15 +562,15 @@ func TestDispatcherThatComesBackStartsNothingOld(t *testing.T) {
 // Jobs may be removed by the last leader while the next one reads them.
 func TestDispatcherLeadsThoughJobsAreRemovedMeanwhile(t *testing.T) {
 	t.Parallel()
-	s := streamtest.Server(t)
-	set := streamtest.Set(t, s)
-	w := &world{t: t, ctx: streamtest.Context(t), server: s, set: set, queue: &queue.Queue{Set: set}}
+	s := storetest.Server(t)
+	st := storetest.Open(t, s)
+	w := &world{t: t, ctx: storetest.Context(t), server: s, store: st, queue: &queue.Queue{Store: st}}
 	const jobs, rounds = 1000, 5
 	var writers sync.WaitGroup
 	for range 8 {
 		writers.Go(func() {
 			for range jobs / 8 {
-				if err := streamtest.Store(w.ctx, set, streamtest.Job("acme", "k", proto.ModeAsync)); err != nil {
+				if err := storetest.PutJob(w.ctx, st, storetest.Job("acme", "k", proto.ModeAsync)); err != nil {
 					t.Error(err)
 				}
 			}
@@ -579,7 +579,7 @@ func TestDispatcherLeadsThoughJobsAreRemovedMeanwhile(t *testing.T) {
 	writers.Wait()
 	for round := range rounds {
 		stop := w.dispatcher(fmt.Sprintf("d%d", round))
-		if err := set.RemoveJobs(w.ctx, uint64((round+1)*jobs/rounds), nil, nil); err != nil {
+		if err := st.RemoveJobs(w.ctx, uint64((round+1)*jobs/rounds), nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		w.eventually("it leads", func() bool {
@@ -592,14 +592,14 @@ func TestDispatcherLeadsThoughJobsAreRemovedMeanwhile(t *testing.T) {
 
 func TestJobsRunAfterTheServerWasRestarted(t *testing.T) {
 	t.Parallel()
-	s := streamtest.Restartable(t)
-	set := streamtest.Set(t, s)
-	w := &world{t: t, ctx: streamtest.Context(t), server: s, set: set, queue: &queue.Queue{Set: set}}
+	s := storetest.NewRestartable(t)
+	st := storetest.Open(t, s)
+	w := &world{t: t, ctx: storetest.Context(t), server: s, store: st, queue: &queue.Queue{Store: st}}
 	w.dispatcher("d")
 	h := w.worker("w", 1)
-	before := w.submit(streamtest.Job("acme", "k", proto.ModeAsync))
+	before := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	s.Restart()
-	after := streamtest.Job("acme", "k", proto.ModeAsync)
+	after := storetest.Job("acme", "k", proto.ModeAsync)
 	w.eventually("a new job is accepted", func() bool { return w.queue.Submit(w.ctx, after) == nil })
 	for _, id := range []proto.TraceID{before, after.TraceID} {
 		l := w.take(h)
@@ -619,7 +619,7 @@ func TestJobGoesToThePreferredWorkerIfThatIsFree(t *testing.T) {
 		slots  int
 		offers []string
 	}{"has": {1, []string{python, threads}}, "large": {4, []string{threads, python}}, "unable": {5, []string{python}}} {
-		h := &host{Slots: &queue.Slots{Set: streamtest.Set(t, w.server), Worker: name, Total: tt.slots, Offers: tt.offers, Log: streamtest.Log(t)}}
+		h := &host{Slots: &queue.Slots{Store: storetest.Open(t, w.server), Worker: name, Total: tt.slots, Offers: tt.offers, Log: storetest.Log(t)}}
 		w.background(h.Run)
 		leases := make(chan *queue.Lease, tt.slots)
 		for range tt.slots {
@@ -638,7 +638,7 @@ func TestJobGoesToThePreferredWorkerIfThatIsFree(t *testing.T) {
 	for i, tt := range []struct{ prefer, to string }{
 		{"has", "has"}, {"has", "large"}, {"unable", "large"}, {"gone", "large"}, {"", "large"},
 	} {
-		job := streamtest.Job("acme", "k", proto.ModeInline)
+		job := storetest.Job("acme", "k", proto.ModeInline)
 		job.ThreadID, job.Prefer = "t", tt.prefer
 		id := w.submit(job)
 		select {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 )
 
@@ -103,8 +103,8 @@ func (q *Queue) countLoss(ctx context.Context, id proto.TraceID, worker string, 
 		next = *terminal(&next, proto.Failure(proto.CodeWorkerLost, fmt.Sprintf("%d workers were lost with this job, each before it started "+
 			"the program. The job is not tried again; it is kept among the dead letters, for whoever administers this server.", len(next.Lost))), time.Now())
 	}
-	revision, err := q.Set.WriteRecord(ctx, &next, seq)
-	if stream.Conflict(err) {
+	revision, err := q.Store.WriteRecord(ctx, &next, seq)
+	if store.IsConflict(err) {
 		return nil, 0, nil // it was claimed, cancelled or counted
 	}
 	if err != nil {
@@ -129,7 +129,7 @@ func (l *leading) end(ctx context.Context, j *job, write func(context.Context, *
 	go func() {
 		bounded, cancel := context.WithTimeout(ctx, submitTimeout)
 		defer cancel()
-		rec, revision, err := write(bounded, &Queue{Set: l.Set})
+		rec, revision, err := write(bounded, &Queue{Store: l.Store})
 		if err != nil && ctx.Err() == nil {
 			l.Log.Warn("the end or the loss of a job could not be written, will retry", "trace_id", id, "error", err)
 		}
@@ -141,7 +141,7 @@ func (l *leading) end(ctx context.Context, j *job, write func(context.Context, *
 			}
 			j.ending = false
 			switch {
-			case stream.Refused(err) && j.state == running:
+			case store.IsRejected(err) && j.state == running:
 				j.since = time.Now() // its holder could not renew either
 			case err == nil && rec != nil:
 				l.changed(ctx, j, standing{rec.Status, rec.Attempt, rec.Worker, len(rec.Lost), revision})
@@ -166,7 +166,7 @@ func expired(m *proto.Meta, unable bool) proto.Result {
 // meanwhile.
 func (q *Queue) lose(ctx context.Context, seen *proto.Record, at uint64) (*proto.Record, uint64, error) {
 	id := seen.TraceID
-	m, err := q.Set.Newest(ctx, q.Set.Execs, stream.Exec(id))
+	m, err := q.Store.LastFromLeader(ctx, q.Store.Executions, store.ExecSubject(id))
 	if err != nil {
 		return nil, 0, fmt.Errorf("lose %s: %w", id, err)
 	}
@@ -185,19 +185,19 @@ func (q *Queue) lose(ctx context.Context, seen *proto.Record, at uint64) (*proto
 	if err != nil {
 		return nil, 0, fmt.Errorf("lose %s: %w", id, err)
 	}
-	revision, err := q.Set.WriteRecord(ctx, rec, m.Seq)
-	if stream.Conflict(err) {
+	revision, err := q.Store.WriteRecord(ctx, rec, m.Seq)
+	if store.IsConflict(err) {
 		return nil, 0, nil // the holder was not lost, or somebody else saw it first
 	}
 	if err == nil && pending {
-		q.Set.DiscardBody(ctx, m)
+		q.Store.DiscardBody(ctx, m)
 	}
 	return rec, revision, err
 }
 
 // complete makes the commit that rec tells of, and the record that follows.
 func (q *Queue) complete(ctx context.Context, rec *proto.Record) (*proto.Record, error) {
-	result, err := commit(ctx, q.Set, rec)
+	result, err := commit(ctx, q.Store, rec)
 	if err != nil {
 		return nil, err
 	}
@@ -208,12 +208,12 @@ func (q *Queue) complete(ctx context.Context, rec *proto.Record) (*proto.Record,
 // yet: it can commit nothing any more.
 func (q *Queue) giveUp(ctx context.Context, rec *proto.Record, renewed time.Time) (*proto.Record, error) {
 	if rec.ThreadID != "" {
-		if err := (&threads.Threads{Set: q.Set}).Fence(ctx, rec.Org, rec.ThreadID, rec.TraceID); err != nil {
+		if err := (&threads.Threads{Store: q.Store}).Fence(ctx, rec.Org, rec.ThreadID, rec.TraceID); err != nil {
 			return nil, err
 		}
 		fault.Here(fault.AfterFenceBeforeLost)
 	}
-	last, err := q.Set.LastEvent(ctx, rec.TraceID, rec.Attempt)
+	last, err := q.Store.LastEvent(ctx, rec.TraceID, rec.Attempt)
 	if err != nil {
 		return nil, err
 	}

@@ -10,42 +10,42 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 )
 
 // A dispatcher that was paused believes that leases ended which were renewed in the meantime.
 func TestRenewedLeaseIsNotLost(t *testing.T) {
-	set := streamtest.Set(t, streamtest.Server(t))
-	ctx := streamtest.Context(t)
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
 	started := time.Now().Add(-time.Hour)
 	rec := &proto.Record{
-		Meta: streamtest.Job("acme", "k", proto.ModeAsync).Meta, Status: proto.StatusRunning, Attempt: 1, Worker: "w", StartedAt: &started,
+		Meta: storetest.Job("acme", "k", proto.ModeAsync).Meta, Status: proto.StatusRunning, Attempt: 1, Worker: "w", StartedAt: &started,
 	}
-	seen, err := set.WriteRecord(ctx, rec, 0)
+	seen, err := st.WriteRecord(ctx, rec, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	renewed, err := set.WriteRecord(ctx, rec, seen)
+	renewed, err := st.WriteRecord(ctx, rec, seen)
 	if err != nil {
 		t.Fatal(err)
 	}
-	stored, err := set.Last(ctx, set.Execs, stream.Exec(rec.TraceID))
+	stored, err := st.Last(ctx, st.Executions, store.ExecSubject(rec.TraceID))
 	if err != nil {
 		t.Fatal(err)
 	}
-	q := &Queue{Set: set}
+	q := &Queue{Store: st}
 	if _, _, err := q.lose(ctx, rec, seen); err != nil {
 		t.Fatal(err)
 	}
-	if now, _, err := set.Record(ctx, rec.TraceID); err != nil || now.Status != proto.StatusRunning {
+	if now, _, err := st.Record(ctx, rec.TraceID); err != nil || now.Status != proto.StatusRunning {
 		t.Fatalf("%+v, %v", now, err)
 	}
 	if _, _, err := q.lose(ctx, rec, renewed); err != nil {
 		t.Fatal(err)
 	}
-	now, _, err := set.Record(ctx, rec.TraceID)
+	now, _, err := st.Record(ctx, rec.TraceID)
 	if err != nil || *now.Result.ErrorCode != string(proto.CodeWorkerLost) {
 		t.Fatalf("%+v, %v", now, err)
 	}
@@ -57,19 +57,19 @@ func TestRenewedLeaseIsNotLost(t *testing.T) {
 }
 
 // term is one of a dispatcher whose loop does not run.
-func term(t *testing.T, set *stream.Set) *leading {
-	return (&Dispatcher{Set: set, Instance: "d", Log: streamtest.Log(t)}).newTerm(func() bool { return true }, nil)
+func term(t *testing.T, st *store.Store) *leading {
+	return (&Dispatcher{Store: st, Instance: "d", Log: storetest.Log(t)}).newTerm(func() bool { return true }, nil)
 }
 
 // A record that the rebuild did not see is taken in when it is met.
 func TestBookIsPutRightByTheRecord(t *testing.T) {
-	set := streamtest.Set(t, streamtest.Server(t))
-	ctx := streamtest.Context(t)
-	l := term(t, set)
-	j := l.book.add(streamtest.Job("acme", "k", proto.ModeAsync).Meta)
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
+	l := term(t, st)
+	j := l.book.add(storetest.Job("acme", "k", proto.ModeAsync).Meta)
 	j.seq = 1
 	rec := &proto.Record{Meta: j.meta, Status: proto.StatusRunning, Attempt: 2, Worker: "w"}
-	claimed, err := set.WriteRecord(ctx, rec, 0)
+	claimed, err := st.WriteRecord(ctx, rec, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func TestBookIsPutRightByTheRecord(t *testing.T) {
 	if j.state != running || j.worker != "w" || j.attempt != 2 || j.revision != claimed || j.ending {
 		t.Fatalf("%+v", j)
 	}
-	if _, err := set.WriteRecord(ctx, terminal(rec, proto.Exited(0), time.Now()), claimed); err != nil {
+	if _, err := st.WriteRecord(ctx, terminal(rec, proto.Exited(0), time.Now()), claimed); err != nil {
 		t.Fatal(err)
 	}
 	l.end(ctx, j, func(ctx context.Context, q *Queue) (*proto.Record, uint64, error) { return q.lose(ctx, rec, claimed) })
@@ -90,13 +90,13 @@ func TestBookIsPutRightByTheRecord(t *testing.T) {
 
 // The clock of the server that dates the job is behind.
 func TestRunningJobIsAsOldAsItsLease(t *testing.T) {
-	set := streamtest.Set(t, streamtest.Server(t))
-	ctx := streamtest.Context(t)
-	job := streamtest.Job("acme", "k", proto.ModeAsync)
-	if err := streamtest.Store(ctx, set, job); err != nil {
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
+	job := storetest.Job("acme", "k", proto.ModeAsync)
+	if err := storetest.PutJob(ctx, st, job); err != nil {
 		t.Fatal(err)
 	}
-	feed, err := set.Jobs.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{})
+	feed, err := st.Jobs.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func TestRunningJobIsAsOldAsItsLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	at.Timestamp = at.Timestamp.Add(-clockSkew)
-	l := term(t, set)
+	l := term(t, st)
 	j := l.book.add(job.Meta) // as it is when it was submitted here
 	l.book.take(j, running, "w", time.Now())
 	l.tookJob(ctx, m, at)
@@ -120,14 +120,14 @@ func TestRunningJobIsAsOldAsItsLease(t *testing.T) {
 
 // Another dispatcher may lead by now, and know better whether there is room for a job.
 func TestDispatcherThatIsNotSureOfItsSeatTakesNoSubmission(t *testing.T) {
-	set := streamtest.Set(t, streamtest.Server(t))
-	ctx := streamtest.Context(t)
-	job := streamtest.Job("acme", "k", proto.ModeInline)
-	m, err := set.StageJob(ctx, job, nats.Header{})
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
+	job := storetest.Job("acme", "k", proto.ModeInline)
+	m, err := st.StageJob(ctx, job, nats.Header{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := term(t, set)
+	l := term(t, st)
 	for _, sure := range []bool{true, false} {
 		l.sure = func() bool { return sure }
 		l.submit(ctx, m, func() {})
@@ -144,13 +144,13 @@ func TestDispatcherThatIsNotSureOfItsSeatTakesNoSubmission(t *testing.T) {
 // An execution that waits for another attempt has run. Who is told that it expired in the queue takes it for one that has not, and sends it
 // again.
 func TestAttemptThatFindsNoWorkerIsLost(t *testing.T) {
-	set := streamtest.Set(t, streamtest.Server(t))
-	ctx := streamtest.Context(t)
-	q := &Queue{Set: set}
-	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
+	q := &Queue{Store: st}
+	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.MaxAttempts = 3
 	running := &proto.Record{Meta: job.Meta, Status: proto.StatusRunning, Attempt: 1, Worker: "w"}
-	at, err := set.WriteRecord(ctx, running, 0)
+	at, err := st.WriteRecord(ctx, running, 0)
 	if err == nil {
 		_, _, err = q.lose(ctx, running, at)
 	}
@@ -166,9 +166,9 @@ func TestAttemptThatFindsNoWorkerIsLost(t *testing.T) {
 
 // Whoever ends an execution in its worker's place either completes what that recorded, or makes sure that it comes too late.
 func TestLostExecutionOfAThread(t *testing.T) {
-	set := streamtest.Set(t, streamtest.Server(t))
-	ctx := streamtest.Context(t)
-	heads, q := &threads.Threads{Set: set}, &Queue{Set: set}
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
+	heads, q := &threads.Threads{Store: st}, &Queue{Store: st}
 	pending := proto.Exited(3)
 	pending.Stdout, pending.DurationMS = "out", 12
 	for name, tt := range map[string]struct {
@@ -190,7 +190,7 @@ func TestLostExecutionOfAThread(t *testing.T) {
 			r.Pending, r.Commit = &pending, &proto.Commit{Fence: 1, Version: proto.Version{Number: 1}}
 		}, true, proto.CodeThreadSave, proto.StatusFailed, 0, 2},
 	} {
-		job := streamtest.Job("acme", "k", proto.ModeAsync)
+		job := storetest.Job("acme", "k", proto.ModeAsync)
 		job.ThreadID = name
 		if _, _, err := heads.Lock(ctx, "acme", name, job.TraceID); err != nil {
 			t.Fatal(err)
@@ -203,7 +203,7 @@ func TestLostExecutionOfAThread(t *testing.T) {
 		rec := &proto.Record{Meta: job.Meta, Status: proto.StatusRunning, Attempt: 1, Worker: "w"}
 		seen := *rec
 		tt.change(rec)
-		at, err := set.WriteRecord(ctx, rec, 0)
+		at, err := st.WriteRecord(ctx, rec, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -212,7 +212,7 @@ func TestLostExecutionOfAThread(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		now, _, err := set.Record(ctx, job.TraceID)
+		now, _, err := st.Record(ctx, job.TraceID)
 		if err != nil || now.Status != tt.status || now.Pending != nil || now.Commit != nil {
 			t.Errorf("%s: %+v, %v", name, now, err)
 			continue
@@ -235,19 +235,19 @@ func TestClockJumps(t *testing.T) {
 		expires bool
 	}{"forwards": {time.Hour, true}, "backwards": {-time.Hour, false}} {
 		t.Run(name, func(t *testing.T) {
-			set := streamtest.Set(t, streamtest.Server(t))
-			ctx := streamtest.Context(t)
-			l := term(t, set)
+			st := storetest.Open(t, storetest.Server(t))
+			ctx := storetest.Context(t)
+			l := term(t, st)
 			// A job that was dated before the clock jumped.
-			waiting := streamtest.Job("acme", "k", proto.ModeAsync)
+			waiting := storetest.Job("acme", "k", proto.ModeAsync)
 			waiting.CreatedAt, waiting.QueueDeadline = waiting.CreatedAt.Add(-c.jump), waiting.QueueDeadline.Add(-c.jump)
-			if err := streamtest.Store(ctx, set, waiting); err != nil {
+			if err := storetest.PutJob(ctx, st, waiting); err != nil {
 				t.Fatal(err)
 			}
 			queued := l.book.add(waiting.Meta)
-			holder := l.book.add(streamtest.Job("acme", "k", proto.ModeAsync).Meta)
+			holder := l.book.add(storetest.Job("acme", "k", proto.ModeAsync).Meta)
 			l.book.take(holder, running, "w", time.Now())
-			given := l.book.add(streamtest.Job("acme", "k", proto.ModeAsync).Meta)
+			given := l.book.add(storetest.Job("acme", "k", proto.ModeAsync).Meta)
 			l.book.take(given, assigned, "w", time.Now())
 			l.workers["w"] = &member{slots: 3, heard: time.Now(), used: map[uint64]bool{}, held: map[proto.TraceID]bool{given.meta.TraceID: true}}
 			for range 2 { // while the first is being carried out
@@ -260,7 +260,7 @@ func TestClockJumps(t *testing.T) {
 				return
 			}
 			(<-l.inbox)()
-			rec, _, err := set.Record(ctx, waiting.TraceID)
+			rec, _, err := st.Record(ctx, waiting.TraceID)
 			if err != nil || *rec.Result.ErrorCode != string(proto.CodeExpiredInQueue) || l.book.jobs[waiting.TraceID] != nil || len(l.inbox) > 0 {
 				t.Fatalf("%+v, %v", rec, err)
 			}

@@ -13,7 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 // announceEvery is how often a worker shows that it lives; changes are announced at once.
@@ -22,7 +22,7 @@ const announceEvery = 2 * time.Second
 // Slots is a worker's end of the queue: it tells the dispatcher which slots are free and takes the jobs assigned to them. Run must
 // be running while Take is used.
 type Slots struct {
-	Set    *stream.Set
+	Store  *store.Store
 	Worker string   // unique to this process
 	Total  int      // slots
 	Offers []string // what the jobs taken here may need, such as OfferLanguage of a language
@@ -47,10 +47,10 @@ func (s *Slots) Run(ctx context.Context) error {
 		}
 	}()
 	for subject, handle := range map[string]func(*nats.Msg){
-		stream.Assign(s.Worker): s.assigned, stream.Cancel(s.Worker): s.cancelled,
-		stream.RollCall: func(*nats.Msg) { s.announce(false) },
+		store.AssignSubject(s.Worker): s.assigned, store.CancelSubject(s.Worker): s.cancelled,
+		store.AnnounceSubject: func(*nats.Msg) { s.announce(false) },
 	} {
-		sub, err := s.Set.Conn.Subscribe(subject, handle)
+		sub, err := s.Store.Conn.Subscribe(subject, handle)
 		if err != nil {
 			return fmt.Errorf("listen on %s: %w", subject, err)
 		}
@@ -66,7 +66,7 @@ func (s *Slots) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			s.announce(true)
-			_ = s.Set.Conn.FlushTimeout(time.Second)
+			_ = s.Store.Conn.FlushTimeout(time.Second)
 			return nil
 		case <-tick.C:
 		}
@@ -93,7 +93,7 @@ func (s *Slots) publish(a announcement) {
 	}
 	body, err := json.Marshal(a)
 	if err == nil {
-		err = s.Set.Conn.Publish(stream.Slots, body)
+		err = s.Store.Conn.Publish(store.SlotsSubject, body)
 	}
 	if err != nil && !errors.Is(err, nats.ErrReconnectBufExceeded) {
 		s.Log.Warn("the worker could not announce itself, will retry", "error", err)

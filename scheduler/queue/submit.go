@@ -13,7 +13,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 const (
@@ -81,14 +81,14 @@ func (l *leading) submit(ctx context.Context, m *nats.Msg, done func()) bool {
 			return false
 		}
 		j := l.book.add(*meta)
-		j.since, j.msg, j.body = time.Now(), m, stream.BodyOf(m.Header)
+		j.since, j.msg, j.body = time.Now(), m, store.BodyObject(m.Header)
 	}
 	// A copy, since the write adds its condition to the header.
-	msg := &nats.Msg{Subject: stream.JobSubject(meta), Header: maps.Clone(m.Header), Data: m.Data}
+	msg := &nats.Msg{Subject: store.JobSubject(meta), Header: maps.Clone(m.Header), Data: m.Data}
 	go func() {
 		bounded, cancel := context.WithTimeout(ctx, submitTimeout)
 		defer cancel()
-		seq, err := l.Set.WriteJob(bounded, msg)
+		seq, err := l.Store.WriteJob(bounded, msg)
 		done()
 		l.post(ctx, func() { l.wrote(m, id, seq, err) })
 	}()
@@ -106,7 +106,7 @@ func (l *leading) wrote(m *nats.Msg, id proto.TraceID, seq uint64, err error) {
 		fault.Here(fault.AfterJobBeforeReply)
 		l.reply(m, submitReply{})
 		return
-	case stream.Refused(err):
+	case store.IsRejected(err):
 		l.reply(m, submitReply{Refusal: unavailable(err)})
 	default:
 		l.reply(m, submitReply{Unknown: err.Error()})
@@ -133,12 +133,12 @@ func (l *leading) stored(j *job, seq uint64) {
 func (l *leading) tell(worker string, a assignment, job *nats.Msg) {
 	body, err := json.Marshal(a)
 	if err == nil {
-		m := &nats.Msg{Subject: stream.Assign(worker), Header: nats.Header{headerAssignment: {string(body)}}}
+		m := &nats.Msg{Subject: store.AssignSubject(worker), Header: nats.Header{headerAssignment: {string(body)}}}
 		if job != nil {
 			maps.Copy(m.Header, job.Header)
 			m.Data = job.Data
 		}
-		err = l.Set.Conn.PublishMsg(m)
+		err = l.Store.Conn.PublishMsg(m)
 	}
 	if err != nil {
 		l.fail(fmt.Errorf("tell worker %s of %s: %w", worker, a.Trace, err))
@@ -147,14 +147,14 @@ func (l *leading) tell(worker string, a assignment, job *nats.Msg) {
 
 // readMeta reads the meta data of a job, which must make the subject of a job.
 func readMeta(h nats.Header) (*proto.Meta, error) {
-	meta, err := stream.DecodeMeta(h)
+	meta, err := store.DecodeMeta(h)
 	if err != nil {
 		return nil, err
 	}
 	if _, err := proto.ParseTraceID(string(meta.TraceID)); err != nil {
 		return nil, err
 	}
-	if strings.Count(stream.JobSubject(meta), ".") != jobTokens-1 || meta.Concurrent < 1 {
+	if strings.Count(store.JobSubject(meta), ".") != jobTokens-1 || meta.Concurrent < 1 {
 		return nil, errors.New("its header is not that of a job")
 	}
 	return meta, nil

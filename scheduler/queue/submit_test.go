@@ -12,8 +12,8 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 func TestJobThatCannotBeStoredDoesNotStart(t *testing.T) {
@@ -21,20 +21,20 @@ func TestJobThatCannotBeStoredDoesNotStart(t *testing.T) {
 	h := w.worker("w1", 1)
 	taken := w.taken(h, 1)
 	room := func(messages int64) {
-		cfg := w.set.Jobs.CachedInfo().Config
+		cfg := w.store.Jobs.CachedInfo().Config
 		cfg.MaxMsgs, cfg.Discard = messages, jetstream.DiscardNew
-		if _, err := w.set.JS.UpdateStream(w.ctx, cfg); err != nil {
+		if _, err := w.store.JS.UpdateStream(w.ctx, cfg); err != nil {
 			t.Fatal(err)
 		}
 	}
 	room(1)
-	if err := streamtest.Store(w.ctx, w.set, unrunnable()); err != nil {
+	if err := storetest.PutJob(w.ctx, w.store, unrunnable()); err != nil {
 		t.Fatal(err)
 	}
 	// The slot is told of a job already, unless the store says no before that.
 	var l *queue.Lease
 	w.eventually("a job that is being stored is handed out", func() bool {
-		refused := streamtest.Job("acme", "k", proto.ModeInline)
+		refused := storetest.Job("acme", "k", proto.ModeInline)
 		var refusal *proto.Refusal
 		if err := w.queue.Submit(w.ctx, refused); !errors.As(err, &refusal) || refusal.Reason != proto.RefusedUnavailable {
 			t.Fatalf("submitted to a full store: %v", err)
@@ -54,7 +54,7 @@ func TestJobThatCannotBeStoredDoesNotStart(t *testing.T) {
 		t.Fatalf("what is left of it: %+v, %v", rec, err)
 	}
 	room(-1)
-	id := w.submit(streamtest.Job("acme", "k", proto.ModeInline))
+	id := w.submit(storetest.Job("acme", "k", proto.ModeInline))
 	l = w.take(h)
 	w.claim(l)
 	if l.Job().TraceID != id {
@@ -83,7 +83,7 @@ func (w *world) taken(h *host, n int) <-chan *queue.Lease {
 
 // unrunnable is a job that no worker of these tests can run.
 func unrunnable() *proto.Job {
-	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.Language = proto.Node
 	return job
 }
@@ -92,14 +92,14 @@ func unrunnable() *proto.Job {
 func TestWorkerThatHearsNothingLooksForTheJob(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w1", 2)
-	stored, never := streamtest.Job("acme", "k", proto.ModeInline), streamtest.Job("acme", "k", proto.ModeInline)
+	stored, never := storetest.Job("acme", "k", proto.ModeInline), storetest.Job("acme", "k", proto.ModeInline)
 	stored.Language, never.Language = proto.Node, proto.Node // so that no dispatcher hands them out
-	if err := streamtest.Store(w.ctx, w.set, stored); err != nil {
+	if err := storetest.PutJob(w.ctx, w.store, stored); err != nil {
 		t.Fatal(err)
 	}
 	taken := w.taken(h, 2)
 	for ticket, job := range map[uint64]*proto.Job{1: stored, 2: never} {
-		m, err := w.set.StageJob(w.ctx, job, nats.Header{})
+		m, err := w.store.StageJob(w.ctx, job, nats.Header{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -107,9 +107,9 @@ func TestWorkerThatHearsNothingLooksForTheJob(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m.Subject = stream.Assign("w1")
+		m.Subject = store.AssignSubject("w1")
 		m.Header.Set("Bullpen-Assignment", string(a))
-		if err := w.set.Conn.PublishMsg(m); err != nil {
+		if err := w.store.Conn.PublishMsg(m); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -126,21 +126,21 @@ func TestWorkerThatHearsNothingLooksForTheJob(t *testing.T) {
 // A submission is sent again when its answer is late. It may have run by then.
 func TestSubmissionOfWhatHasEndedIsNeitherRefusedNorQueued(t *testing.T) {
 	t.Parallel()
-	s := streamtest.Server(t)
-	set := streamtest.Set(t, s)
-	w := &world{t: t, ctx: streamtest.Context(t), server: s, set: set, queue: &queue.Queue{Set: set}}
+	s := storetest.Server(t)
+	st := storetest.Open(t, s)
+	w := &world{t: t, ctx: storetest.Context(t), server: s, store: st, queue: &queue.Queue{Store: st}}
 	stop := w.dispatcher("first")
 	h := w.worker("w1", 1)
-	job := streamtest.Job("acme", "k", proto.ModeInline)
+	job := storetest.Job("acme", "k", proto.ModeInline)
 	job.Concurrent = 1
-	m, err := w.set.StageJob(w.ctx, job, nats.Header{})
+	m, err := w.store.StageJob(w.ctx, job, nats.Header{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.Subject = stream.Submit
+	m.Subject = store.SubmitSubject
 	submit := func() string {
 		w.idle()
-		answer, err := w.set.Conn.RequestMsgWithContext(w.ctx, m)
+		answer, err := w.store.Conn.RequestMsgWithContext(w.ctx, m)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -180,14 +180,14 @@ func TestSlotOfAJobThatIsHeldAlreadyStaysFree(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w1", 2)
 	taken := w.taken(h, 2)
-	job := streamtest.Job("acme", "k", proto.ModeInline)
-	m, err := w.set.StageJob(w.ctx, job, nats.Header{})
+	job := storetest.Job("acme", "k", proto.ModeInline)
+	m, err := w.store.StageJob(w.ctx, job, nats.Header{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.Subject = stream.Assign("w1")
+	m.Subject = store.AssignSubject("w1")
 	m.Header.Set("Bullpen-Assignment", fmt.Sprintf(`{"ticket":1,"trace":%q,"attempt":1}`, job.TraceID))
-	if err := w.set.Conn.PublishMsg(m); err != nil {
+	if err := w.store.Conn.PublishMsg(m); err != nil {
 		t.Fatal(err)
 	}
 	held := <-taken
@@ -197,7 +197,7 @@ func TestSlotOfAJobThatIsHeldAlreadyStaysFree(t *testing.T) {
 	})
 	w.submit(job) // the other slot is told of it
 	w.claim(held)
-	next := w.submit(streamtest.Job("acme", "k", proto.ModeInline))
+	next := w.submit(storetest.Job("acme", "k", proto.ModeInline))
 	select {
 	case l := <-taken:
 		if w.claim(l); l.Job().TraceID != next {

@@ -67,7 +67,7 @@ func (l *leading) finished(ctx context.Context, m *proto.Meta, seq uint64, body 
 		if aside && l.insist(ctx, m.TraceID, "a dead letter", func() error { return l.setAsideJob(ctx, m.TraceID, seq) }) != nil {
 			return
 		}
-		if delivery != nil && l.insist(ctx, m.TraceID, "a delivery", func() error { return (&deliveries.Store{Set: l.Set}).Create(ctx, delivery) }) != nil {
+		if delivery != nil && l.insist(ctx, m.TraceID, "a delivery", func() error { return (&deliveries.Store{Store: l.Store}).Create(ctx, delivery) }) != nil {
 			return
 		}
 		fault.Here(fault.AfterDeliveryBeforeJobRemoved)
@@ -87,11 +87,11 @@ func (l *leading) insist(ctx context.Context, id proto.TraceID, what string, sto
 
 // setAsideJob makes the dead letter of an execution that was given up.
 func (l *leading) setAsideJob(ctx context.Context, id proto.TraceID, seq uint64) error {
-	rec, _, err := l.Set.Record(ctx, id)
+	rec, _, err := l.Store.Record(ctx, id)
 	if err != nil {
 		return err
 	}
-	if err := (&deadletters.Store{Set: l.Set}).SetAsideJob(ctx, rec, seq); err != nil {
+	if err := (&deadletters.Store{Store: l.Store}).SetAsideJob(ctx, rec, seq); err != nil {
 		return err
 	}
 	l.Log.Error("a job was set aside", "trace_id", id, "org", rec.Org, "workers", rec.Lost)
@@ -132,7 +132,7 @@ func (l *leading) tidy(ctx context.Context, now time.Time) {
 		if !purge {
 			floor = 0
 		}
-		if err := l.Set.RemoveJobs(ctx, floor, alone, bodies); err != nil && ctx.Err() == nil {
+		if err := l.Store.RemoveJobs(ctx, floor, alone, bodies); err != nil && ctx.Err() == nil {
 			l.Log.Warn("finished jobs could not be removed, the next dispatcher will", "error", err)
 		}
 		l.post(ctx, func() { t.busy = false })
@@ -143,7 +143,7 @@ func (l *leading) tidy(ctx context.Context, now time.Time) {
 func (l *leading) setAside(ctx context.Context, seq uint64, why error) {
 	l.litter.keep(seq)
 	go func() {
-		if err := (&deadletters.Store{Set: l.Set}).SetAsideMessage(ctx, seq, why); err != nil && ctx.Err() == nil {
+		if err := (&deadletters.Store{Store: l.Store}).SetAsideMessage(ctx, seq, why); err != nil && ctx.Err() == nil {
 			l.Log.Error("a malformed job could not be set aside", "sequence", seq, "error", err)
 			return // it keeps its place until the next dispatcher meets it
 		}

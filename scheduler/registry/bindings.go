@@ -11,11 +11,11 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// Bindings keeps which execution an idempotency key stands for, for [stream.BindingTTL].
-type Bindings struct{ Set *stream.Set }
+// Bindings keeps which execution an idempotency key stands for, for [store.BindingTTL].
+type Bindings struct{ Store *store.Store }
 
 // name makes a bucket key of what a client chose freely.
 func (b *Bindings) name(scope, key string) string {
@@ -32,15 +32,15 @@ func (b *Bindings) Bind(ctx context.Context, scope, key string, n proto.Binding)
 	}
 	name := b.name(scope, key)
 	for {
-		n.Revision, err = b.Set.Bindings.Create(ctx, name, body)
+		n.Revision, err = b.Store.Bindings.Create(ctx, name, body)
 		if err == nil {
 			return n, true, nil
 		}
 		if !errors.Is(err, jetstream.ErrKeyExists) {
 			return proto.Binding{}, false, fmt.Errorf("bind idempotency key: %w", err)
 		}
-		e, err := b.Set.Bindings.Get(ctx, name)
-		if stream.Missing(err) {
+		e, err := b.Store.Bindings.Get(ctx, name)
+		if store.IsNotFound(err) {
 			continue // released in between
 		}
 		if err != nil {
@@ -62,8 +62,8 @@ func (b *Bindings) Replace(ctx context.Context, scope, key string, old, n proto.
 	if err != nil {
 		return proto.Binding{}, fmt.Errorf("encode idempotency key: %w", err)
 	}
-	n.Revision, err = b.Set.Bindings.Update(ctx, b.name(scope, key), body, old.Revision)
-	if stream.Conflict(err) {
+	n.Revision, err = b.Store.Bindings.Update(ctx, b.name(scope, key), body, old.Revision)
+	if store.IsConflict(err) {
 		return proto.Binding{}, fmt.Errorf("replace idempotency key: %w", proto.ErrConflict)
 	}
 	if err != nil {
@@ -74,8 +74,8 @@ func (b *Bindings) Replace(ctx context.Context, scope, key string, old, n proto.
 
 // Release frees a key whose execution was not accepted. A key that was bound anew is left alone.
 func (b *Bindings) Release(ctx context.Context, scope, key string, n proto.Binding) error {
-	err := b.Set.Bindings.Delete(ctx, b.name(scope, key), jetstream.LastRevision(n.Revision))
-	if err != nil && !stream.Conflict(err) && !stream.Missing(err) {
+	err := b.Store.Bindings.Delete(ctx, b.name(scope, key), jetstream.LastRevision(n.Revision))
+	if err != nil && !store.IsConflict(err) && !store.IsNotFound(err) {
 		return fmt.Errorf("release idempotency key: %w", err)
 	}
 	return nil

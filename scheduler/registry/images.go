@@ -19,7 +19,7 @@ import (
 	"github.com/nats-io/nuid"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 const (
@@ -55,10 +55,10 @@ type retired struct {
 // Images is the registry of sandbox images: their names in a catalog that every gateway watches, and the images themselves in parts of
 // a message each. Run must be running for changes to be seen and for room to be freed.
 type Images struct {
-	set  *stream.Set
-	keep time.Duration
-	full func() bool
-	log  *slog.Logger
+	store *store.Store
+	keep  time.Duration
+	full  func() bool
+	log   *slog.Logger
 	// inspect reads an image to its end and says what it is, but for name and time.
 	inspect func(io.Reader) (*proto.Image, error)
 
@@ -69,7 +69,7 @@ type Images struct {
 
 // ImagesConfig says how a registry of images works.
 type ImagesConfig struct {
-	Set *stream.Set
+	Store *store.Store
 	// Inspect reads an image to its end, and says what it is, but for its name and time. What it refuses is not stored.
 	Inspect func(io.Reader) (*proto.Image, error)
 	// Keep is how long an image without a name stays for jobs that were accepted when it had one.
@@ -81,8 +81,8 @@ type ImagesConfig struct {
 
 // OpenImages reads the catalog there is.
 func OpenImages(ctx context.Context, cfg ImagesConfig) (*Images, error) {
-	i := &Images{set: cfg.Set, keep: cfg.Keep, full: cfg.Full, inspect: cfg.Inspect, log: cfg.Log}
-	have, revision, err := readCatalog(ctx, i.set)
+	i := &Images{store: cfg.Store, keep: cfg.Keep, full: cfg.Full, inspect: cfg.Inspect, log: cfg.Log}
+	have, revision, err := readCatalog(ctx, i.store)
 	if err != nil {
 		return nil, err
 	}
@@ -91,9 +91,9 @@ func OpenImages(ctx context.Context, cfg ImagesConfig) (*Images, error) {
 }
 
 // readCatalog reads the catalog and its revision, 0 while there is none.
-func readCatalog(ctx context.Context, set *stream.Set) (*catalog, uint64, error) {
-	e, err := set.Images.Get(ctx, catalogKey)
-	if stream.Missing(err) {
+func readCatalog(ctx context.Context, st *store.Store) (*catalog, uint64, error) {
+	e, err := st.Images.Get(ctx, catalogKey)
+	if store.IsNotFound(err) {
 		return &catalog{}, 0, nil
 	}
 	if err != nil {
@@ -125,7 +125,7 @@ func (i *Images) Run(ctx context.Context) error {
 	defer sweeping.Wait()
 	sweeping.Go(func() { i.sweepOften(ctx) })
 	return backoff.Retry(func() error {
-		w, err := i.set.Images.Watch(ctx, catalogKey)
+		w, err := i.store.Images.Watch(ctx, catalogKey)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -240,7 +240,7 @@ func (i *Images) Put(ctx context.Context, name, digest string, body io.Reader) (
 // unchanged reports whether an error says that the catalog is as it was. After another one, it may name what it was to name.
 func unchanged(err error) bool {
 	var field *proto.FieldError
-	return errors.As(err, &field) || errors.Is(err, proto.ErrConflict) || stream.Refused(err)
+	return errors.As(err, &field) || errors.Is(err, proto.ErrConflict) || store.IsRejected(err)
 }
 
 // Remove takes a name away and gives the image that had it. The error is [proto.ErrNotFound] where nothing has.
@@ -300,7 +300,7 @@ func (c *catalog) revive(upload string) {
 // change changes the catalog by f, which may be called several times.
 func (i *Images) change(ctx context.Context, f func(have *catalog) error) error {
 	for range catalogTries {
-		have, revision, err := readCatalog(ctx, i.set)
+		have, revision, err := readCatalog(ctx, i.store)
 		if err != nil {
 			return err
 		}
@@ -311,11 +311,11 @@ func (i *Images) change(ctx context.Context, f func(have *catalog) error) error 
 		if err != nil {
 			return fmt.Errorf("encode the catalog of images: %w", err)
 		}
-		if len(body) > i.set.Piece() {
+		if len(body) > i.store.MaxInline() {
 			return &proto.FieldError{Field: "name", Message: "name is one too many: the list of images is full; remove one"}
 		}
-		revision, err = i.set.Images.Update(ctx, catalogKey, body, revision)
-		if stream.Conflict(err) {
+		revision, err = i.store.Images.Update(ctx, catalogKey, body, revision)
+		if store.IsConflict(err) {
 			continue
 		}
 		if err != nil {
@@ -337,7 +337,7 @@ func (i *Images) upload(ctx context.Context, upload string, body io.Reader) (img
 		_ = out.CloseWithError(errInspected)
 		inspected <- err
 	}()
-	err = i.store(ctx, upload, io.TeeReader(body, in))
+	err = i.writeParts(ctx, upload, io.TeeReader(body, in))
 	_ = in.CloseWithError(err) // nil is the end
 	wrong := <-inspected
 	if err == nil || errors.Is(err, errInspected) {
@@ -352,8 +352,8 @@ func (i *Images) upload(ctx context.Context, upload string, body io.Reader) (img
 var errInspected = errors.New("the image was read to its end")
 
 // store stores what is read in parts.
-func (i *Images) store(ctx context.Context, upload string, r io.Reader) error {
-	part := make([]byte, i.set.Piece())
+func (i *Images) writeParts(ctx context.Context, upload string, r io.Reader) error {
+	part := make([]byte, i.store.MaxInline())
 	for n := 0; ; n++ {
 		size, err := io.ReadFull(r, part)
 		if errors.Is(err, io.EOF) {
@@ -366,7 +366,7 @@ func (i *Images) store(ctx context.Context, upload string, r io.Reader) error {
 		if i.full != nil && i.full() {
 			return &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "no room for images"}
 		}
-		if _, err := i.set.JS.Publish(ctx, stream.Part(upload, n), part[:size]); err != nil {
+		if _, err := i.store.JS.Publish(ctx, store.ImagePartSubject(upload, n), part[:size]); err != nil {
 			return fmt.Errorf("store part %d: %w", n, err)
 		}
 		if last {
@@ -385,7 +385,7 @@ func (i *Images) discard(ctx context.Context, upload string) {
 }
 
 func (i *Images) purge(ctx context.Context, upload string) error {
-	if err := i.set.Parts.Purge(ctx, jetstream.WithPurgeSubject(stream.PartsOf(upload))); err != nil {
+	if err := i.store.ImageParts.Purge(ctx, jetstream.WithPurgeSubject(store.ImagePartPattern(upload))); err != nil {
 		return fmt.Errorf("remove the upload %s: %w", upload, err)
 	}
 	return nil
@@ -399,7 +399,7 @@ func (i *Images) Sweep(ctx context.Context, now time.Time) error {
 		return err
 	}
 	over := func(r retired) bool { return r.Until.Before(now) }
-	have, _, err := readCatalog(ctx, i.set)
+	have, _, err := readCatalog(ctx, i.store)
 	if err == nil && slices.ContainsFunc(have.Retired, over) {
 		err = i.change(ctx, func(c *catalog) error {
 			c.Retired = slices.DeleteFunc(c.Retired, over)
@@ -423,22 +423,22 @@ func (i *Images) Sweep(ctx context.Context, now time.Time) error {
 
 // uploads lists what is stored.
 func (i *Images) uploads(ctx context.Context) ([]string, error) {
-	info, err := i.set.Parts.Info(ctx, jetstream.WithSubjectFilter(stream.Part("*", 0)))
+	info, err := i.store.ImageParts.Info(ctx, jetstream.WithSubjectFilter(store.ImagePartSubject("*", 0)))
 	if err != nil {
 		return nil, fmt.Errorf("list the uploads of images: %w", err)
 	}
 	var uploads []string
 	for subject := range info.State.Subjects {
-		uploads = append(uploads, stream.UploadOf(subject))
+		uploads = append(uploads, store.ParseImagePartSubject(subject))
 	}
 	return uploads, nil
 }
 
 // sweepUpload removes an upload that nothing names, unless it may be going on.
 func (i *Images) sweepUpload(ctx context.Context, upload string, now time.Time) error {
-	m, err := i.set.Parts.GetLastMsgForSubject(ctx, stream.PartsOf(upload))
+	m, err := i.store.ImageParts.GetLastMsgForSubject(ctx, store.ImagePartPattern(upload))
 	switch {
-	case stream.Missing(err):
+	case store.IsNotFound(err):
 		return nil
 	case err != nil:
 		return fmt.Errorf("read the upload %s: %w", upload, err)
@@ -449,12 +449,12 @@ func (i *Images) sweepUpload(ctx context.Context, upload string, now time.Time) 
 }
 
 // ImageSource gives images to workers, which do not follow the catalog.
-type ImageSource struct{ Set *stream.Set }
+type ImageSource struct{ Store *store.Store }
 
 // Fetch opens an image by its digest, also one that lost its name lately. What is read is not checked. The error is
 // [proto.ErrNotFound] where there is none.
 func (s *ImageSource) Fetch(ctx context.Context, digest string) (io.ReadCloser, error) {
-	have, _, err := readCatalog(ctx, s.Set)
+	have, _, err := readCatalog(ctx, s.Store)
 	if err != nil {
 		return nil, err
 	}
@@ -462,13 +462,13 @@ func (s *ImageSource) Fetch(ctx context.Context, digest string) (io.ReadCloser, 
 	if upload == "" {
 		return nil, fmt.Errorf("image %s: %w", digest, proto.ErrNotFound)
 	}
-	return &partReader{ctx: ctx, set: s.Set, upload: upload}, nil
+	return &partReader{ctx: ctx, store: s.Store, upload: upload}, nil
 }
 
 // partReader reads the parts of an upload one after the other, until there is no more.
 type partReader struct {
 	ctx    context.Context //nolint:containedctx // of the one call that this is the answer to
-	set    *stream.Set
+	store  *store.Store
 	upload string
 	n      int
 	part   bytes.Reader
@@ -476,8 +476,8 @@ type partReader struct {
 
 func (p *partReader) Read(b []byte) (int, error) {
 	for p.part.Len() == 0 {
-		m, err := p.set.Parts.GetLastMsgForSubject(p.ctx, stream.Part(p.upload, p.n))
-		if stream.Missing(err) && p.n > 0 {
+		m, err := p.store.ImageParts.GetLastMsgForSubject(p.ctx, store.ImagePartSubject(p.upload, p.n))
+		if store.IsNotFound(err) && p.n > 0 {
 			return 0, io.EOF
 		}
 		if err != nil {

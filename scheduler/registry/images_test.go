@@ -16,8 +16,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/natsembed"
 	"github.com/bullpen-run/bullpen/scheduler/registry"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 const keepImages = time.Hour
@@ -53,11 +53,11 @@ func digestOf(content []byte) string {
 }
 
 // images opens the registry as one gateway does.
-func images(t *testing.T, s *natsembed.Server, full func() bool) (*registry.Images, *stream.Set) {
+func images(t *testing.T, s *natsembed.Server, full func() bool) (*registry.Images, *store.Store) {
 	t.Helper()
-	set := streamtest.Set(t, s)
-	i, err := registry.OpenImages(streamtest.Context(t), registry.ImagesConfig{
-		Set: set, Inspect: inspect, Keep: keepImages, Full: full, Log: streamtest.Log(t),
+	st := storetest.Open(t, s)
+	i, err := registry.OpenImages(storetest.Context(t), registry.ImagesConfig{
+		Store: st, Inspect: inspect, Keep: keepImages, Full: full, Log: storetest.Log(t),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -71,21 +71,21 @@ func images(t *testing.T, s *natsembed.Server, full func() bool) (*registry.Imag
 			t.Error(err)
 		}
 	})
-	return i, set
+	return i, st
 }
 
 func putImage(t *testing.T, i *registry.Images, name string, content []byte, replaces bool) {
 	t.Helper()
-	img, replaced, err := i.Put(streamtest.Context(t), name, digestOf(content), bytes.NewReader(content))
+	img, replaced, err := i.Put(storetest.Context(t), name, digestOf(content), bytes.NewReader(content))
 	if err != nil || replaced != replaces || img.Name != name || img.Size != int64(len(content)) || img.CreatedAt.IsZero() {
 		t.Fatalf("%+v, %v, %v", img, replaced, err)
 	}
 }
 
 // stored counts the messages that hold images.
-func stored(t *testing.T, set *stream.Set) uint64 {
+func stored(t *testing.T, st *store.Store) uint64 {
 	t.Helper()
-	info, err := set.Parts.Info(streamtest.Context(t))
+	info, err := st.ImageParts.Info(storetest.Context(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,12 +95,12 @@ func stored(t *testing.T, set *stream.Set) uint64 {
 // fetch reads an image as a worker does, which only opens what it needs.
 func fetch(t *testing.T, s *natsembed.Server, digest string) ([]byte, error) {
 	t.Helper()
-	set, err := stream.Connect(streamtest.Context(t), stream.Access{InProcess: s, Name: "worker"}, stream.Config{Guest: true}, streamtest.Log(t))
+	st, err := store.Connect(storetest.Context(t), store.Access{InProcess: s, Name: "worker"}, store.Config{AttachOnly: true}, storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer set.Close()
-	r, err := (&registry.ImageSource{Set: set}).Fetch(streamtest.Context(t), digest)
+	defer st.Close()
+	r, err := (&registry.ImageSource{Store: st}).Fetch(storetest.Context(t), digest)
 	if err != nil {
 		return nil, err
 	}
@@ -112,13 +112,13 @@ func fetch(t *testing.T, s *natsembed.Server, digest string) ([]byte, error) {
 func large(n int) []byte { return bytes.Repeat([]byte("0123456789abcde\n"), n<<10/16) }
 
 func TestImageIsKnownToEveryGatewayAndWorker(t *testing.T) {
-	s := streamtest.Server(t)
-	here, set := images(t, s, nil)
+	s := storetest.Server(t)
+	here, st := images(t, s, nil)
 	there, _ := images(t, s, nil)
-	ctx := streamtest.Context(t)
+	ctx := storetest.Context(t)
 	one, two := large(3000), []byte("two")
 	putImage(t, here, "py", one, false)
-	if n := stored(t, set); n < 3 {
+	if n := stored(t, st); n < 3 {
 		t.Errorf("%d messages for %d bytes", n, len(one))
 	}
 	eventually(t, "known elsewhere", func() bool {
@@ -152,13 +152,13 @@ func TestImageIsKnownToEveryGatewayAndWorker(t *testing.T) {
 
 // Jobs that were accepted need the image that their sandbox had then.
 func TestImageWithoutANameStaysForAcceptedJobs(t *testing.T) {
-	s := streamtest.Server(t)
-	i, set := images(t, s, nil)
-	ctx := streamtest.Context(t)
+	s := storetest.Server(t)
+	i, st := images(t, s, nil)
+	ctx := storetest.Context(t)
 	one := []byte("one")
 	putImage(t, i, "a", one, false)
 	putImage(t, i, "b", one, false) // the same, which is stored once
-	if n := stored(t, set); n != 1 {
+	if n := stored(t, st); n != 1 {
 		t.Errorf("%d messages", n)
 	}
 	for _, name := range []string{"a", "b"} {
@@ -185,22 +185,22 @@ func TestImageWithoutANameStaysForAcceptedJobs(t *testing.T) {
 	// A name in time saves it.
 	putImage(t, i, "c", one, false)
 	sweep(3 * keepImages)
-	if _, err := fetch(t, s, digestOf(one)); err != nil || stored(t, set) != 1 {
+	if _, err := fetch(t, s, digestOf(one)); err != nil || stored(t, st) != 1 {
 		t.Fatal(err)
 	}
 	// Being replaced is losing the name, too.
 	putImage(t, i, "c", []byte("other"), true)
 	sweep(3 * keepImages)
-	if _, err := fetch(t, s, digestOf(one)); !errors.Is(err, proto.ErrNotFound) || stored(t, set) != 1 {
-		t.Fatalf("%v, %d stored", err, stored(t, set))
+	if _, err := fetch(t, s, digestOf(one)); !errors.Is(err, proto.ErrNotFound) || stored(t, st) != 1 {
+		t.Fatalf("%v, %d stored", err, stored(t, st))
 	}
 }
 
 func TestImageThatIsRefusedLeavesNothing(t *testing.T) {
-	s := streamtest.Server(t)
+	s := storetest.Server(t)
 	full := false
-	i, set := images(t, s, func() bool { return full })
-	ctx := streamtest.Context(t)
+	i, st := images(t, s, func() bool { return full })
+	ctx := storetest.Context(t)
 	good := large(2000)
 	broken := errors.New("the line broke")
 	for what, tt := range map[string]struct {
@@ -225,40 +225,40 @@ func TestImageThatIsRefusedLeavesNothing(t *testing.T) {
 	if _, _, err := i.Put(ctx, "py", digestOf(good), bytes.NewReader(good)); !errors.As(err, &refused) || refused.Reason != proto.RefusedUnavailable {
 		t.Errorf("a full disk: %v", err)
 	}
-	if list, err := i.List(ctx); err != nil || len(list) != 0 || stored(t, set) != 0 {
-		t.Errorf("%+v, %v, %d messages", list, err, stored(t, set))
+	if list, err := i.List(ctx); err != nil || len(list) != 0 || stored(t, st) != 0 {
+		t.Errorf("%+v, %v, %d messages", list, err, stored(t, st))
 	}
 }
 
 // A gateway that dies in the middle of an upload leaves parts that nothing names.
 func TestBrokenUploadsAreSwept(t *testing.T) {
-	s := streamtest.Server(t)
-	i, set := images(t, s, nil)
-	ctx := streamtest.Context(t)
+	s := storetest.Server(t)
+	i, st := images(t, s, nil)
+	ctx := storetest.Context(t)
 	putImage(t, i, "py", []byte("good"), false)
 	for n := range 3 {
-		if _, err := set.JS.Publish(ctx, stream.Part("lost", n), []byte("x")); err != nil {
+		if _, err := st.JS.Publish(ctx, store.ImagePartSubject("lost", n), []byte("x")); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := i.Sweep(ctx, time.Now()); err != nil || stored(t, set) != 4 {
+	if err := i.Sweep(ctx, time.Now()); err != nil || stored(t, st) != 4 {
 		t.Fatalf("an upload that may be going on was removed: %v", err)
 	}
-	if err := i.Sweep(ctx, time.Now().Add(2*time.Hour)); err != nil || stored(t, set) != 1 {
-		t.Fatalf("%d messages, %v", stored(t, set), err)
+	if err := i.Sweep(ctx, time.Now().Add(2*time.Hour)); err != nil || stored(t, st) != 1 {
+		t.Fatalf("%d messages, %v", stored(t, st), err)
 	}
 }
 
 func TestMalformedCatalogIsNotFollowed(t *testing.T) {
-	s := streamtest.Server(t)
-	i, set := images(t, s, nil)
-	ctx := streamtest.Context(t)
+	s := storetest.Server(t)
+	i, st := images(t, s, nil)
+	ctx := storetest.Context(t)
 	putImage(t, i, "py", []byte("good"), false)
-	sound, err := set.Images.Get(ctx, "catalog")
+	sound, err := st.Images.Get(ctx, "catalog")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := set.Images.Put(ctx, "catalog", []byte("{")); err != nil {
+	if _, err := st.Images.Put(ctx, "catalog", []byte("{")); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := i.Put(ctx, "py", digestOf([]byte("x")), strings.NewReader("x")); err == nil {
@@ -267,24 +267,24 @@ func TestMalformedCatalogIsNotFollowed(t *testing.T) {
 	if _, err := i.Image(ctx, "py"); err != nil {
 		t.Error(err)
 	}
-	if _, err := set.Images.Put(ctx, "catalog", sound.Value()); err != nil {
+	if _, err := st.Images.Put(ctx, "catalog", sound.Value()); err != nil {
 		t.Fatal(err)
 	}
 	putImage(t, i, "py", []byte("again"), true)
 }
 
 func TestThereIsABoundOnImages(t *testing.T) {
-	i, set := images(t, streamtest.Server(t), nil)
-	ctx := streamtest.Context(t)
+	i, st := images(t, storetest.Server(t), nil)
+	ctx := storetest.Context(t)
 	var all []string
 	for n := range proto.MaxImages {
 		all = append(all, fmt.Sprintf(`{"name":"i%03d","digest":"sha256:%064d","upload":"u"}`, n, 0))
 	}
-	if _, err := set.Images.Put(ctx, "catalog", []byte(`{"images":[`+strings.Join(all, ",")+`]}`)); err != nil {
+	if _, err := st.Images.Put(ctx, "catalog", []byte(`{"images":[`+strings.Join(all, ",")+`]}`)); err != nil {
 		t.Fatal(err)
 	}
 	var field *proto.FieldError
-	if _, _, err := i.Put(ctx, "j", digestOf([]byte("x")), strings.NewReader("x")); !errors.As(err, &field) || stored(t, set) != 0 {
+	if _, _, err := i.Put(ctx, "j", digestOf([]byte("x")), strings.NewReader("x")); !errors.As(err, &field) || stored(t, st) != 0 {
 		t.Errorf("one too many: %v", err)
 	}
 	putImage(t, i, "i000", []byte("x"), true)

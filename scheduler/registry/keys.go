@@ -20,7 +20,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 // hashSecretKey holds the secret that API keys are hashed with: whoever reads a list of hashes without it cannot test guesses.
@@ -41,7 +41,7 @@ type storedKey struct {
 
 // Keys is the list of API keys, kept current by a watch. Run must be running for changes to be seen.
 type Keys struct {
-	set     *stream.Set
+	store   *store.Store
 	region  string
 	secret  []byte
 	watched watched
@@ -52,15 +52,15 @@ type Keys struct {
 }
 
 // OpenKeys reads the keys there are. region is part of keys that are made here.
-func OpenKeys(ctx context.Context, set *stream.Set, region string, log *slog.Logger) (*Keys, error) {
-	k := &Keys{set: set, region: region, byHash: map[string]*storedKey{}, byID: map[string]*storedKey{}}
+func OpenKeys(ctx context.Context, st *store.Store, region string, log *slog.Logger) (*Keys, error) {
+	k := &Keys{store: st, region: region, byHash: map[string]*storedKey{}, byID: map[string]*storedKey{}}
 	secret := make([]byte, hashSecretBytes)
 	_, _ = rand.Read(secret) // crypto/rand.Read never returns an error since Go 1.24
 	err := patiently(ctx, func(ctx context.Context) error {
-		_, err := set.Keys.Create(ctx, hashSecretKey, secret)
+		_, err := st.Keys.Create(ctx, hashSecretKey, secret)
 		if errors.Is(err, jetstream.ErrKeyExists) {
 			var entry jetstream.KeyValueEntry
-			if entry, err = set.Keys.Get(ctx, hashSecretKey); err == nil {
+			if entry, err = st.Keys.Get(ctx, hashSecretKey); err == nil {
 				secret = entry.Value()
 			}
 		}
@@ -70,12 +70,12 @@ func OpenKeys(ctx context.Context, set *stream.Set, region string, log *slog.Log
 		return nil, fmt.Errorf("open the hash secret of API keys: %w", err)
 	}
 	k.secret = secret
-	k.watched = watchedKeys(set, log, k.take)
+	k.watched = watchedKeys(st, log, k.take)
 	return k, k.watched.read(ctx)
 }
 
-func watchedKeys(set *stream.Set, log *slog.Logger, take func(jetstream.KeyValueEntry)) watched {
-	return watched{set: set, bucket: set.Keys, pattern: keyPrefix + "*", what: "API keys", log: log, take: take}
+func watchedKeys(st *store.Store, log *slog.Logger, take func(jetstream.KeyValueEntry)) watched {
+	return watched{store: st, bucket: st.Keys, pattern: keyPrefix + "*", what: "API keys", log: log, take: take}
 }
 
 // Run keeps the list current until ctx ends.
@@ -103,9 +103,9 @@ func decodeKey(e jetstream.KeyValueEntry) (*storedKey, error) {
 }
 
 // boundKeys gives the ids of the unrevoked keys that are bound to a sandbox profile, as they are in the bucket.
-func boundKeys(ctx context.Context, set *stream.Set, profile string, log *slog.Logger) ([]string, error) {
+func boundKeys(ctx context.Context, st *store.Store, profile string, log *slog.Logger) ([]string, error) {
 	var bound []string
-	keys := watchedKeys(set, log, func(e jetstream.KeyValueEntry) {
+	keys := watchedKeys(st, log, func(e jetstream.KeyValueEntry) {
 		if s, err := decodeKey(e); err == nil && s.RevokedAt == nil && s.Sandbox == profile && !slices.Contains(bound, s.ID) {
 			bound = append(bound, s.ID)
 		}
@@ -175,7 +175,7 @@ func (k *Keys) Key(id string) (*proto.Key, bool) {
 // profile of the name that it is to be bound to.
 func (k *Keys) Create(ctx context.Context, key proto.Key) (proto.Key, string, error) {
 	if key.Sandbox != "" {
-		if err := hold(ctx, k.set, key.Sandbox); err != nil {
+		if err := hold(ctx, k.store, key.Sandbox); err != nil {
 			return proto.Key{}, "", err
 		}
 	}
@@ -184,14 +184,14 @@ func (k *Keys) Create(ctx context.Context, key proto.Key) (proto.Key, string, er
 	key.ID = "key_" + hex.EncodeToString(id[:])
 	key.CreatedAt, key.RevokedAt = time.Now().UTC(), nil
 	secret := proto.NewKeySecret(k.region)
-	if err := k.put(ctx, &key, secret, k.set.Keys.Put); err != nil {
+	if err := k.put(ctx, &key, secret, k.store.Keys.Put); err != nil {
 		return proto.Key{}, "", err
 	}
 	if key.Sandbox == "" {
 		return key, secret, nil
 	}
 	// Only now does whoever removes the profile see that it is bound, so it must still be there.
-	if err := hold(ctx, k.set, key.Sandbox); err != nil {
+	if err := hold(ctx, k.store, key.Sandbox); err != nil {
 		_, revokeErr := k.Revoke(ctx, key.ID)
 		return proto.Key{}, "", errors.Join(err, revokeErr)
 	}
@@ -203,10 +203,10 @@ func (k *Keys) put(
 	ctx context.Context, key *proto.Key, secret string, write func(context.Context, string, []byte) (uint64, error),
 ) error {
 	key.Hint = proto.KeyHint(secret)
-	return k.store(ctx, &storedKey{Key: *key, Hash: k.hash(secret)}, write)
+	return k.putStored(ctx, &storedKey{Key: *key, Hash: k.hash(secret)}, write)
 }
 
-func (k *Keys) store(ctx context.Context, s *storedKey, write func(context.Context, string, []byte) (uint64, error)) error {
+func (k *Keys) putStored(ctx context.Context, s *storedKey, write func(context.Context, string, []byte) (uint64, error)) error {
 	body, err := json.Marshal(s)
 	if err != nil {
 		return fmt.Errorf("encode API key %s: %w", s.ID, err)
@@ -233,13 +233,13 @@ func (k *Keys) Bootstrap(ctx context.Context, secret string) error {
 	case have.RevokedAt != nil: // is remembered under an id of its own, the same for all gateways that start now
 		old := *have
 		old.ID = "key_" + have.Hash[:18]
-		if err := k.store(ctx, &old, k.set.Keys.Put); err != nil {
+		if err := k.putStored(ctx, &old, k.store.Keys.Put); err != nil {
 			return err
 		}
 	case have.Hash == hash:
 		return nil
 	}
-	return k.put(ctx, bootstrapKey(), secret, k.set.Keys.Put)
+	return k.put(ctx, bootstrapKey(), secret, k.store.Keys.Put)
 }
 
 func (k *Keys) revoked(hash string) bool {
@@ -264,13 +264,13 @@ func (k *Keys) BootstrapOnce(ctx context.Context, keep func() (string, error)) (
 		return false, err
 	}
 	err = k.put(ctx, bootstrapKey(), secret, func(ctx context.Context, name string, body []byte) (uint64, error) {
-		return k.set.Keys.Create(ctx, name, body)
+		return k.store.Keys.Create(ctx, name, body)
 	})
 	if !errors.Is(err, jetstream.ErrKeyExists) {
 		return err == nil, err
 	}
 	// Another gateway that starts at the same moment made it, perhaps of the same secret.
-	e, err := k.set.Keys.Get(ctx, keyPrefix+bootstrapID)
+	e, err := k.store.Keys.Get(ctx, keyPrefix+bootstrapID)
 	if err != nil {
 		return false, fmt.Errorf("read API key %s: %w", bootstrapID, err)
 	}
@@ -313,7 +313,7 @@ func (k *Keys) Revoke(ctx context.Context, id string) (proto.Key, error) {
 		if known == nil {
 			return proto.Key{}, fmt.Errorf("API key %q: %w", id, proto.ErrNotFound)
 		}
-		e, err := k.set.Keys.Get(ctx, keyPrefix+id)
+		e, err := k.store.Keys.Get(ctx, keyPrefix+id)
 		if err != nil {
 			return proto.Key{}, fmt.Errorf("read API key %s: %w", id, err)
 		}
@@ -326,10 +326,10 @@ func (k *Keys) Revoke(ctx context.Context, id string) (proto.Key, error) {
 		}
 		now := time.Now().UTC()
 		s.RevokedAt = &now
-		err = k.store(ctx, s, func(ctx context.Context, name string, body []byte) (uint64, error) {
-			return k.set.Keys.Update(ctx, name, body, e.Revision())
+		err = k.putStored(ctx, s, func(ctx context.Context, name string, body []byte) (uint64, error) {
+			return k.store.Keys.Update(ctx, name, body, e.Revision())
 		})
-		if stream.Conflict(err) {
+		if store.IsConflict(err) {
 			continue
 		}
 		if err != nil {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/registry"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -20,7 +20,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // keys opens the list as one gateway does.
 func keys(t *testing.T, s nats.InProcessConnProvider) *registry.Keys {
 	t.Helper()
-	k, err := registry.OpenKeys(streamtest.Context(t), streamtest.Set(t, s), "local", streamtest.Log(t))
+	k, err := registry.OpenKeys(storetest.Context(t), storetest.Open(t, s), "local", storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,9 +37,9 @@ func keys(t *testing.T, s nats.InProcessConnProvider) *registry.Keys {
 }
 
 func TestKeyIsKnownToEveryGatewayUntilItIsRevoked(t *testing.T) {
-	s := streamtest.Server(t)
+	s := storetest.Server(t)
 	here, there := keys(t, s), keys(t, s)
-	ctx := streamtest.Context(t)
+	ctx := storetest.Context(t)
 	key, secret, err := here.Create(ctx, proto.Key{Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsExecute})
 	if err != nil {
 		t.Fatal(err)
@@ -78,9 +78,9 @@ func TestKeyIsKnownToEveryGatewayUntilItIsRevoked(t *testing.T) {
 }
 
 func TestKeysAreFollowedAfterTheServerWasRestarted(t *testing.T) {
-	s := streamtest.Restartable(t)
+	s := storetest.NewRestartable(t)
 	here, there := keys(t, s), keys(t, s)
-	ctx := streamtest.Context(t)
+	ctx := storetest.Context(t)
 	key, secret, err := here.Create(ctx, proto.Key{Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsExecute})
 	if err != nil {
 		t.Fatal(err)
@@ -99,7 +99,7 @@ func TestKeysAreFollowedAfterTheServerWasRestarted(t *testing.T) {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	ctx := streamtest.Context(t)
+	ctx := storetest.Context(t)
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for !ok() {
@@ -112,20 +112,20 @@ func eventually(t *testing.T, what string, ok func() bool) {
 }
 
 func TestSecretsAreNotStored(t *testing.T) {
-	s := streamtest.Server(t)
+	s := storetest.Server(t)
 	k := keys(t, s)
-	ctx := streamtest.Context(t)
+	ctx := storetest.Context(t)
 	_, secret, err := k.Create(ctx, proto.Key{Name: "n", Org: "o", Plan: "free", Rights: proto.RightsExecute})
 	if err != nil {
 		t.Fatal(err)
 	}
-	set := streamtest.Set(t, s)
-	names, err := set.Keys.Keys(ctx)
+	st := storetest.Open(t, s)
+	names, err := st.Keys.Keys(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range names {
-		e, err := set.Keys.Get(ctx, name)
+		e, err := st.Keys.Get(ctx, name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -136,9 +136,9 @@ func TestSecretsAreNotStored(t *testing.T) {
 }
 
 func TestBootstrapKey(t *testing.T) {
-	s := streamtest.Server(t)
+	s := storetest.Server(t)
 	k, late := keys(t, s), keys(t, s)
-	ctx := streamtest.Context(t)
+	ctx := storetest.Context(t)
 	first := proto.NewKeySecret("local")
 	kept := func() (string, error) { return first, nil }
 	if made, err := k.BootstrapOnce(ctx, kept); err != nil || !made {
@@ -171,8 +171,8 @@ func TestBootstrapKey(t *testing.T) {
 
 // Whoever revoked a key, and forgot that some start still sets it, has it revoked for good.
 func TestRevokedKeyDoesNotComeBackByBootstrap(t *testing.T) {
-	k := keys(t, streamtest.Server(t))
-	ctx := streamtest.Context(t)
+	k := keys(t, storetest.Server(t))
+	ctx := storetest.Context(t)
 	first, second := "sk-local-"+strings.Repeat("a", 24), "sk-local-"+strings.Repeat("b", 24)
 	other, made, err := k.Create(ctx, proto.Key{Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsAll})
 	if err != nil {
@@ -213,8 +213,8 @@ func TestRevokedKeyDoesNotComeBackByBootstrap(t *testing.T) {
 }
 
 func TestNoKeyIsMadeThatCouldNotBeKept(t *testing.T) {
-	k := keys(t, streamtest.Server(t))
-	ctx := streamtest.Context(t)
+	k := keys(t, storetest.Server(t))
+	ctx := storetest.Context(t)
 	if _, err := k.BootstrapOnce(ctx, func() (string, error) { return "", errors.New("disk full") }); err == nil {
 		t.Fatal("no error")
 	}
@@ -224,9 +224,9 @@ func TestNoKeyIsMadeThatCouldNotBeKept(t *testing.T) {
 }
 
 func TestBindings(t *testing.T) {
-	set := streamtest.Set(t, streamtest.Server(t))
-	b := &registry.Bindings{Set: set}
-	ctx := streamtest.Context(t)
+	st := storetest.Open(t, storetest.Server(t))
+	b := &registry.Bindings{Store: st}
+	ctx := storetest.Context(t)
 	one := proto.Binding{Trace: proto.NewTraceID(), BodyHash: "h", BoundAt: time.Now().UTC()}
 	mine, bound, err := b.Bind(ctx, "key1", "again", one)
 	if err != nil || !bound {

@@ -14,12 +14,12 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 // Profiles is the list of sandbox profiles, kept current by a watch. Run must be running for changes to be seen.
 type Profiles struct {
-	set     *stream.Set
+	store   *store.Store
 	watched watched
 
 	mu     sync.RWMutex
@@ -36,9 +36,9 @@ type storedProfile struct {
 func profileKey(name string) string { return strings.ReplaceAll(name, ".", "=") }
 
 // OpenProfiles reads the profiles there are.
-func OpenProfiles(ctx context.Context, set *stream.Set, log *slog.Logger) (*Profiles, error) {
-	l := &Profiles{set: set, byName: map[string]storedProfile{}}
-	l.watched = watched{set: set, bucket: set.Profiles, pattern: ">", what: "sandbox profiles", log: log, take: l.take}
+func OpenProfiles(ctx context.Context, st *store.Store, log *slog.Logger) (*Profiles, error) {
+	l := &Profiles{store: st, byName: map[string]storedProfile{}}
+	l.watched = watched{store: st, bucket: st.Profiles, pattern: ">", what: "sandbox profiles", log: log, take: l.take}
 	return l, l.watched.read(ctx)
 }
 
@@ -103,8 +103,8 @@ func clone(p *proto.Profile) proto.Profile {
 
 // stored reads a profile from the bucket, with the revision to change it by.
 func (l *Profiles) stored(ctx context.Context, name string) (*proto.Profile, uint64, error) {
-	e, err := l.set.Profiles.Get(ctx, profileKey(name))
-	if stream.Missing(err) {
+	e, err := l.store.Profiles.Get(ctx, profileKey(name))
+	if store.IsNotFound(err) {
 		return nil, 0, fmt.Errorf("sandbox profile %q: %w", name, proto.ErrNotFound)
 	}
 	if err != nil {
@@ -130,7 +130,7 @@ func (l *Profiles) List(context.Context) ([]proto.Profile, error) {
 
 // Create stores a new profile. Its error is [proto.ErrExists] where there is one of that name.
 func (l *Profiles) Create(ctx context.Context, p proto.Profile) error {
-	err := l.write(&p, func(key string, body []byte) (uint64, error) { return l.set.Profiles.Create(ctx, key, body) })
+	err := l.write(&p, func(key string, body []byte) (uint64, error) { return l.store.Profiles.Create(ctx, key, body) })
 	if errors.Is(err, jetstream.ErrKeyExists) {
 		return fmt.Errorf("sandbox profile %q: %w", p.Name, proto.ErrExists)
 	}
@@ -141,15 +141,15 @@ func (l *Profiles) Create(ctx context.Context, p proto.Profile) error {
 func (l *Profiles) Replace(ctx context.Context, p proto.Profile) error {
 	return l.change(p.Name, func() error {
 		// Not decoded: replacing is how one that cannot be read is mended.
-		e, err := l.set.Profiles.Get(ctx, profileKey(p.Name))
-		if stream.Missing(err) {
+		e, err := l.store.Profiles.Get(ctx, profileKey(p.Name))
+		if store.IsNotFound(err) {
 			return fmt.Errorf("sandbox profile %q: %w", p.Name, proto.ErrNotFound)
 		}
 		if err != nil {
 			return fmt.Errorf("read sandbox profile %s: %w", p.Name, err)
 		}
 		return l.write(&p, func(key string, body []byte) (uint64, error) {
-			return l.set.Profiles.Update(ctx, key, body, e.Revision())
+			return l.store.Profiles.Update(ctx, key, body, e.Revision())
 		})
 	})
 }
@@ -180,14 +180,14 @@ func (l *Profiles) Remove(ctx context.Context, name string) (removed proto.Profi
 		}
 		removed = *p
 		// A key that is bound after this was read touches the profile, see hold, and the deletion fails.
-		bound, err := boundKeys(ctx, l.set, name, l.watched.log)
+		bound, err := boundKeys(ctx, l.store, name, l.watched.log)
 		if err != nil {
 			return err
 		}
 		if len(bound) > 0 {
 			return &proto.BoundError{Profile: name, Keys: bound}
 		}
-		if err := l.set.Profiles.Delete(ctx, profileKey(name), jetstream.LastRevision(revision)); err != nil {
+		if err := l.store.Profiles.Delete(ctx, profileKey(name), jetstream.LastRevision(revision)); err != nil {
 			return fmt.Errorf("remove sandbox profile %s: %w", name, err)
 		}
 		l.forget(profileKey(name), revision)
@@ -208,7 +208,7 @@ func (l *Profiles) forget(key string, revision uint64) {
 // change repeats f, which changes a profile by compare-and-set, until nobody else changes it meanwhile.
 func (l *Profiles) change(name string, f func() error) error {
 	for range changeTries {
-		if err := f(); !stream.Conflict(err) {
+		if err := f(); !store.IsConflict(err) {
 			return err
 		}
 	}
@@ -217,18 +217,18 @@ func (l *Profiles) change(name string, f func() error) error {
 
 // hold changes the revision of a profile and nothing else, so that a removal that has not seen the key which was just bound to it
 // fails. Its error is [proto.ErrNotFound] where the profile is gone.
-func hold(ctx context.Context, set *stream.Set, name string) error {
+func hold(ctx context.Context, st *store.Store, name string) error {
 	for range changeTries {
-		e, err := set.Profiles.Get(ctx, profileKey(name))
+		e, err := st.Profiles.Get(ctx, profileKey(name))
 		if err == nil {
-			_, err = set.Profiles.Update(ctx, profileKey(name), e.Value(), e.Revision())
+			_, err = st.Profiles.Update(ctx, profileKey(name), e.Value(), e.Revision())
 		}
 		switch {
 		case err == nil:
 			return nil
-		case stream.Missing(err):
+		case store.IsNotFound(err):
 			return fmt.Errorf("sandbox profile %q: %w", name, proto.ErrNotFound)
-		case !stream.Conflict(err):
+		case !store.IsConflict(err):
 			return fmt.Errorf("hold sandbox profile %s: %w", name, err)
 		}
 	}

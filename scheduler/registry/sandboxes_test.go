@@ -13,13 +13,13 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/registry"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 // profiles opens the list as one gateway does.
 func profiles(t *testing.T, s nats.InProcessConnProvider) *registry.Profiles {
 	t.Helper()
-	l, err := registry.OpenProfiles(streamtest.Context(t), streamtest.Set(t, s), streamtest.Log(t))
+	l, err := registry.OpenProfiles(storetest.Context(t), storetest.Open(t, s), storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,9 +45,9 @@ func profile(name string) proto.Profile {
 }
 
 func TestProfileIsKnownToEveryGatewayUntilItIsRemoved(t *testing.T) {
-	s := streamtest.Server(t)
+	s := storetest.Server(t)
 	here, there := profiles(t, s), profiles(t, s)
-	ctx := streamtest.Context(t)
+	ctx := storetest.Context(t)
 	want := profile("web.1-a_b")
 	if err := here.Create(ctx, want); err != nil {
 		t.Fatal(err)
@@ -104,9 +104,9 @@ func TestProfileIsKnownToEveryGatewayUntilItIsRemoved(t *testing.T) {
 }
 
 func TestProfilesAreFollowedAfterTheServerWasRestarted(t *testing.T) {
-	s := streamtest.Restartable(t)
+	s := storetest.NewRestartable(t)
 	here, there := profiles(t, s), profiles(t, s)
-	ctx := streamtest.Context(t)
+	ctx := storetest.Context(t)
 	if err := here.Create(ctx, profile("web")); err != nil {
 		t.Fatal(err)
 	}
@@ -127,9 +127,9 @@ func TestProfilesAreFollowedAfterTheServerWasRestarted(t *testing.T) {
 }
 
 func TestProfilesAreListedByName(t *testing.T) {
-	s := streamtest.Server(t)
+	s := storetest.Server(t)
 	l := profiles(t, s)
-	ctx := streamtest.Context(t)
+	ctx := storetest.Context(t)
 	for _, name := range []string{"b", "a.b", "gone", "a"} {
 		if err := l.Create(ctx, profile(name)); err != nil {
 			t.Fatal(err)
@@ -151,9 +151,9 @@ func TestProfilesAreListedByName(t *testing.T) {
 }
 
 func TestProfileWithKeysIsNotRemoved(t *testing.T) {
-	s := streamtest.Server(t)
+	s := storetest.Server(t)
 	k, l := keys(t, s), profiles(t, s)
-	ctx := streamtest.Context(t)
+	ctx := storetest.Context(t)
 	wanted := proto.Key{Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsExecute, Sandbox: "web"}
 	if _, _, err := k.Create(ctx, wanted); !errors.Is(err, proto.ErrNotFound) {
 		t.Fatalf("bound to what is not there: %v", err)
@@ -200,9 +200,9 @@ func must[T any](v T, err error) T {
 
 // However keys and removals meet, no valid key is left without its profile.
 func TestProfileIsRemovedWhileKeysAreMade(t *testing.T) {
-	s := streamtest.Server(t)
+	s := storetest.Server(t)
 	k, other, l := keys(t, s), keys(t, s), profiles(t, s)
-	ctx := streamtest.Context(t)
+	ctx := storetest.Context(t)
 	wanted := proto.Key{Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsExecute, Sandbox: "web"}
 	for range 20 {
 		if err := l.Create(ctx, profile("web")); err != nil {
@@ -249,15 +249,15 @@ func TestProfileIsRemovedWhileKeysAreMade(t *testing.T) {
 
 // A profile that cannot be read is none: its keys are refused, and it can be replaced.
 func TestMalformedProfileIsNone(t *testing.T) {
-	s := streamtest.Server(t)
+	s := storetest.Server(t)
 	l := profiles(t, s)
-	set := streamtest.Set(t, s)
-	ctx := streamtest.Context(t)
+	st := storetest.Open(t, s)
+	ctx := storetest.Context(t)
 	if err := l.Create(ctx, profile("web")); err != nil {
 		t.Fatal(err)
 	}
 	for _, body := range []string{`{`, `{"name":"other"}`, `{"name":"web","cpu":1000}`} {
-		if _, err := set.Profiles.Put(ctx, "web", []byte(body)); err != nil {
+		if _, err := st.Profiles.Put(ctx, "web", []byte(body)); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "refused", func() bool { _, err := l.Profile(ctx, "web"); return err != nil })

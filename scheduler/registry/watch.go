@@ -11,7 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 const (
@@ -23,7 +23,7 @@ const (
 
 // watched is a part of a bucket that is read once and then followed.
 type watched struct {
-	set     *stream.Set
+	store   *store.Store
 	bucket  jetstream.KeyValue
 	pattern string // of the bucket's keys
 	what    string // it holds, for messages
@@ -44,7 +44,7 @@ func (w *watched) watch(ctx context.Context) (jetstream.KeyWatcher, error) {
 func patiently(ctx context.Context, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	return stream.Patiently(ctx, stream.Passing, do)
+	return store.Retry(ctx, store.IsTransient, do)
 }
 
 // read takes all entries there are, some of them perhaps twice.
@@ -77,7 +77,7 @@ func (w *watched) run(ctx context.Context) error {
 	// It ends with ctx only, and with its error.
 	_ = backoff.Retry(func() error {
 		err := w.follow(ctx)
-		if ctx.Err() == nil && w.set.Conn.IsConnected() { // else that is told already
+		if ctx.Err() == nil && w.store.Conn.IsConnected() { // else that is told already
 			w.log.Warn("the "+w.what+" are not followed, will retry", "error", err)
 		}
 		return err
@@ -88,8 +88,8 @@ func (w *watched) run(ctx context.Context) error {
 // follow takes in changes until the watch breaks or ctx ends.
 func (w *watched) follow(ctx context.Context) error {
 	// A server that was started again has forgotten its watches, which they notice by themselves only after seconds.
-	away := w.set.Conn.StatusChanged(nats.RECONNECTING)
-	defer w.set.Conn.RemoveStatusListener(away)
+	away := w.store.Conn.StatusChanged(nats.RECONNECTING)
+	defer w.store.Conn.RemoveStatusListener(away)
 	opening, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	late := time.AfterFunc(watchTimeout, func() { cancel(errors.New("no answer")) })

@@ -17,7 +17,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 const (
@@ -31,7 +31,7 @@ const (
 // Webhooks keeps the webhook settings of API keys, and the URLs at which deliveries fail, of each organisation by itself. It is kept
 // current by a watch. Run must be running for changes to be seen.
 type Webhooks struct {
-	set     *stream.Set
+	store   *store.Store
 	log     *slog.Logger
 	watched watched
 
@@ -60,11 +60,11 @@ func learn[T any](m map[string]known[T], name string, value *T, revision uint64)
 }
 
 // OpenWebhooks reads the settings and endpoints there are.
-func OpenWebhooks(ctx context.Context, set *stream.Set, log *slog.Logger) (*Webhooks, error) {
+func OpenWebhooks(ctx context.Context, st *store.Store, log *slog.Logger) (*Webhooks, error) {
 	w := &Webhooks{
-		set: set, log: log, settings: map[string]known[proto.Webhook]{}, endpoints: map[string]map[string]known[proto.Endpoint]{},
+		store: st, log: log, settings: map[string]known[proto.Webhook]{}, endpoints: map[string]map[string]known[proto.Endpoint]{},
 	}
-	w.watched = watched{set: set, bucket: set.Webhooks, pattern: ">", what: "webhook settings", log: log, take: w.take}
+	w.watched = watched{store: st, bucket: st.Webhooks, pattern: ">", what: "webhook settings", log: log, take: w.take}
 	return w, w.watched.read(ctx)
 }
 
@@ -178,8 +178,8 @@ func (w *Webhooks) Stored(ctx context.Context, key string) (proto.Webhook, error
 }
 
 func (w *Webhooks) stored(ctx context.Context, key string) (*proto.Webhook, uint64, error) {
-	e, err := w.set.Webhooks.Get(ctx, settingsPrefix+key)
-	if stream.Missing(err) {
+	e, err := w.store.Webhooks.Get(ctx, settingsPrefix+key)
+	if store.IsNotFound(err) {
 		return nil, 0, fmt.Errorf("webhook settings of %s: %w", key, proto.ErrNotFound)
 	}
 	if err != nil {
@@ -207,11 +207,11 @@ func (w *Webhooks) Change(ctx context.Context, key string, f func(old *proto.Web
 			return proto.Webhook{}, fmt.Errorf("encode webhook settings of %s: %w", key, err)
 		}
 		if old == nil {
-			revision, err = w.set.Webhooks.Create(ctx, settingsPrefix+key, body)
+			revision, err = w.store.Webhooks.Create(ctx, settingsPrefix+key, body)
 		} else {
-			revision, err = w.set.Webhooks.Update(ctx, settingsPrefix+key, body, revision)
+			revision, err = w.store.Webhooks.Update(ctx, settingsPrefix+key, body, revision)
 		}
-		if stream.Conflict(err) || errors.Is(err, jetstream.ErrKeyExists) {
+		if store.IsConflict(err) || errors.Is(err, jetstream.ErrKeyExists) {
 			continue
 		}
 		if err != nil {
@@ -239,16 +239,16 @@ func (w *Webhooks) Remove(ctx context.Context, key string) error {
 // remove removes an entry and gives it as it was.
 func (w *Webhooks) remove(ctx context.Context, name string) (jetstream.KeyValueEntry, error) {
 	for range changeTries {
-		e, err := w.set.Webhooks.Get(ctx, name)
-		if stream.Missing(err) {
+		e, err := w.store.Webhooks.Get(ctx, name)
+		if store.IsNotFound(err) {
 			return nil, proto.ErrNotFound
 		}
 		if err != nil {
 			return nil, err
 		}
 		// A mark of the removal stays for some time, for who was away meanwhile.
-		err = w.set.Webhooks.Purge(ctx, name, jetstream.LastRevision(e.Revision()), jetstream.PurgeTTL(stream.WebhookMarks))
-		if !stream.Conflict(err) {
+		err = w.store.Webhooks.Purge(ctx, name, jetstream.LastRevision(e.Revision()), jetstream.PurgeTTL(store.WebhookMarkerTTL))
+		if !store.IsConflict(err) {
 			return e, err
 		}
 	}
@@ -315,7 +315,7 @@ func (w *Webhooks) createEndpoint(ctx context.Context, org string, p *proto.Endp
 	if err := w.makeRoom(ctx, org); err != nil {
 		return err
 	}
-	return w.writeEndpoint(org, p, func(name string, body []byte) (uint64, error) { return w.set.Webhooks.Create(ctx, name, body) })
+	return w.writeEndpoint(org, p, func(name string, body []byte) (uint64, error) { return w.store.Webhooks.Create(ctx, name, body) })
 }
 
 func (w *Webhooks) writeEndpoint(org string, p *proto.Endpoint, write func(name string, body []byte) (uint64, error)) error {
@@ -355,9 +355,9 @@ func (w *Webhooks) Disable(ctx context.Context, org, target, reason string, at t
 	name := endpointKey(org, target)
 	for range changeTries {
 		p := &proto.Endpoint{URL: target, FailingSince: at.UTC(), DisabledAt: at.UTC(), Reason: reason}
-		e, err := w.set.Webhooks.Get(ctx, name)
+		e, err := w.store.Webhooks.Get(ctx, name)
 		switch {
-		case stream.Missing(err):
+		case store.IsNotFound(err):
 			err = w.createEndpoint(ctx, org, p)
 		case err != nil:
 			return fmt.Errorf("read webhook endpoint %s: %w", name, err)
@@ -370,10 +370,10 @@ func (w *Webhooks) Disable(ctx context.Context, org, target, reason string, at t
 				p.FailingSince = old.FailingSince
 			}
 			err = w.writeEndpoint(org, p, func(name string, body []byte) (uint64, error) {
-				return w.set.Webhooks.Update(ctx, name, body, e.Revision())
+				return w.store.Webhooks.Update(ctx, name, body, e.Revision())
 			})
 		}
-		if stream.Conflict(err) || errors.Is(err, jetstream.ErrKeyExists) {
+		if store.IsConflict(err) || errors.Is(err, jetstream.ErrKeyExists) {
 			continue
 		}
 		if err == nil {

@@ -16,13 +16,13 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/registry"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 // webhooks opens the settings as one process does.
 func webhooks(t *testing.T, s nats.InProcessConnProvider, log *slog.Logger) *registry.Webhooks {
 	t.Helper()
-	w, err := registry.OpenWebhooks(streamtest.Context(t), streamtest.Set(t, s), log)
+	w, err := registry.OpenWebhooks(storetest.Context(t), storetest.Open(t, s), log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,9 +44,9 @@ func to(s proto.Webhook) func(*proto.Webhook) (proto.Webhook, error) {
 }
 
 func TestWebhookSettingsAreKnownEverywhereUntilTheyAreRemoved(t *testing.T) {
-	s := streamtest.Server(t)
-	here, there := webhooks(t, s, streamtest.Log(t)), webhooks(t, s, streamtest.Log(t))
-	ctx := streamtest.Context(t)
+	s := storetest.Server(t)
+	here, there := webhooks(t, s, storetest.Log(t)), webhooks(t, s, storetest.Log(t))
+	ctx := storetest.Context(t)
 	if d := cmp.Diff(proto.DefaultWebhook(), here.Webhook("key_1")); d != "" {
 		t.Errorf("nothing is set: %s", d)
 	}
@@ -85,7 +85,7 @@ func TestWebhookSettingsAreKnownEverywhereUntilTheyAreRemoved(t *testing.T) {
 	for range 2 {
 		same("where it was set", here)
 		same("elsewhere", there)
-		same("in a process that starts later", webhooks(t, s, streamtest.Log(t)))
+		same("in a process that starts later", webhooks(t, s, storetest.Log(t)))
 	}
 
 	no := errors.New("no")
@@ -114,7 +114,7 @@ func TestWebhookSettingsAreKnownEverywhereUntilTheyAreRemoved(t *testing.T) {
 	if err := here.Remove(ctx, "key_1"); !errors.Is(err, proto.ErrNotFound) {
 		t.Errorf("removed twice: %v", err)
 	}
-	if late := webhooks(t, s, streamtest.Log(t)); !unset(late) {
+	if late := webhooks(t, s, storetest.Log(t)); !unset(late) {
 		t.Error("known to a process that starts later")
 	}
 	if want, err = there.Change(ctx, "key_1", to(want)); err != nil {
@@ -125,9 +125,9 @@ func TestWebhookSettingsAreKnownEverywhereUntilTheyAreRemoved(t *testing.T) {
 }
 
 func TestWebhookSettingsAreFollowedAfterTheServerWasRestarted(t *testing.T) {
-	s := streamtest.Restartable(t)
-	here, there := webhooks(t, s, streamtest.Log(t)), webhooks(t, s, streamtest.Log(t))
-	ctx := streamtest.Context(t)
+	s := storetest.NewRestartable(t)
+	here, there := webhooks(t, s, storetest.Log(t)), webhooks(t, s, storetest.Log(t))
+	ctx := storetest.Context(t)
 	w := proto.DefaultWebhook()
 	w.URL = "https://example.com/"
 	if _, err := here.Change(ctx, "key_1", to(w)); err != nil {
@@ -146,9 +146,9 @@ func TestWebhookSettingsAreFollowedAfterTheServerWasRestarted(t *testing.T) {
 
 // However changes meet, none undoes another.
 func TestWebhookSettingsAreChangedAtOnce(t *testing.T) {
-	s := streamtest.Server(t)
-	processes := []*registry.Webhooks{webhooks(t, s, streamtest.Log(t)), webhooks(t, s, streamtest.Log(t)), webhooks(t, s, streamtest.Log(t))}
-	ctx := streamtest.Context(t)
+	s := storetest.Server(t)
+	processes := []*registry.Webhooks{webhooks(t, s, storetest.Log(t)), webhooks(t, s, storetest.Log(t)), webhooks(t, s, storetest.Log(t))}
+	ctx := storetest.Context(t)
 	const each = 20
 	var group sync.WaitGroup
 	for _, w := range processes {
@@ -194,22 +194,22 @@ func TestWebhookSettingsAreChangedAtOnce(t *testing.T) {
 
 // What cannot be read changes nothing of what is known, and can be removed.
 func TestMalformedWebhookSettings(t *testing.T) {
-	s := streamtest.Server(t)
-	w := webhooks(t, s, streamtest.Log(t))
-	set := streamtest.Set(t, s)
-	ctx := streamtest.Context(t)
+	s := storetest.Server(t)
+	w := webhooks(t, s, storetest.Log(t))
+	st := storetest.Open(t, s)
+	ctx := storetest.Context(t)
 	good := proto.DefaultWebhook()
 	good.URL = "https://example.com/"
 	for _, body := range []string{`{`, `{"waits":[]}`, `{"max_attempts":0}`, `{"timeout":-1}`, `{"timeout":1e300}`} {
 		if _, err := w.Change(ctx, "key_1", to(good)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := set.Webhooks.Put(ctx, "key.key_1", []byte(body)); err != nil {
+		if _, err := st.Webhooks.Put(ctx, "key.key_1", []byte(body)); err != nil {
 			t.Fatal(err)
 		}
 		marker := proto.DefaultWebhook()
 		marker.URL = "https://example.com/" + fmt.Sprintf("%x", body)
-		other := webhooks(t, s, streamtest.Log(t))
+		other := webhooks(t, s, storetest.Log(t))
 		if _, err := other.Change(ctx, "key_2", to(marker)); err != nil {
 			t.Fatal(err)
 		}
@@ -227,15 +227,15 @@ func TestMalformedWebhookSettings(t *testing.T) {
 }
 
 func TestEndpoints(t *testing.T) {
-	s := streamtest.Server(t)
+	s := storetest.Server(t)
 	log := new(syncBuffer)
-	here, there := webhooks(t, s, slog.New(slog.NewTextHandler(log, nil))), webhooks(t, s, streamtest.Log(t))
-	ctx := streamtest.Context(t)
+	here, there := webhooks(t, s, slog.New(slog.NewTextHandler(log, nil))), webhooks(t, s, storetest.Log(t))
+	ctx := storetest.Context(t)
 	const target, other = "https://example.com/hook?token=secret", "https://example.com/hook?token=other"
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 	everywhere := func(what string, want ...proto.Endpoint) {
 		t.Helper()
-		for _, w := range []*registry.Webhooks{here, there, webhooks(t, s, streamtest.Log(t))} {
+		for _, w := range []*registry.Webhooks{here, there, webhooks(t, s, storetest.Log(t))} {
 			eventually(t, what, func() bool { return cmp.Equal(append([]proto.Endpoint{}, want...), w.Endpoints("acme")) })
 			for _, e := range want {
 				if got, ok := w.Endpoint("acme", e.URL); !ok || !cmp.Equal(e, got) {
@@ -297,9 +297,9 @@ func TestEndpoints(t *testing.T) {
 
 // Whoever names another failing URL in every execution must not fill the bucket.
 func TestFailingEndpointsAreBounded(t *testing.T) {
-	s := streamtest.Server(t)
+	s := storetest.Server(t)
 	w := webhooks(t, s, slog.New(slog.DiscardHandler))
-	ctx := streamtest.Context(t)
+	ctx := storetest.Context(t)
 	const most, more = 1000, 20
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	target := func(i int) string { return fmt.Sprintf("https://example.com/%d", i) }
@@ -321,7 +321,7 @@ func TestFailingEndpointsAreBounded(t *testing.T) {
 	if len(w.Endpoints("other")) != 1 {
 		t.Error("another organisation's is gone")
 	}
-	keys, err := streamtest.Set(t, s).Webhooks.Keys(ctx)
+	keys, err := storetest.Open(t, s).Webhooks.Keys(ctx)
 	if err != nil || len(keys) != most+1 {
 		t.Errorf("%d are stored, %v", len(keys), err)
 	}

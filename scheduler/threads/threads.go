@@ -22,7 +22,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 const (
@@ -36,7 +36,7 @@ const (
 var ErrLarge = errors.New("the head of the thread has no room left")
 
 // Threads is the heads in JetStream.
-type Threads struct{ Set *stream.Set }
+type Threads struct{ Store *store.Store }
 
 // Get gives the head of a thread. Its error is [proto.ErrNotFound] where there is none.
 func (t *Threads) Get(ctx context.Context, org, id string) (*proto.Thread, error) {
@@ -79,7 +79,7 @@ func (t *Threads) free(ctx context.Context, head *proto.Thread) (worker string, 
 	if head.Holder == "" {
 		return "", nil
 	}
-	status, worker, err := t.Set.Standing(ctx, head.Holder)
+	status, worker, err := t.Store.Status(ctx, head.Holder)
 	switch {
 	case errors.Is(err, proto.ErrNotFound) && time.Since(head.HeldAt) > submission:
 		return "", nil // who took it did not live to submit the job, or its record's retention is over
@@ -106,7 +106,7 @@ func (t *Threads) Unlock(ctx context.Context, org, id string, trace proto.TraceI
 			next.Fence++
 			err = t.write(ctx, &next, seq)
 		}
-		if !stream.Conflict(err) {
+		if !store.IsConflict(err) {
 			return err
 		}
 	}
@@ -221,7 +221,7 @@ func (t *Threads) remove(ctx context.Context, org, id string, may func(*proto.Th
 	for {
 		head, seq, err := t.read(ctx, org, id)
 		switch {
-		case errors.Is(err, stream.ErrMalformed): // nobody can do anything else with it
+		case errors.Is(err, store.ErrMalformed): // nobody can do anything else with it
 		case err != nil:
 			return err
 		case head == nil:
@@ -234,7 +234,7 @@ func (t *Threads) remove(ctx context.Context, org, id string, may func(*proto.Th
 				return err
 			}
 		}
-		if err := t.bury(ctx, org, id, seq); !stream.Conflict(err) {
+		if err := t.bury(ctx, org, id, seq); !store.IsConflict(err) {
 			return err
 		}
 	}
@@ -242,15 +242,15 @@ func (t *Threads) remove(ctx context.Context, org, id string, may func(*proto.Th
 
 // bury writes a mark over a head, which says that there is no such thread, and removes it unless somebody wrote over it.
 func (t *Threads) bury(ctx context.Context, org, id string, seq uint64) error {
-	subject := stream.Thread(org, id)
-	mark, err := t.Set.Write(ctx, subject, nats.Header{}, nil, seq)
+	subject := store.ThreadSubject(org, id)
+	mark, err := t.Store.Write(ctx, subject, nats.Header{}, nil, seq)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, purgeTimeout)
 	defer cancel()
 	// A mark that stays is shown to nobody.
-	_ = t.Set.Heads.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(mark+1))
+	_ = t.Store.Threads.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(mark+1))
 	return nil
 }
 
@@ -261,10 +261,10 @@ func (t *Threads) List(ctx context.Context, org, after string, limit int) ([]pro
 	}
 	var page []proto.ThreadSummary
 	var wrong error
-	err := t.Set.Headers(ctx, t.Set.Heads, stream.ThreadsOf(org), func(m jetstream.Msg) {
+	err := t.Store.ReadHeaders(ctx, t.Store.Threads, store.ThreadPatternOf(org), func(m jetstream.Msg) {
 		var s proto.ThreadSummary
-		text := m.Headers().Get(stream.HeaderThread)
-		if s.Org, s.ID = stream.ThreadOf(m.Subject()); s.ID <= after || text == "" {
+		text := m.Headers().Get(store.HeaderThread)
+		if s.Org, s.ID = store.ParseThreadSubject(m.Subject()); s.ID <= after || text == "" {
 			return
 		}
 		if err := json.Unmarshal([]byte(text), &s); err != nil {
@@ -291,7 +291,7 @@ func (t *Threads) All(ctx context.Context) iter.Seq2[*proto.Thread, error] {
 	return func(yield func(*proto.Thread, error) bool) {
 		for from := uint64(1); ; {
 			m, err := t.next(ctx, from)
-			if stream.Missing(err) {
+			if store.IsNotFound(err) {
 				return
 			}
 			if err != nil {
@@ -299,7 +299,7 @@ func (t *Threads) All(ctx context.Context) iter.Seq2[*proto.Thread, error] {
 				return
 			}
 			from = m.Sequence + 1
-			org, id := stream.ThreadOf(m.Subject)
+			org, id := store.ParseThreadSubject(m.Subject)
 			head, err := decode(org, id, m.Header, m.Data)
 			if (head != nil || err != nil) && !yield(head, err) {
 				return
@@ -311,7 +311,7 @@ func (t *Threads) All(ctx context.Context) iter.Seq2[*proto.Thread, error] {
 func (t *Threads) next(ctx context.Context, from uint64) (*jetstream.RawStreamMsg, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	return t.Set.Next(ctx, t.Set.Heads, from, stream.Threads)
+	return t.Store.Next(ctx, t.Store.Threads, from, store.ThreadPattern)
 }
 
 // change writes what next makes of the head of a thread, and starts over when somebody else was faster. next gets nil where there is no
@@ -331,20 +331,20 @@ func (t *Threads) change(
 		if head == nil {
 			return old, nil
 		}
-		if err := t.write(ctx, head, seq); !stream.Conflict(err) {
+		if err := t.write(ctx, head, seq); !store.IsConflict(err) {
 			return head, err
 		}
 	}
 }
 
-// read gives the head of a thread, nil where there is none, and the sequence number to change it by. Its error is [stream.ErrMalformed], with
+// read gives the head of a thread, nil where there is none, and the sequence number to change it by. Its error is [store.ErrMalformed], with
 // that number, where something else lies there.
 func (t *Threads) read(ctx context.Context, org, id string) (*proto.Thread, uint64, error) {
 	if !token(org) || !token(id) {
 		return nil, 0, fmt.Errorf("thread %q: %w", id, proto.ErrNotFound)
 	}
-	m, err := t.Set.Newest(ctx, t.Set.Heads, stream.Thread(org, id))
-	if stream.Missing(err) {
+	m, err := t.Store.LastFromLeader(ctx, t.Store.Threads, store.ThreadSubject(org, id))
+	if store.IsNotFound(err) {
 		return nil, 0, nil
 	}
 	if err != nil {
@@ -359,7 +359,7 @@ func token(name string) bool { return name != "" && !strings.ContainsAny(name, "
 
 // decode gives nil for the mark of a removed thread.
 func decode(org, id string, h nats.Header, body []byte) (*proto.Thread, error) {
-	if h.Get(stream.HeaderThread) == "" && len(body) == 0 {
+	if h.Get(store.HeaderThread) == "" && len(body) == 0 {
 		return nil, nil
 	}
 	var head proto.Thread
@@ -373,7 +373,7 @@ func decode(org, id string, h nats.Header, body []byte) (*proto.Thread, error) {
 }
 
 func malformed(id string, err error) error {
-	return fmt.Errorf("head of thread %s: %w: %w: remove the thread and rebuild it", id, stream.ErrMalformed, err)
+	return fmt.Errorf("head of thread %s: %w: %w: remove the thread and rebuild it", id, store.ErrMalformed, err)
 }
 
 func (t *Threads) write(ctx context.Context, head *proto.Thread, seq uint64) error {
@@ -385,9 +385,9 @@ func (t *Threads) write(ctx context.Context, head *proto.Thread, seq uint64) err
 	if err != nil {
 		return fmt.Errorf("encode thread %s: %w", head.ID, err)
 	}
-	if len(body) > t.Set.Piece() { // a body that is stored apart has a retention
-		return fmt.Errorf("thread %s takes %d bytes of %d: %w", head.ID, len(body), t.Set.Piece(), ErrLarge)
+	if len(body) > t.Store.MaxInline() { // a body that is stored apart has a retention
+		return fmt.Errorf("thread %s takes %d bytes of %d: %w", head.ID, len(body), t.Store.MaxInline(), ErrLarge)
 	}
-	_, err = t.Set.Write(ctx, stream.Thread(head.Org, head.ID), nats.Header{stream.HeaderThread: {string(summary)}}, body, seq)
+	_, err = t.Store.Write(ctx, store.ThreadSubject(head.Org, head.ID), nats.Header{store.HeaderThread: {string(summary)}}, body, seq)
 	return err
 }

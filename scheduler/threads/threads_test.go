@@ -19,8 +19,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 )
 
@@ -35,7 +35,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Parallel()
-	return &world{Threads: &threads.Threads{Set: streamtest.Set(t, streamtest.Server(t))}, t: t, ctx: streamtest.Context(t)}
+	return &world{Threads: &threads.Threads{Store: storetest.Open(t, storetest.Server(t))}, t: t, ctx: storetest.Context(t)}
 }
 
 // record writes the record of an execution that a worker has, or had.
@@ -45,11 +45,11 @@ func (w *world) record(id proto.TraceID, status proto.Status, worker string) {
 	if status.Terminal() {
 		rec.Result = new(proto.Exited(0))
 	}
-	_, seq, err := w.Set.Record(w.ctx, id)
+	_, seq, err := w.Store.Record(w.ctx, id)
 	if err != nil && !errors.Is(err, proto.ErrNotFound) {
 		w.t.Fatal(err)
 	}
-	if _, err := w.Set.WriteRecord(w.ctx, rec, seq); err != nil {
+	if _, err := w.Store.WriteRecord(w.ctx, rec, seq); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -160,9 +160,9 @@ func TestThreadIsFreeOnceItsHolderHasEnded(t *testing.T) {
 		w.busy(what, err, first)
 	}
 	try("neither job nor record yet")
-	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.TraceID = first
-	if err := streamtest.Store(w.ctx, w.Set, job); err != nil {
+	if err := storetest.PutJob(w.ctx, w.Store, job); err != nil {
 		t.Fatal(err)
 	}
 	try("in the queue")
@@ -191,9 +191,9 @@ func TestHolderOfWhomNothingIsKnownHoldsForAWhile(t *testing.T) {
 		job   bool
 		free  bool
 	}{"fresh": {10 * time.Second, false, false}, "old": {31 * time.Second, false, true}, "queued": {time.Hour, true, false}} {
-		job := streamtest.Job("acme", "k", proto.ModeAsync)
+		job := storetest.Job("acme", "k", proto.ModeAsync)
 		if tt.job {
-			if err := streamtest.Store(w.ctx, w.Set, job); err != nil {
+			if err := storetest.PutJob(w.ctx, w.Store, job); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -211,14 +211,14 @@ func TestHolderOfWhomNothingIsKnownHoldsForAWhile(t *testing.T) {
 // not found.
 func (w *world) answers(stale map[string]nats.Header) {
 	w.t.Helper()
-	for _, st := range []jetstream.Stream{w.Set.Execs, w.Set.Jobs} {
+	for _, st := range []jetstream.Stream{w.Store.Executions, w.Store.Jobs} {
 		cfg := st.CachedInfo().Config
 		prefix := "$JS.API.DIRECT.GET." + cfg.Name + "."
 		cfg.AllowDirect = false // from now on nobody else answers
-		if _, err := w.Set.JS.UpdateStream(w.ctx, cfg); err != nil {
+		if _, err := w.Store.JS.UpdateStream(w.ctx, cfg); err != nil {
 			w.t.Fatal(err)
 		}
-		sub, err := w.Set.Conn.Subscribe(prefix+">", func(m *nats.Msg) {
+		sub, err := w.Store.Conn.Subscribe(prefix+">", func(m *nats.Msg) {
 			subject := strings.TrimPrefix(m.Subject, prefix)
 			h := nats.Header{"Status": {"404"}, "Description": {"Message Not Found"}}
 			if found := stale[subject]; found != nil {
@@ -243,16 +243,16 @@ func (w *world) answers(stale map[string]nats.Header) {
 func TestServerThatLagsBehindDecidesNothing(t *testing.T) {
 	w := newWorld(t)
 	const old = time.Hour
-	ended, running, queued := proto.NewTraceID(), proto.NewTraceID(), streamtest.Job("acme", "k", proto.ModeAsync)
+	ended, running, queued := proto.NewTraceID(), proto.NewTraceID(), storetest.Job("acme", "k", proto.ModeAsync)
 	w.record(ended, proto.StatusSuccess, "w1")
 	w.record(running, proto.StatusRunning, "w1")
-	if err := streamtest.Store(w.ctx, w.Set, queued); err != nil {
+	if err := storetest.PutJob(w.ctx, w.Store, queued); err != nil {
 		t.Fatal(err)
 	}
 	w.answers(map[string]nats.Header{
-		stream.Exec(ended): {stream.HeaderStatus: {string(proto.StatusRunning)}, stream.HeaderWorker: {"w1"}},
+		store.ExecSubject(ended): {store.HeaderStatus: {string(proto.StatusRunning)}, store.HeaderWorker: {"w1"}},
 	})
-	if m, err := w.Set.Execs.GetLastMsgForSubject(w.ctx, stream.Exec(ended)); err != nil || m.Header.Get(stream.HeaderStatus) != "running" {
+	if m, err := w.Store.Executions.GetLastMsgForSubject(w.ctx, store.ExecSubject(ended)); err != nil || m.Header.Get(store.HeaderStatus) != "running" {
 		t.Fatalf("no server lags behind: %+v, %v", m, err)
 	}
 	for id, tt := range map[string]struct {
@@ -464,7 +464,7 @@ func TestRemovedThreadIsNoMore(t *testing.T) {
 	_, err := w.Get(w.ctx, "acme", "t")
 	w.is("then", err, proto.ErrNotFound)
 	w.is("again", w.Remove(w.ctx, "acme", "t"), proto.ErrNotFound)
-	info, err := w.Set.Heads.Info(w.ctx)
+	info, err := w.Store.Threads.Info(w.ctx)
 	if err != nil || info.State.Msgs != 0 {
 		t.Errorf("%+v, %v", info.State, err)
 	}
@@ -497,13 +497,13 @@ func TestMarkOfARemovedThreadIsNoThread(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			w.held(func(proto.TraceID, *proto.Thread) {})
-			cfg := w.Set.Heads.CachedInfo().Config
+			cfg := w.Store.Threads.CachedInfo().Config
 			cfg.DenyPurge = true
-			if _, err := w.Set.JS.UpdateStream(w.ctx, cfg); err != nil {
+			if _, err := w.Store.JS.UpdateStream(w.ctx, cfg); err != nil {
 				t.Fatal(err)
 			}
 			w.is("remove", w.Remove(w.ctx, "acme", "t"), nil)
-			info, err := w.Set.Heads.Info(w.ctx)
+			info, err := w.Store.Threads.Info(w.ctx)
 			if err != nil || info.State.Msgs != 1 {
 				t.Fatalf("no mark lies there: %+v, %v", info.State, err)
 			}
@@ -625,14 +625,14 @@ func TestHeadThatCannotBeReadIsToldAndCanBeRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, body := range map[string]string{"no JSON": "{", "of another": string(another)} {
-		m := &nats.Msg{Subject: stream.Thread("acme", "t"), Data: []byte(body), Header: nats.Header{stream.HeaderThread: {"{"}}}
-		if _, err := w.Set.JS.PublishMsg(w.ctx, m); err != nil {
+		m := &nats.Msg{Subject: store.ThreadSubject("acme", "t"), Data: []byte(body), Header: nats.Header{store.HeaderThread: {"{"}}}
+		if _, err := w.Store.JS.PublishMsg(w.ctx, m); err != nil {
 			t.Fatal(err)
 		}
 		_, err := w.Get(w.ctx, "acme", "t")
-		w.is(name, err, stream.ErrMalformed)
+		w.is(name, err, store.ErrMalformed)
 		_, _, err = w.Lock(w.ctx, "acme", "t", proto.NewTraceID())
-		w.is(name, err, stream.ErrMalformed)
+		w.is(name, err, store.ErrMalformed)
 		_, err = w.List(w.ctx, "acme", "", 9)
 		if err == nil || !strings.Contains(err.Error(), "head of thread t") {
 			t.Errorf("%s: listed with %v", name, err)
@@ -640,7 +640,7 @@ func TestHeadThatCannotBeReadIsToldAndCanBeRemoved(t *testing.T) {
 		var good, bad int
 		for _, err := range w.All(w.ctx) {
 			if err != nil {
-				w.is(name, err, stream.ErrMalformed)
+				w.is(name, err, store.ErrMalformed)
 				bad++
 			} else {
 				good++
@@ -677,7 +677,7 @@ func TestNamesThatAreNoneAreNotFound(t *testing.T) {
 // A read that goes to any server of a cluster could miss what was just written.
 func TestHeadsAreReadFromTheLeaderAlone(t *testing.T) {
 	w := newWorld(t)
-	info, err := w.Set.Heads.Info(w.ctx)
+	info, err := w.Store.Threads.Info(w.ctx)
 	if err != nil || info.Config.AllowDirect || info.Config.MaxMsgsPerSubject != 1 || info.Config.MaxAge != 0 {
 		t.Errorf("%+v, %v", info.Config, err)
 	}
@@ -686,15 +686,15 @@ func TestHeadsAreReadFromTheLeaderAlone(t *testing.T) {
 // A worker gets by without the right to make streams.
 func TestGuestHasHeads(t *testing.T) {
 	t.Parallel()
-	s := streamtest.Server(t)
-	ctx := streamtest.Context(t)
-	streamtest.Set(t, s)
-	set, err := stream.Connect(ctx, stream.Access{InProcess: s, Name: t.Name()}, stream.Config{Guest: true}, streamtest.Log(t))
+	s := storetest.Server(t)
+	ctx := storetest.Context(t)
+	storetest.Open(t, s)
+	st, err := store.Connect(ctx, store.Access{InProcess: s, Name: t.Name()}, store.Config{AttachOnly: true}, storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(set.Close)
-	heads := &threads.Threads{Set: set}
+	t.Cleanup(st.Close)
+	heads := &threads.Threads{Store: st}
 	if _, _, err := heads.Lock(ctx, "acme", "t", proto.NewTraceID()); err != nil {
 		t.Error(err)
 	}
@@ -743,9 +743,9 @@ func (c *unheardConn) Read(p []byte) (int, error) {
 // A write whose answer is lost is made again, and meets itself.
 func TestWriteWhoseAnswerWasLostIsRecognised(t *testing.T) {
 	t.Parallel()
-	way := &unheard{InProcessConnProvider: streamtest.Server(t), again: make(chan struct{})}
-	heads := &threads.Threads{Set: streamtest.Set(t, way)}
-	if err := heads.Create(streamtest.Context(t), &proto.Thread{Org: "acme", ID: "t"}); err != nil {
+	way := &unheard{InProcessConnProvider: storetest.Server(t), again: make(chan struct{})}
+	heads := &threads.Threads{Store: storetest.Open(t, way)}
+	if err := heads.Create(storetest.Context(t), &proto.Thread{Org: "acme", ID: "t"}); err != nil {
 		t.Error(err)
 	}
 	if way.writes < 2 {

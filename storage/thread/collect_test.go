@@ -84,7 +84,7 @@ func TestCollectDoesNotGuess(t *testing.T) {
 		}
 	}
 	w.backend.rot("", 0)
-	w.heads.Set.Close()
+	w.heads.Store.Close()
 	ctx, cancel := context.WithTimeout(w.ctx, 100*time.Millisecond)
 	defer cancel()
 	if c, err := w.versions.Collect(ctx, safeAge); err == nil || c != (proto.Collected{}) {

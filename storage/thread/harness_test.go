@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 	"github.com/bullpen-run/bullpen/storage/blob"
 	"github.com/bullpen-run/bullpen/storage/thread"
@@ -209,7 +209,7 @@ func newWorld(tb testing.TB) *world {
 	tb.Helper()
 	b := &backend{old: make(map[string]bool)}
 	w := &world{tb: tb, ctx: tb.Context(), backend: b, dirs: make(map[string]string)}
-	w.heads = &threads.Threads{Set: streamtest.Set(tb, streamtest.Server(tb))}
+	w.heads = &threads.Threads{Store: storetest.Open(tb, storetest.Server(tb))}
 	w.versions = &thread.Versions{Blobs: &blob.Store{Backend: b, Policy: blob.Policy{Tries: 1}}, Heads: w.heads, Limits: roomy}
 	w.owner = must[*home.Owner](tb)(home.NewOwner(tenant, tenant))
 	tb.Cleanup(func() { check(tb, w.owner.Close()) })

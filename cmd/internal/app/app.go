@@ -16,7 +16,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/events"
 	"github.com/bullpen-run/bullpen/scheduler/natsembed"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 	"github.com/bullpen-run/bullpen/storage/blob"
 )
@@ -58,8 +58,8 @@ type system struct {
 	log      *slog.Logger
 	instance string // unique to this process
 	embedded *natsembed.Server
-	set      *stream.Set
-	store    *blob.Store // of the gateway and worker roles; nil without either
+	store    *store.Store
+	blobs    *blob.Store // of the gateway and worker roles; nil without either
 	queue    *queue.Queue
 	threads  *threads.Threads
 	events   *events.Log
@@ -85,38 +85,38 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 		access.InProcess, full = s.embedded, s.embedded.Full
 	}
 	if cfg.needsStore() {
-		if s.store, err = openStore(ctx, cfg); err != nil {
+		if s.blobs, err = openStore(ctx, cfg); err != nil {
 			return nil, err
 		}
 	}
-	s.set, err = stream.Connect(ctx, access, stream.Config{
-		Replicas: cfg.Replicas, Retention: cfg.Retention, Guest: len(cfg.Roles) == 1 && cfg.Has(RoleWorker),
+	s.store, err = store.Connect(ctx, access, store.Config{
+		Replicas: cfg.Replicas, Retention: cfg.Retention, AttachOnly: len(cfg.Roles) == 1 && cfg.Has(RoleWorker),
 	}, log)
 	if err != nil {
 		return nil, err
 	}
-	s.queue = &queue.Queue{Set: s.set, Full: full}
-	s.threads = &threads.Threads{Set: s.set}
-	s.events = &events.Log{Set: s.set, Records: s.queue}
+	s.queue = &queue.Queue{Store: s.store, Full: full}
+	s.threads = &threads.Threads{Store: s.store}
+	s.events = &events.Log{Store: s.store, Records: s.queue}
 	s.metrics = NewMetrics(s.queue.Stats)
 	return s, nil
 }
 
 // access says how to reach the external NATS, under a name for the server's connection list.
-func (n *NATS) access(name string) stream.Access {
-	return stream.Access{
+func (n *NATS) access(name string) store.Access {
+	return store.Access{
 		URL: n.URL, Creds: n.Creds, User: n.User, Password: n.Password, CA: n.CA, Cert: n.Cert, Key: n.Key, Name: name,
 	}
 }
 
 func (s *system) close() {
-	if s.store != nil {
-		if err := s.store.Close(); err != nil {
+	if s.blobs != nil {
+		if err := s.blobs.Close(); err != nil {
 			s.log.Warn("the store for threads was not closed", "error", err)
 		}
 	}
-	if s.set != nil {
-		s.set.Close()
+	if s.store != nil {
+		s.store.Close()
 	}
 	if s.embedded != nil {
 		s.embedded.Close()
@@ -243,7 +243,7 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 		r.base = append(r.base, part{"embedded NATS", s.embedded.Run})
 	}
 	if s.cfg.Has(RoleScheduler) || s.cfg.Has(RoleGateway) {
-		d := &queue.Dispatcher{Set: s.set, Instance: s.instance, Memory: s.cfg.jobMemory(), Log: s.log}
+		d := &queue.Dispatcher{Store: s.store, Instance: s.instance, Memory: s.cfg.jobMemory(), Log: s.log}
 		r.base = append(r.base, part{"dispatcher", d.Run})
 	}
 	if s.cfg.Has(RoleWorker) {

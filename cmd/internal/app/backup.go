@@ -9,7 +9,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/scheduler/backup"
 	"github.com/bullpen-run/bullpen/scheduler/natsembed"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 // BackupSummary tells of a backup.
@@ -33,5 +33,5 @@ func Restore(ctx context.Context, cfg *Config, r io.Reader) (BackupSummary, erro
 		defer server.Close()
 		access.InProcess = server
 	}
-	return backup.Restore(ctx, access, stream.Config{Replicas: cfg.Replicas, Retention: cfg.Retention}, r, log)
+	return backup.Restore(ctx, access, store.Config{Replicas: cfg.Replicas, Retention: cfg.Retention}, r, log)
 }

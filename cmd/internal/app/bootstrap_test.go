@@ -8,18 +8,18 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/registry"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 // beginning is a gateway that begins, on a store and a directory of its own.
 func beginning(t *testing.T) (*system, *registry.Keys, string) {
 	t.Helper()
-	set := streamtest.Set(t, streamtest.Server(t))
-	keys, err := registry.OpenKeys(streamtest.Context(t), set, "local", streamtest.Log(t))
+	st := storetest.Open(t, storetest.Server(t))
+	keys, err := registry.OpenKeys(storetest.Context(t), st, "local", storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &system{cfg: &Config{Data: t.TempDir(), Region: "local"}, log: streamtest.Log(t), set: set}
+	s := &system{cfg: &Config{Data: t.TempDir(), Region: "local"}, log: storetest.Log(t), store: st}
 	return s, keys, filepath.Join(s.cfg.Data, "bootstrap.key")
 }
 
@@ -30,7 +30,7 @@ func TestBootstrapKeyThatWasWrittenIsMadeAfterACrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := s.bootstrap(streamtest.Context(t), keys); err != nil {
+		if err := s.bootstrap(storetest.Context(t), keys); err != nil {
 			t.Fatal(err)
 		}
 		if _, ok := keys.Authenticate(secret); !ok {
@@ -41,7 +41,7 @@ func TestBootstrapKeyThatWasWrittenIsMadeAfterACrash(t *testing.T) {
 
 func TestServerStartsWithARevokedBootstrapKey(t *testing.T) {
 	s, keys, _ := beginning(t)
-	ctx := streamtest.Context(t)
+	ctx := storetest.Context(t)
 	s.cfg.BootstrapKey = proto.NewKeySecret("local")
 	for range 2 {
 		if err := s.bootstrap(ctx, keys); err != nil {
@@ -80,7 +80,7 @@ func TestBootstrapKeyIsReadableByUsOnly(t *testing.T) {
 			if err := lay(name); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.bootstrap(streamtest.Context(t), keys); err != nil {
+			if err := s.bootstrap(storetest.Context(t), keys); err != nil {
 				t.Fatal(err)
 			}
 			text, err := os.ReadFile(name)

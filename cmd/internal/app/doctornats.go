@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 const (
@@ -32,7 +32,7 @@ func checkNATS(ctx context.Context, c *Config) []Check {
 		}
 	}
 	check := Check{Name: "NATS"}
-	conn, err := stream.Dial(c.access("bullpen doctor"), slog.New(slog.DiscardHandler))
+	conn, err := store.Dial(c.access("bullpen doctor"), slog.New(slog.DiscardHandler))
 	if err != nil {
 		check.Found, check.Remedy = err.Error(), remedyNATS(err)
 		return []Check{check}

@@ -12,7 +12,7 @@ import (
 	"syscall"
 
 	"github.com/bullpen-run/bullpen/scheduler/registry"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 	"github.com/bullpen-run/bullpen/storage/image"
 	"github.com/bullpen-run/bullpen/worker"
 )
@@ -27,9 +27,9 @@ const (
 // imageCache is a worker's cache of images, opened when the first image is asked for. Workers of one machine have one each, in numbered
 // directories beside each other, and take over those of workers that are gone.
 type imageCache struct {
-	dir string
-	set *stream.Set
-	log *slog.Logger
+	dir   string
+	store *store.Store
+	log   *slog.Logger
 
 	mu    sync.Mutex
 	lock  *os.File
@@ -63,7 +63,7 @@ func (c *imageCache) open() (_ *image.Cache, err error) {
 	if err != nil {
 		return nil, err
 	}
-	cache, err := image.Open(filepath.Join(c.dir, strconv.Itoa(number)), &registry.ImageSource{Set: c.set}, imageCacheBytes, c.log)
+	cache, err := image.Open(filepath.Join(c.dir, strconv.Itoa(number)), &registry.ImageSource{Store: c.store}, imageCacheBytes, c.log)
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}

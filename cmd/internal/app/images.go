@@ -17,7 +17,7 @@ func (s *system) images(ctx context.Context) (*registry.Images, error) {
 		full = s.embedded.Full
 	}
 	return registry.OpenImages(ctx, registry.ImagesConfig{
-		Set: s.set, Inspect: inspect, Keep: s.cfg.QueueExpiry, Full: full, Log: s.log,
+		Store: s.store, Inspect: inspect, Keep: s.cfg.QueueExpiry, Full: full, Log: s.log,
 	})
 }
 

@@ -18,7 +18,7 @@ import (
 // versions are the versions of threads in the store.
 func (s *system) versions() *thread.Versions {
 	// What is in the store was held to a sandbox's limits when it was made.
-	return &thread.Versions{Blobs: s.store, Heads: s.threads, Limits: layer.Limits{Bytes: math.MaxInt64, Entries: math.MaxInt32}}
+	return &thread.Versions{Blobs: s.blobs, Heads: s.threads, Limits: layer.Limits{Bytes: math.MaxInt64, Entries: math.MaxInt32}}
 }
 
 // threadList gives the gateway threads under its own interface: a holder that has ended is none.
@@ -96,7 +96,7 @@ func (f threadFiles) CheckRoom(ctx context.Context, org, id, name string, size i
 
 // keepHouse collects what no thread refers to and removes threads that nobody uses, at intervals, in one process at a time.
 func (s *system) keepHouse(ctx context.Context) error {
-	elector := leader.Elector{Set: s.set, Name: "thread-keeper", Instance: s.instance, Log: s.log}
+	elector := leader.Elector{Store: s.store, Name: "thread-keeper", Instance: s.instance, Log: s.log}
 	elector.Run(ctx, func(term context.Context, _ *leader.Term) error {
 		tick := time.NewTicker(s.cfg.ThreadGC)
 		defer tick.Stop()

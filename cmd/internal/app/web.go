@@ -32,14 +32,14 @@ const (
 
 // gateway puts the gateway role together; the parts are what it stands on.
 func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
-	keys, err := registry.OpenKeys(ctx, s.set, s.cfg.Region, s.log)
+	keys, err := registry.OpenKeys(ctx, s.store, s.cfg.Region, s.log)
 	if err != nil {
 		return nil, nil, err
 	}
 	if err := s.bootstrap(ctx, keys); err != nil {
 		return nil, nil, err
 	}
-	profiles, err := registry.OpenProfiles(ctx, s.set, s.log)
+	profiles, err := registry.OpenProfiles(ctx, s.store, s.log)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -49,11 +49,11 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	}
 	versions := s.versions()
 	return &gateway.Server{
-		Jobs: queued{s.queue}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, Bindings: &registry.Bindings{Set: s.set},
+		Jobs: queued{s.queue}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, Bindings: &registry.Bindings{Store: s.store},
 		Profiles: profiles, Images: images, ImageAdmin: images, Default: s.defaultProfile(),
 		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
 		Locks: s.threads, Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: threadFiles{versions},
-		DeadLetters: &deadletters.Store{Set: s.set}, Backups: &backup.Maker{Set: s.set, Version: Version()},
+		DeadLetters: &deadletters.Store{Store: s.store}, Backups: &backup.Maker{Store: s.store, Version: Version()},
 		Home: s.cfg.Home, PublicURL: s.cfg.PublicURL, URLSecret: keys.Derived("URLs of files"),
 		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone,
 		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, MaxBody: gateway.DefaultMaxBody, Memory: s.cfg.requestMemory(),
@@ -245,5 +245,5 @@ func (l eventLog) Follow(ctx context.Context, id proto.TraceID, after int64) (ga
 }
 
 func (l eventLog) Last(ctx context.Context, id proto.TraceID, attempt int) (int64, error) {
-	return l.log.Set.LastEvent(ctx, id, attempt)
+	return l.log.Store.LastEvent(ctx, id, attempt)
 }

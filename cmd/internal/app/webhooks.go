@@ -35,11 +35,11 @@ func (s *system) openWebhooks(ctx context.Context) (*webhooks, error) {
 	for _, w := range urls.Warnings() {
 		s.log.Warn(w + ": for development and private networks only")
 	}
-	settings, err := registry.OpenWebhooks(ctx, s.set, s.log)
+	settings, err := registry.OpenWebhooks(ctx, s.store, s.log)
 	if err != nil {
 		return nil, err
 	}
-	store := &deliveries.Store{Set: s.set}
+	store := &deliveries.Store{Store: s.store}
 	w := &webhooks{system: s, settings: settings, guard: urls, deliveries: store, dispatcher: &webhook.Dispatcher{
 		Deliveries: store, Records: s.queue, Settings: settings, Endpoints: settings,
 		Sender:       &send.Sender{Guard: urls, UserAgent: "bullpen/" + Version()},
@@ -68,7 +68,7 @@ func (w *webhooks) run(ctx context.Context) error {
 	}
 	defer timers.Close()
 	w.dispatcher.Timers = timers
-	elector := leader.Elector{Set: w.set, Name: "webhook-dispatcher", Instance: w.instance, Log: w.log}
+	elector := leader.Elector{Store: w.store, Name: "webhook-dispatcher", Instance: w.instance, Log: w.log}
 	elector.Run(ctx, func(term context.Context, _ *leader.Term) error { return w.lead(term, abort, timers) })
 	return nil
 }

@@ -106,7 +106,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	if err != nil {
 		return c, err
 	}
-	images := &imageCache{dir: r.cfg.ImageDir, set: r.set, log: r.log}
+	images := &imageCache{dir: r.cfg.ImageDir, store: r.store, log: r.log}
 	c = append(c, images.close)
 	_, noImages := usableImages(r.cfg.ImageDir)
 	warm := r.cfg.warm()
@@ -137,12 +137,12 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 		}
 	}
 	r.metrics.CgroupVersion(maker.CgroupVersion())
-	r.slots = &queue.Slots{Set: r.set, Worker: r.instance, Total: r.cfg.SlotCount(), Offers: offers, Log: r.log, Notes: r.notes}
+	r.slots = &queue.Slots{Store: r.store, Worker: r.instance, Total: r.cfg.SlotCount(), Offers: offers, Log: r.log, Notes: r.notes}
 	r.runner = &worker.Worker{
 		Jobs: jobs{r.slots}, Jails: maker, Images: images, Homes: homes, Home: r.cfg.Home, Slots: r.slots.Total, Warm: warm, Log: r.log,
 		Done: r.metrics.ExecutionDone, Fit: r.fitness.set,
 		Open: func(ctx context.Context, id proto.TraceID, attempt int, baseSeq int64) worker.Output {
-			return output{events.NewWriter(ctx, r.set, id, attempt, baseSeq)}
+			return output{events.NewWriter(ctx, r.store, id, attempt, baseSeq)}
 		},
 	}
 	return c, nil

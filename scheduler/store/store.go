@@ -1,6 +1,6 @@
-// Package stream knows what bullpen keeps in JetStream: the streams and buckets, their retention, the subjects, and the form of
+// Package store knows what bullpen keeps in JetStream: the streams and buckets, their retention, the subjects, and the form of
 // what is stored, bodies too large for a message included. It decides nothing: packages queue, events and registry do.
-package stream
+package store
 
 import (
 	"context"
@@ -37,7 +37,7 @@ const (
 const BindingTTL = 24 * time.Hour
 
 // WebhookMarks is how long the mark of a removed entry of the webhooks' bucket stays: whoever lost touch for longer would not hear of it.
-const WebhookMarks = 7 * 24 * time.Hour
+const WebhookMarkerTTL = 7 * 24 * time.Hour
 
 const (
 	enterPause   = 250 * time.Millisecond
@@ -56,32 +56,32 @@ type Config struct {
 	Retention time.Duration // of records and events
 	// Guest opens only what running jobs takes, and waits for another process to make it: a worker, which is near to what it
 	// runs, needs no right to change streams or to read API keys.
-	Guest bool
+	AttachOnly bool
 	// Restoring opens what a backup is being restored into, which nobody else may.
 	Restoring bool
 }
 
 // Set is everything bullpen keeps in JetStream.
-type Set struct {
-	Conn     *nats.Conn
-	JS       jetstream.JetStream
-	Jobs     jetstream.Stream      // one message per job that is not terminal
-	Execs    jetstream.Stream      // one message per execution: claim, then result
-	Outs     jetstream.Stream      // output events
-	Dead     jetstream.Stream      // one message per dead letter
-	Hooks    jetstream.Stream      // one message per delivery
-	Heads    jetstream.Stream      // one message per thread
-	Keys     jetstream.KeyValue    // API keys by id, and the secret they are hashed with
-	Profiles jetstream.KeyValue    // sandbox profiles by name
-	Bindings jetstream.KeyValue    // idempotency keys
-	Control  jetstream.KeyValue    // who leads
-	Images   jetstream.KeyValue    // the catalog of sandbox images
-	Parts    jetstream.Stream      // the images themselves, in parts
-	Webhooks jetstream.KeyValue    // webhook settings of API keys with their secrets, and endpoints that fail
-	bodies   jetstream.ObjectStore // claim checks
-	inline   int                   // bytes of a body that travel in the message
-	record   int                   // the same of an execution's record
-	news     *news
+type Store struct {
+	Conn        *nats.Conn
+	JS          jetstream.JetStream
+	Jobs        jetstream.Stream      // one message per job that is not terminal
+	Executions  jetstream.Stream      // one message per execution: claim, then result
+	Output      jetstream.Stream      // output events
+	DeadLetters jetstream.Stream      // one message per dead letter
+	Deliveries  jetstream.Stream      // one message per delivery
+	Threads     jetstream.Stream      // one message per thread
+	Keys        jetstream.KeyValue    // API keys by id, and the secret they are hashed with
+	Profiles    jetstream.KeyValue    // sandbox profiles by name
+	Bindings    jetstream.KeyValue    // idempotency keys
+	Control     jetstream.KeyValue    // who leads
+	Images      jetstream.KeyValue    // the catalog of sandbox images
+	ImageParts  jetstream.Stream      // the images themselves, in parts
+	Webhooks    jetstream.KeyValue    // webhook settings of API keys with their secrets, and endpoints that fail
+	bodies      jetstream.ObjectStore // claim checks
+	inline      int                   // bytes of a body that travel in the message
+	record      int                   // the same of an execution's record
+	news        *news
 }
 
 // ackTimeout is how long a message of output waits to be stored before it is held to be lost on the way.
@@ -97,49 +97,49 @@ const (
 	maxRecord    = usualPayload - 16<<10
 )
 
-func open(ctx context.Context, nc *nats.Conn, cfg Config) (*Set, error) {
+func open(ctx context.Context, nc *nats.Conn, cfg Config) (*Store, error) {
 	js, err := jetstream.New(nc, jetstream.WithPublishAsyncTimeout(ackTimeout))
 	if err != nil {
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
-	s := &Set{Conn: nc, JS: js, inline: min(maxInline, int(nc.MaxPayload()/2)), news: &news{of: map[string]*page{}}}
+	s := &Store{Conn: nc, JS: js, inline: min(maxInline, int(nc.MaxPayload()/2)), news: &news{of: map[string]*page{}}}
 	s.record = s.inline
 	if nc.MaxPayload() >= usualPayload {
 		s.record = maxRecord
 	}
-	if err := s.hear(); err != nil {
+	if err := s.watchLeaders(); err != nil {
 		return nil, fmt.Errorf("listen to news: %w", err)
 	}
-	if cfg.Guest {
-		return s, s.enter(ctx)
+	if cfg.AttachOnly {
+		return s, s.openExisting(ctx)
 	}
 	if !cfg.Restoring {
-		if unfinished, err := s.Unfinished(ctx); err != nil {
+		if unfinished, err := s.RestoreUnfinished(ctx); err != nil {
 			return nil, err
 		} else if unfinished {
 			return nil, errors.New("a backup was being restored here, and not to its end: run bullpen restore again")
 		}
 	}
-	return s, s.make(ctx, cfg)
+	return s, s.ensure(ctx, cfg)
 }
 
 // enter opens what a worker needs, once it is there.
-func (s *Set) enter(ctx context.Context) error {
-	for name, to := range map[string]*jetstream.Stream{jobsName: &s.Jobs, execsName: &s.Execs, outName: &s.Outs, partsName: &s.Parts, headsName: &s.Heads} {
-		if err := Patiently(ctx, always, func(ctx context.Context) (err error) {
+func (s *Store) openExisting(ctx context.Context) error {
+	for name, to := range map[string]*jetstream.Stream{jobsName: &s.Jobs, execsName: &s.Executions, outName: &s.Output, partsName: &s.ImageParts, headsName: &s.Threads} {
+		if err := Retry(ctx, always, func(ctx context.Context) (err error) {
 			*to, err = s.JS.Stream(ctx, name)
 			return err
 		}); err != nil {
 			return fmt.Errorf("open stream %s: %w: is a gateway running on this NATS, and is this user allowed its JetStream API?", name, err)
 		}
 	}
-	if err := Patiently(ctx, always, func(ctx context.Context) (err error) {
+	if err := Retry(ctx, always, func(ctx context.Context) (err error) {
 		s.Images, err = s.openBucket(ctx, imagesName)
 		return err
 	}); err != nil {
 		return fmt.Errorf("open bucket %s: %w", imagesName, err)
 	}
-	if err := Patiently(ctx, always, func(ctx context.Context) (err error) {
+	if err := Retry(ctx, always, func(ctx context.Context) (err error) {
 		s.bodies, err = s.JS.ObjectStore(ctx, bodiesName)
 		return err
 	}); err != nil {
@@ -148,14 +148,14 @@ func (s *Set) enter(ctx context.Context) error {
 	return nil
 }
 
-func (s *Set) openBucket(ctx context.Context, name string) (jetstream.KeyValue, error) {
+func (s *Store) openBucket(ctx context.Context, name string) (jetstream.KeyValue, error) {
 	b, err := s.JS.KeyValue(ctx, name)
 	return bucket{b, s.news}, err
 }
 
-// Patiently tries until ctx ends, as long as what failed is passing, for one [Passing]. A request that was on its way to a server that died gets
+// Patiently tries until ctx ends, as long as what failed is passing, for one [IsTransient]. A request that was on its way to a server that died gets
 // no answer, so each has a time of its own.
-func Patiently(ctx context.Context, passing func(error) bool, try func(context.Context) error) error {
+func Retry(ctx context.Context, passing func(error) bool, try func(context.Context) error) error {
 	return backoff.Retry(func() error {
 		ctx, cancel := context.WithTimeout(ctx, enterTimeout)
 		defer cancel()
@@ -172,29 +172,29 @@ func always(error) bool { return true }
 // forming reports whether a stream that could not be made may be in a moment: the servers of a cluster have not all met yet.
 func forming(err error) bool {
 	api, ok := errors.AsType[*jetstream.APIError](err)
-	return Passing(err) || ok && api.ErrorCode == noPeers
+	return IsTransient(err) || ok && api.ErrorCode == noPeers
 }
 
 // noPeers is the server's code for having found too few others to keep a stream on.
 const noPeers jetstream.ErrorCode = 10005
 
 // make opens everything, making what is missing.
-func (s *Set) make(ctx context.Context, cfg Config) error {
+func (s *Store) ensure(ctx context.Context, cfg Config) error {
 	streams := []struct {
 		to  *jetstream.Stream
 		cfg jetstream.StreamConfig
 	}{
 		{&s.Jobs, jetstream.StreamConfig{Name: jobsName, Subjects: []string{root + "job.>"}, MaxMsgsPerSubject: 1}},
-		{&s.Execs, jetstream.StreamConfig{
+		{&s.Executions, jetstream.StreamConfig{
 			Name: execsName, Subjects: []string{root + "exec.>"}, MaxMsgsPerSubject: 1, MaxAge: cfg.Retention,
 			// Who waits for a result hears of it from the server itself, once the record is stored.
 			RePublish: &jetstream.RePublish{Source: root + "exec.*", Destination: root + "done.{{wildcard(1)}}"},
 		}},
-		{&s.Outs, jetstream.StreamConfig{Name: outName, Subjects: []string{root + "out.>"}, MaxAge: cfg.Retention}},
-		{&s.Dead, jetstream.StreamConfig{Name: deadName, Subjects: []string{dead + ">"}, MaxMsgsPerSubject: 1, MaxAge: cfg.Retention}},
-		{&s.Hooks, jetstream.StreamConfig{Name: hooksName, Subjects: []string{root + "delivery.>"}, MaxMsgsPerSubject: 1, MaxAge: cfg.Retention}},
-		{&s.Heads, jetstream.StreamConfig{Name: headsName, Subjects: []string{Threads}, MaxMsgsPerSubject: 1}},
-		{&s.Parts, jetstream.StreamConfig{Name: partsName, Subjects: []string{root + "image.>"}, MaxMsgsPerSubject: 1}},
+		{&s.Output, jetstream.StreamConfig{Name: outName, Subjects: []string{root + "out.>"}, MaxAge: cfg.Retention}},
+		{&s.DeadLetters, jetstream.StreamConfig{Name: deadName, Subjects: []string{dead + ">"}, MaxMsgsPerSubject: 1, MaxAge: cfg.Retention}},
+		{&s.Deliveries, jetstream.StreamConfig{Name: hooksName, Subjects: []string{root + "delivery.>"}, MaxMsgsPerSubject: 1, MaxAge: cfg.Retention}},
+		{&s.Threads, jetstream.StreamConfig{Name: headsName, Subjects: []string{ThreadPattern}, MaxMsgsPerSubject: 1}},
+		{&s.ImageParts, jetstream.StreamConfig{Name: partsName, Subjects: []string{root + "image.>"}, MaxMsgsPerSubject: 1}},
 	}
 	// Output may be relaxed, since the result holds it whole; the server offers that to unreplicated streams only.
 	if cfg.Replicas == 1 {
@@ -202,8 +202,8 @@ func (s *Set) make(ctx context.Context, cfg Config) error {
 	}
 	for _, st := range streams {
 		st.cfg.Replicas, st.cfg.Storage = cfg.Replicas, jetstream.FileStorage
-		st.cfg.AllowDirect = cfg.anyServer() && st.to != &s.Heads
-		if err := Patiently(ctx, forming, func(ctx context.Context) (err error) {
+		st.cfg.AllowDirect = cfg.anyServer() && st.to != &s.Threads
+		if err := Retry(ctx, forming, func(ctx context.Context) (err error) {
 			*st.to, err = s.JS.CreateOrUpdateStream(ctx, st.cfg)
 			return err
 		}); err != nil {
@@ -219,12 +219,12 @@ func (s *Set) make(ctx context.Context, cfg Config) error {
 		{&s.Bindings, bucketOf(bindingsName).kept(min(BindingTTL, cfg.Retention))},
 		{&s.Control, bucketOf(controlName)},
 		{&s.Images, bucketOf(imagesName)},
-		{&s.Webhooks, bucketOf(webhooksName).marked(WebhookMarks)},
+		{&s.Webhooks, bucketOf(webhooksName).marked(WebhookMarkerTTL)},
 	}
 	for _, b := range buckets {
 		b.cfg.Replicas, b.cfg.AllowDirect = cfg.Replicas, cfg.anyServer()
 		name := strings.TrimPrefix(b.cfg.Name, bucketStreams)
-		if err := Patiently(ctx, forming, func(ctx context.Context) (err error) {
+		if err := Retry(ctx, forming, func(ctx context.Context) (err error) {
 			if _, err = s.JS.CreateOrUpdateStream(ctx, jetstream.StreamConfig(b.cfg)); err == nil {
 				*b.to, err = s.openBucket(ctx, name)
 			}
@@ -235,7 +235,7 @@ func (s *Set) make(ctx context.Context, cfg Config) error {
 	}
 	bodies := objects(bodiesName)
 	bodies.MaxAge, bodies.Replicas, bodies.AllowDirect = max(cfg.Retention, bodiesLeast)+bodiesGrace, cfg.Replicas, cfg.anyServer()
-	if err := Patiently(ctx, forming, func(ctx context.Context) (err error) {
+	if err := Retry(ctx, forming, func(ctx context.Context) (err error) {
 		if _, err = s.JS.CreateOrUpdateStream(ctx, bodies); err == nil {
 			s.bodies, err = s.JS.ObjectStore(ctx, bodiesName)
 		}
@@ -251,13 +251,13 @@ func (s *Set) make(ctx context.Context, cfg Config) error {
 func (c Config) anyServer() bool { return c.Replicas == 1 }
 
 // Refused reports whether err is the server's answer that it cannot do what was asked, as opposed to no answer.
-func Refused(err error) bool {
+func IsRejected(err error) bool {
 	var api *jetstream.APIError
-	return errors.As(err, &api) && !Conflict(err)
+	return errors.As(err, &api) && !IsConflict(err)
 }
 
 // Missing reports whether err says that nothing is stored under a name.
-func Missing(err error) bool {
+func IsNotFound(err error) bool {
 	return errors.Is(err, jetstream.ErrMsgNotFound) || errors.Is(err, jetstream.ErrKeyNotFound) ||
 		errors.Is(err, jetstream.ErrObjectNotFound)
 }
@@ -270,7 +270,7 @@ func undecided(err error) bool {
 }
 
 // Conflict reports whether err says that a compare-and-set met another value than expected.
-func Conflict(err error) bool {
+func IsConflict(err error) bool {
 	var api *jetstream.APIError
 	return errors.As(err, &api) && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
 		api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)

@@ -1,4 +1,4 @@
-package stream
+package store
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package stream
+package store
 
 import (
 	"context"
@@ -35,7 +35,7 @@ const (
 // as cfg chooses them, then what comes. Whoever asks the leader of the stream for what was delivered is not told that it is not there, unless
 // it was removed or replaced since. A gap, or the loss of the consumer, is told to fail once or more, after which nothing that is delivered
 // counts.
-func (s *Set) Feed(
+func (s *Store) Follow(
 	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, take func(jetstream.Msg, *jetstream.MsgMetadata), fail func(error),
 ) (stop func(), consumer jetstream.Consumer, err error) {
 	cfg.HeadersOnly = true
@@ -43,7 +43,7 @@ func (s *Set) Feed(
 }
 
 // feed is Feed with or without the bodies, as cfg says.
-func (s *Set) feed(
+func (s *Store) feed(
 	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, take func(jetstream.Msg, *jetstream.MsgMetadata), fail func(error),
 	opts ...jetstream.PullConsumeOpt,
 ) (stop func(), consumer jetstream.Consumer, err error) {
@@ -55,7 +55,7 @@ func (s *Set) feed(
 	// Each try makes one of its own: the server that is to have it may be one that has just died. Those that nobody reads go by themselves.
 	consumer, err = insist(ask, s.news, name, feedTry, func(try context.Context) (jetstream.Consumer, error) {
 		c, err := st.CreateConsumer(try, cfg)
-		if err != nil && !Passing(err) && !errors.Is(err, context.Canceled) {
+		if err != nil && !IsTransient(err) && !errors.Is(err, context.Canceled) {
 			err = backoff.Permanent(err)
 		}
 		return c, err
@@ -109,7 +109,7 @@ func (s *Set) feed(
 var errBehind = errors.New("the leader of the stream is behind")
 
 // leads gives what waits until the leader of st has stored a message. On a cluster the server that feeds may store it a moment earlier.
-func (s *Set) leads(ctx context.Context, st jetstream.Stream) func(seq uint64) error {
+func (s *Store) leads(ctx context.Context, st jetstream.Stream) func(seq uint64) error {
 	cfg, has := st.CachedInfo().Config, uint64(0)
 	return func(seq uint64) error {
 		if cfg.Replicas == 1 || seq <= has {
@@ -137,7 +137,7 @@ const drainedLook = 10 * time.Millisecond
 
 // Headers calls take for the headers of all messages of st on subjects like filter, and returns when it has had each that was there. One
 // that is replaced meanwhile may come twice. It reads where the server has it do so, which on a cluster may lag behind the leader.
-func (s *Set) Headers(ctx context.Context, st jetstream.Stream, filter string, take func(jetstream.Msg)) error {
+func (s *Store) ReadHeaders(ctx context.Context, st jetstream.Stream, filter string, take func(jetstream.Msg)) error {
 	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubject: filter, HeadersOnly: true}
 	return s.read(ctx, st, cfg, headersAhead, take)
 }
@@ -145,7 +145,7 @@ func (s *Set) Headers(ctx context.Context, st jetstream.Stream, filter string, t
 // Messages calls take for all messages of st, with the bodies that are in them. It returns when it has had each that was there, by the word
 // of the leader, when it was called. One that is replaced meanwhile may come twice. Where what it reads from is lost, as with a server of a
 // cluster, it reads on from another, unless nothing comes for too long.
-func (s *Set) Messages(ctx context.Context, st jetstream.Stream, take func(jetstream.Msg, *jetstream.MsgMetadata)) error {
+func (s *Store) ReadMessages(ctx context.Context, st jetstream.Stream, take func(jetstream.Msg, *jetstream.MsgMetadata)) error {
 	info, err := st.Info(ctx)
 	if err != nil {
 		return fmt.Errorf("ask for the state of stream %s: %w", st.CachedInfo().Config.Name, err)
@@ -159,7 +159,7 @@ func (s *Set) Messages(ctx context.Context, st jetstream.Stream, take func(jetst
 				take(m, at)
 			}
 		}, jetstream.PullMaxBytes(feedBytes))
-		if err != nil && Passing(err) && time.Since(moved) < lostMost {
+		if err != nil && IsTransient(err) && time.Since(moved) < lostMost {
 			select {
 			case <-time.After(retryMost):
 				continue
@@ -171,7 +171,7 @@ func (s *Set) Messages(ctx context.Context, st jetstream.Stream, take func(jetst
 		}
 		// It was removed, or the server that was read from lags behind.
 		_, err = s.askLeader(ctx, st, map[string]any{"seq": info.State.LastSeq})
-		if Missing(err) {
+		if IsNotFound(err) {
 			return nil
 		}
 		if err != nil {
@@ -180,7 +180,7 @@ func (s *Set) Messages(ctx context.Context, st jetstream.Stream, take func(jetst
 	}
 }
 
-func (s *Set) read(
+func (s *Store) read(
 	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, ahead int, take func(jetstream.Msg), opts ...jetstream.PullConsumeOpt,
 ) error {
 	ctx, fail := context.WithCancelCause(ctx)

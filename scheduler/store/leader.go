@@ -1,4 +1,4 @@
-package stream
+package store
 
 import (
 	"context"
@@ -30,11 +30,11 @@ type got struct {
 
 // newest reads the last message on a subject as the leader of st has it: the library would ask any server for it where the stream allows
 // that. It asks again until ctx ends.
-func (s *Set) newest(ctx context.Context, st jetstream.Stream, subject string) (*jetstream.RawStreamMsg, error) {
+func (s *Store) lastFromLeader(ctx context.Context, st jetstream.Stream, subject string) (*jetstream.RawStreamMsg, error) {
 	return s.askLeader(ctx, st, map[string]any{"last_by_subj": subject})
 }
 
-func (s *Set) askLeader(ctx context.Context, st jetstream.Stream, which map[string]any) (*jetstream.RawStreamMsg, error) {
+func (s *Store) askLeader(ctx context.Context, st jetstream.Stream, which map[string]any) (*jetstream.RawStreamMsg, error) {
 	question, err := json.Marshal(which)
 	if err != nil {
 		return nil, fmt.Errorf("encode %v: %w", which, err)
@@ -70,30 +70,30 @@ func (s *Set) askLeader(ctx context.Context, st jetstream.Stream, which map[stri
 
 // Standing tells how an execution stands, and which worker had it last: queued while only its job is there. That it has ended any server
 // may say, since that stays; all else is the leaders' word. Its error is [proto.ErrNotFound] where there is neither record nor job.
-func (s *Set) Standing(ctx context.Context, id proto.TraceID) (status proto.Status, worker string, err error) {
+func (s *Store) Status(ctx context.Context, id proto.TraceID) (status proto.Status, worker string, err error) {
 	read := func(m *jetstream.RawStreamMsg) (proto.Status, string) {
 		return proto.Status(m.Header.Get(HeaderStatus)), m.Header.Get(HeaderWorker)
 	}
 	anybody, cancel := context.WithTimeout(ctx, getTimeout)
-	m, err := s.Execs.GetLastMsgForSubject(anybody, Exec(id))
+	m, err := s.Executions.GetLastMsgForSubject(anybody, ExecSubject(id))
 	cancel()
 	if err == nil {
 		if status, worker = read(m); status.Terminal() {
 			return status, worker, nil
 		}
 	}
-	m, err = s.newest(ctx, s.Execs, Exec(id))
-	if Missing(err) {
-		_, err = s.newest(ctx, s.Jobs, JobOf(id))
+	m, err = s.lastFromLeader(ctx, s.Executions, ExecSubject(id))
+	if IsNotFound(err) {
+		_, err = s.lastFromLeader(ctx, s.Jobs, JobPattern(id))
 		if err == nil {
 			return proto.StatusQueued, "", nil
 		}
-		if Missing(err) { // the record is written before the job goes: between the two reads it may have appeared
-			m, err = s.newest(ctx, s.Execs, Exec(id))
+		if IsNotFound(err) { // the record is written before the job goes: between the two reads it may have appeared
+			m, err = s.lastFromLeader(ctx, s.Executions, ExecSubject(id))
 		}
 	}
 	switch {
-	case Missing(err):
+	case IsNotFound(err):
 		return "", "", fmt.Errorf("execution %s: %w", id, proto.ErrNotFound)
 	case err != nil:
 		return "", "", fmt.Errorf("ask how execution %s stands: %w", id, err)

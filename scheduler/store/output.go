@@ -1,4 +1,4 @@
-package stream
+package store
 
 import (
 	"context"
@@ -12,9 +12,9 @@ import (
 
 // LastEvent reads the number of the last event that attempts of an execution told, up to that attempt; 0 for none. What an earlier
 // attempt published after a later one had begun does not count.
-func (s *Set) LastEvent(ctx context.Context, id proto.TraceID, attempt int) (int64, error) {
+func (s *Store) LastEvent(ctx context.Context, id proto.TraceID, attempt int) (int64, error) {
 	for ; attempt > 0; attempt-- {
-		last, met, err := s.lastOf(ctx, Out(id, attempt))
+		last, met, err := s.lastOf(ctx, OutputSubject(id, attempt))
 		if err != nil {
 			return 0, fmt.Errorf("read the last output of %s: %w", id, err)
 		}
@@ -26,9 +26,9 @@ func (s *Set) LastEvent(ctx context.Context, id proto.TraceID, attempt int) (int
 }
 
 // lastOf reads the number of the last event on a subject, and whether there is any output.
-func (s *Set) lastOf(ctx context.Context, subject string) (last int64, met bool, err error) {
-	m, err := s.readLast(ctx, s.Outs, subject)
-	if Missing(err) {
+func (s *Store) lastOf(ctx context.Context, subject string) (last int64, met bool, err error) {
+	m, err := s.readLast(ctx, s.Output, subject)
+	if IsNotFound(err) {
 		return 0, false, nil
 	}
 	if err != nil {
@@ -39,8 +39,8 @@ func (s *Set) lastOf(ctx context.Context, subject string) (last int64, met bool,
 	}
 	// Something that is no output lies there: look at all of it.
 	for from := uint64(1); ; from = m.Sequence + 1 {
-		m, err = s.readAt(ctx, s.Outs, from, jetstream.WithGetMsgSubject(subject))
-		if Missing(err) {
+		m, err = s.readAt(ctx, s.Output, from, jetstream.WithGetMsgSubject(subject))
+		if IsNotFound(err) {
 			return last, met, nil
 		}
 		if err != nil {

@@ -1,5 +1,5 @@
-// Package streamtest gives the scheduler's tests a real JetStream of their own.
-package streamtest
+// Package storetest starts real JetStream servers for the tests of the scheduler.
+package storetest
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/natsembed"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 // Server starts an embedded server in a directory of the test's, and stops it when the test is over.
@@ -39,20 +39,20 @@ var clusters atomic.Int32
 const Replicas = 3
 
 // Cluster starts servers that keep every stream between them, and gives a connection to them. They stop when the test is over.
-func Cluster(t testing.TB) *stream.Set {
+func Cluster(t testing.TB) *store.Store {
 	t.Helper()
 	start := Servers(t)
 	var urls []string
 	for range Replicas {
 		urls = append(urls, start())
 	}
-	set, err := stream.Connect(Context(t), stream.Access{URL: strings.Join(urls, ","), Name: t.Name()},
-		stream.Config{Replicas: Replicas, Retention: time.Hour}, Log(t))
+	st, err := store.Connect(Context(t), store.Access{URL: strings.Join(urls, ","), Name: t.Name()},
+		store.Config{Replicas: Replicas, Retention: time.Hour}, Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(set.Close)
-	return set
+	t.Cleanup(st.Close)
+	return st
 }
 
 // Servers gives a function that starts the next server of a cluster and returns its URL when it listens. They stop when the test is over.
@@ -91,22 +91,22 @@ func Servers(t testing.TB) (start func() string) {
 }
 
 // Restarted is a server that can be started again with connections open.
-type Restarted struct {
+type RestartableServer struct {
 	t       testing.TB
 	dir     string
 	current atomic.Pointer[natsembed.Server]
 }
 
 // Restartable starts such a server, and stops it when the test is over.
-func Restartable(t testing.TB) *Restarted {
+func NewRestartable(t testing.TB) *RestartableServer {
 	t.Helper()
-	r := &Restarted{t: t, dir: t.TempDir()}
+	r := &RestartableServer{t: t, dir: t.TempDir()}
 	r.start()
 	t.Cleanup(func() { r.current.Load().Close() })
 	return r
 }
 
-func (r *Restarted) start() {
+func (r *RestartableServer) start() {
 	s, err := natsembed.Open(r.dir, 1<<20, Log(r.t))
 	if err != nil {
 		r.t.Fatal(err)
@@ -115,25 +115,27 @@ func (r *Restarted) start() {
 }
 
 // InProcessConn opens a connection to the server as it is now.
-func (r *Restarted) InProcessConn() (net.Conn, error) { return r.current.Load().InProcessConn() }
+func (r *RestartableServer) InProcessConn() (net.Conn, error) {
+	return r.current.Load().InProcessConn()
+}
 
 // Restart stops the server and starts it with what it has stored.
-func (r *Restarted) Restart() {
+func (r *RestartableServer) Restart() {
 	r.t.Helper()
 	r.current.Load().Close()
 	r.start()
 }
 
 // Set connects to the server with a connection of its own, as another process would.
-func Set(t testing.TB, s nats.InProcessConnProvider) *stream.Set {
+func Open(t testing.TB, s nats.InProcessConnProvider) *store.Store {
 	t.Helper()
-	set, err := stream.Connect(Context(t), stream.Access{InProcess: s, Name: t.Name()},
-		stream.Config{Replicas: 1, Retention: time.Hour}, Log(t))
+	st, err := store.Connect(Context(t), store.Access{InProcess: s, Name: t.Name()},
+		store.Config{Replicas: 1, Retention: time.Hour}, Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(set.Close)
-	return set
+	t.Cleanup(st.Close)
+	return st
 }
 
 // Context ends with the test, or when it takes so long that something hangs.
@@ -157,12 +159,12 @@ func Job(org, key string, mode proto.Mode) *proto.Job {
 }
 
 // Store stores a job as a dispatcher does.
-func Store(ctx context.Context, set *stream.Set, job *proto.Job) error {
-	m, err := set.StageJob(ctx, job, nats.Header{})
+func PutJob(ctx context.Context, st *store.Store, job *proto.Job) error {
+	m, err := st.StageJob(ctx, job, nats.Header{})
 	if err != nil {
 		return err
 	}
-	_, err = set.WriteJob(ctx, m)
+	_, err = st.WriteJob(ctx, m)
 	return err
 }
 

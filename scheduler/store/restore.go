@@ -1,4 +1,4 @@
-package stream
+package store
 
 import (
 	"context"
@@ -21,7 +21,7 @@ const (
 	objectsPrefix = "OBJ_"
 )
 
-// names are those of all streams that a [Set] makes.
+// names are those of all streams that a [PutJob] makes.
 func names() []string {
 	all := []string{jobsName, execsName, outName, deadName, partsName, hooksName, headsName, objectsPrefix + bodiesName}
 	for _, bucket := range []string{keysName, profilesName, bindingsName, controlName, imagesName, webhooksName} {
@@ -31,8 +31,8 @@ func names() []string {
 }
 
 // Used opens JetStream alone, and gives the names of the streams of bullpen that something is in.
-func Used(ctx context.Context, nc *nats.Conn) (*Set, []string, error) {
-	js, err := jetstream.New(nc, jetstream.WithPublishAsyncTimeout(ackTimeout), jetstream.WithPublishAsyncMaxPending(RestoreAhead))
+func OpenForRestore(ctx context.Context, nc *nats.Conn) (*Store, []string, error) {
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncTimeout(ackTimeout), jetstream.WithPublishAsyncMaxPending(MaxPendingRestores))
 	if err != nil {
 		return nil, nil, fmt.Errorf("open JetStream: %w", err)
 	}
@@ -41,7 +41,7 @@ func Used(ctx context.Context, nc *nats.Conn) (*Set, []string, error) {
 	var used []string
 	for _, name := range names() {
 		var st jetstream.Stream
-		err := Patiently(ctx, Passing, func(ctx context.Context) (err error) {
+		err := Retry(ctx, IsTransient, func(ctx context.Context) (err error) {
 			st, err = js.Stream(ctx, name)
 			return err
 		})
@@ -53,15 +53,15 @@ func Used(ctx context.Context, nc *nats.Conn) (*Set, []string, error) {
 			used = append(used, name)
 		}
 	}
-	return &Set{Conn: nc, JS: js}, used, nil
+	return &Store{Conn: nc, JS: js}, used, nil
 }
 
 // RestoreAhead is how many messages may be on their way to be stored while a backup is restored.
-const RestoreAhead = 64
+const MaxPendingRestores = 64
 
 // Unfinished reports whether a backup was being restored here, and not to its end.
-func (s *Set) Unfinished(ctx context.Context) (bool, error) {
-	err := Patiently(ctx, Passing, func(ctx context.Context) error {
+func (s *Store) RestoreUnfinished(ctx context.Context) (bool, error) {
+	err := Retry(ctx, IsTransient, func(ctx context.Context) error {
 		_, err := s.JS.Stream(ctx, restoringName)
 		return err
 	})
@@ -76,10 +76,10 @@ func (s *Set) Unfinished(ctx context.Context) (bool, error) {
 }
 
 // BeginRestore marks that a backup is being restored, so that no server starts on half of it, and removes all that is there.
-func (s *Set) BeginRestore(ctx context.Context, cfg Config) error {
+func (s *Store) BeginRestore(ctx context.Context, cfg Config) error {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	err := Patiently(ctx, forming, func(ctx context.Context) error {
+	err := Retry(ctx, forming, func(ctx context.Context) error {
 		_, err := s.JS.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 			Name: restoringName, Subjects: []string{root + "restoring"}, Replicas: cfg.Replicas, Storage: jetstream.FileStorage,
 		})
@@ -89,7 +89,7 @@ func (s *Set) BeginRestore(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("make stream %s: %w: check the NATS server's JetStream and permissions", restoringName, err)
 	}
 	for _, name := range names() {
-		err := Patiently(ctx, Passing, func(ctx context.Context) error { return s.JS.DeleteStream(ctx, name) })
+		err := Retry(ctx, IsTransient, func(ctx context.Context) error { return s.JS.DeleteStream(ctx, name) })
 		if err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
 			return fmt.Errorf("remove stream %s: %w", name, err)
 		}
@@ -104,7 +104,7 @@ func (s *Set) BeginRestore(ctx context.Context, cfg Config) error {
 }
 
 // EndRestore says that all of a backup is there.
-func (s *Set) EndRestore(ctx context.Context) error {
+func (s *Store) EndRestore(ctx context.Context) error {
 	if err := s.JS.DeleteStream(ctx, restoringName); err != nil {
 		return fmt.Errorf("remove stream %s: %w", restoringName, err)
 	}
@@ -112,7 +112,7 @@ func (s *Set) EndRestore(ctx context.Context) error {
 }
 
 // Bucket opens the stream of a bucket.
-func (s *Set) Bucket(ctx context.Context, b jetstream.KeyValue) (jetstream.Stream, error) {
+func (s *Store) BucketStream(ctx context.Context, b jetstream.KeyValue) (jetstream.Stream, error) {
 	st, err := s.JS.Stream(ctx, bucketPrefix+b.Bucket())
 	if err != nil {
 		return nil, fmt.Errorf("open the stream of bucket %s: %w", b.Bucket(), err)
@@ -121,13 +121,13 @@ func (s *Set) Bucket(ctx context.Context, b jetstream.KeyValue) (jetstream.Strea
 }
 
 // Removed reports whether a message of a bucket says that there is nothing under its name.
-func Removed(h nats.Header) bool {
+func IsDeleteMarker(h nats.Header) bool {
 	return h.Get(jetstream.MarkerReasonHeader) != "" || slices.Contains([]string{"DEL", "PURGE"}, h.Get("KV-Operation"))
 }
 
 // Restorable reports whether messages on a subject are kept in a backup: all but the seats of those who lead, and bodies, which are in
 // the messages that name them.
-func Restorable(subject string) bool {
+func InBackup(subject string) bool {
 	for _, of := range []string{"job.", "exec.", "out.", "delivery.", "thread.", "image.", "dead."} {
 		if strings.HasPrefix(subject, root+of) {
 			return true
@@ -143,7 +143,7 @@ func Restorable(subject string) bool {
 
 // Portable gives the header of a message as a backup has it: without conditions of its write, and without the name of a body that is
 // stored apart, which the backup has with it.
-func Portable(h nats.Header) nats.Header {
+func BackupHeader(h nats.Header) nats.Header {
 	out := nats.Header{}
 	for name, values := range h {
 		if !strings.HasPrefix(name, "Nats-") && name != headerBody && name != headerWrite {
@@ -154,7 +154,7 @@ func Portable(h nats.Header) nats.Header {
 }
 
 // Restore stores a message of a backup after those before it, which was first stored at a time. Whether it is there the future tells.
-func (s *Set) Restore(ctx context.Context, subject string, h nats.Header, body []byte, at time.Time) (jetstream.PubAckFuture, error) {
+func (s *Store) Restore(ctx context.Context, subject string, h nats.Header, body []byte, at time.Time) (jetstream.PubAckFuture, error) {
 	if h == nil {
 		h = nats.Header{}
 	}

@@ -1,4 +1,4 @@
-package stream
+package store
 
 import (
 	"context"
@@ -16,26 +16,26 @@ import (
 const readTimeout = 5 * time.Second
 
 // readLast reads the last message on a subject of st.
-func (s *Set) readLast(ctx context.Context, st jetstream.Stream, subject string) (*jetstream.RawStreamMsg, error) {
+func (s *Store) readLast(ctx context.Context, st jetstream.Stream, subject string) (*jetstream.RawStreamMsg, error) {
 	return ask(ctx, s.news, nameOf(st), func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
 		return st.GetLastMsgForSubject(ctx, subject)
 	})
 }
 
 // readAt reads the message of st with sequence number seq, or as opts say.
-func (s *Set) readAt(ctx context.Context, st jetstream.Stream, seq uint64, opts ...jetstream.GetMsgOpt) (*jetstream.RawStreamMsg, error) {
+func (s *Store) readAt(ctx context.Context, st jetstream.Stream, seq uint64, opts ...jetstream.GetMsgOpt) (*jetstream.RawStreamMsg, error) {
 	return ask(ctx, s.news, nameOf(st), func(ctx context.Context) (*jetstream.RawStreamMsg, error) { return st.GetMsg(ctx, seq, opts...) })
 }
 
 func nameOf(st jetstream.Stream) string { return st.CachedInfo().Config.Name }
 
-// Bare reads the message of st with sequence number seq, without a body that is stored apart. Its error may be one that [Missing] knows.
-func (s *Set) Bare(ctx context.Context, st jetstream.Stream, seq uint64) (*jetstream.RawStreamMsg, error) {
+// Bare reads the message of st with sequence number seq, without a body that is stored apart. Its error may be one that [IsNotFound] knows.
+func (s *Store) AtWithoutBody(ctx context.Context, st jetstream.Stream, seq uint64) (*jetstream.RawStreamMsg, error) {
 	return s.readAt(ctx, st, seq)
 }
 
-// Next reads the first message of st on a subject whose sequence number is from or later. Its error may be one that [Missing] knows.
-func (s *Set) Next(ctx context.Context, st jetstream.Stream, from uint64, subject string) (*jetstream.RawStreamMsg, error) {
+// Next reads the first message of st on a subject whose sequence number is from or later. Its error may be one that [IsNotFound] knows.
+func (s *Store) Next(ctx context.Context, st jetstream.Stream, from uint64, subject string) (*jetstream.RawStreamMsg, error) {
 	return s.readAt(ctx, st, from, jetstream.WithGetMsgSubject(subject))
 }
 
@@ -55,7 +55,7 @@ func ask[T any](ctx context.Context, n *news, of string, read func(context.Conte
 func again[T any](ctx context.Context, n *news, of string, read func(context.Context) (T, error)) (T, error) {
 	return insist(ctx, n, of, getTimeout, func(try context.Context) (T, error) {
 		m, err := read(try)
-		if err != nil && !Passing(err) && !errors.Is(err, context.Canceled) {
+		if err != nil && !IsTransient(err) && !errors.Is(err, context.Canceled) {
 			err = backoff.Permanent(err)
 		}
 		return m, err
@@ -92,16 +92,16 @@ func insist[T any](ctx context.Context, n *news, of string, most time.Duration, 
 }
 
 // Passing reports whether what failed may do better in a moment.
-func Passing(err error) bool {
+func IsTransient(err error) bool {
 	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
 		return api.Code >= http.StatusInternalServerError
 	}
-	return !Missing(err) && !errors.Is(err, nats.ErrConnectionClosed) && !errors.Is(err, context.Canceled)
+	return !IsNotFound(err) && !errors.Is(err, nats.ErrConnectionClosed) && !errors.Is(err, context.Canceled)
 }
 
 // unanswered makes errors that say in many ways that nobody was there to answer be [context.DeadlineExceeded] too.
 func unanswered(err error) error {
-	if err == nil || !Passing(err) || errors.Is(err, context.DeadlineExceeded) {
+	if err == nil || !IsTransient(err) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	return fmt.Errorf("%w: %w", context.DeadlineExceeded, err)

@@ -1,4 +1,4 @@
-package stream
+package store
 
 import (
 	"context"
@@ -44,7 +44,7 @@ const (
 // Connect waits for NATS and opens all that bullpen keeps there, making what is missing. An answer that says no, to the credentials or
 // to what is asked for, is an error at once. The connection reconnects for ever; while it is away publishes fail at once rather than
 // pile up in memory.
-func Connect(ctx context.Context, a Access, cfg Config, log *slog.Logger) (*Set, error) {
+func Connect(ctx context.Context, a Access, cfg Config, log *slog.Logger) (*Store, error) {
 	wait := backoff.NewExponentialBackOff(backoff.WithInitialInterval(dialFirst), backoff.WithMaxInterval(dialMost), backoff.WithMaxElapsedTime(0))
 	nc, err := backoff.RetryNotifyWithData(func() (*nats.Conn, error) {
 		nc, err := Dial(a, log)
@@ -60,7 +60,7 @@ func Connect(ctx context.Context, a Access, cfg Config, log *slog.Logger) (*Set,
 	}
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	if cfg.Guest {
+	if cfg.AttachOnly {
 		waiting := time.AfterFunc(openNote, func() {
 			log.Info("waiting for the streams of bullpen on this NATS; a gateway or scheduler makes them when it starts", "at_most", openTimeout)
 		})
@@ -83,7 +83,7 @@ func away(err error) bool {
 }
 
 // Close ends the connection.
-func (s *Set) Close() { s.Conn.Close() }
+func (s *Store) Close() { s.Conn.Close() }
 
 // Dial only connects.
 func Dial(a Access, log *slog.Logger) (*nats.Conn, error) {

@@ -1,4 +1,4 @@
-package stream_test
+package store_test
 
 import (
 	"context"
@@ -8,23 +8,23 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/bullpen-run/bullpen/scheduler/stream"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 // Making a bucket again is no error while its settings are the same.
 func TestBucketsAreAsTheLibraryMakesThem(t *testing.T) {
-	set := streamtest.Set(t, streamtest.Server(t))
-	ctx := streamtest.Context(t)
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
 	for _, cfg := range []jetstream.KeyValueConfig{
-		{Bucket: "bullpen_keys"}, {Bucket: "bullpen_bindings", TTL: time.Hour}, {Bucket: "bullpen_webhooks", LimitMarkerTTL: stream.WebhookMarks},
+		{Bucket: "bullpen_keys"}, {Bucket: "bullpen_bindings", TTL: time.Hour}, {Bucket: "bullpen_webhooks", LimitMarkerTTL: store.WebhookMarkerTTL},
 	} {
 		cfg.Storage, cfg.Replicas = jetstream.FileStorage, 1
-		if _, err := set.JS.CreateKeyValue(ctx, cfg); err != nil {
+		if _, err := st.JS.CreateKeyValue(ctx, cfg); err != nil {
 			t.Errorf("%s: %v", cfg.Bucket, err)
 		}
 	}
-	if _, err := set.JS.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
+	if _, err := st.JS.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
 		Bucket: "bullpen_bodies", TTL: 3 * 24 * time.Hour, Replicas: 1, Storage: jetstream.FileStorage,
 	}); err != nil {
 		t.Errorf("bodies: %v", err)
@@ -33,17 +33,17 @@ func TestBucketsAreAsTheLibraryMakesThem(t *testing.T) {
 
 // Without a leader a stream is one that nobody answers for, as one that is gone is.
 func TestWhatNobodyAnswersForIsTold(t *testing.T) {
-	set := streamtest.Set(t, streamtest.Server(t))
-	ctx := streamtest.Context(t)
-	if err := set.JS.DeleteStream(ctx, "KV_bullpen_bindings"); err != nil {
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
+	if err := st.JS.DeleteStream(ctx, "KV_bullpen_bindings"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := set.Bindings.Create(ctx, "key", nil); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := st.Bindings.Create(ctx, "key", nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a write that reached nobody: %v", err)
 	}
 	soon, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
-	if _, err := set.Bindings.Get(soon, "key"); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := st.Bindings.Get(soon, "key"); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a read that reached nobody: %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package stream
+package store
 
 import (
 	"strconv"
@@ -16,26 +16,26 @@ func JobSubject(m *proto.Meta) string {
 }
 
 // JobOf is the pattern of the one job of id.
-func JobOf(id proto.TraceID) string { return root + "job.*.*.*." + string(id) }
+func JobPattern(id proto.TraceID) string { return root + "job.*.*.*." + string(id) }
 
 // Exec is where the one record of an execution lies: its claim and lease while it runs, its result when it has ended.
-func Exec(id proto.TraceID) string { return root + "exec." + string(id) }
+func ExecSubject(id proto.TraceID) string { return root + "exec." + string(id) }
 
 // Out is where the output of one attempt lies.
-func Out(id proto.TraceID, attempt int) string {
+func OutputSubject(id proto.TraceID, attempt int) string {
 	return root + "out." + string(id) + "." + strconv.Itoa(attempt)
 }
 
 // OutOf is the pattern of all output of an execution.
-func OutOf(id proto.TraceID) string { return root + "out." + string(id) + ".*" }
+func OutputPattern(id proto.TraceID) string { return root + "out." + string(id) + ".*" }
 
 // Delivery is where the one record of a delivery lies.
-func Delivery(org string, id proto.TraceID) string {
+func DeliverySubject(org string, id proto.TraceID) string {
 	return root + "delivery." + org + "." + string(id)
 }
 
 // DeliveriesOf is the pattern of an organisation's deliveries; empty for those of all.
-func DeliveriesOf(org string) string {
+func DeliveryPattern(org string) string {
 	if org == "" {
 		org = "*"
 	}
@@ -43,62 +43,64 @@ func DeliveriesOf(org string) string {
 }
 
 // Thread is where the head of a thread lies.
-func Thread(org, id string) string { return root + "thread." + org + "." + id }
+func ThreadSubject(org, id string) string { return root + "thread." + org + "." + id }
 
 // Threads is the pattern of the heads of all threads.
-const Threads = root + "thread.*.*"
+const ThreadPattern = root + "thread.*.*"
 
 // ThreadsOf is the pattern of the heads of an organisation's threads.
-func ThreadsOf(org string) string { return Thread(org, "*") }
+func ThreadPatternOf(org string) string { return ThreadSubject(org, "*") }
 
 // ThreadOf gives the organisation and the id of a head's subject.
-func ThreadOf(subject string) (org, id string) {
+func ParseThreadSubject(subject string) (org, id string) {
 	org, id, _ = strings.Cut(strings.TrimPrefix(subject, root+"thread."), ".")
 	return org, id
 }
 
 // Part is where one part of an uploaded image lies; the first is 0.
-func Part(upload string, n int) string { return root + "image." + upload + "." + strconv.Itoa(n) }
+func ImagePartSubject(upload string, n int) string {
+	return root + "image." + upload + "." + strconv.Itoa(n)
+}
 
 // PartsOf is the pattern of all parts of an upload.
-func PartsOf(upload string) string { return root + "image." + upload + ".*" }
+func ImagePartPattern(upload string) string { return root + "image." + upload + ".*" }
 
 // UploadOf gives the upload of a part's subject.
-func UploadOf(part string) string {
+func ParseImagePartSubject(part string) string {
 	upload, _, _ := strings.Cut(strings.TrimPrefix(part, root+"image."), ".")
 	return upload
 }
 
-// Done repeats, not stored, what was stored on [Exec], once it is. The server does that itself.
-func Done(id proto.TraceID) string { return root + "done." + string(id) }
+// Done repeats, not stored, what was stored on [ExecSubject], once it is. The server does that itself.
+func DoneSubject(id proto.TraceID) string { return root + "done." + string(id) }
 
 // The dispatcher's subjects, answered by the leader only.
 const (
-	Submit = root + "ctl.submit" // request: admit and store this job
-	Slots  = root + "ctl.slots"  // a worker tells of itself and its free slots
-	Stats  = root + "ctl.stats"  // request: the queue at this moment
+	SubmitSubject = root + "ctl.submit" // request: admit and store this job
+	SlotsSubject  = root + "ctl.slots"  // a worker tells of itself and its free slots
+	StatsSubject  = root + "ctl.stats"  // request: the queue at this moment
 )
 
 // WebhookTest is answered by the webhook dispatcher that leads: send a test to the endpoint of this key.
-const WebhookTest = root + "ctl.webhook.test"
+const WebhookTestSubject = root + "ctl.webhook.test"
 
 // RollCall is how a dispatcher that begins to lead asks all workers to announce themselves, and tells who waits for one that there is one.
-const RollCall = root + "ctl.rollcall"
+const AnnounceSubject = root + "ctl.rollcall"
 
 // dead is what subjects of dead letters begin with.
 const dead = root + "dead."
 
 // DeadLetter is where the dead letter of that id lies.
-func DeadLetter(id string) string { return dead + "letter." + id }
+func DeadLetterSubject(id string) string { return dead + "letter." + id }
 
 // DeadLetters is the pattern of all of them.
-const DeadLetters = dead + "letter.*"
+const DeadLetterPattern = dead + "letter.*"
 
 // Ping is answered by an instance while it leads.
-func Ping(name, instance string) string { return root + "ctl.ping." + name + "." + instance }
+func PingSubject(name, instance string) string { return root + "ctl.ping." + name + "." + instance }
 
 // Assign hands a job to a worker.
-func Assign(worker string) string { return root + "worker." + worker + ".assign" }
+func AssignSubject(worker string) string { return root + "worker." + worker + ".assign" }
 
 // Cancel tells a worker to look at the record of the execution named in the message.
-func Cancel(worker string) string { return root + "worker." + worker + ".cancel" }
+func CancelSubject(worker string) string { return root + "worker." + worker + ".cancel" }

@@ -1,4 +1,4 @@
-package stream
+package store
 
 import (
 	"bytes"
@@ -46,7 +46,7 @@ const (
 )
 
 // Stored is one message of a stream with its body, which may have been claim-checked.
-type Stored struct {
+type Message struct {
 	Header nats.Header
 	Data   []byte
 	Seq    uint64
@@ -55,28 +55,28 @@ type Stored struct {
 
 // Write stores a message if the last one on its subject has sequence number expect (0: none yet), and returns the new sequence
 // number. It is safe against lost answers: it tries again until ctx ends, and recognises its own write. A body over the inline
-// limit goes to the object store first. The errors to tell apart are those of [Conflict] and [Refused].
-func (s *Set) Write(ctx context.Context, subject string, h nats.Header, body []byte, expect uint64) (uint64, error) {
+// limit goes to the object store first. The errors to tell apart are those of [IsConflict] and [IsRejected].
+func (s *Store) Write(ctx context.Context, subject string, h nats.Header, body []byte, expect uint64) (uint64, error) {
 	m, err := s.stage(ctx, subject, h, body, s.inline)
 	if err != nil {
 		return 0, err
 	}
 	seq, err := s.write(ctx, m, h.Get(headerWrite), expect, false)
 	// Left alone unless the server said no: an unanswered write may still be carried out, and needs its body.
-	if Conflict(err) || Refused(err) {
+	if IsConflict(err) || IsRejected(err) {
 		s.discard(ctx, m)
 	}
 	return seq, err
 }
 
 // stage makes a message ready to be written; a body of more than most bytes is stored.
-func (s *Set) stage(ctx context.Context, subject string, h nats.Header, body []byte, most int) (*nats.Msg, error) {
+func (s *Store) stage(ctx context.Context, subject string, h nats.Header, body []byte, most int) (*nats.Msg, error) {
 	id := nuid.Next()
 	h.Set(headerWrite, id)
 	if len(body) > most {
 		name := strings.TrimPrefix(subject, root) + "." + id
 		// In the largest pieces: each is a durable write, and somebody waits for all of them.
-		object := jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: uint32(s.Piece())}}
+		object := jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: uint32(s.MaxInline())}}
 		if _, err := s.bodies.Put(ctx, object, bytes.NewReader(body)); err != nil {
 			return nil, fmt.Errorf("store the body of %s: %w", subject, err)
 		}
@@ -87,12 +87,12 @@ func (s *Set) stage(ctx context.Context, subject string, h nats.Header, body []b
 }
 
 // discard removes the stored body of a message that will not be written. One that stays goes at the end of its retention.
-func (s *Set) discard(ctx context.Context, m *nats.Msg) {
-	s.DiscardBody(ctx, &Stored{Header: m.Header})
+func (s *Store) discard(ctx context.Context, m *nats.Msg) {
+	s.DiscardBody(ctx, &Message{Header: m.Header})
 }
 
 // write stores msg; unsure says that it may have been stored before.
-func (s *Set) write(ctx context.Context, msg *nats.Msg, id string, expect uint64, unsure bool) (uint64, error) {
+func (s *Store) write(ctx context.Context, msg *nats.Msg, id string, expect uint64, unsure bool) (uint64, error) {
 	st := s.streamOf(msg.Subject)
 	seq, err := insist(ctx, s.news, nameOf(st), publishTimeout, func(try context.Context) (uint64, error) {
 		ack, err := s.JS.PublishMsg(try, msg, jetstream.WithExpectLastSequencePerSubject(expect))
@@ -101,7 +101,7 @@ func (s *Set) write(ctx context.Context, msg *nats.Msg, id string, expect uint64
 			return ack.Sequence, nil
 		case undecided(err):
 			return 0, err
-		case Conflict(err) || Refused(err):
+		case IsConflict(err) || IsRejected(err):
 			if !unsure {
 				return 0, backoff.Permanent(err)
 			}
@@ -118,28 +118,28 @@ func (s *Set) write(ctx context.Context, msg *nats.Msg, id string, expect uint64
 }
 
 // streamOf gives the stream that messages on a subject are written to.
-func (s *Set) streamOf(subject string) jetstream.Stream {
+func (s *Store) streamOf(subject string) jetstream.Stream {
 	switch {
 	case strings.HasPrefix(subject, root+"job."):
 		return s.Jobs
 	case strings.HasPrefix(subject, root+"delivery."):
-		return s.Hooks
+		return s.Deliveries
 	case strings.HasPrefix(subject, root+"thread."):
-		return s.Heads
+		return s.Threads
 	case strings.HasPrefix(subject, dead):
-		return s.Dead
+		return s.DeadLetters
 	default:
-		return s.Execs
+		return s.Executions
 	}
 }
 
 // wrote finds out whether this very write was carried out before the server's no to it: the answer may have been lost.
-func (s *Set) wrote(ctx context.Context, st jetstream.Stream, subject, id string, no error) (uint64, error) {
+func (s *Store) wrote(ctx context.Context, st jetstream.Stream, subject, id string, no error) (uint64, error) {
 	m, err := s.readLast(ctx, st, subject)
 	switch {
 	case err == nil && m.Header.Get(headerWrite) == id:
 		return m.Sequence, nil
-	case err == nil || Missing(err):
+	case err == nil || IsNotFound(err):
 		return 0, backoff.Permanent(no)
 	default:
 		return 0, err
@@ -147,33 +147,33 @@ func (s *Set) wrote(ctx context.Context, st jetstream.Stream, subject, id string
 }
 
 // DiscardBody removes the stored body of a message that was replaced.
-func (s *Set) DiscardBody(ctx context.Context, m *Stored) {
-	if name := BodyOf(m.Header); name != "" {
+func (s *Store) DiscardBody(ctx context.Context, m *Message) {
+	if name := BodyObject(m.Header); name != "" {
 		_ = s.bodies.Delete(ctx, name)
 	}
 }
 
-// Last reads the last message on a subject of st. Its error may be one that [Missing] knows.
-func (s *Set) Last(ctx context.Context, st jetstream.Stream, subject string) (*Stored, error) {
-	m, err := s.whole(ctx, func() (*jetstream.RawStreamMsg, error) { return s.readLast(ctx, st, subject) })
+// Last reads the last message on a subject of st. Its error may be one that [IsNotFound] knows.
+func (s *Store) Last(ctx context.Context, st jetstream.Stream, subject string) (*Message, error) {
+	m, err := s.readMessage(ctx, func() (*jetstream.RawStreamMsg, error) { return s.readLast(ctx, st, subject) })
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", subject, err)
 	}
 	return m, nil
 }
 
-// Newest is [Set.Last] as the leader of the stream has it, which no answer is older than. It asks again until ctx ends.
-func (s *Set) Newest(ctx context.Context, st jetstream.Stream, subject string) (*Stored, error) {
-	m, err := s.whole(ctx, func() (*jetstream.RawStreamMsg, error) { return s.newest(ctx, st, subject) })
+// Newest is [Store.Last] as the leader of the stream has it, which no answer is older than. It asks again until ctx ends.
+func (s *Store) LastFromLeader(ctx context.Context, st jetstream.Stream, subject string) (*Message, error) {
+	m, err := s.readMessage(ctx, func() (*jetstream.RawStreamMsg, error) { return s.lastFromLeader(ctx, st, subject) })
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", subject, err)
 	}
 	return m, nil
 }
 
-// At reads the message of st with sequence number seq. Its error may be one that [Missing] knows.
-func (s *Set) At(ctx context.Context, st jetstream.Stream, seq uint64) (*Stored, error) {
-	m, err := s.whole(ctx, func() (*jetstream.RawStreamMsg, error) { return s.readAt(ctx, st, seq) })
+// At reads the message of st with sequence number seq. Its error may be one that [IsNotFound] knows.
+func (s *Store) At(ctx context.Context, st jetstream.Stream, seq uint64) (*Message, error) {
+	m, err := s.readMessage(ctx, func() (*jetstream.RawStreamMsg, error) { return s.readAt(ctx, st, seq) })
 	if err != nil {
 		return nil, fmt.Errorf("read message %d: %w", seq, err)
 	}
@@ -182,17 +182,17 @@ func (s *Set) At(ctx context.Context, st jetstream.Stream, seq uint64) (*Stored,
 
 // whole reads a message and its body. A body that is deleted meanwhile may be waited for in vain, so after some time both are looked
 // for again: they are gone then, or it was slow and gets longer.
-func (s *Set) whole(ctx context.Context, read func() (*jetstream.RawStreamMsg, error)) (*Stored, error) {
+func (s *Store) readMessage(ctx context.Context, read func() (*jetstream.RawStreamMsg, error)) (*Message, error) {
 	for patience := bodyTimeout; ; patience *= 2 {
 		m, err := read()
 		if err != nil {
 			return nil, err
 		}
-		out := &Stored{Header: m.Header, Data: m.Data, Seq: m.Sequence, Time: m.Time}
+		out := &Message{Header: m.Header, Data: m.Data, Seq: m.Sequence, Time: m.Time}
 		if at, err := time.Parse(time.RFC3339Nano, m.Header.Get(headerStored)); err == nil {
 			out.Time = at
 		}
-		err = s.fill(ctx, out, patience)
+		err = s.loadBody(ctx, out, patience)
 		if err == nil {
 			return out, nil
 		}
@@ -203,7 +203,7 @@ func (s *Set) whole(ctx context.Context, read func() (*jetstream.RawStreamMsg, e
 }
 
 // fill reads the body of a message that was claim-checked, within patience.
-func (s *Set) fill(ctx context.Context, m *Stored, patience time.Duration) error {
+func (s *Store) loadBody(ctx context.Context, m *Message, patience time.Duration) error {
 	name := m.Header.Get(headerBody)
 	if name == "" {
 		return nil
@@ -229,11 +229,11 @@ func (s *Set) fill(ctx context.Context, m *Stored, patience time.Duration) error
 }
 
 // BodyOf names the object that holds a message's body; empty where the message holds it itself.
-func BodyOf(h nats.Header) string { return h.Get(headerBody) }
+func BodyObject(h nats.Header) string { return h.Get(headerBody) }
 
 // RemoveJobs removes every job below floor (0 for none), the jobs alone, and the objects that held their bodies. Removing what is gone
 // is no error. What cannot be removed does not keep it from the rest.
-func (s *Set) RemoveJobs(ctx context.Context, floor uint64, alone []uint64, bodies []string) error {
+func (s *Store) RemoveJobs(ctx context.Context, floor uint64, alone []uint64, bodies []string) error {
 	var failed []error
 	if floor > 0 {
 		if err := s.Jobs.Purge(ctx, jetstream.WithPurgeSequence(floor)); err != nil {
@@ -241,12 +241,12 @@ func (s *Set) RemoveJobs(ctx context.Context, floor uint64, alone []uint64, bodi
 		}
 	}
 	for _, seq := range alone {
-		if err := s.Jobs.DeleteMsg(ctx, seq); err != nil && !Missing(err) {
+		if err := s.Jobs.DeleteMsg(ctx, seq); err != nil && !IsNotFound(err) {
 			failed = append(failed, fmt.Errorf("remove job %d: %w", seq, err))
 		}
 	}
 	for _, name := range bodies {
-		if err := s.bodies.Delete(ctx, name); err != nil && !Missing(err) {
+		if err := s.bodies.Delete(ctx, name); err != nil && !IsNotFound(err) {
 			failed = append(failed, fmt.Errorf("delete body %q: %w", name, err))
 		}
 	}
@@ -255,9 +255,9 @@ func (s *Set) RemoveJobs(ctx context.Context, floor uint64, alone []uint64, bodi
 
 // JobMeta reads what the header of a job that is not terminal says of it, without a body that is stored apart. Its error is
 // [proto.ErrNotFound] where there is no such job.
-func (s *Set) JobMeta(ctx context.Context, id proto.TraceID) (*proto.Meta, error) {
-	m, err := s.readLast(ctx, s.Jobs, JobOf(id))
-	if Missing(err) {
+func (s *Store) JobMeta(ctx context.Context, id proto.TraceID) (*proto.Meta, error) {
+	m, err := s.readLast(ctx, s.Jobs, JobPattern(id))
+	if IsNotFound(err) {
 		return nil, fmt.Errorf("job %s: %w", id, proto.ErrNotFound)
 	}
 	if err != nil {
@@ -271,7 +271,7 @@ func (s *Set) JobMeta(ctx context.Context, id proto.TraceID) (*proto.Meta, error
 }
 
 // DecodeJob decodes the job of id.
-func DecodeJob(m *Stored, id proto.TraceID) (*proto.Job, error) {
+func DecodeJob(m *Message, id proto.TraceID) (*proto.Job, error) {
 	var job proto.Job
 	if err := json.Unmarshal(m.Data, &job); err != nil {
 		return nil, fmt.Errorf("decode job %s: %w", id, err)
@@ -296,9 +296,9 @@ var ErrMalformed = errors.New("malformed record")
 
 // Record reads the record of an execution that was claimed or has ended, with the sequence number to change it by. Its error is
 // [proto.ErrNotFound] where there is none, and [ErrMalformed], with the sequence number, where there is something else.
-func (s *Set) Record(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
-	m, err := s.Last(ctx, s.Execs, Exec(id))
-	if Missing(err) {
+func (s *Store) Record(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
+	m, err := s.Last(ctx, s.Executions, ExecSubject(id))
+	if IsNotFound(err) {
 		return nil, 0, fmt.Errorf("record of %s: %w", id, proto.ErrNotFound)
 	}
 	if err != nil {
@@ -312,14 +312,14 @@ func (s *Set) Record(ctx context.Context, id proto.TraceID) (*proto.Record, uint
 }
 
 // WriteRecord stores rec if the record has sequence number expect, and returns the new one. When rec is terminal, those who wait
-// for it are told once it is durable. Its errors are those of [Set.Write].
-func (s *Set) WriteRecord(ctx context.Context, rec *proto.Record, expect uint64) (uint64, error) {
+// for it are told once it is durable. Its errors are those of [Store.Write].
+func (s *Store) WriteRecord(ctx context.Context, rec *proto.Record, expect uint64) (uint64, error) {
 	staged, err := s.StageRecord(ctx, rec)
 	if err != nil {
 		return 0, err
 	}
 	seq, err := staged.Write(ctx, expect)
-	if Conflict(err) || Refused(err) {
+	if IsConflict(err) || IsRejected(err) {
 		staged.Discard(ctx)
 	}
 	return seq, err
@@ -327,12 +327,12 @@ func (s *Set) WriteRecord(ctx context.Context, rec *proto.Record, expect uint64)
 
 // StagedRecord is a record that is ready to be written, any number of times: what is large of it is stored already.
 type StagedRecord struct {
-	set *Set
-	msg *nats.Msg
+	store *Store
+	msg   *nats.Msg
 }
 
 // StageRecord makes rec ready to be written.
-func (s *Set) StageRecord(ctx context.Context, rec *proto.Record) (*StagedRecord, error) {
+func (s *Store) StageRecord(ctx context.Context, rec *proto.Record) (*StagedRecord, error) {
 	body, err := proto.EncodeRecord(rec)
 	if err != nil {
 		return nil, err
@@ -344,21 +344,21 @@ func (s *Set) StageRecord(ctx context.Context, rec *proto.Record) (*StagedRecord
 	if len(rec.Lost) > 0 {
 		h.Set(HeaderLosses, strconv.Itoa(len(rec.Lost)))
 	}
-	m, err := s.stage(ctx, Exec(rec.TraceID), h, body, s.record)
+	m, err := s.stage(ctx, ExecSubject(rec.TraceID), h, body, s.record)
 	if err != nil {
 		return nil, err
 	}
-	return &StagedRecord{set: s, msg: m}, nil
+	return &StagedRecord{store: s, msg: m}, nil
 }
 
-// Write is [Set.WriteRecord] of what was staged; it keeps what is stored of it when it fails.
+// Write is [Store.WriteRecord] of what was staged; it keeps what is stored of it when it fails.
 func (r *StagedRecord) Write(ctx context.Context, expect uint64) (uint64, error) {
 	if fault.Planted(fault.ResultWithoutCAS) && proto.Status(r.msg.Header.Get(HeaderStatus)).Terminal() {
-		if m, err := r.set.Execs.GetLastMsgForSubject(ctx, r.msg.Subject); err == nil {
+		if m, err := r.store.Executions.GetLastMsgForSubject(ctx, r.msg.Subject); err == nil {
 			expect = m.Sequence
 		}
 	}
-	seq, err := r.set.write(ctx, r.msg, r.msg.Header.Get(headerWrite), expect, false)
+	seq, err := r.store.write(ctx, r.msg, r.msg.Header.Get(headerWrite), expect, false)
 	if err != nil {
 		return 0, err
 	}
@@ -366,10 +366,10 @@ func (r *StagedRecord) Write(ctx context.Context, expect uint64) (uint64, error)
 }
 
 // Discard gives up a record that will not be written.
-func (r *StagedRecord) Discard(ctx context.Context) { r.set.discard(ctx, r.msg) }
+func (r *StagedRecord) Discard(ctx context.Context) { r.store.discard(ctx, r.msg) }
 
-// StageJob makes the message that [Set.WriteJob] stores: a body that is too large for it is stored already.
-func (s *Set) StageJob(ctx context.Context, job *proto.Job, h nats.Header) (*nats.Msg, error) {
+// StageJob makes the message that [Store.WriteJob] stores: a body that is too large for it is stored already.
+func (s *Store) StageJob(ctx context.Context, job *proto.Job, h nats.Header) (*nats.Msg, error) {
 	body, err := json.Marshal(job)
 	if err != nil {
 		return nil, fmt.Errorf("encode job %s: %w", job.TraceID, err)
@@ -383,21 +383,21 @@ func (s *Set) StageJob(ctx context.Context, job *proto.Job, h nats.Header) (*nat
 }
 
 // WriteJob stores a staged job that is not there yet, and returns its sequence number. Storing the same message again is no error.
-func (s *Set) WriteJob(ctx context.Context, m *nats.Msg) (uint64, error) {
+func (s *Store) WriteJob(ctx context.Context, m *nats.Msg) (uint64, error) {
 	return s.write(ctx, m, m.Header.Get(headerWrite), 0, true)
 }
 
 // DiscardJob gives up a staged job that will not be written.
-func (s *Set) DiscardJob(ctx context.Context, m *nats.Msg) { s.discard(ctx, m) }
+func (s *Store) DiscardJob(ctx context.Context, m *nats.Msg) { s.discard(ctx, m) }
 
 // Received gives a message that came by another way than its stream, with its body.
-func (s *Set) Received(ctx context.Context, m *nats.Msg) (*Stored, error) {
-	out := &Stored{Header: m.Header, Data: m.Data}
-	if err := s.fill(ctx, out, bodyTimeout); err != nil {
+func (s *Store) ReadBody(ctx context.Context, m *nats.Msg) (*Message, error) {
+	out := &Message{Header: m.Header, Data: m.Data}
+	if err := s.loadBody(ctx, out, bodyTimeout); err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
 // Piece is the largest body that a message takes unless it is a record's, in bytes.
-func (s *Set) Piece() int { return s.inline }
+func (s *Store) MaxInline() int { return s.inline }

@@ -1,4 +1,4 @@
-package stream_test
+package store_test
 
 import (
 	"context"
@@ -9,22 +9,22 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/bullpen-run/bullpen/scheduler/stream"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 // patience is how long anything may take that three servers do together. It is no figure to be reached.
 const patience = 3 * time.Minute
 
 // follow asks for each delivery at once when a feed tells of it, and returns when it was told of want of them, or the feed was lost.
-func follow(ctx context.Context, t *testing.T, set *stream.Set, seen map[string]bool, want int) {
+func follow(ctx context.Context, t *testing.T, st *store.Store, seen map[string]bool, want int) {
 	ctx, fail := context.WithCancel(ctx)
 	defer fail()
 	told := make(chan string, want)
-	stop, _, err := set.Feed(ctx, set.Hooks, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy},
+	stop, _, err := st.Follow(ctx, st.Deliveries, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy},
 		func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
 			go func() {
-				if _, err := set.Last(t.Context(), set.Hooks, m.Subject()); stream.Missing(err) {
+				if _, err := st.Last(t.Context(), st.Deliveries, m.Subject()); store.IsNotFound(err) {
 					t.Errorf("told of and not there: %v", err)
 				}
 				told <- m.Subject()
@@ -46,7 +46,7 @@ func follow(ctx context.Context, t *testing.T, set *stream.Set, seen map[string]
 
 // A feed comes from any server of a cluster, and that may store a message before the one that leads.
 func TestWhatAFeedTellsIsThereForWhoeverAsks(t *testing.T) {
-	set := streamtest.Cluster(t)
+	st := storetest.Cluster(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	const feeds, writers, each = 4, 10, 60
@@ -55,7 +55,7 @@ func TestWhatAFeedTellsIsThereForWhoeverAsks(t *testing.T) {
 		all.Go(func() {
 			seen := map[string]bool{}
 			for len(seen) < writers*each && ctx.Err() == nil {
-				follow(ctx, t, set, seen, writers*each)
+				follow(ctx, t, st, seen, writers*each)
 			}
 			if len(seen) < writers*each {
 				t.Errorf("told of %d deliveries", len(seen))
@@ -66,7 +66,7 @@ func TestWhatAFeedTellsIsThereForWhoeverAsks(t *testing.T) {
 		all.Go(func() {
 			for i := range each {
 				d := fmt.Sprintf("bullpen.delivery.acme.%d-%d", w, i)
-				for _, err := set.JS.Publish(ctx, d, nil); err != nil; _, err = set.JS.Publish(ctx, d, nil) {
+				for _, err := st.JS.Publish(ctx, d, nil); err != nil; _, err = st.JS.Publish(ctx, d, nil) {
 					if ctx.Err() != nil {
 						t.Error(err)
 						return
@@ -80,18 +80,18 @@ func TestWhatAFeedTellsIsThereForWhoeverAsks(t *testing.T) {
 
 // What is read is whole, also where the server that it is read from is lost.
 func TestReadingGoesOnWhenItsFeedIsLost(t *testing.T) {
-	set, ctx := streamtest.Set(t, streamtest.Server(t)), streamtest.Context(t)
+	st, ctx := storetest.Open(t, storetest.Server(t)), storetest.Context(t)
 	const deliveries = 200 // more than is sent ahead
 	for i := range deliveries {
-		if _, err := set.JS.Publish(ctx, fmt.Sprintf("bullpen.delivery.acme.%d", i), make([]byte, 100<<10)); err != nil {
+		if _, err := st.JS.Publish(ctx, fmt.Sprintf("bullpen.delivery.acme.%d", i), make([]byte, 100<<10)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	times := map[string]int{}
-	if err := set.Messages(ctx, set.Hooks, func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
+	if err := st.ReadMessages(ctx, st.Deliveries, func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
 		if len(times) == 0 {
-			for name := range set.Hooks.ConsumerNames(ctx).Name() {
-				if err := set.Hooks.DeleteConsumer(ctx, name); err != nil {
+			for name := range st.Deliveries.ConsumerNames(ctx).Name() {
+				if err := st.Deliveries.DeleteConsumer(ctx, name); err != nil {
 					t.Error(err)
 				}
 			}

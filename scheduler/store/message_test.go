@@ -1,4 +1,4 @@
-package stream_test
+package store_test
 
 import (
 	"errors"
@@ -12,30 +12,30 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/stream"
-	"github.com/bullpen-run/bullpen/scheduler/streamtest"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // large writes a job whose body is stored apart, and returns its sequence number and the object's description.
-func large(t *testing.T, set *stream.Set) (proto.TraceID, uint64, *jetstream.ObjectInfo) {
+func large(t *testing.T, st *store.Store) (proto.TraceID, uint64, *jetstream.ObjectInfo) {
 	t.Helper()
-	ctx := streamtest.Context(t)
-	job := streamtest.Job("acme", "k", proto.ModeAsync)
+	ctx := storetest.Context(t)
+	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.Code = strings.Repeat("x", 1<<20)
-	if err := streamtest.Store(ctx, set, job); err != nil {
+	if err := storetest.PutJob(ctx, st, job); err != nil {
 		t.Fatal(err)
 	}
-	m, err := set.Jobs.GetLastMsgForSubject(ctx, stream.JobOf(job.TraceID))
+	m, err := st.Jobs.GetLastMsgForSubject(ctx, store.JobPattern(job.TraceID))
 	if err != nil {
 		t.Fatal(err)
 	}
-	bodies, err := set.JS.ObjectStore(ctx, "bullpen_bodies")
+	bodies, err := st.JS.ObjectStore(ctx, "bullpen_bodies")
 	if err != nil {
 		t.Fatal(err)
 	}
-	info, err := bodies.GetInfo(ctx, stream.BodyOf(m.Header))
+	info, err := bodies.GetInfo(ctx, store.BodyObject(m.Header))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,13 +44,13 @@ func large(t *testing.T, set *stream.Set) (proto.TraceID, uint64, *jetstream.Obj
 
 // Each piece of a body that is stored apart is a durable write that somebody waits for.
 func TestBodyIsStoredInTheLargestPieces(t *testing.T) {
-	set := streamtest.Set(t, streamtest.Server(t))
-	_, _, info := large(t, set)
-	piece := uint64(set.Piece())
+	st := storetest.Open(t, storetest.Server(t))
+	_, _, info := large(t, st)
+	piece := uint64(st.MaxInline())
 	if want := (info.Size + piece - 1) / piece; uint64(info.Chunks) != want {
 		t.Errorf("%d bytes are in %d pieces, want %d of %d bytes at most", info.Size, info.Chunks, want, piece)
 	}
-	if most := uint64(set.Conn.MaxPayload()) / 2; piece > most {
+	if most := uint64(st.Conn.MaxPayload()) / 2; piece > most {
 		t.Errorf("a piece has %d bytes, want %d at most: it must fit into a message with its header", piece, most)
 	}
 }
@@ -58,18 +58,18 @@ func TestBodyIsStoredInTheLargestPieces(t *testing.T) {
 // A record is in one message, which whoever waits for it gets, as long as it fits with its header; a larger one is stored apart.
 func TestRecordFillsItsMessage(t *testing.T) {
 	const most = 1<<20 - 16<<10
-	for name, open := range map[string]func(*testing.T) *stream.Set{
-		"one server": func(t *testing.T) *stream.Set { return streamtest.Set(t, streamtest.Server(t)) },
-		"cluster":    func(t *testing.T) *stream.Set { return streamtest.Cluster(t) },
+	for name, open := range map[string]func(*testing.T) *store.Store{
+		"one server": func(t *testing.T) *store.Store { return storetest.Open(t, storetest.Server(t)) },
+		"cluster":    func(t *testing.T) *store.Store { return storetest.Cluster(t) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			set := open(t)
-			ctx := streamtest.Context(t)
+			st := open(t)
+			ctx := storetest.Context(t)
 			for size, apart := range map[int]bool{most: false, most + 1: true} {
 				result := proto.Exited(0)
 				rec := &proto.Record{
-					Meta: streamtest.Job("acme", "k", proto.ModeInline).Meta, Status: result.Status(), Attempt: 1, Worker: strings.Repeat("w", 64), Result: &result,
+					Meta: storetest.Job("acme", "k", proto.ModeInline).Meta, Status: result.Status(), Attempt: 1, Worker: strings.Repeat("w", 64), Result: &result,
 				}
 				result.Stdout = "x"
 				small, err := proto.EncodeRecord(rec)
@@ -87,24 +87,24 @@ func TestRecordFillsItsMessage(t *testing.T) {
 					}
 					result.Stdout = result.Stdout[:len(result.Stdout)+size-len(body)]
 				}
-				told, err := set.Conn.SubscribeSync(stream.Done(rec.TraceID))
+				told, err := st.Conn.SubscribeSync(store.DoneSubject(rec.TraceID))
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err := set.WriteRecord(ctx, rec, 0); err != nil {
+				if _, err := st.WriteRecord(ctx, rec, 0); err != nil {
 					t.Fatal(err)
 				}
 				m, err := told.NextMsgWithContext(ctx)
 				if err != nil {
 					t.Fatal(err)
 				}
-				if (stream.BodyOf(m.Header) != "") != apart || (len(m.Data) == size) == apart {
-					t.Errorf("of a record of %d bytes, %d are in its message, and %q", size, len(m.Data), stream.BodyOf(m.Header))
+				if (store.BodyObject(m.Header) != "") != apart || (len(m.Data) == size) == apart {
+					t.Errorf("of a record of %d bytes, %d are in its message, and %q", size, len(m.Data), store.BodyObject(m.Header))
 				}
-				if got, _, err := set.Record(ctx, rec.TraceID); err != nil || got.Result.Stdout != result.Stdout {
+				if got, _, err := st.Record(ctx, rec.TraceID); err != nil || got.Result.Stdout != result.Stdout {
 					t.Errorf("a record of %d bytes is not read as it was written: %v", size, err)
 				}
-				if got, err := set.Newest(ctx, set.Execs, stream.Exec(rec.TraceID)); err != nil || len(got.Data) != size {
+				if got, err := st.LastFromLeader(ctx, st.Executions, store.ExecSubject(rec.TraceID)); err != nil || len(got.Data) != size {
 					t.Errorf("a record of %d bytes is not told by the leader: %v", size, err)
 				}
 			}
@@ -114,10 +114,10 @@ func TestRecordFillsItsMessage(t *testing.T) {
 
 // A reader that has seen the message when both are removed must not wait for the body.
 func TestBodyThatIsDeletedWhileItIsReadIsNotWaitedFor(t *testing.T) {
-	set := streamtest.Set(t, streamtest.Server(t))
-	ctx := streamtest.Context(t)
-	_, seq, info := large(t, set)
-	objects, err := set.JS.Stream(ctx, "OBJ_bullpen_bodies")
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
+	_, seq, info := large(t, st)
+	objects, err := st.JS.Stream(ctx, "OBJ_bullpen_bodies")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func TestBodyThatIsDeletedWhileItIsReadIsNotWaitedFor(t *testing.T) {
 	}
 	read := make(chan error, 1)
 	go func() {
-		_, err := set.At(ctx, set.Jobs, seq)
+		_, err := st.At(ctx, st.Jobs, seq)
 		read <- err
 	}()
 	tick := time.NewTicker(time.Millisecond)
@@ -138,50 +138,50 @@ func TestBodyThatIsDeletedWhileItIsReadIsNotWaitedFor(t *testing.T) {
 		}
 		readers = now.State.Consumers
 	}
-	if err := set.RemoveJobs(ctx, seq+1, nil, nil); err != nil {
+	if err := st.RemoveJobs(ctx, seq+1, nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-read; !stream.Missing(err) {
+	if err := <-read; !store.IsNotFound(err) {
 		t.Fatalf("reading ended with %v", err)
 	}
 }
 
 func TestMetaIsReadWithoutTheBody(t *testing.T) {
-	set := streamtest.Set(t, streamtest.Server(t))
-	ctx := streamtest.Context(t)
-	id, seq, info := large(t, set)
-	if err := set.RemoveJobs(ctx, 0, nil, []string{info.Name}); err != nil {
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
+	id, seq, info := large(t, st)
+	if err := st.RemoveJobs(ctx, 0, nil, []string{info.Name}); err != nil {
 		t.Fatal(err)
 	}
-	if meta, err := set.JobMeta(ctx, id); err != nil || meta.Org != "acme" {
+	if meta, err := st.JobMeta(ctx, id); err != nil || meta.Org != "acme" {
 		t.Fatalf("%+v, %v", meta, err)
 	}
-	if err := set.RemoveJobs(ctx, seq+1, nil, nil); err != nil {
+	if err := st.RemoveJobs(ctx, seq+1, nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := set.JobMeta(ctx, id); !errors.Is(err, proto.ErrNotFound) {
+	if _, err := st.JobMeta(ctx, id); !errors.Is(err, proto.ErrNotFound) {
 		t.Fatalf("after it was removed: %v", err)
 	}
 }
 
 func TestWhatCannotBeRemovedKeepsNothingElse(t *testing.T) {
-	set := streamtest.Set(t, streamtest.Server(t))
-	ctx := streamtest.Context(t)
-	first, seq, info := large(t, set)
-	alone, last, _ := large(t, set)
-	if err := set.RemoveJobs(ctx, seq+1, []uint64{last}, []string{"", info.Name}); err == nil {
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
+	first, seq, info := large(t, st)
+	alone, last, _ := large(t, st)
+	if err := st.RemoveJobs(ctx, seq+1, []uint64{last}, []string{"", info.Name}); err == nil {
 		t.Error("an object without a name was removed")
 	}
 	for _, id := range []proto.TraceID{first, alone} {
-		if _, err := set.JobMeta(ctx, id); !errors.Is(err, proto.ErrNotFound) {
+		if _, err := st.JobMeta(ctx, id); !errors.Is(err, proto.ErrNotFound) {
 			t.Errorf("job %s: %v", id, err)
 		}
 	}
-	bodies, err := set.JS.ObjectStore(ctx, "bullpen_bodies")
+	bodies, err := st.JS.ObjectStore(ctx, "bullpen_bodies")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := bodies.GetInfo(ctx, info.Name); !stream.Missing(err) {
+	if _, err := bodies.GetInfo(ctx, info.Name); !store.IsNotFound(err) {
 		t.Errorf("the body: %v", err)
 	}
 }
@@ -190,17 +190,17 @@ func TestWhatCannotBeRemovedKeepsNothingElse(t *testing.T) {
 // On a cluster a write takes a while, and the answer to it may be lost. The server refuses the next one on its subject until it is carried out.
 func TestWriteThatIsStillBeingCarriedOutIsNoConflict(t *testing.T) {
 	t.Parallel()
-	set := streamtest.Cluster(t)
-	ctx := streamtest.Context(t)
+	st := storetest.Cluster(t)
+	ctx := storetest.Context(t)
 	for range 20 {
-		m, err := set.StageJob(ctx, streamtest.Job("acme", "k", proto.ModeInline), nats.Header{})
+		m, err := st.StageJob(ctx, storetest.Job("acme", "k", proto.ModeInline), nats.Header{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := set.Conn.PublishMsg(first(m)); err != nil { // nobody waits for the answer
+		if err := st.Conn.PublishMsg(first(m)); err != nil { // nobody waits for the answer
 			t.Fatal(err)
 		}
-		if _, err := set.WriteJob(ctx, m); err != nil {
+		if _, err := st.WriteJob(ctx, m); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -214,29 +214,29 @@ func first(m *nats.Msg) *nats.Msg {
 }
 
 func TestStoredJobIsNotRefusedWhenItIsWrittenAgain(t *testing.T) {
-	set := streamtest.Set(t, streamtest.Server(t))
-	ctx := streamtest.Context(t)
-	m, err := set.StageJob(ctx, streamtest.Job("acme", "k", proto.ModeAsync), nats.Header{})
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
+	m, err := st.StageJob(ctx, storetest.Job("acme", "k", proto.ModeAsync), nats.Header{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, err := set.WriteJob(ctx, m)
+	first, err := st.WriteJob(ctx, m)
 	if err != nil {
 		t.Fatal(err)
 	}
-	never, err := set.StageJob(ctx, streamtest.Job("acme", "k", proto.ModeAsync), nats.Header{})
+	never, err := st.StageJob(ctx, storetest.Job("acme", "k", proto.ModeAsync), nats.Header{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := set.Jobs.CachedInfo().Config
+	cfg := st.Jobs.CachedInfo().Config
 	cfg.Sealed = true
-	if _, err := set.JS.UpdateStream(ctx, cfg); err != nil {
+	if _, err := st.JS.UpdateStream(ctx, cfg); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := set.WriteJob(ctx, m); err != nil || again != first {
+	if again, err := st.WriteJob(ctx, m); err != nil || again != first {
 		t.Errorf("written again: %d, %v; it lies at %d", again, err, first)
 	}
-	if _, err := set.WriteJob(ctx, never); !stream.Refused(err) {
+	if _, err := st.WriteJob(ctx, never); !store.IsRejected(err) {
 		t.Errorf("another one: %v", err)
 	}
 }

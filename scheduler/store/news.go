@@ -1,4 +1,4 @@
-package stream
+package store
 
 import (
 	"context"
@@ -15,11 +15,11 @@ const elected = "$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."
 // newsDelay is how long news wait: a server tells that it leads a stream a moment before it takes anything for it.
 const newsDelay = 50 * time.Millisecond
 
-// Who may be asked anew when there are news of them, see [Set.Try].
+// Who may be asked anew when there are news of them, see [Store.AttemptContext].
 const (
-	OfOutput     = outName
-	OfControl    = bucketStreams + controlName
-	OfDispatcher = RollCall
+	OutputLeader  = outName
+	ControlLeader = bucketStreams + controlName
+	Dispatcher    = AnnounceSubject
 )
 
 // news tell who waits for an answer in vain that asking again may help: the stream has a new leader, there is a new dispatcher, or the
@@ -66,10 +66,10 @@ func (n *news) tellAll() {
 }
 
 // hear has news told until the connection is closed. A user who may not listen to them is left with timeouts.
-func (s *Set) hear() error {
+func (s *Store) watchLeaders() error {
 	for subject, of := range map[string]func(*nats.Msg) string{
-		elected + "*": func(m *nats.Msg) string { return strings.TrimPrefix(m.Subject, elected) },
-		RollCall:      func(*nats.Msg) string { return OfDispatcher },
+		elected + "*":   func(m *nats.Msg) string { return strings.TrimPrefix(m.Subject, elected) },
+		AnnounceSubject: func(*nats.Msg) string { return Dispatcher },
 	} {
 		if _, err := s.Conn.Subscribe(subject, func(m *nats.Msg) {
 			time.AfterFunc(newsDelay, func() { s.news.tell(of(m)) })
@@ -90,10 +90,10 @@ func (s *Set) hear() error {
 }
 
 // News gives a channel that is closed at the next news of who is named, when it is worth asking again.
-func (s *Set) News(of string) <-chan struct{} { return s.news.next(of).Done() }
+func (s *Store) LeaderChanged(of string) <-chan struct{} { return s.news.next(of).Done() }
 
 // Try gives a context for asking who is named once: it ends after that time at most, and at the next news.
-func (s *Set) Try(ctx context.Context, of string, most time.Duration) (context.Context, context.CancelFunc) {
+func (s *Store) AttemptContext(ctx context.Context, of string, most time.Duration) (context.Context, context.CancelFunc) {
 	return s.news.try(ctx, of, most)
 }
 
