@@ -163,10 +163,10 @@ with open('large', 'wb') as f: f.write(b'0123456789abcdef' * (5 << 16))
 	w.startFront(t)
 	w.ready(t)
 	w.get("/v1/threads/kept").refusal(t, http.StatusNotFound, "not_found")
-	if out := w.command(t, w.key, "thread", "rebuild"); out != "2 threads are there again, 0 were there, 0 have no whole version\n" {
+	if out := w.command(t, w.key, "thread", "rebuild"); out != "2 threads rebuilt, 0 unchanged, 0 without a complete version\n" {
 		t.Errorf("rebuild says %s", out)
 	}
-	if out := w.command(t, w.key, "thread", "rebuild"); out != "0 threads are there again, 2 were there, 0 have no whole version\n" {
+	if out := w.command(t, w.key, "thread", "rebuild"); out != "0 threads rebuilt, 2 unchanged, 0 without a complete version\n" {
 		t.Errorf("a second time it says %s", out)
 	}
 	after, again := look()

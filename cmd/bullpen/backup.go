@@ -13,18 +13,16 @@ import (
 
 type backupCommand struct {
 	remote `embed:""`
-	File   string `arg:"" name:"file" help:"Where to write it; - for standard output. A file comes to be when it is whole, for its owner alone."`
+	File   string `arg:"" name:"file" help:"File to write, readable only by its owner; - for standard output. The file appears when it is complete."`
 }
 
-// Help tells what --help does not know by itself.
+// Help completes the --help text.
 func (*backupCommand) Help() string {
-	return `Everything goes on meanwhile. The backup has what is in JetStream: executions with their output, queued ones too, API keys, sandbox profiles,
-images, webhooks, the heads of threads. It does not have the files of threads, which are in the store: back that up after this. What was
-accepted before the backup began is in it; of what came meanwhile, some may be.
+	return `The server keeps working during the backup. A backup has everything in JetStream: executions with their output, queued jobs, API keys,
+sandbox profiles, images, webhooks and the heads of threads. It includes everything that was accepted before it began. It does not have
+the files of threads: back up the store after this.
 
-It has secrets: those of webhooks, and the hashes of API keys with what is needed to sign URLs of files.
-
-Needs a key with all rights. docs/operations.md tells more.
+The backup holds secrets: those of webhooks, the hashes of API keys, and the secret that signs URLs of files. See docs/operations.md.
 
 Examples:
 
@@ -32,45 +30,45 @@ Examples:
   bullpen backup - | age -r RECIPIENT > bullpen.backup.age`
 }
 
-// Run carries the command out.
-func (c *backupCommand) Run(ctx context.Context, to streams) error {
-	api, err := c.client()
+// Run runs the command.
+func (c *backupCommand) Run(ctx context.Context, s streams) error {
+	api, err := c.client(s)
 	if err != nil {
 		return err
 	}
-	var made app.BackupSummary
+	var summary app.BackupSummary
 	out := outputFlag{Output: c.File}
-	err = out.write(to, func(w io.Writer) error {
-		answer, err := api.Backup(ctx)
+	err = out.write(s, func(w io.Writer) error {
+		body, err := api.Backup(ctx)
 		if err != nil {
 			return err
 		}
-		made, err = app.CheckBackup(io.TeeReader(answer, w))
-		if err := errors.Join(err, answer.Close()); err != nil {
-			return fmt.Errorf("%w\nNothing of it is of use: run the command again", err)
+		summary, err = app.CheckBackup(io.TeeReader(body, w))
+		if err := errors.Join(err, body.Close()); err != nil {
+			return fmt.Errorf("%w\nThe backup is not usable: run the command again", err)
 		}
 		return nil
 	})
-	if err != nil {
+	if err != nil || c.File == "-" {
 		return err
 	}
-	return tell(to, c.JSON, c.File != "-", "backed up", made)
+	return showBackup(s, c.JSON, "backed up", summary)
 }
 
 type restoreCommand struct {
 	File       string `arg:"" name:"file" help:"The backup; - for standard input."`
-	JSON       bool   `name:"json" help:"Print JSON for programs."`
+	JSON       bool   `name:"json" help:"Print JSON."`
 	app.Config `embed:""`
 }
 
-// Help tells what --help does not know by itself.
+// Help completes the --help text.
 func (*restoreCommand) Help() string {
-	return `Takes the settings of the bullpen serve that is to run there: --data for the NATS inside, --nats and --replicas for another. Nothing of
-bullpen may be there yet, and nothing may run. A restore that did not come to its end is run again; until then no server starts there.
+	return `Takes the settings of the server that is to run on the restored data: --data for the embedded NATS, --nats and --replicas for another.
+The deployment must have no data and no running server. If a restore fails, run it again; until it succeeds no server starts there.
 
-Executions that were queued when the backup was made run when a server starts, unless they have waited longer than --queue-expiry by then;
-those that ran then are worker_lost, or run again if max_attempts allows. So restore a backup once, or what was queued runs in each place.
-The store of threads' files has to be there as it was, or as it became since.
+Queued executions of the backup run when a server starts, unless they waited longer than --queue-expiry. Executions that were running
+become worker_lost, or run again if max_attempts allows. Restore a backup in one place only, or its queued executions run in each.
+The store with the files of threads must have its state of the backup or a later one.
 
 Examples:
 
@@ -78,32 +76,28 @@ Examples:
   age -d -i KEY bullpen.backup.age | bullpen restore - --nats nats://nats.internal:4222 --replicas 3`
 }
 
-// Run carries the command out.
-func (c *restoreCommand) Run(ctx context.Context, io streams) error {
-	in := io.in
+// Run runs the command.
+func (c *restoreCommand) Run(ctx context.Context, s streams) error {
+	in := s.in
 	if c.File != "-" {
 		f, err := os.Open(c.File)
 		if err != nil {
 			return fmt.Errorf("read the backup: %w", err)
 		}
-		defer func() { _ = f.Close() }() // it was only read
+		defer f.Close() //nolint:errcheck // only read
 		in = f
 	}
-	restored, err := app.Restore(ctx, &c.Config, in)
+	summary, err := app.Restore(ctx, &c.Config, in)
 	if err != nil {
 		return err
 	}
-	return tell(io, c.JSON, true, "restored", restored)
+	return showBackup(s, c.JSON, "restored", summary)
 }
 
-// tell says what became of a backup, unless its own place is where that would go.
-func tell(to streams, asJSON, free bool, done string, s app.BackupSummary) error {
-	switch {
-	case !free:
-		return nil
-	case asJSON:
-		return printJSON(to.out, map[string]any{"made_at": s.MadeAt, "version": s.Version, "messages": s.Messages})
+func showBackup(s streams, asJSON bool, done string, b app.BackupSummary) error {
+	if asJSON {
+		return printJSON(s.out, map[string]any{"made_at": b.MadeAt, "version": b.Version, "messages": b.Messages})
 	}
-	_, err := fmt.Fprintf(to.out, "%s: %d messages, made %s by bullpen %s\n", done, s.Messages, s.MadeAt.Format(time.RFC3339), s.Version)
+	_, err := fmt.Fprintf(s.out, "%s: %d messages, created %s by bullpen %s\n", done, b.Messages, b.MadeAt.Format(time.RFC3339), b.Version)
 	return err
 }

@@ -2,13 +2,10 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
-	"strconv"
-	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
@@ -16,21 +13,20 @@ import (
 )
 
 type deadLetterCommands struct {
-	List    deadLetterListCommand    `cmd:"" help:"List all dead letters, the newest first."`
-	Show    deadLetterShowCommand    `cmd:"" help:"Show a dead letter: why it was set aside, and what it is about."`
-	Requeue deadLetterRequeueCommand `cmd:"" help:"Run the job of a dead letter again, as a new execution."`
-	Rm      deadLetterRmCommand      `cmd:"" help:"Remove a dead letter with the job in it."`
+	List    deadLetterListCommand    `cmd:"" help:"List all dead letters, newest first."`
+	Show    deadLetterShowCommand    `cmd:"" help:"Show a dead letter."`
+	Requeue deadLetterRequeueCommand `cmd:"" help:"Run the job of a dead letter as a new execution."`
+	Rm      deadLetterRmCommand      `cmd:"" help:"Remove a dead letter and its job."`
 }
 
-// deadLetterArg is the argument that names a dead letter.
 type deadLetterArg struct {
-	ID string `arg:"" name:"id" help:"The dead letter's id, as bullpen deadletter list shows it: that of an execution, or dead_…"`
+	ID string `arg:"" name:"id" help:"Id of the dead letter: trc_… or dead_…"`
 }
 
-// Validate checks the form of the id before anything is sent.
+// Validate checks the form of the id.
 func (a *deadLetterArg) Validate() error {
 	if !proto.ValidDeadLetterID(a.ID) {
-		return fmt.Errorf("%q is not a dead letter's id: it is that of an execution, trc_…, or dead_ and a number", a.ID)
+		return fmt.Errorf("%q is not a dead letter's id: write trc_… or dead_ and a number", a.ID)
 	}
 	return nil
 }
@@ -39,31 +35,22 @@ type deadLetterListCommand struct {
 	remote `embed:""`
 }
 
-// Help tells what --help does not know by itself.
+// Help completes the --help text.
 func (*deadLetterListCommand) Help() string {
-	return `A dead letter is a job that three workers were lost with before they started its program, or a message that is no job. It is kept as long as
-records of executions are.`
+	return `A dead letter is a job that three workers were lost with before they started its program, or a malformed message among the jobs.
+The server keeps it for as long as records of executions (--retention).`
 }
 
-// Run carries the command out.
-func (c *deadLetterListCommand) Run(ctx context.Context, io streams) error {
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	list, err := api.DeadLetters(ctx)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(io.out, list)
-	}
-	t := tabwriter.NewWriter(io.out, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "ID\tREASON\tSET ASIDE\tORG\tREQUEUED AS") // Flush gives the error
-	for _, l := range list {
-		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", l.ID, l.Reason, l.SetAsideAt.Local().Format(timeLayout), orDash(l.Org), traceOrDash(l.RequeuedAs))
-	}
-	return t.Flush()
+// Run runs the command.
+func (c *deadLetterListCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) ([]client.DeadLetter, json.RawMessage, error) {
+		return decoded(api.DeadLetters(ctx))
+	}, func(p *page, letters []client.DeadLetter) {
+		p.row("ID", "REASON", "CREATED", "ORG", "REQUEUED AS")
+		for _, l := range letters {
+			p.row(l.ID, l.Reason, l.SetAsideAt, l.Org, l.RequeuedAs)
+		}
+	})
 }
 
 type deadLetterShowCommand struct {
@@ -71,67 +58,51 @@ type deadLetterShowCommand struct {
 	deadLetterArg `embed:""`
 }
 
-// Help tells what --help does not know by itself.
+// Help completes the --help text.
 func (*deadLetterShowCommand) Help() string {
-	return "The program and the variables of a job are kept, but not shown."
+	return "The program and environment variables of the job are stored, but not shown."
 }
 
-// Run carries the command out.
-func (c *deadLetterShowCommand) Run(ctx context.Context, io streams) error {
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	l, raw, err := api.DeadLetter(ctx, c.ID)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printRaw(io.out, raw)
-	}
-	return printDeadLetter(io.out, l)
+// Run runs the command.
+func (c *deadLetterShowCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.DeadLetter, json.RawMessage, error) {
+		return api.DeadLetter(ctx, c.ID)
+	}, printDeadLetter)
 }
 
-func printDeadLetter(w io.Writer, l *client.DeadLetter) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	row := func(name, value string) { _, _ = fmt.Fprintf(t, "%s\t%s\n", name, strings.Map(printable, value)) } // Flush gives the error
-	row("dead letter", l.ID)
-	row("reason", string(l.Reason))
-	row("", l.Message)
-	row("set aside", l.SetAsideAt.Local().Format(timeLayout))
+func printDeadLetter(p *page, l *client.DeadLetter) {
+	p.row("dead letter", l.ID)
+	p.row("reason", l.Reason)
+	p.row("", l.Message)
+	p.row("created", l.SetAsideAt)
 	for _, worker := range l.Workers {
-		row("lost worker", worker)
+		p.row("lost worker", worker)
 	}
 	if x := l.Execution; x != nil {
-		row("org", orDash(l.Org))
-		row("key", orDash(l.KeyID))
-		row("submitted", x.CreatedAt.Local().Format(timeLayout))
-		row("attempt", fmt.Sprintf("%d of %d", *l.Attempt, x.MaxAttempts))
-		row("program", fmt.Sprintf("%s, %d bytes", x.Language, x.CodeBytes))
-		row("mode", string(x.Mode))
-		row("timeout", (time.Duration(x.Timeout) * time.Second).String())
-		row("sandbox", x.Sandbox)
-		row("thread", orDash(x.ThreadID))
-		row("webhook", orDash(x.WebhookURL))
-		for _, name := range slices.Sorted(maps.Keys(x.Metadata)) {
-			row("metadata", name+"="+x.Metadata[name])
-		}
-		row("requeued as", traceOrDash(l.RequeuedAs))
+		p.row("org", l.Org)
+		p.row("key", l.KeyID)
+		p.row("submitted", x.CreatedAt)
+		p.row("attempt", fmt.Sprintf("%s of %d", cell(l.Attempt), x.MaxAttempts))
+		p.row("program", fmt.Sprintf("%s, %d bytes", x.Language, x.CodeBytes))
+		p.row("mode", x.Mode)
+		p.row("timeout", time.Duration(x.Timeout)*time.Second)
+		p.row("sandbox", x.Sandbox)
+		p.row("thread", x.ThreadID)
+		p.row("webhook", x.WebhookURL)
+		p.pairs("metadata", x.Metadata)
+		p.row("requeued as", l.RequeuedAs)
 	}
-	if l.RequeuedAt != nil {
-		row("requeued", l.RequeuedAt.Local().Format(timeLayout))
-	}
+	p.optional("requeued", l.RequeuedAt)
 	if m := l.Malformed; m != nil {
-		row("subject", m.Subject)
+		p.row("subject", m.Subject)
 		for _, name := range slices.Sorted(maps.Keys(m.Headers)) {
 			for _, value := range m.Headers[name] {
-				row("header", name+": "+value)
+				p.row("header", name+": "+value)
 			}
 		}
-		row("bytes", strconv.Itoa(m.Bytes))
-		row("begins with", m.Data)
+		p.row("bytes", m.Bytes)
+		p.row("data", m.Data)
 	}
-	return t.Flush()
 }
 
 type deadLetterRequeueCommand struct {
@@ -139,28 +110,18 @@ type deadLetterRequeueCommand struct {
 	deadLetterArg `embed:""`
 }
 
-// Help tells what --help does not know by itself.
+// Help completes the --help text.
 func (*deadLetterRequeueCommand) Help() string {
-	return `The execution that was set aside has ended, and stays as it did. The new one has an id of its own, which is printed, and which the dead
-letter has from then on: asked again, the answer is the same and nothing runs twice. It has the same program, variables, sandbox, thread, metadata
-and webhook, and the limits of the plan that its API key has now.`
+	return `Prints the id of the new execution. It has the program, environment variables, sandbox, thread, metadata and webhook of the old one,
+and the limits that the plan of its API key has now. The old execution keeps its result. Repeating the command prints the same id
+and does not run the job twice.`
 }
 
-// Run carries the command out.
-func (c *deadLetterRequeueCommand) Run(ctx context.Context, io streams) error {
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	l, raw, err := api.Requeue(ctx, c.ID)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printRaw(io.out, raw)
-	}
-	_, err = fmt.Fprintln(io.out, traceOrDash(l.RequeuedAs))
-	return err
+// Run runs the command.
+func (c *deadLetterRequeueCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.DeadLetter, json.RawMessage, error) {
+		return api.Requeue(ctx, c.ID)
+	}, func(p *page, l *client.DeadLetter) { p.row(l.RequeuedAs) })
 }
 
 type deadLetterRmCommand struct {
@@ -168,18 +129,9 @@ type deadLetterRmCommand struct {
 	deadLetterArg `embed:""`
 }
 
-// Run carries the command out.
-func (c *deadLetterRmCommand) Run(ctx context.Context, io streams) error {
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	if err := api.RemoveDeadLetter(ctx, c.ID); err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(io.out, map[string]string{"id": c.ID})
-	}
-	_, err = fmt.Fprintf(io.out, "%s is removed\n", c.ID)
-	return err
+// Run runs the command.
+func (c *deadLetterRmCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (removed, json.RawMessage, error) {
+		return decoded(removed{c.ID}, api.RemoveDeadLetter(ctx, c.ID))
+	}, printRemoved)
 }

@@ -2,65 +2,50 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"text/tabwriter"
+	"slices"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/app"
 )
 
 type doctorCommand struct {
-	JSON       bool `name:"json" help:"Print JSON for programs."`
+	JSON       bool `name:"json" help:"Print JSON."`
 	app.Config `embed:""`
 }
 
-// Help tells what --help does not know by itself.
+// Help completes the --help text.
 func (*doctorCommand) Help() string {
-	return `Takes the settings of bullpen serve and checks what that would need, with jails of every kind. MISS marks what no job can run
-without, and gives exit code 1; none what some sandboxes need, such as those with a network. What to do stands below the table.`
+	return `Takes the settings of bullpen serve and checks what a server with them needs. It starts jails of every kind. MISS marks a requirement of
+every job, and makes the exit code 1. none marks a requirement of some sandboxes, such as those with a network. Remedies follow the table.`
 }
 
-// Run carries the command out.
-func (c *doctorCommand) Run(ctx context.Context, io streams) error {
+// Run runs the command.
+func (c *doctorCommand) Run(ctx context.Context, s streams) error {
 	checks := app.Doctor(ctx, &c.Config)
-	fit := true
-	for _, check := range checks {
-		fit = fit && (check.OK || check.Optional)
-	}
-	if err := c.print(io, checks); err != nil {
+	if err := show(s, c.JSON, checks, printChecks); err != nil {
 		return err
 	}
-	if !fit {
-		return exitError(exitFailure)
+	if slices.ContainsFunc(checks, func(check app.Check) bool { return !check.OK && !check.Optional }) {
+		return exitError{code: exitFailure}
 	}
 	return nil
 }
 
-func (c *doctorCommand) print(io streams, checks []app.Check) error {
-	if c.JSON {
-		return printJSON(io.out, checks)
-	}
-	t := tabwriter.NewWriter(io.out, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "\tREQUIREMENT\tFOUND") // Flush gives the error
+func printChecks(p *page, checks []app.Check) {
+	p.row("", "REQUIREMENT", "FOUND")
 	for _, check := range checks {
-		sign := "ok"
+		status := "ok"
 		switch {
 		case check.OK:
 		case check.Optional:
-			sign = "none"
+			status = "none"
 		default:
-			sign = "MISS"
+			status = "MISS"
 		}
-		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\n", sign, check.Name, check.Found)
-	}
-	if err := t.Flush(); err != nil {
-		return err
+		p.row(status, check.Name, check.Found)
 	}
 	for _, check := range checks {
 		if !check.OK && check.Remedy != "" {
-			if _, err := fmt.Fprintf(io.out, "\n%s: %s\n", check.Name, check.Remedy); err != nil {
-				return err
-			}
+			p.textf("\n%s: %s\n", check.Name, check.Remedy)
 		}
 	}
-	return nil
 }

@@ -1,109 +1,72 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
-	"maps"
-	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
-	"time"
-	"unicode"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
 type getCommand struct {
-	remote `embed:""`
-	trace  `embed:""`
+	remote   `embed:""`
+	traceArg `embed:""`
 }
 
-// Run carries the command out.
-func (c *getCommand) Run(ctx context.Context, io streams) error {
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	e, raw, err := api.Get(ctx, c.id())
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printRaw(io.out, raw)
-	}
-	return printExecution(io.out, e)
+// Run runs the command.
+func (c *getCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.Execution, json.RawMessage, error) {
+		return api.Get(ctx, c.id())
+	}, printExecution)
 }
 
-func printExecution(w io.Writer, e *client.Execution) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	row := func(name, value string) { _, _ = fmt.Fprintf(t, "%s\t%s\n", name, value) } // Flush gives the error
-	row("trace", string(e.TraceID))
-	row("status", string(e.Status))
-	row("language", string(e.Language))
-	if e.Sandbox != nil {
-		row("sandbox", *e.Sandbox)
-	}
-	if e.ThreadID != nil {
-		row("thread", *e.ThreadID)
-	}
-	if e.ExitCode != nil {
-		row("exit code", strconv.Itoa(*e.ExitCode))
-	}
-	if e.ErrorCode != nil {
-		row("error", *e.ErrorCode)
-	}
-	if e.ErrorMessage != nil {
-		row("", *e.ErrorMessage)
-	}
-	row("created", e.CreatedAt.Local().Format(timeLayout))
-	if e.CompletedAt != nil {
-		row("completed", e.CompletedAt.Local().Format(timeLayout))
-	}
+func printExecution(p *page, e *client.Execution) {
+	p.row("trace", e.TraceID)
+	p.row("status", e.Status)
+	p.row("language", e.Language)
+	p.optional("sandbox", e.Sandbox)
+	p.optional("thread", e.ThreadID)
+	p.optional("exit code", e.ExitCode)
+	p.optional("error", e.ErrorCode)
+	p.optional("", e.ErrorMessage)
+	p.row("created", e.CreatedAt)
+	p.optional("completed", e.CompletedAt)
 	if e.QueuedMS != nil {
-		row("queued", milliseconds(*e.QueuedMS))
+		p.row("queued", milliseconds(*e.QueuedMS))
 	}
-	row("duration", milliseconds(e.DurationMS))
-	row("timeout", strconv.Itoa(e.Timeout)+"s")
-	row("attempt", strconv.Itoa(e.Attempt))
+	p.row("duration", milliseconds(e.DurationMS))
+	p.row("timeout", strconv.Itoa(e.Timeout)+"s")
+	p.row("attempt", e.Attempt)
 	if e.Network != nil {
-		row("network", fmt.Sprintf("%d bytes in, %d out", e.Network.BytesIn, e.Network.BytesOut))
+		p.row("network", fmt.Sprintf("%d bytes in, %d out", e.Network.BytesIn, e.Network.BytesOut))
 		for _, b := range e.Network.BlockedConnections {
-			row("blocked", blocked(b))
+			p.row("blocked", formatBlocked(b))
 		}
 	}
 	if e.WebhookURL != nil {
-		row("webhook", orDash(e.WebhookDeliveryStatus)+", "+*e.WebhookURL)
+		p.row("webhook", cell(e.WebhookDeliveryStatus)+", "+*e.WebhookURL)
 	}
-	for _, name := range slices.Sorted(maps.Keys(e.Metadata)) {
-		row("metadata "+name, e.Metadata[name])
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	for _, out := range []struct {
-		name      string
-		text      *string
-		truncated bool
-	}{{"stdout", e.Stdout, e.StdoutTruncated}, {"stderr", e.Stderr, e.StderrTruncated}} {
-		if out.text != nil && *out.text != "" {
-			if _, err := fmt.Fprintf(w, "\n--- %s\n%s\n", out.name, strings.TrimSuffix(*out.text, "\n")); err != nil {
-				return err
-			}
-		}
-		if out.truncated {
-			if _, err := fmt.Fprintf(w, "--- %s is not whole: the program wrote more than is kept\n", out.name); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	p.pairs("metadata", e.Metadata)
+	printOutput(p, "stdout", e.Stdout, e.StdoutTruncated)
+	printOutput(p, "stderr", e.Stderr, e.StderrTruncated)
 }
 
-// blocked writes a refused connection as one line: what, where, and why.
-func blocked(b proto.BlockedConnection) string {
+func printOutput(p *page, name string, text *string, truncated bool) {
+	if text != nil && *text != "" {
+		p.textf("\n--- %s\n%s\n", name, strings.TrimSuffix(*text, "\n"))
+	}
+	if truncated {
+		p.textf("--- %s is truncated: the program wrote more than the result keeps\n", name)
+	}
+}
+
+// formatBlocked describes a blocked connection in one line: protocol, destination, reason.
+func formatBlocked(b proto.BlockedConnection) string {
 	to := b.Host
 	switch {
 	case to == "":
@@ -114,33 +77,23 @@ func blocked(b proto.BlockedConnection) string {
 	if b.Port != 0 {
 		to += " port " + strconv.Itoa(b.Port)
 	}
-	return strings.Map(printable, fmt.Sprintf("%s %s: %s", b.Protocol, to, b.Reason))
+	return fmt.Sprintf("%s %s: %s", b.Protocol, to, b.Reason)
 }
-
-// printable keeps the program, which chose the name, from writing to the terminal that it is shown on.
-func printable(r rune) rune {
-	if unicode.IsPrint(r) {
-		return r
-	}
-	return unicode.ReplacementChar
-}
-
-// timeLayout is that of times for people, who are told the zone.
-const timeLayout = "2006-01-02 15:04:05 MST"
-
-func milliseconds(n int64) string { return (time.Duration(n) * time.Millisecond).String() }
 
 type logsCommand struct {
 	remote   `embed:""`
-	Follow   bool  `short:"f" help:"Go on until the program ends."`
-	AfterSeq int64 `name:"after-seq" placeholder:"N" help:"Leave out the events up to this number; see the seq of --json."`
-	trace    `embed:""`
+	Follow   bool  `short:"f" help:"Continue until the program ends, and exit with its exit code."`
+	AfterSeq int64 `name:"after-seq" placeholder:"N" help:"Skip events up to this sequence number, as --json prints it."`
+	traceArg `embed:""`
 }
 
-// Help tells what --help does not know by itself.
+// Help completes the --help text.
 func (*logsCommand) Help() string {
-	return `Prints what the program has written up to now, each of its streams to the same one here. The exit code says only whether the output
-could be read. --json prints the events, one JSON object a line.
+	return `Prints the output so far, standard output and standard error each on the same stream here. --json prints the events, one JSON object per line.
+
+Without --follow, the exit code is 0 if the output could be read. With --follow:
+
+` + exitCodesHelp + `
 
 Examples:
 
@@ -148,51 +101,106 @@ Examples:
   bullpen logs --follow --after-seq 42 trc_Dh--7j-V0wlyHpZI_3sX`
 }
 
-// Run carries the command out.
-func (c *logsCommand) Run(ctx context.Context, io streams) error {
-	api, err := c.client()
+// Run runs the command.
+func (c *logsCommand) Run(ctx context.Context, s streams) error {
+	api, err := c.client(s)
 	if err != nil {
 		return err
 	}
-	api.Retrying = retryNotes(io)
-	p := &printer{io: io, json: c.JSON, last: c.AfterSeq}
-	read := api.Output
+	printer := &eventPrinter{streams: s, json: c.JSON, lastSeq: c.AfterSeq}
+	var result *proto.Result
+	event := func(e *client.Event) error {
+		result = e.Result
+		return printer.event(e)
+	}
 	if c.Follow {
-		read = api.Follow
-	}
-	ended := false
-	err = read(ctx, c.id(), c.AfterSeq, func(e *client.Event) error {
-		ended = e.Type == proto.EventResult
-		if err := p.event(e); err != nil || !ended {
-			return err
+		if err := api.Follow(ctx, c.id(), c.AfterSeq, event); err != nil {
+			return unknownOutcome(err)
 		}
-		tellEnd(io, c.id(), e.Result)
-		return nil
-	})
-	if err == nil && !ended {
-		_, err = fmt.Fprintf(io.err, "bullpen: %s has not ended; --follow goes on with it\n", c.ID)
+		return resultOutcome(c.id(), result)
 	}
-	return err
+	if err := api.Output(ctx, c.id(), c.AfterSeq, event); err != nil {
+		return err
+	}
+	switch {
+	case result == nil:
+		s.errorf("%s is not finished; --follow waits for it", c.ID)
+	case result.ErrorCode != nil:
+		s.errorf("%v", platformError(c.id(), *result.ErrorCode, result.ErrorMessage))
+	}
+	return nil
+}
+
+type waitCommand struct {
+	remote `embed:""`
+	Traces []traceID `arg:"" name:"trace" help:"Ids of executions: trc_…"`
+}
+
+// traceID is the id of an execution in a list of arguments.
+type traceID proto.TraceID
+
+// UnmarshalText checks the form of the id.
+func (t *traceID) UnmarshalText(text []byte) error {
+	arg := traceArg{string(text)}
+	*t = traceID(text)
+	return arg.Validate()
+}
+
+// Help completes the --help text.
+func (*waitCommand) Help() string {
+	return `Prints the id, status and exit code of each execution when it has ended, in the order of the arguments. --json prints each as an object,
+as bullpen get does. Interrupting the command does not cancel the executions.
+
+With several executions, the exit code is that of the first argument whose program did not succeed, or 0.
+
+` + exitCodesHelp + `
+
+Examples:
+
+  bullpen wait trc_Dh--7j-V0wlyHpZI_3sX
+  bullpen wait $(bullpen run --async test.py)`
+}
+
+// Run runs the command.
+func (c *waitCommand) Run(ctx context.Context, s streams) error {
+	api, err := c.client(s)
+	if err != nil {
+		return err
+	}
+	exitCode := exitOK
+	for _, id := range c.Traces {
+		e, raw, err := api.Wait(ctx, proto.TraceID(id))
+		if err != nil {
+			return unknownOutcome(err)
+		}
+		if c.JSON {
+			err = printRaw(s.out, raw)
+		} else {
+			_, err = fmt.Fprintf(s.out, "%s %s %s\n", e.TraceID, e.Status, cell(e.ExitCode))
+		}
+		if err != nil {
+			return unknownOutcome(err)
+		}
+		exit, _ := errors.AsType[exitError](outcome(e.TraceID, e.ExitCode, e.ErrorCode, e.ErrorMessage))
+		if exit.err != nil {
+			s.errorf("%v", exit.err)
+		}
+		exitCode = cmp.Or(exitCode, exit.code)
+	}
+	if exitCode != exitOK {
+		return exitError{code: exitCode}
+	}
+	return nil
 }
 
 type cancelCommand struct {
-	remote `embed:""`
-	trace  `embed:""`
+	remote   `embed:""`
+	traceArg `embed:""`
 }
 
-// Run carries the command out.
-func (c *cancelCommand) Run(ctx context.Context, io streams) error {
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	a, err := api.Cancel(ctx, c.id())
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(io.out, a)
-	}
-	_, err = fmt.Fprintf(io.out, "%s %s\n", a.TraceID, a.Status)
-	return err
+// Run runs the command.
+func (c *cancelCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.Accepted, json.RawMessage, error) {
+		return decoded(api.Cancel(ctx, c.id()))
+	}, func(p *page, a *client.Accepted) { p.textf("%s %s\n", a.TraceID, a.Status) })
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -9,7 +10,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
 	"github.com/bullpen-run/bullpen/proto"
@@ -56,7 +56,7 @@ func (c *imageImportCommand) Run(ctx context.Context, io streams) error {
 
 // store fills a tree, stores it as the image of that name, and says what became of it.
 func (r *remote) store(ctx context.Context, io streams, name string, fill func(*image.Tree) error) (err error) {
-	api, err := r.client()
+	api, err := r.client(io)
 	if err != nil {
 		return err
 	}
@@ -76,10 +76,7 @@ func (r *remote) store(ctx context.Context, io streams, name string, fill func(*
 		return err
 	}
 	tellLeft(io.err, t.Left())
-	if r.JSON {
-		return printJSON(io.out, img)
-	}
-	return printImages(io.out, []proto.Image{*img})
+	return show(io, r.JSON, img, func(p *page, img *proto.Image) { printImages(p, *img) })
 }
 
 // upload packs a tree and stores it.
@@ -99,7 +96,7 @@ func upload(ctx context.Context, api *client.Client, to streams, name string, t 
 	if _, err := packed.Seek(0, io.SeekStart); err != nil {
 		return nil, fmt.Errorf("read the packed image: %w", err)
 	}
-	to.note("sending %s, %s", img.Digest, mib(img.Size))
+	to.progressf("sending %s, %s", img.Digest, mib(img.Size))
 	return api.PutImage(ctx, name, img.Digest, packed, img.Size)
 }
 
@@ -124,20 +121,11 @@ type imageListCommand struct {
 	remote `embed:""`
 }
 
-// Run carries the command out.
-func (c *imageListCommand) Run(ctx context.Context, io streams) error {
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	images, err := api.Images(ctx)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(io.out, append([]proto.Image{}, images...)) // an empty list rather than null
-	}
-	return printImages(io.out, images)
+// Run runs the command.
+func (c *imageListCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) ([]proto.Image, json.RawMessage, error) {
+		return decoded(api.Images(ctx))
+	}, func(p *page, images []proto.Image) { printImages(p, images...) })
 }
 
 type imageRmCommand struct {
@@ -145,40 +133,29 @@ type imageRmCommand struct {
 	imageName `embed:""`
 }
 
-// Help tells what --help does not know by itself.
+// Help completes the --help text.
 func (*imageRmCommand) Help() string {
-	return `An image that a sandbox profile names is not removed. Executions that were accepted before still run in it: its room is freed when none can be left, after the server's --queue-expiry.`
+	return `An image that a sandbox profile names cannot be removed. Executions that were accepted before can still use the image. Its disk space is
+freed when none is left, after the server's --queue-expiry.`
 }
 
-// Run carries the command out.
-func (c *imageRmCommand) Run(ctx context.Context, io streams) error {
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	img, err := api.RemoveImage(ctx, c.Name)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(io.out, img)
-	}
-	return printImages(io.out, []proto.Image{*img})
+// Run runs the command.
+func (c *imageRmCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*proto.Image, json.RawMessage, error) {
+		return decoded(api.RemoveImage(ctx, c.Name))
+	}, func(p *page, image *proto.Image) { printImages(p, *image) })
 }
 
-func printImages(w io.Writer, images []proto.Image) error {
+func printImages(p *page, images ...proto.Image) {
 	const shown = len("sha256:") + 12
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "NAME\tDIGEST\tSTORED\tUNPACKED\tINTERPRETERS\tCREATED") // Flush gives the error
+	p.row("NAME", "DIGEST", "STORED", "UNPACKED", "INTERPRETERS", "CREATED")
 	for _, i := range images {
 		var paths []string
 		for _, l := range slices.Sorted(maps.Keys(i.Languages)) {
 			paths = append(paths, i.Languages[l])
 		}
-		_, _ = fmt.Fprintf(t, "%s\t%.*s\t%s\t%s\t%s\t%s\n", i.Name, shown, i.Digest, mib(i.Size), mib(i.UnpackedSize),
-			strings.Join(paths, " "), i.CreatedAt.Local().Format(timeLayout))
+		p.row(i.Name, fmt.Sprintf("%.*s", shown, i.Digest), mib(i.Size), mib(i.UnpackedSize), strings.Join(paths, " "), i.CreatedAt)
 	}
-	return t.Flush()
 }
 
 func mib(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }

@@ -41,7 +41,7 @@ type imageBuildCommand struct {
 	NodeTarball string   `type:"existingfile" placeholder:"FILE" help:"Take Node from this file instead: a .tar.gz with bin/node in its one directory, such as those of nodejs.org."`
 }
 
-// Help tells what --help does not know by itself.
+// Help completes the --help text.
 func (*imageBuildCommand) Help() string {
 	return `Needs mmdebstrap, and npm unless --node-tarball is given; both use the sources and the registry that this machine is set up for. The
 image has Python with its standard library, Node, Bash, the GNU tools, and certificates. Manual pages and translations are left out.
@@ -54,7 +54,7 @@ func basePackages() []string {
 	return []string{"bash", "ca-certificates", "coreutils", "grep", "libatomic1", "libstdc++6"}
 }
 
-// Run carries the command out.
+// Run runs the command.
 func (c *imageBuildCommand) Run(ctx context.Context, io streams) error {
 	return c.store(ctx, io, c.Name, func(t *image.Tree) error {
 		mmdebstrap, err := tool("mmdebstrap", "install the package mmdebstrap (apt-get install mmdebstrap), or make a root file system in "+
@@ -176,7 +176,7 @@ func (c *imageBuildCommand) fetchNode(ctx context.Context, to streams, npm, dir 
 	if err != nil {
 		return "", fmt.Errorf("%s@%s: %w", name, c.NodeVersion, err)
 	}
-	to.note("getting Node %s", release.Version)
+	to.progressf("getting Node %s", release.Version)
 	if _, err := run("pack", "--silent", "--pack-destination", dir, name+"@"+release.Version); err != nil {
 		return "", err
 	}

@@ -2,106 +2,74 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
-	"io"
-	"strconv"
-	"text/tabwriter"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
 type keyCommands struct {
-	Create keyCreateCommand `cmd:"" help:"Make an API key. It is shown once."`
-	List   keyListCommand   `cmd:"" help:"List all API keys, without the keys themselves."`
-	Revoke keyRevokeCommand `cmd:"" help:"Make an API key invalid, for good."`
+	Create keyCreateCommand `cmd:"" help:"Create an API key (admin)."`
+	List   keyListCommand   `cmd:"" help:"List all API keys (admin)."`
+	Revoke keyRevokeCommand `cmd:"" help:"Revoke an API key (admin)."`
 
-	Webhook keyWebhookCommands `cmd:"" help:"Show, set, rotate and remove the webhook of the key that asks."`
+	Webhook keyWebhookCommands `cmd:"" help:"Manage the webhook settings of the API key in use."`
 }
 
 type keyCreateCommand struct {
 	remote     `embed:""`
-	Name       string       `required:"" placeholder:"NAME" help:"What people call the key."`
-	Org        string       `required:"" placeholder:"ORG" help:"The organisation it belongs to: a-z 0-9 _ -."`
-	Plan       string       `required:"" enum:"free,pro,enterprise" placeholder:"PLAN" help:"Its limits: free, pro or enterprise."`
-	Rights     proto.Rights `default:"execute" enum:"execute,all" placeholder:"RIGHTS" help:"What it may do: execute, or all, which adds the administration (${default})."`
-	Concurrent *int         `placeholder:"N" help:"How many executions may run at once with it, at most what the plan allows the organisation. Without it, only that limit holds."`
-	Sandbox    string       `placeholder:"NAME" help:"The sandbox profile it is bound to, see bullpen sandbox. Without it, the one named default."`
+	Name       string       `required:"" placeholder:"NAME" help:"Name of the key, for people."`
+	Org        string       `required:"" placeholder:"ORG" help:"Organisation of the key: a-z 0-9 _ -."`
+	Plan       string       `required:"" enum:"free,pro,enterprise" placeholder:"PLAN" help:"Plan of the organisation: free, pro or enterprise."`
+	Rights     proto.Rights `default:"execute" enum:"execute,all" placeholder:"RIGHTS" help:"Rights of the key: execute, or all, which adds administration (default ${default})."`
+	Concurrent *int         `placeholder:"N" help:"Concurrent executions of this key. Default: the limit of the plan."`
+	Sandbox    string       `placeholder:"NAME" help:"Sandbox profile of the key. Default: the profile named default."`
 }
 
-// Run carries the command out.
-func (c *keyCreateCommand) Run(ctx context.Context, io streams) error {
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	k, err := api.CreateKey(ctx, client.NewKey{Name: c.Name, Org: c.Org, Plan: c.Plan, Rights: c.Rights, Sandbox: c.Sandbox, Concurrent: c.Concurrent})
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(io.out, k)
-	}
-	_, _ = fmt.Fprintf(io.err, "Key %s of %s (%s, %s, sandbox %s). It is not shown again:\n", k.ID, k.Org, k.Plan, k.Rights, k.Sandbox)
-	_, err = fmt.Fprintln(io.out, k.Secret)
-	return err
+// Help completes the --help text.
+func (*keyCreateCommand) Help() string {
+	return "Prints the key on standard output. The server stores only a hash and cannot show it again."
+}
+
+// Run runs the command.
+func (c *keyCreateCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.Key, json.RawMessage, error) {
+		return decoded(api.CreateKey(ctx, client.NewKey{
+			Name: c.Name, Org: c.Org, Plan: c.Plan, Rights: c.Rights, Sandbox: c.Sandbox, Concurrent: c.Concurrent,
+		}))
+	}, func(p *page, k *client.Key) {
+		_, _ = fmt.Fprintf(s.err, "Key %s of %s (%s, %s, sandbox %s). It is not shown again:\n", k.ID, k.Org, k.Plan, k.Rights, k.Sandbox)
+		p.textf("%s\n", k.Secret)
+	})
 }
 
 type keyListCommand struct {
 	remote `embed:""`
 }
 
-// Run carries the command out.
-func (c *keyListCommand) Run(ctx context.Context, io streams) error {
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	keys, err := api.Keys(ctx)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(io.out, append([]client.Key{}, keys...)) // an empty list rather than null
-	}
-	return printKeys(io.out, keys)
+// Run runs the command.
+func (c *keyListCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) ([]client.Key, json.RawMessage, error) {
+		return decoded(api.Keys(ctx))
+	}, func(p *page, keys []client.Key) { printKeys(p, keys...) })
 }
 
 type keyRevokeCommand struct {
 	remote `embed:""`
-	ID     string `arg:"" help:"The key's id, as bullpen key list shows it."`
+	ID     string `arg:"" help:"Id of the key, as bullpen key list prints it."`
 }
 
-// Run carries the command out.
-func (c *keyRevokeCommand) Run(ctx context.Context, io streams) error {
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	k, err := api.RevokeKey(ctx, c.ID)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(io.out, k)
-	}
-	return printKeys(io.out, []client.Key{*k})
+// Run runs the command.
+func (c *keyRevokeCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.Key, json.RawMessage, error) {
+		return decoded(api.RevokeKey(ctx, c.ID))
+	}, func(p *page, k *client.Key) { printKeys(p, *k) })
 }
 
-func printKeys(w io.Writer, keys []client.Key) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "ID\tNAME\tORG\tPLAN\tRIGHTS\tSANDBOX\tCONCURRENT\tKEY\tCREATED\tREVOKED") // Flush gives the error
+func printKeys(p *page, keys ...client.Key) {
+	p.row("ID", "NAME", "ORG", "PLAN", "RIGHTS", "SANDBOX", "CONCURRENT", "KEY", "CREATED", "REVOKED")
 	for _, k := range keys {
-		revoked := "-"
-		if k.RevokedAt != nil {
-			revoked = k.RevokedAt.Local().Format(timeLayout)
-		}
-		concurrent := "-"
-		if k.Concurrent != nil {
-			concurrent = strconv.Itoa(*k.Concurrent)
-		}
-		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", k.ID, k.Name, k.Org, k.Plan, k.Rights, k.Sandbox, concurrent, k.Hint,
-			k.CreatedAt.Local().Format(timeLayout), revoked)
+		p.row(k.ID, k.Name, k.Org, k.Plan, k.Rights, k.Sandbox, k.Concurrent, k.Hint, k.CreatedAt, k.RevokedAt)
 	}
-	return t.Flush()
 }

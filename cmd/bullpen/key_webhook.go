@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
@@ -19,87 +18,74 @@ import (
 
 type keyWebhookCommands struct {
 	Show   keyWebhookShowCommand   `cmd:"" help:"Show the webhook settings, without the secret."`
-	Set    keyWebhookSetCommand    `cmd:"" help:"Set where results go and how. The first time a secret is made, and shown once."`
-	Rotate keyWebhookRotateCommand `cmd:"" help:"Make another secret, shown once; the one before signs too for a while."`
-	Rm     keyWebhookRmCommand     `cmd:"" help:"Remove the webhook settings, the secret too."`
+	Set    keyWebhookSetCommand    `cmd:"" help:"Change the webhook settings."`
+	Rotate keyWebhookRotateCommand `cmd:"" help:"Replace the webhook secret."`
+	Rm     keyWebhookRmCommand     `cmd:"" help:"Remove the webhook settings and the secret."`
 }
 
 type keyWebhookShowCommand struct {
 	remote `embed:""`
 }
 
-// Run carries the command out.
-func (c *keyWebhookShowCommand) Run(ctx context.Context, io streams) error {
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	w, raw, err := api.Webhook(ctx)
-	if err != nil {
-		return err
-	}
-	return printWebhook(io, c.JSON, w, raw)
+// Run runs the command.
+func (c *keyWebhookShowCommand) Run(ctx context.Context, s streams) error {
+	return requestWebhook(s, &c.remote, func(api *client.Client) (*client.Webhook, json.RawMessage, error) {
+		return api.Webhook(ctx)
+	})
 }
 
-// printWebhook prints settings, or a secret that was just made: alone on standard output, so that a script can keep it.
-func printWebhook(io streams, asJSON bool, w *client.Webhook, raw json.RawMessage) error {
-	if asJSON {
-		return printRaw(io.out, raw)
-	}
-	if w.Secret != "" {
-		if w.OldSecretUntil != nil {
-			_, _ = fmt.Fprintf(io.err, "The secret before signs too until %s.\n", w.OldSecretUntil.Local().Format(timeLayout))
+// requestWebhook makes a request whose answer is the webhook settings. A new secret is printed alone on standard output, for scripts.
+func requestWebhook(s streams, r *remote, call func(*client.Client) (*client.Webhook, json.RawMessage, error)) error {
+	return request(s, r, call, func(p *page, w *client.Webhook) {
+		if w.Secret == "" {
+			printWebhook(p, w)
+			return
 		}
-		_, _ = fmt.Fprintln(io.err, "The secret that webhooks are signed with. It is not shown again:")
-		_, err := fmt.Fprintln(io.out, w.Secret)
-		return err
-	}
-	t := tabwriter.NewWriter(io.out, 0, 0, 2, ' ', 0)
-	row := func(name, value string) { _, _ = fmt.Fprintf(t, "%s\t%s\n", name, value) } // Flush gives the error
-	row("url", orDash(w.URL))
+		if w.OldSecretUntil != nil {
+			_, _ = fmt.Fprintf(s.err, "Webhooks are also signed with the old secret until %s.\n", cell(w.OldSecretUntil))
+		}
+		_, _ = fmt.Fprintln(s.err, "The new secret. It is not shown again:")
+		p.textf("%s\n", w.Secret)
+	})
+}
+
+func printWebhook(p *page, w *client.Webhook) {
+	p.row("url", w.URL)
 	if w.SecretHint == nil {
-		row("secret", "none, so nothing is signed: see bullpen key webhook rotate")
+		p.row("secret", "none, webhooks are not signed: see bullpen key webhook rotate")
 	} else {
-		row("secret", *w.SecretHint)
+		p.row("secret", w.SecretHint)
 	}
 	if w.OldSecretUntil != nil {
-		row("old secret", "signs too until "+w.OldSecretUntil.Local().Format(timeLayout))
+		p.row("old secret", "also signs until "+cell(w.OldSecretUntil))
 	}
-	row("max attempts", strconv.Itoa(w.MaxAttempts))
+	p.row("max attempts", w.MaxAttempts)
 	var waits []string
-	for _, s := range w.Waits {
-		waits = append(waits, secondsOf(s).String())
+	for _, seconds := range w.Waits {
+		waits = append(waits, secondsOf(seconds).String())
 	}
-	row("waits", strings.Join(waits, ","))
-	row("signature headers", strings.Join(w.SignatureHeaders, ","))
-	row("timeout", secondsOf(w.Timeout).String())
-	row("updated", w.UpdatedAt.Local().Format(timeLayout))
-	return t.Flush()
-}
-
-func orDash(s *string) string {
-	if s == nil {
-		return "-"
-	}
-	return *s
+	p.row("waits", strings.Join(waits, ","))
+	p.row("signature headers", strings.Join(w.SignatureHeaders, ","))
+	p.row("timeout", secondsOf(w.Timeout))
+	p.row("updated", w.UpdatedAt)
 }
 
 func secondsOf(f float64) time.Duration { return time.Duration(f * float64(time.Second)) }
 
 type keyWebhookSetCommand struct {
 	remote           `embed:""`
-	Secret           *string   `placeholder:"-" help:"The secret to sign with, 16 characters or more; - reads it from standard input. Other users of this machine can read flags: prefer that."`
-	MaxAttempts      *int      `placeholder:"N" help:"How often a delivery is tried: 1 to 20."`
-	Waits            *string   `placeholder:"WAIT,…" help:"Pauses before the second attempt, the third and so on, such as 1s,10s,1m; or durable: ten attempts over three days."`
-	SignatureHeaders *string   `placeholder:"NAME,…" help:"Headers with the hexadecimal signature; empty for none."`
-	Timeout          *duration `placeholder:"TIME" help:"How long one attempt may take, such as 15s: up to 30s."`
-	Target           *string   `arg:"" optional:"" name:"target" help:"The URL that results of async executions go to that name no webhook_url themselves."`
+	Secret           *string   `placeholder:"-" help:"Signing secret of 16 or more characters; - reads it from standard input. Prefer that: other users of this machine can read flags."`
+	MaxAttempts      *int      `placeholder:"N" help:"Attempts per delivery, 1 to 20."`
+	Waits            *string   `placeholder:"WAIT,…" help:"Waits between attempts, such as 1s,10s,1m; or durable: ten attempts over three days."`
+	SignatureHeaders *string   `placeholder:"NAME,…" help:"Headers that carry the hexadecimal signature; empty for none."`
+	Timeout          *duration `placeholder:"TIME" help:"Timeout of an attempt, such as 15s; at most 30s."`
+	Target           *string   `arg:"" optional:"" name:"target" help:"URL for results of async executions that name no webhook_url of their own."`
 }
 
-// Help tells what --help does not know by itself.
+// Help completes the --help text.
 func (*keyWebhookSetCommand) Help() string {
-	return `The settings are those of the key that asks: BULLPEN_API_KEY or --key. The first time, the URL is needed, and a secret is made unless one
-is given. After that, what is not named stays as it is. A secret in the place of another: the one before signs too for a day.
+	return `Settings that are not given keep their value. The first time, the URL is required, and a secret is generated and printed unless --secret
+is given. After a change of the secret, webhooks are also signed with the old one for a day.
 
 Examples:
 
@@ -109,10 +95,10 @@ Examples:
   bullpen key webhook set --secret - <secret.txt`
 }
 
-// duration is a flag's time: a number of seconds, or one with a unit such as 500ms.
+// duration is a time in seconds, or with a unit such as 500ms.
 type duration time.Duration
 
-// UnmarshalText reads it.
+// UnmarshalText parses the duration.
 func (d *duration) UnmarshalText(text []byte) error {
 	if f, err := strconv.ParseFloat(string(text), 64); err == nil && f >= 0 && f < 1e9 {
 		*d = duration(secondsOf(f))
@@ -120,7 +106,7 @@ func (d *duration) UnmarshalText(text []byte) error {
 	}
 	parsed, err := time.ParseDuration(string(text))
 	if err != nil || parsed < 0 {
-		return fmt.Errorf("%q is not a time: write seconds, or a number with a unit such as 500ms or 1m", text)
+		return fmt.Errorf("%q is not a duration: write seconds, or a number with a unit such as 500ms or 1m", text)
 	}
 	*d = duration(parsed)
 	return nil
@@ -128,44 +114,53 @@ func (d *duration) UnmarshalText(text []byte) error {
 
 func (d duration) seconds() float64 { return time.Duration(d).Seconds() }
 
-// settings gives what the flags name.
+// settings returns the settings that the flags name.
 func (c *keyWebhookSetCommand) settings(stdin io.Reader) (*client.WebhookSettings, error) {
-	s := &client.WebhookSettings{URL: c.Target, MaxAttempts: c.MaxAttempts}
+	settings := &client.WebhookSettings{URL: c.Target, MaxAttempts: c.MaxAttempts}
 	if c.Waits != nil {
-		s.Waits = *c.Waits
-		if *c.Waits != "durable" {
-			waits := []float64{}
-			for text := range strings.SplitSeq(*c.Waits, ",") {
-				var wait duration
-				if err := wait.UnmarshalText([]byte(strings.TrimSpace(text))); err != nil {
-					return nil, usagef("--waits: %w", err)
-				}
-				waits = append(waits, wait.seconds())
-			}
-			s.Waits = waits
+		waits, err := parseWaits(*c.Waits)
+		if err != nil {
+			return nil, usagef("--waits: %w", err)
 		}
+		settings.Waits = waits
 	}
 	if c.SignatureHeaders != nil {
-		s.SignatureHeaders = new(namesOf(*c.SignatureHeaders))
+		settings.SignatureHeaders = new(splitNames(*c.SignatureHeaders))
 	}
 	if c.Timeout != nil {
-		s.Timeout = new(c.Timeout.seconds())
+		settings.Timeout = new(c.Timeout.seconds())
 	}
-	if *s == (client.WebhookSettings{}) && c.Secret == nil {
-		return nil, usagef("nothing to set: give the URL, or one of the flags")
+	if *settings == (client.WebhookSettings{}) && c.Secret == nil {
+		return nil, usagef("nothing to set: give the URL or a flag")
 	}
 	if c.Secret != nil {
-		secret, err := secretOf(*c.Secret, stdin)
+		secret, err := readSecret(*c.Secret, stdin)
 		if err != nil {
 			return nil, err
 		}
-		s.Secret = &secret
+		settings.Secret = &secret
 	}
-	return s, nil
+	return settings, nil
 }
 
-// namesOf reads a list of names that commas separate.
-func namesOf(list string) []string {
+// parseWaits returns the name of a ladder of waits, or the waits in seconds.
+func parseWaits(text string) (any, error) {
+	if text == "durable" {
+		return text, nil
+	}
+	waits := []float64{}
+	for item := range strings.SplitSeq(text, ",") {
+		var wait duration
+		if err := wait.UnmarshalText([]byte(strings.TrimSpace(item))); err != nil {
+			return nil, err
+		}
+		waits = append(waits, wait.seconds())
+	}
+	return waits, nil
+}
+
+// splitNames splits a list of names at its commas.
+func splitNames(list string) []string {
 	names := []string{}
 	for name := range strings.SplitSeq(list, ",") {
 		if name = strings.TrimSpace(name); name != "" {
@@ -175,11 +170,11 @@ func namesOf(list string) []string {
 	return names
 }
 
-// secretOf gives the secret that a flag names: its value, or what standard input has for "-".
-func secretOf(flag string, stdin io.Reader) (string, error) {
+// readSecret returns the value of a --secret flag, or the first line of stdin if the value is "-".
+func readSecret(flag string, stdin io.Reader) (string, error) {
 	secret := flag
 	if flag == "-" {
-		line, err := bufio.NewReader(io.LimitReader(stdin, 64<<10)).ReadString('\n')
+		line, err := bufio.NewReader(io.LimitReader(stdin, maxSecretsBytes)).ReadString('\n')
 		if err != nil && !errors.Is(err, io.EOF) {
 			return "", fmt.Errorf("read the secret from standard input: %w", err)
 		}
@@ -191,75 +186,54 @@ func secretOf(flag string, stdin io.Reader) (string, error) {
 	return secret, nil
 }
 
-// Run carries the command out.
-func (c *keyWebhookSetCommand) Run(ctx context.Context, io streams) error {
-	s, err := c.settings(io.in)
+// Run runs the command.
+func (c *keyWebhookSetCommand) Run(ctx context.Context, s streams) error {
+	settings, err := c.settings(s.in)
 	if err != nil {
 		return err
 	}
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	change := api.PatchWebhook
-	var refused *client.Error
-	if _, _, err := api.Webhook(ctx); errors.As(err, &refused) && refused.Status == http.StatusNotFound {
-		if s.URL == nil {
-			return usagef("nothing is set for this key yet: give the URL, too")
+	return requestWebhook(s, &c.remote, func(api *client.Client) (*client.Webhook, json.RawMessage, error) {
+		_, _, err := api.Webhook(ctx)
+		if err == nil {
+			return api.PatchWebhook(ctx, settings)
 		}
-		change = api.PutWebhook
-	} else if err != nil {
-		return err
-	}
-	w, raw, err := change(ctx, s)
-	if err != nil {
-		return err
-	}
-	return printWebhook(io, c.JSON, w, raw)
+		if refused, ok := errors.AsType[*client.Error](err); !ok || refused.Status != http.StatusNotFound {
+			return nil, nil, err
+		}
+		if settings.URL == nil {
+			return nil, nil, usagef("this key has no webhook settings yet: give the URL as well")
+		}
+		return api.PutWebhook(ctx, settings)
+	})
 }
 
 type keyWebhookRotateCommand struct {
 	remote  `embed:""`
-	Secret  *string   `placeholder:"-" help:"The new secret, instead of one that is made; - reads it from standard input. Other users of this machine can read flags: prefer that."`
-	Overlap *duration `placeholder:"TIME" help:"How long the present secret signs too, such as 1h: 0 to 168h (24h)."`
+	Secret  *string   `placeholder:"-" help:"New secret; - reads it from standard input. Prefer that: other users of this machine can read flags. Default: a generated one."`
+	Overlap *duration `placeholder:"TIME" help:"Time for which the old secret also signs, 0 to 168h (default 24h)."`
 }
 
-// Run carries the command out.
-func (c *keyWebhookRotateCommand) Run(ctx context.Context, io streams) error {
+// Run runs the command.
+func (c *keyWebhookRotateCommand) Run(ctx context.Context, s streams) error {
 	secret := ""
 	if c.Secret != nil {
 		var err error
-		if secret, err = secretOf(*c.Secret, io.in); err != nil {
+		if secret, err = readSecret(*c.Secret, s.in); err != nil {
 			return err
 		}
 	}
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	w, raw, err := api.RotateWebhook(ctx, secret, (*time.Duration)(c.Overlap))
-	if err != nil {
-		return err
-	}
-	return printWebhook(io, c.JSON, w, raw)
+	return requestWebhook(s, &c.remote, func(api *client.Client) (*client.Webhook, json.RawMessage, error) {
+		return api.RotateWebhook(ctx, secret, (*time.Duration)(c.Overlap))
+	})
 }
 
 type keyWebhookRmCommand struct {
 	remote `embed:""`
 }
 
-// Run carries the command out.
-func (c *keyWebhookRmCommand) Run(ctx context.Context, io streams) error {
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	if err := api.RemoveWebhook(ctx); err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(io.out, struct{}{})
-	}
-	_, err = fmt.Fprintln(io.out, "the webhook settings are removed")
-	return err
+// Run runs the command.
+func (c *keyWebhookRmCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (struct{}, json.RawMessage, error) {
+		return decoded(struct{}{}, api.RemoveWebhook(ctx))
+	}, func(p *page, _ struct{}) { p.textf("the webhook settings are removed\n") })
 }

@@ -1,4 +1,4 @@
-// Command bullpen runs untrusted programs: it is the server in all its roles, and the command line that speaks to one.
+// Command bullpen runs untrusted programs. It is both the server, in all its roles, and the command-line client.
 package main
 
 import (
@@ -15,39 +15,47 @@ import (
 	"github.com/bullpen-run/bullpen/cmd/internal/app"
 )
 
-// The exit codes of bullpen itself. `bullpen run` has more of them, see its help.
+// The exit codes of every command. `bullpen run`, `logs --follow` and `wait` have more, see outcome.go.
 const (
-	exitOK      = 0
-	exitFailure = 1
-	exitUsage   = 2
+	exitOK          = 0
+	exitFailure     = 1
+	exitUsage       = 2
+	exitInterrupted = 130
 )
 
-// exitError ends the program with a code and no further words.
-type exitError int
+// exitError ends the program with a code. Its error, if any, is printed.
+type exitError struct {
+	code int
+	err  error
+}
 
-func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+func (e exitError) Error() string { return fmt.Sprintf("exit code %d: %v", e.code, e.err) }
 
-// usageError says that the command line, or a variable that stands in for a flag, is wrong.
+// usageError is an error in the command line, or in a variable that stands in for a flag.
 type usageError struct{ error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// streams are where a command reads and writes.
+// streams are the standard streams of a command.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
-	// watched says that somebody sits before err: only then is told what is of use while it lasts.
-	watched bool
+	// terminal reports whether err is a terminal. Progress is shown only there.
+	terminal bool
 }
 
-// note tells those who watch what goes on. Nothing of it is needed to understand the outcome.
-func (s streams) note(format string, args ...any) {
-	if s.watched {
-		_, _ = fmt.Fprintf(s.err, "bullpen: "+format+"\n", args...)
+// errorf prints a message on standard error.
+func (s streams) errorf(format string, args ...any) {
+	_, _ = fmt.Fprintf(s.err, "bullpen: "+format+"\n", args...)
+}
+
+// progressf prints a progress message if standard error is a terminal.
+func (s streams) progressf(format string, args ...any) {
+	if s.terminal {
+		s.errorf(format, args...)
 	}
 }
 
-// isTerminal reports whether f is a device that shows characters.
 func isTerminal(f *os.File) bool {
 	info, err := f.Stat()
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
@@ -55,81 +63,90 @@ func isTerminal(f *os.File) bool {
 
 const description = `Run untrusted code in jails, on your own machines.
 
-bullpen serve starts a server. The other commands speak to one, which they find by these variables:
+Start a server with bullpen serve. The other commands are clients of a server. They read these variables:
 
-  BULLPEN_URL      its address (http://127.0.0.1:8080)
-  BULLPEN_API_KEY  the key; the first one is in bootstrap.key in the server's data directory
+  BULLPEN_URL      URL of the server (default http://127.0.0.1:8080)
+  BULLPEN_API_KEY  API key; a new server writes the first one to bootstrap.key in its data directory
 
-Exit codes: 0 it worked, 1 it did not, 2 the command line is wrong; bullpen run has that of the program.`
+Commands marked (admin) need a key with all rights.
+
+Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. bullpen run, logs --follow and wait exit with the program's exit code.`
 
 type commands struct {
 	VersionFlag kong.VersionFlag `name:"version" hidden:""`
 
-	Serve      serveCommand       `cmd:"" help:"Run the server: one process, no other service needed."`
+	Serve      serveCommand       `cmd:"" help:"Run a server."`
 	Run        runCommand         `cmd:"" help:"Run a program and stream its output."`
-	Get        getCommand         `cmd:"" help:"Show an execution: how it stands, or its result."`
+	Get        getCommand         `cmd:"" help:"Show an execution."`
 	Logs       logsCommand        `cmd:"" help:"Print the output of an execution."`
-	Cancel     cancelCommand      `cmd:"" help:"End an execution."`
-	Image      imageCommands      `cmd:"" help:"Build, import, list and remove images of sandboxes. Needs a key with all rights."`
-	Key        keyCommands        `cmd:"" help:"Make, list and revoke API keys, with a key that has all rights; set the webhook of a key."`
-	Sandbox    sandboxCommands    `cmd:"" help:"Make, show, list, replace and remove sandbox profiles. Needs a key with all rights."`
-	Thread     threadCommands     `cmd:"" help:"List, fork, export, import and remove threads; list, get and put their files."`
-	Webhook    webhookCommands    `cmd:"" help:"See what became of webhooks, send them again, test the key's URL, receive them for development."`
-	DeadLetter deadLetterCommands `cmd:"" name:"deadletter" help:"List, show, run again and remove what was set aside: jobs that no worker lived to start. Needs a key with all rights."`
-	Backup     backupCommand      `cmd:"" help:"Back up what a running server keeps in JetStream. Needs a key with all rights."`
-	Restore    restoreCommand     `cmd:"" help:"Make an empty deployment hold what a backup does."`
-	Doctor     doctorCommand      `cmd:"" help:"Check that this machine can run jobs, and say what to do where it cannot."`
+	Wait       waitCommand        `cmd:"" help:"Wait until executions end."`
+	Cancel     cancelCommand      `cmd:"" help:"Cancel an execution."`
+	Image      imageCommands      `cmd:"" help:"Manage sandbox images (admin)."`
+	Key        keyCommands        `cmd:"" help:"Manage API keys (admin) and the webhook settings of a key."`
+	Sandbox    sandboxCommands    `cmd:"" help:"Manage sandbox profiles (admin)."`
+	Thread     threadCommands     `cmd:"" help:"Manage threads and their files."`
+	Webhook    webhookCommands    `cmd:"" help:"Inspect, replay, test and receive webhooks."`
+	DeadLetter deadLetterCommands `cmd:"" name:"deadletter" help:"Manage dead letters: jobs that no worker could start (admin)."`
+	Backup     backupCommand      `cmd:"" help:"Back up the JetStream data of a running server (admin)."`
+	Restore    restoreCommand     `cmd:"" help:"Restore a backup into an empty deployment."`
+	Doctor     doctorCommand      `cmd:"" help:"Check that this machine can run jobs."`
 	Version    versionCommand     `cmd:"" help:"Print the version."`
-	Quickstart quickstartCommand  `cmd:"" hidden:"" help:"Start a server for a moment, run a program in each language, and stop."`
+	Quickstart quickstartCommand  `cmd:"" hidden:"" help:"Start a temporary server and run a program in each language."`
 }
 
 func main() {
-	os.Exit(run(os.Args[1:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr, watched: isTerminal(os.Stderr)}))
+	os.Exit(run(os.Args[1:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr, terminal: isTerminal(os.Stderr)}))
 }
 
-func run(args []string, io streams) int {
-	parser, err := kong.New(new(commands),
+func newParser(s streams) (*kong.Kong, error) {
+	return kong.New(new(commands),
 		kong.Name("bullpen"),
 		kong.Description(description),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: 110}),
-		kong.Writers(io.out, io.err),
-		kong.Bind(io),
+		kong.Writers(s.out, s.err),
+		kong.Bind(s),
 		kong.Vars{"version": "bullpen " + app.Version()},
 	)
+}
+
+func run(args []string, s streams) int {
+	parser, err := newParser(s)
 	if err != nil {
-		return report(io, err)
+		return report(s, err)
 	}
 	if len(args) == 0 {
 		args = []string{"--help"}
 	}
 	cmd, err := parser.Parse(args)
 	if err != nil {
-		_, _ = fmt.Fprintf(io.err, "bullpen: %v\nSee `bullpen --help`, and --help of each command.\n", err)
+		_, _ = fmt.Fprintf(s.err, "bullpen: %v\nSee `bullpen --help`, or --help of the command.\n", err)
 		return exitUsage
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	cmd.BindTo(ctx, (*context.Context)(nil))
-	return report(io, cmd.Run())
+	return report(s, cmd.Run())
 }
 
-// report says what went wrong, if anything, and gives the exit code.
-func report(io streams, err error) int {
-	var exit exitError
-	var usage usageError
+// report prints err and returns the exit code for it.
+func report(s streams, err error) int {
+	code := exitFailure
+	if exit, ok := errors.AsType[exitError](err); ok {
+		code, err = exit.code, exit.err
+	} else if err == nil {
+		return exitOK
+	}
+	_, usage := errors.AsType[usageError](err)
 	switch {
 	case err == nil:
-		return exitOK
-	case errors.As(err, &exit):
-		return int(exit)
 	case errors.Is(err, context.Canceled):
 		return exitInterrupted
-	case errors.As(err, &usage):
-		_, _ = fmt.Fprintf(io.err, "bullpen: %v\nSee --help of the command.\n", err)
+	case usage:
+		s.errorf("%v\nSee --help of the command.", err)
 		return exitUsage
 	default:
-		_, _ = fmt.Fprintf(io.err, "bullpen: %v\n", explain(err))
-		return exitFailure
+		s.errorf("%v", explain(err))
 	}
+	return code
 }

@@ -3,57 +3,96 @@ package main
 import (
 	"fmt"
 	"io"
-
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
-	"github.com/bullpen-run/bullpen/proto"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
 )
 
-// printer puts a program's output where a program's output belongs, or prints events as JSON.
-type printer struct {
-	io   streams
-	json bool
-	last int64 // number of the last event seen, or of the one that was asked to begin after
-	gap  bool  // events were missing in between
+// timeLayout is the format of times in text output.
+const timeLayout = "2006-01-02 15:04:05 MST"
+
+// page writes the text output of a command: rows of aligned cells, and text between them.
+// The first error of the writer is returned by flush.
+type page struct {
+	out  io.Writer
+	rows *tabwriter.Writer
+	err  error
 }
 
-func (p *printer) event(e *client.Event) error {
-	if p.json {
-		_, err := p.io.out.Write(e.Line)
-		return err
-	}
-	if e.Type != proto.EventKeepalive {
-		p.gap = p.gap || e.Seq > p.last+1
-		p.last = e.Seq
-	}
-	switch e.Type {
-	case proto.EventOutput:
-		to := p.io.out
-		if e.Stream == proto.Stderr {
-			to = p.io.err
-		}
-		_, err := io.WriteString(to, e.Data)
-		return err
-	case proto.EventResult:
-		if p.gap {
-			_, _ = fmt.Fprintf(p.io.err, "bullpen: %s: some of the output is missing above; `bullpen get %[1]s` has what the result kept of it\n", e.TraceID)
-		}
-	}
-	return nil
+func newPage(out io.Writer) *page {
+	return &page{out: out, rows: tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)}
 }
 
-// whole prints a result that came without events.
-func (p *printer) whole(id proto.TraceID, r *proto.Result) error {
-	if p.json {
-		return printJSON(p.io.out, struct {
-			Type    proto.EventType `json:"type"`
-			TraceID proto.TraceID   `json:"trace_id"`
-			Status  proto.Status    `json:"status"`
-			Result  *proto.Result   `json:"result"`
-		}{proto.EventResult, id, r.Status().Stream(), r})
+// row writes a row. Times are local, nil pointers are "-", control characters are replaced.
+func (p *page) row(cells ...any) {
+	for i, c := range cells {
+		if i > 0 {
+			_, _ = io.WriteString(p.rows, "\t") // flush returns the error
+		}
+		_, _ = io.WriteString(p.rows, cell(c))
 	}
-	if _, err := io.WriteString(p.io.out, r.Stdout); err != nil {
-		return err
-	}
-	_, err := io.WriteString(p.io.err, r.Stderr)
-	return err
+	_, _ = io.WriteString(p.rows, "\n")
 }
+
+// optional writes a row of a name and a value, unless the value is nil.
+func (p *page) optional(name string, value any) {
+	if !reflect.ValueOf(value).IsNil() {
+		p.row(name, value)
+	}
+}
+
+// pairs writes a row for each pair, in the order of the names.
+func (p *page) pairs(name string, m map[string]string) {
+	for _, key := range slices.Sorted(maps.Keys(m)) {
+		p.row(name, key+"="+m[key])
+	}
+}
+
+// textf writes text below the rows so far.
+func (p *page) textf(format string, args ...any) {
+	if p.flush() == nil {
+		_, p.err = fmt.Fprintf(p.out, format, args...)
+	}
+}
+
+func (p *page) flush() error {
+	if p.err == nil {
+		p.err = p.rows.Flush()
+	}
+	return p.err
+}
+
+func cell(v any) string {
+	if at, ok := v.(time.Time); ok {
+		return at.Local().Format(timeLayout)
+	}
+	if pointer := reflect.ValueOf(v); pointer.Kind() == reflect.Pointer {
+		if pointer.IsNil() {
+			return "-"
+		}
+		return cell(pointer.Elem().Interface())
+	}
+	return strings.Map(printable, fmt.Sprint(v))
+}
+
+// printable replaces what a terminal may act on: programs and receivers of webhooks choose some of the text that is shown.
+func printable(r rune) rune {
+	if unicode.IsPrint(r) {
+		return r
+	}
+	return unicode.ReplacementChar
+}
+
+// printableLine is printable for text of several lines.
+func printableLine(r rune) rune {
+	if r == '\n' || r == '\t' {
+		return r
+	}
+	return printable(r)
+}
+
+func milliseconds(n int64) time.Duration { return time.Duration(n) * time.Millisecond }

@@ -22,22 +22,21 @@ import (
 )
 
 const (
-	readyWithin = 30 * time.Second
-	readyPoll   = 50 * time.Millisecond
-	stopWithin  = 15 * time.Second
-	// logTail is how much of the server's log is shown when it fails.
+	readyTimeout  = 30 * time.Second
+	readyInterval = 50 * time.Millisecond
+	stopTimeout   = 15 * time.Second
+	// logTail is how many bytes of the server's log are shown when it fails.
 	logTail = 4 << 10
 )
 
 type quickstartCommand struct{}
 
-// Help tells what --help does not know by itself.
+// Help completes the --help text.
 func (*quickstartCommand) Help() string {
-	return `Starts this program as a server on a free port with its data in a temporary directory, runs a program in each language with live
-output, stops the server and removes the directory.`
+	return `Starts a server on a free port with its data in a temporary directory, runs a program in each language with live output, stops the
+server and removes the directory.`
 }
 
-// sample is a program that shows something.
 type sample struct {
 	language proto.Language
 	code     string
@@ -50,7 +49,7 @@ print(f"Python {platform.python_version()} as user {os.getuid()} in {os.getcwd()
 try:
     socket.create_connection(("192.0.2.1", 80), timeout=1)
 except OSError as e:
-    print(f"the network: {e.strerror or e}")
+    print(f"network: {e.strerror or e}")
 for n in (3, 2, 1):
     print(f"live output {n}")
     time.sleep(0.25)
@@ -69,41 +68,40 @@ for n in 3 2 1; do echo "live output $n"; sleep 0.25; done
 	}
 }
 
-// Run carries the command out.
-func (c *quickstartCommand) Run(ctx context.Context, io streams) (err error) {
+// Run runs the command.
+func (c *quickstartCommand) Run(ctx context.Context, s streams) (err error) {
 	dir, err := os.MkdirTemp("", "bullpen-quickstart-")
 	if err != nil {
-		return fmt.Errorf("make a directory for the server's data: %w", err)
+		return fmt.Errorf("create the data directory: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 
-	say := func(format string, args ...any) { _, _ = fmt.Fprintf(io.out, format, args...) }
 	began := time.Now()
-	s, err := startServer(ctx, dir)
+	server, err := startServer(ctx, dir)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if stopErr := s.stop(); err == nil {
-			err = stopErr // after another error it is the same once more
+		if stopErr := server.stop(); err == nil {
+			err = stopErr // it repeats an earlier error
 		}
 	}()
-	if err := s.ready(ctx); err != nil {
+	if err := server.ready(ctx); err != nil {
 		return err
 	}
-	say("bullpen %s is ready at %s after %d ms\n", app.Version(), s.api.URL, time.Since(began).Milliseconds())
+	_, _ = fmt.Fprintf(s.out, "bullpen %s is ready at %s after %d ms\n", app.Version(), server.api.URL, time.Since(began).Milliseconds())
 	for _, sample := range samples() {
-		if err := show(ctx, io.out, s.api, sample); err != nil {
+		if err := runSample(ctx, s.out, server.api, sample); err != nil {
 			return err
 		}
 	}
-	say("\n%s", goOn)
-	return nil
+	_, err = fmt.Fprintf(s.out, "\n%s", nextSteps)
+	return err
 }
 
-const goOn = `That was a server with its data in a temporary directory, gone now. To go on:
+const nextSteps = `The server and its data are removed. Next:
 
-  make serve                                  # a server on 127.0.0.1:8080, its data in bullpen-data/
+  make serve                                  # a server on 127.0.0.1:8080 with its data in bullpen-data/
 
   curl http://127.0.0.1:8080/v1/sandbox/execute \
     -H "Authorization: Bearer $(cat bullpen-data/bootstrap.key)" \
@@ -113,8 +111,8 @@ const goOn = `That was a server with its data in a temporary directory, gone now
   echo 'print(6 * 7)' | bin/bullpen run -     # see bin/bullpen --help
 `
 
-// show runs a sample and prints its lines as they come, with the time at which they came.
-func show(ctx context.Context, w io.Writer, api *client.Client, s sample) error {
+// runSample runs a program and prints each line of output with the time of its arrival.
+func runSample(ctx context.Context, w io.Writer, api *client.Client, s sample) error {
 	_, _ = fmt.Fprintf(w, "\n%s\n", s.language)
 	began := time.Now()
 	err := api.Stream(ctx, client.Request{Code: s.code, Language: s.language, Timeout: 20}, func(e *client.Event) error {
@@ -128,11 +126,11 @@ func show(ctx context.Context, w io.Writer, api *client.Client, s sample) error 
 			_, err := fmt.Fprintf(w, "  %5d ms | done: %s\n", time.Since(began).Milliseconds(), e.TraceID)
 			return err
 		case s.language == proto.Node && e.Result.ErrorCode != nil && *e.Result.ErrorCode == string(proto.CodeSandboxStart):
-			// What is wrong with the sandbox itself has come out with the language before.
-			_, err := fmt.Fprintln(w, "           | unavailable: there is no node in /usr; install nodejs to have it")
+			// Python ran before, so that the sandbox itself works.
+			_, err := fmt.Fprintln(w, "           | unavailable: no node in /usr: install nodejs")
 			return err
 		default:
-			return failed(s.language, e.Result)
+			return sampleError(s.language, e.Result)
 		}
 	})
 	if err != nil {
@@ -141,14 +139,14 @@ func show(ctx context.Context, w io.Writer, api *client.Client, s sample) error 
 	return nil
 }
 
-func failed(language proto.Language, r *proto.Result) error {
+func sampleError(language proto.Language, r *proto.Result) error {
 	if r.ErrorMessage != nil {
-		return fmt.Errorf("%s; `bullpen doctor` says what this machine lacks", *r.ErrorMessage)
+		return fmt.Errorf("%s; run `bullpen doctor` to find what is missing", *r.ErrorMessage)
 	}
-	return fmt.Errorf("the %s program ended with exit code %d", language, r.ExitCode)
+	return fmt.Errorf("the %s program exited with code %d", language, r.ExitCode)
 }
 
-// server is a server that runs as a child of this process.
+// server is a server in a child process.
 type server struct {
 	api    *client.Client
 	cmd    *exec.Cmd
@@ -156,7 +154,7 @@ type server struct {
 	exited chan struct{}
 }
 
-// startServer starts this program as a server with everything it keeps below dir.
+// startServer starts this program as a server with its data below dir.
 func startServer(ctx context.Context, dir string) (*server, error) {
 	address, err := freeAddress(ctx)
 	if err != nil {
@@ -175,15 +173,15 @@ func startServer(ctx context.Context, dir string) (*server, error) {
 	}
 	log, err := os.OpenFile(s.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("make the server's log: %w", err)
+		return nil, fmt.Errorf("create the server's log: %w", err)
 	}
 	defer func() { _ = log.Close() }() // the child has its own descriptor
-	// Not with ctx: the server is to be stopped by a signal, and waited for.
+	// Without ctx, which would kill the server: stop sends SIGTERM and waits.
 	s.cmd = exec.CommandContext(context.WithoutCancel(ctx), self, "serve", "--listen", address, "--data", filepath.Join(dir, "data"))
 	s.cmd.Env = append(slices.DeleteFunc(os.Environ(), isServerSetting), "BULLPEN_BOOTSTRAP_KEY="+s.api.Key)
 	s.cmd.Stdout, s.cmd.Stderr = log, log
-	// A group of its own keeps Ctrl-C from it, so that it is stopped once. The signal at our death follows the thread that
-	// started it, so that thread must stay.
+	// A process group of its own keeps Ctrl-C from the server. Pdeathsig is sent when the thread that started the server ends, so that
+	// thread is locked.
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	started := make(chan error)
 	go func() {
@@ -201,13 +199,12 @@ func startServer(ctx context.Context, dir string) (*server, error) {
 	return s, nil
 }
 
-// isServerSetting reports whether an environment variable is for another server than the one shown here. Where nsjail lies is
-// the same for all.
+// isServerSetting reports whether an environment variable configures a server, other than where nsjail is.
 func isServerSetting(variable string) bool {
 	return strings.HasPrefix(variable, "BULLPEN_") && !strings.HasPrefix(variable, "BULLPEN_NSJAIL=")
 }
 
-// freeAddress gives an address that nobody listened on a moment ago.
+// freeAddress returns an address with a free port.
 func freeAddress(ctx context.Context) (string, error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -216,9 +213,9 @@ func freeAddress(ctx context.Context) (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-// ready waits until the server can run programs.
+// ready blocks until the server can run programs.
 func (s *server) ready(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, readyWithin)
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	for {
 		err := s.api.Ready(ctx)
@@ -227,26 +224,26 @@ func (s *server) ready(ctx context.Context) error {
 		}
 		select {
 		case <-s.exited:
-			return fmt.Errorf("the server ended with exit code %d; `bullpen doctor` says what this machine lacks. Its log:\n%s",
+			return fmt.Errorf("the server exited with code %d; run `bullpen doctor` to find what is missing. Its log:\n%s",
 				s.cmd.ProcessState.ExitCode(), s.tail())
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.Canceled) {
 				return context.Canceled
 			}
-			return fmt.Errorf("the server was not ready within %s: %w; its log:\n%s", readyWithin, err, s.tail())
-		case <-time.After(readyPoll):
+			return fmt.Errorf("the server was not ready within %s: %w; its log:\n%s", readyTimeout, err, s.tail())
+		case <-time.After(readyInterval):
 		}
 	}
 }
 
-// stop asks the server to end, and waits until it has.
+// stop terminates the server and waits for its end.
 func (s *server) stop() error {
-	_ = s.cmd.Process.Signal(syscall.SIGTERM) // where it is gone already, the exit code tells more
-	kill := time.AfterFunc(stopWithin, func() { _ = s.cmd.Process.Kill() })
+	_ = s.cmd.Process.Signal(syscall.SIGTERM) // fails if the server has exited: its exit code is checked below
+	kill := time.AfterFunc(stopTimeout, func() { _ = s.cmd.Process.Kill() })
 	defer kill.Stop()
 	<-s.exited
 	if code := s.cmd.ProcessState.ExitCode(); code != 0 {
-		return fmt.Errorf("the server did not end in order (%s); its log:\n%s", s.cmd.ProcessState, s.tail())
+		return fmt.Errorf("the server did not stop cleanly (%s); its log:\n%s", s.cmd.ProcessState, s.tail())
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ func (w *onWrite) Write(p []byte) (int, error) {
 	return w.written.Write(p)
 }
 
-func TestInterruptCancelsAndTellsTheRest(t *testing.T) {
+func TestInterruptCancelsAndPrintsTheRest(t *testing.T) {
 	requests := filepath.Join(t.TempDir(), "requests")
 	server := httptest.NewServer(newStub(requests))
 	defer server.Close()
@@ -37,15 +37,15 @@ func TestInterruptCancelsAndTellsTheRest(t *testing.T) {
 	c := &runCommand{remote: remote{URL: server.URL, Key: stubKey}, File: "-"}
 	err := c.Run(ctx, streams{in: strings.NewReader("# runs"), out: out, err: errs})
 
-	var code exitError
-	if !errors.As(err, &code) || code != exitInterrupted {
+	exit, _ := errors.AsType[exitError](err)
+	if exit.code != exitInterrupted {
 		t.Errorf("error is %v, want exit code %d", err, exitInterrupted)
 	}
 	if got := out.written.String(); got != "one\n" {
 		t.Errorf("standard output is %q, want what came before", got)
 	}
-	if !strings.Contains(errs.String(), "cancelled") {
-		t.Errorf("standard error is %q, want it to say that the execution was cancelled", errs)
+	if exit.err == nil || !strings.Contains(exit.err.Error(), "cancelled") {
+		t.Errorf("error is %v, want it to say that the execution was cancelled", exit.err)
 	}
 	log, err := os.ReadFile(requests)
 	if err != nil {
@@ -76,20 +76,20 @@ func (w *afterWrite) String() string {
 	return w.written.String()
 }
 
-// Who sits and watches is told why nothing comes; who does not gets the program's output and nothing else.
-func TestWaitingIsTold(t *testing.T) {
+// Progress is printed on a terminal only.
+func TestProgressWhileQueued(t *testing.T) {
 	free := make(chan struct{})
 	server := httptest.NewServer((&stub{log: filepath.Join(t.TempDir(), "requests"), free: free}).handler())
 	defer server.Close()
-	told := &afterWrite{f: sync.OnceFunc(func() { close(free) })}
+	errs := &afterWrite{f: sync.OnceFunc(func() { close(free) })}
 	c := &runCommand{remote: remote{URL: server.URL, Key: stubKey}, File: "-"}
-	err := c.Run(t.Context(), streams{in: strings.NewReader("# waits"), out: new(bytes.Buffer), err: told, watched: true})
-	if got := told.String(); err != nil || got != "bullpen: waiting for a free slot\ntwo\n" {
+	err := c.Run(t.Context(), streams{in: strings.NewReader("# waits"), out: new(bytes.Buffer), err: errs, terminal: true})
+	if got := errs.String(); err != nil || got != "bullpen: waiting for a free slot\nbullpen: execution "+string(stubTrace)+"\ntwo\n" {
 		t.Errorf("standard error is %q, %v", got, err)
 	}
-	streams{err: told}.note("nobody hears this")
-	if strings.Contains(told.String(), "nobody") {
-		t.Error("a note where nobody watches")
+	streams{err: errs}.progressf("not a terminal")
+	if strings.Contains(errs.String(), "not a terminal") {
+		t.Error("progress without a terminal")
 	}
 }
 

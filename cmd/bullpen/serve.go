@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/app"
 )
@@ -11,19 +10,20 @@ type serveCommand struct {
 	app.Config `embed:""`
 }
 
-// Help tells what --help does not know by itself.
+// Help completes the --help text.
 func (*serveCommand) Help() string {
-	return `Needs root and nsjail; bullpen doctor says whether all is there. Sandboxes without an image have the runtimes of this machine, which is
-meant for trying out. Started in a login session of systemd, it moves to a scope of its own, as by systemd-run --scope -p Delegate=yes.
+	return `By default one process has all roles and needs no other service. The worker role needs root and nsjail: bullpen doctor checks the machine.
+Sandboxes without an image use the runtimes of this machine, which is meant for trying bullpen out.
 
-Every flag is also an environment variable, shown with it, and a key of the --config file. The flag wins over the variable, the
-variable over the file.
+Every flag is also an environment variable and a key of the --config file. Flags override variables, variables override the file.
 
-BULLPEN_BOOTSTRAP_KEY, or bootstrap-key in the file, sets the first API key: sk-REGION-TOKEN, all rights. Without it one is
-made at the first start and written to bootstrap.key in the data directory.
+BULLPEN_BOOTSTRAP_KEY, or bootstrap-key in the file, sets the first API key, sk-REGION-TOKEN, which has all rights. Without it, the first start
+generates a key and writes it to bootstrap.key in the data directory.
 
-SIGTERM and Ctrl-C drain: nothing new is accepted, running programs may end (--drain). A second one ends at once. Exit code 0: it
-stopped because it was told to, and all went well.
+SIGTERM or Ctrl-C drains the server: it accepts no new work and lets running programs finish, for at most --drain. A second signal stops it
+at once. The exit code is 0 after an orderly stop.
+
+In a login session of systemd, the server moves to a scope of its own, as systemd-run --scope -p Delegate=yes would.
 
 Examples:
 
@@ -32,18 +32,16 @@ Examples:
   bullpen serve --roles worker --nats nats://nats.internal:4222 --store s3://bucket/prefix`
 }
 
-// Run carries the command out.
+// Run runs the command.
 func (c *serveCommand) Run(ctx context.Context) error { return app.Run(ctx, &c.Config) }
 
 type versionCommand struct {
-	JSON bool `name:"json" help:"Print JSON for programs."`
+	JSON bool `name:"json" help:"Print JSON."`
 }
 
-// Run carries the command out.
-func (c *versionCommand) Run(io streams) error {
-	if c.JSON {
-		return printJSON(io.out, map[string]string{"version": app.Version()})
-	}
-	_, err := fmt.Fprintln(io.out, "bullpen", app.Version())
-	return err
+// Run runs the command.
+func (c *versionCommand) Run(s streams) error {
+	return show(s, c.JSON, map[string]string{"version": app.Version()}, func(p *page, v map[string]string) {
+		p.textf("bullpen %s\n", v["version"])
+	})
 }

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -18,8 +19,12 @@ const (
 	stubTrace = proto.TraceID("trc_aaaaaaaaaaaaaaaaaaaa")
 	// stubRunning is the id of an execution that never ends.
 	stubRunning = proto.TraceID("trc_rrrrrrrrrrrrrrrrrrrr")
-	// stubLost is the id of one whose worker was lost.
+	// stubLost is the id of an execution whose worker was lost.
 	stubLost = proto.TraceID("trc_llllllllllllllllllll")
+	// stubFails is the id of an execution with exit code 3.
+	stubFails = proto.TraceID("trc_ffffffffffffffffffff")
+	// stubSoon is the id of an execution that ends during the second request that waits for it.
+	stubSoon = proto.TraceID("trc_wwwwwwwwwwwwwwwwwwww")
 )
 
 // stub answers as a server does. What a program "does" is the last word of its first line. Every request is appended to the
@@ -32,6 +37,8 @@ type stub struct {
 	mu        sync.Mutex
 	cancelled chan struct{}
 	webhook   bool // the key has webhook settings
+
+	polls atomic.Int32 // requests for stubSoon
 }
 
 func newStub(log string) http.Handler { return (&stub{log: log}).handler() }
@@ -102,6 +109,9 @@ func (s *stub) record(r *http.Request, body []byte) {
 		panic(err)
 	}
 	_, _ = fmt.Fprintf(f, "%s %s %s\n", r.Method, r.URL, body)
+	if key := r.Header.Get("Idempotency-Key"); key != "" && !strings.HasPrefix(key, "cli-") {
+		_, _ = fmt.Fprintf(f, "Idempotency-Key: %s\n", key)
+	}
 	_ = f.Close()
 }
 
@@ -221,6 +231,15 @@ func (s *stub) get(w http.ResponseWriter, r *http.Request) {
 			`"duration_ms":10,"delivery_mode":"webhook","created_at":"2026-01-02T03:04:05.678Z","completed_at":null,`+
 			`"webhook_url":"https://example.com/hook","webhook_delivery_status":"pending",`+
 			`"language":"bash","timeout":60,"thread_id":"notebook","metadata":{},"attempt":1,"queued_ms":2,"output_truncated":false}`, stubRunning)
+	case stubSoon:
+		if s.polls.Add(1) == 1 {
+			_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"running","completed_at":null}`, stubSoon)
+			return
+		}
+		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"success","exit_code":0,"completed_at":"2026-01-02T03:04:06.912Z"}`, stubSoon)
+	case stubLost:
+		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"failed","exit_code":-1,"error_code":"worker_lost","error_message":"The worker was lost.",`+
+			`"completed_at":"2026-01-02T03:04:06.912Z"}`, stubLost)
 	default:
 		refuse(w, http.StatusNotFound, "not_found", "there is no such execution", "")
 	}
@@ -243,11 +262,16 @@ func (s *stub) output(w http.ResponseWriter, r *http.Request) {
 		<-r.Context().Done()
 		return
 	}
-	if proto.TraceID(r.PathValue("id")) == stubLost {
+	switch proto.TraceID(r.PathValue("id")) {
+	case stubLost:
 		_, _ = w.Write(events(result("lost"), after))
-		return
+	case stubFails:
+		_, _ = w.Write(events(result("fails"), after))
+	case stubTrace:
+		_, _ = w.Write(events(result(""), after))
+	default:
+		refuse(w, http.StatusNotFound, "not_found", "there is no such execution", "")
 	}
-	_, _ = w.Write(events(result(""), after))
 }
 
 func (s *stub) cancel(w http.ResponseWriter, r *http.Request) {

@@ -17,7 +17,7 @@ import (
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
 )
 
-// threadRoutes answers about threads: notebook is one, busy is in use, and there is no other.
+// threadRoutes serves the threads notebook and busy, which is in use.
 func (s *stub) threadRoutes(mux *http.ServeMux) {
 	const notebook = `"id":"notebook","version":2,"bytes":1572864,"files":12,"created_at":"2026-01-02T03:04:05.000Z","used_at":"2026-01-03T03:04:05.000Z"`
 	const whole = `{` + notebook + `,"holder":null,"versions":[` +
@@ -87,12 +87,12 @@ func (s *stub) threadRoutes(mux *http.ServeMux) {
 	handle("POST /v1/files/download_url", sign("GET"))
 }
 
-// signed is what a signed URL leads to, which knows no keys.
+// signed serves signed URLs, which need no key.
 func (s *stub) signed(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	s.record(r, body)
 	if r.Header.Get("Authorization") != "" || r.Header.Get("X-Sign") != "1" || r.Method == http.MethodPut && r.ContentLength != int64(len(body)) {
-		refuse(w, http.StatusForbidden, "forbidden", "the stub wants a length and no key", "")
+		refuse(w, http.StatusForbidden, "forbidden", "the stub needs a length and no key", "")
 		return
 	}
 	if r.Method == http.MethodGet {
@@ -100,7 +100,6 @@ func (s *stub) signed(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// The program that unpacks an archive is tried on real ones.
 func TestUnpackProgram(t *testing.T) {
 	const name = ".bullpen-import-X.tar"
 	run := func(home string) error {
@@ -140,7 +139,7 @@ func TestUnpackProgram(t *testing.T) {
 	}
 }
 
-// An archive that cannot be unpacked says why, and lies nowhere under a name that can be guessed.
+// The name of the uploaded archive cannot be guessed.
 func TestImport(t *testing.T) {
 	requests := filepath.Join(t.TempDir(), "requests")
 	server := httptest.NewServer(newStub(requests))
@@ -154,7 +153,7 @@ func TestImport(t *testing.T) {
 	if err := c.Run(t.Context(), streams{in: strings.NewReader(""), out: &out, err: &errs}); err != nil {
 		t.Fatalf("%v: %s", err, errs.String())
 	}
-	if out.String() != "notebook has the files now\n" || errs.String() != "one\nthree\ntwo\n" {
+	if out.String() != "imported "+archive+" to notebook\n" || errs.String() != "one\nthree\ntwo\n" {
 		t.Errorf("%q, %q", out.String(), errs.String())
 	}
 	log, err := os.ReadFile(requests)

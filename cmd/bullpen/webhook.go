@@ -2,11 +2,9 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
-	"io"
-	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
@@ -14,103 +12,61 @@ import (
 )
 
 type webhookCommands struct {
-	Show      webhookShowCommand      `cmd:"" help:"Show what became of the webhook of an execution."`
-	Replay    webhookReplayCommand    `cmd:"" help:"Send the webhook of an execution again, or all that failed since a time."`
-	Test      webhookTestCommand      `cmd:"" help:"Send a test to the key's URL, and show what came of it."`
-	Endpoints webhookEndpointsCommand `cmd:"" help:"List the URLs that webhooks fail at, and those that are disabled."`
-	Enable    webhookEnableCommand    `cmd:"" help:"Deliver to a disabled URL again."`
-	Listen    webhookListenCommand    `cmd:"" help:"Be a receiver for development: verify and print the webhooks that come."`
+	Show      webhookShowCommand      `cmd:"" help:"Show the webhook delivery of an execution."`
+	Replay    webhookReplayCommand    `cmd:"" help:"Send a webhook again, or all failed webhooks."`
+	Test      webhookTestCommand      `cmd:"" help:"Send a test event to the key's webhook URL."`
+	Endpoints webhookEndpointsCommand `cmd:"" help:"List failing and disabled webhook URLs."`
+	Enable    webhookEnableCommand    `cmd:"" help:"Enable a disabled webhook URL."`
+	Listen    webhookListenCommand    `cmd:"" help:"Receive, verify and print webhooks, for development."`
 }
 
 type webhookShowCommand struct {
-	remote `embed:""`
-	trace  `embed:""`
+	remote   `embed:""`
+	traceArg `embed:""`
 }
 
-// Run carries the command out.
-func (c *webhookShowCommand) Run(ctx context.Context, io streams) error {
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	d, raw, err := api.Delivery(ctx, c.id())
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printRaw(io.out, raw)
-	}
-	return printDelivery(io.out, d)
+// Run runs the command.
+func (c *webhookShowCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.Delivery, json.RawMessage, error) {
+		return api.Delivery(ctx, c.id())
+	}, printDelivery)
 }
 
-func printDelivery(w io.Writer, d *client.Delivery) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	row := func(name, value string) { _, _ = fmt.Fprintf(t, "%s\t%s\n", name, value) } // Flush gives the error
-	row("trace", string(d.TraceID))
-	row("webhook id", d.WebhookID)
-	row("url", d.URL)
-	row("status", string(d.Status))
-	if d.Reason != nil {
-		row("", strings.Map(printable, *d.Reason))
+func printDelivery(p *page, d *client.Delivery) {
+	p.row("trace", d.TraceID)
+	p.row("webhook id", d.WebhookID)
+	p.row("url", d.URL)
+	p.row("status", d.Status)
+	p.optional("", d.Reason)
+	p.optional("created", d.CreatedAt)
+	p.optional("next attempt", d.NextAt)
+	p.row("attempts", d.AttemptsMade)
+	if len(d.Attempts) > 0 {
+		p.textf("\n")
+		printAttempts(p, d.Attempts)
 	}
-	if d.CreatedAt != nil {
-		row("created", d.CreatedAt.Local().Format(timeLayout))
-	}
-	if d.NextAt != nil {
-		row("next attempt", d.NextAt.Local().Format(timeLayout))
-	}
-	row("attempts", strconv.Itoa(d.AttemptsMade))
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	if len(d.Attempts) == 0 {
-		return nil
-	}
-	if _, err := fmt.Fprintln(w); err != nil {
-		return err
-	}
-	return printAttempts(w, d.Attempts)
 }
 
-// printAttempts prints attempts as a table, and the last answer below it.
-func printAttempts(w io.Writer, attempts []client.DeliveryAttempt) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "NO\tBEGAN\tSTATUS\tERROR\tTOTAL\tDNS\tCONNECT\tTLS\tFIRST BYTE\tADDRESS") // Flush gives the error
+// printAttempts prints attempts as a table, and the last response below it.
+func printAttempts(p *page, attempts []client.DeliveryAttempt) {
+	p.row("NO", "STARTED", "STATUS", "ERROR", "TOTAL", "DNS", "CONNECT", "TLS", "FIRST BYTE", "ADDRESS")
 	for _, a := range attempts {
-		status := "-"
-		if a.Status != nil {
-			status = strconv.Itoa(*a.Status)
-		}
-		_, _ = fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", a.Number, a.At.Local().Format(timeLayout), status, orDash(a.Error),
-			took(a.Timings.Total), took(a.Timings.DNS), took(a.Timings.Connect), took(a.Timings.TLS), took(a.Timings.FirstByte), orDash(a.RemoteAddr))
-	}
-	if err := t.Flush(); err != nil {
-		return err
+		t := a.Timings
+		p.row(a.Number, a.At, a.Status, a.Error, formatTiming(t.Total), formatTiming(t.DNS), formatTiming(t.Connect), formatTiming(t.TLS),
+			formatTiming(t.FirstByte), a.RemoteAddr)
 	}
 	last := attempts[len(attempts)-1]
 	if last.Detail != nil {
-		if _, err := fmt.Fprintf(w, "\n%s\n", strings.Map(printable, *last.Detail)); err != nil {
-			return err
-		}
+		p.textf("\n%s\n", cell(last.Detail))
 	}
-	if last.Response == nil {
-		return nil
+	if last.Response != nil {
+		text := strings.TrimRight(strings.ReplaceAll(*last.Response, "\r\n", "\n"), "\n")
+		p.textf("\n--- last response\n%s\n", strings.Map(printableLine, text))
 	}
-	text := strings.TrimRight(strings.ReplaceAll(*last.Response, "\r\n", "\n"), "\n")
-	_, err := fmt.Fprintf(w, "\n--- the last answer\n%s\n", strings.Map(printableLine, text))
-	return err
 }
 
-// printableLine is printable for text of several lines.
-func printableLine(r rune) rune {
-	if r == '\n' || r == '\t' {
-		return r
-	}
-	return printable(r)
-}
-
-// took writes a number of milliseconds.
-func took(ms float64) string {
+// formatTiming formats milliseconds; 0 is "-".
+func formatTiming(ms float64) string {
 	if ms == 0 {
 		return "-"
 	}
@@ -119,14 +75,14 @@ func took(ms float64) string {
 
 type webhookReplayCommand struct {
 	remote `embed:""`
-	Failed bool   `help:"All that failed, of the key's organisation, since the time that --since gives."`
-	Since  string `placeholder:"TIME" help:"With --failed: the time, as RFC 3339 or as a time ago: 2026-11-20T12:00:00Z, or 24h."`
-	ID     string `arg:"" optional:"" name:"trace" help:"The execution's id: trc_…"`
+	Failed bool   `help:"Send all failed webhooks of the organisation again. Needs --since."`
+	Since  string `placeholder:"TIME" help:"With --failed: only those that failed since this time, such as 2026-11-20T12:00:00Z, or 24h for the last day."`
+	ID     string `arg:"" optional:"" name:"trace" help:"Id of the execution: trc_…"`
 }
 
-// Help tells what --help does not know by itself.
+// Help completes the --help text.
 func (*webhookReplayCommand) Help() string {
-	return `A webhook that is sent again keeps its webhook-id and begins its attempts anew. The answer comes at once: see bullpen webhook show.
+	return `The webhook keeps its webhook-id and starts with its first attempt. The command does not wait for the delivery: see bullpen webhook show.
 
 Examples:
 
@@ -134,69 +90,52 @@ Examples:
   bullpen webhook replay --failed --since 2h`
 }
 
-// Run carries the command out.
-func (c *webhookReplayCommand) Run(ctx context.Context, io streams) error {
+// Run runs the command.
+func (c *webhookReplayCommand) Run(ctx context.Context, s streams) error {
 	if c.Failed == (c.ID != "") || c.Failed != (c.Since != "") {
 		return usagef("give either an execution's id, or --failed with --since")
 	}
 	if c.Failed {
-		return c.replayFailed(ctx, io)
+		return c.replayFailed(ctx, s)
 	}
-	id := trace{c.ID}
-	if err := id.Validate(); err != nil {
+	arg := traceArg{c.ID}
+	if err := arg.Validate(); err != nil {
 		return usageError{err}
 	}
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	d, raw, err := api.Replay(ctx, id.id())
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printRaw(io.out, raw)
-	}
-	_, err = fmt.Fprintf(io.out, "%s %s\n", d.TraceID, d.Status)
-	return err
+	return request(s, &c.remote, func(api *client.Client) (*client.Delivery, json.RawMessage, error) {
+		return api.Replay(ctx, arg.id())
+	}, func(p *page, d *client.Delivery) { p.textf("%s %s\n", d.TraceID, d.Status) })
 }
 
-// replayFailed has failed webhooks sent again, some at a time, and shows how far it has come.
-func (c *webhookReplayCommand) replayFailed(ctx context.Context, io streams) error {
-	since, err := timeOf(c.Since, time.Now())
+// replayFailed sends failed webhooks again, one page after the other, and shows its progress.
+func (c *webhookReplayCommand) replayFailed(ctx context.Context, s streams) error {
+	since, err := parseTime(c.Since, time.Now())
 	if err != nil {
 		return usagef("--since: %w", err)
 	}
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	all := 0
-	var after proto.TraceID
-	for {
-		r, err := api.ReplayFailed(ctx, since, after)
-		if err != nil {
-			if all > 0 {
-				err = fmt.Errorf("after %d webhooks: %w", all, err)
+	return request(s, &c.remote, func(api *client.Client) (map[string]int, json.RawMessage, error) {
+		total := 0
+		var after proto.TraceID
+		for {
+			r, err := api.ReplayFailed(ctx, since, after)
+			if err != nil && total > 0 {
+				err = fmt.Errorf("after %d webhooks: %w", total, err)
 			}
-			return err
+			if err != nil {
+				return nil, nil, err
+			}
+			total += r.Replayed
+			showProgress(s, total, total+r.Left, r.Next == nil)
+			if r.Next == nil {
+				return map[string]int{"replayed": total}, nil, nil
+			}
+			after = *r.Next
 		}
-		all += r.Replayed
-		progress(io, all, all+r.Left, r.Next == nil)
-		if r.Next == nil {
-			break
-		}
-		after = *r.Next
-	}
-	if c.JSON {
-		return printJSON(io.out, map[string]int{"replayed": all})
-	}
-	_, err = fmt.Fprintf(io.out, "%d failed webhooks are sent again\n", all)
-	return err
+	}, func(p *page, done map[string]int) { p.textf("%d failed webhooks are sent again\n", done["replayed"]) })
 }
 
-// timeOf reads a time, or one that is so long before now.
-func timeOf(text string, now time.Time) (time.Time, error) {
+// parseTime parses a time, or a duration before now.
+func parseTime(text string, now time.Time) (time.Time, error) {
 	if at, err := time.Parse(time.RFC3339, text); err == nil {
 		return at, nil
 	}
@@ -207,50 +146,43 @@ func timeOf(text string, now time.Time) (time.Time, error) {
 	return now.Add(-ago), nil
 }
 
-// progress shows how much of a whole is done: as a bar in one line to who watches, else in a line of its own.
-func progress(io streams, done, of int, last bool) {
+// showProgress shows a bar that is redrawn on a terminal, and a line otherwise.
+func showProgress(s streams, done, total int, last bool) {
 	const width = 40
-	if !io.watched {
-		_, _ = fmt.Fprintf(io.err, "bullpen: %d of %d\n", done, of)
+	if !s.terminal {
+		s.errorf("%d of %d", done, total)
 		return
 	}
 	filled := width
-	if of > 0 {
-		filled = width * done / of
+	if total > 0 {
+		filled = width * done / total
 	}
 	end := ""
 	if last {
 		end = "\n"
 	}
-	_, _ = fmt.Fprintf(io.err, "\r[%s%s] %d of %d\x1b[K%s", strings.Repeat("#", filled), strings.Repeat(".", width-filled), done, of, end)
+	_, _ = fmt.Fprintf(s.err, "\r[%s%s] %d of %d\x1b[K%s", strings.Repeat("#", filled), strings.Repeat(".", width-filled), done, total, end)
 }
 
 type webhookTestCommand struct {
 	remote `embed:""`
 }
 
-// Help tells what --help does not know by itself.
+// Help completes the --help text.
 func (*webhookTestCommand) Help() string {
-	return "Sends the event webhook.test once. The exit code is 0 where the receiver took it."
+	return "Sends one webhook.test event and prints the attempt. The exit code is 0 if the receiver accepted it."
 }
 
-// Run carries the command out.
-func (c *webhookTestCommand) Run(ctx context.Context, io streams) error {
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	a, raw, err := api.TestWebhook(ctx)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		err = printRaw(io.out, raw)
-	} else {
-		err = printAttempts(io.out, []client.DeliveryAttempt{*a})
-	}
-	if err == nil && a.Error != nil {
-		err = exitError(exitFailure)
+// Run runs the command.
+func (c *webhookTestCommand) Run(ctx context.Context, s streams) error {
+	failed := false
+	err := request(s, &c.remote, func(api *client.Client) (*client.DeliveryAttempt, json.RawMessage, error) {
+		a, raw, err := api.TestWebhook(ctx)
+		failed = err == nil && a.Error != nil
+		return a, raw, err
+	}, func(p *page, a *client.DeliveryAttempt) { printAttempts(p, []client.DeliveryAttempt{*a}) })
+	if err == nil && failed {
+		return exitError{code: exitFailure}
 	}
 	return err
 }
@@ -259,53 +191,31 @@ type webhookEndpointsCommand struct {
 	remote `embed:""`
 }
 
-// Run carries the command out.
-func (c *webhookEndpointsCommand) Run(ctx context.Context, io streams) error {
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	list, raw, err := api.Endpoints(ctx)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printRaw(io.out, raw)
-	}
-	t := tabwriter.NewWriter(io.out, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "URL\tFAILING SINCE\tDISABLED\tREASON") // Flush gives the error
-	for _, e := range list {
-		disabled := "-"
-		if e.DisabledAt != nil {
-			disabled = e.DisabledAt.Local().Format(timeLayout)
+// Run runs the command.
+func (c *webhookEndpointsCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) ([]client.Endpoint, json.RawMessage, error) {
+		return api.Endpoints(ctx)
+	}, func(p *page, endpoints []client.Endpoint) {
+		p.row("URL", "FAILING SINCE", "DISABLED", "REASON")
+		for _, e := range endpoints {
+			p.row(e.URL, e.FailingSince, e.DisabledAt, e.Reason)
 		}
-		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", e.URL, e.FailingSince.Local().Format(timeLayout), disabled, strings.Map(printable, orDash(e.Reason)))
-	}
-	return t.Flush()
+	})
 }
 
 type webhookEnableCommand struct {
 	remote `embed:""`
-	Target string `arg:"" name:"target" help:"The URL, as bullpen webhook endpoints shows it."`
+	Target string `arg:"" name:"target" help:"The URL, as bullpen webhook endpoints prints it."`
 }
 
-// Help tells what --help does not know by itself.
+// Help completes the --help text.
 func (*webhookEnableCommand) Help() string {
-	return "What failed meanwhile is sent again only when it is replayed: see bullpen webhook replay --failed."
+	return "Webhooks that failed in the meantime are not sent again: see bullpen webhook replay --failed."
 }
 
-// Run carries the command out.
-func (c *webhookEnableCommand) Run(ctx context.Context, io streams) error {
-	api, err := c.client()
-	if err != nil {
-		return err
-	}
-	if err := api.EnableEndpoint(ctx, c.Target); err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(io.out, map[string]string{"url": c.Target})
-	}
-	_, err = fmt.Fprintf(io.out, "%s is delivered to again\n", c.Target)
-	return err
+// Run runs the command.
+func (c *webhookEnableCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (map[string]string, json.RawMessage, error) {
+		return decoded(map[string]string{"url": c.Target}, api.EnableEndpoint(ctx, c.Target))
+	}, func(p *page, _ map[string]string) { p.textf("%s is enabled\n", c.Target) })
 }

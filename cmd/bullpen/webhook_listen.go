@@ -20,32 +20,32 @@ import (
 )
 
 const (
-	secretVariable = "BULLPEN_WEBHOOK_SECRET"
-	maxSecrets     = 64 << 10 // bytes of a file with secrets
-	// maxListened is how large a webhook may be, in bytes, and readAtOnce how many are read at a time.
-	maxListened = 16 << 20
-	readAtOnce  = 8
-	// maxRemembered is how many webhook-ids are remembered, to tell repetitions.
-	maxRemembered = 10_000
-	// finishWithin is how long what is under way may go on after the end was asked for.
-	finishWithin = 2 * time.Second
+	secretVariable  = "BULLPEN_WEBHOOK_SECRET"
+	maxSecretsBytes = 64 << 10 // of a file with secrets
+	maxHookBytes    = 16 << 20 // of a webhook
+	// maxConcurrentHooks bounds the webhooks that are read and printed at a time.
+	maxConcurrentHooks = 8
+	// maxHookIDs is how many webhook-ids are remembered to detect duplicates.
+	maxHookIDs = 10_000
+	// shutdownTimeout bounds the requests in progress when the command is interrupted.
+	shutdownTimeout = 2 * time.Second
 )
 
 type webhookListenCommand struct {
-	JSON             bool       `name:"json" help:"Print one line of JSON for each webhook."`
-	Port             uint16     `default:"8099" placeholder:"N" help:"The port to listen on (${default}); 0 takes a free one."`
-	Address          netip.Addr `default:"127.0.0.1" placeholder:"ADDRESS" help:"The address to listen on (${default}). Whoever reaches it can have things printed here."`
-	SecretFile       string     `placeholder:"FILE" help:"The key's secret, - for standard input; several, one a line, while one takes the place of another. Else BULLPEN_WEBHOOK_SECRET."`
-	SignatureHeaders *string    `placeholder:"NAME,…" help:"The key's headers with the hexadecimal signature, as in bullpen key webhook set; empty for none (X-Baponi-Signature,X-Bullpen-Signature)."`
-	Answer           int        `default:"204" placeholder:"CODE" help:"The status to answer with (${default}): 503, to see how webhooks come again."`
+	JSON             bool       `name:"json" help:"Print each webhook as one line of JSON."`
+	Port             uint16     `default:"8099" placeholder:"N" help:"Port to listen on (default ${default}); 0 for a free one."`
+	Address          netip.Addr `default:"127.0.0.1" placeholder:"ADDRESS" help:"Address to listen on (default ${default}). Anyone who can reach it can print here."`
+	SecretFile       string     `placeholder:"FILE" help:"File with the key's secret; - for standard input. During a rotation, one secret per line. Default: BULLPEN_WEBHOOK_SECRET."`
+	SignatureHeaders *string    `placeholder:"NAME,…" help:"Headers with the hexadecimal signature, as in bullpen key webhook set; empty for none (default X-Baponi-Signature,X-Bullpen-Signature)."`
+	Answer           int        `default:"204" placeholder:"CODE" help:"Status of the responses (default ${default}). Use 503 to see retries."`
 }
 
-// Help tells what --help does not know by itself.
+// Help completes the --help text.
 func (*webhookListenCommand) Help() string {
-	return `A receiver for development. It checks both signatures of each webhook, prints it, and answers, also where it could not be verified. It
-tells those that came before, by their webhook-id. Ctrl-C ends it.
+	return `Checks both signatures of each webhook, prints it and responds, even if verification failed. Duplicates are recognised by their
+webhook-id. Ctrl-C stops the command.
 
-A server sends webhooks to this machine only if it is told that it may. It prints how.
+By default a server does not send webhooks to private addresses. The command prints the settings that allow it.
 
 Examples:
 
@@ -54,26 +54,26 @@ Examples:
   bullpen webhook listen --secret-file webhook.secret --answer 503`
 }
 
-// Validate checks what the flags say.
+// Validate checks the flags.
 func (c *webhookListenCommand) Validate() error {
 	if c.Answer < 200 || c.Answer > 599 {
-		return fmt.Errorf("--answer: %d is not a status to answer with: 200 to 599", c.Answer)
+		return fmt.Errorf("--answer: %d is not a response status: 200 to 599", c.Answer)
 	}
 	return nil
 }
 
-// Run carries the command out.
-func (c *webhookListenCommand) Run(ctx context.Context, io streams) error {
-	secrets, err := c.secrets(io.in)
+// Run runs the command.
+func (c *webhookListenCommand) Run(ctx context.Context, s streams) error {
+	secrets, err := c.secrets(s.in)
 	if err != nil {
 		return err
 	}
 	l := &hookListener{
-		secrets: secrets, headers: proto.DefaultWebhook().SignatureHeaders, answer: c.Answer, json: c.JSON, io: io,
-		reading: make(chan struct{}, readAtOnce), broken: make(chan error, 1), times: map[[sha256.Size]byte]int{},
+		secrets: secrets, headers: proto.DefaultWebhook().SignatureHeaders, answer: c.Answer, json: c.JSON, io: s,
+		active: make(chan struct{}, maxConcurrentHooks), broken: make(chan error, 1), times: map[[sha256.Size]byte]int{},
 	}
 	if c.SignatureHeaders != nil {
-		l.headers = namesOf(*c.SignatureHeaders)
+		l.headers = splitNames(*c.SignatureHeaders)
 	}
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", netip.AddrPortFrom(c.Address, c.Port).String())
 	if err != nil {
@@ -81,9 +81,9 @@ func (c *webhookListenCommand) Run(ctx context.Context, io streams) error {
 	}
 	server := &http.Server{
 		Handler: l, MaxHeaderBytes: 16 << 10, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
-		ErrorLog: log.New(io.err, "bullpen: ", 0),
+		ErrorLog: log.New(s.err, "bullpen: ", 0),
 	}
-	l.introduce(listener.Addr().(*net.TCPAddr).AddrPort())
+	l.printInstructions(listener.Addr().(*net.TCPAddr).AddrPort())
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	select {
@@ -92,15 +92,15 @@ func (c *webhookListenCommand) Run(ctx context.Context, io streams) error {
 	case err := <-served:
 		return fmt.Errorf("listen for webhooks: %w", err)
 	}
-	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), finishWithin)
+	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	if server.Shutdown(stopping) != nil {
-		_ = server.Close() // whoever is still sending is not waited for
+		_ = server.Close() // slow senders are cut off
 	}
 	return err
 }
 
-// secrets gives the secrets to verify with, none where none is given. Nothing of them gets into an error.
+// secrets returns the secrets to verify with, if any. Errors never contain a secret.
 func (c *webhookListenCommand) secrets(stdin io.Reader) ([]string, error) {
 	text, from := os.Getenv(secretVariable), secretVariable
 	if c.SecretFile != "" {
@@ -110,15 +110,15 @@ func (c *webhookListenCommand) secrets(stdin io.Reader) ([]string, error) {
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", from, err)
 			}
-			defer file.Close() //nolint:errcheck // it was only read
+			defer file.Close() //nolint:errcheck // only read
 			stdin = file
 		}
-		read, err := io.ReadAll(io.LimitReader(stdin, maxSecrets))
+		read, err := io.ReadAll(io.LimitReader(stdin, maxSecretsBytes))
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", from, err)
 		}
 		if text = string(read); strings.TrimSpace(text) == "" {
-			return nil, usagef("%s: it holds no secret", from)
+			return nil, usagef("%s: has no secret", from)
 		}
 	}
 	var secrets []string
@@ -135,23 +135,23 @@ func (c *webhookListenCommand) secrets(stdin io.Reader) ([]string, error) {
 	return secrets, nil
 }
 
-// hookListener takes webhooks and prints them.
+// hookListener receives webhooks and prints them.
 type hookListener struct {
 	secrets []string
-	headers []string // with the hexadecimal signature
+	headers []string // with a hexadecimal signature
 	answer  int
 	json    bool
 	io      streams
-	reading chan struct{} // holds one for each webhook that is being read and printed
-	broken  chan error    // that nothing more can be printed
+	active  chan struct{} // semaphore of the webhooks that are being read and printed
+	broken  chan error    // receives an error of standard output
 
-	mu     sync.Mutex
-	times  map[[sha256.Size]byte]int // how often a webhook-id came, by its hash
-	oldest [][sha256.Size]byte       // what times has, in the order in which it came first
+	mu    sync.Mutex
+	times map[[sha256.Size]byte]int // number of arrivals by hash of the webhook-id
+	order [][sha256.Size]byte       // the keys of times, oldest first
 }
 
-// introduce tells how to have webhooks sent here.
-func (l *hookListener) introduce(at netip.AddrPort) {
+// printInstructions prints how to make a server send webhooks here.
+func (l *hookListener) printInstructions(at netip.AddrPort) {
 	to := at.Addr()
 	switch {
 	case to.IsUnspecified() && to.Is4():
@@ -167,7 +167,7 @@ func (l *hookListener) introduce(at netip.AddrPort) {
 	secret := ""
 	if len(l.secrets) == 0 {
 		secret = `
-No secret is known here, so nothing can be verified. The first set prints one, and bullpen key webhook rotate another:
+No secret is configured, so webhooks cannot be verified. The first bullpen key webhook set prints one:
 
   (umask 077; bullpen key webhook set ` + url + ` >webhook.secret)
   bullpen webhook listen --secret-file webhook.secret
@@ -175,7 +175,7 @@ No secret is known here, so nothing can be verified. The first set prints one, a
 	}
 	_, _ = fmt.Fprintf(l.io.err, `bullpen: listening on http://%s/, answering %d
 
-To have webhooks sent here, start a server for development so that it may, and give the key this URL:
+Start a development server that may send webhooks here, and set the URL of the key:
 
   bullpen serve --webhook-allow-http --webhook-allow-cidrs %s --webhook-allow-ports %d
   bullpen key webhook set %s
@@ -183,24 +183,24 @@ To have webhooks sent here, start a server for development so that it may, and g
 `, at, l.answer, open, at.Port(), url, secret)
 }
 
-// received is a webhook that came, in the form that --json prints.
+// received is a received webhook, as --json prints it.
 type received struct {
 	At        string           `json:"received_at"`
 	Verified  bool             `json:"verified"`
 	Problems  []string         `json:"problems"`
 	WebhookID string           `json:"webhook_id"`
-	Times     int              `json:"times"` // that this id came, this time included
+	Times     int              `json:"times"` // number of arrivals of this id, including this one
 	Answer    int              `json:"answer"`
 	Event     string           `json:"event"`
 	TraceID   string           `json:"trace_id"`
 	Status    string           `json:"status"`
 	Duration  *int64           `json:"duration_ms"`
-	Body      *json.RawMessage `json:"body"` // null where it is not JSON
+	Body      *json.RawMessage `json:"body"` // null if it is not JSON
 	hook      hookBody
 	at        time.Time
 }
 
-// hookBody is what is printed of the body of a webhook.
+// hookBody is the part of a webhook's body that is printed.
 type hookBody struct {
 	Event     string            `json:"event"`
 	TraceID   string            `json:"trace_id"`
@@ -210,29 +210,29 @@ type hookBody struct {
 	ResultURL string            `json:"result_url"`
 }
 
-// ServeHTTP takes a webhook. It is printed before it is answered: who has seen the answer can look for it.
+// ServeHTTP receives a webhook. It prints before it responds, so that the sender finds the webhook printed.
 func (l *hookListener) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
 		w.WriteHeader(http.StatusMethodNotAllowed)
-		l.note("a %s was refused: webhooks are POSTs", r.Method)
+		l.errorf("refused a %s request: webhooks are POST requests", r.Method)
 		return
 	}
 	select {
-	case l.reading <- struct{}{}:
-		defer func() { <-l.reading }()
+	case l.active <- struct{}{}:
+		defer func() { <-l.active }()
 	case <-r.Context().Done():
 		return
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxListened))
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxHookBytes))
 	var long *http.MaxBytesError
 	switch {
 	case errors.As(err, &long):
 		w.WriteHeader(http.StatusRequestEntityTooLarge)
-		l.note("a webhook of more than %d MiB was refused", maxListened>>20)
+		l.errorf("refused a webhook larger than %d MiB", maxHookBytes>>20)
 		return
 	case err != nil:
-		l.note("a webhook broke off: %v", err)
+		l.errorf("read a webhook: %v", err)
 		return
 	}
 	h := l.receive(r.Header, body)
@@ -246,14 +246,14 @@ func (l *hookListener) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(l.answer)
 }
 
-// note tells of a request that was no webhook.
-func (l *hookListener) note(format string, args ...any) {
+// errorf reports a request that is not a valid webhook.
+func (l *hookListener) errorf(format string, args ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_, _ = fmt.Fprintln(l.io.err, strings.Map(printable, fmt.Sprintf("bullpen: "+format, args...)))
 }
 
-// receive finds out what is to be said of a webhook.
+// receive verifies and decodes a webhook.
 func (l *hookListener) receive(header http.Header, body []byte) *received {
 	now := time.Now()
 	h := &received{at: now, At: now.UTC().Format(proto.TimeLayout), WebhookID: header.Get("Webhook-Id"), Answer: l.answer}
@@ -263,7 +263,7 @@ func (l *hookListener) receive(header http.Header, body []byte) *received {
 		h.Times = l.count(h.WebhookID)
 	}
 	if err := json.Unmarshal(body, &h.hook); err != nil {
-		h.Problems = append(h.Problems, "its body is not that of a webhook: "+err.Error())
+		h.Problems = append(h.Problems, "invalid body: "+err.Error())
 	}
 	if json.Valid(body) {
 		h.Body = (*json.RawMessage)(&body)
@@ -275,30 +275,30 @@ func (l *hookListener) receive(header http.Header, body []byte) *received {
 	return h
 }
 
-// count tells how often a webhook-id has come now.
+// count returns the number of arrivals of a webhook-id, including this one.
 func (l *hookListener) count(id string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	hash := sha256.Sum256([]byte(id))
 	if l.times[hash] == 0 {
-		if l.oldest = append(l.oldest, hash); len(l.oldest) > maxRemembered {
-			delete(l.times, l.oldest[0])
-			l.oldest = l.oldest[1:]
+		if l.order = append(l.order, hash); len(l.order) > maxHookIDs {
+			delete(l.times, l.order[0])
+			l.order = l.order[1:]
 		}
 	}
 	l.times[hash]++
 	return l.times[hash]
 }
 
-// print prints a webhook in one piece.
+// print prints a webhook in one write.
 func (l *hookListener) print(h *received) error {
-	text := pretty(h)
+	text := formatWebhook(h)
 	if l.json {
 		line, err := json.Marshal(h)
 		if err != nil {
 			return err
 		}
-		text = harmless(string(line)) + "\n"
+		text = escapeControls(string(line)) + "\n"
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

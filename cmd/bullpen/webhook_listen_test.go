@@ -24,17 +24,17 @@ import (
 	"github.com/bullpen-run/bullpen/webhook/send"
 )
 
-// listening is a `bullpen webhook listen` of its own, and what sends to it.
+// listening is a running `bullpen webhook listen`.
 type listening struct {
 	t      *testing.T
 	cmd    *exec.Cmd
 	out    *bufio.Reader
-	intro  string // what it says at the start
+	intro  string // the instructions on standard error
 	url    string
 	errors *bufio.Reader
 }
 
-// listen starts one and waits until it listens.
+// listen starts the command and waits until it listens.
 func listen(t *testing.T, secrets string, args ...string) *listening {
 	t.Helper()
 	self, err := os.Executable()
@@ -62,7 +62,7 @@ func listen(t *testing.T, secrets string, args ...string) *listening {
 	}
 	l.intro = first
 	for !strings.Contains(l.intro, "bullpen key webhook set ") {
-		l.intro += l.problem()
+		l.intro += l.errorLine()
 	}
 	l.url = regexp.MustCompile(`http://\S+/`).FindString(first)
 	t.Cleanup(func() {
@@ -73,8 +73,8 @@ func listen(t *testing.T, secrets string, args ...string) *listening {
 	return l
 }
 
-// problem reads a line that it writes to standard error.
-func (l *listening) problem() string {
+// errorLine reads a line of standard error.
+func (l *listening) errorLine() string {
 	l.t.Helper()
 	line, err := l.errors.ReadString('\n')
 	if err != nil {
@@ -83,7 +83,7 @@ func (l *listening) problem() string {
 	return line
 }
 
-// stop ends it as Ctrl-C does, and gives what it had not been asked for yet.
+// stop interrupts the command and returns the rest of its standard output.
 func (l *listening) stop() string {
 	l.t.Helper()
 	if err := l.cmd.Process.Signal(syscall.SIGINT); err != nil {
@@ -102,7 +102,7 @@ func (l *listening) stop() string {
 	return string(rest)
 }
 
-// send delivers as a server does that may deliver there.
+// send sends a webhook as a server does.
 func (l *listening) send(id string, body []byte, w proto.Webhook) send.Outcome {
 	l.t.Helper()
 	u, err := url.Parse(l.url)
@@ -126,8 +126,8 @@ func (l *listening) send(id string, body []byte, w proto.Webhook) send.Outcome {
 	return o
 }
 
-// got reads a line of --json.
-func (l *listening) got() (h received) {
+// next reads a line of --json.
+func (l *listening) next() (h received) {
 	l.t.Helper()
 	line, err := l.out.ReadBytes('\n')
 	if err == nil {
@@ -150,16 +150,16 @@ func signedBy(secret string) proto.Webhook {
 	return w
 }
 
-// What programs and senders try on the terminal: colours, its title, clearing, C1 controls, overwriting, turning text around.
-const tricks = "\x1b[31mred\x1b]0;title\x07\x1b[2J\u009b31m\rover\b\x7f\u202eback\u2028"
+// controls has escape sequences and other characters that change what a terminal shows.
+const controls = "\x1b[31mred\x1b]0;title\x07\x1b[2J\u009b31m\rover\b\x7f\u202eback\u2028"
 
-func ended(t *testing.T, stdout, stderr string) []byte {
+func hookJSON(t *testing.T, stdout, stderr string) []byte {
 	t.Helper()
 	r := proto.Exited(3)
 	r.Stdout, r.Stderr, r.DurationMS, r.StderrTruncated = stdout, stderr, 1234, true
 	at := time.Now()
 	rec := &proto.Record{Status: proto.StatusFailed, Result: &r, CompletedAt: &at}
-	rec.TraceID, rec.Metadata = "trc_AbCdEfGhIjKlMnOpQrSt", map[string]string{"order": "4711" + tricks}
+	rec.TraceID, rec.Metadata = "trc_AbCdEfGhIjKlMnOpQrSt", map[string]string{"order": "4711" + controls}
 	body, err := proto.WebhookBody(rec, "https://bullpen.example/v1/executions/x", 1<<20)
 	if err != nil {
 		t.Fatal(err)
@@ -176,19 +176,19 @@ func TestListenPretty(t *testing.T) {
 		"bullpen key webhook set http://127.0.0.1:" + port + "/\n",
 	} {
 		if !strings.Contains(l.intro, want) {
-			t.Errorf("it does not say %q: %q", want, l.intro)
+			t.Errorf("the instructions lack %q: %q", want, l.intro)
 		}
 	}
-	body := ended(t, strings.Repeat("a line\n", 12)+"no end", "\tE: "+tricks+"\n")
+	body := hookJSON(t, strings.Repeat("a line\n", 12)+"no end", "\tE: "+controls+"\n")
 	for range 2 {
 		if o := l.send("msg_1", body, signedBy(secret)); o.Status != 202 {
 			t.Errorf("got %+v", o)
 		}
 	}
-	l.send("msg_2"+tricks[len(tricks)-3:], []byte("not JSON"+tricks), signedBy(proto.NewWebhookSecret()))
+	l.send("msg_2"+controls[len(controls)-3:], []byte("not JSON"+controls), signedBy(proto.NewWebhookSecret()))
 	text := l.stop()
 	if strings.Contains(l.intro+text, secret) {
-		t.Error("it shows the secret")
+		t.Error("the output has the secret")
 	}
 	for _, r := range text {
 		if !unicode.IsPrint(r) && r != '\n' {
@@ -204,24 +204,24 @@ func TestListenPretty(t *testing.T) {
   stdout      a line
 ` + strings.Repeat("              a line\n", 9) + `              … 3 more lines
   stderr          E: ` + odd + `
-              … it is not the whole output
+              … output is truncated
   metadata    order = 4711` + odd + `
 
 `
 	want := "TIME  execution.completed, verified\n  webhook id  msg_1\n" + one +
-		"TIME  execution.completed, verified\n  webhook id  msg_1\n  duplicate   this webhook id came 2 times\n" + one +
-		"TIME  no event, NOT VERIFIED\n  problem     Webhook-Signature: " + unmatched + "\n  problem     X-Baponi-Signature: " + unmatched +
-		"\n  problem     X-Bullpen-Signature: " + unmatched +
-		"\n  problem     its body is not that of a webhook: invalid character 'o' in literal null (expecting 'u')\n  webhook id  msg_2\ufffd\n\n"
+		"TIME  execution.completed, verified\n  webhook id  msg_1\n  duplicate   this webhook id arrived 2 times\n" + one +
+		"TIME  no event, NOT VERIFIED\n  problem     Webhook-Signature: " + mismatch + "\n  problem     X-Baponi-Signature: " + mismatch +
+		"\n  problem     X-Bullpen-Signature: " + mismatch +
+		"\n  problem     invalid body: invalid character 'o' in literal null (expecting 'u')\n  webhook id  msg_2\ufffd\n\n"
 	if text != want {
 		t.Errorf("got:\n%s\nwant:\n%s", text, want)
 	}
 }
 
 func TestListenJSON(t *testing.T) {
-	secret, old := proto.NewWebhookSecret(), "the one from before"
+	secret, old := proto.NewWebhookSecret(), "correct horse battery staple"
 	l := listen(t, secret, "--json", "--answer", "503")
-	body := ended(t, "out"+tricks+"\U000e0001", "")
+	body := hookJSON(t, "out"+controls+"\U000e0001", "")
 	rotated := signedBy(secret)
 	rotated.OldSecret, rotated.OldUntil = old, time.Now().Add(time.Hour)
 	unsignedHook := proto.DefaultWebhook()
@@ -234,16 +234,16 @@ func TestListenJSON(t *testing.T) {
 	}{
 		{signedBy(secret), nil},
 		{rotated, nil},
-		{signedBy(old), []string{standard + unmatched, first + unmatched, second + unmatched}},
-		{unsignedHook, []string{standard + unsigned, first + unsigned, second + unsigned}},
-		{mine, []string{first + unsigned, second + unsigned}},
+		{signedBy(old), []string{standard + mismatch, first + mismatch, second + mismatch}},
+		{unsignedHook, []string{standard + noSignature, first + noSignature, second + noSignature}},
+		{mine, []string{first + noSignature, second + noSignature}},
 	} {
 		id := "msg_" + strconv.Itoa(i)
 		for times := 1; times <= 2; times++ {
 			if o := l.send(id, body, test.settings); o.Status != 503 {
 				t.Errorf("got %+v", o)
 			}
-			h := l.got()
+			h := l.next()
 			if h.Verified != (test.problems == nil) || strings.Join(h.Problems, "|") != strings.Join(test.problems, "|") {
 				t.Errorf("%s: %v %q, want %q", id, h.Verified, h.Problems, test.problems)
 			}
@@ -252,18 +252,18 @@ func TestListenJSON(t *testing.T) {
 				t.Errorf("got %+v", h)
 			}
 			var hook hookBody
-			if err := json.Unmarshal(*h.Body, &hook); err != nil || hook.Result.Stdout != "out"+tricks+"\U000e0001" {
+			if err := json.Unmarshal(*h.Body, &hook); err != nil || hook.Result.Stdout != "out"+controls+"\U000e0001" {
 				t.Errorf("the body is %s: %v", *h.Body, err)
 			}
 		}
 	}
 	l.send("msg_x", []byte("{"), signedBy(secret))
-	if h := l.got(); !h.Verified || h.Body != nil || len(h.Problems) != 1 {
+	if h := l.next(); !h.Verified || h.Body != nil || len(h.Problems) != 1 {
 		t.Errorf("got %+v", h)
 	}
 }
 
-// Who has the old secret only still gets the signature of Standard Webhooks, and who knows both gets all.
+// During a rotation, a receiver with the old secret verifies the signature of Standard Webhooks, one with both secrets verifies all.
 func TestListenRotation(t *testing.T) {
 	secret, old := proto.NewWebhookSecret(), proto.NewWebhookSecret()
 	rotated := signedBy(secret)
@@ -275,13 +275,13 @@ func TestListenRotation(t *testing.T) {
 	both := listen(t, "", "--json", "--secret-file", file)
 	for _, w := range []proto.Webhook{rotated, signedBy(old), signedBy(secret)} {
 		both.send("msg_1", []byte("{}"), w)
-		if h := both.got(); !h.Verified {
+		if h := both.next(); !h.Verified {
 			t.Errorf("got %+v", h)
 		}
 	}
 	late := listen(t, old, "--json", "--signature-headers", "")
 	late.send("msg_1", []byte("{}"), rotated)
-	if h := late.got(); !h.Verified {
+	if h := late.next(); !h.Verified {
 		t.Errorf("got %+v", h)
 	}
 }
@@ -290,25 +290,25 @@ func TestListenWithoutSecret(t *testing.T) {
 	l := listen(t, "", "--json")
 	intro := l.intro
 	for !strings.Contains(intro, "--secret-file webhook.secret") {
-		intro += l.problem()
+		intro += l.errorLine()
 	}
 	l.send("msg_1", []byte("{}"), signedBy(proto.NewWebhookSecret()))
-	if h := l.got(); h.Verified || h.Problems[0] != "no secret is known here" {
+	if h := l.next(); h.Verified || h.Problems[0] != "no secret is configured here" {
 		t.Errorf("got %+v", h)
 	}
 }
 
-// What is no webhook is refused and told.
+// Other requests are refused and reported.
 func TestListenRefuses(t *testing.T) {
 	l := listen(t, proto.NewWebhookSecret())
-	told := func(want string) {
+	wantError := func(want string) {
 		t.Helper()
-		line := l.problem()
+		line := l.errorLine()
 		for line == "\n" {
-			line = l.problem()
+			line = l.errorLine()
 		}
 		if line != want {
-			t.Errorf("it says %q, want %q", line, want)
+			t.Errorf("standard error has %q, want %q", line, want)
 		}
 	}
 	resp, err := http.Get(l.url)
@@ -319,17 +319,17 @@ func TestListenRefuses(t *testing.T) {
 	if resp.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("GET: %s", resp.Status)
 	}
-	told("bullpen: a GET was refused: webhooks are POSTs\n")
-	if o := l.send("msg_1", bytes.Repeat([]byte("a"), maxListened+1), proto.DefaultWebhook()); o.Status != http.StatusRequestEntityTooLarge {
+	wantError("bullpen: refused a GET request: webhooks are POST requests\n")
+	if o := l.send("msg_1", bytes.Repeat([]byte("a"), maxHookBytes+1), proto.DefaultWebhook()); o.Status != http.StatusRequestEntityTooLarge {
 		t.Errorf("got %+v", o)
 	}
-	told("bullpen: a webhook of more than 16 MiB was refused\n")
+	wantError("bullpen: refused a webhook larger than 16 MiB\n")
 	if text := l.stop(); text != "" {
 		t.Errorf("it prints %q", text)
 	}
 }
 
-// The time of a webhook may be five minutes from that of the receiver.
+// The timestamp of a webhook may differ from the receiver's clock by five minutes.
 func TestWebhookTolerance(t *testing.T) {
 	const secret = "correct horse battery staple"
 	now := time.Unix(946684800, 0)

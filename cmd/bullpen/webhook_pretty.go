@@ -12,17 +12,17 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// What is printed of an output.
+// The part of an output that is printed.
 const (
 	shownLines = 10
 	shownWidth = 200 // characters of a line
 )
 
-// pretty writes a webhook for people. Nothing that its sender or a program chose gets to the terminal but as characters.
-func pretty(h *received) string {
+// formatWebhook returns the text output for a webhook, without control characters of its sender.
+func formatWebhook(h *received) string {
 	var b strings.Builder
 	row := func(name, value string) {
-		_, _ = fmt.Fprintf(&b, "  %-10s  %s\n", name, strings.Map(printable, shortened(value)))
+		_, _ = fmt.Fprintf(&b, "  %-10s  %s\n", name, strings.Map(printable, shorten(value)))
 	}
 	verdict := "verified"
 	if !h.Verified {
@@ -32,7 +32,7 @@ func pretty(h *received) string {
 	if event == "" {
 		event = "no event"
 	}
-	_, _ = fmt.Fprintf(&b, "%s  %s, %s\n", h.at.Local().Format(timeLayout), strings.Map(printable, shortened(event)), verdict)
+	_, _ = fmt.Fprintf(&b, "%s  %s, %s\n", h.at.Local().Format(timeLayout), strings.Map(printable, shorten(event)), verdict)
 	for _, p := range h.Problems {
 		row("problem", p)
 	}
@@ -40,7 +40,7 @@ func pretty(h *received) string {
 		row("webhook id", h.WebhookID)
 	}
 	if h.Times > 1 {
-		row("duplicate", fmt.Sprintf("this webhook id came %d times", h.Times))
+		row("duplicate", fmt.Sprintf("this webhook id arrived %d times", h.Times))
 	}
 	if h.TraceID != "" {
 		row("trace", h.TraceID)
@@ -55,19 +55,19 @@ func pretty(h *received) string {
 		row("metadata", name+" = "+h.hook.Metadata[name])
 	}
 	if h.hook.ResultURL != "" {
-		row("whole at", h.hook.ResultURL)
+		row("result url", h.hook.ResultURL)
 	}
 	b.WriteByte('\n')
 	return b.String()
 }
 
-// resultRows writes a result as rows.
+// resultRows calls row for each row of a result.
 func resultRows(row func(name, value string), r *proto.Result) {
 	row("exit code", strconv.Itoa(r.ExitCode))
 	if r.Error != nil {
 		row("error", *r.Error)
 	}
-	row("duration", milliseconds(r.DurationMS))
+	row("duration", milliseconds(r.DurationMS).String())
 	for _, out := range []struct {
 		name, text string
 		truncated  bool
@@ -86,13 +86,13 @@ func resultRows(row func(name, value string), r *proto.Result) {
 			row("", fmt.Sprintf("… %d more lines", more))
 		}
 		if out.truncated {
-			row(name, "… it is not the whole output")
+			row(name, "… output is truncated")
 		}
 	}
 }
 
-// shortened gives the beginning of a text in one line.
-func shortened(s string) string {
+// shorten cuts a text to the width of a line.
+func shorten(s string) string {
 	n := 0
 	for i := range s {
 		if n++; n > shownWidth {
@@ -102,8 +102,8 @@ func shortened(s string) string {
 	return s
 }
 
-// harmless escapes what a terminal may act on in a line of JSON.
-func harmless(line string) string {
+// escapeControls escapes the characters that a terminal may act on in a line of JSON.
+func escapeControls(line string) string {
 	var b strings.Builder
 	for _, r := range line {
 		switch {

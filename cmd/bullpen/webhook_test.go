@@ -96,33 +96,33 @@ func TestReplayProgress(t *testing.T) {
 	t.Cleanup(server.Close)
 	t.Setenv("BULLPEN_URL", server.URL)
 	t.Setenv("BULLPEN_API_KEY", stubKey)
-	for _, watched := range []bool{true, false} {
+	for _, terminal := range []bool{true, false} {
 		var out, err bytes.Buffer
-		if code := run([]string{"webhook", "replay", "--failed", "--since", "24h"}, streams{in: strings.NewReader(""), out: &out, err: &err, watched: watched}); code != 0 {
+		if code := run([]string{"webhook", "replay", "--failed", "--since", "24h"}, streams{in: strings.NewReader(""), out: &out, err: &err, terminal: terminal}); code != 0 {
 			t.Fatalf("exit code %d: %s", code, &err)
 		}
 		want := "bullpen: 100 of 123\nbullpen: 123 of 123\n"
-		if watched {
+		if terminal {
 			want = "\r[" + strings.Repeat("#", 32) + "........] 100 of 123\x1b[K\r[" + strings.Repeat("#", 40) + "] 123 of 123\x1b[K\n"
 		}
 		if err.String() != want || out.String() != "123 failed webhooks are sent again\n" {
-			t.Errorf("watched %v: %q, %q", watched, err.String(), out.String())
+			t.Errorf("terminal %v: %q, %q", terminal, err.String(), out.String())
 		}
 	}
 }
 
-func TestTimeOf(t *testing.T) {
+func TestParseTime(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for text, want := range map[string]time.Time{
 		"2026-01-01T00:00:00Z": time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), "2026-01-01T01:00:00.5+01:00": time.Date(2026, 1, 1, 0, 0, 0, 5e8, time.UTC),
 		"90m": now.Add(-90 * time.Minute), "0s": now,
 	} {
-		if got, err := timeOf(text, now); err != nil || !got.Equal(want) {
+		if got, err := parseTime(text, now); err != nil || !got.Equal(want) {
 			t.Errorf("%s: %v, %v", text, got, err)
 		}
 	}
 	for _, text := range []string{"", "yesterday", "-1h", "2026-01-01", "5"} {
-		if got, err := timeOf(text, now); err == nil {
+		if got, err := parseTime(text, now); err == nil {
 			t.Errorf("%q is %v", text, got)
 		}
 	}

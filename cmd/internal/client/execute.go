@@ -1,18 +1,24 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
+	"strconv"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-const executePath = "/v1/sandbox/execute"
+const (
+	executePath = "/v1/sandbox/execute"
+	// longPollSeconds is how long one request of [Client.Wait] waits, at most a minute.
+	longPollSeconds = 30
+)
 
 // Execution is an execution as the server tells it. Times and results it does not have yet are nil.
 type Execution struct {
@@ -57,12 +63,13 @@ func (c *Client) Execute(ctx context.Context, req Request) (*proto.Result, proto
 	return result, proto.TraceID(header.Get("X-Trace-Id")), nil
 }
 
-// Submit has a program run without waiting for it.
-func (c *Client) Submit(ctx context.Context, req Request) (*Accepted, error) {
+// Submit starts a program and does not wait for it. A request with the idempotency key of an earlier one returns the execution of that
+// one. If the key is empty, a random one makes retries safe.
+func (c *Client) Submit(ctx context.Context, req Request, idempotencyKey string) (*Accepted, error) {
 	a := new(Accepted)
 	_, _, err := c.getJSON(ctx, call{
 		method: http.MethodPost, path: executePath, body: req, resend: true,
-		header: map[string]string{"Idempotency-Key": newIdempotencyKey(), "Prefer": "respond-async"},
+		header: map[string]string{"Idempotency-Key": cmp.Or(idempotencyKey, newIdempotencyKey()), "Prefer": "respond-async"},
 	}, a)
 	return a, err
 }
@@ -72,6 +79,19 @@ func (c *Client) Get(ctx context.Context, id proto.TraceID) (*Execution, json.Ra
 	e := new(Execution)
 	raw, _, err := c.getJSON(ctx, call{method: http.MethodGet, path: executionPath(id), resend: true}, e)
 	return e, raw, err
+}
+
+// Wait returns an execution when it has ended, and the answer's bytes.
+func (c *Client) Wait(ctx context.Context, id proto.TraceID) (*Execution, json.RawMessage, error) {
+	for {
+		e := new(Execution)
+		raw, _, err := c.getJSON(ctx, call{
+			method: http.MethodGet, path: executionPath(id) + "?wait=" + strconv.Itoa(longPollSeconds), resend: true,
+		}, e)
+		if err != nil || e.CompletedAt != nil {
+			return e, raw, err
+		}
+	}
 }
 
 // Cancel has an execution ended.
