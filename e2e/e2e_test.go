@@ -44,7 +44,7 @@ func TestE2E(t *testing.T) {
 		})
 	}
 	for name, test := range map[string]func(*testing.T, *programs){
-		"cluster-leaders": testClusterLeaders, "cluster-nodes": testClusterNodes, "data-lock": testDataLock, "drain-async": testDrainAsync, "no-worker": testNoWorker, "two-gateways": testTwoGateways,
+		"docs": testDocs, "cluster-leaders": testClusterLeaders, "cluster-nodes": testClusterNodes, "data-lock": testDataLock, "drain-async": testDrainAsync, "no-worker": testNoWorker, "two-gateways": testTwoGateways,
 		"threads-killed-directory": testThreadsKilledDirectory, "threads-store-fails": testThreadsStoreFails, "threads-frozen": testThreadsFrozen,
 		"worker-first": testWorkerFirst, "credentials": testCredentials, "image": testImage, "redis": testRedis, "no-nsjail": testNoNsjail,
 		"overload": testOverload, "idle-streams": testIdleStreams, "slow-reader": testSlowReader,

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
 	"github.com/go-chi/chi/v5"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -209,90 +208,20 @@ func (s *Server) requeueDeadLetter(w http.ResponseWriter, r *http.Request) (err 
 	if err != nil {
 		return err
 	}
-	letter, err := s.requeue(ctx, letterID, id)
-	if err != nil {
-		return err
+	letter, err := s.Submissions.Requeue(ctx, letterID, id, func(dead *proto.Job) (*proto.Job, error) { return s.again(ctx, dead, id) })
+	switch {
+	case errors.Is(err, proto.ErrNotFound):
+		return errNoDeadLetter
+	case errors.Is(err, proto.ErrNoJob):
+		return errNoJob
+	case err != nil:
+		return s.submitError(ctx, id, err)
 	}
 	infoOf(ctx).trace = letter.Requeued
 	span.SetAttributes(attribute.String("bullpen.trace_id", string(letter.Requeued)))
 	w.Header().Set("X-Trace-Id", string(letter.Requeued))
 	w.Header().Set("Location", "/v1/executions/"+string(letter.Requeued))
 	return writeValue(w, http.StatusAccepted, viewDeadLetter(letter))
-}
-
-// requeue submits the job of a dead letter as the execution id, unless an earlier request has: the dead letter that it gives names the one
-// that holds. The dead letter is marked before the job is submitted, so that of two requests at once only one submits. It goes on when the
-// client is gone.
-func (s *Server) requeue(ctx context.Context, letterID string, id proto.TraceID) (*proto.DeadLetter, error) {
-	ctx = context.WithoutCancel(ctx)
-	limited, cancel := context.WithTimeout(ctx, bindingGrace+2*storeTimeout)
-	defer cancel()
-	var letter *proto.DeadLetter
-	var job *proto.Job
-	claim := func() (err error) {
-		letter, job, err = s.claimDeadLetter(limited, letterID, id)
-		if err != nil && !errors.Is(err, proto.ErrConflict) {
-			return backoff.Permanent(err)
-		}
-		return err
-	}
-	waits := backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(5*time.Millisecond), backoff.WithMaxInterval(500*time.Millisecond), backoff.WithMaxElapsedTime(bindingGrace+storeTimeout))
-	if err := backoff.Retry(claim, backoff.WithContext(waits, limited)); err != nil {
-		return nil, err
-	}
-	if job == nil {
-		return letter, nil
-	}
-	_, err := s.submit(ctx, job)
-	if _, notTaken := errors.AsType[*notTakenError](err); notTaken {
-		store, cancel := detached(ctx)
-		defer cancel()
-		letter.Requeued, letter.RequeuedAt = "", nil
-		if err := s.DeadLetters.Mark(store, letter); err != nil { // it is free a while later by itself
-			s.Log.WarnContext(ctx, "unmark a dead letter", "dead_letter", letterID, "trace_id", id, "error", err)
-		}
-	}
-	return letter, err
-}
-
-// claimDeadLetter marks a dead letter with the execution id and gives the job for that; none where the dead letter names an execution that
-// holds. Its error is [proto.ErrConflict] while another request is under way.
-func (s *Server) claimDeadLetter(ctx context.Context, letterID string, id proto.TraceID) (*proto.DeadLetter, *proto.Job, error) {
-	letter, content, err := s.deadLetter(ctx, letterID)
-	if err != nil {
-		return nil, nil, err
-	}
-	if content.Job == nil {
-		return nil, nil, errNoJob
-	}
-	earlier := letter.Requeued
-	unknown := false
-	if earlier != "" {
-		record, err := s.Jobs.Lookup(ctx, earlier)
-		unknown = errors.Is(err, proto.ErrNotFound)
-		switch {
-		case err == nil && !expired(record):
-			return letter, nil, nil
-		case err != nil && !unknown:
-			return nil, nil, fmt.Errorf("look up %s: %w", earlier, err)
-		case unknown && time.Since(*letter.RequeuedAt) < bindingGrace:
-			return nil, nil, fmt.Errorf("dead letter %s is being requeued: %w", letterID, proto.ErrConflict)
-		}
-		// That one never was, or will never run.
-	}
-	job, err := s.again(ctx, content.Job, id)
-	if err != nil {
-		return nil, nil, err
-	}
-	letter.Requeued, letter.RequeuedAt = id, &job.CreatedAt
-	if err := s.DeadLetters.Mark(ctx, letter); err != nil {
-		return nil, nil, err
-	}
-	if unknown {
-		s.unlock(ctx, job, earlier) // its server may have locked the thread before it died
-	}
-	return letter, job, nil
 }
 
 // again makes a new execution of a job: what was asked for, the sandbox and the webhook stay, and the plan is that which its key has now.

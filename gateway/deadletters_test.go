@@ -305,7 +305,7 @@ func TestRequeueByTwoAtOnce(t *testing.T) {
 		h.letters.change(id, func(l *proto.DeadLetter) { l.Requeued, l.RequeuedAt = never, &now })
 		if got := h.do("POST", deadLetters+"/"+id+"/requeue", "").want(202, "").trace(); got == never || got == first {
 			t.Errorf("it names %s", got)
-		} else if waited := time.Since(now); waited < bindingGrace || waited > bindingGrace+2*time.Second {
+		} else if waited := time.Since(now); waited < claimGrace || waited > claimGrace+2*time.Second {
 			t.Errorf("taken over after %s", waited)
 		} else {
 			h.stub.finish(got, proto.Failure(proto.CodeExpiredInQueue, "withdrawn")) // it will never run

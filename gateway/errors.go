@@ -51,6 +51,7 @@ var (
 	errRange          = errors.New("the range begins after the end of the file")
 	errNoJob          = errors.New("this dead letter is a message that is no job, so there is nothing in it to run again; remove it when nobody needs it any more")
 	errKeyRevoked     = errors.New("the API key that this job was submitted with was revoked, so it is not run again; whoever wants it has to submit it with another")
+	errNotYet         = errors.New("the first request with this Idempotency-Key is still being accepted")
 	errUnknownState   = errors.New("the queue did not confirm the execution in time; it was withdrawn; send it again")
 )
 
@@ -208,7 +209,7 @@ func answerTo(err error, plan proto.Plan, id proto.TraceID) answer {
 		return answer{http.StatusServiceUnavailable, codeServiceUnavailable, errExpired.Error(), 1}
 	case errors.Is(err, errUnknownState):
 		return answer{http.StatusServiceUnavailable, codeServiceUnavailable, errUnknownState.Error(), 2}
-	case errors.Is(err, errNoAnswerInTime) && id == "": // another request with the same Idempotency-Key is still being accepted
+	case errors.Is(err, errNotYet):
 		return answer{http.StatusGatewayTimeout, codeGatewayTimeout, errNotYet.Error() + "; send it again under that key", 0}
 	case errors.Is(err, errNoAnswerInTime):
 		return answer{http.StatusGatewayTimeout, codeGatewayTimeout, errNoAnswerInTime.Error() + "; it is recorded: " + lookUp(id), 0}

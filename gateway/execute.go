@@ -16,7 +16,6 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
-	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
 const executeRoute = "POST /v1/sandbox/execute"
@@ -27,12 +26,12 @@ const maxClientText = 256
 // admitted is an accepted execution on its way to an answer.
 type admitted struct {
 	id proto.TraceID
-	// owner says that this request made it: only then may it be withdrawn when nobody waits any more.
-	owner         bool
+	// submission is nil unless this request submitted it: only then may it be withdrawn when nobody
+	// waits any more.
+	submission    *proto.Submission
 	queueDeadline time.Time // when the owner gives up waiting for a worker
 	deadline      time.Time // when there has to be an answer
-	release       func(context.Context) error
-	watch         Watch // from before this request submitted it; nil where it does not wait for it, or did not submit it
+	watch         Watch     // from before this request submitted it; nil where it does not wait for it, or did not submit it
 }
 
 func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
@@ -56,16 +55,16 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
 	var watch Watch
 	if job.Mode == proto.ModeInline {
 		if watch, err = s.Jobs.Watch(id); err != nil {
-			return &notTakenError{err}
+			return err
 		}
 		defer watch.Close()
 	}
-	x, err := s.admit(ctx, job, idempotencyKey, hash)
+	x, err := s.submit(ctx, &proto.Submission{Job: job, IdempotencyKey: idempotencyKey, BodyHash: hash})
 	s.shrink(infoOf(ctx), requestCost) // the program is stored: what waits for its end is small
 	if err != nil {
 		return err
 	}
-	if x.owner {
+	if x.submission != nil {
 		x.watch = watch
 	}
 	infoOf(ctx).trace = x.id
@@ -200,80 +199,43 @@ func plansWith(mode proto.Mode) string {
 	return "a " + strings.Join(titles, " or ")
 }
 
-// notTakenError says that a job was not submitted, and that nothing of it remains.
-type notTakenError struct{ err error }
-
-func (e *notTakenError) Error() string { return e.err.Error() }
-func (e *notTakenError) Unwrap() error { return e.err }
-
-// submit locks the thread of the job and hands the job over. Whoever submits owns the execution.
-func (s *Server) submit(ctx context.Context, job *proto.Job) (*admitted, error) {
-	x := s.follow(job, job.TraceID)
-	x.owner = true
-	store, cancel := detached(ctx)
-	defer cancel()
-	if err := s.lock(store, job); err != nil {
-		if _, busy := errors.AsType[*proto.BusyError](err); !busy {
-			s.unlock(ctx, job, job.TraceID)
+// submit submits a job, or finds the execution of an earlier request with the same idempotency key.
+func (s *Server) submit(ctx context.Context, sub *proto.Submission) (*admitted, error) {
+	job := sub.Job
+	x := &admitted{deadline: job.CreatedAt.Add(time.Duration(job.Timeout)*time.Second + answerGrace)}
+	x.queueDeadline = job.QueueDeadline
+	if x.deadline.Before(x.queueDeadline) {
+		x.queueDeadline = x.deadline
+	}
+	sub.WaitUntil = x.deadline
+	var err error
+	if x.id, err = s.Submissions.Submit(ctx, sub); err != nil {
+		if errors.Is(err, proto.ErrSubmissionPending) {
+			return nil, errNotYet
 		}
-		return nil, &notTakenError{err}
+		return nil, s.submitError(ctx, job.TraceID, err)
 	}
-	err := s.Jobs.Submit(store, job)
-	if err == nil {
-		fault.Here(fault.AfterAcceptBeforeAnswer)
-		return x, nil
+	if x.id == job.TraceID {
+		x.submission = sub
 	}
-	if _, refused := errors.AsType[*proto.Refusal](err); refused {
-		s.unlock(ctx, job, job.TraceID)
-		return nil, &notTakenError{err}
-	}
-	// It may have been taken all the same. It must not run for nobody.
-	record, withdrawErr := s.withdraw(ctx, x, "The queue did not confirm the execution.")
+	return x, nil
+}
+
+// submitError returns the error to answer with when the submission of execution id failed.
+func (s *Server) submitError(ctx context.Context, id proto.TraceID, err error) error {
 	switch {
-	case withdrawErr == nil && !expired(record):
-		return x, nil // it was, and runs
-	case withdrawErr == nil || errors.Is(withdrawErr, proto.ErrNotFound):
-		s.unlock(ctx, job, job.TraceID)
-		return nil, &notTakenError{fmt.Errorf("%w: %w", errUnknownState, err)}
-	default: // it may run yet
+	case errors.Is(err, proto.ErrMayRun):
 		i := infoOf(ctx)
-		i.trace = job.TraceID
-		i.rec.Header().Set("X-Trace-Id", string(job.TraceID))
-		return nil, &acceptedError{fmt.Errorf("submit %s: %w", job.TraceID, errors.Join(err, withdrawErr))}
+		i.trace = id
+		i.rec.Header().Set("X-Trace-Id", string(id))
+		return &acceptedError{err}
+	case errors.Is(err, proto.ErrNotConfirmed):
+		return fmt.Errorf("%w: %w", errUnknownState, err)
+	case errors.Is(err, proto.ErrKeyReused):
+		return errIdempotency
+	default:
+		return err
 	}
-}
-
-// follow makes the answer to job be that of the execution id.
-func (s *Server) follow(job *proto.Job, id proto.TraceID) *admitted {
-	deadline := job.CreatedAt.Add(time.Duration(job.Timeout)*time.Second + answerGrace)
-	queueDeadline := job.QueueDeadline
-	if deadline.Before(queueDeadline) {
-		queueDeadline = deadline
-	}
-	return &admitted{
-		id: id, deadline: deadline, queueDeadline: queueDeadline,
-		release: func(context.Context) error { return nil },
-	}
-}
-
-// withdraw ends an execution that has not started because nobody waits for it any more, and frees its idempotency key if it
-// did. It goes on when the client is gone.
-func (s *Server) withdraw(ctx context.Context, x *admitted, why string) (*proto.Record, error) {
-	store, cancel := detached(ctx)
-	defer cancel()
-	record, err := s.Jobs.Withdraw(store, x.id, proto.Failure(proto.CodeExpiredInQueue, why))
-	if err != nil {
-		return nil, fmt.Errorf("withdraw %s: %w", x.id, err)
-	}
-	if expired(record) {
-		err = x.release(store)
-	}
-	return record, err
-}
-
-// expired reports whether an execution ended because it was withdrawn from the queue.
-func expired(r *proto.Record) bool {
-	return r.Result != nil && r.Result.ErrorCode != nil && *r.Result.ErrorCode == string(proto.CodeExpiredInQueue)
 }
 
 func answerAccepted(w http.ResponseWriter, id proto.TraceID) {
@@ -287,7 +249,7 @@ func (s *Server) answerInline(ctx context.Context, w http.ResponseWriter, x *adm
 	if err != nil {
 		return err
 	}
-	if expired(record) {
+	if record.ExpiredInQueue() {
 		return s.expiredInQueue(ctx, x)
 	}
 	result := record.Result
@@ -296,7 +258,7 @@ func (s *Server) answerInline(ctx context.Context, w http.ResponseWriter, x *adm
 
 // await waits for the end of an execution, but in the queue only as long as its owner may.
 func (s *Server) await(ctx context.Context, x *admitted) (*proto.Record, error) {
-	if x.owner {
+	if x.submission != nil {
 		record, err := s.waitUntil(ctx, x.id, x.watch, x.queueDeadline)
 		switch {
 		case err == nil:
@@ -306,7 +268,7 @@ func (s *Server) await(ctx context.Context, x *admitted) (*proto.Record, error) 
 		case !errors.Is(err, errNoAnswerInTime):
 			return nil, err
 		}
-		record, err = s.withdraw(ctx, x, s.queueWaitOver())
+		record, err = s.Submissions.Withdraw(ctx, x.submission, s.queueWaitOver())
 		if err == nil && record.Status.Terminal() {
 			return record, nil
 		}
@@ -326,10 +288,10 @@ func (s *Server) queueWaitOver() string {
 
 // clientGone withdraws what nobody waits for any more, if it has not started.
 func (s *Server) clientGone(ctx context.Context, x *admitted) error {
-	if !x.owner {
+	if x.submission == nil {
 		return ctx.Err()
 	}
-	_, err := s.withdraw(ctx, x, "The client went away before a worker was free.")
+	_, err := s.Submissions.Withdraw(ctx, x.submission, "The client went away before a worker was free.")
 	return errors.Join(ctx.Err(), err)
 }
 
@@ -357,9 +319,10 @@ func (s *Server) waitUntil(ctx context.Context, id proto.TraceID, watch Watch, d
 
 // expiredInQueue frees the idempotency key of an execution that never ran, and gives the error to answer with.
 func (s *Server) expiredInQueue(ctx context.Context, x *admitted) error {
-	store, cancel := detached(ctx)
-	defer cancel()
-	if err := x.release(store); err != nil {
+	if x.submission == nil {
+		return errExpired
+	}
+	if err := s.Submissions.Release(ctx, x.submission); err != nil {
 		return fmt.Errorf("%w (and its idempotency key stays bound: %w)", errExpired, err)
 	}
 	return errExpired

@@ -172,21 +172,21 @@ func TestSubmitWithUnknownOutcome(t *testing.T) {
 	})
 	t.Run("it was taken and waits", func(t *testing.T) {
 		h := newHarness(t)
-		h.server.Jobs = &unsure{h.stub}
+		h.submitter.Jobs = &unsure{h.stub}
 		h.execute(hello).want(503, "service_unavailable")
-		if r := h.stub.record(<-h.stub.submitted); !expired(&r) {
+		if r := h.stub.record(<-h.stub.submitted); !r.ExpiredInQueue() {
 			t.Errorf("record %+v", r)
 		}
 	})
 	t.Run("it was taken and runs", func(t *testing.T) {
 		h := newHarness(t)
-		h.server.Jobs = &unsure{h.stub}
+		h.submitter.Jobs = &unsure{h.stub}
 		h.stub.finishAtOnce(proto.Exited(0))
 		h.execute(hello).want(200, "")
 	})
 	t.Run("it was taken and nothing is known of it", func(t *testing.T) {
 		h := newHarness(t)
-		h.server.Jobs = &lost{unsure{h.stub}}
+		h.submitter.Jobs = &lost{unsure{h.stub}}
 		a := h.execute(hello, "Idempotency-Key", "k").want(500, "internal", "/v1/executions/trc_")
 		if a.trace() != <-h.stub.submitted {
 			t.Errorf("X-Trace-Id %s", a.trace())

@@ -24,24 +24,26 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/submit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // harness is a server on connections in memory, so that it can live in a synctest bubble, and its client.
 type harness struct {
-	t       *testing.T
-	stub    *stub
-	server  *Server
-	boxes   *boxes
-	hooks   *hooks
-	threads *threads
-	letters *letters
-	http    *httptest.Server
-	dial    func() (net.Conn, error)
-	client  *http.Client
-	key     string // enterprise, all rights, organisation acme
-	log     *syncBuffer
+	t         *testing.T
+	stub      *stub
+	server    *Server
+	submitter *submit.Submitter
+	boxes     *boxes
+	hooks     *hooks
+	threads   *threads
+	letters   *letters
+	http      *httptest.Server
+	dial      func() (net.Conn, error)
+	client    *http.Client
+	key       string // enterprise, all rights, organisation acme
+	log       *syncBuffer
 }
 
 func newHarness(t *testing.T) *harness {
@@ -52,10 +54,13 @@ func newHarness(t *testing.T) *harness {
 	q.boxes = b
 	hook, thread, dead := newHooks(), newThreads(q), &letters{stored: map[string]*letter{}}
 	h := &harness{t: t, stub: q, boxes: b, hooks: hook, threads: thread, letters: dead, log: log, key: q.addKey("acme", "enterprise", proto.RightsAll)}
+	logger := slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	h.submitter = &submit.Submitter{Jobs: q, Bindings: q, Threads: thread, DeadLetters: dead, Log: logger}
 	h.server = &Server{
-		Jobs: q, Events: q, Keys: q, KeyAdmin: q, Bindings: q, Profiles: b, Images: b, Webhooks: hook, URLs: hook, Deliveries: hook,
-		Locks: thread, Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, DeadLetters: dead, Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
-		Log: slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), Tracer: noop.NewTracerProvider().Tracer(""),
+		Submissions: h.submitter,
+		Jobs:        q, Events: q, Keys: q, KeyAdmin: q, Profiles: b, Images: b, Webhooks: hook, URLs: hook, Deliveries: hook,
+		Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, DeadLetters: dead, Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
+		Log: logger, Tracer: noop.NewTracerProvider().Tracer(""),
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "bullpen_up 1\n") }),
 		Default: proto.DefaultProfile(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, MaxBody: DefaultMaxBody, Memory: 1 << 30,
 		UpgradeURL: "https://example.com/upgrade", Version: "1.2.3",

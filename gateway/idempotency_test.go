@@ -13,6 +13,9 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
+// claimGrace is that of package submit.
+const claimGrace = 10 * time.Second
+
 func TestIdempotencyKeyForm(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
@@ -139,7 +142,7 @@ func TestBindingOfADeadServer(t *testing.T) {
 		}
 		start := time.Now()
 		a := h.execute(hello, "Idempotency-Key", "k").want(200, "")
-		if took := time.Since(start); took < bindingGrace || took > bindingGrace+time.Second || a.trace() == old.Trace {
+		if took := time.Since(start); took < claimGrace || took > claimGrace+time.Second || a.trace() == old.Trace {
 			t.Errorf("taken over after %s", took)
 		}
 	})
@@ -162,7 +165,7 @@ func TestBindingOfADeadServer(t *testing.T) {
 	})
 	// With a short timeout there may be no time to wait so long.
 	bubble(t, func(t *testing.T, h *harness) {
-		h.server.Jobs = &forgetful{h.stub}
+		h.submitter.Jobs = &forgetful{h.stub}
 		h.stub.finishAtOnce(proto.Exited(0))
 		young := proto.Binding{Trace: proto.NewTraceID(), BodyHash: "x", BoundAt: time.Now().Add(time.Hour)}
 		r, _ := api.Decode[api.ExecuteRequest]([]byte(`{"code":"1","timeout":1}`))
@@ -201,7 +204,7 @@ func TestRace(t *testing.T) {
 
 func TestBindingsFail(t *testing.T) {
 	h := newHarness(t)
-	h.server.Bindings = brokenBindings{h.stub}
+	h.submitter.Bindings = brokenBindings{h.stub}
 	h.execute(hello, "Idempotency-Key", "k").want(500, "internal")
 	if len(h.stub.submitted) != 0 {
 		t.Error("it was submitted")
@@ -224,11 +227,11 @@ func TestSlowBodyUnderOneKeyRunsOnce(t *testing.T) {
 		r.Body, r.ContentLength = body, -1
 		one := h.begin(r)
 		go func() {
-			time.Sleep(bindingGrace + time.Second)
+			time.Sleep(claimGrace + time.Second)
 			_, _ = io.WriteString(end, hello)
 			_ = end.Close()
 		}()
-		time.Sleep(bindingGrace + 1500*time.Millisecond)
+		time.Sleep(claimGrace + 1500*time.Millisecond)
 		two := h.begin(h.executeRequest(hello, "Idempotency-Key", "k"))
 		a, b := <-one, <-two
 		if len(h.stub.submitted) != 1 || a.trace() != b.trace() {

@@ -8,20 +8,32 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Jobs takes executions and tells what becomes of them.
+// Submissions accepts executions. Nothing of a job remains after an error, except for
+// [proto.ErrMayRun].
+type Submissions interface {
+	// Submit accepts a job and returns the id of its execution. It returns that of an earlier request
+	// with the same idempotency key if there is one. Its errors include [proto.ErrKeyReused],
+	// [proto.ErrSubmissionPending], [proto.ErrNotConfirmed], [*proto.BusyError] and [*proto.Refusal].
+	Submit(ctx context.Context, sub *proto.Submission) (proto.TraceID, error)
+	// Requeue submits the job of a dead letter as execution id, unless an earlier request has done so.
+	// It returns the dead letter, which names the execution. build makes the job from the dead one.
+	// Other errors are those of build, [proto.ErrNotFound] and [proto.ErrNoJob].
+	Requeue(ctx context.Context, letter string, id proto.TraceID, build func(*proto.Job) (*proto.Job, error)) (*proto.DeadLetter, error)
+	// Withdraw ends the execution of a submission if it has not started, and frees its idempotency key
+	// then. It returns the record, and goes on if ctx is cancelled.
+	Withdraw(ctx context.Context, sub *proto.Submission, reason string) (*proto.Record, error)
+	// Release frees the idempotency key of a submission that did not start. It goes on if ctx is cancelled.
+	Release(ctx context.Context, sub *proto.Submission) error
+}
+
+// Jobs reads and cancels executions.
 type Jobs interface {
-	// Submit takes a job; it is durable when Submit gives nil. A [*proto.Refusal] says that it was not taken and that
-	// nothing of it remains; after any other error that is not known.
-	Submit(ctx context.Context, job *proto.Job) error
 	// Lookup gives what is known of an execution. Its error is [proto.ErrNotFound] where nothing is.
 	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
 	// Wait blocks until the execution has ended. When ctx ends first, it gives the error of ctx.
 	Wait(ctx context.Context, id proto.TraceID) (*proto.Record, error)
 	// Watch begins to listen for the end of an execution that is to be submitted next, so that nothing has to be read to wait for it.
 	Watch(id proto.TraceID) (Watch, error)
-	// Withdraw ends an execution that has not started with the result r. It gives the record as it is afterwards, which
-	// says running or another end where Withdraw came too late.
-	Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error)
 	// Cancel records that the execution is to be ended, and gives its record as it is afterwards.
 	Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error)
 	// Stats gives the state of the queue.
@@ -159,31 +171,8 @@ type DeadLetters interface {
 	List(ctx context.Context, after *proto.DeadLetter, limit int, wrong func(error)) ([]proto.DeadLetter, error)
 	// Get gives a dead letter with what it is about. Its error is [proto.ErrNotFound] where there is none of that id.
 	Get(ctx context.Context, id string) (*proto.DeadLetter, *proto.DeadContent, error)
-	// Mark stores which execution was made of a dead letter, as letter says, and gives letter its new revision. Its error is
-	// [proto.ErrConflict] where the dead letter is not as it was at the revision that letter has.
-	Mark(ctx context.Context, letter *proto.DeadLetter) error
 	// Remove removes a dead letter. Its error is [proto.ErrNotFound] where there is none of that id.
 	Remove(ctx context.Context, id string) error
-}
-
-// Bindings keeps for 24 hours which execution an idempotency key stands for.
-type Bindings interface {
-	// Bind ties key to b unless it is tied already. It gives the binding that holds; bound says that it is b.
-	Bind(ctx context.Context, scope, key string, b proto.Binding) (holds proto.Binding, bound bool, err error)
-	// Replace ties key to b if it is still tied to old. Its error is [proto.ErrConflict] if it is not.
-	Replace(ctx context.Context, scope, key string, old, b proto.Binding) (proto.Binding, error)
-	// Release unties key if it is still tied to b.
-	Release(ctx context.Context, scope, key string, b proto.Binding) error
-}
-
-// Locks gives threads to executions, each to one at a time.
-type Locks interface {
-	// Lock gives a thread to an execution until that has ended, and makes the thread where there is none. It gives the head as it is then,
-	// and the worker that may have its home, empty for none. Its error is a [*proto.BusyError] where another execution has it; after any
-	// other error it may be locked all the same.
-	Lock(ctx context.Context, org, thread string, id proto.TraceID) (head *proto.Thread, prefer string, err error)
-	// Unlock takes a thread from an execution that was not submitted. Where that does not have it, nothing happens.
-	Unlock(ctx context.Context, org, thread string, id proto.TraceID) error
 }
 
 // Threads knows the threads of organisations. The Holder that it tells of has not ended: it is empty where it has.

@@ -30,9 +30,7 @@ const (
 	// answerGrace is what an inline answer may take beyond the execution's timeout. The SDK gives up two seconds later,
 	// and sends the code again.
 	answerGrace = 8 * time.Second
-	// storeTimeout bounds what must be finished although the client may be gone. To submit and to withdraw what was not
-	// confirmed takes twice that and the second in which the queue tries the same: no more than the shortest time for an
-	// inline answer.
+	// storeTimeout bounds a change that is completed even if the client is gone.
 	storeTimeout = 4 * time.Second
 	// readyTimeout bounds the check behind /readyz.
 	readyTimeout = time.Second
@@ -41,19 +39,18 @@ const (
 // Server answers HTTP requests. Its exported fields are set before Handler is called and not changed afterwards; all but
 // Metrics, Done, UpgradeURL and PublicURL are needed. It is safe for concurrent use and starts no goroutines of its own.
 type Server struct {
-	Jobs     Jobs
-	Events   Events
-	Keys     Keys
-	KeyAdmin KeyAdmin
-	Profiles Profiles
-	Images   Images // those that profiles name
-	Bindings Bindings
+	Submissions Submissions
+	Jobs        Jobs
+	Events      Events
+	Keys        Keys
+	KeyAdmin    KeyAdmin
+	Profiles    Profiles
+	Images      Images // those that profiles name
 	// ImageAdmin answers for the images of sandboxes.
 	ImageAdmin ImageAdmin
 	Webhooks   Webhooks
 	URLs       URLs // those that webhooks may go to
 	Deliveries Deliveries
-	Locks      Locks
 	Threads    Threads
 	Versions   Versions
 	// ThreadAdmin answers for the store of all threads.

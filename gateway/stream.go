@@ -191,19 +191,19 @@ func (s *Server) answerStream(ctx context.Context, w http.ResponseWriter, x *adm
 // awaitStart waits for the first events of an execution.
 func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.Batch, error) {
 	deadline := x.deadline
-	if x.owner {
+	if x.submission != nil {
 		deadline = x.queueDeadline
 	}
 	first, err := s.nextUntil(ctx, tail, deadline)
 	if err != nil && ctx.Err() != nil {
 		return first, s.clientGone(ctx, x)
 	}
-	if errors.Is(err, errNoAnswerInTime) && x.owner {
-		record, withdrawErr := s.withdraw(ctx, x, s.queueWaitOver())
+	if errors.Is(err, errNoAnswerInTime) && x.submission != nil {
+		record, withdrawErr := s.Submissions.Withdraw(ctx, x.submission, s.queueWaitOver())
 		switch {
 		case withdrawErr != nil: // it may start yet
 			s.Log.WarnContext(ctx, "withdraw after the wait for a worker", "trace_id", x.id, "error", withdrawErr)
-		case expired(record):
+		case record.ExpiredInQueue():
 			return first, errExpired
 		}
 		first, err = s.nextUntil(ctx, tail, x.deadline)
@@ -226,7 +226,7 @@ func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.
 	if err != nil {
 		return first, fmt.Errorf("look up %s: %w", x.id, err)
 	}
-	if expired(record) {
+	if record.ExpiredInQueue() {
 		return first, s.expiredInQueue(ctx, x)
 	}
 	return first, nil

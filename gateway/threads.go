@@ -20,30 +20,6 @@ const (
 	versionsTimeout = time.Minute
 )
 
-// lock gives the job its thread, if it has one.
-func (s *Server) lock(ctx context.Context, job *proto.Job) (err error) {
-	if job.ThreadID == "" {
-		return nil
-	}
-	if _, job.Prefer, err = s.Locks.Lock(ctx, job.Org, job.ThreadID, job.TraceID); err != nil {
-		return fmt.Errorf("lock thread %s: %w", job.ThreadID, err)
-	}
-	return nil
-}
-
-// unlock takes the thread of a job from an execution of that id, which was not submitted. Where that fails the thread is free a while
-// later by itself, so it is only noted.
-func (s *Server) unlock(ctx context.Context, job *proto.Job, id proto.TraceID) {
-	if job.ThreadID == "" {
-		return
-	}
-	store, cancel := detached(ctx)
-	defer cancel()
-	if err := s.Locks.Unlock(store, job.Org, job.ThreadID, id); err != nil {
-		s.Log.WarnContext(ctx, "unlock a thread", "thread_id", job.ThreadID, "trace_id", id, "error", err)
-	}
-}
-
 // threadView is the JSON form of a thread.
 type threadView struct {
 	ID        string  `json:"id"`

@@ -356,7 +356,7 @@ func TestUnansweredLock(t *testing.T) {
 	h := newHarness(t)
 	h.threads.fail = context.DeadlineExceeded
 	h.execute(inThread, "Idempotency-Key", "k").want(503, "service_unavailable")
-	if len(h.stub.runs) != 0 || h.stub.bound() != 0 || !strings.Contains(h.log.String(), "unlock a thread") {
+	if len(h.stub.runs) != 0 || h.stub.bound() != 0 || !strings.Contains(h.log.String(), "unlock thread failed") {
 		t.Errorf("%d executions, %d bindings, log\n%s", len(h.stub.runs), h.stub.bound(), h.log)
 	}
 	h.threads.fail = nil

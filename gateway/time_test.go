@@ -47,7 +47,7 @@ func TestQueueWait(t *testing.T) {
 				if a.header.Get("Retry-After") != "1" {
 					t.Errorf("Retry-After %q", a.header.Get("Retry-After"))
 				}
-				if r := h.stub.record(a.trace()); !expired(&r) || r.Status != proto.StatusFailed {
+				if r := h.stub.record(a.trace()); !r.ExpiredInQueue() || r.Status != proto.StatusFailed {
 					t.Errorf("record %+v", r)
 				}
 				if h.stub.bound() != 0 {
@@ -185,7 +185,7 @@ func TestClientGoes(t *testing.T) {
 					if started && record.Status != proto.StatusRunning {
 						t.Errorf("a started execution was ended: %+v", record)
 					}
-					if !started && (!expired(&record) || h.stub.bound() != 0) {
+					if !started && (!record.ExpiredInQueue() || h.stub.bound() != 0) {
 						t.Errorf("a queued execution was not withdrawn: %+v", record)
 					}
 				})
@@ -325,7 +325,7 @@ func TestLeave(t *testing.T) {
 				if took := time.Since(start); took != 0 || a.header.Get("Retry-After") == "" {
 					t.Errorf("answered after %s with %v", took, a.header)
 				}
-				if r := h.stub.record(a.trace()); !expired(&r) || !strings.Contains(*r.Result.ErrorMessage, "shut down") {
+				if r := h.stub.record(a.trace()); !r.ExpiredInQueue() || !strings.Contains(*r.Result.ErrorMessage, "shut down") {
 					t.Errorf("record %+v", r)
 				}
 				if h.stub.bound() != 0 {

@@ -21,6 +21,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/events"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/scheduler/registry"
+	"github.com/bullpen-run/bullpen/scheduler/submit"
 )
 
 const (
@@ -48,12 +49,16 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		return nil, nil, err
 	}
 	versions := s.versions()
+	letters := &deadletters.Store{Store: s.store}
 	return &gateway.Server{
-		Jobs: queued{s.queue}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, Bindings: &registry.Bindings{Store: s.store},
+		Submissions: &submit.Submitter{
+			Jobs: s.queue, Bindings: &registry.Bindings{Store: s.store}, Threads: s.threads, DeadLetters: letters, Log: s.log,
+		},
+		Jobs: queued{s.queue}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys,
 		Profiles: profiles, Images: images, ImageAdmin: images, Default: s.defaultProfile(),
 		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
-		Locks: s.threads, Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: threadFiles{versions},
-		DeadLetters: &deadletters.Store{Store: s.store}, Backups: &backup.Maker{Store: s.store, Version: Version()},
+		Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: threadFiles{versions},
+		DeadLetters: letters, Backups: &backup.Maker{Store: s.store, Version: Version()},
 		Home: s.cfg.Home, PublicURL: s.cfg.PublicURL, URLSecret: keys.Derived("URLs of files"),
 		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone,
 		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, MaxBody: gateway.DefaultMaxBody, Memory: s.cfg.requestMemory(),

@@ -1,0 +1,37 @@
+package proto
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Submission is a request to run a job.
+type Submission struct {
+	Job            *Job
+	IdempotencyKey string    // empty for none
+	BodyHash       string    // of the request; unused without an idempotency key
+	WaitUntil      time.Time // when to stop waiting for another request with the same idempotency key
+	// Binding is set when the idempotency key was bound to this job.
+	Binding Binding
+}
+
+// Errors of submissions.
+var (
+	// ErrKeyReused is returned if an idempotency key was used with another body.
+	ErrKeyReused = errors.New("the idempotency key was used with another body")
+	// ErrSubmissionPending is returned if another request with the same idempotency key or dead letter
+	// is still being accepted.
+	ErrSubmissionPending = fmt.Errorf("another request is still being accepted: %w", ErrConflict)
+	// ErrNotConfirmed is returned if the queue did not confirm a job, which was withdrawn then.
+	ErrNotConfirmed = errors.New("the queue did not confirm the execution in time")
+	// ErrMayRun is returned if it is unknown whether a job was accepted.
+	ErrMayRun = errors.New("the execution may have been accepted")
+	// ErrNoJob is returned if a dead letter is not about a job.
+	ErrNoJob = errors.New("the dead letter is no job")
+)
+
+// ExpiredInQueue reports whether an execution ended without having started.
+func (r *Record) ExpiredInQueue() bool {
+	return r.Result != nil && r.Result.ErrorCode != nil && *r.Result.ErrorCode == string(CodeExpiredInQueue)
+}
