@@ -1,20 +1,21 @@
 package registry
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"log/slog"
 	"maps"
+	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nuid"
 
@@ -26,71 +27,83 @@ const (
 	catalogKey    = "catalog"
 	catalogTries  = 20
 	sweepInterval = 10 * time.Minute
-	// uploadPause is how long nothing may come of an upload before it counts as broken off.
-	uploadPause = time.Hour
-	// cleanTimeout bounds the removal of an upload that came to nothing, which goes on when the client is gone.
+	// imagesPrefix begins the keys of the blobs that hold images. What follows is unique to an upload.
+	imagesPrefix = "images/"
+	// cleanTimeout bounds the removal of a blob that is not needed, which outlives the client's request.
 	cleanTimeout = 10 * time.Second
 )
 
-// catalog is all that is known of images. It is one value, changed by compare-and-set, so that a name never leads to an upload that
-// somebody else removes at the same moment.
+// Blobs stores the content of images.
+type Blobs interface {
+	// Put stores content, which has the size and the digest of b.
+	Put(ctx context.Context, b proto.Blob, content io.ReaderAt) error
+	// Get opens a blob. It returns [proto.ErrNotFound] if there is none under the key.
+	Get(ctx context.Context, b proto.Blob) (io.ReadCloser, error)
+	// Delete removes a blob. It is no error if there is none.
+	Delete(ctx context.Context, key string) error
+	// List returns the blobs whose keys begin with prefix.
+	List(ctx context.Context, prefix string) iter.Seq2[proto.BlobEntry, error]
+}
+
+// catalog lists all images. It is one value that is changed by compare-and-set, so that an image is never
+// named while another process removes its blob.
 type catalog struct {
-	Images  []entry   `json:"images"`
-	Retired []retired `json:"retired,omitempty"`
+	Images  []catalogEntry `json:"images"` // sorted by name
+	Retired []retiredImage `json:"retired,omitempty"`
 }
 
-// entry is an image and the upload that holds it, which others with the same digest share.
-type entry struct {
+// catalogEntry is an image and the key of its blob. Images with the same digest share the newest blob.
+type catalogEntry struct {
 	proto.Image
-	Upload string `json:"upload"`
+	Key string `json:"key"`
 }
 
-// retired is an upload without a name, which stays for jobs that were accepted when it had one.
-type retired struct {
-	Digest string    `json:"digest"`
-	Upload string    `json:"upload"`
-	Until  time.Time `json:"until"`
+// retiredImage is a blob without a name. It is kept for jobs that were accepted when it had one.
+type retiredImage struct {
+	proto.Blob
+	Until time.Time `json:"until"`
 }
 
-// Images is the registry of sandbox images: their names in a catalog that every gateway watches, and the images themselves in parts of
-// a message each. Run must be running for changes to be seen and for room to be freed.
+// Images is the registry of sandbox images. Their names are in a catalog that every gateway watches, their
+// content is in a blob store. Run must be running for changes to be seen and for blobs to be removed.
 type Images struct {
-	store *store.Store
-	keep  time.Duration
-	full  func() bool
-	log   *slog.Logger
-	// inspect reads an image to its end and says what it is, but for name and time.
+	store   *store.Store
+	blobs   Blobs
+	keep    time.Duration
+	full    func() bool
+	log     *slog.Logger
 	inspect func(io.Reader) (*proto.Image, error)
+	watched *watched
 
 	mu       sync.RWMutex
 	byName   map[string]*proto.Image
 	revision uint64
 }
 
-// ImagesConfig says how a registry of images works.
+// ImagesConfig configures a registry of images.
 type ImagesConfig struct {
 	Store *store.Store
-	// Inspect reads an image to its end, and says what it is, but for its name and time. What it refuses is not stored.
+	Blobs Blobs
+	// Inspect reads an image to its end and describes it, without its name and time. Images that it rejects are not stored.
 	Inspect func(io.Reader) (*proto.Image, error)
-	// Keep is how long an image without a name stays for jobs that were accepted when it had one.
+	// Keep is how long an image without a name is kept for jobs that were accepted when it had one.
 	Keep time.Duration
-	// Full reports whether there is no room for an image; nil for never.
+	// Full reports whether the disk is too full for another image; nil for never.
 	Full func() bool
 	Log  *slog.Logger
 }
 
-// OpenImages reads the catalog there is.
+// OpenImages opens the registry and reads its catalog.
 func OpenImages(ctx context.Context, cfg ImagesConfig) (*Images, error) {
-	i := &Images{store: cfg.Store, keep: cfg.Keep, full: cfg.Full, inspect: cfg.Inspect, log: cfg.Log}
-	have, revision, err := readCatalog(ctx, i.store)
-	if err != nil {
-		return nil, err
+	i := &Images{
+		store: cfg.Store, blobs: cfg.Blobs, keep: cfg.Keep, full: cfg.Full, inspect: cfg.Inspect, log: cfg.Log,
+		byName: map[string]*proto.Image{},
 	}
-	i.take(have, revision)
-	return i, nil
+	i.watched = &watched{store: i.store, bucket: i.store.Images, pattern: catalogKey, what: "images", log: i.log, take: i.follow}
+	return i, i.watched.read(ctx)
 }
 
-// readCatalog reads the catalog and its revision, 0 while there is none.
+// readCatalog returns the catalog and its revision, which is 0 while there is none.
 func readCatalog(ctx context.Context, st *store.Store) (*catalog, uint64, error) {
 	e, err := st.Images.Get(ctx, catalogKey)
 	if store.IsNotFound(err) {
@@ -106,65 +119,42 @@ func readCatalog(ctx context.Context, st *store.Store) (*catalog, uint64, error)
 	return have, e.Revision(), nil
 }
 
-// take takes a catalog in unless a newer one is known.
-func (i *Images) take(have *catalog, revision uint64) {
+// publish makes a catalog visible to readers of this process unless a newer one already is.
+func (i *Images) publish(c *catalog, revision uint64) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if revision < i.revision {
 		return
 	}
-	i.revision, i.byName = revision, make(map[string]*proto.Image, len(have.Images))
-	for _, e := range have.Images {
+	i.revision, i.byName = revision, make(map[string]*proto.Image, len(c.Images))
+	for _, e := range c.Images {
 		i.byName[e.Name] = &e.Image
 	}
 }
 
-// Run keeps the list current until ctx ends, and frees the room of what is no longer needed.
+func (i *Images) follow(e jetstream.KeyValueEntry) {
+	c := &catalog{}
+	if err := json.Unmarshal(e.Value(), c); err != nil {
+		i.log.Error("malformed catalog of images ignored", "revision", e.Revision(), "error", err)
+		return
+	}
+	i.publish(c, e.Revision())
+}
+
+// Run follows the catalog and removes blobs that are no longer needed, until ctx is done.
 func (i *Images) Run(ctx context.Context) error {
 	var sweeping sync.WaitGroup
 	defer sweeping.Wait()
-	sweeping.Go(func() { i.sweepOften(ctx) })
-	return backoff.Retry(func() error {
-		w, err := i.store.Images.Watch(ctx, catalogKey)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
-			i.log.Warn("the images are not followed, will retry", "error", err)
-			return err
-		}
-		defer func() { _ = w.Stop() }()
-		for {
-			select {
-			case <-ctx.Done():
-				return nil
-			case e, open := <-w.Updates():
-				if !open {
-					return errors.New("the watch ended")
-				}
-				if e != nil {
-					i.follow(e)
-				}
-			}
-		}
-	}, backoff.NewConstantBackOff(watchPause))
+	sweeping.Go(func() { i.runSweeps(ctx) })
+	return i.watched.run(ctx)
 }
 
-func (i *Images) follow(e jetstream.KeyValueEntry) {
-	have := &catalog{}
-	if err := json.Unmarshal(e.Value(), have); err != nil {
-		i.log.Error("a malformed catalog of images was passed over", "revision", e.Revision(), "error", err)
-		return
-	}
-	i.take(have, e.Revision())
-}
-
-func (i *Images) sweepOften(ctx context.Context) {
+func (i *Images) runSweeps(ctx context.Context) {
 	tick := time.NewTicker(sweepInterval)
 	defer tick.Stop()
 	for {
 		if err := i.Sweep(ctx, time.Now()); err != nil && ctx.Err() == nil {
-			i.log.Warn("the room of images that are gone was not freed, will retry", "error", err)
+			i.log.Warn("image sweep failed, will retry", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -174,8 +164,8 @@ func (i *Images) sweepOften(ctx context.Context) {
 	}
 }
 
-// Image gives an image, which nobody may change, as it is known here: changes made elsewhere are seen well within a second. Its error is [proto.ErrNotFound]
-// where there is none of that name.
+// Image returns an image, which the caller must not change. Changes by other processes are seen well within a
+// second. It returns [proto.ErrNotFound] if there is no image of that name.
 func (i *Images) Image(_ context.Context, name string) (*proto.Image, error) {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
@@ -186,7 +176,7 @@ func (i *Images) Image(_ context.Context, name string) (*proto.Image, error) {
 	return img, nil
 }
 
-// List gives all images in the order of their names.
+// List returns all images sorted by name.
 func (i *Images) List(context.Context) ([]proto.Image, error) {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
@@ -197,39 +187,36 @@ func (i *Images) List(context.Context) ([]proto.Image, error) {
 	return out, nil
 }
 
-// Put stores an image under a name, in place of the one that had it. What is read from body must have the digest and be what Inspect
-// takes; otherwise nothing of it stays. Its errors are [*proto.FieldError], [*proto.Refusal] where there is no room, those of body, and
-// [proto.ErrConflict].
+// Put stores an image under a name and replaces the previous image of that name. The content of body must have the
+// digest and pass Inspect. The errors are [*proto.FieldError], [*proto.Refusal] if the disk is full,
+// [proto.ErrConflict], and those of body and of the blob store.
 func (i *Images) Put(ctx context.Context, name, digest string, body io.Reader) (img *proto.Image, replaced bool, err error) {
-	upload := nuid.Next()
-	if img, err = i.upload(ctx, upload, body); err == nil && img.Digest != digest {
-		err = &proto.FieldError{Field: "digest", Message: "digest does not fit: what came has " + img.Digest}
-	}
-	if err != nil {
-		i.discard(ctx, upload)
-		return nil, false, err
+	key := imagesPrefix + nuid.Next()
+	if img, err = i.storeBlob(ctx, key, digest, body); err != nil {
+		return nil, false, fmt.Errorf("store an image: %w", err)
 	}
 	img.Name, img.CreatedAt = name, time.Now().UTC()
-	e := entry{*img, upload}
-	err = i.change(ctx, func(have *catalog) error {
-		at, known := have.find(name)
-		if !known && len(have.Images) >= proto.MaxImages {
+	entry := catalogEntry{*img, key}
+	_, err = i.change(ctx, func(c *catalog) error {
+		at, known := c.find(name)
+		if !known && len(c.Images) >= proto.MaxImages {
 			return &proto.FieldError{Field: "name", Message: fmt.Sprintf("name is one too many: there are %d images; remove one", proto.MaxImages)}
 		}
-		replaced = known
-		e.Upload = have.uploadOf(digest, upload)
-		if known {
-			old := have.Images[at]
-			have.Images[at] = e
-			i.retire(have, old)
+		if replaced = known; known {
+			c.Images[at] = entry
 		} else {
-			have.Images = slices.Insert(have.Images, at, e)
+			c.Images = slices.Insert(c.Images, at, entry)
 		}
-		have.revive(e.Upload)
+		// Others with this digest follow, which repairs them if the store has lost their blob.
+		for n := range c.Images {
+			if c.Images[n].Digest == digest {
+				c.Images[n].Key = key
+			}
+		}
 		return nil
 	})
-	if err == nil && e.Upload != upload || unchanged(err) { // the same is there already, or none is wanted
-		i.discard(ctx, upload)
+	if isUnchanged(err) {
+		i.discard(ctx, key)
 	}
 	if err != nil {
 		return nil, false, err
@@ -237,23 +224,52 @@ func (i *Images) Put(ctx context.Context, name, digest string, body io.Reader) (
 	return img, replaced, nil
 }
 
-// unchanged reports whether an error says that the catalog is as it was. After another one, it may name what it was to name.
-func unchanged(err error) bool {
+var errNoRoom = &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "no room for images"}
+
+// isUnchanged reports whether an error of change means that the catalog was not written. After other errors the outcome
+// is unknown, and the catalog may name the new blob.
+func isUnchanged(err error) bool {
 	var field *proto.FieldError
 	return errors.As(err, &field) || errors.Is(err, proto.ErrConflict) || store.IsRejected(err)
 }
 
-// Remove takes a name away and gives the image that had it. The error is [proto.ErrNotFound] where nothing has.
+// storeBlob inspects an image and stores it under a new key. The body is spooled to a file without a name, so that nothing but
+// sound images reaches the blob store.
+func (i *Images) storeBlob(ctx context.Context, key, digest string, body io.Reader) (*proto.Image, error) {
+	if i.full != nil && i.full() {
+		return nil, errNoRoom
+	}
+	spool, err := os.CreateTemp("", "bullpen-image-*")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = spool.Close() }()
+	if err := os.Remove(spool.Name()); err != nil {
+		return nil, err
+	}
+	img, err := i.inspect(io.TeeReader(body, spool))
+	if err == nil && img.Digest != digest {
+		err = &proto.FieldError{Field: "digest", Message: "digest does not fit: what came has " + img.Digest}
+	}
+	if err == nil {
+		err = i.blobs.Put(ctx, proto.Blob{Key: key, Size: img.Size, Digest: digest}, spool)
+	}
+	if errors.Is(err, syscall.ENOSPC) {
+		err = errors.Join(errNoRoom, err)
+	}
+	return img, err
+}
+
+// Remove removes a name and returns the image that had it. It returns [proto.ErrNotFound] if there is no such name.
 func (i *Images) Remove(ctx context.Context, name string) (*proto.Image, error) {
-	var removed entry
-	err := i.change(ctx, func(have *catalog) error {
-		at, ok := have.find(name)
+	var removed catalogEntry
+	_, err := i.change(ctx, func(c *catalog) error {
+		at, ok := c.find(name)
 		if !ok {
 			return fmt.Errorf("image %q: %w", name, proto.ErrNotFound)
 		}
-		removed = have.Images[at]
-		have.Images = slices.Delete(have.Images, at, at+1)
-		i.retire(have, removed)
+		removed = c.Images[at]
+		c.Images = slices.Delete(c.Images, at, at+1)
 		return nil
 	})
 	if err != nil {
@@ -262,231 +278,145 @@ func (i *Images) Remove(ctx context.Context, name string) (*proto.Image, error) 
 	return &removed.Image, nil
 }
 
-// find gives the place of a name among the images, which are in the order of their names.
+// find returns the index of a name among the sorted images.
 func (c *catalog) find(name string) (at int, ok bool) {
-	return slices.BinarySearchFunc(c.Images, name, func(e entry, name string) int { return cmp.Compare(e.Name, name) })
+	return slices.BinarySearchFunc(c.Images, name, func(e catalogEntry, name string) int { return cmp.Compare(e.Name, name) })
 }
 
-// uploadOf gives the upload that holds a digest; other where none does.
-func (c *catalog) uploadOf(digest, other string) string {
+// named returns the blobs of all images.
+func (c *catalog) named() (blobs []proto.Blob) {
 	for _, e := range c.Images {
-		if e.Digest == digest {
-			return e.Upload
-		}
+		blobs = append(blobs, proto.Blob{Key: e.Key, Size: e.Size, Digest: e.Digest})
 	}
+	return blobs
+}
+
+// blobs returns all blobs that must be kept, those with a name first.
+func (c *catalog) blobs() []proto.Blob {
+	all := c.named()
 	for _, r := range c.Retired {
-		if r.Digest == digest {
-			return r.Upload
+		all = append(all, r.Blob)
+	}
+	return all
+}
+
+// retire keeps for a while those of the blobs that no image names any more.
+func (i *Images) retire(c *catalog, blobs []proto.Blob) {
+	kept := keysOf(c.blobs())
+	for _, b := range blobs {
+		if !kept[b.Key] {
+			c.Retired = append(c.Retired, retiredImage{b, time.Now().UTC().Add(i.keep)})
+			kept[b.Key] = true // images may share a blob
 		}
 	}
-	return other
 }
 
-func (c *catalog) named(upload string) bool {
-	return slices.ContainsFunc(c.Images, func(e entry) bool { return e.Upload == upload })
-}
-
-// retire keeps the upload of an image that lost its name, for a while, if nobody else names it.
-func (i *Images) retire(have *catalog, e entry) {
-	if !have.named(e.Upload) {
-		have.Retired = append(have.Retired, retired{e.Digest, e.Upload, time.Now().UTC().Add(i.keep)})
+func keysOf(blobs []proto.Blob) map[string]bool {
+	keys := map[string]bool{}
+	for _, b := range blobs {
+		keys[b.Key] = true
 	}
+	return keys
 }
 
-func (c *catalog) revive(upload string) {
-	c.Retired = slices.DeleteFunc(c.Retired, func(r retired) bool { return r.Upload == upload })
-}
-
-// change changes the catalog by f, which may be called several times.
-func (i *Images) change(ctx context.Context, f func(have *catalog) error) error {
+// change applies f to the catalog and stores the result. Blobs that lose their last name are retired. It calls f again if
+// another process changed the catalog meanwhile.
+func (i *Images) change(ctx context.Context, f func(*catalog) error) (*catalog, error) {
 	for range catalogTries {
-		have, revision, err := readCatalog(ctx, i.store)
+		c, revision, err := readCatalog(ctx, i.store)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if err := f(have); err != nil {
-			return err
+		named := c.named()
+		if err := f(c); err != nil {
+			return nil, err
 		}
-		body, err := json.Marshal(have)
+		i.retire(c, named)
+		body, err := json.Marshal(c)
 		if err != nil {
-			return fmt.Errorf("encode the catalog of images: %w", err)
+			return nil, fmt.Errorf("encode the catalog of images: %w", err)
 		}
 		if len(body) > i.store.MaxInline() {
-			return &proto.FieldError{Field: "name", Message: "name is one too many: the list of images is full; remove one"}
+			return nil, &proto.FieldError{Field: "name", Message: "name is one too many: the list of images is full; remove one"}
 		}
 		revision, err = i.store.Images.Update(ctx, catalogKey, body, revision)
 		if store.IsConflict(err) {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("store the catalog of images: %w", err)
+			return nil, fmt.Errorf("store the catalog of images: %w", err)
 		}
-		i.take(have, revision)
-		return nil
+		i.publish(c, revision)
+		return c, nil
 	}
-	return fmt.Errorf("store the catalog of images: %w", proto.ErrConflict)
+	return nil, fmt.Errorf("store the catalog of images: %w", proto.ErrConflict)
 }
 
-// upload stores what is read from body under an upload's name while it is inspected.
-func (i *Images) upload(ctx context.Context, upload string, body io.Reader) (img *proto.Image, err error) {
-	out, in := io.Pipe()
-	inspected := make(chan error, 1)
-	go func() {
-		var err error
-		img, err = i.inspect(out)
-		_ = out.CloseWithError(errInspected)
-		inspected <- err
-	}()
-	err = i.writeParts(ctx, upload, io.TeeReader(body, in))
-	_ = in.CloseWithError(err) // nil is the end
-	wrong := <-inspected
-	if err == nil || errors.Is(err, errInspected) {
-		err = wrong
-	}
-	if err != nil {
-		return nil, fmt.Errorf("store an image: %w", err)
-	}
-	return img, nil
-}
-
-var errInspected = errors.New("the image was read to its end")
-
-// store stores what is read in parts.
-func (i *Images) writeParts(ctx context.Context, upload string, r io.Reader) error {
-	part := make([]byte, i.store.MaxInline())
-	for n := 0; ; n++ {
-		size, err := io.ReadFull(r, part)
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		last := errors.Is(err, io.ErrUnexpectedEOF)
-		if err != nil && !last {
-			return err
-		}
-		if i.full != nil && i.full() {
-			return &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "no room for images"}
-		}
-		if _, err := i.store.JS.Publish(ctx, store.ImagePartSubject(upload, n), part[:size]); err != nil {
-			return fmt.Errorf("store part %d: %w", n, err)
-		}
-		if last {
-			return nil
-		}
-	}
-}
-
-// discard removes an upload, also when the client is gone. One that stays is swept later.
-func (i *Images) discard(ctx context.Context, upload string) {
+// discard removes a blob that the catalog does not name, even if the client is gone. Sweep retries what fails.
+func (i *Images) discard(ctx context.Context, key string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
-	if err := i.purge(ctx, upload); err != nil {
-		i.log.Warn("an image that is not needed was not removed, will retry", "error", err)
+	if err := i.blobs.Delete(ctx, key); err != nil {
+		i.log.Warn("image blob not removed, will retry", "key", key, "error", err)
 	}
 }
 
-func (i *Images) purge(ctx context.Context, upload string) error {
-	if err := i.store.ImageParts.Purge(ctx, jetstream.WithPurgeSubject(store.ImagePartPattern(upload))); err != nil {
-		return fmt.Errorf("remove the upload %s: %w", upload, err)
-	}
-	return nil
-}
-
-// Sweep removes, as of now, the images whose time without a name is over, and uploads that were broken off.
+// Sweep drops images from the catalog whose time without a name is over, and removes the blobs that the catalog does not
+// name. A blob younger than [proto.MinSafeAge] is left alone, since its upload may be about to name it.
 func (i *Images) Sweep(ctx context.Context, now time.Time) error {
-	// Before the catalog is read: what is named in between is in it.
-	uploads, err := i.uploads(ctx)
-	if err != nil {
-		return err
-	}
-	over := func(r retired) bool { return r.Until.Before(now) }
-	have, _, err := readCatalog(ctx, i.store)
-	if err == nil && slices.ContainsFunc(have.Retired, over) {
-		err = i.change(ctx, func(c *catalog) error {
-			c.Retired = slices.DeleteFunc(c.Retired, over)
-			have = c
-			return nil
-		})
-	}
-	if err != nil {
-		return err
-	}
-	for _, upload := range uploads {
-		if have.named(upload) || slices.ContainsFunc(have.Retired, func(r retired) bool { return r.Upload == upload }) {
-			continue
+	// Keys are never reused and are named soon after Put. So an old blob that the catalog, read after the listing, does not
+	// name is never named again.
+	var old []string
+	for e, err := range i.blobs.List(ctx, imagesPrefix) {
+		if err != nil {
+			return fmt.Errorf("list the blobs of images: %w", err)
 		}
-		if err := i.sweepUpload(ctx, upload, now); err != nil {
+		if now.Sub(e.Modified) > proto.MinSafeAge {
+			old = append(old, e.Key)
+		}
+	}
+	c, _, err := readCatalog(ctx, i.store)
+	if err != nil {
+		return err
+	}
+	expired := func(r retiredImage) bool { return r.Until.Before(now) }
+	if slices.ContainsFunc(c.Retired, expired) {
+		if c, err = i.change(ctx, func(c *catalog) error {
+			c.Retired = slices.DeleteFunc(c.Retired, expired)
+			return nil
+		}); err != nil {
 			return err
 		}
 	}
+	kept := keysOf(c.blobs())
+	for _, key := range old {
+		if kept[key] {
+			continue
+		}
+		if err := i.blobs.Delete(ctx, key); err != nil {
+			return fmt.Errorf("remove the blob of an image: %w", err)
+		}
+	}
 	return nil
 }
 
-// uploads lists what is stored.
-func (i *Images) uploads(ctx context.Context) ([]string, error) {
-	info, err := i.store.ImageParts.Info(ctx, jetstream.WithSubjectFilter(store.ImagePartSubject("*", 0)))
-	if err != nil {
-		return nil, fmt.Errorf("list the uploads of images: %w", err)
-	}
-	var uploads []string
-	for subject := range info.State.Subjects {
-		uploads = append(uploads, store.ParseImagePartSubject(subject))
-	}
-	return uploads, nil
+// ImageSource opens images for workers, which do not follow the catalog.
+type ImageSource struct {
+	Store *store.Store
+	Blobs Blobs
 }
 
-// sweepUpload removes an upload that nothing names, unless it may be going on.
-func (i *Images) sweepUpload(ctx context.Context, upload string, now time.Time) error {
-	m, err := i.store.ImageParts.GetLastMsgForSubject(ctx, store.ImagePartPattern(upload))
-	switch {
-	case store.IsNotFound(err):
-		return nil
-	case err != nil:
-		return fmt.Errorf("read the upload %s: %w", upload, err)
-	case now.Sub(m.Time) < uploadPause:
-		return nil
-	}
-	return i.purge(ctx, upload)
-}
-
-// ImageSource gives images to workers, which do not follow the catalog.
-type ImageSource struct{ Store *store.Store }
-
-// Fetch opens an image by its digest, also one that lost its name lately. What is read is not checked. The error is
-// [proto.ErrNotFound] where there is none.
+// Fetch opens an image by its digest, including one that has lost its name since the job was accepted. It returns
+// [proto.ErrNotFound] if there is no such image.
 func (s *ImageSource) Fetch(ctx context.Context, digest string) (io.ReadCloser, error) {
-	have, _, err := readCatalog(ctx, s.Store)
+	c, _, err := readCatalog(ctx, s.Store)
 	if err != nil {
 		return nil, err
 	}
-	upload := have.uploadOf(digest, "")
-	if upload == "" {
-		return nil, fmt.Errorf("image %s: %w", digest, proto.ErrNotFound)
-	}
-	return &partReader{ctx: ctx, store: s.Store, upload: upload}, nil
-}
-
-// partReader reads the parts of an upload one after the other, until there is no more.
-type partReader struct {
-	ctx    context.Context //nolint:containedctx // of the one call that this is the answer to
-	store  *store.Store
-	upload string
-	n      int
-	part   bytes.Reader
-}
-
-func (p *partReader) Read(b []byte) (int, error) {
-	for p.part.Len() == 0 {
-		m, err := p.store.ImageParts.GetLastMsgForSubject(p.ctx, store.ImagePartSubject(p.upload, p.n))
-		if store.IsNotFound(err) && p.n > 0 {
-			return 0, io.EOF
+	for _, b := range c.blobs() {
+		if b.Digest == digest {
+			return s.Blobs.Get(ctx, b)
 		}
-		if err != nil {
-			return 0, fmt.Errorf("read part %d of image: %w", p.n, err)
-		}
-		p.part.Reset(m.Data)
-		p.n++
 	}
-	return p.part.Read(b)
+	return nil, fmt.Errorf("image %s: %w", digest, proto.ErrNotFound)
 }
-
-func (p *partReader) Close() error { return nil }

@@ -8,7 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
+	"maps"
+	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"testing/iotest"
 	"time"
@@ -22,10 +27,10 @@ import (
 
 const keepImages = time.Hour
 
-// errNoImage is what the tests' inspector says of a body that begins with "bad".
+// errNoImage is the error of inspect for a body that begins with "bad".
 var errNoImage = &proto.FieldError{Field: "body", Message: "body is no image"}
 
-// inspect takes everything for an image that does not begin with "bad".
+// inspect accepts everything that does not begin with "bad".
 func inspect(r io.Reader) (*proto.Image, error) {
 	head := make([]byte, 3)
 	n, err := io.ReadFull(r, head)
@@ -52,12 +57,12 @@ func digestOf(content []byte) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// images opens the registry as one gateway does.
-func images(t *testing.T, s *natsembed.Server, full func() bool) (*registry.Images, *store.Store) {
+// images opens the registry as a gateway does, with a connection of its own.
+func images(t *testing.T, s *natsembed.Server, blobs registry.Blobs, full func() bool) (*registry.Images, *store.Store) {
 	t.Helper()
 	st := storetest.Open(t, s)
 	i, err := registry.OpenImages(storetest.Context(t), registry.ImagesConfig{
-		Store: st, Inspect: inspect, Keep: keepImages, Full: full, Log: storetest.Log(t),
+		Store: st, Blobs: blobs, Inspect: inspect, Keep: keepImages, Full: full, Log: storetest.Log(t),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -82,25 +87,72 @@ func putImage(t *testing.T, i *registry.Images, name string, content []byte, rep
 	}
 }
 
-// stored counts the messages that hold images.
-func stored(t *testing.T, st *store.Store) uint64 {
-	t.Helper()
-	info, err := st.ImageParts.Info(storetest.Context(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return info.State.Msgs
+// memoryBlobs is a blob store in memory.
+type memoryBlobs struct {
+	mu      sync.Mutex
+	objects map[string][]byte
+	down    error // returned by Put
 }
 
-// fetch reads an image as a worker does, which only opens what it needs.
-func fetch(t *testing.T, s *natsembed.Server, digest string) ([]byte, error) {
+func (m *memoryBlobs) Put(_ context.Context, b proto.Blob, content io.ReaderAt) error {
+	read, err := io.ReadAll(io.NewSectionReader(content, 0, b.Size))
+	if err != nil || m.down != nil {
+		return errors.Join(m.down, err)
+	}
+	if int64(len(read)) != b.Size || digestOf(read) != b.Digest {
+		return fmt.Errorf("%d bytes with digest %s put as %+v", len(read), digestOf(read), b)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.objects == nil {
+		m.objects = map[string][]byte{}
+	}
+	m.objects[b.Key] = read
+	return nil
+}
+
+func (m *memoryBlobs) Get(_ context.Context, b proto.Blob) (io.ReadCloser, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	content, ok := m.objects[b.Key]
+	if !ok {
+		return nil, proto.ErrNotFound
+	}
+	return io.NopCloser(bytes.NewReader(content)), nil
+}
+
+func (m *memoryBlobs) Delete(_ context.Context, key string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.objects, key)
+	return nil
+}
+
+func (m *memoryBlobs) List(_ context.Context, prefix string) iter.Seq2[proto.BlobEntry, error] {
+	return func(yield func(proto.BlobEntry, error) bool) {
+		for _, key := range m.keys() {
+			if strings.HasPrefix(key, prefix) && !yield(proto.BlobEntry{Key: key, Modified: time.Now()}, nil) {
+				return
+			}
+		}
+	}
+}
+
+func (m *memoryBlobs) keys() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Sorted(maps.Keys(m.objects))
+}
+
+// fetch reads an image as a worker does, which attaches to existing streams only.
+func fetch(t *testing.T, s *natsembed.Server, blobs registry.Blobs, digest string) ([]byte, error) {
 	t.Helper()
 	st, err := store.Connect(storetest.Context(t), store.Access{InProcess: s, Name: "worker"}, store.Config{AttachOnly: true}, storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer st.Close()
-	r, err := (&registry.ImageSource{Store: st}).Fetch(storetest.Context(t), digest)
+	r, err := (&registry.ImageSource{Store: st, Blobs: blobs}).Fetch(storetest.Context(t), digest)
 	if err != nil {
 		return nil, err
 	}
@@ -108,29 +160,21 @@ func fetch(t *testing.T, s *natsembed.Server, digest string) ([]byte, error) {
 	return io.ReadAll(r)
 }
 
-// large takes several messages.
-func large(n int) []byte { return bytes.Repeat([]byte("0123456789abcde\n"), n<<10/16) }
-
-func TestImageIsKnownToEveryGatewayAndWorker(t *testing.T) {
-	s := storetest.Server(t)
-	here, st := images(t, s, nil)
-	there, _ := images(t, s, nil)
+func TestImageIsSeenByEveryGatewayAndWorker(t *testing.T) {
+	s, blobs := storetest.Server(t), &memoryBlobs{}
+	here, _ := images(t, s, blobs, nil)
+	there, _ := images(t, s, blobs, nil)
 	ctx := storetest.Context(t)
-	one, two := large(3000), []byte("two")
+	one, two := []byte("one"), []byte("two")
 	putImage(t, here, "py", one, false)
-	if n := stored(t, st); n < 3 {
-		t.Errorf("%d messages for %d bytes", n, len(one))
-	}
-	eventually(t, "known elsewhere", func() bool {
+	eventually(t, "seen by the other gateway", func() bool {
 		img, err := there.Image(ctx, "py")
 		return err == nil && img.Digest == digestOf(one) && img.Languages[proto.Bash] == "/bin/bash"
 	})
+	putImage(t, there, "py", two, true)
 	for _, content := range [][]byte{one, two} {
-		if content[0] == 't' {
-			putImage(t, there, "py", two, true)
-		}
-		if got, err := fetch(t, s, digestOf(content)); err != nil || !bytes.Equal(got, content) {
-			t.Errorf("%d bytes, %v", len(got), err)
+		if got, err := fetch(t, s, blobs, digestOf(content)); err != nil || !bytes.Equal(got, content) {
+			t.Errorf("%q, %v", got, err)
 		}
 	}
 	putImage(t, here, "another", []byte("3"), false)
@@ -138,29 +182,26 @@ func TestImageIsKnownToEveryGatewayAndWorker(t *testing.T) {
 	if err != nil || len(list) != 2 || list[0].Name != "another" || list[1].Digest != digestOf(two) {
 		t.Errorf("%+v, %v", list, err)
 	}
-	late, _ := images(t, s, nil)
+	late, _ := images(t, s, blobs, nil)
 	if _, err := late.Image(ctx, "py"); err != nil {
 		t.Error(err)
 	}
 	if _, err := here.Image(ctx, "none"); !errors.Is(err, proto.ErrNotFound) {
 		t.Error(err)
 	}
-	if _, err := fetch(t, s, digestOf([]byte("none"))); !errors.Is(err, proto.ErrNotFound) {
+	if _, err := fetch(t, s, blobs, digestOf([]byte("none"))); !errors.Is(err, proto.ErrNotFound) {
 		t.Error(err)
 	}
 }
 
-// Jobs that were accepted need the image that their sandbox had then.
-func TestImageWithoutANameStaysForAcceptedJobs(t *testing.T) {
-	s := storetest.Server(t)
-	i, st := images(t, s, nil)
+// Accepted jobs need the image that their sandbox had when they were accepted.
+func TestImageWithoutNameIsKeptForAcceptedJobs(t *testing.T) {
+	s, blobs := storetest.Server(t), &memoryBlobs{}
+	i, _ := images(t, s, blobs, nil)
 	ctx := storetest.Context(t)
 	one := []byte("one")
 	putImage(t, i, "a", one, false)
-	putImage(t, i, "b", one, false) // the same, which is stored once
-	if n := stored(t, st); n != 1 {
-		t.Errorf("%d messages", n)
-	}
+	putImage(t, i, "b", one, false)
 	for _, name := range []string{"a", "b"} {
 		if img, err := i.Remove(ctx, name); err != nil || img.Name != name {
 			t.Fatal(err)
@@ -179,30 +220,46 @@ func TestImageWithoutANameStaysForAcceptedJobs(t *testing.T) {
 		}
 	}
 	sweep(keepImages - time.Minute)
-	if got, err := fetch(t, s, digestOf(one)); err != nil || !bytes.Equal(got, one) {
+	if got, err := fetch(t, s, blobs, digestOf(one)); err != nil || !bytes.Equal(got, one) {
 		t.Fatalf("%q, %v", got, err)
 	}
-	// A name in time saves it.
 	putImage(t, i, "c", one, false)
+	putImage(t, i, "d", one, false) // stored once, as the newest upload
 	sweep(3 * keepImages)
-	if _, err := fetch(t, s, digestOf(one)); err != nil || stored(t, st) != 1 {
-		t.Fatal(err)
+	if got, err := fetch(t, s, blobs, digestOf(one)); err != nil || !bytes.Equal(got, one) || len(blobs.keys()) != 1 {
+		t.Fatalf("%q, %v, %d stored", got, err, len(blobs.keys()))
 	}
-	// Being replaced is losing the name, too.
 	putImage(t, i, "c", []byte("other"), true)
+	putImage(t, i, "d", []byte("other"), true)
 	sweep(3 * keepImages)
-	if _, err := fetch(t, s, digestOf(one)); !errors.Is(err, proto.ErrNotFound) || stored(t, st) != 1 {
-		t.Fatalf("%v, %d stored", err, stored(t, st))
+	if _, err := fetch(t, s, blobs, digestOf(one)); !errors.Is(err, proto.ErrNotFound) || len(blobs.keys()) != 1 {
+		t.Fatalf("%v, %d stored", err, len(blobs.keys()))
 	}
 }
 
-func TestImageThatIsRefusedLeavesNothing(t *testing.T) {
-	s := storetest.Server(t)
-	full := false
-	i, st := images(t, s, func() bool { return full })
+// After a restore of the registry alone, the store may lack blobs. Storing an image again repairs all its names.
+func TestLostImageIsRepairedByStoringItAgain(t *testing.T) {
+	s, blobs := storetest.Server(t), &memoryBlobs{}
+	i, _ := images(t, s, blobs, nil)
+	one := []byte("one")
+	putImage(t, i, "a", one, false)
+	putImage(t, i, "b", one, false)
+	blobs.objects = nil
+	if _, err := fetch(t, s, blobs, digestOf(one)); !errors.Is(err, proto.ErrNotFound) {
+		t.Fatal(err)
+	}
+	putImage(t, i, "b", one, true)
+	if got, err := fetch(t, s, blobs, digestOf(one)); err != nil || !bytes.Equal(got, one) {
+		t.Fatalf("%q, %v", got, err)
+	}
+}
+
+func TestRejectedImageLeavesNothing(t *testing.T) {
+	blobs, full := &memoryBlobs{}, false
+	i, _ := images(t, storetest.Server(t), blobs, func() bool { return full })
 	ctx := storetest.Context(t)
-	good := large(2000)
-	broken := errors.New("the line broke")
+	good := bytes.Repeat([]byte("0123456789abcde\n"), 128<<10)
+	errBroken := errors.New("the connection broke")
 	for what, tt := range map[string]struct {
 		digest string
 		body   io.Reader
@@ -213,7 +270,7 @@ func TestImageThatIsRefusedLeavesNothing(t *testing.T) {
 			return errors.As(err, &f) && f.Field == "digest"
 		}},
 		"no image":        {digestOf([]byte("bad")), strings.NewReader("bad" + string(good)), func(err error) bool { return errors.Is(err, errNoImage) }},
-		"a broken upload": {digestOf(good), io.MultiReader(bytes.NewReader(good), iotest.ErrReader(broken)), func(err error) bool { return errors.Is(err, broken) }},
+		"a broken upload": {digestOf(good), io.MultiReader(bytes.NewReader(good), iotest.ErrReader(errBroken)), func(err error) bool { return errors.Is(err, errBroken) }},
 		"nothing":         {digestOf(nil), strings.NewReader(""), func(err error) bool { return errors.Is(err, io.EOF) }},
 	} {
 		if _, _, err := i.Put(ctx, "py", tt.digest, tt.body); !tt.want(err) {
@@ -223,35 +280,38 @@ func TestImageThatIsRefusedLeavesNothing(t *testing.T) {
 	full = true
 	var refused *proto.Refusal
 	if _, _, err := i.Put(ctx, "py", digestOf(good), bytes.NewReader(good)); !errors.As(err, &refused) || refused.Reason != proto.RefusedUnavailable {
-		t.Errorf("a full disk: %v", err)
+		t.Errorf("full disk: %v", err)
 	}
-	if list, err := i.List(ctx); err != nil || len(list) != 0 || stored(t, st) != 0 {
-		t.Errorf("%+v, %v, %d messages", list, err, stored(t, st))
+	full, blobs.down = false, syscall.ENOSPC
+	if _, _, err := i.Put(ctx, "py", digestOf(good), bytes.NewReader(good)); !errors.As(err, &refused) || refused.Reason != proto.RefusedUnavailable {
+		t.Errorf("full store: %v", err)
+	}
+	if list, err := i.List(ctx); err != nil || len(list) != 0 || len(blobs.keys()) != 0 {
+		t.Errorf("%+v, %v, stored %q", list, err, blobs.keys())
 	}
 }
 
-// A gateway that dies in the middle of an upload leaves parts that nothing names.
-func TestBrokenUploadsAreSwept(t *testing.T) {
-	s := storetest.Server(t)
-	i, st := images(t, s, nil)
+// A gateway that is killed between storing a blob and naming it leaves a blob without a name.
+func TestBlobWithoutNameIsSwept(t *testing.T) {
+	blobs := &memoryBlobs{}
+	i, _ := images(t, storetest.Server(t), blobs, nil)
 	ctx := storetest.Context(t)
 	putImage(t, i, "py", []byte("good"), false)
-	for n := range 3 {
-		if _, err := st.JS.Publish(ctx, store.ImagePartSubject("lost", n), []byte("x")); err != nil {
+	for _, key := range []string{"images/lost", "layers/others"} {
+		if err := blobs.Put(ctx, proto.Blob{Key: key, Digest: digestOf(nil)}, strings.NewReader("")); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := i.Sweep(ctx, time.Now()); err != nil || stored(t, st) != 4 {
+	if err := i.Sweep(ctx, time.Now()); err != nil || len(blobs.keys()) != 3 {
 		t.Fatalf("an upload that may be going on was removed: %v", err)
 	}
-	if err := i.Sweep(ctx, time.Now().Add(2*time.Hour)); err != nil || stored(t, st) != 1 {
-		t.Fatalf("%d messages, %v", stored(t, st), err)
+	if err := i.Sweep(ctx, time.Now().Add(3*time.Hour)); err != nil || len(blobs.keys()) != 2 || blobs.keys()[1] != "layers/others" {
+		t.Fatalf("stored %q, %v", blobs.keys(), err)
 	}
 }
 
-func TestMalformedCatalogIsNotFollowed(t *testing.T) {
-	s := storetest.Server(t)
-	i, st := images(t, s, nil)
+func TestMalformedCatalogIsIgnored(t *testing.T) {
+	i, st := images(t, storetest.Server(t), &memoryBlobs{}, nil)
 	ctx := storetest.Context(t)
 	putImage(t, i, "py", []byte("good"), false)
 	sound, err := st.Images.Get(ctx, "catalog")
@@ -262,7 +322,10 @@ func TestMalformedCatalogIsNotFollowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := i.Put(ctx, "py", digestOf([]byte("x")), strings.NewReader("x")); err == nil {
-		t.Error("a malformed catalog was written over")
+		t.Error("a malformed catalog was overwritten")
+	}
+	if err := i.Sweep(ctx, time.Now().Add(24*time.Hour)); err == nil {
+		t.Error("swept without a catalog")
 	}
 	if _, err := i.Image(ctx, "py"); err != nil {
 		t.Error(err)
@@ -273,19 +336,20 @@ func TestMalformedCatalogIsNotFollowed(t *testing.T) {
 	putImage(t, i, "py", []byte("again"), true)
 }
 
-func TestThereIsABoundOnImages(t *testing.T) {
-	i, st := images(t, storetest.Server(t), nil)
+func TestNumberOfImagesIsLimited(t *testing.T) {
+	blobs := &memoryBlobs{}
+	i, st := images(t, storetest.Server(t), blobs, nil)
 	ctx := storetest.Context(t)
 	var all []string
 	for n := range proto.MaxImages {
-		all = append(all, fmt.Sprintf(`{"name":"i%03d","digest":"sha256:%064d","upload":"u"}`, n, 0))
+		all = append(all, fmt.Sprintf(`{"name":"i%03d","digest":"sha256:%064d","key":"images/u"}`, n, 0))
 	}
 	if _, err := st.Images.Put(ctx, "catalog", []byte(`{"images":[`+strings.Join(all, ",")+`]}`)); err != nil {
 		t.Fatal(err)
 	}
 	var field *proto.FieldError
-	if _, _, err := i.Put(ctx, "j", digestOf([]byte("x")), strings.NewReader("x")); !errors.As(err, &field) || stored(t, st) != 0 {
-		t.Errorf("one too many: %v", err)
+	if _, _, err := i.Put(ctx, "j", digestOf([]byte("x")), strings.NewReader("x")); !errors.As(err, &field) || len(blobs.keys()) != 0 {
+		t.Errorf("one too many: %v, stored %q", err, blobs.keys())
 	}
 	putImage(t, i, "i000", []byte("x"), true)
 }
