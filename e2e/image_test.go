@@ -16,6 +16,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/registry"
 	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/storage"
 	"github.com/bullpen-run/bullpen/storage/image"
 )
 
@@ -85,7 +86,11 @@ func (w *world) unpacked(t testing.TB, digest string) *image.Unpacked {
 	if err := os.Chmod(around, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cache, err := image.Open(filepath.Join(around, "images"), &registry.ImageSource{Store: st}, 1<<30, log)
+	blobs, err := storage.Open(t.Context(), w.broker.blobStore(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cache, err := image.Open(filepath.Join(around, "images"), &registry.ImageSource{Store: st, Blobs: blobs}, 1<<30, log)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -400,7 +400,11 @@ func (b *broker) flagsBy(url string, p *programs) []string {
 
 // env has besides the password the directory that processes on this server share for the files of threads, unless a flag says another.
 func (b *broker) env() []string {
-	return []string{"BULLPEN_NATS_PASSWORD=" + natsPassword, "BULLPEN_STORE=file://" + filepath.Join(filepath.Dir(b.config), "blobs")}
+	return []string{"BULLPEN_NATS_PASSWORD=" + natsPassword, "BULLPEN_STORE=" + b.blobStore()}
+}
+
+func (b *broker) blobStore() string {
+	return "file://" + filepath.Join(filepath.Dir(b.config), "blobs")
 }
 
 // bucket is a place of a test's own in a real S3 server, behind a proxy that makes requests go wrong when it is told to.

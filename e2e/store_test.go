@@ -64,7 +64,7 @@ func (w *world) storeCheck(t *testing.T) check {
 		t.Fatalf("%v in %s\n%s", err, out, &log)
 	}
 	for _, c := range checks {
-		if c.Name == "thread store" {
+		if c.Name == "blob store" {
 			return c
 		}
 	}

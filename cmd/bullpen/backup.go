@@ -19,8 +19,8 @@ type backupCommand struct {
 // Help completes the --help text.
 func (*backupCommand) Help() string {
 	return `The server keeps working during the backup. A backup has everything in JetStream: executions with their output, queued jobs, API keys,
-sandbox profiles, images, webhooks and the heads of threads. It includes everything that was accepted before it began. It does not have
-the files of threads: back up the store after this.
+sandbox profiles, image names, webhooks and the heads of threads. It includes everything that was accepted before it began. It does not have
+the files of threads and images: back up the store after this.
 
 The backup holds secrets: those of webhooks, the hashes of API keys, and the secret that signs URLs of files. See docs/operations.md.
 
@@ -68,7 +68,7 @@ The deployment must have no data and no running server. If a restore fails, run 
 
 Queued executions of the backup run when a server starts, unless they waited longer than --queue-expiry. Executions that were running
 become worker_lost, or run again if max_attempts allows. Restore a backup in one place only, or its queued executions run in each.
-The store with the files of threads must have its state of the backup or a later one.
+The store with the files of threads and images must have its state of the backup or a later one.
 
 Examples:
 

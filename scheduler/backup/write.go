@@ -87,14 +87,10 @@ func (b *run) run(ctx context.Context) error {
 			return err
 		}
 	}
-	// The catalog of images comes before what they are made of, which stays longer.
 	for _, bucket := range []jetstream.KeyValue{b.store.Keys, b.store.Profiles, b.store.Webhooks, b.store.Images} {
 		if err := b.bucket(ctx, bucket); err != nil {
 			return err
 		}
-	}
-	if err := b.each(ctx, b.store.ImageParts, b.any); err != nil {
-		return err
 	}
 	return b.bucket(ctx, b.store.Bindings)
 }

@@ -23,7 +23,7 @@ const (
 
 // names are those of all streams that a [PutJob] makes.
 func names() []string {
-	all := []string{jobsName, execsName, outName, deadName, partsName, hooksName, headsName, objectsPrefix + bodiesName}
+	all := []string{jobsName, execsName, outName, deadName, hooksName, headsName, objectsPrefix + bodiesName}
 	for _, bucket := range []string{keysName, profilesName, bindingsName, controlName, imagesName, webhooksName} {
 		all = append(all, bucketPrefix+bucket)
 	}

@@ -20,7 +20,6 @@ const (
 	execsName    = "BULLPEN_EXECS"
 	outName      = "BULLPEN_OUT"
 	deadName     = "BULLPEN_DEAD"
-	partsName    = "BULLPEN_IMAGES"
 	hooksName    = "BULLPEN_DELIVERIES"
 	headsName    = "BULLPEN_THREADS"
 	bodiesName   = "bullpen_bodies"
@@ -76,7 +75,6 @@ type Store struct {
 	Bindings    jetstream.KeyValue    // idempotency keys
 	Control     jetstream.KeyValue    // who leads
 	Images      jetstream.KeyValue    // the catalog of sandbox images
-	ImageParts  jetstream.Stream      // the images themselves, in parts
 	Webhooks    jetstream.KeyValue    // webhook settings of API keys with their secrets, and endpoints that fail
 	bodies      jetstream.ObjectStore // claim checks
 	inline      int                   // bytes of a body that travel in the message
@@ -125,7 +123,7 @@ func open(ctx context.Context, nc *nats.Conn, cfg Config) (*Store, error) {
 
 // enter opens what a worker needs, once it is there.
 func (s *Store) openExisting(ctx context.Context) error {
-	for name, to := range map[string]*jetstream.Stream{jobsName: &s.Jobs, execsName: &s.Executions, outName: &s.Output, partsName: &s.ImageParts, headsName: &s.Threads} {
+	for name, to := range map[string]*jetstream.Stream{jobsName: &s.Jobs, execsName: &s.Executions, outName: &s.Output, headsName: &s.Threads} {
 		if err := Retry(ctx, always, func(ctx context.Context) (err error) {
 			*to, err = s.JS.Stream(ctx, name)
 			return err
@@ -194,7 +192,6 @@ func (s *Store) ensure(ctx context.Context, cfg Config) error {
 		{&s.DeadLetters, jetstream.StreamConfig{Name: deadName, Subjects: []string{dead + ">"}, MaxMsgsPerSubject: 1, MaxAge: cfg.Retention}},
 		{&s.Deliveries, jetstream.StreamConfig{Name: hooksName, Subjects: []string{root + "delivery.>"}, MaxMsgsPerSubject: 1, MaxAge: cfg.Retention}},
 		{&s.Threads, jetstream.StreamConfig{Name: headsName, Subjects: []string{ThreadPattern}, MaxMsgsPerSubject: 1}},
-		{&s.ImageParts, jetstream.StreamConfig{Name: partsName, Subjects: []string{root + "image.>"}, MaxMsgsPerSubject: 1}},
 	}
 	// Output may be relaxed, since the result holds it whole; the server offers that to unreplicated streams only.
 	if cfg.Replicas == 1 {

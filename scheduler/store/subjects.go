@@ -57,20 +57,6 @@ func ParseThreadSubject(subject string) (org, id string) {
 	return org, id
 }
 
-// Part is where one part of an uploaded image lies; the first is 0.
-func ImagePartSubject(upload string, n int) string {
-	return root + "image." + upload + "." + strconv.Itoa(n)
-}
-
-// PartsOf is the pattern of all parts of an upload.
-func ImagePartPattern(upload string) string { return root + "image." + upload + ".*" }
-
-// UploadOf gives the upload of a part's subject.
-func ParseImagePartSubject(part string) string {
-	upload, _, _ := strings.Cut(strings.TrimPrefix(part, root+"image."), ".")
-	return upload
-}
-
 // Done repeats, not stored, what was stored on [ExecSubject], once it is. The server does that itself.
 func DoneSubject(id proto.TraceID) string { return root + "done." + string(id) }
 

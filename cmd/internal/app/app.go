@@ -112,7 +112,7 @@ func (n *NATS) access(name string) store.Access {
 func (s *system) close() {
 	if s.blobs != nil {
 		if err := s.blobs.Close(); err != nil {
-			s.log.Warn("the store for threads was not closed", "error", err)
+			s.log.Warn("blob store not closed", "error", err)
 		}
 	}
 	if s.store != nil {

@@ -72,8 +72,8 @@ type Config struct {
 	// Home is the home and working directory of programs, inside the jail.
 	Home string `name:"home" group:"Worker" env:"BULLPEN_HOME" default:"/home/baponi" placeholder:"DIR" help:"Home and working directory of programs, inside the jail (${default})."`
 
-	// StoreURL is where threads' files are kept, as storage.Open takes it; empty for the default, see [Config.StoreLocation].
-	StoreURL string `name:"store" group:"Threads" env:"BULLPEN_STORE" placeholder:"URL" help:"Where the files of threads are kept: file:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=…&path_style=1 (blobs in the data directory). The same for every gateway and worker. S3 credentials come from the usual AWS variables and files."`
+	// StoreURL is the blob store, as storage.Open takes it; empty for the default, see [Config.StoreLocation].
+	StoreURL string `name:"store" group:"Threads" env:"BULLPEN_STORE" placeholder:"URL" help:"Where the files of threads and images are kept: file:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=…&path_style=1 (blobs in the data directory). The same for every gateway and worker. S3 credentials come from the usual AWS variables and files."`
 	// StoreKey is a file with the key that they are encrypted with before they are stored; empty for none.
 	StoreKey string `name:"store-key" group:"Threads" env:"BULLPEN_STORE_KEY" placeholder:"FILE" help:"Key to encrypt them with before they are stored, as age-keygen makes it. The same for every gateway and worker; without it they cannot be read again."`
 	// HomeCache is how much disk a worker uses for homes of threads that it may need again.
@@ -271,7 +271,7 @@ func (c *Config) validateStore() error {
 		return nil
 	}
 	return setting("store", c.Embedded() || c.Has(RoleGateway) == c.Has(RoleWorker),
-		"a process with only %s keeps threads' files where the others do not find them: give every gateway and worker the same s3://BUCKET/PREFIX, "+
+		"a process with only %s keeps files of threads and images where the others do not find them: give every gateway and worker the same s3://BUCKET/PREFIX, "+
 			"or file:///DIR with a directory that they share", roleNames(c.Roles))
 }
 

@@ -27,10 +27,10 @@ const (
 	storeTries = 2
 )
 
-// checkStore puts a small object into the store for threads' files, reads, lists and removes it. Where it is to be a directory that is not
+// checkStore puts a small object into the blob store, reads, lists and removes it. Where it is to be a directory that is not
 // there, it is tried beside: doctor leaves nothing behind.
 func checkStore(ctx context.Context, c *Config) Check {
-	check := Check{Name: "thread store", Remedy: "correct --store and --store-key"}
+	check := Check{Name: "blob store", Remedy: "correct --store and --store-key"}
 	fail := func(err error) Check {
 		check.Found = err.Error()
 		if e, ok := errors.AsType[*blob.Error](err); ok {
@@ -131,7 +131,7 @@ func tryStore(ctx context.Context, store *blob.Store) (err error) {
 	if !listed {
 		return &blob.Error{
 			Op: "list", Key: "doctor/", Kind: blob.ErrUnavailable, Err: errors.New("what was just put is not there"),
-			Do: "use a store that lists what it has: one that lags behind loses files of threads",
+			Do: "use a store that lists what it has: one that lags behind loses files of threads and images",
 		}
 	}
 	removed = true

@@ -11,8 +11,6 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/bullpen-run/bullpen/scheduler/registry"
-	"github.com/bullpen-run/bullpen/scheduler/store"
 	"github.com/bullpen-run/bullpen/storage/image"
 	"github.com/bullpen-run/bullpen/worker"
 )
@@ -27,9 +25,9 @@ const (
 // imageCache is a worker's cache of images, opened when the first image is asked for. Workers of one machine have one each, in numbered
 // directories beside each other, and take over those of workers that are gone.
 type imageCache struct {
-	dir   string
-	store *store.Store
-	log   *slog.Logger
+	dir    string
+	source image.Source
+	log    *slog.Logger
 
 	mu    sync.Mutex
 	lock  *os.File
@@ -63,7 +61,7 @@ func (c *imageCache) open() (_ *image.Cache, err error) {
 	if err != nil {
 		return nil, err
 	}
-	cache, err := image.Open(filepath.Join(c.dir, strconv.Itoa(number)), &registry.ImageSource{Store: c.store}, imageCacheBytes, c.log)
+	cache, err := image.Open(filepath.Join(c.dir, strconv.Itoa(number)), c.source, imageCacheBytes, c.log)
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}

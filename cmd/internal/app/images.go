@@ -17,7 +17,7 @@ func (s *system) images(ctx context.Context) (*registry.Images, error) {
 		full = s.embedded.Full
 	}
 	return registry.OpenImages(ctx, registry.ImagesConfig{
-		Store: s.store, Inspect: inspect, Keep: s.cfg.QueueExpiry, Full: full, Log: s.log,
+		Store: s.store, Blobs: s.blobs, Inspect: inspect, Keep: s.cfg.QueueExpiry, Full: full, Log: s.log,
 	})
 }
 

@@ -10,10 +10,10 @@ import (
 	"github.com/bullpen-run/bullpen/storage/blob"
 )
 
-// needsStore reports whether this process reads and writes what threads keep.
+// needsStore reports whether this process reads and writes blobs.
 func (c *Config) needsStore() bool { return c.Has(RoleGateway) || c.Has(RoleWorker) }
 
-// StoreLocation gives the URL of the store for threads' files: the one that is set, else that of the directory blobs in the data directory.
+// StoreLocation returns the URL of the blob store: the configured one, or the directory blobs in the data directory.
 func (c *Config) StoreLocation() (string, error) {
 	if c.StoreURL != "" {
 		return c.StoreURL, nil
@@ -25,10 +25,10 @@ func (c *Config) StoreLocation() (string, error) {
 	return directoryURL(dir), nil
 }
 
-// directoryURL gives the URL of a store in a directory.
+// directoryURL returns the URL of a store in a directory.
 func directoryURL(dir string) string { return (&url.URL{Scheme: "file", Path: dir}).String() }
 
-// openStore opens the store for threads' files, encrypted where there is a key. It makes no request to a server.
+// openStore opens the blob store, encrypted if a key is configured. It sends no request to a server.
 func openStore(ctx context.Context, cfg *Config) (*blob.Store, error) {
 	location, err := cfg.StoreLocation()
 	if err != nil {
@@ -36,7 +36,7 @@ func openStore(ctx context.Context, cfg *Config) (*blob.Store, error) {
 	}
 	store, err := storage.Open(ctx, location, cfg.StoreKey)
 	if err != nil {
-		return nil, fmt.Errorf("open the store for threads: %w", err)
+		return nil, fmt.Errorf("open the blob store: %w", err)
 	}
 	return store, nil
 }

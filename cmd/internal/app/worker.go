@@ -18,6 +18,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/events"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
+	"github.com/bullpen-run/bullpen/scheduler/registry"
 	"github.com/bullpen-run/bullpen/worker"
 	"github.com/bullpen-run/bullpen/worker/home"
 	"github.com/bullpen-run/bullpen/worker/home/cache"
@@ -106,7 +107,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	if err != nil {
 		return c, err
 	}
-	images := &imageCache{dir: r.cfg.ImageDir, store: r.store, log: r.log}
+	images := &imageCache{dir: r.cfg.ImageDir, source: &registry.ImageSource{Store: r.store, Blobs: r.blobs}, log: r.log}
 	c = append(c, images.close)
 	_, noImages := usableImages(r.cfg.ImageDir)
 	warm := r.cfg.warm()
