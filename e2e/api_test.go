@@ -58,6 +58,16 @@ func testPrograms(t *testing.T, a *api) {
 		{"killed by itself", bash("kill -TERM $$"), "", "", 128 + 15},
 		{"segmentation fault", python("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"), "", "", 128 + 11},
 		{"environment", bash("echo $A-$B").and("env_vars", request{"A": "x y", "B": "ü\n"}), "x y-ü\n", "", 0},
+		{
+			"arguments and stdin",
+			python("import sys; print(sys.argv[1:], repr(sys.stdin.read()))").and("args", []string{"-x", "a b"}, "stdin", "é\n"),
+			"['-x', 'a b'] 'é\\n'\n", "", 0,
+		},
+		{
+			"arguments and stdin in a thread",
+			bash("echo $1; cat").and("args", []string{"a"}, "stdin", "b\n", "thread_id", "arguments-and-stdin"), "a\nb\n", "", 0,
+		},
+		{"the most of stdin", bash("wc -c").and("stdin", strings.Repeat("x", proto.MaxStdinBytes)), "1048576\n", "", 0},
 		{"NUL and bad UTF-8", bash(`printf 'a\0b\377c\n'`), "a\x00b\ufffdc\n", "", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -71,14 +71,20 @@ type Meta struct {
 // Class gives the class of the job, which follows from its mode.
 func (m *Meta) Class() Class { return m.Mode.Class() }
 
-// MaxCodeBytes is the largest size of a program.
-const MaxCodeBytes = 1 << 20
+// The largest sizes of a program, of its arguments together, and of its standard input.
+const (
+	MaxCodeBytes  = 1 << 20
+	MaxArgsBytes  = 64 << 10
+	MaxStdinBytes = 1 << 20
+)
 
 // Job is a program on its way to a worker, with a resolved snapshot of everything it needs.
 type Job struct {
 	Meta
 	Code    string            `json:"code"`
 	Env     map[string]string `json:"env,omitempty"`
+	Args    []string          `json:"args,omitempty"`
+	Stdin   string            `json:"stdin,omitempty"`
 	Sandbox Sandbox           `json:"sandbox"`
 }
 

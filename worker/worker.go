@@ -434,7 +434,8 @@ func (w *Worker) program(job *proto.Job, m *made) (jail.Program, error) {
 	if !ok {
 		return jail.Program{}, fmt.Errorf("language '%s' is not available in this sandbox image", job.Language)
 	}
-	source.Code, source.Env, source.TraceID, source.File = job.Code, job.Env, string(job.TraceID), m.file
+	source.Code, source.Args, source.Stdin, source.Env = job.Code, job.Args, job.Stdin, job.Env
+	source.TraceID, source.File = string(job.TraceID), m.file
 	p, err := source.Program()
 	if m.file != "" { // it is there
 		p.Files = nil

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"regexp"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -31,6 +32,8 @@ type ExecuteRequest struct {
 	// Env are the variables of the request alone, without those of the sandbox profile.
 	Env         map[string]string `json:"env_vars,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"At most 65,536 bytes of names plus values. Some names are reserved."`
 	MaxAttempts int               `json:"max_attempts,omitempty" default:"1" minimum:"1" maximum:"10" must:"be a whole number from 1 to 10" doc:"How often the program may be started if a worker is lost. 1: it runs at most once."`
+	Args        []string          `json:"args,omitempty" maxItems:"256" doc:"The program's arguments, after its file name: at most 65,536 bytes together, without NUL. An extension of the public contract."`
+	Stdin       string            `json:"stdin,omitempty" maxLength:"1048576" doc:"What the program reads from its standard input, at most 1 MiB of UTF-8. Empty: nothing. An extension of the public contract."`
 	SubPaths    []string          `json:"sub_paths,omitempty" maxItems:"10" valueMaxLength:"512" valuePattern:"^/data/[^/]+/[^/]" doc:"Answered with 501 by this version, unless it is empty."`
 }
 
@@ -60,6 +63,19 @@ func (r *ExecuteRequest) Validate() error {
 			return err
 		}
 	}
+	size := 0
+	for _, arg := range r.Args {
+		if strings.Contains(arg, "\x00") {
+			return proto.FieldErrorf("args", "must not contain NUL")
+		}
+		size += len(arg)
+	}
+	if size > proto.MaxArgsBytes {
+		return proto.FieldErrorf("args", "must have at most %d bytes together", proto.MaxArgsBytes)
+	}
+	if len(r.Stdin) > proto.MaxStdinBytes {
+		return proto.FieldErrorf("stdin", "must be at most %d bytes", proto.MaxStdinBytes)
+	}
 	return checkSubPaths(r.SubPaths)
 }
 
@@ -88,6 +104,7 @@ func checkSubPaths(paths []string) error {
 func (r *ExecuteRequest) FillJob(job *proto.Job) {
 	job.Code, job.Language, job.Timeout, job.ThreadID = r.Code, r.Language, r.Timeout, r.ThreadID
 	job.Metadata, job.MaxAttempts = r.Metadata, r.MaxAttempts
+	job.Args, job.Stdin = r.Args, r.Stdin
 }
 
 // Hash identifies what the request asks for, however it is written: white space, the order of members and explicit

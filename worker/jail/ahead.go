@@ -36,7 +36,7 @@ var (
 // whole: of s only Language, Home, File, Interpreter and ImageEnv count. The error
 // is only for an unknown language.
 func (s Source) Ahead() (Program, error) {
-	s.Code, s.Env, s.TraceID = "", nil, ""
+	s.Code, s.Args, s.Stdin, s.Env, s.TraceID = "", nil, "", nil, ""
 	p, err := s.Program()
 	if err != nil {
 		return Program{}, err

@@ -12,8 +12,12 @@ if (process.env.BULLPEN_AHEAD) {
     if (n === 0) process.reallyExit(1);
     told = Buffer.concat([told, part.subarray(0, n)]);
   }
-  const [dir, ...added] = told.toString().split('\0').slice(0, -2);
+  const [dir, stdin, ...added] = told.toString().split('\0').slice(0, -2);
   process.chdir(dir);
+  if (stdin !== '/dev/null') {
+    fs.closeSync(0);
+    fs.openSync(stdin); // as 0, the lowest that is free
+  }
   const env = Object.entries(process.env);
   for (const [name] of env) delete process.env[name];
   for (const entry of added) env.push([entry.slice(0, entry.indexOf('=')), entry.slice(entry.indexOf('=') + 1)]);

@@ -5,6 +5,8 @@ REPLY=$_
 printf . >&3
 IFS= read -r -d '' -u 3 BASH_ENV
 cd -- "$BASH_ENV"
+IFS= read -r -d '' -u 3 BASH_ENV
+[[ $BASH_ENV = /dev/null ]] || exec <"$BASH_ENV"
 while IFS= read -r -d '' -u 3 BASH_ENV && [[ $BASH_ENV ]]; do export -- "$BASH_ENV"; done
 IFS= read -r -u 3 BASH_ENV
 exec 3>&-

@@ -78,6 +78,9 @@ type Program struct {
 	Dir string
 	// Files are written in order before the program starts. None may exist yet.
 	Files []File
+	// Stdin is what the program reads from standard input, a regular file.
+	// Empty is /dev/null.
+	Stdin []byte
 	// Timeout is counted from the program's start; 0 is no limit.
 	Timeout time.Duration
 	// Stdout and Stderr receive what the program writes, unaltered, as it is

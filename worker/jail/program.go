@@ -18,6 +18,8 @@ const (
 	JobDir = HarnessDir + "/job"
 	// PythonDir holds sitecustomize.py.
 	PythonDir = HarnessDir + "/python"
+	// StdinFile is the program's standard input, if it has one.
+	StdinFile = JobDir + "/stdin"
 	// AheadDir holds what makes bash and node wait.
 	AheadDir = HarnessDir + "/ahead"
 )
@@ -35,8 +37,10 @@ var PythonSite []byte
 
 // Source is a piece of code to run.
 type Source struct {
-	Language string            // python, node or bash
-	Code     string            // UTF-8
+	Language string   // python, node or bash
+	Code     string   // UTF-8
+	Args     []string // of the program, after its file name
+	Stdin    string
 	Env      map[string]string // the caller's, already validated
 	TraceID  string
 	Home     string // such as /home/baponi, no trailing slash
@@ -71,7 +75,7 @@ func FileInHome(language string) string {
 }
 
 // Program returns what runs s as `python3 <home>/main.py` (and so on) would run
-// in home: same argv, same environment, stdin at its end. The error is only for
+// in home: same argv, same environment, stdin at its end unless s has one. The error is only for
 // an unknown language.
 func (s Source) Program() (Program, error) {
 	p := Program{Dir: s.Home}
@@ -97,6 +101,8 @@ func (s Source) Program() (Program, error) {
 	if s.Interpreter != "" {
 		p.Argv[0] = s.Interpreter
 	}
+	p.Argv = append(p.Argv, s.Args...)
+	p.Stdin = []byte(s.Stdin)
 	file.Content = []byte(s.Code)
 	p.Files = []File{file}
 	for _, name := range slices.Sorted(maps.Keys(env)) {

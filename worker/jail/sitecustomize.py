@@ -65,8 +65,12 @@ if ahead := os.environ.pop("BULLPEN_AHEAD", None):
     told = b""
     while not told.endswith(b"\0\0"):
         told += os.read(3, 4096) or os._exit(1)
-    home, *added = told.split(b"\0")[:-2]
+    home, stdin, *added = told.split(b"\0")[:-2]
     os.chdir(home)
+    if stdin != b"/dev/null":
+        fd = os.open(stdin, os.O_RDONLY)
+        os.dup2(fd, 0)
+        os.close(fd)
     env = dict(variable.split(b"=", 1) for variable in added)
     if any(name not in os.environb for name in env):
         # Anew, in the order in which the environment of a program is handed to it.

@@ -58,6 +58,7 @@ func (a interpreter) await(o *order) {
 // goOn makes the interpreter the program.
 func (a interpreter) goOn(o *order) int {
 	told := o.room[:copy(o.room, o.Dir)]
+	told = o.room[:len(told)+copy(o.room[len(told):], o.Stdin)]
 	for v := o.Env.Next(); v != nil; v = o.Env.Next() {
 		told = o.room[:len(told)+copy(o.room[len(told):], v)]
 	}

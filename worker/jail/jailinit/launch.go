@@ -117,7 +117,7 @@ func become(path *byte, argv, env *uintptr, o *order) unix.Errno {
 		}
 	}
 	if errno == 0 {
-		errno = emptyInput()
+		errno = openInput(o.Stdin)
 	}
 	if errno != 0 {
 		return errno
@@ -125,12 +125,10 @@ func become(path *byte, argv, env *uintptr, o *order) unix.Errno {
 	return execve(path, argv, env)
 }
 
-// emptyInput gives the program an open file of its own to read nothing from. The init
-// has the worker's, and locks and flags that are set on that are there for all who have it.
-func emptyInput() unix.Errno {
-	var null [16]byte
-	copy(null[:], "/dev/null")
-	fd, errno := open(&null[0], unix.O_RDONLY, 0)
+// openInput opens the program's standard input. Not even /dev/null is shared with the
+// init, whose own is the worker's: all who share it see locks and flags set on it.
+func openInput(path []byte) unix.Errno {
+	fd, errno := open(&path[0], unix.O_RDONLY, 0)
 	if errno != 0 {
 		return errno
 	}

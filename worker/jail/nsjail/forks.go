@@ -109,7 +109,7 @@ func (p *parent) start(ctx context.Context) error {
 	p.orders = orders
 	program := *p.jail.spec.Ahead
 	program.Env = append(slices.Clone(program.Env), fmt.Sprintf("BULLPEN_FORKS=%d,%d,%x", unix.SYS_CLONE, unix.SYS_UNSHARE, calls))
-	frame := (&wire.StartFrame{Argv: program.Argv, Env: program.Env, Dir: program.Dir}).Encode(wire.Start)
+	frame := (&wire.StartFrame{Argv: program.Argv, Env: program.Env, Dir: program.Dir, Stdin: wire.NoInput}).Encode(wire.Start)
 	out, err := p.jail.order(frame, int(theirs.Fd()))
 	if err = errors.Join(err, theirs.Close()); err != nil {
 		return fmt.Errorf("start %s: %w", program.Argv[0], err)

@@ -228,10 +228,9 @@ func runOutside(t *testing.T, language, code string) result {
 			t.Fatal(err)
 		}
 	}
-	command := "/usr/bin/" + p.Argv[0]
 	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), command)
-	cmd.Args = []string{p.Argv[0], path}
+	// A jail has no signals that the test's own parent ignores, such as nohup.
+	cmd := exec.CommandContext(t.Context(), "/usr/bin/env", "--default-signal", p.Argv[0], path)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = home, &stdout, &stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	for _, e := range p.Env {

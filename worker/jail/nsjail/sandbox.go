@@ -489,7 +489,11 @@ func widen(out *os.File) {
 
 // encode makes a frame of a type that is about a program.
 func encode(typ byte, p jail.Program) ([]byte, error) {
-	s := wire.StartFrame{Argv: p.Argv, Env: p.Env, Dir: p.Dir, UID: jail.ProgramID, GID: jail.ProgramID}
+	s := wire.StartFrame{Argv: p.Argv, Env: p.Env, Dir: p.Dir, Stdin: wire.NoInput, UID: jail.ProgramID, GID: jail.ProgramID}
+	if len(p.Stdin) > 0 {
+		s.Stdin = jail.StdinFile
+		s.Files = append(s.Files, wire.File{Path: jail.StdinFile, Mode: 0o644, Owner: wire.OwnerInit, Content: p.Stdin})
+	}
 	for _, f := range p.Files {
 		owner := wire.OwnerProgram
 		if f.Owner == jail.OwnerInit {

@@ -38,10 +38,11 @@
 //	                                          waits on descriptor AheadFD. The init
 //	                                          exits if that dies before Start.
 //	Start    argv []string, env []string,     once, after Ready, or after Waiting. Two
-//	         dir string, uid u32, gid u32,    descriptors come with its first byte
-//	         files [](path string, mode u32,  (SCM_RIGHTS): the program's stdout and
-//	         owner u8, content)               stderr. Files are written in order, as
-//	                                          their owner, and must not exist. An
+//	         dir string, stdin string,        descriptors come with its first byte
+//	         uid u32, gid u32,                (SCM_RIGHTS): the program's stdout and
+//	         files [](path string, mode u32,  stderr. Files are written in order, as
+//	         owner u8, content)               their owner, and must not exist. stdin
+//	                                          is a file, opened after that. An
 //	                                          interpreter that waits is killed.
 //	GoOn     as Start                         instead of Start, after Waiting, and
 //	                                          without descriptors: the interpreter

@@ -2,7 +2,7 @@ package wire
 
 // Version is what Ready carries; worker and init are built together, so it
 // only guards against a stale binary.
-const Version = 7
+const Version = 8
 
 // Descriptor numbers the init is started with.
 const (
@@ -39,8 +39,8 @@ const ForkPID = 2
 // AheadFD is the descriptor on which an interpreter that was started ahead waits,
 // one end of a stream socket. It writes one byte when it is there. Then it reads
 // strings that each end with a zero byte, of which the last is empty: the working
-// directory, and the environment variables that are added to its own, as
-// NAME=value. At the end of the stream it closes the descriptor and goes on as if it
+// directory, the file to have as standard input, and the environment variables that
+// are added to its own, as NAME=value. At the end of the stream it closes the descriptor and goes on as if it
 // had been started there, with these: until then it runs nothing of the program's.
 const AheadFD = 3
 
@@ -63,12 +63,15 @@ const (
 
 // Caps on the length field of a frame.
 const (
-	// MaxToInit bounds frames the worker sends: 1 MiB of code, 64 KiB of
-	// environment and room for a few staged files.
+	// MaxToInit bounds frames the worker sends: 1 MiB of code, 1 MiB of standard
+	// input, 64 KiB each of arguments and environment, and a few staged files.
 	MaxToInit = 8 << 20
 	// MaxToWorker bounds frames the init sends.
 	MaxToWorker = 4 << 10
 )
+
+// NoInput is the standard input of a program that has nothing to read.
+const NoInput = "/dev/null"
 
 // HeaderSize is the length field and the type byte.
 const HeaderSize = 5
@@ -83,6 +86,7 @@ const (
 type StartFrame struct {
 	Argv, Env []string
 	Dir       string
+	Stdin     string
 	UID, GID  uint32
 	Files     []File
 }
@@ -100,6 +104,7 @@ type File struct {
 type Order struct {
 	Argv, Env Strings
 	Dir       []byte
+	Stdin     []byte
 	UID, GID  uint32
 	Files     Files
 }
@@ -224,10 +229,11 @@ func (s *StartFrame) Encode(typ byte) []byte {
 			n += len(v) + 5
 		}
 	}
-	b := make([]byte, HeaderSize, n+HeaderSize+len(s.Dir))
+	b := make([]byte, HeaderSize, n+HeaderSize+len(s.Dir)+len(s.Stdin))
 	b = appendList(b, s.Argv)
 	b = appendList(b, s.Env)
 	b = appendString(b, s.Dir)
+	b = appendString(b, s.Stdin)
 	b = appendU32(b, s.UID)
 	b = appendU32(b, s.GID)
 	b = appendU32(b, uint32(len(s.Files)))
@@ -246,7 +252,7 @@ func (s *StartFrame) Encode(typ byte) []byte {
 // ParseOrder reads the payload of Ahead, Start and GoOn. The Order is in b.
 func ParseOrder(b []byte) (Order, bool) {
 	r := reader{b: b, ok: true}
-	o := Order{Argv: r.strings(), Env: r.strings(), Dir: r.checked(), UID: r.u32(), GID: r.u32(), Files: r.files()}
+	o := Order{Argv: r.strings(), Env: r.strings(), Dir: r.checked(), Stdin: r.checked(), UID: r.u32(), GID: r.u32(), Files: r.files()}
 	return o, r.ok && len(r.b) == 0
 }
 

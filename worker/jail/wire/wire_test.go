@@ -9,7 +9,7 @@ import (
 
 func sample() StartFrame {
 	return StartFrame{
-		Argv: []string{"python3", "/home/x/main.py"}, Env: []string{"A=1", "B=\n=", ""}, Dir: "/home/x", UID: 1000, GID: 1001,
+		Argv: []string{"python3", "/home/x/main.py"}, Env: []string{"A=1", "B=\n=", ""}, Dir: "/home/x", Stdin: NoInput, UID: 1000, GID: 1001,
 		Files: []File{{Path: "/home/x/main.py", Mode: 0o644, Content: []byte("print()\x00")}, {Path: "/y", Owner: OwnerInit, Content: []byte{}}},
 	}
 }
@@ -33,7 +33,7 @@ func frame(t *testing.T, o Order) (s StartFrame) {
 		}
 		return all
 	}
-	s = StartFrame{Argv: list(o.Argv), Env: list(o.Env), Dir: text(o.Dir), UID: o.UID, GID: o.GID}
+	s = StartFrame{Argv: list(o.Argv), Env: list(o.Env), Dir: text(o.Dir), Stdin: text(o.Stdin), UID: o.UID, GID: o.GID}
 	for f, ok := o.Files.Next(); ok; f, ok = o.Files.Next() {
 		s.Files = append(s.Files, File{text(f.Path), f.Mode, f.Owner, f.Content})
 	}
@@ -141,10 +141,11 @@ func TestParseOrderRefuses(t *testing.T) {
 		t.Error("a byte too many accepted")
 	}
 	for name, change := range map[string]func(s *StartFrame){
-		"argv": func(s *StartFrame) { s.Argv[1] = "a\x00b" },
-		"env":  func(s *StartFrame) { s.Env[0] = "A=1\x00" },
-		"dir":  func(s *StartFrame) { s.Dir = "\x00" },
-		"path": func(s *StartFrame) { s.Files[1].Path = "/x\x00/y" },
+		"argv":  func(s *StartFrame) { s.Argv[1] = "a\x00b" },
+		"env":   func(s *StartFrame) { s.Env[0] = "A=1\x00" },
+		"dir":   func(s *StartFrame) { s.Dir = "\x00" },
+		"stdin": func(s *StartFrame) { s.Stdin = "/\x00" },
+		"path":  func(s *StartFrame) { s.Files[1].Path = "/x\x00/y" },
 	} {
 		s := sample()
 		change(&s)
