@@ -58,7 +58,7 @@ func start(t *testing.T, s *natsembed.Server) *world {
 	w.stop = func() { cancel(); w.all.Wait() }
 	t.Cleanup(w.stop)
 	d := &queue.Dispatcher{Store: st, Instance: "first", Log: storetest.Log(t)}
-	taker := &queue.Slots{Store: storetest.Open(t, s), Worker: "worker", Total: slots, Offers: []string{queue.OfferLanguage(proto.Python), queue.OfferThreads}, Log: storetest.Log(t)}
+	taker := &queue.Slots{Store: storetest.Open(t, s), Worker: "worker", Total: slots, Capabilities: []string{queue.CapabilityLanguage(proto.Python), queue.CapabilityThreads}, Log: storetest.Log(t)}
 	w.all.Go(func() { _ = d.Run(ctx) })
 	w.all.Go(func() { _ = taker.Run(ctx) })
 	for range slots {
@@ -86,7 +86,7 @@ func (w *world) run(l *queue.Lease) {
 	last, _ := out.Close()
 	r := proto.Exited(0)
 	r.Stdout = job.Code
-	e := queue.Ending{Result: r, LastSeq: last}
+	e := queue.Outcome{Result: r, LastSeq: last}
 	if job.ThreadID != "" {
 		head, err := (&threads.Threads{Store: w.store}).Get(w.ctx, job.Org, job.ThreadID)
 		if err != nil {

@@ -18,7 +18,7 @@ func BenchmarkCycle(b *testing.B) {
 	q := &queue.Queue{Store: st}
 	quiet := slog.New(slog.DiscardHandler)
 	d := &queue.Dispatcher{Store: st, Instance: "i", Log: quiet}
-	slots := &queue.Slots{Store: st, Worker: "w", Total: 4, Offers: []string{queue.OfferLanguage(proto.Python)}, Log: quiet}
+	slots := &queue.Slots{Store: st, Worker: "w", Total: 4, Capabilities: []string{queue.CapabilityLanguage(proto.Python)}, Log: quiet}
 	ctx, cancel := context.WithCancel(context.Background())
 	b.Cleanup(cancel)
 	go func() { _ = d.Run(ctx) }()
@@ -36,7 +36,7 @@ func BenchmarkCycle(b *testing.B) {
 			}
 			steps["claim"] += time.Since(began)
 			began = time.Now()
-			if _, err := l.Finish(ctx, ending("1\n")); err != nil && ctx.Err() == nil { // the one who waits may know before, and all be over
+			if _, err := l.Finish(ctx, outcome("1\n")); err != nil && ctx.Err() == nil { // the one who waits may know before, and all be over
 				b.Error(err)
 			}
 			steps["finish"] += time.Since(began)

@@ -116,7 +116,7 @@ func (x *threaded) threads(name string, way nats.InProcessConnProvider) *host {
 	}
 	x.t.Cleanup(st.Close)
 	h := &host{Slots: &queue.Slots{
-		Store: st, Worker: name, Total: 1, Offers: []string{queue.OfferLanguage(proto.Python), queue.OfferThreads}, Log: storetest.Log(x.t),
+		Store: st, Worker: name, Total: 1, Capabilities: []string{queue.CapabilityLanguage(proto.Python), queue.CapabilityThreads}, Log: storetest.Log(x.t),
 	}}
 	x.background(h.Run)
 	return h
@@ -138,8 +138,8 @@ func (x *threaded) head() *proto.Thread {
 	return head
 }
 
-func (x *threaded) ending() queue.Ending {
-	e := ending("saved " + x.job.ThreadID)
+func (x *threaded) outcome() queue.Outcome {
+	e := outcome("saved " + x.job.ThreadID)
 	e.Commit = &proto.Commit{Fence: x.before.Fence, Version: proto.Version{
 		Number: x.before.Number() + 1, Manifest: proto.Blob{Key: "threads/acme/" + x.job.ThreadID},
 		Layers: []proto.Layer{{Blob: proto.Blob{Key: "layers/acme/1"}}},
@@ -148,7 +148,7 @@ func (x *threaded) ending() queue.Ending {
 }
 
 // isNew fails the test where the execution has not ended as its program did, with the home it left.
-func (x *threaded) isNew(e queue.Ending) {
+func (x *threaded) isNew(e queue.Outcome) {
 	x.t.Helper()
 	rec := x.wait(x.job.TraceID)
 	if d := cmp.Diff(&e.Result, rec.Result); d != "" || rec.ResultSeq != e.LastSeq+1 || rec.Pending != nil || rec.Commit != nil || rec.Attempt != 1 {
@@ -189,7 +189,7 @@ func (x *threaded) free(worker string) {
 func TestHomeIsCommittedBeforeTheResultStands(t *testing.T) {
 	w := newWorld(t)
 	x := w.runs("t", 1)
-	e := x.ending()
+	e := x.outcome()
 	e.Usage = &proto.Usage{CPUMS: 5}
 	rec, err := x.lease.Finish(w.ctx, e)
 	if err != nil {
@@ -203,7 +203,7 @@ func TestHomeIsCommittedBeforeTheResultStands(t *testing.T) {
 
 	// Where nothing has changed, nothing is written.
 	same := w.runs("same", 1)
-	if _, err := same.lease.Finish(w.ctx, ending("")); err != nil {
+	if _, err := same.lease.Finish(w.ctx, outcome("")); err != nil {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(same.before, same.head()); d != "" {
@@ -216,7 +216,7 @@ func TestHomeIsCommittedBeforeTheResultStands(t *testing.T) {
 func TestLargePendingResultIsNotKept(t *testing.T) {
 	w := newWorld(t)
 	x := w.runs("t", 1)
-	e := x.ending()
+	e := x.outcome()
 	e.Result.Stdout = strings.Repeat("é", 1<<20)
 	if _, err := x.lease.Finish(w.ctx, e); err != nil {
 		t.Fatal(err)
@@ -250,7 +250,7 @@ func TestWorkerThatStopsWhileItSaves(t *testing.T) {
 			finish, cancel := context.WithCancel(w.ctx)
 			t.Cleanup(cancel)
 			go func() {
-				_, err := x.lease.Finish(finish, x.ending())
+				_, err := x.lease.Finish(finish, x.outcome())
 				x.over <- err
 			}()
 			<-reached
@@ -269,7 +269,7 @@ func TestWorkerThatStopsWhileItSaves(t *testing.T) {
 		}
 	}
 	for _, x := range all {
-		check := func() { x.isNew(x.ending()) }
+		check := func() { x.isNew(x.outcome()) }
 		if !x.saved {
 			check = func() { x.isOld(proto.CodeWorkerLost) }
 		}
@@ -283,7 +283,7 @@ func TestWorkerThatStopsWhileItSaves(t *testing.T) {
 		}
 		x.free(x.job.ThreadID)
 		// Nor can be committed directly what was not recorded in time.
-		err := x.Commit(w.ctx, "acme", x.job.ThreadID, x.job.TraceID, x.ending().Commit)
+		err := x.Commit(w.ctx, "acme", x.job.ThreadID, x.job.TraceID, x.outcome().Commit)
 		if !x.saved && !errors.Is(err, proto.ErrFenced) || x.saved && err != nil {
 			t.Errorf("%s: commit: %v", x.job.ThreadID, err)
 		}
@@ -331,7 +331,7 @@ func TestOutputIsKeptOfAnExecutionWhoseThreadWasTaken(t *testing.T) {
 	reached, thaw := x.stopAt("head", true)
 	finished := make(chan *proto.Record, 1)
 	go func() {
-		rec, err := x.lease.Finish(w.ctx, x.ending())
+		rec, err := x.lease.Finish(w.ctx, x.outcome())
 		if err != nil {
 			t.Error(err)
 		}
@@ -356,7 +356,7 @@ func TestCancelledTooLate(t *testing.T) {
 	w := newWorld(t)
 	x := w.runs("t", 1)
 	reached, thaw := x.stopAt("pending", true)
-	e, finished := x.ending(), make(chan error, 1)
+	e, finished := x.outcome(), make(chan error, 1)
 	go func() {
 		_, err := x.lease.Finish(w.ctx, e)
 		finished <- err
@@ -376,7 +376,7 @@ func TestCancelledTooLate(t *testing.T) {
 func TestNextAttemptIsFencedOffTheOneBefore(t *testing.T) {
 	w := newWorld(t)
 	x := w.runs("t", 2)
-	first := x.ending()
+	first := x.outcome()
 	reached, thaw := x.stopAt("pending", true)
 	t.Cleanup(thaw)
 	woke := make(chan error, 1)
@@ -404,7 +404,7 @@ func TestNextAttemptIsFencedOffTheOneBefore(t *testing.T) {
 	if err := x.Commit(w.ctx, "acme", "t", x.job.TraceID, first.Commit); !errors.Is(err, proto.ErrFenced) {
 		t.Errorf("its commit: %v", err)
 	}
-	e := x.ending()
+	e := x.outcome()
 	if _, err := l.Finish(w.ctx, e); err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,7 @@ func TestExecutionThatNamesAURLIsDelivered(t *testing.T) {
 			id := w.submit(job)
 			l := w.take(h)
 			w.claim(l)
-			if _, err := l.Finish(w.ctx, ending("hello")); err != nil {
+			if _, err := l.Finish(w.ctx, outcome("hello")); err != nil {
 				t.Fatal(err)
 			}
 			if mode != proto.ModeAsync || url == "" {

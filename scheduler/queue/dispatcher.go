@@ -21,303 +21,306 @@ import (
 )
 
 const (
-	tickEvery     = 200 * time.Millisecond
-	workerDead    = 6 * time.Second  // without a word
-	claimGrace    = 2 * time.Second  // between an assignment and the worker's saying that it holds it
-	leaseOver     = 12 * time.Second // without a renewal; the holder stops at leaseLost, earlier
-	expiryGrace   = time.Second      // gateways withdraw what their callers wait for themselves
-	jobTokens     = 6                // of a job's subject
-	startsAllowed = 3                // workers that may die with a job before its program starts
-	inboxSize     = 1024
-	endedKept     = time.Minute
-	// maxExpiring bounds how many terminal records are being written when another job is ended that has waited too long: a long queue may
-	// expire in one moment.
-	maxExpiring = 512
-	// clockSkew is how far the clocks may be apart that records and jobs are dated by: those of this process and of the servers that
-	// lead the two streams.
+	reviewEvery    = 200 * time.Millisecond
+	workerTimeout  = 6 * time.Second  // without an announcement
+	claimGrace     = 2 * time.Second  // between an assignment and an announcement that holds the job
+	leaseTimeout   = 12 * time.Second // without a renewal; the holder stops after holderTimeout, which is shorter
+	expiryGrace    = time.Second      // gateways withdraw the jobs that their clients wait for themselves
+	jobTokens      = 6                // of a job's subject
+	maxLosses      = 3                // workers lost with a job before its program starts
+	inboxSize      = 1024
+	outcomesKept   = time.Minute
+	maxExpiring    = 512 // concurrent terminal writes of expired jobs: a long queue may expire in one moment
+	requestTimeout = time.Second
+	// clockSkew bounds the difference between the clocks of this process and of the servers that date
+	// jobs and records.
 	clockSkew = time.Minute
-	// answerTimeout bounds requests that can be sent again. One that was on its way to a server that was just started again gets
-	// no answer at all.
-	answerTimeout = time.Second
 )
 
-// Dispatcher hands jobs to free slots. Any number may run; one leads, and the others stand by. Its memory is rebuilt from the
-// streams whenever it starts to lead or loses touch with them.
+// Dispatcher assigns jobs to free slots. Any number may run; one leads at a time. Its state is rebuilt
+// from the streams in each term.
 type Dispatcher struct {
 	Store    *store.Store
 	Instance string // unique to this process
-	// Memory bounds, in bytes, what jobs take here that wait and run, and besides them a quarter as much those that are being stored.
-	// More are refused; 0 for no bound. Those that were stored already are always taken in.
+	// Memory limits the estimated memory of queued and running jobs, in bytes. A quarter as much may
+	// be used in addition by jobs that are being stored. More jobs are refused; 0 for no limit. Jobs
+	// found in the stream are never refused.
 	Memory int64
 	Log    *slog.Logger
 }
 
-// Run stands by, leads when it can, and returns when ctx ends.
+// Run campaigns for the leadership and dispatches while it leads. It returns when ctx is done.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	e := leader.Elector{Store: d.Store, Name: "dispatcher", Instance: d.Instance, LeadInDoubt: true, Log: d.Log}
 	e.Run(ctx, d.lead)
 	return nil
 }
 
-// leading is one term of leadership: the memory and what feeds it. One goroutine, loop, owns all of it but inbox.
-type leading struct {
+// term is the state of one period of leadership. The loop goroutine owns all of it but inbox and
+// storing.
+type term struct {
 	*Dispatcher
-	book    *book
-	workers map[string]*member
-	sure    func() bool           // whether nobody else can lead by now
-	ended   map[proto.TraceID]end // those that did within endedKept: their job or its submission may yet come
-	inbox   chan func()
-	storing atomic.Int64 // bytes of submissions that were not answered yet
-	endings int          // records of ends and losses that are being written
-	called  bool         // the roll, and the workers had time to answer
-	doubted bool         // whether it leads, when it was last looked at
-	litter  litter
-	fail    context.CancelCauseFunc
+	queue       *fairQueue
+	workers     map[string]*workerState
+	stillLeader func() bool               // reports whether no other dispatcher can lead
+	outcomes    map[proto.TraceID]outcome // of the last outcomesKept, as their job or submission may yet arrive
+	inbox       chan func()
+	storing     atomic.Int64 // bytes of submissions that are not answered yet
+	writes      int          // pending writes of terminal records and losses
+	announced   bool         // the workers had time to announce themselves
+	inDoubt     bool         // stillLeader was false at the last review
+	garbage     garbage
+	fail        context.CancelCauseFunc
 }
 
-// end is that of an execution.
-type end struct {
-	at    time.Time // when it was learnt
-	aside bool      // its job is a dead letter now
+// outcome says that an execution ended.
+type outcome struct {
+	at           time.Time // when the dispatcher learnt of it
+	deadLettered bool
 }
 
-// member is a live worker as the dispatcher knows it.
-type member struct {
-	slots  int
-	offers offers
-	free   []uint64
-	used   map[uint64]bool // tickets assigned that the worker may still announce as free
-	held   map[proto.TraceID]bool
-	heard  time.Time
+// workerState is a live worker.
+type workerState struct {
+	slots        int
+	capabilities capabilities
+	free         []uint64        // tickets
+	used         map[uint64]bool // tickets assigned that the worker may still announce as free
+	held         map[proto.TraceID]bool
+	seen         time.Time
 }
 
-func (d *Dispatcher) newTerm(sure func() bool, fail context.CancelCauseFunc) *leading {
-	l := &leading{
-		Dispatcher: d, sure: sure, book: newBook(), workers: map[string]*member{}, ended: map[proto.TraceID]end{},
-		inbox: make(chan func(), inboxSize), fail: fail,
+func (d *Dispatcher) newTerm(stillLeader func() bool, fail context.CancelCauseFunc) *term {
+	t := &term{
+		Dispatcher: d, stillLeader: stillLeader, queue: newFairQueue(), workers: map[string]*workerState{},
+		outcomes: map[proto.TraceID]outcome{}, inbox: make(chan func(), inboxSize), fail: fail,
 	}
-	l.book.most = d.Memory
-	return l
+	t.queue.maxSize = d.Memory
+	return t
 }
 
-func (d *Dispatcher) lead(ctx context.Context, term *leader.Term) error {
+func (d *Dispatcher) lead(ctx context.Context, lead *leader.Term) error {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	l := d.newTerm(term.StillLeader, fail)
+	t := d.newTerm(lead.StillLeader, fail)
 	started := time.Now()
-	stop, err := l.rebuild(ctx)
+	stop, err := t.rebuild(ctx)
 	if err != nil {
 		return err
 	}
 	defer stop()
-	unsubscribe, err := l.listen(ctx)
+	unsubscribe, err := t.subscribe(ctx)
 	if err != nil {
 		return err
 	}
 	defer unsubscribe()
-	d.Log.Info("dispatcher leads", "instance", d.Instance, "jobs", len(l.book.jobs), "rebuilt_ms", time.Since(started).Milliseconds())
-	return l.loop(ctx)
+	d.Log.Info("dispatcher leads", "instance", d.Instance, "jobs", len(t.queue.jobs), "rebuilt_ms", time.Since(started).Milliseconds())
+	return t.loop(ctx)
 }
 
-func (l *leading) loop(ctx context.Context) error {
-	tick := time.NewTicker(tickEvery)
+func (t *term) loop(ctx context.Context) error {
+	tick := time.NewTicker(reviewEvery)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case f := <-l.inbox:
+		case f := <-t.inbox:
 			f()
 		case now := <-tick.C:
-			l.called = true
-			l.review(ctx, now)
-			l.resume()
+			t.announced = true
+			t.review(ctx, now)
+			t.checkLeadership()
 		}
-		for more := true; more; { // what has already arrived is taken in before slots are given away
+		for more := true; more; { // everything that has arrived is known before slots are assigned
 			select {
-			case f := <-l.inbox:
+			case f := <-t.inbox:
 				f()
 			default:
 				more = false
 			}
 		}
-		l.assign(ctx, time.Now())
+		t.assign(ctx, time.Now())
 	}
 }
 
-// resume calls the roll when this dispatcher is sure again that it leads: who submitted something in vain meanwhile hears that as well.
-func (l *leading) resume() {
-	sure := l.sure()
-	if sure && l.doubted {
-		if err := l.Store.Conn.Publish(store.AnnounceSubject, nil); err != nil {
-			l.fail(fmt.Errorf("call the roll: %w", err))
+// checkLeadership requests announcements when the leadership is no longer in doubt. The request also
+// makes gateways repeat the submissions that were not answered in between.
+func (t *term) checkLeadership() {
+	sure := t.stillLeader()
+	if sure && t.inDoubt {
+		if err := t.requestAnnouncements(); err != nil {
+			t.fail(err)
 		}
 	}
-	l.doubted = !sure
+	t.inDoubt = !sure
 }
 
-// post hands work to the loop.
-func (l *leading) post(ctx context.Context, f func()) {
+func (t *term) requestAnnouncements() error {
+	if err := t.Store.Conn.Publish(store.AnnounceSubject, nil); err != nil {
+		return fmt.Errorf("request announcements: %w", err)
+	}
+	return nil
+}
+
+// post runs f in the loop.
+func (t *term) post(ctx context.Context, f func()) {
 	select {
-	case l.inbox <- f:
+	case t.inbox <- f:
 	case <-ctx.Done():
 	}
 }
 
-// rebuild reads every job and then every record written since the oldest job, and leaves both feeds running. It returns when what
-// lay in the streams has been taken in.
-func (l *leading) rebuild(ctx context.Context) (stop func(), err error) {
-	var stops []func()
-	stop = func() {
-		for _, f := range stops {
-			f()
-		}
+// rebuild reads all jobs, and all records since the oldest job. It returns when it has processed
+// everything that the streams contain, and keeps following both.
+func (t *term) rebuild(ctx context.Context) (stop func(), err error) {
+	stopJobs, err := t.follow(ctx, t.Store.Jobs, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}, t.onJob)
+	if err != nil {
+		return nil, err
 	}
 	oldest := time.Now()
-	feeds := []struct {
-		stream jetstream.Stream
-		cfg    jetstream.ConsumerConfig
-		take   func(jetstream.Msg, *jetstream.MsgMetadata)
-	}{
-		{l.Store.Jobs, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
-			l.tookJob(ctx, m, at)
-		}},
-		{l.Store.Executions, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy}, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
-			l.tookRecord(ctx, m, at)
-		}},
+	for _, j := range t.queue.jobs {
+		if j.since.Before(oldest) {
+			oldest = j.since
+		}
 	}
-	for _, feed := range feeds {
-		if feed.cfg.DeliverPolicy == jetstream.DeliverByStartTimePolicy {
-			for _, j := range l.book.jobs {
-				if j.since.Before(oldest) {
-					oldest = j.since
-				}
+	oldest = oldest.Add(-clockSkew)
+	stopRecords, err := t.follow(ctx, t.Store.Executions, jetstream.ConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &oldest,
+	}, t.onRecord)
+	if err != nil {
+		stopJobs()
+		return nil, err
+	}
+	return func() { stopJobs(); stopRecords() }, nil
+}
+
+// follow calls handle in the loop for each message of a stream. It returns when handle has been called
+// for all messages that the stream contains.
+func (t *term) follow(
+	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig,
+	handle func(context.Context, jetstream.Msg, *jetstream.MsgMetadata),
+) (stop func(), err error) {
+	handled := uint64(0)
+	stop, consumer, err := t.Store.Follow(ctx, st, cfg, func(m jetstream.Msg, meta *jetstream.MsgMetadata) {
+		t.post(ctx, func() {
+			handle(ctx, m, meta)
+			handled++
+		})
+	}, t.fail)
+	if err != nil {
+		return nil, err
+	}
+	pending := consumer.CachedInfo().NumPending
+	tick := time.NewTicker(reviewEvery)
+	defer tick.Stop()
+	for handled < pending {
+		select {
+		case f := <-t.inbox:
+			f()
+		case <-tick.C: // pending messages may be removed before they are delivered
+			if store.Drained(ctx, consumer, handled) {
+				pending = handled
 			}
-			oldest = oldest.Add(-clockSkew)
-			feed.cfg.OptStartTime = &oldest
-		}
-		taken := uint64(0)
-		halt, info, err := l.Store.Follow(ctx, feed.stream, feed.cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
-			l.post(ctx, func() {
-				feed.take(m, at)
-				taken++
-			})
-		}, l.fail)
-		if err != nil {
+		case <-ctx.Done():
 			stop()
-			return nil, err
-		}
-		stops = append(stops, halt)
-		pending := info.CachedInfo().NumPending
-		look := time.NewTicker(tickEvery)
-		defer look.Stop()
-		for taken < pending {
-			select {
-			case f := <-l.inbox:
-				f()
-			case <-look.C:
-				if store.Drained(ctx, info, taken) {
-					pending = taken
-				}
-			case <-ctx.Done():
-				stop()
-				return nil, context.Cause(ctx)
-			}
+			return nil, context.Cause(ctx)
 		}
 	}
 	return stop, nil
 }
 
-// tookJob takes in a job of the stream. One that cannot be read is set aside: it must not stop the others.
-func (l *leading) tookJob(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMetadata) {
-	l.litter.saw(at.Sequence.Stream)
+// onJob handles a message in the jobs stream. A malformed one is moved to the dead letters.
+func (t *term) onJob(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMetadata) {
+	seq := at.Sequence.Stream
+	t.garbage.saw(seq)
 	meta, err := readMeta(m.Headers())
 	if err == nil && store.JobSubject(meta) != m.Subject() {
 		err = errors.New("its header does not belong to its subject")
 	}
 	if err != nil {
-		l.Log.Error("a malformed job is set aside", "subject", m.Subject(), "error", err)
-		l.setAside(ctx, at.Sequence.Stream, err)
+		t.Log.Error("malformed job", "subject", m.Subject(), "error", err)
+		t.moveMalformed(ctx, seq, err)
 		return
 	}
-	if ended, ok := l.ended[meta.TraceID]; ok {
-		l.finished(ctx, meta, at.Sequence.Stream, store.BodyObject(m.Headers()), ended.aside)
+	if o, ended := t.outcomes[meta.TraceID]; ended {
+		t.removeJob(ctx, meta, seq, store.BodyObject(m.Headers()), o.deadLettered)
 		return
 	}
-	j := l.book.jobs[meta.TraceID]
+	j := t.queue.jobs[meta.TraceID]
 	if j == nil {
-		j = l.book.add(*meta)
+		j = t.queue.add(*meta)
 		j.since = at.Timestamp
 	}
 	j.body = store.BodyObject(m.Headers())
-	l.stored(j, at.Sequence.Stream)
+	t.setStored(j, seq)
 }
 
-// tookRecord takes in a change of an execution's record: a claim, a renewal, another attempt, the loss of a worker, the end.
-func (l *leading) tookRecord(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMetadata) {
-	name := m.Subject()
-	id, err := proto.ParseTraceID(name[strings.LastIndexByte(name, '.')+1:])
-	s, errStanding := standingOf(m.Headers())
-	if err != nil || errStanding != nil {
-		l.Log.Error("a malformed record was passed over", "subject", name)
+// onRecord handles a change of a record: a claim, a renewal, a requeued attempt, a loss, the end.
+func (t *term) onRecord(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMetadata) {
+	subject := m.Subject()
+	id, err := proto.ParseTraceID(subject[strings.LastIndexByte(subject, '.')+1:])
+	r, errHeaders := parseRecordHeaders(m.Headers())
+	if err != nil || errHeaders != nil {
+		t.Log.Error("malformed record ignored", "subject", subject)
 		return
 	}
-	s.revision = at.Sequence.Stream
-	if j := l.book.jobs[id]; j != nil {
-		l.changed(ctx, j, s)
-	} else if s.status.Terminal() {
-		l.ended[id] = end{time.Now(), s.aside()}
+	r.revision = at.Sequence.Stream
+	if j := t.queue.jobs[id]; j != nil {
+		t.apply(ctx, j, r)
+	} else if r.status.Terminal() {
+		t.outcomes[id] = outcome{time.Now(), r.deadLettered()}
 	}
 }
 
-// standing is what an execution's record says of it.
-type standing struct {
+// recordState is the part of a record that the dispatcher uses.
+type recordState struct {
 	status   proto.Status
 	attempt  int
-	worker   string // that wrote it while it runs
+	worker   string // that holds the lease
 	losses   int    // of workers since the program last ran
 	revision uint64
 }
 
-// aside reports whether the job was given up because of the workers that were lost with it.
-func (s *standing) aside() bool { return s.status.Terminal() && s.losses >= startsAllowed }
+// deadLettered reports whether the execution ended because workers were lost with its job.
+func (r *recordState) deadLettered() bool { return r.status.Terminal() && r.losses >= maxLosses }
 
-// standingOf reads the headers of a record.
-func standingOf(h nats.Header) (s standing, err error) {
-	s.status, s.worker = proto.Status(h.Get(store.HeaderStatus)), h.Get(store.HeaderWorker)
-	if s.attempt, err = strconv.Atoi(h.Get(store.HeaderAttempt)); err != nil || s.status == "" {
-		return s, errors.Join(err, store.ErrMalformed)
+// parseRecordHeaders returns the state in a record's headers, without the revision.
+func parseRecordHeaders(h nats.Header) (r recordState, err error) {
+	r.status, r.worker = proto.Status(h.Get(store.HeaderStatus)), h.Get(store.HeaderWorker)
+	if r.attempt, err = strconv.Atoi(h.Get(store.HeaderAttempt)); err != nil || r.status == "" {
+		return r, errors.Join(err, store.ErrMalformed)
 	}
 	if losses := h.Get(store.HeaderLosses); losses != "" {
-		s.losses, err = strconv.Atoi(losses)
+		r.losses, err = strconv.Atoi(losses)
 	}
-	return s, err
+	return r, err
 }
 
-// changed takes in what a job's record says now. What was read beside the feed may be ahead of it.
-func (l *leading) changed(ctx context.Context, j *job, s standing) {
-	if s.revision <= j.revision {
+// apply updates a job from its record. The record may be newer than what the stream has delivered, so
+// older revisions are ignored.
+func (t *term) apply(ctx context.Context, j *job, r recordState) {
+	if r.revision <= j.revision {
 		return
 	}
-	j.attempt, j.losses, j.revision, j.ending = s.attempt, s.losses, s.revision, false
+	j.attempt, j.losses, j.revision, j.writePending = r.attempt, r.losses, r.revision, false
 	now := time.Now()
 	switch {
-	case s.status.Terminal() || fault.Planted(fault.AckBeforeResult) && s.status == proto.StatusRunning:
-		l.book.remove(j)
-		l.ended[j.meta.TraceID] = end{now, s.aside()}
+	case r.status.Terminal() || fault.Planted(fault.AckBeforeResult) && r.status == proto.StatusRunning:
+		t.queue.remove(j)
+		t.outcomes[j.meta.TraceID] = outcome{now, r.deadLettered()}
 		if j.seq > 0 {
-			l.finished(ctx, &j.meta, j.seq, j.body, s.aside())
+			t.removeJob(ctx, &j.meta, j.seq, j.body, r.deadLettered())
 		}
-	case s.status == proto.StatusRunning:
-		l.book.take(j, running, s.worker, now)
-	case s.status == proto.StatusQueued:
-		l.book.requeue(j)
+	case r.status == proto.StatusRunning:
+		t.queue.activate(j, running, r.worker, now)
+	case r.status == proto.StatusQueued:
+		t.queue.requeue(j)
 		j.since = now
 	}
 }
 
-// listen answers the requests that only the leader answers.
-func (l *leading) listen(ctx context.Context) (stop func(), err error) {
+// subscribe answers the requests to the leader, and requests announcements.
+func (t *term) subscribe(ctx context.Context) (stop func(), err error) {
 	var subs []*nats.Subscription
 	stop = func() {
 		for _, s := range subs {
@@ -325,36 +328,36 @@ func (l *leading) listen(ctx context.Context) (stop func(), err error) {
 		}
 	}
 	for subject, handle := range map[string]nats.MsgHandler{
-		store.SubmitSubject: func(m *nats.Msg) { l.arrived(ctx, m) },
-		store.SlotsSubject:  func(m *nats.Msg) { l.post(ctx, func() { l.hear(m) }) },
-		store.StatsSubject:  func(m *nats.Msg) { l.post(ctx, func() { l.stats(m) }) },
+		store.SubmitSubject: func(m *nats.Msg) { t.onSubmission(ctx, m) },
+		store.SlotsSubject:  func(m *nats.Msg) { t.post(ctx, func() { t.onAnnouncement(m) }) },
+		store.StatsSubject:  func(m *nats.Msg) { t.post(ctx, func() { t.onStats(m) }) },
 	} {
-		sub, err := l.Store.Conn.Subscribe(subject, handle)
+		sub, err := t.Store.Conn.Subscribe(subject, handle)
 		if err != nil {
 			stop()
 			return nil, fmt.Errorf("listen on %s: %w", subject, err)
 		}
 		subs = append(subs, sub)
 	}
-	if err := l.Store.Conn.Publish(store.AnnounceSubject, nil); err != nil {
+	if err := t.requestAnnouncements(); err != nil {
 		stop()
-		return nil, fmt.Errorf("call the roll: %w", err)
+		return nil, err
 	}
 	return stop, nil
 }
 
-// stats says nothing where submissions are not taken either.
-func (l *leading) stats(m *nats.Msg) {
-	if !l.sure() {
+// onStats does not answer while submissions are not accepted either.
+func (t *term) onStats(m *nats.Msg) {
+	if !t.stillLeader() {
 		return
 	}
 	now := time.Now()
-	st := proto.QueueStats{Workers: len(l.workers)}
-	for _, w := range l.workers {
+	st := proto.QueueStats{Workers: len(t.workers)}
+	for _, w := range t.workers {
 		st.Slots += w.slots
 		st.FreeSlots += len(w.free)
 	}
-	for _, j := range l.book.jobs {
+	for _, j := range t.queue.jobs {
 		if j.state != queued {
 			st.Running++
 			continue
@@ -362,126 +365,125 @@ func (l *leading) stats(m *nats.Msg) {
 		st.Queued++
 		st.OldestQueue = max(st.OldestQueue, now.Sub(j.meta.CreatedAt).Seconds())
 	}
-	l.reply(m, st)
+	t.reply(m, st)
 }
 
-func (l *leading) reply(m *nats.Msg, v any) {
+func (t *term) reply(m *nats.Msg, v any) {
 	body, err := json.Marshal(v)
 	if err == nil {
 		err = m.Respond(body)
 	}
 	if err != nil {
-		l.Log.Warn("a request to the dispatcher was not answered", "subject", m.Subject, "error", err)
+		t.Log.Warn("reply failed", "subject", m.Subject, "error", err)
 	}
 }
 
-// hear takes in what a worker says of itself.
-func (l *leading) hear(m *nats.Msg) {
+func (t *term) onAnnouncement(m *nats.Msg) {
 	var a announcement
 	if err := json.Unmarshal(m.Data, &a); err != nil || a.Worker == "" || strings.ContainsAny(a.Worker, ".*> \t\r\n") {
-		l.Log.Error("a malformed announcement was passed over", "error", err)
+		t.Log.Error("malformed announcement ignored", "error", err)
 		return
 	}
 	for _, id := range a.Dropped {
-		if j := l.book.jobs[id]; j != nil && j.state == assigned && j.worker == a.Worker {
-			l.book.requeue(j)
+		if j := t.queue.jobs[id]; j != nil && j.state == assigned && j.worker == a.Worker {
+			t.queue.requeue(j)
 		}
 	}
 	if a.Gone {
-		delete(l.workers, a.Worker)
+		delete(t.workers, a.Worker)
 		return
 	}
-	w := l.workers[a.Worker]
+	w := t.workers[a.Worker]
 	if w == nil {
-		w = &member{used: map[uint64]bool{}}
-		l.workers[a.Worker] = w
-		l.Log.Info("worker joined", "worker", a.Worker, "slots", a.Slots, "offers", a.Offers)
+		w = &workerState{used: map[uint64]bool{}}
+		t.workers[a.Worker] = w
+		t.Log.Info("worker joined", "worker", a.Worker, "slots", a.Slots, "capabilities", a.Capabilities)
 	}
-	w.slots, w.offers, w.heard, w.free = a.Slots, offersOf(a.Offers), time.Now(), w.free[:0]
-	still := map[uint64]bool{}
+	w.slots, w.capabilities, w.seen, w.free = a.Slots, newCapabilities(a.Capabilities), time.Now(), w.free[:0]
+	used := map[uint64]bool{}
 	for _, ticket := range a.Free {
 		if w.used[ticket] {
-			still[ticket] = true
+			used[ticket] = true
 		} else {
 			w.free = append(w.free, ticket)
 		}
 	}
-	w.used = still
+	w.used = used
 	w.held = make(map[proto.TraceID]bool, len(a.Held))
 	for _, id := range a.Held {
 		w.held[id] = true
-		// Assigned by the dispatcher that led before, and not claimed yet. After a claim the records tell.
-		if j := l.book.jobs[id]; j != nil && j.state == queued && j.attempt == 0 && !j.ending {
-			l.book.take(j, assigned, a.Worker, w.heard)
+		// A job that the previous leader assigned and that is not claimed. After a claim the record counts.
+		if j := t.queue.jobs[id]; j != nil && j.state == queued && j.attempt == 0 && !j.writePending {
+			t.queue.activate(j, assigned, a.Worker, w.seen)
 		}
 	}
 }
 
-// assign gives free slots to jobs that they can run, fairly, as long as there are both. A dispatcher that is not sure that it leads gives
-// none: another one may know of other jobs that count against the limits. One that has just begun to lead first hears from the workers
-// what they hold.
-func (l *leading) assign(ctx context.Context, now time.Time) {
-	if !l.called || !l.sure() {
+// assign assigns jobs to free slots until either runs out. A leader in doubt assigns nothing, since
+// another one may know of other jobs that count against the limits. A new leader first waits for the
+// announcements of what the workers hold.
+func (t *term) assign(ctx context.Context, now time.Time) {
+	if !t.announced || !t.stillLeader() {
 		return
 	}
-	runnable := map[*kind]bool{}
-	can := func(k *kind) bool {
-		able, known := runnable[k]
+	cache := map[*needSet]bool{}
+	runnable := func(n *needSet) bool {
+		able, known := cache[n]
 		if !known {
-			_, w := l.freest(k, "")
+			_, w := t.selectWorker(n, "")
 			able = w != nil
-			runnable[k] = able
+			cache[n] = able
 		}
 		return able
 	}
 	for {
-		j := l.book.next(can)
+		j := t.queue.next(runnable)
 		if j == nil {
 			return
 		}
-		if l.late(j, now) {
-			if !l.expire(ctx, j) {
-				return // until others have ended
+		if t.overdue(j, now) {
+			if !t.expire(ctx, j) {
+				return
 			}
 			continue
 		}
-		name, w := l.freest(j.kind, j.meta.Prefer)
+		name, w := t.selectWorker(j.needs, j.meta.Prefer)
 		ticket := w.free[0]
 		w.free = w.free[1:]
 		w.used[ticket] = true
-		l.tell(name, assignment{
+		t.send(name, assignment{
 			Ticket: ticket, Trace: j.meta.TraceID, Job: j.seq, Attempt: j.attempt + 1, Revision: j.revision,
 		}, j.msg)
 		fault.Here(fault.AfterAssign)
-		l.book.serve(j)
-		l.book.take(j, assigned, name, now)
+		t.queue.charge(j)
+		t.queue.activate(j, assigned, name, now)
 		j.ticket = ticket
 		if len(w.free) == 0 {
-			clear(runnable)
+			clear(cache)
 		}
 	}
 }
 
-// freest finds the live worker with the most free slots of those that can run jobs of kind k, so that load spreads; but the one that is
-// preferred if it has any.
-func (l *leading) freest(k *kind, prefer string) (string, *member) {
-	if w := l.workers[prefer]; w != nil && len(w.free) > 0 && w.offers.meet(k.needs) {
+// selectWorker returns the preferred worker if it has a free slot and meets the needs. Otherwise it
+// returns the worker with the most free slots, so that load spreads, or nil.
+func (t *term) selectWorker(n *needSet, prefer string) (string, *workerState) {
+	if w := t.workers[prefer]; w != nil && len(w.free) > 0 && w.capabilities.meet(n.needs) {
 		return prefer, w
 	}
-	var name string
-	var best *member
-	for n, w := range l.workers {
-		if len(w.free) > 0 && (best == nil || len(w.free) > len(best.free)) && w.offers.meet(k.needs) {
-			name, best = n, w
+	var best string
+	var worker *workerState
+	for name, w := range t.workers {
+		if len(w.free) > 0 && (worker == nil || len(w.free) > len(worker.free)) && w.capabilities.meet(n.needs) {
+			best, worker = name, w
 		}
 	}
-	return name, best
+	return best, worker
 }
 
-// offered reports whether a live worker, busy or not, can run jobs of kind k.
-func (l *leading) offered(k *kind) bool {
-	for _, w := range l.workers {
-		if w.offers.meet(k.needs) {
+// anyWorkerMeets reports whether a live worker, busy or not, meets the needs.
+func (t *term) anyWorkerMeets(n *needSet) bool {
+	for _, w := range t.workers {
+		if w.capabilities.meet(n.needs) {
 			return true
 		}
 	}

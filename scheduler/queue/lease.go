@@ -14,65 +14,65 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/scheduler/store"
-	"github.com/bullpen-run/bullpen/scheduler/threads"
 )
 
 const (
-	renewEvery   = 3 * time.Second
-	leaseLost    = 10 * time.Second // without a confirmed renewal the holder stops; the dispatcher waits for leaseOver
-	finishPause  = 250 * time.Millisecond
-	renewTimeout = 2 * time.Second
-	wordPatience = 2 * time.Second // with the word that a job is stored
+	renewEvery    = 3 * time.Second
+	holderTimeout = 10 * time.Second // without a confirmed renewal the holder stops; the dispatcher waits for leaseTimeout
+	finishPause   = 250 * time.Millisecond
+	renewTimeout  = 2 * time.Second
+	ackWait       = 2 * time.Second // see the package comment
 )
 
-// Lease is the right to run one attempt of one job. It is taken by [Slots.Take], made known by Claim before the program starts, and
-// ends with Finish or Release.
+// Lease is the right to run one attempt of one job. [Slots.Take] returns it, Claim records it before
+// the program starts, and Finish or Release ends it.
 type Lease struct {
 	slots   *Slots
 	id      proto.TraceID
-	at      uint64      // where the job lies in its stream, 0 while it is being stored
-	sent    *nats.Msg   // the job, when it came with its assignment
-	word    chan string // of a job that is being stored; else nil
-	started *time.Time  // of the claimed attempt; nil before
+	seq     uint64      // of the job in its stream; 0 while it is being stored
+	msg     *nats.Msg   // the job, if it came with the assignment
+	ack     chan string // of a job that is being stored; nil otherwise
+	started *time.Time  // nil before the claim
 	attempt int
 	job     *proto.Job
 	header  nats.Header
 
-	// Whether and where it is noted that the job was taken; they belong to slots.
-	noted bool
-	place int
+	// The entry in the journal. Guarded by slots.mu.
+	journaled bool
+	entry     int
 
-	// The record and its revision belong to renew from Claim until it has stopped, and to the caller before and after.
+	// The record and its revision are owned by renewLoop while that runs, and by the caller otherwise.
 	rec      *proto.Record
 	revision uint64
 
-	mu      sync.Mutex
-	claimed bool // renew runs
-	looks   chan struct{}
-	cancel  context.CancelCauseFunc // ends the program's context
-	quit    context.CancelFunc      // ends renew
-	stopped chan struct{}           // closed when renew has ended
+	mu       sync.Mutex
+	renewing bool // renewLoop runs
+	reads    chan struct{}
+	cancel   context.CancelCauseFunc // of the program's context
+	quit     context.CancelFunc      // ends renewLoop
+	stopped  chan struct{}           // closed when renewLoop has returned
 }
 
-// Job is what to run.
+// Job returns the job to run.
 func (l *Lease) Job() *proto.Job { return l.job }
 
-// Attempt counts from 1.
+// Attempt returns the number of the attempt, starting at 1.
 func (l *Lease) Attempt() int { return l.attempt }
 
-// Context carries the submission's trace context from the message into ctx.
+// Context returns ctx with the trace context of the submission.
 func (l *Lease) Context(ctx context.Context) context.Context {
 	return otel.GetTextMapPropagator().Extract(ctx, propagation.HeaderCarrier(l.header))
 }
 
+// load reads the job. It returns [proto.ErrNotFound] if the job was removed.
 func (l *Lease) load(ctx context.Context) error {
 	st := l.slots.Store
 	var m *store.Message
 	var err error
-	if l.sent != nil {
-		m, err = st.ReadBody(ctx, l.sent)
+	if l.msg != nil {
+		m, err = st.ReadBody(ctx, l.msg)
 	} else {
-		m, err = st.At(ctx, st.Jobs, l.at)
+		m, err = st.At(ctx, st.Jobs, l.seq)
 	}
 	if store.IsNotFound(err) {
 		return fmt.Errorf("job %s: %w", l.id, proto.ErrNotFound)
@@ -82,36 +82,14 @@ func (l *Lease) load(ctx context.Context) error {
 	}
 	job, err := store.DecodeJob(m, l.id)
 	if err != nil {
-		return l.refuse(ctx, m, err)
+		return l.reject(ctx, m, err)
 	}
-	l.job, l.header, l.sent = job, m.Header, nil
+	l.job, l.header, l.msg = job, m.Header, nil
 	return nil
 }
 
-// awaitStored waits until the job is stored. The word that it is may be lost with a dispatcher or a connection, so in the end the
-// stream is asked. Its error is [proto.ErrNotFound] for a job that is not to be run.
-func (l *Lease) awaitStored(ctx context.Context) error {
-	if l.word == nil {
-		return nil
-	}
-	patience := time.NewTimer(wordPatience)
-	defer patience.Stop()
-	select {
-	case word := <-l.word:
-		if word != wordStored {
-			return fmt.Errorf("job %s was not stored: %w", l.id, proto.ErrNotFound)
-		}
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-patience.C:
-		_, err := l.slots.Store.JobMeta(ctx, l.id)
-		return err
-	}
-}
-
-// refuse ends a job that cannot be read with what its header says of it.
-func (l *Lease) refuse(ctx context.Context, m *store.Message, cause error) error {
+// reject ends an execution whose job is malformed, as far as its header can be read. It returns cause.
+func (l *Lease) reject(ctx context.Context, m *store.Message, cause error) error {
 	meta, err := store.DecodeMeta(m.Header)
 	if err != nil {
 		return errors.Join(cause, err)
@@ -124,9 +102,31 @@ func (l *Lease) refuse(ctx context.Context, m *store.Message, cause error) error
 	return cause
 }
 
-// Claim records that this worker starts the program now. When it returns nil nobody else starts it; the context it returns ends,
-// with [proto.ErrCancelled] or [proto.ErrLost] as its cause, when the program must be stopped. baseSeq is the sequence number of the last event
-// of earlier attempts. An error means that the program must not be started.
+// awaitStored waits until the job is stored. It returns [proto.ErrNotFound] if the job must not start.
+func (l *Lease) awaitStored(ctx context.Context) error {
+	if l.ack == nil {
+		return nil
+	}
+	timeout := time.NewTimer(ackWait)
+	defer timeout.Stop()
+	select {
+	case ack := <-l.ack:
+		if ack != ackStored {
+			return fmt.Errorf("job %s was not stored: %w", l.id, proto.ErrNotFound)
+		}
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timeout.C: // lost with a dispatcher or a connection
+		_, err := l.slots.Store.JobMeta(ctx, l.id)
+		return err
+	}
+}
+
+// Claim records that this worker starts the program. After a nil error nobody else starts it; after
+// any other error it must not be started. The returned context is cancelled, with cause
+// [proto.ErrCancelled] or [proto.ErrLost], when the program must be stopped. baseSeq is the sequence
+// number of the last event of earlier attempts.
 func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int64, err error) {
 	if err := l.awaitStored(ctx); err != nil {
 		return nil, 0, fmt.Errorf("claim %s: %w", l.id, err)
@@ -143,50 +143,51 @@ func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int
 		ResultSeq: baseSeq,
 	}
 	if fault.Planted(fault.ClaimAfterStart) {
-		return ctx, baseSeq, nil // Finish serves an attempt that was never claimed
+		return ctx, baseSeq, nil // Finish works without a claim
 	}
 	sent := time.Now()
 	l.revision, err = l.slots.Store.WriteRecord(ctx, l.rec, l.revision)
 	if err != nil {
 		return nil, 0, fmt.Errorf("claim %s: %w", l.id, err)
 	}
-	l.slots.claimed(l)
+	l.slots.onClaimed(l)
 	claimed, l.cancel = context.WithCancelCause(ctx)
-	// The lease is kept until the result is written, also while a program that was told to stop is being stopped.
-	keep, quit := context.WithCancel(context.WithoutCancel(ctx))
-	l.looks, l.stopped, l.quit = make(chan struct{}, 1), make(chan struct{}), quit
+	// The lease is renewed until the result is written, also while the program is being stopped.
+	renewing, quit := context.WithCancel(context.WithoutCancel(ctx))
+	l.reads, l.stopped, l.quit = make(chan struct{}, 1), make(chan struct{}), quit
 	l.mu.Lock()
-	l.claimed = true
+	l.renewing = true
 	l.mu.Unlock()
-	go l.renew(keep, sent)
+	go l.renewLoop(renewing, sent)
 	return claimed, baseSeq, nil
 }
 
-// look has the record read now rather than at the next renewal.
-func (l *Lease) look() {
+// requestRead makes renewLoop read the record before the next renewal.
+func (l *Lease) requestRead() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.claimed {
+	if !l.renewing {
 		return
 	}
 	select {
-	case l.looks <- struct{}{}:
+	case l.reads <- struct{}{}:
 	default:
 	}
 }
 
-// renew keeps the lease until the execution is over, and ends its context when the record says so or was not renewed for leaseLost
-// since sent. That is a matter of a timer and not of a renewal's answer, which may not come.
-func (l *Lease) renew(ctx context.Context, sent time.Time) {
+// renewLoop renews the lease until ctx is done. It cancels the program's context if the record says so,
+// or if no renewal sent in the last holderTimeout was confirmed. A timer decides that, since a renewal
+// may get no answer at all.
+func (l *Lease) renewLoop(ctx context.Context, sent time.Time) {
 	defer close(l.stopped)
-	doubt := time.AfterFunc(leaseLost-time.Since(sent), func() {
+	expiry := time.AfterFunc(holderTimeout-time.Since(sent), func() {
 		if fault.Planted(fault.LeaseWithoutFencing) {
 			return
 		}
-		l.cancel(fmt.Errorf("%w: no renewal for %s", proto.ErrLost, leaseLost))
+		l.cancel(fmt.Errorf("%w: no renewal for %s", proto.ErrLost, holderTimeout))
 		l.quit()
 	})
-	defer doubt.Stop()
+	defer expiry.Stop()
 	tick := time.NewTicker(renewEvery)
 	defer tick.Stop()
 	for {
@@ -194,12 +195,12 @@ func (l *Lease) renew(ctx context.Context, sent time.Time) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-l.looks:
-			err = l.reread(ctx)
+		case <-l.reads:
+			err = l.read(ctx)
 		case <-tick.C:
 			sent = time.Now()
-			// Only a write keeps others off. A store that takes none takes nobody else's claim either.
-			if err = l.rewrite(ctx); (err == nil || store.IsRejected(err)) && !doubt.Reset(leaseLost-time.Since(sent)) {
+			// A store that rejects this write does not accept anybody else's claim either.
+			if err = l.renew(ctx); (err == nil || store.IsRejected(err)) && !expiry.Reset(holderTimeout-time.Since(sent)) {
 				return // too late
 			}
 		}
@@ -213,11 +214,11 @@ func (l *Lease) renew(ctx context.Context, sent time.Time) {
 	}
 }
 
-// errUnread is that of a renewal that met another record and could not read it. It hides the server's refusal, which is none of a write.
-var errUnread = errors.New("the record has changed and could not be read")
+// errUnreadable hides why a changed record could not be read: a rejected read is no rejected write.
+var errUnreadable = errors.New("the record was changed and could not be read")
 
-// rewrite renews the lease: it writes the record as it is, with what others wrote into it.
-func (l *Lease) rewrite(ctx context.Context) error {
+// renew writes the record again, with the changes of others in it.
+func (l *Lease) renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
 	defer cancel()
 	for {
@@ -232,25 +233,26 @@ func (l *Lease) rewrite(ctx context.Context) error {
 		if err := l.adopt(ctx); errors.Is(err, proto.ErrLost) {
 			return err
 		} else if err != nil {
-			return fmt.Errorf("%w: %v", errUnread, err) //nolint:errorlint // see errUnread
+			return fmt.Errorf("%w: %v", errUnreadable, err) //nolint:errorlint // see errUnreadable
 		}
 	}
 }
 
-func (l *Lease) reread(ctx context.Context) error {
+func (l *Lease) read(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
 	defer cancel()
 	return l.adopt(ctx)
 }
 
-// adopt takes the record as it now is: still ours, perhaps with an intent to cancel, or not ours any more.
+// adopt reads the record, which may have been marked as cancelled. It returns [proto.ErrLost] if the
+// lease is not ours any more.
 func (l *Lease) adopt(ctx context.Context) error {
 	rec, revision, err := l.slots.Store.Record(ctx, l.id)
 	if errors.Is(err, proto.ErrNotFound) {
 		return fmt.Errorf("%w: its record is gone", proto.ErrLost)
 	}
 	if errors.Is(err, store.ErrMalformed) {
-		l.revision = revision // not the word of anybody who holds the lease: ours is written over it
+		l.revision = revision // not written by a lease holder, so it is overwritten
 		return nil
 	}
 	if err != nil {
@@ -267,43 +269,58 @@ func (l *Lease) adopt(ctx context.Context) error {
 	return nil
 }
 
-// Ending is how an attempt ended.
-type Ending struct {
+// Outcome is the outcome of an attempt.
+type Outcome struct {
 	Result          proto.Result
 	LastSeq         int64 // of the last event published
 	OutputTruncated bool
 	Usage           *proto.Usage
-	Commit          *proto.Commit // what it made of its thread; nil where nothing changed, or there is none
+	Commit          *proto.Commit // of the thread's home; nil if there is nothing to commit
 }
 
-// Finish writes the terminal record, unless somebody wrote one first, and returns the one that stands. It keeps trying while the
-// store takes no writes, until ctx ends. It also serves an attempt that was never claimed. The lease is kept while a large result is
-// on its way.
+// Finish writes the terminal record and returns it. If another process wrote one first, Finish returns
+// that and [proto.ErrLost]. It retries until ctx is done, and renews the lease while a large result is
+// being stored. It also works without a claim.
 //
-// Where there is something to commit, the result is first recorded as pending, then the commit is made, then the result stands. From the
-// first of these writes on the execution ends in this way whoever lives: a dispatcher takes the other two if the lease is over.
-func (l *Lease) Finish(ctx context.Context, e Ending) (*proto.Record, error) {
+// A commit takes three writes: the record with the pending result, the commit, the terminal record.
+// After the first one the outcome is decided: if the lease ends, the dispatcher makes the other two.
+func (l *Lease) Finish(ctx context.Context, o Outcome) (*proto.Record, error) {
 	defer l.slots.forget(l.id)
 	defer l.stop()
 	done := &proto.Record{Meta: l.job.Meta, Attempt: l.attempt, Worker: l.slots.Worker, StartedAt: l.started}
-	done.ResultSeq, done.OutputTruncated, done.Usage = e.LastSeq, e.OutputTruncated, e.Usage
-	result := e.Result
-	var pending *store.StagedRecord
-	if e.Commit != nil {
-		done.Status, done.Pending, done.Commit = proto.StatusRunning, &e.Result, e.Commit
-		var err error
-		if pending, err = l.put(ctx, done); err == nil {
-			fault.Here(fault.AfterPendingBeforeCommit)
-			result, err = l.commit(ctx, done)
-			fault.Here(fault.AfterCommitBeforeResult)
-		}
+	done.ResultSeq, done.OutputTruncated, done.Usage = o.LastSeq, o.OutputTruncated, o.Usage
+	rec, err := l.finish(ctx, done, o)
+	if errors.Is(err, proto.ErrLost) {
+		rec, _, err := l.slots.Store.Record(ctx, l.id)
 		if err != nil {
-			return l.ended(ctx, err)
+			return nil, fmt.Errorf("finish %s: %w", l.id, err)
 		}
+		return rec, proto.ErrLost
+	}
+	if err != nil {
+		return nil, fmt.Errorf("finish %s: %w", l.id, err)
+	}
+	return rec, nil
+}
+
+func (l *Lease) finish(ctx context.Context, done *proto.Record, o Outcome) (*proto.Record, error) {
+	result := o.Result
+	var pending *store.StagedRecord
+	if o.Commit != nil {
+		done.Status, done.Pending, done.Commit = proto.StatusRunning, &o.Result, o.Commit
+		var err error
+		if pending, err = l.write(ctx, done); err != nil {
+			return nil, err
+		}
+		fault.Here(fault.AfterPendingBeforeCommit)
+		if result, err = l.commit(ctx, done); err != nil {
+			return nil, err
+		}
+		fault.Here(fault.AfterCommitBeforeResult)
 	}
 	rec := terminal(done, result, time.Now())
-	if _, err := l.put(ctx, rec); err != nil {
-		return l.ended(ctx, err)
+	if _, err := l.write(ctx, rec); err != nil {
+		return nil, err
 	}
 	fault.Here(fault.AfterResultBeforeAck)
 	if pending != nil {
@@ -312,9 +329,10 @@ func (l *Lease) Finish(ctx context.Context, e Ending) (*proto.Record, error) {
 	return rec, nil
 }
 
-// put writes rec in place of the record, also where others changed that but left it ours. It stops the renewals before, and keeps trying
-// until ctx ends. Its error is [proto.ErrLost] where the record is not ours any more.
-func (l *Lease) put(ctx context.Context, rec *proto.Record) (*store.StagedRecord, error) {
+// write replaces the record, also if others have changed it while the lease is ours. It stops
+// renewLoop before that, and retries until ctx is done. It returns [proto.ErrLost] if the lease is not
+// ours any more.
+func (l *Lease) write(ctx context.Context, rec *proto.Record) (*store.StagedRecord, error) {
 	var staged *store.StagedRecord
 	for {
 		var err error
@@ -345,7 +363,7 @@ func (l *Lease) put(ctx context.Context, rec *proto.Record) (*store.StagedRecord
 	}
 }
 
-// commit makes the commit of a record that is stored. It keeps trying until ctx ends, and gives the result that is to stand.
+// commit makes the commit of a stored record and returns the result. It retries until ctx is done.
 func (l *Lease) commit(ctx context.Context, rec *proto.Record) (proto.Result, error) {
 	for {
 		result, err := commit(ctx, l.slots.Store, rec)
@@ -358,61 +376,29 @@ func (l *Lease) commit(ctx context.Context, rec *proto.Record) (proto.Result, er
 	}
 }
 
-// commit makes the commit of rec, and gives the result that is to stand then: the pending one, or that of a home which was not saved.
-func commit(ctx context.Context, st *store.Store, rec *proto.Record) (proto.Result, error) {
-	err := (&threads.Threads{Store: st}).Commit(ctx, rec.Org, rec.ThreadID, rec.TraceID, rec.Commit)
-	switch {
-	case err == nil:
-		return *rec.Pending, nil
-	case errors.Is(err, proto.ErrFenced):
-		return rec.Pending.Unsaved("The home was not saved: the worker lost touch for so long that the thread was taken from it."), nil
-	case errors.Is(err, threads.ErrLarge):
-		return rec.Pending.Unsaved("The home was not saved: the thread has more changes that were not yet put together than can be kept."), nil
-	default:
-		return proto.Result{}, fmt.Errorf("commit the home of %s: %w", rec.TraceID, err)
-	}
-}
-
-// pause waits before another try. Its error is that ctx has ended, with why the last try failed.
-func pause(ctx context.Context, failed error) error {
+// pause waits before a retry. If ctx is done, it returns cause with the cause of ctx.
+func pause(ctx context.Context, cause error) error {
 	select {
 	case <-ctx.Done():
-		return errors.Join(failed, context.Cause(ctx))
+		return errors.Join(cause, context.Cause(ctx))
 	case <-time.After(finishPause):
 		return nil
 	}
 }
 
-// ended gives what Finish returns after an error.
-func (l *Lease) ended(ctx context.Context, err error) (*proto.Record, error) {
-	if errors.Is(err, proto.ErrLost) {
-		return l.standing(ctx)
-	}
-	return nil, fmt.Errorf("finish %s: %w", l.id, err)
-}
-
-// standing reads the record that somebody else wrote first.
-func (l *Lease) standing(ctx context.Context) (*proto.Record, error) {
-	rec, _, err := l.slots.Store.Record(ctx, l.id)
-	if err != nil {
-		return nil, fmt.Errorf("finish %s: %w", l.id, err)
-	}
-	return rec, proto.ErrLost
-}
-
-// Release gives up a lease without a result: the job was never claimed, or it is somebody else's now.
+// Release gives up a lease without a result: the job was not claimed, or the lease was lost.
 func (l *Lease) Release() {
 	l.stop()
 	l.slots.forget(l.id)
 }
 
-// stop ends the renewals and waits for the last one, so that the revision stands still.
+// stop stops renewLoop and waits for it, so that the revision does not change any more.
 func (l *Lease) stop() {
 	l.mu.Lock()
-	running := l.claimed
-	l.claimed = false
+	renewing := l.renewing
+	l.renewing = false
 	l.mu.Unlock()
-	if running {
+	if renewing {
 		l.quit()
 		<-l.stopped
 		l.cancel(context.Canceled)

@@ -47,7 +47,7 @@ func TestProgramIsStoppedThoughARenewalHangs(t *testing.T) {
 	}
 	t.Cleanup(st.Close)
 	h := &host{Slots: &queue.Slots{
-		Store: st, Worker: "w", Total: 1, Offers: []string{queue.OfferLanguage(proto.Python)}, Log: storetest.Log(t),
+		Store: st, Worker: "w", Total: 1, Capabilities: []string{queue.CapabilityLanguage(proto.Python)}, Log: storetest.Log(t),
 	}}
 	w.background(h.Run)
 	w.submit(storetest.Job("acme", "k", proto.ModeAsync))

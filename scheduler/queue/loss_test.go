@@ -138,7 +138,7 @@ func TestWorkerThatComesBackTooLateDoesNotClaim(t *testing.T) {
 	if rec, _, err := w.store.Record(w.ctx, id); err != nil || rec.Worker != "lives" || len(rec.Lost) != 0 {
 		t.Fatalf("losses count from the last start: %+v, %v", rec, err)
 	}
-	if _, err := l.Finish(w.ctx, ending("")); err != nil {
+	if _, err := l.Finish(w.ctx, outcome("")); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -160,8 +160,8 @@ func TestLossThatOnlyTheNextWorkerKnowsOf(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = notes.Close() })
 		s := &queue.Slots{
-			Store: storetest.Open(t, server), Worker: fmt.Sprintf("w%d", n), Total: 4, Offers: []string{queue.OfferLanguage(proto.Python)},
-			Log: storetest.Log(t), Notes: notes,
+			Store: storetest.Open(t, server), Worker: fmt.Sprintf("w%d", n), Total: 4, Capabilities: []string{queue.CapabilityLanguage(proto.Python)},
+			Log: storetest.Log(t), Journal: notes,
 		}
 		return &host{Slots: s, stop: w.background(s.Run)}
 	}
@@ -176,7 +176,7 @@ func TestLossThatOnlyTheNextWorkerKnowsOf(t *testing.T) {
 				l := w.take(h)
 				w.claim(l)
 				if l.Job().TraceID == ended {
-					if _, err := l.Finish(w.ctx, ending("")); err != nil {
+					if _, err := l.Finish(w.ctx, outcome("")); err != nil {
 						t.Fatal(err)
 					}
 				}

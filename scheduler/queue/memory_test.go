@@ -13,9 +13,9 @@ import (
 )
 
 func TestBookTakesNoMoreJobsThanItHasMemoryFor(t *testing.T) {
-	b := newBook()
+	q := newFairQueue()
 	const each = 4
-	b.most = orgShare * each * (jobCost + 100)
+	q.maxSize = orgShare * each * (jobCost + 100)
 	waiting := func(org string) proto.Meta {
 		m := meta(org, "k", proto.ModeAsync)
 		m.MaxQueued, m.Metadata = 1000, map[string]string{"text": strings.Repeat("x", 96)}
@@ -26,27 +26,27 @@ func TestBookTakesNoMoreJobsThanItHasMemoryFor(t *testing.T) {
 	for range 2 * each {
 		for _, org := range []string{"a", "b", "c"} {
 			m := waiting(org)
-			if refusal := b.admit(&m); refusal != nil {
+			if refusal := q.admit(&m); refusal != nil {
 				refused = refusal
 			} else {
-				jobs = append(jobs, b.add(m))
+				jobs = append(jobs, q.add(m))
 			}
 		}
 	}
 	if len(jobs) != orgShare*each || refused == nil || refused.Reason != proto.RefusedUnavailable {
 		t.Fatalf("%d jobs were taken; refused: %v", len(jobs), refused)
 	}
-	serve(b) // those that run count too
+	serve(q) // those that run count too
 	for _, j := range jobs {
-		b.remove(j)
+		q.remove(j)
 	}
-	if b.size != 0 || len(b.tenants) != 0 {
-		t.Fatalf("an empty book takes %d bytes, %d organisations", b.size, len(b.tenants))
+	if q.size != 0 || len(q.orgs) != 0 {
+		t.Fatalf("an empty book takes %d bytes, %d organisations", q.size, len(q.orgs))
 	}
 	// One alone has its share.
 	n := 0
-	for m := waiting("a"); b.admit(&m) == nil; m = waiting("a") {
-		b.add(m)
+	for m := waiting("a"); q.admit(&m) == nil; m = waiting("a") {
+		q.add(m)
 		n++
 	}
 	if n != each {
@@ -55,10 +55,10 @@ func TestBookTakesNoMoreJobsThanItHasMemoryFor(t *testing.T) {
 }
 
 // step does what is next in the inbox of a dispatcher whose loop does not run.
-func (l *leading) step(t *testing.T) {
+func (tm *term) step(t *testing.T) {
 	t.Helper()
 	select {
-	case f := <-l.inbox:
+	case f := <-tm.inbox:
 		f()
 	case <-storetest.Context(t).Done():
 		t.Fatal("nothing happens")
@@ -69,15 +69,15 @@ func TestSubmissionsAreRefusedWhileTooMuchIsBeingStored(t *testing.T) {
 	server := storetest.Server(t)
 	st := storetest.Open(t, server)
 	ctx := storetest.Context(t)
-	l := term(t, st)
+	tm := newTestTerm(t, st)
 	job := func() *proto.Job {
 		j := storetest.Job("acme", "k", proto.ModeAsync)
 		j.Code = strings.Repeat("#", 100<<10)
 		return j
 	}
 	first, second := job(), job()
-	l.Memory = storingShare * (submissionCost + bodyCopies*(110<<10)) // one of them
-	stop, err := l.listen(ctx)
+	tm.Memory = storingShare * (submissionCost + bodyCopies*(110<<10)) // one of them
+	stop, err := tm.subscribe(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,29 +89,29 @@ func TestSubmissionsAreRefusedWhileTooMuchIsBeingStored(t *testing.T) {
 		return answer
 	}
 	stored := submit(first)
-	arrival := <-l.inbox
+	arrival := <-tm.inbox
 	turned := submit(second)
-	refuse := <-l.inbox
+	refuse := <-tm.inbox
 	arrival()
 	refuse()
 	var refusal *proto.Refusal
 	if err := <-turned; !errors.As(err, &refusal) || refusal.Reason != proto.RefusedUnavailable {
 		t.Fatalf("the second: %v", err)
 	}
-	if l.book.jobs[second.TraceID] != nil {
+	if tm.queue.jobs[second.TraceID] != nil {
 		t.Error("a refused job is in the book")
 	}
-	l.step(t)
+	tm.step(t)
 	if err := <-stored; err != nil {
 		t.Fatalf("the first: %v", err)
 	}
 	stored = submit(second)
-	l.step(t)
-	l.step(t)
+	tm.step(t)
+	tm.step(t)
 	if err := <-stored; err != nil {
 		t.Fatalf("the second, later: %v", err)
 	}
-	if n := l.storing.Load(); n != 0 {
+	if n := tm.storing.Load(); n != 0 {
 		t.Errorf("%d bytes are held to be stored yet", n)
 	}
 }
@@ -120,7 +120,7 @@ func TestSubmissionsAreRefusedWhileTooMuchIsBeingStored(t *testing.T) {
 func TestSubmissionThatIsKnownIsNotRefusedForWantOfRoom(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
-	l := term(t, st)
+	tm := newTestTerm(t, st)
 	answers, err := st.Conn.SubscribeSync(nats.NewInbox())
 	if err != nil {
 		t.Fatal(err)
@@ -131,14 +131,14 @@ func TestSubmissionThatIsKnownIsNotRefusedForWantOfRoom(t *testing.T) {
 			t.Fatal(err)
 		}
 		m.Reply, m.Sub = answers.Subject, answers
-		l.turnAway(m)
+		tm.refuseForMemory(m)
 	}
 	queued, ended, unknown := storetest.Job("acme", "k", proto.ModeAsync), storetest.Job("acme", "k", proto.ModeAsync), storetest.Job("acme", "k", proto.ModeAsync)
-	l.book.add(queued.Meta)
-	l.ended[ended.TraceID] = end{at: noon}
+	tm.queue.add(queued.Meta)
+	tm.outcomes[ended.TraceID] = outcome{at: noon}
 	again(queued)
 	again(ended)
-	l.sure = func() bool { return false }
+	tm.stillLeader = func() bool { return false }
 	again(unknown)
 	if err := st.Conn.Flush(); err != nil {
 		t.Fatal(err)
@@ -146,7 +146,7 @@ func TestSubmissionThatIsKnownIsNotRefusedForWantOfRoom(t *testing.T) {
 	if n, _, err := answers.Pending(); n != 0 || err != nil {
 		t.Errorf("%d were answered, %v", n, err)
 	}
-	l.sure = func() bool { return true }
+	tm.stillLeader = func() bool { return true }
 	again(unknown)
 	if m, err := answers.NextMsgWithContext(ctx); err != nil || !strings.Contains(string(m.Data), string(proto.RefusedUnavailable)) {
 		t.Errorf("one that is not known: %v", err)
@@ -157,7 +157,7 @@ func TestSubmissionThatIsKnownIsNotRefusedForWantOfRoom(t *testing.T) {
 func TestQueueThatExpiresDoesSoByAndBy(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
-	l := term(t, st)
+	tm := newTestTerm(t, st)
 	const jobs = maxExpiring + 100
 	for range jobs {
 		job := storetest.Job("acme", "k", proto.ModeAsync)
@@ -165,18 +165,18 @@ func TestQueueThatExpiresDoesSoByAndBy(t *testing.T) {
 		if err := storetest.PutJob(ctx, st, job); err != nil {
 			t.Fatal(err)
 		}
-		l.book.add(job.Meta)
+		tm.queue.add(job.Meta)
 	}
-	l.review(ctx, noon.Add(time.Hour))
-	l.assign(ctx, noon.Add(time.Hour))
-	if l.endings != maxExpiring {
-		t.Errorf("%d are ended at once, want %d", l.endings, maxExpiring)
+	tm.review(ctx, noon.Add(time.Hour))
+	tm.assign(ctx, noon.Add(time.Hour))
+	if tm.writes != maxExpiring {
+		t.Errorf("%d are ended at once, want %d", tm.writes, maxExpiring)
 	}
-	for len(l.book.jobs) > 0 {
-		l.step(t)
-		l.review(ctx, noon.Add(time.Hour))
+	for len(tm.queue.jobs) > 0 {
+		tm.step(t)
+		tm.review(ctx, noon.Add(time.Hour))
 	}
-	if l.endings != 0 || len(l.ended) != jobs {
-		t.Errorf("%d are being ended, %d have ended", l.endings, len(l.ended))
+	if tm.writes != 0 || len(tm.outcomes) != jobs {
+		t.Errorf("%d are being ended, %d have ended", tm.writes, len(tm.outcomes))
 	}
 }

@@ -65,7 +65,7 @@ type host struct {
 }
 
 func (w *world) worker(name string, slots int) *host {
-	s := &queue.Slots{Store: storetest.Open(w.t, w.server), Worker: name, Total: slots, Offers: []string{queue.OfferLanguage(proto.Python)}, Log: storetest.Log(w.t)}
+	s := &queue.Slots{Store: storetest.Open(w.t, w.server), Worker: name, Total: slots, Capabilities: []string{queue.CapabilityLanguage(proto.Python)}, Log: storetest.Log(w.t)}
 	return &host{Slots: s, stop: w.background(s.Run)}
 }
 
@@ -108,10 +108,10 @@ func (w *world) wait(id proto.TraceID) *proto.Record {
 	return rec
 }
 
-func ending(stdout string) queue.Ending {
+func outcome(stdout string) queue.Outcome {
 	r := proto.Exited(0)
 	r.Stdout = stdout
-	return queue.Ending{Result: r, LastSeq: 3}
+	return queue.Outcome{Result: r, LastSeq: 3}
 }
 
 func TestJobRunsAndItsResultIsRead(t *testing.T) {
@@ -127,7 +127,7 @@ func TestJobRunsAndItsResultIsRead(t *testing.T) {
 	if err != nil || rec.Status != proto.StatusRunning || rec.Attempt != 1 || rec.Worker != "w1" || rec.StartedAt == nil {
 		t.Fatalf("after the claim: %+v, %v", rec, err)
 	}
-	if _, err := l.Finish(w.ctx, ending("hello")); err != nil {
+	if _, err := l.Finish(w.ctx, outcome("hello")); err != nil {
 		t.Fatal(err)
 	}
 	rec = w.wait(id)
@@ -157,7 +157,7 @@ func TestWhoListensBeforeSubmittingHearsOfTheEnd(t *testing.T) {
 		if rec, err := watch.Wait(gone); !errors.Is(err, context.Canceled) {
 			t.Fatalf("while it runs: %+v, %v", rec, err)
 		}
-		if _, err := l.Finish(w.ctx, ending(out)); err != nil {
+		if _, err := l.Finish(w.ctx, outcome(out)); err != nil {
 			t.Fatal(err)
 		}
 		rec, err := watch.Wait(w.ctx)
@@ -179,7 +179,7 @@ func TestBodiesTooLargeForAMessageTravelAndGo(t *testing.T) {
 	}
 	w.claim(l)
 	out := strings.Repeat("é", 4<<20)
-	if _, err := l.Finish(w.ctx, ending(out)); err != nil {
+	if _, err := l.Finish(w.ctx, outcome(out)); err != nil {
 		t.Fatal(err)
 	}
 	if rec := w.wait(id); rec.Result.Stdout != out {
@@ -232,7 +232,7 @@ func TestRunningJobIsToldOfItsCancellation(t *testing.T) {
 	if cause := context.Cause(running); !errors.Is(cause, proto.ErrCancelled) {
 		t.Fatalf("the program is stopped because %v", cause)
 	}
-	if _, err := l.Finish(w.ctx, queue.Ending{Result: proto.Cancelled(), LastSeq: 1}); err != nil {
+	if _, err := l.Finish(w.ctx, queue.Outcome{Result: proto.Cancelled(), LastSeq: 1}); err != nil {
 		t.Fatal(err)
 	}
 	if rec := w.wait(id); rec.Status != proto.StatusCancelled {
@@ -274,23 +274,23 @@ func TestJobExpiresInTheQueue(t *testing.T) {
 }
 
 func TestJobWaitsForAWorkerThatOffersWhatItsSandboxNeeds(t *testing.T) {
-	language := queue.OfferLanguage(proto.Python)
+	language := queue.CapabilityLanguage(proto.Python)
 	for name, tt := range map[string]struct {
 		need   func(job *proto.Job)
 		offers []string
 	}{
-		"image":   {func(j *proto.Job) { j.Image, j.Sandbox.Image = "py", "py" }, []string{queue.OfferImages}}, // no runtime of its own
-		"network": {func(j *proto.Job) { j.Network = proto.NetworkAllowlist }, []string{language, queue.OfferNetwork}},
-		"disk":    {func(j *proto.Job) { j.Disk = true }, []string{queue.OfferDisk, language}},
-		"thread":  {func(j *proto.Job) { j.ThreadID = "t" }, []string{queue.OfferThreads, language}},
+		"image":   {func(j *proto.Job) { j.Image, j.Sandbox.Image = "py", "py" }, []string{queue.CapabilityImages}}, // no runtime of its own
+		"network": {func(j *proto.Job) { j.Network = proto.NetworkAllowlist }, []string{language, queue.CapabilityNetwork}},
+		"disk":    {func(j *proto.Job) { j.Disk = true }, []string{queue.CapabilityDisk, language}},
+		"thread":  {func(j *proto.Job) { j.ThreadID = "t" }, []string{queue.CapabilityThreads, language}},
 		"all": {
 			func(j *proto.Job) { j.Image, j.Network, j.Disk = "py", proto.NetworkUnrestricted, true },
-			[]string{queue.OfferDisk, queue.OfferImages, queue.OfferNetwork},
+			[]string{queue.CapabilityDisk, queue.CapabilityImages, queue.CapabilityNetwork},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			able := &host{Slots: &queue.Slots{Store: storetest.Open(t, w.server), Worker: "able", Total: 1, Log: storetest.Log(t), Offers: tt.offers}}
+			able := &host{Slots: &queue.Slots{Store: storetest.Open(t, w.server), Worker: "able", Total: 1, Log: storetest.Log(t), Capabilities: tt.offers}}
 			plain := w.worker("plain", 4)
 			job := storetest.Job("acme", "k", proto.ModeAsync)
 			tt.need(job)
@@ -325,7 +325,7 @@ func TestJobWaitsForAWorkerThatOffersItsLanguage(t *testing.T) {
 	}
 	all := &queue.Slots{
 		Store: storetest.Open(t, w.server), Worker: "all", Total: 1, Log: storetest.Log(t),
-		Offers: []string{"image:x", queue.OfferLanguage(proto.Node), queue.OfferLanguage(proto.Bash)},
+		Capabilities: []string{"image:x", queue.CapabilityLanguage(proto.Node), queue.CapabilityLanguage(proto.Bash)},
 	}
 	w.background(all.Run)
 	if l := w.take(&host{Slots: all}); l.Job().TraceID != node {
@@ -357,7 +357,7 @@ func TestWorkerThatDiesBeforeTheStartLosesNothing(t *testing.T) {
 		t.Fatalf("took %s, attempt %d", l.Job().TraceID, l.Attempt())
 	}
 	w.claim(l)
-	if _, err := l.Finish(w.ctx, ending("")); err != nil {
+	if _, err := l.Finish(w.ctx, outcome("")); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -392,7 +392,7 @@ func TestWorkerThatDiesAfterTheStart(t *testing.T) {
 			t.Errorf("the dead worker's program %s is stopped because %v", id, cause)
 		}
 	}
-	rec, err := again.Finish(w.ctx, ending("second"))
+	rec, err := again.Finish(w.ctx, outcome("second"))
 	if err != nil || rec.Attempt != 2 || rec.Result.Stdout != "second" {
 		t.Fatalf("%+v, %v", rec, err)
 	}
@@ -415,7 +415,7 @@ func TestStaleHolderCannotWrite(t *testing.T) {
 	if _, err := w.store.WriteRecord(w.ctx, &done, seq); err != nil {
 		t.Fatal(err)
 	}
-	stands, err := l.Finish(w.ctx, ending("too late"))
+	stands, err := l.Finish(w.ctx, outcome("too late"))
 	if !errors.Is(err, proto.ErrLost) || stands.Status != proto.StatusFailed {
 		t.Fatalf("%+v, %v", stands, err)
 	}
@@ -441,7 +441,7 @@ func TestConcurrencyIsRefusedAndFreedAgain(t *testing.T) {
 	for range 3 {
 		l := w.take(h)
 		w.claim(l)
-		if _, err := l.Finish(w.ctx, ending("")); err != nil {
+		if _, err := l.Finish(w.ctx, outcome("")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -474,7 +474,7 @@ func TestAnotherDispatcherGoesOn(t *testing.T) {
 					t.Errorf("claimed twice: %v", err)
 					return
 				}
-				if _, err := l.Finish(w.ctx, ending(string(l.Job().TraceID))); err != nil {
+				if _, err := l.Finish(w.ctx, outcome(string(l.Job().TraceID))); err != nil {
 					t.Error(err)
 				}
 			}
@@ -507,7 +507,7 @@ func TestMalformedMessagesStopNobody(t *testing.T) {
 		job := w.submit(storetest.Job("acme", fmt.Sprintf("k%d", i), proto.ModeInline))
 		l := w.take(h)
 		w.claim(l)
-		if _, err := l.Finish(w.ctx, ending("")); err != nil {
+		if _, err := l.Finish(w.ctx, outcome("")); err != nil {
 			t.Fatal(err)
 		}
 		w.wait(job)
@@ -604,7 +604,7 @@ func TestJobsRunAfterTheServerWasRestarted(t *testing.T) {
 	for _, id := range []proto.TraceID{before, after.TraceID} {
 		l := w.take(h)
 		w.claim(l)
-		if _, err := l.Finish(w.ctx, ending("")); err != nil || l.Job().TraceID != id {
+		if _, err := l.Finish(w.ctx, outcome("")); err != nil || l.Job().TraceID != id {
 			t.Fatalf("ran %s, %v", l.Job().TraceID, err)
 		}
 	}
@@ -613,13 +613,13 @@ func TestJobsRunAfterTheServerWasRestarted(t *testing.T) {
 // The worker that is preferred may have the home of the thread. It is not waited for.
 func TestJobGoesToThePreferredWorkerIfThatIsFree(t *testing.T) {
 	w := newWorld(t)
-	python, threads := queue.OfferLanguage(proto.Python), queue.OfferThreads
+	python, threads := queue.CapabilityLanguage(proto.Python), queue.CapabilityThreads
 	taken := map[string]<-chan *queue.Lease{}
 	for name, tt := range map[string]struct {
 		slots  int
 		offers []string
 	}{"has": {1, []string{python, threads}}, "large": {4, []string{threads, python}}, "unable": {5, []string{python}}} {
-		h := &host{Slots: &queue.Slots{Store: storetest.Open(t, w.server), Worker: name, Total: tt.slots, Offers: tt.offers, Log: storetest.Log(t)}}
+		h := &host{Slots: &queue.Slots{Store: storetest.Open(t, w.server), Worker: name, Total: tt.slots, Capabilities: tt.offers, Log: storetest.Log(t)}}
 		w.background(h.Run)
 		leases := make(chan *queue.Lease, tt.slots)
 		for range tt.slots {

@@ -36,13 +36,13 @@ func TestRenewedLeaseIsNotLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	q := &Queue{Store: st}
-	if _, _, err := q.lose(ctx, rec, seen); err != nil {
+	if _, _, err := q.endLease(ctx, rec, seen); err != nil {
 		t.Fatal(err)
 	}
 	if now, _, err := st.Record(ctx, rec.TraceID); err != nil || now.Status != proto.StatusRunning {
 		t.Fatalf("%+v, %v", now, err)
 	}
-	if _, _, err := q.lose(ctx, rec, renewed); err != nil {
+	if _, _, err := q.endLease(ctx, rec, renewed); err != nil {
 		t.Fatal(err)
 	}
 	now, _, err := st.Record(ctx, rec.TraceID)
@@ -57,7 +57,7 @@ func TestRenewedLeaseIsNotLost(t *testing.T) {
 }
 
 // term is one of a dispatcher whose loop does not run.
-func term(t *testing.T, st *store.Store) *leading {
+func newTestTerm(t *testing.T, st *store.Store) *term {
 	return (&Dispatcher{Store: st, Instance: "d", Log: storetest.Log(t)}).newTerm(func() bool { return true }, nil)
 }
 
@@ -65,25 +65,27 @@ func term(t *testing.T, st *store.Store) *leading {
 func TestBookIsPutRightByTheRecord(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
-	l := term(t, st)
-	j := l.book.add(storetest.Job("acme", "k", proto.ModeAsync).Meta)
+	tm := newTestTerm(t, st)
+	j := tm.queue.add(storetest.Job("acme", "k", proto.ModeAsync).Meta)
 	j.seq = 1
 	rec := &proto.Record{Meta: j.meta, Status: proto.StatusRunning, Attempt: 2, Worker: "w"}
 	claimed, err := st.WriteRecord(ctx, rec, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.withdraw(ctx, j, proto.Cancelled())
-	(<-l.inbox)()
-	if j.state != running || j.worker != "w" || j.attempt != 2 || j.revision != claimed || j.ending {
+	tm.withdraw(ctx, j, proto.Cancelled())
+	(<-tm.inbox)()
+	if j.state != running || j.worker != "w" || j.attempt != 2 || j.revision != claimed || j.writePending {
 		t.Fatalf("%+v", j)
 	}
 	if _, err := st.WriteRecord(ctx, terminal(rec, proto.Exited(0), time.Now()), claimed); err != nil {
 		t.Fatal(err)
 	}
-	l.end(ctx, j, func(ctx context.Context, q *Queue) (*proto.Record, uint64, error) { return q.lose(ctx, rec, claimed) })
-	(<-l.inbox)()
-	if len(l.book.jobs) != 0 {
+	tm.write(ctx, j, func(ctx context.Context, q *Queue) (*proto.Record, uint64, error) {
+		return q.endLease(ctx, rec, claimed)
+	})
+	(<-tm.inbox)()
+	if len(tm.queue.jobs) != 0 {
 		t.Fatalf("%+v", j)
 	}
 }
@@ -109,11 +111,11 @@ func TestRunningJobIsAsOldAsItsLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	at.Timestamp = at.Timestamp.Add(-clockSkew)
-	l := term(t, st)
-	j := l.book.add(job.Meta) // as it is when it was submitted here
-	l.book.take(j, running, "w", time.Now())
-	l.tookJob(ctx, m, at)
-	if l.reviewJob(ctx, j, time.Now()); j.seq != at.Sequence.Stream || j.ending {
+	tm := newTestTerm(t, st)
+	j := tm.queue.add(job.Meta) // as it is when it was submitted here
+	tm.queue.activate(j, running, "w", time.Now())
+	tm.onJob(ctx, m, at)
+	if tm.reviewJob(ctx, j, time.Now()); j.seq != at.Sequence.Stream || j.writePending {
 		t.Fatalf("its lease is given up: %+v", j)
 	}
 }
@@ -127,16 +129,16 @@ func TestDispatcherThatIsNotSureOfItsSeatTakesNoSubmission(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := term(t, st)
+	tm := newTestTerm(t, st)
 	for _, sure := range []bool{true, false} {
-		l.sure = func() bool { return sure }
-		l.submit(ctx, m, func() {})
-		if taken := l.book.jobs[job.TraceID] != nil; taken != sure {
+		tm.stillLeader = func() bool { return sure }
+		tm.submit(ctx, m, func() {})
+		if taken := tm.queue.jobs[job.TraceID] != nil; taken != sure {
 			t.Errorf("sure %v: taken %v", sure, taken)
 		}
 		if sure {
-			(<-l.inbox)()
-			l.book.remove(l.book.jobs[job.TraceID])
+			(<-tm.inbox)()
+			tm.queue.remove(tm.queue.jobs[job.TraceID])
 		}
 	}
 }
@@ -152,7 +154,7 @@ func TestAttemptThatFindsNoWorkerIsLost(t *testing.T) {
 	running := &proto.Record{Meta: job.Meta, Status: proto.StatusRunning, Attempt: 1, Worker: "w"}
 	at, err := st.WriteRecord(ctx, running, 0)
 	if err == nil {
-		_, _, err = q.lose(ctx, running, at)
+		_, _, err = q.endLease(ctx, running, at)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -208,7 +210,7 @@ func TestLostExecutionOfAThread(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 2 { // the second time it has moved on
-			if _, _, err := q.lose(ctx, &seen, at); err != nil {
+			if _, _, err := q.endLease(ctx, &seen, at); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -237,34 +239,34 @@ func TestClockJumps(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			st := storetest.Open(t, storetest.Server(t))
 			ctx := storetest.Context(t)
-			l := term(t, st)
+			tm := newTestTerm(t, st)
 			// A job that was dated before the clock jumped.
 			waiting := storetest.Job("acme", "k", proto.ModeAsync)
 			waiting.CreatedAt, waiting.QueueDeadline = waiting.CreatedAt.Add(-c.jump), waiting.QueueDeadline.Add(-c.jump)
 			if err := storetest.PutJob(ctx, st, waiting); err != nil {
 				t.Fatal(err)
 			}
-			queued := l.book.add(waiting.Meta)
-			holder := l.book.add(storetest.Job("acme", "k", proto.ModeAsync).Meta)
-			l.book.take(holder, running, "w", time.Now())
-			given := l.book.add(storetest.Job("acme", "k", proto.ModeAsync).Meta)
-			l.book.take(given, assigned, "w", time.Now())
-			l.workers["w"] = &member{slots: 3, heard: time.Now(), used: map[uint64]bool{}, held: map[proto.TraceID]bool{given.meta.TraceID: true}}
+			queued := tm.queue.add(waiting.Meta)
+			holder := tm.queue.add(storetest.Job("acme", "k", proto.ModeAsync).Meta)
+			tm.queue.activate(holder, running, "w", time.Now())
+			given := tm.queue.add(storetest.Job("acme", "k", proto.ModeAsync).Meta)
+			tm.queue.activate(given, assigned, "w", time.Now())
+			tm.workers["w"] = &workerState{slots: 3, seen: time.Now(), used: map[uint64]bool{}, held: map[proto.TraceID]bool{given.meta.TraceID: true}}
 			for range 2 { // while the first is being carried out
-				l.review(ctx, time.Now())
+				tm.review(ctx, time.Now())
 			}
-			if queued.ending != c.expires || holder.ending || given.state != assigned || l.workers["w"] == nil {
+			if queued.writePending != c.expires || holder.writePending || given.state != assigned || tm.workers["w"] == nil {
 				t.Fatalf("queued %+v, running %+v, assigned %+v", queued, holder, given)
 			}
 			if !c.expires {
 				return
 			}
-			(<-l.inbox)()
+			(<-tm.inbox)()
 			rec, _, err := st.Record(ctx, waiting.TraceID)
-			if err != nil || *rec.Result.ErrorCode != string(proto.CodeExpiredInQueue) || l.book.jobs[waiting.TraceID] != nil || len(l.inbox) > 0 {
+			if err != nil || *rec.Result.ErrorCode != string(proto.CodeExpiredInQueue) || tm.queue.jobs[waiting.TraceID] != nil || len(tm.inbox) > 0 {
 				t.Fatalf("%+v, %v", rec, err)
 			}
-			for what, at := range map[string]time.Time{"lease": holder.since, "assignment": given.since, "worker": l.workers["w"].heard} {
+			for what, at := range map[string]time.Time{"lease": holder.since, "assignment": given.since, "worker": tm.workers["w"].seen} {
 				if !strings.Contains(at.String(), "m=") {
 					t.Errorf("%s is dated %s and not measured", what, at)
 				}

@@ -16,30 +16,40 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// announceEvery is how often a worker shows that it lives; changes are announced at once.
+// announceEvery is the heartbeat of a worker. Changes are announced at once.
 const announceEvery = 2 * time.Second
 
-// Slots is a worker's end of the queue: it tells the dispatcher which slots are free and takes the jobs assigned to them. Run must
-// be running while Take is used.
+// Slots takes jobs for the slots of one worker. Run must be running while Take is used.
 type Slots struct {
-	Store  *store.Store
-	Worker string   // unique to this process
-	Total  int      // slots
-	Offers []string // what the jobs taken here may need, such as OfferLanguage of a language
-	Log    *slog.Logger
-	Notes  Notes // its own until Run returns; nil for none
+	Store        *store.Store
+	Worker       string // unique to this process
+	Total        int    // slots
+	Capabilities []string
+	Log          *slog.Logger
+	Journal      JournalFile // used by this worker alone until Run returns; nil for none
 
 	mu      sync.Mutex
-	open    bool // assignments reach us: before that nothing is announced
+	ready   bool // subscribed to assignments; nothing is announced before
 	ticket  uint64
 	waiting map[uint64]chan *Lease // free slots by ticket
 	held    map[proto.TraceID]*Lease
-	places  map[int]bool // of Notes that are used
+	journal journal
 }
 
-// Run counts what the last worker was lost with, announces this one until ctx ends, and then says goodbye.
+// init sets up the maps. s.mu is held.
+func (s *Slots) init() {
+	if s.waiting == nil {
+		s.waiting, s.held = map[uint64]chan *Lease{}, map[proto.TraceID]*Lease{}
+		s.journal = journal{file: s.Journal, used: map[int]bool{}}
+	}
+}
+
+// Run recovers the journal of the previous worker, and announces this one until ctx is done.
 func (s *Slots) Run(ctx context.Context) error {
-	s.recall(ctx)
+	s.mu.Lock()
+	s.init()
+	s.mu.Unlock()
+	s.recoverJournal(ctx)
 	var subs []*nats.Subscription
 	defer func() {
 		for _, sub := range subs {
@@ -47,7 +57,7 @@ func (s *Slots) Run(ctx context.Context) error {
 		}
 	}()
 	for subject, handle := range map[string]func(*nats.Msg){
-		store.AssignSubject(s.Worker): s.assigned, store.CancelSubject(s.Worker): s.cancelled,
+		store.AssignSubject(s.Worker): s.onAssignment, store.CancelSubject(s.Worker): s.onCancel,
 		store.AnnounceSubject: func(*nats.Msg) { s.announce(false) },
 	} {
 		sub, err := s.Store.Conn.Subscribe(subject, handle)
@@ -57,7 +67,7 @@ func (s *Slots) Run(ctx context.Context) error {
 		subs = append(subs, sub)
 	}
 	s.mu.Lock()
-	s.open = true
+	s.ready = true
 	s.mu.Unlock()
 	tick := time.NewTicker(announceEvery)
 	defer tick.Stop()
@@ -76,15 +86,14 @@ func (s *Slots) Run(ctx context.Context) error {
 func (s *Slots) announce(gone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.open {
-		return
+	if s.ready {
+		s.publish(announcement{Gone: gone})
 	}
-	s.publish(announcement{Gone: gone})
 }
 
-// publish completes an announcement and sends it. s.mu is held, so that an older word does not overtake a newer one.
+// publish completes and sends an announcement. s.mu is held, so that announcements keep their order.
 func (s *Slots) publish(a announcement) {
-	a.Worker, a.Slots, a.Offers = s.Worker, s.Total, s.Offers
+	a.Worker, a.Slots, a.Capabilities = s.Worker, s.Total, s.Capabilities
 	for ticket := range s.waiting {
 		a.Free = append(a.Free, ticket)
 	}
@@ -96,82 +105,82 @@ func (s *Slots) publish(a announcement) {
 		err = s.Store.Conn.Publish(store.SlotsSubject, body)
 	}
 	if err != nil && !errors.Is(err, nats.ErrReconnectBufExceeded) {
-		s.Log.Warn("the worker could not announce itself, will retry", "error", err)
+		s.Log.Warn("announce failed, will retry", "error", err)
 	}
 }
 
-// Take waits for a job for one free slot. The error is ctx's when that ends first; a lease that arrives at that very moment is
-// returned all the same, so that none is lost.
+// Take blocks until a job is assigned to this slot. It returns the cause of ctx if ctx is done first. A
+// lease that arrives at the same moment is returned nevertheless.
 func (s *Slots) Take(ctx context.Context) (*Lease, error) {
 	for {
-		l, err := s.wait(ctx)
+		l, err := s.await(ctx)
 		if err != nil {
 			return nil, err
 		}
-		switch err := l.load(context.WithoutCancel(ctx)); { // it is ours now, also while we stop
+		switch err := l.load(context.WithoutCancel(ctx)); { // the job is ours now, even if ctx is done
 		case err == nil:
 			return l, nil
-		case errors.Is(err, proto.ErrNotFound): // it ended meanwhile
+		case errors.Is(err, proto.ErrNotFound): // ended in between
 		default:
-			s.Log.Error("an assigned job could not be read", "trace_id", l.id, "error", err)
+			s.Log.Error("read assigned job failed", "trace_id", l.id, "error", err)
 		}
 		s.forget(l.id)
 	}
 }
 
-func (s *Slots) wait(ctx context.Context) (*Lease, error) {
-	arrived := make(chan *Lease, 1)
+// await announces a free slot and waits for an assignment.
+func (s *Slots) await(ctx context.Context) (*Lease, error) {
+	slot := make(chan *Lease, 1)
 	s.mu.Lock()
-	if s.waiting == nil {
-		s.waiting, s.held, s.places = map[uint64]chan *Lease{}, map[proto.TraceID]*Lease{}, map[int]bool{}
-	}
-	s.free(arrived)
+	s.init()
+	s.issueTicket(slot)
 	s.mu.Unlock()
 	s.announce(false)
 	select {
-	case l := <-arrived:
+	case l := <-slot:
 		return l, nil
 	case <-ctx.Done():
 	}
 	s.mu.Lock()
-	maps.DeleteFunc(s.waiting, func(_ uint64, c chan *Lease) bool { return c == arrived })
+	maps.DeleteFunc(s.waiting, func(_ uint64, c chan *Lease) bool { return c == slot })
 	s.mu.Unlock()
 	select {
-	case l := <-arrived:
+	case l := <-slot:
 		return l, nil
 	default:
 		return nil, context.Cause(ctx)
 	}
 }
 
-// free gives a free slot a ticket of its own. s.mu is held.
-func (s *Slots) free(slot chan *Lease) {
+// issueTicket gives a free slot a new ticket. s.mu is held.
+func (s *Slots) issueTicket(slot chan *Lease) {
 	s.ticket++
 	s.waiting[s.ticket] = slot
 }
 
-// assigned takes in an assignment. One for a slot that is not free any more is given back at once.
-func (s *Slots) assigned(m *nats.Msg) {
+// onAssignment passes a lease to the slot of the ticket. If the ticket is not valid any more, the
+// assignment is returned at once.
+func (s *Slots) onAssignment(m *nats.Msg) {
 	var a assignment
 	if err := json.Unmarshal([]byte(m.Header.Get(headerAssignment)), &a); err != nil {
-		s.Log.Error("a malformed assignment was passed over", "error", err)
+		s.Log.Error("malformed assignment ignored", "error", err)
 		return
 	}
-	if a.Word != "" {
-		s.heard(a)
+	if a.Ack != "" {
+		s.onAck(a)
 		return
 	}
 	if _, err := proto.ParseTraceID(string(a.Trace)); err != nil || a.Attempt < 1 {
-		s.Log.Error("a malformed assignment was passed over", "trace_id", a.Trace, "attempt", a.Attempt)
+		s.Log.Error("malformed assignment ignored", "trace_id", a.Trace, "attempt", a.Attempt)
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	arrived, free := s.waiting[a.Ticket]
+	slot, free := s.waiting[a.Ticket]
 	delete(s.waiting, a.Ticket)
-	if s.held[a.Trace] != nil { // a dispatcher that has just begun to lead may not know
+	if s.held[a.Trace] != nil { // a new leader may not know that
 		if free {
-			s.free(arrived) // the ticket is used
+			s.issueTicket(slot)
 			s.publish(announcement{})
 		}
 		return
@@ -180,39 +189,46 @@ func (s *Slots) assigned(m *nats.Msg) {
 		s.publish(announcement{Dropped: []proto.TraceID{a.Trace}})
 		return
 	}
-	l := &Lease{slots: s, id: a.Trace, at: a.Job, attempt: a.Attempt, revision: a.Revision}
+	l := &Lease{slots: s, id: a.Trace, seq: a.Job, attempt: a.Attempt, revision: a.Revision}
 	if a.Job == 0 {
-		l.sent, l.word = m, make(chan string, 1)
+		l.msg, l.ack = m, make(chan string, 1)
 	}
 	s.held[a.Trace] = l
-	s.note(l)
-	arrived <- l
+	s.journalAssigned(l)
+	slot <- l
 }
 
-// heard passes on the word on an assignment.
-func (s *Slots) heard(a assignment) {
+// onAck passes an acknowledgement to its lease.
+func (s *Slots) onAck(a assignment) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if l := s.held[a.Trace]; l != nil && l.word != nil {
+	if l := s.held[a.Trace]; l != nil && l.ack != nil {
 		select {
-		case l.word <- a.Word:
-		default: // it has one
+		case l.ack <- a.Ack:
+		default: // a duplicate
 		}
 	}
 }
 
-func (s *Slots) cancelled(m *nats.Msg) {
+func (s *Slots) onCancel(m *nats.Msg) {
 	s.mu.Lock()
 	l := s.held[proto.TraceID(m.Data)]
 	s.mu.Unlock()
 	if l != nil {
-		l.look()
+		l.requestRead()
 	}
+}
+
+// onClaimed removes the journal entry of l, since the record names the worker now.
+func (s *Slots) onClaimed(l *Lease) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.journalDone(l)
 }
 
 func (s *Slots) forget(id proto.TraceID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.strike(s.held[id])
+	s.journalDone(s.held[id])
 	delete(s.held, id)
 }

@@ -17,120 +17,120 @@ import (
 )
 
 const (
-	// storingShare is the part of the dispatcher's memory that submissions may take besides it until they are answered.
+	// storingShare is the divisor of the dispatcher's memory that gives the limit of submissions that
+	// are not answered yet.
 	storingShare = 4
-	// submissionCost is what one is taken to need, in bytes, beside its bodyCopies bodies: as it came, as it is written, and on its way
-	// into a NATS that runs in the same process.
+	// submissionCost and bodyCopies estimate the memory of a submission: so many bytes, and as many
+	// copies of the body, one as it came, one as it is written, one inside a NATS in the same process.
 	submissionCost = 8 << 10
 	bodyCopies     = 3
 )
 
-// arrived takes in a submission. While too much is being stored the next are refused at once, so that none is kept: what disk and loop
-// are behind with would otherwise pile up.
-func (l *leading) arrived(ctx context.Context, m *nats.Msg) {
+// onSubmission handles a submission in the loop. While too much is being stored, submissions are
+// refused at once and none is kept: otherwise the backlog of the disk or the loop would pile up here.
+func (t *term) onSubmission(ctx context.Context, m *nats.Msg) {
 	size := int64(submissionCost + bodyCopies*len(m.Data))
-	if most := l.Memory / storingShare; most > 0 && l.storing.Add(size) > most {
-		l.storing.Add(-size)
+	if limit := t.Memory / storingShare; limit > 0 && t.storing.Add(size) > limit {
+		t.storing.Add(-size)
 		head := &nats.Msg{Subject: m.Subject, Reply: m.Reply, Header: m.Header, Sub: m.Sub}
-		l.post(ctx, func() { l.turnAway(head) })
+		t.post(ctx, func() { t.refuseForMemory(head) })
 		return
 	}
-	l.post(ctx, func() {
-		if !l.submit(ctx, m, func() { l.storing.Add(-size) }) {
-			l.storing.Add(-size)
+	t.post(ctx, func() {
+		if !t.submit(ctx, m, func() { t.storing.Add(-size) }) {
+			t.storing.Add(-size)
 		}
 	})
 }
 
-// turnAway refuses a submission that there is no room for now, unless it is one that comes again: an earlier copy may be stored by now. That
-// is not answered here, so that whoever submits asks once more.
-func (l *leading) turnAway(m *nats.Msg) {
+// refuseForMemory refuses a submission unless its job is known. An earlier copy of that may be stored
+// by now, so it is not answered, and the gateway asks again.
+func (t *term) refuseForMemory(m *nats.Msg) {
 	meta, err := readMeta(m.Header)
-	if err != nil || !l.sure() || l.book.jobs[meta.TraceID] != nil {
+	if err != nil || !t.stillLeader() || t.queue.jobs[meta.TraceID] != nil {
 		return
 	}
-	if _, ended := l.ended[meta.TraceID]; ended {
+	if _, ended := t.outcomes[meta.TraceID]; ended {
 		return
 	}
-	l.reply(m, submitReply{Refusal: &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "too many jobs are being stored"}})
+	t.reply(m, submitReply{Refusal: &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "too many jobs are being stored"}})
 }
 
-// submit admits a job and stores it beside the loop. A free slot is told of it meanwhile, so that its jail is made while the job is
-// being stored; the program does not start before the job is. A submission that comes again, because its answer was lost, is
-// answered again. A dispatcher that is not sure that it leads says nothing: another one may know of other jobs, and has the same
-// submission.
+// submit admits a job and stores it outside the loop. Meanwhile the job can be assigned to a slot,
+// see the package comment. A repeated submission, whose answer was lost, is answered again. A leader
+// in doubt does not answer: another leader may know of other jobs, and gets the same submission.
 //
-// It reports whether the job is being stored; done is called when that has come to an end.
-func (l *leading) submit(ctx context.Context, m *nats.Msg, done func()) bool {
+// It reports whether the job is being stored, and calls done after that.
+func (t *term) submit(ctx context.Context, m *nats.Msg, done func()) bool {
 	meta, err := readMeta(m.Header)
 	if err != nil {
-		l.Log.Error("a malformed submission was passed over", "error", err)
+		t.Log.Error("malformed submission ignored", "error", err)
 		return false
 	}
 	id := meta.TraceID
-	if !l.sure() {
+	if !t.stillLeader() {
 		return false
 	}
-	if _, ended := l.ended[id]; ended { // because it has run, or because whoever submitted it gave up: the record says it
-		l.reply(m, submitReply{Unknown: "the execution has ended"})
+	if _, ended := t.outcomes[id]; ended { // it has run, or its submitter has undone it: the record says which
+		t.reply(m, submitReply{Unknown: "the execution has ended"})
 		return false
 	}
-	if l.book.jobs[id] == nil {
-		if refusal := l.book.admit(meta); refusal != nil {
-			l.reply(m, submitReply{Refusal: refusal})
+	if t.queue.jobs[id] == nil {
+		if refusal := t.queue.admit(meta); refusal != nil {
+			t.reply(m, submitReply{Refusal: refusal})
 			return false
 		}
-		j := l.book.add(*meta)
+		j := t.queue.add(*meta)
 		j.since, j.msg, j.body = time.Now(), m, store.BodyObject(m.Header)
 	}
-	// A copy, since the write adds its condition to the header.
+	// The header is cloned because the write adds its condition to it.
 	msg := &nats.Msg{Subject: store.JobSubject(meta), Header: maps.Clone(m.Header), Data: m.Data}
 	go func() {
 		bounded, cancel := context.WithTimeout(ctx, submitTimeout)
 		defer cancel()
-		seq, err := l.Store.WriteJob(bounded, msg)
+		seq, err := t.Store.WriteJob(bounded, msg)
 		done()
-		l.post(ctx, func() { l.wrote(m, id, seq, err) })
+		t.post(ctx, func() { t.onStored(m, id, seq, err) })
 	}()
 	return true
 }
 
-// wrote takes in how the writing of a submitted job ended, and answers.
-func (l *leading) wrote(m *nats.Msg, id proto.TraceID, seq uint64, err error) {
-	j := l.book.jobs[id]
+// onStored handles the result of storing a submitted job, and answers.
+func (t *term) onStored(m *nats.Msg, id proto.TraceID, seq uint64, err error) {
+	j := t.queue.jobs[id]
 	if err == nil && j != nil {
-		l.stored(j, seq)
+		t.setStored(j, seq)
 	}
 	switch {
-	case err == nil || j != nil && j.seq > 0: // by this write, or by one of the same job
+	case err == nil || j != nil && j.seq > 0: // by this write, or by an earlier one of the same job
 		fault.Here(fault.AfterJobBeforeReply)
-		l.reply(m, submitReply{})
+		t.reply(m, submitReply{})
 		return
 	case store.IsRejected(err):
-		l.reply(m, submitReply{Refusal: unavailable(err)})
+		t.reply(m, submitReply{Refusal: unavailable(err)})
 	default:
-		l.reply(m, submitReply{Unknown: err.Error()})
+		t.reply(m, submitReply{Unknown: err.Error()})
 	}
 	if j == nil {
 		return
 	}
-	// Should it have been stored all the same, the stream will tell.
+	// If the job is stored after all, onJob adds it again.
 	if j.state == assigned {
-		l.tell(j.worker, assignment{Trace: id, Word: wordVoid}, nil)
+		t.send(j.worker, assignment{Trace: id, Ack: ackFailed}, nil)
 	}
-	l.book.remove(j)
+	t.queue.remove(j)
 }
 
-// stored takes in where a job lies, and lets the worker begin that it was assigned to meanwhile.
-func (l *leading) stored(j *job, seq uint64) {
+// setStored sets the job's sequence number, and acknowledges an assignment that was sent early.
+func (t *term) setStored(j *job, seq uint64) {
 	if j.seq == 0 && j.state == assigned {
-		l.tell(j.worker, assignment{Trace: j.meta.TraceID, Word: wordStored}, nil)
+		t.send(j.worker, assignment{Trace: j.meta.TraceID, Ack: ackStored}, nil)
 	}
 	j.seq, j.msg = seq, nil
 }
 
-// tell sends a worker an assignment or a word on one, with the job while that is not stored.
-func (l *leading) tell(worker string, a assignment, job *nats.Msg) {
+// send sends an assignment to a worker, with the job if that is not stored yet.
+func (t *term) send(worker string, a assignment, job *nats.Msg) {
 	body, err := json.Marshal(a)
 	if err == nil {
 		m := &nats.Msg{Subject: store.AssignSubject(worker), Header: nats.Header{headerAssignment: {string(body)}}}
@@ -138,14 +138,14 @@ func (l *leading) tell(worker string, a assignment, job *nats.Msg) {
 			maps.Copy(m.Header, job.Header)
 			m.Data = job.Data
 		}
-		err = l.Store.Conn.PublishMsg(m)
+		err = t.Store.Conn.PublishMsg(m)
 	}
 	if err != nil {
-		l.fail(fmt.Errorf("tell worker %s of %s: %w", worker, a.Trace, err))
+		t.fail(fmt.Errorf("send assignment of %s to worker %s: %w", a.Trace, worker, err))
 	}
 }
 
-// readMeta reads the meta data of a job, which must make the subject of a job.
+// readMeta returns the metadata in a job's headers. It checks that they make the subject of a job.
 func readMeta(h nats.Header) (*proto.Meta, error) {
 	meta, err := store.DecodeMeta(h)
 	if err != nil {

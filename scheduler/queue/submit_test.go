@@ -151,7 +151,7 @@ func TestSubmissionOfWhatHasEndedIsNeitherRefusedNorQueued(t *testing.T) {
 	}
 	l := w.take(h)
 	w.claim(l)
-	if _, err := l.Finish(w.ctx, ending("")); err != nil {
+	if _, err := l.Finish(w.ctx, outcome("")); err != nil {
 		t.Fatal(err)
 	}
 	if answer := submit(); !strings.Contains(answer, `"unknown"`) {

@@ -2,40 +2,42 @@ package queue
 
 import "github.com/bullpen-run/bullpen/proto"
 
-// submitReply carries neither when the job is stored.
+// submitReply is the dispatcher's answer to a submission. Both fields are empty if the job is stored.
 type submitReply struct {
 	Refusal *proto.Refusal `json:"refusal,omitempty"`
-	Unknown string         `json:"unknown,omitempty"` // why it is not known whether the job is stored
+	Unknown string         `json:"unknown,omitempty"` // why it is unknown whether the job is stored
 }
 
-// headerAssignment holds the assignment on a message to a worker. The rest of the message is the job's own while that is being stored.
+// headerAssignment holds the assignment in a message to a worker. The other headers and the body are
+// those of the job while that is being stored.
 const headerAssignment = "Bullpen-Assignment"
 
-// Words on an assignment that was made while its job was being stored.
+// Acknowledgements of an assignment that was sent while its job was being stored.
 const (
-	wordStored = "stored" // the program may start
-	wordVoid   = "void"   // the job could not be stored
+	ackStored = "ack"  // the program may start
+	ackFailed = "nack" // the job is not stored and must not start
 )
 
-// announcement is how a worker tells the dispatcher of itself: at once when something changes, and as a sign of life.
+// announcement is the state of a worker. The worker sends it when the state changes, when it is
+// asked to, and every announceEvery.
 type announcement struct {
-	Worker string          `json:"worker"`
-	Slots  int             `json:"slots"`
-	Offers []string        `json:"offers"` // capabilities, of each slot
-	Free   []uint64        `json:"free"`   // each the ticket of one free slot, never used twice
-	Held   []proto.TraceID `json:"held"`   // assigned or running here
-	// Dropped were assigned to slots that are not free any more.
+	Worker       string          `json:"worker"`
+	Slots        int             `json:"slots"`
+	Capabilities []string        `json:"capabilities"` // of each slot
+	Free         []uint64        `json:"free"`         // tickets, one per free slot, each used once
+	Held         []proto.TraceID `json:"held"`         // jobs assigned or running
+	// Dropped holds jobs that were assigned with a ticket that was not valid any more.
 	Dropped []proto.TraceID `json:"dropped,omitempty"`
-	Gone    bool            `json:"gone"` // the last word of a worker that stops
+	Gone    bool            `json:"gone"` // the worker stops
 }
 
-// assignment hands a job to one free slot.
+// assignment assigns a job to a free slot, or acknowledges an earlier assignment.
 type assignment struct {
 	Ticket  uint64        `json:"ticket"`
 	Trace   proto.TraceID `json:"trace"`
-	Job     uint64        `json:"job"`            // sequence number of the job's message; 0 while it is being stored
-	Word    string        `json:"word,omitempty"` // on an assignment made earlier, of which only the trace is repeated
+	Job     uint64        `json:"job"`           // sequence number of the job; 0 while it is being stored
+	Ack     string        `json:"ack,omitempty"` // with the trace alone
 	Attempt int           `json:"attempt"`
-	// Revision is the sequence number of the execution's record, 0 where there is none yet: the claim is written over it.
+	// Revision is that of the execution's record, 0 if there is none. The claim replaces it.
 	Revision uint64 `json:"revision"`
 }

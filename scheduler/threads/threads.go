@@ -32,8 +32,8 @@ const (
 	readTimeout  = 5 * time.Second
 )
 
-// ErrLarge says that a head would not fit into a message any more, because of its many layers.
-var ErrLarge = errors.New("the head of the thread has no room left")
+// ErrTooLarge says that a head would not fit into a message any more, because of its many layers.
+var ErrTooLarge = errors.New("the head of the thread has no room left")
 
 // Threads is the heads in JetStream.
 type Threads struct{ Store *store.Store }
@@ -127,7 +127,7 @@ func (t *Threads) Fence(ctx context.Context, org, id string, trace proto.TraceID
 }
 
 // Commit makes what the execution trace has saved the newest version of a thread. That it is so already is no error. Its error is
-// [proto.ErrFenced] where the execution does not hold the thread under c's fence any more, and [ErrLarge]; both are final.
+// [proto.ErrFenced] where the execution does not hold the thread under c's fence any more, and [ErrTooLarge]; both are final.
 func (t *Threads) Commit(ctx context.Context, org, id string, trace proto.TraceID, c *proto.Commit) error {
 	_, err := t.change(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
 		switch {
@@ -386,7 +386,7 @@ func (t *Threads) write(ctx context.Context, head *proto.Thread, seq uint64) err
 		return fmt.Errorf("encode thread %s: %w", head.ID, err)
 	}
 	if len(body) > t.Store.MaxInline() { // a body that is stored apart has a retention
-		return fmt.Errorf("thread %s takes %d bytes of %d: %w", head.ID, len(body), t.Store.MaxInline(), ErrLarge)
+		return fmt.Errorf("thread %s takes %d bytes of %d: %w", head.ID, len(body), t.Store.MaxInline(), ErrTooLarge)
 	}
 	_, err = t.Store.Write(ctx, store.ThreadSubject(head.Org, head.ID), nats.Header{store.HeaderThread: {string(summary)}}, body, seq)
 	return err

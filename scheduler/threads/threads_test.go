@@ -359,7 +359,7 @@ func TestHeadThatFitsInNoMessageIsNotStored(t *testing.T) {
 	for n := range int64(5000) {
 		c.Version.Layers = append(c.Version.Layers, layer(n))
 	}
-	w.is("commit", w.Commit(w.ctx, "acme", "t", id, c), threads.ErrLarge)
+	w.is("commit", w.Commit(w.ctx, "acme", "t", id, c), threads.ErrTooLarge)
 	if d := cmp.Diff(head, w.get()); d != "" {
 		t.Errorf("changed: %s", d)
 	}

@@ -117,10 +117,10 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 		offer string
 		err   error
 	}{
-		{queue.OfferNetwork, noNetwork},
-		{queue.OfferDisk, maker.TryDisk(ctx, jailSpec())},
-		{queue.OfferImages, noImages},
-		{queue.OfferThreads, noHomes},
+		{queue.CapabilityNetwork, noNetwork},
+		{queue.CapabilityDisk, maker.TryDisk(ctx, jailSpec())},
+		{queue.CapabilityImages, noImages},
+		{queue.CapabilityThreads, noHomes},
 	} {
 		if can.err == nil {
 			offers = append(offers, can.offer)
@@ -130,7 +130,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	}
 	for _, l := range proto.Languages() {
 		if v, ok := languages[l]; ok {
-			offers = append(offers, queue.OfferLanguage(l))
+			offers = append(offers, queue.CapabilityLanguage(l))
 			warm.Languages = append(warm.Languages, l)
 			r.log.Info("runtime found", "language", l, "version", v)
 		} else {
@@ -138,7 +138,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 		}
 	}
 	r.metrics.CgroupVersion(maker.CgroupVersion())
-	r.slots = &queue.Slots{Store: r.store, Worker: r.instance, Total: r.cfg.SlotCount(), Offers: offers, Log: r.log, Notes: r.notes}
+	r.slots = &queue.Slots{Store: r.store, Worker: r.instance, Total: r.cfg.SlotCount(), Capabilities: offers, Log: r.log, Journal: r.notes}
 	r.runner = &worker.Worker{
 		Jobs: jobs{r.slots}, Jails: maker, Images: images, Homes: homes, Home: r.cfg.Home, Slots: r.slots.Total, Warm: warm, Log: r.log,
 		Done: r.metrics.ExecutionDone, Fit: r.fitness.set,
@@ -290,7 +290,7 @@ func (j jobs) Take(ctx context.Context) (worker.Lease, error) {
 type lease struct{ *queue.Lease }
 
 func (l lease) Finish(ctx context.Context, e worker.Ending) (*proto.Record, error) {
-	return l.Lease.Finish(ctx, queue.Ending(e))
+	return l.Lease.Finish(ctx, queue.Outcome(e))
 }
 
 type output struct{ *events.Writer }

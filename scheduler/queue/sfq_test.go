@@ -11,14 +11,14 @@ import (
 )
 
 // backlog queues jobs of a key without limits.
-func backlog(b *book, org, key string, n int, change ...func(*proto.Meta)) {
+func backlog(q *fairQueue, org, key string, n int, change ...func(*proto.Meta)) {
 	for range n {
 		m := meta(org, key, proto.ModeAsync)
 		m.Concurrent = 1 << 30
 		for _, c := range change {
 			c(&m)
 		}
-		b.add(m)
+		q.add(m)
 	}
 }
 
@@ -30,16 +30,16 @@ func in(l proto.Language) func(*proto.Meta) { return func(m *proto.Meta) { m.Lan
 func TestBacklogStandsBeforeNobody(t *testing.T) {
 	for name, quiet := range map[string]struct{ org, key string }{"organisations": {"quiet", "k"}, "keys": {"loud", "quiet"}} {
 		t.Run(name, func(t *testing.T) {
-			b := newBook()
-			backlog(b, "loud", "k", 10000)
+			q := newFairQueue()
+			backlog(q, "loud", "k", 10000)
 			for i := range 1000 {
 				for range 2 + i%7 {
-					if j := serve(b); j.meta.Org != "loud" || j.meta.Key != "k" {
+					if j := serve(q); j.meta.Org != "loud" || j.meta.Key != "k" {
 						t.Fatalf("served %s %s", j.meta.Org, j.meta.Key)
 					}
 				}
-				backlog(b, quiet.org, quiet.key, 1)
-				if j := serve(b); j.meta.Org != quiet.org || j.meta.Key != quiet.key {
+				backlog(q, quiet.org, quiet.key, 1)
+				if j := serve(q); j.meta.Org != quiet.org || j.meta.Key != quiet.key {
 					t.Fatalf("%d: the quiet one's job is not the next, but one of %s %s", i, j.meta.Org, j.meta.Key)
 				}
 			}
@@ -50,36 +50,36 @@ func TestBacklogStandsBeforeNobody(t *testing.T) {
 // Whoever comes again as soon as it was served gets its share and no more.
 func TestComingAndGoingGainsNothing(t *testing.T) {
 	for name, tt := range map[string]struct {
-		comes func(*book)
+		comes func(*fairQueue)
 		is    func(*job) bool
 		share int // one in so many
 	}{
 		"organisation": {
-			func(b *book) { backlog(b, "comes", "k", 1, in(proto.Node)) }, // the only one of its kind
+			func(q *fairQueue) { backlog(q, "comes", "k", 1, in(proto.Node)) }, // the only one of its kind
 			func(j *job) bool { return j.meta.Org == "comes" }, 1 + 16 + 4,
 		},
 		"key": {
-			func(b *book) { backlog(b, "large", "comes", 1, weighing(16)) },
+			func(q *fairQueue) { backlog(q, "large", "comes", 1, weighing(16)) },
 			func(j *job) bool { return j.meta.Org == "large" && j.meta.Key == "comes" }, 4, // of its organisation
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBook()
+			q := newFairQueue()
 			for i := range 3 {
-				backlog(b, "large", fmt.Sprint(i), 2000, weighing(16))
+				backlog(q, "large", fmt.Sprint(i), 2000, weighing(16))
 			}
-			backlog(b, "small", "k", 1000, weighing(4))
-			tt.comes(b)
+			backlog(q, "small", "k", 1000, weighing(4))
+			tt.comes(q)
 			got, of := 0, 0
 			for range 2100 {
-				j := serve(b)
+				j := serve(q)
 				if name == "organisation" || j.meta.Org == "large" {
 					of++
 				}
 				if tt.is(j) {
 					got++
-					b.remove(j)
-					tt.comes(b)
+					q.remove(j)
+					tt.comes(q)
 				}
 			}
 			if want := of / tt.share; got < want-1 || got > want+1 {
@@ -91,26 +91,26 @@ func TestComingAndGoingGainsNothing(t *testing.T) {
 
 // What an organisation could not use is not saved up: its limit, or that no slot offered what its jobs need.
 func TestWaitingForOthersSavesNothingUp(t *testing.T) {
-	b := newBook()
-	backlog(b, "free", "k", 3000)
-	backlog(b, "limited", "k", 300, func(m *proto.Meta) { m.Concurrent = 1 })
-	backlog(b, "node", "k", 300, in(proto.Node))
-	others := func(k *kind) bool { return k.needs[0] != OfferLanguage(proto.Node) }
+	q := newFairQueue()
+	backlog(q, "free", "k", 3000)
+	backlog(q, "limited", "k", 300, func(m *proto.Meta) { m.Concurrent = 1 })
+	backlog(q, "node", "k", 300, in(proto.Node))
+	others := func(k *needSet) bool { return k.needs[0] != CapabilityLanguage(proto.Node) }
 	var held *job
 	for range 1000 {
-		j := b.next(others)
-		b.serve(j)
-		b.take(j, running, "w", noon)
+		j := q.next(others)
+		q.charge(j)
+		q.activate(j, running, "w", noon)
 		if j.meta.Org == "limited" {
 			held = j
 		}
 	}
-	b.remove(held)
+	q.remove(held)
 	served := map[string]int{}
 	for range 30 {
-		j := serve(b)
+		j := serve(q)
 		served[j.meta.Org]++
-		b.remove(j)
+		q.remove(j)
 	}
 	for org, n := range served {
 		if n < 9 || n > 11 {
@@ -128,22 +128,22 @@ type party struct {
 }
 
 // refill sees to it that each kind of the organisation's jobs waits in each of its keys' lines.
-func (p *party) refill(b *book) {
-	t := b.tenant(p.org)
+func (p *party) refill(q *fairQueue) {
+	t := q.org(p.org)
 	for key := range p.keys {
 		for _, l := range p.kinds {
-			k := b.kinds[kindName([]string{OfferLanguage(l)})]
-			if at := t.lines[fmt.Sprint(key)]; k == nil || at == nil || at.jobs[proto.ClassBatch][k] == nil {
-				backlog(b, p.org, fmt.Sprint(key), 5, weighing(p.weight), in(l))
+			k := q.needSets[needKey([]string{CapabilityLanguage(l)})]
+			if at := t.keys[fmt.Sprint(key)]; k == nil || at == nil || at.jobs[proto.ClassBatch][k] == nil {
+				backlog(q, p.org, fmt.Sprint(key), 5, weighing(p.weight), in(l))
 			}
 		}
 	}
 }
 
-func (p *party) leave(b *book) {
-	for _, j := range b.jobs {
+func (p *party) leave(q *fairQueue) {
+	for _, j := range q.jobs {
 		if j.meta.Org == p.org && j.state == queued {
-			b.remove(j)
+			q.remove(j)
 		}
 	}
 }
@@ -155,7 +155,7 @@ func TestSharesAreWeights(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
 	t.Logf("seed %d", seed)
-	b := newBook()
+	q := newFairQueue()
 	var all, waiting []*party
 	for i := range 12 {
 		languages := proto.Languages()
@@ -172,7 +172,7 @@ func TestSharesAreWeights(t *testing.T) {
 				waiting = append(waiting, p)
 			case at >= 0 && coin == 0:
 				waiting = slices.Delete(waiting, at, at+1)
-				p.leave(b)
+				p.leave(q)
 			}
 		}
 		weights := 0
@@ -182,13 +182,13 @@ func TestSharesAreWeights(t *testing.T) {
 		served, keys := map[string]int{}, map[string]int{}
 		for n := 1; n <= weights*(1+random.IntN(20)); n++ {
 			for _, p := range waiting {
-				p.refill(b)
+				p.refill(q)
 			}
-			j := serve(b)
+			j := serve(q)
 			served[j.meta.Org]++
 			keys[j.meta.Org+" "+j.meta.Key]++
 			if random.IntN(2) == 0 { // else its program runs on
-				b.remove(j)
+				q.remove(j)
 			}
 			for _, p := range waiting {
 				got, share := served[p.org], float64(n*p.weight)/float64(weights)
@@ -207,7 +207,7 @@ func TestSharesAreWeights(t *testing.T) {
 
 // With slots that offer different things, those whose jobs need the same share what slots offer that by their weights, whatever others get.
 func TestSharesAreWeightsWhereSlotsDiffer(t *testing.T) {
-	b := newBook()
+	q := newFairQueue()
 	parties := []*party{
 		{"python1", 1, 1, []proto.Language{proto.Python}},
 		{"python4", 4, 1, []proto.Language{proto.Python}},
@@ -221,16 +221,16 @@ func TestSharesAreWeightsWhereSlotsDiffer(t *testing.T) {
 	const slots = 60000
 	for n := range slots {
 		for _, p := range parties {
-			p.refill(b)
+			p.refill(q)
 		}
-		offers := offersOf([]string{OfferLanguage(proto.Python)}) // ten slots of eleven
+		offers := newCapabilities([]string{CapabilityLanguage(proto.Python)}) // ten slots of eleven
 		if n%11 == 0 {
-			offers = offersOf([]string{OfferLanguage(proto.Node), OfferLanguage(proto.Bash)})
+			offers = newCapabilities([]string{CapabilityLanguage(proto.Node), CapabilityLanguage(proto.Bash)})
 		}
-		j := b.next(func(k *kind) bool { return offers.meet(k.needs) })
-		b.serve(j)
-		b.take(j, running, "w", noon)
-		b.remove(j)
+		j := q.next(func(k *needSet) bool { return offers.meet(k.needs) })
+		q.charge(j)
+		q.activate(j, running, "w", noon)
+		q.remove(j)
 		served[j.meta.Org]++
 	}
 	t.Log(served)

@@ -14,26 +14,26 @@ func meta(org, key string, mode proto.Mode) proto.Meta {
 	return proto.Meta{TraceID: proto.NewTraceID(), Org: org, Key: key, Mode: mode, Concurrent: 5, MaxQueued: 3}
 }
 
-func serve(b *book) *job {
-	j := b.next(func(*kind) bool { return true })
+func serve(q *fairQueue) *job {
+	j := q.next(func(*needSet) bool { return true })
 	if j != nil {
-		b.serve(j)
-		b.take(j, assigned, "w", noon)
+		q.charge(j)
+		q.activate(j, assigned, "w", noon)
 	}
 	return j
 }
 
 func TestKeysOfOneOrganisationTakeTurns(t *testing.T) {
-	b := newBook()
+	q := newFairQueue()
 	for i := range 9 {
 		m := meta("org", fmt.Sprintf("k%d", i/3), proto.ModeAsync)
 		m.Concurrent = 100
-		b.add(m)
+		q.add(m)
 	}
 	for round := range 3 {
 		seen := map[string]bool{}
 		for range 3 {
-			seen[serve(b).meta.Key] = true
+			seen[serve(q).meta.Key] = true
 		}
 		if len(seen) != 3 {
 			t.Fatalf("round %d served only %v", round, seen)
@@ -42,39 +42,39 @@ func TestKeysOfOneOrganisationTakeTurns(t *testing.T) {
 }
 
 func TestOrganisationAtItsLimitIsPassedOver(t *testing.T) {
-	b := newBook()
+	q := newFairQueue()
 	var first []*job
 	for range 7 {
-		b.add(meta("full", "k", proto.ModeAsync))
+		q.add(meta("full", "k", proto.ModeAsync))
 	}
 	for range 5 {
-		first = append(first, serve(b))
+		first = append(first, serve(q))
 	}
-	if j := serve(b); j != nil {
+	if j := serve(q); j != nil {
 		t.Fatalf("job %s was served beyond the limit", j.meta.TraceID)
 	}
-	other := b.add(meta("other", "k", proto.ModeAsync))
-	if j := serve(b); j != other {
+	other := q.add(meta("other", "k", proto.ModeAsync))
+	if j := serve(q); j != other {
 		t.Fatalf("the other organisation's job was not served but %v", j)
 	}
-	b.remove(first[0])
-	if j := serve(b); j == nil || j.meta.Org != "full" {
+	q.remove(first[0])
+	if j := serve(q); j == nil || j.meta.Org != "full" {
 		t.Fatalf("a freed place was not used: %v", j)
 	}
 }
 
 func TestInteractiveGoesFirstAndBatchDoesNotStarve(t *testing.T) {
-	b := newBook()
+	q := newFairQueue()
 	for range 20 {
 		for _, mode := range []proto.Mode{proto.ModeAsync, proto.ModeInline} {
 			m := meta("org", "k", mode)
 			m.Concurrent = 100
-			b.add(m)
+			q.add(m)
 		}
 	}
 	batch := 0
 	for range 10 {
-		if serve(b).meta.Class() == proto.ClassBatch {
+		if serve(q).meta.Class() == proto.ClassBatch {
 			batch++
 		}
 	}
@@ -84,11 +84,11 @@ func TestInteractiveGoesFirstAndBatchDoesNotStarve(t *testing.T) {
 }
 
 func TestJobsThatNoSlotCanRunDelayNobody(t *testing.T) {
-	b := newBook()
+	q := newFairQueue()
 	add := func(org, key string, l proto.Language) *job {
 		m := meta(org, key, proto.ModeInline)
 		m.Concurrent, m.Language = 1000, l
-		return b.add(m)
+		return q.add(m)
 	}
 	for range 100 {
 		add("a", "k", proto.Node)
@@ -96,25 +96,25 @@ func TestJobsThatNoSlotCanRunDelayNobody(t *testing.T) {
 	add("a", "k", proto.Python)
 	add("b", "k", proto.Python)
 	add("b", "k2", proto.Node)
-	runs := func(words ...string) func(*kind) bool {
-		return func(k *kind) bool { return offersOf(words).meet(k.needs) }
+	runs := func(words ...string) func(*needSet) bool {
+		return func(k *needSet) bool { return newCapabilities(words).meet(k.needs) }
 	}
 	for range 2 {
-		j := b.next(runs("language:python", "image:x"))
+		j := q.next(runs("language:python", "image:x"))
 		if j == nil || j.meta.Language != proto.Python {
 			t.Fatalf("next is %+v", j)
 		}
-		b.serve(j)
-		b.take(j, running, "w", noon)
+		q.charge(j)
+		q.activate(j, running, "w", noon)
 	}
-	if j := b.next(runs("language:python")); j != nil {
+	if j := q.next(runs("language:python")); j != nil {
 		t.Fatalf("next is %s", j.meta.Language)
 	}
 	orgs := ""
 	for range 4 {
-		j := b.next(runs("language:node"))
-		b.serve(j)
-		b.take(j, running, "w", noon)
+		j := q.next(runs("language:node"))
+		q.charge(j)
+		q.activate(j, running, "w", noon)
 		orgs += j.meta.Org
 	}
 	if orgs != "abaa" {
@@ -124,19 +124,19 @@ func TestJobsThatNoSlotCanRunDelayNobody(t *testing.T) {
 
 // With slots that run everything, what the jobs need does not change whose turn it is.
 func TestOrganisationsTakeTurnsOverAllKinds(t *testing.T) {
-	b := newBook()
+	q := newFairQueue()
 	languages := proto.Languages()
 	for i := range 30 {
 		for o, org := range []string{"a", "b", "c"} {
 			m := meta(org, "k", proto.ModeInline)
 			m.Concurrent, m.Language = 1000, languages[(o+i/10)%3]
-			b.add(m)
+			q.add(m)
 		}
 	}
 	for round := range 30 {
 		seen := map[string]bool{}
 		for range 3 {
-			seen[serve(b).meta.Org] = true
+			seen[serve(q).meta.Org] = true
 		}
 		if len(seen) != 3 {
 			t.Fatalf("round %d served only %v", round, seen)
@@ -145,17 +145,17 @@ func TestOrganisationsTakeTurnsOverAllKinds(t *testing.T) {
 }
 
 func TestJobsOfOneKeyAreServedInOrderOverAllKinds(t *testing.T) {
-	b := newBook()
+	q := newFairQueue()
 	var jobs []*job
 	for i := range 9 {
 		m := meta("org", "k", proto.ModeAsync)
 		m.Concurrent, m.Language = 1000, proto.Languages()[i%3]
-		jobs = append(jobs, b.add(m))
+		jobs = append(jobs, q.add(m))
 	}
-	first := serve(b)
-	b.requeue(first)
+	first := serve(q)
+	q.requeue(first)
 	for i, want := range jobs {
-		if j := serve(b); j != want {
+		if j := serve(q); j != want {
 			t.Fatalf("job %d is not the next in order", i)
 		}
 	}
@@ -163,38 +163,38 @@ func TestJobsOfOneKeyAreServedInOrderOverAllKinds(t *testing.T) {
 
 // What leaves the queue by itself was not served.
 func TestCancelledJobTakesNoTurn(t *testing.T) {
-	b := newBook()
+	q := newFairQueue()
 	var a []*job
 	for range 3 {
-		a = append(a, b.add(meta("a", "k", proto.ModeAsync)))
+		a = append(a, q.add(meta("a", "k", proto.ModeAsync)))
 	}
-	other := b.add(meta("b", "k", proto.ModeAsync))
-	b.remove(a[0])
-	if j := serve(b); j != a[1] {
+	other := q.add(meta("b", "k", proto.ModeAsync))
+	q.remove(a[0])
+	if j := serve(q); j != a[1] {
 		t.Fatalf("organisation %s was served, whose turn it is not", j.meta.Org)
 	}
-	if j := serve(b); j != other {
+	if j := serve(q); j != other {
 		t.Fatalf("organisation %s was served, whose turn it is not", j.meta.Org)
 	}
 	for _, mode := range []proto.Mode{proto.ModeAsync, proto.ModeAsync, proto.ModeAsync, proto.ModeAsync, proto.ModeInline} {
-		a = append(a, b.add(meta("c", "k", mode)))
+		a = append(a, q.add(meta("c", "k", mode)))
 	}
 	for _, j := range a[3:7] {
-		b.remove(j)
+		q.remove(j)
 	}
-	if l := b.tenant("c").lines["k"]; l.served != 0 {
+	if l := q.org("c").keys["k"]; l.served != 0 {
 		t.Fatalf("%d jobs are counted as served", l.served)
 	}
 }
 
 func TestAdmissionCountsWhatItTook(t *testing.T) {
-	b := newBook()
+	q := newFairQueue()
 	ask := func(mode proto.Mode) *proto.Refusal {
 		m := meta("o", "k", mode)
 		m.Concurrent, m.MaxQueued = 5, 3
-		r := b.admit(&m)
+		r := q.admit(&m)
 		if r == nil {
-			b.add(m)
+			q.add(m)
 		}
 		return r
 	}
@@ -217,69 +217,69 @@ func TestAdmissionCountsWhatItTook(t *testing.T) {
 }
 
 func TestKeyHasALimitOfItsOwn(t *testing.T) {
-	b := newBook()
+	q := newFairQueue()
 	limited := func(mode proto.Mode) proto.Meta {
 		m := meta("org", "limited", mode)
 		m.KeyConcurrent = 2
 		return m
 	}
-	b.add(limited(proto.ModeAsync))
-	first := serve(b)
+	q.add(limited(proto.ModeAsync))
+	first := serve(q)
 	inline := limited(proto.ModeInline)
-	if r := b.admit(&inline); r != nil {
+	if r := q.admit(&inline); r != nil {
 		t.Fatalf("the second: %v", r)
 	}
-	b.add(inline)
+	q.add(inline)
 	third := limited(proto.ModeInline)
-	if r := b.admit(&third); r == nil || r.Reason != proto.RefusedKeyConcurrency || r.Limit != 2 || r.Used != 2 {
+	if r := q.admit(&third); r == nil || r.Reason != proto.RefusedKeyConcurrency || r.Limit != 2 || r.Used != 2 {
 		t.Fatalf("the third: %v", r)
 	}
-	serve(b)
-	waits := b.add(limited(proto.ModeAsync))
-	if j := serve(b); j != nil {
+	serve(q)
+	waits := q.add(limited(proto.ModeAsync))
+	if j := serve(q); j != nil {
 		t.Fatalf("job %s was served beyond the limit", j.meta.TraceID)
 	}
 	other := meta("org", "other", proto.ModeInline)
-	if r := b.admit(&other); r != nil {
+	if r := q.admit(&other); r != nil {
 		t.Fatalf("another key: %v", r)
 	}
-	if want := b.add(other); serve(b) != want {
+	if want := q.add(other); serve(q) != want {
 		t.Fatal("a key at its limit stands before another")
 	}
-	b.requeue(first)
+	q.requeue(first)
 	for _, want := range []*job{first, nil} {
-		if j := serve(b); j != want {
+		if j := serve(q); j != want {
 			t.Fatalf("served %v", j)
 		}
 	}
-	b.remove(first)
-	if j := serve(b); j != waits {
+	q.remove(first)
+	if j := serve(q); j != waits {
 		t.Fatalf("a freed place was not used: %v", j)
 	}
 }
 
 func TestBookForgetsWhatIsOver(t *testing.T) {
-	b := newBook()
+	q := newFairQueue()
 	var jobs []*job
 	for i := range 100 {
 		m := meta(fmt.Sprintf("o%d", i%7), fmt.Sprintf("k%d", i%3), proto.ModeAsync)
 		m.Concurrent, m.Language = 100, proto.Languages()[i%3]
-		jobs = append(jobs, b.add(m))
+		jobs = append(jobs, q.add(m))
 	}
 	for range 30 {
-		serve(b)
+		serve(q)
 	}
 	for i, j := range jobs {
 		switch i % 4 {
 		case 1:
-			b.take(j, running, "w", noon)
+			q.activate(j, running, "w", noon)
 		case 2:
-			b.take(j, assigned, "w", noon)
-			b.requeue(j)
+			q.activate(j, assigned, "w", noon)
+			q.requeue(j)
 		}
-		b.remove(j)
+		q.remove(j)
 	}
-	if len(b.jobs)+len(b.tenants)+len(b.kinds) != 0 {
-		t.Fatalf("left over: %d jobs, %d tenants, %d kinds", len(b.jobs), len(b.tenants), len(b.kinds))
+	if len(q.jobs)+len(q.orgs)+len(q.needSets) != 0 {
+		t.Fatalf("left over: %d jobs, %d tenants, %d kinds", len(q.jobs), len(q.orgs), len(q.needSets))
 	}
 }

@@ -74,7 +74,7 @@ func (w *world) after(s *slot) *proto.Job {
 
 func (w *world) finish(l *queue.Lease) {
 	w.t.Helper()
-	if _, err := l.Finish(w.ctx, ending("")); err != nil {
+	if _, err := l.Finish(w.ctx, outcome("")); err != nil {
 		w.t.Fatal(err)
 	}
 }

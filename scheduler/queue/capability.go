@@ -1,0 +1,63 @@
+package queue
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// Capabilities of workers. A job is assigned only to a worker that has all capabilities it needs.
+// The dispatcher compares capabilities as strings and does not interpret them.
+const (
+	CapabilityImages  = "images"  // run programs in images, which contain their own runtimes
+	CapabilityNetwork = "network" // give programs network access
+	CapabilityDisk    = "disk"    // give programs a home or /tmp on disk
+	CapabilityThreads = "threads" // give programs the home of a thread
+)
+
+// CapabilityLanguage returns the capability to run programs in a language.
+func CapabilityLanguage(l proto.Language) string { return "language:" + string(l) }
+
+// needsOf returns the capabilities that a job needs, in a fixed order.
+func needsOf(m *proto.Meta) []string {
+	needs := []string{CapabilityLanguage(m.Language)}
+	if m.Image != "" {
+		needs[0] = CapabilityImages
+	}
+	if m.Disk {
+		needs = append(needs, CapabilityDisk)
+	}
+	if m.Network != "" && m.Network != proto.NetworkBlocked {
+		needs = append(needs, CapabilityNetwork)
+	}
+	if m.ThreadID != "" {
+		needs = append(needs, CapabilityThreads)
+	}
+	return needs
+}
+
+// needSet schedules the organizations with queued jobs of the same needs.
+type needSet struct {
+	needs []string
+	orgs  sfq[*orgQueue]
+}
+
+// needKey returns the map key of a set of needs.
+func needKey(needs []string) string { return strings.Join(needs, " ") }
+
+// capabilities is the set of a worker's capabilities.
+type capabilities map[string]bool
+
+func newCapabilities(list []string) capabilities {
+	c := make(capabilities, len(list))
+	for _, name := range list {
+		c[name] = true
+	}
+	return c
+}
+
+// meet reports whether c contains all needs.
+func (c capabilities) meet(needs []string) bool {
+	return !slices.ContainsFunc(needs, func(n string) bool { return !c[n] })
+}

@@ -1,0 +1,179 @@
+package queue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/threads"
+)
+
+// lookup returns the record of an execution and its revision, which is 0 for a job without a record.
+func (q *Queue) lookup(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
+	rec, revision, err := q.Store.Record(ctx, id)
+	if !errors.Is(err, proto.ErrNotFound) {
+		return rec, revision, err
+	}
+	meta, err := q.Store.JobMeta(ctx, id)
+	if errors.Is(err, proto.ErrNotFound) {
+		// The record is written before the job is removed: it may have appeared between the two reads.
+		return q.Store.Record(ctx, id)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	return &proto.Record{Meta: *meta, Status: proto.StatusQueued}, 0, nil
+}
+
+// terminal returns the terminal record that follows rec.
+func terminal(rec *proto.Record, r proto.Result, now time.Time) *proto.Record {
+	out := *rec
+	done := now.UTC()
+	out.Status, out.Result, out.CompletedAt, out.Cancelling = r.Status(), &r, &done, false
+	out.Pending, out.Commit = nil, nil
+	out.ResultSeq++ // the result follows the last event that the record knows
+	return &out
+}
+
+// withdraw is [Queue.Withdraw], and also returns the revision of the record.
+func (q *Queue) withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, uint64, error) {
+	for {
+		rec, revision, err := q.lookup(ctx, id)
+		if err != nil || rec.Status != proto.StatusQueued {
+			return rec, revision, err
+		}
+		result := r
+		if rec.Attempt > 0 && r.ErrorCode != nil && *r.ErrorCode == string(proto.CodeExpiredInQueue) {
+			result = proto.Failure(proto.CodeWorkerLost, fmt.Sprintf(
+				"The worker that ran attempt %d of %d was lost, and the program with it; there was no next one: %s",
+				rec.Attempt, rec.MaxAttempts, *r.ErrorMessage))
+		}
+		done := terminal(rec, result, time.Now())
+		revision, err = q.Store.WriteRecord(ctx, done, revision)
+		if err == nil {
+			return done, revision, nil
+		}
+		if !store.IsConflict(err) {
+			return nil, 0, fmt.Errorf("withdraw %s: %w", id, err)
+		}
+	}
+}
+
+// countLoss adds worker to the workers that were lost with a queued job, if isNew reports that the
+// record does not contain this loss. The last of maxLosses ends the execution. countLoss returns the
+// record and its revision, or nil if a concurrent change makes that unknown.
+func (q *Queue) countLoss(
+	ctx context.Context, id proto.TraceID, worker string, isNew func(rec *proto.Record, revision uint64) bool,
+) (*proto.Record, uint64, error) {
+	rec, revision, err := q.lookup(ctx, id)
+	if err != nil || rec.Status != proto.StatusQueued || !isNew(rec, revision) {
+		return rec, revision, err
+	}
+	next := *rec
+	next.Lost = append(slices.Clone(rec.Lost), worker)
+	if len(next.Lost) >= maxLosses {
+		next = *terminal(&next, proto.Failure(proto.CodeWorkerLost, fmt.Sprintf("%d workers were lost with this job, each before it started "+
+			"the program. The job is not tried again; it is kept among the dead letters, for whoever administers this server.", len(next.Lost))), time.Now())
+	}
+	revision, err = q.Store.WriteRecord(ctx, &next, revision)
+	if store.IsConflict(err) {
+		return nil, 0, nil // claimed, cancelled or counted concurrently
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("count the loss of %s: %w", id, err)
+	}
+	return &next, revision, nil
+}
+
+// endLease ends the lease of an execution whose holder did not renew it. The execution is requeued for
+// its next attempt or ends as lost. If its program had ended and only the commit of its home was
+// missing, endLease completes that. known is what the dispatcher knows, in case the record is
+// malformed. endLease returns the record and its revision, or nil if a concurrent change makes that
+// unknown.
+func (q *Queue) endLease(ctx context.Context, known *proto.Record, revision uint64) (*proto.Record, uint64, error) {
+	id := known.TraceID
+	m, err := q.Store.LastFromLeader(ctx, q.Store.Executions, store.ExecSubject(id))
+	if err != nil {
+		return nil, 0, fmt.Errorf("end the lease of %s: %w", id, err)
+	}
+	rec, err := proto.DecodeRecord(id, m.Data)
+	if err != nil {
+		rec = known
+	} else if m.Seq != revision {
+		return rec, m.Seq, nil // renewed or ended
+	}
+	pending := rec.Pending != nil
+	if pending {
+		var result proto.Result
+		result, err = commit(ctx, q.Store, rec)
+		rec = terminal(rec, result, time.Now())
+	} else {
+		rec, err = q.loseAttempt(ctx, rec, m.Time)
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("end the lease of %s: %w", id, err)
+	}
+	revision, err = q.Store.WriteRecord(ctx, rec, m.Seq)
+	if store.IsConflict(err) {
+		return nil, 0, nil // renewed or ended concurrently
+	}
+	if err == nil && pending {
+		q.Store.DiscardBody(ctx, m)
+	}
+	return rec, revision, err
+}
+
+// loseAttempt returns the record that follows rec, whose attempt was lost. The holder may still live,
+// so the thread is fenced first: the holder can commit nothing after that.
+func (q *Queue) loseAttempt(ctx context.Context, rec *proto.Record, renewed time.Time) (*proto.Record, error) {
+	if rec.ThreadID != "" {
+		if err := (&threads.Threads{Store: q.Store}).Fence(ctx, rec.Org, rec.ThreadID, rec.TraceID); err != nil {
+			return nil, err
+		}
+		fault.Here(fault.AfterFenceBeforeLost)
+	}
+	last, err := q.Store.LastEvent(ctx, rec.TraceID, rec.Attempt)
+	if err != nil {
+		return nil, err
+	}
+	rec.ResultSeq = last
+	var ran time.Duration // known: until the last renewal
+	if rec.StartedAt != nil {
+		ran = max(0, renewed.Sub(*rec.StartedAt))
+	}
+	switch {
+	case rec.Cancelling:
+		rec = terminal(rec, proto.Cancelled(), time.Now())
+	case rec.Attempt < rec.MaxAttempts:
+		rec.Status, rec.Worker, rec.StartedAt = proto.StatusQueued, "", nil
+	default:
+		rec = terminal(rec, proto.Failure(proto.CodeWorkerLost, fmt.Sprintf(
+			"The worker that ran attempt %d of %d was lost, and the program with it. It is known to have run for %s.",
+			rec.Attempt, rec.MaxAttempts, ran.Round(time.Millisecond))), time.Now())
+	}
+	if rec.Result != nil {
+		rec.Result.DurationMS = ran.Milliseconds()
+	}
+	return rec, nil
+}
+
+// commit makes the commit of rec. It returns the result of the execution: the pending one, or an error
+// because the home was not saved.
+func commit(ctx context.Context, st *store.Store, rec *proto.Record) (proto.Result, error) {
+	err := (&threads.Threads{Store: st}).Commit(ctx, rec.Org, rec.ThreadID, rec.TraceID, rec.Commit)
+	switch {
+	case err == nil:
+		return *rec.Pending, nil
+	case errors.Is(err, proto.ErrFenced):
+		return rec.Pending.Unsaved("The home was not saved: the worker lost touch for so long that the thread was taken from it."), nil
+	case errors.Is(err, threads.ErrTooLarge):
+		return rec.Pending.Unsaved("The home was not saved: the thread has more changes that were not yet put together than can be kept."), nil
+	default:
+		return proto.Result{}, fmt.Errorf("commit the home of %s: %w", rec.TraceID, err)
+	}
+}

@@ -1,0 +1,115 @@
+package queue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+)
+
+// pollEvery is how often a waiter reads the record, in case the notification was lost.
+const pollEvery = time.Second
+
+// Wait blocks until an execution has ended and returns its record. It returns the error of ctx if ctx
+// is done first.
+func (q *Queue) Wait(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+	w, err := q.Watch(id)
+	if err != nil {
+		return nil, err
+	}
+	defer w.Close()
+	if rec, err := w.poll(ctx); rec != nil || err != nil {
+		return rec, err
+	}
+	return w.Wait(ctx)
+}
+
+// Watch waits for the end of one execution.
+type Watch struct {
+	queue    *Queue
+	id       proto.TraceID
+	messages chan *nats.Msg
+	sub      *nats.Subscription
+	read     func(context.Context, proto.TraceID) (*proto.Record, uint64, error)
+}
+
+// Watch subscribes to the end of an execution. If that is done before the execution is submitted, its
+// record need not be read first.
+func (q *Queue) Watch(id proto.TraceID) (*Watch, error) {
+	w := &Watch{queue: q, id: id, messages: make(chan *nats.Msg, 4), read: q.lookup}
+	var err error
+	if w.sub, err = q.Store.Conn.ChanSubscribe(store.DoneSubject(id), w.messages); err != nil {
+		return nil, fmt.Errorf("wait for %s: %w", id, err)
+	}
+	return w, nil
+}
+
+// Close ends the subscription.
+func (w *Watch) Close() { _ = w.sub.Unsubscribe() }
+
+// Wait blocks until the execution ends after the call of Watch, and returns its record. It returns the
+// error of ctx if ctx is done first, and may be called again then.
+func (w *Watch) Wait(ctx context.Context) (*proto.Record, error) {
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for {
+		rec, err := w.receive(ctx, tick.C)
+		if rec == nil && err == nil {
+			rec, err = w.poll(ctx)
+		}
+		if rec != nil || err != nil {
+			return rec, err
+		}
+	}
+}
+
+// receive waits for the message with the terminal record. It returns nil if the record is to be read
+// instead.
+func (w *Watch) receive(ctx context.Context, tick <-chan time.Time) (*proto.Record, error) {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case m := <-w.messages:
+			if !proto.Status(m.Header.Get(store.HeaderStatus)).Terminal() {
+				continue // a claim or a renewal
+			}
+			if rec, err := proto.DecodeRecord(w.id, m.Data); err == nil && rec.Status.Terminal() {
+				return rec, nil
+			}
+			return nil, nil // its body is stored as an object
+		case <-tick:
+			return nil, nil
+		}
+	}
+}
+
+// poll returns the record if it is terminal. It returns nil if it is not, or cannot be read now.
+func (w *Watch) poll(ctx context.Context) (*proto.Record, error) {
+	rec, _, err := w.read(ctx, w.id)
+	if err == nil && rec.Status == proto.StatusQueued {
+		w.read = w.queue.acceptedRecord // the job exists and need not be read again
+	}
+	switch {
+	case errors.Is(err, proto.ErrNotFound) || ctx.Err() != nil:
+		return nil, errors.Join(err, context.Cause(ctx))
+	case err == nil && rec.Status.Terminal():
+		return rec, nil
+	default:
+		return nil, nil
+	}
+}
+
+// acceptedRecord returns the record of an execution that was accepted: queued if there is no record.
+func (q *Queue) acceptedRecord(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
+	rec, revision, err := q.Store.Record(ctx, id)
+	if errors.Is(err, proto.ErrNotFound) {
+		return &proto.Record{Status: proto.StatusQueued}, 0, nil
+	}
+	return rec, revision, err
+}
