@@ -423,7 +423,7 @@ func (p *programs) newBucket(t *testing.T) *bucket {
 	}
 	b := &bucket{server: server, prefix: rand.Text()}
 	err = p.machine.near(func() error {
-		b.Proxy = server.Proxy(&storagetest.Switch{})
+		b.Proxy = server.Proxy(&storagetest.Injector{})
 		return nil
 	})
 	if err != nil {

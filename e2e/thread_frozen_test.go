@@ -19,7 +19,7 @@ import (
 func testThreadsFrozen(t *testing.T, p *programs) {
 	b := p.newBucket(t)
 	w := newWorld(t, p, topology{apart: true}, noSlots, append(b.flags(), "--slots", "4")...)
-	way := b.server.Proxy(&storagetest.Switch{})
+	way := b.server.Proxy(&storagetest.Injector{})
 	t.Cleanup(way.Close)
 	frozen, _ := w.startWorkerIn(t, filepath.Join(t.TempDir(), "frozen"), "--store", way.StoreURL(b.prefix))
 	t.Cleanup(func() { frozen.signal(syscall.SIGCONT) }) // to end

@@ -317,7 +317,7 @@ func testThreadsKilled(t *testing.T, p *programs, in topology) {
 	}
 	var victims []*victim
 	for range 2 {
-		v := &victim{data: filepath.Join(t.TempDir(), "worker"), store: b.server.Proxy(&storagetest.Switch{})}
+		v := &victim{data: filepath.Join(t.TempDir(), "worker"), store: b.server.Proxy(&storagetest.Injector{})}
 		t.Cleanup(v.store.Close)
 		v.start = func() *process {
 			proc, _ := w.startWorkerIn(t, v.data, "--store", v.store.StoreURL(b.prefix))

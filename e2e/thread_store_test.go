@@ -135,7 +135,7 @@ func sufferings(a *api) []*suffering {
 		add(kind.String()+" once each", true, "", func(org string, b *bucket) func() int {
 			heals := make([]func() int, 0, len(hiccups))
 			for _, request := range hiccups {
-				heals = append(heals, b.Spoil(kind, 1, func(r *http.Request) bool { return request.is(r, org) }))
+				heals = append(heals, b.Inject(kind, 1, func(r *http.Request) bool { return request.is(r, org) }))
 			}
 			return func() int {
 				least := 1
@@ -161,7 +161,7 @@ func sufferings(a *api) []*suffering {
 				want = proto.CodeThreadMount
 			}
 			add(request.name+": "+kind.String(), request.part, want, func(org string, b *bucket) func() int {
-				return b.Spoil(kind, -1, func(r *http.Request) bool { return request.is(r, org) })
+				return b.Inject(kind, -1, func(r *http.Request) bool { return request.is(r, org) })
 			})
 		}
 	}

@@ -65,7 +65,7 @@ func TestRanges(t *testing.T) {
 	})
 }
 
-func TestAbsent(t *testing.T) {
+func TestMissingObject(t *testing.T) {
 	inEach(t, func(t *testing.T, w world) {
 		b := named("a/b/c", []byte("x"))
 		_, err := w.store.Get(t.Context(), b)
@@ -93,8 +93,7 @@ func TestAbsent(t *testing.T) {
 	})
 }
 
-// What is put is what its digest says, or it is not put.
-func TestPutOfSomethingElse(t *testing.T) {
+func TestPutVerifiesDigest(t *testing.T) {
 	inEach(t, func(t *testing.T, w world) {
 		for _, size := range []int{1, 100_000, 9 * mebibyte} {
 			b := named(fmt.Sprintf("other/%d", size), content(size))
@@ -128,7 +127,7 @@ func (f failing) ReadAt(p []byte, off int64) (int, error) {
 	return 1, f.err
 }
 
-func TestPutAgain(t *testing.T) {
+func TestPutOfExistingObject(t *testing.T) {
 	inEach(t, func(t *testing.T, w world) {
 		want := content(100_000)
 		b := put(t, w.store, "same", want)
@@ -139,7 +138,7 @@ func TestPutAgain(t *testing.T) {
 		if w.path == nil {
 			return
 		}
-		// To a collection of garbage, what was put again is new.
+		// To a garbage collector, an object that was put again is new.
 		old := time.Now().Add(-2 * time.Hour)
 		if err := os.Chtimes(w.path("same"), old, old); err != nil {
 			t.Fatal(err)
@@ -220,8 +219,8 @@ func TestHostileKeys(t *testing.T) {
 	})
 }
 
-// Many put the same at once while others read: those see nothing or all.
-func TestConcurrently(t *testing.T) {
+// Readers see nothing or the whole object while many writers put it.
+func TestConcurrentUse(t *testing.T) {
 	inEach(t, func(t *testing.T, w world) {
 		want := content(200_000)
 		b := named("shared/one", want)
@@ -266,8 +265,8 @@ func TestConcurrently(t *testing.T) {
 	})
 }
 
-// What goes wrong for a while is not seen outside.
-func TestFaultsThatPass(t *testing.T) {
+// Temporary faults are not visible to callers.
+func TestTemporaryFaults(t *testing.T) {
 	inEach(t, func(t *testing.T, w world) {
 		for _, kind := range storagetest.Faults() {
 			name := kind.String()
@@ -287,12 +286,12 @@ func TestFaultsThatPass(t *testing.T) {
 					t.Errorf("%s: no request of %s met it", name, only)
 				}
 			}
-			if kind != storagetest.Wrong || strings.HasSuffix(t.Name(), "S3") { // others believe what they are told to store
+			if kind != storagetest.Wrong || strings.HasSuffix(t.Name(), "S3") { // other stores do not verify what they are told to store
 				step("put", func() error { return front.Put(t.Context(), b, bytes.NewReader(want)) })
 			} else {
 				put(t, w.store, b.Key, want)
 			}
-			if kind == storagetest.Wrong { // the bytes are with the caller by then
+			if kind == storagetest.Wrong { // the caller has the bytes by then
 				w.Set(storagetest.Wrong, 1, "get", 0)
 				got, err := get(t.Context(), front, b)
 				wantError(t, err, proto.ErrCorrupt, "get", b.Key)
@@ -337,8 +336,8 @@ func TestFaultsThatPass(t *testing.T) {
 	})
 }
 
-// What goes wrong for good ends, with an error that says so, and leaves nothing half done.
-func TestFaultsThatStay(t *testing.T) {
+// Permanent faults end with a matching error and leave nothing half-done.
+func TestPermanentFaults(t *testing.T) {
 	inEach(t, func(t *testing.T, w world) {
 		want := content(100_000)
 		there := put(t, w.store, "there", want)
@@ -361,11 +360,11 @@ func TestFaultsThatStay(t *testing.T) {
 			}
 			w.Set(kind, -1, "", 0)
 			_, err := get(t.Context(), front, there)
-			if kind != storagetest.Cut { // where each stream gets a little further
+			if kind != storagetest.Cut { // which lets each stream progress a little
 				wantError(t, err, blob.ErrUnavailable, "get", there.Key)
 			}
 			if kind == storagetest.Silent {
-				continue // what follows waits in the same way
+				continue // the operations below would wait in the same way
 			}
 			w.Set(kind, -1, "", 0)
 			_, err = front.Stat(t.Context(), there.Key)
@@ -376,7 +375,7 @@ func TestFaultsThatStay(t *testing.T) {
 					break
 				}
 			}
-			if strings.HasSuffix(t.Name(), "S3") { // the others' front gives an entry each time
+			if strings.HasSuffix(t.Name(), "S3") { // the fault injector of the others yields an entry each time
 				wantError(t, err, blob.ErrUnavailable, "list", "th")
 			}
 		}
@@ -390,7 +389,7 @@ func TestFaultsThatStay(t *testing.T) {
 	})
 }
 
-// Whoever gives up waiting is let go.
+// A cancelled context ends every operation.
 func TestCancelled(t *testing.T) {
 	inEach(t, func(t *testing.T, w world) {
 		b := put(t, w.store, "there", content(1000))
@@ -419,7 +418,7 @@ func TestCancelled(t *testing.T) {
 	})
 }
 
-// Objects that changed where they lie are not taken for good.
+// Damaged objects are reported.
 func TestDamage(t *testing.T) {
 	inEach(t, func(t *testing.T, w world) {
 		if w.path == nil {

@@ -29,12 +29,12 @@ import (
 )
 
 const (
-	// How long a front waits for a server that says nothing: long, and where a test wants that it gives up.
+	// Idle timeouts of faulty stores: patient ones wait, hasty ones give up.
 	patient = time.Minute
 	hasty   = 150 * time.Millisecond
 )
 
-// server is the S3 server of all tests, started by the first that needs it.
+// server is the S3 server of all tests, started by the first test that needs it.
 var server struct {
 	once sync.Once
 	err  error
@@ -50,7 +50,7 @@ func startServer(t testing.TB) *storagetest.Server {
 	return server.Server
 }
 
-// serving are the tests, with the server ended after them.
+// serving stops the server after the tests.
 type serving struct{ *testing.M }
 
 func (s serving) Run() int {
@@ -73,25 +73,25 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(serving{m})
 }
 
-// quick is a policy that does not wait long.
-func quick() blob.Policy {
-	return blob.Policy{Tries: 6, First: time.Millisecond, Most: 4 * time.Millisecond}
+// quick is a retry policy with short pauses.
+func quick() blob.RetryPolicy {
+	return blob.RetryPolicy{Attempts: 6, MinWait: time.Millisecond, MaxWait: 4 * time.Millisecond}
 }
 
-// faulty is a front for backends that are not behind a network.
+// faulty injects faults into a backend without a network.
 type faulty struct {
 	blob.Backend
-	*storagetest.Switch
+	*storagetest.Injector
 	silence time.Duration
 }
 
 func unavailable(op, key string) error {
-	return &blob.Error{Op: op, Key: key, Kind: blob.ErrUnavailable, Again: true, Err: errors.New("a fault of the test")}
+	return &blob.Error{Op: op, Key: key, Kind: blob.ErrUnavailable, Retryable: true, Err: errors.New("a fault of the test")}
 }
 
-// around does a request with the next fault.
+// around carries out a request with the next fault.
 func (f *faulty) around(ctx context.Context, op, key string, do func() error) error {
-	return f.inflict(ctx, f.Take(op), op, key, do)
+	return f.inflict(ctx, f.Next(op), op, key, do)
 }
 
 func (f *faulty) inflict(ctx context.Context, kind storagetest.Fault, op, key string, do func() error) error {
@@ -148,13 +148,13 @@ func (f *faulty) List(ctx context.Context, prefix, after string) iter.Seq2[blob.
 }
 
 func (f *faulty) Get(ctx context.Context, key string, span blob.Span) (io.ReadCloser, error) {
-	kind := f.Take("get")
+	kind := f.Next("get")
 	if kind == storagetest.Cut || kind == storagetest.Wrong || kind == storagetest.Slow {
 		body, err := f.Backend.Get(ctx, key, span)
 		if err != nil {
 			return nil, err
 		}
-		return &storagetest.Spoilt{ReadCloser: body, Kind: kind, Size: span.Length}, nil
+		return &storagetest.FaultyReader{ReadCloser: body, Kind: kind, Size: span.Length}, nil
 	}
 	var body io.ReadCloser
 	err := f.inflict(ctx, kind, "get", key, func() (err error) {
@@ -167,56 +167,58 @@ func (f *faulty) Get(ctx context.Context, key string, span blob.Span) (io.ReadCl
 	return body, err
 }
 
-// world is a store of one kind: the store as it is, and the same through a faulty front.
+// world is a store of one kind, with and without injected faults.
 type world struct {
 	store *blob.Store
 	front *blob.Store // waits a minute for an answer
-	hasty *blob.Store // waits for a moment
-	*storagetest.Switch
-	// path gives the file that an object is in; nil if it is in none.
+	hasty *blob.Store // gives up soon
+	*storagetest.Injector
+	// path returns the file of an object; nil for stores without files.
 	path func(key string) string
 }
 
 var worlds = map[string]func(testing.TB) world{
 	"memory": func(t testing.TB) world {
 		m := &blob.Memory{}
-		return newWorld(t, m, func(f *storagetest.Switch, silence time.Duration) blob.Backend { return &faulty{m, f, silence} }, nil)
+		return newWorld(t, m, func(f *storagetest.Injector, silence time.Duration) blob.Backend { return &faulty{m, f, silence} }, nil)
 	},
 	"directory": func(t testing.TB) world {
 		d, at := openDirectory(t)
-		return newWorld(t, d, func(f *storagetest.Switch, silence time.Duration) blob.Backend { return &faulty{d, f, silence} }, at)
+		return newWorld(t, d, func(f *storagetest.Injector, silence time.Duration) blob.Backend { return &faulty{d, f, silence} }, at)
 	},
 	"encrypted directory": func(t testing.TB) world {
 		d, at := openDirectory(t)
 		key := keyFile(t, false)
-		return newWorld(t, encrypt(t, d, key), func(f *storagetest.Switch, silence time.Duration) blob.Backend {
+		return newWorld(t, encrypt(t, d, key), func(f *storagetest.Injector, silence time.Duration) blob.Backend {
 			return encrypt(t, &faulty{d, f, silence}, key)
 		}, at)
 	},
 	"S3": func(t testing.TB) world {
 		prefix := newPrefix()
-		return newWorld(t, openS3(t, &storagetest.Switch{}, prefix, patient), func(f *storagetest.Switch, silence time.Duration) blob.Backend { return openS3(t, f, prefix, silence) }, inBucket(prefix))
+		return newWorld(t, openS3(t, &storagetest.Injector{}, prefix, patient), func(f *storagetest.Injector, silence time.Duration) blob.Backend {
+			return openS3(t, f, prefix, silence)
+		}, inBucket(prefix))
 	},
 	"encrypted S3": func(t testing.TB) world {
 		prefix, key := newPrefix(), keyFile(t, true)
-		return newWorld(t, encrypt(t, openS3(t, &storagetest.Switch{}, prefix, patient), key),
-			func(f *storagetest.Switch, silence time.Duration) blob.Backend {
+		return newWorld(t, encrypt(t, openS3(t, &storagetest.Injector{}, prefix, patient), key),
+			func(f *storagetest.Injector, silence time.Duration) blob.Backend {
 				return encrypt(t, openS3(t, f, prefix, silence), key)
 			}, inBucket(prefix))
 	},
 }
 
-func newWorld(t testing.TB, backend blob.Backend, front func(*storagetest.Switch, time.Duration) blob.Backend, path func(string) string) world {
-	f := &storagetest.Switch{}
+func newWorld(t testing.TB, backend blob.Backend, front func(*storagetest.Injector, time.Duration) blob.Backend, path func(string) string) world {
+	f := &storagetest.Injector{}
 	w := world{
-		store: &blob.Store{Backend: backend, Policy: quick()}, front: &blob.Store{Backend: front(f, patient), Policy: quick()},
-		hasty: &blob.Store{Backend: front(f, hasty), Policy: quick()}, Switch: f, path: path,
+		store: &blob.Store{Backend: backend, Retry: quick()}, front: &blob.Store{Backend: front(f, patient), Retry: quick()},
+		hasty: &blob.Store{Backend: front(f, hasty), Retry: quick()}, Injector: f, path: path,
 	}
 	t.Cleanup(func() {
 		if err := w.store.Close(); err != nil {
 			t.Error(err)
 		}
-		_, _ = w.front.Close(), w.hasty.Close() // may be the same below
+		_, _ = w.front.Close(), w.hasty.Close() // may share a backend
 	})
 	return w
 }
@@ -237,12 +239,12 @@ func inBucket(prefix string) func(string) string {
 	return func(key string) string { return server.Path(prefix + "/" + key) }
 }
 
-func openS3(t testing.TB, f *storagetest.Switch, prefix string, silence time.Duration) *s3.Store {
+func openS3(t testing.TB, f *storagetest.Injector, prefix string, silence time.Duration) *s3.Store {
 	t.Helper()
 	proxy := startServer(t).Proxy(f)
 	t.Cleanup(proxy.Close)
 	s, err := s3.Open(t.Context(), s3.Config{
-		Bucket: storagetest.Bucket, Prefix: prefix, Endpoint: proxy.Endpoint, Region: storagetest.Region, PathStyle: true, Silence: silence, Policy: quick(),
+		Bucket: storagetest.Bucket, Prefix: prefix, Endpoint: proxy.Endpoint, Region: storagetest.Region, PathStyle: true, IdleTimeout: silence, Retry: quick(),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -251,7 +253,7 @@ func openS3(t testing.TB, f *storagetest.Switch, prefix string, silence time.Dur
 	return s
 }
 
-// keyFile makes a key file.
+// keyFile creates a key file.
 func keyFile(t testing.TB, postQuantum bool) string {
 	t.Helper()
 	var text string
@@ -295,7 +297,7 @@ func inEach(t *testing.T, test func(*testing.T, world)) {
 	}
 }
 
-// content gives bytes that look like no others.
+// content returns unique random bytes.
 func content(size int) []byte {
 	b := make([]byte, size)
 	source := rand.NewChaCha8([32]byte{byte(size), byte(size >> 8), byte(size >> 16), 1})
@@ -328,7 +330,7 @@ func get(ctx context.Context, s *blob.Store, b proto.Blob) ([]byte, error) {
 	return got, errors.Join(err, r.Close())
 }
 
-// wantContent reads a whole object and compares.
+// wantContent checks the content of an object.
 func wantContent(t testing.TB, s *blob.Store, b proto.Blob, want []byte) {
 	t.Helper()
 	got, err := get(t.Context(), s, b)
@@ -340,7 +342,7 @@ func wantContent(t testing.TB, s *blob.Store, b proto.Blob, want []byte) {
 	}
 }
 
-// wantError wants an error of a kind, which names the operation and the key, and that there is something to do.
+// wantError checks the kind, operation and key of an error, and that it has a remedy.
 func wantError(t testing.TB, err, kind error, op, key string) {
 	t.Helper()
 	var e *blob.Error
@@ -352,7 +354,7 @@ func wantError(t testing.TB, err, kind error, op, key string) {
 	}
 }
 
-// wantAbsent wants that nobody sees an object.
+// wantAbsent checks that an object does not exist.
 func wantAbsent(t testing.TB, s *blob.Store, key string) {
 	t.Helper()
 	if e, err := s.Stat(t.Context(), key); !errors.Is(err, proto.ErrNotFound) {

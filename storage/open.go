@@ -1,4 +1,4 @@
-// Package storage opens what bullpen keeps bytes in, by URL. The stores themselves are in package blob and in a package for each technology.
+// Package storage opens blob stores by URL. The stores are in package blob and in one package for each technology.
 package storage
 
 import (
@@ -15,24 +15,25 @@ import (
 	"github.com/bullpen-run/bullpen/storage/s3"
 )
 
-const forms = "file:///directory or s3://bucket/prefix?endpoint=…&region=…&path_style=1&sse=…&kms_key=…"
+const urlForms = "file:///directory or s3://bucket/prefix?endpoint=…&region=…&path_style=1&sse=…&kms_key=…"
 
-// Open opens the blob store at a URL: file:///directory, which is made if need be, or s3://bucket/prefix with these parameters, all optional:
+// Open opens the blob store at a URL: file:///directory, created if necessary, or s3://bucket/prefix with these optional
+// parameters:
 //
-//   - endpoint: the URL of a server that is not Amazon's
-//   - region: that of the bucket
-//   - path_style: 1 where the bucket is in the path of URLs and not in the name of the host
-//   - sse: the server's own encryption: AES256, aws:kms or aws:kms:dsse
+//   - endpoint: URL of a server other than Amazon's
+//   - region: region of the bucket
+//   - path_style: 1 if the bucket is in the path of URLs instead of the host name
+//   - sse: server-side encryption: AES256, aws:kms or aws:kms:dsse
 //   - kms_key: the key for that
 //
-// Credentials are no part of it. If keyFile is not empty, all content is encrypted with the key in it, which age-keygen writes. Only mistakes
-// in what is given are errors: whether a server answers is seen when it is asked.
+// The URL holds no credentials. If keyFile is not empty, all content is encrypted with its key, made by age-keygen. Open reports
+// configuration errors only: it sends no request to a server.
 func Open(ctx context.Context, location, keyFile string) (*blob.Store, error) {
 	backend, err := open(ctx, location)
 	if err != nil {
 		return nil, err
 	}
-	store := &blob.Store{Backend: backend, Policy: blob.DefaultPolicy()}
+	store := &blob.Store{Backend: backend, Retry: blob.DefaultRetry()}
 	if keyFile == "" {
 		return store, nil
 	}
@@ -44,7 +45,7 @@ func Open(ctx context.Context, location, keyFile string) (*blob.Store, error) {
 	return store, nil
 }
 
-// Check finds the mistakes in a URL that can be found without touching anything.
+// Check reports errors in a URL without opening anything.
 func Check(location string) error {
 	_, err := parse(location)
 	return err
@@ -62,54 +63,54 @@ func open(ctx context.Context, location string) (blob.Backend, error) {
 	}
 }
 
-// place is what a URL says: a directory, or a place in S3.
-type place struct {
+// target is a parsed URL: a directory, or a bucket.
+type target struct {
 	directory string
 	s3        s3.Config
 }
 
-func parse(location string) (to place, err error) {
+func parse(location string) (to target, err error) {
 	u, err := url.Parse(location)
-	if err != nil { // its text would repeat the URL, with a password perhaps
-		return place{}, errors.New("the URL of the store cannot be read: use " + forms)
+	if err != nil { // its text would repeat the URL, perhaps with a password
+		return target{}, errors.New("the URL of the store is malformed: use " + urlForms)
 	}
 	if u.User != nil {
-		return place{}, errors.New("the URL of the store has credentials in it: leave them out, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY " +
-			"or another source that the AWS tools know")
+		return target{}, errors.New("the URL of the store contains credentials: remove them and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY " +
+			"or another source that the AWS tools use")
 	}
-	mistake := func(format string, args ...any) error {
-		shown := url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path} // there may be a password among the parameters
-		return fmt.Errorf("the URL of the store, %q: %s: use %s", shown.String(), fmt.Sprintf(format, args...), forms)
+	invalid := func(format string, args ...any) error {
+		shown := url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path} // parameters may hold a password
+		return fmt.Errorf("the URL of the store, %q: %s: use %s", shown.String(), fmt.Sprintf(format, args...), urlForms)
 	}
 	parameters, err := url.ParseQuery(u.RawQuery)
 	if err != nil || u.Fragment != "" || u.Opaque != "" {
-		return place{}, mistake("its form is wrong")
+		return target{}, invalid("it is malformed")
 	}
 	switch u.Scheme {
 	case "file":
 		if u.Host != "" || len(parameters) > 0 || !path.IsAbs(u.Path) || path.Clean(u.Path) == "/" {
-			return place{}, mistake("it must have an absolute path, no host and no parameters")
+			return target{}, invalid("it must have an absolute path, no host and no parameters")
 		}
-		return place{directory: u.Path}, nil
+		return target{directory: u.Path}, nil
 	case "s3":
 		if to.s3, err = s3Config(u, parameters); err != nil {
-			return place{}, mistake("%v", err)
+			return target{}, invalid("%v", err)
 		}
 		return to, nil
 	default:
-		return place{}, mistake("it is of no kind that bullpen knows")
+		return target{}, invalid("its scheme is not supported")
 	}
 }
 
 func s3Config(u *url.URL, parameters url.Values) (s3.Config, error) {
-	cfg := s3.Config{Bucket: u.Host, Prefix: strings.Trim(u.Path, "/"), Policy: blob.DefaultPolicy()}
+	cfg := s3.Config{Bucket: u.Host, Prefix: strings.Trim(u.Path, "/"), Retry: blob.DefaultRetry()}
 	if cfg.Bucket == "" || cfg.Prefix != "" && !blob.ValidKey(cfg.Prefix) {
-		return cfg, errors.New("a bucket is needed, and a prefix, if any, of A-Z a-z 0-9 . _ - = in components that begin with a letter or digit")
+		return cfg, errors.New("it needs a bucket, and its prefix may only have A-Z a-z 0-9 . _ - = in components that begin with a letter or digit")
 	}
 	for name, values := range parameters {
 		value := values[0]
 		if len(values) > 1 || value == "" {
-			return cfg, fmt.Errorf("%q must be there once, with a value", name)
+			return cfg, fmt.Errorf("%q must occur once, with a value", name)
 		}
 		var err error
 		switch name {

@@ -31,10 +31,10 @@ import (
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
-// childDir is set for a process that puts an object which never ends, into a store in that directory.
+// childDir is set in a child process that puts an endless object into a store in that directory.
 const childDir = "BULLPEN_TEST_STORE"
 
-// endless gives the beginning of an object, says so, and then nothing.
+// endless is content that blocks after its beginning.
 type endless struct{ head []byte }
 
 func (e endless) ReadAt(p []byte, off int64) (int, error) {
@@ -50,7 +50,7 @@ func putForEver(dir string) {
 	if err != nil {
 		panic(err)
 	}
-	store := &blob.Store{Backend: d, Policy: quick()}
+	store := &blob.Store{Backend: d, Retry: quick()}
 	panic(store.Put(context.Background(), named("a/b", content(2*mebibyte)), endless{content(2 * mebibyte)[:mebibyte]}))
 }
 
@@ -60,7 +60,7 @@ func TestKilledWhilePutting(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store := &blob.Store{Backend: d, Policy: quick()}
+	store := &blob.Store{Backend: d, Retry: quick()}
 	defer func() { _ = store.Close() }()
 	child := exec.Command(os.Args[0])
 	child.Env = append(os.Environ(), childDir+"="+dir)
@@ -79,7 +79,7 @@ func TestKilledWhilePutting(t *testing.T) {
 	if err := child.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = child.Wait() // it was killed
+	_ = child.Wait() // killed
 	wantAbsent(t, store, "a/b")
 	left, err := filepath.Glob(filepath.Join(dir, ".writing", "*"))
 	if err != nil || len(left) != 1 {
@@ -136,7 +136,7 @@ func TestDirectory(t *testing.T) {
 		t.Errorf("left over: %v, %v", left, err)
 	}
 
-	// An object and a directory cannot have the same name; neither is lost.
+	// An object and a directory cannot have the same name. Neither is lost.
 	for _, key := range []string{"a/b", "a/d/e"} {
 		if err := store.Put(t.Context(), named(key, []byte("x")), strings.NewReader("x")); err == nil {
 			t.Errorf("%s was put", key)
@@ -149,7 +149,7 @@ func TestDirectory(t *testing.T) {
 		t.Errorf("there are %v", got)
 	}
 
-	// What somebody planted leads nowhere.
+	// Planted links lead nowhere.
 	for name, target := range map[string]string{"link": outside, "up": filepath.Dir(outside), "a/rel": "../../../secret"} {
 		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
@@ -160,7 +160,7 @@ func TestDirectory(t *testing.T) {
 		if err == nil {
 			t.Errorf("%s gives %q", key, got)
 		}
-		_ = store.Delete(t.Context(), key) // the link at most
+		_ = store.Delete(t.Context(), key) // removes the link at most
 		err = store.Put(t.Context(), named("up/new", []byte("x")), strings.NewReader("x"))
 		if err == nil {
 			t.Error("something was put outside")
@@ -199,7 +199,7 @@ func TestEncryption(t *testing.T) {
 		t.Fatalf("it is not encrypted: %v", err)
 	}
 
-	// Anybody with the key can read it with age's own program.
+	// The age command can decrypt objects.
 	text, err := os.Open(key)
 	if err != nil {
 		t.Fatal(err)
@@ -220,13 +220,13 @@ func TestEncryption(t *testing.T) {
 	other := open(keyFile(t, false))
 	_, err = other.Get(t.Context(), b)
 	wantError(t, err, blob.ErrUnavailable, "get", "text")
-	if errors.Is(err, proto.ErrCorrupt) || !strings.Contains(err.Error(), "give the key file") {
+	if errors.Is(err, proto.ErrCorrupt) || !strings.Contains(err.Error(), "use the key file") {
 		t.Errorf("got %v", err)
 	}
 	_, err = open("").Get(t.Context(), b)
 	wantError(t, err, proto.ErrCorrupt, "get", "text")
 
-	// A store that gives another object that was encrypted with the same key is found out.
+	// A store that exchanges objects encrypted with the same key is detected.
 	swapped := put(t, store, "swapped", content(len(want)))
 	if err := os.WriteFile(filepath.Join(dir, "swapped"), stored, 0o600); err != nil {
 		t.Fatal(err)
@@ -234,7 +234,7 @@ func TestEncryption(t *testing.T) {
 	_, err = get(t.Context(), store, swapped)
 	wantError(t, err, proto.ErrCorrupt, "get", "swapped")
 
-	// A byte that changed is seen in a range of what is around it.
+	// A changed byte is detected in a range around it.
 	stored[len(stored)/2] ^= 1
 	if err := os.WriteFile(filepath.Join(dir, "text"), stored, 0o600); err != nil {
 		t.Fatal(err)
@@ -272,11 +272,11 @@ func mustRead(t *testing.T, name string) string {
 	return string(b)
 }
 
-// A part that fails is sent again, and not the whole object.
-func TestPartsAreSentAgain(t *testing.T) {
-	f := &storagetest.Switch{}
+// Only the failed parts are sent again.
+func TestFailedPartsAreRetried(t *testing.T) {
+	f := &storagetest.Injector{}
 	prefix := newPrefix()
-	store := &blob.Store{Backend: openS3(t, f, prefix, patient), Policy: quick()}
+	store := &blob.Store{Backend: openS3(t, f, prefix, patient), Retry: quick()}
 	want := content(30 * mebibyte)
 	b := named("large", want)
 	f.Set(storagetest.Broken, 3, "put", 0)
@@ -300,10 +300,10 @@ func TestPartsAreSentAgain(t *testing.T) {
 	wantContent(t, store, b, want)
 }
 
-// Whichever request of an upload was done without anybody hearing of it, the object is there in the end.
+// The object exists in the end, whichever answer of an upload is lost.
 func TestLostAnswersOfUploads(t *testing.T) {
-	f := &storagetest.Switch{}
-	store := &blob.Store{Backend: openS3(t, f, newPrefix(), patient), Policy: quick()}
+	f := &storagetest.Injector{}
+	store := &blob.Store{Backend: openS3(t, f, newPrefix(), patient), Retry: quick()}
 	want := content(9 * mebibyte)
 	for i := range 4 { // create, two parts, complete
 		f.Set(storagetest.Lost, 1, "put", i)
@@ -319,11 +319,11 @@ func TestLostAnswersOfUploads(t *testing.T) {
 	}
 }
 
-// An upload that ends too early leaves no parts behind.
+// A failed upload leaves no parts behind.
 func TestUploadsAreAborted(t *testing.T) {
-	f := &storagetest.Switch{}
+	f := &storagetest.Injector{}
 	prefix := newPrefix()
-	store := &blob.Store{Backend: openS3(t, f, prefix, patient), Policy: quick()}
+	store := &blob.Store{Backend: openS3(t, f, prefix, patient), Retry: quick()}
 	b := named("large", content(30*mebibyte))
 	other := content(30 * mebibyte)
 	other[29*mebibyte] ^= 1
@@ -345,12 +345,12 @@ func TestUploadsAreAborted(t *testing.T) {
 	}
 }
 
-// requests records what comes to a server, and answers like one that keeps nothing.
+// requests is an HTTP server that records requests and stores nothing.
 type requests struct {
 	mu   sync.Mutex
 	seen []*http.Request
-	no   func(*http.Request) (status int, code string) // status 0 for what is answered as usual
-	// header goes with what is not.
+	no   func(*http.Request) (status int, code string) // status 0 for the usual answer
+	// header is added to rejections.
 	header http.Header
 }
 
@@ -385,11 +385,11 @@ func openRecorded(t *testing.T, q *requests, parameters string) *blob.Store {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = store.Close() })
-	store.Policy = quick()
+	store.Retry = quick()
 	return store
 }
 
-// What the URL says is what goes over the wire, without what older servers do not know.
+// Requests follow the URL and use no features that older servers lack.
 func TestS3Requests(t *testing.T) {
 	q := &requests{}
 	store := openRecorded(t, q, "&sse=aws:kms&kms_key=k1")
@@ -415,7 +415,7 @@ func TestS3Requests(t *testing.T) {
 	}
 }
 
-// A server that knows no conditional requests is told so once, and then not asked for them.
+// After one rejected conditional request, no more are sent.
 func TestS3WithoutConditions(t *testing.T) {
 	q := &requests{no: func(r *http.Request) (int, string) {
 		if r.Header.Get("If-None-Match") != "" {
@@ -431,8 +431,8 @@ func TestS3WithoutConditions(t *testing.T) {
 	}
 }
 
-// What trying again cannot mend is not tried again, and says what to do.
-func TestS3Refusals(t *testing.T) {
+// Errors that a retry cannot fix are not retried, and have a remedy.
+func TestS3Rejections(t *testing.T) {
 	for _, refusal := range []struct {
 		status int
 		code   string
@@ -466,22 +466,22 @@ func TestS3Refusals(t *testing.T) {
 	}
 }
 
-// An answer that is of another place in the object is not taken for the one that was asked for.
+// A response with another range than requested is rejected.
 func TestS3WithoutRanges(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content(1000)) }))
 	defer server.Close()
-	backend, err := s3.Open(t.Context(), s3.Config{Bucket: "b", Endpoint: server.URL, Region: "r", PathStyle: true, Policy: quick()})
+	backend, err := s3.Open(t.Context(), s3.Config{Bucket: "b", Endpoint: server.URL, Region: "r", PathStyle: true, Retry: quick()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	store := &blob.Store{Backend: backend, Policy: quick()}
+	store := &blob.Store{Backend: backend, Retry: quick()}
 	defer func() { _ = store.Close() }()
 	_, err = store.GetRange(t.Context(), named("k", content(1000)), 500, 100)
 	wantError(t, err, proto.ErrCorrupt, "get", "k")
 }
 
-// Where there is no answer, it says what to look at.
-func TestS3Unreached(t *testing.T) {
+// Errors without an answer have a remedy.
+func TestS3Unreachable(t *testing.T) {
 	plain := httptest.NewServer(http.NotFoundHandler())
 	defer plain.Close()
 	secret := httptest.NewUnstartedServer(http.NotFoundHandler())
@@ -495,14 +495,14 @@ func TestS3Unreached(t *testing.T) {
 		{strings.Replace(plain.URL, "http:", "https:", 1), "&path_style=1", "write http://"},
 		{strings.Replace(secret.URL, "https:", "http:", 1), "&path_style=1", "with https://"},
 		{secret.URL, "&path_style=1", "AWS_CA_BUNDLE"},
-		{"http://nobody.invalid", "&path_style=1", "look it up; else correct endpoint="},
+		{"http://nobody.invalid", "&path_style=1", "resolve it; else correct endpoint="},
 		{"http://nobody.invalid", "", "path_style=1"},
 	} {
 		store, err := storage.Open(t.Context(), "s3://b/p?region=r&endpoint="+test.endpoint+test.parameters, "")
 		if err != nil {
 			t.Fatal(err)
 		}
-		store.Policy = quick()
+		store.Retry = quick()
 		_, err = store.Stat(t.Context(), "k")
 		if err == nil || !errors.Is(err, blob.ErrUnavailable) || !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%s%s: %v", test.endpoint, test.parameters, err)
@@ -513,7 +513,7 @@ func TestS3Unreached(t *testing.T) {
 	}
 }
 
-// Where no credentials can be had, that is said, whatever those who were asked for them answered: nothing is known of the object.
+// Missing credentials are reported as such, whatever their provider answered.
 func TestS3WithoutCredentials(t *testing.T) {
 	nobody := httptest.NewServer(http.NotFoundHandler())
 	defer nobody.Close()
@@ -538,7 +538,7 @@ func TestS3WithoutCredentials(t *testing.T) {
 	}
 }
 
-// A server that does not know who asks, or does not speak of objects at all, has not said that there is none.
+// A server that rejects the caller, or does not speak S3, has not reported that an object is missing.
 func TestS3NotFound(t *testing.T) {
 	nothing := httptest.NewServer(http.NotFoundHandler())
 	defer nothing.Close()
@@ -553,7 +553,7 @@ func TestS3NotFound(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = store.Close() }()
-		store.Policy = quick()
+		store.Retry = quick()
 		_, err = store.Get(t.Context(), named("k", content(1)))
 		wantError(t, err, blob.ErrUnavailable, "get", "k")
 		err = store.Delete(t.Context(), "k")
@@ -567,7 +567,7 @@ func TestS3NotFound(t *testing.T) {
 	}
 }
 
-// A store that is closed leaves no connections.
+// A closed store leaves no connections.
 func TestS3Close(t *testing.T) {
 	closed := make(chan struct{}, 10)
 	server := httptest.NewUnstartedServer(&requests{})
@@ -578,11 +578,11 @@ func TestS3Close(t *testing.T) {
 	}
 	server.Start()
 	defer server.Close()
-	backend, err := s3.Open(t.Context(), s3.Config{Bucket: "b", Endpoint: server.URL, Region: "r", PathStyle: true, Policy: quick()})
+	backend, err := s3.Open(t.Context(), s3.Config{Bucket: "b", Endpoint: server.URL, Region: "r", PathStyle: true, Retry: quick()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	store := &blob.Store{Backend: backend, Policy: quick()}
+	store := &blob.Store{Backend: backend, Retry: quick()}
 	put(t, store, "k", content(1))
 	if err := store.Close(); err != nil {
 		t.Fatal(err)
@@ -615,7 +615,7 @@ func TestOpen(t *testing.T) {
 		if text := err.Error(); !strings.Contains(text, "use ") && !strings.Contains(text, "set ") {
 			t.Errorf("%q: it does not say what to do: %v", location, err)
 		}
-		// Whether there is a region is known to the environment only.
+		// Check does not look for a region in the environment.
 		if checked := storage.Check(location); location != "s3://b/p" && (checked == nil || checked.Error() != err.Error()) {
 			t.Errorf("%q: found without opening it: %v", location, checked)
 		}
@@ -637,10 +637,10 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// A server that has an object may say so and hang up without reading it once more. Whatever becomes of that request, the object is there.
-func TestPutOfWhatIsThereBreaks(t *testing.T) {
-	f := &storagetest.Switch{}
-	store := &blob.Store{Backend: openS3(t, f, newPrefix(), patient), Policy: quick()}
+// A server may report that an object exists and hang up before it has read the content again.
+func TestPutOfExistingObjectBreaksOff(t *testing.T) {
+	f := &storagetest.Injector{}
+	store := &blob.Store{Backend: openS3(t, f, newPrefix(), patient), Retry: quick()}
 	want := content(5 * mebibyte)
 	b := named("object", want)
 	if err := store.Put(t.Context(), b, bytes.NewReader(want)); err != nil {

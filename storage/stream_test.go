@@ -18,7 +18,7 @@ import (
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
-// stream hides what a reader can do besides.
+// stream hides the other methods of a reader.
 type stream struct{ io.Reader }
 
 func TestPutStream(t *testing.T) {
@@ -41,8 +41,7 @@ func TestPutStream(t *testing.T) {
 	})
 }
 
-// What is not as it was said to be is not stored.
-func TestPutStreamOfSomethingElse(t *testing.T) {
+func TestPutStreamVerifiesSize(t *testing.T) {
 	inEach(t, func(t *testing.T, w world) {
 		for _, size := range []int64{1, 8 * mebibyte, 9 * mebibyte} {
 			for name, in := range map[string]io.Reader{
@@ -72,7 +71,7 @@ func TestPutStreamOfSomethingElse(t *testing.T) {
 	})
 }
 
-// endlessly gives zeros without end.
+// endlessly returns zeros for ever.
 type endlessly struct{}
 
 func (endlessly) Read(p []byte) (int, error) {
@@ -80,8 +79,8 @@ func (endlessly) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// A key that was used is not overwritten, also by something of the same size.
-func TestPutStreamUnderAUsedKey(t *testing.T) {
+// An object under a used key is not overwritten, even by one of the same size.
+func TestPutStreamKeepsExistingObject(t *testing.T) {
 	inEach(t, func(t *testing.T, w world) {
 		for _, size := range []int{1000, 9 * mebibyte} {
 			key, want := fmt.Sprintf("used/%d", size), content(size)
@@ -97,13 +96,13 @@ func TestPutStreamUnderAUsedKey(t *testing.T) {
 	})
 }
 
-// Faults that pass are not seen, wherever something can be sent again; content is read once all the same.
-func TestPutStreamWithFaultsThatPass(t *testing.T) {
+// Temporary faults are not visible if the data can be sent again, although content is read only once.
+func TestPutStreamWithTemporaryFaults(t *testing.T) {
 	inEach(t, func(t *testing.T, w world) {
 		inParts := strings.HasSuffix(t.Name(), "S3")
 		for _, kind := range storagetest.Faults() {
 			if kind == storagetest.Wrong && !inParts {
-				continue // they believe what they are told to store
+				continue // other stores do not verify what they are told to store
 			}
 			front := w.front
 			if kind == storagetest.Silent {
@@ -111,7 +110,7 @@ func TestPutStreamWithFaultsThatPass(t *testing.T) {
 			}
 			for _, size := range []int{100_000, 9 * mebibyte} {
 				if size > 8*mebibyte && !inParts {
-					continue // such a file is written in one go
+					continue // written in one go
 				}
 				key, want := fmt.Sprintf("of/%v-%d", kind, size), content(size)
 				w.Set(kind, 1, "put", 0)
@@ -126,10 +125,10 @@ func TestPutStreamWithFaultsThatPass(t *testing.T) {
 	})
 }
 
-// Whichever answer of an upload in parts is lost, the object is there.
+// The object exists whichever answer of an upload in parts is lost.
 func TestPutStreamWithLostAnswers(t *testing.T) {
-	f := &storagetest.Switch{}
-	store := &blob.Store{Backend: openS3(t, f, newPrefix(), patient), Policy: quick()}
+	f := &storagetest.Injector{}
+	store := &blob.Store{Backend: openS3(t, f, newPrefix(), patient), Retry: quick()}
 	want := content(9 * mebibyte)
 	for i := range 4 { // create, two parts, complete
 		f.Set(storagetest.Lost, 1, "put", i)
@@ -142,7 +141,7 @@ func TestPutStreamWithLostAnswers(t *testing.T) {
 	}
 }
 
-func TestPutStreamWithFaultsThatStay(t *testing.T) {
+func TestPutStreamWithPermanentFaults(t *testing.T) {
 	inEach(t, func(t *testing.T, w world) {
 		for _, size := range []int{1000, 9 * mebibyte} {
 			w.Set(storagetest.Broken, -1, "", 0)
@@ -171,8 +170,8 @@ func TestPutStreamWithFaultsThatStay(t *testing.T) {
 	})
 }
 
-// The memory for a stream does not grow with it.
-func TestPutStreamIsFlat(t *testing.T) {
+// Memory does not grow with the stream.
+func TestPutStreamMemoryIsBounded(t *testing.T) {
 	const size = 192 * mebibyte
 	directory := func(key string) (*blob.Store, int64) {
 		store, err := storage.Open(t.Context(), "file://"+filepath.Join(t.TempDir(), "blobs"), key)
@@ -195,7 +194,7 @@ func TestPutStreamIsFlat(t *testing.T) {
 				t.Fatal(err)
 			}
 			runtime.ReadMemStats(&after)
-			// All that was allocated, also what was freed again: three parts of 8 MiB are on their way at once.
+			// TotalAlloc includes what was freed. Three parts of 8 MiB are in flight.
 			if n := after.TotalAlloc - before.TotalAlloc; n > 48*mebibyte {
 				t.Errorf("%d MiB were allocated for %d MiB", n>>20, size>>20)
 			}

@@ -1,12 +1,12 @@
-// Package blob keeps immutable objects by key: in memory, in a directory, and in whatever else is a [Backend], such as that of package
-// s3; encrypted on the way, if wanted. A [Store] stands before a backend. It is the one place where digests are checked and where
-// requests that failed are made again. What the objects hold and who refers to them is not known here.
+// Package blob stores immutable objects by key. A [Store] checks digests and retries failed requests; a [Backend] holds
+// the objects: in memory, in a directory, in a bucket (package s3), each optionally encrypted. The package does not know
+// what objects contain or who refers to them.
 //
 // # Keys
 //
-// A key is up to 512 bytes in components of up to 128, with slashes between them. A component is of A-Z a-z 0-9 . _ - and = and begins
-// with a letter or digit. A key that is the beginning of another up to a slash cannot be there together with it. A key
-// names the same content for ever: its user sees to that, by having a digest or an id in it that is never used again.
+// A key has up to 512 bytes in components of up to 128, separated by slashes. A component consists of A-Z a-z 0-9 . _ - and =
+// and begins with a letter or digit. If a key exists, no other key may begin with it and a slash. A key names the same content
+// for ever: callers put a digest or a unique id into it.
 package blob
 
 import (
@@ -26,7 +26,7 @@ const (
 	maxComponent = 128
 )
 
-// componentPattern counts nothing, since a counted repetition takes a hundred KB of memory.
+// componentPattern has no counted repetition, which would take 100 KB of memory.
 var componentPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._=-]*$`)
 
 func validComponent(s string) bool { return len(s) <= maxComponent && componentPattern.MatchString(s) }
@@ -44,54 +44,53 @@ func ValidKey(s string) bool {
 	return true
 }
 
-// Entry is what a store tells of an object without reading it.
+// Entry describes an object without its content.
 type Entry = proto.BlobEntry
 
-// Span is a part of an object.
+// Span is a part of an object, in bytes.
 type Span struct {
-	Size           int64 // of the whole object, in bytes
-	Offset, Length int64 // bytes; Length is over 0, and Offset+Length at most Size, unless all are 0
+	Size           int64 // of the whole object
+	Offset, Length int64 // Length is positive and Offset+Length at most Size, unless all three are 0
 }
 
-// Whole reports whether the span is the object.
+// Whole reports whether the span is the whole object.
 func (s Span) Whole() bool { return s.Length == s.Size }
 
-// Backend keeps bytes by key. A [Store] stands before it, gives it valid keys only, checks what it reads and writes, and asks again where
-// that may help; so a backend makes each request once. All methods may be called at the same time. Their errors are [*Error], except
-// those of content and of ctx, which come back as they are or wrapped.
+// Backend stores bytes by key. It is called with valid keys only and makes each request once; [Store] verifies content and
+// retries. All methods are safe for concurrent use. Their errors are [*Error], except for those of content and ctx, which are
+// returned as they are or wrapped.
 type Backend interface {
-	// Put stores what content gives: size bytes and then [io.EOF]. Nobody sees the object before it is whole and would survive a crash
-	// of the store's machine; after an error of content there is none. An object of the same key is replaced, at once and as a
-	// whole, if replace is true, and the error is [proto.ErrExists] if it is not. A backend that cannot do the latter replaces.
+	// Put stores size bytes of content, which must then return [io.EOF]. The object becomes visible when it is complete and
+	// durable; if content fails, there is none. If the key exists, the object is replaced atomically if replace is true, else
+	// Put returns [proto.ErrExists]. A backend without conditional writes replaces.
 	Put(ctx context.Context, key string, size int64, content io.Reader, replace bool) error
-	// Get opens a span. It may end too early, and what it gives may be wrong. An object that is found to be shorter is [proto.ErrCorrupt].
+	// Get opens a span. The stream may end early and its content may be wrong. If the object is found to have another size,
+	// the error is [proto.ErrCorrupt].
 	Get(ctx context.Context, key string, span Span) (io.ReadCloser, error)
-	// Stat tells of one object.
+	// Stat describes one object.
 	Stat(ctx context.Context, key string) (Entry, error)
-	// Delete removes an object; that there is none is no error.
+	// Delete removes an object. It is no error if there is none.
 	Delete(ctx context.Context, key string) error
-	// List gives the objects whose keys begin with prefix and come after the key after, in the order of their bytes. An error is the
-	// last that it gives.
+	// List yields the objects whose keys begin with prefix and are greater than after, in byte order. It ends after an error.
 	List(ctx context.Context, prefix, after string) iter.Seq2[Entry, error]
 }
 
-// ErrUnavailable says that a store did not do what it was asked for, and that nothing is known of the object.
+// ErrUnavailable means that the store did not carry out a request. The state of the object is unknown.
 var ErrUnavailable = errors.New("the store is unavailable")
 
-// Error says what was not done to which object, and what to do about it.
+// Error describes a failed request and its remedy.
 type Error struct {
-	Op   string // put, get, stat, delete, list
-	Key  string // or the prefix of a list
-	Kind error  // proto.ErrNotFound, proto.ErrExists, proto.ErrCorrupt or ErrUnavailable
-	Do   string // what to do; empty for what the kind says
-	// Again is true where the same request, made again at once, may succeed.
-	Again bool
-	Err   error // the cause; may be nil
+	Op        string // put, get, stat, delete, list
+	Key       string // for list, the prefix
+	Kind      error  // proto.ErrNotFound, proto.ErrExists, proto.ErrCorrupt or ErrUnavailable
+	Remedy    string // empty for the default of Kind
+	Retryable bool   // the same request may succeed if repeated at once
+	Err       error  // the cause; may be nil
 }
 
 func (e *Error) Error() string { return e.Problem() + ": " + e.Advice() }
 
-// Problem says what was not done, and why.
+// Problem returns the failed request and its cause.
 func (e *Error) Problem() string {
 	text := fmt.Sprintf("%s blob %q: %v", e.Op, e.Key, e.Kind)
 	if e.Err != nil {
@@ -100,21 +99,21 @@ func (e *Error) Problem() string {
 	return text
 }
 
-// Advice says what to do.
+// Advice returns the remedy.
 func (e *Error) Advice() string {
 	switch {
-	case e.Do != "":
-		return e.Do
+	case e.Remedy != "":
+		return e.Remedy
 	case errors.Is(e.Kind, proto.ErrNotFound):
-		return "see that this is the store, with the prefix, that it was put into, and that it was not removed"
+		return "check that this is the store and prefix it was written to, and that it was not deleted"
 	case errors.Is(e.Kind, proto.ErrExists):
-		return "use another key: something else is there under this one"
+		return "use another key: this one has other content"
 	case errors.Is(e.Kind, proto.ErrCorrupt):
-		return "if reading it again gives the same, put it back from a copy and look for what changed it"
+		return "if reading it again fails in the same way, restore it from a copy and look for what changed it"
 	default:
-		return "see that the store can be reached and is in order, then try again"
+		return "check that the store can be reached and works, then try again"
 	}
 }
 
-// Unwrap gives the kind and the cause.
+// Unwrap returns the kind and the cause.
 func (e *Error) Unwrap() []error { return []error{e.Kind, e.Err} }

@@ -20,23 +20,22 @@ import (
 )
 
 const (
-	// writing holds files that are not whole. No key begins with a dot.
-	writing = ".writing"
-	// abandoned is how long after the last write to it a file there has no writer any more.
-	abandoned = time.Hour
-	// maxMkdir bounds how often directories are made again that a Delete removed as empty.
-	maxMkdir = 100
+	// tempDir holds files that are being written. No key begins with a dot.
+	tempDir = ".writing"
+	// tempMaxAge is the time since the last write after which a file in tempDir is abandoned.
+	tempMaxAge = time.Hour
+	// mkdirAttempts bounds how often directories are created again that a concurrent Delete removed as empty.
+	mkdirAttempts = 100
 )
 
-// Directory is a [Backend] in a directory, each object a file under its key. Several processes may use the same one; a file system that
-// they share over a network must keep names unique and renames whole, as NFS does. Nothing outside it can be reached through a key or a
-// link in it.
+// Directory is a [Backend] in a directory, with one file per object. Several processes may share it, also over a network file
+// system if that keeps names unique and renames atomically, as NFS does. Keys and links cannot lead outside the directory.
 type Directory struct {
 	root *os.Root
 }
 
-// OpenDirectory opens a directory for objects, which it makes if need be. It and what is in it are for this process's user alone. What a
-// process that died was writing is removed when nobody has written to it for an hour.
+// OpenDirectory opens a directory for objects and creates it if necessary, accessible to this process's user only. It removes
+// temporary files of dead processes that nobody has written to for an hour.
 func OpenDirectory(dir string) (*Directory, error) {
 	err := os.MkdirAll(dir, 0o700)
 	if err == nil {
@@ -57,21 +56,21 @@ func OpenDirectory(dir string) (*Directory, error) {
 	return d, nil
 }
 
-// Close frees the directory.
+// Close closes the directory.
 func (d *Directory) Close() error { return d.root.Close() }
 
 func (d *Directory) sweep() error {
-	if err := d.root.Mkdir(writing, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := d.root.Mkdir(tempDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	entries, err := d.read(writing)
+	entries, err := d.read(tempDir)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
 		info, err := e.Info()
-		if err == nil && time.Since(info.ModTime()) > abandoned {
-			err = d.root.Remove(path.Join(writing, e.Name()))
+		if err == nil && time.Since(info.ModTime()) > tempMaxAge {
+			err = d.root.Remove(path.Join(tempDir, e.Name()))
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -80,19 +79,19 @@ func (d *Directory) sweep() error {
 	return nil
 }
 
-// Put is [Backend]'s.
+// Put implements [Backend].
 func (d *Directory) Put(ctx context.Context, key string, size int64, content io.Reader, replace bool) error {
 	if err := checkKey("put", key); err != nil {
 		return err
 	}
-	temp := path.Join(writing, rand.Text())
+	temp := path.Join(tempDir, rand.Text())
 	f, err := d.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return failed("put", key, err)
+		return wrapFSError("put", key, err)
 	}
-	defer func() { _ = d.root.Remove(temp) }() // moved away by then, if all went well
-	// So that an error of the content comes back as it is, and one of the file gets a kind.
-	in := &source{ctx: ctx, from: content}
+	defer func() { _ = d.root.Remove(temp) }() // renamed by then if all went well
+	// Errors of content are returned as they are, errors of the file as [*Error].
+	in := &contentReader{ctx: ctx, from: content}
 	n, err := io.Copy(f, in)
 	switch {
 	case in.err != nil:
@@ -100,25 +99,25 @@ func (d *Directory) Put(ctx context.Context, key string, size int64, content io.
 	case err == nil && n != size:
 		err = sizeError(key, n, size)
 	case err == nil:
-		err = failed("put", key, f.Sync())
+		err = wrapFSError("put", key, f.Sync())
 	default:
-		err = failed("put", key, err)
+		err = wrapFSError("put", key, err)
 	}
 	if closing := f.Close(); err == nil {
-		err = failed("put", key, closing)
+		err = wrapFSError("put", key, closing)
 	}
 	if err == nil {
-		err = d.place(temp, key, replace)
+		err = d.publish(temp, key, replace)
 	}
 	return err
 }
 
-// place gives a file that is whole its name.
-func (d *Directory) place(temp, key string, replace bool) error {
+// publish gives a complete file its final name.
+func (d *Directory) publish(temp, key string, replace bool) error {
 	var err error
-	for range maxMkdir {
+	for range mkdirAttempts {
 		if err := d.root.MkdirAll(path.Dir(key), 0o700); err != nil {
-			return failed("put", key, err)
+			return wrapFSError("put", key, err)
 		}
 		if replace {
 			err = d.root.Rename(temp, key)
@@ -134,15 +133,15 @@ func (d *Directory) place(temp, key string, replace bool) error {
 		if gone != nil || info.Mode().IsRegular() {
 			return &Error{Op: "put", Key: key, Kind: proto.ErrExists}
 		}
-		return &Error{Op: "put", Key: key, Kind: ErrUnavailable, Err: err, Do: "use a key that is not the beginning of others, and put no links there"}
+		return &Error{Op: "put", Key: key, Kind: ErrUnavailable, Err: err, Remedy: "use a key that is no prefix of others, and remove links from the directory"}
 	}
-	// The name is safe when its directory is, and that one when the directory above it is.
+	// Directories are synced upwards, because a new name is durable only when its directory is.
 	for dir := path.Dir(key); err == nil; dir = path.Dir(dir) {
 		if err = d.sync(dir); dir == "." {
 			break
 		}
 	}
-	return failed("put", key, err)
+	return wrapFSError("put", key, err)
 }
 
 func (d *Directory) sync(dir string) error {
@@ -153,19 +152,19 @@ func (d *Directory) sync(dir string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// Get is [Backend]'s.
+// Get implements [Backend].
 func (d *Directory) Get(_ context.Context, key string, span Span) (io.ReadCloser, error) {
 	if err := checkKey("get", key); err != nil {
 		return nil, err
 	}
 	f, err := d.root.Open(key)
 	if err != nil {
-		return nil, failed("get", key, err)
+		return nil, wrapFSError("get", key, err)
 	}
 	info, err := f.Stat()
 	switch {
 	case err != nil:
-		err = failed("get", key, err)
+		err = wrapFSError("get", key, err)
 	case !info.Mode().IsRegular():
 		err = &Error{Op: "get", Key: key, Kind: proto.ErrNotFound}
 	case info.Size() != span.Size:
@@ -178,7 +177,7 @@ func (d *Directory) Get(_ context.Context, key string, span Span) (io.ReadCloser
 	return &fileSpan{Reader: io.NewSectionReader(f, span.Offset, span.Length), Closer: f, key: key}, nil
 }
 
-// fileSpan gives errors of a file a kind.
+// fileSpan converts errors of a file to [*Error].
 type fileSpan struct {
 	io.Reader
 	io.Closer
@@ -188,12 +187,12 @@ type fileSpan struct {
 func (s *fileSpan) Read(p []byte) (int, error) {
 	n, err := s.Reader.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
-		err = failed("get", s.key, err)
+		err = wrapFSError("get", s.key, err)
 	}
 	return n, err
 }
 
-// Stat is [Backend]'s.
+// Stat implements [Backend].
 func (d *Directory) Stat(_ context.Context, key string) (Entry, error) {
 	if err := checkKey("stat", key); err != nil {
 		return Entry{}, err
@@ -203,24 +202,24 @@ func (d *Directory) Stat(_ context.Context, key string) (Entry, error) {
 		err = fs.ErrNotExist
 	}
 	if err != nil {
-		return Entry{}, failed("stat", key, err)
+		return Entry{}, wrapFSError("stat", key, err)
 	}
 	return Entry{Key: key, Size: info.Size(), Modified: info.ModTime()}, nil
 }
 
-// Delete is [Backend]'s. It also removes the directories that become empty.
+// Delete implements [Backend]. It also removes the directories that become empty.
 func (d *Directory) Delete(_ context.Context, key string) error {
 	if err := checkKey("delete", key); err != nil {
 		return err
 	}
 	info, err := d.root.Lstat(key)
 	if err == nil && info.IsDir() {
-		return nil // the beginning of other keys, and no object
+		return nil // not an object, but a prefix of others
 	}
 	if err == nil {
 		err = d.root.Remove(key)
 	}
-	if err := failed("delete", key, err); err != nil {
+	if err := wrapFSError("delete", key, err); err != nil {
 		if errors.Is(err, proto.ErrNotFound) {
 			return nil
 		}
@@ -232,33 +231,33 @@ func (d *Directory) Delete(_ context.Context, key string) error {
 	return nil
 }
 
-// List is [Backend]'s.
+// List implements [Backend].
 func (d *Directory) List(ctx context.Context, prefix, after string) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		d.list(ctx, ".", prefix, after, yield)
 	}
 }
 
-// list gives what is below a directory, and reports whether to go on.
+// list yields what is below a directory. It reports whether to continue.
 func (d *Directory) list(ctx context.Context, dir, prefix, after string, yield func(Entry, error) bool) bool {
 	if ctx.Err() != nil {
 		yield(Entry{}, context.Cause(ctx))
 		return false
 	}
 	entries, err := d.read(dir)
-	if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
+	if errors.Is(err, fs.ErrNotExist) { // removed concurrently
 		return true
 	}
 	if err != nil {
-		yield(Entry{}, failed("list", prefix, err))
+		yield(Entry{}, wrapFSError("list", prefix, err))
 		return false
 	}
-	// In the order of keys, in which a directory's name goes on with a slash.
+	// Sort by key, in which a directory's name is followed by a slash.
 	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return cmp.Compare(sortName(a), sortName(b)) })
 	for _, e := range entries {
 		key := path.Join(dir, e.Name())
 		switch {
-		case !validComponent(e.Name()): // no object; neither is what is below
+		case !validComponent(e.Name()): // no object is here or below
 		case e.IsDir():
 			below := key + "/"
 			overlaps := strings.HasPrefix(below, prefix) || strings.HasPrefix(prefix, below)
@@ -272,7 +271,7 @@ func (d *Directory) list(ctx context.Context, dir, prefix, after string, yield f
 				continue
 			}
 			if err != nil {
-				yield(Entry{}, failed("list", prefix, err))
+				yield(Entry{}, wrapFSError("list", prefix, err))
 				return false
 			}
 			if !yield(Entry{Key: key, Size: info.Size(), Modified: info.ModTime()}, nil) {
@@ -299,8 +298,8 @@ func (d *Directory) read(dir string) ([]fs.DirEntry, error) {
 	return entries, errors.Join(err, f.Close())
 }
 
-// failed gives an error of the file system a kind. None of them goes away by trying again at once.
-func failed(op, key string, err error) error {
+// wrapFSError converts an error of the file system to [*Error]. None of them is retryable.
+func wrapFSError(op, key string, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -311,14 +310,14 @@ func failed(op, key string, err error) error {
 	return &Error{Op: op, Key: key, Kind: kind, Err: err}
 }
 
-// source reads content until ctx ends, and keeps its error.
-type source struct {
-	ctx  context.Context // of the request that it reads for
+// contentReader reads content until ctx is done. It records the error of the content.
+type contentReader struct {
+	ctx  context.Context // of the request being served
 	from io.Reader
 	err  error
 }
 
-func (s *source) Read(p []byte) (int, error) {
+func (s *contentReader) Read(p []byte) (int, error) {
 	if s.ctx.Err() != nil {
 		s.err = context.Cause(s.ctx)
 		return 0, s.err

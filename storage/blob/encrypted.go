@@ -15,32 +15,32 @@ import (
 )
 
 const (
-	// What age makes of n bytes: a header, a nonce, and chunks, each with a tag.
+	// The age format adds a header, a nonce, and a tag for each chunk.
 	sealedNonce = 16
 	sealedChunk = 64 << 10
 	sealedTag   = 16
 )
 
-// Encrypted is a [Backend] that encrypts all content before it reaches another one, in age's format (age-encryption.org/v1), so that the
-// age command can read what is stored. Keys, times, and sizes to a few bytes can be seen by whoever sees the other backend.
+// Encrypted is a [Backend] that encrypts content in the age format (age-encryption.org/v1) before it reaches another backend, so
+// that the age command can decrypt it. The other backend still sees keys, times, and sizes to within a few bytes.
 type Encrypted struct {
-	under     Backend
+	backend   Backend
 	identity  age.Identity
 	recipient age.Recipient
-	header    int64 // bytes of age's header with the nonce; the same for all objects
+	header    int64 // bytes of age's header and nonce, the same for all objects
 }
 
-// Encrypt makes a backend that encrypts with the key in keyFile: one identity, as age-keygen writes it, with or without -pq. Nobody but the
-// owner may have access to the file.
-func Encrypt(under Backend, keyFile string) (*Encrypted, error) {
-	e, err := encrypt(under, keyFile)
+// Encrypt returns a backend that encrypts with the one identity in keyFile, a file of age-keygen with or without -pq. Only the
+// file's owner may have access to it.
+func Encrypt(backend Backend, keyFile string) (*Encrypted, error) {
+	e, err := encrypt(backend, keyFile)
 	if err != nil {
 		return nil, fmt.Errorf("open the key file for blobs %s: %w", keyFile, err)
 	}
 	return e, nil
 }
 
-func encrypt(under Backend, keyFile string) (*Encrypted, error) {
+func encrypt(backend Backend, keyFile string) (*Encrypted, error) {
 	f, err := os.Open(keyFile)
 	if err != nil {
 		return nil, err
@@ -51,13 +51,13 @@ func encrypt(under Backend, keyFile string) (*Encrypted, error) {
 		return nil, err
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("its mode is %v, so that others have access: chmod 600", info.Mode().Perm())
+		return nil, fmt.Errorf("its mode %v lets others read it: chmod 600", info.Mode().Perm())
 	}
 	identities, err := age.ParseIdentities(f)
 	if err != nil || len(identities) != 1 {
-		return nil, errors.New("it must hold one key, as age-keygen writes it (AGE-SECRET-KEY-…), and nothing else but comments")
+		return nil, errors.New("it must hold exactly one key of age-keygen (AGE-SECRET-KEY-…)")
 	}
-	e := &Encrypted{under: under, identity: identities[0]}
+	e := &Encrypted{backend: backend, identity: identities[0]}
 	switch i := e.identity.(type) {
 	case *age.X25519Identity:
 		e.recipient = i.Recipient()
@@ -75,37 +75,37 @@ func encrypt(under Backend, keyFile string) (*Encrypted, error) {
 	return e, err
 }
 
-// Close closes the backend under it.
+// Close closes the underlying backend.
 func (e *Encrypted) Close() error {
-	if c, ok := e.under.(io.Closer); ok {
+	if c, ok := e.backend.(io.Closer); ok {
 		return c.Close()
 	}
 	return nil
 }
 
-// sealed gives the size of what n bytes become.
-func (e *Encrypted) sealed(n int64) int64 {
+// sealedSize returns the encrypted size of n bytes.
+func (e *Encrypted) sealedSize(n int64) int64 {
 	return e.header + n + sealedTag*max(1, (n+sealedChunk-1)/sealedChunk)
 }
 
-// plain gives the size of what n bytes were, or less than 0 if they are not encrypted.
-func (e *Encrypted) plain(n int64) int64 {
+// plainSize is the inverse of sealedSize. It is negative if the object was not encrypted.
+func (e *Encrypted) plainSize(n int64) int64 {
 	n -= e.header
 	return n - sealedTag*((n+sealedChunk+sealedTag-1)/(sealedChunk+sealedTag))
 }
 
-// Put is [Backend]'s.
+// Put implements [Backend].
 func (e *Encrypted) Put(ctx context.Context, key string, size int64, content io.Reader, replace bool) error {
 	sealed, err := age.EncryptReader(content, e.recipient)
 	if err != nil {
 		return fmt.Errorf("encrypt blob %q: %w", key, err)
 	}
-	return e.under.Put(ctx, key, e.sealed(size), sealed, replace)
+	return e.backend.Put(ctx, key, e.sealedSize(size), sealed, replace)
 }
 
-// Get is [Backend]'s. What a span holds is what was put under some key, in its place; an end of the object is its end.
+// Get implements [Backend]. The content of a span is authentic, but the underlying backend may exchange objects.
 func (e *Encrypted) Get(ctx context.Context, key string, span Span) (io.ReadCloser, error) {
-	in := &ciphertext{ctx: ctx, under: e.under, key: key, size: e.sealed(span.Size)}
+	in := &ciphertext{ctx: ctx, backend: e.backend, key: key, size: e.sealedSize(span.Size)}
 	in.to = in.size
 	var out io.Reader
 	var err error
@@ -113,7 +113,7 @@ func (e *Encrypted) Get(ctx context.Context, key string, span Span) (io.ReadClos
 		out, err = age.Decrypt(io.NewSectionReader(in, 0, in.size), e.identity)
 	} else {
 		var at io.ReaderAt
-		in.to = 0 // the head and the last chunk are read first, and then all chunks of the span in one go
+		in.to = 0 // age reads the header and the last chunk first; then all chunks of the span are read at once
 		at, _, err = age.DecryptReaderAt(in, in.size, e.identity)
 		first, last := span.Offset/sealedChunk, (span.Offset+span.Length-1)/sealedChunk
 		in.from, in.to = e.header+first*(sealedChunk+sealedTag), min(in.size, e.header+(last+1)*(sealedChunk+sealedTag))
@@ -126,25 +126,25 @@ func (e *Encrypted) Get(ctx context.Context, key string, span Span) (io.ReadClos
 	return &plaintext{from: out, in: in}, nil
 }
 
-// Stat is [Backend]'s.
+// Stat implements [Backend].
 func (e *Encrypted) Stat(ctx context.Context, key string) (Entry, error) {
-	entry, err := e.under.Stat(ctx, key)
+	entry, err := e.backend.Stat(ctx, key)
 	if err != nil {
 		return Entry{}, err
 	}
-	entry.Size = e.plain(entry.Size)
+	entry.Size = e.plainSize(entry.Size)
 	return entry, nil
 }
 
-// Delete is [Backend]'s.
-func (e *Encrypted) Delete(ctx context.Context, key string) error { return e.under.Delete(ctx, key) }
+// Delete implements [Backend].
+func (e *Encrypted) Delete(ctx context.Context, key string) error { return e.backend.Delete(ctx, key) }
 
-// List is [Backend]'s.
+// List implements [Backend].
 func (e *Encrypted) List(ctx context.Context, prefix, after string) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
-		for entry, err := range e.under.List(ctx, prefix, after) {
+		for entry, err := range e.backend.List(ctx, prefix, after) {
 			if err == nil {
-				entry.Size = e.plain(entry.Size)
+				entry.Size = e.plainSize(entry.Size)
 			}
 			if !yield(entry, err) {
 				return
@@ -153,47 +153,47 @@ func (e *Encrypted) List(ctx context.Context, prefix, after string) iter.Seq2[En
 	}
 }
 
-// ciphertext reads an encrypted object at any place, one after the other. Reads that follow each other share a stream.
+// ciphertext is an [io.ReaderAt] of an encrypted object for one goroutine. Sequential reads share a stream.
 type ciphertext struct {
-	ctx      context.Context // of the request that it reads for
-	under    Backend
+	ctx      context.Context // of the request being served
+	backend  Backend
 	key      string
 	size     int64
-	from, to int64 // what will be read in one go
+	from, to int64 // the range to read as one stream
 	body     io.ReadCloser
-	at, end  int64 // where body is, and where it ends
-	err      error // of the backend, which age may not pass on
+	at, end  int64 // the position and the end of body
+	err      error // of the backend, which age may not return
 }
 
 func (c *ciphertext) ReadAt(p []byte, off int64) (int, error) {
 	if c.body == nil || off != c.at || c.at == c.end {
 		if err := c.seek(off, int64(len(p))); err != nil {
-			return 0, c.keep(err)
+			return 0, c.record(err)
 		}
 	}
 	n, err := io.ReadFull(c.body, p)
 	c.at += int64(n)
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		err = &Error{Op: "get", Key: c.key, Kind: ErrUnavailable, Again: true, Err: errors.New("the stream ended early")}
+		err = &Error{Op: "get", Key: c.key, Kind: ErrUnavailable, Retryable: true, Err: errors.New("the stream ended early")}
 	}
-	return n, c.keep(err)
+	return n, c.record(err)
 }
 
-func (c *ciphertext) keep(err error) error {
+func (c *ciphertext) record(err error) error {
 	if err != nil {
 		c.err = err
 	}
 	return err
 }
 
-// seek opens the stream that n bytes at off belong to.
+// seek opens the stream that contains n bytes at off.
 func (c *ciphertext) seek(off, n int64) error {
 	_ = c.Close()
 	end := off + n
 	if c.from <= off && off < c.to {
 		end = c.to
 	}
-	body, err := c.under.Get(c.ctx, c.key, Span{Size: c.size, Offset: off, Length: end - off})
+	body, err := c.backend.Get(c.ctx, c.key, Span{Size: c.size, Offset: off, Length: end - off})
 	if err == nil {
 		c.body, c.at, c.end = body, off, end
 	}
@@ -209,7 +209,7 @@ func (c *ciphertext) Close() error {
 	return err
 }
 
-// explain says what an error of age is: one of the backend, a wrong key, or something that was not encrypted like this.
+// explain converts an error of age: a failed backend, a wrong key, or content in another format.
 func (c *ciphertext) explain(err error) error {
 	var wrongKey *age.NoIdentityMatchError
 	switch {
@@ -218,13 +218,13 @@ func (c *ciphertext) explain(err error) error {
 	case errors.As(err, &wrongKey):
 		return &Error{
 			Op: "get", Key: c.key, Kind: ErrUnavailable, Err: errors.New("it was not encrypted with the key in the key file"),
-			Do: "give the key file that the store was written with",
+			Remedy: "use the key file that the store was written with",
 		}
 	}
 	return &Error{Op: "get", Key: c.key, Kind: proto.ErrCorrupt, Err: err}
 }
 
-// plaintext reads what was decrypted.
+// plaintext is the decrypted content.
 type plaintext struct {
 	from io.Reader
 	in   *ciphertext

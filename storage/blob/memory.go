@@ -15,7 +15,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Memory is a [Backend] in memory, for tests. Its zero value is empty and ready.
+// Memory is a [Backend] in memory, for tests. The zero value is an empty backend.
 type Memory struct {
 	mu      sync.Mutex
 	objects map[string]object
@@ -26,7 +26,7 @@ type object struct {
 	modified time.Time
 }
 
-// Put is [Backend]'s.
+// Put implements [Backend].
 func (m *Memory) Put(ctx context.Context, key string, size int64, content io.Reader, replace bool) error {
 	b, err := io.ReadAll(content)
 	if err != nil {
@@ -50,7 +50,7 @@ func (m *Memory) Put(ctx context.Context, key string, size int64, content io.Rea
 	return nil
 }
 
-// Get is [Backend]'s.
+// Get implements [Backend].
 func (m *Memory) Get(_ context.Context, key string, span Span) (io.ReadCloser, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -64,7 +64,7 @@ func (m *Memory) Get(_ context.Context, key string, span Span) (io.ReadCloser, e
 	return io.NopCloser(bytes.NewReader(o.content[span.Offset : span.Offset+span.Length])), nil
 }
 
-// Stat is [Backend]'s.
+// Stat implements [Backend].
 func (m *Memory) Stat(_ context.Context, key string) (Entry, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -75,7 +75,7 @@ func (m *Memory) Stat(_ context.Context, key string) (Entry, error) {
 	return Entry{Key: key, Size: int64(len(o.content)), Modified: o.modified}, nil
 }
 
-// Delete is [Backend]'s.
+// Delete implements [Backend].
 func (m *Memory) Delete(_ context.Context, key string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -83,7 +83,7 @@ func (m *Memory) Delete(_ context.Context, key string) error {
 	return nil
 }
 
-// List is [Backend]'s.
+// List implements [Backend].
 func (m *Memory) List(_ context.Context, prefix, after string) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		m.mu.Lock()
@@ -102,9 +102,9 @@ func (m *Memory) List(_ context.Context, prefix, after string) iter.Seq2[Entry, 
 }
 
 func sizeError(key string, got, want int64) error {
-	return fmt.Errorf("put blob %q: the content has %d bytes and not the %d that were said", key, got, want)
+	return fmt.Errorf("put blob %q: the content has %d bytes, want %d", key, got, want)
 }
 
 func sizeCorrupt(key string, got, want int64) error {
-	return &Error{Op: "get", Key: key, Kind: proto.ErrCorrupt, Err: fmt.Errorf("it has %d bytes and not %d", got, want)}
+	return &Error{Op: "get", Key: key, Kind: proto.ErrCorrupt, Err: fmt.Errorf("it has %d bytes, want %d", got, want)}
 }

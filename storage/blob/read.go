@@ -12,12 +12,12 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// maxBreaks bounds how often one stream may break and go on, each time with at least a byte of progress.
-const maxBreaks = 1000
+// maxResumes bounds how often one stream is reopened, each time after at least one byte of progress.
+const maxResumes = 1000
 
-// verifying gives a blob's bytes, the last of them only after it saw that all have the digest. So nobody who counts bytes, as
-// HTTP does, can take a corrupt object for whole.
-type verifying struct {
+// verifyingReader returns the last bytes of a blob only after the digest of all of it has been verified. A client that counts
+// bytes, as HTTP clients do, cannot mistake a corrupt object for a complete one.
+type verifyingReader struct {
 	from io.Reader
 	blob proto.Blob
 	op   string
@@ -26,11 +26,11 @@ type verifying struct {
 	err  error
 }
 
-func verify(from io.Reader, b proto.Blob, op string) *verifying {
-	return &verifying{from: from, blob: b, op: op, left: b.Size, sum: sha256.New()}
+func verify(from io.Reader, b proto.Blob, op string) *verifyingReader {
+	return &verifyingReader{from: from, blob: b, op: op, left: b.Size, sum: sha256.New()}
 }
 
-func (v *verifying) Read(p []byte) (int, error) {
+func (v *verifyingReader) Read(p []byte) (int, error) {
 	if v.err != nil {
 		return 0, v.err
 	}
@@ -62,31 +62,31 @@ func (v *verifying) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (v *verifying) corrupt(err error) error {
+func (v *verifyingReader) corrupt(err error) error {
 	e := &Error{Op: v.op, Key: v.blob.Key, Kind: proto.ErrCorrupt, Err: err}
 	if v.op == "put" {
-		e.Do = "nothing was stored; see what changed the content after its digest was taken"
+		e.Remedy = "nothing was stored; see what changed the content after its digest was taken"
 	}
 	return e
 }
 
-// resuming reads a span of an object, and opens it again where the stream broke.
-type resuming struct {
-	ctx          context.Context // of the request that it reads for
+// resumingReader reads a span of an object and reopens it where the stream broke.
+type resumingReader struct {
+	ctx          context.Context // of the request being served
 	store        *Store
 	key          string
 	size         int64
 	offset, left int64
-	body         io.ReadCloser // nil while it is broken
-	breaks       int
+	body         io.ReadCloser // nil while broken
+	resumes      int
 }
 
-func (r *resuming) open() (err error) {
+func (r *resumingReader) open() (err error) {
 	r.body, err = r.store.Backend.Get(r.ctx, r.key, Span{Size: r.size, Offset: r.offset, Length: r.left})
 	return err
 }
 
-func (r *resuming) Read(p []byte) (int, error) {
+func (r *resumingReader) Read(p []byte) (int, error) {
 	if r.left == 0 {
 		return 0, io.EOF
 	}
@@ -95,11 +95,11 @@ func (r *resuming) Read(p []byte) (int, error) {
 	}
 	n, err := r.read(p)
 	var e *Error
-	if n > 0 || !errors.As(err, &e) || !e.Again || r.breaks == maxBreaks {
+	if n > 0 || !errors.As(err, &e) || !e.Retryable || r.resumes == maxResumes {
 		return n, err
 	}
-	r.breaks++
-	err = r.store.Policy.Do(r.ctx, func() error {
+	r.resumes++
+	err = r.store.Retry.Do(r.ctx, func() error {
 		if r.body == nil {
 			if err := r.open(); err != nil {
 				return err
@@ -111,10 +111,10 @@ func (r *resuming) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// read reads from the body that is there. It gives bytes or an error, never both.
-func (r *resuming) read(p []byte) (int, error) {
+// read reads from the open body. It returns either bytes or an error, never both.
+func (r *resumingReader) read(p []byte) (int, error) {
 	if r.body == nil {
-		return 0, &Error{Op: "get", Key: r.key, Kind: ErrUnavailable, Again: true, Err: io.ErrUnexpectedEOF}
+		return 0, &Error{Op: "get", Key: r.key, Kind: ErrUnavailable, Retryable: true, Err: io.ErrUnexpectedEOF}
 	}
 	n, err := io.ReadAtLeast(r.body, p[:min(int64(len(p)), r.left)], 1)
 	r.offset += int64(n)
@@ -125,12 +125,12 @@ func (r *resuming) read(p []byte) (int, error) {
 	_ = r.body.Close()
 	r.body = nil
 	if errors.Is(err, io.EOF) {
-		err = &Error{Op: "get", Key: r.key, Kind: ErrUnavailable, Again: true, Err: fmt.Errorf("the stream ended %d bytes early", r.left)}
+		err = &Error{Op: "get", Key: r.key, Kind: ErrUnavailable, Retryable: true, Err: fmt.Errorf("the stream ended %d bytes early", r.left)}
 	}
 	return 0, err
 }
 
-func (r *resuming) Close() error {
+func (r *resumingReader) Close() error {
 	if r.body == nil {
 		return nil
 	}

@@ -9,30 +9,30 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
-// Policy says how often and how long requests are made again that failed and may succeed then: those whose [Error] says Again.
-type Policy struct {
-	Tries       int           // of one request, the first among them; at least 1
-	First, Most time.Duration // how long the first wait is, and the longest; each is twice the one before, give or take a half
-	Within      time.Duration // the beginning of the first try in which others begin; 0 for no limit
+// RetryPolicy bounds the retries of requests whose [Error] is retryable.
+type RetryPolicy struct {
+	Attempts int // including the first; at least 1
+	// MinWait and MaxWait bound the pauses. Each pause is twice the previous one, plus or minus half of it.
+	MinWait, MaxWait time.Duration
+	MaxElapsed       time.Duration // no attempt begins later than this after the first; 0 for no limit
 }
 
-// DefaultPolicy tries eight times, with waits of about 11 s together, and begins no try when 20 s are over: somebody waits for what it is for.
-func DefaultPolicy() Policy {
-	return Policy{Tries: 8, First: 100 * time.Millisecond, Most: 5 * time.Second, Within: 20 * time.Second}
+// DefaultRetry makes eight attempts with pauses of about 11 s in total, and begins none after 20 s: a client waits meanwhile.
+func DefaultRetry() RetryPolicy {
+	return RetryPolicy{Attempts: 8, MinWait: 100 * time.Millisecond, MaxWait: 5 * time.Second, MaxElapsed: 20 * time.Second}
 }
 
-// Do calls f until it succeeds, as the policy says. Its error is that of the last call, which then no longer says Again, so that nobody
-// makes the request again who makes a larger one of it; where ctx ended, it wraps the cause of that as well.
-func (p Policy) Do(ctx context.Context, f func() error) error {
-	waits := backoff.NewExponentialBackOff(backoff.WithInitialInterval(p.First), backoff.WithMaxInterval(p.Most),
-		backoff.WithMultiplier(2), backoff.WithRandomizationFactor(0.5), backoff.WithMaxElapsedTime(p.Within))
-	tries := 0
+// Do calls f until it succeeds or the policy is exhausted. The returned error is that of the last call and is not retryable any
+// more, so that callers which retry larger operations do not repeat it. If ctx is done, it also wraps the cause of that.
+func (p RetryPolicy) Do(ctx context.Context, f func() error) error {
+	waits := backoff.NewExponentialBackOff(backoff.WithInitialInterval(p.MinWait), backoff.WithMaxInterval(p.MaxWait),
+		backoff.WithMultiplier(2), backoff.WithRandomizationFactor(0.5), backoff.WithMaxElapsedTime(p.MaxElapsed))
+	attempts := 0
 	var last error
 	err := backoff.Retry(func() error {
-		tries++
+		attempts++
 		last = f()
-		var e *Error
-		if last == nil || errors.As(last, &e) && e.Again && tries < p.Tries {
+		if last == nil || isRetryable(last) && attempts < p.Attempts {
 			return last
 		}
 		return backoff.Permanent(last)
@@ -40,12 +40,11 @@ func (p Policy) Do(ctx context.Context, f func() error) error {
 	if err == nil {
 		return nil
 	}
-	var e *Error
-	if errors.As(last, &e) && e.Again {
+	if e, ok := errors.AsType[*Error](last); ok && e.Retryable {
 		final := *e
-		final.Again = false
-		if tries > 1 {
-			final.Err = fmt.Errorf("%w (tried %d times)", e.Err, tries)
+		final.Retryable = false
+		if attempts > 1 {
+			final.Err = fmt.Errorf("%w (tried %d times)", e.Err, attempts)
 		}
 		last = &final
 	}
@@ -53,4 +52,9 @@ func (p Policy) Do(ctx context.Context, f func() error) error {
 		return fmt.Errorf("%w: %w", context.Cause(ctx), last)
 	}
 	return last
+}
+
+func isRetryable(err error) bool {
+	e, ok := errors.AsType[*Error](err)
+	return ok && e.Retryable
 }

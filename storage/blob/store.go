@@ -12,18 +12,18 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// fresh is how long after it was put an object is not put again. Whoever collects what nobody refers to must leave alone what is not
-// older than this and the longest time from a Put to the reference.
-const fresh = time.Hour
+// reputAfter is the age at which an existing object is put again. A garbage collector must spare objects younger than this plus
+// the longest time between a Put and the reference to it.
+const reputAfter = time.Hour
 
-// Store keeps immutable objects. What it gives is what was put, or an error says that it is not. It is safe for concurrent use.
-// Its errors are [*Error], except for those of ctx.
+// Store stores immutable objects and verifies what it reads. It is safe for concurrent use. Its errors are [*Error], except for
+// those of ctx.
 type Store struct {
 	Backend Backend
-	Policy  Policy
+	Retry   RetryPolicy
 }
 
-// Close frees what the backend holds.
+// Close closes the backend.
 func (s *Store) Close() error {
 	if c, ok := s.Backend.(io.Closer); ok {
 		return c.Close()
@@ -31,9 +31,9 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Put stores b.Size bytes of content under b.Key; content must have the digest b.Digest, and is read again from the start when the
-// store fails meanwhile. Nobody sees the object before it is whole. One of the same key and size that is there is taken for the
-// same; it is put again where it is older than an hour, so that to a collection of garbage it is new. One of another size is
+// Put stores b.Size bytes of content with the digest b.Digest under b.Key. Content is read again from the start for each attempt.
+// The object becomes visible when it is complete. An existing object of the same key and size is assumed to be the same; if it is
+// older than an hour, it is put again, so that it is new to a garbage collector. An existing object of another size is
 // [proto.ErrExists].
 func (s *Store) Put(ctx context.Context, b proto.Blob, content io.ReaderAt) error {
 	if err := check("put", b); err != nil {
@@ -43,38 +43,38 @@ func (s *Store) Put(ctx context.Context, b proto.Blob, content io.ReaderAt) erro
 		source := io.NewSectionReader(content, 0, b.Size)
 		return s.Backend.Put(ctx, b.Key, b.Size, verify(source, b, "put"), replace)
 	}
-	return s.Policy.Do(ctx, func() error {
-		tried := put(false)
-		// A server may say that the object is there and hang up before it has read the content, and then that breaks the request off.
+	return s.Retry.Do(ctx, func() error {
+		putErr := put(false)
+		// A server may answer that the object exists and hang up before it has read the content, which then fails the request.
 		var broken *Error
-		if !errors.Is(tried, proto.ErrExists) && (!errors.As(tried, &broken) || !broken.Again) {
-			return tried
+		if !errors.Is(putErr, proto.ErrExists) && (!errors.As(putErr, &broken) || !broken.Retryable) {
+			return putErr
 		}
 		there, err := s.Backend.Stat(ctx, b.Key)
 		switch {
 		case err != nil && broken != nil:
-			return tried
+			return putErr
 		case errors.Is(err, proto.ErrNotFound):
-			return &Error{Op: "put", Key: b.Key, Kind: ErrUnavailable, Again: true, Err: errors.New("it is there for put and not for stat")}
+			return &Error{Op: "put", Key: b.Key, Kind: ErrUnavailable, Retryable: true, Err: errors.New("put reports that it exists, stat that it does not")}
 		case err != nil:
 			return err
 		case there.Size != b.Size:
 			return &Error{
 				Op: "put", Key: b.Key, Kind: proto.ErrExists,
-				Err: fmt.Errorf("it has %d bytes there, and was to have %d", there.Size, b.Size),
+				Err: fmt.Errorf("it exists with %d bytes, want %d", there.Size, b.Size),
 			}
-		case time.Since(there.Modified) < fresh:
+		case time.Since(there.Modified) < reputAfter:
 			return nil
 		}
 		if err := put(true); !errors.Is(err, proto.ErrExists) {
 			return err
 		}
-		return &Error{Op: "put", Key: b.Key, Kind: ErrUnavailable, Again: true, Err: errors.New("the answer to a try was lost")}
+		return &Error{Op: "put", Key: b.Key, Kind: ErrUnavailable, Retryable: true, Err: errors.New("the answer to a try was lost")}
 	})
 }
 
-// Get opens a whole object. Its last Read, or an earlier one, gives [proto.ErrCorrupt] if it is not what b names: until [io.EOF], nothing of
-// it is to be relied on. A stream that breaks goes on where it was. The reader needs ctx, and must be closed.
+// Get opens a whole object. If it is not what b names, a Read returns [proto.ErrCorrupt]: nothing may be relied on before
+// [io.EOF]. A broken stream is resumed. The reader uses ctx and must be closed.
 func (s *Store) Get(ctx context.Context, b proto.Blob) (io.ReadCloser, error) {
 	if err := check("get", b); err != nil {
 		return nil, err
@@ -89,8 +89,8 @@ func (s *Store) Get(ctx context.Context, b proto.Blob) (io.ReadCloser, error) {
 	}{verify(r, b, "get"), r}, nil
 }
 
-// GetRange opens length bytes of an object from offset on. A digest is of a whole object, so a range is checked only if it is that, or
-// as far as the backend does it: an encrypted one does, but for a store that gives one object for another.
+// GetRange opens length bytes of an object at offset. Since a digest covers a whole object, a shorter range is verified only as far
+// as the backend does it. [Encrypted] does, but for a store that exchanges objects.
 func (s *Store) GetRange(ctx context.Context, b proto.Blob, offset, length int64) (io.ReadCloser, error) {
 	if err := check("get", b); err != nil {
 		return nil, err
@@ -108,44 +108,44 @@ func (s *Store) GetRange(ctx context.Context, b proto.Blob, offset, length int64
 	return s.open(ctx, b, offset, length)
 }
 
-func (s *Store) open(ctx context.Context, b proto.Blob, offset, length int64) (*resuming, error) {
-	r := &resuming{ctx: ctx, store: s, key: b.Key, size: b.Size, offset: offset, left: length}
-	if err := s.Policy.Do(ctx, r.open); err != nil {
+func (s *Store) open(ctx context.Context, b proto.Blob, offset, length int64) (*resumingReader, error) {
+	r := &resumingReader{ctx: ctx, store: s, key: b.Key, size: b.Size, offset: offset, left: length}
+	if err := s.Retry.Do(ctx, r.open); err != nil {
 		return nil, err
 	}
 	return r, nil
 }
 
-// Stat tells of an object without reading it.
+// Stat describes an object without reading it.
 func (s *Store) Stat(ctx context.Context, key string) (Entry, error) {
 	if err := checkKey("stat", key); err != nil {
 		return Entry{}, err
 	}
 	var found Entry
-	err := s.Policy.Do(ctx, func() (err error) {
+	err := s.Retry.Do(ctx, func() (err error) {
 		found, err = s.Backend.Stat(ctx, key)
 		return err
 	})
 	return found, err
 }
 
-// Delete removes an object; that there is none is no error. Whoever reads it meanwhile may get the rest of it or an error.
+// Delete removes an object. It is no error if there is none. Concurrent readers may get the rest of the object or an error.
 func (s *Store) Delete(ctx context.Context, key string) error {
 	if err := checkKey("delete", key); err != nil {
 		return err
 	}
-	return s.Policy.Do(ctx, func() error { return s.Backend.Delete(ctx, key) })
+	return s.Retry.Do(ctx, func() error { return s.Backend.Delete(ctx, key) })
 }
 
-// List gives the objects whose keys begin with prefix, in the order of the keys' bytes. Those that are put or deleted meanwhile may be
-// among them. After an error nothing follows.
+// List yields the objects whose keys begin with prefix, in byte order. It may include objects that are put or deleted meanwhile.
+// It ends after an error.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		after, stopped := "", false
-		// What was given is not given again, so a try that got further counts as a first one.
+		// An attempt that yielded objects resets the retry policy, since the next one continues after them.
 		for progress := true; progress && !stopped; {
 			progress = false
-			err := s.Policy.Do(ctx, func() error {
+			err := s.Retry.Do(ctx, func() error {
 				for e, err := range s.Backend.List(ctx, prefix, after) {
 					if err != nil {
 						if progress {
@@ -174,7 +174,7 @@ func check(op string, b proto.Blob) error {
 		return err
 	}
 	if b.Size < 0 || !proto.ValidImageDigest(b.Digest) {
-		return fmt.Errorf("%s blob %q: size %d and digest %.100q: a size of 0 or more and sha256:… are needed", op, b.Key, b.Size, b.Digest)
+		return fmt.Errorf("%s blob %q: size %d and digest %.100q: want a size of 0 or more and a digest of the form sha256:…", op, b.Key, b.Size, b.Digest)
 	}
 	return nil
 }

@@ -1,5 +1,5 @@
-// Package s3 keeps blobs in a bucket of Amazon S3 or of a server that speaks its protocol. It makes each request once; what is tried again
-// and how blobs are checked is package blob's.
+// Package s3 stores blobs in a bucket of Amazon S3 or of a server with its protocol. It makes each request once, except for
+// parts of uploads; package blob retries and verifies.
 package s3
 
 import (
@@ -28,56 +28,56 @@ import (
 )
 
 const (
-	// partSize is how large the parts are that larger objects are sent in, in bytes, unless there would be more than maxParts. Each is in
-	// memory until the server has it, lanes of them at once for each object.
-	partSize = 8 << 20
-	maxParts = 10_000
-	lanes    = 3
-	// abortWait is how long the server has to forget an upload that ended too early.
-	abortWait = 10 * time.Second
-	// dialWait is how long making a connection may take.
-	dialWait = 10 * time.Second
-	// DefaultSilence is [Config].Silence where that is 0.
-	DefaultSilence = 15 * time.Second
+	// partSize is the size of an upload's parts in bytes, unless there would be more than maxParts. Each upload has
+	// uploadConcurrency parts in memory.
+	partSize          = 8 << 20
+	maxParts          = 10_000
+	uploadConcurrency = 3
+	// abortTimeout bounds the removal of a failed upload.
+	abortTimeout = 10 * time.Second
+	// dialTimeout bounds the opening of a connection.
+	dialTimeout = 10 * time.Second
+	// DefaultIdleTimeout is used if [Config].IdleTimeout is 0.
+	DefaultIdleTimeout = 15 * time.Second
 )
 
-// Config says where a bucket is and how it is spoken to. Credentials are found as all programs on the AWS SDK find them: in the environment,
-// in files, from a web identity, from the machine.
+// Config configures a bucket. Credentials are found as in every program with the AWS SDK: in the environment, in files, from a web
+// identity, from the machine.
 type Config struct {
 	Bucket    string
-	Prefix    string // of all keys, without a slash at either end; may be empty
-	Endpoint  string // URL of the server; empty for what the environment says, else Amazon's in the region
-	Region    string // empty for what the environment or the AWS configuration file says
-	PathStyle bool   // the bucket is in the path of URLs and not in the name of the host
-	// SSE and KMSKey are passed on with what is stored: AES256, aws:kms or aws:kms:dsse, and the id of a key for the latter two.
+	Prefix    string // of all keys, without slashes at its ends; may be empty
+	Endpoint  string // URL of the server; empty for that of the environment, else Amazon's
+	Region    string // empty for that of the environment or the AWS configuration file
+	PathStyle bool   // the bucket is in the path of URLs instead of the host name
+	// SSE is AES256, aws:kms or aws:kms:dsse, and KMSKey a key id for the latter two. Both may be empty.
 	SSE    string
 	KMSKey string
-	// Silence is how long a server may send and take nothing before its connection is given up.
-	Silence time.Duration
-	// Policy is that of the requests that one larger object is made of.
-	Policy blob.Policy
+	// IdleTimeout is how long a connection may make no progress before it is closed.
+	IdleTimeout time.Duration
+	// Retry applies to each request of an upload in parts.
+	Retry blob.RetryPolicy
 }
 
-// Store is a [blob.Backend].
+// Store implements [blob.Backend].
 type Store struct {
 	client    *s3.Client
 	transport *http.Transport
-	cfg       Config // with the region that was found
-	// overwrites is true once the server has said that it knows no conditional requests.
-	overwrites atomic.Bool
+	cfg       Config // with the resolved region
+	// unconditional is set once the server has rejected a conditional write as not implemented.
+	unconditional atomic.Bool
 }
 
-// Open makes a store. It makes no request to the server.
+// Open returns a store. It sends no request to the server.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
-	silence := cmp.Or(cfg.Silence, DefaultSilence)
-	dialer := &net.Dialer{Timeout: dialWait}
+	idleTimeout := cmp.Or(cfg.IdleTimeout, DefaultIdleTimeout)
+	dialer := &net.Dialer{Timeout: dialTimeout}
 	dialing := awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
 		t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			c, err := dialer.DialContext(ctx, network, addr)
 			if err != nil {
 				return nil, err
 			}
-			return &conn{Conn: c, silence: silence}, nil
+			return &conn{Conn: c, idleTimeout: idleTimeout}, nil
 		}
 	})
 	options := []func(*config.LoadOptions) error{config.WithHTTPClient(dialing), config.WithLogger(logging.Nop{})}
@@ -89,12 +89,12 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, fmt.Errorf("open the S3 store: read the AWS configuration: %w", err)
 	}
 	if found.Region == "" {
-		return nil, errors.New("open the S3 store: no region is known: add region=… to its URL or set AWS_REGION; most servers that are not Amazon's take us-east-1")
+		return nil, errors.New("open the S3 store: no region is configured: add region=… to its URL or set AWS_REGION; most servers other than Amazon's accept us-east-1")
 	}
 	cfg.Region = found.Region
 	found.Credentials = credentials{found.Credentials}
-	// The SDK's own client, with authorities that the environment names, gives its transport to nobody who would close its connections. A
-	// store answers in its place: it sends nobody elsewhere.
+	// The SDK's client, which knows the certificate authorities of the environment, cannot close its idle connections. This one
+	// can, and follows no redirects.
 	transport := found.HTTPClient.(*awshttp.BuildableClient).GetTransport()
 	found.HTTPClient = &http.Client{
 		Transport:     transport,
@@ -106,41 +106,41 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 			o.BaseEndpoint = aws.String(cfg.Endpoint)
 		}
 		o.Retryer = aws.NopRetryer{}
-		// Checksums of later years would be sent as trailers, which many servers do not know. Digests are checked without them.
+		// Newer checksums would be sent as trailers, which many servers do not support. Package blob verifies digests.
 		o.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenRequired
 		o.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
 	})
 	return &Store{client: client, transport: transport, cfg: cfg}, nil
 }
 
-// Close closes the connections that are not in use.
+// Close closes idle connections.
 func (s *Store) Close() error {
 	s.transport.CloseIdleConnections()
 	return nil
 }
 
-// conn is a connection that ends when for longer than silence somebody waits for it, and nothing is read and nothing written.
+// conn fails when a Read or Write makes no progress for idleTimeout.
 type conn struct {
 	net.Conn
-	silence time.Duration
+	idleTimeout time.Duration
 }
 
 func (c *conn) Read(p []byte) (int, error) {
-	if err := c.SetDeadline(time.Now().Add(c.silence)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(c.idleTimeout)); err != nil {
 		return 0, err
 	}
 	return c.Conn.Read(p)
 }
 
 func (c *conn) Write(p []byte) (int, error) {
-	if err := c.SetDeadline(time.Now().Add(c.silence)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(c.idleTimeout)); err != nil {
 		return 0, err
 	}
 	return c.Conn.Write(p)
 }
 
-// name gives the name of an object in the bucket.
-func (s *Store) name(key string) *string {
+// objectName returns the name of an object in the bucket.
+func (s *Store) objectName(key string) *string {
 	if s.cfg.Prefix == "" {
 		return aws.String(key)
 	}
@@ -156,36 +156,36 @@ func optional(text string) *string {
 	return &text
 }
 
-// Put is [blob.Backend]'s. Objects of up to 8 MiB are one request, larger ones an upload in parts.
+// Put implements [blob.Backend]. Objects of up to 8 MiB are sent in one request, larger ones in parts.
 func (s *Store) Put(ctx context.Context, key string, size int64, content io.Reader, replace bool) error {
 	ifNoneMatch := aws.String("*")
-	if replace || s.overwrites.Load() {
+	if replace || s.unconditional.Load() {
 		ifNoneMatch = nil
 	}
 	if size > partSize {
 		return s.upload(ctx, key, size, content, ifNoneMatch)
 	}
 	body := make([]byte, size)
-	if err := fill(content, body, true); err != nil {
+	if err := readPart(content, body, true); err != nil {
 		return err
 	}
 	put := func(ifNoneMatch *string) error {
 		_, err := s.client.PutObject(ctx, &s3.PutObjectInput{
-			Bucket: s.bucket(), Key: s.name(key), Body: bytes.NewReader(body), ContentLength: aws.Int64(size), IfNoneMatch: ifNoneMatch,
+			Bucket: s.bucket(), Key: s.objectName(key), Body: bytes.NewReader(body), ContentLength: aws.Int64(size), IfNoneMatch: ifNoneMatch,
 			ServerSideEncryption: types.ServerSideEncryption(s.cfg.SSE), SSEKMSKeyId: optional(s.cfg.KMSKey),
 		})
 		return err
 	}
 	err := put(ifNoneMatch)
 	if ifNoneMatch != nil && status(err) == http.StatusNotImplemented {
-		s.overwrites.Store(true)
+		s.unconditional.Store(true)
 		err = put(nil)
 	}
-	return s.explain(ctx, "put", key, err)
+	return s.wrapError(ctx, "put", key, err)
 }
 
-// fill reads a part, and what must come after the last one: the end.
-func fill(content io.Reader, part []byte, last bool) error {
+// readPart fills part. If it is the last one, nothing may follow it.
+func readPart(content io.Reader, part []byte, last bool) error {
 	_, err := io.ReadFull(content, part)
 	if err == nil && last {
 		_, err = io.ReadFull(content, make([]byte, 1))
@@ -193,26 +193,26 @@ func fill(content io.Reader, part []byte, last bool) error {
 		case errors.Is(err, io.EOF):
 			return nil
 		case err == nil:
-			err = errors.New("it goes on after its size")
+			err = errors.New("it is longer than its size")
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("read what is to be stored: %w", err)
+		return fmt.Errorf("read the content: %w", err)
 	}
 	return nil
 }
 
-// Get is [blob.Backend]'s.
+// Get implements [blob.Backend].
 func (s *Store) Get(ctx context.Context, key string, span blob.Span) (io.ReadCloser, error) {
-	in := &s3.GetObjectInput{Bucket: s.bucket(), Key: s.name(key)}
+	in := &s3.GetObjectInput{Bucket: s.bucket(), Key: s.objectName(key)}
 	if !span.Whole() {
 		in.Range = aws.String(fmt.Sprintf("bytes=%d-%d", span.Offset, span.Offset+span.Length-1))
 	}
 	out, err := s.client.GetObject(ctx, in)
 	if err != nil {
-		return nil, s.explain(ctx, "get", key, err)
+		return nil, s.wrapError(ctx, "get", key, err)
 	}
-	err = s.compare(out, key, span)
+	err = s.checkResponse(out, key, span)
 	if err != nil {
 		_ = out.Body.Close()
 		return nil, err
@@ -220,32 +220,32 @@ func (s *Store) Get(ctx context.Context, key string, span blob.Span) (io.ReadClo
 	return &body{ReadCloser: out.Body, ctx: ctx, store: s, key: key}, nil
 }
 
-// compare sees whether an answer is what was asked for.
-func (s *Store) compare(out *s3.GetObjectOutput, key string, span blob.Span) error {
+// checkResponse checks that the server returned the requested span.
+func (s *Store) checkResponse(out *s3.GetObjectOutput, key string, span blob.Span) error {
 	if span.Whole() {
 		if n := out.ContentLength; n != nil && *n != span.Size {
-			return &blob.Error{Op: "get", Key: key, Kind: proto.ErrCorrupt, Err: fmt.Errorf("it has %d bytes and not %d", *n, span.Size)}
+			return &blob.Error{Op: "get", Key: key, Kind: proto.ErrCorrupt, Err: fmt.Errorf("it has %d bytes, want %d", *n, span.Size)}
 		}
 		return nil
 	}
-	place := fmt.Sprintf("bytes %d-%d/", span.Offset, span.Offset+span.Length-1)
-	total, ok := strings.CutPrefix(aws.ToString(out.ContentRange), place)
+	want := fmt.Sprintf("bytes %d-%d/", span.Offset, span.Offset+span.Length-1)
+	total, ok := strings.CutPrefix(aws.ToString(out.ContentRange), want)
 	switch {
 	case !ok:
 		return &blob.Error{
 			Op: "get", Key: key, Kind: proto.ErrCorrupt,
-			Err: fmt.Errorf("asked for %s%d, the server answered with %.100q", place, span.Size, aws.ToString(out.ContentRange)),
+			Err: fmt.Errorf("requested %s%d, the server returned %.100q", want, span.Size, aws.ToString(out.ContentRange)),
 		}
 	case total != fmt.Sprint(span.Size) && total != "*":
-		return &blob.Error{Op: "get", Key: key, Kind: proto.ErrCorrupt, Err: fmt.Errorf("it has %.20s bytes and not %d", total, span.Size)}
+		return &blob.Error{Op: "get", Key: key, Kind: proto.ErrCorrupt, Err: fmt.Errorf("it has %.20s bytes, want %d", total, span.Size)}
 	}
 	return nil
 }
 
-// body gives errors of a stream a kind.
+// body converts errors of a stream.
 type body struct {
 	io.ReadCloser
-	ctx   context.Context // of the request that it reads for
+	ctx   context.Context // of the request being served
 	store *Store
 	key   string
 }
@@ -253,46 +253,46 @@ type body struct {
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
-		err = b.store.explain(b.ctx, "get", b.key, err)
+		err = b.store.wrapError(b.ctx, "get", b.key, err)
 	}
 	return n, err
 }
 
-// Stat is [blob.Backend]'s.
+// Stat implements [blob.Backend].
 func (s *Store) Stat(ctx context.Context, key string) (blob.Entry, error) {
-	out, err := s.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: s.bucket(), Key: s.name(key)})
+	out, err := s.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: s.bucket(), Key: s.objectName(key)})
 	if err != nil {
-		return blob.Entry{}, s.explain(ctx, "stat", key, err)
+		return blob.Entry{}, s.wrapError(ctx, "stat", key, err)
 	}
 	return blob.Entry{Key: key, Size: aws.ToInt64(out.ContentLength), Modified: aws.ToTime(out.LastModified)}, nil
 }
 
-// Delete is [blob.Backend]'s.
+// Delete implements [blob.Backend].
 func (s *Store) Delete(ctx context.Context, key string) error {
-	_, err := s.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: s.bucket(), Key: s.name(key)})
-	err = s.explain(ctx, "delete", key, err)
+	_, err := s.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: s.bucket(), Key: s.objectName(key)})
+	err = s.wrapError(ctx, "delete", key, err)
 	if errors.Is(err, proto.ErrNotFound) {
 		return nil
 	}
 	return err
 }
 
-// List is [blob.Backend]'s. Names that are not keys are no blobs.
+// List implements [blob.Backend]. It skips names that are not keys.
 func (s *Store) List(ctx context.Context, prefix, after string) iter.Seq2[blob.Entry, error] {
 	return func(yield func(blob.Entry, error) bool) {
-		in := &s3.ListObjectsV2Input{Bucket: s.bucket(), Prefix: s.name(prefix)}
+		in := &s3.ListObjectsV2Input{Bucket: s.bucket(), Prefix: s.objectName(prefix)}
 		if after != "" {
-			in.StartAfter = s.name(after)
+			in.StartAfter = s.objectName(after)
 		}
 		pages := s3.NewListObjectsV2Paginator(s.client, in)
 		for pages.HasMorePages() {
 			page, err := pages.NextPage(ctx)
 			if err != nil {
-				yield(blob.Entry{}, s.explain(ctx, "list", prefix, err))
+				yield(blob.Entry{}, s.wrapError(ctx, "list", prefix, err))
 				return
 			}
 			for _, o := range page.Contents {
-				key := strings.TrimPrefix(aws.ToString(o.Key), aws.ToString(s.name("")))
+				key := strings.TrimPrefix(aws.ToString(o.Key), aws.ToString(s.objectName("")))
 				if !blob.ValidKey(key) || key <= after {
 					continue
 				}

@@ -13,17 +13,16 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 )
 
-// upload sends an object in parts, several at once, and each of its requests again where that may help. It is there when the last
-// request is answered, and nothing of it before.
+// upload sends an object in parts, several at once, and retries each request. The object becomes visible with the last request.
 func (s *Store) upload(ctx context.Context, key string, size int64, content io.Reader, ifNoneMatch *string) error {
 	var id *string
-	err := s.cfg.Policy.Do(ctx, func() error {
+	err := s.cfg.Retry.Do(ctx, func() error {
 		out, err := s.client.CreateMultipartUpload(ctx, &s3.CreateMultipartUploadInput{
-			Bucket: s.bucket(), Key: s.name(key),
+			Bucket: s.bucket(), Key: s.objectName(key),
 			ServerSideEncryption: types.ServerSideEncryption(s.cfg.SSE), SSEKMSKeyId: optional(s.cfg.KMSKey),
 		})
 		if err != nil {
-			return s.explain(ctx, "put", key, err)
+			return s.wrapError(ctx, "put", key, err)
 		}
 		id = out.UploadId
 		return nil
@@ -36,23 +35,23 @@ func (s *Store) upload(ctx context.Context, key string, size int64, content io.R
 		err = s.complete(ctx, key, id, parts, ifNoneMatch)
 	}
 	if err != nil {
-		// The parts would be paid for until somebody looks. Where this fails as well, they are left to the bucket's own rule.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortWait)
+		// Parts of an unfinished upload cost money. If this fails, they are left to the bucket's lifecycle rule.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortTimeout)
 		defer cancel()
-		_, _ = s.client.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: s.bucket(), Key: s.name(key), UploadId: id})
+		_, _ = s.client.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: s.bucket(), Key: s.objectName(key), UploadId: id})
 	}
 	return err
 }
 
-// sendParts gives the parts of an object, in their order, when the server has them all.
+// sendParts sends all parts and returns them in order.
 func (s *Store) sendParts(ctx context.Context, key string, size int64, content io.Reader, id *string) ([]types.CompletedPart, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	each := max(partSize, (size+maxParts-1)/maxParts)
 	parts := make([]types.CompletedPart, (size+each-1)/each)
-	free := make(chan []byte, lanes)
-	for range min(lanes, len(parts)) {
-		free <- nil // made when it is needed: content may come slowly
+	free := make(chan []byte, uploadConcurrency)
+	for range min(uploadConcurrency, len(parts)) {
+		free <- nil // allocated when needed: content may come slowly
 	}
 	var sending sync.WaitGroup
 	defer sending.Wait()
@@ -67,7 +66,7 @@ func (s *Store) sendParts(ctx context.Context, key string, size int64, content i
 			buffer = make([]byte, each)
 		}
 		part := buffer[:min(each, size-int64(i)*each)]
-		if err := fill(content, part, i == len(parts)-1); err != nil {
+		if err := readPart(content, part, i == len(parts)-1); err != nil {
 			stop(err)
 			return nil, err
 		}
@@ -89,13 +88,13 @@ func (s *Store) sendParts(ctx context.Context, key string, size int64, content i
 
 func (s *Store) sendPart(ctx context.Context, key string, id *string, i int, part []byte) (types.CompletedPart, error) {
 	done := types.CompletedPart{PartNumber: aws.Int32(int32(i) + 1)}
-	err := s.cfg.Policy.Do(ctx, func() error {
+	err := s.cfg.Retry.Do(ctx, func() error {
 		out, err := s.client.UploadPart(ctx, &s3.UploadPartInput{
-			Bucket: s.bucket(), Key: s.name(key), UploadId: id, PartNumber: done.PartNumber,
+			Bucket: s.bucket(), Key: s.objectName(key), UploadId: id, PartNumber: done.PartNumber,
 			Body: bytes.NewReader(part), ContentLength: aws.Int64(int64(len(part))),
 		})
 		if err != nil {
-			return s.explain(ctx, "put", key, err)
+			return s.wrapError(ctx, "put", key, err)
 		}
 		done.ETag = out.ETag
 		return nil
@@ -103,20 +102,20 @@ func (s *Store) sendPart(ctx context.Context, key string, id *string, i int, par
 	return done, err
 }
 
-// complete makes an object of its parts.
+// complete turns the parts into an object.
 func (s *Store) complete(ctx context.Context, key string, id *string, parts []types.CompletedPart, ifNoneMatch *string) error {
-	return s.cfg.Policy.Do(ctx, func() error {
+	return s.cfg.Retry.Do(ctx, func() error {
 		_, err := s.client.CompleteMultipartUpload(ctx, &s3.CompleteMultipartUploadInput{
-			Bucket: s.bucket(), Key: s.name(key), UploadId: id, IfNoneMatch: ifNoneMatch,
+			Bucket: s.bucket(), Key: s.objectName(key), UploadId: id, IfNoneMatch: ifNoneMatch,
 			MultipartUpload: &types.CompletedMultipartUpload{Parts: slices.Clone(parts)},
 		})
 		if ifNoneMatch != nil && status(err) == http.StatusNotImplemented {
-			s.overwrites.Store(true)
+			s.unconditional.Store(true)
 			ifNoneMatch = nil
 			_, err = s.client.CompleteMultipartUpload(ctx, &s3.CompleteMultipartUploadInput{
-				Bucket: s.bucket(), Key: s.name(key), UploadId: id, MultipartUpload: &types.CompletedMultipartUpload{Parts: slices.Clone(parts)},
+				Bucket: s.bucket(), Key: s.objectName(key), UploadId: id, MultipartUpload: &types.CompletedMultipartUpload{Parts: slices.Clone(parts)},
 			})
 		}
-		return s.explain(ctx, "put", key, err)
+		return s.wrapError(ctx, "put", key, err)
 	})
 }

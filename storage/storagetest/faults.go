@@ -11,17 +11,17 @@ import (
 // Fault is what goes wrong with a request.
 type Fault int
 
-// The faults. Requests are those of blob stores: put, get, stat, delete, list.
+// Operations are those of blob stores: put, get, stat, delete, list.
 const (
 	None      Fault = iota
-	Slow            // its first bytes come one by one
+	Slow            // the first bytes arrive one by one
 	Broken          // 500
 	Throttled       // 503 SlowDown
 	Silent          // no answer
-	Cut             // half of what is sent or answered, and then the end of the connection
+	Cut             // the connection ends after half of the request or the answer
 	Reset           // the connection is reset before an answer
-	Wrong           // another byte in what is sent or answered
-	Lost            // it is done, but the answer is lost
+	Wrong           // a byte of the request or the answer is changed
+	Lost            // the request is carried out, but its answer is lost
 )
 
 // Faults lists every fault.
@@ -36,24 +36,24 @@ func (f Fault) String() string {
 	return names[f]
 }
 
-// maxTold is how many requests that met a fault can wait on [Switch.Hit].
-const maxTold = 1000
+// maxHits is how many affected requests [Injector.Hit] buffers.
+const maxHits = 1000
 
-// Switch says which of the coming requests go wrong, and how. Its zero value lets all go well.
-type Switch struct {
-	mu    sync.Mutex
-	kind  Fault
-	skip  int
-	left  int
-	only  string
-	told  chan string
-	count int
-	seen  []*http.Request
-	rules []*rule
-	watch func(r *http.Request, answered bool)
+// Injector decides which requests fail, and how. The zero value injects no faults.
+type Injector struct {
+	mu       sync.Mutex
+	kind     Fault
+	skip     int
+	left     int
+	only     string
+	hits     chan string
+	hitCount int
+	seen     []*http.Request
+	rules    []*rule
+	watch    func(r *http.Request, answered bool)
 }
 
-// rule is a fault of some requests.
+// rule is a fault of matching requests.
 type rule struct {
 	kind  Fault
 	left  int
@@ -61,24 +61,24 @@ type rule struct {
 	hits  int
 }
 
-// Set lets the next requests go wrong, that many times, or all for less than 0; only those of an operation (put, get, stat, delete, list)
-// unless that is empty. skip of them go well before. It begins counting anew.
-func (s *Switch) Set(kind Fault, times int, only string, skip int) {
+// Set makes the next requests fail, as many as times or all if times is negative, after skip requests that succeed. If only is not
+// empty, other operations than that are not affected. Set resets the counter of [Injector.Hits].
+func (s *Injector) Set(kind Fault, times int, only string, skip int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.kind, s.left, s.only, s.skip, s.count = kind, times, only, skip, 0
-	s.told = make(chan string, maxTold)
+	s.kind, s.left, s.only, s.skip, s.hitCount = kind, times, only, skip, 0
+	s.hits = make(chan string, maxHits)
 }
 
-// Clear lets all requests go well again. What was counted stays.
-func (s *Switch) Clear() {
+// Clear ends the fault. The counter stays.
+func (s *Injector) Clear() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.left = 0
 }
 
-// Take gives the fault of the next request.
-func (s *Switch) Take(op string) Fault {
+// Next returns the fault of the next request.
+func (s *Injector) Next(op string) Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.left == 0 || s.only != "" && s.only != op {
@@ -89,38 +89,38 @@ func (s *Switch) Take(op string) Fault {
 		return None
 	}
 	s.left--
-	s.count++
+	s.hitCount++
 	select {
-	case s.told <- op:
-	default: // nobody wants so many
+	case s.hits <- op:
+	default: // the buffer is full
 	}
 	return s.kind
 }
 
-// Hits tells how many requests met the fault since it was set.
-func (s *Switch) Hits() int {
+// Hits returns the number of affected requests since Set.
+func (s *Injector) Hits() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.count
+	return s.hitCount
 }
 
-// Hit is told of each request that meets the fault that was set last, as it does so.
-func (s *Switch) Hit() <-chan string {
+// Hit returns a channel that receives the operation of each affected request since Set.
+func (s *Injector) Hit() <-chan string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.told
+	return s.hits
 }
 
-// Seen gives all requests that have come over HTTP, without their bodies.
-func (s *Switch) Seen() []*http.Request {
+// Seen returns all HTTP requests so far, without their bodies.
+func (s *Injector) Seen() []*http.Request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.seen)
 }
 
-// Spoil lets the next requests over HTTP go wrong that match, that many times, or all for less than 0. It stands beside what was set, and
-// before it. heal ends it, and tells how many requests met the fault.
-func (s *Switch) Spoil(kind Fault, times int, match func(r *http.Request) bool) (heal func() (hits int)) {
+// Inject makes the next matching HTTP requests fail, as many as times or all if times is negative. It takes precedence over Set.
+// stop ends it and returns the number of affected requests.
+func (s *Injector) Inject(kind Fault, times int, match func(r *http.Request) bool) (stop func() (hits int)) {
 	added := &rule{kind: kind, left: times, match: match}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,14 +133,14 @@ func (s *Switch) Spoil(kind Fault, times int, match func(r *http.Request) bool) 
 	}
 }
 
-// Watch has f called as each request over HTTP arrives, and again when it was answered; nil ends that. What happens to the request waits for f.
-func (s *Switch) Watch(f func(r *http.Request, answered bool)) {
+// Watch calls f when an HTTP request arrives and again when it was answered, and blocks the request meanwhile. A nil f ends that.
+func (s *Injector) Watch(f func(r *http.Request, answered bool)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.watch = f
 }
 
-func (s *Switch) tell(r *http.Request, answered bool) {
+func (s *Injector) notify(r *http.Request, answered bool) {
 	s.mu.Lock()
 	f := s.watch
 	s.mu.Unlock()
@@ -149,8 +149,8 @@ func (s *Switch) tell(r *http.Request, answered bool) {
 	}
 }
 
-// see notes a request, and gives its fault.
-func (s *Switch) see(r *http.Request) Fault {
+// record records a request and returns its fault.
+func (s *Injector) record(r *http.Request) Fault {
 	s.mu.Lock()
 	s.seen = append(s.seen, r)
 	for _, rule := range s.rules {
@@ -162,21 +162,21 @@ func (s *Switch) see(r *http.Request) Fault {
 		}
 	}
 	s.mu.Unlock()
-	return s.Take(Operation(r))
+	return s.Next(Operation(r))
 }
 
-// slowBytes is how many bytes of something slow come one by one.
+// slowBytes is how many bytes of a slow stream arrive one by one.
 const slowBytes = 100
 
-// Spoilt is a stream of Size bytes with a fault: [Slow], [Cut] or [Wrong]. One that is cut ends early.
-type Spoilt struct {
+// FaultyReader is a stream of Size bytes with a fault: [Slow], [Cut] or [Wrong]. If cut, it ends early.
+type FaultyReader struct {
 	io.ReadCloser
 	Kind Fault
 	Size int64
 	at   int64
 }
 
-func (s *Spoilt) Read(p []byte) (int, error) {
+func (s *FaultyReader) Read(p []byte) (int, error) {
 	half := s.Size / 2
 	if s.Kind == Cut {
 		if s.at == half {

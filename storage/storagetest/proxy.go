@@ -13,17 +13,17 @@ import (
 	"net/url"
 )
 
-// Proxy stands before a [Server] and makes requests go wrong, as its [Switch] says.
+// Proxy forwards requests to a [Server] with the faults of its [Injector].
 type Proxy struct {
-	*Switch
+	*Injector
 	Endpoint string // http://127.0.0.1:PORT
 	server   *httptest.Server
 	forward  *http.Transport
 }
 
-// Proxy starts a proxy before the server, with a switch that others may share.
-func (s *Server) Proxy(faults *Switch) *Proxy {
-	p := &Proxy{Switch: faults, forward: &http.Transport{
+// Proxy starts a proxy with an injector, which other proxies may share.
+func (s *Server) Proxy(faults *Injector) *Proxy {
+	p := &Proxy{Injector: faults, forward: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", s.socket())
 		},
@@ -33,32 +33,32 @@ func (s *Server) Proxy(faults *Switch) *Proxy {
 		Transport: p.forward,
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(&url.URL{Scheme: "http", Host: "s3"})
-			r.Out.Host = r.In.Host // is signed
+			r.Out.Host = r.In.Host // part of the signature
 		},
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}
 	p.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		seen := r.Clone(context.Background())
-		kind := p.see(seen)
-		p.tell(seen, false)
-		defer p.tell(seen, true) // also where the handler is left by a panic
+		kind := p.record(seen)
+		p.notify(seen, false)
+		defer p.notify(seen, true) // also if the handler panics
 		serve(kind, next, w, r)
 	}))
 	p.Endpoint = p.server.URL
 	return p
 }
 
-// Close ends the proxy, when the requests that it has are answered; those that are to get no answer end at once.
+// Close stops the proxy when its requests are answered. Requests that get no answer end at once.
 func (p *Proxy) Close() {
 	p.server.CloseClientConnections()
 	p.server.Close()
 	p.forward.CloseIdleConnections()
 }
 
-// StoreURL gives the URL by which bullpen opens a blob store with a prefix through the proxy.
+// StoreURL returns the URL of a blob store with a prefix, through the proxy.
 func (p *Proxy) StoreURL(prefix string) string { return StoreURL(p.Endpoint, prefix) }
 
-// Operation gives the name of what a request asks of a blob store: put, get, stat, delete or list.
+// Operation returns what a request asks of a blob store: put, get, stat, delete or list.
 func Operation(r *http.Request) string {
 	switch r.Method {
 	case http.MethodPut, http.MethodPost:
@@ -97,16 +97,16 @@ func serve(kind Fault, next http.Handler, w http.ResponseWriter, r *http.Request
 		panic(http.ErrAbortHandler)
 	case Cut, Wrong, Slow:
 		if r.ContentLength > 0 {
-			spoilRequest(kind, next, w, r)
+			damageRequest(kind, next, w, r)
 		} else {
-			spoilAnswer(kind, next, w, r)
+			damageAnswer(kind, next, w, r)
 		}
 	default:
 		next.ServeHTTP(w, r)
 	}
 }
 
-// reset ends a connection as a host does that knows nothing of it.
+// reset ends a connection with a TCP reset.
 func reset(w http.ResponseWriter) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
@@ -118,24 +118,24 @@ func reset(w http.ResponseWriter) {
 	_ = conn.Close()
 }
 
-func spoilRequest(kind Fault, next http.Handler, w http.ResponseWriter, r *http.Request) {
+func damageRequest(kind Fault, next http.Handler, w http.ResponseWriter, r *http.Request) {
 	if kind == Cut {
 		_, _ = io.CopyN(io.Discard, r.Body, r.ContentLength/2)
 		panic(http.ErrAbortHandler)
 	}
-	r.Body = &Spoilt{ReadCloser: r.Body, Kind: kind, Size: r.ContentLength}
+	r.Body = &FaultyReader{ReadCloser: r.Body, Kind: kind, Size: r.ContentLength}
 	next.ServeHTTP(w, r)
 }
 
-func spoilAnswer(kind Fault, next http.Handler, w http.ResponseWriter, r *http.Request) {
+func damageAnswer(kind Fault, next http.Handler, w http.ResponseWriter, r *http.Request) {
 	answer := httptest.NewRecorder()
 	next.ServeHTTP(answer, r)
 	maps.Copy(w.Header(), answer.Header())
 	w.WriteHeader(answer.Code)
 	body := answer.Body.Bytes()
 	if len(body) > 0 {
-		spoilt := &Spoilt{ReadCloser: io.NopCloser(bytes.NewReader(body)), Kind: kind, Size: int64(len(body))}
-		if _, err := io.Copy(flushing{w}, spoilt); err != nil {
+		damaged := &FaultyReader{ReadCloser: io.NopCloser(bytes.NewReader(body)), Kind: kind, Size: int64(len(body))}
+		if _, err := io.Copy(flushing{w}, damaged); err != nil {
 			return
 		}
 	}
@@ -144,7 +144,7 @@ func spoilAnswer(kind Fault, next http.Handler, w http.ResponseWriter, r *http.R
 	}
 }
 
-// flushing sends each write by itself.
+// flushing sends each write separately.
 type flushing struct{ http.ResponseWriter }
 
 func (f flushing) Write(p []byte) (int, error) {

@@ -6,14 +6,14 @@ import (
 	"sync"
 )
 
-// relay takes connections over to a socket.
+// relay forwards connections to a Unix socket.
 type relay struct {
 	net.Listener
 	to    string
 	group sync.WaitGroup
 
 	mu   sync.Mutex
-	open map[net.Conn]bool // nil when it is closed
+	open map[net.Conn]bool // nil when closed
 }
 
 func (r *relay) run() {
@@ -23,17 +23,17 @@ func (r *relay) run() {
 			return
 		}
 		out, err := net.Dial("unix", r.to)
-		if err != nil || !r.keep(in, out) {
+		if err != nil || !r.track(in, out) {
 			_ = in.Close()
 			continue
 		}
-		r.group.Go(func() { r.pass(in, out) })
-		r.group.Go(func() { r.pass(out, in) })
+		r.group.Go(func() { r.forward(in, out) })
+		r.group.Go(func() { r.forward(out, in) })
 	}
 }
 
-// pass copies until one side is closed, and closes both.
-func (r *relay) pass(from, to net.Conn) {
+// forward copies until one side is closed, and closes both.
+func (r *relay) forward(from, to net.Conn) {
 	_, _ = io.Copy(to, from)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -43,7 +43,7 @@ func (r *relay) pass(from, to net.Conn) {
 	}
 }
 
-func (r *relay) keep(conns ...net.Conn) bool {
+func (r *relay) track(conns ...net.Conn) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, c := range conns {

@@ -1,5 +1,4 @@
-// Package storagetest gives tests and benchmarks a real S3 server of their own, and a proxy before it that makes requests go wrong. It is
-// nothing for a server that anybody relies on.
+// Package storagetest runs an S3 server for tests and benchmarks, and a proxy that injects faults. The server is not for production.
 package storagetest
 
 import (
@@ -20,9 +19,9 @@ import (
 )
 
 const (
-	// Bucket is the one bucket that a [Server] has.
+	// Bucket is the only bucket of a [Server].
 	Bucket = "blobs"
-	// Region is where it says it is.
+	// Region is the region of the bucket.
 	Region = "us-east-1"
 
 	accessKey = "tester"
@@ -30,7 +29,7 @@ const (
 	startWait = time.Minute
 )
 
-// Env are the environment variables, as NAME=VALUE, by which a program has the credentials for a [Server], and no others.
+// Env returns environment variables, as NAME=VALUE, with the credentials for a [Server] and no others.
 func Env() []string {
 	return []string{
 		"AWS_ACCESS_KEY_ID=" + accessKey, "AWS_SECRET_ACCESS_KEY=" + secretKey, "AWS_EC2_METADATA_DISABLED=true",
@@ -38,7 +37,7 @@ func Env() []string {
 	}
 }
 
-// Setenv sets the variables of [Env] for this process.
+// Setenv sets the variables of [Env] in this process.
 func Setenv() error {
 	var errs []error
 	for _, v := range Env() {
@@ -48,7 +47,7 @@ func Setenv() error {
 	return errors.Join(errs...)
 }
 
-// Server is versitygw, an S3 server, on files. It ends with this process at the latest.
+// Server is a versitygw process, an S3 server that stores files. It ends with this process at the latest.
 type Server struct {
 	dir     string
 	process *exec.Cmd
@@ -58,8 +57,8 @@ type Server struct {
 	relays []*relay
 }
 
-// Start builds the server, if that was not done before, and starts it with its files in a new directory below dir, which should be short:
-// sockets cannot have long names. It needs the Go command and the module's source around the working directory.
+// Start builds the server if necessary and starts it in a new directory below dir. The path should be short, since it contains a
+// socket. Start needs the Go command, and the module's source around the working directory.
 func Start(dir string) (*Server, error) {
 	program, err := build()
 	if err != nil {
@@ -76,7 +75,7 @@ func Start(dir string) (*Server, error) {
 	return s, nil
 }
 
-// build builds the server into Go's cache, and tells where it is.
+// build builds the server into Go's cache and returns its path.
 func build() (program string, err error) {
 	run := func(args ...string) string {
 		if err != nil {
@@ -117,7 +116,7 @@ func (s *Server) start(program string) error {
 		err := s.process.Start()
 		started <- err
 		if err == nil {
-			_ = s.process.Wait() // it is killed
+			_ = s.process.Wait() // killed
 			close(s.exited)
 		}
 	}()
@@ -149,11 +148,11 @@ func (s *Server) start(program string) error {
 func (s *Server) socket() string { return filepath.Join(s.dir, "socket") }
 
 func (s *Server) kill() {
-	_ = s.process.Process.Kill() // it may have ended
+	_ = s.process.Process.Kill() // it may have ended already
 	<-s.exited
 }
 
-// Close ends the server and removes all that it had. Its proxies are closed before.
+// Close stops the server and removes its files. Its proxies must be closed before.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,10 +163,10 @@ func (s *Server) Close() error {
 	return os.RemoveAll(s.dir)
 }
 
-// Path gives the file that an object of [Bucket] is in.
+// Path returns the file of an object in [Bucket].
 func (s *Server) Path(name string) string { return filepath.Join(s.dir, "buckets", Bucket, name) }
 
-// Endpoint opens a way to the server over TCP, and gives its URL, http://127.0.0.1:PORT. Nothing goes wrong on it.
+// Endpoint returns a TCP endpoint of the server without faults, http://127.0.0.1:PORT.
 func (s *Server) Endpoint() (string, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -181,7 +180,7 @@ func (s *Server) Endpoint() (string, error) {
 	return "http://" + listener.Addr().String(), nil
 }
 
-// StoreURL gives the URL by which bullpen opens a blob store with a prefix at an endpoint.
+// StoreURL returns the URL of a blob store with a prefix at an endpoint.
 func StoreURL(endpoint, prefix string) string {
 	return fmt.Sprintf("s3://%s/%s?endpoint=%s&region=%s&path_style=1", Bucket, prefix, endpoint, Region)
 }

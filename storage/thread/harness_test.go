@@ -210,7 +210,7 @@ func newWorld(tb testing.TB) *world {
 	b := &backend{old: make(map[string]bool)}
 	w := &world{tb: tb, ctx: tb.Context(), backend: b, dirs: make(map[string]string)}
 	w.heads = &threads.Threads{Store: storetest.Open(tb, storetest.Server(tb))}
-	w.versions = &thread.Versions{Blobs: &blob.Store{Backend: b, Policy: blob.Policy{Tries: 1}}, Heads: w.heads, Limits: roomy}
+	w.versions = &thread.Versions{Blobs: &blob.Store{Backend: b, Retry: blob.RetryPolicy{Attempts: 1}}, Heads: w.heads, Limits: roomy}
 	w.owner = must[*home.Owner](tb)(home.NewOwner(tenant, tenant))
 	tb.Cleanup(func() { check(tb, w.owner.Close()) })
 	return w

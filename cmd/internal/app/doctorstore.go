@@ -52,7 +52,7 @@ func checkStore(ctx context.Context, c *Config) Check {
 		return fail(err)
 	}
 	defer func() { _ = store.Close() }() // what it had ends with this process at the latest
-	store.Policy.Tries = storeTries
+	store.Retry.Attempts = storeTries
 	ctx, cancel := context.WithTimeoutCause(ctx, storePatience, fmt.Errorf("not done within %s", storePatience))
 	defer cancel()
 	began := time.Now()
@@ -131,7 +131,7 @@ func tryStore(ctx context.Context, store *blob.Store) (err error) {
 	if !listed {
 		return &blob.Error{
 			Op: "list", Key: "doctor/", Kind: blob.ErrUnavailable, Err: errors.New("what was just put is not there"),
-			Do: "use a store that lists what it has: one that lags behind loses files of threads and images",
+			Remedy: "use a store that lists what it has: one that lags behind loses files of threads and images",
 		}
 	}
 	removed = true

@@ -53,7 +53,7 @@ func TestDoctorChecksS3(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := storagetest.StoreURL(endpoint, "p")
-	faults := &storagetest.Switch{}
+	faults := &storagetest.Injector{}
 	proxy := server.Proxy(faults)
 	t.Cleanup(proxy.Close)
 	nothing := httptest.NewServer(http.NotFoundHandler())

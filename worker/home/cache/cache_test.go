@@ -98,7 +98,7 @@ func newWorld(t testing.TB) *world {
 	}
 	w := &world{
 		t: t, pool: pool, owners: &home.Owners{}, base: base, heads: map[string]*proto.Thread{},
-		blobs: &counting{Store: &blob.Store{Backend: &blob.Memory{}, Policy: blob.DefaultPolicy()}},
+		blobs: &counting{Store: &blob.Store{Backend: &blob.Memory{}, Retry: blob.DefaultRetry()}},
 	}
 	t.Cleanup(func() {
 		if err := errors.Join(pool.Close(), w.owners.Close()); err != nil {
