@@ -13,12 +13,13 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// ErrUsed says that there is something where a backup should be restored.
+// ErrUsed means that a backup cannot be restored here, because bullpen has stored something already.
 var ErrUsed = errors.New("there is something of bullpen in this JetStream already")
 
-// Restore makes the JetStream of a hold what the backup in r does, and tells of it. Nothing of bullpen may run there, or have been there:
-// that is [ErrUsed]. What a restore left that did not come to its end is removed first. After an error no server starts there before another
-// restore has succeeded.
+// Restore stores the backup in r in the JetStream that a gives access to. It returns [ErrUsed] if
+// anything of bullpen is stored there, except by a restore that was not finished, which it removes.
+// No process of bullpen may run there. After an error, no server starts there until another restore
+// has succeeded.
 func Restore(ctx context.Context, a store.Access, cfg store.Config, r io.Reader, log *slog.Logger) (s Summary, err error) {
 	nc, err := store.Dial(a, log)
 	if err != nil {
@@ -36,7 +37,6 @@ func Restore(ctx context.Context, a store.Access, cfg store.Config, r io.Reader,
 	if len(used) > 0 && !unfinished {
 		return s, fmt.Errorf("%w: %s: a backup is restored only where there is nothing, such as in a new data directory", ErrUsed, strings.Join(used, ", "))
 	}
-	cfg.Restoring = true
 	if err := st.BeginRestore(ctx, cfg); err != nil {
 		return s, err
 	}
@@ -69,7 +69,7 @@ func Restore(ctx context.Context, a store.Access, cfg store.Config, r io.Reader,
 	return s, nil
 }
 
-// stored waits until a message is stored.
+// stored waits for the acknowledgement of a message.
 func stored(ctx context.Context, ack jetstream.PubAckFuture) error {
 	select {
 	case <-ack.Ok():

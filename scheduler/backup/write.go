@@ -17,8 +17,8 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// endLook is how often a record is read that is about to end.
-const endLook = 100 * time.Millisecond
+// terminalPoll is how often a record is read that is about to become terminal.
+const terminalPoll = 100 * time.Millisecond
 
 // Maker makes backups.
 type Maker struct {
@@ -28,23 +28,28 @@ type Maker struct {
 
 // Backup writes all that is in JetStream to w, while everything runs.
 //
-// The streams are read one after the other, so what is told of an execution is of several moments. The order is such that it fits together:
-// whatever was accepted before the backup began is in it, as it was at one moment while it was made.
+// The streams are read one after the other, so that the messages about one execution are from
+// several moments. The order makes them consistent. Whatever was accepted before the backup began is
+// in it, in a state that it had while the backup was made.
 //
-//   - Jobs come before dead letters and deliveries, and these before records: a job that is gone already is a dead letter, or has a record
-//     which has ended, and its delivery. A delivery that is told of belongs to a record that has ended.
-//   - A record that has not ended and has no job was accepted since. It is left out: nobody would end it.
-//   - A record that has ended, and neither has a job nor its delivery, was accepted since, too. The delivery is made for it.
-//   - Heads come after records. The executions that made the versions which came meanwhile are waited for, and told of again.
-//   - Output comes last, without that of attempts which began after their record was read.
-//   - Idempotency keys come at the very end. One without an execution counts for nothing after some seconds.
+//   - Jobs come before dead letters and deliveries, and these before records. A job that is gone by
+//     then is a dead letter, or has a terminal record and its delivery. A delivery in the backup
+//     belongs to a terminal record.
+//   - A record that is not terminal and has no job was accepted later. It is omitted: nobody would
+//     finish the execution.
+//   - A terminal record without job and delivery was accepted later, too. Its delivery is created.
+//   - Heads of threads come after records. Executions that made a version meanwhile are waited for,
+//     and their records are written again.
+//   - Output comes after that, without attempts that began after their record was read.
+//   - Idempotency keys come last. One without an execution is ignored after some seconds.
 func (m *Maker) Backup(ctx context.Context, w io.Writer) error {
 	f, err := create(w, m.Version, time.Now())
 	if err != nil {
 		return err
 	}
 	b := &run{
-		store: m.Store, file: f, jobs: map[proto.TraceID]bool{}, deliveries: map[proto.TraceID]bool{}, attempts: map[proto.TraceID]int{},
+		store: m.Store, file: f, start: map[jetstream.Stream]uint64{},
+		jobs: map[proto.TraceID]bool{}, deliveries: map[proto.TraceID]bool{}, attempts: map[proto.TraceID]int{},
 	}
 	if err := b.run(ctx); err != nil {
 		return err
@@ -56,46 +61,44 @@ func (m *Maker) Backup(ctx context.Context, w io.Writer) error {
 type run struct {
 	store *store.Store
 	file  *file
-	// The last messages of streams when the backup began: what comes after them came while it was made.
-	execsMark, hooksMark, headsMark, outsMark uint64
+	start map[jetstream.Stream]uint64 // sequence number of a stream's last message when the backup began
 
 	jobs       map[proto.TraceID]bool
-	deliveries map[proto.TraceID]bool // that changed since
-	attempts   map[proto.TraceID]int  // of records that have not ended or changed since
-	execsLast  uint64                 // the last record that was read
+	deliveries map[proto.TraceID]bool // that changed since the start
+	attempts   map[proto.TraceID]int  // of records that are not terminal, or changed since the start
+	lastRecord uint64                 // highest sequence number of the records read
 }
 
 func (b *run) run(ctx context.Context) error {
-	for _, mark := range []struct {
-		st *jetstream.Stream
-		to *uint64
-	}{{&b.store.Executions, &b.execsMark}, {&b.store.Deliveries, &b.hooksMark}, {&b.store.Threads, &b.headsMark}, {&b.store.Output, &b.outsMark}} {
-		info, err := (*mark.st).Info(ctx)
+	st := b.store
+	for _, s := range []jetstream.Stream{st.Executions, st.Deliveries, st.Threads, st.Output} {
+		info, err := s.Info(ctx)
 		if err != nil {
-			return fmt.Errorf("ask for the state of a stream: %w", err)
+			return fmt.Errorf("read the state of a stream: %w", err)
 		}
-		*mark.to = info.State.LastSeq
+		b.start[s] = info.State.LastSeq
 	}
-	b.execsLast = b.execsMark
-	for _, s := range []struct {
-		st   jetstream.Stream
-		take func(context.Context, *message) error
-	}{
-		{b.store.Jobs, b.job}, {b.store.DeadLetters, b.letter}, {b.store.Deliveries, b.delivery}, {b.store.Executions, b.record}, {b.store.Threads, b.head}, {b.store.Output, b.output},
-	} {
-		if err := b.each(ctx, s.st, s.take); err != nil {
+	b.lastRecord = b.start[st.Executions]
+	handlers := map[jetstream.Stream]func(context.Context, *message) error{
+		st.Jobs: b.job, st.DeadLetters: b.deadLetter, st.Deliveries: b.delivery, st.Executions: b.record, st.Threads: b.head, st.Output: b.output,
+	}
+	streams, err := st.BackupStreams(ctx)
+	if err != nil {
+		return err
+	}
+	for _, s := range streams {
+		take := handlers[s]
+		if take == nil {
+			take = b.add
+		}
+		if err := b.each(ctx, s, take); err != nil {
 			return err
 		}
 	}
-	for _, bucket := range []jetstream.KeyValue{b.store.Keys, b.store.Profiles, b.store.Webhooks, b.store.Images} {
-		if err := b.bucket(ctx, bucket); err != nil {
-			return err
-		}
-	}
-	return b.bucket(ctx, b.store.Bindings)
+	return nil
 }
 
-// message is one that was read.
+// message is a stored message.
 type message struct {
 	subject string
 	seq     uint64
@@ -104,12 +107,12 @@ type message struct {
 	body    []byte
 }
 
-// id gives the execution that the message is about: the last word of its subject.
+// id returns the execution that the message is about: the last token of its subject.
 func (m *message) id() proto.TraceID {
 	return proto.TraceID(m.subject[strings.LastIndexByte(m.subject, '.')+1:])
 }
 
-// each hands all messages of a stream to take.
+// each calls take with all messages of a stream.
 func (b *run) each(ctx context.Context, st jetstream.Stream, take func(context.Context, *message) error) error {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
@@ -127,25 +130,17 @@ func (b *run) each(ctx context.Context, st jetstream.Stream, take func(context.C
 	return err
 }
 
-func (b *run) bucket(ctx context.Context, kv jetstream.KeyValue) error {
-	st, err := b.store.BucketStream(ctx, kv)
-	if err != nil {
-		return err
-	}
-	return b.each(ctx, st, b.any)
-}
-
-// any writes a message, unless it says that there is nothing.
-func (b *run) any(_ context.Context, m *message) error {
+// add writes a message, unless it is a delete marker.
+func (b *run) add(_ context.Context, m *message) error {
 	if store.IsDeleteMarker(m.header) || !store.InBackup(m.subject) {
 		return nil
 	}
 	return b.file.add(m.subject, store.BackupHeader(m.header), m.at, m.body)
 }
 
-// whole reads the newest message on a subject with a body that is stored apart, which may be gone with an older one. there is false where
-// nothing is there any more.
-func (b *run) whole(ctx context.Context, st jetstream.Stream, m *message) (there bool, err error) {
+// load replaces a message whose body is an object by the newest one on its subject, since the object
+// of a replaced message may be gone. It reports whether there still is a message.
+func (b *run) load(ctx context.Context, st jetstream.Stream, m *message) (bool, error) {
 	if store.BodyObject(m.header) == "" {
 		return true, nil
 	}
@@ -161,65 +156,67 @@ func (b *run) whole(ctx context.Context, st jetstream.Stream, m *message) (there
 }
 
 func (b *run) job(ctx context.Context, m *message) error {
-	there, err := b.whole(ctx, b.store.Jobs, m)
-	if err != nil || !there { // it has ended, and its delivery is stored
+	exists, err := b.load(ctx, b.store.Jobs, m)
+	if err != nil || !exists { // its execution has ended, and its delivery is stored
 		return err
 	}
 	b.jobs[m.id()] = true
-	return b.any(ctx, m)
+	return b.add(ctx, m)
 }
 
-func (b *run) letter(ctx context.Context, m *message) error {
-	there, err := b.whole(ctx, b.store.DeadLetters, m)
-	if err != nil || !there { // it was requeued or removed
+func (b *run) deadLetter(ctx context.Context, m *message) error {
+	exists, err := b.load(ctx, b.store.DeadLetters, m)
+	if err != nil || !exists { // requeued or removed
 		return err
 	}
-	return b.any(ctx, m)
+	return b.add(ctx, m)
 }
 
 func (b *run) delivery(ctx context.Context, m *message) error {
-	there, err := b.whole(ctx, b.store.Deliveries, m)
-	if err != nil || !there {
+	exists, err := b.load(ctx, b.store.Deliveries, m)
+	if err != nil || !exists {
 		return err
 	}
-	if m.seq > b.hooksMark {
+	if m.seq > b.start[b.store.Deliveries] {
 		b.deliveries[m.id()] = true
 	}
-	return b.any(ctx, m)
+	return b.add(ctx, m)
 }
 
 func (b *run) record(ctx context.Context, m *message) error {
-	b.execsLast = max(b.execsLast, m.seq)
-	there, err := b.whole(ctx, b.store.Executions, m)
-	if err != nil || !there {
+	b.lastRecord = max(b.lastRecord, m.seq)
+	exists, err := b.load(ctx, b.store.Executions, m)
+	if err != nil || !exists {
 		return err
 	}
-	b.execsLast = max(b.execsLast, m.seq)
-	ended := proto.Status(m.header.Get(store.HeaderStatus)).Terminal()
-	if m.seq > b.execsMark && !ended && !b.jobs[m.id()] {
+	b.lastRecord = max(b.lastRecord, m.seq)
+	terminal := proto.Status(m.header.Get(store.HeaderStatus)).Terminal()
+	old := m.seq <= b.start[b.store.Executions]
+	if !old && !terminal && !b.jobs[m.id()] {
 		return nil
 	}
-	if ended && m.seq <= b.execsMark {
+	if old && terminal {
 		delete(b.attempts, m.id())
-		return b.any(ctx, m)
+		return b.add(ctx, m)
 	}
-	return b.changed(ctx, m, ended)
+	return b.changed(ctx, m, terminal)
 }
 
-// changed writes a record that has not ended, or that changed since the backup began.
-func (b *run) changed(ctx context.Context, m *message, ended bool) error {
+// changed writes a record that is not terminal, or that changed since the backup began.
+func (b *run) changed(ctx context.Context, m *message, terminal bool) error {
 	attempt, err := strconv.Atoi(m.header.Get(store.HeaderAttempt))
 	if err != nil {
-		return b.any(ctx, m) // malformed, and passed over by all
+		return b.add(ctx, m) // malformed, and ignored by all readers
 	}
 	b.attempts[m.id()] = attempt
-	if err := b.any(ctx, m); err != nil || !ended || b.jobs[m.id()] || b.deliveries[m.id()] {
+	if err := b.add(ctx, m); err != nil || !terminal || b.jobs[m.id()] || b.deliveries[m.id()] {
 		return err
 	}
-	var d *proto.Delivery
-	if rec, err := proto.DecodeRecord(m.id(), m.body); err == nil { // else as above
-		d = proto.NewDelivery(&rec.Meta, m.at)
+	rec, err := proto.DecodeRecord(m.id(), m.body)
+	if err != nil {
+		return nil // malformed, and ignored by all readers
 	}
+	d := proto.NewDelivery(&rec.Meta, m.at)
 	if d == nil {
 		return nil
 	}
@@ -232,30 +229,30 @@ func (b *run) changed(ctx context.Context, m *message, ended bool) error {
 }
 
 func (b *run) head(ctx context.Context, m *message) error {
-	if err := b.any(ctx, m); err != nil || m.seq <= b.headsMark {
+	if err := b.add(ctx, m); err != nil || m.seq <= b.start[b.store.Threads] {
 		return err
 	}
 	var t proto.Thread
-	var versions []proto.Version
-	if err := json.Unmarshal(m.body, &t); err == nil && t.Version != nil { // else it is malformed, or has no version
-		versions = append(t.History, *t.Version)
+	if err := json.Unmarshal(m.body, &t); err != nil || t.Version == nil { // malformed, or without a version
+		return nil
 	}
-	for _, v := range versions {
-		if err := b.made(ctx, v.Trace); err != nil {
+	for _, v := range append(t.History, *t.Version) {
+		if err := b.maker(ctx, v.Trace); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// made writes the record of an execution that made a version, if it was not told of as it has ended. It ends soon: its commit comes after
-// its result was written as pending, and whoever comes goes on from there.
-func (b *run) made(ctx context.Context, id proto.TraceID) error {
+// maker writes the record of the execution that made a version, unless its terminal record is
+// written already. It waits for the execution to end, which is soon: the result is stored as
+// pending before the version is committed, and any process can finish from there.
+func (b *run) maker(ctx context.Context, id proto.TraceID) error {
 	if id == "" {
 		return nil
 	}
-	look := time.NewTicker(endLook)
-	defer look.Stop()
+	poll := time.NewTicker(terminalPoll)
+	defer poll.Stop()
 	for {
 		rec, err := b.store.LastFromLeader(ctx, b.store.Executions, store.ExecSubject(id))
 		if store.IsNotFound(err) {
@@ -265,7 +262,7 @@ func (b *run) made(ctx context.Context, id proto.TraceID) error {
 			return err
 		}
 		if proto.Status(rec.Header.Get(store.HeaderStatus)).Terminal() {
-			if rec.Seq <= b.execsLast {
+			if rec.Seq <= b.lastRecord {
 				return nil
 			}
 			return b.changed(ctx, &message{store.ExecSubject(id), rec.Seq, rec.Time, rec.Header, rec.Data}, true)
@@ -273,16 +270,17 @@ func (b *run) made(ctx context.Context, id proto.TraceID) error {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-look.C:
+		case <-poll.C:
 		}
 	}
 }
 
 func (b *run) output(ctx context.Context, m *message) error {
-	words := strings.Split(m.subject, ".") // bullpen.out.<trace>.<attempt>
-	attempt, err := strconv.Atoi(words[len(words)-1])
-	if told := err == nil && attempt <= b.attempts[proto.TraceID(words[len(words)-2])]; !told && m.seq > b.outsMark {
+	tokens := strings.Split(m.subject, ".") // bullpen.out.<trace>.<attempt>
+	attempt, err := strconv.Atoi(tokens[len(tokens)-1])
+	known := err == nil && attempt <= b.attempts[proto.TraceID(tokens[len(tokens)-2])]
+	if !known && m.seq > b.start[b.store.Output] {
 		return nil
 	}
-	return b.any(ctx, m)
+	return b.add(ctx, m)
 }

@@ -25,7 +25,6 @@ import (
 
 const (
 	catalogKey    = "catalog"
-	catalogTries  = 20
 	sweepInterval = 10 * time.Minute
 	// imagesPrefix begins the keys of the blobs that hold images. What follows is unique to an upload.
 	imagesPrefix = "images/"
@@ -73,11 +72,8 @@ type Images struct {
 	full    func() bool
 	log     *slog.Logger
 	inspect func(io.Reader) (*proto.Image, error)
-	watched *watched
-
-	mu       sync.RWMutex
-	byName   map[string]*proto.Image
-	revision uint64
+	cache   *store.Cache[catalog]
+	byName  map[string]*proto.Image // guarded by the lock of cache
 }
 
 // ImagesConfig configures a registry of images.
@@ -99,46 +95,42 @@ func OpenImages(ctx context.Context, cfg ImagesConfig) (*Images, error) {
 		store: cfg.Store, blobs: cfg.Blobs, keep: cfg.Keep, full: cfg.Full, inspect: cfg.Inspect, log: cfg.Log,
 		byName: map[string]*proto.Image{},
 	}
-	i.watched = &watched{store: i.store, bucket: i.store.Images, pattern: catalogKey, what: "images", log: i.log, take: i.follow}
-	return i, i.watched.read(ctx)
+	var err error
+	i.cache, err = store.OpenCache(ctx, store.CacheConfig[catalog]{
+		Store: i.store, Bucket: i.store.Images, Keys: catalogKey, Name: "catalog of images", Decode: decodeCatalog, OnChange: i.index, Log: i.log,
+	})
+	return i, err
 }
 
-// readCatalog returns the catalog and its revision, which is 0 while there is none.
-func readCatalog(ctx context.Context, st *store.Store) (*catalog, uint64, error) {
+// readCatalog reads the catalog. It is empty if none is stored.
+func readCatalog(ctx context.Context, st *store.Store) (*catalog, error) {
 	e, err := st.Images.Get(ctx, catalogKey)
 	if store.IsNotFound(err) {
-		return &catalog{}, 0, nil
+		return &catalog{}, nil
 	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("read the catalog of images: %w", err)
+		return nil, fmt.Errorf("read the catalog of images: %w", err)
 	}
-	have := &catalog{}
-	if err := json.Unmarshal(e.Value(), have); err != nil {
-		return nil, 0, fmt.Errorf("decode the catalog of images: %w", err)
-	}
-	return have, e.Revision(), nil
+	return decodeCatalog(e)
 }
 
-// publish makes a catalog visible to readers of this process unless a newer one already is.
-func (i *Images) publish(c *catalog, revision uint64) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if revision < i.revision {
+func decodeCatalog(e jetstream.KeyValueEntry) (*catalog, error) {
+	c := &catalog{}
+	if err := json.Unmarshal(e.Value(), c); err != nil {
+		return nil, fmt.Errorf("decode the catalog of images: %w", err)
+	}
+	return c, nil
+}
+
+// index updates byName when the catalog changes.
+func (i *Images) index(_ string, _, c *catalog) {
+	i.byName = map[string]*proto.Image{}
+	if c == nil {
 		return
 	}
-	i.revision, i.byName = revision, make(map[string]*proto.Image, len(c.Images))
 	for _, e := range c.Images {
 		i.byName[e.Name] = &e.Image
 	}
-}
-
-func (i *Images) follow(e jetstream.KeyValueEntry) {
-	c := &catalog{}
-	if err := json.Unmarshal(e.Value(), c); err != nil {
-		i.log.Error("malformed catalog of images ignored", "revision", e.Revision(), "error", err)
-		return
-	}
-	i.publish(c, e.Revision())
 }
 
 // Run follows the catalog and removes blobs that are no longer needed, until ctx is done.
@@ -146,7 +138,7 @@ func (i *Images) Run(ctx context.Context) error {
 	var sweeping sync.WaitGroup
 	defer sweeping.Wait()
 	sweeping.Go(func() { i.runSweeps(ctx) })
-	return i.watched.run(ctx)
+	return i.cache.Run(ctx)
 }
 
 func (i *Images) runSweeps(ctx context.Context) {
@@ -167,10 +159,9 @@ func (i *Images) runSweeps(ctx context.Context) {
 // Image returns an image, which the caller must not change. Changes by other processes are seen well within a
 // second. It returns [proto.ErrNotFound] if there is no image of that name.
 func (i *Images) Image(_ context.Context, name string) (*proto.Image, error) {
-	i.mu.RLock()
-	defer i.mu.RUnlock()
-	img, ok := i.byName[name]
-	if !ok {
+	var img *proto.Image
+	i.cache.View(func() { img = i.byName[name] })
+	if img == nil {
 		return nil, fmt.Errorf("image %q: %w", name, proto.ErrNotFound)
 	}
 	return img, nil
@@ -178,12 +169,12 @@ func (i *Images) Image(_ context.Context, name string) (*proto.Image, error) {
 
 // List returns all images sorted by name.
 func (i *Images) List(context.Context) ([]proto.Image, error) {
-	i.mu.RLock()
-	defer i.mu.RUnlock()
-	out := make([]proto.Image, 0, len(i.byName))
-	for _, name := range slices.Sorted(maps.Keys(i.byName)) {
-		out = append(out, *i.byName[name])
-	}
+	out := []proto.Image{}
+	i.cache.View(func() {
+		for _, name := range slices.Sorted(maps.Keys(i.byName)) {
+			out = append(out, *i.byName[name])
+		}
+	})
 	return out, nil
 }
 
@@ -322,10 +313,9 @@ func keysOf(blobs []proto.Blob) map[string]bool {
 // change applies f to the catalog and stores the result. Blobs that lose their last name are retired. It calls f again if
 // another process changed the catalog meanwhile.
 func (i *Images) change(ctx context.Context, f func(*catalog) error) (*catalog, error) {
-	for range catalogTries {
-		c, revision, err := readCatalog(ctx, i.store)
-		if err != nil {
-			return nil, err
+	return i.cache.Update(ctx, catalogKey, func(c *catalog) (*catalog, error) {
+		if c == nil {
+			c = &catalog{}
 		}
 		named := c.named()
 		if err := f(c); err != nil {
@@ -333,23 +323,11 @@ func (i *Images) change(ctx context.Context, f func(*catalog) error) (*catalog, 
 		}
 		i.retire(c, named)
 		body, err := json.Marshal(c)
-		if err != nil {
-			return nil, fmt.Errorf("encode the catalog of images: %w", err)
+		if err == nil && len(body) > i.store.MaxInline() {
+			err = &proto.FieldError{Field: "name", Message: "name is one too many: the list of images is full; remove one"}
 		}
-		if len(body) > i.store.MaxInline() {
-			return nil, &proto.FieldError{Field: "name", Message: "name is one too many: the list of images is full; remove one"}
-		}
-		revision, err = i.store.Images.Update(ctx, catalogKey, body, revision)
-		if store.IsConflict(err) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("store the catalog of images: %w", err)
-		}
-		i.publish(c, revision)
-		return c, nil
-	}
-	return nil, fmt.Errorf("store the catalog of images: %w", proto.ErrConflict)
+		return c, err
+	})
 }
 
 // discard removes a blob that the catalog does not name, even if the client is gone. Sweep retries what fails.
@@ -375,7 +353,7 @@ func (i *Images) Sweep(ctx context.Context, now time.Time) error {
 			old = append(old, e.Key)
 		}
 	}
-	c, _, err := readCatalog(ctx, i.store)
+	c, err := readCatalog(ctx, i.store)
 	if err != nil {
 		return err
 	}
@@ -409,7 +387,7 @@ type ImageSource struct {
 // Fetch opens an image by its digest, including one that has lost its name since the job was accepted. It returns
 // [proto.ErrNotFound] if there is no such image.
 func (s *ImageSource) Fetch(ctx context.Context, digest string) (io.ReadCloser, error) {
-	c, _, err := readCatalog(ctx, s.Store)
+	c, err := readCatalog(ctx, s.Store)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -8,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/url"
 	"slices"
 	"strings"
@@ -24,110 +26,60 @@ const (
 	settingsPrefix  = "key."
 	endpointPrefix  = "url."
 	endpointHashLen = 40
-	// maxEndpoints is how many failing or disabled URLs of an organisation are kept: one may name another URL in every execution.
+	// maxEndpoints bounds the failing or disabled URLs of an organisation that are stored. Every
+	// execution may name another URL.
 	maxEndpoints = 1000
 )
 
-// Webhooks keeps the webhook settings of API keys, and the URLs at which deliveries fail, of each organisation by itself. It is kept
-// current by a watch. Run must be running for changes to be seen.
+// Webhooks stores the webhook settings of API keys and, for each organisation, the URLs at which
+// deliveries fail. Run must be running for changes to be seen.
 type Webhooks struct {
-	store   *store.Store
-	log     *slog.Logger
-	watched watched
-
-	mu        sync.RWMutex
-	settings  map[string]known[proto.Webhook]             // by the API key's id
-	endpoints map[string]map[string]known[proto.Endpoint] // by organisation and name in the bucket
-	seen      uint64                                      // the last revision that the watch told
+	log       *slog.Logger
+	settings  *store.Cache[proto.Webhook]
+	endpoints *store.Cache[proto.Endpoint]
+	byOrg     map[string]map[string]*proto.Endpoint // by organisation and key; guarded by the lock of endpoints
 }
 
-// known is a value as it was last seen in the bucket.
-type known[T any] struct {
-	value    *T // nil where it was removed here, and the watch does not know yet
-	revision uint64
-}
-
-// learn takes in what is stored under a name; value is nil for what is removed. Something newer stays: the watch may tell late of what
-// was changed here.
-func learn[T any](m map[string]known[T], name string, value *T, revision uint64) {
-	switch {
-	case m[name].revision >= revision:
-	case value == nil:
-		delete(m, name)
-	default:
-		m[name] = known[T]{value, revision}
-	}
-}
-
-// OpenWebhooks reads the settings and endpoints there are.
+// OpenWebhooks reads all settings and endpoints.
 func OpenWebhooks(ctx context.Context, st *store.Store, log *slog.Logger) (*Webhooks, error) {
-	w := &Webhooks{
-		store: st, log: log, settings: map[string]known[proto.Webhook]{}, endpoints: map[string]map[string]known[proto.Endpoint]{},
+	w := &Webhooks{log: log, byOrg: map[string]map[string]*proto.Endpoint{}}
+	var err error
+	if w.settings, err = store.OpenCache(ctx, store.CacheConfig[proto.Webhook]{
+		Store: st, Bucket: st.Webhooks, Keys: settingsPrefix + "*", Name: "webhook settings", Decode: decodeSettings, Log: log,
+	}); err != nil {
+		return nil, err
 	}
-	w.watched = watched{store: st, bucket: st.Webhooks, pattern: ">", what: "webhook settings", log: log, take: w.take}
-	return w, w.watched.read(ctx)
+	w.endpoints, err = store.OpenCache(ctx, store.CacheConfig[proto.Endpoint]{
+		Store: st, Bucket: st.Webhooks, Keys: endpointPrefix + "*.*", Name: "webhook endpoints", Decode: decodeEndpoint, OnChange: w.index, Log: log,
+	})
+	return w, err
 }
 
-// Run keeps them current until ctx ends.
-func (w *Webhooks) Run(ctx context.Context) error { return w.watched.run(ctx) }
-
-// take takes in one entry of the bucket. One that cannot be read changes nothing.
-func (w *Webhooks) take(e jetstream.KeyValueEntry) {
-	if err := w.takeEntry(e); err != nil {
-		w.log.Error("a malformed entry of the webhook settings was passed over", "key", e.Key(), "error", err)
-	}
+// Run applies changes by other processes until ctx is done.
+func (w *Webhooks) Run(ctx context.Context) error {
+	var endpoints sync.WaitGroup
+	endpoints.Go(func() { _ = w.endpoints.Run(ctx) }) // it always returns nil
+	defer endpoints.Wait()
+	return w.settings.Run(ctx)
 }
 
-func (w *Webhooks) takeEntry(e jetstream.KeyValueEntry) (err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.seen = max(w.seen, e.Revision())
-	put := e.Operation() == jetstream.KeyValuePut
-	if key, ok := strings.CutPrefix(e.Key(), settingsPrefix); ok {
-		var value *proto.Webhook
-		if put {
-			if value, err = decodeSettings(e); err != nil {
-				return err
-			}
+// index updates byOrg when the cache changes.
+func (w *Webhooks) index(key string, _, current *proto.Endpoint) {
+	org := endpointOrg(key)
+	if current == nil {
+		if delete(w.byOrg[org], key); len(w.byOrg[org]) == 0 {
+			delete(w.byOrg, org)
 		}
-		learn(w.settings, key, value, e.Revision())
-		return nil
+		return
 	}
-	name, ok := strings.CutPrefix(e.Key(), endpointPrefix)
-	org, _, has := strings.Cut(name, ".")
-	if !ok || !has {
-		return errors.New("its name is not known")
+	if w.byOrg[org] == nil {
+		w.byOrg[org] = map[string]*proto.Endpoint{}
 	}
-	var value *proto.Endpoint
-	if put {
-		if value, err = decodeEndpoint(org, e); err != nil {
-			return err
-		}
-	}
-	w.learnEndpoint(org, e.Key(), value, e.Revision())
-	return nil
+	w.byOrg[org][key] = current
 }
 
-// wrote calls f to take in what was written here, at once; others learn of it by their watch. What the watch here has passed already it
-// has told of, or of what came of it since.
-func (w *Webhooks) wrote(revision uint64, f func()) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if revision > w.seen {
-		f()
-	}
-}
-
-func (w *Webhooks) learnEndpoint(org, name string, value *proto.Endpoint, revision uint64) {
-	if w.endpoints[org] == nil {
-		w.endpoints[org] = map[string]known[proto.Endpoint]{}
-	}
-	if learn(w.endpoints[org], name, value, revision); len(w.endpoints[org]) == 0 {
-		delete(w.endpoints, org)
-	}
-}
-
-// decodeSettings reads stored settings. What an older version did not store yet is as in the default.
+// decodeSettings decodes stored settings. Fields that an older version did not store have their
+// default values.
 func decodeSettings(e jetstream.KeyValueEntry) (*proto.Webhook, error) {
 	s := proto.DefaultWebhook()
 	err := json.Unmarshal(e.Value(), &s)
@@ -140,10 +92,10 @@ func decodeSettings(e jetstream.KeyValueEntry) (*proto.Webhook, error) {
 	return &s, nil
 }
 
-func decodeEndpoint(org string, e jetstream.KeyValueEntry) (*proto.Endpoint, error) {
+func decodeEndpoint(e jetstream.KeyValueEntry) (*proto.Endpoint, error) {
 	var p proto.Endpoint
 	err := json.Unmarshal(e.Value(), &p)
-	if err == nil && endpointKey(org, p.URL) != e.Key() {
+	if err == nil && endpointKey(endpointOrg(e.Key()), p.URL) != e.Key() {
 		err = errors.New("it is of another URL")
 	}
 	if err != nil {
@@ -152,11 +104,9 @@ func decodeEndpoint(org string, e jetstream.KeyValueEntry) (*proto.Endpoint, err
 	return &p, nil
 }
 
-// Webhook gives the settings of an API key as they are known here; the default where none are.
+// Webhook returns the settings of an API key, or the default ones if none are stored.
 func (w *Webhooks) Webhook(key string) proto.Webhook {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	if s := w.settings[key].value; s != nil {
+	if s := w.settings.Get(settingsPrefix + key); s != nil {
 		return cloneSettings(s)
 	}
 	return proto.DefaultWebhook()
@@ -168,171 +118,91 @@ func cloneSettings(s *proto.Webhook) proto.Webhook {
 	return c
 }
 
-// Stored gives the settings of an API key as they are in the bucket. Its error is [proto.ErrNotFound] where there are none.
+// Stored reads the settings of an API key from the bucket. It returns [proto.ErrNotFound] if there
+// are none.
 func (w *Webhooks) Stored(ctx context.Context, key string) (proto.Webhook, error) {
-	s, _, err := w.stored(ctx, key)
+	s, _, err := w.settings.Read(ctx, settingsPrefix+key)
 	if err != nil {
 		return proto.Webhook{}, err
 	}
 	return *s, nil
 }
 
-func (w *Webhooks) stored(ctx context.Context, key string) (*proto.Webhook, uint64, error) {
-	e, err := w.store.Webhooks.Get(ctx, settingsPrefix+key)
-	if store.IsNotFound(err) {
-		return nil, 0, fmt.Errorf("webhook settings of %s: %w", key, proto.ErrNotFound)
-	}
+// Change stores what change makes of the settings of an API key, which are nil if there are none,
+// and returns them. change may be called again. Its error is returned as it is.
+func (w *Webhooks) Change(ctx context.Context, key string, change func(old *proto.Webhook) (proto.Webhook, error)) (proto.Webhook, error) {
+	s, err := w.settings.Update(ctx, settingsPrefix+key, func(old *proto.Webhook) (*proto.Webhook, error) {
+		changed, err := change(old)
+		changed.UpdatedAt = time.Now().UTC()
+		changed = cloneSettings(&changed)
+		return &changed, err
+	})
 	if err != nil {
-		return nil, 0, fmt.Errorf("read webhook settings of %s: %w", key, err)
+		return proto.Webhook{}, err
 	}
-	s, err := decodeSettings(e)
-	return s, e.Revision(), err
+	return cloneSettings(s), nil
 }
 
-// Change stores what f makes of the settings of an API key, which are nil where there are none, and gives it. f is called again when
-// somebody else changes them meanwhile; its error is given as it is.
-func (w *Webhooks) Change(ctx context.Context, key string, f func(old *proto.Webhook) (proto.Webhook, error)) (proto.Webhook, error) {
-	for range changeTries {
-		old, revision, err := w.stored(ctx, key)
-		if err != nil && !errors.Is(err, proto.ErrNotFound) {
-			return proto.Webhook{}, err
-		}
-		s, err := f(old)
-		if err != nil {
-			return proto.Webhook{}, err
-		}
-		s.UpdatedAt = time.Now().UTC()
-		body, err := json.Marshal(s) //nolint:gosec // this is where the secret is kept
-		if err != nil {
-			return proto.Webhook{}, fmt.Errorf("encode webhook settings of %s: %w", key, err)
-		}
-		if old == nil {
-			revision, err = w.store.Webhooks.Create(ctx, settingsPrefix+key, body)
-		} else {
-			revision, err = w.store.Webhooks.Update(ctx, settingsPrefix+key, body, revision)
-		}
-		if store.IsConflict(err) || errors.Is(err, jetstream.ErrKeyExists) {
-			continue
-		}
-		if err != nil {
-			return proto.Webhook{}, fmt.Errorf("store webhook settings of %s: %w", key, err)
-		}
-		kept := cloneSettings(&s)
-		w.wrote(revision, func() { learn(w.settings, key, &kept, revision) })
-		return s, nil
-	}
-	return proto.Webhook{}, fmt.Errorf("change webhook settings of %s: %w", key, proto.ErrConflict)
-}
-
-// Remove removes the settings of an API key, those that cannot be read too. Its error is [proto.ErrNotFound] where there are none.
+// Remove removes the settings of an API key, malformed ones too. It returns [proto.ErrNotFound] if
+// there are none.
 func (w *Webhooks) Remove(ctx context.Context, key string) error {
-	e, err := w.remove(ctx, settingsPrefix+key)
-	if err != nil {
-		return fmt.Errorf("remove webhook settings of %s: %w", key, err)
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	forget(w.settings, key, e.Revision())
-	return nil
+	_, err := w.settings.Remove(ctx, settingsPrefix+key, nil, jetstream.PurgeTTL(store.WebhookMarkerTTL))
+	return err
 }
 
-// remove removes an entry and gives it as it was.
-func (w *Webhooks) remove(ctx context.Context, name string) (jetstream.KeyValueEntry, error) {
-	for range changeTries {
-		e, err := w.store.Webhooks.Get(ctx, name)
-		if store.IsNotFound(err) {
-			return nil, proto.ErrNotFound
-		}
-		if err != nil {
-			return nil, err
-		}
-		// A mark of the removal stays for some time, for who was away meanwhile.
-		err = w.store.Webhooks.Purge(ctx, name, jetstream.LastRevision(e.Revision()), jetstream.PurgeTTL(store.WebhookMarkerTTL))
-		if !store.IsConflict(err) {
-			return e, err
-		}
-	}
-	return nil, proto.ErrConflict
-}
-
-// forget makes what was removed at revision unknown here, until the watch tells of its removal.
-func forget[T any](m map[string]known[T], name string, revision uint64) {
-	if old, ok := m[name]; ok && old.revision <= revision {
-		m[name] = known[T]{nil, revision}
-	}
-}
-
-// endpointKey is where an endpoint lies in the bucket.
+// endpointKey returns the key of an endpoint in the bucket.
 func endpointKey(org, target string) string {
 	sum := sha256.Sum256([]byte(target))
 	return endpointPrefix + org + "." + hex.EncodeToString(sum[:])[:endpointHashLen]
 }
 
-// Endpoint gives what is known here of a URL that an organisation's deliveries fail at; ok is false where they do not.
+// endpointOrg returns the organisation in the key of an endpoint.
+func endpointOrg(key string) string {
+	org, _, _ := strings.Cut(strings.TrimPrefix(key, endpointPrefix), ".")
+	return org
+}
+
+// Endpoint returns the state of a URL of an organisation. ok is false if deliveries to it do not
+// fail.
 func (w *Webhooks) Endpoint(org, target string) (p proto.Endpoint, ok bool) {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	if value := w.endpoints[org][endpointKey(org, target)].value; value != nil {
-		return *value, true
+	if found := w.endpoints.Get(endpointKey(org, target)); found != nil {
+		return *found, true
 	}
 	return proto.Endpoint{}, false
 }
 
-// Endpoints gives those of an organisation, the one that has failed longest first.
+// Endpoints returns the endpoints of an organisation, the one that has failed longest first.
 func (w *Webhooks) Endpoints(org string) []proto.Endpoint {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	list := make([]proto.Endpoint, 0, len(w.endpoints[org]))
-	for _, p := range w.endpoints[org] {
-		if p.value != nil {
-			list = append(list, *p.value)
+	list := []proto.Endpoint{}
+	w.endpoints.View(func() {
+		for p := range maps.Values(w.byOrg[org]) {
+			list = append(list, *p)
 		}
-	}
+	})
 	slices.SortFunc(list, func(a, b proto.Endpoint) int {
-		if order := a.FailingSince.Compare(b.FailingSince); order != 0 {
-			return order
-		}
-		return strings.Compare(a.URL, b.URL)
+		return cmp.Or(a.FailingSince.Compare(b.FailingSince), strings.Compare(a.URL, b.URL))
 	})
 	return list
 }
 
-// Failing records that deliveries to a URL fail since that time; where an earlier one is recorded, that stays. Of each organisation the
-// last 1,000 such URLs are kept.
+// Failing records that deliveries to a URL have failed since a time, unless an earlier time is
+// recorded. It keeps at most 1,000 such URLs of an organisation.
 func (w *Webhooks) Failing(ctx context.Context, org, target string, at time.Time) error {
 	if _, ok := w.Endpoint(org, target); ok {
 		return nil
 	}
-	err := w.createEndpoint(ctx, org, &proto.Endpoint{URL: target, FailingSince: at.UTC()})
-	if errors.Is(err, jetstream.ErrKeyExists) {
+	if err := w.makeRoom(ctx, org); err != nil {
+		return err
+	}
+	err := w.endpoints.Create(ctx, endpointKey(org, target), &proto.Endpoint{URL: target, FailingSince: at.UTC()})
+	if store.IsConflict(err) {
 		return nil
 	}
 	return err
 }
 
-// createEndpoint stores an endpoint of which there is nothing yet.
-func (w *Webhooks) createEndpoint(ctx context.Context, org string, p *proto.Endpoint) error {
-	if err := w.makeRoom(ctx, org); err != nil {
-		return err
-	}
-	return w.writeEndpoint(org, p, func(name string, body []byte) (uint64, error) { return w.store.Webhooks.Create(ctx, name, body) })
-}
-
-func (w *Webhooks) writeEndpoint(org string, p *proto.Endpoint, write func(name string, body []byte) (uint64, error)) error {
-	body, err := json.Marshal(p)
-	if err != nil {
-		return fmt.Errorf("encode webhook endpoint of %s: %w", org, err)
-	}
-	name := endpointKey(org, p.URL)
-	revision, err := write(name, body)
-	if err != nil {
-		return fmt.Errorf("store webhook endpoint %s: %w", name, err)
-	}
-	w.wrote(revision, func() { w.learnEndpoint(org, name, p, revision) })
-	return nil
-}
-
-// makeRoom drops what has failed longest of an organisation that has too many endpoints, disabled ones last.
+// makeRoom forgets an endpoint of an organisation that has too many: the one that has failed
+// longest, preferably one that is not disabled.
 func (w *Webhooks) makeRoom(ctx context.Context, org string) error {
 	list := w.Endpoints(org)
 	if len(list) < maxEndpoints {
@@ -342,7 +212,7 @@ func (w *Webhooks) makeRoom(ctx context.Context, org string) error {
 	if i := slices.IndexFunc(list, func(p proto.Endpoint) bool { return !p.Disabled() }); i >= 0 {
 		oldest = list[i]
 	}
-	w.log.Warn("too many webhook URLs of an organisation fail: the one that has failed longest is forgotten", "org", org,
+	w.log.Warn("too many failing webhook URLs: oldest forgotten", "org", org,
 		"endpoint", endpointKey(org, oldest.URL), "host", hostOf(oldest.URL), "disabled", oldest.Disabled())
 	if err := w.Enable(ctx, org, oldest.URL); err != nil && !errors.Is(err, proto.ErrNotFound) {
 		return err
@@ -350,57 +220,53 @@ func (w *Webhooks) makeRoom(ctx context.Context, org string) error {
 	return nil
 }
 
-// Disable records that nothing is delivered to a URL any more, and why; where that is recorded already, it stays.
+// Disable records that nothing is delivered to a URL any more, and why. A URL that is disabled
+// already is left alone.
 func (w *Webhooks) Disable(ctx context.Context, org, target, reason string, at time.Time) error {
-	name := endpointKey(org, target)
-	for range changeTries {
+	name, disabled := endpointKey(org, target), false
+	err := store.Update(ctx, func() error {
 		p := &proto.Endpoint{URL: target, FailingSince: at.UTC(), DisabledAt: at.UTC(), Reason: reason}
-		e, err := w.store.Webhooks.Get(ctx, name)
-		switch {
-		case store.IsNotFound(err):
-			err = w.createEndpoint(ctx, org, p)
-		case err != nil:
-			return fmt.Errorf("read webhook endpoint %s: %w", name, err)
-		default:
-			old, decodeErr := decodeEndpoint(org, e)
-			if decodeErr == nil && old.Disabled() {
+		e, err := w.endpoints.Entry(ctx, name)
+		if errors.Is(err, proto.ErrNotFound) {
+			if err := w.makeRoom(ctx, org); err != nil {
+				return err
+			}
+			disabled = true
+			return w.endpoints.Create(ctx, name, p)
+		}
+		if err != nil {
+			return err
+		}
+		if old, err := decodeEndpoint(e); err == nil { // else it is replaced
+			if disabled = !old.Disabled(); !disabled {
 				return nil
 			}
-			if decodeErr == nil {
-				p.FailingSince = old.FailingSince
-			}
-			err = w.writeEndpoint(org, p, func(name string, body []byte) (uint64, error) {
-				return w.store.Webhooks.Update(ctx, name, body, e.Revision())
-			})
+			p.FailingSince = old.FailingSince
 		}
-		if store.IsConflict(err) || errors.Is(err, jetstream.ErrKeyExists) {
-			continue
-		}
-		if err == nil {
-			w.log.Warn("a webhook URL is disabled", "org", org, "endpoint", name, "host", hostOf(target), "reason", reason)
-		}
-		return err
+		disabled = true
+		return w.endpoints.Replace(ctx, name, p, e.Revision())
+	})
+	if err == nil && disabled {
+		w.log.Warn("webhook URL disabled", "org", org, "endpoint", name, "host", hostOf(target), "reason", reason)
 	}
-	return fmt.Errorf("disable webhook endpoint %s: %w", name, proto.ErrConflict)
+	return err
 }
 
-// Enable forgets that deliveries to a URL fail, or go there no more. Its error is [proto.ErrNotFound] where neither is recorded.
+// Enable forgets that deliveries to a URL fail, and that it is disabled. It returns
+// [proto.ErrNotFound] if neither is recorded.
 func (w *Webhooks) Enable(ctx context.Context, org, target string) error {
 	name := endpointKey(org, target)
-	e, err := w.remove(ctx, name)
+	e, err := w.endpoints.Remove(ctx, name, nil, jetstream.PurgeTTL(store.WebhookMarkerTTL))
 	if err != nil {
-		return fmt.Errorf("enable webhook endpoint %s: %w", name, err)
+		return err
 	}
-	w.mu.Lock()
-	forget(w.endpoints[org], name, e.Revision())
-	w.mu.Unlock()
-	if old, err := decodeEndpoint(org, e); err == nil && old.Disabled() {
-		w.log.Info("a webhook URL is enabled again", "org", org, "endpoint", name, "host", hostOf(target))
+	if old, err := decodeEndpoint(e); err == nil && old.Disabled() {
+		w.log.Info("webhook URL enabled", "org", org, "endpoint", name, "host", hostOf(target))
 	}
 	return nil
 }
 
-// hostOf is what a log may say of a URL: its path and query may be secrets.
+// hostOf returns the part of a URL that may be logged: its path and query may be secrets.
 func hostOf(target string) string {
 	u, err := url.Parse(target)
 	if err != nil {

@@ -290,7 +290,7 @@ func TestEndpoints(t *testing.T) {
 		t.Fatal(err)
 	}
 	everywhere("disabled at its first failure", proto.Endpoint{URL: target, FailingSince: at, DisabledAt: at, Reason: "gone"})
-	if told := log.String(); strings.Count(told, "a webhook URL is disabled") != 2 || !strings.Contains(told, "host=example.com") || strings.Contains(told, "secret") {
+	if told := log.String(); strings.Count(told, "webhook URL disabled") != 2 || !strings.Contains(told, "host=example.com") || strings.Contains(told, "secret") {
 		t.Errorf("the log says:\n%s", told)
 	}
 }

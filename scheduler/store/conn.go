@@ -12,11 +12,10 @@ import (
 	"os"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
 	"github.com/nats-io/nats.go"
 )
 
-// Access says how to reach NATS: an address with credentials, or a server in this process.
+// Access is how to reach NATS: an address with credentials, or a server in this process.
 type Access struct {
 	URL            string // comma-separated for a cluster; empty with InProcess
 	InProcess      nats.InProcessConnProvider
@@ -29,40 +28,35 @@ type Access struct {
 
 const (
 	connectTimeout = 2 * time.Second
-	dialFirst      = 100 * time.Millisecond // between tries to reach a NATS that is not there yet
-	dialMost       = 5 * time.Second
-	openTimeout    = 30 * time.Second // for the streams, once it is there
+	dialPause      = time.Second
 	reconnectWait  = 100 * time.Millisecond
-	openNote       = time.Second // after which the log says what is waited for
-	maxReconnects  = -1          // for ever: what waits has its own deadline
-	// A server that has stopped, or is cut off, says nothing of it: the connection counts as lost when that many pings went unanswered,
-	// which is before the others of a cluster have chosen new leaders.
+	attachNotice   = time.Second // after which the log says what an attaching process waits for
+	maxReconnects  = -1          // for ever: whoever waits has a deadline of its own
+	// A server that has stopped or is cut off does not say so. The connection counts as lost after
+	// that many unanswered pings, which is before the rest of a cluster has elected new leaders.
 	pingEvery   = time.Second
 	pingsMissed = 2
 )
 
-// Connect waits for NATS and opens all that bullpen keeps there, making what is missing. An answer that says no, to the credentials or
-// to what is asked for, is an error at once. The connection reconnects for ever; while it is away publishes fail at once rather than
-// pile up in memory.
+// Connect waits for NATS, and opens all that bullpen keeps there, creating what is missing. It
+// returns an error at once if the server rejects the credentials or a request. The connection
+// reconnects for ever. Publishing fails while it is down, instead of filling memory.
 func Connect(ctx context.Context, a Access, cfg Config, log *slog.Logger) (*Store, error) {
-	wait := backoff.NewExponentialBackOff(backoff.WithInitialInterval(dialFirst), backoff.WithMaxInterval(dialMost), backoff.WithMaxElapsedTime(0))
-	nc, err := backoff.RetryNotifyWithData(func() (*nats.Conn, error) {
-		nc, err := Dial(a, log)
-		if err != nil && !away(err) {
-			err = backoff.Permanent(err)
-		}
-		return nc, err
-	}, backoff.WithContext(wait, ctx), func(err error, next time.Duration) {
-		log.Warn("NATS does not answer, will try again", "error", err, "in_ms", next.Milliseconds())
+	var nc *nats.Conn
+	err := Retry{
+		Pause: dialPause, Transient: isUnreachable, OnRetry: func(err error, pause time.Duration) {
+			log.Warn("NATS unreachable, will retry", "error", err, "in_ms", pause.Milliseconds())
+		},
+	}.Do(ctx, func(context.Context) (err error) {
+		nc, err = Dial(a, log)
+		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, openTimeout)
-	defer cancel()
 	if cfg.AttachOnly {
-		waiting := time.AfterFunc(openNote, func() {
-			log.Info("waiting for the streams of bullpen on this NATS; a gateway or scheduler makes them when it starts", "at_most", openTimeout)
+		waiting := time.AfterFunc(attachNotice, func() {
+			log.Info("waiting for the streams of bullpen on this NATS; a gateway or scheduler creates them when it starts", "at_most", openTimeout)
 		})
 		defer waiting.Stop()
 	}
@@ -74,18 +68,18 @@ func Connect(ctx context.Context, a Access, cfg Config, log *slog.Logger) (*Stor
 	return s, nil
 }
 
-// away reports whether a connection was not made because nobody was there to answer.
-func away(err error) bool {
+// isUnreachable reports whether a connection failed because nobody was there to answer.
+func isUnreachable(err error) bool {
 	if network, ok := errors.AsType[*net.OpError](err); ok {
-		return network.Op != "remote error" // which is TLS's no
+		return network.Op != "remote error" // a rejection by TLS
 	}
 	return errors.Is(err, nats.ErrNoServers) || errors.Is(err, nats.ErrTimeout) || errors.Is(err, io.EOF)
 }
 
-// Close ends the connection.
+// Close closes the connection.
 func (s *Store) Close() { s.Conn.Close() }
 
-// Dial only connects.
+// Dial connects to NATS without opening any stream.
 func Dial(a Access, log *slog.Logger) (*nats.Conn, error) {
 	opts := []nats.Option{
 		nats.Name(a.Name), nats.Timeout(connectTimeout), nats.MaxReconnects(maxReconnects), nats.IgnoreAuthErrorAbort(),
@@ -93,19 +87,19 @@ func Dial(a Access, log *slog.Logger) (*nats.Conn, error) {
 		nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(reconnectWait, reconnectWait), nats.ReconnectBufSize(-1),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
-				log.Warn("lost the connection to NATS, reconnecting", "error", err)
+				log.Warn("NATS connection lost, reconnecting", "error", err)
 			}
 		}),
-		nats.ReconnectHandler(func(c *nats.Conn) { log.Info("connected to NATS again", "server", c.ConnectedServerName()) }),
+		nats.ReconnectHandler(func(c *nats.Conn) { log.Info("NATS connection restored", "server", c.ConnectedServerName()) }),
 		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
 			if errors.Is(err, nats.ErrSlowConsumer) {
-				return // a slow reader of a live tail: it notices the gap and reads it from the stream
+				return // a slow reader of a live tail notices the gap, and reads it from the stream
 			}
 			subject := ""
 			if sub != nil {
 				subject = sub.Subject
 			}
-			log.Warn("NATS reported an error", "subject", subject, "error", err)
+			log.Warn("NATS error", "subject", subject, "error", err)
 		}),
 	}
 	if a.InProcess != nil {
@@ -140,7 +134,7 @@ func (a Access) tls() (*tls.Config, error) {
 		}
 		cfg.RootCAs = x509.NewCertPool()
 		if !cfg.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("read --nats-ca: %s holds no PEM certificate", a.CA)
+			return nil, fmt.Errorf("read --nats-ca: %s contains no PEM certificate", a.CA)
 		}
 	}
 	if a.Cert != "" {

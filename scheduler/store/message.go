@@ -40,43 +40,42 @@ const (
 
 const (
 	publishTimeout = time.Second
-	retryFirst     = 20 * time.Millisecond
-	retryMost      = 500 * time.Millisecond
-	bodyTimeout    = 2 * time.Second // of the first try to read a body; each further one has twice as long
+	bodyTimeout    = 2 * time.Second // of the first attempt to read a body; doubled for each further one
 )
 
-// Stored is one message of a stream with its body, which may have been claim-checked.
+// Message is one message of a stream with its body.
 type Message struct {
 	Header nats.Header
 	Data   []byte
 	Seq    uint64
-	Time   time.Time // when it was first stored, also where a backup was restored since
+	Time   time.Time // when it was first stored, also if a backup was restored since
 }
 
-// Write stores a message if the last one on its subject has sequence number expect (0: none yet), and returns the new sequence
-// number. It is safe against lost answers: it tries again until ctx ends, and recognises its own write. A body over the inline
-// limit goes to the object store first. The errors to tell apart are those of [IsConflict] and [IsRejected].
+// Write stores a message if the last one on its subject has sequence number expect (0: none yet),
+// and returns the new sequence number. It repeats the write until ctx is done, and recognises its
+// own write after a lost answer. A body that is too large for the message becomes an object first.
+// Callers distinguish the errors that [IsConflict] and [IsRejected] match.
 func (s *Store) Write(ctx context.Context, subject string, h nats.Header, body []byte, expect uint64) (uint64, error) {
-	m, err := s.stage(ctx, subject, h, body, s.inline)
+	m, err := s.stage(ctx, subject, h, body, s.maxInline)
 	if err != nil {
 		return 0, err
 	}
-	seq, err := s.write(ctx, m, h.Get(headerWrite), expect, false)
-	// Left alone unless the server said no: an unanswered write may still be carried out, and needs its body.
+	seq, err := s.write(ctx, m, expect, false)
+	// An unanswered write may still be carried out, and needs its body.
 	if IsConflict(err) || IsRejected(err) {
 		s.discard(ctx, m)
 	}
 	return seq, err
 }
 
-// stage makes a message ready to be written; a body of more than most bytes is stored.
-func (s *Store) stage(ctx context.Context, subject string, h nats.Header, body []byte, most int) (*nats.Msg, error) {
+// stage prepares a message for writing. It stores a body of more than limit bytes as an object.
+func (s *Store) stage(ctx context.Context, subject string, h nats.Header, body []byte, limit int) (*nats.Msg, error) {
 	id := nuid.Next()
 	h.Set(headerWrite, id)
-	if len(body) > most {
+	if len(body) > limit {
 		name := strings.TrimPrefix(subject, root) + "." + id
-		// In the largest pieces: each is a durable write, and somebody waits for all of them.
-		object := jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: uint32(s.MaxInline())}}
+		// The largest chunks possible: each is a durable write that the caller waits for.
+		object := jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: uint32(s.maxInline)}}
 		if _, err := s.bodies.Put(ctx, object, bytes.NewReader(body)); err != nil {
 			return nil, fmt.Errorf("store the body of %s: %w", subject, err)
 		}
@@ -86,74 +85,66 @@ func (s *Store) stage(ctx context.Context, subject string, h nats.Header, body [
 	return &nats.Msg{Subject: subject, Header: h, Data: body}, nil
 }
 
-// discard removes the stored body of a message that will not be written. One that stays goes at the end of its retention.
+// discard removes the object of a message that will not be written. If that fails, the object is
+// removed at the end of its retention.
 func (s *Store) discard(ctx context.Context, m *nats.Msg) {
 	s.DiscardBody(ctx, &Message{Header: m.Header})
 }
 
-// write stores msg; unsure says that it may have been stored before.
-func (s *Store) write(ctx context.Context, msg *nats.Msg, id string, expect uint64, unsure bool) (uint64, error) {
+// write stores msg. maybeStored is set if an earlier write of msg may have been carried out.
+func (s *Store) write(ctx context.Context, msg *nats.Msg, expect uint64, maybeStored bool) (seq uint64, err error) {
 	st := s.streamOf(msg.Subject)
-	seq, err := insist(ctx, s.news, nameOf(st), publishTimeout, func(try context.Context) (uint64, error) {
-		ack, err := s.JS.PublishMsg(try, msg, jetstream.WithExpectLastSequencePerSubject(expect))
+	policy := Retry{Timeout: publishTimeout, Transient: anyError, leader: nameOf(st), changes: s.leaders}
+	err = policy.Do(ctx, func(ctx context.Context) error {
+		ack, err := s.JS.PublishMsg(ctx, msg, jetstream.WithExpectLastSequencePerSubject(expect))
 		switch {
 		case err == nil:
-			return ack.Sequence, nil
-		case undecided(err):
-			return 0, err
+			seq = ack.Sequence
+			return nil
+		case isUndecided(err):
+			return err
 		case IsConflict(err) || IsRejected(err):
-			if !unsure {
-				return 0, backoff.Permanent(err)
+			if !maybeStored {
+				return backoff.Permanent(err)
 			}
-			return s.wrote(try, st, msg.Subject, id, err)
+			seq, err = s.findWrite(ctx, st, msg, err)
+			return err
 		default:
-			unsure = unsure || !errors.Is(err, jetstream.ErrNoStreamResponse)
-			return 0, err
+			maybeStored = maybeStored || !errors.Is(err, jetstream.ErrNoStreamResponse)
+			return err
 		}
 	})
 	if err != nil {
-		return 0, fmt.Errorf("write %s: %w", msg.Subject, unanswered(err))
+		return 0, fmt.Errorf("write %s: %w", msg.Subject, markUnanswered(err))
 	}
 	return seq, nil
 }
 
-// streamOf gives the stream that messages on a subject are written to.
-func (s *Store) streamOf(subject string) jetstream.Stream {
-	switch {
-	case strings.HasPrefix(subject, root+"job."):
-		return s.Jobs
-	case strings.HasPrefix(subject, root+"delivery."):
-		return s.Deliveries
-	case strings.HasPrefix(subject, root+"thread."):
-		return s.Threads
-	case strings.HasPrefix(subject, dead):
-		return s.DeadLetters
-	default:
-		return s.Executions
-	}
-}
+// streamOf returns the stream that messages on a subject are written to.
+func (s *Store) streamOf(subject string) jetstream.Stream { return *rowOf(subject).stream(s) }
 
-// wrote finds out whether this very write was carried out before the server's no to it: the answer may have been lost.
-func (s *Store) wrote(ctx context.Context, st jetstream.Stream, subject, id string, no error) (uint64, error) {
-	m, err := s.readLast(ctx, st, subject)
+// findWrite looks for msg in st after the server has rejected it: an earlier write may have been
+// carried out, and its answer lost.
+func (s *Store) findWrite(ctx context.Context, st jetstream.Stream, msg *nats.Msg, rejection error) (uint64, error) {
+	m, err := s.readLast(ctx, st, msg.Subject)
 	switch {
-	case err == nil && m.Header.Get(headerWrite) == id:
+	case err == nil && m.Header.Get(headerWrite) == msg.Header.Get(headerWrite):
 		return m.Sequence, nil
 	case err == nil || IsNotFound(err):
-		return 0, backoff.Permanent(no)
+		return 0, backoff.Permanent(rejection)
 	default:
 		return 0, err
 	}
 }
 
-// DiscardBody removes the stored body of a message that was replaced.
+// DiscardBody removes the object with the body of a message that was replaced.
 func (s *Store) DiscardBody(ctx context.Context, m *Message) {
 	if name := BodyObject(m.Header); name != "" {
 		_ = s.bodies.Delete(ctx, name)
 	}
 }
 
-// Last reads the last message on a subject of st. Its error may be one that [IsNotFound] knows.
+// Last reads the last message on a subject of st. [IsNotFound] matches its error if there is none.
 func (s *Store) Last(ctx context.Context, st jetstream.Stream, subject string) (*Message, error) {
 	m, err := s.readMessage(ctx, func() (*jetstream.RawStreamMsg, error) { return s.readLast(ctx, st, subject) })
 	if err != nil {
@@ -162,7 +153,8 @@ func (s *Store) Last(ctx context.Context, st jetstream.Stream, subject string) (
 	return m, nil
 }
 
-// Newest is [Store.Last] as the leader of the stream has it, which no answer is older than. It asks again until ctx ends.
+// LastFromLeader reads the last message on a subject from the leader of st, which never returns an
+// outdated one. It asks until ctx is done.
 func (s *Store) LastFromLeader(ctx context.Context, st jetstream.Stream, subject string) (*Message, error) {
 	m, err := s.readMessage(ctx, func() (*jetstream.RawStreamMsg, error) { return s.lastFromLeader(ctx, st, subject) })
 	if err != nil {
@@ -171,7 +163,8 @@ func (s *Store) LastFromLeader(ctx context.Context, st jetstream.Stream, subject
 	return m, nil
 }
 
-// At reads the message of st with sequence number seq. Its error may be one that [IsNotFound] knows.
+// At reads the message of st with sequence number seq. [IsNotFound] matches its error if there is
+// none.
 func (s *Store) At(ctx context.Context, st jetstream.Stream, seq uint64) (*Message, error) {
 	m, err := s.readMessage(ctx, func() (*jetstream.RawStreamMsg, error) { return s.readAt(ctx, st, seq) })
 	if err != nil {
@@ -180,10 +173,10 @@ func (s *Store) At(ctx context.Context, st jetstream.Stream, seq uint64) (*Messa
 	return m, nil
 }
 
-// whole reads a message and its body. A body that is deleted meanwhile may be waited for in vain, so after some time both are looked
-// for again: they are gone then, or it was slow and gets longer.
+// readMessage reads a message and its body. A body that is deleted meanwhile is never delivered.
+// After some time both are therefore read again, with more time for the body.
 func (s *Store) readMessage(ctx context.Context, read func() (*jetstream.RawStreamMsg, error)) (*Message, error) {
-	for patience := bodyTimeout; ; patience *= 2 {
+	for timeout := bodyTimeout; ; timeout *= 2 {
 		m, err := read()
 		if err != nil {
 			return nil, err
@@ -192,7 +185,7 @@ func (s *Store) readMessage(ctx context.Context, read func() (*jetstream.RawStre
 		if at, err := time.Parse(time.RFC3339Nano, m.Header.Get(headerStored)); err == nil {
 			out.Time = at
 		}
-		err = s.loadBody(ctx, out, patience)
+		err = s.loadBody(ctx, out, timeout)
 		if err == nil {
 			return out, nil
 		}
@@ -202,13 +195,13 @@ func (s *Store) readMessage(ctx context.Context, read func() (*jetstream.RawStre
 	}
 }
 
-// fill reads the body of a message that was claim-checked, within patience.
-func (s *Store) loadBody(ctx context.Context, m *Message, patience time.Duration) error {
+// loadBody reads the body of a message from its object, within timeout.
+func (s *Store) loadBody(ctx context.Context, m *Message, timeout time.Duration) error {
 	name := m.Header.Get(headerBody)
 	if name == "" {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	object, err := s.bodies.Get(ctx, name) // it checks the digest
 	if err != nil {
@@ -231,16 +224,16 @@ func (s *Store) loadBody(ctx context.Context, m *Message, patience time.Duration
 // BodyOf names the object that holds a message's body; empty where the message holds it itself.
 func BodyObject(h nats.Header) string { return h.Get(headerBody) }
 
-// RemoveJobs removes every job below floor (0 for none), the jobs alone, and the objects that held their bodies. Removing what is gone
-// is no error. What cannot be removed does not keep it from the rest.
-func (s *Store) RemoveJobs(ctx context.Context, floor uint64, alone []uint64, bodies []string) error {
+// RemoveJobs removes all jobs below floor (0 for none), the single jobs, and the objects with their
+// bodies. A job that is gone already is no error. One failure does not stop the rest.
+func (s *Store) RemoveJobs(ctx context.Context, floor uint64, single []uint64, bodies []string) error {
 	var failed []error
 	if floor > 0 {
 		if err := s.Jobs.Purge(ctx, jetstream.WithPurgeSequence(floor)); err != nil {
 			failed = append(failed, fmt.Errorf("remove jobs below %d: %w", floor, err))
 		}
 	}
-	for _, seq := range alone {
+	for _, seq := range single {
 		if err := s.Jobs.DeleteMsg(ctx, seq); err != nil && !IsNotFound(err) {
 			failed = append(failed, fmt.Errorf("remove job %d: %w", seq, err))
 		}
@@ -253,8 +246,8 @@ func (s *Store) RemoveJobs(ctx context.Context, floor uint64, alone []uint64, bo
 	return errors.Join(failed...)
 }
 
-// JobMeta reads what the header of a job that is not terminal says of it, without a body that is stored apart. Its error is
-// [proto.ErrNotFound] where there is no such job.
+// JobMeta returns the metadata in the header of a job, without reading its body. It returns
+// [proto.ErrNotFound] if there is no such job.
 func (s *Store) JobMeta(ctx context.Context, id proto.TraceID) (*proto.Meta, error) {
 	m, err := s.readLast(ctx, s.Jobs, JobPattern(id))
 	if IsNotFound(err) {
@@ -270,7 +263,7 @@ func (s *Store) JobMeta(ctx context.Context, id proto.TraceID) (*proto.Meta, err
 	return meta, err
 }
 
-// DecodeJob decodes the job of id.
+// DecodeJob decodes the job of execution id.
 func DecodeJob(m *Message, id proto.TraceID) (*proto.Job, error) {
 	var job proto.Job
 	if err := json.Unmarshal(m.Data, &job); err != nil {
@@ -282,7 +275,7 @@ func DecodeJob(m *Message, id proto.TraceID) (*proto.Job, error) {
 	return &job, nil
 }
 
-// DecodeMeta decodes what a job's header says of it.
+// DecodeMeta decodes the metadata in the header of a job.
 func DecodeMeta(h nats.Header) (*proto.Meta, error) {
 	var meta proto.Meta
 	if err := json.Unmarshal([]byte(h.Get(HeaderMeta)), &meta); err != nil {
@@ -291,11 +284,12 @@ func DecodeMeta(h nats.Header) (*proto.Meta, error) {
 	return &meta, nil
 }
 
-// ErrMalformed says that something else lies where a record should.
+// ErrMalformed means that a stored message is not what its subject stands for.
 var ErrMalformed = errors.New("malformed record")
 
-// Record reads the record of an execution that was claimed or has ended, with the sequence number to change it by. Its error is
-// [proto.ErrNotFound] where there is none, and [ErrMalformed], with the sequence number, where there is something else.
+// Record reads the record of an execution, and the sequence number to change it by. It returns
+// [proto.ErrNotFound] if there is none, and [ErrMalformed] with the sequence number if the message is
+// not a record.
 func (s *Store) Record(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
 	m, err := s.Last(ctx, s.Executions, ExecSubject(id))
 	if IsNotFound(err) {
@@ -311,8 +305,9 @@ func (s *Store) Record(ctx context.Context, id proto.TraceID) (*proto.Record, ui
 	return rec, m.Seq, nil
 }
 
-// WriteRecord stores rec if the record has sequence number expect, and returns the new one. When rec is terminal, those who wait
-// for it are told once it is durable. Its errors are those of [Store.Write].
+// WriteRecord stores rec if the record has sequence number expect, and returns the new one. Once a
+// terminal record is durable, the server notifies those who wait for it. Errors are those of
+// [Store.Write].
 func (s *Store) WriteRecord(ctx context.Context, rec *proto.Record, expect uint64) (uint64, error) {
 	staged, err := s.StageRecord(ctx, rec)
 	if err != nil {
@@ -325,13 +320,13 @@ func (s *Store) WriteRecord(ctx context.Context, rec *proto.Record, expect uint6
 	return seq, err
 }
 
-// StagedRecord is a record that is ready to be written, any number of times: what is large of it is stored already.
+// StagedRecord is a record that can be written any number of times. A large body is stored already.
 type StagedRecord struct {
 	store *Store
 	msg   *nats.Msg
 }
 
-// StageRecord makes rec ready to be written.
+// StageRecord prepares rec for writing.
 func (s *Store) StageRecord(ctx context.Context, rec *proto.Record) (*StagedRecord, error) {
 	body, err := proto.EncodeRecord(rec)
 	if err != nil {
@@ -344,31 +339,31 @@ func (s *Store) StageRecord(ctx context.Context, rec *proto.Record) (*StagedReco
 	if len(rec.Lost) > 0 {
 		h.Set(HeaderLosses, strconv.Itoa(len(rec.Lost)))
 	}
-	m, err := s.stage(ctx, ExecSubject(rec.TraceID), h, body, s.record)
+	m, err := s.stage(ctx, ExecSubject(rec.TraceID), h, body, s.maxRecord)
 	if err != nil {
 		return nil, err
 	}
 	return &StagedRecord{store: s, msg: m}, nil
 }
 
-// Write is [Store.WriteRecord] of what was staged; it keeps what is stored of it when it fails.
+// Write is [Store.WriteRecord] of the staged record. It keeps a stored body when it fails.
 func (r *StagedRecord) Write(ctx context.Context, expect uint64) (uint64, error) {
 	if fault.Planted(fault.ResultWithoutCAS) && proto.Status(r.msg.Header.Get(HeaderStatus)).Terminal() {
 		if m, err := r.store.Executions.GetLastMsgForSubject(ctx, r.msg.Subject); err == nil {
 			expect = m.Sequence
 		}
 	}
-	seq, err := r.store.write(ctx, r.msg, r.msg.Header.Get(headerWrite), expect, false)
+	seq, err := r.store.write(ctx, r.msg, expect, false)
 	if err != nil {
 		return 0, err
 	}
 	return seq, nil
 }
 
-// Discard gives up a record that will not be written.
+// Discard removes the object of a record that will not be written.
 func (r *StagedRecord) Discard(ctx context.Context) { r.store.discard(ctx, r.msg) }
 
-// StageJob makes the message that [Store.WriteJob] stores: a body that is too large for it is stored already.
+// StageJob prepares the message that [Store.WriteJob] stores.
 func (s *Store) StageJob(ctx context.Context, job *proto.Job, h nats.Header) (*nats.Msg, error) {
 	body, err := json.Marshal(job)
 	if err != nil {
@@ -379,18 +374,19 @@ func (s *Store) StageJob(ctx context.Context, job *proto.Job, h nats.Header) (*n
 		return nil, fmt.Errorf("encode job %s: %w", job.TraceID, err)
 	}
 	h.Set(HeaderMeta, string(meta))
-	return s.stage(ctx, JobSubject(&job.Meta), h, body, s.inline)
+	return s.stage(ctx, JobSubject(&job.Meta), h, body, s.maxInline)
 }
 
-// WriteJob stores a staged job that is not there yet, and returns its sequence number. Storing the same message again is no error.
+// WriteJob stores a staged job that is not stored yet, and returns its sequence number. Storing the
+// same message again is no error.
 func (s *Store) WriteJob(ctx context.Context, m *nats.Msg) (uint64, error) {
-	return s.write(ctx, m, m.Header.Get(headerWrite), 0, true)
+	return s.write(ctx, m, 0, true)
 }
 
-// DiscardJob gives up a staged job that will not be written.
+// DiscardJob removes the object of a staged job that will not be written.
 func (s *Store) DiscardJob(ctx context.Context, m *nats.Msg) { s.discard(ctx, m) }
 
-// Received gives a message that came by another way than its stream, with its body.
+// ReadBody returns a message that was not read from its stream, with its body.
 func (s *Store) ReadBody(ctx context.Context, m *nats.Msg) (*Message, error) {
 	out := &Message{Header: m.Header, Data: m.Data}
 	if err := s.loadBody(ctx, out, bodyTimeout); err != nil {
@@ -399,5 +395,5 @@ func (s *Store) ReadBody(ctx context.Context, m *nats.Msg) (*Message, error) {
 	return out, nil
 }
 
-// Piece is the largest body that a message takes unless it is a record's, in bytes.
-func (s *Store) MaxInline() int { return s.inline }
+// MaxInline is the size in bytes up to which a body is stored in the message, except for records.
+func (s *Store) MaxInline() int { return s.maxInline }

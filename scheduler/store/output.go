@@ -10,23 +10,23 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// LastEvent reads the number of the last event that attempts of an execution told, up to that attempt; 0 for none. What an earlier
-// attempt published after a later one had begun does not count.
+// LastEvent returns the number of the last output event of an execution, counting attempts up to
+// the given one; 0 if there is none. Events that an earlier attempt published after a later one had
+// begun do not count.
 func (s *Store) LastEvent(ctx context.Context, id proto.TraceID, attempt int) (int64, error) {
 	for ; attempt > 0; attempt-- {
-		last, met, err := s.lastOf(ctx, OutputSubject(id, attempt))
+		last, found, err := s.lastEventOn(ctx, OutputSubject(id, attempt))
 		if err != nil {
 			return 0, fmt.Errorf("read the last output of %s: %w", id, err)
 		}
-		if met {
+		if found {
 			return last, nil
 		}
 	}
 	return 0, nil
 }
 
-// lastOf reads the number of the last event on a subject, and whether there is any output.
-func (s *Store) lastOf(ctx context.Context, subject string) (last int64, met bool, err error) {
+func (s *Store) lastEventOn(ctx context.Context, subject string) (last int64, found bool, err error) {
 	m, err := s.readLast(ctx, s.Output, subject)
 	if IsNotFound(err) {
 		return 0, false, nil
@@ -34,25 +34,25 @@ func (s *Store) lastOf(ctx context.Context, subject string) (last int64, met boo
 	if err != nil {
 		return 0, false, err
 	}
-	if last, err = lastIn(m); err == nil {
+	if last, err = lastEventIn(m); err == nil {
 		return last, true, nil
 	}
-	// Something that is no output lies there: look at all of it.
+	// The last message is malformed: look at all of them.
 	for from := uint64(1); ; from = m.Sequence + 1 {
-		m, err = s.readAt(ctx, s.Output, from, jetstream.WithGetMsgSubject(subject))
+		m, err = s.Next(ctx, s.Output, from, subject)
 		if IsNotFound(err) {
-			return last, met, nil
+			return last, found, nil
 		}
 		if err != nil {
 			return 0, false, err
 		}
-		if n, err := lastIn(m); err == nil {
-			last, met = max(last, n), true
+		if n, err := lastEventIn(m); err == nil {
+			last, found = max(last, n), true
 		}
 	}
 }
 
-func lastIn(m *jetstream.RawStreamMsg) (int64, error) {
+func lastEventIn(m *jetstream.RawStreamMsg) (int64, error) {
 	n, err := strconv.ParseInt(m.Header.Get(HeaderLast), 10, 64)
 	if err != nil {
 		return 0, fmt.Errorf("output message %d: %w", m.Sequence, err)

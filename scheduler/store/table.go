@@ -1,0 +1,244 @@
+package store
+
+import (
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Names that more than the table needs.
+const (
+	outputName    = "BULLPEN_OUT"
+	controlName   = "bullpen_control"
+	bodiesName    = "bullpen_bodies"
+	restoringName = "BULLPEN_RESTORING" // exists while a backup is being restored
+)
+
+// BindingTTL is how long an idempotency key stands for its execution. It is shorter if the
+// execution's record is: a key that outlived the record would seem to be unused.
+const BindingTTL = 24 * time.Hour
+
+// WebhookMarkerTTL is how long the marker of a removed key of the webhooks bucket stays. A process
+// that is disconnected for longer does not learn of the removal.
+const WebhookMarkerTTL = 7 * 24 * time.Hour
+
+// A body that is stored as an object outlives the message that names it: a record by its retention,
+// a job by the time it may be queued and run.
+const (
+	bodiesGrace = 24 * time.Hour
+	bodiesMin   = 48 * time.Hour
+)
+
+// access is what a role may do with a stream or bucket.
+type access uint8
+
+const (
+	mayWrite  access = 1 << iota // on its subjects
+	mayLookup                    // the last message on a subject
+	mayScan                      // messages by sequence number
+	mayFollow                    // with a consumer
+	mayPurge                     // many messages
+	mayRemove                    // one message by sequence number
+)
+
+// Roles as in --roles. A gateway stands by as scheduler and webhook as well.
+const (
+	roleGateway   = "gateway"
+	roleScheduler = "scheduler"
+	roleWebhook   = "webhook"
+	roleWorker    = "worker"
+)
+
+// grants are what each role may do with a row of the table.
+type grants map[string]access
+
+// retention is how long messages are kept.
+type retention struct {
+	text string                     // for the documentation
+	age  func(Config) time.Duration // 0 for ever
+}
+
+var (
+	untilRemoved = retention{"until removed", func(Config) time.Duration { return 0 }}
+	asConfigured = retention{"`--retention`", func(c Config) time.Duration { return c.Retention }}
+	asBinding    = retention{"24 h, or `--retention` if that is shorter", func(c Config) time.Duration { return min(BindingTTL, c.Retention) }}
+	asBody       = retention{"`--retention`, at least 48 h, and 24 h more", func(c Config) time.Duration {
+		return max(c.Retention, bodiesMin) + bodiesGrace
+	}}
+)
+
+// row declares one stream, bucket or object store.
+type row struct {
+	name  string
+	holds string // for the documentation
+
+	// One of these is set. An object store has neither: there is one only.
+	stream func(*Store) *jetstream.Stream
+	bucket func(*Store) *jetstream.KeyValue
+
+	subjects   []string // of a stream, which keeps all messages on a subject if history is set, else the last one
+	history    bool
+	retention  retention
+	markerTTL  time.Duration // of the markers of removed keys; 0 for none
+	leaderOnly bool          // reads are answered by the stream's leader, never by a replica
+	backup     bool
+	grants     grants
+	ownKey     map[string]string // the only key of a bucket that a role may use
+	tune       func(*jetstream.StreamConfig, Config)
+}
+
+// table declares all that is stored in JetStream. Opening, backup, restore and the permissions in
+// docs/nats.md are derived from it.
+//
+// A backup reads the streams in this order; package backup explains it. A worker opens the rows
+// that it has access to, and never creates one.
+var table = []row{
+	{
+		name: "BULLPEN_JOBS", holds: "jobs that have not ended", stream: func(s *Store) *jetstream.Stream { return &s.Jobs },
+		subjects: []string{root + "job.>"}, retention: untilRemoved, backup: true,
+		grants: grants{
+			roleGateway: mayWrite | mayLookup | mayScan | mayFollow | mayPurge | mayRemove, roleScheduler: mayWrite | mayLookup | mayScan | mayFollow | mayPurge | mayRemove,
+			roleWebhook: mayLookup | mayScan, roleWorker: mayLookup | mayScan,
+		},
+	},
+	{
+		name: "BULLPEN_DEAD", holds: "dead letters", stream: func(s *Store) *jetstream.Stream { return &s.DeadLetters },
+		subjects: []string{DeadLetterPattern}, retention: asConfigured, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleScheduler: mayWrite | mayLookup},
+	},
+	{
+		name: "BULLPEN_DELIVERIES", holds: "webhook deliveries", stream: func(s *Store) *jetstream.Stream { return &s.Deliveries },
+		subjects: []string{root + "delivery.*.*"}, retention: asConfigured, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleScheduler: mayWrite, roleWebhook: mayWrite | mayLookup | mayFollow},
+	},
+	{
+		name: "BULLPEN_EXECS", holds: "records of executions", stream: func(s *Store) *jetstream.Stream { return &s.Executions },
+		subjects: []string{root + "exec.*"}, retention: asConfigured, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleScheduler: mayWrite | mayLookup | mayFollow, roleWebhook: mayLookup, roleWorker: mayWrite | mayLookup},
+		tune: func(st *jetstream.StreamConfig, _ Config) {
+			// The server itself sends a stored record to whoever waits for it.
+			st.RePublish = &jetstream.RePublish{Source: root + "exec.*", Destination: root + "done.{{wildcard(1)}}"}
+		},
+	},
+	{
+		name: "BULLPEN_THREADS", holds: "heads of threads", stream: func(s *Store) *jetstream.Stream { return &s.Threads },
+		subjects: []string{ThreadPattern}, retention: untilRemoved, leaderOnly: true, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow | mayPurge, roleScheduler: mayWrite | mayLookup, roleWorker: mayWrite | mayLookup},
+	},
+	{
+		name: outputName, holds: "output of executions", stream: func(s *Store) *jetstream.Stream { return &s.Output },
+		subjects: []string{root + "out.*.*"}, history: true, retention: asConfigured, backup: true,
+		grants: grants{roleGateway: mayLookup | mayScan, roleScheduler: mayLookup, roleWebhook: mayLookup, roleWorker: mayWrite | mayLookup | mayPurge},
+		tune: func(st *jetstream.StreamConfig, cfg Config) {
+			if cfg.Replicas == 1 { // the server offers it for unreplicated streams only; the result repeats all output
+				st.PersistMode = jetstream.AsyncPersistMode
+			}
+		},
+	},
+	{
+		name: "bullpen_keys", holds: "API keys", bucket: func(s *Store) *jetstream.KeyValue { return &s.Keys },
+		retention: untilRemoved, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
+	{
+		name: "bullpen_profiles", holds: "sandbox profiles", bucket: func(s *Store) *jetstream.KeyValue { return &s.Profiles },
+		retention: untilRemoved, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
+	{
+		name: "bullpen_webhooks", holds: "webhook settings of API keys, failing endpoints", bucket: func(s *Store) *jetstream.KeyValue { return &s.Webhooks },
+		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleWebhook: mayWrite | mayLookup | mayFollow},
+	},
+	{
+		name: "bullpen_images", holds: "the catalog of sandbox images", bucket: func(s *Store) *jetstream.KeyValue { return &s.Images },
+		retention: untilRemoved, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleWorker: mayLookup},
+	},
+	{
+		name: "bullpen_bindings", holds: "idempotency keys", bucket: func(s *Store) *jetstream.KeyValue { return &s.Bindings },
+		retention: asBinding, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup},
+	},
+	{
+		name: controlName, holds: "elected leaders", bucket: func(s *Store) *jetstream.KeyValue { return &s.Control },
+		retention: untilRemoved,
+		grants:    grants{roleGateway: mayWrite | mayLookup, roleScheduler: mayWrite | mayLookup, roleWebhook: mayWrite | mayLookup},
+		ownKey:    map[string]string{roleWebhook: "webhook-dispatcher"},
+	},
+	{
+		name: bodiesName, holds: "bodies too large for a message", retention: asBody,
+		grants: grants{
+			roleGateway: mayWrite | mayLookup | mayFollow | mayPurge, roleScheduler: mayWrite | mayLookup | mayFollow | mayPurge, roleWebhook: mayLookup | mayFollow,
+			roleWorker: mayWrite | mayLookup | mayFollow | mayPurge,
+		},
+	},
+}
+
+// streamName is the name of the stream that holds the row.
+func (r *row) streamName() string {
+	switch {
+	case r.stream != nil:
+		return r.name
+	case r.bucket != nil:
+		return bucketPrefix + r.name
+	default:
+		return objectsPrefix + r.name
+	}
+}
+
+// patterns are the subjects of the row's stream.
+func (r *row) patterns() []string {
+	switch {
+	case r.stream != nil:
+		return r.subjects
+	case r.bucket != nil:
+		return []string{"$KV." + r.name + ".>"}
+	default:
+		return []string{"$O." + r.name + ".C.>", "$O." + r.name + ".M.>"}
+	}
+}
+
+// config is the configuration of the row's stream. Those of buckets and object stores are the ones
+// that the library makes, which offers no way to set AllowDirect.
+func (r *row) config(cfg Config) jetstream.StreamConfig {
+	st := jetstream.StreamConfig{
+		Name: r.streamName(), Subjects: r.patterns(), Storage: jetstream.FileStorage, Replicas: cfg.Replicas, MaxAge: r.retention.age(cfg),
+		// A replica that lags behind the leader would answer with an outdated message, and one that
+		// has stopped would leave its share of the questions unanswered.
+		AllowDirect: cfg.Replicas == 1 && !r.leaderOnly,
+	}
+	switch {
+	case r.stream != nil:
+		if !r.history {
+			st.MaxMsgsPerSubject = 1
+		}
+	case r.bucket != nil:
+		st.MaxMsgsPerSubject, st.Discard, st.AllowRollup, st.DenyDelete = 1, jetstream.DiscardNew, true, true
+		st.MaxMsgs, st.MaxBytes, st.MaxMsgSize, st.MaxConsumers = -1, -1, -1, -1
+		st.Duplicates = bucketDuplicates
+		if st.MaxAge > 0 {
+			st.Duplicates = min(st.MaxAge, bucketDuplicates)
+		}
+		st.AllowMsgTTL, st.SubjectDeleteMarkerTTL = r.markerTTL > 0, r.markerTTL
+	default:
+		st.Discard, st.AllowRollup, st.MaxBytes = jetstream.DiscardNew, true, -1
+	}
+	if r.tune != nil {
+		r.tune(&st, cfg)
+	}
+	return st
+}
+
+// rowOf returns the row that stores messages on a subject, nil if there is none.
+func rowOf(subject string) *row {
+	for i := range table {
+		for _, pattern := range table[i].patterns() {
+			if strings.HasPrefix(subject, pattern[:strings.IndexAny(pattern, "*>")]) {
+				return &table[i]
+			}
+		}
+	}
+	return nil
+}
