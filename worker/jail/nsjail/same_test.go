@@ -5,11 +5,14 @@ import (
 	"crypto/rand"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
@@ -99,7 +102,7 @@ var sameCases = map[string][]string{ // read only
 		"import atexit\n@atexit.register\ndef f(): raise SystemExit(3)",
 		"import atexit\n@atexit.register\ndef f(): raise ValueError(3)",
 		"import atexit; atexit.register(print, 'bye'); atexit._run_exitfuncs(); print('still there')",
-		"import threading, time; threading.Thread(target=lambda: (time.sleep(.05), print('late'))).start(); print('early')",
+		"import threading; threading.Thread(target=lambda: (threading.main_thread().join(), print('late'))).start(); print('early')",
 		"import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start(); print('early')",
 		"import threading\nclass C:\n  def __del__(self): print('gone')\nl = threading.local(); l.c = C()",
 		"import os, warnings; warnings.simplefilter('always'); s = os.scandir('/'); next(s)",
@@ -170,6 +173,14 @@ var sameCases = map[string][]string{ // read only
 var address = regexp.MustCompile("0x[0-9a-f]{8,16}")
 
 func TestSameAsOutside(t *testing.T) {
+	// The program outside inherits the signals that this process ignores, such as those of nohup. It does not inherit handlers.
+	for _, s := range []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT} {
+		if signal.Ignored(s) {
+			handled := make(chan os.Signal, 1)
+			signal.Notify(handled, s)
+			t.Cleanup(func() { signal.Stop(handled) })
+		}
+	}
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
