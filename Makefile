@@ -7,6 +7,7 @@ version  := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev
 ldflags  := -s -w -X github.com/bullpen-run/bullpen/cmd/internal/app.version=$(version)
 jailinit := worker/jail/nsjail/embedded/jailinit
 lint     := go tool -modfile=deploy/tools/go.mod golangci-lint
+benchlint := go tool -modfile=../deploy/tools/go.mod golangci-lint
 
 .PHONY: help
 help: ## list these targets
@@ -36,20 +37,33 @@ init: ## build the program that is the first process of each jail, which bullpen
 s3server: ## build the S3 server that tests of blob stores run against, pinned, into Go's cache
 	@CGO_ENABLED=0 go tool -modfile=deploy/s3server/go.mod -n versitygw >/dev/null
 
+.PHONY: c-compiler
+c-compiler:
+	@command -v $$(go env CC) >/dev/null || { echo "the race detector needs a C compiler: apt-get install gcc libc6-dev" >&2; exit 1; }
+
 .PHONY: test
-test: build s3server ## run all tests, those in the real jail too; as root
-	@command -v $$(go env CC) >/dev/null || { echo "make test: the race detector needs a C compiler: apt-get install gcc libc6-dev" >&2; exit 1; }
-	CGO_ENABLED=1 go test -race -shuffle=on -timeout=20m ./...
-	CGO_ENABLED=1 go test -race -shuffle=on -tags=faults ./proto/fault
+test: build s3server c-compiler ## run the tests, with real jails and the race detector; minutes; as root
+	CGO_ENABLED=1 go test -race -short -shuffle=on -timeout=20m ./...
+	CGO_ENABLED=1 go test -race -tags=faults ./proto/fault
+	go -C bench test -short ./...
+
+.PHONY: test-all
+test-all: build s3server c-compiler mutants ## run the tests with all their variants, and make mutants; as root
+	CGO_ENABLED=1 go test -race -shuffle=on -timeout=60m ./...
+	CGO_ENABLED=1 go test -race -tags=faults ./proto/fault
+	go -C bench test ./...
+
+.PHONY: mutants
+mutants: build s3server ## check that the ledger test finds each bug of e2e/mutants; as root
+	go test -tags=mutants -run '^TestMutants$$' -v -timeout 60m ./e2e
 
 .PHONY: test-v2
 test-v2: build ## run the tests of jails in a virtual machine with Debian 12 and control groups of version 2; as root
 	deploy/test-v2.sh
 
 .PHONY: chaos
-chaos: build s3server ## run 2,000 attacks, kill senders of webhooks and workers with threads 500 times, keep ledgers through 1,200 troubles and 90 restores on one node and on a cluster, kill 100 NATS servers, flood a server with 50,000 submissions; hours; as root
+chaos: test-all ## make test-all, then run 2,000 attacks, kill senders of webhooks and workers with threads 500 times, keep ledgers through 1,200 troubles and 90 restores on one node and on a cluster, kill 100 NATS servers, flood a server with 50,000 submissions; hours; as root
 	go test -run '^TestChaos$$' -v -timeout 60m ./worker/jail/nsjail -chaos 2000
-	go test -run '^TestAbuse$$' -timeout 60m ./worker/jail/nsjail -every-way
 	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^webhooks-killed$$' -v -timeout 60m ./e2e -kills 100
 	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^threads-killed$$' -v -timeout 60m ./e2e -thread-kills 100
 	go test -run '^TestE2E$$/^threads-killed-directory$$' -v -timeout 60m ./e2e -thread-kills 100
@@ -73,7 +87,10 @@ image-test: build ## build a sandbox image and run programs in it; needs mmdebst
 lint: init ## check the code: linters, formatting, who imports whom
 	$(lint) run ./...
 	$(lint) run --build-tags=faults ./proto/fault
+	$(lint) run --build-tags=imagetest,mutants ./e2e
+	cd bench && $(benchlint) run ./...
 	go mod tidy -diff
+	go -C bench mod tidy -diff
 
 .PHONY: lint-bites
 lint-bites: init ## check that each rule of who imports whom finds a breach of it
@@ -82,18 +99,22 @@ lint-bites: init ## check that each rule of who imports whom finds a breach of i
 .PHONY: fmt
 fmt: ## format the code as make lint wants it
 	$(lint) fmt ./...
+	cd bench && $(benchlint) fmt ./...
 
 .PHONY: bench
 bench: build s3server ## measure bullpen against the bare interpreters, into bench/results/
-	go run ./bench
+	go -C bench build -o ../bin/bench .
+	bin/bench
 
 .PHONY: profile
 profile: build ## draw where the server's processor time and memory go while 8 callers run programs, into bench/results/profile/
-	go run ./bench --profile bench/results/profile --duration 20s
+	go -C bench build -o ../bin/bench .
+	bin/bench --profile bench/results/profile --duration 20s
 
 .PHONY: soak
 soak: build ## run 10,000 executions in sequence and see that nothing is left behind
-	go run ./bench --soak 10000
+	go -C bench build -o ../bin/bench .
+	bin/bench --soak 10000
 
 .PHONY: clean
 clean: ## remove what was fetched and built; keep the data of make serve

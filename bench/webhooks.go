@@ -2,13 +2,13 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -17,34 +17,25 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/deliveries"
-	"github.com/bullpen-run/bullpen/scheduler/natsembed"
-	"github.com/bullpen-run/bullpen/scheduler/queue"
-	"github.com/bullpen-run/bullpen/scheduler/registry"
-	"github.com/bullpen-run/bullpen/scheduler/store"
-	"github.com/bullpen-run/bullpen/scheduler/timer"
-	"github.com/bullpen-run/bullpen/webhook"
-	"github.com/bullpen-run/bullpen/webhook/guard"
-	"github.com/bullpen-run/bullpen/webhook/send"
 )
 
-// How webhooks are measured: receivers in this process, and a dispatcher on a store of its own, as the server puts them together.
-// Executions would be far too slow to keep them busy, so results are written as the queue writes them.
+// Webhooks are measured with receivers in this process and a server of their own, which runs a program for each webhook.
 const (
 	endpoints     = 100
-	webhookRate   = 200 // deliveries a second while latency is measured
-	webhookTurns  = 4   // with all receivers alive, and with a dead one
-	webhookOrg    = "bench"
-	pendingHooks  = 100_000
-	storeReserve  = 64 << 20
+	perEndpoint   = 5  // webhooks that the server sends to one endpoint at once
+	webhookRate   = 20 // executions a second while latency is measured
+	webhookTurns  = 4  // with all receivers alive, and with a dead one
+	sentHooks     = 3000
+	quickSent     = 700 // more than all endpoints hold at once
+	pendingHooks  = 10_000
+	quickPending  = 300
 	writersAtOnce = 32
-	testRetention = time.Hour
 	resumeWithin  = time.Minute
-	pendingFor    = 5 * time.Minute       // until the first of the pending ones is due
-	pendingGap    = 10 * time.Millisecond // and each next one
+	hooksWithin   = 5 * time.Minute // for all executions of one measurement
+	webhookRetry  = "[3600]"        // seconds until a refused webhook is sent again
 )
 
-// webhooks is what was measured of them. Latencies are from the result to the receiver's first byte.
+// webhooks are the figures of webhook delivery. Latencies are from the end of the execution to the first byte at the receiver.
 type webhooks struct {
 	PerSecond    float64  `json:"per_second"`
 	Sent         int      `json:"sent"` // at that rate
@@ -52,29 +43,29 @@ type webhooks struct {
 	DeadOnes     *summary `json:"latency_beside_a_dead_endpoint_ms"`
 	Pending      int      `json:"pending"` // deliveries that wait for a retry
 	PendingMB    float64  `json:"pending_mb"`
-	ResumeMillis float64  `json:"resume_ms"` // from the start of a server with those to when it has them all
+	ResumeMillis float64  `json:"resume_ms"` // from the start of a server with pending deliveries until it has loaded them all
 }
 
-// measureWebhooks measures deliveries; dir is for their store.
+// measureWebhooks measures deliveries; dir is for the data of the servers.
 func measureWebhooks(ctx context.Context, program, dir string, quick bool, d time.Duration) (*webhooks, error) {
-	w := &webhooks{Sent: 10_000, Pending: pendingHooks}
+	w := &webhooks{Sent: sentHooks, Pending: pendingHooks}
 	if quick {
-		w.Sent, w.Pending = 1000, pendingHooks/10
+		w.Sent, w.Pending = quickSent, quickPending
 	}
-	h, err := openHooks(ctx, filepath.Join(dir, "webhooks"))
+	receivers, err := startReceivers(ctx)
 	if err != nil {
 		return nil, err
 	}
-	err = func() error {
-		if w.PerSecond, err = h.rate(ctx, w.Sent); err != nil {
+	defer receivers.close()
+	err = receivers.serve(ctx, program, filepath.Join(dir, "webhooks"), func(t *target) error {
+		if w.PerSecond, err = receivers.rate(ctx, t, w.Sent); err != nil {
 			return err
 		}
-		// In turn, since what else the machine does weighs more than the dead one.
 		sides := map[bool][]float64{}
-		for range webhookTurns {
+		for range webhookTurns { // in turn, since other load on the machine outweighs the dead endpoint
 			for _, dead := range []bool{false, true} {
-				h.receivers[0].dead.Store(dead)
-				took, err := h.latency(ctx, d/webhookTurns)
+				receivers.all[0].dead.Store(dead)
+				took, err := receivers.latency(ctx, t, d/webhookTurns)
 				if err != nil {
 					return err
 				}
@@ -83,51 +74,279 @@ func measureWebhooks(ctx context.Context, program, dir string, quick bool, d tim
 		}
 		w.Latency, w.DeadOnes = summarise(sides[false]), summarise(sides[true])
 		return nil
-	}()
-	if err = errors.Join(err, h.close()); err != nil {
+	})
+	if err != nil {
 		return nil, fmt.Errorf("measure webhooks: %w", err)
 	}
-	w.PendingMB, w.ResumeMillis, err = resume(ctx, program, filepath.Join(dir, "pending"), w.Pending)
-	if err != nil {
+	if w.PendingMB, w.ResumeMillis, err = receivers.resume(ctx, program, filepath.Join(dir, "pending"), w.Pending); err != nil {
 		return nil, fmt.Errorf("measure pending webhooks: %w", err)
 	}
 	return w, nil
 }
 
-// hooks is a dispatcher that leads, and its receivers.
-type hooks struct {
-	*stored
-	receivers []*receiver
-	first     sync.Map // id of a delivery -> chan time.Time: when its first byte came
-	stop      context.CancelFunc
-	led       chan error
-	timers    *timer.Timers
+// receivers are HTTP servers that webhooks are sent to.
+type receivers struct {
+	all     []*receiver
+	refuse  atomic.Bool   // answer 503
+	hold    chan struct{} // answer when it is closed
+	arrived chan arrival
 }
 
-// stored is a store of results and deliveries.
-type stored struct {
-	server     *natsembed.Server
-	store      *store.Store
-	deliveries *deliveries.Store
+// arrival is a webhook at its receiver.
+type arrival struct {
+	trace string
+	at    time.Time
 }
 
-func openStored(ctx context.Context, dir string) (*stored, error) {
-	quiet := slog.New(slog.DiscardHandler)
-	server, err := natsembed.Open(dir, storeReserve, quiet)
-	if err != nil {
-		return nil, err
+type receiver struct {
+	server *http.Server
+	port   int
+	dead   atomic.Bool // never answers
+}
+
+func (r *receiver) url() string { return "http://127.0.0.1:" + strconv.Itoa(r.port) + "/" }
+
+func startReceivers(ctx context.Context) (*receivers, error) {
+	rs := &receivers{hold: make(chan struct{}), arrived: make(chan arrival, pendingHooks)}
+	close(rs.hold)
+	for range endpoints {
+		listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+		if err != nil {
+			rs.close()
+			return nil, fmt.Errorf("start a receiver of webhooks: %w", err)
+		}
+		r := &receiver{port: listener.Addr().(*net.TCPAddr).Port}
+		r.server = &http.Server{ReadHeaderTimeout: time.Minute, Handler: rs.handler(r)}
+		go func() { _ = r.server.Serve(listener) }()
+		rs.all = append(rs.all, r)
 	}
-	st, err := store.Connect(ctx, store.Access{InProcess: server, Name: "bench"}, store.Config{Replicas: 1, Retention: testRetention}, quiet)
-	if err != nil {
-		server.Close()
-		return nil, err
-	}
-	return &stored{server: server, store: st, deliveries: &deliveries.Store{Store: st}}, nil
+	return rs, nil
 }
 
-func (s *stored) close() {
-	s.store.Close()
-	s.server.Close()
+func (rs *receivers) handler(r *receiver) http.HandlerFunc {
+	return func(w http.ResponseWriter, req *http.Request) {
+		now := time.Now()
+		var body struct {
+			TraceID string `json:"trace_id"`
+		}
+		err := json.NewDecoder(req.Body).Decode(&body)
+		_, _ = io.Copy(io.Discard, req.Body)
+		switch {
+		case err != nil:
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		case r.dead.Load():
+			<-req.Context().Done()
+			return
+		case rs.refuse.Load():
+			w.WriteHeader(http.StatusServiceUnavailable)
+		default:
+			select {
+			case <-rs.hold:
+			case <-req.Context().Done():
+				return
+			}
+			w.WriteHeader(http.StatusNoContent)
+		}
+		select {
+		case rs.arrived <- arrival{body.TraceID, now}:
+		case <-req.Context().Done():
+		}
+	}
+}
+
+func (rs *receivers) close() {
+	for _, r := range rs.all {
+		_ = r.server.Close()
+	}
+}
+
+// settings let the server send webhooks to the receivers.
+func (rs *receivers) settings() []string {
+	ports := make([]string, len(rs.all))
+	for i, r := range rs.all {
+		ports[i] = strconv.Itoa(r.port)
+	}
+	return []string{
+		"BULLPEN_WEBHOOK_ALLOW_HTTP=true", "BULLPEN_WEBHOOK_ALLOW_CIDRS=127.0.0.0/8", "BULLPEN_WEBHOOK_ALLOW_PORTS=" + strings.Join(ports, ","),
+		"BULLPEN_WEBHOOK_CONCURRENCY=" + strconv.Itoa(perEndpoint),
+	}
+}
+
+// serve calls f with a server whose data is in dir.
+func (rs *receivers) serve(ctx context.Context, program, dir string, f func(*target) error) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make a directory for the server: %w", err)
+	}
+	t, err := startServer(ctx, program, dir, rs.settings()...)
+	if err != nil {
+		return err
+	}
+	if err = t.ready(ctx); err == nil {
+		err = f(t)
+	}
+	return errors.Join(err, t.close())
+}
+
+// submit submits a program whose result is sent to url; no webhook is sent if url is empty.
+func (rs *receivers) submit(ctx context.Context, t *target, url string) (id string, err error) {
+	body, err := json.Marshal(struct {
+		asked
+		URL string `json:"webhook_url,omitempty"`
+	}{asked{Language: proto.Bash, Code: ":", Timeout: programTimeout}, url})
+	if err != nil {
+		return "", err
+	}
+	return t.submit(ctx, body)
+}
+
+// next waits for the next webhook to arrive.
+func (rs *receivers) next(ctx context.Context) (arrival, error) {
+	select {
+	case a := <-rs.arrived:
+		return a, nil
+	case <-ctx.Done():
+		return arrival{}, fmt.Errorf("wait for a webhook: %w", context.Cause(ctx))
+	}
+}
+
+// rate returns how many webhooks a second are delivered. Receivers hold the first ones until all programs have ended, so that programs do
+// not slow down the rest.
+func (rs *receivers) rate(ctx context.Context, t *target, n int) (float64, error) {
+	ctx, cancel := context.WithTimeout(ctx, hooksWithin)
+	defer cancel()
+	rs.hold = make(chan struct{})
+	ids := make([]string, n)
+	err := each(n, func(i int) (err error) {
+		ids[i], err = rs.submit(ctx, t, rs.all[i%endpoints].url())
+		return err
+	})
+	for i := 0; i < n && err == nil; i++ {
+		_, err = t.completed(ctx, ids[i])
+	}
+	began := time.Now()
+	close(rs.hold)
+	for i := 0; i < n && err == nil; i++ {
+		_, err = rs.next(ctx)
+	}
+	return float64(n-endpoints*perEndpoint) / time.Since(began).Seconds(), err
+}
+
+// completed waits for the end of an execution and returns when it was.
+func (a *api) completed(ctx context.Context, id string) (time.Time, error) {
+	for {
+		body, err := a.get(ctx, "/v1/executions/"+id+"?wait=20")
+		if err != nil {
+			return time.Time{}, err
+		}
+		var record struct {
+			CompletedAt *time.Time `json:"completed_at"`
+		}
+		if err := json.Unmarshal(body, &record); err != nil {
+			return time.Time{}, fmt.Errorf("execution %s: decode the record: %w", id, err)
+		}
+		if record.CompletedAt != nil {
+			return *record.CompletedAt, nil
+		}
+	}
+}
+
+// latency submits programs at a fixed rate for d, with the receivers in turn, and returns how many milliseconds their webhooks took to the
+// receivers that answer.
+func (rs *receivers) latency(ctx context.Context, t *target, d time.Duration) ([]float64, error) {
+	ctx, cancel := context.WithTimeout(ctx, hooksWithin)
+	defer cancel()
+	tick := time.NewTicker(time.Second / webhookRate)
+	defer tick.Stop()
+	waiting := map[string]bool{} // of receivers that answer
+	for i := range int(d.Seconds() * webhookRate) {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+		r := rs.all[i%endpoints]
+		id, err := rs.submit(ctx, t, r.url())
+		if err != nil {
+			return nil, err
+		}
+		if !r.dead.Load() {
+			waiting[id] = true
+		}
+	}
+	var took []float64
+	for len(waiting) > 0 {
+		a, err := rs.next(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if !waiting[a.trace] { // sent again after the receiver was dead
+			continue
+		}
+		delete(waiting, a.trace)
+		ended, err := t.completed(ctx, a.trace)
+		if err != nil {
+			return nil, err
+		}
+		took = append(took, millis(a.at.Sub(ended)))
+	}
+	return took, nil
+}
+
+// resume restarts a server with the results of n executions, and another one with n pending webhooks besides. It returns how much more memory
+// the latter takes, in MB, and how long it takes until it has loaded them, in milliseconds.
+func (rs *receivers) resume(ctx context.Context, program, dir string, n int) (mb, ms float64, err error) {
+	rs.refuse.Store(true)
+	defer rs.refuse.Store(false)
+	var idle [2]float64
+	for i, pending := range []int{0, n} {
+		data := filepath.Join(dir, strconv.Itoa(pending))
+		if err := rs.serve(ctx, program, data, func(t *target) error { return rs.fill(ctx, t, n, pending > 0) }); err != nil {
+			return 0, 0, err
+		}
+		began := time.Now()
+		t, err := startServer(ctx, program, data, rs.settings()...)
+		if err != nil {
+			return 0, 0, err
+		}
+		if ms, err = t.resumed(ctx, began, pending); err == nil {
+			idle[i], err = idleMemory(ctx, t)
+		}
+		if err = errors.Join(err, t.close()); err != nil {
+			return 0, 0, err
+		}
+	}
+	return idle[1] - idle[0], ms, nil
+}
+
+// fill runs n programs and waits until the first attempt of each webhook, if there are webhooks, has failed.
+func (rs *receivers) fill(ctx context.Context, t *target, n int, hooks bool) error {
+	ctx, cancel := context.WithTimeout(ctx, hooksWithin)
+	defer cancel()
+	settings := fmt.Sprintf(`{"url":%q,"waits":%s}`, rs.all[0].url(), webhookRetry)
+	resp, err := t.do(ctx, http.MethodPut, "/v1/webhook", "application/json", []byte(settings))
+	if err == nil {
+		err = resp.Body.Close()
+	}
+	if err != nil {
+		return err
+	}
+	ids := make([]string, n)
+	err = each(n, func(i int) (err error) {
+		url := ""
+		if hooks {
+			url = rs.all[i%endpoints].url()
+		}
+		ids[i], err = rs.submit(ctx, t, url)
+		return err
+	})
+	for i := 0; i < n && err == nil; i++ {
+		_, err = t.completed(ctx, ids[i])
+	}
+	for i := 0; i < n && err == nil && hooks; i++ {
+		_, err = rs.next(ctx)
+	}
+	return err
 }
 
 // each calls f for each number below n, several at once.
@@ -158,230 +377,6 @@ func each(n int, f func(i int) error) error {
 		err = <-errs
 	}
 	return err
-}
-
-func openHooks(ctx context.Context, dir string) (h *hooks, err error) {
-	h = &hooks{led: make(chan error, 1), stop: func() {}}
-	if h.stored, err = openStored(ctx, dir); err != nil {
-		return nil, err
-	}
-	quiet := slog.New(slog.DiscardHandler)
-	settings, err := registry.OpenWebhooks(ctx, h.store, quiet)
-	if err != nil {
-		return nil, errors.Join(err, h.close())
-	}
-	for range endpoints {
-		r, err := h.listen(ctx)
-		if err != nil {
-			return nil, errors.Join(err, h.close())
-		}
-		h.receivers = append(h.receivers, r)
-	}
-	urls, err := guard.New(guard.Config{AllowCIDRs: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, AllowHTTP: true, AllowPorts: h.ports()})
-	if err != nil {
-		return nil, errors.Join(err, h.close())
-	}
-	if h.timers, err = timer.Open(ctx, timer.Config{Log: quiet}); err != nil {
-		return nil, errors.Join(err, h.close())
-	}
-	d := &webhook.Dispatcher{
-		Deliveries: h.deliveries, Records: &queue.Queue{Store: h.store}, Settings: settings, Endpoints: settings, Timers: h.timers,
-		Sender: &send.Sender{Guard: urls, UserAgent: "bullpen/bench"}, MaxPerOrigin: 5, MaxBody: 1 << 20, Log: quiet,
-		ResultURL: func(id proto.TraceID) string { return "/v1/executions/" + string(id) },
-		OnAttempt: func(*proto.Delivery, *proto.DeliveryAttempt) {},
-		Now:       time.Now,
-	}
-	run, stop := context.WithCancel(context.WithoutCancel(ctx))
-	h.stop = stop
-	go func() {
-		woken := make(chan error, 1)
-		go func() { woken <- h.timers.Run(run, d.Wake) }()
-		h.led <- errors.Join(d.Lead(run, run), <-woken)
-	}()
-	return h, nil
-}
-
-func (h *hooks) close() error {
-	h.stop()
-	var err error
-	if h.timers != nil {
-		err = <-h.led
-		h.timers.Close()
-	}
-	for _, r := range h.receivers {
-		_ = r.server.Close()
-	}
-	h.stored.close()
-	return err
-}
-
-func (h *hooks) ports() (ports []int) {
-	for _, r := range h.receivers {
-		ports = append(ports, r.port)
-	}
-	return ports
-}
-
-// receiver takes webhooks in.
-type receiver struct {
-	server *http.Server
-	port   int
-	dead   atomic.Bool // it answers nothing
-}
-
-func (r *receiver) url() string { return "http://127.0.0.1:" + strconv.Itoa(r.port) + "/" }
-
-// listen starts a receiver.
-func (h *hooks) listen(ctx context.Context) (*receiver, error) {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("start a receiver: %w", err)
-	}
-	r := &receiver{port: listener.Addr().(*net.TCPAddr).Port}
-	r.server = &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		now := time.Now()
-		_, _ = io.Copy(io.Discard, req.Body)
-		if r.dead.Load() {
-			<-req.Context().Done()
-			return
-		}
-		if arrived, ok := h.first.LoadAndDelete(req.Header.Get("webhook-id")); ok {
-			arrived.(chan time.Time) <- now
-		}
-		w.WriteHeader(http.StatusNoContent)
-	})}
-	go func() { _ = r.server.Serve(listener) }()
-	return r, nil
-}
-
-// end writes the result of an execution, and makes its delivery to a URL, as the queue does; one that has failed once waits until next. The delivery is not stored yet.
-func (s *stored) end(ctx context.Context, url string, next time.Time) (*proto.Delivery, error) {
-	now := time.Now()
-	result := proto.Exited(0)
-	result.Stdout = "1\n"
-	m := proto.Meta{TraceID: proto.NewTraceID(), Org: webhookOrg, Key: webhookOrg, Mode: proto.ModeAsync, WebhookURL: url, CreatedAt: now}
-	rec := &proto.Record{Meta: m, Status: proto.StatusSuccess, Attempt: 1, CompletedAt: &now, Result: &result}
-	if _, err := s.store.WriteRecord(ctx, rec, 0); err != nil {
-		return nil, err
-	}
-	d := proto.NewDelivery(&m, now)
-	if !next.IsZero() {
-		d.Record(proto.DeliveryAttempt{At: now, Status: http.StatusServiceUnavailable, Error: proto.DeliveryRejected})
-		d.NextAt = next
-	}
-	return d, nil
-}
-
-// rate gives how many deliveries a second n of them take from when all results are there.
-func (h *hooks) rate(ctx context.Context, n int) (float64, error) {
-	all := make([]*proto.Delivery, n)
-	if err := each(n, func(i int) (err error) {
-		all[i], err = h.end(ctx, h.receivers[i%endpoints].url(), time.Time{})
-		return err
-	}); err != nil {
-		return 0, err
-	}
-	arrived := make(chan time.Time, n)
-	for _, d := range all {
-		h.first.Store(d.ID, arrived)
-	}
-	began := time.Now()
-	if err := each(n, func(i int) error { return h.deliveries.Create(ctx, all[i]) }); err != nil {
-		return 0, err
-	}
-	for range n {
-		select {
-		case <-arrived:
-		case <-ctx.Done():
-			return 0, context.Cause(ctx)
-		}
-	}
-	return float64(n) / time.Since(began).Seconds(), nil
-}
-
-// latency has results come at a rate for some time, to all receivers in turn, and gives how long they take to get to those that answer.
-func (h *hooks) latency(ctx context.Context, d time.Duration) (took []float64, failed error) {
-	tick := time.NewTicker(time.Second / webhookRate)
-	defer tick.Stop()
-	n := int(d.Seconds() * webhookRate)
-	var mu sync.Mutex
-	var all sync.WaitGroup
-	for i := range n {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-		r := h.receivers[i%endpoints]
-		all.Go(func() {
-			began := time.Now()
-			delivery, err := h.end(ctx, r.url(), time.Time{})
-			arrived := make(chan time.Time, 1)
-			if err == nil {
-				if !r.dead.Load() {
-					h.first.Store(delivery.ID, arrived)
-				}
-				err = h.deliveries.Create(ctx, delivery)
-			}
-			if err == nil && r.dead.Load() {
-				return
-			}
-			var at time.Time
-			if err == nil {
-				select {
-				case at = <-arrived:
-				case <-ctx.Done():
-					err = context.Cause(ctx)
-				}
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if failed = errors.Join(failed, err); err == nil {
-				took = append(took, float64(at.Sub(began).Microseconds())/1000)
-			}
-		})
-	}
-	all.Wait()
-	return took, failed
-}
-
-// resume starts the server with the results of n executions, and again with deliveries of them that wait for a retry. It gives how much
-// more memory it takes with those, and how long until it has them all.
-func resume(ctx context.Context, program, dir string, n int) (mb, ms float64, err error) {
-	var bare float64
-	for _, pending := range []int{0, n} {
-		here := filepath.Join(dir, strconv.Itoa(pending))
-		s, err := openStored(ctx, filepath.Join(here, "data"))
-		if err != nil {
-			return 0, 0, err
-		}
-		err = each(n, func(i int) error {
-			d, err := s.end(ctx, fmt.Sprintf("https://h%d.example.com/", i%1000), time.Now().Add(pendingFor+time.Duration(i)*pendingGap))
-			if err != nil || pending == 0 {
-				return err
-			}
-			return s.deliveries.Create(ctx, d)
-		})
-		s.close()
-		if err != nil {
-			return 0, 0, err
-		}
-		began := time.Now()
-		t, err := startServer(ctx, program, here)
-		if err != nil {
-			return 0, 0, err
-		}
-		if ms, err = t.resumed(ctx, began, pending); err == nil {
-			mb, err = idleMemory(ctx, t)
-		}
-		if err = errors.Join(err, t.close()); err != nil {
-			return 0, 0, err
-		}
-		if pending == 0 {
-			bare = mb
-		}
-	}
-	return mb - bare, ms, nil
 }
 
 // resumed waits until the server says that it has all pending deliveries, and gives the milliseconds since it was started.

@@ -22,6 +22,7 @@ for room in gateway scheduler worker storage webhook; do
 		[ "$room" = "$other" ] || breach "$room" "$room" "$module/$other/any"
 	done
 done
+breach bench bench $module/scheduler/any
 breach queue-technology gateway github.com/nats-io/nats.go
 breach queue-technology cmd/internal github.com/hibiken/asynq
 breach queue-technology webhook github.com/redis/go-redis/v9
@@ -41,6 +42,7 @@ breach telemetry gateway go.opentelemetry.io/otel/exporters/stdout/stdouttrace
 
 # The breaches name packages that do not exist, which the linter reports as well and which does not matter here.
 found=$(go tool -modfile=deploy/tools/go.mod golangci-lint run --enable-only=depguard ./... 2>&1) || true
+found+=$(cd bench && go tool -modfile=../deploy/tools/go.mod golangci-lint run --enable-only=depguard ./... 2>&1) || true
 missed=0
 for b in "${breaches[@]}"; do
 	read -r package rule import <<<"$b"

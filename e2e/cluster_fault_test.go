@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -12,7 +11,7 @@ import (
 	"time"
 )
 
-var clusterCycles = flag.Int("cluster-cycles", 5, "how often a server of a cluster of NATS servers is harmed while it leads")
+var clusterCycles = repeatsFlag("cluster-cycles", 5, 5, "how often a server of a cluster of NATS servers is harmed while it leads")
 
 // nodeFault is what is done to a server, and how that is undone.
 type nodeFault struct {
@@ -42,7 +41,7 @@ func testClusterLeaders(t *testing.T, p *programs) {
 	w.cluster.whole(t)
 	recovered := recoveries{}
 	faults := nodeFaults()
-	for i := range *clusterCycles {
+	for i := range clusterCycles.n() {
 		fault := faults[i%len(faults)]
 		stream := []string{"BULLPEN_EXECS", "BULLPEN_JOBS"}[rand.IntN(2)]
 		n := w.cluster.leader(t, stream)

@@ -90,7 +90,7 @@ func testCrashPoints(t *testing.T, p *programs, in topology) {
 	w.world = newWorld(t, p.faulty(t), in, 1, w.hooks.flags...)
 	for at, c := range crashes() {
 		if c.thread {
-			w.inline(bash("echo 0 >log").and("thread_id", at))
+			w.ended(w.submit(bash("echo 0 >log").and("thread_id", at))).succeeded(t, "")
 		}
 	}
 	if !in.apart {
@@ -317,9 +317,7 @@ func (w *crashWorld) check(t *testing.T, at fault.Point) {
 		if c.lost {
 			want = "0\n"
 		}
-		if res := w.inline(bash("cat log").and("thread_id", at)); res.Stdout != want {
-			t.Errorf("%s: the thread has %q, want %q: %+v", at, res.Stdout, want, res)
-		}
+		w.ended(w.submit(bash("cat log").and("thread_id", at))).succeeded(t, want)
 	}
 	if c.posts > 0 {
 		w.checkPosts(t, at, id, c.posts)

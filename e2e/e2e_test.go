@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"flag"
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -12,16 +14,38 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// TestMain runs more tests side by side than there are processors, unless -parallel sets a number: tests wait most of
+// TestMain runs more tests in parallel than there are processors, unless -parallel sets a number: tests wait most of
 // their time, for leases to expire and for servers to start.
 func TestMain(m *testing.M) {
-	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
+	if err := flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0))); err != nil {
 		panic(err)
 	}
 	os.Exit(m.Run())
 }
 
-// TestE2E runs the built program with real jails and real HTTP, the same tests on each topology.
+// repeats is a flag for how often a test repeats something. Its default is smaller with -short.
+type repeats struct {
+	set        *int
+	short, all int
+}
+
+func repeatsFlag(name string, short, all int, usage string) repeats {
+	return repeats{flag.Int(name, 0, fmt.Sprintf("%s; 0 for %d, or %d with -short", usage, all, short)), short, all}
+}
+
+func (r repeats) n() int {
+	switch {
+	case *r.set > 0:
+		return *r.set
+	case testing.Short():
+		return r.short
+	default:
+		return r.all
+	}
+}
+
+// TestE2E runs the built program with real jails and real HTTP, the same tests on each topology. With -short it leaves
+// out longTests.
 func TestE2E(t *testing.T) {
 	p := buildPrograms(t)
 	for _, in := range topologies() {
@@ -30,12 +54,12 @@ func TestE2E(t *testing.T) {
 			t.Run("shared", func(t *testing.T) {
 				t.Parallel()
 				args := []string{"--output-limit", "2MiB", "--queue-wait", "1m"}
-				if in.apart { // what the other topology keeps in a directory
+				if in.apart { // the other topology stores threads in a directory
 					args = append(args, p.newBucket(t).flags()...)
 				}
 				runShared(t, newWorld(t, p, in, manySlots, append(args, madeAhead...)...))
 			})
-			for name, test := range ownWorld() {
+			for name, test := range deploymentTests() {
 				t.Run(name, func(t *testing.T) {
 					t.Parallel()
 					test(t, p, in)
@@ -43,20 +67,11 @@ func TestE2E(t *testing.T) {
 			}
 		})
 	}
-	for name, test := range map[string]func(*testing.T, *programs){
-		"docs": testDocs, "cluster-leaders": testClusterLeaders, "cluster-nodes": testClusterNodes, "data-lock": testDataLock, "drain-async": testDrainAsync, "no-worker": testNoWorker, "two-gateways": testTwoGateways,
-		"threads-killed-directory": testThreadsKilledDirectory, "threads-store-fails": testThreadsStoreFails, "threads-frozen": testThreadsFrozen,
-		"worker-first": testWorkerFirst, "credentials": testCredentials, "image": testImage, "redis": testRedis, "no-nsjail": testNoNsjail,
-		"overload": testOverload, "idle-streams": testIdleStreams, "slow-reader": testSlowReader,
-		"thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
-		"rolling-cluster":       func(t *testing.T, p *programs) { testRolling(t, p, onCluster()) },
-		"backup-ledger-cluster": func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
-		"no-faults":             testNoFaults, "ledger-bites": testLedgerBites, "ledger-cluster": func(t *testing.T, p *programs) { testLedger(t, p, onCluster()) },
-		"dispatcher-frozen":         testDispatcherFrozen,
-		"dispatcher-killed":         func(t *testing.T, p *programs) { testDispatcherKilled(t, p, topology{apart: true}) },
-		"dispatcher-killed-cluster": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, onCluster()) },
-		"costs":                     testCosts, "copies": testCopies, "durable-writes": testDurableWrites, "workers-lost": testWorkersLost, "server-lost": testServerLost, "worker-frozen": testWorkerFrozen, "golden": testGolden,
-	} {
+	tests := singleTests()
+	if !testing.Short() {
+		maps.Copy(tests, longTests())
+	}
+	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			test(t, p)
@@ -64,17 +79,43 @@ func TestE2E(t *testing.T) {
 	}
 }
 
-// ownWorld are the tests that stop servers or fill them, each with a deployment of its own, on every topology.
-func ownWorld() map[string]func(*testing.T, *programs, topology) {
+// deploymentTests stop or fill servers. Each runs on every topology, with a deployment of its own.
+func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
-		"drain": testDrain, "drain-over": testDrainOver, "rolling": testRolling, "backup": testBackup, "backup-ledger": testBackupLedger, "one-slot": testOneSlot,
-		"webhooks": testWebhooks, "webhooks-killed": testWebhooksKilled, "threads-killed": testThreadsKilled,
-		"network": testNetwork, "store": testStore, "sandbox-images": testSandboxImages, "unfit": testUnfit, "unfit-at-start": testUnfitAtStart,
-		"thread-expiry": testThreadExpiry, "crash-points": testCrashPoints, "ledger": testLedger, "limits-killed": testLimitsKilled, "warm": testWarm,
+		"backup": testBackup, "backup-ledger": testBackupLedger, "crash-points": testCrashPoints, "drain": testDrain, "drain-over": testDrainOver,
+		"ledger": testLedger, "limits-killed": testLimitsKilled, "network": testNetwork, "one-slot": testOneSlot, "rolling": testRolling,
+		"sandbox-images": testSandboxImages, "store": testStore, "thread-expiry": testThreadExpiry, "threads-killed": testThreadsKilled,
+		"unfit": testUnfit, "unfit-at-start": testUnfitAtStart, "warm": testWarm, "webhooks": testWebhooks, "webhooks-killed": testWebhooksKilled,
 	}
 }
 
-// runShared runs what leaves a deployment as it was.
+// singleTests deploy what they need: one topology, two gateways, another Redis.
+func singleTests() map[string]func(*testing.T, *programs) {
+	return map[string]func(*testing.T, *programs){
+		"copies": testCopies, "costs": testCosts, "credentials": testCredentials, "data-lock": testDataLock, "dispatcher-frozen": testDispatcherFrozen, "docs": testDocs,
+		"dispatcher-killed":         func(t *testing.T, p *programs) { testDispatcherKilled(t, p, topology{apart: true}) },
+		"dispatcher-killed-cluster": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, onCluster()) },
+		"drain-async":               testDrainAsync, "durable-writes": testDurableWrites, "golden": testGolden, "idle-streams": testIdleStreams, "image": testImage,
+		"no-faults": testNoFaults, "no-nsjail": testNoNsjail, "no-worker": testNoWorker, "overload": testOverload, "redis": testRedis,
+		"server-lost": testServerLost, "slow-reader": testSlowReader, "thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
+		"threads-frozen": testThreadsFrozen, "threads-store-fails": testThreadsStoreFails, "two-gateways": testTwoGateways,
+		"worker-first": testWorkerFirst, "worker-frozen": testWorkerFrozen, "workers-lost": testWorkersLost,
+	}
+}
+
+// longTests are further ways in which what the other tests check can go wrong, on clusters for the most part.
+func longTests() map[string]func(*testing.T, *programs) {
+	return map[string]func(*testing.T, *programs){
+		"backup-ledger-cluster":    func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
+		"cluster-leaders":          testClusterLeaders,
+		"cluster-nodes":            testClusterNodes,
+		"ledger-cluster":           func(t *testing.T, p *programs) { testLedger(t, p, onCluster()) },
+		"rolling-cluster":          func(t *testing.T, p *programs) { testRolling(t, p, onCluster()) },
+		"threads-killed-directory": testThreadsKilledDirectory,
+	}
+}
+
+// runShared runs the tests that can share a deployment, since they leave it as it was.
 func runShared(t *testing.T, w *world) {
 	for name, test := range map[string]func(*testing.T, *api){
 		"programs": testPrograms, "ways-to-die": testWaysToDie, "streaming": testStreaming, "eviction": testEviction,
@@ -94,7 +135,7 @@ func runShared(t *testing.T, w *world) {
 			test(t, w.in(t))
 		})
 	}
-	t.Run("scripts", func(t *testing.T) { // scripts are parallel by themselves
+	t.Run("scripts", func(t *testing.T) { // testscript runs scripts in parallel
 		testscript.Run(t, testscript.Params{
 			Dir:                 filepath.Join("testdata", "script"),
 			RequireExplicitExec: true,

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"flag"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -12,7 +11,7 @@ import (
 	"time"
 )
 
-var ledgerRestores = flag.Int("ledger-restores", 1, "how often a deployment is lost and restored from a backup in a ledger")
+var ledgerRestores = repeatsFlag("ledger-restores", 1, 1, "how often a deployment is lost and restored from a backup in a ledger")
 
 // testBackupLedger keeps a ledger while all that JetStream holds is lost again and again, and restored from a backup that was made while
 // clients submitted.
@@ -25,7 +24,7 @@ func testBackupLedger(t *testing.T, p *programs, in topology) {
 	d.deploy()
 	l := newLedger(t, d)
 	l.kinds = slices.Concat(l.kinds, l.kinds) // so that some wait for a slot
-	l.report(l.run([]trouble{l.restored()}, *ledgerRestores))
+	l.report(l.run([]trouble{l.restored()}, ledgerRestores.n()))
 }
 
 // restored loses all, and restores a backup.

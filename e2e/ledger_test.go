@@ -19,7 +19,7 @@ import (
 var (
 	ledgerSeed   = flag.Uint64("ledger-seed", 0, "what ledgers are drawn with; 0 draws it")
 	ledgerPoints = flag.Bool("ledger-points", false, "whether processes in ledgers die at named points, too; their bullpen is built for it")
-	ledgerCycles = flag.Int("ledger-cycles", 6, "how often something goes wrong in a ledger, in each deployment")
+	ledgerCycles = repeatsFlag("ledger-cycles", 3, 6, "how often something goes wrong in a ledger, in each deployment")
 )
 
 // ledger is a test of what bullpen promises. Clients of all kinds submit and write down all they are told, while the deployment's processes
@@ -88,7 +88,7 @@ func testLedger(t *testing.T, p *programs, in topology) {
 	if *ledgerPoints {
 		wrong = append(wrong, l.crashes()...)
 	}
-	l.report(l.run(wrong, *ledgerCycles))
+	l.report(l.run(wrong, ledgerCycles.n()))
 }
 
 // clientKinds are the usual clients of a ledger.
@@ -159,6 +159,6 @@ func (l *ledger) report(violations []violation) {
 		l.t.Errorf("%s: %s\n%s", subject, strings.Join(subjects[subject], "\n\t"), l.log.of(subject))
 	}
 	if len(violations) > 0 {
-		l.t.Errorf("run it again with -ledger-seed %d -ledger-cycles %d; the event log is %s", l.seed, *ledgerCycles, l.log.file.Name())
+		l.t.Errorf("run it again with -ledger-seed %d -ledger-cycles %d; the event log is %s", l.seed, ledgerCycles.n(), l.log.file.Name())
 	}
 }

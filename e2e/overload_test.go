@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"net/http"
@@ -22,8 +21,8 @@ import (
 )
 
 var (
-	floodSize    = flag.Int("flood", 6000, "submissions that a server is flooded with")
-	floodBacklog = flag.Int("backlog", 10_000, "executions that are queued when the flooded server is killed")
+	floodSize    = repeatsFlag("flood", 2000, 6000, "submissions that a server is flooded with")
+	floodBacklog = repeatsFlag("backlog", 2000, 10_000, "executions that are queued when the flooded server is killed")
 )
 
 // What the flooded server may use: it is told the one, and killed by the kernel above the other, which holds its programs too.
@@ -178,15 +177,15 @@ func testOverload(t *testing.T, p *programs) {
 		key, _ := w.newKey(fmt.Sprintf("org%d", len(f.keys)), plan)
 		f.keys = append(f.keys, key)
 	}
-	callers(*floodSize, func(i int) { f.send(t, i) })
+	callers(floodSize.n(), func(i int) { f.send(t, i) })
 	if f.refused[http.StatusServiceUnavailable] == 0 || len(f.accepted) == 0 || len(f.withdrawn) == 0 {
 		t.Errorf("%d were accepted; refused, by status: %v", len(f.accepted), f.refused)
 	}
-	for n := 10 * *floodSize; len(f.accepted) < *floodBacklog && !t.Failed(); n += 10 * *floodBacklog {
-		callers(*floodBacklog-len(f.accepted), func(i int) { f.send(t, n+10*i+5+i%4) }) // small ones, of those that may have many
+	for n := 10 * floodSize.n(); len(f.accepted) < floodBacklog.n() && !t.Failed(); n += 10 * floodBacklog.n() {
+		callers(floodBacklog.n()-len(f.accepted), func(i int) { f.send(t, n+10*i+5+i%4) }) // small ones, of those that may have many
 	}
 	peak := w.front.status(t, "VmHWM")
-	t.Logf("%d submissions, %d accepted, refused by status %v, peak of memory %d MiB", *floodSize, len(f.accepted), f.refused, peak/proto.MiB)
+	t.Logf("%d submissions, %d accepted, refused by status %v, peak of memory %d MiB", floodSize.n(), len(f.accepted), f.refused, peak/proto.MiB)
 	if w.front.ended() || peak > floodLimit {
 		t.Errorf("the server ended: %v; it took %s", w.front.ended(), peak)
 	}

@@ -31,7 +31,7 @@ import (
 )
 
 var (
-	threadKills = flag.Int("thread-kills", 6, "how often a worker is killed while it takes and saves homes of threads, in each deployment")
+	threadKills = repeatsFlag("thread-kills", 3, 6, "how often a worker is killed while it takes and saves homes of threads, in each deployment")
 	threadSeed  = flag.Uint64("thread-seed", 0, "what the moments of these kills are drawn with; 0 draws it")
 )
 
@@ -478,7 +478,7 @@ func killThreads(t *testing.T, w *world, victims []*victim, steps []step) {
 		}
 	})
 	killed := map[string]int{}
-	for i := range *threadKills {
+	for i := range threadKills.n() {
 		s := steps[i%len(steps)]
 		if s.cold {
 			s.name += " (cold)"
@@ -487,7 +487,7 @@ func killThreads(t *testing.T, w *world, victims []*victim, steps []step) {
 			break
 		}
 		killed[s.name]++
-		cold := i+1 < *threadKills && steps[(i+1)%len(steps)].cold
+		cold := i+1 < threadKills.n() && steps[(i+1)%len(steps)].cold
 		for _, v := range victims {
 			if !v.ended() {
 				continue

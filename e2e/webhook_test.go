@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"flag"
 	"io"
 	"maps"
 	"math/rand/v2"
@@ -26,7 +25,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-var kills = flag.Int("kills", 4, "how often the sender of webhooks is killed")
+var kills = repeatsFlag("kills", 2, 4, "how often the sender of webhooks is killed")
 
 // posted is a webhook that came.
 type posted struct {
@@ -308,7 +307,7 @@ func testWebhooksKilled(t *testing.T, p *programs, in topology) {
 	accepted := map[string]bool{}
 	var mu sync.Mutex
 	random := rand.New(rand.NewPCG(1, 2))
-	for i := range *kills {
+	for i := range kills.n() {
 		now := make(chan struct{})
 		switch i % 4 {
 		case 0:
@@ -368,7 +367,7 @@ func testWebhooksKilled(t *testing.T, p *programs, in topology) {
 			twice++
 		}
 	}
-	t.Logf("killed %d times: of %d webhooks %d came more than once", *kills, len(accepted), twice)
+	t.Logf("killed %d times: of %d webhooks %d came more than once", kills.n(), len(accepted), twice)
 }
 
 // testRedis takes Redis away while webhooks wait for their second attempt. None may come more than a minute late.

@@ -2,7 +2,6 @@ package nsjail
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -57,9 +56,6 @@ func abuse() []group {
 	}
 }
 
-// everyWay is for those who have time.
-var everyWay = flag.Bool("every-way", false, "run each attack once for each way in which its interpreter may be started, not for one in turn")
-
 // TestAbuse runs each attack in a jail of a Maker of its own, and sees that it is
 // contained, that it is told as what it was, and that it harms neither a jail that
 // waits meanwhile, nor the next one, which has its uids, and leaves nothing.
@@ -70,7 +66,7 @@ func TestAbuse(t *testing.T) {
 			t.Parallel()
 			for i, a := range g.attacks {
 				ways := modes[i%len(modes):][:1]
-				if *everyWay {
+				if !testing.Short() {
 					ways = modes[:]
 				}
 				if a.starved {
