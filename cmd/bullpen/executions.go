@@ -91,9 +91,9 @@ type logsCommand struct {
 func (*logsCommand) Help() string {
 	return `Prints the output so far, standard output and standard error each on the same stream here. --json prints the events, one JSON object per line.
 
-Without --follow, the exit code is 0 if the output could be read. With --follow:
+Without --follow, the exit code is 0 if the output could be read.
 
-` + exitCodesHelp + `
+Exit codes with --follow: ` + exitCodesHelp + `
 
 Examples:
 
@@ -148,12 +148,12 @@ func (t *traceID) UnmarshalText(text []byte) error {
 
 // Help completes the --help text.
 func (*waitCommand) Help() string {
-	return `Prints the id, status and exit code of each execution when it has ended, in the order of the arguments. --json prints each as an object,
-as bullpen get does. Interrupting the command does not cancel the executions.
+	return `Prints the id, status and exit code of each execution when it has ended, in the order of the arguments. --json prints each as
+bullpen get does. Interrupting the command does not cancel the executions.
 
-With several executions, the exit code is that of the first argument whose program did not succeed, or 0.
+With several executions, the exit code is that of the first one that did not succeed, or 0.
 
-` + exitCodesHelp + `
+Exit codes: ` + exitCodesHelp + `
 
 Examples:
 

@@ -32,12 +32,12 @@ const stopTime = 30 * time.Second
 type imageBuildCommand struct {
 	remote      `embed:""`
 	imageName   `embed:""`
-	Suite       string   `default:"sid" placeholder:"SUITE" help:"Suite of Debian to take packages from (${default})."`
+	Suite       string   `default:"sid" placeholder:"SUITE" help:"Suite of Debian to take packages from."`
 	Mirror      []string `placeholder:"SOURCE" help:"Where to get packages: what mmdebstrap takes as a mirror, such as a URL, a line of sources.list, or a file. Without it, mmdebstrap's own."`
 	StaleIndex  bool     `help:"Take a mirror's index also when it is past the date until which it was to be used."`
-	Python      string   `default:"python3.14" placeholder:"PACKAGE" help:"Package with Python (${default})."`
+	Python      string   `default:"python3.14" placeholder:"PACKAGE" help:"Package with Python."`
 	Package     []string `placeholder:"PACKAGE" help:"One more package for the image. Can be repeated."`
-	NodeVersion string   `default:"25" placeholder:"VERSION" help:"Version of Node to get from npm's registry, whole or in part (${default})."`
+	NodeVersion string   `default:"25" placeholder:"VERSION" help:"Version of Node to get from npm's registry, whole or in part."`
 	NodeTarball string   `type:"existingfile" placeholder:"FILE" help:"Take Node from this file instead: a .tar.gz with bin/node in its one directory, such as those of nodejs.org."`
 }
 

@@ -22,7 +22,7 @@ type keyCreateCommand struct {
 	Name       string       `required:"" placeholder:"NAME" help:"Name of the key, for people."`
 	Org        string       `required:"" placeholder:"ORG" help:"Organisation of the key: a-z 0-9 _ -."`
 	Plan       string       `required:"" enum:"free,pro,enterprise" placeholder:"PLAN" help:"Plan of the organisation: free, pro or enterprise."`
-	Rights     proto.Rights `default:"execute" enum:"execute,all" placeholder:"RIGHTS" help:"Rights of the key: execute, or all, which adds administration (default ${default})."`
+	Rights     proto.Rights `default:"execute" enum:"execute,all" placeholder:"RIGHTS" help:"Rights of the key: execute, or all, which adds administration."`
 	Concurrent *int         `placeholder:"N" help:"Concurrent executions of this key. Default: the limit of the plan."`
 	Sandbox    string       `placeholder:"NAME" help:"Sandbox profile of the key. Default: the profile named default."`
 }

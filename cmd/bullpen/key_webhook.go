@@ -210,7 +210,7 @@ func (c *keyWebhookSetCommand) Run(ctx context.Context, s streams) error {
 type keyWebhookRotateCommand struct {
 	remote  `embed:""`
 	Secret  *string   `placeholder:"-" help:"New secret; - reads it from standard input. Prefer that: other users of this machine can read flags. Default: a generated one."`
-	Overlap *duration `placeholder:"TIME" help:"Time for which the old secret also signs, 0 to 168h (default 24h)."`
+	Overlap *duration `placeholder:"TIME" help:"Time for which the old secret also signs, 0 to 168h. Default: 24h."`
 }
 
 // Run runs the command.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/alecthomas/kong"
@@ -103,10 +104,32 @@ func newParser(s streams) (*kong.Kong, error) {
 		kong.Name("bullpen"),
 		kong.Description(description),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: 110}),
+		kong.ValueFormatter(flagHelp),
+		kong.PostBuild(func(k *kong.Kong) error {
+			k.Model.HelpFlag.Help = "Show this help."
+			return nil
+		}),
 		kong.Writers(s.out, s.err),
 		kong.Bind(s),
 		kong.Vars{"version": "bullpen " + app.Version()},
 	)
+}
+
+// flagHelp returns the help of a flag or argument with its default and environment variable.
+func flagHelp(value *kong.Value) string {
+	var notes []string
+	if value.HasDefault {
+		notes = append(notes, "default "+value.Default)
+	}
+	if value.Tag != nil {
+		for _, env := range value.Tag.Envs {
+			notes = append(notes, "$"+env)
+		}
+	}
+	if len(notes) == 0 {
+		return value.Help
+	}
+	return value.Help + " [" + strings.Join(notes, ", ") + "]"
 }
 
 func run(args []string, s streams) int {

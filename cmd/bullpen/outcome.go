@@ -17,7 +17,7 @@ const (
 )
 
 // exitCodesHelp documents them in --help.
-const exitCodesHelp = `The exit code is that of the program, 128+N if signal N ended it, or
+const exitCodesHelp = `that of the program, 128+N if signal N ended it, or
 
   124  the program exceeded its timeout
   125  the program could not run, or its outcome is unknown

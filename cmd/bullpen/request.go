@@ -18,7 +18,7 @@ import (
 
 // remote has the flags of every command that calls a server.
 type remote struct {
-	URL  string `name:"url" env:"BULLPEN_URL" default:"http://127.0.0.1:8080" placeholder:"URL" help:"URL of the server (default ${default})."`
+	URL  string `name:"url" env:"BULLPEN_URL" default:"http://127.0.0.1:8080" placeholder:"URL" help:"URL of the server."`
 	Key  string `name:"key" env:"BULLPEN_API_KEY" placeholder:"KEY" help:"API key. Prefer the environment variable: other users of this machine can read flags."`
 	JSON bool   `name:"json" help:"Print JSON."`
 }

@@ -30,7 +30,7 @@ const (
 type runCommand struct {
 	remote         `embed:""`
 	Language       string   `name:"lang" short:"l" placeholder:"LANG" help:"Language: python, node or bash. Default: from the file name, then from the first line; python for standard input."`
-	Timeout        *int     `short:"t" placeholder:"SECONDS" help:"Kill the program after this time (the server's default: 60)."`
+	Timeout        *int     `short:"t" placeholder:"SECONDS" help:"Kill the program after this time. Default: the server's, 60."`
 	Env            []string `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of the program. Repeatable."`
 	Metadata       []string `short:"m" sep:"none" placeholder:"NAME=VALUE" help:"Metadata to store with the execution. Repeatable."`
 	Thread         string   `placeholder:"ID" help:"Run in this thread, with the home directory that its last execution left. Created if it does not exist."`
@@ -46,7 +46,7 @@ func (*runCommand) Help() string {
 	return `Streams the program's standard output and standard error to the same streams here, and prints the execution's id on standard error.
 If the connection breaks, the command reconnects without losing or repeating output. Ctrl-C cancels the program; a second Ctrl-C exits at once.
 
-` + exitCodesHelp + `
+Exit codes: ` + exitCodesHelp + `
 
 --json prints the execution's events, one JSON object per line. The last is the result.
 

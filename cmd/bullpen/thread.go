@@ -163,7 +163,7 @@ func (c *threadRmCommand) Run(ctx context.Context, s streams) error {
 }
 
 type outputFlag struct {
-	Output string `short:"o" default:"-" placeholder:"FILE" help:"File to write; - for standard output (default). The file appears when it is complete."`
+	Output string `short:"o" default:"-" placeholder:"FILE" help:"File to write; - for standard output. The file appears when it is complete."`
 }
 
 // write calls f with the writer that the flag names. A regular file is replaced only if f succeeds.
@@ -320,7 +320,7 @@ func (c *threadFilesCommand) Run(ctx context.Context, s streams) error {
 
 type threadGCCommand struct {
 	remote  `embed:""`
-	SafeAge *time.Duration `placeholder:"AGE" help:"Keep files younger than this, which a running execution or upload may still refer to; at least 2h (default 24h)."`
+	SafeAge *time.Duration `placeholder:"AGE" help:"Keep files younger than this, which a running execution or upload may still refer to; at least 2h. Default: 24h."`
 }
 
 // Help completes the --help text.

@@ -16,7 +16,7 @@ type threadImportCommand struct {
 	remote    `embed:""`
 	threadArg `embed:""`
 	File      string `arg:"" help:"The uncompressed tar archive, such as bullpen thread export writes."`
-	Timeout   int    `short:"t" default:"60" placeholder:"SECONDS" help:"Timeout of unpacking (default ${default})."`
+	Timeout   int    `short:"t" default:"60" placeholder:"SECONDS" help:"Timeout of unpacking."`
 }
 
 // Help completes the --help text.

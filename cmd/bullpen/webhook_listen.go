@@ -33,11 +33,11 @@ const (
 
 type webhookListenCommand struct {
 	JSON             bool       `name:"json" help:"Print each webhook as one line of JSON."`
-	Port             uint16     `default:"8099" placeholder:"N" help:"Port to listen on (default ${default}); 0 for a free one."`
-	Address          netip.Addr `default:"127.0.0.1" placeholder:"ADDRESS" help:"Address to listen on (default ${default}). Anyone who can reach it can print here."`
+	Port             uint16     `default:"8099" placeholder:"N" help:"Port to listen on; 0 for a free one."`
+	Address          netip.Addr `default:"127.0.0.1" placeholder:"ADDRESS" help:"Address to listen on. Anyone who can reach it can print here."`
 	SecretFile       string     `placeholder:"FILE" help:"File with the key's secret; - for standard input. During a rotation, one secret per line. Default: BULLPEN_WEBHOOK_SECRET."`
-	SignatureHeaders *string    `placeholder:"NAME,…" help:"Headers with the hexadecimal signature, as in bullpen key webhook set; empty for none (default X-Baponi-Signature,X-Bullpen-Signature)."`
-	Answer           int        `default:"204" placeholder:"CODE" help:"Status of the responses (default ${default}). Use 503 to see retries."`
+	SignatureHeaders *string    `placeholder:"NAME,…" help:"Headers with the hexadecimal signature, as in bullpen key webhook set; empty for none. Default: X-Baponi-Signature,X-Bullpen-Signature."`
+	Answer           int        `default:"204" placeholder:"CODE" help:"Status of the responses. Use 503 to see retries."`
 }
 
 // Help completes the --help text.

@@ -38,7 +38,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-func TestOnlyGatewaysListenUnasked(t *testing.T) {
+func TestDefaultAddress(t *testing.T) {
 	const store = "s3://bucket"
 	c, err := ParseConfig([]string{"--roles", "worker", "--nats", "nats://127.0.0.1:4222", "--store", store})
 	if err != nil || c.Address() != "" {
@@ -46,7 +46,7 @@ func TestOnlyGatewaysListenUnasked(t *testing.T) {
 	}
 	c, err = ParseConfig([]string{"--roles", "worker", "--nats", "nats://127.0.0.1:4222", "--store", store, "--listen", "127.0.0.1:0"})
 	if err != nil || c.Address() != "127.0.0.1:0" {
-		t.Errorf("a worker that is told to listens on %q, %v", c.Address(), err)
+		t.Errorf("a worker with --listen listens on %q, %v", c.Address(), err)
 	}
 }
 
@@ -86,7 +86,7 @@ bootstrap-key: sk-local-abcdefghijklmnopqrst
 	}
 }
 
-func TestSettingsBelowOthersInTheFile(t *testing.T) {
+func TestNestedSettingsInFile(t *testing.T) {
 	for name, file := range map[string]string{
 		"flags":  "webhook-allow-cidrs: [127.0.0.0/8, \"fd00::/8\"]\nwebhook-allow-http: true\nwebhook-allow-ports: [80, 9000]\nwebhook-ca-file: ca.pem\nwebhook-max-body: 2MiB\n",
 		"below":  "webhook:\n  allow_cidrs: [127.0.0.0/8, \"fd00::/8\"]\n  allow_http: true\n  allow-ports: \"80,9000\"\n  ca_file: ca.pem\n  max_body: 2 MiB\n",
@@ -108,7 +108,7 @@ func TestSettingsBelowOthersInTheFile(t *testing.T) {
 	}
 }
 
-func TestWebhookSettingsOfTheEnvironment(t *testing.T) {
+func TestWebhookSettingsInEnvironment(t *testing.T) {
 	for name, value := range map[string]string{
 		"WEBHOOK_ALLOW_CIDRS": "10.0.0.0/8,::1/128", "WEBHOOK_ALLOW_HTTP": "true", "WEBHOOK_ALLOW_PORTS": "80", "WEBHOOK_CA_FILE": "f",
 		"WEBHOOK_MAX_BODY": "64KiB", "PUBLIC_URL": "https://x/y",
@@ -124,7 +124,7 @@ func TestWebhookSettingsOfTheEnvironment(t *testing.T) {
 	}
 }
 
-func TestBadSettingsAreNamed(t *testing.T) {
+func TestInvalidSettings(t *testing.T) {
 	for name, test := range map[string]struct {
 		args []string
 		file string
@@ -132,22 +132,22 @@ func TestBadSettingsAreNamed(t *testing.T) {
 		want []string
 	}{
 		"unknown in file":      {file: "slot: 3\nlistn: x\nslots: 1\n", want: []string{"unknown settings: listn (line 2), slot (line 1).", "output-limit"}},
-		"unknown below":        {file: "nats:\n  url: x\n", want: []string{"unknown settings: nats-url (line 2)."}},
-		"nothing below":        {file: "\nwebhook: {}\n", want: []string{"bullpen.yaml:2: webhook: ", "write a value"}},
-		"no value below":       {file: "webhook:\n  ca_file:\n", want: []string{"bullpen.yaml:2: webhook.ca_file: has no value"}},
-		"settings in a list":   {file: "webhook:\n  allow_ports: [1, {a: b}]\n", want: []string{"bullpen.yaml:2: webhook.allow_ports: ", "write a value"}},
-		"twice in two forms":   {file: "webhook:\n  allow_http: true\nwebhook-allow-http: false\n", want: []string{"bullpen.yaml:3: webhook-allow-http is set twice, on line 2 too"}},
-		"wrong kind below":     {file: "webhook:\n  max_body: many\n", want: []string{"bullpen.yaml:2: webhook-max-body: "}},
+		"nested, unknown":      {file: "nats:\n  url: x\n", want: []string{"unknown settings: nats-url (line 2)."}},
+		"nested, empty":        {file: "\nwebhook: {}\n", want: []string{"bullpen.yaml:2: webhook: ", "must be a value or a list"}},
+		"nested, no value":     {file: "webhook:\n  ca_file:\n", want: []string{"bullpen.yaml:2: webhook.ca_file: has no value"}},
+		"settings in a list":   {file: "webhook:\n  allow_ports: [1, {a: b}]\n", want: []string{"bullpen.yaml:2: webhook.allow_ports: ", "must be a value or a list"}},
+		"twice in two forms":   {file: "webhook:\n  allow_http: true\nwebhook-allow-http: false\n", want: []string{"bullpen.yaml:3: webhook-allow-http is already set on line 2"}},
+		"nested, wrong type":   {file: "webhook:\n  max_body: many\n", want: []string{"bullpen.yaml:2: webhook-max-body: "}},
 		"no value":             {file: "\nnats:\n", want: []string{"bullpen.yaml:2: nats: has no value"}},
 		"not YAML":             {file: "{", want: []string{"bullpen.yaml:1: must be YAML"}},
-		"a quote is open":      {file: "slots: 1\nbootstrap-key: \"sk-local-hunter2hunter2hunter2\n", want: []string{"bullpen.yaml:2: must be YAML"}},
+		"unterminated quote":   {file: "slots: 1\nbootstrap-key: \"sk-local-hunter2hunter2hunter2\n", want: []string{"bullpen.yaml:2: must be YAML"}},
 		"a setting twice":      {file: "slots: 1\nslots: 2\n", want: []string{"bullpen.yaml:2: ", "already defined"}},
-		"two documents":        {file: "slots: 1\n---\nslots: 2\n", want: []string{"bullpen.yaml must hold one"}},
-		"impossible in file":   {file: "drain: 0s\n", want: []string{"--drain", "bullpen.yaml)"}},
+		"two documents":        {file: "slots: 1\n---\nslots: 2\n", want: []string{"bullpen.yaml must have one"}},
+		"invalid in file":      {file: "drain: 0s\n", want: []string{"--drain", "bullpen.yaml)"}},
 		"not settings":         {file: "- a\n", want: []string{"bullpen.yaml:1: must be YAML with one"}},
 		"no file":              {args: []string{"--config", "/nonexistent/file"}, want: []string{"read settings", "/nonexistent/file"}},
-		"wrong kind in file":   {file: "\nslots: many\n", want: []string{"bullpen.yaml:2: slots: ", "many"}},
-		"wrong kind in env":    {env: map[string]string{"BULLPEN_DRAIN": "soon"}, want: []string{"BULLPEN_DRAIN", "soon"}},
+		"wrong type in file":   {file: "\nslots: many\n", want: []string{"bullpen.yaml:2: slots: ", "many"}},
+		"wrong type in env":    {env: map[string]string{"BULLPEN_DRAIN": "soon"}, want: []string{"BULLPEN_DRAIN", "soon"}},
 		"listen":               {args: []string{"--listen", "8080"}, want: []string{"--listen", "HOST:PORT"}},
 		"port":                 {args: []string{"--listen", ":65536"}, want: []string{"--listen"}},
 		"role":                 {args: []string{"--roles", "archive"}, want: []string{"--roles", `"archive"`, "gateway, worker, scheduler, webhook"}},
@@ -161,9 +161,9 @@ func TestBadSettingsAreNamed(t *testing.T) {
 		"replicas":             {args: []string{"--nats", "nats://x", "--replicas", "2"}, want: []string{"--replicas", "1, 3 or 5"}},
 		"Redis URL":            {args: []string{"--redis", "http://user:hunter2@x"}, want: []string{"--redis", "redis://HOST:PORT"}},
 		"Redis URL, host":      {args: []string{"--redis", "redis://:hunter2@/0"}, want: []string{"--redis", "redis://HOST:PORT"}},
-		"Redis URL, database":  {args: []string{"--redis", "redis://:hunter2@x/main"}, want: []string{"--redis", "database of that number"}},
+		"Redis URL, database":  {args: []string{"--redis", "redis://:hunter2@x/main"}, want: []string{"--redis", "database N"}},
 		"Redis URL, options":   {args: []string{"--redis", "rediss://:hunter2@x?skip_verify=true"}, want: []string{"--redis", "redis://HOST:PORT"}},
-		"Redis CA alone":       {args: []string{"--redis-ca", "f"}, want: []string{"--redis-ca", "give --redis"}},
+		"Redis CA alone":       {args: []string{"--redis-ca", "f"}, want: []string{"--redis-ca", "set --redis"}},
 		"Redis CA without TLS": {args: []string{"--redis", "redis://x", "--redis-ca", "f"}, want: []string{"--redis-ca", "rediss://"}},
 		"slots":                {args: []string{"--slots=-1"}, want: []string{"--slots"}},
 		"slots over ids":       {args: []string{"--slots", "3", "--uid-range", "1000:5"}, want: []string{"--slots", "need 6 user ids", "has 5"}},
@@ -180,8 +180,8 @@ func TestBadSettingsAreNamed(t *testing.T) {
 		"upgrade URL":          {args: []string{"--upgrade-url", "javascript:x"}, want: []string{"--upgrade-url", "http"}},
 		"public URL":           {args: []string{"--public-url", "bullpen.example.com"}, want: []string{"--public-url", "https://bullpen.example.com"}},
 		"public URL, user":     {args: []string{"--public-url", "https://u:hunter2@x"}, want: []string{"--public-url", "without"}},
-		"public URL, slash":    {args: []string{"--public-url", "https://x/"}, want: []string{"--public-url", "without a slash"}},
-		"public URL, query":    {args: []string{"--public-url", "https://x/a?b"}, want: []string{"--public-url", "a query"}},
+		"public URL, slash":    {args: []string{"--public-url", "https://x/"}, want: []string{"--public-url", "trailing slash"}},
+		"public URL, query":    {args: []string{"--public-url", "https://x/a?b"}, want: []string{"--public-url", "query"}},
 		"webhook range":        {args: []string{"--webhook-allow-cidrs", "10.0.0.1"}, want: []string{"--webhook-allow-cidrs", "10.0.0.1"}},
 		"webhook range, form":  {args: []string{"--webhook-allow-cidrs", "::ffff:10.0.0.0/104"}, want: []string{"--webhook-allow-cidrs", "IPv4"}},
 		"webhook port":         {args: []string{"--webhook-allow-ports", "80,65536"}, want: []string{"--webhook-allow-ports", "65536"}},
@@ -194,14 +194,14 @@ func TestBadSettingsAreNamed(t *testing.T) {
 		"store of a worker":    {args: []string{"--nats", "nats://x", "--roles", "worker"}, want: []string{"--store: ", "only worker", "every gateway and worker the same"}},
 		"store of a gateway":   {args: []string{"--nats", "nats://x", "--roles", "gateway,scheduler"}, want: []string{"--store: ", "only gateway, scheduler"}},
 		"home cache":           {args: []string{"--home-cache", "10GB"}, want: []string{"--home-cache", "GiB"}},
-		"thread expiry":        {args: []string{"--thread-expiry=-1h"}, want: []string{"--thread-expiry", "for ever"}},
+		"thread expiry":        {args: []string{"--thread-expiry=-1h"}, want: []string{"--thread-expiry", "forever"}},
 		"thread gc":            {args: []string{"--thread-gc", "0s"}, want: []string{"--thread-gc", "more than 0"}},
 		"log format":           {args: []string{"--log-format", "xml"}, want: []string{"--log-format", "text or json"}},
 		"log level":            {args: []string{"--log-level", "loud"}, want: []string{"--log-level", "loud"}},
 		"bootstrap key":        {env: map[string]string{"BULLPEN_BOOTSTRAP_KEY": "hunter2"}, want: []string{"BULLPEN_BOOTSTRAP_KEY", "sk-<region>-<token>"}},
 		"bootstrap key, flag":  {args: []string{"--bootstrap-key", "sk-local-hunter2hunter2hunter2"}, want: []string{"set BULLPEN_BOOTSTRAP_KEY"}},
-		"several are told":     {args: []string{"--drain", "0s", "--region", "_"}, want: []string{"--drain", "--region"}},
-		"flags cannot be read": {args: []string{"--nonsense"}, want: []string{"--nonsense"}},
+		"several errors":       {args: []string{"--drain", "0s", "--region", "_"}, want: []string{"--drain", "--region"}},
+		"unknown flag":         {args: []string{"--nonsense"}, want: []string{"--nonsense"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for k, v := range test.env {
@@ -217,17 +217,17 @@ func TestBadSettingsAreNamed(t *testing.T) {
 			}
 			for _, want := range test.want {
 				if !strings.Contains(err.Error(), want) {
-					t.Errorf("%q does not say %q", err, want)
+					t.Errorf("%q lacks %q", err, want)
 				}
 			}
 			if strings.Contains(err.Error(), "hunter2") {
-				t.Errorf("%q tells a secret", err)
+				t.Errorf("%q has a secret", err)
 			}
 		})
 	}
 }
 
-// Processes that share a NATS share a store too. Those with both roles that use it may be the only one, and others need none.
+// A gateway or worker alone needs a shared store. A process with both may use its data directory.
 func TestStoreOfRoles(t *testing.T) {
 	for _, args := range [][]string{
 		nil,
@@ -291,13 +291,13 @@ func TestLogHidesSecrets(t *testing.T) {
 			var log bytes.Buffer
 			NewLogger(&log, slog.LevelInfo, format).Info("starts", "config", c)
 			if strings.Contains(log.String(), "hunter2") {
-				t.Errorf("the log tells a secret: %s", &log)
+				t.Errorf("the log has a secret: %s", &log)
 			}
 			if c.RedisURL != "" && !strings.Contains(log.String(), "two:6379") {
-				t.Errorf("the log does not tell which Redis: %s", &log)
+				t.Errorf("the log lacks the Redis server: %s", &log)
 			}
 			if !strings.Contains(log.String(), "one:4222") || !strings.Contains(log.String(), "(set)") {
-				t.Errorf("the log does not tell what is set: %s", &log)
+				t.Errorf("the log lacks settings: %s", &log)
 			}
 		}
 	}

@@ -15,8 +15,7 @@ import (
 	"github.com/goccy/go-yaml/parser"
 )
 
-// ParseConfig gives the settings of args, the flags of `bullpen serve`, with the environment, the file and the defaults under
-// them.
+// ParseConfig parses args, the flags of `bullpen serve`, and adds settings from the environment, the file and the defaults.
 func ParseConfig(args []string) (*Config, error) {
 	c := new(Config)
 	parser, err := kong.New(c, kong.Name("serve"), kong.NoDefaultHelp())
@@ -29,20 +28,20 @@ func ParseConfig(args []string) (*Config, error) {
 	return c, nil
 }
 
-// AfterApply refuses secrets that nobody should put on a command line, where every process of the host can read them.
+// AfterApply rejects a bootstrap key on the command line.
 func (c *Config) AfterApply(ctx *kong.Context) error {
 	for _, p := range ctx.Path {
 		if p.Flag != nil && p.Flag.Name == "bootstrap-key" && !p.Resolved {
-			return errors.New("--bootstrap-key is not a flag, because other users of the host could read it: set BULLPEN_BOOTSTRAP_KEY, or bootstrap-key in the file")
+			return errors.New("--bootstrap-key is not a flag, because other users of the machine could read it: set BULLPEN_BOOTSTRAP_KEY, or bootstrap-key in the file")
 		}
 	}
 	return nil
 }
 
-// configFile is the path of a YAML file; when it is set, the file's values stand in for flags that are not.
+// configFile is the path of a YAML file whose values replace defaults of flags.
 type configFile string
 
-// BeforeResolve reads the file. kong calls it when flags and environment are known.
+// BeforeResolve reads the file. kong calls it after it has read flags and environment.
 func (f configFile) BeforeResolve(ctx *kong.Context, trace *kong.Path) error {
 	path := string(f)
 	if trace.Flag != nil {
@@ -61,7 +60,7 @@ func (f configFile) BeforeResolve(ctx *kong.Context, trace *kong.Path) error {
 	ctx.AddResolver(kong.ResolverFunc(func(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
 		for _, name := range flag.Envs {
 			if _, ok := os.LookupEnv(name); ok {
-				return nil, nil // no value of the file's, and no error: the environment wins
+				return nil, nil // the environment overrides the file
 			}
 		}
 		if v, ok := values[flag.Name]; ok {
@@ -72,14 +71,13 @@ func (f configFile) BeforeResolve(ctx *kong.Context, trace *kong.Path) error {
 	return nil
 }
 
-// fileValue is a setting of the file as it would be written in a flag.
+// fileValue is a setting of the file in the form of a flag value.
 type fileValue struct {
 	text string
 	line int
 }
 
-// readConfigFile reads the settings of the file. Its errors name the file and the line, and never what is written there: it may be a
-// secret.
+// readConfigFile reads the settings of a file. Its errors have the file and the line, but no values, which may be secrets.
 func readConfigFile(path string) (map[string]fileValue, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -90,7 +88,7 @@ func readConfigFile(path string) (map[string]fileValue, error) {
 		return nil, yamlError(path, err)
 	}
 	if len(file.Docs) > 1 {
-		return nil, fmt.Errorf("%s must hold one YAML document, and has %d", path, len(file.Docs))
+		return nil, fmt.Errorf("%s must have one YAML document, not %d", path, len(file.Docs))
 	}
 	var raw map[string]any
 	if err := yaml.Unmarshal(text, &raw); err != nil {
@@ -109,7 +107,7 @@ func readConfigFile(path string) (map[string]fileValue, error) {
 	return values, nil
 }
 
-// keyLines notes the lines of the keys of a mapping, and of those below them, which are written KEY.KEY there.
+// keyLines adds the line numbers of the keys of a mapping. Nested keys are joined with dots.
 func keyLines(lines map[string]int, prefix string, node ast.Node) {
 	m, ok := node.(*ast.MappingNode)
 	if !ok {
@@ -122,7 +120,7 @@ func keyLines(lines map[string]int, prefix string, node ast.Node) {
 	}
 }
 
-// flatten puts the setting at a key under the name of its flag, and those below it under theirs: a.b_c, and b_c below a, are a-b-c.
+// flatten adds the setting at a key, or the settings nested in it, by the names of their flags: a.b_c, and b_c nested in a, are a-b-c.
 func flatten(values map[string]fileValue, lines map[string]int, key string, v any) error {
 	if below, ok := v.(map[string]any); ok && len(below) > 0 {
 		for name, v := range below {
@@ -138,7 +136,7 @@ func flatten(values map[string]fileValue, lines map[string]int, key string, v an
 	}
 	name := strings.NewReplacer(".", "-", "_", "-").Replace(key)
 	if other, twice := values[name]; twice {
-		return fmt.Errorf("%d: %s is set twice, on line %d too", max(other.line, lines[key]), name, min(other.line, lines[key]))
+		return fmt.Errorf("%d: %s is already set on line %d", max(other.line, lines[key]), name, min(other.line, lines[key]))
 	}
 	values[name] = fileValue{form, lines[key]}
 	return nil
@@ -165,15 +163,15 @@ func flagForm(v any) (string, error) {
 		}
 		return strings.Join(items, ","), nil
 	case map[string]any:
-		return "", errors.New("has no settings below it, or a list of them: write a value or a list of values")
+		return "", errors.New("must be a value or a list of values")
 	case nil:
-		return "", errors.New("has no value: give one or remove the line")
+		return "", errors.New("has no value: give one, or remove the line")
 	default:
 		return fmt.Sprint(v), nil
 	}
 }
 
-// checkValues checks that there are flags of the settings' names and that they take the values.
+// checkValues checks that the settings are flags and that their values parse.
 func checkValues(path string, values map[string]fileValue, flags []*kong.Flag) error {
 	known := map[string]*kong.Flag{}
 	for _, f := range flags {
@@ -197,6 +195,6 @@ func checkValues(path string, values map[string]fileValue, flags []*kong.Flag) e
 	if len(unknown) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s: unknown settings: %s. There are: %s", path, strings.Join(unknown, ", "),
+	return fmt.Errorf("%s: unknown settings: %s. Known settings: %s", path, strings.Join(unknown, ", "),
 		strings.Join(slices.Sorted(maps.Keys(known)), ", "))
 }

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -237,26 +236,6 @@ func openJails(cfg *Config, jails nsjail.Config) (*nsjail.Maker, error) {
 	jails.NsjailPath, jails.Home, jails.VolumeDir = path, cfg.Home, filepath.Join(data, "volumes")
 	jails.UIDs = nsjail.UIDs{First: cfg.UIDRange.First, Count: cfg.UIDRange.Count}
 	return nsjail.Open(jails)
-}
-
-// findNsjail finds the nsjail program: the one that was set, the one beside this executable, the one on the PATH.
-func findNsjail(set string) (string, error) {
-	if set != "" {
-		return set, nil
-	}
-	if exe, err := os.Executable(); err == nil {
-		if exe, err = filepath.EvalSymlinks(exe); err == nil {
-			beside := filepath.Join(filepath.Dir(exe), "nsjail", "nsjail", "bin", "nsjail")
-			if _, err := os.Stat(beside); err == nil {
-				return beside, nil
-			}
-		}
-	}
-	path, err := exec.LookPath("nsjail")
-	if err != nil {
-		return "", fmt.Errorf("find nsjail: %w: run `make build`, or name it with --nsjail", err)
-	}
-	return path, nil
 }
 
 // probe finds which runtimes work inside a jail.
