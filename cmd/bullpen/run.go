@@ -34,11 +34,13 @@ type runCommand struct {
 	Env            []string `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of the program. Repeatable."`
 	Metadata       []string `short:"m" sep:"none" placeholder:"NAME=VALUE" help:"Metadata to store with the execution. Repeatable."`
 	Thread         string   `placeholder:"ID" help:"Run in this thread, with the home directory that its last execution left. Created if it does not exist."`
+	Stdin          string   `placeholder:"FILE" help:"Standard input of the program, up to 1 MiB: a file, or - for standard input. Empty by default."`
 	Async          bool     `help:"Print the execution's id and exit. See bullpen wait and bullpen logs."`
 	WebhookURL     string   `name:"webhook-url" placeholder:"URL" help:"With --async: send the result to this URL."`
 	IdempotencyKey string   `placeholder:"KEY" help:"With --async: repeating the command with the same key returns the first execution."`
 	Quiet          bool     `short:"q" help:"Do not print the execution's id or progress on standard error."`
 	File           string   `arg:"" help:"The program, or - for standard input."`
+	Args           []string `arg:"" optional:"" name:"args" help:"Arguments of the program, after --."`
 }
 
 // Help completes the --help text.
@@ -54,6 +56,7 @@ Examples:
 
   bullpen run hello.py
   bullpen run -t 10 -e NAME=you greet.sh
+  bullpen run --stdin data.csv sum.py -- --column 3
   bullpen run --thread notebook-1 cell.py
   echo 'print(6 * 7)' | bullpen run -
   bullpen run --async --webhook-url https://example.com/hook long.py`
@@ -115,7 +118,7 @@ func (c *runCommand) inline(ctx context.Context, f *follower, req client.Request
 
 // request returns the request that the flags and arguments describe.
 func (c *runCommand) request(stdin io.Reader) (client.Request, error) {
-	req := client.Request{ThreadID: c.Thread, WebhookURL: c.WebhookURL}
+	req := client.Request{ThreadID: c.Thread, Args: c.Args, WebhookURL: c.WebhookURL}
 	var err error
 	if err = c.check(); err != nil {
 		return req, err
@@ -135,6 +138,11 @@ func (c *runCommand) request(stdin io.Reader) (client.Request, error) {
 	if req.Code == "" {
 		return req, fmt.Errorf("read the program: %s is empty", c.File)
 	}
+	if c.Stdin != "" {
+		if req.Stdin, err = readText(c.Stdin, stdin, proto.MaxStdinBytes); err != nil {
+			return req, fmt.Errorf("read --stdin: %w", err)
+		}
+	}
 	req.Language, err = c.language([]byte(req.Code))
 	return req, err
 }
@@ -146,6 +154,8 @@ func (c *runCommand) check() error {
 		return usagef("-t %d: give a whole number of seconds, at least 1", *c.Timeout)
 	case c.Language != "" && !slices.Contains(proto.Languages(), proto.Language(c.Language)):
 		return usagef("-l %q: give python, node or bash", c.Language)
+	case c.Stdin == "-" && c.File == "-":
+		return usagef("standard input is either the program or, with --stdin -, its input")
 	case !c.Async && c.WebhookURL != "":
 		return usagef("--webhook-url needs --async")
 	case !c.Async && c.IdempotencyKey != "":
