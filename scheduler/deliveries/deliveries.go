@@ -1,5 +1,5 @@
-// Package deliveries keeps what is to be delivered, and what became of it: one record for each execution that asked for a webhook,
-// changed by compare-and-set. It sends nothing; room webhook does.
+// Package deliveries stores webhook deliveries: one record for each execution with a webhook, changed by
+// compare-and-set. Package webhook sends them.
 package deliveries
 
 import (
@@ -19,12 +19,12 @@ import (
 )
 
 const (
-	lookEvery = 100 * time.Millisecond // whether a feed is at its end
-	tries     = 20                     // of a change by compare-and-set
-	inboxSize = 256
+	drainCheckEvery = 100 * time.Millisecond
+	maxTries        = 20 // of a compare-and-set
+	inboxSize       = 256
 )
 
-// Store is the deliveries in JetStream.
+// Store stores deliveries in JetStream.
 type Store struct{ Store *store.Store }
 
 func header(d *proto.Delivery) nats.Header {
@@ -37,7 +37,7 @@ func header(d *proto.Delivery) nats.Header {
 	return h
 }
 
-// Create stores a delivery; that it is stored already is no error. It tries until ctx ends.
+// Create stores a delivery. It is no error if the delivery exists. Create retries until ctx is done.
 func (s *Store) Create(ctx context.Context, d *proto.Delivery) error {
 	_, err := s.write(ctx, d, 0)
 	if store.IsConflict(err) {
@@ -46,7 +46,7 @@ func (s *Store) Create(ctx context.Context, d *proto.Delivery) error {
 	return err
 }
 
-// Encode gives a delivery in the form in which it is stored.
+// Encode returns the header and body of a stored delivery.
 func Encode(d *proto.Delivery) (nats.Header, []byte, error) {
 	body, err := json.Marshal(d)
 	if err != nil {
@@ -67,7 +67,7 @@ func (s *Store) write(ctx context.Context, d *proto.Delivery, revision uint64) (
 	return seq, nil
 }
 
-// Get gives a delivery, and the revision to change it by. Its error is [proto.ErrNotFound] where there is none.
+// Get returns a delivery and its revision, or [proto.ErrNotFound].
 func (s *Store) Get(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, uint64, error) {
 	m, err := s.Store.Last(ctx, s.Store.Deliveries, store.DeliverySubject(org, id))
 	if store.IsNotFound(err) {
@@ -80,8 +80,8 @@ func (s *Store) Get(ctx context.Context, org string, id proto.TraceID) (*proto.D
 	return d, m.Seq, err
 }
 
-// Update stores d in place of the delivery as it was at a revision, and gives the new one. It tries until ctx ends. Its error is
-// [proto.ErrConflict] where somebody else changed it.
+// Update replaces the delivery at the given revision and returns the new revision. It retries until ctx
+// is done. It returns [proto.ErrConflict] if the revision is not the newest.
 func (s *Store) Update(ctx context.Context, d *proto.Delivery, revision uint64) (uint64, error) {
 	seq, err := s.write(ctx, d, revision)
 	if store.IsConflict(err) {
@@ -90,16 +90,16 @@ func (s *Store) Update(ctx context.Context, d *proto.Delivery, revision uint64) 
 	return seq, err
 }
 
-// Delivery gives a delivery. Its error is [proto.ErrNotFound] where there is none.
+// Delivery returns a delivery, or [proto.ErrNotFound].
 func (s *Store) Delivery(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, error) {
 	d, _, err := s.Get(ctx, org, id)
 	return d, err
 }
 
-// Replay makes a delivery that has ended begin again, and gives it. Its error is [proto.ErrNotFound] where there is none, and
-// [proto.ErrConflict] where it has not ended.
+// Replay starts a finished delivery again and returns it. It returns [proto.ErrNotFound] if there is
+// none, and [proto.ErrConflict] if it is pending.
 func (s *Store) Replay(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, error) {
-	for range tries {
+	for range maxTries {
 		d, revision, err := s.Get(ctx, org, id)
 		if err != nil {
 			return nil, err
@@ -115,9 +115,10 @@ func (s *Store) Replay(ctx context.Context, org string, id proto.TraceID) (*prot
 	return nil, fmt.Errorf("replay delivery of %s: %w", id, proto.ErrConflict)
 }
 
-// ReplayFailed makes deliveries of an organisation begin again that have failed since a time: the first most of those whose trace ids come
-// after the one given, in their order, so that who goes on after the last one comes to an end also if they fail again meanwhile.
-func (s *Store) ReplayFailed(ctx context.Context, org string, since time.Time, after proto.TraceID, most int) (r proto.Replayed, err error) {
+// ReplayFailed replays deliveries of an organization that failed since a time: the first limit of those
+// whose trace id is greater than after. Callers continue with the returned Next. Since the order is
+// that of the ids, they come to an end even if the deliveries fail again.
+func (s *Store) ReplayFailed(ctx context.Context, org string, since time.Time, after proto.TraceID, limit int) (r proto.Replayed, err error) {
 	var failed []proto.TraceID
 	read, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -128,60 +129,61 @@ func (s *Store) ReplayFailed(ctx context.Context, org string, since time.Time, a
 		if err == nil && id > after && proto.DeliveryStatus(m.Headers().Get(store.HeaderStatus)) == proto.DeliveryFailed {
 			failed = append(failed, id)
 		}
-	}, func() { stop(errRead) })
-	if !errors.Is(err, errRead) {
+	}, func() { stop(errComplete) })
+	if !errors.Is(err, errComplete) {
 		return r, fmt.Errorf("look for failed deliveries: %w", err)
 	}
 	slices.Sort(failed)
-	for _, id := range failed[:min(len(failed), most)] {
+	for _, id := range failed[:min(len(failed), limit)] {
 		_, err := s.Replay(ctx, org, id)
 		if err != nil && !errors.Is(err, proto.ErrNotFound) && !errors.Is(err, proto.ErrConflict) {
 			return r, err
 		}
-		if err == nil { // else somebody else has replayed it, or its retention is over
+		if err == nil { // otherwise it was replayed concurrently, or is past its retention
 			r.Replayed++
 		}
 	}
-	if r.Left = max(0, len(failed)-most); r.Left > 0 {
-		r.Next = failed[most-1]
+	if r.Left = max(0, len(failed)-limit); r.Left > 0 {
+		r.Next = failed[limit-1]
 	}
 	return r, nil
 }
 
-// errRead ends a feed whose end was reached.
-var errRead = errors.New("all was read")
+// errComplete is the cause with which ReplayFailed ends its feed.
+var errComplete = errors.New("all deliveries were read")
 
-// Follow gives every delivery to take, as it is and then whenever it changes, in the order of their revisions, and calls current once
-// take has had all that there were, all in one goroutine. It returns when ctx ends, or with an error when changes may have been
-// missed. What is malformed is told to wrong, and passed over.
-func (s *Store) Follow(ctx context.Context, take func(proto.DeliveryChange), current func(), wrong func(error)) error {
+// Follow calls onChange with every delivery as it is and then whenever it changes, in the order of
+// revisions. It calls onCurrent once, after the last delivery that existed at the start, and
+// onMalformed with the error of each malformed one. All calls are made by one goroutine. Follow
+// returns when ctx is done, or with an error if it may have missed changes.
+func (s *Store) Follow(ctx context.Context, onChange func(proto.DeliveryChange), onCurrent func(), onMalformed func(error)) error {
 	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubject: store.DeliveryPattern("")}
 	return s.feed(ctx, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
-		c, err := change(m, at)
+		c, err := parseChange(m, at)
 		if err != nil {
-			wrong(fmt.Errorf("read the delivery on %s: %w", m.Subject(), err))
+			onMalformed(fmt.Errorf("read the delivery on %s: %w", m.Subject(), err))
 			return
 		}
-		take(c)
-	}, current)
+		onChange(c)
+	}, onCurrent)
 }
 
-// fed is one message of a feed.
-type fed struct {
+type message struct {
 	msg jetstream.Msg
 	at  *jetstream.MsgMetadata
 }
 
-// feed calls take for each delivery that cfg chooses, current once when all that lay there were taken, and then take for what comes.
+// feed calls handle for each message that cfg selects, and onCurrent after the last one that existed at
+// the start.
 func (s *Store) feed(
-	ctx context.Context, cfg jetstream.ConsumerConfig, take func(jetstream.Msg, *jetstream.MsgMetadata), current func(),
+	ctx context.Context, cfg jetstream.ConsumerConfig, handle func(jetstream.Msg, *jetstream.MsgMetadata), onCurrent func(),
 ) error {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	inbox := make(chan fed, inboxSize)
+	inbox := make(chan message, inboxSize)
 	stop, consumer, err := s.Store.Follow(ctx, s.Store.Deliveries, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
 		select {
-		case inbox <- fed{m, at}:
+		case inbox <- message{m, at}:
 		case <-ctx.Done():
 		}
 	}, fail)
@@ -189,25 +191,25 @@ func (s *Store) feed(
 		return err
 	}
 	defer stop()
-	pending, taken := consumer.CachedInfo().NumPending, uint64(0)
-	look := time.NewTicker(lookEvery)
-	defer look.Stop()
+	pending, handled := consumer.CachedInfo().NumPending, uint64(0)
+	tick := time.NewTicker(drainCheckEvery)
+	defer tick.Stop()
 	behind := true
 	for {
-		if behind && taken >= pending {
+		if behind && handled >= pending {
 			behind = false
-			look.Stop()
-			current()
+			tick.Stop()
+			onCurrent()
 		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case f := <-inbox:
-			take(f.msg, f.at)
-			taken++
-		case <-look.C:
-			if store.Drained(ctx, consumer, taken) {
-				pending = taken
+			handle(f.msg, f.at)
+			handled++
+		case <-tick.C:
+			if store.Drained(ctx, consumer, handled) {
+				pending = handled
 			}
 		}
 	}
@@ -217,8 +219,8 @@ func traceOf(m jetstream.Msg) (proto.TraceID, error) {
 	return proto.ParseTraceID(m.Subject()[strings.LastIndexByte(m.Subject(), '.')+1:])
 }
 
-// change reads the headers of a stored delivery.
-func change(m jetstream.Msg, at *jetstream.MsgMetadata) (c proto.DeliveryChange, err error) {
+// parseChange parses the headers of a stored delivery.
+func parseChange(m jetstream.Msg, at *jetstream.MsgMetadata) (c proto.DeliveryChange, err error) {
 	if c.TraceID, err = traceOf(m); err != nil {
 		return c, err
 	}

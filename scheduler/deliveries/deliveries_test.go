@@ -23,12 +23,12 @@ func pending(org string) *proto.Delivery {
 	return proto.NewDelivery(&job.Meta, time.Now())
 }
 
-func TestDeliveryIsMadeOnceAndChangedByCompareAndSet(t *testing.T) {
+func TestDeliveryIsCreatedOnceAndUpdatedByCompareAndSet(t *testing.T) {
 	ctx := storetest.Context(t)
 	s := &deliveries.Store{Store: storetest.Open(t, storetest.Server(t))}
 	d := pending("acme")
 	if _, _, err := s.Get(ctx, "acme", d.TraceID); !errors.Is(err, proto.ErrNotFound) {
-		t.Fatalf("before it was made: %v", err)
+		t.Fatalf("before Create: %v", err)
 	}
 	if err := s.Create(ctx, d); err != nil {
 		t.Fatal(err)
@@ -54,7 +54,7 @@ func TestDeliveryIsMadeOnceAndChangedByCompareAndSet(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := s.Update(ctx, got, revision); !errors.Is(err, proto.ErrConflict) {
-		t.Errorf("an update of what it was before: %v", err)
+		t.Errorf("update of an old revision: %v", err)
 	}
 	replayed, err := s.Replay(ctx, "acme", d.TraceID)
 	if err != nil || replayed.Status != proto.DeliveryPending || replayed.ID != d.ID || replayed.Before != 1 || len(replayed.Attempts) != 1 {
@@ -62,11 +62,11 @@ func TestDeliveryIsMadeOnceAndChangedByCompareAndSet(t *testing.T) {
 	}
 }
 
-func TestFailedDeliveriesAreReplayedInPieces(t *testing.T) {
+func TestReplayFailedInPages(t *testing.T) {
 	ctx := storetest.Context(t)
 	s := &deliveries.Store{Store: storetest.Open(t, storetest.Server(t))}
 	since := time.Now()
-	end := func(org string, status proto.DeliveryStatus) {
+	create := func(org string, status proto.DeliveryStatus) {
 		d := pending(org)
 		d.Status, d.NextAt = status, time.Time{}
 		if err := s.Create(ctx, d); err != nil {
@@ -74,9 +74,9 @@ func TestFailedDeliveriesAreReplayedInPieces(t *testing.T) {
 		}
 	}
 	for range 5 {
-		end("acme", proto.DeliveryFailed)
-		end("acme", proto.DeliveryDelivered)
-		end("other", proto.DeliveryFailed)
+		create("acme", proto.DeliveryFailed)
+		create("acme", proto.DeliveryDelivered)
+		create("other", proto.DeliveryFailed)
 	}
 	until := time.Now()
 	var next proto.TraceID
@@ -94,7 +94,7 @@ func TestFailedDeliveriesAreReplayedInPieces(t *testing.T) {
 	}
 }
 
-func TestFollowGivesAllThatIsThereAndThenWhatChanges(t *testing.T) {
+func TestFollow(t *testing.T) {
 	ctx := storetest.Context(t)
 	server := storetest.Server(t)
 	s := &deliveries.Store{Store: storetest.Open(t, server)}
@@ -107,10 +107,10 @@ func TestFollowGivesAllThatIsThereAndThenWhatChanges(t *testing.T) {
 	}
 	following, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	changes, current, wrong := make(chan proto.DeliveryChange), make(chan struct{}), make(chan error, 1)
+	changes, current, malformed := make(chan proto.DeliveryChange), make(chan struct{}), make(chan error, 1)
 	other := &deliveries.Store{Store: storetest.Open(t, server)}
 	wg.Go(func() {
-		err := other.Follow(following, func(c proto.DeliveryChange) { changes <- c }, func() { close(current) }, func(err error) { wrong <- err })
+		err := other.Follow(following, func(c proto.DeliveryChange) { changes <- c }, func() { close(current) }, func(err error) { malformed <- err })
 		if !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
@@ -119,7 +119,7 @@ func TestFollowGivesAllThatIsThereAndThenWhatChanges(t *testing.T) {
 		t.Fatalf("%+v", c)
 	}
 	<-current
-	if err := <-wrong; !strings.Contains(err.Error(), "bullpen.delivery.acme.nonsense") {
+	if err := <-malformed; !strings.Contains(err.Error(), "bullpen.delivery.acme.nonsense") {
 		t.Error(err)
 	}
 	second := pending("other")
@@ -144,13 +144,13 @@ func TestFollowGivesAllThatIsThereAndThenWhatChanges(t *testing.T) {
 	wg.Wait()
 }
 
-func TestTestIsAnsweredByWhoLeads(t *testing.T) {
+func TestTestsAreServedByTheLeader(t *testing.T) {
 	ctx := storetest.Context(t)
 	server := storetest.Server(t)
 	s := &deliveries.Store{Store: storetest.Open(t, server)}
 	var refusal *proto.Refusal
 	if _, err := s.Test(ctx, proto.Key{ID: "k"}); !errors.As(err, &refusal) {
-		t.Fatalf("nobody leads: %v", err)
+		t.Fatalf("without a leader: %v", err)
 	}
 	leader := &deliveries.Store{Store: storetest.Open(t, server)}
 	stop, err := leader.ServeTests(ctx, func(_ context.Context, key string) (*proto.DeliveryAttempt, error) {

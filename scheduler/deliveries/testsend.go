@@ -13,18 +13,22 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// testTimeout is how long the answer to a test may take: more than an attempt.
+// testTimeout is longer than an attempt.
 const testTimeout = time.Duration(proto.MaxWebhookTimeout) + 5*time.Second
 
-// testReply is the answer to a test: the attempt, or why there was none.
+// maxTests is the number of concurrent tests.
+const maxTests = 16
+
+// testReply contains the attempt, or why none was made.
 type testReply struct {
 	Attempt *proto.DeliveryAttempt `json:"attempt,omitempty"`
-	Missing bool                   `json:"missing,omitempty"` // the key has no URL
+	NoURL   bool                   `json:"no_url,omitempty"`
 	Error   string                 `json:"error,omitempty"`
 }
 
-// Test has the dispatcher of webhooks send a test to the endpoint of a key, and gives what came of it. Its error is
-// [proto.ErrNotFound] where the key has no URL, and a [*proto.Refusal] where no dispatcher leads.
+// Test makes the leading webhook dispatcher send a test event to the URL of a key, and returns the
+// attempt. It returns [proto.ErrNotFound] if the key has no URL, and a [*proto.Refusal] if no
+// dispatcher leads.
 func (s *Store) Test(ctx context.Context, key proto.Key) (*proto.DeliveryAttempt, error) {
 	ctx, cancel := context.WithTimeout(ctx, testTimeout)
 	defer cancel()
@@ -40,7 +44,7 @@ func (s *Store) Test(ctx context.Context, key proto.Key) (*proto.DeliveryAttempt
 		return nil, fmt.Errorf("test the webhook of key %s: %w", key.ID, err)
 	}
 	switch {
-	case reply.Missing:
+	case reply.NoURL:
 		return nil, fmt.Errorf("webhook URL of key %s: %w", key.ID, proto.ErrNotFound)
 	case reply.Attempt == nil:
 		return nil, fmt.Errorf("test the webhook of key %s: %s", key.ID, reply.Error)
@@ -48,26 +52,27 @@ func (s *Store) Test(ctx context.Context, key proto.Key) (*proto.DeliveryAttempt
 	return reply.Attempt, nil
 }
 
-// ServeTests answers tests with what send says until stop is called. At most a few are sent at once; others are told to come again.
+// ServeTests calls send for each test request until stop is called. Requests beyond maxTests are
+// rejected.
 func (s *Store) ServeTests(
 	ctx context.Context, send func(ctx context.Context, key string) (*proto.DeliveryAttempt, error),
 ) (stop func(), err error) {
-	free := make(chan struct{}, testsAtOnce)
+	slots := make(chan struct{}, maxTests)
 	sub, err := s.Store.Conn.Subscribe(store.WebhookTestSubject, func(m *nats.Msg) {
 		select {
-		case free <- struct{}{}:
+		case slots <- struct{}{}:
 		default:
-			answer(m, testReply{Error: "too many tests are being sent; try again"})
+			respond(m, testReply{Error: "too many tests are being sent; try again"})
 			return
 		}
 		go func() {
-			defer func() { <-free }()
+			defer func() { <-slots }()
 			attempt, err := send(ctx, string(m.Data))
-			reply := testReply{Attempt: attempt, Missing: errors.Is(err, proto.ErrNotFound)}
+			reply := testReply{Attempt: attempt, NoURL: errors.Is(err, proto.ErrNotFound)}
 			if err != nil {
 				reply.Error = err.Error()
 			}
-			answer(m, reply)
+			respond(m, reply)
 		}()
 	})
 	if err != nil {
@@ -76,10 +81,8 @@ func (s *Store) ServeTests(
 	return func() { _ = sub.Unsubscribe() }, nil
 }
 
-const testsAtOnce = 16
-
-// answer replies as well as it can: who asked hears of a lost answer by its timeout.
-func answer(m *nats.Msg, r testReply) {
+// respond ignores errors: the requester notices a lost reply by its timeout.
+func respond(m *nats.Msg, r testReply) {
 	if body, err := json.Marshal(r); err == nil {
 		_ = m.Respond(body)
 	}

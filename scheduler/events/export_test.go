@@ -2,5 +2,5 @@ package events
 
 import "context"
 
-// Evict does at once what happens a while after an execution has ended.
+// Evict evicts events at once instead of after evictAfter.
 func (w *Writer) Evict(ctx context.Context) { w.eviction()(ctx) }

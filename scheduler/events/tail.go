@@ -1,6 +1,6 @@
-// Package events carries the output of executions: a [Writer] publishes what a program prints as numbered events, and a [Tail]
-// follows them from any number on, during the run and after it, from any process. It is one projection of the execution: the last
-// event is made from the execution's record and so is never lost.
+// Package events transports the output of executions. A [Writer] publishes what a program prints as
+// numbered events. A [Tail] follows them from any number on, during and after the execution, from any
+// process. The last event is the result. It is built from the execution's record, and is never lost.
 package events
 
 import (
@@ -21,34 +21,34 @@ import (
 )
 
 const (
-	// liveMessages are buffered for one reader, half a MiB of output and the record at the end, 1 MiB at most; one that is slower reads the
-	// rest from the stream.
+	// liveMessages are buffered for one reader: half a MiB of output, and the record of at most 1 MiB.
+	// A slower reader reads the rest from the stream.
 	liveMessages = 4
-	// lookEvery is how long a reader waits for news before it looks itself, in case a notice was lost. While nothing happens it waits
-	// twice as long each time, up to lookMost: many may read what says nothing for long.
-	lookEvery   = time.Second
-	lookMost    = 5 * time.Second
+	// pollEvery is the first interval at which a reader reads the record, in case a notification was
+	// lost. While nothing happens, the interval doubles up to maxPoll.
+	pollEvery   = time.Second
+	maxPoll     = 5 * time.Second
 	readTimeout = 5 * time.Second
-	// heldOutput is how many bytes of a result's output a reader holds while it reads events: larger ones are read again at the end,
-	// since many may read slowly.
-	heldOutput = 64 << 10
+	// maxHeldOutput bounds the result's output that a reader keeps in memory while it reads events. A
+	// larger output is read again at the end.
+	maxHeldOutput = 64 << 10
 )
 
-// Records tells how an execution stands.
+// Records reads executions.
 type Records interface {
 	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
 }
 
-// Log opens the events of executions.
+// Log reads the events of executions.
 type Log struct {
 	Store   *store.Store
 	Records Records
 }
 
-// Follow begins to read the events of an execution with numbers greater than after. Its error is [proto.ErrNotFound] where there is
-// no such execution.
+// Follow returns a reader of the events with numbers greater than after, or [proto.ErrNotFound] if there
+// is no such execution.
 func (g *Log) Follow(ctx context.Context, id proto.TraceID, after int64) (*Tail, error) {
-	t := &Tail{log: g, id: id, sent: after, live: make(chan *nats.Msg, liveMessages), from: 1, connection: g.Store.Conn.Stats().Reconnects}
+	t := &Tail{log: g, id: id, sent: after, live: make(chan *nats.Msg, liveMessages), from: 1, reconnects: g.Store.Conn.Stats().Reconnects}
 	for _, subject := range []string{store.OutputPattern(id), store.DoneSubject(id)} {
 		sub, err := g.Store.Conn.ChanSubscribe(subject, t.live)
 		if err != nil {
@@ -69,43 +69,43 @@ func (g *Log) Follow(ctx context.Context, id proto.TraceID, after int64) (*Tail,
 
 // Tail reads the events of one execution. It is not safe for concurrent use.
 type Tail struct {
-	log     *Log
-	id      proto.TraceID
-	subs    []*nats.Subscription
-	live    chan *nats.Msg
-	rec     *proto.Record
-	outline bool   // the result in rec is without its outputs
-	attempt int    // the latest whose output was met: what earlier ones published after it is nobody's
-	sent    int64  // number of the last event that the reader has
-	given   int64  // the same, if it was given out here
-	missed  bool   // events were gone before they could be given out
-	from    uint64 // where the stream is read on
-	dropped int    // live messages that overflowed the buffer
-	behind  bool   // the stream may hold events that were not given out
-	looked  int    // how often in a row the reader has looked and there was nothing
-	ended   bool
-	// connection is the one that live messages come over, counted by reconnections: between two of them messages were missed.
-	connection uint64
-	held       *proto.Batch // to be given out next
-	late       bool         // opened when the execution had ended: gets the last [proto.MaxEvents] events, however many still lie there
+	log      *Log
+	id       proto.TraceID
+	subs     []*nats.Subscription
+	live     chan *nats.Msg
+	rec      *proto.Record
+	partial  bool   // the result in rec lacks its outputs
+	attempt  int    // the latest with output; later output of earlier attempts is ignored
+	sent     int64  // number of the last event that the reader has
+	returned int64  // number of the last event that this Tail has returned
+	missed   bool   // events were evicted before they were returned
+	from     uint64 // next sequence number to read from the stream
+	dropped  int    // live messages that overflowed the buffer
+	behind   bool   // the stream may contain events that were not returned
+	polls    int    // consecutive polls without a change
+	ended    bool
+	// reconnects of the connection at the last check. Live messages are lost during a reconnect.
+	reconnects uint64
+	next       *proto.Batch // to be returned next
+	late       bool         // opened after the end: returns only the last [proto.MaxEvents] events
 }
 
-// Close ends the reading.
+// Close ends the subscriptions.
 func (t *Tail) Close() {
 	for _, sub := range t.subs {
 		_ = sub.Unsubscribe()
 	}
 }
 
-// Next returns the next events. Its error is [io.EOF] after the result event; when ctx ends first it is ctx's, and Next may be
-// called again.
+// Next returns the next events. It returns [io.EOF] after the result event. It returns the error of ctx
+// if ctx is done first, and may be called again then.
 func (t *Tail) Next(ctx context.Context) (proto.Batch, error) {
 	for {
 		if t.ended {
 			return proto.Batch{}, io.EOF
 		}
-		if b := t.held; b != nil {
-			t.held = nil
+		if b := t.next; b != nil {
+			t.next = nil
 			return *b, nil
 		}
 		if t.behind {
@@ -116,7 +116,7 @@ func (t *Tail) Next(ctx context.Context) (proto.Batch, error) {
 			t.behind = false
 		}
 		if t.rec.Status.Terminal() {
-			return t.end(ctx)
+			return t.result(ctx)
 		}
 		b, err := t.await(ctx)
 		if err != nil || len(b.Lines) > 0 {
@@ -125,19 +125,19 @@ func (t *Tail) Next(ctx context.Context) (proto.Batch, error) {
 	}
 }
 
-// await waits for the next live message, or for a moment to look at the record.
+// await waits for the next live message, or until it is time to read the record.
 func (t *Tail) await(ctx context.Context) (proto.Batch, error) {
 	if t.overflowed() || t.reconnected() {
 		t.behind = true
 		return proto.Batch{}, nil
 	}
-	look := time.NewTimer(min(lookEvery<<t.looked, lookMost))
-	defer look.Stop()
+	poll := time.NewTimer(min(pollEvery<<t.polls, maxPoll))
+	defer poll.Stop()
 	select {
 	case <-ctx.Done():
 		return proto.Batch{}, context.Cause(ctx)
 	case m := <-t.live:
-		t.looked = 0
+		t.polls = 0
 		if m.Subject == store.DoneSubject(t.id) {
 			if rec, err := proto.DecodeRecord(t.id, m.Data); err == nil {
 				t.adopt(rec.Told())
@@ -147,30 +147,31 @@ func (t *Tail) await(ctx context.Context) (proto.Batch, error) {
 		}
 		p, err := parse(m.Subject, m.Header, m.Data)
 		if err != nil || p.attempt < t.rec.Attempt {
-			return proto.Batch{}, nil // malformed, or of a worker that lost its lease; the stream has the rest
+			return proto.Batch{}, nil // malformed, or from a worker that lost its lease
 		}
 		if p.first > t.sent+1 {
-			t.behind = true // a gap: the buffer overflowed, or another attempt went on
+			t.behind = true // the buffer overflowed, or another attempt began
 			return proto.Batch{}, nil
 		}
-		return t.give(p), nil
-	case <-look.C:
-		if lookEvery<<t.looked < lookMost {
-			t.looked++
+		return t.accept(p), nil
+	case <-poll.C:
+		if pollEvery<<t.polls < maxPoll {
+			t.polls++
 		}
 		return proto.Batch{}, t.refresh(ctx)
 	}
 }
 
-// reconnected reports whether the connection was lost and made again since it was last asked.
+// reconnected reports whether the connection was re-established since the last call.
 func (t *Tail) reconnected() bool {
 	n := t.log.Store.Conn.Stats().Reconnects
-	again := n != t.connection
-	t.connection = n
-	return again
+	changed := n != t.reconnects
+	t.reconnects = n
+	return changed
 }
 
-// overflowed reports whether live messages were dropped since it was last asked, once those that were not have been read.
+// overflowed reports whether live messages were dropped since the last call. It returns false until
+// the buffered ones have been read.
 func (t *Tail) overflowed() bool {
 	if len(t.live) > 0 {
 		return false
@@ -193,7 +194,7 @@ func (t *Tail) refresh(ctx context.Context) error {
 	case errors.Is(err, proto.ErrNotFound):
 		return err
 	default:
-		return nil // the store is away for a moment
+		return nil // the store does not answer now
 	}
 }
 
@@ -203,22 +204,22 @@ func (t *Tail) lookup(ctx context.Context) (*proto.Record, error) {
 	return t.log.Records.Lookup(ctx, t.id)
 }
 
-// adopt takes a newer record. Once it is terminal every event there will be is in the stream.
+// adopt stores a newer record. All events are in the stream once the record is terminal.
 func (t *Tail) adopt(rec *proto.Record) {
-	t.rec, t.outline = rec, false
+	t.rec, t.partial = rec, false
 	if !rec.Status.Terminal() {
 		return
 	}
 	t.behind = t.behind || t.sent < rec.ResultSeq-1
-	if len(rec.Result.Stdout)+len(rec.Result.Stderr) > heldOutput {
+	if len(rec.Result.Stdout)+len(rec.Result.Stderr) > maxHeldOutput {
 		slim, result := *rec, *rec.Result
 		result.Stdout, result.Stderr = "", ""
 		slim.Result = &result
-		t.rec, t.outline = &slim, true
+		t.rec, t.partial = &slim, true
 	}
 }
 
-// catchUp reads the next message of the stream that has something new.
+// catchUp returns the next new events in the stream, or an empty batch if there are none.
 func (t *Tail) catchUp(ctx context.Context) (proto.Batch, error) {
 	for {
 		m, err := t.read(ctx)
@@ -227,7 +228,7 @@ func (t *Tail) catchUp(ctx context.Context) (proto.Batch, error) {
 			return proto.Batch{}, nil
 		case ctx.Err() != nil:
 			return proto.Batch{}, context.Cause(ctx)
-		case err != nil && !passing(err):
+		case err != nil && !isTransient(err):
 			return proto.Batch{}, fmt.Errorf("read output of %s: %w", t.id, err)
 		case err != nil:
 			_ = pause(ctx)
@@ -238,7 +239,7 @@ func (t *Tail) catchUp(ctx context.Context) (proto.Batch, error) {
 		if err != nil {
 			continue
 		}
-		if b := t.give(p); len(b.Lines) > 0 {
+		if b := t.accept(p); len(b.Lines) > 0 {
 			return b, nil
 		}
 	}
@@ -250,23 +251,24 @@ func (t *Tail) read(ctx context.Context) (*jetstream.RawStreamMsg, error) {
 	return t.log.Store.Next(ctx, t.log.Store.Output, t.from, store.OutputPattern(t.id))
 }
 
-// passing reports whether what failed may work in a moment: the store is away, or is being started.
-func passing(err error) bool {
+// isTransient reports whether a read may succeed later.
+func isTransient(err error) bool {
 	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
 		return api.Code >= 500
 	}
 	return !errors.Is(err, nats.ErrConnectionClosed)
 }
 
-// give cuts off what was given out before, what is older than the events that are kept, and what comes after the end. The status event
-// is never missing: a reader from the beginning gets it even when the message that held it was evicted.
-func (t *Tail) give(p piece) proto.Batch {
+// accept returns the new events in a message. It cuts off events that were returned before, that are no
+// longer promised, or that follow the end. A reader from the beginning gets the status event even if
+// its message was evicted.
+func (t *Tail) accept(p piece) proto.Batch {
 	if p.attempt < t.attempt {
-		return proto.Batch{} // published by a worker that had lost its lease
+		return proto.Batch{} // from a worker that lost its lease
 	}
-	t.missed = t.missed || p.attempt > t.attempt && p.first <= t.given // its numbers were used
+	t.missed = t.missed || p.attempt > t.attempt && p.first <= t.returned // its numbers were used by an earlier attempt
 	t.attempt = p.attempt
-	begins := t.sent < 1
+	first := t.sent < 1
 	skipTo := t.sent + 1
 	if t.late {
 		skipTo = max(skipTo, t.rec.ResultSeq-proto.MaxEvents)
@@ -278,27 +280,27 @@ func (t *Tail) give(p piece) proto.Batch {
 	if p.last < p.first {
 		return proto.Batch{}
 	}
-	t.missed = t.missed || p.first > skipTo && (!begins || p.first > 2)
-	t.sent, t.given = p.last, p.last
+	t.missed = t.missed || p.first > skipTo && (!first || p.first > 2)
+	t.sent, t.returned = p.last, p.last
 	b := proto.Batch{First: p.first, Last: p.last, Lines: p.lines}
-	if begins && p.first > 1 {
-		t.held = &b
+	if first && p.first > 1 {
+		t.next = &b
 		return proto.Batch{First: 1, Last: 1, Lines: proto.AppendStatusEvent(nil, t.id)}
 	}
 	return b
 }
 
-// end gives out the result event, whatever number the reader is at.
-func (t *Tail) end(ctx context.Context) (proto.Batch, error) {
+// result returns the result event, whatever number the reader is at.
+func (t *Tail) result(ctx context.Context) (proto.Batch, error) {
 	rec := *t.rec
-	for t.outline {
-		whole, err := t.lookup(ctx)
+	for t.partial {
+		full, err := t.lookup(ctx)
 		switch {
-		case err == nil && whole.Status.Terminal():
-			rec, t.outline = *whole, false
+		case err == nil && full.Status.Terminal():
+			rec, t.partial = *full, false
 		case ctx.Err() != nil:
 			return proto.Batch{}, context.Cause(ctx)
-		case err != nil && (errors.Is(err, proto.ErrNotFound) || !passing(err)):
+		case err != nil && (errors.Is(err, proto.ErrNotFound) || !isTransient(err)):
 			return proto.Batch{}, fmt.Errorf("read the result of %s: %w", t.id, err)
 		default:
 			_ = pause(ctx)
@@ -310,14 +312,13 @@ func (t *Tail) end(ctx context.Context) (proto.Batch, error) {
 	return proto.Batch{First: rec.ResultSeq, Last: rec.ResultSeq, Result: &rec}, nil
 }
 
-// piece is what one message of output holds.
+// piece is the content of one message.
 type piece struct {
 	attempt     int
-	first, last int64 // of its events; the message that begins a later attempt may have none, and then last is first-1
+	first, last int64 // events; last is first-1 in a fence without events
 	lines       []byte
 }
 
-// parse reads a message of output.
 func parse(subject string, h nats.Header, lines []byte) (p piece, err error) {
 	if p.attempt, err = strconv.Atoi(subject[strings.LastIndexByte(subject, '.')+1:]); err != nil || p.attempt < 1 {
 		return p, fmt.Errorf("attempt of %q: %w", subject, errors.Join(err, proto.ErrConflict))

@@ -15,28 +15,26 @@ import (
 )
 
 const (
-	maxLine     = 64 << 10                  // a longer line is told in pieces
-	eventCost   = 80                        // bytes of an encoded event beside its data, at most
-	maxMessage  = 2 * (maxLine + eventCost) // encoded bytes at which a message is sent: two pieces of a long line
-	maxPending  = 2 << 20                   // encoded bytes waiting to be sent, beside as many that are being sent; a program that prints faster waits
-	messageCost = 256                       // bytes that the store needs for a message beside its events
-	maxKept     = 32 << 20                  // encoded bytes of an attempt, with the cost of its messages, that are kept for reconnection
-	trimSlack   = 8 << 20                   // more than that are kept before it is trimmed
-	// evictAfter is how long an ended execution keeps more than the promised number of events: a reader who is a little behind when
-	// it ends shall still get all of them.
+	maxLine     = 64 << 10                  // a longer line becomes several events
+	eventCost   = 80                        // maximum overhead of an encoded event, in bytes
+	maxMessage  = 2 * (maxLine + eventCost) // encoded bytes
+	maxPending  = 2 << 20                   // encoded bytes that wait while as many are being sent; then the program waits
+	messageCost = 256                       // overhead of a stored message, in bytes
+	maxKept     = 32 << 20                  // stored bytes of an attempt, with messageCost
+	trimSlack   = 8 << 20                   // by which maxKept is exceeded before the output is trimmed
+	// evictAfter is how long all events of an ended execution are kept, for readers that are behind.
 	evictAfter = 30 * time.Second
-	// patience is how long a message is sent again while the store does not answer, and how long the end of an attempt waits.
-	patience   = 15 * time.Second
-	retryEvery = 50 * time.Millisecond
+	// publishTimeout is how long a message is retried while the store does not answer.
+	publishTimeout = 15 * time.Second
+	retryEvery     = 50 * time.Millisecond
 )
 
-// Writer publishes the events of one attempt: lines as the program writes them, many in one message when it writes fast. Its
-// methods are safe for concurrent use. While the store is away the program waits once as many bytes wait as may. Events that the store
-// does not take are lost, and the result says so.
+// Writer publishes the events of one attempt: one per line, and many in one message if the program
+// writes fast. It is safe for concurrent use. While the store does not answer, the program waits once
+// maxPending is reached. Events that the store does not accept are lost, and the result says so.
 //
-// One message is on its way at a time, and the next one fills meanwhile. The order of the stream is so that of the events, whatever becomes
-// of the connection or of the server that leads the stream: of several on their way the first could be lost, and the others stored before it is
-// sent again.
+// One message is in flight at a time, while the next one fills. Otherwise a message that is lost and
+// sent again could be stored after later ones.
 type Writer struct {
 	store   *store.Store
 	id      proto.TraceID
@@ -44,45 +42,45 @@ type Writer struct {
 	subject string
 
 	mu      sync.Mutex
-	room    *sync.Cond // pending shrank
-	pending []part     // what waits to be sent, a message each
-	waiting int        // bytes of all
+	shrunk  *sync.Cond // pending was taken or dropped
+	pending []part     // one per message
+	waiting int        // bytes of pending
 	seq     int64      // of the last event
 	outputs int64
-	tails   map[proto.Stream][]byte // a line that is not complete yet
+	tails   map[proto.Stream][]byte // incomplete lines
 	lost    bool
 	closed  bool
 	wake    chan struct{}
 	done    chan struct{}
 
 	// Owned by run.
-	stored []message // not evicted, oldest first
-	kept   int       // bytes of all, with their cost
+	stored []message // that are not evicted, oldest first
+	kept   int       // bytes of stored, with messageCost
 }
 
-// part is what one message holds.
+// part is the content of one message.
 type part struct {
 	events      []byte // encoded
 	first, last int64  // sequence numbers
 }
 
-// message is one that was stored.
+// message is a stored message.
 type message struct {
-	last   int64  // event
-	size   int    // what it takes in the store
-	stream uint64 // its sequence number in the stream
+	last int64 // event
+	size int   // with messageCost
+	seq  uint64
 }
 
-// NewWriter begins the events of an attempt, after baseSeq of earlier attempts. The first attempt begins with the status event. A later
-// one begins with a message that fences off earlier ones: what they publish after it, having lost their lease, is not read. What they
-// published since baseSeq was found out is counted in.
+// NewWriter returns a writer for an attempt. baseSeq is the number of the last known event of earlier
+// attempts. The first attempt begins with the status event. A later one begins with a fence, a
+// message after which readers ignore earlier attempts, and continues their numbers.
 func NewWriter(ctx context.Context, st *store.Store, id proto.TraceID, attempt int, baseSeq int64) *Writer {
 	w := &Writer{
 		store: st, id: id, attempt: attempt, subject: store.OutputSubject(id, attempt), seq: baseSeq, tails: map[proto.Stream][]byte{},
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
-	w.room = sync.NewCond(&w.mu)
-	ctx = context.WithoutCancel(ctx) // what was printed is kept, whatever ends the program
+	w.shrunk = sync.NewCond(&w.mu)
+	ctx = context.WithoutCancel(ctx) // the output is kept, whatever ends the program
 	if attempt > 1 {
 		w.lost = w.fence(ctx) != nil
 	} else {
@@ -94,10 +92,10 @@ func NewWriter(ctx context.Context, st *store.Store, id proto.TraceID, attempt i
 	return w
 }
 
-// fence stores the first message of a later attempt, right after the last one of those before: numbers go on from there, whoever
-// published it. It holds no event, but the status event if no earlier attempt told it.
+// fence stores the first message of a later attempt directly after the last message of earlier ones. It
+// contains no event, or the status event if there is none yet.
 func (w *Writer) fence(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	for {
 		err := w.tryFence(ctx)
@@ -106,7 +104,7 @@ func (w *Writer) fence(ctx context.Context) error {
 		}
 		if !store.IsConflict(err) {
 			if store.IsRejected(err) || pause(ctx) != nil {
-				w.seq = max(w.seq, 1) // readers from the beginning get the status event all the same
+				w.seq = max(w.seq, 1) // readers from the beginning get the status event anyway
 				return err
 			}
 		}
@@ -137,7 +135,6 @@ func (w *Writer) tryFence(ctx context.Context) error {
 	return nil
 }
 
-// message makes what is published of some events.
 func (w *Writer) message(p part) *nats.Msg {
 	h := nats.Header{}
 	h.Set(store.HeaderFirst, strconv.FormatInt(p.first, 10))
@@ -145,7 +142,7 @@ func (w *Writer) message(p part) *nats.Msg {
 	return &nats.Msg{Subject: w.subject, Header: h, Data: p.events}
 }
 
-// Stream gives the writer for one of the program's outputs. Writing to it never fails.
+// Stream returns the writer for one of the program's outputs. Writing to it never fails.
 func (w *Writer) Stream(s proto.Stream) *Output { return &Output{w: w, stream: s} }
 
 // Output is an [io.Writer] of one of a program's outputs.
@@ -154,7 +151,7 @@ type Output struct {
 	stream proto.Stream
 }
 
-// Write takes what the program wrote, and waits while too much of it is on its way.
+// Write queues p, and waits while maxPending is exceeded.
 func (o *Output) Write(p []byte) (int, error) {
 	o.w.write(o.stream, p)
 	return len(p), nil
@@ -165,7 +162,7 @@ func (w *Writer) write(s proto.Stream, p []byte) {
 	defer w.mu.Unlock()
 	for len(p) > 0 {
 		for w.waiting > maxPending && !w.closed {
-			w.room.Wait()
+			w.shrunk.Wait()
 		}
 		line := p
 		whole := false
@@ -195,7 +192,8 @@ func (w *Writer) write(s proto.Stream, p []byte) {
 	}
 }
 
-// emitPiece tells a whole line, or as much of a long one as does not cut a character; the rest stays as the tail.
+// emitPiece emits a whole line, or as much of a long line as does not split a character. The rest
+// becomes the tail.
 func (w *Writer) emitPiece(s proto.Stream, tail []byte, whole bool) {
 	cut := len(tail)
 	if !whole {
@@ -205,7 +203,7 @@ func (w *Writer) emitPiece(s proto.Stream, tail []byte, whole bool) {
 	w.tails[s] = append(tail[:0], tail[cut:]...)
 }
 
-// emit adds an event to what is to be sent: to the last message, or to a new one where that would be too large.
+// emit adds an event to the last pending message, or to a new one if that would become too large.
 func (w *Writer) emit(s proto.Stream, data []byte) {
 	w.seq++
 	w.outputs++
@@ -214,14 +212,14 @@ func (w *Writer) emit(s proto.Stream, data []byte) {
 	case n == 0:
 		w.pending = append(w.pending, part{first: w.seq})
 	case len(w.pending[n-1].events)+len(data)+eventCost > maxMessage:
-		// Much waits, so this one will be full as well. Growing to its size would take more than twice that.
+		// The program writes fast, so this message will become full too: allocate it at once.
 		w.pending = append(w.pending, part{first: w.seq, events: make([]byte, 0, max(maxMessage, len(data)+eventCost))})
 	}
 	p := &w.pending[len(w.pending)-1]
 	before := len(p.events)
 	p.events = proto.AppendOutputEvent(p.events, s, data, w.seq)
 	w.waiting += len(p.events) - before
-	if before > 0 && len(p.events) > maxMessage { // it has become longer as JSON
+	if before > 0 && len(p.events) > maxMessage { // the encoded event is longer than its data
 		next := part{bytes.Clone(p.events[before:]), w.seq, w.seq}
 		p.events = p.events[:before]
 		w.pending = append(w.pending, next)
@@ -234,8 +232,8 @@ func (w *Writer) emit(s proto.Stream, data []byte) {
 	}
 }
 
-// Close tells what was left of unfinished lines, waits until everything is stored, and returns the sequence number of the last
-// event and whether readers will miss some.
+// Close emits incomplete lines and waits until everything is stored. It returns the number of the last
+// event, and whether readers may miss events.
 func (w *Writer) Close() (last int64, truncated bool) {
 	w.mu.Lock()
 	for _, s := range []proto.Stream{proto.Stdout, proto.Stderr} {
@@ -245,14 +243,14 @@ func (w *Writer) Close() (last int64, truncated bool) {
 		}
 	}
 	w.closed = true
-	w.room.Broadcast()
+	w.shrunk.Broadcast()
 	w.mu.Unlock()
 	close(w.wake)
 	<-w.done
 	return w.seq, w.lost || w.outputs > proto.MaxEvents
 }
 
-// run sends what is pending until the writer is closed.
+// run sends pending messages until the writer is closed.
 func (w *Writer) run(ctx context.Context) {
 	defer close(w.done)
 	for range w.wake {
@@ -267,27 +265,27 @@ func (w *Writer) run(ctx context.Context) {
 	}
 }
 
-// send publishes what is pending, and reports whether there was anything.
+// send publishes the pending messages, and reports whether there were any.
 func (w *Writer) send(ctx context.Context) bool {
 	w.mu.Lock()
 	parts := w.pending
 	w.pending, w.waiting = nil, 0
-	w.room.Broadcast()
+	w.shrunk.Broadcast()
 	w.mu.Unlock()
 	for _, p := range parts {
 		if !w.publish(ctx, p) {
-			w.drop()
+			w.dropPending()
 			break
 		}
 	}
 	return len(parts) > 0
 }
 
-// publish has a message stored. It reports whether the store answers.
+// publish stores a message. It reports whether the store answers.
 func (w *Writer) publish(ctx context.Context, p part) bool {
 	at, err := w.publishMsg(ctx, w.message(p))
 	if err != nil {
-		w.lose()
+		w.markLost()
 		return store.IsRejected(err)
 	}
 	size := len(p.events) + messageCost
@@ -299,19 +297,19 @@ func (w *Writer) publish(ctx context.Context, p part) bool {
 	return true
 }
 
-// store sends a message until it is stored, and gives its sequence number in the stream.
+// publishMsg sends a message until it is stored, and returns its sequence number.
 func (w *Writer) publishMsg(ctx context.Context, m *nats.Msg) (uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	for {
-		elected := w.store.LeaderChanged(store.OutputLeader)
+		changed := w.store.LeaderChanged(store.OutputLeader)
 		ack, err := w.store.JS.PublishMsgAsync(m)
 		if err == nil {
 			select {
 			case ok := <-ack.Ok():
 				return ok.Sequence, nil
 			case err = <-ack.Err():
-			case <-elected:
+			case <-changed:
 				continue
 			case <-ctx.Done():
 				return 0, context.Cause(ctx)
@@ -326,70 +324,71 @@ func (w *Writer) publishMsg(ctx context.Context, m *nats.Msg) (uint64, error) {
 	}
 }
 
-// drop gives up all that waits: the store has not answered for too long.
-func (w *Writer) drop() {
+// dropPending drops the pending messages, since the store has not answered for publishTimeout.
+func (w *Writer) dropPending() {
 	w.mu.Lock()
 	w.pending, w.waiting = nil, 0
-	w.room.Broadcast()
+	w.shrunk.Broadcast()
 	w.mu.Unlock()
 }
 
-func (w *Writer) lose() {
+func (w *Writer) markLost() {
 	w.mu.Lock()
 	w.lost = true
 	w.mu.Unlock()
 }
 
-// eviction gives what leaves of an ended execution what is promised, the last [proto.MaxEvents] output events. It holds nothing of
-// the writer.
+// eviction returns a function that evicts all but the last [proto.MaxEvents] output events. The function
+// does not reference the writer.
 func (w *Writer) eviction() func(context.Context) {
 	n, _ := w.excess(w.seq-proto.MaxEvents, w.kept)
 	if n == 0 {
 		return func(context.Context) {}
 	}
-	st, id, last := w.store, w.id, w.stored[n-1].stream
-	return func(ctx context.Context) { _ = purge(ctx, st, id, last) } // what is left goes at the end of retention
+	st, id, last := w.store, w.id, w.stored[n-1].seq
+	return func(ctx context.Context) { _ = purge(ctx, st, id, last) } // otherwise they stay until the end of retention
 }
 
-// trim evicts from the stream what is beyond maxKept bytes, so that one execution's output cannot drive out another's.
+// trim evicts the oldest messages beyond maxKept bytes, so that one execution cannot evict the output of
+// others.
 func (w *Writer) trim(ctx context.Context) {
 	n, kept := w.excess(0, maxKept)
 	if n == 0 {
 		return
 	}
-	w.lose() // maybe within the promised number
-	if purge(ctx, w.store, w.id, w.stored[n-1].stream) != nil {
-		return // tried again with the next message
+	w.markLost() // perhaps within the promised number
+	if purge(ctx, w.store, w.id, w.stored[n-1].seq) != nil {
+		return // retried with the next message
 	}
 	w.stored, w.kept = append(w.stored[:0], w.stored[n:]...), kept
 }
 
-// excess counts the messages with events up to number oldest only, or beyond most bytes, and the bytes of the others. The last message is
-// never one of them.
-func (w *Writer) excess(oldest int64, most int) (n, kept int) {
+// excess returns the number of messages that have only events up to oldest or are beyond limit bytes,
+// and the bytes of the others. It never counts the last message.
+func (w *Writer) excess(oldest int64, limit int) (n, kept int) {
 	kept = w.kept
-	for n < len(w.stored)-1 && (w.stored[n].last <= oldest || kept > most) {
+	for n < len(w.stored)-1 && (w.stored[n].last <= oldest || kept > limit) {
 		kept -= w.stored[n].size
 		n++
 	}
 	return n, kept
 }
 
-// purge removes the messages of an execution, those of earlier attempts too, up to number last of the stream.
+// purge deletes the messages of all attempts of an execution up to sequence number last.
 func purge(ctx context.Context, st *store.Store, id proto.TraceID, last uint64) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	return st.Output.Purge(ctx, jetstream.WithPurgeSubject(store.OutputPattern(id)), jetstream.WithPurgeSequence(last+1))
 }
 
-// pause waits a moment before something is tried again. Its error is ctx's when that ends first.
+// pause waits before a retry. It returns the cause of ctx if ctx is done first.
 func pause(ctx context.Context) error {
-	wait := time.NewTimer(retryEvery)
-	defer wait.Stop()
+	timer := time.NewTimer(retryEvery)
+	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
-	case <-wait.C:
+	case <-timer.C:
 		return nil
 	}
 }

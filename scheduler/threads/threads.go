@@ -1,10 +1,11 @@
-// Package threads keeps the heads of threads: who has a thread to itself, and which version of its home is the newest. A head is one value,
-// changed by compare-and-set only. What a home holds is in the store, of which this package knows nothing but names.
+// Package threads stores the heads of threads: which execution holds a thread, and which version of
+// its home is the newest. A head is one value that is changed by compare-and-set. The contents of
+// homes are in the blob store. A head contains only their names.
 //
-// A holder is never written away when its execution ends: one whose execution has ended holds nothing. So a thread comes free with the very
-// write that makes the result known.
+// A lock is not released when its execution ends: the holder counts only until its execution has
+// ended. So a thread becomes free with the write that publishes the result.
 //
-// All functions ask again while the store does not answer, until their ctx ends.
+// All functions retry while JetStream does not answer, until ctx is done.
 package threads
 
 import (
@@ -26,19 +27,19 @@ import (
 )
 
 const (
-	// submission is the time that a gateway has from the lock of a thread to the job that is to hold it.
-	submission   = 30 * time.Second
+	// submitGrace is how long a lock counts whose execution does not exist yet.
+	submitGrace  = 30 * time.Second
 	purgeTimeout = 2 * time.Second
 	readTimeout  = 5 * time.Second
 )
 
-// ErrTooLarge says that a head would not fit into a message any more, because of its many layers.
+// ErrTooLarge is returned if a head has too many layers to fit into a message.
 var ErrTooLarge = errors.New("the head of the thread has no room left")
 
-// Threads is the heads in JetStream.
+// Threads stores heads in JetStream.
 type Threads struct{ Store *store.Store }
 
-// Get gives the head of a thread. Its error is [proto.ErrNotFound] where there is none.
+// Get returns the head of a thread, or [proto.ErrNotFound].
 func (t *Threads) Get(ctx context.Context, org, id string) (*proto.Thread, error) {
 	head, _, err := t.read(ctx, org, id)
 	if err == nil && head == nil {
@@ -47,20 +48,20 @@ func (t *Threads) Get(ctx context.Context, org, id string) (*proto.Thread, error
 	return head, err
 }
 
-// Lock gives a thread to the execution trace, and makes it where there is none. It returns the head as it is then, and the worker that had
-// the execution which was its holder before, empty where that is not known. Its error is a [*proto.BusyError] at once where another
-// execution holds the thread. That the execution has it already is none.
+// Lock locks a thread for the execution trace, and creates the thread if necessary. It returns the head
+// and the worker that ran the previous holder, empty if unknown. It returns a [*proto.BusyError] if
+// another execution holds the thread. Locking a thread twice for one execution is no error.
 func (t *Threads) Lock(ctx context.Context, org, id string, trace proto.TraceID) (head *proto.Thread, worker string, err error) {
-	head, err = t.change(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
+	head, err = t.update(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
 		now := time.Now().UTC()
 		if old == nil {
 			return &proto.Thread{Org: org, ID: id, CreatedAt: now, UsedAt: now, Holder: trace, HeldAt: now, Fence: 1}, nil
 		}
 		if old.Holder == trace {
-			return nil, nil // by a write whose answer was lost, and on which somebody built
+			return nil, nil // by a write whose answer was lost
 		}
 		var err error
-		if worker, err = t.free(ctx, old); err != nil {
+		if worker, err = t.checkFree(ctx, old); err != nil {
 			return nil, err
 		}
 		next := *old
@@ -74,15 +75,16 @@ func (t *Threads) Lock(ctx context.Context, org, id string, trace proto.TraceID)
 	return head, worker, nil
 }
 
-// free finds out whether nobody holds head, and which worker had its last holder. Its error is a [*proto.BusyError] if somebody does.
-func (t *Threads) free(ctx context.Context, head *proto.Thread) (worker string, err error) {
+// checkFree returns a [*proto.BusyError] if an execution holds the thread. Otherwise it returns the
+// worker that ran the last holder.
+func (t *Threads) checkFree(ctx context.Context, head *proto.Thread) (worker string, err error) {
 	if head.Holder == "" {
 		return "", nil
 	}
 	status, worker, err := t.Store.Status(ctx, head.Holder)
 	switch {
-	case errors.Is(err, proto.ErrNotFound) && time.Since(head.HeldAt) > submission:
-		return "", nil // who took it did not live to submit the job, or its record's retention is over
+	case errors.Is(err, proto.ErrNotFound) && time.Since(head.HeldAt) > submitGrace:
+		return "", nil // never submitted, or past its retention
 	case errors.Is(err, proto.ErrNotFound) || err == nil && !status.Terminal():
 		return "", &proto.BusyError{Thread: head.ID, Holder: head.Holder}
 	default:
@@ -90,32 +92,28 @@ func (t *Threads) free(ctx context.Context, head *proto.Thread) (worker string, 
 	}
 }
 
-// Unlock takes a thread from the execution trace, which was not accepted. Where trace does not hold it nothing is done. A thread that was
-// made by the lock alone goes.
+// Unlock unlocks a thread for the execution trace, which was not accepted. It does nothing if trace
+// does not hold the thread. It removes a thread that the lock created.
 func (t *Threads) Unlock(ctx context.Context, org, id string, trace proto.TraceID) error {
-	for {
-		head, seq, err := t.read(ctx, org, id)
-		if err != nil || head == nil || head.Holder != trace {
-			return err
+	_, err := t.update(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
+		if old == nil || old.Holder != trace {
+			return nil, nil
 		}
-		if head.Fence == 1 && head.Version == nil && len(head.Staged) == 0 {
-			err = t.bury(ctx, org, id, seq)
-		} else {
-			next := *head
-			next.Holder, next.HeldAt = "", time.Time{}
-			next.Fence++
-			err = t.write(ctx, &next, seq)
+		if old.Fence == 1 && old.Version == nil && len(old.Staged) == 0 {
+			return removed, nil
 		}
-		if !store.IsConflict(err) {
-			return err
-		}
-	}
+		next := *old
+		next.Holder, next.HeldAt = "", time.Time{}
+		next.Fence++
+		return &next, nil
+	})
+	return err
 }
 
-// Fence makes sure that no commit is made which the execution trace began before. Where trace does not hold the thread nothing is done: it
-// can make none.
+// Fence prevents all commits that attempts of the execution trace have begun. It does nothing if trace
+// does not hold the thread, since it cannot commit then.
 func (t *Threads) Fence(ctx context.Context, org, id string, trace proto.TraceID) error {
-	_, err := t.change(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
+	_, err := t.update(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
 		if old == nil || old.Holder != trace || fault.Planted(fault.LeaseWithoutFencing) {
 			return nil, nil
 		}
@@ -126,10 +124,11 @@ func (t *Threads) Fence(ctx context.Context, org, id string, trace proto.TraceID
 	return err
 }
 
-// Commit makes what the execution trace has saved the newest version of a thread. That it is so already is no error. Its error is
-// [proto.ErrFenced] where the execution does not hold the thread under c's fence any more, and [ErrTooLarge]; both are final.
+// Commit adds the version in c, made by the execution trace, to a thread. Committing it twice is no
+// error. Commit returns [proto.ErrFenced] if the execution does not hold the thread with c's fence, and
+// [ErrTooLarge]; both are final.
 func (t *Threads) Commit(ctx context.Context, org, id string, trace proto.TraceID, c *proto.Commit) error {
-	_, err := t.change(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
+	_, err := t.update(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
 		switch {
 		case old == nil:
 			return nil, fmt.Errorf("thread %s was removed: %w", id, proto.ErrFenced)
@@ -144,10 +143,10 @@ func (t *Threads) Commit(ctx context.Context, org, id string, trace proto.TraceI
 	return err
 }
 
-// Compact puts one layer in place of those that the newest version of a thread begins with. Its error is [proto.ErrConflict] where it does
-// not begin with old, and [proto.ErrNotFound] where there is no such thread.
+// Compact replaces the first layers of the newest version, which must be old, by one layer. It returns
+// [proto.ErrConflict] if the first layers differ, and [proto.ErrNotFound] if there is no thread.
 func (t *Threads) Compact(ctx context.Context, org, id string, old []proto.Layer, with proto.Layer) error {
-	_, err := t.change(ctx, org, id, func(head *proto.Thread) (*proto.Thread, error) {
+	_, err := t.update(ctx, org, id, func(head *proto.Thread) (*proto.Thread, error) {
 		if head == nil {
 			return nil, proto.ErrNotFound
 		}
@@ -165,11 +164,11 @@ func (t *Threads) Compact(ctx context.Context, org, id string, old []proto.Layer
 	return nil
 }
 
-// Stage adds an uploaded file to those that the next execution of a thread finds in its home, in place of an older one of the same path,
-// and makes the thread where there is none. Its error is a [*proto.StagedError] where too many wait already, and that of may, which is asked
-// of the head as it would be, and what was staged before.
-func (t *Threads) Stage(ctx context.Context, org, id string, f proto.StagedFile, may func(before []proto.StagedFile, next *proto.Thread) error) error {
-	_, err := t.change(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
+// Stage adds an uploaded file for the next execution, in place of an earlier one with the same path. It
+// creates the thread if necessary. It returns a [*proto.StagedError] if too many files are staged, and
+// the error of check, which is called with the files staged before and the next head.
+func (t *Threads) Stage(ctx context.Context, org, id string, f proto.StagedFile, check func(before []proto.StagedFile, next *proto.Thread) error) error {
+	_, err := t.update(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
 		now := time.Now().UTC()
 		next := proto.Thread{Org: org, ID: id, CreatedAt: now}
 		if old != nil {
@@ -177,23 +176,23 @@ func (t *Threads) Stage(ctx context.Context, org, id string, f proto.StagedFile,
 		}
 		next.UsedAt = now
 		before := next.Staged
-		waiting := slices.DeleteFunc(slices.Clone(next.Staged), func(s proto.StagedFile) bool { return s.Path == f.Path })
-		next.Staged = append(waiting, f)
+		others := slices.DeleteFunc(slices.Clone(next.Staged), func(s proto.StagedFile) bool { return s.Path == f.Path })
+		next.Staged = append(others, f)
 		size, err := json.Marshal(next.Staged)
 		if err != nil {
 			return nil, fmt.Errorf("encode the staged files of thread %s: %w", id, err)
 		}
 		if len(next.Staged) > proto.MaxStaged || len(size) > proto.MaxStagedBytes {
-			return nil, &proto.StagedError{Thread: id, Files: len(waiting)}
+			return nil, &proto.StagedError{Thread: id, Files: len(others)}
 		}
-		return &next, may(before, &next)
+		return &next, check(before, &next)
 	})
 	return err
 }
 
-// Create stores the head of a thread that there is none of. Its error is [proto.ErrExists] where there is.
+// Create stores the head of a new thread. It returns [proto.ErrExists] if the thread exists.
 func (t *Threads) Create(ctx context.Context, head *proto.Thread) error {
-	_, err := t.change(ctx, head.Org, head.ID, func(old *proto.Thread) (*proto.Thread, error) {
+	_, err := t.update(ctx, head.Org, head.ID, func(old *proto.Thread) (*proto.Thread, error) {
 		if old != nil {
 			return nil, fmt.Errorf("thread %s: %w", head.ID, proto.ErrExists)
 		}
@@ -202,12 +201,13 @@ func (t *Threads) Create(ctx context.Context, head *proto.Thread) error {
 	return err
 }
 
-// Remove removes a thread. Its error is [proto.ErrNotFound] where there is none, and a [*proto.BusyError] where an execution holds it.
+// Remove removes a thread. It returns [proto.ErrNotFound] if there is none, and a [*proto.BusyError] if
+// an execution holds it.
 func (t *Threads) Remove(ctx context.Context, org, id string) error {
 	return t.remove(ctx, org, id, func(*proto.Thread) error { return nil })
 }
 
-// Expire is Remove of a thread that was not used since a time; one that was is [proto.ErrConflict].
+// Expire removes a thread that was not used since a time. It returns [proto.ErrConflict] if it was used.
 func (t *Threads) Expire(ctx context.Context, org, id string, since time.Time) error {
 	return t.remove(ctx, org, id, func(head *proto.Thread) error {
 		if head.UsedAt.Before(since) {
@@ -217,50 +217,50 @@ func (t *Threads) Expire(ctx context.Context, org, id string, since time.Time) e
 	})
 }
 
-func (t *Threads) remove(ctx context.Context, org, id string, may func(*proto.Thread) error) error {
+func (t *Threads) remove(ctx context.Context, org, id string, check func(*proto.Thread) error) error {
 	for {
 		head, seq, err := t.read(ctx, org, id)
 		switch {
-		case errors.Is(err, store.ErrMalformed): // nobody can do anything else with it
+		case errors.Is(err, store.ErrMalformed): // can only be removed
 		case err != nil:
 			return err
 		case head == nil:
 			return fmt.Errorf("thread %s: %w", id, proto.ErrNotFound)
 		default:
-			if err := may(head); err != nil {
+			if err := check(head); err != nil {
 				return err
 			}
-			if _, err := t.free(ctx, head); err != nil {
+			if _, err := t.checkFree(ctx, head); err != nil {
 				return err
 			}
 		}
-		if err := t.bury(ctx, org, id, seq); !store.IsConflict(err) {
+		if err := t.delete(ctx, org, id, seq); !store.IsConflict(err) {
 			return err
 		}
 	}
 }
 
-// bury writes a mark over a head, which says that there is no such thread, and removes it unless somebody wrote over it.
-func (t *Threads) bury(ctx context.Context, org, id string, seq uint64) error {
+// delete writes a deletion marker over a head, and purges it unless the head was written again.
+func (t *Threads) delete(ctx context.Context, org, id string, seq uint64) error {
 	subject := store.ThreadSubject(org, id)
-	mark, err := t.Store.Write(ctx, subject, nats.Header{}, nil, seq)
+	marker, err := t.Store.Write(ctx, subject, nats.Header{}, nil, seq)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, purgeTimeout)
 	defer cancel()
-	// A mark that stays is shown to nobody.
-	_ = t.Store.Threads.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(mark+1))
+	// A marker that remains reads as no thread.
+	_ = t.Store.Threads.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(marker+1))
 	return nil
 }
 
-// List gives an organisation's threads whose ids come after the one given, in their order, and at most limit of them.
+// List returns at most limit threads of an organization whose ids are greater than after, in order.
 func (t *Threads) List(ctx context.Context, org, after string, limit int) ([]proto.ThreadSummary, error) {
-	if !token(org) {
+	if !isToken(org) {
 		return nil, nil
 	}
 	var page []proto.ThreadSummary
-	var wrong error
+	var errRead error
 	err := t.Store.ReadHeaders(ctx, t.Store.Threads, store.ThreadPatternOf(org), func(m jetstream.Msg) {
 		var s proto.ThreadSummary
 		text := m.Headers().Get(store.HeaderThread)
@@ -268,25 +268,26 @@ func (t *Threads) List(ctx context.Context, org, after string, limit int) ([]pro
 			return
 		}
 		if err := json.Unmarshal([]byte(text), &s); err != nil {
-			wrong = errors.Join(wrong, malformed(s.ID, err))
+			errRead = errors.Join(errRead, malformed(s.ID, err))
 			return
 		}
-		at, again := slices.BinarySearchFunc(page, s.ID, func(s proto.ThreadSummary, id string) int { return strings.Compare(s.ID, id) })
-		if again {
+		at, found := slices.BinarySearchFunc(page, s.ID, func(s proto.ThreadSummary, id string) int { return strings.Compare(s.ID, id) })
+		if found {
 			page[at] = s
 			return
 		}
 		page = slices.Insert(page, at, s)
 		page = page[:min(len(page), limit)]
 	})
-	if err := errors.Join(err, wrong); err != nil {
+	if err := errors.Join(err, errRead); err != nil {
 		return nil, fmt.Errorf("list threads: %w", err)
 	}
 	return page, nil
 }
 
-// All gives the heads of all threads of all organisations, in the order in which they were changed. One that changes meanwhile may come
-// twice, the newer one later; none is left out. An error in place of a head is that of one that cannot be read, or ends the reading.
+// All returns the heads of all threads of all organizations, ordered by their last change. A head that
+// changes meanwhile may be returned twice, the newer one later. An error is that of a malformed head,
+// or the last value.
 func (t *Threads) All(ctx context.Context) iter.Seq2[*proto.Thread, error] {
 	return func(yield func(*proto.Thread, error) bool) {
 		for from := uint64(1); ; {
@@ -314,9 +315,12 @@ func (t *Threads) next(ctx context.Context, from uint64) (*jetstream.RawStreamMs
 	return t.Store.Next(ctx, t.Store.Threads, from, store.ThreadPattern)
 }
 
-// change writes what next makes of the head of a thread, and starts over when somebody else was faster. next gets nil where there is no
-// thread, and gives nil to leave the head as it is. It returns the head that stands.
-func (t *Threads) change(
+// removed is returned by the function passed to update to remove the thread.
+var removed = &proto.Thread{}
+
+// update replaces the head of a thread by the result of next, and starts over after a conflict. next is
+// called with nil if there is no thread, and returns nil to keep the head. update returns the head.
+func (t *Threads) update(
 	ctx context.Context, org, id string, next func(old *proto.Thread) (*proto.Thread, error),
 ) (*proto.Thread, error) {
 	for {
@@ -325,22 +329,26 @@ func (t *Threads) change(
 			return nil, err
 		}
 		head, err := next(old)
-		if err != nil {
+		switch {
+		case err != nil:
 			return nil, err
-		}
-		if head == nil {
+		case head == nil:
 			return old, nil
+		case head == removed:
+			err = t.delete(ctx, org, id, seq)
+		default:
+			err = t.write(ctx, head, seq)
 		}
-		if err := t.write(ctx, head, seq); !store.IsConflict(err) {
+		if !store.IsConflict(err) {
 			return head, err
 		}
 	}
 }
 
-// read gives the head of a thread, nil where there is none, and the sequence number to change it by. Its error is [store.ErrMalformed], with
-// that number, where something else lies there.
+// read returns the head of a thread, nil if there is none, and its sequence number. If the head is
+// malformed, it returns [store.ErrMalformed] and the sequence number.
 func (t *Threads) read(ctx context.Context, org, id string) (*proto.Thread, uint64, error) {
-	if !token(org) || !token(id) {
+	if !isToken(org) || !isToken(id) {
 		return nil, 0, fmt.Errorf("thread %q: %w", id, proto.ErrNotFound)
 	}
 	m, err := t.Store.LastFromLeader(ctx, t.Store.Threads, store.ThreadSubject(org, id))
@@ -354,10 +362,11 @@ func (t *Threads) read(ctx context.Context, org, id string) (*proto.Thread, uint
 	return head, m.Seq, err
 }
 
-// token reports whether name can be a part of a subject: others would be patterns, or name something else.
-func token(name string) bool { return name != "" && !strings.ContainsAny(name, ".*> \t\r\n") }
+// isToken reports whether name can be a token of a subject. Other names would be patterns or more
+// than one token.
+func isToken(name string) bool { return name != "" && !strings.ContainsAny(name, ".*> \t\r\n") }
 
-// decode gives nil for the mark of a removed thread.
+// decode returns nil for the marker of a removed thread.
 func decode(org, id string, h nats.Header, body []byte) (*proto.Thread, error) {
 	if h.Get(store.HeaderThread) == "" && len(body) == 0 {
 		return nil, nil
@@ -385,7 +394,7 @@ func (t *Threads) write(ctx context.Context, head *proto.Thread, seq uint64) err
 	if err != nil {
 		return fmt.Errorf("encode thread %s: %w", head.ID, err)
 	}
-	if len(body) > t.Store.MaxInline() { // a body that is stored apart has a retention
+	if len(body) > t.Store.MaxInline() { // a body stored as an object would expire
 		return fmt.Errorf("thread %s takes %d bytes of %d: %w", head.ID, len(body), t.Store.MaxInline(), ErrTooLarge)
 	}
 	_, err = t.Store.Write(ctx, store.ThreadSubject(head.Org, head.ID), nats.Header{store.HeaderThread: {string(summary)}}, body, seq)
