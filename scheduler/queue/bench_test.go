@@ -11,7 +11,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
-// BenchmarkCycle is what the queue adds to an execution: admission, job, assignment, claim, result, and the notice to the one who waits.
+// BenchmarkCycle measures the overhead of the queue: submission, assignment, claim, result, notification.
 func BenchmarkCycle(b *testing.B) {
 	s := storetest.Server(b)
 	st := storetest.Open(b, s)
@@ -36,7 +36,7 @@ func BenchmarkCycle(b *testing.B) {
 			}
 			steps["claim"] += time.Since(began)
 			began = time.Now()
-			if _, err := l.Finish(ctx, outcome("1\n")); err != nil && ctx.Err() == nil { // the one who waits may know before, and all be over
+			if _, err := l.Finish(ctx, outcome("1\n")); err != nil && ctx.Err() == nil { // the benchmark may be over
 				b.Error(err)
 			}
 			steps["finish"] += time.Since(began)

@@ -20,18 +20,19 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 )
 
-// wire is a way to the server that stops at a certain message of the process, as that process does when it is killed or frozen there.
+// wire connects a process to the server, and stops at a certain message, as if the process was killed or
+// frozen there.
 type wire struct {
 	nats.InProcessConnProvider
 	mu      sync.Mutex
-	subject string        // of the messages to be counted
-	skip    int           // of them that still pass
-	frozen  chan struct{} // stops it until closed; nil to break for ever
-	reached chan struct{} // closed when it stops
+	subject string        // of the counted messages
+	skip    int           // messages that pass
+	frozen  chan struct{} // blocks until closed; nil to break the connection
+	reached chan struct{} // closed when the wire stops
 	broken  bool
 }
 
-// stopAt makes the wire stop at the nth message to a subject from now on, for ever or until thaw is called.
+// stopAt stops the wire at the nth message to a subject, for ever or until thaw is called.
 func (w *wire) stopAt(subject string, n int, freeze bool) (reached <-chan struct{}, thaw func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -50,15 +51,15 @@ func (w *wire) InProcessConn() (net.Conn, error) {
 		return nil, io.ErrClosedPipe
 	}
 	c, err := w.InProcessConnProvider.InProcessConn()
-	return &stops{c, w}, err
+	return &wireConn{c, w}, err
 }
 
-type stops struct {
+type wireConn struct {
 	net.Conn
 	wire *wire
 }
 
-func (s *stops) Write(p []byte) (int, error) {
+func (s *wireConn) Write(p []byte) (int, error) {
 	w := s.wire
 	w.mu.Lock()
 	var wait chan struct{}
@@ -82,18 +83,18 @@ func (s *stops) Write(p []byte) (int, error) {
 	return s.Conn.Write(p)
 }
 
-// threaded is an execution of a thread whose program has ended, on a worker behind a wire.
+// threaded is a claimed execution of a thread, on a worker behind a wire.
 type threaded struct {
 	*world
 	*threads.Threads
 	job    *proto.Job
 	wire   *wire
 	lease  *queue.Lease
-	before *proto.Thread // the head when its home was taken
+	before *proto.Thread // the head before the execution
 }
 
-// runs has a job of a thread of its own run on a worker of its own.
-func (w *world) runs(thread string, attempts int) *threaded {
+// run claims a job of a new thread on a new worker.
+func (w *world) run(thread string, attempts int) *threaded {
 	w.t.Helper()
 	x := &threaded{world: w, Threads: &threads.Threads{Store: w.store}, wire: &wire{InProcessConnProvider: w.server}}
 	x.job = storetest.Job("acme", "k", proto.ModeAsync)
@@ -101,16 +102,16 @@ func (w *world) runs(thread string, attempts int) *threaded {
 	if _, _, err := x.Lock(w.ctx, "acme", thread, x.job.TraceID); err != nil {
 		w.t.Fatal(err)
 	}
-	x.lease = x.take(x.threads(thread, x.wire))
+	x.lease = x.take(x.threadWorker(thread, x.wire))
 	w.claim(x.lease)
 	x.before = x.head()
 	return x
 }
 
-// threads is a worker that offers threads, and has one slot.
-func (x *threaded) threads(name string, way nats.InProcessConnProvider) *host {
+// threadWorker starts a worker with one slot that can run threads.
+func (x *threaded) threadWorker(name string, server nats.InProcessConnProvider) *host {
 	x.t.Helper()
-	st, err := store.Connect(x.ctx, store.Access{InProcess: way, Name: name}, store.Config{AttachOnly: true}, storetest.Log(x.t))
+	st, err := store.Connect(x.ctx, store.Access{InProcess: server, Name: name}, store.Config{AttachOnly: true}, storetest.Log(x.t))
 	if err != nil {
 		x.t.Fatal(err)
 	}
@@ -147,8 +148,8 @@ func (x *threaded) outcome() queue.Outcome {
 	return e
 }
 
-// isNew fails the test where the execution has not ended as its program did, with the home it left.
-func (x *threaded) isNew(e queue.Outcome) {
+// wantNew checks that the execution has ended with outcome e and the new home.
+func (x *threaded) wantNew(e queue.Outcome) {
 	x.t.Helper()
 	rec := x.wait(x.job.TraceID)
 	if d := cmp.Diff(&e.Result, rec.Result); d != "" || rec.ResultSeq != e.LastSeq+1 || rec.Pending != nil || rec.Commit != nil || rec.Attempt != 1 {
@@ -159,12 +160,12 @@ func (x *threaded) isNew(e queue.Outcome) {
 		x.t.Fatal(err)
 	}
 	if d := cmp.Diff(want, x.head()); d != "" {
-		x.t.Errorf("%s is not exactly the new version: %s", x.job.ThreadID, d)
+		x.t.Errorf("%s is not the new version: %s", x.job.ThreadID, d)
 	}
 }
 
-// isOld fails the test where the execution has not ended with code, and the home it found.
-func (x *threaded) isOld(code proto.ErrorCode) *proto.Record {
+// wantOld checks that the execution has ended with code and the old home.
+func (x *threaded) wantOld(code proto.ErrorCode) *proto.Record {
 	x.t.Helper()
 	rec := x.wait(x.job.TraceID)
 	if rec.Result.ErrorCode == nil || *rec.Result.ErrorCode != string(code) || rec.Pending != nil || rec.Commit != nil {
@@ -173,55 +174,55 @@ func (x *threaded) isOld(code proto.ErrorCode) *proto.Record {
 	want := *x.before
 	want.Fence++
 	if d := cmp.Diff(&want, x.head()); d != "" {
-		x.t.Errorf("%s is not exactly the old version: %s", x.job.ThreadID, d)
+		x.t.Errorf("%s is not the old version: %s", x.job.ThreadID, d)
 	}
 	return rec
 }
 
-// free fails the test where another execution cannot have the thread at once.
-func (x *threaded) free(worker string) {
+// wantFree checks that another execution can lock the thread.
+func (x *threaded) wantFree(worker string) {
 	x.t.Helper()
 	if _, had, err := x.Lock(x.ctx, "acme", x.job.ThreadID, proto.NewTraceID()); err != nil || had != worker {
 		x.t.Errorf("%s is not free, of %q: %v", x.job.ThreadID, had, err)
 	}
 }
 
-func TestHomeIsCommittedBeforeTheResultStands(t *testing.T) {
+func TestHomeIsCommittedBeforeTheResult(t *testing.T) {
 	w := newWorld(t)
-	x := w.runs("t", 1)
+	x := w.run("t", 1)
 	e := x.outcome()
 	e.Usage = &proto.Usage{CPUMS: 5}
 	rec, err := x.lease.Finish(w.ctx, e)
 	if err != nil {
 		t.Fatal(err)
 	}
-	x.isNew(e)
+	x.wantNew(e)
 	if d := cmp.Diff(rec, w.wait(x.job.TraceID)); d != "" || rec.Usage.CPUMS != 5 {
 		t.Error(d)
 	}
-	x.free("t")
+	x.wantFree("t")
 
-	// Where nothing has changed, nothing is written.
-	same := w.runs("same", 1)
+	// Without a commit, the head does not change.
+	same := w.run("same", 1)
 	if _, err := same.lease.Finish(w.ctx, outcome("")); err != nil {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(same.before, same.head()); d != "" {
 		t.Error(d)
 	}
-	same.free("same")
+	same.wantFree("same")
 }
 
-// Outputs that are too large for a message are stored for the pending record and for the one that stands; the first goes.
-func TestLargePendingResultIsNotKept(t *testing.T) {
+// A large output is stored once for the pending and once for the terminal record. The first is deleted.
+func TestLargePendingResultIsDeleted(t *testing.T) {
 	w := newWorld(t)
-	x := w.runs("t", 1)
+	x := w.run("t", 1)
 	e := x.outcome()
 	e.Result.Stdout = strings.Repeat("é", 1<<20)
 	if _, err := x.lease.Finish(w.ctx, e); err != nil {
 		t.Fatal(err)
 	}
-	x.isNew(e)
+	x.wantNew(e)
 	bodies, err := w.store.JS.ObjectStore(w.ctx, "bullpen_bodies")
 	if err != nil {
 		t.Fatal(err)
@@ -231,9 +232,9 @@ func TestLargePendingResultIsNotKept(t *testing.T) {
 	}
 }
 
-// A worker dies, or is frozen for too long, at each step of saving a home: the thread is exactly the old or the new version, and the
-// execution ends accordingly. A frozen worker that wakes changes neither.
-func TestWorkerThatStopsWhileItSaves(t *testing.T) {
+// A worker dies, or is frozen for too long, at each step of a commit. The thread has the old or the new
+// version, and the execution ends accordingly. A frozen worker that wakes changes neither.
+func TestWorkerThatStopsDuringACommit(t *testing.T) {
 	w := newWorld(t)
 	type stopped struct {
 		*threaded
@@ -244,7 +245,7 @@ func TestWorkerThatStopsWhileItSaves(t *testing.T) {
 	var all []*stopped
 	for _, step := range []string{"pending", "head", "result"} {
 		for _, how := range []string{"dead", "frozen"} {
-			x := &stopped{threaded: w.runs(step+"-"+how, 1), saved: step != "pending", over: make(chan error, 1)}
+			x := &stopped{threaded: w.run(step+"-"+how, 1), saved: step != "pending", over: make(chan error, 1)}
 			all = append(all, x)
 			reached, wake := x.stopAt(step, how == "frozen")
 			finish, cancel := context.WithCancel(w.ctx)
@@ -264,25 +265,25 @@ func TestWorkerThatStopsWhileItSaves(t *testing.T) {
 				}
 			}
 			if x.saved {
-				x.isUntold()
+				x.wantPrivate()
 			}
 		}
 	}
 	for _, x := range all {
-		check := func() { x.isNew(x.outcome()) }
+		check := func() { x.wantNew(x.outcome()) }
 		if !x.saved {
-			check = func() { x.isOld(proto.CodeWorkerLost) }
+			check = func() { x.wantOld(proto.CodeWorkerLost) }
 		}
 		check()
 		if x.wake != nil {
 			x.wake()
 			if err := <-x.over; !errors.Is(err, proto.ErrLost) {
-				t.Errorf("%s: the worker is told %v", x.job.ThreadID, err)
+				t.Errorf("%s: Finish returned %v", x.job.ThreadID, err)
 			}
 			check()
 		}
-		x.free(x.job.ThreadID)
-		// Nor can be committed directly what was not recorded in time.
+		x.wantFree(x.job.ThreadID)
+		// A commit that was not recorded in time is rejected.
 		err := x.Commit(w.ctx, "acme", x.job.ThreadID, x.job.TraceID, x.outcome().Commit)
 		if !x.saved && !errors.Is(err, proto.ErrFenced) || x.saved && err != nil {
 			t.Errorf("%s: commit: %v", x.job.ThreadID, err)
@@ -290,7 +291,7 @@ func TestWorkerThatStopsWhileItSaves(t *testing.T) {
 	}
 }
 
-// stopAt makes the worker stop before one of the writes by which it finishes: "pending", "head", "result".
+// stopAt stops the worker before one of the writes of Finish: "pending", "head" or "result".
 func (x *threaded) stopAt(step string, freeze bool) (reached <-chan struct{}, thaw func()) {
 	switch step {
 	case "head":
@@ -302,8 +303,8 @@ func (x *threaded) stopAt(step string, freeze bool) (reached <-chan struct{}, th
 	}
 }
 
-// isUntold fails the test where somebody who asks is told more than that the program runs.
-func (x *threaded) isUntold() {
+// wantPrivate checks that a pending result is not visible to clients.
+func (x *threaded) wantPrivate() {
 	x.t.Helper()
 	stored, seq, err := x.store.Record(x.ctx, x.job.TraceID)
 	if err != nil || stored.Pending == nil || stored.Commit == nil || stored.Status != proto.StatusRunning {
@@ -324,10 +325,10 @@ func (x *threaded) isUntold() {
 	}
 }
 
-// Somebody gave the execution up while its worker had just recorded what it is about to save.
-func TestOutputIsKeptOfAnExecutionWhoseThreadWasTaken(t *testing.T) {
+// The thread is fenced after the worker has recorded the pending result.
+func TestOutputIsKeptIfTheThreadIsFenced(t *testing.T) {
 	w := newWorld(t)
-	x := w.runs("t", 1)
+	x := w.run("t", 1)
 	reached, thaw := x.stopAt("head", true)
 	finished := make(chan *proto.Record, 1)
 	go func() {
@@ -343,7 +344,7 @@ func TestOutputIsKeptOfAnExecutionWhoseThreadWasTaken(t *testing.T) {
 	}
 	thaw()
 	rec := <-finished
-	if r := x.isOld(proto.CodeThreadSave).Result; r.Stdout != "saved t" || r.ProgramExitCode == nil || *r.ProgramExitCode != 0 {
+	if r := x.wantOld(proto.CodeThreadSave).Result; r.Stdout != "saved t" || r.ProgramExitCode == nil || *r.ProgramExitCode != 0 {
 		t.Errorf("%+v", r)
 	}
 	if d := cmp.Diff(rec, w.wait(x.job.TraceID)); d != "" {
@@ -351,10 +352,10 @@ func TestOutputIsKeptOfAnExecutionWhoseThreadWasTaken(t *testing.T) {
 	}
 }
 
-// An intent to cancel that comes while the result is recorded as pending is overtaken by it.
+// A cancellation while the pending result is being recorded has no effect.
 func TestCancelledTooLate(t *testing.T) {
 	w := newWorld(t)
-	x := w.runs("t", 1)
+	x := w.run("t", 1)
 	reached, thaw := x.stopAt("pending", true)
 	e, finished := x.outcome(), make(chan error, 1)
 	go func() {
@@ -369,13 +370,13 @@ func TestCancelledTooLate(t *testing.T) {
 	if err := <-finished; err != nil {
 		t.Fatal(err)
 	}
-	x.isNew(e)
+	x.wantNew(e)
 }
 
 // The next attempt finds the old home, and only it can commit.
-func TestNextAttemptIsFencedOffTheOneBefore(t *testing.T) {
+func TestPreviousAttemptIsFenced(t *testing.T) {
 	w := newWorld(t)
-	x := w.runs("t", 2)
+	x := w.run("t", 2)
 	first := x.outcome()
 	reached, thaw := x.stopAt("pending", true)
 	t.Cleanup(thaw)
@@ -385,7 +386,7 @@ func TestNextAttemptIsFencedOffTheOneBefore(t *testing.T) {
 		woke <- err
 	}()
 	<-reached
-	next := x.threads("next", w.server)
+	next := x.threadWorker("next", w.server)
 	l, err := next.Take(w.ctx)
 	if err != nil || l.Attempt() != 2 || l.Job().TraceID != x.job.TraceID {
 		t.Fatalf("%+v, %v", l, err)
@@ -395,7 +396,7 @@ func TestNextAttemptIsFencedOffTheOneBefore(t *testing.T) {
 	x.before = x.head()
 	old.Fence++
 	if d := cmp.Diff(&old, x.before); d != "" {
-		t.Errorf("the home of the next attempt: %s", d)
+		t.Errorf("the head of the next attempt: %s", d)
 	}
 	thaw()
 	if err := <-woke; !errors.Is(err, proto.ErrLost) && !errors.Is(err, context.Canceled) {

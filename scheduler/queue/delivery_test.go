@@ -7,13 +7,12 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
-	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 const hook = "https://hooks.example.com/a"
 
-// delivered gives the deliveries that are stored, as they come.
+// delivered returns a channel with the stored deliveries.
 func (w *world) delivered() <-chan proto.DeliveryChange {
 	changes := make(chan proto.DeliveryChange, 16)
 	store := &deliveries.Store{Store: storetest.Open(w.t, w.server)}
@@ -35,7 +34,7 @@ func (w *world) next(changes <-chan proto.DeliveryChange) proto.DeliveryChange {
 	}
 }
 
-func TestExecutionThatNamesAURLIsDelivered(t *testing.T) {
+func TestExecutionWithWebhookIsDelivered(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w1", 4)
 	changes := w.delivered()
@@ -50,7 +49,7 @@ func TestExecutionThatNamesAURLIsDelivered(t *testing.T) {
 				t.Fatal(err)
 			}
 			if mode != proto.ModeAsync || url == "" {
-				continue // the next delivery would not be that of the last execution
+				continue
 			}
 			if c := w.next(changes); c.TraceID != id || c.Org != "acme" || c.Due.IsZero() || c.Origin != "https://hooks.example.com:443" {
 				t.Errorf("%+v", c)
@@ -68,12 +67,10 @@ func TestExecutionThatNamesAURLIsDelivered(t *testing.T) {
 	}
 }
 
-// The job stays until its delivery is stored, so that whoever leads next makes it up.
-func TestDeliveryThatNobodyStoredIsMadeUp(t *testing.T) {
-	t.Parallel()
-	server := storetest.Server(t)
-	st := storetest.Open(t, server)
-	w := &world{t: t, ctx: storetest.Context(t), server: server, store: st, queue: &queue.Queue{Store: st}}
+// The job stays until its delivery is stored, so that the next leader can store the delivery.
+func TestMissingDeliveryIsStoredByTheNextLeader(t *testing.T) {
+	w := leaderless(t)
+	st := w.store
 	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.WebhookURL = hook
 	if err := storetest.PutJob(w.ctx, st, job); err != nil {
@@ -93,7 +90,7 @@ func TestDeliveryThatNobodyStoredIsMadeUp(t *testing.T) {
 	if d, err := store.Delivery(w.ctx, "acme", job.TraceID); err != nil || d.URL != hook || d.Key != "k" {
 		t.Fatalf("%+v, %v", d, err)
 	}
-	for { // and then goes
+	for { // until the job is removed
 		info, err := st.Jobs.Info(w.ctx)
 		if err != nil {
 			t.Fatal(err)

@@ -19,14 +19,14 @@ func leaderless(t *testing.T) *world {
 	return &world{t: t, ctx: storetest.Context(t), server: s, store: st, queue: &queue.Queue{Store: st}}
 }
 
-// stored stores n jobs of a key, as a dispatcher that led before did.
+// stored stores n jobs of a key without a dispatcher.
 func (w *world) stored(n int, org, key string, change ...func(*proto.Job)) {
 	w.t.Helper()
 	var writers sync.WaitGroup
-	const side = 8
-	for i := range side {
+	const writerCount = 8
+	for i := range writerCount {
 		writers.Go(func() {
-			for range (n + i) / side {
+			for range (n + i) / writerCount {
 				job := storetest.Job(org, key, proto.ModeAsync)
 				job.Concurrent = n
 				for _, c := range change {
@@ -41,13 +41,13 @@ func (w *world) stored(n int, org, key string, change ...func(*proto.Job)) {
 	writers.Wait()
 }
 
-// slot takes jobs for one slot, and tells of each when it has it. It runs the next when the last is finished.
+// slot is a slot with a claimed job.
 type slot struct {
 	lease *queue.Lease
 	host  *host
 }
 
-// busy gives slots of workers, each with a job.
+// busy returns the slots of new workers, each with a claimed job.
 func (w *world) busy(workers, slots int) []*slot {
 	w.t.Helper()
 	var all []*slot
@@ -63,7 +63,7 @@ func (w *world) busy(workers, slots int) []*slot {
 	return all
 }
 
-// after ends the slot's job and gives the one that it gets then.
+// after finishes the job of a slot, and returns the next one.
 func (w *world) after(s *slot) *proto.Job {
 	w.t.Helper()
 	w.finish(s.lease)
@@ -79,8 +79,8 @@ func (w *world) finish(l *queue.Lease) {
 	}
 }
 
-// A key has 10,000 jobs queued. Whoever asks for less than its share gets the next slot that comes free, whichever that is.
-func TestNextSlotIsThatOfWhoeverAsksForLittle(t *testing.T) {
+// Another key has 10,000 queued jobs. A flow that uses less than its share gets the next free slot.
+func TestQuietKeyGetsTheNextSlot(t *testing.T) {
 	w := leaderless(t)
 	w.stored(10000, "loud", "k")
 	w.dispatcher("d")
@@ -90,20 +90,20 @@ func TestNextSlotIsThatOfWhoeverAsksForLittle(t *testing.T) {
 			s := slots[i%len(slots)]
 			if i%3 != 0 {
 				if job := w.after(s); job.Org != "loud" || job.Key != "k" {
-					t.Fatalf("%d: a job of %s %s was handed out", i, job.Org, job.Key)
+					t.Fatalf("%d: a job of %s %s was assigned", i, job.Org, job.Key)
 				}
 				continue
 			}
 			id := w.submit(storetest.Job(quiet.org, quiet.key, proto.ModeInline))
 			if job := w.after(s); job.TraceID != id {
-				t.Fatalf("%d: the next slot was given to a job of %s %s", i, job.Org, job.Key)
+				t.Fatalf("%d: the next slot got a job of %s %s", i, job.Org, job.Key)
 			}
 		}
 	}
 }
 
-// Organisations of different weights have jobs queued. After a change of dispatchers they share slots as before, and nothing is handed out twice.
-func TestSharesOutliveTheirDispatcher(t *testing.T) {
+// After a change of leaders, organizations share slots by weight as before, and no job is assigned twice.
+func TestSharesAfterAChangeOfLeaders(t *testing.T) {
 	w := leaderless(t)
 	weights := map[string]int{"free": 1, "pro": 4, "enterprise": 16}
 	for org, weight := range weights {
@@ -121,7 +121,7 @@ func TestSharesOutliveTheirDispatcher(t *testing.T) {
 		for i := range rounds * (1 + 4 + 16) {
 			job := w.after(slots[i%len(slots)])
 			if seen[job.TraceID] {
-				t.Fatalf("%s was handed out twice", job.TraceID)
+				t.Fatalf("%s was assigned twice", job.TraceID)
 			}
 			seen[job.TraceID] = true
 			served[job.Org]++
@@ -138,7 +138,7 @@ func TestSharesOutliveTheirDispatcher(t *testing.T) {
 	}
 }
 
-// mortal is a dispatcher that can be made to die without a word.
+// mortal starts a dispatcher that die stops without a resignation.
 func (w *world) mortal(name string) (die func()) {
 	st := storetest.Open(w.t, w.server)
 	d := &queue.Dispatcher{Store: st, Instance: name, Log: storetest.Log(w.t)}
@@ -149,8 +149,8 @@ func (w *world) mortal(name string) (die func()) {
 	}
 }
 
-// What a dispatcher finds when it takes over is in the order in which it was accepted. An attempt that was lost is older than what has not run.
-func TestOrderOutlivesItsDispatcher(t *testing.T) {
+// A new leader assigns jobs in the order in which they were accepted, requeued attempts included.
+func TestOrderAfterAChangeOfLeaders(t *testing.T) {
 	w := leaderless(t)
 	var jobs []*proto.Job
 	for range 6 {
@@ -177,17 +177,17 @@ func TestOrderOutlivesItsDispatcher(t *testing.T) {
 	for i, want := range jobs {
 		l := w.take(h)
 		if l.Job().TraceID != want.TraceID || l.Attempt() != 1+max(0, min(1, 2-i)) {
-			t.Fatalf("job %d: attempt %d of %s was handed out", i, l.Attempt(), l.Job().TraceID)
+			t.Fatalf("job %d: attempt %d of %s was assigned", i, l.Attempt(), l.Job().TraceID)
 		}
 		w.claim(l)
 		w.finish(l)
 	}
 }
 
-// Limits hold over a change of dispatchers, also for what had been handed out and was not claimed yet.
-func TestLimitsOutliveTheirDispatcher(t *testing.T) {
+// Limits hold over a change of leaders, also for assigned jobs that are not claimed.
+func TestLimitsAfterAChangeOfLeaders(t *testing.T) {
 	for name, limit := range map[string]func(*proto.Job){
-		"organisation": func(j *proto.Job) { j.Concurrent = 3 }, "key": func(j *proto.Job) { j.KeyConcurrent = 3 },
+		"organization": func(j *proto.Job) { j.Concurrent = 3 }, "key": func(j *proto.Job) { j.KeyConcurrent = 3 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := leaderless(t)
@@ -213,19 +213,19 @@ func TestLimitsOutliveTheirDispatcher(t *testing.T) {
 			for range 5 {
 				take(second)
 			}
-			w.claim(held[0]) // and the others are not, yet
+			w.claim(held[0]) // the others are not claimed yet
 			w.dispatcher("second")
 			die()
 			for i := range 6 {
-				w.eventually("the second dispatcher leads and knows what runs", func() bool {
+				w.eventually("the second dispatcher leads and knows all active jobs", func() bool {
 					st, err := w.queue.Stats(w.ctx)
 					return err == nil && st.Running == 3 && st.FreeSlots >= 5
 				})
-				// Another organisation's job is handed out, and so would one too many have been.
+				// A job of another organization is assigned, as would be one beyond the limit.
 				other := w.submit(storetest.Job("other", "k", proto.ModeInline))
 				l := <-taken
 				if l.Job().TraceID != other {
-					t.Fatalf("a job of %s was handed out beyond its limit", l.Job().Org)
+					t.Fatalf("a job of %s was assigned beyond its limit", l.Job().Org)
 				}
 				w.claim(l)
 				w.finish(l)

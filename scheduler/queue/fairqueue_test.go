@@ -23,7 +23,7 @@ func serve(q *fairQueue) *job {
 	return j
 }
 
-func TestKeysOfOneOrganisationTakeTurns(t *testing.T) {
+func TestKeysOfOneOrganizationAreServedEvenly(t *testing.T) {
 	q := newFairQueue()
 	for i := range 9 {
 		m := meta("org", fmt.Sprintf("k%d", i/3), proto.ModeAsync)
@@ -41,7 +41,7 @@ func TestKeysOfOneOrganisationTakeTurns(t *testing.T) {
 	}
 }
 
-func TestOrganisationAtItsLimitIsPassedOver(t *testing.T) {
+func TestOrganizationAtItsLimitIsSkipped(t *testing.T) {
 	q := newFairQueue()
 	var first []*job
 	for range 7 {
@@ -55,15 +55,15 @@ func TestOrganisationAtItsLimitIsPassedOver(t *testing.T) {
 	}
 	other := q.add(meta("other", "k", proto.ModeAsync))
 	if j := serve(q); j != other {
-		t.Fatalf("the other organisation's job was not served but %v", j)
+		t.Fatalf("served %v, want the other organization's job", j)
 	}
 	q.remove(first[0])
 	if j := serve(q); j == nil || j.meta.Org != "full" {
-		t.Fatalf("a freed place was not used: %v", j)
+		t.Fatalf("served %v after a slot was freed", j)
 	}
 }
 
-func TestInteractiveGoesFirstAndBatchDoesNotStarve(t *testing.T) {
+func TestInteractiveJobsAreServedFourToOne(t *testing.T) {
 	q := newFairQueue()
 	for range 20 {
 		for _, mode := range []proto.Mode{proto.ModeAsync, proto.ModeInline} {
@@ -83,7 +83,7 @@ func TestInteractiveGoesFirstAndBatchDoesNotStarve(t *testing.T) {
 	}
 }
 
-func TestJobsThatNoSlotCanRunDelayNobody(t *testing.T) {
+func TestJobsThatNoSlotCanRunDelayNoOthers(t *testing.T) {
 	q := newFairQueue()
 	add := func(org, key string, l proto.Language) *job {
 		m := meta(org, key, proto.ModeInline)
@@ -96,23 +96,23 @@ func TestJobsThatNoSlotCanRunDelayNobody(t *testing.T) {
 	add("a", "k", proto.Python)
 	add("b", "k", proto.Python)
 	add("b", "k2", proto.Node)
-	runs := func(words ...string) func(*needSet) bool {
-		return func(k *needSet) bool { return newCapabilities(words).meet(k.needs) }
+	able := func(names ...string) func(*needSet) bool {
+		return func(n *needSet) bool { return newCapabilities(names).meet(n.needs) }
 	}
 	for range 2 {
-		j := q.next(runs("language:python", "image:x"))
+		j := q.next(able("language:python", "image:x"))
 		if j == nil || j.meta.Language != proto.Python {
 			t.Fatalf("next is %+v", j)
 		}
 		q.charge(j)
 		q.activate(j, running, "w", noon)
 	}
-	if j := q.next(runs("language:python")); j != nil {
+	if j := q.next(able("language:python")); j != nil {
 		t.Fatalf("next is %s", j.meta.Language)
 	}
 	orgs := ""
 	for range 4 {
-		j := q.next(runs("language:node"))
+		j := q.next(able("language:node"))
 		q.charge(j)
 		q.activate(j, running, "w", noon)
 		orgs += j.meta.Org
@@ -122,8 +122,8 @@ func TestJobsThatNoSlotCanRunDelayNobody(t *testing.T) {
 	}
 }
 
-// With slots that run everything, what the jobs need does not change whose turn it is.
-func TestOrganisationsTakeTurnsOverAllKinds(t *testing.T) {
+// If every slot can run every job, the needs of jobs do not change the order of organizations.
+func TestOrganizationsAreServedEvenlyOverAllNeeds(t *testing.T) {
 	q := newFairQueue()
 	languages := proto.Languages()
 	for i := range 30 {
@@ -144,7 +144,7 @@ func TestOrganisationsTakeTurnsOverAllKinds(t *testing.T) {
 	}
 }
 
-func TestJobsOfOneKeyAreServedInOrderOverAllKinds(t *testing.T) {
+func TestJobsOfOneKeyAreServedInOrderOverAllNeeds(t *testing.T) {
 	q := newFairQueue()
 	var jobs []*job
 	for i := range 9 {
@@ -161,8 +161,7 @@ func TestJobsOfOneKeyAreServedInOrderOverAllKinds(t *testing.T) {
 	}
 }
 
-// What leaves the queue by itself was not served.
-func TestCancelledJobTakesNoTurn(t *testing.T) {
+func TestCancelledJobIsNotCharged(t *testing.T) {
 	q := newFairQueue()
 	var a []*job
 	for range 3 {
@@ -171,10 +170,10 @@ func TestCancelledJobTakesNoTurn(t *testing.T) {
 	other := q.add(meta("b", "k", proto.ModeAsync))
 	q.remove(a[0])
 	if j := serve(q); j != a[1] {
-		t.Fatalf("organisation %s was served, whose turn it is not", j.meta.Org)
+		t.Fatalf("organization %s was served out of order", j.meta.Org)
 	}
 	if j := serve(q); j != other {
-		t.Fatalf("organisation %s was served, whose turn it is not", j.meta.Org)
+		t.Fatalf("organization %s was served out of order", j.meta.Org)
 	}
 	for _, mode := range []proto.Mode{proto.ModeAsync, proto.ModeAsync, proto.ModeAsync, proto.ModeAsync, proto.ModeInline} {
 		a = append(a, q.add(meta("c", "k", mode)))
@@ -183,11 +182,11 @@ func TestCancelledJobTakesNoTurn(t *testing.T) {
 		q.remove(j)
 	}
 	if l := q.org("c").keys["k"]; l.served != 0 {
-		t.Fatalf("%d jobs are counted as served", l.served)
+		t.Fatalf("%d jobs were counted as served", l.served)
 	}
 }
 
-func TestAdmissionCountsWhatItTook(t *testing.T) {
+func TestAdmitCountsAdmittedJobs(t *testing.T) {
 	q := newFairQueue()
 	ask := func(mode proto.Mode) *proto.Refusal {
 		m := meta("o", "k", mode)
@@ -200,23 +199,23 @@ func TestAdmissionCountsWhatItTook(t *testing.T) {
 	}
 	for i := range 5 {
 		if r := ask(proto.ModeInline); r != nil {
-			t.Fatalf("place %d refused: %v", i, r)
+			t.Fatalf("job %d refused: %v", i, r)
 		}
 	}
 	if r := ask(proto.ModeInline); r == nil || r.Reason != proto.RefusedConcurrency || r.Used != 5 || r.Limit != 5 {
-		t.Fatalf("sixth place: %v", r)
+		t.Fatalf("sixth job: %v", r)
 	}
 	for i := range 3 {
 		if r := ask(proto.ModeAsync); r != nil {
-			t.Fatalf("queue place %d refused: %v", i, r)
+			t.Fatalf("queue job %d refused: %v", i, r)
 		}
 	}
 	if r := ask(proto.ModeAsync); r == nil || r.Reason != proto.RefusedQueueFull {
-		t.Fatalf("fourth queue place: %v", r)
+		t.Fatalf("fourth batch job: %v", r)
 	}
 }
 
-func TestKeyHasALimitOfItsOwn(t *testing.T) {
+func TestKeyLimit(t *testing.T) {
 	q := newFairQueue()
 	limited := func(mode proto.Mode) proto.Meta {
 		m := meta("org", "limited", mode)
@@ -244,7 +243,7 @@ func TestKeyHasALimitOfItsOwn(t *testing.T) {
 		t.Fatalf("another key: %v", r)
 	}
 	if want := q.add(other); serve(q) != want {
-		t.Fatal("a key at its limit stands before another")
+		t.Fatal("a key at its limit delays another")
 	}
 	q.requeue(first)
 	for _, want := range []*job{first, nil} {
@@ -254,11 +253,11 @@ func TestKeyHasALimitOfItsOwn(t *testing.T) {
 	}
 	q.remove(first)
 	if j := serve(q); j != waits {
-		t.Fatalf("a freed place was not used: %v", j)
+		t.Fatalf("served %v after a slot was freed", j)
 	}
 }
 
-func TestBookForgetsWhatIsOver(t *testing.T) {
+func TestFairQueueKeepsNothingOfRemovedJobs(t *testing.T) {
 	q := newFairQueue()
 	var jobs []*job
 	for i := range 100 {
@@ -280,6 +279,6 @@ func TestBookForgetsWhatIsOver(t *testing.T) {
 		q.remove(j)
 	}
 	if len(q.jobs)+len(q.orgs)+len(q.needSets) != 0 {
-		t.Fatalf("left over: %d jobs, %d tenants, %d kinds", len(q.jobs), len(q.orgs), len(q.needSets))
+		t.Fatalf("left over: %d jobs, %d organizations, %d sets of needs", len(q.jobs), len(q.orgs), len(q.needSets))
 	}
 }

@@ -15,33 +15,32 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
-// line is a way to the server that can be made to hang, as a network does that drops everything.
-type line struct {
+// hangingServer connects to the server, and hangs while mu is held, like a network that drops packets.
+type hangingServer struct {
 	nats.InProcessConnProvider
-	mu sync.Mutex // held while it hangs
+	mu sync.Mutex
 }
 
-func (l *line) InProcessConn() (net.Conn, error) {
+func (l *hangingServer) InProcessConn() (net.Conn, error) {
 	c, err := l.InProcessConnProvider.InProcessConn()
-	return &hangs{c, l}, err
+	return &hangingConn{c, l}, err
 }
 
-type hangs struct {
+type hangingConn struct {
 	net.Conn
-	line *line
+	server *hangingServer
 }
 
-func (h *hangs) Write(p []byte) (int, error) {
-	h.line.mu.Lock()
-	defer h.line.mu.Unlock()
+func (h *hangingConn) Write(p []byte) (int, error) {
+	h.server.mu.Lock()
+	defer h.server.mu.Unlock()
 	return h.Conn.Write(p)
 }
 
-// A renewal whose call does not even return must not keep the program running.
-func TestProgramIsStoppedThoughARenewalHangs(t *testing.T) {
+func TestProgramIsStoppedWhileARenewalHangs(t *testing.T) {
 	w := newWorld(t)
-	way := &line{InProcessConnProvider: w.server}
-	st, err := store.Connect(w.ctx, store.Access{InProcess: way, Name: t.Name()}, store.Config{AttachOnly: true}, storetest.Log(t))
+	server := &hangingServer{InProcessConnProvider: w.server}
+	st, err := store.Connect(w.ctx, store.Access{InProcess: server, Name: t.Name()}, store.Config{AttachOnly: true}, storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,14 +51,14 @@ func TestProgramIsStoppedThoughARenewalHangs(t *testing.T) {
 	w.background(h.Run)
 	w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	running := w.claim(w.take(h))
-	way.mu.Lock()
-	t.Cleanup(way.mu.Unlock)
+	server.mu.Lock()
+	t.Cleanup(server.mu.Unlock)
 	select {
 	case <-running.Done():
 		if cause := context.Cause(running); !errors.Is(cause, proto.ErrLost) {
-			t.Fatalf("the program is stopped because %v", cause)
+			t.Fatalf("the context was cancelled with cause %v", cause)
 		}
 	case <-w.ctx.Done():
-		t.Fatal("the program runs on")
+		t.Fatal("the program was not stopped")
 	}
 }

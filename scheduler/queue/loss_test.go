@@ -16,7 +16,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
-// letters gives the dead letters there are.
+// letters returns all dead letters.
 func (w *world) letters() []proto.DeadLetter {
 	w.t.Helper()
 	list, err := (&deadletters.Store{Store: w.store}).List(w.ctx, nil, 100, func(err error) { w.t.Error(err) })
@@ -26,25 +26,23 @@ func (w *world) letters() []proto.DeadLetter {
 	return list
 }
 
-// lost waits until so many losses of an execution are written down.
-func (w *world) lost(id proto.TraceID, losses int) {
+// awaitLosses waits until the losses of an execution are recorded.
+func (w *world) awaitLosses(id proto.TraceID, losses int) {
 	w.t.Helper()
-	w.eventually(fmt.Sprintf("%d losses are counted", losses), func() bool {
+	w.eventually(fmt.Sprintf("%d losses are recorded", losses), func() bool {
 		rec, _, err := w.store.Record(w.ctx, id)
 		return err == nil && len(rec.Lost) == losses
 	})
 }
 
-// Whoever leads, a job does not take one worker after another with it. It is set aside whole, and its webhook is sent all the same.
-func TestJobThatTakesItsWorkersWithItIsSetAside(t *testing.T) {
-	t.Parallel()
-	server := storetest.Server(t)
-	st := storetest.Open(t, server)
-	w := &world{t: t, ctx: storetest.Context(t), server: server, store: st, queue: &queue.Queue{Store: st}}
+// Losses count over changes of leaders. The dead letter contains the job, and the webhook is delivered.
+func TestJobThatKillsItsWorkersIsDeadLettered(t *testing.T) {
+	w := leaderless(t)
+	st := w.store
 	changes := w.delivered()
 	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.Code, job.WebhookURL = strings.Repeat("x", 1<<20), hook
-	var behind proto.TraceID // waits in the same line, and is none of those
+	var behind proto.TraceID // another job of the same key
 	for n := 1; n <= 3; n++ {
 		stop := w.dispatcher(fmt.Sprintf("d%d", n))
 		if n == 1 {
@@ -57,7 +55,7 @@ func TestJobThatTakesItsWorkersWithItIsSetAside(t *testing.T) {
 			t.Fatalf("took %s, attempt %d", l.Job().TraceID, l.Attempt())
 		}
 		h.die()
-		w.lost(job.TraceID, n)
+		w.awaitLosses(job.TraceID, n)
 		if rec, err := w.queue.Lookup(w.ctx, job.TraceID); n < 3 && (err != nil || rec.Status != proto.StatusQueued || rec.Attempt != 0) {
 			t.Errorf("after %d losses: %+v, %v", n, rec, err)
 		}
@@ -83,19 +81,17 @@ func TestJobThatTakesItsWorkersWithItIsSetAside(t *testing.T) {
 	}
 	_, content, err := (&deadletters.Store{Store: st}).Get(w.ctx, letters[0].ID)
 	if err != nil || content.Job.Code != job.Code {
-		t.Errorf("its job is not whole: %v", err)
+		t.Errorf("its job is incomplete: %v", err)
 	}
 	if l := w.take(w.worker("lives", 1)); l.Job().TraceID != behind {
 		t.Errorf("then took %s", l.Job().TraceID)
 	}
 }
 
-// The job stays until its dead letter is stored, so that whoever leads next makes it up.
-func TestDeadLetterThatNobodyStoredIsMadeUp(t *testing.T) {
-	t.Parallel()
-	server := storetest.Server(t)
-	st := storetest.Open(t, server)
-	w := &world{t: t, ctx: storetest.Context(t), server: server, store: st, queue: &queue.Queue{Store: st}}
+// The job stays until its dead letter is stored, so that the next leader can store the dead letter.
+func TestMissingDeadLetterIsStoredByTheNextLeader(t *testing.T) {
+	w := leaderless(t)
+	st := w.store
 	var ids []string
 	for _, lost := range [][]string{{"a", "b", "c"}, {"a", "b"}, nil} {
 		job := storetest.Job("acme", "k", proto.ModeAsync)
@@ -122,46 +118,44 @@ func TestDeadLetterThatNobodyStoredIsMadeUp(t *testing.T) {
 	}
 }
 
-// A worker that was frozen for so long that its job was given to another does not start the program when it wakes.
-func TestWorkerThatComesBackTooLateDoesNotClaim(t *testing.T) {
+// A frozen worker whose job was reassigned does not start the program when it wakes.
+func TestFrozenWorkerCannotClaim(t *testing.T) {
 	w := newWorld(t)
 	frozen := w.worker("frozen", 1)
 	id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	stale := w.take(frozen)
-	frozen.stop() // its word is gone; it does not know
-	w.lost(id, 1)
+	frozen.stop() // it is gone for the dispatcher
+	w.awaitLosses(id, 1)
 	if _, _, err := stale.Claim(w.ctx); err == nil {
-		t.Fatal("it claims what was taken from it")
+		t.Fatal("the claim succeeded")
 	}
 	l := w.take(w.worker("lives", 1))
 	w.claim(l)
 	if rec, _, err := w.store.Record(w.ctx, id); err != nil || rec.Worker != "lives" || len(rec.Lost) != 0 {
-		t.Fatalf("losses count from the last start: %+v, %v", rec, err)
+		t.Fatalf("the record after a claim: %+v, %v", rec, err)
 	}
 	if _, err := l.Finish(w.ctx, outcome("")); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// The dispatcher dies with the worker, as it does where both are one process, and knows of no loss. The next worker there does.
-func TestLossThatOnlyTheNextWorkerKnowsOf(t *testing.T) {
-	t.Parallel()
-	server := storetest.Server(t)
-	st := storetest.Open(t, server)
-	w := &world{t: t, ctx: storetest.Context(t), server: server, store: st, queue: &queue.Queue{Store: st}}
-	name := filepath.Join(t.TempDir(), "notes")
-	if err := os.WriteFile(name, []byte(strings.Repeat("not a note\n", 100)), 0o600); err != nil { // which nobody minds
+// If the dispatcher dies with the worker, as in one process, only the journal knows of the loss.
+func TestLossIsRecoveredFromTheJournal(t *testing.T) {
+	w := leaderless(t)
+	server := w.server
+	name := filepath.Join(t.TempDir(), "journal")
+	if err := os.WriteFile(name, []byte(strings.Repeat("malformed\n", 100)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	worker := func(n int) *host {
-		notes, err := os.OpenFile(name, os.O_RDWR, 0)
+		journal, err := os.OpenFile(name, os.O_RDWR, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = notes.Close() })
+		t.Cleanup(func() { _ = journal.Close() })
 		s := &queue.Slots{
 			Store: storetest.Open(t, server), Worker: fmt.Sprintf("w%d", n), Total: 4, Capabilities: []string{queue.CapabilityLanguage(proto.Python)},
-			Log: storetest.Log(t), Journal: notes,
+			Log: storetest.Log(t), Journal: journal,
 		}
 		return &host{Slots: s, stop: w.background(s.Run)}
 	}
@@ -198,8 +192,8 @@ func TestLossThatOnlyTheNextWorkerKnowsOf(t *testing.T) {
 	if *rec.Result.ErrorCode != string(proto.CodeWorkerLost) || !slices.Equal(rec.Lost, []string{"w0", "w1", "w2"}) {
 		t.Errorf("%+v", rec)
 	}
-	w.eventually("it is set aside", func() bool { return len(w.letters()) == 1 })
+	w.eventually("it is dead-lettered", func() bool { return len(w.letters()) == 1 })
 	if rec := w.wait(claimed); len(rec.Lost) != 0 || rec.Attempt != 1 { // its lease is over
-		t.Errorf("what was claimed counts as lost before: %+v", rec)
+		t.Errorf("a claimed job was counted as lost before the claim: %+v", rec)
 	}
 }

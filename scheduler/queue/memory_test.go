@@ -12,7 +12,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
-func TestBookTakesNoMoreJobsThanItHasMemoryFor(t *testing.T) {
+func TestAdmitRespectsMaxSize(t *testing.T) {
 	q := newFairQueue()
 	const each = 4
 	q.maxSize = orgShare * each * (jobCost + 100)
@@ -34,38 +34,38 @@ func TestBookTakesNoMoreJobsThanItHasMemoryFor(t *testing.T) {
 		}
 	}
 	if len(jobs) != orgShare*each || refused == nil || refused.Reason != proto.RefusedUnavailable {
-		t.Fatalf("%d jobs were taken; refused: %v", len(jobs), refused)
+		t.Fatalf("%d jobs were admitted; refusal: %v", len(jobs), refused)
 	}
-	serve(q) // those that run count too
+	serve(q) // running jobs count too
 	for _, j := range jobs {
 		q.remove(j)
 	}
 	if q.size != 0 || len(q.orgs) != 0 {
-		t.Fatalf("an empty book takes %d bytes, %d organisations", q.size, len(q.orgs))
+		t.Fatalf("an empty queue has %d bytes, %d organizations", q.size, len(q.orgs))
 	}
-	// One alone has its share.
+	// One organization gets its share.
 	n := 0
 	for m := waiting("a"); q.admit(&m) == nil; m = waiting("a") {
 		q.add(m)
 		n++
 	}
 	if n != each {
-		t.Fatalf("one organisation has %d jobs, want %d", n, each)
+		t.Fatalf("one organization has %d jobs, want %d", n, each)
 	}
 }
 
-// step does what is next in the inbox of a dispatcher whose loop does not run.
+// step runs the next function in the inbox.
 func (tm *term) step(t *testing.T) {
 	t.Helper()
 	select {
 	case f := <-tm.inbox:
 		f()
 	case <-storetest.Context(t).Done():
-		t.Fatal("nothing happens")
+		t.Fatal("the inbox stays empty")
 	}
 }
 
-func TestSubmissionsAreRefusedWhileTooMuchIsBeingStored(t *testing.T) {
+func TestSubmissionsAreRefusedWhileTooManyAreStored(t *testing.T) {
 	server := storetest.Server(t)
 	st := storetest.Open(t, server)
 	ctx := storetest.Context(t)
@@ -90,16 +90,16 @@ func TestSubmissionsAreRefusedWhileTooMuchIsBeingStored(t *testing.T) {
 	}
 	stored := submit(first)
 	arrival := <-tm.inbox
-	turned := submit(second)
+	refused := submit(second)
 	refuse := <-tm.inbox
 	arrival()
 	refuse()
 	var refusal *proto.Refusal
-	if err := <-turned; !errors.As(err, &refusal) || refusal.Reason != proto.RefusedUnavailable {
+	if err := <-refused; !errors.As(err, &refusal) || refusal.Reason != proto.RefusedUnavailable {
 		t.Fatalf("the second: %v", err)
 	}
 	if tm.queue.jobs[second.TraceID] != nil {
-		t.Error("a refused job is in the book")
+		t.Error("a refused job is queued")
 	}
 	tm.step(t)
 	if err := <-stored; err != nil {
@@ -112,12 +112,12 @@ func TestSubmissionsAreRefusedWhileTooMuchIsBeingStored(t *testing.T) {
 		t.Fatalf("the second, later: %v", err)
 	}
 	if n := tm.storing.Load(); n != 0 {
-		t.Errorf("%d bytes are held to be stored yet", n)
+		t.Errorf("%d bytes are counted as being stored", n)
 	}
 }
 
-// A submission comes again when its answer is late: nobody may be told then that nothing of it remains.
-func TestSubmissionThatIsKnownIsNotRefusedForWantOfRoom(t *testing.T) {
+// A submission is repeated when its answer is late. It must not be refused if the job may be stored.
+func TestKnownSubmissionIsNotRefusedForMemory(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	tm := newTestTerm(t, st)
@@ -149,12 +149,12 @@ func TestSubmissionThatIsKnownIsNotRefusedForWantOfRoom(t *testing.T) {
 	tm.stillLeader = func() bool { return true }
 	again(unknown)
 	if m, err := answers.NextMsgWithContext(ctx); err != nil || !strings.Contains(string(m.Data), string(proto.RefusedUnavailable)) {
-		t.Errorf("one that is not known: %v", err)
+		t.Errorf("an unknown one: %v", err)
 	}
 }
 
-// A long queue may have been submitted in one moment, and expires in one.
-func TestQueueThatExpiresDoesSoByAndBy(t *testing.T) {
+// A long queue may expire in one moment.
+func TestConcurrentExpiryIsBounded(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	tm := newTestTerm(t, st)
@@ -170,13 +170,13 @@ func TestQueueThatExpiresDoesSoByAndBy(t *testing.T) {
 	tm.review(ctx, noon.Add(time.Hour))
 	tm.assign(ctx, noon.Add(time.Hour))
 	if tm.writes != maxExpiring {
-		t.Errorf("%d are ended at once, want %d", tm.writes, maxExpiring)
+		t.Errorf("%d writes at once, want %d", tm.writes, maxExpiring)
 	}
 	for len(tm.queue.jobs) > 0 {
 		tm.step(t)
 		tm.review(ctx, noon.Add(time.Hour))
 	}
 	if tm.writes != 0 || len(tm.outcomes) != jobs {
-		t.Errorf("%d are being ended, %d have ended", tm.writes, len(tm.outcomes))
+		t.Errorf("%d writes pending, %d outcomes", tm.writes, len(tm.outcomes))
 	}
 }

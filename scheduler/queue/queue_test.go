@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is a queue with a dispatcher that leads.
+// world is a queue with a leading dispatcher.
 type world struct {
 	t      *testing.T
 	ctx    context.Context
@@ -30,15 +30,12 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
-	t.Parallel()
-	s := storetest.Server(t)
-	st := storetest.Open(t, s)
-	w := &world{t: t, ctx: storetest.Context(t), server: s, store: st, queue: &queue.Queue{Store: st}}
+	w := leaderless(t)
 	w.dispatcher("first")
 	return w
 }
 
-// background runs f until stop is called, or the test is over.
+// background runs f until stop is called or the test ends.
 func (w *world) background(f func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -61,7 +58,7 @@ func (w *world) dispatcher(name string) (stop func()) {
 // host is a worker on a connection of its own.
 type host struct {
 	*queue.Slots
-	stop func() // says goodbye
+	stop func() // announces that the worker is gone
 }
 
 func (w *world) worker(name string, slots int) *host {
@@ -69,7 +66,7 @@ func (w *world) worker(name string, slots int) *host {
 	return &host{Slots: s, stop: w.background(s.Run)}
 }
 
-// die cuts the worker off without a word, as SIGKILL does.
+// die closes the connection of the worker, like SIGKILL.
 func (h *host) die() { h.Store.Conn.Close() }
 
 func (w *world) submit(job *proto.Job) proto.TraceID {
@@ -114,7 +111,7 @@ func outcome(stdout string) queue.Outcome {
 	return queue.Outcome{Result: r, LastSeq: 3}
 }
 
-func TestJobRunsAndItsResultIsRead(t *testing.T) {
+func TestJobRuns(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w1", 1)
 	id := w.submit(storetest.Job("acme", "k", proto.ModeInline))
@@ -139,7 +136,7 @@ func TestJobRunsAndItsResultIsRead(t *testing.T) {
 	}
 }
 
-func TestWhoListensBeforeSubmittingHearsOfTheEnd(t *testing.T) {
+func TestWatchBeforeSubmit(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w", 1)
 	for _, out := range []string{"small", strings.Repeat("large", 1<<20)} {
@@ -167,7 +164,7 @@ func TestWhoListensBeforeSubmittingHearsOfTheEnd(t *testing.T) {
 	}
 }
 
-func TestBodiesTooLargeForAMessageTravelAndGo(t *testing.T) {
+func TestLargeBodiesAreStoredAndDeleted(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w", 1)
 	job := storetest.Job("acme", "k", proto.ModeInline)
@@ -175,7 +172,7 @@ func TestBodiesTooLargeForAMessageTravelAndGo(t *testing.T) {
 	id := w.submit(job)
 	l := w.take(h)
 	if l.Job().Code != job.Code {
-		t.Fatal("the code arrived altered")
+		t.Fatal("the code was altered")
 	}
 	w.claim(l)
 	out := strings.Repeat("é", 4<<20)
@@ -191,7 +188,7 @@ func TestBodiesTooLargeForAMessageTravelAndGo(t *testing.T) {
 	})
 }
 
-// eventually waits for a state that nothing announces.
+// eventually polls until ok returns true.
 func (w *world) eventually(what string, ok func() bool) {
 	w.t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -205,7 +202,7 @@ func (w *world) eventually(what string, ok func() bool) {
 	}
 }
 
-func TestQueuedJobIsCancelledAtOnce(t *testing.T) {
+func TestCancelQueuedJob(t *testing.T) {
 	w := newWorld(t)
 	id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	if rec, err := w.queue.Cancel(w.ctx, id); err != nil || rec.Status != proto.StatusCancelled || rec.ResultSeq != 1 {
@@ -214,11 +211,11 @@ func TestQueuedJobIsCancelledAtOnce(t *testing.T) {
 	h := w.worker("w", 1)
 	other := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	if l := w.take(h); l.Job().TraceID != other {
-		t.Fatal("the cancelled job was handed out")
+		t.Fatal("the cancelled job was assigned")
 	}
 }
 
-func TestRunningJobIsToldOfItsCancellation(t *testing.T) {
+func TestCancelRunningJob(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w", 1)
 	id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
@@ -230,7 +227,7 @@ func TestRunningJobIsToldOfItsCancellation(t *testing.T) {
 	}
 	<-running.Done()
 	if cause := context.Cause(running); !errors.Is(cause, proto.ErrCancelled) {
-		t.Fatalf("the program is stopped because %v", cause)
+		t.Fatalf("the context was cancelled with cause %v", cause)
 	}
 	if _, err := l.Finish(w.ctx, queue.Outcome{Result: proto.Cancelled(), LastSeq: 1}); err != nil {
 		t.Fatal(err)
@@ -243,7 +240,7 @@ func TestRunningJobIsToldOfItsCancellation(t *testing.T) {
 	}
 }
 
-func TestWithdrawnJobNeverRuns(t *testing.T) {
+func TestWithdraw(t *testing.T) {
 	w := newWorld(t)
 	id := w.submit(storetest.Job("acme", "k", proto.ModeInline))
 	rec, err := w.queue.Withdraw(w.ctx, id, proto.Failure(proto.CodeExpiredInQueue, "nobody was free"))
@@ -254,7 +251,7 @@ func TestWithdrawnJobNeverRuns(t *testing.T) {
 	next := w.submit(storetest.Job("acme", "k", proto.ModeInline))
 	l := w.take(h)
 	if l.Job().TraceID != next {
-		t.Fatal("the withdrawn job was handed out")
+		t.Fatal("the withdrawn job was assigned")
 	}
 	w.claim(l)
 	if rec, err := w.queue.Withdraw(w.ctx, next, proto.Cancelled()); err != nil || rec.Status != proto.StatusRunning {
@@ -263,7 +260,7 @@ func TestWithdrawnJobNeverRuns(t *testing.T) {
 	l.Release()
 }
 
-func TestJobExpiresInTheQueue(t *testing.T) {
+func TestQueueDeadline(t *testing.T) {
 	w := newWorld(t)
 	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.QueueDeadline = job.CreatedAt.Add(10 * time.Millisecond)
@@ -273,13 +270,13 @@ func TestJobExpiresInTheQueue(t *testing.T) {
 	}
 }
 
-func TestJobWaitsForAWorkerThatOffersWhatItsSandboxNeeds(t *testing.T) {
+func TestJobWaitsForCapabilitiesOfItsSandbox(t *testing.T) {
 	language := queue.CapabilityLanguage(proto.Python)
 	for name, tt := range map[string]struct {
-		need   func(job *proto.Job)
-		offers []string
+		need         func(job *proto.Job)
+		capabilities []string
 	}{
-		"image":   {func(j *proto.Job) { j.Image, j.Sandbox.Image = "py", "py" }, []string{queue.CapabilityImages}}, // no runtime of its own
+		"image":   {func(j *proto.Job) { j.Image, j.Sandbox.Image = "py", "py" }, []string{queue.CapabilityImages}}, // without the language
 		"network": {func(j *proto.Job) { j.Network = proto.NetworkAllowlist }, []string{language, queue.CapabilityNetwork}},
 		"disk":    {func(j *proto.Job) { j.Disk = true }, []string{queue.CapabilityDisk, language}},
 		"thread":  {func(j *proto.Job) { j.ThreadID = "t" }, []string{queue.CapabilityThreads, language}},
@@ -290,13 +287,13 @@ func TestJobWaitsForAWorkerThatOffersWhatItsSandboxNeeds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			able := &host{Slots: &queue.Slots{Store: storetest.Open(t, w.server), Worker: "able", Total: 1, Log: storetest.Log(t), Capabilities: tt.offers}}
+			able := &host{Slots: &queue.Slots{Store: storetest.Open(t, w.server), Worker: "able", Total: 1, Log: storetest.Log(t), Capabilities: tt.capabilities}}
 			plain := w.worker("plain", 4)
 			job := storetest.Job("acme", "k", proto.ModeAsync)
 			tt.need(job)
 			demanding := w.submit(job)
 			if id := w.submit(storetest.Job("acme", "k", proto.ModeAsync)); w.take(plain).Job().TraceID != id {
-				t.Fatal("a worker was given a job that needs more than it offers")
+				t.Fatal("a job was assigned to a worker that lacks a capability")
 			}
 			w.background(able.Run)
 			if l := w.take(able); l.Job().TraceID != demanding {
@@ -306,17 +303,17 @@ func TestJobWaitsForAWorkerThatOffersWhatItsSandboxNeeds(t *testing.T) {
 	}
 }
 
-func TestJobWaitsForAWorkerThatOffersItsLanguage(t *testing.T) {
+func TestJobWaitsForItsLanguage(t *testing.T) {
 	w := newWorld(t)
 	python := w.worker("python", 4)
 	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.Language = proto.Node
 	node := w.submit(job)
-	for range 3 { // the slots of a worker that cannot run it go to others
+	for range 3 { // other jobs get the slots of a worker that cannot run it
 		id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 		l := w.take(python)
 		if l.Job().TraceID != id {
-			t.Fatalf("a worker without node was given a job in %s", l.Job().Language)
+			t.Fatalf("a worker without node got a job in %s", l.Job().Language)
 		}
 		w.claim(l)
 	}
@@ -333,7 +330,7 @@ func TestJobWaitsForAWorkerThatOffersItsLanguage(t *testing.T) {
 	}
 }
 
-func TestJobExpiresThatNoWorkerCanRun(t *testing.T) {
+func TestJobThatNoWorkerCanRunExpires(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("python", 1)
 	w.submit(storetest.Job("acme", "k", proto.ModeAsync))
@@ -346,7 +343,7 @@ func TestJobExpiresThatNoWorkerCanRun(t *testing.T) {
 	}
 }
 
-func TestWorkerThatDiesBeforeTheStartLosesNothing(t *testing.T) {
+func TestWorkerDiesBeforeTheClaim(t *testing.T) {
 	w := newWorld(t)
 	first := w.worker("dies", 1)
 	id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
@@ -362,7 +359,7 @@ func TestWorkerThatDiesBeforeTheStartLosesNothing(t *testing.T) {
 	}
 }
 
-func TestWorkerThatDiesAfterTheStart(t *testing.T) {
+func TestWorkerDiesAfterTheClaim(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("dies", 2)
 	once := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
@@ -389,7 +386,7 @@ func TestWorkerThatDiesAfterTheStart(t *testing.T) {
 	for id, ctx := range lost {
 		<-ctx.Done()
 		if cause := context.Cause(ctx); !errors.Is(cause, proto.ErrLost) {
-			t.Errorf("the dead worker's program %s is stopped because %v", id, cause)
+			t.Errorf("the context of %s was cancelled with cause %v", id, cause)
 		}
 	}
 	rec, err := again.Finish(w.ctx, outcome("second"))
@@ -398,7 +395,7 @@ func TestWorkerThatDiesAfterTheStart(t *testing.T) {
 	}
 }
 
-// A worker that was frozen rather than dead comes back when its job has moved on.
+// A frozen worker wakes after its execution was ended.
 func TestStaleHolderCannotWrite(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("frozen", 1)
@@ -424,7 +421,7 @@ func TestStaleHolderCannotWrite(t *testing.T) {
 	}
 }
 
-func TestConcurrencyIsRefusedAndFreedAgain(t *testing.T) {
+func TestConcurrencyLimit(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w", 4)
 	job := func() *proto.Job {
@@ -437,7 +434,7 @@ func TestConcurrencyIsRefusedAndFreedAgain(t *testing.T) {
 	if err := w.queue.Submit(w.ctx, job()); !errors.As(err, &refusal) || refusal.Reason != proto.RefusedConcurrency || refusal.Used != 2 {
 		t.Fatalf("the third: %v", err)
 	}
-	w.submit(storetest.Job("other", "k", proto.ModeInline)) // its limits are its own
+	w.submit(storetest.Job("other", "k", proto.ModeInline)) // another organization
 	for range 3 {
 		l := w.take(h)
 		w.claim(l)
@@ -448,10 +445,10 @@ func TestConcurrencyIsRefusedAndFreedAgain(t *testing.T) {
 	for _, id := range ids {
 		w.wait(id)
 	}
-	w.eventually("the place is free again", func() bool { return w.queue.Submit(w.ctx, job()) == nil })
+	w.eventually("a job is accepted again", func() bool { return w.queue.Submit(w.ctx, job()) == nil })
 }
 
-func TestAnotherDispatcherGoesOn(t *testing.T) {
+func TestChangeOfLeaders(t *testing.T) {
 	w := newWorld(t)
 	stop := w.dispatcher("second") // one of the two leads
 	w.dispatcher("third")
@@ -489,7 +486,7 @@ func TestAnotherDispatcherGoesOn(t *testing.T) {
 	workers.Wait()
 }
 
-func TestMalformedMessagesStopNobody(t *testing.T) {
+func TestMalformedMessages(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w", 1)
 	id := string(proto.NewTraceID())
@@ -512,34 +509,32 @@ func TestMalformedMessagesStopNobody(t *testing.T) {
 		}
 		w.wait(job)
 	}
-	w.eventually("the malformed jobs are set aside", func() bool {
+	w.eventually("the malformed jobs are dead-lettered", func() bool {
 		info, err := w.store.Jobs.Info(w.ctx)
 		dead, errDead := w.store.DeadLetters.Info(w.ctx)
 		return err == nil && errDead == nil && info.State.Msgs == 0 && dead.State.Msgs >= 3
 	})
 }
 
-func TestStatsTellTheQueue(t *testing.T) {
+func TestStats(t *testing.T) {
 	w := newWorld(t)
 	w.submit(storetest.Job("acme", "k", proto.ModeAsync))
-	w.eventually("the queued job is seen", func() bool {
+	w.eventually("the queued job is counted", func() bool {
 		st, err := w.queue.Stats(w.ctx)
 		return err == nil && st.Queued == 1 && st.Workers == 0 && st.OldestQueue > 0
 	})
 	h := w.worker("w", 3)
 	w.claim(w.take(h))
-	w.eventually("the running job is seen", func() bool {
+	w.eventually("the running job is counted", func() bool {
 		st, err := w.queue.Stats(w.ctx)
 		return err == nil && st.Queued == 0 && st.Running == 1 && st.Workers == 1 && st.Slots == 3
 	})
 }
 
-// A job of the stream that is past its deadline is not handed out, however quickly a worker asks: its record may have been swept.
-func TestDispatcherThatComesBackStartsNothingOld(t *testing.T) {
-	t.Parallel()
-	s := storetest.Server(t)
-	st := storetest.Open(t, s)
-	w := &world{t: t, ctx: storetest.Context(t), server: s, store: st, queue: &queue.Queue{Store: st}}
+// A new leader does not assign an overdue job: its record may be past the retention.
+func TestNewLeaderExpiresOldJobs(t *testing.T) {
+	w := leaderless(t)
+	st := w.store
 	old := storetest.Job("acme", "k", proto.ModeAsync)
 	old.CreatedAt = old.CreatedAt.Add(-time.Hour)
 	old.QueueDeadline = old.CreatedAt.Add(time.Minute)
@@ -552,19 +547,17 @@ func TestDispatcherThatComesBackStartsNothingOld(t *testing.T) {
 	h := w.worker("w", 1)
 	w.dispatcher("d")
 	if l := w.take(h); l.Job().TraceID != next.TraceID {
-		t.Fatal("the old job was handed out")
+		t.Fatal("the old job was assigned")
 	}
 	if rec := w.wait(old.TraceID); *rec.Result.ErrorCode != string(proto.CodeExpiredInQueue) {
 		t.Fatalf("%+v", rec)
 	}
 }
 
-// Jobs may be removed by the last leader while the next one reads them.
-func TestDispatcherLeadsThoughJobsAreRemovedMeanwhile(t *testing.T) {
-	t.Parallel()
-	s := storetest.Server(t)
-	st := storetest.Open(t, s)
-	w := &world{t: t, ctx: storetest.Context(t), server: s, store: st, queue: &queue.Queue{Store: st}}
+// The previous leader may still remove jobs while the next one reads them.
+func TestRebuildWhileJobsAreRemoved(t *testing.T) {
+	w := leaderless(t)
+	st := w.store
 	const jobs, rounds = 1000, 5
 	var writers sync.WaitGroup
 	for range 8 {
@@ -582,7 +575,7 @@ func TestDispatcherLeadsThoughJobsAreRemovedMeanwhile(t *testing.T) {
 		if err := st.RemoveJobs(w.ctx, uint64((round+1)*jobs/rounds), nil, nil); err != nil {
 			t.Fatal(err)
 		}
-		w.eventually("it leads", func() bool {
+		w.eventually("the dispatcher leads", func() bool {
 			_, err := w.queue.Stats(w.ctx)
 			return err == nil
 		})
@@ -590,7 +583,7 @@ func TestDispatcherLeadsThoughJobsAreRemovedMeanwhile(t *testing.T) {
 	}
 }
 
-func TestJobsRunAfterTheServerWasRestarted(t *testing.T) {
+func TestServerRestart(t *testing.T) {
 	t.Parallel()
 	s := storetest.NewRestartable(t)
 	st := storetest.Open(t, s)
@@ -610,16 +603,16 @@ func TestJobsRunAfterTheServerWasRestarted(t *testing.T) {
 	}
 }
 
-// The worker that is preferred may have the home of the thread. It is not waited for.
-func TestJobGoesToThePreferredWorkerIfThatIsFree(t *testing.T) {
+// The preferred worker may have the home in its cache. The job does not wait for it.
+func TestPreferredWorkerGetsTheJobIfFree(t *testing.T) {
 	w := newWorld(t)
 	python, threads := queue.CapabilityLanguage(proto.Python), queue.CapabilityThreads
 	taken := map[string]<-chan *queue.Lease{}
 	for name, tt := range map[string]struct {
-		slots  int
-		offers []string
+		slots        int
+		capabilities []string
 	}{"has": {1, []string{python, threads}}, "large": {4, []string{threads, python}}, "unable": {5, []string{python}}} {
-		h := &host{Slots: &queue.Slots{Store: storetest.Open(t, w.server), Worker: name, Total: tt.slots, Capabilities: tt.offers, Log: storetest.Log(t)}}
+		h := &host{Slots: &queue.Slots{Store: storetest.Open(t, w.server), Worker: name, Total: tt.slots, Capabilities: tt.capabilities, Log: storetest.Log(t)}}
 		w.background(h.Run)
 		leases := make(chan *queue.Lease, tt.slots)
 		for range tt.slots {
@@ -644,7 +637,7 @@ func TestJobGoesToThePreferredWorkerIfThatIsFree(t *testing.T) {
 		select {
 		case l := <-taken[tt.to]:
 			if l.Job().TraceID != id {
-				t.Fatalf("%d: %s was taken", i, l.Job().TraceID)
+				t.Fatalf("%d: %s was assigned", i, l.Job().TraceID)
 			}
 		case <-w.ctx.Done():
 			t.Fatalf("%d: %s does not get the job", i, tt.to)

@@ -15,7 +15,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 )
 
-// A dispatcher that was paused believes that leases ended which were renewed in the meantime.
+// A dispatcher that was paused may miss renewals.
 func TestRenewedLeaseIsNotLost(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
@@ -49,20 +49,20 @@ func TestRenewedLeaseIsNotLost(t *testing.T) {
 	if err != nil || *now.Result.ErrorCode != string(proto.CodeWorkerLost) {
 		t.Fatalf("%+v, %v", now, err)
 	}
-	// Nothing is known of the program after its lease was last renewed.
+	// The program is known to have run until the last renewal.
 	if known := stored.Time.Sub(started); now.Result.DurationMS != known.Milliseconds() ||
 		!strings.Contains(*now.Result.ErrorMessage, "known to have run for "+known.Round(time.Millisecond).String()) {
 		t.Fatalf("%d ms, %s", now.Result.DurationMS, *now.Result.ErrorMessage)
 	}
 }
 
-// term is one of a dispatcher whose loop does not run.
+// newTestTerm returns the term of a dispatcher whose loop does not run.
 func newTestTerm(t *testing.T, st *store.Store) *term {
 	return (&Dispatcher{Store: st, Instance: "d", Log: storetest.Log(t)}).newTerm(func() bool { return true }, nil)
 }
 
-// A record that the rebuild did not see is taken in when it is met.
-func TestBookIsPutRightByTheRecord(t *testing.T) {
+// A change that the dispatcher missed is applied when it tries to write the record.
+func TestMissedChangeIsAppliedByAWrite(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	tm := newTestTerm(t, st)
@@ -90,8 +90,8 @@ func TestBookIsPutRightByTheRecord(t *testing.T) {
 	}
 }
 
-// The clock of the server that dates the job is behind.
-func TestRunningJobIsAsOldAsItsLease(t *testing.T) {
+// The server that dates jobs may have a clock that is behind.
+func TestStreamTimeDoesNotExpireALease(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	job := storetest.Job("acme", "k", proto.ModeAsync)
@@ -116,12 +116,12 @@ func TestRunningJobIsAsOldAsItsLease(t *testing.T) {
 	tm.queue.activate(j, running, "w", time.Now())
 	tm.onJob(ctx, m, at)
 	if tm.reviewJob(ctx, j, time.Now()); j.seq != at.Sequence.Stream || j.writePending {
-		t.Fatalf("its lease is given up: %+v", j)
+		t.Fatalf("the lease was ended: %+v", j)
 	}
 }
 
-// Another dispatcher may lead by now, and know better whether there is room for a job.
-func TestDispatcherThatIsNotSureOfItsSeatTakesNoSubmission(t *testing.T) {
+// Another dispatcher may lead, and know of other jobs that count against the limits.
+func TestLeaderInDoubtAcceptsNoSubmission(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	job := storetest.Job("acme", "k", proto.ModeInline)
@@ -133,8 +133,8 @@ func TestDispatcherThatIsNotSureOfItsSeatTakesNoSubmission(t *testing.T) {
 	for _, sure := range []bool{true, false} {
 		tm.stillLeader = func() bool { return sure }
 		tm.submit(ctx, m, func() {})
-		if taken := tm.queue.jobs[job.TraceID] != nil; taken != sure {
-			t.Errorf("sure %v: taken %v", sure, taken)
+		if accepted := tm.queue.jobs[job.TraceID] != nil; accepted != sure {
+			t.Errorf("still leader %v: accepted %v", sure, accepted)
 		}
 		if sure {
 			(<-tm.inbox)()
@@ -143,9 +143,9 @@ func TestDispatcherThatIsNotSureOfItsSeatTakesNoSubmission(t *testing.T) {
 	}
 }
 
-// An execution that waits for another attempt has run. Who is told that it expired in the queue takes it for one that has not, and sends it
-// again.
-func TestAttemptThatFindsNoWorkerIsLost(t *testing.T) {
+// An execution that waits for another attempt has run. A client that is told that it expired in the queue
+// would send it again.
+func TestRequeuedExecutionIsLostRatherThanExpired(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	q := &Queue{Store: st}
@@ -166,8 +166,8 @@ func TestAttemptThatFindsNoWorkerIsLost(t *testing.T) {
 	}
 }
 
-// Whoever ends an execution in its worker's place either completes what that recorded, or makes sure that it comes too late.
-func TestLostExecutionOfAThread(t *testing.T) {
+// endLease either completes a pending commit or fences the thread.
+func TestEndLeaseOfAThread(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	heads, q := &threads.Threads{Store: st}, &Queue{Store: st}
@@ -209,7 +209,7 @@ func TestLostExecutionOfAThread(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for range 2 { // the second time it has moved on
+		for range 2 { // the second call has no effect
 			if _, _, err := q.endLease(ctx, &seen, at); err != nil {
 				t.Fatal(err)
 			}
@@ -229,8 +229,7 @@ func TestLostExecutionOfAThread(t *testing.T) {
 	}
 }
 
-// When the time of day jumps, which jobs are dated by, those that wait are each ended once or wait for longer; leases are measured and
-// do not mind.
+// A jump of the time of day expires queued jobs, or delays that. Leases use the monotonic clock.
 func TestClockJumps(t *testing.T) {
 	for name, c := range map[string]struct {
 		jump    time.Duration
@@ -249,14 +248,14 @@ func TestClockJumps(t *testing.T) {
 			queued := tm.queue.add(waiting.Meta)
 			holder := tm.queue.add(storetest.Job("acme", "k", proto.ModeAsync).Meta)
 			tm.queue.activate(holder, running, "w", time.Now())
-			given := tm.queue.add(storetest.Job("acme", "k", proto.ModeAsync).Meta)
-			tm.queue.activate(given, assigned, "w", time.Now())
-			tm.workers["w"] = &workerState{slots: 3, seen: time.Now(), used: map[uint64]bool{}, held: map[proto.TraceID]bool{given.meta.TraceID: true}}
-			for range 2 { // while the first is being carried out
+			handed := tm.queue.add(storetest.Job("acme", "k", proto.ModeAsync).Meta)
+			tm.queue.activate(handed, assigned, "w", time.Now())
+			tm.workers["w"] = &workerState{slots: 3, seen: time.Now(), used: map[uint64]bool{}, held: map[proto.TraceID]bool{handed.meta.TraceID: true}}
+			for range 2 { // the second review meets a pending write
 				tm.review(ctx, time.Now())
 			}
-			if queued.writePending != c.expires || holder.writePending || given.state != assigned || tm.workers["w"] == nil {
-				t.Fatalf("queued %+v, running %+v, assigned %+v", queued, holder, given)
+			if queued.writePending != c.expires || holder.writePending || handed.state != assigned || tm.workers["w"] == nil {
+				t.Fatalf("queued %+v, running %+v, assigned %+v", queued, holder, handed)
 			}
 			if !c.expires {
 				return
@@ -266,9 +265,9 @@ func TestClockJumps(t *testing.T) {
 			if err != nil || *rec.Result.ErrorCode != string(proto.CodeExpiredInQueue) || tm.queue.jobs[waiting.TraceID] != nil || len(tm.inbox) > 0 {
 				t.Fatalf("%+v, %v", rec, err)
 			}
-			for what, at := range map[string]time.Time{"lease": holder.since, "assignment": given.since, "worker": tm.workers["w"].seen} {
+			for what, at := range map[string]time.Time{"lease": holder.since, "assignment": handed.since, "worker": tm.workers["w"].seen} {
 				if !strings.Contains(at.String(), "m=") {
-					t.Errorf("%s is dated %s and not measured", what, at)
+					t.Errorf("the time of the %s, %s, has no monotonic clock", what, at)
 				}
 			}
 		})

@@ -10,7 +10,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// backlog queues jobs of a key without limits.
+// backlog queues n jobs of a key without limits.
 func backlog(q *fairQueue, org, key string, n int, change ...func(*proto.Meta)) {
 	for range n {
 		m := meta(org, key, proto.ModeAsync)
@@ -22,13 +22,13 @@ func backlog(q *fairQueue, org, key string, n int, change ...func(*proto.Meta)) 
 	}
 }
 
-func weighing(w int) func(*proto.Meta) { return func(m *proto.Meta) { m.Weight = w } }
+func withWeight(w int) func(*proto.Meta) { return func(m *proto.Meta) { m.Weight = w } }
 
-func in(l proto.Language) func(*proto.Meta) { return func(m *proto.Meta) { m.Language = l } }
+func withLanguage(l proto.Language) func(*proto.Meta) { return func(m *proto.Meta) { m.Language = l } }
 
-// Whoever asks for less than its share gets the next slot that comes free, each time.
-func TestBacklogStandsBeforeNobody(t *testing.T) {
-	for name, quiet := range map[string]struct{ org, key string }{"organisations": {"quiet", "k"}, "keys": {"loud", "quiet"}} {
+// A flow that uses less than its share always gets the next free slot.
+func TestBacklogDelaysNoOthers(t *testing.T) {
+	for name, quiet := range map[string]struct{ org, key string }{"organizations": {"quiet", "k"}, "keys": {"loud", "quiet"}} {
 		t.Run(name, func(t *testing.T) {
 			q := newFairQueue()
 			backlog(q, "loud", "k", 10000)
@@ -40,46 +40,46 @@ func TestBacklogStandsBeforeNobody(t *testing.T) {
 				}
 				backlog(q, quiet.org, quiet.key, 1)
 				if j := serve(q); j.meta.Org != quiet.org || j.meta.Key != quiet.key {
-					t.Fatalf("%d: the quiet one's job is not the next, but one of %s %s", i, j.meta.Org, j.meta.Key)
+					t.Fatalf("%d: served %s %s before the quiet one", i, j.meta.Org, j.meta.Key)
 				}
 			}
 		})
 	}
 }
 
-// Whoever comes again as soon as it was served gets its share and no more.
-func TestComingAndGoingGainsNothing(t *testing.T) {
+// A flow that returns as soon as it was served gets its share and no more.
+func TestLeavingAndReturningGainsNothing(t *testing.T) {
 	for name, tt := range map[string]struct {
-		comes func(*fairQueue)
+		enter func(*fairQueue)
 		is    func(*job) bool
-		share int // one in so many
+		share int // the divisor
 	}{
-		"organisation": {
-			func(q *fairQueue) { backlog(q, "comes", "k", 1, in(proto.Node)) }, // the only one of its kind
-			func(j *job) bool { return j.meta.Org == "comes" }, 1 + 16 + 4,
+		"organization": {
+			func(q *fairQueue) { backlog(q, "returns", "k", 1, withLanguage(proto.Node)) }, // the only job with these needs
+			func(j *job) bool { return j.meta.Org == "returns" }, 1 + 16 + 4,
 		},
 		"key": {
-			func(q *fairQueue) { backlog(q, "large", "comes", 1, weighing(16)) },
-			func(j *job) bool { return j.meta.Org == "large" && j.meta.Key == "comes" }, 4, // of its organisation
+			func(q *fairQueue) { backlog(q, "large", "returns", 1, withWeight(16)) },
+			func(j *job) bool { return j.meta.Org == "large" && j.meta.Key == "returns" }, 4, // of its organization
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			q := newFairQueue()
 			for i := range 3 {
-				backlog(q, "large", fmt.Sprint(i), 2000, weighing(16))
+				backlog(q, "large", fmt.Sprint(i), 2000, withWeight(16))
 			}
-			backlog(q, "small", "k", 1000, weighing(4))
-			tt.comes(q)
+			backlog(q, "small", "k", 1000, withWeight(4))
+			tt.enter(q)
 			got, of := 0, 0
 			for range 2100 {
 				j := serve(q)
-				if name == "organisation" || j.meta.Org == "large" {
+				if name == "organization" || j.meta.Org == "large" {
 					of++
 				}
 				if tt.is(j) {
 					got++
 					q.remove(j)
-					tt.comes(q)
+					tt.enter(q)
 				}
 			}
 			if want := of / tt.share; got < want-1 || got > want+1 {
@@ -89,13 +89,13 @@ func TestComingAndGoingGainsNothing(t *testing.T) {
 	}
 }
 
-// What an organisation could not use is not saved up: its limit, or that no slot offered what its jobs need.
-func TestWaitingForOthersSavesNothingUp(t *testing.T) {
+// An organization saves nothing up while its limit is reached or no slot meets the needs of its jobs.
+func TestBlockedOrganizationSavesNothingUp(t *testing.T) {
 	q := newFairQueue()
 	backlog(q, "free", "k", 3000)
 	backlog(q, "limited", "k", 300, func(m *proto.Meta) { m.Concurrent = 1 })
-	backlog(q, "node", "k", 300, in(proto.Node))
-	others := func(k *needSet) bool { return k.needs[0] != CapabilityLanguage(proto.Node) }
+	backlog(q, "node", "k", 300, withLanguage(proto.Node))
+	others := func(n *needSet) bool { return n.needs[0] != CapabilityLanguage(proto.Node) }
 	var held *job
 	for range 1000 {
 		j := q.next(others)
@@ -119,22 +119,22 @@ func TestWaitingForOthersSavesNothingUp(t *testing.T) {
 	}
 }
 
-// party is an organisation that always has jobs waiting.
+// party is an organization with a permanent backlog.
 type party struct {
-	org    string
-	weight int
-	keys   int
-	kinds  []proto.Language
+	org       string
+	weight    int
+	keys      int
+	languages []proto.Language
 }
 
-// refill sees to it that each kind of the organisation's jobs waits in each of its keys' lines.
+// refill queues jobs so that each key has jobs in each language.
 func (p *party) refill(q *fairQueue) {
-	t := q.org(p.org)
+	o := q.org(p.org)
 	for key := range p.keys {
-		for _, l := range p.kinds {
-			k := q.needSets[needKey([]string{CapabilityLanguage(l)})]
-			if at := t.keys[fmt.Sprint(key)]; k == nil || at == nil || at.jobs[proto.ClassBatch][k] == nil {
-				backlog(q, p.org, fmt.Sprint(key), 5, weighing(p.weight), in(l))
+		for _, l := range p.languages {
+			n := q.needSets[needKey([]string{CapabilityLanguage(l)})]
+			if k := o.keys[fmt.Sprint(key)]; n == nil || k == nil || k.jobs[proto.ClassBatch][n] == nil {
+				backlog(q, p.org, fmt.Sprint(key), 5, withWeight(p.weight), withLanguage(l))
 			}
 		}
 	}
@@ -148,10 +148,10 @@ func (p *party) leave(q *fairQueue) {
 	}
 }
 
-// TestSharesAreWeights serves organisations of random weights whose jobs are of random kinds and keys, while some come and go: in each
-// stretch of time in which the same ones wait, each is served its weight's share, up to a job and a round, in which each is served as often
-// as its weight says. Its keys share evenly.
-func TestSharesAreWeights(t *testing.T) {
+// Organizations with random weights, languages and keys enter and leave. While the set of waiting ones
+// does not change, each gets the share of its weight, with an error of at most weight+1 jobs. The keys
+// of an organization share evenly.
+func TestSharesFollowWeights(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
 	t.Logf("seed %d", seed)
@@ -161,7 +161,7 @@ func TestSharesAreWeights(t *testing.T) {
 		languages := proto.Languages()
 		random.Shuffle(len(languages), func(i, j int) { languages[i], languages[j] = languages[j], languages[i] })
 		all = append(all, &party{
-			org: fmt.Sprintf("o%d", i), weight: []int{1, 2, 3, 4, 7, 16}[random.IntN(6)], keys: 1 + random.IntN(3), kinds: languages[:1+random.IntN(3)],
+			org: fmt.Sprintf("o%d", i), weight: []int{1, 2, 3, 4, 7, 16}[random.IntN(6)], keys: 1 + random.IntN(3), languages: languages[:1+random.IntN(3)],
 		})
 	}
 	for range 60 {
@@ -187,7 +187,7 @@ func TestSharesAreWeights(t *testing.T) {
 			j := serve(q)
 			served[j.meta.Org]++
 			keys[j.meta.Org+" "+j.meta.Key]++
-			if random.IntN(2) == 0 { // else its program runs on
+			if random.IntN(2) == 0 { // otherwise its program continues
 				q.remove(j)
 			}
 			for _, p := range waiting {
@@ -205,8 +205,9 @@ func TestSharesAreWeights(t *testing.T) {
 	}
 }
 
-// With slots that offer different things, those whose jobs need the same share what slots offer that by their weights, whatever others get.
-func TestSharesAreWeightsWhereSlotsDiffer(t *testing.T) {
+// If slots have different capabilities, organizations with equal needs share the slots that meet them by
+// weight, whatever others get.
+func TestSharesFollowWeightsWhereSlotsDiffer(t *testing.T) {
 	q := newFairQueue()
 	parties := []*party{
 		{"python1", 1, 1, []proto.Language{proto.Python}},
@@ -223,11 +224,11 @@ func TestSharesAreWeightsWhereSlotsDiffer(t *testing.T) {
 		for _, p := range parties {
 			p.refill(q)
 		}
-		offers := newCapabilities([]string{CapabilityLanguage(proto.Python)}) // ten slots of eleven
+		slot := newCapabilities([]string{CapabilityLanguage(proto.Python)}) // ten of eleven slots
 		if n%11 == 0 {
-			offers = newCapabilities([]string{CapabilityLanguage(proto.Node), CapabilityLanguage(proto.Bash)})
+			slot = newCapabilities([]string{CapabilityLanguage(proto.Node), CapabilityLanguage(proto.Bash)})
 		}
-		j := q.next(func(k *needSet) bool { return offers.meet(k.needs) })
+		j := q.next(func(n *needSet) bool { return slot.meet(n.needs) })
 		q.charge(j)
 		q.activate(j, running, "w", noon)
 		q.remove(j)

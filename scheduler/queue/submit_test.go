@@ -20,20 +20,20 @@ func TestJobThatCannotBeStoredDoesNotStart(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w1", 1)
 	taken := w.taken(h, 1)
-	room := func(messages int64) {
+	limit := func(messages int64) {
 		cfg := w.store.Jobs.CachedInfo().Config
 		cfg.MaxMsgs, cfg.Discard = messages, jetstream.DiscardNew
 		if _, err := w.store.JS.UpdateStream(w.ctx, cfg); err != nil {
 			t.Fatal(err)
 		}
 	}
-	room(1)
+	limit(1)
 	if err := storetest.PutJob(w.ctx, w.store, unrunnable()); err != nil {
 		t.Fatal(err)
 	}
-	// The slot is told of a job already, unless the store says no before that.
+	// The job is assigned early, unless the store rejects it before that.
 	var l *queue.Lease
-	w.eventually("a job that is being stored is handed out", func() bool {
+	w.eventually("a job that is being stored is assigned", func() bool {
 		refused := storetest.Job("acme", "k", proto.ModeInline)
 		var refusal *proto.Refusal
 		if err := w.queue.Submit(w.ctx, refused); !errors.As(err, &refusal) || refusal.Reason != proto.RefusedUnavailable {
@@ -51,18 +51,18 @@ func TestJobThatCannotBeStoredDoesNotStart(t *testing.T) {
 	}
 	l.Release()
 	if rec, err := w.queue.Lookup(w.ctx, l.Job().TraceID); !errors.Is(err, proto.ErrNotFound) {
-		t.Fatalf("what is left of it: %+v, %v", rec, err)
+		t.Fatalf("the record is %+v, %v", rec, err)
 	}
-	room(-1)
+	limit(-1)
 	id := w.submit(storetest.Job("acme", "k", proto.ModeInline))
 	l = w.take(h)
 	w.claim(l)
 	if l.Job().TraceID != id {
-		t.Fatalf("then %s was handed out, not %s", l.Job().TraceID, id)
+		t.Fatalf("%s was assigned, want %s", l.Job().TraceID, id)
 	}
 }
 
-// taken takes a job for each of n slots, which are known to be free when it returns.
+// taken calls Take for n slots, and returns when the dispatcher knows that they are free.
 func (w *world) taken(h *host, n int) <-chan *queue.Lease {
 	leases := make(chan *queue.Lease, n)
 	for range n {
@@ -81,19 +81,19 @@ func (w *world) taken(h *host, n int) <-chan *queue.Lease {
 	return leases
 }
 
-// unrunnable is a job that no worker of these tests can run.
+// unrunnable returns a job that no worker of these tests can run.
 func unrunnable() *proto.Job {
 	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.Language = proto.Node
 	return job
 }
 
-// The word that a job is stored may be lost with the dispatcher that was to give it.
-func TestWorkerThatHearsNothingLooksForTheJob(t *testing.T) {
+// The acknowledgement may be lost with the dispatcher.
+func TestWorkerWithoutAckReadsTheJob(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w1", 2)
 	stored, never := storetest.Job("acme", "k", proto.ModeInline), storetest.Job("acme", "k", proto.ModeInline)
-	stored.Language, never.Language = proto.Node, proto.Node // so that no dispatcher hands them out
+	stored.Language, never.Language = proto.Node, proto.Node // so that the dispatcher does not assign them
 	if err := storetest.PutJob(w.ctx, w.store, stored); err != nil {
 		t.Fatal(err)
 	}
@@ -123,12 +123,9 @@ func TestWorkerThatHearsNothingLooksForTheJob(t *testing.T) {
 	}
 }
 
-// A submission is sent again when its answer is late. It may have run by then.
-func TestSubmissionOfWhatHasEndedIsNeitherRefusedNorQueued(t *testing.T) {
-	t.Parallel()
-	s := storetest.Server(t)
-	st := storetest.Open(t, s)
-	w := &world{t: t, ctx: storetest.Context(t), server: s, store: st, queue: &queue.Queue{Store: st}}
+// A repeated submission may arrive after the execution has ended.
+func TestSubmissionOfAnEndedExecutionIsNeitherRefusedNorQueued(t *testing.T) {
+	w := leaderless(t)
 	stop := w.dispatcher("first")
 	h := w.worker("w1", 1)
 	job := storetest.Job("acme", "k", proto.ModeInline)
@@ -166,17 +163,17 @@ func TestSubmissionOfWhatHasEndedIsNeitherRefusedNorQueued(t *testing.T) {
 	w.idle()
 }
 
-// idle waits until a dispatcher leads and knows of no job.
+// idle waits until a dispatcher leads and has no jobs.
 func (w *world) idle() {
 	w.t.Helper()
-	w.eventually("nothing waits or runs", func() bool {
+	w.eventually("no jobs", func() bool {
 		st, err := w.queue.Stats(w.ctx)
 		return err == nil && st.Queued+st.Running == 0
 	})
 }
 
-// A dispatcher that has just begun to lead hands out what a worker already has.
-func TestSlotOfAJobThatIsHeldAlreadyStaysFree(t *testing.T) {
+// A new leader may assign a job that the worker already holds.
+func TestDuplicateAssignmentKeepsTheSlotFree(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w1", 2)
 	taken := w.taken(h, 2)
@@ -195,15 +192,15 @@ func TestSlotOfAJobThatIsHeldAlreadyStaysFree(t *testing.T) {
 		st, err := w.queue.Stats(w.ctx)
 		return err == nil && st.FreeSlots == 1
 	})
-	w.submit(job) // the other slot is told of it
+	w.submit(job) // assigned to the other slot
 	w.claim(held)
 	next := w.submit(storetest.Job("acme", "k", proto.ModeInline))
 	select {
 	case l := <-taken:
 		if w.claim(l); l.Job().TraceID != next {
-			t.Fatalf("%s was handed out, not %s", l.Job().TraceID, next)
+			t.Fatalf("%s was assigned, want %s", l.Job().TraceID, next)
 		}
 	case <-w.ctx.Done():
-		t.Fatal("the other slot gets no job any more")
+		t.Fatal("the other slot gets no job")
 	}
 }
