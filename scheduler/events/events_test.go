@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// execution is one that runs, and whose events the test writes.
+// execution is a running execution whose events the test writes.
 type execution struct {
 	t     *testing.T
 	ctx   context.Context
@@ -67,8 +67,7 @@ func (e *execution) end(w *events.Writer) {
 	e.write()
 }
 
-// What an execution will end with is told when it has ended so, and not before.
-func TestPendingResultIsNotTold(t *testing.T) {
+func TestPendingResultIsPrivate(t *testing.T) {
 	e := start(t)
 	tail := e.follow(0)
 	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
@@ -106,7 +105,7 @@ func (e *execution) follow(after int64) *events.Tail {
 	return t
 }
 
-// event is one line as a client reads it.
+// event is a decoded line.
 type event struct {
 	Type, Stream, Data, Status string
 	Seq                        int64
@@ -149,13 +148,13 @@ func (e *execution) decode(b proto.Batch) []event {
 		out = append(out, ev)
 	}
 	if len(out) == 0 || out[0].Seq != b.First || out[len(out)-1].Seq != b.Last {
-		e.t.Fatalf("a batch says it holds %d to %d and holds %+v", b.First, b.Last, out)
+		e.t.Fatalf("a batch of %d to %d contains %+v", b.First, b.Last, out)
 	}
 	return out
 }
 
-// whole checks that events are a complete stream from number after+1 on, and gives each output.
-func whole(t *testing.T, got []event, after int64) (stdout, stderr string) {
+// outputs checks that events are complete from number after+1 on, and returns the outputs.
+func outputs(t *testing.T, got []event, after int64) (stdout, stderr string) {
 	t.Helper()
 	var out, errs strings.Builder
 	for i, ev := range got {
@@ -178,7 +177,7 @@ func whole(t *testing.T, got []event, after int64) (stdout, stderr string) {
 	return out.String(), errs.String()
 }
 
-func TestLinesAreFollowedLiveAndAgain(t *testing.T) {
+func TestFollowDuringAndAfterTheExecution(t *testing.T) {
 	e := start(t)
 	early := e.follow(0)
 	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
@@ -198,21 +197,21 @@ func TestLinesAreFollowedLiveAndAgain(t *testing.T) {
 	_, _ = io.WriteString(errs, "oh\n")
 	_, _ = io.WriteString(out, "ond\nthird")
 	e.end(w)
-	stdout, stderr := whole(t, append(live, e.rest(early)...), 0)
+	stdout, stderr := outputs(t, append(live, e.rest(early)...), 0)
 	if stdout != "first\nsecond\nthird" || stderr != "oh\n" {
 		t.Fatalf("%q, %q", stdout, stderr)
 	}
 	for after := range int64(8) {
 		got := e.rest(e.follow(after))
 		if after < 6 {
-			whole(t, got, after)
+			outputs(t, got, after)
 		} else if len(got) != 1 || got[0].Type != "result" || got[0].Seq != 6 {
 			t.Fatalf("after %d: %+v", after, got)
 		}
 	}
 }
 
-func TestNextMayBeCalledAgainAfterItsContextEnded(t *testing.T) {
+func TestNextAfterATimeout(t *testing.T) {
 	e := start(t)
 	tail := e.follow(0)
 	short, cancel := context.WithTimeout(e.ctx, time.Millisecond)
@@ -223,29 +222,29 @@ func TestNextMayBeCalledAgainAfterItsContextEnded(t *testing.T) {
 	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "x")
 	e.end(w)
-	if stdout, _ := whole(t, e.rest(tail), 0); stdout != "x" {
+	if stdout, _ := outputs(t, e.rest(tail), 0); stdout != "x" {
 		t.Fatalf("%q", stdout)
 	}
 }
 
-func TestSlowReaderLosesNothingAndHoldsNobodyUp(t *testing.T) {
+func TestSlowReaderGetsAllEvents(t *testing.T) {
 	e := start(t)
 	slow := e.follow(0)
 	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	out := w.Stream(proto.Stdout)
 	var want strings.Builder
-	for i := range 9000 { // nobody reads meanwhile: far more than is buffered for one reader
+	for i := range 9000 { // far more than the buffer of a reader
 		line := fmt.Sprintf("%d %s\n", i, strings.Repeat("x", i%300))
 		want.WriteString(line)
 		_, _ = io.WriteString(out, line)
 	}
 	e.end(w)
-	if stdout, _ := whole(t, e.rest(slow), 0); stdout != want.String() {
+	if stdout, _ := outputs(t, e.rest(slow), 0); stdout != want.String() {
 		t.Fatalf("%d bytes, want %d", len(stdout), want.Len())
 	}
 }
 
-func TestReaderWhoWasThereGetsAllOfIt(t *testing.T) {
+func TestEarlyReaderGetsMoreThanMaxEvents(t *testing.T) {
 	e := start(t)
 	early := e.follow(0)
 	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
@@ -255,13 +254,13 @@ func TestReaderWhoWasThereGetsAllOfIt(t *testing.T) {
 		_, _ = fmt.Fprintf(out, "%099d\n", i)
 	}
 	e.end(w)
-	stdout, _ := whole(t, e.rest(early), 0)
+	stdout, _ := outputs(t, e.rest(early), 0)
 	if len(stdout) != 100*lines {
 		t.Fatalf("%d bytes of %d", len(stdout), 100*lines)
 	}
 }
 
-func TestOnlyTheLastEventsAreKept(t *testing.T) {
+func TestLateReaderGetsTheLastMaxEvents(t *testing.T) {
 	e := start(t)
 	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	out := w.Stream(proto.Stdout)
@@ -292,7 +291,7 @@ func TestOnlyTheLastEventsAreKept(t *testing.T) {
 	}
 }
 
-func TestLongLinesComeInPiecesThatCutNoCharacter(t *testing.T) {
+func TestLongLinesAreSplitBetweenCharacters(t *testing.T) {
 	e := start(t)
 	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	out := w.Stream(proto.Stdout)
@@ -309,23 +308,23 @@ func TestLongLinesComeInPiecesThatCutNoCharacter(t *testing.T) {
 			t.Fatalf("a piece of %d bytes", len(ev.Data))
 		}
 	}
-	if stdout, _ := whole(t, got, 0); stdout != text {
+	if stdout, _ := outputs(t, got, 0); stdout != text {
 		t.Fatalf("%d bytes, want %d", len(stdout), len(text))
 	}
 }
 
-// What is written at once goes in few messages, and none is larger than it need be.
-func TestMessagesAreFullAndNotTooLarge(t *testing.T) {
+// Output that is written at once is sent in few messages of bounded size.
+func TestMessageSize(t *testing.T) {
 	const line, most = 64 << 10, 2 * (64<<10 + 80)
-	short, long, swells := strings.Repeat(strings.Repeat("s", 99)+"\n", 5_000), strings.Repeat("l", 16*line)+"\n", strings.Repeat(strings.Repeat("\x01", 1000)+"\n", 100)
+	short, long, expanding := strings.Repeat(strings.Repeat("s", 99)+"\n", 5_000), strings.Repeat("l", 16*line)+"\n", strings.Repeat(strings.Repeat("\x01", 1000)+"\n", 100)
 	for name, c := range map[string]struct {
 		printed  string
-		messages uint64 // at most, the first two may be small
+		messages uint64 // maximum; the first two may be small
 	}{
-		"short lines":         {short, 2 + 800_000/most},
-		"a long line":         {long, 2 + 9},
-		"lines that swell":    {swells, 2 + 600_000/most + 1},
-		"one after the other": {short + long + swells, 2 + 800_000/most + 9 + 600_000/most + 1},
+		"short lines":       {short, 2 + 800_000/most},
+		"a long line":       {long, 2 + 9},
+		"lines that expand": {expanding, 2 + 600_000/most + 1},
+		"all of them":       {short + long + expanding, 2 + 800_000/most + 9 + 600_000/most + 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := start(t)
@@ -334,15 +333,15 @@ func TestMessagesAreFullAndNotTooLarge(t *testing.T) {
 				t.Fatal(err)
 			}
 			e.end(w)
-			if stdout, _ := whole(t, e.rest(e.follow(0)), 0); stdout != c.printed {
-				t.Errorf("%d bytes came of %d", len(stdout), len(c.printed))
+			if stdout, _ := outputs(t, e.rest(e.follow(0)), 0); stdout != c.printed {
+				t.Errorf("read %d bytes of %d", len(stdout), len(c.printed))
 			}
 			info, err := e.store.Output.Info(e.ctx)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if info.State.Msgs > c.messages {
-				t.Errorf("%d messages, want %d at most", info.State.Msgs, c.messages)
+				t.Errorf("%d messages, want at most %d", info.State.Msgs, c.messages)
 			}
 			for seq := info.State.FirstSeq; seq <= info.State.LastSeq; seq++ {
 				m, err := e.store.Output.GetMsg(e.ctx, seq)
@@ -350,14 +349,14 @@ func TestMessagesAreFullAndNotTooLarge(t *testing.T) {
 					t.Fatal(err)
 				}
 				if len(m.Data) > most {
-					t.Errorf("message %d has %d bytes, want %d at most", seq, len(m.Data), most)
+					t.Errorf("message %d has %d bytes, want at most %d", seq, len(m.Data), most)
 				}
 			}
 		})
 	}
 }
 
-func TestSecondAttemptGoesOnCounting(t *testing.T) {
+func TestSecondAttemptContinuesTheNumbers(t *testing.T) {
 	e := start(t)
 	first := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(first.Stream(proto.Stdout), "one\n")
@@ -365,19 +364,19 @@ func TestSecondAttemptGoesOnCounting(t *testing.T) {
 	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, last)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "two\n")
 	e.end(w)
-	if stdout, _ := whole(t, e.rest(e.follow(0)), 0); stdout != "one\ntwo\n" {
+	if stdout, _ := outputs(t, e.rest(e.follow(0)), 0); stdout != "one\ntwo\n" {
 		t.Fatalf("%q", stdout)
 	}
 }
 
-// claim records that a later attempt runs, after the last event that the dispatcher knew of.
+// claim records that a later attempt runs. base is the last event that the dispatcher knew of.
 func (e *execution) claim(attempt int, base int64) {
 	e.t.Helper()
 	e.rec.Attempt, e.rec.ResultSeq = attempt, base
 	e.write()
 }
 
-// until reads events up to the one with that output.
+// until reads events up to the one with the given data.
 func (e *execution) until(t *events.Tail, data string) []event {
 	e.t.Helper()
 	var out []event
@@ -391,8 +390,8 @@ func (e *execution) until(t *events.Tail, data string) []event {
 	return out
 }
 
-// A worker that was frozen and has lost its lease goes on publishing when it wakes.
-func TestStaleWorkerIsNotRead(t *testing.T) {
+// A frozen worker that has lost its lease continues to publish when it wakes.
+func TestOutputOfAStaleWorkerIsIgnored(t *testing.T) {
 	e := start(t)
 	early := e.follow(0)
 	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
@@ -405,48 +404,48 @@ func TestStaleWorkerIsNotRead(t *testing.T) {
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "two\nthree\n")
 	live = append(live, e.until(early, "three\n")...)
 	e.end(w)
-	if stdout, _ := whole(t, append(live, e.rest(early)...), 0); stdout != "one\ntwo\nthree\n" {
+	if stdout, _ := outputs(t, append(live, e.rest(early)...), 0); stdout != "one\ntwo\nthree\n" {
 		t.Errorf("live: %q", stdout)
 	}
 	for after, want := range []string{"one\ntwo\nthree\n", "one\ntwo\nthree\n", "two\nthree\n", "three\n", ""} {
 		got := e.rest(e.follow(int64(after)))
-		if stdout, _ := whole(t, got, int64(after)); stdout != want {
+		if stdout, _ := outputs(t, got, int64(after)); stdout != want {
 			t.Errorf("after %d: %q, want %q", after, stdout, want)
 		}
 		if got[len(got)-1].Truncated {
-			t.Errorf("after %d: nothing is missing, and it is said to be", after)
+			t.Errorf("after %d: truncated, but no event is missing", after)
 		}
 	}
 }
 
-// What a worker published after its lease was over, but before the next attempt told its first event, has numbers already.
-func TestLaterAttemptCountsOnFromWhatIsStored(t *testing.T) {
+// Events that were published after the lease ended, but before the fence, are kept.
+func TestFenceFollowsTheLastStoredEvent(t *testing.T) {
 	e := start(t)
 	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\ntwo\nthree\n")
 	stale.Close()
-	e.claim(2, 2) // the dispatcher looked before the second line
+	e.claim(2, 2) // the dispatcher did not know of the later lines
 	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, 2)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "four\n")
 	e.end(w)
-	if stdout, _ := whole(t, e.rest(e.follow(0)), 0); stdout != "one\ntwo\nthree\nfour\n" {
+	if stdout, _ := outputs(t, e.rest(e.follow(0)), 0); stdout != "one\ntwo\nthree\nfour\n" {
 		t.Errorf("%q", stdout)
 	}
 }
 
-// An attempt that is lost before it has told anything leaves the next one to begin.
-func TestLaterAttemptBeginsWhereNoneDid(t *testing.T) {
+// The previous attempt was lost before it published anything.
+func TestLaterAttemptBeginsTheOutput(t *testing.T) {
 	e := start(t)
 	e.claim(2, 0)
 	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, 0)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "one\n")
 	e.end(w)
-	if stdout, _ := whole(t, e.rest(e.follow(0)), 0); stdout != "one\n" {
+	if stdout, _ := outputs(t, e.rest(e.follow(0)), 0); stdout != "one\n" {
 		t.Errorf("%q", stdout)
 	}
 }
 
-func TestThirdAttemptCountsOnFromTheSecond(t *testing.T) {
+func TestThirdAttemptContinuesTheNumbersOfTheSecond(t *testing.T) {
 	e := start(t)
 	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\n")
@@ -462,12 +461,12 @@ func TestThirdAttemptCountsOnFromTheSecond(t *testing.T) {
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "three\n")
 	e.end(w)
 	got := e.rest(e.follow(0))
-	if stdout, _ := whole(t, got, 0); stdout != "one\ntwo\nthree\n" || got[len(got)-1].Truncated {
+	if stdout, _ := outputs(t, got, 0); stdout != "one\ntwo\nthree\n" || got[len(got)-1].Truncated {
 		t.Errorf("%+v", got)
 	}
 }
 
-func TestNothingIsReadFromAfterTheEnd(t *testing.T) {
+func TestOutputAfterTheEndIsIgnored(t *testing.T) {
 	e := start(t)
 	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\n")
@@ -477,13 +476,13 @@ func TestNothingIsReadFromAfterTheEnd(t *testing.T) {
 	e.write()
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "two\nthree\n")
 	stale.Close()
-	if stdout, _ := whole(t, e.rest(e.follow(0)), 0); stdout != "one\n" {
+	if stdout, _ := outputs(t, e.rest(e.follow(0)), 0); stdout != "one\n" {
 		t.Errorf("%q", stdout)
 	}
 }
 
-// outlet is a server that can be stopped, and started again with what it had.
-type outlet struct {
+// restartable is a server that can be stopped, and started again with its data.
+type restartable struct {
 	t   *testing.T
 	dir string
 
@@ -491,98 +490,98 @@ type outlet struct {
 	now *natsembed.Server // nil while it is stopped
 }
 
-func (o *outlet) on() {
-	o.t.Helper()
-	s, err := natsembed.Open(o.dir, 1<<20, storetest.Log(o.t))
+func (r *restartable) start() {
+	r.t.Helper()
+	s, err := natsembed.Open(r.dir, 1<<20, storetest.Log(r.t))
 	if err != nil {
-		o.t.Fatal(err)
+		r.t.Fatal(err)
 	}
-	o.mu.Lock()
-	o.now = s
-	o.mu.Unlock()
+	r.mu.Lock()
+	r.now = s
+	r.mu.Unlock()
 }
 
-func (o *outlet) off() {
-	o.mu.Lock()
-	s := o.now
-	o.now = nil
-	o.mu.Unlock()
+func (r *restartable) stop() {
+	r.mu.Lock()
+	s := r.now
+	r.now = nil
+	r.mu.Unlock()
 	if s != nil {
 		s.Close()
 	}
 }
 
-func (o *outlet) InProcessConn() (net.Conn, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.now == nil {
+func (r *restartable) InProcessConn() (net.Conn, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.now == nil {
 		return nil, errors.New("the server is stopped")
 	}
-	return o.now.InProcessConn()
+	return r.now.InProcessConn()
 }
 
-func startOn(t *testing.T) (*execution, *outlet) {
+func startOn(t *testing.T) (*execution, *restartable) {
 	t.Parallel()
-	o := &outlet{t: t, dir: t.TempDir()}
-	o.on()
-	t.Cleanup(o.off)
-	st, err := store.Connect(storetest.Context(t), store.Access{InProcess: o, Name: t.Name()},
+	r := &restartable{t: t, dir: t.TempDir()}
+	r.start()
+	t.Cleanup(r.stop)
+	st, err := store.Connect(storetest.Context(t), store.Access{InProcess: r, Name: t.Name()},
 		store.Config{Replicas: 1, Retention: time.Hour}, storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(st.Close)
-	return begin(t, st), o
+	return begin(t, st), r
 }
 
-func TestNothingIsLostWhileTheStoreIsAway(t *testing.T) {
-	e, store := startOn(t)
+func TestServerOutage(t *testing.T) {
+	e, server := startOn(t)
 	early := e.follow(0)
 	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	out := w.Stream(proto.Stdout)
 	_, _ = io.WriteString(out, "before\n")
 	live := e.until(early, "before\n")
-	store.off()
+	server.stop()
 	_, _ = io.WriteString(out, "meanwhile\n")
 	short, cancel := context.WithTimeout(e.ctx, 10*time.Millisecond)
 	defer cancel()
 	if _, err := early.Next(short); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("without the store: %v", err)
+		t.Fatalf("during the outage: %v", err)
 	}
-	store.on()
+	server.start()
 	live = append(live, e.until(early, "meanwhile\n")...)
 	_, _ = io.WriteString(out, "after\n")
 	e.end(w)
 	got := append(live, e.rest(early)...)
-	if stdout, _ := whole(t, got, 0); stdout != "before\nmeanwhile\nafter\n" || got[len(got)-1].Truncated {
+	if stdout, _ := outputs(t, got, 0); stdout != "before\nmeanwhile\nafter\n" || got[len(got)-1].Truncated {
 		t.Errorf("live: %+v", got)
 	}
 	got = e.rest(e.follow(0))
-	if stdout, _ := whole(t, got, 0); stdout != "before\nmeanwhile\nafter\n" || got[len(got)-1].Truncated {
+	if stdout, _ := outputs(t, got, 0); stdout != "before\nmeanwhile\nafter\n" || got[len(got)-1].Truncated {
 		t.Errorf("again: %+v", got)
 	}
 }
 
-func TestReaderWaitsForAStoreThatIsAway(t *testing.T) {
-	e, store := startOn(t)
+func TestReaderWaitsDuringAnOutage(t *testing.T) {
+	e, server := startOn(t)
 	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "x\n")
 	e.end(w)
 	tail := e.follow(0)
-	store.off()
+	server.stop()
 	short, cancel := context.WithTimeout(e.ctx, 10*time.Millisecond)
 	defer cancel()
 	if _, err := tail.Next(short); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("without the store: %v", err)
+		t.Fatalf("during the outage: %v", err)
 	}
-	store.on()
-	if stdout, _ := whole(t, e.rest(tail), 0); stdout != "x\n" {
+	server.start()
+	if stdout, _ := outputs(t, e.rest(tail), 0); stdout != "x\n" {
 		t.Errorf("%q", stdout)
 	}
 }
 
-func TestFastOutputSurvivesThatTheStoreIsStartedAgain(t *testing.T) {
-	e, store := startOn(t)
+func TestFastOutputDuringRestarts(t *testing.T) {
+	e, server := startOn(t)
 	early := e.follow(0)
 	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	const lines = proto.MaxEvents - 1
@@ -602,28 +601,28 @@ func TestFastOutputSurvivesThatTheStoreIsStartedAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		live = append(live, e.decode(b)...)
-		store.off()
-		store.on()
+		server.stop()
+		server.start()
 	}
 	<-printed
 	e.end(w)
 	for name, got := range map[string][]event{"live": append(live, e.rest(early)...), "again": e.rest(e.follow(0))} {
-		if stdout, _ := whole(t, got, 0); stdout != want.String() || got[len(got)-1].Truncated {
+		if stdout, _ := outputs(t, got, 0); stdout != want.String() || got[len(got)-1].Truncated {
 			t.Errorf("%s: %d bytes of %d, truncated %t", name, len(stdout), want.Len(), got[len(got)-1].Truncated)
 		}
 	}
 }
 
-// lossy is a JetStream on the way to which one message of output is lost, as on its way to a server that leads the stream no more.
+// lossy loses one output message, as if it was sent to a former stream leader.
 type lossy struct {
 	jetstream.JetStream
-	word string // in the message
+	text string // in the message
 	lost chan struct{}
 	once sync.Once
 }
 
 func (l *lossy) PublishMsgAsync(m *nats.Msg, opts ...jetstream.PublishOpt) (jetstream.PubAckFuture, error) {
-	if strings.Contains(string(m.Data), l.word) {
+	if strings.Contains(string(m.Data), l.text) {
 		l.once.Do(func() {
 			m = &nats.Msg{Subject: "nowhere", Header: m.Header, Data: m.Data}
 			defer close(l.lost)
@@ -632,40 +631,40 @@ func (l *lossy) PublishMsgAsync(m *nats.Msg, opts ...jetstream.PublishOpt) (jets
 	return l.JetStream.PublishMsgAsync(m, opts...)
 }
 
-// The order of the stream is that of the events, also where one of several messages was lost on its way and had to be sent again.
-func TestNoMessageOvertakesOneThatIsLostOnItsWay(t *testing.T) {
+// A message that is lost and sent again is not stored after later ones.
+func TestLostMessageKeepsTheOrder(t *testing.T) {
 	e := start(t)
-	if _, err := e.store.Conn.SubscribeSync("nowhere"); err != nil { // nobody says that nobody is there
+	if _, err := e.store.Conn.SubscribeSync("nowhere"); err != nil { // otherwise the server reports that there are no responders
 		t.Fatal(err)
 	}
-	way := &lossy{JetStream: e.store.JS, word: "two", lost: make(chan struct{})}
-	e.store.JS = way
+	js := &lossy{JetStream: e.store.JS, text: "two", lost: make(chan struct{})}
+	e.store.JS = js
 	early := e.follow(0)
 	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "one\n")
 	live := e.until(early, "one\n")
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "two\n")
 	select {
-	case <-way.lost:
+	case <-js.lost:
 	case <-e.ctx.Done():
 		t.Fatal("the message was not sent")
 	}
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "three\n")
 	e.end(w)
 	for name, got := range map[string][]event{"live": append(live, e.rest(early)...), "again": e.rest(e.follow(0))} {
-		if stdout, _ := whole(t, got, 0); stdout != "one\ntwo\nthree\n" || got[len(got)-1].Truncated {
+		if stdout, _ := outputs(t, got, 0); stdout != "one\ntwo\nthree\n" || got[len(got)-1].Truncated {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}
 }
 
-func TestOutputThatCannotBeStoredIsTold(t *testing.T) {
-	e, store := startOn(t)
+func TestOutputThatCannotBeStoredIsTruncated(t *testing.T) {
+	e, server := startOn(t)
 	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "one\n")
 	early := e.follow(0)
 	e.until(early, "one\n")
-	store.off()
+	server.stop()
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "two\n")
 	last, truncated := w.Close()
 	if last != 3 || !truncated {
@@ -673,8 +672,8 @@ func TestOutputThatCannotBeStoredIsTold(t *testing.T) {
 	}
 }
 
-// The bytes that are kept are counted as they are stored, and over both outputs.
-func TestOutputThatSwellsIsKeptWithinItsBudget(t *testing.T) {
+// The limit counts encoded bytes of both outputs.
+func TestKeptBytesAreLimited(t *testing.T) {
 	e := start(t)
 	early := e.follow(0)
 	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
@@ -692,24 +691,24 @@ func TestOutputThatSwellsIsKeptWithinItsBudget(t *testing.T) {
 		t.Errorf("%d bytes are stored, %v", info.State.Bytes, err)
 	}
 	for name, tail := range map[string]*events.Tail{"early": early, "late": e.follow(0)} {
-		var given []proto.Batch
-		for given == nil || given[len(given)-1].Result == nil {
+		var batches []proto.Batch
+		for batches == nil || batches[len(batches)-1].Result == nil {
 			b, err := tail.Next(e.ctx)
 			if err != nil {
 				t.Fatal(err)
 			}
-			given = append(given, b)
+			batches = append(batches, b)
 		}
-		if first := given[0]; first.First != 1 || !bytes.Contains(first.Lines, []byte(`"status"`)) {
-			t.Errorf("%s: it begins with %d to %d", name, first.First, first.Last)
+		if first := batches[0]; first.First != 1 || !bytes.Contains(first.Lines, []byte(`"status"`)) {
+			t.Errorf("%s: the first batch is %d to %d", name, first.First, first.Last)
 		}
-		if end := given[len(given)-1]; end.First != 2*lines+2 || !end.Result.OutputTruncated {
+		if end := batches[len(batches)-1]; end.First != 2*lines+2 || !end.Result.OutputTruncated {
 			t.Errorf("%s: the result is event %d, truncated %t", name, end.First, end.Result.OutputTruncated)
 		}
-		rest := given[2:]
+		rest := batches[2:]
 		for i, b := range rest {
-			if b.First != given[i+1].Last+1 {
-				t.Errorf("%s: event %d follows %d", name, b.First, given[i+1].Last)
+			if b.First != batches[i+1].Last+1 {
+				t.Errorf("%s: event %d follows %d", name, b.First, batches[i+1].Last)
 			}
 		}
 		if len(rest) < lines {
@@ -718,7 +717,7 @@ func TestOutputThatSwellsIsKeptWithinItsBudget(t *testing.T) {
 	}
 }
 
-func TestExecutionThatNeverRanHasOnlyAResult(t *testing.T) {
+func TestExecutionThatNeverRan(t *testing.T) {
 	e := start(t)
 	r := proto.Cancelled()
 	e.rec.Status, e.rec.Result, e.rec.ResultSeq = r.Status(), &r, 1

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is the heads on a server of their own.
+// world is a store of heads on a server of its own.
 type world struct {
 	*threads.Threads
 	t   *testing.T
@@ -38,7 +38,7 @@ func newWorld(t *testing.T) *world {
 	return &world{Threads: &threads.Threads{Store: storetest.Open(t, storetest.Server(t))}, t: t, ctx: storetest.Context(t)}
 }
 
-// record writes the record of an execution that a worker has, or had.
+// record writes the record of an execution.
 func (w *world) record(id proto.TraceID, status proto.Status, worker string) {
 	w.t.Helper()
 	rec := &proto.Record{Meta: proto.Meta{TraceID: id, Org: "acme"}, Status: status, Attempt: 1, Worker: worker}
@@ -54,7 +54,7 @@ func (w *world) record(id proto.TraceID, status proto.Status, worker string) {
 	}
 }
 
-// lock takes thread t of acme with a new execution.
+// lock locks thread t of acme for a new execution.
 func (w *world) lock() (proto.TraceID, *proto.Thread) {
 	w.t.Helper()
 	id := proto.NewTraceID()
@@ -65,8 +65,8 @@ func (w *world) lock() (proto.TraceID, *proto.Thread) {
 	return id, head
 }
 
-// held takes the thread with an execution that ends after f, which gets it with the head as it is then.
-func (w *world) held(f func(id proto.TraceID, head *proto.Thread)) {
+// whileLocked calls f with the thread locked for a new execution, which ends after that.
+func (w *world) whileLocked(f func(id proto.TraceID, head *proto.Thread)) {
 	w.t.Helper()
 	id, head := w.lock()
 	f(id, head)
@@ -82,24 +82,24 @@ func (w *world) get() *proto.Thread {
 	return head
 }
 
-// is fails the test where err is not the one that is wanted; nil where none is.
-func (w *world) is(what string, err, want error) {
+// wantError checks that err is want.
+func (w *world) wantError(what string, err, want error) {
 	w.t.Helper()
 	if !errors.Is(err, want) {
 		w.t.Errorf("%s: %v, want %v", what, err, want)
 	}
 }
 
-// busy fails the test where err does not say that holder has the thread.
-func (w *world) busy(what string, err error, holder proto.TraceID) {
+// wantBusy checks that err is a BusyError with holder.
+func (w *world) wantBusy(what string, err error, holder proto.TraceID) {
 	w.t.Helper()
 	var busy *proto.BusyError
 	if !errors.As(err, &busy) || busy.Thread != "t" || busy.Holder != holder {
-		w.t.Errorf("%s: %v, want that %s is busy", what, err, holder)
+		w.t.Errorf("%s: %v, want a BusyError with holder %s", what, err, holder)
 	}
 }
 
-// commit makes the commit of the next version, with one layer and whatever else is to be in it.
+// commit returns a commit of the next version with one layer.
 func commit(head *proto.Thread, staged ...string) *proto.Commit {
 	n := head.Number() + 1
 	key := fmt.Sprintf("threads/acme/t/%010d-%s", n, proto.NewTraceID())
@@ -116,7 +116,7 @@ func layer(n int64) proto.Layer {
 	return proto.Layer{Blob: proto.Blob{Key: fmt.Sprint("layers/acme/", n), Size: n}, Version: n}
 }
 
-func TestOfManyWhoLockAtOnceOneWins(t *testing.T) {
+func TestConcurrentLocks(t *testing.T) {
 	w := newWorld(t)
 	for round := range 5 {
 		ids := make([]proto.TraceID, 20)
@@ -130,9 +130,9 @@ func TestOfManyWhoLockAtOnceOneWins(t *testing.T) {
 		head := w.get()
 		for i, err := range errs {
 			if ids[i] == head.Holder {
-				w.is("the holder", err, nil)
+				w.wantError("the holder", err, nil)
 			} else {
-				w.busy("another", err, head.Holder)
+				w.wantBusy("another", err, head.Holder)
 			}
 		}
 		if head.Fence != int64(round+1) {
@@ -142,34 +142,34 @@ func TestOfManyWhoLockAtOnceOneWins(t *testing.T) {
 	}
 }
 
-func TestThreadIsFreeOnceItsHolderHasEnded(t *testing.T) {
+func TestLockIsHeldUntilTheExecutionEnds(t *testing.T) {
 	w := newWorld(t)
 	first, head := w.lock()
 	if head.Org != "acme" || head.ID != "t" || head.Holder != first || head.Fence != 1 || head.CreatedAt.IsZero() ||
 		head.HeldAt.IsZero() || head.UsedAt.IsZero() {
-		t.Errorf("made: %+v", head)
+		t.Errorf("created: %+v", head)
 	}
 	again, worker, err := w.Lock(w.ctx, "acme", "t", first)
 	if d := cmp.Diff(head, again); d != "" || worker != "" || err != nil {
 		t.Errorf("locked again: %s %q %v", d, worker, err)
 	}
 	next := proto.NewTraceID()
-	try := func(what string) {
+	wantHeld := func(what string) {
 		t.Helper()
 		_, _, err := w.Lock(w.ctx, "acme", "t", next)
-		w.busy(what, err, first)
+		w.wantBusy(what, err, first)
 	}
-	try("neither job nor record yet")
+	wantHeld("neither job nor record yet")
 	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.TraceID = first
 	if err := storetest.PutJob(w.ctx, w.Store, job); err != nil {
 		t.Fatal(err)
 	}
-	try("in the queue")
+	wantHeld("in the queue")
 	w.record(first, proto.StatusRunning, "w1")
-	try("running")
+	wantHeld("running")
 	w.record(first, proto.StatusQueued, "")
-	try("waiting for another attempt")
+	wantHeld("waiting for another attempt")
 	w.record(first, proto.StatusRunning, "w2")
 	w.record(first, proto.StatusOOM, "w2")
 	head, worker, err = w.Lock(w.ctx, "acme", "t", next)
@@ -180,11 +180,11 @@ func TestThreadIsFreeOnceItsHolderHasEnded(t *testing.T) {
 		t.Errorf("stored: %s", d)
 	}
 	if _, _, err := w.Lock(w.ctx, "other", "t", first); err != nil {
-		t.Errorf("a thread of that name of another organisation: %v", err)
+		t.Errorf("a thread of that name of another organization: %v", err)
 	}
 }
 
-func TestHolderOfWhomNothingIsKnownHoldsForAWhile(t *testing.T) {
+func TestUnknownHolderHoldsForSubmitGrace(t *testing.T) {
 	w := newWorld(t)
 	for id, tt := range map[string]struct {
 		since time.Duration
@@ -198,7 +198,7 @@ func TestHolderOfWhomNothingIsKnownHoldsForAWhile(t *testing.T) {
 			}
 		}
 		head := &proto.Thread{Org: "acme", ID: id, Holder: job.TraceID, HeldAt: time.Now().Add(-tt.since), Fence: 7}
-		w.is("create", w.Create(w.ctx, head), nil)
+		w.wantError("create", w.Create(w.ctx, head), nil)
 		_, worker, err := w.Lock(w.ctx, "acme", id, proto.NewTraceID())
 		var busy *proto.BusyError
 		if tt.free != (err == nil) || !tt.free && !errors.As(err, &busy) || worker != "" {
@@ -207,14 +207,14 @@ func TestHolderOfWhomNothingIsKnownHoldsForAWhile(t *testing.T) {
 	}
 }
 
-// answers makes all direct questions for records be answered with these messages, by subject, as by a server that lags behind; others are
-// not found.
-func (w *world) answers(stale map[string]nats.Header) {
+// serveStale answers all direct reads of records with the given messages, like a follower that lags
+// behind. Other messages are not found.
+func (w *world) serveStale(stale map[string]nats.Header) {
 	w.t.Helper()
 	for _, st := range []jetstream.Stream{w.Store.Executions, w.Store.Jobs} {
 		cfg := st.CachedInfo().Config
 		prefix := "$JS.API.DIRECT.GET." + cfg.Name + "."
-		cfg.AllowDirect = false // from now on nobody else answers
+		cfg.AllowDirect = false // so that no server answers
 		if _, err := w.Store.JS.UpdateStream(w.ctx, cfg); err != nil {
 			w.t.Fatal(err)
 		}
@@ -239,8 +239,8 @@ func (w *world) answers(stale map[string]nats.Header) {
 	}
 }
 
-// A caller that has its answer must find the thread free, and one that is held must not seem free, whoever is asked.
-func TestServerThatLagsBehindDecidesNothing(t *testing.T) {
+// A stale read must neither keep a free thread locked nor make a locked one free.
+func TestStaleReadsDoNotDecideWhoHoldsAThread(t *testing.T) {
 	w := newWorld(t)
 	const old = time.Hour
 	ended, running, queued := proto.NewTraceID(), proto.NewTraceID(), storetest.Job("acme", "k", proto.ModeAsync)
@@ -249,17 +249,17 @@ func TestServerThatLagsBehindDecidesNothing(t *testing.T) {
 	if err := storetest.PutJob(w.ctx, w.Store, queued); err != nil {
 		t.Fatal(err)
 	}
-	w.answers(map[string]nats.Header{
+	w.serveStale(map[string]nats.Header{
 		store.ExecSubject(ended): {store.HeaderStatus: {string(proto.StatusRunning)}, store.HeaderWorker: {"w1"}},
 	})
 	if m, err := w.Store.Executions.GetLastMsgForSubject(w.ctx, store.ExecSubject(ended)); err != nil || m.Header.Get(store.HeaderStatus) != "running" {
-		t.Fatalf("no server lags behind: %+v, %v", m, err)
+		t.Fatalf("the read is not stale: %+v, %v", m, err)
 	}
 	for id, tt := range map[string]struct {
 		holder proto.TraceID
 		free   bool
 	}{"ended": {ended, true}, "running": {running, false}, "queued": {queued.TraceID, false}} {
-		w.is("create", w.Create(w.ctx, &proto.Thread{Org: "acme", ID: id, Holder: tt.holder, HeldAt: time.Now().Add(-old)}), nil)
+		w.wantError("create", w.Create(w.ctx, &proto.Thread{Org: "acme", ID: id, Holder: tt.holder, HeldAt: time.Now().Add(-old)}), nil)
 		_, worker, err := w.Lock(w.ctx, "acme", id, proto.NewTraceID())
 		if tt.free && (err != nil || worker != "w1") || !tt.free && err == nil {
 			t.Errorf("%s: %q, %v", id, worker, err)
@@ -267,22 +267,22 @@ func TestServerThatLagsBehindDecidesNothing(t *testing.T) {
 	}
 }
 
-func TestUnlockTakesOnlyWhatIsHeld(t *testing.T) {
+func TestUnlock(t *testing.T) {
 	w := newWorld(t)
-	w.is("of no thread", w.Unlock(w.ctx, "acme", "t", proto.NewTraceID()), nil)
+	w.wantError("of no thread", w.Unlock(w.ctx, "acme", "t", proto.NewTraceID()), nil)
 	refused, _ := w.lock()
-	w.is("by another", w.Unlock(w.ctx, "acme", "t", proto.NewTraceID()), nil)
+	w.wantError("by another", w.Unlock(w.ctx, "acme", "t", proto.NewTraceID()), nil)
 	if head := w.get(); head.Holder != refused || head.Fence != 1 {
 		t.Errorf("unlocked by another: %+v", head)
 	}
-	// What the refused submission made goes with it.
-	w.is("by the holder", w.Unlock(w.ctx, "acme", "t", refused), nil)
+	// A thread that the lock created is removed.
+	w.wantError("by the holder", w.Unlock(w.ctx, "acme", "t", refused), nil)
 	_, err := w.Get(w.ctx, "acme", "t")
-	w.is("then", err, proto.ErrNotFound)
+	w.wantError("then", err, proto.ErrNotFound)
 
-	w.is("stage", w.Stage(w.ctx, "acme", "t", staged("a", "1"), anything), nil)
+	w.wantError("stage", w.Stage(w.ctx, "acme", "t", staged("a", "1"), acceptAny), nil)
 	refused, _ = w.lock()
-	w.is("by the holder", w.Unlock(w.ctx, "acme", "t", refused), nil)
+	w.wantError("by the holder", w.Unlock(w.ctx, "acme", "t", refused), nil)
 	if head := w.get(); head.Holder != "" || !head.HeldAt.IsZero() || head.Fence != 2 || len(head.Staged) != 1 {
 		t.Errorf("unlocked: %+v", head)
 	}
@@ -291,58 +291,58 @@ func TestUnlockTakesOnlyWhatIsHeld(t *testing.T) {
 	}
 }
 
-func TestFenceStopsACommit(t *testing.T) {
+func TestFence(t *testing.T) {
 	w := newWorld(t)
-	w.is("of no thread", w.Fence(w.ctx, "acme", "t", proto.NewTraceID()), nil)
+	w.wantError("of no thread", w.Fence(w.ctx, "acme", "t", proto.NewTraceID()), nil)
 	id, head := w.lock()
-	w.is("of another", w.Fence(w.ctx, "acme", "t", proto.NewTraceID()), nil)
+	w.wantError("of another", w.Fence(w.ctx, "acme", "t", proto.NewTraceID()), nil)
 	if d := cmp.Diff(head, w.get()); d != "" {
 		t.Errorf("fenced by another: %s", d)
 	}
-	w.is("of the holder", w.Fence(w.ctx, "acme", "t", id), nil)
+	w.wantError("of the holder", w.Fence(w.ctx, "acme", "t", id), nil)
 	if fenced := w.get(); fenced.Fence != head.Fence+1 || fenced.Holder != id {
 		t.Errorf("fenced: %+v", fenced)
 	}
-	w.is("commit from before", w.Commit(w.ctx, "acme", "t", id, commit(head)), proto.ErrFenced)
+	w.wantError("commit with the old fence", w.Commit(w.ctx, "acme", "t", id, commit(head)), proto.ErrFenced)
 	if w.get().Version != nil {
-		t.Error("it was made")
+		t.Error("it was committed")
 	}
-	w.is("commit of the next attempt", w.Commit(w.ctx, "acme", "t", id, commit(w.get())), nil)
+	w.wantError("commit of the next attempt", w.Commit(w.ctx, "acme", "t", id, commit(w.get())), nil)
 }
 
-func TestCommitIsMadeOnceByWhoeverHolds(t *testing.T) {
+func TestCommit(t *testing.T) {
 	w := newWorld(t)
-	w.is("of no thread", w.Commit(w.ctx, "acme", "t", proto.NewTraceID(), commit(&proto.Thread{})), proto.ErrFenced)
-	w.is("refused", w.Stage(w.ctx, "acme", "t", staged("a", "1"), func(_ []proto.StagedFile, next *proto.Thread) error {
+	w.wantError("of no thread", w.Commit(w.ctx, "acme", "t", proto.NewTraceID(), commit(&proto.Thread{})), proto.ErrFenced)
+	w.wantError("refused", w.Stage(w.ctx, "acme", "t", staged("a", "1"), func(_ []proto.StagedFile, next *proto.Thread) error {
 		if len(next.Staged) != 1 || next.Staged[0].Key != "1" || next.ID != "t" {
-			t.Errorf("asked about %+v", next)
+			t.Errorf("check was called with %+v", next)
 		}
 		return proto.ErrExists
 	}), proto.ErrExists)
 	_, err := w.Get(w.ctx, "acme", "t")
-	w.is("then", err, proto.ErrNotFound)
-	w.is("stage", w.Stage(w.ctx, "acme", "t", staged("a", "1"), anything), nil)
+	w.wantError("then", err, proto.ErrNotFound)
+	w.wantError("stage", w.Stage(w.ctx, "acme", "t", staged("a", "1"), acceptAny), nil)
 	var first *proto.Commit
-	w.held(func(id proto.TraceID, head *proto.Thread) {
+	w.whileLocked(func(id proto.TraceID, head *proto.Thread) {
 		first = commit(head, "1")
-		w.is("stage meanwhile", w.Stage(w.ctx, "acme", "t", staged("a", "2"), anything), nil) // is not in what was saved
-		w.is("by another", w.Commit(w.ctx, "acme", "t", proto.NewTraceID(), first), proto.ErrFenced)
-		w.is("commit", w.Commit(w.ctx, "acme", "t", id, first), nil)
+		w.wantError("stage meanwhile", w.Stage(w.ctx, "acme", "t", staged("a", "2"), acceptAny), nil) // is not part of the commit
+		w.wantError("by another", w.Commit(w.ctx, "acme", "t", proto.NewTraceID(), first), proto.ErrFenced)
+		w.wantError("commit", w.Commit(w.ctx, "acme", "t", id, first), nil)
 		after := w.get()
 		if after.Number() != 1 || !slices.Equal(after.Staged, []proto.StagedFile{staged("a", "2")}) || after.Holder != id {
 			t.Errorf("%+v", after)
 		}
-		w.is("again", w.Commit(w.ctx, "acme", "t", id, first), nil)
-		w.is("by a dispatcher", w.Commit(w.ctx, "acme", "t", id, first), nil)
+		w.wantError("again", w.Commit(w.ctx, "acme", "t", id, first), nil)
+		w.wantError("by a dispatcher", w.Commit(w.ctx, "acme", "t", id, first), nil)
 		other := commit(head)
-		w.is("another of the same number", w.Commit(w.ctx, "acme", "t", id, other), proto.ErrFenced)
+		w.wantError("another version of that number", w.Commit(w.ctx, "acme", "t", id, other), proto.ErrFenced)
 		if d := cmp.Diff(after, w.get()); d != "" {
 			t.Errorf("changed again: %s", d)
 		}
 	})
-	w.held(func(id proto.TraceID, head *proto.Thread) {
-		w.is("commit", w.Commit(w.ctx, "acme", "t", id, commit(head)), nil)
-		w.is("the one before again", w.Commit(w.ctx, "acme", "t", id, first), nil)
+	w.whileLocked(func(id proto.TraceID, head *proto.Thread) {
+		w.wantError("commit", w.Commit(w.ctx, "acme", "t", id, commit(head)), nil)
+		w.wantError("the one before again", w.Commit(w.ctx, "acme", "t", id, first), nil)
 		after := w.get()
 		if after.Number() != 2 || !slices.Equal(after.Version.Layers, []proto.Layer{layer(1), layer(2)}) ||
 			len(after.History) != 1 || after.History[0].Number != 1 || after.History[0].Layers != nil {
@@ -351,67 +351,67 @@ func TestCommitIsMadeOnceByWhoeverHolds(t *testing.T) {
 	})
 }
 
-// A head that was stored apart would go with what is stored apart.
-func TestHeadThatFitsInNoMessageIsNotStored(t *testing.T) {
+// A head that was stored as an object would expire.
+func TestTooLargeHeadIsRejected(t *testing.T) {
 	w := newWorld(t)
 	id, head := w.lock()
 	c := commit(head)
 	for n := range int64(5000) {
 		c.Version.Layers = append(c.Version.Layers, layer(n))
 	}
-	w.is("commit", w.Commit(w.ctx, "acme", "t", id, c), threads.ErrTooLarge)
+	w.wantError("commit", w.Commit(w.ctx, "acme", "t", id, c), threads.ErrTooLarge)
 	if d := cmp.Diff(head, w.get()); d != "" {
 		t.Errorf("changed: %s", d)
 	}
 }
 
-func TestCompactedLayersAreThoseOfTheNewestVersion(t *testing.T) {
+func TestCompact(t *testing.T) {
 	w := newWorld(t)
-	w.is("of no thread", w.Compact(w.ctx, "acme", "t", []proto.Layer{layer(1)}, layer(9)), proto.ErrNotFound)
+	w.wantError("of no thread", w.Compact(w.ctx, "acme", "t", []proto.Layer{layer(1)}, layer(9)), proto.ErrNotFound)
 	next := func() {
-		w.held(func(id proto.TraceID, head *proto.Thread) {
-			w.is("commit", w.Commit(w.ctx, "acme", "t", id, commit(head)), nil)
+		w.whileLocked(func(id proto.TraceID, head *proto.Thread) {
+			w.wantError("commit", w.Commit(w.ctx, "acme", "t", id, commit(head)), nil)
 		})
 	}
-	w.held(func(proto.TraceID, *proto.Thread) {})
-	w.is("of an empty home", w.Compact(w.ctx, "acme", "t", []proto.Layer{layer(1)}, layer(9)), proto.ErrConflict)
+	w.whileLocked(func(proto.TraceID, *proto.Thread) {})
+	w.wantError("of an empty home", w.Compact(w.ctx, "acme", "t", []proto.Layer{layer(1)}, layer(9)), proto.ErrConflict)
 	for range 3 {
 		next()
 	}
 	old := w.get()
 	for name, layers := range map[string][]proto.Layer{
-		"none": nil, "others": {layer(2)}, "a part from the middle": {layer(2), layer(3)}, "more": {layer(1), layer(2), layer(3), layer(4)},
+		"none": nil, "others": {layer(2)}, "the middle": {layer(2), layer(3)}, "more": {layer(1), layer(2), layer(3), layer(4)},
 	} {
-		w.is(name, w.Compact(w.ctx, "acme", "t", layers, layer(9)), proto.ErrConflict)
+		w.wantError(name, w.Compact(w.ctx, "acme", "t", layers, layer(9)), proto.ErrConflict)
 	}
 	if d := cmp.Diff(old, w.get()); d != "" {
-		t.Errorf("refused, and changed: %s", d)
+		t.Errorf("the head was changed: %s", d)
 	}
-	// Made of what was there before the last execution, and while the next one runs.
-	w.held(func(id proto.TraceID, head *proto.Thread) {
-		w.is("compact", w.Compact(w.ctx, "acme", "t", []proto.Layer{layer(1), layer(2)}, layer(12)), nil)
-		w.is("again", w.Compact(w.ctx, "acme", "t", []proto.Layer{layer(1), layer(2)}, layer(12)), proto.ErrConflict)
-		w.is("commit", w.Commit(w.ctx, "acme", "t", id, commit(head)), nil)
+	// Compact while an execution runs that began with the old layers.
+	w.whileLocked(func(id proto.TraceID, head *proto.Thread) {
+		w.wantError("compact", w.Compact(w.ctx, "acme", "t", []proto.Layer{layer(1), layer(2)}, layer(12)), nil)
+		w.wantError("again", w.Compact(w.ctx, "acme", "t", []proto.Layer{layer(1), layer(2)}, layer(12)), proto.ErrConflict)
+		w.wantError("commit", w.Commit(w.ctx, "acme", "t", id, commit(head)), nil)
 	})
 	if now := w.get(); now.Number() != 4 || !slices.Equal(now.Version.Layers, []proto.Layer{layer(12), layer(3), layer(4)}) {
 		t.Errorf("%+v", now.Version)
 	}
-	w.is("all", w.Compact(w.ctx, "acme", "t", []proto.Layer{layer(12), layer(3), layer(4)}, layer(124)), nil)
+	w.wantError("all", w.Compact(w.ctx, "acme", "t", []proto.Layer{layer(12), layer(3), layer(4)}, layer(124)), nil)
 	if now := w.get(); !slices.Equal(now.Version.Layers, []proto.Layer{layer(124)}) {
 		t.Errorf("%+v", now.Version)
 	}
 }
 
-func anything([]proto.StagedFile, *proto.Thread) error { return nil }
+func acceptAny([]proto.StagedFile, *proto.Thread) error { return nil }
 
 func staged(path, key string) proto.StagedFile {
 	return proto.StagedFile{Path: path, At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Blob: proto.Blob{Key: key, Size: 1}}
 }
 
-func TestStagedFilesWaitInOrder(t *testing.T) {
+func TestStage(t *testing.T) {
 	w := newWorld(t)
 	for _, f := range []proto.StagedFile{staged("a", "1"), staged("b", "2"), staged("a", "3")} {
-		w.is("stage", w.Stage(w.ctx, "acme", "t", f, anything), nil)
+		w.wantError("stage", w.Stage(w.ctx, "acme", "t", f, acceptAny), nil)
 	}
 	head := w.get()
 	if d := cmp.Diff([]proto.StagedFile{staged("b", "2"), staged("a", "3")}, head.Staged); d != "" || head.Fence != 0 || head.Holder != "" || head.UsedAt.IsZero() {
@@ -419,15 +419,17 @@ func TestStagedFilesWaitInOrder(t *testing.T) {
 	}
 	var all sync.WaitGroup
 	for i := range 20 {
-		all.Go(func() { w.is("stage", w.Stage(w.ctx, "acme", "t", staged(fmt.Sprint("many", i), "k"), anything), nil) })
+		all.Go(func() {
+			w.wantError("stage", w.Stage(w.ctx, "acme", "t", staged(fmt.Sprint("many", i), "k"), acceptAny), nil)
+		})
 	}
 	all.Wait()
 	if n := len(w.get().Staged); n != 22 {
-		t.Errorf("%d files wait", n)
+		t.Errorf("%d staged files", n)
 	}
 }
 
-func TestThreadHasRoomForSoManyStagedFiles(t *testing.T) {
+func TestStageLimits(t *testing.T) {
 	w := newWorld(t)
 	for id, long := range map[string]int{"many": 1, "long": 4000} {
 		head := &proto.Thread{Org: "acme", ID: id}
@@ -439,10 +441,10 @@ func TestThreadHasRoomForSoManyStagedFiles(t *testing.T) {
 		for i := range most {
 			head.Staged = append(head.Staged, staged(name(i), "k"))
 		}
-		w.is("create", w.Create(w.ctx, head), nil)
+		w.wantError("create", w.Create(w.ctx, head), nil)
 		var full *proto.StagedError
 		for i := most; full == nil; i++ {
-			if err := w.Stage(w.ctx, "acme", id, staged(name(i), "k"), anything); err != nil && !errors.As(err, &full) {
+			if err := w.Stage(w.ctx, "acme", id, staged(name(i), "k"), acceptAny); err != nil && !errors.As(err, &full) {
 				t.Fatal(err)
 			}
 		}
@@ -450,73 +452,73 @@ func TestThreadHasRoomForSoManyStagedFiles(t *testing.T) {
 		if err != nil || full.Thread != id || full.Files != len(now.Staged) || (long == 1) != (full.Files == proto.MaxStaged) {
 			t.Errorf("%s: %v with %d files, %v", id, full, len(now.Staged), err)
 		}
-		w.is("in place of another", w.Stage(w.ctx, "acme", id, staged(name(0), "k2"), anything), nil)
+		w.wantError("replace a file", w.Stage(w.ctx, "acme", id, staged(name(0), "k2"), acceptAny), nil)
 	}
 }
 
-func TestRemovedThreadIsNoMore(t *testing.T) {
+func TestRemove(t *testing.T) {
 	w := newWorld(t)
-	w.is("none", w.Remove(w.ctx, "acme", "t"), proto.ErrNotFound)
+	w.wantError("none", w.Remove(w.ctx, "acme", "t"), proto.ErrNotFound)
 	id, _ := w.lock()
-	w.busy("held", w.Remove(w.ctx, "acme", "t"), id)
+	w.wantBusy("held", w.Remove(w.ctx, "acme", "t"), id)
 	w.record(id, proto.StatusSuccess, "w")
-	w.is("free", w.Remove(w.ctx, "acme", "t"), nil)
+	w.wantError("free", w.Remove(w.ctx, "acme", "t"), nil)
 	_, err := w.Get(w.ctx, "acme", "t")
-	w.is("then", err, proto.ErrNotFound)
-	w.is("again", w.Remove(w.ctx, "acme", "t"), proto.ErrNotFound)
+	w.wantError("then", err, proto.ErrNotFound)
+	w.wantError("again", w.Remove(w.ctx, "acme", "t"), proto.ErrNotFound)
 	info, err := w.Store.Threads.Info(w.ctx)
 	if err != nil || info.State.Msgs != 0 {
 		t.Errorf("%+v, %v", info.State, err)
 	}
-	w.is("the holder's commit", w.Commit(w.ctx, "acme", "t", id, commit(&proto.Thread{Fence: 1})), proto.ErrFenced)
+	w.wantError("the holder's commit", w.Commit(w.ctx, "acme", "t", id, commit(&proto.Thread{Fence: 1})), proto.ErrFenced)
 	if _, head := w.lock(); head.Fence != 1 {
 		t.Errorf("%+v", head)
 	}
-	w.is("its commit to the next of that name", w.Commit(w.ctx, "acme", "t", id, commit(&proto.Thread{Fence: 1})), proto.ErrFenced)
+	w.wantError("its commit to the next of that name", w.Commit(w.ctx, "acme", "t", id, commit(&proto.Thread{Fence: 1})), proto.ErrFenced)
 }
 
-func TestThreadThatIsUsedDoesNotExpire(t *testing.T) {
+func TestExpire(t *testing.T) {
 	w := newWorld(t)
-	w.held(func(proto.TraceID, *proto.Thread) {})
+	w.whileLocked(func(proto.TraceID, *proto.Thread) {})
 	used := w.get().UsedAt
-	w.is("used later", w.Expire(w.ctx, "acme", "t", used), proto.ErrConflict)
+	w.wantError("used later", w.Expire(w.ctx, "acme", "t", used), proto.ErrConflict)
 	id, _ := w.lock()
-	w.busy("held", w.Expire(w.ctx, "acme", "t", used.Add(time.Hour)), id)
+	w.wantBusy("held", w.Expire(w.ctx, "acme", "t", used.Add(time.Hour)), id)
 	w.record(id, proto.StatusSuccess, "w")
-	w.is("idle", w.Expire(w.ctx, "acme", "t", used.Add(time.Hour)), nil)
-	w.is("gone", w.Expire(w.ctx, "acme", "t", used.Add(time.Hour)), proto.ErrNotFound)
+	w.wantError("idle", w.Expire(w.ctx, "acme", "t", used.Add(time.Hour)), nil)
+	w.wantError("gone", w.Expire(w.ctx, "acme", "t", used.Add(time.Hour)), proto.ErrNotFound)
 }
 
-// What is left when a process dies between the mark and the purge.
-func TestMarkOfARemovedThreadIsNoThread(t *testing.T) {
+// A process may die between the deletion marker and the purge.
+func TestDeletionMarkerIsNoThread(t *testing.T) {
 	for name, take := range map[string]func(w *world) error{
 		"lock":   func(w *world) error { _, _, err := w.Lock(w.ctx, "acme", "t", proto.NewTraceID()); return err },
 		"create": func(w *world) error { return w.Create(w.ctx, &proto.Thread{Org: "acme", ID: "t"}) },
-		"stage":  func(w *world) error { return w.Stage(w.ctx, "acme", "t", staged("a", "1"), anything) },
+		"stage":  func(w *world) error { return w.Stage(w.ctx, "acme", "t", staged("a", "1"), acceptAny) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			w.held(func(proto.TraceID, *proto.Thread) {})
+			w.whileLocked(func(proto.TraceID, *proto.Thread) {})
 			cfg := w.Store.Threads.CachedInfo().Config
 			cfg.DenyPurge = true
 			if _, err := w.Store.JS.UpdateStream(w.ctx, cfg); err != nil {
 				t.Fatal(err)
 			}
-			w.is("remove", w.Remove(w.ctx, "acme", "t"), nil)
+			w.wantError("remove", w.Remove(w.ctx, "acme", "t"), nil)
 			info, err := w.Store.Threads.Info(w.ctx)
 			if err != nil || info.State.Msgs != 1 {
-				t.Fatalf("no mark lies there: %+v, %v", info.State, err)
+				t.Fatalf("there is no marker: %+v, %v", info.State, err)
 			}
 			_, err = w.Get(w.ctx, "acme", "t")
-			w.is("get", err, proto.ErrNotFound)
-			w.is("remove again", w.Remove(w.ctx, "acme", "t"), proto.ErrNotFound)
+			w.wantError("get", err, proto.ErrNotFound)
+			w.wantError("remove again", w.Remove(w.ctx, "acme", "t"), proto.ErrNotFound)
 			if list, err := w.List(w.ctx, "acme", "", 9); len(list) > 0 || err != nil {
 				t.Errorf("listed: %+v, %v", list, err)
 			}
 			for head, err := range w.All(w.ctx) {
 				t.Errorf("of all: %+v, %v", head, err)
 			}
-			w.is(name, take(w), nil)
+			w.wantError(name, take(w), nil)
 			if head := w.get(); head.Version != nil {
 				t.Errorf("%+v", head)
 			}
@@ -524,12 +526,11 @@ func TestMarkOfARemovedThreadIsNoThread(t *testing.T) {
 	}
 }
 
-// A thread is taken at the moment in which it is removed: both may not come true.
-func TestThreadIsRemovedOrTaken(t *testing.T) {
+func TestConcurrentRemoveAndLock(t *testing.T) {
 	w := newWorld(t)
 	for range 50 {
-		w.held(func(id proto.TraceID, head *proto.Thread) {
-			w.is("commit", w.Commit(w.ctx, "acme", "t", id, commit(head)), nil)
+		w.whileLocked(func(id proto.TraceID, head *proto.Thread) {
+			w.wantError("commit", w.Commit(w.ctx, "acme", "t", id, commit(head)), nil)
 		})
 		var all sync.WaitGroup
 		var removed error
@@ -540,26 +541,26 @@ func TestThreadIsRemovedOrTaken(t *testing.T) {
 			t.Fatalf("locked %+v, is %+v", head, now)
 		}
 		if removed == nil && head.Version != nil {
-			t.Fatal("removed under its holder")
+			t.Fatal("removed while locked")
 		}
 		if removed != nil {
-			w.busy("remove", removed, id)
+			w.wantBusy("remove", removed, id)
 		}
 		w.record(id, proto.StatusSuccess, "w")
 	}
 }
 
-func TestCreateNeedsAFreeName(t *testing.T) {
+func TestCreate(t *testing.T) {
 	w := newWorld(t)
 	made := &proto.Thread{Org: "acme", ID: "t", Fence: 3, Version: &proto.Version{Number: 5, Layers: []proto.Layer{layer(5)}}}
-	w.is("create", w.Create(w.ctx, made), nil)
-	w.is("again", w.Create(w.ctx, &proto.Thread{Org: "acme", ID: "t"}), proto.ErrExists)
+	w.wantError("create", w.Create(w.ctx, made), nil)
+	w.wantError("again", w.Create(w.ctx, &proto.Thread{Org: "acme", ID: "t"}), proto.ErrExists)
 	if d := cmp.Diff(made, w.get()); d != "" {
 		t.Error(d)
 	}
 }
 
-func TestThreadsAreListedInPages(t *testing.T) {
+func TestListAndAll(t *testing.T) {
 	w := newWorld(t)
 	if list, err := w.List(w.ctx, "acme", "", 10); len(list) > 0 || err != nil {
 		t.Fatalf("of none: %+v, %v", list, err)
@@ -570,10 +571,10 @@ func TestThreadsAreListedInPages(t *testing.T) {
 		if i == 0 {
 			head.Version, head.Staged = &proto.Version{Number: 4, Bytes: 5, Files: 6}, []proto.StagedFile{staged("a", "1")}
 		}
-		w.is("create", w.Create(w.ctx, head), nil)
+		w.wantError("create", w.Create(w.ctx, head), nil)
 	}
-	w.is("create", w.Create(w.ctx, &proto.Thread{Org: "other", ID: "t0005"}), nil)
-	w.is("remove", w.Remove(w.ctx, "acme", "t100"), nil)
+	w.wantError("create", w.Create(w.ctx, &proto.Thread{Org: "other", ID: "t0005"}), nil)
+	w.wantError("remove", w.Remove(w.ctx, "acme", "t100"), nil)
 	var ids []string
 	for after := ""; ; after = ids[len(ids)-1] {
 		page, err := w.List(w.ctx, "acme", after, 70)
@@ -602,14 +603,14 @@ func TestThreadsAreListedInPages(t *testing.T) {
 			t.Fatal(err)
 		}
 		seen[head.Org+"/"+head.ID]++
-		if len(seen) == 1 { // one that changes meanwhile comes, too
-			w.is("stage", w.Stage(w.ctx, "acme", "t299", staged("a", "1"), anything), nil)
+		if len(seen) == 1 { // a head that changes meanwhile is returned too
+			w.wantError("stage", w.Stage(w.ctx, "acme", "t299", staged("a", "1"), acceptAny), nil)
 		}
 	}
 	if len(seen) != all || seen["other/t0005"] != 1 || seen["acme/t299"] != 1 {
 		t.Errorf("%d threads of all", len(seen))
 	}
-	for head, err := range w.All(w.ctx) { // who has seen enough may go
+	for head, err := range w.All(w.ctx) { // the loop may end early
 		if head == nil || err != nil {
 			t.Errorf("%+v, %v", head, err)
 		}
@@ -617,9 +618,9 @@ func TestThreadsAreListedInPages(t *testing.T) {
 	}
 }
 
-func TestHeadThatCannotBeReadIsToldAndCanBeRemoved(t *testing.T) {
+func TestMalformedHead(t *testing.T) {
 	w := newWorld(t)
-	w.is("create", w.Create(w.ctx, &proto.Thread{Org: "acme", ID: "a"}), nil)
+	w.wantError("create", w.Create(w.ctx, &proto.Thread{Org: "acme", ID: "a"}), nil)
 	another, err := json.Marshal(&proto.Thread{Org: "other", ID: "t"})
 	if err != nil {
 		t.Fatal(err)
@@ -630,9 +631,9 @@ func TestHeadThatCannotBeReadIsToldAndCanBeRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := w.Get(w.ctx, "acme", "t")
-		w.is(name, err, store.ErrMalformed)
+		w.wantError(name, err, store.ErrMalformed)
 		_, _, err = w.Lock(w.ctx, "acme", "t", proto.NewTraceID())
-		w.is(name, err, store.ErrMalformed)
+		w.wantError(name, err, store.ErrMalformed)
 		_, err = w.List(w.ctx, "acme", "", 9)
 		if err == nil || !strings.Contains(err.Error(), "head of thread t") {
 			t.Errorf("%s: listed with %v", name, err)
@@ -640,7 +641,7 @@ func TestHeadThatCannotBeReadIsToldAndCanBeRemoved(t *testing.T) {
 		var good, bad int
 		for _, err := range w.All(w.ctx) {
 			if err != nil {
-				w.is(name, err, store.ErrMalformed)
+				w.wantError(name, err, store.ErrMalformed)
 				bad++
 			} else {
 				good++
@@ -649,33 +650,32 @@ func TestHeadThatCannotBeReadIsToldAndCanBeRemoved(t *testing.T) {
 		if good != 1 || bad != 1 {
 			t.Errorf("%s: %d good, %d bad", name, good, bad)
 		}
-		w.is(name, w.Remove(w.ctx, "acme", "t"), nil)
+		w.wantError(name, w.Remove(w.ctx, "acme", "t"), nil)
 		_, err = w.Get(w.ctx, "acme", "t")
-		w.is("then", err, proto.ErrNotFound)
+		w.wantError("then", err, proto.ErrNotFound)
 	}
 }
 
-// What would be a pattern, or another subject, names no thread.
-func TestNamesThatAreNoneAreNotFound(t *testing.T) {
+func TestInvalidNamesAreNotFound(t *testing.T) {
 	w := newWorld(t)
 	w.lock()
 	for _, id := range []string{"", "*", ">", "t.x", "a b", "t\r\nx"} {
 		_, err := w.Get(w.ctx, "acme", id)
-		w.is("get", err, proto.ErrNotFound)
+		w.wantError("get", err, proto.ErrNotFound)
 		_, err = w.Get(w.ctx, id, "t")
-		w.is("get", err, proto.ErrNotFound)
+		w.wantError("get", err, proto.ErrNotFound)
 		_, _, err = w.Lock(w.ctx, "acme", id, proto.NewTraceID())
-		w.is("lock", err, proto.ErrNotFound)
-		w.is("stage", w.Stage(w.ctx, "acme", id, staged("a", "1"), anything), proto.ErrNotFound)
-		w.is("remove", w.Remove(w.ctx, "acme", id), proto.ErrNotFound)
+		w.wantError("lock", err, proto.ErrNotFound)
+		w.wantError("stage", w.Stage(w.ctx, "acme", id, staged("a", "1"), acceptAny), proto.ErrNotFound)
+		w.wantError("remove", w.Remove(w.ctx, "acme", id), proto.ErrNotFound)
 		if list, err := w.List(w.ctx, id, "", 9); len(list) > 0 || err != nil {
 			t.Errorf("list of %q: %+v, %v", id, list, err)
 		}
 	}
 }
 
-// A read that goes to any server of a cluster could miss what was just written.
-func TestHeadsAreReadFromTheLeaderAlone(t *testing.T) {
+// A follower may not have the last write.
+func TestHeadsAreReadFromTheLeader(t *testing.T) {
 	w := newWorld(t)
 	info, err := w.Store.Threads.Info(w.ctx)
 	if err != nil || info.Config.AllowDirect || info.Config.MaxMsgsPerSubject != 1 || info.Config.MaxAge != 0 {
@@ -683,8 +683,8 @@ func TestHeadsAreReadFromTheLeaderAlone(t *testing.T) {
 	}
 }
 
-// A worker gets by without the right to make streams.
-func TestGuestHasHeads(t *testing.T) {
+// Workers have no permission to create streams.
+func TestAttachOnlyConnection(t *testing.T) {
 	t.Parallel()
 	s := storetest.Server(t)
 	ctx := storetest.Context(t)
@@ -700,55 +700,54 @@ func TestGuestHasHeads(t *testing.T) {
 	}
 }
 
-// unheard is a way to the server on which the answer to the first write of a head does not come before that is made again.
-type unheard struct {
+// delayed connects to the server, and delays the answer to the first write of a head until the second.
+type delayed struct {
 	nats.InProcessConnProvider
 	mu     sync.Mutex
 	writes int
 	again  chan struct{} // closed by the second write
 }
 
-func (u *unheard) InProcessConn() (net.Conn, error) {
-	c, err := u.InProcessConnProvider.InProcessConn()
-	return &unheardConn{c, u}, err
+func (d *delayed) InProcessConn() (net.Conn, error) {
+	c, err := d.InProcessConnProvider.InProcessConn()
+	return &delayedConn{c, d}, err
 }
 
-type unheardConn struct {
+type delayedConn struct {
 	net.Conn
-	way *unheard
+	server *delayed
 }
 
-func (c *unheardConn) Write(p []byte) (int, error) {
-	c.way.mu.Lock()
+func (c *delayedConn) Write(p []byte) (int, error) {
+	c.server.mu.Lock()
 	if bytes.Contains(p, []byte("PUB bullpen.thread.")) {
-		if c.way.writes++; c.way.writes == 2 {
-			close(c.way.again)
+		if c.server.writes++; c.server.writes == 2 {
+			close(c.server.again)
 		}
 	}
-	c.way.mu.Unlock()
+	c.server.mu.Unlock()
 	return c.Conn.Write(p)
 }
 
-func (c *unheardConn) Read(p []byte) (int, error) {
+func (c *delayedConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	c.way.mu.Lock()
-	wait := c.way.writes == 1
-	c.way.mu.Unlock()
+	c.server.mu.Lock()
+	wait := c.server.writes == 1
+	c.server.mu.Unlock()
 	if wait {
-		<-c.way.again
+		<-c.server.again
 	}
 	return n, err
 }
 
-// A write whose answer is lost is made again, and meets itself.
-func TestWriteWhoseAnswerWasLostIsRecognised(t *testing.T) {
+func TestRepeatedWriteIsRecognized(t *testing.T) {
 	t.Parallel()
-	way := &unheard{InProcessConnProvider: storetest.Server(t), again: make(chan struct{})}
-	heads := &threads.Threads{Store: storetest.Open(t, way)}
+	server := &delayed{InProcessConnProvider: storetest.Server(t), again: make(chan struct{})}
+	heads := &threads.Threads{Store: storetest.Open(t, server)}
 	if err := heads.Create(storetest.Context(t), &proto.Thread{Org: "acme", ID: "t"}); err != nil {
 		t.Error(err)
 	}
-	if way.writes < 2 {
-		t.Errorf("written %d times", way.writes)
+	if server.writes < 2 {
+		t.Errorf("written %d times", server.writes)
 	}
 }
