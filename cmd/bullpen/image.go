@@ -75,7 +75,7 @@ func (r *remote) store(ctx context.Context, io streams, name string, fill func(*
 	if err != nil {
 		return err
 	}
-	tellLeft(io.err, t.Left())
+	tellLeft(io.err, t.Omitted())
 	return show(io, r.JSON, img, func(p *page, img *proto.Image) { printImages(p, *img) })
 }
 
@@ -101,7 +101,7 @@ func upload(ctx context.Context, api *client.Client, to streams, name string, t 
 }
 
 // tellLeft says what the image does not have any more.
-func tellLeft(w io.Writer, left image.Left) {
+func tellLeft(w io.Writer, left image.Omitted) {
 	for _, l := range []struct {
 		n    int
 		what string

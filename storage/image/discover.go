@@ -13,13 +13,13 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// What an image's environment may take, in bytes.
+// Limits of an image's environment, in bytes.
 const (
 	maxEnvValue = 4 << 10
 	maxEnv      = 8 << 10
 )
 
-// Where interpreters are looked for, after the image's own PATH and before virtual environments elsewhere.
+// Directories that are searched for interpreters, after the image's own PATH and before other virtual environments.
 var (
 	firstDirs = []string{"/opt/venv/bin", "/venv/bin", "/opt/conda/bin"}
 	lastDirs  = []string{"/usr/local/bin", "/usr/bin", "/bin"}
@@ -27,14 +27,14 @@ var (
 
 const condaEnvs = "/opt/conda/envs"
 
-// venvMark is the file that makes a directory a virtual environment of Python.
+// venvMark is the file that marks a virtual environment of Python.
 const venvMark = "pyvenv.cfg"
 
-// versioned matches an interpreter that only goes by its version.
+// versioned matches interpreters with a version in their names.
 var versioned = regexp.MustCompile(`^python3\.([0-9]{1,4})$`)
 
-// CleanEnv gives what is taken over of an image's environment: the variables of [proto.ImageEnv] with plain values, and of PATH the
-// absolute directories.
+// CleanEnv returns the part of an image's environment that programs get: the variables of [proto.ImageEnv] with printable values, and
+// the absolute directories of PATH.
 func CleanEnv(env map[string]string) map[string]string {
 	out, size := map[string]string{}, 0
 	for _, name := range proto.ImageEnv() {
@@ -43,7 +43,7 @@ func CleanEnv(env map[string]string) map[string]string {
 			continue
 		}
 		if name == "PATH" {
-			value = strings.Join(absolute(value), ":")
+			value = strings.Join(absoluteDirs(value), ":")
 		}
 		if value == "" || size+len(name)+len(value) > maxEnv {
 			continue
@@ -54,7 +54,7 @@ func CleanEnv(env map[string]string) map[string]string {
 	return out
 }
 
-func absolute(list string) (dirs []string) {
+func absoluteDirs(list string) (dirs []string) {
 	for dir := range strings.SplitSeq(list, ":") {
 		if path.IsAbs(dir) {
 			dirs = append(dirs, dir)
@@ -63,10 +63,10 @@ func absolute(list string) (dirs []string) {
 	return dirs
 }
 
-// discover finds the interpreter of each language, under the name by which it is to be started: a virtual environment's python is a
-// link to another one.
+// discover returns the path of each language's interpreter. The path is not resolved, since the python of a virtual environment is a
+// link to another one and must be started under its own name.
 func (t *Tree) discover(env map[string]string) map[proto.Language]string {
-	dirs := slices.Concat(absolute(env["PATH"]), firstDirs, t.conda(), lastDirs, t.venvs())
+	dirs := slices.Concat(absoluteDirs(env["PATH"]), firstDirs, t.condaDirs(), lastDirs, t.venvDirs())
 	found := map[proto.Language]string{}
 	for _, dir := range dirs {
 		d, err := t.walk(t.root, dir, true, false)
@@ -77,8 +77,8 @@ func (t *Tree) discover(env map[string]string) map[proto.Language]string {
 			if _, ok := found[l]; ok {
 				continue
 			}
-			for _, name := range names(l, d) {
-				if t.runs(d, name) {
+			for _, name := range interpreterNames(l, d) {
+				if t.isExecutable(d, name) {
 					found[l] = path.Join(dir, name)
 					break
 				}
@@ -88,8 +88,8 @@ func (t *Tree) discover(env map[string]string) map[proto.Language]string {
 	return found
 }
 
-// names are those that a language's interpreter may have in dir, best first.
-func names(l proto.Language, dir *node) []string {
+// interpreterNames returns the names of a language's interpreter in dir, best first.
+func interpreterNames(l proto.Language, dir *node) []string {
 	switch l {
 	case proto.Python:
 		var minor []int
@@ -115,14 +115,14 @@ func names(l proto.Language, dir *node) []string {
 	return nil
 }
 
-// runs reports whether a name is that of an executable file of the image, links followed.
-func (t *Tree) runs(dir *node, name string) bool {
+// isExecutable reports whether a name leads to an executable file of the image.
+func (t *Tree) isExecutable(dir *node, name string) bool {
 	n, err := t.walk(dir, name, true, false)
 	return err == nil && n != nil && n.kind == isFile && n.file.exec && n.file.size > 0
 }
 
-// conda gives the programs' directories of the conda environments.
-func (t *Tree) conda() (dirs []string) {
+// condaDirs returns the bin directories of all conda environments.
+func (t *Tree) condaDirs() (dirs []string) {
 	envs, err := t.walk(t.root, condaEnvs, true, false)
 	if err != nil || envs == nil {
 		return nil
@@ -133,8 +133,8 @@ func (t *Tree) conda() (dirs []string) {
 	return dirs
 }
 
-// venvs gives the programs' directories of all virtual environments, those near to the root first.
-func (t *Tree) venvs() (dirs []string) {
+// venvDirs returns the bin directories of all virtual environments, those closest to the root first.
+func (t *Tree) venvDirs() (dirs []string) {
 	var find func(d *node, at string)
 	find = func(d *node, at string) {
 		if mark := d.children[venvMark]; mark != nil && mark.kind == isFile {

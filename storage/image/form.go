@@ -15,12 +15,12 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Inspect reads an image to its end, checks that it is in the normal form and within limits, and tells what it is, but for a name and
-// a time. Its errors are [ErrForm], [ErrTooLarge], and those of r.
+// Inspect reads an image to its end, checks its form and limits, and returns its description without name and time. The errors are
+// [ErrForm], [ErrTooLarge], and those of r.
 func Inspect(r io.Reader, limits Limits) (*proto.Image, error) { return readForm(r, limits, discard{}) }
 
-// A sink is told of the entries of an image in their order. Every path is relative and clean, its directory has been named before,
-// and no link is on its way.
+// A sink receives the entries of an image in order. Paths are relative and clean. The directory of each entry precedes it, and no
+// path contains a symbolic link.
 type sink interface {
 	dir(path string, mtime time.Time) error
 	file(path string, content io.Reader, exec bool, mtime time.Time) error
@@ -39,7 +39,7 @@ func (discard) file(_ string, content io.Reader, _ bool, _ time.Time) error {
 	return err
 }
 
-// readForm reads an image and hands what it holds to a sink. That it was the right image is known only when readForm returns.
+// readForm reads an image and passes its entries to a sink. The digest is known only when readForm returns.
 func readForm(r io.Reader, limits Limits, to sink) (*proto.Image, error) {
 	in := newMeter(nil, limits.Stored)
 	in.from = r
@@ -53,9 +53,9 @@ func readForm(r io.Reader, limits Limits, to sink) (*proto.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The decompressor reads all that is stored.
+	// Nothing may follow the tar. Reading on also makes the decompressor read all stored bytes.
 	if n, err := io.Copy(io.Discard, io.LimitReader(z, 1)); err != nil {
-		return nil, f.broken(err)
+		return nil, f.readError(err)
 	} else if n > 0 {
 		return nil, malformed("something follows its end")
 	}
@@ -68,20 +68,20 @@ func malformed(format string, args ...any) error {
 }
 
 type form struct {
-	tree   *Tree
-	stored *meter
-	in     *tar.Reader
-	to     sink
-	at     []*node  // the directories on the way to the last entry, itself included if it is one, without the root
-	last   []string // its path
+	tree     *Tree
+	stored   *meter
+	in       *tar.Reader
+	to       sink
+	openDirs []*node  // the directories of the last entry's path, without the root but with the entry if it is one
+	lastPath []string // of the last entry
 }
 
 func (f *form) read() (*proto.Image, error) {
 	h, err := f.in.Next()
 	if err != nil {
-		return nil, f.broken(err) // the end of the file, too
+		return nil, f.readError(err) // includes an empty file
 	}
-	env, err := readAbout(h)
+	env, err := readMetadata(h)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func (f *form) read() (*proto.Image, error) {
 			break
 		}
 		if err != nil {
-			return nil, f.broken(err)
+			return nil, f.readError(err)
 		}
 		if err := f.entry(h); err != nil {
 			return nil, err
@@ -104,23 +104,23 @@ func (f *form) read() (*proto.Image, error) {
 	return img, nil
 }
 
-// readAbout reads the record with which an image begins.
-func readAbout(h *tar.Header) (env map[string]string, err error) {
-	wrong := malformed("it does not begin with a record %s", record)
-	value := h.PAXRecords[record]
-	var a about
-	if h.Typeflag != tar.TypeXGlobalHeader || len(h.PAXRecords) != 1 || json.Unmarshal([]byte(value), &a) != nil {
+// readMetadata reads the first record of an image.
+func readMetadata(h *tar.Header) (env map[string]string, err error) {
+	wrong := malformed("it does not begin with a record %s", metadataRecord)
+	value := h.PAXRecords[metadataRecord]
+	var m metadata
+	if h.Typeflag != tar.TypeXGlobalHeader || len(h.PAXRecords) != 1 || json.Unmarshal([]byte(value), &m) != nil {
 		return nil, wrong
 	}
-	a.Env = CleanEnv(a.Env)
-	if again, err := json.Marshal(a); err != nil || string(again) != value {
+	m.Env = CleanEnv(m.Env)
+	if again, err := json.Marshal(m); err != nil || string(again) != value {
 		return nil, wrong
 	}
-	return a.Env, nil
+	return m.Env, nil
 }
 
-// broken tells errors of what is stored from those of reading it.
-func (f *form) broken(err error) error {
+// readError returns the error of the reader if there was one, else [ErrForm].
+func (f *form) readError(err error) error {
 	if f.stored.err != nil {
 		return fmt.Errorf("read the image: %w", f.stored.err)
 	}
@@ -136,36 +136,36 @@ func (f *form) entry(h *tar.Header) error {
 	if err != nil || len(parts) == 0 || strings.Join(parts, "/") != name {
 		return malformed("entry %.200q has no plain path", h.Name)
 	}
-	if slices.Compare(f.last, parts) >= 0 {
+	if slices.Compare(f.lastPath, parts) >= 0 {
 		return malformed("entry %.200q is out of order", h.Name)
 	}
 	up := len(parts) - 1
-	if up > len(f.at) || !slices.Equal(parts[:up], f.last[:up]) {
+	if up > len(f.openDirs) || !slices.Equal(parts[:up], f.lastPath[:up]) {
 		return malformed("the directory of entry %.200q does not precede it", h.Name)
 	}
 	dir := f.tree.root
 	if up > 0 {
-		dir = f.at[up-1]
+		dir = f.openDirs[up-1]
 	}
-	f.at, f.last = f.at[:up], parts
-	return f.take(h, dir, name, parts[up])
+	f.openDirs, f.lastPath = f.openDirs[:up], parts
+	return f.add(h, dir, name, parts[up])
 }
 
-// take puts an entry into the tree, so that the entries after it can be checked, and hands it on.
-func (f *form) take(h *tar.Header, dir *node, path, name string) error {
+// add puts an entry into the tree, against which later entries are checked, and passes it to the sink.
+func (f *form) add(h *tar.Header, dir *node, path, name string) error {
 	n := &node{mtime: h.ModTime.Unix()}
-	hand := func() error { return nil }
+	emit := func() error { return nil }
 	switch h.Typeflag {
 	case tar.TypeDir:
 		n.kind, n.children = isDir, map[string]*node{}
-		hand = func() error { return f.to.dir(path, h.ModTime) }
+		emit = func() error { return f.to.dir(path, h.ModTime) }
 	case tar.TypeReg:
-		if err := f.tree.room(h.Size); err != nil {
+		if err := f.tree.checkRoom(h.Size); err != nil {
 			return err
 		}
 		f.tree.spooled += h.Size
 		n.kind, n.file = isFile, &file{size: h.Size, mtime: n.mtime, exec: h.Mode == execMode}
-		hand = func() error {
+		emit = func() error {
 			return f.to.file(path, &contentReader{f}, n.file.exec, h.ModTime)
 		}
 	case tar.TypeSymlink:
@@ -173,14 +173,14 @@ func (f *form) take(h *tar.Header, dir *node, path, name string) error {
 		if checkTarget(path, n.target) != nil {
 			return malformed("entry %.200q is a symbolic link to nothing", h.Name)
 		}
-		hand = func() error { return f.to.symlink(path, n.target) }
+		emit = func() error { return f.to.symlink(path, n.target) }
 	case tar.TypeLink:
-		to := f.tree.plain(h.Linkname)
+		to := f.tree.lookup(h.Linkname)
 		if to == nil || to.kind != isFile || modeOf(to.file) != h.Mode || to.file.mtime != n.mtime {
 			return malformed("entry %.200q is a hard link to no file before it", h.Name)
 		}
 		n.kind, n.file = isFile, to.file
-		hand = func() error { return f.to.link(path, h.Linkname) }
+		emit = func() error { return f.to.link(path, h.Linkname) }
 	}
 	n, err := f.tree.put(dir, name, n)
 	if errors.Is(err, ErrHostile) {
@@ -190,18 +190,18 @@ func (f *form) take(h *tar.Header, dir *node, path, name string) error {
 		return err
 	}
 	if n.kind == isDir {
-		f.at = append(f.at, n)
+		f.openDirs = append(f.openDirs, n)
 	}
-	return hand()
+	return emit()
 }
 
-// contentReader reads the content of the present file.
+// contentReader reads the content of the current file.
 type contentReader struct{ of *form }
 
 func (c *contentReader) Read(b []byte) (int, error) {
 	n, err := c.of.in.Read(b)
 	if err != nil && !errors.Is(err, io.EOF) {
-		err = c.of.broken(err)
+		err = c.of.readError(err)
 	}
 	return n, err
 }
@@ -239,8 +239,8 @@ func checkHeader(h *tar.Header) error {
 	return nil
 }
 
-// plain finds a path without following links.
-func (t *Tree) plain(path string) *node {
+// lookup finds a path without following links.
+func (t *Tree) lookup(path string) *node {
 	n := t.root
 	for part := range strings.SplitSeq(path, "/") {
 		if n = n.children[part]; n == nil {

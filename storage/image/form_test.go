@@ -15,7 +15,7 @@ import (
 	"github.com/bullpen-run/bullpen/storage/image"
 )
 
-// about is the entry with which an image begins.
+// about is the first entry of an image.
 var about = tar.Header{Typeflag: tar.TypeXGlobalHeader, Name: "pax_global_header", PAXRecords: map[string]string{"BULLPEN.image": `{"env":{}}`}}
 
 func compress(t testing.TB, b []byte) []byte {
@@ -28,8 +28,8 @@ func compress(t testing.TB, b []byte) []byte {
 	return z.EncodeAll(b, nil)
 }
 
-// What is not in the normal form is refused, whoever wrote it, and does nothing outside.
-func TestOnlyTheNormalFormIsTaken(t *testing.T) {
+// Everything but the normal form is rejected and writes nothing outside the directory.
+func TestOnlyNormalFormIsAccepted(t *testing.T) {
 	head := []tar.Header{about, dir("bin/"), bash}
 	sound := compress(t, archive(t, append(head, file("f", "x"))...))
 	if _, err := image.Inspect(bytes.NewReader(sound), smallLimits()); err != nil {
@@ -105,7 +105,7 @@ func deepDirs(n int) (dirs []tar.Header) {
 	return dirs
 }
 
-func TestLimitsOfTheNormalForm(t *testing.T) {
+func TestFormLimits(t *testing.T) {
 	tree := newTree(t, smallLimits())
 	if err := tree.AddTar(bytes.NewReader(archive(t, dir("bin"), bash, file("f", "xyz")))); err != nil {
 		t.Fatal(err)
@@ -124,15 +124,15 @@ func TestLimitsOfTheNormalForm(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	// A few bytes that become very many.
+	// A compression bomb.
 	bomb := compress(t, archive(t, about, file("zeros", string(make([]byte, 1<<21)))))
 	if _, err := image.Inspect(bytes.NewReader(bomb), smallLimits()); !errors.Is(err, image.ErrTooLarge) {
 		t.Errorf("a bomb of %d bytes: %v", len(bomb), err)
 	}
 }
 
-// The error of whoever gives the bytes stays what it was.
-func TestErrorsOfTheReaderAreTold(t *testing.T) {
+// Errors of the reader are not mistaken for a malformed image.
+func TestReaderErrors(t *testing.T) {
 	tree := newTree(t, smallLimits())
 	if err := tree.AddTar(bytes.NewReader(archive(t, bash))); err != nil {
 		t.Fatal(err)
@@ -174,7 +174,7 @@ func FuzzLayer(f *testing.F) {
 			return
 		}
 		if _, err := image.Inspect(&out, smallLimits()); err != nil {
-			t.Fatalf("what was packed is not taken: %v", err)
+			t.Fatalf("a packed image is rejected: %v", err)
 		}
 	})
 }

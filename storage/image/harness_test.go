@@ -27,10 +27,10 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// day is the time of all files that do not say another.
+// day is the default time of entries.
 var day = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
-// The entries of archives.
+// Constructors of archive entries.
 func dir(name string) tar.Header { return tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755} }
 
 func file(name, content string) tar.Header {
@@ -55,7 +55,7 @@ func device(name string, kind byte) tar.Header {
 	return tar.Header{Typeflag: kind, Name: name, Mode: 0o666, Devmajor: 1, Devminor: 3}
 }
 
-// contentKey is where an entry carries its content until it is written.
+// contentKey is the record with an entry's content until it is written.
 const contentKey = "TEST.content"
 
 // archive writes entries in the order given.
@@ -104,7 +104,7 @@ func newTree(t testing.TB, limits image.Limits) *image.Tree {
 	return tree
 }
 
-// pack gives the normal form of a tree.
+// pack returns the normal form of a tree.
 func pack(t testing.TB, tree *image.Tree) ([]byte, *proto.Image) {
 	t.Helper()
 	var b bytes.Buffer
@@ -115,13 +115,13 @@ func pack(t testing.TB, tree *image.Tree) ([]byte, *proto.Image) {
 	return b.Bytes(), img
 }
 
-// smallLimits are more than any test needs that is not about limits.
+// smallLimits suffice for all tests that are not about limits.
 func smallLimits() image.Limits {
 	return image.Limits{Entries: 1000, Unpacked: 1 << 20, Stored: 1 << 20}
 }
 
-// listing unpacks an image and tells what is there, one line for each path: type, mode, content or target. What the unpacking does
-// beside its directory is an error.
+// listing unpacks an image and returns one line for each path: type, mode, content or target. It fails if something is written
+// outside the directory.
 func listing(t testing.TB, stored []byte) string {
 	t.Helper()
 	around := t.TempDir()

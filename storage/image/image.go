@@ -1,17 +1,17 @@
-// Package image makes, stores and unpacks the root file systems of sandboxes. It reads layers, archives and directories into a
-// [Tree] that exists in memory and one spool file only, writes a tree in one normal form, and unpacks that form and no other below
-// a [Cache]. It finds the interpreters in an image. It runs nothing, and knows no registry: package oci does.
+// Package image builds, stores and unpacks the root file systems of sandboxes. It reads layers, archives and directories into a
+// [Tree] in memory with one spool file, writes the tree in a normal form, and unpacks only that form, into a [Cache]. It finds the
+// interpreters in an image. It runs nothing and does not access registries: package oci does.
 //
-// # The normal form
+// # Normal form
 //
-// An image is a PAX tar compressed with zstd, and its digest is the SHA-256 of that. The first entry is a global header with the
-// record BULLPEN.image, a JSON object whose member env is the image's environment. Then come all entries depth first, siblings
-// in the order of their bytes: directories (mode 0755), files (0755 where anybody could execute them, else 0644), symbolic links
-// as they were, and hard links to files that came before. All belong to uid and gid 0, have a time in whole seconds, and neither
-// setuid bits nor extended attributes. There are no devices, FIFOs and sockets. The same tree gives the same bytes.
+// An image is a PAX tar compressed with zstd. Its digest is the SHA-256 of the compressed bytes. The first entry is a global header
+// with the record BULLPEN.image, a JSON object whose member env is the image's environment. The entries follow depth first, siblings
+// in byte order: directories (mode 0755), files (0755 if anybody could execute them, else 0644), symbolic links, and hard links to
+// earlier files. Every entry belongs to uid and gid 0, has a time in whole seconds, no setuid bit and no extended attributes. There
+// are no devices, FIFOs and sockets. Equal trees have equal bytes.
 //
-// What reads the form refuses everything else, whoever wrote it: nothing of an image can lead outside the directory that it is
-// unpacked to, since no symbolic link is ever followed there.
+// Readers reject everything else. Nothing in an image can lead outside the directory that it is unpacked to, since unpacking
+// follows no symbolic links.
 package image
 
 import (
@@ -21,37 +21,37 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// What no file system of a runtime comes near, and what Linux allows.
+// Limits of names and paths: far more than any runtime needs, and no more than Linux allows.
 const (
 	maxName  = 255 // bytes of one component
 	maxPath  = 4095
-	maxDepth = 128 // directories in each other
-	maxHops  = 40  // symbolic links on the way to one file
-	// maxText bounds what the names and link targets of a tree take in memory, in bytes.
+	maxDepth = 128 // nested directories
+	maxHops  = 40  // symbolic links followed in one path
+	// maxText bounds the memory of a tree's names and link targets, in bytes.
 	maxText = 256 << 20
 )
 
-// Limits bound an image. Reading ends with [ErrTooLarge] at the first that is passed.
+// Limits bound an image. Reading stops with [ErrTooLarge] at the first limit that is exceeded.
 type Limits struct {
-	Entries  int   // files, directories and links; a hard link is one, and so is what a later layer replaces
-	Unpacked int64 // bytes of all files, those that a later layer replaces too
+	Entries  int   // files, directories, symbolic and hard links, including those that a later layer replaces
+	Unpacked int64 // bytes of all files, including those that a later layer replaces
 	Stored   int64 // bytes of the compressed form
 }
 
-// DefaultLimits gives the limits that bullpen's registry has.
+// DefaultLimits returns the limits of bullpen's registry.
 func DefaultLimits() Limits {
 	return Limits{Entries: proto.MaxImageEntries, Unpacked: proto.MaxImageUnpacked, Stored: proto.MaxImageBytes}
 }
 
 var (
-	// ErrTooLarge says that an image is over a limit.
+	// ErrTooLarge means that an image exceeds a limit.
 	ErrTooLarge = errors.New("the image is too large")
-	// ErrHostile says that an archive holds what only an attack or a broken tool would write.
-	ErrHostile = errors.New("not a sound archive")
-	// ErrForm says that something is not an image in the normal form.
-	ErrForm = errors.New("not an image that bullpen packed")
-	// ErrNoLanguage says that nothing could run in an image.
-	ErrNoLanguage = errors.New("there is no interpreter in the image: none of python3, node and bash is in the directories of its PATH, in " +
+	// ErrHostile means that an archive contains what only an attack or a broken tool would write.
+	ErrHostile = errors.New("malformed or hostile archive")
+	// ErrForm means that something is not an image in the normal form.
+	ErrForm = errors.New("not an image packed by bullpen")
+	// ErrNoLanguage means that an image contains no interpreter.
+	ErrNoLanguage = errors.New("the image has no interpreter: none of python3, node and bash is in the directories of its PATH, in " +
 		"/usr/local/bin, /usr/bin or /bin, nor in a virtual or conda environment")
 )
 

@@ -12,18 +12,18 @@ import (
 	"syscall"
 )
 
-// Prefixes of the names by which a layer says what it hides of those below.
+// Prefixes of whiteouts, the names with which a layer hides entries of lower layers.
 const (
 	whiteout = ".wh."
 	opaque   = ".wh..wh..opq"
-	reserved = ".wh..wh." // other notes of storage drivers
+	reserved = ".wh..wh." // other metadata of storage drivers
 )
 
-// AddLayer puts a layer of an OCI image over what is there: an uncompressed tar in which names with the prefix .wh. hide what is
-// below. Names are those of a process whose root directory is the image: links lead through the image only.
+// AddLayer applies a layer of an OCI image: an uncompressed tar, in which names with the prefix .wh. hide entries of lower layers.
+// Symbolic links in paths are followed as if the image were the root directory.
 func (t *Tree) AddLayer(r io.Reader) error { return t.addTar(r, true) }
 
-// AddTar puts the content of an uncompressed tar over what is there.
+// AddTar adds the content of an uncompressed tar.
 func (t *Tree) AddTar(r io.Reader) error { return t.addTar(r, false) }
 
 func (t *Tree) addTar(r io.Reader, layered bool) error {
@@ -68,14 +68,14 @@ func (t *Tree) addEntry(h *tar.Header, content io.Reader, layered bool) error {
 		return err
 	}
 	if n == nil {
-		delete(dir.children, name) // what is left out still replaces what was there
+		delete(dir.children, name) // an omitted entry still replaces the previous one
 		return nil
 	}
 	_, err = t.put(dir, name, n)
 	return err
 }
 
-// whiteout hides what the layers below have in dir.
+// whiteout hides entries of lower layers in dir.
 func (t *Tree) whiteout(full string, dir *node, name string) error {
 	hidden := strings.TrimPrefix(name, whiteout)
 	switch {
@@ -90,7 +90,7 @@ func (t *Tree) whiteout(full string, dir *node, name string) error {
 	return nil
 }
 
-// hide removes a name from dir as far as it is of layers below the present one.
+// hide removes those parts of an entry that belong to lower layers.
 func (t *Tree) hide(dir *node, name string) {
 	n := dir.children[name]
 	switch {
@@ -108,15 +108,15 @@ func (t *Tree) hideBelow(dir *node) {
 	}
 }
 
-// node makes a node of a tar entry; nil for what is left out.
+// node converts a tar entry. It returns nil for an omitted one.
 func (t *Tree) node(h *tar.Header, content io.Reader) (*node, error) {
 	mode := h.FileInfo().Mode()
 	if mode&(fs.ModeSetuid|fs.ModeSetgid) != 0 && h.Typeflag != tar.TypeDir {
-		t.left.Setuid++
+		t.omitted.Setuid++
 	}
 	for key := range h.PAXRecords {
 		if strings.HasPrefix(key, "SCHILY.xattr.") || strings.HasPrefix(key, "LIBARCHIVE.xattr.") || strings.HasPrefix(key, "SCHILY.acl.") {
-			t.left.Attributes++
+			t.omitted.Attributes++
 			break
 		}
 	}
@@ -124,7 +124,7 @@ func (t *Tree) node(h *tar.Header, content io.Reader) (*node, error) {
 	case tar.TypeDir:
 		return &node{kind: isDir, children: map[string]*node{}, mtime: seconds(h.ModTime)}, nil
 	case tar.TypeReg, tar.TypeRegA, tar.TypeCont, tar.TypeGNUSparse: //nolint:staticcheck // old archives have TypeRegA
-		f, err := t.write(content, h.Size)
+		f, err := t.spoolContent(content, h.Size)
 		if err != nil {
 			return nil, fmt.Errorf("entry %.200q: %w", h.Name, err)
 		}
@@ -138,7 +138,7 @@ func (t *Tree) node(h *tar.Header, content io.Reader) (*node, error) {
 	case tar.TypeLink:
 		return t.hardLink(h)
 	case tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
-		t.left.Devices++
+		t.omitted.Devices++
 		return nil, nil
 	default:
 		return nil, hostile(h.Name, "its type is %q", h.Typeflag)
@@ -172,7 +172,7 @@ func (t *Tree) hardLink(h *tar.Header) (*node, error) {
 	}
 }
 
-// AddDir puts a copy of a directory over what is there. It does not leave the directory's file system, nor follow links.
+// AddDir adds a copy of a directory. It stays on the directory's file system and follows no links.
 func (t *Tree) AddDir(dir string) error {
 	t.layer++
 	root, err := os.OpenRoot(dir)
@@ -193,7 +193,7 @@ type copier struct {
 	tree   *Tree
 	root   *os.Root
 	device uint64
-	linked map[uint64]*file // files with several names, by inode number
+	linked map[uint64]*file // files with several links, by inode number
 }
 
 func sysOf(info fs.FileInfo) *syscall.Stat_t { return info.Sys().(*syscall.Stat_t) }
@@ -233,7 +233,7 @@ func (c *copier) entry(to *node, name, from string) error {
 		n.kind = isFile
 		n.file, err = c.file(from, info)
 	default:
-		c.tree.left.Devices++
+		c.tree.omitted.Devices++
 		return nil
 	}
 	if err != nil {
@@ -243,7 +243,7 @@ func (c *copier) entry(to *node, name, from string) error {
 		return err
 	}
 	if sysOf(info).Dev != c.device {
-		c.tree.left.Mounts++
+		c.tree.omitted.Mounts++
 		return nil
 	}
 	return c.dir(n, from)
@@ -262,12 +262,12 @@ func (c *copier) file(from string, info fs.FileInfo) (*file, error) {
 	if now, err := in.Stat(); err != nil || !os.SameFile(now, info) || !now.Mode().IsRegular() {
 		return nil, fmt.Errorf("read the root file system: %s changed meanwhile: %w", from, err)
 	}
-	f, err := c.tree.write(in, info.Size())
+	f, err := c.tree.spoolContent(in, info.Size())
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", from, err)
 	}
 	if info.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
-		c.tree.left.Setuid++
+		c.tree.omitted.Setuid++
 	}
 	f.exec, f.mtime = info.Mode()&0o111 != 0, seconds(info.ModTime())
 	if sys.Nlink > 1 {

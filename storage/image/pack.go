@@ -19,13 +19,13 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// record is the name of the PAX record that holds what is known of an image beside its files.
-const record = "BULLPEN.image"
+// metadataRecord is the PAX record with the metadata of an image.
+const metadataRecord = "BULLPEN.image"
 
 const digestPrefix = "sha256:"
 
-// about is the value of that record.
-type about struct {
+// metadata is the value of that record.
+type metadata struct {
 	Env map[string]string `json:"env"`
 }
 
@@ -35,12 +35,12 @@ const (
 	execMode = 0o755
 	linkMode = 0o777
 
-	// window bounds what a reader needs for decompression, in bytes.
+	// window bounds the memory for decompression, in bytes.
 	window = 8 << 20
 )
 
-// Pack writes the tree in the normal form, and tells what it wrote, but for a name and a time. It fails where there is no
-// interpreter in the tree: nothing could run in it.
+// Pack writes the tree in the normal form and returns its description without name and time. It returns [ErrNoLanguage] if the tree
+// contains no interpreter.
 func (t *Tree) Pack(w io.Writer) (*proto.Image, error) {
 	env := CleanEnv(t.Env)
 	languages := t.discover(env)
@@ -64,17 +64,17 @@ type packer struct {
 	tree     *Tree
 	buffered *bufio.Writer
 	out      *tar.Writer
-	packed   map[*file]string // the path of each file that is written
+	packed   map[*file]string // paths of the files that have been written
 	bytes    int64
 }
 
 func (p *packer) all(env map[string]string) error {
-	value, err := json.Marshal(about{Env: env})
+	value, err := json.Marshal(metadata{Env: env})
 	if err != nil {
 		return err
 	}
 	err = p.out.WriteHeader(&tar.Header{
-		Typeflag: tar.TypeXGlobalHeader, Name: "pax_global_header", PAXRecords: map[string]string{record: string(value)},
+		Typeflag: tar.TypeXGlobalHeader, Name: "pax_global_header", PAXRecords: map[string]string{metadataRecord: string(value)},
 	})
 	if err != nil {
 		return err
@@ -133,14 +133,14 @@ func modeOf(f *file) int64 {
 	return fileMode
 }
 
-// meter digests and counts what passes it, and stops at a limit.
+// meter computes the digest and the size of a stream and enforces a limit.
 type meter struct {
 	sum   hash.Hash
 	to    io.Writer // nil for a reader
 	from  io.Reader
 	n     int64
 	limit int64
-	err   error // of from, or of passing the limit
+	err   error // of from, or of the limit
 }
 
 func newMeter(to io.Writer, limit int64) *meter {

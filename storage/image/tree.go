@@ -9,24 +9,23 @@ import (
 	"time"
 )
 
-// Tree is a root file system being put together. Contents lie in one spool file, under no name that came from an image. A Tree is
-// used by one goroutine at a time.
+// Tree is a root file system being assembled. File contents are in one unnamed spool file. A Tree is not safe for concurrent use.
 type Tree struct {
-	// Env is the image's environment; [Tree.Pack] keeps what [CleanEnv] lets through.
+	// Env is the image's environment. [Tree.Pack] filters it with [CleanEnv].
 	Env map[string]string
 
 	limits  Limits
-	spool   *os.File // nil for a tree without contents
+	spool   *os.File // nil in a tree that only checks
 	spooled int64
 	entries int
 	text    int
-	layer   int // of what is being added; 1 for the first
+	layer   int // number of the current layer, from 1
 	root    *node
-	left    Left
+	omitted Omitted
 }
 
-// Left counts what an image had and a [Tree] has not.
-type Left struct {
+// Omitted counts what was left out of a [Tree].
+type Omitted struct {
 	Devices    int // device nodes, FIFOs and sockets
 	Setuid     int // files whose setuid or setgid bit was cleared
 	Attributes int // files whose extended attributes, such as capabilities, were dropped
@@ -41,17 +40,17 @@ const (
 	isSymlink
 )
 
-// node is a name in a tree.
+// node is an entry of a tree.
 type node struct {
 	kind     kind
-	layer    int // the last one that named it, or something below it
+	layer    int // the last layer with the entry or something below it
 	parent   *node
-	pathLen  int // of the whole path
+	pathLen  int // bytes of the whole path
 	depth    int
 	children map[string]*node // of a directory
 	mtime    int64            // of a directory or symbolic link, in seconds
 	target   string           // of a symbolic link
-	file     *file            // of a file; hard links share it
+	file     *file            // of a file; shared by hard links
 }
 
 type file struct {
@@ -59,14 +58,13 @@ type file struct {
 	exec            bool
 }
 
-// NewTree makes an empty tree that spools to a new file in dir, or in the system's directory for temporary files where dir is
-// empty. Close removes it.
+// NewTree creates an empty tree with a spool file in dir, or in the system's temporary directory if dir is empty.
 func NewTree(dir string, limits Limits) (*Tree, error) {
 	spool, err := os.CreateTemp(dir, "bullpen-image-*")
 	if err != nil {
 		return nil, fmt.Errorf("make a spool file: %w", err)
 	}
-	// It goes with the process, however that ends.
+	// An unnamed file disappears with the process.
 	if err := os.Remove(spool.Name()); err != nil {
 		_ = spool.Close()
 		return nil, fmt.Errorf("make a spool file: %w", err)
@@ -80,13 +78,13 @@ func newTree(limits Limits) *Tree {
 	return &Tree{limits: limits, root: &node{kind: isDir, children: map[string]*node{}}}
 }
 
-// Close frees what the tree holds.
+// Close removes the spool file.
 func (t *Tree) Close() error { return t.spool.Close() }
 
-// Left tells what was left out of the tree.
-func (t *Tree) Left() Left { return t.left }
+// Omitted returns what was left out so far.
+func (t *Tree) Omitted() Omitted { return t.omitted }
 
-// split gives the components of a path inside an image; a leading slash makes no difference, as in a chroot.
+// split returns the components of a path inside an image. A leading slash is ignored.
 func split(name string) ([]string, error) {
 	if len(name) > maxPath {
 		return nil, hostile(name, "its path is longer than %d bytes", maxPath)
@@ -108,9 +106,9 @@ func split(name string) ([]string, error) {
 	return parts, nil
 }
 
-// walk goes from at along a path, as a process whose root directory is the tree's root would. Of the last component a symbolic
-// link is followed only with last. Where something is missing it gives nil, or, with mkdir, makes a directory.
-func (t *Tree) walk(at *node, path string, last, mkdir bool) (*node, error) {
+// walk resolves a path from at, as if the tree were the root directory. The last component is followed if it is a symbolic link and
+// followLast is true. A missing component is created as a directory if mkdir is true; otherwise walk returns nil.
+func (t *Tree) walk(at *node, path string, followLast, mkdir bool) (*node, error) {
 	hops := 0
 	todo := strings.Split(path, "/")
 	for len(todo) > 0 {
@@ -137,9 +135,9 @@ func (t *Tree) walk(at *node, path string, last, mkdir bool) (*node, error) {
 			if next, err = t.put(at, part, &node{kind: isDir, children: map[string]*node{}}); err != nil {
 				return nil, err
 			}
-		case next.kind == isSymlink && (last || !blank(todo)):
+		case next.kind == isSymlink && (followLast || !allBlank(todo)):
 			if hops++; hops > maxHops {
-				return nil, hostile(path, "more than %d symbolic links are on its way", maxHops)
+				return nil, hostile(path, "its path has more than %d symbolic links", maxHops)
 			}
 			if strings.HasPrefix(next.target, "/") {
 				at = t.root
@@ -155,29 +153,29 @@ func (t *Tree) walk(at *node, path string, last, mkdir bool) (*node, error) {
 	return at, nil
 }
 
-// blank reports whether nothing is left to walk.
-func blank(parts []string) bool {
+// allBlank reports whether no component is left to resolve.
+func allBlank(parts []string) bool {
 	return !slices.ContainsFunc(parts, func(p string) bool { return p != "" })
 }
 
-// dir gives the directory at a path, its links followed and what is missing made.
+// dir returns the directory at a path. It follows links and creates what is missing.
 func (t *Tree) dir(parts []string) (*node, error) {
 	d, err := t.walk(t.root, strings.Join(parts, "/"), true, true)
 	if err != nil {
 		return nil, err
 	}
 	if d == nil || d.kind != isDir {
-		return nil, hostile(strings.Join(parts, "/"), "something that is no directory is on its way")
+		return nil, hostile(strings.Join(parts, "/"), "its path leads through something that is not a directory")
 	}
 	return d, nil
 }
 
-// put sets a name in a directory. A directory in the place of a directory keeps what is in it; otherwise what was there is gone.
+// put adds an entry to a directory. A directory that replaces a directory keeps its entries.
 func (t *Tree) put(dir *node, name string, n *node) (*node, error) {
 	n.parent, n.layer = dir, t.layer
 	n.pathLen, n.depth = dir.pathLen+1+len(name), dir.depth+1
 	if n.pathLen > maxPath {
-		return nil, hostile(name, "its whole path, links followed, is longer than %d bytes", maxPath)
+		return nil, hostile(name, "its resolved path is longer than %d bytes", maxPath)
 	}
 	if n.depth > maxDepth {
 		return nil, hostile(name, "it is more than %d directories deep", maxDepth)
@@ -196,9 +194,9 @@ func (t *Tree) put(dir *node, name string, n *node) (*node, error) {
 	return n, nil
 }
 
-// write spools a file's content of size bytes.
-func (t *Tree) write(r io.Reader, size int64) (*file, error) {
-	if err := t.room(size); err != nil {
+// spoolContent appends size bytes of content to the spool file.
+func (t *Tree) spoolContent(r io.Reader, size int64) (*file, error) {
+	if err := t.checkRoom(size); err != nil {
 		return nil, err
 	}
 	f := &file{at: t.spooled, size: size}
@@ -213,15 +211,15 @@ func (t *Tree) write(r io.Reader, size int64) (*file, error) {
 	return f, nil
 }
 
-// room checks that size more bytes may be unpacked.
-func (t *Tree) room(size int64) error {
+// checkRoom checks that size more bytes are within the limits.
+func (t *Tree) checkRoom(size int64) error {
 	if size < 0 || size > t.limits.Unpacked-t.spooled {
 		return fmt.Errorf("%w: its files are more than %d bytes", ErrTooLarge, t.limits.Unpacked)
 	}
 	return nil
 }
 
-// AddFile puts one file of size bytes into the tree, under an absolute path, with what is missing of its directories.
+// AddFile adds a file of size bytes at an absolute path and creates missing directories.
 func (t *Tree) AddFile(path string, r io.Reader, size int64, exec bool, mtime time.Time) error {
 	t.layer++
 	parts, err := split(path)
@@ -235,7 +233,7 @@ func (t *Tree) AddFile(path string, r io.Reader, size int64, exec bool, mtime ti
 	if err != nil {
 		return err
 	}
-	f, err := t.write(r, size)
+	f, err := t.spoolContent(r, size)
 	if err != nil {
 		return err
 	}
@@ -244,10 +242,10 @@ func (t *Tree) AddFile(path string, r io.Reader, size int64, exec bool, mtime ti
 	return err
 }
 
-// lastSecond is the largest time that a tar header holds without an extension, in the year 2242.
+// lastSecond is the latest time that a tar header holds without an extension, in the year 2242.
 const lastSecond = 1<<33 - 1
 
-// seconds gives a time in whole seconds; one that no file has is the epoch.
+// seconds returns a time in whole seconds, or the epoch if it is out of range.
 func seconds(t time.Time) int64 {
 	if s := t.Unix(); s > 0 && s <= lastSecond {
 		return s

@@ -23,7 +23,7 @@ func inodeOf(info fs.FileInfo) (links uint64, inode string) {
 	return sys.Nlink, strconv.FormatUint(sys.Ino, 10)
 }
 
-// bash makes the least image that is taken.
+// bash is the only entry of the smallest valid image.
 var bash = program("bin/bash")
 
 const bashLines = "bin drwxr-xr-x\nbin/bash -rwxr-xr-x \"#!\""
@@ -35,13 +35,13 @@ func with(h tar.Header, change func(*tar.Header)) tar.Header {
 
 func deep(parts int) string { return strings.Repeat("d/", parts) }
 
-// What an archive may try, and what comes of it: an error, or an image that has what is told beside bash.
+// Each hostile archive is an error or an image with the wanted entries besides bash.
 func TestHostileArchives(t *testing.T) {
 	for name, tt := range map[string]struct {
 		entries []tar.Header
 		err     error
 		want    string // lines beside those of bash
-		left    image.Left
+		left    image.Omitted
 	}{
 		"name with ..":               {entries: []tar.Header{file("../evil", "x")}, err: image.ErrHostile},
 		"name with .. inside":        {entries: []tar.Header{file("a/../../evil", "x")}, err: image.ErrHostile},
@@ -68,20 +68,20 @@ func TestHostileArchives(t *testing.T) {
 		"hard link to a directory":   {entries: []tar.Header{dir("d"), hardLink("l", "d")}, err: image.ErrHostile},
 		"hard link to itself":        {entries: []tar.Header{hardLink("l", "l")}, err: image.ErrHostile},
 		"link without a target":      {entries: []tar.Header{symlink("l", "")}, err: image.ErrHostile},
-		"character device":           {entries: []tar.Header{device("null", tar.TypeChar)}, left: image.Left{Devices: 1}},
-		"block device":               {entries: []tar.Header{device("sda", tar.TypeBlock)}, left: image.Left{Devices: 1}},
-		"FIFO":                       {entries: []tar.Header{device("fifo", tar.TypeFifo)}, left: image.Left{Devices: 1}},
-		"device in place of a file":  {entries: []tar.Header{file("f", "x"), device("f", tar.TypeChar)}, left: image.Left{Devices: 1}},
-		"setuid":                     {entries: []tar.Header{with(file("su", "x"), func(h *tar.Header) { h.Mode = 0o6755 })}, want: `su -rwxr-xr-x "x"`, left: image.Left{Setuid: 1}},
+		"character device":           {entries: []tar.Header{device("null", tar.TypeChar)}, left: image.Omitted{Devices: 1}},
+		"block device":               {entries: []tar.Header{device("sda", tar.TypeBlock)}, left: image.Omitted{Devices: 1}},
+		"FIFO":                       {entries: []tar.Header{device("fifo", tar.TypeFifo)}, left: image.Omitted{Devices: 1}},
+		"device in place of a file":  {entries: []tar.Header{file("f", "x"), device("f", tar.TypeChar)}, left: image.Omitted{Devices: 1}},
+		"setuid":                     {entries: []tar.Header{with(file("su", "x"), func(h *tar.Header) { h.Mode = 0o6755 })}, want: `su -rwxr-xr-x "x"`, left: image.Omitted{Setuid: 1}},
 		"sticky and open":            {entries: []tar.Header{with(dir("tmp"), func(h *tar.Header) { h.Mode = 0o3777 })}, want: "tmp drwxr-xr-x"},
 		"nobody may read":            {entries: []tar.Header{with(file("f", "x"), func(h *tar.Header) { h.Mode = 0 })}, want: `f -rw-r--r-- "x"`},
 		"of another user":            {entries: []tar.Header{with(file("f", "x"), func(h *tar.Header) { h.Uid, h.Gid, h.Uname = 1000, 1000, "eve" })}, want: `f -rw-r--r-- "x"`},
-		"capability":                 {entries: []tar.Header{with(program("ping"), func(h *tar.Header) { h.PAXRecords["SCHILY.xattr.security.capability"] = "\x01" })}, want: `ping -rwxr-xr-x "#!"`, left: image.Left{Attributes: 1}},
+		"capability":                 {entries: []tar.Header{with(program("ping"), func(h *tar.Header) { h.PAXRecords["SCHILY.xattr.security.capability"] = "\x01" })}, want: `ping -rwxr-xr-x "#!"`, left: image.Omitted{Attributes: 1}},
 		"larger than the limit":      {entries: []tar.Header{file("f", strings.Repeat("x", 1<<20))}, err: image.ErrTooLarge},
 		"time before all times":      {entries: []tar.Header{with(file("f", "x"), func(h *tar.Header) { h.ModTime = time.Unix(-1<<40, 0) })}, want: `f -rw-r--r-- "x"`},
 		"whiteout outside a layer":   {entries: []tar.Header{file("f", "x"), file(".wh.f", "")}, want: ".wh.f -rw-r--r-- \"\"\nf -rw-r--r-- \"x\""},
 		"name that is not UTF-8":     {entries: []tar.Header{file("\xff\n-rf", "x")}, want: "\xff\n-rf -rw-r--r-- \"x\""},
-		"setuid through a hard link": {entries: []tar.Header{file("f", "x"), with(hardLink("su", "f"), func(h *tar.Header) { h.Mode = 0o4755 })}, want: "f -rw-r--r-- \"x\" = f\nsu -rw-r--r-- \"x\" = f", left: image.Left{Setuid: 1}},
+		"setuid through a hard link": {entries: []tar.Header{file("f", "x"), with(hardLink("su", "f"), func(h *tar.Header) { h.Mode = 0o4755 })}, want: "f -rw-r--r-- \"x\" = f\nsu -rw-r--r-- \"x\" = f", left: image.Omitted{Setuid: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tree := newTree(t, smallLimits())
@@ -92,8 +92,8 @@ func TestHostileArchives(t *testing.T) {
 			if tt.err != nil {
 				return
 			}
-			if tree.Left() != tt.left {
-				t.Errorf("left out: %+v, want %+v", tree.Left(), tt.left)
+			if tree.Omitted() != tt.left {
+				t.Errorf("left out: %+v, want %+v", tree.Omitted(), tt.left)
 			}
 			stored, _ := pack(t, tree)
 			got := strings.Split(listing(t, stored), "\n")
@@ -107,7 +107,7 @@ func TestHostileArchives(t *testing.T) {
 	}
 }
 
-// Headers that say more than comes.
+// Headers announce more than follows.
 func TestHugeAndSparseFiles(t *testing.T) {
 	huge := archive(t, bash, file("f", "x"))
 	at := bytes.Index(huge, []byte("f\x00"))
@@ -144,7 +144,7 @@ func TestHugeAndSparseFiles(t *testing.T) {
 	}
 }
 
-func TestLimitsOfATree(t *testing.T) {
+func TestTreeLimits(t *testing.T) {
 	for _, tt := range []struct {
 		limits image.Limits
 		err    error
@@ -221,7 +221,7 @@ func TestLayers(t *testing.T) {
 	}
 }
 
-func TestTheSameTreeGivesTheSameBytes(t *testing.T) {
+func TestEqualTreesHaveEqualBytes(t *testing.T) {
 	entries := []tar.Header{
 		dir("bin"), bash, dir("d"), file("d/a", "1"), hardLink("z", "d/a"), symlink("l", "d"), file("d.x", "2"), file("d/ä", "3"),
 	}
@@ -234,7 +234,7 @@ func TestTheSameTreeGivesTheSameBytes(t *testing.T) {
 	if again, _ := pack(t, one); !bytes.Equal(first, again) {
 		t.Error("packed twice, it differs")
 	}
-	// In another order, over another layer, by another user, with a part of a second.
+	// In another order, over another layer, by another user, with fractions of a second.
 	two := newTree(t, smallLimits())
 	if err := two.AddLayer(bytes.NewReader(archive(t, file("gone", "x"), file("d/a", "0")))); err != nil {
 		t.Fatal(err)
@@ -262,7 +262,7 @@ func TestTheSameTreeGivesTheSameBytes(t *testing.T) {
 	}
 }
 
-func TestDirectoryIsCopied(t *testing.T) {
+func TestAddDir(t *testing.T) {
 	from := t.TempDir()
 	for _, err := range []error{
 		os.MkdirAll(filepath.Join(from, "bin"), 0o700),
@@ -283,8 +283,8 @@ func TestDirectoryIsCopied(t *testing.T) {
 	}
 	stored, _ := pack(t, tree)
 	want := "bin drwxr-xr-x\nbin/bash -rwxr-xr-x \"#!\" = bin/bash\nbin/sh -rwxr-xr-x \"#!\" = bin/bash\netc -> /etc\npasswd -> /etc/passwd"
-	if got := listing(t, stored); got != want || tree.Left() != (image.Left{Devices: 1, Setuid: 1}) {
-		t.Errorf("got %+v\n%s", tree.Left(), got)
+	if got := listing(t, stored); got != want || tree.Omitted() != (image.Omitted{Devices: 1, Setuid: 1}) {
+		t.Errorf("got %+v\n%s", tree.Omitted(), got)
 	}
 }
 

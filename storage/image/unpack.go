@@ -11,9 +11,9 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Unpack reads an image to its end and puts its files into dir, which must be there and be empty. They belong to the caller, who
-// alone may write to them; everybody may read them. size is about what they take on the disk, in bytes. After an error, what is in dir
-// is of no use. The errors are those of [Inspect], and those of the file system.
+// Unpack reads an image to its end and writes its files to dir, an existing empty directory. Only the caller's user can write to
+// them, and everybody can read them. size is the approximate disk usage in bytes. After an error, the content of dir is incomplete.
+// The errors are those of [Inspect] and of the file system.
 func Unpack(r io.Reader, dir string, limits Limits) (img *proto.Image, size int64, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -33,13 +33,13 @@ func Unpack(r io.Reader, dir string, limits Limits) (img *proto.Image, size int6
 	return img, u.size, nil
 }
 
-// unpacker makes the entries of an image. Since they come depth first, each is made in a directory that is open, by its name alone.
+// unpacker creates the entries of an image. Entries come depth first, so each is created by name in an open directory.
 type unpacker struct {
 	at   []*opened
 	size int64
 }
 
-// entrySize is what a file or directory takes on a disk beside its content, in bytes, or about that.
+// entrySize approximates the disk usage of a file or directory besides its content, in bytes.
 const entrySize = 4096
 
 type opened struct {
@@ -48,8 +48,8 @@ type opened struct {
 	mtime time.Time
 }
 
-// in gives the open directory of a path, and the name there. Those that are not on its way are done.
-func (u *unpacker) in(full string) (d *os.Root, name string, err error) {
+// enter returns the open directory of a path and the last component. It closes directories that are not on the path.
+func (u *unpacker) enter(full string) (d *os.Root, name string, err error) {
 	up, name := path.Split(full)
 	if up != "" {
 		up = up[:len(up)-1]
@@ -63,7 +63,7 @@ func (u *unpacker) in(full string) (d *os.Root, name string, err error) {
 	return u.at[len(u.at)-1].root, name, nil
 }
 
-// leave gives the innermost open directory its time, which making its entries changed, and closes it.
+// leave restores the time of the innermost open directory, which its entries have changed, and closes it.
 func (u *unpacker) leave() error {
 	d := u.at[len(u.at)-1]
 	u.at = u.at[:len(u.at)-1]
@@ -71,33 +71,33 @@ func (u *unpacker) leave() error {
 	if d.path != "" {
 		err = errors.Join(err, d.root.Chtimes(".", d.mtime, d.mtime))
 	}
-	return unpacked(d.path, errors.Join(err, d.root.Close()))
+	return unpackError(d.path, errors.Join(err, d.root.Close()))
 }
 
 func (u *unpacker) dir(full string, mtime time.Time) error {
-	d, name, err := u.in(full)
+	d, name, err := u.enter(full)
 	if err == nil {
 		err = d.Mkdir(name, 0o700)
 	}
 	if err != nil {
-		return unpacked(full, err)
+		return unpackError(full, err)
 	}
 	sub, err := d.OpenRoot(name)
 	if err != nil {
-		return unpacked(full, err)
+		return unpackError(full, err)
 	}
 	u.at = append(u.at, &opened{sub, full, mtime})
 	return nil
 }
 
 func (u *unpacker) file(full string, content io.Reader, exec bool, mtime time.Time) error {
-	d, name, err := u.in(full)
+	d, name, err := u.enter(full)
 	if err != nil {
 		return err
 	}
 	f, err := d.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
-		return unpacked(full, err)
+		return unpackError(full, err)
 	}
 	mode := os.FileMode(fileMode)
 	if exec {
@@ -111,25 +111,25 @@ func (u *unpacker) file(full string, content io.Reader, exec bool, mtime time.Ti
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = d.Chtimes(name, mtime, mtime)
 	}
-	return unpacked(full, err)
+	return unpackError(full, err)
 }
 
 func (u *unpacker) symlink(full, target string) error {
-	d, name, err := u.in(full)
+	d, name, err := u.enter(full)
 	if err == nil {
 		err = d.Symlink(target, name)
 	}
-	return unpacked(full, err)
+	return unpackError(full, err)
 }
 
 func (u *unpacker) link(full, to string) error {
-	if _, _, err := u.in(full); err != nil {
+	if _, _, err := u.enter(full); err != nil {
 		return err
 	}
-	return unpacked(full, u.at[0].root.Link(to, full))
+	return unpackError(full, u.at[0].root.Link(to, full))
 }
 
-func unpacked(full string, err error) error {
+func unpackError(full string, err error) error {
 	if err != nil {
 		return fmt.Errorf("unpack %.200q: %w", "/"+full, err)
 	}

@@ -1,5 +1,5 @@
-// Package oci reads the root file systems of container images into an [image.Tree]: from a registry, from what docker save wrote, from
-// an OCI layout, and plain ones from archives and directories. It checks what it reads against the digests that name it.
+// Package oci reads the root file systems of container images into an [image.Tree]: from registries, archives of docker save, OCI
+// layouts, and plain archives and directories. It verifies digests.
 package oci
 
 import (
@@ -31,18 +31,18 @@ import (
 
 const (
 	maxLayers = 512
-	maxNested = 4 // indexes in each other
-	// maxTrailer is what may follow the end of a layer's archive, in bytes: tools fill up blocks with zeros.
+	maxNested = 4 // nested indexes
+	// maxTrailer bounds what follows the end of a layer's archive, in bytes. Tools pad blocks with zeros.
 	maxTrailer = 1 << 20
-	// window bounds what decompression of a zstd archive takes, in bytes.
+	// window bounds the memory for decompression, in bytes.
 	window = 128 << 20
 )
 
 func platform() v1.Platform { return v1.Platform{OS: "linux", Architecture: runtime.GOARCH} }
 
-// Read puts the root file system that from names into t, with its environment: a directory, an OCI layout in one, an archive that docker
-// save wrote, an archive of a root file system, or, where there is no file of that name, an image in a registry, such as python:3.14-slim
-// or ghcr.io/owner/image@sha256:…. Credentials for registries are those of the docker command.
+// Read reads a root file system and its environment into t. from is a directory, a directory with an OCI layout, an archive of docker
+// save, or an archive of a root file system. If no such file exists, it is an image in a registry, such as python:3.14-slim or
+// ghcr.io/owner/image@sha256:…, and the credentials are those of the docker command.
 func Read(ctx context.Context, t *image.Tree, from string) error {
 	info, err := os.Stat(from)
 	switch {
@@ -60,7 +60,7 @@ func Read(ctx context.Context, t *image.Tree, from string) error {
 	if err != nil {
 		return fmt.Errorf("read the OCI layout: %w", err)
 	}
-	img, err := choose(index, maxNested)
+	img, err := selectImage(index, maxNested)
 	if err != nil {
 		return fmt.Errorf("read the OCI layout: %w", err)
 	}
@@ -79,8 +79,8 @@ func pull(ctx context.Context, t *image.Tree, from string) error {
 	return flatten(ctx, t, img)
 }
 
-// choose gives the one image of an index that is for this platform.
-func choose(index v1.ImageIndex, nested int) (v1.Image, error) {
+// selectImage returns the only image of an index for this platform.
+func selectImage(index v1.ImageIndex, nested int) (v1.Image, error) {
 	manifest, err := index.IndexManifest()
 	if err != nil {
 		return nil, err
@@ -92,29 +92,30 @@ func choose(index v1.ImageIndex, nested int) (v1.Image, error) {
 		}
 	}
 	if len(found) != 1 {
-		return nil, fmt.Errorf("it has %d images for %s, and must have one", len(found), platform())
+		return nil, fmt.Errorf("it has %d images for %s and must have one", len(found), platform())
 	}
 	if found[0].MediaType.IsImage() {
 		return index.Image(found[0].Digest)
 	}
 	if nested == 0 {
-		return nil, errors.New("too many indexes in each other")
+		return nil, errors.New("too many nested indexes")
 	}
 	inner, err := index.ImageIndex(found[0].Digest)
 	if err != nil {
 		return nil, err
 	}
-	return choose(inner, nested-1)
+	return selectImage(inner, nested-1)
 }
 
-// flatten puts the layers of an image over each other.
+// flatten applies the layers of an image. It does not use mutate.Extract, which compares names as text where a layer writes through a
+// link and emits upper layers first, so that hard links precede their targets.
 func flatten(ctx context.Context, t *image.Tree, img v1.Image) error {
 	config, err := img.ConfigFile()
 	if err != nil {
 		return fmt.Errorf("read the image's configuration: %w", err)
 	}
 	if want := platform(); config.OS != want.OS || config.Architecture != want.Architecture {
-		return fmt.Errorf("the image is for %s/%s, and this machine is %s: name one for it", config.OS, config.Architecture, want)
+		return fmt.Errorf("the image is for %s/%s and this machine is %s: choose an image for it", config.OS, config.Architecture, want)
 	}
 	layers, err := img.Layers()
 	if err != nil {
@@ -144,7 +145,7 @@ func addLayer(ctx context.Context, t *image.Tree, l v1.Layer, want v1.Hash) (err
 	}
 	defer func() { err = errors.Join(err, content.Close()) }()
 	sum := sha256.New()
-	r := io.TeeReader(&untilDone{ctx, content}, sum)
+	r := io.TeeReader(&contextReader{ctx, content}, sum)
 	if err := t.AddLayer(r); err != nil {
 		return err
 	}
@@ -159,27 +160,27 @@ func addLayer(ctx context.Context, t *image.Tree, l v1.Layer, want v1.Hash) (err
 	return nil
 }
 
-// untilDone reads until a context ends.
-type untilDone struct {
+// contextReader reads until ctx is done.
+type contextReader struct {
 	ctx  context.Context
 	from io.Reader
 }
 
-func (u *untilDone) Read(b []byte) (int, error) {
+func (u *contextReader) Read(b []byte) (int, error) {
 	if u.ctx.Err() != nil {
 		return 0, context.Cause(u.ctx)
 	}
 	return u.from.Read(b)
 }
 
-// readArchive reads an archive: one of docker save, or one of a root file system.
+// readArchive reads an archive of docker save or of a root file system.
 func readArchive(ctx context.Context, t *image.Tree, file string) error {
 	open := func() (io.ReadCloser, error) { return openArchive(file) }
-	saved, err := isSaved(ctx, open)
+	isDocker, err := isDockerArchive(ctx, open)
 	if err != nil {
 		return fmt.Errorf("read %s as an archive: %w", file, err)
 	}
-	if saved {
+	if isDocker {
 		img, err := tarball.Image(open, nil)
 		if err != nil {
 			return fmt.Errorf("read %s as an archive: %w", file, err)
@@ -190,22 +191,22 @@ func readArchive(ctx context.Context, t *image.Tree, file string) error {
 	if err != nil {
 		return fmt.Errorf("read %s as an archive: %w", file, err)
 	}
-	return errors.Join(t.AddTar(&untilDone{ctx, in}), in.Close())
+	return errors.Join(t.AddTar(&contextReader{ctx, in}), in.Close())
 }
 
-// isSaved reports whether an archive is one of docker save.
-func isSaved(ctx context.Context, open func() (io.ReadCloser, error)) (saved bool, err error) {
+// isDockerArchive reports whether an archive was written by docker save.
+func isDockerArchive(ctx context.Context, open func() (io.ReadCloser, error)) (isDocker bool, err error) {
 	in, err := open()
 	if err != nil {
 		return false, err
 	}
 	defer func() { err = errors.Join(err, in.Close()) }()
-	archive, ociLayout := tar.NewReader(&untilDone{ctx, in}), false
+	archive, ociLayout := tar.NewReader(&contextReader{ctx, in}), false
 	for {
 		h, err := archive.Next()
 		switch {
 		case errors.Is(err, io.EOF) && ociLayout:
-			return false, errors.New("it is an OCI layout in an archive: unpack it, and name the directory")
+			return false, errors.New("it is an OCI layout in an archive: unpack it and pass the directory")
 		case errors.Is(err, io.EOF):
 			return false, nil
 		case err != nil:
@@ -220,7 +221,7 @@ func isSaved(ctx context.Context, open func() (io.ReadCloser, error)) (saved boo
 	}
 }
 
-// openArchive opens a file, which may be compressed with gzip or zstd.
+// openArchive opens a file, decompressed if it is compressed with gzip or zstd.
 func openArchive(file string) (io.ReadCloser, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -237,21 +238,21 @@ func openArchive(file string) (io.ReadCloser, error) {
 		if err != nil {
 			return nil, errors.Join(err, f.Close())
 		}
-		return &opened{z, f.Close}, nil
+		return &archiveReader{z, f.Close}, nil
 	case string(magic) == "\x28\xb5\x2f\xfd":
 		z, err := zstd.NewReader(in, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(window))
 		if err != nil {
 			return nil, errors.Join(err, f.Close())
 		}
-		return &opened{z, func() error { z.Close(); return f.Close() }}, nil
+		return &archiveReader{z, func() error { z.Close(); return f.Close() }}, nil
 	default:
-		return &opened{in, f.Close}, nil
+		return &archiveReader{in, f.Close}, nil
 	}
 }
 
-type opened struct {
+type archiveReader struct {
 	io.Reader
 	close func() error
 }
 
-func (o *opened) Close() error { return o.close() }
+func (o *archiveReader) Close() error { return o.close() }

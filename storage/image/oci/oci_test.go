@@ -31,7 +31,7 @@ import (
 	"github.com/bullpen-run/bullpen/storage/image/oci"
 )
 
-// entry is a file of a layer; without content, and with a name that ends in a slash, a directory.
+// entry is a file of a layer, or a directory if it has no content and a name that ends in a slash.
 type entry struct{ name, content string }
 
 func archive(t testing.TB, entries ...entry) []byte {
@@ -66,7 +66,7 @@ func layer(t testing.TB, entries ...entry) v1.Layer {
 	return l
 }
 
-// container makes an image for a platform out of layers.
+// container creates an image for a platform.
 func container(t testing.TB, arch string, layers ...v1.Layer) v1.Image {
 	t.Helper()
 	img, err := mutate.AppendLayers(empty.Image, layers...)
@@ -86,7 +86,7 @@ func container(t testing.TB, arch string, layers ...v1.Layer) v1.Image {
 	return img
 }
 
-// python is an image whose second layer hides a part of the first.
+// python returns an image whose second layer hides a part of the first.
 func python(t testing.TB) v1.Image {
 	return container(t, "amd64",
 		layer(t, entry{"bin/", ""}, entry{"bin/bash", "#!"}, entry{"etc/secret", "x"}, entry{"opt/old/f", "x"}),
@@ -123,7 +123,7 @@ func read(t testing.TB, from string) (*proto.Image, []byte, error) {
 	return img, b.Bytes(), err
 }
 
-// startRegistry starts a registry and gives the host of its images.
+// startRegistry starts a registry and returns its host.
 func startRegistry(t testing.TB) string {
 	t.Helper()
 	s := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
@@ -140,8 +140,8 @@ func reference(t testing.TB, text string) name.Reference {
 	return ref
 }
 
-// The same image gives the same bytes, wherever it comes from.
-func TestEverySourceGivesTheSameImage(t *testing.T) {
+// Equal images have equal bytes, whatever their source.
+func TestSourcesAreEquivalent(t *testing.T) {
 	host, dir := startRegistry(t), t.TempDir()
 	arm := container(t, "arm64", layer(t, entry{"bin/bash", "arm"}))
 	img := python(t)
@@ -216,7 +216,7 @@ func TestRootFileSystems(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotTaken(t *testing.T) {
+func TestRejectedSources(t *testing.T) {
 	host, dir := startRegistry(t), t.TempDir()
 	push := func(at string, img v1.Image) string {
 		t.Helper()
@@ -229,7 +229,7 @@ func TestWhatIsNotTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A layer that is not what the configuration says.
+	// A layer that does not match the configuration.
 	swapped := container(t, "amd64", layer(t, entry{"bin/bash", "#!"}))
 	config, err := swapped.ConfigFile()
 	if err != nil {
@@ -274,7 +274,7 @@ func TestWhatIsNotTaken(t *testing.T) {
 	}
 }
 
-func TestReadingEndsWithItsContext(t *testing.T) {
+func TestReadStopsWithContext(t *testing.T) {
 	saved := filepath.Join(t.TempDir(), "saved.tar")
 	if err := tarball.WriteToFile(saved, reference(t, "python:3.14"), python(t)); err != nil {
 		t.Fatal(err)
