@@ -47,7 +47,7 @@ func (s *Server) putImage(w http.ResponseWriter, r *http.Request) error {
 	}
 	body := &longBody{from: http.MaxBytesReader(w, r.Body, proto.MaxImageBytes), control: infoOf(r.Context()).rec.control, limit: proto.MaxImageBytes}
 	img, replaced, err := s.ImageAdmin.Put(r.Context(), name, digest, body)
-	// At once, because the server goes on reading to notice that the client leaves.
+	// Clear the deadline at once, because the server keeps reading to notice a disconnected client.
 	_ = body.control.SetReadDeadline(time.Time{}) // not supported: no connection that could stall
 	if err != nil {
 		w.Header().Set("Connection", "close") // the rest of the body is not worth reading
@@ -60,18 +60,18 @@ func (s *Server) putImage(w http.ResponseWriter, r *http.Request) error {
 	return writeValue(w, status, viewImage(img))
 }
 
-// longBody is a body that may take long in all, and stall no longer than bodyTimeout.
+// longBody is a body without a limit on its total time. It fails if it stalls for longer than bodyTimeout.
 type longBody struct {
 	from    io.Reader
 	control *http.ResponseController
-	limit   int64 // what it may have, in bytes, for messages
+	limit   int64 // bytes, for messages
 }
 
 func (b *longBody) Read(p []byte) (int, error) {
 	_ = b.control.SetReadDeadline(time.Now().Add(bodyTimeout)) // as above
 	n, err := b.from.Read(p)
 	switch {
-	case errors.Is(err, io.EOF): // what follows may take its time, and the server goes on reading
+	case errors.Is(err, io.EOF): // the server keeps reading without a deadline
 		_ = b.control.SetReadDeadline(time.Time{})
 		return n, io.EOF
 	case err != nil:
@@ -92,7 +92,7 @@ func (s *Server) listImages(w http.ResponseWriter, r *http.Request) error {
 	return writeValue(w, http.StatusOK, map[string][]imageView{"images": views})
 }
 
-// usedImageError says that an image cannot be removed because sandbox profiles name it: nothing would run in them.
+// usedImageError means that sandbox profiles name the image, which would break if it were removed.
 type usedImageError struct {
 	image    string
 	profiles []string // their names
@@ -107,7 +107,7 @@ func (e *usedImageError) Error() string {
 	return fmt.Sprintf("image %s is that of the sandbox %s; give that another image or remove it first", e.image, list)
 }
 
-// removeImage takes an image's name away. A profile that begins to name it at the same moment is left without, and says so when it is used.
+// removeImage removes an image. A profile that starts to name it at the same moment reports the missing image when it is used.
 func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
 	name := chi.URLParam(r, "name")
 	profiles, err := s.Profiles.List(r.Context())

@@ -26,10 +26,10 @@ type imageCommands struct {
 
 // imageName is the argument that names an image.
 type imageName struct {
-	Name string `arg:"" help:"What the image is called: a-z 0-9 . _ -."`
+	Name string `arg:"" help:"Name of the image: a-z 0-9 . _ -."`
 }
 
-// Validate checks the name before anything is made.
+// Validate checks the name before anything is built.
 func (n *imageName) Validate() error { return proto.CheckImageName(n.Name) }
 
 type imageImportCommand struct {
@@ -38,29 +38,29 @@ type imageImportCommand struct {
 	From      string `arg:"" help:"An image's name in a registry, such as docker.io/library/python:3.14-slim, or an existing file or directory: what docker save wrote, an OCI layout, a root file system."`
 }
 
-// Help tells what --help does not know by itself.
+// Help completes the --help text.
 func (*imageImportCommand) Help() string {
-	return `The layers are put over each other, and devices, setuid bits and extended attributes left out. Of the image's environment stay
+	return `Layers are applied in order. Devices, setuid bits and extended attributes are left out. From the image's environment, programs get
 ` + strings.Join(proto.ImageEnv(), " ") + `.
 
-Interpreters are looked for in the directories of the image's PATH, then in /opt/venv, /venv, /opt/conda and its environments,
+Interpreters are searched for in the directories of the image's PATH, then in /opt/venv, /venv, /opt/conda and its environments,
 /usr/local/bin, /usr/bin, /bin, and in other virtual environments. Credentials for registries are those of docker login.
 
 TMPDIR must have room for the unpacked image.`
 }
 
-// Run carries the command out.
+// Run runs the command.
 func (c *imageImportCommand) Run(ctx context.Context, io streams) error {
 	return c.store(ctx, io, c.Name, func(t *image.Tree) error { return oci.Read(ctx, t, c.From) })
 }
 
-// store fills a tree, stores it as the image of that name, and says what became of it.
+// store fills a tree, stores it as an image, and prints the image.
 func (r *remote) store(ctx context.Context, io streams, name string, fill func(*image.Tree) error) (err error) {
 	api, err := r.client(io)
 	if err != nil {
 		return err
 	}
-	if _, err := api.Images(ctx); err != nil { // before anything is made: is there a server, and is the key good for it?
+	if _, err := api.Images(ctx); err != nil { // fails early without a server or a valid key
 		return err
 	}
 	t, err := image.NewTree("", image.DefaultLimits())
@@ -75,7 +75,7 @@ func (r *remote) store(ctx context.Context, io streams, name string, fill func(*
 	if err != nil {
 		return err
 	}
-	tellLeft(io.err, t.Omitted())
+	printOmitted(io.err, t.Omitted())
 	return show(io, r.JSON, img, func(p *page, img *proto.Image) { printImages(p, *img) })
 }
 
@@ -85,7 +85,7 @@ func upload(ctx context.Context, api *client.Client, to streams, name string, t 
 	if err != nil {
 		return nil, fmt.Errorf("pack the image: %w", err)
 	}
-	// It goes with the process, however that ends.
+	// An unnamed file disappears with the process.
 	defer func() { err = errors.Join(err, packed.Close()) }()
 	if err := os.Remove(packed.Name()); err != nil {
 		return nil, fmt.Errorf("pack the image: %w", err)
@@ -100,16 +100,16 @@ func upload(ctx context.Context, api *client.Client, to streams, name string, t 
 	return api.PutImage(ctx, name, img.Digest, packed, img.Size)
 }
 
-// tellLeft says what the image does not have any more.
-func tellLeft(w io.Writer, left image.Omitted) {
+// printOmitted prints what was left out of the image.
+func printOmitted(w io.Writer, omitted image.Omitted) {
 	for _, l := range []struct {
 		n    int
 		what string
 	}{
-		{left.Devices, "device nodes, FIFOs and sockets"},
-		{left.Setuid, "setuid and setgid bits"},
-		{left.Attributes, "files' extended attributes, such as capabilities"},
-		{left.Mounts, "directories' contents, which are on another file system"},
+		{omitted.Devices, "device nodes, FIFOs and sockets"},
+		{omitted.Setuid, "setuid and setgid bits"},
+		{omitted.Attributes, "files' extended attributes, such as capabilities"},
+		{omitted.Mounts, "directories' contents, which are on another file system"},
 	} {
 		if l.n > 0 {
 			_, _ = fmt.Fprintf(w, "Left out: %d %s.\n", l.n, l.what)

@@ -26,7 +26,7 @@ import (
 	"github.com/bullpen-run/bullpen/storage/image"
 )
 
-// stopTime is how long a tool may clean up behind itself when it is interrupted.
+// stopTime is how long an interrupted tool may clean up.
 const stopTime = 30 * time.Second
 
 type imageBuildCommand struct {
@@ -49,7 +49,7 @@ image has Python with its standard library, Node, Bash, the GNU tools, and certi
 TMPDIR must have room for the unpacked image.`
 }
 
-// basePackages are in every image, beside the essential ones: Bash, what Node links to, and certificates.
+// basePackages are installed besides the essential ones: Bash, libraries of Node, and certificates.
 func basePackages() []string {
 	return []string{"bash", "ca-certificates", "coreutils", "grep", "libatomic1", "libstdc++6"}
 }
@@ -78,7 +78,7 @@ func (c *imageBuildCommand) Run(ctx context.Context, io streams) error {
 	})
 }
 
-// tool finds a program.
+// tool returns the path of a program.
 func tool(name, remedy string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
@@ -87,7 +87,7 @@ func tool(name, remedy string) (string, error) {
 	return path, nil
 }
 
-// command makes a command that is told to stop when ctx ends, and may clean up.
+// command returns a command that gets SIGTERM when ctx is done, and stopTime to clean up.
 func command(ctx context.Context, path string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
@@ -95,14 +95,14 @@ func command(ctx context.Context, path string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// debian puts Debian's packages into the tree.
+// debian adds Debian's packages to the tree.
 func (c *imageBuildCommand) debian(ctx context.Context, progress io.Writer, mmdebstrap string, t *image.Tree) error {
 	packages := slices.Concat(basePackages(), []string{c.Python}, c.Package)
 	args := []string{
 		"--variant=essential", "--format=tar", "--include=" + strings.Join(packages, ","),
 		"--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-include=/usr/share/doc/*/copyright",
 		"--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
-		// Programs say python3, and the package of a certain version has no such name.
+		// Programs are run with python3, which the package of a version does not install.
 		`--customize-hook=test -e "$1/usr/bin/python3" || ! test -e "$1/usr/bin/` + c.Python + `" || ln -s ` + c.Python + ` "$1/usr/bin/python3"`,
 	}
 	if c.StaleIndex {
@@ -119,14 +119,14 @@ func (c *imageBuildCommand) debian(ctx context.Context, progress io.Writer, mmde
 		return fmt.Errorf("run mmdebstrap: %w", err)
 	}
 	added := t.AddTar(out)
-	_, _ = io.Copy(io.Discard, out) // what follows the archive's end, or is of no use any more; an error is that of Wait
+	_, _ = io.Copy(io.Discard, out) // padding, or the rest after an error; Wait reports read errors
 	if err := cmd.Wait(); err != nil {
 		return fmt.Errorf("mmdebstrap: %w: see above; --mirror, --suite and --stale-index choose where packages come from", err)
 	}
 	return added
 }
 
-// node gives the path of an archive with Node.
+// node returns the path of an archive with Node.
 func (c *imageBuildCommand) node(ctx context.Context, to streams) (file string, clean func(), err error) {
 	if c.NodeTarball != "" {
 		return c.NodeTarball, func() {}, nil
@@ -139,7 +139,7 @@ func (c *imageBuildCommand) node(ctx context.Context, to streams) (file string, 
 	if err != nil {
 		return "", nil, fmt.Errorf("get Node: %w", err)
 	}
-	clean = func() { _ = os.RemoveAll(dir) } // it is in the system's directory for what may be lost
+	clean = func() { _ = os.RemoveAll(dir) } // in the temporary directory
 	if file, err = c.fetchNode(ctx, to, npm, dir); err != nil {
 		clean()
 		return "", nil, fmt.Errorf("get Node: %w: --node-version and --node-tarball choose another", err)
@@ -184,11 +184,11 @@ func (c *imageBuildCommand) fetchNode(ctx context.Context, to streams, npm, dir 
 	return file, checkIntegrity(file, release.Integrity)
 }
 
-// newest gives the highest of the versions that npm lists.
+// newest returns the highest version in npm's output.
 func newest(list []byte) (nodeRelease, error) {
 	var all []nodeRelease
 	list = bytes.TrimSpace(list)
-	if !bytes.HasPrefix(list, []byte("[")) { // a single one comes without brackets, none as nothing
+	if !bytes.HasPrefix(list, []byte("[")) { // npm prints a single version without brackets, and none as nothing
 		list = slices.Concat([]byte("["), list, []byte("]"))
 	}
 	if err := json.Unmarshal(list, &all); err != nil {
@@ -202,13 +202,13 @@ func newest(list []byte) (nodeRelease, error) {
 
 func compareVersions(a, b string) int {
 	return slices.CompareFunc(strings.Split(a, "."), strings.Split(b, "."), func(a, b string) int {
-		m, _ := strconv.Atoi(a) // 0 where it is no number: such versions are not taken when there are others
+		m, _ := strconv.Atoi(a) // 0 if it is not a number, which sorts first
 		n, _ := strconv.Atoi(b)
 		return cmp.Compare(m, n)
 	})
 }
 
-// checkIntegrity compares a file with what the registry says of it.
+// checkIntegrity compares the digest of a file with that of the registry.
 func checkIntegrity(file, integrity string) error {
 	f, err := os.Open(file)
 	if err != nil {
@@ -225,7 +225,7 @@ func checkIntegrity(file, integrity string) error {
 	return nil
 }
 
-// addNode puts bin/node of an archive into the tree.
+// addNode adds bin/node from an archive to the tree.
 func addNode(t *image.Tree, archive string) error {
 	f, err := os.Open(archive)
 	if err != nil {

@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// imageCacheBytes is how much disk images that nothing uses may take.
+	// imageCacheBytes bounds the disk usage of the cache, as far as images are not in use.
 	imageCacheBytes = 20 << 30
-	// maxImageCaches is how many workers of a machine can have a cache in one directory.
+	// maxImageCaches bounds the workers of a machine with caches in one directory.
 	maxImageCaches = 256
 )
 
-// imageCache is a worker's cache of images, opened when the first image is asked for. Workers of one machine have one each, in numbered
-// directories beside each other, and take over those of workers that are gone.
+// imageCache is a worker's cache of images, opened with the first image. Each worker of a machine has its own numbered directory, and may
+// take over that of a worker that has ended.
 type imageCache struct {
 	dir    string
 	source image.Source
@@ -34,7 +34,7 @@ type imageCache struct {
 	cache *image.Cache
 }
 
-// Get is [worker.Images].
+// Get implements [worker.Images].
 func (c *imageCache) Get(ctx context.Context, digest string) (worker.Image, func(), error) {
 	cache, err := c.open()
 	if err != nil {
@@ -42,7 +42,7 @@ func (c *imageCache) Get(ctx context.Context, digest string) (worker.Image, func
 	}
 	img, release, err := cache.Get(ctx, digest)
 	if err != nil {
-		return worker.Image{}, nil, fmt.Errorf("make the image ready: %w", err)
+		return worker.Image{}, nil, fmt.Errorf("prepare the image: %w", err)
 	}
 	return worker.Image{Root: img.Root, Languages: img.Languages, Env: img.Env}, release, nil
 }
@@ -53,9 +53,9 @@ func (c *imageCache) open() (_ *image.Cache, err error) {
 	if c.cache != nil {
 		return c.cache, nil
 	}
-	// Jails reach the images as users of their own.
+	// Jails access images as other users.
 	if err := os.MkdirAll(c.dir, 0o755); err != nil { //nolint:gosec // images are no secrets, and jails must pass
-		return nil, fmt.Errorf("make the directory of images: %w: name another with --image-dir", err)
+		return nil, fmt.Errorf("create the directory of images: %w: choose another with --image-dir", err)
 	}
 	number, lock, err := takeNumber(c.dir)
 	if err != nil {
@@ -69,7 +69,7 @@ func (c *imageCache) open() (_ *image.Cache, err error) {
 	return cache, nil
 }
 
-// takeNumber takes the first number that no other worker has, for as long as the file is open.
+// takeNumber locks the first number that no other worker has. Closing the file unlocks it.
 func takeNumber(dir string) (int, *os.File, error) {
 	for n := range maxImageCaches {
 		lock, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(n)+".lock"), os.O_RDWR|os.O_CREATE, 0o600)
@@ -84,7 +84,7 @@ func takeNumber(dir string) (int, *os.File, error) {
 			return 0, nil, fmt.Errorf("lock a directory of %s: %w", dir, err)
 		}
 	}
-	return 0, nil, fmt.Errorf("%d workers have directories in %s: name another one", maxImageCaches, dir)
+	return 0, nil, fmt.Errorf("%d workers have directories in %s: choose another one", maxImageCaches, dir)
 }
 
 func (c *imageCache) close() error {

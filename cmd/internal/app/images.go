@@ -21,7 +21,7 @@ func (s *system) images(ctx context.Context) (*registry.Images, error) {
 	})
 }
 
-// inspect says to the client what is wrong with an image.
+// inspect describes an image. Errors of the image become errors of the request.
 func inspect(r io.Reader) (*proto.Image, error) {
 	img, err := image.Inspect(r, image.DefaultLimits())
 	if errors.Is(err, image.ErrForm) || errors.Is(err, image.ErrTooLarge) || errors.Is(err, image.ErrNoLanguage) {
