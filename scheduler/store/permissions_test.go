@@ -1,0 +1,116 @@
+package store_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
+)
+
+// restricted starts a server with the documented permissions, and returns a function that connects
+// as a role.
+func restricted(t *testing.T) func(role string, cfg store.Config) *store.Store {
+	t.Helper()
+	conf := filepath.Join(t.TempDir(), "nats.conf")
+	if err := os.WriteFile(conf, []byte(store.PermissionsConf(t.TempDir())), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	opts, err := server.ProcessConfigFile(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts.Host, opts.Port, opts.NoSigs, opts.NoLog = "127.0.0.1", server.RANDOM_PORT, true, true
+	s, err := server.NewServer(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	if !s.ReadyForConnections(time.Minute) {
+		t.Fatal("the server does not listen")
+	}
+	return func(role string, cfg store.Config) *store.Store {
+		t.Helper()
+		access := store.Access{URL: s.ClientURL(), User: role, Password: role + "-secret", Name: role}
+		st, err := store.Connect(storetest.Context(t), access, cfg, storetest.Log(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(st.Close)
+		return st
+	}
+}
+
+// What a role does at the border of its permissions: it opens the streams, and uses those that it
+// may. Everything that is denied times out.
+func TestDocumentedPermissions(t *testing.T) {
+	connect, ctx := restricted(t), storetest.Context(t)
+	all := store.Config{Replicas: 1, Retention: time.Hour}
+	gateway := connect("gateway", all)
+	scheduler, webhook, worker := connect("scheduler", all), connect("webhook", all), connect("worker", store.Config{AttachOnly: true})
+
+	job := storetest.Job("acme", "k", proto.ModeAsync)
+	job.Code = string(make([]byte, 600<<10)) // too large for the message
+	if err := storetest.PutJob(ctx, scheduler, job); err != nil {
+		t.Fatal(err)
+	}
+	for name, st := range map[string]*store.Store{"gateway": gateway, "scheduler": scheduler, "webhook": webhook, "worker": worker} {
+		if m, err := st.Last(ctx, st.Jobs, store.JobPattern(job.TraceID)); err != nil || len(m.Data) < 600<<10 {
+			t.Errorf("%s reads a job: %v", name, err)
+		}
+	}
+	if _, err := worker.WriteRecord(ctx, &proto.Record{Meta: job.Meta, Status: proto.StatusRunning, Worker: "w", Attempt: 1}, 0); err != nil {
+		t.Errorf("a worker writes a record: %v", err)
+	}
+	if status, _, err := scheduler.Status(ctx, job.TraceID); err != nil || status != proto.StatusRunning {
+		t.Errorf("a scheduler reads a status: %v, %v", status, err)
+	}
+	if err := gateway.ReadHeaders(ctx, gateway.Executions, store.ExecSubject("*"), func(jetstream.Msg) {}); err != nil {
+		t.Errorf("a gateway follows records: %v", err)
+	}
+	if _, err := webhook.Write(ctx, store.DeliverySubject("acme", job.TraceID), nats.Header{}, nil, 0); err != nil {
+		t.Errorf("a webhook process writes a delivery: %v", err)
+	}
+	if _, err := webhook.Control.Create(ctx, "webhook-dispatcher", nil); err != nil {
+		t.Errorf("a webhook process is elected: %v", err)
+	}
+	if err := store.ReadBucket(ctx, webhook.Webhooks, ">", func(jetstream.KeyValueEntry) {}); err != nil {
+		t.Errorf("a webhook process follows the settings: %v", err)
+	}
+	if _, err := gateway.Keys.Put(ctx, "key.k", []byte("secret")); err != nil {
+		t.Errorf("a gateway stores an API key: %v", err)
+	}
+
+	short, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if _, err := webhook.Control.Create(short, "dispatcher", nil); err == nil {
+		t.Error("a webhook process was elected dispatcher")
+	}
+	if _, err := worker.JS.KeyValue(short, "bullpen_keys"); err == nil {
+		kv, err := worker.JS.KeyValue(ctx, "bullpen_keys")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := kv.Get(short, "key.k"); err == nil {
+			t.Error("a worker reads an API key")
+		}
+	}
+	if err := worker.JS.DeleteStream(short, "BULLPEN_JOBS"); err == nil {
+		t.Error("a worker deletes a stream")
+	}
+	if err := storetest.PutJob(short, worker, storetest.Job("acme", "k", proto.ModeAsync)); err == nil {
+		t.Error("a worker stores a job")
+	}
+}
