@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// backup answers with all that JetStream holds, secrets included.
+// backup answers with the whole content of JetStream, secrets included.
 func (s *Server) backup(w http.ResponseWriter, r *http.Request) error {
 	done, err := s.transfers.begin(r.Context(), infoOf(r.Context()).key.Org)
 	if err != nil {
@@ -14,7 +14,7 @@ func (s *Server) backup(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer done()
 	name := "bullpen-" + time.Now().UTC().Format("20060102-150405") + ".backup"
-	out := &late{w: w, begin: func(h http.Header) {
+	out := &lazyWriter{w: w, begin: func(h http.Header) {
 		h.Set("Content-Type", "application/zstd")
 		h.Set("Content-Disposition", attachment(name))
 		h.Set("X-Content-Type-Options", "nosniff")

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"net/http"
@@ -9,37 +10,58 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// firstRead is how many bytes of a body are read before more is taken for it than any request is.
+// firstRead is the size of the first buffer for a body, in bytes. It is covered by requestCost.
 const firstRead = 4 << 10
 
-// plainBody refuses a body that is compressed: what a few bytes unfold to is nothing to find out before knowing who sends them, and
-// programs are short.
-func plainBody(w http.ResponseWriter, r *http.Request) error {
+// requireIdentity rejects a compressed body: its real size would be unknown until it is unpacked.
+func requireIdentity(w http.ResponseWriter, r *http.Request) error {
 	for _, coding := range listItems(r.Header.Values("Content-Encoding")) {
 		if coding != "" && !strings.EqualFold(coding, "identity") {
 			w.Header().Set("Accept-Encoding", "identity")
 			w.Header().Set("Connection", "close")
-			return errEncoded
+			return api.Errorf(api.CodeUnsupportedMedia, "a body with a Content-Encoding is not read; send it as it is")
 		}
 	}
 	return nil
 }
 
-// readBody reads the body of a request, of at most s.MaxBody bytes and within bodyTimeout.
+// decodeBody reads and decodes the body of a request.
+func decodeBody[T any](s *Server, w http.ResponseWriter, r *http.Request) (*T, error) {
+	body, err := s.readBody(w, r)
+	if err != nil {
+		return nil, err
+	}
+	return api.Decode[T](body)
+}
+
+// decodeOptionalBody is decodeBody for requests that may have no body.
+func decodeOptionalBody[T any](s *Server, w http.ResponseWriter, r *http.Request) (*T, error) {
+	body, err := s.readBody(w, r)
+	if err != nil {
+		return nil, err
+	}
+	if len(bytes.TrimSpace(body)) == 0 {
+		body = []byte("{}")
+	}
+	return api.Decode[T](body)
+}
+
+// readBody reads the body of a request, at most s.MaxBody bytes, within bodyTimeout.
 func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
-	if err := plainBody(w, r); err != nil {
+	if err := requireIdentity(w, r); err != nil {
 		return nil, err
 	}
 	if r.ContentLength > s.MaxBody {
-		return nil, &bodyTooLargeError{s.MaxBody}
+		return nil, bodyTooLarge(s.MaxBody)
 	}
 	control := infoOf(r.Context()).rec.control
-	_ = control.SetReadDeadline(time.Now().Add(bodyTimeout)) // not supported: no connection that could stall
+	_ = control.SetReadDeadline(time.Now().Add(bodyTimeout)) // unsupported by connections that cannot stall
 	body, err := s.readAll(infoOf(r.Context()), http.MaxBytesReader(w, r.Body, s.MaxBody))
 	if err == nil {
-		// At once, because the server goes on reading to notice that the client leaves.
+		// Now, because the server goes on reading to notice that the client leaves.
 		_ = control.SetReadDeadline(time.Time{})
 		return body, nil
 	}
@@ -47,13 +69,13 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 	return nil, bodyError(err, s.MaxBody)
 }
 
-// readAll reads a body to its end, in memory that is taken as it comes: what a client announces and does not send keeps nobody out.
+// readAll reads a body to its end. Memory is reserved as data arrives, so that an announced length alone keeps nobody out.
 func (s *Server) readAll(i *info, body io.Reader) ([]byte, error) {
 	read := make([]byte, 0, firstRead)
 	for {
 		if len(read) == cap(read) {
-			more := min(cap(read), int(s.MaxBody)+1-len(read)) // one byte, to meet the end
-			if !s.hold(i, int64(more)*bodyCost) {
+			more := min(cap(read), int(s.MaxBody)+1-len(read)) // one byte more, to find the end
+			if !s.reserve(i, int64(more)*bodyCost) {
 				return nil, errOverloaded
 			}
 			read = append(make([]byte, 0, len(read)+more), read...)
@@ -69,17 +91,39 @@ func (s *Server) readAll(i *info, body io.Reader) ([]byte, error) {
 	}
 }
 
-// bodyError says to the client why its body was not read to its end.
+// bodyError returns the error for a client whose body was not read to its end.
 func bodyError(err error, limit int64) error {
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.Is(err, errOverloaded):
 		return err
 	case errors.As(err, &tooLarge):
-		return &bodyTooLargeError{limit}
+		return bodyTooLarge(limit)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return &proto.FieldError{Field: "body", Message: "body must arrive within " + bodyTimeout.String()}
+		return proto.FieldErrorf("body", "must arrive within %s", bodyTimeout)
 	default:
-		return &proto.FieldError{Field: "body", Message: "body ended before it was complete"}
+		return proto.FieldErrorf("body", "ended before it was complete")
 	}
 }
+
+// longBody is a body that may take any time in total, but must not stall for bodyTimeout.
+type longBody struct {
+	from    io.Reader
+	control *http.ResponseController
+	limit   int64 // the largest size in bytes, for messages
+}
+
+func (b *longBody) Read(p []byte) (int, error) {
+	_ = b.control.SetReadDeadline(time.Now().Add(bodyTimeout)) // unsupported by connections that cannot stall
+	n, err := b.from.Read(p)
+	switch {
+	case errors.Is(err, io.EOF): // the rest of the request may take its time, and the server goes on reading
+		b.clearDeadline()
+		return n, io.EOF
+	case err != nil:
+		err = bodyError(err, b.limit)
+	}
+	return n, err
+}
+
+func (b *longBody) clearDeadline() { _ = b.control.SetReadDeadline(time.Time{}) }

@@ -6,53 +6,52 @@ import (
 )
 
 const (
-	// requestCost is what an open request is taken to need, in bytes: connection, goroutines, buffers, what is known of it. A stream
-	// that nothing happens on was measured with 50 to 60 KiB, garbage included.
+	// requestCost is the memory of an open request in bytes: connection, goroutines, buffers and state. An idle stream was
+	// measured at 50 to 60 KiB, garbage included.
 	requestCost = 64 << 10
-	// bodyCost is how often the bytes of a body are taken to be there until the job is stored: as it is read, decoded, encoded, and on
-	// its way.
+	// bodyCost is the number of copies of a body until its job is stored: read, decoded, encoded and sent.
 	bodyCost = 4
-	// orgShare is the part of the budget that one organisation may have: none can keep the others out.
+	// orgShare divides the budget: one organisation gets at most half, so that it cannot keep the others out.
 	orgShare = 2
 )
 
-// budget bounds the memory that requests take, in bytes. It is safe for concurrent use; the zero value has taken nothing.
+// budget bounds the memory of requests, in bytes. It is safe for concurrent use. The zero value is empty.
 type budget struct {
-	mu   sync.Mutex
-	used int64
-	of   map[string]int64 // by organisation; none of them 0
+	mu    sync.Mutex
+	used  int64
+	byOrg map[string]int64 // without zeros
 }
 
-// take takes n bytes of most for an organisation, and reports whether there is room for them.
-func (b *budget) take(org string, n, most int64) bool {
+// reserve reserves n bytes of limit for an organisation. It reports whether they fit.
+func (b *budget) reserve(org string, n, limit int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.used+n > most || b.of[org]+n > most/orgShare {
+	if b.used+n > limit || b.byOrg[org]+n > limit/orgShare {
 		return false
 	}
-	if b.of == nil {
-		b.of = make(map[string]int64)
+	if b.byOrg == nil {
+		b.byOrg = make(map[string]int64)
 	}
 	b.used += n
-	b.of[org] += n
+	b.byOrg[org] += n
 	return true
 }
 
-// give gives back n bytes that were taken.
-func (b *budget) give(org string, n int64) {
+// release releases n reserved bytes.
+func (b *budget) release(org string, n int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.used -= n
-	if b.of[org] -= n; b.of[org] == 0 {
-		delete(b.of, org)
+	if b.byOrg[org] -= n; b.byOrg[org] == 0 {
+		delete(b.byOrg, org)
 	}
 }
 
-// occupy counts a request while it is open, and refuses it where too many are.
-func (s *Server) occupy(next http.Handler) http.Handler {
+// limitMemory reserves the memory of a request while it is open, and refuses the request if there is none.
+func (s *Server) limitMemory(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		i := infoOf(r.Context())
-		if !s.hold(i, requestCost) {
+		if !s.reserve(i, requestCost) {
 			s.writeError(w, r, errOverloaded)
 			return
 		}
@@ -61,19 +60,19 @@ func (s *Server) occupy(next http.Handler) http.Handler {
 	})
 }
 
-// hold takes n bytes more for a request, and reports whether there is room for them.
-func (s *Server) hold(i *info, n int64) bool {
-	if !s.budget.take(i.key.Org, n, s.Memory) {
+// reserve reserves n more bytes for a request. It reports whether they fit.
+func (s *Server) reserve(i *info, n int64) bool {
+	if !s.budget.reserve(i.key.Org, n, s.Memory) {
 		return false
 	}
-	i.held += n
+	i.reserved += n
 	return true
 }
 
-// shrink gives back what a request holds beyond n bytes.
+// shrink releases the reserved bytes of a request beyond n.
 func (s *Server) shrink(i *info, n int64) {
-	if i.held > n {
-		s.budget.give(i.key.Org, i.held-n)
-		i.held = n
+	if i.reserved > n {
+		s.budget.release(i.key.Org, i.reserved-n)
+		i.reserved = n
 	}
 }

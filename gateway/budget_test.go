@@ -12,7 +12,7 @@ import (
 
 func (a *reply) overloaded() {
 	a.t.Helper()
-	a.want(http.StatusServiceUnavailable, codeServiceUnavailable, "too many requests")
+	a.want(http.StatusServiceUnavailable, "service_unavailable", "too many requests")
 	if a.header.Get("Retry-After") != "1" {
 		a.t.Errorf("Retry-After is %q", a.header.Get("Retry-After"))
 	}
@@ -46,7 +46,7 @@ func TestOpenRequestsAreLimited(t *testing.T) {
 	}
 	// One organisation does not keep another out.
 	other := h.stub.addKey("other", "enterprise", proto.RightsExecute)
-	h.do(http.MethodGet, "/v1/executions/"+string(ids[0]), "", "Authorization", "Bearer "+other).want(http.StatusNotFound, codeNotFound)
+	h.do(http.MethodGet, "/v1/executions/"+string(ids[0]), "", "Authorization", "Bearer "+other).want(http.StatusNotFound, "not_found")
 	for i, id := range ids {
 		h.stub.start(id)
 		h.stub.finish(id, proto.Exited(0))

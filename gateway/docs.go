@@ -1,19 +1,14 @@
 package gateway
 
 import (
-	"bytes"
-	_ "embed" // for the documents
-	"encoding/json"
+	_ "embed" // for the page
 	"net/http"
 
 	"github.com/go-chi/chi/v5"
 	"github.com/swaggest/swgui/v5emb"
-)
 
-// openAPI describes every route; its version is filled in when it is served.
-//
-//go:embed docs/openapi.json
-var openAPI []byte
+	"github.com/bullpen-run/bullpen/proto/api"
+)
 
 //go:embed docs/index.html
 var docsPage []byte
@@ -21,19 +16,16 @@ var docsPage []byte
 //go:embed docs/start.js
 var docsScript []byte
 
-// docsPolicy lets the page load only what this server has; swagger-ui sets styles on elements and has images in its styles.
+// docsPolicy lets the page load only what this server has. swagger-ui sets styles on elements and has images in its styles.
 const docsPolicy = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; " +
 	"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-const versionPlaceholder = `"{{version}}"`
-
-// routeDocs serves the description of the API and a page to read and try it on, which needs nothing from elsewhere.
+// routeDocs serves the OpenAPI document and a page that shows it. The page needs no other server.
 func (s *Server) routeDocs(r chi.Router) {
-	version, err := json.Marshal(s.Version)
+	document, err := api.OpenAPI(s.Version)
 	if err != nil {
-		panic(err) // a string always has a JSON form
+		panic(err) // a mistake in the types of the API
 	}
-	document := bytes.Replace(openAPI, []byte(versionPlaceholder), version, 1)
 	r.Get("/openapi.json", static(typeJSON, document))
 	r.Get("/docs", static("text/html; charset=utf-8", docsPage))
 	r.Get("/docs/start.js", static("text/javascript; charset=utf-8", docsScript))
@@ -53,6 +45,6 @@ func static(contentType string, body []byte) http.HandlerFunc {
 		h.Set("Cache-Control", "no-cache")
 		h.Set("Content-Security-Policy", docsPolicy)
 		h.Set("X-Content-Type-Options", "nosniff")
-		_, _ = w.Write(body) // a client that is gone is none of our errors
+		_, _ = w.Write(body) // the client may be gone
 	}
 }

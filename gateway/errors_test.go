@@ -7,9 +7,11 @@ import (
 	"testing"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-func TestAnswerTo(t *testing.T) {
+func TestToAPI(t *testing.T) {
+	const id = proto.TraceID("trc_AbCdEfGhIjKlMnOpQrSt")
 	free, _ := proto.PlanByName("free")
 	enterprise, _ := proto.PlanByName("enterprise")
 	refused := func(r proto.Reason) error { return &proto.Refusal{Reason: r, Used: 5, Limit: 5} }
@@ -17,27 +19,38 @@ func TestAnswerTo(t *testing.T) {
 		err    error
 		plan   proto.Plan
 		status int
-		code   string
+		code   api.Code
 		retry  int
 		text   string // empty for any
 	}{
 		{&proto.FieldError{Field: "code", Message: "code is bad"}, free, 400, "validation_error", 0, "code is bad"},
-		{errUnauthorized, free, 401, "unauthorized", 0, ""},
-		{errForbidden, free, 403, "forbidden", 0, ""},
+		{unauthorized(), free, 401, "unauthorized", 0, ""},
 		{errNoRoute, free, 404, "not_found", 0, ""},
 		{proto.ErrNotFound, free, 404, "not_found", 0, ""},
-		{errMethod, free, 405, "method_not_allowed", 0, ""},
-		{proto.ErrConflict, free, 409, "conflict", 0, ""},
-		{proto.ErrExists, free, 409, "conflict", 0, ""},
+		{deadLetterError(proto.ErrNotFound), free, 404, "not_found", 0, "there is no dead letter of that id; see /v1/admin/dead-letters"},
+		{threadError("x", "t", proto.ErrNotFound), free, 404, "not_found", 0, "there is no thread of that id; see /v1/threads"},
+		{
+			versionError("x", "t", 2, proto.ErrNotFound), free, 404, "not_found", 0,
+			"there is no such thread, or it does not have that version; see /v1/threads/{id}",
+		},
+		{webhookError(proto.ErrNotFound), free, 404, "not_found", 0, "this API key has no webhook settings; PUT them at /v1/webhook"},
+		{proto.ErrConflict, free, 409, "conflict", 0, "somebody else changed this at the same time; send the request again"},
+		{proto.ErrSubmissionPending, free, 409, "conflict", 0, ""},
+		{proto.ErrExists, free, 409, "conflict", 0, "there is one of that name already; choose another, or replace it"},
 		{&proto.BoundError{Profile: "web", Keys: []string{"key_1"}}, free, 409, "conflict", 0, "sandbox web has API keys bound to it: key_1; revoke them first"},
 		{
-			&usedImageError{"py", []string{"a", "b", "c", "d", "e"}}, free, 409, "conflict", 0,
+			imageInUse("py", []string{"a", "b", "c", "d", "e"}), free, 409, "conflict", 0,
 			"image py is that of the sandbox a, b, c and 2 more; give that another image or remove it first",
 		},
-		{&bodyTooLargeError{8}, free, 413, "payload_too_large", 0, "body must be at most 8 bytes"},
-		{errEncoded, free, 415, "unsupported_media_type", 0, ""},
-		{errIdempotency, free, 422, "idempotency_mismatch", 0, ""},
-		{&planError{"no"}, free, 429, "rate_limited", 0, "no"},
+		{
+			&proto.BusyError{Thread: "t", Holder: id}, free, 409, "conflict", 0,
+			"thread t is in use by execution trc_AbCdEfGhIjKlMnOpQrSt; wait until that has ended, cancel it, or use another thread",
+		},
+		{
+			&proto.StagedError{Thread: "t", Files: 500}, free, 409, "conflict", 0,
+			"thread t has 500 staged files already; at most 500, whose names and keys take 256KiB, may wait for its next execution; run one first",
+		},
+		{bodyTooLarge(8), free, 413, "payload_too_large", 0, "body must be at most 8 bytes"},
 		{refused(proto.RefusedConcurrency), free, 429, "rate_limited", 1, "concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions."},
 		{refused(proto.RefusedConcurrency), enterprise, 429, "rate_limited", 1, "concurrent execution limit reached (5/5)."},
 		{refused(proto.RefusedKeyConcurrency), free, 429, "rate_limited", 1, "concurrent execution limit of this API key reached (5/5)."},
@@ -45,42 +58,20 @@ func TestAnswerTo(t *testing.T) {
 		{refused(proto.RefusedUnavailable), free, 503, "service_unavailable", 2, ""},
 		{refused("new"), free, 503, "service_unavailable", 2, ""},
 		{errors.New("disk on fire"), free, 500, "internal", 0, ""},
-		{errNoWebhook, free, 404, "not_found", 0, errNoWebhook.Error()},
-		{errNoSettings, free, 404, "not_found", 0, errNoSettings.Error()},
-		{errNoEndpoint, free, 404, "not_found", 0, errNoEndpoint.Error()},
-		{errPending, free, 409, "conflict", 0, errPending.Error()},
-		{
-			&disabledURLError{"https://a.example/"}, free, 409, "conflict", 0,
-			"deliveries to https://a.example/ are disabled; once it answers again, POST its URL to /v1/webhook/endpoints/enable",
-		},
-		{&brokenSandboxError{"the sandbox \"web\" does not exist"}, free, 500, "internal", 0, ""},
-		{&unimplementedError{"sub_paths is", "leave it out"}, free, 501, "not_implemented", 0, "sub_paths is not implemented by this server yet; leave it out"},
-		{
-			&proto.BusyError{Thread: "t", Holder: "trc_AbCdEfGhIjKlMnOpQrSt"}, free, 409, "conflict", 0,
-			"thread t is in use by execution trc_AbCdEfGhIjKlMnOpQrSt; wait until that has ended, cancel it, or use another thread",
-		},
-		{&proto.StagedError{Thread: "t", Files: 500}, free, 409, "conflict", 0, ""},
-		{errThreadExists, free, 409, "conflict", 0, errThreadExists.Error()},
-		{errNoThread, free, 404, "not_found", 0, errNoThread.Error()},
-		{errBadURL, free, 403, "forbidden", 0, errBadURL.Error()},
-		{errOldURL, free, 403, "forbidden", 0, errOldURL.Error()},
-		{errTransfers, free, 429, "rate_limited", 1, errTransfers.Error()},
-		{errLength, free, 411, "length_required", 0, errLength.Error()},
-		{errRange, free, 416, "range_not_satisfiable", 0, errRange.Error()},
+		{brokenSandbox("the sandbox %q does not exist", "web"), free, 500, "internal", 0, ""},
+		{notImplemented("sub_paths is", "leave it out"), free, 501, "not_implemented", 0, "sub_paths is not implemented by this server yet; leave it out"},
+		{errBadURL, free, 403, "forbidden", 0, ""},
+		{errOldURL, free, 403, "forbidden", 0, ""},
 		{errDraining, free, 503, "service_unavailable", 2, ""},
 		{errExpired, free, 503, "service_unavailable", 1, ""},
-		{errNoDispatcher, free, 503, "service_unavailable", 1, ""},
-		{errUnknownState, free, 503, "service_unavailable", 2, ""},
 		{context.DeadlineExceeded, free, 503, "service_unavailable", 2, ""},
-		{&acceptedError{context.DeadlineExceeded}, free, 500, "internal", 0, "something failed on our side after the execution was accepted; " +
+		{afterAcceptance(id, context.DeadlineExceeded), free, 500, "internal", 0, "something failed on our side after the execution was accepted; " +
 			"it may run: ask for it at /v1/executions/trc_AbCdEfGhIjKlMnOpQrSt"},
-		{errNoAnswerInTime, free, 504, "gateway_timeout", 0, "the execution did not end in time for an answer; it is recorded: " +
-			"ask for it at /v1/executions/trc_AbCdEfGhIjKlMnOpQrSt"},
 	} {
 		for _, err := range []error{tt.err, fmt.Errorf("wrapped: %w", tt.err)} {
-			got := answerTo(err, tt.plan, "trc_AbCdEfGhIjKlMnOpQrSt")
-			if got.status != tt.status || got.code != tt.code || got.retryAfter != tt.retry || got.message == "" ||
-				(tt.text != "" && got.message != tt.text) {
+			got := toAPI(err, tt.plan)
+			if got.Code.Status() != tt.status || got.Code != tt.code || got.RetryAfter != tt.retry || got.Message == "" ||
+				(tt.text != "" && got.Message != tt.text) {
 				t.Errorf("%v: %+v", err, got)
 			}
 		}

@@ -20,18 +20,18 @@ import (
 
 const executeRoute = "POST /v1/sandbox/execute"
 
-// maxClientText bounds what is kept of headers that clients describe themselves with, in bytes.
+// maxClientText is the number of bytes that are kept of headers in which clients describe themselves.
 const maxClientText = 256
 
-// admitted is an accepted execution on its way to an answer.
+// admitted is an accepted execution that the request waits for.
 type admitted struct {
 	id proto.TraceID
-	// submission is nil unless this request submitted it: only then may it be withdrawn when nobody
-	// waits any more.
+	// submission is nil unless this request submitted the execution. Only such an execution is withdrawn when the request ends.
 	submission    *proto.Submission
-	queueDeadline time.Time // when the owner gives up waiting for a worker
-	deadline      time.Time // when there has to be an answer
-	watch         Watch     // from before this request submitted it; nil where it does not wait for it, or did not submit it
+	queueDeadline time.Time // when the wait for a worker ends
+	deadline      time.Time // when the answer is due
+	// watch was opened before the submission. It is nil for an execution that this request did not submit or does not wait for.
+	watch Watch
 }
 
 func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
@@ -60,7 +60,7 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
 		defer watch.Close()
 	}
 	x, err := s.submit(ctx, &proto.Submission{Job: job, IdempotencyKey: idempotencyKey, BodyHash: hash})
-	s.shrink(infoOf(ctx), requestCost) // the program is stored: what waits for its end is small
+	s.shrink(infoOf(ctx), requestCost) // the program is stored, and the wait for its end needs little
 	if err != nil {
 		return err
 	}
@@ -72,21 +72,26 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
 	w.Header().Set("X-Trace-Id", string(x.id))
 	switch job.Mode {
 	case proto.ModeAsync:
-		answerAccepted(w, x.id)
-		return nil
+		w.Header().Set("Location", "/v1/executions/"+string(x.id))
+		w.Header().Set("Preference-Applied", preferAsync)
+		return writeValue(w, http.StatusAccepted, api.Accepted{TraceID: x.id, Status: "running"})
 	case proto.ModeStreaming:
 		err = s.answerStream(ctx, w, x)
 	default:
 		err = s.answerInline(ctx, w, x)
 	}
-	if err == nil || errors.Is(err, errExpired) || errors.Is(err, errNoAnswerInTime) {
+	switch {
+	case err == nil || errors.Is(err, errExpired):
 		return err
+	case errors.Is(err, errDeadline):
+		return api.Errorf(api.CodeGatewayTimeout, "the execution did not end in time for an answer; it is recorded: %s", lookUp(x.id))
+	default:
+		return afterAcceptance(x.id, err)
 	}
-	return &acceptedError{err}
 }
 
-// spanOptions makes the span of an execution the start of a trace, because the ids of trace and execution turn into each
-// other. The client's trace is linked.
+// spanOptions starts a new trace for an execution, because the ids of trace and execution are derived from each other. The
+// client's trace is linked.
 func spanOptions(r *http.Request) []trace.SpanStartOption {
 	options := []trace.SpanStartOption{trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindServer)}
 	remote := propagation.TraceContext{}.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
@@ -96,21 +101,17 @@ func spanOptions(r *http.Request) []trace.SpanStartOption {
 	return options
 }
 
-// readJob reads the request, checks it and the plan's limits, and gives the job that it asks for with its hash.
+// readJob decodes the request, checks it against the plan, and returns its job and its hash.
 func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceID) (*proto.Job, string, error) {
-	body, err := s.readBody(w, r)
+	req, err := decodeBody[api.ExecuteRequest](s, w, r)
 	if err != nil {
 		return nil, "", err
 	}
-	now := time.Now() // a slow upload is not time in the queue
-	req, err := api.Decode[api.ExecuteRequest](body)
-	if err != nil {
-		return nil, "", err
-	}
+	now := time.Now() // after the body was read: a slow upload is not time in the queue
 	i := infoOf(r.Context())
 	mode := modeOf(r.Header)
 	if len(req.SubPaths) > 0 {
-		return nil, "", &unimplementedError{"sub_paths is", "leave it out"}
+		return nil, "", notImplemented("sub_paths is", "leave it out")
 	}
 	if err := checkPlan(i.plan, mode, req.Timeout, s.UpgradeURL); err != nil {
 		return nil, "", err
@@ -154,13 +155,13 @@ func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceI
 	return job, hash, nil
 }
 
-// clientText gives a header that clients describe themselves with, cut and cleaned for the record.
+// clientText returns a header in which clients describe themselves, cut to size and in valid UTF-8.
 func clientText(h http.Header, name string) string {
 	text := h.Get(name)
 	return strings.ToValidUTF8(text[:min(len(text), maxClientText)], "")
 }
 
-// checkPlan refuses what the plan does not include; nothing is cut down to fit silently.
+// checkPlan refuses a mode or timeout that the plan does not include. Nothing is reduced silently.
 func checkPlan(plan proto.Plan, mode proto.Mode, timeout int, upgradeURL string) error {
 	kind, included := "", true
 	switch mode {
@@ -174,7 +175,7 @@ func checkPlan(plan proto.Plan, mode proto.Mode, timeout int, upgradeURL string)
 		upgrade = ". Upgrade at " + upgradeURL
 	}
 	if !included {
-		return &planError{kind + " execution requires " + plansWith(mode) + " plan" + upgrade}
+		return api.Errorf(api.CodeRateLimited, "%s execution requires %s plan%s", kind, plansWith(mode), upgrade)
 	}
 	if timeout <= plan.MaxTimeout {
 		return nil
@@ -182,13 +183,12 @@ func checkPlan(plan proto.Plan, mode proto.Mode, timeout int, upgradeURL string)
 	message := fmt.Sprintf("timeout is above the maximum of %d seconds of the %s plan", plan.MaxTimeout, plan.Title)
 	next, upgradable := proto.PlanByName(plan.Next)
 	if !upgradable {
-		return &planError{message + "; ask for less"}
+		return api.Errorf(api.CodeRateLimited, "%s; ask for less", message)
 	}
-	message += fmt.Sprintf("; upgrade to %s for up to %d seconds, or ask for less", next.Title, next.MaxTimeout)
-	return &planError{message + upgrade}
+	return api.Errorf(api.CodeRateLimited, "%s; upgrade to %s for up to %d seconds, or ask for less%s", message, next.Title, next.MaxTimeout, upgrade)
 }
 
-// plansWith names the plans that include a mode, as in "a Pro or Enterprise".
+// plansWith lists the plans that include a mode, such as "a Pro or Enterprise".
 func plansWith(mode proto.Mode) string {
 	var titles []string
 	for _, p := range proto.Plans() {
@@ -211,7 +211,7 @@ func (s *Server) submit(ctx context.Context, sub *proto.Submission) (*admitted, 
 	var err error
 	if x.id, err = s.Submissions.Submit(ctx, sub); err != nil {
 		if errors.Is(err, proto.ErrSubmissionPending) {
-			return nil, errNotYet
+			return nil, api.Errorf(api.CodeGatewayTimeout, "the first request with this Idempotency-Key is still being accepted; send it again under that key")
 		}
 		return nil, s.submitError(ctx, job.TraceID, err)
 	}
@@ -228,20 +228,14 @@ func (s *Server) submitError(ctx context.Context, id proto.TraceID, err error) e
 		i := infoOf(ctx)
 		i.trace = id
 		i.rec.Header().Set("X-Trace-Id", string(id))
-		return &acceptedError{err}
+		return afterAcceptance(id, err)
 	case errors.Is(err, proto.ErrNotConfirmed):
-		return fmt.Errorf("%w: %w", errUnknownState, err)
+		return fmt.Errorf("%w: %w", api.Unavailable(2, "the queue did not confirm the execution in time; it was withdrawn; send it again"), err)
 	case errors.Is(err, proto.ErrKeyReused):
-		return errIdempotency
+		return api.Errorf(api.CodeIdempotency, "this Idempotency-Key was used with another request; use a new key for a new request")
 	default:
 		return err
 	}
-}
-
-func answerAccepted(w http.ResponseWriter, id proto.TraceID) {
-	w.Header().Set("Location", "/v1/executions/"+string(id))
-	w.Header().Set("Preference-Applied", preferAsync)
-	writeJSON(w, http.StatusAccepted, []byte(`{"trace_id":"`+string(id)+`","status":"running"}`))
 }
 
 func (s *Server) answerInline(ctx context.Context, w http.ResponseWriter, x *admitted) error {
@@ -256,7 +250,8 @@ func (s *Server) answerInline(ctx context.Context, w http.ResponseWriter, x *adm
 	return writeOutput(w, len(result.Stdout)+len(result.Stderr), func(w io.Writer) error { return proto.WriteResult(w, result) })
 }
 
-// await waits for the end of an execution, but in the queue only as long as its owner may.
+// await waits for the end of an execution. An execution of this request is withdrawn if it is still queued at its queue
+// deadline.
 func (s *Server) await(ctx context.Context, x *admitted) (*proto.Record, error) {
 	if x.submission != nil {
 		record, err := s.waitUntil(ctx, x.id, x.watch, x.queueDeadline)
@@ -265,28 +260,28 @@ func (s *Server) await(ctx context.Context, x *admitted) (*proto.Record, error) 
 			return record, nil
 		case ctx.Err() != nil:
 			return nil, s.clientGone(ctx, x)
-		case !errors.Is(err, errNoAnswerInTime):
+		case !errors.Is(err, errDeadline):
 			return nil, err
 		}
-		record, err = s.Submissions.Withdraw(ctx, x.submission, s.queueWaitOver())
+		record, err = s.Submissions.Withdraw(ctx, x.submission, s.withdrawReason())
 		if err == nil && record.Status.Terminal() {
 			return record, nil
 		}
-		if err != nil { // it may start yet, so the answer is waited for as if it had
-			s.Log.WarnContext(ctx, "withdraw after the wait for a worker", "trace_id", x.id, "error", err)
+		if err != nil { // it may still start, so wait for its end
+			s.Log.WarnContext(ctx, "withdraw failed", "trace_id", x.id, "error", err)
 		}
 	}
 	return s.waitUntil(ctx, x.id, x.watch, x.deadline)
 }
 
-func (s *Server) queueWaitOver() string {
-	if s.left.Err() != nil {
+func (s *Server) withdrawReason() string {
+	if s.leaving.Err() != nil {
 		return "The server was shut down before a worker was free, so the execution was withdrawn."
 	}
 	return fmt.Sprintf("No worker was free within %s, so the execution was withdrawn.", s.QueueWait)
 }
 
-// clientGone withdraws what nobody waits for any more, if it has not started.
+// clientGone withdraws an execution of this request that has not started.
 func (s *Server) clientGone(ctx context.Context, x *admitted) error {
 	if x.submission == nil {
 		return ctx.Err()
@@ -295,8 +290,8 @@ func (s *Server) clientGone(ctx context.Context, x *admitted) error {
 	return errors.Join(ctx.Err(), err)
 }
 
-// waitUntil waits for the end of an execution, with watch where there is one. Its error is errNoAnswerInTime at the deadline, and when this
-// server leaves.
+// waitUntil waits for the end of an execution, with watch if it is not nil. It returns errDeadline at the deadline, and when
+// the server shuts down.
 func (s *Server) waitUntil(ctx context.Context, id proto.TraceID, watch Watch, deadline time.Time) (record *proto.Record, err error) {
 	limited, cancel := s.until(ctx, deadline)
 	defer cancel()
@@ -311,13 +306,13 @@ func (s *Server) waitUntil(ctx context.Context, id proto.TraceID, watch Watch, d
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case limited.Err() != nil:
-		return nil, errNoAnswerInTime
+		return nil, errDeadline
 	default:
 		return nil, fmt.Errorf("wait for %s: %w", id, err)
 	}
 }
 
-// expiredInQueue frees the idempotency key of an execution that never ran, and gives the error to answer with.
+// expiredInQueue frees the idempotency key of an execution that never ran, and returns the error for the client.
 func (s *Server) expiredInQueue(ctx context.Context, x *admitted) error {
 	if x.submission == nil {
 		return errExpired

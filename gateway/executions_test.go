@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // run executes a program that prints two lines and ends, and gives its id.
@@ -70,7 +71,7 @@ func TestExecutionJSON(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var body strings.Builder
-			err := writeExecution(&body, &tt.record, tt.delivery, *at(9000))
+			err := api.NewExecution(&tt.record, tt.delivery, *at(9000)).Write(&body)
 			if got, want := body.String(), `{"trace_id":"trc_AbCdEfGhIjKlMnOpQrSt",`+tt.want; err != nil || got != want {
 				t.Errorf("%v\n%s, want\n%s", err, got, want)
 			}

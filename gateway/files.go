@@ -11,33 +11,24 @@ import (
 	"path"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/go-chi/chi/v5"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// contentPolicy keeps what tenants wrote from ever being a page of this server, even where a browser shows it.
+// contentPolicy prevents files of tenants from acting as pages of this server in a browser.
 const contentPolicy = "default-src 'none'; sandbox; frame-ancestors 'none'"
 
-// fileView is the JSON form of a file.
-type fileView struct {
-	Name        string `json:"name"`
-	Path        string `json:"path"`
-	Size        int64  `json:"size"`
-	Modified    string `json:"modified"`
-	IsDirectory bool   `json:"is_directory"`
-}
-
-// late is an answer of status 200 that begins with its first byte, so that what goes wrong before that can still be told.
-type late struct {
+// lazyWriter begins an answer with its first byte, so that an error before it can still be answered.
+type lazyWriter struct {
 	w     http.ResponseWriter
 	begin func(http.Header)
 	begun bool
 }
 
-func (l *late) Write(p []byte) (int, error) {
+func (l *lazyWriter) Write(p []byte) (int, error) {
 	if !l.begun {
 		l.begun = true
 		l.begin(l.w.Header())
@@ -45,27 +36,20 @@ func (l *late) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// readFileRequest reads a request about files of a thread.
-func (s *Server) readFileRequest(w http.ResponseWriter, r *http.Request, decode func([]byte) (*proto.FileRequest, error)) (
-	*proto.FileRequest, error,
-) {
-	body, err := s.readBody(w, r)
-	if err != nil {
-		return nil, err
+// requireThread refuses requests about files of anything but a thread.
+func requireThread(req *api.FileRequest) error {
+	if req.Source != proto.SourceThread {
+		return notImplemented("source volume is", "use source thread")
 	}
-	req, err := decode(body)
-	if err != nil {
-		return nil, err
-	}
-	if req.Source == proto.SourceVolume {
-		return nil, &unimplementedError{"source volume is", "use source thread"}
-	}
-	return req, nil
+	return nil
 }
 
-// listFiles sends the list as it comes: that of a large home, with long paths, need not fit into memory.
+// listFiles sends the list while it is read: that of a large home may not fit into memory.
 func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
-	req, err := s.readFileRequest(w, r, proto.DecodeFileList)
+	req, err := decodeBody[api.FileListRequest](s, w, r)
+	if err == nil {
+		err = requireThread(&req.FileRequest)
+	}
 	if err != nil {
 		return err
 	}
@@ -73,14 +57,14 @@ func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	out := bufio.NewWriterSize(&late{w: w, begin: jsonHeader}, smallOutput)
+	out := bufio.NewWriterSize(&lazyWriter{w: w, begin: jsonHeader}, smallOutput)
 	separator := `{"files":[`
 	err = s.eachFile(r, req, dir, func(f proto.File) error {
-		text, err := json.Marshal(fileView{path.Base(f.Path), f.Path, f.Size, f.Modified.UTC().Format(timeLayout), f.IsDirectory})
+		text, err := json.Marshal(api.NewFile(&f))
 		if err != nil {
 			return fmt.Errorf("encode %q: %w", f.Path, err)
 		}
-		_, _ = out.WriteString(separator) // the next write gives the error again
+		_, _ = out.WriteString(separator) // the next write returns the error again
 		separator = ","
 		_, err = out.Write(text)
 		return err
@@ -92,12 +76,12 @@ func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
 	if separator != "," {
 		end = separator + end
 	}
-	_, _ = out.WriteString(end) // Flush gives the error
+	_, _ = out.WriteString(end) // Flush returns the error
 	return out.Flush()
 }
 
-// eachFile calls f for what a list has: of a directory what is in it, of a file that alone.
-func (s *Server) eachFile(r *http.Request, req *proto.FileRequest, name string, f func(proto.File) error) error {
+// eachFile calls f for the entries of a directory, or for a single file.
+func (s *Server) eachFile(r *http.Request, req *api.FileListRequest, name string, f func(proto.File) error) error {
 	org := infoOf(r.Context()).key.Org
 	err := s.Files.List(r.Context(), org, req.ID, name, req.Recursive, f)
 	if !errors.Is(err, proto.ErrNotFound) {
@@ -114,7 +98,10 @@ func (s *Server) eachFile(r *http.Request, req *proto.FileRequest, name string, 
 }
 
 func (s *Server) uploadURL(w http.ResponseWriter, r *http.Request) error {
-	req, err := s.readFileRequest(w, r, proto.DecodeUpload)
+	req, err := decodeBody[api.FileUploadRequest](s, w, r)
+	if err == nil {
+		err = requireThread(&req.FileRequest)
+	}
 	if err != nil {
 		return err
 	}
@@ -127,24 +114,27 @@ func (s *Server) uploadURL(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if req.Size > most.Bytes {
-		return &proto.FieldError{Field: "content_length", Message: fmt.Sprintf(
-			"content_length is %d bytes, and the home directory of this API key's sandbox has %d", req.Size, most.Bytes)}
+	if req.ContentLength > most.Bytes {
+		return proto.FieldErrorf("content_length", "is %d bytes, and the home directory of this API key's sandbox has %d",
+			req.ContentLength, most.Bytes)
 	}
-	if err := s.Files.CheckRoom(r.Context(), key.Org, req.ID, name, req.Size, most); err != nil {
-		return fmt.Errorf("find out whether thread %s has room: %w", req.ID, err)
+	if err := s.Files.CheckRoom(r.Context(), key.Org, req.ID, name, req.ContentLength, most); err != nil {
+		return fmt.Errorf("check the room of thread %s: %w", req.ID, err)
 	}
-	return s.answerSigned(w, r, &grant{method: http.MethodPut, key: key.ID, org: key.Org, thread: req.ID, path: name, size: req.Size})
+	return s.answerSigned(w, r, &grant{method: http.MethodPut, key: key.ID, org: key.Org, thread: req.ID, path: name, size: req.ContentLength})
 }
 
-// room gives what a home may be in the sandbox of an API key.
+// room returns the size limit of homes in the sandbox of an API key.
 func (s *Server) room(r *http.Request, key *proto.Key) (proto.Room, error) {
 	profile, err := s.profileOf(r.Context(), key)
 	return proto.Room{Bytes: int64(profile.Disk.Home), Files: profile.Disk.Inodes}, err
 }
 
 func (s *Server) downloadURL(w http.ResponseWriter, r *http.Request) error {
-	req, err := s.readFileRequest(w, r, proto.DecodeDownload)
+	req, err := decodeBody[api.FileDownloadRequest](s, w, r)
+	if err == nil {
+		err = requireThread(&req.FileRequest)
+	}
 	if err != nil {
 		return err
 	}
@@ -155,7 +145,7 @@ func (s *Server) downloadURL(w http.ResponseWriter, r *http.Request) error {
 	key := infoOf(r.Context()).key
 	g := &grant{method: http.MethodGet, key: key.ID, org: key.Org, thread: req.ID, path: name}
 	if _, err := s.open(r, g); err != nil {
-		return err // rather now than when the URL is used
+		return err // report it now rather than when the URL is used
 	}
 	return s.answerSigned(w, r, g)
 }
@@ -163,7 +153,7 @@ func (s *Server) downloadURL(w http.ResponseWriter, r *http.Request) error {
 func (s *Server) open(r *http.Request, g *grant) (*proto.FileContent, error) {
 	content, err := s.Files.Open(r.Context(), g.org, g.thread, g.path)
 	if errors.Is(err, proto.ErrNotFound) {
-		return nil, errNoFile
+		return nil, api.Errorf(api.CodeNotFound, "there is no file at this path of the thread, or no such thread; links are not followed; see /v1/files/list")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open a file of thread %s: %w", g.thread, err)
@@ -171,9 +161,9 @@ func (s *Server) open(r *http.Request, g *grant) (*proto.FileContent, error) {
 	return content, nil
 }
 
-// getContent sends a file, or the range of it that was asked for.
+// getContent sends a file, or the range of it that the request asks for.
 func (s *Server) getContent(w http.ResponseWriter, r *http.Request) error {
-	g, _, err := s.allowed(r, chi.URLParam(r, "token"))
+	g, _, err := s.checkGrant(r, chi.URLParam(r, "token"))
 	if err != nil {
 		return err
 	}
@@ -185,8 +175,8 @@ func (s *Server) getContent(w http.ResponseWriter, r *http.Request) error {
 	tag := `"` + content.Tag + `"`
 	part := span{0, content.Size}
 	whole := true
-	if asked := r.Header.Get("Range"); asked != "" && r.Method == http.MethodGet && fresh(r.Header.Get("If-Range"), tag) {
-		if part, whole, err = rangeOf(asked, content.Size); err != nil {
+	if asked := r.Header.Get("Range"); asked != "" && r.Method == http.MethodGet && rangeIsCurrent(r.Header.Get("If-Range"), tag) {
+		if part, whole, err = parseRange(asked, content.Size); err != nil {
 			h.Set("Content-Range", fmt.Sprintf("bytes */%d", content.Size))
 			return err
 		}
@@ -220,8 +210,8 @@ func (s *Server) getContent(w http.ResponseWriter, r *http.Request) error {
 	return s.sendPart(w, r, content, part, begin)
 }
 
-// sendPart sends a part of a file. Its end is read, and with that verified, before that is sent; the answer begins when there is something
-// to send. So what is wrong with a short file can still be told, and breaks a long one off.
+// sendPart sends a part of a file. The end of the part is verified before it is sent: an error of a short file is answered, and
+// an error of a long one breaks the answer off.
 func (s *Server) sendPart(w http.ResponseWriter, r *http.Request, content *proto.FileContent, part span, begin func()) error {
 	body, err := content.Read(r.Context(), part.offset, part.length)
 	if err != nil {
@@ -254,7 +244,7 @@ func (s *Server) sendPart(w http.ResponseWriter, r *http.Request, content *proto
 	return err
 }
 
-// noEOF makes an end where none was to be an error that is not taken for a good end.
+// noEOF turns an unexpected io.EOF into io.ErrUnexpectedEOF.
 func noEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -262,9 +252,9 @@ func noEOF(err error) error {
 	return err
 }
 
-// attachment gives the Content-Disposition of a file of that name, which may have any characters.
+// attachment returns the Content-Disposition of a file. Its name may have any characters.
 func attachment(name string) string {
-	// Without those that some browsers do not take as they are.
+	// Replace the characters that some browsers do not accept.
 	name = strings.Map(func(r rune) rune {
 		if r < ' ' || r == '\\' || r == '"' || r == 0x7f {
 			return '_'
@@ -277,12 +267,13 @@ func attachment(name string) string {
 // span is a part of a file, in bytes.
 type span struct{ offset, length int64 }
 
-// fresh reports whether a range of what has that tag was asked for. A time is not believed to tell contents apart.
-func fresh(ifRange, tag string) bool { return ifRange == "" || ifRange == tag }
+// rangeIsCurrent reports whether the condition of a range request holds for content with this tag. Times are not accepted as
+// conditions: they do not distinguish contents.
+func rangeIsCurrent(ifRange, tag string) bool { return ifRange == "" || ifRange == tag }
 
-// rangeOf gives the part of size bytes that a Range header asks for. What is no single range of bytes is passed over, as it may be: whole
-// is true then, and also for an empty file. The error is errRange where the range begins after the end.
-func rangeOf(header string, size int64) (part span, whole bool, err error) {
+// parseRange returns the part of size bytes that a Range header asks for. A header that is not a single range of bytes is
+// ignored: whole is true then, and also for an empty file.
+func parseRange(header string, size int64) (part span, whole bool, err error) {
 	text, ok := strings.CutPrefix(header, "bytes=")
 	from, to, dash := strings.Cut(strings.TrimSpace(text), "-")
 	first, hasFirst := decimal(from)
@@ -290,7 +281,7 @@ func rangeOf(header string, size int64) (part span, whole bool, err error) {
 	switch {
 	case !ok || !dash || size == 0:
 		return span{0, size}, true, nil
-	case from == "" && hasLast: // so many at the end
+	case from == "" && hasLast: // the last bytes
 		first, last = max(0, size-last), size-1
 	case hasFirst && to == "":
 		last = size - 1
@@ -300,22 +291,22 @@ func rangeOf(header string, size int64) (part span, whole bool, err error) {
 		return span{0, size}, true, nil
 	}
 	if first >= size {
-		return span{}, false, errRange
+		return span{}, false, api.Errorf(api.CodeRange, "the range begins after the end of the file")
 	}
 	return span{first, last - first + 1}, false, nil
 }
 
-// decimal reads a whole number without a sign.
+// decimal parses a whole number without a sign.
 func decimal(text string) (n int64, ok bool) {
 	u, err := strconv.ParseUint(text, 10, 63)
 	return int64(u), err == nil
 }
 
-// putContent takes a file that was uploaded.
+// putContent stores an uploaded file.
 func (s *Server) putContent(w http.ResponseWriter, r *http.Request) error {
-	g, key, err := s.allowed(r, chi.URLParam(r, "token"))
+	g, key, err := s.checkGrant(r, chi.URLParam(r, "token"))
 	if err == nil {
-		err = plainBody(w, r)
+		err = requireIdentity(w, r)
 	}
 	if err == nil {
 		err = checkLength(r.ContentLength, g.size)
@@ -329,33 +320,29 @@ func (s *Server) putContent(w http.ResponseWriter, r *http.Request) error {
 		done, err = s.transfers.begin(r.Context(), g.org)
 	}
 	if err != nil {
-		w.Header().Set("Connection", "close") // the body is not worth reading
+		w.Header().Set("Connection", "close") // the body is not read
 		return err
 	}
 	defer done()
 	body := &longBody{from: r.Body, control: infoOf(r.Context()).rec.control, limit: g.size}
 	err = s.Files.Stage(r.Context(), g.org, g.thread, g.path, g.size, most, body)
-	_ = body.control.SetReadDeadline(time.Time{}) // not supported: no connection that could stall
+	body.clearDeadline()
 	if err != nil {
-		w.Header().Set("Connection", "close") // the rest of the body is not worth reading
+		w.Header().Set("Connection", "close") // the rest of the body is not read
 		return fmt.Errorf("stage a file of thread %s: %w", g.thread, err)
 	}
-	return writeValue(w, http.StatusOK, struct {
-		Path string `json:"path"`
-		Size int64  `json:"size"`
-	}{g.path, g.size})
+	return writeValue(w, http.StatusOK, api.Uploaded{Path: g.path, Size: g.size})
 }
 
-// checkLength compares the length of an upload with what its URL allows.
+// checkLength compares the length of an upload with the length that its URL allows.
 func checkLength(length, allowed int64) error {
 	switch {
 	case length < 0:
-		return errLength
+		return api.Errorf(api.CodeLengthRequired, "a file is sent with its Content-Length")
 	case length > allowed:
-		return &bodyTooLargeError{allowed}
+		return bodyTooLarge(allowed)
 	case length < allowed:
-		return &proto.FieldError{Field: "Content-Length", Message: fmt.Sprintf(
-			"Content-Length is %d, and the URL is for a file of %d bytes", length, allowed)}
+		return proto.FieldErrorf("Content-Length", "is %d, and the URL is for a file of %d bytes", length, allowed)
 	default:
 		return nil
 	}

@@ -24,6 +24,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 	"github.com/bullpen-run/bullpen/scheduler/submit"
 )
 
@@ -271,7 +272,11 @@ func (a *reply) trace() proto.TraceID {
 
 // contract is the OpenAPI document, read once for all tests.
 var contract = sync.OnceValues(func() (*openapi3.T, error) {
-	return openapi3.NewLoader().LoadFromData(openAPI)
+	document, err := api.OpenAPI("1.2.3")
+	if err != nil {
+		return nil, err
+	}
+	return openapi3.NewLoader().LoadFromData(document)
 })
 
 // validate holds an answer against the document: its status, its headers and its body.

@@ -1,13 +1,12 @@
 package gateway
 
 import (
-	"fmt"
 	"net/http"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// idempotencyKeyOf gives the request's Idempotency-Key, empty for none.
+// idempotencyKeyOf returns the Idempotency-Key of a request, empty for none.
 func idempotencyKeyOf(h http.Header) (string, error) {
 	values := h.Values("Idempotency-Key")
 	if len(values) == 0 {
@@ -16,8 +15,5 @@ func idempotencyKeyOf(h http.Header) (string, error) {
 	if key := values[0]; len(values) == 1 && key != "" && len(key) <= proto.MaxIdempotencyKeyLen && printable(key) {
 		return key, nil
 	}
-	return "", &proto.FieldError{
-		Field:   "Idempotency-Key",
-		Message: fmt.Sprintf("Idempotency-Key must be one value of 1 to %d printable ASCII characters", proto.MaxIdempotencyKeyLen),
-	}
+	return "", proto.FieldErrorf("Idempotency-Key", "must be one value of 1 to %d printable ASCII characters", proto.MaxIdempotencyKeyLen)
 }

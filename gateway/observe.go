@@ -27,7 +27,7 @@ type info struct {
 	trace     proto.TraceID
 	err       error
 	rec       *recorder
-	held      int64 // bytes of the budget
+	reserved  int64 // bytes of the budget
 }
 
 type infoKey struct{}

@@ -9,29 +9,27 @@ import (
 	"github.com/go-chi/chi/v5"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// brokenSandboxError says that what an API key is bound to is not there. Its executions are refused: another sandbox might let them do
-// more than they should.
-type brokenSandboxError struct{ missing string }
-
-func (e *brokenSandboxError) Error() string {
-	return e.missing + ", so nothing runs under this API key; whoever administers this server has to make it again, or you need another key"
+// brokenSandbox refuses executions of an API key whose sandbox or image is missing. Any other sandbox might allow more.
+func brokenSandbox(format string, args ...any) error {
+	return api.Errorf(api.CodeInternal, format+", so nothing runs under this API key; whoever administers this server has to make it again, or you need another key", args...)
 }
 
-// profileOf gives the sandbox profile that a key is bound to.
+// profileOf returns the sandbox profile that a key is bound to.
 func (s *Server) profileOf(ctx context.Context, key *proto.Key) (proto.Profile, error) {
 	if key.Sandbox == "" {
 		return s.Default, nil
 	}
 	p, err := s.Profiles.Profile(ctx, key.Sandbox)
 	if errors.Is(err, proto.ErrNotFound) {
-		return p, &brokenSandboxError{fmt.Sprintf("the sandbox %q does not exist", key.Sandbox)}
+		return p, brokenSandbox("the sandbox %q does not exist", key.Sandbox)
 	}
 	return p, err
 }
 
-// resolve makes the snapshot that a program of that language runs in.
+// resolve returns the snapshot of a profile for a program in language.
 func (s *Server) resolve(ctx context.Context, p *proto.Profile, language proto.Language) (proto.Sandbox, error) {
 	name, ok := p.ImageName()
 	if !ok {
@@ -39,7 +37,7 @@ func (s *Server) resolve(ctx context.Context, p *proto.Profile, language proto.L
 	}
 	image, err := s.Images.Image(ctx, name)
 	if errors.Is(err, proto.ErrNotFound) {
-		return proto.Sandbox{}, &brokenSandboxError{fmt.Sprintf("the image %q of the sandbox %q does not exist", name, p.Name)}
+		return proto.Sandbox{}, brokenSandbox("the image %q of the sandbox %q does not exist", name, p.Name)
 	}
 	if err != nil {
 		return proto.Sandbox{}, fmt.Errorf("look up image %s: %w", name, err)
@@ -50,13 +48,13 @@ func (s *Server) resolve(ctx context.Context, p *proto.Profile, language proto.L
 	return p.Sandbox(image.Digest), nil
 }
 
-// readProfile reads a profile from the body of a request. A name that the path has may be left out there.
+// readProfile decodes a profile from the body of a request. If the path has a name, the body may omit it.
 func (s *Server) readProfile(w http.ResponseWriter, r *http.Request, name string) (proto.Profile, error) {
 	body, err := s.readBody(w, r)
 	if err != nil {
 		return proto.Profile{}, err
 	}
-	p, err := proto.DecodeProfile(name, body, s.Default)
+	p, err := api.DecodeSandbox(name, body, s.Default)
 	if err != nil {
 		return p, err
 	}
@@ -66,7 +64,7 @@ func (s *Server) readProfile(w http.ResponseWriter, r *http.Request, name string
 	}
 	_, err = s.Images.Image(r.Context(), image)
 	if errors.Is(err, proto.ErrNotFound) {
-		return p, &proto.FieldError{Field: "image", Message: fmt.Sprintf("image %q does not exist; make it first", image)}
+		return p, proto.FieldErrorf("image", "%q does not exist; make it first", image)
 	}
 	return p, err
 }
@@ -88,8 +86,7 @@ func (s *Server) listSandboxes(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("list sandboxes: %w", err)
 	}
-	list = append([]proto.Profile{s.Default}, list...)
-	return writeValue(w, http.StatusOK, map[string][]proto.Profile{"sandboxes": list})
+	return writeValue(w, http.StatusOK, api.Sandboxes{Sandboxes: append([]proto.Profile{s.Default}, list...)})
 }
 
 func (s *Server) getSandbox(w http.ResponseWriter, r *http.Request) error {

@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // DefaultMaxBody is the documented cap on request bodies, in bytes.
@@ -83,7 +84,7 @@ type Server struct {
 
 	draining  atomic.Bool
 	budget    budget
-	left      context.Context // of all waits for executions: it ends with Leave
+	leaving   context.Context // of all waits for executions; cancelled by Leave
 	leave     context.CancelFunc
 	transfers transfers
 }
@@ -99,7 +100,7 @@ func (s *Server) Leave() { s.leave() }
 
 // Handler gives the handler of all routes. It is called once.
 func (s *Server) Handler() http.Handler {
-	s.left, s.leave = context.WithCancel(context.Background())
+	s.leaving, s.leave = context.WithCancel(context.Background())
 	root := chi.NewRouter()
 	root.Use(s.observe)
 	root.NotFound(s.handle(func(http.ResponseWriter, *http.Request) error { return errNoRoute }))
@@ -113,74 +114,47 @@ func (s *Server) Handler() http.Handler {
 		root.Method(http.MethodGet, "/metrics", s.Metrics)
 	}
 	s.routeDocs(root)
-	root.Group(s.routeV1)
-	root.Group(s.routeContent)
+	s.routeAPI(root)
 	return root
 }
 
-// routeV1 is the execute API: everything that belongs to this surface and not to the whole server hangs here. It is not
-// mounted as a router of its own because the paths of a mounted one cannot be told from those that do not exist.
-func (s *Server) routeV1(r chi.Router) {
-	const prefix = "/v1"
-	r.Use(s.refuseWhenDraining, s.authenticate, s.occupy)
-	r.Post(prefix+"/sandbox/execute", s.handle(s.execute))
-	r.Get(prefix+"/executions/{id}", s.handle(s.getExecution))
-	r.Get(prefix+"/executions/{id}/output", s.handle(s.getOutput))
-	r.Post(prefix+"/executions/{id}/cancel", s.handle(s.cancelExecution))
-	r.Get(prefix+"/executions/{id}/webhook", s.handle(s.getDelivery))
-	r.Post(prefix+"/executions/{id}/webhook/replay", s.handle(s.replayDelivery))
-	r.Get(prefix+"/webhook", s.handle(s.getWebhook))
-	r.Put(prefix+"/webhook", s.handle(s.putWebhook))
-	r.Patch(prefix+"/webhook", s.handle(s.patchWebhook))
-	r.Delete(prefix+"/webhook", s.handle(s.deleteWebhook))
-	r.Post(prefix+"/webhook/rotate", s.handle(s.rotateWebhook))
-	r.Post(prefix+"/webhook/test", s.handle(s.testWebhook))
-	r.Post(prefix+"/webhook/replay-failed", s.handle(s.replayFailed))
-	r.Get(prefix+"/webhook/endpoints", s.handle(s.listEndpoints))
-	r.Post(prefix+"/webhook/endpoints/enable", s.handle(s.enableEndpoint))
-	r.Get(prefix+"/executions", s.handle(notYet("the list of executions is", "ask for each by its trace id")))
-	r.Get(prefix+"/threads", s.handle(s.listThreads))
-	r.Get(prefix+"/threads/{id}", s.handle(s.getThread))
-	r.Delete(prefix+"/threads/{id}", s.handle(s.deleteThread))
-	r.Post(prefix+"/threads/{id}/fork", s.handle(s.forkThread))
-	r.Get(prefix+"/threads/{id}/archive", s.handle(s.archiveThread))
-	r.Post(prefix+"/files/list", s.handle(s.listFiles))
-	r.Post(prefix+"/files/upload_url", s.handle(s.uploadURL))
-	r.Post(prefix+"/files/download_url", s.handle(s.downloadURL))
-	r.Group(func(r chi.Router) {
-		r.Use(s.requireAllRights)
-		r.Post(prefix+"/admin/keys", s.handle(s.createKey))
-		r.Get(prefix+"/admin/keys", s.handle(s.listKeys))
-		r.Delete(prefix+"/admin/keys/{id}", s.handle(s.revokeKey))
-		r.Post(prefix+"/admin/sandboxes", s.handle(s.createSandbox))
-		r.Get(prefix+"/admin/sandboxes", s.handle(s.listSandboxes))
-		r.Get(prefix+"/admin/sandboxes/{name}", s.handle(s.getSandbox))
-		r.Put(prefix+"/admin/sandboxes/{name}", s.handle(s.replaceSandbox))
-		r.Delete(prefix+"/admin/sandboxes/{name}", s.handle(s.deleteSandbox))
-		r.Put(prefix+"/admin/images/{name}", s.handle(s.putImage))
-		r.Get(prefix+"/admin/images", s.handle(s.listImages))
-		r.Delete(prefix+"/admin/images/{name}", s.handle(s.removeImage))
-		r.Get(deadLettersPath, s.handle(s.listDeadLetters))
-		r.Get(deadLettersPath+"/{id}", s.handle(s.getDeadLetter))
-		r.Delete(deadLettersPath+"/{id}", s.handle(s.deleteDeadLetter))
-		r.Post(deadLettersPath+"/{id}/requeue", s.handle(s.requeueDeadLetter))
-		r.Get(prefix+"/admin/backup", s.handle(s.backup))
-		r.Post(prefix+"/admin/threads/gc", s.handle(s.collectThreads))
-		r.Post(prefix+"/admin/threads/rebuild", s.handle(s.rebuildThreads))
-	})
-}
-
-// routeContent is what signed URLs lead to: they say themselves what they allow, and to whom.
-func (s *Server) routeContent(r chi.Router) {
-	r.Use(s.refuseWhenDraining)
-	r.Get(contentPath+"{token}", s.handle(s.getContent))
-	r.Head(contentPath+"{token}", s.handle(s.getContent))
-	r.Put(contentPath+"{token}", s.handle(s.putContent))
-}
-
-// notYet answers a route of the contract that this version does not have.
-func notYet(what, instead string) func(http.ResponseWriter, *http.Request) error {
-	return func(http.ResponseWriter, *http.Request) error { return &unimplementedError{what, instead} }
+// routeAPI registers the routes of the API. They are not mounted as a router of their own, because a mounted router cannot
+// distinguish unknown paths from unknown methods.
+func (s *Server) routeAPI(r chi.Router) {
+	handlers := map[string]func(http.ResponseWriter, *http.Request) error{
+		"execute": s.execute, "getExecution": s.getExecution, "getOutput": s.getOutput, "cancelExecution": s.cancelExecution,
+		"listExecutions": func(http.ResponseWriter, *http.Request) error {
+			return notImplemented("the list of executions is", "ask for each by its trace id")
+		},
+		"getDelivery": s.getDelivery, "replayDelivery": s.replayDelivery, "getWebhook": s.getWebhook, "putWebhook": s.putWebhook,
+		"patchWebhook": s.patchWebhook, "deleteWebhook": s.deleteWebhook, "rotateWebhook": s.rotateWebhook, "testWebhook": s.testWebhook,
+		"replayFailed": s.replayFailed, "listEndpoints": s.listEndpoints, "enableEndpoint": s.enableEndpoint,
+		"listThreads": s.listThreads, "getThread": s.getThread, "deleteThread": s.deleteThread, "forkThread": s.forkThread,
+		"archiveThread": s.archiveThread, "listFiles": s.listFiles, "fileUploadURL": s.uploadURL, "fileDownloadURL": s.downloadURL,
+		"getContent": s.getContent, "putContent": s.putContent, "createKey": s.createKey, "listKeys": s.listKeys, "revokeKey": s.revokeKey,
+		"createSandbox": s.createSandbox, "listSandboxes": s.listSandboxes, "getSandbox": s.getSandbox, "replaceSandbox": s.replaceSandbox,
+		"removeSandbox": s.deleteSandbox, "putImage": s.putImage, "listImages": s.listImages, "removeImage": s.removeImage,
+		"listDeadLetters": s.listDeadLetters, "getDeadLetter": s.getDeadLetter, "deleteDeadLetter": s.deleteDeadLetter,
+		"requeueDeadLetter": s.requeueDeadLetter, "backup": s.backup, "collectThreads": s.collectThreads, "rebuildThreads": s.rebuildThreads,
+	}
+	public := r.With(s.refuseWhenDraining) // signed URLs
+	user := public.With(s.authenticate, s.limitMemory)
+	admin := user.With(s.requireAllRights)
+	for _, route := range api.Routes() {
+		handler := handlers[route.ID]
+		if handler == nil {
+			continue // routes of the server itself
+		}
+		on := user
+		switch {
+		case route.Public:
+			on = public
+		case route.Admin():
+			on = admin
+		}
+		on.Method(route.Method, route.Path, s.handle(handler))
+	}
+	public.Head(contentPath+"{token}", s.handle(s.getContent))
 }
 
 func (s *Server) refuseWhenDraining(next http.Handler) http.Handler {
@@ -200,12 +174,12 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 		scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 		secret = strings.TrimSpace(secret)
 		if !strings.EqualFold(scheme, "Bearer") || proto.CheckKeyForm(secret) != nil {
-			s.writeError(w, r, errUnauthorized)
+			s.writeError(w, r, unauthorized())
 			return
 		}
 		key, ok := s.Keys.Authenticate(secret)
 		if !ok || key.RevokedAt != nil {
-			s.writeError(w, r, errUnauthorized)
+			s.writeError(w, r, unauthorized())
 			return
 		}
 		info := infoOf(r.Context())
@@ -221,7 +195,7 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 func (s *Server) requireAllRights(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if infoOf(r.Context()).key.Rights != proto.RightsAll {
-			s.writeError(w, r, errForbidden)
+			s.writeError(w, r, api.Errorf(api.CodeForbidden, "this route needs an API key with all rights"))
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -247,14 +221,14 @@ func methodNotAllowed(root chi.Routes) func(http.ResponseWriter, *http.Request) 
 			return errNoRoute
 		}
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
-		return errMethod
+		return api.Errorf(api.CodeMethodNotAllowed, "this path does not take that method; see the Allow header")
 	}
 }
 
 // until gives a context that ends at the deadline, or when this server leaves.
 func (s *Server) until(ctx context.Context, deadline time.Time) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithDeadline(ctx, deadline)
-	stop := context.AfterFunc(s.left, cancel)
+	stop := context.AfterFunc(s.leaving, cancel)
 	return ctx, func() {
 		stop()
 		cancel()

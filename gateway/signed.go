@@ -11,29 +11,30 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 const (
-	// contentPath is where files are sent to and got from by signed URLs.
+	// contentPath is the prefix of signed URLs.
 	contentPath = "/v1/files/content/"
-	// urlLife is how long a signed URL can be used to begin a request.
+	// urlLife is the time in which a request with a signed URL must begin.
 	urlLife = 15 * time.Minute
-	// grantForm is the version of what is signed. It is signed too, so that a grant of one form is never taken for one of another.
+	// grantForm is the version of the signed text. It is signed too, so that texts of different versions cannot be confused.
 	grantForm = "bullpen-file-1"
 )
 
-// grant is what a signed URL allows: one method on one file. What it says can be read by whoever has the URL.
+// grant is what a signed URL allows: one method on one file. Its fields are readable to everyone who has the URL.
 type grant struct {
 	method    string // GET, which HEAD goes with, or PUT
-	key       string // the id of the API key that it was given to, without which it allows nothing
+	key       string // the id of the API key that asked for it; a revoked key makes the grant invalid
 	org       string
 	thread    string
 	path      string // relative to the home, cleaned
-	size      int64  // of an upload: the bytes it must have
+	size      int64  // of an upload, in bytes
 	expiresAt time.Time
 }
 
-// token gives the signed form of g for a URL.
+// token returns the signed form of g for a URL.
 func (g *grant) token(secret [32]byte) string {
 	text := strings.Join([]string{
 		grantForm, g.method, g.key, g.org, g.thread, strconv.FormatInt(g.size, 10), strconv.FormatInt(g.expiresAt.Unix(), 10),
@@ -49,7 +50,12 @@ func signature(secret [32]byte, text string) []byte {
 	return mac.Sum(nil)
 }
 
-// parseGrant gives what a token allows at a time. Its error is errBadURL or errOldURL.
+var (
+	errBadURL = api.Errorf(api.CodeForbidden, "this URL was not made by this server for this method; ask for one at /v1/files/upload_url or download_url")
+	errOldURL = api.Errorf(api.CodeForbidden, "this URL has expired, or the API key that asked for it was revoked; ask for another at /v1/files/upload_url or download_url")
+)
+
+// parseGrant returns the grant of a token that is valid at a time. It returns errBadURL or errOldURL if the token is not.
 func parseGrant(secret [32]byte, token string, now time.Time) (*grant, error) {
 	body, sum, _ := strings.Cut(token, ".")
 	decode := base64.RawURLEncoding.Strict().DecodeString
@@ -72,7 +78,7 @@ func parseGrant(secret [32]byte, token string, now time.Time) (*grant, error) {
 		g.size, err = strconv.ParseInt(parts[5], 10, 64)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read a grant that was signed here: %w", err)
+		return nil, fmt.Errorf("parse a signed grant: %w", err)
 	}
 	if g.expiresAt = time.Unix(expires, 0); !now.Before(g.expiresAt) {
 		return nil, errOldURL
@@ -80,8 +86,9 @@ func parseGrant(secret [32]byte, token string, now time.Time) (*grant, error) {
 	return g, nil
 }
 
-// allowed gives what the URL of a request allows, if that is its method and the API key that asked for it may still do so.
-func (s *Server) allowed(r *http.Request, token string) (*grant, *proto.Key, error) {
+// checkGrant returns the grant of a request's URL and the API key that asked for it. It returns errBadURL or errOldURL unless
+// the grant allows the method and the key is valid.
+func (s *Server) checkGrant(r *http.Request, token string) (*grant, *proto.Key, error) {
 	g, err := parseGrant(*s.URLSecret, token, time.Now())
 	if err != nil {
 		return nil, nil, err
@@ -96,45 +103,31 @@ func (s *Server) allowed(r *http.Request, token string) (*grant, *proto.Key, err
 	return g, key, nil
 }
 
-// signedView is the JSON form of a signed URL.
-type signedView struct {
-	URL       string       `json:"url"`
-	Method    string       `json:"method"`
-	Headers   []headerView `json:"headers"`
-	ExpiresAt string       `json:"expires_at"`
-}
-
-type headerView struct {
-	Name  string `json:"name"`
-	Value string `json:"value"`
-}
-
-// answerSigned answers with a URL for what g allows, from now on.
+// answerSigned answers with a URL for g that is valid from now on.
 func (s *Server) answerSigned(w http.ResponseWriter, r *http.Request, g *grant) error {
 	base, err := s.baseURL(r)
 	if err != nil {
 		return err
 	}
 	g.expiresAt = time.Now().Add(urlLife).Truncate(time.Second)
-	v := signedView{
-		URL: base + contentPath + g.token(*s.URLSecret), Method: g.method, Headers: []headerView{},
-		ExpiresAt: g.expiresAt.UTC().Format(timeLayout),
+	answer := api.SignedURL{
+		URL: base + contentPath + g.token(*s.URLSecret), Method: g.method, Headers: []api.Header{}, ExpiresAt: api.Time{Time: g.expiresAt},
 	}
 	if g.method == http.MethodPut {
 		// For clients that would otherwise send a stream without its length.
-		v.Headers = append(v.Headers, headerView{"Content-Length", strconv.FormatInt(g.size, 10)})
+		answer.Headers = append(answer.Headers, api.Header{Name: "Content-Length", Value: strconv.FormatInt(g.size, 10)})
 	}
-	return writeValue(w, http.StatusOK, v)
+	return writeValue(w, http.StatusOK, answer)
 }
 
-// baseURL gives the address of this server as its clients know it. What a header says that any client can send is not believed, but for
-// Host, which leads only that client itself elsewhere.
+// baseURL returns the address of this server as its clients know it. No header but Host is trusted: a wrong Host misleads only
+// the client that sent it.
 func (s *Server) baseURL(r *http.Request) (string, error) {
 	if s.PublicURL != "" {
 		return s.PublicURL, nil
 	}
 	if r.Host == "" {
-		return "", &proto.FieldError{Field: "Host", Message: "Host must be sent, for the URL in the answer"}
+		return "", proto.FieldErrorf("Host", "must be sent, for the URL in the answer")
 	}
 	if r.TLS != nil {
 		return "https://" + r.Host, nil

@@ -39,7 +39,7 @@ func (s *Server) newFollower(w http.ResponseWriter, r *info, tail Tail, sse bool
 // this server leaves and there is nothing more to tell.
 func (f *follower) copy(ctx context.Context) error {
 	for {
-		left := f.s.left.Err() != nil
+		left := f.s.leaving.Err() != nil
 		batch, err := f.next(ctx, left)
 		switch {
 		case err == nil:
@@ -47,11 +47,11 @@ func (f *follower) copy(ctx context.Context) error {
 			f.last = batch.Last
 		case errors.Is(err, io.EOF):
 			return nil
-		case errors.Is(err, errNoAnswerInTime) && left:
+		case errors.Is(err, errDeadline) && left:
 			err = errDraining
-		case errors.Is(err, errNoAnswerInTime) && f.s.left.Err() != nil:
+		case errors.Is(err, errDeadline) && f.s.leaving.Err() != nil:
 			continue // what has happened already is told
-		case errors.Is(err, errNoAnswerInTime):
+		case errors.Is(err, errDeadline):
 			err = f.write(proto.Batch{First: f.last, Last: f.last, Lines: proto.AppendKeepaliveEvent(nil, f.last)})
 		}
 		if err != nil {
@@ -129,7 +129,7 @@ func (f *follower) field(seq int64) []byte {
 	return f.head
 }
 
-// next reads the next events. Its error is errNoAnswerInTime when it is time for a keepalive, and when this server leaves; left says that
+// next reads the next events. Its error is errDeadline when it is time for a keepalive, and when this server leaves; left says that
 // it does already.
 func (f *follower) next(ctx context.Context, left bool) (proto.Batch, error) {
 	if !left {
@@ -140,7 +140,7 @@ func (f *follower) next(ctx context.Context, left bool) (proto.Batch, error) {
 	return nextWithin(ctx, limited, f.tail)
 }
 
-// nextUntil reads the next events. Its error is errNoAnswerInTime at the deadline, and when this server leaves; the tail is still good
+// nextUntil reads the next events. Its error is errDeadline at the deadline, and when this server leaves; the tail is still good
 // then.
 func (s *Server) nextUntil(ctx context.Context, tail Tail, deadline time.Time) (proto.Batch, error) {
 	limited, cancel := s.until(ctx, deadline)
@@ -157,7 +157,7 @@ func nextWithin(ctx, limited context.Context, tail Tail) (proto.Batch, error) {
 	case ctx.Err() != nil:
 		return batch, ctx.Err()
 	case limited.Err() != nil:
-		return batch, errNoAnswerInTime
+		return batch, errDeadline
 	default:
 		return batch, err
 	}
@@ -171,7 +171,7 @@ func (s *Server) answerStream(ctx context.Context, w http.ResponseWriter, x *adm
 	tail, err := s.Events.Follow(limited, x.id, 0)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
-		return errNoAnswerInTime
+		return errDeadline
 	case err != nil:
 		return errors.Join(fmt.Errorf("follow %s: %w", x.id, err), s.clientGone(ctx, x))
 	}
@@ -198,18 +198,18 @@ func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.
 	if err != nil && ctx.Err() != nil {
 		return first, s.clientGone(ctx, x)
 	}
-	if errors.Is(err, errNoAnswerInTime) && x.submission != nil {
-		record, withdrawErr := s.Submissions.Withdraw(ctx, x.submission, s.queueWaitOver())
+	if errors.Is(err, errDeadline) && x.submission != nil {
+		record, withdrawErr := s.Submissions.Withdraw(ctx, x.submission, s.withdrawReason())
 		switch {
 		case withdrawErr != nil: // it may start yet
-			s.Log.WarnContext(ctx, "withdraw after the wait for a worker", "trace_id", x.id, "error", withdrawErr)
+			s.Log.WarnContext(ctx, "withdraw failed", "trace_id", x.id, "error", withdrawErr)
 		case record.ExpiredInQueue():
 			return first, errExpired
 		}
 		first, err = s.nextUntil(ctx, tail, x.deadline)
 	}
 	switch {
-	case errors.Is(err, errNoAnswerInTime) || (err != nil && ctx.Err() != nil):
+	case errors.Is(err, errDeadline) || (err != nil && ctx.Err() != nil):
 		return first, err
 	case err != nil:
 		return first, fmt.Errorf("first events of %s: %w", x.id, err)
@@ -221,7 +221,7 @@ func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.
 	defer cancel()
 	record, err := s.Jobs.Lookup(limited, x.id)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return first, errNoAnswerInTime
+		return first, errDeadline
 	}
 	if err != nil {
 		return first, fmt.Errorf("look up %s: %w", x.id, err)

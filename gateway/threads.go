@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,72 +10,11 @@ import (
 	"github.com/go-chi/chi/v5"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-const (
-	defaultPage = 20
-	mostPage    = 100
-	// versionsTimeout bounds forking and removing a thread, which ask the store for many things.
-	versionsTimeout = time.Minute
-)
-
-// threadView is the JSON form of a thread.
-type threadView struct {
-	ID        string  `json:"id"`
-	Version   int64   `json:"version"` // 0 while the home is empty
-	Bytes     int64   `json:"bytes"`
-	Files     int64   `json:"files"`
-	CreatedAt string  `json:"created_at"`
-	UsedAt    string  `json:"used_at"`
-	Holder    *string `json:"holder"`
-}
-
-// wholeThreadView is the JSON form of a thread with its versions.
-type wholeThreadView struct {
-	threadView
-	Versions []versionView `json:"versions"`
-	Staged   []stagedView  `json:"staged"`
-}
-
-type versionView struct {
-	Number    int64   `json:"number"`
-	CreatedAt string  `json:"created_at"`
-	TraceID   *string `json:"trace_id"`
-	Bytes     int64   `json:"bytes"`
-	Files     int64   `json:"files"`
-}
-
-type stagedView struct {
-	Path string `json:"path"`
-	Size int64  `json:"size"`
-	At   string `json:"at"`
-}
-
-func viewThread(t *proto.ThreadSummary) threadView {
-	return threadView{
-		ID: t.ID, Version: t.Version, Bytes: t.Bytes, Files: t.Files, CreatedAt: t.CreatedAt.UTC().Format(timeLayout),
-		UsedAt: t.UsedAt.UTC().Format(timeLayout), Holder: optional(string(t.Holder)),
-	}
-}
-
-func viewWholeThread(t *proto.Thread) wholeThreadView {
-	v := wholeThreadView{threadView: viewThread(new(t.Summary())), Versions: []versionView{}, Staged: make([]stagedView, len(t.Staged))}
-	add := func(n *proto.Version) {
-		v.Versions = append(v.Versions, versionView{
-			n.Number, n.CreatedAt.UTC().Format(timeLayout), optional(string(n.Trace)), n.Bytes, n.Files,
-		})
-	}
-	if t.Version != nil {
-		add(t.Version)
-	}
-	for i := range t.History {
-		add(&t.History[i])
-	}
-	for i, f := range t.Staged {
-		v.Staged[i] = stagedView{f.Path, f.Size, f.At.UTC().Format(timeLayout)}
-	}
-	return v
-}
+// versionsTimeout bounds forking and removing a thread, which take many requests to the store.
+const versionsTimeout = time.Minute
 
 func (s *Server) listThreads(w http.ResponseWriter, r *http.Request) error {
 	limit, err := pageSize(r)
@@ -85,42 +23,45 @@ func (s *Server) listThreads(w http.ResponseWriter, r *http.Request) error {
 	}
 	cursor := r.URL.Query().Get("cursor")
 	if cursor != "" && proto.CheckThreadID("cursor", cursor) != nil {
-		return &proto.FieldError{Field: "cursor", Message: "cursor must be what next_cursor had in the answer before"}
+		return badCursor()
 	}
 	list, err := s.Threads.List(r.Context(), infoOf(r.Context()).key.Org, cursor, limit+1)
 	if err != nil {
 		return fmt.Errorf("list threads: %w", err)
 	}
-	more := len(list) > limit
-	list = list[:min(len(list), limit)]
-	answer := struct {
-		Threads    []threadView `json:"threads"`
-		NextCursor *string      `json:"next_cursor"`
-	}{Threads: make([]threadView, len(list))}
-	for i := range list {
-		answer.Threads[i] = viewThread(&list[i])
+	answer := api.Threads{Threads: []api.Thread{}}
+	for _, t := range list[:min(len(list), limit)] {
+		answer.Threads = append(answer.Threads, api.NewThread(t))
 	}
-	if more {
-		answer.NextCursor = &list[len(list)-1].ID
+	if len(list) > limit {
+		answer.NextCursor = &list[limit-1].ID
 	}
 	return writeValue(w, http.StatusOK, answer)
 }
 
-// threadID gives the thread that the path names. What cannot be one does not exist.
+// threadID returns the id in the path. An id of the wrong form does not exist.
 func threadID(r *http.Request) (string, error) {
 	id := chi.URLParam(r, "id")
 	if proto.CheckThreadID("id", id) != nil {
-		return "", errNoThread
+		return "", threadError("look up", id, proto.ErrNotFound)
 	}
 	return id, nil
 }
 
-// threadError words what went wrong with a thread.
-func threadError(doing, id string, err error) error {
+// threadError wraps an error of an operation on a thread. ErrNotFound gets the message for a thread.
+func threadError(operation, id string, err error) error {
 	if errors.Is(err, proto.ErrNotFound) {
-		return errNoThread
+		return api.Errorf(api.CodeNotFound, "there is no thread of that id; see /v1/threads")
 	}
-	return fmt.Errorf("%s thread %s: %w", doing, id, err)
+	return fmt.Errorf("%s thread %s: %w", operation, id, err)
+}
+
+// versionError is threadError for an operation on a version, 0 for the newest.
+func versionError(operation, id string, version int64, err error) error {
+	if errors.Is(err, proto.ErrNotFound) && version > 0 {
+		return api.Errorf(api.CodeNotFound, "there is no such thread, or it does not have that version; see /v1/threads/{id}")
+	}
+	return threadError(operation, id, err)
 }
 
 func (s *Server) getThread(w http.ResponseWriter, r *http.Request) error {
@@ -132,7 +73,7 @@ func (s *Server) getThread(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return threadError("look up", id, err)
 	}
-	return writeValue(w, http.StatusOK, viewWholeThread(t))
+	return writeValue(w, http.StatusOK, api.NewWholeThread(t))
 }
 
 func (s *Server) deleteThread(w http.ResponseWriter, r *http.Request) error {
@@ -154,27 +95,21 @@ func (s *Server) forkThread(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	body, err := s.readBody(w, r)
-	if err != nil {
-		return err
-	}
-	fork, err := proto.DecodeFork(body)
+	fork, err := decodeBody[api.ForkRequest](s, w, r)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), versionsTimeout)
 	defer cancel()
 	t, err := s.Versions.Fork(ctx, infoOf(ctx).key.Org, id, fork.Version, fork.ID)
-	switch {
-	case errors.Is(err, proto.ErrExists):
-		return errThreadExists
-	case errors.Is(err, proto.ErrNotFound) && fork.Version > 0:
-		return errNoVersion
-	case err != nil:
-		return threadError("fork", id, err)
+	if errors.Is(err, proto.ErrExists) {
+		return api.Errorf(api.CodeConflict, "there is a thread of that id already; choose another, or remove that one first")
+	}
+	if err != nil {
+		return versionError("fork", id, fork.Version, err)
 	}
 	w.Header().Set("Location", "/v1/threads/"+t.ID)
-	return writeValue(w, http.StatusCreated, viewWholeThread(t))
+	return writeValue(w, http.StatusCreated, api.NewWholeThread(t))
 }
 
 func (s *Server) archiveThread(w http.ResponseWriter, r *http.Request) error {
@@ -192,46 +127,35 @@ func (s *Server) archiveThread(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer done()
-	out := &late{w: w, begin: func(h http.Header) {
+	out := &lazyWriter{w: w, begin: func(h http.Header) {
 		h.Set("Content-Type", "application/x-tar")
 		h.Set("Content-Disposition", attachment(id+".tar"))
 		h.Set("Content-Security-Policy", contentPolicy)
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Cache-Control", "private, no-store")
 	}}
-	err = s.Versions.Archive(r.Context(), org, id, version, out)
-	if errors.Is(err, proto.ErrNotFound) && version > 0 {
-		return errNoVersion
-	}
-	if err != nil {
-		return threadError("archive", id, err)
+	if err := s.Versions.Archive(r.Context(), org, id, version, out); err != nil {
+		return versionError("archive", id, version, err)
 	}
 	return nil
 }
 
 func (s *Server) collectThreads(w http.ResponseWriter, r *http.Request) error {
-	body, err := s.readBody(w, r)
+	req, err := decodeOptionalBody[api.CollectRequest](s, w, r)
 	if err != nil {
 		return err
 	}
-	if len(bytes.TrimSpace(body)) == 0 {
-		body = []byte("{}") // nothing of it is needed
-	}
-	safeAge, err := proto.DecodeCollect(body)
-	if err != nil {
-		return err
-	}
-	done, err := s.ThreadAdmin.Collect(r.Context(), safeAge)
+	removed, err := s.ThreadAdmin.Collect(r.Context(), time.Duration(req.SafeAge))
 	if err != nil {
 		return fmt.Errorf("collect blobs of threads: %w", err)
 	}
-	return writeValue(w, http.StatusOK, done)
+	return writeValue(w, http.StatusOK, removed)
 }
 
 func (s *Server) rebuildThreads(w http.ResponseWriter, r *http.Request) error {
-	done, err := s.ThreadAdmin.Rebuild(r.Context())
+	rebuilt, err := s.ThreadAdmin.Rebuild(r.Context())
 	if err != nil {
 		return fmt.Errorf("rebuild threads: %w", err)
 	}
-	return writeValue(w, http.StatusOK, done)
+	return writeValue(w, http.StatusOK, rebuilt)
 }

@@ -4,56 +4,61 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 const (
-	// maxTransfers is how many files and archives of an organisation may be on their way at a time. Each takes some memory, up to tens of
-	// MiB with a store that is written in parts, and can be made to last.
+	// maxTransfers is the number of files and archives that an organisation may transfer at a time. Each takes up to tens of
+	// MiB of memory, and a client can make it last.
 	maxTransfers = 16
-	// transferWait is how long another one waits for its turn. Clients want an answer within 5 s.
+	// transferWait is how long a transfer waits for another one to end. Clients want an answer within 5 s.
 	transferWait = 4 * time.Second
 )
 
-// transfers gives turns to files and archives on their way, by organisation. The zero value has given none.
+// transfers limits the concurrent transfers of files and archives of each organisation. The zero value is ready for use.
 type transfers struct {
-	mu sync.Mutex
-	of map[string]*turns
+	mu    sync.Mutex
+	byOrg map[string]*semaphore
 }
 
-type turns struct {
-	taken chan struct{}
-	users int // that have one or wait for one
+type semaphore struct {
+	slots chan struct{}
+	users int // that hold a slot or wait for one
 }
 
-// begin waits for a turn, which ends with done. Its error is errTransfers where none becomes free in time.
+// begin acquires a slot, which done releases. If none becomes free in time, the error is rate_limited.
 func (t *transfers) begin(ctx context.Context, org string) (done func(), err error) {
 	t.mu.Lock()
-	of := t.of[org]
-	if of == nil {
-		of = &turns{taken: make(chan struct{}, maxTransfers)}
-		if t.of == nil {
-			t.of = make(map[string]*turns)
+	sem := t.byOrg[org]
+	if sem == nil {
+		sem = &semaphore{slots: make(chan struct{}, maxTransfers)}
+		if t.byOrg == nil {
+			t.byOrg = make(map[string]*semaphore)
 		}
-		t.of[org] = of
+		t.byOrg[org] = sem
 	}
-	of.users++
+	sem.users++
 	t.mu.Unlock()
 	leave := func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		if of.users--; of.users == 0 {
-			delete(t.of, org)
+		if sem.users--; sem.users == 0 {
+			delete(t.byOrg, org)
 		}
 	}
-	late := time.NewTimer(transferWait)
-	defer late.Stop()
+	timeout := time.NewTimer(transferWait)
+	defer timeout.Stop()
 	select {
-	case of.taken <- struct{}{}:
-		return func() { <-of.taken; leave() }, nil
+	case sem.slots <- struct{}{}:
+		return func() { <-sem.slots; leave() }, nil
 	case <-ctx.Done():
 		err = ctx.Err()
-	case <-late.C:
-		err = errTransfers
+	case <-timeout.C:
+		err = &api.Error{
+			Code: api.CodeRateLimited, RetryAfter: 1,
+			Message: "too many files and archives of this organisation are on their way; send the request again",
+		}
 	}
 	leave()
 	return nil, err

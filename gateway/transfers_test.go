@@ -69,8 +69,8 @@ func TestTransfersOfAnOrganisation(t *testing.T) {
 			finish(i).want(200, "")
 		}
 		synctest.Wait()
-		if len(h.server.transfers.of) != 0 {
-			t.Errorf("%d organisations are remembered", len(h.server.transfers.of))
+		if len(h.server.transfers.byOrg) != 0 {
+			t.Errorf("%d organisations are remembered", len(h.server.transfers.byOrg))
 		}
 	})
 }

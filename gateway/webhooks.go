@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,11 +11,11 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// maxReplayed is how many failed deliveries one request makes begin again.
-const maxReplayed = 100
+// replayBatch is the number of failed deliveries that one request replays.
+const replayBatch = 100
 
-// webhookURL gives where the result of a request is delivered to; empty for nowhere. A URL that is not used is checked, too, but not where
-// it leads to.
+// webhookURL returns the URL that the result of a request is delivered to, empty for none. The URL of a mode without webhook
+// is checked for its form only.
 func (s *Server) webhookURL(ctx context.Context, req *api.ExecuteRequest, mode proto.Mode, key *proto.Key) (string, error) {
 	const field = "webhook_url"
 	switch {
@@ -31,7 +30,7 @@ func (s *Server) webhookURL(ctx context.Context, req *api.ExecuteRequest, mode p
 	}
 }
 
-// deliveryStatus tells how the webhook of an execution stands; empty where it has none.
+// deliveryStatus returns the status of the webhook of an execution, empty if it has none.
 func (s *Server) deliveryStatus(ctx context.Context, r *proto.Record) (proto.DeliveryStatus, error) {
 	d, err := s.delivery(ctx, r)
 	switch {
@@ -44,7 +43,8 @@ func (s *Server) deliveryStatus(ctx context.Context, r *proto.Record) (proto.Del
 	}
 }
 
-// delivery gives the webhook of an execution. Before the execution has ended, and was handed over, it is pending without a time.
+// delivery returns the webhook of an execution, or errNoWebhook. Until the execution has ended and its delivery is stored, the
+// delivery is pending and has no times.
 func (s *Server) delivery(ctx context.Context, r *proto.Record) (*proto.Delivery, error) {
 	if proto.NewDelivery(&r.Meta, time.Time{}) == nil {
 		return nil, errNoWebhook
@@ -58,60 +58,6 @@ func (s *Server) delivery(ctx context.Context, r *proto.Record) (*proto.Delivery
 	return proto.NewDelivery(&r.Meta, time.Time{}), nil
 }
 
-// deliveryView is the JSON form of a delivery.
-type deliveryView struct {
-	TraceID      proto.TraceID        `json:"trace_id"`
-	WebhookID    string               `json:"webhook_id"`
-	URL          string               `json:"url"`
-	Status       proto.DeliveryStatus `json:"status"`
-	Reason       *string              `json:"reason"`
-	CreatedAt    *string              `json:"created_at"`
-	NextAt       *string              `json:"next_at"`
-	AttemptsMade int                  `json:"attempts_made"`
-	Attempts     []attemptView        `json:"attempts"`
-}
-
-// attemptView is the JSON form of an attempt.
-type attemptView struct {
-	Number     int                   `json:"number"`
-	At         string                `json:"at"`
-	Status     *int                  `json:"status"`
-	Error      *string               `json:"error"`
-	Detail     *string               `json:"detail"`
-	RemoteAddr *string               `json:"remote_addr"`
-	Timings    proto.DeliveryTimings `json:"timings"`
-	Response   *string               `json:"response"`
-}
-
-func viewDelivery(d *proto.Delivery) deliveryView {
-	v := deliveryView{
-		TraceID: d.TraceID, WebhookID: d.ID, URL: d.URL, Status: d.Status, Reason: optional(d.Reason), CreatedAt: optionalTime(d.CreatedAt),
-		NextAt: optionalTime(d.NextAt), AttemptsMade: d.Made, Attempts: make([]attemptView, len(d.Attempts)),
-	}
-	for i := range d.Attempts {
-		v.Attempts[i] = viewAttempt(&d.Attempts[i])
-	}
-	return v
-}
-
-func viewAttempt(a *proto.DeliveryAttempt) attemptView {
-	v := attemptView{
-		Number: a.Number, At: a.At.UTC().Format(timeLayout), Error: optional(string(a.Error)), Detail: optional(a.Detail),
-		RemoteAddr: optional(a.RemoteAddr), Timings: a.Timings, Response: optional(a.Response),
-	}
-	if a.Status != 0 {
-		v.Status = &a.Status
-	}
-	return v
-}
-
-func optionalTime(t time.Time) *string {
-	if t.IsZero() {
-		return nil
-	}
-	return optional(t.UTC().Format(timeLayout))
-}
-
 func (s *Server) getDelivery(w http.ResponseWriter, r *http.Request) error {
 	record, err := s.lookup(r)
 	if err != nil {
@@ -121,7 +67,7 @@ func (s *Server) getDelivery(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("look up the webhook of %s: %w", record.TraceID, err)
 	}
-	return writeValue(w, http.StatusOK, viewDelivery(d))
+	return writeValue(w, http.StatusOK, api.NewDelivery(d))
 }
 
 func (s *Server) replayDelivery(w http.ResponseWriter, r *http.Request) error {
@@ -133,198 +79,155 @@ func (s *Server) replayDelivery(w http.ResponseWriter, r *http.Request) error {
 		return errNoWebhook
 	}
 	if e, ok := s.Webhooks.Endpoint(record.Org, record.WebhookURL); ok && e.Disabled() {
-		return &disabledURLError{record.WebhookURL}
+		return api.Errorf(api.CodeConflict, "deliveries to %s are disabled; once it answers again, POST its URL to /v1/webhook/endpoints/enable", record.WebhookURL)
 	}
 	ctx, cancel := detached(r.Context())
 	defer cancel()
 	d, err := s.Deliveries.Replay(ctx, record.Org, record.TraceID)
-	if errors.Is(err, proto.ErrConflict) || errors.Is(err, proto.ErrNotFound) { // not found: not handed over yet
-		return errPending
+	if errors.Is(err, proto.ErrConflict) || errors.Is(err, proto.ErrNotFound) { // not found: not stored yet
+		return api.Errorf(api.CodeConflict, "the webhook is pending: it can be sent again once it was delivered or has failed")
 	}
 	if err != nil {
 		return fmt.Errorf("replay the webhook of %s: %w", record.TraceID, err)
 	}
-	return writeValue(w, http.StatusAccepted, viewDelivery(d))
+	return writeValue(w, http.StatusAccepted, api.NewDelivery(d))
 }
 
-// replayFailed makes failed deliveries begin again, so many at a time that it can be repeated and watched.
+// replayFailed replays one batch of failed deliveries. The client asks again for the next batch.
 func (s *Server) replayFailed(w http.ResponseWriter, r *http.Request) error {
 	query := r.URL.Query()
 	since, err := time.Parse(time.RFC3339, query.Get("since"))
 	if err != nil {
-		return &proto.FieldError{Field: "since", Message: "since must be a time such as 2026-11-20T12:00:00Z"}
+		return proto.FieldErrorf("since", "must be a time such as 2026-11-20T12:00:00Z")
 	}
 	var after proto.TraceID
 	if text := query.Get("after"); text != "" {
 		if after, err = proto.ParseTraceID(text); err != nil {
-			return &proto.FieldError{Field: "after", Message: "after must be the id that next had in the answer before: " + err.Error()}
+			return proto.FieldErrorf("after", "must be the id that next had in the answer before: %v", err)
 		}
 	}
-	done, err := s.Deliveries.ReplayFailed(r.Context(), infoOf(r.Context()).key.Org, since, after, maxReplayed)
+	done, err := s.Deliveries.ReplayFailed(r.Context(), infoOf(r.Context()).key.Org, since, after, replayBatch)
 	if err != nil {
 		return fmt.Errorf("replay failed webhooks: %w", err)
 	}
-	return writeValue(w, http.StatusOK, struct {
-		Replayed int     `json:"replayed"`
-		Left     int     `json:"left"`
-		Next     *string `json:"next"`
-	}{done.Replayed, done.Left, optional(string(done.Next))})
-}
-
-// webhookView is the JSON form of webhook settings. It tells no secret but one that was just made.
-type webhookView struct {
-	URL              *string         `json:"url"`
-	Secret           string          `json:"secret,omitempty"`
-	SecretHint       *string         `json:"secret_hint"` // null: nothing is signed
-	OldSecretHint    *string         `json:"old_secret_hint"`
-	OldSecretUntil   *string         `json:"old_secret_until"`
-	MaxAttempts      int             `json:"max_attempts"`
-	Waits            []proto.Seconds `json:"waits"`
-	SignatureHeaders []string        `json:"signature_headers"`
-	Timeout          proto.Seconds   `json:"timeout"`
-	UpdatedAt        string          `json:"updated_at"`
-}
-
-// answerWebhook answers with settings, and with a secret that is not told again.
-func answerWebhook(w http.ResponseWriter, s *proto.Webhook, secret string) error {
-	v := webhookView{
-		URL: optional(s.URL), Secret: secret, MaxAttempts: s.MaxAttempts, Waits: s.Waits, SignatureHeaders: s.SignatureHeaders, Timeout: s.Timeout,
-		UpdatedAt: s.UpdatedAt.UTC().Format(timeLayout),
-	}
-	if s.Secret != "" {
-		v.SecretHint = optional(proto.WebhookSecretHint(s.Secret))
-	}
-	if len(s.Secrets(time.Now())) > 1 {
-		v.OldSecretHint, v.OldSecretUntil = optional(proto.WebhookSecretHint(s.OldSecret)), optionalTime(s.OldUntil)
-	}
-	return writeValue(w, http.StatusOK, v)
+	return writeValue(w, http.StatusOK, api.NewReplayed(done))
 }
 
 func (s *Server) getWebhook(w http.ResponseWriter, r *http.Request) error {
 	settings, err := s.Webhooks.Stored(r.Context(), infoOf(r.Context()).key.ID)
 	if err != nil {
-		return noSettings(err)
+		return webhookError(err)
 	}
-	return answerWebhook(w, &settings, "")
+	return writeValue(w, http.StatusOK, api.NewWebhook(&settings, "", time.Now()))
 }
 
-// noSettings says of an error of the settings what it means for whoever asked.
-func noSettings(err error) error {
+// webhookError wraps an error of webhook settings. ErrNotFound gets the message for settings.
+func webhookError(err error) error {
 	if errors.Is(err, proto.ErrNotFound) {
-		return errNoSettings
+		return api.Errorf(api.CodeNotFound, "this API key has no webhook settings; PUT them at /v1/webhook")
 	}
 	return fmt.Errorf("webhook settings: %w", err)
 }
 
-// putWebhook replaces the settings of the calling key. The secret before goes on signing for a day.
+// readWebhook decodes webhook settings from the body of a request and checks where their URL leads.
+func (s *Server) readWebhook(w http.ResponseWriter, r *http.Request) (*api.WebhookRequest, error) {
+	req, err := decodeBody[api.WebhookRequest](s, w, r)
+	if err != nil || req.URL == nil {
+		return req, err
+	}
+	return req, s.URLs.Check(r.Context(), "url", *req.URL)
+}
+
+// putWebhook replaces the settings of the calling key. The previous secret goes on signing for a day.
 func (s *Server) putWebhook(w http.ResponseWriter, r *http.Request) error {
-	body, err := s.readBody(w, r)
+	req, err := s.readWebhook(w, r)
 	if err != nil {
 		return err
 	}
-	wanted, named, err := proto.DecodeWebhook(body, proto.DefaultWebhook())
-	if err != nil {
-		return err
+	if req.URL == nil {
+		return proto.FieldErrorf("url", "must be given")
 	}
-	if wanted.URL == "" {
-		return &proto.FieldError{Field: "url", Message: "url must be given"}
+	created := ""
+	if req.Secret == nil {
+		created = proto.NewWebhookSecret()
+		req.Secret = &created
 	}
-	if err := s.URLs.Check(r.Context(), "url", wanted.URL); err != nil {
-		return err
-	}
-	made := ""
-	if !named {
-		made = proto.NewWebhookSecret()
-		wanted.Secret = made
-	}
-	return s.changeWebhook(w, r, made, func(old *proto.Webhook) (proto.Webhook, error) {
-		return rotated(old, wanted, time.Duration(proto.DefaultOverlap)), nil
+	return s.changeWebhook(w, r, created, func(old *proto.Webhook) (proto.Webhook, error) {
+		return rotateFrom(old, req.Apply(proto.DefaultWebhook())), nil
 	})
 }
 
-// rotated gives wanted with its secret in the place of that of old, which signs too for the time given.
-func rotated(old *proto.Webhook, wanted proto.Webhook, overlap time.Duration) proto.Webhook {
-	secret := wanted.Secret
-	if old != nil {
-		wanted.Secret, wanted.OldSecret, wanted.OldUntil = old.Secret, old.OldSecret, old.OldUntil
-	}
-	wanted.Rotate(secret, time.Now().Add(overlap))
-	return wanted
-}
-
-// changeWebhook stores what f makes of the calling key's settings, and answers with that and with a secret that was made.
-func (s *Server) changeWebhook(
-	w http.ResponseWriter, r *http.Request, made string, f func(old *proto.Webhook) (proto.Webhook, error),
-) error {
-	ctx, cancel := detached(r.Context()) // so that whoever left does not leave half of it
-	defer cancel()
-	settings, err := s.Webhooks.Change(ctx, infoOf(ctx).key.ID, f)
-	if err != nil {
-		return noSettings(err)
-	}
-	return answerWebhook(w, &settings, made)
-}
-
-// patchWebhook changes what the request names of the calling key's settings.
+// patchWebhook changes the settings of the calling key that the request names.
 func (s *Server) patchWebhook(w http.ResponseWriter, r *http.Request) error {
-	body, err := s.readBody(w, r)
+	req, err := s.readWebhook(w, r)
 	if err != nil {
 		return err
-	}
-	named, _, err := proto.DecodeWebhook(body, proto.DefaultWebhook())
-	if err != nil {
-		return err
-	}
-	if named.URL != "" {
-		if err := s.URLs.Check(r.Context(), "url", named.URL); err != nil {
-			return err
-		}
 	}
 	return s.changeWebhook(w, r, "", func(old *proto.Webhook) (proto.Webhook, error) {
 		base := proto.DefaultWebhook()
 		if old != nil {
 			base = *old
 		}
-		wanted, secret, err := proto.DecodeWebhook(body, base)
-		if err != nil || !secret {
-			return wanted, err
+		wanted := req.Apply(base)
+		if req.Secret == nil {
+			return wanted, nil
 		}
-		return rotated(old, wanted, time.Duration(proto.DefaultOverlap)), nil
+		return rotateFrom(old, wanted), nil
 	})
+}
+
+// rotateFrom returns wanted with the secret of old as its previous secret, which signs for another day.
+func rotateFrom(old *proto.Webhook, wanted proto.Webhook) proto.Webhook {
+	secret := wanted.Secret
+	if old != nil {
+		wanted.Secret, wanted.OldSecret, wanted.OldUntil = old.Secret, old.OldSecret, old.OldUntil
+	}
+	wanted.Rotate(secret, time.Now().Add(time.Duration(proto.DefaultOverlap)))
+	return wanted
+}
+
+// changeWebhook stores the settings that change returns for the calling key, and answers with them and with secret.
+func (s *Server) changeWebhook(
+	w http.ResponseWriter, r *http.Request, secret string, change func(old *proto.Webhook) (proto.Webhook, error),
+) error {
+	ctx, cancel := detached(r.Context())
+	defer cancel()
+	settings, err := s.Webhooks.Change(ctx, infoOf(ctx).key.ID, change)
+	if err != nil {
+		return webhookError(err)
+	}
+	return writeValue(w, http.StatusOK, api.NewWebhook(&settings, secret, time.Now()))
 }
 
 func (s *Server) deleteWebhook(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := detached(r.Context())
 	defer cancel()
 	if err := s.Webhooks.Remove(ctx, infoOf(ctx).key.ID); err != nil {
-		return noSettings(err)
+		return webhookError(err)
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
-// rotateWebhook gives the calling key another secret, while the one before goes on signing for some time.
+// rotateWebhook replaces the secret of the calling key. The previous secret goes on signing for the overlap.
 func (s *Server) rotateWebhook(w http.ResponseWriter, r *http.Request) error {
-	body, err := s.readBody(w, r)
+	req, err := decodeOptionalBody[api.WebhookRotation](s, w, r)
 	if err != nil {
 		return err
 	}
-	if len(bytes.TrimSpace(body)) == 0 {
-		body = []byte("{}") // nothing of it is needed
+	secret, overlap := proto.NewWebhookSecret(), proto.DefaultOverlap
+	if req.Secret != nil {
+		secret = *req.Secret
 	}
-	rotation, err := proto.DecodeRotation(body)
-	if err != nil {
-		return err
+	if req.Overlap != nil {
+		overlap = *req.Overlap
 	}
-	if rotation.Secret == "" {
-		rotation.Secret = proto.NewWebhookSecret()
-	}
-	return s.changeWebhook(w, r, rotation.Secret, func(old *proto.Webhook) (proto.Webhook, error) {
+	return s.changeWebhook(w, r, secret, func(old *proto.Webhook) (proto.Webhook, error) {
 		if old == nil {
 			return proto.Webhook{}, proto.ErrNotFound
 		}
 		next := *old
-		next.Rotate(rotation.Secret, time.Now().Add(rotation.Overlap))
+		next.Rotate(secret, time.Now().Add(time.Duration(overlap)))
 		return next, nil
 	})
 }
@@ -334,53 +237,41 @@ func (s *Server) testWebhook(w http.ResponseWriter, r *http.Request) error {
 	key := infoOf(r.Context()).key
 	settings, err := s.Webhooks.Stored(r.Context(), key.ID)
 	if err != nil && !errors.Is(err, proto.ErrNotFound) {
-		return noSettings(err)
+		return webhookError(err)
 	}
 	if settings.URL == "" {
-		return &proto.FieldError{Field: "url", Message: "url is not set for this API key; PUT or PATCH it at /v1/webhook"}
+		return proto.FieldErrorf("url", "is not set for this API key; PUT or PATCH it at /v1/webhook")
 	}
 	attempt, err := s.Deliveries.Test(r.Context(), key)
 	var refusal *proto.Refusal
 	if errors.As(err, &refusal) || errors.Is(err, proto.ErrNotFound) {
-		return fmt.Errorf("%w: %w", errNoDispatcher, err)
+		return fmt.Errorf("%w: %w", api.Unavailable(1, "no process that sends webhooks is ready, or has heard of this URL yet; send the request again"), err)
 	}
 	if err != nil {
 		return fmt.Errorf("test webhook: %w", err)
 	}
-	return writeValue(w, http.StatusOK, viewAttempt(attempt))
-}
-
-// endpointView is the JSON form of a URL that deliveries fail at.
-type endpointView struct {
-	URL          string  `json:"url"`
-	FailingSince string  `json:"failing_since"`
-	DisabledAt   *string `json:"disabled_at"`
-	Reason       *string `json:"reason"`
+	return writeValue(w, http.StatusOK, api.NewDeliveryAttempt(attempt))
 }
 
 func (s *Server) listEndpoints(w http.ResponseWriter, r *http.Request) error {
 	list := s.Webhooks.Endpoints(infoOf(r.Context()).key.Org)
-	views := make([]endpointView, len(list))
-	for i, e := range list {
-		views[i] = endpointView{e.URL, e.FailingSince.UTC().Format(timeLayout), optionalTime(e.DisabledAt), optional(e.Reason)}
+	answer := api.Endpoints{Endpoints: make([]api.Endpoint, len(list))}
+	for i := range list {
+		answer.Endpoints[i] = api.NewEndpoint(&list[i])
 	}
-	return writeValue(w, http.StatusOK, map[string][]endpointView{"endpoints": views})
+	return writeValue(w, http.StatusOK, answer)
 }
 
 func (s *Server) enableEndpoint(w http.ResponseWriter, r *http.Request) error {
-	body, err := s.readBody(w, r)
-	if err != nil {
-		return err
-	}
-	url, err := proto.DecodeEndpointRequest(body)
+	req, err := decodeBody[api.EndpointRequest](s, w, r)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := detached(r.Context())
 	defer cancel()
-	err = s.Webhooks.Enable(ctx, infoOf(ctx).key.Org, url)
+	err = s.Webhooks.Enable(ctx, infoOf(ctx).key.Org, req.URL)
 	if errors.Is(err, proto.ErrNotFound) {
-		return errNoEndpoint
+		return api.Errorf(api.CodeNotFound, "deliveries to this URL do not fail; see /v1/webhook/endpoints for those that do")
 	}
 	if err != nil {
 		return fmt.Errorf("enable webhook: %w", err)

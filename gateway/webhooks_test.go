@@ -422,7 +422,7 @@ func TestWebhookSettings(t *testing.T) {
 	if _, told := got["secret"]; told || !slices.Equal(secrets(), []string{first, made}) || got["old_secret_hint"] != want["secret_hint"] {
 		t.Errorf("a secret was set: %v, %q sign", got, secrets())
 	}
-	until, err := time.Parse(timeLayout, fmt.Sprint(got["old_secret_until"]))
+	until, err := time.Parse(proto.TimeLayout, fmt.Sprint(got["old_secret_until"]))
 	if left := time.Until(until); err != nil || left < 23*time.Hour || left > 24*time.Hour {
 		t.Errorf("the old secret signs until %v", got["old_secret_until"])
 	}

@@ -75,11 +75,11 @@ type DeliveryAttempt struct {
 
 // DeliveryTimings are the durations of the steps of an attempt, in milliseconds; a step that was not taken has 0.
 type DeliveryTimings struct {
-	DNS       float64 `json:"dns_ms"`
-	Connect   float64 `json:"connect_ms"`
-	TLS       float64 `json:"tls_ms"`
-	FirstByte float64 `json:"first_byte_ms"` // from the request's last byte to the answer's first
-	Total     float64 `json:"total_ms"`
+	DNS       float64 `json:"dns_ms" minimum:"0"`
+	Connect   float64 `json:"connect_ms" minimum:"0"`
+	TLS       float64 `json:"tls_ms" minimum:"0"`
+	FirstByte float64 `json:"first_byte_ms" minimum:"0" doc:"From the request's last byte to the answer's first."`
+	Total     float64 `json:"total_ms" minimum:"0"`
 }
 
 // DeliveryError is the class of a failed attempt.

@@ -4,7 +4,34 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"unicode/utf8"
 )
+
+// FieldError says which field of a request is wrong and what it must be.
+type FieldError struct {
+	Field   string // as the client wrote it; "body" for the request as a whole
+	Message string // a sentence that starts with the field's name
+}
+
+func (e *FieldError) Error() string { return e.Message }
+
+// FieldErrorf returns a [FieldError] whose message is the field's name and the formatted text.
+func FieldErrorf(field, format string, args ...any) *FieldError {
+	return &FieldError{Field: field, Message: field + " " + fmt.Sprintf(format, args...)}
+}
+
+// Shorten cuts a name that a client chose to a length that fits into a message.
+func Shorten(name string) string {
+	const most = 64
+	if len(name) <= most {
+		return name
+	}
+	cut := most
+	for cut > 0 && !utf8.RuneStart(name[cut]) {
+		cut--
+	}
+	return name[:cut] + "…"
+}
 
 // ErrNotFound says that nothing of that name is known, or that its retention is over.
 var ErrNotFound = errors.New("not found")
@@ -32,6 +59,9 @@ func (e *BoundError) Error() string {
 	}
 	return fmt.Sprintf("sandbox %s has API keys bound to it: %s; revoke them first", e.Profile, list)
 }
+
+// Conflict marks the error as one whose text is for the client.
+func (*BoundError) Conflict() {}
 
 // What ends the context of a running execution.
 var (

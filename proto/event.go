@@ -98,22 +98,26 @@ func writeResult(w io.Writer, head []byte, r *Result, tail []byte) error {
 	if err != nil {
 		return fmt.Errorf("encode result: %w", err)
 	}
-	const empty = `"stdout":"","stderr":"",`
-	before, after, _ := bytes.Cut(small, []byte(empty))
-	head = append(append(head, before...), `"stdout":`...)
-	if _, err := w.Write(head); err != nil {
+	before, after, _ := bytes.Cut(small, []byte(`"stdout":"","stderr":""`))
+	return WriteOutputs(w, append(head, before...), r.Stdout, r.Stderr, append(after, tail...))
+}
+
+// WriteOutputs writes head, the members stdout and stderr of a JSON object, and tail. It needs no memory for outputs of many
+// MiB.
+func WriteOutputs(w io.Writer, head []byte, stdout, stderr string, tail []byte) error {
+	if _, err := w.Write(append(head, `"stdout":`...)); err != nil {
 		return err
 	}
-	if err := WriteJSONString(w, r.Stdout); err != nil {
+	if err := WriteJSONString(w, stdout); err != nil {
 		return err
 	}
 	if _, err := io.WriteString(w, `,"stderr":`); err != nil {
 		return err
 	}
-	if err := WriteJSONString(w, r.Stderr); err != nil {
+	if err := WriteJSONString(w, stderr); err != nil {
 		return err
 	}
-	_, err = w.Write(append(append([]byte{','}, after...), tail...))
+	_, err := w.Write(tail)
 	return err
 }
 

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 )
 
 func TestCleanFilePath(t *testing.T) {
@@ -58,65 +57,4 @@ func FuzzCleanFilePath(f *testing.F) {
 			t.Errorf("%q is %q, and that %q, %v", name, clean, again, err)
 		}
 	})
-}
-
-func TestFileRequests(t *testing.T) {
-	list, err := DecodeFileList([]byte(`{"source":"thread","id":"t","path":"a","recursive":true,"more":1}`))
-	if err != nil || *list != (FileRequest{Source: SourceThread, ID: "t", Path: "a", Recursive: true}) {
-		t.Errorf("%+v, %v", list, err)
-	}
-	upload, err := DecodeUpload([]byte(`{"source":"thread","id":"t","path":"a","content_length":10737418240,"content_type":"text/plain"}`))
-	if err != nil || *upload != (FileRequest{Source: SourceThread, ID: "t", Path: "a", Size: MaxFileBytes}) {
-		t.Errorf("%+v, %v", upload, err)
-	}
-	if volume, err := DecodeDownload([]byte(`{"source":"volume","id":"a.slug","path":"a"}`)); err != nil || volume.Source != SourceVolume {
-		t.Errorf("%+v, %v", volume, err)
-	}
-	for _, test := range []struct {
-		decode      func([]byte) (*FileRequest, error)
-		body, field string
-	}{
-		{DecodeFileList, ``, "body"},
-		{DecodeFileList, `{"id":"t"}`, "source"},
-		{DecodeFileList, `{"source":"disk","id":"t"}`, "source"},
-		{DecodeFileList, `{"source":"thread","id":null}`, "id"},
-		{DecodeFileList, `{"source":"thread","id":"-t"}`, "id"},
-		{DecodeFileList, `{"source":"thread","id":"t","path":1}`, "path"},
-		{DecodeFileList, `{"source":"thread","id":"t","recursive":"yes"}`, "recursive"},
-		{DecodeDownload, `{"source":"thread","id":"t"}`, "path"},
-		{DecodeUpload, `{"source":"thread","id":"t","path":"a"}`, "content_length"},
-		{DecodeUpload, `{"source":"thread","id":"t","path":"a","content_length":-1}`, "content_length"},
-		{DecodeUpload, `{"source":"thread","id":"t","path":"a","content_length":1.5}`, "content_length"},
-		{DecodeUpload, `{"source":"thread","id":"t","path":"a","content_length":10737418241}`, "content_length"},
-		{DecodeUpload, `{"source":"thread","id":"t","path":"a","content_length":1,"content_type":2}`, "content_type"},
-	} {
-		_, err := test.decode([]byte(test.body))
-		if field, ok := errors.AsType[*FieldError](err); !ok || field.Field != test.field {
-			t.Errorf("%s: %v", test.body, err)
-		}
-	}
-}
-
-func TestThreadRequests(t *testing.T) {
-	if f, err := DecodeFork([]byte(`{"id":"new","version":3}`)); err != nil || f != (Fork{"new", 3}) {
-		t.Errorf("%+v, %v", f, err)
-	}
-	if f, err := DecodeFork([]byte(`{"id":"new","version":null}`)); err != nil || f != (Fork{"new", 0}) {
-		t.Errorf("%+v, %v", f, err)
-	}
-	for _, body := range []string{`{}`, `{"id":"_"}`, `{"id":"a","version":0}`, `{"id":"a","version":"1"}`} {
-		if f, err := DecodeFork([]byte(body)); err == nil {
-			t.Errorf("%s is %+v", body, f)
-		}
-	}
-	for body, want := range map[string]time.Duration{`{}`: DefaultSafeAge, `{"safe_age":7200}`: MinSafeAge, `{"safe_age":7200.5}`: MinSafeAge + 500*time.Millisecond} {
-		if age, err := DecodeCollect([]byte(body)); err != nil || age != want {
-			t.Errorf("%s is %s, %v", body, age, err)
-		}
-	}
-	for _, body := range []string{`{"safe_age":0}`, `{"safe_age":7199}`, `{"safe_age":"1h"}`, `{"safeage":1}`, ``} {
-		if age, err := DecodeCollect([]byte(body)); err == nil {
-			t.Errorf("%s is %s", body, age)
-		}
-	}
 }

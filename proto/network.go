@@ -31,8 +31,9 @@ const (
 
 // Network is a network policy with its list. The zero Network is blocked.
 type Network struct {
-	Policy NetworkPolicy `json:"policy"`
-	Allow  []string      `json:"allow,omitempty"` // rules as [ParseNetworkRule] reads them; for the allowlist policy only
+	Policy NetworkPolicy `json:"policy" default:"blocked"`
+	// Allow are rules in the form of [ParseNetworkRule], for the allowlist policy only.
+	Allow []string `json:"allow,omitempty" maxItems:"100" must:"have 1 to 100 entries" doc:"With the policy allowlist: names, addresses and ranges, each with ports or for all of them."`
 }
 
 // Effective gives the policy, which is blocked where none was given.
@@ -221,15 +222,15 @@ const (
 type BlockedConnection struct {
 	Host     string      `json:"host,omitempty"`    // the name that was asked for, or that the address was the answer to
 	Address  string      `json:"address,omitempty"` // an IP address
-	Port     int         `json:"port,omitempty"`
+	Port     int         `json:"port,omitempty" minimum:"0" maximum:"65535"`
 	Protocol string      `json:"protocol"` // tcp, udp, dns, icmp, or ip/ and the number
-	Reason   BlockReason `json:"reason"`
+	Reason   BlockReason `json:"reason" doc:"not_allowed, address, resolver, name, protocol or limit; more may come."`
 	At       time.Time   `json:"at"`
 }
 
 // Traffic is what a program sent to and received from the public internet: bytes of payload, over TCP and UDP. DNS queries
 // are not counted, nor is what was refused.
 type Traffic struct {
-	BytesIn  int64 `json:"bytes_in"`  // received by the program
-	BytesOut int64 `json:"bytes_out"` // sent by the program
+	BytesIn  int64 `json:"bytes_in" minimum:"0" doc:"Received by the program."`
+	BytesOut int64 `json:"bytes_out" minimum:"0" doc:"Sent by the program."`
 }

@@ -2,17 +2,19 @@ package proto
 
 import "fmt"
 
-// Result is what a program did, or what kept it from doing so: the inline body, and "result" in events and webhooks.
+// Result is what a program did, or why it did not run to its end: the inline body, and "result" in events and webhooks.
 type Result struct {
-	Success         bool    `json:"success"` // exactly ExitCode == 0
+	_ struct{} `doc:"What a program did, or why it did not run to its end."`
+
+	Success         bool    `json:"success" doc:"Exactly exit_code == 0."`
 	Stdout          string  `json:"stdout"`
 	Stderr          string  `json:"stderr"`
-	ExitCode        int     `json:"exit_code"` // 128+N for signal N; -1 for platform outcomes
-	Error           *string `json:"error"`     // null unless the platform ended the program
-	ErrorCode       *string `json:"error_code"`
-	ErrorMessage    *string `json:"error_message"`
-	ProgramExitCode *int    `json:"program_exit_code,omitempty"` // with thread_save_error only
-	DurationMS      int64   `json:"duration_ms"`                 // from the program's start to its end
+	ExitCode        int     `json:"exit_code" minimum:"-1" maximum:"255" doc:"128+N if signal N ended the program; -1 if the platform did."`
+	Error           *string `json:"error" doc:"null unless the platform ended the program."`
+	ErrorCode       *string `json:"error_code" format:"error-code"`
+	ErrorMessage    *string `json:"error_message" doc:"The error in a sentence, with the numbers."`
+	ProgramExitCode *int    `json:"program_exit_code,omitempty" doc:"With thread_save_error only: how the program itself ended."`
+	DurationMS      int64   `json:"duration_ms" minimum:"0" doc:"From the program's start to its end."`
 	StdoutTruncated bool    `json:"stdout_truncated"`
 	StderrTruncated bool    `json:"stderr_truncated"`
 }

@@ -1,8 +1,6 @@
 package proto
 
 import (
-	"cmp"
-	"encoding/json"
 	"maps"
 	"path"
 	"regexp"
@@ -11,29 +9,21 @@ import (
 	"unicode"
 )
 
-// The limits of what a sandbox profile may say.
+// MaxOutput is the largest part of an output stream that a result keeps: a result is one message and one JSON body.
+const MaxOutput = 256 * MiB
+
 const (
-	MinCPU             = 0.05
-	MaxCPU             = 64.0
-	MinMemory          = 32 * MiB
-	MaxMemory          = 1024 * GiB
-	MinPids            = 16
-	MaxPids            = 32768
-	MinDisk            = 1 * MiB // of home, and of /tmp
-	MaxDisk            = 1024 * GiB
-	MinInodes          = 256
-	MaxInodes          = 1 << 24
-	MaxOutput          = 256 * MiB // per stream: a result is one message and one JSON body
-	MaxImagePathBytes  = 4096
-	MaxPreload         = 32  // modules
-	MaxModuleNameLen   = 128 // of a module to preload, in characters
-	defaultHomeOfRAM   = 2   // home is a half of the memory, and /tmp a quarter
-	defaultTmpOfRAM    = 4
+	maxImagePathBytes  = 4096
+	maxModuleNameLen   = 128 // characters
 	defaultMemory      = 1 * GiB
 	sandboxNameMessage = "must be 1 to 63 characters of a-z, 0-9, ., _ and -, the first a letter or digit"
 )
 
-var profileMembers = [...]string{"name", "image", "cpu", "memory", "pids", "disk", "network", "env", "output", "isolation", "preload"}
+// A home of default size is half of the memory, a /tmp of default size a quarter.
+const (
+	DefaultHomeShare = 2
+	DefaultTmpShare  = 4
+)
 
 // DefaultProfileName names the profile of API keys that are bound to none. No other profile can have that name.
 const DefaultProfileName = "default"
@@ -48,29 +38,27 @@ const IsolationStrict Isolation = "strict"
 // Profile is a sandbox profile: a named set of limits and settings that API keys are bound to. It is always complete. Every
 // execution under such a key gets what it says at that moment; a request can change none of it but add to its environment.
 type Profile struct {
-	Name string `json:"name"`
+	Name string `json:"name" pattern:"^[a-z0-9][a-z0-9._-]{0,62}$" doc:"Required, unless the path has it. Not default."`
 	// Image is the root file system: empty for the host's own runtimes, an absolute path for a directory of the worker's host, else
 	// the name of an image in the registry.
-	Image   string            `json:"image"`
-	CPU     float64           `json:"cpu"`    // cores
-	Memory  Bytes             `json:"memory"` // without swap
-	Pids    int               `json:"pids"`   // processes and threads
+	Image   string            `json:"image" default:"" doc:"Empty: the runtimes of the workers' hosts. An absolute path: a directory there. Else the name of an image."`
+	CPU     float64           `json:"cpu" default:"1" minimum:"0.05" maximum:"64" doc:"Cores."`
+	Memory  Bytes             `json:"memory" minimum:"32MiB" maximum:"1024GiB" doc:"32MiB to 1024GiB, without swap; 1GiB by default."`
+	Pids    int               `json:"pids" default:"256" minimum:"16" maximum:"32768" doc:"Processes and threads."`
 	Disk    Disk              `json:"disk"`
 	Network Network           `json:"network"`
-	Env     map[string]string `json:"env"`    // variables of every program, under those of the request; never nil
-	Output  Bytes             `json:"output"` // kept of each output stream
-	// Isolation and Preload are left out where they are empty, so that versions without them read what does not need them.
-	Isolation Isolation `json:"isolation,omitempty"`
-	// Preload are the Python modules that the warm interpreter of a key imports, from the image's read-only paths only, before it is
-	// forked from. Not with [IsolationStrict].
-	Preload []string `json:"preload,omitempty"`
+	Env     map[string]string `json:"env" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program; those of the request win. The limits of env_vars hold here, and for both together."`
+	Output  Bytes             `json:"output" minimum:"1" maximum:"256MiB" doc:"The part of each output stream that a result keeps: 1 byte to 256MiB. By default the server's --output-limit."`
+	// Isolation and Preload are omitted if they are empty, so that versions without them read what does not need them.
+	Isolation Isolation `json:"isolation,omitempty" default:"" enum:",strict" must:"be strict, or empty for what the worker chooses" doc:"With strict, every execution of python gets an interpreter that was started for it alone (a single-use jail). Empty: the worker chooses, and python executions of one API key may be forked from one warm interpreter of that key."`
+	Preload   []string  `json:"preload,omitempty" maxItems:"32" must:"have at most 32 modules" valuePattern:"^[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)*$" valueMaxLength:"128" doc:"Python modules that the warm interpreter of a key imports before executions are forked from it, from the image's read-only paths only. Not with the isolation strict."`
 }
 
-// Disk is how much a program may write. What of it lies in memory counts against the memory limit, too.
+// Disk is how much a program may write. The part of it that lies in memory counts against the memory limit, too.
 type Disk struct {
-	Home   Bytes `json:"home"`
-	Tmp    Bytes `json:"tmp"`    // of /tmp
-	Inodes int64 `json:"inodes"` // files and directories in the home directory, and again in /tmp
+	Home   Bytes `json:"home" minimum:"1MiB" maximum:"1024GiB" doc:"Size of the home directory: 1MiB to 1024GiB. By default 512MiB or half of the memory, whichever is less."`
+	Tmp    Bytes `json:"tmp" minimum:"1MiB" maximum:"1024GiB" doc:"Size of /tmp: 1MiB to 1024GiB. By default 256MiB or a quarter of the memory, whichever is less."`
+	Inodes int64 `json:"inodes" default:"65536" minimum:"256" maximum:"16777216" doc:"Files and directories in each of the two."`
 }
 
 // DefaultProfile is the profile of a key that was bound to none: the host's runtimes, 1 core, 1 GiB of memory, 256 processes, no
@@ -79,7 +67,7 @@ type Disk struct {
 func DefaultProfile() Profile {
 	return Profile{
 		Name: DefaultProfileName, CPU: 1, Memory: defaultMemory, Pids: 256,
-		Disk:    Disk{Home: defaultMemory / defaultHomeOfRAM, Tmp: defaultMemory / defaultTmpOfRAM, Inodes: 65536},
+		Disk:    Disk{Home: defaultMemory / DefaultHomeShare, Tmp: defaultMemory / DefaultTmpShare, Inodes: 65536},
 		Network: Network{Policy: NetworkBlocked}, Env: map[string]string{}, Output: 16 * MiB,
 	}
 }
@@ -99,167 +87,20 @@ func (p *Profile) ImageName() (name string, ok bool) {
 	return p.Image, p.Image != "" && !path.IsAbs(p.Image)
 }
 
-// DecodeProfile reads the JSON form of a profile and checks it. What it does not say is as in defaults, except that a home and a
-// /tmp that nobody asked for are no more than a half and a quarter of the memory. A name that is given here may be left out there,
-// and must not be another there. What is wrong is a [*FieldError].
-func DecodeProfile(name string, body []byte, defaults Profile) (Profile, error) {
-	members, err := decodeObject(body, profileMembers[:]...)
-	if err == nil {
-		err = onlyKnown(body, profileMembers[:])
-	}
-	if err != nil {
-		return Profile{}, err
-	}
-	p := defaults
-	p.Name, p.Env, p.Network.Allow = name, maps.Clone(defaults.Env), slices.Clone(defaults.Network.Allow)
-	p.Preload = slices.Clone(defaults.Preload)
-	d := memberDecoder{members: members}
-	d.name(&p.Name)
-	d.read("image", func(raw []byte) (err error) { p.Image, err = decodeString("image", raw); return err })
-	d.read("cpu", func(raw []byte) (err error) { p.CPU, err = decodeFloat("cpu", raw); return err })
-	d.read("memory", func(raw []byte) (err error) { p.Memory, err = decodeBytes("memory", raw); return err })
-	d.read("pids", func(raw []byte) error { return decodeWhole("pids", raw, &p.Pids) })
-	p.Disk.Home = min(p.Disk.Home, p.Memory/defaultHomeOfRAM)
-	p.Disk.Tmp = min(p.Disk.Tmp, p.Memory/defaultTmpOfRAM)
-	d.read("disk", p.Disk.decode)
-	d.read("network", p.Network.decode)
-	p.Network.Policy = p.Network.Effective()
-	d.read("env", func(raw []byte) (err error) {
-		p.Env, err = decodeStrings("env", raw, MaxEnvVars, func(name, value string) error { return CheckEnv("env", name, value) })
-		return err
-	})
-	d.read("output", func(raw []byte) (err error) { p.Output, err = decodeBytes("output", raw); return err })
-	d.read("isolation", func(raw []byte) error {
-		isolation, err := decodeString("isolation", raw)
-		p.Isolation = Isolation(isolation)
-		return err
-	})
-	d.read("preload", func(raw []byte) (err error) { p.Preload, err = decodeList("preload", raw); return err })
-	if d.err != nil {
-		return Profile{}, d.err
-	}
-	return p, p.check()
-}
+var profileNamePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*$`)
 
-func (d *memberDecoder) name(to *string) {
-	d.read("name", func(raw []byte) error {
-		name, err := decodeString("name", raw)
-		if err == nil && *to != "" && name != *to {
-			return FieldErrorf("name", "must be %s or be left out", *to)
-		}
-		*to = name
-		return err
-	})
-}
-
-func (k *Disk) decode(raw []byte) error {
-	return decodeMembers("disk", raw, func(member, field string, raw []byte) (err error) {
-		switch member {
-		case "home":
-			k.Home, err = decodeBytes(field, raw)
-		case "tmp":
-			k.Tmp, err = decodeBytes(field, raw)
-		case "inodes":
-			var n int
-			err = decodeWhole(field, raw, &n)
-			k.Inodes = int64(n)
-		default:
-			err = errUnknown(field)
-		}
-		return err
-	})
-}
-
-func (n *Network) decode(raw []byte) error {
-	return decodeMembers("network", raw, func(member, field string, raw []byte) error {
-		switch member {
-		case "policy":
-			policy, err := decodeString(field, raw)
-			n.Policy = NetworkPolicy(policy)
-			return err
-		case "allow":
-			allow, err := decodeList(field, raw)
-			n.Allow = allow
-			return err
-		}
-		return errUnknown(field)
-	})
-}
-
-// decodeList reads an array of strings; an empty one is nil.
-func decodeList(field string, raw []byte) (list []string, err error) {
-	if kindOf(raw) != '[' {
-		return nil, FieldErrorf(field, "must be an array of strings")
-	}
-	err = eachElement(raw, func(raw []byte) error {
-		entry, err := decodeString(field, raw)
-		list = append(list, entry)
-		return err
-	})
-	return list, err
-}
-
-// decodeMembers calls f for each member of an object that is not null, with the member's name and that for messages.
-func decodeMembers(object string, raw []byte, f func(member, field string, raw []byte) error) error {
-	if kindOf(raw) != '{' {
-		return FieldErrorf(object, "must be an object")
-	}
-	seen := make(map[string]bool)
-	return eachMember(raw, func(member string, value []byte) error {
-		field := object + "." + Shorten(member)
-		if seen[member] {
-			return errTwice(field)
-		}
-		if seen[member] = true; kindOf(value) == 'n' {
-			return nil
-		}
-		return f(member, field, value)
-	})
-}
-
-// decodeBytes reads a number of bytes, or a string with a unit.
-func decodeBytes(field string, raw []byte) (Bytes, error) {
-	var b Bytes
-	wrong := FieldErrorf(field, "must be a number of bytes, or a string such as 512MiB or 2GiB (units: KiB, MiB, GiB)")
-	if kindOf(raw) != '"' {
-		n, err := decodeInt(raw)
-		if err != nil {
-			return 0, wrong
-		}
-		return Bytes(n), nil
-	}
-	text, err := decodeString(field, raw)
-	if err != nil {
-		return 0, err
-	}
-	if b.UnmarshalText([]byte(text)) != nil {
-		return 0, wrong
-	}
-	return b, nil
-}
-
-func decodeWhole(field string, raw []byte, to *int) (err error) {
-	if *to, err = decodeInt(raw); err != nil {
-		return FieldErrorf(field, "must be a whole number")
+// CheckProfileForm checks the form of a profile's name in the field of that name. Its error is a [*FieldError].
+func CheckProfileForm(field, name string) error {
+	if len(name) > maxName || !profileNamePattern.MatchString(name) {
+		return FieldErrorf(field, sandboxNameMessage)
 	}
 	return nil
 }
 
-func decodeFloat(field string, raw []byte) (f float64, err error) {
-	if err := json.Unmarshal(raw, &f); err != nil {
-		return 0, FieldErrorf(field, "must be a number")
-	}
-	return f, nil
-}
-
-var profileNamePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*$`)
-
-func validProfileName(s string) bool { return len(s) <= maxName && profileNamePattern.MatchString(s) }
-
-// CheckProfileName checks the name of a profile that somebody wants to make, change or remove. Its error is a [*FieldError].
+// CheckProfileName checks the name of a profile to create, replace or remove. Its error is a [*FieldError].
 func CheckProfileName(name string) error {
-	if !validProfileName(name) {
-		return FieldErrorf("name", sandboxNameMessage)
+	if err := CheckProfileForm("name", name); err != nil {
+		return err
 	}
 	if name == DefaultProfileName {
 		return FieldErrorf("name", "must not be %s: that is the sandbox of API keys that are bound to none, and is built in", name)
@@ -267,34 +108,26 @@ func CheckProfileName(name string) error {
 	return nil
 }
 
-func (p *Profile) check() error {
-	for _, err := range []error{
-		CheckProfileName(p.Name),
-		checkProfileImage(p.Image),
-		checkRange("cpu", p.CPU, MinCPU, MaxCPU),
-		checkRange("memory", p.Memory, MinMemory, MaxMemory),
-		checkRange("pids", p.Pids, MinPids, MaxPids),
-		checkRange("disk.home", p.Disk.Home, MinDisk, MaxDisk),
-		checkRange("disk.tmp", p.Disk.Tmp, MinDisk, MaxDisk),
-		checkRange("disk.inodes", p.Disk.Inodes, MinInodes, MaxInodes),
-		p.Network.Validate(),
-		checkEnvSize("env", p.Env, ""),
-		checkRange("output", p.Output, 1, MaxOutput),
-		checkIsolation(p.Isolation),
-		checkPreload(p.Preload, p.Isolation),
-	} {
-		if err != nil {
+// Validate checks the rules of a profile that its struct tags do not express. Its error is a [*FieldError].
+func (p *Profile) Validate() error {
+	if err := CheckProfileName(p.Name); err != nil {
+		return err
+	}
+	if err := checkProfileImage(p.Image); err != nil {
+		return err
+	}
+	if err := p.Network.Validate(); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.Env)) {
+		if err := CheckEnv("env", name, p.Env[name]); err != nil {
 			return err
 		}
 	}
-	return nil
-}
-
-func checkRange[T cmp.Ordered](field string, v, least, most T) error {
-	if v < least || v > most {
-		return FieldErrorf(field, "must be from %v to %v", least, most)
+	if err := checkEnvSize("env", p.Env, ""); err != nil {
+		return err
 	}
-	return nil
+	return checkPreload(p.Preload, p.Isolation)
 }
 
 func checkProfileImage(image string) error {
@@ -303,15 +136,8 @@ func checkProfileImage(image string) error {
 		return nil
 	case !path.IsAbs(image):
 		return FieldErrorf("image", "must be empty for the host's runtimes, the name of an image, or an absolute directory of the workers")
-	case image == "/" || path.Clean(image) != image || len(image) > MaxImagePathBytes || strings.ContainsFunc(image, unicode.IsControl):
+	case image == "/" || path.Clean(image) != image || len(image) > maxImagePathBytes || strings.ContainsFunc(image, unicode.IsControl):
 		return FieldErrorf("image", "must be an absolute directory without . or .. or a slash at its end, and not the root")
-	}
-	return nil
-}
-
-func checkIsolation(i Isolation) error {
-	if i != "" && i != IsolationStrict {
-		return FieldErrorf("isolation", "must be %s, or empty for what the worker chooses", IsolationStrict)
 	}
 	return nil
 }
@@ -319,13 +145,10 @@ func checkIsolation(i Isolation) error {
 var modulePattern = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$`)
 
 func checkPreload(modules []string, i Isolation) error {
-	if len(modules) > MaxPreload {
-		return FieldErrorf("preload", "must have at most %d modules", MaxPreload)
-	}
 	for n, module := range modules {
-		if len(module) > MaxModuleNameLen || !modulePattern.MatchString(module) {
+		if len(module) > maxModuleNameLen || !modulePattern.MatchString(module) {
 			return FieldErrorf("preload", "must have names of Python modules, such as matplotlib.pyplot: identifiers of A-Z, a-z, 0-9 and _ with dots "+
-				"between them, at most %d characters; %q is not one", MaxModuleNameLen, Shorten(module))
+				"between them, at most %d characters; %q is not one", maxModuleNameLen, Shorten(module))
 		}
 		if slices.Contains(modules[:n], module) {
 			return FieldErrorf("preload", "has %s twice", module)

@@ -47,6 +47,14 @@ const (
 	errTimedOutAfterFormat           = "execution timed out after %ds"
 )
 
+// ErrorCodes returns all error codes.
+func ErrorCodes() []ErrorCode {
+	return []ErrorCode{
+		CodeTimeout, CodeCancelled, CodeMemory, CodeSeccomp, CodeWorkerLost, CodeSandboxStart, CodeThreadMount, CodeStorageMount,
+		CodeVolumeMount, CodeCredentialMount, CodeExpiredInQueue, CodeThreadSave,
+	}
+}
+
 // Mode is how a client asked to be answered, and the delivery_mode of the execution's record.
 type Mode string
 

@@ -126,8 +126,11 @@ type BusyError struct {
 }
 
 func (e *BusyError) Error() string {
-	return fmt.Sprintf("thread %s is in use by execution %s", e.Thread, e.Holder)
+	return fmt.Sprintf("thread %s is in use by execution %s; wait until that has ended, cancel it, or use another thread", e.Thread, e.Holder)
 }
+
+// Conflict marks the error as one whose text is for the client.
+func (*BusyError) Conflict() {}
 
 // StagedError refuses a staged file for which a thread has no room before an execution has taken those that wait.
 type StagedError struct {
@@ -136,9 +139,12 @@ type StagedError struct {
 }
 
 func (e *StagedError) Error() string {
-	return fmt.Sprintf("thread %s has %d staged files already; at most %d, whose names and keys take %s, may wait for its next execution",
+	return fmt.Sprintf("thread %s has %d staged files already; at most %d, whose names and keys take %s, may wait for its next execution; run one first",
 		e.Thread, e.Files, MaxStaged, Bytes(MaxStagedBytes))
 }
+
+// Conflict marks the error as one whose text is for the client.
+func (*StagedError) Conflict() {}
 
 // Room is what a home may hold, or what something takes of it.
 type Room struct {
@@ -163,9 +169,13 @@ type RoomError struct {
 
 func (e *RoomError) Error() string {
 	return fmt.Sprintf("the home of thread %s has %d bytes in %d files and directories, files that wait for its next execution take %d bytes and %d, "+
-		"and this one %d bytes and %d more; the sandbox of this API key has room for %d bytes and %d",
+		"and this one %d bytes and %d more; the sandbox of this API key has room for %d bytes and %d; remove files in an execution first, or "+
+		"upload less in their place",
 		e.Thread, e.Home.Bytes, e.Home.Files, e.Waiting.Bytes, e.Waiting.Files, e.New.Bytes, e.New.Files, e.Most.Bytes, e.Most.Files)
 }
+
+// Conflict marks the error as one whose text is for the client.
+func (*RoomError) Conflict() {}
 
 // StagedRoom gives what staged files take of a home while they are put there: whole blocks, and the directories on their ways, which lie in
 // the home's volume from then on even if the home had them already.

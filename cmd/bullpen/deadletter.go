@@ -65,12 +65,12 @@ func (*deadLetterShowCommand) Help() string {
 
 // Run runs the command.
 func (c *deadLetterShowCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.DeadLetter, json.RawMessage, error) {
+	return request(s, &c.remote, func(api *client.Client) (*client.WholeDeadLetter, json.RawMessage, error) {
 		return api.DeadLetter(ctx, c.ID)
 	}, printDeadLetter)
 }
 
-func printDeadLetter(p *page, l *client.DeadLetter) {
+func printDeadLetter(p *page, l *client.WholeDeadLetter) {
 	p.row("dead letter", l.ID)
 	p.row("reason", l.Reason)
 	p.row("", l.Message)

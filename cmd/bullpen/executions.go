@@ -36,9 +36,7 @@ func printExecution(p *page, e *client.Execution) {
 	p.optional("", e.ErrorMessage)
 	p.row("created", e.CreatedAt)
 	p.optional("completed", e.CompletedAt)
-	if e.QueuedMS != nil {
-		p.row("queued", milliseconds(*e.QueuedMS))
-	}
+	p.row("queued", milliseconds(e.QueuedMS))
 	p.row("duration", milliseconds(e.DurationMS))
 	p.row("timeout", strconv.Itoa(e.Timeout)+"s")
 	p.row("attempt", e.Attempt)
@@ -66,7 +64,7 @@ func printOutput(p *page, name string, text *string, truncated bool) {
 }
 
 // formatBlocked describes a blocked connection in one line: protocol, destination, reason.
-func formatBlocked(b proto.BlockedConnection) string {
+func formatBlocked(b client.BlockedConnection) string {
 	to := b.Host
 	switch {
 	case to == "":

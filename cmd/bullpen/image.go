@@ -76,11 +76,11 @@ func (r *remote) store(ctx context.Context, io streams, name string, fill func(*
 		return err
 	}
 	printOmitted(io.err, t.Omitted())
-	return show(io, r.JSON, img, func(p *page, img *proto.Image) { printImages(p, *img) })
+	return show(io, r.JSON, img, func(p *page, img *client.Image) { printImages(p, *img) })
 }
 
 // upload packs a tree and stores it.
-func upload(ctx context.Context, api *client.Client, to streams, name string, t *image.Tree) (img *proto.Image, err error) {
+func upload(ctx context.Context, api *client.Client, to streams, name string, t *image.Tree) (img *client.Image, err error) {
 	packed, err := os.CreateTemp("", "bullpen-image-*")
 	if err != nil {
 		return nil, fmt.Errorf("pack the image: %w", err)
@@ -90,14 +90,15 @@ func upload(ctx context.Context, api *client.Client, to streams, name string, t 
 	if err := os.Remove(packed.Name()); err != nil {
 		return nil, fmt.Errorf("pack the image: %w", err)
 	}
-	if img, err = t.Pack(packed); err != nil {
+	packedImage, err := t.Pack(packed)
+	if err != nil {
 		return nil, err
 	}
 	if _, err := packed.Seek(0, io.SeekStart); err != nil {
 		return nil, fmt.Errorf("read the packed image: %w", err)
 	}
-	to.progressf("sending %s, %s", img.Digest, mib(img.Size))
-	return api.PutImage(ctx, name, img.Digest, packed, img.Size)
+	to.progressf("sending %s, %s", packedImage.Digest, mib(packedImage.Size))
+	return api.PutImage(ctx, name, packedImage.Digest, packed, packedImage.Size)
 }
 
 // printOmitted prints what was left out of the image.
@@ -123,9 +124,9 @@ type imageListCommand struct {
 
 // Run runs the command.
 func (c *imageListCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]proto.Image, json.RawMessage, error) {
+	return request(s, &c.remote, func(api *client.Client) ([]client.Image, json.RawMessage, error) {
 		return decoded(api.Images(ctx))
-	}, func(p *page, images []proto.Image) { printImages(p, images...) })
+	}, func(p *page, images []client.Image) { printImages(p, images...) })
 }
 
 type imageRmCommand struct {
@@ -141,12 +142,12 @@ freed when none is left, after the server's --queue-expiry.`
 
 // Run runs the command.
 func (c *imageRmCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*proto.Image, json.RawMessage, error) {
+	return request(s, &c.remote, func(api *client.Client) (*client.Image, json.RawMessage, error) {
 		return decoded(api.RemoveImage(ctx, c.Name))
-	}, func(p *page, image *proto.Image) { printImages(p, *image) })
+	}, func(p *page, image *client.Image) { printImages(p, *image) })
 }
 
-func printImages(p *page, images ...proto.Image) {
+func printImages(p *page, images ...client.Image) {
 	const shown = len("sha256:") + 12
 	p.row("NAME", "DIGEST", "STORED", "UNPACKED", "INTERPRETERS", "CREATED")
 	for _, i := range images {

@@ -62,11 +62,11 @@ func printWebhook(p *page, w *client.Webhook) {
 	p.row("max attempts", w.MaxAttempts)
 	var waits []string
 	for _, seconds := range w.Waits {
-		waits = append(waits, secondsOf(seconds).String())
+		waits = append(waits, time.Duration(seconds).String())
 	}
 	p.row("waits", strings.Join(waits, ","))
 	p.row("signature headers", strings.Join(w.SignatureHeaders, ","))
-	p.row("timeout", secondsOf(w.Timeout))
+	p.row("timeout", time.Duration(w.Timeout))
 	p.row("updated", w.UpdatedAt)
 }
 
@@ -112,8 +112,6 @@ func (d *duration) UnmarshalText(text []byte) error {
 	return nil
 }
 
-func (d duration) seconds() float64 { return time.Duration(d).Seconds() }
-
 // settings returns the settings that the flags name.
 func (c *keyWebhookSetCommand) settings(stdin io.Reader) (*client.WebhookSettings, error) {
 	settings := &client.WebhookSettings{URL: c.Target, MaxAttempts: c.MaxAttempts}
@@ -128,7 +126,7 @@ func (c *keyWebhookSetCommand) settings(stdin io.Reader) (*client.WebhookSetting
 		settings.SignatureHeaders = new(splitNames(*c.SignatureHeaders))
 	}
 	if c.Timeout != nil {
-		settings.Timeout = new(c.Timeout.seconds())
+		settings.Timeout = new(proto.Seconds(*c.Timeout))
 	}
 	if *settings == (client.WebhookSettings{}) && c.Secret == nil {
 		return nil, usagef("nothing to set: give the URL or a flag")
@@ -143,18 +141,19 @@ func (c *keyWebhookSetCommand) settings(stdin io.Reader) (*client.WebhookSetting
 	return settings, nil
 }
 
-// parseWaits returns the name of a ladder of waits, or the waits in seconds.
-func parseWaits(text string) (any, error) {
+// parseWaits parses a list of waits, or "durable".
+func parseWaits(text string) (*client.Waits, error) {
+	waits := new(client.Waits)
 	if text == "durable" {
-		return text, nil
+		waits.Durable = true
+		return waits, nil
 	}
-	waits := []float64{}
 	for item := range strings.SplitSeq(text, ",") {
 		var wait duration
 		if err := wait.UnmarshalText([]byte(strings.TrimSpace(item))); err != nil {
 			return nil, err
 		}
-		waits = append(waits, wait.seconds())
+		waits.Pauses = append(waits.Pauses, proto.Seconds(wait))
 	}
 	return waits, nil
 }

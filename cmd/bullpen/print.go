@@ -10,6 +10,8 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
+
+	"github.com/bullpen-run/bullpen/cmd/internal/client"
 )
 
 // timeLayout is the format of times in text output.
@@ -67,8 +69,11 @@ func (p *page) flush() error {
 }
 
 func cell(v any) string {
-	if at, ok := v.(time.Time); ok {
-		return at.Local().Format(timeLayout)
+	switch v := v.(type) {
+	case time.Time:
+		return v.Local().Format(timeLayout)
+	case client.Time:
+		return cell(v.Time)
 	}
 	if pointer := reflect.ValueOf(v); pointer.Kind() == reflect.Pointer {
 		if pointer.IsNil() {

@@ -75,12 +75,12 @@ type threadShowCommand struct {
 
 // Run runs the command.
 func (c *threadShowCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Thread, json.RawMessage, error) {
+	return request(s, &c.remote, func(api *client.Client) (*client.WholeThread, json.RawMessage, error) {
 		return api.Thread(ctx, c.Thread)
 	}, printThread)
 }
 
-func printThread(p *page, t *client.Thread) {
+func printThread(p *page, t *client.WholeThread) {
 	p.row("thread", t.ID)
 	p.row("version", t.Version)
 	p.row("size", mib(t.Bytes))
@@ -109,7 +109,7 @@ func (c *threadHistoryCommand) Run(ctx context.Context, s streams) error {
 	}, func(p *page, versions []client.ThreadVersion) {
 		p.row("VERSION", "SIZE", "FILES", "CREATED", "BY")
 		for _, v := range versions {
-			p.row(v.Number, mib(v.Bytes), v.Files, v.CreatedAt, v.Trace)
+			p.row(v.Number, mib(v.Bytes), v.Files, v.CreatedAt, v.TraceID)
 		}
 	})
 }
@@ -140,7 +140,7 @@ func (c *threadForkCommand) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	return request(s, &c.remote, func(api *client.Client) (*client.Thread, json.RawMessage, error) {
+	return request(s, &c.remote, func(api *client.Client) (*client.WholeThread, json.RawMessage, error) {
 		return api.ForkThread(ctx, c.Thread, c.New, version)
 	}, printThread)
 }
@@ -304,9 +304,9 @@ type threadFilesCommand struct {
 
 // Run runs the command.
 func (c *threadFilesCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]proto.File, json.RawMessage, error) {
+	return request(s, &c.remote, func(api *client.Client) ([]client.File, json.RawMessage, error) {
 		return api.Files(ctx, c.Thread, c.Path, c.Recursive)
-	}, func(p *page, files []proto.File) {
+	}, func(p *page, files []client.File) {
 		p.row("MODIFIED", "SIZE", "PATH")
 		for _, f := range files {
 			if f.IsDirectory {

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -26,8 +25,17 @@ func Decode[T any](body []byte) (*T, error) {
 	return request, decodeInto(request, body)
 }
 
-// decodeInto decodes body into the struct that request points to. Fields of absent and null members keep their values.
+// decodeInto decodes and validates body, which becomes the struct that request points to.
 func decodeInto(request any, body []byte) error {
+	err := decodeFields(request, body)
+	if v, ok := request.(validator); ok && err == nil {
+		err = v.Validate()
+	}
+	return err
+}
+
+// decodeFields decodes body into the struct that request points to. Fields of absent and null members keep their values.
+func decodeFields(request any, body []byte) error {
 	if err := checkBody(body); err != nil {
 		return err
 	}
@@ -35,17 +43,16 @@ func decodeInto(request any, body []byte) error {
 	if err == nil {
 		err = checkText(body, bodyField) // names of members too
 	}
-	if err == nil {
-		err = decodeObject("", body, reflect.ValueOf(request).Elem())
+	if err != nil {
+		return err
 	}
-	if v, ok := request.(validator); ok && err == nil {
-		err = v.Validate()
-	}
-	return err
+	to := reflect.ValueOf(request).Elem()
+	return decodeObject("", body, to, objectTag(to.Type()).Get("additionalProperties") == "false")
 }
 
-// decodeObject decodes the members of object into the fields of a struct. The names of fields in errors begin with prefix.
-func decodeObject(prefix string, object []byte, to reflect.Value) error {
+// decodeObject decodes the members of object into the fields of a struct. The names of fields in errors begin with prefix. A
+// strict object must not have members that the struct does not name.
+func decodeObject(prefix string, object []byte, to reflect.Value, strict bool) error {
 	fields := jsonFields(to.Type())
 	known := func(key string) bool {
 		return slices.ContainsFunc(fields, func(f jsonField) bool { return f.name == key })
@@ -54,7 +61,7 @@ func decodeObject(prefix string, object []byte, to reflect.Value) error {
 	err := eachMember(object, func(key string, value []byte) error {
 		field := orQuotes(prefix + proto.Shorten(key))
 		switch {
-		case !known(key) && refusesUnknown(to.Type()):
+		case !known(key) && strict:
 			return proto.FieldErrorf(field, "is not known here")
 		case members[key] != nil && known(key):
 			return proto.FieldErrorf(field, "must be given only once")
@@ -87,15 +94,10 @@ func orQuotes(name string) string {
 	return name
 }
 
-// refusesUnknown reports whether objects of a type must not have members that the type does not name.
-func refusesUnknown(t reflect.Type) bool { return objectTag(t).Get("additionalProperties") == "false" }
-
 // setDefault applies the tags of a field that the request does not give.
 func setDefault(field string, to reflect.Value, tag reflect.StructTag) error {
-	if message := tag.Get("required"); message == "true" {
+	if tag.Get("required") == "true" {
 		return proto.FieldErrorf(field, "must be given")
-	} else if message != "" {
-		return proto.FieldErrorf(field, "%s", message)
 	}
 	text, ok := tag.Lookup("default")
 	if !ok || !to.IsZero() || to.Kind() == reflect.Pointer {
@@ -119,6 +121,8 @@ func decodeValue(field string, raw []byte, to reflect.Value, tag reflect.StructT
 	case *proto.Seconds:
 		*to, err = decodeSeconds(field, raw, tag)
 		return err
+	case *Waits:
+		return to.decode(field, raw, tag)
 	}
 	must := func(otherwise string) error {
 		if text := tag.Get("must"); strings.HasPrefix(text, otherwise) {
@@ -171,7 +175,7 @@ func decodeValue(field string, raw []byte, to reflect.Value, tag reflect.StructT
 		if typeByte(raw) != '{' {
 			return must("be an object")
 		}
-		return decodeObject(field+".", raw, to)
+		return decodeObject(field+".", raw, to, true)
 	}
 }
 
@@ -328,11 +332,3 @@ func objectTag(t reflect.Type) reflect.StructTag {
 
 // sortedKeys returns the keys of m in order, so that of several mistakes the same one is reported each time.
 func sortedKeys(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }
-
-// Time is a point in time. Its JSON form is RFC 3339 in UTC with milliseconds.
-type Time struct{ time.Time }
-
-// MarshalJSON implements [json.Marshaler].
-func (t Time) MarshalJSON() ([]byte, error) {
-	return []byte(`"` + t.UTC().Format(proto.TimeLayout) + `"`), nil
-}

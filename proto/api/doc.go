@@ -4,9 +4,9 @@
 //
 // Struct tags describe fields. Requests are checked against the tags, and the OpenAPI document shows them:
 //
-//	json           the name; a response field without omitempty is always present
+//	json           the name; a field without omitempty is documented as required
 //	doc            the description
-//	required       "true", or what an error says in place of "must be given"
+//	required       "true": a request without the field is refused
 //	default        the value of a field that the request does not give
 //	minimum, maximum, maxItems, maxProperties, enum, format
 //	               limits that [Decode] checks; the formats are those of formatOf
@@ -14,6 +14,6 @@
 //	               limits that are only documented; Validate checks them
 //	must           what an error says about a value beyond the limits, without "must"
 //
-// The blank field of a struct carries the tags of the object as a whole: doc, and additionalProperties:"false" for requests
-// whose unknown members are refused.
+// The blank field of a struct carries the tags of the object as a whole: doc, additionalProperties:"false" for requests whose
+// unknown members are refused, and partial:"true" for requests whose fields are all optional.
 package api

@@ -33,6 +33,12 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 		return texts([]proto.DeliveryStatus{proto.DeliveryPending, proto.DeliveryDelivered, proto.DeliveryFailed})
 	case proto.DeadReason:
 		return texts([]proto.DeadReason{proto.DeadWorkersLost, proto.DeadMalformed})
+	case Code:
+		var codes []string
+		for _, c := range Codes() {
+			codes = append(codes, string(c.Code))
+		}
+		return codes
 	case proto.FileSource:
 		return texts([]proto.FileSource{proto.SourceThread, proto.SourceVolume})
 	default:

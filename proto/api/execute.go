@@ -23,7 +23,7 @@ const (
 type ExecuteRequest struct {
 	_ struct{} `doc:"Unknown fields are ignored; null means absent. A field that is given twice is refused."`
 
-	Code       string            `json:"code" required:"must be between 1 byte and 1 MB" minLength:"1" maxLength:"1048576" doc:"The program: 1 byte to 1 MiB of UTF-8."`
+	Code       string            `json:"code" minLength:"1" maxLength:"1048576" doc:"The program: 1 byte to 1 MiB of UTF-8."`
 	Language   proto.Language    `json:"language,omitempty" default:"python"`
 	Timeout    int               `json:"timeout,omitempty" default:"60" minimum:"1" must:"be a whole number of seconds, at least 1" doc:"Seconds. Above the plan's maximum: 429."`
 	ThreadID   string            `json:"thread_id,omitempty" format:"thread-id" doc:"The thread whose home directory the program uses. Only one execution at a time has the thread, from its acceptance to its end: a request that names the thread meanwhile gets 409 at once. The home is saved before the answer is visible."`

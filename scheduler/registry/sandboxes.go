@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
@@ -40,7 +41,7 @@ func (l *Profiles) Run(ctx context.Context) error { return l.cache.Run(ctx) }
 // decodeProfile decodes a stored profile. Fields that an older version did not store have the values
 // of the default profile.
 func decodeProfile(e jetstream.KeyValueEntry) (*proto.Profile, error) {
-	p, err := proto.DecodeProfile("", e.Value(), proto.DefaultProfile())
+	p, err := api.DecodeSandbox("", e.Value(), proto.DefaultProfile())
 	if err == nil && profileKey(p.Name) != e.Key() {
 		err = fmt.Errorf("its name is %q", p.Name)
 	}

@@ -211,8 +211,22 @@ func readError(resp *http.Response) *Error {
 	return e
 }
 
-// getJSON sends the request and decodes the answer into v, and gives its bytes and headers too.
-func (c *Client) getJSON(ctx context.Context, call call, v any) (json.RawMessage, http.Header, error) {
+// get sends the request and decodes the answer. It also returns the answer's bytes. The answer is never nil.
+func get[T any](ctx context.Context, c *Client, call call) (*T, json.RawMessage, error) {
+	v := new(T)
+	raw, _, err := c.decode(ctx, call, v)
+	return v, raw, err
+}
+
+// mayHaveHappened reports whether the server may have carried out a request that failed with err.
+func mayHaveHappened(err error) bool {
+	var refused *Error
+	var unreachable *UnreachableError
+	return err != nil && !errors.As(err, &refused) && !errors.As(err, &unreachable)
+}
+
+// decode sends the request and decodes the answer into v. It also returns the answer's bytes and headers.
+func (c *Client) decode(ctx context.Context, call call, v any) (json.RawMessage, http.Header, error) {
 	resp, err := c.do(ctx, call)
 	if err != nil {
 		return nil, nil, err

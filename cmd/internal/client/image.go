@@ -9,15 +9,15 @@ import (
 	"net/http"
 	"net/url"
 
-	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 const imagesPath = "/v1/admin/images"
 
 func imagePath(name string) string { return imagesPath + "/" + url.PathEscape(name) }
 
-// PutImage stores an image of size bytes under a name, in place of an earlier one. It is sent once.
-func (c *Client) PutImage(ctx context.Context, name, digest string, body io.Reader, size int64) (*proto.Image, error) {
+// PutImage stores an image of size bytes under a name, and replaces the previous image of that name. It is sent once.
+func (c *Client) PutImage(ctx context.Context, name, digest string, body io.Reader, size int64) (*Image, error) {
 	path := imagePath(name) + "?digest=" + url.QueryEscape(digest)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPut, c.address(path), io.NopCloser(body))
 	if err != nil {
@@ -30,7 +30,7 @@ func (c *Client) PutImage(ctx context.Context, name, digest string, body io.Read
 	if err != nil {
 		return nil, err
 	}
-	img := new(proto.Image)
+	img := new(Image)
 	err = json.NewDecoder(resp.Body).Decode(img)
 	if err := errors.Join(err, resp.Body.Close()); err != nil {
 		return nil, fmt.Errorf("PUT %s: the answer is not understood: %w", path, err)
@@ -39,17 +39,13 @@ func (c *Client) PutImage(ctx context.Context, name, digest string, body io.Read
 }
 
 // Images lists all images.
-func (c *Client) Images(ctx context.Context) ([]proto.Image, error) {
-	var list struct {
-		Images []proto.Image `json:"images"`
-	}
-	_, _, err := c.getJSON(ctx, call{method: http.MethodGet, path: imagesPath, resend: true}, &list)
+func (c *Client) Images(ctx context.Context) ([]Image, error) {
+	list, _, err := get[api.Images](ctx, c, call{method: http.MethodGet, path: imagesPath, resend: true})
 	return list.Images, err
 }
 
-// RemoveImage takes a name away from an image.
-func (c *Client) RemoveImage(ctx context.Context, name string) (*proto.Image, error) {
-	img := new(proto.Image)
-	_, _, err := c.getJSON(ctx, call{method: http.MethodDelete, path: imagePath(name)}, img)
+// RemoveImage removes the name of an image.
+func (c *Client) RemoveImage(ctx context.Context, name string) (*Image, error) {
+	img, _, err := get[Image](ctx, c, call{method: http.MethodDelete, path: imagePath(name)})
 	return img, err
 }

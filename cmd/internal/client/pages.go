@@ -4,19 +4,18 @@ import (
 	"context"
 	"net/http"
 	"net/url"
-	"strconv"
 )
 
-// pages lists what path has, page by page of a size; of gives the entries of a page and where the next one begins.
-func pages[P, T any](ctx context.Context, c *Client, path string, size int, of func(*P) ([]T, *string)) ([]T, error) {
+// pages lists the entries of path page by page. entries returns the entries of a page and the cursor of the next one.
+func pages[P, T any](ctx context.Context, c *Client, path string, entries func(*P) ([]T, *string)) ([]T, error) {
 	all := []T{}
-	query := url.Values{"limit": {strconv.Itoa(size)}}
+	query := url.Values{"limit": {"100"}} // the largest that the server accepts
 	for {
-		page := new(P)
-		if _, _, err := c.getJSON(ctx, call{method: http.MethodGet, path: path + "?" + query.Encode(), resend: true}, page); err != nil {
+		page, _, err := get[P](ctx, c, call{method: http.MethodGet, path: path + "?" + query.Encode(), resend: true})
+		if err != nil {
 			return nil, err
 		}
-		some, next := of(page)
+		some, next := entries(page)
 		all = append(all, some...)
 		if next == nil {
 			return all, nil

@@ -6,12 +6,13 @@ import (
 	"net/url"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 const sandboxesPath = "/v1/admin/sandboxes"
 
-// Sandbox is a sandbox profile to store. What is nil is left to the server, which also checks the rest: values are as the API takes
-// them, and keep their YAML types until they are there.
+// Sandbox is a sandbox profile to store, as a YAML file has it. The server fills in the fields that are nil and checks all others,
+// so their values keep their YAML types.
 type Sandbox struct {
 	Name      string          `json:"name,omitempty" yaml:"name"`
 	Image     any             `json:"image,omitempty" yaml:"image"`
@@ -39,38 +40,34 @@ type SandboxNetwork struct {
 	Allow  any `json:"allow,omitempty" yaml:"allow"`
 }
 
-// CreateSandbox stores a new profile and gives it complete.
+// CreateSandbox stores a new profile and returns it complete.
 func (c *Client) CreateSandbox(ctx context.Context, s *Sandbox) (*proto.Profile, error) {
 	return c.sandbox(ctx, call{method: http.MethodPost, path: sandboxesPath, body: s})
 }
 
-// ReplaceSandbox stores a profile in place of the one of the same name, and gives it complete.
+// ReplaceSandbox replaces a profile and returns it complete.
 func (c *Client) ReplaceSandbox(ctx context.Context, s *Sandbox) (*proto.Profile, error) {
 	return c.sandbox(ctx, call{method: http.MethodPut, path: sandboxPath(s.Name), body: s, resend: true})
 }
 
-// Sandbox gives a profile.
+// Sandbox returns a profile.
 func (c *Client) Sandbox(ctx context.Context, name string) (*proto.Profile, error) {
 	return c.sandbox(ctx, call{method: http.MethodGet, path: sandboxPath(name), resend: true})
 }
 
-// RemoveSandbox removes a profile and gives it as it was.
+// RemoveSandbox removes a profile and returns it.
 func (c *Client) RemoveSandbox(ctx context.Context, name string) (*proto.Profile, error) {
 	return c.sandbox(ctx, call{method: http.MethodDelete, path: sandboxPath(name)})
 }
 
 // Sandboxes lists all profiles.
 func (c *Client) Sandboxes(ctx context.Context) ([]proto.Profile, error) {
-	var list struct {
-		Sandboxes []proto.Profile `json:"sandboxes"`
-	}
-	_, _, err := c.getJSON(ctx, call{method: http.MethodGet, path: sandboxesPath, resend: true}, &list)
+	list, _, err := get[api.Sandboxes](ctx, c, call{method: http.MethodGet, path: sandboxesPath, resend: true})
 	return list.Sandboxes, err
 }
 
 func (c *Client) sandbox(ctx context.Context, call call) (*proto.Profile, error) {
-	p := new(proto.Profile)
-	_, _, err := c.getJSON(ctx, call, p)
+	p, _, err := get[proto.Profile](ctx, c, call)
 	return p, err
 }
 

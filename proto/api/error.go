@@ -1,0 +1,175 @@
+package api
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+)
+
+// Code is the code of an error. It decides the HTTP status.
+type Code string
+
+// The codes. The list may only grow.
+const (
+	CodeValidation         Code = "validation_error"
+	CodeUnauthorized       Code = "unauthorized"
+	CodeForbidden          Code = "forbidden"
+	CodeNotFound           Code = "not_found"
+	CodeMethodNotAllowed   Code = "method_not_allowed"
+	CodeConflict           Code = "conflict"
+	CodeLengthRequired     Code = "length_required"
+	CodePayloadTooLarge    Code = "payload_too_large"
+	CodeUnsupportedMedia   Code = "unsupported_media_type"
+	CodeRange              Code = "range_not_satisfiable"
+	CodeIdempotency        Code = "idempotency_mismatch"
+	CodeRateLimited        Code = "rate_limited"
+	CodeInternal           Code = "internal"
+	CodeNotImplemented     Code = "not_implemented"
+	CodeServiceUnavailable Code = "service_unavailable"
+	CodeGatewayTimeout     Code = "gateway_timeout"
+)
+
+// CodeInfo documents a code.
+type CodeInfo struct {
+	Code    Code
+	Status  int
+	Title   string // the name in the OpenAPI document
+	Doc     string
+	Example string // a message
+	headers object // of the answer, in the OpenAPI document
+}
+
+// Codes returns all codes by status.
+func Codes() []CodeInfo {
+	header := func(name, doc string, schema object) object {
+		return object{name: object{"description": doc, "schema": schema}}
+	}
+	retryAfter := header("Retry-After", "Seconds, if waiting helps.", object{"type": "integer", "minimum": 1, "maximum": 30})
+	return []CodeInfo{
+		{
+			CodeValidation, http.StatusBadRequest, "BadRequest",
+			"The request is not valid; the message names the field.",
+			"code must be between 1 byte and 1 MB", nil,
+		},
+		{
+			CodeUnauthorized, http.StatusUnauthorized, "Unauthorized",
+			"The API key is missing or not valid.",
+			"the API key is missing or not valid; send it as Authorization: Bearer sk-…",
+			header("WWW-Authenticate", "The scheme to use.", object{"type": "string", "const": "Bearer"}),
+		},
+		{
+			CodeForbidden, http.StatusForbidden, "Forbidden",
+			"The API key does not have all rights; or the signed URL has expired, or is for another method.",
+			"this route needs an API key with all rights", nil,
+		},
+		{
+			CodeNotFound, http.StatusNotFound, "NotFound",
+			"The API key's organisation has nothing with this id.",
+			"nothing of that id is known to this API key", nil,
+		},
+		{
+			CodeMethodNotAllowed, http.StatusMethodNotAllowed, "MethodNotAllowed",
+			"The path does not take this method; the header Allow lists the methods that it takes.",
+			"this path does not take that method; see the Allow header", nil,
+		},
+		{
+			CodeConflict, http.StatusConflict, "Conflict",
+			"Another request changed the same thing at the same time, or the state of something else forbids the request; the message says which.",
+			"somebody else changed this at the same time; send the request again", nil,
+		},
+		{
+			CodeLengthRequired, http.StatusLengthRequired, "LengthRequired",
+			"The body has no Content-Length.",
+			"a file is sent with its Content-Length", nil,
+		},
+		{
+			CodePayloadTooLarge, http.StatusRequestEntityTooLarge, "TooLarge",
+			"The body is larger than 8 MiB; an image, larger than 4 GiB; an upload, larger than its URL allows.",
+			"body must be at most 8388608 bytes", nil,
+		},
+		{
+			CodeUnsupportedMedia, http.StatusUnsupportedMediaType, "UnsupportedMedia",
+			"The body has a Content-Encoding. Bodies must not be compressed.",
+			"a body with a Content-Encoding is not read; send it as it is",
+			header("Accept-Encoding", "The only encoding that is read.", object{"type": "string", "const": "identity"}),
+		},
+		{
+			CodeRange, http.StatusRequestedRangeNotSatisfiable, "RangeNotSatisfiable",
+			"The range begins after the end of the file.",
+			"the range begins after the end of the file",
+			header("Content-Range", "The length of the file.", object{"type": "string"}),
+		},
+		{
+			CodeIdempotency, http.StatusUnprocessableEntity, "IdempotencyMismatch",
+			"The Idempotency-Key was used with another request.",
+			"this Idempotency-Key was used with another request; use a new key for a new request", nil,
+		},
+		{
+			CodeRateLimited, http.StatusTooManyRequests, "TooManyRequests",
+			"The plan does not include this; or its limit of concurrent or queued executions is reached, or 16 files and archives of the " +
+				"organisation are being transferred. Only a limit that ends by waiting has a Retry-After.",
+			"concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions.", retryAfter,
+		},
+		{
+			CodeInternal, http.StatusInternalServerError, "Internal",
+			"A failure of the server.",
+			"something failed on our side; the server's log tells more under this X-Request-Id", nil,
+		},
+		{
+			CodeNotImplemented, http.StatusNotImplemented, "NotImplemented",
+			"A valid field or route that this server does not support yet.",
+			"sub_paths is not implemented by this server yet; leave it out", nil,
+		},
+		{
+			CodeServiceUnavailable, http.StatusServiceUnavailable, "Unavailable",
+			"No worker was free in time, too much is open or queued, or the server is shutting down.",
+			"no worker was free in time; the execution was withdrawn and will not run; send it again", retryAfter,
+		},
+		{
+			CodeGatewayTimeout, http.StatusGatewayTimeout, "GatewayTimeout",
+			"No result within the timeout and 8 s; the execution goes on and is recorded.",
+			"the execution did not end in time for an answer; it is recorded: ask for it at /v1/executions/" + exampleTrace, nil,
+		},
+	}
+}
+
+// Status returns the HTTP status of a code.
+func (c Code) Status() int {
+	for _, info := range Codes() {
+		if info.Code == c {
+			return info.Status
+		}
+	}
+	return http.StatusInternalServerError
+}
+
+// Error is the body of every answer that is not a success, and the error that becomes one.
+type Error struct {
+	_ struct{} `doc:"The body of every error."`
+
+	Code       Code   `json:"error"`
+	Message    string `json:"message" doc:"What is wrong, and what to do about it."`
+	RetryAfter int    `json:"-"` // seconds for the header Retry-After; 0 for none
+}
+
+func (e *Error) Error() string { return e.Message }
+
+// Errorf returns an [Error].
+func Errorf(code Code, format string, args ...any) *Error {
+	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+// Unavailable returns an [Error] that asks the client to try again after a number of seconds.
+func Unavailable(retryAfter int, message string) *Error {
+	return &Error{Code: CodeServiceUnavailable, Message: message, RetryAfter: retryAfter}
+}
+
+// CodeTable returns the table of codes in Markdown.
+func CodeTable() string {
+	var b strings.Builder
+	b.WriteString("| status | code | when |\n|---|---|---|\n")
+	for _, c := range Codes() {
+		fmt.Fprintf(&b, "| %d | `%s` | %s |\n", c.Status, c.Code, c.Doc)
+	}
+	return b.String()
+}

@@ -1,0 +1,144 @@
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// Execution is the state of an execution.
+type Execution struct {
+	TraceID               proto.TraceID         `json:"trace_id" format:"trace-id"`
+	Status                proto.Status          `json:"status"`
+	ExitCode              *int                  `json:"exit_code"`
+	Stdout                *string               `json:"stdout"`
+	Stderr                *string               `json:"stderr"`
+	Error                 *string               `json:"error"`
+	DurationMS            int64                 `json:"duration_ms" minimum:"0"`
+	Mode                  proto.Mode            `json:"delivery_mode"`
+	CreatedAt             Time                  `json:"created_at"`
+	CompletedAt           *Time                 `json:"completed_at"`
+	WebhookURL            *string               `json:"webhook_url"`
+	WebhookDeliveryStatus *proto.DeliveryStatus `json:"webhook_delivery_status"`
+	ErrorCode             *string               `json:"error_code" format:"error-code"`
+	ErrorMessage          *string               `json:"error_message"`
+	Language              proto.Language        `json:"language"`
+	Timeout               int                   `json:"timeout" minimum:"1" doc:"Seconds."`
+	ThreadID              *string               `json:"thread_id"`
+	Metadata              map[string]string     `json:"metadata"`
+	Attempt               int                   `json:"attempt" minimum:"0"`
+	QueuedMS              int64                 `json:"queued_ms" minimum:"0"`
+	StdoutTruncated       bool                  `json:"stdout_truncated" doc:"The program wrote more to stdout than its sandbox keeps."`
+	StderrTruncated       bool                  `json:"stderr_truncated" doc:"The program wrote more to stderr than its sandbox keeps."`
+	OutputTruncated       bool                  `json:"output_truncated" doc:"Older events of the output stream are gone."`
+	Sandbox               *string               `json:"sandbox" doc:"The sandbox profile that it was accepted with; null for executions of versions without profiles."`
+	Network               *NetworkUsage         `json:"network,omitempty"`
+}
+
+// NetworkUsage is what a program did with its network.
+type NetworkUsage struct {
+	_ struct{} `doc:"What the program did with its network. Absent if the network was blocked, and until the program has ended."`
+
+	proto.Traffic
+	BlockedConnections []BlockedConnection `json:"blocked_connections" maxItems:"20" doc:"The first connections and DNS queries that were refused."`
+}
+
+// BlockedConnection is a connection or a DNS query that was refused.
+type BlockedConnection struct {
+	proto.BlockedConnection
+	At Time `json:"at"`
+}
+
+// NewExecution returns the state of an execution at the time now. delivery is the status of its webhook, empty without one.
+func NewExecution(r *proto.Record, delivery proto.DeliveryStatus, now time.Time) *Execution {
+	e := &Execution{
+		TraceID: r.TraceID, Status: r.Status, Mode: r.Mode, CreatedAt: Time{r.CreatedAt}, WebhookURL: optional(r.WebhookURL),
+		WebhookDeliveryStatus: optional(delivery), Language: r.Language, Timeout: r.Timeout, ThreadID: optional(r.ThreadID),
+		Metadata: orEmpty(r.Metadata), Attempt: r.Attempt, OutputTruncated: r.OutputTruncated, Sandbox: optional(r.Profile),
+	}
+	if r.Usage != nil && r.Usage.Network != nil {
+		e.Network = &NetworkUsage{Traffic: r.Usage.Network.Traffic, BlockedConnections: []BlockedConnection{}}
+		for _, b := range r.Usage.Network.BlockedConnections {
+			e.Network.BlockedConnections = append(e.Network.BlockedConnections, BlockedConnection{b, Time{b.At}})
+		}
+	}
+	end := now
+	if r.CompletedAt != nil {
+		end = *r.CompletedAt
+		e.CompletedAt = &Time{end}
+	}
+	if r.StartedAt == nil {
+		e.QueuedMS = milliseconds(end.Sub(r.CreatedAt))
+	} else {
+		e.QueuedMS = milliseconds(r.StartedAt.Sub(r.CreatedAt))
+		e.DurationMS = milliseconds(end.Sub(*r.StartedAt))
+	}
+	if result := r.Result; result != nil {
+		e.ExitCode, e.Stdout, e.Stderr = &result.ExitCode, &result.Stdout, &result.Stderr
+		e.Error, e.ErrorCode, e.ErrorMessage = result.Error, result.ErrorCode, result.ErrorMessage
+		e.DurationMS, e.StdoutTruncated, e.StderrTruncated = result.DurationMS, result.StdoutTruncated, result.StderrTruncated
+	}
+	return e
+}
+
+// milliseconds returns d in milliseconds, at least 0: the two clocks may be those of different machines.
+func milliseconds(d time.Duration) int64 { return max(0, d.Milliseconds()) }
+
+// Write writes the JSON form of e, and encodes the output in pieces: it may be many MiB. Nothing is written before an error
+// that is not one of w.
+func (e *Execution) Write(w io.Writer) error {
+	rest := *e
+	rest.Stdout, rest.Stderr = nil, nil
+	small, err := json.Marshal(rest)
+	if err != nil {
+		return fmt.Errorf("encode execution %s: %w", e.TraceID, err)
+	}
+	if e.Stdout == nil {
+		_, err := w.Write(small)
+		return err
+	}
+	head, tail, _ := bytes.Cut(small, []byte(`"stdout":null,"stderr":null`))
+	return proto.WriteOutputs(w, head, *e.Stdout, *e.Stderr, tail)
+}
+
+// Cancelled answers a request to cancel an execution.
+type Cancelled struct {
+	TraceID proto.TraceID `json:"trace_id" format:"trace-id"`
+	Status  string        `json:"status" enum:"cancelling,queued,running,success,failed,timeout,oom,seccomp,cancelled,blocked"`
+}
+
+// StatusEvent says that an execution has started. It is the first event.
+type StatusEvent struct {
+	Type    proto.EventType `json:"type" enum:"status"`
+	TraceID proto.TraceID   `json:"trace_id" format:"trace-id"`
+	Status  proto.Status    `json:"status" enum:"running"`
+	Seq     int64           `json:"seq" minimum:"1" maximum:"1"`
+}
+
+// OutputEvent is a piece of output.
+type OutputEvent struct {
+	Type   proto.EventType `json:"type" enum:"output"`
+	Stream proto.Stream    `json:"stream"`
+	Data   string          `json:"data"`
+	Seq    int64           `json:"seq" minimum:"0"`
+}
+
+// KeepaliveEvent is sent when nothing else was for 15 seconds.
+type KeepaliveEvent struct {
+	Type proto.EventType `json:"type" enum:"keepalive"`
+	Seq  int64           `json:"seq" minimum:"0" doc:"That of the last event sent."`
+}
+
+// ResultEvent is the last event of an execution.
+type ResultEvent struct {
+	Type            proto.EventType `json:"type" enum:"result"`
+	TraceID         proto.TraceID   `json:"trace_id" format:"trace-id"`
+	Status          proto.Status    `json:"status" enum:"success,failed,timeout,cancelled"`
+	Result          *proto.Result   `json:"result" required:"true"`
+	OutputTruncated bool            `json:"output_truncated"`
+	Seq             int64           `json:"seq" minimum:"0"`
+}

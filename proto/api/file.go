@@ -1,0 +1,81 @@
+package api
+
+import (
+	"path"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// FileRequest is the part that all requests about files have.
+type FileRequest struct {
+	Source proto.FileSource `json:"source" required:"true" must:"be thread or volume" doc:"volume is answered with 501 by this version."`
+	ID     string           `json:"id" required:"true" minLength:"1" maxLength:"128" doc:"The thread's id."`
+}
+
+// Validate checks the id of a thread.
+func (r *FileRequest) Validate() error {
+	if r.Source != proto.SourceThread {
+		return nil
+	}
+	return proto.CheckThreadID("id", r.ID)
+}
+
+// FileListRequest asks for the files at a path.
+type FileListRequest struct {
+	FileRequest
+	Path      string `json:"path,omitempty" maxLength:"4096" doc:"The home if absent. Relative to the home, or absolute, with or without the home in front; up to 4,096 bytes and 512 components of up to 255 bytes, none of them .., without NUL."`
+	Recursive bool   `json:"recursive,omitempty" default:"false"`
+}
+
+// FileDownloadRequest asks for a URL to download a file from.
+type FileDownloadRequest struct {
+	FileRequest
+	Path string `json:"path" required:"true" maxLength:"4096" doc:"As in a list of files."`
+}
+
+// FileUploadRequest asks for a URL to upload a file to.
+type FileUploadRequest struct {
+	FileRequest
+	Path          string  `json:"path" required:"true" maxLength:"4096" doc:"As in a list of files."`
+	ContentLength int64   `json:"content_length" required:"true" minimum:"0" maximum:"10737418240" must:"be a whole number of bytes from 0 to 10737418240" doc:"The exact number of bytes."`
+	ContentType   *string `json:"content_type,omitempty" doc:"Not kept: files in a home have none."`
+}
+
+// File is an entry of a thread's home.
+type File struct {
+	Name        string `json:"name"`
+	Path        string `json:"path" doc:"Relative to the home."`
+	Size        int64  `json:"size" minimum:"0" doc:"Bytes."`
+	Modified    Time   `json:"modified"`
+	IsDirectory bool   `json:"is_directory"`
+}
+
+// Files answers a request for a list of files.
+type Files struct {
+	Files []File `json:"files"`
+}
+
+// NewFile returns the form of a file in lists.
+func NewFile(f *proto.File) File {
+	return File{path.Base(f.Path), f.Path, f.Size, Time{f.Modified}, f.IsDirectory}
+}
+
+// SignedURL is a URL that needs no API key.
+type SignedURL struct {
+	URL       string   `json:"url" doc:"Absolute."`
+	Method    string   `json:"method" enum:"GET,PUT"`
+	Headers   []Header `json:"headers" doc:"Headers to send with the request."`
+	ExpiresAt Time     `json:"expires_at" doc:"When the request must have begun."`
+}
+
+// Header is a header of a request.
+type Header struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+// Uploaded answers an upload.
+type Uploaded struct {
+	Path string `json:"path" doc:"Relative to the home."`
+	Size int64  `json:"size" minimum:"0" doc:"Bytes."`
+}

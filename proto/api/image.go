@@ -1,0 +1,28 @@
+package api
+
+import "github.com/bullpen-run/bullpen/proto"
+
+// Image is a sandbox image.
+type Image struct {
+	Name         string            `json:"name"`
+	Digest       string            `json:"digest" pattern:"^sha256:[0-9a-f]{64}$"`
+	Size         int64             `json:"size" doc:"Bytes stored."`
+	UnpackedSize int64             `json:"unpacked_size" doc:"Bytes of all files."`
+	Languages    map[string]string `json:"languages" doc:"The path of each interpreter inside the image. Programs in other languages are refused."`
+	Env          map[string]string `json:"env" doc:"Environment variables that the image sets for programs."`
+	CreatedAt    Time              `json:"created_at"`
+}
+
+// Images is the list of all sandbox images.
+type Images struct {
+	Images []Image `json:"images"`
+}
+
+// NewImage returns the form of an image.
+func NewImage(i *proto.Image) Image {
+	languages := make(map[string]string)
+	for language, path := range i.Languages {
+		languages[string(language)] = path
+	}
+	return Image{i.Name, i.Digest, i.Size, i.UnpackedSize, languages, i.Env, Time{i.CreatedAt}}
+}

@@ -1,0 +1,364 @@
+package api
+
+import (
+	"cmp"
+	"encoding/json"
+	"net/http"
+	"path"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// object is a JSON object.
+type object = map[string]any
+
+// OpenAPI returns the OpenAPI document of a server of that version.
+func OpenAPI(version string) ([]byte, error) {
+	g := &generator{schemas: object{}}
+	paths := object{}
+	for _, r := range Routes() {
+		if paths[r.Path] == nil {
+			paths[r.Path] = object{}
+		}
+		paths[r.Path].(object)[strings.ToLower(r.Method)] = g.operation(&r)
+	}
+	events := []any{StatusEvent{}, OutputEvent{}, KeepaliveEvent{}, ResultEvent{}}
+	var oneOf []object
+	for _, event := range events {
+		oneOf = append(oneOf, g.schemaOf(event, false))
+	}
+	g.schemas["Event"] = object{"description": "One line of a stream.", "oneOf": oneOf}
+	responses := object{}
+	for _, c := range Codes() {
+		headers := object{"X-Request-Id": ref("headers", "RequestId")}
+		for name, header := range c.headers {
+			headers[name] = header
+		}
+		responses[c.Title] = object{
+			"description": c.Doc, "headers": headers,
+			"content": content(typeJSON, g.schemaOf(Error{}, false), Error{Code: c.Code, Message: c.Example}),
+		}
+	}
+	return json.MarshalIndent(object{
+		"openapi": "3.1.0",
+		"info": object{
+			"title": "bullpen", "version": version, "license": object{"name": "Apache-2.0", "identifier": "Apache-2.0"},
+			"description": "Runs untrusted code in sandboxes. Every answer has an X-Request-Id; every answer about an execution has an X-Trace-Id. " +
+				"Other paths are answered with 404, other methods with 405 and Allow, in the same envelope. Requests that break the rules of HTTP " +
+				"itself, or have headers of more than 64 KiB, are answered in plain text and without an X-Request-Id.",
+		},
+		"servers":  []object{{"url": "/"}},
+		"security": []object{{"key": []string{}}},
+		"tags":     tags(),
+		"paths":    paths,
+		"components": object{
+			"securitySchemes": object{"key": object{"type": "http", "scheme": "bearer", "description": "An API key: `sk-REGION-TOKEN`."}},
+			"headers": object{
+				"RequestId": object{
+					"description": "The client's X-Request-Id, or one that the server chose.", "required": true,
+					"schema": object{"type": "string", "minLength": 1, "maxLength": 128},
+				},
+				"TraceId": object{"description": "The execution's trace id.", "required": true, "schema": g.schema(reflect.TypeFor[string](), `format:"trace-id"`, false)},
+			},
+			"parameters": object{"RequestId": object{
+				"name": "X-Request-Id", "in": "header", "schema": object{"type": "string"},
+				"description": "Kept in the record and sent back: 1 to 128 printable ASCII characters.",
+			}},
+			"responses": responses,
+			"schemas":   g.schemas,
+		},
+	}, "", "  ")
+}
+
+func ref(kind, name string) object { return object{"$ref": "#/components/" + kind + "/" + name} }
+
+// content returns the content of one type, with an example unless it is nil.
+func content(mediaType string, schema object, example any) object {
+	media := object{"schema": schema}
+	if example != nil {
+		media["example"] = example
+	}
+	return object{mediaType: media}
+}
+
+// generator collects the schemas of named types.
+type generator struct{ schemas object }
+
+// operation returns the description of a route.
+func (g *generator) operation(r *Route) object {
+	op := object{"operationId": r.ID, "tags": []string{r.Tag}, "summary": r.Summary}
+	if r.Doc != "" {
+		op["description"] = r.Doc
+	}
+	if r.Public {
+		op["security"] = []object{}
+	}
+	var parameters []object
+	if _, name, ok := strings.Cut(r.Path, "{"); ok {
+		name, _, _ = strings.Cut(name, "}")
+		parameters = append(parameters, object{"name": name, "in": "path", "required": true, "description": r.PathDoc, "schema": object{"type": "string"}})
+	}
+	for _, p := range r.Params {
+		parameters = append(parameters, object{"name": p.Name, "in": p.In, "required": p.Required, "description": p.Doc, "schema": p.schema})
+	}
+	if r.Tag != tagServer {
+		parameters = append(parameters, ref("parameters", "RequestId"))
+		op["parameters"] = parameters
+	}
+	if r.Request != nil {
+		op["requestBody"] = object{"required": !r.OptionalBody, "content": content(typeJSON, g.schemaOf(r.Request, true), r.Request)}
+	}
+	if r.Upload != "" {
+		op["requestBody"] = object{"required": true, "description": r.UploadDoc, "content": content(r.Upload, object{}, nil)}
+	}
+	responses := object{}
+	for i := range r.Responses {
+		responses[strconv.Itoa(r.Responses[i].Status)] = g.response(r, &r.Responses[i])
+	}
+	for _, c := range Codes() {
+		if slices.Contains(r.errors(), c.Status) {
+			responses[strconv.Itoa(c.Status)] = ref("responses", c.Title)
+		}
+	}
+	op["responses"] = responses
+	return op
+}
+
+// errors returns the statuses of the errors of a route: those of the route itself, and those that follow from its kind.
+func (r *Route) errors() []int {
+	statuses := r.Errors
+	if r.Tag == tagServer {
+		return statuses
+	}
+	statuses = append(statuses, http.StatusInternalServerError, http.StatusServiceUnavailable)
+	if !r.Public {
+		statuses = append(statuses, http.StatusUnauthorized)
+	}
+	if r.Admin() {
+		statuses = append(statuses, http.StatusForbidden)
+	}
+	if r.Request != nil || r.Upload != "" {
+		statuses = append(statuses, http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType)
+	}
+	if slices.ContainsFunc(r.Params, func(p Param) bool { return p.In == "query" }) {
+		statuses = append(statuses, http.StatusBadRequest)
+	}
+	return statuses
+}
+
+func (g *generator) response(r *Route, a *Response) object {
+	headers := object{"X-Request-Id": ref("headers", "RequestId")}
+	if r.Traced {
+		headers["X-Trace-Id"] = ref("headers", "TraceId")
+	}
+	for name, doc := range a.Headers {
+		headers[name] = object{"description": doc, "schema": object{"type": "string"}}
+	}
+	response := object{"description": a.Doc, "headers": headers}
+	all := object{}
+	if a.Body != nil {
+		all = content(typeJSON, g.schemaOf(a.Body, false), a.Body)
+	}
+	for mediaType, example := range a.Text {
+		schema := object{}
+		if example != "" {
+			schema["type"] = "string"
+			all[mediaType] = object{"schema": schema, "example": example}
+		} else {
+			all[mediaType] = object{"schema": schema}
+		}
+	}
+	if len(all) > 0 {
+		response["content"] = all
+	}
+	return response
+}
+
+// schemaOf returns the schema of the type of v, which is the type of a request or of an answer.
+func (g *generator) schemaOf(v any, request bool) object {
+	return g.schema(reflect.TypeOf(v), "", request)
+}
+
+// schema returns the schema of a type. Structs become named schemas, but those inside requests do not: their fields are
+// optional there.
+func (g *generator) schema(t reflect.Type, tag reflect.StructTag, request bool) object {
+	schema := object{}
+	switch reflect.Zero(t).Interface().(type) {
+	case Time:
+		schema = object{"type": "string", "format": "date-time", "examples": []string{exampleTime().Format(proto.TimeLayout)}}
+	case proto.Bytes:
+		schema = g.bytes(request)
+	case proto.Seconds:
+		schema = numberSchema("number", tag)
+	case Waits:
+		item := numberSchema("number", tag)
+		schema = object{"oneOf": []object{
+			{"type": "array", "minItems": 1, "maxItems": proto.MaxWebhookAttempts - 1, "items": item}, {"const": durable}, {"type": "null"},
+		}}
+	default:
+		schema = g.kindSchema(t, tag, request)
+	}
+	if text, ok := tag.Lookup("default"); ok && request {
+		schema["default"] = defaultValue(t, text)
+	}
+	if doc := tag.Get("doc"); doc != "" {
+		schema["description"] = doc
+	}
+	return schema
+}
+
+func (g *generator) kindSchema(t reflect.Type, tag reflect.StructTag, request bool) object {
+	switch t.Kind() {
+	case reflect.Pointer:
+		return g.schema(t.Elem(), tag, request)
+	case reflect.Bool:
+		return object{"type": "boolean"}
+	case reflect.Int, reflect.Int64:
+		return numberSchema("integer", tag)
+	case reflect.Float64:
+		return numberSchema("number", tag)
+	case reflect.String:
+		return stringSchema(t, tag)
+	case reflect.Map:
+		schema := object{"type": "object", "additionalProperties": g.schema(t.Elem(), valueTag(tag), request)}
+		copyTags(schema, tag, "maxProperties")
+		if pattern := tag.Get("keyPattern"); pattern != "" {
+			schema["propertyNames"] = object{"pattern": pattern, "maxLength": json.RawMessage(tag.Get("keyMaxLength"))}
+		}
+		return schema
+	case reflect.Slice:
+		schema := object{"type": "array", "items": g.schema(t.Elem(), valueTag(tag), request)}
+		copyTags(schema, tag, "maxItems")
+		return schema
+	default:
+		if request && path.Base(t.PkgPath()) != "api" {
+			return g.structSchema(t, request)
+		}
+		name := cmp.Or(map[string]string{"Profile": "Sandbox"}[t.Name()], t.Name())
+		if g.schemas[name] == nil {
+			g.schemas[name] = object{} // for types that refer to themselves
+			g.schemas[name] = g.structSchema(t, request)
+		}
+		return ref("schemas", name)
+	}
+}
+
+// structSchema returns the schema of an object. Fields of requests that are not required may be null.
+func (g *generator) structSchema(t reflect.Type, request bool) object {
+	properties, required := object{}, []string{}
+	partial := request && path.Base(t.PkgPath()) != "api" || objectTag(t).Get("partial") == "true"
+	for _, f := range jsonFields(t) {
+		schema := g.schema(f.Type, f.Tag, request)
+		needed := !f.omitEmpty && !partial
+		if needed {
+			required = append(required, f.name)
+		}
+		if request && !needed || !request && needed && f.Type.Kind() == reflect.Pointer {
+			schema = nullable(schema)
+		}
+		properties[f.name] = schema
+	}
+	schema := object{"type": "object", "properties": properties}
+	if len(required) > 0 {
+		schema["required"] = required
+	}
+	if !request || objectTag(t).Get("additionalProperties") == "false" {
+		schema["unevaluatedProperties"] = false
+	}
+	if doc := objectTag(t).Get("doc"); doc != "" {
+		schema["description"] = doc
+	}
+	return schema
+}
+
+// nullable returns a schema that allows null, too.
+func nullable(schema object) object {
+	switch kind := schema["type"].(type) {
+	case string:
+		schema["type"] = []string{kind, "null"}
+		if values, ok := schema["enum"].([]string); ok {
+			var all []any
+			for _, v := range values {
+				all = append(all, v)
+			}
+			schema["enum"] = append(all, nil)
+		}
+	case nil:
+		if schema["$ref"] != nil {
+			return object{"anyOf": []object{schema, {"type": "null"}}}
+		}
+	}
+	return schema
+}
+
+func (g *generator) bytes(request bool) object {
+	name := "Bytes"
+	schema := object{
+		"type": "string", "pattern": "^[0-9]+(KiB|MiB|GiB)?$", "examples": []string{"512MiB"},
+		"description": "An amount of data, in the largest unit that divides it.",
+	}
+	if request {
+		name = "BytesRequest"
+		schema = object{
+			"type": []string{"string", "integer", "null"}, "pattern": "^[0-9]+ ?(KiB|MiB|GiB)?$", "minimum": 0,
+			"examples": []any{"512MiB", 536870912}, "description": "A number of bytes, or a string with a unit.",
+		}
+	}
+	g.schemas[name] = schema
+	return ref("schemas", name)
+}
+
+func numberSchema(kind string, tag reflect.StructTag) object {
+	schema := object{"type": kind}
+	copyTags(schema, tag, "minimum", "maximum")
+	return schema
+}
+
+func stringSchema(t reflect.Type, tag reflect.StructTag) object {
+	schema := object{"type": "string"}
+	if values := enumOf(t, tag); values != nil {
+		schema["enum"] = values
+	}
+	copyTags(schema, tag, "minLength", "maxLength")
+	if pattern := tag.Get("pattern"); pattern != "" {
+		schema["pattern"] = pattern
+	}
+	_, format := formatOf(tag.Get("format"))
+	for name, value := range format {
+		schema[name] = value
+	}
+	return schema
+}
+
+// copyTags copies tags with numbers into a schema.
+func copyTags(schema object, tag reflect.StructTag, names ...string) {
+	for _, name := range names {
+		if value := tag.Get(name); value != "" {
+			schema[name] = json.RawMessage(value)
+		}
+	}
+}
+
+// valueTag returns the tags of the entries of a list or map.
+func valueTag(tag reflect.StructTag) reflect.StructTag {
+	var tags []string
+	if pattern := tag.Get("valuePattern"); pattern != "" {
+		tags = append(tags, "pattern:"+strconv.Quote(pattern))
+	}
+	if length := tag.Get("valueMaxLength"); length != "" {
+		tags = append(tags, "maxLength:"+strconv.Quote(length))
+	}
+	return reflect.StructTag(strings.Join(tags, " "))
+}
+
+// defaultValue returns the JSON form of a default.
+func defaultValue(t reflect.Type, text string) any {
+	if t.Kind() == reflect.String {
+		return text
+	}
+	return json.RawMessage(text)
+}

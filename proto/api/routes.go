@@ -1,0 +1,580 @@
+package api
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const (
+	typeJSON   = "application/json"
+	typeNDJSON = "application/x-ndjson"
+
+	tagExecute    = "execute"
+	tagExecutions = "executions"
+	tagWebhooks   = "webhooks"
+	tagThreads    = "threads"
+	tagFiles      = "files"
+	tagAdmin      = "admin"
+	tagServer     = "server"
+)
+
+// Route describes a method of a path.
+type Route struct {
+	Method, Path string
+	ID           string // the operation id
+	Tag          string
+	Summary      string
+	Doc          string
+	PathDoc      string // of the parameter in the path
+	Params       []Param
+	Request      any    // an example of the JSON body; nil for none
+	OptionalBody bool   // the body may be left out
+	Upload       string // the media type of a body that is not JSON
+	UploadDoc    string
+	Responses    []Response
+	Errors       []int // the statuses of errors that do not follow from the kind of the route
+	Public       bool  // needs no API key
+	Traced       bool  // answers have an X-Trace-Id
+}
+
+// Admin reports whether the route needs an API key with all rights.
+func (r *Route) Admin() bool { return r.Tag == tagAdmin }
+
+// Param describes a parameter in the query or a header.
+type Param struct {
+	Name, In, Doc string
+	Required      bool
+	schema        object
+}
+
+// Response describes a successful answer.
+type Response struct {
+	Status  int
+	Doc     string
+	Body    any               // an example of the JSON body; nil for none
+	Text    map[string]string // examples of other bodies by media type; empty for bytes
+	Headers map[string]string // descriptions by name
+}
+
+func tags() []object {
+	return []object{
+		{"name": tagExecute, "description": "Run a program."},
+		{"name": tagExecutions, "description": "Look at executions and end them."},
+		{"name": tagWebhooks, "description": "Deliver the results of async executions, and see what became of the deliveries. The settings are those of the API key that asks."},
+		{"name": tagThreads, "description": "Home directories that outlive an execution. They belong to the organisation. The first execution that names a thread creates it."},
+		{"name": tagFiles, "description": "Files in the home of a thread. Their content is transferred through signed URLs."},
+		{"name": tagAdmin, "description": "API keys, sandbox profiles and their images, the store of threads; needs a key with all rights."},
+		{"name": tagServer, "description": "The server itself."},
+	}
+}
+
+// Routes returns all routes.
+func Routes() []Route {
+	var all []Route
+	for _, group := range [][]Route{executionRoutes(), webhookRoutes(), threadRoutes(), fileRoutes(), keyRoutes(), sandboxRoutes(), deadLetterRoutes(), storeRoutes(), serverRoutes()} {
+		all = append(all, group...)
+	}
+	return all
+}
+
+// ok is the only successful answer of a route.
+func ok(doc string, body any) []Response {
+	return []Response{{Status: http.StatusOK, Doc: doc, Body: body}}
+}
+
+// created is the answer of a route that creates what it answers with.
+func created(doc string, body any) []Response {
+	return []Response{{Status: http.StatusCreated, Doc: doc, Body: body, Headers: map[string]string{"Location": "Its own path."}}}
+}
+
+// empty is an answer without body.
+func empty(doc string) []Response { return []Response{{Status: http.StatusNoContent, Doc: doc}} }
+
+// query describes an optional parameter in the query.
+func query(name, doc string, schema object) Param {
+	return Param{Name: name, In: "query", Doc: doc, schema: schema}
+}
+
+// header describes a header of a request.
+func header(name, doc string, schema object) Param {
+	return Param{Name: name, In: "header", Doc: doc, schema: schema}
+}
+
+func text() object { return object{"type": "string"} }
+
+func paging() []Param {
+	return []Param{
+		query("limit", "The largest number of entries.", object{"type": "integer", "minimum": 1, "maximum": 100, "default": 20}),
+		query("cursor", "The next_cursor of the answer before.", text()),
+	}
+}
+
+// The values of examples.
+const (
+	exampleTrace  = "trc_AbCdEfGhIjKlMnOpQrSt"
+	exampleHook   = "https://example.com/hook"
+	exampleSecret = "whsec_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789ABCDcD0="
+	exampleStream = `{"type":"status","trace_id":"` + exampleTrace + `","status":"running","seq":1}` + "\n" +
+		`{"type":"output","stream":"stdout","data":"hello\n","seq":2}` + "\n" +
+		`{"type":"result","trace_id":"` + exampleTrace + `","status":"success","result":{"success":true,"stdout":"hello\n","stderr":"","exit_code":0,` +
+		`"error":null,"error_code":null,"error_message":null,"duration_ms":21,"stdout_truncated":false,"stderr_truncated":false},"output_truncated":false,"seq":3}` + "\n"
+)
+
+func exampleTime() time.Time { return time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC) }
+
+func exampleResult() proto.Result {
+	r := proto.Exited(0)
+	r.Stdout, r.DurationMS = "hello\n", 21
+	return r
+}
+
+func executionRoutes() []Route {
+	result, start := exampleResult(), exampleTime()
+	ended := start.Add(25 * time.Millisecond)
+	execution := NewExecution(&proto.Record{
+		Meta: proto.Meta{
+			TraceID: exampleTrace, Mode: proto.ModeInline, Language: proto.Python, Timeout: 60, CreatedAt: start, Profile: proto.DefaultProfileName,
+		},
+		Status: proto.StatusSuccess, Attempt: 1, StartedAt: &start, CompletedAt: &ended, Result: &result,
+	}, "", ended)
+	traceID := "The execution's trace id."
+	return []Route{
+		{
+			Method: http.MethodPost, Path: "/v1/sandbox/execute", ID: "execute", Tag: tagExecute, Summary: "Run a program", Traced: true,
+			Doc: "Inline by default: the answer is the result. With Accept: application/x-ndjson the answer is the stream of events; with " +
+				"Prefer: respond-async it is 202, and the result is available under the trace id.",
+			Params: []Param{
+				header("Accept", "application/json (inline) or application/x-ndjson (streaming).", object{"type": "string", "default": typeJSON}),
+				header("Prefer", "respond-async has precedence over Accept.", object{"type": "string", "examples": []string{"respond-async"}}),
+				header("Idempotency-Key", "Kept for 24 hours: the same key with the same body gets the answer of the first execution.",
+					object{"type": "string", "minLength": 1, "maxLength": proto.MaxIdempotencyKeyLen}),
+			},
+			Request: ExecuteRequest{Code: "echo $NAME", Language: proto.Bash, Timeout: 10, Env: map[string]string{"NAME": "bullpen"}},
+			Responses: []Response{
+				{Status: http.StatusOK, Doc: "The result, or the stream of events: one Event a line.", Body: result, Text: map[string]string{typeNDJSON: exampleStream}},
+				{
+					Status: http.StatusAccepted, Doc: "Accepted, and durable.", Body: Accepted{exampleTrace, "running"},
+					Headers: map[string]string{"Location": "The path of the execution.", "Preference-Applied": "respond-async"},
+				},
+			},
+			Errors: []int{http.StatusConflict, http.StatusUnprocessableEntity, http.StatusTooManyRequests, http.StatusNotImplemented, http.StatusGatewayTimeout},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/executions", ID: "listExecutions", Tag: tagExecutions, Summary: "List executions",
+			Doc: "Part of the API, but not supported by this version.", Errors: []int{http.StatusNotImplemented},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/executions/{id}", ID: "getExecution", Tag: tagExecutions, Summary: "Look at an execution", PathDoc: traceID, Traced: true,
+			Params:    []Param{query("wait", "Seconds to wait for the end of the execution.", object{"type": "integer", "minimum": 0, "maximum": 60, "default": 0})},
+			Responses: ok("The execution as it is now.", execution), Errors: []int{http.StatusNotFound},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/executions/{id}/output", ID: "getOutput", Tag: tagExecutions, Summary: "Follow the output of an execution", PathDoc: traceID, Traced: true,
+			Doc: "The events with a higher seq, then live ones. The result is always the last event, unless follow is false.",
+			Params: []Param{
+				query("after_seq", "The seq of the last event that the client has.", object{"type": "integer", "minimum": 0, "default": 0}),
+				query("follow", "false: only the present events. The stream of an execution that has not ended then ends without a result.", object{"type": "boolean", "default": true}),
+				header("Accept", "application/x-ndjson or text/event-stream.", object{"type": "string", "default": typeNDJSON}),
+				header("Last-Event-ID", "For event streams; has precedence over after_seq.", object{"type": "integer", "minimum": 0}),
+			},
+			Responses: []Response{{Status: http.StatusOK, Doc: "The events. In an event stream the id is the seq.", Text: map[string]string{
+				typeNDJSON:          exampleStream,
+				"text/event-stream": "id: 1\ndata: {\"type\":\"status\",\"trace_id\":\"" + exampleTrace + "\",\"status\":\"running\",\"seq\":1}\n\n",
+			}}},
+			Errors: []int{http.StatusNotFound},
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/executions/{id}/cancel", ID: "cancelExecution", Tag: tagExecutions, Summary: "End an execution", PathDoc: traceID, Traced: true,
+			Responses: []Response{
+				{Status: http.StatusOK, Doc: "The execution has ended already.", Body: Cancelled{exampleTrace, "success"}},
+				{Status: http.StatusAccepted, Doc: "The execution is being ended.", Body: Cancelled{exampleTrace, "cancelling"}},
+			},
+			Errors: []int{http.StatusNotFound, http.StatusConflict},
+		},
+	}
+}
+
+func exampleDelivery(next time.Duration) Delivery {
+	at := exampleTime()
+	return NewDelivery(&proto.Delivery{
+		TraceID: exampleTrace, ID: proto.DeliveryID(exampleTrace), URL: exampleHook, Status: proto.DeliveryPending,
+		CreatedAt: at, NextAt: at.Add(next), Made: 1,
+		Attempts: []proto.DeliveryAttempt{exampleAttempt(http.StatusServiceUnavailable, proto.DeliveryRejected, "the receiver answered 503", "HTTP/1.1 503 Service Unavailable\r\n\r\nlater")},
+	})
+}
+
+func exampleAttempt(status int, class proto.DeliveryError, detail, response string) proto.DeliveryAttempt {
+	return proto.DeliveryAttempt{
+		Number: 1, At: exampleTime(), Status: status, Error: class, Detail: detail, RemoteAddr: "203.0.113.7:443", Response: response,
+		Timings: proto.DeliveryTimings{DNS: 1.2, Connect: 8.1, TLS: 17.4, FirstByte: 21, Total: 48},
+	}
+}
+
+func webhookRoutes() []Route {
+	settings := proto.DefaultWebhook()
+	settings.URL, settings.Secret, settings.UpdatedAt = exampleHook, exampleSecret, exampleTime()
+	stored, withSecret := NewWebhook(&settings, "", exampleTime()), NewWebhook(&settings, exampleSecret, exampleTime())
+	test := exampleAttempt(http.StatusOK, "", "", "HTTP/1.1 200 OK\r\n\r\nok")
+	traceID := "The execution's trace id."
+	return []Route{
+		{
+			Method: http.MethodGet, Path: "/v1/executions/{id}/webhook", ID: "getDelivery", Tag: tagWebhooks, Summary: "Look at the webhook of an execution", PathDoc: traceID, Traced: true,
+			Doc:       "404 if the execution has no webhook. Until the execution has ended and its delivery is stored, the webhook is pending without attempts.",
+			Responses: ok("The webhook with its last 20 attempts.", exampleDelivery(time.Second)), Errors: []int{http.StatusNotFound},
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/executions/{id}/webhook/replay", ID: "replayDelivery", Tag: tagWebhooks, Summary: "Send a webhook again", PathDoc: traceID, Traced: true,
+			Doc:       "Also a delivered one. It keeps its webhook-id and starts its attempts again. 409 while it is pending, or if its URL is disabled.",
+			Responses: []Response{{Status: http.StatusAccepted, Doc: "It is pending again.", Body: exampleDelivery(5 * time.Minute)}},
+			Errors:    []int{http.StatusNotFound, http.StatusConflict},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/webhook", ID: "getWebhook", Tag: tagWebhooks, Summary: "Look at the webhook settings of the calling key", Doc: "Without the secret.",
+			Responses: ok("The settings, complete.", stored), Errors: []int{http.StatusNotFound},
+		},
+		{
+			Method: http.MethodPut, Path: "/v1/webhook", ID: "putWebhook", Tag: tagWebhooks, Summary: "Set the webhook of the calling key",
+			Doc: "As a whole: absent fields get their defaults. Without a secret the server creates one and shows it in this answer, and never again; a " +
+				"previous secret goes on signing for a day. The URL applies to executions that are accepted from then on, the rest to all attempts from then on.",
+			Request: WebhookRequest{URL: new(exampleHook)}, Responses: ok("The settings, with a secret that was created.", withSecret), Errors: []int{http.StatusConflict},
+		},
+		{
+			Method: http.MethodPatch, Path: "/v1/webhook", ID: "patchWebhook", Tag: tagWebhooks, Summary: "Change some of the webhook settings of the calling key",
+			Doc:     "Absent fields stay. A secret that is given replaces the previous one, which goes on signing for a day; none is created.",
+			Request: WebhookRequest{MaxAttempts: new(5)}, Responses: ok("The settings as they are now.", stored), Errors: []int{http.StatusConflict},
+		},
+		{
+			Method: http.MethodDelete, Path: "/v1/webhook", ID: "deleteWebhook", Tag: tagWebhooks, Summary: "Remove the webhook settings of the calling key",
+			Doc:       "All of them, the secrets too: pending deliveries are not signed any more.",
+			Responses: empty("They are removed."), Errors: []int{http.StatusNotFound, http.StatusConflict},
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/webhook/rotate", ID: "rotateWebhook", Tag: tagWebhooks, Summary: "Replace the webhook secret of the calling key",
+			Doc:     "Both secrets sign during the overlap. Rotating again during the overlap ends the older secret at once.",
+			Request: WebhookRotation{Overlap: new(proto.DefaultOverlap)}, OptionalBody: true,
+			Responses: ok("The settings, with the new secret.", withSecret), Errors: []int{http.StatusNotFound, http.StatusConflict},
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/webhook/test", ID: "testWebhook", Tag: tagWebhooks, Summary: "Send a test to the calling key's URL",
+			Doc:       "One attempt with the event webhook.test. The answer comes after the attempt: up to 30 seconds.",
+			Responses: ok("The attempt.", NewDeliveryAttempt(&test)), Errors: []int{http.StatusBadRequest},
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/webhook/replay-failed", ID: "replayFailed", Tag: tagWebhooks, Summary: "Send failed webhooks again",
+			Doc: "The organisation's deliveries that have failed since a time, at most 100 per request. While next is not null, repeat the request with it as after.",
+			Params: []Param{
+				{Name: "since", In: "query", Doc: "RFC 3339.", Required: true, schema: object{"type": "string", "format": "date-time"}},
+				query("after", "The next of the answer before.", text()),
+			},
+			Responses: ok("The progress.", Replayed{100, 23, new(proto.TraceID(exampleTrace))}),
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/webhook/endpoints", ID: "listEndpoints", Tag: tagWebhooks, Summary: "List URLs at which the organisation's webhooks fail",
+			Doc: "From the first failure after the last success on. Nothing is delivered to disabled ones. At most 1,000 are kept.",
+			Responses: ok("The URLs, the one that has failed longest first.", Endpoints{[]Endpoint{NewEndpoint(&proto.Endpoint{
+				URL: exampleHook, FailingSince: exampleTime().AddDate(0, 0, -5), DisabledAt: exampleTime(), Reason: "every attempt has failed for 5 days",
+			})}}),
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/webhook/endpoints/enable", ID: "enableEndpoint", Tag: tagWebhooks, Summary: "Deliver to a disabled URL again",
+			Doc:     "Deliveries that failed meanwhile are sent again only if they are replayed.",
+			Request: EndpointRequest{URL: exampleHook}, Responses: empty("Deliveries to the URL go on."), Errors: []int{http.StatusNotFound, http.StatusConflict},
+		},
+	}
+}
+
+func threadRoutes() []Route {
+	whole := WholeThread{
+		Thread:   Thread{ID: "chat-1", Version: 1, Bytes: 4096, Files: 3, CreatedAt: Time{exampleTime()}, UsedAt: Time{exampleTime()}},
+		Versions: []ThreadVersion{{1, Time{exampleTime()}, new(proto.TraceID(exampleTrace)), 4096, 3}},
+		Staged:   []StagedFile{{"data/in.csv", 2048, Time{exampleTime()}}},
+	}
+	id := "The thread's id."
+	return []Route{
+		{
+			Method: http.MethodGet, Path: "/v1/threads", ID: "listThreads", Tag: tagThreads, Summary: "List threads", Doc: "Those of the organisation, by id.",
+			Params: paging(), Responses: ok("The threads.", Threads{Threads: []Thread{whole.Thread}}),
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/threads/{id}", ID: "getThread", Tag: tagThreads, Summary: "Show a thread", PathDoc: id,
+			Responses: ok("The thread, its versions, and its uploaded files that are in no version yet.", whole), Errors: []int{http.StatusNotFound},
+		},
+		{
+			Method: http.MethodDelete, Path: "/v1/threads/{id}", ID: "deleteThread", Tag: tagThreads, Summary: "Remove a thread", PathDoc: id,
+			Doc:       "With all versions and uploaded files. 409 while an execution holds the thread.",
+			Responses: empty("It is gone, and its id is free."), Errors: []int{http.StatusNotFound, http.StatusConflict},
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/threads/{id}/fork", ID: "forkThread", Tag: tagThreads, Summary: "Create a thread from a version of this one", PathDoc: id,
+			Doc:     "Nothing is copied, so it takes no time and no space. Without a version, the new thread also gets the uploaded files that are in no version yet.",
+			Request: ForkRequest{ID: "chat-1-again", Version: 1}, Responses: created("The new thread.", whole),
+			Errors: []int{http.StatusNotFound, http.StatusConflict},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/threads/{id}/archive", ID: "archiveThread", Tag: tagThreads, Summary: "Get a version of a thread's home as a tar", PathDoc: id,
+			Doc:    "Without a version, the home as the next program finds it, with uploaded files that are in no version yet.",
+			Params: []Param{query("version", "The number of a version; the newest without it.", object{"type": "integer", "minimum": 1})},
+			Responses: []Response{{
+				Status: http.StatusOK, Doc: "The archive. An answer that breaks off is incomplete.", Text: map[string]string{"application/x-tar": ""},
+				Headers: map[string]string{"Content-Disposition": "attachment, with a file name."},
+			}},
+			Errors: []int{http.StatusNotFound, http.StatusTooManyRequests},
+		},
+	}
+}
+
+func fileRoutes() []Route {
+	file := FileRequest{proto.SourceThread, "chat-1"}
+	signed := SignedURL{
+		URL: "https://bullpen.example.com/v1/files/content/YnVsbHBlbi4uLg.c2lnbmF0dXJl", Method: http.MethodPut,
+		Headers: []Header{{"Content-Length", "2048"}}, ExpiresAt: Time{exampleTime().Add(15 * time.Minute)},
+	}
+	token := "The signed grant."
+	headers := map[string]string{"Content-Disposition": "attachment, with the file's name.", "ETag": "Identifies the content.", "Accept-Ranges": "bytes"}
+	return []Route{
+		{
+			Method: http.MethodPost, Path: "/v1/files/list", ID: "listFiles", Tag: tagFiles, Summary: "List files",
+			Doc: "One complete directory level, or everything below with recursive. The list of a file's path is that file; the list of a path without a " +
+				"file, or of an unknown thread, is empty. The list shows the newest version, also while an execution runs, and later uploads. " +
+				"Names that are not UTF-8 contain U+FFFD.",
+			Request:   FileListRequest{FileRequest: file, Path: "data"},
+			Responses: ok("The entries, by path.", Files{[]File{{"in.csv", "data/in.csv", 2048, Time{exampleTime()}, false}}}),
+			Errors:    []int{http.StatusNotImplemented},
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/files/upload_url", ID: "fileUploadURL", Tag: tagFiles, Summary: "Get a URL to upload a file to",
+			Doc: "The file replaces whatever is at its path, also a directory with its content. Missing directories on its way are created, and replace " +
+				"files and links. The file is in lists, downloads and the next execution from the moment the PUT is answered, also if the thread is new or " +
+				"in use. The newest version of the home, the staged files in blocks of 4096 bytes, and the upload must fit into the home directory of " +
+				"the API key's sandbox, in bytes and in files and directories; a 409 lists the sizes. An upload must begin within 15 minutes. The URL needs " +
+				"no API key, but it ends when the key that asked for it is revoked.",
+			Request: FileUploadRequest{FileRequest: file, Path: "data/in.csv", ContentLength: 2048}, Responses: ok("The URL, and the headers to send.", signed),
+			Errors: []int{http.StatusConflict, http.StatusNotImplemented},
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/files/download_url", ID: "fileDownloadURL", Tag: tagFiles, Summary: "Get a URL to download a file from",
+			Doc: "The URL is valid for 15 minutes. It needs no API key, but it ends when the key that asked for it is revoked. It leads to the content at " +
+				"the time of the download. Links are not followed.",
+			Request:   FileDownloadRequest{FileRequest: file, Path: "data/out.csv"},
+			Responses: ok("The URL.", SignedURL{signed.URL, http.MethodGet, []Header{}, signed.ExpiresAt}), Errors: []int{http.StatusNotFound, http.StatusNotImplemented},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/files/content/{token}", ID: "getContent", Tag: tagFiles, Summary: "Download a file by a signed URL", PathDoc: token, Public: true,
+			Doc: "HEAD is answered, too. A single range is supported, with If-Range and the ETag; several ranges at once are ignored.",
+			Params: []Param{
+				header("Range", "A range of bytes.", object{"type": "string", "examples": []string{"bytes=0-1023"}}),
+				header("If-Range", "The ETag of the content that the range belongs to. The whole file is sent if it has another.", text()),
+			},
+			Responses: []Response{
+				{Status: http.StatusOK, Doc: "The file.", Text: map[string]string{"application/octet-stream": ""}, Headers: headers},
+				{Status: http.StatusPartialContent, Doc: "The range.", Text: map[string]string{"application/octet-stream": ""}, Headers: headers},
+			},
+			Errors: []int{
+				http.StatusBadRequest, http.StatusForbidden, http.StatusNotFound, http.StatusRequestedRangeNotSatisfiable, http.StatusTooManyRequests,
+			},
+		},
+		{
+			Method: http.MethodPut, Path: "/v1/files/content/{token}", ID: "putContent", Tag: tagFiles, Summary: "Upload a file by a signed URL", PathDoc: token, Public: true,
+			Doc:    "The body may take any time in total, but must not stall for more than 30 seconds.",
+			Upload: "application/octet-stream", UploadDoc: "As many bytes as the URL was made for.",
+			Responses: ok("The file is stored.", Uploaded{"data/in.csv", 2048}),
+			Errors:    []int{http.StatusForbidden, http.StatusConflict, http.StatusLengthRequired, http.StatusTooManyRequests},
+		},
+	}
+}
+
+func keyRoutes() []Route {
+	key := Key{
+		ID: "key_1", Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsExecute, Sandbox: proto.DefaultProfileName,
+		Hint: "sk-local-AbC…wxyz", CreatedAt: Time{exampleTime()},
+	}
+	withSecret, revoked := key, key
+	withSecret.Secret = "sk-local-AbCdEfGhIjKlMnOpQrStUvWxYz0123456789abcwxyz"
+	revoked.RevokedAt = &Time{exampleTime().Add(time.Hour)}
+	return []Route{
+		{
+			Method: http.MethodPost, Path: "/v1/admin/keys", ID: "createKey", Tag: tagAdmin, Summary: "Create an API key",
+			Request: KeyRequest{Name: "ci", Org: "acme", Plan: "pro"}, Responses: created("The key, shown once.", withSecret),
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/admin/keys", ID: "listKeys", Tag: tagAdmin, Summary: "List API keys",
+			Responses: ok("All keys, the revoked ones included.", Keys{[]Key{key}}),
+		},
+		{
+			Method: http.MethodDelete, Path: "/v1/admin/keys/{id}", ID: "revokeKey", Tag: tagAdmin, Summary: "Revoke an API key", PathDoc: "The key's id.",
+			Responses: ok("The key, revoked.", revoked), Errors: []int{http.StatusNotFound, http.StatusConflict},
+		},
+	}
+}
+
+func sandboxRoutes() []Route {
+	profile := proto.DefaultProfile()
+	profile.Name, profile.CPU, profile.Memory, profile.Pids = "web", 2, 512*proto.MiB, 128
+	profile.Network = proto.Network{Policy: proto.NetworkAllowlist, Allow: []string{"pypi.org:443"}}
+	profile.Env = map[string]string{"STAGE": "test"}
+	profileName := "The profile's name."
+	image := Image{
+		Name: "py-3.14", Digest: "sha256:adb423b46835f52cf4e01a0a8d8eea76f122296d8332f46d137e615c3cfd223c", Size: 77594624, UnpackedSize: 239075328,
+		Languages: map[string]string{"bash": "/usr/bin/bash", "node": "/usr/local/bin/node", "python": "/usr/bin/python3"},
+		Env:       map[string]string{"LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"}, CreatedAt: Time{exampleTime()},
+	}
+	imageName := "The image's name."
+	return []Route{
+		{
+			Method: http.MethodPost, Path: "/v1/admin/sandboxes", ID: "createSandbox", Tag: tagAdmin, Summary: "Create a sandbox profile",
+			Doc:     "Absent fields are as in the profile named default; the answer is complete.",
+			Request: SandboxRequest{Profile: profile}, Responses: created("The profile, complete.", profile), Errors: []int{http.StatusConflict},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/admin/sandboxes", ID: "listSandboxes", Tag: tagAdmin, Summary: "List sandbox profiles",
+			Responses: ok("All profiles by name, that named default first.", Sandboxes{[]proto.Profile{profile}}),
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/admin/sandboxes/{name}", ID: "getSandbox", Tag: tagAdmin, Summary: "Look at a sandbox profile", PathDoc: profileName,
+			Responses: ok("The profile, complete.", profile), Errors: []int{http.StatusNotFound},
+		},
+		{
+			Method: http.MethodPut, Path: "/v1/admin/sandboxes/{name}", ID: "replaceSandbox", Tag: tagAdmin, Summary: "Replace a sandbox profile", PathDoc: profileName,
+			Doc:     "As a whole: absent fields are as in the profile named default. It applies to executions that are accepted from then on.",
+			Request: SandboxRequest{Profile: profile}, Responses: ok("The profile as it is now.", profile), Errors: []int{http.StatusNotFound, http.StatusConflict},
+		},
+		{
+			Method: http.MethodDelete, Path: "/v1/admin/sandboxes/{name}", ID: "removeSandbox", Tag: tagAdmin, Summary: "Remove a sandbox profile", PathDoc: profileName,
+			Doc:       "Refused while an API key that is not revoked is bound to it.",
+			Responses: ok("The profile as it was.", profile), Errors: []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/admin/images", ID: "listImages", Tag: tagAdmin, Summary: "List sandbox images",
+			Responses: ok("All images, by name.", Images{[]Image{image}}),
+		},
+		{
+			Method: http.MethodPut, Path: "/v1/admin/images/{name}", ID: "putImage", Tag: tagAdmin, Summary: "Store a sandbox image", PathDoc: imageName,
+			Doc: "Stores an image that `bullpen image` packed under a name, and replaces the previous image of that name. The server reads and checks " +
+				"the whole image, and finds its interpreters. An image without a name is kept until no accepted execution can need it.",
+			Params: []Param{{
+				Name: "digest", In: "query", Doc: "The SHA-256 of the body.", Required: true, schema: object{"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
+			}},
+			Upload: "application/zstd",
+			UploadDoc: "The image: a tar in bullpen's normal form, compressed with zstd; at most 4 GiB, and 16 GiB and 1,000,000 entries unpacked. The " +
+				"body may take any time in total, but must not stall for more than 30 seconds.",
+			Responses: []Response{
+				{Status: http.StatusOK, Doc: "The image, which replaced another of that name.", Body: image},
+				{Status: http.StatusCreated, Doc: "The image, under a new name.", Body: image},
+			},
+			Errors: []int{http.StatusConflict},
+		},
+		{
+			Method: http.MethodDelete, Path: "/v1/admin/images/{name}", ID: "removeImage", Tag: tagAdmin, Summary: "Remove a sandbox image", PathDoc: imageName,
+			Doc:       "409 while a sandbox profile names it.",
+			Responses: ok("The image as it was.", image), Errors: []int{http.StatusNotFound, http.StatusConflict},
+		},
+	}
+}
+
+func deadLetterRoutes() []Route {
+	meta := proto.Meta{
+		TraceID: exampleTrace, Org: "acme", Key: "key_AbCdEfGhIjKl", Language: proto.Python, Timeout: 60, Mode: proto.ModeAsync, MaxAttempts: 1,
+		Metadata: map[string]string{"team": "blue"}, WebhookURL: exampleHook, Profile: proto.DefaultProfileName, RequestID: "req-1",
+		CreatedAt: exampleTime().Add(-time.Minute),
+	}
+	letter := &proto.DeadLetter{
+		ID: exampleTrace, Reason: proto.DeadWorkersLost, Message: "3 workers were lost with this job, each before it started the program.",
+		At: exampleTime(), Meta: &meta, Attempt: 1, Workers: []string{"w1-1a2b", "w2-3c4d", "w3-5e6f"},
+	}
+	whole := NewWholeDeadLetter(letter, &proto.DeadContent{Job: &proto.Job{Meta: meta}})
+	requeued := NewDeadLetter(letter)
+	requeued.RequeuedAs, requeued.RequeuedAt = new(proto.TraceID("trc_UvWxYz0123456789abcd")), &Time{exampleTime().Add(time.Hour)}
+	id := "The dead letter's id."
+	return []Route{
+		{
+			Method: http.MethodGet, Path: "/v1/admin/dead-letters", ID: "listDeadLetters", Tag: tagAdmin, Summary: "List dead letters",
+			Doc: "Jobs whose workers were all lost before they started the program, and messages that are no jobs, of all organisations; the newest " +
+				"first. They are kept as long as records are.",
+			Params: paging(), Responses: ok("The dead letters.", DeadLetters{DeadLetters: []DeadLetter{whole.DeadLetter}}),
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/admin/dead-letters/{id}", ID: "getDeadLetter", Tag: tagAdmin, Summary: "Look at a dead letter", PathDoc: id,
+			Doc:       "The program and the environment variables of a job are kept, but not shown. Of a malformed message the first 4,096 bytes are shown.",
+			Responses: ok("The dead letter.", whole), Errors: []int{http.StatusNotFound},
+		},
+		{
+			Method: http.MethodDelete, Path: "/v1/admin/dead-letters/{id}", ID: "deleteDeadLetter", Tag: tagAdmin, Summary: "Remove a dead letter", PathDoc: id,
+			Doc:       "For good, with its job. The record of its execution stays.",
+			Responses: empty("It is removed."), Errors: []int{http.StatusNotFound, http.StatusConflict},
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/admin/dead-letters/{id}/requeue", ID: "requeueDeadLetter", Tag: tagAdmin, Summary: "Run the job of a dead letter again", PathDoc: id, Traced: true,
+			Doc: "As a new execution, which the dead letter names from then on; the old execution stays as it ended. Program, variables, sandbox, thread, " +
+				"metadata, webhook and mode stay; the limits are those of the present plan of its API key. The new execution may be queued as long as an " +
+				"async one. A repeated request gets the same answer and starts nothing, unless the new execution expired in the queue. A malformed " +
+				"message cannot be requeued.",
+			Responses: []Response{{
+				Status: http.StatusAccepted, Doc: "Accepted, and durable.", Body: requeued, Headers: map[string]string{"Location": "The path of the execution."},
+			}},
+			Errors: []int{http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests},
+		},
+	}
+}
+
+func storeRoutes() []Route {
+	return []Route{
+		{
+			Method: http.MethodGet, Path: "/v1/admin/backup", ID: "backup", Tag: tagAdmin, Summary: "Back up the content of JetStream",
+			Doc: "The server stays in operation. The backup has everything that was accepted before the request, and some of what is accepted meanwhile. " +
+				"It contains secrets: those of webhooks, the hashes of API keys, and the key that signs URLs of files. It does not contain the files of " +
+				"threads. bullpen backup fetches it and checks that it is complete, bullpen restore restores it.",
+			Responses: []Response{{
+				Status: http.StatusOK, Doc: "The backup. An answer that breaks off is incomplete.", Text: map[string]string{"application/zstd": ""},
+				Headers: map[string]string{"Content-Disposition": "attachment, with a file name."},
+			}},
+			Errors: []int{http.StatusTooManyRequests},
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/admin/threads/gc", ID: "collectThreads", Tag: tagAdmin, Summary: "Remove garbage from the store of threads",
+			Doc: "Blobs of all organisations that no version or uploaded file refers to and that are older than the safe age: a younger one may belong to an " +
+				"execution or an upload that is not done. The server also collects garbage by itself now and then.",
+			Request: CollectRequest{SafeAge: proto.Seconds(proto.DefaultSafeAge)}, OptionalBody: true,
+			Responses: ok("What was removed.", proto.Collected{Layers: proto.Swept{Blobs: 3, Bytes: 4 << 20}, Manifests: proto.Swept{Blobs: 3, Bytes: 1200}}),
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/admin/threads/rebuild", ID: "rebuildThreads", Tag: tagAdmin, Summary: "Rebuild threads from the store",
+			Doc: "For all organisations, after the loss of JetStream's data. Existing threads stay as they are. Uploaded files that were in no version " +
+				"are lost. No thread may be removed meanwhile.",
+			Responses: ok("What was rebuilt.", proto.Rebuilt{Made: 12, Kept: 3}),
+		},
+	}
+}
+
+func serverRoutes() []Route {
+	return []Route{
+		{
+			Method: http.MethodGet, Path: "/healthz", ID: "healthz", Tag: tagServer, Public: true, Summary: "Whether the process is alive",
+			Responses: ok("It is alive.", Health{"ok"}),
+		},
+		{
+			Method: http.MethodGet, Path: "/readyz", ID: "readyz", Tag: tagServer, Public: true, Summary: "Whether executions would run",
+			Responses: []Response{
+				{Status: http.StatusOK, Doc: "They would.", Body: Ready{"ready", 1}},
+				{
+					Status: http.StatusServiceUnavailable, Doc: "They would not; missing names the cause.",
+					Body:    NotReady{CodeServiceUnavailable, "no worker is live", "worker"},
+					Headers: map[string]string{"Retry-After": "Seconds."},
+				},
+			},
+		},
+		{
+			Method: http.MethodGet, Path: "/metrics", ID: "metrics", Tag: tagServer, Public: true, Summary: "Metrics for Prometheus",
+			Responses: []Response{{Status: http.StatusOK, Doc: "The metrics.", Text: map[string]string{"text/plain": "bullpen_slots 4\n"}}},
+		},
+		{
+			Method: http.MethodGet, Path: "/openapi.json", ID: "openapi", Tag: tagServer, Public: true, Summary: "This document",
+			Responses: []Response{{Status: http.StatusOK, Doc: "OpenAPI 3.1.", Text: map[string]string{typeJSON: ""}}},
+		},
+		{
+			Method: http.MethodGet, Path: "/docs", ID: "docs", Tag: tagServer, Public: true, Summary: "This document, to read and to try",
+			Responses: []Response{{Status: http.StatusOK, Doc: "A page.", Text: map[string]string{"text/html": "<!DOCTYPE html>"}}},
+		},
+	}
+}

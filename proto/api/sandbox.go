@@ -1,0 +1,48 @@
+package api
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// SandboxRequest is a sandbox profile to store.
+type SandboxRequest struct {
+	_ struct{} `additionalProperties:"false" partial:"true" doc:"Unknown fields are refused; null means absent."`
+
+	proto.Profile
+}
+
+// Sandboxes is the list of all sandbox profiles.
+type Sandboxes struct {
+	Sandboxes []proto.Profile `json:"sandboxes"`
+}
+
+// DecodeSandbox decodes and validates a sandbox profile. Absent members are as in defaults, but the default sizes of the home
+// and of /tmp are at most a half and a quarter of the memory. If name is not empty, the body may omit the name and must not
+// give another. Errors are [*proto.FieldError].
+func DecodeSandbox(name string, body []byte, defaults proto.Profile) (proto.Profile, error) {
+	p := defaults
+	p.Name, p.Disk.Home, p.Disk.Tmp = "", 0, 0
+	p.Env, p.Network.Allow, p.Preload = maps.Clone(p.Env), slices.Clone(p.Network.Allow), slices.Clone(p.Preload)
+	request := SandboxRequest{Profile: p}
+	if err := decodeFields(&request, body); err != nil {
+		return proto.Profile{}, err
+	}
+	p = request.Profile
+	if p.Disk.Home == 0 {
+		p.Disk.Home = min(defaults.Disk.Home, p.Memory/proto.DefaultHomeShare)
+	}
+	if p.Disk.Tmp == 0 {
+		p.Disk.Tmp = min(defaults.Disk.Tmp, p.Memory/proto.DefaultTmpShare)
+	}
+	p.Network.Policy = p.Network.Effective()
+	switch {
+	case p.Name == "":
+		p.Name = name
+	case name != "" && p.Name != name:
+		return proto.Profile{}, proto.FieldErrorf("name", "must be %s or be left out", name)
+	}
+	return p, p.Validate()
+}
