@@ -90,10 +90,11 @@ type Homes interface {
 // Home is a thread's home for one execution. It is in one goroutine's hands at a time.
 type Home interface {
 	jail.Home
-	// Fill puts in what was uploaded to the thread since its last version. A [*proto.UploadsError] says that there is no room for it.
-	Fill(ctx context.Context) error
-	// Place puts the program's file in, under its usual name unless the home has that, and gives the name. It may be called again.
-	Place(usual string, content []byte) (name string, err error)
+	// PutStaged writes the thread's staged files. The error is a [*proto.UploadsError] if they do not fit.
+	PutStaged(ctx context.Context) error
+	// PutProgram writes the program's file and returns its name, which differs from usual if the home has a
+	// file of that name. It may be called repeatedly.
+	PutProgram(usual string, content []byte) (name string, err error)
 	// Save stores what the program changed, and gives the commit that makes it the thread's next version; nil where nothing has changed.
 	// The jail must be dead. A [*proto.LimitError], [*proto.AttributesError] or [*proto.DepthError] says that the home has become too large,
 	// or too deep.
@@ -400,14 +401,14 @@ func (w *Worker) make(ctx context.Context, job *proto.Job, m *made) (err error) 
 
 // furnish puts into a home what is to be there before the program starts, and gives the name of the program's file in it, if it has one.
 func furnish(ctx context.Context, h Home, job *proto.Job) (string, error) {
-	if err := h.Fill(ctx); err != nil {
+	if err := h.PutStaged(ctx); err != nil {
 		return "", err
 	}
 	usual := jail.FileInHome(string(job.Language))
 	if usual == "" {
 		return "", nil
 	}
-	return h.Place(usual, []byte(job.Code))
+	return h.PutProgram(usual, []byte(job.Code))
 }
 
 // selfTest makes a sandbox of the default kind.

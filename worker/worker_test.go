@@ -358,8 +358,8 @@ func (d *den) CheckOut(context.Context, *proto.Job) (worker.Home, error) {
 	return d, nil
 }
 func (d *den) Mount(jail.Volume, int, int) (*os.File, error) { return nil, nil }
-func (d *den) Fill(context.Context) error                    { return d.fill }
-func (d *den) Place(usual string, _ []byte) (string, error) {
+func (d *den) PutStaged(context.Context) error                    { return d.fill }
+func (d *den) PutProgram(usual string, _ []byte) (string, error) {
 	d.placed = "." + usual
 	return d.placed, nil
 }

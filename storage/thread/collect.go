@@ -13,69 +13,71 @@ import (
 )
 
 const (
-	// MinSafeAge is the least safe age. An object that a commit finds in the store may be an hour old, and then the commit goes on.
+	// MinSafeAge is the minimal safe age. An object that a commit finds in the store may be an hour old
+	// already.
 	MinSafeAge = 2 * time.Hour
-	// batch is how many manifests are listed before they are read.
-	batch = 256
-	// maxTold is how many of the things that could not be read an error tells of.
-	maxTold = 10
+	// manifestBatch is how many manifests are listed before they are read.
+	manifestBatch = 256
+	// maxProblems limits how many unreadable blobs an error lists.
+	maxProblems = 10
 )
 
-// threadKey names a thread.
+// threadKey identifies a thread.
 type threadKey struct{ org, id string }
 
-// collection is one run of Collect. What it knows grows until the sweep begins.
+// collection is one run of Collect.
 type collection struct {
 	*Versions
 	cutoff  time.Time
 	heads   map[threadKey]*proto.Thread
 	garbage []proto.Blob // manifests
 
-	mu       sync.Mutex
-	bases    map[string]bool // keys of manifests that others go on from
-	layers   map[string]bool // keys of those that are needed
-	unread   []layerOf       // of these, whose objects are not known yet
-	objects  map[string]bool
-	uploads  map[string]bool
-	unsure   map[string]bool // organisations of which something could not be read, so that it is not known what they need
-	problems []error
-	untold   int
+	mu           sync.Mutex
+	bases        map[string]bool // keys of needed manifests that are bases of others
+	layers       map[string]bool // keys of needed layers
+	unread       []orgLayer      // needed layers whose objects are not known yet
+	objects      map[string]bool
+	uploads      map[string]bool
+	incomplete   map[string]bool // organisations of which something could not be read
+	problems     []error
+	moreProblems int
 
-	done proto.Collected
+	result proto.Collected
 }
 
-type layerOf struct {
+type orgLayer struct {
 	org string
 	proto.Layer
 }
 
-// Collect removes the blobs that no head and no manifest needs and that are older than safeAge by the clock of the store, which must be at
-// least [MinSafeAge], and more than the longest time from the first blob of a commit to its head. Manifests of threads without a head stay,
-// since a rebuild needs them. Where something that is needed cannot be read, so that it is not known what it needs in turn, the
-// organisation's layers and objects all stay, and the error says what it is. Several collections may run at the same time.
+// Collect removes blobs that no head and no manifest needs and that are older than safeAge by the store's
+// clock. safeAge must be at least [MinSafeAge] and exceed the time from the first blob of any commit to its
+// head. Manifests of threads without a head are retained for Rebuild. If something that is needed cannot be
+// read, Collect retains all layers and objects of the organisation, and the error says what it is. Collections
+// may run concurrently.
 func (v *Versions) Collect(ctx context.Context, safeAge time.Duration) (proto.Collected, error) {
 	if safeAge < MinSafeAge {
-		return proto.Collected{}, fmt.Errorf("collect blobs: a safe age of %v could remove what is being committed: give at least %v", safeAge, MinSafeAge)
+		return proto.Collected{}, fmt.Errorf("collect blobs: a safe age of %v could remove blobs of running commits: use at least %v", safeAge, MinSafeAge)
 	}
 	c := &collection{
-		Versions: v, heads: make(map[threadKey]*proto.Thread),
-		bases: make(map[string]bool), layers: make(map[string]bool), objects: make(map[string]bool), uploads: make(map[string]bool), unsure: make(map[string]bool),
+		Versions: v, heads: make(map[threadKey]*proto.Thread), bases: make(map[string]bool), layers: make(map[string]bool),
+		objects: make(map[string]bool), uploads: make(map[string]bool), incomplete: make(map[string]bool),
 	}
 	err := c.run(ctx, safeAge)
-	if err == nil && c.untold > 0 {
-		c.problems = append(c.problems, fmt.Errorf("and %d more", c.untold))
+	if err == nil && c.moreProblems > 0 {
+		c.problems = append(c.problems, fmt.Errorf("and %d more", c.moreProblems))
 	}
 	if err = errors.Join(append(c.problems, err)...); err != nil {
-		return c.done, fmt.Errorf("collect blobs: %w", err)
+		return c.result, fmt.Errorf("collect blobs: %w", err)
 	}
-	return c.done, nil
+	return c.result, nil
 }
 
-// run has an order that the package's comment explains.
+// run executes the steps in the order that the package comment justifies.
 func (c *collection) run(ctx context.Context, safeAge time.Duration) error {
-	now, err := c.clock(ctx)
+	now, err := c.storeTime(ctx)
 	if err != nil {
-		return fmt.Errorf("ask the store for the time: %w", err)
+		return fmt.Errorf("determine the time of the store: %w", err)
 	}
 	c.cutoff = now.Add(-safeAge)
 	for _, step := range []func(context.Context) error{
@@ -88,8 +90,8 @@ func (c *collection) run(ctx context.Context, safeAge time.Duration) error {
 	return nil
 }
 
-// clock gives the time of the store.
-func (c *collection) clock(ctx context.Context) (time.Time, error) {
+// storeTime returns the time of the store's clock.
+func (c *collection) storeTime(ctx context.Context) (time.Time, error) {
 	b := emptyBlob(clockPrefix + random())
 	if err := c.Blobs.Put(ctx, b, bytes.NewReader(nil)); err != nil {
 		return time.Time{}, err
@@ -98,29 +100,29 @@ func (c *collection) clock(ctx context.Context) (time.Time, error) {
 	return e.Modified, errors.Join(err, c.Blobs.Delete(ctx, b.Key))
 }
 
-// doubt notes that something of an organisation could not be read. Its error is that of ctx.
-func (c *collection) doubt(ctx context.Context, org string, err error) error {
+// markIncomplete records that something of an organisation could not be read. It only fails if ctx is done.
+func (c *collection) markIncomplete(ctx context.Context, org string, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.unsure[org] = true
-	if len(c.problems) == maxTold {
-		c.untold++
+	c.incomplete[org] = true
+	if len(c.problems) == maxProblems {
+		c.moreProblems++
 	} else {
-		c.problems = append(c.problems, fmt.Errorf("no layers and objects of %s are removed: %w", org, err))
+		c.problems = append(c.problems, fmt.Errorf("all layers and objects of %s are retained: %w", org, err))
 	}
 	return nil
 }
 
-// need notes what a version needs.
-func (c *collection) need(org string, version *proto.Version) {
+// markLayers marks the layers of a version as needed.
+func (c *collection) markLayers(org string, version *proto.Version) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, l := range version.Layers {
 		if !c.layers[l.Key] && l.Objects > 0 {
-			c.unread = append(c.unread, layerOf{org, l})
+			c.unread = append(c.unread, orgLayer{org, l})
 		}
 		c.layers[l.Key] = true
 	}
@@ -132,12 +134,12 @@ func (c *collection) readHeads(ctx context.Context) error {
 			return err
 		}
 		if head.Version != nil {
-			c.need(head.Org, head.Version)
+			c.markLayers(head.Org, head.Version)
 		}
 		for _, f := range head.Staged {
 			c.uploads[f.Key] = true
 		}
-		// Only what the manifests are judged by is kept.
+		// Only what isNeeded reads is held in memory.
 		slim := &proto.Thread{Version: &proto.Version{Number: head.Number()}, History: head.History}
 		if head.Version != nil {
 			slim.Version.Manifest = head.Version.Manifest
@@ -147,11 +149,11 @@ func (c *collection) readHeads(ctx context.Context) error {
 	return nil
 }
 
-// readManifests notes what all manifests need that are to stay.
+// readManifests marks what all needed manifests refer to, and collects the others as garbage.
 func (c *collection) readManifests(ctx context.Context) error {
 	var found []proto.Blob
 	read := func() error {
-		err := each(ctx, found, c.readManifest)
+		err := forEach(ctx, found, c.readManifest)
 		found = found[:0]
 		return err
 	}
@@ -161,13 +163,13 @@ func (c *collection) readManifests(ctx context.Context) error {
 		}
 		b, key, ok := manifestBlob(e)
 		if !ok {
-			continue // none of ours
+			continue // foreign
 		}
-		if e.Modified.Before(c.cutoff) && !stays(c.heads[threadKey{key.org, key.thread}], b.Key, key.number) {
+		if e.Modified.Before(c.cutoff) && !isNeeded(c.heads[threadKey{key.org, key.thread}], b.Key, key.number) {
 			c.garbage = append(c.garbage, b)
 			continue
 		}
-		if found = append(found, b); len(found) == batch {
+		if found = append(found, b); len(found) == manifestBatch {
 			if err := read(); err != nil {
 				return err
 			}
@@ -176,27 +178,27 @@ func (c *collection) readManifests(ctx context.Context) error {
 	return read()
 }
 
-// stays reports whether a manifest is needed, whatever its age: head is that of its thread, nil where there is none.
-func stays(head *proto.Thread, manifest string, number int64) bool {
-	// One with a higher number may be of a commit that is known and will be completed.
-	return head == nil || refers(head, manifest) || number > head.Number()
+// isNeeded reports whether a manifest is needed whatever its age. head is that of its thread, or nil.
+func isNeeded(head *proto.Thread, manifest string, number int64) bool {
+	// A higher number may belong to a commit that is still to be completed.
+	return head == nil || refersTo(head, manifest) || number > head.Number()
 }
 
 func (c *collection) readManifest(ctx context.Context, b proto.Blob) error {
 	m, err := c.ReadManifest(ctx, b)
 	switch {
 	case errors.Is(err, proto.ErrNotFound):
-		return nil // removed since it was listed
+		return nil // removed after it was listed
 	case err != nil:
 		key, _ := parseManifestKey(b.Key)
-		return c.doubt(ctx, key.org, err)
+		return c.markIncomplete(ctx, key.org, err)
 	}
-	c.need(m.Org, &m.Version)
-	return c.needBase(ctx, m.Version.Base)
+	c.markLayers(m.Org, &m.Version)
+	return c.markBases(ctx, m.Version.Base)
 }
 
-// needBase notes that a manifest is needed, and those that it goes on from.
-func (c *collection) needBase(ctx context.Context, base *proto.Base) error {
+// markBases marks the base of a manifest, its base and so on as needed.
+func (c *collection) markBases(ctx context.Context, base *proto.Base) error {
 	for base != nil {
 		c.mu.Lock()
 		known := c.bases[base.Manifest.Key]
@@ -206,16 +208,16 @@ func (c *collection) needBase(ctx context.Context, base *proto.Base) error {
 			return nil
 		}
 		m, err := c.ReadManifest(ctx, base.Manifest)
-		if err != nil { // it was read a moment ago
+		if err != nil {
 			key, _ := parseManifestKey(base.Manifest.Key)
-			return c.doubt(ctx, key.org, err)
+			return c.markIncomplete(ctx, key.org, err)
 		}
 		base = m.Version.Base
 	}
 	return nil
 }
 
-// sweepManifests removes those that no head has named, if that is still so, and notes what the others need.
+// sweepManifests removes garbage manifests that are still not needed, and marks what the others refer to.
 func (c *collection) sweepManifests(ctx context.Context) error {
 	for _, b := range c.garbage {
 		key, _ := parseManifestKey(b.Key)
@@ -226,15 +228,15 @@ func (c *collection) sweepManifests(ctx context.Context) error {
 		switch {
 		case err != nil:
 			return err
-		case stays(head, b.Key, key.number):
+		case isNeeded(head, b.Key, key.number):
 			err = c.readManifest(ctx, b)
-		case c.bases[b.Key] || c.unsure[key.org]:
+		case c.bases[b.Key] || c.incomplete[key.org]:
 		default:
 			var removed bool
 			if removed, err = c.sweep(ctx, b.Key, c.cutoff); err == nil && !removed {
 				err = c.readManifest(ctx, b)
 			}
-			count(&c.done.Manifests, removed, b.Size)
+			count(&c.result.Manifests, removed, b.Size)
 		}
 		if err != nil {
 			return err
@@ -250,16 +252,16 @@ func count(s *proto.Swept, removed bool, size int64) {
 	}
 }
 
-// readObjects notes which objects the layers need.
+// readObjects marks the objects that needed layers refer to.
 func (c *collection) readObjects(ctx context.Context) error {
-	return each(ctx, c.unread, func(ctx context.Context, l layerOf) error {
+	return forEach(ctx, c.unread, func(ctx context.Context, l orgLayer) error {
 		var keys []string
 		err := c.Versions.objects(ctx, l.org, &l.Layer, func(b proto.Blob) error {
 			keys = append(keys, b.Key)
 			return nil
 		})
 		if err != nil {
-			return c.doubt(ctx, l.org, err)
+			return c.markIncomplete(ctx, l.org, err)
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -273,33 +275,33 @@ func (c *collection) readObjects(ctx context.Context) error {
 func (c *collection) sweepBlobs(ctx context.Context) error {
 	plain := func(ctx context.Context, key string) (bool, error) { return c.sweep(ctx, key, c.cutoff) }
 	marked := func(ctx context.Context, key string) (bool, error) { return c.sweepObject(ctx, key, c.cutoff) }
-	for _, kind := range []struct {
+	for _, group := range []struct {
 		prefix string
 		needed map[string]bool
-		sure   bool // even where something could not be read
+		always bool // whether to sweep incomplete organisations
 		sweep  func(context.Context, string) (bool, error)
-		done   *proto.Swept
+		result *proto.Swept
 	}{
-		{uploadsPrefix, c.uploads, true, plain, &c.done.Uploads},
-		{layersPrefix, c.layers, false, plain, &c.done.Layers},
-		{objectsPrefix, c.objects, false, marked, &c.done.Objects},
-		{sweepPrefix, nil, true, plain, new(proto.Swept)}, // of collections that died
+		{uploadsPrefix, c.uploads, true, plain, &c.result.Uploads},
+		{layersPrefix, c.layers, false, plain, &c.result.Layers},
+		{objectsPrefix, c.objects, false, marked, &c.result.Objects},
+		{sweepPrefix, nil, true, plain, new(proto.Swept)}, // of collections that were interrupted
 		{clockPrefix, nil, true, plain, new(proto.Swept)},
 	} {
-		for e, err := range c.Blobs.List(ctx, kind.prefix) {
+		for e, err := range c.Blobs.List(ctx, group.prefix) {
 			if err != nil {
 				return err
 			}
-			org := orgOf(e.Key, kind.prefix)
-			ours := org != "" || kind.prefix == clockPrefix && !strings.Contains(e.Key[len(clockPrefix):], "/")
-			if !ours || kind.needed[e.Key] || !kind.sure && c.unsure[org] || !e.Modified.Before(c.cutoff) {
+			org := orgOf(e.Key, group.prefix)
+			own := org != "" || group.prefix == clockPrefix && !strings.Contains(e.Key[len(clockPrefix):], "/")
+			if !own || group.needed[e.Key] || !group.always && c.incomplete[org] || !e.Modified.Before(c.cutoff) {
 				continue
 			}
-			removed, err := kind.sweep(ctx, e.Key)
+			removed, err := group.sweep(ctx, e.Key)
 			if err != nil {
 				return err
 			}
-			count(kind.done, removed, e.Size)
+			count(group.result, removed, e.Size)
 		}
 	}
 	return nil

@@ -8,60 +8,53 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
+	"github.com/bullpen-run/bullpen/proto/layer"
+	"github.com/bullpen-run/bullpen/storage/thread/codec"
 )
 
-// keptFrames is how many unpacked frames an export keeps: files that follow each other are often in the same ones.
-const keptFrames = 8
+// cachedFrames is how many unpacked frames an archive caches, since consecutive files are often in the
+// same ones.
+const cachedFrames = 8
 
-// frames gives the content of frames. It is used by one reader at a time.
-type frames struct {
+// frameReader reads and caches frames. It must not be used concurrently.
+type frameReader struct {
 	versions *Versions
-	kept     []keptFrame // the one used last is the last
+	cache    lru[[]byte]
 }
 
-type keptFrame struct {
-	key     string // of the layer
-	offset  int64
-	content []byte
+func (v *Versions) newFrameReader() *frameReader {
+	return &frameReader{versions: v, cache: lru[[]byte]{limit: cachedFrames}}
 }
 
-func (c *frames) get(ctx context.Context, p *pack, f layer.Frame) ([]byte, error) {
-	for i, k := range c.kept {
-		if k.key == p.blob.Key && k.offset == f.Offset {
-			c.kept = append(slices.Delete(c.kept, i, i+1), k)
-			return k.content, nil
-		}
+func (r *frameReader) read(ctx context.Context, p *pack, f codec.Frame) ([]byte, error) {
+	key := fmt.Sprint(p.blob.Key, " ", f.Offset)
+	if content, ok := r.cache.get(key); ok {
+		return content, nil
 	}
-	r, err := c.versions.Blobs.GetRange(ctx, p.blob, f.Offset, f.Size)
+	body, err := r.versions.Blobs.GetRange(ctx, p.blob, f.Offset, f.Size)
 	if err != nil {
 		return nil, err
 	}
 	packed := make([]byte, f.Size)
-	_, err = io.ReadFull(r, packed)
-	if err := errors.Join(noEOF(err), r.Close()); err != nil {
+	_, err = io.ReadFull(body, packed)
+	if err := errors.Join(noEOF(err), body.Close()); err != nil {
 		return nil, fmt.Errorf("read layer %q: %w", p.blob.Key, err)
 	}
 	content, err := f.Unpack(packed)
 	if err != nil {
 		return nil, fmt.Errorf("layer %q: %w", p.blob.Key, err)
 	}
-	if len(c.kept) == keptFrames {
-		c.kept = slices.Delete(c.kept, 0, 1)
-	}
-	c.kept = append(c.kept, keptFrame{p.blob.Key, f.Offset, content})
+	r.cache.put(key, content, 1)
 	return content, nil
 }
 
-// read opens length bytes of a file from offset on, both within its size.
-func (t *tree) read(ctx context.Context, n *node, offset, length int64, from *frames) (io.ReadCloser, error) {
+// open opens length bytes of a file from offset, which must be within its size.
+func (t *tree) open(ctx context.Context, n *node, offset, length int64, frames *frameReader) (io.ReadCloser, error) {
 	if offset < 0 || length < 0 || offset > n.size || length > n.size-offset {
 		return nil, fmt.Errorf("bytes %d to %d are not within the file's %d", offset, offset+length, n.size)
 	}
-	// What of the content without holes is in the range.
-	r := &reader{extents: n.extents, at: offset, end: offset + length}
+	r := &sparseReader{extents: n.extents, at: offset, end: offset + length}
 	first := n.dense(offset)
 	size := n.dense(r.end) - first
 	if size == 0 {
@@ -71,18 +64,18 @@ func (t *tree) read(ctx context.Context, n *node, offset, length int64, from *fr
 	var err error
 	switch c := n.content; {
 	case c.staged != nil:
-		r.data, err = from.versions.Blobs.GetRange(ctx, *c.staged, first, size)
+		r.data, err = frames.versions.Blobs.GetRange(ctx, *c.staged, first, size)
 	case c.object != nil:
-		r.data, err = from.versions.Blobs.GetRange(ctx, ObjectBlob(t.org, *c.object, n.dense(n.size)), first, size)
+		r.data, err = frames.versions.Blobs.GetRange(ctx, ObjectBlob(t.org, *c.object, n.dense(n.size)), first, size)
 	default:
-		p := &t.packs[c.layer]
-		parts := layer.Covering(p.frames, c.position+first, size)
-		r.data = &packed{ctx: ctx, from: from, pack: p, frames: parts, skip: c.position + first - parts[0].Position, left: size}
+		p := &t.packs[c.pack]
+		covering := codec.Covering(p.frames, c.position+first, size)
+		r.data = &packReader{ctx: ctx, reader: frames, pack: p, frames: covering, skip: c.position + first - covering[0].Position, left: size}
 	}
-	return r, lost(err)
+	return r, hideNotFound(err)
 }
 
-// dense gives how many bytes before one of a file are not holes.
+// dense returns how many bytes of a file before the offset at are not holes.
 func (n *node) dense(at int64) int64 {
 	var sum int64
 	for _, x := range n.extents {
@@ -94,29 +87,30 @@ func (n *node) dense(at int64) int64 {
 	return sum
 }
 
-// tag names a file's content: two that are different have different ones.
+// tag identifies the content of a file. Different contents have different tags.
 func (t *tree) tag(n *node) string {
-	var of string
+	var source string
 	switch c := n.content; {
 	case c.staged != nil:
-		of = c.staged.Digest
+		source = c.staged.Digest
 	case c.object != nil:
-		of = DigestName(*c.object)
+		source = DigestName(*c.object)
 	case len(n.extents) > 0:
-		of = fmt.Sprint(t.packs[c.layer].blob.Key, " ", c.position)
+		source = fmt.Sprint(t.packs[c.pack].blob.Key, " ", c.position)
 	}
-	sum := sha256.Sum256(fmt.Appendln(nil, of, n.size, n.extents))
+	sum := sha256.Sum256(fmt.Appendln(nil, source, n.size, n.extents))
 	return hex.EncodeToString(sum[:16])
 }
 
-// reader puts the holes between the parts of a file.
-type reader struct {
-	extents []layer.Extent // whose last ones are not before at
+// sparseReader inserts the holes between the extents of a file.
+type sparseReader struct {
+	extents []layer.Extent // those that end after at
 	at, end int64          // in the file
-	data    io.ReadCloser  // what is not holes, from at on
+	data    io.ReadCloser  // the content without holes from at
 }
 
-func (r *reader) Read(p []byte) (int, error) {
+// Read implements [io.Reader].
+func (r *sparseReader) Read(p []byte) (int, error) {
 	if r.at == r.end {
 		return 0, io.EOF
 	}
@@ -132,9 +126,9 @@ func (r *reader) Read(p []byte) (int, error) {
 		n, err := r.data.Read(p[:min(int64(len(p)), to-r.at)])
 		r.at += int64(n)
 		if n > 0 {
-			return n, nil // what is wrong comes again
+			return n, nil // the next call returns err again
 		}
-		return 0, lost(noEOF(err))
+		return 0, hideNotFound(noEOF(err))
 	}
 	if len(r.extents) > 0 {
 		to = min(to, r.extents[0].Offset)
@@ -145,38 +139,41 @@ func (r *reader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (r *reader) Close() error { return r.data.Close() }
+// Close implements [io.Closer].
+func (r *sparseReader) Close() error { return r.data.Close() }
 
-// packed reads from adjacent frames.
-type packed struct {
-	ctx    context.Context // of the request that it reads for
-	from   *frames
-	pack   *pack
-	frames []layer.Frame
-	skip   int64 // bytes of the next frame
-	left   int64 // bytes of all
-	piece  []byte
+// packReader reads from adjacent frames.
+type packReader struct {
+	ctx     context.Context // of the request that reads
+	reader  *frameReader
+	pack    *pack
+	frames  []codec.Frame
+	skip    int64 // bytes to skip in the next frame
+	left    int64 // bytes left to read
+	content []byte
 }
 
-func (r *packed) Read(p []byte) (int, error) {
+// Read implements [io.Reader].
+func (r *packReader) Read(p []byte) (int, error) {
 	if r.left == 0 {
 		return 0, io.EOF
 	}
-	if len(r.piece) == 0 {
-		content, err := r.from.get(r.ctx, r.pack, r.frames[0])
+	if len(r.content) == 0 {
+		content, err := r.reader.read(r.ctx, r.pack, r.frames[0])
 		if err != nil {
 			return 0, err
 		}
 		content = content[r.skip:]
-		r.piece, r.frames, r.skip = content[:min(int64(len(content)), r.left)], r.frames[1:], 0
+		r.content, r.frames, r.skip = content[:min(int64(len(content)), r.left)], r.frames[1:], 0
 	}
-	n := copy(p, r.piece)
-	r.piece = r.piece[n:]
+	n := copy(p, r.content)
+	r.content = r.content[n:]
 	r.left -= int64(n)
 	return n, nil
 }
 
-func (r *packed) Close() error { return nil }
+// Close implements [io.Closer].
+func (r *packReader) Close() error { return nil }
 
 func noEOF(err error) error {
 	if errors.Is(err, io.EOF) {

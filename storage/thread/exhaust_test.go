@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/storage/thread"
 )
 
 const mib = 1 << 20
@@ -58,7 +57,7 @@ func TestLongPathsAreNotKept(t *testing.T) {
 	before := live()
 	var paths weigher
 	n := 0
-	check(t, w.versions.List(w.ctx, org, "t", "", true, func(f thread.File) error {
+	check(t, w.versions.List(w.ctx, org, "t", "", true, func(f proto.File) error {
 		n++
 		_, err := io.WriteString(&paths, f.Path)
 		return err
@@ -72,7 +71,7 @@ func TestLongPathsAreNotKept(t *testing.T) {
 		t.Errorf("an archive of %d MiB takes %d", archive.written/mib, (archive.most-before)/mib)
 	}
 	stop := errors.New("gone")
-	if err := w.versions.List(w.ctx, org, "t", "", true, func(thread.File) error { return stop }); !errors.Is(err, stop) {
+	if err := w.versions.List(w.ctx, org, "t", "", true, func(proto.File) error { return stop }); !errors.Is(err, stop) {
 		t.Error(err)
 	}
 }
@@ -84,7 +83,7 @@ func TestUploadsFitIntoTheHome(t *testing.T) {
 	zeros := func(n int64) io.Reader { return io.LimitReader(zero{}, n) }
 	stage := func(path string, size int64) error {
 		early := w.versions.CheckRoom(w.ctx, org, "t", path, size, most)
-		late := w.versions.StageFile(w.ctx, org, "t", path, size, most, zeros(size))
+		late := w.versions.Stage(w.ctx, org, "t", path, size, most, zeros(size))
 		if (early == nil) != (late == nil) {
 			t.Errorf("%s of %d: %v, and then %v", path, size, early, late)
 		}
@@ -123,7 +122,7 @@ func TestUploadsFitIntoTheHome(t *testing.T) {
 	w.backend.watch(nil, once("put", "uploads/", func() {
 		check(t, w.heads.Stage(w.ctx, org, "u", proto.StagedFile{Path: "x", Blob: proto.Blob{Key: "k", Size: 6 * mib}}, anything))
 	}))
-	refused(w.versions.StageFile(w.ctx, org, "u", "y", 5*mib, most, zeros(5*mib)), "take 6291456 bytes")
+	refused(w.versions.Stage(w.ctx, org, "u", "y", 5*mib, most, zeros(5*mib)), "take 6291456 bytes")
 	if n := len(w.backend.keys("uploads/")); n != before {
 		t.Errorf("%d uploads are stored, and were %d", n, before)
 	}

@@ -17,8 +17,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/layer"
 	"github.com/bullpen-run/bullpen/storage/thread"
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
 )
 
 // component and path are few names, so that operations meet.
@@ -182,7 +182,7 @@ func files(t *rapid.T, w *world, id, dir string) {
 // ranges compares a file and parts of it.
 func ranges(t fatal, w *world, id, path string, want []byte) {
 	t.Helper()
-	f := must[*thread.Content](t)(w.versions.Open(w.ctx, org, id, path))
+	f := must[*proto.FileContent](t)(w.versions.Open(w.ctx, org, id, path))
 	size := int64(len(want))
 	if f.Size != size {
 		t.Fatalf("%q has %d bytes, not %d", path, f.Size, size)
@@ -257,7 +257,7 @@ func TestNothingThere(t *testing.T) {
 
 func (w *world) stage(tb fatal, id, path, content string) {
 	tb.Helper()
-	check(tb, w.versions.StageFile(w.ctx, org, id, path, int64(len(content)), roomyHome, strings.NewReader(content)))
+	check(tb, w.versions.Stage(w.ctx, org, id, path, int64(len(content)), roomyHome, strings.NewReader(content)))
 }
 
 func TestStagedFiles(t *testing.T) {
@@ -299,7 +299,7 @@ func TestStagedFiles(t *testing.T) {
 	ranges(t, w, "t", "dir/sub/g", []byte("new"))
 	for _, path := range []string{"", "/x", "x/", "a//b", "../x", "a/../b", ".", "a/.", "a\x00b", strings.Repeat("n", 256), strings.Repeat("d/", 600) + "x"} {
 		var refused *proto.FieldError
-		if err := w.versions.StageFile(w.ctx, org, "t", path, 1, roomyHome, strings.NewReader("x")); !errors.As(err, &refused) {
+		if err := w.versions.Stage(w.ctx, org, "t", path, 1, roomyHome, strings.NewReader("x")); !errors.As(err, &refused) {
 			t.Errorf("%.20q: %v", path, err)
 		}
 	}
@@ -311,10 +311,10 @@ func TestRefusedUploadLeavesNothing(t *testing.T) {
 		check(t, w.heads.Stage(w.ctx, org, "t", proto.StagedFile{Path: fmt.Sprint(i)}, anything))
 	}
 	var full *proto.StagedError
-	if err := w.versions.StageFile(w.ctx, org, "t", "more", 1, roomyHome, strings.NewReader("x")); !errors.As(err, &full) {
+	if err := w.versions.Stage(w.ctx, org, "t", "more", 1, roomyHome, strings.NewReader("x")); !errors.As(err, &full) {
 		t.Error(err)
 	}
-	if err := w.versions.StageFile(w.ctx, org, "t", "short", 2, roomyHome, strings.NewReader("x")); err == nil {
+	if err := w.versions.Stage(w.ctx, org, "t", "short", 2, roomyHome, strings.NewReader("x")); err == nil {
 		t.Error("a short upload was staged")
 	}
 	if got := w.backend.keys("uploads/"); len(got) != 0 {
@@ -335,18 +335,12 @@ func TestLayersMayBeReplaced(t *testing.T) {
 	same(t, w.archived(t, "t", 0), want)
 }
 
-// compact makes one layer of all that a thread has.
+// compact replaces all layers of a thread by one.
 func (w *world) compact(tb fatal, id string) {
 	tb.Helper()
 	head := w.head(tb, id)
-	var b bytes.Buffer
-	stats := must[layerStats](tb)(full(w, id, &b))
-	next := *head
-	last := *head.Version
-	last.Number--
-	next.Version = &last
-	c := w.commit(tb, &next, b.Bytes(), stats)
-	check(tb, w.backend.Delete(w.ctx, c.Version.Manifest.Key), w.heads.Compact(w.ctx, org, id, head.Version.Layers, c.Version.Layers[0]))
+	full := w.full(tb, id, head.Number())
+	check(tb, w.heads.Compact(w.ctx, org, id, head.Version.Layers, full))
 }
 
 func TestLimits(t *testing.T) {
@@ -431,7 +425,7 @@ func TestLostBlobs(t *testing.T) {
 		for _, key := range w.backend.keys(prefix) {
 			check(t, w.backend.Delete(w.ctx, key))
 		}
-		f := must[*thread.Content](t)(w.versions.Open(w.ctx, org, "t", name)) // lists it from memory
+		f := must[*proto.FileContent](t)(w.versions.Open(w.ctx, org, "t", name)) // lists it from memory
 		_, err := part(w.ctx, f, 0, f.Size)
 		lost("read "+name, prefix, err)
 		lost("archive without "+name, "/"+org+"/", w.versions.Archive(w.ctx, org, "t", 0, io.Discard))

@@ -25,11 +25,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/layer"
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 	"github.com/bullpen-run/bullpen/storage/blob"
 	"github.com/bullpen-run/bullpen/storage/thread"
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
 	"github.com/bullpen-run/bullpen/worker/home"
 )
 
@@ -264,29 +264,28 @@ func (w *world) save(tb fatal, head *proto.Thread, change func(root string)) *pr
 	mount := must[*os.File](tb)(o.Mount())
 	defer func() { _ = mount.Close() }()
 	change(pathOf(mount) + "/.")
-	var b bytes.Buffer
-	stats := must[home.Stats](tb)(o.Diff(w.ctx, &b, roomy,
-		func(ctx context.Context, digest home.Digest, size int64, content io.ReaderAt) error {
-			return w.versions.PutObject(ctx, org, digest, size, content)
-		}))
-	index := bytes.NewReader(b.Bytes()[stats.Layout.Pack:])
-	check(tb, home.Apply(w.ctx, dir, index, bytes.NewReader(b.Bytes()[:stats.Layout.Pack]), roomy,
-		func(ctx context.Context, digest home.Digest, size int64) (io.ReadCloser, error) {
-			return w.versions.Blobs.Get(ctx, thread.ObjectBlob(org, digest, size))
-		}))
-	return w.commit(tb, head, b.Bytes(), stats)
+	spool := must[*os.File](tb)(os.CreateTemp(w.tb.TempDir(), ""))
+	defer func() { _ = spool.Close() }()
+	draft := must[layer.Draft](tb)(w.versions.NewLayer(org, spool))
+	stats := must[home.Stats](tb)(o.Diff(w.ctx, draft, w.putObject))
+	stored := must[proto.Layer](tb)(draft.Store(w.ctx, head.Number()+1, len(stats.Objects)))
+	in := must[layer.ReadCloser](tb)(draft.Reopen())
+	defer in.Close()
+	check(tb, home.Apply(w.ctx, dir, in, func(ctx context.Context, digest layer.Digest, size int64) (io.ReadCloser, error) {
+		return w.versions.OpenObject(ctx, org, digest, size)
+	}))
+	return w.commit(tb, head, stored, stats)
 }
 
-func (w *world) commit(tb fatal, head *proto.Thread, l []byte, stats home.Stats) *proto.Commit {
+func (w *world) putObject(ctx context.Context, digest layer.Digest, size int64, content io.ReaderAt) error {
+	return w.versions.PutObject(ctx, org, digest, size, content)
+}
+
+func (w *world) commit(tb fatal, head *proto.Thread, stored proto.Layer, stats home.Stats) *proto.Commit {
 	tb.Helper()
 	c := &proto.Commit{Fence: head.Fence, Version: proto.Version{
-		Number: head.Number() + 1, CreatedAt: time.Now().UTC(), Trace: head.Holder, Bytes: stats.Grown.Bytes, Files: stats.Grown.Files,
+		Number: head.Number() + 1, CreatedAt: time.Now().UTC(), Trace: head.Holder, Bytes: stats.Growth.Bytes, Files: stats.Growth.Files,
 	}}
-	made := proto.Layer{
-		Blob:    proto.Blob{Key: thread.LayerKey(org), Size: int64(len(l)), Digest: thread.DigestName(sha256.Sum256(l))},
-		Version: c.Version.Number, Index: stats.Layout.Index, IndexDigest: thread.DigestName(stats.Layout.IndexDigest), Objects: int64(len(stats.Objects)),
-	}
-	check(tb, w.versions.Blobs.Put(w.ctx, made.Blob, bytes.NewReader(l)))
 	if v := head.Version; v != nil {
 		c.Version.Bytes += v.Bytes
 		c.Version.Files += v.Files
@@ -295,9 +294,9 @@ func (w *world) commit(tb fatal, head *proto.Thread, l []byte, stats home.Stats)
 	if head.Version != nil {
 		whole.Layers = slices.Clone(head.Version.Layers)
 	}
-	whole.Layers = append(whole.Layers, made)
+	whole.Layers = append(whole.Layers, stored)
 	c.Version = must[proto.Version](tb)(w.versions.WriteManifest(w.ctx, org, head.ID, whole, head.Version))
-	c.Version.Layers = []proto.Layer{made}
+	c.Version.Layers = []proto.Layer{stored}
 	for _, f := range head.Staged {
 		c.Staged = append(c.Staged, f.Key)
 	}
@@ -311,10 +310,10 @@ func (w *world) write(tb fatal, id, name, content string) *proto.Thread {
 }
 
 // list is what a list gives.
-func (w *world) list(tb fatal, id, dir string, recursive bool) []thread.File {
+func (w *world) list(tb fatal, id, dir string, recursive bool) []proto.File {
 	tb.Helper()
-	var all []thread.File
-	check(tb, w.versions.List(w.ctx, org, id, dir, recursive, func(f thread.File) error { all = append(all, f); return nil }))
+	var all []proto.File
+	check(tb, w.versions.List(w.ctx, org, id, dir, recursive, func(f proto.File) error { all = append(all, f); return nil }))
 	return all
 }
 
@@ -444,11 +443,11 @@ func same(tb fatal, got, want map[string]string) {
 // content reads a whole file.
 func (w *world) content(tb fatal, id, path string) string {
 	tb.Helper()
-	f := must[*thread.Content](tb)(w.versions.Open(w.ctx, org, id, path))
+	f := must[*proto.FileContent](tb)(w.versions.Open(w.ctx, org, id, path))
 	return string(must[[]byte](tb)(part(w.ctx, f, 0, f.Size)))
 }
 
-func part(ctx context.Context, f *thread.Content, offset, length int64) ([]byte, error) {
+func part(ctx context.Context, f *proto.FileContent, offset, length int64) ([]byte, error) {
 	r, err := f.Read(ctx, offset, length)
 	if err != nil {
 		return nil, err
@@ -457,13 +456,14 @@ func part(ctx context.Context, f *thread.Content, offset, length int64) ([]byte,
 	return b, errors.Join(err, r.Close())
 }
 
-type layerStats = home.Stats
-
-// full makes one layer of the home.
-func full(w *world, id string, to io.Writer) (home.Stats, error) {
-	return home.Full(w.ctx, w.dirs[id], to, roomy, func(ctx context.Context, digest home.Digest, size int64, content io.ReaderAt) error {
-		return w.versions.PutObject(ctx, org, digest, size, content)
-	})
+// full stores the home as a single layer.
+func (w *world) full(tb fatal, id string, version int64) proto.Layer {
+	tb.Helper()
+	spool := must[*os.File](tb)(os.CreateTemp(w.tb.TempDir(), ""))
+	defer func() { _ = spool.Close() }()
+	draft := must[layer.Draft](tb)(w.versions.NewLayer(org, spool))
+	stats := must[home.Stats](tb)(home.Full(w.ctx, w.dirs[id], draft, w.putObject))
+	return must[proto.Layer](tb)(draft.Store(w.ctx, version, len(stats.Objects)))
 }
 
 // hooked tells of each request for a head before it is served.

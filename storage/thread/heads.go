@@ -12,36 +12,38 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Heads are the heads of all threads. The error of what needs a thread that there is none of is [proto.ErrNotFound], and of what needs one
-// that an execution holds a [*proto.BusyError].
+// Heads stores the heads of all threads. Methods return [proto.ErrNotFound] if the thread does not exist, and
+// a [*proto.BusyError] if they need a thread that an execution holds.
 type Heads interface {
 	Get(ctx context.Context, org, id string) (*proto.Thread, error)
-	// Lock gives a thread to trace, as to an execution, and returns the head as it is then. One that does not exist is made.
+	// Lock makes trace the holder of a thread, which is created if it does not exist.
 	Lock(ctx context.Context, org, id string, trace proto.TraceID) (head *proto.Thread, worker string, err error)
-	// Unlock takes it away again.
+	// Unlock releases a thread. It removes the thread if that is empty.
 	Unlock(ctx context.Context, org, id string, trace proto.TraceID) error
-	// Stage adds an uploaded file; a [*proto.StagedError] refuses it, and so does an error of may, which is asked of the head as it would be.
-	Stage(ctx context.Context, org, id string, f proto.StagedFile, may func(before []proto.StagedFile, next *proto.Thread) error) error
-	// Create stores a new head; where there is one it is [proto.ErrExists].
+	// Stage adds an uploaded file. It fails with a [*proto.StagedError], or with an error of check, which is
+	// called with the staged files before and the head after the change.
+	Stage(ctx context.Context, org, id string, f proto.StagedFile, check func(before []proto.StagedFile, next *proto.Thread) error) error
+	// Create stores a new head. It returns [proto.ErrExists] if the thread exists.
 	Create(ctx context.Context, head *proto.Thread) error
 	Remove(ctx context.Context, org, id string) error
-	// All gives all heads in the order in which they were changed. One that changes meanwhile comes after what was changed before that, for
-	// the second time if it came before.
+	// All yields all heads in the order of their last change. A head that changes during the iteration is
+	// yielded again, after all heads that changed before it.
 	All(ctx context.Context) iter.Seq2[*proto.Thread, error]
 }
 
 const (
-	// forkTries is how often a fork begins again because its source changed meanwhile.
-	forkTries = 10
-	// undoTimeout is the time for what is to be undone after ctx has ended.
+	// maxForkAttempts limits how often a fork is repeated because its source changed.
+	maxForkAttempts = 10
+	// undoTimeout limits clean-up after the context is done.
 	undoTimeout = 10 * time.Second
 )
 
-// StageFile stores an uploaded file of size bytes and stages it, so that it is in the thread's home from then on. The thread is made where
-// there is none. The path is relative to the home and cleaned; another one is a [*proto.FieldError]. A [*proto.StagedError] says that too many
-// files wait already, and a [*proto.RoomError] that the home would be more than most.
-func (v *Versions) StageFile(ctx context.Context, org, thread, path string, size int64, most proto.Room, body io.Reader) error {
-	if err := v.CheckRoom(ctx, org, thread, path, size, most); err != nil {
+// Stage stores an uploaded file of size bytes and adds it to the thread's home, creating the thread if
+// necessary. The path is relative to the home and clean; otherwise the error is a [*proto.FieldError]. The
+// error is a [*proto.StagedError] if too many files are staged already, and a [*proto.RoomError] if the home
+// would exceed limit.
+func (v *Versions) Stage(ctx context.Context, org, thread, path string, size int64, limit proto.Room, body io.Reader) error {
+	if err := v.CheckRoom(ctx, org, thread, path, size, limit); err != nil {
 		return err
 	}
 	b, err := v.Blobs.PutStream(ctx, uploadsPrefix+org+"/"+random(), size, body)
@@ -49,14 +51,14 @@ func (v *Versions) StageFile(ctx context.Context, org, thread, path string, size
 		return fmt.Errorf("stage a file of thread %s: %w", thread, err)
 	}
 	f := proto.StagedFile{Path: path, At: time.Now().UTC(), Blob: b}
-	refused := false
+	rejected := false
 	err = v.Heads.Stage(ctx, org, thread, f, func(before []proto.StagedFile, next *proto.Thread) error {
-		err := v.checkRoom(ctx, before, next, most)
-		refused = err != nil
+		err := v.checkRoom(ctx, before, next, limit)
+		rejected = err != nil
 		return err
 	})
-	if _, full := errors.AsType[*proto.StagedError](err); full || refused {
-		// After any other error it may be staged after all, and what is not Collect removes.
+	if _, full := errors.AsType[*proto.StagedError](err); full || rejected {
+		// After any other error the file may have been staged. If not, Collect removes the blob.
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 		defer cancel()
 		err = errors.Join(err, v.Blobs.Delete(undo, b.Key))
@@ -67,8 +69,8 @@ func (v *Versions) StageFile(ctx context.Context, org, thread, path string, size
 	return nil
 }
 
-// CheckRoom gives the error with which StageFile would refuse a file as the thread is now, before anything of it is there.
-func (v *Versions) CheckRoom(ctx context.Context, org, thread, path string, size int64, most proto.Room) error {
+// CheckRoom returns the error with which Stage would currently reject a file, before it is uploaded.
+func (v *Versions) CheckRoom(ctx context.Context, org, thread, path string, size int64, limit proto.Room) error {
 	err := checkPath(path)
 	var head *proto.Thread
 	if err == nil {
@@ -81,7 +83,7 @@ func (v *Versions) CheckRoom(ctx context.Context, org, thread, path string, size
 		before := head.Staged
 		staged := slices.DeleteFunc(slices.Clone(before), func(f proto.StagedFile) bool { return f.Path == path })
 		head.Staged = append(staged, proto.StagedFile{Path: path, Blob: proto.Blob{Size: size}})
-		err = v.checkRoom(ctx, before, head, most)
+		err = v.checkRoom(ctx, before, head, limit)
 	}
 	if err != nil {
 		return fmt.Errorf("stage a file of thread %s: %w", thread, err)
@@ -89,15 +91,16 @@ func (v *Versions) CheckRoom(ctx context.Context, org, thread, path string, size
 	return nil
 }
 
-// checkRoom is a [*proto.RoomError] where a home with its staged files, the last of which is new, would be more than most. What takes no more
-// than those that were staged before it is let through: that is how to make room.
-func (v *Versions) checkRoom(ctx context.Context, before []proto.StagedFile, head *proto.Thread, most proto.Room) error {
+// checkRoom returns a [*proto.RoomError] if a home with its staged files, the last of which is new, exceeds
+// limit. It accepts staged files that take no more room than those before, so that users can replace large
+// files by smaller ones.
+func (v *Versions) checkRoom(ctx context.Context, before []proto.StagedFile, head *proto.Thread, limit proto.Room) error {
 	var home proto.Room
 	if head.Version != nil {
 		home = proto.Room{Bytes: head.Version.Bytes, Files: head.Version.Files}
 	}
 	staged := proto.StagedRoom(head.Staged)
-	if !home.Add(staged).Over(most) || !staged.Over(proto.StagedRoom(before)) {
+	if !home.Add(staged).Over(limit) || !staged.Over(proto.StagedRoom(before)) {
 		return nil
 	}
 	if head.Version != nil {
@@ -105,24 +108,24 @@ func (v *Versions) checkRoom(ctx context.Context, before []proto.StagedFile, hea
 		if err != nil {
 			return err
 		}
-		home = home.Add(t.inTheWay(head.Staged))
+		home = home.Add(t.replacedBy(head.Staged))
 	}
-	if !home.Add(staged).Over(most) {
+	if !home.Add(staged).Over(limit) {
 		return nil
 	}
-	e := &proto.RoomError{Thread: head.ID, Home: home, Waiting: proto.StagedRoom(head.Staged[:len(head.Staged)-1]), Most: most}
+	e := &proto.RoomError{Thread: head.ID, Home: home, Waiting: proto.StagedRoom(head.Staged[:len(head.Staged)-1]), Most: limit}
 	e.New = proto.Room{Bytes: staged.Bytes - e.Waiting.Bytes, Files: staged.Files - e.Waiting.Files}
 	return e
 }
 
-// Fork makes a thread that begins with a version of another one, and returns its head. No blob is copied. Number 0 is the home of the other
-// one as it is, with what is staged. The new thread's first version has number 1, and so have all its layers, as whoever makes a home applies
-// those over the number that he has. The error is [proto.ErrNotFound] where there is no such thread or version, and [proto.ErrExists] where
-// there is a thread to already.
+// Fork creates a thread from a version of another one and returns its head. It copies no blobs. Number 0 is
+// the current home including staged files. The first version of the new thread and all of its layers have
+// number 1, since caches apply the layers whose number exceeds that of their version. The error wraps
+// [proto.ErrNotFound] if the thread or version does not exist, and [proto.ErrExists] if the new thread does.
 func (v *Versions) Fork(ctx context.Context, org, from string, number int64, to string) (*proto.Thread, error) {
-	for range forkTries {
+	for range maxForkAttempts {
 		head, err := v.fork(ctx, org, from, number, to)
-		if errors.Is(err, errAgain) {
+		if errors.Is(err, errSourceChanged) {
 			continue
 		}
 		if err != nil {
@@ -130,11 +133,11 @@ func (v *Versions) Fork(ctx context.Context, org, from string, number int64, to 
 		}
 		return head, nil
 	}
-	return nil, fmt.Errorf("fork thread %s: %w %d times meanwhile: try again", from, proto.ErrConflict, forkTries)
+	return nil, fmt.Errorf("fork thread %s: %w: it changed during each of %d attempts: try again", from, proto.ErrConflict, maxForkAttempts)
 }
 
-// errAgain says that what was forked is not sure to be there any more.
-var errAgain = errors.New("the source changed")
+// errSourceChanged means that blobs of the fork may have been removed.
+var errSourceChanged = errors.New("the source changed")
 
 func (v *Versions) fork(ctx context.Context, org, from string, number int64, to string) (*proto.Thread, error) {
 	switch _, err := v.Heads.Get(ctx, org, to); {
@@ -166,22 +169,22 @@ func (v *Versions) fork(ctx context.Context, org, from string, number int64, to 
 	if len(head.Staged) == 0 {
 		return head, nil
 	}
-	// Staged files have no manifest that keeps them.
+	// No manifest protects staged files from garbage collection.
 	after, err := v.Heads.Get(ctx, org, from)
-	if err == nil && kept(after.Staged, head.Staged) {
+	if err == nil && containsAll(after.Staged, head.Staged) {
 		return head, nil
 	}
 	if err != nil && !errors.Is(err, proto.ErrNotFound) {
 		return nil, errors.Join(err, v.Remove(ctx, org, to))
 	}
 	if err := v.Remove(ctx, org, to); err != nil {
-		return nil, fmt.Errorf("its staged files went while they were forked: take back the fork: %w", err)
+		return nil, fmt.Errorf("its staged files were removed during the fork: remove the fork: %w", err)
 	}
-	return nil, errAgain
+	return nil, errSourceChanged
 }
 
-// forkVersion makes the first version of a fork and writes its manifest. When it returns, the source had what it takes after the manifest
-// was there, so that it stays.
+// forkVersion returns the first version of a fork after writing its manifest. The source still referred to
+// the layers after the manifest was stored, so Collect retains them.
 func (v *Versions) forkVersion(ctx context.Context, source *proto.Thread, number int64, head *proto.Thread) (*proto.Version, error) {
 	if number == 0 {
 		number = source.Number()
@@ -200,31 +203,32 @@ func (v *Versions) forkVersion(ctx context.Context, source *proto.Thread, number
 		return nil, err
 	}
 	after, err := v.Heads.Get(ctx, source.Org, source.ID)
-	if err == nil && has(after, old, old == source.Version) {
+	if err == nil && refersToLayers(after, old, old == source.Version) {
 		return version, nil
 	}
 	if err == nil || errors.Is(err, proto.ErrNotFound) {
-		err = errAgain
+		err = errSourceChanged
 	}
 	return nil, errors.Join(err, v.Blobs.Delete(ctx, version.Manifest.Key))
 }
 
-// has reports whether a head still refers to the layers of a version: one that was the newest, or one of its history.
-func has(head *proto.Thread, version *proto.Version, newest bool) bool {
+// refersToLayers reports whether a head still refers to the layers of a version, which was either the newest
+// one or in the history.
+func refersToLayers(head *proto.Thread, version *proto.Version, newest bool) bool {
 	if !newest {
-		return refers(head, version.Manifest.Key)
+		return refersTo(head, version.Manifest.Key)
 	}
 	n := len(version.Layers)
 	return head.Version != nil && len(head.Version.Layers) >= n && slices.Equal(head.Version.Layers[:n], version.Layers)
 }
 
-// refers reports whether a head refers to a manifest.
-func refers(head *proto.Thread, manifest string) bool {
+// refersTo reports whether a head refers to a manifest.
+func refersTo(head *proto.Thread, manifest string) bool {
 	return head.Version != nil && head.Version.Manifest.Key == manifest ||
 		slices.ContainsFunc(head.History, func(h proto.Version) bool { return h.Manifest.Key == manifest })
 }
 
-func kept(all, some []proto.StagedFile) bool {
+func containsAll(all, some []proto.StagedFile) bool {
 	for i := range some {
 		if !slices.ContainsFunc(all, func(f proto.StagedFile) bool { return f.Key == some[i].Key }) {
 			return false
@@ -233,14 +237,15 @@ func kept(all, some []proto.StagedFile) bool {
 	return true
 }
 
-// Remove removes a thread: its manifests, so that a rebuild does not bring it back, and then its head. Its blobs are left to Collect. Nobody
-// can take the thread meanwhile. Manifests without a head are removed too; where there is nothing it is [proto.ErrNotFound].
+// Remove removes a thread: first its manifests, so that Rebuild does not restore it, then its head. Collect
+// removes its blobs later. The thread is locked meanwhile. Remove also removes manifests without a head. The
+// error wraps [proto.ErrNotFound] if there is neither.
 func (v *Versions) Remove(ctx context.Context, org, thread string) error {
 	_, err := v.Heads.Get(ctx, org, thread)
 	if errors.Is(err, proto.ErrNotFound) {
-		n, removing := v.removeManifests(ctx, org, thread)
-		if n > 0 || removing != nil {
-			err = removing
+		n, removeErr := v.removeManifests(ctx, org, thread)
+		if n > 0 || removeErr != nil {
+			err = removeErr
 		}
 	} else if err == nil {
 		err = v.remove(ctx, org, thread, func(*proto.Thread) error { return nil })
@@ -251,22 +256,22 @@ func (v *Versions) Remove(ctx context.Context, org, thread string) error {
 	return nil
 }
 
-// remove removes a thread that exists, if may says so of its head.
-func (v *Versions) remove(ctx context.Context, org, thread string, may func(*proto.Thread) error) error {
-	us := proto.NewTraceID()
-	head, _, err := v.Heads.Lock(ctx, org, thread, us)
+// remove removes an existing thread unless check, which is called with the locked head, returns an error.
+func (v *Versions) remove(ctx context.Context, org, thread string, check func(*proto.Thread) error) error {
+	holder := proto.NewTraceID()
+	head, _, err := v.Heads.Lock(ctx, org, thread, holder)
 	if err != nil {
 		return err
 	}
-	if err = may(head); err == nil {
+	if err = check(head); err == nil {
 		_, err = v.removeManifests(ctx, org, thread)
 	}
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	if err := errors.Join(err, v.Heads.Unlock(undo, org, thread, us)); err != nil {
+	if err := errors.Join(err, v.Heads.Unlock(undo, org, thread, holder)); err != nil {
 		return err
 	}
-	// Unlock itself removes one that was empty.
+	// Unlock has already removed a thread that was empty.
 	if err := v.Heads.Remove(ctx, org, thread); err != nil && !errors.Is(err, proto.ErrNotFound) {
 		return err
 	}
@@ -287,8 +292,8 @@ func (v *Versions) removeManifests(ctx context.Context, org, thread string) (int
 	return n, nil
 }
 
-// Expire removes threads that were not used for idle and that no execution holds, and returns how many. The error joins those of threads
-// that could not be removed.
+// Expire removes all threads that have not been used for the duration idle and that no execution holds. It
+// returns the number of removed threads. The error joins those of threads that could not be removed.
 func (v *Versions) Expire(ctx context.Context, idle time.Duration) (int, error) {
 	since := time.Now().Add(-idle)
 	n := 0
@@ -302,7 +307,7 @@ func (v *Versions) Expire(ctx context.Context, idle time.Duration) (int, error) 
 			continue
 		}
 		var busy *proto.BusyError
-		switch err := v.remove(ctx, head.Org, head.ID, func(now *proto.Thread) error { return unused(head, now) }); {
+		switch err := v.remove(ctx, head.Org, head.ID, func(locked *proto.Thread) error { return checkUnused(head, locked) }); {
 		case err == nil:
 			n++
 		case errors.As(err, &busy), errors.Is(err, errUsed):
@@ -313,10 +318,10 @@ func (v *Versions) Expire(ctx context.Context, idle time.Duration) (int, error) 
 	return n, errors.Join(failed...)
 }
 
-var errUsed = errors.New("it was used meanwhile")
+var errUsed = errors.New("the thread was used")
 
-// unused is an error if a thread was used between a head and a lock.
-func unused(before, locked *proto.Thread) error {
+// checkUnused returns errUsed if a thread was used after its head was read and before it was locked.
+func checkUnused(before, locked *proto.Thread) error {
 	same := func(a, b proto.StagedFile) bool { return a.Key == b.Key }
 	if locked.Fence != before.Fence+1 || !slices.EqualFunc(locked.Staged, before.Staged, same) {
 		return errUsed

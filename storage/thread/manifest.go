@@ -18,34 +18,35 @@ import (
 
 const (
 	manifestForm = 1
-	// maxManifest is how large a manifest may be, in bytes. A layer takes less than 500.
+	// maxManifest is the maximal size of a manifest in bytes. A layer takes less than 500.
 	maxManifest  = 4 << 20
 	numberDigits = 10
-	// ownLayers is how many layers a manifest with a base has itself, at most.
-	ownLayers = 4
+	// maxOwnLayers is how many layers a manifest with a base may have in addition to those of the base.
+	maxOwnLayers = 4
 )
 
 func random() string { return rand.Text() }
 
-// WriteManifest stores what describes a version and returns the version with it. Layers are there before it, and it is there before the head
-// that names it. Before is the version that it follows, as a head has it; nil for the first.
+// WriteManifest stores the manifest of a version, whose layers must be stored already, and returns the
+// version with a reference to it. It must be called before a head refers to the version. previous is the
+// version before as the head records it, or nil.
 func (v *Versions) WriteManifest(
-	ctx context.Context, org, thread string, version proto.Version, before *proto.Version,
+	ctx context.Context, org, thread string, version proto.Version, previous *proto.Version,
 ) (proto.Version, error) {
-	version.Manifest, version.Chain, version.Base = proto.Blob{}, proto.Chain(version.Layers), baseOf(version.Layers, before)
+	version.Manifest, version.Chain, version.Base = proto.Blob{}, proto.Chain(version.Layers), baseOf(version.Layers, previous)
 	m := &proto.Manifest{Form: manifestForm, Org: org, Thread: thread, Version: version}
 	if err := checkManifest(m); err != nil {
 		return version, fmt.Errorf("write a manifest: %w", err)
 	}
-	if before != nil {
-		m.Parent = &before.Manifest
+	if previous != nil {
+		m.Parent = &previous.Manifest
 	}
 	if version.Base != nil {
 		m.Version.Layers = version.Layers[version.Base.Layers:]
 	}
 	content, err := json.Marshal(m)
 	if err == nil && len(content) > maxManifest {
-		err = fmt.Errorf("it has %d bytes, more than %d: make one layer of its %d", len(content), maxManifest, len(version.Layers))
+		err = fmt.Errorf("it has %d bytes, more than %d: compact its %d layers", len(content), maxManifest, len(version.Layers))
 	}
 	if err != nil {
 		return version, fmt.Errorf("write the manifest of version %d of thread %s: %w", version.Number, thread, err)
@@ -62,24 +63,26 @@ func (v *Versions) WriteManifest(
 	return version, nil
 }
 
-// baseOf gives the manifest that one of a version with these layers goes on from, so that small changes have small manifests; nil for none.
-func baseOf(layers []proto.Layer, before *proto.Version) *proto.Base {
-	if before == nil {
+// baseOf returns the base of the manifest of a version with the given layers, or nil if it has none. A
+// manifest omits the layers of its base, so that small changes have small manifests.
+func baseOf(layers []proto.Layer, previous *proto.Version) *proto.Base {
+	if previous == nil {
 		return nil
 	}
 	fits := func(b *proto.Base) bool { return b.Layers < len(layers) && proto.Chain(layers[:b.Layers]) == b.Chain }
-	if b := before.Base; b != nil && len(layers)-b.Layers <= ownLayers && fits(b) {
+	if b := previous.Base; b != nil && len(layers)-b.Layers <= maxOwnLayers && fits(b) {
 		return b
 	}
-	if n := len(before.Layers); n >= ownLayers && before.Chain == proto.Chain(before.Layers) {
-		if b := (&proto.Base{Manifest: before.Manifest, Layers: n, Chain: before.Chain}); fits(b) {
+	if n := len(previous.Layers); n >= maxOwnLayers && previous.Chain == proto.Chain(previous.Layers) {
+		if b := (&proto.Base{Manifest: previous.Manifest, Layers: n, Chain: previous.Chain}); fits(b) {
 			return b
 		}
 	}
 	return nil
 }
 
-// ReadManifest reads and checks the manifest of a version. The version in it has its Manifest, and all layers.
+// ReadManifest reads and validates a manifest. The returned version has its Manifest field set and all layers,
+// including those of the base.
 func (v *Versions) ReadManifest(ctx context.Context, b proto.Blob) (*proto.Manifest, error) {
 	m, err := v.readManifest(ctx, b)
 	if err != nil {
@@ -91,7 +94,7 @@ func (v *Versions) ReadManifest(ctx context.Context, b proto.Blob) (*proto.Manif
 func (v *Versions) readManifest(ctx context.Context, b proto.Blob) (*proto.Manifest, error) {
 	key, ok := parseManifestKey(b.Key)
 	if !ok || b.Size > maxManifest {
-		return nil, fmt.Errorf("it has %d bytes and this key, and can be none", b.Size)
+		return nil, fmt.Errorf("invalid key, or invalid size of %d bytes", b.Size)
 	}
 	r, err := v.Blobs.Get(ctx, b)
 	if err != nil {
@@ -106,35 +109,35 @@ func (v *Versions) readManifest(ctx context.Context, b proto.Blob) (*proto.Manif
 		return nil, err
 	}
 	if m.Form != manifestForm {
-		return nil, fmt.Errorf("it has form %d, which a newer version of this program may know", m.Form)
+		return nil, fmt.Errorf("unsupported format %d, perhaps of a newer release", m.Form)
 	}
 	if m.Org != key.org || m.Thread != key.thread || m.Version.Number != key.number {
-		return nil, fmt.Errorf("it is that of version %d of thread %s of %s", m.Version.Number, m.Thread, m.Org)
+		return nil, fmt.Errorf("it describes version %d of thread %s of %s", m.Version.Number, m.Thread, m.Org)
 	}
 	m.Version.Manifest = b
 	if base := m.Version.Base; base != nil {
 		from, ok := parseManifestKey(base.Manifest.Key)
 		if !ok || from.org != m.Org || from.thread != m.Thread || from.number >= m.Version.Number {
-			return nil, fmt.Errorf("it goes on from %q, which cannot be", base.Manifest.Key)
+			return nil, fmt.Errorf("invalid base %q", base.Manifest.Key)
 		}
 		first, err := v.readManifest(ctx, base.Manifest)
 		if err != nil {
 			return nil, fmt.Errorf("its base %q: %w", base.Manifest.Key, err)
 		}
 		if len(first.Version.Layers) != base.Layers || first.Version.Chain != base.Chain {
-			return nil, fmt.Errorf("its base %q has other layers", base.Manifest.Key)
+			return nil, fmt.Errorf("its base %q has different layers", base.Manifest.Key)
 		}
 		m.Version.Layers = append(first.Version.Layers, m.Version.Layers...)
 	}
 	if chain := proto.Chain(m.Version.Layers); chain != m.Version.Chain {
-		return nil, fmt.Errorf("its layers have the digest %s and should have %s", chain, m.Version.Chain)
+		return nil, fmt.Errorf("its layers have digest %s, want %s", chain, m.Version.Chain)
 	}
 	return m, checkManifest(m)
 }
 
 func checkManifest(m *proto.Manifest) error {
 	if !proto.ValidOrg(m.Org) || m.Thread == "" || strings.Contains(m.Thread, "/") || m.Version.Number < 1 {
-		return fmt.Errorf("version %d of thread %q of %q cannot be", m.Version.Number, m.Thread, m.Org)
+		return fmt.Errorf("invalid version %d of thread %q of %q", m.Version.Number, m.Thread, m.Org)
 	}
 	var last int64
 	for i := range m.Version.Layers {
@@ -152,11 +155,11 @@ func checkManifest(m *proto.Manifest) error {
 
 func manifestPrefix(org, thread string) string { return threadsPrefix + org + "/" + thread + "/" }
 
-// manifestKey is what the key of a manifest says.
+// manifestKey is a parsed key of a manifest.
 type manifestKey struct {
 	org, thread string
 	number      int64
-	digest      string // as blobs have it
+	digest      string // see DigestName
 }
 
 func parseManifestKey(key string) (manifestKey, bool) {
@@ -172,8 +175,8 @@ func parseManifestKey(key string) (manifestKey, bool) {
 	return manifestKey{org: parts[0], thread: parts[1], number: n, digest: "sha256:" + sum}, true
 }
 
-// manifestBlob names the manifest that a list gave.
-func manifestBlob(e proto.BlobEntry) (proto.Blob, manifestKey, bool) {
-	key, ok := parseManifestKey(e.Key)
+// manifestBlob returns the manifest of an entry in a listing. ok is false if the entry is foreign.
+func manifestBlob(e proto.BlobEntry) (b proto.Blob, key manifestKey, ok bool) {
+	key, ok = parseManifestKey(e.Key)
 	return proto.Blob{Key: e.Key, Size: e.Size, Digest: key.digest}, key, ok
 }

@@ -11,19 +11,19 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
+	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
 const (
-	// markLife is how long the mark of a removal is waited for, seen from the one who waits. Who made it gives the removal half of that
-	// time, so that after it nothing is on its way any more.
-	markLife = time.Minute
-	// markPause is how often a mark is looked for.
-	markPause = 100 * time.Millisecond
+	// markTimeout is how long PutObject waits for a mark to disappear. The writer of the mark limits the
+	// removal to half of that, so that no request is in flight any more after the timeout.
+	markTimeout = time.Minute
+	// markInterval is how often PutObject looks for marks.
+	markInterval = 100 * time.Millisecond
 )
 
-// PutObject stores the content of a file, size bytes that have the digest, so that it is there until a safe age after PutObject returns.
-// See the package's comment for how it and Collect keep out of each other's way.
+// PutObject stores the content of a file, size bytes with the given digest. The object then exists for at
+// least the safe age. The package comment explains how PutObject and Collect interact.
 func (v *Versions) PutObject(ctx context.Context, org string, digest layer.Digest, size int64, content io.ReaderAt) error {
 	b := ObjectBlob(org, digest, size)
 	for {
@@ -34,7 +34,7 @@ func (v *Versions) PutObject(ctx context.Context, org string, digest layer.Diges
 		if err == nil {
 			_, err = v.Blobs.Stat(ctx, b.Key)
 			if errors.Is(err, proto.ErrNotFound) {
-				continue // it was removed after it was put
+				continue // removed after Put
 			}
 		}
 		if err != nil {
@@ -46,29 +46,30 @@ func (v *Versions) PutObject(ctx context.Context, org string, digest layer.Diges
 
 func markPrefix(key string) string { return sweepPrefix + strings.TrimPrefix(key, objectsPrefix) + "-" }
 
-// awaitSweep waits until nobody removes an object. Marks of one who must have died are removed.
+// awaitSweep waits until no collection is removing an object. It removes marks of collections that must
+// have died.
 func (v *Versions) awaitSweep(ctx context.Context, key string) error {
-	seen := make(map[string]time.Time)
-	tick := time.NewTicker(markPause)
+	firstSeen := make(map[string]time.Time)
+	tick := time.NewTicker(markInterval)
 	defer tick.Stop()
 	for {
-		there := false
+		marked := false
 		for mark, err := range v.Blobs.List(ctx, markPrefix(key)) {
 			if err != nil {
 				return err
 			}
-			if seen[mark.Key].IsZero() {
-				seen[mark.Key] = time.Now()
+			if firstSeen[mark.Key].IsZero() {
+				firstSeen[mark.Key] = time.Now()
 			}
-			if time.Since(seen[mark.Key]) < markLife {
-				there = true
+			if time.Since(firstSeen[mark.Key]) < markTimeout {
+				marked = true
 				continue
 			}
 			if err := v.Blobs.Delete(ctx, mark.Key); err != nil {
 				return err
 			}
 		}
-		if !there {
+		if !marked {
 			return nil
 		}
 		select {
@@ -79,22 +80,22 @@ func (v *Versions) awaitSweep(ctx context.Context, key string) error {
 	}
 }
 
-// sweepObject removes an object, unless it was put since a time.
+// sweepObject removes an object unless it was put after cutoff.
 func (v *Versions) sweepObject(ctx context.Context, key string, cutoff time.Time) (removed bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, markLife/2)
+	ctx, cancel := context.WithTimeout(ctx, markTimeout/2)
 	defer cancel()
 	mark := emptyBlob(markPrefix(key) + random())
 	if err := v.Blobs.Put(ctx, mark, bytes.NewReader(nil)); err != nil {
 		return false, err
 	}
-	// The mark stays where it is not known whether the removal is still on its way.
+	// After an error the removal may still be in flight, and the mark must stay.
 	if removed, err = v.sweep(ctx, key, cutoff); err != nil {
 		return false, err
 	}
 	return removed, v.Blobs.Delete(ctx, mark.Key)
 }
 
-// sweep removes a blob, unless it was put since a time.
+// sweep removes a blob unless it was put after cutoff.
 func (v *Versions) sweep(ctx context.Context, key string, cutoff time.Time) (removed bool, err error) {
 	e, err := v.Blobs.Stat(ctx, key)
 	if errors.Is(err, proto.ErrNotFound) {
@@ -103,7 +104,7 @@ func (v *Versions) sweep(ctx context.Context, key string, cutoff time.Time) (rem
 	if err != nil || !e.Modified.Before(cutoff) {
 		return false, err
 	}
-	// This process may have slept, and the deadline's timer too.
+	// The process and the timer of the context may have been suspended.
 	if deadline, ok := ctx.Deadline(); ok && time.Now().After(deadline) {
 		return false, fmt.Errorf("remove blob %q: %w", key, context.DeadlineExceeded)
 	}

@@ -10,58 +10,59 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Rebuild makes heads again of what the store has. A thread that has manifests and no head gets the one with the highest number whose
-// layers and objects are all there as its newest version, the one made last where there are several, and as history what its manifest
-// descends from. That may be a version that was reported as not saved; staged files are in no manifest and are lost. A thread that has a head is
-// left alone. Where something cannot be read, its thread is left alone too, lest an older version be taken for the newest; the error tells of
-// all of these. Collect must not run meanwhile, nor may threads be removed.
+// Rebuild restores heads from the blob store. For every thread that has manifests but no head, the newest
+// version is the one with the highest number whose layers and objects all exist, and of several with that
+// number the one created last. The history is the chain of its parents. The newest version may be one whose
+// save was reported as failed. Staged files are not recorded in manifests and are lost. Rebuild skips threads
+// that have a head, and threads of which something cannot be read, since it could mistake an older version for
+// the newest; the error lists these. Collect must not run and threads must not be removed concurrently.
 func (v *Versions) Rebuild(ctx context.Context) (proto.Rebuilt, error) {
 	r := &rebuild{Versions: v}
 	var failed []error
-	finish := func(of threadKey, manifests []proto.Blob) error {
-		err := r.thread(ctx, of, manifests)
+	rebuildThread := func(thread threadKey, manifests []proto.Blob) error {
+		err := r.thread(ctx, thread, manifests)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if err != nil {
-			failed = append(failed, fmt.Errorf("rebuild thread %s of %s: %w", of.id, of.org, err))
+			failed = append(failed, fmt.Errorf("rebuild thread %s of %s: %w", thread.id, thread.org, err))
 		}
 		return nil
 	}
-	// Those of a thread come one after the other, by number.
-	var of threadKey
+	// The manifests of a thread are adjacent, by number.
+	var current threadKey
 	var manifests []proto.Blob
 	for e, err := range v.Blobs.List(ctx, threadsPrefix) {
 		if err != nil {
-			return r.done, fmt.Errorf("rebuild threads: %w", errors.Join(append(failed, err)...))
+			return r.result, fmt.Errorf("rebuild threads: %w", errors.Join(append(failed, err)...))
 		}
 		b, key, ok := manifestBlob(e)
 		if !ok {
-			continue // none of ours
+			continue // foreign
 		}
-		if next := (threadKey{key.org, key.thread}); next != of {
-			if err := finish(of, manifests); err != nil {
-				return r.done, fmt.Errorf("rebuild threads: %w", err)
+		if next := (threadKey{key.org, key.thread}); next != current {
+			if err := rebuildThread(current, manifests); err != nil {
+				return r.result, fmt.Errorf("rebuild threads: %w", err)
 			}
-			of, manifests = next, nil
+			current, manifests = next, nil
 		}
 		manifests = append(manifests, b)
 	}
-	return r.done, errors.Join(append(failed, finish(of, manifests))...)
+	return r.result, errors.Join(append(failed, rebuildThread(current, manifests))...)
 }
 
 type rebuild struct {
 	*Versions
-	done proto.Rebuilt
+	result proto.Rebuilt
 }
 
-func (r *rebuild) thread(ctx context.Context, of threadKey, manifests []proto.Blob) error {
+func (r *rebuild) thread(ctx context.Context, thread threadKey, manifests []proto.Blob) error {
 	if len(manifests) == 0 {
 		return nil
 	}
-	_, err := r.Heads.Get(ctx, of.org, of.id)
+	_, err := r.Heads.Get(ctx, thread.org, thread.id)
 	if err == nil {
-		r.done.Kept++
+		r.result.Kept++
 		return nil
 	}
 	if !errors.Is(err, proto.ErrNotFound) {
@@ -72,13 +73,13 @@ func (r *rebuild) thread(ctx context.Context, of threadKey, manifests []proto.Bl
 		return err
 	}
 	if newest == nil {
-		r.done.Lost++
+		r.result.Lost++
 		return nil
 	}
 	now := time.Now()
 	head := &proto.Thread{
-		Org: of.org, ID: of.id, CreatedAt: newest.Version.CreatedAt, UsedAt: newest.Version.CreatedAt,
-		Fence:   now.UnixMilli(), // over all that were given out before
+		Org: thread.org, ID: thread.id, CreatedAt: newest.Version.CreatedAt, UsedAt: newest.Version.CreatedAt,
+		Fence:   now.UnixMilli(), // exceeds all earlier ones
 		Version: &newest.Version,
 	}
 	if head.History, err = r.history(ctx, newest); err != nil {
@@ -89,16 +90,16 @@ func (r *rebuild) thread(ctx context.Context, of threadKey, manifests []proto.Bl
 	}
 	switch err := r.Heads.Create(ctx, head); {
 	case errors.Is(err, proto.ErrExists):
-		r.done.Kept++
+		r.result.Kept++
 	case err != nil:
 		return err
 	default:
-		r.done.Made++
+		r.result.Made++
 	}
 	return nil
 }
 
-// newest gives the manifest of the newest version that is whole, nil where none is. Manifests are by number.
+// newest returns the manifest of the newest complete version, or nil. manifests are sorted by number.
 func (r *rebuild) newest(ctx context.Context, manifests []proto.Blob) (*proto.Manifest, error) {
 	for to := len(manifests); to > 0; {
 		key, _ := parseManifestKey(manifests[to-1].Key)
@@ -115,7 +116,7 @@ func (r *rebuild) newest(ctx context.Context, manifests []proto.Blob) (*proto.Ma
 		}
 		slices.SortFunc(same, func(a, b *proto.Manifest) int { return b.Version.CreatedAt.Compare(a.Version.CreatedAt) })
 		for _, m := range same {
-			if whole, err := r.whole(ctx, m, true); whole || err != nil {
+			if complete, err := r.isComplete(ctx, m, true); complete || err != nil {
 				return m, err
 			}
 		}
@@ -123,10 +124,10 @@ func (r *rebuild) newest(ctx context.Context, manifests []proto.Blob) (*proto.Ma
 	return nil, nil
 }
 
-// whole reports whether all layers of a version are in the store, and their objects.
-func (r *rebuild) whole(ctx context.Context, m *proto.Manifest, objects bool) (bool, error) {
+// isComplete reports whether all layers of a version exist, and with objects also all of their objects.
+func (r *rebuild) isComplete(ctx context.Context, m *proto.Manifest, objects bool) (bool, error) {
 	for i := range m.Version.Layers {
-		if there, err := r.there(ctx, m.Version.Layers[i].Blob); !there || err != nil {
+		if exists, err := r.exists(ctx, m.Version.Layers[i].Blob); !exists || err != nil {
 			return false, err
 		}
 	}
@@ -137,8 +138,8 @@ func (r *rebuild) whole(ctx context.Context, m *proto.Manifest, objects bool) (b
 		}
 		missing := false
 		err := r.objects(ctx, m.Org, l, func(b proto.Blob) error {
-			there, err := r.there(ctx, b)
-			missing = missing || !there
+			exists, err := r.exists(ctx, b)
+			missing = missing || !exists
 			return err
 		})
 		if missing || err != nil {
@@ -148,7 +149,7 @@ func (r *rebuild) whole(ctx context.Context, m *proto.Manifest, objects bool) (b
 	return true, nil
 }
 
-func (r *rebuild) there(ctx context.Context, b proto.Blob) (bool, error) {
+func (r *rebuild) exists(ctx context.Context, b proto.Blob) (bool, error) {
 	e, err := r.Blobs.Stat(ctx, b.Key)
 	if errors.Is(err, proto.ErrNotFound) {
 		return false, nil
@@ -156,7 +157,7 @@ func (r *rebuild) there(ctx context.Context, b proto.Blob) (bool, error) {
 	return err == nil && e.Size == b.Size, err
 }
 
-// history gives the versions that one descends from, as far as their layers are there.
+// history returns the ancestors of a version back to the first incomplete one.
 func (r *rebuild) history(ctx context.Context, newest *proto.Manifest) ([]proto.Version, error) {
 	var all []proto.Version
 	for m := newest; m.Parent != nil && len(all) < proto.KeptVersions-1; {
@@ -168,9 +169,9 @@ func (r *rebuild) history(ctx context.Context, newest *proto.Manifest) ([]proto.
 			return nil, err
 		}
 		if parent.Org != newest.Org || parent.Thread != newest.Thread || parent.Version.Number >= m.Version.Number {
-			return nil, fmt.Errorf("manifest %q names %q as the one before it, which cannot be", m.Version.Manifest.Key, m.Parent.Key)
+			return nil, fmt.Errorf("manifest %q has the invalid parent %q", m.Version.Manifest.Key, m.Parent.Key)
 		}
-		if whole, err := r.whole(ctx, parent, false); !whole || err != nil {
+		if complete, err := r.isComplete(ctx, parent, false); !complete || err != nil {
 			return all, err
 		}
 		m = parent

@@ -1,28 +1,29 @@
 package thread
 
 import (
-	"cmp"
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
+	"github.com/bullpen-run/bullpen/proto/layer"
+	"github.com/bullpen-run/bullpen/storage/thread/codec"
 )
 
 const (
-	// What is made for a staged file, and what a home is before its first version.
+	// newFileMode and newDirMode are the modes of staged files and their directories. An empty home has
+	// newDirMode, too.
 	newFileMode = 0o644
 	newDirMode  = 0o755
-	// maxPath is how long the path of a staged file may be, in bytes: about as long as a program can give it.
+	// maxPath is the maximal length of the path of a staged file in bytes, which is about the longest path
+	// that a program can use.
 	maxPath = 4096
 )
 
-// node is a directory, file or symlink of a version. One that has several names is the same node under each.
+// node is a directory, file or symlink. A file with several names is one node.
 type node struct {
 	kind   layer.Kind // Dir, File or Symlink
 	mode   uint32
@@ -30,38 +31,39 @@ type node struct {
 	nsec   uint32
 	xattrs []layer.Xattr
 
-	names map[string]*node // of a directory
+	children map[string]*node // of a directory
 
 	size    int64 // of a file, bytes
 	extents []layer.Extent
 	content content
-	linked  bool // it may have further names
+	linked  bool // the node may have several names
 
 	target string // of a symlink
 }
 
-// content is where that of a file is, without its holes: in a layer's pack, in an object, or in a staged file.
+// content locates the content of a file without its holes: in the pack of a layer, in an object or in a
+// staged file.
 type content struct {
-	layer    int   // index in the tree's layers
-	position int64 // in its pack, unpacked
+	pack     int   // index in tree.packs
+	position int64 // in the unpacked pack
 	object   *layer.Digest
 	staged   *proto.Blob
 }
 
-// pack is a layer of which content can be read.
+// pack is the pack of a layer.
 type pack struct {
-	blob   proto.Blob
-	frames []layer.Frame
+	blob   proto.Blob // the layer
+	frames []codec.Frame
 }
 
-// tree is a version of a home. It does not change once it is made.
+// tree is a version of a home. It is immutable once it is built.
 type tree struct {
 	org     string
 	limits  layer.Limits
 	root    *node
 	packs   []pack
-	entries int64 // names, the root included
-	cost    int64 // bytes of memory, about
+	entries int64 // names, including the root
+	cost    int64 // approximate memory in bytes
 }
 
 func newTree(org string, at time.Time, limits layer.Limits) *tree {
@@ -76,15 +78,15 @@ func newDir(at time.Time) *node {
 
 func (n *node) modified() time.Time { return time.Unix(n.sec, int64(n.nsec)).UTC() }
 
-func (n *node) set(name string, child *node) {
-	if n.names == nil {
-		n.names = make(map[string]*node)
+func (n *node) setChild(name string, child *node) {
+	if n.children == nil {
+		n.children = make(map[string]*node)
 	}
-	n.names[name] = child
+	n.children[name] = child
 }
 
-// bytes is about what a node takes in memory, without what is below it.
-func (n *node) bytes() int64 {
+// cost returns the approximate memory of a node without its children, in bytes.
+func (n *node) cost() int64 {
 	size := 320 + len(n.target) + 16*len(n.extents)
 	for _, x := range n.xattrs {
 		size += 64 + len(x.Name) + len(x.Value)
@@ -92,185 +94,150 @@ func (n *node) bytes() int64 {
 	return int64(size)
 }
 
-// apply makes the next version, of a layer of that organisation.
-func (t *tree) apply(blob proto.Blob, in *layer.Index) error {
-	a := &applier{tree: t, in: in, pack: len(t.packs)}
-	t.packs = append(t.packs, pack{blob: blob, frames: in.Frames()})
-	t.cost += 80 * int64(len(in.Frames()))
-	if err := a.run(); err != nil {
-		return fmt.Errorf("%s: %w", a.where(), err)
-	}
-	return nil
-}
-
-// applier does to a tree what home.Apply does to a directory.
-type applier struct {
-	*tree
-	in     *layer.Index
-	pack   int
-	aside  []*node // what moves
-	stack  []*node // directories that are open
-	path   []string
-	groups []*node
-}
-
-func (a *applier) where() string {
-	path := "/" + strings.Join(a.path, "/")
-	if len(path) > 200 {
-		path = "…" + path[len(path)-200:]
-	}
-	return fmt.Sprintf("in %q", path)
-}
-
-func (a *applier) run() error {
-	if err := a.setAside(); err != nil {
-		return err
-	}
-	for {
-		e, err := a.in.Next()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if err := a.entry(e); err != nil {
-			return fmt.Errorf("%.300q: %w", e.Name, err)
-		}
-	}
-}
-
-// setAside takes all directories that move from where they are, those in others first.
-func (a *applier) setAside() error {
-	moves := a.in.Moves()
-	order := make([]int, len(moves))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(i, j int) int {
-		return cmp.Compare(strings.Count(moves[j], "/"), strings.Count(moves[i], "/"))
-	})
-	a.aside = make([]*node, len(moves))
-	for _, i := range order {
-		dir, name := a.root, moves[i]
-		if cut := strings.LastIndexByte(moves[i], '/'); cut >= 0 {
-			dir, name = a.root.find(moves[i][:cut]), moves[i][cut+1:]
-		}
-		if dir == nil || dir.names[name] == nil || dir.names[name].kind != layer.Dir {
-			return fmt.Errorf("move %.300q: there is no such directory in the version before", moves[i])
-		}
-		a.aside[i] = dir.names[name]
-		delete(dir.names, name)
-	}
-	return nil
-}
-
-// find walks down from a directory, through directories alone. It is nil where nothing is.
+// find returns the node at path, or nil if there is none. It does not follow symlinks.
 func (n *node) find(path string) *node {
 	if path == "" {
 		return n
 	}
 	for name := range strings.SplitSeq(path, "/") {
-		if n = n.names[name]; n == nil {
+		if n = n.children[name]; n == nil {
 			return nil
 		}
 	}
 	return n
 }
 
-func (a *applier) entry(e *layer.Entry) error {
-	if len(a.stack) == 0 {
+// apply applies a layer of the tree's organisation.
+func (t *tree) apply(ctx context.Context, blob proto.Blob, in *codec.Index) error {
+	b := &builder{tree: t, in: in, pack: len(t.packs), detached: make([]*node, len(in.Moves()))}
+	t.packs = append(t.packs, pack{blob: blob, frames: in.Frames()})
+	t.cost += 80 * int64(len(in.Frames()))
+	return layer.Apply(ctx, in, b)
+}
+
+// builder is the [layer.Target] that changes a tree.
+type builder struct {
+	*tree
+	in       *codec.Index
+	pack     int
+	detached []*node
+	stack    []*node // open directories
+}
+
+var errNoDirectory = errors.New("the previous version has no such directory")
+
+// Detach implements [layer.Target].
+func (b *builder) Detach(move int, path string) error {
+	dir, name := b.root, path
+	if cut := strings.LastIndexByte(path, '/'); cut >= 0 {
+		dir, name = b.root.find(path[:cut]), path[cut+1:]
+	}
+	if dir == nil || dir.children[name] == nil || dir.children[name].kind != layer.Dir {
+		return errNoDirectory
+	}
+	b.detached[move] = dir.children[name]
+	delete(dir.children, name)
+	return nil
+}
+
+func (b *builder) current() *node { return b.stack[len(b.stack)-1] }
+
+// Enter implements [layer.Target].
+func (b *builder) Enter(at *layer.Path, e *layer.Entry) error {
+	var dir *node
+	switch {
+	case at == nil:
+		dir = b.root
 		if e.Base == layer.Fresh {
-			a.drop(a.root)
-			a.root.names = nil
-			a.count(a.root, 1)
+			b.drop(dir)
+			dir.children = nil
+			b.count(dir, 1)
 		}
-		a.meta(a.root, e)
-		a.stack = append(a.stack, a.root)
-		return nil
-	}
-	dir := a.stack[len(a.stack)-1]
-	if e.Kind == layer.Leave {
-		a.stack = a.stack[:len(a.stack)-1]
-		a.path = a.path[:max(len(a.path)-1, 0)]
-		return nil
-	}
-	old := dir.names[e.Name]
-	if e.Kind == layer.Dir && e.Base == layer.Merge {
-		if old == nil || old.kind != layer.Dir {
-			return errors.New("there is no such directory in the version before")
+		b.setMetadata(dir, e)
+	case e.Base == layer.Merge:
+		dir = b.current().children[e.Name]
+		if dir == nil || dir.kind != layer.Dir {
+			return errNoDirectory
 		}
-		a.meta(old, e)
-		a.stack, a.path = append(a.stack, old), append(a.path, e.Name)
-		return nil
+		b.setMetadata(dir, e)
+	case e.Base == layer.Moved:
+		dir = b.detached[e.Move]
+		b.setMetadata(dir, e)
+		b.current().setChild(e.Name, dir)
+		if err := dir.checkHeight(len(b.stack) + 1); err != nil {
+			return err
+		}
+	default:
+		dir = &node{kind: layer.Dir}
+		dir.setMetadata(e)
+		if err := b.add(e.Name, dir); err != nil {
+			return err
+		}
 	}
-	if old != nil {
-		a.drop(old)
-		delete(dir.names, e.Name)
-	}
-	if e.Kind == layer.Delete {
-		return nil
-	}
-	n, err := a.make(e)
-	if err != nil {
-		return err
-	}
-	dir.set(e.Name, n)
-	if e.Kind != layer.Dir || e.Base != layer.Moved { // which was counted
-		a.count(n, 1)
-	}
-	if a.entries > a.limits.Entries {
-		return fmt.Errorf("the home has more than %d files and directories: %w", a.limits.Entries, layer.ErrLimit)
-	}
-	if e.Kind == layer.Dir {
-		a.stack, a.path = append(a.stack, n), append(a.path, e.Name)
+	b.stack = append(b.stack, dir)
+	return nil
+}
+
+// Leave implements [layer.Target].
+func (b *builder) Leave() error {
+	b.stack = b.stack[:len(b.stack)-1]
+	return nil
+}
+
+// Remove implements [layer.Target].
+func (b *builder) Remove(name string) error {
+	if old := b.current().children[name]; old != nil {
+		b.drop(old)
+		delete(b.current().children, name)
 	}
 	return nil
 }
 
-func (n *node) meta(e *layer.Entry) {
-	n.mode, n.sec, n.nsec, n.xattrs = e.Mode, e.Sec, e.Nsec, e.Xattrs
-}
-
-// meta changes that of a directory that was counted.
-func (a *applier) meta(n *node, e *layer.Entry) {
-	a.cost -= n.bytes()
-	n.meta(e)
-	a.cost += n.bytes()
-}
-
-// make gives the node that an entry makes anew.
-func (a *applier) make(e *layer.Entry) (*node, error) {
-	n := &node{kind: e.Kind}
-	switch {
-	case e.Kind == layer.Link:
-		return a.groups[e.Group-1], nil
-	case e.Kind == layer.Dir && e.Base == layer.Moved:
-		n = a.aside[e.Move]
-		a.meta(n, e)
-		return n, n.checkHeight(len(a.stack) + 1)
-	case e.Kind == layer.File:
-		n.size, n.extents, n.content = e.Size, e.Extents, content{layer: a.pack, position: a.in.Position()}
+// Create implements [layer.Target].
+func (b *builder) Create(_ *layer.Path, e *layer.Entry) (*node, error) {
+	n := &node{kind: e.Kind, target: e.Target, linked: e.Group > 0}
+	n.setMetadata(e)
+	if e.Kind == layer.File {
+		n.size, n.extents, n.content = e.Size, e.Extents, content{pack: b.pack, position: b.in.Position()}
 		if !e.Inline() {
 			object := e.Object
 			n.content.object = &object
 		}
-	case e.Kind == layer.Symlink:
-		n.target = e.Target
 	}
-	n.meta(e)
-	if e.Group > 0 {
-		n.linked = true
-		a.groups = append(a.groups, n)
-	}
-	return n, nil
+	return n, b.add(e.Name, n)
 }
 
+// Link implements [layer.Target].
+func (b *builder) Link(name string, to *node) error { return b.add(name, to) }
+
+// add adds a name to the current directory.
+func (b *builder) add(name string, n *node) error {
+	b.current().setChild(name, n)
+	b.count(n, 1)
+	if b.entries > b.limits.Entries {
+		return fmt.Errorf("the home has more than %d files and directories: %w", b.limits.Entries, layer.ErrLimit)
+	}
+	return nil
+}
+
+func (n *node) setMetadata(e *layer.Entry) {
+	n.mode, n.sec, n.nsec, n.xattrs = e.Mode, e.Sec, e.Nsec, e.Xattrs
+}
+
+// setMetadata changes the metadata of a directory that is already counted.
+func (b *builder) setMetadata(n *node, e *layer.Entry) {
+	b.cost -= n.cost()
+	n.setMetadata(e)
+	b.cost += n.cost()
+}
+
+// checkHeight returns [layer.ErrDepth] if n, which is nested depth levels deep, contains directories that
+// are nested too deeply.
 func (n *node) checkHeight(depth int) error {
 	if depth > layer.MaxDepth {
 		return layer.ErrDepth
 	}
-	for _, child := range n.names {
+	for _, child := range n.children {
 		if child.kind == layer.Dir {
 			if err := child.checkHeight(depth + 1); err != nil {
 				return err
@@ -282,34 +249,34 @@ func (n *node) checkHeight(depth int) error {
 
 func (t *tree) count(n *node, times int64) {
 	t.entries += times
-	t.cost += times * n.bytes()
+	t.cost += times * n.cost()
 }
 
-// drop counts off what is removed.
+// drop subtracts a node and everything below it from the counts.
 func (t *tree) drop(n *node) {
 	t.count(n, -1)
-	for _, child := range n.names {
+	for _, child := range n.children {
 		t.drop(child)
 	}
 }
 
-// with gives the tree with staged files in it. What is not on the way to them is shared.
+// with returns a copy of the tree with staged files in it. The copy shares all unchanged nodes.
 func (t *tree) with(staged []proto.StagedFile) (*tree, error) {
 	if len(staged) == 0 {
 		return t, nil
 	}
 	next := *t
-	own := make(map[*node]bool)
-	mine := func(n *node) *node {
-		if own[n] {
+	copied := make(map[*node]bool)
+	mutable := func(n *node) *node {
+		if copied[n] {
 			return n
 		}
 		c := *n
-		c.names = maps.Clone(n.names)
-		own[&c] = true
+		c.children = maps.Clone(n.children)
+		copied[&c] = true
 		return &c
 	}
-	next.root = mine(t.root)
+	next.root = mutable(t.root)
 	for i := range staged {
 		f := &staged[i]
 		if err := checkPath(f.Path); err != nil {
@@ -318,14 +285,14 @@ func (t *tree) with(staged []proto.StagedFile) (*tree, error) {
 		dir, parts := next.root, strings.Split(f.Path, "/")
 		last := len(parts) - 1
 		for _, name := range parts[:last] {
-			sub := dir.names[name]
+			sub := dir.children[name]
 			if sub == nil || sub.kind != layer.Dir {
 				sub = newDir(f.At)
-				own[sub] = true
+				copied[sub] = true
 			} else {
-				sub = mine(sub)
+				sub = mutable(sub)
 			}
-			dir.set(name, sub)
+			dir.setChild(name, sub)
 			dir = sub
 		}
 		n := newDir(f.At)
@@ -333,14 +300,14 @@ func (t *tree) with(staged []proto.StagedFile) (*tree, error) {
 		if f.Size > 0 {
 			n.extents = []layer.Extent{{Len: f.Size}}
 		}
-		dir.set(parts[last], n)
+		dir.setChild(parts[last], n)
 	}
 	return &next, nil
 }
 
-// inTheWay is what files take, counted as negative, that staged files take the place of. Directories, and files that may have other names, are
-// not counted: removing those can take as much room as they have.
-func (t *tree) inTheWay(staged []proto.StagedFile) proto.Room {
+// replacedBy returns, as negative numbers, the space of the files that staged files replace. It ignores
+// directories and files that may have other names, because replacing those may not free any space.
+func (t *tree) replacedBy(staged []proto.StagedFile) proto.Room {
 	var r proto.Room
 	for i := range staged {
 		if n := t.root.find(staged[i].Path); n != nil && n.kind == layer.File && !n.linked {
@@ -350,12 +317,11 @@ func (t *tree) inTheWay(staged []proto.StagedFile) proto.Room {
 	return r
 }
 
-// checkPath checks that a path is relative to a home, cleaned, not the home itself, and not longer or deeper than a layer can hold. Its error is
-// a [*proto.FieldError].
+// checkPath returns a [*proto.FieldError] unless path is a clean relative path that a layer can represent.
 func checkPath(path string) error {
 	depth := 1
 	for name := range strings.SplitSeq(path, "/") {
-		if depth++; name == "" || name == "." || name == ".." || len(name) > layer.MaxName || strings.ContainsRune(name, 0) {
+		if depth++; !layer.ValidName(name) {
 			return &proto.FieldError{Field: "path", Message: fmt.Sprintf("path must be relative to the home, of names of up to %d bytes, without . and ..", layer.MaxName)}
 		}
 	}

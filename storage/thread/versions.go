@@ -11,10 +11,10 @@ import (
 	"sync"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
+	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
-// Beginnings of keys.
+// Key prefixes.
 const (
 	layersPrefix  = "layers/"
 	objectsPrefix = "objects/"
@@ -24,44 +24,54 @@ const (
 	clockPrefix   = "clock/"
 )
 
-// Blobs is the store. Its errors wrap [proto.ErrNotFound] where there is no such object.
+// Blobs is the blob store. Its errors wrap [proto.ErrNotFound] if the object does not exist.
 type Blobs interface {
-	// Put stores content, which has b's size and digest. What is there already under the key is the same, and counts as new to Stat
-	// unless it is less than an hour old.
+	// Put stores content, which has b's size and digest. If the key exists already, its content is the same;
+	// Put then renews its modification time unless it is less than an hour old.
 	Put(ctx context.Context, b proto.Blob, content io.ReaderAt) error
-	// PutStream stores size bytes under a key that was never used.
+	// PutStream stores size bytes under a new key.
 	PutStream(ctx context.Context, key string, size int64, content io.Reader) (proto.Blob, error)
-	// Get gives a whole object, and an error where it is not what b says.
+	// Get reads a whole object. Reading fails before io.EOF if the content does not match b.
 	Get(ctx context.Context, b proto.Blob) (io.ReadCloser, error)
 	GetRange(ctx context.Context, b proto.Blob, offset, length int64) (io.ReadCloser, error)
 	Stat(ctx context.Context, key string) (proto.BlobEntry, error)
 	Delete(ctx context.Context, key string) error
-	// List gives the objects whose keys begin with prefix, in the order of the keys' bytes.
+	// List yields the objects whose keys begin with prefix in ascending byte order.
 	List(ctx context.Context, prefix string) iter.Seq2[proto.BlobEntry, error]
 }
 
-// Versions reads and writes versions of threads. All methods may be called at the same time.
+// Versions reads and writes versions of threads. It is safe for concurrent use.
 type Versions struct {
 	Blobs Blobs
 	Heads Heads
-	// Limits are what a home may be; a version that is more cannot be read.
+	// Limits bound a home. A version that exceeds them can be neither written nor read.
 	Limits layer.Limits
 
-	trees trees
+	trees treeCache
 }
 
-// LayerKey makes a key for a new layer.
+// LayerKey returns a new key for a layer.
 func LayerKey(org string) string { return layersPrefix + org + "/" + random() }
 
-// ObjectBlob names the content of a file that is an object of its own: size bytes without holes.
+// ObjectBlob returns the blob of an object with the given size in bytes.
 func ObjectBlob(org string, digest layer.Digest, size int64) proto.Blob {
 	return proto.Blob{Key: objectsPrefix + org + "/" + hex.EncodeToString(digest[:]), Size: size, Digest: DigestName(digest)}
 }
 
-// DigestName is a digest as blobs have it.
+// OpenObject opens the content of a file that is an object.
+func (v *Versions) OpenObject(ctx context.Context, org string, digest layer.Digest, size int64) (io.ReadCloser, error) {
+	return v.Blobs.Get(ctx, ObjectBlob(org, digest, size))
+}
+
+// OpenStaged opens a staged file.
+func (v *Versions) OpenStaged(ctx context.Context, f proto.StagedFile) (io.ReadCloser, error) {
+	return v.Blobs.Get(ctx, f.Blob)
+}
+
+// DigestName returns the digest in the notation of [proto.Blob].
 func DigestName(digest layer.Digest) string { return "sha256:" + hex.EncodeToString(digest[:]) }
 
-// orgOf takes the organisation out of a key with that beginning; empty if the key is none of ours.
+// orgOf returns the organisation in a key with the given prefix, or "" if the key is foreign.
 func orgOf(key, prefix string) string {
 	org, rest, ok := strings.Cut(strings.TrimPrefix(key, prefix), "/")
 	if !ok || !strings.HasPrefix(key, prefix) || !proto.ValidOrg(org) || rest == "" || strings.Contains(rest, "/") {
@@ -70,38 +80,39 @@ func orgOf(key, prefix string) string {
 	return org
 }
 
-// checkLayer checks what is said of a layer before it is relied on.
+// checkLayer validates the description of a layer.
 func checkLayer(org string, l *proto.Layer) error {
 	if orgOf(l.Key, layersPrefix) != org || l.Index <= 0 || l.Index > l.Size || !proto.ValidImageDigest(l.IndexDigest) || l.Objects < 0 {
-		return fmt.Errorf("layer %q of %s, with %d bytes of which %d are an index, cannot be: restore the head or the manifest", l.Key, org, l.Size, l.Index)
+		return fmt.Errorf("invalid layer %q of %s with %d bytes, %d of them its index: restore the head or the manifest", l.Key, org, l.Size, l.Index)
 	}
 	return nil
 }
 
-// lost takes [proto.ErrNotFound] out of an error of the store about what a head, a manifest or a layer names: to whoever asked, that would say
-// that there is no such thread, version or file.
-func lost(err error) error {
+// hideNotFound replaces a [proto.ErrNotFound] of the store about a blob that a head, a manifest or a layer
+// refers to. Callers would otherwise conclude that the thread, version or file does not exist.
+func hideNotFound(err error) error {
 	if !errors.Is(err, proto.ErrNotFound) {
 		return err
 	}
-	return errors.New("the store has lost it: " + err.Error()) // which says what to see to
+	return errors.New("the store has lost a blob: " + err.Error())
 }
 
-// each calls f with what it is given, some at a time, and returns the first error, after which it begins no more.
-func each[T any](ctx context.Context, all []T, f func(context.Context, T) error) error {
-	const atOnce = 8
+// forEach calls f for all items, a few at a time. It returns the first error, after which it starts no more
+// calls.
+func forEach[T any](ctx context.Context, items []T, f func(context.Context, T) error) error {
+	const concurrency = 8
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var wg sync.WaitGroup
-	slots := make(chan struct{}, atOnce)
-	for _, one := range all {
+	slots := make(chan struct{}, concurrency)
+	for _, item := range items {
 		slots <- struct{}{}
 		if ctx.Err() != nil {
 			break
 		}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			if err := f(ctx, one); err != nil {
+			if err := f(ctx, item); err != nil {
 				stop(err)
 			}
 		})

@@ -8,12 +8,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
+	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
 const readDir = unix.O_RDONLY | unix.O_DIRECTORY
 
-// openAt opens a name in a directory, and nothing that the name would lead to.
+// openAt opens a name in a directory. It fails if that is a symlink or a mount point.
 func openAt(dir int, name string, flags int, mode uint32) (int, error) {
 	how := unix.OpenHow{
 		Flags: uint64(flags | unix.O_NOFOLLOW | unix.O_CLOEXEC), Mode: uint64(mode),
@@ -31,8 +31,7 @@ func openAt(dir int, name string, flags int, mode uint32) (int, error) {
 	}
 }
 
-// openRoot opens one of our own directories, by a path that no tenant had a hand
-// in.
+// openRoot opens a directory by a trusted path.
 func openRoot(path string) (int, error) {
 	fd, err := unix.Open(path, readDir|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -41,7 +40,7 @@ func openRoot(path string) (int, error) {
 	return fd, nil
 }
 
-// walkTo opens a directory by the names on the way to it.
+// walkTo opens the directory at path, one component at a time.
 func walkTo(root int, path string) (int, error) {
 	fd, err := openAt(root, ".", readDir, 0)
 	if path == "" || err != nil {
@@ -58,7 +57,7 @@ func walkTo(root int, path string) (int, error) {
 	return fd, nil
 }
 
-// split is the path of a directory and a name in it.
+// split splits path into its directory and its last element.
 func split(path string) (dir, name string) {
 	i := strings.LastIndexByte(path, '/')
 	return path[:max(i, 0)], path[i+1:]
@@ -77,12 +76,18 @@ func closeFD(fd int) {
 	}
 }
 
-// names lists a directory that was opened and not read yet, in bytewise order.
-func names(dir int) ([]string, error) {
+// list returns the names in a directory in ascending byte order.
+func list(dir int) ([]string, error) {
+	// A new descriptor starts at the first name.
+	fd, err := openAt(dir, ".", readDir, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer closeFD(fd)
 	var all []string
 	buf := make([]byte, 32<<10)
 	for {
-		n, err := unix.ReadDirent(dir, buf)
+		n, err := unix.ReadDirent(fd, buf)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
@@ -97,7 +102,7 @@ func names(dir int) ([]string, error) {
 	}
 }
 
-// lstat is nil where there is nothing.
+// lstat returns nil if the name does not exist.
 func lstat(dir int, name string) (*unix.Stat_t, error) {
 	var st unix.Stat_t
 	err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -105,14 +110,14 @@ func lstat(dir int, name string) (*unix.Stat_t, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look at %.300q: %w", name, err)
+		return nil, fmt.Errorf("stat %.300q: %w", name, err)
 	}
 	return &st, nil
 }
 
-func kind(st *unix.Stat_t) uint32 { return st.Mode & unix.S_IFMT }
+func fileType(st *unix.Stat_t) uint32 { return st.Mode & unix.S_IFMT }
 
-// xattr is nil where a file has no such attribute.
+// xattr returns nil if the file does not have the attribute.
 func xattr(fd int, name string) ([]byte, error) {
 	b := make([]byte, 1<<16)
 	n, err := unix.Fgetxattr(fd, name, b)
@@ -125,7 +130,7 @@ func xattr(fd int, name string) ([]byte, error) {
 	return b[:n:n], nil
 }
 
-// userXattrs are the attributes that are kept, by name.
+// userXattrs returns the attributes in user.*, by name.
 func userXattrs(fd int) ([]layer.Xattr, error) {
 	n, err := unix.Flistxattr(fd, nil)
 	if n == 0 || errors.Is(err, unix.EOPNOTSUPP) {
@@ -154,8 +159,7 @@ func userXattrs(fd int) ([]layer.Xattr, error) {
 	return all, nil
 }
 
-// setXattrs gives a file these attributes in user.*, and takes away others if it
-// may have some.
+// setXattrs sets attributes in user.*. With replace it removes all others first.
 func setXattrs(fd int, want []layer.Xattr, replace bool) error {
 	if replace {
 		have, err := userXattrs(fd)
@@ -176,7 +180,7 @@ func setXattrs(fd int, want []layer.Xattr, replace bool) error {
 	return nil
 }
 
-// remove removes a name and what is below it. That it is not there is fine.
+// remove removes a name with everything below it. It is not an error if the name does not exist.
 func remove(dir int, name string) error {
 	err := unix.Unlinkat(dir, name, 0)
 	if err == nil || errors.Is(err, unix.ENOENT) {
@@ -189,7 +193,7 @@ func remove(dir int, name string) error {
 	if err != nil {
 		return err
 	}
-	err = removeAllIn(fd)
+	err = removeContents(fd)
 	closeFD(fd)
 	if err != nil {
 		return err
@@ -200,8 +204,8 @@ func remove(dir int, name string) error {
 	return nil
 }
 
-func removeAllIn(dir int) error {
-	all, err := names(dir)
+func removeContents(dir int) error {
+	all, err := list(dir)
 	if err != nil {
 		return err
 	}
@@ -213,18 +217,13 @@ func removeAllIn(dir int) error {
 	return nil
 }
 
-// checkHeight checks that no directory below this one, which is at a depth, is
-// too deep.
+// checkHeight returns [layer.ErrDepth] if dir, which is nested depth levels deep, contains directories
+// that are nested too deeply.
 func checkHeight(dir, depth int) error {
 	if depth > layer.MaxDepth {
 		return layer.ErrDepth
 	}
-	fd, err := openAt(dir, ".", readDir, 0)
-	if err != nil {
-		return err
-	}
-	all, err := names(fd)
-	closeFD(fd)
+	all, err := list(dir)
 	if err != nil {
 		return err
 	}
@@ -233,7 +232,7 @@ func checkHeight(dir, depth int) error {
 		if err != nil {
 			return err
 		}
-		if st == nil || kind(st) != unix.S_IFDIR {
+		if st == nil || fileType(st) != unix.S_IFDIR {
 			continue
 		}
 		fd, err := openAt(dir, name, readDir, 0)

@@ -1,7 +1,6 @@
 package home_test
 
 import (
-	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -11,7 +10,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/home"
 )
 
-// large is a home of 500 MB in 20,000 files.
+// large creates a home of 500 MB in 20,000 files.
 func large(tb testing.TB) string {
 	tb.Helper()
 	dir := newDir(tb)
@@ -19,7 +18,7 @@ func large(tb testing.TB) string {
 	random := rand.NewChaCha8([32]byte{})
 	for i := range 20_000 {
 		sub := filepath.Join(dir, fmt.Sprint(i%200))
-		// A half of it can be compressed.
+		// Half of it is compressible.
 		_, err := random.Read(content[:len(content)/2])
 		check(tb, err, os.MkdirAll(sub, 0o755), os.WriteFile(filepath.Join(sub, fmt.Sprint(i)), content, 0o644))
 	}
@@ -33,12 +32,11 @@ func BenchmarkDiff(b *testing.B) {
 		o, mount := th.open()
 		shell(b, mount, script)
 		b.Run(name, func(b *testing.B) {
-			var out bytes.Buffer
+			var l parts
 			for b.Loop() {
-				out.Reset()
-				must[home.Stats](b)(o.Diff(b.Context(), &out, roomy, th.objects.store))
+				l, _ = diff(b, o, th.objects)
 			}
-			b.ReportMetric(float64(out.Len()), "bytes")
+			b.ReportMetric(float64(len(l.pack)+len(l.index)), "bytes")
 		})
 	}
 	b.Run("mount", func(b *testing.B) {
@@ -52,13 +50,11 @@ func BenchmarkDiff(b *testing.B) {
 
 func BenchmarkLarge(b *testing.B) {
 	dir := large(b)
-	var out bytes.Buffer
-	var stats home.Stats
+	var l parts
 	b.Run("full", func(b *testing.B) {
 		b.SetBytes(500_000_000)
 		for b.Loop() {
-			out.Reset()
-			stats = must[home.Stats](b)(home.Full(b.Context(), dir, &out, roomy, objects{}.store))
+			l, _ = full(b, dir, objects{})
 		}
 	})
 	b.Run("apply", func(b *testing.B) {
@@ -67,16 +63,10 @@ func BenchmarkLarge(b *testing.B) {
 			b.StopTimer()
 			next := newDir(b)
 			b.StartTimer()
-			check(b, apply(next, split(&out, stats), objects{}))
+			check(b, apply(next, l, objects{}))
 			b.StopTimer()
 			check(b, os.RemoveAll(next))
 			b.StartTimer()
-		}
-	})
-	b.Run("fingerprint", func(b *testing.B) {
-		b.SetBytes(500_000_000)
-		for b.Loop() {
-			digest(b, dir)
 		}
 	})
 }

@@ -2,55 +2,48 @@ package home
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
-	"math"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
+	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
-// Store takes an object: size bytes of content, which can be read several times
-// and at several places at once, until Store returns. It may know the digest
-// already, since equal files are equal objects.
-type Store func(ctx context.Context, digest Digest, size int64, content io.ReaderAt) error
+// Store stores an object: size bytes of content, which may be read repeatedly and concurrently until
+// Store returns. It may be called several times with the same digest.
+type Store func(ctx context.Context, digest layer.Digest, size int64, content io.ReaderAt) error
 
-// Object is a file's content that is not in the layer.
+// Object is the content of a file that is not in the layer.
 type Object struct {
-	Digest Digest
+	Digest layer.Digest
 	Size   int64 // bytes
 }
 
-// Stats says what a layer is.
+// Stats describes a layer.
 type Stats struct {
-	Layout  layer.Layout
-	Entries int64    // as Limits count them
-	Bytes   int64    // as Limits count them
-	Objects []Object // of its files, one for each call of Store; equal files have equal ones
-	// NotKept are FIFOs, sockets and devices, which are left out as if they had
-	// been removed.
-	NotKept int64
-	Grown   Usage // how the home is larger than the last version; of a Full, the whole
-	// Unchanged means that applying the layer would change nothing.
+	Entries int64    // as [layer.Limits] counts them
+	Objects []Object // one for each call of Store; equal files have equal objects
+	// Skipped counts FIFOs, sockets and devices. The layer treats them as removed.
+	Skipped int64
+	Growth  Usage // difference to the previous version; for Full, the whole home
+	// Unchanged reports that applying the layer would change nothing.
 	Unchanged bool
 }
 
-// Diff writes what changed in the home as a layer. Nothing may write to it any
-// more, but it may still be mounted. An error wraps ErrLimit if the change is too
-// large, and says what it was otherwise that cannot be stored.
-func (o *Overlay) Diff(ctx context.Context, w io.Writer, limits Limits, store Store) (Stats, error) {
-	s, err := o.diff(ctx, w, limits, store)
+// Diff writes the changes in the home to out. Nothing may modify the home any more, but it may still be
+// mounted. The error wraps [layer.ErrLimit] if the change exceeds the limits of out.
+func (o *Overlay) Diff(ctx context.Context, out layer.Writer, store Store) (Stats, error) {
+	s, err := o.diff(ctx, out, store)
 	if err != nil {
-		return Stats{}, fmt.Errorf("read the change of a home: %w", err)
+		return Stats{}, fmt.Errorf("read the changes of a home: %w", err)
 	}
 	return s, nil
 }
 
-func (o *Overlay) diff(ctx context.Context, w io.Writer, limits Limits, store Store) (Stats, error) {
-	t := tree{ctx: ctx, limits: limits, meter: newMeter(ctx), overlay: true, lower: -1, index: -1}
+func (o *Overlay) diff(ctx context.Context, out layer.Writer, store Store) (Stats, error) {
+	t := tree{ctx: ctx, meter: newMeter(ctx), overlay: true, lower: -1, index: -1}
 	defer t.close()
 	var err error
 	if t.upper, err = openRoot(o.upper()); err != nil {
@@ -65,65 +58,29 @@ func (o *Overlay) diff(ctx context.Context, w io.Writer, limits Limits, store St
 	if err := t.readIndex(); err != nil {
 		return Stats{}, err
 	}
-	if err := t.scan(t.root(), 1); err != nil {
-		return Stats{}, err
-	}
-	lw, err := layer.NewWriter(w, t.moves, limits)
-	if err != nil {
-		return Stats{}, err
-	}
-	return t.write(lw, store)
+	return t.write(out, store)
 }
 
-// Full writes a whole directory as a layer that makes it of any other, and is
-// the first of a chain.
-func Full(ctx context.Context, dir string, w io.Writer, limits Limits, store Store) (Stats, error) {
-	lw, err := layer.NewWriter(w, nil, limits)
-	if err != nil {
-		return Stats{}, fmt.Errorf("read a home: %w", err)
+// Full writes a whole directory to out as a layer that does not depend on a previous version.
+func Full(ctx context.Context, dir string, out layer.Writer, store Store) (Stats, error) {
+	t := tree{ctx: ctx, meter: newMeter(ctx), lower: -1, index: -1}
+	defer t.close()
+	var s Stats
+	var err error
+	if t.upper, err = openRoot(dir); err == nil {
+		s, err = t.write(out, store)
 	}
-	s, err := full(ctx, dir, lw, limits, store)
 	if err != nil {
 		return Stats{}, fmt.Errorf("read a home: %w", err)
 	}
 	return s, nil
 }
 
-func full(ctx context.Context, dir string, lw *layer.Writer, limits Limits, store Store) (Stats, error) {
-	t := tree{ctx: ctx, limits: limits, meter: newMeter(ctx), lower: -1, index: -1}
-	defer t.close()
-	var err error
-	if t.upper, err = openRoot(dir); err != nil {
-		return Stats{}, err
-	}
-	if err := t.scan(t.root(), 1); err != nil {
-		return Stats{}, err
-	}
-	return t.write(lw, store)
-}
-
-// Fingerprint is a digest of all that is kept of a directory. Where the holes of
-// files are is a part of it, for which different file systems may have different
-// measures.
-func Fingerprint(ctx context.Context, dir string) (Digest, error) {
-	sum := sha256.New()
-	all := Limits{Bytes: math.MaxInt64, Entries: math.MaxInt64}
-	lw, err := layer.NewPlainWriter(sum, nil, all)
-	if err != nil {
-		return Digest{}, err
-	}
-	known := func(context.Context, Digest, int64, io.ReaderAt) error { return nil }
-	if _, err := full(ctx, dir, lw, all, known); err != nil {
-		return Digest{}, fmt.Errorf("fingerprint of %s: %w", dir, err)
-	}
-	return Digest(sum.Sum(nil)), nil
-}
-
-// metadata of an open file or directory.
+// metadata returns the metadata and size of an open file or directory.
 func metadata(fd int) (*layer.Entry, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, fmt.Errorf("look at a file: %w", err)
+		return nil, fmt.Errorf("stat a file: %w", err)
 	}
 	all, err := userXattrs(fd)
 	if err != nil {
@@ -134,5 +91,5 @@ func metadata(fd int) (*layer.Entry, error) {
 	}, nil
 }
 
-// errMoved is about a file that was one thing, and then another.
-var errMoved = errors.New("it changes while it is read")
+// errChanged is returned when a file changes while it is read.
+var errChanged = errors.New("the file changed while it was read")

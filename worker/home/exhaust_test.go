@@ -1,11 +1,9 @@
 package home_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -13,11 +11,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bullpen-run/bullpen/worker/home"
+	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
-// deep makes directories in each other with names as long as can be, and calls f
-// in the last one, whose path has more than 100,000 bytes.
+// deep creates nested directories with names of maximal length, and calls f in the innermost one, whose
+// path has more than 100,000 bytes.
 func deep(tb testing.TB, dir string, f func(fd int)) {
 	tb.Helper()
 	at := must[int](tb)(unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0))
@@ -34,21 +32,20 @@ func deep(tb testing.TB, dir string, f func(fd int)) {
 	check(tb, unix.Close(at))
 }
 
-// asked counts how often a context is asked whether it has ended, which reading a
-// home does for each name and each part of a file.
-type asked struct {
+// countingContext counts calls of Err. Reading a home calls it for each name and each extent.
+type countingContext struct {
 	context.Context
 	times atomic.Int64
 }
 
-func (a *asked) Err() error { a.times.Add(1); return a.Context.Err() }
+func (c *countingContext) Err() error { c.times.Add(1); return c.Context.Err() }
 
-// TestWorkIsBounded: what a program can do quickly is read in time that is in
-// proportion to what there is.
+// TestWorkIsBounded makes changes that are cheap for a program, and expects reading them to take time
+// proportional to the size of the home.
 func TestWorkIsBounded(t *testing.T) {
 	for _, test := range []struct {
 		name, before, change string
-		names                int64 // that there are in all, and parts of files
+		names                int64 // all names and extents
 	}{
 		{
 			"directories renamed out of each other", `p=.; for i in $(seq 100); do mkdir $p/d$i; p=$p/d$i; done; for i in $(seq 300); do : > $p/$i; done`,
@@ -66,16 +63,17 @@ for i in range(300): os.link('f', str(i))"`, `rm [0-9]*`, 600},
 			o, mount := th.open()
 			shell(t, mount, test.change)
 			check(t, mount.Close())
-			ctx := &asked{Context: t.Context()}
-			must[home.Stats](t)(o.Diff(ctx, io.Discard, roomy, th.objects.store))
+			ctx := &countingContext{Context: t.Context()}
+			_, _, err := encodeDiff(ctx, o, roomy, th.objects.store)
+			check(t, err)
 			if n := ctx.times.Load(); n > 8*test.names {
-				t.Errorf("%d looks at %d names", n, test.names)
+				t.Errorf("%d steps for %d names", n, test.names)
 			}
 		})
 	}
 }
 
-// TestMemoryIsBounded: long paths are not kept for each of the many that have them.
+// TestMemoryIsBounded has many files with very long paths, which must not all be held in memory.
 func TestMemoryIsBounded(t *testing.T) {
 	const files = 3000 // whose paths have more than 300 MB
 	for name, dirs := range map[string]bool{"files with several names": false, "renamed directories": true} {
@@ -101,21 +99,20 @@ func TestMemoryIsBounded(t *testing.T) {
 				})
 				check(t, mount.Close())
 				allocated(t, func() {
-					if _, err := o.Diff(t.Context(), io.Discard, roomy, th.objects.store); !errors.Is(err, home.ErrLimit) {
+					if _, _, err := encodeDiff(t.Context(), o, roomy, th.objects.store); !errors.Is(err, layer.ErrLimit) {
 						t.Error(err)
 					}
 				})
 				return
 			}
-			var b bytes.Buffer
-			stats := must[home.Stats](t)(home.Full(t.Context(), th.lower, &b, roomy, th.objects.store))
+			l, _ := full(t, th.lower, th.objects)
 			next := newDir(t)
-			allocated(t, func() { check(t, apply(next, split(&b, stats), th.objects)) })
+			allocated(t, func() { check(t, apply(next, l, th.objects)) })
 		})
 	}
 }
 
-// allocated fails where f needs much memory.
+// allocated fails the test if f allocates too much memory.
 func allocated(tb testing.TB, f func()) {
 	tb.Helper()
 	var before, after runtime.MemStats

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"sort"
 	"strings"
@@ -21,7 +22,8 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
+	"github.com/bullpen-run/bullpen/proto/layer"
+	"github.com/bullpen-run/bullpen/storage/thread/codec"
 	"github.com/bullpen-run/bullpen/worker/home"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
 )
@@ -33,9 +35,9 @@ const (
 	mib    = 1 << 20
 )
 
-var roomy = home.Limits{Bytes: 1 << 40, Entries: 1 << 21}
+var roomy = layer.Limits{Bytes: 1 << 40, Entries: 1 << 21}
 
-// fatal is what tests and property tests have in common.
+// fatal is implemented by tests and property tests.
 type fatal interface {
 	Helper()
 	Fatal(args ...any)
@@ -59,22 +61,22 @@ func check(tb fatal, errs ...error) {
 	}
 }
 
-// objects are a store in memory.
-type objects map[home.Digest][]byte
+// objects is a store in memory.
+type objects map[layer.Digest][]byte
 
-func (o objects) store(_ context.Context, digest home.Digest, size int64, content io.ReaderAt) error {
+func (o objects) store(_ context.Context, digest layer.Digest, size int64, content io.ReaderAt) error {
 	b, err := io.ReadAll(io.NewSectionReader(content, 0, size))
 	if err != nil {
 		return err
 	}
 	if sha256.Sum256(b) != digest {
-		return errors.New("the digest is not the content's")
+		return errors.New("the digest does not match the content")
 	}
 	o[digest] = b
 	return nil
 }
 
-func (o objects) fetch(_ context.Context, digest home.Digest, size int64) (io.ReadCloser, error) {
+func (o objects) fetch(_ context.Context, digest layer.Digest, size int64) (io.ReadCloser, error) {
 	b, ok := o[digest]
 	if !ok || int64(len(b)) != size {
 		return nil, fmt.Errorf("no such object of %d bytes", size)
@@ -82,15 +84,57 @@ func (o objects) fetch(_ context.Context, digest home.Digest, size int64) (io.Re
 	return io.NopCloser(bytes.NewReader(b)), nil
 }
 
-// parts are a layer, taken apart.
+// parts are the two parts of an encoded layer.
 type parts struct{ pack, index []byte }
 
-func split(b *bytes.Buffer, stats home.Stats) parts {
-	return parts{b.Bytes()[:stats.Layout.Pack], b.Bytes()[stats.Layout.Pack:]}
+// encode encodes the layer that write writes.
+func encode(limits layer.Limits, write func(layer.Writer) (home.Stats, error)) (parts, home.Stats, error) {
+	var b bytes.Buffer
+	w, err := codec.NewWriter(&b, limits)
+	if err != nil {
+		return parts{}, home.Stats{}, err
+	}
+	stats, err := write(w)
+	if err != nil {
+		return parts{}, home.Stats{}, err
+	}
+	layout, err := w.Close()
+	return parts{b.Bytes()[:layout.Pack], b.Bytes()[layout.Pack:]}, stats, err
+}
+
+func encodeDiff(ctx context.Context, o *home.Overlay, limits layer.Limits, store home.Store) (parts, home.Stats, error) {
+	return encode(limits, func(w layer.Writer) (home.Stats, error) { return o.Diff(ctx, w, store) })
+}
+
+func diff(tb fatal, o *home.Overlay, stored objects) (parts, home.Stats) {
+	tb.Helper()
+	l, stats, err := encodeDiff(context.Background(), o, roomy, stored.store)
+	check(tb, err)
+	return l, stats
+}
+
+func encodeFull(dir string, store home.Store) (parts, home.Stats, error) {
+	return encode(roomy, func(w layer.Writer) (home.Stats, error) { return home.Full(context.Background(), dir, w, store) })
+}
+
+func full(tb fatal, dir string, stored objects) (parts, home.Stats) {
+	tb.Helper()
+	l, stats, err := encodeFull(dir, stored.store)
+	check(tb, err)
+	return l, stats
 }
 
 func apply(dir string, l parts, stored objects) error {
-	return home.Apply(context.Background(), dir, bytes.NewReader(l.index), bytes.NewReader(l.pack), roomy, stored.fetch)
+	return applyWith(dir, l, roomy, stored.fetch)
+}
+
+func applyWith(dir string, l parts, limits layer.Limits, fetch home.Fetch) error {
+	in, err := codec.NewReader(bytes.NewReader(l.index), bytes.NewReader(l.pack), limits)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	return home.Apply(context.Background(), dir, in, fetch)
 }
 
 func owner(tb testing.TB) *home.Owner {
@@ -100,7 +144,7 @@ func owner(tb testing.TB) *home.Owner {
 	return o
 }
 
-// ext4 makes volumes as jails have them.
+// ext4 returns a pool of volumes like those of jails.
 func ext4(tb testing.TB) *disk.Pool {
 	tb.Helper()
 	pool := must[*disk.Pool](tb)(disk.Open(disk.Config{Dir: tb.TempDir(), Log: slog.New(slog.DiscardHandler)}))
@@ -108,7 +152,7 @@ func ext4(tb testing.TB) *disk.Pool {
 	return pool
 }
 
-// tmpfs is a volume in memory.
+// tmpfs mounts a volume in memory.
 func tmpfs(tb fatal) (*os.File, string) {
 	tb.Helper()
 	fs := must[int](tb)(unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC))
@@ -120,7 +164,7 @@ func tmpfs(tb fatal) (*os.File, string) {
 
 func pathOf(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// shell runs a script as the tenant, in a directory.
+// shell runs a script in a directory as the tenant.
 func shell(tb testing.TB, dir *os.File, script string) {
 	tb.Helper()
 	cmd := exec.CommandContext(tb.Context(), "bash", "-euc", "cd /proc/self/fd/3/\n"+script)
@@ -164,56 +208,53 @@ func (th *thread) open() (*home.Overlay, *os.File) {
 	return o, f
 }
 
-// run is one execution: it returns the directory of the version it made, and
-// what is known of the layer. The version is made twice: of the last one, and of
-// all layers.
+// run executes a script in the home and returns the directory of the next version and the stats of its
+// layer. It builds the version twice: from the last one and from all layers.
 func (th *thread) run(script string) (string, home.Stats) {
 	th.tb.Helper()
 	o, mount := th.open()
 	return th.runIn(o, mount, script)
 }
 
-// runIn is run for a home that is mounted.
+// runIn is like run for a mounted home.
 func (th *thread) runIn(o *home.Overlay, mount *os.File, script string) (string, home.Stats) {
 	th.tb.Helper()
 	shell(th.tb, mount, script)
 	want, seen, before := digest(th.tb, pathOf(mount)), listing(th.tb, pathOf(mount)), usage(th.tb, th.lower)
 	check(th.tb, mount.Close())
-	var b, again bytes.Buffer
-	stats := must[home.Stats](th.tb)(o.Diff(th.tb.Context(), &b, roomy, th.objects.store))
-	must[home.Stats](th.tb)(o.Diff(th.tb.Context(), &again, roomy, th.objects.store))
-	if !bytes.Equal(b.Bytes(), again.Bytes()) {
+	l, stats := diff(th.tb, o, th.objects)
+	if again, _ := diff(th.tb, o, th.objects); !reflect.DeepEqual(l, again) {
 		th.tb.Error("the same change has two encodings")
 	}
-	if named := objectsIn(th.tb, split(&b, stats)); !slices.Equal(named, stats.Objects) {
-		th.tb.Errorf("the layer has the objects %+v, and not %+v", named, stats.Objects)
+	if named := objectsIn(th.tb, l); !slices.Equal(named, stats.Objects) {
+		th.tb.Errorf("the layer has the objects %+v, want %+v", named, stats.Objects)
 	}
-	th.layers = append(th.layers, split(&b, stats))
+	th.layers = append(th.layers, l)
 	next := newDir(th.tb)
 	for _, l := range th.layers {
 		check(th.tb, apply(next, l, th.objects))
 	}
-	check(th.tb, apply(th.lower, split(&b, stats), th.objects))
+	check(th.tb, apply(th.lower, l, th.objects))
 	for _, dir := range []string{next, th.lower} {
 		if got := listing(th.tb, dir); got != seen {
-			th.tb.Errorf("the version is\n%s, the program left\n%s", got, seen)
+			th.tb.Errorf("the version is\n%s, want\n%s", got, seen)
 		} else if digest(th.tb, dir) != want {
-			th.tb.Errorf("the version is not what the program left:\n%s", got)
+			th.tb.Errorf("the version differs from what the program left:\n%s", got)
 		}
 	}
 	after := usage(th.tb, th.lower)
 	if sum := (home.Usage{
-		Bytes: before.Bytes + stats.Grown.Bytes, Files: before.Files + stats.Grown.Files, Attributes: before.Attributes + stats.Grown.Attributes,
+		Bytes: before.Bytes + stats.Growth.Bytes, Files: before.Files + stats.Growth.Files, Attributes: before.Attributes + stats.Growth.Attributes,
 	}); sum != after {
-		th.tb.Errorf("the home grew from %+v to %+v, and not by %+v", before, after, stats.Grown)
+		th.tb.Errorf("the home grew from %+v to %+v, but not by %+v", before, after, stats.Growth)
 	}
 	return th.lower, stats
 }
 
-// objectsIn reads the index alone.
+// objectsIn returns the objects that an index refers to.
 func objectsIn(tb testing.TB, l parts) []home.Object {
 	tb.Helper()
-	x := must[*layer.Index](tb)(layer.NewIndex(bytes.NewReader(l.index), roomy))
+	x := must[*codec.Index](tb)(codec.NewIndex(bytes.NewReader(l.index), roomy))
 	defer x.Close()
 	var all []home.Object
 	for {
@@ -228,7 +269,7 @@ func objectsIn(tb testing.TB, l parts) []home.Object {
 	}
 }
 
-// usage is counted name by name.
+// usage walks a directory to determine its size.
 func usage(tb fatal, dir string) home.Usage {
 	tb.Helper()
 	var sum home.Usage
@@ -268,13 +309,15 @@ func usage(tb fatal, dir string) home.Usage {
 	return sum
 }
 
-func digest(tb fatal, dir string) home.Digest {
+// digest returns a digest of everything that a version records of a directory, including holes.
+func digest(tb fatal, dir string) layer.Digest {
 	tb.Helper()
-	return must[home.Digest](tb)(home.Fingerprint(context.Background(), dir))
+	l, _, err := encodeFull(dir, func(context.Context, layer.Digest, int64, io.ReaderAt) error { return nil })
+	check(tb, err)
+	return sha256.Sum256(l.index) // which includes the digests of the pack
 }
 
-// listing is a directory in words, by other means than those that are tested,
-// without times, FIFOs and sockets.
+// listing describes a directory without times, FIFOs and sockets. It shares no code with the package.
 func listing(tb fatal, dir string) string {
 	tb.Helper()
 	var lines []string

@@ -29,20 +29,20 @@ func TestOwners(t *testing.T) {
 	wg.Wait()
 	for i, o := range got {
 		if o != got[i%2] || o == got[(i+1)%2] {
-			t.Errorf("%d is another owner", i)
+			t.Errorf("unexpected owner %d", i)
 		}
 	}
 	if _, err := owners.Get(0, tenant); err == nil {
-		t.Error("root is an owner")
+		t.Error("root was accepted as an owner")
 	}
 	check(t, owners.Close())
 	if _, err := owners.Get(tenant, tenant); err == nil {
-		t.Error("an owner after the end")
+		t.Error("an owner after Close")
 	}
 	check(t, owners.Close())
 }
 
-// TestOperations is every way to change a home, by a program of the tenant.
+// TestOperations changes homes in many ways by programs of the tenant.
 func TestOperations(t *testing.T) {
 	shared := newThread(t)
 	for _, test := range []struct{ name, before, script string }{
@@ -124,15 +124,15 @@ for n in 'f', 'd', '.': os.removexattr(n, 'user.one'); os.setxattr(n, 'user.two'
 				t.Errorf("unchanged: %t", stats.Unchanged)
 			}
 			if _, stats = th.run(":"); !stats.Unchanged || stats.Entries != 1 {
-				t.Errorf("after an execution that did nothing: %+v", stats)
+				t.Errorf("after an execution without changes: %+v", stats)
 			}
 			th.run("echo more > more; for d in */; do touch -- \"$d/more\" 2>&1 || :; done")
 		})
 	}
 }
 
-// TestDiskLimit: an overlay writes to its volume as root, for whom there is more
-// than for the tenant.
+// TestDiskLimit checks that the limit of the volume applies although overlays write as root, for which
+// file systems reserve blocks.
 func TestDiskLimit(t *testing.T) {
 	const limit = 16 * mib
 	th := newThread(t)
@@ -148,6 +148,6 @@ func TestDiskLimit(t *testing.T) {
 		t.Errorf("the program could write %d bytes of %d", used, limit)
 	}
 	if err := o.Put(mount, "f", limit+1, bytes.NewReader(make([]byte, limit+1)), time.Now()); !errors.Is(err, unix.ENOSPC) {
-		t.Errorf("a file that is larger than the disk was put: %v", err)
+		t.Errorf("put a file that is larger than the volume: %v", err)
 	}
 }

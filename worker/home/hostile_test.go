@@ -13,11 +13,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
+	"github.com/bullpen-run/bullpen/proto/layer"
+	"github.com/bullpen-run/bullpen/storage/thread/codec"
 	"github.com/bullpen-run/bullpen/worker/home"
 )
 
-// TestTenantCannotMarkTheOverlay: what says what is hidden is the kernel's alone.
+// TestTenantCannotMarkTheOverlay tries to create whiteouts and opaque directories as a tenant.
 func TestTenantCannotMarkTheOverlay(t *testing.T) {
 	th := newThread(t)
 	dir, _ := th.run(`mkdir d; echo x > d/f
@@ -29,7 +30,7 @@ func TestTenantCannotMarkTheOverlay(t *testing.T) {
 	}
 }
 
-// TestUpperIsNotFollowed has an upper directory such as only root could make.
+// TestUpperIsNotFollowed reads upper directories that only root could create.
 func TestUpperIsNotFollowed(t *testing.T) {
 	outside := t.TempDir()
 	check(t, os.WriteFile(filepath.Join(outside, "secret"), []byte("the secret"), 0o600))
@@ -45,7 +46,7 @@ func TestUpperIsNotFollowed(t *testing.T) {
 		{"redirect to ..", "renamed from", mark("redirect", "/../../etc")},
 		{"redirect to a symlink", "renamed from", mark("redirect", "/link")},
 		{"redirect to nothing", "renamed from", mark("redirect", "/nothing")},
-		{"unknown opaque mark", "not known", mark("opaque", "x")},
+		{"unknown opaque mark", "unknown mark", mark("opaque", "x")},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			f, volume := tmpfs(t)
@@ -54,8 +55,7 @@ func TestUpperIsNotFollowed(t *testing.T) {
 			check(t, os.Symlink(outside, filepath.Join(o.Lower, "link")))
 			mount := must[*os.File](t)(o.Mount())
 			check(t, mount.Close(), test.change(volume+"/upper"))
-			var b bytes.Buffer
-			stats, err := o.Diff(t.Context(), &b, roomy, objects{}.store)
+			l, stats, err := encodeDiff(t.Context(), o, roomy, objects{}.store)
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
 					t.Fatalf("%v", err)
@@ -63,11 +63,11 @@ func TestUpperIsNotFollowed(t *testing.T) {
 				return
 			}
 			check(t, err)
-			if test.name == "device" && stats.NotKept != 1 {
+			if test.name == "device" && stats.Skipped != 1 {
 				t.Errorf("%+v", stats)
 			}
 			next := newDir(t)
-			check(t, apply(next, split(&b, stats), objects{}))
+			check(t, apply(next, l, objects{}))
 			if got := listing(t, next); strings.Contains(got, " 10 ") {
 				t.Error(got)
 			}
@@ -92,9 +92,9 @@ func bind(tb testing.TB, from, to string) error {
 	return unix.MoveMount(fd, "", unix.AT_FDCWD, to, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-// TestSwapsWhileItIsRead: directories and files become symlinks to what is
-// outside, over and over. Whatever comes of it, nothing of that is in it.
-func TestSwapsWhileItIsRead(t *testing.T) {
+// TestConcurrentSwaps repeatedly swaps directories and files with symlinks that lead outside while the
+// home is read. The layer must never contain anything from outside.
+func TestConcurrentSwaps(t *testing.T) {
 	outside := t.TempDir()
 	check(t, os.WriteFile(filepath.Join(outside, "f"), []byte("the secret"), 0o644))
 	dir := newDir(t)
@@ -113,16 +113,14 @@ func TestSwapsWhileItIsRead(t *testing.T) {
 			}
 		}
 	}()
-	taken := 0
+	succeeded := 0
 	for range 1000 {
-		var b bytes.Buffer
-		stats, err := home.Full(t.Context(), dir, &b, roomy, objects{}.store)
+		l, _, err := encodeFull(dir, objects{}.store)
 		if err != nil {
 			continue
 		}
-		l := split(&b, stats)
-		taken++
-		r := must[*layer.Reader](t)(layer.NewReader(bytes.NewReader(l.index), bytes.NewReader(l.pack), roomy))
+		succeeded++
+		r := must[*codec.Reader](t)(codec.NewReader(bytes.NewReader(l.index), bytes.NewReader(l.pack), roomy))
 		for {
 			_, err := r.Next()
 			if errors.Is(err, io.EOF) {
@@ -137,21 +135,21 @@ func TestSwapsWhileItIsRead(t *testing.T) {
 	}
 	close(stop)
 	<-done
-	t.Logf("%d of 1000 were read", taken)
+	t.Logf("%d of 1000 attempts succeeded", succeeded)
 }
 
-// build encodes a layer of someone who can write the store.
+// build encodes a layer of an attacker who can write to the store.
 func build(tb testing.TB, moves []string, entries ...layer.Entry) parts {
 	tb.Helper()
-	var b bytes.Buffer
-	w := must[*layer.Writer](tb)(layer.NewWriter(&b, moves, roomy))
-	check(tb, w.Write(&layer.Entry{Kind: layer.Dir, Base: layer.Merge, Mode: 0o755}, nil))
-	for i := range entries {
-		check(tb, w.Write(&entries[i], strings.NewReader("evil")))
-	}
-	check(tb, w.Write(&layer.Entry{Kind: layer.Leave}, nil))
-	layout := must[layer.Layout](tb)(w.Close())
-	return split(&b, home.Stats{Layout: layout})
+	l, _, err := encode(roomy, func(w layer.Writer) (home.Stats, error) {
+		check(tb, w.Begin(moves), w.Write(&layer.Entry{Kind: layer.Dir, Base: layer.Merge, Mode: 0o755}, nil))
+		for i := range entries {
+			check(tb, w.Write(&entries[i], strings.NewReader("evil")))
+		}
+		return home.Stats{}, w.Write(&layer.Entry{Kind: layer.Leave}, nil)
+	})
+	check(tb, err)
+	return l
 }
 
 func TestApplyStaysInside(t *testing.T) {
@@ -181,11 +179,11 @@ func TestApplyStaysInside(t *testing.T) {
 				t.Error("applied")
 			}
 			if digest(t, outside) != before {
-				t.Error("something outside is different")
+				t.Error("a directory outside was modified")
 			}
 		})
 	}
-	t.Run("in the place of a symlink", func(t *testing.T) {
+	t.Run("in place of a symlink", func(t *testing.T) {
 		outside, dir := newDir(t), newDir(t)
 		check(t, os.WriteFile(outside+"/file", []byte("good"), 0o644), os.Symlink(outside+"/file", dir+"/file"), os.Symlink(outside, dir+"/link"))
 		before := digest(t, outside)
@@ -197,50 +195,48 @@ func TestApplyStaysInside(t *testing.T) {
 	})
 }
 
-func TestWrongObjectIsRefused(t *testing.T) {
+func TestWrongObjectIsRejected(t *testing.T) {
 	dir := newDir(t)
 	check(t, os.WriteFile(dir+"/big", bytes.Repeat([]byte("x"), 5*mib), 0o644))
 	stored := objects{}
-	var b bytes.Buffer
-	stats := must[home.Stats](t)(home.Full(t.Context(), dir, &b, roomy, stored.store))
-	l := split(&b, stats)
+	l, _ := full(t, dir, stored)
 	for digest, content := range stored {
 		for name, bad := range map[string][]byte{"changed": append(bytes.Clone(content[1:]), 'y'), "short": content[1:]} {
-			fetch := func(context.Context, home.Digest, int64) (io.ReadCloser, error) {
+			fetch := func(context.Context, layer.Digest, int64) (io.ReadCloser, error) {
 				return io.NopCloser(bytes.NewReader(bad)), nil
 			}
-			if err := home.Apply(t.Context(), newDir(t), bytes.NewReader(l.index), bytes.NewReader(l.pack), roomy, fetch); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%x", digest)) {
+			if err := applyWith(newDir(t), l, roomy, fetch); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%x", digest)) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
 	}
 }
 
-// TestWhatCannotBeStored is refused with a word about what it is.
-func TestWhatCannotBeStored(t *testing.T) {
+// TestDiffRejects checks that errors name the limit that is exceeded.
+func TestDiffRejects(t *testing.T) {
 	for _, test := range []struct {
 		name, script, err string
-		limits            home.Limits
+		limits            layer.Limits
 	}{
-		{"entries", "touch a b c", "more than 3 files, directories and deletions", home.Limits{Bytes: 100, Entries: 3}},
-		{"bytes", "head -c 101 /dev/zero > a", "more than 100 bytes", home.Limits{Bytes: 100, Entries: 10}},
-		{"bytes of an object", "head -c 5000000 /dev/zero > a", "more than 100 bytes", home.Limits{Bytes: 100, Entries: 10}},
-		{"depth", "mkdir -p $(printf 'd/%.0s' {1..512})", "more than 512 directories in each other", roomy},
+		{"entries", "touch a b c", "more than 3 files, directories and deletions", layer.Limits{Bytes: 100, Entries: 3}},
+		{"bytes", "head -c 101 /dev/zero > a", "more than 100 bytes", layer.Limits{Bytes: 100, Entries: 10}},
+		{"bytes of an object", "head -c 5000000 /dev/zero > a", "more than 100 bytes", layer.Limits{Bytes: 100, Entries: 10}},
+		{"depth", "mkdir -p $(printf 'd/%.0s' {1..512})", "more than 512 levels deep", roomy},
 		{"target", "mkdir d; ln -s $(printf 'x%.0s' {1..1024}) d/l", `in "/d": "l": the target`, roomy},
 		{"size", "truncate -s 3T f", "size", roomy},
 		{"attributes", `python3 -c "
 import os
-for i in range(4300): open(str(i), 'w').close(); os.setxattr(str(i), 'user.a', b'x' * 3900)"`, "the extended attributes of all files take more than 16777216 bytes together", roomy},
+for i in range(4300): open(str(i), 'w').close(); os.setxattr(str(i), 'user.a', b'x' * 3900)"`, "the extended attributes of all files take more than 16777216 bytes", roomy},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			th := newThread(t)
 			o, mount := th.open()
 			shell(t, mount, test.script)
-			_, err := o.Diff(t.Context(), io.Discard, test.limits, th.objects.store)
+			_, _, err := encodeDiff(t.Context(), o, test.limits, th.objects.store)
 			if err == nil || !strings.Contains(err.Error(), test.err) {
 				t.Errorf("%v", err)
 			}
-			if limited := test.limits != roomy; errors.Is(err, home.ErrLimit) != limited {
+			if limited := test.limits != roomy; errors.Is(err, layer.ErrLimit) != limited {
 				t.Errorf("a limit: %v", err)
 			}
 		})
@@ -260,9 +256,9 @@ func FuzzApply(f *testing.F) {
 		outside, dir := newDir(t), newDir(t)
 		check(t, os.WriteFile(outside+"/file", nil, 0o644), os.Symlink(outside, dir+"/link"), os.MkdirAll(dir+"/dir/sub", 0o755))
 		before := digest(t, outside)
-		_ = home.Apply(t.Context(), dir, bytes.NewReader(index), bytes.NewReader(pack), home.Limits{Bytes: mib, Entries: 100}, objects{}.fetch)
+		_ = applyWith(dir, parts{pack, index}, layer.Limits{Bytes: mib, Entries: 100}, objects{}.fetch)
 		if digest(t, outside) != before {
-			t.Error("something outside is different")
+			t.Error("a directory outside was modified")
 		}
 	})
 }

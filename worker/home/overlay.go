@@ -10,21 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Overlay is a home. Its directories must stay as they are while it is used.
+// Overlay is a home. Its directories must not change while it is in use.
 type Overlay struct {
-	// Lower is the directory of the last version, of root's; for a new thread it is
-	// empty.
+	// Lower is the directory of the last version, which belongs to root. For a new thread it is empty.
 	Lower string
-	// Volume is the root of a mount that is in no namespace, as disk.Volume.Path
-	// names it, and empty. Mount makes the directories upper and work on it.
+	// Volume is the root of an empty file system whose mount is in no mount namespace, see
+	// disk.Volume.Path. Mount creates the directories upper and work on it.
 	Volume string
 	Owner  *Owner
 }
 
-// What an overlay needs of its volume for itself, so that a volume that is larger by
-// this gives the program all it shall have: the directories upper, work, what the
-// kernel makes in that, and one character device that all deletions are links to: 8
-// inodes and 7 blocks of 4 KiB with Linux 6.18, and room for a kernel that wants more.
+// Space that an overlay takes on its volume in addition to the home: the directories upper and work,
+// what the kernel creates in work, and a character device that all deletions are links to. With Linux
+// 6.18 that is 8 inodes and 7 blocks of 4 KiB; the rest is a reserve for other kernels.
 const (
 	OwnInodes = 16
 	OwnBytes  = 64 << 10
@@ -33,35 +31,34 @@ const (
 func (o *Overlay) upper() string { return o.Volume + "/upper" }
 func (o *Overlay) work() string  { return o.Volume + "/work" }
 
-// options are those that decide what the upper directory looks like, whatever the
-// kernel's defaults are. With an index, hard links stay hard links; redirects let
-// directories be renamed; of a file's content nothing may stay below. Nobody needs
-// what is synced: the volume does not outlive the execution.
-var options = [][2]string{ // read only
+// options determine the format of the upper directory independently of the kernel's defaults. With an
+// index, hard links stay hard links. Redirects allow directories to be renamed. Without metacopy, upper
+// contains the whole content of every changed file. The volume does not outlive the execution, so that
+// nothing needs to be synced.
+var options = [][2]string{
 	{"index", "on"}, {"redirect_dir", "on"}, {"metacopy", "off"}, {"nfs_export", "off"}, {"xino", "auto"}, {"volatile", ""},
 }
 
-// Mount returns the home as a mount that is in no namespace, which is gone when
-// the file is closed, unless it was moved to a place by then. The root of it has
-// the metadata that the last version's has. The mount of the volume is in no
-// namespace again afterwards, but can no longer be moved to one.
+// Mount returns the home as a mount that is in no mount namespace. Closing the file unmounts it unless it
+// has been moved into a namespace. Its root has the metadata of the last version's root. The volume's
+// mount is in no namespace afterwards either, but can no longer be moved into one.
 func (o *Overlay) Mount() (*os.File, error) {
 	if err := o.makeUpper(); err != nil {
-		return nil, fmt.Errorf("make a home: %w", err)
+		return nil, fmt.Errorf("mount a home: %w", err)
 	}
 	var mount *os.File
-	err := alone(func() (err error) {
+	err := inPrivateNamespace(func() (err error) {
 		mount, err = o.mount()
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("make a home: %w", err)
+		return nil, fmt.Errorf("mount a home: %w", err)
 	}
 	return mount, nil
 }
 
-// makeUpper makes the upper directory, which the overlay shows as the home's
-// root, look as the last version's root.
+// makeUpper creates the upper directory, which becomes the root of the home, with the metadata of the
+// last version's root.
 func (o *Overlay) makeUpper() error {
 	lower, err := openRoot(o.Lower)
 	if err != nil {
@@ -83,28 +80,28 @@ func (o *Overlay) makeUpper() error {
 	defer closeFD(upper)
 	err = errors.Join(unix.Fchown(upper, o.Owner.uid, o.Owner.gid), unix.Fchmod(upper, e.Mode), setXattrs(upper, e.Xattrs, false))
 	if err != nil {
-		return fmt.Errorf("make the upper directory: %w", err)
+		return fmt.Errorf("create the upper directory: %w", err)
 	}
-	return setTimeOf(upper, ".", e)
+	return setModified(upper, ".", e)
 }
 
-// alone calls f in a mount namespace of its own that nothing leaves or enters.
-// The thread, and with it the namespace, ends then.
-func alone(f func() error) error {
+// inPrivateNamespace calls f in a new mount namespace that mounts do not propagate into or out of. The
+// namespace ends with the call.
+func inPrivateNamespace(f func() error) error {
 	done := make(chan error)
-	go func() { done <- unshared(f) }()
+	go func() { done <- unshareAndCall(f) }()
 	return <-done
 }
 
-func unshared(f func() error) error {
+func unshareAndCall(f func() error) error {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
-		// The main thread cannot end, and is what /proc/self shows.
+		// The main thread cannot be discarded, and /proc/self shows its namespace.
 		defer runtime.UnlockOSThread()
-		return alone(f)
+		return inPrivateNamespace(f)
 	}
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("make a mount namespace: %w", err)
+		return fmt.Errorf("create a mount namespace: %w", err)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make the mounts private: %w", err)
@@ -123,7 +120,7 @@ func (o *Overlay) mount() (*os.File, error) {
 		return nil, fmt.Errorf("open the volume: %w", err)
 	}
 	defer closeFD(volume)
-	// Where they are does not matter, since descriptors name them.
+	// The mount point does not matter, since the overlay refers to them by descriptor.
 	for _, fd := range []int{lower, volume} {
 		if err := unix.MoveMount(fd, "", unix.AT_FDCWD, o.Lower, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 			return nil, fmt.Errorf("mount a layer: %w", err)
@@ -149,7 +146,7 @@ func (o *Overlay) mount() (*os.File, error) {
 		err = unix.FsconfigCreate(fs)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("mount the overlay: %w%s", err, complaints(fs))
+		return nil, fmt.Errorf("mount the overlay: %w%s", err, kernelMessages(fs))
 	}
 	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
 	if err != nil {
@@ -162,15 +159,14 @@ func (o *Overlay) mount() (*os.File, error) {
 	return mount, nil
 }
 
-// check looks for what the kernel gives up without a word where a file system
-// cannot do it.
+// check detects features that the kernel disables silently if a file system does not support them.
 func (o *Overlay) check(mount int) error {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(mount, &fs); err != nil {
 		return err
 	}
 	if fs.Flags&unix.ST_RDONLY != 0 {
-		return errors.New("the overlay is read-only: the volume's file system can hold no upper directory")
+		return errors.New("the overlay is read-only: the volume's file system does not support upper directories")
 	}
 	if _, err := os.Lstat(o.work() + "/index"); err != nil {
 		return fmt.Errorf("the overlay has no index: %w: the worker needs CAP_DAC_READ_SEARCH, and the file system of %s must support file handles, "+
@@ -179,8 +175,8 @@ func (o *Overlay) check(mount int) error {
 	return nil
 }
 
-// complaints are the messages the kernel left for us while mounting.
-func complaints(fs int) string {
+// kernelMessages returns the kernel's messages about a failed mount, each after a colon.
+func kernelMessages(fs int) string {
 	var all strings.Builder
 	b := make([]byte, 4096)
 	for {

@@ -11,39 +11,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Owner lets a directory of root's be seen as another user's, by an id-mapped
-// mount. It takes a process to make one, about 1 ms; it can be used many times,
-// also at once.
+// Owner maps the files of root to another user by id-mapped mounts. Creating one starts a process, which
+// takes about 1 ms. It may be used repeatedly and concurrently.
 type Owner struct {
 	uid, gid  int
 	namespace *os.File // a user namespace in which uid and gid are 0
 }
 
-// NewOwner makes the owner uid and gid, neither of them 0.
+// NewOwner returns an owner with the given user and group, neither of which may be 0.
 func NewOwner(uid, gid int) (*Owner, error) {
 	if uid <= 0 || gid <= 0 {
-		return nil, fmt.Errorf("make an owner: %d:%d is not an unprivileged user and group", uid, gid)
+		return nil, fmt.Errorf("create an owner: %d:%d is not an unprivileged user and group", uid, gid)
 	}
 	ns, err := userNamespace(uid, gid)
 	if err != nil {
-		return nil, fmt.Errorf("make an owner: %w", err)
+		return nil, fmt.Errorf("create an owner: %w", err)
 	}
 	return &Owner{uid: uid, gid: gid, namespace: ns}, nil
 }
 
-// Owners keeps owners, each for as long as the process needs any.
+// Owners caches owners by user and group.
 type Owners struct {
 	mu     sync.Mutex
-	made   map[[2]int]*Owner
+	owners map[[2]int]*Owner
 	closed bool
 }
 
-// Get returns the owner uid and gid, which is made when it is first asked for and is
-// not to be closed. It may be called from several goroutines.
+// Get returns an owner, which the caller must not close. It may be called concurrently.
 func (o *Owners) Get(uid, gid int) (*Owner, error) {
 	key := [2]int{uid, gid}
 	o.mu.Lock()
-	known := o.made[key]
+	known := o.owners[key]
 	o.mu.Unlock()
 	if known != nil {
 		return known, nil
@@ -55,38 +53,38 @@ func (o *Owners) Get(uid, gid int) (*Owner, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.closed {
-		return nil, errors.Join(errors.New("the owners of homes are given back already"), owner.Close())
+		return nil, errors.Join(errors.New("the owners are closed"), owner.Close())
 	}
-	if o.made == nil {
-		o.made = map[[2]int]*Owner{}
+	if o.owners == nil {
+		o.owners = map[[2]int]*Owner{}
 	}
-	if known = o.made[key]; known != nil { // another was faster
+	if known = o.owners[key]; known != nil { // created concurrently
 		return known, owner.Close()
 	}
-	o.made[key] = owner
+	o.owners[key] = owner
 	return owner, nil
 }
 
-// Close gives all owners back.
+// Close closes all owners.
 func (o *Owners) Close() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.closed = true
 	var errs []error
-	for _, owner := range o.made {
+	for _, owner := range o.owners {
 		errs = append(errs, owner.Close())
 	}
-	o.made = nil
+	o.owners = nil
 	return errors.Join(errs...)
 }
 
-// Close gives the owner back. Homes that were made for it stay as they are.
+// Close releases the owner. Existing mounts remain valid.
 func (o *Owner) Close() error { return o.namespace.Close() }
 
-// userNamespace has a process stopped in it before its first instruction, takes
-// hold of the namespace and kills the process.
+// userNamespace starts a process in a new user namespace, which stops before its first instruction, opens
+// the namespace and kills the process.
 func userNamespace(uid, gid int) (*os.File, error) {
-	// Whoever traces is a thread.
+	// The tracer is a thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	p, err := os.StartProcess("/proc/self/exe", []string{"bullpen"}, &os.ProcAttr{Sys: &syscall.SysProcAttr{
@@ -97,7 +95,7 @@ func userNamespace(uid, gid int) (*os.File, error) {
 		Pdeathsig:   syscall.SIGKILL,
 	}})
 	if err != nil {
-		return nil, fmt.Errorf("make a user namespace: %w", err)
+		return nil, fmt.Errorf("create a user namespace: %w", err)
 	}
 	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", p.Pid))
 	killErr := p.Kill()
@@ -106,13 +104,13 @@ func userNamespace(uid, gid int) (*os.File, error) {
 		if ns != nil {
 			_ = ns.Close()
 		}
-		return nil, fmt.Errorf("make a user namespace: %w", err)
+		return nil, fmt.Errorf("create a user namespace: %w", err)
 	}
 	return ns, nil
 }
 
-// mapped is a directory as a mount of its own, read-only and seen as the owner's,
-// in no namespace.
+// mapped returns a read-only mount of a directory, in no mount namespace, that shows the files of root
+// as the owner's.
 func (o *Owner) mapped(dir string) (int, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {

@@ -12,15 +12,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
+	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
-// Put writes a file of the owner's, with mode 0644, into a home that is mounted
-// and that nobody uses yet. The path is relative to the home; directories on the
-// way are made where they are missing, with mode 0755. Whatever is in the way is
-// removed: a file or symlink where a directory must be, anything where the file
-// must be. Other names of a file that was there keep it as it was. Content must
-// have exactly size bytes. After an error the home must not be used.
+// Put writes a file of the owner with mode 0644 into a home that is mounted and not in use yet. The path
+// is relative to the home. Missing directories are created with mode 0755. Whatever is in the way is
+// removed: a file or symlink in place of a directory, anything in place of the file. Other names of a
+// replaced file keep its content. content must have exactly size bytes. After an error the home must not
+// be used.
 func (o *Overlay) Put(mount *os.File, path string, size int64, content io.Reader, modified time.Time) error {
 	if err := o.put(int(mount.Fd()), path, size, content, modified); err != nil {
 		return fmt.Errorf("put file %.300q into a home: %w", path, err)
@@ -35,8 +34,8 @@ func (o *Overlay) put(mount int, path string, size int64, content io.Reader, mod
 	if size < 0 || size > layer.MaxFileSize {
 		return fmt.Errorf("a size of %d bytes is not within %d", size, int64(layer.MaxFileSize))
 	}
-	in, name := split(path)
-	dir, err := o.makeDirs(mount, in)
+	parent, name := split(path)
+	dir, err := o.makeDirs(mount, parent)
 	if err != nil {
 		return err
 	}
@@ -51,15 +50,15 @@ func (o *Overlay) put(mount int, path string, size int64, content io.Reader, mod
 	if err != nil {
 		return fmt.Errorf("set the modification time %v: %w", modified, err)
 	}
-	return setTimeOf(dir, name, &layer.Entry{Sec: t.Sec, Nsec: uint32(t.Nsec)})
+	return setModified(dir, name, &layer.Entry{Sec: t.Sec, Nsec: uint32(t.Nsec)})
 }
 
-// checkPath is about paths that a layer could not have.
+// checkPath rejects paths that a layer cannot represent.
 func checkPath(path string) error {
-	depth := 0 // of the directory that a name is in
+	depth := 0 // of the directory that contains the name
 	for name := range strings.SplitSeq(path, "/") {
 		if depth++; !layer.ValidName(name) {
-			return errors.New("the path is not a clean relative one, or has a name that is too long")
+			return errors.New("the path is not a clean relative path, or has a name that is too long")
 		}
 	}
 	if depth > layer.MaxDepth {
@@ -68,7 +67,7 @@ func checkPath(path string) error {
 	return nil
 }
 
-// makeDirs opens a directory, and makes what is missing on the way.
+// makeDirs opens the directory at path and creates those that are missing.
 func (o *Overlay) makeDirs(root int, path string) (int, error) {
 	dir, err := openAt(root, ".", readDir, 0)
 	if path == "" || err != nil {
@@ -85,55 +84,54 @@ func (o *Overlay) makeDirs(root int, path string) (int, error) {
 	return dir, nil
 }
 
-func (o *Overlay) makeDir(in int, name string) (int, error) {
-	st, err := lstat(in, name)
+func (o *Overlay) makeDir(parent int, name string) (int, error) {
+	st, err := lstat(parent, name)
 	if err != nil {
 		return -1, err
 	}
-	if st != nil && kind(st) == unix.S_IFDIR {
-		return openAt(in, name, readDir, 0)
+	if st != nil && fileType(st) == unix.S_IFDIR {
+		return openAt(parent, name, readDir, 0)
 	}
-	if err := remove(in, name); err != nil {
+	if err := remove(parent, name); err != nil {
 		return -1, err
 	}
-	if err := unix.Mkdirat(in, name, 0o700); err != nil {
-		return -1, fmt.Errorf("make directory %.300q: %w", name, err)
+	if err := unix.Mkdirat(parent, name, 0o700); err != nil {
+		return -1, fmt.Errorf("create directory %.300q: %w", name, err)
 	}
-	dir, err := openAt(in, name, readDir, 0)
+	dir, err := openAt(parent, name, readDir, 0)
 	if err != nil {
 		return -1, err
 	}
-	if err := o.own(dir, 0o755); err != nil {
+	if err := o.setOwner(dir, 0o755); err != nil {
 		closeFD(dir)
 		return -1, err
 	}
 	return dir, nil
 }
 
-func (o *Overlay) own(fd int, mode uint32) error {
+func (o *Overlay) setOwner(fd int, mode uint32) error {
 	if err := errors.Join(unix.Fchown(fd, o.Owner.uid, o.Owner.gid), unix.Fchmod(fd, mode)); err != nil {
 		return fmt.Errorf("set owner and mode: %w", err)
 	}
 	return nil
 }
 
-// create makes a file where there is none.
+// create creates a file. It fails if the name exists.
 func (o *Overlay) create(dir int, name string, size int64, content io.Reader) error {
 	fd, err := openAt(dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
 	f := os.NewFile(uintptr(fd), name)
-	err = fill(f, size, content)
+	err = writeAll(f, size, content)
 	if err == nil {
-		err = o.own(fd, 0o644)
+		err = o.setOwner(fd, 0o644)
 	}
 	return errors.Join(err, f.Close())
 }
 
-// fill also reads the end of the content, which is where a store may say that it
-// was not right.
-func fill(f *os.File, size int64, content io.Reader) error {
+// writeAll reads content up to io.EOF, because that is where a store reports a wrong digest.
+func writeAll(f *os.File, size int64, content io.Reader) error {
 	n, err := io.CopyN(f, content, size)
 	if errors.Is(err, io.EOF) {
 		return fmt.Errorf("the content has %d bytes, not %d", n, size)
@@ -151,91 +149,82 @@ func fill(f *os.File, size int64, content io.Reader) error {
 	}
 }
 
-// Lent is a file that is in a home while its program runs, and no part of it.
-type Lent struct {
+// Temporary is a file that exists in a home while its program runs, but is not part of the home.
+type Temporary struct {
 	name   string
-	handle string // in the upper directory, and of no other file that ever has this inode
-	digest Digest
+	handle string // in the upper directory; unlike the inode number it is never reused
+	digest layer.Digest
 	size   int64
 }
 
-// Lend makes a file of the owner's, with mode 0644, in the root of a home that is
-// mounted and that nobody uses yet, whose modification time stays as it is. It is
-// false where there is something of this name, which then stays too. After an
-// error the home must not be used.
-func (o *Overlay) Lend(mount *os.File, name string, content []byte) (*Lent, bool, error) {
-	l := &Lent{name: name, digest: sha256.Sum256(content), size: int64(len(content))}
-	free := true
-	err := withTime(int(mount.Fd()), func(root int) error {
-		err := o.create(root, name, l.size, bytes.NewReader(content))
-		free = !errors.Is(err, unix.EEXIST)
-		if !free {
-			return nil
-		}
-		return err
+// PutTemporary creates a file of the owner with mode 0644 in the root of a home that is mounted and not
+// in use yet. It returns an error wrapping [fs.ErrExist] if the home has the name already. After any
+// other error the home must not be used.
+func (o *Overlay) PutTemporary(mount *os.File, name string, content []byte) (*Temporary, error) {
+	t := &Temporary{name: name, digest: sha256.Sum256(content), size: int64(len(content))}
+	err := keepModified(int(mount.Fd()), func(root int) error {
+		return o.create(root, name, t.size, bytes.NewReader(content))
 	})
-	if err == nil && free {
-		l.handle, err = o.handle(name)
+	if err == nil {
+		err = withRoot(o.upper(), func(upper int) (err error) {
+			t.handle, err = handleOf(upper, name)
+			return err
+		})
 	}
 	if err != nil {
-		return nil, false, fmt.Errorf("lend file %.300q to a home: %w", name, err)
+		return nil, fmt.Errorf("put temporary file %.300q into a home: %w", name, err)
 	}
-	return l, free, nil
+	return t, nil
 }
 
-// TakeBack removes a file that was lent to a home that nobody uses any more,
-// whether it is still mounted or not; the modification time of the root stays as
-// it is. It does not if the file has become part of the home: where it has other
-// content or a second name, was moved, or is another file.
-func (o *Overlay) TakeBack(l *Lent) error {
-	upper, err := openRoot(o.upper())
+// RemoveTemporary removes a temporary file from a home that is no longer in use, whether or not it is
+// still mounted. The file stays if it has become part of the home: if the program has changed its
+// content, moved or replaced it, or given it a second name.
+func (o *Overlay) RemoveTemporary(t *Temporary) error {
+	err := withRoot(o.upper(), func(upper int) error {
+		unmodified, err := t.isUnmodified(upper)
+		if !unmodified || err != nil {
+			return err
+		}
+		return keepModified(upper, func(root int) error { return unix.Unlinkat(root, t.name, 0) })
+	})
 	if err != nil {
-		return fmt.Errorf("take file %.300q back from a home: %w", l.name, err)
-	}
-	defer closeFD(upper)
-	untouched, err := l.untouched(upper)
-	if untouched && err == nil {
-		err = withTime(upper, func(root int) error { return unix.Unlinkat(root, l.name, 0) })
-	}
-	if err != nil {
-		return fmt.Errorf("take file %.300q back from a home: %w", l.name, err)
+		return fmt.Errorf("remove temporary file %.300q from a home: %w", t.name, err)
 	}
 	return nil
 }
 
-func (o *Overlay) handle(name string) (string, error) {
-	upper, err := openRoot(o.upper())
+func withRoot(path string, f func(dir int) error) error {
+	dir, err := openRoot(path)
 	if err != nil {
-		return "", err
+		return err
 	}
-	defer closeFD(upper)
-	return handleOf(upper, name)
+	defer closeFD(dir)
+	return f(dir)
 }
 
-func (l *Lent) untouched(upper int) (bool, error) {
-	st, err := lstat(upper, l.name)
-	if st == nil || err != nil || kind(st) != unix.S_IFREG || st.Nlink != 1 || st.Size != l.size {
+func (t *Temporary) isUnmodified(upper int) (bool, error) {
+	st, err := lstat(upper, t.name)
+	if st == nil || err != nil || fileType(st) != unix.S_IFREG || st.Nlink != 1 || st.Size != t.size {
 		return false, err
 	}
-	// A file that was made after this one was removed may have its inode number.
-	if handle, err := handleOf(upper, l.name); handle != l.handle || err != nil {
+	if handle, err := handleOf(upper, t.name); handle != t.handle || err != nil {
 		return false, err
 	}
-	fd, err := openAt(upper, l.name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOATIME, 0)
+	f, err := openFile(upper, t.name)
 	if err != nil {
 		return false, err
 	}
-	f := os.NewFile(uintptr(fd), l.name)
 	defer func() { _ = f.Close() }()
 	sum := sha256.New()
-	if _, err := io.Copy(sum, io.LimitReader(f, l.size)); err != nil {
-		return false, fmt.Errorf("read %.300q: %w", l.name, err)
+	if _, err := io.Copy(sum, io.LimitReader(f, t.size)); err != nil {
+		return false, fmt.Errorf("read %.300q: %w", t.name, err)
 	}
-	return Digest(sum.Sum(nil)) == l.digest, nil
+	return layer.Digest(sum.Sum(nil)) == t.digest, nil
 }
 
-// withTime gives a directory its modification time back after a change in it.
-func withTime(dir int, change func(dir int) error) error {
+// keepModified calls change and restores the modification time of dir, unless change fails.
+func keepModified(dir int, change func(dir int) error) error {
 	fd, err := openAt(dir, ".", readDir, 0)
 	if err != nil {
 		return err
@@ -243,7 +232,7 @@ func withTime(dir int, change func(dir int) error) error {
 	defer closeFD(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return fmt.Errorf("look at a directory: %w", err)
+		return fmt.Errorf("stat a directory: %w", err)
 	}
 	if err := change(fd); err != nil {
 		return err

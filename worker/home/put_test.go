@@ -1,9 +1,9 @@
 package home_test
 
 import (
-	"bytes"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,13 +13,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
+	"github.com/bullpen-run/bullpen/proto/layer"
 	"github.com/bullpen-run/bullpen/worker/home"
 )
 
-// TestPut puts files into a home, where the program finds them, and the version
-// after it too. The script runs as the tenant and fails if it finds something
-// else.
+// TestPut puts files into a home, and expects them there for the program and in the next version. The
+// script runs as the tenant and fails if the home is not as expected.
 func TestPut(t *testing.T) {
 	shared := newThread(t)
 	outside := t.TempDir()
@@ -53,12 +52,12 @@ func TestPut(t *testing.T) {
 				check(t, o.Put(mount, test.path, int64(len(content)), strings.NewReader(content), when))
 				f := pathOf(mount) + "/" + test.path
 				if b := must[[]byte](t)(os.ReadFile(f)); string(b) != content {
-					t.Errorf("it has %d bytes, not %d", len(b), len(content))
+					t.Errorf("got %d bytes, want %d", len(b), len(content))
 				}
 				var st unix.Stat_t
 				check(t, unix.Lstat(f, &st))
 				if st.Mode != unix.S_IFREG|0o644 || st.Uid != tenant || st.Gid != tenant || !time.Unix(st.Mtim.Unix()).Equal(when) {
-					t.Errorf("it is %+v", st)
+					t.Errorf("status %+v", st)
 				}
 				dir, _ := th.runIn(o, mount, test.script)
 				if strings.Contains(test.script, "mv ") || strings.Contains(test.script, "more") {
@@ -75,7 +74,7 @@ func TestPut(t *testing.T) {
 	}
 }
 
-func TestPutRefuses(t *testing.T) {
+func TestPutRejects(t *testing.T) {
 	th := newThread(t)
 	o, mount := th.open()
 	deep := strings.Repeat("d/", layer.MaxDepth-1) + "f"
@@ -83,7 +82,7 @@ func TestPutRefuses(t *testing.T) {
 		"", "/", "/f", "f/", "a//f", ".", "./f", "..", "../f", "a/../f", "a/..", "a\x00", strings.Repeat("n", 256), "d/" + deep,
 	} {
 		if err := o.Put(mount, path, 1, strings.NewReader("x"), time.Now()); err == nil {
-			t.Errorf("%.300q: put", path)
+			t.Errorf("%.300q: accepted", path)
 		}
 	}
 	broken := errors.New("broken")
@@ -104,13 +103,11 @@ func TestPutRefuses(t *testing.T) {
 		}
 	}
 	check(t, o.Put(mount, deep, 1, strings.NewReader("x"), time.Now()))
-	var b bytes.Buffer
-	must[home.Stats](t)(o.Diff(t.Context(), &b, roomy, th.objects.store)) // as deep as a layer can be
+	diff(t, o, th.objects) // as deep as a layer can be
 }
 
-// TestLend has a file in the home that is no part of it, unless the program makes
-// it one.
-func TestLend(t *testing.T) {
+// TestPutTemporary creates a file that is not part of the home unless the program changes it.
+func TestPutTemporary(t *testing.T) {
 	shared := newThread(t)
 	const code = "print('hello')\n"
 	for _, test := range []struct{ name, script, after string }{
@@ -127,9 +124,9 @@ func TestLend(t *testing.T) {
 		{"second name", "ln main.py other", "main.py other"},
 		{"second name for a while", "ln main.py other; rm other", ""},
 		{"second name alone", "ln main.py other; rm main.py", "other"},
-		// Most file systems give the inode number to the next file.
-		{"made again", "cp main.py copy; rm main.py; cat copy > main.py; rm copy", "main.py"},
-		{"made again at once", "code=$(cat main.py; echo .); rm main.py; printf %s \"${code%.}\" > main.py", "main.py"},
+		// Most file systems reuse the inode number for the next file.
+		{"created again", "cp main.py copy; rm main.py; cat copy > main.py; rm copy", "main.py"},
+		{"created again at once", "code=$(cat main.py; echo .); rm main.py; printf %s \"${code%.}\" > main.py", "main.py"},
 		{"replaced", "cp main.py new; mv new main.py", "main.py"},
 		{"became a directory", "rm main.py; mkdir main.py", "main.py"},
 		{"became a symlink", "mv main.py other; ln -s other main.py", "main.py other"},
@@ -140,25 +137,21 @@ func TestLend(t *testing.T) {
 			th := &thread{tb: t, owner: shared.owner, volumes: shared.volumes, objects: objects{}, lower: newDir(t)}
 			th.run("touch -d '2001-01-01 00:00:00.123456789' .")
 			o, mount := th.open()
-			lent, free, err := o.Lend(mount, "main.py", []byte(code))
-			if check(t, err); !free {
-				t.Fatal("the name is not free")
-			}
+			temporary := must[*home.Temporary](t)(o.PutTemporary(mount, "main.py", []byte(code)))
 			shell(t, mount, "[ \"$(stat -c '%a %u' main.py)\" = '644 54321' ]; "+test.script)
 			var left, kept unix.Stat_t
-			check(t, unix.Stat(pathOf(mount), &left), mount.Close(), o.TakeBack(lent))
-			var b bytes.Buffer
-			stats := must[home.Stats](t)(o.Diff(t.Context(), &b, roomy, th.objects.store))
-			check(t, apply(th.lower, split(&b, stats), th.objects), unix.Stat(th.lower, &kept))
+			check(t, unix.Stat(pathOf(mount), &left), mount.Close(), o.RemoveTemporary(temporary))
+			l, stats := diff(t, o, th.objects)
+			check(t, apply(th.lower, l, th.objects), unix.Stat(th.lower, &kept))
 			var names []string
 			for _, e := range must[[]os.DirEntry](t)(os.ReadDir(th.lower)) {
 				names = append(names, e.Name())
 			}
 			if got := strings.Join(names, " "); got != test.after {
-				t.Errorf("the home has %q, not %q", got, test.after)
+				t.Errorf("the home has %q, want %q", got, test.after)
 			}
 			if left.Mtim != kept.Mtim {
-				t.Errorf("the modification time of the home is %v, not %v", kept.Mtim, left.Mtim)
+				t.Errorf("the modification time of the home is %v, want %v", kept.Mtim, left.Mtim)
 			}
 			if test.name == "untouched" && !stats.Unchanged {
 				t.Errorf("the home has changed: %+v", stats)
@@ -169,12 +162,12 @@ func TestLend(t *testing.T) {
 		"file": "echo mine > main.py", "empty file": ": > main.py", "directory": "mkdir main.py", "symlink": "ln -s other main.py; : > other",
 		"dangling symlink": "ln -s nowhere main.py",
 	} {
-		t.Run("taken by a "+name, func(t *testing.T) {
+		t.Run("existing "+name, func(t *testing.T) {
 			th := &thread{tb: t, owner: shared.owner, volumes: shared.volumes, objects: objects{}, lower: newDir(t)}
 			th.run(script)
 			o, mount := th.open()
-			if _, free, err := o.Lend(mount, "main.py", []byte(code)); free || err != nil {
-				t.Errorf("free: %t, %v", free, err)
+			if _, err := o.PutTemporary(mount, "main.py", []byte(code)); !errors.Is(err, fs.ErrExist) {
+				t.Errorf("existing name: %v", err)
 			}
 			if _, stats := th.runIn(o, mount, ":"); !stats.Unchanged {
 				t.Errorf("the home has changed: %+v", stats)

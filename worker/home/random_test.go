@@ -2,11 +2,11 @@ package home_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -17,14 +17,14 @@ import (
 	"github.com/bullpen-run/bullpen/worker/home"
 )
 
-// component and path are few names, so that operations meet.
+// component draws from few names, so that operations often refer to the same files.
 var component = rapid.SampledFrom([]string{"a", "b", "\xff\n"})
 
 func path(t *rapid.T, label string) string {
 	return strings.Join(rapid.SliceOfN(component, 1, 3).Draw(t, label), "/")
 }
 
-// operation draws a change, which is made in the home and in the model.
+// operation draws a change to be made in the home and in the model.
 func operation(t *rapid.T) (string, func(root string) error) {
 	name, other := path(t, "name"), path(t, "other")
 	n := rapid.IntRange(0, 20_000).Draw(t, "n")
@@ -121,8 +121,8 @@ func withoutFIFOs(t fatal, dir string) {
 	}))
 }
 
-// TestRandomChanges makes the same changes in homes and in a plain directory,
-// over several versions.
+// TestRandomChanges applies the same random changes to homes and to a plain directory, over several
+// versions.
 func TestRandomChanges(t *testing.T) {
 	uid := owner(t)
 	scratch := t.TempDir()
@@ -143,17 +143,16 @@ func TestRandomChanges(t *testing.T) {
 				t.Fatalf("the version is\n%s\nand the model\n%s", got, want)
 			}
 			if digest(t, lower) != digest(t, chain) {
-				t.Fatal("all layers make something else than the last one")
+				t.Fatal("applying all layers differs from applying the last one")
 			}
 		}
-		var b bytes.Buffer
-		stats := must[home.Stats](t)(home.Full(context.Background(), lower, &b, roomy, stored.store))
-		check(t, apply(model, split(&b, stats), stored))
-		if whole := usage(t, lower); stats.Grown != whole {
-			t.Fatalf("the home has %+v, and not %+v", whole, stats.Grown)
+		l, stats := full(t, lower, stored)
+		check(t, apply(model, l, stored))
+		if whole := usage(t, lower); stats.Growth != whole {
+			t.Fatalf("the home has %+v, want %+v", whole, stats.Growth)
 		}
 		if digest(t, lower) != digest(t, model) {
-			t.Fatal("one layer makes something else than all")
+			t.Fatal("one full layer differs from all layers")
 		}
 	})
 }
@@ -173,17 +172,15 @@ func version(t *rapid.T, uid *home.Owner, lower, model string, stored objects, a
 	}
 	want, before := digest(t, pathOf(mount)), usage(t, lower)
 	check(t, mount.Close())
-	var b, again bytes.Buffer
-	stats := must[home.Stats](t)(o.Diff(context.Background(), &b, roomy, stored.store))
-	must[home.Stats](t)(o.Diff(context.Background(), &again, roomy, stored.store))
-	if !bytes.Equal(b.Bytes(), again.Bytes()) {
+	l, stats := diff(t, o, stored)
+	if again, _ := diff(t, o, stored); !reflect.DeepEqual(l, again) {
 		t.Fatal("the same change has two encodings")
 	}
-	apply(split(&b, stats))
-	if after := usage(t, lower); before.Bytes+stats.Grown.Bytes != after.Bytes || before.Files+stats.Grown.Files != after.Files {
-		t.Fatalf("the home grew from %+v to %+v, and not by %+v", before, after, stats.Grown)
+	apply(l)
+	if after := usage(t, lower); before.Bytes+stats.Growth.Bytes != after.Bytes || before.Files+stats.Growth.Files != after.Files {
+		t.Fatalf("the home grew from %+v to %+v, but not by %+v", before, after, stats.Growth)
 	}
 	if digest(t, lower) != want {
-		t.Fatalf("the version is not what was left:\n%s", listing(t, lower))
+		t.Fatalf("the version differs from what the program left:\n%s", listing(t, lower))
 	}
 }

@@ -10,10 +10,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
+	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
-// extents are the parts of a file that are not holes.
+// extents returns the ranges of a file that are not holes.
 func extents(ctx context.Context, f *os.File, size int64) ([]layer.Extent, error) {
 	var all []layer.Extent
 	for at := int64(0); at < size; {
@@ -33,52 +33,52 @@ func extents(ctx context.Context, f *os.File, size int64) ([]layer.Extent, error
 		}
 		end = min(end, size)
 		if len(all) == layer.MaxExtents {
-			return nil, fmt.Errorf("a file has more than %d parts with holes between", layer.MaxExtents)
+			return nil, fmt.Errorf("the file has more than %d extents", layer.MaxExtents)
 		}
 		if n := len(all); n > 0 && all[n-1].Offset+all[n-1].Len == start {
 			all[n-1].Len += end - start
 		} else if end > start {
 			all = append(all, layer.Extent{Offset: start, Len: end - start})
 		} else {
-			return nil, errors.New("a file changes while it is read")
+			return nil, errChanged
 		}
 		at = end
 	}
 	return all, nil
 }
 
-// dense is a file without its holes.
-type dense struct {
-	f     *os.File
-	parts []layer.Extent
-	ends  []int64 // where each part ends in the dense file
+// denseReader reads a file without its holes.
+type denseReader struct {
+	f       *os.File
+	extents []layer.Extent
+	ends    []int64 // end of each extent in the dense content
 }
 
-func newDense(f *os.File, parts []layer.Extent) *dense {
-	d := &dense{f: f, parts: parts, ends: make([]int64, len(parts))}
+func newDenseReader(f *os.File, extents []layer.Extent) *denseReader {
+	d := &denseReader{f: f, extents: extents, ends: make([]int64, len(extents))}
 	var n int64
-	for i, x := range parts {
+	for i, x := range extents {
 		n += x.Len
 		d.ends[i] = n
 	}
 	return d
 }
 
-func (d *dense) size() int64 {
+func (d *denseReader) size() int64 {
 	if len(d.ends) == 0 {
 		return 0
 	}
 	return d.ends[len(d.ends)-1]
 }
 
-func (d *dense) ReadAt(b []byte, at int64) (int, error) {
+func (d *denseReader) ReadAt(b []byte, at int64) (int, error) {
 	if at < 0 {
-		return 0, errors.New("read before the beginning")
+		return 0, errors.New("negative offset")
 	}
 	read := 0
 	for i := sort.Search(len(d.ends), func(i int) bool { return d.ends[i] > at }); i < len(d.ends) && read < len(b); i++ {
 		left := d.ends[i] - at
-		n, err := d.f.ReadAt(b[read:min(int64(len(b)), int64(read)+left)], d.parts[i].Offset+d.parts[i].Len-left)
+		n, err := d.f.ReadAt(b[read:min(int64(len(b)), int64(read)+left)], d.extents[i].Offset+d.extents[i].Len-left)
 		read += n
 		at += int64(n)
 		if int64(n) < left && read < len(b) {

@@ -10,39 +10,38 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
+	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
-// tree is a directory that is read, or an upper directory and what is below it.
-// It is read twice: scan finds what must be known from the start, write writes.
+// tree is a directory to be read: a plain one, or the upper directory of an overlay. It is read twice:
+// scan collects what must be known before the first entry, write writes the entries.
 type tree struct {
 	ctx     context.Context
-	limits  Limits
 	overlay bool
 	upper   int
-	lower   int // of an overlay; else -1
-	index   int // of an overlay: its directory of files with several names in lower; else -1
+	lower   int // of an overlay; otherwise -1
+	index   int // of an overlay: its directory of files with several names in lower; otherwise -1
 
-	// indexed are the files in index: by the handle of the lower file.
+	// indexed holds the files in index by the handle of the lower file.
 	indexed map[string]indexed
 
-	meter *meter // of lower
+	meter  *meter // of lower
+	limits layer.Limits
 
-	at []string // the names on the way to where it is read, for people
+	at []string // path of the current directory, for errors
 
-	// What scan finds.
-	seen    int64              // names in upper
-	moves   []string           // paths in lower of what was renamed
-	paths   int                // bytes that moves have
-	moveOf  map[string]int     // index in moves
-	links   map[uint64]int     // names of each file in upper that has several, by inode number
-	aliases map[uint64]indexed // what files in lower are shown as, by inode number
-	holders map[uint64]bool    // directories of lower that are not in upper and have aliases below, by inode number
+	// These are set by scan.
+	seen      int64              // names in upper
+	moves     []string           // paths in lower of renamed directories
+	moveBytes int                // size of moves
+	moveIndex map[string]int     // index in moves
+	links     map[uint64]int     // by inode number of upper: number of names of files with several
+	aliases   map[uint64]indexed // by inode number of lower: the file in index that is shown instead
+	holders   map[uint64]bool    // by inode number: directories that are only in lower and contain aliases
 }
 
-// indexed is a file with several names in lower, of which at least one was
-// written to or removed. The others show the same file, with no trace of that
-// where they are.
+// indexed is a file with several names in lower, at least one of which was written to or removed. The
+// overlay shows the same file under its other names, although nothing in upper records that.
 type indexed struct {
 	name string // in index
 	ino  uint64
@@ -54,7 +53,7 @@ func (t *tree) close() {
 	closeFD(t.index)
 }
 
-// where is for people.
+// where describes the current directory in an error.
 func (t *tree) where() string {
 	path := "/" + strings.Join(t.at, "/")
 	if len(path) > 200 {
@@ -63,10 +62,10 @@ func (t *tree) where() string {
 	return fmt.Sprintf("in %q", path)
 }
 
-// node is a directory as a jail saw it: of upper, of lower, or of both.
+// node is a directory as the jail saw it: from upper, from lower, or merged from both.
 type node struct {
 	upper int // -1 if there is none
-	lower int // -1 if there is none, or it does not shine through
+	lower int // -1 if there is none or it is hidden
 	path  string
 }
 
@@ -75,18 +74,13 @@ func (n node) close() {
 	closeFD(n.lower)
 }
 
-// root is not to be closed.
+// root returns the root, which must not be closed.
 func (t *tree) root() node { return node{upper: t.upper, lower: t.lower} }
 
-// readIndex reads which files in lower are known by several names and have been
-// copied. Without one, nothing needs to be looked for in lower.
+// readIndex reads which files of lower with several names have been copied up. Without any, lower need
+// not be scanned.
 func (t *tree) readIndex() error {
-	dir, err := openAt(t.index, ".", readDir, 0)
-	if err != nil {
-		return err
-	}
-	defer closeFD(dir)
-	all, err := names(dir)
+	all, err := list(t.index)
 	if err != nil {
 		return err
 	}
@@ -98,7 +92,7 @@ func (t *tree) readIndex() error {
 		if err != nil {
 			return err
 		}
-		if st == nil || kind(st) != unix.S_IFREG && kind(st) != unix.S_IFLNK {
+		if st == nil || fileType(st) != unix.S_IFREG && fileType(st) != unix.S_IFLNK {
 			continue
 		}
 		handle, err := indexHandle(name)
@@ -110,12 +104,12 @@ func (t *tree) readIndex() error {
 	return nil
 }
 
-// indexHandle takes the handle out of a name in the index: in hexadecimal digits
-// version, magic, length, flags, type, 16 bytes of UUID and the handle.
+// indexHandle decodes the file handle in a name of the index, which consists of version, magic, length,
+// flags, type, a UUID of 16 bytes and the handle in hexadecimal digits.
 func indexHandle(name string) (string, error) {
 	b, err := hex.DecodeString(name)
 	if err != nil || len(b) <= 21 || b[0] != 0 || b[1] != 0xfb || int(b[2]) != len(b) {
-		return "", fmt.Errorf("the overlay's index has the name %q, which is none that is known", name)
+		return "", fmt.Errorf("unknown name %q in the index of the overlay", name)
 	}
 	return handleKey(int32(b[4]), b[21:]), nil
 }
@@ -128,44 +122,39 @@ func handleOf(dir int, name string) (string, error) {
 	return handleKey(h.Type(), h.Bytes()), nil
 }
 
-func handleKey(kind int32, handle []byte) string {
-	return string(binary.BigEndian.AppendUint32(nil, uint32(kind))) + string(handle)
+func handleKey(handleType int32, handle []byte) string {
+	return string(binary.BigEndian.AppendUint32(nil, uint32(handleType))) + string(handle)
 }
 
 // child is a name in a node.
 type child struct {
 	name  string
-	lower bool // in lower only, and not hidden
+	lower bool // only in lower, and not hidden
 }
 
-// children lists a node, by name. Names in lower are of interest only where files
-// with several names are.
+// children returns the names in a node in ascending order. Names in lower are only relevant if there are
+// indexed files.
 func (t *tree) children(n node) ([]child, error) {
 	var all []child
 	taken := make(map[string]bool)
 	if n.upper >= 0 {
-		list, err := list(n.upper)
+		names, err := list(n.upper)
 		if err != nil {
 			return nil, err
 		}
-		for _, name := range list {
+		for _, name := range names {
 			all = append(all, child{name: name})
-		}
-		if n.lower < 0 || len(t.indexed) == 0 {
-			return all, nil
-		}
-		for _, name := range list {
 			taken[name] = true
 		}
 	}
 	if n.lower < 0 || len(t.indexed) == 0 {
 		return all, nil
 	}
-	list, err := list(n.lower)
+	names, err := list(n.lower)
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range list {
+	for _, name := range names {
 		if !taken[name] {
 			all = append(all, child{name: name, lower: true})
 		}
@@ -174,39 +163,29 @@ func (t *tree) children(n node) ([]child, error) {
 	return all, nil
 }
 
-// list is names for a directory that was read before.
-func list(dir int) ([]string, error) {
-	fd, err := openAt(dir, ".", readDir, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer closeFD(fd)
-	return names(fd)
-}
-
-// found is a child that was looked at.
+// found is the status of a child.
 type found struct {
 	st       *unix.Stat_t
 	whiteout bool
 }
 
-func (t *tree) look(n node, c child) (found, error) {
+func (t *tree) stat(n node, c child) (found, error) {
 	dir := n.upper
 	if c.lower {
 		dir = n.lower
 	}
 	st, err := lstat(dir, c.name)
 	if err == nil && st == nil {
-		err = fmt.Errorf("%.300q: %w", c.name, errMoved)
+		err = fmt.Errorf("%.300q: %w", c.name, errChanged)
 	}
 	if err != nil {
 		return found{}, err
 	}
-	return found{st, t.overlay && !c.lower && kind(st) == unix.S_IFCHR && st.Rdev == 0}, nil
+	return found{st, t.overlay && !c.lower && fileType(st) == unix.S_IFCHR && st.Rdev == 0}, nil
 }
 
-// below opens a directory of a node, and says what it is made of.
-func (t *tree) below(n node, c child) (node, layer.Base, error) {
+// open opens a subdirectory of a node and returns what it is based on.
+func (t *tree) open(n node, c child) (node, layer.Base, error) {
 	if c.lower {
 		fd, err := openAt(n.lower, c.name, readDir, 0)
 		return node{upper: -1, lower: fd, path: join(n.path, c.name)}, layer.Merge, err
@@ -227,7 +206,7 @@ func (t *tree) below(n node, c child) (node, layer.Base, error) {
 	return sub, base, nil
 }
 
-// resolve finds the directory of lower that shines through one of upper.
+// resolve opens the directory of lower that a directory of upper is merged with.
 func (t *tree) resolve(n node, name string, sub *node) (layer.Base, error) {
 	opaque, err := xattr(sub.upper, "trusted.overlay.opaque")
 	if err != nil {
@@ -235,7 +214,7 @@ func (t *tree) resolve(n node, name string, sub *node) (layer.Base, error) {
 	}
 	if opaque != nil {
 		if string(opaque) != "y" {
-			return 0, fmt.Errorf("the overlay's mark for an opaque directory is %q, which is not known", opaque)
+			return 0, fmt.Errorf("unknown mark %q of an opaque directory in the overlay", opaque)
 		}
 		return layer.Fresh, nil
 	}
@@ -244,19 +223,18 @@ func (t *tree) resolve(n node, name string, sub *node) (layer.Base, error) {
 		return 0, err
 	}
 	if redirect == nil {
-		return t.same(n, name, sub)
+		return t.openSameName(n, name, sub)
 	}
 	path := strings.TrimPrefix(string(redirect), "/")
 	if path == string(redirect) {
-		// A name beside it. Without a directory below the parent it could mean
-		// nothing.
+		// It is relative to the parent, which must be in lower, too.
 		if n.lower < 0 {
 			return 0, fmt.Errorf("it was renamed from %q, which does not exist", path)
 		}
 		path = join(n.path, path)
 	}
 	if n.lower >= 0 && path == join(n.path, name) {
-		return t.same(n, name, sub) // it was renamed, and back
+		return t.openSameName(n, name, sub) // renamed and renamed back
 	}
 	if sub.lower, err = walkTo(t.lower, path); err != nil {
 		return 0, fmt.Errorf("it was renamed from %.300q: %w", path, err)
@@ -265,8 +243,8 @@ func (t *tree) resolve(n node, name string, sub *node) (layer.Base, error) {
 	return layer.Moved, nil
 }
 
-// same lets the directory of the same name shine through, if there is one.
-func (t *tree) same(n node, name string, sub *node) (layer.Base, error) {
+// openSameName merges sub with the directory of the same name in lower if there is one.
+func (t *tree) openSameName(n node, name string, sub *node) (layer.Base, error) {
 	if n.lower < 0 {
 		return layer.Fresh, nil
 	}
@@ -274,7 +252,7 @@ func (t *tree) same(n node, name string, sub *node) (layer.Base, error) {
 	if err != nil {
 		return 0, err
 	}
-	if st == nil || kind(st) != unix.S_IFDIR {
+	if st == nil || fileType(st) != unix.S_IFDIR {
 		return layer.Fresh, nil
 	}
 	sub.lower, err = openAt(n.lower, name, readDir, 0)
@@ -282,16 +260,16 @@ func (t *tree) same(n node, name string, sub *node) (layer.Base, error) {
 	return layer.Merge, err
 }
 
-func (t *tree) scan(root node, depth int) error {
-	t.moveOf = make(map[string]int)
+func (t *tree) scan(root node) error {
+	t.moveIndex = make(map[string]int)
 	t.links = make(map[uint64]int)
-	if _, err := t.scanNode(root, depth); err != nil {
+	if _, err := t.scanNode(root, 1); err != nil {
 		return fmt.Errorf("%s: %w", t.where(), err)
 	}
 	return nil
 }
 
-// scanNode reports whether there are aliases below.
+// scanNode reports whether the node contains aliases.
 func (t *tree) scanNode(n node, depth int) (bool, error) {
 	if depth > layer.MaxDepth {
 		return false, layer.ErrDepth
@@ -315,21 +293,21 @@ func (t *tree) scanNode(n node, depth int) (bool, error) {
 }
 
 func (t *tree) scanChild(n node, c child, depth int) (bool, error) {
-	f, err := t.look(n, c)
+	f, err := t.stat(n, c)
 	if err != nil {
 		return false, err
 	}
 	if !c.lower {
 		if t.seen++; t.seen > t.limits.Entries {
-			return false, fmt.Errorf("more than %d files, directories and deletions: %w", t.limits.Entries, ErrLimit)
+			return false, fmt.Errorf("more than %d files, directories and deletions: %w", t.limits.Entries, layer.ErrLimit)
 		}
 	}
-	switch kind(f.st) {
+	switch fileType(f.st) {
 	case unix.S_IFDIR:
 		return t.scanDir(n, c, f, depth)
 	case unix.S_IFREG, unix.S_IFLNK:
 		if c.lower {
-			return t.alias(n, c, f)
+			return t.scanAlias(n, c, f)
 		}
 		if f.st.Nlink > 1 {
 			t.links[f.st.Ino]++
@@ -339,25 +317,25 @@ func (t *tree) scanChild(n node, c child, depth int) (bool, error) {
 }
 
 func (t *tree) scanDir(n node, c child, f found, depth int) (bool, error) {
-	sub, base, err := t.below(n, c)
+	sub, base, err := t.open(n, c)
 	if err != nil {
 		return false, err
 	}
 	defer sub.close()
 	if base == layer.Moved {
-		if _, ok := t.moveOf[sub.path]; ok {
-			return false, fmt.Errorf("%.300q is shown twice", sub.path)
+		if _, ok := t.moveIndex[sub.path]; ok {
+			return false, fmt.Errorf("%.300q has two places", sub.path)
 		}
-		if t.paths += len(sub.path); t.paths > layer.MaxMoves {
-			return false, fmt.Errorf("the paths of renamed directories take more than %d bytes together: %w", layer.MaxMoves, ErrLimit)
+		if t.moveBytes += len(sub.path); t.moveBytes > layer.MaxMoves {
+			return false, fmt.Errorf("the paths of renamed directories take more than %d bytes: %w", layer.MaxMoves, layer.ErrLimit)
 		}
-		t.moveOf[sub.path] = len(t.moves)
+		t.moveIndex[sub.path] = len(t.moves)
 		t.moves = append(t.moves, sub.path)
-		came, err := t.meter.below(sub.lower)
+		moved, err := t.meter.contents(sub.lower)
 		if err != nil {
 			return false, err
 		}
-		if depth+1+came.height > layer.MaxDepth {
+		if depth+1+moved.height > layer.MaxDepth {
 			return false, layer.ErrDepth
 		}
 	}
@@ -373,8 +351,8 @@ func (t *tree) scanDir(n node, c child, f found, depth int) (bool, error) {
 	return has, nil
 }
 
-// alias finds out whether a name in lower shows a file in index.
-func (t *tree) alias(n node, c child, f found) (bool, error) {
+// scanAlias reports whether the overlay shows a file in index under a name in lower.
+func (t *tree) scanAlias(n node, c child, f found) (bool, error) {
 	if f.st.Nlink < 2 {
 		return false, nil
 	}

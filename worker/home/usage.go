@@ -3,20 +3,18 @@ package home
 import (
 	"context"
 	"fmt"
-	"os"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
+	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
-// Usage is how large a home is, or by how much it is larger than another. A file
-// with several names counts under each.
+// Usage is the size of a home, or the difference between two homes. A file with several names counts
+// once per name.
 type Usage struct {
-	Bytes int64 // content of files without holes
-	Files int64 // files, symlinks and directories, but not the home itself
-	// Attributes are bytes of extended ones, those of the home itself included.
-	Attributes int64
+	Bytes      int64 // content of files without holes
+	Files      int64 // files, symlinks and directories, except for the root
+	Attributes int64 // bytes of extended attributes, including those of the root
 }
 
 func (u *Usage) add(v Usage) {
@@ -25,83 +23,82 @@ func (u *Usage) add(v Usage) {
 	u.Attributes += v.Attributes
 }
 
-func (u *Usage) sub(v Usage) { u.add(Usage{-v.Bytes, -v.Files, -v.Attributes}) }
+func (u *Usage) subtract(v Usage) { u.add(Usage{-v.Bytes, -v.Files, -v.Attributes}) }
 
-// meter measures what is in a version. It looks at a directory once, and at a file
-// with several names too: one that was renamed in one that was renamed, and so on,
-// would else be looked at once for each of them, and so would be a file with a
-// million holes for each of its names.
+// meter measures parts of a version. It reads each directory, and each file with several names, once:
+// renamed directories inside renamed directories would otherwise be read once per level, and a file with
+// a million holes once per name.
 type meter struct {
-	ctx   context.Context   // of the reading that it measures for
-	dirs  map[uint64]inside // by inode number
-	files map[uint64]Usage  // by inode number
+	ctx   context.Context     // of the call of Diff or Full
+	dirs  map[uint64]measured // contents by inode number
+	files map[uint64]Usage    // by inode number
 }
 
-// inside is what a directory has.
-type inside struct {
+// measured is the size of a file or directory.
+type measured struct {
 	Usage
-	height int // of directories in each other below it
+	height int // levels of nested directories
 }
 
 func newMeter(ctx context.Context) *meter {
-	return &meter{ctx: ctx, dirs: make(map[uint64]inside), files: make(map[uint64]Usage)}
+	return &meter{ctx: ctx, dirs: make(map[uint64]measured), files: make(map[uint64]Usage)}
 }
 
-// name is that of a name in a directory, of which st is known, and of what is
-// below it. Its height counts the directory itself.
-func (m *meter) name(dir int, name string, st *unix.Stat_t) (inside, error) {
-	switch kind(st) {
+// measure returns the size of the name in a directory, whose status is st, including its contents. The
+// height includes the name itself if that is a directory.
+func (m *meter) measure(dir int, name string, st *unix.Stat_t) (measured, error) {
+	switch fileType(st) {
 	case unix.S_IFREG:
 		size, err := m.file(dir, name, st)
-		return inside{Usage: size}, err
+		return measured{Usage: size}, err
 	case unix.S_IFLNK:
-		return inside{Usage: Usage{Files: 1}}, nil
+		return measured{Usage: Usage{Files: 1}}, nil
 	case unix.S_IFDIR:
 		fd, err := openAt(dir, name, readDir, 0)
 		if err != nil {
-			return inside{}, err
+			return measured{}, err
 		}
 		defer closeFD(fd)
-		in, err := m.below(fd)
+		in, err := m.contents(fd)
 		if err != nil {
-			return inside{}, err
+			return measured{}, err
 		}
-		own, err := attributesOf(fd)
+		own, err := attributeBytes(fd)
 		in.add(Usage{Files: 1, Attributes: own})
 		in.height++
 		return in, err
 	}
-	return inside{}, nil // a version has no others
+	return measured{}, nil // a version contains no others
 }
 
-// below is that of all that is in a directory.
-func (m *meter) below(dir int) (inside, error) {
+// contents returns the size of everything in a directory.
+func (m *meter) contents(dir int) (measured, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(dir, &st); err != nil {
-		return inside{}, fmt.Errorf("look at a directory: %w", err)
+		return measured{}, fmt.Errorf("stat a directory: %w", err)
 	}
 	if known, ok := m.dirs[st.Ino]; ok {
 		return known, nil
 	}
 	all, err := list(dir)
 	if err != nil {
-		return inside{}, err
+		return measured{}, err
 	}
-	var sum inside
+	var sum measured
 	for _, name := range all {
 		if m.ctx.Err() != nil {
-			return inside{}, context.Cause(m.ctx)
+			return measured{}, context.Cause(m.ctx)
 		}
 		st, err := lstat(dir, name)
 		if err == nil && st == nil {
-			err = fmt.Errorf("%.300q: %w", name, errMoved)
+			err = fmt.Errorf("%.300q: %w", name, errChanged)
 		}
 		if err != nil {
-			return inside{}, err
+			return measured{}, err
 		}
-		in, err := m.name(dir, name, st)
+		in, err := m.measure(dir, name, st)
 		if err != nil {
-			return inside{}, err
+			return measured{}, err
 		}
 		sum.add(in.Usage)
 		sum.height = max(sum.height, in.height)
@@ -110,30 +107,28 @@ func (m *meter) below(dir int) (inside, error) {
 	return sum, nil
 }
 
-// attributesOf is how many bytes the attributes of an open file take.
-func attributesOf(fd int) (int64, error) {
+// attributeBytes returns the size of the attributes of an open file.
+func attributeBytes(fd int) (int64, error) {
 	all, err := userXattrs(fd)
 	return layer.AttributeBytes(all), err
 }
 
-// file measures one. Its blocks do not tell what is not holes: some of them may
-// hold its attributes.
+// file does not rely on the number of blocks, since those may hold attributes.
 func (m *meter) file(dir int, name string, st *unix.Stat_t) (Usage, error) {
 	if known, ok := m.files[st.Ino]; ok {
 		return known, nil
 	}
-	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOATIME, 0)
+	f, err := openFile(dir, name)
 	if err != nil {
 		return Usage{}, err
 	}
-	f := os.NewFile(uintptr(fd), name)
 	defer func() { _ = f.Close() }()
 	parts, err := extents(m.ctx, f, st.Size)
 	if err != nil {
 		return Usage{}, err
 	}
-	u := Usage{Bytes: newDense(f, parts).size(), Files: 1}
-	if u.Attributes, err = attributesOf(fd); err == nil && st.Nlink > 1 {
+	u := Usage{Bytes: newDenseReader(f, parts).size(), Files: 1}
+	if u.Attributes, err = attributeBytes(int(f.Fd())); err == nil && st.Nlink > 1 {
 		m.files[st.Ino] = u
 	}
 	return u, err

@@ -11,31 +11,38 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
+	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
-// writer writes a tree that was scanned.
+// writer writes a scanned tree as a layer.
 type writer struct {
 	*tree
-	out    *layer.Writer
+	out    layer.Writer
 	store  Store
 	groups map[uint64]int // of files in upper with several names, by inode number
-	sizes  []Usage        // of a name of each group
+	sizes  []Usage        // per name of each group
 	stats  Stats
 	buf    []byte
 }
 
-func (t *tree) write(out *layer.Writer, store Store) (Stats, error) {
-	w := writer{tree: t, out: out, store: store, groups: make(map[uint64]int)}
-	root := t.root()
-	if err := w.dir(root, &layer.Entry{Base: t.rootBase()}); err != nil {
-		return Stats{}, fmt.Errorf("%s: %w", t.where(), err)
-	}
-	var err error
-	if w.stats.Layout, err = out.Close(); err != nil {
+// write scans the tree and writes it to out.
+func (t *tree) write(out layer.Writer, store Store) (Stats, error) {
+	t.limits = out.Left()
+	if err := t.scan(t.root()); err != nil {
 		return Stats{}, err
 	}
-	w.stats.Entries, w.stats.Bytes = out.Entries(), out.Bytes()
+	if err := out.Begin(t.moves); err != nil {
+		return Stats{}, err
+	}
+	w := writer{tree: t, out: out, store: store, groups: make(map[uint64]int)}
+	base := layer.Fresh
+	if t.overlay {
+		base = layer.Merge
+	}
+	if err := w.writeDir(t.root(), &layer.Entry{Base: base}); err != nil {
+		return Stats{}, fmt.Errorf("%s: %w", t.where(), err)
+	}
+	w.stats.Entries = t.limits.Entries - out.Left().Entries
 	if t.overlay && w.stats.Entries == 1 {
 		before, err := metadata(t.lower)
 		if err != nil {
@@ -51,15 +58,8 @@ func (t *tree) write(out *layer.Writer, store Store) (Stats, error) {
 	return w.stats, nil
 }
 
-func (t *tree) rootBase() layer.Base {
-	if t.overlay {
-		return layer.Merge
-	}
-	return layer.Fresh
-}
-
-// dir writes a directory and what is in it. e says what it is made of.
-func (w *writer) dir(n node, e *layer.Entry) error {
+// writeDir writes a directory and its contents. e has its name and base.
+func (w *writer) writeDir(n node, e *layer.Entry) error {
 	fd := n.upper
 	if fd < 0 {
 		fd = n.lower
@@ -72,25 +72,8 @@ func (w *writer) dir(n node, e *layer.Entry) error {
 	if err := w.out.Write(e, nil); err != nil {
 		return err
 	}
-	w.stats.Grown.Attributes += layer.AttributeBytes(e.Xattrs)
-	switch {
-	case e.Base != layer.Merge && e.Name != "":
-		w.stats.Grown.Files++
-	case e.Base == layer.Merge:
-		before, err := attributesOf(n.lower)
-		if err != nil {
-			return err
-		}
-		w.stats.Grown.Attributes -= before
-	}
-	if e.Base == layer.Moved {
-		// Its old place is in a directory that is gone, or has a deletion or something
-		// else in it.
-		came, err := w.meter.below(n.lower)
-		if err != nil {
-			return err
-		}
-		w.stats.Grown.add(came.Usage)
+	if err := w.countDir(n, e); err != nil {
+		return err
 	}
 	all, err := w.children(n)
 	if err != nil {
@@ -100,64 +83,90 @@ func (w *writer) dir(n node, e *layer.Entry) error {
 		if w.ctx.Err() != nil {
 			return context.Cause(w.ctx)
 		}
-		if err := w.child(n, c); err != nil {
+		if err := w.writeChild(n, c); err != nil {
 			return err
 		}
 	}
 	return w.out.Write(&layer.Entry{Kind: layer.Leave}, nil)
 }
 
-func (w *writer) child(n node, c child) error {
-	f, err := w.look(n, c)
+// countDir adds a directory, without the changes in it, to the growth of the home.
+func (w *writer) countDir(n node, e *layer.Entry) error {
+	growth := &w.stats.Growth
+	growth.Attributes += layer.AttributeBytes(e.Xattrs)
+	if e.Base == layer.Merge {
+		before, err := attributeBytes(n.lower)
+		growth.Attributes -= before
+		return err
+	}
+	if e.Name != "" {
+		growth.Files++
+	}
+	if e.Base == layer.Moved {
+		// Its previous place was subtracted: that has a deletion or something else, or is in a directory
+		// that is gone.
+		moved, err := w.meter.contents(n.lower)
+		growth.add(moved.Usage)
+		return err
+	}
+	return nil
+}
+
+func (w *writer) writeChild(n node, c child) error {
+	f, err := w.stat(n, c)
 	if err != nil {
 		return err
 	}
 	switch {
 	case f.whiteout:
-		return w.deletion(n, c)
-	case kind(f.st) == unix.S_IFDIR && c.lower && !w.holders[f.st.Ino]:
+		return w.writeDeletion(n, c)
+	case fileType(f.st) == unix.S_IFDIR && c.lower && !w.holders[f.st.Ino]:
 		return nil
-	case kind(f.st) == unix.S_IFDIR:
-		sub, base, err := w.below(n, c)
-		if err != nil {
-			return err
-		}
-		defer sub.close()
-		e := &layer.Entry{Name: c.name, Base: base}
-		if base == layer.Moved {
-			e.Move = w.moveOf[sub.path]
-		}
-		if base != layer.Merge {
-			if _, err := w.replaced(n, c); err != nil {
-				return err
-			}
-		}
-		w.at = append(w.at, c.name)
-		if err := w.dir(sub, e); err != nil {
-			return err
-		}
-		w.at = w.at[:len(w.at)-1]
-		return nil
-	case kind(f.st) == unix.S_IFREG || kind(f.st) == unix.S_IFLNK:
-		return w.leaf(n, c, f)
+	case fileType(f.st) == unix.S_IFDIR:
+		return w.writeSubdir(n, c)
+	case fileType(f.st) == unix.S_IFREG || fileType(f.st) == unix.S_IFLNK:
+		return w.writeFile(n, c, f)
 	case c.lower:
 		return nil
 	}
-	w.stats.NotKept++
-	return w.deletion(n, c)
+	w.stats.Skipped++
+	return w.writeDeletion(n, c)
 }
 
-// deletion is nothing where there is nothing to delete.
-func (w *writer) deletion(n node, c child) error {
-	if there, err := w.replaced(n, c); !there || err != nil {
+func (w *writer) writeSubdir(n node, c child) error {
+	sub, base, err := w.open(n, c)
+	if err != nil {
+		return err
+	}
+	defer sub.close()
+	e := &layer.Entry{Name: c.name, Base: base}
+	if base == layer.Moved {
+		e.Move = w.moveIndex[sub.path]
+	}
+	if base != layer.Merge {
+		if _, err := w.subtractReplaced(n, c); err != nil {
+			return err
+		}
+	}
+	w.at = append(w.at, c.name)
+	if err := w.writeDir(sub, e); err != nil {
+		return err
+	}
+	w.at = w.at[:len(w.at)-1]
+	return nil
+}
+
+// writeDeletion writes a deletion if the previous version has the name.
+func (w *writer) writeDeletion(n node, c child) error {
+	if replaced, err := w.subtractReplaced(n, c); !replaced || err != nil {
 		return err
 	}
 	return w.out.Write(&layer.Entry{Kind: layer.Delete, Name: c.name}, nil)
 }
 
-// replaced counts what a name had in lower, and reports whether there was
-// something.
-func (w *writer) replaced(n node, c child) (bool, error) {
+// subtractReplaced subtracts whatever has the name in lower from the growth of the home, and reports
+// whether there is anything.
+func (w *writer) subtractReplaced(n node, c child) (bool, error) {
 	if n.lower < 0 {
 		return false, nil
 	}
@@ -165,57 +174,57 @@ func (w *writer) replaced(n node, c child) (bool, error) {
 	if st == nil || err != nil {
 		return false, err
 	}
-	gone, err := w.meter.name(n.lower, c.name, st)
+	replaced, err := w.meter.measure(n.lower, c.name, st)
 	if err != nil {
-		return false, fmt.Errorf("measure what %.300q was: %w", c.name, err)
+		return false, fmt.Errorf("measure the previous %.300q: %w", c.name, err)
 	}
-	w.stats.Grown.sub(gone.Usage)
+	w.stats.Growth.subtract(replaced.Usage)
 	return true, nil
 }
 
-// leaf is a file or a symlink.
-func (w *writer) leaf(n node, c child, f found) error {
+// writeFile writes a file or symlink.
+func (w *writer) writeFile(n node, c child, f found) error {
 	dir, name, ino := n.upper, c.name, f.st.Ino
 	if c.lower {
 		file, ok := w.aliases[f.st.Ino]
 		if !ok {
-			return nil // as it was
+			return nil // unchanged
 		}
 		dir, name, ino = w.index, file.name, file.ino
 	}
-	if _, err := w.replaced(n, c); err != nil {
+	if _, err := w.subtractReplaced(n, c); err != nil {
 		return err
 	}
 	e := &layer.Entry{Name: c.name}
 	if w.links[ino] > 1 {
 		if e.Group = w.groups[ino]; e.Group > 0 {
 			e.Kind = layer.Link
-			w.stats.Grown.add(w.sizes[e.Group-1])
+			w.stats.Growth.add(w.sizes[e.Group-1])
 			return w.out.Write(e, nil)
 		}
 		e.Group = len(w.groups) + 1
 		w.groups[ino] = e.Group
 	}
 	var err error
-	if kind(f.st) == unix.S_IFLNK {
-		err = w.symlink(dir, name, e)
+	if fileType(f.st) == unix.S_IFLNK {
+		err = w.writeSymlink(dir, name, e)
 	} else {
-		err = w.file(dir, name, ino, e)
+		err = w.writeRegular(dir, name, ino, e)
 	}
 	if err != nil {
 		return fmt.Errorf("%.300q: %w", c.name, err)
 	}
 	size := Usage{Bytes: e.Data(), Files: 1, Attributes: layer.AttributeBytes(e.Xattrs)}
-	if w.stats.Grown.add(size); e.Group > 0 {
+	if w.stats.Growth.add(size); e.Group > 0 {
 		w.sizes = append(w.sizes, size)
 	}
 	return nil
 }
 
-func (w *writer) symlink(dir int, name string, e *layer.Entry) error {
+func (w *writer) writeSymlink(dir int, name string, e *layer.Entry) error {
 	st, err := lstat(dir, name)
 	if err == nil && st == nil {
-		err = errMoved
+		err = errChanged
 	}
 	if err != nil {
 		return err
@@ -232,20 +241,19 @@ func (w *writer) symlink(dir int, name string, e *layer.Entry) error {
 	return w.out.Write(e, nil)
 }
 
-func (w *writer) file(dir int, name string, ino uint64, e *layer.Entry) error {
-	// O_NONBLOCK, should it be a FIFO after all.
-	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOATIME, 0)
+func (w *writer) writeRegular(dir int, name string, ino uint64, e *layer.Entry) error {
+	file, err := openFile(dir, name)
 	if err != nil {
 		return err
 	}
-	file := os.NewFile(uintptr(fd), name)
 	defer func() { _ = file.Close() }()
+	fd := int(file.Fd())
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return fmt.Errorf("look at a file: %w", err)
+		return fmt.Errorf("stat a file: %w", err)
 	}
-	if kind(&st) != unix.S_IFREG || st.Ino != ino {
-		return errMoved
+	if fileType(&st) != unix.S_IFREG || st.Ino != ino {
+		return errChanged
 	}
 	meta, err := metadata(fd)
 	if err != nil {
@@ -255,13 +263,13 @@ func (w *writer) file(dir int, name string, ino uint64, e *layer.Entry) error {
 	if e.Extents, err = extents(w.ctx, file, e.Size); err != nil {
 		return err
 	}
-	content := newDense(file, e.Extents)
+	content := newDenseReader(file, e.Extents)
 	if e.Inline() {
 		return w.out.Write(e, io.NewSectionReader(content, 0, content.size()))
 	}
-	// Before it is read: it may be more than is allowed.
-	if left := w.limits.Bytes - w.out.Bytes(); content.size() > left {
-		return fmt.Errorf("more than %d bytes in files: %w", w.limits.Bytes, ErrLimit)
+	// This is checked before the file is read, which may be very large.
+	if content.size() > w.out.Left().Bytes {
+		return fmt.Errorf("more than %d bytes in files: %w", w.limits.Bytes, layer.ErrLimit)
 	}
 	if e.Object, err = w.digest(content); err != nil {
 		return err
@@ -273,21 +281,31 @@ func (w *writer) file(dir int, name string, ino uint64, e *layer.Entry) error {
 	return w.out.Write(e, nil)
 }
 
-func (w *writer) digest(content *dense) (Digest, error) {
+func (w *writer) digest(content *denseReader) (layer.Digest, error) {
 	if w.buf == nil {
 		w.buf = make([]byte, 1<<20)
 	}
 	sum := sha256.New()
 	for at := int64(0); at < content.size(); {
 		if w.ctx.Err() != nil {
-			return Digest{}, context.Cause(w.ctx)
+			return layer.Digest{}, context.Cause(w.ctx)
 		}
 		n, err := content.ReadAt(w.buf, at)
 		if err != nil && !errors.Is(err, io.EOF) {
-			return Digest{}, fmt.Errorf("read: %w", err)
+			return layer.Digest{}, fmt.Errorf("read: %w", err)
 		}
 		sum.Write(w.buf[:n])
 		at += int64(n)
 	}
-	return Digest(sum.Sum(nil)), nil
+	return layer.Digest(sum.Sum(nil)), nil
+}
+
+// openFile opens a regular file for reading without changing its access time. O_NONBLOCK keeps it from
+// blocking if the name is a FIFO after all.
+func openFile(dir int, name string) (*os.File, error) {
+	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOATIME, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), name), nil
 }

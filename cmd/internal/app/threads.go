@@ -3,21 +3,20 @@ package app
 import (
 	"context"
 	"errors"
-	"io"
 	"math"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/layer"
 	"github.com/bullpen-run/bullpen/scheduler/leader"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 	"github.com/bullpen-run/bullpen/storage/thread"
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
 )
 
-// versions are the versions of threads in the store.
+// versions returns the versions of threads in the blob store.
 func (s *system) versions() *thread.Versions {
-	// What is in the store was held to a sandbox's limits when it was made.
+	// Saving a home enforces the limits of its sandbox.
 	return &thread.Versions{Blobs: s.blobs, Heads: s.threads, Limits: layer.Limits{Bytes: math.MaxInt64, Entries: math.MaxInt32}}
 }
 
@@ -61,37 +60,6 @@ func (l threadList) holder(ctx context.Context, id proto.TraceID) (proto.TraceID
 		return "", err
 	}
 	return id, nil
-}
-
-// threadFiles gives the gateway the files of threads under its own interface.
-type threadFiles struct{ versions *thread.Versions }
-
-func fileOf(f *thread.File) proto.File {
-	return proto.File{Path: f.Path, Size: f.Size, Modified: f.Modified, IsDirectory: f.IsDirectory}
-}
-
-// List is [gateway.Files]'s.
-func (f threadFiles) List(ctx context.Context, org, id, dir string, recursive bool, each func(proto.File) error) error {
-	return f.versions.List(ctx, org, id, dir, recursive, func(file thread.File) error { return each(fileOf(&file)) })
-}
-
-// Open is [gateway.Files]'s.
-func (f threadFiles) Open(ctx context.Context, org, id, name string) (*proto.FileContent, error) {
-	c, err := f.versions.Open(ctx, org, id, name)
-	if err != nil {
-		return nil, err
-	}
-	return &proto.FileContent{File: fileOf(&c.File), Tag: c.Tag, Read: c.Read}, nil
-}
-
-// Stage is [gateway.Files]'s.
-func (f threadFiles) Stage(ctx context.Context, org, id, name string, size int64, most proto.Room, body io.Reader) error {
-	return f.versions.StageFile(ctx, org, id, name, size, most, body)
-}
-
-// CheckRoom is [gateway.Files]'s.
-func (f threadFiles) CheckRoom(ctx context.Context, org, id, name string, size int64, most proto.Room) error {
-	return f.versions.CheckRoom(ctx, org, id, name, size, most)
 }
 
 // keepHouse collects what no thread refers to and removes threads that nobody uses, at intervals, in one process at a time.

@@ -57,7 +57,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Jobs: queued{s.queue}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys,
 		Profiles: profiles, Images: images, ImageAdmin: images, Default: s.defaultProfile(),
 		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
-		Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: threadFiles{versions},
+		Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: versions,
 		DeadLetters: letters, Backups: &backup.Maker{Store: s.store, Version: Version()},
 		Home: s.cfg.Home, PublicURL: s.cfg.PublicURL, URLSecret: keys.Derived("URLs of files"),
 		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone,

@@ -166,7 +166,7 @@ func (r *workerRole) openHomes(ctx context.Context, maker *nsjail.Maker, c *clos
 	owners := &home.Owners{}
 	*c = append(*c, owners.Close)
 	homeCache, err := cache.Open(cache.Config{
-		Dir: filepath.Join(dir, strconv.Itoa(number)), Most: int64(r.cfg.HomeCache), Versions: r.versions(), Heads: r.threads, Owners: owners, Log: r.log,
+		Dir: filepath.Join(dir, strconv.Itoa(number)), Limit: int64(r.cfg.HomeCache), Versions: r.versions(), Heads: r.threads, Owners: owners, Log: r.log,
 	})
 	if err != nil {
 		return nil, nil, err

@@ -18,9 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/layer"
 	"github.com/bullpen-run/bullpen/storage/blob"
 	"github.com/bullpen-run/bullpen/storage/thread"
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
 	"github.com/bullpen-run/bullpen/worker/home"
 	"github.com/bullpen-run/bullpen/worker/home/cache"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
@@ -162,10 +162,10 @@ func (w *world) commit(id string, c *proto.Commit) {
 }
 
 // worker opens a keeper in a directory of that name.
-func (w *world) worker(name string, most int64) *cache.Cache {
+func (w *world) worker(name string, limit int64) *cache.Cache {
 	w.t.Helper()
 	k, err := cache.Open(cache.Config{
-		Dir: filepath.Join(w.base, name), Most: most, Versions: &thread.Versions{Blobs: w.blobs}, Heads: w, Owners: w.owners,
+		Dir: filepath.Join(w.base, name), Limit: limit, Versions: &thread.Versions{Blobs: w.blobs, Limits: layer.Limits{Bytes: 1 << 50, Entries: 1 << 30}}, Heads: w, Owners: w.owners,
 		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {
@@ -189,7 +189,7 @@ func (w *world) enter(k *cache.Cache, j *proto.Job) (h *cache.Home, dir string) 
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if err := h.Fill(w.t.Context()); err != nil {
+	if err := h.PutStaged(w.t.Context()); err != nil {
 		w.t.Fatal(err)
 	}
 	return h, fmt.Sprintf("/proc/self/fd/%d", mount.Fd())
@@ -291,7 +291,7 @@ func TestProgramIsNotPartOfTheHome(t *testing.T) {
 	defer w.close(k)
 	place := func(h *cache.Home, want string) {
 		t.Helper()
-		name, err := h.Place("main.py", []byte("print(1)"))
+		name, err := h.PutProgram("main.py", []byte("print(1)"))
 		if err != nil || name != want {
 			t.Fatalf("%q, %v; want %q", name, err, want)
 		}
@@ -703,7 +703,7 @@ func TestUploadsThatDoNotFit(t *testing.T) {
 		t.Fatal(err)
 	}
 	var much *proto.UploadsError
-	if err := h.Fill(t.Context()); !errors.As(err, &much) || much.Bytes != 40*mib || much.Files != 1 {
+	if err := h.PutStaged(t.Context()); !errors.As(err, &much) || much.Bytes != 40*mib || much.Files != 1 {
 		t.Error(err)
 	}
 	if err := h.Close(false); err != nil {

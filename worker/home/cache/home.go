@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -16,58 +18,66 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// Home is a thread's home for one execution. It is used by one goroutine.
+// Home is a thread's home for one execution. It must not be used concurrently.
 type Home struct {
-	k       *Cache
+	cache   *Cache
 	job     *proto.Job
 	head    *proto.Thread
-	place   *place
+	entry   *entry
 	overlay *home.Overlay
-	volume  jail.Volume // nil until there is one
-	mount   *os.File    // the home, as long as the program has not run
-	lent    *home.Lent  // the program's file; nil where it has none
-	saved   *saved      // nil until it was
+	volume  jail.Volume     // nil before Mount
+	mount   *os.File        // nil before Mount and after Save
+	program *home.Temporary // nil if the program has no file
+	saved   *saved          // nil before Save
 }
 
-// headPatience is how long a thread's head is asked for: a cluster that has lost the leader of the threads has another after 4 to 9 s, and the
-// execution has begun.
-const headPatience = 20 * time.Second
+// headTimeout limits how long CheckOut tries to read the head. After the loss of the leader of the threads'
+// store, a cluster takes 4 to 9 s to elect another one.
+const headTimeout = 20 * time.Second
 
-// CheckOut gives the home of the job's thread as it is now. It must be closed.
-func (k *Cache) CheckOut(ctx context.Context, job *proto.Job) (*Home, error) {
-	asked, cancel := context.WithTimeout(ctx, headPatience)
-	defer cancel()
-	t, err := k.cfg.Heads.Get(asked, job.Org, job.ThreadID)
+// CheckOut returns the current home of the job's thread. It must be closed.
+func (c *Cache) CheckOut(ctx context.Context, job *proto.Job) (*Home, error) {
+	h, err := c.checkOut(ctx, job)
 	if err != nil {
 		return nil, fmt.Errorf("check out thread %s: %w", job.ThreadID, err)
+	}
+	return h, nil
+}
+
+func (c *Cache) checkOut(ctx context.Context, job *proto.Job) (*Home, error) {
+	headCtx, cancel := context.WithTimeout(ctx, headTimeout)
+	defer cancel()
+	t, err := c.cfg.Heads.Get(headCtx, job.Org, job.ThreadID)
+	if err != nil {
+		return nil, err
 	}
 	if t.Holder != job.TraceID {
-		return nil, fmt.Errorf("check out thread %s: %w: execution %s has it", job.ThreadID, proto.ErrFenced, t.Holder)
+		return nil, fmt.Errorf("%w: execution %s holds it", proto.ErrFenced, t.Holder)
 	}
-	p := k.take(threadName(job.Org, job.ThreadID))
-	k.interrupt(p, t)
-	if err := p.enter(ctx); err != nil {
-		k.leave(p)
-		return nil, fmt.Errorf("check out thread %s: %w", job.ThreadID, err)
+	e := c.disk.Acquire(job.Org + "/" + job.ThreadID)
+	interruptCompaction(e, t)
+	if err := e.Value.acquireLock(ctx); err != nil {
+		c.disk.Release(e)
+		return nil, err
 	}
-	p, err = k.prepare(ctx, p, t)
+	e, err = c.prepare(ctx, e, t)
 	if err != nil {
-		p.exit()
-		k.leave(p)
-		return nil, fmt.Errorf("check out thread %s: %w", job.ThreadID, err)
+		e.Value.unlock()
+		c.disk.Release(e)
+		return nil, err
 	}
-	p.homes++
-	lower := k.path(emptyName)
-	if p.at.number > 0 {
-		lower = k.path(nameOf(p.thread, p.at))
+	e.Value.mounts++
+	lower := filepath.Join(c.cfg.Dir, emptyName)
+	if e.Value.Number > 0 {
+		lower = e.Path(homeName)
 	}
-	p.exit()
-	return &Home{k: k, job: job, head: t, place: p, overlay: &home.Overlay{Lower: lower}}, nil
+	e.Value.unlock()
+	return &Home{cache: c, job: job, head: t, entry: e, overlay: &home.Overlay{Lower: lower}}, nil
 }
 
-// Mount is [jail.Home]'s.
+// Mount implements [jail.Home].
 func (h *Home) Mount(v jail.Volume, uid, gid int) (*os.File, error) {
-	owner, err := h.k.cfg.Owners.Get(uid, gid)
+	owner, err := h.cache.cfg.Owners.Get(uid, gid)
 	if err != nil {
 		return nil, err
 	}
@@ -80,13 +90,13 @@ func (h *Home) Mount(v jail.Volume, uid, gid int) (*os.File, error) {
 	return mount, nil
 }
 
-// Fill puts into the home what was uploaded to the thread and is in no version yet. The program must not run yet. A [*proto.UploadsError] says
-// that there is no room for it.
-func (h *Home) Fill(ctx context.Context) error {
+// PutStaged writes the thread's staged files into the home. The program must not have started yet. The error
+// is a [*proto.UploadsError] if the files do not fit.
+func (h *Home) PutStaged(ctx context.Context) error {
 	for _, f := range h.head.Staged {
 		err := h.put(ctx, f)
 		if errors.Is(err, unix.ENOSPC) {
-			return h.tooMuch()
+			return h.uploadsError()
 		}
 		if err != nil {
 			return fmt.Errorf("put the uploaded file %q into the home: %w", f.Path, err)
@@ -95,8 +105,7 @@ func (h *Home) Fill(ctx context.Context) error {
 	return nil
 }
 
-// tooMuch gives the error about uploads for which there is no room.
-func (h *Home) tooMuch() *proto.UploadsError {
+func (h *Home) uploadsError() *proto.UploadsError {
 	e := &proto.UploadsError{Files: int64(len(h.head.Staged)), MaxBytes: h.job.Sandbox.HomeBytes, MaxFiles: h.job.Sandbox.Inodes}
 	for _, f := range h.head.Staged {
 		e.Bytes += f.Size
@@ -105,29 +114,28 @@ func (h *Home) tooMuch() *proto.UploadsError {
 }
 
 func (h *Home) put(ctx context.Context, f proto.StagedFile) error {
-	r, err := h.k.cfg.Versions.Blobs.Get(ctx, f.Blob)
+	r, err := h.cache.cfg.Versions.OpenStaged(ctx, f)
 	if err != nil {
 		return err
 	}
 	return errors.Join(h.overlay.Put(h.mount, f.Path, f.Size, r, f.At), r.Close())
 }
 
-// Place puts a program's file into the home, under its usual name or, if the home has that already, another one, and gives the name. The
-// program must not run yet.
-func (h *Home) Place(usual string, content []byte) (name string, err error) {
+// PutProgram writes the program's file into the home and returns its name, which differs from usual if the
+// home has a file of that name. The program must not have started yet.
+func (h *Home) PutProgram(usual string, content []byte) (name string, err error) {
 	stem, ext, _ := strings.Cut(usual, ".")
 	name = usual
 	for n := 1; ; n++ {
-		lent, free, err := h.overlay.Lend(h.mount, name, content)
-		if errors.Is(err, unix.ENOSPC) && len(h.head.Staged) > 0 {
-			return "", h.tooMuch()
-		}
-		if err != nil {
-			return "", fmt.Errorf("put the program into the home: %w", err)
-		}
-		if free {
-			h.lent = lent
+		file, err := h.overlay.PutTemporary(h.mount, name, content)
+		switch {
+		case err == nil:
+			h.program = file
 			return name, nil
+		case errors.Is(err, unix.ENOSPC) && len(h.head.Staged) > 0:
+			return "", h.uploadsError()
+		case !errors.Is(err, fs.ErrExist):
+			return "", fmt.Errorf("put the program into the home: %w", err)
 		}
 		if name = "." + usual; n > 1 {
 			name = "." + stem + strconv.Itoa(n) + "." + ext
@@ -135,8 +143,8 @@ func (h *Home) Place(usual string, content []byte) (name string, err error) {
 	}
 }
 
-// Close gives the home back. committed says that what Save gave is the thread's newest version now. Nothing of the jail may live any
-// more.
+// Close releases the home. committed reports whether the commit of Save is now the thread's newest version.
+// No process of the jail may be left.
 func (h *Home) Close(committed bool) error {
 	var errs []error
 	if h.mount != nil {
@@ -145,22 +153,18 @@ func (h *Home) Close(committed bool) error {
 	if h.volume != nil {
 		errs = append(errs, h.volume.Close())
 	}
-	switch {
-	case h.saved == nil:
-		h.place.turn <- struct{}{}
-		h.k.release(h.place)
-	case committed:
-		h.k.follow(h)
-	default:
-		errs = append(errs, h.saved.spool.Close())
-		h.k.release(h.place)
+	if h.saved == nil {
+		h.entry.Value.lock <- struct{}{}
 	}
+	h.entry.Value.mounts--
+	if h.saved != nil && committed {
+		h.cache.disk.Go(h.advance)
+		return errors.Join(errs...)
+	}
+	if h.saved != nil {
+		errs = append(errs, h.saved.spool.Close())
+	}
+	h.entry.Value.unlock()
+	h.cache.disk.Release(h.entry)
 	return errors.Join(errs...)
-}
-
-// release takes a home off its place. It is called with the place's turn, which it gives back.
-func (k *Cache) release(p *place) {
-	p.homes--
-	p.exit()
-	k.leave(p)
 }

@@ -17,6 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bullpen-run/bullpen/proto/layer"
+	"github.com/bullpen-run/bullpen/storage/thread/codec"
 	"github.com/bullpen-run/bullpen/worker/home"
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
@@ -48,13 +50,13 @@ type thread struct {
 	volume  jail.Volume
 
 	mu      sync.Mutex
-	objects map[home.Digest][]byte
+	objects map[layer.Digest][]byte
 }
 
 // newThread makes one whose first version has these files.
 func newThread(tb testing.TB, files map[string]string) *thread {
 	tb.Helper()
-	th := &thread{tb: tb, lower: filepath.Join(diskDir(tb), "home"), objects: map[home.Digest][]byte{}}
+	th := &thread{tb: tb, lower: filepath.Join(diskDir(tb), "home"), objects: map[layer.Digest][]byte{}}
 	tb.Cleanup(func() {
 		th.close()
 		if err := th.owners.Close(); err != nil {
@@ -110,17 +112,34 @@ func (th *thread) spec() jail.Spec {
 // save makes what a program left the next version, unless it cannot be stored.
 func (th *thread) save() error {
 	defer th.close()
-	var layer bytes.Buffer
-	limits := home.Limits{Bytes: 1 << 40, Entries: 1 << 21}
-	stats, err := th.overlay.Diff(context.Background(), &layer, limits, th.store)
+	return saveHome(th.overlay, th.store, th.fetch)
+}
+
+// saveHome turns the lower directory of a home into its next version.
+func saveHome(o *home.Overlay, store home.Store, fetch home.Fetch) error {
+	limits := layer.Limits{Bytes: 1 << 40, Entries: 1 << 21}
+	var b bytes.Buffer
+	w, err := codec.NewWriter(&b, limits)
 	if err != nil {
 		return err
 	}
-	pack := bytes.NewReader(layer.Next(int(stats.Layout.Pack)))
-	return home.Apply(context.Background(), th.lower, &layer, pack, limits, th.fetch)
+	if _, err := o.Diff(context.Background(), w, store); err != nil {
+		return err
+	}
+	layout, err := w.Close()
+	if err != nil {
+		return err
+	}
+	pack := bytes.NewReader(b.Next(int(layout.Pack)))
+	in, err := codec.NewReader(&b, pack, limits)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	return home.Apply(context.Background(), o.Lower, in, fetch)
 }
 
-func (th *thread) store(_ context.Context, digest home.Digest, size int64, content io.ReaderAt) error {
+func (th *thread) store(_ context.Context, digest layer.Digest, size int64, content io.ReaderAt) error {
 	b := make([]byte, size)
 	if _, err := content.ReadAt(b, 0); err != nil && !errors.Is(err, io.EOF) {
 		return err
@@ -131,7 +150,7 @@ func (th *thread) store(_ context.Context, digest home.Digest, size int64, conte
 	return nil
 }
 
-func (th *thread) fetch(_ context.Context, digest home.Digest, _ int64) (io.ReadCloser, error) {
+func (th *thread) fetch(_ context.Context, digest layer.Digest, _ int64) (io.ReadCloser, error) {
 	return io.NopCloser(bytes.NewReader(th.objects[digest])), nil
 }
 

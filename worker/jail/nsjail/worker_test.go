@@ -111,15 +111,9 @@ python3 -c "import os; os.setxattr('new', 'user.x', b'y')"; touch -d @1 new link
 	if o.Kind != jail.Exited || o.ExitCode != 0 {
 		return fmt.Errorf("the program ended as %+v: %s", o, stderr.Bytes())
 	}
-	limits := home.Limits{Bytes: 1 << 30, Entries: 1 << 20}
-	var layer bytes.Buffer
-	stats, err := (&home.Overlay{Lower: lower, Volume: h.volume.Path()}).Diff(context.Background(), &layer, limits, nil)
-	if err != nil {
-		return err
-	}
+	err = saveHome(&home.Overlay{Lower: lower, Volume: h.volume.Path()}, nil, nil)
 	check(errors.Join(h.mount.Close(), h.volume.Close()))
-	pack := bytes.NewReader(layer.Next(int(stats.Layout.Pack)))
-	return home.Apply(context.Background(), lower, &layer, pack, limits, nil)
+	return err
 }
 
 // bareFork runs a program in a jail that is forked, and one in bash, from a parent with an interpreter or without.

@@ -1,4 +1,4 @@
-package layer
+package codec
 
 import (
 	"bufio"
@@ -9,25 +9,25 @@ import (
 	"math"
 
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
-// Index decodes the index of a layer that may be anything. It takes a few MiB of
-// memory, whatever the index says, and 80 bytes for each MiB that its limits allow;
-// and for each entry the work of an entry.
+// Index decodes the index of an untrusted layer. Whatever the index contains, it takes a few MiB of
+// memory and 80 bytes for each MiB that its limits allow.
 type Index struct {
-	in       *bufio.Reader
-	zstd     *zstd.Decoder
-	order    *order
-	moves    []string
-	frames   []Frame
-	content  int64 // bytes in the pack, as the table says
-	position int64 // of the last entry's content
-	end      int64 // of the content of all entries so far
+	in        *bufio.Reader
+	zstd      *zstd.Decoder
+	validator *validator
+	moves     []string
+	frames    []Frame
+	content   int64 // bytes in the pack according to the table
+	position  int64 // of the last entry's content
+	end       int64 // of the content of all entries so far
 }
 
-// NewIndex begins an index. The Index must be closed.
-func NewIndex(r io.Reader, limits Limits) (*Index, error) {
-	// One thread; what needs more memory than a layer does is not one.
+// NewIndex returns an Index that decodes r. It must be closed.
+func NewIndex(r io.Reader, limits layer.Limits) (*Index, error) {
 	z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(window))
 	if err != nil {
 		return nil, fmt.Errorf("decode the layer: %w", err)
@@ -40,26 +40,26 @@ func NewIndex(r io.Reader, limits Limits) (*Index, error) {
 	return x, nil
 }
 
-// Close gives back what the Index took.
+// Close releases the decoder.
 func (x *Index) Close() { x.zstd.Close() }
 
-// Moves are the paths of the directories in the last version that entries move.
+// Moves returns the paths of the moves in the previous version.
 func (x *Index) Moves() []string { return x.moves }
 
-// Frames are what the pack consists of.
+// Frames returns the frames of the pack.
 func (x *Index) Frames() []Frame { return x.frames }
 
-// Position is where the content of the last entry, an inline file, begins in the
-// unpacked pack, where it is Data bytes long; see Covering.
+// Position returns the position of the last entry's content, if that is an inline file, in the
+// unpacked pack, see [Covering].
 func (x *Index) Position() int64 { return x.position }
 
-func (x *Index) header(limits Limits) error {
+func (x *Index) header(limits layer.Limits) error {
 	b := make([]byte, len(magic))
 	if _, err := io.ReadFull(x.in, b); err != nil {
 		return err
 	}
 	if string(b) != magic {
-		return errors.New("it does not begin as one of version 1")
+		return errors.New("not a layer of format 1")
 	}
 	if err := x.table(limits); err != nil {
 		return err
@@ -70,28 +70,28 @@ func (x *Index) header(limits Limits) error {
 	}
 	var size int
 	for range n {
-		path, err := x.string(MaxDepth * (MaxName + 1))
+		path, err := x.string(layer.MaxDepth * (layer.MaxName + 1))
 		if err != nil {
 			return fmt.Errorf("the path of a move: %w", err)
 		}
-		// Paths are kept: what they take together is bounded by what names are.
-		if size += len(path); size > MaxMoves {
-			return fmt.Errorf("the paths of moves take more than %d bytes", MaxMoves)
+		// Paths are held in memory.
+		if size += len(path); size > layer.MaxMoves {
+			return fmt.Errorf("the paths of moves take more than %d bytes", layer.MaxMoves)
 		}
 		x.moves = append(x.moves, path)
 	}
-	x.order, err = newOrder(limits, x.moves)
+	x.validator, err = newValidator(limits, x.moves)
 	return err
 }
 
-func (x *Index) table(limits Limits) error {
+func (x *Index) table(limits layer.Limits) error {
 	content, err := x.number(math.MaxInt64)
 	if err != nil {
 		return fmt.Errorf("the size of the pack: %w", err)
 	}
 	x.content = int64(content)
 	if x.content > limits.Bytes {
-		return fmt.Errorf("more than %d bytes in files: %w", limits.Bytes, ErrLimit)
+		return fmt.Errorf("more than %d bytes in files: %w", limits.Bytes, layer.ErrLimit)
 	}
 	f := Frame{}
 	for f.Position < x.content {
@@ -111,8 +111,8 @@ func (x *Index) table(limits Limits) error {
 	return nil
 }
 
-// Next returns the next entry, and io.EOF after the end.
-func (x *Index) Next() (*Entry, error) {
+// Next returns the next entry, or io.EOF after the last one.
+func (x *Index) Next() (*layer.Entry, error) {
 	e, err := x.next()
 	if err != nil && !errors.Is(err, errEnd) {
 		return nil, fmt.Errorf("decode the layer: %w", noEOF(err))
@@ -125,85 +125,85 @@ func (x *Index) Next() (*Entry, error) {
 
 var errEnd = errors.New("end")
 
-func (x *Index) next() (*Entry, error) {
+func (x *Index) next() (*layer.Entry, error) {
 	kind, err := x.in.ReadByte()
-	if x.order.ended() {
+	if x.validator.complete() {
 		if err == nil {
-			return nil, errors.New("there is something after the end")
+			return nil, errors.New("trailing bytes after the last entry")
 		}
 		if errors.Is(err, io.EOF) {
-			return nil, x.ended()
+			return nil, x.checkEnd()
 		}
 	}
 	if err != nil {
 		return nil, err
 	}
-	e := &Entry{Kind: Kind(kind)}
+	e := &layer.Entry{Kind: layer.Kind(kind)}
 	if err := x.fields(e); err != nil {
 		return nil, err
 	}
-	if err := x.order.admit(e); err != nil {
+	if err := x.validator.check(e); err != nil {
 		return nil, err
 	}
 	x.position = x.end
 	if e.Inline() {
 		if n := e.Data(); n > x.content-x.end {
-			return nil, fmt.Errorf("the content of file %q is not in the pack", e.Name)
+			return nil, fmt.Errorf("the content of file %q is beyond the pack", e.Name)
 		}
 		x.end += e.Data()
 	}
 	return e, nil
 }
 
-func (x *Index) ended() error {
+func (x *Index) checkEnd() error {
 	if x.end != x.content {
 		return fmt.Errorf("%d bytes in the pack belong to no file", x.content-x.end)
 	}
 	return errEnd
 }
 
-// fields reads what follows the kind.
-func (x *Index) fields(e *Entry) (err error) {
-	if e.Kind != Leave {
-		if e.Name, err = x.string(MaxName); err != nil {
+// fields decodes the fields after the kind.
+func (x *Index) fields(e *layer.Entry) (err error) {
+	if e.Kind != layer.Leave {
+		if e.Name, err = x.string(layer.MaxName); err != nil {
 			return fmt.Errorf("a name: %w", err)
 		}
 	}
 	switch e.Kind {
-	case Dir:
-		base, err := x.number(uint64(Moved))
+	case layer.Dir:
+		base, err := x.number(uint64(layer.Moved))
 		if err != nil {
 			return err
 		}
-		e.Base = Base(base)
-		if e.Base == Moved {
+		e.Base = layer.Base(base)
+		if e.Base == layer.Moved {
 			if e.Move, err = x.int(); err != nil {
 				return err
 			}
 		}
 		return x.meta(e)
-	case File:
+	case layer.File:
 		return x.file(e)
-	case Symlink:
+	case layer.Symlink:
 		if err = x.meta(e); err != nil {
 			return err
 		}
 		if e.Group, err = x.int(); err != nil {
 			return err
 		}
-		e.Target, err = x.string(MaxTarget)
+		e.Target, err = x.string(layer.MaxTarget)
 		return err
-	case Link:
+	case layer.Link:
 		e.Group, err = x.int()
 		return err
-	case Delete, Leave:
+	case layer.Delete, layer.Leave:
 		return nil
 	}
 	return fmt.Errorf("unknown kind of entry %q", e.Kind)
 }
 
-func (x *Index) meta(e *Entry) error {
-	mode, err := x.number(ModeBits)
+func (x *Index) meta(e *layer.Entry) error {
+	mode, err := x.number(layer.ModeBits)
 	if err != nil {
 		return fmt.Errorf("a mode: %w", err)
 	}
@@ -218,39 +218,39 @@ func (x *Index) meta(e *Entry) error {
 		return err
 	}
 	e.Nsec = uint32(nsec)
-	n, err := x.number(MaxXattrs / 24)
+	n, err := x.number(layer.MaxXattrs / 24)
 	if err != nil {
 		return fmt.Errorf("the number of attributes: %w", err)
 	}
 	for range n {
-		name, err := x.string(MaxName)
+		name, err := x.string(layer.MaxName)
 		if err != nil {
 			return err
 		}
-		value, err := x.string(MaxXattrs)
+		value, err := x.string(layer.MaxXattrs)
 		if err != nil {
 			return err
 		}
-		e.Xattrs = append(e.Xattrs, Xattr{Name: name, Value: []byte(value)})
+		e.Xattrs = append(e.Xattrs, layer.Xattr{Name: name, Value: []byte(value)})
 	}
 	return nil
 }
 
-func (x *Index) file(e *Entry) (err error) {
+func (x *Index) file(e *layer.Entry) (err error) {
 	if err = x.meta(e); err != nil {
 		return err
 	}
 	if e.Group, err = x.int(); err != nil {
 		return err
 	}
-	size, err := x.number(MaxFileSize)
+	size, err := x.number(layer.MaxFileSize)
 	if err != nil {
 		return fmt.Errorf("a size: %w", err)
 	}
 	e.Size = int64(size)
-	n, err := x.number(MaxExtents)
+	n, err := x.number(layer.MaxExtents)
 	if err != nil {
-		return fmt.Errorf("the number of a file's parts: %w", err)
+		return fmt.Errorf("the number of extents: %w", err)
 	}
 	var end uint64
 	for range n {
@@ -260,9 +260,9 @@ func (x *Index) file(e *Entry) (err error) {
 		}
 		length, err := x.number(size - end - hole)
 		if err != nil {
-			return fmt.Errorf("a part: %w", err)
+			return fmt.Errorf("an extent: %w", err)
 		}
-		e.Extents = append(e.Extents, Extent{Offset: int64(end + hole), Len: int64(length)})
+		e.Extents = append(e.Extents, layer.Extent{Offset: int64(end + hole), Len: int64(length)})
 		end += hole + length
 	}
 	object, err := x.in.ReadByte()
@@ -270,7 +270,7 @@ func (x *Index) file(e *Entry) (err error) {
 		return err
 	}
 	if (object == 0) != e.Inline() || object > 1 {
-		return fmt.Errorf("file %q of %d bytes is in the wrong place", e.Name, e.Data())
+		return fmt.Errorf("file %q of %d bytes must be inline or an object, but is the other", e.Name, e.Data())
 	}
 	if object == 1 {
 		_, err = io.ReadFull(x.in, e.Object[:])
@@ -297,7 +297,7 @@ func (x *Index) number(limit uint64) (uint64, error) {
 		}
 		return n, nil
 	}
-	return 0, errors.New("what should be a number is none")
+	return 0, errors.New("invalid number")
 }
 
 func (x *Index) int() (int, error) {

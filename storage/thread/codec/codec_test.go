@@ -1,4 +1,4 @@
-package layer_test
+package codec_test
 
 import (
 	"bytes"
@@ -16,12 +16,13 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
-	"github.com/bullpen-run/bullpen/storage/thread/layer"
+	"github.com/bullpen-run/bullpen/proto/layer"
+	"github.com/bullpen-run/bullpen/storage/thread/codec"
 )
 
 var roomy = layer.Limits{Bytes: 1 << 30, Entries: 1000}
 
-// sample has everything an entry can be.
+// sample returns a layer with every kind of entry.
 func sample() (moves []string, entries []layer.Entry) {
 	leave := layer.Entry{Kind: layer.Leave}
 	return []string{"x/y", "\xff"}, []layer.Entry{
@@ -44,7 +45,7 @@ func sample() (moves []string, entries []layer.Entry) {
 	}
 }
 
-// parts are a layer, taken apart.
+// parts are the two parts of an encoded layer.
 type parts struct{ pack, index []byte }
 
 func encode(moves []string, entries []layer.Entry) (parts, error) {
@@ -52,13 +53,16 @@ func encode(moves []string, entries []layer.Entry) (parts, error) {
 	for i := range entries {
 		contents[i] = "hello, world"
 	}
-	return encodeThese(moves, entries, contents)
+	return encodeContents(moves, entries, contents)
 }
 
-func encodeThese(moves []string, entries []layer.Entry, contents []string) (parts, error) {
+func encodeContents(moves []string, entries []layer.Entry, contents []string) (parts, error) {
 	var b bytes.Buffer
-	w, err := layer.NewWriter(&b, moves, roomy)
+	w, err := codec.NewWriter(&b, roomy)
 	if err != nil {
+		return parts{}, err
+	}
+	if err := w.Begin(moves); err != nil {
 		return parts{}, err
 	}
 	for i := range entries {
@@ -78,9 +82,9 @@ func encodeThese(moves []string, entries []layer.Entry, contents []string) (part
 	return p, nil
 }
 
-// decode reads a layer to its end, and what files hold too.
+// decode reads a whole layer with the content of its files.
 func decode(p parts, limits layer.Limits) (moves []string, entries []layer.Entry, content []string, err error) {
-	r, err := layer.NewReader(bytes.NewReader(p.index), bytes.NewReader(p.pack), limits)
+	r, err := codec.NewReader(bytes.NewReader(p.index), bytes.NewReader(p.pack), limits)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -120,14 +124,14 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// several has files that begin and end in different frames, and at their borders.
+// several returns files that begin and end within frames and at frame boundaries.
 func several() (entries []layer.Entry, contents []string) {
 	entries = append(entries, layer.Entry{Kind: layer.Dir})
 	contents = append(contents, "")
 	random := rand.NewChaCha8([32]byte{1})
-	for i, size := range []int64{layer.FrameBytes - 1, 1, 0, layer.FrameBytes, 3, 100_000, layer.MaxInline, 7} {
+	for i, size := range []int64{codec.FrameBytes - 1, 1, 0, codec.FrameBytes, 3, 100_000, layer.MaxInline, 7} {
 		b := make([]byte, size)
-		_, _ = random.Read(b[:size/2]) // a half of it can be compressed
+		_, _ = random.Read(b[:size/2]) // half of it is compressible
 		e := layer.Entry{Kind: layer.File, Name: fmt.Sprint(i), Size: size}
 		if size > 0 {
 			e.Extents = []layer.Extent{{Len: size}}
@@ -139,22 +143,22 @@ func several() (entries []layer.Entry, contents []string) {
 
 func TestFrames(t *testing.T) {
 	entries, contents := several()
-	p, err := encodeThese(nil, entries, contents)
+	p, err := encodeContents(nil, entries, contents)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, _, got, err := decode(p, roomy)
 	if err != nil || !slices.Equal(got, contents) {
-		t.Fatalf("in step: %v", err)
+		t.Fatalf("read with the pack: %v", err)
 	}
-	x, err := layer.NewIndex(bytes.NewReader(p.index), roomy)
+	x, err := codec.NewIndex(bytes.NewReader(p.index), roomy)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer x.Close()
 	var offset, position int64
 	for i, f := range x.Frames() {
-		if f.Offset != offset || f.Position != position || i < len(x.Frames())-1 && f.Len != layer.FrameBytes {
+		if f.Offset != offset || f.Position != position || i < len(x.Frames())-1 && f.Len != codec.FrameBytes {
 			t.Errorf("frame %d: %+v", i, f)
 		}
 		offset, position = offset+f.Size, position+f.Len
@@ -171,7 +175,7 @@ func TestFrames(t *testing.T) {
 			continue
 		}
 		var b []byte
-		frames := layer.Covering(x.Frames(), x.Position(), e.Data())
+		frames := codec.Covering(x.Frames(), x.Position(), e.Data())
 		for _, f := range frames {
 			piece, err := f.Unpack(p.pack[f.Offset:][:f.Size])
 			if err != nil {
@@ -183,9 +187,9 @@ func TestFrames(t *testing.T) {
 			b = b[x.Position()-frames[0].Position:][:e.Data()]
 		}
 		if string(b) != want {
-			t.Errorf("file %d of %d bytes has something else", i, len(want))
+			t.Errorf("file %d of %d bytes has other content", i, len(want))
 		}
-		if most := e.Data()/layer.FrameBytes + 2; int64(len(frames)) > most {
+		if most := e.Data()/codec.FrameBytes + 2; int64(len(frames)) > most {
 			t.Errorf("%d frames for %d bytes", len(frames), e.Data())
 		}
 	}
@@ -194,13 +198,13 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// TestEmptyPack is a change without content.
+// TestEmptyPack decodes a layer without content.
 func TestEmptyPack(t *testing.T) {
 	p, err := encode(nil, []layer.Entry{{Kind: layer.Dir, Base: layer.Merge}, {Kind: layer.File, Name: "empty"}, {Kind: layer.Leave}})
 	if err != nil || len(p.pack) != 0 {
 		t.Fatalf("%d bytes, %v", len(p.pack), err)
 	}
-	r, err := layer.NewReader(bytes.NewReader(p.index), nil, roomy)
+	r, err := codec.NewReader(bytes.NewReader(p.index), nil, roomy)
 	for range 3 {
 		if err == nil {
 			_, err = r.Next()
@@ -215,16 +219,16 @@ func TestEmptyPack(t *testing.T) {
 	}
 }
 
-// TestPackThatIsNotTheIndexs has bytes in the pack that the index does not tell of.
-func TestPackThatIsNotTheIndexs(t *testing.T) {
+// TestMismatchedPackIsRejected decodes packs that do not match the index.
+func TestMismatchedPackIsRejected(t *testing.T) {
 	entries, contents := several()
-	p, err := encodeThese(nil, entries, contents)
+	p, err := encodeContents(nil, entries, contents)
 	if err != nil {
 		t.Fatal(err)
 	}
 	changed, swapped := bytes.Clone(p.pack), []byte{}
 	changed[len(changed)-1] ^= 1
-	x, err := layer.NewIndex(bytes.NewReader(p.index), roomy)
+	x, err := codec.NewIndex(bytes.NewReader(p.index), roomy)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,24 +240,24 @@ func TestPackThatIsNotTheIndexs(t *testing.T) {
 		"none": nil, "cut off": p.pack[:len(p.pack)-1], "longer": append(bytes.Clone(p.pack), 0), "changed": changed, "swapped": swapped,
 	} {
 		if _, _, _, err := decode(parts{pack, p.index}, roomy); err == nil {
-			t.Errorf("%s: taken", name)
+			t.Errorf("%s: accepted", name)
 		}
 	}
 	first := x.Frames()[0]
 	if _, err := first.Unpack(changed[1:][:first.Size]); err == nil {
-		t.Error("a frame that is none was unpacked")
+		t.Error("a corrupt frame was unpacked")
 	}
 }
 
-// TestFrameOfWrongLength has the right digest, and content that is not as long as
-// the index says.
+// TestFrameOfWrongLength unpacks frames with the right digest whose content is not as long as the index
+// claims.
 func TestFrameOfWrongLength(t *testing.T) {
-	whole := strings.Repeat("x", layer.FrameBytes)
+	whole := strings.Repeat("x", codec.FrameBytes)
 	for name, b := range map[string][]byte{
 		"shorter": pack(t, nil, whole[1:]), "longer": pack(t, nil, whole, "x"), "a bomb": pack(t, nil, strings.Repeat(whole, 64)),
 		"two": append(pack(t, nil, whole), pack(t, nil, whole)...), "nothing": nil, "not zstd": []byte(whole),
 	} {
-		f := layer.Frame{Len: layer.FrameBytes, Size: int64(len(b)), Digest: sha256.Sum256(b)}
+		f := codec.Frame{Len: codec.FrameBytes, Size: int64(len(b)), Digest: sha256.Sum256(b)}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		_, err := f.Unpack(b)
@@ -264,7 +268,7 @@ func TestFrameOfWrongLength(t *testing.T) {
 	}
 }
 
-// pack compresses a stream as a writer does, which may be anything.
+// pack compresses an arbitrary stream with the settings of a Writer.
 func pack(tb testing.TB, options []zstd.EOption, parts ...string) []byte {
 	tb.Helper()
 	var b bytes.Buffer
@@ -283,14 +287,13 @@ func pack(tb testing.TB, options []zstd.EOption, parts ...string) []byte {
 	return b.Bytes()
 }
 
-// assemble makes a layer of what an index has after its table, and of a pack's
-// content.
+// assemble encodes a layer from the part of an index that follows the table, and the content of a pack.
 func assemble(tb testing.TB, rest, content string) parts {
 	tb.Helper()
 	p := parts{}
 	table := binary.AppendUvarint([]byte("bullpen home 1\n"), uint64(len(content)))
 	for len(content) > 0 {
-		n := min(len(content), layer.FrameBytes)
+		n := min(len(content), codec.FrameBytes)
 		frame := pack(tb, []zstd.EOption{zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1)}, content[:n])
 		digest := sha256.Sum256(frame)
 		table = append(binary.AppendUvarint(table, uint64(len(frame))), digest[:]...)
@@ -300,7 +303,7 @@ func assemble(tb testing.TB, rest, content string) parts {
 	return p
 }
 
-func TestWhatIsNoLayerIsRefused(t *testing.T) {
+func TestInvalidLayerIsRejected(t *testing.T) {
 	const (
 		magic = "bullpen home 1\n"
 		begin = magic + "\x00\x00" // no content, no moves
@@ -356,12 +359,12 @@ func TestWhatIsNoLayerIsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, _, _, err := decode(parts{index: pack(t, nil, stream)}, roomy); err == nil {
-				t.Error("taken")
+				t.Error("accepted")
 			}
 		})
 	}
 	if _, _, _, err := decode(parts{index: pack(t, nil, begin+root+"D\x01a\x00"+meta+"UU")}, roomy); err != nil {
-		t.Error(err) // or the table says nothing
+		t.Error(err) // the table proves nothing otherwise
 	}
 	file := func(fields string) string { return "\x00" + root + "F\x01a" + meta + "\x00" + fields + "U" }
 	for name, test := range map[string]struct{ entries, content string }{
@@ -377,7 +380,7 @@ func TestWhatIsNoLayerIsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, _, _, err := decode(assemble(t, test.entries, test.content), roomy); err == nil {
-				t.Error("taken")
+				t.Error("accepted")
 			}
 		})
 	}
@@ -396,7 +399,7 @@ func TestWhatIsNoLayerIsRefused(t *testing.T) {
 		t.Run("table: "+name, func(t *testing.T) {
 			p := parts{index: pack(t, nil, magic, table, file("\x05\x01\x00\x05\x00")), pack: []byte("abcde")}
 			if _, _, _, err := decode(p, roomy); err == nil {
-				t.Error("taken")
+				t.Error("accepted")
 			}
 		})
 	}
@@ -407,13 +410,13 @@ func TestWhatIsNoLayerIsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, _, _, err := decode(parts{index: b}, roomy); err == nil {
-				t.Error("taken")
+				t.Error("accepted")
 			}
 		})
 	}
 }
 
-func TestWriterRefusesWhatAReaderWould(t *testing.T) {
+func TestWriterRejectsInvalidLayer(t *testing.T) {
 	root := layer.Entry{Kind: layer.Dir, Base: layer.Merge}
 	leave := layer.Entry{Kind: layer.Leave}
 	for name, entries := range map[string][]layer.Entry{
@@ -424,7 +427,7 @@ func TestWriterRefusesWhatAReaderWould(t *testing.T) {
 		"content": {root, {Kind: layer.File, Name: "a", Size: 13, Extents: []layer.Extent{{Len: 13}}}, leave}, // has 12
 	} {
 		if _, err := encode(nil, entries); err == nil {
-			t.Errorf("%s: taken", name)
+			t.Errorf("%s: accepted", name)
 		}
 	}
 }
@@ -450,7 +453,7 @@ func TestLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Without those that leave, and with the two moves; and what is in the files.
+	// Leave entries do not count; moves and the content of files do.
 	exact := layer.Limits{Entries: 12 + 2, Bytes: 5 + layer.MaxInline + 1}
 	if _, _, _, err := decode(b, exact); err != nil {
 		t.Error(err)
@@ -462,8 +465,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestBomb is a small layer that says it is large. What it says is refused before
-// it is made.
+// TestBomb decodes small layers that claim to be large. They are rejected before memory is allocated for
+// them.
 func TestBomb(t *testing.T) {
 	const (
 		magic = "bullpen home 1\n"
@@ -491,7 +494,7 @@ func TestBomb(t *testing.T) {
 		"files, small table": {bytes.Repeat(frame, 300), pack(t, nil, append([]string{table(10<<20, 10) + root}, files...)...)},
 	} {
 		if len(p.index)+len(p.pack) > 200<<10 {
-			t.Errorf("%s: %d bytes are no bomb", name, len(p.index)+len(p.pack))
+			t.Errorf("%s: %d bytes are too many for a bomb", name, len(p.index)+len(p.pack))
 		}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
@@ -503,9 +506,9 @@ func TestBomb(t *testing.T) {
 	}
 }
 
-// skim reads a layer to its end, and keeps nothing.
+// skim reads a whole layer without keeping it.
 func skim(p parts, limits layer.Limits) (entries, content int64, err error) {
-	r, err := layer.NewReader(bytes.NewReader(p.index), bytes.NewReader(p.pack), limits)
+	r, err := codec.NewReader(bytes.NewReader(p.index), bytes.NewReader(p.pack), limits)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -526,7 +529,7 @@ func skim(p parts, limits layer.Limits) (entries, content int64, err error) {
 	}
 }
 
-// rest is what an index has after its table.
+// rest returns the part of an index that follows the table.
 func rest(tb testing.TB, p parts) string {
 	tb.Helper()
 	z, err := zstd.NewReader(bytes.NewReader(p.index), zstd.WithDecoderConcurrency(1))
@@ -544,15 +547,15 @@ func rest(tb testing.TB, p parts) string {
 		b = b[size:]
 		return n
 	}
-	for range (number() + layer.FrameBytes - 1) / layer.FrameBytes {
+	for range (number() + codec.FrameBytes - 1) / codec.FrameBytes {
 		_ = number()
 		b = b[sha256.Size:]
 	}
 	return string(b)
 }
 
-// FuzzReader has indexes without compression and table, which are not what is
-// tried here, and encodes again what was taken: one change has one encoding.
+// FuzzReader decodes indexes given without compression and table, and encodes every accepted layer again:
+// a change has a single encoding.
 func FuzzReader(f *testing.F) {
 	moves, entries := sample()
 	p, err := encode(moves, entries)
@@ -566,7 +569,7 @@ func FuzzReader(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := encodeThese(moves, entries, contents)
+		again, err := encodeContents(moves, entries, contents)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -576,7 +579,7 @@ func FuzzReader(f *testing.F) {
 	})
 }
 
-// FuzzFrame has bytes as they may come from a store.
+// FuzzFrame decodes arbitrary bytes of a store.
 func FuzzFrame(f *testing.F) {
 	moves, entries := sample()
 	p, err := encode(moves, entries)

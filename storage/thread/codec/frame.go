@@ -1,4 +1,4 @@
-package layer
+package codec
 
 import (
 	"crypto/sha256"
@@ -8,26 +8,27 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
 const (
-	// FrameBytes is how much content a frame has, but for the last one of a pack.
+	// FrameBytes is the content size of every frame but the last one of a pack.
 	FrameBytes = 1 << 20
-	// maxFrame is more than a frame can take that does not get smaller by compression.
+	// maxFrame is an upper bound for the compressed size of a frame, even if it is incompressible.
 	maxFrame = FrameBytes + 4096
 )
 
-// Frame is a part of a pack that can be read alone.
+// Frame is a part of a pack that can be read independently.
 type Frame struct {
 	Position int64 // of its content in the unpacked pack
-	Len      int64 // of its content, bytes
-	Offset   int64 // in the pack, and so in the layer
-	Size     int64 // there, bytes
-	Digest   Digest
+	Len      int64 // of its content in bytes
+	Offset   int64 // in the pack and therefore in the layer
+	Size     int64 // compressed, in bytes
+	Digest   layer.Digest
 }
 
-// Covering are those of an Index's frames that have the n bytes at a position of
-// the unpacked pack, which must be in it. They are adjacent.
+// Covering returns the adjacent frames that contain the n bytes at position of the unpacked pack,
+// which must be in range.
 func Covering(frames []Frame, position, n int64) []Frame {
 	if n == 0 {
 		return nil
@@ -35,8 +36,8 @@ func Covering(frames []Frame, position, n int64) []Frame {
 	return frames[position/FrameBytes : (position+n-1)/FrameBytes+1]
 }
 
-// Unpack returns the content of a frame. b is what the layer has in its place,
-// which may be anything: the error is [proto.ErrCorrupt] where it is not the frame.
+// Unpack verifies and decompresses b, which the store returned for the frame. The error wraps
+// [proto.ErrCorrupt] if b is not the frame.
 func (f Frame) Unpack(b []byte) ([]byte, error) {
 	z, err := newUnpacker()
 	if err != nil {
@@ -51,10 +52,10 @@ func newUnpacker() (*zstd.Decoder, error) {
 		zstd.WithDecodeAllCapLimit(true))
 }
 
-// unpack uses the memory of to, which is empty, if that is enough.
+// unpack reuses the memory of to, which is empty, if its capacity is sufficient.
 func (f Frame) unpack(z *zstd.Decoder, to, b []byte) ([]byte, error) {
 	if int64(len(b)) != f.Size || sha256.Sum256(b) != f.Digest {
-		return nil, fmt.Errorf("unpack a frame: %w: the %d bytes at %d are not those that the index tells of", proto.ErrCorrupt, f.Size, f.Offset)
+		return nil, fmt.Errorf("unpack a frame: %w: the %d bytes at %d do not match the index", proto.ErrCorrupt, f.Size, f.Offset)
 	}
 	content, err := z.DecodeAll(b, slices.Grow(to, int(f.Len))[:0:f.Len])
 	if err != nil {

@@ -1,4 +1,4 @@
-package layer
+package codec
 
 import (
 	"bufio"
@@ -11,6 +11,8 @@ import (
 	"slices"
 
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
 const (
@@ -18,36 +20,34 @@ const (
 	window = 1 << 20 // bytes
 )
 
-// Layout says where in a layer its parts are: first the pack, then the index.
+// Layout describes the two parts of an encoded layer, the pack and the index.
 type Layout struct {
 	Pack        int64 // bytes
 	Index       int64 // bytes
-	IndexDigest Digest
+	IndexDigest layer.Digest
 }
 
-// Writer encodes a layer. It refuses what a Reader with the same limits would
-// refuse. It keeps the index in memory until Close, compressed, which is some ten
-// bytes for each entry and 40 for each MiB of content.
+// Writer encodes a layer. It rejects whatever a Reader with the same limits would reject. Until Close
+// it holds the compressed index in memory: about ten bytes per entry and 40 bytes per MiB of content.
 type Writer struct {
-	out   *bufio.Writer // entries
-	order *order
-	buf   []byte
-
-	// A plain one has none of these.
-	pack  *packer
-	index *bytes.Buffer
-	zstd  *zstd.Encoder // to index
+	limits    layer.Limits
+	validator *validator // nil until Begin
+	out       *bufio.Writer
+	buf       []byte
+	pack      *packer
+	index     *bytes.Buffer
+	zstd      *zstd.Encoder // to index
 }
 
-// newEncoder has one goroutine and fixed settings: the same input makes the same
-// bytes.
+// newEncoder returns an encoder whose output depends on its input only: it uses one goroutine and
+// fixed settings. Digests replace its checksums.
 func newEncoder(w io.Writer) (*zstd.Encoder, error) {
 	return zstd.NewWriter(w, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest),
-		zstd.WithWindowSize(window), zstd.WithLowerEncoderMem(true), zstd.WithEncoderCRC(false)) // digests say whether it is right
+		zstd.WithWindowSize(window), zstd.WithLowerEncoderMem(true), zstd.WithEncoderCRC(false))
 }
 
-// NewWriter begins a layer with its moves, paths in the last version.
-func NewWriter(w io.Writer, moves []string, limits Limits) (*Writer, error) {
+// NewWriter returns a Writer that writes a layer to w.
+func NewWriter(w io.Writer, limits layer.Limits) (*Writer, error) {
 	index := &bytes.Buffer{}
 	z, err := newEncoder(index)
 	if err != nil {
@@ -57,20 +57,12 @@ func NewWriter(w io.Writer, moves []string, limits Limits) (*Writer, error) {
 	if p.zstd, err = newEncoder(nil); err != nil {
 		return nil, err
 	}
-	lw := &Writer{out: bufio.NewWriterSize(z, 64<<10), pack: p, index: index, zstd: z}
-	return lw, lw.begin(moves, limits)
+	return &Writer{limits: limits, out: bufio.NewWriterSize(z, 64<<10), pack: p, index: index, zstd: z}, nil
 }
 
-// NewPlainWriter writes no layer, but what one would have, uncompressed and with
-// each file's content after its entry, for a digest.
-func NewPlainWriter(w io.Writer, moves []string, limits Limits) (*Writer, error) {
-	lw := &Writer{out: bufio.NewWriterSize(w, 64<<10)}
-	lw.buf = append(lw.buf, magic...)
-	return lw, lw.begin(moves, limits)
-}
-
-func (w *Writer) begin(moves []string, limits Limits) (err error) {
-	if w.order, err = newOrder(limits, moves); err != nil {
+// Begin starts the layer with the paths of its moves in the previous version.
+func (w *Writer) Begin(moves []string) (err error) {
+	if w.validator, err = newValidator(w.limits, moves); err != nil {
 		return err
 	}
 	w.number(uint64(len(moves)))
@@ -89,37 +81,37 @@ func (w *Writer) flush() error {
 	return err
 }
 
-// Write adds an entry. Of an inline file it reads Data bytes from content, which
-// must have no more; content is not used otherwise.
-func (w *Writer) Write(e *Entry, content io.Reader) error {
-	if err := w.order.admit(e); err != nil {
+// Write appends an entry. If that is an inline file, content must hold exactly e.Data bytes; otherwise
+// content is not used.
+func (w *Writer) Write(e *layer.Entry, content io.Reader) error {
+	if err := w.validator.check(e); err != nil {
 		return err
 	}
 	w.buf = append(w.buf, byte(e.Kind))
-	if e.Kind != Leave {
+	if e.Kind != layer.Leave {
 		w.string(e.Name)
 	}
 	switch e.Kind {
-	case Dir:
+	case layer.Dir:
 		w.number(uint64(e.Base))
-		if e.Base == Moved {
+		if e.Base == layer.Moved {
 			w.number(uint64(e.Move))
 		}
 		w.meta(e)
-	case Symlink:
+	case layer.Symlink:
 		w.meta(e)
 		w.number(uint64(e.Group))
 		w.string(e.Target)
-	case Link:
+	case layer.Link:
 		w.number(uint64(e.Group))
-	case File:
+	case layer.File:
 		return w.file(e, content)
-	case Delete, Leave:
+	case layer.Delete, layer.Leave:
 	}
 	return w.flush()
 }
 
-func (w *Writer) meta(e *Entry) {
+func (w *Writer) meta(e *layer.Entry) {
 	w.number(uint64(e.Mode))
 	w.buf = binary.AppendVarint(w.buf, e.Sec)
 	w.number(uint64(e.Nsec))
@@ -130,7 +122,7 @@ func (w *Writer) meta(e *Entry) {
 	}
 }
 
-func (w *Writer) file(e *Entry, content io.Reader) error {
+func (w *Writer) file(e *layer.Entry, content io.Reader) error {
 	w.meta(e)
 	w.number(uint64(e.Group))
 	w.number(uint64(e.Size))
@@ -150,31 +142,27 @@ func (w *Writer) file(e *Entry, content io.Reader) error {
 	if err := w.flush(); err != nil {
 		return err
 	}
-	var err error
-	if w.pack != nil {
-		err = w.pack.take(content, e.Data())
-	} else {
-		_, err = io.CopyN(w.out, content, e.Data())
-	}
-	if err != nil {
-		return fmt.Errorf("take %d bytes of file %q: %w", e.Data(), e.Name, noEOF(err))
+	if err := w.pack.append(content, e.Data()); err != nil {
+		return fmt.Errorf("read %d bytes of file %q: %w", e.Data(), e.Name, noEOF(err))
 	}
 	return nil
 }
 
-// Entries is how many there are so far, as Limits counts them.
-func (w *Writer) Entries() int64 { return w.order.entries }
-
-// Bytes is the content of files so far, objects included.
-func (w *Writer) Bytes() int64 { return w.order.bytes }
-
-// Close ends the layer, which must be whole, and says where what is in it. The
-// writer below stays open.
-func (w *Writer) Close() (Layout, error) {
-	if !w.order.ended() {
-		return Layout{}, errors.New("the layer is not at its end")
+// Left returns how much may still be written.
+func (w *Writer) Left() layer.Limits {
+	if w.validator == nil {
+		return w.limits
 	}
-	if err := w.out.Flush(); err != nil || w.pack == nil {
+	return w.validator.left
+}
+
+// Close completes the layer, all of whose entries must have been written. It does not close the
+// underlying writer.
+func (w *Writer) Close() (Layout, error) {
+	if w.validator == nil || !w.validator.complete() {
+		return Layout{}, errors.New("the layer is incomplete")
+	}
+	if err := w.out.Flush(); err != nil {
 		return Layout{}, err
 	}
 	if err := w.zstd.Close(); err != nil {
@@ -183,7 +171,7 @@ func (w *Writer) Close() (Layout, error) {
 	if err := w.pack.flush(); err != nil {
 		return Layout{}, err
 	}
-	// The table goes first, in a frame of its own.
+	// The table comes first, in a zstd frame of its own.
 	table := append(binary.AppendUvarint([]byte(magic), uint64(w.pack.content)), w.pack.table...)
 	index := w.pack.zstd.EncodeAll(table, nil)
 	sum := sha256.New()
@@ -195,7 +183,7 @@ func (w *Writer) Close() (Layout, error) {
 			return Layout{}, err
 		}
 	}
-	layout.IndexDigest = Digest(sum.Sum(nil))
+	layout.IndexDigest = layer.Digest(sum.Sum(nil))
 	return layout, nil
 }
 
@@ -203,25 +191,25 @@ func (w *Writer) Close() (Layout, error) {
 type packer struct {
 	out     io.Writer
 	zstd    *zstd.Encoder
-	content int64  // bytes taken
+	content int64  // bytes appended
 	size    int64  // bytes written
-	table   []byte // of the frames written, as the index has it
-	piece   []byte // content that is not written yet, less than FrameBytes
+	table   []byte // the frames written, encoded for the index
+	pending []byte // content that is not written yet, less than FrameBytes
 	frame   []byte
 }
 
-// take adds the next n bytes of r.
-func (p *packer) take(r io.Reader, n int64) error {
+// append appends the next n bytes of r.
+func (p *packer) append(r io.Reader, n int64) error {
 	for n > 0 {
-		have := len(p.piece)
+		have := len(p.pending)
 		part := int(min(n, int64(FrameBytes-have)))
-		p.piece = slices.Grow(p.piece, part)[:have+part]
-		if _, err := io.ReadFull(r, p.piece[have:]); err != nil {
+		p.pending = slices.Grow(p.pending, part)[:have+part]
+		if _, err := io.ReadFull(r, p.pending[have:]); err != nil {
 			return err
 		}
 		n -= int64(part)
 		p.content += int64(part)
-		if len(p.piece) == FrameBytes {
+		if len(p.pending) == FrameBytes {
 			if err := p.flush(); err != nil {
 				return err
 			}
@@ -231,11 +219,11 @@ func (p *packer) take(r io.Reader, n int64) error {
 }
 
 func (p *packer) flush() error {
-	if len(p.piece) == 0 {
+	if len(p.pending) == 0 {
 		return nil
 	}
-	p.frame = p.zstd.EncodeAll(p.piece, p.frame[:0])
-	p.piece = p.piece[:0]
+	p.frame = p.zstd.EncodeAll(p.pending, p.frame[:0])
+	p.pending = p.pending[:0]
 	p.size += int64(len(p.frame))
 	digest := sha256.Sum256(p.frame)
 	p.table = append(binary.AppendUvarint(p.table, uint64(len(p.frame))), digest[:]...)
