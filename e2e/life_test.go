@@ -526,7 +526,7 @@ func testFrontKilled(t *testing.T, p *programs) {
 	queued := w.submit(bash("echo queued"))
 	w.front.kill()
 	eventually(t, "the worker tells that nobody hands out jobs", func() (bool, any) {
-		_, ok := w.worker.said(t, "no dispatcher answers, so no jobs come; a gateway or scheduler on this NATS is one")
+		_, ok := w.worker.said(t, "no dispatcher: start a gateway or scheduler on this NATS")
 		return ok, "nothing said"
 	})
 	w.startFront(t)

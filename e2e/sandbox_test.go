@@ -476,7 +476,7 @@ func testUnfit(t *testing.T, p *programs, in topology) {
 	w.ended(waiting[0]).succeeded(t, "first\n")
 	w.ended(waiting[1]).succeeded(t, "second\n")
 	w.fit(t, http.StatusOK, "ready", "1")
-	if line, ok := w.worker.said(t, "the worker takes no jobs"); !ok || !strings.Contains(line.Error, b.path) {
+	if line, ok := w.worker.said(t, "worker unhealthy"); !ok || !strings.Contains(line.Error, b.path) {
 		t.Errorf("the log says %+v", line)
 	}
 }

@@ -1,5 +1,5 @@
-// Package app holds the settings of bullpen and puts its rooms together. It is the only place where they meet, and the only one that
-// knows whether this process is the whole of bullpen or a part of it.
+// Package app has the settings of bullpen and wires its packages together. No other package imports more than one component, or knows
+// whether this process runs all roles or some.
 package app
 
 import (
@@ -23,16 +23,16 @@ import (
 
 const (
 	flushTime = 5 * time.Second
-	// diskReserve is what must be free on the disk of the embedded store for new jobs to be accepted. The results of those that
-	// were accepted have it for themselves.
+	// diskReserve is the free disk space in bytes below which the embedded NATS accepts no new jobs. It is reserved for the results of
+	// accepted ones.
 	diskReserve = 64 << 20
 )
 
-// Run serves with the roles of cfg until ctx ends, and then drains: new work is refused, work that runs goes on for cfg.Drain, what
-// runs longer is recorded as lost. A nil error means that all of that went well.
+// Run runs the roles of cfg until ctx is done, and then drains: it rejects new work and lets running work finish for cfg.Drain. Longer
+// executions are recorded as lost. Run returns nil after an orderly stop.
 func Run(ctx context.Context, cfg *Config) error {
 	log := NewLogger(os.Stderr, cfg.LogLevel, cfg.LogFormat)
-	log.Info("bullpen starts", "version", Version(), "roles", roleNames(cfg.Roles))
+	log.Info("starting", "version", Version(), "roles", roleNames(cfg.Roles))
 	log.Debug("settings", "config", cfg)
 	cfg.limitMemory()
 	telemetry, err := StartTelemetry(ctx, Version(), log)
@@ -43,7 +43,7 @@ func Run(ctx context.Context, cfg *Config) error {
 		flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTime)
 		defer cancel()
 		if err := telemetry.Shutdown(flush); err != nil {
-			log.Warn("the last spans were not sent", "error", err)
+			log.Warn("spans lost at shutdown", "error", err)
 		}
 	}()
 	if err := cfg.checkMachine(); err != nil {
@@ -52,23 +52,23 @@ func Run(ctx context.Context, cfg *Config) error {
 	return serve(ctx, cfg, log)
 }
 
-// system is what the roles of a process share.
+// system has the resources that the roles of a process share.
 type system struct {
 	cfg      *Config
 	log      *slog.Logger
 	instance string // unique to this process
 	embedded *natsembed.Server
 	store    *store.Store
-	blobs    *blob.Store // of the gateway and worker roles; nil without either
+	blobs    *blob.Store // nil without the gateway and worker roles
 	queue    *queue.Queue
 	threads  *threads.Threads
 	events   *events.Log
 	metrics  *Metrics
-	fitness  *fitness  // of the worker role; nil without it
-	webhooks *webhooks // of the gateway and webhook roles; nil without either
+	health   *health   // nil without the worker role
+	webhooks *webhooks // nil without the gateway and webhook roles
 }
 
-// open opens what the roles stand on, waiting for a NATS that is not there yet.
+// open opens the shared resources. It blocks until NATS is reachable.
 func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err error) {
 	s := &system{cfg: cfg, log: log, instance: instanceName()}
 	defer func() {
@@ -102,7 +102,7 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 	return s, nil
 }
 
-// access says how to reach the external NATS, under a name for the server's connection list.
+// access returns the parameters of connections to the external NATS. NATS lists a connection by its name.
 func (n *NATS) access(name string) store.Access {
 	return store.Access{
 		URL: n.URL, Creds: n.Creds, User: n.User, Password: n.Password, CA: n.CA, Cert: n.Cert, Key: n.Key, Name: name,
@@ -123,14 +123,14 @@ func (s *system) close() {
 	}
 }
 
-// instanceName is unique to this process and readable in logs.
+// instanceName returns a readable name that is unique to this process.
 func instanceName() string {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "host"
 	}
 	name := make([]byte, 0, len(host))
-	for _, c := range []byte(host) { // it becomes part of subjects
+	for _, c := range []byte(host) { // only characters that subjects allow
 		if c == '-' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' {
 			name = append(name, c)
 		}
@@ -138,61 +138,60 @@ func instanceName() string {
 	return string(name) + "-" + string(proto.NewTraceID()[4:12])
 }
 
-// part is a long-lived piece of a role.
+// part is a long-running part of a role. run returns when ctx is done, or with an error.
 type part struct {
 	name string
 	run  func(ctx context.Context) error
 }
 
-// roles are the parts of a process by when they stop.
+// roles are the parts of a process, in the order in which they stop.
 type roles struct {
-	work  []part       // takes jobs: stops first, and drains
-	base  []part       // what the others stand on: stops last
-	api   http.Handler // what the process answers over HTTP, until the work and its answers are done
-	drain func()       // makes api refuse new work
-	leave func()       // makes api answer those who wait for work
+	work  []part       // processes jobs and drains: stops first
+	api   http.Handler // serves HTTP until the work is drained
+	base  []part       // serves the other parts: stops last
+	drain func()       // makes api reject new work
+	leave func()       // makes api answer clients that wait for queued work
 }
 
-// running are the parts that were started.
-type running struct {
+// group runs parts.
+type group struct {
 	mu   sync.Mutex
-	errs []error // of those that failed, whenever that was
+	errs []error // of failed parts
 	fail context.CancelCauseFunc
 }
 
-// start runs p until ctx ends. If it fails, all stops.
-func (r *running) start(ctx context.Context, group *sync.WaitGroup, p part) {
-	group.Go(func() {
+// start runs p until ctx is done. If p fails, the process stops.
+func (g *group) start(ctx context.Context, wait *sync.WaitGroup, p part) {
+	wait.Go(func() {
 		if err := p.run(ctx); err != nil {
 			err = fmt.Errorf("%s: %w", p.name, err)
-			r.mu.Lock()
-			r.errs = append(r.errs, err)
-			r.mu.Unlock()
-			r.fail(err)
+			g.mu.Lock()
+			g.errs = append(g.errs, err)
+			g.mu.Unlock()
+			g.fail(err)
 		}
 	})
 }
 
-// serve runs the roles until ctx ends or one of them fails, and stops them in their order. Its error is all that failed, before and
-// while it stopped.
+// serve runs the roles until ctx is done or a part fails, and then stops them in order. It returns the errors of all parts.
 func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 	failed, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	parts := &running{fail: fail}
-	stay, leave := context.WithCancel(context.WithoutCancel(ctx)) // outlives ctx until all has drained
+	parts := &group{fail: fail}
+	stay, leave := context.WithCancel(context.WithoutCancel(ctx)) // outlives ctx until the work is drained
 	defer leave()
-	closing, closeWeb := context.WithCancel(stay)
+	webCtx, closeWeb := context.WithCancel(stay)
 	defer closeWeb()
-	front, err := listen(cfg, log)
+	server, err := listen(cfg, log)
 	if err != nil {
 		return err
 	}
 	var work, web, base sync.WaitGroup
 	if cfg.ProfileListen != "" {
-		parts.start(closing, &web, part{"profiles", func(ctx context.Context) error { return tellProfiles(ctx, cfg.ProfileListen, log) }})
+		parts.start(webCtx, &web, part{"profiles", func(ctx context.Context) error { return serveProfiles(ctx, cfg.ProfileListen, log) }})
 	}
-	if front != nil { // it tells that the process lives while the others wait for NATS
-		parts.start(closing, &web, part{"HTTP server", front.run})
+	if server != nil { // serves /healthz while the others wait for NATS
+		parts.start(webCtx, &web, part{"HTTP server", server.run})
 	}
 	err = func() error {
 		s, err := open(failed, cfg, log)
@@ -210,15 +209,15 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 		for _, p := range r.work {
 			parts.start(failed, &work, p)
 		}
-		if front != nil {
-			front.open(r.api, r.leave)
+		if server != nil {
+			server.open(r.api, r.leave)
 		}
 		<-failed.Done()
-		log.Info("draining", "at_most", cfg.Drain)
+		log.Info("draining", "timeout", cfg.Drain)
 		r.drain()
 		work.Wait()
 		if cfg.Embedded() {
-			r.leave() // what is queued now does not run before the next start
+			r.leave() // queued jobs do not run before the next start
 		}
 		closeWeb()
 		web.Wait()
@@ -229,15 +228,15 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 	closeWeb()
 	web.Wait()
 	if failed.Err() != nil && errors.Is(err, context.Canceled) {
-		err = nil // told to stop before it had begun
+		err = nil // stopped during the start
 	}
 	if err = errors.Join(append(parts.errs, err)...); err == nil {
-		log.Info("bullpen has stopped")
+		log.Info("stopped")
 	}
 	return err
 }
 
-// roles puts the roles of this process together.
+// roles returns the parts of this process.
 func (s *system) roles(ctx context.Context) (r roles, err error) {
 	if s.embedded != nil {
 		r.base = append(r.base, part{"embedded NATS", s.embedded.Run})
@@ -247,7 +246,7 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 		r.base = append(r.base, part{"dispatcher", d.Run})
 	}
 	if s.cfg.Has(RoleWorker) {
-		s.fitness = newFitness(s.metrics, s.log)
+		s.health = newHealth(s.metrics, s.log)
 	}
 	if s.cfg.Has(RoleWebhook) || s.cfg.Has(RoleGateway) {
 		if s.webhooks, err = s.openWebhooks(ctx); err != nil {
@@ -256,7 +255,7 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 		r.base = append(r.base, part{"webhook settings", s.webhooks.settings.Run})
 		r.work = append(r.work, part{"webhook dispatcher", s.webhooks.run})
 	}
-	r.api, r.drain, r.leave = s.health(), func() {}, func() {}
+	r.api, r.drain, r.leave = s.healthHandler(), func() {}, func() {}
 	if s.cfg.Has(RoleGateway) {
 		g, base, err := s.gateway(ctx)
 		if err != nil {
@@ -270,7 +269,7 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 		r.work, r.base = append(r.work, part{"worker", w.work}), append(r.base, part{"jails", w.hold})
 	}
 	if !s.cfg.Has(RoleGateway) && !s.cfg.Has(RoleScheduler) {
-		r.base = append(r.base, part{"watch of the dispatcher", s.watchDispatcher})
+		r.base = append(r.base, part{"dispatcher watch", s.watchDispatcher})
 	}
 	return r, nil
 }

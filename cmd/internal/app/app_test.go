@@ -15,14 +15,14 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// freeAddress gives an address that nobody listens on.
+// freeAddress returns an address with a free port.
 func freeAddress(t *testing.T) *net.TCPAddr {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = l.Close() }() // it is in the way from here on
+	defer func() { _ = l.Close() }() // free it for the server
 	return l.Addr().(*net.TCPAddr)
 }
 
@@ -44,7 +44,7 @@ func startNATS(t *testing.T, at *net.TCPAddr, user string) {
 	}
 }
 
-// config gives settings with data of their own.
+// config parses args, with a data directory of its own.
 func config(t *testing.T, args ...string) *Config {
 	t.Helper()
 	c, err := ParseConfig(append(args, "--data", filepath.Join(t.TempDir(), "data")))
@@ -54,8 +54,8 @@ func config(t *testing.T, args ...string) *Config {
 	return c
 }
 
-// tells waits for an answer of a status whose body holds words.
-func tells(ctx context.Context, t *testing.T, url string, status int, words string) {
+// waitFor polls url until the response has the status and the text.
+func waitFor(ctx context.Context, t *testing.T, url string, status int, text string) {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -72,13 +72,13 @@ func tells(ctx context.Context, t *testing.T, url string, status int, words stri
 			body, err := io.ReadAll(a.Body)
 			_ = a.Body.Close()
 			last = a.Status + " " + string(body)
-			if err == nil && a.StatusCode == status && strings.Contains(string(body), words) {
+			if err == nil && a.StatusCode == status && strings.Contains(string(body), text) {
 				return
 			}
 		}
 		select {
 		case <-ctx.Done():
-			t.Fatalf("%s never said %d with %s, but %s", url, status, words, last)
+			t.Fatalf("%s did not return %d with %s; last: %s", url, status, text, last)
 		case <-tick.C:
 		}
 	}
@@ -93,18 +93,18 @@ func TestServerWaitsForNATS(t *testing.T) {
 	c := config(t, "--roles", "gateway", "--store", "file://"+t.TempDir(), "--nats", "nats://"+nats.String(), "--listen", web.String())
 	go func() { ended <- Run(running, c) }()
 	base := "http://" + web.String()
-	tells(ctx, t, base+"/healthz", http.StatusOK, "ok")
-	tells(ctx, t, base+"/readyz", http.StatusServiceUnavailable, "starting")
+	waitFor(ctx, t, base+"/healthz", http.StatusOK, "ok")
+	waitFor(ctx, t, base+"/readyz", http.StatusServiceUnavailable, "starting")
 	startNATS(t, nats, "")
-	tells(ctx, t, base+"/readyz", http.StatusServiceUnavailable, "no worker is live")
-	tells(ctx, t, base+"/healthz", http.StatusOK, "ok")
+	waitFor(ctx, t, base+"/readyz", http.StatusServiceUnavailable, "no worker is live")
+	waitFor(ctx, t, base+"/healthz", http.StatusOK, "ok")
 	stop()
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
 }
 
-func TestServerThatWaitsForNATSCanBeStopped(t *testing.T) {
+func TestStopWhileWaitingForNATS(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	web := freeAddress(t)
@@ -112,14 +112,14 @@ func TestServerThatWaitsForNATSCanBeStopped(t *testing.T) {
 	ended := make(chan error, 1)
 	c := config(t, "--roles", "gateway", "--store", "file://"+t.TempDir(), "--nats", "nats://"+freeAddress(t).String(), "--listen", web.String())
 	go func() { ended <- Run(running, c) }()
-	tells(ctx, t, "http://"+web.String()+"/healthz", http.StatusOK, "ok")
+	waitFor(ctx, t, "http://"+web.String()+"/healthz", http.StatusOK, "ok")
 	stop()
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
 }
 
-func TestWrongCredentialsForNATSAreAnErrorAtOnce(t *testing.T) {
+func TestWrongNATSCredentials(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	nats := freeAddress(t)
@@ -127,15 +127,15 @@ func TestWrongCredentialsForNATSAreAnErrorAtOnce(t *testing.T) {
 	c := config(t, "--roles", "gateway", "--store", "file://"+t.TempDir(), "--nats", "nats://"+nats.String(), "--nats-user", "bullpen", "--nats-password", "wrong",
 		"--listen", "127.0.0.1:0")
 	if err := Run(ctx, c); err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "credentials") {
-		t.Fatalf("it ended with %v", err)
+		t.Fatalf("Run returned %v", err)
 	}
 }
 
-func TestServerThatCannotBeginLeavesNothing(t *testing.T) {
+func TestFailedStartFreesAddress(t *testing.T) {
 	web := freeAddress(t)
 	c := config(t, "--nsjail", "/nonexistent/nsjail", "--listen", web.String())
 	if err := Run(t.Context(), c); err == nil || !strings.Contains(err.Error(), "nsjail") {
-		t.Fatalf("it ended with %v", err)
+		t.Fatalf("Run returned %v", err)
 	}
 	l, err := net.Listen("tcp", web.String())
 	if err != nil {
@@ -144,15 +144,15 @@ func TestServerThatCannotBeginLeavesNothing(t *testing.T) {
 	_ = l.Close()
 }
 
-func TestWhatFailsWhileOthersStopIsTold(t *testing.T) {
+func TestErrorsOfAllParts(t *testing.T) {
 	ctx, fail := context.WithCancelCause(t.Context())
 	defer fail(nil)
 	first, second := errors.New("first"), errors.New("second")
-	parts := &running{fail: fail}
-	var group sync.WaitGroup
-	parts.start(ctx, &group, part{"a", func(context.Context) error { return first }})
-	parts.start(ctx, &group, part{"b", func(ctx context.Context) error { <-ctx.Done(); return second }})
-	group.Wait()
+	parts := &group{fail: fail}
+	var wait sync.WaitGroup
+	parts.start(ctx, &wait, part{"a", func(context.Context) error { return first }})
+	parts.start(ctx, &wait, part{"b", func(ctx context.Context) error { <-ctx.Done(); return second }})
+	wait.Wait()
 	if err := errors.Join(parts.errs...); !errors.Is(err, first) || !errors.Is(err, second) {
 		t.Fatal(err)
 	}

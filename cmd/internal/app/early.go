@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// dispatcherLook is how often a worker asks whether there is a dispatcher.
-const dispatcherLook = 5 * time.Second
+// dispatcherCheckInterval is how often a worker checks that a dispatcher answers.
+const dispatcherCheckInterval = 5 * time.Second
 
-// checkMachine finds what would make a start fail for sure, before anything is made. Doctor tells more.
+// checkMachine returns an error if the worker role cannot start on this machine. It changes nothing. See Doctor for a full check.
 func (c *Config) checkMachine() error {
 	if !c.Has(RoleWorker) {
 		return nil
 	}
 	if os.Geteuid() != 0 {
-		return errors.New("the worker role needs root, to give jails users and control groups of their own: run it as root, or leave " +
-			"the role out with --roles and --nats")
+		return errors.New("the worker role needs root for the users and control groups of jails: run it as root, or omit the role with --roles " +
+			"and --nats")
 	}
 	path, err := findNsjail(c.NsjailPath)
 	if err != nil {
@@ -31,26 +31,26 @@ func (c *Config) checkMachine() error {
 	return nil
 }
 
-// watchDispatcher logs when nobody hands out jobs, and when somebody does again: a worker without a dispatcher only waits.
+// watchDispatcher logs when no dispatcher answers, and when one does again.
 func (s *system) watchDispatcher(ctx context.Context) error {
-	look := time.NewTicker(dispatcherLook)
-	defer look.Stop()
+	ticker := time.NewTicker(dispatcherCheckInterval)
+	defer ticker.Stop()
 	missing := false
 	for {
-		_, err := s.queue.Stats(ctx) // waits a few seconds for an answer
+		_, err := s.queue.Stats(ctx) // waits some seconds for an answer
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil && !missing:
-			s.log.Warn("no dispatcher answers, so no jobs come; a gateway or scheduler on this NATS is one", "error", err)
+			s.log.Warn("no dispatcher: start a gateway or scheduler on this NATS", "error", err)
 		case err == nil && missing:
-			s.log.Info("a dispatcher answers")
+			s.log.Info("dispatcher found")
 		}
 		missing = err != nil
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-look.C:
+		case <-ticker.C:
 		}
 	}
 }

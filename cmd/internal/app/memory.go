@@ -12,34 +12,34 @@ import (
 )
 
 const (
-	// minMemory is enough for the server itself, and for a few of the largest requests beside it.
+	// minMemory fits the server and a few of the largest requests.
 	minMemory = 256 * proto.MiB
-	// programMemory is what the program itself has in memory, which the garbage collector does not count.
-	programMemory = 48 << 20
-	// memoryShare is the part of the machine's memory that a process takes for itself unless it is told: most is for programs.
-	memoryShare = 4
-	// The parts of a process's memory, in sixteenths, that open requests, the jobs that wait, and connections may take. A quarter of the
-	// second comes on top of it for jobs that are being stored; the rest is for everything else, such as results on their way.
+	// binaryMemory is the memory of the binary in bytes, which the garbage collector does not count.
+	binaryMemory = 48 << 20
+	// defaultMemoryDivisor gives the process a quarter of the machine's memory by default. Most is for programs.
+	defaultMemoryDivisor = 4
+	// The shares of memory for open requests, queued jobs and connections, in sixteenths. Jobs that are being stored may use another
+	// quarter of the jobs' share. The rest is for everything else, such as results in transit.
 	requestSixteenths    = 6
 	jobSixteenths        = 4
 	connectionSixteenths = 2
-	// connectionCost is what a connection is taken to need that no request is open on, in bytes.
+	// connectionCost is the assumed memory of an idle connection in bytes.
 	connectionCost = 16 << 10
 )
 
-// MemoryLimit gives how many bytes of memory this process may use, the programs that it runs aside: what is set, else a quarter of what
-// the machine or container has, and at least 256 MiB.
+// MemoryLimit returns the memory in bytes that this process may use, without the programs that it runs. The default is a quarter of the
+// memory of the machine or container, at least minMemory.
 func (c *Config) MemoryLimit() int64 {
 	if c.Memory > 0 {
 		return int64(c.Memory)
 	}
-	return max(machineMemory()/memoryShare, int64(minMemory))
+	return max(machineMemory()/defaultMemoryDivisor, int64(minMemory))
 }
 
-// limitMemory has the garbage collector work harder when memory gets scarce, unless the environment says when.
+// limitMemory sets the soft memory limit of the garbage collector, unless the environment does.
 func (c *Config) limitMemory() {
 	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(c.MemoryLimit() - programMemory)
+		debug.SetMemoryLimit(c.MemoryLimit() - binaryMemory)
 	}
 }
 
@@ -51,8 +51,8 @@ func (c *Config) maxConnections() int64 {
 	return c.MemoryLimit() / 16 * connectionSixteenths / connectionCost
 }
 
-// machineMemory gives how many bytes of memory this process and its jails can have: the machine's, or the limit of the
-// container we are in. Where nothing can be read it does not bound anything.
+// machineMemory returns the memory in bytes of the machine, or the limit of the container, whichever is less. It returns the largest
+// number if neither can be read.
 func machineMemory() int64 {
 	memory := int64(math.MaxInt64)
 	for _, limit := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
@@ -61,7 +61,7 @@ func machineMemory() int64 {
 			continue
 		}
 		if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil {
-			memory = min(memory, n) // v2 says "max" where there is none, v1 a number close to the largest
+			memory = min(memory, n) // without a limit, v2 has "max" and v1 a huge number
 		}
 	}
 	f, err := os.Open("/proc/meminfo")

@@ -15,7 +15,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker"
 )
 
-// Metrics are the figures of this process, in Prometheus' form. Its methods may be called from many goroutines.
+// Metrics are the Prometheus metrics of this process. Its methods may be called concurrently.
 type Metrics struct {
 	registry      *prometheus.Registry
 	executions    *prometheus.CounterVec
@@ -25,7 +25,7 @@ type Metrics struct {
 	requests      *prometheus.CounterVec
 	requestTime   *prometheus.HistogramVec
 	cgroupVersion prometheus.Gauge
-	fit           prometheus.Gauge
+	healthy       prometheus.Gauge
 	jails         *prometheus.CounterVec
 	attempts      *prometheus.CounterVec
 	deliveries    *prometheus.CounterVec
@@ -33,58 +33,57 @@ type Metrics struct {
 	deliveryDelay prometheus.Histogram
 }
 
-// NewMetrics makes the figures. Those of the queue are asked of stats when somebody looks; stats may be nil in a process that
-// does not know the queue.
+// NewMetrics registers the metrics. Each scrape calls stats for those of the queue. stats may be nil in a process without the queue.
 func NewMetrics(stats func(context.Context) (proto.QueueStats, error)) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
 		executions: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "bullpen_executions_total", Help: "Executions that have ended, by language and status.",
+			Name: "bullpen_executions_total", Help: "Finished executions by language and status.",
 		}, []string{"language", "status"}),
 		start: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "bullpen_start_seconds", Help: "Time from accepting an execution to its program's start, by class.",
+			Name: "bullpen_start_seconds", Help: "Time from the acceptance of an execution to the start of its program, by class.",
 			Buckets: []float64{.001, .002, .005, .01, .02, .05, .1, .25, .5, 1, 3, 10, 60, 600, 3600},
 		}, []string{"class"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "bullpen_execution_seconds", Help: "Time from a program's start to its end, by language.",
+			Name: "bullpen_execution_seconds", Help: "Time from the start of a program to its end, by language.",
 			Buckets: []float64{.001, .002, .005, .01, .02, .05, .1, .25, .5, 1, 3, 10, 60, 600, 3600},
 		}, []string{"language"}),
 		outputBytes: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "bullpen_output_bytes_total", Help: "Bytes of output kept in the results of executions.",
 		}),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "bullpen_http_requests_total", Help: "HTTP requests answered, by route, method and status code.",
+			Name: "bullpen_http_requests_total", Help: "HTTP requests by route, method and status code.",
 		}, []string{"route", "method", "code"}),
 		requestTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "bullpen_http_request_seconds", Help: "Time from a request's arrival to the end of its answer, by route and method.",
+			Name: "bullpen_http_request_seconds", Help: "Time from the arrival of a request to the end of its response, by route and method.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 3, 10, 60, 600},
 		}, []string{"route", "method"}),
 		cgroupVersion: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "bullpen_cgroup_version", Help: "Version of the cgroups that hold programs to their limits: 1 or 2; 0 where this process runs none.",
+			Name: "bullpen_cgroup_version", Help: "Version of cgroups in use, 1 or 2; 0 in a process that runs no programs.",
 		}),
-		fit: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "bullpen_worker_fit", Help: "1 while the worker of this process can make sandboxes and takes jobs; 0 while it does not, or there is none.",
+		healthy: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "bullpen_worker_fit", Help: "1 while the worker of this process can create sandboxes and accepts jobs; otherwise 0.",
 		}),
 	}
 	m.jails = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "bullpen_worker_jails_total", Help: "Sandboxes that executions asked for, by language and how it started: one was ready (warm), was forked from one of the API key's (forked), or had to be made (cold).",
+		Name: "bullpen_worker_jails_total", Help: "Sandboxes of executions by language and start: prewarmed (warm), forked from a zygote of the API key (forked), or created on demand (cold).",
 	}, []string{"language", "start"})
 	m.attempts = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "bullpen_webhook_attempts_total", Help: "Attempts to deliver a webhook, by what went wrong; none where it was delivered.",
+		Name: "bullpen_webhook_attempts_total", Help: "Webhook attempts by error; none if delivered.",
 	}, []string{"error"})
 	m.deliveries = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "bullpen_webhook_deliveries_total", Help: "Deliveries that have ended with an attempt, by status.",
+		Name: "bullpen_webhook_deliveries_total", Help: "Finished webhook deliveries by status.",
 	}, []string{"status"})
 	m.attemptTime = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "bullpen_webhook_attempt_seconds", Help: "Time that an attempt to deliver a webhook took.",
+		Name: "bullpen_webhook_attempt_seconds", Help: "Duration of webhook attempts.",
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 3, 10, 30},
 	})
 	m.deliveryDelay = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "bullpen_webhook_delay_seconds", Help: "Time from a result to the beginning of the first attempt to deliver it.",
+		Name: "bullpen_webhook_delay_seconds", Help: "Time from a result to the start of its first webhook attempt.",
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 3, 10, 60, 600},
 	})
 	m.registry.MustRegister(m.attempts, m.deliveries, m.attemptTime, m.deliveryDelay)
-	m.registry.MustRegister(m.executions, m.start, m.duration, m.outputBytes, m.requests, m.requestTime, m.cgroupVersion, m.fit, m.jails,
+	m.registry.MustRegister(m.executions, m.start, m.duration, m.outputBytes, m.requests, m.requestTime, m.cgroupVersion, m.healthy, m.jails,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if stats != nil {
 		m.registry.MustRegister(newQueueCollector(stats))
@@ -92,12 +91,12 @@ func NewMetrics(stats func(context.Context) (proto.QueueStats, error)) *Metrics 
 	return m
 }
 
-// Handler answers with all figures.
+// Handler serves the metrics.
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry})
 }
 
-// ExecutionDone counts an execution that has ended.
+// ExecutionDone counts a finished execution.
 func (m *Metrics) ExecutionDone(rec *proto.Record) {
 	m.executions.WithLabelValues(string(rec.Language), string(rec.Status)).Inc()
 	if rec.StartedAt != nil {
@@ -112,19 +111,18 @@ func (m *Metrics) ExecutionDone(rec *proto.Record) {
 	m.outputBytes.Add(float64(len(rec.Result.Stdout) + len(rec.Result.Stderr)))
 }
 
-// HTTPDone counts a request that was answered with code after d. The route is the pattern that matched, never the path: ids
-// in it would make a figure each.
+// HTTPDone counts a request. The route is the pattern that matched, because ids in a path would each create a time series.
 func (m *Metrics) HTTPDone(route, method string, code int, d time.Duration) {
 	switch method {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
 	default:
-		method = "other" // the client makes them up
+		method = "other" // clients can send any method
 	}
 	m.requests.WithLabelValues(route, method, strconv.Itoa(code)).Inc()
 	m.requestTime.WithLabelValues(route, method).Observe(d.Seconds())
 }
 
-// WebhookAttempted counts an attempt to deliver a webhook.
+// WebhookAttempted counts a webhook attempt.
 func (m *Metrics) WebhookAttempted(d *proto.Delivery, a *proto.DeliveryAttempt) {
 	m.attempts.WithLabelValues(string(cmp.Or(a.Error, "none"))).Inc()
 	m.attemptTime.Observe(a.Timings.Total / 1000)
@@ -136,35 +134,34 @@ func (m *Metrics) WebhookAttempted(d *proto.Delivery, a *proto.DeliveryAttempt) 
 	}
 }
 
-// PendingWebhooks has the number of pending deliveries asked for when somebody looks.
+// PendingWebhooks registers the number of pending deliveries. Each scrape calls pending.
 func (m *Metrics) PendingWebhooks(pending func() int) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "bullpen_webhook_pending", Help: "Deliveries that wait for an attempt, told by the process that leads; 0 in others.",
+		Name: "bullpen_webhook_pending", Help: "Webhook deliveries that wait for an attempt, reported by the leader; 0 in other processes.",
 	}, func() float64 { return float64(pending()) }))
 }
 
-// WorkerFit says whether the worker takes jobs.
-func (m *Metrics) WorkerFit(fit bool) {
-	if fit {
-		m.fit.Set(1)
+// WorkerHealthy sets whether the worker accepts jobs.
+func (m *Metrics) WorkerHealthy(healthy bool) {
+	if healthy {
+		m.healthy.Set(1)
 	} else {
-		m.fit.Set(0)
+		m.healthy.Set(0)
 	}
 }
 
-// JailTaken counts an execution that asked for a jail.
-func (m *Metrics) JailTaken(language proto.Language, start worker.Start) {
+// JailAcquired counts a jail that an execution got.
+func (m *Metrics) JailAcquired(language proto.Language, start worker.Start) {
 	m.jails.WithLabelValues(string(language), string(start)).Inc()
 }
 
-// CgroupVersion says which version of cgroups holds programs to their limits.
+// CgroupVersion sets the version of cgroups in use.
 func (m *Metrics) CgroupVersion(version int) { m.cgroupVersion.Set(float64(version)) }
 
-// statsTimeout is how long a scrape waits for the queue.
+// statsTimeout bounds the time for which a scrape waits for the queue.
 const statsTimeout = time.Second
 
-// queueCollector asks for the queue's figures at each scrape, so that they are never old. Where the queue does not answer it
-// tells only that.
+// queueCollector collects the metrics of the queue at each scrape. If the queue does not answer, it reports only bullpen_queue_up.
 type queueCollector struct {
 	stats                                                 func(context.Context) (proto.QueueStats, error)
 	up, depth, oldest, workers, slots, freeSlots, running *prometheus.Desc
@@ -174,26 +171,26 @@ func newQueueCollector(stats func(context.Context) (proto.QueueStats, error)) *q
 	desc := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
 	return &queueCollector{
 		stats:     stats,
-		up:        desc("bullpen_queue_up", "Whether the queue answered when it was asked for the figures below."),
-		depth:     desc("bullpen_queue_depth", "Executions that wait for a slot."),
-		oldest:    desc("bullpen_queue_oldest_seconds", "Age of the oldest execution that waits for a slot; 0 when none does."),
+		up:        desc("bullpen_queue_up", "1 if the queue answered the scrape; otherwise the metrics of the queue are missing."),
+		depth:     desc("bullpen_queue_depth", "Queued executions."),
+		oldest:    desc("bullpen_queue_oldest_seconds", "Age of the oldest queued execution; 0 if there is none."),
 		workers:   desc("bullpen_workers", "Live workers."),
 		slots:     desc("bullpen_slots", "Slots of all live workers."),
-		freeSlots: desc("bullpen_slots_free", "Slots that run nothing."),
-		running:   desc("bullpen_running", "Executions that run."),
+		freeSlots: desc("bullpen_slots_free", "Free slots of all live workers."),
+		running:   desc("bullpen_running", "Running executions."),
 	}
 }
 
-// Describe tells which figures there are.
+// Describe sends the descriptions of the metrics.
 func (c *queueCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.up, c.depth, c.oldest, c.workers, c.slots, c.freeSlots, c.running} {
 		ch <- d
 	}
 }
 
-// Collect tells the figures.
+// Collect sends the metrics.
 func (c *queueCollector) Collect(ch chan<- prometheus.Metric) {
-	ctx, cancel := context.WithTimeout(context.Background(), statsTimeout) // a scrape hands us no context
+	ctx, cancel := context.WithTimeout(context.Background(), statsTimeout) // Collect gets no context
 	defer cancel()
 	gauge := func(d *prometheus.Desc, v float64) { ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v) }
 	s, err := c.stats(ctx)

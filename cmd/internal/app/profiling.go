@@ -12,7 +12,7 @@ import (
 	"strconv"
 )
 
-// profiled are the profiles that are told, besides that of processor time: those that name functions, and no values of theirs.
+// profiled are the profiles besides the CPU profile. They name functions, but contain no values.
 var profiled = []string{"allocs", "goroutine", "heap"} // read only
 
 func (c *Config) validateProfileListen() error {
@@ -23,20 +23,19 @@ func (c *Config) validateProfileListen() error {
 	if err == nil {
 		_, err = strconv.ParseUint(port, 10, 16)
 	}
-	// An address and no name: what localhost is, a file says.
+	// An address rather than a name: /etc/hosts could map localhost to another machine.
 	at, errAddr := netip.ParseAddr(host)
 	return setting("profile-listen", err == nil && errAddr == nil && at.IsLoopback(),
-		"%q must be an address of this machine alone with a port, such as 127.0.0.1:6060: profiles are for nobody else", c.ProfileListen)
+		"%q must be a loopback address with a port, such as 127.0.0.1:6060", c.ProfileListen)
 }
 
-// tellProfiles tells whoever is on this machine what the process does, in the form of go tool pprof, until ctx ends. A profile that is being
-// made then is broken off.
-func tellProfiles(ctx context.Context, address string, log *slog.Logger) error {
+// serveProfiles serves profiles for go tool pprof until ctx is done, which also interrupts a profile in progress.
+func serveProfiles(ctx context.Context, address string, log *slog.Logger) error {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
 		return fmt.Errorf("listen: %w: choose another --profile-listen", err)
 	}
-	log.Info("telling profiles", "url", "http://"+listener.Addr().String()+"/debug/pprof/profile")
+	log.Info("serving profiles", "url", "http://"+listener.Addr().String()+"/debug/pprof/profile")
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/pprof/profile", httppprof.Profile)
 	for _, name := range profiled {

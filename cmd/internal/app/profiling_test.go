@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestProfilesAreToldToThisMachineAlone also looks for them where tenants ask.
-func TestProfilesAreToldToThisMachineAlone(t *testing.T) {
+// Profiles are not served at the address of the API.
+func TestProfiles(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	nats, web, profiles := freeAddress(t), freeAddress(t), freeAddress(t)
@@ -19,18 +19,18 @@ func TestProfilesAreToldToThisMachineAlone(t *testing.T) {
 	c := config(t, "--roles", "gateway", "--store", "file://"+t.TempDir(), "--nats", "nats://"+nats.String(), "--listen", web.String(),
 		"--profile-listen", profiles.String())
 	go func() { ended <- Run(running, c) }()
-	tells(ctx, t, "http://"+web.String()+"/readyz", http.StatusServiceUnavailable, "no worker is live")
-	tells(ctx, t, "http://"+web.String()+"/debug/pprof/goroutine?debug=1", http.StatusNotFound, "")
-	tells(ctx, t, "http://"+profiles.String()+"/debug/pprof/goroutine?debug=1", http.StatusOK, "(*Dispatcher).Run")
-	tells(ctx, t, "http://"+profiles.String()+"/debug/pprof/allocs?debug=1", http.StatusOK, "TotalAlloc")
-	tells(ctx, t, "http://"+profiles.String()+"/debug/pprof/cmdline", http.StatusNotFound, "")
+	waitFor(ctx, t, "http://"+web.String()+"/readyz", http.StatusServiceUnavailable, "no worker is live")
+	waitFor(ctx, t, "http://"+web.String()+"/debug/pprof/goroutine?debug=1", http.StatusNotFound, "")
+	waitFor(ctx, t, "http://"+profiles.String()+"/debug/pprof/goroutine?debug=1", http.StatusOK, "(*Dispatcher).Run")
+	waitFor(ctx, t, "http://"+profiles.String()+"/debug/pprof/allocs?debug=1", http.StatusOK, "TotalAlloc")
+	waitFor(ctx, t, "http://"+profiles.String()+"/debug/pprof/cmdline", http.StatusNotFound, "")
 	stop()
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
 }
 
-func TestAddressForProfilesIsALoopback(t *testing.T) {
+func TestProfileAddressIsLoopback(t *testing.T) {
 	for _, bad := range []string{"0.0.0.0:6060", ":6060", "[::]:6060", "192.0.2.1:6060", "localhost:6060", "127.0.0.1", "127.0.0.1:x", "[::ffff:192.0.2.1]:6060"} {
 		if _, err := ParseConfig([]string{"--profile-listen", bad}); err == nil || !strings.Contains(err.Error(), "--profile-listen") {
 			t.Errorf("%s: %v", bad, err)
@@ -43,7 +43,7 @@ func TestAddressForProfilesIsALoopback(t *testing.T) {
 	}
 }
 
-func TestAddressForProfilesThatIsTaken(t *testing.T) {
+func TestProfileAddressInUse(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	nats := freeAddress(t)
@@ -51,6 +51,6 @@ func TestAddressForProfilesThatIsTaken(t *testing.T) {
 	c := config(t, "--roles", "gateway", "--store", "file://"+t.TempDir(), "--nats", "nats://"+nats.String(), "--listen", "127.0.0.1:0",
 		"--profile-listen", nats.String())
 	if err := Run(ctx, c); err == nil || !strings.Contains(err.Error(), "--profile-listen") {
-		t.Fatalf("it ended with %v", err)
+		t.Fatalf("Run returned %v", err)
 	}
 }

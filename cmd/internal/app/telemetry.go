@@ -21,7 +21,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// NewLogger makes the logger of a process, which writes to w.
+// NewLogger returns a logger that writes to w.
 func NewLogger(w io.Writer, level slog.Level, format LogFormat) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: level}
 	if format == LogJSON {
@@ -30,10 +30,10 @@ func NewLogger(w io.Writer, level slog.Level, format LogFormat) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, opts))
 }
 
-// Telemetry makes spans and sends them where the standard environment variables OTEL_… say. Where they say nothing it sends
-// nothing and opens no connection; spans then carry ids and nothing else.
+// Telemetry records spans and exports them as the standard environment variables OTEL_… configure. Without them it exports nothing, and
+// spans have ids only.
 type Telemetry struct {
-	// Tracers makes the tracers of the rooms.
+	// Tracers provides the tracers of all packages.
 	Tracers trace.TracerProvider
 	// Propagator carries span contexts in headers, in the forms that OTEL_PROPAGATORS names (default: W3C).
 	Propagator propagation.TextMapPropagator
@@ -41,18 +41,18 @@ type Telemetry struct {
 	provider *sdktrace.TracerProvider
 }
 
-// StartTelemetry sets tracing up. It also makes Tracers and Propagator the process's defaults, for libraries that take no
-// other. Exporters report their failures to log. The caller calls Shutdown.
+// StartTelemetry starts tracing and makes Tracers and Propagator the defaults of the process. Exporters report errors to log. The
+// caller must call Shutdown.
 func StartTelemetry(ctx context.Context, version string, log *slog.Logger) (*Telemetry, error) {
 	exporter, err := newSpanExporter(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("telemetry: exporter %q: %w; see OTEL_TRACES_EXPORTER and its kin", os.Getenv("OTEL_TRACES_EXPORTER"), err)
+		return nil, fmt.Errorf("telemetry: exporter %q: %w; see the OTEL_… variables", os.Getenv("OTEL_TRACES_EXPORTER"), err)
 	}
 	res, err := resource.New(ctx,
 		resource.WithAttributes(attribute.String("service.name", "bullpen"), attribute.String("service.version", version)),
 		resource.WithTelemetrySDK(), resource.WithHost(), resource.WithFromEnv())
 	if err != nil {
-		return nil, fmt.Errorf("telemetry: describe this process: %w", err)
+		return nil, fmt.Errorf("telemetry: resource: %w", err)
 	}
 	opts := []sdktrace.TracerProviderOption{sdktrace.WithResource(res), sdktrace.WithIDGenerator(traceIDs{})}
 	if exporter == nil || autoexport.IsNoneSpanExporter(exporter) {
@@ -65,13 +65,13 @@ func StartTelemetry(ctx context.Context, version string, log *slog.Logger) (*Tel
 	otel.SetTracerProvider(t.Tracers)
 	otel.SetTextMapPropagator(t.Propagator)
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		log.Warn("telemetry", slog.Any("error", err))
+		log.Warn("telemetry error", slog.Any("error", err))
 	}))
 	return t, nil
 }
 
-// newSpanExporter gives the exporter that the environment names, and nil where it names neither an exporter nor an endpoint:
-// the library's own default is a collector on this host, which is there for few.
+// newSpanExporter returns the exporter that the environment configures. It returns nil if the environment has neither an exporter nor an
+// endpoint, unlike the library, which would default to a collector on this host.
 func newSpanExporter(ctx context.Context) (sdktrace.SpanExporter, error) {
 	if strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") {
 		return nil, nil
@@ -84,18 +84,18 @@ func newSpanExporter(ctx context.Context) (sdktrace.SpanExporter, error) {
 	return nil, nil
 }
 
-// Shutdown sends the spans that are still here, for as long as ctx allows, and stops.
+// Shutdown exports the remaining spans until ctx is done, and stops.
 func (t *Telemetry) Shutdown(ctx context.Context) error {
 	if err := t.provider.Shutdown(ctx); err != nil {
-		return fmt.Errorf("send the last spans: %w", err)
+		return fmt.Errorf("export the last spans: %w", err)
 	}
 	return nil
 }
 
-// traceIDs gives the spans of an execution the trace id that its own id says, so that each finds the other.
+// traceIDs derives the trace id of an execution's spans from the id of the execution.
 type traceIDs struct{}
 
-// NewIDs gives a trace id and the id of its first span.
+// NewIDs returns a trace id and the id of its first span.
 func (traceIDs) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
 	if t, ok := proto.TraceIDFromContext(ctx); ok {
 		if id, err := t.OTel(); err == nil {
@@ -107,7 +107,7 @@ func (traceIDs) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
 	return id, newSpanID()
 }
 
-// NewSpanID gives the id of a further span of a trace.
+// NewSpanID returns the id of another span of a trace.
 func (traceIDs) NewSpanID(context.Context, trace.TraceID) trace.SpanID { return newSpanID() }
 
 func newSpanID() trace.SpanID {

@@ -17,7 +17,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-func TestTraceIDsTurnIntoEachOther(t *testing.T) {
+func TestTraceIDs(t *testing.T) {
 	for name, exporter := range map[string]string{"no exporter": "", "an exporter": "console"} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("OTEL_TRACES_EXPORTER", exporter)
@@ -49,7 +49,7 @@ func TestTraceIDsTurnIntoEachOther(t *testing.T) {
 	}
 }
 
-func TestWrongExporterIsNamed(t *testing.T) {
+func TestUnknownExporter(t *testing.T) {
 	t.Setenv("OTEL_TRACES_EXPORTER", "nonsense")
 	if _, err := StartTelemetry(t.Context(), "test", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "nonsense") {
 		t.Errorf("error is %v", err)
@@ -71,7 +71,7 @@ func TestMetrics(t *testing.T) {
 	var err error
 	m := NewMetrics(func(ctx context.Context) (proto.QueueStats, error) {
 		if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) > statsTimeout {
-			t.Error("a scrape may wait for ever")
+			t.Error("the context of a scrape has no deadline")
 		}
 		return proto.QueueStats{Workers: 2, Slots: 16, FreeSlots: 15, Queued: 7, Running: 1, OldestQueue: 2.5}, err
 	})
@@ -83,7 +83,7 @@ func TestMetrics(t *testing.T) {
 		Meta:   proto.Meta{Language: proto.Bash, Mode: proto.ModeAsync, CreatedAt: created},
 		Status: proto.StatusFailed, StartedAt: &started, Result: &r,
 	})
-	m.ExecutionDone(&proto.Record{Meta: proto.Meta{Language: proto.Node}, Status: proto.StatusCancelled}) // never started
+	m.ExecutionDone(&proto.Record{Meta: proto.Meta{Language: proto.Node}, Status: proto.StatusCancelled}) // did not start
 	m.HTTPDone("/v1/executions/{id}", "GET", 404, time.Millisecond)
 	m.HTTPDone("", "BREW", 405, time.Millisecond)
 	m.CgroupVersion(2)
@@ -106,7 +106,7 @@ func TestMetrics(t *testing.T) {
 	}
 	err = fail
 	if got := scrape(t, m); !strings.Contains(got, "bullpen_queue_up 0\n") || strings.Contains(got, "bullpen_queue_depth ") {
-		t.Error("figures of a queue that does not answer")
+		t.Error("metrics of a queue that does not answer")
 	}
 }
 

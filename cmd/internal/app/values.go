@@ -13,13 +13,13 @@ type UIDRange struct {
 	First, Count int
 }
 
-// maxUID is the last user id that programs which count in signed numbers can tell from an error.
+// maxUID is the largest user id that fits a signed 32-bit integer, without the value that programs use for errors.
 const maxUID = math.MaxInt32 - 1
 
-// String gives the form FIRST:COUNT.
+// String returns FIRST:COUNT.
 func (r UIDRange) String() string { return fmt.Sprintf("%d:%d", r.First, r.Count) }
 
-// UnmarshalText reads the form FIRST:COUNT.
+// UnmarshalText parses FIRST:COUNT.
 func (r *UIDRange) UnmarshalText(text []byte) error {
 	first, count, ok := strings.Cut(string(text), ":")
 	f, errFirst := strconv.ParseUint(first, 10, 31)
@@ -28,22 +28,22 @@ func (r *UIDRange) UnmarshalText(text []byte) error {
 		return fmt.Errorf("%q must be FIRST:COUNT, such as 1900000000:8192", text)
 	}
 	if f == 0 || n < UIDsPerSlot || f+n-1 > maxUID {
-		return fmt.Errorf("%q must hold at least %d user ids, not that of root, and none above %d", text, UIDsPerSlot, maxUID)
+		return fmt.Errorf("%q must have at least %d user ids, not that of root, and none above %d", text, UIDsPerSlot, maxUID)
 	}
 	*r = UIDRange{First: int(f), Count: int(n)}
 	return nil
 }
 
-// LogFormat is the form of log lines.
+// LogFormat is a format of log messages.
 type LogFormat string
 
-// The forms of log lines.
+// The log formats.
 const (
 	LogText LogFormat = "text"
 	LogJSON LogFormat = "json"
 )
 
-// UnmarshalText reads a form of log lines.
+// UnmarshalText parses a log format.
 func (f *LogFormat) UnmarshalText(text []byte) error {
 	switch g := LogFormat(text); g {
 	case LogText, LogJSON:

@@ -2,10 +2,10 @@ package app
 
 import "runtime/debug"
 
-// version is set by the linker in builds of the Makefile.
+// version is set by the Makefile through the linker.
 var version string
 
-// Version names the version of this program: what the build said, else what the Go toolchain knows.
+// Version returns the version of this program, from the Makefile or from the Go toolchain.
 func Version() string {
 	if version != "" {
 		return version

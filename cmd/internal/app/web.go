@@ -25,13 +25,13 @@ import (
 )
 
 const (
-	headerTimeout  = 10 * time.Second // a client that sends its headers slower is cut off
+	headerTimeout  = 10 * time.Second
 	idleTimeout    = 2 * time.Minute
 	maxHeaderBytes = 64 << 10
 	closeTimeout   = 5 * time.Second
 )
 
-// gateway puts the gateway role together; the parts are what it stands on.
+// gateway returns the server of the gateway role, and the parts that it needs.
 func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	keys, err := registry.OpenKeys(ctx, s.store, s.cfg.Region, s.log)
 	if err != nil {
@@ -62,16 +62,16 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Home: s.cfg.Home, PublicURL: s.cfg.PublicURL, URLSecret: keys.Derived("URLs of files"),
 		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone,
 		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, MaxBody: gateway.DefaultMaxBody, Memory: s.cfg.requestMemory(),
-		UpgradeURL: s.cfg.UpgradeURL, Version: Version(), Unfit: s.fitness.whyNot,
+		UpgradeURL: s.cfg.UpgradeURL, Version: Version(), Unfit: s.health.reason,
 	}, []part{{"API keys", keys.Run}, {"sandbox profiles", profiles.Run}, {"images", images.Run}}, nil
 }
 
-// health is what a process without the gateway role answers.
-func (s *system) health() http.Handler {
+// healthHandler serves health and metrics in a process without the gateway role.
+func (s *system) healthHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if why := s.fitness.whyNot(); why != "" {
+		if why := s.health.reason(); why != "" {
 			http.Error(w, "the worker here takes no jobs: "+why, http.StatusServiceUnavailable)
 			return
 		}
@@ -81,7 +81,7 @@ func (s *system) health() http.Handler {
 	return mux
 }
 
-// starting is what a process answers before its roles are put together.
+// starting serves requests until the roles have started.
 func starting() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
@@ -94,18 +94,17 @@ func starting() http.Handler {
 	return mux
 }
 
-// httpServer answers HTTP. While work drains its listener stays open, so that new requests are told to come again rather than
-// refused a connection.
+// httpServer serves HTTP. Its listener stays open while work drains, so that new requests get 503 rather than a refused connection.
 type httpServer struct {
 	server   *http.Server
 	listener net.Listener
-	busy     *inFlight
-	leave    func() // answers those who wait; nil before open
-	patience time.Duration
+	requests *requests
+	leave    func() // answers clients that wait; nil before open
+	drain    time.Duration
 	log      *slog.Logger
 }
 
-// listen takes the address that is served on; it is nil where there is none. Until open is called all but its health is refused.
+// listen opens the address of the HTTP server. It returns nil if there is none. Until open is called, the server serves only its health.
 func listen(cfg *Config, log *slog.Logger) (*httpServer, error) {
 	if cfg.Address() == "" {
 		return nil, nil
@@ -115,23 +114,23 @@ func listen(cfg *Config, log *slog.Logger) (*httpServer, error) {
 		return nil, fmt.Errorf("listen: %w: choose another --listen", err)
 	}
 	limited := &limitedListener{Listener: listener, most: cfg.maxConnections()}
-	h := &httpServer{listener: limited, busy: &inFlight{}, patience: cfg.Drain + closeTimeout, log: log}
-	h.busy.become(starting())
+	h := &httpServer{listener: limited, requests: &requests{}, drain: cfg.Drain + closeTimeout, log: log}
+	h.requests.setHandler(starting())
 	h.server = &http.Server{
-		Handler: h.busy, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
+		Handler: h.requests, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 		Protocols: protocols(), ConnState: limited.count,
 	}
 	return h, nil
 }
 
-// open answers with api from now on. leave is called when those who wait for their answers have waited long enough.
+// open serves api from now on. run calls leave when requests have had the time to finish.
 func (h *httpServer) open(api http.Handler, leave func()) {
 	h.leave = leave
-	h.busy.become(api)
+	h.requests.setHandler(api)
 	h.log.Info("listening", "url", "http://"+h.listener.Addr().String())
 }
 
-// run serves until ctx ends and what is being answered has been.
+// run serves until ctx is done and the open requests have finished.
 func (h *httpServer) run(ctx context.Context) error {
 	served := make(chan error, 1)
 	go func() { served <- h.server.Serve(h.listener) }()
@@ -140,14 +139,14 @@ func (h *httpServer) run(ctx context.Context) error {
 		return err
 	case <-ctx.Done():
 	}
-	rest := context.WithoutCancel(ctx)
-	idle, stop := context.WithTimeout(rest, h.patience)
+	background := context.WithoutCancel(ctx)
+	idle, stop := context.WithTimeout(background, h.drain)
 	defer stop()
-	h.busy.wait(idle)
+	h.requests.wait(idle)
 	if h.leave != nil {
 		h.leave()
 	}
-	closing, cancel := context.WithTimeout(rest, closeTimeout)
+	closing, cancel := context.WithTimeout(background, closeTimeout)
 	defer cancel()
 	if err := h.server.Shutdown(closing); err != nil {
 		_ = h.server.Close()
@@ -158,7 +157,7 @@ func (h *httpServer) run(ctx context.Context) error {
 	return nil
 }
 
-// protocols lets clients speak HTTP/2 without TLS, which proxies in front of the gateway do.
+// protocols includes HTTP/2 without TLS, for proxies in front of the gateway.
 func protocols() *http.Protocols {
 	p := new(http.Protocols)
 	p.SetHTTP1(true)
@@ -166,14 +165,14 @@ func protocols() *http.Protocols {
 	return p
 }
 
-// defaultProfile is the sandbox of keys that are bound to none.
+// defaultProfile returns the sandbox profile of keys that name none.
 func (s *system) defaultProfile() proto.Profile {
 	p := proto.DefaultProfile()
 	p.Output = s.cfg.OutputLimit
 	return p
 }
 
-// afterDrain calls f when d has passed since ctx ended, unless stop is called first.
+// afterDrain calls f when d has passed since ctx was done, unless stop is called first.
 func afterDrain(ctx context.Context, d time.Duration, f func()) (stop func()) {
 	var mu sync.Mutex
 	var timer *time.Timer
@@ -192,24 +191,25 @@ func afterDrain(ctx context.Context, d time.Duration, f func()) (stop func()) {
 	}
 }
 
-// inFlight counts the requests that are being answered.
-type inFlight struct {
-	next atomic.Pointer[http.Handler]
-	mu   sync.Mutex
-	n    int
-	zero chan struct{} // closed when n falls to 0; nil when nobody waits
+// requests counts the open requests of a handler.
+type requests struct {
+	handler atomic.Pointer[http.Handler]
+	mu      sync.Mutex
+	n       int
+	zero    chan struct{} // closed when n falls to 0; nil unless wait was called
 }
 
-func (f *inFlight) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// ServeHTTP calls the handler.
+func (f *requests) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.add(1)
 	defer f.add(-1)
-	(*f.next.Load()).ServeHTTP(w, r)
+	(*f.handler.Load()).ServeHTTP(w, r)
 }
 
-// become sets what answers from now on.
-func (f *inFlight) become(h http.Handler) { f.next.Store(&h) }
+// setHandler replaces the handler.
+func (f *requests) setHandler(h http.Handler) { f.handler.Store(&h) }
 
-func (f *inFlight) add(n int) {
+func (f *requests) add(n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.n += n
@@ -219,8 +219,8 @@ func (f *inFlight) add(n int) {
 	}
 }
 
-// wait returns when no request is being answered, or ctx ends.
-func (f *inFlight) wait(ctx context.Context) {
+// wait blocks until no request is open, or ctx is done.
+func (f *requests) wait(ctx context.Context) {
 	f.mu.Lock()
 	if f.n == 0 {
 		f.mu.Unlock()
@@ -237,12 +237,12 @@ func (f *inFlight) wait(ctx context.Context) {
 	}
 }
 
-// queued gives the gateway the queue under its own interface.
+// queued adapts the queue to the interface of the gateway.
 type queued struct{ *queue.Queue }
 
 func (q queued) Watch(id proto.TraceID) (gateway.Watch, error) { return q.Queue.Watch(id) }
 
-// eventLog gives the gateway the event log under its own interface.
+// eventLog adapts the event log to the interface of the gateway.
 type eventLog struct{ log *events.Log }
 
 func (l eventLog) Follow(ctx context.Context, id proto.TraceID, after int64) (gateway.Tail, error) {

@@ -59,7 +59,7 @@ func (r *workerRole) hold(ctx context.Context) error {
 	for {
 		closers, err := r.open(ctx)
 		if ctx.Err() == nil {
-			r.fitness.set(err)
+			r.health.set(err)
 		}
 		if err == nil {
 			close(r.ready)
@@ -110,7 +110,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	c = append(c, images.close)
 	_, noImages := usableImages(r.cfg.ImageDir)
 	warm := r.cfg.warm()
-	warm.Taken = r.metrics.JailTaken
+	warm.Taken = r.metrics.JailAcquired
 	var offers []string
 	for _, can := range []struct {
 		offer string
@@ -140,7 +140,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	r.slots = &queue.Slots{Store: r.store, Worker: r.instance, Total: r.cfg.SlotCount(), Capabilities: offers, Log: r.log, Journal: r.notes}
 	r.runner = &worker.Worker{
 		Jobs: jobs{r.slots}, Jails: maker, Images: images, Homes: homes, Home: r.cfg.Home, Slots: r.slots.Total, Warm: warm, Log: r.log,
-		Done: r.metrics.ExecutionDone, Fit: r.fitness.set,
+		Done: r.metrics.ExecutionDone, Fit: r.health.set,
 		Open: func(ctx context.Context, id proto.TraceID, attempt int, baseSeq int64) worker.Output {
 			return output{events.NewWriter(ctx, r.store, id, attempt, baseSeq)}
 		},
