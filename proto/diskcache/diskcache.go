@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 )
@@ -23,6 +24,8 @@ import (
 const (
 	bootFile   = "boot"
 	recordFile = "entry.json"
+	// removedSuffix is the suffix of directories that are being removed.
+	removedSuffix = ".removed"
 	// bootID identifies this boot of the kernel.
 	bootID = "/proc/sys/kernel/random/boot_id"
 )
@@ -118,7 +121,7 @@ func (c *Cache[V]) adoptAll() error {
 // adopt adds a complete directory of a previous process.
 func (c *Cache[V]) adopt(dir string) bool {
 	info, err := os.Stat(dir)
-	if err != nil {
+	if err != nil || strings.HasSuffix(dir, removedSuffix) {
 		return false
 	}
 	text, err := os.ReadFile(filepath.Join(dir, recordFile))
@@ -287,14 +290,12 @@ func (c *Cache[V]) discard(e *Entry[V]) {
 	if e.dir == "" {
 		return
 	}
-	dir := e.dir
-	if err := os.Remove(e.Path(recordFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		c.cfg.Log.Warn("cache entry not invalidated", "directory", dir, "error", err)
-	}
+	removed := e.dir + removedSuffix
+	err := os.Rename(e.dir, removed)
 	e.dir, e.complete, e.size = "", false, 0
 	c.work.Go(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			c.cfg.Log.Warn("cache entry not removed", "directory", dir, "error", err)
+		if err := errors.Join(err, os.RemoveAll(removed)); err != nil {
+			c.cfg.Log.Warn("cache entry not removed", "directory", removed, "error", err)
 		}
 	})
 }

@@ -350,7 +350,7 @@ func TestKilledHalfWay(t *testing.T) {
 	}
 	_ = child.Wait() // it was killed
 	images := filepath.Join(at, "images")
-	left, err := filepath.Glob(filepath.Join(images, "work-*", "root", "*"))
+	left, err := filepath.Glob(filepath.Join(images, "*", "root", "*"))
 	if err != nil || len(left) == 0 {
 		t.Fatalf("it was not half-way: %v, %v", left, err)
 	}
