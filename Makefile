@@ -55,14 +55,14 @@ test: build s3server c-compiler ## run the tests, with real jails and the race d
 	go -C bench test -short ./...
 
 .PHONY: test-all
-test-all: build s3server c-compiler mutants ## run the tests with all their variants, and make mutants; as root
+test-all: build s3server c-compiler ## run the tests with all their variants; as root
 	CGO_ENABLED=1 go test -race -shuffle=on -timeout=60m ./...
 	CGO_ENABLED=1 go test -race -tags=faults ./proto/fault
 	go -C bench test ./...
 
 .PHONY: mutants
 mutants: build s3server ## check that the ledger test finds each bug of e2e/mutants; as root
-	go test -tags=mutants -run '^TestMutants$$' -v -timeout 60m ./e2e
+	go test -run '^TestMutants$$' -v -timeout 60m ./e2e
 
 .PHONY: test-v2
 test-v2: build ## run the tests of jails in a virtual machine with Debian 12 and control groups of version 2; as root
@@ -96,7 +96,7 @@ image-test: build ## build a sandbox image and run programs in it; needs mmdebst
 lint: init ## check the code: linters, formatting, who imports whom
 	$(lint) run ./...
 	$(lint) run --build-tags=faults ./proto/fault
-	$(lint) run --build-tags=imagetest,mutants ./e2e
+	$(lint) run --build-tags=imagetest ./e2e
 	cd bench && $(benchlint) run ./...
 	go mod tidy -diff
 	go -C bench mod tidy -diff

@@ -58,7 +58,9 @@ type programs struct {
 	machine        *machine // that they run on; nil for this one
 	// s3 starts the S3 server of all tests, once.
 	s3 func() (*storagetest.Server, error)
-	// faults builds the bullpen that crashes and has bugs where it is told to, once.
+	// build builds a package of the module into a program, as `make build` does.
+	build func(program string, args ...string) error
+	// faults builds the bullpen that crashes where its environment asks for it, once.
 	faults func() (string, error)
 }
 
@@ -82,7 +84,7 @@ func buildPrograms(t *testing.T) *programs {
 			t.Fatalf("%v: run `make build` first", err)
 		}
 	}
-	build := func(program string, args ...string) error {
+	p.build = func(program string, args ...string) error {
 		cmd := exec.CommandContext(t.Context(), "go", append([]string{"build", "-trimpath", "-o", program}, args...)...)
 		cmd.Dir = root
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -92,13 +94,13 @@ func buildPrograms(t *testing.T) *programs {
 		return nil
 	}
 	for program, pkg := range map[string]string{p.bullpen: "./cmd/bullpen", p.nats: "github.com/nats-io/nats-server/v2"} {
-		if err := build(program, pkg); err != nil {
+		if err := p.build(program, pkg); err != nil {
 			t.Fatal(err)
 		}
 	}
 	p.faults = sync.OnceValues(func() (string, error) {
 		program := filepath.Join(dir, "bullpen-with-faults")
-		return program, build(program, "-tags", "faults", "./cmd/bullpen")
+		return program, p.build(program, "-tags", "faults", "./cmd/bullpen")
 	})
 	p.cert, p.certsKey = makeCertificate(t, dir)
 	p.s3 = sync.OnceValues(func() (*storagetest.Server, error) {
@@ -115,7 +117,7 @@ func buildPrograms(t *testing.T) *programs {
 	return p
 }
 
-// faulty gives the same programs with a bullpen that crashes and has bugs where its environment says so, see package fault.
+// faulty returns the same programs with a bullpen that crashes where its environment asks for it, see package fault.
 func (p *programs) faulty(t testing.TB) *programs {
 	t.Helper()
 	program, err := p.faults()

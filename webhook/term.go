@@ -85,8 +85,6 @@ func (t *term) onChange(c proto.DeliveryChange) {
 	switch {
 	case p == nil && c.Due.IsZero():
 		return
-	case p == nil && !t.started && fault.Planted(fault.RetryInMemory):
-		return
 	case p == nil:
 		p = &pendingDelivery{id: c.TraceID, queue: t.queues.acquire(queueKey{c.Org, c.Origin})}
 		t.pending[c.TraceID] = p

@@ -11,18 +11,15 @@ import (
 	"sync/atomic"
 )
 
-// Settings of the process.
-var (
-	crashAt, crashTime = crashSetting(os.Getenv("BULLPEN_CRASH_AT"))
-	planted            = bugSetting(os.Getenv("BULLPEN_PLANTED_BUG"))
-)
+// crashAt is the point at which the process dies, when it passes it for the crashCount-th time.
+var crashAt, crashCount = parseSetting(os.Getenv("BULLPEN_CRASH_AT"))
 
 // passed counts how often crashAt was passed.
 var passed atomic.Int64
 
-// Here is where the process dies if it was told to at this point. It does not return then.
+// Here kills the process if its environment asks for a crash at p. It does not return then.
 func Here(p Point) {
-	if p != crashAt || passed.Add(1) != crashTime {
+	if p != crashAt || passed.Add(1) != crashCount {
 		return
 	}
 	self, err := os.FindProcess(os.Getpid())
@@ -35,37 +32,27 @@ func Here(p Point) {
 	select {}
 }
 
-// Planted reports whether the process is to have this bug.
-func Planted(b Bug) bool { return b == planted }
-
-func crashSetting(text string) (Point, int64) {
+func parseSetting(text string) (Point, int64) {
 	if text == "" {
 		return "", 0
 	}
 	name, number, counted := strings.Cut(text, ":")
-	time := int64(1)
+	count := int64(1)
 	var err error
 	if counted {
-		time, err = strconv.ParseInt(number, 10, 64)
+		count, err = strconv.ParseInt(number, 10, 64)
 	}
-	if err != nil || time < 1 {
-		refuse("BULLPEN_CRASH_AT=%s: after the colon there must be a number from 1", text)
+	if err != nil || count < 1 {
+		fail("BULLPEN_CRASH_AT=%s: after the colon there must be a number from 1", text)
 	}
 	if !slices.Contains(Points(), Point(name)) {
-		refuse("BULLPEN_CRASH_AT=%s: there is no such point; there are %q", text, Points())
+		fail("BULLPEN_CRASH_AT=%s: there is no such point; there are %q", text, Points())
 	}
-	return Point(name), time
+	return Point(name), count
 }
 
-func bugSetting(text string) Bug {
-	if text != "" && !slices.Contains(Bugs(), Bug(text)) {
-		refuse("BULLPEN_PLANTED_BUG=%s: there is no such bug; there are %q", text, Bugs())
-	}
-	return Bug(text)
-}
-
-// refuse ends a process that would not do what its test believes.
-func refuse(format string, args ...any) {
+// fail exits, since the process would not do what its test expects.
+func fail(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "bullpen: "+format+"\n", args...)
 	os.Exit(2)
 }

@@ -305,7 +305,7 @@ func (t *term) apply(ctx context.Context, j *job, r recordState) {
 	j.attempt, j.losses, j.revision, j.writePending = r.attempt, r.losses, r.revision, false
 	now := time.Now()
 	switch {
-	case r.status.Terminal() || fault.Planted(fault.AckBeforeResult) && r.status == proto.StatusRunning:
+	case r.status.Terminal():
 		t.queue.remove(j)
 		t.outcomes[j.meta.TraceID] = outcome{now, r.deadLettered()}
 		if j.seq > 0 {

@@ -142,9 +142,6 @@ func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int
 		Meta: l.job.Meta, Status: proto.StatusRunning, Attempt: l.attempt, Worker: l.slots.Worker, StartedAt: &now,
 		ResultSeq: baseSeq,
 	}
-	if fault.Planted(fault.ClaimAfterStart) {
-		return ctx, baseSeq, nil // Finish works without a claim
-	}
 	sent := time.Now()
 	l.revision, err = l.slots.Store.WriteRecord(ctx, l.rec, l.revision)
 	if err != nil {
@@ -181,9 +178,6 @@ func (l *Lease) requestRead() {
 func (l *Lease) renewLoop(ctx context.Context, sent time.Time) {
 	defer close(l.stopped)
 	expiry := time.AfterFunc(holderTimeout-time.Since(sent), func() {
-		if fault.Planted(fault.LeaseWithoutFencing) {
-			return
-		}
 		l.cancel(fmt.Errorf("%w: no renewal for %s", proto.ErrLost, holderTimeout))
 		l.quit()
 	})
@@ -259,10 +253,6 @@ func (l *Lease) adopt(ctx context.Context) error {
 		return err
 	}
 	if rec.Status != proto.StatusRunning || rec.Worker != l.slots.Worker || rec.Attempt != l.attempt {
-		if fault.Planted(fault.LeaseWithoutFencing) {
-			l.revision = revision
-			return nil
-		}
 		return fmt.Errorf("%w: the record is %s, attempt %d, by %q", proto.ErrLost, rec.Status, rec.Attempt, rec.Worker)
 	}
 	l.rec, l.revision = rec, revision

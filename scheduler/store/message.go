@@ -17,7 +17,6 @@ import (
 	"github.com/nats-io/nuid"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
 // Header names of what is stored. The dispatcher reads headers only.
@@ -348,11 +347,6 @@ func (s *Store) StageRecord(ctx context.Context, rec *proto.Record) (*StagedReco
 
 // Write is [Store.WriteRecord] of the staged record. It keeps a stored body when it fails.
 func (r *StagedRecord) Write(ctx context.Context, expect uint64) (uint64, error) {
-	if fault.Planted(fault.ResultWithoutCAS) && proto.Status(r.msg.Header.Get(HeaderStatus)).Terminal() {
-		if m, err := r.store.Executions.GetLastMsgForSubject(ctx, r.msg.Subject); err == nil {
-			expect = m.Sequence
-		}
-	}
 	seq, err := r.store.write(ctx, r.msg, expect, false)
 	if err != nil {
 		return 0, err

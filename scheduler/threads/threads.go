@@ -22,7 +22,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
@@ -114,7 +113,7 @@ func (t *Threads) Unlock(ctx context.Context, org, id string, trace proto.TraceI
 // does not hold the thread, since it cannot commit then.
 func (t *Threads) Fence(ctx context.Context, org, id string, trace proto.TraceID) error {
 	_, err := t.update(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
-		if old == nil || old.Holder != trace || fault.Planted(fault.LeaseWithoutFencing) {
+		if old == nil || old.Holder != trace {
 			return nil, nil
 		}
 		next := *old
