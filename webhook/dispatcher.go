@@ -127,7 +127,7 @@ func (d *Dispatcher) setCurrent(t *term) {
 // Lead sends deliveries that are due until ctx is done or changes may have been missed. It then
 // waits for the attempts in flight, which are aborted when abort is done.
 func (d *Dispatcher) Lead(ctx, abort context.Context) error {
-	t := newTerm(d, abort)
+	t := newTerm(abort, d)
 	ctx, stop := context.WithCancel(ctx)
 	var helpers sync.WaitGroup
 	for range timerSetters {

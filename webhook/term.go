@@ -54,7 +54,7 @@ type term struct {
 	stopped bool // no more attempts are begun
 }
 
-func newTerm(d *Dispatcher, abort context.Context) *term {
+func newTerm(abort context.Context, d *Dispatcher) *term {
 	return &term{
 		Dispatcher: d, abort: abort, pending: map[proto.TraceID]*pendingDelivery{}, queues: newQueues(d.MaxPerOrigin),
 		timers: make(chan timerRequest, timerQueueSize), bodySlots: make(chan struct{}, maxBodies),

@@ -80,13 +80,12 @@ func (j *journal) read(i int) (*journalEntry, error) {
 		return nil, err
 	}
 	var e journalEntry
-	if json.Unmarshal(line, &e) != nil {
-		return nil, nil
+	if json.Unmarshal(line, &e) == nil {
+		if _, err := proto.ParseTraceID(string(e.Trace)); err == nil {
+			return &e, nil
+		}
 	}
-	if _, err := proto.ParseTraceID(string(e.Trace)); err != nil {
-		return nil, nil
-	}
-	return &e, nil
+	return nil, nil
 }
 
 // journalAssigned records that l was assigned. s.mu is held.

@@ -55,7 +55,7 @@ func TestAdmitRespectsMaxSize(t *testing.T) {
 }
 
 // step runs the next function in the inbox.
-func (tm *term) step(t *testing.T) {
+func step(t *testing.T, tm *term) {
 	t.Helper()
 	select {
 	case f := <-tm.inbox:
@@ -101,13 +101,13 @@ func TestSubmissionsAreRefusedWhileTooManyAreStored(t *testing.T) {
 	if tm.queue.jobs[second.TraceID] != nil {
 		t.Error("a refused job is queued")
 	}
-	tm.step(t)
+	step(t, tm)
 	if err := <-stored; err != nil {
 		t.Fatalf("the first: %v", err)
 	}
 	stored = submit(second)
-	tm.step(t)
-	tm.step(t)
+	step(t, tm)
+	step(t, tm)
 	if err := <-stored; err != nil {
 		t.Fatalf("the second, later: %v", err)
 	}
@@ -173,7 +173,7 @@ func TestConcurrentExpiryIsBounded(t *testing.T) {
 		t.Errorf("%d writes at once, want %d", tm.writes, maxExpiring)
 	}
 	for len(tm.queue.jobs) > 0 {
-		tm.step(t)
+		step(t, tm)
 		tm.review(ctx, noon.Add(time.Hour))
 	}
 	if tm.writes != 0 || len(tm.outcomes) != jobs {
