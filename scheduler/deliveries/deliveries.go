@@ -20,7 +20,6 @@ import (
 
 const (
 	drainCheckEvery = 100 * time.Millisecond
-	maxTries        = 20 // of a compare-and-set
 	inboxSize       = 256
 )
 
@@ -99,20 +98,23 @@ func (s *Store) Delivery(ctx context.Context, org string, id proto.TraceID) (*pr
 // Replay starts a finished delivery again and returns it. It returns [proto.ErrNotFound] if there is
 // none, and [proto.ErrConflict] if it is pending.
 func (s *Store) Replay(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, error) {
-	for range maxTries {
-		d, revision, err := s.Get(ctx, org, id)
-		if err != nil {
-			return nil, err
+	var d *proto.Delivery
+	err := store.Update(ctx, func() (err error) {
+		var revision uint64
+		if d, revision, err = s.Get(ctx, org, id); err != nil {
+			return err
 		}
 		if d.Status == proto.DeliveryPending {
-			return nil, fmt.Errorf("delivery of %s is pending: %w", id, proto.ErrConflict)
+			return fmt.Errorf("delivery of %s is pending: %w", id, proto.ErrConflict)
 		}
 		d.Replay(time.Now())
-		if _, err = s.Update(ctx, d, revision); !errors.Is(err, proto.ErrConflict) {
-			return d, err
-		}
+		_, err = s.write(ctx, d, revision)
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("replay delivery of %s: %w", id, proto.ErrConflict)
+	return d, nil
 }
 
 // ReplayFailed replays deliveries of an organization that failed since a time: the first limit of those

@@ -97,18 +97,14 @@ func NewWriter(ctx context.Context, st *store.Store, id proto.TraceID, attempt i
 func (w *Writer) fence(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
-	for {
-		err := w.tryFence(ctx)
-		if err == nil {
-			return nil
-		}
-		if !store.IsConflict(err) {
-			if store.IsRejected(err) || pause(ctx) != nil {
-				w.seq = max(w.seq, 1) // readers from the beginning get the status event anyway
-				return err
-			}
-		}
+	policy := store.Retry{Pause: retryEvery, Transient: func(err error) bool { return !store.IsRejected(err) }}
+	err := policy.Do(ctx, func(ctx context.Context) error {
+		return store.Update(ctx, func() error { return w.tryFence(ctx) })
+	})
+	if err != nil {
+		w.seq = max(w.seq, 1) // readers from the beginning get the status event anyway
 	}
+	return err
 }
 
 func (w *Writer) tryFence(ctx context.Context) error {

@@ -5,12 +5,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
-
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/scheduler/deadletters"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 const (
@@ -80,9 +79,10 @@ func (t *term) removeJob(ctx context.Context, m *proto.Meta, seq uint64, body st
 
 // retry calls f until it succeeds or ctx is done. The next leader finds the job again.
 func (t *term) retry(ctx context.Context, id proto.TraceID, what string, f func() error) error {
-	return backoff.RetryNotify(f, backoff.WithContext(backoff.NewConstantBackOff(collectEvery), ctx), func(err error, _ time.Duration) {
+	policy := store.Retry{Pause: collectEvery, Transient: store.AnyError, OnRetry: func(err error, _ time.Duration) {
 		t.Log.Error(what+" failed, will retry", "trace_id", id, "error", err)
-	})
+	}}
+	return policy.Do(ctx, func(context.Context) error { return f() })
 }
 
 func (t *term) storeDeadLetter(ctx context.Context, id proto.TraceID, seq uint64) error {

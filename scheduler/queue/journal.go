@@ -10,9 +10,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
-
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 // JournalFile stores the jobs that a worker has and has not claimed. The next worker that opens the
@@ -142,7 +141,10 @@ func (s *Slots) recoverJournal(ctx context.Context) {
 
 // writeLoss counts the loss of a journaled job unless that was done. It retries until ctx is done.
 func (s *Slots) writeLoss(ctx context.Context, e *journalEntry) error {
-	return backoff.RetryNotify(func() error {
+	policy := store.Retry{Pause: lossRetry, Transient: store.AnyError, OnRetry: func(err error, _ time.Duration) {
+		s.Log.Warn("count loss failed, will retry", "trace_id", e.Trace, "error", err)
+	}}
+	return policy.Do(ctx, func(ctx context.Context) error {
 		// The revision is not compared: the dispatcher may not have known of an earlier loss.
 		rec, _, err := (&Queue{Store: s.Store}).countLoss(ctx, e.Trace, e.Worker, func(rec *proto.Record, _ uint64) bool {
 			return rec.Attempt == e.Attempt-1 && !slices.Contains(rec.Lost, e.Worker)
@@ -155,7 +157,5 @@ func (s *Slots) writeLoss(ctx context.Context, e *journalEntry) error {
 		default:
 			return err
 		}
-	}, backoff.WithContext(backoff.NewConstantBackOff(lossRetry), ctx), func(err error, _ time.Duration) {
-		s.Log.Warn("count loss failed, will retry", "trace_id", e.Trace, "error", err)
 	})
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
 	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/propagation"
@@ -87,15 +86,16 @@ var errNoDispatcher = errors.New("no dispatcher leads")
 // done. It returns errNoDispatcher if no dispatcher can have received the request.
 func (q *Queue) request(ctx context.Context, m *nats.Msg, reply any) error {
 	received := false
-	msg, err := backoff.RetryWithData(func() (*nats.Msg, error) {
-		attempt, cancel := q.Store.AttemptContext(ctx, store.Dispatcher, requestTimeout)
-		defer cancel()
-		msg, err := q.Store.Conn.RequestMsgWithContext(attempt, m)
+	var msg *nats.Msg
+	policy := q.Store.RetryLeader(store.Dispatcher, requestTimeout)
+	policy.Pause = requestPause
+	err := policy.Do(ctx, func(ctx context.Context) (err error) {
+		msg, err = q.Store.Conn.RequestMsgWithContext(ctx, m)
 		if err != nil && !errors.Is(err, nats.ErrNoResponders) && !errors.Is(err, nats.ErrReconnectBufExceeded) {
 			received = true
 		}
-		return msg, err
-	}, backoff.WithContext(backoff.NewConstantBackOff(requestPause), ctx))
+		return err
+	})
 	switch {
 	case err == nil:
 		if err := json.Unmarshal(msg.Data, reply); err != nil {
@@ -140,35 +140,36 @@ func public(rec *proto.Record, _ uint64, err error) (*proto.Record, error) {
 // Cancel cancels an execution and returns its record. A queued execution ends at once. A running one
 // is marked, and its worker is notified; the worker ends it. If its program has already ended, Cancel
 // changes nothing.
-func (q *Queue) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
-	for {
-		rec, revision, err := q.lookup(ctx, id)
-		if err != nil || rec.Status.Terminal() {
-			return rec, err
+func (q *Queue) Cancel(ctx context.Context, id proto.TraceID) (rec *proto.Record, err error) {
+	err = store.Update(ctx, func() error {
+		var revision uint64
+		if rec, revision, err = q.lookup(ctx, id); err != nil || rec.Status.Terminal() {
+			return err
 		}
-		if rec.Pending != nil {
-			return rec.Told(), nil
-		}
-		if rec.Cancelling {
+		switch {
+		case rec.Pending != nil:
+			rec = rec.Told()
+			return nil
+		case rec.Cancelling:
 			q.notifyCancel(rec) // the first notification may have been lost
-			return rec, nil
-		}
-		if rec.Status == proto.StatusRunning {
+			return nil
+		case rec.Status == proto.StatusRunning:
 			rec.Cancelling = true
-		} else {
+		default:
 			rec = terminal(rec, proto.Cancelled(), time.Now())
 		}
-		_, err = q.Store.WriteRecord(ctx, rec, revision)
-		if err == nil {
-			if rec.Cancelling {
-				q.notifyCancel(rec)
-			}
-			return rec, nil
+		if _, err := q.Store.WriteRecord(ctx, rec, revision); err != nil {
+			return fmt.Errorf("cancel %s: %w", id, err)
 		}
-		if !store.IsConflict(err) {
-			return nil, fmt.Errorf("cancel %s: %w", id, err)
+		if rec.Cancelling {
+			q.notifyCancel(rec)
 		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
+	return rec, nil
 }
 
 // notifyCancel makes the worker read the record. If the message is lost, the worker finds the changed

@@ -41,11 +41,11 @@ func terminal(rec *proto.Record, r proto.Result, now time.Time) *proto.Record {
 }
 
 // withdraw is [Queue.Withdraw], and also returns the revision of the record.
-func (q *Queue) withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, uint64, error) {
-	for {
-		rec, revision, err := q.lookup(ctx, id)
+func (q *Queue) withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (rec *proto.Record, revision uint64, err error) {
+	err = store.Update(ctx, func() (err error) {
+		rec, revision, err = q.lookup(ctx, id)
 		if err != nil || rec.Status != proto.StatusQueued {
-			return rec, revision, err
+			return err
 		}
 		result := r
 		if rec.Attempt > 0 && r.ErrorCode != nil && *r.ErrorCode == string(proto.CodeExpiredInQueue) {
@@ -53,15 +53,16 @@ func (q *Queue) withdraw(ctx context.Context, id proto.TraceID, r proto.Result) 
 				"The worker that ran attempt %d of %d was lost, and the program with it; there was no next one: %s",
 				rec.Attempt, rec.MaxAttempts, *r.ErrorMessage))
 		}
-		done := terminal(rec, result, time.Now())
-		revision, err = q.Store.WriteRecord(ctx, done, revision)
-		if err == nil {
-			return done, revision, nil
+		rec = terminal(rec, result, time.Now())
+		if revision, err = q.Store.WriteRecord(ctx, rec, revision); err != nil {
+			return fmt.Errorf("withdraw %s: %w", id, err)
 		}
-		if !store.IsConflict(err) {
-			return nil, 0, fmt.Errorf("withdraw %s: %w", id, err)
-		}
+		return nil
+	})
+	if err != nil {
+		return nil, revision, err
 	}
+	return rec, revision, nil
 }
 
 // countLoss adds worker to the workers that were lost with a queued job, if isNew reports that the

@@ -24,7 +24,7 @@ type bucket struct {
 }
 
 func (b bucket) Get(ctx context.Context, key string) (jetstream.KeyValueEntry, error) {
-	return read(ctx, b.store.retryRead(bucketPrefix+b.Bucket()), func(ctx context.Context) (jetstream.KeyValueEntry, error) {
+	return read(ctx, b.store.RetryLeader(bucketPrefix+b.Bucket(), getTimeout), func(ctx context.Context) (jetstream.KeyValueEntry, error) {
 		return b.KeyValue.Get(ctx, key)
 	})
 }

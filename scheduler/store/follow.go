@@ -55,7 +55,7 @@ func (s *Store) follow(
 	defer cancel()
 	// Each attempt creates a consumer of its own, since the server chosen for the last one may just
 	// have died. The server removes consumers that nobody reads.
-	err = Retry{Timeout: createAttempt, leader: name, changes: s.leaders}.Do(create, func(ctx context.Context) error {
+	err = s.RetryLeader(name, createAttempt).Do(create, func(ctx context.Context) error {
 		consumer, err = st.CreateConsumer(ctx, cfg)
 		return err
 	})
@@ -123,7 +123,7 @@ func (s *Store) leaderHas(ctx context.Context, st jetstream.Stream) func(seq uin
 		if cfg.Replicas == 1 || seq <= last {
 			return nil
 		}
-		return s.retryRead(cfg.Name).Do(ctx, func(ctx context.Context) error {
+		return s.RetryLeader(cfg.Name, getTimeout).Do(ctx, func(ctx context.Context) error {
 			now, err := s.JS.Stream(ctx, cfg.Name)
 			if err != nil {
 				return err

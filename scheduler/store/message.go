@@ -93,7 +93,8 @@ func (s *Store) discard(ctx context.Context, m *nats.Msg) {
 // write stores msg. maybeStored is set if an earlier write of msg may have been carried out.
 func (s *Store) write(ctx context.Context, msg *nats.Msg, expect uint64, maybeStored bool) (seq uint64, err error) {
 	st := s.streamOf(msg.Subject)
-	policy := Retry{Timeout: publishTimeout, Transient: anyError, leader: nameOf(st), changes: s.leaders}
+	policy := s.RetryLeader(nameOf(st), publishTimeout)
+	policy.Transient = AnyError
 	err = policy.Do(ctx, func(ctx context.Context) error {
 		ack, err := s.JS.PublishMsg(ctx, msg, jetstream.WithExpectLastSequencePerSubject(expect))
 		switch {

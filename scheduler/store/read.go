@@ -36,14 +36,14 @@ func read[T any](ctx context.Context, policy Retry, get func(context.Context) (T
 
 // readLast reads the last message on a subject of st.
 func (s *Store) readLast(ctx context.Context, st jetstream.Stream, subject string) (*jetstream.RawStreamMsg, error) {
-	return read(ctx, s.retryRead(nameOf(st)), func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
+	return read(ctx, s.RetryLeader(nameOf(st), getTimeout), func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
 		return st.GetLastMsgForSubject(ctx, subject)
 	})
 }
 
 // readAt reads the message of st with sequence number seq, or the one that opts select.
 func (s *Store) readAt(ctx context.Context, st jetstream.Stream, seq uint64, opts ...jetstream.GetMsgOpt) (*jetstream.RawStreamMsg, error) {
-	return read(ctx, s.retryRead(nameOf(st)), func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
+	return read(ctx, s.RetryLeader(nameOf(st), getTimeout), func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
 		return st.GetMsg(ctx, seq, opts...)
 	})
 }
@@ -87,7 +87,7 @@ func (s *Store) askLeader(ctx context.Context, st jetstream.Stream, query map[st
 		return nil, fmt.Errorf("encode %v: %w", query, err)
 	}
 	subject := "$JS.API.STREAM.MSG.GET." + nameOf(st)
-	err = s.retryRead(nameOf(st)).Do(ctx, func(ctx context.Context) error {
+	err = s.RetryLeader(nameOf(st), getTimeout).Do(ctx, func(ctx context.Context) error {
 		reply, err := s.Conn.RequestWithContext(ctx, subject, request)
 		if err != nil {
 			return err

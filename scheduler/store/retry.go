@@ -97,9 +97,10 @@ func (r Retry) attempt(ctx context.Context, try func(context.Context) error) (ch
 	return changed, try(ctx)
 }
 
-// retryRead is the policy for questions to the leader of a stream.
-func (s *Store) retryRead(stream string) Retry {
-	return Retry{Timeout: getTimeout, leader: stream, changes: s.leaders}
+// RetryLeader returns the policy for requests to a leader, one of those that [Store.LeaderChanged]
+// reports. A change of leader repeats the request at once.
+func (s *Store) RetryLeader(leader string, timeout time.Duration) Retry {
+	return Retry{Timeout: timeout, leader: leader, changes: s.leaders}
 }
 
 // Update calls attempt, which reads a value and writes a new one on condition that the value still
@@ -159,8 +160,8 @@ func isForming(err error) bool {
 	return IsTransient(err) || ok && api.ErrorCode == noPeers
 }
 
-// anyError makes every error transient.
-func anyError(error) bool { return true }
+// AnyError makes every error transient. It is a value for the field Transient of [Retry].
+func AnyError(error) bool { return true }
 
 // markUnanswered makes errors that mean in various ways that nobody answered match
 // [context.DeadlineExceeded] too.

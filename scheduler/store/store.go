@@ -133,7 +133,7 @@ func (s *Store) ensure(ctx context.Context, r *row, cfg Config) error {
 
 // openExisting opens the row once another process has created it.
 func (s *Store) openExisting(ctx context.Context, r *row) error {
-	err := Retry{Transient: anyError}.Do(ctx, func(ctx context.Context) error {
+	err := Retry{Transient: AnyError}.Do(ctx, func(ctx context.Context) error {
 		st, err := s.JS.Stream(ctx, r.streamName())
 		if err != nil {
 			return err

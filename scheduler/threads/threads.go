@@ -217,7 +217,7 @@ func (t *Threads) Expire(ctx context.Context, org, id string, since time.Time) e
 }
 
 func (t *Threads) remove(ctx context.Context, org, id string, check func(*proto.Thread) error) error {
-	for {
+	return store.Update(ctx, func() error {
 		head, seq, err := t.read(ctx, org, id)
 		switch {
 		case errors.Is(err, store.ErrMalformed): // can only be removed
@@ -233,10 +233,8 @@ func (t *Threads) remove(ctx context.Context, org, id string, check func(*proto.
 				return err
 			}
 		}
-		if err := t.delete(ctx, org, id, seq); !store.IsConflict(err) {
-			return err
-		}
-	}
+		return t.delete(ctx, org, id, seq)
+	})
 }
 
 // delete writes a deletion marker over a head, and purges it unless the head was written again.
@@ -321,27 +319,26 @@ var removed = &proto.Thread{}
 // called with nil if there is no thread, and returns nil to keep the head. update returns the head.
 func (t *Threads) update(
 	ctx context.Context, org, id string, next func(old *proto.Thread) (*proto.Thread, error),
-) (*proto.Thread, error) {
-	for {
+) (head *proto.Thread, err error) {
+	err = store.Update(ctx, func() error {
 		old, seq, err := t.read(ctx, org, id)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		head, err := next(old)
+		head, err = next(old)
 		switch {
 		case err != nil:
-			return nil, err
+			return err
 		case head == nil:
-			return old, nil
+			head = old
+			return nil
 		case head == removed:
-			err = t.delete(ctx, org, id, seq)
+			return t.delete(ctx, org, id, seq)
 		default:
-			err = t.write(ctx, head, seq)
+			return t.write(ctx, head, seq)
 		}
-		if !store.IsConflict(err) {
-			return head, err
-		}
-	}
+	})
+	return head, err
 }
 
 // read returns the head of a thread, nil if there is none, and its sequence number. If the head is
