@@ -1,5 +1,5 @@
-// Package deadletters keeps what nobody can act on: jobs that no worker lived to start, and messages that are malformed. One stored message
-// for each, changed by compare-and-set. It decides about nothing and runs nothing.
+// Package deadletters stores what nobody can act on: jobs whose workers were all lost before they
+// started the program, and malformed messages. Each is one message, changed by compare-and-set.
 package deadletters
 
 import (
@@ -21,21 +21,22 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// readTimeout bounds reading one dead letter, which is tried again within it.
+// readTimeout bounds reading one dead letter, including retries.
 const readTimeout = 5 * time.Second
 
-// Store is the dead letters in JetStream.
+// Store stores dead letters in JetStream.
 type Store struct{ Store *store.Store }
 
-// SetAsideJob stores the dead letter of a job that has ended because its workers were lost, as rec tells. seq is where the job lies, which is
-// left there. That the dead letter is stored already, or that the job is gone, is no error. It tries until ctx ends.
-func (s *Store) SetAsideJob(ctx context.Context, rec *proto.Record, seq uint64) error {
+// AddJob stores the dead letter of a job whose execution ended because its workers were lost,
+// according to rec. seq is the sequence number of the job, which stays where it is. It is no error
+// if the dead letter exists or the job is gone. AddJob retries until ctx is done.
+func (s *Store) AddJob(ctx context.Context, rec *proto.Record, seq uint64) error {
 	m, err := s.Store.At(ctx, s.Store.Jobs, seq)
 	if store.IsNotFound(err) {
-		return nil // whoever removed it had stored the dead letter
+		return nil // it is removed only once the dead letter is stored
 	}
 	if err != nil {
-		return fmt.Errorf("set aside job %s: %w", rec.TraceID, err)
+		return fmt.Errorf("dead-letter job %s: %w", rec.TraceID, err)
 	}
 	letter := &proto.DeadLetter{ID: string(rec.TraceID), At: time.Now().UTC(), Attempt: rec.Attempt + 1, Workers: rec.Lost}
 	job, err := store.DecodeJob(m, rec.TraceID)
@@ -48,26 +49,27 @@ func (s *Store) SetAsideJob(ctx context.Context, rec *proto.Record, seq uint64) 
 	return s.create(ctx, letter, job)
 }
 
-func notJob(why error) string { return "This message is no job: " + why.Error() + "." }
+func notJob(cause error) string { return "This message is no job: " + cause.Error() + "." }
 
-// SetAsideMessage moves a malformed message from where jobs lie to the dead letters; why says what is wrong with it.
-func (s *Store) SetAsideMessage(ctx context.Context, seq uint64, why error) error {
-	m, err := s.Store.AtWithoutBody(ctx, s.Store.Jobs, seq) // not its body: nothing that it says of that need be true
+// MoveMessage moves a malformed message from the jobs to the dead letters. cause is what is wrong
+// with it.
+func (s *Store) MoveMessage(ctx context.Context, seq uint64, cause error) error {
+	m, err := s.Store.AtWithoutBody(ctx, s.Store.Jobs, seq) // the name of its body cannot be trusted
 	if store.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("set aside message %d: %w", seq, err)
+		return fmt.Errorf("dead-letter message %d: %w", seq, err)
 	}
 	letter := &proto.DeadLetter{
-		ID: "dead_" + strconv.FormatUint(seq, 10), Reason: proto.DeadMalformed, At: time.Now().UTC(), Message: notJob(why),
+		ID: "dead_" + strconv.FormatUint(seq, 10), Reason: proto.DeadMalformed, At: time.Now().UTC(), Message: notJob(cause),
 	}
-	maps.DeleteFunc(m.Header, func(name string, _ []string) bool { return strings.HasPrefix(name, "Nats-") }) // which are of the way that it took
+	maps.DeleteFunc(m.Header, func(name string, _ []string) bool { return strings.HasPrefix(name, "Nats-") }) // which describe its delivery
 	if err := s.create(ctx, letter, &proto.DeadMessage{Subject: m.Subject, Header: m.Header, Data: m.Data}); err != nil {
 		return err
 	}
 	if err := s.Store.Jobs.DeleteMsg(ctx, seq); err != nil && !store.IsNotFound(err) {
-		return fmt.Errorf("set aside message %d: %w", seq, err)
+		return fmt.Errorf("dead-letter message %d: %w", seq, err)
 	}
 	return nil
 }
@@ -96,24 +98,24 @@ func (s *Store) write(ctx context.Context, letter *proto.DeadLetter, content any
 	return seq, nil
 }
 
-// removed reports whether this is the mark that is left of a dead letter.
+// removed reports whether a message is the marker of a removed dead letter.
 func removed(h nats.Header) bool { return h.Get(store.HeaderDead) == "" }
 
-// decode reads what the header of a dead letter tells of it.
+// decode decodes the header of a dead letter.
 func decode(h nats.Header, subject string, seq uint64) (*proto.DeadLetter, error) {
 	letter := &proto.DeadLetter{Revision: seq}
 	if err := json.Unmarshal([]byte(h.Get(store.HeaderDead)), letter); err != nil {
 		return nil, fmt.Errorf("decode the dead letter on %s: %w", subject, err)
 	}
 	if store.DeadLetterSubject(letter.ID) != subject || !proto.ValidDeadLetterID(letter.ID) || (letter.Meta == nil) != (letter.Reason == proto.DeadMalformed) {
-		return nil, fmt.Errorf("decode the dead letter on %s: it says that it is %q, set aside as %q", subject, letter.ID, letter.Reason)
+		return nil, fmt.Errorf("decode the dead letter on %s: its id is %q, its reason %q", subject, letter.ID, letter.Reason)
 	}
 	return letter, nil
 }
 
-// List gives the dead letters that come after the one given, nil for the first, the newest first, and at most limit of them. What cannot be
-// read is told to wrong, and passed over.
-func (s *Store) List(ctx context.Context, after *proto.DeadLetter, limit int, wrong func(error)) ([]proto.DeadLetter, error) {
+// List returns at most limit dead letters, newest first: those after the given one, or the first
+// ones if it is nil. It skips malformed ones, and calls malformed with the error.
+func (s *Store) List(ctx context.Context, after *proto.DeadLetter, limit int, malformed func(error)) ([]proto.DeadLetter, error) {
 	var page []proto.DeadLetter
 	err := s.Store.ReadHeaders(ctx, s.Store.DeadLetters, store.DeadLetterPattern, func(m jetstream.Msg) {
 		if removed(m.Headers()) {
@@ -121,10 +123,10 @@ func (s *Store) List(ctx context.Context, after *proto.DeadLetter, limit int, wr
 		}
 		letter, err := decode(m.Headers(), m.Subject(), 0)
 		if err != nil {
-			wrong(err)
+			malformed(err)
 			return
 		}
-		page = slices.DeleteFunc(page, func(l proto.DeadLetter) bool { return l.ID == letter.ID }) // it was replaced meanwhile
+		page = slices.DeleteFunc(page, func(l proto.DeadLetter) bool { return l.ID == letter.ID }) // replaced meanwhile
 		if after != nil && order(*letter, *after) <= 0 {
 			return
 		}
@@ -138,12 +140,12 @@ func (s *Store) List(ctx context.Context, after *proto.DeadLetter, limit int, wr
 	return page, nil
 }
 
-// order has the newest first.
+// order sorts the newest dead letter first.
 func order(a, b proto.DeadLetter) int {
 	return cmp.Or(b.At.Compare(a.At), strings.Compare(a.ID, b.ID))
 }
 
-// Get gives a dead letter with what it is about. Its error is [proto.ErrNotFound] where there is none.
+// Get returns a dead letter and its content, or [proto.ErrNotFound] if there is none.
 func (s *Store) Get(ctx context.Context, id string) (*proto.DeadLetter, *proto.DeadContent, error) {
 	letter, m, err := s.read(ctx, id)
 	if err != nil {
@@ -176,9 +178,9 @@ func (s *Store) read(ctx context.Context, id string) (*proto.DeadLetter, *store.
 	return letter, m, err
 }
 
-// Mark stores which execution was made of the job of a dead letter, as letter says, in place of the dead letter as it was at its revision, and
-// gives letter the new one. It is kept for a whole retention from then on, its job too. Its error is [proto.ErrConflict] where somebody else
-// changed or removed it.
+// Mark stores letter, which names the execution that was made of its job, in place of the dead
+// letter with its revision. It sets the new revision. Letter and job are kept for a whole retention
+// from then on. Mark returns [proto.ErrConflict] if the dead letter was changed or removed.
 func (s *Store) Mark(ctx context.Context, letter *proto.DeadLetter) error {
 	old, m, err := s.read(ctx, letter.ID)
 	if errors.Is(err, proto.ErrNotFound) || err == nil && old.Revision != letter.Revision {
@@ -199,22 +201,18 @@ func (s *Store) Mark(ctx context.Context, letter *proto.DeadLetter) error {
 	return nil
 }
 
-// Remove removes a dead letter with what it is about. A mark stays in its place, so that nobody who meets the job once more sets it aside again.
-// Its error is [proto.ErrNotFound] where there is none.
+// Remove removes a dead letter and its content. A marker stays, so that a job that is found again
+// is not dead-lettered again. Remove returns [proto.ErrNotFound] if there is no such dead letter.
 func (s *Store) Remove(ctx context.Context, id string) error {
-	for {
+	return store.Update(ctx, func() error {
 		letter, m, err := s.read(ctx, id)
 		if err != nil {
 			return err
 		}
-		_, err = s.Store.Write(ctx, store.DeadLetterSubject(id), nats.Header{}, nil, letter.Revision)
-		if store.IsConflict(err) {
-			continue
-		}
-		if err != nil {
+		if _, err := s.Store.Write(ctx, store.DeadLetterSubject(id), nats.Header{}, nil, letter.Revision); err != nil {
 			return fmt.Errorf("remove dead letter %s: %w", id, err)
 		}
 		s.Store.DiscardBody(ctx, m)
 		return nil
-	}
+	})
 }

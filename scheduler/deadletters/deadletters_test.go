@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is a store on a stream of its own.
+// world is a store on a server of its own.
 type world struct {
 	*deadletters.Store
 	t   *testing.T
@@ -30,7 +30,7 @@ func newWorld(t *testing.T) *world {
 	return &world{&deadletters.Store{Store: storetest.Open(t, storetest.Server(t))}, t, storetest.Context(t)}
 }
 
-// job stores a job and gives where it lies.
+// job stores a job and returns its sequence number.
 func (w *world) job(job *proto.Job) uint64 {
 	w.t.Helper()
 	m, err := w.Store.Store.StageJob(w.ctx, job, nats.Header{})
@@ -44,10 +44,10 @@ func (w *world) job(job *proto.Job) uint64 {
 	return seq
 }
 
-func (w *world) setAside(job *proto.Job, seq uint64) {
+func (w *world) deadLetter(job *proto.Job, seq uint64) {
 	w.t.Helper()
 	rec := &proto.Record{Meta: job.Meta, Attempt: 1, Lost: []string{"a", "b", "c"}}
-	if err := w.SetAsideJob(w.ctx, rec, seq); err != nil {
+	if err := w.AddJob(w.ctx, rec, seq); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -70,7 +70,7 @@ func (w *world) get(id string) (*proto.DeadLetter, *proto.DeadContent) {
 	return letter, content
 }
 
-// What is large of a job is stored apart, and goes with the job: the dead letter has its own.
+// The object with a large body is removed with its job: the dead letter has its own.
 func TestJobIsKeptWithItsBody(t *testing.T) {
 	w := newWorld(t)
 	small, large := storetest.Job("acme", "k", proto.ModeAsync), storetest.Job("acme", "k", proto.ModeAsync)
@@ -82,8 +82,8 @@ func TestJobIsKeptWithItsBody(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for range 2 { // whoever leads next may meet it again
-			w.setAside(job, seq)
+		for range 2 { // the next leader may find it again
+			w.deadLetter(job, seq)
 		}
 		var bodies []string
 		if body := store.BodyObject(stored.Header); body != "" {
@@ -99,7 +99,7 @@ func TestJobIsKeptWithItsBody(t *testing.T) {
 		if letter.Reason != proto.DeadWorkersLost || letter.Attempt != 2 || len(letter.Workers) != 3 || letter.At.IsZero() || letter.Meta.ThreadID != "t" {
 			t.Errorf("%+v", letter)
 		}
-		w.setAside(job, seq) // the job is gone
+		w.deadLetter(job, seq) // the job is gone
 	}
 	if list := w.list(nil, 10); len(list) != 2 || list[0].ID != string(large.TraceID) || list[1].ID != string(small.TraceID) {
 		t.Errorf("%+v", list)
@@ -115,7 +115,7 @@ func TestMalformedMessageIsKeptAsItWas(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := w.SetAsideMessage(w.ctx, ack.Sequence, errors.New("its header is not that of a job")); err != nil {
+		if err := w.MoveMessage(w.ctx, ack.Sequence, errors.New("its header is not that of a job")); err != nil {
 			t.Fatal(err)
 		}
 		letter, content := w.get(w.list(nil, 1)[0].ID)
@@ -125,7 +125,7 @@ func TestMalformedMessageIsKeptAsItWas(t *testing.T) {
 		if c := content.Message; content.Job != nil || c.Subject != subject || string(c.Data) != data || !reflect.DeepEqual(c.Header, map[string][]string(m.Header)) {
 			t.Errorf("%d bytes on %s with %v", len(c.Data), c.Subject, c.Header)
 		}
-		if err := w.SetAsideMessage(w.ctx, ack.Sequence, errors.New("again")); err != nil {
+		if err := w.MoveMessage(w.ctx, ack.Sequence, errors.New("again")); err != nil {
 			t.Error(err)
 		}
 	}
@@ -137,7 +137,7 @@ func TestMalformedMessageIsKeptAsItWas(t *testing.T) {
 	}
 }
 
-// A job of which only the header can be read is no job either.
+// A job of which only the header can be decoded is malformed.
 func TestLostJobThatCannotBeRead(t *testing.T) {
 	w := newWorld(t)
 	job := storetest.Job("acme", "k", proto.ModeAsync)
@@ -145,7 +145,7 @@ func TestLostJobThatCannotBeRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.setAside(job, ack.Sequence)
+	w.deadLetter(job, ack.Sequence)
 	letter, content := w.get(string(job.TraceID))
 	if letter.Reason != proto.DeadMalformed || len(letter.Workers) != 3 || string(content.Message.Data) != "{" {
 		t.Errorf("%+v, %+v", letter, content.Message)
@@ -156,7 +156,7 @@ func TestOneOfTwoMarksADeadLetter(t *testing.T) {
 	w := newWorld(t)
 	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.Code = strings.Repeat("x", 1<<20)
-	w.setAside(job, w.job(job))
+	w.deadLetter(job, w.job(job))
 	id := string(job.TraceID)
 	first, _ := w.get(id)
 	second, _ := w.get(id)
@@ -173,7 +173,7 @@ func TestOneOfTwoMarksADeadLetter(t *testing.T) {
 	if letter.Requeued != first.Requeued || !reflect.DeepEqual(letter, first) || content.Job.Code != job.Code {
 		t.Errorf("%+v is not %+v", letter, first)
 	}
-	first.Requeued, first.RequeuedAt = "", nil // at the revision that it was given
+	first.Requeued, first.RequeuedAt = "", nil // with its new revision
 	if err := w.Mark(w.ctx, first); err != nil {
 		t.Fatal(err)
 	}
@@ -186,13 +186,13 @@ func TestRemovedDeadLetterStaysRemoved(t *testing.T) {
 	w := newWorld(t)
 	job := storetest.Job("acme", "k", proto.ModeAsync)
 	seq := w.job(job)
-	w.setAside(job, seq)
+	w.deadLetter(job, seq)
 	id := string(job.TraceID)
 	letter, _ := w.get(id)
 	if err := w.Remove(w.ctx, id); err != nil {
 		t.Fatal(err)
 	}
-	w.setAside(job, seq) // by whoever leads next and meets the job
+	w.deadLetter(job, seq) // the next leader finds the job again
 	if list := w.list(nil, 10); len(list) != 0 {
 		t.Errorf("%+v", list)
 	}
@@ -212,7 +212,7 @@ func TestListGoesOnAfterOne(t *testing.T) {
 	var want []string
 	for range 5 {
 		job := storetest.Job("acme", "k", proto.ModeAsync)
-		w.setAside(job, w.job(job))
+		w.deadLetter(job, w.job(job))
 		want = append([]string{string(job.TraceID)}, want...)
 	}
 	if _, err := w.Store.Store.JS.Publish(w.ctx, store.DeadLetterSubject("trc_bad"), nil); err != nil {
@@ -239,6 +239,6 @@ func TestListGoesOnAfterOne(t *testing.T) {
 		after = &page[len(page)-1]
 	}
 	if !reflect.DeepEqual(got, want) || wrong != 4 {
-		t.Errorf("%v, want %v; %d wrong", got, want, wrong)
+		t.Errorf("%v, want %v; %d malformed", got, want, wrong)
 	}
 }
