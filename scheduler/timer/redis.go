@@ -21,17 +21,19 @@ import (
 
 const (
 	dialTimeout = 2 * time.Second
-	// answerTime is how long Redis may take for an answer. A shorter one would not be kinder: what Redis handed out in an answer that
-	// nobody waited for is lost.
-	answerTime = 10 * time.Second
-	// embeddedLife is after how many timers the embedded Redis is replaced: miniredis keeps a count of the changes of every key for
-	// ever, about 150 bytes for each timer that there ever was.
+	// answerTimeout bounds Redis' answer to a request. A shorter one does not help: what Redis
+	// handed out in an answer that nobody waited for is lost.
+	answerTimeout = 10 * time.Second
+	// embeddedLife is the number of timers after which the embedded Redis is replaced. miniredis
+	// counts the changes of every key for ever, which takes about 150 bytes per timer.
 	embeddedLife = 200_000
-	// logInterval is how often asynq may warn; during an outage it would several times a second.
+	// logInterval is the minimum time between warnings of asynq, which would be several per second
+	// during an outage.
 	logInterval = 10 * time.Second
 )
 
-// parse gives the options that reach the Redis of cfg. Its errors do not repeat the URL, which may hold a password.
+// parse returns the options for the Redis server of cfg. Its errors do not contain the URL, which
+// may contain a password.
 func parse(cfg Config) (*redis.Options, error) {
 	options, err := redis.ParseURL(cfg.URL)
 	if err != nil {
@@ -39,7 +41,7 @@ func parse(cfg Config) (*redis.Options, error) {
 	}
 	if cfg.CA != "" {
 		if options.TLSConfig == nil {
-			return nil, errors.New("certificate authorities for Redis are given, and its URL is not one of rediss://")
+			return nil, errors.New("certificate authorities for Redis need a rediss:// URL")
 		}
 		pem, err := os.ReadFile(cfg.CA)
 		if err != nil {
@@ -53,13 +55,13 @@ func parse(cfg Config) (*redis.Options, error) {
 	}
 	plain := &net.Dialer{}
 	options.Dialer = plain.DialContext
-	if options.TLSConfig != nil { // go-redis's own does not heed the context with TLS
+	if options.TLSConfig != nil { // go-redis' own ignores the context with TLS
 		options.Dialer = (&tls.Dialer{NetDialer: plain, Config: options.TLSConfig}).DialContext
 	}
 	return options, nil
 }
 
-// bound limits how long anything waits for Redis.
+// bound limits how long requests wait for Redis.
 func bound(options *redis.Options) {
 	dial := options.Dialer
 	options.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -68,19 +70,19 @@ func bound(options *redis.Options) {
 		return dial(ctx, network, addr)
 	}
 	options.ContextTimeoutEnabled = true
-	options.ReadTimeout, options.WriteTimeout = answerTime, answerTime
+	options.ReadTimeout, options.WriteTimeout = answerTimeout, answerTimeout
 	options.ClientName, options.DisableIdentity = "bullpen", true
 }
 
-// Server is what a Redis says about itself.
+// Server describes a Redis server.
 type Server struct {
 	Version   string
-	Policy    string // what it drops when its memory is full, such as noeviction; empty when it does not say
+	Policy    string // for evicting keys when memory is full, such as noeviction; empty if unknown
 	Encrypted bool
-	Answers   time.Duration // for one round trip
+	RTT       time.Duration
 }
 
-// Check asks the Redis of cfg about itself, within five seconds.
+// Check asks the Redis server of cfg about itself, within five seconds.
 func Check(ctx context.Context, cfg Config) (Server, error) {
 	quietRedis()
 	options, err := parse(cfg)
@@ -100,7 +102,7 @@ func Check(ctx context.Context, cfg Config) (Server, error) {
 	if err := client.Ping(ctx).Err(); err != nil {
 		return Server{}, err
 	}
-	server := Server{Answers: time.Since(began), Encrypted: options.TLSConfig != nil}
+	server := Server{RTT: time.Since(began), Encrypted: options.TLSConfig != nil}
 	info, err := client.Info(ctx).Result()
 	if err != nil {
 		return Server{}, fmt.Errorf("ask about itself: %w", err)
@@ -116,10 +118,10 @@ func Check(ctx context.Context, cfg Config) (Server, error) {
 	return server, nil
 }
 
-// embedded is a Redis inside the process. It listens nowhere: connections are pipes.
+// embedded is a Redis inside the process. It has no listener: connections are pipes.
 type embedded struct {
-	life int64        // timers until it is replaced
-	made atomic.Int64 // timers since it was
+	life    int64        // timers until it is replaced
+	created atomic.Int64 // timers since it was
 
 	mu     sync.Mutex
 	redis  *miniredis.Miniredis
@@ -141,28 +143,29 @@ func (e *embedded) dial(context.Context, string, string) (net.Conn, error) {
 	return pipe{conn}, nil
 }
 
-// pipe is a connection inside the process that breaks as others do: go-redis does not try again after [io.ErrClosedPipe].
+// pipe is a connection inside the process that fails like others: go-redis does not retry after
+// [io.ErrClosedPipe].
 type pipe struct{ net.Conn }
 
 func (p pipe) Write(b []byte) (int, error) {
 	n, err := p.Conn.Write(b)
-	return n, ended(err)
+	return n, asEOF(err)
 }
 
-func (p pipe) SetReadDeadline(at time.Time) error  { return ended(p.Conn.SetReadDeadline(at)) }
-func (p pipe) SetWriteDeadline(at time.Time) error { return ended(p.Conn.SetWriteDeadline(at)) }
+func (p pipe) SetReadDeadline(at time.Time) error  { return asEOF(p.Conn.SetReadDeadline(at)) }
+func (p pipe) SetWriteDeadline(at time.Time) error { return asEOF(p.Conn.SetWriteDeadline(at)) }
 
-func ended(err error) error {
+func asEOF(err error) error {
 	if errors.Is(err, io.ErrClosedPipe) {
 		return io.EOF
 	}
 	return err
 }
 
-// age lets keys of limited life grow older by d, which they do not by themselves.
+// age expires keys as if d had passed, which miniredis does not do on its own.
 func (e *embedded) age(d time.Duration) { e.redis.FastForward(d) }
 
-// renew replaces it by an empty one.
+// renew replaces the embedded Redis by an empty one.
 func (e *embedded) renew() {
 	e.mu.Lock()
 	old := e.redis
@@ -178,21 +181,22 @@ func (e *embedded) close() {
 	e.redis.Close()
 }
 
-// line opens connections that can be cut all at once. asynq waits for answers without end, and go-redis does not stop for a context.
-type line struct {
+// cuttableDialer opens connections that can be closed all at once. asynq waits for answers without
+// a limit, and go-redis does not stop when a context is done.
+type cuttableDialer struct {
 	dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
 	mu    sync.Mutex
-	conns map[*lineConn]struct{}
+	conns map[*cuttableConn]struct{}
 	down  bool
 }
 
-type lineConn struct {
+type cuttableConn struct {
 	net.Conn
-	line *line
+	dialer *cuttableDialer
 }
 
-func (l *line) open(ctx context.Context, network, addr string) (net.Conn, error) {
+func (l *cuttableDialer) open(ctx context.Context, network, addr string) (net.Conn, error) {
 	conn, err := l.dial(ctx, network, addr)
 	if err != nil {
 		return nil, err
@@ -203,20 +207,20 @@ func (l *line) open(ctx context.Context, network, addr string) (net.Conn, error)
 		_ = conn.Close()
 		return nil, net.ErrClosed
 	}
-	c := &lineConn{Conn: conn, line: l}
+	c := &cuttableConn{Conn: conn, dialer: l}
 	l.conns[c] = struct{}{}
 	return c, nil
 }
 
-func (c *lineConn) Close() error {
-	c.line.mu.Lock()
-	delete(c.line.conns, c)
-	c.line.mu.Unlock()
+func (c *cuttableConn) Close() error {
+	c.dialer.mu.Lock()
+	delete(c.dialer.conns, c)
+	c.dialer.mu.Unlock()
 	return c.Conn.Close()
 }
 
-// cut breaks the connections there are, and lets no other come about.
-func (l *line) cut() {
+// cut closes all connections, and prevents new ones.
+func (l *cuttableDialer) cut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.down = true
@@ -225,60 +229,63 @@ func (l *line) cut() {
 	}
 }
 
-// taskLog hands asynq's log to slog. What asynq warns of is at most one warning each [logInterval]; the rest is told at debug level.
+// taskLog forwards asynq's log to slog: at most one warning per [logInterval], the rest at debug
+// level.
 type taskLog struct {
 	log *slog.Logger
 
-	mu   sync.Mutex
-	last time.Time
-	away bool
+	mu          sync.Mutex
+	last        time.Time
+	unreachable bool
 }
 
-// Debug hands on a line.
+// Debug logs a line.
 func (l *taskLog) Debug(args ...any) { l.log.Debug("asynq: " + fmt.Sprint(args...)) }
 
-// Info hands on a line, as one for debugging: asynq tells of every step of its start and end.
+// Info logs a line at debug level: asynq reports every step of its start and end.
 func (l *taskLog) Info(args ...any) { l.Debug(args...) }
 
-// Warn hands on a line, if there was none lately.
+// Warn logs a line, unless there was a warning within logInterval.
 func (l *taskLog) Warn(args ...any) {
 	l.mu.Lock()
-	often := time.Since(l.last) < logInterval
-	if !often {
+	recent := time.Since(l.last) < logInterval
+	if !recent {
 		l.last = time.Now()
 	}
 	l.mu.Unlock()
-	if often {
+	if recent {
 		l.Debug(args...)
 		return
 	}
 	l.log.Warn("asynq: " + fmt.Sprint(args...))
 }
 
-// Error hands on a line, as a warning: asynq tries again, and what is lost is made up for by who uses the timers.
+// Error logs a line as a warning: asynq retries, and the user of the timers makes up for what is
+// lost.
 func (l *taskLog) Error(args ...any) { l.Warn(args...) }
 
-// Fatal hands on a line; the process goes on.
+// Fatal logs a line. The process goes on.
 func (l *taskLog) Fatal(args ...any) { l.Warn(args...) }
 
-// health tells when Redis goes away and when it is back.
+// health logs when Redis becomes unreachable and reachable.
 func (l *taskLog) health(err error) {
 	l.mu.Lock()
-	was := l.away
-	l.away = err != nil
+	was := l.unreachable
+	l.unreachable = err != nil
 	l.mu.Unlock()
 	switch {
 	case err != nil && !was:
-		l.log.Warn("Redis does not answer; timers come late until it does", "error", err)
+		l.log.Warn("Redis unreachable, timers are late until it answers", "error", err)
 	case err == nil && was:
-		l.log.Info("Redis answers again")
+		l.log.Info("Redis reachable")
 	}
 }
 
-// quietRedis takes go-redis its log, which it has one of for the whole process, on standard error: its errors are returned as well.
+// quietRedis disables go-redis' log, which is global and on standard error. Its errors are returned
+// as well.
 var quietRedis = sync.OnceFunc(func() { redis.SetLogger(silence{}) })
 
 type silence struct{}
 
-// Printf drops a line.
+// Printf discards a line.
 func (silence) Printf(context.Context, string, ...any) {}

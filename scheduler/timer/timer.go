@@ -1,17 +1,21 @@
-// Package timer wakes its user at a time. Redis keeps the times and asynq finds those that have come; without a Redis of their own
-// they are kept by one inside the process that has no socket at all (miniredis). It knows nothing of deliveries.
+// Package timer calls its user at set times. Redis stores the times, and asynq finds those that are
+// due. Without a Redis server, a Redis inside the process stores them, which has no socket
+// (miniredis). The package knows nothing of deliveries.
 //
-// A timer only wakes: what is due is known to its user, who looks at the time when woken and goes over what is due at intervals.
-// So little is promised. A wake comes at its time or, with Redis at hand, up to half a second later. It may come twice, or at a time
-// that another has replaced since. It may not come when Redis or the process running it was lost, or when Redis took longer than
-// [SetTimeout] to confirm it. A key has one timer; setting it anew replaces it. None leaves anything behind in Redis, other than the
-// counters of asynq, one for each day of 90. Two systems must not share a database of a Redis.
+// A timer only wakes its user, which knows what is due and also checks that at intervals. So little
+// is promised. A wake-up comes at its time, or up to half a second later with a Redis server
+// nearby. It may come twice, or at a time that was replaced. It may not come if Redis or the
+// process that runs the timers was lost, or if Redis took longer than [SetTimeout] to confirm it. A
+// key has one timer, and setting it again replaces it. Timers leave nothing behind in Redis but
+// asynq's counters, one for each of 90 days. Two systems must not share a database of a Redis
+// server.
 //
-// Measured on 2 cores of 2 GHz: inside the process, Set takes 0.2 to 0.3 ms, some 1,000 timers a second come, and 100,000 that are to
-// come take 84 MB and a sixth of a core (10,000: 9 MB and 3 % of one, none: 2 %, until the first is set: nothing), because asynq asks every quarter of a second which
-// are due, and miniredis sorts all of them to tell. So set what is due soon, and let whoever knows what is due later do so when its
-// time is near. With a Redis outside, Set takes 0.03 to 0.08 ms, 2,000 due at once all come within 0.2 s, and 100,000 take 65 MB there,
-// 8 MB here and 1 % of a core.
+// Measured on 2 cores of 2 GHz: inside the process, Set takes 0.2 to 0.3 ms, and some 1,000 timers
+// fire per second. 100,000 pending timers take 84 MB and a sixth of a core (10,000: 9 MB and 3 %,
+// none: 2 %, before the first: nothing), because asynq asks for due timers every quarter of a
+// second, and miniredis sorts all of them to answer. So set a timer only when its time is near.
+// With a Redis server, Set takes 0.03 to 0.08 ms, 2,000 timers due at once fire within 0.2 s, and
+// 100,000 take 65 MB there, and 8 MB and 1 % of a core here.
 package timer
 
 import (
@@ -38,46 +42,48 @@ const (
 	queueName = "bullpen-timers"
 	taskType  = "wake"
 
-	pollInterval    = 50 * time.Millisecond  // between looks for timers that have come, when there were none
-	forwardInterval = 250 * time.Millisecond // between looks for timers that are to come
+	pollInterval    = 50 * time.Millisecond  // between polls for due timers when there were none
+	forwardInterval = 250 * time.Millisecond // between polls for timers that become due
 	healthInterval  = 2 * time.Second
-	keepInterval    = time.Second
-	tidyInterval    = 5 * time.Second
-	lateTimer       = time.Minute     // after its time a timer that did not come is forgotten
-	stopGrace       = 2 * time.Second // for what asynq still has to write when Run ends
-	handlers        = 8               // timers whose end is being written at once
+	cleanInterval   = time.Second
+	staleInterval   = 5 * time.Second
+	lateTimer       = time.Minute     // after which a timer that did not fire is forgotten
+	stopGrace       = 2 * time.Second // for asynq's last writes when Run ends
+	handlers        = 8               // timers whose end is written at the same time
 )
 
-// Config says where the timers are kept.
+// Config configures where the timers are stored.
 type Config struct {
-	// URL is that of a Redis, redis://[USER:PASSWORD@]HOST:PORT[/DB], or rediss:// for TLS. Empty keeps timers inside the process.
+	// URL of a Redis server: redis://[USER:PASSWORD@]HOST:PORT[/DB], or rediss:// for TLS. If it is
+	// empty, timers are stored inside the process.
 	URL string
-	// CA is a PEM file of certificate authorities to trust with rediss://, in place of the system's.
+	// CA is a PEM file of certificate authorities to trust with rediss:// instead of the system's.
 	CA  string
 	Log *slog.Logger
 }
 
-// Timers are times to be woken at. One process at a time should Run them: who runs them is who is woken.
+// Timers wakes its user at set times. One process at a time should call Run: it is the one that is
+// woken.
 type Timers struct {
 	log      *slog.Logger
 	options  *redis.Options
-	embedded *embedded // nil with a Redis of its own
+	embedded *embedded // nil with a Redis server
 	client   *redis.Client
 	enqueuer atomic.Pointer[asynq.Client]
-	due      ready
-	used     func()        // to be called before a timer is given to Redis
-	first    chan struct{} // closed when that has happened
+	due      dueKeys
+	used     func()        // called before a timer is stored in Redis
+	first    chan struct{} // closed by used
 
 	mu       sync.Mutex
-	set      map[string]int64 // what this process set and has not seen come: the time of a key, Unix milliseconds
-	replaced []string         // ids of timers that another of their key replaced
+	set      map[string]int64 // times of the keys that this process set and that have not fired, in Unix milliseconds
+	replaced []string         // task ids of replaced timers
 }
 
-// Open opens the timers. A Redis that does not answer is waited for by Run; one that refuses the credentials, or whose certificate is
-// not trusted, is an error.
+// Open opens the timers. Run waits for a Redis server that does not answer. Open returns an error
+// if the server rejects the credentials, or its certificate is not trusted.
 func Open(ctx context.Context, cfg Config) (*Timers, error) {
 	quietRedis()
-	t := &Timers{log: cfg.Log, set: map[string]int64{}, due: ready{wake: make(chan struct{}, 1), keys: map[string]struct{}{}}, first: make(chan struct{})}
+	t := &Timers{log: cfg.Log, set: map[string]int64{}, due: dueKeys{wake: make(chan struct{}, 1), keys: map[string]struct{}{}}, first: make(chan struct{})}
 	t.used = sync.OnceFunc(func() { close(t.first) })
 	if cfg.URL == "" {
 		t.embedded = newEmbedded()
@@ -90,24 +96,24 @@ func Open(ctx context.Context, cfg Config) (*Timers, error) {
 	}
 	bound(t.options)
 	t.client = redis.NewClient(t.options)
-	t.publish()
+	t.resetClient()
 	if t.embedded != nil {
 		return t, nil
 	}
-	t.used() // it may hold timers of a process before this one
+	t.used() // it may hold timers of an earlier process
 	ctx, cancel := context.WithTimeout(ctx, SetTimeout)
 	defer cancel()
-	if err := t.client.Ping(ctx).Err(); refused(err) {
+	if err := t.client.Ping(ctx).Err(); isRejection(err) {
 		t.Close()
 		return nil, fmt.Errorf("connect to Redis: %w", err)
 	} else if err != nil {
-		t.log.Warn("Redis does not answer yet; timers come late until it does", "error", err)
+		t.log.Warn("Redis unreachable, timers are late until it answers", "error", err)
 	}
 	return t, nil
 }
 
-// refused reports whether err is one that waiting does not mend.
-func refused(err error) bool {
+// isRejection reports whether waiting does not help against err.
+func isRejection(err error) bool {
 	if reply, ok := errors.AsType[redis.Error](err); ok {
 		for _, sign := range []string{"WRONGPASS", "NOAUTH", "NOPERM", "ERR AUTH", "ERR invalid password", "ERR DB index"} {
 			if strings.HasPrefix(reply.Error(), sign) {
@@ -119,26 +125,28 @@ func refused(err error) bool {
 	return ok
 }
 
-// Close releases what Open took. Run must have returned.
+// Close releases the connections. Run must have returned.
 func (t *Timers) Close() {
-	_ = t.client.Close() // the connections end with it either way
+	_ = t.client.Close() // the connections are closed either way
 	if t.embedded != nil {
 		t.embedded.close()
 	}
 }
 
-// publish makes asynq list its queue in Redis with the next timer, as it does once for each client: a Redis that was flushed since, or
-// replaced by an empty one, has no such list, and without it no timer could be removed.
-func (t *Timers) publish() { t.enqueuer.Store(asynq.NewClientFromRedisClient(t.client)) }
+// resetClient makes asynq register its queue in Redis again with the next timer, which it does once
+// per client. A Redis server that was flushed or replaced has no such registration, and without it
+// timers cannot be removed.
+func (t *Timers) resetClient() { t.enqueuer.Store(asynq.NewClientFromRedisClient(t.client)) }
 
-// Set makes key be woken at the time, in place of its time so far. A time that has come wakes at once, without Redis. With an error,
-// given after [SetTimeout] at the latest, the wake may still come.
+// Set sets the timer of key, in place of its earlier time. A time in the past wakes at once,
+// without Redis. Set returns after [SetTimeout] at the latest. After an error the wake-up may still
+// come.
 func (t *Timers) Set(ctx context.Context, key string, at time.Time) error {
 	if !at.After(time.Now()) {
 		t.due.add(key)
 		return nil
 	}
-	milli := at.Add(time.Millisecond - 1).UnixMilli() // not before the time
+	milli := at.Add(time.Millisecond - 1).UnixMilli() // rounded up
 	t.mu.Lock()
 	old, known := t.set[key]
 	t.set[key] = milli
@@ -147,7 +155,7 @@ func (t *Timers) Set(ctx context.Context, key string, at time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, SetTimeout)
 	defer cancel()
 	if err := t.enqueue(ctx, key, milli); ctx.Err() != nil && err != nil {
-		return fmt.Errorf("set timer: Redis does not confirm it: %w", ctx.Err()) // which asynq does not wrap
+		return fmt.Errorf("set timer: no confirmation by Redis: %w", ctx.Err()) // which asynq does not wrap
 	} else if err != nil {
 		return fmt.Errorf("set timer: %w", err)
 	}
@@ -163,29 +171,30 @@ func (t *Timers) enqueue(ctx context.Context, key string, milli int64) error {
 	_, err := t.enqueuer.Load().EnqueueContext(ctx, asynq.NewTask(taskType, nil), asynq.TaskID(timerID(key, milli)),
 		asynq.Queue(queueName), asynq.MaxRetry(0), asynq.ProcessAt(time.UnixMilli(milli)))
 	if errors.Is(err, asynq.ErrTaskIDConflict) {
-		return nil // it is set
+		return nil // it is set already
 	}
 	if err == nil && t.embedded != nil {
-		t.embedded.made.Add(1)
+		t.embedded.created.Add(1)
 	}
 	return err
 }
 
-// timerID names the timer of a key for a time. The time is part of it: a timer whose end is still being written, or could not be when
-// Redis was away, does not stand in the way of the next of its key.
+// timerID returns the task id of a key's timer. It contains the time, so that a timer whose end
+// could not be written yet does not block the next timer of its key.
 func timerID(key string, milli int64) string { return strconv.FormatInt(milli, 10) + "." + key }
 
 func parseTimerID(id string) (key string, milli int64, err error) {
 	first, key, found := strings.Cut(id, ".")
 	if !found {
-		return "", 0, errors.New("no time in it")
+		return "", 0, errors.New("it contains no time")
 	}
 	milli, err = strconv.ParseInt(first, 10, 64)
 	return key, milli, err
 }
 
-// Run calls wake with the keys whose time has come, one after the other, until ctx ends. It outlives a Redis that goes away, and gives
-// no error. While wake does not return, keys that come gather, each once.
+// Run calls wake with the keys that are due, one after the other, until ctx is done. It outlives a
+// Redis server that goes away, and always returns nil. Keys that become due while wake runs are
+// collected, each once.
 func (t *Timers) Run(ctx context.Context, wake func(key string)) error {
 	ctx, stop := context.WithCancel(ctx)
 	var waking sync.WaitGroup
@@ -193,18 +202,18 @@ func (t *Timers) Run(ctx context.Context, wake func(key string)) error {
 	defer stop()
 	waking.Go(func() { t.due.run(ctx, wake) })
 	select {
-	case <-t.first: // before that there is nothing to find, and it would take memory and time all the same
+	case <-t.first: // until then, finding nothing would cost memory and time
 		return t.find(ctx)
 	case <-ctx.Done():
 		return nil
 	}
 }
 
-// find has asynq find timers that have come, until ctx ends.
+// find lets asynq find due timers until ctx is done.
 func (t *Timers) find(ctx context.Context) error {
-	line := &line{dial: t.options.Dialer, conns: map[*lineConn]struct{}{}}
+	conns := &cuttableDialer{dial: t.options.Dialer, conns: map[*cuttableConn]struct{}{}}
 	options := *t.options
-	options.Dialer = line.open
+	options.Dialer = conns.open
 	client := redis.NewClient(&options)
 	defer func() { _ = client.Close() }()
 	log := &taskLog{log: t.log}
@@ -213,26 +222,27 @@ func (t *Timers) find(ctx context.Context) error {
 		TaskCheckInterval: pollInterval, DelayedTaskCheckInterval: forwardInterval, ShutdownTimeout: stopGrace,
 		HealthCheckInterval: healthInterval, HealthCheckFunc: log.health,
 	})
-	if err := server.Start(asynq.HandlerFunc(t.come)); err != nil {
+	if err := server.Start(asynq.HandlerFunc(t.fire)); err != nil {
 		return fmt.Errorf("start asynq: %w", err)
 	}
-	var keeping sync.WaitGroup
-	keeping.Go(func() { t.keep(ctx, asynq.NewInspectorFromRedisClient(client)) })
+	var cleaning sync.WaitGroup
+	cleaning.Go(func() { t.clean(ctx, asynq.NewInspectorFromRedisClient(client)) })
 	<-ctx.Done()
-	cut := time.AfterFunc(stopGrace, line.cut) // a Redis that does not answer is not waited for
+	cut := time.AfterFunc(stopGrace, conns.cut) // do not wait for a Redis that does not answer
 	server.Shutdown()
-	keeping.Wait()
+	cleaning.Wait()
 	cut.Stop()
 	return nil
 }
 
-// come takes a timer that asynq says has come. asynq counts in whole seconds, so that it may be early by one.
-func (t *Timers) come(ctx context.Context, _ *asynq.Task) error {
+// fire handles a timer that asynq reports as due. asynq counts in whole seconds, so that it may be
+// early by one.
+func (t *Timers) fire(ctx context.Context, _ *asynq.Task) error {
 	id, _ := asynq.GetTaskID(ctx)
 	key, milli, err := parseTimerID(id)
 	if err != nil {
-		t.log.Warn("what is no timer was found among them and is dropped", "id", id, "error", err)
-		return nil // an error would keep it
+		t.log.Warn("malformed timer dropped", "id", id, "error", err)
+		return nil // asynq keeps a task that fails
 	}
 	t.mu.Lock()
 	if t.set[key] == milli {
@@ -247,11 +257,12 @@ func (t *Timers) come(ctx context.Context, _ *asynq.Task) error {
 	return nil
 }
 
-// keep removes what asynq, Redis and miniredis would keep for longer than it is of use, until ctx ends.
-func (t *Timers) keep(ctx context.Context, inspector *asynq.Inspector) {
-	tick := time.NewTicker(keepInterval)
+// clean removes what asynq, Redis and miniredis would keep for longer than it is useful, until ctx
+// is done.
+func (t *Timers) clean(ctx context.Context, inspector *asynq.Inspector) {
+	tick := time.NewTicker(cleanInterval)
 	defer tick.Stop()
-	last, tidied := time.Now(), time.Now()
+	last, staleRemoved := time.Now(), time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -261,15 +272,15 @@ func (t *Timers) keep(ctx context.Context, inspector *asynq.Inspector) {
 		now := time.Now()
 		if t.embedded != nil {
 			t.embedded.age(now.Sub(last))
-			if t.embedded.made.Load() >= t.embedded.life {
+			if t.embedded.created.Load() >= t.embedded.life {
 				t.renew(ctx)
 			}
 		}
 		last = now
 		t.removeReplaced(ctx, inspector)
-		if now.Sub(tidied) >= tidyInterval {
-			t.tidy(now, inspector)
-			tidied = now
+		if now.Sub(staleRemoved) >= staleInterval {
+			t.removeStale(now, inspector)
+			staleRemoved = now
 		}
 	}
 }
@@ -285,28 +296,28 @@ func (t *Timers) removeReplaced(ctx context.Context, inspector *asynq.Inspector)
 		}
 		err := inspector.DeleteTask(queueName, id)
 		switch {
-		case errors.Is(err, asynq.ErrQueueNotFound): // until the next is set
-			t.publish()
+		case errors.Is(err, asynq.ErrQueueNotFound): // until the next timer is set
+			t.resetClient()
 			t.mu.Lock()
 			t.replaced = append(t.replaced, ids[i:]...)
 			t.mu.Unlock()
 			return
 		case errors.Is(err, asynq.ErrTaskNotFound), err == nil:
-		default: // it has come, or Redis is away: it goes when it comes
-			t.log.Debug("a replaced timer was not removed", "left", len(ids)-i, "error", err)
+		default: // it has fired, or is removed when it does
+			t.log.Debug("replaced timer not removed", "left", len(ids)-i, "error", err)
 			return
 		}
 	}
 }
 
-// tidy removes timers that asynq archived, because their end could not be written when Redis was away, and what Redis knows of asynq
-// servers that are gone; and forgets timers that were lost.
-func (t *Timers) tidy(now time.Time, inspector *asynq.Inspector) {
-	t.publish()
+// removeStale removes timers that asynq archived because their end could not be written while Redis
+// was away, registrations of asynq servers that are gone, and lost timers.
+func (t *Timers) removeStale(now time.Time, inspector *asynq.Inspector) {
+	t.resetClient()
 	_, err := inspector.DeleteAllArchivedTasks(queueName)
-	_, listErr := inspector.Servers() // removes those that are gone
+	_, listErr := inspector.Servers() // removes registrations of those that are gone
 	if err := errors.Join(err, listErr); err != nil {
-		t.log.Debug("timers were not tidied up, it is tried again", "error", err)
+		t.log.Debug("stale timers not removed, will retry", "error", err)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -317,10 +328,10 @@ func (t *Timers) tidy(now time.Time, inspector *asynq.Inspector) {
 	}
 }
 
-// renew replaces the Redis inside the process by a new one with the same timers.
+// renew replaces the embedded Redis by a new one with the same timers.
 func (t *Timers) renew(ctx context.Context) {
 	t.embedded.renew()
-	t.publish()
+	t.resetClient()
 	t.mu.Lock()
 	pending := maps.Clone(t.set)
 	t.replaced = nil
@@ -328,22 +339,22 @@ func (t *Timers) renew(ctx context.Context) {
 	for key, milli := range pending {
 		if err := t.enqueue(ctx, key, milli); err != nil {
 			if ctx.Err() == nil {
-				t.log.Warn("timers were not taken over into a new embedded Redis and may come late", "error", err)
+				t.log.Warn("timers not copied to the new embedded Redis, may be late", "error", err)
 			}
 			break
 		}
 	}
-	t.embedded.made.Store(0)
+	t.embedded.created.Store(0)
 }
 
-// ready are keys whose time has come and that have not been woken.
-type ready struct {
+// dueKeys are keys that are due and were not woken yet.
+type dueKeys struct {
 	mu   sync.Mutex
 	keys map[string]struct{}
 	wake chan struct{}
 }
 
-func (r *ready) add(key string) {
+func (r *dueKeys) add(key string) {
 	r.mu.Lock()
 	r.keys[key] = struct{}{}
 	r.mu.Unlock()
@@ -353,7 +364,7 @@ func (r *ready) add(key string) {
 	}
 }
 
-func (r *ready) run(ctx context.Context, wake func(key string)) {
+func (r *dueKeys) run(ctx context.Context, wake func(key string)) {
 	for {
 		r.mu.Lock()
 		keys := r.keys

@@ -22,7 +22,7 @@ func checkRedis(ctx context.Context, c *Config) []Check {
 		return []Check{check}
 	}
 	check.OK = true
-	check.Found = fmt.Sprintf("version %s, answers within %.1f ms", orDefault(server.Version, "unknown"), float64(server.Answers.Microseconds())/1000)
+	check.Found = fmt.Sprintf("version %s, answers within %.1f ms", orDefault(server.Version, "unknown"), float64(server.RTT.Microseconds())/1000)
 	if !server.Encrypted {
 		check.Found += ", not encrypted"
 	}
