@@ -1,9 +1,7 @@
-// Package cgroup makes, reads and removes the control groups of jails, version
-// 1 and 2. It limits memory, pids and cpu, all three or none: a controller that
-// cannot be used is an error that names it, never a silent fall-back.
+// Package cgroup creates, reads and removes the control groups of jails, in version 1 and 2. It needs the controllers for memory,
+// pids and cpu: if one is unusable, the error names it, and there is no fallback.
 //
-// Groups lie below the worker's own, at bullpen/<instance>/<jail>, so that a
-// limit on the worker's pod or unit counts its jails.
+// Groups are below the worker's own group, at bullpen/<instance>/<jail>. So a limit on the worker's pod or unit counts its jails.
 package cgroup
 
 import (
@@ -22,40 +20,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// parentName is the directory below the worker's own group that holds one
-// directory per worker instance.
+// parentName is the directory below the worker's own group with one directory per worker instance.
 const parentName = "bullpen"
 
-// periodMicros is the kernel's default bandwidth period, which every new group has
-// (Documentation/scheduler/sched-bwc.rst).
+// periodMicros is the kernel's default bandwidth period of a group (Documentation/scheduler/sched-bwc.rst).
 const periodMicros = 100_000
 
-// allowed is what to do about groups that cannot be made.
+// allowed is the remedy for missing permissions.
 const allowed = "the worker must be allowed to make control groups below its own " +
 	"(root, /sys/fs/cgroup mounted read-write, with systemd Delegate=yes)"
 
-// minQuotaMicros is the least quota the kernel accepts.
+// minQuotaMicros is the smallest quota that the kernel accepts.
 const minQuotaMicros = 1_000
 
-// Limits is what the members of a group share.
+// Limits are shared by all members of a group.
 type Limits struct {
-	Memory int64 // bytes; no swap beside it
+	Memory int64 // bytes; swap is disabled
 	Tasks  int   // processes and threads
 }
 
-// Usage is what the members of a group used so far.
+// Usage is the consumption of a group so far.
 type Usage struct {
 	CPUTime    time.Duration
-	MemoryPeak int64 // bytes; 0 where the kernel does not say (version 2 before 5.19)
-	OOMKills   int64 // processes the kernel killed for the memory limit
+	MemoryPeak int64 // bytes; 0 if the kernel does not report it (version 2 before 5.19)
+	OOMKills   int64 // processes killed for the memory limit
 }
 
-// Tree is where one worker instance has its groups.
+// Tree holds the groups of one worker instance.
 type Tree struct {
 	version  int
 	instance string
-	// dirs are the worker's own directories: on version 1 one per hierarchy, the
-	// memory one first; on version 2 one.
+	// dirs are the directories of the instance: one per hierarchy on version 1, memory first; a single one on version 2.
 	dirs []string
 	ctl  controllers
 	home *home // version 1
@@ -63,7 +58,7 @@ type Tree struct {
 	contained bool
 }
 
-// controllers are the indexes into dirs, and Group.dirs, of each controller.
+// controllers are the indexes of the controllers in Tree.dirs and Group.dirs.
 type controllers struct{ memory, pids, cpu, cpuacct int }
 
 // Group is the group of one jail.
@@ -74,13 +69,12 @@ type Group struct {
 	home    *home // version 1
 }
 
-// Open finds the worker's own group and makes bullpen/<instance> below it. On
-// version 2 it moves this process: into a leaf of that group, in a container with
-// all that runs there, and before, out of a login session into a scope of
-// systemd's (see leaveSession).
+// Open finds the worker's own group and creates bullpen/<instance> below it. On version 2 it moves this process into a leaf of its own
+// group; in a container it moves all other processes of the group too. A process in a login session is first moved to a scope of
+// systemd, see leaveSession.
 func Open(instance string) (*Tree, error) { return open("/", instance) }
 
-// open is Open on a file system at root, for tests.
+// open is Open with another root directory, for tests.
 func open(root, instance string) (*Tree, error) {
 	t := &Tree{instance: instance}
 	if err := t.settle(root); err != nil {
@@ -92,8 +86,7 @@ func open(root, instance string) (*Tree, error) {
 			return nil, err
 		}
 	}
-	// Another worker may remove the common directory, empty, while we are about
-	// to use it.
+	// Another worker may remove the shared directory while it is empty.
 	for range 10 {
 		if err = t.makeDirs(); !errors.Is(err, fs.ErrNotExist) {
 			break
@@ -105,14 +98,13 @@ func open(root, instance string) (*Tree, error) {
 	return t, nil
 }
 
-// settling keeps two trees of one process from moving it to different places.
-var settling sync.Mutex
+// settleMu prevents two trees of one process from moving it to different groups.
+var settleMu sync.Mutex
 
-// settle finds the worker's own group, and on version 2 one that can have groups
-// of jails below it.
+// settle finds the worker's own group. On version 2 it makes sure that jails can have groups below it.
 func (t *Tree) settle(root string) error {
-	settling.Lock()
-	defer settling.Unlock()
+	settleMu.Lock()
+	defer settleMu.Unlock()
 	where, err := t.find(root)
 	if err != nil || where.version == 1 {
 		return err
@@ -160,10 +152,10 @@ func (t *Tree) makeDirs() error {
 	return nil
 }
 
-// Version is 1 or 2.
+// Version returns 1 or 2.
 func (t *Tree) Version() int { return t.version }
 
-// New makes a group below the tree, without limits.
+// New creates a group without limits.
 func (t *Tree) New(name string) (*Group, error) {
 	g := &Group{version: t.version, ctl: t.ctl, home: t.home}
 	for _, d := range t.dirs {
@@ -176,7 +168,7 @@ func (t *Tree) New(name string) (*Group, error) {
 	return g, nil
 }
 
-// Limit sets the limits on memory and tasks.
+// Limit sets the limits of memory and tasks.
 func (g *Group) Limit(l Limits) error {
 	if g.version == 1 {
 		return g.limit1(l)
@@ -184,8 +176,8 @@ func (g *Group) Limit(l Limits) error {
 	return g.limit2(l)
 }
 
-// Throttle sets the limit on cpu, in cores. It is apart from the others because
-// what has used up its share stands still, whatever others wait for it to do.
+// Throttle limits the cpu to a number of cores. It is separate from Limit because a process over its quota stands still, even if others
+// wait for it.
 func (g *Group) Throttle(cpu float64) error {
 	q := strconv.FormatInt(quota(cpu), 10)
 	if g.version == 2 {
@@ -194,8 +186,7 @@ func (g *Group) Throttle(cpu float64) error {
 	return write(g.dirs[g.ctl.cpu], "cpu.cfs_quota_us", q)
 }
 
-// Unthrottle lifts the cpu limit: a process that has used up its quota would
-// otherwise be killed only in the next period.
+// Unthrottle removes the cpu limit. A killed process over its quota would otherwise die only in the next period.
 func (g *Group) Unthrottle() error {
 	if g.version == 1 {
 		return write(g.dirs[g.ctl.cpu], "cpu.cfs_quota_us", "-1")
@@ -203,27 +194,24 @@ func (g *Group) Unthrottle() error {
 	return write(g.dirs[0], "cpu.max", "max")
 }
 
-// Yield lets the members have less of the cpu than those of other groups where
-// there is not enough for all: a tenth. It is not less, because what is in the way of
-// others now and then holds locks of the kernel that they need.
-func (g *Group) Yield() error { return g.weigh("102", "10") }
+// LowerWeight reduces the group's share of a busy cpu to a tenth. It is not lower because members may hold kernel locks that other
+// groups wait for.
+func (g *Group) LowerWeight() error { return g.setWeight("102", "10") }
 
-// Claim ends Yield.
-func (g *Group) Claim() error { return g.weigh("1024", "100") }
+// ResetWeight undoes LowerWeight.
+func (g *Group) ResetWeight() error { return g.setWeight("1024", "100") }
 
-// weigh sets the weight against other groups, in the units of version 1 and of
-// version 2.
-func (g *Group) weigh(shares, weight string) error {
+// setWeight sets the cpu weight in the units of version 1 and 2.
+func (g *Group) setWeight(shares, weight string) error {
 	if g.version == 1 {
 		return write(g.dirs[g.ctl.cpu], "cpu.shares", shares)
 	}
 	return write(g.dirs[0], "cpu.weight", weight)
 }
 
-// Doors opens the files by which a process enters the group: one of a single thread
-// that has them and writes 0 to each is in it. That it may, it owes to whoever
-// opened them. The caller closes them.
-func (g *Group) Doors() (doors []*os.File, err error) {
+// OpenEntryFiles opens the control files through which a process enters the group: a single-threaded process that writes 0 to each of
+// them is a member. The kernel checks the permissions of the process that opened them. The caller closes the files.
+func (g *Group) OpenEntryFiles() (files []*os.File, err error) {
 	file := "cgroup.procs"
 	if g.version == 1 {
 		file = "tasks"
@@ -231,17 +219,17 @@ func (g *Group) Doors() (doors []*os.File, err error) {
 	for _, d := range g.dirs {
 		fd, err := openFD(d, file, unix.O_WRONLY)
 		if err != nil {
-			for _, door := range doors {
+			for _, door := range files {
 				_ = door.Close()
 			}
 			return nil, err
 		}
-		doors = append(doors, os.NewFile(uintptr(fd), filepath.Join(d, file)))
+		files = append(files, os.NewFile(uintptr(fd), filepath.Join(d, file)))
 	}
-	return doors, nil
+	return files, nil
 }
 
-// Has reports whether a process is in the group.
+// Has reports whether a process is a member.
 func (g *Group) Has(pid int) (bool, error) {
 	b, err := read(g.dirs[0], "cgroup.procs")
 	if err != nil {
@@ -250,14 +238,14 @@ func (g *Group) Has(pid int) (bool, error) {
 	return slices.Contains(strings.Fields(string(b)), strconv.Itoa(pid)), nil
 }
 
-// Memory is what the members hold now, in bytes, without the page cache of files.
+// Memory returns the current memory of the members in bytes, without the page cache of files.
 func (g *Group) Memory() (int64, error) {
 	total, cache := "memory.current", "file"
 	if g.version == 1 {
 		total, cache = "memory.usage_in_bytes", "cache"
 	}
 	dir := g.dirs[g.ctl.memory]
-	held, err := readInt(dir, total)
+	used, err := readInt(dir, total)
 	if err != nil {
 		return 0, err
 	}
@@ -265,10 +253,10 @@ func (g *Group) Memory() (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return max(0, held-n[0]+n[1]), nil // what is in a tmpfs counts as cache
+	return max(0, used-n[0]+n[1]), nil // tmpfs counts as cache
 }
 
-// Usage reads the counters.
+// Usage returns the consumption so far.
 func (g *Group) Usage() (Usage, error) {
 	if g.version == 1 {
 		return g.usage1()
@@ -276,7 +264,7 @@ func (g *Group) Usage() (Usage, error) {
 	return g.usage2()
 }
 
-// Remove removes the group. What is still in it is killed first.
+// Remove kills the members and removes the group.
 func (g *Group) Remove() error {
 	var errs []error
 	for _, d := range g.dirs {
@@ -289,24 +277,23 @@ func (g *Group) Remove() error {
 	return errors.Join(errs...)
 }
 
-// removeDir removes a group that is empty, or gone already.
+// removeDir removes an empty group. It is no error if the group does not exist.
 func removeDir(dir string) error {
-	// Not os.Remove: it would try unlink first, and tell of that.
+	// Not os.Remove, which tries unlink first and returns the error of that.
 	if err := unix.Rmdir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cgroup: remove a group: %w", &os.PathError{Op: "rmdir", Path: dir, Err: err})
 	}
 	return nil
 }
 
-// Close removes the instance's directories, and the one above if this was the
-// last instance.
+// Close removes the directories of the instance, and the parent directory if this was the last instance.
 func (t *Tree) Close() error {
 	var errs []error
 	for _, d := range t.dirs {
 		if err := os.Remove(filepath.Join(d, parentName, t.instance)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("cgroup: remove the instance: %w", err))
 		}
-		// Fails while other instances are there, which is right.
+		// Fails while there are other instances.
 		_ = os.Remove(filepath.Join(d, parentName))
 	}
 	errs = append(errs, t.closeHome())
@@ -315,8 +302,7 @@ func (t *Tree) Close() error {
 
 func quota(cpu float64) int64 { return max(int64(cpu*periodMicros), minQuotaMicros) }
 
-// openFD opens a file of a group. It is no os.File, which the runtime would poll: two system calls more, of those that an execution
-// waits for.
+// openFD opens a file of a group. It avoids os.File, whose use of the poller costs two more system calls per execution.
 func openFD(dir, file string, flags int) (int, error) {
 	path := filepath.Join(dir, file)
 	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
@@ -328,8 +314,7 @@ func openFD(dir, file string, flags int) (int, error) {
 
 // write writes value to a file of a group.
 func write(dir, file, value string) error {
-	// Not os.WriteFile: it would try to make a file that is missing, which a
-	// control group answers with a refusal rather than with ENOENT.
+	// Not os.WriteFile: for a missing file, O_CREATE fails with EACCES instead of ENOENT.
 	fd, err := openFD(dir, file, unix.O_WRONLY|unix.O_TRUNC)
 	if err != nil {
 		return err
@@ -340,7 +325,7 @@ func write(dir, file, value string) error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// writeFD writes value whole. The kernel gives up the setting of some limits for a signal, and the runtime sends itself many.
+// writeFD writes all of value. The kernel interrupts the setting of some limits for signals, which the runtime sends often.
 func writeFD(fd int, value string) error {
 	for {
 		if _, err := unix.Write(fd, []byte(value)); !errors.Is(err, unix.EINTR) {
@@ -349,7 +334,7 @@ func writeFD(fd int, value string) error {
 	}
 }
 
-// read reads a file of a group whole.
+// read returns the content of a file of a group.
 func read(dir, file string) ([]byte, error) {
 	fd, err := openFD(dir, file, unix.O_RDONLY)
 	if err != nil {
@@ -382,7 +367,7 @@ func readInt(dir, file string) (int64, error) {
 	return n, nil
 }
 
-// readKey reads the number after key in a file of "key number" lines.
+// readKey returns the number after key in a file of "key number" lines.
 func readKey(dir, file, key string) (int64, error) {
 	n, err := readKeys(dir, file, key)
 	if err != nil {
@@ -391,7 +376,7 @@ func readKey(dir, file, key string) (int64, error) {
 	return n[0], nil
 }
 
-// readKeys reads the numbers after keys.
+// readKeys returns the numbers after keys.
 func readKeys(dir, file string, keys ...string) ([]int64, error) {
 	b, err := read(dir, file)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// fake makes a file system of path -> content and returns its root.
+// fake creates files by path and content and returns their root.
 func fake(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -94,7 +94,7 @@ func TestLocate(t *testing.T) {
 	}
 }
 
-// v2Files are what the kernel puts into a group that is not the root.
+// v2Files are the files of a group that is not the root.
 func v2Files(dir string, files map[string]string) map[string]string {
 	for _, f := range []string{"cgroup.procs", "cgroup.subtree_control", "memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "cpu.max"} {
 		files[dir+"/"+f] = ""

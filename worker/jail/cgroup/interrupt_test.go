@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits are set also while signals come, as the runtime sends them to itself.
-func TestLimitsAreSetInSpiteOfSignals(t *testing.T) {
+// Limits are set despite the signals that the runtime sends to its threads.
+func TestLimitsDespiteSignals(t *testing.T) {
 	g := newGroup(t, newTree(t, "signals"), "a")
 	file := map[int]string{1: "memory.limit_in_bytes", 2: "memory.max"}[g.version]
 	runtime.LockOSThread()
@@ -23,7 +23,7 @@ func TestLimitsAreSetInSpiteOfSignals(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				_ = unix.Tgkill(pid, tid, unix.SIGURG) // the runtime's own; it takes those it did not ask for as well
+				_ = unix.Tgkill(pid, tid, unix.SIGURG) // the runtime's own signal, which it accepts from anybody
 			}
 		}
 	}()

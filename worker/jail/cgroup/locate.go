@@ -8,28 +8,26 @@ import (
 	"strings"
 )
 
-// location is where this process's own groups are.
+// location describes this process's own groups.
 type location struct {
 	version int
 	dirs    []string
 	ctl     controllers
-	mount   string // version 2: where the whole hierarchy is mounted
-	session bool   // version 2: of a user's login, as systemd lays groups out
-	// contained is, on version 2, that we see no group above ours: it is that of a
-	// container, or there is no other.
+	mount   string // version 2: mount point of the hierarchy
+	session bool   // version 2: in a login session of systemd
+	// contained is true on version 2 if no group above ours is visible: ours is that of a container, or the root.
 	contained bool
 }
 
-// mount is one cgroup file system.
+// mount is a cgroup file system.
 type mount struct {
-	root   string // directory of the hierarchy that is mounted
+	root   string // the mounted directory of the hierarchy
 	point  string
 	fstype string
-	opts   []string // of the superblock: the controllers, on version 1
+	opts   []string // options of the superblock; on version 1 the controllers
 }
 
-// locate reads /proc/self. Version 1 is used when it has all controllers,
-// otherwise version 2; controllers divided between the two are refused.
+// locate reads /proc/self. It prefers version 1 if that has all controllers, else version 2. Controllers must not be divided.
 func locate(root string) (location, error) {
 	mounts, err := mounts(root)
 	if err != nil {
@@ -65,7 +63,7 @@ func locate(root string) (location, error) {
 		for _, m := range mounts {
 			if m.fstype == "cgroup2" {
 				dir := filepath.Join(root, m.dir(own[""]))
-				// Started by a worker that is already in its leaf.
+				// Started by a worker that is in its leaf.
 				if filepath.Base(dir) == leafName {
 					dir = filepath.Dir(dir)
 				}
@@ -81,8 +79,8 @@ func locate(root string) (location, error) {
 		"controllers memory, pids, cpu and cpuacct, on /sys/fs/cgroup", strings.Join(missing, ", "))
 }
 
-// dir is the directory of the group at path, as far as the mount shows it. In a
-// container the path may be the host's: then the mount's own root is ours.
+// dir returns the directory of the group at path below the mount. In a container, the path may be the host's; then the mount's root is
+// our group.
 func (m mount) dir(path string) string {
 	if rel, ok := strings.CutPrefix(path, m.root); ok && !strings.Contains(rel, "..") {
 		return filepath.Join(m.point, rel)
@@ -90,7 +88,7 @@ func (m mount) dir(path string) string {
 	return m.point
 }
 
-// mounts reads the cgroup mounts from mountinfo:
+// mounts returns the cgroup mounts in mountinfo:
 // id parent major:minor root point options [tags] - fstype source superoptions.
 func mounts(root string) ([]mount, error) {
 	b, err := os.ReadFile(filepath.Join(root, "proc/self/mountinfo"))
@@ -109,8 +107,7 @@ func mounts(root string) ([]mount, error) {
 	return ms, nil
 }
 
-// ownPaths reads this process's group in each hierarchy, by controller; the
-// empty name is version 2.
+// ownPaths returns this process's group in each hierarchy by controller. The name of version 2 is empty.
 func ownPaths(root string) (map[string]string, error) {
 	b, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
 	if err != nil {

@@ -9,16 +9,14 @@ import (
 	"strings"
 )
 
-// byHand is what to do when systemd does not do it for us.
+// byHand is the remedy if systemd does not create a scope.
 const byHand = "start it outside of the login session, such as with `systemd-run --scope -p Delegate=yes -p TasksMax=infinity`"
 
-// leaveSession moves this process out of a login session: systemd gives those no
-// cpu controller, and the shell is in the same group. It goes into a scope that
-// systemd makes and leaves to us, as is made for `systemd-run --scope`. A worker
-// in any other place stays there, whatever it lacks: somebody put it there, and
-// its limits shall count for jails.
+// leaveSession moves this process out of a login session, whose group has no cpu controller and contains the shell. systemd creates a
+// delegated scope, as for `systemd-run --scope`. A worker in any other group stays there, whatever the group lacks, because limits on
+// that group must count for jails.
 func leaveSession(from location) (err error) {
-	// It says where it is, and keeps the scope until we are in it.
+	// The helper prints the path of its group and keeps the scope alive until we are in it.
 	holder := exec.Command("systemd-run", "--scope", "--quiet", "--collect", "--description=bullpen worker",
 		"--property=Delegate=yes", "--property=TasksMax=infinity", "cat", "/proc/self/cgroup", "-")
 	var said strings.Builder

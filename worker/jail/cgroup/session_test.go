@@ -16,7 +16,7 @@ import (
 
 const settlerEnv = "BULLPEN_TEST_SETTLER"
 
-// settler is a worker in a process of its own: it opens a tree and says where it then is.
+// settler is a worker in a process of its own. It opens a tree and prints its group.
 func settler() {
 	tree, err := Open("test-settler")
 	if err == nil {
@@ -26,7 +26,7 @@ func settler() {
 	fmt.Printf("%s%v\n", groups, err)
 }
 
-// settleBeside runs settler in a new group at path, where another process is as well.
+// settleBeside runs settler in a new group at path, beside another process.
 func settleBeside(t *testing.T, mount, path string, prefix ...string) string {
 	t.Helper()
 	g := &Group{version: 2, dirs: []string{filepath.Join(mount, path)}}
@@ -82,9 +82,8 @@ func settleBeside(t *testing.T, mount, path string, prefix ...string) string {
 	return string(out)
 }
 
-// On version 2, a worker started by hand leaves the login session, one in a
-// container takes the others there into its leaf, and one whose group is
-// somebody's choice stays there and says what is wrong with it.
+// On version 2, a worker started by hand leaves the login session. A worker in a container moves the other processes into its leaf. A
+// worker in any other group stays there and reports what is wrong with it.
 func TestGroupWithOtherProcesses(t *testing.T) {
 	where, err := locate("/")
 	if err != nil {
@@ -97,7 +96,7 @@ func TestGroupWithOtherProcesses(t *testing.T) {
 		!strings.Contains(out, "other processes are in") && !strings.Contains(out, `controller "cpu" is not available`) {
 		t.Errorf("got %s", out)
 	}
-	// What a container is for control groups: a namespace whose root is the group.
+	// A container has a cgroup namespace whose root is its group.
 	container := []string{"unshare", "--cgroup", "--mount", "sh", "-c", "umount /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup; exec $0"}
 	if out := settleBeside(t, where.mount, "bullpen-test-container", container...); out != "0::/"+leafName+"\n<nil>\n" {
 		t.Errorf("got %s", out)

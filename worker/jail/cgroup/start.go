@@ -15,14 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StartProcess is os.StartProcess for a process that is in the group before its
-// first instruction. On version 2 the kernel makes it there (Linux 5.7); on
-// version 1 a thread of ours goes into the group, forks, and goes back.
+// StartProcess is os.StartProcess for a process that is a member of the group from its first instruction. On version 2 the kernel
+// starts it there (Linux 5.7). On version 1, a thread of this process enters the group, forks, and returns.
 //
-// Moving the process afterwards would do as well and is what everybody does, but
-// costs 4 to 12 ms: to move a process that is not the thread asking, the kernel
-// stops all forks of the host, and waits for an RCU grace period to do so. It
-// spares a thread that moves itself.
+// Moving the process after the fork would cost 4 to 12 ms: to move a process that is not the calling thread, the kernel stops all forks
+// of the host and waits for an RCU grace period.
 func (g *Group) StartProcess(name string, argv []string, attr *os.ProcAttr) (*os.Process, error) {
 	if g.version == 1 {
 		return g.startFromInside(func() (*os.Process, error) { return os.StartProcess(name, argv, attr) })
@@ -41,21 +38,19 @@ func (g *Group) StartProcess(name string, argv []string, attr *os.ProcAttr) (*os
 	return os.StartProcess(name, argv, &into)
 }
 
-// startFromInside calls start on a thread that is in the group meanwhile.
+// startFromInside calls start on a thread that is a member of the group.
 //
-// What the thread does there is charged to the group, and what it would be made
-// to wait for by the group's limits, all forks of this process would wait for:
-// so Limit comes after the start, and the thread does nothing else.
+// The group is charged for what the thread does meanwhile. If the group's limits made the thread wait, all forks of this process would
+// wait for it. So Limit is called after the start, and the thread does nothing else.
 func (g *Group) startFromInside(start func() (*os.Process, error)) (p *os.Process, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// While it is locked no other goroutine runs on this thread, nor does the
-		// runtime make threads from it, which would be born in the group.
+		// No other goroutine uses a locked thread, and the runtime creates no threads from it, which would start in the group.
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// Never the first thread: all memory of a process is charged to where
-			// that one is. As long as we hold it, another goroutine has another.
+			// The main thread must not move: all memory of the process is charged to its group. While it is locked here, another
+			// goroutine gets another thread.
 			p, err = g.startFromInside(start)
 			runtime.UnlockOSThread()
 			return
@@ -67,17 +62,16 @@ func (g *Group) startFromInside(start func() (*os.Process, error)) (p *os.Proces
 		if wasHome && g.home.enter() == nil {
 			runtime.UnlockOSThread()
 		}
-		// A thread that is still locked when its goroutine ends is ended as well:
-		// none that may be in a wrong group is used again.
+		// The runtime ends a thread that is still locked when its goroutine returns. So no thread in a wrong group is reused.
 	}()
 	<-done
 	return p, err
 }
 
-// enter moves the calling thread into the group, in every hierarchy.
+// enter moves the calling thread into the group in every hierarchy.
 func (g *Group) enter() error {
 	for _, d := range g.dirs {
-		// 0 is the thread that writes.
+		// 0 is the calling thread.
 		if err := write(d, "tasks", "0"); err != nil {
 			return err
 		}
@@ -85,16 +79,16 @@ func (g *Group) enter() error {
 	return nil
 }
 
-// home is where the threads of this process belong on version 1.
+// home is the group of this process's threads on version 1.
 type home struct {
-	groups []byte // what threadGroups says of a thread that is there
-	tasks  []int  // the tasks files, open, in the reverse of Tree.dirs
+	groups []byte // /proc/thread-self/cgroup of a thread in it
+	tasks  []int  // open tasks files, in reverse order of Tree.dirs
 }
 
 func threadGroups() ([]byte, error) { return os.ReadFile("/proc/thread-self/cgroup") }
 
-// openHome returns where this process is. If that is not in dirs, which happens
-// in containers that do not see their own groups, no thread is ever at home.
+// openHome opens the current groups of this process. If they are not below dirs, as in containers that do not see their own groups,
+// here always returns false.
 func openHome(dirs []string) (*home, error) {
 	h := &home{}
 	groups, err := threadGroups()
@@ -121,8 +115,7 @@ func openHome(dirs []string) (*home, error) {
 	return h, nil
 }
 
-// here reports whether the calling thread is at home, in all hierarchies: the
-// worker may have been moved since.
+// here reports whether the calling thread is at home in all hierarchies. The worker may have been moved since openHome.
 func (h *home) here() bool {
 	groups, err := threadGroups()
 	return err == nil && len(h.groups) > 0 && bytes.Equal(groups, h.groups)

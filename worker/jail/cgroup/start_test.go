@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newTree is a tree on the machine's own control groups.
+// newTree opens a tree in the machine's own control groups.
 func newTree(t *testing.T, instance string) *Tree {
 	t.Helper()
 	tree, err := Open(instance)
@@ -46,8 +46,7 @@ func newGroup(t *testing.T, tree *Tree, name string) *Group {
 	return g
 }
 
-// whereabouts are the groups the process had in the middle of its start: what it
-// prints is read before anybody could have moved it.
+// whereabouts returns the groups of a process at its start. It reads the output, so the process has not been moved since.
 func whereabouts(g *Group) (string, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -64,7 +63,7 @@ func whereabouts(g *Group) (string, error) {
 	return out.String(), errors.Join(rerr, err)
 }
 
-// strays are the threads of this process that are not where its first one is.
+// strays returns the threads of this process that are in another group than its main thread.
 func strays(t *testing.T) []string {
 	t.Helper()
 	want, err := os.ReadFile("/proc/self/cgroup")
@@ -117,10 +116,9 @@ func TestStartProcess(t *testing.T) {
 	}
 }
 
-// onFirst are functions to call on the first thread of the process.
+// onFirst receives functions to call on the main thread.
 var onFirst = func() chan func() {
-	// The goroutine that runs this is main's, and on the first thread until main
-	// begins: to stay there it has to be held now.
+	// The goroutine of init is on the main thread until main begins. To stay there it must be locked now.
 	runtime.LockOSThread()
 	return make(chan func())
 }()
@@ -142,11 +140,11 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// The first thread carries the memory of the process, and is never moved.
+// The main thread carries the memory of the process and is never moved.
 func TestFirstThreadStays(t *testing.T) {
 	tree := newTree(t, "test-first")
 	if tree.version != 1 {
-		return // no thread goes anywhere
+		return // no thread is moved
 	}
 	g := newGroup(t, tree, "x")
 	type on struct{ first, started bool }
@@ -164,11 +162,11 @@ func TestFirstThreadStays(t *testing.T) {
 	}
 }
 
-// A thread that cannot go back is ended, and does not hold up the group's end.
+// A thread that cannot return is ended, and does not block the removal of the group.
 func TestThreadCannotGoBack(t *testing.T) {
 	tree := newTree(t, "test-lost")
 	if tree.version != 1 {
-		return // no thread goes anywhere
+		return // no thread is moved
 	}
 	for name, h := range map[string]*home{
 		"refused":          {groups: tree.home.groups, tasks: []int{-1}},
@@ -204,8 +202,7 @@ func TestThreadCannotGoBack(t *testing.T) {
 	}
 }
 
-// Version 2, on a hierarchy without controllers where the machine uses the other
-// one for those.
+// On version 2. The hierarchy has no controllers if the machine uses version 1 for them.
 func TestStartProcessVersion2(t *testing.T) {
 	root := t.TempDir()
 	if err := unix.Mount("none", root, "cgroup2", 0, ""); err != nil {

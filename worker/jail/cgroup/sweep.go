@@ -14,8 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sweep removes the groups of instances for which dead is true, killing what is
-// still in them. It returns their names.
+// Sweep kills and removes the groups of instances for which dead returns true. It returns their names.
 func (t *Tree) Sweep(dead func(instance string) bool) ([]string, error) {
 	swept := map[string]bool{}
 	var errs []error
@@ -61,8 +60,7 @@ func sweepInstance(dir string) error {
 	return errors.Join(errs...)
 }
 
-// sweepGroup kills the members of a group, waits for each to die, and removes
-// it.
+// sweepGroup kills the members of a group, waits for their deaths, and removes the group.
 func sweepGroup(dir string) error {
 	for {
 		b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
@@ -92,9 +90,8 @@ func sweepGroup(dir string) error {
 	}
 }
 
-// awaitOwnThreads waits until no thread of this process is in a group of
-// version 1. One is there only for a moment, also one that could not leave: it
-// is dying (see Group.startFromInside). Nothing tells of its death.
+// awaitOwnThreads waits until no thread of this process is in a group of version 1. Threads are there only for a moment; one that could
+// not leave is dying (see Group.startFromInside). There is no notification of its death.
 func awaitOwnThreads(dir string) error {
 	self := strconv.Itoa(unix.Getpid())
 	for range 1000 {
@@ -107,8 +104,7 @@ func awaitOwnThreads(dir string) error {
 	return errors.New("a thread of this process does not leave the group")
 }
 
-// killAndWait kills pid and waits until it is dead, through a pidfd so that no
-// other process can be meant.
+// killAndWait kills a process and waits until it is dead. A pidfd makes sure that the pid is not reused.
 func killAndWait(pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {

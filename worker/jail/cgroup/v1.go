@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socketMemory is how much a group of version 1 may hold in socket buffers, in
-// bytes, beside its memory: without a limit it is the host's.
+// socketMemory limits the socket buffers of a group on version 1, in bytes, in addition to its memory. The default is the host's limit.
 const socketMemory = 64 << 20
 
 func (g *Group) limit1(l Limits) error {
@@ -21,7 +20,7 @@ func (g *Group) limit1(l Limits) error {
 	if err := write(mem, "memory.limit_in_bytes", bytes); err != nil {
 		return err
 	}
-	// Absent where the kernel does not account swap: then swappiness 0 has to do.
+	// Missing if the kernel does not account swap: then swappiness 0 must suffice.
 	if err := write(mem, "memory.memsw.limit_in_bytes", bytes); errors.Is(err, fs.ErrNotExist) {
 		if err := write(mem, "memory.swappiness", "0"); err != nil {
 			return err
@@ -29,8 +28,7 @@ func (g *Group) limit1(l Limits) error {
 	} else if err != nil {
 		return err
 	}
-	// Version 1 charges what lies in socket buffers to nobody until this is set, and then apart from the rest. Absent where the
-	// kernel has no such account.
+	// Version 1 does not charge socket buffers before this limit is set, and then separately. Missing if the kernel has no such account.
 	sockets := strconv.FormatInt(min(l.Memory, socketMemory), 10)
 	if err := write(mem, "memory.kmem.tcp.limit_in_bytes", sockets); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -54,9 +52,8 @@ func (g *Group) usage1() (Usage, error) {
 	return Usage{CPUTime: time.Duration(cpu), MemoryPeak: peak, OOMKills: kills}, nil
 }
 
-// WatchOOM returns a file from which 8 bytes can be read when the memory limit
-// is hit and the kernel is about to kill; nil on version 2, where the kernel
-// kills the whole group by itself. The caller closes it.
+// WatchOOM returns a file from which 8 bytes can be read when the memory limit is reached and the kernel is about to kill. It returns nil
+// on version 2, where the kernel kills the whole group. The caller closes the file.
 func (g *Group) WatchOOM() (*os.File, error) {
 	if g.version == 2 {
 		return nil, nil

@@ -13,15 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leafName is where a worker puts itself: on version 2 a group that gives
-// controllers to its children may hold no process of its own.
+// leafName is the group that a worker moves itself into. On version 2 a group that delegates controllers may have no member processes.
 const leafName = "bullpen-worker"
 
-// needed are the controllers a jail must have on version 2.
+// needed are the controllers that jails need on version 2.
 var needed = [...]string{"memory", "pids", "cpu"} // read only
 
-// delegate makes the worker's own group give the controllers to its children,
-// moving the worker into a leaf if it must.
+// delegate enables the controllers for children of the worker's own group. It moves the worker into a leaf if necessary.
 func (t *Tree) delegate() error {
 	own := t.dirs[0]
 	b, err := os.ReadFile(filepath.Join(own, "cgroup.controllers"))
@@ -43,7 +41,7 @@ func (t *Tree) delegate() error {
 	if merr := os.Mkdir(leaf, 0o750); merr != nil && !errors.Is(merr, fs.ErrExist) {
 		return fmt.Errorf("%w: %s", errors.Join(err, fmt.Errorf("cgroup: %w", merr)), allowed)
 	}
-	// 0 is the process that writes.
+	// 0 is the calling process.
 	if merr := write(leaf, "cgroup.procs", "0"); merr != nil {
 		return errors.Join(err, merr)
 	}
@@ -59,11 +57,11 @@ func (t *Tree) delegate() error {
 	return nil
 }
 
-// evacuate enables the controllers of a container's own group, and moves all that
-// runs in the container into the leaf for that: the shell, make, a debugger.
+// evacuate enables the controllers of a container's own group. It first moves all processes of the container into the leaf, such as a
+// shell or a debugger.
 func evacuate(own, leaf string) error {
 	err := error(unix.EBUSY)
-	// Some may start others while we look.
+	// Processes may be started while we look.
 	for range 10 {
 		if !errors.Is(err, unix.EBUSY) {
 			break
@@ -73,7 +71,7 @@ func evacuate(own, leaf string) error {
 			return fmt.Errorf("cgroup: %w", rerr)
 		}
 		for pid := range strings.FieldsSeq(string(procs)) {
-			// 0 are those that this container does not see; others may be gone.
+			// 0 is a process outside of the container's pid namespace; others may have ended.
 			if pid == "0" {
 				continue
 			}
@@ -86,7 +84,7 @@ func evacuate(own, leaf string) error {
 	return err
 }
 
-// enable gives the needed controllers to the children of dir.
+// enable enables the needed controllers for the children of dir.
 func enable(dir string) error {
 	b, err := os.ReadFile(filepath.Join(dir, "cgroup.subtree_control"))
 	if err != nil {
@@ -118,7 +116,7 @@ func (g *Group) limit2(l Limits) error {
 	if err := write(dir, "memory.max", strconv.FormatInt(l.Memory, 10)); err != nil {
 		return err
 	}
-	// Absent where the kernel has no swap accounting, that is, no swap to speak of.
+	// Missing if the kernel does not account swap.
 	if err := write(dir, "memory.swap.max", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

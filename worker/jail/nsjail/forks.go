@@ -87,7 +87,7 @@ func (p *parent) prepare(ctx context.Context) (err error) {
 		if err := p.start(ctx); err != nil {
 			return err
 		}
-		if err := s.group.Claim(); err != nil {
+		if err := s.group.ResetWeight(); err != nil {
 			return err
 		}
 	}
@@ -190,7 +190,7 @@ func (s *sandbox) orderFork(i int) error {
 		return err
 	}
 	defer func() { _ = theirs.Close() }()
-	doors, err := s.group.Doors()
+	doors, err := s.group.OpenEntryFiles()
 	if err != nil {
 		return err
 	}

@@ -115,7 +115,7 @@ func (s *sandbox) furnish(ctx context.Context, build func() error) error {
 func (s *sandbox) build(ctx context.Context, grouped <-chan error) error {
 	files, err := s.files()
 	if err = errors.Join(err, <-grouped); err == nil && s.spec.Ahead != nil {
-		err = s.group.Yield()
+		err = s.group.LowerWeight()
 	}
 	if err == nil {
 		err = s.start(files)
@@ -233,7 +233,7 @@ func (s *sandbox) open() (err error) {
 // program: the limit on cpu, which that shall not eat up, and the share of a program.
 func (s *sandbox) finish() error {
 	if s.spec.Ahead != nil {
-		if err := s.group.Claim(); err != nil {
+		if err := s.group.ResetWeight(); err != nil {
 			return err
 		}
 	}
