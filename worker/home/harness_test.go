@@ -200,7 +200,7 @@ func newDir(tb testing.TB) string {
 
 func (th *thread) open() (*home.Overlay, *os.File) {
 	th.tb.Helper()
-	v := must[*disk.Volume](th.tb)(th.volumes.Take(th.tb.Context(), disk.Size{Bytes: 1 << 30, Inodes: 30_000}, tenant, tenant))
+	v := must[*disk.Volume](th.tb)(th.volumes.Get(th.tb.Context(), disk.Size{Bytes: 1 << 30, Inodes: 30_000}, tenant, tenant))
 	th.tb.Cleanup(func() { check(th.tb, v.Close()) })
 	o := &home.Overlay{Lower: th.lower, Volume: v.Path(), Owner: th.owner}
 	f := must[*os.File](th.tb)(o.Mount())

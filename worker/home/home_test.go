@@ -136,7 +136,7 @@ for n in 'f', 'd', '.': os.removexattr(n, 'user.one'); os.setxattr(n, 'user.two'
 func TestDiskLimit(t *testing.T) {
 	const limit = 16 * mib
 	th := newThread(t)
-	v := must[*disk.Volume](t)(th.volumes.Take(t.Context(), disk.Size{Bytes: limit, Inodes: 1000}, tenant, tenant))
+	v := must[*disk.Volume](t)(th.volumes.Get(t.Context(), disk.Size{Bytes: limit, Inodes: 1000}, tenant, tenant))
 	defer func() { check(t, v.Close()) }()
 	o := &home.Overlay{Lower: th.lower, Volume: v.Path(), Owner: th.owner}
 	mount := must[*os.File](t)(o.Mount())

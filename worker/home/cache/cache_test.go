@@ -181,7 +181,7 @@ func (w *world) enter(k *cache.Cache, j *proto.Job) (h *cache.Home, dir string) 
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	v, err := w.pool.Take(w.t.Context(), disk.Size{Bytes: 32 * mib, Inodes: 1100}, tenant, tenant)
+	v, err := w.pool.Get(w.t.Context(), disk.Size{Bytes: 32 * mib, Inodes: 1100}, tenant, tenant)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -695,7 +695,7 @@ func TestUploadsThatDoNotFit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := w.pool.Take(t.Context(), disk.Size{Bytes: 32 * mib, Inodes: 1100}, tenant, tenant)
+	v, err := w.pool.Get(t.Context(), disk.Size{Bytes: 32 * mib, Inodes: 1100}, tenant, tenant)
 	if err != nil {
 		t.Fatal(err)
 	}

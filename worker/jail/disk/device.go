@@ -9,20 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxRaces bounds how often others, in this process or another, may take the free
-// device first that the kernel named to us. Each time one of them got on.
+// maxRaces bounds how often other users may attach the free device that the kernel returned to us. Each time, one of them makes progress.
 const maxRaces = 1000
 
-// EXT4_IOC_SHUTDOWN, _IOR('X', 125, __u32), and its way to go down without
-// writing anything.
+// EXT4_IOC_SHUTDOWN is _IOR('X', 125, __u32). The flag shuts down without writing anything.
 const (
 	ext4Shutdown   = 0x8004587d
 	goingNoLogSync = 2
 )
 
-// attach puts the image behind a free loop device, which the kernel takes apart
-// when its last user is gone: the file returned, or the file system mounted from
-// it.
+// attach attaches the image to a free loop device. The kernel detaches it after its last user: the returned file, or the file system
+// mounted from it.
 func attach(image *os.File) (*os.File, error) {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
@@ -32,19 +29,19 @@ func attach(image *os.File) (*os.File, error) {
 	for range maxRaces {
 		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
 		if err != nil {
-			return nil, fmt.Errorf("find a loop device: %w: every one that the kernel allows is in use", err)
+			return nil, fmt.Errorf("find a loop device: %w: all of them are in use", err)
 		}
 		device, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", n), os.O_RDWR, 0)
 		if errors.Is(err, unix.ENXIO) {
-			continue // it was ending
+			continue // the device is being detached
 		}
 		if err != nil {
 			return nil, fmt.Errorf("open the free loop device: %w: in a container mount the host's /dev, where new devices appear", err)
 		}
 		err = unix.IoctlLoopConfigure(int(device.Fd()), &unix.LoopConfig{
 			Fd: uint32(image.Fd()), Size: blockSize,
-			// Direct, so that a tenant's data is not in memory twice, the second time on
-			// nobody's account. The kernel falls back where the host's file system cannot.
+			// Direct I/O keeps a tenant's data out of the page cache of the image, which is charged to nobody. The kernel ignores it if
+			// the host's file system cannot.
 			Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_DIRECT_IO},
 		})
 		if err == nil {
@@ -58,8 +55,7 @@ func attach(image *os.File) (*os.File, error) {
 	return nil, fmt.Errorf("find a loop device: other processes were faster %d times", maxRaces)
 }
 
-// mount returns a file system on the image as a mount that is in no namespace: it
-// is gone when the file is closed, unless it was moved to a place by then.
+// mount mounts the image in no namespace. The mount disappears when the file is closed, unless it was attached somewhere.
 func mount(image *os.File) (*os.File, error) {
 	device, err := attach(image)
 	if err != nil {
@@ -72,8 +68,7 @@ func mount(image *os.File) (*os.File, error) {
 	}
 	defer func() { _ = unix.Close(fs) }()
 	err = unix.FsconfigSetString(fs, "source", device.Name())
-	// What is on it never outlives this process, so nothing is written to the
-	// host's disk for safety's sake; a tenant's fsync costs others nothing.
+	// Nothing outlives this process, so barriers are off, and a tenant's fsync does not slow other disk users.
 	for _, flag := range []string{"nobarrier", "noauto_da_alloc"} {
 		err = errors.Join(err, unix.FsconfigSetFlag(fs, flag))
 	}
@@ -82,7 +77,7 @@ func mount(image *os.File) (*os.File, error) {
 		err = unix.FsconfigCreate(fs)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("mount %s: %w%s", device.Name(), err, complaints(fs))
+		return nil, fmt.Errorf("mount %s: %w%s", device.Name(), err, mountMessages(fs))
 	}
 	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
 	if err != nil {
@@ -91,9 +86,9 @@ func mount(image *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "volume"), nil
 }
 
-// settle writes a file system to its image, clean as after unmounting, and lets nothing be written any more. Unmounting itself may come later
-// than the closing of the mount: a process that is being started has it until its own program runs.
-func settle(mount *os.File) error {
+// freeze writes a file system to its image, clean as after unmounting, and blocks further writes. The unmount may happen later than the
+// closing of the mount, because a process that is being started holds it until its exec.
+func freeze(mount *os.File) error {
 	fs, err := unix.Fspick(int(mount.Fd()), "", unix.FSPICK_EMPTY_PATH|unix.FSPICK_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("write the file system: %w", err)
@@ -103,13 +98,13 @@ func settle(mount *os.File) error {
 		err = unix.FsconfigReconfigure(fs)
 	}
 	if err != nil {
-		return fmt.Errorf("write the file system: %w%s", err, complaints(fs))
+		return fmt.Errorf("write the file system: %w%s", err, mountMessages(fs))
 	}
 	return nil
 }
 
-// complaints are the messages the kernel left for us while mounting.
-func complaints(fs int) string {
+// mountMessages returns the kernel's messages about a failed mount.
+func mountMessages(fs int) string {
 	var all strings.Builder
 	b := make([]byte, 4096)
 	for {
@@ -121,8 +116,7 @@ func complaints(fs int) string {
 	}
 }
 
-// shutDown makes a file system refuse everything from now on, and forget what
-// it has not written.
+// shutDown makes every further access to a file system fail and discards unwritten data.
 func shutDown(mount *os.File) error {
 	root, err := os.Open(selfFD(mount))
 	if err != nil {

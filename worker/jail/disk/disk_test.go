@@ -19,10 +19,9 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
 )
 
-func TestBytesAreTheLimit(t *testing.T) {
+func TestByteLimit(t *testing.T) {
 	p, _ := openPool(t)
-	// One block, less and more than a group of blocks, and several groups; not a
-	// whole number of blocks; far more inodes than fit the usual ratio.
+	// Less than, exactly and more than a block group; a size that is no multiple of a block; more inodes than the usual ratio allows.
 	for _, size := range []disk.Size{
 		{Bytes: 4096, Inodes: 1},
 		{Bytes: 64 * mib, Inodes: 4096},
@@ -32,7 +31,7 @@ func TestBytesAreTheLimit(t *testing.T) {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			got := tenant(t, take(t, p, size), "fill")
 			written, _ := strconv.ParseInt(strings.TrimSuffix(got, " no space left on device <nil>"), 10, 64)
-			// A file of more than four extents has one block with the list of them.
+			// A file of more than four extents has a block for the extent list.
 			limit := (size.Bytes + 4095) / 4096 * 4096
 			if least := limit - limit/(128*mib)/2*4096; written < least || written > limit {
 				t.Errorf("a file took %s, want %d to %d", got, least, limit)
@@ -51,10 +50,10 @@ func TestDeletedButOpenCounts(t *testing.T) {
 	}
 }
 
-func TestFallocateMeetsTheLimit(t *testing.T) {
+func TestFallocateLimit(t *testing.T) {
 	p, _ := openPool(t)
 	size := disk.Size{Bytes: 64 * mib, Inodes: 100}
-	// One block is the extent tree's.
+	// The extent tree takes one block.
 	for n, want := range map[int64]string{size.Bytes: "<nil> <nil>", size.Bytes + 4096: "<nil> no space left on device"} {
 		if got := tenant(t, take(t, p, size), "fallocate", strconv.FormatInt(n, 10)); got != want {
 			t.Errorf("fallocate of %d bytes: %s, want %s", n, got, want)
@@ -62,7 +61,7 @@ func TestFallocateMeetsTheLimit(t *testing.T) {
 	}
 }
 
-func TestInodesAreTheLimit(t *testing.T) {
+func TestInodeLimit(t *testing.T) {
 	p, _ := openPool(t)
 	for _, size := range []disk.Size{
 		{Bytes: mib, Inodes: 1},
@@ -74,7 +73,7 @@ func TestInodesAreTheLimit(t *testing.T) {
 			want := fmt.Sprintf("%d no space left on device", size.Inodes)
 			for _, role := range []string{"files", "deep"} {
 				if role == "deep" && size.Inodes > 4096 {
-					continue // 4 KiB for each directory
+					continue // each directory takes 4 KiB
 				}
 				if got := tenant(t, take(t, p, size), role); got != want {
 					t.Errorf("%s: %s, want %s", role, got, want)
@@ -84,10 +83,10 @@ func TestInodesAreTheLimit(t *testing.T) {
 	}
 }
 
-func TestVolumeIsTheOwners(t *testing.T) {
+func TestVolumeOwner(t *testing.T) {
 	p, _ := openPool(t)
 	size := disk.Size{Bytes: 64 * mib, Inodes: 4096}
-	// The first is made when it is asked for; the others may have been ready.
+	// The first volume is created on demand; the others may have been ready.
 	for range 4 {
 		v := take(t, p, size)
 		info, err := os.Stat(v.Path())
@@ -149,7 +148,7 @@ func TestSetuidHasNoEffect(t *testing.T) {
 	}
 }
 
-func TestDeviceNodesAreDead(t *testing.T) {
+func TestDeviceNodesHaveNoEffect(t *testing.T) {
 	p, _ := openPool(t)
 	name := filepath.Join(take(t, p, disk.Size{Bytes: mib, Inodes: 10}).Path(), "null")
 	if err := unix.Mknod(name, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
@@ -160,7 +159,7 @@ func TestDeviceNodesAreDead(t *testing.T) {
 	}
 }
 
-func TestCloseEndsWhoStillUsesIt(t *testing.T) {
+func TestCloseDuringUse(t *testing.T) {
 	p, _ := openPool(t)
 	v := take(t, p, disk.Size{Bytes: 64 * mib, Inodes: 100})
 	f, err := os.Create(filepath.Join(v.Path(), "open"))
@@ -185,7 +184,7 @@ func TestManyAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range volumes {
 		wg.Go(func() {
-			v, err := p.Take(t.Context(), size, owner, owner)
+			v, err := p.Get(t.Context(), size, owner, owner)
 			if err != nil {
 				t.Error(err)
 				return
@@ -232,7 +231,7 @@ func descriptors(tb testing.TB) int {
 	return len(all)
 }
 
-func TestWhatIsKeptReadyIsBounded(t *testing.T) {
+func TestReadyVolumesAreBounded(t *testing.T) {
 	p, dir := openPool(t)
 	for i := range int64(12) {
 		v := take(t, p, disk.Size{Bytes: (i + 1) * mib, Inodes: 100})
@@ -272,8 +271,7 @@ func TestKilledProcessLeavesNothing(t *testing.T) {
 	nothingLeft(t, dir)
 }
 
-// TestAttachToAJail is with the real nsjail: user, mount and pid namespaces, and
-// a program that is mapped to the volume's owner.
+// TestAttachToAJail uses the real nsjail: user, mount and pid namespaces, and a program that is mapped to the volume's owner.
 func TestAttachToAJail(t *testing.T) {
 	p, dir := openPool(t)
 	v := take(t, p, disk.Size{Bytes: 64 * mib, Inodes: 1000})
@@ -361,7 +359,7 @@ func nsjailPath(tb testing.TB) string {
 	return path
 }
 
-// childOf takes hold of the only child of a process.
+// childOf opens the only child of a process.
 func childOf(tb testing.TB, pid int) int {
 	tb.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", pid))
@@ -389,7 +387,7 @@ func TestOverlayOnAVolume(t *testing.T) {
 	nothingLeft(t, filepath.Join(dir, "images"))
 }
 
-func TestErrorsSayWhatToDo(t *testing.T) {
+func TestErrorsHaveRemedies(t *testing.T) {
 	dir := t.TempDir()
 	for role, want := range map[string][]string{
 		"no devices": {"load the module loop", "mount the host's /dev, where new devices appear"},
@@ -410,7 +408,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	nothingLeft(t, dir)
 }
 
-// TestFullHostDisk has its images on a file system of 4 MiB.
+// TestFullHostDisk puts the images on a file system of 4 MiB.
 func TestFullHostDisk(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("none", dir, "tmpfs", 0, "size=4m"); err != nil {
@@ -424,9 +422,9 @@ func TestFullHostDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	size := disk.Size{Bytes: 64 * mib, Inodes: 1000}
-	// Another finds the disk free again.
+	// The disk is free again for another volume.
 	for range 2 {
-		v, err := p.Take(t.Context(), size, owner, owner)
+		v, err := p.Get(t.Context(), size, owner, owner)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -442,19 +440,19 @@ func TestFullHostDisk(t *testing.T) {
 	}
 }
 
-func TestCancelledTake(t *testing.T) {
+func TestCancelledGet(t *testing.T) {
 	p, _ := openPool(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	size := disk.Size{Bytes: mib, Inodes: 10}
-	if _, err := p.Take(ctx, size, owner, owner); !errors.Is(err, context.Canceled) {
+	if _, err := p.Get(ctx, size, owner, owner); !errors.Is(err, context.Canceled) {
 		t.Errorf("a cancelled Take: %v", err)
 	}
-	// It is not in the way of the next.
+	// The next call is not blocked.
 	take(t, p, size)
 }
 
-func TestRefusals(t *testing.T) {
+func TestInvalidSizes(t *testing.T) {
 	for _, cfg := range []disk.Config{{}, {Dir: "relative"}, {Dir: t.TempDir(), Ready: -1}, {Dir: "/proc"}} {
 		if _, err := disk.Open(cfg); err == nil {
 			t.Errorf("%+v was taken", cfg)
@@ -469,20 +467,19 @@ func TestRefusals(t *testing.T) {
 		{Bytes: disk.MaxBytes + 1, Inodes: 10},
 		{Bytes: mib, Inodes: disk.MaxInodes + 1},
 	} {
-		if _, err := p.Take(t.Context(), size, owner, owner); err == nil {
+		if _, err := p.Get(t.Context(), size, owner, owner); err == nil {
 			t.Errorf("%+v was taken", size)
 		}
 	}
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Take(t.Context(), disk.Size{Bytes: mib, Inodes: 10}, owner, owner); err == nil {
+	if _, err := p.Get(t.Context(), disk.Size{Bytes: mib, Inodes: 10}, owner, owner); err == nil {
 		t.Error("a closed pool gave a volume")
 	}
 }
 
-// TestLargestSizes makes the two ends of what is allowed; nothing of it is on the
-// disk.
+// TestLargestSizes creates volumes of the extreme sizes. They take no disk space.
 func TestLargestSizes(t *testing.T) {
 	p, err := disk.Open(disk.Config{Dir: t.TempDir(), Ready: 1})
 	if err != nil {
@@ -499,13 +496,13 @@ func TestLargestSizes(t *testing.T) {
 	}
 }
 
-// BenchmarkTakeAndClose is what a volume costs in all, its replacement included.
-func BenchmarkTakeAndClose(b *testing.B) {
+// BenchmarkGetAndClose measures a volume with its replacement.
+func BenchmarkGetAndClose(b *testing.B) {
 	for _, size := range []disk.Size{{Bytes: 64 * mib, Inodes: 4096}, {Bytes: 10 << 30, Inodes: 100_000}} {
 		b.Run(fmt.Sprintf("%dMiB", size.Bytes/mib), func(b *testing.B) {
 			p, _ := openPool(b)
 			for b.Loop() {
-				v, err := p.Take(b.Context(), size, owner, owner)
+				v, err := p.Get(b.Context(), size, owner, owner)
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -517,7 +514,7 @@ func BenchmarkTakeAndClose(b *testing.B) {
 	}
 }
 
-// A process that is being started holds what was open here for a moment.
+// A process that is being started briefly holds the files that were open here.
 func TestVolumesOfNewSizesWhileProcessesStart(t *testing.T) {
 	p, _ := openPool(t)
 	ctx, stop := context.WithCancel(t.Context())
@@ -532,7 +529,7 @@ func TestVolumesOfNewSizesWhileProcessesStart(t *testing.T) {
 	defer starters.Wait()
 	defer stop()
 	for i := range int64(40) {
-		v, err := p.Take(t.Context(), disk.Size{Bytes: 1 << 20, Inodes: 100 + i}, 1000, 1000)
+		v, err := p.Get(t.Context(), disk.Size{Bytes: 1 << 20, Inodes: 100 + i}, 1000, 1000)
 		if err != nil {
 			t.Fatal(err)
 		}

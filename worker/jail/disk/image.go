@@ -16,17 +16,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The file system's measures. Nothing of mke2fs's defaults or the host's
-// mke2fs.conf is left to chance, since the image is corrected by hand.
+// Parameters of the file system. All defaults of mke2fs and mke2fs.conf are overridden, since the image is patched afterwards.
 const (
 	blockSize      = 4096
 	inodeSize      = 256
 	blocksPerGroup = 8 * blockSize
 	ownInodes      = 11 // the reserved ones and lost+found, which is removed
-	rootOnly       = 10 // those of them that are in use after that
+	rootOnly       = 10 // those of ownInodes in use without lost+found
 	nobody         = 1<<16 - 1
-	// No checksums, so that a block can be corrected; no journal, since nothing
-	// on it outlives the process.
+	// No checksums, so that blocks can be patched; no journal, since nothing outlives the process.
 	features = "none,dir_index,dir_nlink,ext_attr,extent,extra_isize,filetype,flex_bg,huge_file,large_file,sparse_super"
 )
 
@@ -36,22 +34,21 @@ const (
 	MaxInodes = 1 << 26
 )
 
-// template is a formatted, empty file system: its size and the blocks that are
-// not all zero.
+// template is a formatted, empty file system: its size and its non-zero blocks.
 type template struct {
 	bytes  int64
 	blocks map[int64][]byte
 	order  []int64
 }
 
-// format makes the template for a size.
+// format creates the template of a size.
 func format(ctx context.Context, dir string, size Size) (*template, error) {
 	image, err := tempFile(dir)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = image.Close() }()
-	// More than enough: what is too much is taken away from the user below.
+	// More than enough. limit removes the excess.
 	blocks, inodes := size.blocks(), size.Inodes+ownInodes
 	total := max(blocks+blocks/16+inodes/8+16384, 2*inodes)
 	if err := image.Truncate(total * blockSize); err != nil {
@@ -60,7 +57,7 @@ func format(ctx context.Context, dir string, size Size) (*template, error) {
 	if err := makeFS(ctx, image, inodes); err != nil {
 		return nil, err
 	}
-	free, err := tidy(image)
+	free, err := removeLostFound(image)
 	if err != nil {
 		return nil, err
 	}
@@ -75,11 +72,11 @@ func format(ctx context.Context, dir string, size Size) (*template, error) {
 	return t, nil
 }
 
-// tempFile makes a file without a name: it is gone when nobody has it open.
+// tempFile creates a file without a name, which disappears when it is closed.
 func tempFile(dir string) (*os.File, error) {
 	f, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("make an image: %w: the directory must be on ext4, XFS, Btrfs or another file system with O_TMPFILE", err)
+		return nil, fmt.Errorf("create an image: %w: the directory must be on ext4, XFS, Btrfs or another file system with O_TMPFILE", err)
 	}
 	return f, nil
 }
@@ -100,18 +97,18 @@ func makeFS(ctx context.Context, image *os.File, inodes int64) error {
 	return nil
 }
 
-// findMke2fs also looks where it is for root when PATH is a user's.
+// findMke2fs also searches root's usual PATH.
 func findMke2fs() (string, error) {
 	for _, name := range []string{"mke2fs", "/usr/sbin/mke2fs", "/sbin/mke2fs"} {
 		if path, err := exec.LookPath(name); err == nil {
 			return path, nil
 		}
 	}
-	return "", errors.New("no mke2fs: install e2fsprogs, which sandboxes with a disk of their own need")
+	return "", errors.New("mke2fs not found: install e2fsprogs, which sandboxes with disk volumes need")
 }
 
-// tidy removes lost+found, and reports what is free then.
-func tidy(image *os.File) (unix.Statfs_t, error) {
+// removeLostFound removes lost+found and returns the free space.
+func removeLostFound(image *os.File) (unix.Statfs_t, error) {
 	var free unix.Statfs_t
 	m, err := mount(image)
 	if err != nil {
@@ -122,12 +119,12 @@ func tidy(image *os.File) (unix.Statfs_t, error) {
 		err = unix.Fstatfs(int(m.Fd()), &free)
 	}
 	if err == nil {
-		err = settle(m)
+		err = freeze(m)
 	}
 	return free, errors.Join(err, m.Close())
 }
 
-// readBlocks reads the blocks that are not all zero.
+// readBlocks returns the non-zero blocks.
 func readBlocks(image *os.File) (map[int64][]byte, error) {
 	blocks := map[int64][]byte{}
 	zero := string(make([]byte, blockSize))
@@ -154,8 +151,7 @@ func readBlocks(image *os.File) (map[int64][]byte, error) {
 	}
 }
 
-// Places in the superblock and in a group's descriptor, of 32 bytes each from
-// block 1 on.
+// Offsets in the superblock and in a group descriptor. Descriptors have 32 bytes each and begin at block 1.
 const (
 	superAt           = 1024
 	superReserved     = superAt + 0x08
@@ -171,18 +167,16 @@ const (
 	descriptorsInside = blockSize / descriptorSize
 )
 
-// limit takes from the user what the file system has too much: blocks are
-// reserved, inodes are marked as used. They are not reserved for root, which an
-// overlay writes as, whoever writes to it, but without the capability to use them
-// all the same.
+// limit removes what the file system has in excess of the size: it reserves blocks and marks inodes as used. Blocks are not reserved for
+// root: overlayfs writes with root's uid but without CAP_SYS_RESOURCE.
 func (t *template) limit(free unix.Statfs_t, blocks, inodes int64) error {
 	super := t.blocks[0]
 	if super == nil || binary.LittleEndian.Uint16(super[superMagic:]) != magic {
-		return errors.New("mke2fs made no ext4")
+		return errors.New("mke2fs did not create ext4")
 	}
 	tooMany, excess := int64(free.Bavail)-blocks, int64(free.Ffree)-inodes
 	if tooMany < 0 || excess < 0 {
-		return fmt.Errorf("mke2fs made %d blocks and %d inodes, fewer than the %d and %d needed", free.Bavail, free.Ffree, blocks, inodes)
+		return fmt.Errorf("mke2fs created %d blocks and %d inodes, fewer than the %d and %d needed", free.Bavail, free.Ffree, blocks, inodes)
 	}
 	binary.LittleEndian.PutUint32(super[superReserved:], uint32(tooMany))
 	binary.LittleEndian.PutUint16(super[superReservedUID:], nobody)
@@ -214,7 +208,7 @@ func (t *template) block(n int64) []byte {
 	return t.blocks[n]
 }
 
-// image makes a file that holds the file system.
+// image creates a file with the file system.
 func (t *template) image(dir string) (*os.File, error) {
 	f, err := tempFile(dir)
 	if err != nil {

@@ -21,13 +21,13 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
 )
 
-// roleEnv makes the test binary another process: its value is one of roles.
+// roleEnv selects a role for the test binary as another process.
 const roleEnv = "BULLPEN_TEST_ROLE"
 
-// owner is the uid and gid of volumes, and of who writes to them.
+// owner is the uid and gid of volumes and of the programs that write to them.
 const owner = 54321
 
-// patience bounds the wait for what comes at once, or not at all.
+// patience bounds waits for events that come soon or never.
 const patience = time.Minute
 
 const mib = 1 << 20
@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// play is the test binary in a role, with a file as its descriptor 3.
+// play returns a command that runs the test binary in a role, with a file as descriptor 3.
 func play(tb testing.TB, role string, file *os.File, args ...string) *exec.Cmd {
 	tb.Helper()
 	exe, err := os.Executable()
@@ -64,7 +64,7 @@ func play(tb testing.TB, role string, file *os.File, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// tenant plays a role as the owner of a volume, and returns what it says.
+// tenant runs a role as the owner of a volume and returns its output.
 func tenant(tb testing.TB, v *disk.Volume, role string, args ...string) string {
 	tb.Helper()
 	dir, err := os.Open(v.Path())
@@ -79,10 +79,10 @@ func tenant(tb testing.TB, v *disk.Volume, role string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// volume is where a tenant finds its volume.
+// volume is the path of a tenant's volume.
 const volume = "/proc/self/fd/3/"
 
-// asTenant gives up all privileges first; root may use what is kept from others.
+// asTenant drops all privileges, since root may use reserved blocks.
 func asTenant(f func() error) func() error {
 	return func() error {
 		if err := errors.Join(syscall.Setgroups(nil), syscall.Setresgid(owner, owner, owner), syscall.Setresuid(owner, owner, owner)); err != nil {
@@ -92,13 +92,13 @@ func asTenant(f func() error) func() error {
 	}
 }
 
-// fill writes as much as fits and says how much, and why not more.
+// fill writes as much as fits, and prints how much and the error.
 func fill() error {
 	f, err := os.Create(volume + "big")
 	if err != nil {
 		return err
 	}
-	// Deleted, it counts as long as it is open.
+	// A deleted file counts as long as it is open.
 	if len(os.Args) > 1 {
 		if err := os.Remove(volume + "big"); err != nil {
 			return err
@@ -120,7 +120,7 @@ func fill() error {
 	}
 }
 
-// fallocate asks for a number of bytes, in a file that is a sparse giant.
+// fallocate allocates a number of bytes in a huge sparse file.
 func fallocate() error {
 	n, err := strconv.ParseInt(os.Args[1], 10, 64)
 	if err != nil {
@@ -134,8 +134,7 @@ func fallocate() error {
 	return f.Close()
 }
 
-// files makes as many as it can, in several directories, and says how many, with
-// those, and why not more.
+// files creates as many files as fit in several directories, and prints the number including directories, and the error.
 func files() error {
 	for n := 0; ; n++ {
 		dir := volume + strconv.Itoa(n/1000)
@@ -155,7 +154,7 @@ func files() error {
 	}
 }
 
-// deep makes directories in each other.
+// deep creates nested directories.
 func deep() error {
 	at := 3
 	for n := 0; ; n++ {
@@ -174,7 +173,7 @@ func deep() error {
 	}
 }
 
-// setuid says whom a program runs as that is root's and setuid.
+// setuid prints the uid of a running setuid program that belongs to root.
 func setuid() error {
 	out, err := exec.CommandContext(context.Background(), volume+"id", "-u").Output()
 	fmt.Printf("%s", out)
@@ -201,7 +200,7 @@ func openPool(tb testing.TB) (*disk.Pool, string) {
 
 func take(tb testing.TB, p *disk.Pool, size disk.Size) *disk.Volume {
 	tb.Helper()
-	v, err := p.Take(tb.Context(), size, owner, owner)
+	v, err := p.Get(tb.Context(), size, owner, owner)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -213,7 +212,7 @@ func take(tb testing.TB, p *disk.Pool, size disk.Size) *disk.Volume {
 	return v
 }
 
-// attached are the loop devices with a file of a directory.
+// attached returns the loop devices whose file is in a directory.
 func attached(tb testing.TB, dir string) []string {
 	tb.Helper()
 	all, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -222,7 +221,7 @@ func attached(tb testing.TB, dir string) []string {
 	}
 	var ours []string
 	for _, name := range all {
-		// A device may be gone by now.
+		// The device may have been removed.
 		if file, err := os.ReadFile(name); err == nil && strings.HasPrefix(string(file), dir+"/") {
 			ours = append(ours, name)
 		}
@@ -230,8 +229,7 @@ func attached(tb testing.TB, dir string) []string {
 	return ours
 }
 
-// until asks again until it is so. What another process had open, and what is
-// done by the kernel in its own time, takes a moment.
+// until polls until a condition holds. The kernel and exiting processes release resources asynchronously.
 func until(tb testing.TB, what string, so func() bool) {
 	tb.Helper()
 	again := time.NewTicker(5 * time.Millisecond)
@@ -246,8 +244,7 @@ func until(tb testing.TB, what string, so func() bool) {
 	}
 }
 
-// nothingLeft checks that no loop device has a file of the directory, and that
-// there is none in it.
+// nothingLeft checks that no loop device uses the directory and that the directory is empty.
 func nothingLeft(tb testing.TB, dir string) {
 	tb.Helper()
 	until(tb, "no loop device is left", func() bool { return len(attached(tb, dir)) == 0 })
@@ -261,14 +258,14 @@ func nothingLeft(tb testing.TB, dir string) {
 	}
 }
 
-// holder takes volumes, says so, and waits to be killed.
+// holder gets volumes, reports that, and waits to be killed.
 func holder() error {
 	p, err := disk.Open(disk.Config{Dir: os.Args[1], Log: quiet()})
 	if err != nil {
 		return err
 	}
 	for range 3 {
-		v, err := p.Take(context.Background(), disk.Size{Bytes: 64 * mib, Inodes: 1000}, owner, owner)
+		v, err := p.Get(context.Background(), disk.Size{Bytes: 64 * mib, Inodes: 1000}, owner, owner)
 		if err != nil {
 			return err
 		}
@@ -281,20 +278,20 @@ func holder() error {
 	return err
 }
 
-// inPrivate starts a role in a mount namespace of its own.
+// inPrivate starts a role in its own mount namespace.
 func inPrivate(cmd *exec.Cmd) *exec.Cmd {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	return cmd
 }
 
-// overlay attaches a volume in its own namespace and makes it the upper layer.
+// overlay attaches a volume in its own namespace and uses it as an upper layer.
 func overlay() error {
 	dir := os.Args[1]
 	p, err := disk.Open(disk.Config{Dir: filepath.Join(dir, "images"), Log: quiet()})
 	if err != nil {
 		return err
 	}
-	v, err := p.Take(context.Background(), disk.Size{Bytes: 64 * mib, Inodes: 1000}, owner, owner)
+	v, err := p.Get(context.Background(), disk.Size{Bytes: 64 * mib, Inodes: 1000}, owner, owner)
 	if err != nil {
 		return err
 	}
@@ -326,7 +323,7 @@ func overlay() error {
 	return errors.Join(unix.Unmount(at("merged"), 0), v.Close(), p.Close())
 }
 
-// hide puts an empty directory over another.
+// hide mounts an empty directory over another.
 func hide(dir string) error { return unix.Mount("none", dir, "tmpfs", 0, "mode=755") }
 
 func noDevices() error {
@@ -338,13 +335,13 @@ func noDevices() error {
 	if err := errors.Join(hide("/dev"), unix.Mknod("/dev/null", unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3)))); err != nil {
 		return err
 	}
-	_, err = p.Take(context.Background(), disk.Size{Bytes: mib, Inodes: 10}, owner, owner)
+	_, err = p.Get(context.Background(), disk.Size{Bytes: mib, Inodes: 10}, owner, owner)
 	fmt.Println(err)
-	// As in a container whose /dev was filled before a device was made.
+	// Like a container whose /dev was populated before a device was created.
 	if err := unix.Mknod("/dev/loop-control", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 237))); err != nil {
 		return err
 	}
-	_, err = p.Take(context.Background(), disk.Size{Bytes: mib, Inodes: 10}, owner, owner)
+	_, err = p.Get(context.Background(), disk.Size{Bytes: mib, Inodes: 10}, owner, owner)
 	fmt.Println(err)
 	return p.Close()
 }

@@ -1,17 +1,13 @@
-// Package disk makes directories for jails with a limit of bytes and inodes that
-// memory does not set: each is an ext4 of its own in a sparse file behind a loop
-// device. What is on one is for one jail, and is never kept.
+// Package disk provides volumes: directories for jails with a limit of bytes and inodes that is independent of memory. Each is an ext4 file
+// system in a sparse file behind a loop device, serves one jail, and is never reused.
 //
-// Nothing here has a name. The file has none from the start (O_TMPFILE), the
-// mount is in no namespace until a jail gets it, and the loop device takes itself
-// apart after its last user. So whatever kills the process, the kernel gives all
-// of it back when the process and its jails are gone, and there is nothing to
-// sweep.
+// Nothing has a name: the file is created without one (O_TMPFILE), the mount is in no namespace until a jail gets it, and the loop device
+// detaches itself after its last user. So the kernel frees everything when the process and its jails are gone, however they die, and there
+// is nothing to sweep.
 //
-// The disk is not reserved: the files grow as they are written. If the host's disk
-// gets full before a volume's limit is reached, writing there fails with EIO or
-// ENOSPC, or is lost as from a disk that failed, and the volume may turn read-only.
-// The limits of all volumes together should therefore fit on the disk.
+// Disk space is not reserved: files grow as they are written. If the host's disk fills up before a volume reaches its limit, writes to the
+// volume fail with EIO or ENOSPC, or are lost as on a failed disk, and the volume may turn read-only. The limits of all volumes together
+// should therefore fit on the disk.
 package disk
 
 import (
@@ -27,32 +23,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a pool keeps for takers to come, for each size: the template in memory
-// (about 4 KiB for each 128 MiB of the size) and as many volumes that are ready
-// (the same on disk, and a loop device each).
+// For each size, a pool keeps the template in memory (about 4 KiB per 128 MiB of the size) and ready volumes (the same on disk, and a loop
+// device each).
 const (
-	maxSizes     = 8 // the last ones taken
+	maxSizes     = 8 // the most recently used
 	DefaultReady = 2
 )
 
-// Config is what a Pool needs to know.
+// Config configures a Pool.
 type Config struct {
-	Dir   string       // where the images are; required; made when it is missing
-	Ready int          // volumes kept ready for each of the last 8 sizes taken; default DefaultReady
+	Dir   string       // directory of images, created if missing; required
+	Ready int          // ready volumes for each of the last 8 sizes; default DefaultReady
 	Log   *slog.Logger // default slog.Default()
 }
 
-// Size is a volume's limits.
+// Size is the limit of a volume.
 type Size struct {
-	// Bytes is what files can hold, in whole blocks of 4 KiB: what is not a
-	// multiple is rounded up. As on any file system each file and each directory
-	// takes whole blocks, and large files and directories some more for the
-	// file system's own use, less than 1 %: what fits is never more than Bytes, and
-	// may be that little less. Inode tables and other fixed parts are not counted.
-	// Whoever has CAP_SYS_RESOURCE outside of jails is not held to it, only to Inodes.
+	// Bytes limits the content of files, rounded up to blocks of 4 KiB. Each file and directory takes whole blocks, and large ones some
+	// more for metadata, less than 1 %. So the usable space is never more than Bytes and may be slightly less. Inode tables and other
+	// fixed parts are not counted. Processes with CAP_SYS_RESOURCE outside of jails are limited by Inodes only.
 	Bytes int64
-	// Inodes is the number of files, directories, links and so on, without the
-	// volume's own directory.
+	// Inodes limits the number of files, directories, links and so on, without the volume's root directory.
 	Inodes int64
 }
 
@@ -60,27 +51,27 @@ func (s Size) blocks() int64 { return (s.Bytes + blockSize - 1) / blockSize }
 
 var errClosed = errors.New("the pool of volumes is closed")
 
-// Pool makes volumes, and keeps some ready.
+// Pool creates volumes and keeps some ready.
 type Pool struct {
 	cfg  Config
-	work sync.WaitGroup // the refills
+	work sync.WaitGroup // refills
 
 	mu     sync.Mutex
 	closed bool
-	sizes  []*stock // the last taken first
+	sizes  []*stock // most recently used first
 }
 
-// stock is what a pool has of one size.
+// stock is the pool's state for one size.
 type stock struct {
-	size    Size
-	making  chan struct{} // holds one while somebody makes the template
-	made    *template     // of who holds making
-	ready   []*Volume     // this and the rest under the pool's lock
-	filling bool
-	dropped bool
+	size         Size
+	templateLock chan struct{} // semaphore for creating the template
+	template     *template     // guarded by templateLock
+	ready        []*Volume     // guarded by the pool's mutex, like the rest
+	filling      bool
+	dropped      bool
 }
 
-// Open makes a pool. The error names what is missing and what to do.
+// Open creates a pool. Its errors name what is missing and a remedy.
 func Open(cfg Config) (*Pool, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
@@ -89,7 +80,7 @@ func Open(cfg Config) (*Pool, error) {
 		cfg.Ready = DefaultReady
 	}
 	if cfg.Ready < 0 || !filepath.IsAbs(cfg.Dir) {
-		return nil, fmt.Errorf("volumes: directory %q must be absolute, and the number kept ready, %d, not negative", cfg.Dir, cfg.Ready)
+		return nil, fmt.Errorf("volumes: directory %q must be absolute, and the number of ready volumes, %d, must not be negative", cfg.Dir, cfg.Ready)
 	}
 	if os.Geteuid() != 0 {
 		return nil, errors.New("volumes: the worker is not root, which mounting needs")
@@ -107,27 +98,27 @@ func Open(cfg Config) (*Pool, error) {
 	return &Pool{cfg: cfg}, probe.Close()
 }
 
-// Take returns an empty volume whose directory is uid's and gid's, with mode
-// 0755, nosuid and nodev. The first of a size takes longer than those after it.
-func (p *Pool) Take(ctx context.Context, size Size, uid, gid int) (*Volume, error) {
+// Get returns an empty volume whose root directory belongs to uid and gid, with mode 0755. It is mounted nosuid and nodev. The first volume
+// of a size takes longer.
+func (p *Pool) Get(ctx context.Context, size Size, uid, gid int) (*Volume, error) {
 	if size.Bytes <= 0 || size.Bytes > MaxBytes || size.Inodes <= 0 || size.Inodes > MaxInodes {
-		return nil, fmt.Errorf("take a volume: %+v is not between 1 and %d bytes and 1 and %d inodes", size, int64(MaxBytes), MaxInodes)
+		return nil, fmt.Errorf("get a volume: %+v is not between 1 and %d bytes and 1 and %d inodes", size, int64(MaxBytes), MaxInodes)
 	}
 	s, v, err := p.pick(size)
 	if err == nil && v == nil {
 		v, err = s.make(ctx, p.cfg.Dir)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("take a volume: %w", err)
+		return nil, fmt.Errorf("get a volume: %w", err)
 	}
 	p.refill(s)
 	if err := unix.Fchownat(int(v.mount.Fd()), "", uid, gid, unix.AT_EMPTY_PATH); err != nil {
-		return nil, errors.Join(fmt.Errorf("take a volume: %w", err), v.Close())
+		return nil, errors.Join(fmt.Errorf("get a volume: %w", err), v.Close())
 	}
 	return v, nil
 }
 
-// pick returns the stock of a size, and a volume of it if one is ready.
+// pick returns the stock of a size, and a volume if one is ready.
 func (p *Pool) pick(size Size) (*stock, *Volume, error) {
 	s, v, old, err := p.pickLocked(size)
 	return s, v, errors.Join(err, closeAll(old))
@@ -143,7 +134,7 @@ func (p *Pool) pickLocked(size Size) (s *stock, v *Volume, old []*Volume, err er
 		s = p.sizes[i]
 		p.sizes = slices.Delete(p.sizes, i, i+1)
 	} else {
-		s = &stock{size: size, making: make(chan struct{}, 1)}
+		s = &stock{size: size, templateLock: make(chan struct{}, 1)}
 	}
 	p.sizes = slices.Insert(p.sizes, 0, s)
 	if len(p.sizes) > maxSizes {
@@ -156,27 +147,27 @@ func (p *Pool) pickLocked(size Size) (s *stock, v *Volume, old []*Volume, err er
 	return s, v, old, nil
 }
 
-// make makes a volume, and before the first one the template.
+// make creates a volume. It creates the template first if there is none.
 func (s *stock) make(ctx context.Context, dir string) (*Volume, error) {
 	select {
-	case s.making <- struct{}{}:
+	case s.templateLock <- struct{}{}:
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	t := s.made
+	t := s.template
 	var err error
 	if t == nil {
 		t, err = format(ctx, dir, s.size)
-		s.made = t
+		s.template = t
 	}
-	<-s.making
+	<-s.templateLock
 	if err != nil {
 		return nil, err
 	}
 	return newVolume(dir, t, s.size)
 }
 
-// refill makes volumes in the background until enough are ready.
+// refill creates volumes in the background until enough are ready.
 func (p *Pool) refill(s *stock) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -188,18 +179,17 @@ func (p *Pool) refill(s *stock) {
 		for {
 			v, err := s.make(context.Background(), p.cfg.Dir)
 			if err != nil {
-				p.cfg.Log.Warn("no volume could be kept ready", "error", err)
+				p.cfg.Log.Warn("volume refill failed", "error", err)
 			}
-			if !p.stow(s, v) {
+			if !p.addReady(s, v) {
 				return
 			}
 		}
 	})
 }
 
-// stow puts a volume, or nil, with the ready ones, and reports whether more are
-// wanted.
-func (p *Pool) stow(s *stock, v *Volume) bool {
+// addReady adds a volume, which may be nil, to the ready ones. It reports whether more are needed.
+func (p *Pool) addReady(s *stock, v *Volume) bool {
 	p.mu.Lock()
 	over := p.closed || s.dropped
 	if v != nil && !over {
@@ -210,7 +200,7 @@ func (p *Pool) stow(s *stock, v *Volume) bool {
 	p.mu.Unlock()
 	if v != nil && over {
 		if err := v.Close(); err != nil {
-			p.cfg.Log.Warn("a volume was not given back cleanly", "error", err)
+			p.cfg.Log.Warn("volume not closed cleanly", "error", err)
 		}
 	}
 	return more
@@ -230,8 +220,7 @@ func closeAll(volumes []*Volume) error {
 	return errors.Join(errs...)
 }
 
-// Close gives back the volumes that are ready, and waits for what goes on in the
-// background. Volumes that were taken are closed by who took them.
+// Close removes the ready volumes and waits for background work. Volumes returned by Get are closed by their users.
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	p.closed = true

@@ -10,20 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Volume is an empty directory with a limit. Its methods may be called from
-// several goroutines, but none after Close.
+// Volume is a directory with a limit. Its methods are safe for concurrent use, but must not be called after Close.
 type Volume struct {
 	mount *os.File
 	close func() error
 }
 
-// newVolume makes one, of root's.
+// newVolume creates a volume that belongs to root.
 func newVolume(dir string, t *template, size Size) (*Volume, error) {
 	image, err := t.image(dir)
 	if err != nil {
 		return nil, err
 	}
-	// The loop device keeps it.
+	// The loop device holds the image.
 	defer func() { _ = image.Close() }()
 	m, err := mount(image)
 	if err != nil {
@@ -42,43 +41,40 @@ func newVolume(dir string, t *template, size Size) (*Volume, error) {
 	return v, nil
 }
 
-// Path names the directory within this process, until Close. Another process
-// cannot bind it, since its mount is in no namespace: that is what Attach is for.
+// Path returns a path of the directory for this process, valid until Close. Other processes cannot bind it, since the mount is in no
+// namespace: use Attach.
 func (v *Volume) Path() string { return selfFD(v.mount) }
 
-// Attach mounts the volume in a jail, as the function Attach does. It stays until
-// the jail is gone, or until Close, which lets every access to it fail.
+// Attach mounts the volume in a jail, like the function Attach. The mount stays until the jail ends, or until Close, after which every
+// access fails.
 func (v *Volume) Attach(pidfd int, target string) error { return Attach(v.mount, pidfd, target) }
 
-// Attach moves a mount that is in no namespace into a jail, to the absolute path
-// target there; pidfd is a process of the jail. It stays until the jail is gone,
-// also when the file is closed. The path is resolved inside the jail, so nothing in
-// there that is a tenant's may run yet. A mount can be attached once.
+// Attach moves a mount that is in no namespace to the absolute path target in a jail. pidfd is a process of the jail. The mount stays until
+// the jail ends, even if the file is closed. The path is resolved inside the jail, so no tenant's program may run there yet. A mount can be
+// attached once.
 func Attach(mount *os.File, pidfd int, target string) error {
 	move := func() error {
 		return unix.MoveMount(int(mount.Fd()), "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
 	}
 	done := make(chan error)
-	go func() { done <- enter(pidfd, move) }()
+	go func() { done <- runInMountNamespace(pidfd, move) }()
 	if err := <-done; err != nil {
 		return fmt.Errorf("attach a mount at %s: %w", target, err)
 	}
 	return nil
 }
 
-// enter calls f in the mount namespace of a process, and ends the calling
-// goroutine's thread with it, which is of no use afterwards.
-func enter(pidfd int, f func() error) error {
+// runInMountNamespace calls f in the mount namespace of a process. It does so on a new thread, which ends afterwards.
+func runInMountNamespace(pidfd int, f func() error) error {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
-		// The main thread cannot end, and is what /proc/self shows.
+		// The main thread cannot end, and /proc/self shows it.
 		defer runtime.UnlockOSThread()
 		done := make(chan error)
-		go func() { done <- enter(pidfd, f) }()
+		go func() { done <- runInMountNamespace(pidfd, f) }()
 		return <-done
 	}
-	// Threads share their root and working directory, which a namespace brings
-	// along.
+	// Threads share their root and working directory, which setns would change.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return err
 	}
@@ -88,6 +84,5 @@ func enter(pidfd int, f func() error) error {
 	return f()
 }
 
-// Close ends the volume and all that is on it, whoever still uses it, and gives
-// back the loop device and the host's disk. It may be called more than once.
+// Close discards the volume and its content, even if it is in use, and frees the loop device and disk space. It is idempotent.
 func (v *Volume) Close() error { return v.close() }

@@ -175,7 +175,7 @@ func (s *sandbox) makeVolumes(ctx context.Context) ([]attachment, error) {
 }
 
 func (s *sandbox) makeVolume(ctx context.Context, pool *disk.Pool, a area, inodes int64) (attach func(int, string) error, err error) {
-	v, err := pool.Take(ctx, disk.Size{Bytes: a.bytes, Inodes: inodes}, s.uids.first+1, s.uids.first+1)
+	v, err := pool.Get(ctx, disk.Size{Bytes: a.bytes, Inodes: inodes}, s.uids.first+1, s.uids.first+1)
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +188,7 @@ func (s *sandbox) makeVolume(ctx context.Context, pool *disk.Pool, a area, inode
 
 // bring has the spec's home made on a volume of root's.
 func (s *sandbox) bring(ctx context.Context, pool *disk.Pool) (attach func(int, string) error, err error) {
-	v, err := pool.Take(ctx, disk.Size{Bytes: s.spec.HomeBytes + home.OwnBytes, Inodes: s.spec.Inodes + home.OwnInodes}, 0, 0)
+	v, err := pool.Get(ctx, disk.Size{Bytes: s.spec.HomeBytes + home.OwnBytes, Inodes: s.spec.Inodes + home.OwnInodes}, 0, 0)
 	if err != nil {
 		return nil, err
 	}
