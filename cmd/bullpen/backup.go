@@ -16,7 +16,6 @@ type backupCommand struct {
 	File   string `arg:"" name:"file" help:"File to write, readable only by its owner; - for standard output. The file appears when it is complete."`
 }
 
-// Help completes the --help text.
 func (*backupCommand) Help() string {
 	return `The server keeps working during the backup. A backup has everything in JetStream: executions with their output, queued jobs, API keys,
 sandbox profiles, image names, webhooks and the heads of threads. It includes everything that was accepted before it began. It does not have
@@ -30,7 +29,6 @@ Examples:
   bullpen backup - | age -r RECIPIENT > bullpen.backup.age`
 }
 
-// Run runs the command.
 func (c *backupCommand) Run(ctx context.Context, s streams) error {
 	api, err := c.client(s)
 	if err != nil {
@@ -61,7 +59,6 @@ type restoreCommand struct {
 	app.Config `embed:""`
 }
 
-// Help completes the --help text.
 func (*restoreCommand) Help() string {
 	return `Takes the settings of the server that is to run on the restored data: --data for the embedded NATS, --nats and --replicas for another.
 The deployment must have no data and no running server. If a restore fails, run it again; until it succeeds no server starts there.
@@ -76,7 +73,6 @@ Examples:
   age -d -i KEY bullpen.backup.age | bullpen restore - --nats nats://nats.internal:4222 --replicas 3`
 }
 
-// Run runs the command.
 func (c *restoreCommand) Run(ctx context.Context, s streams) error {
 	in := s.in
 	if c.File != "-" {

@@ -23,7 +23,6 @@ type deadLetterArg struct {
 	ID string `arg:"" name:"id" help:"Id of the dead letter: trc_… or dead_…"`
 }
 
-// Validate checks the form of the id.
 func (a *deadLetterArg) Validate() error {
 	if !proto.ValidDeadLetterID(a.ID) {
 		return fmt.Errorf("%q is not a dead letter's id: write trc_… or dead_ and a number", a.ID)
@@ -35,13 +34,11 @@ type deadLetterListCommand struct {
 	remote `embed:""`
 }
 
-// Help completes the --help text.
 func (*deadLetterListCommand) Help() string {
 	return `A dead letter is a job that three workers were lost with before they started its program, or a malformed message among the jobs.
 The server keeps it for as long as records of executions (--retention).`
 }
 
-// Run runs the command.
 func (c *deadLetterListCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) ([]client.DeadLetter, json.RawMessage, error) {
 		return decoded(api.DeadLetters(ctx))
@@ -58,12 +55,10 @@ type deadLetterShowCommand struct {
 	deadLetterArg `embed:""`
 }
 
-// Help completes the --help text.
 func (*deadLetterShowCommand) Help() string {
 	return "The program and environment variables of the job are stored, but not shown."
 }
 
-// Run runs the command.
 func (c *deadLetterShowCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (*client.WholeDeadLetter, json.RawMessage, error) {
 		return api.DeadLetter(ctx, c.ID)
@@ -110,14 +105,12 @@ type deadLetterRequeueCommand struct {
 	deadLetterArg `embed:""`
 }
 
-// Help completes the --help text.
 func (*deadLetterRequeueCommand) Help() string {
 	return `Prints the id of the new execution. It has the program, environment variables, sandbox, thread, metadata and webhook of the old one,
 and the limits that the plan of its API key has now. The old execution keeps its result. Repeating the command prints the same id
 and does not run the job twice.`
 }
 
-// Run runs the command.
 func (c *deadLetterRequeueCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (*client.DeadLetter, json.RawMessage, error) {
 		return api.Requeue(ctx, c.ID)
@@ -129,7 +122,6 @@ type deadLetterRmCommand struct {
 	deadLetterArg `embed:""`
 }
 
-// Run runs the command.
 func (c *deadLetterRmCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (removed, json.RawMessage, error) {
 		return decoded(removed{c.ID}, api.RemoveDeadLetter(ctx, c.ID))

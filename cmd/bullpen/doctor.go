@@ -12,13 +12,11 @@ type doctorCommand struct {
 	app.Config `embed:""`
 }
 
-// Help completes the --help text.
 func (*doctorCommand) Help() string {
 	return `Takes the settings of bullpen serve and checks what a server with them needs. It starts jails of every kind. MISS marks a requirement of
 every job, and makes the exit code 1. none marks a requirement of some sandboxes, such as those with a network. Remedies follow the table.`
 }
 
-// Run runs the command.
 func (c *doctorCommand) Run(ctx context.Context, s streams) error {
 	checks := app.Doctor(ctx, &c.Config)
 	if err := show(s, c.JSON, checks, printChecks); err != nil {

@@ -18,7 +18,6 @@ type getCommand struct {
 	traceArg `embed:""`
 }
 
-// Run runs the command.
 func (c *getCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (*client.Execution, json.RawMessage, error) {
 		return api.Get(ctx, c.id())
@@ -85,7 +84,6 @@ type logsCommand struct {
 	traceArg `embed:""`
 }
 
-// Help completes the --help text.
 func (*logsCommand) Help() string {
 	return `Prints the output so far, standard output and standard error each on the same stream here. --json prints the events, one JSON object per line.
 
@@ -99,7 +97,6 @@ Examples:
   bullpen logs --follow --after-seq 42 trc_Dh--7j-V0wlyHpZI_3sX`
 }
 
-// Run runs the command.
 func (c *logsCommand) Run(ctx context.Context, s streams) error {
 	api, err := c.client(s)
 	if err != nil {
@@ -144,7 +141,6 @@ func (t *traceID) UnmarshalText(text []byte) error {
 	return arg.Validate()
 }
 
-// Help completes the --help text.
 func (*waitCommand) Help() string {
 	return `Prints the id, status and exit code of each execution when it has ended, in the order of the arguments. --json prints each as
 bullpen get does. Interrupting the command does not cancel the executions.
@@ -159,7 +155,6 @@ Examples:
   bullpen wait $(bullpen run --async test.py)`
 }
 
-// Run runs the command.
 func (c *waitCommand) Run(ctx context.Context, s streams) error {
 	api, err := c.client(s)
 	if err != nil {
@@ -196,7 +191,6 @@ type cancelCommand struct {
 	traceArg `embed:""`
 }
 
-// Run runs the command.
 func (c *cancelCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (*client.Accepted, json.RawMessage, error) {
 		return decoded(api.Cancel(ctx, c.id()))

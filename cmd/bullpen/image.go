@@ -122,7 +122,6 @@ type imageListCommand struct {
 	remote `embed:""`
 }
 
-// Run runs the command.
 func (c *imageListCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) ([]client.Image, json.RawMessage, error) {
 		return decoded(api.Images(ctx))
@@ -134,13 +133,11 @@ type imageRmCommand struct {
 	imageName `embed:""`
 }
 
-// Help completes the --help text.
 func (*imageRmCommand) Help() string {
 	return `An image that a sandbox profile names cannot be removed. Executions that were accepted before can still use the image. Its disk space is
 freed when none is left, after the server's --queue-expiry.`
 }
 
-// Run runs the command.
 func (c *imageRmCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (*client.Image, json.RawMessage, error) {
 		return decoded(api.RemoveImage(ctx, c.Name))

@@ -41,7 +41,6 @@ type imageBuildCommand struct {
 	NodeTarball string   `type:"existingfile" placeholder:"FILE" help:"Take Node from this file instead: a .tar.gz with bin/node in its one directory, such as those of nodejs.org."`
 }
 
-// Help completes the --help text.
 func (*imageBuildCommand) Help() string {
 	return `Needs mmdebstrap, and npm unless --node-tarball is given; both use the sources and the registry that this machine is set up for. The
 image has Python with its standard library, Node, Bash, the GNU tools, and certificates. Manual pages and translations are left out.
@@ -54,7 +53,6 @@ func basePackages() []string {
 	return []string{"bash", "ca-certificates", "coreutils", "grep", "libatomic1", "libstdc++6"}
 }
 
-// Run runs the command.
 func (c *imageBuildCommand) Run(ctx context.Context, io streams) error {
 	return c.store(ctx, io, c.Name, func(t *image.Tree) error {
 		mmdebstrap, err := tool("mmdebstrap", "install the package mmdebstrap (apt-get install mmdebstrap), or make a root file system in "+

@@ -27,12 +27,10 @@ type keyCreateCommand struct {
 	Sandbox    string       `placeholder:"NAME" help:"Sandbox profile of the key. Default: the profile named default."`
 }
 
-// Help completes the --help text.
 func (*keyCreateCommand) Help() string {
 	return "Prints the key on standard output. The server stores only a hash and cannot show it again."
 }
 
-// Run runs the command.
 func (c *keyCreateCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (*client.Key, json.RawMessage, error) {
 		return decoded(api.CreateKey(ctx, client.NewKey{
@@ -48,7 +46,6 @@ type keyListCommand struct {
 	remote `embed:""`
 }
 
-// Run runs the command.
 func (c *keyListCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) ([]client.Key, json.RawMessage, error) {
 		return decoded(api.Keys(ctx))
@@ -60,7 +57,6 @@ type keyRevokeCommand struct {
 	ID     string `arg:"" help:"Id of the key, as bullpen key list prints it."`
 }
 
-// Run runs the command.
 func (c *keyRevokeCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (*client.Key, json.RawMessage, error) {
 		return decoded(api.RevokeKey(ctx, c.ID))

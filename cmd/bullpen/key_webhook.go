@@ -27,7 +27,6 @@ type keyWebhookShowCommand struct {
 	remote `embed:""`
 }
 
-// Run runs the command.
 func (c *keyWebhookShowCommand) Run(ctx context.Context, s streams) error {
 	return requestWebhook(s, &c.remote, func(api *client.Client) (*client.Webhook, json.RawMessage, error) {
 		return api.Webhook(ctx)
@@ -82,7 +81,6 @@ type keyWebhookSetCommand struct {
 	Target           *string   `arg:"" optional:"" name:"target" help:"URL for results of async executions that name no webhook_url of their own."`
 }
 
-// Help completes the --help text.
 func (*keyWebhookSetCommand) Help() string {
 	return `Settings that are not given keep their value. The first time, the URL is required, and a secret is generated and printed unless --secret
 is given. After a change of the secret, webhooks are also signed with the old one for a day.
@@ -185,7 +183,6 @@ func readSecret(flag string, stdin io.Reader) (string, error) {
 	return secret, nil
 }
 
-// Run runs the command.
 func (c *keyWebhookSetCommand) Run(ctx context.Context, s streams) error {
 	settings, err := c.settings(s.in)
 	if err != nil {
@@ -212,7 +209,6 @@ type keyWebhookRotateCommand struct {
 	Overlap *duration `placeholder:"TIME" help:"Time for which the old secret also signs, 0 to 168h. Default: 24h."`
 }
 
-// Run runs the command.
 func (c *keyWebhookRotateCommand) Run(ctx context.Context, s streams) error {
 	secret := ""
 	if c.Secret != nil {
@@ -230,7 +226,6 @@ type keyWebhookRmCommand struct {
 	remote `embed:""`
 }
 
-// Run runs the command.
 func (c *keyWebhookRmCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (struct{}, json.RawMessage, error) {
 		return decoded(struct{}{}, api.RemoveWebhook(ctx))

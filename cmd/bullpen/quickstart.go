@@ -31,7 +31,6 @@ const (
 
 type quickstartCommand struct{}
 
-// Help completes the --help text.
 func (*quickstartCommand) Help() string {
 	return `Starts a server on a free port with its data in a temporary directory, runs a program in each language with live output, stops the
 server and removes the directory.`
@@ -68,7 +67,6 @@ for n in 3 2 1; do echo "live output $n"; sleep 0.25; done
 	}
 }
 
-// Run runs the command.
 func (c *quickstartCommand) Run(ctx context.Context, s streams) (err error) {
 	dir, err := os.MkdirTemp("", "bullpen-quickstart-")
 	if err != nil {

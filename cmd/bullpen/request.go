@@ -121,7 +121,6 @@ type traceArg struct {
 	ID string `arg:"" name:"trace" help:"Id of the execution: trc_…"`
 }
 
-// Validate checks the form of the id.
 func (t *traceArg) Validate() error {
 	if _, err := proto.ParseTraceID(t.ID); err != nil {
 		return fmt.Errorf("%q is not an execution's id: %w", t.ID, err)

@@ -43,7 +43,6 @@ type runCommand struct {
 	Args           []string `arg:"" optional:"" name:"args" help:"Arguments of the program, after --."`
 }
 
-// Help completes the --help text.
 func (*runCommand) Help() string {
 	return `Streams the program's standard output and standard error to the same streams here, and prints the execution's id on standard error.
 If the connection breaks, the command reconnects without losing or repeating output. Ctrl-C cancels the program; a second Ctrl-C exits at once.
@@ -62,7 +61,6 @@ Examples:
   bullpen run --async --webhook-url https://example.com/hook long.py`
 }
 
-// Run runs the command.
 func (c *runCommand) Run(ctx context.Context, s streams) error {
 	req, err := c.request(s.in)
 	if err != nil {

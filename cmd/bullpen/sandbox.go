@@ -152,10 +152,8 @@ type sandboxCreateCommand struct {
 	Name         string `arg:"" optional:"" help:"Name of the profile: a-z 0-9 . _ -."`
 }
 
-// Help completes the --help text.
 func (*sandboxCreateCommand) Help() string { return sandboxHelp }
 
-// Run runs the command.
 func (c *sandboxCreateCommand) Run(ctx context.Context, s streams) error {
 	profile, err := c.profile(s.in, c.Name)
 	if err != nil {
@@ -172,14 +170,12 @@ type sandboxReplaceCommand struct {
 	Name         string `arg:"" optional:"" help:"Name of the profile."`
 }
 
-// Help completes the --help text.
 func (*sandboxReplaceCommand) Help() string {
 	return sandboxHelp + `
 
 The old settings are discarded. Executions that were accepted before keep them.`
 }
 
-// Run runs the command.
 func (c *sandboxReplaceCommand) Run(ctx context.Context, s streams) error {
 	profile, err := c.profile(s.in, c.Name)
 	if err != nil {
@@ -194,7 +190,6 @@ type sandboxListCommand struct {
 	remote `embed:""`
 }
 
-// Run runs the command.
 func (c *sandboxListCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) ([]proto.Profile, json.RawMessage, error) {
 		return decoded(api.Sandboxes(ctx))
@@ -211,7 +206,6 @@ type sandboxShowCommand struct {
 	Name   string `arg:"" help:"Name of the profile."`
 }
 
-// Run runs the command.
 func (c *sandboxShowCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (*proto.Profile, json.RawMessage, error) {
 		return decoded(api.Sandbox(ctx, c.Name))
@@ -223,7 +217,6 @@ type sandboxRmCommand struct {
 	Name   string `arg:"" help:"Name of the profile."`
 }
 
-// Run runs the command.
 func (c *sandboxRmCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (*proto.Profile, json.RawMessage, error) {
 		return decoded(api.RemoveSandbox(ctx, c.Name))

@@ -10,7 +10,6 @@ type serveCommand struct {
 	app.Config `embed:""`
 }
 
-// Help completes the --help text.
 func (*serveCommand) Help() string {
 	return `By default one process has all roles and needs no other service. The worker role needs root and nsjail: bullpen doctor checks the machine.
 Sandboxes without an image use the runtimes of this machine, which is meant for trying bullpen out.
@@ -32,14 +31,12 @@ Examples:
   bullpen serve --roles worker --nats nats://nats.internal:4222 --store s3://bucket/prefix`
 }
 
-// Run runs the command.
 func (c *serveCommand) Run(ctx context.Context) error { return app.Run(ctx, &c.Config) }
 
 type versionCommand struct {
 	JSON bool `name:"json" help:"Print JSON."`
 }
 
-// Run runs the command.
 func (c *versionCommand) Run(s streams) error {
 	return show(s, c.JSON, map[string]string{"version": app.Version()}, func(p *page, v map[string]string) {
 		p.textf("bullpen %s\n", v["version"])

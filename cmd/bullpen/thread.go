@@ -33,7 +33,6 @@ type threadArg struct {
 	Thread string `arg:"" name:"thread" help:"Id of the thread."`
 }
 
-// Validate checks the form of the id.
 func (a *threadArg) Validate() error { return proto.CheckThreadID("thread", a.Thread) }
 
 type versionFlag struct {
@@ -56,7 +55,6 @@ type threadListCommand struct {
 	remote `embed:""`
 }
 
-// Run runs the command.
 func (c *threadListCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) ([]client.Thread, json.RawMessage, error) {
 		return decoded(api.Threads(ctx))
@@ -73,7 +71,6 @@ type threadShowCommand struct {
 	threadArg `embed:""`
 }
 
-// Run runs the command.
 func (c *threadShowCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (*client.WholeThread, json.RawMessage, error) {
 		return api.Thread(ctx, c.Thread)
@@ -98,7 +95,6 @@ type threadHistoryCommand struct {
 	threadArg `embed:""`
 }
 
-// Run runs the command.
 func (c *threadHistoryCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) ([]client.ThreadVersion, json.RawMessage, error) {
 		t, _, err := api.Thread(ctx, c.Thread)
@@ -121,7 +117,6 @@ type threadForkCommand struct {
 	versionFlag `embed:""`
 }
 
-// Help completes the --help text.
 func (*threadForkCommand) Help() string {
 	return `Without --at, the new thread also has the uploaded files that no execution has used yet.
 
@@ -131,7 +126,6 @@ Examples:
   bullpen thread fork notebook-1 before-it-broke --at 7`
 }
 
-// Run runs the command.
 func (c *threadForkCommand) Run(ctx context.Context, s streams) error {
 	if err := proto.CheckThreadID("new", c.New); err != nil {
 		return usageError{err}
@@ -150,12 +144,10 @@ type threadRmCommand struct {
 	threadArg `embed:""`
 }
 
-// Help completes the --help text.
 func (*threadRmCommand) Help() string {
 	return "A thread that is in use cannot be removed. Its stored files are freed later: see bullpen thread gc."
 }
 
-// Run runs the command.
 func (c *threadRmCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (removed, json.RawMessage, error) {
 		return decoded(removed{c.Thread}, api.RemoveThread(ctx, c.Thread))
@@ -210,7 +202,6 @@ type threadExportCommand struct {
 	outputFlag  `embed:""`
 }
 
-// Help completes the --help text.
 func (*threadExportCommand) Help() string {
 	return `Without --at, the archive also has the uploaded files that no execution has used yet.
 
@@ -220,7 +211,6 @@ Examples:
   bullpen thread export notebook-1 | tar -tv`
 }
 
-// Run runs the command.
 func (c *threadExportCommand) Run(ctx context.Context, s streams) error {
 	version, err := c.version()
 	if err != nil {
@@ -240,7 +230,6 @@ type threadGetCommand struct {
 	outputFlag `embed:""`
 }
 
-// Run runs the command.
 func (c *threadGetCommand) Run(ctx context.Context, s streams) error {
 	api, err := c.client(s)
 	if err != nil {
@@ -256,7 +245,6 @@ type threadPutCommand struct {
 	Path      string `arg:"" name:"path" help:"Path in the thread, absolute or relative to the home directory."`
 }
 
-// Help completes the --help text.
 func (*threadPutCommand) Help() string {
 	return `Replaces a file, link or whole directory at the path, and creates missing directories. The next execution of the thread sees the file; a
 running one does not.`
@@ -267,7 +255,6 @@ type uploadedFile struct {
 	Size int64  `json:"size"` // bytes
 }
 
-// Run runs the command.
 func (c *threadPutCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (uploadedFile, json.RawMessage, error) {
 		size, err := uploadFile(ctx, api, c.Thread, c.Local, c.Path)
@@ -302,7 +289,6 @@ type threadFilesCommand struct {
 	Recursive bool   `short:"r" help:"List subdirectories too."`
 }
 
-// Run runs the command.
 func (c *threadFilesCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) ([]client.File, json.RawMessage, error) {
 		return api.Files(ctx, c.Thread, c.Path, c.Recursive)
@@ -323,12 +309,10 @@ type threadGCCommand struct {
 	SafeAge *time.Duration `placeholder:"AGE" help:"Keep files younger than this, which a running execution or upload may still refer to; at least 2h. Default: 24h."`
 }
 
-// Help completes the --help text.
 func (*threadGCCommand) Help() string {
 	return "Covers all organisations. Servers do the same periodically (--thread-gc)."
 }
 
-// Run runs the command.
 func (c *threadGCCommand) Run(ctx context.Context, s streams) error {
 	if c.SafeAge != nil && *c.SafeAge < proto.MinSafeAge {
 		return usagef("--safe-age %s: give at least %s", *c.SafeAge, proto.MinSafeAge)
@@ -350,13 +334,11 @@ type threadRebuildCommand struct {
 	remote `embed:""`
 }
 
-// Help completes the --help text.
 func (*threadRebuildCommand) Help() string {
 	return `Recovers from the loss of JetStream's data. Covers all organisations. Existing threads are not changed. Uploaded files that no execution
 had used are lost. Do not remove threads while the command runs.`
 }
 
-// Run runs the command.
 func (c *threadRebuildCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (*proto.Rebuilt, json.RawMessage, error) {
 		return decoded(api.RebuildThreads(ctx))

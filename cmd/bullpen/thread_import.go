@@ -19,14 +19,12 @@ type threadImportCommand struct {
 	Timeout   int    `short:"t" default:"60" placeholder:"SECONDS" help:"Timeout of unpacking."`
 }
 
-// Help completes the --help text.
 func (*threadImportCommand) Help() string {
 	return `Uploads the archive to the thread and unpacks it there in an execution, in the sandbox and under the limits of the API key. The home
 directory needs room for the archive and its content. Files that are not in the archive stay. The thread is created if it does not exist.
 Sparse files lose their holes.`
 }
 
-// Run runs the command.
 func (c *threadImportCommand) Run(ctx context.Context, s streams) error {
 	if c.Timeout < 1 {
 		return usagef("-t %d: give a whole number of seconds, at least 1", c.Timeout)

@@ -25,7 +25,6 @@ type webhookShowCommand struct {
 	traceArg `embed:""`
 }
 
-// Run runs the command.
 func (c *webhookShowCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (*client.Delivery, json.RawMessage, error) {
 		return api.Delivery(ctx, c.id())
@@ -80,7 +79,6 @@ type webhookReplayCommand struct {
 	ID     string `arg:"" optional:"" name:"trace" help:"Id of the execution: trc_…"`
 }
 
-// Help completes the --help text.
 func (*webhookReplayCommand) Help() string {
 	return `The webhook keeps its webhook-id and starts with its first attempt. The command does not wait for the delivery: see bullpen webhook show.
 
@@ -90,7 +88,6 @@ Examples:
   bullpen webhook replay --failed --since 2h`
 }
 
-// Run runs the command.
 func (c *webhookReplayCommand) Run(ctx context.Context, s streams) error {
 	if c.Failed == (c.ID != "") || c.Failed != (c.Since != "") {
 		return usagef("give either an execution's id, or --failed with --since")
@@ -168,12 +165,10 @@ type webhookTestCommand struct {
 	remote `embed:""`
 }
 
-// Help completes the --help text.
 func (*webhookTestCommand) Help() string {
 	return "Sends one webhook.test event and prints the attempt. The exit code is 0 if the receiver accepted it."
 }
 
-// Run runs the command.
 func (c *webhookTestCommand) Run(ctx context.Context, s streams) error {
 	failed := false
 	err := request(s, &c.remote, func(api *client.Client) (*client.DeliveryAttempt, json.RawMessage, error) {
@@ -191,7 +186,6 @@ type webhookEndpointsCommand struct {
 	remote `embed:""`
 }
 
-// Run runs the command.
 func (c *webhookEndpointsCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) ([]client.Endpoint, json.RawMessage, error) {
 		return api.Endpoints(ctx)
@@ -208,12 +202,10 @@ type webhookEnableCommand struct {
 	Target string `arg:"" name:"target" help:"The URL, as bullpen webhook endpoints prints it."`
 }
 
-// Help completes the --help text.
 func (*webhookEnableCommand) Help() string {
 	return "Webhooks that failed in the meantime are not sent again: see bullpen webhook replay --failed."
 }
 
-// Run runs the command.
 func (c *webhookEnableCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (map[string]string, json.RawMessage, error) {
 		return decoded(map[string]string{"url": c.Target}, api.EnableEndpoint(ctx, c.Target))

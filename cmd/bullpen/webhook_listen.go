@@ -40,7 +40,6 @@ type webhookListenCommand struct {
 	Answer           int        `default:"204" placeholder:"CODE" help:"Status of the responses. Use 503 to see retries."`
 }
 
-// Help completes the --help text.
 func (*webhookListenCommand) Help() string {
 	return `Checks both signatures of each webhook, prints it and responds, even if verification failed. Duplicates are recognised by their
 webhook-id. Ctrl-C stops the command.
@@ -62,7 +61,6 @@ func (c *webhookListenCommand) Validate() error {
 	return nil
 }
 
-// Run runs the command.
 func (c *webhookListenCommand) Run(ctx context.Context, s streams) error {
 	secrets, err := c.secrets(s.in)
 	if err != nil {
