@@ -30,23 +30,24 @@ func TestCollect(t *testing.T) {
 	check(t, w.heads.Remove(w.ctx, org, "headless"))
 	w.write(t, "gone", "object", large("gone"))
 	check(t, w.versions.Remove(w.ctx, org, "gone"))
-	// A commit that was fenced, and one that is about to be.
+	// One commit is already fenced, one will be.
 	for _, head := range []*proto.Thread{fenced, w.head(t, "t")} {
 		w.save(t, head, func(root string) { check(t, os.WriteFile(root+"/fenced", nil, 0o644)) })
 	}
 	check(t, w.backend.Put(w.ctx, "others/x/y", 0, bytes.NewReader(nil), false), w.backend.Put(w.ctx, "layers/x", 0, bytes.NewReader(nil), false),
-		w.backend.Put(w.ctx, "sweep/acme/of-one-that-died", 0, bytes.NewReader(nil), false))
+		w.backend.Put(w.ctx, "sweep/acme/interrupted", 0, bytes.NewReader(nil), false))
 	all := w.backend.keys("")
 	if c := must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge)); c != (proto.Collected{}) || len(w.backend.keys("")) != len(all) {
-		t.Errorf("of what is young: %+v", c)
+		t.Errorf("removed young blobs: %+v", c)
 	}
 	if _, err := w.versions.Collect(w.ctx, thread.MinSafeAge-1); err == nil {
-		t.Error("collected what may be in use")
+		t.Error("accepted a safe age that is too short")
 	}
 	w.backend.age()
 	want := w.archived(t, "t", 0)
 	c := must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge))
-	// The thread has the manifests of its history, of the next version, and one that they go on from; the fenced one has its own layer.
+	// The thread needs the manifests of its history, of the next version and of a base. The fenced commit has
+	// a layer of its own.
 	if c.Manifests.Blobs != 4 || c.Layers.Blobs != 2 || c.Objects.Blobs != 1 || c.Uploads.Blobs != 1 || c.Objects.Bytes != int64(len(large("gone"))) {
 		t.Errorf("%+v", c)
 	}
@@ -60,7 +61,7 @@ func TestCollect(t *testing.T) {
 		}
 	}
 	if c := must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge)); c != (proto.Collected{}) {
-		t.Errorf("a second time: %+v", c)
+		t.Errorf("second collection: %+v", c)
 	}
 	if r := must[proto.Rebuilt](t)(w.versions.Rebuild(w.ctx)); r != (proto.Rebuilt{Made: 1, Kept: 1}) {
 		t.Errorf("%+v", r)
@@ -68,8 +69,9 @@ func TestCollect(t *testing.T) {
 	same(t, w.archived(t, "t", 0), want)
 }
 
-// TestCollectDoesNotGuess keeps what an organisation has where it cannot read what it needs.
-func TestCollectDoesNotGuess(t *testing.T) {
+// TestCollectWithUnreadableBlobs expects all blobs of an organisation to be retained if its references cannot
+// be read.
+func TestCollectWithUnreadableBlobs(t *testing.T) {
 	w := newWorld(t)
 	head := w.write(t, "t", "object", large("t"))
 	w.write(t, "gone", "object", large("gone"))
@@ -95,9 +97,9 @@ func TestCollectDoesNotGuess(t *testing.T) {
 	}
 }
 
-// TestObjectIsPutWhileItIsRemoved stops a collection at each of its requests about an object that nobody needs until a commit has put it again
-// and waits, or is done.
-func TestObjectIsPutWhileItIsRemoved(t *testing.T) {
+// TestPutDuringRemoval stops a collection at each of its requests about an unneeded object until a commit has
+// put the object again and waits, or is done.
+func TestPutDuringRemoval(t *testing.T) {
 	w := newWorld(t)
 	content := []byte(large("x"))
 	digest := sha256.Sum256(content)
@@ -110,32 +112,32 @@ func TestObjectIsPutWhileItIsRemoved(t *testing.T) {
 		op, prefix string
 		after      bool
 	}{
-		"before its mark":          {"put", mark, false},
-		"after its mark":           {"put", mark, true},
-		"before its look":          {"stat", key, false},
-		"after its look":           {"stat", key, true},
-		"before its removal":       {"delete", key, false},
-		"after its removal":        {"delete", key, true},
-		"before its mark's end":    {"delete", mark, false},
-		"after its mark's removal": {"delete", mark, true},
+		"before writing the mark":  {"put", mark, false},
+		"after writing the mark":   {"put", mark, true},
+		"before the check":         {"stat", key, false},
+		"after the check":          {"stat", key, true},
+		"before the removal":       {"delete", key, false},
+		"after the removal":        {"delete", key, true},
+		"before removing the mark": {"delete", mark, false},
+		"after removing the mark":  {"delete", mark, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			check(t, put())
 			w.backend.age()
 			done := make(chan error, 1)
-			here := make(chan struct{})
+			waiting := make(chan struct{})
 			stop := once(at.op, at.prefix, func() {
-				var looked sync.Once
+				var listed sync.Once
 				go func() {
 					done <- put()
-					looked.Do(func() { close(here) })
+					listed.Do(func() { close(waiting) })
 				}()
 				w.backend.watch(nil, func(op, prefix string) {
 					if op == "list" && strings.HasPrefix(prefix, mark) {
-						looked.Do(func() { close(here) })
+						listed.Do(func() { close(waiting) })
 					}
 				})
-				<-here
+				<-waiting
 			})
 			if at.after {
 				w.backend.watch(nil, stop)
@@ -143,11 +145,11 @@ func TestObjectIsPutWhileItIsRemoved(t *testing.T) {
 				w.backend.watch(stop, nil)
 			}
 			must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge))
-			stop(at.op, at.prefix) // should it never have come to that
+			stop(at.op, at.prefix) // if the request was never made
 			check(t, <-done)
 			w.backend.watch(nil, nil)
 			if _, err := w.backend.Stat(w.ctx, key); err != nil {
-				t.Errorf("it was put and is not there: %v", err)
+				t.Errorf("the object was put but does not exist: %v", err)
 			}
 			if got := w.backend.keys("sweep/"); len(got) != 0 {
 				t.Error(got)
@@ -156,14 +158,14 @@ func TestObjectIsPutWhileItIsRemoved(t *testing.T) {
 	}
 }
 
-// TestWorkWhileCollecting does everything that refers to blobs at requests that a collection makes of the store, when all that was there before
-// is old: afterwards every thread is whole.
-func TestWorkWhileCollecting(t *testing.T) {
+// TestConcurrentCollection performs operations that add references to old blobs during each request that a
+// collection makes. Afterwards all threads must be complete.
+func TestConcurrentCollection(t *testing.T) {
 	w := newWorld(t)
 	work := map[string]func(id string){
-		"commit":           func(id string) { w.write(t, id, "object", large("again")) },
-		"commit and again": func(id string) { w.write(t, id, "f", "1"); w.write(t, id, "f", "2") },
-		"fork":             func(id string) { must[*proto.Thread](t)(w.versions.Fork(w.ctx, org, id, 0, id+"fork")) },
+		"commit":      func(id string) { w.write(t, id, "object", large("again")) },
+		"two commits": func(id string) { w.write(t, id, "f", "1"); w.write(t, id, "f", "2") },
+		"fork":        func(id string) { must[*proto.Thread](t)(w.versions.Fork(w.ctx, org, id, 0, id+"fork")) },
 		"fork and remove": func(id string) {
 			must[*proto.Thread](t)(w.versions.Fork(w.ctx, org, id, 0, id+"fork"))
 			check(t, w.versions.Remove(w.ctx, org, id))
@@ -195,7 +197,7 @@ func TestWorkWhileCollecting(t *testing.T) {
 			at, did := 0, false
 			var busy sync.Mutex
 			w.backend.watch(func(op, key string) {
-				// While an object is being removed, whoever puts it waits: see TestObjectIsPutWhileItIsRemoved.
+				// PutObject would wait for the removal, see TestPutDuringRemoval.
 				if op != "list" && strings.HasPrefix(key, "objects/") || op == "delete" && strings.HasPrefix(key, "sweep/") {
 					return
 				}
@@ -231,9 +233,9 @@ func TestWorkWhileCollecting(t *testing.T) {
 			w.backend.age()
 			must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge))
 			if got := w.backend.keys(""); len(got) != 0 {
-				t.Fatalf("%s: left: %q", id, got)
+				t.Fatalf("%s: remaining blobs: %q", id, got)
 			}
 		}
 	}
-	t.Logf("%d times", requests)
+	t.Logf("%d requests", requests)
 }

@@ -16,7 +16,7 @@ import (
 
 const mib = 1 << 20
 
-// live is the memory in use, in bytes.
+// live returns the heap memory in use in bytes.
 func live() int64 {
 	var m runtime.MemStats
 	runtime.GC()
@@ -24,7 +24,7 @@ func live() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// weigher is a client who looks now and then at how much memory the answer takes.
+// weigher is a client that regularly measures the heap memory.
 type weigher struct{ written, next, most int64 }
 
 func (w *weigher) Write(p []byte) (int, error) {
@@ -35,8 +35,8 @@ func (w *weigher) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestLongPathsAreNotKept has names whose paths take 100 MB.
-func TestLongPathsAreNotKept(t *testing.T) {
+// TestLongPaths reads a home whose paths take 100 MB, which must not all be held in memory.
+func TestLongPaths(t *testing.T) {
 	w := newWorld(t)
 	w.run(t, "t", func(root string) {
 		at := must[int](t)(unix.Open(root, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0))
@@ -53,7 +53,7 @@ func TestLongPathsAreNotKept(t *testing.T) {
 		}
 		check(t, unix.Close(at))
 	})
-	w.list(t, "t", "", false) // the tree is there
+	w.list(t, "t", "", false) // caches the tree
 	before := live()
 	var paths weigher
 	n := 0
@@ -63,12 +63,12 @@ func TestLongPathsAreNotKept(t *testing.T) {
 		return err
 	}))
 	if n != 1450 || paths.most > before+20*mib {
-		t.Errorf("a list of %d takes %d MiB", n, (paths.most-before)/mib)
+		t.Errorf("a list of %d names takes %d MiB", n, (paths.most-before)/mib)
 	}
 	var archive weigher
 	check(t, w.versions.Archive(w.ctx, org, "t", 0, &archive))
 	if archive.written < 100*mib || archive.most > before+40*mib {
-		t.Errorf("an archive of %d MiB takes %d", archive.written/mib, (archive.most-before)/mib)
+		t.Errorf("an archive of %d MiB takes %d MiB", archive.written/mib, (archive.most-before)/mib)
 	}
 	stop := errors.New("gone")
 	if err := w.versions.List(w.ctx, org, "t", "", true, func(proto.File) error { return stop }); !errors.Is(err, stop) {
@@ -76,20 +76,20 @@ func TestLongPathsAreNotKept(t *testing.T) {
 	}
 }
 
-// TestUploadsFitIntoTheHome: what waits for an execution is what its home has room for.
-func TestUploadsFitIntoTheHome(t *testing.T) {
+// TestUploadsAreLimited stages files up to the limits of the home.
+func TestUploadsAreLimited(t *testing.T) {
 	w := newWorld(t)
-	most := proto.Room{Bytes: 10 * mib, Files: 100}
+	limit := proto.Room{Bytes: 10 * mib, Files: 100}
 	zeros := func(n int64) io.Reader { return io.LimitReader(zero{}, n) }
 	stage := func(path string, size int64) error {
-		early := w.versions.CheckRoom(w.ctx, org, "t", path, size, most)
-		late := w.versions.Stage(w.ctx, org, "t", path, size, most, zeros(size))
+		early := w.versions.CheckRoom(w.ctx, org, "t", path, size, limit)
+		late := w.versions.Stage(w.ctx, org, "t", path, size, limit, zeros(size))
 		if (early == nil) != (late == nil) {
 			t.Errorf("%s of %d: %v, and then %v", path, size, early, late)
 		}
 		return late
 	}
-	refused := func(err error, words string) {
+	rejected := func(err error, words string) {
 		t.Helper()
 		var room *proto.RoomError
 		if !errors.As(err, &room) || !strings.Contains(err.Error(), words) {
@@ -97,11 +97,11 @@ func TestUploadsFitIntoTheHome(t *testing.T) {
 		}
 	}
 	check(t, stage("a", 6*mib))
-	refused(stage("b", 5*mib), "take 6291456 bytes and 1, and this one 5242880 bytes and 1 more; the sandbox of this API key has room for 10485760 bytes and 100")
+	rejected(stage("b", 5*mib), "take 6291456 bytes and 1, and this one 5242880 bytes and 1 more; the sandbox of this API key has room for 10485760 bytes and 100")
 	check(t, stage("a", 10*mib))
-	refused(stage("b", 1), "")
+	rejected(stage("b", 1), "")
 	check(t, stage("a", 0), stage("b", 5*mib))
-	refused(stage(strings.Repeat("d/", 100)+"f", 0), "and 101 more")
+	rejected(stage(strings.Repeat("d/", 100)+"f", 0), "and 101 more")
 	if n := len(w.backend.keys("uploads/")); n != 4 {
 		t.Errorf("%d uploads are stored", n)
 	}
@@ -109,12 +109,12 @@ func TestUploadsFitIntoTheHome(t *testing.T) {
 	w.run(t, "t", func(root string) {
 		check(t, os.WriteFile(root+"/a", make([]byte, 6*mib), 0o644), os.WriteFile(root+"/twin", make([]byte, 2*mib), 0o644), os.Link(root+"/twin", root+"/twin2"))
 	})
-	refused(stage("c", 5*mib), "has 10485760 bytes in 3 files")
-	refused(stage("twin", 2*mib), "") // which has to be copied for its other name to stay
-	check(t, stage("a", 3*mib))       // takes the place of 6
-	refused(stage("c", 4*mib), "has 4194304 bytes in")
+	rejected(stage("c", 5*mib), "has 10485760 bytes in 3 files")
+	rejected(stage("twin", 2*mib), "") // its other name remains, so that no room becomes free
+	check(t, stage("a", 3*mib))        // replaces 6 MiB
+	rejected(stage("c", 4*mib), "has 4194304 bytes in")
 
-	// Somebody else's comes between.
+	// Another upload is staged concurrently.
 	if err := w.heads.Stage(w.ctx, org, "t", proto.StagedFile{Path: "x", Blob: proto.Blob{Key: "k", Size: 1}}, anything); err != nil {
 		t.Fatal(err)
 	}
@@ -122,13 +122,13 @@ func TestUploadsFitIntoTheHome(t *testing.T) {
 	w.backend.watch(nil, once("put", "uploads/", func() {
 		check(t, w.heads.Stage(w.ctx, org, "u", proto.StagedFile{Path: "x", Blob: proto.Blob{Key: "k", Size: 6 * mib}}, anything))
 	}))
-	refused(w.versions.Stage(w.ctx, org, "u", "y", 5*mib, most, zeros(5*mib)), "take 6291456 bytes")
+	rejected(w.versions.Stage(w.ctx, org, "u", "y", 5*mib, limit, zeros(5*mib)), "take 6291456 bytes")
 	if n := len(w.backend.keys("uploads/")); n != before {
-		t.Errorf("%d uploads are stored, and were %d", n, before)
+		t.Errorf("%d uploads are stored, want %d", n, before)
 	}
 }
 
-// zero is zeros without end.
+// zero is an infinite reader of zeros.
 type zero struct{}
 
 func (zero) Read(p []byte) (int, error) { clear(p); return len(p), nil }

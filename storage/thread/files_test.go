@@ -21,14 +21,14 @@ import (
 	"github.com/bullpen-run/bullpen/storage/thread"
 )
 
-// component and path are few names, so that operations meet.
+// component draws from few names, so that operations often refer to the same files.
 var component = rapid.SampledFrom([]string{"a", "b", "\xff\n", "%=é"})
 
 func path(t *rapid.T, label string) string {
 	return strings.Join(rapid.SliceOfN(component, 1, 3).Draw(t, label), "/")
 }
 
-// operation draws a change and makes it, if that can be.
+// operation draws a change and tries to make it.
 func operation(t *rapid.T, root string) {
 	name, other := filepath.Join(root, path(t, "name")), filepath.Join(root, path(t, "other"))
 	n := rapid.IntRange(0, 20_000).Draw(t, "n")
@@ -82,7 +82,7 @@ func operation(t *rapid.T, root string) {
 	}
 }
 
-// TestRandomVersions reads versions in the store and on disk.
+// TestRandomVersions compares versions in the store with directories.
 func TestRandomVersions(t *testing.T) {
 	w := newWorld(t)
 	count := 0
@@ -107,7 +107,7 @@ func TestRandomVersions(t *testing.T) {
 	})
 }
 
-// TestChanges is those that are hard to come by at random.
+// TestChanges makes changes that are unlikely at random.
 func TestChanges(t *testing.T) {
 	w := newWorld(t)
 	for name, scripts := range map[string][2]string{
@@ -145,7 +145,7 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-// files compares what List and Open give with a directory.
+// files compares the results of List and Open with a directory.
 func files(t *rapid.T, w *world, id, dir string) {
 	t.Helper()
 	var want []string
@@ -175,27 +175,27 @@ func files(t *rapid.T, w *world, id, dir string) {
 		}
 	}
 	if !slices.Equal(got, want) {
-		t.Fatalf("%q has %q and should have %q", dir, got, want)
+		t.Fatalf("%q has %q, want %q", dir, got, want)
 	}
 }
 
-// ranges compares a file and parts of it.
+// ranges compares a file and ranges of it.
 func ranges(t fatal, w *world, id, path string, want []byte) {
 	t.Helper()
 	f := must[*proto.FileContent](t)(w.versions.Open(w.ctx, org, id, path))
 	size := int64(len(want))
 	if f.Size != size {
-		t.Fatalf("%q has %d bytes, not %d", path, f.Size, size)
+		t.Fatalf("%q has %d bytes, want %d", path, f.Size, size)
 	}
 	for _, r := range [][2]int64{{0, size}, {size / 3, size / 2}, {size - size/4, size / 4}, {size / 2, 0}, {size, 0}, {size / 5, min(1, size-size/5)}} {
 		got := must[[]byte](t)(part(w.ctx, f, r[0], r[1]))
 		if !bytes.Equal(got, want[r[0]:r[0]+r[1]]) {
-			t.Fatalf("%d bytes of %q at %d are others", r[1], path, r[0])
+			t.Fatalf("%d bytes of %q at %d differ", r[1], path, r[0])
 		}
 	}
 	for _, r := range [][2]int64{{0, size + 1}, {size + 1, 0}, {-1, 1}, {0, -1}, {1 << 62, 1 << 62}} {
 		if _, err := f.Read(w.ctx, r[0], r[1]); err == nil {
-			t.Fatalf("%d bytes of %q at %d were given", r[1], path, r[0])
+			t.Fatalf("read %d bytes of %q at %d", r[1], path, r[0])
 		}
 	}
 }
@@ -227,7 +227,7 @@ func TestLargeAndSparseFiles(t *testing.T) {
 	same(t, w.archived(t, "t", 0), listing(t, w.dirs["t"]))
 }
 
-func TestNothingThere(t *testing.T) {
+func TestNotFound(t *testing.T) {
 	w := newWorld(t)
 	if got := w.list(t, "none", "", true); len(got) != 0 {
 		t.Error(got)
@@ -251,7 +251,7 @@ func TestNothingThere(t *testing.T) {
 		}
 	}
 	if _, err := w.versions.Open(w.ctx, "other", "t", "d/f"); !errors.Is(err, proto.ErrNotFound) {
-		t.Errorf("of another organisation: %v", err)
+		t.Errorf("thread of another organisation: %v", err)
 	}
 }
 
@@ -298,14 +298,14 @@ func TestStagedFiles(t *testing.T) {
 	same(t, w.archived(t, "t", 1), before)
 	ranges(t, w, "t", "dir/sub/g", []byte("new"))
 	for _, path := range []string{"", "/x", "x/", "a//b", "../x", "a/../b", ".", "a/.", "a\x00b", strings.Repeat("n", 256), strings.Repeat("d/", 600) + "x"} {
-		var refused *proto.FieldError
-		if err := w.versions.Stage(w.ctx, org, "t", path, 1, roomyHome, strings.NewReader("x")); !errors.As(err, &refused) {
+		var invalid *proto.FieldError
+		if err := w.versions.Stage(w.ctx, org, "t", path, 1, roomyHome, strings.NewReader("x")); !errors.As(err, &invalid) {
 			t.Errorf("%.20q: %v", path, err)
 		}
 	}
 }
 
-func TestRefusedUploadLeavesNothing(t *testing.T) {
+func TestRejectedUploadIsRemoved(t *testing.T) {
 	w := newWorld(t)
 	for i := range proto.MaxStaged {
 		check(t, w.heads.Stage(w.ctx, org, "t", proto.StagedFile{Path: fmt.Sprint(i)}, anything))
@@ -322,7 +322,7 @@ func TestRefusedUploadLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestLayersMayBeReplaced(t *testing.T) {
+func TestCompaction(t *testing.T) {
 	w := newWorld(t)
 	w.write(t, "t", "a", "one")
 	head := w.write(t, "t", "b", "two")
@@ -361,8 +361,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestRot turns over a bit here and there: nothing wrong is ever given.
-func TestRot(t *testing.T) {
+// TestCorruption flips bits of every blob and expects readers to notice.
+func TestCorruption(t *testing.T) {
 	w := newWorld(t)
 	files := map[string]string{"small": "small", "inline": large("inline")[:3<<20], "object": large("object")}
 	w.run(t, "t", func(root string) {
@@ -373,7 +373,7 @@ func TestRot(t *testing.T) {
 	w.write(t, "t", "later", "")
 	want := w.archived(t, "t", 0)
 	read := func() (errs int) {
-		w.versions = &thread.Versions{Blobs: w.versions.Blobs, Heads: w.heads, Limits: roomy} // which has read nothing yet
+		w.versions = &thread.Versions{Blobs: w.versions.Blobs, Heads: w.heads, Limits: roomy} // with empty caches
 		for name, content := range files {
 			f, err := w.versions.Open(w.ctx, org, "t", name)
 			var got []byte
@@ -383,7 +383,7 @@ func TestRot(t *testing.T) {
 			if err != nil {
 				errs++
 			} else if string(got) != content {
-				t.Errorf("%s is wrong", name)
+				t.Errorf("%s has wrong content", name)
 			}
 		}
 		for _, number := range []int64{0, 1} {
@@ -398,8 +398,8 @@ func TestRot(t *testing.T) {
 		for _, at := range []int64{0, 1, 20, e.Size / 3, e.Size / 2, e.Size * 3 / 4, e.Size - 30, e.Size - 1} {
 			w.backend.rot(key, at)
 			errs := read()
-			if errs == 0 && !strings.HasPrefix(key, "threads/"+org+"/t/0000000002") { // which the head spares us
-				t.Errorf("byte %d of %s: nobody saw it", at, key)
+			if errs == 0 && !strings.HasPrefix(key, "threads/"+org+"/t/0000000002") { // which the head makes superfluous
+				t.Errorf("byte %d of %s: corruption not noticed", at, key)
 			}
 		}
 	}
@@ -407,7 +407,8 @@ func TestRot(t *testing.T) {
 	same(t, w.archived(t, "t", 0), want)
 }
 
-// TestLostBlobs takes from the store what a thread has: nobody is told that there is no such thread or file, but what is gone.
+// TestLostBlobs removes blobs of a thread from the store. Errors must name the blob instead of reporting that
+// the thread or file does not exist.
 func TestLostBlobs(t *testing.T) {
 	w := newWorld(t)
 	w.run(t, "t", func(root string) {
@@ -425,7 +426,7 @@ func TestLostBlobs(t *testing.T) {
 		for _, key := range w.backend.keys(prefix) {
 			check(t, w.backend.Delete(w.ctx, key))
 		}
-		f := must[*proto.FileContent](t)(w.versions.Open(w.ctx, org, "t", name)) // lists it from memory
+		f := must[*proto.FileContent](t)(w.versions.Open(w.ctx, org, "t", name)) // uses the cached tree
 		_, err := part(w.ctx, f, 0, f.Size)
 		lost("read "+name, prefix, err)
 		lost("archive without "+name, "/"+org+"/", w.versions.Archive(w.ctx, org, "t", 0, io.Discard))
@@ -435,7 +436,7 @@ func TestLostBlobs(t *testing.T) {
 	_, err := w.versions.Open(w.ctx, org, "t", "small")
 	lost("open", "layers/", err)
 	lost("archive", "layers/", w.versions.Archive(w.ctx, org, "t", 0, io.Discard))
-	lost("upload where there may be no room", "layers/", w.versions.CheckRoom(w.ctx, org, "t", "more", 1, proto.Room{}))
+	lost("upload that may exceed the limit", "layers/", w.versions.CheckRoom(w.ctx, org, "t", "more", 1, proto.Room{}))
 	for _, key := range w.backend.keys("threads/") {
 		check(t, w.backend.Delete(w.ctx, key))
 	}

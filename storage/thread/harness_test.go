@@ -47,7 +47,7 @@ var roomyHome = proto.Room{Bytes: 1 << 40, Files: 1 << 21}
 
 func anything([]proto.StagedFile, *proto.Thread) error { return nil }
 
-// fatal is what tests and property tests have in common.
+// fatal is implemented by tests and property tests.
 type fatal interface {
 	Helper()
 	Fatal(args ...any)
@@ -71,12 +71,12 @@ func check(tb fatal, errs ...error) {
 	}
 }
 
-// backend is a store in memory whose objects can grow old and rot, and that tells of each request before it is served and after.
+// backend is a store in memory whose objects can be aged and corrupted, with hooks before and after requests.
 type backend struct {
 	blob.Memory
 	mu     sync.Mutex
 	old    map[string]bool
-	rotten map[string]int64 // key to the byte that is wrong
+	rotten map[string]int64 // index of the corrupt byte by key
 	before func(op, key string)
 	after  func(op, key string)
 }
@@ -101,7 +101,7 @@ func (b *backend) watch(before, after func(op, key string)) {
 	b.before, b.after = before, after
 }
 
-// once is a hook that calls f at the first request like that.
+// once returns a hook that calls f at the first matching request.
 func once(op, prefix string, f func()) func(op, key string) {
 	var done sync.Once
 	return func(o, key string) {
@@ -167,19 +167,19 @@ func (b *backend) List(ctx context.Context, prefix, after string) iter.Seq2[blob
 	}
 }
 
-// keys are those that begin with prefix.
+// keys returns the keys that begin with prefix.
 func (b *backend) keys(prefix string) []string {
 	var all []string
 	for e, err := range b.Memory.List(context.Background(), prefix, "") {
 		if err != nil {
-			panic(err) // memory has none
+			panic(err) // impossible
 		}
 		all = append(all, e.Key)
 	}
 	return all
 }
 
-// age makes everything old.
+// age makes all objects old.
 func (b *backend) age() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -194,7 +194,7 @@ func (b *backend) rot(key string, at int64) {
 	b.rotten = map[string]int64{key: at}
 }
 
-// world is a store, heads, and homes as workers have them.
+// world is a store with heads and the homes of a worker.
 type world struct {
 	tb       testing.TB
 	ctx      context.Context // of the test
@@ -202,7 +202,7 @@ type world struct {
 	heads    *threads.Threads
 	owner    *home.Owner
 	versions *thread.Versions
-	dirs     map[string]string // the newest version, on disk
+	dirs     map[string]string // of the newest version by thread
 }
 
 func newWorld(tb testing.TB) *world {
@@ -216,7 +216,7 @@ func newWorld(tb testing.TB) *world {
 	return w
 }
 
-// tmpfs is a volume in memory.
+// tmpfs mounts a volume in memory.
 func tmpfs(tb fatal) (*os.File, string) {
 	tb.Helper()
 	fs := must[int](tb)(unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC))
@@ -228,7 +228,7 @@ func tmpfs(tb fatal) (*os.File, string) {
 
 func pathOf(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// dir is where the newest version of a thread is on disk.
+// dir returns the directory of the newest version of a thread.
 func (w *world) dir(tb fatal, id string) string {
 	tb.Helper()
 	if w.dirs[id] == "" {
@@ -238,7 +238,7 @@ func (w *world) dir(tb fatal, id string) string {
 	return w.dirs[id]
 }
 
-// run is an execution: it changes the home of a thread and commits that. It returns the new head.
+// run changes the home of a thread, commits the change and returns the new head.
 func (w *world) run(tb fatal, id string, change func(root string)) *proto.Thread {
 	tb.Helper()
 	trace := proto.NewTraceID()
@@ -254,7 +254,7 @@ func (w *world) head(tb fatal, id string) *proto.Thread {
 	return must[*proto.Thread](tb)(w.heads.Get(w.ctx, org, id))
 }
 
-// save changes a home and stores what changed.
+// save changes a home and stores the change.
 func (w *world) save(tb fatal, head *proto.Thread, change func(root string)) *proto.Commit {
 	tb.Helper()
 	volume, at := tmpfs(tb)
@@ -303,13 +303,13 @@ func (w *world) commit(tb fatal, head *proto.Thread, stored proto.Layer, stats h
 	return c
 }
 
-// write is an execution that writes a file.
+// write writes a file in an execution.
 func (w *world) write(tb fatal, id, name, content string) *proto.Thread {
 	tb.Helper()
 	return w.run(tb, id, func(root string) { check(tb, os.WriteFile(filepath.Join(root, name), []byte(content), 0o644)) })
 }
 
-// list is what a list gives.
+// list returns the results of List.
 func (w *world) list(tb fatal, id, dir string, recursive bool) []proto.File {
 	tb.Helper()
 	var all []proto.File
@@ -317,12 +317,12 @@ func (w *world) list(tb fatal, id, dir string, recursive bool) []proto.File {
 	return all
 }
 
-// large is content that is an object of its own.
+// large returns content that is stored as an object.
 func large(seed string) string {
 	return strings.Repeat(seed+"\n", (layer.MaxInline+1<<20)/(len(seed)+1))
 }
 
-// listing is a directory in words, by path.
+// listing describes a directory by path.
 func listing(tb fatal, dir string) map[string]string {
 	tb.Helper()
 	all, first := make(map[string]string), make(map[uint64]string)
@@ -343,7 +343,7 @@ func listing(tb fatal, dir string) map[string]string {
 		if st.Nlink > 1 && !info.IsDir() {
 			first[st.Ino] = rel
 		}
-		line := words(st.Mode&0o7777, info.ModTime())
+		line := describe(st.Mode&0o7777, info.ModTime())
 		switch {
 		case info.Mode().IsRegular():
 			b := must[[]byte](tb)(os.ReadFile(path))
@@ -362,7 +362,7 @@ func listing(tb fatal, dir string) map[string]string {
 	return all
 }
 
-func words(mode uint32, modified time.Time) string {
+func describe(mode uint32, modified time.Time) string {
 	return fmt.Sprintf("%04o %d.%09d", mode, modified.Unix(), modified.Nanosecond())
 }
 
@@ -376,10 +376,10 @@ func attributes(tb fatal, path string) string {
 			found[name] = string(b[:must[int](tb)(unix.Lgetxattr(path, name, b))])
 		}
 	}
-	return inOrder(found)
+	return describeAttributes(found)
 }
 
-func inOrder(attributes map[string]string) string {
+func describeAttributes(attributes map[string]string) string {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(attributes)) {
 		fmt.Fprintf(&b, " %q=%q", name, attributes[name])
@@ -387,7 +387,7 @@ func inOrder(attributes map[string]string) string {
 	return b.String()
 }
 
-// archived is a version in the same words.
+// archived describes an archive of a version in the same way.
 func (w *world) archived(tb fatal, id string, number int64) map[string]string {
 	tb.Helper()
 	r, out := io.Pipe()
@@ -400,7 +400,7 @@ func (w *world) archived(tb fatal, id string, number int64) map[string]string {
 		}
 		check(tb, err)
 		name := filepath.Clean(h.Name)
-		line := words(uint32(h.Mode), h.ModTime)
+		line := describe(uint32(h.Mode), h.ModTime)
 		switch h.Typeflag {
 		case tar.TypeLink:
 			all[name] = "= " + h.Linkname
@@ -422,7 +422,7 @@ func (w *world) archived(tb fatal, id string, number int64) map[string]string {
 				found[strings.NewReplacer("%3D", "=", "%25", "%").Replace(name)] = value
 			}
 		}
-		all[name] = line + inOrder(found)
+		all[name] = line + describeAttributes(found)
 	}
 }
 
@@ -430,12 +430,12 @@ func same(tb fatal, got, want map[string]string) {
 	tb.Helper()
 	for path := range want {
 		if got[path] != want[path] {
-			tb.Fatalf("%q is\n%s\nand should be\n%s", path, got[path], want[path])
+			tb.Fatalf("%q is\n%s\nwant\n%s", path, got[path], want[path])
 		}
 	}
 	for path := range got {
 		if _, ok := want[path]; !ok {
-			tb.Fatalf("%q is there: %s", path, got[path])
+			tb.Fatalf("unexpected %q: %s", path, got[path])
 		}
 	}
 }
@@ -466,7 +466,7 @@ func (w *world) full(tb fatal, id string, version int64) proto.Layer {
 	return must[proto.Layer](tb)(draft.Store(w.ctx, version, len(stats.Objects)))
 }
 
-// hooked tells of each request for a head before it is served.
+// hooked calls before with each request for a head.
 type hooked struct {
 	*threads.Threads
 	before func(op string)
@@ -487,7 +487,7 @@ func (h *hooked) Create(ctx context.Context, head *proto.Thread) error {
 	return h.Threads.Create(ctx, head)
 }
 
-// extracted makes a directory of a thread by its archive.
+// extracted extracts the archive of a thread.
 func extracted(w *world, id string) (string, error) {
 	dir := w.dir(w.tb, id)
 	r, out := io.Pipe()

@@ -24,18 +24,18 @@ func TestManifests(t *testing.T) {
 	elsewhere := head.Version.Layers[0]
 	elsewhere.Key = "layers/other/X"
 	for name, v := range map[string]proto.Version{
-		"number":                  {},
-		"layer of a later one":    {Number: 1, Layers: head.Version.Layers},
-		"layers in another order": {Number: 2, Layers: []proto.Layer{head.Version.Layers[1], head.Version.Layers[0]}},
-		"another's layer":         {Number: 2, Layers: []proto.Layer{elsewhere}},
+		"number":                        {},
+		"layer of a later version":      {Number: 1, Layers: head.Version.Layers},
+		"layers in another order":       {Number: 2, Layers: []proto.Layer{head.Version.Layers[1], head.Version.Layers[0]}},
+		"layer of another organisation": {Number: 2, Layers: []proto.Layer{elsewhere}},
 	} {
 		if _, err := w.versions.WriteManifest(w.ctx, org, "t", v, nil); err == nil {
-			t.Errorf("%s: written", name)
+			t.Errorf("%s: accepted", name)
 		}
 	}
 }
 
-// TestManifestsStaySmall has versions with many layers, whose manifests go on from others.
+// TestManifestsStaySmall writes versions with many layers, whose manifests have bases.
 func TestManifestsStaySmall(t *testing.T) {
 	w := newWorld(t)
 	for i := range 14 {
@@ -45,10 +45,10 @@ func TestManifestsStaySmall(t *testing.T) {
 		}
 		m := must[*proto.Manifest](t)(w.versions.ReadManifest(w.ctx, head.Version.Manifest))
 		if !slices.Equal(m.Version.Layers, head.Version.Layers) {
-			t.Errorf("version %d: %d layers and not %d", head.Version.Number, len(m.Version.Layers), len(head.Version.Layers))
+			t.Errorf("version %d: %d layers, want %d", head.Version.Number, len(m.Version.Layers), len(head.Version.Layers))
 		}
 	}
-	// What was made one layer is no base of the next.
+	// A compacted version is not a base.
 	head := w.head(t, "t")
 	full := head.Version.Layers[0]
 	check(t, w.heads.Compact(w.ctx, org, "t", head.Version.Layers, full))
@@ -86,17 +86,17 @@ func TestFork(t *testing.T) {
 			t.Errorf("version %d: %+v", number, fork)
 		}
 		if slices.ContainsFunc(v.Layers, func(l proto.Layer) bool { return l.Version != 1 }) {
-			t.Errorf("whoever has nothing takes the layers over 0, and who has the first version none: %+v", v.Layers)
+			t.Errorf("layers of a fork must belong to version 1: %+v", v.Layers)
 		}
 		same(t, w.archived(t, to, 1), want)
 		w.dirs[to] = must[string](t)(extracted(w, to))
-		w.write(t, to, "more", "of the fork")
+		w.write(t, to, "more", "forked")
 		same(t, w.archived(t, to, 0), listing(t, w.dirs[to]))
 		same(t, w.archived(t, to, 1), want)
 	}
 	same(t, w.archived(t, "t", 3), third)
 	if n := len(w.backend.keys("layers/")) + len(w.backend.keys("objects/")); n != blobs+4 {
-		t.Errorf("%d blobs became %d", blobs, n)
+		t.Errorf("%d blobs, then %d", blobs, n)
 	}
 	if _, err := w.versions.Fork(w.ctx, org, "t", 0, "fork1"); !errors.Is(err, proto.ErrExists) {
 		t.Error(err)
@@ -115,7 +115,7 @@ func TestFork(t *testing.T) {
 	}
 }
 
-func TestForkOfWhatHasNoVersion(t *testing.T) {
+func TestForkWithoutVersion(t *testing.T) {
 	w := newWorld(t)
 	w.stage(t, "t", "d/f", "staged")
 	fork := must[*proto.Thread](t)(w.versions.Fork(w.ctx, org, "t", 0, "fork"))
@@ -124,11 +124,11 @@ func TestForkOfWhatHasNoVersion(t *testing.T) {
 	}
 }
 
-// TestForkWhileItsSourceGoes removes the source, and collects what it had, at each request that a fork makes: the fork is whole, or
-// there is none.
-func TestForkWhileItsSourceGoes(t *testing.T) {
+// TestForkOfRemovedSource removes the source and collects its blobs during each request that a fork makes. The
+// fork must either be complete or not exist.
+func TestForkOfRemovedSource(t *testing.T) {
 	w := newWorld(t)
-	whole, none := 0, 0
+	complete, none := 0, 0
 	for _, staged := range []bool{false, true} {
 		for step, stop := 0, false; !stop; step++ {
 			id, to := fmt.Sprintf("t%v%d", staged, step), fmt.Sprintf("f%v%d", staged, step)
@@ -141,7 +141,7 @@ func TestForkWhileItsSourceGoes(t *testing.T) {
 			w.backend.age()
 			var requests atomic.Int64
 			var gone atomic.Bool
-			request := func() { // also of what it does itself, side by side
+			request := func() { // also called by Remove and Collect, concurrently
 				if requests.Add(1) != int64(step)+1 {
 					return
 				}
@@ -158,20 +158,20 @@ func TestForkWhileItsSourceGoes(t *testing.T) {
 			must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge))
 			switch {
 			case err == nil:
-				whole++
+				complete++
 				same(t, w.archived(t, to, 0), want)
 			case errors.Is(err, proto.ErrNotFound):
 				none++
 				if _, err := w.heads.Get(w.ctx, org, to); !errors.Is(err, proto.ErrNotFound) {
-					t.Errorf("step %d: there is a fork that was said not to be: %v", step, err)
+					t.Errorf("step %d: the fork exists despite the error: %v", step, err)
 				}
 			default:
 				t.Errorf("step %d: %v", step, err)
 			}
 		}
 	}
-	if whole == 0 || none == 0 {
-		t.Errorf("%d forks and %d times none", whole, none)
+	if complete == 0 || none == 0 {
+		t.Errorf("%d complete forks, %d without a fork", complete, none)
 	}
 }
 
@@ -187,7 +187,7 @@ func TestRemove(t *testing.T) {
 		t.Error(err)
 	}
 	if n := len(w.backend.keys("threads/")); n != 2 {
-		t.Errorf("%d manifests of a thread that is in use", n)
+		t.Errorf("%d manifests of a thread in use", n)
 	}
 	check(t, w.heads.Unlock(w.ctx, org, "t", trace), w.versions.Remove(w.ctx, org, "t"))
 	if _, err := w.heads.Get(w.ctx, org, "t"); !errors.Is(err, proto.ErrNotFound) {
@@ -208,7 +208,7 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-func TestRemoveOfManifestsWithoutAHead(t *testing.T) {
+func TestRemoveWithoutHead(t *testing.T) {
 	w := newWorld(t)
 	w.write(t, "t", "f", "one")
 	check(t, w.heads.Remove(w.ctx, org, "t"), w.versions.Remove(w.ctx, org, "t"))
@@ -227,7 +227,7 @@ func TestExpire(t *testing.T) {
 	if n := must[int](t)(w.versions.Expire(w.ctx, time.Hour)); n != 0 {
 		t.Errorf("%d expired", n)
 	}
-	// Those that are used while others expire are not idle.
+	// A thread that is used during the expiry is not idle.
 	w.write(t, "used", "f", "")
 	heads := &hooked{Threads: w.heads, before: func(op string) {
 		if op == "lock used" {
@@ -252,51 +252,51 @@ func TestRebuild(t *testing.T) {
 	w := newWorld(t)
 	seen := make(map[string]map[string]string)
 	for i := range 4 {
-		for _, id := range []string{"whole", "torn", "holed", "kept"} {
+		for _, id := range []string{"complete", "no-layer", "no-object", "kept"} {
 			w.write(t, id, "f", fmt.Sprint(id, i))
 			seen[fmt.Sprint(id, w.head(t, id).Number())] = w.archived(t, id, 0)
-			if id == "holed" && i == 2 {
-				w.write(t, id, "object", large("holed"))
+			if id == "no-object" && i == 2 {
+				w.write(t, id, "object", large("no-object"))
 			}
 			seen[fmt.Sprint(id, w.head(t, id).Number())] = w.archived(t, id, 0)
 		}
 	}
-	old := w.head(t, "whole")
-	w.stage(t, "whole", "staged", "lost")
+	old := w.head(t, "complete")
+	w.stage(t, "complete", "staged", "lost")
 	w.write(t, "lost", "f", "")
-	torn := w.head(t, "torn")
-	check(t, w.backend.Delete(w.ctx, torn.Version.Layers[2].Key), w.backend.Delete(w.ctx, w.head(t, "lost").Version.Layers[0].Key),
+	noLayer := w.head(t, "no-layer")
+	check(t, w.backend.Delete(w.ctx, noLayer.Version.Layers[2].Key), w.backend.Delete(w.ctx, w.head(t, "lost").Version.Layers[0].Key),
 		w.backend.Delete(w.ctx, w.backend.keys("objects/")[0]))
-	for _, id := range []string{"whole", "torn", "holed", "lost"} {
+	for _, id := range []string{"complete", "no-layer", "no-object", "lost"} {
 		check(t, w.heads.Remove(w.ctx, org, id))
 	}
 	kept := w.head(t, "kept")
 	if r := must[proto.Rebuilt](t)(w.versions.Rebuild(w.ctx)); r != (proto.Rebuilt{Made: 3, Kept: 1, Lost: 1}) {
 		t.Errorf("%+v", r)
 	}
-	for id, number := range map[string]int64{"whole": 4, "torn": 2, "holed": 3, "kept": 4} {
+	for id, number := range map[string]int64{"complete": 4, "no-layer": 2, "no-object": 3, "kept": 4} {
 		head := w.head(t, id)
 		if head.Number() != number || len(head.History) != int(number)-1 {
-			t.Errorf("%s: version %d and %d before", id, head.Number(), len(head.History))
+			t.Errorf("%s: version %d, %d in the history", id, head.Number(), len(head.History))
 		}
 		for n := range number {
 			same(t, w.archived(t, id, n+1), seen[fmt.Sprint(id, n+1)])
 		}
 	}
 	if now := w.head(t, "kept"); now.Fence != kept.Fence {
-		t.Errorf("%+v was %+v", now, kept)
+		t.Errorf("got %+v, want like %+v", now, kept)
 	}
-	// An execution that began before the heads were lost cannot commit.
-	now := w.head(t, "whole")
+	// An execution that started before the heads were lost cannot commit.
+	now := w.head(t, "complete")
 	late := &proto.Commit{Fence: old.Fence, Version: proto.Version{Number: 5}}
 	if now.Fence <= old.Fence || now.Version.Manifest != old.Version.Manifest || !slices.Equal(now.Version.Layers, old.Version.Layers) {
-		t.Errorf("%+v was %+v", now, old)
+		t.Errorf("got %+v, want like %+v", now, old)
 	}
 	if _, err := now.Commit(late); !errors.Is(err, proto.ErrFenced) {
 		t.Error(err)
 	}
-	w.write(t, "whole", "f", "goes on")
-	if got := w.content(t, "whole", "f"); got != "goes on" {
+	w.write(t, "complete", "f", "goes on")
+	if got := w.content(t, "complete", "f"); got != "goes on" {
 		t.Error(got)
 	}
 	if r := must[proto.Rebuilt](t)(w.versions.Rebuild(w.ctx)); r != (proto.Rebuilt{Kept: 4, Lost: 1}) {
@@ -304,8 +304,8 @@ func TestRebuild(t *testing.T) {
 	}
 }
 
-// TestRebuildOfWhatCannotBeRead does not take an older version for the newest.
-func TestRebuildOfWhatCannotBeRead(t *testing.T) {
+// TestRebuildWithUnreadableManifest must not mistake an older version for the newest.
+func TestRebuildWithUnreadableManifest(t *testing.T) {
 	w := newWorld(t)
 	for _, id := range []string{"a", "b", "c"} {
 		w.write(t, id, "f", "one")

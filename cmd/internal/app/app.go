@@ -262,7 +262,7 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 			return roles{}, err
 		}
 		r.api, r.drain, r.leave = g.Handler(), g.Drain, g.Leave
-		r.base = append(append(r.base, base...), part{"threads", s.keepHouse})
+		r.base = append(append(r.base, base...), part{"threads", s.runThreadGC})
 	}
 	if s.cfg.Has(RoleWorker) {
 		w := &workerRole{system: s, ready: make(chan struct{}), lacks: map[string]string{}}

@@ -20,13 +20,13 @@ func (s *system) versions() *thread.Versions {
 	return &thread.Versions{Blobs: s.blobs, Heads: s.threads, Limits: layer.Limits{Bytes: math.MaxInt64, Entries: math.MaxInt32}}
 }
 
-// threadList gives the gateway threads under its own interface: a holder that has ended is none.
+// threadList implements [gateway.Threads]. It omits holders that have finished.
 type threadList struct {
 	*threads.Threads
 	records *queue.Queue
 }
 
-// Get is [gateway.Threads]'s.
+// Get implements [gateway.Threads].
 func (l threadList) Get(ctx context.Context, org, id string) (*proto.Thread, error) {
 	t, err := l.Threads.Get(ctx, org, id)
 	if err != nil {
@@ -36,7 +36,7 @@ func (l threadList) Get(ctx context.Context, org, id string) (*proto.Thread, err
 	return t, err
 }
 
-// List is [gateway.Threads]'s.
+// List implements [gateway.Threads].
 func (l threadList) List(ctx context.Context, org, after string, limit int) ([]proto.ThreadSummary, error) {
 	found, err := l.Threads.List(ctx, org, after, limit)
 	for i := range found {
@@ -47,7 +47,7 @@ func (l threadList) List(ctx context.Context, org, after string, limit int) ([]p
 	return found, err
 }
 
-// holder gives the holder of a thread if it has not ended.
+// holder returns id unless that execution has finished.
 func (l threadList) holder(ctx context.Context, id proto.TraceID) (proto.TraceID, error) {
 	if id == "" {
 		return "", nil
@@ -62,9 +62,9 @@ func (l threadList) holder(ctx context.Context, id proto.TraceID) (proto.TraceID
 	return id, nil
 }
 
-// keepHouse collects what no thread refers to and removes threads that nobody uses, at intervals, in one process at a time.
-func (s *system) keepHouse(ctx context.Context) error {
-	elector := leader.Elector{Store: s.store, Name: "thread-keeper", Instance: s.instance, Log: s.log}
+// runThreadGC periodically removes unused threads and unreferenced blobs, in one process at a time.
+func (s *system) runThreadGC(ctx context.Context) error {
+	elector := leader.Elector{Store: s.store, Name: "thread-gc", Instance: s.instance, Log: s.log}
 	elector.Run(ctx, func(term context.Context, _ *leader.Term) error {
 		tick := time.NewTicker(s.cfg.ThreadGC)
 		defer tick.Stop()
@@ -73,19 +73,19 @@ func (s *system) keepHouse(ctx context.Context) error {
 			case <-term.Done():
 				return context.Cause(term)
 			case <-tick.C:
-				s.tidyThreads(term)
+				s.collectThreads(term)
 			}
 		}
 	})
 	return nil
 }
 
-func (s *system) tidyThreads(ctx context.Context) {
+func (s *system) collectThreads(ctx context.Context) {
 	versions := s.versions()
 	if s.cfg.ThreadExpiry > 0 {
 		expired, err := versions.Expire(ctx, s.cfg.ThreadExpiry)
 		if err != nil {
-			s.log.Warn("threads that nobody uses could not all be removed, will retry", "error", err)
+			s.log.Warn("thread expiry incomplete, will retry", "error", err)
 		}
 		if expired > 0 {
 			s.log.Info("threads expired", "threads", expired, "unused_for", s.cfg.ThreadExpiry)
@@ -94,8 +94,8 @@ func (s *system) tidyThreads(ctx context.Context) {
 	began := time.Now()
 	done, err := versions.Collect(ctx, proto.DefaultSafeAge)
 	if err != nil {
-		s.log.Warn("what no thread refers to could not all be removed, will retry", "error", err)
+		s.log.Warn("thread garbage collection failed, will retry", "error", err)
 		return
 	}
-	s.log.Info("store of threads tidied", "removed", done, "took", time.Since(began))
+	s.log.Info("thread garbage collected", "removed", done, "took", time.Since(began))
 }

@@ -33,7 +33,7 @@ const (
 	mib    = 1 << 20
 )
 
-// world is a store, the heads of threads, and what workers are made of.
+// world is a store with the heads of threads and the parts of workers.
 type world struct {
 	t      testing.TB
 	blobs  *counting
@@ -45,7 +45,7 @@ type world struct {
 	heads map[string]*proto.Thread
 }
 
-// counting is a store that counts what is read.
+// counting is a store that counts reads.
 type counting struct {
 	*blob.Store
 	mu    sync.Mutex
@@ -79,7 +79,7 @@ func (c *counting) Get(ctx context.Context, b proto.Blob) (io.ReadCloser, error)
 	return c.Store.Get(ctx, b)
 }
 
-// GetRange counts the reading of a pack, which a layer begins with.
+// GetRange counts reads of packs, which are at the beginning of layers.
 func (c *counting) GetRange(ctx context.Context, b proto.Blob, offset, length int64) (io.ReadCloser, error) {
 	if offset == 0 {
 		if err := c.check("get", b.Key); err != nil {
@@ -133,7 +133,7 @@ func (w *world) Compact(_ context.Context, org, id string, old []proto.Layer, fu
 	return nil
 }
 
-// job makes an execution that holds a thread.
+// job returns a job that holds a thread.
 func (w *world) job(id string) *proto.Job {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -149,7 +149,7 @@ func (w *world) job(id string) *proto.Job {
 	return j
 }
 
-// commit makes c the head.
+// commit applies a commit to the head.
 func (w *world) commit(id string, c *proto.Commit) {
 	w.t.Helper()
 	w.mu.Lock()
@@ -161,7 +161,7 @@ func (w *world) commit(id string, c *proto.Commit) {
 	w.heads["org/"+id] = next
 }
 
-// worker opens a keeper in a directory of that name.
+// worker opens a cache in a directory.
 func (w *world) worker(name string, limit int64) *cache.Cache {
 	w.t.Helper()
 	k, err := cache.Open(cache.Config{
@@ -174,7 +174,7 @@ func (w *world) worker(name string, limit int64) *cache.Cache {
 	return k
 }
 
-// enter checks a home out and mounts it; dir is where it is.
+// enter checks out a home and mounts it at dir.
 func (w *world) enter(k *cache.Cache, j *proto.Job) (h *cache.Home, dir string) {
 	w.t.Helper()
 	h, err := k.CheckOut(w.t.Context(), j)
@@ -195,7 +195,7 @@ func (w *world) enter(k *cache.Cache, j *proto.Job) (h *cache.Home, dir string) 
 	return h, fmt.Sprintf("/proc/self/fd/%d", mount.Fd())
 }
 
-// run checks a home out, lets f change it, and saves and commits what came of it.
+// run checks out a home, calls f to change it, and commits the change.
 func (w *world) run(k *cache.Cache, id string, f func(dir string)) *proto.Commit {
 	w.t.Helper()
 	h, dir := w.enter(k, w.job(id))
@@ -237,7 +237,7 @@ func has(t *testing.T, path, text string) {
 	}
 }
 
-func TestHomeIsThereForTheNextExecution(t *testing.T) {
+func TestHomeIsCached(t *testing.T) {
 	w := newWorld(t)
 	k := w.worker("one", 1<<30)
 	large := strings.Repeat("0123456789abcdef", 6*mib/16)
@@ -256,17 +256,17 @@ func TestHomeIsThereForTheNextExecution(t *testing.T) {
 	}
 	before := w.blobs.reads
 	if c := w.run(k, "a", func(dir string) { has(t, dir+"/x/file", "1111") }); c != nil {
-		t.Errorf("a commit of nothing: %+v", c)
+		t.Errorf("a commit without changes: %+v", c)
 	}
 	if w.blobs.reads != before {
-		t.Error("a home that is there was fetched")
+		t.Error("a cached home was fetched")
 	}
 	w.run(k, "b", func(dir string) {
 		if _, err := os.Stat(dir + "/x"); err == nil {
-			t.Error("another thread's file")
+			t.Error("found a file of another thread")
 		}
 	})
-	// Somewhere else, and here after another process.
+	// On another worker, and here in the next process.
 	other := w.worker("two", 1<<30)
 	w.run(other, "a", func(dir string) {
 		has(t, dir+"/x/file", "1111")
@@ -280,7 +280,7 @@ func TestHomeIsThereForTheNextExecution(t *testing.T) {
 	again := w.worker("one", 1<<30)
 	w.run(again, "a", func(dir string) { has(t, dir+"/x/file", "2") })
 	if w.blobs.reads != before {
-		t.Error("a home that was there when the process began was fetched")
+		t.Error("a home of the previous process was fetched")
 	}
 	w.close(again)
 }
@@ -289,7 +289,7 @@ func TestProgramIsNotPartOfTheHome(t *testing.T) {
 	w := newWorld(t)
 	k := w.worker("one", 1<<30)
 	defer w.close(k)
-	place := func(h *cache.Home, want string) {
+	put := func(h *cache.Home, want string) {
 		t.Helper()
 		name, err := h.PutProgram("main.py", []byte("print(1)"))
 		if err != nil || name != want {
@@ -297,7 +297,7 @@ func TestProgramIsNotPartOfTheHome(t *testing.T) {
 		}
 	}
 	h, _ := w.enter(k, w.job("a"))
-	place(h, "main.py")
+	put(h, "main.py")
 	if c, err := h.Save(t.Context()); c != nil || err != nil {
 		t.Errorf("%+v, %v", c, err)
 	}
@@ -306,10 +306,10 @@ func TestProgramIsNotPartOfTheHome(t *testing.T) {
 	}
 	w.run(k, "a", func(dir string) {
 		write(t, dir+"/main.py", "mine")
-		write(t, dir+"/.main.py", "mine, too")
+		write(t, dir+"/.main.py", "mine as well")
 	})
 	h, dir := w.enter(k, w.job("a"))
-	place(h, ".main2.py")
+	put(h, ".main2.py")
 	has(t, dir+"/main.py", "mine")
 	write(t, dir+"/new", "new")
 	c, err := h.Save(t.Context())
@@ -328,7 +328,7 @@ func TestProgramIsNotPartOfTheHome(t *testing.T) {
 	})
 }
 
-func TestUploadedFilesAreInTheNextVersion(t *testing.T) {
+func TestStagedFilesAreSaved(t *testing.T) {
 	w := newWorld(t)
 	k := w.worker("one", 1<<30)
 	defer w.close(k)
@@ -351,7 +351,7 @@ func TestUploadedFilesAreInTheNextVersion(t *testing.T) {
 	j := w.job("a")
 	h, dir := w.enter(k, j)
 	has(t, dir+"/d/up", "up")
-	late := stage("2", "late", "late") // while the thread is busy
+	late := stage("2", "late", "late") // while the thread is locked
 	c, err := h.Save(t.Context())
 	if err != nil || c == nil {
 		t.Fatal(c, err)
@@ -370,7 +370,7 @@ func TestUploadedFilesAreInTheNextVersion(t *testing.T) {
 	})
 }
 
-func TestHomeThatIsTooLargeIsNotSaved(t *testing.T) {
+func TestTooLargeHomeIsNotSaved(t *testing.T) {
 	w := newWorld(t)
 	k := w.worker("one", 1<<30)
 	defer w.close(k)
@@ -387,7 +387,7 @@ func TestHomeThatIsTooLargeIsNotSaved(t *testing.T) {
 	}
 	w.run(k, "a", func(dir string) {
 		if _, err := os.Stat(dir + "/two"); err == nil {
-			t.Error("it was saved")
+			t.Error("the home was saved")
 		}
 		if err := os.Remove(dir + "/one"); err != nil {
 			t.Error(err)
@@ -396,18 +396,18 @@ func TestHomeThatIsTooLargeIsNotSaved(t *testing.T) {
 	})
 }
 
-func TestHomeThatIsTooDeepIsNotSaved(t *testing.T) {
+func TestTooDeepHomeIsNotSaved(t *testing.T) {
 	w := newWorld(t)
 	k := w.worker("one", 1<<30)
 	defer w.close(k)
-	deep := strings.Repeat("/d", layer.MaxDepth-1) // the home is one of them
+	deep := strings.Repeat("/d", layer.MaxDepth-1) // including the home
 	w.run(k, "a", func(dir string) {
 		if err := os.MkdirAll(dir+deep, 0o755); err != nil {
 			t.Error(err)
 		}
 	})
 	for name, change := range map[string]func(dir string) error{
-		"made":  func(dir string) error { return os.Mkdir(dir+deep+"/d", 0o755) },
+		"new":   func(dir string) error { return os.Mkdir(dir+deep+"/d", 0o755) },
 		"moved": func(dir string) error { return errors.Join(os.Mkdir(dir+"/n", 0o755), os.Rename(dir+"/d", dir+"/n/d")) },
 	} {
 		h, dir := w.enter(k, w.job("a"))
@@ -424,7 +424,7 @@ func TestHomeThatIsTooDeepIsNotSaved(t *testing.T) {
 	}
 }
 
-func TestStoreThatFails(t *testing.T) {
+func TestStoreFails(t *testing.T) {
 	w := newWorld(t)
 	k := w.worker("one", 1<<30)
 	defer w.close(k)
@@ -463,7 +463,7 @@ func TestStoreThatFails(t *testing.T) {
 	w.run(cold, "a", func(dir string) { has(t, dir+"/file", "old") })
 }
 
-func TestHomeOfAnotherExecutionIsNotGiven(t *testing.T) {
+func TestFencedCheckOut(t *testing.T) {
 	w := newWorld(t)
 	k := w.worker("one", 1<<30)
 	defer w.close(k)
@@ -474,8 +474,8 @@ func TestHomeOfAnotherExecutionIsNotGiven(t *testing.T) {
 	}
 }
 
-// An execution that has lost its lease may still be on its home while the next ones go on.
-func TestHomeThatIsInUseIsNotChanged(t *testing.T) {
+// TestMountedHomeIsNotChanged has an execution that lost its lease and still uses its home.
+func TestMountedHomeIsNotChanged(t *testing.T) {
 	w := newWorld(t)
 	k := w.worker("one", 1<<30)
 	defer w.close(k)
@@ -496,12 +496,12 @@ func TestHomeThatIsInUseIsNotChanged(t *testing.T) {
 	w.run(k, "a", func(dir string) { has(t, dir+"/file", "3") })
 }
 
-func TestOldHomesMakeRoom(t *testing.T) {
+func TestEviction(t *testing.T) {
 	w := newWorld(t)
 	k := w.worker("one", 25*mib)
 	for _, id := range []string{"a", "b", "c"} {
 		w.run(k, id, func(dir string) { write(t, dir+"/file", strings.Repeat(id, 10*mib)) })
-		w.run(k, id, func(string) {}) // what goes on in the background has ended then
+		w.run(k, id, func(string) {}) // waits for background work
 	}
 	reads := func(id string) int {
 		before := w.blobs.reads
@@ -509,22 +509,22 @@ func TestOldHomesMakeRoom(t *testing.T) {
 		return w.blobs.reads - before
 	}
 	if b, c := reads("b"), reads("c"); b+c != 0 {
-		t.Errorf("%d and %d reads of homes that are there", b, c)
+		t.Errorf("%d and %d reads of cached homes", b, c)
 	}
 	if reads("a") == 0 {
-		t.Error("a home is there that there was no room for")
+		t.Error("a home was cached beyond the limit")
 	}
 	if reads("c") != 0 || reads("b") == 0 {
-		t.Error("the home that was used last made room, and not the first one")
+		t.Error("not the least recently used home was evicted")
 	}
 	w.close(k)
 	all, err := os.ReadDir(filepath.Join(w.base, "one"))
-	if err != nil || len(all) != 4 { // two homes, the empty one, the note of the boot
-		t.Errorf("left %v, %v", all, err)
+	if err != nil || len(all) != 4 { // two homes, the empty one, the boot id
+		t.Errorf("remaining: %v, %v", all, err)
 	}
 }
 
-func TestWhatAKilledProcessLeaves(t *testing.T) {
+func TestKilledProcess(t *testing.T) {
 	w := newWorld(t)
 	k := w.worker("one", 1<<30)
 	w.run(k, "a", func(dir string) { write(t, dir+"/file", "1") })
@@ -536,25 +536,25 @@ func TestWhatAKilledProcessLeaves(t *testing.T) {
 	w.run(k, "a", func(dir string) { has(t, dir+"/file", "1") })
 	w.close(k)
 	if all, err := os.ReadDir(dir); err != nil || len(all) != 3 {
-		t.Errorf("left %v, %v", all, err)
+		t.Errorf("remaining: %v, %v", all, err)
 	}
-	write(t, dir+"/boot", "another run of the kernel")
+	write(t, dir+"/boot", "another boot")
 	k = w.worker("one", 1<<30)
 	before := w.blobs.reads
 	w.run(k, "a", func(dir string) { has(t, dir+"/file", "1") })
 	if w.blobs.reads == before {
-		t.Error("a home from before a restart of the machine was taken for whole")
+		t.Error("a home survived a reboot")
 	}
 	w.close(k)
 }
 
-func TestLongChainsBecomeShort(t *testing.T) {
+func TestCompaction(t *testing.T) {
 	w := newWorld(t)
 	k := w.worker("one", 1<<30)
 	for i := range 60 {
 		w.run(k, "a", func(dir string) { write(t, fmt.Sprintf("%s/f%d", dir, i%7), strings.Repeat("x", i)) })
 	}
-	w.close(k) // waits for what goes on
+	w.close(k) // waits for background work
 	head, _ := w.Get(t.Context(), "org", "a")
 	if n := len(head.Version.Layers); n > 60 || head.Version.Number != 60 {
 		t.Errorf("%d layers, version %d", n, head.Version.Number)
@@ -568,7 +568,7 @@ func TestLongChainsBecomeShort(t *testing.T) {
 	w.close(cold)
 }
 
-func TestStoreThatGivesSomethingElse(t *testing.T) {
+func TestCorruptLayer(t *testing.T) {
 	w := newWorld(t)
 	k := w.worker("one", 1<<30)
 	w.run(k, "a", func(dir string) { write(t, dir+"/file", strings.Repeat("x", 3*mib)) })
@@ -583,8 +583,9 @@ func TestStoreThatGivesSomethingElse(t *testing.T) {
 	}
 }
 
-// TestRemovedThreadMadeAgain has a thread of a removed one's name, also while an execution that lost its lease is still on the old home.
-func TestRemovedThreadMadeAgain(t *testing.T) {
+// TestThreadCreatedAgain removes a thread and creates it again, also while an execution that lost its lease
+// uses the old home.
+func TestThreadCreatedAgain(t *testing.T) {
 	w := newWorld(t)
 	k := w.worker("one", 1<<30)
 	defer w.close(k)
@@ -618,8 +619,8 @@ func TestRemovedThreadMadeAgain(t *testing.T) {
 	w.run(k, "a", func(dir string) { has(t, dir+"/third", "3") })
 }
 
-// What arrived wrong is fetched once more, also what was half applied by then.
-func TestStoreThatGivesSomethingElseOnce(t *testing.T) {
+// TestCorruptLayerIsFetchedAgain corrupts a layer for the first read, which applies a part of it.
+func TestCorruptLayerIsFetchedAgain(t *testing.T) {
 	for name, size := range map[string]int{"small": 1000, "large": 3 * mib} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -652,7 +653,7 @@ func TestStoreThatGivesSomethingElseOnce(t *testing.T) {
 					t.Errorf("%d bytes, %v", len(got), err)
 				}
 			}); c != nil || gets != 2 {
-				t.Errorf("%+v after %d times", c, gets)
+				t.Errorf("%+v after %d reads", c, gets)
 			}
 		})
 	}
@@ -672,7 +673,7 @@ func (w *world) content(b proto.Blob) []byte {
 	return content
 }
 
-// replace has the store give something else under a key.
+// replace changes the content of a key in the store.
 func (w *world) replace(key string, content []byte) {
 	w.t.Helper()
 	if err := w.blobs.Backend.Put(w.t.Context(), key, int64(len(content)), bytes.NewReader(content), true); err != nil {
@@ -680,8 +681,8 @@ func (w *world) replace(key string, content []byte) {
 	}
 }
 
-// TestUploadsThatDoNotFit: the error says that it is not the worker's fault.
-func TestUploadsThatDoNotFit(t *testing.T) {
+// TestStagedFilesDoNotFit expects an error that blames the uploads.
+func TestStagedFilesDoNotFit(t *testing.T) {
 	w := newWorld(t)
 	k := w.worker("one", 1<<30)
 	defer w.close(k)
@@ -702,8 +703,8 @@ func TestUploadsThatDoNotFit(t *testing.T) {
 	if _, err = h.Mount(v, tenant, tenant); err != nil {
 		t.Fatal(err)
 	}
-	var much *proto.UploadsError
-	if err := h.PutStaged(t.Context()); !errors.As(err, &much) || much.Bytes != 40*mib || much.Files != 1 {
+	var tooMuch *proto.UploadsError
+	if err := h.PutStaged(t.Context()); !errors.As(err, &tooMuch) || tooMuch.Bytes != 40*mib || tooMuch.Files != 1 {
 		t.Error(err)
 	}
 	if err := h.Close(false); err != nil {
@@ -711,7 +712,7 @@ func TestUploadsThatDoNotFit(t *testing.T) {
 	}
 }
 
-// TestAttributesAreLimited, over all versions: they are in memory wherever a home is read.
+// TestAttributesAreLimited checks the limit for the attributes of all files together.
 func TestAttributesAreLimited(t *testing.T) {
 	w := newWorld(t)
 	k := w.worker("one", 1<<30)
@@ -731,8 +732,8 @@ func TestAttributesAreLimited(t *testing.T) {
 	if err := unix.Setxattr(dir+"/f", "user.b", nil, 0); err != nil {
 		t.Error(err)
 	}
-	var much *proto.AttributesError
-	if c, err := h.Save(t.Context()); !errors.As(err, &much) || c != nil {
+	var tooMuch *proto.AttributesError
+	if c, err := h.Save(t.Context()); !errors.As(err, &tooMuch) || c != nil {
 		t.Errorf("%+v, %v", c, err)
 	}
 	if err := h.Close(false); err != nil {
