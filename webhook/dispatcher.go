@@ -1,9 +1,9 @@
 // Package webhook delivers the results of executions to their receivers: signed, retried, with one
-// queue for each organization and origin, and every attempt recorded.
+// queue for each organisation and origin, and every attempt recorded.
 //
-// The record of each delivery, changed by compare-and-set, is authoritative. The state in memory can
-// be rebuilt from the records at any time, and timers only wake the dispatcher. Storage of records,
-// settings and timers is left to the interfaces below.
+// The record of each delivery, changed by compare-and-set, is authoritative. The state in memory
+// can be rebuilt from the records at any time, and timers only wake the dispatcher. Storage of
+// records, settings and timers is left to the interfaces below.
 package webhook
 
 import (
@@ -44,7 +44,7 @@ type Settings interface {
 	Webhook(key string) proto.Webhook
 }
 
-// Endpoints stores which URLs of an organization fail.
+// Endpoints stores which URLs of an organisation fail.
 type Endpoints interface {
 	// Endpoint returns a URL that fails or is disabled; ok is false for any other.
 	Endpoint(org, url string) (e proto.Endpoint, ok bool)
@@ -77,7 +77,7 @@ type Dispatcher struct {
 	Endpoints  Endpoints
 	Timers     Timers
 	Sender     Sender
-	// MaxPerOrigin is the number of concurrent attempts of an organization to one origin.
+	// MaxPerOrigin is the number of concurrent attempts of an organisation to one origin.
 	MaxPerOrigin int
 	// MaxBody is the size to which the outputs in a body are cut, in bytes.
 	MaxBody int

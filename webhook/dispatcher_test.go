@@ -237,7 +237,8 @@ func (w *world) deliver(org, url string) proto.TraceID {
 	return m.TraceID
 }
 
-// wantDelivery checks the state of a delivery and returns it. made is -1 for any number of attempts.
+// wantDelivery checks the state of a delivery and returns it. made is -1 for any number of
+// attempts.
 func (w *world) wantDelivery(id proto.TraceID, status proto.DeliveryStatus, made int, reason string) *proto.Delivery {
 	w.t.Helper()
 	d, _, err := w.Get(w.t.Context(), "", id)
@@ -514,7 +515,7 @@ func TestReceiverThatHangsBlocksItsOwnQueueOnly(t *testing.T) {
 	})
 }
 
-func TestOrganizationWithManyDeadReceiversBlocksItsOwnShare(t *testing.T) {
+func TestOrganisationWithManyDeadReceiversBlocksItsOwnShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		waiting := 0

@@ -6,7 +6,7 @@ import (
 )
 
 // Limits on concurrent attempts. A receiver that does not answer blocks the queue of one
-// organization and origin. An organization with many such receivers blocks its own share.
+// organisation and origin. An organisation with many such receivers blocks its own share.
 const (
 	maxInFlight       = 1000 // attempts of this process
 	maxInFlightPerOrg = 100
@@ -21,10 +21,10 @@ const (
 	breakerMaxPause  = 30 * time.Second
 )
 
-// queueKey identifies what one organization sends to one origin (scheme, host and port).
+// queueKey identifies what one organisation sends to one origin (scheme, host and port).
 type queueKey struct{ org, origin string }
 
-// originQueue holds the deliveries of one organization to one origin.
+// originQueue holds the deliveries of one organisation to one origin.
 type originQueue struct {
 	key      queueKey
 	org      *orgQueues
@@ -36,7 +36,7 @@ type originQueue struct {
 	ready    *list.Element // in org.ready; nil while nothing can be sent
 }
 
-// orgQueues holds the queues of one organization.
+// orgQueues holds the queues of one organisation.
 type orgQueues struct {
 	org      string
 	ready    list.List // of *originQueue that can send, round robin
@@ -45,7 +45,7 @@ type orgQueues struct {
 	elem     *list.Element // in queues.ready; nil while nothing can be sent
 }
 
-// queues selects the next delivery to attempt: round robin over organizations, then over the
+// queues selects the next delivery to attempt: round robin over organisations, then over the
 // origins of each. It is not safe for concurrent use.
 type queues struct {
 	maxPerOrigin int
@@ -159,7 +159,7 @@ func (s *queues) canSend(q *originQueue, now time.Time) bool {
 	return q.due.Len() > 0 && q.inFlight < limit && !now.Before(q.pausedTo)
 }
 
-// update adds q and its organization to the ready lists, or removes them. It must also be called
+// update adds q and its organisation to the ready lists, or removes them. It must also be called
 // when a pause of q is over.
 func (s *queues) update(q *originQueue, now time.Time) {
 	o := q.org

@@ -94,7 +94,8 @@ func (t *term) onChange(c proto.DeliveryChange) {
 	t.update(p, c.Revision, c.Due)
 }
 
-// update sets the revision and due time of a delivery; due is zero if no attempt follows. t.mu is held.
+// update sets the revision and due time of a delivery; due is zero if no attempt follows. t.mu is
+// held.
 func (t *term) update(p *pendingDelivery, revision uint64, due time.Time) {
 	now := time.Now()
 	p.revision, p.due, p.timerSet = revision, due, false
@@ -111,7 +112,8 @@ func (t *term) update(p *pendingDelivery, revision uint64, due time.Time) {
 	}
 }
 
-// schedule enqueues a delivery that is due, and sets a timer for one that is due soon. t.mu is held.
+// schedule enqueues a delivery that is due, and sets a timer for one that is due soon. t.mu is
+// held.
 func (t *term) schedule(p *pendingDelivery, now time.Time) {
 	wait := p.due.Sub(t.Now())
 	switch {
@@ -313,7 +315,8 @@ func (t *term) updateEndpoint(ctx context.Context, d *proto.Delivery, v verdict)
 	}
 }
 
-// record stores an attempt and its verdict, also if another dispatcher changed the delivery meanwhile.
+// record stores an attempt and its verdict, also if another dispatcher changed the delivery
+// meanwhile.
 func (t *term) record(ctx context.Context, d *proto.Delivery, revision uint64, o *send.Outcome, v verdict) (attemptResult, error) {
 	for {
 		if d.Status == proto.DeliveryPending || v.status == proto.DeliveryDelivered {

@@ -1,5 +1,5 @@
-// Package deliveries stores webhook deliveries: one record for each execution with a webhook, changed by
-// compare-and-set. Package webhook sends them.
+// Package deliveries stores webhook deliveries: one record for each execution with a webhook,
+// changed by compare-and-set. Package webhook sends them.
 package deliveries
 
 import (
@@ -36,7 +36,8 @@ func header(d *proto.Delivery) nats.Header {
 	return h
 }
 
-// Create stores a delivery. It is no error if the delivery exists. Create retries until ctx is done.
+// Create stores a delivery. It is no error if the delivery exists. Create retries until ctx is
+// done.
 func (s *Store) Create(ctx context.Context, d *proto.Delivery) error {
 	_, err := s.write(ctx, d, 0)
 	if store.IsConflict(err) {
@@ -79,8 +80,8 @@ func (s *Store) Get(ctx context.Context, org string, id proto.TraceID) (*proto.D
 	return d, m.Seq, err
 }
 
-// Update replaces the delivery at the given revision and returns the new revision. It retries until ctx
-// is done. It returns [proto.ErrConflict] if the revision is not the newest.
+// Update replaces the delivery at the given revision and returns the new revision. It retries until
+// ctx is done. It returns [proto.ErrConflict] if the revision is not the newest.
 func (s *Store) Update(ctx context.Context, d *proto.Delivery, revision uint64) (uint64, error) {
 	seq, err := s.write(ctx, d, revision)
 	if store.IsConflict(err) {
@@ -95,8 +96,8 @@ func (s *Store) Delivery(ctx context.Context, org string, id proto.TraceID) (*pr
 	return d, err
 }
 
-// Replay starts a finished delivery again and returns it. It returns [proto.ErrNotFound] if there is
-// none, and [proto.ErrConflict] if it is pending.
+// Replay starts a finished delivery again and returns it. It returns [proto.ErrNotFound] if there
+// is none, and [proto.ErrConflict] if it is pending.
 func (s *Store) Replay(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, error) {
 	var d *proto.Delivery
 	err := store.Update(ctx, func() (err error) {
@@ -117,9 +118,9 @@ func (s *Store) Replay(ctx context.Context, org string, id proto.TraceID) (*prot
 	return d, nil
 }
 
-// ReplayFailed replays deliveries of an organization that failed since a time: the first limit of those
-// whose trace id is greater than after. Callers continue with the returned Next. Since the order is
-// that of the ids, they come to an end even if the deliveries fail again.
+// ReplayFailed replays deliveries of an organisation that failed since a time: the first limit of
+// those whose trace id is greater than after. Callers continue with the returned Next. Since the
+// order is that of the ids, they come to an end even if the deliveries fail again.
 func (s *Store) ReplayFailed(ctx context.Context, org string, since time.Time, after proto.TraceID, limit int) (r proto.Replayed, err error) {
 	var failed []proto.TraceID
 	read, stop := context.WithCancelCause(ctx)
@@ -175,8 +176,8 @@ type message struct {
 	at  *jetstream.MsgMetadata
 }
 
-// feed calls handle for each message that cfg selects, and onCurrent after the last one that existed at
-// the start.
+// feed calls handle for each message that cfg selects, and onCurrent after the last one that
+// existed at the start.
 func (s *Store) feed(
 	ctx context.Context, cfg jetstream.ConsumerConfig, handle func(jetstream.Msg, *jetstream.MsgMetadata), onCurrent func(),
 ) error {

@@ -1,6 +1,7 @@
 // Package events transports the output of executions. A [Writer] publishes what a program prints as
-// numbered events. A [Tail] follows them from any number on, during and after the execution, from any
-// process. The last event is the result. It is built from the execution's record, and is never lost.
+// numbered events. A [Tail] follows them from any number on, during and after the execution, from
+// any process. The last event is the result. It is built from the execution's record, and is never
+// lost.
 package events
 
 import (
@@ -45,8 +46,8 @@ type Log struct {
 	Records Records
 }
 
-// Follow returns a reader of the events with numbers greater than after, or [proto.ErrNotFound] if there
-// is no such execution.
+// Follow returns a reader of the events with numbers greater than after, or [proto.ErrNotFound] if
+// there is no such execution.
 func (g *Log) Follow(ctx context.Context, id proto.TraceID, after int64) (*Tail, error) {
 	t := &Tail{log: g, id: id, sent: after, live: make(chan *nats.Msg, liveMessages), from: 1, reconnects: g.Store.Conn.Stats().Reconnects}
 	for _, subject := range []string{store.OutputPattern(id), store.DoneSubject(id)} {
@@ -97,8 +98,8 @@ func (t *Tail) Close() {
 	}
 }
 
-// Next returns the next events. It returns [io.EOF] after the result event. It returns the error of ctx
-// if ctx is done first, and may be called again then.
+// Next returns the next events. It returns [io.EOF] after the result event. It returns the error of
+// ctx if ctx is done first, and may be called again then.
 func (t *Tail) Next(ctx context.Context) (proto.Batch, error) {
 	for {
 		if t.ended {
@@ -259,9 +260,9 @@ func isTransient(err error) bool {
 	return !errors.Is(err, nats.ErrConnectionClosed)
 }
 
-// accept returns the new events in a message. It cuts off events that were returned before, that are no
-// longer promised, or that follow the end. A reader from the beginning gets the status event even if
-// its message was evicted.
+// accept returns the new events in a message. It cuts off events that were returned before, that
+// are no longer promised, or that follow the end. A reader from the beginning gets the status event
+// even if its message was evicted.
 func (t *Tail) accept(p piece) proto.Batch {
 	if p.attempt < t.attempt {
 		return proto.Batch{} // from a worker that lost its lease

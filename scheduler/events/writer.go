@@ -30,11 +30,12 @@ const (
 )
 
 // Writer publishes the events of one attempt: one per line, and many in one message if the program
-// writes fast. It is safe for concurrent use. While the store does not answer, the program waits once
-// maxPending is reached. Events that the store does not accept are lost, and the result says so.
+// writes fast. It is safe for concurrent use. While the store does not answer, the program waits
+// once maxPending is reached. Events that the store does not accept are lost, and the result says
+// so.
 //
-// One message is in flight at a time, while the next one fills. Otherwise a message that is lost and
-// sent again could be stored after later ones.
+// One message is in flight at a time, while the next one fills. Otherwise a message that is lost
+// and sent again could be stored after later ones.
 type Writer struct {
 	store   *store.Store
 	id      proto.TraceID
@@ -71,9 +72,9 @@ type message struct {
 	seq  uint64
 }
 
-// NewWriter returns a writer for an attempt. baseSeq is the number of the last known event of earlier
-// attempts. The first attempt begins with the status event. A later one begins with a fence, a
-// message after which readers ignore earlier attempts, and continues their numbers.
+// NewWriter returns a writer for an attempt. baseSeq is the number of the last known event of
+// earlier attempts. The first attempt begins with the status event. A later one begins with a
+// fence, a message after which readers ignore earlier attempts, and continues their numbers.
 func NewWriter(ctx context.Context, st *store.Store, id proto.TraceID, attempt int, baseSeq int64) *Writer {
 	w := &Writer{
 		store: st, id: id, attempt: attempt, subject: store.OutputSubject(id, attempt), seq: baseSeq, tails: map[proto.Stream][]byte{},
@@ -92,8 +93,8 @@ func NewWriter(ctx context.Context, st *store.Store, id proto.TraceID, attempt i
 	return w
 }
 
-// fence stores the first message of a later attempt directly after the last message of earlier ones. It
-// contains no event, or the status event if there is none yet.
+// fence stores the first message of a later attempt directly after the last message of earlier
+// ones. It contains no event, or the status event if there is none yet.
 func (w *Writer) fence(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
@@ -228,8 +229,8 @@ func (w *Writer) emit(s proto.Stream, data []byte) {
 	}
 }
 
-// Close emits incomplete lines and waits until everything is stored. It returns the number of the last
-// event, and whether readers may miss events.
+// Close emits incomplete lines and waits until everything is stored. It returns the number of the
+// last event, and whether readers may miss events.
 func (w *Writer) Close() (last int64, truncated bool) {
 	w.mu.Lock()
 	for _, s := range []proto.Stream{proto.Stdout, proto.Stderr} {
@@ -334,8 +335,8 @@ func (w *Writer) markLost() {
 	w.mu.Unlock()
 }
 
-// eviction returns a function that evicts all but the last [proto.MaxEvents] output events. The function
-// does not reference the writer.
+// eviction returns a function that evicts all but the last [proto.MaxEvents] output events. The
+// function does not reference the writer.
 func (w *Writer) eviction() func(context.Context) {
 	n, _ := w.excess(w.seq-proto.MaxEvents, w.kept)
 	if n == 0 {
@@ -345,8 +346,8 @@ func (w *Writer) eviction() func(context.Context) {
 	return func(ctx context.Context) { _ = purge(ctx, st, id, last) } // otherwise they stay until the end of retention
 }
 
-// trim evicts the oldest messages beyond maxKept bytes, so that one execution cannot evict the output of
-// others.
+// trim evicts the oldest messages beyond maxKept bytes, so that one execution cannot evict the
+// output of others.
 func (w *Writer) trim(ctx context.Context) {
 	n, kept := w.excess(0, maxKept)
 	if n == 0 {
@@ -359,8 +360,8 @@ func (w *Writer) trim(ctx context.Context) {
 	w.stored, w.kept = append(w.stored[:0], w.stored[n:]...), kept
 }
 
-// excess returns the number of messages that have only events up to oldest or are beyond limit bytes,
-// and the bytes of the others. It never counts the last message.
+// excess returns the number of messages that have only events up to oldest or are beyond limit
+// bytes, and the bytes of the others. It never counts the last message.
 func (w *Writer) excess(oldest int64, limit int) (n, kept int) {
 	kept = w.kept
 	for n < len(w.stored)-1 && (w.stored[n].last <= oldest || kept > limit) {

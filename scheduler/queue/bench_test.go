@@ -11,7 +11,8 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
-// BenchmarkCycle measures the overhead of the queue: submission, assignment, claim, result, notification.
+// BenchmarkCycle measures the overhead of the queue: submission, assignment, claim, result,
+// notification.
 func BenchmarkCycle(b *testing.B) {
 	s := storetest.Server(b)
 	st := storetest.Open(b, s)

@@ -37,7 +37,7 @@ func needsOf(m *proto.Meta) []string {
 	return needs
 }
 
-// needSet schedules the organizations with queued jobs of the same needs.
+// needSet schedules the organisations with queued jobs of the same needs.
 type needSet struct {
 	needs []string
 	orgs  sfq[*orgQueue]

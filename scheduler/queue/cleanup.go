@@ -14,13 +14,14 @@ import (
 
 const (
 	collectEvery = time.Second
-	// deleteAfter is how long a finished job stays among unfinished ones until it is deleted individually.
+	// deleteAfter is how long a finished job stays among unfinished ones until it is deleted
+	// individually.
 	deleteAfter = 10 * time.Second
 )
 
-// garbage is what can be deleted from the jobs stream. Jobs of terminal executions are harmless, since
-// the record is read first. A delete is a synced write, so finished jobs are not deleted one by one:
-// all jobs below the oldest unfinished one are purged at once.
+// garbage is what can be deleted from the jobs stream. Jobs of terminal executions are harmless,
+// since the record is read first. A delete is a synced write, so finished jobs are not deleted one
+// by one: all jobs below the oldest unfinished one are purged at once.
 type garbage struct {
 	lastSeq   uint64 // of the messages seen
 	jobs      []pendingDelete

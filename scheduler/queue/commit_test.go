@@ -20,8 +20,8 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 )
 
-// wire connects a process to the server, and stops at a certain message, as if the process was killed or
-// frozen there.
+// wire connects a process to the server, and stops at a certain message, as if the process was
+// killed or frozen there.
 type wire struct {
 	nats.InProcessConnProvider
 	mu      sync.Mutex
@@ -213,7 +213,8 @@ func TestHomeIsCommittedBeforeTheResult(t *testing.T) {
 	same.wantFree("same")
 }
 
-// A large output is stored once for the pending and once for the terminal record. The first is deleted.
+// A large output is stored once for the pending and once for the terminal record. The first is
+// deleted.
 func TestLargePendingResultIsDeleted(t *testing.T) {
 	w := newWorld(t)
 	x := w.run("t", 1)
@@ -232,8 +233,8 @@ func TestLargePendingResultIsDeleted(t *testing.T) {
 	}
 }
 
-// A worker dies, or is frozen for too long, at each step of a commit. The thread has the old or the new
-// version, and the execution ends accordingly. A frozen worker that wakes changes neither.
+// A worker dies, or is frozen for too long, at each step of a commit. The thread has the old or the
+// new version, and the execution ends accordingly. A frozen worker that wakes changes neither.
 func TestWorkerThatStopsDuringACommit(t *testing.T) {
 	w := newWorld(t)
 	type stopped struct {

@@ -37,8 +37,8 @@ const (
 	clockSkew = time.Minute
 )
 
-// Dispatcher assigns jobs to free slots. Any number may run; one leads at a time. Its state is rebuilt
-// from the streams in each term.
+// Dispatcher assigns jobs to free slots. Any number may run; one leads at a time. Its state is
+// rebuilt from the streams in each term.
 type Dispatcher struct {
 	Store    *store.Store
 	Instance string // unique to this process
@@ -143,8 +143,8 @@ func (t *term) loop(ctx context.Context) error {
 	}
 }
 
-// checkLeadership requests announcements when the leadership is no longer in doubt. The request also
-// makes gateways repeat the submissions that were not answered in between.
+// checkLeadership requests announcements when the leadership is no longer in doubt. The request
+// also makes gateways repeat the submissions that were not answered in between.
 func (t *term) checkLeadership() {
 	sure := t.stillLeader()
 	if sure && t.inDoubt {
@@ -194,8 +194,8 @@ func (t *term) rebuild(ctx context.Context) (stop func(), err error) {
 	return func() { stopJobs(); stopRecords() }, nil
 }
 
-// follow calls handle in the loop for each message of a stream. It returns when handle has been called
-// for all messages that the stream contains.
+// follow calls handle in the loop for each message of a stream. It returns when handle has been
+// called for all messages that the stream contains.
 func (t *term) follow(
 	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig,
 	handle func(context.Context, jetstream.Msg, *jetstream.MsgMetadata),
@@ -296,8 +296,8 @@ func parseRecordHeaders(h nats.Header) (r recordState, err error) {
 	return r, err
 }
 
-// apply updates a job from its record. The record may be newer than what the stream has delivered, so
-// older revisions are ignored.
+// apply updates a job from its record. The record may be newer than what the stream has delivered,
+// so older revisions are ignored.
 func (t *term) apply(ctx context.Context, j *job, r recordState) {
 	if r.revision <= j.revision {
 		return
@@ -412,7 +412,8 @@ func (t *term) onAnnouncement(m *nats.Msg) {
 	w.held = make(map[proto.TraceID]bool, len(a.Held))
 	for _, id := range a.Held {
 		w.held[id] = true
-		// A job that the previous leader assigned and that is not claimed. After a claim the record counts.
+		// A job that the previous leader assigned and that is not claimed. After a claim the record
+		// counts.
 		if j := t.queue.jobs[id]; j != nil && j.state == queued && j.attempt == 0 && !j.writePending {
 			t.queue.activate(j, assigned, a.Worker, w.seen)
 		}
@@ -420,8 +421,8 @@ func (t *term) onAnnouncement(m *nats.Msg) {
 }
 
 // assign assigns jobs to free slots until either runs out. A leader in doubt assigns nothing, since
-// another one may know of other jobs that count against the limits. A new leader first waits for the
-// announcements of what the workers hold.
+// another one may know of other jobs that count against the limits. A new leader first waits for
+// the announcements of what the workers hold.
 func (t *term) assign(ctx context.Context, now time.Time) {
 	if !t.announced || !t.stillLeader() {
 		return

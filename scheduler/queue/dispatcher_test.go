@@ -102,7 +102,8 @@ func TestQuietKeyGetsTheNextSlot(t *testing.T) {
 	}
 }
 
-// After a change of leaders, organizations share slots by weight as before, and no job is assigned twice.
+// After a change of leaders, organisations share slots by weight as before, and no job is assigned
+// twice.
 func TestSharesAfterAChangeOfLeaders(t *testing.T) {
 	w := leaderless(t)
 	weights := map[string]int{"free": 1, "pro": 4, "enterprise": 16}
@@ -187,7 +188,7 @@ func TestOrderAfterAChangeOfLeaders(t *testing.T) {
 // Limits hold over a change of leaders, also for assigned jobs that are not claimed.
 func TestLimitsAfterAChangeOfLeaders(t *testing.T) {
 	for name, limit := range map[string]func(*proto.Job){
-		"organization": func(j *proto.Job) { j.Concurrent = 3 }, "key": func(j *proto.Job) { j.KeyConcurrent = 3 },
+		"organisation": func(j *proto.Job) { j.Concurrent = 3 }, "key": func(j *proto.Job) { j.KeyConcurrent = 3 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := leaderless(t)
@@ -221,7 +222,7 @@ func TestLimitsAfterAChangeOfLeaders(t *testing.T) {
 					st, err := w.queue.Stats(w.ctx)
 					return err == nil && st.Running == 3 && st.FreeSlots >= 5
 				})
-				// A job of another organization is assigned, as would be one beyond the limit.
+				// A job of another organisation is assigned, as would be one beyond the limit.
 				other := w.submit(storetest.Job("other", "k", proto.ModeInline))
 				l := <-taken
 				if l.Job().TraceID != other {

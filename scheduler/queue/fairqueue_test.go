@@ -23,7 +23,7 @@ func serve(q *fairQueue) *job {
 	return j
 }
 
-func TestKeysOfOneOrganizationAreServedEvenly(t *testing.T) {
+func TestKeysOfOneOrganisationAreServedEvenly(t *testing.T) {
 	q := newFairQueue()
 	for i := range 9 {
 		m := meta("org", fmt.Sprintf("k%d", i/3), proto.ModeAsync)
@@ -41,7 +41,7 @@ func TestKeysOfOneOrganizationAreServedEvenly(t *testing.T) {
 	}
 }
 
-func TestOrganizationAtItsLimitIsSkipped(t *testing.T) {
+func TestOrganisationAtItsLimitIsSkipped(t *testing.T) {
 	q := newFairQueue()
 	var first []*job
 	for range 7 {
@@ -55,7 +55,7 @@ func TestOrganizationAtItsLimitIsSkipped(t *testing.T) {
 	}
 	other := q.add(meta("other", "k", proto.ModeAsync))
 	if j := serve(q); j != other {
-		t.Fatalf("served %v, want the other organization's job", j)
+		t.Fatalf("served %v, want the other organisation's job", j)
 	}
 	q.remove(first[0])
 	if j := serve(q); j == nil || j.meta.Org != "full" {
@@ -122,8 +122,8 @@ func TestJobsThatNoSlotCanRunDelayNoOthers(t *testing.T) {
 	}
 }
 
-// If every slot can run every job, the needs of jobs do not change the order of organizations.
-func TestOrganizationsAreServedEvenlyOverAllNeeds(t *testing.T) {
+// If every slot can run every job, the needs of jobs do not change the order of organisations.
+func TestOrganisationsAreServedEvenlyOverAllNeeds(t *testing.T) {
 	q := newFairQueue()
 	languages := proto.Languages()
 	for i := range 30 {
@@ -170,10 +170,10 @@ func TestCancelledJobIsNotCharged(t *testing.T) {
 	other := q.add(meta("b", "k", proto.ModeAsync))
 	q.remove(a[0])
 	if j := serve(q); j != a[1] {
-		t.Fatalf("organization %s was served out of order", j.meta.Org)
+		t.Fatalf("organisation %s was served out of order", j.meta.Org)
 	}
 	if j := serve(q); j != other {
-		t.Fatalf("organization %s was served out of order", j.meta.Org)
+		t.Fatalf("organisation %s was served out of order", j.meta.Org)
 	}
 	for _, mode := range []proto.Mode{proto.ModeAsync, proto.ModeAsync, proto.ModeAsync, proto.ModeAsync, proto.ModeInline} {
 		a = append(a, q.add(meta("c", "k", mode)))
@@ -279,6 +279,6 @@ func TestFairQueueKeepsNothingOfRemovedJobs(t *testing.T) {
 		q.remove(j)
 	}
 	if len(q.jobs)+len(q.orgs)+len(q.needSets) != 0 {
-		t.Fatalf("left over: %d jobs, %d organizations, %d sets of needs", len(q.jobs), len(q.orgs), len(q.needSets))
+		t.Fatalf("left over: %d jobs, %d organisations, %d sets of needs", len(q.jobs), len(q.orgs), len(q.needSets))
 	}
 }

@@ -15,8 +15,8 @@ import (
 )
 
 // JournalFile stores the jobs that a worker has and has not claimed. The next worker that opens the
-// file counts them as lost, because the dispatcher may have died with the worker. Writes must survive
-// the process, but need not be synced: a power failure loses no more than a count.
+// file counts them as lost, because the dispatcher may have died with the worker. Writes must
+// survive the process, but need not be synced: a power failure loses no more than a count.
 type JournalFile interface {
 	io.ReaderAt
 	io.WriterAt
@@ -72,7 +72,8 @@ func (j *journal) write(i int, body []byte) error {
 	return err
 }
 
-// read returns entry i. It returns nil if the entry is blank or malformed, and io.EOF after the last.
+// read returns entry i. It returns nil if the entry is blank or malformed, and io.EOF after the
+// last.
 func (j *journal) read(i int) (*journalEntry, error) {
 	line := make([]byte, entryBytes)
 	if _, err := j.file.ReadAt(line, int64(i)*entryBytes); err != nil {
@@ -111,8 +112,8 @@ func (s *Slots) journalDone(l *Lease) {
 	}
 }
 
-// recoverJournal counts the losses of the jobs that the previous worker left in the journal. It skips
-// whatever it cannot read or write, since the journal is not needed to go on.
+// recoverJournal counts the losses of the jobs that the previous worker left in the journal. It
+// skips whatever it cannot read or write, since the journal is not needed to go on.
 func (s *Slots) recoverJournal(ctx context.Context) {
 	if s.Journal == nil {
 		return

@@ -24,8 +24,8 @@ const (
 	ackWait       = 2 * time.Second // see the package comment
 )
 
-// Lease is the right to run one attempt of one job. [Slots.Take] returns it, Claim records it before
-// the program starts, and Finish or Release ends it.
+// Lease is the right to run one attempt of one job. [Slots.Take] returns it, Claim records it
+// before the program starts, and Finish or Release ends it.
 type Lease struct {
 	slots   *Slots
 	id      proto.TraceID
@@ -88,7 +88,8 @@ func (l *Lease) load(ctx context.Context) error {
 	return nil
 }
 
-// reject ends an execution whose job is malformed, as far as its header can be read. It returns cause.
+// reject ends an execution whose job is malformed, as far as its header can be read. It returns
+// cause.
 func (l *Lease) reject(ctx context.Context, m *store.Message, cause error) error {
 	meta, err := store.DecodeMeta(m.Header)
 	if err != nil {
@@ -102,7 +103,8 @@ func (l *Lease) reject(ctx context.Context, m *store.Message, cause error) error
 	return cause
 }
 
-// awaitStored waits until the job is stored. It returns [proto.ErrNotFound] if the job must not start.
+// awaitStored waits until the job is stored. It returns [proto.ErrNotFound] if the job must not
+// start.
 func (l *Lease) awaitStored(ctx context.Context) error {
 	if l.ack == nil {
 		return nil
@@ -125,8 +127,8 @@ func (l *Lease) awaitStored(ctx context.Context) error {
 
 // Claim records that this worker starts the program. After a nil error nobody else starts it; after
 // any other error it must not be started. The returned context is cancelled, with cause
-// [proto.ErrCancelled] or [proto.ErrLost], when the program must be stopped. baseSeq is the sequence
-// number of the last event of earlier attempts.
+// [proto.ErrCancelled] or [proto.ErrLost], when the program must be stopped. baseSeq is the
+// sequence number of the last event of earlier attempts.
 func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int64, err error) {
 	if err := l.awaitStored(ctx); err != nil {
 		return nil, 0, fmt.Errorf("claim %s: %w", l.id, err)
@@ -172,9 +174,9 @@ func (l *Lease) requestRead() {
 	}
 }
 
-// renewLoop renews the lease until ctx is done. It cancels the program's context if the record says so,
-// or if no renewal sent in the last holderTimeout was confirmed. A timer decides that, since a renewal
-// may get no answer at all.
+// renewLoop renews the lease until ctx is done. It cancels the program's context if the record says
+// so, or if no renewal sent in the last holderTimeout was confirmed. A timer decides that, since a
+// renewal may get no answer at all.
 func (l *Lease) renewLoop(ctx context.Context, sent time.Time) {
 	defer close(l.stopped)
 	expiry := time.AfterFunc(holderTimeout-time.Since(sent), func() {
@@ -238,8 +240,8 @@ func (l *Lease) read(ctx context.Context) error {
 	return l.adopt(ctx)
 }
 
-// adopt reads the record, which may have been marked as cancelled. It returns [proto.ErrLost] if the
-// lease is not ours any more.
+// adopt reads the record, which may have been marked as cancelled. It returns [proto.ErrLost] if
+// the lease is not ours any more.
 func (l *Lease) adopt(ctx context.Context) error {
 	rec, revision, err := l.slots.Store.Record(ctx, l.id)
 	if errors.Is(err, proto.ErrNotFound) {
@@ -268,12 +270,13 @@ type Outcome struct {
 	Commit          *proto.Commit // of the thread's home; nil if there is nothing to commit
 }
 
-// Finish writes the terminal record and returns it. If another process wrote one first, Finish returns
-// that and [proto.ErrLost]. It retries until ctx is done, and renews the lease while a large result is
-// being stored. It also works without a claim.
+// Finish writes the terminal record and returns it. If another process wrote one first, Finish
+// returns that and [proto.ErrLost]. It retries until ctx is done, and renews the lease while a
+// large result is being stored. It also works without a claim.
 //
 // A commit takes three writes: the record with the pending result, the commit, the terminal record.
-// After the first one the outcome is decided: if the lease ends, the dispatcher makes the other two.
+// After the first one the outcome is decided: if the lease ends, the dispatcher makes the other
+// two.
 func (l *Lease) Finish(ctx context.Context, o Outcome) (*proto.Record, error) {
 	defer l.slots.forget(l.id)
 	defer l.stop()
@@ -320,8 +323,8 @@ func (l *Lease) finish(ctx context.Context, done *proto.Record, o Outcome) (*pro
 }
 
 // write replaces the record, also if others have changed it while the lease is ours. It stops
-// renewLoop before that, and retries until ctx is done. It returns [proto.ErrLost] if the lease is not
-// ours any more.
+// renewLoop before that, and retries until ctx is done. It returns [proto.ErrLost] if the lease is
+// not ours any more.
 func (l *Lease) write(ctx context.Context, rec *proto.Record) (*store.StagedRecord, error) {
 	var staged *store.StagedRecord
 	for {

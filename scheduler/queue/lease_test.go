@@ -15,7 +15,8 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
-// hangingServer connects to the server, and hangs while mu is held, like a network that drops packets.
+// hangingServer connects to the server, and hangs while mu is held, like a network that drops
+// packets.
 type hangingServer struct {
 	nats.InProcessConnProvider
 	mu sync.Mutex

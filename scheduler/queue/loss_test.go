@@ -35,7 +35,8 @@ func (w *world) awaitLosses(id proto.TraceID, losses int) {
 	})
 }
 
-// Losses count over changes of leaders. The dead letter contains the job, and the webhook is delivered.
+// Losses count over changes of leaders. The dead letter contains the job, and the webhook is
+// delivered.
 func TestJobThatKillsItsWorkersIsDeadLettered(t *testing.T) {
 	w := leaderless(t)
 	st := w.store

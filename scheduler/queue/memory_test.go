@@ -41,16 +41,16 @@ func TestAdmitRespectsMaxSize(t *testing.T) {
 		q.remove(j)
 	}
 	if q.size != 0 || len(q.orgs) != 0 {
-		t.Fatalf("an empty queue has %d bytes, %d organizations", q.size, len(q.orgs))
+		t.Fatalf("an empty queue has %d bytes, %d organisations", q.size, len(q.orgs))
 	}
-	// One organization gets its share.
+	// One organisation gets its share.
 	n := 0
 	for m := waiting("a"); q.admit(&m) == nil; m = waiting("a") {
 		q.add(m)
 		n++
 	}
 	if n != each {
-		t.Fatalf("one organization has %d jobs, want %d", n, each)
+		t.Fatalf("one organisation has %d jobs, want %d", n, each)
 	}
 }
 
@@ -116,7 +116,8 @@ func TestSubmissionsAreRefusedWhileTooManyAreStored(t *testing.T) {
 	}
 }
 
-// A submission is repeated when its answer is late. It must not be refused if the job may be stored.
+// A submission is repeated when its answer is late. It must not be refused if the job may be
+// stored.
 func TestKnownSubmissionIsNotRefusedForMemory(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)

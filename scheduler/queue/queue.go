@@ -29,9 +29,10 @@ const (
 	requestPause  = 50 * time.Millisecond
 )
 
-// Submit makes job durable. After a nil error the job ends with exactly one terminal record. After a
-// [*proto.Refusal] nothing of it remains. After any other error either may be the case. Submit returns
-// at most undoTimeout after ctx is done. Cancel ctx only for a timeout, not when a client leaves.
+// Submit makes job durable. After a nil error the job ends with exactly one terminal record. After
+// a [*proto.Refusal] nothing of it remains. After any other error either may be the case. Submit
+// returns at most undoTimeout after ctx is done. Cancel ctx only for a timeout, not when a client
+// leaves.
 func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
 	if q.Full != nil && q.Full() {
 		return &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "the disk of the job store is full"}
@@ -69,8 +70,8 @@ func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
 	}
 }
 
-// undo writes a terminal record for a job whose write was not confirmed, so that the job does not run
-// if it is stored later.
+// undo writes a terminal record for a job whose write was not confirmed, so that the job does not
+// run if it is stored later.
 func (q *Queue) undo(ctx context.Context, job *proto.Job) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
@@ -124,8 +125,8 @@ func (q *Queue) Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, er
 }
 
 // Withdraw ends an execution that has not started with result r. It returns the record: terminal by
-// this call, or running or terminal already. If r says that the execution expired in the queue, but an
-// earlier attempt was lost, the execution ends as lost.
+// this call, or running or terminal already. If r says that the execution expired in the queue, but
+// an earlier attempt was lost, the execution ends as lost.
 func (q *Queue) Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error) {
 	return public(q.withdraw(ctx, id, r))
 }
@@ -137,9 +138,9 @@ func public(rec *proto.Record, _ uint64, err error) (*proto.Record, error) {
 	return rec.Told(), nil
 }
 
-// Cancel cancels an execution and returns its record. A queued execution ends at once. A running one
-// is marked, and its worker is notified; the worker ends it. If its program has already ended, Cancel
-// changes nothing.
+// Cancel cancels an execution and returns its record. A queued execution ends at once. A running
+// one is marked, and its worker is notified; the worker ends it. If its program has already ended,
+// Cancel changes nothing.
 func (q *Queue) Cancel(ctx context.Context, id proto.TraceID) (rec *proto.Record, err error) {
 	err = store.Update(ctx, func() error {
 		var revision uint64
@@ -172,8 +173,8 @@ func (q *Queue) Cancel(ctx context.Context, id proto.TraceID) (rec *proto.Record
 	return rec, nil
 }
 
-// notifyCancel makes the worker read the record. If the message is lost, the worker finds the changed
-// record when it renews its lease.
+// notifyCancel makes the worker read the record. If the message is lost, the worker finds the
+// changed record when it renews its lease.
 func (q *Queue) notifyCancel(rec *proto.Record) {
 	_ = q.Store.Conn.Publish(store.CancelSubject(rec.Worker), []byte(rec.TraceID))
 }

@@ -434,7 +434,7 @@ func TestConcurrencyLimit(t *testing.T) {
 	if err := w.queue.Submit(w.ctx, job()); !errors.As(err, &refusal) || refusal.Reason != proto.RefusedConcurrency || refusal.Used != 2 {
 		t.Fatalf("the third: %v", err)
 	}
-	w.submit(storetest.Job("other", "k", proto.ModeInline)) // another organization
+	w.submit(storetest.Job("other", "k", proto.ModeInline)) // another organisation
 	for range 3 {
 		l := w.take(h)
 		w.claim(l)

@@ -13,7 +13,8 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 )
 
-// lookup returns the record of an execution and its revision, which is 0 for a job without a record.
+// lookup returns the record of an execution and its revision, which is 0 for a job without a
+// record.
 func (q *Queue) lookup(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
 	rec, revision, err := q.Store.Record(ctx, id)
 	if !errors.Is(err, proto.ErrNotFound) {
@@ -66,8 +67,8 @@ func (q *Queue) withdraw(ctx context.Context, id proto.TraceID, r proto.Result) 
 }
 
 // countLoss adds worker to the workers that were lost with a queued job, if isNew reports that the
-// record does not contain this loss. The last of maxLosses ends the execution. countLoss returns the
-// record and its revision, or nil if a concurrent change makes that unknown.
+// record does not contain this loss. The last of maxLosses ends the execution. countLoss returns
+// the record and its revision, or nil if a concurrent change makes that unknown.
 func (q *Queue) countLoss(
 	ctx context.Context, id proto.TraceID, worker string, isNew func(rec *proto.Record, revision uint64) bool,
 ) (*proto.Record, uint64, error) {
@@ -91,9 +92,9 @@ func (q *Queue) countLoss(
 	return &next, revision, nil
 }
 
-// endLease ends the lease of an execution whose holder did not renew it. The execution is requeued for
-// its next attempt or ends as lost. If its program had ended and only the commit of its home was
-// missing, endLease completes that. known is what the dispatcher knows, in case the record is
+// endLease ends the lease of an execution whose holder did not renew it. The execution is requeued
+// for its next attempt or ends as lost. If its program had ended and only the commit of its home
+// was missing, endLease completes that. known is what the dispatcher knows, in case the record is
 // malformed. endLease returns the record and its revision, or nil if a concurrent change makes that
 // unknown.
 func (q *Queue) endLease(ctx context.Context, known *proto.Record, revision uint64) (*proto.Record, uint64, error) {
@@ -129,8 +130,8 @@ func (q *Queue) endLease(ctx context.Context, known *proto.Record, revision uint
 	return rec, revision, err
 }
 
-// loseAttempt returns the record that follows rec, whose attempt was lost. The holder may still live,
-// so the thread is fenced first: the holder can commit nothing after that.
+// loseAttempt returns the record that follows rec, whose attempt was lost. The holder may still
+// live, so the thread is fenced first: the holder can commit nothing after that.
 func (q *Queue) loseAttempt(ctx context.Context, rec *proto.Record, renewed time.Time) (*proto.Record, error) {
 	if rec.ThreadID != "" {
 		if err := (&threads.Threads{Store: q.Store}).Fence(ctx, rec.Org, rec.ThreadID, rec.TraceID); err != nil {
@@ -163,8 +164,8 @@ func (q *Queue) loseAttempt(ctx context.Context, rec *proto.Record, renewed time
 	return rec, nil
 }
 
-// commit makes the commit of rec. It returns the result of the execution: the pending one, or an error
-// because the home was not saved.
+// commit makes the commit of rec. It returns the result of the execution: the pending one, or an
+// error because the home was not saved.
 func commit(ctx context.Context, st *store.Store, rec *proto.Record) (proto.Result, error) {
 	err := (&threads.Threads{Store: st}).Commit(ctx, rec.Org, rec.ThreadID, rec.TraceID, rec.Commit)
 	switch {

@@ -57,8 +57,8 @@ func (t *term) reviewJob(ctx context.Context, j *job, now time.Time) {
 	}
 }
 
-// overdue reports whether a queued job is past its deadline. Each further attempt may wait as long as
-// the first.
+// overdue reports whether a queued job is past its deadline. Each further attempt may wait as long
+// as the first.
 func (t *term) overdue(j *job, now time.Time) bool {
 	deadline := j.meta.QueueDeadline.Add(expiryGrace)
 	if j.attempt > 0 {
@@ -86,8 +86,8 @@ func expired(m *proto.Meta, able bool) proto.Result {
 	return proto.Failure(proto.CodeExpiredInQueue, fmt.Sprintf("No worker was free to start the program within %s.", waited))
 }
 
-// writeLoss counts a worker that was lost with an assigned job. The job is requeued when the count is
-// stored, since the next worker and this dispatcher may be lost together.
+// writeLoss counts a worker that was lost with an assigned job. The job is requeued when the count
+// is stored, since the next worker and this dispatcher may be lost together.
 func (t *term) writeLoss(ctx context.Context, j *job) {
 	t.Log.Warn("worker lost with an assigned job", "trace_id", j.meta.TraceID, "worker", j.worker, "losses", j.losses+1)
 	id, worker, revision := j.meta.TraceID, j.worker, j.revision
@@ -103,9 +103,9 @@ func (t *term) withdraw(ctx context.Context, j *job, r proto.Result) {
 }
 
 // write changes the record of a job outside the loop and applies the result. change returns the
-// record as it is then and its revision, or nil if a concurrent change makes that unknown. The record
-// is applied in every case, since the dispatcher may have missed a change. If the write fails, the
-// next review repeats it.
+// record as it is then and its revision, or nil if a concurrent change makes that unknown. The
+// record is applied in every case, since the dispatcher may have missed a change. If the write
+// fails, the next review repeats it.
 func (t *term) write(ctx context.Context, j *job, change func(context.Context, *Queue) (*proto.Record, uint64, error)) {
 	j.writePending = true
 	t.writes++

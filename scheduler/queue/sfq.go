@@ -6,11 +6,11 @@ import (
 )
 
 // sfq schedules flows by start-time fair queueing (Goyal, Vin, Cheng 1996). A flow is an
-// organization that competes for slots, or an API key that competes for its organization's share.
+// organisation that competes for slots, or an API key that competes for its organisation's share.
 //
-// Each flow has a start tag, the virtual time of its next service. The flow with the smallest tag is
-// served next and its tag grows by the cost of the service. Virtual time advances to the tag of the
-// flow in service. So flows with a backlog are served in inverse proportion to their costs.
+// Each flow has a start tag, the virtual time of its next service. The flow with the smallest tag
+// is served next and its tag grows by the cost of the service. Virtual time advances to the tag of
+// the flow in service. So flows with a backlog are served in inverse proportion to their costs.
 //
 // A flow that gets a backlog starts at the current virtual time, or later if it still owes for
 // earlier service. Therefore idle flows save nothing up, and leaving and returning gains nothing.

@@ -28,7 +28,7 @@ func withLanguage(l proto.Language) func(*proto.Meta) { return func(m *proto.Met
 
 // A flow that uses less than its share always gets the next free slot.
 func TestBacklogDelaysNoOthers(t *testing.T) {
-	for name, quiet := range map[string]struct{ org, key string }{"organizations": {"quiet", "k"}, "keys": {"loud", "quiet"}} {
+	for name, quiet := range map[string]struct{ org, key string }{"organisations": {"quiet", "k"}, "keys": {"loud", "quiet"}} {
 		t.Run(name, func(t *testing.T) {
 			q := newFairQueue()
 			backlog(q, "loud", "k", 10000)
@@ -54,13 +54,13 @@ func TestLeavingAndReturningGainsNothing(t *testing.T) {
 		is    func(*job) bool
 		share int // the divisor
 	}{
-		"organization": {
+		"organisation": {
 			func(q *fairQueue) { backlog(q, "returns", "k", 1, withLanguage(proto.Node)) }, // the only job with these needs
 			func(j *job) bool { return j.meta.Org == "returns" }, 1 + 16 + 4,
 		},
 		"key": {
 			func(q *fairQueue) { backlog(q, "large", "returns", 1, withWeight(16)) },
-			func(j *job) bool { return j.meta.Org == "large" && j.meta.Key == "returns" }, 4, // of its organization
+			func(j *job) bool { return j.meta.Org == "large" && j.meta.Key == "returns" }, 4, // of its organisation
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -73,7 +73,7 @@ func TestLeavingAndReturningGainsNothing(t *testing.T) {
 			got, of := 0, 0
 			for range 2100 {
 				j := serve(q)
-				if name == "organization" || j.meta.Org == "large" {
+				if name == "organisation" || j.meta.Org == "large" {
 					of++
 				}
 				if tt.is(j) {
@@ -89,8 +89,9 @@ func TestLeavingAndReturningGainsNothing(t *testing.T) {
 	}
 }
 
-// An organization saves nothing up while its limit is reached or no slot meets the needs of its jobs.
-func TestBlockedOrganizationSavesNothingUp(t *testing.T) {
+// An organisation saves nothing up while its limit is reached or no slot meets the needs of its
+// jobs.
+func TestBlockedOrganisationSavesNothingUp(t *testing.T) {
 	q := newFairQueue()
 	backlog(q, "free", "k", 3000)
 	backlog(q, "limited", "k", 300, func(m *proto.Meta) { m.Concurrent = 1 })
@@ -119,7 +120,7 @@ func TestBlockedOrganizationSavesNothingUp(t *testing.T) {
 	}
 }
 
-// party is an organization with a permanent backlog.
+// party is an organisation with a permanent backlog.
 type party struct {
 	org       string
 	weight    int
@@ -148,9 +149,9 @@ func (p *party) leave(q *fairQueue) {
 	}
 }
 
-// Organizations with random weights, languages and keys enter and leave. While the set of waiting ones
-// does not change, each gets the share of its weight, with an error of at most weight+1 jobs. The keys
-// of an organization share evenly.
+// Organisations with random weights, languages and keys enter and leave. While the set of waiting
+// ones does not change, each gets the share of its weight, with an error of at most weight+1 jobs.
+// The keys of an organisation share evenly.
 func TestSharesFollowWeights(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -205,8 +206,8 @@ func TestSharesFollowWeights(t *testing.T) {
 	}
 }
 
-// If slots have different capabilities, organizations with equal needs share the slots that meet them by
-// weight, whatever others get.
+// If slots have different capabilities, organisations with equal needs share the slots that meet
+// them by weight, whatever others get.
 func TestSharesFollowWeightsWhereSlotsDiffer(t *testing.T) {
 	q := newFairQueue()
 	parties := []*party{

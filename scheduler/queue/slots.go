@@ -91,7 +91,8 @@ func (s *Slots) announce(gone bool) {
 	}
 }
 
-// publish completes and sends an announcement. s.mu is held, so that announcements keep their order.
+// publish completes and sends an announcement. s.mu is held, so that announcements keep their
+// order.
 func (s *Slots) publish(a announcement) {
 	a.Worker, a.Slots, a.Capabilities = s.Worker, s.Total, s.Capabilities
 	for ticket := range s.waiting {
@@ -109,8 +110,8 @@ func (s *Slots) publish(a announcement) {
 	}
 }
 
-// Take blocks until a job is assigned to this slot. It returns the cause of ctx if ctx is done first. A
-// lease that arrives at the same moment is returned nevertheless.
+// Take blocks until a job is assigned to this slot. It returns the cause of ctx if ctx is done
+// first. A lease that arrives at the same moment is returned nevertheless.
 func (s *Slots) Take(ctx context.Context) (*Lease, error) {
 	for {
 		l, err := s.await(ctx)

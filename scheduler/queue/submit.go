@@ -27,7 +27,8 @@ const (
 )
 
 // onSubmission handles a submission in the loop. While too much is being stored, submissions are
-// refused at once and none is kept: otherwise the backlog of the disk or the loop would pile up here.
+// refused at once and none is kept: otherwise the backlog of the disk or the loop would pile up
+// here.
 func (t *term) onSubmission(ctx context.Context, m *nats.Msg) {
 	size := int64(submissionCost + bodyCopies*len(m.Data))
 	if limit := t.Memory / storingShare; limit > 0 && t.storing.Add(size) > limit {
@@ -43,8 +44,8 @@ func (t *term) onSubmission(ctx context.Context, m *nats.Msg) {
 	})
 }
 
-// refuseForMemory refuses a submission unless its job is known. An earlier copy of that may be stored
-// by now, so it is not answered, and the gateway asks again.
+// refuseForMemory refuses a submission unless its job is known. An earlier copy of that may be
+// stored by now, so it is not answered, and the gateway asks again.
 func (t *term) refuseForMemory(m *nats.Msg) {
 	meta, err := readMeta(m.Header)
 	if err != nil || !t.stillLeader() || t.queue.jobs[meta.TraceID] != nil {
@@ -57,8 +58,9 @@ func (t *term) refuseForMemory(m *nats.Msg) {
 }
 
 // submit admits a job and stores it outside the loop. Meanwhile the job can be assigned to a slot,
-// see the package comment. A repeated submission, whose answer was lost, is answered again. A leader
-// in doubt does not answer: another leader may know of other jobs, and gets the same submission.
+// see the package comment. A repeated submission, whose answer was lost, is answered again. A
+// leader in doubt does not answer: another leader may know of other jobs, and gets the same
+// submission.
 //
 // It reports whether the job is being stored, and calls done after that.
 func (t *term) submit(ctx context.Context, m *nats.Msg, done func()) bool {

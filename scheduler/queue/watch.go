@@ -15,8 +15,8 @@ import (
 // pollEvery is how often a waiter reads the record, in case the notification was lost.
 const pollEvery = time.Second
 
-// Wait blocks until an execution has ended and returns its record. It returns the error of ctx if ctx
-// is done first.
+// Wait blocks until an execution has ended and returns its record. It returns the error of ctx if
+// ctx is done first.
 func (q *Queue) Wait(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
 	w, err := q.Watch(id)
 	if err != nil {
@@ -38,8 +38,8 @@ type Watch struct {
 	read     func(context.Context, proto.TraceID) (*proto.Record, uint64, error)
 }
 
-// Watch subscribes to the end of an execution. If that is done before the execution is submitted, its
-// record need not be read first.
+// Watch subscribes to the end of an execution. If that is done before the execution is submitted,
+// its record need not be read first.
 func (q *Queue) Watch(id proto.TraceID) (*Watch, error) {
 	w := &Watch{queue: q, id: id, messages: make(chan *nats.Msg, 4), read: q.lookup}
 	var err error
@@ -52,8 +52,8 @@ func (q *Queue) Watch(id proto.TraceID) (*Watch, error) {
 // Close ends the subscription.
 func (w *Watch) Close() { _ = w.sub.Unsubscribe() }
 
-// Wait blocks until the execution ends after the call of Watch, and returns its record. It returns the
-// error of ctx if ctx is done first, and may be called again then.
+// Wait blocks until the execution ends after the call of Watch, and returns its record. It returns
+// the error of ctx if ctx is done first, and may be called again then.
 func (w *Watch) Wait(ctx context.Context) (*proto.Record, error) {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
@@ -68,8 +68,8 @@ func (w *Watch) Wait(ctx context.Context) (*proto.Record, error) {
 	}
 }
 
-// receive waits for the message with the terminal record. It returns nil if the record is to be read
-// instead.
+// receive waits for the message with the terminal record. It returns nil if the record is to be
+// read instead.
 func (w *Watch) receive(ctx context.Context, tick <-chan time.Time) (*proto.Record, error) {
 	for {
 		select {
@@ -105,7 +105,8 @@ func (w *Watch) poll(ctx context.Context) (*proto.Record, error) {
 	}
 }
 
-// acceptedRecord returns the record of an execution that was accepted: queued if there is no record.
+// acceptedRecord returns the record of an execution that was accepted: queued if there is no
+// record.
 func (q *Queue) acceptedRecord(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
 	rec, revision, err := q.Store.Record(ctx, id)
 	if errors.Is(err, proto.ErrNotFound) {

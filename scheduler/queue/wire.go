@@ -2,14 +2,15 @@ package queue
 
 import "github.com/bullpen-run/bullpen/proto"
 
-// submitReply is the dispatcher's answer to a submission. Both fields are empty if the job is stored.
+// submitReply is the dispatcher's answer to a submission. Both fields are empty if the job is
+// stored.
 type submitReply struct {
 	Refusal *proto.Refusal `json:"refusal,omitempty"`
 	Unknown string         `json:"unknown,omitempty"` // why it is unknown whether the job is stored
 }
 
-// headerAssignment holds the assignment in a message to a worker. The other headers and the body are
-// those of the job while that is being stored.
+// headerAssignment holds the assignment in a message to a worker. The other headers and the body
+// are those of the job while that is being stored.
 const headerAssignment = "Bullpen-Assignment"
 
 // Acknowledgements of an assignment that was sent while its job was being stored.

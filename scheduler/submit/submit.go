@@ -1,4 +1,5 @@
-// Package submit turns a job into an accepted execution. It owns the whole sequence and its rollback:
+// Package submit turns a job into an accepted execution. It owns the whole sequence and its
+// rollback:
 //
 //  1. Claim: the idempotency key is bound to the execution, or the dead letter is marked with it, by
 //     compare-and-set. Of several requests one goes on. The others return its execution.
@@ -6,8 +7,8 @@
 //  3. Store: the queue stores the job. If the queue does not confirm it, the execution is withdrawn.
 //
 // If a step fails, the steps before it are undone, last first. Nothing is undone while the job may
-// run. A process that dies between the steps leaves a claim, and perhaps a lock, whose execution does
-// not exist. The next request with the same claim takes both over after claimGrace.
+// run. A process that dies between the steps leaves a claim, and perhaps a lock, whose execution
+// does not exist. The next request with the same claim takes both over after claimGrace.
 package submit
 
 import (
@@ -50,7 +51,8 @@ type Jobs interface {
 type Bindings interface {
 	// Bind binds key to b. If key is bound already, it returns that binding, and bound is false.
 	Bind(ctx context.Context, scope, key string, b proto.Binding) (have proto.Binding, bound bool, err error)
-	// Replace binds key to b in place of old. It returns [proto.ErrConflict] if key is not bound to old.
+	// Replace binds key to b in place of old. It returns [proto.ErrConflict] if key is not bound to
+	// old.
 	Replace(ctx context.Context, scope, key string, old, b proto.Binding) (proto.Binding, error)
 	// Release deletes the binding b. It does nothing if key is not bound to b.
 	Release(ctx context.Context, scope, key string, b proto.Binding) error
@@ -89,8 +91,8 @@ type Submitter struct {
 // idempotency key, it returns the execution of that one.
 //
 // Nothing of the job remains after an error, except for [proto.ErrMayRun]. The other errors include
-// [proto.ErrKeyReused], [proto.ErrSubmissionPending], [proto.ErrNotConfirmed], [*proto.BusyError] and
-// [*proto.Refusal].
+// [proto.ErrKeyReused], [proto.ErrSubmissionPending], [proto.ErrNotConfirmed], [*proto.BusyError]
+// and [*proto.Refusal].
 func (s *Submitter) Submit(ctx context.Context, sub *proto.Submission) (proto.TraceID, error) {
 	id := sub.Job.TraceID
 	if sub.IdempotencyKey == "" {
@@ -112,8 +114,8 @@ func (s *Submitter) Submit(ctx context.Context, sub *proto.Submission) (proto.Tr
 
 // Requeue submits the job of a dead letter as execution id, unless an earlier request has done so.
 // It returns the dead letter, which names the execution. build makes the job from the one in the
-// dead letter. Requeue goes on if ctx is cancelled. Its errors are those of build and [Submitter.Submit],
-// [proto.ErrNotFound] and [proto.ErrNoJob].
+// dead letter. Requeue goes on if ctx is cancelled. Its errors are those of build and
+// [Submitter.Submit], [proto.ErrNotFound] and [proto.ErrNoJob].
 func (s *Submitter) Requeue(
 	ctx context.Context, letterID string, id proto.TraceID, build func(dead *proto.Job) (*proto.Job, error),
 ) (*proto.DeadLetter, error) {
@@ -141,7 +143,8 @@ func (s *Submitter) Withdraw(ctx context.Context, sub *proto.Submission, reason 
 	return rec, err
 }
 
-// Release frees the idempotency key of a submission that did not start. It goes on if ctx is cancelled.
+// Release frees the idempotency key of a submission that did not start. It goes on if ctx is
+// cancelled.
 func (s *Submitter) Release(ctx context.Context, sub *proto.Submission) error {
 	if sub.IdempotencyKey == "" {
 		return nil
@@ -219,8 +222,8 @@ func (s *Submitter) lock(ctx context.Context, job *proto.Job) (err error) {
 	return nil
 }
 
-// unlock unlocks the job's thread if execution id holds it. id is empty for none. A lock that cannot
-// be removed expires, since its execution does not exist.
+// unlock unlocks the job's thread if execution id holds it. id is empty for none. A lock that
+// cannot be removed expires, since its execution does not exist.
 func (s *Submitter) unlock(ctx context.Context, job *proto.Job, id proto.TraceID) {
 	if job.ThreadID == "" || id == "" {
 		return

@@ -146,7 +146,7 @@ func TestRequeueRollback(t *testing.T) {
 	}
 }
 
-// A canceled request still completes its steps and its rollback.
+// A cancelled request still completes its steps and its rollback.
 func TestSubmitGoesOnWithoutTheClient(t *testing.T) {
 	b := &backend{errs: map[string]error{"store": &proto.Refusal{}}}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -47,9 +47,10 @@ func (t *Threads) Get(ctx context.Context, org, id string) (*proto.Thread, error
 	return head, err
 }
 
-// Lock locks a thread for the execution trace, and creates the thread if necessary. It returns the head
-// and the worker that ran the previous holder, empty if unknown. It returns a [*proto.BusyError] if
-// another execution holds the thread. Locking a thread twice for one execution is no error.
+// Lock locks a thread for the execution trace, and creates the thread if necessary. It returns the
+// head and the worker that ran the previous holder, empty if unknown. It returns a
+// [*proto.BusyError] if another execution holds the thread. Locking a thread twice for one
+// execution is no error.
 func (t *Threads) Lock(ctx context.Context, org, id string, trace proto.TraceID) (head *proto.Thread, worker string, err error) {
 	head, err = t.update(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
 		now := time.Now().UTC()
@@ -109,8 +110,8 @@ func (t *Threads) Unlock(ctx context.Context, org, id string, trace proto.TraceI
 	return err
 }
 
-// Fence prevents all commits that attempts of the execution trace have begun. It does nothing if trace
-// does not hold the thread, since it cannot commit then.
+// Fence prevents all commits that attempts of the execution trace have begun. It does nothing if
+// trace does not hold the thread, since it cannot commit then.
 func (t *Threads) Fence(ctx context.Context, org, id string, trace proto.TraceID) error {
 	_, err := t.update(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
 		if old == nil || old.Holder != trace {
@@ -124,8 +125,8 @@ func (t *Threads) Fence(ctx context.Context, org, id string, trace proto.TraceID
 }
 
 // Commit adds the version in c, made by the execution trace, to a thread. Committing it twice is no
-// error. Commit returns [proto.ErrFenced] if the execution does not hold the thread with c's fence, and
-// [ErrTooLarge]; both are final.
+// error. Commit returns [proto.ErrFenced] if the execution does not hold the thread with c's fence,
+// and [ErrTooLarge]; both are final.
 func (t *Threads) Commit(ctx context.Context, org, id string, trace proto.TraceID, c *proto.Commit) error {
 	_, err := t.update(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
 		switch {
@@ -142,8 +143,9 @@ func (t *Threads) Commit(ctx context.Context, org, id string, trace proto.TraceI
 	return err
 }
 
-// Compact replaces the first layers of the newest version, which must be old, by one layer. It returns
-// [proto.ErrConflict] if the first layers differ, and [proto.ErrNotFound] if there is no thread.
+// Compact replaces the first layers of the newest version, which must be old, by one layer. It
+// returns [proto.ErrConflict] if the first layers differ, and [proto.ErrNotFound] if there is no
+// thread.
 func (t *Threads) Compact(ctx context.Context, org, id string, old []proto.Layer, with proto.Layer) error {
 	_, err := t.update(ctx, org, id, func(head *proto.Thread) (*proto.Thread, error) {
 		if head == nil {
@@ -163,9 +165,9 @@ func (t *Threads) Compact(ctx context.Context, org, id string, old []proto.Layer
 	return nil
 }
 
-// Stage adds an uploaded file for the next execution, in place of an earlier one with the same path. It
-// creates the thread if necessary. It returns a [*proto.StagedError] if too many files are staged, and
-// the error of check, which is called with the files staged before and the next head.
+// Stage adds an uploaded file for the next execution, in place of an earlier one with the same
+// path. It creates the thread if necessary. It returns a [*proto.StagedError] if too many files are
+// staged, and the error of check, which is called with the files staged before and the next head.
 func (t *Threads) Stage(ctx context.Context, org, id string, f proto.StagedFile, check func(before []proto.StagedFile, next *proto.Thread) error) error {
 	_, err := t.update(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
 		now := time.Now().UTC()
@@ -200,13 +202,14 @@ func (t *Threads) Create(ctx context.Context, head *proto.Thread) error {
 	return err
 }
 
-// Remove removes a thread. It returns [proto.ErrNotFound] if there is none, and a [*proto.BusyError] if
-// an execution holds it.
+// Remove removes a thread. It returns [proto.ErrNotFound] if there is none, and a
+// [*proto.BusyError] if an execution holds it.
 func (t *Threads) Remove(ctx context.Context, org, id string) error {
 	return t.remove(ctx, org, id, func(*proto.Thread) error { return nil })
 }
 
-// Expire removes a thread that was not used since a time. It returns [proto.ErrConflict] if it was used.
+// Expire removes a thread that was not used since a time. It returns [proto.ErrConflict] if it was
+// used.
 func (t *Threads) Expire(ctx context.Context, org, id string, since time.Time) error {
 	return t.remove(ctx, org, id, func(head *proto.Thread) error {
 		if head.UsedAt.Before(since) {
@@ -251,7 +254,7 @@ func (t *Threads) delete(ctx context.Context, org, id string, seq uint64) error 
 	return nil
 }
 
-// List returns at most limit threads of an organization whose ids are greater than after, in order.
+// List returns at most limit threads of an organisation whose ids are greater than after, in order.
 func (t *Threads) List(ctx context.Context, org, after string, limit int) ([]proto.ThreadSummary, error) {
 	if !isToken(org) {
 		return nil, nil
@@ -282,9 +285,9 @@ func (t *Threads) List(ctx context.Context, org, after string, limit int) ([]pro
 	return page, nil
 }
 
-// All returns the heads of all threads of all organizations, ordered by their last change. A head that
-// changes meanwhile may be returned twice, the newer one later. An error is that of a malformed head,
-// or the last value.
+// All returns the heads of all threads of all organisations, ordered by their last change. A head
+// that changes meanwhile may be returned twice, the newer one later. An error is that of a
+// malformed head, or the last value.
 func (t *Threads) All(ctx context.Context) iter.Seq2[*proto.Thread, error] {
 	return func(yield func(*proto.Thread, error) bool) {
 		for from := uint64(1); ; {
@@ -315,8 +318,9 @@ func (t *Threads) next(ctx context.Context, from uint64) (*jetstream.RawStreamMs
 // removed is returned by the function passed to update to remove the thread.
 var removed = &proto.Thread{}
 
-// update replaces the head of a thread by the result of next, and starts over after a conflict. next is
-// called with nil if there is no thread, and returns nil to keep the head. update returns the head.
+// update replaces the head of a thread by the result of next, and starts over after a conflict.
+// next is called with nil if there is no thread, and returns nil to keep the head. update returns
+// the head.
 func (t *Threads) update(
 	ctx context.Context, org, id string, next func(old *proto.Thread) (*proto.Thread, error),
 ) (head *proto.Thread, err error) {

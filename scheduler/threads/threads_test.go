@@ -180,7 +180,7 @@ func TestLockIsHeldUntilTheExecutionEnds(t *testing.T) {
 		t.Errorf("stored: %s", d)
 	}
 	if _, _, err := w.Lock(w.ctx, "other", "t", first); err != nil {
-		t.Errorf("a thread of that name of another organization: %v", err)
+		t.Errorf("a thread of that name of another organisation: %v", err)
 	}
 }
 
@@ -700,7 +700,8 @@ func TestAttachOnlyConnection(t *testing.T) {
 	}
 }
 
-// delayed connects to the server, and delays the answer to the first write of a head until the second.
+// delayed connects to the server, and delays the answer to the first write of a head until the
+// second.
 type delayed struct {
 	nats.InProcessConnProvider
 	mu     sync.Mutex
@@ -740,7 +741,7 @@ func (c *delayedConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func TestRepeatedWriteIsRecognized(t *testing.T) {
+func TestRepeatedWriteIsRecognised(t *testing.T) {
 	t.Parallel()
 	server := &delayed{InProcessConnProvider: storetest.Server(t), again: make(chan struct{})}
 	heads := &threads.Threads{Store: storetest.Open(t, server)}

@@ -19,8 +19,8 @@ const (
 	maxLabelLen = 63
 )
 
-// CheckURL checks the text of a URL without resolving its host. It returns a [*proto.FieldError] for
-// field if the URL is not allowed.
+// CheckURL checks the text of a URL without resolving its host. It returns a [*proto.FieldError]
+// for field if the URL is not allowed.
 func (g *Guard) CheckURL(field, s string) error {
 	if err := proto.CheckWebhookURL(field, s); err != nil {
 		return err
@@ -74,9 +74,9 @@ func (g *Guard) checkHost(host string) string {
 	return ""
 }
 
-// Check checks the text of a URL and all addresses of its host. It returns a [*proto.FieldError] for
-// field if the URL is not allowed. A host that does not resolve within a second is accepted, since
-// its addresses are checked again when they are dialled.
+// Check checks the text of a URL and all addresses of its host. It returns a [*proto.FieldError]
+// for field if the URL is not allowed. A host that does not resolve within a second is accepted,
+// since its addresses are checked again when they are dialled.
 func (g *Guard) Check(ctx context.Context, field, s string) error {
 	if err := g.CheckURL(field, s); err != nil {
 		return err

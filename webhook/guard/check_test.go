@@ -204,7 +204,8 @@ func TestNamesOfHostileAddressesAreRejected(t *testing.T) {
 	}
 }
 
-// hasIPv6 reports whether this machine can open IPv6 sockets. If it cannot, dialling fails before the check.
+// hasIPv6 reports whether this machine can open IPv6 sockets. If it cannot, dialling fails before
+// the check.
 func hasIPv6() bool {
 	conn, err := net.ListenPacket("udp6", "[::1]:0")
 	if err != nil {

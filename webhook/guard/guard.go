@@ -1,5 +1,6 @@
 // Package guard protects the server's own networks from webhooks (server-side request forgery). It
-// checks webhook URLs when they are configured, and the address of every connection when it is made.
+// checks webhook URLs when they are configured, and the address of every connection when it is
+// made.
 //
 // Only the check of the connected address is authoritative. The addresses of a host name are also
 // checked when a URL is configured, to report mistakes early, but they may change later.
@@ -41,7 +42,8 @@ const (
 	pingTimeout = 5 * time.Second
 )
 
-// azureHost is the address of host services on Azure's virtual machines. It lies in public address space.
+// azureHost is the address of host services on Azure's virtual machines. It lies in public address
+// space.
 var azureHost = netip.MustParsePrefix("168.63.129.16/32")
 
 // Config allows more than https to public addresses on the ports 443 and 8443.
@@ -130,8 +132,8 @@ func New(c Config) (*Guard, error) {
 	return g, nil
 }
 
-// rootsWith returns the system's certificate authorities and those of the file. It returns nil, which
-// stands for the system's, if file is empty.
+// rootsWith returns the system's certificate authorities and those of the file. It returns nil,
+// which stands for the system's, if file is empty.
 func rootsWith(file string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil
@@ -150,10 +152,10 @@ func rootsWith(file string) (*x509.CertPool, error) {
 	return roots, nil
 }
 
-// Transport returns the guard's transport. It connects only to allowed addresses and uses no proxies.
-// Its error wraps a [*RefusedError] if the address is not allowed. Callers check the URL with
-// [Guard.CheckURL] first, since the transport checks neither schemes nor literal public addresses.
-// An idle connection is reused without another check.
+// Transport returns the guard's transport. It connects only to allowed addresses and uses no
+// proxies. Its error wraps a [*RefusedError] if the address is not allowed. Callers check the URL
+// with [Guard.CheckURL] first, since the transport checks neither schemes nor literal public
+// addresses. An idle connection is reused without another check.
 func (g *Guard) Transport() *http.Transport { return g.transport }
 
 func (g *Guard) dial(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -192,7 +194,8 @@ func errAddress() *RefusedError {
 	return &RefusedError{Reason: "the host has an address that is not open to webhooks: it is not public"}
 }
 
-// checkAddr returns a [*RefusedError] if addr is not allowed, and another error if that cannot be determined.
+// checkAddr returns a [*RefusedError] if addr is not allowed, and another error if that cannot be
+// determined.
 func (g *Guard) checkAddr(addr netip.Addr) error {
 	if g.allowed(addr) {
 		return nil

@@ -20,7 +20,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// The addresses that tests may and may not send to. Both are loopback, so that a receiver can listen on either.
+// The addresses that tests may and may not send to. Both are loopback, so that a receiver can
+// listen on either.
 const (
 	open   = "127.0.0.1"
 	closed = "127.0.0.2"

@@ -162,8 +162,8 @@ func (p program) verifier(secrets string) http.Handler {
 	})
 }
 
-// post sends a webhook to a handler as the server would, and returns the status. change, if not nil,
-// modifies the request on the way.
+// post sends a webhook to a handler as the server would, and returns the status. change, if not
+// nil, modifies the request on the way.
 func post(t *testing.T, to http.Handler, w proto.Webhook, body []byte, change func(r *http.Request)) int {
 	t.Helper()
 	server := newRelay(t, to, change)

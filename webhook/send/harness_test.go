@@ -73,7 +73,8 @@ func (a *authority) sign(template, parent *x509.Certificate, key *ecdsa.PrivateK
 	return cert
 }
 
-// server returns a TLS configuration with a certificate for addr that is valid until the given time.
+// server returns a TLS configuration with a certificate for addr that is valid until the given
+// time.
 func (a *authority) server(addr string, until time.Time) *tls.Config {
 	key := newKey(a.t)
 	cert := a.sign(&x509.Certificate{
@@ -145,7 +146,8 @@ func (w *world) serve(config *tls.Config, handler http.HandlerFunc) {
 	w.t.Cleanup(server.Close)
 }
 
-// accept calls f with each TLS connection after reading one request from it, and closes it when f returns.
+// accept calls f with each TLS connection after reading one request from it, and closes it when f
+// returns.
 func (w *world) accept(f func(conn net.Conn)) {
 	w.acceptRaw(func(conn net.Conn) {
 		secure := tls.Server(conn, w.valid())

@@ -1,5 +1,5 @@
-// Package send makes single attempts to deliver a webhook: one signed POST, with a detailed outcome.
-// Package webhook decides when attempts are made and whether another follows.
+// Package send makes single attempts to deliver a webhook: one signed POST, with a detailed
+// outcome. Package webhook decides when attempts are made and whether another follows.
 package send
 
 import (
@@ -56,8 +56,8 @@ var (
 // Send posts to a receiver and waits for its response until the timeout of the settings. It follows
 // no redirects and decompresses no bodies.
 //
-// A 2xx status is a success, whatever happens to the body. The body is read for the record, up to 64
-// KiB; if it is incomplete, too long or too slow, only the detail says so.
+// A 2xx status is a success, whatever happens to the body. The body is read for the record, up to
+// 64 KiB; if it is incomplete, too long or too slow, only the detail says so.
 //
 // If ctx is cancelled, the class of the error is [proto.DeliveryInternal].
 func (s *Sender) Send(ctx context.Context, p Post) Outcome {

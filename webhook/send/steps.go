@@ -9,8 +9,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// steps records when the steps of an attempt began and ended. A connection that the attempt no longer
-// needs may still be dialled after its end, so the hooks may be called then.
+// steps records when the steps of an attempt began and ended. A connection that the attempt no
+// longer needs may still be dialled after its end, so the hooks may be called then.
 type steps struct {
 	onTooMany func() // called when the attempt asks for more than maxConnections
 
@@ -28,7 +28,8 @@ type steps struct {
 
 type span struct{ from, to time.Time }
 
-// milliseconds returns the duration of a step, up to now if it has not ended; 0 if it has not begun.
+// milliseconds returns the duration of a step, up to now if it has not ended; 0 if it has not
+// begun.
 func (s span) milliseconds(now time.Time) float64 {
 	if s.from.IsZero() {
 		return 0
@@ -100,7 +101,8 @@ func (s *steps) timings(now time.Time) (timings proto.DeliveryTimings, remote st
 	return timings, s.remote
 }
 
-// current describes the step that the attempt is in, and returns the error of a failed TLS handshake.
+// current describes the step that the attempt is in, and returns the error of a failed TLS
+// handshake.
 func (s *steps) current() (step string, errTLS error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

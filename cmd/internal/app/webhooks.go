@@ -55,8 +55,8 @@ func (c *Config) resultURL(id proto.TraceID) string {
 	return c.PublicURL + "/v1/executions/" + string(id)
 }
 
-// run campaigns and sends until ctx is done. It then waits for the attempts in flight, for the drain
-// time at most.
+// run campaigns and sends until ctx is done. It then waits for the attempts in flight, for the
+// drain time at most.
 func (w *webhooks) run(ctx context.Context) error {
 	abort, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()

@@ -38,7 +38,7 @@ type job struct {
 	order        uint64 // among the jobs of its key: that of the stream
 }
 
-// cost returns what serving the job costs its organization.
+// cost returns what serving the job costs its organisation.
 func (j *job) cost() uint64 { return max(1, unitCost/uint64(max(1, j.meta.Weight))) }
 
 // keyQueue holds the jobs of one API key.
@@ -48,7 +48,7 @@ type keyQueue struct {
 	queued map[proto.Class]int
 	active int              // assigned and running
 	served int              // jobs, to weight the classes
-	flow   *flow[*keyQueue] // in the organization's sfq; nil while idle
+	flow   *flow[*keyQueue] // in the organisation's sfq; nil while idle
 }
 
 // interactiveShare of interactiveShare+1 jobs of a key are interactive while both classes wait.
@@ -118,7 +118,7 @@ func (q *keyQueue) hasRoom(m *proto.Meta, used int) bool {
 	return m.KeyConcurrent == 0 || used < m.KeyConcurrent
 }
 
-// orgQueue holds the jobs of one organization.
+// orgQueue holds the jobs of one organisation.
 type orgQueue struct {
 	org    string
 	keys   map[string]*keyQueue // with jobs, or with a flow
@@ -148,7 +148,7 @@ func (o *orgQueue) prune(q *keyQueue) {
 	}
 }
 
-// head returns the organization's next job among the runnable ones, or nil. It skips keys at their
+// head returns the organisation's next job among the runnable ones, or nil. It skips keys at their
 // limit.
 func (o *orgQueue) head(runnable func(*needSet) bool) *job {
 	for _, f := range o.sfq.flows {
@@ -160,7 +160,7 @@ func (o *orgQueue) head(runnable func(*needSet) bool) *job {
 	return nil
 }
 
-// debt returns the debt with which the organization enters another needSet: its smallest one.
+// debt returns the debt with which the organisation enters another needSet: its smallest one.
 func (o *orgQueue) debt() (least uint64) {
 	first := true
 	for n, f := range o.flows {
@@ -174,11 +174,11 @@ func (o *orgQueue) debt() (least uint64) {
 // fairQueue holds every job that is not terminal. It decides which jobs are admitted and which is
 // served next. It can be rebuilt from the streams at any time. It is not safe for concurrent use.
 //
-// Slots are shared at two levels of start-time fair queueing, see sfq: among organizations by the
-// weights of their plans, and among the keys of an organization evenly. Organizations compete per
-// set of needs, so that jobs which no free slot can run neither delay nor charge anybody. Serving an
-// organization charges it in all sets it has jobs in, and the virtual times of all runnable sets
-// advance together. If every slot can run every job, that equals one sfq over all organizations.
+// Slots are shared at two levels of start-time fair queueing, see sfq: among organisations by the
+// weights of their plans, and among the keys of an organisation evenly. Organisations compete per
+// set of needs, so that jobs which no free slot can run neither delay nor charge anybody. Serving
+// an organisation charges it in all sets it has jobs in, and the virtual times of all runnable sets
+// advance together. If every slot can run every job, that equals one sfq over all organisations.
 type fairQueue struct {
 	jobs     map[proto.TraceID]*job
 	orgs     map[string]*orgQueue
@@ -194,7 +194,7 @@ const (
 	// jobCost is the estimated memory of a queued job without the texts that its submitter chose, in
 	// bytes. It includes the index of a NATS server in the same process. Measured: 3 KiB with garbage.
 	jobCost = 4 << 10
-	// orgShare is the divisor of maxSize that gives the limit of one organization.
+	// orgShare is the divisor of maxSize that gives the limit of one organisation.
 	orgShare = 2
 )
 
@@ -326,7 +326,7 @@ func (q *fairQueue) resetFlows() {
 	}
 }
 
-// charge charges the key and the organization of a queued job for serving it.
+// charge charges the key and the organisation of a queued job for serving it.
 func (q *fairQueue) charge(j *job) {
 	o := q.org(j.meta.Org)
 	k := o.keys[j.meta.Key]
@@ -343,7 +343,7 @@ func (q *fairQueue) charge(j *job) {
 }
 
 // next returns the next job to serve among the runnable ones, or nil. It leaves the job queued, and
-// advances the virtual time to its organization's start tag.
+// advances the virtual time to its organisation's start tag.
 func (q *fairQueue) next(runnable func(*needSet) bool) *job {
 	var best *job
 	var debt, order uint64
@@ -363,7 +363,7 @@ func (q *fairQueue) next(runnable func(*needSet) bool) *job {
 	return best
 }
 
-// first returns the next job of the first organization that can be served, with its flow.
+// first returns the next job of the first organisation that can be served, with its flow.
 func (n *needSet) first(runnable func(*needSet) bool) (*job, *flow[*orgQueue]) {
 	for _, f := range n.orgs.flows {
 		if f.jobs == 0 {
@@ -398,7 +398,7 @@ func (q *fairQueue) activate(j *job, s state, worker string, now time.Time) {
 	j.state, j.worker, j.since = s, worker, now
 }
 
-// addActive adds n to the active jobs of j's organization and key.
+// addActive adds n to the active jobs of j's organisation and key.
 func (q *fairQueue) addActive(j *job, n int) {
 	o := q.org(j.meta.Org)
 	o.active += n
