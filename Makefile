@@ -36,6 +36,10 @@ install: build ## install bullpen and its nsjail below PREFIX (/usr/local), with
 nsjail: ## fetch nsjail, pinned, into bin/nsjail
 	@deploy/nsjail.sh
 
+.PHONY: deno
+deno: ## fetch deno, pinned, into bin/deno, for the tests of its language
+	@deploy/deno.sh
+
 .PHONY: init
 init: ## build the program that is the first process of each jail, which bullpen carries inside itself
 	CGO_ENABLED=0 go build -trimpath -ldflags='-s -w -E main.entry' -o $(jailinit) ./worker/jail/jailinit
@@ -49,13 +53,13 @@ c-compiler:
 	@command -v $$(go env CC) >/dev/null || { echo "the race detector needs a C compiler: apt-get install gcc libc6-dev" >&2; exit 1; }
 
 .PHONY: test
-test: build s3server c-compiler ## run the tests, with real jails and the race detector; minutes; as root
+test: build s3server deno c-compiler ## run the tests, with real jails and the race detector; minutes; as root
 	CGO_ENABLED=1 go test -race -short -shuffle=on -timeout=20m ./...
 	CGO_ENABLED=1 go test -race -tags=faults ./proto/fault
 	go -C bench test -short ./...
 
 .PHONY: test-all
-test-all: build s3server c-compiler ## run the tests with all their variants; as root
+test-all: build s3server deno c-compiler ## run the tests with all their variants; as root
 	CGO_ENABLED=1 go test -race -shuffle=on -timeout=60m ./...
 	CGO_ENABLED=1 go test -race -tags=faults ./proto/fault
 	go -C bench test ./...
@@ -65,7 +69,7 @@ mutants: build s3server ## check that the ledger test finds each bug of e2e/muta
 	go test -run '^TestMutants$$' -v -timeout 60m ./e2e
 
 .PHONY: test-v2
-test-v2: build ## run the tests of jails in a virtual machine with Debian 12 and control groups of version 2; as root
+test-v2: build deno ## run the tests of jails in a virtual machine with Debian 12 and control groups of version 2; as root
 	deploy/test-v2.sh
 
 .PHONY: chaos
@@ -85,6 +89,7 @@ chaos: test-all ## make test-all, then run 2,000 attacks, kill senders of webhoo
 .PHONY: docs
 docs: init ## write the generated parts of the documents: attacks, commands, settings, streams and permissions
 	go test -run '^TestAbuseTable$$' ./worker/jail/nsjail ./e2e -update
+	go test -run '^TestLanguageTable$$' ./proto -update
 	go test -run '^TestDocs$$' ./cmd/bullpen -update
 	go test -run '^TestDocsAreCurrent$$' ./scheduler/store -update
 

@@ -23,7 +23,7 @@ if [ ! -e "$work/disk" ]; then
 		ExecStart=-/sbin/agetty --autologin root --noclear --keep-baud 115200 ttyS0 dumb
 	UNIT
 	mmdebstrap --quiet --variant=minbase \
-		--include=systemd-sysv,libpam-systemd,dbus,udev,linux-image-amd64,python3,nodejs,libstdc++6,e2fsprogs,iproute2,procps,ca-certificates,tzdata \
+		--include=systemd-sysv,libpam-systemd,dbus,udev,linux-image-amd64,python3,nodejs,ruby,libstdc++6,e2fsprogs,iproute2,procps,ca-certificates,tzdata \
 		--customize-hook='passwd --quiet --root "$1" --delete root' \
 		--customize-hook="upload $work/profile /root/.profile" \
 		--customize-hook='mkdir -p "$1/etc/systemd/system/serial-getty@ttyS0.service.d"' \
@@ -38,8 +38,8 @@ fi
 
 rm -rf "$work/tests"
 mkdir -p "$work/tests/bin" "$work/tests/docs"
-cp -a go.mod bin/bullpen bin/nsjail docs/sandbox.md "$work/tests"
-mv "$work/tests/bullpen" "$work/tests/nsjail" "$work/tests/bin"
+cp -a go.mod bin/bullpen bin/nsjail bin/deno docs/sandbox.md "$work/tests"
+mv "$work/tests/bullpen" "$work/tests/nsjail" "$work/tests/deno" "$work/tests/bin"
 mv "$work/tests/sandbox.md" "$work/tests/docs"
 for p in $packages; do
 	dir=$work/tests/worker/jail/$p

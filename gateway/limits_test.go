@@ -71,7 +71,7 @@ func TestLimits(t *testing.T) {
 			{"node", body("language", "node"), 200},
 			{"bash", body("language", "bash"), 200},
 			{"null", body("language", nil), 200},
-			{"unknown", body("language", "ruby"), 400},
+			{"unknown", body("language", "perl"), 400},
 			{"case", body("language", "Python"), 400},
 			{"empty", body("language", ""), 400},
 			{"number", body("language", 3), 400},

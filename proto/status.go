@@ -81,16 +81,3 @@ func (m Mode) Class() Class {
 	}
 	return ClassInteractive
 }
-
-// Language names a runtime.
-type Language string
-
-// The languages.
-const (
-	Python Language = "python"
-	Node   Language = "node"
-	Bash   Language = "bash"
-)
-
-// Languages lists all of them in the order in which they are told to people.
-func Languages() []Language { return []Language{Python, Node, Bash} }

@@ -166,7 +166,7 @@ func (k kind) fork(ctx context.Context) (*box, error) {
 // on has a jail made on the image, in which the language's interpreter waits if the image has it.
 func (k kind) on(ctx context.Context, prepare func(context.Context, jail.Spec) (jail.Jail, error)) (*box, error) {
 	return k.furnish(ctx, func(b *box, spec jail.Spec) (err error) {
-		if source, ok := k.source(b.image); ok {
+		if source, ok := k.source(b.image); ok && jail.CanWait(source.Language) {
 			ahead, err := source.Ahead()
 			if err != nil {
 				return err

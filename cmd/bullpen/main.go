@@ -111,7 +111,7 @@ func newParser(s streams) (*kong.Kong, error) {
 		}),
 		kong.Writers(s.out, s.err),
 		kong.Bind(s),
-		kong.Vars{"version": "bullpen " + app.Version()},
+		kong.Vars{"version": "bullpen " + app.Version(), "languages": languageNames()},
 	)
 }
 

@@ -36,37 +36,6 @@ func (*quickstartCommand) Help() string {
 server and removes the directory.`
 }
 
-type sample struct {
-	language proto.Language
-	code     string
-}
-
-func samples() []sample {
-	return []sample{
-		{proto.Python, `import os, platform, socket, time
-print(f"Python {platform.python_version()} as user {os.getuid()} in {os.getcwd()}")
-try:
-    socket.create_connection(("192.0.2.1", 80), timeout=1)
-except OSError as e:
-    print(f"network: {e.strerror or e}")
-for n in (3, 2, 1):
-    print(f"live output {n}")
-    time.sleep(0.25)
-`},
-		{proto.Node, `console.log("Node " + process.version + " as user " + process.getuid() + " in " + process.cwd());
-let n = 3;
-const timer = setInterval(() => {
-  console.log("live output " + n);
-  if (--n === 0) clearInterval(timer);
-}, 250);
-`},
-		{proto.Bash, `echo "Bash $BASH_VERSION as user $UID in $PWD"
-ls / | tr '\n' ' '; echo
-for n in 3 2 1; do echo "live output $n"; sleep 0.25; done
-`},
-	}
-}
-
 func (c *quickstartCommand) Run(ctx context.Context, s streams) (err error) {
 	dir, err := os.MkdirTemp("", "bullpen-quickstart-")
 	if err != nil {
@@ -88,8 +57,8 @@ func (c *quickstartCommand) Run(ctx context.Context, s streams) (err error) {
 		return err
 	}
 	_, _ = fmt.Fprintf(s.out, "bullpen %s is ready at %s after %d ms\n", app.Version(), server.api.URL, time.Since(began).Milliseconds())
-	for _, sample := range samples() {
-		if err := runSample(ctx, s.out, server.api, sample); err != nil {
+	for _, r := range proto.Runtimes() {
+		if err := runSample(ctx, s.out, server.api, r); err != nil {
 			return err
 		}
 	}
@@ -110,10 +79,14 @@ const nextSteps = `The server and its data are removed. Next:
 `
 
 // runSample runs a program and prints each line of output with the time of its arrival.
-func runSample(ctx context.Context, w io.Writer, api *client.Client, s sample) error {
-	_, _ = fmt.Fprintf(w, "\n%s\n", s.language)
+func runSample(ctx context.Context, w io.Writer, api *client.Client, r proto.Runtime) error {
+	_, _ = fmt.Fprintf(w, "\n%s\n", r.Language)
+	if !installed(r) {
+		_, err := fmt.Fprintf(w, "           | unavailable: no %s in /usr\n", r.Interpreters[0])
+		return err
+	}
 	began := time.Now()
-	err := api.Stream(ctx, client.Request{Code: s.code, Language: s.language, Timeout: 20}, func(e *client.Event) error {
+	err := api.Stream(ctx, client.Request{Code: r.Sample, Language: r.Language, Timeout: 20}, func(e *client.Event) error {
 		switch {
 		case e.Type == proto.EventOutput:
 			_, err := fmt.Fprintf(w, "  %5d ms | %s\n", time.Since(began).Milliseconds(), strings.TrimRight(e.Data, "\n"))
@@ -123,18 +96,22 @@ func runSample(ctx context.Context, w io.Writer, api *client.Client, s sample) e
 		case e.Result.Success:
 			_, err := fmt.Fprintf(w, "  %5d ms | done: %s\n", time.Since(began).Milliseconds(), e.TraceID)
 			return err
-		case s.language == proto.Node && e.Result.ErrorCode != nil && *e.Result.ErrorCode == string(proto.CodeSandboxStart):
-			// Python ran before, so that the sandbox itself works.
-			_, err := fmt.Fprintln(w, "           | unavailable: no node in /usr: install nodejs")
-			return err
 		default:
-			return sampleError(s.language, e.Result)
+			return sampleError(r.Language, e.Result)
 		}
 	})
 	if err != nil {
-		return fmt.Errorf("%s: %w", s.language, err)
+		return fmt.Errorf("%s: %w", r.Language, err)
 	}
 	return nil
+}
+
+// installed reports whether a worker on this host finds the interpreter of r, where it looks for it.
+func installed(r proto.Runtime) bool {
+	return slices.ContainsFunc([]string{"/usr/local/bin", "/usr/bin", "/bin"}, func(dir string) bool {
+		info, err := os.Stat(filepath.Join(dir, r.Interpreters[0]))
+		return err == nil && info.Mode().IsRegular()
+	})
 }
 
 func sampleError(language proto.Language, r *proto.Result) error {

@@ -8,8 +8,8 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -29,7 +29,7 @@ const (
 
 type runCommand struct {
 	remote         `embed:""`
-	Language       string   `name:"lang" short:"l" placeholder:"LANG" help:"Language: python, node or bash. Default: from the file name, then from the first line; python for standard input."`
+	Language       string   `name:"lang" short:"l" placeholder:"LANG" help:"Language: ${languages}. Default: from the file name, then from the first line; python for standard input."`
 	Timeout        *int     `short:"t" placeholder:"SECONDS" help:"Kill the program after this time. Default: the server's, 60."`
 	Env            []string `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of the program. Repeatable."`
 	Metadata       []string `short:"m" sep:"none" placeholder:"NAME=VALUE" help:"Metadata to store with the execution. Repeatable."`
@@ -151,7 +151,7 @@ func (c *runCommand) check() error {
 	case c.Timeout != nil && *c.Timeout < 1:
 		return usagef("-t %d: give a whole number of seconds, at least 1", *c.Timeout)
 	case c.Language != "" && !slices.Contains(proto.Languages(), proto.Language(c.Language)):
-		return usagef("-l %q: give python, node or bash", c.Language)
+		return usagef("-l %q: give %s", c.Language, languageNames())
 	case c.Stdin == "-" && c.File == "-":
 		return usagef("standard input is either the program or, with --stdin -, its input")
 	case !c.Async && c.WebhookURL != "":
@@ -190,32 +190,52 @@ func readText(path string, stdin io.Reader, limit int) (string, error) {
 	return string(text), nil
 }
 
-var interpreter = regexp.MustCompile(`^#!.*?\b(python|node|bash|sh)[0-9.]*(\s|$)`)
-
 // language returns the language of the flag, else the one of the file name, else the one of the first line.
 func (c *runCommand) language(code []byte) (proto.Language, error) {
 	if c.Language != "" {
 		return proto.Language(c.Language), nil
 	}
-	switch strings.ToLower(filepath.Ext(c.File)) {
-	case ".py":
-		return proto.Python, nil
-	case ".js", ".mjs", ".cjs":
-		return proto.Node, nil
-	case ".sh", ".bash":
-		return proto.Bash, nil
+	extension := strings.ToLower(filepath.Ext(c.File))
+	for _, r := range proto.Runtimes() {
+		if slices.Contains(r.Extensions, extension) {
+			return r.Language, nil
+		}
 	}
 	line, _, _ := bufio.ScanLines(code, true) // the offset to the next line
-	if m := interpreter.FindSubmatch(code[:line]); m != nil {
-		if name := string(m[1]); name != "sh" {
-			return proto.Language(name), nil
-		}
-		return proto.Bash, nil
+	if l, ok := shebangLanguage(string(code[:line])); ok {
+		return l, nil
 	}
 	if c.File == "-" {
 		return proto.Python, nil
 	}
-	return "", usagef("%s: neither its name nor its first line says which language it is in: give -l python, node or bash", c.File)
+	return "", usagef("%s: neither its name nor its first line says which language it is in: give -l %s", c.File, languageNames())
+}
+
+// shebangLanguage returns the language of the interpreter that the first line of a program names.
+func shebangLanguage(line string) (proto.Language, bool) {
+	command, ok := strings.CutPrefix(line, "#!")
+	if !ok {
+		return "", false
+	}
+	for field := range strings.FieldsSeq(command) {
+		name := strings.TrimRight(path.Base(field), "0123456789.")
+		for _, r := range proto.Runtimes() {
+			if name == string(r.Language) || slices.Contains(r.Interpreters, name) || name != "" && slices.Contains(r.Extensions, "."+name) {
+				return r.Language, true
+			}
+		}
+	}
+	return "", false
+}
+
+// languageNames lists the languages for an error.
+func languageNames() string {
+	var names []string
+	for _, l := range proto.Languages() {
+		names = append(names, string(l))
+	}
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " or " + names[last]
 }
 
 // nameValues parses the NAME=VALUE items of a flag.

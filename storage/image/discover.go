@@ -3,7 +3,6 @@ package image
 import (
 	"maps"
 	"path"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,9 +28,6 @@ const condaEnvs = "/opt/conda/envs"
 
 // venvMark is the file that marks a virtual environment of Python.
 const venvMark = "pyvenv.cfg"
-
-// versioned matches interpreters with a version in their names.
-var versioned = regexp.MustCompile(`^python3\.([0-9]{1,4})$`)
 
 // CleanEnv returns the part of an image's environment that programs get: the variables of [proto.ImageEnv] with printable values, and
 // the absolute directories of PATH.
@@ -73,13 +69,13 @@ func (t *Tree) discover(env map[string]string) map[proto.Language]string {
 		if err != nil || d == nil || d.kind != isDir {
 			continue
 		}
-		for _, l := range proto.Languages() {
-			if _, ok := found[l]; ok {
+		for _, r := range proto.Runtimes() {
+			if _, ok := found[r.Language]; ok {
 				continue
 			}
-			for _, name := range interpreterNames(l, d) {
+			for _, name := range interpreterNames(r, d) {
 				if t.isExecutable(d, name) {
-					found[l] = path.Join(dir, name)
+					found[r.Language] = path.Join(dir, name)
 					break
 				}
 			}
@@ -88,31 +84,27 @@ func (t *Tree) discover(env map[string]string) map[proto.Language]string {
 	return found
 }
 
-// interpreterNames returns the names of a language's interpreter in dir, best first.
-func interpreterNames(l proto.Language, dir *node) []string {
-	switch l {
-	case proto.Python:
-		var minor []int
-		for name := range dir.children {
-			if m := versioned.FindStringSubmatch(name); m != nil {
-				n, err := strconv.Atoi(m[1])
-				if err == nil && "python3."+strconv.Itoa(n) == name {
-					minor = append(minor, n)
-				}
+// interpreterNames returns the names that the interpreter of r may have in dir, best first.
+func interpreterNames(r proto.Runtime, dir *node) (all []string) {
+	for _, name := range r.Interpreters {
+		prefix, isPattern := strings.CutSuffix(name, "*")
+		if !isPattern {
+			all = append(all, name)
+			continue
+		}
+		var numbers []int
+		for child := range dir.children {
+			digits, ok := strings.CutPrefix(child, prefix)
+			if n, err := strconv.ParseUint(digits, 10, 16); ok && err == nil && strconv.FormatUint(n, 10) == digits {
+				numbers = append(numbers, int(n))
 			}
 		}
-		slices.Sort(minor)
-		all := []string{"python3", "python"}
-		for _, n := range slices.Backward(minor) {
-			all = append(all, "python3."+strconv.Itoa(n))
+		slices.Sort(numbers)
+		for _, n := range slices.Backward(numbers) {
+			all = append(all, prefix+strconv.Itoa(n))
 		}
-		return all
-	case proto.Node:
-		return []string{"node", "nodejs"}
-	case proto.Bash:
-		return []string{"bash"}
 	}
-	return nil
+	return all
 }
 
 // isExecutable reports whether a name leads to an executable file of the image.

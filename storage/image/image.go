@@ -51,7 +51,7 @@ var (
 	// ErrForm means that something is not an image in the normal form.
 	ErrForm = errors.New("not an image packed by bullpen")
 	// ErrNoLanguage means that an image contains no interpreter.
-	ErrNoLanguage = errors.New("the image has no interpreter: none of python3, node and bash is in the directories of its PATH, in " +
+	ErrNoLanguage = errors.New("the image has no interpreter of any language in the directories of its PATH, in " +
 		"/usr/local/bin, /usr/bin or /bin, nor in a virtual or conda environment")
 )
 

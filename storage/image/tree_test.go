@@ -307,6 +307,10 @@ func TestInterpreters(t *testing.T) {
 			entries: []tar.Header{program("bin/python3.9"), program("bin/python3.14"), program("bin/python3.14-config"), program("bin/python3.014")},
 			want:    map[proto.Language]string{"python": "/bin/python3.14"},
 		},
+		"ruby and deno": {
+			entries: []tar.Header{program("usr/bin/ruby3.1"), program("usr/bin/ruby3.3"), program("usr/local/bin/deno")},
+			want:    map[proto.Language]string{"ruby": "/usr/bin/ruby3.3", "deno": "/usr/local/bin/deno"},
+		},
 		"a virtual environment, with its python a link": {
 			entries: []tar.Header{file("opt/venv/pyvenv.cfg", ""), symlink("opt/venv/bin/python3", "/usr/bin/python3.14"), program("usr/bin/python3.14")},
 			want:    map[proto.Language]string{"python": "/opt/venv/bin/python3"},

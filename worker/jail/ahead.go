@@ -2,6 +2,7 @@ package jail
 
 import (
 	_ "embed"
+	"fmt"
 	"maps"
 	"regexp"
 	"slices"
@@ -32,12 +33,19 @@ var (
 	AheadForks []byte
 )
 
+// CanWait reports whether interpreters of a language can be started before their
+// program is known, see Source.Ahead.
+func CanWait(language string) bool { return waiting[language] != nil }
+
 // Ahead returns the interpreter that would run s, to be started before s is known
 // whole: of s only Language, Home, File, Interpreter and ImageEnv count. The error
-// is only for an unknown language.
+// is only for a language that CanWait does not report.
 func (s Source) Ahead() (Program, error) {
 	s.Code, s.Args, s.Stdin, s.Env, s.TraceID = "", nil, "", nil, ""
 	p, err := s.Program()
+	if err == nil && !CanWait(s.Language) {
+		err = fmt.Errorf("interpreters of %s cannot wait for a program", s.Language)
+	}
 	if err != nil {
 		return Program{}, err
 	}

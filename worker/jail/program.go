@@ -8,6 +8,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 // Places inside a jail.
@@ -44,8 +46,8 @@ type Source struct {
 	Env      map[string]string // the caller's, already validated
 	TraceID  string
 	Home     string // such as /home/baponi, no trailing slash
-	// File is the name in Home of the file that python and node run; default main.py
-	// and main.js. It must not be there yet.
+	// File is the name in Home of the program's file, where the language has it there;
+	// the default is the usual name. It must not be there yet.
 	File string
 	// Interpreter is the file that runs the code, absolute inside the jail; when
 	// empty it is looked up by its usual name in the system's directories.
@@ -61,50 +63,31 @@ const traceEnv = "BULLPEN_TRACE_ID"
 // systemPath is where commands are found when the image does not say.
 const systemPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// FileInHome is the usual name of the file in the home that runs a language's
-// programs; empty where they lie elsewhere.
+// FileInHome returns the usual name of the file in the home that holds a language's
+// programs. It is empty if they are elsewhere.
 func FileInHome(language string) string {
-	switch language {
-	case "python":
-		return "main.py"
-	case "node":
-		return "main.js"
-	default:
+	r, ok := proto.Language(language).Runtime()
+	if !ok || r.OutsideHome {
 		return ""
 	}
+	return r.File
 }
 
 // Program returns what runs s as `python3 <home>/main.py` (and so on) would run
-// in home: same argv, same environment, stdin at its end unless s has one. The error is only for
-// an unknown language.
+// in home: same argv, same environment, stdin at its end unless s has one. The error is
+// only for an unknown language.
 func (s Source) Program() (Program, error) {
-	p := Program{Dir: s.Home}
-	var file File
-	env := s.env()
-	switch s.Language {
-	case "python":
-		file = File{Path: s.Home + "/" + cmp.Or(s.File, FileInHome(s.Language)), Mode: 0o644}
-		p.Argv = []string{"python3", file.Path}
-		env["PYTHONPATH"] = PythonDir
-	case "node":
-		file = File{Path: s.Home + "/" + cmp.Or(s.File, FileInHome(s.Language)), Mode: 0o644}
-		p.Argv = []string{"node", file.Path}
-	case "bash":
-		// Outside home, so that ls and grep -r see only the user's files; and a
-		// file rather than stdin, so that a command that reads stdin does not
-		// eat the program.
-		file = File{Path: JobDir + "/main.sh", Mode: 0o644, Owner: OwnerInit}
-		p.Argv = []string{"bash", file.Path}
-	default:
-		return Program{}, fmt.Errorf("program: unknown language %q: use python, node or bash", s.Language)
+	r, ok := proto.Language(s.Language).Runtime()
+	if !ok {
+		return Program{}, fmt.Errorf("program: unknown language %q", s.Language)
 	}
-	if s.Interpreter != "" {
-		p.Argv[0] = s.Interpreter
+	file := File{Path: s.Home + "/" + cmp.Or(s.File, r.File), Mode: 0o644, Content: []byte(s.Code)}
+	if r.OutsideHome {
+		file.Path, file.Owner = JobDir+"/"+r.File, OwnerInit
 	}
-	p.Argv = append(p.Argv, s.Args...)
-	p.Stdin = []byte(s.Stdin)
-	file.Content = []byte(s.Code)
-	p.Files = []File{file}
+	p := Program{Dir: s.Home, Stdin: []byte(s.Stdin), Files: []File{file}}
+	p.Argv = slices.Concat([]string{cmp.Or(s.Interpreter, r.Interpreters[0])}, r.Args, []string{file.Path}, s.Args)
+	env := s.env(r)
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		p.Env = append(p.Env, name+"="+env[name])
 	}
@@ -113,7 +96,7 @@ func (s Source) Program() (Program, error) {
 
 // env is the environment of every program: the image's, ours over it, and the
 // caller's over both.
-func (s Source) env() map[string]string {
+func (s Source) env(r proto.Runtime) map[string]string {
 	local, system := s.Home+"/.local", systemPath
 	if p := s.ImageEnv["PATH"]; p != "" {
 		system = p
@@ -136,6 +119,10 @@ func (s Source) env() map[string]string {
 		"NPM_CONFIG_CACHE":          "/tmp/.cache/npm",
 		traceEnv:                    s.TraceID,
 	})
+	maps.Copy(env, r.Env)
+	if r.Language == proto.Python {
+		env["PYTHONPATH"] = PythonDir
+	}
 	maps.Copy(env, s.Env)
 	return env
 }

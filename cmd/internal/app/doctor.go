@@ -118,10 +118,10 @@ func checkJails(ctx context.Context, c *Config) []Check {
 		some = some || r.Available
 	}
 	for _, r := range runtimes {
-		check := Check{Name: r.Language, OK: r.Available, Optional: some, Found: r.Version}
+		check := Check{Name: string(r.Language), OK: r.Available, Optional: some, Found: r.Found}
 		if !r.Available {
 			check.Found = r.Problem
-			check.Remedy = "install " + r.Command + " with the system's packages: jails see /usr, not somebody's home"
+			check.Remedy = "install " + r.Interpreters[0] + " with the system's packages: jails see /usr, not somebody's home"
 		}
 		checks = append(checks, check)
 	}

@@ -247,7 +247,7 @@ func probe(ctx context.Context, maker *nsjail.Maker) (map[proto.Language]string,
 	languages := map[proto.Language]string{}
 	for _, r := range found {
 		if r.Available {
-			languages[proto.Language(r.Language)] = r.Version
+			languages[r.Language] = r.Found
 		}
 	}
 	return languages, nil

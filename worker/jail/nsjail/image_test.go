@@ -19,22 +19,8 @@ import (
 func makeImage(tb testing.TB, more map[string]string) string {
 	tb.Helper()
 	root := filepath.Join(runDir(tb), "image")
-	files := []string{"/usr/bin/bash", "/usr/bin/cat", "/usr/bin/ls"}
-	out, err := exec.CommandContext(tb.Context(), "ldd", files...).Output()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	for field := range strings.FieldsSeq(string(out)) {
-		if strings.HasPrefix(field, "/") && !strings.HasSuffix(field, ":") {
-			files = append(files, field)
-		}
-	}
-	for _, f := range files {
-		b, err := os.ReadFile(f)
-		if err != nil {
-			tb.Fatal(err)
-		}
-		write(tb, root, f, b, 0o755)
+	for _, name := range []string{"bash", "cat", "ls"} {
+		installProgram(tb, root, "/usr/bin/"+name)
 	}
 	for name, content := range more {
 		if target, link := strings.CutPrefix(content, "-> "); link {
@@ -49,6 +35,29 @@ func makeImage(tb testing.TB, more map[string]string) string {
 		write(tb, root, name, []byte(content), 0o644)
 	}
 	return root
+}
+
+// installProgram copies a program and the libraries that it needs into the root file
+// system at root, the program to /usr/bin.
+func installProgram(tb testing.TB, root, program string) {
+	tb.Helper()
+	out, err := exec.CommandContext(tb.Context(), "ldd", program).Output()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	names := map[string]string{program: "/usr/bin/" + filepath.Base(program)}
+	for field := range strings.FieldsSeq(string(out)) {
+		if strings.HasPrefix(field, "/") && !strings.HasSuffix(field, ":") {
+			names[field] = field
+		}
+	}
+	for from, to := range names {
+		b, err := os.ReadFile(from)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		write(tb, root, to, b, 0o755)
+	}
 }
 
 func write(tb testing.TB, root, name string, content []byte, mode fs.FileMode) {

@@ -144,9 +144,12 @@ var modeOf sync.Map
 // languages are those of interpreters.
 var languages = map[string]string{"python3": "python", "node": "node", "bash": "bash"} // read only
 
-// ahead is what to start ahead of a language's programs.
+// ahead is what to start ahead of a language's programs; nil if that is nothing.
 func ahead(tb testing.TB, language string) *jail.Program {
 	tb.Helper()
+	if !jail.CanWait(language) {
+		return nil
+	}
 	p, err := jail.Source{Language: language, Home: DefaultHome}.Ahead()
 	if err != nil {
 		tb.Fatal(err)

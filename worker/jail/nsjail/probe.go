@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
@@ -13,61 +14,56 @@ import (
 // booted.
 const probeTimeout = 30 * time.Second
 
-// Runtime is one language's interpreter as a jail sees it.
+// Runtime is a language's interpreter as a jail sees it.
 type Runtime struct {
-	Language  string // python, node or bash
-	Command   string // such as python3
+	proto.Runtime
 	Available bool
-	Version   string // such as 3.11.2; empty when not available
+	Found     string // its version, such as 3.11.2; empty if not available
 	Problem   string // why it is not available
 }
 
-// Probe runs every runtime inside a jail and asks for its version. One that is
-// missing or broken is reported as not available; an error means that a jail
+// Probe runs the interpreter of every language in a jail and asks for its version. One
+// that is missing or broken is reported as not available; an error means that a jail
 // could not be made.
-func (m *Maker) Probe(ctx context.Context, spec jail.Spec) ([]Runtime, error) {
-	runtimes := []Runtime{
-		{Language: "python", Command: "python3"},
-		{Language: "node", Command: "node"},
-		{Language: "bash", Command: "bash"},
-	}
-	for i := range runtimes {
-		if err := m.probe(ctx, spec, &runtimes[i]); err != nil {
+func (m *Maker) Probe(ctx context.Context, spec jail.Spec) (all []Runtime, err error) {
+	for _, r := range proto.Runtimes() {
+		found, err := m.probe(ctx, spec, r)
+		if err != nil {
 			return nil, err
 		}
+		all = append(all, found)
 	}
-	return runtimes, nil
+	return all, nil
 }
 
-func (m *Maker) probe(ctx context.Context, spec jail.Spec, r *Runtime) error {
+func (m *Maker) probe(ctx context.Context, spec jail.Spec, runtime proto.Runtime) (Runtime, error) {
+	r := Runtime{Runtime: runtime}
 	j, err := m.Prepare(ctx, spec)
 	if err != nil {
-		return err
+		return r, err
 	}
+	command := r.Interpreters[0]
 	var out bytes.Buffer
 	o, err := j.Run(ctx, jail.Program{
-		Argv:    []string{r.Command, "--version"},
+		Argv:    []string{command, r.Version},
 		Env:     []string{"HOME=" + m.cfg.Home, "LANG=C.UTF-8", "PATH=/usr/local/bin:/usr/bin:/bin"},
 		Dir:     m.cfg.Home,
 		Timeout: probeTimeout,
 		Stdout:  &out,
 	})
 	if err != nil {
-		return err
+		return r, err
 	}
-	r.Version = version(out.String())
+	found := version(out.String())
 	switch {
 	case o.Kind == jail.StartFailed:
 		r.Problem = o.Step + ": " + o.Detail
-	case o.Kind != jail.Exited || o.ExitCode != 0 || r.Version == "":
-		r.Problem = r.Command + " --version does not work: " + string(o.Kind) + " " + o.Detail
+	case o.Kind != jail.Exited || o.ExitCode != 0 || found == "":
+		r.Problem = command + " " + r.Version + " does not work: " + string(o.Kind) + " " + o.Detail
 	default:
-		r.Available = true
+		r.Available, r.Found = true, found
 	}
-	if !r.Available {
-		r.Version = ""
-	}
-	return nil
+	return r, nil
 }
 
 // version is the first word of the first line that has a digit, without what
