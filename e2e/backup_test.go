@@ -96,7 +96,7 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	if err := os.WriteFile(half, raw[:len(raw)*2/3], 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, said := p.run(t, w.env, append([]string{"restore", half}, to...)...); code != 1 || !strings.Contains(said, "no whole backup") {
+	if code, said := p.run(t, w.env, append([]string{"restore", half}, to...)...); code != 1 || !strings.Contains(said, "not a complete backup") {
 		t.Errorf("half a backup: %d %s", code, said)
 	}
 	front := p.startProcess(t, "front on half a backup", w.env, p.bullpen,

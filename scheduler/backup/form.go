@@ -1,9 +1,11 @@
-// Package backup writes all that bullpen keeps in JetStream into one file while it runs, and makes an empty JetStream hold it again. Of the
-// files of threads it has the names only: they are in the blob store.
+// Package backup writes all that bullpen stores in JetStream to one file while it runs, and
+// restores it into an empty JetStream. The files of threads and images are in the blob store, and a
+// backup contains only their names.
 //
-// A backup is what JetStream's messages are and not how a server stores them, so that it can be restored with another number of replicas
-// and by another release of NATS. JetStream's own snapshots would not do besides: the server makes one block by block while writes go on,
-// and a record that is replaced meanwhile may be in none of them.
+// A backup contains messages, and not the files of a NATS server, so that it can be restored with
+// another number of replicas and by another version of NATS. JetStream's own snapshots are
+// unsuitable besides: the server makes one block by block during writes, and a record that is
+// replaced meanwhile may be missing from all blocks.
 package backup
 
 import (
@@ -19,35 +21,35 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// form is the version of the form of backups that is written here. It is a zstd stream, which has a checksum, of lines of JSON: a [begin],
-// entries, each followed by as many bytes as it says, and an [end].
-const form = 1
+// formatVersion is the version of the file format. A file is a zstd stream, which contains a checksum, of
+// JSON lines: a [begin], entries, each followed by its body, and an entry with End.
+const formatVersion = 1
 
 const (
 	maxLine = 8 << 20 // of JSON, in bytes
 	maxBody = 1 << 30 // of an entry, in bytes
 )
 
-// ErrDamaged says that a file is not a whole backup.
-var ErrDamaged = errors.New("this is no whole backup")
+// ErrDamaged means that a file is not a complete backup.
+var ErrDamaged = errors.New("this is not a complete backup")
 
 type begin struct {
-	Form    int       `json:"bullpen_backup"`
+	Format  int       `json:"bullpen_backup"`
 	MadeAt  time.Time `json:"made_at"`
 	Version string    `json:"version"` // of the program that made it
 }
 
-// entry is a message. Those of one stream are in their order.
+// entry is the header of a message. Messages of one stream are in order.
 type entry struct {
 	Subject string      `json:"subject,omitempty"`
 	Header  nats.Header `json:"header,omitempty"`
 	Time    time.Time   `json:"time,omitzero"`
 	Bytes   int         `json:"bytes,omitempty"`
-	// End says that this is none, and how many were before it.
+	// End marks the end of the backup. It is the number of messages.
 	End *int64 `json:"end,omitempty"`
 }
 
-// Summary tells of a backup.
+// Summary describes a backup.
 type Summary struct {
 	MadeAt   time.Time
 	Version  string // of the program that made it
@@ -67,7 +69,7 @@ func create(w io.Writer, version string, at time.Time) (*file, error) {
 		return nil, fmt.Errorf("write a backup: %w", err)
 	}
 	f := &file{out: out, lines: json.NewEncoder(out)}
-	return f, f.lines.Encode(begin{Form: form, MadeAt: at.UTC(), Version: version})
+	return f, f.lines.Encode(begin{Format: formatVersion, MadeAt: at.UTC(), Version: version})
 }
 
 func (f *file) add(subject string, h nats.Header, at time.Time, body []byte) error {
@@ -91,12 +93,13 @@ func (f *file) end() error {
 	return nil
 }
 
-// Check reads a backup to its end, and tells of it. Its error is [ErrDamaged] where it is not whole.
+// Check reads a backup to its end and describes it. It returns [ErrDamaged] if the backup is not
+// complete.
 func Check(r io.Reader) (Summary, error) {
 	return read(r, func(*entry, []byte) error { return nil })
 }
 
-// read hands every message of a backup to take. Only when it returns without an error was it a whole one.
+// read calls take with all messages of a backup, which was complete only if read returns no error.
 func read(r io.Reader, take func(*entry, []byte) error) (s Summary, err error) {
 	in, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1))
 	if err != nil {
@@ -109,10 +112,10 @@ func read(r io.Reader, take func(*entry, []byte) error) (s Summary, err error) {
 		return s, err
 	}
 	switch {
-	case first.Form < 1:
-		return s, fmt.Errorf("%w: it does not begin as one", ErrDamaged)
-	case first.Form > form:
-		return s, fmt.Errorf("this backup has form %d, made by bullpen %s, and this program knows none after %d: take a newer one", first.Form, first.Version, form)
+	case first.Format < 1:
+		return s, fmt.Errorf("%w: it has no header", ErrDamaged)
+	case first.Format > formatVersion:
+		return s, fmt.Errorf("this backup has format %d, made by bullpen %s, and this program reads formats up to %d: use a newer one", first.Format, first.Version, formatVersion)
 	}
 	s.MadeAt, s.Version = first.MadeAt, first.Version
 	for {
@@ -125,7 +128,7 @@ func read(r io.Reader, take func(*entry, []byte) error) (s Summary, err error) {
 				return s, fmt.Errorf("%w: it has %d messages and should have %d", ErrDamaged, s.Messages, *e.End)
 			}
 			if _, err := lines.ReadByte(); !errors.Is(err, io.EOF) { // the checksum comes after the last byte
-				return s, fmt.Errorf("%w: there is more after its end: %w", ErrDamaged, err)
+				return s, fmt.Errorf("%w: data after its end: %w", ErrDamaged, err)
 			}
 			return s, nil
 		}
@@ -149,7 +152,7 @@ func readLine(r *bufio.Reader, v any) error {
 		part, err := r.ReadSlice('\n')
 		line = append(line, part...)
 		if len(line) > maxLine || err != nil && !errors.Is(err, bufio.ErrBufferFull) {
-			return fmt.Errorf("%w: it ends within a line, or has one that is too long: %w", ErrDamaged, err)
+			return fmt.Errorf("%w: truncated or too long line: %w", ErrDamaged, err)
 		}
 		if err == nil {
 			break

@@ -1,6 +1,7 @@
-// Package natsembed runs a NATS JetStream server inside the process, for the one-binary form of bullpen. It keeps the server's
-// files under one directory that it locks, syncs every durable write, and starts the server again after a full disk, because
-// a JetStream store that met one refuses writes until it is opened anew. It knows nothing of jobs.
+// Package natsembed runs a NATS JetStream server inside the process, for bullpen as one binary. It
+// locks the directory of the server's files, synchronises every durable write, and restarts the
+// server after a full disk: a JetStream store that met one rejects writes until it is opened again.
+// It knows nothing of jobs.
 package natsembed
 
 import (
@@ -17,11 +18,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// Server is an embedded NATS server. It is a [nats.InProcessConnProvider]: connections survive its being started again.
+// Server is an embedded NATS server. It is a [nats.InProcessConnProvider]: connections survive a
+// restart of the server.
 type Server struct {
 	dir     string
 	reserve uint64
@@ -40,8 +41,8 @@ const (
 	lockTries     = 60
 )
 
-// Open starts a server whose files lie under dir. Below reserve bytes of free disk the store counts as full. A directory that
-// another server holds is an error that says so.
+// Open starts a server whose files are under dir. The store counts as full below reserve bytes of
+// free disk. Open returns an error if another process has locked dir.
 func Open(dir string, reserve uint64, log *slog.Logger) (*Server, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make data directory: %w", err)
@@ -64,15 +65,14 @@ func lockDir(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open lock of the data directory: %w", err)
 	}
-	// A child that a killed server was just starting has the lock until it becomes another program.
-	wait := backoff.NewConstantBackOff(lockPause)
-	err = backoff.Retry(func() error {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil || errors.Is(err, syscall.EWOULDBLOCK) {
-			return err
+	for range lockTries {
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			break
 		}
-		return backoff.Permanent(err)
-	}, backoff.WithMaxRetries(wait, lockTries))
+		// A child process that a killed server was just starting holds the lock until it calls exec.
+		time.Sleep(lockPause)
+	}
 	if err == nil {
 		return f, nil
 	}
@@ -87,7 +87,7 @@ func (s *Server) start() error {
 	srv, err := server.NewServer(&server.Options{
 		ServerName: "bullpen", JetStream: true, StoreDir: s.dir,
 		DontListen: true, NoSigs: true, SyncAlways: true,
-		// The file system's free space is the limit, judged by Free; JetStream's own default is a share of it at start.
+		// The disk's free space is the limit, see Full. JetStream's default is a share of it at start.
 		JetStreamMaxStore:  1 << 50,
 		JetStreamMaxMemory: 64 << 20,
 	})
@@ -110,18 +110,18 @@ func (s *Server) start() error {
 	return nil
 }
 
-// InProcessConn opens a connection to the server as it is now.
+// InProcessConn opens a connection to the current server.
 func (s *Server) InProcessConn() (net.Conn, error) {
 	s.mu.Lock()
 	srv := s.current
 	s.mu.Unlock()
 	if srv == nil {
-		return nil, errors.New("embedded NATS is being started again")
+		return nil, errors.New("embedded NATS is restarting")
 	}
 	return srv.InProcessConn()
 }
 
-// Full reports whether the disk has less than the reserve left, or cannot be asked.
+// Full reports whether less than the reserve is free on the disk, or that is unknown.
 func (s *Server) Full() bool {
 	var st syscall.Statfs_t
 	if err := syscall.Statfs(s.dir, &st); err != nil {
@@ -130,7 +130,8 @@ func (s *Server) Full() bool {
 	return st.Bavail*uint64(st.Bsize) < s.reserve
 }
 
-// Run watches the server until ctx ends, and starts it again when its store failed and the disk has room.
+// Run checks the server until ctx is done, and restarts it when its store has failed and the disk
+// has room.
 func (s *Server) Run(ctx context.Context) error {
 	tick := time.NewTicker(watchInterval)
 	defer tick.Stop()
@@ -143,11 +144,11 @@ func (s *Server) Run(ctx context.Context) error {
 		if s.healthy() || s.Full() {
 			continue
 		}
-		s.log.Warn("embedded NATS: the store failed earlier and the disk has room again, opening it anew")
+		s.log.Warn("embedded NATS: store failed earlier and the disk has room again, restarting")
 		s.stop()
 		s.fault.Store(false)
 		if err := s.start(); err != nil {
-			s.log.Error("embedded NATS could not be started again, will retry", "error", err)
+			s.log.Error("embedded NATS restart failed, will retry", "error", err)
 		}
 	}
 }
@@ -175,7 +176,8 @@ func (s *Server) Close() {
 	_ = s.lock.Close()
 }
 
-// logger hands the server's log to slog and notices store failures, of which the server gives no other sign.
+// logger forwards the server's log to slog, and detects failures of the store, which the server
+// reports in no other way.
 type logger struct {
 	log   *slog.Logger
 	fault *atomic.Bool

@@ -14,17 +14,17 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// Bindings keeps which execution an idempotency key stands for, for [store.BindingTTL].
+// Bindings stores which execution an idempotency key stands for, for [store.BindingTTL].
 type Bindings struct{ Store *store.Store }
 
-// name makes a bucket key of what a client chose freely.
+// name returns the bucket key for an idempotency key, which the client chooses freely.
 func (b *Bindings) name(scope, key string) string {
 	sum := sha256.Sum256([]byte(scope + "\x00" + key))
 	return hex.EncodeToString(sum[:])
 }
 
-// Bind binds key to an execution that is about to be submitted. When it is bound already, bound is false and the binding returned is
-// the earlier one.
+// Bind binds key to an execution that is about to be submitted. If key is bound already, bound is
+// false, and Bind returns the earlier binding.
 func (b *Bindings) Bind(ctx context.Context, scope, key string, n proto.Binding) (binding proto.Binding, bound bool, err error) {
 	body, err := json.Marshal(n)
 	if err != nil {
@@ -41,7 +41,7 @@ func (b *Bindings) Bind(ctx context.Context, scope, key string, n proto.Binding)
 		}
 		e, err := b.Store.Bindings.Get(ctx, name)
 		if store.IsNotFound(err) {
-			continue // released in between
+			continue // released meanwhile
 		}
 		if err != nil {
 			return proto.Binding{}, false, fmt.Errorf("read idempotency key: %w", err)
@@ -55,8 +55,8 @@ func (b *Bindings) Bind(ctx context.Context, scope, key string, n proto.Binding)
 	}
 }
 
-// Replace binds key to another execution in place of old, whose own came to nothing. Its error is [proto.ErrConflict] when
-// somebody else did so first.
+// Replace binds key to another execution in place of old, whose execution was not accepted. It
+// returns [proto.ErrConflict] if the binding was changed since.
 func (b *Bindings) Replace(ctx context.Context, scope, key string, old, n proto.Binding) (proto.Binding, error) {
 	body, err := json.Marshal(n)
 	if err != nil {
@@ -72,7 +72,7 @@ func (b *Bindings) Replace(ctx context.Context, scope, key string, old, n proto.
 	return n, nil
 }
 
-// Release frees a key whose execution was not accepted. A key that was bound anew is left alone.
+// Release removes the binding of an execution that was not accepted. A newer binding is left alone.
 func (b *Bindings) Release(ctx context.Context, scope, key string, n proto.Binding) error {
 	err := b.Store.Bindings.Delete(ctx, b.name(scope, key), jetstream.LastRevision(n.Revision))
 	if err != nil && !store.IsConflict(err) && !store.IsNotFound(err) {

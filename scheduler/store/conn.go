@@ -31,7 +31,7 @@ const (
 	dialPause      = time.Second
 	reconnectWait  = 100 * time.Millisecond
 	attachNotice   = time.Second // after which the log says what an attaching process waits for
-	maxReconnects  = -1          // for ever: whoever waits has a deadline of its own
+	maxReconnects  = -1          // for ever: callers have deadlines
 	// A server that has stopped or is cut off does not say so. The connection counts as lost after
 	// that many unanswered pings, which is before the rest of a cluster has elected new leaders.
 	pingEvery   = time.Second

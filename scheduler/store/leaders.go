@@ -24,7 +24,7 @@ const (
 	Dispatcher    = AnnounceSubject
 )
 
-// leaderChanges notifies whoever waits for an answer that it is worth asking again: the stream has
+// leaderChanges notifies waiting requests that it is worth asking again: the stream has
 // a new leader, there is a new dispatcher, or the connection was made again. Notifications may get
 // lost, which timeouts make up for.
 type leaderChanges struct {

@@ -25,16 +25,16 @@ const (
 	HeaderStatus  = "Bullpen-Status"  // of an execution's record
 	HeaderWorker  = "Bullpen-Worker"  // who holds the lease
 	HeaderAttempt = "Bullpen-Attempt" // the claimed attempt
-	HeaderLosses  = "Bullpen-Losses"  // how many workers died with an execution before they started its program; none for 0
-	HeaderFirst   = "Bullpen-First"   // sequence number of the first event in an output message
-	HeaderLast    = "Bullpen-Last"    // and of the last
+	HeaderLosses  = "Bullpen-Losses"  // number of workers that died before they started the program; none for 0
+	HeaderFirst   = "Bullpen-First"   // number of the first event in an output message
+	HeaderLast    = "Bullpen-Last"    // number of the last event
 	HeaderOrigin  = "Bullpen-Origin"  // scheme, host and port of a delivery's URL
-	HeaderDue     = "Bullpen-Due"     // when a delivery's next attempt is due, RFC 3339 with nanoseconds; none where it has ended
-	HeaderThread  = "Bullpen-Thread"  // JSON of [proto.ThreadSummary] on a head; none where the thread was removed
+	HeaderDue     = "Bullpen-Due"     // when a delivery's next attempt is due, RFC 3339 with nanoseconds; none if the delivery has ended
+	HeaderThread  = "Bullpen-Thread"  // JSON of [proto.ThreadSummary] on a head; none if the thread was removed
 	HeaderDead    = "Bullpen-Dead"    // JSON of [proto.DeadLetter] on a dead letter
 	headerBody    = "Bullpen-Body"    // name of the object that holds the body
-	headerWrite   = "Bullpen-Write"   // names one write, to recognise it after an answer was lost
-	headerStored  = "Bullpen-Stored"  // when a message was stored that was restored from a backup later, RFC 3339 with nanoseconds
+	headerWrite   = "Bullpen-Write"   // unique to a write, to recognise it after a lost answer
+	headerStored  = "Bullpen-Stored"  // when a message restored from a backup was first stored, RFC 3339 with nanoseconds
 )
 
 const (
@@ -258,7 +258,7 @@ func (s *Store) JobMeta(ctx context.Context, id proto.TraceID) (*proto.Meta, err
 	}
 	meta, err := DecodeMeta(m.Header)
 	if err == nil && meta.TraceID != id {
-		err = fmt.Errorf("decode job %s: it says it is %q", id, meta.TraceID)
+		err = fmt.Errorf("decode job %s: its id is %q", id, meta.TraceID)
 	}
 	return meta, err
 }
@@ -270,7 +270,7 @@ func DecodeJob(m *Message, id proto.TraceID) (*proto.Job, error) {
 		return nil, fmt.Errorf("decode job %s: %w", id, err)
 	}
 	if job.TraceID != id {
-		return nil, fmt.Errorf("decode job %s: it says it is %q", id, job.TraceID)
+		return nil, fmt.Errorf("decode job %s: its id is %q", id, job.TraceID)
 	}
 	return &job, nil
 }

@@ -59,7 +59,7 @@ const openTimeout = 30 * time.Second
 const maxInline = 512 << 10
 
 // The record of an execution may fill a message of the usual size but for its header. With 1 MB of
-// output it is one write then, which also reaches whoever waits for it.
+// output it is one write then, which also reaches waiting clients.
 const (
 	usualPayload = 1 << 20
 	maxRecord    = usualPayload - 16<<10

@@ -117,7 +117,7 @@ var table = []row{
 		subjects: []string{root + "exec.*"}, retention: asConfigured, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleScheduler: mayWrite | mayLookup | mayFollow, roleWebhook: mayLookup, roleWorker: mayWrite | mayLookup},
 		tune: func(st *jetstream.StreamConfig, _ Config) {
-			// The server itself sends a stored record to whoever waits for it.
+			// The server itself sends a stored record to waiting clients.
 			st.RePublish = &jetstream.RePublish{Source: root + "exec.*", Destination: root + "done.{{wildcard(1)}}"}
 		},
 	},

@@ -21,7 +21,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// Server starts an embedded server in a directory of the test's, and stops it when the test is over.
+// Server starts an embedded server for the test.
 func Server(t testing.TB) *natsembed.Server {
 	t.Helper()
 	s, err := natsembed.Open(t.TempDir(), 1<<20, Log(t))
@@ -32,13 +32,13 @@ func Server(t testing.TB) *natsembed.Server {
 	return s
 }
 
-// clusters are those that this process has started.
+// clusters is the number of clusters that this process has started.
 var clusters atomic.Int32
 
-// Replicas is how many servers a cluster has, and keep each stream.
+// Replicas is the number of servers of a cluster, and of replicas of its streams.
 const Replicas = 3
 
-// Cluster starts servers that keep every stream between them, and gives a connection to them. They stop when the test is over.
+// Cluster starts a cluster for the test and connects to it.
 func Cluster(t testing.TB) *store.Store {
 	t.Helper()
 	start := Servers(t)
@@ -55,11 +55,11 @@ func Cluster(t testing.TB) *store.Store {
 	return st
 }
 
-// Servers gives a function that starts the next server of a cluster and returns its URL when it listens. They stop when the test is over.
+// Servers returns a function that starts the next server of a cluster and returns its URL.
 func Servers(t testing.TB) (start func() string) {
 	t.Helper()
 	const port = 6222
-	// On addresses that are this cluster's alone: a port that is free now may be another's before the server has it.
+	// Each cluster has addresses of its own: a free port may be taken before the server binds it.
 	pid, first := os.Getpid(), Replicas*int(clusters.Add(1)-1)+1
 	host := func(i int) string { return fmt.Sprintf("127.%d.%d.%d", 1+pid>>8&0x7f, pid&0xff, first+i) }
 	var routes []*url.URL
@@ -90,14 +90,14 @@ func Servers(t testing.TB) (start func() string) {
 	}
 }
 
-// Restarted is a server that can be started again with connections open.
+// RestartableServer is a server that can be restarted while connections are open.
 type RestartableServer struct {
 	t       testing.TB
 	dir     string
 	current atomic.Pointer[natsembed.Server]
 }
 
-// Restartable starts such a server, and stops it when the test is over.
+// NewRestartable starts a restartable server for the test.
 func NewRestartable(t testing.TB) *RestartableServer {
 	t.Helper()
 	r := &RestartableServer{t: t, dir: t.TempDir()}
@@ -114,19 +114,19 @@ func (r *RestartableServer) start() {
 	r.current.Store(s)
 }
 
-// InProcessConn opens a connection to the server as it is now.
+// InProcessConn opens a connection to the current server.
 func (r *RestartableServer) InProcessConn() (net.Conn, error) {
 	return r.current.Load().InProcessConn()
 }
 
-// Restart stops the server and starts it with what it has stored.
+// Restart stops the server and starts it with its stored data.
 func (r *RestartableServer) Restart() {
 	r.t.Helper()
 	r.current.Load().Close()
 	r.start()
 }
 
-// Set connects to the server with a connection of its own, as another process would.
+// Open connects to the server with a new connection, like another process.
 func Open(t testing.TB, s nats.InProcessConnProvider) *store.Store {
 	t.Helper()
 	st, err := store.Connect(Context(t), store.Access{InProcess: s, Name: t.Name()},
@@ -138,7 +138,7 @@ func Open(t testing.TB, s nats.InProcessConnProvider) *store.Store {
 	return st
 }
 
-// Context ends with the test, or when it takes so long that something hangs.
+// Context is done when the test ends, or after a minute.
 func Context(t testing.TB) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -146,7 +146,7 @@ func Context(t testing.TB) context.Context {
 	return ctx
 }
 
-// Job makes a job that waits long enough for any test.
+// Job returns a job that may wait in the queue longer than any test.
 func Job(org, key string, mode proto.Mode) *proto.Job {
 	now := time.Now().UTC()
 	return &proto.Job{
@@ -158,7 +158,7 @@ func Job(org, key string, mode proto.Mode) *proto.Job {
 	}
 }
 
-// Store stores a job as a dispatcher does.
+// PutJob stores a job as a dispatcher does.
 func PutJob(ctx context.Context, st *store.Store, job *proto.Job) error {
 	m, err := st.StageJob(ctx, job, nats.Header{})
 	if err != nil {
@@ -168,7 +168,7 @@ func PutJob(ctx context.Context, st *store.Store, job *proto.Job) error {
 	return err
 }
 
-// Log writes to the test's log.
+// Log writes to the log of the test.
 func Log(t testing.TB) *slog.Logger {
 	return slog.New(slog.NewTextHandler(t.Output(), nil))
 }

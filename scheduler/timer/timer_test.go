@@ -222,7 +222,7 @@ func TestRedisThatIsKilledAndRestarted(t *testing.T) {
 	w := open(t, p.url())
 	w.in(t, "before", 2*time.Second)
 	redis.Close()
-	w.log.says(t, "Redis does not answer")
+	w.log.says(t, "Redis unreachable")
 	if err := w.Set(t.Context(), "meanwhile", time.Now().Add(time.Minute)); err == nil {
 		t.Error("a timer was set without Redis")
 	}
@@ -234,7 +234,7 @@ func TestRedisThatIsKilledAndRestarted(t *testing.T) {
 	w.wakes(t, "before")
 	w.settles(t, "after", 100*time.Millisecond)
 	w.wakes(t, "after")
-	w.log.says(t, "Redis answers again")
+	w.log.says(t, "Redis reachable")
 }
 
 func TestRedisThatIsFlushed(t *testing.T) {
@@ -313,7 +313,7 @@ func TestAbsentRedisIsWaitedFor(t *testing.T) {
 	redis := miniredis.RunT(t)
 	p := newProxy(t, "127.0.0.1:1")
 	w := open(t, p.url())
-	w.log.says(t, "does not answer yet")
+	w.log.says(t, "Redis unreachable")
 	p.to(redis.Addr())
 	w.settles(t, "key", 100*time.Millisecond)
 	w.wakes(t, "key")
@@ -370,7 +370,7 @@ func TestTLS(t *testing.T) {
 		"x509":               {URL: cfg.URL},
 		"no such file":       {URL: cfg.URL, CA: "/nonexistent"},
 		"no PEM certificate": {URL: cfg.URL, CA: none},
-		"not one of rediss":  {URL: "redis://" + redis.Addr(), CA: ca},
+		"need a rediss":  {URL: "redis://" + redis.Addr(), CA: ca},
 		"write redis://":     {URL: "http://hunter2@x"},
 	} {
 		cfg.Log = slog.New(slog.DiscardHandler)

@@ -12,19 +12,20 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// BackupSummary tells of a backup.
+// BackupSummary describes a backup.
 type BackupSummary = backup.Summary
 
-// CheckBackup reads a backup to its end. Its error says that it is not whole.
+// CheckBackup reads a backup to its end. It returns an error if the backup is not complete.
 func CheckBackup(r io.Reader) (BackupSummary, error) { return backup.Check(r) }
 
-// Restore makes the JetStream that a server with the settings of cfg would use hold what the backup in r does. Nothing may be there yet.
+// Restore restores the backup in r into the JetStream that a server with the settings cfg would
+// use. Nothing may be stored there.
 func Restore(ctx context.Context, cfg *Config, r io.Reader) (BackupSummary, error) {
 	log := NewLogger(os.Stderr, cfg.LogLevel, cfg.LogFormat)
 	access := cfg.access("bullpen restore")
 	if cfg.Embedded() {
 		if _, err := os.Stat(filepath.Join(cfg.Data, "bootstrap.key")); err == nil {
-			return BackupSummary{}, fmt.Errorf("%s was used by a server already: its bootstrap.key would be no key; choose a new --data", cfg.Data)
+			return BackupSummary{}, fmt.Errorf("%s was used by a server already: its bootstrap.key would not be a key; choose a new --data", cfg.Data)
 		}
 		server, err := natsembed.Open(cfg.Data, diskReserve, log)
 		if err != nil {

@@ -14,32 +14,33 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/registry"
 )
 
-// bootstrap makes sure that there is a first API key. One that had to be made is written beside the data and never shown. It lies there
-// before it becomes a key, so that no crash leaves a key that nobody knows.
+// bootstrap makes sure that there is a first API key. A new one is written to a file next to the
+// data, and never shown. It is in the file before it becomes a key, so that a crash cannot leave a
+// key that nobody knows.
 func (s *system) bootstrap(ctx context.Context, keys *registry.Keys) error {
 	if s.cfg.BootstrapKey != "" {
 		err := keys.Bootstrap(ctx, s.cfg.BootstrapKey)
 		if errors.Is(err, registry.ErrRevoked) {
-			s.log.Warn("the bootstrap key that is set was revoked, and stays so: set a new one, or none")
+			s.log.Warn("configured bootstrap key is revoked: set a new one, or none")
 			return nil
 		}
 		return err
 	}
-	name, kept := filepath.Join(s.cfg.Data, "bootstrap.key"), false
-	made, err := keys.BootstrapOnce(ctx, func() (string, error) {
-		if err := os.MkdirAll(s.cfg.Data, 0o700); err != nil { // NATS has made it where it keeps its files there
-			return "", fmt.Errorf("make the data directory for the bootstrap key: %w", err)
+	name, written := filepath.Join(s.cfg.Data, "bootstrap.key"), false
+	created, err := keys.BootstrapOnce(ctx, func() (string, error) {
+		if err := os.MkdirAll(s.cfg.Data, 0o700); err != nil { // an embedded NATS has created it already
+			return "", fmt.Errorf("create the data directory for the bootstrap key: %w", err)
 		}
-		secret, err := keepSecret(name, s.cfg.Region)
-		kept = err == nil
+		secret, err := persistSecret(name, s.cfg.Region)
+		written = err == nil
 		return secret, err
 	})
 	switch {
 	case err != nil:
 		return err
-	case made:
-		s.log.Info("the first API key was made, with all rights; it is in this file only", "file", name)
-	case kept: // another gateway, with other data, was faster: what lies there is no key
+	case created:
+		s.log.Info("first API key created, with all rights; it is in this file only", "file", name)
+	case written: // another gateway, with another data directory, was faster
 		if err := os.Remove(name); err != nil {
 			return fmt.Errorf("remove the unused bootstrap key: %w", err)
 		}
@@ -47,20 +48,20 @@ func (s *system) bootstrap(ctx context.Context, keys *registry.Keys) error {
 	return nil
 }
 
-// keepSecret gives the secret that lies in the file name, where a start that went no further left it, or makes one and writes it
-// there.
-func keepSecret(name, region string) (string, error) {
+// persistSecret returns the secret in the named file, which an interrupted start may have left, or
+// creates one and writes it there.
+func persistSecret(name, region string) (string, error) {
 	if secret, err := readSecret(name); err == nil {
 		return secret, nil
 	}
-	// What else lies there may be readable by others, or a link: it is replaced, not written through.
+	// Anything else there may be readable by others, or a link: it is replaced, not written to.
 	if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", fmt.Errorf("replace the old bootstrap key: %w", err)
 	}
 	secret := proto.NewKeySecret(region)
 	err := writeSecret(name, secret)
 	if errors.Is(err, os.ErrExist) {
-		return readSecret(name) // another process with the same data was faster
+		return readSecret(name) // another process with the same data directory was faster
 	}
 	if err != nil {
 		return "", fmt.Errorf("write the bootstrap key: %w", err)
@@ -68,7 +69,7 @@ func keepSecret(name, region string) (string, error) {
 	return secret, nil
 }
 
-// readSecret reads a key's secret from a file that nobody else can have read or written.
+// readSecret reads the secret of a key from a file that no other user can have read or written.
 func readSecret(name string) (string, error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -81,10 +82,10 @@ func readSecret(name string) (string, error) {
 	}
 	owner, ok := info.Sys().(*syscall.Stat_t)
 	if !info.Mode().IsRegular() || info.Mode().Perm()&0o077 != 0 || !ok || int(owner.Uid) != os.Geteuid() || owner.Nlink != 1 {
-		return "", fmt.Errorf("read the bootstrap key: %s is not a file of ours alone", name)
+		return "", fmt.Errorf("read the bootstrap key: %s is not a file of this user alone", name)
 	}
-	const most = 1 << 10
-	text, err := io.ReadAll(io.LimitReader(f, most))
+	const maxSize = 1 << 10
+	text, err := io.ReadAll(io.LimitReader(f, maxSize))
 	if err != nil {
 		return "", fmt.Errorf("read the bootstrap key: %w", err)
 	}
@@ -92,7 +93,8 @@ func readSecret(name string) (string, error) {
 	return secret, proto.CheckKeyForm(secret)
 }
 
-// writeSecret writes a new file that is durable, whole and readable by us only as soon as it has its name.
+// writeSecret creates a file. As soon as it has its name, it is durable, complete and readable by
+// this user only.
 func writeSecret(name, secret string) (err error) {
 	dir, err := os.Open(filepath.Dir(name))
 	if err != nil {

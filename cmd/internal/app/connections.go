@@ -7,31 +7,31 @@ import (
 	"sync/atomic"
 )
 
-// limitedListener accepts connections for a server that tells it, by count, how many are open. Whoever comes while there are too many is
-// told to come again, so that nobody fills the memory with connections that say nothing.
+// limitedListener bounds the open connections of a server, which reports them through count. It
+// answers further connections with 503, so that idle connections cannot fill the memory.
 type limitedListener struct {
 	net.Listener
-	most int64
-	open atomic.Int64
+	limit int64
+	open  atomic.Int64
 }
 
-// fullAnswer is HTTP/1.1, whatever the client speaks: it has said nothing yet.
+// fullAnswer is HTTP/1.1, since the client has not sent anything yet.
 const fullAnswer = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n\r\n" +
 	`{"error":"service_unavailable","message":"too many connections are open here; connect again"}` + "\n"
 
-// Accept waits for the next connection that there is room for.
+// Accept waits for the next connection below the limit.
 func (l *limitedListener) Accept() (net.Conn, error) {
 	for {
 		conn, err := l.Listener.Accept()
-		if err != nil || l.open.Load() < l.most {
+		if err != nil || l.open.Load() < l.limit {
 			return conn, err
 		}
-		_, _ = io.WriteString(conn, fullAnswer) // so little does not wait for the client
+		_, _ = io.WriteString(conn, fullAnswer) // too short to block
 		_ = conn.Close()
 	}
 }
 
-// count is the server's hook for the states of connections. A new one is counted before the next is accepted.
+// count is the server's ConnState hook. It counts a new connection before the next is accepted.
 func (l *limitedListener) count(_ net.Conn, state http.ConnState) {
 	switch state {
 	case http.StateNew:

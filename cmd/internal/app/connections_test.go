@@ -16,10 +16,10 @@ func TestConnectionsAreLimited(t *testing.T) {
 		t.Fatal(err)
 	}
 	limited := h.listener.(*limitedListener)
-	if limited.most != cfg.maxConnections() || limited.most < 1000 {
-		t.Fatalf("%d connections of %s", limited.most, cfg.Memory)
+	if limited.limit != cfg.maxConnections() || limited.most < 1000 {
+		t.Fatalf("%d connections of %s", limited.limit, cfg.Memory)
 	}
-	limited.most = 2
+	limited.limit = 2
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- h.run(ctx) }()

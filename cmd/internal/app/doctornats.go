@@ -18,12 +18,12 @@ import (
 )
 
 const (
-	monitorPort    = "8222" // where nats-server has its monitor unless it is told otherwise
+	monitorPort    = "8222" // default of nats-server
 	monitorTimeout = 2 * time.Second
-	maxMonitor     = 1 << 20 // of its answer, in bytes
+	maxMonitor     = 1 << 20 // bytes of its answer
 )
 
-// checkNATS checks that NATS answers, that its store does, and that what the store confirms is on a disk.
+// checkNATS checks that NATS and JetStream answer, and that acknowledged writes are on a disk.
 func checkNATS(ctx context.Context, c *Config) []Check {
 	if c.Embedded() {
 		return []Check{
@@ -64,7 +64,7 @@ func checkNATS(ctx context.Context, c *Config) []Check {
 	case err != nil:
 		store.Found = "JetStream does not answer: " + err.Error()
 	case info.Error != nil:
-		store.Found = "JetStream refuses: " + info.Error.Description
+		store.Found = "JetStream rejects requests: " + info.Error.Description
 	default:
 		store.OK, store.Found = true, "JetStream"
 	}
@@ -75,7 +75,7 @@ func checkNATS(ctx context.Context, c *Config) []Check {
 	return checks
 }
 
-// remedyNATS says what to do about a connection that did not come about.
+// remedyNATS returns advice about a failed connection.
 func remedyNATS(err error) string {
 	text := strings.ToLower(err.Error())
 	contains := func(words ...string) bool {
@@ -101,15 +101,15 @@ func remedyNATS(err error) string {
 	}
 }
 
-// checkSync asks the monitor of a NATS server whether it synchronises each write. Bullpen works where it does not, and a power cut
-// may then take what was accepted.
+// checkSync asks the monitor of a NATS server whether it synchronises each write. If it does not, a
+// power cut may lose accepted executions.
 func checkSync(ctx context.Context, monitor, serverID string) Check {
 	check := Check{
 		Name: "durability", Optional: true,
 		Remedy: "set `sync_interval: always` in the jetstream block of every nats-server, or accept that a power cut may lose accepted executions",
 	}
-	unknown := func(why string) Check {
-		check.Found = "not known: " + why
+	unknown := func(cause string) Check {
+		check.Found = "not known: " + cause
 		check.Remedy += "; with `http: " + monitorPort + "` in its configuration this can be checked"
 		return check
 	}
@@ -123,7 +123,7 @@ func checkSync(ctx context.Context, monitor, serverID string) Check {
 	if err != nil {
 		return unknown("no monitor answers at " + monitor)
 	}
-	defer func() { _ = resp.Body.Close() }() // read as far as it is of use
+	defer func() { _ = resp.Body.Close() }() // nothing more is read from it
 	var vars struct {
 		ServerID  string `json:"server_id"`
 		JetStream struct {

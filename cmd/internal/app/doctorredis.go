@@ -10,7 +10,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/timer"
 )
 
-// checkRedis checks that Redis answers, and that it drops no timers when its memory is full.
+// checkRedis checks that Redis answers, and that it evicts no timers when its memory is full.
 func checkRedis(ctx context.Context, c *Config) []Check {
 	if c.RedisURL == "" {
 		return []Check{{Name: "Redis", OK: true, Found: "inside the process"}}
@@ -36,7 +36,7 @@ func checkRedis(ctx context.Context, c *Config) []Check {
 	return []Check{check, eviction}
 }
 
-// remedyRedis says what to do about a Redis that does not answer as it should.
+// remedyRedis returns advice about an error of Redis.
 func remedyRedis(err error) string {
 	text := strings.ToLower(err.Error())
 	switch {

@@ -21,14 +21,15 @@ import (
 )
 
 const (
-	// storePatience is how long all that the store is asked may take.
-	storePatience = 20 * time.Second
-	// storeTries is how often each request is made: whoever waits for a doctor wants to see what fails now and then.
-	storeTries = 2
+	// storeTimeout bounds all requests to the store.
+	storeTimeout = 20 * time.Second
+	// storeAttempts is the number of attempts of each request: doctor should show what fails
+	// occasionally.
+	storeAttempts = 2
 )
 
-// checkStore puts a small object into the blob store, reads, lists and removes it. Where it is to be a directory that is not
-// there, it is tried beside: doctor leaves nothing behind.
+// checkStore writes, reads, lists and removes a small object of the blob store. If the store is a
+// directory that does not exist, it uses another one next to it: doctor leaves nothing behind.
 func checkStore(ctx context.Context, c *Config) Check {
 	check := Check{Name: "blob store", Remedy: "correct --store and --store-key"}
 	fail := func(err error) Check {
@@ -39,21 +40,21 @@ func checkStore(ctx context.Context, c *Config) Check {
 		if errors.Is(err, fs.ErrPermission) {
 			check.Remedy = fmt.Sprintf("let user id %d own the directory of the store, and read the key file if there is one, or run it as the user who may", os.Geteuid())
 		}
-		check.Found = strings.ReplaceAll(check.Found, "\n", ": ") // it is a cell of a table
+		check.Found = strings.ReplaceAll(check.Found, "\n", ": ") // it is printed in a table cell
 		return check
 	}
-	elsewhere, remove, err := storeToTry(c)
+	settings, remove, err := testStore(c)
 	if err != nil {
 		return fail(err)
 	}
 	defer remove()
-	store, err := openStore(ctx, elsewhere)
+	store, err := openStore(ctx, settings)
 	if err != nil {
 		return fail(err)
 	}
-	defer func() { _ = store.Close() }() // what it had ends with this process at the latest
-	store.Retry.Attempts = storeTries
-	ctx, cancel := context.WithTimeoutCause(ctx, storePatience, fmt.Errorf("not done within %s", storePatience))
+	defer func() { _ = store.Close() }() // closed when the process ends
+	store.Retry.Attempts = storeAttempts
+	ctx, cancel := context.WithTimeoutCause(ctx, storeTimeout, fmt.Errorf("not done within %s", storeTimeout))
 	defer cancel()
 	began := time.Now()
 	if err := tryStore(ctx, store); err != nil {
@@ -72,8 +73,9 @@ func checkStore(ctx context.Context, c *Config) Check {
 	return check
 }
 
-// storeToTry gives the settings with a store that is there, or whose absence is an error.
-func storeToTry(c *Config) (elsewhere *Config, remove func(), err error) {
+// testStore returns settings with a store that exists, or whose absence is an error. remove deletes
+// what it created.
+func testStore(c *Config) (settings *Config, remove func(), err error) {
 	location, err := c.StoreLocation()
 	if err != nil {
 		return nil, nil, err
@@ -97,7 +99,7 @@ func storeToTry(c *Config) (elsewhere *Config, remove func(), err error) {
 	return &own, func() { _ = os.RemoveAll(at) }, nil
 }
 
-// tryStore does everything to a store once, with an object below doctor/ that it removes again.
+// tryStore uses every operation of a store once, with an object below doctor/ that it removes.
 func tryStore(ctx context.Context, store *blob.Store) (err error) {
 	content := []byte("written by bullpen doctor, " + rand.Text())
 	sum := sha256.Sum256(content)
@@ -110,14 +112,14 @@ func tryStore(ctx context.Context, store *blob.Store) (err error) {
 		if !removed {
 			clearing, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTime)
 			defer cancel()
-			_ = store.Delete(clearing, b.Key) // what went wrong before is told
+			_ = store.Delete(clearing, b.Key) // the earlier error is returned
 		}
 	}()
 	r, err := store.Get(ctx, b)
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(io.Discard, r) // the store checks what it gives
+	_, err = io.Copy(io.Discard, r) // the store verifies the digest
 	if err := errors.Join(err, r.Close()); err != nil {
 		return err
 	}
@@ -130,8 +132,8 @@ func tryStore(ctx context.Context, store *blob.Store) (err error) {
 	}
 	if !listed {
 		return &blob.Error{
-			Op: "list", Key: "doctor/", Kind: blob.ErrUnavailable, Err: errors.New("what was just put is not there"),
-			Remedy: "use a store that lists what it has: one that lags behind loses files of threads and images",
+			Op: "list", Key: "doctor/", Kind: blob.ErrUnavailable, Err: errors.New("an object that was just stored is missing"),
+			Remedy: "use a store with consistent lists: one that lags behind loses files of threads and images",
 		}
 	}
 	removed = true

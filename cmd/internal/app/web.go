@@ -113,7 +113,7 @@ func listen(cfg *Config, log *slog.Logger) (*httpServer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w: choose another --listen", err)
 	}
-	limited := &limitedListener{Listener: listener, most: cfg.maxConnections()}
+	limited := &limitedListener{Listener: listener, limit: cfg.maxConnections()}
 	h := &httpServer{listener: limited, requests: &requests{}, drain: cfg.Drain + closeTimeout, log: log}
 	h.requests.setHandler(starting())
 	h.server = &http.Server{
