@@ -1,9 +1,9 @@
-// Package diskcache manages a directory of subdirectories that can be built again, such as homes and
-// images: it counts their users, limits their total size, and keeps them for the next process.
+// Package diskcache manages a directory of subdirectories that can be built again, such as homes
+// and images: it counts their users, limits their total size, and keeps them for the next process.
 //
-// An entry is complete once its directory contains a record. Open removes directories without one, which
-// a killed process leaves behind. After a reboot it removes everything, because files are not synced and
-// a power failure may have truncated some.
+// An entry is complete once its directory contains a record. Open removes directories without one,
+// which a killed process leaves behind. After a reboot it removes everything, because files are not
+// synced and a power failure may have truncated some.
 package diskcache
 
 import (
@@ -38,8 +38,8 @@ type Config struct {
 	Log   *slog.Logger
 }
 
-// Cache is a cache of directories. It is safe for concurrent use. V is the caller's part of an entry, a
-// pointer whose exported fields are stored with the entry.
+// Cache is a cache of directories. It is safe for concurrent use. V is the caller's part of an
+// entry, a pointer whose exported fields are stored with the entry.
 type Cache[V any] struct {
 	cfg      Config
 	newValue func() V
@@ -49,7 +49,8 @@ type Cache[V any] struct {
 	entries map[string]*Entry[V]
 }
 
-// Entry is a directory in use. The caller synchronizes its own access to Value and to the directory.
+// Entry is a directory in use. The caller synchronizes its own access to Value and to the
+// directory.
 type Entry[V any] struct {
 	Value V
 
@@ -189,7 +190,8 @@ func (c *Cache[V]) detach(e *Entry[V]) {
 	e.detached = true
 }
 
-// Replace detaches an entry and returns a new one with the same key, in use and with the given value.
+// Replace detaches an entry and returns a new one with the same key, in use and with the given
+// value.
 func (c *Cache[V]) Replace(e *Entry[V], value V) *Entry[V] {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -236,8 +238,8 @@ func (c *Cache[V]) Invalidate(e *Entry[V]) error {
 	return nil
 }
 
-// Complete stores the entry's value and makes its directory complete. It evicts other entries if the
-// cache exceeds its limit.
+// Complete stores the entry's value and makes its directory complete. It evicts other entries if
+// the cache exceeds its limit.
 func (c *Cache[V]) Complete(e *Entry[V], size int64) error {
 	text, err := json.Marshal(record[V]{e.key, size, e.Value})
 	if err != nil {

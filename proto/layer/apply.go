@@ -15,8 +15,8 @@ import (
 type Target[F any] interface {
 	// Detach removes the directory at path from the tree, which Enter attaches again as a move.
 	Detach(move int, path string) error
-	// Enter makes the directory at path the current one, after creating or attaching it where e.Base
-	// demands that. The root has the nil path.
+	// Enter makes the directory at path the current one, after creating or attaching it where
+	// e.Base demands that. The root has the nil path.
 	Enter(at *Path, e *Entry) error
 	// Leave makes the parent directory the current one.
 	Leave() error

@@ -26,15 +26,15 @@ const (
 	MaxName   = 255     // bytes
 	MaxTarget = 1023    // bytes of a symlink's target
 	MaxXattrs = 4000    // bytes of a file's extended attributes, see AttributeBytes
-	// MaxAttributes limits the extended attributes of all files of a home or a layer, in bytes. Trees
-	// and indexes hold them in memory.
+	// MaxAttributes limits the extended attributes of all files of a home or a layer, in bytes.
+	// Trees and indexes hold them in memory.
 	MaxAttributes = 16 << 20
 	MaxExtents    = 1 << 20 // per file
 	MaxFileSize   = 1 << 41 // bytes, including holes
 	MaxLinks      = 65_000  // names of a file
 	MaxMoves      = 1 << 24 // bytes of the paths of all moves
-	// ModeBits are the mode bits that are stored. Set-uid and set-gid are excluded: they have no effect
-	// in a home, but would have one outside.
+	// ModeBits are the mode bits that are stored. Set-uid and set-gid are excluded: they have no
+	// effect in a home, but would have one outside.
 	ModeBits = 0o1777
 )
 

@@ -16,15 +16,16 @@ import (
 
 // Source opens images by digest.
 type Source interface {
-	// Fetch opens an image in the normal form. It returns [proto.ErrNotFound] if the image does not exist.
+	// Fetch opens an image in the normal form. It returns [proto.ErrNotFound] if the image does not
+	// exist.
 	Fetch(ctx context.Context, digest string) (io.ReadCloser, error)
 }
 
 // rootName is the directory of an image's files in the directory of its entry.
 const rootName = "root"
 
-// Cache caches unpacked images on disk, so that a worker fetches and unpacks each image once. Only images
-// whose digest has been verified are available. It is safe for concurrent use.
+// Cache caches unpacked images on disk, so that a worker fetches and unpacks each image once. Only
+// images whose digest has been verified are available. It is safe for concurrent use.
 type Cache struct {
 	source Source
 	log    *slog.Logger
@@ -51,9 +52,10 @@ type cachedImage struct {
 
 func newCachedImage() *cachedImage { return &cachedImage{ready: make(chan struct{})} }
 
-// Open opens a cache in dir, which is created if necessary and which one process at a time may use. Every
-// user can read the images in dir; the caller must make its parent directories accessible. The least recently
-// used images are removed while all images exceed limit bytes, except for those in use.
+// Open opens a cache in dir, which is created if necessary and which one process at a time may use.
+// Every user can read the images in dir; the caller must make its parent directories accessible.
+// The least recently used images are removed while all images exceed limit bytes, except for those
+// in use.
 func Open(dir string, source Source, limit int64, log *slog.Logger) (*Cache, error) {
 	disk, err := diskcache.Open(diskcache.Config{Dir: dir, Mode: dirMode, Limit: limit, Log: log}, newCachedImage)
 	if err != nil {
@@ -70,11 +72,12 @@ func (c *Cache) Close() {
 	c.disk.Wait()
 }
 
-// Get returns an image, which it fetches and unpacks if necessary. The image remains available until release
-// is called. Its files belong to the user of this process, and no other user can modify them. Its symlinks
-// are relative to its own root and must not be followed from outside. Concurrent calls fetch an image once,
-// and the fetch continues when no call waits for it any more. Errors are not cached. They wrap
-// [proto.ErrNotFound] if the image does not exist, and [ErrForm] or [ErrTooLarge] if it is invalid.
+// Get returns an image, which it fetches and unpacks if necessary. The image remains available
+// until release is called. Its files belong to the user of this process, and no other user can
+// modify them. Its symlinks are relative to its own root and must not be followed from outside.
+// Concurrent calls fetch an image once, and the fetch continues when no call waits for it any more.
+// Errors are not cached. They wrap [proto.ErrNotFound] if the image does not exist, and [ErrForm]
+// or [ErrTooLarge] if it is invalid.
 func (c *Cache) Get(ctx context.Context, digest string) (img *Unpacked, release func(), err error) {
 	if !proto.ValidImageDigest(digest) {
 		return nil, nil, fmt.Errorf("image digest %q: it is not of the form sha256:…", digest)
@@ -95,7 +98,8 @@ func (c *Cache) Get(ctx context.Context, digest string) (img *Unpacked, release 
 	return &e.Value.Unpacked, release, nil
 }
 
-// startFetch makes the image of an entry available in the background, unless a previous process left it.
+// startFetch makes the image of an entry available in the background, unless a previous process
+// left it.
 func (c *Cache) startFetch(ctx context.Context, e *diskcache.Entry[*cachedImage], digest string) {
 	if e.IsComplete() {
 		e.Value.Root = e.Path(rootName)

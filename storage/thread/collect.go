@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// MinSafeAge is the minimal safe age. An object that a commit finds in the store may be an hour old
-	// already.
+	// MinSafeAge is the minimal safe age. An object that a commit finds in the store may be an hour
+	// old already.
 	MinSafeAge = 2 * time.Hour
 	// manifestBatch is how many manifests are listed before they are read.
 	manifestBatch = 256
@@ -50,11 +50,11 @@ type orgLayer struct {
 	proto.Layer
 }
 
-// Collect removes blobs that no head and no manifest needs and that are older than safeAge by the store's
-// clock. safeAge must be at least [MinSafeAge] and exceed the time from the first blob of any commit to its
-// head. Manifests of threads without a head are retained for Rebuild. If something that is needed cannot be
-// read, Collect retains all layers and objects of the organisation, and the error says what it is. Collections
-// may run concurrently.
+// Collect removes blobs that no head and no manifest needs and that are older than safeAge by the
+// store's clock. safeAge must be at least [MinSafeAge] and exceed the time from the first blob of
+// any commit to its head. Manifests of threads without a head are retained for Rebuild. If
+// something that is needed cannot be read, Collect retains all layers and objects of the
+// organisation, and the error says what it is. Collections may run concurrently.
 func (v *Versions) Collect(ctx context.Context, safeAge time.Duration) (proto.Collected, error) {
 	if safeAge < MinSafeAge {
 		return proto.Collected{}, fmt.Errorf("collect blobs: a safe age of %v could remove blobs of running commits: use at least %v", safeAge, MinSafeAge)
@@ -100,7 +100,8 @@ func (c *collection) storeTime(ctx context.Context) (time.Time, error) {
 	return e.Modified, errors.Join(err, c.Blobs.Delete(ctx, b.Key))
 }
 
-// markIncomplete records that something of an organisation could not be read. It only fails if ctx is done.
+// markIncomplete records that something of an organisation could not be read. It only fails if ctx
+// is done.
 func (c *collection) markIncomplete(ctx context.Context, org string, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -178,7 +179,8 @@ func (c *collection) readManifests(ctx context.Context) error {
 	return read()
 }
 
-// isNeeded reports whether a manifest is needed whatever its age. head is that of its thread, or nil.
+// isNeeded reports whether a manifest is needed whatever its age. head is that of its thread, or
+// nil.
 func isNeeded(head *proto.Thread, manifest string, number int64) bool {
 	// A higher number may belong to a commit that is still to be completed.
 	return head == nil || refersTo(head, manifest) || number > head.Number()
@@ -217,7 +219,8 @@ func (c *collection) markBases(ctx context.Context, base *proto.Base) error {
 	return nil
 }
 
-// sweepManifests removes garbage manifests that are still not needed, and marks what the others refer to.
+// sweepManifests removes garbage manifests that are still not needed, and marks what the others
+// refer to.
 func (c *collection) sweepManifests(ctx context.Context) error {
 	for _, b := range c.garbage {
 		key, _ := parseManifestKey(b.Key)

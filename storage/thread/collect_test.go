@@ -46,8 +46,8 @@ func TestCollect(t *testing.T) {
 	w.backend.age()
 	want := w.archived(t, "t", 0)
 	c := must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge))
-	// The thread needs the manifests of its history, of the next version and of a base. The fenced commit has
-	// a layer of its own.
+	// The thread needs the manifests of its history, of the next version and of a base. The fenced
+	// commit has a layer of its own.
 	if c.Manifests.Blobs != 4 || c.Layers.Blobs != 2 || c.Objects.Blobs != 1 || c.Uploads.Blobs != 1 || c.Objects.Bytes != int64(len(large("gone"))) {
 		t.Errorf("%+v", c)
 	}
@@ -69,8 +69,8 @@ func TestCollect(t *testing.T) {
 	same(t, w.archived(t, "t", 0), want)
 }
 
-// TestCollectWithUnreadableBlobs expects all blobs of an organisation to be retained if its references cannot
-// be read.
+// TestCollectWithUnreadableBlobs expects all blobs of an organisation to be retained if its
+// references cannot be read.
 func TestCollectWithUnreadableBlobs(t *testing.T) {
 	w := newWorld(t)
 	head := w.write(t, "t", "object", large("t"))
@@ -97,8 +97,8 @@ func TestCollectWithUnreadableBlobs(t *testing.T) {
 	}
 }
 
-// TestPutDuringRemoval stops a collection at each of its requests about an unneeded object until a commit has
-// put the object again and waits, or is done.
+// TestPutDuringRemoval stops a collection at each of its requests about an unneeded object until a
+// commit has put the object again and waits, or is done.
 func TestPutDuringRemoval(t *testing.T) {
 	w := newWorld(t)
 	content := []byte(large("x"))
@@ -158,8 +158,8 @@ func TestPutDuringRemoval(t *testing.T) {
 	}
 }
 
-// TestConcurrentCollection performs operations that add references to old blobs during each request that a
-// collection makes. Afterwards all threads must be complete.
+// TestConcurrentCollection performs operations that add references to old blobs during each request
+// that a collection makes. Afterwards all threads must be complete.
 func TestConcurrentCollection(t *testing.T) {
 	w := newWorld(t)
 	work := map[string]func(id string){

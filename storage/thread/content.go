@@ -13,8 +13,8 @@ import (
 	"github.com/bullpen-run/bullpen/storage/thread/codec"
 )
 
-// cachedFrames is how many unpacked frames an archive caches, since consecutive files are often in the
-// same ones.
+// cachedFrames is how many unpacked frames an archive caches, since consecutive files are often in
+// the same ones.
 const cachedFrames = 8
 
 // frameReader reads and caches frames. It must not be used concurrently.

@@ -26,10 +26,10 @@ func (v *Versions) currentTree(ctx context.Context, head *proto.Thread) (*tree, 
 	return t.with(head.Staged)
 }
 
-// List calls f for every name in a directory of a home, or with recursive for everything below it, in
-// ascending order. It stops at the first error of f and returns it. The path is relative to the home and
-// clean; the empty path is the home. Staged files are listed as part of the home. An unknown thread has no
-// files. If the path is not a directory, the error wraps [proto.ErrNotFound].
+// List calls f for every name in a directory of a home, or with recursive for everything below it,
+// in ascending order. It stops at the first error of f and returns it. The path is relative to the
+// home and clean; the empty path is the home. Staged files are listed as part of the home. An
+// unknown thread has no files. If the path is not a directory, the error wraps [proto.ErrNotFound].
 func (v *Versions) List(ctx context.Context, org, thread, path string, recursive bool, f func(proto.File) error) error {
 	head, err := v.Heads.Get(ctx, org, thread)
 	if errors.Is(err, proto.ErrNotFound) {
@@ -77,8 +77,8 @@ func (n *node) file(path string) proto.File {
 	return f
 }
 
-// Open opens a file in a home, including staged files. It does not follow symlinks. If the path is not a
-// regular file, the error wraps [proto.ErrNotFound].
+// Open opens a file in a home, including staged files. It does not follow symlinks. If the path is
+// not a regular file, the error wraps [proto.ErrNotFound].
 func (v *Versions) Open(ctx context.Context, org, thread, path string) (*proto.FileContent, error) {
 	head, err := v.Heads.Get(ctx, org, thread)
 	var t *tree
@@ -110,11 +110,11 @@ func (v *Versions) Open(ctx context.Context, org, thread, path string) (*proto.F
 	}, nil
 }
 
-// Archive writes a version of a home as a tar in PAX format: modification times in nanoseconds, extended
-// attributes as SCHILY.xattr.user, hard links, symlinks, modes, empty directories, and the home itself as
-// "./". Holes are written as zeros. Number 0 is the current home including staged files. If the version is
-// unknown or no longer available, the error wraps [proto.ErrNotFound]. After an error the tar is
-// incomplete.
+// Archive writes a version of a home as a tar in PAX format: modification times in nanoseconds,
+// extended attributes as SCHILY.xattr.user, hard links, symlinks, modes, empty directories, and the
+// home itself as "./". Holes are written as zeros. Number 0 is the current home including staged
+// files. If the version is unknown or no longer available, the error wraps [proto.ErrNotFound].
+// After an error the tar is incomplete.
 func (v *Versions) Archive(ctx context.Context, org, thread string, number int64, w io.Writer) error {
 	t, err := v.numberedTree(ctx, org, thread, number)
 	if err != nil {

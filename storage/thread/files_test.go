@@ -407,8 +407,8 @@ func TestCorruption(t *testing.T) {
 	same(t, w.archived(t, "t", 0), want)
 }
 
-// TestLostBlobs removes blobs of a thread from the store. Errors must name the blob instead of reporting that
-// the thread or file does not exist.
+// TestLostBlobs removes blobs of a thread from the store. Errors must name the blob instead of
+// reporting that the thread or file does not exist.
 func TestLostBlobs(t *testing.T) {
 	w := newWorld(t)
 	w.run(t, "t", func(root string) {

@@ -71,7 +71,8 @@ func check(tb fatal, errs ...error) {
 	}
 }
 
-// backend is a store in memory whose objects can be aged and corrupted, with hooks before and after requests.
+// backend is a store in memory whose objects can be aged and corrupted, with hooks before and after
+// requests.
 type backend struct {
 	blob.Memory
 	mu     sync.Mutex

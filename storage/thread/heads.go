@@ -12,22 +12,22 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Heads stores the heads of all threads. Methods return [proto.ErrNotFound] if the thread does not exist, and
-// a [*proto.BusyError] if they need a thread that an execution holds.
+// Heads stores the heads of all threads. Methods return [proto.ErrNotFound] if the thread does not
+// exist, and a [*proto.BusyError] if they need a thread that an execution holds.
 type Heads interface {
 	Get(ctx context.Context, org, id string) (*proto.Thread, error)
 	// Lock makes trace the holder of a thread, which is created if it does not exist.
 	Lock(ctx context.Context, org, id string, trace proto.TraceID) (head *proto.Thread, worker string, err error)
 	// Unlock releases a thread. It removes the thread if that is empty.
 	Unlock(ctx context.Context, org, id string, trace proto.TraceID) error
-	// Stage adds an uploaded file. It fails with a [*proto.StagedError], or with an error of check, which is
-	// called with the staged files before and the head after the change.
+	// Stage adds an uploaded file. It fails with a [*proto.StagedError], or with an error of check,
+	// which is called with the staged files before and the head after the change.
 	Stage(ctx context.Context, org, id string, f proto.StagedFile, check func(before []proto.StagedFile, next *proto.Thread) error) error
 	// Create stores a new head. It returns [proto.ErrExists] if the thread exists.
 	Create(ctx context.Context, head *proto.Thread) error
 	Remove(ctx context.Context, org, id string) error
-	// All yields all heads in the order of their last change. A head that changes during the iteration is
-	// yielded again, after all heads that changed before it.
+	// All yields all heads in the order of their last change. A head that changes during the
+	// iteration is yielded again, after all heads that changed before it.
 	All(ctx context.Context) iter.Seq2[*proto.Thread, error]
 }
 
@@ -38,10 +38,10 @@ const (
 	undoTimeout = 10 * time.Second
 )
 
-// Stage stores an uploaded file of size bytes and adds it to the thread's home, creating the thread if
-// necessary. The path is relative to the home and clean; otherwise the error is a [*proto.FieldError]. The
-// error is a [*proto.StagedError] if too many files are staged already, and a [*proto.RoomError] if the home
-// would exceed limit.
+// Stage stores an uploaded file of size bytes and adds it to the thread's home, creating the thread
+// if necessary. The path is relative to the home and clean; otherwise the error is a
+// [*proto.FieldError]. The error is a [*proto.StagedError] if too many files are staged already,
+// and a [*proto.RoomError] if the home would exceed limit.
 func (v *Versions) Stage(ctx context.Context, org, thread, path string, size int64, limit proto.Room, body io.Reader) error {
 	if err := v.CheckRoom(ctx, org, thread, path, size, limit); err != nil {
 		return err
@@ -69,7 +69,8 @@ func (v *Versions) Stage(ctx context.Context, org, thread, path string, size int
 	return nil
 }
 
-// CheckRoom returns the error with which Stage would currently reject a file, before it is uploaded.
+// CheckRoom returns the error with which Stage would currently reject a file, before it is
+// uploaded.
 func (v *Versions) CheckRoom(ctx context.Context, org, thread, path string, size int64, limit proto.Room) error {
 	err := checkPath(path)
 	var head *proto.Thread
@@ -91,9 +92,9 @@ func (v *Versions) CheckRoom(ctx context.Context, org, thread, path string, size
 	return nil
 }
 
-// checkRoom returns a [*proto.RoomError] if a home with its staged files, the last of which is new, exceeds
-// limit. It accepts staged files that take no more room than those before, so that users can replace large
-// files by smaller ones.
+// checkRoom returns a [*proto.RoomError] if a home with its staged files, the last of which is new,
+// exceeds limit. It accepts staged files that take no more room than those before, so that users
+// can replace large files by smaller ones.
 func (v *Versions) checkRoom(ctx context.Context, before []proto.StagedFile, head *proto.Thread, limit proto.Room) error {
 	var home proto.Room
 	if head.Version != nil {
@@ -118,10 +119,11 @@ func (v *Versions) checkRoom(ctx context.Context, before []proto.StagedFile, hea
 	return e
 }
 
-// Fork creates a thread from a version of another one and returns its head. It copies no blobs. Number 0 is
-// the current home including staged files. The first version of the new thread and all of its layers have
-// number 1, since caches apply the layers whose number exceeds that of their version. The error wraps
-// [proto.ErrNotFound] if the thread or version does not exist, and [proto.ErrExists] if the new thread does.
+// Fork creates a thread from a version of another one and returns its head. It copies no blobs.
+// Number 0 is the current home including staged files. The first version of the new thread and all
+// of its layers have number 1, since caches apply the layers whose number exceeds that of their
+// version. The error wraps [proto.ErrNotFound] if the thread or version does not exist, and
+// [proto.ErrExists] if the new thread does.
 func (v *Versions) Fork(ctx context.Context, org, from string, number int64, to string) (*proto.Thread, error) {
 	for range maxForkAttempts {
 		head, err := v.fork(ctx, org, from, number, to)
@@ -183,8 +185,8 @@ func (v *Versions) fork(ctx context.Context, org, from string, number int64, to 
 	return nil, errSourceChanged
 }
 
-// forkVersion returns the first version of a fork after writing its manifest. The source still referred to
-// the layers after the manifest was stored, so Collect retains them.
+// forkVersion returns the first version of a fork after writing its manifest. The source still
+// referred to the layers after the manifest was stored, so Collect retains them.
 func (v *Versions) forkVersion(ctx context.Context, source *proto.Thread, number int64, head *proto.Thread) (*proto.Version, error) {
 	if number == 0 {
 		number = source.Number()
@@ -212,8 +214,8 @@ func (v *Versions) forkVersion(ctx context.Context, source *proto.Thread, number
 	return nil, errors.Join(err, v.Blobs.Delete(ctx, version.Manifest.Key))
 }
 
-// refersToLayers reports whether a head still refers to the layers of a version, which was either the newest
-// one or in the history.
+// refersToLayers reports whether a head still refers to the layers of a version, which was either
+// the newest one or in the history.
 func refersToLayers(head *proto.Thread, version *proto.Version, newest bool) bool {
 	if !newest {
 		return refersTo(head, version.Manifest.Key)
@@ -237,9 +239,9 @@ func containsAll(all, some []proto.StagedFile) bool {
 	return true
 }
 
-// Remove removes a thread: first its manifests, so that Rebuild does not restore it, then its head. Collect
-// removes its blobs later. The thread is locked meanwhile. Remove also removes manifests without a head. The
-// error wraps [proto.ErrNotFound] if there is neither.
+// Remove removes a thread: first its manifests, so that Rebuild does not restore it, then its head.
+// Collect removes its blobs later. The thread is locked meanwhile. Remove also removes manifests
+// without a head. The error wraps [proto.ErrNotFound] if there is neither.
 func (v *Versions) Remove(ctx context.Context, org, thread string) error {
 	_, err := v.Heads.Get(ctx, org, thread)
 	if errors.Is(err, proto.ErrNotFound) {
@@ -256,7 +258,8 @@ func (v *Versions) Remove(ctx context.Context, org, thread string) error {
 	return nil
 }
 
-// remove removes an existing thread unless check, which is called with the locked head, returns an error.
+// remove removes an existing thread unless check, which is called with the locked head, returns an
+// error.
 func (v *Versions) remove(ctx context.Context, org, thread string, check func(*proto.Thread) error) error {
 	holder := proto.NewTraceID()
 	head, _, err := v.Heads.Lock(ctx, org, thread, holder)
@@ -292,8 +295,9 @@ func (v *Versions) removeManifests(ctx context.Context, org, thread string) (int
 	return n, nil
 }
 
-// Expire removes all threads that have not been used for the duration idle and that no execution holds. It
-// returns the number of removed threads. The error joins those of threads that could not be removed.
+// Expire removes all threads that have not been used for the duration idle and that no execution
+// holds. It returns the number of removed threads. The error joins those of threads that could not
+// be removed.
 func (v *Versions) Expire(ctx context.Context, idle time.Duration) (int, error) {
 	since := time.Now().Add(-idle)
 	n := 0
@@ -320,7 +324,8 @@ func (v *Versions) Expire(ctx context.Context, idle time.Duration) (int, error) 
 
 var errUsed = errors.New("the thread was used")
 
-// checkUnused returns errUsed if a thread was used after its head was read and before it was locked.
+// checkUnused returns errUsed if a thread was used after its head was read and before it was
+// locked.
 func checkUnused(before, locked *proto.Thread) error {
 	same := func(a, b proto.StagedFile) bool { return a.Key == b.Key }
 	if locked.Fence != before.Fence+1 || !slices.EqualFunc(locked.Staged, before.Staged, same) {

@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	// smallLayer is the size in bytes up to which a layer is fetched into memory before it is needed.
+	// smallLayer is the size in bytes up to which a layer is fetched into memory before it is
+	// needed.
 	smallLayer = 1 << 20
 	// layerPrefetch is how many small layers are fetched before they are needed.
 	layerPrefetch = 8
@@ -35,8 +36,8 @@ type draft struct {
 	layout   codec.Layout
 }
 
-// NewLayer returns a new layer that is collected in spool, an empty file. The caller closes spool once
-// the draft is no longer needed.
+// NewLayer returns a new layer that is collected in spool, an empty file. The caller closes spool
+// once the draft is no longer needed.
 func (v *Versions) NewLayer(org string, spool *os.File) (layer.Draft, error) {
 	d := &draft{versions: v, org: org, spool: spool, sum: sha256.New()}
 	var err error
@@ -178,8 +179,8 @@ func (v *Versions) fetchIndex(ctx context.Context, org string, l *proto.Layer) (
 	return index, nil
 }
 
-// prefetch calls fetch for 0 to n-1 and yields the results in order. It runs up to concurrency calls
-// before their results are needed. It stops after the first error.
+// prefetch calls fetch for 0 to n-1 and yields the results in order. It runs up to concurrency
+// calls before their results are needed. It stops after the first error.
 func prefetch[T any](ctx context.Context, n, concurrency int, fetch func(ctx context.Context, i int) (T, error)) iter.Seq2[T, error] {
 	type result struct {
 		value T

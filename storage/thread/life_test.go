@@ -124,8 +124,8 @@ func TestForkWithoutVersion(t *testing.T) {
 	}
 }
 
-// TestForkOfRemovedSource removes the source and collects its blobs during each request that a fork makes. The
-// fork must either be complete or not exist.
+// TestForkOfRemovedSource removes the source and collects its blobs during each request that a fork
+// makes. The fork must either be complete or not exist.
 func TestForkOfRemovedSource(t *testing.T) {
 	w := newWorld(t)
 	complete, none := 0, 0

@@ -21,15 +21,16 @@ const (
 	// maxManifest is the maximal size of a manifest in bytes. A layer takes less than 500.
 	maxManifest  = 4 << 20
 	numberDigits = 10
-	// maxOwnLayers is how many layers a manifest with a base may have in addition to those of the base.
+	// maxOwnLayers is how many layers a manifest with a base may have in addition to those of the
+	// base.
 	maxOwnLayers = 4
 )
 
 func random() string { return rand.Text() }
 
-// WriteManifest stores the manifest of a version, whose layers must be stored already, and returns the
-// version with a reference to it. It must be called before a head refers to the version. previous is the
-// version before as the head records it, or nil.
+// WriteManifest stores the manifest of a version, whose layers must be stored already, and returns
+// the version with a reference to it. It must be called before a head refers to the version.
+// previous is the version before as the head records it, or nil.
 func (v *Versions) WriteManifest(
 	ctx context.Context, org, thread string, version proto.Version, previous *proto.Version,
 ) (proto.Version, error) {
@@ -63,8 +64,8 @@ func (v *Versions) WriteManifest(
 	return version, nil
 }
 
-// baseOf returns the base of the manifest of a version with the given layers, or nil if it has none. A
-// manifest omits the layers of its base, so that small changes have small manifests.
+// baseOf returns the base of the manifest of a version with the given layers, or nil if it has
+// none. A manifest omits the layers of its base, so that small changes have small manifests.
 func baseOf(layers []proto.Layer, previous *proto.Version) *proto.Base {
 	if previous == nil {
 		return nil
@@ -81,8 +82,8 @@ func baseOf(layers []proto.Layer, previous *proto.Version) *proto.Base {
 	return nil
 }
 
-// ReadManifest reads and validates a manifest. The returned version has its Manifest field set and all layers,
-// including those of the base.
+// ReadManifest reads and validates a manifest. The returned version has its Manifest field set and
+// all layers, including those of the base.
 func (v *Versions) ReadManifest(ctx context.Context, b proto.Blob) (*proto.Manifest, error) {
 	m, err := v.readManifest(ctx, b)
 	if err != nil {

@@ -15,15 +15,16 @@ import (
 )
 
 const (
-	// markTimeout is how long PutObject waits for a mark to disappear. The writer of the mark limits the
-	// removal to half of that, so that no request is in flight any more after the timeout.
+	// markTimeout is how long PutObject waits for a mark to disappear. The writer of the mark
+	// limits the removal to half of that, so that no request is in flight any more after the
+	// timeout.
 	markTimeout = time.Minute
 	// markInterval is how often PutObject looks for marks.
 	markInterval = 100 * time.Millisecond
 )
 
-// PutObject stores the content of a file, size bytes with the given digest. The object then exists for at
-// least the safe age. The package comment explains how PutObject and Collect interact.
+// PutObject stores the content of a file, size bytes with the given digest. The object then exists
+// for at least the safe age. The package comment explains how PutObject and Collect interact.
 func (v *Versions) PutObject(ctx context.Context, org string, digest layer.Digest, size int64, content io.ReaderAt) error {
 	b := ObjectBlob(org, digest, size)
 	for {
@@ -46,8 +47,8 @@ func (v *Versions) PutObject(ctx context.Context, org string, digest layer.Diges
 
 func markPrefix(key string) string { return sweepPrefix + strings.TrimPrefix(key, objectsPrefix) + "-" }
 
-// awaitSweep waits until no collection is removing an object. It removes marks of collections that must
-// have died.
+// awaitSweep waits until no collection is removing an object. It removes marks of collections that
+// must have died.
 func (v *Versions) awaitSweep(ctx context.Context, key string) error {
 	firstSeen := make(map[string]time.Time)
 	tick := time.NewTicker(markInterval)

@@ -10,12 +10,13 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Rebuild restores heads from the blob store. For every thread that has manifests but no head, the newest
-// version is the one with the highest number whose layers and objects all exist, and of several with that
-// number the one created last. The history is the chain of its parents. The newest version may be one whose
-// save was reported as failed. Staged files are not recorded in manifests and are lost. Rebuild skips threads
-// that have a head, and threads of which something cannot be read, since it could mistake an older version for
-// the newest; the error lists these. Collect must not run and threads must not be removed concurrently.
+// Rebuild restores heads from the blob store. For every thread that has manifests but no head, the
+// newest version is the one with the highest number whose layers and objects all exist, and of
+// several with that number the one created last. The history is the chain of its parents. The
+// newest version may be one whose save was reported as failed. Staged files are not recorded in
+// manifests and are lost. Rebuild skips threads that have a head, and threads of which something
+// cannot be read, since it could mistake an older version for the newest; the error lists these.
+// Collect must not run and threads must not be removed concurrently.
 func (v *Versions) Rebuild(ctx context.Context) (proto.Rebuilt, error) {
 	r := &rebuild{Versions: v}
 	var failed []error
@@ -99,7 +100,8 @@ func (r *rebuild) thread(ctx context.Context, thread threadKey, manifests []prot
 	return nil
 }
 
-// newest returns the manifest of the newest complete version, or nil. manifests are sorted by number.
+// newest returns the manifest of the newest complete version, or nil. manifests are sorted by
+// number.
 func (r *rebuild) newest(ctx context.Context, manifests []proto.Blob) (*proto.Manifest, error) {
 	for to := len(manifests); to > 0; {
 		key, _ := parseManifestKey(manifests[to-1].Key)
@@ -124,7 +126,8 @@ func (r *rebuild) newest(ctx context.Context, manifests []proto.Blob) (*proto.Ma
 	return nil, nil
 }
 
-// isComplete reports whether all layers of a version exist, and with objects also all of their objects.
+// isComplete reports whether all layers of a version exist, and with objects also all of their
+// objects.
 func (r *rebuild) isComplete(ctx context.Context, m *proto.Manifest, objects bool) (bool, error) {
 	for i := range m.Version.Layers {
 		if exists, err := r.exists(ctx, m.Version.Layers[i].Blob); !exists || err != nil {

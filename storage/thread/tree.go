@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	// newFileMode and newDirMode are the modes of staged files and their directories. An empty home has
-	// newDirMode, too.
+	// newFileMode and newDirMode are the modes of staged files and their directories. An empty home
+	// has newDirMode, too.
 	newFileMode = 0o644
 	newDirMode  = 0o755
-	// maxPath is the maximal length of the path of a staged file in bytes, which is about the longest path
-	// that a program can use.
+	// maxPath is the maximal length of the path of a staged file in bytes, which is about the
+	// longest path that a program can use.
 	maxPath = 4096
 )
 
@@ -41,8 +41,8 @@ type node struct {
 	target string // of a symlink
 }
 
-// content locates the content of a file without its holes: in the pack of a layer, in an object or in a
-// staged file.
+// content locates the content of a file without its holes: in the pack of a layer, in an object or
+// in a staged file.
 type content struct {
 	pack     int   // index in tree.packs
 	position int64 // in the unpacked pack
@@ -231,8 +231,8 @@ func (b *builder) setMetadata(n *node, e *layer.Entry) {
 	b.cost += n.cost()
 }
 
-// checkHeight returns [layer.ErrDepth] if n, which is nested depth levels deep, contains directories that
-// are nested too deeply.
+// checkHeight returns [layer.ErrDepth] if n, which is nested depth levels deep, contains
+// directories that are nested too deeply.
 func (n *node) checkHeight(depth int) error {
 	if depth > layer.MaxDepth {
 		return layer.ErrDepth
@@ -305,8 +305,9 @@ func (t *tree) with(staged []proto.StagedFile) (*tree, error) {
 	return &next, nil
 }
 
-// replacedBy returns, as negative numbers, the space of the files that staged files replace. It ignores
-// directories and files that may have other names, because replacing those may not free any space.
+// replacedBy returns, as negative numbers, the space of the files that staged files replace. It
+// ignores directories and files that may have other names, because replacing those may not free any
+// space.
 func (t *tree) replacedBy(staged []proto.StagedFile) proto.Room {
 	var r proto.Room
 	for i := range staged {
@@ -317,7 +318,8 @@ func (t *tree) replacedBy(staged []proto.StagedFile) proto.Room {
 	return r
 }
 
-// checkPath returns a [*proto.FieldError] unless path is a clean relative path that a layer can represent.
+// checkPath returns a [*proto.FieldError] unless path is a clean relative path that a layer can
+// represent.
 func checkPath(path string) error {
 	depth := 1
 	for name := range strings.SplitSeq(path, "/") {

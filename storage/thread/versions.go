@@ -26,8 +26,8 @@ const (
 
 // Blobs is the blob store. Its errors wrap [proto.ErrNotFound] if the object does not exist.
 type Blobs interface {
-	// Put stores content, which has b's size and digest. If the key exists already, its content is the same;
-	// Put then renews its modification time unless it is less than an hour old.
+	// Put stores content, which has b's size and digest. If the key exists already, its content is
+	// the same; Put then renews its modification time unless it is less than an hour old.
 	Put(ctx context.Context, b proto.Blob, content io.ReaderAt) error
 	// PutStream stores size bytes under a new key.
 	PutStream(ctx context.Context, key string, size int64, content io.Reader) (proto.Blob, error)
@@ -88,8 +88,9 @@ func checkLayer(org string, l *proto.Layer) error {
 	return nil
 }
 
-// hideNotFound replaces a [proto.ErrNotFound] of the store about a blob that a head, a manifest or a layer
-// refers to. Callers would otherwise conclude that the thread, version or file does not exist.
+// hideNotFound replaces a [proto.ErrNotFound] of the store about a blob that a head, a manifest or
+// a layer refers to. Callers would otherwise conclude that the thread, version or file does not
+// exist.
 func hideNotFound(err error) error {
 	if !errors.Is(err, proto.ErrNotFound) {
 		return err
@@ -97,8 +98,8 @@ func hideNotFound(err error) error {
 	return errors.New("the store has lost a blob: " + err.Error())
 }
 
-// forEach calls f for all items, a few at a time. It returns the first error, after which it starts no more
-// calls.
+// forEach calls f for all items, a few at a time. It returns the first error, after which it starts
+// no more calls.
 func forEach[T any](ctx context.Context, items []T, f func(context.Context, T) error) error {
 	const concurrency = 8
 	ctx, stop := context.WithCancelCause(ctx)

@@ -18,10 +18,11 @@ import (
 // Fetch opens an object of the given size in bytes. Apply closes it and verifies its digest.
 type Fetch func(ctx context.Context, digest layer.Digest, size int64) (io.ReadCloser, error)
 
-// Apply changes dir, which is the previous version or, for the first layer, empty, into the next one.
-// After an error or a crash dir is neither. Callers therefore apply layers to a directory that is not in
-// use, and rename it afterwards. Apply does not sync. It never modifies files in place, so that dir may
-// share them with other directories by hard links. New files belong to the calling user, which is root.
+// Apply changes dir, which is the previous version or, for the first layer, empty, into the next
+// one. After an error or a crash dir is neither. Callers therefore apply layers to a directory that
+// is not in use, and rename it afterwards. Apply does not sync. It never modifies files in place,
+// so that dir may share them with other directories by hard links. New files belong to the calling
+// user, which is root.
 func Apply(ctx context.Context, dir string, in layer.Reader, fetch Fetch) error {
 	root, err := openRoot(dir)
 	if err != nil {
@@ -140,8 +141,8 @@ func (t *target) enterRoot(e *layer.Entry) error {
 	return removeContents(fd)
 }
 
-// Leave implements [layer.Target]. It sets the metadata of the directory, which changes inside it would
-// have modified.
+// Leave implements [layer.Target]. It sets the metadata of the directory, which changes inside it
+// would have modified.
 func (t *target) Leave() error {
 	d := t.current()
 	isRoot := len(t.stack) == 1
@@ -266,8 +267,8 @@ func (t *target) writeExtents(f *os.File, e *layer.Entry, r io.Reader) error {
 	return nil
 }
 
-// Link implements [layer.Target]. It keeps the directory of the last link's target open, since names of
-// files in one directory are often adjacent.
+// Link implements [layer.Target]. It keeps the directory of the last link's target open, since
+// names of files in one directory are often adjacent.
 func (t *target) Link(name string, to *layer.Path) error {
 	if t.linkDir < 0 || t.linkPath != to.Parent() {
 		fd, err := walkTo(t.root, to.Parent().String())

@@ -217,8 +217,8 @@ func removeContents(dir int) error {
 	return nil
 }
 
-// checkHeight returns [layer.ErrDepth] if dir, which is nested depth levels deep, contains directories
-// that are nested too deeply.
+// checkHeight returns [layer.ErrDepth] if dir, which is nested depth levels deep, contains
+// directories that are nested too deeply.
 func checkHeight(dir, depth int) error {
 	if depth > layer.MaxDepth {
 		return layer.ErrDepth

@@ -11,8 +11,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
-// Store stores an object: size bytes of content, which may be read repeatedly and concurrently until
-// Store returns. It may be called several times with the same digest.
+// Store stores an object: size bytes of content, which may be read repeatedly and concurrently
+// until Store returns. It may be called several times with the same digest.
 type Store func(ctx context.Context, digest layer.Digest, size int64, content io.ReaderAt) error
 
 // Object is the content of a file that is not in the layer.
@@ -32,8 +32,8 @@ type Stats struct {
 	Unchanged bool
 }
 
-// Diff writes the changes in the home to out. Nothing may modify the home any more, but it may still be
-// mounted. The error wraps [layer.ErrLimit] if the change exceeds the limits of out.
+// Diff writes the changes in the home to out. Nothing may modify the home any more, but it may
+// still be mounted. The error wraps [layer.ErrLimit] if the change exceeds the limits of out.
 func (o *Overlay) Diff(ctx context.Context, out layer.Writer, store Store) (Stats, error) {
 	s, err := o.diff(ctx, out, store)
 	if err != nil {

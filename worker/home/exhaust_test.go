@@ -14,8 +14,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
-// deep creates nested directories with names of maximal length, and calls f in the innermost one, whose
-// path has more than 100,000 bytes.
+// deep creates nested directories with names of maximal length, and calls f in the innermost one,
+// whose path has more than 100,000 bytes.
 func deep(tb testing.TB, dir string, f func(fd int)) {
 	tb.Helper()
 	at := must[int](tb)(unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0))
@@ -40,8 +40,8 @@ type countingContext struct {
 
 func (c *countingContext) Err() error { c.times.Add(1); return c.Context.Err() }
 
-// TestWorkIsBounded makes changes that are cheap for a program, and expects reading them to take time
-// proportional to the size of the home.
+// TestWorkIsBounded makes changes that are cheap for a program, and expects reading them to take
+// time proportional to the size of the home.
 func TestWorkIsBounded(t *testing.T) {
 	for _, test := range []struct {
 		name, before, change string

@@ -208,8 +208,8 @@ func (th *thread) open() (*home.Overlay, *os.File) {
 	return o, f
 }
 
-// run executes a script in the home and returns the directory of the next version and the stats of its
-// layer. It builds the version twice: from the last one and from all layers.
+// run executes a script in the home and returns the directory of the next version and the stats of
+// its layer. It builds the version twice: from the last one and from all layers.
 func (th *thread) run(script string) (string, home.Stats) {
 	th.tb.Helper()
 	o, mount := th.open()
@@ -317,7 +317,8 @@ func digest(tb fatal, dir string) layer.Digest {
 	return sha256.Sum256(l.index) // which includes the digests of the pack
 }
 
-// listing describes a directory without times, FIFOs and sockets. It shares no code with the package.
+// listing describes a directory without times, FIFOs and sockets. It shares no code with the
+// package.
 func listing(tb fatal, dir string) string {
 	tb.Helper()
 	var lines []string

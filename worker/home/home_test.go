@@ -131,8 +131,8 @@ for n in 'f', 'd', '.': os.removexattr(n, 'user.one'); os.setxattr(n, 'user.two'
 	}
 }
 
-// TestDiskLimit checks that the limit of the volume applies although overlays write as root, for which
-// file systems reserve blocks.
+// TestDiskLimit checks that the limit of the volume applies although overlays write as root, for
+// which file systems reserve blocks.
 func TestDiskLimit(t *testing.T) {
 	const limit = 16 * mib
 	th := newThread(t)

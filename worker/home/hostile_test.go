@@ -92,8 +92,8 @@ func bind(tb testing.TB, from, to string) error {
 	return unix.MoveMount(fd, "", unix.AT_FDCWD, to, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-// TestConcurrentSwaps repeatedly swaps directories and files with symlinks that lead outside while the
-// home is read. The layer must never contain anything from outside.
+// TestConcurrentSwaps repeatedly swaps directories and files with symlinks that lead outside while
+// the home is read. The layer must never contain anything from outside.
 func TestConcurrentSwaps(t *testing.T) {
 	outside := t.TempDir()
 	check(t, os.WriteFile(filepath.Join(outside, "f"), []byte("the secret"), 0o644))

@@ -12,7 +12,8 @@ import (
 
 // Overlay is a home. Its directories must not change while it is in use.
 type Overlay struct {
-	// Lower is the directory of the last version, which belongs to root. For a new thread it is empty.
+	// Lower is the directory of the last version, which belongs to root. For a new thread it is
+	// empty.
 	Lower string
 	// Volume is the root of an empty file system whose mount is in no mount namespace, see
 	// disk.Volume.Path. Mount creates the directories upper and work on it.
@@ -20,9 +21,9 @@ type Overlay struct {
 	Owner  *Owner
 }
 
-// Space that an overlay takes on its volume in addition to the home: the directories upper and work,
-// what the kernel creates in work, and a character device that all deletions are links to. With Linux
-// 6.18 that is 8 inodes and 7 blocks of 4 KiB; the rest is a reserve for other kernels.
+// Space that an overlay takes on its volume in addition to the home: the directories upper and
+// work, what the kernel creates in work, and a character device that all deletions are links to.
+// With Linux 6.18 that is 8 inodes and 7 blocks of 4 KiB; the rest is a reserve for other kernels.
 const (
 	OwnInodes = 16
 	OwnBytes  = 64 << 10
@@ -31,17 +32,17 @@ const (
 func (o *Overlay) upper() string { return o.Volume + "/upper" }
 func (o *Overlay) work() string  { return o.Volume + "/work" }
 
-// options determine the format of the upper directory independently of the kernel's defaults. With an
-// index, hard links stay hard links. Redirects allow directories to be renamed. Without metacopy, upper
-// contains the whole content of every changed file. The volume does not outlive the execution, so that
-// nothing needs to be synced.
+// options determine the format of the upper directory independently of the kernel's defaults. With
+// an index, hard links stay hard links. Redirects allow directories to be renamed. Without
+// metacopy, upper contains the whole content of every changed file. The volume does not outlive the
+// execution, so that nothing needs to be synced.
 var options = [][2]string{
 	{"index", "on"}, {"redirect_dir", "on"}, {"metacopy", "off"}, {"nfs_export", "off"}, {"xino", "auto"}, {"volatile", ""},
 }
 
-// Mount returns the home as a mount that is in no mount namespace. Closing the file unmounts it unless it
-// has been moved into a namespace. Its root has the metadata of the last version's root. The volume's
-// mount is in no namespace afterwards either, but can no longer be moved into one.
+// Mount returns the home as a mount that is in no mount namespace. Closing the file unmounts it
+// unless it has been moved into a namespace. Its root has the metadata of the last version's root.
+// The volume's mount is in no namespace afterwards either, but can no longer be moved into one.
 func (o *Overlay) Mount() (*os.File, error) {
 	if err := o.makeUpper(); err != nil {
 		return nil, fmt.Errorf("mount a home: %w", err)
@@ -57,8 +58,8 @@ func (o *Overlay) Mount() (*os.File, error) {
 	return mount, nil
 }
 
-// makeUpper creates the upper directory, which becomes the root of the home, with the metadata of the
-// last version's root.
+// makeUpper creates the upper directory, which becomes the root of the home, with the metadata of
+// the last version's root.
 func (o *Overlay) makeUpper() error {
 	lower, err := openRoot(o.Lower)
 	if err != nil {
@@ -85,8 +86,8 @@ func (o *Overlay) makeUpper() error {
 	return setModified(upper, ".", e)
 }
 
-// inPrivateNamespace calls f in a new mount namespace that mounts do not propagate into or out of. The
-// namespace ends with the call.
+// inPrivateNamespace calls f in a new mount namespace that mounts do not propagate into or out of.
+// The namespace ends with the call.
 func inPrivateNamespace(f func() error) error {
 	done := make(chan error)
 	go func() { done <- unshareAndCall(f) }()

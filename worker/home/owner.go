@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Owner maps the files of root to another user by id-mapped mounts. Creating one starts a process, which
-// takes about 1 ms. It may be used repeatedly and concurrently.
+// Owner maps the files of root to another user by id-mapped mounts. Creating one starts a process,
+// which takes about 1 ms. It may be used repeatedly and concurrently.
 type Owner struct {
 	uid, gid  int
 	namespace *os.File // a user namespace in which uid and gid are 0
@@ -81,8 +81,8 @@ func (o *Owners) Close() error {
 // Close releases the owner. Existing mounts remain valid.
 func (o *Owner) Close() error { return o.namespace.Close() }
 
-// userNamespace starts a process in a new user namespace, which stops before its first instruction, opens
-// the namespace and kills the process.
+// userNamespace starts a process in a new user namespace, which stops before its first instruction,
+// opens the namespace and kills the process.
 func userNamespace(uid, gid int) (*os.File, error) {
 	// The tracer is a thread.
 	runtime.LockOSThread()
@@ -109,8 +109,8 @@ func userNamespace(uid, gid int) (*os.File, error) {
 	return ns, nil
 }
 
-// mapped returns a read-only mount of a directory, in no mount namespace, that shows the files of root
-// as the owner's.
+// mapped returns a read-only mount of a directory, in no mount namespace, that shows the files of
+// root as the owner's.
 func (o *Owner) mapped(dir string) (int, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {

@@ -15,11 +15,11 @@ import (
 	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
-// Put writes a file of the owner with mode 0644 into a home that is mounted and not in use yet. The path
-// is relative to the home. Missing directories are created with mode 0755. Whatever is in the way is
-// removed: a file or symlink in place of a directory, anything in place of the file. Other names of a
-// replaced file keep its content. content must have exactly size bytes. After an error the home must not
-// be used.
+// Put writes a file of the owner with mode 0644 into a home that is mounted and not in use yet. The
+// path is relative to the home. Missing directories are created with mode 0755. Whatever is in the
+// way is removed: a file or symlink in place of a directory, anything in place of the file. Other
+// names of a replaced file keep its content. content must have exactly size bytes. After an error
+// the home must not be used.
 func (o *Overlay) Put(mount *os.File, path string, size int64, content io.Reader, modified time.Time) error {
 	if err := o.put(int(mount.Fd()), path, size, content, modified); err != nil {
 		return fmt.Errorf("put file %.300q into a home: %w", path, err)
@@ -157,9 +157,9 @@ type Temporary struct {
 	size   int64
 }
 
-// PutTemporary creates a file of the owner with mode 0644 in the root of a home that is mounted and not
-// in use yet. It returns an error wrapping [fs.ErrExist] if the home has the name already. After any
-// other error the home must not be used.
+// PutTemporary creates a file of the owner with mode 0644 in the root of a home that is mounted and
+// not in use yet. It returns an error wrapping [fs.ErrExist] if the home has the name already.
+// After any other error the home must not be used.
 func (o *Overlay) PutTemporary(mount *os.File, name string, content []byte) (*Temporary, error) {
 	t := &Temporary{name: name, digest: sha256.Sum256(content), size: int64(len(content))}
 	err := keepModified(int(mount.Fd()), func(root int) error {
@@ -177,9 +177,9 @@ func (o *Overlay) PutTemporary(mount *os.File, name string, content []byte) (*Te
 	return t, nil
 }
 
-// RemoveTemporary removes a temporary file from a home that is no longer in use, whether or not it is
-// still mounted. The file stays if it has become part of the home: if the program has changed its
-// content, moved or replaced it, or given it a second name.
+// RemoveTemporary removes a temporary file from a home that is no longer in use, whether or not it
+// is still mounted. The file stays if it has become part of the home: if the program has changed
+// its content, moved or replaced it, or given it a second name.
 func (o *Overlay) RemoveTemporary(t *Temporary) error {
 	err := withRoot(o.upper(), func(upper int) error {
 		unmodified, err := t.isUnmodified(upper)

@@ -17,8 +17,8 @@ import (
 	"github.com/bullpen-run/bullpen/worker/home"
 )
 
-// TestPut puts files into a home, and expects them there for the program and in the next version. The
-// script runs as the tenant and fails if the home is not as expected.
+// TestPut puts files into a home, and expects them there for the program and in the next version.
+// The script runs as the tenant and fails if the home is not as expected.
 func TestPut(t *testing.T) {
 	shared := newThread(t)
 	outside := t.TempDir()

@@ -13,8 +13,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
-// tree is a directory to be read: a plain one, or the upper directory of an overlay. It is read twice:
-// scan collects what must be known before the first entry, write writes the entries.
+// tree is a directory to be read: a plain one, or the upper directory of an overlay. It is read
+// twice: scan collects what must be known before the first entry, write writes the entries.
 type tree struct {
 	ctx     context.Context
 	overlay bool
@@ -40,8 +40,8 @@ type tree struct {
 	holders   map[uint64]bool    // by inode number: directories that are only in lower and contain aliases
 }
 
-// indexed is a file with several names in lower, at least one of which was written to or removed. The
-// overlay shows the same file under its other names, although nothing in upper records that.
+// indexed is a file with several names in lower, at least one of which was written to or removed.
+// The overlay shows the same file under its other names, although nothing in upper records that.
 type indexed struct {
 	name string // in index
 	ino  uint64
@@ -77,8 +77,8 @@ func (n node) close() {
 // root returns the root, which must not be closed.
 func (t *tree) root() node { return node{upper: t.upper, lower: t.lower} }
 
-// readIndex reads which files of lower with several names have been copied up. Without any, lower need
-// not be scanned.
+// readIndex reads which files of lower with several names have been copied up. Without any, lower
+// need not be scanned.
 func (t *tree) readIndex() error {
 	all, err := list(t.index)
 	if err != nil {
@@ -104,8 +104,8 @@ func (t *tree) readIndex() error {
 	return nil
 }
 
-// indexHandle decodes the file handle in a name of the index, which consists of version, magic, length,
-// flags, type, a UUID of 16 bytes and the handle in hexadecimal digits.
+// indexHandle decodes the file handle in a name of the index, which consists of version, magic,
+// length, flags, type, a UUID of 16 bytes and the handle in hexadecimal digits.
 func indexHandle(name string) (string, error) {
 	b, err := hex.DecodeString(name)
 	if err != nil || len(b) <= 21 || b[0] != 0 || b[1] != 0xfb || int(b[2]) != len(b) {
@@ -132,8 +132,8 @@ type child struct {
 	lower bool // only in lower, and not hidden
 }
 
-// children returns the names in a node in ascending order. Names in lower are only relevant if there are
-// indexed files.
+// children returns the names in a node in ascending order. Names in lower are only relevant if
+// there are indexed files.
 func (t *tree) children(n node) ([]child, error) {
 	var all []child
 	taken := make(map[string]bool)

@@ -9,8 +9,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
-// Usage is the size of a home, or the difference between two homes. A file with several names counts
-// once per name.
+// Usage is the size of a home, or the difference between two homes. A file with several names
+// counts once per name.
 type Usage struct {
 	Bytes      int64 // content of files without holes
 	Files      int64 // files, symlinks and directories, except for the root
@@ -25,9 +25,9 @@ func (u *Usage) add(v Usage) {
 
 func (u *Usage) subtract(v Usage) { u.add(Usage{-v.Bytes, -v.Files, -v.Attributes}) }
 
-// meter measures parts of a version. It reads each directory, and each file with several names, once:
-// renamed directories inside renamed directories would otherwise be read once per level, and a file with
-// a million holes once per name.
+// meter measures parts of a version. It reads each directory, and each file with several names,
+// once: renamed directories inside renamed directories would otherwise be read once per level, and
+// a file with a million holes once per name.
 type meter struct {
 	ctx   context.Context     // of the call of Diff or Full
 	dirs  map[uint64]measured // contents by inode number
@@ -44,8 +44,8 @@ func newMeter(ctx context.Context) *meter {
 	return &meter{ctx: ctx, dirs: make(map[uint64]measured), files: make(map[uint64]Usage)}
 }
 
-// measure returns the size of the name in a directory, whose status is st, including its contents. The
-// height includes the name itself if that is a directory.
+// measure returns the size of the name in a directory, whose status is st, including its contents.
+// The height includes the name itself if that is a directory.
 func (m *meter) measure(dir int, name string, st *unix.Stat_t) (measured, error) {
 	switch fileType(st) {
 	case unix.S_IFREG:

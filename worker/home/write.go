@@ -103,8 +103,8 @@ func (w *writer) countDir(n node, e *layer.Entry) error {
 		growth.Files++
 	}
 	if e.Base == layer.Moved {
-		// Its previous place was subtracted: that has a deletion or something else, or is in a directory
-		// that is gone.
+		// Its previous place was subtracted: that has a deletion or something else, or is in a
+		// directory that is gone.
 		moved, err := w.meter.contents(n.lower)
 		growth.add(moved.Usage)
 		return err
@@ -164,8 +164,8 @@ func (w *writer) writeDeletion(n node, c child) error {
 	return w.out.Write(&layer.Entry{Kind: layer.Delete, Name: c.name}, nil)
 }
 
-// subtractReplaced subtracts whatever has the name in lower from the growth of the home, and reports
-// whether there is anything.
+// subtractReplaced subtracts whatever has the name in lower from the growth of the home, and
+// reports whether there is anything.
 func (w *writer) subtractReplaced(n node, c child) (bool, error) {
 	if n.lower < 0 {
 		return false, nil
@@ -300,8 +300,8 @@ func (w *writer) digest(content *denseReader) (layer.Digest, error) {
 	return layer.Digest(sum.Sum(nil)), nil
 }
 
-// openFile opens a regular file for reading without changing its access time. O_NONBLOCK keeps it from
-// blocking if the name is a FIFO after all.
+// openFile opens a regular file for reading without changing its access time. O_NONBLOCK keeps it
+// from blocking if the name is a FIFO after all.
 func openFile(dir int, name string) (*os.File, error) {
 	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOATIME, 0)
 	if err != nil {

@@ -249,8 +249,8 @@ func TestMismatchedPackIsRejected(t *testing.T) {
 	}
 }
 
-// TestFrameOfWrongLength unpacks frames with the right digest whose content is not as long as the index
-// claims.
+// TestFrameOfWrongLength unpacks frames with the right digest whose content is not as long as the
+// index claims.
 func TestFrameOfWrongLength(t *testing.T) {
 	whole := strings.Repeat("x", codec.FrameBytes)
 	for name, b := range map[string][]byte{
@@ -287,7 +287,8 @@ func pack(tb testing.TB, options []zstd.EOption, parts ...string) []byte {
 	return b.Bytes()
 }
 
-// assemble encodes a layer from the part of an index that follows the table, and the content of a pack.
+// assemble encodes a layer from the part of an index that follows the table, and the content of a
+// pack.
 func assemble(tb testing.TB, rest, content string) parts {
 	tb.Helper()
 	p := parts{}
@@ -465,8 +466,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestBomb decodes small layers that claim to be large. They are rejected before memory is allocated for
-// them.
+// TestBomb decodes small layers that claim to be large. They are rejected before memory is
+// allocated for them.
 func TestBomb(t *testing.T) {
 	const (
 		magic = "bullpen home 1\n"
@@ -554,8 +555,8 @@ func rest(tb testing.TB, p parts) string {
 	return string(b)
 }
 
-// FuzzReader decodes indexes given without compression and table, and encodes every accepted layer again:
-// a change has a single encoding.
+// FuzzReader decodes indexes given without compression and table, and encodes every accepted layer
+// again: a change has a single encoding.
 func FuzzReader(f *testing.F) {
 	moves, entries := sample()
 	p, err := encode(moves, entries)

@@ -1,11 +1,11 @@
-// Package codec encodes and decodes layers, see package layer. It reads and writes streams and never
-// accesses a file system.
+// Package codec encodes and decodes layers, see package layer. It reads and writes streams and
+// never accesses a file system.
 //
 // An encoded layer is a pack followed by an index. The pack holds the content of inline files, one
-// after another in the order of their entries, split into frames of 1 MiB of which only the last may
-// be shorter. Each frame is a zstd frame. Without content the pack is empty. The index holds
-// everything else, compressed by zstd with a window of 1 MiB. Its numbers are unsigned varints unless
-// noted otherwise; its strings are a length followed by that many bytes:
+// after another in the order of their entries, split into frames of 1 MiB of which only the last
+// may be shorter. Each frame is a zstd frame. Without content the pack is empty. The index holds
+// everything else, compressed by zstd with a window of 1 MiB. Its numbers are unsigned varints
+// unless noted otherwise; its strings are a length followed by that many bytes:
 //
 //	"bullpen home 1\n"
 //	number of content bytes in the pack; for each frame its compressed size and its SHA-256
@@ -25,16 +25,17 @@
 //	U  the end of the directory; it has no name
 //
 // Metadata are the permission bits (0777 for symlinks), the seconds of the modification time as a
-// signed varint, its nanoseconds, and the number of extended attributes, each a name without "user."
-// and a value.
+// signed varint, its nanoseconds, and the number of extended attributes, each a name without
+// "user." and a value.
 //
-// Only moves have paths: an entry belongs to the directory that was opened last. Names in a directory
-// are in ascending byte order, and so are the names of attributes. The pack holds the content of files
-// of up to 4 MiB, not counting holes. Groups are numbered from 1 in the order in which they appear; 0
-// is a file with one name. A change has therefore a single encoding except for the choices of zstd, and
-// readers reject any other.
+// Only moves have paths: an entry belongs to the directory that was opened last. Names in a
+// directory are in ascending byte order, and so are the names of attributes. The pack holds the
+// content of files of up to 4 MiB, not counting holes. Groups are numbered from 1 in the order in
+// which they appear; 0 is a file with one name. A change has therefore a single encoding except for
+// the choices of zstd, and readers reject any other.
 //
-// A reader that has the index and has verified its digest can list the layer without the pack, and can
-// read a file by the frames that contain it. No frame is decompressed before its digest is verified. A
-// part of an object in a store can thus be verified although only the digest of the whole is known.
+// A reader that has the index and has verified its digest can list the layer without the pack, and
+// can read a file by the frames that contain it. No frame is decompressed before its digest is
+// verified. A part of an object in a store can thus be verified although only the digest of the
+// whole is known.
 package codec

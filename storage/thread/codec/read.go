@@ -10,8 +10,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
-// Reader decodes an untrusted layer by reading its index and its pack in parallel. It takes a few MiB
-// more than an Index.
+// Reader decodes an untrusted layer by reading its index and its pack in parallel. It takes a few
+// MiB more than an Index.
 type Reader struct {
 	*Index
 	pack   io.Reader
@@ -23,8 +23,8 @@ type Reader struct {
 	rest   int64  // unread bytes of the last entry's content
 }
 
-// NewReader returns a Reader. The pack must end where the index begins; it may be nil if it is empty.
-// The Reader must be closed.
+// NewReader returns a Reader. The pack must end where the index begins; it may be nil if it is
+// empty. The Reader must be closed.
 func NewReader(index, pack io.Reader, limits layer.Limits) (*Reader, error) {
 	x, err := NewIndex(index, limits)
 	if err != nil {

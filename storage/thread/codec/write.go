@@ -27,8 +27,9 @@ type Layout struct {
 	IndexDigest layer.Digest
 }
 
-// Writer encodes a layer. It rejects whatever a Reader with the same limits would reject. Until Close
-// it holds the compressed index in memory: about ten bytes per entry and 40 bytes per MiB of content.
+// Writer encodes a layer. It rejects whatever a Reader with the same limits would reject. Until
+// Close it holds the compressed index in memory: about ten bytes per entry and 40 bytes per MiB of
+// content.
 type Writer struct {
 	limits    layer.Limits
 	validator *validator // nil until Begin
@@ -81,8 +82,8 @@ func (w *Writer) flush() error {
 	return err
 }
 
-// Write appends an entry. If that is an inline file, content must hold exactly e.Data bytes; otherwise
-// content is not used.
+// Write appends an entry. If that is an inline file, content must hold exactly e.Data bytes;
+// otherwise content is not used.
 func (w *Writer) Write(e *layer.Entry, content io.Reader) error {
 	if err := w.validator.check(e); err != nil {
 		return err

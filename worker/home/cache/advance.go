@@ -6,8 +6,8 @@ import (
 	"github.com/bullpen-run/bullpen/worker/home"
 )
 
-// advance turns the cached directory into the version that was just committed, so that the next execution
-// finds it. It unlocks and releases the entry.
+// advance turns the cached directory into the version that was just committed, so that the next
+// execution finds it. It unlocks and releases the entry.
 func (h *Home) advance() {
 	c := h.cache
 	defer c.disk.Release(h.entry)

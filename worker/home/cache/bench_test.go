@@ -10,10 +10,10 @@ import (
 // BenchmarkRestore makes a home of 900 files of 25 KB from the store.
 func BenchmarkRestore(b *testing.B) {
 	w := newWorld(b)
-	k := w.worker("one", 1<<40)
+	homes := w.worker("one", 1<<40)
 	const files, size = 900, 25_000
 	content := make([]byte, size)
-	w.run(k, "a", func(dir string) {
+	w.run(homes, "a", func(dir string) {
 		for i := range files {
 			_, _ = rand.Read(content)
 			if i%100 == 0 {
@@ -26,7 +26,7 @@ func BenchmarkRestore(b *testing.B) {
 			}
 		}
 	})
-	w.close(k)
+	w.close(homes)
 	b.SetBytes(files * size)
 	for i := 0; b.Loop(); i++ {
 		cold := w.worker(fmt.Sprint("cold", i), 1<<40)

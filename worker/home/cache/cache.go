@@ -1,10 +1,11 @@
-// Package cache provides executions with the homes of their threads. It caches the newest version of
-// recently used threads on disk, so that their homes need not be fetched, and stores what an execution
-// changed as the next version.
+// Package cache provides executions with the homes of their threads. It caches the newest version
+// of recently used threads on disk, so that their homes need not be fetched, and stores what an
+// execution changed as the next version.
 //
-// The directory of a version is the lower directory of the overlays on it, and does not change while there
-// are any. When a thread has a newer version, the directory is turned into that one in time proportional to
-// the change. It is marked incomplete meanwhile, so that a killed process does not leave a broken version.
+// The directory of a version is the lower directory of the overlays on it, and does not change
+// while there are any. When a thread has a newer version, the directory is turned into that one in
+// time proportional to the change. It is marked incomplete meanwhile, so that a killed process does
+// not leave a broken version.
 package cache
 
 import (
@@ -44,8 +45,8 @@ type Versions interface {
 	OpenObject(ctx context.Context, org string, digest layer.Digest, size int64) (io.ReadCloser, error)
 	PutObject(ctx context.Context, org string, digest layer.Digest, size int64, content io.ReaderAt) error
 	OpenStaged(ctx context.Context, f proto.StagedFile) (io.ReadCloser, error)
-	// WriteManifest stores the manifest of a version, whose layers are stored already, and returns the
-	// version with a reference to it. previous is nil for the first version.
+	// WriteManifest stores the manifest of a version, whose layers are stored already, and returns
+	// the version with a reference to it. previous is nil for the first version.
 	WriteManifest(ctx context.Context, org, thread string, version proto.Version, previous *proto.Version) (proto.Version, error)
 }
 
@@ -59,8 +60,8 @@ const (
 
 // Config configures a Cache.
 type Config struct {
-	// Dir is created if necessary. One process at a time may use it. Its file system must support file
-	// handles and id-mapped mounts.
+	// Dir is created if necessary. One process at a time may use it. Its file system must support
+	// file handles and id-mapped mounts.
 	Dir      string
 	Limit    int64 // total size of unused homes in bytes
 	Versions Versions
@@ -80,7 +81,8 @@ type Cache struct {
 // entry is the cached home of a thread.
 type entry = diskcache.Entry[*cachedHome]
 
-// cachedHome is the state of an entry. The lock protects the other fields and the entry's directory.
+// cachedHome is the state of an entry. The lock protects the other fields and the entry's
+// directory.
 type cachedHome struct {
 	version
 	lock   chan struct{} // holds an element while locked
@@ -122,8 +124,8 @@ func Open(cfg Config) (*Cache, error) {
 	return c, nil
 }
 
-// Close stops background work and waits for it. All homes must have been closed. Cached homes stay for the
-// next process.
+// Close stops background work and waits for it. All homes must have been closed. Cached homes stay
+// for the next process.
 func (c *Cache) Close() error {
 	c.stop()
 	c.disk.Wait()
@@ -142,8 +144,9 @@ func (h *cachedHome) acquireLock(ctx context.Context) error {
 
 func (h *cachedHome) unlock() { <-h.lock }
 
-// prepare makes the newest version of a thread available. It returns the entry that has it, which is a new
-// one if another version is still mounted. The entry must be locked, and so is the returned one.
+// prepare makes the newest version of a thread available. It returns the entry that has it, which
+// is a new one if another version is still mounted. The entry must be locked, and so is the
+// returned one.
 func (c *Cache) prepare(ctx context.Context, e *entry, t *proto.Thread) (*entry, error) {
 	if e.Value.version == versionOf(t.Version) {
 		return e, nil
@@ -163,8 +166,8 @@ func (c *Cache) prepare(ctx context.Context, e *entry, t *proto.Thread) (*entry,
 	began := time.Now()
 	err := c.restore(ctx, e, t)
 	if errors.Is(err, proto.ErrCorrupt) {
-		// The data may have been corrupted in transit. The second attempt starts from an empty directory,
-		// since the first one may have applied a part of it.
+		// The data may have been corrupted in transit. The second attempt starts from an empty
+		// directory, since the first one may have applied a part of it.
 		c.cfg.Log.Warn("corrupt home fetched again", "org", t.Org, "thread", t.ID, "error", err)
 		err = c.restore(ctx, e, t)
 	}
@@ -179,8 +182,8 @@ func (c *Cache) discard(e *entry) {
 	e.Value.version = version{}
 }
 
-// restore turns the directory into the newest version if it has an earlier version of the thread, and
-// otherwise creates it. After an error there is none.
+// restore turns the directory into the newest version if it has an earlier version of the thread,
+// and otherwise creates it. After an error there is none.
 func (c *Cache) restore(ctx context.Context, e *entry, t *proto.Thread) error {
 	current := e.Value.version
 	layers := t.Version.Layers
@@ -202,8 +205,8 @@ func (c *Cache) restore(ctx context.Context, e *entry, t *proto.Thread) error {
 	})
 }
 
-// change calls apply to turn the directory of an entry, which is created if there is none, into a version.
-// After an error there is no directory.
+// change calls apply to turn the directory of an entry, which is created if there is none, into a
+// version. After an error there is no directory.
 func (c *Cache) change(e *entry, v *proto.Version, apply func(dir string) error) error {
 	var err error
 	if e.Value.Number > 0 {

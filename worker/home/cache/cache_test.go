@@ -164,20 +164,20 @@ func (w *world) commit(id string, c *proto.Commit) {
 // worker opens a cache in a directory.
 func (w *world) worker(name string, limit int64) *cache.Cache {
 	w.t.Helper()
-	k, err := cache.Open(cache.Config{
+	homes, err := cache.Open(cache.Config{
 		Dir: filepath.Join(w.base, name), Limit: limit, Versions: &thread.Versions{Blobs: w.blobs, Limits: layer.Limits{Bytes: 1 << 50, Entries: 1 << 30}}, Heads: w, Owners: w.owners,
 		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return k
+	return homes
 }
 
 // enter checks out a home and mounts it at dir.
-func (w *world) enter(k *cache.Cache, j *proto.Job) (h *cache.Home, dir string) {
+func (w *world) enter(homes *cache.Cache, j *proto.Job) (h *cache.Home, dir string) {
 	w.t.Helper()
-	h, err := k.CheckOut(w.t.Context(), j)
+	h, err := homes.CheckOut(w.t.Context(), j)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -196,9 +196,9 @@ func (w *world) enter(k *cache.Cache, j *proto.Job) (h *cache.Home, dir string) 
 }
 
 // run checks out a home, calls f to change it, and commits the change.
-func (w *world) run(k *cache.Cache, id string, f func(dir string)) *proto.Commit {
+func (w *world) run(homes *cache.Cache, id string, f func(dir string)) *proto.Commit {
 	w.t.Helper()
-	h, dir := w.enter(k, w.job(id))
+	h, dir := w.enter(homes, w.job(id))
 	f(dir)
 	c, err := h.Save(w.t.Context())
 	if err != nil {
@@ -213,9 +213,9 @@ func (w *world) run(k *cache.Cache, id string, f func(dir string)) *proto.Commit
 	return c
 }
 
-func (w *world) close(k *cache.Cache) {
+func (w *world) close(homes *cache.Cache) {
 	w.t.Helper()
-	if err := k.Close(); err != nil {
+	if err := homes.Close(); err != nil {
 		w.t.Error(err)
 	}
 }
@@ -239,29 +239,29 @@ func has(t *testing.T, path, text string) {
 
 func TestHomeIsCached(t *testing.T) {
 	w := newWorld(t)
-	k := w.worker("one", 1<<30)
+	homes := w.worker("one", 1<<30)
 	large := strings.Repeat("0123456789abcdef", 6*mib/16)
-	if c := w.run(k, "a", func(dir string) {
+	if c := w.run(homes, "a", func(dir string) {
 		write(t, dir+"/x/file", "1")
 		write(t, dir+"/large", large)
 	}); c == nil || c.Version.Number != 1 || c.Version.Files != 3 || c.Version.Bytes != int64(len(large))+1 {
 		t.Fatalf("commit %+v", c)
 	}
 	for i := range 3 {
-		w.run(k, "a", func(dir string) {
+		w.run(homes, "a", func(dir string) {
 			has(t, dir+"/x/file", strings.Repeat("1", i+1))
 			has(t, dir+"/large", large)
 			write(t, dir+"/x/file", strings.Repeat("1", i+2))
 		})
 	}
 	before := w.blobs.reads
-	if c := w.run(k, "a", func(dir string) { has(t, dir+"/x/file", "1111") }); c != nil {
+	if c := w.run(homes, "a", func(dir string) { has(t, dir+"/x/file", "1111") }); c != nil {
 		t.Errorf("a commit without changes: %+v", c)
 	}
 	if w.blobs.reads != before {
 		t.Error("a cached home was fetched")
 	}
-	w.run(k, "b", func(dir string) {
+	w.run(homes, "b", func(dir string) {
 		if _, err := os.Stat(dir + "/x"); err == nil {
 			t.Error("found a file of another thread")
 		}
@@ -273,8 +273,8 @@ func TestHomeIsCached(t *testing.T) {
 		has(t, dir+"/large", large)
 		write(t, dir+"/x/file", "2")
 	})
-	w.run(k, "a", func(dir string) { has(t, dir+"/x/file", "2") })
-	w.close(k)
+	w.run(homes, "a", func(dir string) { has(t, dir+"/x/file", "2") })
+	w.close(homes)
 	w.close(other)
 	before = w.blobs.reads
 	again := w.worker("one", 1<<30)
@@ -287,8 +287,8 @@ func TestHomeIsCached(t *testing.T) {
 
 func TestProgramIsNotPartOfTheHome(t *testing.T) {
 	w := newWorld(t)
-	k := w.worker("one", 1<<30)
-	defer w.close(k)
+	homes := w.worker("one", 1<<30)
+	defer w.close(homes)
 	put := func(h *cache.Home, want string) {
 		t.Helper()
 		name, err := h.PutProgram("main.py", []byte("print(1)"))
@@ -296,7 +296,7 @@ func TestProgramIsNotPartOfTheHome(t *testing.T) {
 			t.Fatalf("%q, %v; want %q", name, err, want)
 		}
 	}
-	h, _ := w.enter(k, w.job("a"))
+	h, _ := w.enter(homes, w.job("a"))
 	put(h, "main.py")
 	if c, err := h.Save(t.Context()); c != nil || err != nil {
 		t.Errorf("%+v, %v", c, err)
@@ -304,11 +304,11 @@ func TestProgramIsNotPartOfTheHome(t *testing.T) {
 	if err := h.Close(false); err != nil {
 		t.Error(err)
 	}
-	w.run(k, "a", func(dir string) {
+	w.run(homes, "a", func(dir string) {
 		write(t, dir+"/main.py", "mine")
 		write(t, dir+"/.main.py", "mine as well")
 	})
-	h, dir := w.enter(k, w.job("a"))
+	h, dir := w.enter(homes, w.job("a"))
 	put(h, ".main2.py")
 	has(t, dir+"/main.py", "mine")
 	write(t, dir+"/new", "new")
@@ -320,7 +320,7 @@ func TestProgramIsNotPartOfTheHome(t *testing.T) {
 	if err := h.Close(true); err != nil {
 		t.Error(err)
 	}
-	w.run(k, "a", func(dir string) {
+	w.run(homes, "a", func(dir string) {
 		all, err := os.ReadDir(dir)
 		if fmt.Sprint(all) != "[- .main.py - main.py - new]" || err != nil {
 			t.Errorf("%v, %v", all, err)
@@ -330,9 +330,9 @@ func TestProgramIsNotPartOfTheHome(t *testing.T) {
 
 func TestStagedFilesAreSaved(t *testing.T) {
 	w := newWorld(t)
-	k := w.worker("one", 1<<30)
-	defer w.close(k)
-	w.run(k, "a", func(dir string) { write(t, dir+"/kept", "kept") })
+	homes := w.worker("one", 1<<30)
+	defer w.close(homes)
+	w.run(homes, "a", func(dir string) { write(t, dir+"/kept", "kept") })
 	stage := func(key, path, text string) proto.StagedFile {
 		t.Helper()
 		b, err := w.blobs.PutStream(t.Context(), "uploads/org/"+key, int64(len(text)), strings.NewReader(text))
@@ -349,7 +349,7 @@ func TestStagedFilesAreSaved(t *testing.T) {
 	}
 	stage("1", "d/up", "up")
 	j := w.job("a")
-	h, dir := w.enter(k, j)
+	h, dir := w.enter(homes, j)
 	has(t, dir+"/d/up", "up")
 	late := stage("2", "late", "late") // while the thread is locked
 	c, err := h.Save(t.Context())
@@ -363,7 +363,7 @@ func TestStagedFilesAreSaved(t *testing.T) {
 	if left := w.heads["org/a"].Staged; len(left) != 1 || left[0] != late {
 		t.Errorf("staged: %+v", left)
 	}
-	w.run(k, "a", func(dir string) {
+	w.run(homes, "a", func(dir string) {
 		has(t, dir+"/kept", "kept")
 		has(t, dir+"/d/up", "up")
 		has(t, dir+"/late", "late")
@@ -372,10 +372,10 @@ func TestStagedFilesAreSaved(t *testing.T) {
 
 func TestTooLargeHomeIsNotSaved(t *testing.T) {
 	w := newWorld(t)
-	k := w.worker("one", 1<<30)
-	defer w.close(k)
-	w.run(k, "a", func(dir string) { write(t, dir+"/one", strings.Repeat("x", 20*mib)) })
-	h, dir := w.enter(k, w.job("a"))
+	homes := w.worker("one", 1<<30)
+	defer w.close(homes)
+	w.run(homes, "a", func(dir string) { write(t, dir+"/one", strings.Repeat("x", 20*mib)) })
+	h, dir := w.enter(homes, w.job("a"))
 	write(t, dir+"/two", strings.Repeat("y", 20*mib))
 	c, err := h.Save(t.Context())
 	var limit *proto.LimitError
@@ -385,7 +385,7 @@ func TestTooLargeHomeIsNotSaved(t *testing.T) {
 	if err := h.Close(false); err != nil {
 		t.Error(err)
 	}
-	w.run(k, "a", func(dir string) {
+	w.run(homes, "a", func(dir string) {
 		if _, err := os.Stat(dir + "/two"); err == nil {
 			t.Error("the home was saved")
 		}
@@ -398,10 +398,10 @@ func TestTooLargeHomeIsNotSaved(t *testing.T) {
 
 func TestTooDeepHomeIsNotSaved(t *testing.T) {
 	w := newWorld(t)
-	k := w.worker("one", 1<<30)
-	defer w.close(k)
+	homes := w.worker("one", 1<<30)
+	defer w.close(homes)
 	deep := strings.Repeat("/d", layer.MaxDepth-1) // including the home
-	w.run(k, "a", func(dir string) {
+	w.run(homes, "a", func(dir string) {
 		if err := os.MkdirAll(dir+deep, 0o755); err != nil {
 			t.Error(err)
 		}
@@ -410,7 +410,7 @@ func TestTooDeepHomeIsNotSaved(t *testing.T) {
 		"new":   func(dir string) error { return os.Mkdir(dir+deep+"/d", 0o755) },
 		"moved": func(dir string) error { return errors.Join(os.Mkdir(dir+"/n", 0o755), os.Rename(dir+"/d", dir+"/n/d")) },
 	} {
-		h, dir := w.enter(k, w.job("a"))
+		h, dir := w.enter(homes, w.job("a"))
 		if err := change(dir); err != nil {
 			t.Error(err)
 		}
@@ -426,9 +426,9 @@ func TestTooDeepHomeIsNotSaved(t *testing.T) {
 
 func TestStoreFails(t *testing.T) {
 	w := newWorld(t)
-	k := w.worker("one", 1<<30)
-	defer w.close(k)
-	w.run(k, "a", func(dir string) { write(t, dir+"/file", "old") })
+	homes := w.worker("one", 1<<30)
+	defer w.close(homes)
+	w.run(homes, "a", func(dir string) { write(t, dir+"/file", "old") })
 	broken := errors.New("broken")
 	for _, prefix := range []string{"layers/", "objects/", "threads/"} {
 		w.blobs.fails = func(op, key string) error {
@@ -437,7 +437,7 @@ func TestStoreFails(t *testing.T) {
 			}
 			return nil
 		}
-		h, dir := w.enter(k, w.job("a"))
+		h, dir := w.enter(homes, w.job("a"))
 		has(t, dir+"/file", "old")
 		write(t, dir+"/file", "new")
 		write(t, dir+"/large", strings.Repeat("z", 5*mib))
@@ -465,11 +465,11 @@ func TestStoreFails(t *testing.T) {
 
 func TestFencedCheckOut(t *testing.T) {
 	w := newWorld(t)
-	k := w.worker("one", 1<<30)
-	defer w.close(k)
+	homes := w.worker("one", 1<<30)
+	defer w.close(homes)
 	stale := w.job("a")
 	w.job("a")
-	if _, err := k.CheckOut(t.Context(), stale); !errors.Is(err, proto.ErrFenced) {
+	if _, err := homes.CheckOut(t.Context(), stale); !errors.Is(err, proto.ErrFenced) {
 		t.Error(err)
 	}
 }
@@ -477,15 +477,15 @@ func TestFencedCheckOut(t *testing.T) {
 // TestMountedHomeIsNotChanged has an execution that lost its lease and still uses its home.
 func TestMountedHomeIsNotChanged(t *testing.T) {
 	w := newWorld(t)
-	k := w.worker("one", 1<<30)
-	defer w.close(k)
-	w.run(k, "a", func(dir string) { write(t, dir+"/file", "1") })
-	stale, old := w.enter(k, w.job("a"))
-	w.run(k, "a", func(dir string) {
+	homes := w.worker("one", 1<<30)
+	defer w.close(homes)
+	w.run(homes, "a", func(dir string) { write(t, dir+"/file", "1") })
+	stale, old := w.enter(homes, w.job("a"))
+	w.run(homes, "a", func(dir string) {
 		has(t, dir+"/file", "1")
 		write(t, dir+"/file", "2")
 	})
-	w.run(k, "a", func(dir string) {
+	w.run(homes, "a", func(dir string) {
 		has(t, dir+"/file", "2")
 		write(t, dir+"/file", "3")
 	})
@@ -493,19 +493,19 @@ func TestMountedHomeIsNotChanged(t *testing.T) {
 	if err := stale.Close(false); err != nil {
 		t.Error(err)
 	}
-	w.run(k, "a", func(dir string) { has(t, dir+"/file", "3") })
+	w.run(homes, "a", func(dir string) { has(t, dir+"/file", "3") })
 }
 
 func TestEviction(t *testing.T) {
 	w := newWorld(t)
-	k := w.worker("one", 25*mib)
+	homes := w.worker("one", 25*mib)
 	for _, id := range []string{"a", "b", "c"} {
-		w.run(k, id, func(dir string) { write(t, dir+"/file", strings.Repeat(id, 10*mib)) })
-		w.run(k, id, func(string) {}) // waits for background work
+		w.run(homes, id, func(dir string) { write(t, dir+"/file", strings.Repeat(id, 10*mib)) })
+		w.run(homes, id, func(string) {}) // waits for background work
 	}
 	reads := func(id string) int {
 		before := w.blobs.reads
-		w.run(k, id, func(dir string) { has(t, dir+"/file", strings.Repeat(id, 10*mib)) })
+		w.run(homes, id, func(dir string) { has(t, dir+"/file", strings.Repeat(id, 10*mib)) })
 		return w.blobs.reads - before
 	}
 	if b, c := reads("b"), reads("c"); b+c != 0 {
@@ -517,7 +517,7 @@ func TestEviction(t *testing.T) {
 	if reads("c") != 0 || reads("b") == 0 {
 		t.Error("not the least recently used home was evicted")
 	}
-	w.close(k)
+	w.close(homes)
 	all, err := os.ReadDir(filepath.Join(w.base, "one"))
 	if err != nil || len(all) != 4 { // two homes, the empty one, the boot id
 		t.Errorf("remaining: %v, %v", all, err)
@@ -526,35 +526,35 @@ func TestEviction(t *testing.T) {
 
 func TestKilledProcess(t *testing.T) {
 	w := newWorld(t)
-	k := w.worker("one", 1<<30)
-	w.run(k, "a", func(dir string) { write(t, dir+"/file", "1") })
-	w.close(k)
+	homes := w.worker("one", 1<<30)
+	w.run(homes, "a", func(dir string) { write(t, dir+"/file", "1") })
+	w.close(homes)
 	dir := filepath.Join(w.base, "one")
 	write(t, dir+"/work-ABC/half", "x")
 	write(t, dir+"/0123", "x")
-	k = w.worker("one", 1<<30)
-	w.run(k, "a", func(dir string) { has(t, dir+"/file", "1") })
-	w.close(k)
+	homes = w.worker("one", 1<<30)
+	w.run(homes, "a", func(dir string) { has(t, dir+"/file", "1") })
+	w.close(homes)
 	if all, err := os.ReadDir(dir); err != nil || len(all) != 3 {
 		t.Errorf("remaining: %v, %v", all, err)
 	}
 	write(t, dir+"/boot", "another boot")
-	k = w.worker("one", 1<<30)
+	homes = w.worker("one", 1<<30)
 	before := w.blobs.reads
-	w.run(k, "a", func(dir string) { has(t, dir+"/file", "1") })
+	w.run(homes, "a", func(dir string) { has(t, dir+"/file", "1") })
 	if w.blobs.reads == before {
 		t.Error("a home survived a reboot")
 	}
-	w.close(k)
+	w.close(homes)
 }
 
 func TestCompaction(t *testing.T) {
 	w := newWorld(t)
-	k := w.worker("one", 1<<30)
+	homes := w.worker("one", 1<<30)
 	for i := range 60 {
-		w.run(k, "a", func(dir string) { write(t, fmt.Sprintf("%s/f%d", dir, i%7), strings.Repeat("x", i)) })
+		w.run(homes, "a", func(dir string) { write(t, fmt.Sprintf("%s/f%d", dir, i%7), strings.Repeat("x", i)) })
 	}
-	w.close(k) // waits for background work
+	w.close(homes) // waits for background work
 	head, _ := w.Get(t.Context(), "org", "a")
 	if n := len(head.Version.Layers); n > 60 || head.Version.Number != 60 {
 		t.Errorf("%d layers, version %d", n, head.Version.Number)
@@ -570,9 +570,9 @@ func TestCompaction(t *testing.T) {
 
 func TestCorruptLayer(t *testing.T) {
 	w := newWorld(t)
-	k := w.worker("one", 1<<30)
-	w.run(k, "a", func(dir string) { write(t, dir+"/file", strings.Repeat("x", 3*mib)) })
-	w.close(k)
+	homes := w.worker("one", 1<<30)
+	w.run(homes, "a", func(dir string) { write(t, dir+"/file", strings.Repeat("x", 3*mib)) })
+	w.close(homes)
 	layer := w.heads["org/a"].Version.Layers[0]
 	content := bytes.Repeat([]byte{1}, int(layer.Size))
 	w.replace(layer.Key, content)
@@ -583,12 +583,12 @@ func TestCorruptLayer(t *testing.T) {
 	}
 }
 
-// TestThreadCreatedAgain removes a thread and creates it again, also while an execution that lost its lease
-// uses the old home.
+// TestThreadCreatedAgain removes a thread and creates it again, also while an execution that lost
+// its lease uses the old home.
 func TestThreadCreatedAgain(t *testing.T) {
 	w := newWorld(t)
-	k := w.worker("one", 1<<30)
-	defer w.close(k)
+	homes := w.worker("one", 1<<30)
+	defer w.close(homes)
 	remove := func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -599,24 +599,24 @@ func TestThreadCreatedAgain(t *testing.T) {
 			t.Errorf("a new thread has %v, %v", entries, err)
 		}
 	}
-	w.run(k, "a", func(dir string) { write(t, dir+"/first", "1") })
+	w.run(homes, "a", func(dir string) { write(t, dir+"/first", "1") })
 	remove()
-	w.run(k, "a", func(dir string) {
+	w.run(homes, "a", func(dir string) {
 		empty(dir)
 		write(t, dir+"/second", "2")
 	})
-	w.run(k, "a", func(dir string) { has(t, dir+"/second", "2") })
+	w.run(homes, "a", func(dir string) { has(t, dir+"/second", "2") })
 
-	stale, _ := w.enter(k, w.job("a"))
+	stale, _ := w.enter(homes, w.job("a"))
 	remove()
-	w.run(k, "a", func(dir string) {
+	w.run(homes, "a", func(dir string) {
 		empty(dir)
 		write(t, dir+"/third", "3")
 	})
 	if err := stale.Close(false); err != nil {
 		t.Error(err)
 	}
-	w.run(k, "a", func(dir string) { has(t, dir+"/third", "3") })
+	w.run(homes, "a", func(dir string) { has(t, dir+"/third", "3") })
 }
 
 // TestCorruptLayerIsFetchedAgain corrupts a layer for the first read, which applies a part of it.
@@ -624,14 +624,14 @@ func TestCorruptLayerIsFetchedAgain(t *testing.T) {
 	for name, size := range map[string]int{"small": 1000, "large": 3 * mib} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			k := w.worker("one", 1<<30)
+			homes := w.worker("one", 1<<30)
 			text := make([]byte, size)
 			_, _ = rand.NewChaCha8([32]byte{}).Read(text)
-			w.run(k, "a", func(dir string) {
+			w.run(homes, "a", func(dir string) {
 				write(t, dir+"/a", "first")
 				write(t, dir+"/file", string(text))
 			})
-			w.close(k)
+			w.close(homes)
 			layer := w.heads["org/a"].Version.Layers[0]
 			right := w.content(layer.Blob)
 			wrong := bytes.Clone(right)
@@ -684,15 +684,15 @@ func (w *world) replace(key string, content []byte) {
 // TestStagedFilesDoNotFit expects an error that blames the uploads.
 func TestStagedFilesDoNotFit(t *testing.T) {
 	w := newWorld(t)
-	k := w.worker("one", 1<<30)
-	defer w.close(k)
+	homes := w.worker("one", 1<<30)
+	defer w.close(homes)
 	j := w.job("a")
 	b, err := w.blobs.PutStream(t.Context(), "uploads/org/1", 40*mib, strings.NewReader(strings.Repeat("x", 40*mib)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	w.heads["org/a"].Staged = []proto.StagedFile{{Path: "f", Blob: b}}
-	h, err := k.CheckOut(t.Context(), j)
+	h, err := homes.CheckOut(t.Context(), j)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -715,9 +715,9 @@ func TestStagedFilesDoNotFit(t *testing.T) {
 // TestAttributesAreLimited checks the limit for the attributes of all files together.
 func TestAttributesAreLimited(t *testing.T) {
 	w := newWorld(t)
-	k := w.worker("one", 1<<30)
-	defer w.close(k)
-	w.run(k, "a", func(dir string) {
+	homes := w.worker("one", 1<<30)
+	defer w.close(homes)
+	w.run(homes, "a", func(dir string) {
 		write(t, dir+"/f", "x")
 		if err := unix.Setxattr(dir+"/f", "user.a", make([]byte, 75), 0); err != nil {
 			t.Error(err)
@@ -728,7 +728,7 @@ func TestAttributesAreLimited(t *testing.T) {
 		t.Errorf("%d bytes", got)
 	}
 	head.Version.Attributes = layer.MaxAttributes // in other files
-	h, dir := w.enter(k, w.job("a"))
+	h, dir := w.enter(homes, w.job("a"))
 	if err := unix.Setxattr(dir+"/f", "user.b", nil, 0); err != nil {
 		t.Error(err)
 	}
@@ -739,7 +739,7 @@ func TestAttributesAreLimited(t *testing.T) {
 	if err := h.Close(false); err != nil {
 		t.Error(err)
 	}
-	w.run(k, "a", func(dir string) {
+	w.run(homes, "a", func(dir string) {
 		if err := unix.Removexattr(dir+"/f", "user.a"); err != nil {
 			t.Error(err)
 		}

@@ -20,9 +20,10 @@ const (
 	maxEntryBytes = layer.MaxName + layer.MaxXattrs + layer.MaxTarget
 )
 
-// needsCompaction reports whether the layers of a version should be replaced by one: if there are more than
-// 48, or if they take 16 MiB more than twice the maximal size of the home as a single layer. A single layer
-// therefore never needs compaction, whatever names and attributes the home has.
+// needsCompaction reports whether the layers of a version should be replaced by one: if there are
+// more than 48, or if they take 16 MiB more than twice the maximal size of the home as a single
+// layer. A single layer therefore never needs compaction, whatever names and attributes the home
+// has.
 func needsCompaction(version *proto.Version) bool {
 	var size int64
 	for i := range version.Layers {
@@ -31,8 +32,8 @@ func needsCompaction(version *proto.Version) bool {
 	return len(version.Layers) > maxChain || size > 2*(version.Bytes+version.Files*maxEntryBytes)+maxWaste
 }
 
-// compact replaces the layers of the version that was just committed by a single one if necessary. It stops
-// when the next execution needs the home.
+// compact replaces the layers of the version that was just committed by a single one if necessary.
+// It stops when the next execution needs the home.
 func (c *Cache) compact(h *Home) {
 	v := h.saved.head.Version
 	if !needsCompaction(v) || c.drain.Err() != nil {

@@ -31,8 +31,8 @@ type Home struct {
 	saved   *saved          // nil before Save
 }
 
-// headTimeout limits how long CheckOut tries to read the head. After the loss of the leader of the threads'
-// store, a cluster takes 4 to 9 s to elect another one.
+// headTimeout limits how long CheckOut tries to read the head. After the loss of the leader of the
+// threads' store, a cluster takes 4 to 9 s to elect another one.
 const headTimeout = 20 * time.Second
 
 // CheckOut returns the current home of the job's thread. It must be closed.
@@ -90,8 +90,8 @@ func (h *Home) Mount(v jail.Volume, uid, gid int) (*os.File, error) {
 	return mount, nil
 }
 
-// PutStaged writes the thread's staged files into the home. The program must not have started yet. The error
-// is a [*proto.UploadsError] if the files do not fit.
+// PutStaged writes the thread's staged files into the home. The program must not have started yet.
+// The error is a [*proto.UploadsError] if the files do not fit.
 func (h *Home) PutStaged(ctx context.Context) error {
 	for _, f := range h.head.Staged {
 		err := h.put(ctx, f)
@@ -121,8 +121,8 @@ func (h *Home) put(ctx context.Context, f proto.StagedFile) error {
 	return errors.Join(h.overlay.Put(h.mount, f.Path, f.Size, r, f.At), r.Close())
 }
 
-// PutProgram writes the program's file into the home and returns its name, which differs from usual if the
-// home has a file of that name. The program must not have started yet.
+// PutProgram writes the program's file into the home and returns its name, which differs from usual
+// if the home has a file of that name. The program must not have started yet.
 func (h *Home) PutProgram(usual string, content []byte) (name string, err error) {
 	stem, ext, _ := strings.Cut(usual, ".")
 	name = usual
@@ -143,8 +143,8 @@ func (h *Home) PutProgram(usual string, content []byte) (name string, err error)
 	}
 }
 
-// Close releases the home. committed reports whether the commit of Save is now the thread's newest version.
-// No process of the jail may be left.
+// Close releases the home. committed reports whether the commit of Save is now the thread's newest
+// version. No process of the jail may be left.
 func (h *Home) Close(committed bool) error {
 	var errs []error
 	if h.mount != nil {

@@ -23,9 +23,10 @@ type saved struct {
 	head  *proto.Thread // after the commit
 }
 
-// Save stores the program's changes and returns the commit that makes them the thread's next version, or nil
-// if there are none. No process of the jail may be left. Save must be called at most once. The error is a
-// [*proto.LimitError], a [*proto.AttributesError] or a [*proto.DepthError] if the home exceeds a limit.
+// Save stores the program's changes and returns the commit that makes them the thread's next
+// version, or nil if there are none. No process of the jail may be left. Save must be called at
+// most once. The error is a [*proto.LimitError], a [*proto.AttributesError] or a
+// [*proto.DepthError] if the home exceeds a limit.
 func (h *Home) Save(ctx context.Context) (*proto.Commit, error) {
 	c, err := h.save(ctx)
 	if err != nil {
@@ -56,7 +57,8 @@ func (h *Home) save(ctx context.Context) (*proto.Commit, error) {
 	if err != nil || c == nil {
 		return nil, err
 	}
-	// The entry stays locked until Close has updated it, so that the next execution need not fetch the version.
+	// The entry stays locked until Close has updated it, so that the next execution need not fetch
+	// the version.
 	h.entry.Value.lock <- struct{}{}
 	fault.Here(fault.AfterSaveBeforePending)
 	return c, nil
