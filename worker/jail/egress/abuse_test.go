@@ -26,7 +26,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
 )
 
-func TestJailsDoNotMeet(t *testing.T) {
+func TestJailsAreIsolated(t *testing.T) {
 	n := open(t)
 	a, l := attach(t, n, unrestricted)
 	b, _ := attach(t, n, unrestricted)
@@ -74,7 +74,7 @@ func TestSpoofedSources(t *testing.T) {
 			t.Fatalf("%s: the test cannot send: %s", from, got.Error)
 		}
 		after := message + ", and after"
-		if got := a.udp(to, after); got.Data != after { // what was sent before it would have arrived before it
+		if got := a.udp(to, after); got.Data != after { // earlier datagrams would have arrived before
 			t.Fatalf("%s: %+v", to, got)
 		}
 		if world.heard.has(message) || !world.heard.has(after) {
@@ -90,7 +90,7 @@ func TestSpoofedSources(t *testing.T) {
 	}
 }
 
-func TestOtherProtocolsAreRefused(t *testing.T) {
+func TestOtherProtocolsAreRejected(t *testing.T) {
 	j, l := attach(t, open(t), unrestricted)
 	if a := j.do(order{Do: "ping", To: webIPv4}); a.Error != "EHOSTUNREACH" {
 		t.Errorf("ping: %+v", a)
@@ -98,7 +98,7 @@ func TestOtherProtocolsAreRefused(t *testing.T) {
 	wantBlocked(t, l, proto.BlockedConnection{Address: webIPv4, Protocol: "icmp", Reason: proto.BlockedProtocol})
 }
 
-func TestTheJailsKernelIsNotBlamedOnTheProgram(t *testing.T) {
+func TestKernelPacketsAreNotReported(t *testing.T) {
 	j, l := attach(t, open(t), unrestricted)
 	for _, addr := range []string{webIPv4, webIPv6} {
 		to := net.JoinHostPort(addr, "7")
@@ -135,7 +135,7 @@ func TestConnectionsAreLimited(t *testing.T) {
 	}
 }
 
-func TestConnectionsThatNobodyAnswers(t *testing.T) {
+func TestUnansweredConnections(t *testing.T) {
 	n := open(t)
 	hostile, l := attach(t, n, unrestricted)
 	quiet, _ := attach(t, n, unrestricted)
@@ -170,7 +170,7 @@ func TestFloodOfDatagrams(t *testing.T) {
 	}
 }
 
-func TestOpeningIsLimited(t *testing.T) {
+func TestConnectionRateIsLimited(t *testing.T) {
 	n := open(t)
 	hostile, l := attach(t, n, allow("listed.example.com"))
 	a := hostile.do(order{Do: "hold", To: webIPv4 + ":7", N: 3000})
@@ -182,11 +182,11 @@ func TestOpeningIsLimited(t *testing.T) {
 		t.Errorf("another jail: %+v", a)
 	}
 	if report := l.Close(); len(report.Blocked) == 0 {
-		t.Error("no refusal is told")
+		t.Error("no rejected packet was reported")
 	}
 }
 
-func TestQuestionsAreLimited(t *testing.T) {
+func TestQueriesAreLimited(t *testing.T) {
 	world.zone.set("often.example.com", "often.example.com. 60 IN A "+webIPv4)
 	n := open(t)
 	hostile, l := attach(t, n, unrestricted)
@@ -206,7 +206,7 @@ func TestQuestionsAreLimited(t *testing.T) {
 	}
 }
 
-func TestConnectionsToTheResolverAreLimited(t *testing.T) {
+func TestResolverConnectionsAreLimited(t *testing.T) {
 	world.zone.set("still.example.com", "still.example.com. 60 IN A "+webIPv4)
 	j, _ := attach(t, open(t), unrestricted)
 	j.do(order{Do: "hold", To: net.JoinHostPort(egress.ResolverIPv4.String(), "53"), N: 100})
@@ -217,7 +217,7 @@ func TestConnectionsToTheResolverAreLimited(t *testing.T) {
 	until(t, "a connection to be free again", func() bool { return j.resolve("still.example.com", "A tcp").Found != nil })
 }
 
-// TestSlowReader lets the world send without end to a program that reads nothing, and then takes the network away.
+// TestSlowReader has a server send endlessly to a program that does not read, and then closes the link.
 func TestSlowReader(t *testing.T) {
 	n := open(t)
 	j, l := attach(t, n, unrestricted)
@@ -238,8 +238,7 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// TestBuffersOutside has a program send and take much, for which the kernel would give the worker's socket megabytes that no limit of
-// the program counts.
+// TestBuffersOutside checks the kernel buffers of the worker's sockets, which no limit of the program covers.
 func TestBuffersOutside(t *testing.T) {
 	const much, most = 16 << 20, 1 << 20
 	j, l := attach(t, open(t), unrestricted)
@@ -266,7 +265,7 @@ func TestBuffersOutside(t *testing.T) {
 	<-echoed
 }
 
-// connectedTo finds the socket of this process that is connected to an address; -1 when there is none.
+// connectedTo returns the socket of this process that is connected to an address, or -1.
 func connectedTo(t *testing.T, to netip.AddrPort) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
@@ -318,7 +317,7 @@ func TestCloseEndsEverything(t *testing.T) {
 	}
 }
 
-func TestBytesArriveWhole(t *testing.T) {
+func TestDataIsIntact(t *testing.T) {
 	const size = 32 << 20
 	n := open(t)
 	j, l := attach(t, n, unrestricted)
@@ -336,7 +335,7 @@ func TestBytesArriveWhole(t *testing.T) {
 	}
 }
 
-func TestFailuresOutsideLookAlikeInside(t *testing.T) {
+func TestOutsideFailuresArePassedOn(t *testing.T) {
 	j, l := attach(t, open(t), unrestricted)
 	if a := j.tcp(webIPv4+":1", "x"); a.Error != "ECONNREFUSED" {
 		t.Errorf("a closed port: %+v", a)
@@ -344,10 +343,10 @@ func TestFailuresOutsideLookAlikeInside(t *testing.T) {
 	if a := j.tcp(webIPv4+":9", "x"); a.Error != "ECONNRESET" {
 		t.Errorf("a reset: %+v", a)
 	}
-	wantBlocked(t, l) // neither was refused by us
+	wantBlocked(t, l) // we rejected neither
 }
 
-func TestAddressesThatTheHostGetsLater(t *testing.T) {
+func TestNewHostAddressesAreRefused(t *testing.T) {
 	n := open(t)
 	j, l := attach(t, n, unrestricted)
 	if a := j.tcp(web2IPv4+":7", "x"); a.Data != "x" {
@@ -375,7 +374,7 @@ func TestAddressesThatTheHostGetsLater(t *testing.T) {
 	wantBlocked(t, l, proto.BlockedConnection{Address: web2IPv4, Port: 7, Protocol: "tcp", Reason: proto.BlockedAddress})
 }
 
-func TestAttachRefuses(t *testing.T) {
+func TestAttachErrors(t *testing.T) {
 	n := open(t)
 	j := newJail(t)
 	host, err := os.Open("/proc/self/ns/net")
@@ -407,7 +406,7 @@ func TestAttachRefuses(t *testing.T) {
 	}
 }
 
-// hostState is what can be seen of the host's network.
+// hostState is the visible state of the host's network.
 func hostState(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
@@ -446,7 +445,7 @@ func hostState(t *testing.T) string {
 	return b.String()
 }
 
-func TestTheHostIsLeftAlone(t *testing.T) {
+func TestHostNetworkIsUnchanged(t *testing.T) {
 	before := hostState(t)
 	n := open(t)
 	j, _ := attach(t, n, unrestricted)
@@ -458,7 +457,7 @@ func TestTheHostIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestADeadWorkerLeavesNothing(t *testing.T) {
+func TestDeadWorkerLeavesNothing(t *testing.T) {
 	j := newJail(t)
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = []string{roleVar + "=" + roleWorker}
@@ -492,7 +491,7 @@ func TestADeadWorkerLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestOpenNamesWhatIsMissing(t *testing.T) {
+func TestOpenErrorsHaveRemedies(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = []string{roleVar + "=" + roleOpen}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
@@ -592,7 +591,7 @@ func TestLinksLeaveNothing(t *testing.T) {
 	}
 }
 
-// FuzzParseLog reads what a tenant's packets are, in what the kernel tells of them.
+// FuzzParseLog parses logged packets, which tenants wrote.
 func FuzzParseLog(f *testing.F) {
 	packet := append([]byte{0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0, 100, 64, 0, 2, 10, 1, 2, 3}, make([]byte, 20)...)
 	attr := func(kind byte, data []byte) []byte {

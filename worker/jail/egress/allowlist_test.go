@@ -77,7 +77,7 @@ func TestAllowlistNames(t *testing.T) {
 	)
 }
 
-// TestDotsWithinLabels asks for names that look like listed ones when their labels are written out, and are of other domains.
+// TestDotsWithinLabels queries names that look like listed ones when printed, but belong to other domains.
 func TestDotsWithinLabels(t *testing.T) {
 	world.zone.set(`evil\.dotted.example`, `evil\.dotted.example. 60 IN A `+web2IPv4)
 	j, _ := attach(t, open(t), allow("*.dotted.example"))
@@ -107,7 +107,7 @@ func TestAllowlistRanges(t *testing.T) {
 	}
 }
 
-func TestRedirectsLeadNowhereElse(t *testing.T) {
+func TestRedirectsAreChecked(t *testing.T) {
 	world.zone.set("redirects.example.com", "redirects.example.com. 60 IN A "+webIPv4)
 	j, l := attach(t, open(t), allow("redirects.example.com:80"))
 	for url, want := range map[string]string{
@@ -121,7 +121,7 @@ func TestRedirectsLeadNowhereElse(t *testing.T) {
 			t.Errorf("%s: %+v, want %q", url, a, want)
 		}
 	}
-	if report := l.Close(); len(report.Blocked) != 3 { // the metadata address counts once in both its forms
+	if report := l.Close(); len(report.Blocked) != 3 { // both forms of the metadata address count as one
 		t.Errorf("refused %+v", report.Blocked)
 	}
 }
@@ -157,7 +157,7 @@ func TestRebinding(t *testing.T) {
 	}
 }
 
-func TestAnswersKeepOnlyWhatMayBeReached(t *testing.T) {
+func TestRefusedAddressesAreRemovedFromAnswers(t *testing.T) {
 	const name = "mixed.example.com"
 	world.zone.set(name, name+". 60 IN A 192.168.1.1", name+". 60 IN A "+webIPv4, name+". 60 IN A "+controlIP, name+". 60 IN A "+hostIPv4,
 		"other.example.org. 60 IN A "+web2IPv4)
@@ -170,7 +170,7 @@ func TestAnswersKeepOnlyWhatMayBeReached(t *testing.T) {
 	}
 }
 
-func TestNamesOfTheHostsNetworkAreHidden(t *testing.T) {
+func TestPrivateNamesAreHidden(t *testing.T) {
 	names := []string{
 		"redis", "metadata.google.internal", "printer.local", "db.svc.cluster.local", "nas.home.arpa", "x.localhost",
 		"254.169.254.169.in-addr.arpa", "3.2.1.10.in-addr.arpa", "10.in-addr.arpa",
@@ -195,7 +195,7 @@ func TestNamesOfTheHostsNetworkAreHidden(t *testing.T) {
 	wantBlocked(t, l, want...)
 }
 
-func TestAnswersThatAreNone(t *testing.T) {
+func TestInvalidAnswers(t *testing.T) {
 	j, l := attach(t, open(t), unrestricted)
 	if a := j.resolve("nowhere.example.com", "A"); a.Error != "NXDOMAIN" {
 		t.Errorf("unknown name: %+v", a)
@@ -220,7 +220,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 	wantBlocked(t, l)
 }
 
-func TestOtherResolversAreRefused(t *testing.T) {
+func TestOtherResolversAreRejected(t *testing.T) {
 	for name, policy := range map[string]proto.Network{"unrestricted": unrestricted, "allowlist": allow(foreignDNS + ":53")} {
 		t.Run(name, func(t *testing.T) {
 			j, l := attach(t, open(t), policy)

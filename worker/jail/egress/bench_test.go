@@ -10,7 +10,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
 )
 
-// cycle gives a jail a network and takes it away, and tells how long the first took.
+// cycle attaches and closes a link. It returns the duration of the former.
 func cycle(b testing.TB, n *egress.Network, j *jail) time.Duration {
 	start := time.Now()
 	l, err := n.Attach(context.Background(), j.netns, unrestricted)
@@ -24,7 +24,7 @@ func cycle(b testing.TB, n *egress.Network, j *jail) time.Duration {
 	return took
 }
 
-// BenchmarkAttach is what a jail waits for its network.
+// BenchmarkAttach measures how long a jail waits for its network.
 func BenchmarkAttach(b *testing.B) {
 	n := open(b)
 	j := newJail(b)
@@ -35,7 +35,7 @@ func BenchmarkAttach(b *testing.B) {
 	reportWaits(b, took)
 }
 
-// BenchmarkAttachAmongOthers has seven other jails come and go at the same time.
+// BenchmarkAttachAmongOthers attaches and closes seven other links meanwhile.
 func BenchmarkAttachAmongOthers(b *testing.B) {
 	n := open(b)
 	ctx, cancel := context.WithCancel(b.Context())
@@ -60,7 +60,7 @@ func BenchmarkAttachAmongOthers(b *testing.B) {
 
 func reportWaits(b *testing.B, took []time.Duration) {
 	slices.Sort(took)
-	b.ReportMetric(0, "ns/op") // which would be that of the whole cycle
+	b.ReportMetric(0, "ns/op") // the duration of the whole cycle is not of interest
 	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "p50-ms")
 	b.ReportMetric(float64(took[len(took)*95/100].Microseconds())/1000, "p95-ms")
 }

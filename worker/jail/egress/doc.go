@@ -1,32 +1,30 @@
-// Package egress lets sandboxes out to the public internet, as far as their policy allows, and to nothing else. A sandbox
-// with the policy "blocked" has an empty network namespace and no business here.
+// Package egress connects sandboxes to the public internet, as far as their policy allows, and to nothing else. It is not used
+// for sandboxes with the policy "blocked", whose network namespace is empty.
 //
-// The worker process has one [Network]: a network namespace of its own, held by descriptors alone, so that nothing of it is
-// seen on the host and all of it goes when the process dies, however it dies. A [Link] is a veth pair from there into the
-// network namespace of one jail. The way of a connection:
+// The worker process has one [Network]: a network namespace that is held by descriptors only, so that it is invisible on the
+// host and disappears with the process. A [Link] is a veth pair from it into the network namespace of one jail. A connection
+// passes through:
 //
 //	program - jail's namespace - veth - egress namespace - TUN - TCP/IP stack in the worker - socket in the host's namespace
 //
-// Two walls stand between a program and what no program may reach (private, link-local, loopback, multicast and reserved
-// addresses, metadata services, the host's own addresses, bullpen's control plane), whatever its policy says:
+// Some addresses are refused to every program: private, link-local, loopback, multicast and reserved addresses, metadata
+// services, the host's own addresses, and bullpen's control plane. Two independent layers enforce this:
 //
-//  1. nftables in the egress namespace refuse it, and drop whatever does not come from the address that the link was given.
-//     The rules are the same for all links and are loaded once: attaching a jail changes no rules.
-//  2. The worker's dialer checks the address that it is about to connect to, asking the kernel whether it is the host's own.
+//  1. nftables in the egress namespace reject these destinations, and drop packets whose source is not the link's address. The
+//     rules are the same for all links and are loaded once: attaching a jail changes no rules.
+//  2. The worker's dialer checks the address that it is about to connect to. It asks the kernel whether the address is the host's.
 //
-// The allowlist is decided in the worker, when a connection is opened. Names count by their addresses: what our resolver
-// answered for a listed name may be reached until the answer expires, and longer while a connection is open. Two names on one
-// address cannot be told apart by that, so listing a name of a content network lets a program talk to other names that share
-// its addresses.
+// The worker enforces the allowlist when a connection is opened. A listed name grants the addresses that our resolver returned for
+// it, until the answer expires or longer while a connection is open. Names that share an address cannot be told apart, so listing a
+// name of a content network also allows other names on the same addresses.
 //
-// Names are resolved by a resolver of ours at [ResolverIPv4] and [ResolverIPv6]. It forwards to the host's resolvers,
-// takes refused addresses out of the answers, and does not forward names that the allowlist does not have: a question is
-// also a message to whoever owns the name. Port 53 elsewhere is refused. DNS over HTTPS is HTTPS like any other: under an
-// allowlist it needs an entry, and its answers grant nothing.
+// Our resolver at [ResolverIPv4] and [ResolverIPv6] forwards queries to the host's resolvers and removes refused addresses from the
+// answers. It does not forward names that are not on the allowlist, because a query is also a message to the owner of the name.
+// Port 53 elsewhere is refused. DNS over HTTPS is ordinary HTTPS: under an allowlist it needs an entry, and its answers grant
+// nothing.
 //
-// Refusals are seen at once: a TCP reset, or an ICMP port unreachable, which is ECONNREFUSED for both. They are listed in
-// the link's [Report].
+// Programs see a rejection at once, as a TCP reset or an ICMP port unreachable, which is ECONNREFUSED for both. Rejections are
+// listed in the link's [Report], except for those of the firewall beyond a rate.
 //
-// A link is bounded in connections, DNS queries, packets and memory; the constants say how far. It is not bounded in bytes per
-// second. Of refusals by the firewall, those beyond a rate are not listed.
+// Connections, DNS queries, packets and memory of a link are limited; see the constants. Bytes per second are not.
 package egress

@@ -11,7 +11,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-func TestUnrestrictedReachesThePublicInternet(t *testing.T) {
+func TestUnrestrictedReachesInternet(t *testing.T) {
 	world.zone.set("reach.example.com", "reach.example.com. 77 IN A "+webIPv4, "reach.example.com. 77 IN AAAA "+webIPv6)
 	j, l := attach(t, open(t), unrestricted)
 	if a := j.do(order{Do: "interfaces"}); len(a.Found) != 4 || a.Error != "" {
@@ -38,7 +38,7 @@ func TestUnrestrictedReachesThePublicInternet(t *testing.T) {
 	}
 }
 
-// refusedTargets are what no program may reach. Each is there and answers.
+// refusedTargets are addresses that programs may not reach. Each exists and answers.
 func refusedTargets() []string {
 	targets := []string{hostIPv4, hostIPv6, "10.77.0.2", controlIP}
 	for _, a := range worldAddrs {
@@ -49,7 +49,7 @@ func refusedTargets() []string {
 	return targets
 }
 
-func TestNobodyReachesWhatIsNotPublic(t *testing.T) {
+func TestNonPublicAddressesAreRefused(t *testing.T) {
 	for _, target := range refusedTargets() {
 		conn, err := net.Dial("tcp", net.JoinHostPort(target, "7"))
 		if err != nil {
@@ -91,7 +91,7 @@ func TestNobodyReachesWhatIsNotPublic(t *testing.T) {
 	}
 }
 
-func TestTheDialerIsAWallOfItsOwn(t *testing.T) {
+func TestDialerChecksWithoutFirewall(t *testing.T) {
 	n := open(t, controlIP+":4222")
 	j, l := attach(t, n, unrestricted)
 	if err := n.DropFirewall(); err != nil {

@@ -7,13 +7,13 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// DropFirewall takes the first wall away, to see the second stand.
+// DropFirewall removes the firewall, so that the dialer's checks are tested.
 func (n *Network) DropFirewall() error {
 	n.firewall.conn.DelTable(n.firewall.table)
 	return n.firewall.conn.Flush()
 }
 
-// Received is how many packets of TCP and UDP passed the first wall.
+// Received returns the number of TCP and UDP packets that passed the firewall.
 func (n *Network) Received() uint64 {
 	stats := n.uplink.Stats()
 	return stats.TCP.ValidSegmentsReceived.Value() + stats.TCP.InvalidSegmentsReceived.Value() +
@@ -22,17 +22,17 @@ func (n *Network) Received() uint64 {
 
 // Devices counts the interfaces of the egress namespace.
 func (n *Network) Devices() (int, error) {
-	links, err := n.space.link.LinkList()
+	links, err := n.namespace.link.LinkList()
 	return len(links), err
 }
 
-// Endpoints counts the connections that the stack knows.
+// Endpoints counts the connections of the stack.
 func (n *Network) Endpoints() int { return len(n.uplink.RegisteredEndpoints()) }
 
 // RefusedRange is refusedRange.
 func RefusedRange(addr netip.Addr) bool { return refusedRange(addr) }
 
-// Permits is permits, for tests that tell it the time.
+// Permits exports permits with an explicit clock.
 type Permits struct{ p *permits }
 
 // NewPermits is newPermits.
@@ -48,16 +48,16 @@ func (p Permits) Learn(name string, addr netip.Addr, ttl time.Duration, now time
 
 // Use is use.
 func (p Permits) Use(to netip.AddrPort, now time.Time) (release func(), ok bool) {
-	return p.p.use(to, now)
+	return p.p.acquire(to, now)
 }
 
-// Known counts the addresses remembered.
+// Known counts the remembered addresses.
 func (p Permits) Known() int { return len(p.p.known) }
 
-// BytesIn is what the program has received so far.
+// BytesIn returns the bytes that the program has received so far.
 func (l *Link) BytesIn() int64 { return l.in.Load() }
 
-// ParseLog is parseLog, without what it finds.
+// ParseLog calls parseLog and discards the result.
 func ParseLog(attrs []byte) bool {
 	_, ok := parseLog(attrs)
 	return ok

@@ -14,28 +14,28 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// What the kernel lets through of each link, per second and at once. Beyond it, packets are dropped, new connections and
-// queries refused. The worker's own limits are lower and tell more; these keep its processor time from being taken.
+// Limits of the kernel for each link, per second and in a burst. Beyond them, packets are dropped, and new connections and queries
+// rejected. The worker's own limits are lower and better reported; these protect its CPU time.
 const (
 	packetRate, packetBurst = 50_000, 10_000
 	openRate, openBurst     = 300, 600  // TCP connections
 	queryRate, queryBurst   = 500, 1000 // packets to the resolver
-	logRate, logBurst       = 100, 200  // refusals that the worker hears of
-	meterSize               = 1 << 16   // links whose rates are known
+	logRate, logBurst       = 100, 200  // rejections reported to the worker
+	meterSize               = 1 << 16   // links with a known rate
 	meterTimeout            = time.Minute
 )
 
 const logGroup = 1
 
-// firewall is the rule set of the egress namespace. It is the same for all links.
+// firewall is the rule set of the egress namespace, the same for all links.
 type firewall struct {
-	conn     *nftables.Conn
-	table    *nftables.Table
-	hosts    [2]*nftables.Set // addresses that the worker's machine and the control plane have, IPv4 and IPv6
-	refusals map[proto.BlockReason]*nftables.Chain
+	conn         *nftables.Conn
+	table        *nftables.Table
+	hosts        [2]*nftables.Set // addresses of the machine and the control plane, IPv4 and IPv6
+	rejectionLog map[proto.BlockReason]*nftables.Chain
 }
 
-// families are what is different between IPv4 and IPv6 in a packet.
+// families are the differences between IPv4 and IPv6 packets.
 var families = [2]struct {
 	proto         byte
 	src, dst, len uint32
@@ -48,12 +48,12 @@ var families = [2]struct {
 	{unix.NFPROTO_IPV6, 8, 24, 16, nftables.TypeIP6Addr, refusedIPv6, ResolverIPv6, "6"},
 }
 
-func loadFirewall(s *space) (*firewall, error) {
+func loadFirewall(s *namespace) (*firewall, error) {
 	conn, err := nftables.New(nftables.WithNetNSFd(int(s.ns.Fd())), nftables.AsLasting())
 	if err != nil {
 		return nil, fmt.Errorf("open nftables in the egress namespace: %w; load the kernel's module nf_tables", err)
 	}
-	f := &firewall{conn: conn, refusals: map[proto.BlockReason]*nftables.Chain{}}
+	f := &firewall{conn: conn, rejectionLog: map[proto.BlockReason]*nftables.Chain{}}
 	if err := f.load(); err != nil {
 		return nil, errors.Join(fmt.Errorf("load the rules of the egress namespace: %w; the kernel needs nf_tables with its inet, "+
 			"fib, limit, log and reject expressions", err), f.close())
@@ -65,7 +65,7 @@ func (f *firewall) close() error { return f.conn.CloseLasting() }
 
 func (f *firewall) load() error {
 	f.table = f.conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "egress"})
-	if err := f.addRefusals(); err != nil {
+	if err := f.addRejectChains(); err != nil {
 		return err
 	}
 	accept, drop := nftables.ChainPolicyAccept, nftables.ChainPolicyDrop
@@ -73,8 +73,8 @@ func (f *firewall) load() error {
 	forward := f.addHook("forward", nftables.ChainHookForward, nftables.ChainPriorityFilter, drop)
 	input := f.addHook("input", nftables.ChainHookInput, nftables.ChainPriorityFilter, drop)
 
-	// A packet may enter where a packet to its source would leave: each link sends from its own addresses only. What the
-	// kernel in the jail says to its neighbours by itself has others, and goes unheard too.
+	// Reverse path filter: each link sends from its own addresses only. This also drops the neighbour discovery of the jail's
+	// kernel, which uses others.
 	f.add(pre, fromUplink, verdict(expr.VerdictAccept))
 	f.add(pre, exprs{
 		&expr.Fib{Register: 1, ResultOIF: true, FlagSADDR: true, FlagIIF: true},
@@ -88,15 +88,15 @@ func (f *firewall) load() error {
 	f.add(forward, exprs{
 		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: ifname(tunName)},
-	}, f.refuse(proto.BlockedAddress))
+	}, f.reject(proto.BlockedAddress))
 	if err := f.addAddressRules(forward); err != nil {
 		return err
 	}
-	f.addFormRules(forward)
+	f.addProtocolRules(forward)
 	for _, number := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-		f.add(forward, transport(number), port(53), f.refuse(proto.BlockedResolver))
+		f.add(forward, transport(number), port(53), f.reject(proto.BlockedResolver))
 	}
-	if err := f.addMeters(forward, "opens", openRate, openBurst, opening, f.refuse(proto.BlockedLimit)); err != nil {
+	if err := f.addMeters(forward, "opens", openRate, openBurst, isSYN, f.reject(proto.BlockedLimit)); err != nil {
 		return err
 	}
 	f.add(forward, verdict(expr.VerdictAccept))
@@ -104,10 +104,10 @@ func (f *firewall) load() error {
 	return f.loadInput(input)
 }
 
-// loadInput lets links reach the resolver and nothing else of the gateway.
+// loadInput lets links reach the resolver and nothing else on the gateway.
 func (f *firewall) loadInput(input *nftables.Chain) error {
-	f.addFormRules(input)
-	if err := f.addMeters(input, "queries", queryRate, queryBurst, nil, f.refuse(proto.BlockedLimit)); err != nil {
+	f.addProtocolRules(input)
+	if err := f.addMeters(input, "queries", queryRate, queryBurst, nil, f.reject(proto.BlockedLimit)); err != nil {
 		return err
 	}
 	for _, fam := range families {
@@ -118,16 +118,16 @@ func (f *firewall) loadInput(input *nftables.Chain) error {
 			}, transport(number), port(53), verdict(expr.VerdictAccept))
 		}
 	}
-	f.add(input, f.refuse(proto.BlockedAddress))
+	f.add(input, f.reject(proto.BlockedAddress))
 	return f.conn.Flush()
 }
 
-// addRefusals makes a chain for each reason. It tells the worker, up to a rate for each link so that one cannot hide the
-// refusals of another, and then the program.
-func (f *firewall) addRefusals() error {
+// addRejectChains adds a chain for each reason. It logs to the worker, up to a rate for each link so that no link hides the
+// rejections of another, and rejects the packet.
+func (f *firewall) addRejectChains() error {
 	for _, reason := range []proto.BlockReason{proto.BlockedAddress, proto.BlockedResolver, proto.BlockedProtocol, proto.BlockedLimit} {
 		chain := f.conn.AddChain(&nftables.Chain{Table: f.table, Name: "refuse_" + string(reason)})
-		f.refusals[reason] = chain
+		f.rejectionLog[reason] = chain
 		log := exprs{&expr.Log{
 			Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_PREFIX, Group: logGroup, Data: []byte(reason),
 		}}
@@ -142,14 +142,14 @@ func (f *firewall) addRefusals() error {
 	return nil
 }
 
-// addAddressRules refuses the ranges that are always refused, and the addresses of the host and the control plane.
+// addAddressRules rejects the refused ranges and the addresses of the host and the control plane.
 func (f *firewall) addAddressRules(chain *nftables.Chain) error {
 	for i, fam := range families {
 		ranges := &nftables.Set{Table: f.table, Name: "refused" + fam.name, KeyType: fam.key, Interval: true}
 		var elements []nftables.SetElement
 		for _, p := range fam.refused {
 			elements = append(elements, nftables.SetElement{Key: p.Masked().Addr().AsSlice()})
-			// The end is exclusive; a range up to the last address has none.
+			// The end is exclusive. A range up to the last address has none.
 			if end := lastAddr(p).Next(); end.IsValid() {
 				elements = append(elements, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
 			}
@@ -165,16 +165,16 @@ func (f *firewall) addAddressRules(chain *nftables.Chain) error {
 			f.add(chain, isFamily(fam.proto), exprs{
 				&expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: fam.dst, Len: fam.len, DestRegister: 1},
 				&expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID},
-			}, f.refuse(proto.BlockedAddress))
+			}, f.reject(proto.BlockedAddress))
 		}
 	}
 	return nil
 }
 
-// addFormRules refuses what is neither plain TCP nor plain UDP: other protocols, fragments, and headers with options, which
-// few programs send and which parsers have most trouble with.
-func (f *firewall) addFormRules(chain *nftables.Chain) {
-	refuse := f.refuse(proto.BlockedProtocol)
+// addProtocolRules rejects everything but plain TCP and UDP: other protocols, fragments, and headers with options, which few programs
+// send and which are hard to parse.
+func (f *firewall) addProtocolRules(chain *nftables.Chain) {
+	refuse := f.reject(proto.BlockedProtocol)
 	v4 := isFamily(unix.NFPROTO_IPV4)
 	f.add(chain, v4, exprs{
 		&expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: 0, Len: 1, DestRegister: 1},
@@ -185,7 +185,7 @@ func (f *firewall) addFormRules(chain *nftables.Chain) {
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: []byte{0x3f, 0xff}, Xor: []byte{0, 0}},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{0, 0}},
 	}, refuse)
-	// What the jail's kernel says by itself, such as that nobody waits for a late answer any more, is not a program's doing.
+	// ICMP errors of the jail's kernel, such as for a late answer, are not the program's doing.
 	for number, echo := range map[byte]byte{unix.IPPROTO_ICMP: 8, unix.IPPROTO_ICMPV6: 128} {
 		f.add(chain, transport(number), exprs{
 			&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1, DestRegister: 1},
@@ -204,13 +204,13 @@ func (f *firewall) addFormRules(chain *nftables.Chain) {
 	}
 }
 
-// addMeters does what then says to packets beyond a rate, counted for each source address.
+// addMeters applies then to packets beyond a rate per source address.
 func (f *firewall) addMeters(chain *nftables.Chain, name string, rate uint64, burst uint32, match, then exprs) error {
 	return f.addRated(chain, name, &expr.Limit{Type: expr.LimitTypePkts, Rate: rate, Unit: expr.LimitTimeSecond, Burst: burst, Over: true},
 		match, then)
 }
 
-// addUnderRate does what then says to packets within a rate.
+// addUnderRate applies then to packets within a rate.
 func (f *firewall) addUnderRate(chain *nftables.Chain, name string, rate uint64, burst uint32, then exprs) error {
 	return f.addRated(chain, name, &expr.Limit{Type: expr.LimitTypePkts, Rate: rate, Unit: expr.LimitTimeSecond, Burst: burst}, nil, then)
 }
@@ -235,7 +235,7 @@ func (f *firewall) addRated(chain *nftables.Chain, name string, limit *expr.Limi
 	return nil
 }
 
-// setHosts replaces the addresses of the host and the control plane, in one step.
+// setHosts replaces the addresses of the host and the control plane atomically.
 func (f *firewall) setHosts(addrs []netip.Addr) error {
 	for i, fam := range families {
 		var elements []nftables.SetElement
@@ -269,8 +269,8 @@ func (f *firewall) add(chain *nftables.Chain, parts ...exprs) {
 	f.conn.AddRule(&nftables.Rule{Table: f.table, Chain: chain, Exprs: all})
 }
 
-func (f *firewall) refuse(reason proto.BlockReason) exprs {
-	return exprs{&expr.Verdict{Kind: expr.VerdictGoto, Chain: f.refusals[reason].Name}}
+func (f *firewall) reject(reason proto.BlockReason) exprs {
+	return exprs{&expr.Verdict{Kind: expr.VerdictGoto, Chain: f.rejectionLog[reason].Name}}
 }
 
 type exprs []expr.Any
@@ -280,8 +280,8 @@ var (
 		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: ifname(tunName)},
 	}
-	// opening matches a TCP packet with SYN and without ACK.
-	opening = append(transport(unix.IPPROTO_TCP),
+	// isSYN matches a TCP packet with SYN and without ACK.
+	isSYN = append(transport(unix.IPPROTO_TCP),
 		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1, DestRegister: 1},
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{0x12}, Xor: []byte{0}},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{0x02}})
@@ -310,7 +310,7 @@ func port(number uint16) exprs {
 	}
 }
 
-// ifname gives a name as the kernel compares it: whole, with its zeros.
+// ifname returns a name padded with zeros, as the kernel compares it.
 func ifname(name string) []byte {
 	raw := make([]byte, unix.IFNAMSIZ)
 	copy(raw, name)

@@ -19,20 +19,20 @@ import (
 )
 
 const (
-	hostRefresh   = 30 * time.Second // between looks at the host's addresses and the control plane's names, besides changes
-	hostKeep      = time.Hour        // for how long an address is refused that a name of the control plane no longer has
+	hostRefresh   = 30 * time.Second // interval of reading the host's addresses and resolving the control plane's names
+	hostKeep      = time.Hour        // how long an address is refused after a name of the control plane has lost it
 	resolveWithin = 10 * time.Second
 	dialWithin    = 30 * time.Second
 
-	// What the kernel may hold of a TCP connection for each way, in bytes. It doubles that for its own use. Left to itself it
-	// would let one grow to tens of MiB, which count against no program and, together, slow down all TCP of the machine.
+	// Kernel buffer of a TCP connection in each direction, in bytes, which the kernel doubles. Autotuning would let it grow to tens of
+	// MiB, which are charged to no program and slow down all TCP of the machine.
 	outsideBuffer = 256 << 10
 )
 
-// errRefusedAddress is the second wall's answer.
-var errRefusedAddress = errors.New("no program may reach this address")
+// errRefusedAddress is returned by dial.
+var errRefusedAddress = errors.New("address refused to programs")
 
-// host knows which addresses are the machine's own and the control plane's, and dials from its namespace.
+// host knows the addresses of the machine and the control plane, and dials from the host's namespace.
 type host struct {
 	control  []string // as in Config.ControlPlane
 	firewall *firewall
@@ -41,7 +41,7 @@ type host struct {
 
 	mu    sync.RWMutex
 	own   []netip.Addr
-	plane map[netip.Addr]time.Time // when it was last seen
+	plane map[netip.Addr]time.Time // time of the last answer with the address
 }
 
 func openHost(ctx context.Context, c Config, f *firewall) (*host, error) {
@@ -57,11 +57,11 @@ func openHost(ctx context.Context, c Config, f *firewall) (*host, error) {
 	return h, nil
 }
 
-// run keeps the addresses up to date. The dialer asks the kernel besides, so nothing depends on how soon.
+// run keeps the addresses up to date. Nothing depends on its delay, since the dialer also asks the kernel.
 func (h *host) run(ctx context.Context) {
 	changes := make(chan netlink.AddrUpdate, 64)
 	if err := netlink.AddrSubscribe(changes, ctx.Done()); err != nil {
-		h.log.Warn("changes of the host's addresses are seen late", "every", hostRefresh, "error", err)
+		h.log.Warn("host addresses are polled only", "every", hostRefresh, "error", err)
 		changes = nil
 	}
 	tick := time.NewTicker(hostRefresh)
@@ -82,12 +82,12 @@ func (h *host) run(ctx context.Context) {
 		case <-tick.C:
 		}
 		if err := h.refresh(ctx); err != nil && ctx.Err() == nil {
-			h.log.Error("refused addresses are not up to date", "error", err)
+			h.log.Error("refresh of refused addresses failed", "error", err)
 		}
 	}
 }
 
-// refresh reads the host's addresses and resolves the control plane's, and hands them to the firewall.
+// refresh reads the host's addresses, resolves the control plane's names, and updates the firewall.
 func (h *host) refresh(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, resolveWithin)
 	defer cancel()
@@ -121,7 +121,7 @@ func (h *host) refresh(ctx context.Context) error {
 	return errors.Join(failed, h.firewall.setHosts(slices.Compact(all)))
 }
 
-// resolveEntry gives the addresses of an entry of Config.ControlPlane.
+// resolveEntry returns the addresses of an entry of Config.ControlPlane.
 func resolveEntry(ctx context.Context, entry string) ([]netip.Addr, error) {
 	name := entry
 	if host, _, err := net.SplitHostPort(entry); err == nil {
@@ -132,7 +132,7 @@ func resolveEntry(ctx context.Context, entry string) ([]netip.Addr, error) {
 	}
 	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", name)
 	if err != nil {
-		return nil, fmt.Errorf("resolve %q of the control plane, to refuse it to programs: %w", name, err)
+		return nil, fmt.Errorf("resolve %q of the control plane: %w", name, err)
 	}
 	for i, addr := range addrs {
 		addrs[i] = addr.Unmap().WithZone("")
@@ -140,8 +140,8 @@ func resolveEntry(ctx context.Context, entry string) ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// knows reports whether addr is known to be one that no program may reach.
-func (h *host) knows(addr netip.Addr) bool {
+// isKnown reports whether addr is a known address of the host or the control plane.
+func (h *host) isKnown(addr netip.Addr) bool {
 	if refusedRange(addr) {
 		return true
 	}
@@ -151,49 +151,48 @@ func (h *host) knows(addr netip.Addr) bool {
 	return plane || slices.Contains(h.own, addr)
 }
 
-// refuses reports whether no program may reach addr, from here and now: besides what is known it asks the kernel whether a
-// packet to it would stay on this machine.
-func (h *host) refuses(addr netip.Addr) bool {
-	if h.knows(addr) {
+// isRefused reports whether programs may not reach addr. It asks the kernel whether a packet to addr would stay on this machine.
+func (h *host) isRefused(addr netip.Addr) bool {
+	if h.isKnown(addr) {
 		return true
 	}
 	routes, err := h.routes.RouteGet(addr.AsSlice())
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
-		return false // and connecting says so
+		return false // connecting fails too
 	case err != nil:
 		return true
 	}
 	return slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Type != unix.RTN_UNICAST })
 }
 
-// dial connects from the host's namespace. It refuses what no program may reach with [errRefusedAddress], judging the very
-// address that the socket is about to be connected to.
+// dial connects from the host's namespace. It checks the address that the socket is about to connect to, and returns
+// [errRefusedAddress] if programs may not reach it.
 func (h *host) dial(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
 	d := net.Dialer{Timeout: dialWithin, Control: func(network, address string, conn syscall.RawConn) error {
 		actual, err := netip.ParseAddrPort(address)
 		if err != nil {
 			return fmt.Errorf("read the address to dial: %w", err)
 		}
-		if h.refuses(actual.Addr()) {
+		if h.isRefused(actual.Addr()) {
 			return errRefusedAddress
 		}
 		if strings.HasPrefix(network, "tcp") {
-			return boundBuffers(conn)
+			return limitBuffers(conn)
 		}
 		return nil
 	}}
 	return d.DialContext(ctx, network, to.String())
 }
 
-// boundBuffers fixes the sizes of a socket's buffers. Before it is connected, so that the window is offered accordingly.
-func boundBuffers(conn syscall.RawConn) (err error) {
+// limitBuffers sets the buffer sizes of a socket. It must be called before connecting, when the window is negotiated.
+func limitBuffers(conn syscall.RawConn) (err error) {
 	failed := conn.Control(func(fd uintptr) {
 		err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, outsideBuffer),
 			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, outsideBuffer))
 	})
 	if err = errors.Join(failed, err); err != nil {
-		return fmt.Errorf("bound the buffers of a connection: %w", err)
+		return fmt.Errorf("limit the buffers of a connection: %w", err)
 	}
 	return nil
 }

@@ -22,56 +22,56 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// What one link may have at once. A connection takes up to 256 KiB in the worker's stack and 64 KiB on its way, which is 80 MiB of
-// the worker for a link that fills all, and as much as four times outsideBuffer in the kernel, which is 256 MiB.
+// Limits of one link. A connection takes up to 256 KiB in the worker's stack and 64 KiB in transit, or 80 MiB of the worker for a full
+// link, and up to four times outsideBuffer in the kernel, or 256 MiB.
 const (
-	MaxConnections = 256 // TCP connections, open or being opened, and UDP flows
+	MaxConnections = 256 // TCP connections, including those being opened, and UDP flows
 
 	copyBuffer = 32 << 10
-	udpIdle    = 30 * time.Second // after which a UDP flow is forgotten
+	udpIdle    = 30 * time.Second // idle time after which a UDP flow ends
 	abortEvery = 20 * time.Millisecond
 )
 
-// Link is one jail's way out.
+// Link is the network connection of one jail.
 type Link struct {
 	network  *Network
 	number   uint32
 	ip4, ip6 netip.Addr
-	device   int // index of the gateway's end
+	device   int // interface index of the gateway's end
 	permits  *permits
 	tcp      *tcp.Forwarder
 	udp      *udp.Forwarder
 	queries  *rate.Limiter
 
-	ctx    context.Context //nolint:containedctx // the life of the link, which its connections share
+	ctx    context.Context //nolint:containedctx // lifetime of the link, shared by its connections
 	cancel context.CancelFunc
 
 	in, out     atomic.Int64
-	connections atomic.Int32 // and flows
-	asking      atomic.Int32 // DNS queries on their way
+	connections atomic.Int32 // including UDP flows
+	inFlight    atomic.Int32 // DNS queries in flight
 	dnsConns    atomic.Int32 // TCP connections to the resolver
-	used        atomic.Bool  // the stack may have something of the link
+	used        atomic.Bool  // the stack may have connections of the link
 
 	mu      sync.Mutex
 	running int           // goroutines of the link
-	closing bool          // no more may start
-	idle    chan struct{} // closed when closing and none is running
+	closing bool          // no more goroutines may start
+	idle    chan struct{} // closed when closing and no goroutine is running
 	blocked []proto.BlockedConnection
 
 	once sync.Once
 }
 
-// Report is what went over a link.
+// Report describes the traffic of a link.
 type Report struct {
 	proto.Traffic
-	Blocked []proto.BlockedConnection // the first of each refused, at most [proto.MaxBlocked]
+	Blocked []proto.BlockedConnection // the first rejection of each kind, at most [proto.MaxBlocked]
 }
 
-// Close takes the jail's network away, with every connection, and tells what happened. The interface goes a little
-// later. It is best called when the program is dead, and may be called again.
+// Close ends all connections of the jail and returns a report. The interface is removed later. Close should be called when the program is
+// dead. It is idempotent.
 func (l *Link) Close() Report {
 	l.once.Do(func() {
-		l.network.refusals.drain()
+		l.network.rejectionLog.drain()
 		l.network.unregister(l)
 		l.cancel()
 		l.finish()
@@ -85,8 +85,7 @@ func (l *Link) Close() Report {
 	}
 }
 
-// finish waits until nothing of the link runs. A connection may be on its way into the stack at any time, so they are
-// aborted until there is none.
+// finish waits for all goroutines of the link. It aborts connections repeatedly, because packets in transit may open new ones.
 func (l *Link) finish() {
 	l.mu.Lock()
 	l.closing = true
@@ -112,7 +111,7 @@ func (l *Link) finish() {
 	}
 }
 
-// start reports whether a goroutine of the link may start; it then calls done when it ends.
+// start reports whether a goroutine of the link may start. If so, the goroutine must call done.
 func (l *Link) start() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -134,7 +133,7 @@ func (l *Link) done() {
 	l.network.wg.Done()
 }
 
-// block lists a refusal, unless the like is on the list or the list is full.
+// block lists a rejection, unless an equal one is listed or the list is full.
 func (l *Link) block(b proto.BlockedConnection) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -154,9 +153,9 @@ func (l *Link) blockAddr(protocol string, to netip.AddrPort, reason proto.BlockR
 	})
 }
 
-// admit takes a place and a permit for a connection. When ok, release gives both back; else the refusal was listed.
+// admit counts a connection and acquires a permit. If ok, the caller must call release; otherwise the rejection has been listed.
 func (l *Link) admit(protocol string, to netip.AddrPort) (release func(), ok bool) {
-	giveBack, permitted := l.permits.use(to, time.Now())
+	giveBack, permitted := l.permits.acquire(to, time.Now())
 	if !permitted {
 		l.blockAddr(protocol, to, proto.BlockedNotAllowed)
 		return nil, false
@@ -173,7 +172,7 @@ func (l *Link) admit(protocol string, to netip.AddrPort) (release func(), ok boo
 	}, true
 }
 
-// dial connects to the outside, and lists what the second wall refuses.
+// dial connects to the outside and lists refused addresses.
 func (l *Link) dial(protocol string, to netip.AddrPort) (net.Conn, error) {
 	conn, err := l.network.host.dial(l.ctx, protocol, to)
 	if errors.Is(err, errRefusedAddress) {
@@ -182,8 +181,7 @@ func (l *Link) dial(protocol string, to netip.AddrPort) (net.Conn, error) {
 	return conn, err
 }
 
-// acceptTCP is called for each SYN. The program's connection is accepted only when the outside has accepted: what fails
-// there, fails here.
+// acceptTCP is called for each SYN. It accepts the program's connection only after the outside has accepted, so that errors are passed on.
 func (l *Link) acceptTCP(r *tcp.ForwarderRequest) {
 	if !l.start() {
 		r.Complete(false)
@@ -215,7 +213,7 @@ func (l *Link) acceptTCP(r *tcp.ForwarderRequest) {
 	l.relay(&tcpInside{gonet.NewTCPConn(&queue, ep), ep}, &tcpOutside{outside.(*net.TCPConn)})
 }
 
-// tcpEnd is one end of a relayed connection. Reset ends it so that the peer sees that something was lost.
+// tcpEnd is one end of a relayed connection. Reset closes it so that the peer notices lost data.
 type tcpEnd interface {
 	io.ReadWriteCloser
 	CloseWrite() error
@@ -236,7 +234,7 @@ func (c *tcpOutside) Reset() {
 	_ = c.Close()
 }
 
-// relay carries bytes both ways until both ends have said that they are done, or one has failed.
+// relay copies in both directions until both ends have closed or one has failed.
 func (l *Link) relay(inside, outside tcpEnd) {
 	defer func() {
 		_ = inside.Close()
@@ -256,7 +254,7 @@ func (l *Link) relay(inside, outside tcpEnd) {
 	both.Wait()
 }
 
-// copyCounted copies until the end, counting what was written.
+// copyCounted copies until EOF and counts the written bytes.
 func copyCounted(to io.Writer, from io.Reader, count *atomic.Int64) error {
 	buf := make([]byte, copyBuffer)
 	for {
@@ -277,7 +275,7 @@ func copyCounted(to io.Writer, from io.Reader, count *atomic.Int64) error {
 	}
 }
 
-// acceptUDP is called for the first packet of each flow, and reports whether there is one now.
+// acceptUDP is called for the first packet of a flow. It reports whether the flow was accepted.
 func (l *Link) acceptUDP(r *udp.ForwarderRequest) bool {
 	if !l.start() {
 		return true
@@ -312,7 +310,7 @@ func (l *Link) acceptUDP(r *udp.ForwarderRequest) bool {
 	return true
 }
 
-// exchange carries datagrams both ways until none has come for a while or one side has failed.
+// exchange copies datagrams in both directions until the flow is idle or one side has failed.
 func (l *Link) exchange(inside, outside net.Conn) {
 	end := sync.OnceFunc(func() {
 		_ = inside.Close()

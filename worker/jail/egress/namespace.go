@@ -17,28 +17,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where links are. The ranges are ours alone: all of both is refused to every program, so they hide nothing from it.
+// Addresses of links. The ranges hide nothing, since all of both are refused to every program.
 var (
-	// ResolverIPv4 and ResolverIPv6 are the addresses of the gateway as every jail sees it. Its DNS resolver answers there,
-	// and nothing else does.
+	// ResolverIPv4 and ResolverIPv6 are the addresses of the gateway in every jail. Only the DNS resolver listens there.
 	ResolverIPv4 = netip.MustParseAddr("100.64.0.1")
 	ResolverIPv6 = netip.MustParseAddr("fd62:756c:6c70::1")
 )
 
 const (
-	linkMTU = 65535 // so that datagrams need no fragments, which are refused
+	linkMTU = 65535 // datagrams need no fragments, which are rejected
 	tunName = "tun0"
-	jailEnd = "eth0" // the name of the interface inside
+	jailEnd = "eth0" // interface name in the jail
 
 	carrierPoll = 100 * time.Microsecond
 
-	removedGroup = 1 // of interfaces that are to go
+	removedGroup = 1 // of interfaces to be removed
 
 	firstLink = 2
 	lastLink  = 1<<22 - 2 // 100.64.0.0/10 without the gateway and the last address
 )
 
-// linkAddrs gives the addresses of the link with a number.
+// linkAddrs returns the addresses of a link by its number.
 func linkAddrs(number uint32) (ip4, ip6 netip.Addr) {
 	raw4, raw6 := ResolverIPv4.As4(), ResolverIPv6.As16()
 	for i := range 4 {
@@ -49,15 +48,14 @@ func linkAddrs(number uint32) (ip4, ip6 netip.Addr) {
 	return netip.AddrFrom4(raw4), netip.AddrFrom16(raw6)
 }
 
-// The two ends of a link know each other's hardware address from the start: there is no address resolution to wait for, to
-// flood or to forge.
+// The ends of a link are configured with each other's hardware address. So there is no address resolution to wait for, flood or forge.
 var gatewayMAC = net.HardwareAddr{0x02, 0xbb, 0, 0, 0, 1}
 
 func linkMAC(number uint32) net.HardwareAddr {
 	return net.HardwareAddr{0x02, 0xbc, byte(number >> 24), byte(number >> 16), byte(number >> 8), byte(number)}
 }
 
-// sysctls of the egress namespace. ICMP errors are how a program learns of a refusal, so the kernel must not save on them.
+// sysctls of the egress namespace. ICMP errors report rejections to programs, so they must not be rate-limited.
 var sysctls = []struct{ name, value string }{
 	{"ipv4/conf/all/forwarding", "1"},
 	{"ipv4/icmp_ratemask", "0"},
@@ -68,8 +66,7 @@ var sysctls = []struct{ name, value string }{
 	{"ipv6/conf/default/disable_ipv6", "0"},
 }
 
-// inNamespace runs f on a thread that is in the namespace ns, or in a new one when ns is nil. Sockets and files that f opens
-// belong there.
+// inNamespace runs f on a thread in the namespace ns, or in a new one if ns is nil. Sockets and files that f opens belong to it.
 func inNamespace(ns *os.File, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -89,7 +86,7 @@ func inNamespace(ns *os.File, f func() error) error {
 		if err == nil {
 			err = f()
 		}
-		// A thread that cannot come back stays locked, and dies with this goroutine.
+		// A thread that cannot return stays locked and ends with this goroutine.
 		if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
 			runtime.UnlockOSThread()
 		}
@@ -98,17 +95,17 @@ func inNamespace(ns *os.File, f func() error) error {
 	return <-done
 }
 
-// space is the egress namespace.
-type space struct {
+// namespace is the egress namespace.
+type namespace struct {
 	ns   *os.File        // /proc/…/ns/net
-	tun  int             // the worker's end of the uplink
+	tun  int             // the worker's end of the TUN device
 	link *netlink.Handle // routes and interfaces
 
-	removals *nl.SocketHandle // so that nobody waits for a removal but who removes
+	removals *nl.SocketHandle // separate, so that only removals wait for removals
 }
 
-func makeSpace() (s *space, err error) {
-	s = &space{tun: -1}
+func newNamespace() (s *namespace, err error) {
+	s = &namespace{tun: -1}
 	defer func() {
 		if err != nil {
 			s.close()
@@ -127,7 +124,7 @@ func makeSpace() (s *space, err error) {
 		return err
 	})
 	if errors.Is(err, unix.EPERM) && s.ns == nil {
-		return s, fmt.Errorf("make the egress namespace: %w; the worker needs root with CAP_SYS_ADMIN", err)
+		return s, fmt.Errorf("create the egress namespace: %w; the worker needs root with CAP_SYS_ADMIN", err)
 	}
 	if err != nil {
 		return s, err
@@ -162,20 +159,20 @@ func openTUN() (fd int, err error) {
 	}
 	if err != nil {
 		_ = unix.Close(fd)
-		return -1, fmt.Errorf("make the uplink device: %w; %s", err, remedy)
+		return -1, fmt.Errorf("create the uplink device: %w; %s", err, remedy)
 	}
 	return fd, nil
 }
 
-// configure sets up what all links share: the gateway's addresses and the way out.
-func (s *space) configure() error {
+// configure sets up what all links share: the addresses of the gateway and the default route.
+func (s *namespace) configure() error {
 	lo, err := s.link.LinkByName("lo")
 	if err != nil {
-		return fmt.Errorf("look for lo in the egress namespace: %w", err)
+		return fmt.Errorf("find lo in the egress namespace: %w", err)
 	}
 	tun, err := s.link.LinkByName(tunName)
 	if err != nil {
-		return fmt.Errorf("look for the uplink device: %w", err)
+		return fmt.Errorf("find the TUN device: %w", err)
 	}
 	steps := []struct {
 		name string
@@ -198,7 +195,7 @@ func (s *space) configure() error {
 	return nil
 }
 
-func (s *space) close() {
+func (s *namespace) close() {
 	if s.link != nil {
 		s.link.Close()
 	}
@@ -213,8 +210,8 @@ func (s *space) close() {
 	}
 }
 
-// connect makes a veth pair: one end here, whose index it gives, the other in the jail's namespace, ready to use.
-func (s *space) connect(ctx context.Context, jail *os.File, number uint32) (index int, err error) {
+// connect creates a veth pair with one end in the jail's namespace, ready for use. It returns the index of the gateway's end.
+func (s *namespace) connect(ctx context.Context, jail *os.File, number uint32) (index int, err error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = linkName(number), linkMTU, gatewayMAC
 	attrs.NumTxQueues, attrs.NumRxQueues = 1, 1
@@ -222,9 +219,9 @@ func (s *space) connect(ctx context.Context, jail *os.File, number uint32) (inde
 	outer.PeerName, outer.PeerHardwareAddr, outer.PeerNamespace = jailEnd, linkMAC(number), netlink.NsFd(jail.Fd())
 	if err := s.link.LinkAdd(outer); err != nil {
 		if errors.Is(err, unix.EOPNOTSUPP) {
-			return 0, fmt.Errorf("make a veth pair: %w; load the kernel's module veth", err)
+			return 0, fmt.Errorf("create a veth pair: %w; load the kernel's module veth", err)
 		}
-		return 0, fmt.Errorf("make a veth pair: %w", err)
+		return 0, fmt.Errorf("create a veth pair: %w", err)
 	}
 	defer func() {
 		if err != nil {
@@ -236,7 +233,7 @@ func (s *space) connect(ctx context.Context, jail *os.File, number uint32) (inde
 		return 0, err
 	}
 	for _, addr := range []netip.Addr{ip4, ip6} {
-		if err := introduce(s.link, outer, addr, linkMAC(number), netip.PrefixFrom(addr, addr.BitLen())); err != nil {
+		if err := addPeer(s.link, outer, addr, linkMAC(number), netip.PrefixFrom(addr, addr.BitLen())); err != nil {
 			return 0, err
 		}
 	}
@@ -249,13 +246,13 @@ func (s *space) connect(ctx context.Context, jail *os.File, number uint32) (inde
 	return outer.Attrs().Index, nil
 }
 
-// awaitCarrier waits until an end that was up before its peer sends. The kernel sees to that a little later, and until then
-// throws away what should be sent: first answers would be lost.
-func (s *space) awaitCarrier(ctx context.Context, index int) error {
+// awaitCarrier waits until an interface can send. The kernel marks it as running with a delay after its peer is up and drops packets
+// until then, which would lose the first answers.
+func (s *namespace) awaitCarrier(ctx context.Context, index int) error {
 	for {
 		link, err := s.link.LinkByIndex(index)
 		if err != nil {
-			return fmt.Errorf("look at the gateway's end: %w", err)
+			return fmt.Errorf("read the state of the gateway's end: %w", err)
 		}
 		if link.Attrs().OperState == netlink.OperUp {
 			return nil
@@ -268,7 +265,7 @@ func (s *space) awaitCarrier(ctx context.Context, index int) error {
 	}
 }
 
-// connectInside configures the jail's end: its addresses, and default routes through the gateway.
+// connectInside configures the jail's end: addresses, and default routes through the gateway.
 func connectInside(jail *os.File, ip4, ip6 netip.Addr) error {
 	h, err := netlink.NewHandleAt(netns.NsHandle(jail.Fd()), unix.NETLINK_ROUTE)
 	if err != nil {
@@ -277,13 +274,13 @@ func connectInside(jail *os.File, ip4, ip6 netip.Addr) error {
 	defer h.Close()
 	inner, err := h.LinkByName(jailEnd)
 	if err != nil {
-		return fmt.Errorf("look for %s: %w", jailEnd, err)
+		return fmt.Errorf("find %s: %w", jailEnd, err)
 	}
 	for _, name := range []string{"lo", jailEnd} {
 		link := inner
 		if name != jailEnd {
 			if link, err = h.LinkByName(name); err != nil {
-				return fmt.Errorf("look for %s: %w", name, err)
+				return fmt.Errorf("find %s: %w", name, err)
 			}
 		}
 		if err := bringUp(h, link); err != nil {
@@ -297,14 +294,14 @@ func connectInside(jail *os.File, ip4, ip6 netip.Addr) error {
 		if err := addAddr(h, inner, way.own); err != nil {
 			return err
 		}
-		if err := introduce(h, inner, way.gateway, gatewayMAC, netip.MustParsePrefix(way.to)); err != nil {
+		if err := addPeer(h, inner, way.gateway, gatewayMAC, netip.MustParsePrefix(way.to)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// bringUp starts an interface, without a link-local address: nothing needs one.
+// bringUp sets an interface up, without a link-local address.
 func bringUp(h *netlink.Handle, link netlink.Link) error {
 	name := link.Attrs().Name
 	if name != "lo" {
@@ -318,8 +315,8 @@ func bringUp(h *netlink.Handle, link netlink.Link) error {
 	return nil
 }
 
-// introduce tells an end of a link about the peer: its hardware address, and what is reached through it.
-func introduce(h *netlink.Handle, link netlink.Link, peer netip.Addr, mac net.HardwareAddr, to netip.Prefix) error {
+// addPeer configures the peer of an interface: its hardware address, and the route through it.
+func addPeer(h *netlink.Handle, link netlink.Link, peer netip.Addr, mac net.HardwareAddr, to netip.Prefix) error {
 	neigh := &netlink.Neigh{
 		LinkIndex: link.Attrs().Index, IP: peer.AsSlice(), HardwareAddr: mac, State: netlink.NUD_PERMANENT, Family: family(peer),
 	}
@@ -336,9 +333,9 @@ func introduce(h *netlink.Handle, link netlink.Link, peer netip.Addr, mac net.Ha
 	return nil
 }
 
-// remove removes links. The kernel takes some ten milliseconds for it, whatever their number, so they are gathered in a group
-// first. One whose jail is gone was removed by the kernel.
-func (s *space) remove(devices []int) error {
+// remove removes links. The kernel needs some ten milliseconds for any number of them, so they are put into a group first. The kernel
+// has already removed those whose jail is gone.
+func (s *namespace) remove(devices []int) error {
 	var failed error
 	for _, index := range devices {
 		device := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
@@ -370,17 +367,17 @@ func family(addr netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// addAddr gives an interface an address that can be used at once.
+// addAddr adds an address that is usable at once.
 func addAddr(h *netlink.Handle, link netlink.Link, addr netip.Addr) error {
 	own := netip.PrefixFrom(addr, addr.BitLen())
-	// Duplicate address detection would keep an address unusable for a second.
+	// Duplicate address detection would delay it by a second.
 	if err := h.AddrAdd(link, &netlink.Addr{IPNet: ipNet(own), Flags: unix.IFA_F_NODAD}); err != nil {
 		return fmt.Errorf("address %s: %w", addr, err)
 	}
 	if addr.Is4() {
 		return nil
 	}
-	// The kernel makes this route by itself, but a little later, and until then throws away what is sent to the address.
+	// The kernel adds this route later and drops packets to the address until then.
 	local := route(link, own, netip.Addr{})
 	local.Type, local.Table = unix.RTN_LOCAL, unix.RT_TABLE_LOCAL
 	if err := h.RouteAdd(local); err != nil && !errors.Is(err, unix.EEXIST) {

@@ -20,51 +20,50 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Config is what a [Network] is told about its surroundings.
+// Config configures a [Network].
 type Config struct {
-	// Upstreams are the DNS servers that names are asked of; empty for those of /etc/resolv.conf.
+	// Upstreams are the DNS servers that queries are forwarded to; default those of /etc/resolv.conf.
 	Upstreams []netip.AddrPort
-	// ControlPlane names what belongs to bullpen: host names or addresses, with or without a port. Programs reach no port of
-	// these addresses. Names are resolved by the host, every half minute; one that cannot be resolved at first is an error of
-	// [Open], since what it stands for could not be refused.
+	// ControlPlane lists host names and addresses of bullpen, with or without a port. Programs can reach no port of them. The host
+	// resolves the names every half minute. [Open] fails if a name cannot be resolved, since its addresses could not be refused.
 	ControlPlane []string
 	Log          *slog.Logger
 }
 
-// Network lets jails out. There is one in a worker process.
+// Network connects jails. A worker process has one.
 type Network struct {
-	space    *space
-	firewall *firewall
-	refusals *refusals
-	host     *host
-	uplink   *uplink
-	resolver *resolver
-	log      *slog.Logger
-	self     []namespaceID // namespaces that no jail has
+	namespace    *namespace
+	firewall     *firewall
+	rejectionLog *rejectionLog
+	host         *host
+	uplink       *uplink
+	resolver     *resolver
+	log          *slog.Logger
+	self         []namespaceID // namespaces that cannot be a jail's
 
 	stop context.CancelFunc
-	wg   sync.WaitGroup // everything that runs
+	wg   sync.WaitGroup // all goroutines
 
-	reapable chan struct{} // there are dead interfaces
+	reapable chan struct{} // signals dead interfaces
 
 	mu    sync.RWMutex
 	links map[netip.Addr]*Link // by each of their addresses; nil when closed
-	last  uint32               // number of the latest link
+	last  uint32               // number of the newest link
 	dead  []int                // interfaces of closed links
 }
 
-// reapPause is how long interfaces of closed links are gathered before they are removed.
+// reapPause is how long dead interfaces are collected before they are removed.
 const reapPause = 100 * time.Millisecond
 
 type namespaceID struct{ dev, ino uint64 }
 
-// Open makes the egress namespace and starts the resolver. Where the kernel or the container lacks what it takes, the error
-// names the step and what to do about it, and nothing is left.
+// Open creates the egress namespace and starts the resolver. If the kernel or the container lacks something, the error names the step and
+// a remedy, and nothing is left behind.
 func Open(ctx context.Context, c Config) (n *Network, err error) {
 	n = &Network{log: c.Log, reapable: make(chan struct{}, 1), links: map[netip.Addr]*Link{}, last: firstLink - 1}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("open the sandboxes' network: %w", err), n.Close())
+			err = errors.Join(fmt.Errorf("open the sandbox network: %w", err), n.Close())
 			n = nil
 		}
 	}()
@@ -73,22 +72,22 @@ func Open(ctx context.Context, c Config) (n *Network, err error) {
 			return n, err
 		}
 	}
-	if n.space, err = makeSpace(); err != nil {
+	if n.namespace, err = newNamespace(); err != nil {
 		return n, err
 	}
-	if n.self, err = namespaceIDs("/proc/thread-self/ns/net", fmt.Sprintf("/proc/self/fd/%d", n.space.ns.Fd())); err != nil {
+	if n.self, err = namespaceIDs("/proc/thread-self/ns/net", fmt.Sprintf("/proc/self/fd/%d", n.namespace.ns.Fd())); err != nil {
 		return n, err
 	}
-	if n.firewall, err = loadFirewall(n.space); err != nil {
+	if n.firewall, err = loadFirewall(n.namespace); err != nil {
 		return n, err
 	}
-	if n.refusals, err = listenRefusals(n.space, n.heard); err != nil {
+	if n.rejectionLog, err = openRejectionLog(n.namespace, n.handleRejected); err != nil {
 		return n, err
 	}
 	if n.host, err = openHost(ctx, c, n.firewall); err != nil {
 		return n, err
 	}
-	if n.uplink, err = newUplink(n.space.tun, n.handleTCP, n.handleUDP); err != nil {
+	if n.uplink, err = newUplink(n.namespace.tun, n.handleTCP, n.handleUDP); err != nil {
 		return n, err
 	}
 	if n.resolver, err = openResolver(n, c.Upstreams); err != nil {
@@ -97,13 +96,13 @@ func Open(ctx context.Context, c Config) (n *Network, err error) {
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	n.stop = stop
 	n.wg.Go(func() { n.host.run(run) })
-	n.wg.Go(n.refusals.run)
+	n.wg.Go(n.rejectionLog.run)
 	n.wg.Go(func() { n.reap(run) })
 	n.resolver.serve(&n.wg)
 	return n, nil
 }
 
-// Close ends all links and removes the egress namespace.
+// Close closes all links and removes the egress namespace.
 func (n *Network) Close() error {
 	n.mu.Lock()
 	links := n.links
@@ -118,8 +117,8 @@ func (n *Network) Close() error {
 	if n.resolver != nil {
 		n.resolver.close()
 	}
-	if n.refusals != nil {
-		n.refusals.close()
+	if n.rejectionLog != nil {
+		n.rejectionLog.close()
 	}
 	n.wg.Wait()
 	if n.uplink != nil {
@@ -132,15 +131,14 @@ func (n *Network) Close() error {
 	if n.firewall != nil {
 		err = n.firewall.close()
 	}
-	if n.space != nil {
-		n.space.close()
+	if n.namespace != nil {
+		n.namespace.close()
 	}
 	return err
 }
 
-// Attach lets the jail whose network namespace netns is (an open /proc/…/ns/net) reach what the policy lets it reach. When it
-// returns, the jail has the interfaces lo and eth0, addresses, and routes; its resolver is at [ResolverIPv4]. The policy must
-// not be blocked: such a jail is left alone.
+// Attach connects the jail with the network namespace netns (an open /proc/…/ns/net) under a policy, which must not be blocked. When Attach
+// returns, the jail has the interfaces lo and eth0, addresses and routes. Its resolver is at [ResolverIPv4].
 func (n *Network) Attach(ctx context.Context, netns *os.File, network proto.Network) (*Link, error) {
 	if err := network.Validate(); err != nil {
 		return nil, fmt.Errorf("attach a jail: %w", err)
@@ -153,7 +151,7 @@ func (n *Network) Attach(ctx context.Context, netns *os.File, network proto.Netw
 		return nil, fmt.Errorf("attach a jail: %w", err)
 	}
 	if slices.Contains(n.self, ids[0]) {
-		return nil, errors.New("attach a jail: the namespace given is the worker's own, not a jail's")
+		return nil, errors.New("attach a jail: the namespace is the worker's own")
 	}
 	permits, err := newPermits(network)
 	if err != nil {
@@ -167,7 +165,7 @@ func (n *Network) Attach(ctx context.Context, netns *os.File, network proto.Netw
 		l.cancel()
 		return nil, fmt.Errorf("attach a jail: %w", err)
 	}
-	if l.device, err = n.space.connect(ctx, netns, l.number); err != nil {
+	if l.device, err = n.namespace.connect(ctx, netns, l.number); err != nil {
 		n.unregister(l)
 		l.cancel()
 		return nil, fmt.Errorf("attach a jail: %w", err)
@@ -175,12 +173,12 @@ func (n *Network) Attach(ctx context.Context, netns *os.File, network proto.Netw
 	return l, nil
 }
 
-// register gives a link its number. Numbers are used again as late as possible.
+// register assigns a number to a link. It reuses numbers as late as possible.
 func (n *Network) register(l *Link) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.links == nil {
-		return errors.New("the sandboxes' network is closed")
+		return errors.New("the sandbox network is closed")
 	}
 	for range lastLink - firstLink + 1 {
 		n.last++
@@ -197,7 +195,7 @@ func (n *Network) register(l *Link) error {
 	return errors.New("no address is free")
 }
 
-// discard leaves an interface to [Network.reap].
+// discard passes an interface to [Network.reap].
 func (n *Network) discard(device int) {
 	n.mu.Lock()
 	n.dead = append(n.dead, device)
@@ -208,7 +206,7 @@ func (n *Network) discard(device int) {
 	}
 }
 
-// reap removes interfaces of closed links, many at once: the kernel holds a lock meanwhile that attaching needs too.
+// reap removes interfaces of closed links in batches, because the kernel holds a lock that attaching needs too.
 func (n *Network) reap(ctx context.Context) {
 	for {
 		select {
@@ -225,8 +223,8 @@ func (n *Network) reap(ctx context.Context) {
 		dead := n.dead
 		n.dead = nil
 		n.mu.Unlock()
-		if err := n.space.remove(dead); err != nil {
-			n.log.Error("the sandboxes' network keeps interfaces of closed links", "error", err)
+		if err := n.namespace.remove(dead); err != nil {
+			n.log.Error("interfaces of closed links not removed", "error", err)
 		}
 	}
 }
@@ -238,27 +236,27 @@ func (n *Network) unregister(l *Link) {
 	delete(n.links, l.ip6)
 }
 
-// linkAt finds the link that has an address; nil when it is gone.
+// linkAt returns the link with an address, or nil.
 func (n *Network) linkAt(addr netip.Addr) *Link {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	return n.links[addr]
 }
 
-// handleTCP takes TCP packets that belong to no connection. What it does not handle is answered with a reset.
+// handleTCP handles TCP packets without a connection. The stack answers unhandled ones with a reset.
 func (n *Network) handleTCP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	l := n.linkAt(addrOf(id.RemoteAddress))
 	return l != nil && l.tcp.HandlePacket(id, pkt)
 }
 
-// handleUDP takes UDP packets that belong to no flow. What it does not handle is answered with a port unreachable.
+// handleUDP handles UDP packets without a flow. The stack answers unhandled ones with a port unreachable.
 func (n *Network) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	l := n.linkAt(addrOf(id.RemoteAddress))
 	return l != nil && l.udp.HandlePacket(id, pkt)
 }
 
-// heard takes what the firewall refused.
-func (n *Network) heard(r refusal) {
+// handleRejected lists a packet that the firewall rejected.
+func (n *Network) handleRejected(r rejectedPacket) {
 	l := n.linkAt(r.src)
 	if l == nil {
 		return

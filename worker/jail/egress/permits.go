@@ -11,31 +11,31 @@ import (
 )
 
 const (
-	// How long an answer grants its addresses, whatever its TTL says: long enough to connect, not for ever. The answer itself
-	// is passed on with the TTL it has.
+	// Bounds of how long an answer grants its addresses, whatever its TTL: long enough to connect, not for ever. The TTL of the answer is
+	// not changed.
 	minGrant, maxGrant = 30 * time.Second, time.Hour
-	maxKnown           = 1024 // addresses that a link remembers
+	maxKnown           = 1024 // remembered addresses of a link
 )
 
-// permits is what one link may reach: its policy, and what its DNS answers have granted.
+// permits are the addresses that one link may reach: those of its policy, and those granted by DNS answers.
 type permits struct {
-	open  bool // all of the public internet
+	open  bool // the whole public internet
 	rules []proto.NetworkRule
 
 	mu    sync.Mutex
-	known map[netip.Addr]*known
+	known map[netip.Addr]*knownAddr
 }
 
-// known is an address that was the answer to a question.
-type known struct {
-	name    string               // that was asked for last
-	granted map[uint16]time.Time // until when, by port; port 0 stands for all
-	expires time.Time            // the latest of them
+// knownAddr is an address from a DNS answer.
+type knownAddr struct {
+	name    string               // of the latest query
+	granted map[uint16]time.Time // expiry by port; port 0 stands for all
+	expires time.Time            // the latest expiry
 	inUse   int                  // open connections
 }
 
 func newPermits(network proto.Network) (*permits, error) {
-	p := &permits{open: network.Effective() == proto.NetworkUnrestricted, known: map[netip.Addr]*known{}}
+	p := &permits{open: network.Effective() == proto.NetworkUnrestricted, known: map[netip.Addr]*knownAddr{}}
 	for _, s := range network.Allow {
 		rule, err := proto.ParseNetworkRule(s)
 		if err != nil {
@@ -46,8 +46,8 @@ func newPermits(network proto.Network) (*permits, error) {
 	return p, nil
 }
 
-// use takes a permit to connect. When ok, release gives it back: while a connection is open, its address stays granted.
-func (p *permits) use(to netip.AddrPort, now time.Time) (release func(), ok bool) {
+// acquire acquires a permit to connect. If ok, the caller must call release; until then the address stays granted.
+func (p *permits) acquire(to netip.AddrPort, now time.Time) (release func(), ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	k := p.known[to.Addr()]
@@ -65,14 +65,14 @@ func (p *permits) use(to netip.AddrPort, now time.Time) (release func(), ok bool
 	}, true
 }
 
-// listed reports whether a range on the list has the address, with its port.
+// listed reports whether the list has a range with the address and port.
 func (p *permits) listed(to netip.AddrPort) bool {
 	return slices.ContainsFunc(p.rules, func(r proto.NetworkRule) bool {
 		return r.Prefix.IsValid() && r.Prefix.Contains(to.Addr()) && (len(r.Ports) == 0 || slices.Contains(r.Ports, to.Port()))
 	})
 }
 
-func (k *known) grants(port uint16, now time.Time) bool {
+func (k *knownAddr) grants(port uint16, now time.Time) bool {
 	if k == nil {
 		return false
 	}
@@ -84,12 +84,12 @@ func (k *known) grants(port uint16, now time.Time) bool {
 	return false
 }
 
-// resolves reports whether a name may be asked for.
-func (p *permits) resolves(name string) bool {
+// mayResolve reports whether a name may be queried.
+func (p *permits) mayResolve(name string) bool {
 	return p.open || slices.ContainsFunc(p.rules, func(r proto.NetworkRule) bool { return matches(r, name) })
 }
 
-// matches reports whether a rule names a name, in lower case without its final dot.
+// matches reports whether a rule covers a name in canonical form.
 func matches(r proto.NetworkRule, name string) bool {
 	if suffix, ok := strings.CutPrefix(r.Name, "*"); ok {
 		return strings.HasSuffix(name, suffix) && len(name) > len(suffix)
@@ -97,15 +97,15 @@ func matches(r proto.NetworkRule, name string) bool {
 	return r.Name != "" && r.Name == name
 }
 
-// learn remembers the answer to a question. Under an allowlist it grants the addresses, on the ports that the list has for
-// the name, as long as the answer lives.
+// learn remembers an answer. Under an allowlist it grants the addresses until the answer expires, on the ports that the list has for the
+// name.
 func (p *permits) learn(name string, addr netip.Addr, ttl time.Duration, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	k := p.known[addr]
 	if k == nil {
-		p.makeRoom()
-		k = &known{granted: map[uint16]time.Time{}}
+		p.evict()
+		k = &knownAddr{granted: map[uint16]time.Time{}}
 		p.known[addr] = k
 	}
 	k.name = name
@@ -129,8 +129,8 @@ func (p *permits) learn(name string, addr netip.Addr, ttl time.Duration, now tim
 	}
 }
 
-// makeRoom forgets the address that expires first, of those not in use. There are fewer connections than there is room.
-func (p *permits) makeRoom() {
+// evict forgets the unused address that expires first. There is one, since a link has fewer connections than remembered addresses.
+func (p *permits) evict() {
 	if len(p.known) < maxKnown {
 		return
 	}
@@ -143,7 +143,7 @@ func (p *permits) makeRoom() {
 	delete(p.known, first)
 }
 
-// nameOf gives the name that an address was the answer to, if any.
+// nameOf returns the name whose answer contained an address, if any.
 func (p *permits) nameOf(addr netip.Addr) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -22,9 +22,9 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
 )
 
-const patience = 20 * time.Second // of the program, for what should answer at once
+const patience = 20 * time.Second // timeout of the program
 
-// runProgram does as it is told, as a program in a jail.
+// runProgram runs orders as a program in a jail.
 func runProgram() {
 	p := &program{dialer: net.Dialer{Timeout: patience, Resolver: &net.Resolver{
 		PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
@@ -56,7 +56,7 @@ func (p *program) do(o order) answer {
 		return p.tcp(o)
 	case "udp":
 		return p.udp(o)
-	case "shout": // and not listen
+	case "shout": // send without listening
 		for range o.N {
 			conn, err := p.dialer.Dial("udp", o.To)
 			if err != nil {
@@ -66,7 +66,7 @@ func (p *program) do(o order) answer {
 			_ = conn.Close()
 		}
 		return answer{}
-	case "flood": // with datagrams, as fast as it goes
+	case "flood": // send datagrams as fast as possible
 		conn, err := p.dialer.Dial("udp", o.To)
 		if err != nil {
 			return answer{Error: errorName(err)}
@@ -91,10 +91,10 @@ func (p *program) do(o order) answer {
 		}
 		p.held = nil
 		return answer{}
-	case "read": // of what is held, until it ends
+	case "read": // read a held connection to its end
 		_, err := io.Copy(io.Discard, p.held[0])
 		return answer{Error: errorName(err)}
-	case "ask": // many questions
+	case "ask": // send many queries
 		return p.ask(o)
 	case "bulk":
 		return p.bulk(o)
@@ -113,7 +113,7 @@ func (p *program) do(o order) answer {
 	panic(o.Do)
 }
 
-// errorName is what a program can tell errors by.
+// errorName returns the errno of an error, or its text.
 func errorName(err error) string {
 	var errno syscall.Errno
 	var timeout net.Error
@@ -138,7 +138,7 @@ func (p *program) tcp(o order) answer {
 	if _, err := io.WriteString(conn, o.Data); err != nil {
 		return answer{Error: errorName(err)}
 	}
-	_ = conn.(*net.TCPConn).CloseWrite() // if it was reset, reading tells
+	_ = conn.(*net.TCPConn).CloseWrite() // a reset is reported by Read
 	got, err := io.ReadAll(conn)
 	return answer{Data: string(got), Error: errorName(err)}
 }
@@ -169,7 +169,7 @@ func (p *program) get(url string) answer {
 	return answer{Data: string(body), Error: errorName(err)}
 }
 
-// resolve asks our resolver, over UDP and IPv4 or as Data says: "A", "AAAA tcp", "A tcp6".
+// resolve queries our resolver, over UDP and IPv4 or as in Data: "A", "AAAA tcp", "A tcp6".
 func (p *program) resolve(o order) answer {
 	kind, network, _ := strings.Cut(o.Data, " ")
 	server := egress.ResolverIPv4
@@ -194,7 +194,7 @@ func (p *program) resolve(o order) answer {
 	return a
 }
 
-// hold opens connections and keeps them, and counts how each attempt ended.
+// hold opens and keeps connections, and counts the outcomes.
 func (p *program) hold(o order) answer {
 	count := map[string]int{}
 	for range max(o.N, 1) {
@@ -207,7 +207,7 @@ func (p *program) hold(o order) answer {
 	return answer{Count: count}
 }
 
-// knock opens connections to what never answers, all at once, until all but the link's limit have been refused.
+// knock opens connections to an address that never answers, until all beyond the link's limit have been rejected.
 func (p *program) knock(o order) answer {
 	ctx, cancel := context.WithCancel(context.Background())
 	ends := make(chan string, o.N)
@@ -253,7 +253,7 @@ func (p *program) ask(o order) answer {
 	return answer{Count: count}
 }
 
-// bulk sends N bytes to the echo service while it reads them back.
+// bulk sends N bytes to the echo service while reading them back.
 func (p *program) bulk(o order) answer {
 	conn, err := p.dialer.Dial("tcp", o.To)
 	if err != nil {
@@ -285,7 +285,7 @@ func (p *program) bulk(o order) answer {
 	return answer{Error: errorName(<-sent), Count: map[string]int{"bytes": got}}
 }
 
-// pattern is bytes that count up to 250, so that what is lost or moved shows.
+// pattern returns bytes that count up to 250, so that lost or moved data is detected.
 type pattern struct{ next *byte }
 
 func (p pattern) Read(buf []byte) (int, error) {
@@ -296,7 +296,7 @@ func (p pattern) Read(buf []byte) (int, error) {
 	return len(buf), nil
 }
 
-// spoof sends a UDP packet with a source address of its choice: "source destination", both with ports.
+// spoof sends a UDP packet with a forged source: "source destination", both with ports.
 func spoof(o order) error {
 	from, to, _ := strings.Cut(o.To, " ")
 	src, dst := netip.MustParseAddrPort(from), netip.MustParseAddrPort(to)
@@ -348,7 +348,7 @@ func ping(to string) error {
 	return err
 }
 
-// runWorker opens a network, attaches the jail whose namespace is on descriptor 3, and says so.
+// runWorker opens a network, attaches the jail whose namespace is on descriptor 3, and reports that.
 func runWorker() {
 	n, err := egress.Open(context.Background(), config(os.Stderr))
 	if err == nil {
@@ -362,7 +362,7 @@ func runWorker() {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// runOpen tries to open a network without the TUN device.
+// runOpen tries to open a network without a TUN device.
 func runOpen() {
 	err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 	if err == nil {

@@ -5,17 +5,17 @@ import (
 	"slices"
 )
 
-// refusedIPv4 is what no program may reach: everything of the special-purpose registry that is not globally reachable, and
-// the addresses at which clouds keep what belongs to the machine.
+// refusedIPv4 are the ranges of the special-purpose registry that are not globally reachable, and addresses of clouds' machine
+// services.
 var refusedIPv4 = prefixes(
 	"0.0.0.0/8",        // this network
 	"10.0.0.0/8",       // private
-	"100.64.0.0/10",    // carrier-grade NAT; also where the links themselves are
+	"100.64.0.0/10",    // carrier-grade NAT; contains the links themselves
 	"127.0.0.0/8",      // loopback
-	"168.63.129.16/32", // Azure's virtual machine services, in the middle of public space
+	"168.63.129.16/32", // Azure's virtual machine services, in public address namespace
 	"169.254.0.0/16",   // link-local, with most metadata services
 	"172.16.0.0/12",    // private
-	"192.0.0.0/24",     // protocol assignments, with Oracle's metadata service
+	"192.0.0.0/24",     // protocol assignments, including Oracle's metadata service
 	"192.0.2.0/24",     // documentation
 	"192.52.193.0/24",  // AMT
 	"192.88.99.0/24",   // 6to4 relays
@@ -27,8 +27,8 @@ var refusedIPv4 = prefixes(
 	"240.0.0.0/4",      // reserved, and broadcast
 )
 
-// refusedIPv6 leaves global unicast, 2000::/3, without what stands for other addresses or none. Loopback, IPv4 in its mapped,
-// compatible and NAT64 forms, unique local, link-local, site-local and multicast addresses lie outside of it.
+// refusedIPv6 are ranges of global unicast, 2000::/3, that stand for other addresses or none. Everything outside of 2000::/3 is refused
+// anyway: loopback, mapped, compatible and NAT64 addresses, unique local, link-local, site-local and multicast.
 var refusedIPv6 = prefixes(
 	"::/3",
 	"2001::/23",     // protocol assignments: Teredo, benchmarks, ORCHID
@@ -47,7 +47,7 @@ func prefixes(words ...string) []netip.Prefix {
 	return list
 }
 
-// refusedRange reports whether addr lies where no program may go. An IPv4 address in an IPv6 form is refused as such.
+// refusedRange reports whether programs may not reach addr. It treats an IPv4 address in IPv6 form as IPv4.
 func refusedRange(addr netip.Addr) bool {
 	contains := func(p netip.Prefix) bool { return p.Contains(addr) }
 	switch {
@@ -59,7 +59,7 @@ func refusedRange(addr netip.Addr) bool {
 	return addr.Is4In6() || slices.ContainsFunc(refusedIPv6, contains)
 }
 
-// lastAddr is the highest address of a range.
+// lastAddr returns the highest address of a range.
 func lastAddr(p netip.Prefix) netip.Addr {
 	raw := p.Masked().Addr().AsSlice()
 	for bit := p.Bits(); bit < len(raw)*8; bit++ {

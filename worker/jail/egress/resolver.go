@@ -19,15 +19,15 @@ import (
 const (
 	resolvConf = "/etc/resolv.conf"
 
-	queryLimit, queryLimitBurst = 100, 200 // questions of a link, per second and at once
-	maxAsking                   = 64       // questions of a link on their way to an upstream
+	queryLimit, queryLimitBurst = 100, 200 // queries of a link, per second and in a burst
+	maxQueries                  = 64       // queries of a link in flight
 	maxDNSConns                 = 8        // TCP connections of a link to the resolver
-	maxConnQueries              = 128      // questions over one of them
+	maxConnQueries              = 128      // queries over one of them
 	maxRecords                  = 128      // in an answer, which a tenant may have written
 
-	upstreamWithin = 2 * time.Second // for one upstream
-	answerWithin   = 6 * time.Second // for all
-	ednsSize       = 1232            // bytes of a UDP answer, unless the question says less
+	upstreamWithin = 2 * time.Second // timeout of one upstream
+	answerWithin   = 6 * time.Second // timeout of all upstreams
+	ednsSize       = 1232            // bytes of a UDP answer, unless the query allows less
 )
 
 // resolver answers the jails' DNS queries.
@@ -37,13 +37,13 @@ type resolver struct {
 	servers   []*dns.Server
 }
 
-// questionTypes are answered: what programs ask for, and nothing that is made to carry much.
+// questionTypes are the answered types: those that programs need, and none that can carry much data.
 var questionTypes = map[uint16]bool{
 	dns.TypeA: true, dns.TypeAAAA: true, dns.TypeCNAME: true, dns.TypeMX: true, dns.TypeTXT: true, dns.TypeSRV: true, dns.TypePTR: true,
 	dns.TypeNS: true, dns.TypeSOA: true, dns.TypeCAA: true, dns.TypeNAPTR: true, dns.TypeHTTPS: true, dns.TypeSVCB: true,
 }
 
-// hiddenDomains are never public. The host's resolvers may well know such names, and they are not for programs to learn.
+// hiddenDomains are never public. The host's resolvers may know such names, which programs must not learn.
 var hiddenDomains = []string{"localhost", "local", "internal", "home.arpa", "test", "invalid", "onion", "alt"}
 
 func systemResolvers() ([]netip.AddrPort, error) {
@@ -68,7 +68,7 @@ func systemResolvers() ([]netip.AddrPort, error) {
 
 func openResolver(n *Network, upstreams []netip.AddrPort) (*resolver, error) {
 	r := &resolver{network: n, upstreams: upstreams}
-	err := inNamespace(n.space.ns, func() error {
+	err := inNamespace(n.namespace.ns, func() error {
 		for _, addr := range []netip.Addr{ResolverIPv4, ResolverIPv6} {
 			at := netip.AddrPortFrom(addr, 53)
 			packets, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
@@ -97,7 +97,7 @@ func openResolver(n *Network, upstreams []netip.AddrPort) (*resolver, error) {
 	return r, nil
 }
 
-// serve starts the servers, and returns when all are ready.
+// serve starts the servers and returns when they are ready.
 func (r *resolver) serve(wg *sync.WaitGroup) {
 	for _, s := range r.servers {
 		ready := make(chan struct{})
@@ -113,7 +113,7 @@ func (r *resolver) close() {
 	}
 }
 
-// listener bounds the connections of each link, and ends them with the link.
+// listener limits the connections of each link and closes them with the link.
 type listener struct {
 	net.Listener
 	network *Network
@@ -126,7 +126,7 @@ func (l *listener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		if tcp, ok := conn.(*net.TCPConn); ok {
-			_ = tcp.SetLinger(0) // nothing is left to be told when it is closed, and nobody waits for it
+			_ = tcp.SetLinger(0) // Close does not wait for unsent data
 		}
 		from := l.network.linkAt(remote(conn.RemoteAddr()))
 		if from == nil || from.dnsConns.Add(1) > maxDNSConns {
@@ -165,7 +165,7 @@ func remote(a net.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// ServeDNS answers one query.
+// ServeDNS answers a query.
 func (r *resolver) ServeDNS(w dns.ResponseWriter, query *dns.Msg) {
 	l := r.network.linkAt(remote(w.RemoteAddr()))
 	if l == nil || !l.start() {
@@ -187,52 +187,52 @@ func (r *resolver) ServeDNS(w dns.ResponseWriter, query *dns.Msg) {
 		}
 	}
 	answer.Truncate(size)
-	_ = w.WriteMsg(answer) // a program that is gone needs no answer
+	_ = w.WriteMsg(answer) // fails if the program is gone
 }
 
-// answer fills in the code and the records.
+// answer sets the code and the records.
 func (r *resolver) answer(l *Link, query, answer *dns.Msg) {
 	answer.Rcode = dns.RcodeRefused
-	q := query.Question[0] // the server takes messages with one question only
-	name := plainName(q.Name)
+	q := query.Question[0] // the server rejects messages with several questions
+	name := canonicalName(q.Name)
 	refuse := func(reason proto.BlockReason) {
 		l.block(proto.BlockedConnection{Host: name, Protocol: "dns", Reason: reason, At: time.Now()})
 	}
-	defer l.asking.Add(-1)
+	defer l.inFlight.Add(-1)
 	switch {
-	case l.asking.Add(1) > maxAsking, !l.queries.Allow():
+	case l.inFlight.Add(1) > maxQueries, !l.queries.Allow():
 		refuse(proto.BlockedLimit)
 		return
 	case q.Qclass != dns.ClassINET || !questionTypes[q.Qtype]:
 		answer.Rcode = dns.RcodeNotImplemented
 		return
-	case !public(name):
+	case !isPublicName(name):
 		refuse(proto.BlockedName)
 		return
-	case !l.permits.resolves(name):
+	case !l.permits.mayResolve(name):
 		refuse(proto.BlockedNotAllowed)
 		return
 	}
-	found, err := r.ask(l.ctx, q)
+	found, err := r.forward(l.ctx, q)
 	if err != nil {
 		answer.Rcode = dns.RcodeServerFailure
 		return
 	}
-	records, stripped := r.judge(l, name, q.Qtype, found.Answer)
+	records, stripped := r.filterRecords(l, name, q.Qtype, found.Answer)
 	if stripped && !hasType(records, q.Qtype) {
 		return
 	}
 	answer.Rcode, answer.Answer = found.Rcode, records
 }
 
-// judge keeps the records that answer the question, without the addresses that no program may reach, and remembers the rest.
-func (r *resolver) judge(l *Link, name string, kind uint16, found []dns.RR) (kept []dns.RR, stripped bool) {
+// filterRecords returns the records that answer the question, without refused addresses, and remembers the addresses.
+func (r *resolver) filterRecords(l *Link, name string, kind uint16, found []dns.RR) (kept []dns.RR, stripped bool) {
 	owners := map[string]bool{name: true}
-	for before := 0; before < len(owners); { // aliases may come in any order
+	for before := 0; before < len(owners); { // aliases may be in any order
 		before = len(owners)
 		for _, rr := range found {
-			if alias, ok := rr.(*dns.CNAME); ok && owners[plainName(alias.Hdr.Name)] {
-				owners[plainName(alias.Target)] = true
+			if alias, ok := rr.(*dns.CNAME); ok && owners[canonicalName(alias.Hdr.Name)] {
+				owners[canonicalName(alias.Target)] = true
 			}
 		}
 	}
@@ -240,11 +240,11 @@ func (r *resolver) judge(l *Link, name string, kind uint16, found []dns.RR) (kep
 	ttl := uint32(maxGrant / time.Second)
 	for _, rr := range found {
 		header := rr.Header()
-		if header.Rrtype != kind && header.Rrtype != dns.TypeCNAME || !owners[plainName(header.Name)] {
+		if header.Rrtype != kind && header.Rrtype != dns.TypeCNAME || !owners[canonicalName(header.Name)] {
 			continue
 		}
 		if addr, ok := recordAddr(rr); ok {
-			if r.network.host.knows(addr) {
+			if r.network.host.isKnown(addr) {
 				stripped = true
 				l.block(proto.BlockedConnection{
 					Host: name, Address: addr.String(), Protocol: "dns", Reason: proto.BlockedAddress, At: time.Now(),
@@ -283,8 +283,8 @@ func hasType(records []dns.RR, kind uint16) bool {
 	return false
 }
 
-// ask forwards a question: the name and the type, and nothing else that the program sent.
-func (r *resolver) ask(ctx context.Context, q dns.Question) (*dns.Msg, error) {
+// forward forwards a question: name and type, and nothing else that the program sent.
+func (r *resolver) forward(ctx context.Context, q dns.Question) (*dns.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	m := new(dns.Msg)
@@ -315,10 +315,10 @@ func exchange(ctx context.Context, m *dns.Msg, upstream string) (*dns.Msg, error
 		}
 	}
 	if len(found.Question) != 1 || !strings.EqualFold(found.Question[0].Name, m.Question[0].Name) || found.Question[0].Qtype != m.Question[0].Qtype {
-		return nil, errors.New("the answer is to another question")
+		return nil, errors.New("the answer is for another question")
 	}
 	if found.Rcode != dns.RcodeSuccess && found.Rcode != dns.RcodeNameError {
-		return nil, fmt.Errorf("the upstream says %s", dns.RcodeToString[found.Rcode])
+		return nil, fmt.Errorf("the upstream returned %s", dns.RcodeToString[found.Rcode])
 	}
 	if len(found.Answer) > maxRecords {
 		return nil, fmt.Errorf("the answer has %d records, more than %d", len(found.Answer), maxRecords)
@@ -326,13 +326,12 @@ func exchange(ctx context.Context, m *dns.Msg, upstream string) (*dns.Msg, error
 	return found, nil
 }
 
-// plainName gives a name in lower case without its final dot.
-func plainName(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
+// canonicalName returns a name in lower case without the final dot.
+func canonicalName(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
 
-// public reports whether a name can be one of the public internet: it has a domain, none of those reserved for private use,
-// and, when it asks for the name of an address, the address may be reached. No label has a dot in it: written out, such a name
-// looks like one of another domain than its own.
-func public(name string) bool {
+// isPublicName reports whether a name may belong to the public internet: it has a domain that is not reserved for private use, and if it is
+// a reverse name, its address is not refused. It rejects labels with a dot, which would make a name look like one of another domain.
+func isPublicName(name string) bool {
 	if !strings.Contains(name, ".") || strings.Contains(name, `\.`) {
 		return false
 	}
@@ -350,7 +349,7 @@ func public(name string) bool {
 	return !strings.HasSuffix(name, ".arpa")
 }
 
-// publicReverse turns the labels of a reverse name round, and judges the address that they spell.
+// publicReverse reports whether the address of a reverse name is not refused.
 func publicReverse(labels string, count int) bool {
 	parts := strings.Split(labels, ".")
 	if len(parts) != count {

@@ -19,29 +19,29 @@ import (
 
 const (
 	uplinkNIC   = 1
-	segmentMTU  = 16 << 10  // of packets to and from the worker: large ones cost fewer system calls
-	tcpBuffer   = 128 << 10 // bytes, each way, of each connection
-	udpBuffer   = 64 << 10  // bytes received and not yet sent on, of each flow
-	synRetries  = 2         // until a program that does not answer is given up, about 7 s
+	segmentMTU  = 16 << 10  // of packets to and from the worker; large ones need fewer system calls
+	tcpBuffer   = 128 << 10 // bytes of a connection in each direction
+	udpBuffer   = 64 << 10  // unsent bytes of a flow
+	synRetries  = 2         // about 7 s until a silent program is given up
 	tcpRetries  = 8         // about 50 s
 	tcpTimeWait = time.Second
-	tcpLinger   = 10 * time.Second // half-closed by us and the program does not close
+	tcpLinger   = 10 * time.Second // after we half-closed and the program does not close
 )
 
-// uplink is the TCP/IP stack of the worker.
+// uplink is the worker's TCP/IP stack.
 type uplink struct {
 	*stack.Stack
 	device stack.LinkEndpoint
 }
 
-// close stops reading first: the stack would wait for the reader while it holds what the reader may need.
+// close stops the reader first. Otherwise the stack would wait for the reader while holding locks that the reader may need.
 func (u *uplink) close() {
 	u.device.Attach(nil)
 	u.Destroy()
 }
 
-// newUplink makes the TCP/IP stack that takes what leaves the egress namespace. It has no addresses of its own: it answers
-// for every destination, and leaves to the handlers which connections there are.
+// newUplink creates the TCP/IP stack behind the egress namespace. It has no addresses of its own: it accepts packets to every destination and
+// passes new connections to the handlers.
 func newUplink(tun int, handleTCP, handleUDP func(stack.TransportEndpointID, *stack.PacketBuffer) bool) (*uplink, error) {
 	s := stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
@@ -58,7 +58,7 @@ func newUplink(tun int, handleTCP, handleUDP func(stack.TransportEndpointID, *st
 }
 
 func configureUplink(s *stack.Stack, tun int) (stack.LinkEndpoint, error) {
-	s.SetICMPLimit(rate.Inf) // an ICMP error is how a refusal is told
+	s.SetICMPLimit(rate.Inf) // ICMP errors report rejections
 	sack, cubic := tcpip.TCPSACKEnabled(true), tcpip.CongestionControlOption("cubic")
 	moderate, retries := tcpip.TCPModerateReceiveBufferOption(false), tcpip.TCPMaxRetriesOption(tcpRetries)
 	syn, wait, linger := tcpip.TCPSynRetriesOption(synRetries), tcpip.TCPTimeWaitTimeoutOption(tcpTimeWait), tcpip.TCPLingerTimeoutOption(tcpLinger)
@@ -71,8 +71,8 @@ func configureUplink(s *stack.Stack, tun int) (stack.LinkEndpoint, error) {
 			return nil, fmt.Errorf("set %T: %s", option, err)
 		}
 	}
-	// One processor works on each packet before the next is read, so that a flood waits, and is dropped, in the device's own
-	// queue; with several there is a queue between them that has no bound.
+	// One goroutine processes packets synchronously, so that a flood is dropped in the bounded queue of the device. Several goroutines
+	// would have an unbounded queue.
 	device, err := fdbased.New(&fdbased.Options{FDs: []int{tun}, MTU: segmentMTU, ProcessorsPerChannel: 1})
 	if err != nil {
 		return nil, fmt.Errorf("read the TUN device: %w", err)
@@ -98,7 +98,7 @@ func addrOf(a tcpip.Address) netip.Addr {
 	return addr
 }
 
-// abortAll resets every connection that the stack has with addr, also one that is being opened or closed.
+// abortAll resets every connection of the stack with addrs, including those being opened or closed.
 func abortAll(s *stack.Stack, addrs ...netip.Addr) {
 	for _, e := range s.RegisteredEndpoints() {
 		ep, ok := e.(tcpip.Endpoint)

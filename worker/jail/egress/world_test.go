@@ -30,8 +30,8 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
 )
 
-// The tests run in a network namespace that stands for the host, with a second one beside it that stands for the rest of
-// the world: it has every address below, so that whatever is refused could have been reached.
+// The tests run in a network namespace that stands for the host. A second one stands for the internet. It has every address below, so
+// that whatever is refused could otherwise be reached.
 const (
 	hostIPv4  = "93.184.215.14"
 	hostIPv6  = "2606:2800:21f::2"
@@ -44,7 +44,7 @@ const (
 	nameserver = "93.184.216.53"
 	foreignDNS = "8.8.8.8"
 	controlIP  = "151.101.65.140"
-	silentIPv4 = "93.184.217.1" // takes packets and never answers
+	silentIPv4 = "93.184.217.1" // accepts packets and never answers
 
 	webPort, otherPort, controlPort = "80", "8080", "4222"
 )
@@ -58,10 +58,10 @@ var worldAddrs = []string{
 
 const (
 	roleVar     = "EGRESS_TEST_ROLE"
-	roleHost    = "host"    // run the tests, in a namespace of their own
-	roleProgram = "program" // be a program in a jail
-	roleWorker  = "worker"  // open a network, attach the jail on descriptor 3, and wait for the end
-	roleOpen    = "open"    // try to open a network where the device /dev/net/tun is no such thing
+	roleHost    = "host"    // run the tests in a namespace
+	roleProgram = "program" // run as a program in a jail
+	roleWorker  = "worker"  // open a network, attach the jail on descriptor 3, and wait
+	roleOpen    = "open"    // try to open a network with an unusable /dev/net/tun
 )
 
 func TestMain(m *testing.M) {
@@ -74,14 +74,13 @@ func TestMain(m *testing.M) {
 		runOpen()
 	case roleHost:
 		if slices.Contains(os.Args, "-test.fuzzworker") {
-			os.Exit(m.Run()) // a child of the tests, in their world
+			os.Exit(m.Run()) // a child process of the tests, in the same namespaces
 		}
 		if err := makeWorld(); err != nil {
 			fmt.Fprintln(os.Stderr, "make the world:", err)
 			os.Exit(1)
 		}
-		// A look-up by the host's resolver that nobody waits for any more goes on until the time for its answer is over; the standard library
-		// has no way to end it.
+		// An abandoned lookup of the host's resolver runs until its timeout, and the standard library cannot cancel it.
 		goleak.VerifyTestMain(m, goleak.IgnoreCurrent(), goleak.IgnoreAnyFunction("net.(*Resolver).lookupIPAddr.func1"),
 			goleak.IgnoreAnyFunction("net.(*Resolver).lookupIPAddr.func2"), goleak.IgnoreAnyFunction("net.(*Resolver).goLookupIPCNAMEOrder.func3.1"))
 	default:
@@ -105,7 +104,7 @@ func inOwnNamespace() int {
 	return 0
 }
 
-// within runs f on a thread in another network namespace; nil makes one.
+// within runs f on a thread in another network namespace, or in a new one if ns is nil.
 func within(ns *os.File, f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -125,7 +124,7 @@ func within(ns *os.File, f func() error) error {
 	return errors.Join(f(), unix.Setns(int(home.Fd()), unix.CLONE_NEWNET))
 }
 
-// world is the rest of the world, with its servers.
+// world is the internet of the tests with its servers.
 var world struct {
 	ns    *os.File
 	zone  *zone
@@ -262,7 +261,7 @@ func serveWorld() error {
 	if err != nil {
 		return err
 	}
-	for _, at := range []string{":" + controlPort, ":" + webPort, ":7"} { // the worker's machine has services too
+	for _, at := range []string{":" + controlPort, ":" + webPort, ":7"} { // services on the worker's machine
 		ln, err := net.Listen("tcp", at)
 		if err != nil {
 			return err
@@ -272,7 +271,7 @@ func serveWorld() error {
 	return nil
 }
 
-// web answers with its own address, redirects where it is told, and gives back what it is sent.
+// web answers with its own address, redirects on request, and echoes bodies.
 func web() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -284,7 +283,7 @@ func web() http.Handler {
 	return mux
 }
 
-// serveTCP echoes on port 7, sends without end on port 19, and resets what it has read something from on port 9.
+// serveTCP echoes on port 7, sends endlessly on port 19, and resets connections after the first data on port 9.
 func serveTCP(ln net.Listener, port string) {
 	for {
 		conn, err := ln.Accept()
@@ -323,7 +322,7 @@ func echoUDP(pc net.PacketConn) {
 	}
 }
 
-// heard is what reached the world.
+// heard records what reached the internet of the tests.
 type heard struct {
 	mu      sync.Mutex
 	packets []string
@@ -357,11 +356,11 @@ func (h *heard) has(s string) bool {
 	return slices.Contains(h.packets, s)
 }
 
-// zone is a DNS server. Tests add records under names of their own.
+// zone is a DNS server to which tests add records.
 type zone struct {
 	mu      sync.Mutex
-	records map[string][]string // of a name, in the form of a zone file
-	then    map[string][]string // that replace them when the name has been asked for
+	records map[string][]string // by name, in the form of a zone file
+	then    map[string][]string // replacements after the first query
 	asked   map[string]int
 }
 
@@ -369,7 +368,7 @@ func newZone() *zone {
 	return &zone{records: map[string][]string{}, then: map[string][]string{}, asked: map[string]int{}}
 }
 
-// set gives a name its records, all of them written with the name itself as owner or another.
+// set sets the records of a name. Their owner may be another name.
 func (z *zone) set(name string, records ...string) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -417,7 +416,7 @@ func (z *zone) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
 	_ = w.WriteMsg(m)
 }
 
-// open makes a network as a worker does.
+// open opens a network like a worker.
 func open(t testing.TB, control ...string) *egress.Network {
 	t.Helper()
 	n, err := egress.Open(t.Context(), config(t.Output(), control...))
@@ -446,8 +445,7 @@ func allow(rules ...string) proto.Network {
 	return proto.Network{Policy: proto.NetworkAllowlist, Allow: rules}
 }
 
-// jail is a process in a network namespace of its own, that belongs to a user namespace of its own. Inside it is root, which
-// is more than a jail gives to a program.
+// jail is a process in its own network and user namespaces. It is root inside, with more rights than a real jail gives a program.
 type jail struct {
 	t     testing.TB
 	cmd   *exec.Cmd
@@ -501,7 +499,7 @@ func attach(t testing.TB, n *egress.Network, policy proto.Network) (*jail, *egre
 	return j, l
 }
 
-// order is one thing for the program to do, and answer what came of it.
+// order is a command for the program, and answer its outcome.
 type order struct {
 	Do   string `json:"do"`
 	To   string `json:"to,omitempty"`
@@ -510,7 +508,7 @@ type order struct {
 }
 
 type answer struct {
-	Error string         `json:"error,omitempty"` // the name of the errno, where there is one
+	Error string         `json:"error,omitempty"` // name of the errno, if any
 	Data  string         `json:"data,omitempty"`
 	Found []string       `json:"found,omitempty"`
 	TTL   uint32         `json:"ttl,omitempty"`
@@ -532,7 +530,7 @@ func (j *jail) do(o order) answer {
 	return a
 }
 
-// tcp and udp send data to the echo service and give what came back.
+// tcp and udp send data to the echo service and return the echo.
 func (j *jail) tcp(to, data string) answer {
 	j.t.Helper()
 	return j.do(order{Do: "tcp", To: to, Data: data})
@@ -549,7 +547,7 @@ func (j *jail) resolve(name, kind string) answer {
 	return j.do(order{Do: "resolve", To: name, Data: kind})
 }
 
-// until asks again until ok, or fails the test after a while.
+// until polls until a condition holds, or fails the test.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.After(30 * time.Second)

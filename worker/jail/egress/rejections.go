@@ -15,58 +15,58 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// refusal is a packet that the firewall refused.
-type refusal struct {
+// rejectedPacket is a packet that the firewall rejected.
+type rejectedPacket struct {
 	reason   proto.BlockReason
 	src      netip.Addr
 	dst      netip.AddrPort
 	protocol string
 }
 
-// refusals reads what the firewall logs (NFLOG): the head of each refused packet, with the reason as its prefix.
-type refusals struct {
-	sock *os.File
-	raw  syscall.RawConn
-	tell func(refusal)
+// rejectionLog reads the firewall's log (NFLOG): the head of each rejected packet, with the reason as its prefix.
+type rejectionLog struct {
+	sock   *os.File
+	raw    syscall.RawConn
+	handle func(rejectedPacket)
 
-	mu  sync.Mutex // held while the socket is read
+	mu  sync.Mutex // held while reading the socket
 	buf []byte
 }
 
 const (
-	logSnap   = 80      // bytes of each refused packet: the headers
+	logSnap   = 80      // logged bytes of a packet: its headers
 	logBuffer = 4 << 20 // bytes, in the kernel
 )
 
-func listenRefusals(s *space, tell func(refusal)) (r *refusals, err error) {
+func openRejectionLog(s *namespace, handle func(rejectedPacket)) (r *rejectionLog, err error) {
 	var fd int
 	err = inNamespace(s.ns, func() (err error) {
 		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("open the log of refusals: %w", err)
+		return nil, fmt.Errorf("open the log of rejected packets: %w", err)
 	}
-	r = &refusals{sock: os.NewFile(uintptr(fd), "nflog"), tell: tell, buf: make([]byte, 64<<10)}
+	r = &rejectionLog{sock: os.NewFile(uintptr(fd), "nflog"), handle: handle, buf: make([]byte, 64<<10)}
 	defer func() {
 		if err != nil {
 			_ = r.sock.Close()
 		}
 	}()
 	if r.raw, err = r.sock.SyscallConn(); err != nil {
-		return nil, fmt.Errorf("open the log of refusals: %w", err)
+		return nil, fmt.Errorf("open the log of rejected packets: %w", err)
 	}
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, logBuffer) // a smaller buffer loses entries in a flood, no more
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, logBuffer) // a smaller buffer only loses entries in a flood
 	if err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		return nil, fmt.Errorf("bind the log of refusals: %w", err)
+		return nil, fmt.Errorf("bind the log of rejected packets: %w", err)
 	}
 	if err = configureLog(fd); err != nil {
-		return nil, fmt.Errorf("subscribe to the log of refusals: %w; load the kernel's module nfnetlink_log", err)
+		return nil, fmt.Errorf("subscribe to the log of rejected packets: %w; load the kernel's module nfnetlink_log", err)
 	}
 	return r, nil
 }
 
-// Numbers of nfnetlink_log.h.
+// Constants of nfnetlink_log.h.
 const (
 	nfulnlMsgPacket, nfulnlMsgConfig                  = 0, 1
 	nfulaCfgCmd, nfulaCfgMode, nfulaCfgQThresh        = 1, 2, 5
@@ -74,7 +74,7 @@ const (
 	nfulaPayload, nfulaPrefix                  uint16 = 9, 10
 )
 
-// configureLog binds the socket to the log group. Each refusal is told at once: what a program did is known when it ends.
+// configureLog binds the socket to the log group. Packets are delivered without delay, so that a report is complete when its program ends.
 func configureLog(fd int) error {
 	mode := binary.BigEndian.AppendUint32(nil, logSnap)
 	mode = append(mode, nfulnlCopyPacket, 0)
@@ -109,7 +109,7 @@ func configureLog(fd int) error {
 	return nil
 }
 
-// awaitAck reads the answer to a request, which is there when the request has been sent. Packets of the log may come first.
+// awaitAck reads the answer to a request, which is available once the request has been sent. Logged packets may precede it.
 func awaitAck(fd int) error {
 	buf := make([]byte, 64<<10)
 	for {
@@ -133,21 +133,21 @@ func awaitAck(fd int) error {
 }
 
 // run reads until the socket is closed.
-func (r *refusals) run() {
+func (r *rejectionLog) run() {
 	_ = r.raw.Read(func(fd uintptr) bool {
 		r.read(int(fd))
 		return false
 	})
 }
 
-// drain reads what there is now: the packets of a program that has ended are all in the buffer.
-func (r *refusals) drain() {
+// drain reads what is available. All packets of a program that has ended are in the buffer.
+func (r *rejectionLog) drain() {
 	_ = r.raw.Control(func(fd uintptr) { r.read(int(fd)) })
 }
 
-func (r *refusals) close() { _ = r.sock.Close() }
+func (r *rejectionLog) close() { _ = r.sock.Close() }
 
-func (r *refusals) read(fd int) {
+func (r *rejectionLog) read(fd int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for {
@@ -167,13 +167,13 @@ func (r *refusals) read(fd int) {
 				continue
 			}
 			if found, ok := parseLog(msg.Data[4:]); ok {
-				r.tell(found)
+				r.handle(found)
 			}
 		}
 	}
 }
 
-func parseLog(attrs []byte) (found refusal, ok bool) {
+func parseLog(attrs []byte) (found rejectedPacket, ok bool) {
 	for len(attrs) >= 4 {
 		size := int(binary.NativeEndian.Uint16(attrs))
 		if size < 4 || size > len(attrs) {
@@ -190,8 +190,8 @@ func parseLog(attrs []byte) (found refusal, ok bool) {
 	return found, ok
 }
 
-// parsePacket reads source, destination and protocol from the head of an IP packet, written by a tenant.
-func (f *refusal) parsePacket(p []byte) bool {
+// parsePacket reads source, destination and protocol from the head of an IP packet, which a tenant wrote.
+func (f *rejectedPacket) parsePacket(p []byte) bool {
 	var number byte
 	var rest []byte
 	var dst netip.Addr
