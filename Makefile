@@ -87,11 +87,11 @@ chaos: test-all ## make test-all, then run 2,000 attacks, kill senders of webhoo
 	go test -run '^TestE2E$$/^overload$$' -v -timeout 60m ./e2e -flood 50000 -backlog 10000
 
 .PHONY: docs
-docs: init ## write the generated parts of the documents: attacks, commands, settings, streams and permissions
+docs: init ## write the generated parts of the documents: attacks, commands, settings, streams, permissions and error codes
 	go test -run '^TestAbuseTable$$' ./worker/jail/nsjail ./e2e -update
 	go test -run '^TestLanguageTable$$' ./proto -update
 	go test -run '^TestDocs$$' ./cmd/bullpen -update
-	go test -run '^TestDocsAreCurrent$$' ./scheduler/store -update
+	go test -run '^TestDocsAreCurrent$$' ./scheduler/store ./proto/api -update
 
 .PHONY: image-test
 image-test: build ## build a sandbox image and run programs in it; needs mmdebstrap, npm and a network; flags="--stale-index …"

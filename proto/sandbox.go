@@ -51,7 +51,7 @@ type Profile struct {
 	Output  Bytes             `json:"output" minimum:"1" maximum:"256MiB" doc:"The part of each output stream that a result keeps: 1 byte to 256MiB. By default the server's --output-limit."`
 	// Isolation and Preload are omitted if they are empty, so that versions without them read what does not need them.
 	Isolation Isolation `json:"isolation,omitempty" default:"" enum:",strict" must:"be strict, or empty for what the worker chooses" doc:"With strict, every execution of python gets an interpreter that was started for it alone (a single-use jail). Empty: the worker chooses, and python executions of one API key may be forked from one warm interpreter of that key."`
-	Preload   []string  `json:"preload,omitempty" maxItems:"32" must:"have at most 32 modules" valuePattern:"^[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)*$" valueMaxLength:"128" doc:"Python modules that the warm interpreter of a key imports before executions are forked from it, from the image's read-only paths only. Not with the isolation strict."`
+	Preload   []string  `json:"preload,omitempty" maxItems:"32" uniqueItems:"true" must:"have at most 32 modules" valuePattern:"^[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)*$" valueMaxLength:"128" doc:"Python modules that the warm interpreter of a key imports before executions are forked from it, from the image's read-only paths only. Not with the isolation strict."`
 }
 
 // Disk is how much a program may write. The part of it that lies in memory counts against the memory limit, too.

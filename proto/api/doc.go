@@ -10,7 +10,7 @@
 //	default        the value of a field that the request does not give
 //	minimum, maximum, maxItems, maxProperties, enum, format
 //	               limits that [Decode] checks; the formats are those of formatOf
-//	minLength, maxLength, pattern, keyPattern, keyMaxLength, valuePattern, valueMaxLength
+//	minLength, maxLength, pattern, uniqueItems, keyPattern, keyMaxLength, valuePattern, valueMaxLength
 //	               limits that are only documented; Validate checks them
 //	must           what an error says about a value beyond the limits, without "must"
 //

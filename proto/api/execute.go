@@ -32,7 +32,7 @@ type ExecuteRequest struct {
 	// Env are the variables of the request alone, without those of the sandbox profile.
 	Env         map[string]string `json:"env_vars,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"At most 65,536 bytes of names plus values. Some names are reserved."`
 	MaxAttempts int               `json:"max_attempts,omitempty" default:"1" minimum:"1" maximum:"10" must:"be a whole number from 1 to 10" doc:"How often the program may be started if a worker is lost. 1: it runs at most once."`
-	Args        []string          `json:"args,omitempty" maxItems:"256" doc:"The program's arguments, after its file name: at most 65,536 bytes together, without NUL. An extension of the public contract."`
+	Args        []string          `json:"args,omitempty" maxItems:"256" valuePattern:"^[^\\u0000]*$" doc:"The program's arguments, after its file name: at most 65,536 bytes together, without NUL. An extension of the public contract."`
 	Stdin       string            `json:"stdin,omitempty" maxLength:"1048576" doc:"What the program reads from its standard input, at most 1 MiB of UTF-8. Empty: nothing. An extension of the public contract."`
 	SubPaths    []string          `json:"sub_paths,omitempty" maxItems:"10" valueMaxLength:"512" valuePattern:"^/data/[^/]+/[^/]" doc:"Answered with 501 by this version, unless it is empty."`
 }
@@ -120,6 +120,6 @@ func (r *ExecuteRequest) Hash() (string, error) {
 
 // Accepted answers a request whose execution goes on after the answer.
 type Accepted struct {
-	TraceID proto.TraceID `json:"trace_id"`
+	TraceID proto.TraceID `json:"trace_id" format:"trace-id"`
 	Status  string        `json:"status" enum:"running"`
 }

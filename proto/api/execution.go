@@ -138,7 +138,7 @@ type ResultEvent struct {
 	Type            proto.EventType `json:"type" enum:"result"`
 	TraceID         proto.TraceID   `json:"trace_id" format:"trace-id"`
 	Status          proto.Status    `json:"status" enum:"success,failed,timeout,cancelled"`
-	Result          *proto.Result   `json:"result" required:"true"`
+	Result          proto.Result    `json:"result"`
 	OutputTruncated bool            `json:"output_truncated"`
 	Seq             int64           `json:"seq" minimum:"0"`
 }

@@ -26,12 +26,16 @@ func OpenAPI(version string) ([]byte, error) {
 		}
 		paths[r.Path].(object)[strings.ToLower(r.Method)] = g.operation(&r)
 	}
-	events := []any{StatusEvent{}, OutputEvent{}, KeepaliveEvent{}, ResultEvent{}}
-	var oneOf []object
-	for _, event := range events {
-		oneOf = append(oneOf, g.schemaOf(event, false))
+	var events []object
+	mapping := object{}
+	for _, event := range []any{StatusEvent{}, OutputEvent{}, KeepaliveEvent{}, ResultEvent{}} {
+		schema := g.schemaOf(event, false)
+		kind, _ := reflect.TypeOf(event).FieldByName("Type")
+		events, mapping[kind.Tag.Get("enum")] = append(events, schema), schema["$ref"]
 	}
-	g.schemas["Event"] = object{"description": "One line of a stream.", "oneOf": oneOf}
+	g.schemas["Event"] = object{
+		"description": "One line of a stream.", "oneOf": events, "discriminator": object{"propertyName": "type", "mapping": mapping},
+	}
 	responses := object{}
 	for _, c := range Codes() {
 		headers := object{"X-Request-Id": ref("headers", "RequestId")}
@@ -232,7 +236,7 @@ func (g *generator) kindSchema(t reflect.Type, tag reflect.StructTag, request bo
 		return schema
 	case reflect.Slice:
 		schema := object{"type": "array", "items": g.schema(t.Elem(), valueTag(tag), request)}
-		copyTags(schema, tag, "maxItems")
+		copyTags(schema, tag, "maxItems", "uniqueItems")
 		return schema
 	default:
 		if request && path.Base(t.PkgPath()) != "api" {
@@ -304,7 +308,7 @@ func (g *generator) bytes(request bool) object {
 	if request {
 		name = "BytesRequest"
 		schema = object{
-			"type": []string{"string", "integer", "null"}, "pattern": "^[0-9]+ ?(KiB|MiB|GiB)?$", "minimum": 0,
+			"type": []string{"string", "integer"}, "pattern": "^[0-9]+ ?(KiB|MiB|GiB)?$", "minimum": 0,
 			"examples": []any{"512MiB", 536870912}, "description": "A number of bytes, or a string with a unit.",
 		}
 	}
@@ -320,7 +324,11 @@ func numberSchema(kind string, tag reflect.StructTag) object {
 
 func stringSchema(t reflect.Type, tag reflect.StructTag) object {
 	schema := object{"type": "string"}
-	if values := enumOf(t, tag); values != nil {
+	switch values := enumOf(t, tag); len(values) {
+	case 0:
+	case 1:
+		schema["const"] = values[0]
+	default:
 		schema["enum"] = values
 	}
 	copyTags(schema, tag, "minLength", "maxLength")
@@ -334,7 +342,7 @@ func stringSchema(t reflect.Type, tag reflect.StructTag) object {
 	return schema
 }
 
-// copyTags copies tags with numbers into a schema.
+// copyTags copies tags with JSON values into a schema.
 func copyTags(schema object, tag reflect.StructTag, names ...string) {
 	for _, name := range names {
 		if value := tag.Get(name); value != "" {

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"maps"
 	"net/http"
 	"time"
 
@@ -333,6 +334,8 @@ func fileRoutes() []Route {
 	}
 	token := "The signed grant."
 	headers := map[string]string{"Content-Disposition": "attachment, with the file's name.", "ETag": "Identifies the content.", "Accept-Ranges": "bytes"}
+	partHeaders := maps.Clone(headers)
+	partHeaders["Content-Range"] = "The position of the range in the file."
 	return []Route{
 		{
 			Method: http.MethodPost, Path: "/v1/files/list", ID: "listFiles", Tag: tagFiles, Summary: "List files",
@@ -369,7 +372,7 @@ func fileRoutes() []Route {
 			},
 			Responses: []Response{
 				{Status: http.StatusOK, Doc: "The file.", Text: map[string]string{"application/octet-stream": ""}, Headers: headers},
-				{Status: http.StatusPartialContent, Doc: "The range.", Text: map[string]string{"application/octet-stream": ""}, Headers: headers},
+				{Status: http.StatusPartialContent, Doc: "The range.", Text: map[string]string{"application/octet-stream": ""}, Headers: partHeaders},
 			},
 			Errors: []int{
 				http.StatusBadRequest, http.StatusForbidden, http.StatusNotFound, http.StatusRequestedRangeNotSatisfiable, http.StatusTooManyRequests,
