@@ -9,9 +9,9 @@ type Blob struct {
 	Digest string `json:"digest"` // SHA-256, as "sha256:" and 64 hexadecimal digits
 }
 
-// BlobEntry is what a blob store tells of an object without reading it.
+// BlobEntry describes an object of a blob store without its content.
 type BlobEntry struct {
 	Key      string
 	Size     int64     // bytes
-	Modified time.Time // when it was put, by the clock of the store
+	Modified time.Time // when it was stored, by the store's clock
 }

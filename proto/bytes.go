@@ -24,7 +24,7 @@ type byteUnit struct {
 
 func byteUnits() []byteUnit { return []byteUnit{{"GiB", GiB}, {"MiB", MiB}, {"KiB", KiB}} }
 
-// String gives b in the largest unit that divides it.
+// String formats b in the largest unit that divides it.
 func (b Bytes) String() string {
 	for _, u := range byteUnits() {
 		if b >= u.size && b%u.size == 0 {
@@ -34,10 +34,10 @@ func (b Bytes) String() string {
 	return strconv.FormatInt(int64(b), 10)
 }
 
-// MarshalText writes what [Bytes.String] gives.
+// MarshalText implements [encoding.TextMarshaler].
 func (b Bytes) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
 
-// UnmarshalText reads what [Bytes.String] writes; a space before the unit is allowed.
+// UnmarshalText parses the text of [Bytes.String]. A space before the unit is allowed.
 func (b *Bytes) UnmarshalText(text []byte) error {
 	number, size := string(text), Bytes(1)
 	for _, u := range byteUnits() {

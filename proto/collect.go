@@ -2,13 +2,13 @@ package proto
 
 import "time"
 
-// How old blobs of threads must be to be collected. What is younger may belong to an execution or upload that is still about to refer to it.
+// The age at which unreferenced blobs of threads are garbage. A younger blob may belong to an execution or upload in progress.
 const (
 	DefaultSafeAge = 24 * time.Hour
 	MinSafeAge     = 2 * time.Hour
 )
 
-// Collected tells what a collection of the blobs of threads removed, of all organisations.
+// Collected is what a garbage collection in the store of threads removed, of all organisations.
 type Collected struct {
 	Layers    Swept `json:"layers"`
 	Objects   Swept `json:"objects"`
@@ -16,13 +16,13 @@ type Collected struct {
 	Uploads   Swept `json:"uploads"`
 }
 
-// Swept is what was removed of one kind.
+// Swept is what was removed of one kind of blobs.
 type Swept struct {
 	Blobs int64 `json:"blobs" minimum:"0"`
 	Bytes int64 `json:"bytes" minimum:"0"`
 }
 
-// Rebuilt tells what a rebuild of threads from the store came to, in threads of all organisations.
+// Rebuilt is the outcome of rebuilding the threads of all organisations from the store.
 type Rebuilt struct {
 	Made int64 `json:"made" minimum:"0" doc:"Threads that were rebuilt."`
 	Kept int64 `json:"kept" minimum:"0" doc:"Threads that existed already."`

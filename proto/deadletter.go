@@ -5,28 +5,28 @@ import (
 	"time"
 )
 
-// DeadReason is why something was set aside.
+// DeadReason is why a job or a message was dead-lettered.
 type DeadReason string
 
 // The reasons. Their list may only grow.
 const (
-	DeadWorkersLost DeadReason = "workers_lost" // every worker that was to start the job's program was lost before it did
-	DeadMalformed   DeadReason = "malformed"    // a message that is no job lay where jobs lie
+	DeadWorkersLost DeadReason = "workers_lost" // every worker that was assigned the job was lost before it started the program
+	DeadMalformed   DeadReason = "malformed"    // a message in the stream of jobs that is no job
 )
 
-// DeadLetter is a job or a message that nobody can act on, set aside for people to look at.
+// DeadLetter is a job or a message that cannot be processed, kept for operators.
 type DeadLetter struct {
-	ID      string     `json:"id"` // of a job, its trace id; of a malformed message, dead_ and its number in the stream
+	ID      string     `json:"id"` // the trace id of a job; dead_ and the number in the stream of a malformed message
 	Reason  DeadReason `json:"reason"`
 	Message string     `json:"message"` // the reason in a sentence
 	At      time.Time  `json:"at"`
 	Meta    *Meta      `json:"meta,omitempty"`    // of a job
-	Attempt int        `json:"attempt,omitempty"` // of a job: the attempt that could not start
-	Workers []string   `json:"workers,omitempty"` // that were lost with a job, in this order
-	// Requeued is the execution that was made of a job, and RequeuedAt when: it may be still on its way into the queue.
+	Attempt int        `json:"attempt,omitempty"` // the attempt of the job that could not start
+	Workers []string   `json:"workers,omitempty"` // the workers that were lost with a job, in this order
+	// Requeued is the new execution of a job, which may not be queued yet, and RequeuedAt the time of its creation.
 	Requeued   TraceID    `json:"requeued,omitempty"`
 	RequeuedAt *time.Time `json:"requeued_at,omitempty"`
-	Revision   uint64     `json:"-"` // to change it by
+	Revision   uint64     `json:"-"` // of the store; updates need it
 }
 
 // DeadMessage is a malformed message as it was found.
@@ -36,7 +36,7 @@ type DeadMessage struct {
 	Data    []byte              `json:"data"`
 }
 
-// DeadContent is what a dead letter is about: one of the two.
+// DeadContent is the content of a dead letter: either a job or a message.
 type DeadContent struct {
 	Job     *Job
 	Message *DeadMessage

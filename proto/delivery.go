@@ -11,10 +11,10 @@ import (
 	"unicode/utf8"
 )
 
-// TimeLayout is that of all times people and programs outside see: RFC 3339 in UTC with milliseconds.
+// TimeLayout is the format of all times in the API and in webhooks: RFC 3339 in UTC with milliseconds.
 const TimeLayout = "2006-01-02T15:04:05.000Z"
 
-// DeliveryStatus is where a delivery stands, and the webhook_delivery_status of its execution.
+// DeliveryStatus is the status of a delivery, and the webhook_delivery_status of its execution.
 type DeliveryStatus string
 
 // The closed list of delivery statuses.
@@ -24,56 +24,56 @@ const (
 	DeliveryFailed    DeliveryStatus = "failed"
 )
 
-// Delivery is the one webhook of an execution, with all that became of it.
+// Delivery is the webhook of an execution with its attempts. An execution has one delivery at most.
 type Delivery struct {
-	ID      string         `json:"id"` // the same over all attempts and replays: the receiver's key against duplicates
+	ID      string         `json:"id"` // the same in all attempts and replays, so that receivers can detect duplicates
 	TraceID TraceID        `json:"trace_id"`
 	Org     string         `json:"org"`
-	Key     string         `json:"key"` // the API key's id: its settings hold at each attempt
+	Key     string         `json:"key"` // the API key's id: each attempt uses its present settings
 	URL     string         `json:"url"` // fixed when the execution was accepted
 	Status  DeliveryStatus `json:"status"`
-	// Reason is why nothing more is tried, or why the next attempt waits longer than the ladder says; empty where there is nothing to tell.
+	// Reason is why no more attempts are made, or why the next attempt waits longer than the settings say. It may be empty.
 	Reason    string    `json:"reason,omitempty"`
-	CreatedAt time.Time `json:"created_at"` // when the result was there
+	CreatedAt time.Time `json:"created_at"` // when the execution ended
 	// NextAt is when the next attempt is due, while pending.
 	NextAt time.Time `json:"next_at,omitzero"`
-	// Made is the number of all attempts made, and Before of those that were before the last replay: the ladder counts from there.
+	// Made is the number of all attempts. Before is the number of attempts before the last replay, which the waits do not count.
 	Made   int `json:"made"`
 	Before int `json:"before,omitempty"`
-	// Attempts are the last [MaxKeptAttempts] of them.
+	// Attempts are the last [MaxKeptAttempts] attempts.
 	Attempts []DeliveryAttempt `json:"attempts"`
 }
 
-// DeliveryChange is a delivery as it has just been stored, as far as whoever waits for the next attempt needs it.
+// DeliveryChange is the part of a stored delivery that scheduling its next attempt needs.
 type DeliveryChange struct {
 	Org      string
 	TraceID  TraceID
 	Revision uint64
 	Origin   string    // of its URL, see [Origin]
-	Due      time.Time // when the next attempt is due; zero where nothing more is tried
+	Due      time.Time // when the next attempt is due; zero if there is none
 }
 
-// MaxKeptAttempts is how many attempts of a delivery are kept to be read.
+// MaxKeptAttempts is the number of attempts that a delivery keeps.
 const MaxKeptAttempts = MaxWebhookAttempts
 
-// MaxResponseHead is how much of a receiver's answer is kept, in bytes.
+// MaxResponseHead is the number of bytes of a receiver's answer that are kept.
 const MaxResponseHead = 4 << 10
 
-// DeliveryAttempt is one POST to a receiver, and what came of it.
+// DeliveryAttempt is one POST to a receiver and its outcome.
 type DeliveryAttempt struct {
 	Number int       `json:"number"` // from 1
 	At     time.Time `json:"at"`     // when it began
-	Status int       `json:"status"` // of the answer; 0 where there was none
-	// Error is the class of what went wrong, empty where nothing did; Detail a sentence about it.
+	Status int       `json:"status"` // of the answer; 0 without one
+	// Error is the class of the failure, empty after a success. Detail describes it in a sentence.
 	Error      DeliveryError   `json:"error,omitempty"`
 	Detail     string          `json:"detail,omitempty"`
-	RemoteAddr string          `json:"remote_addr,omitempty"` // that was connected to
+	RemoteAddr string          `json:"remote_addr,omitempty"` // the address of the connection
 	Timings    DeliveryTimings `json:"timings"`
-	// Response is the beginning of the answer: its status line, headers and body, at most [MaxResponseHead].
+	// Response is the beginning of the answer: status line, headers and body, at most [MaxResponseHead].
 	Response string `json:"response,omitempty"`
 }
 
-// DeliveryTimings are the durations of the steps of an attempt, in milliseconds; a step that was not taken has 0.
+// DeliveryTimings are the durations of the steps of an attempt, in milliseconds; 0 for steps that did not happen.
 type DeliveryTimings struct {
 	DNS       float64 `json:"dns_ms" minimum:"0"`
 	Connect   float64 `json:"connect_ms" minimum:"0"`
@@ -85,9 +85,9 @@ type DeliveryTimings struct {
 // DeliveryError is the class of a failed attempt.
 type DeliveryError string
 
-// The closed list of those classes.
+// The closed list of classes.
 const (
-	DeliveryRefused  DeliveryError = "address_refused" // the URL or an address it leads to may not be delivered to
+	DeliveryRefused  DeliveryError = "address_refused" // deliveries to the URL or to its address are not allowed
 	DeliveryDNS      DeliveryError = "dns"
 	DeliveryConnect  DeliveryError = "connect"
 	DeliveryTLS      DeliveryError = "tls"
@@ -97,10 +97,10 @@ const (
 	DeliveryInternal DeliveryError = "internal"
 )
 
-// DeliveryID is the id of the delivery of an execution.
+// DeliveryID returns the id of the delivery of an execution.
 func DeliveryID(id TraceID) string { return "msg_" + strings.TrimPrefix(string(id), tracePrefix) }
 
-// Origin is the scheme, host and port of a URL: what one server is known by.
+// Origin returns the scheme, host and port of a URL, which identify a server.
 func Origin(s string) string {
 	u, err := url.Parse(s)
 	if err != nil {
@@ -113,7 +113,7 @@ func Origin(s string) string {
 	return u.Scheme + "://" + net.JoinHostPort(strings.ToLower(u.Hostname()), port)
 }
 
-// NewDelivery makes the delivery of an execution that has ended; nil where it asked for none.
+// NewDelivery returns the delivery of an execution that has ended, nil if it has no webhook.
 func NewDelivery(m *Meta, at time.Time) *Delivery {
 	if m.Mode != ModeAsync || m.WebhookURL == "" {
 		return nil
@@ -133,12 +133,12 @@ func (d *Delivery) Record(a DeliveryAttempt) {
 	d.Attempts = d.Attempts[max(0, len(d.Attempts)-MaxKeptAttempts):]
 }
 
-// Replay makes a delivery that has ended begin again.
+// Replay makes a delivery that has ended pending again.
 func (d *Delivery) Replay(at time.Time) {
 	d.Status, d.Reason, d.Before, d.NextAt = DeliveryPending, "", d.Made, at.UTC()
 }
 
-// DecodeDelivery reads a stored delivery of the execution id. What cannot be that is an error.
+// DecodeDelivery decodes the stored delivery of execution id. A contradictory delivery is an error.
 func DecodeDelivery(id TraceID, body []byte) (*Delivery, error) {
 	d := new(Delivery)
 	if err := json.Unmarshal(body, d); err != nil {
@@ -154,11 +154,11 @@ func DecodeDelivery(id TraceID, body []byte) (*Delivery, error) {
 	return d, nil
 }
 
-// Replayed tells how far a bulk replay has come.
+// Replayed is the progress of a bulk replay.
 type Replayed struct {
-	Replayed int     // deliveries that began again
-	Left     int     // failed ones after them that are still to be replayed
-	Next     TraceID // the last one that was looked at, to go on after; empty where nothing is left
+	Replayed int     // deliveries that are pending again
+	Left     int     // failed deliveries that remain
+	Next     TraceID // the last delivery of this batch; empty if nothing is left
 }
 
 // The events of webhook bodies.
@@ -168,9 +168,8 @@ const (
 	EventTest      = "webhook.test"
 )
 
-// WebhookBody gives the body of an execution's webhook. Of outputs that would make it larger than most, in bytes, the beginnings are
-// kept, and the result says so; then resultURL tells where the whole result is. Only what is
-// beside the outputs, metadata above all, can make it larger than that.
+// WebhookBody returns the body of an execution's webhook. Outputs that would make it larger than most bytes are truncated, and
+// the body then has resultURL, the URL of the whole result. Other fields, above all metadata, may still make it larger.
 func WebhookBody(r *Record, resultURL string, most int) ([]byte, error) {
 	if r.Result == nil || r.CompletedAt == nil {
 		return nil, fmt.Errorf("make the webhook of %s: it has not ended", r.TraceID)
@@ -205,7 +204,7 @@ func WebhookBody(r *Record, resultURL string, most int) ([]byte, error) {
 	}
 	stdout, stderr := encodedLen(result.Stdout), encodedLen(result.Stderr)
 	if room = max(room, 0); stdout+stderr > room {
-		// Each gets a half, and what the other does not need of its own.
+		// Each output gets a half, and the part of the other half that the other output does not need.
 		half := room / 2
 		result.Stdout, result.StdoutTruncated = fit(result.Stdout, max(half, room-stderr), result.StdoutTruncated)
 		result.Stderr, result.StderrTruncated = fit(result.Stderr, max(half, room-stdout), result.StderrTruncated)
@@ -220,10 +219,10 @@ func WebhookBody(r *Record, resultURL string, most int) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-// webhookRest is more than what a webhook's body has beside its outputs and texts of other lengths, in bytes.
+// webhookRest bounds the size of a webhook's body without its outputs and texts of variable length, in bytes.
 const webhookRest = 1 << 10
 
-// encodedLen is no less than how long a text is in JSON, without the quotes.
+// encodedLen returns an upper bound of the length of a text in JSON, without the quotes.
 func encodedLen(s string) (n int) {
 	for _, r := range s {
 		n += encodedRune(r)
@@ -241,7 +240,8 @@ func encodedRune(r rune) int {
 	return utf8.RuneLen(r)
 }
 
-// fit gives as much of a text as takes no more than room bytes in JSON, and whether it is less than the whole or was so before.
+// fit returns the beginning of a text that takes at most room bytes in JSON. It reports whether the text is truncated, now or
+// before.
 func fit(s string, room int, truncated bool) (string, bool) {
 	for i, r := range s {
 		if room -= encodedRune(r); room < 0 {

@@ -1,7 +1,7 @@
-// Package proto holds the words of bullpen: what a job, a result, an event, an execution, a key and a plan are, their JSON
-// forms, their limits and how they are validated. Every room speaks through it and it speaks to none of them: it depends on
-// the standard library only and does no I/O.
+// Package proto holds the domain types of bullpen: jobs, results, events, executions, threads, keys and plans, their JSON
+// forms, their limits and their validation. All other packages use it. It depends on the standard library only and does no
+// I/O. Package proto/api has the types of the HTTP API.
 //
-// A user program's failure is a [Result]; an error is ours. Codes and statuses are closed lists that may only grow, because
-// they are stored and travel.
+// The failure of a user's program is a [Result]; an error is a failure of bullpen. Codes and statuses are closed lists that may
+// only grow, because they are stored and sent to clients.
 package proto

@@ -18,7 +18,7 @@ const (
 
 var envNamePattern = regexp.MustCompile(`^[A-Z][A-Z0-9_]*$`)
 
-// reservedEnv are the names that would change how a program is started rather than what it finds.
+// reservedEnv are the names that change how a program is started.
 const reservedEnv = ` PATH HOME TMPDIR PWD OLDPWD SHELL LANG LANGUAGE TERM USER LOGNAME MAIL EDITOR VISUAL` +
 	` PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONUSERBASE PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONHASHSEED` +
 	` PYTHONWARNINGS PYTHONOPTIMIZE PYTHONINSPECT PYTHONDEBUG PYTHONIOENCODING PYTHONMALLOC PYTHONCOERCECLOCALE` +
@@ -30,7 +30,7 @@ const reservedEnv = ` PATH HOME TMPDIR PWD OLDPWD SHELL LANG LANGUAGE TERM USER 
 
 const reservedEnvPrefixes = `BULLPEN_ BAPONI_ NSJAIL_ LD_ LC_ XDG_ _`
 
-// ReservedEnv reports whether a variable of that name is bullpen's to set.
+// ReservedEnv reports whether only bullpen may set a variable of that name.
 func ReservedEnv(name string) bool {
 	for prefix := range strings.FieldsSeq(reservedEnvPrefixes) {
 		if strings.HasPrefix(name, prefix) {
@@ -62,8 +62,8 @@ func CheckEnv(field, name, value string) error {
 	return nil
 }
 
-// MergeEnv merges the levels of an execution's environment, of which later ones win, and checks the limits that hold for the
-// whole. Its error is a [*FieldError].
+// MergeEnv merges the levels of an execution's environment, later ones over earlier ones, and checks the limits of the whole.
+// Its error is a [*FieldError].
 func MergeEnv(levels ...map[string]string) (map[string]string, error) {
 	merged := make(map[string]string)
 	for _, level := range levels {
@@ -75,7 +75,7 @@ func MergeEnv(levels ...map[string]string) (map[string]string, error) {
 	return merged, nil
 }
 
-// checkEnvSize checks the limits that hold for an environment as a whole; whose says in messages what is counted.
+// checkEnvSize checks the limits of an environment as a whole. whose completes the message about what is counted.
 func checkEnvSize(field string, env map[string]string, whose string) error {
 	if len(env) > MaxEnvVars {
 		return FieldErrorf(field, "must be at most %d variables%s; there are %d", MaxEnvVars, whose, len(env))

@@ -33,19 +33,19 @@ func Shorten(name string) string {
 	return name[:cut] + "…"
 }
 
-// ErrNotFound says that nothing of that name is known, or that its retention is over.
+// ErrNotFound is returned if nothing has that name, or if its retention is over.
 var ErrNotFound = errors.New("not found")
 
-// ErrConflict says that somebody else changed the same thing first.
+// ErrConflict is returned if another process changed the same thing first.
 var ErrConflict = errors.New("changed by somebody else")
 
-// ErrCorrupt says that bytes are not those that a digest or size names, or not those that were encrypted.
+// ErrCorrupt is returned if bytes do not match their digest or size, or fail to decrypt.
 var ErrCorrupt = errors.New("corrupt")
 
-// ErrExists says that there is something of that name already.
+// ErrExists is returned if something has that name already.
 var ErrExists = errors.New("exists already")
 
-// BoundError says that a sandbox profile cannot be removed because API keys are bound to it.
+// BoundError is returned if a sandbox profile cannot be removed because API keys are bound to it.
 type BoundError struct {
 	Profile string
 	Keys    []string // their ids
@@ -63,7 +63,7 @@ func (e *BoundError) Error() string {
 // Conflict marks the error as one whose text is for the client.
 func (*BoundError) Conflict() {}
 
-// What ends the context of a running execution.
+// Causes of the cancellation of a running execution.
 var (
 	ErrCancelled = errors.New("the execution was cancelled")
 	ErrLost      = errors.New("the lease was lost")

@@ -30,15 +30,15 @@ const (
 	Stderr Stream = "stderr"
 )
 
-// Batch is a run of consecutive events in their wire form: one JSON object a line, each with its newline. The result event, which may be
-// large, is not encoded yet.
+// Batch is a run of consecutive events in their wire form: one JSON object a line, each with its newline. The result event is
+// not encoded, because it may be large.
 type Batch struct {
 	First, Last int64 // sequence numbers of the first and the last event
 	Lines       []byte
 	Result      *Record // whose result event this is, to be written with [WriteResultEvent] after Lines; nil in all other batches
 }
 
-// AppendStatusEvent appends the event that an execution has started, which always has sequence number 1.
+// AppendStatusEvent appends the event that an execution has started. Its sequence number is always 1.
 func AppendStatusEvent(dst []byte, id TraceID) []byte {
 	dst = append(dst, `{"type":"status","trace_id":"`...)
 	dst = append(dst, id...)
@@ -54,8 +54,7 @@ func AppendOutputEvent(dst []byte, stream Stream, data []byte, seq int64) []byte
 	return appendSeq(dst, seq)
 }
 
-// AppendKeepaliveEvent appends an event that says only that the stream is alive. It carries the sequence number of the last
-// event sent, 0 before the first, and uses none up.
+// AppendKeepaliveEvent appends a keepalive event. It repeats the sequence number of the last event sent, 0 before the first.
 func AppendKeepaliveEvent(dst []byte, seq int64) []byte {
 	return appendSeq(append(dst, `{"type":"keepalive"`...), seq)
 }
@@ -67,8 +66,8 @@ func AppendResultEvent(dst []byte, r *Record) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// WriteResultEvent writes the last event of an execution that has ended, in pieces: it needs no memory for outputs of many MiB. After an
-// error that is not one of w nothing is written.
+// WriteResultEvent writes the last event of an execution that has ended. Outputs of many MiB need no memory: they are encoded
+// in pieces. Nothing is written before an error that is not one of w.
 func WriteResultEvent(w io.Writer, r *Record) error {
 	if r.Result == nil {
 		return fmt.Errorf("result event of %s: the execution has not ended", r.TraceID)
@@ -88,7 +87,7 @@ func AppendResult(dst []byte, r *Result) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// WriteResult writes what [AppendResult] appends, in pieces, as [WriteResultEvent] does.
+// WriteResult writes the JSON form of r in pieces, as [WriteResultEvent] does.
 func WriteResult(w io.Writer, r *Result) error { return writeResult(w, nil, r, nil) }
 
 func writeResult(w io.Writer, head []byte, r *Result, tail []byte) error {
@@ -102,8 +101,7 @@ func writeResult(w io.Writer, head []byte, r *Result, tail []byte) error {
 	return WriteOutputs(w, append(head, before...), r.Stdout, r.Stderr, append(after, tail...))
 }
 
-// WriteOutputs writes head, the members stdout and stderr of a JSON object, and tail. It needs no memory for outputs of many
-// MiB.
+// WriteOutputs writes head, the members stdout and stderr of a JSON object, and tail. It encodes the outputs in pieces.
 func WriteOutputs(w io.Writer, head []byte, stdout, stderr string, tail []byte) error {
 	if _, err := w.Write(append(head, `"stdout":`...)); err != nil {
 		return err
@@ -135,10 +133,10 @@ func AppendJSONString[T string | []byte](dst []byte, s T) []byte {
 	return append(appendText(append(dst, '"'), s), '"')
 }
 
-// pieceBytes is how much of a string is encoded at a time; encoded it may be six times as long.
+// pieceBytes is the part of a string that is encoded at a time. It may become six times as long.
 const pieceBytes = 16 << 10
 
-// WriteJSONString writes what [AppendJSONString] appends, in pieces of up to about 96 KiB.
+// WriteJSONString writes s as [AppendJSONString] encodes it, in pieces of up to about 96 KiB.
 func WriteJSONString(w io.Writer, s string) error {
 	buf := append(make([]byte, 0, min(len(s), pieceBytes)+len(`""`)), '"')
 	for len(s) > pieceBytes {
@@ -154,17 +152,17 @@ func WriteJSONString(w io.Writer, s string) error {
 	return err
 }
 
-// appendText appends s as it stands between the quotes of a JSON string.
+// appendText appends s as the content of a JSON string, without the quotes.
 func appendText[T string | []byte](dst []byte, s T) []byte {
 	start := 0
 	for i := 0; i < len(s); {
 		b := s[i]
 		if b < utf8.RuneSelf {
 			if b >= 0x20 && b != '"' && b != '\\' {
-				if i-start < 8 { // what has been short so far may be so again
+				if i-start < 8 { // short runs are not worth the call
 					i++
 				} else {
-					i += max(1, asIs(s[i:]))
+					i += max(1, plainPrefix(s[i:]))
 				}
 				continue
 			}
@@ -191,16 +189,16 @@ func appendText[T string | []byte](dst []byte, s T) []byte {
 	return append(dst, s[start:]...)
 }
 
-// asIs counts the bytes at the beginning of s that are ASCII and stand for themselves in a JSON string, but for the last up to seven of s. It
-// looks at eight at a time, since outputs are many MiB of them.
-func asIs[T string | []byte](s T) int {
+// plainPrefix returns the number of bytes at the beginning of s that are ASCII and need no escape in a JSON string. It compares
+// eight bytes at a time, because outputs may be many MiB, and does not count an incomplete group at the end of s.
+func plainPrefix[T string | []byte](s T) int {
 	const each, high = 0x0101010101010101, 0x8080808080808080
 	n := 0
 	for ; len(s)-n >= 8; n += 8 {
 		b := s[n : n+8]
 		x := uint64(b[0]) | uint64(b[1])<<8 | uint64(b[2])<<16 | uint64(b[3])<<24 |
 			uint64(b[4])<<32 | uint64(b[5])<<40 | uint64(b[6])<<48 | uint64(b[7])<<56
-		// Of each of the three differences the lowest high bit that is set and was not is where the byte is: those above it may be borrowed.
+		// In each of the three differences the lowest new high bit marks a special byte. Higher ones may result from a borrow.
 		quote, slash := x^each*'"', x^each*'\\'
 		special := (x | (x-each*' ')&^x | (quote-each)&^quote | (slash-each)&^slash) & high
 		if special != 0 {
@@ -225,7 +223,7 @@ func appendEscaped(dst []byte, b byte) []byte {
 	}
 }
 
-// CutUTF8 finds where b can be cut at its end without cutting a character: len(b), or up to three bytes less.
+// CutUTF8 returns the length of b without an incomplete character at its end: len(b), or up to three bytes less.
 func CutUTF8[T string | []byte](b T) int {
 	for i := len(b) - 1; i >= 0 && i > len(b)-utf8.UTFMax; i-- {
 		if utf8.RuneStart(b[i]) {

@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// Limits of files in a thread's home that are uploaded or asked for.
+// Limits of files in a thread's home.
 const (
 	MaxFileBytes     = 10 * int64(GiB) // content of an uploaded file
 	MaxFilePathBytes = 4096
 	MaxFileNameBytes = 255 // one component of a path
-	MaxFilePathParts = 512 // components: a home can be stored with as many directories in each other, itself included
+	MaxFilePathParts = 512 // components: the largest depth of directories in a stored home, itself included
 )
 
-// FileSource says what kind of thing files are asked of.
+// FileSource is the kind of place that has files.
 type FileSource string
 
 // The sources of files.
@@ -28,24 +28,24 @@ const (
 // File is an entry of a thread's home.
 type File struct {
 	Path        string    `json:"path"` // relative to the home, cleaned
-	Size        int64     `json:"size"` // bytes: of a file, or of a link's target; 0 of a directory
+	Size        int64     `json:"size"` // bytes of a file, or of the target of a link; 0 for a directory
 	Modified    time.Time `json:"modified"`
 	IsDirectory bool      `json:"is_directory"`
 }
 
-// FileContent is the content of one file in a thread's home, as it was when it was asked for.
+// FileContent is a snapshot of the content of a file in a thread's home.
 type FileContent struct {
 	File
-	// Tag names the content: whenever it is the same, the bytes are. It is of letters, digits and :_-.
+	// Tag identifies the content: equal tags mean equal bytes. It consists of letters, digits and :_-.
 	Tag string
-	// Read gives length bytes from offset on, both within Size. Its reader ends after them with io.EOF, and with another error where they
-	// are not those that were stored.
+	// Read returns length bytes from offset on, both within Size. The reader ends with io.EOF, or with another error if the
+	// bytes are corrupt.
 	Read func(ctx context.Context, offset, length int64) (io.ReadCloser, error)
 }
 
-// CleanFilePath gives a path in a thread's home relative to it, without ./ and further slashes; empty for the home itself. It may be
-// written relative to the home, or absolute: below home, a cleaned absolute path, or as if the home were the root. One that leads up or
-// that no file can have is a [*FieldError].
+// CleanFilePath returns the cleaned path of a file relative to the home; empty for the home itself. name may be relative to the
+// home, or absolute: below home, which is a cleaned absolute path, or with the home as its root. A name that contains ".." or is
+// not a valid path is a [*FieldError].
 func CleanFilePath(home, name string) (string, error) {
 	switch {
 	case len(name) > MaxFilePathBytes:
@@ -61,7 +61,7 @@ func CleanFilePath(home, name string) (string, error) {
 			return "", FieldErrorf("path", "must have components of at most %d bytes", MaxFileNameBytes)
 		}
 	}
-	// As an absolute path it cannot become another by being cleaned, since nothing in it leads up.
+	// Cleaning cannot lead out of the root, because there is no "..".
 	clean := path.Clean("/" + name)
 	if rest, ok := strings.CutPrefix(clean, home); ok && path.IsAbs(name) && (rest == "" || rest[0] == '/') {
 		clean = rest
@@ -73,7 +73,7 @@ func CleanFilePath(home, name string) (string, error) {
 	return clean, nil
 }
 
-// CleanFileName is [CleanFilePath] for a path that has to name a file.
+// CleanFileName is [CleanFilePath] for a path that must name a file.
 func CleanFileName(home, name string) (string, error) {
 	clean, err := CleanFilePath(home, name)
 	if err == nil && (clean == "" || strings.HasSuffix(name, "/") || strings.HasSuffix(name, "/.")) {

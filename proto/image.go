@@ -16,19 +16,19 @@ const (
 	MaxImageNameLen  = 63
 )
 
-// Image is a sandbox's root file system as the registry knows it.
+// Image describes a root file system of sandboxes in the registry.
 type Image struct {
 	Name         string              `json:"name"`
-	Digest       string              `json:"digest"`        // of what is stored, sha256:<64 hexadecimal digits>; see [ValidImageDigest]
+	Digest       string              `json:"digest"`        // of the stored form; see [ValidImageDigest]
 	Size         int64               `json:"size"`          // bytes stored
 	UnpackedSize int64               `json:"unpacked_size"` // bytes of all files
 	Languages    map[Language]string `json:"languages"`     // the absolute path of each interpreter inside the image
-	Env          map[string]string   `json:"env"`           // what the image asks to be set, of the names in [ImageEnv]
+	Env          map[string]string   `json:"env"`           // the variables of [ImageEnv] that the image sets
 	CreatedAt    time.Time           `json:"created_at"`
 }
 
-// maxName is how many characters names of images, profiles and organisations have. It is no part of patterns, since a counted repetition takes
-// some ten KB of memory.
+// maxName is the largest length of names of images, profiles and organisations. Patterns do not contain it, because a counted
+// repetition takes some ten KB of memory.
 const maxName = 63
 
 var (
@@ -52,8 +52,8 @@ func CheckImageName(s string) error {
 	return nil
 }
 
-// ImageEnv lists the environment variables that are taken over from an image: where its programs and data are, and how they write
-// text. No other variable of an image reaches a program; one that changes how programs are loaded or started, never.
+// ImageEnv lists the environment variables of an image that programs get: the locations of its programs and data, and its
+// locale. Variables that change how programs are loaded or started must not be added.
 func ImageEnv() []string {
 	return []string{
 		"CONDA_DEFAULT_ENV", "CONDA_PREFIX", "JAVA_HOME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "NODE_VERSION", "PATH",
@@ -61,8 +61,7 @@ func ImageEnv() []string {
 	}
 }
 
-// Interpreter gives the path of a language's interpreter inside the image. Where the image has none, its error is a [*FieldError],
-// in the words for the client.
+// Interpreter returns the path of a language's interpreter inside the image, or a [*FieldError] if the image has none.
 func (i *Image) Interpreter(l Language) (string, error) {
 	path, ok := i.Languages[l]
 	if !ok {

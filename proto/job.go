@@ -2,7 +2,8 @@ package proto
 
 import "time"
 
-// Sandbox is what a program runs in and may use, resolved from a [Profile] when the job is accepted: a worker never looks anything up.
+// Sandbox is the environment and the limits of a program, resolved from a [Profile] when the job is accepted. Workers look
+// nothing up.
 type Sandbox struct {
 	Image       string    `json:"image,omitempty"`        // as in a [Profile]
 	ImageDigest string    `json:"image_digest,omitempty"` // of an image in the registry
@@ -18,17 +19,17 @@ type Sandbox struct {
 	Preload     []string  `json:"preload,omitempty"`   // as in a [Profile]
 }
 
-// DefaultSandbox is the sandbox of a key that was bound to none, see [DefaultProfile].
+// DefaultSandbox returns the sandbox of a key that is bound to no profile, see [DefaultProfile].
 func DefaultSandbox() Sandbox {
 	p := DefaultProfile()
 	return p.Sandbox("")
 }
 
-// HomeOnDisk reports whether a home of so many bytes lies on disk. In memory it counts against the sandbox's limit of that, so a home
-// that is to hold more than half of it lies on disk: a program shall meet ENOSPC before it is killed for memory.
+// HomeOnDisk reports whether a home of that many bytes lies on disk. A home in memory counts against the memory limit, so a home
+// larger than half of it lies on disk: a full home must cause ENOSPC before the program is killed for memory.
 func HomeOnDisk(home, memory int64) bool { return home > memory/2 }
 
-// TmpOnDisk reports whether a /tmp of so many bytes lies on disk, as [HomeOnDisk] with a quarter of the memory.
+// TmpOnDisk reports whether a /tmp of that many bytes lies on disk: one larger than a quarter of the memory, see [HomeOnDisk].
 func TmpOnDisk(tmp, memory int64) bool { return tmp > memory/4 }
 
 // OnDisk reports whether any of the sandbox's directories lies on disk.
@@ -36,7 +37,7 @@ func (s *Sandbox) OnDisk() bool {
 	return HomeOnDisk(s.HomeBytes, s.Memory) || TmpOnDisk(s.TmpBytes, s.Memory)
 }
 
-// Meta is what is told of an execution besides its program: kept from submission to the end of its retention.
+// Meta describes an execution without its program, from submission to the end of its retention.
 type Meta struct {
 	TraceID     TraceID           `json:"trace_id"`
 	Org         string            `json:"org"`
@@ -44,11 +45,11 @@ type Meta struct {
 	Mode        Mode              `json:"mode"`
 	Language    Language          `json:"language"`
 	Timeout     int               `json:"timeout"`           // seconds
-	Profile     string            `json:"profile,omitempty"` // the name of the sandbox profile that Sandbox was resolved from
-	Image       string            `json:"image,omitempty"`   // the one of Sandbox, for whoever sees only this of a job
-	Network     NetworkPolicy     `json:"network,omitempty"` // as Image
-	Disk        bool              `json:"disk,omitempty"`    // Sandbox.OnDisk, as Image
-	Prefer      string            `json:"prefer,omitempty"`  // the worker to run it if that has a free slot: it may have the thread's home
+	Profile     string            `json:"profile,omitempty"` // the name of the sandbox profile
+	Image       string            `json:"image,omitempty"`   // that of the job's Sandbox
+	Network     NetworkPolicy     `json:"network,omitempty"` // that of the job's Sandbox
+	Disk        bool              `json:"disk,omitempty"`    // that of Sandbox.OnDisk
+	Prefer      string            `json:"prefer,omitempty"`  // the worker that may have the thread's home cached; it gets the job if it has a free slot
 	MaxAttempts int               `json:"max_attempts"`
 	Metadata    map[string]string `json:"metadata,omitempty"`
 	ThreadID    string            `json:"thread_id,omitempty"`
@@ -62,13 +63,13 @@ type Meta struct {
 	// Concurrent and MaxQueued are the plan's limits for the organisation at submission.
 	Concurrent int `json:"concurrent"`
 	MaxQueued  int `json:"max_queued"`
-	// Weight is the plan's, 0 in what was submitted before plans had one: then it counts as 1.
+	// Weight is that of the plan. 0, in jobs of older versions, counts as 1.
 	Weight int `json:"weight,omitempty"`
-	// KeyConcurrent is the API key's own limit, 0 where it has none.
+	// KeyConcurrent is the API key's own limit, 0 for none.
 	KeyConcurrent int `json:"key_concurrent,omitempty"`
 }
 
-// Class gives the class of the job, which follows from its mode.
+// Class returns the class of the job, which follows from its mode.
 func (m *Meta) Class() Class { return m.Mode.Class() }
 
 // The largest sizes of a program, of its arguments together, and of its standard input.
@@ -78,7 +79,7 @@ const (
 	MaxStdinBytes = 1 << 20
 )
 
-// Job is a program on its way to a worker, with a resolved snapshot of everything it needs.
+// Job is a program to run, with a resolved snapshot of everything that it needs.
 type Job struct {
 	Meta
 	Code    string            `json:"code"`
@@ -88,50 +89,50 @@ type Job struct {
 	Sandbox Sandbox           `json:"sandbox"`
 }
 
-// Record is what is known of an execution: while it is queued and running, and when it has ended.
+// Record is the state of an execution, from its submission to the end of its retention.
 type Record struct {
 	Meta
 	Status          Status     `json:"status"`
-	Attempt         int        `json:"attempt"` // 1 for the first; 0 while it has not been claimed
+	Attempt         int        `json:"attempt"` // 1 for the first; 0 before the first claim
 	Worker          string     `json:"worker,omitempty"`
 	StartedAt       *time.Time `json:"started_at,omitempty"`
 	CompletedAt     *time.Time `json:"completed_at,omitempty"`
 	Result          *Result    `json:"result,omitempty"` // when Status is terminal
 	ResultSeq       int64      `json:"result_seq,omitempty"`
 	OutputTruncated bool       `json:"output_truncated,omitempty"` // events were evicted or lost
-	Cancelling      bool       `json:"cancelling,omitempty"`       // cancellation was asked for
-	// Lost are the workers that died with the execution since its program last ran, each before it started that.
+	Cancelling      bool       `json:"cancelling,omitempty"`       // cancellation was requested
+	// Lost are the workers that were lost with the execution since its program last ran, each before it started the program.
 	Lost []string `json:"lost,omitempty"`
-	// Usage is what the execution took, for metering.
+	// Usage is for metering.
 	Usage *Usage `json:"usage,omitempty"`
-	// Pending and Commit are those of a running execution whose program has ended: what its result will be once Commit is made in its
-	// thread's head. Whoever finds them may complete both. Nobody is told of them, see Told.
+	// Pending and Commit belong to a running execution whose program has ended. Pending becomes the result once Commit is applied
+	// to its thread's head. Any process that finds them may complete both. Clients do not see them, see Public.
 	Pending *Result `json:"pending,omitempty"`
 	Commit  *Commit `json:"commit,omitempty"`
 }
 
-// Told gives what may be told of r: of a program that has ended nothing, until its result stands.
-func (r *Record) Told() *Record {
+// Public returns the part of r that clients may see: a program that has ended still runs for them until its result is stored.
+func (r *Record) Public() *Record {
 	if r.Pending == nil {
 		return r
 	}
-	told := *r
-	told.Pending, told.Commit, told.Usage, told.OutputTruncated = nil, nil, nil, false
-	return &told
+	public := *r
+	public.Pending, public.Commit, public.Usage, public.OutputTruncated = nil, nil, nil, false
+	return &public
 }
 
-// Usage is what an execution took of the machine.
+// Usage is the resource consumption of an execution.
 type Usage struct {
 	CPUMS      int64         `json:"cpu_ms"`
 	MemoryPeak int64         `json:"memory_peak"`       // bytes
-	Network    *NetworkUsage `json:"network,omitempty"` // nil where the network was blocked
+	Network    *NetworkUsage `json:"network,omitempty"` // nil if the network was blocked
 }
 
-// NetworkUsage is what an execution did with its network.
+// NetworkUsage is the network traffic of an execution.
 type NetworkUsage struct {
 	Traffic
 	BlockedConnections []BlockedConnection `json:"blocked_connections"` // the first [MaxBlocked]
 }
 
-// MaxEvents is how many output events of an execution are kept for reconnection.
+// MaxEvents is the number of output events of an execution that are kept for reconnection.
 const MaxEvents = 10000

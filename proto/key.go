@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Rights is what an API key may do.
+// Rights are the permissions of an API key.
 type Rights string
 
 // The rights. RightsAll adds the administrative routes.
@@ -17,17 +17,17 @@ const (
 	RightsAll     Rights = "all"
 )
 
-// Key is an API key as it is stored: the key itself is never kept, only a keyed hash of it.
+// Key is a stored API key. The key itself is never stored, only a keyed hash of it.
 type Key struct {
 	ID      string `json:"id"`
 	Name    string `json:"name"`
 	Org     string `json:"org"`
 	Plan    string `json:"plan"`
 	Rights  Rights `json:"rights"`
-	Sandbox string `json:"sandbox,omitempty"` // the name of the sandbox profile it is bound to; empty for the default one
-	// Concurrent is how many executions may run at once with this key, 0 where only the plan's limit for the organisation holds.
+	Sandbox string `json:"sandbox,omitempty"` // the name of its sandbox profile; empty for the default one
+	// Concurrent is the number of executions that may run at once with this key, 0 for the plan's limit alone.
 	Concurrent int        `json:"concurrent,omitempty"`
-	Hint       string     `json:"hint"` // the key's first and last few characters, to recognise it by
+	Hint       string     `json:"hint"` // the key's first and last few characters
 	CreatedAt  time.Time  `json:"created_at"`
 	RevokedAt  *time.Time `json:"revoked_at"`
 }
@@ -37,13 +37,13 @@ var (
 	orgPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]*$`)
 )
 
-// MaxKeyBytes bounds what is read as an API key.
+// MaxKeyBytes is the largest size of an API key.
 const MaxKeyBytes = 512
 
-// ErrBadKeyForm says that a string does not have the form of an API key.
+// ErrBadKeyForm is returned for a string that does not have the form of an API key.
 var ErrBadKeyForm = errors.New("an API key is sk-<region>-<token>: region of a-z 0-9, token of at least 20 characters of A-Z a-z 0-9 _ -")
 
-// CheckKeyForm checks that s looks like an API key. Its error is [ErrBadKeyForm].
+// CheckKeyForm returns [ErrBadKeyForm] unless s has the form of an API key.
 func CheckKeyForm(s string) error {
 	if len(s) > MaxKeyBytes || !keyPattern.MatchString(s) {
 		return ErrBadKeyForm
@@ -51,14 +51,14 @@ func CheckKeyForm(s string) error {
 	return nil
 }
 
-// NewKeySecret makes an API key of 32 random bytes for a region such as "local".
+// NewKeySecret returns a new API key with 32 random bytes for a region such as "local".
 func NewKeySecret(region string) string {
 	var b [32]byte
 	_, _ = rand.Read(b[:]) // crypto/rand.Read never returns an error since Go 1.24
 	return "sk-" + region + "-" + base64.RawURLEncoding.EncodeToString(b[:])
 }
 
-// KeyHint shortens an API key to what may be shown: enough to recognise it, too little to use or guess it.
+// KeyHint returns the part of an API key that may be shown: enough to recognise the key, too little to use or guess it.
 func KeyHint(secret string) string {
 	const head, tail = 12, 4
 	if len(secret) < 20+head {

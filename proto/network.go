@@ -15,10 +15,10 @@ const (
 	MaxNetworkRules     = 100
 	MaxNetworkRulePorts = 16
 	MaxNetworkNameLen   = 253
-	MaxBlocked          = 20 // refused connections that are told of an execution
+	MaxBlocked          = 20 // refused connections in the record of an execution
 )
 
-// NetworkPolicy says what a program may reach.
+// NetworkPolicy decides which addresses a program may reach.
 type NetworkPolicy string
 
 // The network policies. Whatever the policy, a program never reaches private, link-local, loopback, multicast and reserved
@@ -26,7 +26,7 @@ type NetworkPolicy string
 const (
 	NetworkBlocked      NetworkPolicy = "blocked"      // nothing
 	NetworkUnrestricted NetworkPolicy = "unrestricted" // the public internet
-	NetworkAllowlist    NetworkPolicy = "allowlist"    // what [Network.Allow] names, of the public internet
+	NetworkAllowlist    NetworkPolicy = "allowlist"    // the part of the public internet that [Network.Allow] names
 )
 
 // Network is a network policy with its list. The zero Network is blocked.
@@ -36,7 +36,7 @@ type Network struct {
 	Allow []string `json:"allow,omitempty" maxItems:"100" must:"have 1 to 100 entries" doc:"With the policy allowlist: names, addresses and ranges, each with ports or for all of them."`
 }
 
-// Effective gives the policy, which is blocked where none was given.
+// Effective returns the policy, NetworkBlocked if it is empty.
 func (n *Network) Effective() NetworkPolicy {
 	if n.Policy == "" {
 		return NetworkBlocked
@@ -71,13 +71,13 @@ func (n *Network) Validate() error {
 // NetworkRule is one entry of an allowlist: a name or a range of addresses, and ports.
 type NetworkRule struct {
 	// Name is a host name in lower case without a final dot. A leading "*." stands for one or more labels: "*.example.com"
-	// is a.example.com and a.b.example.com, and not example.com. Empty where Prefix is given.
+	// matches a.example.com and a.b.example.com, but not example.com. It is empty if Prefix is set.
 	Name   string
 	Prefix netip.Prefix
 	Ports  []uint16 // sorted; of TCP and of UDP; empty for all
 }
 
-// ParseNetworkRule reads one entry of an allowlist: "example.com", "*.example.com", "example.com:443",
+// ParseNetworkRule parses one entry of an allowlist: "example.com", "*.example.com", "example.com:443",
 // "example.com:80,443", "203.0.113.7", "203.0.113.0/24", "203.0.113.7:8080", "2001:db8::/32", "[2001:db8::1]:443",
 // "[2001:db8::/32]:443". International names are written in their ASCII form (xn--…).
 func ParseNetworkRule(s string) (NetworkRule, error) {
@@ -104,7 +104,7 @@ func parseNetworkRule(s string) (rule NetworkRule, err error) {
 	return rule, err
 }
 
-// splitPorts takes "host", "host:ports", "[v6]" and "[v6]:ports" apart. An IPv6 address without brackets has no ports.
+// splitPorts splits "host", "host:ports", "[v6]" and "[v6]:ports". An IPv6 address without brackets has no ports.
 func splitPorts(s string) (host, ports string, err error) {
 	if rest, ok := strings.CutPrefix(s, "["); ok {
 		host, after, ok := strings.Cut(rest, "]")
@@ -151,8 +151,8 @@ func parsePorts(s string) ([]uint16, error) {
 	return slices.Compact(ports), nil
 }
 
-// looksLikeIPv4 reports whether the last label has digits only: no host name ends so, and "10.1", "0x7f.1" or "010.0.0.1"
-// must not be taken for names that a resolver may then read as addresses.
+// looksLikeIPv4 reports whether the last label is a number. No host name ends like this, and a resolver may take "10.1",
+// "0x7f.1" or "010.0.0.1" for an address.
 func looksLikeIPv4(host string) bool {
 	host = strings.TrimSuffix(host, ".")
 	last := host[strings.LastIndexByte(host, '.')+1:]
@@ -211,16 +211,16 @@ type BlockReason string
 // The reasons. The list may only grow.
 const (
 	BlockedNotAllowed BlockReason = "not_allowed" // the allowlist does not name it
-	BlockedAddress    BlockReason = "address"     // an address that no program may reach, whatever the policy
+	BlockedAddress    BlockReason = "address"     // an address that no policy allows
 	BlockedResolver   BlockReason = "resolver"    // a DNS server other than the sandbox's own
-	BlockedName       BlockReason = "name"        // a name that is not of the public internet
+	BlockedName       BlockReason = "name"        // a name outside the public internet
 	BlockedProtocol   BlockReason = "protocol"    // neither TCP nor UDP
 	BlockedLimit      BlockReason = "limit"       // too many connections or queries
 )
 
 // BlockedConnection is a connection or a DNS query that was refused.
 type BlockedConnection struct {
-	Host     string      `json:"host,omitempty"`    // the name that was asked for, or that the address was the answer to
+	Host     string      `json:"host,omitempty"`    // the name of the query, or the name that resolved to the address
 	Address  string      `json:"address,omitempty"` // an IP address
 	Port     int         `json:"port,omitempty" minimum:"0" maximum:"65535"`
 	Protocol string      `json:"protocol"` // tcp, udp, dns, icmp, or ip/ and the number
@@ -228,8 +228,8 @@ type BlockedConnection struct {
 	At       time.Time   `json:"at"`
 }
 
-// Traffic is what a program sent to and received from the public internet: bytes of payload, over TCP and UDP. DNS queries
-// are not counted, nor is what was refused.
+// Traffic is the payload in bytes, over TCP and UDP, that a program exchanged with the public internet. DNS queries and refused
+// connections are not counted.
 type Traffic struct {
 	BytesIn  int64 `json:"bytes_in" minimum:"0" doc:"Received by the program."`
 	BytesOut int64 `json:"bytes_out" minimum:"0" doc:"Sent by the program."`

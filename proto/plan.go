@@ -3,11 +3,11 @@ package proto
 // Plan is a named set of limits.
 type Plan struct {
 	Name       string
-	Title      string // as written to people
+	Title      string // for messages
 	Concurrent int    // executions at once, per organisation
 	MaxQueued  int    // async executions waiting, per organisation
 	MaxTimeout int    // seconds
-	Weight     int    // while organisations wait for slots, how many jobs of one are served for one of an organisation of weight 1
+	Weight     int    // jobs that are served for each job of an organisation of weight 1, while both wait for slots
 	Streaming  bool
 	Async      bool
 	Next       string // the plan to upgrade to; empty for the highest
@@ -22,7 +22,7 @@ func Plans() []Plan {
 	}
 }
 
-// PlanByName finds a plan; ok is false where there is none of that name.
+// PlanByName returns the plan of that name. ok is false if there is none.
 func PlanByName(name string) (p Plan, ok bool) {
 	for _, p := range Plans() {
 		if p.Name == name {

@@ -6,20 +6,20 @@ import (
 	"fmt"
 )
 
-// storedRecord is the first line of a stored record. What the program printed follows as it is: as JSON it may be six times as long,
-// and would be decoded only to be encoded again.
+// storedRecord is the first line of a stored record. The outputs follow as raw bytes: as JSON they may be six times as long, and
+// would be decoded only to be encoded again.
 type storedRecord struct {
 	*Record
 	StdoutBytes int `json:"stdout_bytes,omitempty"`
 	StderrBytes int `json:"stderr_bytes,omitempty"`
 }
 
-// EncodeRecord gives r in the form in which it is stored: a JSON object without the outputs, and if there is any output a newline, the
-// bytes of stdout and those of stderr, whose numbers the object tells as stdout_bytes and stderr_bytes.
+// EncodeRecord returns the stored form of r: a JSON object without the outputs. If there is any output, a newline and the bytes of
+// stdout and stderr follow; the object has their lengths as stdout_bytes and stderr_bytes.
 func EncodeRecord(r *Record) ([]byte, error) {
 	rest := *r
 	stdout, stderr := "", ""
-	for _, result := range []**Result{&rest.Result, &rest.Pending} { // there is one at most
+	for _, result := range []**Result{&rest.Result, &rest.Pending} { // at most one is set
 		if *result != nil {
 			small := **result
 			stdout, stderr, small.Stdout, small.Stderr = small.Stdout, small.Stderr, "", ""
@@ -38,7 +38,7 @@ func EncodeRecord(r *Record) ([]byte, error) {
 	return append(append(body, stdout...), stderr...), nil
 }
 
-// DecodeRecord is the inverse of [EncodeRecord] for the record of id. What cannot be that, or contradicts itself, is an error.
+// DecodeRecord decodes the stored record of execution id, the inverse of [EncodeRecord]. A contradictory record is an error.
 func DecodeRecord(id TraceID, body []byte) (*Record, error) {
 	head, outputs, _ := bytes.Cut(body, []byte{'\n'})
 	r := storedRecord{Record: &Record{}}
@@ -46,17 +46,17 @@ func DecodeRecord(id TraceID, body []byte) (*Record, error) {
 		return nil, fmt.Errorf("decode record of %s: %w", id, err)
 	}
 	if r.TraceID != id || r.Status == "" || r.Status.Terminal() != (r.Result != nil) {
-		return nil, fmt.Errorf("decode record of %s: it says %q of %q", id, r.Status, r.TraceID)
+		return nil, fmt.Errorf("decode record of %s: status %q of %q", id, r.Status, r.TraceID)
 	}
 	result := r.Result
 	if r.Pending != nil {
 		result = r.Pending
 	}
 	if (r.Pending != nil) != (r.Commit != nil) || r.Pending != nil && r.Status != StatusRunning {
-		return nil, fmt.Errorf("decode record of %s: it is %q and has a pending result %v, a commit %v", id, r.Status, r.Pending != nil, r.Commit != nil)
+		return nil, fmt.Errorf("decode record of %s: status %q with a pending result %v, a commit %v", id, r.Status, r.Pending != nil, r.Commit != nil)
 	}
 	if r.StdoutBytes < 0 || r.StderrBytes != len(outputs)-r.StdoutBytes || r.StderrBytes < 0 || len(outputs) > 0 && result == nil {
-		return nil, fmt.Errorf("decode record of %s: it tells of %d and %d bytes of output and has %d",
+		return nil, fmt.Errorf("decode record of %s: its header has %d and %d bytes of output, its body %d",
 			id, r.StdoutBytes, r.StderrBytes, len(outputs))
 	}
 	if len(outputs) > 0 {

@@ -61,10 +61,10 @@ func TestRecordIsStoredAsItIs(t *testing.T) {
 	}
 	// Nobody is told of it.
 	running := &Record{Meta: ended.Meta, Status: StatusRunning, Attempt: 1, Worker: "w", ResultSeq: 7}
-	if d := cmp.Diff(running, back.Told()); d != "" {
+	if d := cmp.Diff(running, back.Public()); d != "" {
 		t.Errorf("told: %s", d)
 	}
-	if back.Pending == nil || running.Told() != running {
+	if back.Pending == nil || running.Public() != running {
 		t.Error("the record itself changed")
 	}
 	body, err := EncodeRecord(running)

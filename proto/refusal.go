@@ -2,7 +2,7 @@ package proto
 
 import "fmt"
 
-// Reason is why the queue does not take a job. Each surface words it for its clients.
+// Reason is why the queue does not accept a job. The gateway words it for clients.
 type Reason string
 
 // The reasons.
@@ -10,14 +10,14 @@ const (
 	RefusedConcurrency    Reason = "concurrency"     // the organisation runs as many executions as its plan allows
 	RefusedKeyConcurrency Reason = "key_concurrency" // the API key runs as many executions as its own limit allows
 	RefusedQueueFull      Reason = "queue_full"      // the organisation has as many queued as its plan allows
-	RefusedUnavailable    Reason = "unavailable"     // the queue cannot take jobs now: no dispatcher, no disk, draining
+	RefusedUnavailable    Reason = "unavailable"     // the queue cannot accept jobs now: no dispatcher, no disk, draining
 )
 
-// Refusal is the error of a job that was not accepted. Nothing of it remains.
+// Refusal is the error of a job that was not accepted. Nothing of the job remains.
 type Refusal struct {
 	Reason Reason `json:"reason"`
-	Limit  int    `json:"limit,omitempty"` // the limit that was met
-	Used   int    `json:"used,omitempty"`  // what stood against it
+	Limit  int    `json:"limit,omitempty"` // the limit that was reached
+	Used   int    `json:"used,omitempty"`  // the number that reached it
 	Detail string `json:"detail,omitempty"`
 }
 

@@ -19,24 +19,24 @@ type Result struct {
 	StderrTruncated bool    `json:"stderr_truncated"`
 }
 
-// Exited makes the result of a program that ended by itself with code.
+// Exited returns the result of a program that exited with code.
 func Exited(code int) Result { return Result{Success: code == 0, ExitCode: code} }
 
-// Signaled makes the result of a program that signal ended.
+// Signaled returns the result of a program that a signal killed.
 func Signaled(signal int) Result { return Exited(128 + signal) }
 
-// TimedOut makes the result of a program that ran longer than timeout, in seconds.
+// TimedOut returns the result of a program that ran longer than timeout, in seconds.
 func TimedOut(timeout int) Result {
 	text := fmt.Sprintf(errTimedOutAfterFormat, timeout)
 	return platform(text, CodeTimeout, fmt.Sprintf("The program did not end within its timeout of %d s and was killed.", timeout))
 }
 
-// Cancelled makes the result of an execution that its owner cancelled.
+// Cancelled returns the result of an execution that a client cancelled.
 func Cancelled() Result {
 	return platform(errCancelledByUser, CodeCancelled, "The execution was cancelled on request.")
 }
 
-// Failure makes the result of an execution that the platform ended, with a sentence for people.
+// Failure returns the result of an execution that the platform ended. message is a sentence for the client.
 func Failure(code ErrorCode, message string) Result { return platform(string(code), code, message) }
 
 func platform(text string, code ErrorCode, message string) Result {
@@ -44,8 +44,8 @@ func platform(text string, code ErrorCode, message string) Result {
 	return Result{ExitCode: -1, Error: &text, ErrorCode: &c, ErrorMessage: &message}
 }
 
-// Unsaved makes of r, what a program has come to, the result of one whose home could not be saved, with a sentence for people. The output
-// and the duration stay, and how the program ended if it did so by itself; else the sentence of r goes first.
+// Unsaved returns the result of a program with result r whose home could not be saved. message is a sentence for the client; a
+// message of r precedes it. The output, the duration and the program's own exit code stay.
 func (r Result) Unsaved(message string) Result {
 	if r.ErrorMessage != nil {
 		message = *r.ErrorMessage + " " + message
@@ -58,7 +58,7 @@ func (r Result) Unsaved(message string) Result {
 	return f
 }
 
-// Status gives the terminal status that goes with r.
+// Status returns the terminal status of an execution with result r.
 func (r Result) Status() Status {
 	if r.ErrorCode == nil {
 		if r.Success {

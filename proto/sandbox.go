@@ -28,15 +28,15 @@ const (
 // DefaultProfileName names the profile of API keys that are bound to none. No other profile can have that name.
 const DefaultProfileName = "default"
 
-// Isolation says what an execution of Python may have in common with others of its API key. Empty, the worker chooses: it may be forked
-// from one warm interpreter that is that key's.
+// Isolation limits what an execution of Python shares with others of its API key. If it is empty, the worker may fork the
+// execution from one warm interpreter of that key.
 type Isolation string
 
-// IsolationStrict gives every execution of Python an interpreter that was started for it alone, in a single-use jail.
+// IsolationStrict starts an interpreter of its own for every execution of Python, in a single-use jail.
 const IsolationStrict Isolation = "strict"
 
-// Profile is a sandbox profile: a named set of limits and settings that API keys are bound to. It is always complete. Every
-// execution under such a key gets what it says at that moment; a request can change none of it but add to its environment.
+// Profile is a sandbox profile: a named set of limits and settings that API keys are bound to. It is always complete. An
+// execution gets the profile at the time of its acceptance. Its request can only add to the environment.
 type Profile struct {
 	Name string `json:"name" pattern:"^[a-z0-9][a-z0-9._-]{0,62}$" doc:"Required, unless the path has it. Not default."`
 	// Image is the root file system: empty for the host's own runtimes, an absolute path for a directory of the worker's host, else
@@ -61,9 +61,9 @@ type Disk struct {
 	Inodes int64 `json:"inodes" default:"65536" minimum:"256" maximum:"16777216" doc:"Files and directories in each of the two."`
 }
 
-// DefaultProfile is the profile of a key that was bound to none: the host's runtimes, 1 core, 1 GiB of memory, 256 processes, no
-// network, 65,536 inodes in each of home and /tmp, 16 MiB of output per stream. Home has half of the memory and /tmp a quarter, so
-// that a full disk is told (ENOSPC) before the program is killed for memory.
+// DefaultProfile returns the profile of a key that is bound to none: the host's runtimes, 1 core, 1 GiB of memory, 256 processes,
+// no network, 65,536 inodes in each of home and /tmp, 16 MiB of output per stream. Home has half of the memory and /tmp a quarter,
+// so that a full disk causes ENOSPC before the program is killed for memory.
 func DefaultProfile() Profile {
 	return Profile{
 		Name: DefaultProfileName, CPU: 1, Memory: defaultMemory, Pids: 256,
@@ -72,8 +72,8 @@ func DefaultProfile() Profile {
 	}
 }
 
-// Sandbox gives the snapshot that goes with a job. The digest is that of the image, empty for one that has none. The environment is
-// not part of it: it is merged into that of the job.
+// Sandbox returns the snapshot of the profile for a job. digest is that of its image in the registry, empty without one. The
+// snapshot has no environment: it is merged into that of the job.
 func (p *Profile) Sandbox(digest string) Sandbox {
 	return Sandbox{
 		Image: p.Image, ImageDigest: digest, CPU: p.CPU, Memory: int64(p.Memory), Pids: p.Pids,
@@ -82,7 +82,7 @@ func (p *Profile) Sandbox(digest string) Sandbox {
 	}
 }
 
-// ImageName gives the name of the profile's image in the registry; ok is false where it runs on the host's runtimes or a directory.
+// ImageName returns the name of the profile's image in the registry. ok is false for the host's runtimes and for directories.
 func (p *Profile) ImageName() (name string, ok bool) {
 	return p.Image, p.Image != "" && !path.IsAbs(p.Image)
 }

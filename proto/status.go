@@ -1,6 +1,6 @@
 package proto
 
-// Status is where an execution stands, as GET /v1/executions/{id} tells it.
+// Status is the status of an execution in GET /v1/executions/{id}.
 type Status string
 
 // The closed list of statuses. All but the first two are terminal. "blocked" is reserved.
@@ -15,10 +15,10 @@ const (
 	StatusCancelled Status = "cancelled"
 )
 
-// Terminal reports whether nothing will change any more.
+// Terminal reports whether the execution has ended.
 func (s Status) Terminal() bool { return s != StatusQueued && s != StatusRunning }
 
-// Stream gives the status as the event stream tells it, whose vocabulary is smaller: oom and seccomp are "failed" there.
+// Stream returns the status in event streams, where oom and seccomp are "failed".
 func (s Status) Stream() Status {
 	if s == StatusOOM || s == StatusSeccomp {
 		return StatusFailed
@@ -26,7 +26,7 @@ func (s Status) Stream() Status {
 	return s
 }
 
-// ErrorCode says why a platform outcome came about. It is part of a [Result].
+// ErrorCode is why the platform ended an execution. It is part of a [Result].
 type ErrorCode string
 
 // The closed list of error codes.
@@ -55,17 +55,17 @@ func ErrorCodes() []ErrorCode {
 	}
 }
 
-// Mode is how a client asked to be answered, and the delivery_mode of the execution's record.
+// Mode is how a client gets the result, and the delivery_mode of the execution's record.
 type Mode string
 
-// The modes. ModeAsync is told as "webhook", the word of the public contract, whether or not a URL was given.
+// The modes. The value of ModeAsync is that of the public contract, with or without a webhook URL.
 const (
 	ModeInline    Mode = "inline"
 	ModeStreaming Mode = "streaming"
 	ModeAsync     Mode = "webhook"
 )
 
-// Class is how urgent a job is: interactive jobs have a caller who waits.
+// Class is the urgency of a job: a client waits for interactive jobs.
 type Class string
 
 // The classes, in the order in which the dispatcher prefers them.
@@ -74,7 +74,7 @@ const (
 	ClassBatch       Class = "batch"
 )
 
-// Class gives the class of jobs submitted in mode m.
+// Class returns the class of jobs of mode m.
 func (m Mode) Class() Class {
 	if m == ModeAsync {
 		return ClassBatch

@@ -14,11 +14,11 @@ import (
 // Limits of threads.
 const (
 	MaxThreadIDLen = 128
-	// MaxStaged is how many staged files a thread may have.
+	// MaxStaged is the largest number of staged files of a thread.
 	MaxStaged = 500
-	// MaxStagedBytes is how many bytes the list of a thread's staged files may take as JSON: a head has to fit into one message.
+	// MaxStagedBytes is the largest size of the list of a thread's staged files as JSON: a head must fit into one message.
 	MaxStagedBytes = 256 << 10
-	// KeptVersions is how many versions of a thread, the newest included, can be gone back to.
+	// KeptVersions is the number of versions of a thread that are kept, the newest included.
 	KeptVersions = 20
 )
 
@@ -33,48 +33,49 @@ func CheckThreadID(field, id string) error {
 	return nil
 }
 
-// Thread is the head of a thread: all that is known of it. It is one value, changed by compare-and-set only.
+// Thread is the head of a thread: its whole state. It is one value, changed by compare-and-set only.
 type Thread struct {
 	Org       string    `json:"org"`
 	ID        string    `json:"id"`
 	CreatedAt time.Time `json:"created_at"`
-	UsedAt    time.Time `json:"used_at"` // when an execution last took it, or a file was last staged
-	// Holder is the execution that has the thread to itself, until it is terminal. HeldAt is when it took it.
+	UsedAt    time.Time `json:"used_at"` // when an execution last locked it, or a file was last staged
+	// Holder is the execution that holds the lock of the thread, until it is terminal. HeldAt is when it got the lock.
 	Holder TraceID   `json:"holder,omitempty"`
 	HeldAt time.Time `json:"held_at,omitzero"`
-	// Fence counts holders, and attempts of a holder that were given up. A commit names the one that it was made under.
+	// Fence counts holders and abandoned attempts of holders. A commit names the fence that it was made under.
 	Fence   int64    `json:"fence"`
 	Version *Version `json:"version,omitempty"` // the newest; nil while the home is empty
-	// History has the versions before that can be gone back to, the newest first, without their layers.
+	// History are the kept versions before the newest, in descending order and without their layers.
 	History []Version `json:"history,omitempty"`
-	// Staged are files that were uploaded and are in no version yet, the oldest first.
+	// Staged are the uploaded files that are in no version yet, the oldest first.
 	Staged []StagedFile `json:"staged,omitempty"`
 }
 
-// Version is one state of a thread's home. It never changes, but for its layers: others may take their place that make the same home.
+// Version is one state of a thread's home. It never changes, except that other layers with the same content may replace its
+// layers.
 type Version struct {
 	Number    int64     `json:"number"` // 1 for the first
 	CreatedAt time.Time `json:"created_at"`
-	Trace     TraceID   `json:"trace_id,omitempty"` // the execution that made it; empty for one that was forked
-	Bytes     int64     `json:"bytes"`              // content of its files without holes; a file counts under each of its names
+	Trace     TraceID   `json:"trace_id,omitempty"` // the execution that made it; empty for the first version of a fork
+	Bytes     int64     `json:"bytes"`              // content of its files without holes; a file counts once for each of its names
 	Files     int64     `json:"files"`              // files, directories, symlinks
-	// Attributes are bytes of the extended attributes of all these.
+	// Attributes is the size of the extended attributes of all these, in bytes.
 	Attributes int64   `json:"attributes,omitempty"`
-	Manifest   Blob    `json:"manifest"`         // describes it in the store, see [Manifest]
-	Layers     []Layer `json:"layers,omitempty"` // that make it, the first of an empty directory, each of the version before
-	// Chain is the digest of the layers that the manifest describes: those here, unless others have taken their place since.
+	Manifest   Blob    `json:"manifest"`         // its description in the store, see [Manifest]
+	Layers     []Layer `json:"layers,omitempty"` // the changes that make it, starting from an empty directory
+	// Chain is the digest of the layers in the manifest: Layers, unless other layers have replaced them.
 	Chain string `json:"chain,omitempty"`
-	Base  *Base  `json:"base,omitempty"` // of the manifest; nil where that has all layers itself
+	Base  *Base  `json:"base,omitempty"` // of the manifest; nil if the manifest has all layers itself
 }
 
-// Base is a manifest that another one goes on from: it has the first of its layers.
+// Base is a manifest that has the first layers of another one.
 type Base struct {
 	Manifest Blob   `json:"manifest"`
 	Layers   int    `json:"layers"` // how many
 	Chain    string `json:"chain"`  // their digest, see [Chain]
 }
 
-// Chain gives the digest of a chain of layers.
+// Chain returns the digest of a chain of layers.
 func Chain(layers []Layer) string {
 	sum := sha256.New()
 	for i := range layers {
@@ -86,40 +87,40 @@ func Chain(layers []Layer) string {
 // Layer is a change of a home in the store.
 type Layer struct {
 	Blob
-	Version     int64  `json:"version"`      // that it makes; 1 for all that a fork begins with
-	Index       int64  `json:"index"`        // bytes at the end of the blob that say what is in it
-	IndexDigest string `json:"index_digest"` // of these, in the form of Digest
-	Objects     int64  `json:"objects"`      // files in it whose content is a blob of its own
+	Version     int64  `json:"version"`      // the version that it makes; 1 for all layers that a fork starts with
+	Index       int64  `json:"index"`        // size of the table of contents at the end of the blob, in bytes
+	IndexDigest string `json:"index_digest"` // of the table of contents, in the form of Digest
+	Objects     int64  `json:"objects"`      // files whose content is a separate blob
 }
 
-// StagedFile is an uploaded file on its way into a version.
+// StagedFile is an uploaded file that is in no version yet.
 type StagedFile struct {
 	Path string    `json:"path"` // relative to the home, cleaned
 	At   time.Time `json:"at"`
-	Blob           // its key names this upload and no other
+	Blob           // its key is unique to this upload
 }
 
-// Manifest is the form in which a version is described in the store, as JSON, so that heads can be made again from that alone.
+// Manifest describes a version in the store, as JSON. Heads can be rebuilt from manifests alone.
 type Manifest struct {
 	Form    int     `json:"form"` // 1
 	Org     string  `json:"org"`
 	Thread  string  `json:"thread"`
-	Version Version `json:"version"` // without its manifest, and in the store without the layers that its base has
+	Version Version `json:"version"` // without its manifest, and in the store without the layers of its base
 	// Parent is the manifest of the version before; nil for the first.
 	Parent *Blob `json:"parent,omitempty"`
 }
 
-// Commit is what an execution makes of its thread's head when its program has ended.
+// Commit is the change of a thread's head by an execution whose program has ended.
 type Commit struct {
-	Fence   int64    `json:"fence"`   // of the head when the home was taken
-	Version Version  `json:"version"` // the next one; its layers are those that are added to those of the one before
-	Staged  []string `json:"staged"`  // keys of the staged files that are in it
+	Fence   int64    `json:"fence"`   // of the head when the home was checked out
+	Version Version  `json:"version"` // the next version, with only the layers that it adds
+	Staged  []string `json:"staged"`  // keys of the staged files that the version contains
 }
 
-// ErrFenced says that whoever wants to change a thread has it no longer.
+// ErrFenced is returned to an execution that does not hold the lock of its thread any more.
 var ErrFenced = errors.New("the thread was given to somebody else")
 
-// BusyError refuses what needs a thread that an execution holds.
+// BusyError refuses an operation on a thread that an execution holds.
 type BusyError struct {
 	Thread string
 	Holder TraceID
@@ -132,10 +133,10 @@ func (e *BusyError) Error() string {
 // Conflict marks the error as one whose text is for the client.
 func (*BusyError) Conflict() {}
 
-// StagedError refuses a staged file for which a thread has no room before an execution has taken those that wait.
+// StagedError refuses an upload to a thread that has too many staged files.
 type StagedError struct {
 	Thread string
-	Files  int // that wait
+	Files  int // that are staged
 }
 
 func (e *StagedError) Error() string {
@@ -146,24 +147,24 @@ func (e *StagedError) Error() string {
 // Conflict marks the error as one whose text is for the client.
 func (*StagedError) Conflict() {}
 
-// Room is what a home may hold, or what something takes of it.
+// Room is the size of a home, a limit of it, or a part of it.
 type Room struct {
-	Bytes int64 // content of files; of what is staged, in blocks and with those of directories
+	Bytes int64 // content of files; staged files count in whole blocks, with their directories
 	Files int64 // files, directories, symlinks
 }
 
-// Over reports whether r is more than most.
+// Over reports whether r exceeds most.
 func (r Room) Over(most Room) bool { return r.Bytes > most.Bytes || r.Files > most.Files }
 
-// Add gives r and other together.
+// Add returns the sum of r and other.
 func (r Room) Add(other Room) Room { return Room{r.Bytes + other.Bytes, r.Files + other.Files} }
 
-// RoomError refuses a staged file that would make the home larger than its sandbox allows.
+// RoomError refuses an upload that would make the home larger than its sandbox allows.
 type RoomError struct {
 	Thread  string
-	Home    Room // of the newest version, without what the staged files take the place of
-	Waiting Room // that files take which are staged already
-	New     Room // that the new one takes besides
+	Home    Room // of the newest version, without the files that staged files replace
+	Waiting Room // of the files that are staged already
+	New     Room // of the new file
 	Most    Room
 }
 
@@ -177,13 +178,13 @@ func (e *RoomError) Error() string {
 // Conflict marks the error as one whose text is for the client.
 func (*RoomError) Conflict() {}
 
-// StagedRoom gives what staged files take of a home while they are put there: whole blocks, and the directories on their ways, which lie in
-// the home's volume from then on even if the home had them already.
+// StagedRoom returns the size of staged files in a home: whole blocks, and the directories above them. The directories count even
+// if the home has them already, because they are copied into the home's volume.
 func StagedRoom(files []StagedFile) Room {
 	const block = 4096
 	var r Room
 	last := ""
-	// What begins in the same way comes one after the other.
+	// Sorted paths have their common directories side by side.
 	for _, f := range slices.SortedFunc(slices.Values(files), func(a, b StagedFile) int { return strings.Compare(a.Path, b.Path) }) {
 		same := 0
 		for same < min(len(last), len(f.Path)) && last[same] == f.Path[same] {
@@ -197,20 +198,20 @@ func StagedRoom(files []StagedFile) Room {
 	return r
 }
 
-// ThreadSummary is what a list tells of a thread.
+// ThreadSummary is a thread in a list.
 type ThreadSummary struct {
 	Org       string    `json:"-"`
 	ID        string    `json:"-"`
 	CreatedAt time.Time `json:"created_at"`
 	UsedAt    time.Time `json:"used_at"`
-	Holder    TraceID   `json:"holder,omitempty"` // who took it last, and may have ended
+	Holder    TraceID   `json:"holder,omitempty"` // the last holder, which may have ended
 	Version   int64     `json:"version"`          // the number of the newest; 0 while the home is empty
 	Bytes     int64     `json:"bytes"`            // of that version
 	Files     int64     `json:"files"`            // of that version
 	Staged    int       `json:"staged"`           // files
 }
 
-// Summary gives what a list tells of t.
+// Summary returns the form of t in lists.
 func (t *Thread) Summary() ThreadSummary {
 	s := ThreadSummary{
 		Org: t.Org, ID: t.ID, CreatedAt: t.CreatedAt, UsedAt: t.UsedAt, Holder: t.Holder, Version: t.Number(), Staged: len(t.Staged),
@@ -221,7 +222,7 @@ func (t *Thread) Summary() ThreadSummary {
 	return s
 }
 
-// LimitError says that a home is larger than its sandbox allows.
+// LimitError is returned if a home is larger than its sandbox allows.
 type LimitError struct {
 	Bytes, Files       int64 // of the home
 	MaxBytes, MaxFiles int64
@@ -232,21 +233,21 @@ func (e *LimitError) Error() string {
 		e.Bytes, e.Files, e.MaxBytes, e.MaxFiles)
 }
 
-// AttributesError says that the files of a home have too many extended attributes.
+// AttributesError is returned if the files of a home have too many extended attributes.
 type AttributesError struct{ Most int64 }
 
 func (e *AttributesError) Error() string {
 	return fmt.Sprintf("the extended attributes of all its files take more than %d bytes together", e.Most)
 }
 
-// DepthError says that a home has too many directories in each other.
+// DepthError is returned if the directories of a home are too deep.
 type DepthError struct{ Most int }
 
 func (e *DepthError) Error() string {
 	return fmt.Sprintf("the home has more than %d directories in each other, itself included", e.Most)
 }
 
-// UploadsError says that the files which were uploaded to a thread do not fit into the home of an execution's sandbox.
+// UploadsError is returned if the staged files of a thread do not fit into the home of an execution's sandbox.
 type UploadsError struct {
 	Bytes, Files       int64 // of the uploads
 	MaxBytes, MaxFiles int64
@@ -257,7 +258,7 @@ func (e *UploadsError) Error() string {
 		e.Bytes, e.Files, e.MaxBytes, e.MaxFiles)
 }
 
-// Number gives the number of the newest version, 0 where there is none.
+// Number returns the number of the newest version, 0 if there is none.
 func (t *Thread) Number() int64 {
 	if t.Version == nil {
 		return 0
@@ -265,7 +266,7 @@ func (t *Thread) Number() int64 {
 	return t.Version.Number
 }
 
-// Committed reports whether c was made in t already.
+// Committed reports whether t contains c already.
 func (t *Thread) Committed(c *Commit) bool {
 	same := func(v *Version) bool { return v.Number == c.Version.Number && v.Manifest == c.Version.Manifest }
 	if t.Version != nil && same(t.Version) {
@@ -274,7 +275,7 @@ func (t *Thread) Committed(c *Commit) bool {
 	return slices.ContainsFunc(t.History, func(v Version) bool { return same(&v) })
 }
 
-// Commit gives the head that follows t by c. Its error is [ErrFenced] where c was made under another fence or of another version.
+// Commit returns the head after c. The error is [ErrFenced] if c was made under another fence or from another version.
 func (t *Thread) Commit(c *Commit) (*Thread, error) {
 	if c.Fence != t.Fence || c.Version.Number != t.Number()+1 {
 		return nil, fmt.Errorf("commit version %d of thread %s: %w", c.Version.Number, t.ID, ErrFenced)

@@ -7,7 +7,7 @@ import (
 	"fmt"
 )
 
-// TraceID names one execution: "trc_" followed by 20 characters of base64url, which are 15 random bytes.
+// TraceID identifies an execution: "trc_" followed by 20 characters of base64url, which are 15 random bytes.
 type TraceID string
 
 const (
@@ -18,22 +18,22 @@ const (
 	otelPrefix = 0xb1
 )
 
-// ErrBadTraceID says that a string is not a trace id.
+// ErrBadTraceID is returned for a string that is not a trace id.
 var ErrBadTraceID = errors.New(`a trace id is "trc_" and 20 characters of A-Z a-z 0-9 _ -`)
 
-// NewTraceID makes a trace id from the system's random source.
+// NewTraceID returns a random trace id.
 func NewTraceID() TraceID {
 	var b [traceRandom]byte
 	_, _ = rand.Read(b[:]) // crypto/rand.Read never returns an error since Go 1.24
 	return TraceID(tracePrefix + base64.RawURLEncoding.EncodeToString(b[:]))
 }
 
-// ParseTraceID checks the form of s. Its error is [ErrBadTraceID].
+// ParseTraceID returns s as a trace id, or [ErrBadTraceID].
 func ParseTraceID(s string) (TraceID, error) {
 	if len(s) != len(tracePrefix)+traceEncoded || s[:len(tracePrefix)] != tracePrefix {
 		return "", ErrBadTraceID
 	}
-	for _, c := range []byte(s[len(tracePrefix):]) { // the decoder would pass over line breaks
+	for _, c := range []byte(s[len(tracePrefix):]) { // the decoder would ignore line breaks
 		if (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_' && c != '-' {
 			return "", ErrBadTraceID
 		}
@@ -41,7 +41,7 @@ func ParseTraceID(s string) (TraceID, error) {
 	return TraceID(s), nil
 }
 
-// OTel gives the OpenTelemetry trace id of t: one fixed byte followed by the 15 random ones.
+// OTel returns the OpenTelemetry trace id of t: one fixed byte followed by the 15 random ones.
 func (t TraceID) OTel() ([16]byte, error) {
 	var id [16]byte
 	if _, err := ParseTraceID(string(t)); err != nil {
@@ -52,7 +52,7 @@ func (t TraceID) OTel() ([16]byte, error) {
 	return id, err
 }
 
-// TraceIDFromOTel is the inverse of [TraceID.OTel]; ok is false for an id that bullpen did not make.
+// TraceIDFromOTel is the inverse of [TraceID.OTel]; ok is false for an id that is not from bullpen.
 func TraceIDFromOTel(id [16]byte) (t TraceID, ok bool) {
 	if id[0] != otelPrefix {
 		return "", false

@@ -30,10 +30,10 @@ const (
 // Seconds is a duration whose JSON form is a number of seconds.
 type Seconds time.Duration
 
-// MarshalJSON gives the number of seconds.
+// MarshalJSON implements [json.Marshaler].
 func (s Seconds) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(s).Seconds()) }
 
-// UnmarshalJSON reads a number of seconds, to the millisecond. One that no duration can hold is an error.
+// UnmarshalJSON parses a number of seconds, rounded to milliseconds.
 func (s *Seconds) UnmarshalJSON(b []byte) error {
 	var f float64
 	if err := json.Unmarshal(b, &f); err != nil {
@@ -47,28 +47,28 @@ func (s *Seconds) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Webhook is where the results of an API key's asynchronous executions go, and how they are sent there.
+// Webhook are the settings for delivering the results of an API key's async executions.
 type Webhook struct {
-	// URL is where executions deliver that name no URL themselves; empty for nowhere.
+	// URL is the destination of executions that name no URL themselves; empty for none.
 	URL string `json:"url,omitempty"`
-	// Secret is what deliveries are signed with; empty for no signature.
+	// Secret signs deliveries; empty for no signature.
 	Secret string `json:"secret,omitempty"`
-	// OldSecret is the one before, which signs too until OldUntil.
+	// OldSecret is the previous secret, which signs too until OldUntil.
 	OldSecret string    `json:"old_secret,omitempty"`
 	OldUntil  time.Time `json:"old_until,omitzero"`
-	// MaxAttempts is how often a delivery is tried.
+	// MaxAttempts is the largest number of attempts of a delivery.
 	MaxAttempts int `json:"max_attempts"`
-	// Waits are the pauses before the second attempt, the third and so on, each after the end of the one before. The last is also that
-	// before all further ones.
+	// Waits are the pauses before the second attempt, the third and so on, each from the end of the previous attempt. The last one
+	// holds for all further attempts.
 	Waits []Seconds `json:"waits"`
 	// SignatureHeaders are the headers with the hexadecimal signature.
 	SignatureHeaders []string `json:"signature_headers"`
-	// Timeout is how long one attempt may take.
+	// Timeout bounds one attempt.
 	Timeout   Seconds   `json:"timeout"`
 	UpdatedAt time.Time `json:"updated_at,omitzero"`
 }
 
-// DefaultWebhook is what holds for a key that nothing was set for: no URL, no signature, three attempts.
+// DefaultWebhook returns the settings of a key without settings: no URL, no signature, three attempts.
 func DefaultWebhook() Webhook {
 	return Webhook{
 		MaxAttempts: defaultWebhookTries, Timeout: defaultWebhookWait,
@@ -85,10 +85,10 @@ func DurableWaits() []Seconds {
 	}
 }
 
-// Wait is the pause after attempt n of a ladder, from 1.
+// Wait returns the pause after attempt n, from 1.
 func (w *Webhook) Wait(n int) time.Duration { return time.Duration(w.Waits[min(n, len(w.Waits))-1]) }
 
-// Secrets gives the secrets that sign at a time, the present one first.
+// Secrets returns the secrets that sign at a time, the present one first.
 func (w *Webhook) Secrets(at time.Time) []string {
 	var secrets []string
 	if w.Secret != "" {
@@ -100,8 +100,7 @@ func (w *Webhook) Secrets(at time.Time) []string {
 	return secrets
 }
 
-// Rotate puts secret in the place of the present one, which signs too until the time given. There is one such at a time: the one before
-// it signs no more.
+// Rotate replaces the present secret, which signs too until the time given. Only one old secret signs at a time.
 func (w *Webhook) Rotate(secret string, until time.Time) {
 	if w.Secret != "" && w.Secret != secret {
 		w.OldSecret, w.OldUntil = w.Secret, until.UTC()
@@ -109,14 +108,14 @@ func (w *Webhook) Rotate(secret string, until time.Time) {
 	w.Secret = secret
 }
 
-// NewWebhookSecret makes a secret of 32 random bytes.
+// NewWebhookSecret returns a secret of 32 random bytes.
 func NewWebhookSecret() string {
 	var b [32]byte
 	_, _ = rand.Read(b[:]) // crypto/rand.Read never returns an error since Go 1.24
 	return webhookSecretPrefix + base64.StdEncoding.EncodeToString(b[:])
 }
 
-// WebhookSecretHint shortens a secret to what may be shown: its last characters where it is long, and nothing of a short one.
+// WebhookSecretHint returns the part of a secret that may be shown: the last characters of a long secret, nothing of a short one.
 func WebhookSecretHint(secret string) string {
 	const tail = 4
 	r := []rune(secret)
@@ -126,7 +125,7 @@ func WebhookSecretHint(secret string) string {
 	return "…" + string(r[len(r)-tail:])
 }
 
-// CheckWebhookSecret checks a secret that somebody chose. What is wrong with it is a [*FieldError] for the field "secret".
+// CheckWebhookSecret checks a secret that a client chose. Its error is a [*FieldError] for the field "secret".
 func CheckWebhookSecret(s string) error {
 	if n := utf8.RuneCountInString(s); n < MinWebhookSecretLen || n > MaxWebhookSecretLen {
 		return FieldErrorf("secret", "must be %d to %d characters", MinWebhookSecretLen, MaxWebhookSecretLen)
@@ -137,30 +136,30 @@ func CheckWebhookSecret(s string) error {
 	return nil
 }
 
-// WebhookKey gives the bytes that a secret keys the Standard Webhooks signature with: those that follow "whsec_" in base64, or the
-// secret's own; ok is false where that is not base64 of 24 to 64 bytes.
+// WebhookKey returns the key of the Standard Webhooks signature for a secret: the bytes after "whsec_" in base64, or else the
+// secret itself. ok is false unless the base64 is that of 24 to 64 bytes.
 func WebhookKey(secret string) (key []byte, ok bool) {
 	encoded, has := strings.CutPrefix(secret, webhookSecretPrefix)
 	if !has {
 		return []byte(secret), true
 	}
 	key, err := base64.StdEncoding.DecodeString(encoded)
-	// The decoder passes over line breaks, which others do not.
+	// The decoder ignores line breaks, but those of receivers may not.
 	return key, err == nil && len(key) >= minWhsecBytes && len(key) <= maxWhsecBytes && !strings.ContainsAny(encoded, "\r\n")
 }
 
-// Endpoint is a URL that an organisation's deliveries fail at.
+// Endpoint is a URL at which an organisation's deliveries fail.
 type Endpoint struct {
 	URL          string    `json:"url"`
 	FailingSince time.Time `json:"failing_since"`        // the first failure after the last success
-	DisabledAt   time.Time `json:"disabled_at,omitzero"` // zero where it is still delivered to
+	DisabledAt   time.Time `json:"disabled_at,omitzero"` // zero while deliveries go on
 	Reason       string    `json:"reason,omitempty"`     // why it was disabled
 }
 
-// Disabled reports whether nothing is delivered there.
+// Disabled reports whether deliveries to the URL have stopped.
 func (e *Endpoint) Disabled() bool { return !e.DisabledAt.IsZero() }
 
-// CheckWebhookURL checks the form of a URL that deliveries are to go to. What is wrong with it is a [*FieldError] for that field.
+// CheckWebhookURL checks the form of a webhook URL. Its error is a [*FieldError] for that field.
 func CheckWebhookURL(field, s string) error {
 	if utf8.RuneCountInString(s) > MaxWebhookURLLen {
 		return FieldErrorf(field, "must be at most %d characters", MaxWebhookURLLen)

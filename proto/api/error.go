@@ -3,7 +3,6 @@ package api
 import (
 	"fmt"
 	"net/http"
-	"strings"
 )
 
 // Code is the code of an error. It decides the HTTP status.
@@ -162,14 +161,4 @@ func Errorf(code Code, format string, args ...any) *Error {
 // Unavailable returns an [Error] that asks the client to try again after a number of seconds.
 func Unavailable(retryAfter int, message string) *Error {
 	return &Error{Code: CodeServiceUnavailable, Message: message, RetryAfter: retryAfter}
-}
-
-// CodeTable returns the table of codes in Markdown.
-func CodeTable() string {
-	var b strings.Builder
-	b.WriteString("| status | code | when |\n|---|---|---|\n")
-	for _, c := range Codes() {
-		fmt.Fprintf(&b, "| %d | `%s` | %s |\n", c.Status, c.Code, c.Doc)
-	}
-	return b.String()
 }

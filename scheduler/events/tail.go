@@ -141,7 +141,7 @@ func (t *Tail) await(ctx context.Context) (proto.Batch, error) {
 		t.polls = 0
 		if m.Subject == store.DoneSubject(t.id) {
 			if rec, err := proto.DecodeRecord(t.id, m.Data); err == nil {
-				t.adopt(rec.Told())
+				t.adopt(rec.Public())
 				return proto.Batch{}, nil
 			}
 			return proto.Batch{}, t.refresh(ctx)

@@ -135,7 +135,7 @@ func public(rec *proto.Record, _ uint64, err error) (*proto.Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	return rec.Told(), nil
+	return rec.Public(), nil
 }
 
 // Cancel cancels an execution and returns its record. A queued execution ends at once. A running
@@ -149,7 +149,7 @@ func (q *Queue) Cancel(ctx context.Context, id proto.TraceID) (rec *proto.Record
 		}
 		switch {
 		case rec.Pending != nil:
-			rec = rec.Told()
+			rec = rec.Public()
 			return nil
 		case rec.Cancelling:
 			q.notifyCancel(rec) // the first notification may have been lost
