@@ -16,7 +16,7 @@ func TestConnectionsAreLimited(t *testing.T) {
 		t.Fatal(err)
 	}
 	limited := h.listener.(*limitedListener)
-	if limited.limit != cfg.maxConnections() || limited.most < 1000 {
+	if limited.limit != cfg.maxConnections() || limited.limit < 1000 {
 		t.Fatalf("%d connections of %s", limited.limit, cfg.Memory)
 	}
 	limited.limit = 2
