@@ -134,7 +134,7 @@ func testReplayed(t *testing.T, p *programs) {
 }
 
 // TestAbuseTable holds the table in docs/sandbox.md to the tests; `make docs`
-// writes it anew.
+// rewrites it.
 func TestAbuseTable(t *testing.T) {
 	const page, begin, end = "../docs/sandbox.md", "<!-- abuse of the control plane: written by `make docs` -->\n", "<!-- end of abuse of the control plane -->\n"
 	b, err := os.ReadFile(page)

@@ -99,13 +99,13 @@ func testWaysToDie(t *testing.T, a *api) {
 			a := a.in(t)
 			answer := a.execute(c.program)
 			r := answer.result(t)
-			if r.ExitCode != -1 || r.Success || r.Stdout != "so far\n" || told(r.Error) != strconv.Quote(c.err) ||
-				told(r.ErrorCode) != strconv.Quote(c.code) || r.ErrorMessage == nil || r.Stderr != "" {
+			if r.ExitCode != -1 || r.Success || r.Stdout != "so far\n" || display(r.Error) != strconv.Quote(c.err) ||
+				display(r.ErrorCode) != strconv.Quote(c.code) || r.ErrorMessage == nil || r.Stderr != "" {
 				t.Errorf("got %s, want exit code -1, error %q, code %q and the output so far", answer, c.err, c.code)
 			}
 			id := answer.trace(t)
 			a.record(id).failed(t, c.status, c.code, "")
-			if _, _, last := whole(t, a.output(id, 0), 0); last.Status != c.stream {
+			if _, _, last := checkEvents(t, a.output(id, 0), 0); last.Status != c.stream {
 				t.Errorf("the result event says %s, want %s", last.Status, c.stream)
 			}
 		})
@@ -122,7 +122,7 @@ func testStreaming(t *testing.T, a *api) {
 			t.Fatalf("got %s with %v", answer, answer.header)
 		}
 		events := answer.events(t)
-		stdout, stderr, last := whole(t, events, 0)
+		stdout, stderr, last := checkEvents(t, events, 0)
 		if id := answer.trace(t); events[0].TraceID != id || events[0].Status != "running" || last.TraceID != id {
 			t.Errorf("X-Trace-Id is %s, the events say %s %s and %s", id, events[0].TraceID, events[0].Status, last.TraceID)
 		}
@@ -147,7 +147,7 @@ func testStreaming(t *testing.T, a *api) {
 			}
 			seen = append(seen, strings.TrimSpace(e.Type+" "+e.Data))
 			if e.Data == "held\n" {
-				h.reached(t, 1) // it has been told although the program has not ended
+				h.reached(t, 1) // the client has the line before the program ends
 				h.release(t)
 			}
 		}
@@ -173,7 +173,7 @@ func testStreaming(t *testing.T, a *api) {
 		a.ended(resp.Header.Get("X-Trace-Id")).succeeded(t, "held\nwoken\n")
 	})
 	t.Run("without loss", func(t *testing.T) {
-		stdout, _, _ := whole(t, a.in(t).stream(python("for i in range(30000): print(i)")), 0)
+		stdout, _, _ := checkEvents(t, a.in(t).stream(python("for i in range(30000): print(i)")), 0)
 		if n := strings.Count(stdout, "\n"); n != 30000 || !strings.HasSuffix(stdout, "\n29999\n") {
 			t.Errorf("got %d lines, the last %q", n, stdout[max(0, len(stdout)-20):])
 		}
@@ -303,7 +303,7 @@ func testSSE(t *testing.T, a *api) {
 			}
 			events = append(events, s.event)
 		}
-		whole(t, events, c.after)
+		checkEvents(t, events, c.after)
 	}
 }
 
@@ -333,17 +333,17 @@ func testAsync(t *testing.T, a *api) {
 	waits.answer(t).into(t, &rec)
 	rec.succeeded(t, "held\nwoken\n")
 	events := a.output(id, 0)
-	stdout, _, last := whole(t, events, 0)
+	stdout, _, last := checkEvents(t, events, 0)
 	if stdout != "held\nwoken\n" || last.Result.Stdout != stdout {
 		t.Errorf("the output is %q, the result's %q", stdout, last.Result.Stdout)
 	}
 	for after := range last.Seq + 2 { // wherever one goes on from
-		whole(t, a.output(id, after), after)
+		checkEvents(t, a.output(id, after), after)
 	}
 	for _, wait := range []string{"61", "-1", "1.5", "x"} {
-		a.get(execution(id)+"?wait="+wait).refusal(t, http.StatusBadRequest, "validation_error")
+		a.get(execution(id)+"?wait="+wait).rejection(t, http.StatusBadRequest, "validation_error")
 	}
-	a.get(execution(id, "output")+"?after_seq=-1").refusal(t, http.StatusBadRequest, "validation_error")
+	a.get(execution(id, "output")+"?after_seq=-1").rejection(t, http.StatusBadRequest, "validation_error")
 }
 
 // testRecord compares a record and a result member by member.
@@ -428,11 +428,11 @@ func testCancel(t *testing.T, a *api) {
 	}
 	h.reached(t, 0)
 	res := p.answer(t).result(t)
-	if told(res.Error) != `"Cancelled by user"` || told(res.ErrorCode) != `"cancelled"` || res.ExitCode != -1 || res.Stdout != "held\n" {
+	if display(res.Error) != `"Cancelled by user"` || display(res.ErrorCode) != `"cancelled"` || res.ExitCode != -1 || res.Stdout != "held\n" {
 		t.Errorf("got %+v", res)
 	}
 	a.ended(id).failed(t, "cancelled", "cancelled", "")
-	if _, _, last := whole(t, a.output(id, 0), 0); last.Status != "cancelled" {
+	if _, _, last := checkEvents(t, a.output(id, 0), 0); last.Status != "cancelled" {
 		t.Errorf("the result event says %q", last.Status)
 	}
 	r = a.do(http.MethodPost, execution(id, "cancel"), []byte("no JSON"))
@@ -471,16 +471,16 @@ func testLarge(t *testing.T, a *api) {
 	if len(*rec.Stderr) != 1500000 {
 		t.Errorf("stderr has %d bytes", len(*rec.Stderr))
 	}
-	if _, stderr, last := whole(t, a.output(id, 0), 0); len(stderr) != 1500000 || len(last.Result.Stderr) != 1500000 {
+	if _, stderr, last := checkEvents(t, a.output(id, 0), 0); len(stderr) != 1500000 || len(last.Result.Stderr) != 1500000 {
 		t.Errorf("the events have %d bytes of stderr, the result event %d", len(stderr), len(last.Result.Stderr))
 	}
 	if r := a.inline(python(code)); len(r.Stderr) != 1500000 {
 		t.Errorf("stderr inline has %d bytes", len(r.Stderr))
 	}
-	if _, _, last := whole(t, a.stream(python(code)), 0); len(last.Result.Stderr) != 1500000 {
+	if _, _, last := checkEvents(t, a.stream(python(code)), 0); len(last.Result.Stderr) != 1500000 {
 		t.Errorf("stderr streamed has %d bytes", len(last.Result.Stderr))
 	}
-	message := a.execute(python(code+"x")).refusal(t, http.StatusBadRequest, "validation_error")
+	message := a.execute(python(code+"x")).rejection(t, http.StatusBadRequest, "validation_error")
 	if message != "code must be between 1 byte and 1 MB" {
 		t.Errorf("one byte more: %q", message)
 	}
@@ -495,20 +495,20 @@ func testOrganisations(t *testing.T, a *api) {
 	for _, id := range []string{running, ended, string(proto.NewTraceID()), "trc_x", "nonsense", "trc_*", "trc_%3E", "%2e%2e"} {
 		for _, route := range []string{"", "?wait=1", "/output", "/output?after_seq=2"} {
 			r := stranger.get(execution(id) + route)
-			r.refusal(t, http.StatusNotFound, "not_found")
+			r.rejection(t, http.StatusNotFound, "not_found")
 			if r.header.Get("X-Trace-Id") != "" {
 				t.Errorf("%s%s tells a trace id", id, route)
 			}
 		}
-		stranger.do(http.MethodPost, execution(id, "cancel"), nil).refusal(t, http.StatusNotFound, "not_found")
+		stranger.do(http.MethodPost, execution(id, "cancel"), nil).rejection(t, http.StatusNotFound, "not_found")
 	}
-	stranger.get("/v1/admin/keys").refusal(t, http.StatusForbidden, "forbidden")
-	stranger.do(http.MethodPost, "/v1/admin/keys", request{"name": "n", "org": "stranger", "plan": "free"}).refusal(t, http.StatusForbidden, "forbidden")
-	stranger.do(http.MethodDelete, "/v1/admin/keys/key_bootstrap", nil).refusal(t, http.StatusForbidden, "forbidden")
+	stranger.get("/v1/admin/keys").rejection(t, http.StatusForbidden, "forbidden")
+	stranger.do(http.MethodPost, "/v1/admin/keys", request{"name": "n", "org": "stranger", "plan": "free"}).rejection(t, http.StatusForbidden, "forbidden")
+	stranger.do(http.MethodDelete, "/v1/admin/keys/key_bootstrap", nil).rejection(t, http.StatusForbidden, "forbidden")
 	// The same idempotency key is another one there.
 	other := stranger.submit(bash("echo yours"), "Idempotency-Key", "shared word")
 	stranger.ended(other).succeeded(t, "yours\n")
-	a.get(execution(other)).refusal(t, http.StatusNotFound, "not_found")
+	a.get(execution(other)).rejection(t, http.StatusNotFound, "not_found")
 	if rec := a.record(running); rec.Status != "running" {
 		t.Errorf("the stranger stopped it: %s", rec)
 	}
@@ -537,10 +537,10 @@ func testKeys(t *testing.T, a *api) {
 		t.Error("the list shows a key")
 	}
 	for _, wrong := range []string{"", "sk-local-", secret[:len(secret)-1], secret + "x", strings.ToUpper(secret), "x" + secret} {
-		a.with(wrong).get(execution("trc_x")).refusal(t, http.StatusUnauthorized, "unauthorized")
+		a.with(wrong).get(execution("trc_x")).rejection(t, http.StatusUnauthorized, "unauthorized")
 	}
 	for _, header := range []string{secret, "Basic " + secret, "Bearer", "Bearer " + secret + " " + secret} {
-		a.with("").get(execution("trc_x"), "Authorization", header).refusal(t, http.StatusUnauthorized, "unauthorized")
+		a.with("").get(execution("trc_x"), "Authorization", header).rejection(t, http.StatusUnauthorized, "unauthorized")
 	}
 	for _, body := range []request{
 		{"name": "", "org": "o", "plan": "free"},
@@ -549,13 +549,13 @@ func testKeys(t *testing.T, a *api) {
 		{"name": "n", "org": "o", "plan": "free", "rights": "some"},
 		{"name": 1, "org": "o", "plan": "free"},
 	} {
-		a.do(http.MethodPost, "/v1/admin/keys", body).refusal(t, http.StatusBadRequest, "validation_error")
+		a.do(http.MethodPost, "/v1/admin/keys", body).rejection(t, http.StatusBadRequest, "validation_error")
 	}
-	a.do(http.MethodDelete, "/v1/admin/keys/key_none", nil).refusal(t, http.StatusNotFound, "not_found")
+	a.do(http.MethodDelete, "/v1/admin/keys/key_none", nil).rejection(t, http.StatusNotFound, "not_found")
 	if r := a.do(http.MethodDelete, "/v1/admin/keys/"+id, nil); r.status != http.StatusOK || !strings.Contains(string(r.body), `"revoked_at":"2`) {
 		t.Fatalf("revoke: %s", r)
 	}
-	mine.get(execution("trc_x")).refusal(t, http.StatusUnauthorized, "unauthorized") // at once on this gateway
+	mine.get(execution("trc_x")).rejection(t, http.StatusUnauthorized, "unauthorized") // at once on this gateway
 }
 
 // testFreePlan meets every limit of the free plan.
@@ -567,12 +567,12 @@ func testFreePlan(t *testing.T, a *api) {
 	}{{accept, ndjson, "Streaming"}, {"Prefer", "respond-async", "Async"}} {
 		r := a.execute(bash("true"), c.header, c.value)
 		want := c.word + " execution requires a Pro or Enterprise plan. Upgrade at https://github.com/bullpen-run/bullpen#plans"
-		if got := r.refusal(t, http.StatusTooManyRequests, "rate_limited"); got != want || r.header.Get("Retry-After") != "" {
+		if got := r.rejection(t, http.StatusTooManyRequests, "rate_limited"); got != want || r.header.Get("Retry-After") != "" {
 			t.Errorf("got %q, Retry-After %q, want %q", got, r.header.Get("Retry-After"), want)
 		}
 	}
 	r := a.execute(bash("true").and("timeout", 61))
-	if got := r.refusal(t, http.StatusTooManyRequests, "rate_limited"); !strings.Contains(got, "60") || !strings.Contains(strings.ToLower(got), "upgrade") ||
+	if got := r.rejection(t, http.StatusTooManyRequests, "rate_limited"); !strings.Contains(got, "60") || !strings.Contains(strings.ToLower(got), "upgrade") ||
 		r.header.Get("Retry-After") != "" {
 		t.Errorf("timeout 61: %q", got)
 	}
@@ -584,10 +584,10 @@ func testFreePlan(t *testing.T, a *api) {
 	h.reached(t, 5)
 	r = a.execute(bash("true"))
 	want := "concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions."
-	if got := r.refusal(t, http.StatusTooManyRequests, "rate_limited"); got != want {
+	if got := r.rejection(t, http.StatusTooManyRequests, "rate_limited"); got != want {
 		t.Errorf("the sixth: %q, want %q", got, want)
 	}
-	r.later(t)
+	r.retryAfter(t)
 	h.release(t)
 	for _, p := range running {
 		if res := p.answer(t).result(t); res.Stdout != "held\nwoken\n" {
@@ -610,15 +610,15 @@ func testIdempotency(t *testing.T, a *api) {
 		t.Errorf("the same request again: %s %s, want %s", again.trace(t), again, id)
 	}
 	events := a.execute(python("import uuid; print(uuid.uuid4())"), key, word, accept, ndjson)
-	if stdout, _, _ := whole(t, events.events(t), 0); events.trace(t) != id || stdout != res.Stdout {
+	if stdout, _, _ := checkEvents(t, events.events(t), 0); events.trace(t) != id || stdout != res.Stdout {
 		t.Errorf("as a stream: %s", events)
 	}
 	if got := a.submit(python("import uuid; print(uuid.uuid4())"), key, word); got != id {
 		t.Errorf("async: %s, want %s", got, id)
 	}
-	a.execute(python("print(2)"), key, word).refusal(t, http.StatusUnprocessableEntity, "idempotency_mismatch")
+	a.execute(python("print(2)"), key, word).rejection(t, http.StatusUnprocessableEntity, "idempotency_mismatch")
 	for _, bad := range []string{strings.Repeat("k", 256), "é"} {
-		a.execute(python("print(1)"), key, bad).refusal(t, http.StatusBadRequest, "validation_error")
+		a.execute(python("print(1)"), key, bad).rejection(t, http.StatusBadRequest, "validation_error")
 	}
 	if r := a.execute(python("print(1)"), key, strings.Repeat("k", 255)); r.status != http.StatusOK {
 		t.Errorf("255 characters: %s", r)
@@ -670,7 +670,7 @@ func testHealth(t *testing.T, a *api) {
 // testRoutes asks for what there is not, and sends what is no request.
 func testRoutes(t *testing.T, a *api) {
 	for _, path := range []string{"/", "/v1", "/v1/", "/v1/nothing", "/v2/sandbox/execute", "/v1/sandbox/execute/", "/v1//executions/x", "/favicon.ico"} {
-		a.get(path).refusal(t, http.StatusNotFound, "not_found")
+		a.get(path).rejection(t, http.StatusNotFound, "not_found")
 	}
 	for path, methods := range map[string][]string{
 		executePath: {"GET", "PUT", "DELETE", "PATCH"}, execution("trc_x"): {"POST", "DELETE"}, execution("trc_x", "cancel"): {"GET", "PUT"},
@@ -678,7 +678,7 @@ func testRoutes(t *testing.T, a *api) {
 	} {
 		for _, method := range methods {
 			r := a.do(method, path, nil)
-			r.refusal(t, http.StatusMethodNotAllowed, "method_not_allowed")
+			r.rejection(t, http.StatusMethodNotAllowed, "method_not_allowed")
 			if r.header.Get("Allow") == "" {
 				t.Errorf("%s %s: no Allow", method, path)
 			}
@@ -691,13 +691,13 @@ func testRoutes(t *testing.T, a *api) {
 		`{"code":"x","max_attempts":0}`, `{"code":"x","max_attempts":11}`, `{"code":"x","thread_id":"-"}`, `{"code":"x","webhook_url":"http://x"}`,
 		`{"code":"x","sub_paths":["/data/a/../b"]}`,
 	} {
-		message := a.execute([]byte(body)).refusal(t, http.StatusBadRequest, "validation_error")
+		message := a.execute([]byte(body)).rejection(t, http.StatusBadRequest, "validation_error")
 		if message == "" {
 			t.Errorf("no message for %s", body)
 		}
 	}
 	for _, body := range []string{`{"code":"x","sub_paths":["/data/a/b"]}`} {
-		a.execute([]byte(body), "Prefer", "respond-async").refusal(t, http.StatusNotImplemented, "not_implemented")
+		a.execute([]byte(body), "Prefer", "respond-async").rejection(t, http.StatusNotImplemented, "not_implemented")
 	}
 }
 
@@ -715,7 +715,7 @@ func testBigBody(t *testing.T, a *api) {
 			}
 			for range size >> 20 {
 				if _, err := conn.Write(piece); err != nil {
-					return // it has heard enough
+					return // it has read enough
 				}
 			}
 		})
@@ -727,7 +727,7 @@ func testBigBody(t *testing.T, a *api) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		(&reply{resp.StatusCode, resp.Header, body}).refusal(t, http.StatusRequestEntityTooLarge, "payload_too_large")
+		(&reply{resp.StatusCode, resp.Header, body}).rejection(t, http.StatusRequestEntityTooLarge, "payload_too_large")
 		_ = conn.Close()
 		sending.Wait()
 	}
@@ -833,7 +833,7 @@ func testManyAtOnce(t *testing.T, a *api) {
 					r, err = a.try(context.Background(), http.MethodPost, executePath, program, accept, ndjson)
 					return err == nil && r.status != http.StatusServiceUnavailable, fmt.Sprint(r, err)
 				})
-				if stdout, _, _ := whole(t, r.events(t), 0); stdout != word {
+				if stdout, _, _ := checkEvents(t, r.events(t), 0); stdout != word {
 					t.Errorf("stream: got %q, want %q", stdout, word)
 				}
 			default:

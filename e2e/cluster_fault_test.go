@@ -69,7 +69,7 @@ type recovery struct {
 // neededGroups are the Raft groups that a submission and an execution need a leader of.
 var neededGroups = []string{"BULLPEN_JOBS", "BULLPEN_EXECS", "BULLPEN_OUT", "KV_bullpen_control"}
 
-// recoveryOf takes a recovery apart. A dispatcher that reads the streams anew needs consumers, which the servers' own group makes.
+// recoveryOf splits a recovery into its steps. A dispatcher that rereads the streams needs consumers, which the servers' own group makes.
 func recoveryOf(outage span, elections map[string]time.Time, anew bool) recovery {
 	r := recovery{whole: outage.to.Sub(outage.from)}
 	needed := neededGroups

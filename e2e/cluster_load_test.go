@@ -37,7 +37,7 @@ func (s span) endsAt(t time.Time) int { return s.to.Compare(t) }
 
 const (
 	loadClients = 2 // of each mode
-	// again is how long a client waits that was refused, whatever it is told: what is measured is the server.
+	// again is how long a rejected client waits. It ignores Retry-After, since the server is what is measured.
 	again = 100 * time.Millisecond
 )
 
@@ -73,7 +73,7 @@ func (l *load) complain(err error) {
 	l.wrong = append(l.wrong, time.Now().Format("15:04:05.000 ")+err.Error())
 }
 
-// submit has a program accepted that prints word. It gives nil when it was not; that it is refused as it should be is no error.
+// submit submits a program that prints word. It returns nil if the program was not accepted; a documented rejection is no error.
 func (l *load) submit(ctx context.Context, word string, body request, headers ...string) (*reply, error) {
 	r, err := l.w.try(context.WithoutCancel(ctx), http.MethodPost, executePath, body, headers...)
 	if err != nil {
@@ -180,7 +180,7 @@ func (l *load) async(ctx context.Context, word string) error {
 	}
 }
 
-// since waits until clients have seen n executions end after a moment, and gives those.
+// since waits until clients have seen n executions end after a moment, and returns them.
 func (l *load) since(t testing.TB, from time.Time, n int) []span {
 	t.Helper()
 	var ends []span
@@ -192,7 +192,7 @@ func (l *load) since(t testing.TB, from time.Time, n int) []span {
 	return ends[:n]
 }
 
-// renewed waits until clients have seen the end of an execution that was submitted after a moment, and gives when that was.
+// renewed waits until clients have seen the end of an execution that was submitted after a moment, and returns that time.
 func (l *load) renewed(t testing.TB, from time.Time) (at time.Time) {
 	t.Helper()
 	l.await(t, "an execution that is submitted and ends", func() bool {
@@ -225,7 +225,7 @@ func (l *load) await(t testing.TB, what string, done func() bool) {
 	}
 }
 
-// longest gives the longest time between two ends, or from the beginning to the first.
+// longest returns the longest time between two ends, or from the beginning to the first.
 func longest(from time.Time, ends []span) (gap time.Duration) {
 	for _, s := range ends {
 		gap, from = max(gap, s.to.Sub(from)), s.to
@@ -240,7 +240,7 @@ func (l *load) String() string {
 		l.wrong[max(0, len(l.wrong)-5):])
 }
 
-// check ends the load, and says what is wrong with what the clients saw and with the executions as they are told now.
+// check ends the load, and returns what is wrong with what the clients saw and with the executions as they are recorded now.
 func (l *load) check(t *testing.T) {
 	t.Helper()
 	l.end()
@@ -284,7 +284,7 @@ func (l *load) lost(rec record) bool {
 	})
 }
 
-// isRight reports whether an execution has ended once and well, and is told alike in its record and in its stream.
+// isRight reports whether an execution has succeeded once, and has the same result in its record and in its stream.
 func (l *load) isRight(t *testing.T, id, want string) error {
 	t.Helper()
 	a := l.w.in(t)
@@ -305,7 +305,7 @@ func (l *load) isRight(t *testing.T, id, want string) error {
 		t.Logf("%s: its stream is not whole", id)
 		return nil
 	}
-	if stdout, _, _ := whole(t, events, 0); stdout != want {
+	if stdout, _, _ := checkEvents(t, events, 0); stdout != want {
 		return fmt.Errorf("%s: its stream has %q", id, stdout)
 	}
 	return nil

@@ -194,7 +194,7 @@ func newDisk(dir string, size int) (mounts *os.File, err error) {
 	return mounts, <-done
 }
 
-// serve gives the node an address where bullpen's processes are, and carries every connection that comes there over the network to the node.
+// serve listens at an address that bullpen's processes can reach, and forwards each connection to the node.
 func (n *natsNode) serve(t *testing.T) (string, error) {
 	line, err := n.cluster.programs.machine.listen("127.0.0.1:0")
 	if err != nil {
@@ -307,7 +307,7 @@ func (n *natsNode) freeze() { n.signal(syscall.SIGSTOP) }
 // thaw lets them go on.
 func (n *natsNode) thaw() { n.signal(syscall.SIGCONT) }
 
-// cut takes the link of the node down: nothing comes or goes, and nobody is told.
+// cut takes the link of the node down: packets are lost in both directions, and connections stay open.
 func (n *natsNode) cut(t *testing.T) {
 	t.Helper()
 	n.link(t, netlink.LinkSetDown)
@@ -326,13 +326,13 @@ func (n *natsNode) link(t *testing.T, set func(netlink.Link) error) {
 	}
 }
 
-// mute drops all that the node sends: it hears and is not heard.
+// mute drops all packets that the node sends. It still receives.
 func (n *natsNode) mute(t *testing.T) {
 	t.Helper()
 	n.drop(t, nftables.ChainHookOutput)
 }
 
-// deafen drops all that is sent to the node: it is heard and does not hear.
+// deafen drops all packets to the node. It can still send.
 func (n *natsNode) deafen(t *testing.T) {
 	t.Helper()
 	n.drop(t, nftables.ChainHookInput)
@@ -447,7 +447,7 @@ func (c *cluster) remove(t *testing.T, name string) {
 	})
 }
 
-// leader gives the node that leads a stream.
+// leader returns the node that leads a stream.
 func (c *cluster) leader(t testing.TB, stream string) (leads *natsNode) {
 	t.Helper()
 	eventually(t, stream+" has a leader", func() (bool, any) {
@@ -474,7 +474,7 @@ func (c *cluster) leader(t testing.TB, stream string) (leads *natsNode) {
 // metaGroup is what elections names the Raft group of the servers themselves by.
 const metaGroup = "meta"
 
-// elections gives when each Raft group chose a leader last within a span, by the name of its stream, as the servers' logs say.
+// elections returns the last election of each Raft group within a span, by stream name, according to the servers' logs.
 func (c *cluster) elections(t testing.TB, in span) map[string]time.Time {
 	t.Helper()
 	out := map[string]time.Time{}

@@ -37,7 +37,7 @@ const (
 // patientQueue has executions wait for a slot on a machine that is busy with something else.
 var patientQueue = []string{"--queue-wait", "1m"} // read only
 
-// batches runs again and again, and gives by how much each figure has grown in each batch, for a run.
+// batches runs several batches, and returns by how much each figure grew per run in each batch.
 func batches(runs int, run func(), figures ...func() float64) (all [][]float64) {
 	for range costBatches {
 		grown := make([]float64, len(figures))
@@ -55,7 +55,7 @@ func batches(runs int, run func(), figures ...func() float64) (all [][]float64) 
 	return all
 }
 
-// least gives the least of what the batches say.
+// least returns the smallest value of all batches.
 func least(all [][]float64, says func(grown []float64) float64) float64 {
 	v := math.Inf(1)
 	for _, grown := range all {
@@ -67,7 +67,7 @@ func least(all [][]float64, says func(grown []float64) float64) float64 {
 func first(grown []float64) float64  { return grown[0] }
 func second(grown []float64) float64 { return grown[1] }
 
-// runs gives what runs a program that has to print this.
+// runs returns a function that runs a program and checks its output.
 func (a *api) runs(r request, stdout string) func() {
 	return func() {
 		a.t.Helper()
@@ -77,7 +77,7 @@ func (a *api) runs(r request, stdout string) func() {
 	}
 }
 
-// metric gives what reads a figure that the process at base tells.
+// metric returns a function that reads a metric of the process at base.
 func (a *api) metric(base, name string) func() float64 {
 	at := api{a.t, base, "", a.http}
 	return func() (v float64) {

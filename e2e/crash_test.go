@@ -117,7 +117,7 @@ func testCrashPoints(t *testing.T, p *programs, in topology) {
 	}
 }
 
-// listen hears of all output that is published.
+// listen collects all output that is published.
 func (w *crashWorld) listen(t *testing.T) {
 	t.Helper()
 	w.nats = connect(t, w.programs, w.broker)
@@ -151,7 +151,7 @@ func (w *crashWorld) tidied(t *testing.T) {
 	})
 }
 
-// ran counts how often the program of a point was heard to run.
+// ran returns how often the program of a point has printed its line.
 func (w *crashWorld) ran(at fault.Point) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -172,7 +172,7 @@ func (w *crashWorld) dispatchersDie(t *testing.T) {
 	at = fault.AfterAssign
 	w.dying(t, at, w.startFront)
 	w.submitTo(t, at)
-	w.startWorker(t) // no sooner than the job is stored is there a slot
+	w.startWorker(t) // there is a slot only after the job is stored
 	w.dies(t, at, w.front)
 	w.startFront(t)
 	w.check(t, at)
@@ -268,13 +268,13 @@ func (w *crashWorld) program(at fault.Point) request {
 	}
 }
 
-// check sees that an execution whose process died at a point ended as is promised, and that everybody is told the same of it.
+// check checks that an execution whose process died at a point has the promised outcome, the same for every reader.
 func (w *crashWorld) check(t *testing.T, at fault.Point) {
 	t.Helper()
 	c := crashes()[at]
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	r, err := insist(ctx, func() (*reply, error) { // a client that heard nothing asks again
+	r, err := insist(ctx, func() (*reply, error) { // a client without a response asks again
 		return w.try(ctx, http.MethodPost, executePath, w.program(at), w.headers(at)...)
 	})
 	if err != nil {
@@ -292,7 +292,7 @@ func (w *crashWorld) check(t *testing.T, at fault.Point) {
 		rec.succeeded(t, line)
 	}
 	ran := strings.Repeat(line, c.ran)
-	stdout, _, last := whole(t, w.output(id, 0), 0)
+	stdout, _, last := checkEvents(t, w.output(id, 0), 0)
 	if stdout == "" && c.lost && !w.apart {
 		ran = "" // NATS in the same process does not sync output
 	}
@@ -303,7 +303,7 @@ func (w *crashWorld) check(t *testing.T, at fault.Point) {
 	for _, s := range serverSent(t, w.get(execution(id, "output"), accept, sse)) {
 		events = append(events, s.event)
 	}
-	if again, _, other := whole(t, events, 0); again != stdout || !reflect.DeepEqual(other, last) {
+	if again, _, other := checkEvents(t, events, 0); again != stdout || !reflect.DeepEqual(other, last) {
 		t.Errorf("%s: by server-sent events %q and %+v; else %q and %+v", at, again, other, stdout, last)
 	}
 	if n := w.ran(at); w.apart && n != c.ran {

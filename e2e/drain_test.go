@@ -211,7 +211,7 @@ func (c *caller) streamed(ctx context.Context, resp *http.Response, id string) (
 	}
 }
 
-// call has one program run in one of the modes, and gives its id, and what its client was told that it printed.
+// call runs one program in one of the modes, and returns its id and the output that the client received.
 func (c *caller) call(ctx context.Context, n int, word string) (id, stdout string, err error) {
 	seconds := "0.1"
 	if n%40 == 1 { // longer than a gateway waits for its streams
@@ -343,7 +343,7 @@ func testRolling(t *testing.T, p *programs, in topology) {
 	f.ranOnce(t, words)
 }
 
-// ranOnce checks what was told of the executions that clients know, and by the logs of all workers that no other program ran, and none twice.
+// ranOnce checks the results that clients received, and in the logs of all workers that no other program ran and none ran twice.
 func (f *fleet) ranOnce(t *testing.T, words map[string]string) {
 	t.Helper()
 	ran := map[string]int{}
@@ -378,7 +378,7 @@ func (f *fleet) ranOnce(t *testing.T, words map[string]string) {
 		if rec.Attempt != 1 {
 			t.Errorf("attempt %d: %s", rec.Attempt, rec)
 		}
-		if stdout, _, last := whole(t, f.output(id, 0), 0); stdout != want || *last.OutputTruncated {
+		if stdout, _, last := checkEvents(t, f.output(id, 0), 0); stdout != want || *last.OutputTruncated {
 			t.Errorf("the output of %s is %q", id, stdout)
 		}
 		if rec.DeliveryMode == string(proto.ModeAsync) {

@@ -74,15 +74,15 @@ func testLimitsKilled(t *testing.T, p *programs, in topology) {
 			return r.status == http.StatusTooManyRequests && len(byOrg.pids(t)) == ofFree, r
 		})
 		r := small.execute(bash("true"))
-		if got := r.refusal(t, http.StatusTooManyRequests, "rate_limited"); got != "concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions." {
+		if got := r.rejection(t, http.StatusTooManyRequests, "rate_limited"); got != "concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions." {
 			t.Errorf("refused with %q", got)
 		}
 		byKey.reached(t, ofKey)
 		r = few.execute(bash("true"))
-		if got := r.refusal(t, http.StatusTooManyRequests, "rate_limited"); got != "concurrent execution limit of this API key reached (2/2)." {
+		if got := r.rejection(t, http.StatusTooManyRequests, "rate_limited"); got != "concurrent execution limit of this API key reached (2/2)." {
 			t.Errorf("refused with %q", got)
 		}
-		r.later(t)
+		r.retryAfter(t)
 	}
 	full()
 	kills := []func(){func() { w.front.kill(); w.startFront(t); w.ready(t) }}

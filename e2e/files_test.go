@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// listedFile is a file as the Files API tells it.
+// listedFile is a file as the Files API returns it.
 type listedFile struct {
 	Name        string    `json:"name"`
 	Path        string    `json:"path"`
@@ -56,7 +56,7 @@ func (a *api) listed(t testing.TB, thread, dir string, recursive bool, want ...s
 	}
 }
 
-// signed is a signed URL as the Files API tells it.
+// signed is a signed URL as the Files API returns it.
 type signed struct {
 	URL     string
 	Method  string
@@ -119,7 +119,7 @@ func (a *api) fetched(t testing.TB, thread, path string, want []byte) {
 	}
 }
 
-// noise gives bytes that are not the same twice, and are for the same n.
+// noise returns pseudo-random bytes, the same ones for the same n.
 func noise(n int) []byte {
 	b := make([]byte, 0, n+sha256.Size)
 	for i := 0; len(b) < n; i++ {
@@ -169,7 +169,7 @@ echo >> new/zero; echo own > own
 	a.listed(t, "uploads", "", true, list...)
 	a.fetched(t, "uploads", "large", noise(20<<20))
 
-	// What is in the way of a file or of its parents gives way, and no link is followed.
+	// A file replaces whatever is at its path or at a parent's path, and no link is followed.
 	a.inline(bash("ln -s /etc link; ln -s new/zero into; mkdir directory; touch directory/in").of("uploads"))
 	a.put(t, "uploads", "link/passwd", []byte("in the home"))
 	a.put(t, "uploads", "into", []byte("no link"))
@@ -234,20 +234,20 @@ os.symlink('/etc/passwd', 'out'); os.symlink('small', 'link'); os.symlink('/etc'
 		if r := a.fetch(t, "downloads", name, "Range", "bytes=1-2", "If-Range", `"another"`); r.status != http.StatusOK || len(r.body) != size {
 			t.Errorf("a range of what is no more: %d, %d bytes", r.status, len(r.body))
 		}
-		a.fetch(t, "downloads", name, "Range", fmt.Sprintf("bytes=%d-", size)).refusal(t, http.StatusRequestedRangeNotSatisfiable, "range_not_satisfiable")
+		a.fetch(t, "downloads", name, "Range", fmt.Sprintf("bytes=%d-", size)).rejection(t, http.StatusRequestedRangeNotSatisfiable, "range_not_satisfiable")
 	}
 	// A link is no file, and leads nowhere.
 	for _, path := range []string{"out", "link", "dir/passwd", "dir", "empty", "nothing", "small/in"} {
-		a.downloadURL("downloads", path).refusal(t, http.StatusNotFound, "not_found")
+		a.downloadURL("downloads", path).rejection(t, http.StatusNotFound, "not_found")
 	}
 	a.listed(t, "downloads", "dir", true)
-	a.downloadURL("no-such-thread", "small").refusal(t, http.StatusNotFound, "not_found")
+	a.downloadURL("no-such-thread", "small").rejection(t, http.StatusNotFound, "not_found")
 	for _, path := range []string{"../x", "a/../../x", "/../etc/passwd", "..", "a/..", "", "x\x00y", "x/", "/", "/home/baponi", strings.Repeat("x", 256)} {
-		a.downloadURL("downloads", path).refusal(t, http.StatusBadRequest, "validation_error")
-		a.uploadURL("downloads", path, 1).refusal(t, http.StatusBadRequest, "validation_error")
+		a.downloadURL("downloads", path).rejection(t, http.StatusBadRequest, "validation_error")
+		a.uploadURL("downloads", path, 1).rejection(t, http.StatusBadRequest, "validation_error")
 	}
-	a.uploadURL("downloads", "x", -1).refusal(t, http.StatusBadRequest, "validation_error")
-	a.uploadURL("downloads", "x", 1<<30).refusal(t, http.StatusBadRequest, "validation_error") // more than the sandbox's home
+	a.uploadURL("downloads", "x", -1).rejection(t, http.StatusBadRequest, "validation_error")
+	a.uploadURL("downloads", "x", 1<<30).rejection(t, http.StatusBadRequest, "validation_error") // more than the sandbox's home
 }
 
 // testSignedURLs uses signed URLs for what they were not made for.
@@ -274,7 +274,7 @@ func testSignedURLs(t *testing.T, a *api) {
 		"PUT of another one": a.use(altered(up, foreign+3), http.MethodPut, []byte("evil")),
 	}
 	for what, r := range refused {
-		if message := r.refusal(t, http.StatusForbidden, "forbidden"); strings.Contains(message, "mine") {
+		if message := r.rejection(t, http.StatusForbidden, "forbidden"); strings.Contains(message, "mine") {
 			t.Errorf("%s: %s", what, r)
 		}
 	}
@@ -282,12 +282,12 @@ func testSignedURLs(t *testing.T, a *api) {
 		t.Errorf("HEAD of an upload: %s", r)
 	}
 	for _, method := range []string{http.MethodPost, http.MethodDelete, http.MethodPatch} {
-		a.use(signed{URL: up.URL}, method, nil).refusal(t, http.StatusMethodNotAllowed, "method_not_allowed")
+		a.use(signed{URL: up.URL}, method, nil).rejection(t, http.StatusMethodNotAllowed, "method_not_allowed")
 	}
 	plain := signed{URL: up.URL, Method: up.Method}
-	a.use(plain, http.MethodPut, []byte("longer")).refusal(t, http.StatusRequestEntityTooLarge, "payload_too_large")
-	a.use(plain, http.MethodPut, []byte("sho")).refusal(t, http.StatusBadRequest, "validation_error")
-	a.use(plain, http.MethodPut, []byte("four"), "Content-Encoding", "gzip").refusal(t, http.StatusUnsupportedMediaType, "unsupported_media_type")
+	a.use(plain, http.MethodPut, []byte("longer")).rejection(t, http.StatusRequestEntityTooLarge, "payload_too_large")
+	a.use(plain, http.MethodPut, []byte("sho")).rejection(t, http.StatusBadRequest, "validation_error")
+	a.use(plain, http.MethodPut, []byte("four"), "Content-Encoding", "gzip").rejection(t, http.StatusUnsupportedMediaType, "unsupported_media_type")
 	a.listed(t, "signed", "", true, "mine 4", "other 5")
 	if r := a.use(plain, http.MethodPut, []byte("four")); r.status != http.StatusOK {
 		t.Errorf("what it is for: %s", r)

@@ -56,7 +56,7 @@ func goldenArgs() []string {
 	}
 }
 
-// listenGolden listens where the webhooks go, and gives the paths of those that came.
+// listenGolden receives the webhooks, and returns their paths.
 func listenGolden(t *testing.T) (came chan string, stop func()) {
 	t.Helper()
 	listener, err := net.Listen("tcp", goldenHook)

@@ -50,7 +50,7 @@ func hostBash(t testing.TB) (dir string) {
 	return dir
 }
 
-// imageCommand runs bullpen image on a deployment and gives the image that it tells of.
+// imageCommand runs bullpen image on a deployment and returns the image that it prints.
 func (w *world) imageCommand(t testing.TB, args ...string) proto.Image {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), w.programs.bullpen, append([]string{"image"}, args...)...)
@@ -67,7 +67,7 @@ func (w *world) imageCommand(t testing.TB, args ...string) proto.Image {
 	return img
 }
 
-// unpacked gives an image as a worker of the deployment gets it.
+// unpacked returns the root of an image, fetched and unpacked as a worker of the deployment does it.
 func (w *world) unpacked(t testing.TB, digest string) *image.Unpacked {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
@@ -103,7 +103,7 @@ func (w *world) unpacked(t testing.TB, digest string) *image.Unpacked {
 	return img
 }
 
-// runIn runs a program in an image as a user that a jail would have, and gives what it printed.
+// runIn runs a program in an image as a user that a jail would have, and returns its output.
 func runIn(t testing.TB, img *image.Unpacked, l proto.Language, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), img.Languages[l], args...)
@@ -132,7 +132,7 @@ func testImage(t *testing.T, p *programs) {
 	hostile := []byte("not an image")
 	sum := sha256.Sum256(hostile)
 	path := "/v1/admin/images/hostile?digest=sha256:" + hex.EncodeToString(sum[:])
-	if message := w.do(http.MethodPut, path, hostile).refusal(t, http.StatusBadRequest, "validation_error"); !strings.Contains(message, "bullpen image") {
+	if message := w.do(http.MethodPut, path, hostile).rejection(t, http.StatusBadRequest, "validation_error"); !strings.Contains(message, "bullpen image") {
 		t.Error(message)
 	}
 	if r := w.get("/v1/admin/images"); strings.Contains(string(r.body), "hostile") {

@@ -34,14 +34,14 @@ func (l *ledger) each(f func(r *rand.Rand, s *submission)) {
 	group.Wait()
 }
 
-// settle waits until all executions have ended, those too of which no client was told, until ctx ends.
+// settle waits until all executions have ended, also those that no client knows of, or ctx is done.
 func (l *ledger) settle(ctx context.Context) {
 	l.empty(ctx)
 	l.each(func(r *rand.Rand, s *submission) {
-		for id := range l.effectsOf(s.name) { // ids that the client was not told come first: the last is that of its answer
-			if !slices.ContainsFunc(s.ids, func(x *heard) bool { return x.id == id }) {
+		for id := range l.effectsOf(s.name) { // ids without a response come first: the last one is that of the response
+			if !slices.ContainsFunc(s.ids, func(x *observation) bool { return x.id == id }) {
 				l.log.note(s.name, "%s: known by its effect only", id)
-				s.ids = slices.Insert(s.ids, 0, newHeard(id))
+				s.ids = slices.Insert(s.ids, 0, newObservation(id))
 			}
 		}
 		for _, x := range s.ids {
@@ -71,7 +71,7 @@ func (l *ledger) empty(ctx context.Context) {
 	}
 }
 
-// check holds what was told, by whomever, against what was promised.
+// check compares all observations with the promises.
 func (l *ledger) check() {
 	webhooks, cancel := context.WithTimeout(l.t.Context(), l.longest)
 	defer cancel()
@@ -99,7 +99,7 @@ func (l *ledger) check() {
 }
 
 // checkExecution checks one execution, of which the effect was felt that often. Its webhook is waited for until that context ends.
-func (l *ledger) checkExecution(webhooks context.Context, r *rand.Rand, s *submission, x *heard, felt effects) {
+func (l *ledger) checkExecution(webhooks context.Context, r *rand.Rand, s *submission, x *observation, felt effects) {
 	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
 	defer cancel()
 	var rec *record
@@ -130,7 +130,7 @@ func (l *ledger) checkExecution(webhooks context.Context, r *rand.Rand, s *submi
 }
 
 // mostTime is what an execution may take: its deadline, the time until a loss is noticed, for each attempt, and the time that something was
-// wrong. Whoever notices losses may be what went wrong, and begins anew then.
+// wrong. The process that detects losses may itself have failed, and starts over then.
 func (l *ledger) mostTime(s *submission, rec *record) time.Duration {
 	const noticed = 15 * time.Second
 	most := time.Duration(s.attempts)*(time.Duration(s.timeout)*time.Second+noticed) + noticed
@@ -144,7 +144,7 @@ func (l *ledger) mostTime(s *submission, rec *record) time.Duration {
 }
 
 // checkEnd checks how an execution ended against its program and its effects.
-func (l *ledger) checkEnd(s *submission, x *heard, rec *record, felt effects) {
+func (l *ledger) checkEnd(s *submission, x *observation, rec *record, felt effects) {
 	e := x.seen[0].end
 	lines := strings.Split(strings.TrimSuffix(e.Stdout, "\n"), "\n")
 	script := s.script()
@@ -201,8 +201,8 @@ func (k kind) async() bool {
 }
 
 // checkOutput reads the output from each gateway, once from the beginning and once from the midst.
-func (l *ledger) checkOutput(ctx context.Context, r *rand.Rand, s *submission, x *heard, rec *record) {
-	replay := &heard{id: x.id, events: maps.Clone(x.events), seen: x.seen[:1]}
+func (l *ledger) checkOutput(ctx context.Context, r *rand.Rand, s *submission, x *observation, rec *record) {
+	replay := &observation{id: x.id, events: maps.Clone(x.events), seen: x.seen[:1]}
 	if x.truncated { // what it read live may have been lost before it was stored
 		clear(replay.events)
 	}
@@ -238,7 +238,7 @@ func (l *ledger) checkOutput(ctx context.Context, r *rand.Rand, s *submission, x
 }
 
 // checkPrinted checks the output of all attempts together: what each printed stands together, in order, and the last is that of the result.
-func (l *ledger) checkPrinted(s *submission, x *heard, rec *record, printed string) {
+func (l *ledger) checkPrinted(s *submission, x *observation, rec *record, printed string) {
 	e := x.seen[0].end
 	// Of one that was lost nobody knows what it printed; and one that was cancelled may have been lost besides.
 	known := e.Code != string(proto.CodeWorkerLost) && e.Code != string(proto.CodeCancelled)
@@ -259,8 +259,8 @@ func (l *ledger) checkPrinted(s *submission, x *heard, rec *record, printed stri
 	}
 }
 
-// checkWebhook waits for the webhook of an execution, and checks that it told the same.
-func (l *ledger) checkWebhook(ctx context.Context, r *rand.Rand, s *submission, x *heard) {
+// checkWebhook waits for the webhook of an execution, and checks that it has the same result.
+func (l *ledger) checkWebhook(ctx context.Context, r *rand.Rand, s *submission, x *observation) {
 	var d delivery
 	gateways := l.gateways(r)
 	for {

@@ -18,7 +18,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// A kind of client submits and hears of the end in one of the ways there are.
+// kind is a way in which clients submit and learn the outcome.
 type kind string
 
 const (
@@ -35,7 +35,7 @@ const (
 // ledgerTimeout is that of each program, seconds. None takes as long by itself but those that are to.
 const ledgerTimeout = 20
 
-// submission is what a client asked for, and all it was told of it.
+// submission is a client's request, and all responses to it.
 type submission struct {
 	name     string
 	kind     kind
@@ -48,18 +48,18 @@ type submission struct {
 	pause    time.Duration
 	seq      int64 // what is drawn for checks: where a reader resumes
 
-	call, back time.Duration // when it was sent first, and when its end was known
-	unknown    bool          // some answer left open what became of it
-	ids        []*heard      // that it was told, in order
+	call, back time.Duration  // when it was sent first, and when its end was known
+	unknown    bool           // some answer left open what became of it
+	ids        []*observation // in the order of the responses
 }
 
 // accepted reports whether some answer said that it will run.
 func (s *submission) accepted() bool {
-	return slices.ContainsFunc(s.ids, func(x *heard) bool { return x.accepted.is() })
+	return slices.ContainsFunc(s.ids, func(x *observation) bool { return x.accepted.is() })
 }
 
-// heard is what a client was told of an execution.
-type heard struct {
+// observation is what a client knows of an execution.
+type observation struct {
 	id        string
 	accepted  moment // that it will run
 	withdrawn moment // that it never ran and will not
@@ -72,14 +72,14 @@ type heard struct {
 	truncated bool            // the last result event said that events are missing
 }
 
-func newHeard(id string) *heard { return &heard{id: id, events: map[int64]piece{}} }
+func newObservation(id string) *observation { return &observation{id: id, events: map[int64]piece{}} }
 
-// moment is when something was told first; 0 for not yet.
+// moment is when something was first observed; 0 if not yet.
 type moment time.Duration
 
 func (m moment) is() bool { return m != 0 }
 
-// before gives the moment, if it was before another one.
+// before returns the moment, if it was before another one.
 func (m moment) before(other time.Duration) moment {
 	if time.Duration(m) < other {
 		return m
@@ -87,7 +87,7 @@ func (m moment) before(other time.Duration) moment {
 	return 0
 }
 
-// seen is an end that was told, where and when.
+// seen is an observed outcome, with where and when.
 type seen struct {
 	by string
 	at time.Duration
@@ -100,7 +100,7 @@ type piece struct {
 	at   time.Duration
 }
 
-// end is what every way of asking tells of the end of an execution.
+// end is the part of an outcome that every API returns.
 type end struct {
 	Status, Stdout, Stderr, Error, Code, Message string
 	Exit                                         int
@@ -140,7 +140,7 @@ func (s *submission) script() []string {
 	return append(lines, "end")
 }
 
-// matches tells how many of the lines are what one run of the program prints, from its beginning.
+// matches returns how many of the lines, from the first, are the output of one run of the program.
 func (s *submission) matches(lines []string) int {
 	script := s.script()
 	for i, want := range script {
@@ -293,7 +293,7 @@ func (l *ledger) ask(ctx context.Context, r *rand.Rand, s *submission) (known bo
 	}
 	defer func() { _ = resp.Body.Close() }()
 	l.log.note(s.name, "HTTP %d %s from %s", resp.StatusCode, resp.Header.Get("X-Trace-Id"), m.name)
-	var x *heard
+	var x *observation
 	if id := resp.Header.Get("X-Trace-Id"); id != "" {
 		x = s.meet(id)
 	}
@@ -326,7 +326,7 @@ func (l *ledger) ask(ctx context.Context, r *rand.Rand, s *submission) (known bo
 	}
 }
 
-// hear takes in that something was told.
+// hear records an observation.
 func (l *ledger) hear(m *moment) {
 	if !m.is() {
 		*m = moment(l.log.now())
@@ -334,19 +334,19 @@ func (l *ledger) hear(m *moment) {
 }
 
 // meet takes in an id.
-func (s *submission) meet(id string) *heard {
-	if i := slices.IndexFunc(s.ids, func(x *heard) bool { return x.id == id }); i >= 0 {
+func (s *submission) meet(id string) *observation {
+	if i := slices.IndexFunc(s.ids, func(x *observation) bool { return x.id == id }); i >= 0 {
 		x := s.ids[i]
 		s.ids = append(slices.Delete(s.ids, i, i+1), x)
 		return x
 	}
-	x := newHeard(id)
+	x := newObservation(id)
 	s.ids = append(s.ids, x)
 	return x
 }
 
 // answer reads the body of an answer to an accepted submission.
-func (l *ledger) answer(s *submission, x *heard, resp *http.Response) {
+func (l *ledger) answer(s *submission, x *observation, resp *http.Response) {
 	switch s.kind {
 	case kindStreaming:
 		x.last, x.gap = 0, false // it begins at the beginning, also when it was asked for once more
@@ -362,7 +362,7 @@ func (l *ledger) answer(s *submission, x *heard, resp *http.Response) {
 }
 
 // read takes in events until the result, or as far as they come. It reports whether the result came.
-func (l *ledger) read(s *submission, x *heard, by string, resp *http.Response) bool {
+func (l *ledger) read(s *submission, x *observation, by string, resp *http.Response) bool {
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, 1<<22)
 	for lines.Scan() {
@@ -391,7 +391,7 @@ func (l *ledger) read(s *submission, x *heard, by string, resp *http.Response) b
 }
 
 // event takes in one event.
-func (l *ledger) event(s *submission, x *heard, by string, e *event) {
+func (l *ledger) event(s *submission, x *observation, by string, e *event) {
 	l.log.note(s.name, "%s: %s: %s %d %s%s", x.id, by, e.Type, e.Seq, e.Data, e.Status)
 	if e.Type == "result" {
 		if e.Result == nil || e.OutputTruncated == nil {
@@ -424,7 +424,7 @@ func (l *ledger) event(s *submission, x *heard, by string, e *event) {
 }
 
 // follow reads the output of an execution from where it is, until there is the result.
-func (l *ledger) follow(ctx context.Context, r *rand.Rand, s *submission, x *heard) {
+func (l *ledger) follow(ctx context.Context, r *rand.Rand, s *submission, x *observation) {
 	for len(x.seen) == 0 && !x.missing && ctx.Err() == nil {
 		if !l.output(ctx, l.gateways(r)[0], s, x, s.kind == kindSSE) {
 			rest(ctx, 250*time.Millisecond)
@@ -433,7 +433,7 @@ func (l *ledger) follow(ctx context.Context, r *rand.Rand, s *submission, x *hea
 }
 
 // output asks a gateway for the events after the last that was read.
-func (l *ledger) output(ctx context.Context, m *member, s *submission, x *heard, served bool) bool {
+func (l *ledger) output(ctx context.Context, m *member, s *submission, x *observation, served bool) bool {
 	ctx, cancel := context.WithTimeout(ctx, requestTime)
 	defer cancel()
 	headers, by := []string{accept, ndjson}, "NDJSON by "+m.name
@@ -458,7 +458,7 @@ func (l *ledger) output(ctx context.Context, m *member, s *submission, x *heard,
 }
 
 // notThere takes in an answer other than 200 about an execution.
-func (l *ledger) notThere(s *submission, x *heard, by string, status int) {
+func (l *ledger) notThere(s *submission, x *observation, by string, status int) {
 	x.missing = status == http.StatusNotFound
 	if x.missing && x.accepted.is() {
 		l.violate(s.name, "%s: %s does not know it", x.id, by)
@@ -467,7 +467,7 @@ func (l *ledger) notThere(s *submission, x *heard, by string, status int) {
 }
 
 // poll asks for an execution until it has ended, or is not known.
-func (l *ledger) poll(ctx context.Context, r *rand.Rand, s *submission, x *heard) {
+func (l *ledger) poll(ctx context.Context, r *rand.Rand, s *submission, x *observation) {
 	for len(x.seen) == 0 && !x.missing && ctx.Err() == nil {
 		if rec := l.get(ctx, l.gateways(r)[0], s, x, 2); rec == nil {
 			rest(ctx, 250*time.Millisecond)
@@ -475,8 +475,8 @@ func (l *ledger) poll(ctx context.Context, r *rand.Rand, s *submission, x *heard
 	}
 }
 
-// get asks a gateway for an execution, once. It gives nil where that had no answer.
-func (l *ledger) get(ctx context.Context, m *member, s *submission, x *heard, wait int) *record {
+// get asks a gateway for an execution, once. It returns nil without a response.
+func (l *ledger) get(ctx context.Context, m *member, s *submission, x *observation, wait int) *record {
 	ctx, cancel := context.WithTimeout(ctx, requestTime)
 	defer cancel()
 	by := "GET by " + m.name
@@ -511,8 +511,8 @@ func (l *ledger) get(ctx context.Context, m *member, s *submission, x *heard, wa
 	return &rec
 }
 
-// cancel asks that an execution be cancelled, until that was heard.
-func (l *ledger) cancel(ctx context.Context, r *rand.Rand, s *submission, x *heard) {
+// cancel requests the cancellation of an execution until the request succeeds.
+func (l *ledger) cancel(ctx context.Context, r *rand.Rand, s *submission, x *observation) {
 	for ctx.Err() == nil {
 		m := l.gateways(r)[0]
 		try, stop := context.WithTimeout(ctx, requestTime)
@@ -526,8 +526,8 @@ func (l *ledger) cancel(ctx context.Context, r *rand.Rand, s *submission, x *hea
 	}
 }
 
-// observe takes in an end that was told. All that are told of an execution must be the same.
-func (l *ledger) observe(s *submission, x *heard, by string, e end) {
+// observe records an observed outcome. All outcomes of an execution must be the same.
+func (l *ledger) observe(s *submission, x *observation, by string, e end) {
 	l.log.note(s.name, "%s: %s: %s exit %d %s %q %q", x.id, by, e.Status, e.Exit, e.Code, e.Stdout, e.Message)
 	if len(x.seen) > 0 && x.seen[0].end != e {
 		l.violate(s.name, "%s: %s tells %+v, and %s told %+v", x.id, by, e, x.seen[0].by, x.seen[0].end)

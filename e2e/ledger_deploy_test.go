@@ -119,7 +119,7 @@ func (d *deployment) addApart(env []string, join func(*member)) {
 	}
 }
 
-// member gives the process of that name.
+// member returns the process of that name.
 func (d *deployment) member(name string) *member {
 	i := slices.IndexFunc(d.members, func(m *member) bool { return m.name == name })
 	return d.members[i]

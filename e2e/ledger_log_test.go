@@ -62,7 +62,7 @@ func (l *eventLog) note(subject, format string, args ...any) {
 	_, _ = fmt.Fprintln(l.file, e)
 }
 
-// of gives all that was noted of a subject, and what happened to the deployment meanwhile.
+// of returns all entries of a subject, and the troubles of the deployment in between.
 func (l *eventLog) of(subject string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

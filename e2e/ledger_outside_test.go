@@ -33,7 +33,7 @@ type outside struct {
 	effects map[string]map[string][]felt  // by the name of the submission, those of each id
 	hooks   map[string][]hook             // by id
 	strange []violation                   // what came and cannot be
-	refuse  func(id string, nth int) bool // says whether the nth webhook of an execution is answered with an error
+	refuse  func(id string, nth int) bool // reports whether the nth webhook of an execution is answered with an error
 }
 
 // felt is something that an execution did to the world.
@@ -142,7 +142,7 @@ echo "run $run"
 `, webAddr, effectPort, submission)
 }
 
-// effect counts a program's effect, and tells it how many of its execution there are now.
+// effect counts a program's effect, and responds with the number of effects of its execution.
 func (o *outside) effect(conn net.Conn) {
 	defer func() { _ = conn.Close() }()
 	_ = conn.SetDeadline(time.Now().Add(patience))
@@ -162,7 +162,7 @@ func (o *outside) effect(conn net.Conn) {
 	_, _ = fmt.Fprintln(conn, n)
 }
 
-// effectsOf gives how often each execution of a submission had its effect.
+// effectsOf returns how often each execution of a submission had its effect.
 func (o *outside) effectsOf(name string) map[string]effects {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -208,7 +208,7 @@ func (o *outside) hook(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(status)
 }
 
-// refuseAll has every webhook answered with an error until usual is called, and tells of the first.
+// refuseAll answers every webhook with an error until usual is called. The channel is closed at the first one.
 func (o *outside) refuseAll() (first <-chan struct{}, usual func()) {
 	refused := make(chan struct{})
 	var once sync.Once
@@ -226,7 +226,7 @@ func (o *outside) refuseAll() (first <-chan struct{}, usual func()) {
 	}
 }
 
-// hooksOf gives what the webhooks of an execution told.
+// hooksOf returns the webhooks of an execution.
 func (o *outside) hooksOf(id string) []hook {
 	o.mu.Lock()
 	defer o.mu.Unlock()

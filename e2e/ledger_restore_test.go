@@ -60,7 +60,7 @@ func (l *ledger) whileUp(ctx context.Context, ask func(context.Context)) (lost b
 	return l.up.Err() != nil && ctx.Err() == nil
 }
 
-// setBack forgets what was told and felt since a moment.
+// setBack removes all observations and effects since a moment.
 func (l *ledger) setBack(since time.Duration) {
 	l.outside.setBack(since)
 	l.mu.Lock()
@@ -80,7 +80,7 @@ func (s *submission) setBack(since time.Duration) {
 	}
 }
 
-func (x *heard) setBack(since time.Duration) {
+func (x *observation) setBack(since time.Duration) {
 	x.revived = x.revived || x.withdrawn.is() && !x.withdrawn.before(since).is()
 	x.accepted, x.withdrawn, x.missing = x.accepted.before(since), x.withdrawn.before(since), false
 	x.seen = slices.DeleteFunc(x.seen, func(e seen) bool { return e.at >= since })

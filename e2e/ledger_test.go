@@ -22,8 +22,8 @@ var (
 	ledgerCycles = repeatsFlag("ledger-cycles", 3, 6, "how often something goes wrong in a ledger, in each deployment")
 )
 
-// ledger is a test of what bullpen promises. Clients of all kinds submit and write down all they are told, while the deployment's processes
-// are killed, frozen and cut off. In the end it holds what was told against what was promised.
+// ledger checks the promises of bullpen. Clients of all kinds submit and record all responses, while the deployment's processes
+// are killed, frozen and cut off. In the end it compares the responses with the promises.
 type ledger struct {
 	*deployment
 	*outside
@@ -35,7 +35,7 @@ type ledger struct {
 	all        []*submission
 	violations []violation
 	ends       outcomes
-	done       int // submissions of which clients were told the end
+	done       int // submissions whose outcome is known to their clients
 	moved      chan struct{}
 	harms      []harm
 	did        outcomes // troubles
@@ -98,7 +98,7 @@ func clientKinds() []kind {
 	}
 }
 
-// run has clients submit while something goes wrong again and again, and gives all promises that were broken.
+// run lets clients submit while it inflicts one trouble after another, and returns all broken promises.
 func (l *ledger) run(wrong []trouble, cycles int) []violation {
 	l.t.Helper()
 	over, finish := context.WithCancel(l.t.Context())
@@ -132,7 +132,7 @@ func (l *ledger) violate(subject, format string, args ...any) {
 	l.violations = append(l.violations, v)
 }
 
-// progress takes in that a client was told how its submission ended.
+// progress records that a client knows the outcome of its submission.
 func (l *ledger) progress() {
 	l.mu.Lock()
 	l.done++
@@ -146,7 +146,7 @@ func (l *ledger) progress() {
 // report fails the test with what was violated.
 func (l *ledger) report(violations []violation) {
 	l.t.Helper()
-	const most = 5 // subjects of which all is told here
+	const most = 5 // subjects whose entries are printed
 	subjects := map[string][]string{}
 	for _, v := range violations {
 		subjects[v.subject] = append(subjects[v.subject], v.text)

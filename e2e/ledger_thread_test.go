@@ -14,7 +14,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// A thread is, to its executions, a list that each appends its name to and tells as it found it. append is one of them.
+// append is an execution in a thread. It prints the list of names in the thread's home, and appends its own name.
 type appended struct {
 	thread, name string
 }
@@ -26,7 +26,7 @@ type found struct {
 	saved saved
 }
 
-// saved says whether an execution's home was.
+// saved reports whether an execution's home was saved.
 type saved int
 
 const (
@@ -94,8 +94,8 @@ func (l *ledger) checkThreads() {
 	}
 }
 
-// foundBy gives what an execution found in its thread, and whether it took part in that at all.
-func (l *ledger) foundBy(s *submission, x *heard) (found, bool) {
+// foundBy returns what an execution found in its thread, and whether it ran in one.
+func (l *ledger) foundBy(s *submission, x *observation) (found, bool) {
 	if len(x.seen) == 0 {
 		return found{}, l.effectsOf(s.name)[x.id].sure > 0
 	}
@@ -113,7 +113,7 @@ func (l *ledger) foundBy(s *submission, x *heard) (found, bool) {
 	return out, true
 }
 
-// readThread gives what is in a thread now. One that was locked for a submission which was never made comes free a while later by itself.
+// readThread returns the content of a thread. A lock for a submission that was never made expires after a while.
 func (l *ledger) readThread(thread string) string {
 	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
 	defer cancel()
@@ -137,7 +137,7 @@ func (l *ledger) readThread(thread string) string {
 	}
 }
 
-// describe tells a history.
+// describe formats a history.
 func describe(history []porcupine.Operation) string {
 	var b strings.Builder
 	for _, op := range history {

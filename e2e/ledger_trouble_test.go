@@ -13,7 +13,7 @@ import (
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
-// trouble is something that goes wrong with a deployment. inflict gives what makes it well again and when that is due; nil where it cannot go
+// trouble is something that goes wrong with a deployment. inflict returns the function that repairs it and when to call it; nil if it cannot go
 // wrong now, because it has already.
 type trouble struct {
 	name    string
@@ -175,7 +175,7 @@ func frozen(m *member, after func(*rand.Rand) time.Duration) trouble {
 	}}
 }
 
-// crashes are deaths of processes at each point at which they can be told to die, if they ever pass it.
+// crashes are the crashes of each process at each crash point, if the process passes it.
 func (l *ledger) crashes() []trouble {
 	var all []trouble
 	for _, point := range fault.Points() {
@@ -186,7 +186,7 @@ func (l *ledger) crashes() []trouble {
 	return all
 }
 
-// crashed has a process begin anew, to die at a point, and then once more.
+// crashed restarts a process with a crash point, and then without.
 func crashed(m *member, point fault.Point) trouble {
 	return trouble{m.name + " " + string(point), func(l *ledger, r *rand.Rand) (func(), time.Duration) {
 		if m.harmed {

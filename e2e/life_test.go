@@ -20,12 +20,12 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// fresh gives a client that opens a connection for each request, as somebody who comes anew does.
+// fresh returns a client that opens a connection for each request, as a new client does.
 func (a *api) fresh() *api {
 	return &api{a.t, a.base, a.key, &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 }
 
-// draining waits until new requests are told to come again.
+// draining waits until new requests are rejected with Retry-After.
 func draining(t *testing.T, a *api) {
 	t.Helper()
 	var told *reply
@@ -33,8 +33,8 @@ func draining(t *testing.T, a *api) {
 		told = a.get(execution("trc_x"))
 		return told.status == http.StatusServiceUnavailable, told
 	})
-	told.refusal(t, http.StatusServiceUnavailable, "service_unavailable")
-	told.later(t)
+	told.rejection(t, http.StatusServiceUnavailable, "service_unavailable")
+	told.retryAfter(t)
 }
 
 // testDrain stops everything while programs run whose callers wait.
@@ -50,8 +50,8 @@ func testDrain(t *testing.T, p *programs, in topology) {
 	draining(t, anew)
 	for range 20 { // as long as it takes: nobody is refused a connection
 		r := anew.execute(bash("true"))
-		r.refusal(t, http.StatusServiceUnavailable, "service_unavailable")
-		r.later(t)
+		r.rejection(t, http.StatusServiceUnavailable, "service_unavailable")
+		r.retryAfter(t)
 	}
 	if r := anew.get("/readyz"); r.status != http.StatusServiceUnavailable {
 		t.Errorf("/readyz: %s", r)
@@ -64,7 +64,7 @@ func testDrain(t *testing.T, p *programs, in topology) {
 	if res := inline.answer(t).result(t); res.Stdout != "held\nwoken\n" || !res.Success {
 		t.Errorf("inline: %+v", res)
 	}
-	if stdout, _, _ := whole(t, stream.answer(t).events(t), 0); stdout != "held\nwoken\n" {
+	if stdout, _, _ := checkEvents(t, stream.answer(t).events(t), 0); stdout != "held\nwoken\n" {
 		t.Errorf("streamed: %q", stdout)
 	}
 	for _, proc := range []*process{w.front, w.worker} {
@@ -115,10 +115,10 @@ func testDrainOver(t *testing.T, p *programs, in topology) {
 	if pids := h.pids(t); len(pids) > 0 {
 		t.Errorf("the server has ended and its program runs on: %v", pids)
 	}
-	if res := inline.answer(t).result(t); told(res.ErrorCode) != `"worker_lost"` || !strings.Contains(told(res.ErrorMessage), "shut down") {
+	if res := inline.answer(t).result(t); display(res.ErrorCode) != `"worker_lost"` || !strings.Contains(display(res.ErrorMessage), "shut down") {
 		t.Errorf("inline: %+v", res)
 	}
-	if stdout, _, last := whole(t, stream.answer(t).events(t), 0); stdout != "held\n" || told(last.Result.ErrorCode) != `"worker_lost"` {
+	if stdout, _, last := checkEvents(t, stream.answer(t).events(t), 0); stdout != "held\n" || display(last.Result.ErrorCode) != `"worker_lost"` {
 		t.Errorf("streamed: %q, and at last %+v", stdout, last)
 	}
 	if !in.apart {
@@ -126,10 +126,10 @@ func testDrainOver(t *testing.T, p *programs, in topology) {
 	}
 	rec := w.record(id) // recorded before the end, not found out by a time-out
 	rec.failed(t, "failed", "worker_lost", "shut down")
-	if told(rec.Error) != `"worker_lost"` || *rec.Stdout != "held\n" {
+	if display(rec.Error) != `"worker_lost"` || *rec.Stdout != "held\n" {
 		t.Errorf("got %s", rec)
 	}
-	stdout, _, last := whole(t, w.output(id, 0), 0)
+	stdout, _, last := checkEvents(t, w.output(id, 0), 0)
 	if stdout != "held\n" || last.Status != "failed" {
 		t.Errorf("the output is %q, the end %q", stdout, last.Status)
 	}
@@ -156,8 +156,8 @@ func testOneSlot(t *testing.T, p *programs, in topology) {
 	const key, word = "Idempotency-Key", "withdrawn"
 	for _, mode := range []string{"application/json", ndjson} {
 		r := w.execute(bash(waiting.code()).of("withdrawn"), accept, mode, key, word+mode) // the second finds the thread free
-		r.refusal(t, http.StatusServiceUnavailable, "service_unavailable")
-		r.later(t)
+		r.rejection(t, http.StatusServiceUnavailable, "service_unavailable")
+		r.retryAfter(t)
 		w.record(r.trace(t)).failed(t, "failed", "expired_in_queue", "")
 	}
 	w.leaveQueue(t, bash(waiting.code()).of("left"))
@@ -333,8 +333,8 @@ func testFullDisk(t *testing.T, p *programs) {
 	fill(t, filler)
 	for _, mode := range [][]string{nil, {"Prefer", "respond-async"}, {accept, ndjson}} {
 		r := w.execute(bash("true"), mode...)
-		r.refusal(t, http.StatusServiceUnavailable, "service_unavailable")
-		r.later(t)
+		r.rejection(t, http.StatusServiceUnavailable, "service_unavailable")
+		r.retryAfter(t)
 	}
 	for i, id := range before {
 		w.record(id).succeeded(t, strconv.Itoa(i)+"\n")
@@ -343,7 +343,7 @@ func testFullDisk(t *testing.T, p *programs) {
 	h.reached(t, 0)
 	fill(t, filler)
 	for range 5 {
-		w.execute(bash("true"), "Prefer", "respond-async").refusal(t, http.StatusServiceUnavailable, "service_unavailable")
+		w.execute(bash("true"), "Prefer", "respond-async").rejection(t, http.StatusServiceUnavailable, "service_unavailable")
 	}
 	for _, id := range append(running, queued) {
 		if rec := w.record(id); rec.TraceID != id {
@@ -401,17 +401,17 @@ func testWorkerKilled(t *testing.T, p *programs) {
 	once.reached(t, 0)
 	twice.reached(t, 0)
 	t.Logf("the jails were gone %s after their worker", time.Since(killed).Round(time.Millisecond))
-	late.answer(t).refusal(t, http.StatusServiceUnavailable, "service_unavailable")
+	late.answer(t).rejection(t, http.StatusServiceUnavailable, "service_unavailable")
 
 	w.startWorker(t)
 	end := w.ended(lost)
 	end.failed(t, "failed", "worker_lost", "lost")
 	t.Logf("the end was recorded %s after the worker was killed", end.CompletedAt.Sub(killed).Round(time.Millisecond))
-	if res := inline.answer(t).result(t); told(res.ErrorCode) != `"worker_lost"` {
+	if res := inline.answer(t).result(t); display(res.ErrorCode) != `"worker_lost"` {
 		t.Errorf("inline: %+v", res)
 	}
 	for _, events := range [][]event{w.output(lost, 0), stream.answer(t).events(t)} {
-		if stdout, _, last := whole(t, events, 0); stdout != "held\n" || last.Status != "failed" || told(last.Result.ErrorCode) != `"worker_lost"` {
+		if stdout, _, last := checkEvents(t, events, 0); stdout != "held\n" || last.Status != "failed" || display(last.Result.ErrorCode) != `"worker_lost"` {
 			t.Errorf("the output of a lost one is %q, its end %+v", stdout, last)
 		}
 	}
@@ -427,7 +427,7 @@ func testWorkerKilled(t *testing.T, p *programs) {
 	}
 	// Its events are those of both attempts, numbered on, with one status.
 	for _, events := range [][]event{w.output(again, 0), follow.answer(t).events(t)} {
-		if stdout, _, _ := whole(t, events, 0); stdout != "held\nheld\nwoken\n" {
+		if stdout, _, _ := checkEvents(t, events, 0); stdout != "held\nheld\nwoken\n" {
 			t.Errorf("the output of both attempts is %q", stdout)
 		}
 	}
@@ -442,8 +442,8 @@ func testNoWorker(t *testing.T, p *programs) {
 	})
 	id := w.submit(bash("echo at last"))
 	r := w.execute(bash("true"))
-	r.refusal(t, http.StatusServiceUnavailable, "service_unavailable")
-	r.later(t)
+	r.rejection(t, http.StatusServiceUnavailable, "service_unavailable")
+	r.retryAfter(t)
 	if rec := w.record(id); rec.Status != "queued" {
 		t.Errorf("without a worker: %s", rec)
 	}
@@ -479,7 +479,7 @@ func testTwoGateways(t *testing.T, p *programs) {
 	if _, err := body.ReadFrom(resp.Body); err != nil {
 		t.Fatal(err)
 	}
-	if stdout, _, _ := whole(t, (&reply{body: body.Bytes()}).events(t), 0); stdout != "held\nwoken\n" {
+	if stdout, _, _ := checkEvents(t, (&reply{body: body.Bytes()}).events(t), 0); stdout != "held\nwoken\n" {
 		t.Errorf("followed at the second: %q", stdout)
 	}
 	second.ended(id).succeeded(t, "held\nwoken\n")
@@ -579,13 +579,13 @@ func testBrokerKilled(t *testing.T, p *programs) {
 		read.body = append(read.body, line...)
 	}
 	w.broker.kill()
-	// What was on the wire when it died may have been stored: only then the answer is that it is not known, and the id tells more later.
+	// A job in flight when NATS died may have been stored. Only then is the outcome unknown, and the id can be polled later.
 	torn := w.execute(bash("echo torn"), "Prefer", "respond-async")
 	maybe := torn.header.Get("X-Trace-Id")
 	if maybe == "" {
-		torn.refusal(t, http.StatusServiceUnavailable, "service_unavailable")
-		torn.later(t)
-	} else if said := torn.refusal(t, http.StatusInternalServerError, "internal"); !strings.Contains(said, "/v1/executions/"+maybe) {
+		torn.rejection(t, http.StatusServiceUnavailable, "service_unavailable")
+		torn.retryAfter(t)
+	} else if said := torn.rejection(t, http.StatusInternalServerError, "internal"); !strings.Contains(said, "/v1/executions/"+maybe) {
 		t.Errorf("the answer does not tell where to ask: %q", said)
 	}
 	w.broker.restart(t, p)
@@ -604,7 +604,7 @@ func testBrokerKilled(t *testing.T, p *programs) {
 	read.body = append(read.body, rest...)
 	if rec.ErrorCode == nil { // a machine so slow that the lease was over may lose it, but must say so
 		rec.succeeded(t, "held\nwoken\n")
-		stdout, _, last := whole(t, read.events(t), 0)
+		stdout, _, last := checkEvents(t, read.events(t), 0)
 		if stdout != "held\nwoken\n" || *last.OutputTruncated {
 			t.Errorf("the stream has %q, truncated %t", stdout, *last.OutputTruncated)
 		}
@@ -616,7 +616,7 @@ func testBrokerKilled(t *testing.T, p *programs) {
 		r := w.execute(bash("echo on"))
 		return r.status == http.StatusOK, r
 	})
-	w.broker.kill() // once more, for longer than a lease lasts: every way to submit is told to come again
+	w.broker.kill() // for longer than a lease lasts: every submission is rejected with Retry-After
 	eventually(t, "the gateway has noticed", func() (bool, any) {
 		r := w.get("/readyz")
 		return r.status == http.StatusServiceUnavailable, r
@@ -627,8 +627,8 @@ func testBrokerKilled(t *testing.T, p *programs) {
 	} {
 		answer := r.answer(t)
 		t.Logf("%s: %s", what, answer)
-		answer.refusal(t, http.StatusServiceUnavailable, "service_unavailable")
-		answer.later(t)
+		answer.rejection(t, http.StatusServiceUnavailable, "service_unavailable")
+		answer.retryAfter(t)
 	}
 	w.broker.restart(t, p)
 	w.ready(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
-// doomed starts what runs programs, which dies as soon as it has a job, before it claims it. It gives when that was.
+// doomed starts a worker that dies as soon as it has a job, before it claims it. It returns the time of death.
 func (w *world) doomed(t *testing.T) time.Time {
 	t.Helper()
 	p := w.programs.faulty(t)
@@ -137,7 +137,7 @@ func (w *world) requeue(t *testing.T, id string, hooks *receiver) {
 	if !strings.Contains(cli("list"), again) || !strings.Contains(cli("show", id), again) {
 		t.Errorf("the dead letter does not name %s:\n%s", again, cli("show", id))
 	}
-	w.execute(bash("true").and("thread_id", "poison")).refusal(t, http.StatusConflict, "conflict") // it has its thread
+	w.execute(bash("true").and("thread_id", "poison")).rejection(t, http.StatusConflict, "conflict") // it has its thread
 	w.startWorker(t)
 	rec := w.ended(again)
 	rec.succeeded(t, "one\ns3cret\n")
@@ -166,7 +166,7 @@ func (w *world) requeue(t *testing.T, id string, hooks *receiver) {
 	}
 }
 
-// malformedLetter has a message set aside that is no job.
+// malformedLetter publishes a message that is no job, and checks its dead letter.
 func (w *world) malformedLetter(t *testing.T) {
 	t.Helper()
 	nc := connect(t, w.programs, w.broker)
@@ -242,7 +242,7 @@ func testWorkerFrozen(t *testing.T, p *programs) {
 	for name, events := range map[string][]event{
 		"the live reader": live[0].answer(t).events(t), "that of server-sent events": sent, "who comes later": w.output(id, 0),
 	} {
-		if stdout, _, last := whole(t, events, 0); stdout != before+own || *last.OutputTruncated || last.Status != "success" {
+		if stdout, _, last := checkEvents(t, events, 0); stdout != before+own || *last.OutputTruncated || last.Status != "success" {
 			t.Errorf("%s has %q and %+v, want %q", name, stdout, last, before+own)
 		}
 	}

@@ -81,7 +81,7 @@ func (m *machine) enterMounts() error {
 	return nil
 }
 
-// dialer gives a dialer of the machine's, and nil for this one's.
+// dialer returns a dialer on the machine, or nil for the host.
 func (m *machine) dialer() func(ctx context.Context, network, addr string) (net.Conn, error) {
 	if m == nil {
 		return nil
@@ -200,7 +200,7 @@ func newMachine(t *testing.T) *machine {
 	return m
 }
 
-// addressed gives an interface its addresses, and sets it and the loopback up.
+// addressed assigns the addresses of an interface, and brings it and the loopback up.
 func addressed(ns *os.File, name string, addrs ...string) error {
 	h, err := netlink.NewHandleAt(netns.NsHandle(ns.Fd()))
 	if err != nil {

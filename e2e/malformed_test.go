@@ -72,12 +72,12 @@ func testMalformedEverywhere(t *testing.T, a *api, nc *nats.Conn) {
 	flush(t, nc)
 	h.release(t)
 	a.ended(id).succeeded(t, "held\nwoken\n")
-	if stdout, _, _ := whole(t, a.output(id, 0), 0); stdout != "held\nwoken\n" {
+	if stdout, _, _ := checkEvents(t, a.output(id, 0), 0); stdout != "held\nwoken\n" {
 		t.Errorf("its output: %q", stdout)
 	}
 }
 
-// testMalformedJobs publishes jobs that look right from outside. They are set aside or end, and are not tried for ever.
+// testMalformedJobs publishes jobs that look right from outside. They are dead-lettered or end, and are not retried for ever.
 func testMalformedJobs(t *testing.T, a *api, nc *nats.Conn) {
 	now := time.Now().UTC()
 	job := func(id, key, body string) {
@@ -118,7 +118,7 @@ func testMalformedJobs(t *testing.T, a *api, nc *nats.Conn) {
 	})
 }
 
-// testMalformedNotices tells those who wait for an execution that it has ended, which it has not.
+// testMalformedNotices publishes notices that a running execution has ended.
 func testMalformedNotices(t *testing.T, a *api, nc *nats.Conn) {
 	h := newHold()
 	id := a.submit(bash(h.code()))
@@ -142,7 +142,7 @@ func testMalformedNotices(t *testing.T, a *api, nc *nats.Conn) {
 	var rec record
 	waits.answer(t).into(t, &rec)
 	rec.succeeded(t, "held\nwoken\n")
-	if stdout, _, _ := whole(t, follows.answer(t).events(t), 0); stdout != "held\nwoken\n" {
+	if stdout, _, _ := checkEvents(t, follows.answer(t).events(t), 0); stdout != "held\nwoken\n" {
 		t.Errorf("who followed it got %q", stdout)
 	}
 }
@@ -193,7 +193,7 @@ func connect(t testing.TB, p *programs, b *broker) *nats.Conn {
 	return nc
 }
 
-// workerName hears from the only worker what it is called.
+// workerName returns the name of the only worker.
 func workerName(t testing.TB, nc *nats.Conn) string {
 	t.Helper()
 	sub, err := nc.SubscribeSync("bullpen.ctl.slots")

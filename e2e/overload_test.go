@@ -25,13 +25,13 @@ var (
 	floodBacklog = repeatsFlag("backlog", 2000, 10_000, "executions that are queued when the flooded server is killed")
 )
 
-// What the flooded server may use: it is told the one, and killed by the kernel above the other, which holds its programs too.
+// Memory of the flooded server: its own limit, and that of its control group with its programs, above which the kernel kills it.
 const (
 	floodMemory = 256 * proto.MiB
 	floodLimit  = 384 * proto.MiB
 )
 
-// within gives programs whose bullpen runs in a control group with so much memory, which is all that it and its jails get.
+// within returns programs whose bullpen runs, with its jails, in a control group with this memory limit.
 func (p *programs) within(t *testing.T, memory proto.Bytes) *programs {
 	t.Helper()
 	name := "bullpen-test-" + strings.ToLower(rand.Text())
@@ -69,7 +69,7 @@ func (p *programs) within(t *testing.T, memory proto.Bytes) *programs {
 	return &limited
 }
 
-// status reads a line of bytes from what the kernel tells of the process, such as its peak of resident memory.
+// status reads a line of bytes from the kernel's status of the process, such as its peak of resident memory.
 func (p *process) status(t testing.TB, name string) proto.Bytes {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
@@ -135,7 +135,7 @@ func (f *flood) send(t testing.TB, n int) {
 	case http.StatusAccepted:
 		f.accepted[r.trace(t)] = accepted{key, word}
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
-		r.later(t)
+		r.retryAfter(t)
 		f.refused[r.status]++
 		if id := r.header.Get("X-Trace-Id"); id != "" {
 			f.withdrawn[id] = key

@@ -29,11 +29,10 @@ import (
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
-// patience is how long anything may take before a test gives up on it. It is no figure to be reached: a machine that is busy
-// with something else must not fail a test.
+// patience is how long a test waits for an event before it fails. It is generous, since a busy machine must not fail a test.
 const patience = 90 * time.Second
 
-// eventually asks until done says yes; what it says besides is told when it never does.
+// eventually polls done until it returns true. It fails the test with the last state after patience.
 func eventually(t testing.TB, what string, done func() (ok bool, state any)) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
@@ -49,7 +48,7 @@ func eventually(t testing.TB, what string, done func() (ok bool, state any)) {
 	}
 }
 
-// programs are what the tests run.
+// programs are the programs under test.
 type programs struct {
 	dir            string // of the built programs
 	bullpen, nats  string
@@ -64,7 +63,7 @@ type programs struct {
 	faults func() (string, error)
 }
 
-// buildPrograms builds the programs as `make build` does, so that what is tested is what people run.
+// buildPrograms builds the programs as `make build` does, so that the tests run what is released.
 func buildPrograms(t *testing.T) *programs {
 	t.Helper()
 	root, err := filepath.Abs("..")
@@ -161,7 +160,7 @@ func makeCertificate(t *testing.T, dir string) (cert, key string) {
 	return cert, key
 }
 
-// process is a program that runs beside the test.
+// process is a running program.
 type process struct {
 	name   string
 	log    string // path of its standard error
@@ -169,7 +168,7 @@ type process struct {
 	exited chan struct{}
 }
 
-// startProcess starts a program that the end of the test ends: in order if it can, and it must.
+// startProcess starts a program. The end of the test stops it, and fails if it does not stop in order.
 func (p *programs) startProcess(t *testing.T, name string, env []string, path string, args ...string) *process {
 	t.Helper()
 	log, err := os.CreateTemp(t.TempDir(), name+"-*.log")
@@ -179,14 +178,14 @@ func (p *programs) startProcess(t *testing.T, name string, env []string, path st
 	defer func() { _ = log.Close() }() // the child has its own descriptor
 	proc := &process{name: name, log: log.Name(), cmd: exec.Command(path, args...), exited: make(chan struct{})}
 	proc.cmd.Dir = filepath.Dir(proc.log)
-	for _, v := range os.Environ() { // settings of this machine are not those of the test
+	for _, v := range os.Environ() { // the environment of the test run must not change settings
 		if !strings.HasPrefix(v, "BULLPEN_") {
 			proc.cmd.Env = append(proc.cmd.Env, v)
 		}
 	}
 	proc.cmd.Env = append(proc.cmd.Env, env...)
 	proc.cmd.Stdout, proc.cmd.Stderr = log, log
-	// Should the test binary be killed, nothing of it is left. The signal follows the thread that started the process.
+	// If the test binary is killed, so is the process: when the thread that started it ends.
 	proc.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)
 	go func() {
@@ -216,7 +215,7 @@ func (p *programs) startProcess(t *testing.T, name string, env []string, path st
 	return proc
 }
 
-// run runs bullpen to its end, and gives its exit code and what it said.
+// run runs bullpen until it exits, and returns its exit code and output.
 func (p *programs) run(t *testing.T, env []string, args ...string) (code int, said string) {
 	t.Helper()
 	proc := p.startProcess(t, args[0], env, p.bullpen, args...)
@@ -253,7 +252,7 @@ func (p *process) ended() bool {
 	}
 }
 
-// text gives the log of the process so far.
+// text returns the log of the process so far.
 func (p *process) text(t testing.TB) string {
 	t.Helper()
 	log, err := os.ReadFile(p.log)
@@ -278,7 +277,7 @@ type logLine struct {
 	Msg, URL, Worker, Error string
 }
 
-// said gives the first line of the log with that message.
+// said returns the first line of the log with that message.
 func (p *process) said(t testing.TB, msg string) (logLine, bool) {
 	t.Helper()
 	for s := bufio.NewScanner(strings.NewReader(p.text(t))); s.Scan(); {
@@ -409,7 +408,7 @@ func (b *broker) blobStore() string {
 	return "file://" + filepath.Join(filepath.Dir(b.config), "blobs")
 }
 
-// bucket is a place of a test's own in a real S3 server, behind a proxy that makes requests go wrong when it is told to.
+// bucket is a test's own part of a real S3 server, behind a proxy that can inject faults.
 type bucket struct {
 	*storagetest.Proxy
 	server *storagetest.Server
@@ -438,7 +437,7 @@ func (p *programs) newBucket(t *testing.T) *bucket {
 // flags make it the store of a server.
 func (b *bucket) flags() []string { return []string{"--store", b.StoreURL(b.prefix)} }
 
-// path gives the file that a blob is in.
+// path returns the file of a blob.
 func (b *bucket) path(key string) string { return b.server.Path(b.prefix + "/" + key) }
 
 // hold is a piece of a program that lasts until the test releases it. It is found, from outside the jail, by the argument of a

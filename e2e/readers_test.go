@@ -14,7 +14,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// testIdleStreams opens many streams of a program that says nothing, sees what they cost, and that all of them are told its end.
+// testIdleStreams opens many streams of a program that prints nothing. It checks what they cost, and that all of them end with its result.
 func testIdleStreams(t *testing.T, p *programs) {
 	const (
 		streams = 1000
@@ -99,7 +99,7 @@ func testSlowReader(t *testing.T, p *programs) {
 	}
 }
 
-// printed checks that events are in order, the result last, and gives how much was printed.
+// printed checks that events are in order with the result last, and returns how much was printed.
 func printed(t testing.TB, all []event) (stdout int, last event) {
 	t.Helper()
 	seq := int64(0)

@@ -21,7 +21,7 @@ import (
 
 const sandboxesPath = "/v1/admin/sandboxes"
 
-// boundTo gives a client whose key is bound to a sandbox, in an organisation of its own.
+// boundTo returns a client whose key is bound to a sandbox, in an organisation of its own.
 func (a *api) boundTo(sandbox string) *api {
 	a.t.Helper()
 	r := a.do(http.MethodPost, "/v1/admin/keys", request{"name": sandbox, "org": sandbox, "plan": "pro", "sandbox": sandbox})
@@ -33,7 +33,7 @@ func (a *api) boundTo(sandbox string) *api {
 	return a.with(key.Key)
 }
 
-// sandboxed makes a profile, and gives a client whose key is bound to it.
+// sandboxed creates a profile, and returns a client whose key is bound to it.
 func (a *api) sandboxed(name string, profile request) *api {
 	a.t.Helper()
 	if r := a.do(http.MethodPost, sandboxesPath, profile.and("name", name)); r.status != http.StatusCreated {
@@ -146,7 +146,7 @@ func testProfileOutput(t *testing.T, a *api) {
 		r := b.inline(python(code).presumptuous())
 		if len(r.Stdout) != c.kept || len(r.Stderr) != c.kept || r.StdoutTruncated != c.truncated || r.StderrTruncated != c.truncated || !r.Success {
 			t.Errorf("of %d bytes: %d and %d, truncated %v and %v, error %s", c.printed, len(r.Stdout), len(r.Stderr),
-				r.StdoutTruncated, r.StderrTruncated, told(r.Error))
+				r.StdoutTruncated, r.StderrTruncated, display(r.Error))
 		}
 	}
 }
@@ -175,7 +175,7 @@ func testTwoProfiles(t *testing.T, a *api) {
 	second.succeeded(t, "large\nENOSPC 16\nheld\n")
 	for name, rec := range map[string]record{"small": first, "large": second} {
 		if rec.Sandbox == nil || *rec.Sandbox != name || rec.Network != nil {
-			t.Errorf("%s tells of sandbox %s, network %v", name, told(rec.Sandbox), rec.Network)
+			t.Errorf("%s tells of sandbox %s, network %v", name, display(rec.Sandbox), rec.Network)
 		}
 	}
 }
@@ -197,7 +197,7 @@ func testNetwork(t *testing.T, p *programs, in topology) {
 	}
 }
 
-// reachCode is Python that tells what becomes of connections, and of names.
+// reachCode is a Python program that prints the results of connections and name lookups.
 const reachCode = `
 import errno, socket, urllib.request
 def page(url, data=None): print(urllib.request.urlopen(url, data, 60).read().decode())
@@ -240,7 +240,7 @@ func (w *world) ofBullpen(t testing.TB) []int {
 	return ports
 }
 
-// refused checks what a record tells of refused connections, without their times.
+// refused checks the refused connections of a record, without their times.
 func (r record) refused(t testing.TB, want ...proto.BlockedConnection) {
 	t.Helper()
 	if r.Network == nil {
@@ -309,7 +309,7 @@ func testNetworkAllowlist(t *testing.T, w *world) {
 	)
 }
 
-// testManyRefused has more refused connections than are told.
+// testManyRefused makes more refused connections than a record lists.
 func testManyRefused(t *testing.T, w *world) {
 	b := w.sandboxed("refused", request{"network": request{"policy": "unrestricted"}})
 	rec := b.ended(b.submit(python(reachCode + "connect(*[('" + metadataAddr + "', port) for port in range(1, 31)])")))
@@ -323,7 +323,7 @@ func testManyRefused(t *testing.T, w *world) {
 	rec.refused(t, want...)
 }
 
-// command runs the command line on the deployment with a key, and gives what it printed.
+// command runs the command line on the deployment with a key, and returns its output.
 func (w *world) command(t testing.TB, key string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), w.programs.bullpen, args...)
@@ -364,7 +364,7 @@ func testSandboxImages(t *testing.T, p *programs, in topology) {
 	b.ended(b.submit(look.presumptuous())).succeeded(t, "stored\nno host\nread-only\n")
 	for _, mode := range []string{"application/json", ndjson} {
 		r := b.execute(request{"language": "node", "code": "1"}, accept, mode)
-		if message := r.refusal(t, http.StatusBadRequest, "validation_error"); message != "language 'node' is not available in this sandbox image" {
+		if message := r.rejection(t, http.StatusBadRequest, "validation_error"); message != "language 'node' is not available in this sandbox image" {
 			t.Error(message)
 		}
 	}
@@ -378,7 +378,7 @@ func testSandboxImages(t *testing.T, p *programs, in topology) {
 	if want := "image tiny is that of the sandbox boxed; give that another image or remove it first"; !strings.Contains(out, want) {
 		t.Errorf("removed: %s", out)
 	}
-	w.do(http.MethodDelete, "/v1/admin/images/tiny", nil).refusal(t, http.StatusConflict, "conflict")
+	w.do(http.MethodDelete, "/v1/admin/images/tiny", nil).rejection(t, http.StatusConflict, "conflict")
 	h := newHold()
 	held := w.submit(bash(h.code()))
 	h.reached(t, 1)
@@ -394,10 +394,10 @@ func testSandboxImages(t *testing.T, p *programs, in topology) {
 	w.ended(held).succeeded(t, "held\nwoken\n")
 	b.ended(queued).succeeded(t, "stored\nno host\nread-only\n")
 	b.ended(b.submit(bash("[ -e /opt/mark ] || echo the host"))).succeeded(t, "the host\n")
-	w.do(http.MethodPost, sandboxesPath, request{"name": "late", "image": "tiny"}).refusal(t, http.StatusBadRequest, "validation_error")
+	w.do(http.MethodPost, sandboxesPath, request{"name": "late", "image": "tiny"}).rejection(t, http.StatusBadRequest, "validation_error")
 }
 
-// passable gives a directory that every user can pass through, which those of tests are not.
+// passable returns a directory that every user can traverse, unlike those of testing.T.
 func passable(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "bullpen-e2e-")

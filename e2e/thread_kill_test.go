@@ -35,7 +35,7 @@ var (
 	threadSeed  = flag.Uint64("thread-seed", 0, "what the moments of these kills are drawn with; 0 draws it")
 )
 
-// diary is a thread in whose home each execution writes its number in several ways, so that a home can be told to be one version, whole.
+// diary is a thread in whose home each execution writes its number in several ways, so that a home can be recognised as one complete version.
 type diary struct {
 	id string
 
@@ -49,7 +49,7 @@ const (
 	bigs    = 8         // different contents of the large file: disks of tests are not endless
 )
 
-// code is the program of execution n: it tells what it found, and changes it all.
+// code is the program of execution n: it prints what it found, and changes it all.
 func (d *diary) code(n int) string {
 	return fmt.Sprintf(`{ cat log; sha256sum <big; ls -d dir-*; cat dir-*/log; } 2>/dev/null | sha256sum | cut -c 1-64
 echo $(cat log 2>/dev/null)
@@ -60,7 +60,7 @@ echo %[1]d >>dir-%[1]d/log
 `, n, d.id, n%bigs, bigSize)
 }
 
-// big gives the digest of the large file that execution n leaves.
+// big returns the digest of the large file that execution n leaves.
 func (d *diary) big(n int) string {
 	line := fmt.Sprintf("%s %d\n", d.id, n%bigs)
 	sum := sha256.Sum256(bytes.Repeat([]byte(line), bigSize/len(line)+1)[:bigSize])
@@ -112,7 +112,7 @@ func (o *outcomes) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// write runs the next execution of a diary, and checks what it found against those before. A client that hears nothing asks again. An error
+// write runs the next execution of a diary, and checks what it found against those before. A client without a response asks again. An error
 // is a broken promise.
 func (d *diary) write(ctx context.Context, at func() *api) (proto.Result, error) {
 	d.mu.Lock()
@@ -193,7 +193,7 @@ func insist(ctx context.Context, ask func() (*reply, error)) (*reply, error) {
 	}
 }
 
-// isWhole checks what anybody can see of the thread: that it is one version at a time, and has all that was told before.
+// isWhole checks what anybody can see of the thread: that it is one version at a time, and has all that was confirmed before.
 func (d *diary) isWhole(ctx context.Context, at func() *api) error {
 	before := d.now()
 	ask := func(method, path string, body any) (*reply, error) {
@@ -428,7 +428,7 @@ func killThreads(t *testing.T, w *world, victims []*victim, steps []step) {
 	w.ready(t)
 
 	const diaries = 16
-	ended := make(chan struct{}, 1) // tells that some execution has
+	ended := make(chan struct{}, 1) // receives when some execution has ended
 	over, finish := context.WithCancel(t.Context())
 	ctx, stop := context.WithCancel(t.Context())
 	began := make(chan *diary)

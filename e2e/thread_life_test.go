@@ -63,7 +63,7 @@ func testThreadQueued(t *testing.T, first, second *api) {
 	first.busy(t, "queued", id)
 	second.busy(t, "queued", id)
 	second.put(t, "queued", "file", []byte("uploaded meanwhile"))
-	second.do(http.MethodDelete, "/v1/threads/queued", nil).refusal(t, http.StatusConflict, "conflict")
+	second.do(http.MethodDelete, "/v1/threads/queued", nil).rejection(t, http.StatusConflict, "conflict")
 	if r := first.do(http.MethodPost, execution(id, "cancel"), nil); r.status != http.StatusAccepted {
 		t.Errorf("cancel: %s", r)
 	}
@@ -162,7 +162,7 @@ with open('large', 'wb') as f: f.write(b'0123456789abcdef' * (5 << 16))
 	}
 	w.startFront(t)
 	w.ready(t)
-	w.get("/v1/threads/kept").refusal(t, http.StatusNotFound, "not_found")
+	w.get("/v1/threads/kept").rejection(t, http.StatusNotFound, "not_found")
 	if out := w.command(t, w.key, "thread", "rebuild"); out != "2 threads rebuilt, 0 unchanged, 0 without a complete version\n" {
 		t.Errorf("rebuild says %s", out)
 	}
@@ -179,7 +179,7 @@ with open('large', 'wb') as f: f.write(b'0123456789abcdef' * (5 << 16))
 		}
 	}
 	for _, id := range []string{"removed", "only-uploads"} {
-		w.get("/v1/threads/"+id).refusal(t, http.StatusNotFound, "not_found")
+		w.get("/v1/threads/"+id).rejection(t, http.StatusNotFound, "not_found")
 	}
 	w.listed(t, "kept", "", false, "dir/", "hard 7", "large 5242880", "second 7", "third 6")
 	if r := w.inline(bash("cat second third dir/link; echo fourth > fourth; stat -c %a hard").of("kept")); r.Stdout != "second\nthird\ncontent700\n" {
@@ -284,7 +284,7 @@ func (w *world) expired(t testing.TB, thread string) {
 	})
 }
 
-// files gives the files that the objects of the bucket are in.
+// files returns the files of the objects of the bucket.
 func (b *bucket) files(t testing.TB) (names []string) {
 	t.Helper()
 	err := filepath.WalkDir(b.path(""), func(name string, e fs.DirEntry, err error) error {

@@ -246,7 +246,7 @@ func testThreadOrganisations(t *testing.T, a *api) {
 		stranger.get("/v1/threads/only-mine"), stranger.get("/v1/threads/only-mine/archive"), stranger.do(http.MethodDelete, "/v1/threads/only-mine", nil),
 		stranger.do(http.MethodPost, "/v1/threads/only-mine/fork", request{"id": "x"}), stranger.downloadURL("only-mine", "secret"),
 	} {
-		r.refusal(t, http.StatusNotFound, "not_found")
+		r.rejection(t, http.StatusNotFound, "not_found")
 	}
 	if files := stranger.files("only-mine", "", true); len(files) > 0 {
 		t.Errorf("the stranger sees %v", files)
@@ -272,7 +272,7 @@ func modes() map[string][]string {
 func (a *api) busy(t testing.TB, thread, holder string) {
 	t.Helper()
 	for mode, headers := range modes() {
-		message := a.execute(bash("echo never").of(thread), headers...).refusal(t, http.StatusConflict, "conflict")
+		message := a.execute(bash("echo never").of(thread), headers...).rejection(t, http.StatusConflict, "conflict")
 		if !strings.Contains(message, holder) {
 			t.Errorf("%s: %q does not name %s", mode, message, holder)
 		}
@@ -291,7 +291,7 @@ func testThreadBusy(t *testing.T, a *api) {
 	if r := a.inline(bash("echo free").of("busy-not")); r.Stdout != "free\n" {
 		t.Errorf("another thread: %+v", r)
 	}
-	a.do(http.MethodDelete, "/v1/threads/busy", nil).refusal(t, http.StatusConflict, "conflict")
+	a.do(http.MethodDelete, "/v1/threads/busy", nil).rejection(t, http.StatusConflict, "conflict")
 	var shown struct{ Holder string }
 	if a.get("/v1/threads/busy").into(t, &shown); shown.Holder != id {
 		t.Errorf("shown as held by %q, it is %s", shown.Holder, id)
@@ -302,26 +302,26 @@ func testThreadBusy(t *testing.T, a *api) {
 			t.Errorf("got %s of %s, want that of %s", r, r.trace(t), id)
 		}
 	}
-	if stdout, _, _ := whole(t, streamed.answer(t).events(t), 0); stdout != "held\nwoken\n" {
+	if stdout, _, _ := checkEvents(t, streamed.answer(t).events(t), 0); stdout != "held\nwoken\n" {
 		t.Errorf("streamed: %q", stdout)
 	}
 	if r := a.execute(program, key...); r.trace(t) != id {
 		t.Errorf("later: %s", r)
 	}
-	a.execute(bash("echo other").of("busy"), key...).refusal(t, http.StatusUnprocessableEntity, "idempotency_mismatch")
+	a.execute(bash("echo other").of("busy"), key...).rejection(t, http.StatusUnprocessableEntity, "idempotency_mismatch")
 	if r := a.inline(bash("cat log").of("busy")); r.Stdout != "once\n" {
 		t.Errorf("it ran so often: %q", r.Stdout)
 	}
 	if r := a.do(http.MethodDelete, "/v1/threads/busy", nil); r.status != http.StatusNoContent {
 		t.Errorf("remove: %s", r)
 	}
-	a.get("/v1/threads/busy").refusal(t, http.StatusNotFound, "not_found")
+	a.get("/v1/threads/busy").rejection(t, http.StatusNotFound, "not_found")
 	if r := a.inline(bash("ls -A").of("busy")); r.Stdout != "" || !r.Success {
 		t.Errorf("a new thread of that name: %+v", r)
 	}
 }
 
-// call makes one call and gives its stdout as soon as that can be known: in streaming mode when the result event is there, not at the end of
+// call makes one call and returns its stdout as soon as that is known: in streaming mode when the result event is there, not at the end of
 // the answer; in async mode when the record is terminal.
 func (a *api) call(t testing.TB, mode string, body request) string {
 	t.Helper()
@@ -429,9 +429,9 @@ func testThreadLimits(t *testing.T, a *api) {
 				t.Fatalf("got %+v", r)
 			}
 			r := b.inline(bash(c.second + " && echo done; exit 7").of(thread))
-			if told(r.ErrorCode) != `"thread_save_error"` || told(r.ProgramExitCode) != "7" || r.ExitCode != -1 || r.Stdout != "done\n" ||
+			if display(r.ErrorCode) != `"thread_save_error"` || display(r.ProgramExitCode) != "7" || r.ExitCode != -1 || r.Stdout != "done\n" ||
 				r.ErrorMessage == nil || !strings.Contains(*r.ErrorMessage, c.says) {
-				t.Errorf("got %+v: %s, program exit code %s", r, told(r.ErrorMessage), told(r.ProgramExitCode))
+				t.Errorf("got %+v: %s, program exit code %s", r, display(r.ErrorMessage), display(r.ProgramExitCode))
 			}
 			if r := b.inline(bash("ls").of(thread)); r.Stdout != c.left {
 				t.Errorf("the thread has %+v", r)
@@ -451,7 +451,7 @@ func testThreadLimits(t *testing.T, a *api) {
 // testThreadUploadLimits uploads more than a home may have.
 func testThreadUploadLimits(t *testing.T, a *api) {
 	b := a.sandboxed("thread-upload-limits", request{"memory": "128MiB", "disk": request{"home": "4MiB", "inodes": 256}})
-	b.uploadURL("much", "x", 4<<20+1).refusal(t, http.StatusBadRequest, "validation_error")
+	b.uploadURL("much", "x", 4<<20+1).rejection(t, http.StatusBadRequest, "validation_error")
 	b.inline(bash("echo kept > file").of("much"))
 	late := b.uploadURL("much", "x", 4<<20-4096).signed(t)
 	key, _ := a.newKey("thread-upload-limits", "pro") // whose sandbox is larger
@@ -460,7 +460,7 @@ func testThreadUploadLimits(t *testing.T, a *api) {
 		large.put(t, "much", fmt.Sprint("upload", i), noise(2<<20))
 	}
 	for _, r := range []*reply{b.uploadURL("much", "x", 1), b.use(late, late.Method, noise(4<<20-4096))} {
-		told := r.refusal(t, http.StatusConflict, "conflict")
+		told := r.rejection(t, http.StatusConflict, "conflict")
 		for _, want := range []string{"has 5 bytes in 1 files", "take 6291456 bytes and 3", "has room for 4194304 bytes and 256"} {
 			if !strings.Contains(told, want) {
 				t.Errorf("not %q in %s", want, told)
@@ -470,8 +470,8 @@ func testThreadUploadLimits(t *testing.T, a *api) {
 	for range 2 {
 		r := b.inline(bash("ls").of("much"))
 		want := "6291456 bytes in 3 files were uploaded to the thread, and the sandbox has room for 4194304 bytes in 256"
-		if told(r.ErrorCode) != `"thread_mount_error"` || r.ErrorMessage == nil || !strings.Contains(*r.ErrorMessage, want) {
-			t.Errorf("got %s: %s, want %q", told(r.ErrorCode), told(r.ErrorMessage), want)
+		if display(r.ErrorCode) != `"thread_mount_error"` || r.ErrorMessage == nil || !strings.Contains(*r.ErrorMessage, want) {
+			t.Errorf("got %s: %s, want %q", display(r.ErrorCode), display(r.ErrorMessage), want)
 		}
 	}
 	b.put(t, "full", "upload", noise(4<<20))
@@ -499,8 +499,8 @@ func testThreadRefused(t *testing.T, a *api) {
 		if r := poor.execute(bash("echo never").of("refused"), headers...); r.status != http.StatusTooManyRequests {
 			t.Errorf("%s over the plan's limit: %s", mode, r)
 		}
-		poor.execute(bash("echo never").of("refused").and("timeout", 61), headers...).refusal(t, http.StatusTooManyRequests, "rate_limited")
-		poor.execute(bash("").of("refused"), headers...).refusal(t, http.StatusBadRequest, "validation_error")
+		poor.execute(bash("echo never").of("refused").and("timeout", 61), headers...).rejection(t, http.StatusTooManyRequests, "rate_limited")
+		poor.execute(bash("").of("refused"), headers...).rejection(t, http.StatusBadRequest, "validation_error")
 	}
 	if r := rich.inline(bash("ls -A").of("refused")); !r.Success || r.Stdout != "" {
 		t.Errorf("the next call: %+v", r)

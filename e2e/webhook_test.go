@@ -131,7 +131,7 @@ func (r *receiver) answer(statuses ...int) {
 	r.answers = statuses
 }
 
-// delivery is what is told of a webhook.
+// delivery is a webhook delivery as the API returns it.
 type delivery struct {
 	WebhookID    string  `json:"webhook_id"`
 	URL          string  `json:"url"`
@@ -184,7 +184,7 @@ func (p posted) verify(t testing.TB, secrets ...string) {
 	}
 }
 
-// settings changes the webhook settings of the key, and gives the secret where one was made.
+// settings changes the webhook settings of the key, and returns the secret if one was created.
 func (a *api) settings(method, path string, body any) (secret string) {
 	a.t.Helper()
 	var s struct{ Secret string }
@@ -238,7 +238,7 @@ func testWebhooks(t *testing.T, p *programs, in topology) {
 		t.Errorf("%s %s", got.path, got.body)
 	}
 	for _, url := range []string{"http://169.254.169.254/", "http://localhost:1/", "https://10.0.0.1/", "ftp://example.com/"} {
-		w.execute(bash("echo 1").and("webhook_url", url), "Prefer", "respond-async").refusal(t, http.StatusBadRequest, "validation_error")
+		w.execute(bash("echo 1").and("webhook_url", url), "Prefer", "respond-async").rejection(t, http.StatusBadRequest, "validation_error")
 	}
 
 	// Retries, with both secrets after a rotation.
@@ -261,7 +261,7 @@ func testWebhooks(t *testing.T, p *programs, in topology) {
 	w.delivered(gone).is(t, proto.DeliveryFailed, 1)
 	unsent := async(bash("echo 1").and("webhook_url", rec.url+"/gone"))
 	w.delivered(unsent).is(t, proto.DeliveryFailed, 0)
-	w.do(http.MethodPost, execution(gone, "webhook", "replay"), nil).refusal(t, http.StatusConflict, "conflict")
+	w.do(http.MethodPost, execution(gone, "webhook", "replay"), nil).rejection(t, http.StatusConflict, "conflict")
 	if r := w.get("/v1/webhook/endpoints"); !strings.Contains(string(r.body), rec.url+"/gone") {
 		t.Errorf("endpoints: %s", r)
 	}
@@ -290,7 +290,7 @@ func testWebhooks(t *testing.T, p *programs, in topology) {
 	for _, r := range []*reply{
 		w.with(other).get(execution(gone, "webhook")), w.with(other).do(http.MethodPost, execution(gone, "webhook", "replay"), nil),
 	} {
-		r.refusal(t, http.StatusNotFound, "not_found")
+		r.rejection(t, http.StatusNotFound, "not_found")
 	}
 	select {
 	case p := <-rec.came:

@@ -20,13 +20,12 @@ import (
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
-// topology is a way to deploy bullpen.
+// topology is a kind of deployment.
 type topology struct {
 	name string
-	// apart says that the gateway with the scheduler and the worker are processes of their own, on a NATS server that is
-	// another; else all is one process.
+	// apart has the gateway with the scheduler, the worker and the NATS server in separate processes. Otherwise there is one process.
 	apart bool
-	// clustered says that the NATS server of processes apart is three of them, see cluster.
+	// clustered has a cluster of three NATS servers, see cluster. It requires apart.
 	clustered bool
 }
 
@@ -37,7 +36,7 @@ func topologies() []topology {
 // onCluster is the topology that the tests of a cluster deploy.
 func onCluster() topology { return topology{name: "on a cluster", apart: true, clustered: true} }
 
-// world is one deployment.
+// world is a deployment of a test.
 type world struct {
 	*api
 	topology
@@ -47,7 +46,7 @@ type world struct {
 	args     []string // of every process, but for its roles and data
 	front    *process // answers HTTP
 	worker   *process // runs programs; the same as front where all is one process
-	health   string   // where that process tells of its health
+	health   string   // base URL of the health routes of the worker
 	broker   *broker  // nil where all is one process, or on a cluster
 	cluster  *cluster // nil where there is none
 }
@@ -58,7 +57,7 @@ const (
 	frontRole = "gateway,scheduler"
 )
 
-// newWorld deploys bullpen and returns when it is ready.
+// newWorld deploys bullpen and returns once it is ready.
 func newWorld(t *testing.T, p *programs, in topology, slots int, args ...string) *world {
 	t.Helper()
 	w := &world{topology: in, programs: p, data: filepath.Join(t.TempDir(), "data"), args: args}
@@ -86,7 +85,7 @@ func newWorld(t *testing.T, p *programs, in topology, slots int, args ...string)
 	return w
 }
 
-// startFront starts what answers HTTP; in one process that is everything. It also starts it again on the same data.
+// startFront starts or restarts the process that serves HTTP; in one process that is everything.
 func (w *world) startFront(t *testing.T) {
 	t.Helper()
 	args := append([]string{"--data", w.data}, w.args...)
@@ -110,7 +109,7 @@ func (w *world) startWorkerIn(t *testing.T, dir string, args ...string) (proc *p
 	return w.programs.startServe(t, "worker", w.env, slices.Concat([]string{"--roles", "worker", "--data", dir}, w.args, args)...)
 }
 
-// ready waits until executions are taken and run.
+// ready waits until the deployment accepts and runs executions.
 func (w *world) ready(t testing.TB) {
 	t.Helper()
 	eventually(t, "ready", func() (bool, any) {
@@ -125,7 +124,7 @@ func (w *world) ready(t testing.TB) {
 	})
 }
 
-// api speaks HTTP with one key, as any client would.
+// api is an HTTP client with one key.
 type api struct {
 	t    testing.TB
 	base string
@@ -133,20 +132,20 @@ type api struct {
 	http *http.Client
 }
 
-// newHTTP gives a client that connects by dial; nil for the usual way.
+// newHTTP returns a client that connects by dial, or as usual if dial is nil.
 func newHTTP(t testing.TB, dial func(ctx context.Context, network, addr string) (net.Conn, error)) *http.Client {
 	transport := &http.Transport{MaxIdleConnsPerHost: 64, DialContext: dial}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}
 }
 
-// in gives the same client for a subtest.
+// in returns the same client for a subtest.
 func (a *api) in(t testing.TB) *api { return &api{t, a.base, a.key, a.http} }
 
-// with gives a client with another key.
+// with returns a client with another key.
 func (a *api) with(key string) *api { return &api{a.t, a.base, key, a.http} }
 
-// reply is an answer that has been read whole.
+// reply is a response with its body.
 type reply struct {
 	status int
 	header http.Header
@@ -159,7 +158,7 @@ type request map[string]any
 func bash(code string) request   { return request{"language": "bash", "code": code} }
 func python(code string) request { return request{"language": "python", "code": code} }
 
-// and adds members.
+// and returns r with more members.
 func (r request) and(pairs ...any) request {
 	out := maps.Clone(r)
 	for i := 0; i < len(pairs); i += 2 {
@@ -168,7 +167,7 @@ func (r request) and(pairs ...any) request {
 	return out
 }
 
-// open sends a request and gives the answer with its body unread. The headers are name, value and so on.
+// open sends a request and returns the response with its body unread. The headers alternate names and values.
 func (a *api) open(ctx context.Context, method, path string, body any, headers ...string) (*http.Response, error) {
 	var reader io.Reader
 	switch b := body.(type) {
@@ -195,7 +194,7 @@ func (a *api) open(ctx context.Context, method, path string, body any, headers .
 	return a.http.Do(r)
 }
 
-// try sends a request and reads the answer.
+// try sends a request and reads the response.
 func (a *api) try(ctx context.Context, method, path string, body any, headers ...string) (*reply, error) {
 	resp, err := a.open(ctx, method, path, body, headers...)
 	if err != nil {
@@ -230,7 +229,7 @@ const (
 	sse         = "text/event-stream"
 )
 
-// execution gives the path of an execution.
+// execution returns the path of an execution.
 func execution(id string, rest ...string) string {
 	return "/v1/executions/" + strings.Join(append([]string{id}, rest...), "/")
 }
@@ -240,13 +239,13 @@ func (a *api) execute(body any, headers ...string) *reply {
 	return a.do(http.MethodPost, executePath, body, headers...)
 }
 
-// inline runs a program to its end.
+// inline runs a program and waits for its result.
 func (a *api) inline(body any, headers ...string) proto.Result {
 	a.t.Helper()
 	return a.execute(body, headers...).result(a.t)
 }
 
-// submit hands a program over and gives its id.
+// submit submits a program asynchronously and returns its id.
 func (a *api) submit(body any, headers ...string) string {
 	a.t.Helper()
 	r := a.execute(body, append([]string{"Prefer", "respond-async"}, headers...)...)
@@ -268,7 +267,7 @@ func (a *api) record(id string) record {
 	return rec
 }
 
-// ended waits for the end of an execution and gives its record.
+// ended waits for the end of an execution and returns its record.
 func (a *api) ended(id string) record {
 	a.t.Helper()
 	var rec record
@@ -283,7 +282,7 @@ func (a *api) ended(id string) record {
 	return rec
 }
 
-// stream submits in streaming mode, or reads the output of an execution, and gives all events.
+// stream submits in streaming mode and returns all events.
 func (a *api) stream(body any, headers ...string) []event {
 	a.t.Helper()
 	r := a.execute(body, append([]string{accept, ndjson}, headers...)...)
@@ -302,7 +301,7 @@ func (a *api) output(id string, after int64) []event {
 	return r.events(a.t)
 }
 
-// record is what GET tells of an execution.
+// record is an execution as GET returns it.
 type record struct {
 	TraceID         string            `json:"trace_id"`
 	Status          string            `json:"status"`
@@ -332,11 +331,11 @@ type record struct {
 
 func (r record) String() string {
 	return fmt.Sprintf("%s %s, attempt %d, exit code %s, stdout %s, stderr %s, error %s, %s: %s", r.TraceID, r.Status, r.Attempt,
-		told(r.ExitCode), told(r.Stdout), told(r.Stderr), told(r.Error), told(r.ErrorCode), told(r.ErrorMessage))
+		display(r.ExitCode), display(r.Stdout), display(r.Stderr), display(r.Error), display(r.ErrorCode), display(r.ErrorMessage))
 }
 
-// told writes an optional value for people, and not all of a long one.
-func told[T any](v *T) string {
+// display formats an optional value, shortened if it is long.
+func display[T any](v *T) string {
 	if v == nil {
 		return "null"
 	}
@@ -351,7 +350,7 @@ func short(s string) string {
 	return s[:most/2] + " … " + s[len(s)-most/2:]
 }
 
-// succeeded checks that the program printed this and did well.
+// succeeded checks that the program succeeded and printed stdout.
 func (r record) succeeded(t testing.TB, stdout string) {
 	t.Helper()
 	if r.Status != "success" || r.Stdout == nil || *r.Stdout != stdout || r.ExitCode == nil || *r.ExitCode != 0 || r.Error != nil {
@@ -359,7 +358,7 @@ func (r record) succeeded(t testing.TB, stdout string) {
 	}
 }
 
-// failed checks that the platform ended the execution, with this code and such a message.
+// failed checks that the platform ended the execution with an error code and a message.
 func (r record) failed(t testing.TB, status, code, message string) {
 	t.Helper()
 	if r.Status != status || r.ErrorCode == nil || *r.ErrorCode != code || r.ExitCode == nil || *r.ExitCode != -1 ||
@@ -389,7 +388,7 @@ func (r *reply) into(t testing.TB, v any) {
 	}
 }
 
-// trace gives the execution's id, which a client must find to be in order.
+// trace returns the execution's id, and fails the test if it is malformed.
 func (r *reply) trace(t testing.TB) string {
 	t.Helper()
 	id := r.header.Get("X-Trace-Id")
@@ -399,7 +398,7 @@ func (r *reply) trace(t testing.TB) string {
 	return id
 }
 
-// result reads an inline answer.
+// result decodes the response to an inline request.
 func (r *reply) result(t testing.TB) proto.Result {
 	t.Helper()
 	if r.status != http.StatusOK {
@@ -410,8 +409,8 @@ func (r *reply) result(t testing.TB) proto.Result {
 	return res
 }
 
-// refusal checks that an answer is an error of the envelope, and gives its message.
-func (r *reply) refusal(t testing.TB, status int, code string) string {
+// rejection checks the error envelope of a response, and returns its message.
+func (r *reply) rejection(t testing.TB, status int, code string) string {
 	t.Helper()
 	var e struct{ Error, Message string }
 	if json.Unmarshal(r.body, &e) != nil || r.status != status || e.Error != code || e.Message == "" || r.header.Get("X-Request-Id") == "" {
@@ -420,8 +419,8 @@ func (r *reply) refusal(t testing.TB, status int, code string) string {
 	return e.Message
 }
 
-// later checks the header that tells when to come again.
-func (r *reply) later(t testing.TB) {
+// retryAfter checks the header Retry-After.
+func (r *reply) retryAfter(t testing.TB) {
 	t.Helper()
 	if n, err := strconv.Atoi(r.header.Get("Retry-After")); err != nil || n < 1 || n > 30 {
 		t.Errorf("Retry-After is %q on %s, want 1 to 30", r.header.Get("Retry-After"), r)
@@ -443,9 +442,9 @@ func (r *reply) events(t testing.TB) []event {
 	return events
 }
 
-// whole checks that events are those of a whole execution after seq: without gaps, the status first where it belongs, the
-// result last. It gives what was printed, and the result event.
-func whole(t testing.TB, events []event, after int64) (stdout, stderr string, last event) {
+// checkEvents checks that events are those of an execution after seq: without gaps, the status first if after is 0, the
+// result last. It returns the output and the result event.
+func checkEvents(t testing.TB, events []event, after int64) (stdout, stderr string, last event) {
 	t.Helper()
 	var printed [2]strings.Builder
 	for i, e := range events {
@@ -473,14 +472,14 @@ func whole(t testing.TB, events []event, after int64) (stdout, stderr string, la
 	return printed[0].String(), printed[1].String(), events[len(events)-1]
 }
 
-// pending is a request whose answer has not come.
+// pending is a request without a response yet.
 type pending struct {
 	reply *reply
 	err   error
 	done  chan struct{}
 }
 
-// begin sends a request and does not wait for its answer.
+// begin sends a request and does not wait for the response.
 func (a *api) begin(method, path string, body any, headers ...string) *pending {
 	p := &pending{done: make(chan struct{})}
 	go func() {
@@ -490,7 +489,7 @@ func (a *api) begin(method, path string, body any, headers ...string) *pending {
 	return p
 }
 
-// start submits a program and does not wait for the answer.
+// start submits a program and does not wait for the response.
 func (a *api) start(body any, headers ...string) *pending {
 	return a.begin(http.MethodPost, executePath, body, headers...)
 }
@@ -500,7 +499,7 @@ func (a *api) follow(id string, after int64, headers ...string) *pending {
 	return a.begin(http.MethodGet, execution(id, "output")+"?after_seq="+strconv.FormatInt(after, 10), nil, headers...)
 }
 
-// answer waits for the answer.
+// answer waits for the response.
 func (p *pending) answer(t testing.TB) *reply {
 	t.Helper()
 	select {
@@ -514,7 +513,7 @@ func (p *pending) answer(t testing.TB) *reply {
 	return p.reply
 }
 
-// newKey makes an API key.
+// newKey creates an API key.
 func (a *api) newKey(org, plan string) (secret, id string) {
 	a.t.Helper()
 	r := a.do(http.MethodPost, "/v1/admin/keys", request{"name": a.t.Name()[:min(len(a.t.Name()), 100)], "org": org, "plan": plan})
