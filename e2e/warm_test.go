@@ -97,7 +97,7 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 		if r.Stdout != "False\n2\n" {
 			t.Errorf("with a module that cannot be imported before: %+v", r)
 		}
-		line, ok := w.worker.said(t, "a jail to fork from could not be made, programs of its kind start in jails of their own")
+		line, ok := w.worker.said(t, "zygote creation failed")
 		return ok && strings.Contains(line.Error, "what is preloaded has threads: leave out the module that starts them, of keeps_a_thread"), line
 	})
 	if n := w.forked("python") - before; n != 0 {

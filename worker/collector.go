@@ -11,8 +11,8 @@ func newCollector(limit int, next io.Writer) *collector {
 	return &collector{limit: limit, kept: new(strings.Builder), next: next}
 }
 
-// collector keeps the beginning of an output for the result, and passes all of it on. It is written by one goroutine and read after
-// the program has ended.
+// collector keeps the beginning of an output for the result and passes all of it on. One goroutine writes it; it is read after the
+// program has ended.
 type collector struct {
 	limit int // bytes
 	kept  *strings.Builder
@@ -26,14 +26,14 @@ func (c *collector) Write(p []byte) (int, error) {
 		c.over = true
 		keep = p[:room]
 	}
-	c.makeRoom(len(keep))
+	c.grow(len(keep))
 	c.kept.Write(keep)
 	return c.next.Write(p)
 }
 
-// makeRoom doubles the room for output when it is used up, but makes no more than the limit: a builder by itself may make twice as much,
-// or copy output of many MiB many times.
-func (c *collector) makeRoom(n int) {
+// grow doubles the capacity when it is used up, up to the limit. A plain builder may allocate twice the limit, or copy many MiB many
+// times.
+func (c *collector) grow(n int) {
 	if c.kept.Cap()-c.kept.Len() >= n {
 		return
 	}
@@ -43,7 +43,7 @@ func (c *collector) makeRoom(n int) {
 	c.kept = larger
 }
 
-// text gives what was kept, cut between characters if there was more.
+// text returns the kept output, cut between characters if there was more.
 func (c *collector) text() (s string, truncated bool) {
 	s = c.kept.String()
 	if c.over {

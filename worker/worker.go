@@ -1,5 +1,5 @@
-// Package worker runs jobs, one straight line each: take, claim while a jail is prepared, run, stream, write the result. What a jail is it
-// leaves to package jail, where jobs come from and results go to its interfaces.
+// Package worker runs jobs, each in one straight line: take it, claim it while a jail is prepared, run the program, stream its
+// output, write the result. Package jail defines jails; interfaces connect the worker with queues, images and homes.
 package worker
 
 import (
@@ -21,12 +21,12 @@ import (
 	"github.com/bullpen-run/bullpen/worker/pool"
 )
 
-// ErrShutdown is the cause with which the context of running programs ends when the worker has waited for them long enough.
+// ErrShutdown is the cause with which the context of running programs is cancelled after the drain time.
 var ErrShutdown = errors.New("the worker was shut down")
 
-// Jobs hands out jobs, one for each free slot that asks.
+// Jobs assigns jobs to slots.
 type Jobs interface {
-	// Take waits for a job. Its error is ctx's when that ends first.
+	// Take blocks until a job is assigned to this slot. It returns ctx.Err() if ctx is done first.
 	Take(ctx context.Context) (Lease, error)
 }
 
@@ -34,60 +34,60 @@ type Jobs interface {
 type Lease interface {
 	Job() *proto.Job
 	Attempt() int
-	// Context carries the trace context of the submission.
+	// Context returns ctx with the trace context of the submission.
 	Context(ctx context.Context) context.Context
-	// Claim makes known that the program starts. The context it returns ends with [proto.ErrCancelled] or [proto.ErrLost] when the
+	// Claim records that the program starts. The returned context is cancelled with [proto.ErrCancelled] or [proto.ErrLost] when the
 	// program must be stopped. After an error the program must not be started.
 	Claim(ctx context.Context) (claimed context.Context, baseSeq int64, err error)
-	// Finish writes the result unless somebody did so first, and returns the record that stands.
-	Finish(ctx context.Context, e Ending) (*proto.Record, error)
-	// Release gives the lease up without a result.
+	// Finish writes the result unless there is one already, and returns the record as it is then.
+	Finish(ctx context.Context, e Outcome) (*proto.Record, error)
+	// Release ends the lease without a result.
 	Release()
 }
 
-// Ending is how an attempt ended.
-type Ending struct {
+// Outcome is the outcome of an attempt.
+type Outcome struct {
 	Result          proto.Result
 	LastSeq         int64 // of the last event published
 	OutputTruncated bool  // events were evicted or lost
 	Usage           *proto.Usage
-	Commit          *proto.Commit // what it made of its thread; nil where nothing changed, or there is none
+	Commit          *proto.Commit // the thread's next version; nil if nothing changed, or there is no thread
 }
 
 // Output publishes the events of one attempt.
 type Output interface {
 	Stream(s proto.Stream) io.Writer
-	// Close returns the last event's number, and whether readers will miss some.
+	// Close returns the number of the last event. truncated reports whether events are missing for readers.
 	Close() (last int64, truncated bool)
 }
 
 // Sandboxes prepares jails.
 type Sandboxes interface {
 	Prepare(ctx context.Context, spec jail.Spec) (jail.Jail, error)
-	// Zygote prepares a jail to fork others from.
+	// Zygote creates a jail to fork others from.
 	Zygote(ctx context.Context, spec jail.Spec) (jail.Zygote, error)
 }
 
-// Images makes the root file systems of sandboxes ready.
+// Images provides the root file systems of sandboxes.
 type Images interface {
-	// Get gives an image by its digest, and keeps it until release is called.
+	// Get returns the image with a digest. The image stays until release is called.
 	Get(ctx context.Context, digest string) (img Image, release func(), err error)
 }
 
 // Image is a root file system.
 type Image struct {
 	Root      string                    // its directory; empty for the host's runtimes
-	Languages map[proto.Language]string // the absolute path of each interpreter in it; nil where they go by their usual names
-	Env       map[string]string         // that it sets
+	Languages map[proto.Language]string // the absolute path of each interpreter; nil for the usual names
+	Env       map[string]string         // variables that the image sets
 }
 
-// Homes gives executions the homes of their threads.
+// Homes provides the homes of threads.
 type Homes interface {
-	// CheckOut gives the home of the job's thread as it is now.
+	// CheckOut returns the home of the job's thread at its newest version.
 	CheckOut(ctx context.Context, job *proto.Job) (Home, error)
 }
 
-// Home is a thread's home for one execution. It is in one goroutine's hands at a time.
+// Home is a thread's home for one execution. Its methods must not be called concurrently.
 type Home interface {
 	jail.Home
 	// PutStaged writes the thread's staged files. The error is a [*proto.UploadsError] if they do not fit.
@@ -95,11 +95,11 @@ type Home interface {
 	// PutProgram writes the program's file and returns its name, which differs from usual if the home has a
 	// file of that name. It may be called repeatedly.
 	PutProgram(usual string, content []byte) (name string, err error)
-	// Save stores what the program changed, and gives the commit that makes it the thread's next version; nil where nothing has changed.
-	// The jail must be dead. A [*proto.LimitError], [*proto.AttributesError] or [*proto.DepthError] says that the home has become too large,
+	// Save stores the changes of the program and returns the commit that makes them the thread's next version, nil if there are none.
+	// The jail must be dead. It returns a [*proto.LimitError], [*proto.AttributesError] or [*proto.DepthError] if the home is too large
 	// or too deep.
 	Save(ctx context.Context) (*proto.Commit, error)
-	// Close gives the home back when nothing of the jail lives. committed says that what Save gave is the thread's newest version now.
+	// Close releases the home after the death of the jail. committed reports whether the commit of Save is the thread's newest version.
 	Close(committed bool) error
 }
 
@@ -114,27 +114,28 @@ type Worker struct {
 	Slots  int
 	Warm   Warm
 	Log    *slog.Logger
-	Done   func(rec *proto.Record) // told of every execution that ended here
-	// Fit is told why sandboxes can be made here no longer, and with nil that they can again. Meanwhile no job is taken.
-	Fit func(err error)
+	Done   func(rec *proto.Record) // is called for every execution that ended here
+	// OnHealth is called when the worker's ability to create sandboxes changes: with the cause when it is lost, with nil when it is
+	// restored. The worker accepts no jobs in between.
+	OnHealth func(err error)
 
-	fitness fitness
-	pool    *pool.Pool[*box]
+	health  health
+	pool    *pool.Pool[*preparedJail]
 	zygotes *zygotePool
 }
 
-// Run takes jobs until ctx ends, and returns when all it took have ended. Programs that still run when cut ends are killed, and
-// recorded as lost with the shutdown.
+// Run accepts jobs until ctx is done, and returns when all of them have ended. Programs that still run when cut is done are killed and
+// recorded as lost to the shutdown.
 func (w *Worker) Run(ctx, cut context.Context) error {
 	var slots sync.WaitGroup
-	w.fitness.test, w.fitness.tell = w.selfTest, w.Fit
-	w.fitness.trust(ctx)
-	defer w.fitness.doubt()
-	defer w.keepWarm(ctx)()
+	w.health.test, w.health.notify = w.selfTest, w.OnHealth
+	w.health.markHealthy(ctx)
+	defer w.health.markUnhealthy()
+	defer w.startPrewarming(ctx)()
 	for range w.Slots {
 		slots.Go(func() {
 			for {
-				lease, err := w.Jobs.Take(w.fitness.await(ctx))
+				lease, err := w.Jobs.Take(w.health.awaitHealthy(ctx))
 				switch {
 				case err == nil:
 					w.job(cut, lease)
@@ -148,7 +149,7 @@ func (w *Worker) Run(ctx, cut context.Context) error {
 	return nil
 }
 
-// job sees one job through and leaves one wide line in the log.
+// job runs one job and logs one wide line.
 func (w *Worker) job(ctx context.Context, lease Lease) {
 	job := lease.Job()
 	ctx, span := otel.Tracer("bullpen/worker").Start(lease.Context(ctx), "run", trace.WithSpanKind(trace.SpanKindConsumer),
@@ -186,7 +187,7 @@ func (w *Worker) job(ctx context.Context, lease Lease) {
 	log.InfoContext(ctx, "execution ended", line...)
 }
 
-// timings are what an execution spent in its jail, for the log.
+// timings are the durations of an execution's steps, for the log.
 type timings struct {
 	start                        Start
 	checkOut, prepare, run, save time.Duration
@@ -194,10 +195,10 @@ type timings struct {
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// finishGrace is how long the result of a program that was cut off may take to be written.
+// finishGrace limits the writing of a result after a shutdown.
 const finishGrace = 5 * time.Second
 
-// execute runs the job and returns the record that stands. An error means that this worker has no say in the job any more.
+// execute runs the job and returns its terminal record. After an error this worker no longer holds the job.
 func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*proto.Record, error) {
 	job := lease.Job()
 	// The claim is written while the jail is being made: it must be durable before the program starts, not before its jail does.
@@ -217,7 +218,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	committed := false
 	defer func() {
 		if err := m.close(committed); err != nil {
-			w.Log.ErrorContext(ctx, "a sandbox could not be cleared away", "trace_id", job.TraceID, "error", err)
+			w.Log.ErrorContext(ctx, "sandbox removal failed", "trace_id", job.TraceID, "error", err)
 		}
 	}()
 	switch {
@@ -226,16 +227,16 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	case m.err != nil && errors.Is(context.Cause(running), proto.ErrLost):
 		return nil, context.Cause(running)
 	case m.err != nil && running.Err() != nil:
-		return w.finish(ctx, lease, Ending{Result: resultOf(job, jail.Outcome{Kind: jail.Killed}, context.Cause(running)), LastSeq: base})
+		return w.finish(ctx, lease, Outcome{Result: resultOf(job, jail.Outcome{Kind: jail.Killed}, context.Cause(running)), LastSeq: base})
 	case m.err != nil:
-		w.Log.ErrorContext(ctx, "a sandbox could not be prepared", "trace_id", job.TraceID, "error", m.err)
+		w.Log.ErrorContext(ctx, "sandbox preparation failed", "trace_id", job.TraceID, "error", m.err)
 		if m.suspect {
-			w.fitness.doubt()
+			w.health.markUnhealthy()
 		}
-		return w.finish(ctx, lease, Ending{Result: m.failure(), LastSeq: base})
+		return w.finish(ctx, lease, Outcome{Result: m.failure(), LastSeq: base})
 	}
 	if m.unusable != nil {
-		return w.finish(ctx, lease, Ending{Result: proto.Failure(proto.CodeSandboxStart, m.unusable.Error()), LastSeq: base})
+		return w.finish(ctx, lease, Outcome{Result: proto.Failure(proto.CodeSandboxStart, m.unusable.Error()), LastSeq: base})
 	}
 	program := m.program
 	events := w.Open(ctx, job.TraceID, lease.Attempt(), base)
@@ -244,23 +245,23 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	program.Stdout, program.Stderr = stdout, stderr
 	began := time.Now()
 	fault.Here(fault.AfterClaimBeforeStart)
-	outcome, err := m.box.Run(running, program)
+	outcome, err := m.jail.Run(running, program)
 	spent.run = time.Since(began)
 	last, truncated := events.Close()
 	fault.Here(fault.AfterOutputBeforeResult)
-	// A program that ended by itself has a result: whether the lease was lost is decided where that is written.
+	// A program that exited has a result. Finish decides whether the lease was lost.
 	if cause := context.Cause(running); errors.Is(cause, proto.ErrLost) && (err != nil || outcome.Kind == jail.Killed) {
 		return nil, cause
 	}
 	if err != nil {
-		w.Log.ErrorContext(ctx, "a sandbox failed", "trace_id", job.TraceID, "error", err)
+		w.Log.ErrorContext(ctx, "sandbox failed", "trace_id", job.TraceID, "error", err)
 		outcome = jail.Outcome{Kind: jail.StartFailed, Step: "run", Detail: sandboxBroken}
 	}
 	result := resultOf(job, outcome, context.Cause(running))
 	result.DurationMS = outcome.Duration.Milliseconds()
 	result.Stdout, result.StdoutTruncated = stdout.text()
 	result.Stderr, result.StderrTruncated = stderr.text()
-	ending := Ending{
+	ending := Outcome{
 		Result: result, LastSeq: last, OutputTruncated: truncated,
 		Usage: &proto.Usage{CPUMS: outcome.CPUTime.Milliseconds(), MemoryPeak: outcome.MemoryPeak, Network: outcome.Network},
 	}
@@ -269,7 +270,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 		ending.Commit, err = m.home.Save(ctx)
 		spent.save = time.Since(began)
 		if err != nil {
-			w.Log.ErrorContext(ctx, "a thread could not be saved", "trace_id", job.TraceID, "thread", job.ThreadID, "error", err)
+			w.Log.ErrorContext(ctx, "thread save failed", "trace_id", job.TraceID, "thread", job.ThreadID, "error", err)
 			ending.Result = result.Unsaved(notSaved(err))
 		}
 	}
@@ -283,7 +284,7 @@ func unsaved(rec *proto.Record) bool {
 	return rec.Result.ErrorCode != nil && *rec.Result.ErrorCode == string(proto.CodeThreadSave)
 }
 
-// notSaved says to the tenant why a home was not saved.
+// notSaved returns the message for the tenant about a home that was not saved.
 func notSaved(err error) string {
 	why := errors.New("its home could not be stored; the worker's log says why")
 	var limit *proto.LimitError
@@ -300,28 +301,28 @@ func notSaved(err error) string {
 	return fmt.Sprintf("The thread stays as it was before: %v.", why)
 }
 
-// sandboxBroken is all that a tenant is told of a failure of ours: the cause, with the host's paths, is in the log.
+// sandboxBroken is the message for the tenant about an internal failure. The cause, with the host's paths, is in the log.
 const sandboxBroken = "The sandbox failed on this worker; its log says why."
 
-// made is a jail that was prepared, or why it was not.
-type made struct {
-	box      *box   // nil where there is not even an image
-	home     Home   // nil where there is no thread
-	file     string // the program's, if it is in the home
-	program  jail.Program
-	unusable error // why there is no program, a sentence for the user
-	err      error
-	homeless bool // err is about the home
-	suspect  bool // err says nothing good of this worker
-	start    Start
-	checkOut time.Duration
-	took     time.Duration // without checkOut
+// preparation is the result of preparing a jail for a job.
+type preparation struct {
+	jail       *preparedJail // nil if not even the image could be opened
+	home       Home          // nil if there is no thread
+	file       string        // name of the program's file, if it is in the home
+	program    jail.Program
+	unusable   error // why there is no program, a sentence for the user
+	err        error
+	homeFailed bool // err concerns the home
+	suspect    bool // err suggests that this worker cannot create sandboxes
+	start      Start
+	checkOut   time.Duration
+	took       time.Duration // without checkOut
 }
 
-func (m *made) close(committed bool) error {
+func (m *preparation) close(committed bool) error {
 	var errs []error
-	if m.box != nil {
-		errs = append(errs, m.box.Close())
+	if m.jail != nil {
+		errs = append(errs, m.jail.Close())
 	}
 	if m.home != nil {
 		errs = append(errs, m.home.Close(committed))
@@ -329,56 +330,56 @@ func (m *made) close(committed bool) error {
 	return errors.Join(errs...)
 }
 
-// failure is what the tenant is told of err.
-func (m *made) failure() proto.Result {
+// failure returns the result for m.err.
+func (m *preparation) failure() proto.Result {
 	if uploads, ok := errors.AsType[*proto.UploadsError](m.err); ok {
 		return proto.Failure(proto.CodeThreadMount, fmt.Sprintf(
 			"The program was not started: %v. Upload smaller files in the place of some, or remove the thread.", uploads))
 	}
-	if m.homeless {
+	if m.homeFailed {
 		return proto.Failure(proto.CodeThreadMount, "The thread's home could not be made ready on this worker, so the program was not started.")
 	}
 	return proto.Failure(proto.CodeSandboxStart, sandboxBroken)
 }
 
-func (w *Worker) prepare(ctx context.Context, job *proto.Job) <-chan *made {
-	done := make(chan *made, 1)
+func (w *Worker) prepare(ctx context.Context, job *proto.Job) <-chan *preparation {
+	done := make(chan *preparation, 1)
 	go func() {
-		m := &made{}
+		m := &preparation{}
 		m.err = w.make(ctx, job, m)
 		done <- m
 	}()
 	return done
 }
 
-// make makes a jail with the home of the job's thread, if it has one.
-func (w *Worker) make(ctx context.Context, job *proto.Job, m *made) (err error) {
+// make prepares a jail with the home of the job's thread, if it has one.
+func (w *Worker) make(ctx context.Context, job *proto.Job, m *preparation) (err error) {
 	began := time.Now()
 	defer func() { m.took = time.Since(began) - m.checkOut }()
-	k := w.kind(job.Sandbox, job.Language, job.ThreadID != "")
-	m.box, m.start = w.ready(ctx, k, job.Key)
+	k := w.poolKey(job.Sandbox, job.Language, job.ThreadID != "")
+	m.jail, m.start = w.takePrepared(ctx, k, job.Key)
 	w.Warm.Taken(job.Language, m.start)
 	if m.start == Cold {
-		if m.box, err = k.base(ctx); err != nil {
+		if m.jail, err = k.openImage(ctx); err != nil {
 			return err
 		}
 	}
-	spec := Spec(job.Sandbox, m.box.image.Root)
+	spec := Spec(job.Sandbox, m.jail.image.Root)
 	if job.ThreadID != "" {
 		took := time.Now()
 		m.home, err = w.Homes.CheckOut(ctx, job)
 		m.checkOut = time.Since(took)
 		if err != nil {
-			m.home, m.homeless = nil, true
+			m.home, m.homeFailed = nil, true
 			return err
 		}
 		spec.Home = m.home
 	}
 	switch {
 	case m.start == Cold:
-		m.box.Jail, err = w.Jails.Prepare(ctx, spec)
+		m.jail.Jail, err = w.Jails.Prepare(ctx, spec)
 	case m.home != nil:
-		err = m.box.Bring(ctx, m.home)
+		err = m.jail.Bring(ctx, m.home)
 	}
 	if err != nil {
 		m.suspect = true
@@ -386,21 +387,21 @@ func (w *Worker) make(ctx context.Context, job *proto.Job, m *made) (err error) 
 	}
 	if m.home != nil {
 		took := time.Now()
-		m.file, err = furnish(ctx, m.home, job)
+		m.file, err = stageFiles(ctx, m.home, job)
 		m.checkOut += time.Since(took)
 		if err != nil {
-			m.homeless = true
+			m.homeFailed = true
 			return err
 		}
 	}
 	if m.program, m.unusable = w.program(job, m); m.unusable == nil {
-		err = m.box.Load(ctx, m.program)
+		err = m.jail.Load(ctx, m.program)
 	}
 	return err
 }
 
-// furnish puts into a home what is to be there before the program starts, and gives the name of the program's file in it, if it has one.
-func furnish(ctx context.Context, h Home, job *proto.Job) (string, error) {
+// furnish adds the uploaded files and the program's file to a home. It returns the name of the program's file, empty if that is elsewhere.
+func stageFiles(ctx context.Context, h Home, job *proto.Job) (string, error) {
 	if err := h.PutStaged(ctx); err != nil {
 		return "", err
 	}
@@ -411,7 +412,7 @@ func furnish(ctx context.Context, h Home, job *proto.Job) (string, error) {
 	return h.PutProgram(usual, []byte(job.Code))
 }
 
-// selfTest makes a sandbox of the default kind.
+// selfTest creates a default sandbox.
 func (w *Worker) selfTest(ctx context.Context) error {
 	box, err := w.Jails.Prepare(ctx, Spec(proto.DefaultSandbox(), ""))
 	if err != nil {
@@ -420,8 +421,8 @@ func (w *Worker) selfTest(ctx context.Context) error {
 	return box.Close()
 }
 
-// finish writes the result, also when the worker is being shut down, which must be recorded.
-func (w *Worker) finish(ctx context.Context, lease Lease, e Ending) (*proto.Record, error) {
+// finish writes the result, during a shutdown too.
+func (w *Worker) finish(ctx context.Context, lease Lease, e Outcome) (*proto.Record, error) {
 	write, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(finishGrace, cancel) })
@@ -429,9 +430,9 @@ func (w *Worker) finish(ctx context.Context, lease Lease, e Ending) (*proto.Reco
 	return lease.Finish(write, e)
 }
 
-// program makes what the jail runs. Its error is a sentence for the user.
-func (w *Worker) program(job *proto.Job, m *made) (jail.Program, error) {
-	source, ok := w.kind(job.Sandbox, job.Language, m.home != nil).source(m.box.image)
+// program returns the program that the jail runs. Its error is a sentence for the user.
+func (w *Worker) program(job *proto.Job, m *preparation) (jail.Program, error) {
+	source, ok := w.poolKey(job.Sandbox, job.Language, m.home != nil).source(m.jail.image)
 	if !ok {
 		return jail.Program{}, fmt.Errorf("language '%s' is not available in this sandbox image", job.Language)
 	}
@@ -445,7 +446,7 @@ func (w *Worker) program(job *proto.Job, m *made) (jail.Program, error) {
 	return p, err
 }
 
-// Spec is the jail that a sandbox asks for, on the root file system in a directory, empty for the host's runtimes.
+// Spec returns the spec of a sandbox's jail. root is the directory of its root file system, empty for the host's runtimes.
 func Spec(s proto.Sandbox, root string) jail.Spec {
 	return jail.Spec{
 		Root: root, Network: s.Network, CPU: s.CPU, Memory: s.Memory, Pids: s.Pids, HomeBytes: s.HomeBytes, TmpBytes: s.TmpBytes,

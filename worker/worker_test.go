@@ -29,7 +29,7 @@ type lease struct {
 	claimed  chan struct{}
 
 	mu       sync.Mutex
-	ending   *worker.Ending
+	ending   *worker.Outcome
 	released bool
 }
 
@@ -57,7 +57,7 @@ func (l *lease) Claim(ctx context.Context) (context.Context, int64, error) {
 	return ctx, 0, nil
 }
 
-func (l *lease) Finish(_ context.Context, e worker.Ending) (*proto.Record, error) {
+func (l *lease) Finish(_ context.Context, e worker.Outcome) (*proto.Record, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ending = &e
@@ -134,7 +134,7 @@ func runIn(t *testing.T, l *lease, b *box, homes worker.Homes, cutting func(cont
 	defer kill(nil)
 	w := &worker.Worker{
 		Jobs: jobs{make(chan *lease, 1)}, Jails: b, Images: slow{}, Homes: homes, Home: "/home/u", Slots: 1,
-		Warm: worker.Warm{Taken: func(proto.Language, worker.Start) {}}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Done: func(*proto.Record) {}, Fit: func(error) {},
+		Warm: worker.Warm{Taken: func(proto.Language, worker.Start) {}}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Done: func(*proto.Record) {}, OnHealth: func(error) {},
 		Open: func(context.Context, proto.TraceID, int, int64) worker.Output { return output{} },
 	}
 	w.Jobs.(jobs).left <- l
@@ -358,7 +358,7 @@ func (d *den) CheckOut(context.Context, *proto.Job) (worker.Home, error) {
 	return d, nil
 }
 func (d *den) Mount(jail.Volume, int, int) (*os.File, error) { return nil, nil }
-func (d *den) PutStaged(context.Context) error                    { return d.fill }
+func (d *den) PutStaged(context.Context) error               { return d.fill }
 func (d *den) PutProgram(usual string, _ []byte) (string, error) {
 	d.placed = "." + usual
 	return d.placed, nil

@@ -13,229 +13,232 @@ import (
 )
 
 const (
-	// often is how many executions of a kind an API key must ask for, per second, to have a parent: it costs as much as a jail or two to
-	// make, and as much memory to keep.
-	often = 2.0
-	// lately is the time within which whoever asks does not lose its parent to another.
-	lately = 5 * time.Second
-	// memoryOfParent is what a parent is taken to hold, in bytes, until it has been made.
-	memoryOfParent = 16 << 20
-	// A parent is replaced after so many forks of its interpreter, or so long a time, since the hash seed of that and its layout of memory
-	// are those of all forks.
-	forksOfParent, ageOfParent = 1000, 10 * time.Minute
-	// idle is how long a parent is kept that nobody asks for.
-	idle = 2 * time.Minute
-	// The first pause after a parent could not be made, and the longest: it doubles.
-	retry, mostRetry = 5 * time.Second, 5 * time.Minute
-	// makeTimeout is how long it may take to make one, with all that it imports.
-	makeTimeout = 30 * time.Second
+	// minForkRate is the number of executions per second with which an API key gets a zygote of a pool key. A zygote takes as long to
+	// create, and as much memory, as a jail or two.
+	minForkRate = 2.0
+	// protectedFor is the time after a request in which a zygote is not evicted for another one.
+	protectedFor = 5 * time.Second
+	// assumedMemory is the assumed memory of a zygote, in bytes, until it has been created.
+	assumedMemory = 16 << 20
+	// A zygote is replaced after maxForks forks of its interpreter, and at maxZygoteAge: all forks share the interpreter's hash seed
+	// and its memory layout.
+	maxForks, maxZygoteAge = 1000, 10 * time.Minute
+	// evictAfter is how long a zygote is kept after its last request.
+	evictAfter = 2 * time.Minute
+	// firstRetry is the pause after a failure, which doubles with each further failure up to maxRetry.
+	firstRetry, maxRetry = 5 * time.Second, 5 * time.Minute
+	// createTimeout limits the creation of a zygote, with all its imports.
+	createTimeout = 30 * time.Second
 )
 
-// zygotePool holds the jails that others are forked from: one for each kind that an API key asks for often, for that key alone.
+// zygotePool holds the jails that others are forked from: one for each pool key that an API key requests often, used by that API
+// key alone.
 type zygotePool struct {
-	most   int
-	memory int64 // bytes that all may hold
+	most   int   // limit of zygotes
+	memory int64 // limit of their memory, in bytes
 	log    *slog.Logger
 
-	mu       sync.Mutex
-	ctx      context.Context // ends when none is made any more
-	families map[string]*family
-	retired  int   // that still have jails
-	held     int64 // bytes, by them
-	making   sync.WaitGroup
+	mu            sync.Mutex
+	ctx           context.Context // is done when no more are created
+	slots         map[string]*zygoteSlot
+	retired       int   // zygotes that still have jails
+	retiredMemory int64 // bytes
+	background    sync.WaitGroup
 }
 
-// family is what is known of one kind.
-type family struct {
-	asked  pool.Rate
-	parent *ancestor
-	making bool
+// zygoteSlot is the state of one pool key.
+type zygoteSlot struct {
+	requests pool.Rate
+	zygote   *zygote // nil if there is none
+	creating bool
 
-	failed  time.Duration // the pause after the last failure; 0 after a success
-	retryAt time.Time
+	retryPause time.Duration // the pause after the last failure; 0 after a success
+	retryAt    time.Time
 }
 
-// ancestor is a parent, for as long as it is used.
-type ancestor struct {
+// zygote is a jail.Zygote with its use.
+type zygote struct {
 	jail.Zygote
-	size  int64 // bytes
-	born  time.Time
-	forks int            // of its interpreter that were asked of it
-	used  sync.WaitGroup // by forks that are being made
+	memory  int64 // bytes
+	created time.Time
+	forks   int            // of its interpreter that were requested
+	inUse   sync.WaitGroup // forks in progress
 }
 
-// ask reports whether a kind has a parent, and sees to it that it gets one, or a new one, if it should.
-func (p *zygotePool) ask(k kind) bool {
-	name, now := k.name(), time.Now()
+// request counts a request for k and reports whether there is a zygote to fork from. It starts to create or replace one if the rate
+// of requests calls for it.
+func (p *zygotePool) request(k poolKey) bool {
+	name, now := k.String(), time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	f := p.families[name]
-	if f == nil {
-		f = &family{}
-		p.families[name] = f
+	s := p.slots[name]
+	if s == nil {
+		s = &zygoteSlot{}
+		p.slots[name] = s
 	}
-	f.asked.Ask(now)
-	if f.parent != nil && !f.parent.Alive() {
-		p.retire(f)
+	s.requests.Add(now)
+	if s.zygote != nil && !s.zygote.Alive() {
+		p.retire(s)
 	}
-	wanted := f.asked.At(now) >= often || len(k.sandbox.Preload) > 0
-	worn := f.parent != nil && (f.parent.forks >= forksOfParent || now.Sub(f.parent.born) > ageOfParent)
-	if wanted && (f.parent == nil || worn) && !f.making && now.After(f.retryAt) && p.ctx.Err() == nil && p.room(f) {
-		f.making = true
-		p.making.Go(func() { p.make(f, k) })
+	wanted := s.requests.PerSecond(now) >= minForkRate || len(k.sandbox.Preload) > 0
+	expired := s.zygote != nil && (s.zygote.forks >= maxForks || now.Sub(s.zygote.created) > maxZygoteAge)
+	if wanted && (s.zygote == nil || expired) && !s.creating && now.After(s.retryAt) && p.ctx.Err() == nil && p.hasRoom(s) {
+		s.creating = true
+		p.background.Go(func() { p.create(s, k) })
 	}
-	return f.parent != nil
+	return s.zygote != nil
 }
 
-// take gives the parent of the family of a kind, which is not closed before done is called with what came of it; nil if it has none.
-func (p *zygotePool) take(k kind) (parent jail.Zygote, done func(err error)) {
+// acquire returns the zygote for k, nil if there is none. The zygote is not closed before done is called with the result of the fork.
+func (p *zygotePool) acquire(k poolKey) (z jail.Zygote, done func(err error)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	f := p.families[k.family().name()]
-	if f == nil || f.parent == nil {
+	s := p.slots[k.anyLanguage().String()]
+	if s == nil || s.zygote == nil {
 		return nil, nil
 	}
-	a := f.parent
+	acquired := s.zygote
 	if k.language == jail.Forkable {
-		a.forks++
+		acquired.forks++
 	}
-	a.used.Add(1)
-	return a, func(err error) {
-		defer a.used.Done()
+	acquired.inUse.Add(1)
+	return acquired, func(err error) {
+		defer acquired.inUse.Done()
 		if errors.Is(err, jail.ErrFull) || errors.Is(err, context.Canceled) {
 			return
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if err == nil {
-			f.failed = 0
-		} else if f.parent == a {
-			p.retire(f)
-			f.fail()
+			s.retryPause = 0
+		} else if s.zygote == acquired {
+			p.retire(s)
+			s.backOff()
 		}
 	}
 }
 
-// make makes a parent, in the place of the one there is.
-func (p *zygotePool) make(f *family, k kind) {
-	ctx, cancel := context.WithTimeout(p.ctx, makeTimeout)
+// create creates the zygote for k and retires its predecessor.
+func (p *zygotePool) create(s *zygoteSlot, k poolKey) {
+	ctx, cancel := context.WithTimeout(p.ctx, createTimeout)
 	defer cancel()
-	parent, err := k.parent(ctx)
-	size := int64(0)
+	created, err := k.createZygote(ctx)
+	memory := int64(0)
 	if err == nil {
-		size, err = parent.Memory()
+		memory, err = created.Memory()
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	f.making = false
-	a := &ancestor{Zygote: parent, size: size, born: time.Now()}
-	if _, held := p.kept(f); err == nil && held+size > p.memory {
-		err = fmt.Errorf("it holds %d bytes, with which all would hold more than the %d that they may", size, p.memory)
+	s.creating = false
+	z := &zygote{Zygote: created, memory: memory, created: time.Now()}
+	if _, others := p.usedByOthers(s); err == nil && others+memory > p.memory {
+		err = fmt.Errorf("it uses %d bytes, with which all zygotes exceed their limit of %d", memory, p.memory)
 	}
 	if err == nil {
-		p.retire(f)
-		f.parent = a
+		p.retire(s)
+		s.zygote = z
 		return
 	}
-	f.fail()
+	s.backOff()
 	if p.ctx.Err() == nil {
-		p.log.Warn("a jail to fork from could not be made, programs of its kind start in jails of their own", "kind", k.name(), "error", err,
-			"again_in", f.failed)
+		p.log.Warn("zygote creation failed", "key", k.String(), "error", err, "retry_in", s.retryPause)
 	}
-	if parent != nil {
-		p.close(a)
+	if created != nil {
+		p.close(z)
 	}
 }
 
-// fail puts off the next try. What is made anew and fails again and again is put off longer and longer.
-func (f *family) fail() {
-	f.failed = min(max(2*f.failed, retry), mostRetry)
-	f.retryAt = time.Now().Add(f.failed)
+// backOff delays the next attempt. Only a successful fork resets the pause, so a zygote that fails again and again is created less
+// and less often.
+func (s *zygoteSlot) backOff() {
+	s.retryPause = min(max(2*s.retryPause, firstRetry), maxRetry)
+	s.retryAt = time.Now().Add(s.retryPause)
 }
 
-// kept is how many parents there are but that of f, and are being made, and the bytes that they hold.
-func (p *zygotePool) kept(f *family) (count int, held int64) {
-	count, held = p.retired, p.held
-	for _, o := range p.families {
-		if o == f {
+// usedByOthers returns the number of zygotes, those being created included, and their memory in bytes, without those of s.
+func (p *zygotePool) usedByOthers(s *zygoteSlot) (count int, memory int64) {
+	count, memory = p.retired, p.retiredMemory
+	for _, o := range p.slots {
+		if o == s {
 			continue
 		}
-		if o.parent != nil {
-			count, held = count+1, held+o.parent.size
-		} else if o.making {
-			count, held = count+1, held+memoryOfParent
+		if o.zygote != nil {
+			count, memory = count+1, memory+o.zygote.memory
+		} else if o.creating {
+			count, memory = count+1, memory+assumedMemory
 		}
 	}
-	return count, held
+	return count, memory
 }
 
-// room reports whether there is room for a parent of f. If not, it gives up the one that was not asked for longest, if that is idle.
-func (p *zygotePool) room(f *family) bool {
-	if count, held := p.kept(f); count < p.most && held+memoryOfParent <= p.memory {
+// hasRoom reports whether there is room for a zygote of s. If not, it evicts the least recently requested one, unless that was
+// requested within protectedFor; a later request finds the room.
+func (p *zygotePool) hasRoom(s *zygoteSlot) bool {
+	if count, memory := p.usedByOthers(s); count < p.most && memory+assumedMemory <= p.memory {
 		return true
 	}
-	var other *family
-	for _, o := range p.families {
-		if o != f && o.parent != nil && (other == nil || o.asked.Last().Before(other.asked.Last())) {
+	var other *zygoteSlot
+	for _, o := range p.slots {
+		if o != s && o.zygote != nil && (other == nil || o.requests.Last().Before(other.requests.Last())) {
 			other = o
 		}
 	}
-	if other != nil && time.Since(other.asked.Last()) > lately {
+	if other != nil && time.Since(other.requests.Last()) > protectedFor {
 		p.retire(other)
 	}
-	return false // until the next one asks
+	return false
 }
 
-// run gives up parents that nobody asks for, until ctx ends, and then all; nobody may ask after that.
+// run evicts zygotes that are no longer requested, until ctx is done, and then closes all. request must not be called after that.
 func (p *zygotePool) run(ctx context.Context) {
-	look := time.NewTicker(idle / 4)
-	defer look.Stop()
+	ticker := time.NewTicker(evictAfter / 4)
+	defer ticker.Stop()
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-		case <-look.C:
-			p.sweep(time.Now().Add(-idle))
+		case <-ticker.C:
+			p.evict(time.Now().Add(-evictAfter))
 		}
 	}
-	p.making.Wait()
-	p.sweep(time.Now())
-	p.making.Wait()
+	p.background.Wait()
+	p.evict(time.Now())
+	p.background.Wait()
 }
 
-// sweep forgets the kinds that nobody has asked for since a time.
-func (p *zygotePool) sweep(since time.Time) {
+// evict removes the slots whose last request was before a time.
+func (p *zygotePool) evict(before time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for name, f := range p.families {
-		if !f.asked.Last().After(since) && !f.making {
-			p.retire(f)
-			delete(p.families, name)
+	for name, s := range p.slots {
+		if !s.requests.Last().After(before) && !s.creating {
+			p.retire(s)
+			delete(p.slots, name)
 		}
 	}
 }
 
-// retire gives up the parent of a kind. It lives until the last of its jails has ended.
-func (p *zygotePool) retire(f *family) {
-	if f.parent != nil {
-		p.close(f.parent)
-		f.parent = nil
+// retire removes the zygote of s. It lives until the last of its jails is gone.
+func (p *zygotePool) retire(s *zygoteSlot) {
+	if s.zygote != nil {
+		p.close(s.zygote)
+		s.zygote = nil
 	}
 }
 
-// close counts a parent until its last jail has ended.
-func (p *zygotePool) close(parent *ancestor) {
+// close closes z in the background. z counts until its last jail is gone.
+func (p *zygotePool) close(z *zygote) {
 	p.retired++
-	p.held += parent.size
-	p.making.Go(func() {
+	p.retiredMemory += z.memory
+	p.background.Go(func() {
 		defer func() {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.retired--
-			p.held -= parent.size
+			p.retiredMemory -= z.memory
 		}()
-		parent.used.Wait()
-		if err := parent.Close(); err != nil {
-			p.log.Error("a jail to fork from was not given back whole", "error", err)
+		z.inUse.Wait()
+		if err := z.Close(); err != nil {
+			p.log.Error("zygote close failed", "error", err)
 		}
 	})
 }

@@ -1,9 +1,8 @@
-// Package pool keeps jails ready before they are asked for, each for one use.
+// Package pool keeps prewarmed jails, each for one use.
 //
-// How many there are of a kind follows what is asked for: as many as come while
-// one is made, as were lacking lately, and some spare ones, for as long as the
-// kind is used at all. They are made one after another, and seldom while programs run
-// that would be slower for it; a pool that has none ready says so, and the caller makes its own.
+// The number of jails of a key follows the demand for it: as many as are requested while one is being created, as many as were
+// missing recently, and some spare ones, for as long as the key is in use. The pool creates one jail at a time, and rarely while
+// programs run that this would slow down. A caller that finds no prewarmed jail creates its own.
 package pool
 
 import (
@@ -18,355 +17,353 @@ import (
 )
 
 const (
-	// memoryOfOne is what a jail is taken to hold, in bytes, until one of its kind has been made.
-	memoryOfOne = 16 << 20
-	// unused is how long a kind is kept that nobody asks for.
-	unused = 10 * time.Minute
-	// oldest is how long a jail may wait. What it holds of the host, such as time zones and certificates, is not older than that.
-	oldest = 15 * time.Minute
-	// look is the pause between two looks for jails that are too old, or dead.
-	look = 15 * time.Second
-	// backoff is the first pause after a jail could not be made, and mostBackoff the longest: it doubles.
-	backoff, mostBackoff = time.Second, 2 * time.Minute
-	// aside is how long executions have the machine for themselves: a few times what it takes to make a jail.
-	aside = 20 * time.Millisecond
-	// remembered is how long a jail that was lacking has another one kept, and one that is not needed any more is.
-	remembered = 2 * time.Minute
+	// assumedMemory is the assumed memory of a jail, in bytes, until one of its key has been created.
+	assumedMemory = 16 << 20
+	// forgetAfter is how long a key is kept after its last request.
+	forgetAfter = 10 * time.Minute
+	// maxAge is how long a jail may wait. It bounds the age of the host's files that it holds, such as time zones and certificates.
+	maxAge = 15 * time.Minute
+	// sweepInterval is the pause between two searches for jails that are too old, or dead.
+	sweepInterval = 15 * time.Second
+	// firstRetry is the pause after a failure, which doubles with each further failure up to maxRetry.
+	firstRetry, maxRetry = time.Second, 2 * time.Minute
+	// quietTime is how long executions have the machine to themselves: a few times what creating a jail takes.
+	quietTime = 20 * time.Millisecond
+	// missMemory is how long a miss keeps another jail in the pool, and how long a jail stays that is no longer needed.
+	missMemory = 2 * time.Minute
 )
 
 var (
-	// ErrGone is returned by a function that cannot make jails any more, since what they are made from is gone. The pool forgets the kind
-	// until it is asked for again.
+	// ErrGone is returned by a function that can create no more jails, because what they are created from is gone. The pool forgets
+	// the key until its next request.
 	ErrGone = errors.New("what such jails are made from is gone")
-	// ErrFull is returned by a function that cannot make more jails than there are.
+	// ErrFull is returned by a function that cannot create more jails than exist.
 	ErrFull = errors.New("there are as many such jails as can be")
 )
 
-// Jail is what a pool keeps.
+// Jail is what a pool holds.
 type Jail interface {
-	// Alive reports whether it can still be used.
+	// Alive reports whether the jail can still be used.
 	Alive() bool
-	// Memory is what it holds, in bytes.
+	// Memory returns the memory that the jail uses, in bytes.
 	Memory() (int64, error)
-	// Close gives it back unused.
+	// Close discards the jail unused.
 	Close() error
 }
 
-// Config is what a pool must know.
+// Config configures a pool.
 type Config struct {
 	Cores  int   // processors
-	Spare  int   // jails of each kind to keep beside those that the rate asks for
-	Most   int   // jails to keep, of all kinds
-	Memory int64 // bytes that all of them may hold
+	Spare  int   // jails of each key to keep beside those that the rate demands
+	Most   int   // limit of jails, of all keys together
+	Memory int64 // limit of the memory that they use, in bytes
 	Log    *slog.Logger
 }
 
-// Pool keeps jails of several kinds. Its methods may be called from several goroutines.
+// Pool holds jails under keys: all jails of a key are interchangeable. Its methods may be called concurrently.
 type Pool[J Jail] struct {
 	cfg  Config
 	wake chan struct{} // there may be something to do
 
-	mu     sync.Mutex
-	kinds  map[string]*kind[J]
-	count  int       // jails that are kept
-	held   int64     // bytes, by them
-	looked time.Time // for jails that are too old, or dead
-	tried  time.Time // to make a jail, the last time
-	busy   int       // programs that run
+	mu          sync.Mutex
+	queues      map[string]*queue[J]
+	count       int       // of prewarmed jails
+	memory      int64     // bytes, of prewarmed jails
+	sweptAt     time.Time // see sweep
+	lastCreated time.Time // or last failure to create one
+	busy        int       // programs that run
 
-	closing sync.WaitGroup // of jails that are not kept any more
+	closing sync.WaitGroup // discarded jails
 }
 
-// kind is what is known of one kind.
-type kind[J Jail] struct {
-	name  string
-	make  func(ctx context.Context) (J, error)
-	ready []kept[J] // oldest first
-	size  int64     // bytes, of the last one made
+// queue holds the jails of one key.
+type queue[J Jail] struct {
+	key    string
+	create func(ctx context.Context) (J, error)
+	ready  []preparedJail[J] // oldest first
+	memory int64             // bytes, of the last one created
 
 	expected bool
-	asked    Rate
-	lacking  faded         // that were asked for when none was ready any more
-	took     time.Duration // to make the last one
+	requests Rate
+	misses   decayingCount // requests that found no prewarmed jail
+	took     time.Duration // to create the last one
 
-	failed  time.Duration // the pause after the last failure; 0 after a success
-	retryAt time.Time
+	retryPause time.Duration // the pause after the last failure; 0 after a success
+	retryAt    time.Time
 }
 
-type kept[J Jail] struct {
-	jail J
-	size int64
-	born time.Time
+type preparedJail[J Jail] struct {
+	jail    J
+	memory  int64 // bytes
+	created time.Time
 }
 
-// New makes an empty pool. Run fills it.
+// New returns an empty pool. Run fills it.
 func New[J Jail](cfg Config) *Pool[J] {
-	return &Pool[J]{cfg: cfg, wake: make(chan struct{}, 1), kinds: map[string]*kind[J]{}}
+	return &Pool[J]{cfg: cfg, wake: make(chan struct{}, 1), queues: map[string]*queue[J]{}}
 }
 
-// Take gives a jail of a kind, which is the caller's then. It is false when none is
-// ready. Others of the kind are made with the function from then on, whose context
-// ends with Run.
-func (p *Pool[J]) Take(name string, with func(ctx context.Context) (J, error)) (J, bool) {
-	defer p.tell()
+// Take removes a prewarmed jail of key from the pool and returns it. It returns false if there is none. From then on, Run creates
+// jails of the key with create, whose context is done when Run's is.
+func (p *Pool[J]) Take(key string, create func(ctx context.Context) (J, error)) (J, bool) {
+	defer p.wakeRun()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	k := p.want(name, with)
+	q := p.ensure(key, create)
 	now := time.Now()
-	k.asked.Ask(now)
-	for len(k.ready) > 0 {
-		last := len(k.ready) - 1
-		e := k.ready[last]
-		k.ready = k.ready[:last]
-		p.forget(e)
+	q.requests.Add(now)
+	for len(q.ready) > 0 {
+		last := len(q.ready) - 1
+		e := q.ready[last]
+		q.ready = q.ready[:last]
+		p.uncount(e)
 		if e.jail.Alive() {
 			return e.jail, true
 		}
 		p.discard(e.jail)
 	}
-	if k.took > 0 { // else nobody could have made any
-		k.lacking.add(now, remembered)
+	if q.took > 0 { // else there was no time to create any
+		q.misses.add(now, missMemory)
 	}
 	var none J
 	return none, false
 }
 
-// Busy tells that somebody waits for an execution, from when its jail is about to be asked for until done is called.
+// Busy records that an execution needs the machine, from before it requests its jail until done is called.
 func (p *Pool[J]) Busy() (done func()) {
-	count := func(n int) {
+	add := func(n int) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.busy += n
 	}
-	count(1)
+	add(1)
 	return func() {
-		count(-1)
-		p.tell()
+		add(-1)
+		p.wakeRun()
 	}
 }
 
-// Expect has one jail of a kind made before any is asked for, and one kept for good.
-func (p *Pool[J]) Expect(name string, with func(ctx context.Context) (J, error)) {
-	defer p.tell()
+// Expect keeps one jail of key prewarmed at all times, before the first request too.
+func (p *Pool[J]) Expect(key string, create func(ctx context.Context) (J, error)) {
+	defer p.wakeRun()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.want(name, with).expected = true
+	p.ensure(key, create).expected = true
 }
 
-// Ready is how many jails wait.
+// Ready returns the number of prewarmed jails.
 func (p *Pool[J]) Ready() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.count
 }
 
-// want finds a kind, or begins to know it.
-func (p *Pool[J]) want(name string, with func(ctx context.Context) (J, error)) *kind[J] {
-	k := p.kinds[name]
-	if k == nil {
-		k = &kind[J]{name: name, size: memoryOfOne}
-		p.kinds[name] = k
+// ensure returns the queue of a key, which it adds if there is none.
+func (p *Pool[J]) ensure(key string, create func(ctx context.Context) (J, error)) *queue[J] {
+	q := p.queues[key]
+	if q == nil {
+		q = &queue[J]{key: key, memory: assumedMemory}
+		p.queues[key] = q
 	}
-	k.make = with
-	return k
+	q.create = create
+	return q
 }
 
-// tell wakes Run.
-func (p *Pool[J]) tell() {
+func (p *Pool[J]) wakeRun() {
 	select {
 	case p.wake <- struct{}{}:
 	default:
 	}
 }
 
-// Run makes jails until ctx ends, and closes then what is left.
+// Run creates jails until ctx is done, and then closes those that are left.
 func (p *Pool[J]) Run(ctx context.Context) {
 	for ctx.Err() == nil {
-		k, until := p.next(time.Now())
-		if k != nil {
-			p.fill(ctx, k)
+		q, pause := p.next(time.Now())
+		if q != nil {
+			p.fill(ctx, q)
 			continue
 		}
 		select {
 		case <-ctx.Done():
 		case <-p.wake:
-		case <-time.After(until):
+		case <-time.After(pause):
 		}
 	}
 	p.mu.Lock()
-	for _, k := range p.kinds {
-		p.drop(k, len(k.ready))
+	for _, q := range p.queues {
+		p.drop(q, len(q.ready))
 	}
 	p.mu.Unlock()
 	p.closing.Wait()
 }
 
-// fill makes a jail of a kind.
-func (p *Pool[J]) fill(ctx context.Context, k *kind[J]) {
+// fill adds a jail to q.
+func (p *Pool[J]) fill(ctx context.Context, q *queue[J]) {
 	p.mu.Lock()
-	with := k.make
+	create := q.create
 	p.mu.Unlock()
 	began := time.Now()
-	j, err := with(ctx)
-	size := int64(0)
+	j, err := create(ctx)
+	memory := int64(0)
 	if err == nil {
-		if size, err = j.Memory(); err != nil {
+		if memory, err = j.Memory(); err != nil {
 			err = errors.Join(err, j.Close())
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
-	p.tried = now
+	p.lastCreated = now
 	switch {
 	case errors.Is(err, ErrGone):
-		p.end(k)
+		p.remove(q)
 		return
 	case errors.Is(err, ErrFull):
-		k.retryAt = now.Add(backoff)
+		q.retryAt = now.Add(firstRetry)
 		return
 	case err != nil:
-		k.failed = min(max(2*k.failed, backoff), mostBackoff)
-		k.retryAt = now.Add(k.failed)
+		q.retryPause = min(max(2*q.retryPause, firstRetry), maxRetry)
+		q.retryAt = now.Add(q.retryPause)
 		if ctx.Err() == nil {
-			p.cfg.Log.Warn("a jail could not be made ahead, programs of its kind start cold", "kind", k.name, "error", err, "again_in", k.failed)
+			p.cfg.Log.Warn("prewarm failed", "key", q.key, "error", err, "retry_in", q.retryPause)
 		}
 		return
 	}
-	k.failed, k.took, k.size = 0, now.Sub(began), size
-	k.ready = append(k.ready, kept[J]{j, size, now})
+	q.retryPause, q.took, q.memory = 0, now.Sub(began), memory
+	q.ready = append(q.ready, preparedJail[J]{j, memory, now})
 	p.count++
-	p.held += size
+	p.memory += memory
 }
 
-// next is the kind that has the least share of what it should have, of those that there is room for, or how long there may be none. It
-// closes what must not be used any more, and what is in the way.
-func (p *Pool[J]) next(now time.Time) (next *kind[J], until time.Duration) {
+// next returns the queue to fill now: the one furthest below its target that memory allows. If there is none, it returns the time
+// to wait. It closes jails that must not be used any more, and those that the next one displaces.
+func (p *Pool[J]) next(now time.Time) (next *queue[J], pause time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.lookAround(now)
-	until = look
-	least := 1.0
+	p.sweep(now)
+	pause = sweepInterval
+	lowest := 1.0
 	targets := p.targets(now)
-	needed := p.needed(targets)
-	for k, target := range targets {
-		share := float64(len(k.ready)) / float64(target)
-		// Of their number there is always room: all targets are not more than can be kept.
-		if share >= least || needed+k.size > p.cfg.Memory {
+	needed := p.neededMemory(targets)
+	for q, target := range targets {
+		filled := float64(len(q.ready)) / float64(target)
+		// The number of jails needs no check: the sum of the targets is within the limit.
+		if filled >= lowest || needed+q.memory > p.cfg.Memory {
 			continue
 		}
-		if wait := max(k.retryAt.Sub(now), p.aside(k, share).Sub(now)); wait > 0 {
-			until = min(until, wait)
+		if wait := max(q.retryAt.Sub(now), p.prewarmAfter(q, filled).Sub(now)); wait > 0 {
+			pause = min(pause, wait)
 		} else {
-			next, least = k, share
+			next, lowest = q, filled
 		}
 	}
 	if next != nil {
-		p.makeRoom(next, targets)
+		p.evictFor(next, targets)
 	}
-	return next, until
+	return next, pause
 }
 
-// targets is how many of each kind should be ready, none for those it has not: their depth, if there is room for all. Else they get
-// one after the other in turn, those first that were asked for last, so that many of one leave a few of each of the others.
-func (p *Pool[J]) targets(now time.Time) map[*kind[J]]int {
-	depths, targets := map[*kind[J]]int{}, map[*kind[J]]int{}
-	for _, k := range p.kinds {
-		depths[k] = k.depth(p.cfg.Spare, now)
+// targets returns the number of jails that each queue should hold, without queues that should hold none. It is their depth if all
+// fit. Otherwise they get one jail each in turn, those requested last first, so that a busy key leaves some room to the others.
+func (p *Pool[J]) targets(now time.Time) map[*queue[J]]int {
+	depths, targets := map[*queue[J]]int{}, map[*queue[J]]int{}
+	for _, q := range p.queues {
+		depths[q] = q.depth(p.cfg.Spare, now)
 	}
-	short := slices.SortedFunc(maps.Keys(depths), func(a, b *kind[J]) int { return b.asked.Last().Compare(a.asked.Last()) })
-	count, held := p.cfg.Most, p.cfg.Memory
+	short := slices.SortedFunc(maps.Keys(depths), func(a, b *queue[J]) int { return b.requests.Last().Compare(a.requests.Last()) })
+	count, memory := p.cfg.Most, p.cfg.Memory
 	for len(short) > 0 {
-		short = slices.DeleteFunc(short, func(k *kind[J]) bool {
-			if targets[k] == depths[k] || count == 0 || held < k.size {
+		short = slices.DeleteFunc(short, func(q *queue[J]) bool {
+			if targets[q] == depths[q] || count == 0 || memory < q.memory {
 				return true
 			}
-			targets[k]++
+			targets[q]++
 			count--
-			held -= k.size
+			memory -= q.memory
 			return false
 		})
 	}
 	return targets
 }
 
-// aside is until when programs that run have the machine for themselves, where a kind has such a share of what it should: between two
-// jails while they run on all processors, unless none is left, and else from when one was asked for, unless no more than half are left.
-func (p *Pool[J]) aside(k *kind[J], share float64) time.Time {
+// prewarmAfter returns the earliest time at which another jail may be added to q while programs run. filled is the part of q's
+// target that is there. A queue that is empty is filled at once. While programs run on all processors, jails are quietTime apart.
+// Otherwise a queue that is more than half full waits for quietTime after its last request.
+func (p *Pool[J]) prewarmAfter(q *queue[J], filled float64) time.Time {
 	switch {
-	case p.busy == 0 || len(k.ready) == 0:
+	case p.busy == 0 || len(q.ready) == 0:
 		return time.Time{}
 	case p.busy >= p.cfg.Cores:
-		return p.tried.Add(aside)
-	case share > 0.5:
-		return k.asked.Last().Add(aside)
+		return p.lastCreated.Add(quietTime)
+	case filled > 0.5:
+		return q.requests.Last().Add(quietTime)
 	default:
 		return time.Time{}
 	}
 }
 
-// lookAround gives up jails that are too old, too many, or dead, and kinds that nobody uses.
-func (p *Pool[J]) lookAround(now time.Time) {
-	if now.Sub(p.looked) < look {
+// sweep closes jails that are too old, too many, or dead, and removes keys that are not in use.
+func (p *Pool[J]) sweep(now time.Time) {
+	if now.Sub(p.sweptAt) < sweepInterval {
 		return
 	}
-	p.looked = now
-	for _, k := range p.kinds {
-		k.ready = slices.DeleteFunc(k.ready, func(e kept[J]) bool {
-			bad := now.Sub(e.born) > oldest || !e.jail.Alive()
-			if bad {
-				p.forget(e)
+	p.sweptAt = now
+	for _, q := range p.queues {
+		q.ready = slices.DeleteFunc(q.ready, func(e preparedJail[J]) bool {
+			unusable := now.Sub(e.created) > maxAge || !e.jail.Alive()
+			if unusable {
+				p.uncount(e)
 				p.discard(e.jail)
 			}
-			return bad
+			return unusable
 		})
-		depth := k.depth(p.cfg.Spare, now)
-		for len(k.ready) > depth && now.Sub(k.ready[0].born) > remembered {
-			p.drop(k, 1)
+		depth := q.depth(p.cfg.Spare, now)
+		for len(q.ready) > depth && now.Sub(q.ready[0].created) > missMemory {
+			p.drop(q, 1)
 		}
 		if depth == 0 {
-			p.end(k)
+			p.remove(q)
 		}
 	}
 }
 
-// end gives up all that is ready of a kind, and forgets it.
-func (p *Pool[J]) end(k *kind[J]) {
-	p.drop(k, len(k.ready))
-	delete(p.kinds, k.name)
+// remove closes all jails of a key and forgets it.
+func (p *Pool[J]) remove(q *queue[J]) {
+	p.drop(q, len(q.ready))
+	delete(p.queues, q.key)
 }
 
-// depth is how many of a kind should be ready: what is asked for while one is made,
-// twice over since requests come in swarms, as many as were lacking in the last one, and the spare ones.
-func (k *kind[J]) depth(spare int, now time.Time) int {
+// depth returns the number of jails that q should hold: twice the requests expected while one is created, since requests come in
+// bursts, the recent misses, and the spare ones.
+func (q *queue[J]) depth(spare int, now time.Time) int {
 	switch {
-	case now.Sub(k.asked.Last()) <= unused:
-		return int(math.Round(2*k.asked.At(now)*k.took.Seconds()+k.lacking.count(now, remembered))) + spare
-	case k.expected:
+	case now.Sub(q.requests.Last()) <= forgetAfter:
+		return int(math.Round(2*q.requests.PerSecond(now)*q.took.Seconds()+q.misses.value(now, missMemory))) + spare
+	case q.expected:
 		return 1
 	default:
 		return 0
 	}
 }
 
-// needed is what the jails hold, in bytes, without those that are more than they should be.
-func (p *Pool[J]) needed(targets map[*kind[J]]int) int64 {
-	held := p.held
-	for _, k := range p.kinds {
-		for _, e := range k.ready[:max(0, len(k.ready)-targets[k])] {
-			held -= e.size
+// neededMemory returns the memory of the jails, in bytes, without those beyond the targets.
+func (p *Pool[J]) neededMemory(targets map[*queue[J]]int) int64 {
+	memory := p.memory
+	for _, q := range p.queues {
+		for _, e := range q.ready[:max(0, len(q.ready)-targets[q])] {
+			memory -= e.memory
 		}
 	}
-	return held
+	return memory
 }
 
-// makeRoom gives up jails that are more than they should be, of the kinds first that were not asked for longest, until there is room for
-// one of a kind that has less than it should, and room beside those that all should have.
-func (p *Pool[J]) makeRoom(k *kind[J], targets map[*kind[J]]int) {
-	for p.count >= p.cfg.Most || p.held+k.size > p.cfg.Memory {
-		var other *kind[J]
-		for _, o := range p.kinds {
-			if len(o.ready) > targets[o] && (other == nil || o.asked.Last().Before(other.asked.Last())) {
+// evictFor closes jails beyond the targets, those of the least recently requested keys first, until q has room for another one.
+func (p *Pool[J]) evictFor(q *queue[J], targets map[*queue[J]]int) {
+	for p.count >= p.cfg.Most || p.memory+q.memory > p.cfg.Memory {
+		var other *queue[J]
+		for _, o := range p.queues {
+			if len(o.ready) > targets[o] && (other == nil || o.requests.Last().Before(other.requests.Last())) {
 				other = o
 			}
 		}
@@ -374,26 +371,26 @@ func (p *Pool[J]) makeRoom(k *kind[J], targets map[*kind[J]]int) {
 	}
 }
 
-// drop gives up the n oldest of a kind.
-func (p *Pool[J]) drop(k *kind[J], n int) {
-	for _, e := range k.ready[:n] {
-		p.forget(e)
+// drop closes the n oldest jails of q.
+func (p *Pool[J]) drop(q *queue[J], n int) {
+	for _, e := range q.ready[:n] {
+		p.uncount(e)
 		p.discard(e.jail)
 	}
-	k.ready = k.ready[n:]
+	q.ready = q.ready[n:]
 }
 
-// forget no longer counts a jail.
-func (p *Pool[J]) forget(e kept[J]) {
+// uncount subtracts a jail that leaves the pool.
+func (p *Pool[J]) uncount(e preparedJail[J]) {
 	p.count--
-	p.held -= e.size
+	p.memory -= e.memory
 }
 
-// discard closes a jail that is not kept any more.
+// discard closes a jail in the background.
 func (p *Pool[J]) discard(j J) {
 	p.closing.Go(func() {
 		if err := j.Close(); err != nil {
-			p.cfg.Log.Error("a jail that was made ahead was not given back whole", "error", err)
+			p.cfg.Log.Error("close of a prewarmed jail failed", "error", err)
 		}
 	})
 }

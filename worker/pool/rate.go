@@ -5,29 +5,33 @@ import (
 	"time"
 )
 
-// horizon is how far back the rate of what is asked for looks.
-const horizon = 5 * time.Second
+// rateWindow is the time constant of a Rate.
+const rateWindow = 5 * time.Second
 
-// Rate is how often something is asked for. Zero is never.
-type Rate struct{ asked faded }
+// Rate measures how often something is requested. The zero value is ready to use.
+type Rate struct{ requests decayingCount }
 
-// Ask counts one that is asked for now.
-func (r *Rate) Ask(now time.Time) { r.asked.add(now, horizon) }
+// Add counts a request at now.
+func (r *Rate) Add(now time.Time) { r.requests.add(now, rateWindow) }
 
-// At is how many are asked for in a second, over about the last five.
-func (r *Rate) At(now time.Time) float64 { return r.asked.count(now, horizon) / horizon.Seconds() }
+// PerSecond returns the number of requests per second, averaged over about the last five seconds.
+func (r *Rate) PerSecond(now time.Time) float64 {
+	return r.requests.value(now, rateWindow) / rateWindow.Seconds()
+}
 
-// Last is when one was asked for last; zero before the first.
-func (r *Rate) Last() time.Time { return r.asked.last }
+// Last returns the time of the last request; zero before the first.
+func (r *Rate) Last() time.Time { return r.requests.last }
 
-// faded is a number of events, of which each counts less the longer it was ago.
-type faded struct {
+// decayingCount counts events with a weight that decays exponentially with their age.
+type decayingCount struct {
 	last time.Time
 	n    float64 // at last
 }
 
-func (f *faded) add(now time.Time, horizon time.Duration) { f.n, f.last = f.count(now, horizon)+1, now }
+func (c *decayingCount) add(now time.Time, decay time.Duration) {
+	c.n, c.last = c.value(now, decay)+1, now
+}
 
-func (f *faded) count(now time.Time, horizon time.Duration) float64 {
-	return f.n * math.Exp(-now.Sub(f.last).Seconds()/horizon.Seconds())
+func (c *decayingCount) value(now time.Time, decay time.Duration) float64 {
+	return c.n * math.Exp(-now.Sub(c.last).Seconds()/decay.Seconds())
 }

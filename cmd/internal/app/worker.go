@@ -140,7 +140,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	r.slots = &queue.Slots{Store: r.store, Worker: r.instance, Total: r.cfg.SlotCount(), Capabilities: offers, Log: r.log, Journal: r.notes}
 	r.runner = &worker.Worker{
 		Jobs: jobs{r.slots}, Jails: maker, Images: images, Homes: homes, Home: r.cfg.Home, Slots: r.slots.Total, Warm: warm, Log: r.log,
-		Done: r.metrics.ExecutionDone, Fit: r.health.set,
+		Done: r.metrics.ExecutionDone, OnHealth: r.health.set,
 		Open: func(ctx context.Context, id proto.TraceID, attempt int, baseSeq int64) worker.Output {
 			return output{events.NewWriter(ctx, r.store, id, attempt, baseSeq)}
 		},
@@ -268,7 +268,7 @@ func (j jobs) Take(ctx context.Context) (worker.Lease, error) {
 
 type lease struct{ *queue.Lease }
 
-func (l lease) Finish(ctx context.Context, e worker.Ending) (*proto.Record, error) {
+func (l lease) Finish(ctx context.Context, e worker.Outcome) (*proto.Record, error) {
 	return l.Lease.Finish(ctx, queue.Outcome(e))
 }
 

@@ -77,7 +77,7 @@ func TestWorkerThatCanMakeNoJailTakesNoJobs(t *testing.T) {
 		w := &worker.Worker{
 			Jobs: queued, Jails: m, Home: "/home/u", Slots: 1, Log: slog.New(slog.DiscardHandler),
 			Warm: worker.Warm{Taken: func(proto.Language, worker.Start) {}},
-			Done: func(*proto.Record) {}, Fit: func(err error) { told = err },
+			Done: func(*proto.Record) {}, OnHealth: func(err error) { told = err },
 			Open: func(context.Context, proto.TraceID, int, int64) worker.Output { return output{} },
 		}
 		first, second := newLease(nil), newLease(nil)

@@ -54,7 +54,7 @@ func asking(t *testing.T, f func(a *asker)) {
 				Spare: 1, Most: 4, Zygotes: 4, Memory: 1 << 30, Languages: []proto.Language{proto.Python},
 				Taken: func(_ proto.Language, s worker.Start) { a.starts = append(a.starts, s) },
 			},
-			Done: func(*proto.Record) {}, Fit: func(error) {},
+			Done: func(*proto.Record) {}, OnHealth: func(error) {},
 			Open: func(context.Context, proto.TraceID, int, int64) worker.Output { return output{} },
 		}
 		done := make(chan error)
