@@ -1,6 +1,6 @@
-// Package gateway is the way in over HTTP: it authenticates, validates, admits, and words every answer. It knows nothing of
-// how jobs are queued or run; it asks for that through the small interfaces it declares, which other rooms implement.
+// Package gateway is the HTTP server: it authenticates, validates and admits requests, and writes all answers. It reaches the
+// queue, the registry and the stores only through the small interfaces that it declares.
 //
-// The contract is docs and schemas at /openapi.json. What belongs to this surface (authentication, the error envelope, the
-// cap on bodies, the path prefix) hangs on its route group, so that other surfaces with other envelopes can stand beside it.
+// Package proto/api defines the routes and types. Authentication, error bodies, the limit of bodies and the path prefix belong
+// to the route group of the execute API, so that other APIs with other conventions can be added beside it.
 package gateway

@@ -17,7 +17,7 @@ const (
 	preferAsync = "respond-async"
 )
 
-// modeOf tells how the client wants to be answered: asynchronously wins over what it accepts.
+// modeOf returns the mode that the client asks for. Async has precedence over the accepted types.
 func modeOf(h http.Header) proto.Mode {
 	for _, item := range listItems(h.Values("Prefer")) {
 		name, _, _ := strings.Cut(item, ";")
@@ -31,8 +31,8 @@ func modeOf(h http.Header) proto.Mode {
 	return proto.ModeInline
 }
 
-// preferred gives the first of the supported types that the client accepts with the highest weight. The first supported one
-// stands for wildcards, and answers those who accept none of them: an answer is of more use than a refusal.
+// preferred returns the first of the supported types that the client accepts with the highest weight. Wildcards match the first
+// type. A client that accepts none of the types gets the first one: an answer is of more use than a refusal.
 func preferred(h http.Header, supported ...string) string {
 	best, bestWeight := supported[0], 0.0
 	for _, item := range listItems(h.Values("Accept")) {
@@ -49,7 +49,7 @@ func preferred(h http.Header, supported ...string) string {
 	return best
 }
 
-// weightOf reads the q parameter: 1 where there is none, 0 where it is no weight.
+// weightOf returns the q parameter: 1 without one, 0 for an invalid one.
 func weightOf(params []string) float64 {
 	for _, param := range params {
 		name, value, _ := strings.Cut(param, "=")
@@ -65,7 +65,7 @@ func weightOf(params []string) float64 {
 	return 1
 }
 
-// listItems splits the lines of a list header at the commas that are not inside quotes.
+// listItems splits the lines of a list header at commas outside quotes.
 func listItems(lines []string) []string {
 	var items []string
 	for _, line := range lines {

@@ -14,12 +14,12 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// statusClientGone is logged for requests whose client went away before there was an answer. It is never sent.
+// statusClientGone is logged for requests whose client disconnected before the answer. It is never sent.
 const statusClientGone = 499
 
 const maxRequestID = 128
 
-// info is what a request has come to be known by, for the answer and for the log line at its end.
+// info collects the data of a request for its answer and its log line.
 type info struct {
 	requestID string
 	key       proto.Key
@@ -32,16 +32,16 @@ type info struct {
 
 type infoKey struct{}
 
-// infoOf gives the info that observe put into the context of every request.
+// infoOf returns the info that observe adds to the context of every request.
 func infoOf(ctx context.Context) *info {
 	i, ok := ctx.Value(infoKey{}).(*info)
 	if !ok {
-		panic("gateway: a handler was called around the middleware")
+		panic("gateway: a handler was called without the middleware")
 	}
 	return i
 }
 
-// recorder notes what is answered, and gives every write its own deadline.
+// recorder records the status and the size of an answer, and sets a deadline for each write.
 type recorder struct {
 	http.ResponseWriter
 	control *http.ResponseController
@@ -81,15 +81,15 @@ func (rec *recorder) FlushError() error {
 	return rec.control.Flush()
 }
 
-// extend moves the write deadline. Where deadlines are not supported there is no connection that could stall.
+// extend sets the write deadline. It is unsupported by connections that cannot stall.
 func (rec *recorder) extend() { _ = rec.control.SetWriteDeadline(time.Now().Add(writeTimeout)) }
 
-// observe is around every request: it names it, writes one line about it, and keeps panics from the server.
+// observe wraps every request: it assigns the id, writes the log line, and recovers from panics.
 func (s *Server) observe(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
 		rec := &recorder{ResponseWriter: w, control: http.NewResponseController(w)}
-		_ = rec.control.SetWriteDeadline(time.Time{}) // that of the connection's request before this one
+		_ = rec.control.SetWriteDeadline(time.Time{}) // of the previous request on the connection
 		i := &info{requestID: requestID(r), rec: rec}
 		w.Header().Set("X-Request-Id", i.requestID)
 		if ambiguousEnd(r) {
@@ -121,10 +121,9 @@ func (s *Server) observe(next http.Handler) http.Handler {
 	})
 }
 
-// ambiguousEnd reports whether a proxy in front may see the end of the request elsewhere than this server does, so that what follows
-// on the connection could be a request that somebody smuggled in. It must then not be kept alive (RFC 9112, 6.1). net/http reads the
-// body of a chunked request rightly, but has removed a Content-Length that came along, so that any chunked one may have had one;
-// in HTTP/1.0 it does so with Transfer-Encoding.
+// ambiguousEnd reports whether a proxy in front may see another end of the request than this server, so that the rest of the
+// connection could be a smuggled request. Such a connection must not be kept alive (RFC 9112, 6.1). net/http removes the
+// Content-Length of a chunked request, so any chunked request may have had one; in HTTP/1.0 it removes Transfer-Encoding.
 func ambiguousEnd(r *http.Request) bool {
 	return r.ProtoMajor == 1 && (len(r.TransferEncoding) > 0 || r.ProtoMinor == 0)
 }
@@ -167,7 +166,7 @@ func (s *Server) logRequest(r *http.Request, i *info, took time.Duration) {
 	s.Log.LogAttrs(r.Context(), level, "request", attrs...)
 }
 
-// requestID takes the client's id if it is fit to be written into headers and logs, and makes one otherwise.
+// requestID returns the client's id if it is valid in headers and logs, or else a new one.
 func requestID(r *http.Request) string {
 	if id := r.Header.Get("X-Request-Id"); id != "" && len(id) <= maxRequestID && printable(id) {
 		return id
@@ -175,7 +174,7 @@ func requestID(r *http.Request) string {
 	return "req_" + rand.Text()
 }
 
-// printable reports whether s is of printable ASCII only.
+// printable reports whether s consists of printable ASCII characters.
 func printable(s string) bool {
 	for i := range len(s) {
 		if s[i] < ' ' || s[i] > '~' {

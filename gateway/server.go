@@ -21,15 +21,15 @@ const DefaultMaxBody = 8 << 20
 
 const (
 	bodyTimeout = 30 * time.Second // a body must have arrived by then
-	// writeTimeout is how long a client may take for one piece of an answer, of up to writePiece bytes, before the
-	// connection is dropped: a client that stops reading must not hold an answer in memory.
+	// writeTimeout is how long a client may take to read writePiece bytes of an answer before the connection is dropped: a
+	// client that stops reading must not keep an answer in memory.
 	writeTimeout = 60 * time.Second
 	writePiece   = 256 << 10
 	keepalive    = 15 * time.Second
-	// leaveGrace is how long a stream goes on without an event once this server leaves.
+	// leaveGrace is how long a stream goes on without an event after Leave.
 	leaveGrace = time.Second
-	// answerGrace is what an inline answer may take beyond the execution's timeout. The SDK gives up two seconds later,
-	// and sends the code again.
+	// answerGrace is the time for an inline answer beyond the execution's timeout. The SDK gives up two seconds later, and
+	// sends the request again.
 	answerGrace = 8 * time.Second
 	// storeTimeout bounds a change that is completed even if the client is gone.
 	storeTimeout = 4 * time.Second
@@ -37,8 +37,8 @@ const (
 	readyTimeout = time.Second
 )
 
-// Server answers HTTP requests. Its exported fields are set before Handler is called and not changed afterwards; all but
-// Metrics, Done, UpgradeURL and PublicURL are needed. It is safe for concurrent use and starts no goroutines of its own.
+// Server answers HTTP requests. Its exported fields are set before Handler is called and not changed afterwards. All but
+// Metrics, Done, UpgradeURL, PublicURL and Unfit are required. It is safe for concurrent use and starts no goroutines.
 type Server struct {
 	Submissions Submissions
 	Jobs        Jobs
@@ -46,15 +46,13 @@ type Server struct {
 	Keys        Keys
 	KeyAdmin    KeyAdmin
 	Profiles    Profiles
-	Images      Images // those that profiles name
-	// ImageAdmin answers for the images of sandboxes.
-	ImageAdmin ImageAdmin
-	Webhooks   Webhooks
-	URLs       URLs // those that webhooks may go to
-	Deliveries Deliveries
-	Threads    Threads
-	Versions   Versions
-	// ThreadAdmin answers for the store of all threads.
+	Images      Images // of profiles
+	ImageAdmin  ImageAdmin
+	Webhooks    Webhooks
+	URLs        URLs // of webhooks
+	Deliveries  Deliveries
+	Threads     Threads
+	Versions    Versions
 	ThreadAdmin ThreadAdmin
 	Files       Files
 	DeadLetters DeadLetters
@@ -62,22 +60,21 @@ type Server struct {
 
 	Log    *slog.Logger
 	Tracer trace.Tracer
-	// Metrics answers GET /metrics; nil for none.
+	// Metrics, if not nil, answers GET /metrics.
 	Metrics http.Handler
-	// Done is told of every request that was answered: the pattern of its route, its method, the status and the time taken;
-	// nil for nobody.
+	// Done, if not nil, is called after each request with the pattern of its route.
 	Done func(route, method string, status int, took time.Duration)
 
-	Default     proto.Profile // the sandbox of keys that are bound to none
-	QueueWait   time.Duration // how long inline and streaming executions wait for a worker
-	QueueExpiry time.Duration // how long asynchronous ones do
-	MaxBody     int64         // cap on request bodies, in bytes
-	Memory      int64         // what open requests and their bodies may take, in bytes; more than that is refused
-	UpgradeURL  string        // where people change their plan, for messages; empty for nowhere
-	Version     string        // of the program, for the documents
-	Home        string        // where programs find their home, absolute and cleaned: paths of files may begin with it
-	PublicURL   string        // where clients reach this server, for URLs of files, without a slash at its end; empty for the Host they name
-	// URLSecret signs the URLs of files. It is random, and the same in all gateways.
+	Default     proto.Profile // the sandbox of keys that are bound to no profile
+	QueueWait   time.Duration // the longest wait of inline and streaming executions for a worker
+	QueueExpiry time.Duration // the same of async ones
+	MaxBody     int64         // largest request body, in bytes
+	Memory      int64         // limit of open requests and their bodies, in bytes
+	UpgradeURL  string        // where users change their plan, for messages; empty for none
+	Version     string        // of the program, for the OpenAPI document
+	Home        string        // the home of programs, absolute and cleaned: paths of files may begin with it
+	PublicURL   string        // the address for URLs of files, without a final slash; empty for the Host of the request
+	// URLSecret signs the URLs of files. All gateways have the same random secret.
 	URLSecret *[32]byte
 	// Unfit tells why the worker in this process takes no jobs; empty where it does. It is nil in a process without one.
 	Unfit func() string
@@ -89,16 +86,15 @@ type Server struct {
 	transfers transfers
 }
 
-// Drain makes new requests of the API be answered with 503 from now on, and /readyz too. Those that have begun go on to their end,
-// for which the caller waits.
+// Drain makes the server answer new API requests and /readyz with 503. Requests in progress go on; the caller waits for them.
 func (s *Server) Drain() { s.draining.Store(true) }
 
-// Leave makes nobody wait any longer for an execution whose answer has not begun: what is queued for its caller is withdrawn and
-// answered with 503, what runs with where to ask for it. Streams that have begun are broken off, between two events, when there is
-// nothing to tell for a second: whoever reads them goes on elsewhere. It is called after Handler.
+// Leave ends all waits for executions. Queued executions of waiting requests are withdrawn and answered with 503, running ones
+// with the path to ask at. Streams are broken off between two events after a second without events: clients resume at another
+// server. It is called after Handler.
 func (s *Server) Leave() { s.leave() }
 
-// Handler gives the handler of all routes. It is called once.
+// Handler returns the handler of all routes. It is called once.
 func (s *Server) Handler() http.Handler {
 	s.leaving, s.leave = context.WithCancel(context.Background())
 	root := chi.NewRouter()
@@ -168,7 +164,7 @@ func (s *Server) refuseWhenDraining(next http.Handler) http.Handler {
 	})
 }
 
-// authenticate finds the key of the request. What is not of the form of a key is not looked up.
+// authenticate finds the key of the request. A secret of the wrong form is not looked up.
 func (s *Server) authenticate(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
@@ -185,7 +181,7 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 		info := infoOf(r.Context())
 		info.key = *key
 		if info.plan, ok = proto.PlanByName(key.Plan); !ok {
-			s.writeError(w, r, fmt.Errorf("key %s has the plan %q, which there is not", key.ID, key.Plan))
+			s.writeError(w, r, fmt.Errorf("key %s has an unknown plan %q", key.ID, key.Plan))
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -202,8 +198,8 @@ func (s *Server) requireAllRights(next http.Handler) http.Handler {
 	})
 }
 
-// methodNotAllowed says which methods the path takes. The router calls it for methods it has never heard of as well, on any
-// path, so a path that takes none is one that does not exist.
+// methodNotAllowed lists the methods of a path. The router also calls it for unknown methods on any path, so a path without
+// methods does not exist.
 func methodNotAllowed(root chi.Routes) func(http.ResponseWriter, *http.Request) error {
 	methods := []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}
 	return func(w http.ResponseWriter, r *http.Request) error {
@@ -225,7 +221,7 @@ func methodNotAllowed(root chi.Routes) func(http.ResponseWriter, *http.Request) 
 	}
 }
 
-// until gives a context that ends at the deadline, or when this server leaves.
+// until returns a context that ends at the deadline, or at Leave.
 func (s *Server) until(ctx context.Context, deadline time.Time) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	stop := context.AfterFunc(s.leaving, cancel)
@@ -235,7 +231,7 @@ func (s *Server) until(ctx context.Context, deadline time.Time) (context.Context
 	}
 }
 
-// detached gives a context for what must be finished although the client may be gone.
+// detached returns a context for changes that are completed even if the client is gone.
 func detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 }

@@ -35,8 +35,7 @@ func (s *Server) newFollower(w http.ResponseWriter, r *info, tail Tail, sse bool
 	return &follower{s: s, w: r.rec, tail: tail, sse: sse, last: last}
 }
 
-// copy writes events as they come until the last one. Its errors are those of reading and writing, that of ctx, and errDraining when
-// this server leaves and there is nothing more to tell.
+// copy writes events as they come until the last one. It returns errDraining after Leave when there are no more events.
 func (f *follower) copy(ctx context.Context) error {
 	for {
 		left := f.s.leaving.Err() != nil
@@ -50,7 +49,7 @@ func (f *follower) copy(ctx context.Context) error {
 		case errors.Is(err, errDeadline) && left:
 			err = errDraining
 		case errors.Is(err, errDeadline) && f.s.leaving.Err() != nil:
-			continue // what has happened already is told
+			continue // send the present events
 		case errors.Is(err, errDeadline):
 			err = f.write(proto.Batch{First: f.last, Last: f.last, Lines: proto.AppendKeepaliveEvent(nil, f.last)})
 		}
@@ -68,7 +67,7 @@ func (f *follower) write(batch proto.Batch) error {
 		}
 		return f.w.FlushError()
 	}
-	// Lines are short and many; longer ones pass through it without a copy. A stream on which little happens needs little.
+	// Lines are short and many; longer ones bypass the buffer. A slow stream needs only a small one.
 	size := 32 << 10
 	if batch.Result == nil {
 		size = min(size, 2*len(batch.Lines))
@@ -103,7 +102,7 @@ func (f *follower) writeLines(out io.Writer, batch proto.Batch) error {
 	return nil
 }
 
-// writeResult writes the result event, if the batch has it. It is not put together in memory.
+// writeResult writes the result event, if the batch has it, without encoding it in memory.
 func (f *follower) writeResult(out io.Writer, batch proto.Batch) error {
 	if batch.Result == nil {
 		return nil
@@ -121,7 +120,7 @@ func (f *follower) writeResult(out io.Writer, batch proto.Batch) error {
 	return err
 }
 
-// field gives what stands before an event of server-sent events. It is good until the next call.
+// field returns the text before an event of server-sent events. It is valid until the next call.
 func (f *follower) field(seq int64) []byte {
 	f.head = append(f.head[:0], "id: "...)
 	f.head = strconv.AppendInt(f.head, seq, 10)
@@ -129,8 +128,8 @@ func (f *follower) field(seq int64) []byte {
 	return f.head
 }
 
-// next reads the next events. Its error is errDeadline when it is time for a keepalive, and when this server leaves; left says that
-// it does already.
+// next reads the next events. It returns errDeadline when a keepalive is due, and at Leave. left reports that Leave was called
+// already.
 func (f *follower) next(ctx context.Context, left bool) (proto.Batch, error) {
 	if !left {
 		return f.s.nextUntil(ctx, f.tail, time.Now().Add(keepalive))
@@ -140,15 +139,14 @@ func (f *follower) next(ctx context.Context, left bool) (proto.Batch, error) {
 	return nextWithin(ctx, limited, f.tail)
 }
 
-// nextUntil reads the next events. Its error is errDeadline at the deadline, and when this server leaves; the tail is still good
-// then.
+// nextUntil reads the next events. It returns errDeadline at the deadline, and at Leave; the tail can still be read then.
 func (s *Server) nextUntil(ctx context.Context, tail Tail, deadline time.Time) (proto.Batch, error) {
 	limited, cancel := s.until(ctx, deadline)
 	defer cancel()
 	return nextWithin(ctx, limited, tail)
 }
 
-// nextWithin reads the next events until limited ends, which is ctx with a limit.
+// nextWithin reads the next events. limited is ctx with a deadline.
 func nextWithin(ctx, limited context.Context, tail Tail) (proto.Batch, error) {
 	batch, err := tail.Next(limited)
 	switch {
@@ -163,8 +161,8 @@ func nextWithin(ctx, limited context.Context, tail Tail) (proto.Batch, error) {
 	}
 }
 
-// answerStream streams an execution that was just accepted. Only when it has started is the answer a stream: until then it
-// may still be an error.
+// answerStream streams the events of an accepted execution. The answer begins when the execution starts: before, it may still be
+// an error.
 func (s *Server) answerStream(ctx context.Context, w http.ResponseWriter, x *admitted) error {
 	limited, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()
@@ -201,7 +199,7 @@ func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.
 	if errors.Is(err, errDeadline) && x.submission != nil {
 		record, withdrawErr := s.Submissions.Withdraw(ctx, x.submission, s.withdrawReason())
 		switch {
-		case withdrawErr != nil: // it may start yet
+		case withdrawErr != nil: // it may still start
 			s.Log.WarnContext(ctx, "withdraw failed", "trace_id", x.id, "error", withdrawErr)
 		case record.ExpiredInQueue():
 			return first, errExpired
@@ -216,7 +214,7 @@ func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.
 	case bytes.HasPrefix(first.Lines, []byte(`{"type":"status"`)):
 		return first, nil
 	}
-	// It ended without having started.
+	// It ended before it started.
 	limited, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()
 	record, err := s.Jobs.Lookup(limited, x.id)

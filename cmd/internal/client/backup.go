@@ -6,7 +6,7 @@ import (
 	"net/http"
 )
 
-// Backup gives a backup of what the server's JetStream holds, as it comes.
+// Backup returns a backup of the server's JetStream while the server creates it.
 func (c *Client) Backup(ctx context.Context) (io.ReadCloser, error) {
 	resp, err := c.do(ctx, call{method: http.MethodGet, path: "/v1/admin/backup", header: map[string]string{"Accept": "application/zstd"}})
 	if err != nil {

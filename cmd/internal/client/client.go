@@ -1,5 +1,5 @@
-// Package client speaks bullpen's HTTP API for the command line. It knows requests and answers, waits when it is told to come
-// back later, and resumes streams that break off; it prints nothing and knows no exit codes.
+// Package client is the client of bullpen's HTTP API for the command line. It retries requests that the server asks to retry, and
+// resumes streams that break off. It prints nothing and knows no exit codes.
 package client
 
 import (
@@ -22,25 +22,25 @@ import (
 )
 
 const (
-	// defaultPatience is how long a [Client] tries when it is not told.
+	// defaultPatience is the default of [Client.Patience].
 	defaultPatience = 30 * time.Second
 	firstPause      = 200 * time.Millisecond
 	longestPause    = 5 * time.Second
-	// maxErrorBody bounds what is read of an answer that says what went wrong.
+	// maxErrorBody is the largest part of an error's body that is read.
 	maxErrorBody = 64 << 10
 
 	ndjson = "application/x-ndjson"
 )
 
-// Client speaks to one server with one API key. Its methods may be called from many goroutines.
+// Client sends requests to one server with one API key. It is safe for concurrent use.
 type Client struct {
 	URL   string       // of the server, such as http://127.0.0.1:8080
 	Key   string       // the API key
 	Agent string       // the User-Agent header
-	HTTP  *http.Client // nil for http.DefaultClient; it must have no time-out of its own, because streams are long
-	// Patience is how long to go on while the server says "later" or a stream cannot be resumed; 0 is 30 s.
+	HTTP  *http.Client // nil for http.DefaultClient; it must have no timeout, because streams are long
+	// Patience bounds retries while the server is unavailable or a stream cannot be resumed; 0 is 30 s.
 	Patience time.Duration
-	// Retrying is told why before a request is sent again, from the goroutine that sends it; nil for nobody.
+	// Retrying, if not nil, is called with the cause before a request is sent again, from the goroutine that sends it.
 	Retrying func(error)
 }
 
@@ -50,14 +50,14 @@ func (c *Client) retrying(err error) {
 	}
 }
 
-// Error is an answer that refuses.
+// Error is an answer with an error status.
 type Error struct {
 	Status     int    // of HTTP
-	Code       string // of the API, such as validation_error; empty when something else than bullpen answered
-	Message    string // what is wrong and what to do
+	Code       string // of the API, such as validation_error; empty if something other than bullpen answered
+	Message    string // what is wrong, and what to do about it
 	TraceID    proto.TraceID
 	RequestID  string
-	RetryAfter time.Duration // when it may be otherwise; 0 when the server did not say
+	RetryAfter time.Duration // from the header Retry-After; 0 without it
 }
 
 func (e *Error) Error() string {
@@ -71,29 +71,29 @@ func (e *Error) Error() string {
 	return b.String() + ")"
 }
 
-// UnreachableError says that no connection to the server came about: it has received nothing, but for an earlier try that broke.
+// UnreachableError is returned if no connection to the server could be made. The server has received at most an earlier attempt.
 type UnreachableError struct {
 	URL   string
 	Err   error
-	Broke bool // there was such a try, and the server may carry it out
+	Broke bool // an earlier attempt broke off, and the server may have carried it out
 }
 
 func (e *UnreachableError) Error() string { return fmt.Sprintf("cannot reach %s: %v", e.URL, e.Err) }
 
-// Unwrap gives the reason.
+// Unwrap returns the cause.
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
-// call is a request and what may be done when it fails.
+// call is a request and its retry policy.
 type call struct {
 	method, path string
 	body         any
 	header       map[string]string
-	resend       bool // the server may have received it and it does no harm to send it again
-	redial       bool // go on where no connection comes about; after an answer or a break that is done anyway
+	resend       bool // it may be sent again although the server may have received it
+	redial       bool // retry if no connection can be made; after an answer or a broken connection that is always done
 }
 
-// do sends the request and gives the answer when it is one of success. Its errors are [*Error], [*UnreachableError], the
-// context's, or those of a connection that broke.
+// do sends the request and returns a successful answer. Its errors are [*Error], [*UnreachableError], that of ctx, or that of a
+// broken connection.
 func (c *Client) do(ctx context.Context, call call) (*http.Response, error) {
 	var body []byte
 	if call.body != nil {
@@ -119,7 +119,7 @@ func (c *Client) do(ctx context.Context, call call) (*http.Response, error) {
 			// A 429 without a time is a limit of the plan, which waiting does not change.
 			if refused.Status == http.StatusServiceUnavailable || refused.Status == http.StatusTooManyRequests && refused.RetryAfter > 0 {
 				wait.hint = refused.RetryAfter
-				call.redial = true // it was there: when it is not, it may be starting again
+				call.redial = true // the server was there; it may be restarting now
 				return err
 			}
 			return backoff.Permanent(err)
@@ -130,7 +130,7 @@ func (c *Client) do(ctx context.Context, call call) (*http.Response, error) {
 			wait.hint, call.redial = 0, true // as above
 			if !broke {
 				broke = true
-				wait.Reset() // it may have waited for long; patience is for what comes now
+				wait.Reset() // the wait for the answer may have been long; Patience begins now
 			}
 			return err
 		default:
@@ -154,10 +154,10 @@ func (c *Client) once(ctx context.Context, call call, body []byte) (*http.Respon
 	return c.send(req)
 }
 
-// address gives the URL of a path of the server.
+// address returns the URL of a path of the server.
 func (c *Client) address(path string) string { return strings.TrimRight(c.URL, "/") + path }
 
-// send sends a request with the key and gives the answer when it is one of success.
+// send sends a request with the key and returns a successful answer.
 func (c *Client) send(req *http.Request) (*http.Response, error) {
 	req.Header.Set("Authorization", "Bearer "+c.Key)
 	if req.Header.Get("Accept") == "" {
@@ -166,7 +166,7 @@ func (c *Client) send(req *http.Request) (*http.Response, error) {
 	return c.exchange(req, c.URL)
 }
 
-// exchange sends a request to a server of that URL and gives the answer when it is one of success.
+// exchange sends a request to the server and returns a successful answer.
 func (c *Client) exchange(req *http.Request, server string) (*http.Response, error) {
 	req.Header.Set("User-Agent", c.Agent)
 	client := c.HTTP
@@ -184,7 +184,7 @@ func (c *Client) exchange(req *http.Request, server string) (*http.Response, err
 	if resp.StatusCode/100 == 2 {
 		return resp, nil
 	}
-	defer func() { _ = resp.Body.Close() }() // its content has been read or is of no use
+	defer func() { _ = resp.Body.Close() }() // its content was read or is not needed
 	return nil, readError(resp)
 }
 
@@ -204,7 +204,7 @@ func readError(resp *http.Response) *Error {
 		err = json.Unmarshal(body, &envelope)
 	}
 	if err != nil || envelope.Error == "" {
-		e.Message = "the answer is not one of bullpen's: check the URL, and what stands between it and here"
+		e.Message = "the answer is not one of bullpen's: check the URL, and the proxies on the way"
 		return e
 	}
 	e.Code, e.Message = envelope.Error, envelope.Message
@@ -236,7 +236,7 @@ func (c *Client) decode(ctx context.Context, call call, v any) (json.RawMessage,
 		return nil, nil, fmt.Errorf("%s %s: the answer broke off: %w", call.method, call.path, err)
 	}
 	if err := json.Unmarshal(body, v); err != nil {
-		return nil, nil, fmt.Errorf("%s %s: the answer is not understood: %w", call.method, call.path, err)
+		return nil, nil, fmt.Errorf("%s %s: decode the answer: %w", call.method, call.path, err)
 	}
 	return body, resp.Header, nil
 }
@@ -250,13 +250,13 @@ func (c *Client) newBackOff() *backoff.ExponentialBackOff {
 		backoff.WithMaxElapsedTime(patience))
 }
 
-// hintedBackOff waits at least as long as the server says.
+// hintedBackOff waits at least as long as the server asks.
 type hintedBackOff struct {
 	*backoff.ExponentialBackOff
 	hint time.Duration
 }
 
-// NextBackOff gives the next pause, or Stop when patience ends before it does.
+// NextBackOff returns the next pause, or Stop if it would exceed the patience.
 func (b *hintedBackOff) NextBackOff() time.Duration {
 	next := b.ExponentialBackOff.NextBackOff()
 	if next == backoff.Stop || b.GetElapsedTime()+b.hint > b.MaxElapsedTime {
@@ -265,5 +265,5 @@ func (b *hintedBackOff) NextBackOff() time.Duration {
 	return max(next, b.hint)
 }
 
-// newIdempotencyKey makes a key under which the server runs a request once, however often it receives it.
+// newIdempotencyKey returns a key under which the server carries out a request only once.
 func newIdempotencyKey() string { return "cli-" + rand.Text() }

@@ -25,7 +25,7 @@ func (c *Client) PutImage(ctx context.Context, name, digest string, body io.Read
 	}
 	req.ContentLength = size
 	req.Header.Set("Content-Type", "application/zstd")
-	req.Header.Set("Expect", "100-continue") // so that a refusal comes before the body goes
+	req.Header.Set("Expect", "100-continue") // so that a refusal comes before the body is sent
 	resp, err := c.send(req)
 	if err != nil {
 		return nil, err
@@ -33,7 +33,7 @@ func (c *Client) PutImage(ctx context.Context, name, digest string, body io.Read
 	img := new(Image)
 	err = json.NewDecoder(resp.Body).Decode(img)
 	if err := errors.Join(err, resp.Body.Close()); err != nil {
-		return nil, fmt.Errorf("PUT %s: the answer is not understood: %w", path, err)
+		return nil, fmt.Errorf("PUT %s: decode the answer: %w", path, err)
 	}
 	return img, nil
 }

@@ -16,10 +16,10 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// silence is how long a stream may say nothing before it counts as broken. The server says something every 15 s.
+// silence is the longest pause of a stream before it counts as broken. The server sends a keepalive every 15 s.
 const silence = time.Minute
 
-// Event is one event of an execution. Which fields it has follows from its type.
+// Event is one event of an execution. Its type decides which fields are set.
 type Event struct {
 	Type      proto.EventType `json:"type"`
 	Seq       int64           `json:"seq"`
@@ -33,8 +33,8 @@ type Event struct {
 	Line []byte `json:"-"`
 }
 
-// Stream runs a program and hands its events to sink as they come, each once and in order, keepalives left out, the result
-// last. A connection that breaks is made again. It ends with the result, or with the first error of sink.
+// Stream runs a program and calls sink with its events, each once and in order, without keepalives, the result last. It resumes
+// after a broken connection. It returns after the result, or with the first error of sink.
 func (c *Client) Stream(ctx context.Context, req Request, sink func(*Event) error) error {
 	s := &stream{client: c, sink: sink}
 	return s.run(ctx, call{
@@ -43,22 +43,22 @@ func (c *Client) Stream(ctx context.Context, req Request, sink func(*Event) erro
 	})
 }
 
-// Follow hands the events of an execution after the one numbered after to sink, as Stream does.
+// Follow calls sink with the events of an execution with numbers above after, as Stream does.
 func (c *Client) Follow(ctx context.Context, id proto.TraceID, after int64, sink func(*Event) error) error {
 	s := &stream{client: c, sink: sink, id: id, after: after}
 	return s.run(ctx, s.resumption(false))
 }
 
-// Output hands the events that an execution has now after the one numbered after to sink, and does not wait for more.
+// Output calls sink with the present events of an execution with numbers above after, and does not wait for more.
 func (c *Client) Output(ctx context.Context, id proto.TraceID, after int64, sink func(*Event) error) error {
 	s := &stream{client: c, sink: sink, id: id, after: after, snapshot: true}
 	return s.run(ctx, s.resumption(false))
 }
 
-// LostError says that the server was lost while an execution was followed. The execution may go on.
+// LostError is returned if the server became unreachable while an execution was followed. The execution may go on.
 type LostError struct {
 	ID    proto.TraceID
-	After int64 // number of the last event handed on
+	After int64 // number of the last event that sink got
 	Err   error
 }
 
@@ -66,21 +66,21 @@ func (e *LostError) Error() string {
 	return fmt.Sprintf("lost the server while following %s: %v", e.ID, e.Err)
 }
 
-// Unwrap gives the reason.
+// Unwrap returns the cause.
 func (e *LostError) Unwrap() error { return e.Err }
 
 var errBrokenOff = errors.New("the stream broke off")
 
 // stream is a sequence of connections that carry the events of one execution.
 type stream struct {
-	snapshot bool // ends where the events end now
+	snapshot bool // ends with the present last event
 	client   *Client
 	sink     func(*Event) error
 	id       proto.TraceID
-	after    int64 // number of the last event handed to sink
+	after    int64 // number of the last event that sink got
 }
 
-// run goes from connection to connection until all has come.
+// run reconnects until all events have come.
 func (s *stream) run(ctx context.Context, next call) error {
 	wait := s.client.newBackOff()
 	for {
@@ -93,7 +93,7 @@ func (s *stream) run(ctx context.Context, next call) error {
 			return errors.New("the stream broke off before it named its execution: whether the program ran is not known")
 		}
 		if s.after > last || time.Since(began) > longestPause {
-			wait.Reset() // it worked; patience is for connections that do not
+			wait.Reset() // the connection worked; Patience is for connections that do not
 		}
 		pause := wait.NextBackOff()
 		if pause == backoff.Stop {
@@ -120,7 +120,7 @@ func (s *stream) resumption(redial bool) call {
 	}
 }
 
-// connect reads events from one connection; done says that there are no more to come. A connection that breaks off is no error.
+// connect reads events from one connection. It reports whether all events have come; a broken connection is no error.
 func (s *stream) connect(ctx context.Context, next call) (done bool, err error) {
 	lineCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -132,7 +132,7 @@ func (s *stream) connect(ctx context.Context, next call) (done bool, err error) 
 	default:
 		return false, err
 	}
-	defer func() { _ = resp.Body.Close() }() // what is left of it is not wanted
+	defer func() { _ = resp.Body.Close() }() // the rest is not needed
 	if s.id == "" {
 		s.id = proto.TraceID(resp.Header.Get("X-Trace-Id"))
 	}
@@ -147,20 +147,20 @@ func (s *stream) connect(ctx context.Context, next call) (done bool, err error) 
 		case s.snapshot && errors.Is(err, io.EOF) && len(line) == 0:
 			return true, nil
 		case err != nil:
-			return false, nil // what there is of a line comes whole next time
+			return false, nil // the rest of the line comes with the next connection
 		}
 		watchdog.Reset(silence)
-		if done, err := s.take(line); done || err != nil {
+		if done, err := s.handle(line); done || err != nil {
 			return done, err
 		}
 	}
 }
 
-// take hands the event in line to sink unless it was there before.
-func (s *stream) take(line []byte) (done bool, err error) {
+// handle calls sink with the event in line, unless it came before.
+func (s *stream) handle(line []byte) (done bool, err error) {
 	e := &Event{Line: line}
 	if err := json.Unmarshal(line, e); err != nil {
-		return false, fmt.Errorf("an event of %s is not understood: %w", s.id, err)
+		return false, fmt.Errorf("decode an event of %s: %w", s.id, err)
 	}
 	switch {
 	case e.Type == proto.EventKeepalive:
