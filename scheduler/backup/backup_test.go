@@ -29,7 +29,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long anything may take before a test gives up on it. It is no figure to be reached.
+// patience bounds how long a test waits for an event. It is not a performance goal.
 const patience = 3 * time.Minute
 
 const (
@@ -40,7 +40,7 @@ const (
 
 var config = store.Config{Replicas: 1, Retention: time.Hour}
 
-// world is a queue with a dispatcher and a worker that runs nothing but says that it did.
+// world is a queue with a dispatcher, and a worker that runs no programs but reports results.
 type world struct {
 	t     *testing.T
 	ctx   context.Context
@@ -50,7 +50,7 @@ type world struct {
 	stop  context.CancelFunc
 }
 
-// start begins to run what is queued at s, until stopped.
+// start runs what is queued at s until it is stopped.
 func start(t *testing.T, s *natsembed.Server) *world {
 	st := storetest.Open(t, s)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -73,7 +73,7 @@ func start(t *testing.T, s *natsembed.Server) *world {
 	return w
 }
 
-// run does what a worker does with a job: its output names its attempt, and a thread gets a version.
+// run handles a job like a worker: the output names the attempt, and a thread gets a version.
 func (w *world) run(l *queue.Lease) {
 	defer l.Release()
 	_, base, err := l.Claim(w.ctx)
@@ -115,7 +115,7 @@ func (a *accepted) now() []proto.TraceID {
 	return slices.Clone(a.ids)
 }
 
-// submit sends a job at each of its turns, of all kinds: with webhooks, in threads, large ones.
+// submit submits a job per turn, of all kinds: with webhooks, in threads, large ones.
 func (w *world) submit(n int, turns <-chan struct{}, to *accepted) {
 	random := rand.New(rand.NewPCG(1, uint64(n)))
 	heads := &threads.Threads{Store: w.store}
@@ -152,14 +152,15 @@ func (w *world) submit(n int, turns <-chan struct{}, to *accepted) {
 	}
 }
 
-// state is what can be seen of an execution.
+// state returns the record of an execution.
 func state(ctx context.Context, st *store.Store, id proto.TraceID) (*proto.Record, error) {
 	return (&queue.Queue{Store: st}).Lookup(ctx, id)
 }
 
-// TestBackupWhileAllGoesOn makes backups while executions begin and end, and restores each: what was accepted before is there, what had
-// ended is as it was, nothing contradicts itself, and all of it ends once somebody runs it.
-func TestBackupWhileAllGoesOn(t *testing.T) {
+// TestBackupDuringExecutions makes backups while executions begin and end, and restores each.
+// Executions accepted before are in it, terminal ones are unchanged, nothing is inconsistent, and a
+// worker finishes the rest.
+func TestBackupDuringExecutions(t *testing.T) {
 	w := start(t, storetest.Server(t))
 	turns := make(chan struct{})
 	var known accepted
@@ -171,7 +172,7 @@ func TestBackupWhileAllGoesOn(t *testing.T) {
 			select {
 			case turns <- struct{}{}:
 			case <-w.ctx.Done():
-				t.Fatal("nothing is accepted any more")
+				t.Fatal("nothing is accepted")
 			}
 		}
 		before := map[proto.TraceID]*proto.Record{}
@@ -204,7 +205,7 @@ func TestBackupWhileAllGoesOn(t *testing.T) {
 	}
 }
 
-// restored restores a backup and checks what came of it.
+// restored restores a backup and checks the result.
 func restored(t *testing.T, file *bytes.Buffer, before map[proto.TraceID]*proto.Record) {
 	t.Helper()
 	server := storetest.Server(t)
@@ -236,7 +237,7 @@ func restored(t *testing.T, file *bytes.Buffer, before map[proto.TraceID]*proto.
 		}
 		if was.Status.Terminal() {
 			if diff := cmp.Diff(was, now); diff != "" {
-				t.Errorf("%s is another now:\n%s", id, diff)
+				t.Errorf("%s has changed:\n%s", id, diff)
 			}
 		}
 	}
@@ -266,7 +267,8 @@ func idOf(m jetstream.Msg) proto.TraceID {
 	return proto.TraceID(m.Subject()[strings.LastIndexByte(m.Subject(), '.')+1:])
 }
 
-// consistent checks that deliveries and versions are of executions that have ended, and the other way round.
+// consistent checks that deliveries and versions belong to terminal executions, and none is
+// missing.
 func consistent(t *testing.T, st *store.Store, all map[proto.TraceID]proto.Status, jobs map[proto.TraceID]bool) {
 	t.Helper()
 	stored := map[proto.TraceID]bool{}
@@ -309,12 +311,13 @@ func consistent(t *testing.T, st *store.Store, all map[proto.TraceID]proto.Statu
 	for id, status := range all {
 		rec, err := state(t.Context(), st, id)
 		if err == nil && status.Terminal() && rec.WebhookURL != "" && !stored[id] && !jobs[id] {
-			t.Errorf("%s has ended and nobody knows that it is to be delivered", id)
+			t.Errorf("%s has ended and has no delivery", id)
 		}
 	}
 }
 
-// oneOutput checks that an execution's events are numbered without gaps, and that no attempt told anything twice.
+// oneOutput checks that an execution's events are numbered without gaps, and that no attempt
+// published an event twice.
 func oneOutput(t *testing.T, w *world, rec *proto.Record) {
 	t.Helper()
 	tail, err := (&events.Log{Store: w.store, Records: w.queue}).Follow(w.ctx, rec.TraceID, 0)
@@ -329,7 +332,7 @@ func oneOutput(t *testing.T, w *world, rec *proto.Record) {
 			t.Fatalf("the events of %s (%s): %v", rec.TraceID, rec.Status, err)
 		}
 		if batch.First != next {
-			t.Errorf("the events of %s go on at %d after %d", rec.TraceID, batch.First, next-1)
+			t.Errorf("the events of %s continue at %d after %d", rec.TraceID, batch.First, next-1)
 		}
 		next = batch.Last + 1
 		text.Write(batch.Lines)
@@ -339,7 +342,7 @@ func oneOutput(t *testing.T, w *world, rec *proto.Record) {
 	}
 	for attempt := 1; attempt <= 2; attempt++ {
 		if n := strings.Count(text.String(), fmt.Sprintf("output of attempt %d", attempt)); n > 1 {
-			t.Errorf("attempt %d of %s tells %d times what it says once", attempt, rec.TraceID, n)
+			t.Errorf("attempt %d of %s has %d copies of one event", attempt, rec.TraceID, n)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
-// aBackup is of one queued job and one API key.
+// aBackup returns a backup of one queued job and one API key.
 func aBackup(t testing.TB) []byte {
 	t.Helper()
 	st := storetest.Open(t, storetest.Server(t))
@@ -63,14 +63,14 @@ func content(t testing.TB, packed []byte) []byte {
 	return out.Bytes()
 }
 
-func TestCheckOfAWholeBackup(t *testing.T) {
+func TestCheckOfACompleteBackup(t *testing.T) {
 	s, err := backup.Check(bytes.NewReader(aBackup(t)))
 	if err != nil || s.Messages != 2 || s.Version != "1.2.3" || s.MadeAt.IsZero() {
 		t.Errorf("%+v, %v", s, err)
 	}
 }
 
-func TestCheckFindsWhatIsNoBackup(t *testing.T) {
+func TestCheckRejectsDamagedBackups(t *testing.T) {
 	whole := aBackup(t)
 	for n := range whole {
 		if _, err := backup.Check(bytes.NewReader(whole[:n])); err == nil {
@@ -93,7 +93,8 @@ func TestCheckFindsWhatIsNoBackup(t *testing.T) {
 	}
 }
 
-// A later version may write more than this one knows, and says so if it cannot be read at all.
+// A later version may write fields that this one does not know, and increments the format version
+// if this one cannot read the backup.
 func TestBackupsOfOtherVersions(t *testing.T) {
 	more := `{"bullpen_backup":1,"new":true}` + "\n" + `{"subject":"bullpen.dead.x","bytes":1,"new":2}` + "\nx" + `{"end":1}` + "\n"
 	if s, err := backup.Check(bytes.NewReader(compressed(t, more))); err != nil || s.Messages != 1 {
@@ -101,11 +102,11 @@ func TestBackupsOfOtherVersions(t *testing.T) {
 	}
 	_, err := backup.Check(bytes.NewReader(compressed(t, `{"bullpen_backup":2,"version":"9.0"}`+"\n")))
 	if err == nil || errors.Is(err, backup.ErrDamaged) || !strings.Contains(err.Error(), "made by bullpen 9.0") {
-		t.Errorf("of another form: %v", err)
+		t.Errorf("of another format: %v", err)
 	}
 }
 
-func TestRestoreWantsAnEmptyPlace(t *testing.T) {
+func TestRestoreNeedsAnEmptyJetStream(t *testing.T) {
 	file := aBackup(t)
 	server := storetest.Server(t)
 	access := store.Access{InProcess: server}
@@ -141,8 +142,8 @@ func TestRestoreWantsAnEmptyPlace(t *testing.T) {
 	}
 }
 
-// A backup is restored on a new cluster, whose servers may not have met yet.
-func TestRestoreOnAClusterThatForms(t *testing.T) {
+// A new cluster's servers may not have met yet.
+func TestRestoreOnAFormingCluster(t *testing.T) {
 	file := aBackup(t)
 	start := storetest.Servers(t)
 	urls := start() + "," + start() + "," + start()
@@ -153,8 +154,8 @@ func TestRestoreOnAClusterThatForms(t *testing.T) {
 	}
 }
 
-// Every stream that there is belongs to a backup, or is known not to.
-func TestNothingIsForgotten(t *testing.T) {
+// Every stream is declared as part of a backup or not.
+func TestEveryStreamIsDeclared(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	without := map[string]bool{"KV_bullpen_control": true, "OBJ_bullpen_bodies": true} // who leads; bodies, which go with their messages
 	for info := range st.JS.ListStreams(t.Context()).Info() {

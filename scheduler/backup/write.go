@@ -212,11 +212,10 @@ func (b *run) changed(ctx context.Context, m *message, terminal bool) error {
 	if err := b.add(ctx, m); err != nil || !terminal || b.jobs[m.id()] || b.deliveries[m.id()] {
 		return err
 	}
-	rec, err := proto.DecodeRecord(m.id(), m.body)
-	if err != nil {
-		return nil // malformed, and ignored by all readers
+	var d *proto.Delivery
+	if rec, err := proto.DecodeRecord(m.id(), m.body); err == nil { // else it is malformed
+		d = proto.NewDelivery(&rec.Meta, m.at)
 	}
-	d := proto.NewDelivery(&rec.Meta, m.at)
 	if d == nil {
 		return nil
 	}
@@ -233,10 +232,11 @@ func (b *run) head(ctx context.Context, m *message) error {
 		return err
 	}
 	var t proto.Thread
-	if err := json.Unmarshal(m.body, &t); err != nil || t.Version == nil { // malformed, or without a version
-		return nil
+	var versions []proto.Version
+	if err := json.Unmarshal(m.body, &t); err == nil && t.Version != nil { // else it is malformed, or has no version
+		versions = append(t.History, *t.Version)
 	}
-	for _, v := range append(t.History, *t.Version) {
+	for _, v := range versions {
 		if err := b.maker(ctx, v.Trace); err != nil {
 			return err
 		}

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// keys opens the list as one gateway does.
+// keys opens the list like a gateway.
 func keys(t *testing.T, s nats.InProcessConnProvider) *registry.Keys {
 	t.Helper()
 	k, err := registry.OpenKeys(storetest.Context(t), storetest.Open(t, s), "local", storetest.Log(t))
@@ -49,7 +49,7 @@ func TestKeyIsKnownToEveryGatewayUntilItIsRevoked(t *testing.T) {
 		return ok && got.ID == key.ID && got.Org == "acme"
 	}
 	if !known(here) {
-		t.Fatal("not known where it was made")
+		t.Fatal("not known where it was created")
 	}
 	eventually(t, "known elsewhere", func() bool { return known(there) })
 	late := keys(t, s)
@@ -58,14 +58,14 @@ func TestKeyIsKnownToEveryGatewayUntilItIsRevoked(t *testing.T) {
 	}
 	for _, wrong := range []string{"", secret[:len(secret)-1], secret + "a", strings.ToUpper(secret), strings.Repeat("x", 10_000)} {
 		if _, ok := here.Authenticate(wrong); ok {
-			t.Errorf("%.40q was taken for the key", wrong)
+			t.Errorf("%.40q was accepted as the key", wrong)
 		}
 	}
 	if _, err := here.Revoke(ctx, key.ID); err != nil {
 		t.Fatal(err)
 	}
 	if known(here) {
-		t.Fatal("taken after it was revoked")
+		t.Fatal("accepted after it was revoked")
 	}
 	eventually(t, "revoked elsewhere", func() bool { return !known(there) && !known(late) })
 	list, err := there.List(ctx)
@@ -130,7 +130,7 @@ func TestSecretsAreNotStored(t *testing.T) {
 			t.Fatal(err)
 		}
 		if strings.Contains(string(e.Value()), secret[16:40]) {
-			t.Fatalf("%s holds the key", name)
+			t.Fatalf("%s contains the key", name)
 		}
 	}
 }
@@ -147,12 +147,12 @@ func TestBootstrapKey(t *testing.T) {
 	if key, ok := k.Authenticate(first); !ok || key.Rights != proto.RightsAll || key.Plan != "enterprise" {
 		t.Fatalf("%+v, %v", key, ok)
 	}
-	// One that has not heard of it yet, or has by now.
+	// Another gateway, which may have seen the key or not.
 	if made, err := late.BootstrapOnce(ctx, func() (string, error) { return proto.NewKeySecret("local"), nil }); err != nil || made {
 		t.Fatalf("made another: %v, %v", made, err)
 	}
 	if _, ok := late.Authenticate(first); !ok {
-		t.Fatal("the first is not taken")
+		t.Fatal("the first is rejected")
 	}
 	if made, err := k.BootstrapOnce(ctx, func() (string, error) { return "", errors.New("asked") }); err != nil || made {
 		t.Fatalf("asked for another: %v, %v", made, err)
@@ -162,14 +162,14 @@ func TestBootstrapKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := k.Authenticate(set); !ok {
-		t.Fatal("the key that was set is not taken")
+		t.Fatal("the configured key is rejected")
 	}
 	if _, ok := k.Authenticate(first); ok {
-		t.Fatal("the key it replaced is still taken")
+		t.Fatal("the replaced key is still accepted")
 	}
 }
 
-// Whoever revoked a key, and forgot that some start still sets it, has it revoked for good.
+// A revoked key stays revoked, even if a start still configures it.
 func TestRevokedKeyDoesNotComeBackByBootstrap(t *testing.T) {
 	k := keys(t, storetest.Server(t))
 	ctx := storetest.Context(t)
@@ -193,7 +193,7 @@ func TestRevokedKeyDoesNotComeBackByBootstrap(t *testing.T) {
 				t.Errorf("a revoked key is set: %v", err)
 			}
 			if _, ok := k.Authenticate(secret); ok {
-				t.Error("a revoked key is taken")
+				t.Error("a revoked key is accepted")
 			}
 		}
 	}

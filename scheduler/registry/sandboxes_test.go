@@ -16,7 +16,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
-// profiles opens the list as one gateway does.
+// profiles opens the list like a gateway.
 func profiles(t *testing.T, s nats.InProcessConnProvider) *registry.Profiles {
 	t.Helper()
 	l, err := registry.OpenProfiles(storetest.Context(t), storetest.Open(t, s), storetest.Log(t))
@@ -35,7 +35,8 @@ func profiles(t *testing.T, s nats.InProcessConnProvider) *registry.Profiles {
 	return l
 }
 
-// profile is one that differs from the default in every respect but isolation: the strict one does not go with modules to preload.
+// profile returns a profile that differs from the default in everything but isolation: strict
+// isolation excludes preloaded modules.
 func profile(name string) proto.Profile {
 	return proto.Profile{
 		Name: name, Image: "py", CPU: 2, Memory: 2 * proto.GiB, Pids: 50, Disk: proto.Disk{Home: proto.GiB, Tmp: proto.MiB, Inodes: 1000},
@@ -69,7 +70,7 @@ func TestProfileIsKnownToEveryGatewayUntilItIsRemoved(t *testing.T) {
 		same("in a gateway that starts later", profiles(t, s))
 	}
 	if err := there.Create(ctx, profile(want.Name)); !errors.Is(err, proto.ErrExists) {
-		t.Errorf("made twice: %v", err)
+		t.Errorf("created twice: %v", err)
 	}
 
 	want.CPU = 3
@@ -98,9 +99,9 @@ func TestProfileIsKnownToEveryGatewayUntilItIsRemoved(t *testing.T) {
 		t.Errorf("removed twice: %v", err)
 	}
 	if err := there.Create(ctx, want); err != nil {
-		t.Errorf("made again: %v", err)
+		t.Errorf("created again: %v", err)
 	}
-	eventually(t, "made again", func() bool { return !unknown(here) })
+	eventually(t, "created again", func() bool { return !unknown(here) })
 }
 
 func TestProfilesAreFollowedAfterTheServerWasRestarted(t *testing.T) {
@@ -156,7 +157,7 @@ func TestProfileWithKeysIsNotRemoved(t *testing.T) {
 	ctx := storetest.Context(t)
 	wanted := proto.Key{Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsExecute, Sandbox: "web"}
 	if _, _, err := k.Create(ctx, wanted); !errors.Is(err, proto.ErrNotFound) {
-		t.Fatalf("bound to what is not there: %v", err)
+		t.Fatalf("bound to a missing profile: %v", err)
 	}
 	if list, err := k.List(ctx); err != nil || len(list) != 0 {
 		t.Fatalf("%+v, %v", list, err)
@@ -198,7 +199,8 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// However keys and removals meet, no valid key is left without its profile.
+// No valid key is left without its profile, in whatever order keys are created and profiles
+// removed.
 func TestProfileIsRemovedWhileKeysAreMade(t *testing.T) {
 	s := storetest.Server(t)
 	k, other, l := keys(t, s), keys(t, s), profiles(t, s)
@@ -247,7 +249,7 @@ func TestProfileIsRemovedWhileKeysAreMade(t *testing.T) {
 	}
 }
 
-// A profile that cannot be read is none: its keys are refused, and it can be replaced.
+// A malformed profile does not exist: its keys are rejected, and it can be replaced.
 func TestMalformedProfileIsNone(t *testing.T) {
 	s := storetest.Server(t)
 	l := profiles(t, s)

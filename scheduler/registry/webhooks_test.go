@@ -19,7 +19,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
-// webhooks opens the settings as one process does.
+// webhooks opens the settings like a process.
 func webhooks(t *testing.T, s nats.InProcessConnProvider, log *slog.Logger) *registry.Webhooks {
 	t.Helper()
 	w, err := registry.OpenWebhooks(storetest.Context(t), storetest.Open(t, s), log)
@@ -38,7 +38,7 @@ func webhooks(t *testing.T, s nats.InProcessConnProvider, log *slog.Logger) *reg
 	return w
 }
 
-// to makes a change that replaces settings by s.
+// to returns a change that replaces the settings by s.
 func to(s proto.Webhook) func(*proto.Webhook) (proto.Webhook, error) {
 	return func(*proto.Webhook) (proto.Webhook, error) { return s, nil }
 }
@@ -144,8 +144,8 @@ func TestWebhookSettingsAreFollowedAfterTheServerWasRestarted(t *testing.T) {
 	eventually(t, "removed elsewhere", func() bool { return there.Webhook("key_1").URL == "" })
 }
 
-// However changes meet, none undoes another.
-func TestWebhookSettingsAreChangedAtOnce(t *testing.T) {
+// No concurrent change undoes another.
+func TestWebhookSettingsAreChangedConcurrently(t *testing.T) {
 	s := storetest.Server(t)
 	processes := []*registry.Webhooks{webhooks(t, s, storetest.Log(t)), webhooks(t, s, storetest.Log(t)), webhooks(t, s, storetest.Log(t))}
 	ctx := storetest.Context(t)
@@ -172,7 +172,7 @@ func TestWebhookSettingsAreChangedAtOnce(t *testing.T) {
 		eventually(t, fmt.Sprintf("all changes are known to process %d", i), func() bool { return len(w.Webhook("key_1").Waits) == 1+3*each })
 	}
 
-	// Of those who remove it one does.
+	// One of the concurrent removals succeeds.
 	removed := make(chan error, len(processes))
 	for _, w := range processes {
 		group.Go(func() { removed <- w.Remove(ctx, "key_1") })
@@ -192,7 +192,7 @@ func TestWebhookSettingsAreChangedAtOnce(t *testing.T) {
 	}
 }
 
-// What cannot be read changes nothing of what is known, and can be removed.
+// A malformed entry changes no known settings, and can be removed.
 func TestMalformedWebhookSettings(t *testing.T) {
 	s := storetest.Server(t)
 	w := webhooks(t, s, storetest.Log(t))
@@ -248,7 +248,7 @@ func TestEndpoints(t *testing.T) {
 		}
 	}
 	everywhere("nothing failed")
-	for i, w := range []*registry.Webhooks{here, there, here} { // the first failure counts, whoever tells of others
+	for i, w := range []*registry.Webhooks{here, there, here} { // the first failure counts
 		if err := w.Failing(ctx, "acme", target, at.Add(time.Duration(i)*time.Hour)); err != nil {
 			t.Fatal(err)
 		}
@@ -290,12 +290,12 @@ func TestEndpoints(t *testing.T) {
 		t.Fatal(err)
 	}
 	everywhere("disabled at its first failure", proto.Endpoint{URL: target, FailingSince: at, DisabledAt: at, Reason: "gone"})
-	if told := log.String(); strings.Count(told, "webhook URL disabled") != 2 || !strings.Contains(told, "host=example.com") || strings.Contains(told, "secret") {
-		t.Errorf("the log says:\n%s", told)
+	if text := log.String(); strings.Count(text, "webhook URL disabled") != 2 || !strings.Contains(text, "host=example.com") || strings.Contains(text, "secret") {
+		t.Errorf("the log is:\n%s", text)
 	}
 }
 
-// Whoever names another failing URL in every execution must not fill the bucket.
+// A client that names another failing URL in every execution must not fill the bucket.
 func TestFailingEndpointsAreBounded(t *testing.T) {
 	s := storetest.Server(t)
 	w := webhooks(t, s, slog.New(slog.DiscardHandler))

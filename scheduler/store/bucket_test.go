@@ -12,8 +12,8 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
-// Making a bucket again is no error while its settings are the same.
-func TestBucketsAreAsTheLibraryMakesThem(t *testing.T) {
+// Creating a bucket again succeeds only if its settings are the same.
+func TestBucketsMatchTheLibrary(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	for _, cfg := range []jetstream.KeyValueConfig{
@@ -31,8 +31,8 @@ func TestBucketsAreAsTheLibraryMakesThem(t *testing.T) {
 	}
 }
 
-// Without a leader a stream is one that nobody answers for, as one that is gone is.
-func TestWhatNobodyAnswersForIsTold(t *testing.T) {
+// A removed stream stands for one without a leader: nobody answers.
+func TestUnansweredRequestsAreDeadlineErrors(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	if err := st.JS.DeleteStream(ctx, "KV_bullpen_bindings"); err != nil {

@@ -13,21 +13,22 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
-// patience is how long anything may take that three servers do together. It is no figure to be reached.
+// patience bounds what three servers do together. It is not a performance goal.
 const patience = 3 * time.Minute
 
-// follow asks for each delivery at once when a feed tells of it, and returns when it was told of want of them, or the feed was lost.
+// follow reads each followed delivery at once. It returns after want deliveries, or when the
+// consumer is lost.
 func follow(ctx context.Context, t *testing.T, st *store.Store, seen map[string]bool, want int) {
 	ctx, fail := context.WithCancel(ctx)
 	defer fail()
-	told := make(chan string, want)
+	followed := make(chan string, want)
 	stop, _, err := st.Follow(ctx, st.Deliveries, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy},
 		func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
 			go func() {
 				if _, err := st.Last(t.Context(), st.Deliveries, m.Subject()); store.IsNotFound(err) {
-					t.Errorf("told of and not there: %v", err)
+					t.Errorf("followed and not found: %v", err)
 				}
-				told <- m.Subject()
+				followed <- m.Subject()
 			}()
 		}, func(error) { fail() })
 	if err != nil {
@@ -36,7 +37,7 @@ func follow(ctx context.Context, t *testing.T, st *store.Store, seen map[string]
 	defer stop()
 	for len(seen) < want {
 		select {
-		case subject := <-told:
+		case subject := <-followed:
 			seen[subject] = true
 		case <-ctx.Done():
 			return
@@ -44,21 +45,21 @@ func follow(ctx context.Context, t *testing.T, st *store.Store, seen map[string]
 	}
 }
 
-// A feed comes from any server of a cluster, and that may store a message before the one that leads.
-func TestWhatAFeedTellsIsThereForWhoeverAsks(t *testing.T) {
+// A consumer lives on any server of a cluster, which may store a message before the leader.
+func TestFollowedMessagesAreFound(t *testing.T) {
 	st := storetest.Cluster(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	const feeds, writers, each = 4, 10, 60
+	const readers, writers, each = 4, 10, 60
 	var all sync.WaitGroup
-	for range feeds {
+	for range readers {
 		all.Go(func() {
 			seen := map[string]bool{}
 			for len(seen) < writers*each && ctx.Err() == nil {
 				follow(ctx, t, st, seen, writers*each)
 			}
 			if len(seen) < writers*each {
-				t.Errorf("told of %d deliveries", len(seen))
+				t.Errorf("followed %d deliveries", len(seen))
 			}
 		})
 	}
@@ -78,8 +79,8 @@ func TestWhatAFeedTellsIsThereForWhoeverAsks(t *testing.T) {
 	all.Wait()
 }
 
-// What is read is whole, also where the server that it is read from is lost.
-func TestReadingGoesOnWhenItsFeedIsLost(t *testing.T) {
+// ReadMessages delivers every message also if its consumer is lost.
+func TestReadMessagesReplacesALostConsumer(t *testing.T) {
 	st, ctx := storetest.Open(t, storetest.Server(t)), storetest.Context(t)
 	const deliveries = 200 // more than is sent ahead
 	for i := range deliveries {

@@ -221,7 +221,7 @@ func (s *Store) loadBody(ctx context.Context, m *Message, timeout time.Duration)
 	return nil
 }
 
-// BodyOf names the object that holds a message's body; empty where the message holds it itself.
+// BodyObject returns the name of the object with the body of a message, empty if the message contains it.
 func BodyObject(h nats.Header) string { return h.Get(headerBody) }
 
 // RemoveJobs removes all jobs below floor (0 for none), the single jobs, and the objects with their

@@ -18,7 +18,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// large writes a job whose body is stored apart, and returns its sequence number and the object's description.
+// large writes a job whose body becomes an object, and returns its id, its sequence number and the
+// object.
 func large(t *testing.T, st *store.Store) (proto.TraceID, uint64, *jetstream.ObjectInfo) {
 	t.Helper()
 	ctx := storetest.Context(t)
@@ -42,20 +43,21 @@ func large(t *testing.T, st *store.Store) (proto.TraceID, uint64, *jetstream.Obj
 	return job.TraceID, m.Sequence, info
 }
 
-// Each piece of a body that is stored apart is a durable write that somebody waits for.
-func TestBodyIsStoredInTheLargestPieces(t *testing.T) {
+// Each chunk of an object is a durable write that the caller waits for.
+func TestBodyIsStoredInLargestChunks(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	_, _, info := large(t, st)
 	piece := uint64(st.MaxInline())
 	if want := (info.Size + piece - 1) / piece; uint64(info.Chunks) != want {
-		t.Errorf("%d bytes are in %d pieces, want %d of %d bytes at most", info.Size, info.Chunks, want, piece)
+		t.Errorf("%d bytes are in %d chunks, want %d of %d bytes at most", info.Size, info.Chunks, want, piece)
 	}
 	if most := uint64(st.Conn.MaxPayload()) / 2; piece > most {
-		t.Errorf("a piece has %d bytes, want %d at most: it must fit into a message with its header", piece, most)
+		t.Errorf("a chunk has %d bytes, want %d at most: it must fit into a message with its header", piece, most)
 	}
 }
 
-// A record is in one message, which whoever waits for it gets, as long as it fits with its header; a larger one is stored apart.
+// A record is in the message, which waiting clients receive, as long as it fits with its header. A
+// larger one becomes an object.
 func TestRecordFillsItsMessage(t *testing.T) {
 	const most = 1<<20 - 16<<10
 	for name, open := range map[string]func(*testing.T) *store.Store{
@@ -87,14 +89,14 @@ func TestRecordFillsItsMessage(t *testing.T) {
 					}
 					result.Stdout = result.Stdout[:len(result.Stdout)+size-len(body)]
 				}
-				told, err := st.Conn.SubscribeSync(store.DoneSubject(rec.TraceID))
+				done, err := st.Conn.SubscribeSync(store.DoneSubject(rec.TraceID))
 				if err != nil {
 					t.Fatal(err)
 				}
 				if _, err := st.WriteRecord(ctx, rec, 0); err != nil {
 					t.Fatal(err)
 				}
-				m, err := told.NextMsgWithContext(ctx)
+				m, err := done.NextMsgWithContext(ctx)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -105,15 +107,15 @@ func TestRecordFillsItsMessage(t *testing.T) {
 					t.Errorf("a record of %d bytes is not read as it was written: %v", size, err)
 				}
 				if got, err := st.LastFromLeader(ctx, st.Executions, store.ExecSubject(rec.TraceID)); err != nil || len(got.Data) != size {
-					t.Errorf("a record of %d bytes is not told by the leader: %v", size, err)
+					t.Errorf("a record of %d bytes is not read from the leader: %v", size, err)
 				}
 			}
 		})
 	}
 }
 
-// A reader that has seen the message when both are removed must not wait for the body.
-func TestBodyThatIsDeletedWhileItIsReadIsNotWaitedFor(t *testing.T) {
+// A reader that has seen the message must not wait for its body when both are removed.
+func TestReaderDoesNotWaitForDeletedBody(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	_, seq, info := large(t, st)
@@ -164,7 +166,7 @@ func TestMetaIsReadWithoutTheBody(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeRemovedKeepsNothingElse(t *testing.T) {
+func TestRemoveJobsContinuesAfterFailure(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	first, seq, info := large(t, st)
@@ -186,9 +188,9 @@ func TestWhatCannotBeRemovedKeepsNothingElse(t *testing.T) {
 	}
 }
 
-// A write that was carried out, without a word of it, is not a refused one because the server takes no more now.
-// On a cluster a write takes a while, and the answer to it may be lost. The server refuses the next one on its subject until it is carried out.
-func TestWriteThatIsStillBeingCarriedOutIsNoConflict(t *testing.T) {
+// On a cluster a write takes a while, and its answer may be lost. The server rejects the next write
+// on the subject meanwhile.
+func TestWriteInProgressIsNoConflict(t *testing.T) {
 	t.Parallel()
 	st := storetest.Cluster(t)
 	ctx := storetest.Context(t)
@@ -206,14 +208,14 @@ func TestWriteThatIsStillBeingCarriedOutIsNoConflict(t *testing.T) {
 	}
 }
 
-// first gives a message as it is written where there is none on its subject.
+// first returns a message for a subject that has none.
 func first(m *nats.Msg) *nats.Msg {
 	h := maps.Clone(m.Header)
 	h.Set(jetstream.ExpectedLastSubjSeqHeader, "0")
 	return &nats.Msg{Subject: m.Subject, Header: h, Data: m.Data}
 }
 
-func TestStoredJobIsNotRefusedWhenItIsWrittenAgain(t *testing.T) {
+func TestStoredJobCanBeWrittenAgain(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	m, err := st.StageJob(ctx, storetest.Job("acme", "k", proto.ModeAsync), nats.Header{})
@@ -234,7 +236,7 @@ func TestStoredJobIsNotRefusedWhenItIsWrittenAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again, err := st.WriteJob(ctx, m); err != nil || again != first {
-		t.Errorf("written again: %d, %v; it lies at %d", again, err, first)
+		t.Errorf("written again: %d, %v; it is at %d", again, err, first)
 	}
 	if _, err := st.WriteJob(ctx, never); !store.IsRejected(err) {
 		t.Errorf("another one: %v", err)

@@ -26,8 +26,8 @@ const WebhookMarkerTTL = 7 * 24 * time.Hour
 // A body that is stored as an object outlives the message that names it: a record by its retention,
 // a job by the time it may be queued and run.
 const (
-	bodiesGrace = 24 * time.Hour
-	bodiesMin   = 48 * time.Hour
+	bodiesGrace   = 24 * time.Hour
+	bodiesAtLeast = 48 * time.Hour
 )
 
 // access is what a role may do with a stream or bucket.
@@ -64,7 +64,7 @@ var (
 	asConfigured = retention{"`--retention`", func(c Config) time.Duration { return c.Retention }}
 	asBinding    = retention{"24 h, or `--retention` if that is shorter", func(c Config) time.Duration { return min(BindingTTL, c.Retention) }}
 	asBody       = retention{"`--retention`, at least 48 h, and 24 h more", func(c Config) time.Duration {
-		return max(c.Retention, bodiesMin) + bodiesGrace
+		return max(c.Retention, bodiesAtLeast) + bodiesGrace
 	}}
 )
 

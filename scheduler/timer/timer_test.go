@@ -41,7 +41,7 @@ func TestWakesAtItsTime(t *testing.T) {
 	}
 }
 
-func TestEmbeddedHasNoSocket(t *testing.T) { // not parallel: others open some
+func TestEmbeddedHasNoSocket(t *testing.T) { // not parallel: other tests open sockets
 	sockets := func() (n int) {
 		dir, err := os.ReadDir("/proc/self/fd")
 		if err != nil {
@@ -113,8 +113,8 @@ func TestNothingIsLeftBehind(t *testing.T) {
 	}
 }
 
-// A timer is archived when its end could not be written, which takes asynq one and a half minutes to find: the archive is filled here
-// by hand.
+// asynq archives a timer whose end could not be written only after one and a half minutes: this
+// test fills the archive itself.
 func TestArchiveIsEmptied(t *testing.T) {
 	t.Parallel()
 	redis := miniredis.RunT(t)
@@ -132,7 +132,7 @@ func TestArchiveIsEmptied(t *testing.T) {
 	eventually(t, "the archive is empty", func() bool { return len(timersIn(redis)) == 0 })
 }
 
-func TestWhatIsNoTimerIsDropped(t *testing.T) {
+func TestMalformedTimerIsDropped(t *testing.T) {
 	t.Parallel()
 	redis := miniredis.RunT(t)
 	w := open(t, "redis://"+redis.Addr())
@@ -141,11 +141,11 @@ func TestWhatIsNoTimerIsDropped(t *testing.T) {
 	if _, err := client.Enqueue(asynq.NewTask("other", nil), asynq.TaskID("other"), asynq.Queue(queue)); err != nil {
 		t.Fatal(err)
 	}
-	w.log.says(t, "id=other")
+	w.log.waitFor(t, "id=other")
 	eventually(t, "it is gone", func() bool { return len(timersIn(redis)) == 0 })
 }
 
-func TestASlowUserHoldsNothingUp(t *testing.T) {
+func TestSlowUserDoesNotBlock(t *testing.T) {
 	t.Parallel()
 	redis := miniredis.RunT(t)
 	w := &world{woken: make(chan string, 1000)}
@@ -199,7 +199,7 @@ func TestEmbeddedIsReplacedWithItsTimers(t *testing.T) {
 	w.run(t, func(key string) { w.woken <- key })
 	eventually(t, "it is replaced", func() bool { return w.Embedded() != first })
 	if n := w.Remembered(); n == 0 {
-		t.Fatal("the timers came before it was replaced")
+		t.Fatal("the timers fired before it was replaced")
 	}
 	missing := map[string]bool{}
 	for i := range 60 {
@@ -222,7 +222,7 @@ func TestRedisThatIsKilledAndRestarted(t *testing.T) {
 	w := open(t, p.url())
 	w.in(t, "before", 2*time.Second)
 	redis.Close()
-	w.log.says(t, "Redis unreachable")
+	w.log.waitFor(t, "Redis unreachable")
 	if err := w.Set(t.Context(), "meanwhile", time.Now().Add(time.Minute)); err == nil {
 		t.Error("a timer was set without Redis")
 	}
@@ -234,7 +234,7 @@ func TestRedisThatIsKilledAndRestarted(t *testing.T) {
 	w.wakes(t, "before")
 	w.settles(t, "after", 100*time.Millisecond)
 	w.wakes(t, "after")
-	w.log.says(t, "Redis reachable")
+	w.log.waitFor(t, "Redis reachable")
 }
 
 func TestRedisThatIsFlushed(t *testing.T) {
@@ -313,7 +313,7 @@ func TestAbsentRedisIsWaitedFor(t *testing.T) {
 	redis := miniredis.RunT(t)
 	p := newProxy(t, "127.0.0.1:1")
 	w := open(t, p.url())
-	w.log.says(t, "Redis unreachable")
+	w.log.waitFor(t, "Redis unreachable")
 	p.to(redis.Addr())
 	w.settles(t, "key", 100*time.Millisecond)
 	w.wakes(t, "key")
@@ -370,7 +370,7 @@ func TestTLS(t *testing.T) {
 		"x509":               {URL: cfg.URL},
 		"no such file":       {URL: cfg.URL, CA: "/nonexistent"},
 		"no PEM certificate": {URL: cfg.URL, CA: none},
-		"need a rediss":  {URL: "redis://" + redis.Addr(), CA: ca},
+		"need a rediss":      {URL: "redis://" + redis.Addr(), CA: ca},
 		"write redis://":     {URL: "http://hunter2@x"},
 	} {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -384,7 +384,7 @@ func TestCheck(t *testing.T) {
 	t.Parallel()
 	redis := miniredis.RunT(t)
 	redis.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
-		if cmd == "INFO" { // which miniredis gives less of
+		if cmd == "INFO" { // miniredis reports less
 			c.WriteBulk("# Server\r\nredis_version:7.0.15\r\n\r\n# Memory\r\nmaxmemory_policy:allkeys-lru\r\n")
 		}
 		return cmd == "INFO"

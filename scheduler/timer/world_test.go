@@ -27,14 +27,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// go-redis tries a server that is gone each second, and sees that it was closed when it tries next.
+	// go-redis retries a lost server every second, and notices only then that the client is closed.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
 }
 
-// patience is how long a test waits for what must happen.
+// patience bounds how long a test waits for an event.
 const patience = 60 * time.Second
 
-// proxy stands between a client and a Redis that has faults.
+// proxy forwards connections to a Redis, and injects faults.
 type proxy struct {
 	listener net.Listener
 	delay    atomic.Int64 // of each answer, in nanoseconds
@@ -66,7 +66,7 @@ func newProxy(t *testing.T, target string) *proxy {
 
 func (p *proxy) url() string { return "redis://" + p.listener.Addr().String() + "/0" }
 
-// to sends connections elsewhere, and breaks those there are.
+// to redirects connections to target, and closes the open ones.
 func (p *proxy) to(target string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -135,7 +135,7 @@ func (p *proxy) answers(client, server net.Conn) {
 	}
 }
 
-// logs are lines of a log that a test waits for.
+// logs is a log that a test can wait for.
 type logs struct {
 	mu    sync.Mutex
 	text  strings.Builder
@@ -153,8 +153,8 @@ func (l *logs) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// says waits until the log has the text.
-func (l *logs) says(t *testing.T, text string) {
+// waitFor waits until the log contains text.
+func (l *logs) waitFor(t *testing.T, text string) {
 	t.Helper()
 	deadline := time.After(patience)
 	for {
@@ -166,13 +166,13 @@ func (l *logs) says(t *testing.T, text string) {
 		}
 		select {
 		case <-deadline:
-			t.Fatalf("the log does not say %q:\n%s", text, all)
+			t.Fatalf("the log does not contain %q:\n%s", text, all)
 		case <-l.wrote:
 		}
 	}
 }
 
-// world is timers that run.
+// world is running timers.
 type world struct {
 	*timer.Timers
 	log   *logs
@@ -218,7 +218,7 @@ func (w *world) run(t *testing.T, wake func(key string)) {
 	t.Cleanup(w.stop)
 }
 
-// in sets a timer and gives the time it is set for.
+// in sets a timer and returns its time.
 func (w *world) in(t *testing.T, key string, d time.Duration) time.Time {
 	t.Helper()
 	at := time.Now().Add(d)
@@ -244,13 +244,13 @@ func (w *world) wakes(t *testing.T, key string) {
 	}
 }
 
-// settles sets the timer of key, for as soon as d, until Redis confirms it.
+// settles sets the timer of key to d from now until Redis confirms it.
 func (w *world) settles(t *testing.T, key string, d time.Duration) {
 	t.Helper()
 	eventually(t, "a timer can be set", func() bool { return w.Set(t.Context(), key, time.Now().Add(d)) == nil })
 }
 
-// eventually waits until what must come true is.
+// eventually waits until is returns true.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -265,7 +265,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// timersIn gives the keys in redis that belong to a timer, and the archive.
+// timersIn returns the keys in redis that belong to timers, and the archive.
 func timersIn(redis *miniredis.Miniredis) (keys []string) {
 	for _, key := range redis.Keys() {
 		if strings.Contains(key, ":t:") || strings.HasSuffix(key, ":archived") || strings.HasSuffix(key, ":completed") {
@@ -275,7 +275,7 @@ func timersIn(redis *miniredis.Miniredis) (keys []string) {
 	return keys
 }
 
-// certificate makes one for 127.0.0.1 and gives the file of its authority, which it is itself.
+// certificate creates a self-signed certificate for 127.0.0.1, and returns its file.
 func certificate(t *testing.T) (tls.Certificate, string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

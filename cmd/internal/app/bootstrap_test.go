@@ -11,8 +11,8 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
-// beginning is a gateway that begins, on a store and a directory of its own.
-func beginning(t *testing.T) (*system, *registry.Keys, string) {
+// newGateway returns a gateway that starts with an empty store and data directory.
+func newGateway(t *testing.T) (*system, *registry.Keys, string) {
 	t.Helper()
 	st := storetest.Open(t, storetest.Server(t))
 	keys, err := registry.OpenKeys(storetest.Context(t), st, "local", storetest.Log(t))
@@ -23,8 +23,8 @@ func beginning(t *testing.T) (*system, *registry.Keys, string) {
 	return s, keys, filepath.Join(s.cfg.Data, "bootstrap.key")
 }
 
-func TestBootstrapKeyThatWasWrittenIsMadeAfterACrash(t *testing.T) {
-	s, keys, name := beginning(t)
+func TestWrittenBootstrapKeyIsCreatedAfterACrash(t *testing.T) {
+	s, keys, name := newGateway(t)
 	secret := proto.NewKeySecret("local")
 	if err := os.WriteFile(name, []byte(secret+"\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -34,13 +34,13 @@ func TestBootstrapKeyThatWasWrittenIsMadeAfterACrash(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, ok := keys.Authenticate(secret); !ok {
-			t.Fatal("the key of the file is not taken")
+			t.Fatal("the key of the file is rejected")
 		}
 	}
 }
 
 func TestServerStartsWithARevokedBootstrapKey(t *testing.T) {
-	s, keys, _ := beginning(t)
+	s, keys, _ := newGateway(t)
 	ctx := storetest.Context(t)
 	s.cfg.BootstrapKey = proto.NewKeySecret("local")
 	for range 2 {
@@ -52,7 +52,7 @@ func TestServerStartsWithARevokedBootstrapKey(t *testing.T) {
 		}
 	}
 	if _, ok := keys.Authenticate(s.cfg.BootstrapKey); ok {
-		t.Error("a revoked key is taken")
+		t.Error("a revoked key is accepted")
 	}
 }
 
@@ -76,7 +76,7 @@ func TestBootstrapKeyIsReadableByUsOnly(t *testing.T) {
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			s, keys, name := beginning(t)
+			s, keys, name := newGateway(t)
 			if err := lay(name); err != nil {
 				t.Fatal(err)
 			}
@@ -88,10 +88,10 @@ func TestBootstrapKeyIsReadableByUsOnly(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, ok := keys.Authenticate(strings.TrimSpace(string(text))); !ok {
-				t.Error("the file does not hold the key")
+				t.Error("the file does not contain the key")
 			}
 			if _, ok := keys.Authenticate(known); ok {
-				t.Error("a key was made that others know")
+				t.Error("a key was created that others know")
 			}
 			if info, err := os.Lstat(name); err != nil || info.Mode() != 0o600 {
 				t.Errorf("%v, %v", info.Mode(), err)

@@ -19,7 +19,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/nsjail"
 )
 
-// Check is one requirement of this machine and how it is met.
+// Check is a requirement on this machine, and whether it is met.
 type Check struct {
 	Name     string `json:"name"`
 	OK       bool   `json:"ok"`
@@ -28,7 +28,7 @@ type Check struct {
 	Remedy   string `json:"remedy,omitempty"` // what to do when it is not OK
 }
 
-// Doctor checks what the roles of c need. It starts jails, as a worker does, and leaves nothing behind.
+// Doctor checks what the roles of c need. It starts jails like a worker, and leaves nothing behind.
 func Doctor(ctx context.Context, c *Config) []Check {
 	var checks []Check
 	if c.Has(RoleWorker) {
@@ -76,14 +76,15 @@ func checkNamespaces() Check {
 	return check
 }
 
-// checkJails starts nsjail, a jail, each language in a jail, and jails of the kinds that need more.
+// checkJails starts nsjail, a jail, each language in a jail, and jails with a network and a home on
+// disk.
 func checkJails(ctx context.Context, c *Config) []Check {
 	path, err := findNsjail(c.NsjailPath)
 	if err != nil {
 		return []Check{{Name: "nsjail", Found: err.Error(), Remedy: "run `make build`, or name it with --nsjail"}}
 	}
 	checks := []Check{{Name: "nsjail", OK: true, Found: path}}
-	started := Check{Name: "jail", Remedy: "mend what is missing above; until then a worker here takes no jobs"}
+	started := Check{Name: "jail", Remedy: "fix what is missing above; until then a worker here accepts no jobs"}
 	fail := func(err error) []Check {
 		started.Found = err.Error()
 		return append(checks, started)
@@ -91,11 +92,11 @@ func checkJails(ctx context.Context, c *Config) []Check {
 	quiet := slog.New(slog.DiscardHandler)
 	network, noNetwork := openNetwork(ctx, c, quiet)
 	if network != nil {
-		defer func() { _ = network.Close() }() // what it had ends with this process at the latest
+		defer func() { _ = network.Close() }() // closed when the process ends
 	}
-	elsewhere, remove, noDisk := scratch(c)
+	settings, remove, noDisk := scratch(c)
 	defer remove()
-	maker, err := openJails(elsewhere, nsjail.Config{Network: network, Log: quiet})
+	maker, err := openJails(settings, nsjail.Config{Network: network, Log: quiet})
 	if err != nil {
 		return fail(err)
 	}
@@ -135,9 +136,10 @@ func checkJails(ctx context.Context, c *Config) []Check {
 	return append(checks, more...)
 }
 
-// scratch gives the settings with a data directory that is removed again, in place of theirs, which stays as it is. It lies beside what
-// is there, since homes on disk ask something of the file system. Where none can be made, they are the settings that came.
-func scratch(c *Config) (elsewhere *Config, remove func(), err error) {
+// scratch returns the settings with a temporary data directory, which remove deletes. It is next to
+// the real one, since homes on disk depend on the file system. If it cannot be created, scratch
+// returns c.
+func scratch(c *Config) (settings *Config, remove func(), err error) {
 	dir, err := existing(c.Data)
 	if err == nil {
 		dir, err = os.MkdirTemp(dir, ".bullpen-doctor-")
@@ -150,7 +152,7 @@ func scratch(c *Config) (elsewhere *Config, remove func(), err error) {
 	return &own, func() { _ = os.RemoveAll(dir) }, nil
 }
 
-// checkNetwork makes a jail with a network, unless it is known already why there can be none.
+// checkNetwork creates a jail with a network, unless err is the cause why it cannot.
 func checkNetwork(ctx context.Context, maker *nsjail.Maker, err error) Check {
 	check := Check{Name: "network", Optional: true, Found: "sandboxes may have one"}
 	if err == nil {
@@ -164,7 +166,7 @@ func checkNetwork(ctx context.Context, maker *nsjail.Maker, err error) Check {
 	return check
 }
 
-// checkDisk makes a jail with a home that memory is too small for, unless it is known already why there can be none.
+// checkDisk creates a jail with a home too large for memory, unless err is the cause why it cannot.
 func checkDisk(ctx context.Context, maker *nsjail.Maker, err error) Check {
 	check := Check{Name: "homes on disk", Optional: true, Found: "sandboxes may have them"}
 	if err == nil {
@@ -196,8 +198,8 @@ func checkImages(dir string) Check {
 	return check
 }
 
-// usableImages checks that images can be unpacked where they are kept, and reached and run from there by jails, without making the
-// directory, and gives the free bytes there.
+// usableImages checks that images can be unpacked in dir, and that jails can reach and run them. It
+// does not create dir. It returns the free bytes.
 func usableImages(dir string) (free int64, err error) {
 	if free, err = writable(dir); err != nil {
 		return 0, err
@@ -205,7 +207,8 @@ func usableImages(dir string) (free int64, err error) {
 	return free, passable(dir)
 }
 
-// passable checks that every user may pass through the directories that are there, and that programs may be started from them.
+// passable checks that every user may traverse the existing directories of dir, and that programs
+// may be started from it.
 func passable(dir string) error {
 	at, err := existing(dir)
 	if err != nil {
@@ -232,7 +235,7 @@ func passable(dir string) error {
 	}
 }
 
-// missingTools names the programs that agents' file tools run and that a jail does not have.
+// missingTools returns the programs that agents' file tools need and that a jail lacks.
 func missingTools(ctx context.Context, maker *nsjail.Maker) (string, error) {
 	j, err := maker.Prepare(ctx, jailSpec())
 	if err != nil {
@@ -249,12 +252,12 @@ echo x | grep -rHnFZ --include='*' --exclude-dir=none x /dev/null; [ $? -le 1 ] 
 		return "", err
 	}
 	if outcome.Kind != jail.Exited {
-		return "bash did not say: " + string(outcome.Kind), nil
+		return "bash ended as " + string(outcome.Kind), nil
 	}
 	return strings.Join(strings.Split(strings.TrimSpace(out.String()), "\n"), ", "), nil
 }
 
-// checkData checks that what must survive can be written, without making the directory.
+// checkData checks that the data directory is writable, without creating it.
 func checkData(dir string) Check {
 	check := Check{Name: "data directory", Remedy: "make room, or name another directory with --data"}
 	free, err := writable(dir)
@@ -270,7 +273,7 @@ func checkData(dir string) Check {
 	return check
 }
 
-// existing gives the directory, or the nearest above it that is there.
+// existing returns dir, or its nearest existing parent.
 func existing(dir string) (string, error) {
 	at, err := filepath.Abs(dir)
 	for err == nil {
@@ -282,7 +285,8 @@ func existing(dir string) (string, error) {
 	return at, err
 }
 
-// writable checks that a file can be made in a directory, or in the nearest above it that is there, and gives the free bytes there.
+// writable checks that a file can be created in dir, or in its nearest existing parent, and returns
+// the free bytes there.
 func writable(dir string) (free int64, err error) {
 	at, err := existing(dir)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// natsServer starts a real one with a monitor, and gives its settings and the address of its monitor.
+// natsServer starts a server with a monitor, and returns it and the address of the monitor.
 func natsServer(t *testing.T, opts *server.Options) (*server.Server, string) {
 	t.Helper()
 	opts.Host, opts.Port, opts.HTTPHost, opts.HTTPPort = "127.0.0.1", -1, "127.0.0.1", -1

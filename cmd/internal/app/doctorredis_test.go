@@ -10,12 +10,12 @@ import (
 	"github.com/alicebob/miniredis/v2/server"
 )
 
-// redisWith gives a Redis that says it has the policy.
+// redisWith starts a Redis that reports the eviction policy.
 func redisWith(t *testing.T, policy string) *miniredis.Miniredis {
 	t.Helper()
 	redis := miniredis.RunT(t)
 	redis.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
-		if cmd == "INFO" { // which miniredis gives less of
+		if cmd == "INFO" { // miniredis reports less
 			c.WriteBulk("redis_version:7.0.15\r\n" + policy)
 		}
 		return cmd == "INFO"

@@ -13,7 +13,7 @@ import (
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
-// s3Server starts an S3 server whose credentials this process has.
+// s3Server starts an S3 server with this process' credentials.
 func s3Server(t *testing.T) *storagetest.Server {
 	t.Helper()
 	for _, v := range storagetest.Env() {
@@ -32,7 +32,7 @@ func s3Server(t *testing.T) *storagetest.Server {
 	return s
 }
 
-// storeKey makes a key file.
+// storeKey creates a key file.
 func storeKey(t *testing.T) string {
 	t.Helper()
 	key, err := age.GenerateX25519Identity()
