@@ -116,7 +116,7 @@ fmt: ## format the code as make lint wants it
 	cd bench && $(benchlint) fmt ./...
 
 .PHONY: bench
-bench: build s3server ## measure bullpen against the bare interpreters, into bench/results/
+bench: build s3server ## measure bullpen against the bare interpreters, into bench/results/latest.json
 	go -C bench build -o ../bin/bench .
 	bin/bench
 

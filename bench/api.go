@@ -23,7 +23,7 @@ const (
 	programTimeout  = 60 // seconds
 )
 
-// api speaks to a server, as plainly as it can be spoken to: nothing is tried twice.
+// api is a plain client of a server. It retries nothing.
 type api struct {
 	url, key string
 	http     *http.Client
@@ -66,7 +66,7 @@ func (a *api) get(ctx context.Context, path string) ([]byte, error) {
 	return body, errors.Join(err, resp.Body.Close())
 }
 
-// asked is a request to run a program.
+// asked is the body of a submission.
 type asked struct {
 	Language proto.Language    `json:"language"`
 	Code     string            `json:"code"`
@@ -106,13 +106,13 @@ func (a *api) inline(ctx context.Context, body []byte) (*proto.Result, string, e
 	return result, id, nil
 }
 
-// streamed is a stream of events as it came. It is taken apart only afterwards, so that decoding does not slow it down.
+// streamed is a stream of events as it came. It is decoded afterwards, so that decoding does not slow it down.
 type streamed struct {
 	body  []byte
 	marks []mark
 }
 
-// mark says how much had come when.
+// mark is how many bytes had arrived at a time.
 type mark struct {
 	bytes int
 	at    time.Duration // since the request was begun
@@ -150,7 +150,7 @@ func (a *api) stream(ctx context.Context, language proto.Language, code string, 
 	}
 }
 
-// arrived says when the first n bytes had come.
+// arrived returns when the first n bytes had arrived.
 func (s *streamed) arrived(n int) time.Duration {
 	for _, m := range s.marks {
 		if m.bytes >= n {

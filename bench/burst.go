@@ -18,7 +18,7 @@ const (
 	quickBursts = 3
 )
 
-// measureBursts has that many bursts of python come, each on a server that has nothing to do and has made its jails, and gives when the last
+// measureBursts sends bursts of python calls, each to an idle server with a full pool of jails, and returns when the last
 // answers of each came.
 func measureBursts(ctx context.Context, t *target, times int, progress io.Writer) (*summary, error) {
 	host, err := ownPIDSpace()

@@ -93,7 +93,7 @@ func measureFairness(ctx context.Context, program, dir string, quick bool, d tim
 	return f, nil
 }
 
-// waits asks for a short program every 100 ms, and gives how long each was queued, in milliseconds.
+// waits submits a short program every 100 ms, and returns how long each was queued, in milliseconds.
 func (a *api) waits(ctx context.Context, d time.Duration) (*summary, error) {
 	var mu sync.Mutex
 	var waited []float64
@@ -132,7 +132,7 @@ func (a *api) waits(ctx context.Context, d time.Duration) (*summary, error) {
 	return s, nil
 }
 
-// queued gives how long an execution was queued, in milliseconds.
+// queued returns how long an execution was queued, in milliseconds.
 func (a *api) queued(ctx context.Context, id string) (float64, error) {
 	body, err := a.get(ctx, "/v1/executions/"+id)
 	if err != nil {
@@ -147,7 +147,7 @@ func (a *api) queued(ctx context.Context, id string) (float64, error) {
 	return e.QueuedMS, nil
 }
 
-// newKey makes a key, and gives who speaks with it.
+// newKey creates a key, and returns a client with it.
 func (a *api) newKey(ctx context.Context, name, org string) (*api, error) {
 	body, err := json.Marshal(map[string]string{"name": name, "org": org, "plan": "enterprise"})
 	if err != nil {

@@ -37,7 +37,7 @@ const (
 	targetJailMB    = 12
 )
 
-// figure is something measured beside what it should be.
+// figure is a measured value and its target.
 type figure struct {
 	Name     string   `json:"name"`
 	Target   string   `json:"target"`
@@ -202,7 +202,7 @@ func (r *report) jailTarget() figure {
 	return f.unknown(cmp.Or(r.Memory.JailsUnknown, "there was none"))
 }
 
-// figures are those of fairness; f is nil where it was not measured.
+// figures are those of fairness; f is nil if it was not measured.
 func (f *fairness) figures() []figure {
 	orgs := below("queued beside another organisation's backlog, p99 less one job of that", targetWaitMS, "ms")
 	keys := below("the same beside another key's of the same organisation", targetWaitMS, "ms")
@@ -221,7 +221,7 @@ func (f *fairness) figures() []figure {
 	return []figure{tell(orgs, f.Orgs), tell(keys, f.Keys)}
 }
 
-// figures are those of webhooks; w is nil where they were not measured.
+// figures are those of webhooks; w is nil if they were not measured.
 func (w *webhooks) figures() []figure {
 	rate := figure{Name: "webhooks to fast receivers", Target: fmt.Sprintf("%d/s or more", targetHooksPerSec), Unit: "/s"}
 	latency := below("webhooks, result to receiver, p99", targetHookMS, "ms")
@@ -265,7 +265,7 @@ func (r *report) memoryFigure() figure {
 	return f.is(r.Memory.IdleMB, r.Memory.IdleMB < targetIdleMemoryMB, note)
 }
 
-// verdict says whether a figure was met.
+// verdict returns whether the target was met, in words.
 func (f figure) verdict() string {
 	switch {
 	case f.Met == nil:

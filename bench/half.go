@@ -21,7 +21,7 @@ type halfLoad struct {
 	Language    proto.Language `json:"language"`
 	Unavailable string         `json:"unavailable,omitempty"`
 	Asked       float64        `json:"asked_per_second"`
-	Latency     *summary       `json:"latency,omitempty"` // since each was due; the rate in it is that of the answers
+	Latency     *summary       `json:"latency,omitempty"` // since each was due; its rate is the rate of responses
 	Ratio       float64        `json:"p99_to_p50"`
 }
 

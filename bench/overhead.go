@@ -84,7 +84,7 @@ func takeApart(c cell, lines map[string]logged) overhead {
 	return o
 }
 
-// awaitLog reads the log until it tells of all executions wanted, or for some time.
+// awaitLog reads the log until it has all wanted executions, or until a deadline.
 func awaitLog(ctx context.Context, path string, want map[string]bool) (map[string]logged, error) {
 	ctx, cancel := context.WithTimeout(ctx, logWithin)
 	defer cancel()

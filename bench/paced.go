@@ -188,7 +188,7 @@ func (k task) measure(ctx context.Context, t *target, p program, host string, ru
 	return result, nil
 }
 
-// inJail asks for a run and looks at what it printed.
+// inJail runs a program in a jail and checks its output.
 func (k task) inJail(ctx context.Context, a *api, nonce int64, host string) (sample, error) {
 	body, err := k.request(nonce)
 	if err != nil {

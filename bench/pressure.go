@@ -80,7 +80,7 @@ func measurePressure(ctx context.Context, program, dir string, quick bool, d tim
 	return m, nil
 }
 
-// submit submits a program asynchronously and gives the id that it was accepted under.
+// submit submits a program asynchronously and returns its id.
 func (a *api) submit(ctx context.Context, body []byte) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.url+executePath, bytes.NewReader(body))
 	if err != nil {
@@ -102,7 +102,7 @@ func (a *api) submit(ctx context.Context, body []byte) (string, error) {
 	return resp.Header.Get("X-Trace-Id"), nil
 }
 
-// idle opens streams of an execution that prints nothing, and gives what they add to the server's memory, in MB, at most while it waits.
+// idle opens streams of an execution that prints nothing, and returns by how much the server's memory grows at most while it waits, in MB.
 func (t *target) idle(ctx context.Context, id string, wait time.Duration) (float64, error) {
 	ctx, stop := context.WithCancel(ctx)
 	memory := watchMemory(t.pid)
@@ -129,7 +129,7 @@ func (t *target) idle(ctx context.Context, id string, wait time.Duration) (float
 	return peak - before, err
 }
 
-// figures are those of a server under pressure; m is nil where they were not measured.
+// figures are those of a server under pressure; m is nil if they were not measured.
 func (m *pressure) figures() []figure {
 	rate := figure{Name: "async submissions, each durable before its answer", Target: fmt.Sprintf("%d/s or more", targetSubmitsPerSec), Unit: "/s"}
 	streams := below(fmt.Sprintf("memory of %d idle streams", idleStreams), targetStreamsMB, "MB")

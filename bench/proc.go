@@ -36,7 +36,7 @@ func residentMB(pid int) (float64, error) {
 	return n, nil
 }
 
-// megabytes is the value of a field that the kernel gives in kB.
+// megabytes parses a field that the kernel prints in kB.
 func megabytes(text, name string) (float64, error) {
 	n, err := strconv.ParseFloat(strings.TrimSuffix(field(text, name), " kB"), 64)
 	return n * kib / mb, err
@@ -46,10 +46,10 @@ func megabytes(text, name string) (float64, error) {
 type jailMemory struct {
 	Language   proto.Language `json:"language"`
 	ResidentMB float64        `json:"resident_mb"` // what several processes share counts for each
-	UnsharedMB float64        `json:"unshared_mb"` // what it has written: nobody else has that
+	UnsharedMB float64        `json:"unshared_mb"` // pages that it has written
 }
 
-// jailsAhead gives the memory of the jails that a server has made that has run nothing yet: one for each language, each below a process of
+// jailsAhead returns the memory of the prewarmed jails of a server that has run nothing yet: one for each language, each below a process of
 // its own.
 func jailsAhead(server int) ([]jailMemory, error) {
 	all, err := processes()
@@ -140,7 +140,7 @@ func machineMillis() (float64, error) {
 	return millis, nil
 }
 
-// watchMemory looks at the resident memory of a process until the function that it returns is called, which gives what it was
+// watchMemory looks at the resident memory of a process until the function that it returns is called, which returns what it was
 // at first and at most. Where there is no process they are 0.
 func watchMemory(pid int) func() (before, peak float64) {
 	if pid == 0 {
@@ -170,7 +170,7 @@ func watchMemory(pid int) func() (before, peak float64) {
 	}
 }
 
-// field gives what follows "name:" in a text of such lines.
+// field returns what follows "name:" in a text of such lines.
 func field(text, name string) string {
 	for line := range strings.Lines(text) {
 		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == name {
@@ -238,7 +238,7 @@ func parseStat(stat []byte) (process, bool) {
 	return process{pid, parent, string(stat[open+1 : end]), rest[0] == "Z"}, err == nil
 }
 
-// descendants gives the processes below pid, without itself.
+// descendants returns the processes below pid, without itself.
 func descendants(all []process, pid int) []process {
 	var below []process
 	for _, p := range all {

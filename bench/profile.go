@@ -136,7 +136,7 @@ func sum(profile []byte, kind string) (total int64, err error) {
 	return 0, fmt.Errorf("a profile has no samples of %s", kind)
 }
 
-// flameGraph gives the flame graph that go tool pprof -http shows, as a page that needs nothing else.
+// flameGraph returns the flame graph of go tool pprof -http as a self-contained page.
 func flameGraph(file, kind string) (page []byte, err error) {
 	failed := &complaints{}
 	err = driver.PProf(&driver.Options{
@@ -158,7 +158,7 @@ func flameGraph(file, kind string) (page []byte, err error) {
 	return page, nil
 }
 
-// pprofFlags are the command line that pprof is told.
+// pprofFlags implements the command line of pprof.
 type pprofFlags struct {
 	*flag.FlagSet
 	args []string
@@ -173,7 +173,7 @@ func (f *pprofFlags) StringList(name, value, usage string) *[]*string {
 func (*pprofFlags) ExtraUsage() string   { return "" }
 func (*pprofFlags) AddExtraUsage(string) {}
 
-// Parse gives the names of files.
+// Parse returns the names of files.
 func (f *pprofFlags) Parse(func()) []string {
 	_ = f.FlagSet.Parse(f.args) // they are ours
 	return f.Args()

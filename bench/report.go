@@ -23,9 +23,7 @@ const (
 	// quickTimeoutRuns are as many seconds.
 	quickTimeoutRuns = 3
 	webhookSides     = 3 // of the time for a side of a cell, for each latency of webhooks
-	resultsDir       = "bench/results"
-	latestName       = "latest.json"
-	timeForm         = "20060102T150405Z"
+	latestResult     = "bench/results/latest.json"
 	tablePad         = 2
 	reportForm       = 1 // raised when a field changes its meaning
 	remoteName       = "a server that was running"
@@ -208,33 +206,25 @@ func idleMemory(ctx context.Context, t *target) (float64, error) {
 	return residentMB(t.pid)
 }
 
-// save writes the figures to path, or else beside those of earlier runs.
+// save writes the figures to path. If path is empty, those of a full run go to the directory of results, those of a quick run nowhere.
 func (r *report) save(path string, out io.Writer) error {
+	if path == "" && r.Quick {
+		return nil
+	}
 	body, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encode the figures: %w", err)
 	}
-	body = append(body, '\n')
-	paths := []string{path}
 	if path == "" {
-		if _, err := os.Stat(filepath.Dir(resultsDir)); err != nil {
-			return fmt.Errorf("find where results go: %w: run it in the root of the repository, or name a file with --json", err)
-		}
-		if err := os.MkdirAll(resultsDir, 0o750); err != nil {
-			return fmt.Errorf("make the directory of results: %w", err)
-		}
-		name := r.StartedAt.Format(timeForm) + "-" + r.Commit + ".json"
-		paths = []string{filepath.Join(resultsDir, name)}
-		if !r.Quick {
-			paths = append(paths, filepath.Join(resultsDir, latestName))
+		path = latestResult
+		if _, err := os.Stat(filepath.Dir(path)); err != nil {
+			return fmt.Errorf("find the directory of results: %w: run it in the root of the repository, or name a file with --json", err)
 		}
 	}
-	for _, p := range paths {
-		if err := replace(p, body); err != nil {
-			return fmt.Errorf("write the figures: %w", err)
-		}
+	if err := replace(path, append(body, '\n')); err != nil {
+		return fmt.Errorf("write the figures: %w", err)
 	}
-	_, err = fmt.Fprintf(out, "\nAll figures are in %s\n", paths[0])
+	_, err = fmt.Fprintf(out, "\nAll figures are in %s\n", path)
 	return err
 }
 

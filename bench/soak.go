@@ -175,7 +175,7 @@ func lookAt(ctx context.Context, t *target) (*look, error) {
 	return l, l.cgroups(t.pid)
 }
 
-// descriptors tells what the server has open, without what tells one of a kind from the next.
+// descriptors returns the kinds of the server's open files, without what distinguishes files of one kind.
 func (l *look) descriptors(t *target) error {
 	dir := procPath(t.pid, "fd")
 	entries, err := os.ReadDir(dir)
@@ -198,7 +198,7 @@ func (l *look) descriptors(t *target) error {
 	return nil
 }
 
-// cgroups tells the groups of the server's jails. They lie below bullpen/<instance>, and the instance is known by the
+// cgroups returns the groups of the server's jails. They lie below bullpen/<instance>, and the instance is known by the
 // directory of workers whose lock the server holds.
 func (l *look) cgroups(pid int) error {
 	instance := ""
@@ -236,7 +236,7 @@ func (l *look) counts() map[string]int {
 	return counts
 }
 
-// leaks gives the kinds of which there are more in after.
+// leaks returns the kinds with more entries in after.
 func (l *look) leaks(after *look) map[string]bool {
 	more := map[string]bool{}
 	before := l.counts()

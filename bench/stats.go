@@ -26,7 +26,7 @@ type series struct {
 	elapsed  time.Duration // of all blocks
 }
 
-// runner runs a program once. Where it leaves the time out, that of the whole call counts.
+// runner runs a program once. If the sample has no time, the time of the whole call counts.
 type runner func(ctx context.Context) (sample, error)
 
 // block has callers run one program after the other until d is over, each to its end and one at the least.
@@ -122,7 +122,7 @@ func alternate(ctx context.Context, total, block time.Duration, callers int, sid
 	}
 }
 
-// summary is what is told of a series, in milliseconds.
+// summary summarises a series, in milliseconds.
 type summary struct {
 	Runs       int     `json:"runs"`
 	Errors     int     `json:"errors"`
@@ -152,7 +152,7 @@ func (s *series) summary() *summary {
 	return sum
 }
 
-// summarise sorts values, of which there may be none.
+// summarise sorts values. There may be none.
 func summarise(values []float64) *summary {
 	slices.Sort(values)
 	sum := &summary{Runs: len(values), P50: percentile(values, 50), P99: percentile(values, 99), P999: percentile(values, 99.9)}
@@ -162,7 +162,7 @@ func summarise(values []float64) *summary {
 	return sum
 }
 
-// percentile gives the smallest of the sorted values that at least p percent of them do not exceed; 0 of none.
+// percentile returns the smallest of the sorted values that at least p percent of them do not exceed; 0 of none.
 func percentile(sorted []float64, p float64) float64 {
 	if len(sorted) == 0 {
 		return 0

@@ -27,19 +27,19 @@ const (
 	quietWithin = time.Minute
 )
 
-// target is the server that is measured.
+// target is the measured server.
 type target struct {
 	*api
 	// Of a server that was started here; without one they are empty.
 	data, log string // paths
-	// profileURL is where the server tells profiles; empty unless they are asked for.
+	// profileURL is the base URL of the server's profiles; empty unless --profile is set.
 	profileURL string
 	pid        int
 	cmd        *exec.Cmd
 	exited     chan struct{}
 }
 
-// openTarget starts a server with its data below dir, or takes the one that runs, and waits until it can run programs.
+// openTarget starts a server with its data below dir, or connects to a running one, and waits until it can run programs.
 func openTarget(ctx context.Context, o options, dir string) (*target, error) {
 	t := &target{api: newAPI(o.url, o.key)}
 	if o.url == "" {
@@ -82,7 +82,7 @@ func startServer(ctx context.Context, program, dir string, settings ...string) (
 	t.cmd = exec.CommandContext(context.WithoutCancel(ctx), program, "serve",
 		"--listen", address, "--data", t.data, "--log-format", "json")
 	t.cmd.Stdout, t.cmd.Stderr = log, log
-	// Settings of whoever measures must not change what is measured, except where nsjail lies.
+	// The environment must not change what is measured, except the path of nsjail.
 	t.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "BULLPEN_BOOTSTRAP_KEY=" + t.key}
 	t.cmd.Env = append(t.cmd.Env, settings...)
 	if nsjail, ok := os.LookupEnv("BULLPEN_NSJAIL"); ok {
@@ -106,7 +106,7 @@ func startServer(ctx context.Context, program, dir string, settings ...string) (
 	return t, nil
 }
 
-// freeAddress gives an address of this machine alone that nobody listens on.
+// freeAddress returns a loopback address that nobody listens on.
 func freeAddress(ctx context.Context) (string, error) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -137,7 +137,7 @@ func (t *target) ready(ctx context.Context) error {
 	}
 }
 
-// quiet waits until no process of the server's has begun or ended for a while: the jails for what comes next are there.
+// quiet waits until no process of the server has started or ended for a while, so that the pool of jails is full.
 func (t *target) quiet(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, quietWithin)
 	defer cancel()
@@ -165,7 +165,7 @@ func (t *target) close() error {
 	if t.cmd == nil {
 		return nil
 	}
-	_ = t.cmd.Process.Signal(syscall.SIGTERM) // where it is gone already, its state tells more
+	_ = t.cmd.Process.Signal(syscall.SIGTERM) // if it has exited, its state has the cause
 	kill := time.AfterFunc(stopWithin, func() { _ = t.cmd.Process.Kill() })
 	defer kill.Stop()
 	<-t.exited

@@ -31,7 +31,7 @@ const (
 	storePrefix    = "homes"
 )
 
-// threads is what was measured of them. What a call adds is what its p50 is more than that of the same call without a thread, in turn.
+// threads are the figures of threads. What a call adds is the difference of its p50 to that of the same call without a thread, in turn.
 type threads struct {
 	Files       int     `json:"files"`
 	HomeMB      float64 `json:"home_mb"`
@@ -149,7 +149,7 @@ func (m *threads) restart(ctx context.Context, t *target, program, dir string) (
 	return next, nil
 }
 
-// run runs a program in a thread, empty for none, and gives what it took in milliseconds.
+// run runs a program in a thread, or in none if it is empty, and returns how long it took in milliseconds.
 func (m *threads) run(ctx context.Context, a *api, language proto.Language, thread, code string) (float64, error) {
 	if thread != "" {
 		a = m.withThreads(a)
@@ -295,7 +295,7 @@ func (m *threads) large(ctx context.Context, t *target, program, dir string, siz
 	return t, nil
 }
 
-// figures are those of threads; m is nil where they were not measured.
+// figures are those of threads; m is nil if they were not measured.
 func (m *threads) figures() []figure {
 	warm := below("thread whose home is there and stays as it is adds, p50", targetWarmMS, "ms")
 	change := below("thread in which a file of 1 KB changes adds, p50", targetChangeMS, "ms")

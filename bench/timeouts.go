@@ -11,7 +11,7 @@ import (
 // timeoutProgram does not end by itself, nor when it is asked to, and leaves a child that does not either.
 const timeoutProgram = "trap '' TERM; (trap '' TERM; while :; do :; done) & while :; do sleep 1; done"
 
-// measureTimeouts has programs run into a timeout of one second, and gives how much later than that they had ended, in milliseconds.
+// measureTimeouts runs programs into a timeout of one second, and returns how much later they had ended, in milliseconds.
 func measureTimeouts(ctx context.Context, a *api, runs int) *summary {
 	var late []float64
 	sum := &summary{}

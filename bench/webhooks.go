@@ -72,6 +72,7 @@ func measureWebhooks(ctx context.Context, program, dir string, quick bool, d tim
 				sides[dead] = append(sides[dead], took...)
 			}
 		}
+		receivers.all[0].dead.Store(false)
 		w.Latency, w.DeadOnes = summarise(sides[false]), summarise(sides[true])
 		return nil
 	})
@@ -323,16 +324,18 @@ func (rs *receivers) resume(ctx context.Context, program, dir string, n int) (mb
 func (rs *receivers) fill(ctx context.Context, t *target, n int, hooks bool) error {
 	ctx, cancel := context.WithTimeout(ctx, hooksWithin)
 	defer cancel()
-	settings := fmt.Sprintf(`{"url":%q,"waits":%s}`, rs.all[0].url(), webhookRetry)
-	resp, err := t.do(ctx, http.MethodPut, "/v1/webhook", "application/json", []byte(settings))
-	if err == nil {
-		err = resp.Body.Close()
-	}
-	if err != nil {
-		return err
+	if hooks {
+		settings := fmt.Sprintf(`{"url":%q,"waits":%s}`, rs.all[0].url(), webhookRetry)
+		resp, err := t.do(ctx, http.MethodPut, "/v1/webhook", "application/json", []byte(settings))
+		if err == nil {
+			err = resp.Body.Close()
+		}
+		if err != nil {
+			return err
+		}
 	}
 	ids := make([]string, n)
-	err = each(n, func(i int) (err error) {
+	err := each(n, func(i int) (err error) {
 		url := ""
 		if hooks {
 			url = rs.all[i%endpoints].url()
@@ -349,7 +352,7 @@ func (rs *receivers) fill(ctx context.Context, t *target, n int, hooks bool) err
 	return err
 }
 
-// each calls f for each number below n, several at once.
+// each calls f for each number below n, in writersAtOnce goroutines.
 func each(n int, f func(i int) error) error {
 	next := make(chan int)
 	errs := make(chan error, writersAtOnce)
@@ -379,7 +382,7 @@ func each(n int, f func(i int) error) error {
 	return err
 }
 
-// resumed waits until the server says that it has all pending deliveries, and gives the milliseconds since it was started.
+// resumed waits until the server has loaded all pending deliveries, and returns the milliseconds since it was started.
 func (t *target) resumed(ctx context.Context, began time.Time, pending int) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, resumeWithin)
 	defer cancel()
