@@ -112,7 +112,7 @@ func (d *Directory) Put(ctx context.Context, key string, size int64, content io.
 	return err
 }
 
-// publish gives a complete file its final name.
+// publish renames a complete file to its key.
 func (d *Directory) publish(temp, key string, replace bool) error {
 	var err error
 	for range mkdirAttempts {

@@ -25,7 +25,7 @@ func status(err error) int {
 	return 0
 }
 
-// credentials gives errors of credentials a type.
+// credentials wraps errors in [credentialsError].
 type credentials struct{ aws.CredentialsProvider }
 
 // Retrieve implements [aws.CredentialsProvider].
