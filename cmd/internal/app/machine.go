@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// cgroups gives the version of control groups that this machine limits programs with, and the controllers there. It is version
-// 1 where all controllers that are needed are there; version 0 where neither has them. The file system is that at root.
+// cgroups returns the version of control groups to use, and its controllers. It prefers version 1 if that has all needed controllers. The
+// version is 0 if neither has them. root is the root of the file system.
 func cgroups(root string) (version int, controllers []string, err error) {
 	f, err := os.Open(filepath.Join(root, "proc/self/mountinfo"))
 	if err != nil {
@@ -51,8 +51,8 @@ func cgroups(root string) (version int, controllers []string, err error) {
 
 func neededControllers() []string { return []string{"memory", "pids", "cpu"} }
 
-func hasControllers(there []string) bool {
-	return !slices.ContainsFunc(neededControllers(), func(c string) bool { return !slices.Contains(there, c) })
+func hasControllers(found []string) bool {
+	return !slices.ContainsFunc(neededControllers(), func(c string) bool { return !slices.Contains(found, c) })
 }
 
 func checkCgroups(root string) Check {
@@ -62,16 +62,16 @@ func checkCgroups(root string) Check {
 	case err != nil:
 		check.Found = err.Error()
 	case version == 0:
-		check.Found = "not all of memory, pids and cpu: " + strings.Join(controllers, " ")
+		check.Found = "memory, pids and cpu are needed, found: " + strings.Join(controllers, " ")
 	default:
 		check.OK, check.Found = true, fmt.Sprintf("version %d: %s", version, strings.Join(controllers, " "))
 	}
 	return check
 }
 
-// checkUIDs checks that this user namespace has the ids of jails at all: in containers it may have few.
+// checkUIDs checks that this user namespace has the ids of jails. Containers may have few.
 func checkUIDs(uidMap string, r UIDRange) Check {
-	check := Check{Name: "user ids", Found: r.String(), Remedy: "give a range that this container has with --uid-range, two ids for each slot"}
+	check := Check{Name: "user ids", Found: r.String(), Remedy: "set --uid-range to a range that this container has, two ids per slot"}
 	text, err := os.ReadFile(uidMap)
 	if err != nil {
 		check.Found = err.Error()
