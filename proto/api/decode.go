@@ -250,8 +250,9 @@ func decodeSeconds(field string, raw []byte, tag reflect.StructTag) (s proto.Sec
 
 // checkCount checks the number of entries of a list or map against the tag named limit.
 func checkCount(field string, n int, limit string, tag reflect.StructTag) error {
-	most, err := strconv.Atoi(tag.Get(limit))
-	if err != nil || n <= most {
+	text, ok := tag.Lookup(limit)
+	most, _ := strconv.Atoi(text)
+	if !ok || n <= most {
 		return nil
 	}
 	if must := tag.Get("must"); must != "" {

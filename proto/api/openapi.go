@@ -3,6 +3,7 @@ package api
 import (
 	"cmp"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"path"
 	"reflect"
@@ -39,9 +40,7 @@ func OpenAPI(version string) ([]byte, error) {
 	responses := object{}
 	for _, c := range Codes() {
 		headers := object{"X-Request-Id": ref("headers", "RequestId")}
-		for name, header := range c.headers {
-			headers[name] = header
-		}
+		maps.Copy(headers, c.headers)
 		responses[c.Title] = object{
 			"description": c.Doc, "headers": headers,
 			"content": content(typeJSON, g.schemaOf(Error{}, false), Error{Code: c.Code, Message: c.Example}),
@@ -190,7 +189,7 @@ func (g *generator) schemaOf(v any, request bool) object {
 // schema returns the schema of a type. Structs become named schemas, but those inside requests do not: their fields are
 // optional there.
 func (g *generator) schema(t reflect.Type, tag reflect.StructTag, request bool) object {
-	schema := object{}
+	var schema object
 	switch reflect.Zero(t).Interface().(type) {
 	case Time:
 		schema = object{"type": "string", "format": "date-time", "examples": []string{exampleTime().Format(proto.TimeLayout)}}
@@ -336,9 +335,7 @@ func stringSchema(t reflect.Type, tag reflect.StructTag) object {
 		schema["pattern"] = pattern
 	}
 	_, format := formatOf(tag.Get("format"))
-	for name, value := range format {
-		schema[name] = value
-	}
+	maps.Copy(schema, format)
 	return schema
 }
 
