@@ -122,7 +122,7 @@ func TestAKeyThatAsksOftenHasItsJailsForked(t *testing.T) {
 	}
 }
 
-func TestAParentIsOfOneKey(t *testing.T) {
+func TestAZygoteIsOfOneKey(t *testing.T) {
 	asking(t, func(a *asker) {
 		for range 30 {
 			a.ask(key("k"))
@@ -153,7 +153,7 @@ func (bashAlone) Get(context.Context, string) (worker.Image, func(), error) {
 }
 
 // Jails are made within one where there is no interpreter to be forked, unless modules are to be there before.
-func TestAParentWithoutPython(t *testing.T) {
+func TestAZygoteWithoutPython(t *testing.T) {
 	for name, test := range map[string]struct {
 		image   string
 		preload []string
@@ -187,7 +187,7 @@ func TestAParentWithoutPython(t *testing.T) {
 	}
 }
 
-func TestAParentIsReplaced(t *testing.T) {
+func TestAZygoteIsReplaced(t *testing.T) {
 	for language, want := range map[proto.Language]int{proto.Python: 3, proto.Bash: 1} { // bash is not forked, so nothing of the parent's is in it
 		asking(t, func(a *asker) {
 			made := 0
@@ -231,7 +231,7 @@ func TestWithoutAParentExecutionsGoOn(t *testing.T) {
 	})
 }
 
-func TestAParentThatFailsIsReplaced(t *testing.T) {
+func TestAZygoteThatFailsIsReplaced(t *testing.T) {
 	asking(t, func(a *asker) {
 		made := 0
 		a.maker.made = func(jail.Spec) { made++ }

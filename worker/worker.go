@@ -400,7 +400,7 @@ func (w *Worker) make(ctx context.Context, job *proto.Job, m *preparation) (err 
 	return err
 }
 
-// furnish adds the uploaded files and the program's file to a home. It returns the name of the program's file, empty if that is elsewhere.
+// stageFiles adds the uploaded files and the program's file to a home. It returns the name of the program's file, empty if that is elsewhere.
 func stageFiles(ctx context.Context, h Home, job *proto.Job) (string, error) {
 	if err := h.PutStaged(ctx); err != nil {
 		return "", err

@@ -9,15 +9,14 @@ import (
 	"strings"
 )
 
-// aheadEnv is in the environment of an interpreter that is to wait, and of nothing
-// else: requests cannot set it.
+// aheadEnv is set only for interpreters that wait. Requests cannot set it.
 const aheadEnv = "BULLPEN_AHEAD"
 
-// preloadEnv names to the interpreter that is forked from what it shall import.
+// preloadEnv holds the modules that a zygote's interpreter imports.
 const preloadEnv = "BULLPEN_PRELOAD"
 
-// What makes an interpreter wait, each run by it before the program's file is
-// opened. Python's is PythonSite.
+// The scripts with which interpreters wait. Each runs before the program's file is opened.
+// Python's is PythonSite.
 var (
 	// AheadBash is sourced by bash before its script.
 	//
@@ -27,7 +26,7 @@ var (
 	//
 	//go:embed ahead.js
 	AheadNode []byte
-	// AheadForks is run by python to be forked from.
+	// AheadForks is run by the Python interpreter of a zygote.
 	//
 	//go:embed forks.py
 	AheadForks []byte
@@ -37,9 +36,8 @@ var (
 // program is known, see Source.Ahead.
 func CanWait(language string) bool { return waiting[language] != nil }
 
-// Ahead returns the interpreter that would run s, to be started before s is known
-// whole: of s only Language, Home, File, Interpreter and ImageEnv count. The error
-// is only for a language that CanWait does not report.
+// Ahead returns the interpreter to start before the rest of s is known. It uses only the Language,
+// Home, File, Interpreter and ImageEnv of s. It fails only for a language that cannot wait.
 func (s Source) Ahead() (Program, error) {
 	s.Code, s.Args, s.Stdin, s.Env, s.TraceID = "", nil, "", nil, ""
 	p, err := s.Program()
@@ -49,19 +47,18 @@ func (s Source) Ahead() (Program, error) {
 	if err != nil {
 		return Program{}, err
 	}
-	p.Files, p.Dir = nil, "/" // the home may come later
-	// The name of what is set for each stays: so the environment need not be made anew to have it in its place.
+	p.Files, p.Dir = nil, "/" // the home may be mounted later
+	// Names of variables that each program has stay, so that the environment keeps its order.
 	p.Env = append(p.Env, waiting[s.Language]...)
 	return p, nil
 }
 
-// Forkable is the language whose interpreter can be forked from. In a fork of bash, $$
-// and $BASHPID would be the parent's; node has threads, which a fork has not.
+// Forkable is the language whose interpreter can be forked. In a fork of bash, $$ and $BASHPID
+// would be the parent's; a fork of node would lack its threads.
 const Forkable = "python"
 
-// Zygote returns the interpreter to fork from, with modules that it has imported
-// before; of s, Home, Interpreter and ImageEnv count. Each fork is as if Ahead's had
-// been started, of a Source in the language Forkable.
+// Zygote returns the interpreter of a zygote, which imports modules. It uses only the Home,
+// Interpreter and ImageEnv of s. Each fork is as if it had been started as Ahead returns it.
 func (s Source) Zygote(modules []string) (Program, error) {
 	s.Language = Forkable
 	p, err := s.Ahead()
@@ -86,10 +83,9 @@ var waiting = map[string][]string{ // read only
 	"bash":   {"BASH_ENV=" + AheadDir + "/ahead.sh"},
 }
 
-// steering matches the variables that interpreters, and the libraries below them,
-// look at when they start, or that bash treats as its own: what is started ahead
-// has them as they were then. Those that no request can set are here for the sake
-// of images.
+// steering matches the variables that interpreters and their libraries read when they start, or
+// that bash treats as its own. They cannot be added to a waiting interpreter. Some can be set
+// only by images.
 var steering = regexp.MustCompile(`^(?:BASH|GCONV_|GLIBC_|HIST|LC_|LD_|MALLOC_|NODE_|OPENSSL_|PYTHON|READLINE_|SSL_|UV_|_)|` +
 	`^(?:CDPATH|CHILD_MAX|COLUMNS|COMPREPLY|COMP_[A-Z]+|COPROC|DIRSTACK|ENV|EPOCHREALTIME|EPOCHSECONDS|EUID|EXECIGNORE|FCEDIT|FIGNORE|` +
 	`FUNCNAME|FUNCNEST|GLOBIGNORE|GROUPS|HOME|HOSTFILE|HOSTNAME|HOSTTYPE|IFS|IGNOREEOF|INPUTRC|LANG|LANGUAGE|LINENO|LINES|LOCPATH|` +
@@ -100,10 +96,9 @@ func steers(variable string) bool {
 	return steering.MatchString(variable) && !strings.HasPrefix(variable, "NODE_ENV=")
 }
 
-// Continues reports whether an interpreter that was started as ahead can go on with
-// p as if it had been started for it: it has the same arguments, and lacks no
-// variable that an interpreter looks at when it starts. added are the variables
-// that it does not have yet.
+// Continues reports whether an interpreter that was started as ahead can continue with p as if it
+// had been started for p: it has the same arguments, and lacks no variable that interpreters read
+// when they start. added are the variables that it lacks.
 func (p Program) Continues(ahead Program) (added []string, ok bool) {
 	if !slices.Equal(p.Argv, ahead.Argv) {
 		return nil, false

@@ -1,12 +1,10 @@
-// Package jail says what a sandbox is: what may be asked of one (Spec, Program)
-// and how a run in it ended (Outcome). How it is built is for the packages
-// below: nsjail makes jails, jailinit is PID 1 inside, wire is what the two say
-// to each other, cgroup limits them.
+// Package jail defines sandboxes: what they offer (Spec), what runs in them (Program) and how a
+// run ended (Outcome). The packages below implement them: nsjail creates jails, jailinit is PID 1
+// inside, wire is the protocol between the two, cgroup limits them.
 //
-// A jail is prepared before it is known what will run in it, runs one program
-// and is gone. It may be prepared so far that the program's interpreter is there
-// and waits (Spec.Ahead). A program's failure is an Outcome; an error means that we
-// failed.
+// A jail is prepared before its program is known, runs one program and is gone. It may be
+// prewarmed: the program's interpreter waits in it (Spec.Ahead). A program's failure is an
+// Outcome; an error means that the sandbox failed.
 package jail
 
 import (
@@ -19,43 +17,39 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Spec is what a sandbox is, before it knows its program. Every number must be
-// positive.
+// Spec describes a sandbox without its program. Every number must be positive.
 type Spec struct {
 	// Root is a directory that holds the jail's root file system, which nobody
 	// changes while there are jails on it; empty for the host's runtimes.
 	Root string
-	// Network is what the jail reaches; the zero value is nothing.
+	// Network is the network that the jail can reach; the zero value is none.
 	Network proto.Network
 	CPU     float64 // cores; fractions are allowed
 	Memory  int64   // bytes, of everything in the jail, tmpfs included; there is no swap
 	Pids    int     // processes and threads of the program
-	// HomeBytes and TmpBytes are the sizes of the home and of /tmp, bytes. They are
-	// in memory up to a half and a quarter of it; larger ones lie on disk. /dev/shm
-	// has the size of /tmp, but is in memory always, half of it at most.
+	// HomeBytes and TmpBytes are the sizes of the home and of /tmp in bytes. They are in memory
+	// up to a half and a quarter of it; larger ones are on disk. /dev/shm has the size of /tmp,
+	// but is always in memory, at most half of it.
 	HomeBytes int64
 	TmpBytes  int64
 	Inodes    int64 // files in the home, and in /tmp
-	// Home is the home to bring along; nil is an empty one. With one, HomeBytes and
-	// Inodes are the limits of what the program adds to it and changes in it, and
-	// that always lies on disk.
+	// Home is the home to mount; nil is an empty one. With a Home, HomeBytes and Inodes limit
+	// the program's changes to it, which are always on disk.
 	Home Home
-	// Ahead is what Source.Ahead says: an interpreter to start while it is not known
-	// yet what it will run. Such a jail is made when nobody waits for it, and takes
-	// no time from those that run. Nil starts nothing.
+	// Ahead is the interpreter to start before its program is known, as Source.Ahead returns
+	// it. Such a jail is created at a low CPU weight, since nobody waits for it. Nil starts
+	// nothing.
 	Ahead *Program
-	// HomeLater says that Jail.Bring will bring the home; Home must be nil.
+	// HomeLater means that Jail.Bring will mount the home; Home must be nil.
 	HomeLater bool
 }
 
-// Home is a home directory that is brought along instead of an empty one.
+// Home is a home directory to mount instead of an empty one.
 type Home interface {
-	// Mount makes the home on an empty volume, for the program's user and group
-	// outside the jail, while the jail is still being made. The mount is in no
-	// namespace; the jail moves it to its place, and sees to it that it is nosuid and
-	// nodev there. The file and the volume are the home's to close from then on, also
-	// when the jail is closed or dies, or never comes to be. When Mount fails, the
-	// volume is the jail's.
+	// Mount creates the home on an empty volume, for the program's uid and gid outside the
+	// jail, while the jail is still being created. The mount is detached: the jail moves it to
+	// its place, nosuid and nodev. The home closes the file and the volume, even if the
+	// jail dies or is never completed. If Mount fails, the jail closes the volume.
 	Mount(v Volume, uid, gid int) (*os.File, error)
 }
 
@@ -63,11 +57,11 @@ type Home interface {
 type Volume interface {
 	// Path names the directory within this process, until Close.
 	Path() string
-	// Close ends the volume and all that is on it, whoever still uses it.
+	// Close removes the volume with its content, even while it is in use.
 	Close() error
 }
 
-// Program is what to run in a jail.
+// Program is a program to run in a jail.
 type Program struct {
 	// Argv is the command. A name without a slash is looked up in the system's
 	// directories, never in the PATH of Env.
@@ -83,13 +77,13 @@ type Program struct {
 	Stdin []byte
 	// Timeout is counted from the program's start; 0 is no limit.
 	Timeout time.Duration
-	// Stdout and Stderr receive what the program writes, unaltered, as it is
-	// written; nil discards. They are written from two goroutines, and no longer
-	// after Run has returned. A writer that blocks holds up the program, and Run.
+	// Stdout and Stderr receive the program's output unaltered, as it is written; nil discards
+	// it. Two goroutines write to them until Run returns. A writer that blocks blocks the
+	// program, and Run.
 	Stdout, Stderr io.Writer
 }
 
-// Owner says to whom a file belongs.
+// Owner is the owner of a file.
 type Owner uint8
 
 // Owners.
@@ -101,8 +95,8 @@ const (
 	OwnerInit
 )
 
-// File is a file to write before the program starts. Missing parent directories
-// are made, with mode 0755 and the same owner.
+// File is a file to write before the program starts. Missing parent directories are created,
+// with mode 0755 and the same owner.
 type File struct {
 	Path    string
 	Mode    uint32 // permission bits
@@ -124,7 +118,7 @@ const (
 	StartFailed Kind = "start_failed" // the program never ran: Step failed with Detail
 )
 
-// Outcome is how a run ended and what it used.
+// Outcome is how a run ended and which resources it used.
 type Outcome struct {
 	Kind       Kind
 	ExitCode   int           // for Exited
@@ -134,7 +128,7 @@ type Outcome struct {
 	Duration   time.Duration // from the program's start to its end, wall clock
 	CPUTime    time.Duration // user and system, of everything in the jail
 	MemoryPeak int64         // bytes, of everything in the jail; 0 where the kernel does not say
-	// Network is what went over the network; nil where that was blocked.
+	// Network is the network usage; nil if the network was blocked.
 	Network *proto.NetworkUsage
 }
 
@@ -144,45 +138,42 @@ type Jail interface {
 	// they wrote has been handed to p.Stdout and p.Stderr. When ctx is done the
 	// program is killed and the outcome is Killed. A jail runs one program.
 	//
-	// An interpreter that was started ahead goes on with a program that is what it
-	// was started for, see Program.Continues. For any other it is killed, and the
-	// program is started as in a jail where nothing waits.
+	// A waiting interpreter continues with a program that it was started for, see
+	// Program.Continues. For any other program it is killed, and the program is started as in a
+	// jail without one.
 	Run(ctx context.Context, p Program) (Outcome, error)
-	// Load tells the jail of the program that Run is to run, so that it starts sooner
-	// then: its files are written, and an interpreter that waits for it gets ready.
-	// Nothing of the program runs. It is called once, after Bring, or not at all; of p
-	// all but Timeout, Stdout and Stderr has to be there.
+	// Load prepares the program of the following Run, so that it starts sooner: it writes the
+	// files and readies a waiting interpreter. Nothing of the program runs. Load is called at
+	// most once, after Bring. It ignores p's Timeout, Stdout and Stderr.
 	Load(ctx context.Context, p Program) error
-	// Bring mounts the home of a jail with Spec.HomeLater, as Prepare would have done
-	// with Spec.Home, once, before Run.
+	// Bring mounts the home of a jail with Spec.HomeLater, as Prepare does with Spec.Home. It is
+	// called once, before Run.
 	Bring(ctx context.Context, h Home) error
-	// Alive reports whether the jail can still be used: what waits in it may have died.
+	// Alive reports whether the jail can still be used: a waiting interpreter may have died.
 	Alive() bool
-	// Memory is what the jail holds now, in bytes.
+	// Memory returns the memory that the jail uses, in bytes.
 	Memory() (int64, error)
-	// Close kills the jail if it is still alive and gives everything back. After
-	// Run it does nothing.
+	// Close kills the jail if it is alive and releases its resources. It is a no-op after Run.
 	Close() error
 }
 
-// ErrFull says that there are as many jails of a parent as can be at a time.
-var ErrFull = errors.New("there are as many jails of this parent as can be")
+// ErrFull means that a zygote has as many jails as it can have at a time.
+var ErrFull = errors.New("there are as many jails of this zygote as can be")
 
-// Zygote is a jail that others are made within, all for programs of whoever the parent
-// is for. It may have an interpreter: programs that run in a fork of that have its hash
-// seed, and its layout of memory. Its methods may be called from several goroutines.
+// Zygote is a jail that others are forked from, all for programs of the same owner. Programs that
+// run in a fork of its interpreter share the interpreter's hash seed and memory layout. Its methods
+// may be called concurrently.
 type Zygote interface {
-	// Fork makes a jail. The Spec must have the limits of that of the parent. If its
-	// Ahead has the arguments of the parent's, a fork of the parent's interpreter waits
-	// there, as if it had been started as Ahead; any other is started there. The error may be ErrFull; after any
-	// other that is not the context's the parent is of no use.
+	// Fork creates a jail. The limits of spec must be those of the zygote. If spec.Ahead has the
+	// arguments of the zygote's interpreter, a fork of that waits in the jail, as if it had been
+	// started as Ahead; any other interpreter is started there. The error may be ErrFull. After
+	// any other error, except the context's, the zygote is unusable.
 	Fork(ctx context.Context, spec Spec) (Jail, error)
 	// Alive reports whether jails can be forked.
 	Alive() bool
-	// Memory is what the parent holds now, in bytes, without what the jails hold
-	// that were forked from it.
+	// Memory returns the memory that the zygote uses, in bytes, without its forked jails.
 	Memory() (int64, error)
-	// Close ends the parent when the last jail is gone that was forked from it, and
-	// returns then. None is forked any more, and those that have not run are not alive.
+	// Close closes the zygote when its last forked jail is gone, and blocks until then. Fork
+	// fails from now on, and forked jails that have not run are not alive.
 	Close() error
 }

@@ -14,25 +14,24 @@ import (
 
 // Places inside a jail.
 const (
-	// HarnessDir holds what is ours; the program can read it.
+	// HarnessDir holds bullpen's own files; the program can read it.
 	HarnessDir = "/run/bullpen"
-	// JobDir is where files of OwnerInit go.
+	// JobDir holds files of OwnerInit.
 	JobDir = HarnessDir + "/job"
 	// PythonDir holds sitecustomize.py.
 	PythonDir = HarnessDir + "/python"
 	// StdinFile is the program's standard input, if it has one.
 	StdinFile = JobDir + "/stdin"
-	// AheadDir holds what makes bash and node wait.
+	// AheadDir holds the scripts with which bash and node wait for their program.
 	AheadDir = HarnessDir + "/ahead"
 )
 
 // ProgramID is the program's uid and gid inside a jail.
 const ProgramID = 1000
 
-// PythonSite is the sitecustomize.py that every python3 of ours starts with: it
-// waits for the program if it was started ahead, makes stdout line-buffered, puts
-// the user's site on the path even if it is not there yet, and removes every other
-// trace of itself.
+// PythonSite is the sitecustomize.py of every Python interpreter in a jail. It waits for the
+// program if the interpreter was started ahead, makes stdout line-buffered, adds the user's site
+// to the path even if it does not exist yet, and removes every other trace of itself.
 //
 //go:embed sitecustomize.py
 var PythonSite []byte
@@ -49,18 +48,18 @@ type Source struct {
 	// File is the name in Home of the program's file, where the language has it there;
 	// the default is the usual name. It must not be there yet.
 	File string
-	// Interpreter is the file that runs the code, absolute inside the jail; when
-	// empty it is looked up by its usual name in the system's directories.
+	// Interpreter is the absolute path of the interpreter inside the jail. If empty, its usual
+	// name is looked up in the system's directories.
 	Interpreter string
-	// ImageEnv is the environment that the sandbox's image sets. PATH is put after
-	// the home's own directories, the rest gives way to ours.
+	// ImageEnv is the environment of the sandbox's image. Its PATH follows the home's own
+	// directories; bullpen's variables override the rest.
 	ImageEnv map[string]string
 }
 
-// traceEnv names the execution to its program.
+// traceEnv holds the id of the execution.
 const traceEnv = "BULLPEN_TRACE_ID"
 
-// systemPath is where commands are found when the image does not say.
+// systemPath is the PATH of images that set none.
 const systemPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // FileInHome returns the usual name of the file in the home that holds a language's
@@ -94,8 +93,8 @@ func (s Source) Program() (Program, error) {
 	return p, nil
 }
 
-// env is the environment of every program: the image's, ours over it, and the
-// caller's over both.
+// env returns the program's environment: the image's, overridden by bullpen's, overridden by the
+// caller's.
 func (s Source) env(r proto.Runtime) map[string]string {
 	local, system := s.Home+"/.local", systemPath
 	if p := s.ImageEnv["PATH"]; p != "" {

@@ -28,19 +28,19 @@ func startAhead(o *order) interpreter {
 
 // awaitFirst returns when it waits.
 func (a interpreter) awaitFirst() {
-	if a.hears() {
+	if a.workerSpoke() {
 		exit(exitOrphan) // the worker has nothing to say yet: it is gone
 	}
 	var b [1]byte
 	if n, errno := read(a.link, b[:]); errno != 0 || n != 1 {
 		fail("wait in the interpreter", nil, unix.ECHILD)
 	}
-	tell(wire.Waiting)
+	sendEmpty(wire.Waiting)
 }
 
-// hears waits until there is something from the worker, or from the interpreter:
+// workerSpoke waits until there is something from the worker, or from the interpreter:
 // then it is false. Their ends are something, too.
-func (a interpreter) hears() bool {
+func (a interpreter) workerSpoke() bool {
 	from := [...]unix.PollFd{{Fd: wire.ControlFD, Events: unix.POLLIN}, {Fd: int32(a.link), Events: unix.POLLIN}}
 	poll(from[:], true)
 	return from[0].Revents != 0
@@ -48,7 +48,7 @@ func (a interpreter) hears() bool {
 
 // await waits for what becomes of the interpreter.
 func (a interpreter) await(o *order) {
-	if !a.hears() {
+	if !a.workerSpoke() {
 		// It has nothing to say any more: it is dead, or as good as that.
 		exit(exitAhead)
 	}

@@ -11,8 +11,8 @@ import (
 // send writes a whole frame to the worker.
 func send(b []byte) unix.Errno { return sendAll(wire.ControlFD, b) }
 
-// tell sends a frame that says all with its type.
-func tell(typ byte) {
+// sendEmpty sends a frame without a payload.
+func sendEmpty(typ byte) {
 	h := wire.Header(typ, 0)
 	if send(h[:]) != 0 {
 		exit(exitOrphan)

@@ -14,8 +14,8 @@ const maxPath = 512
 // mostSignal is the highest number of a signal.
 const mostSignal = 64
 
-// furnish writes the program's files and looks for its directory.
-func furnish(o *order) {
+// writeFiles writes the program's files and looks for its directory.
+func writeFiles(o *order) {
 	files := o.Files
 	for f, ok := files.Next(); ok; f, ok = files.Next() {
 		if errno := writeFile(&f, o.UID, o.GID); errno != 0 {

@@ -62,12 +62,12 @@ func main() {
 func run(kind string) {
 	what, errno := confine(kind)
 	if errno != 0 {
-		lament(what, errno)
+		logError(what, errno)
 		exit(exitConfine)
 	}
 	died, errno := deaths()
 	if errno != 0 || died < wire.ControlFD { // one of the first three is not open: it would be taken for the program's
-		lament("make a descriptor", errno)
+		logError("make a descriptor", errno)
 		exit(exitConfine)
 	}
 	ready := [...]byte{wire.Version}
@@ -84,14 +84,14 @@ func run(kind string) {
 	a := first(kind, &o)
 	p := program{pid: begin(&o, a), died: died}
 	free(o.memory)
-	tell(wire.Started)
+	sendEmpty(wire.Started)
 	p.end()
 	exit(exitOK)
 }
 
-// lament says on stderr what could not be done. It is nsjail's log, and what the
+// logError says on stderr what could not be done. It is nsjail's log, and what the
 // parent's interpreter says.
-func lament(what string, errno unix.Errno) {
+func logError(what string, errno unix.Errno) {
 	var line [128]byte
 	n := copy(line[:], "jailinit: ")
 	n += copy(line[n:], what)
@@ -133,7 +133,7 @@ func first(kind string, o *order) interpreter {
 
 // begin starts the program, as its own process or in the one that waits.
 func begin(o *order, ahead interpreter) (pid int) {
-	furnish(o)
+	writeFiles(o)
 	switch {
 	case o.typ == wire.GoOn && ahead.pid != 0:
 		return ahead.goOn(o)

@@ -37,7 +37,7 @@ func serve(died int) {
 		switch {
 		case o.typ == wire.Start && started == 0:
 			o.parse(outputsOrders)
-			furnish(&o)
+			writeFiles(&o)
 			started = launch(&o)
 		case o.typ == wire.Jail:
 			makeJail(&o)
@@ -65,11 +65,11 @@ func tryNamespaces() unix.Errno {
 // cannot is no reason to end: those who wait for the jail read it here.
 func makeJail(o *order) {
 	j, ok := wire.ParseJail(o.payload)
-	if !ok || o.n <= wire.JailDoors {
+	if !ok || o.n <= wire.JailCgroups {
 		exit(exitFrame)
 	}
 	if errno := makeNamespaces(o, &j); errno != 0 {
-		lament(noNamespaces, errno)
+		logError(noNamespaces, errno)
 	}
 	for _, fd := range o.fds[:o.n] {
 		closeFD(int(fd))
@@ -85,7 +85,7 @@ func makeNamespaces(o *order, j *wire.JailOrder) unix.Errno {
 	if pid == 0 && errno == 0 {
 		closeFD(int(ends[1]))
 		if what, errno := enter(o, j, int(ends[0])); errno != 0 {
-			lament(what, errno)
+			logError(what, errno)
 			exit(exitConfine)
 		}
 		run("")
@@ -138,8 +138,8 @@ func enter(o *order, j *wire.JailOrder, mapped int) (what string, errno unix.Err
 			return "be root in a jail", errno
 		}
 	}
-	for _, door := range o.fds[wire.JailDoors:o.n] {
-		if _, errno := write(int(door), []byte{'0'}); errno != 0 {
+	for _, group := range o.fds[wire.JailCgroups:o.n] {
+		if _, errno := write(int(group), []byte{'0'}); errno != 0 {
 			return "enter a control group", errno
 		}
 	}

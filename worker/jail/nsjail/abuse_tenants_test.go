@@ -105,8 +105,8 @@ print('free')`
 		"python": "%s", "bash": "code=$(cat <<'END'\n%s\nEND\n)\npython3 -c \"$code\"",
 		"node": "require('child_process').spawnSync('python3', ['-c', String.raw`%s`], {stdio: 'inherit'})",
 	}
-	parent := newParent(t, m, testSpec())
-	defer closeParent(t, parent)
+	parent := newZygote(t, m, testSpec())
+	defer closeZygote(t, parent)
 	for language, form := range in {
 		for _, mode := range modes {
 			for _, step := range []struct{ code, want string }{{leave, "True {'EROFS'}"}, {look, "True 0\nfree"}} {

@@ -42,7 +42,7 @@ func (s *sandbox) awaitWaiting(ctx context.Context) error {
 	case !stop():
 		return fmt.Errorf("start %s ahead: %w", p.Argv[0], context.Cause(ctx))
 	case err != nil:
-		return fmt.Errorf("start %s ahead: the init died: %w: %s", p.Argv[0], err, s.lastWords())
+		return fmt.Errorf("start %s ahead: the init died: %w: %s", p.Argv[0], err, s.diagnostics())
 	case typ == wire.Waiting:
 		return nil
 	}
@@ -106,7 +106,7 @@ func (s *sandbox) Bring(ctx context.Context, h jail.Home) error {
 // jail that was forked is not to be used any more when its parent is closed, which
 // lives as long as it.
 func (s *sandbox) Alive() bool {
-	if s.parent != nil && s.parent.isClosing() {
+	if s.zygote != nil && s.zygote.isClosing() {
 		return false
 	}
 	s.mu.Lock()

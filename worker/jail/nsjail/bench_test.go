@@ -29,7 +29,7 @@ func BenchmarkJail(b *testing.B) {
 		for _, l := range []string{"bash", "python", "node"} {
 			b.Run(name+"/forked/"+l, func(b *testing.B) {
 				spec := benchSpec()
-				parent := parentOf(b, m, spec)
+				parent := zygoteOf(b, m, spec)
 				spec.Ahead = ahead(b, l)
 				p, _ := jail.Source{Language: l, TraceID: "trc_x", Home: DefaultHome}.Program()
 				measure(b, parent.Fork, spec, p, wait, func() {})

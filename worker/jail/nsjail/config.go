@@ -60,8 +60,8 @@ type layout struct {
 	files int // RLIMIT_NOFILE
 	masks proc
 	spec  jail.Spec
-	// family are the uids of the jails that are forked from this one; nil where none are.
-	family []*uidPair
+	// childUIDs are the uids of the jails forked from this one; nil if it is no zygote.
+	childUIDs []*uidPair
 }
 
 // config returns nsjail's configuration, in the text form of its protobuf.
@@ -77,7 +77,7 @@ func (l layout) config() string {
 	b.line("clone_newipc: true clone_newuts: true clone_newcgroup: true")
 	for _, key := range []string{"uidmap", "gidmap"} {
 		b.ids(key, l.uid)
-		for i, c := range l.family {
+		for i, c := range l.childUIDs {
 			b.line("%s { inside_id: \"%d\" outside_id: \"%d\" count: 2 }", key, childID(i), c.first)
 		}
 	}
@@ -90,7 +90,7 @@ func (l layout) config() string {
 	b.line("rlimit_as_type: HARD rlimit_cpu_type: HARD rlimit_fsize_type: HARD rlimit_core_type: HARD")
 	b.line("rlimit_stack_type: SOFT rlimit_memlock_type: SOFT rlimit_rtprio_type: SOFT rlimit_msgqueue_type: SOFT")
 	b.line("rlimit_nofile: %d rlimit_nofile_type: VALUE", l.files)
-	if l.family == nil {
+	if l.childUIDs == nil {
 		b.line("rlimit_nproc: %d rlimit_nproc_type: VALUE", l.spec.Pids)
 	} else { // what all children have counts against it; each has its own as well
 		b.line("rlimit_nproc_type: HARD")
@@ -99,7 +99,7 @@ func (l layout) config() string {
 	for _, d := range l.binds {
 		b.line("mount { src: %q dst: %q is_bind: true nosuid: true nodev: true }", d.src, d.dst)
 	}
-	if l.family == nil {
+	if l.childUIDs == nil {
 		b.line("mount { dst: \"/proc\" fstype: \"proc\" nosuid: true nodev: true noexec: true }")
 	} else { // the maps of ids are written there
 		b.line("mount { dst: \"/proc\" fstype: \"proc\" rw: true nosuid: true nodev: true noexec: true }")
@@ -109,7 +109,7 @@ func (l layout) config() string {
 		b.line("mount { src: %q dst: %q is_bind: true nosuid: true noexec: true }", "/dev/"+d, "/dev/"+d)
 	}
 	arg := ""
-	if l.family == nil {
+	if l.childUIDs == nil {
 		for _, m := range l.own(l.dir + "/proc") { // the root's own /proc
 			b.mount(m)
 		}

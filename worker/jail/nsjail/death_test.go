@@ -74,7 +74,7 @@ var victims = map[string]func(m *Maker){ // read only
 		}
 		busy := fork("python")
 		runVictim(busy)
-		leave(busy, fork("python"), fork("bash"), p.(*parent).jail)
+		leave(busy, fork("python"), fork("bash"), p.(*zygote).jail)
 		for {
 			check(fork("python").Close())
 		}
@@ -158,11 +158,11 @@ func TestWorkerDies(t *testing.T) {
 			if dirs, _ := filepath.Glob(cfg.RunDir + "/workers/*"); len(dirs) != 1 {
 				t.Errorf("directories %q", dirs)
 			}
-			p := newParent(t, m, testSpec()) // which takes all the uids there are
+			p := newZygote(t, m, testSpec()) // which takes all the uids there are
 			for range forks {
 				runIn(t, fork(t, p, testSpec()), program(t, "python", "print(1)")).want(t, jail.Exited, "1")
 			}
-			closeParent(t, p)
+			closeZygote(t, p)
 			family := strings.TrimSuffix(filepath.Base(m.dir), filepath.Ext(m.dir))
 			if err := m.Close(); err != nil {
 				t.Error(err)

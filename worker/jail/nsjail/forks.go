@@ -29,14 +29,14 @@ func childID(i int) int { return 10_000 + 2*i }
 
 // parent is a jail that others are made within: by its interpreter where a fork of
 // that is to wait, else by its init.
-type parent struct {
+type zygote struct {
 	jail   *sandbox
 	orders *net.UnixConn // its interpreter takes orders from; nil where it has none
 
 	ordering sync.Mutex // of frames to its init
 
 	mu      sync.Mutex
-	free    []int // indexes into jail.family that no jail has
+	free    []int // indexes into jail.childUIDs that no jail has
 	living  int   // jails that were forked
 	lost    int   // that did not come up, whose uids are not used again
 	closing bool
@@ -53,7 +53,7 @@ func (m *Maker) Zygote(ctx context.Context, spec jail.Spec) (jail.Zygote, error)
 	if err != nil {
 		return nil, err
 	}
-	p := &parent{jail: s, gone: make(chan struct{})}
+	p := &zygote{jail: s, gone: make(chan struct{})}
 	if err := p.prepare(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("prepare a jail to fork from: %w", err), p.Close())
 	}
@@ -64,7 +64,7 @@ func (m *Maker) Zygote(ctx context.Context, spec jail.Spec) (jail.Zygote, error)
 }
 
 // prepare makes the jail and starts the interpreter.
-func (p *parent) prepare(ctx context.Context) (err error) {
+func (p *zygote) prepare(ctx context.Context) (err error) {
 	s := p.jail
 	if s.uids, err = s.m.uids.take(); err != nil {
 		return err
@@ -74,7 +74,7 @@ func (p *parent) prepare(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		s.family = append(s.family, pair)
+		s.childUIDs = append(s.childUIDs, pair)
 		p.free = append(p.free, i)
 	}
 	if err := s.build(ctx, s.makeGroup()); err != nil {
@@ -97,7 +97,7 @@ func (p *parent) prepare(ctx context.Context) (err error) {
 
 // start starts the interpreter, and returns when it takes orders. It is the program
 // of its jail, and root there.
-func (p *parent) start(ctx context.Context) error {
+func (p *zygote) start(ctx context.Context) error {
 	calls, err := filter.Bytes()
 	if err != nil {
 		return err
@@ -122,13 +122,13 @@ func (p *parent) start(ctx context.Context) error {
 	case !stop():
 		return fmt.Errorf("start %s: %w", program.Argv[0], context.Cause(ctx))
 	case err != nil || n == 0:
-		return fmt.Errorf("%s cannot be forked from: %s", program.Argv[0], p.interpreterSaid())
+		return fmt.Errorf("%s cannot be forked from: %s", program.Argv[0], p.interpreterStderr())
 	}
 	return nil
 }
 
 // Fork makes a jail; see jail.Zygote.
-func (p *parent) Fork(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
+func (p *zygote) Fork(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
 	s, err := p.jail.m.admit(spec)
 	if err != nil {
 		return nil, err
@@ -138,7 +138,7 @@ func (p *parent) Fork(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
 		s.m.forget(s)
 		return nil, fmt.Errorf("fork a jail: %w", err)
 	}
-	s.parent, s.uids = p, p.jail.family[i]
+	s.zygote, s.uids = p, p.jail.childUIDs[i]
 	if err := s.fork(ctx, i); err != nil {
 		s.kill()
 		return nil, errors.Join(fmt.Errorf("fork a jail: %w", err), s.release())
@@ -151,7 +151,7 @@ func (p *parent) Fork(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
 
 // fork makes the jail as its parent's i-th child, and returns when the interpreter waits.
 func (s *sandbox) fork(ctx context.Context, i int) error {
-	err := s.furnish(ctx, func() error {
+	err := s.setUpVolumes(ctx, func() error {
 		if err := <-s.makeGroup(); err != nil {
 			return err
 		}
@@ -204,22 +204,22 @@ func (s *sandbox) orderFork(i int) error {
 		fds = append(fds, int(d.Fd()))
 	}
 	order := wire.JailFrame{Root: uint32(childID(i)), Program: jail.ProgramID, Processes: uint32(s.spec.Pids), Mounts: s.mounts()}
-	if interpreter := s.parent.jail.spec.Ahead; s.spec.Ahead != nil && interpreter != nil && slices.Equal(s.spec.Ahead.Argv, interpreter.Argv) {
-		s.said = s.parent.interpreterSaid
+	if interpreter := s.zygote.jail.spec.Ahead; s.spec.Ahead != nil && interpreter != nil && slices.Equal(s.spec.Ahead.Argv, interpreter.Argv) {
+		s.said = s.zygote.interpreterStderr
 		err = s.orderInterpreter(&order, fds)
 	} else {
-		before := s.parent.jail.logged()
-		s.said = func() string { return s.parent.jail.saidSince(before) }
-		err = s.parent.orderInit(&order, fds)
+		before := s.zygote.jail.logged()
+		s.said = func() string { return s.zygote.jail.saidSince(before) }
+		err = s.zygote.orderInit(&order, fds)
 	}
 	if err != nil {
-		return fmt.Errorf("tell the parent: %w: %s", err, s.lastWords())
+		return fmt.Errorf("tell the parent: %w: %s", err, s.diagnostics())
 	}
 	return nil
 }
 
 // orderInit tells the parent's init to make a jail.
-func (p *parent) orderInit(order *wire.JailFrame, fds []int) error {
+func (p *zygote) orderInit(order *wire.JailFrame, fds []int) error {
 	p.ordering.Lock()
 	defer p.ordering.Unlock()
 	return writeFrame(p.jail.conn, order.Encode(), fds)
@@ -233,7 +233,7 @@ func (s *sandbox) orderInterpreter(order *wire.JailFrame, fds []int) error {
 	}
 	out, err := s.withPipes(func(ends []int) error {
 		all := slices.Concat([]int{int(s.m.init.Fd())}, fds, ends)
-		_, _, err := s.parent.orders.WriteMsgUnix(text, unix.UnixRights(all...), nil)
+		_, _, err := s.zygote.orders.WriteMsgUnix(text, unix.UnixRights(all...), nil)
 		return err
 	})
 	if err == nil {
@@ -263,7 +263,7 @@ func (s *sandbox) mounts() []wire.Mount {
 }
 
 // take returns the index of uids for another jail.
-func (p *parent) take() (int, error) {
+func (p *zygote) take() (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
@@ -280,12 +280,12 @@ func (p *parent) take() (int, error) {
 
 // release gives uids back that a jail had. Of one that did not come up something
 // may still live, so its uids are not used again.
-func (p *parent) release(pair *uidPair, clean bool) {
+func (p *zygote) release(pair *uidPair, clean bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.living--
 	if clean {
-		p.free = append(p.free, slices.Index(p.jail.family, pair))
+		p.free = append(p.free, slices.Index(p.jail.childUIDs, pair))
 	} else {
 		p.lost++
 	}
@@ -294,25 +294,25 @@ func (p *parent) release(pair *uidPair, clean bool) {
 	}
 }
 
-func (p *parent) isClosing() bool {
+func (p *zygote) isClosing() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.closing
 }
 
 // Alive reports whether jails can be forked.
-func (p *parent) Alive() bool {
+func (p *zygote) Alive() bool {
 	p.mu.Lock()
-	can := !p.closing && 2*p.lost < len(p.jail.family)
+	can := !p.closing && 2*p.lost < len(p.jail.childUIDs)
 	p.mu.Unlock()
 	return can && p.jail.Alive()
 }
 
 // Memory is what the parent holds; see jail.Zygote.
-func (p *parent) Memory() (int64, error) { return p.jail.Memory() }
+func (p *zygote) Memory() (int64, error) { return p.jail.Memory() }
 
 // Close ends the parent; see jail.Zygote.
-func (p *parent) Close() error {
+func (p *zygote) Close() error {
 	p.mu.Lock()
 	first := !p.closing
 	p.closing = true
@@ -325,7 +325,7 @@ func (p *parent) Close() error {
 }
 
 // end kills the jail, and with it all that was forked from it, and gives everything back. It is called once.
-func (p *parent) end() {
+func (p *zygote) end() {
 	defer close(p.gone)
 	if p.orders != nil {
 		p.err = p.orders.Close()
@@ -333,8 +333,8 @@ func (p *parent) end() {
 	p.err = errors.Join(p.err, p.jail.Close())
 }
 
-// interpreterSaid is what the interpreter has said since it was asked last, on one line.
-func (p *parent) interpreterSaid() string {
+// interpreterStderr is what the interpreter has said since it was asked last, on one line.
+func (p *zygote) interpreterStderr() string {
 	b := make([]byte, maxLog)
 	n := 0
 	said, err := p.jail.ahead.outputs[1].SyscallConn()

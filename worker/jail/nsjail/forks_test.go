@@ -15,23 +15,23 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// parentOf makes a jail to fork from, until the test is over.
-func parentOf(tb testing.TB, m *Maker, spec jail.Spec, modules ...string) jail.Zygote {
+// zygoteOf makes a jail to fork from, until the test is over.
+func zygoteOf(tb testing.TB, m *Maker, spec jail.Spec, modules ...string) jail.Zygote {
 	tb.Helper()
-	p := newParent(tb, m, spec, modules...)
-	tb.Cleanup(func() { closeParent(tb, p) })
+	p := newZygote(tb, m, spec, modules...)
+	tb.Cleanup(func() { closeZygote(tb, p) })
 	return p
 }
 
-func closeParent(tb testing.TB, p jail.Zygote) {
+func closeZygote(tb testing.TB, p jail.Zygote) {
 	tb.Helper()
 	if err := p.Close(); err != nil {
 		tb.Error(err)
 	}
 }
 
-// newParent makes a jail to fork from, for programs in jails of a spec.
-func newParent(tb testing.TB, m *Maker, spec jail.Spec, modules ...string) jail.Zygote {
+// newZygote makes a jail to fork from, for programs in jails of a spec.
+func newZygote(tb testing.TB, m *Maker, spec jail.Spec, modules ...string) jail.Zygote {
 	tb.Helper()
 	p, err := jail.Source{Home: m.Home()}.Zygote(modules)
 	if err != nil {
@@ -81,7 +81,7 @@ for mark in ("/tmp/mark", "/dev/shm/mark", "mark"):
 // by its init nothing at all.
 func TestForksAreApart(t *testing.T) {
 	m := newMaker(t)
-	p := parentOf(t, m, testSpec())
+	p := zygoteOf(t, m, testSpec())
 	const count = 6
 	var jails [count]jail.Jail
 	uids := map[int]bool{}
@@ -115,7 +115,7 @@ func TestForksAreApart(t *testing.T) {
 // What is random differs, also where a module had its seed before the fork.
 func TestForksAreSeeded(t *testing.T) {
 	m := newMaker(t)
-	p := parentOf(t, m, testSpec(), "random", "uuid", "tempfile", "ssl", "secrets")
+	p := zygoteOf(t, m, testSpec(), "random", "uuid", "tempfile", "ssl", "secrets")
 	seen := map[string]bool{}
 	for range 5 {
 		r := runIn(t, fork(t, p, testSpec()), program(t, "python", `
@@ -138,7 +138,7 @@ print(ssl.RAND_bytes(16)); print(secrets.token_hex()); print(os.urandom(8))
 	hash := func(p jail.Zygote) string {
 		return runIn(t, fork(t, p, testSpec()), program(t, "python", "print(hash('x'))")).stdout
 	}
-	if hash(p) == hash(parentOf(t, m, testSpec())) {
+	if hash(p) == hash(zygoteOf(t, m, testSpec())) {
 		t.Error("two parents have one hash seed")
 	}
 }
@@ -148,11 +148,11 @@ func TestWhatAForkHasImported(t *testing.T) {
 	m := newMaker(t)
 	const imported = "import sys; print([m in sys.modules for m in ('decimal', 'ctypes', '_ctypes', 'gc', '_socket', 'random')])\n"
 	for modules, want := range map[string]string{"": "[False, False, False, False, False, False]", "decimal": "[True, False, False, False, False, False]"} {
-		p := parentOf(t, m, testSpec(), strings.Fields(modules)...)
+		p := zygoteOf(t, m, testSpec(), strings.Fields(modules)...)
 		r := runIn(t, fork(t, p, testSpec()), program(t, "python", imported+`
 import ctypes, socket, gc, resource
 libc = ctypes.CDLL(None)
-print(libc.getpid(), ctypes.c_int(7).value, socket.socketpair()[0].family.name, gc.isenabled())
+print(libc.getpid(), ctypes.c_int(7).value, socket.socketpair()[0].childUIDs.name, gc.isenabled())
 class P(ctypes.Structure):
     _fields_ = [("x", ctypes.c_int)]
 print(P(3).x, resource.getrlimit(resource.RLIMIT_NPROC))
@@ -218,7 +218,7 @@ def stop():
 os.register_at_fork(before=stop)
 `,
 	})
-	runIn(t, fork(t, parentOf(t, m, spec, "ends_its_thread"), spec), program(t, "python", "import sys; print('ends_its_thread' in sys.modules)")).
+	runIn(t, fork(t, zygoteOf(t, m, spec, "ends_its_thread"), spec), program(t, "python", "import sys; print('ends_its_thread' in sys.modules)")).
 		want(t, jail.Exited, "True")
 	program, err := jail.Source{Home: m.Home()}.Zygote([]string{"decimal", "keeps_a_thread"})
 	if err != nil {
@@ -243,7 +243,7 @@ import logging.handlers, sys
 logging.getLogger().addHandler(logging.handlers.MemoryHandler(100, target=logging.StreamHandler(sys.stdout)))
 logging.warning("gone")`: {"logging"},
 	} {
-		runIn(t, fork(t, parentOf(t, m, spec, modules...), spec), program(t, "python", code)).want(t, jail.Exited, "gone")
+		runIn(t, fork(t, zygoteOf(t, m, spec, modules...), spec), program(t, "python", code)).want(t, jail.Exited, "gone")
 	}
 }
 
@@ -252,7 +252,7 @@ func TestAForkDiesAlone(t *testing.T) {
 	m := newMaker(t)
 	spec := testSpec()
 	spec.Memory, spec.HomeBytes, spec.TmpBytes, spec.Pids = 256<<20, 8<<20, 8<<20, 20
-	p := parentOf(t, m, spec)
+	p := zygoteOf(t, m, spec)
 	other := fork(t, p, spec)
 	for code, kind := range map[string]jail.Kind{
 		"x = bytearray(1 << 30)": jail.OutOfMemory,
@@ -272,17 +272,17 @@ func TestAForkDiesAlone(t *testing.T) {
 	runIn(t, fork(t, p, spec), program(t, "python", "print(2)")).want(t, jail.Exited, "2")
 }
 
-func TestAParentThatDiesTakesItsForksAlong(t *testing.T) {
+func TestAZygoteThatDiesTakesItsForksAlong(t *testing.T) {
 	m := newMaker(t)
-	p := parentOf(t, m, testSpec())
+	p := zygoteOf(t, m, testSpec())
 	j := fork(t, p, testSpec())
 	if !p.Alive() || !j.Alive() {
 		t.Error("they are not alive")
 	}
-	if err := unix.Kill(inJail(t, p.(*parent).jail, "python"), unix.SIGKILL); err != nil {
+	if err := unix.Kill(inJail(t, p.(*zygote).jail, "python"), unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	for _, fd := range []int{p.(*parent).jail.initFD, j.(*sandbox).initFD} {
+	for _, fd := range []int{p.(*zygote).jail.initFD, j.(*sandbox).initFD} {
 		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience.Milliseconds())); n != 1 || err != nil {
 			t.Errorf("an init lives on: %v", err)
 		}
@@ -296,9 +296,9 @@ func TestAParentThatDiesTakesItsForksAlong(t *testing.T) {
 }
 
 // A parent that is closed ends with its last fork, and gives everything back.
-func TestAParentThatIsClosed(t *testing.T) {
+func TestAZygoteThatIsClosed(t *testing.T) {
 	m := newMaker(t)
-	p := newParent(t, m, testSpec())
+	p := newZygote(t, m, testSpec())
 	j := fork(t, p, testSpec())
 	closed := make(chan error)
 	go func() { closed <- p.Close() }()
@@ -320,7 +320,7 @@ func TestAParentThatIsClosed(t *testing.T) {
 
 func TestAsManyForksAsCanBe(t *testing.T) {
 	m := newMaker(t)
-	p := parentOf(t, m, testSpec())
+	p := zygoteOf(t, m, testSpec())
 	var all []jail.Jail
 	for range DefaultForks {
 		all = append(all, fork(t, p, testSpec()))
@@ -341,7 +341,7 @@ func TestAForkHasAHome(t *testing.T) {
 	spec := testSpec()
 	spec.HomeLater = true
 	spec.TmpBytes = spec.Memory // on disk
-	j := fork(t, parentOf(t, m, spec), spec)
+	j := fork(t, zygoteOf(t, m, spec), spec)
 	if err := j.Bring(t.Context(), th); err != nil {
 		t.Fatal(err)
 	}
@@ -364,7 +364,7 @@ open("new", "w").write("2"); open("/tmp/x", "w").write("x")
 // processes that the program forks and that end as it does.
 func TestAForkEndsSoon(t *testing.T) {
 	m := newMaker(t)
-	j := fork(t, parentOf(t, m, testSpec()), testSpec())
+	j := fork(t, zygoteOf(t, m, testSpec()), testSpec())
 	runIn(t, j, program(t, "python", `
 import os, resource
 faults = [0]
@@ -383,7 +383,7 @@ else:
 // What a parent and a fork that waits hold, in bytes: what docs/sandbox.md says.
 func TestMemoryOfForks(t *testing.T) {
 	m := newMaker(t)
-	p := parentOf(t, m, testSpec())
+	p := zygoteOf(t, m, testSpec())
 	fork(t, p, testSpec()) // so that what all share is there
 	j := fork(t, p, testSpec())
 	for what, of := range map[string]interface{ Memory() (int64, error) }{"a parent": p, "a fork": j} {
@@ -427,7 +427,7 @@ func TestAForkIsConfinedAsOthers(t *testing.T) {
 	if want.ExitCode != 0 || !strings.Contains(want.stdout, "CapBnd:\t0000000000000000\n") {
 		t.Fatalf("%+v", want)
 	}
-	parent, bare := parentOf(t, m, testSpec()), bareParent(t, m, testSpec())
+	parent, bare := zygoteOf(t, m, testSpec()), bareZygote(t, m, testSpec())
 	for name, j := range map[string]jail.Jail{
 		"of an interpreter": fork(t, parent, testSpec()), "of its init": forkFor(t, parent, testSpec(), "bash"), "of an init alone": fork(t, bare, testSpec()),
 	} {
@@ -437,21 +437,21 @@ func TestAForkIsConfinedAsOthers(t *testing.T) {
 	}
 }
 
-// bareParent makes a jail to make others within that has no interpreter, until the test is over.
-func bareParent(t *testing.T, m *Maker, spec jail.Spec) jail.Zygote {
+// bareZygote makes a jail to make others within that has no interpreter, until the test is over.
+func bareZygote(t *testing.T, m *Maker, spec jail.Spec) jail.Zygote {
 	t.Helper()
 	p, err := m.Zygote(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closeParent(t, p) })
+	t.Cleanup(func() { closeZygote(t, p) })
 	return p
 }
 
 // Where no interpreter can be forked, as in an image that has none, jails are made within one all the same.
-func TestAParentWithoutAnInterpreter(t *testing.T) {
+func TestAZygoteWithoutAnInterpreter(t *testing.T) {
 	m := newMaker(t)
-	p := bareParent(t, m, testSpec())
+	p := bareZygote(t, m, testSpec())
 	for language, code := range map[string]string{"bash": "echo $$ $((6*7))", "node": "console.log(process.pid, 6*7)", "python": "import os; print(os.getpid(), 6*7)"} {
 		j := forkFor(t, p, testSpec(), language)
 		runIn(t, j, program(t, language, code)).want(t, jail.Exited, "2 42")
@@ -486,7 +486,7 @@ print(queued, flush=True)
 if "HOLD" in os.environ:
     signal.pause()
 `)
-	one, other := parentOf(t, m, testSpec()), parentOf(t, m, testSpec())
+	one, other := zygoteOf(t, m, testSpec()), zygoteOf(t, m, testSpec())
 	held := make(chan error, 2)
 	holders := []jail.Jail{prepare(t, m, testSpec()), fork(t, one, testSpec())}
 	for _, j := range holders {
@@ -513,9 +513,9 @@ if "HOLD" in os.environ:
 // What makes one fork fail does neither the parent nor the others harm.
 func TestAForkThatCannotBeMade(t *testing.T) {
 	m := newMaker(t)
-	p := parentOf(t, m, testSpec())
+	p := zygoteOf(t, m, testSpec())
 	running := fork(t, p, testSpec())
-	own := p.(*parent).jail
+	own := p.(*zygote).jail
 	for language, pid := range map[string]int{"python": inJail(t, own, "python"), "bash": own.initPID} { // who makes jails for it
 		most := unix.Rlimit{}
 		if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, nil, &most); err != nil {

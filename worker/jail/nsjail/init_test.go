@@ -232,7 +232,7 @@ func TestAnInitThatFaultsDies(t *testing.T) {
 func jailBy(t *testing.T, m *Maker, mode string) *sandbox {
 	t.Helper()
 	if mode == forked {
-		return fork(t, parentOf(t, m, testSpec()), testSpec()).(*sandbox)
+		return fork(t, zygoteOf(t, m, testSpec()), testSpec()).(*sandbox)
 	}
 	spec := testSpec()
 	if mode != cold {

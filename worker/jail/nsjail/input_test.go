@@ -58,9 +58,9 @@ func TestArgumentsAndStdin(t *testing.T) {
 			spec := specFor(t, language)
 			var zygote jail.Zygote
 			if spec.Root == "" {
-				zygote = parentOf(t, m, spec)
+				zygote = zygoteOf(t, m, spec)
 			} else { // no python there
-				zygote = bareParent(t, m, spec)
+				zygote = bareZygote(t, m, spec)
 			}
 			for _, mode := range modes {
 				for name, c := range map[string]struct {

@@ -166,8 +166,8 @@ func runProgram(tb testing.TB, m *Maker, spec jail.Spec, p jail.Program) result 
 	}
 	var parent jail.Zygote
 	if mode == forked {
-		parent = newParent(tb, m, spec)
-		defer closeParent(tb, parent)
+		parent = newZygote(tb, m, spec)
+		defer closeZygote(tb, parent)
 	}
 	return runIn(tb, prepareBy(tb, m, parent, mode, spec, language), p)
 }

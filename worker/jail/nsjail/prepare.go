@@ -47,9 +47,9 @@ const (
 // own is what is ours in the jail, in bytes.
 func (s *sandbox) own() int64 {
 	switch {
-	case s.parent != nil:
+	case s.zygote != nil:
 		return forkedMemory
-	case s.family != nil:
+	case s.childUIDs != nil:
 		return ownMemory + forksMemory
 	default:
 		return ownMemory
@@ -63,7 +63,7 @@ func (s *sandbox) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	grouped := s.makeGroup()
-	err = s.furnish(ctx, func() error { return s.build(ctx, grouped) })
+	err = s.setUpVolumes(ctx, func() error { return s.build(ctx, grouped) })
 	if err != nil {
 		return err
 	}
@@ -86,10 +86,10 @@ func (s *sandbox) makeGroup() <-chan error {
 	return made
 }
 
-// furnish gives the jail that build makes what lies on disk, which is made meanwhile,
+// setUpVolumes gives the jail that build makes what lies on disk, which is made meanwhile,
 // and its network. It is always waited for, since what a home of the caller's does
 // must have an end before Prepare has.
-func (s *sandbox) furnish(ctx context.Context, build func() error) error {
+func (s *sandbox) setUpVolumes(ctx context.Context, build func() error) error {
 	volumes := make(chan error, 1)
 	var attach []attachment
 	go func() {
@@ -272,7 +272,7 @@ func (s *sandbox) files() (*files, error) {
 		return f, err
 	}
 	l := layout{
-		skeleton: root, home: s.m.cfg.Home, uid: s.uids.first, files: s.m.files, masks: s.m.masks, spec: s.spec, family: s.family,
+		skeleton: root, home: s.m.cfg.Home, uid: s.uids.first, files: s.m.files, masks: s.m.masks, spec: s.spec, childUIDs: s.childUIDs,
 	}
 	cfg, err := memfd("nsjail.cfg", []byte(l.config()), unix.MFD_NOEXEC_SEAL)
 	if err != nil {
@@ -297,7 +297,7 @@ func (s *sandbox) files() (*files, error) {
 	}
 	// The init of a jail that was forked lets go of its lock when it ends, which is before the kernel kills
 	// what else is there. nsjail, which hands these on to nobody, outlives all of it.
-	for i, pair := range s.family {
+	for i, pair := range s.childUIDs {
 		f.set(configFD+1+i, pair.lock)
 	}
 	return f, nil
@@ -363,7 +363,7 @@ func (s *sandbox) awaitReady(ctx context.Context) error {
 	case !stop():
 		return fmt.Errorf("await the init: %w", context.Cause(ctx))
 	case err != nil || n == 0:
-		return fmt.Errorf("the init did not start: %s", s.lastWords())
+		return fmt.Errorf("the init did not start: %s", s.diagnostics())
 	case n != len(frame) || !bytes.Equal(frame[:], wire.Frame(wire.Ready, []byte{wire.Version})):
 		return errors.New("the init speaks another version: build with `make build`")
 	}
@@ -384,17 +384,17 @@ func (s *sandbox) awaitReady(ctx context.Context) error {
 	if ours, err := s.group.Has(s.initPID); err != nil || !ours {
 		_ = unix.Close(s.initFD)
 		s.initFD = -1
-		return errors.Join(fmt.Errorf("the init died at once: %s", s.lastWords()), err)
+		return errors.Join(fmt.Errorf("the init died at once: %s", s.diagnostics()), err)
 	}
 	return nil
 }
 
 func procPath(pid int, name string) string { return filepath.Join("/proc", strconv.Itoa(pid), name) }
 
-// lastWords is the end of what was said where the jail was made, on one line, and why
+// diagnostics is the end of what was said where the jail was made, on one line, and why
 // there may be nothing.
-func (s *sandbox) lastWords() string {
-	if s.parent != nil {
+func (s *sandbox) diagnostics() string {
+	if s.zygote != nil {
 		return s.said()
 	}
 	if u, err := s.group.Usage(); err == nil && u.OOMKills > 0 {

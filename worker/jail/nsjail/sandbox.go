@@ -22,28 +22,28 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
-// sandbox is one jail. It is prepared by one goroutine, then used by one.
+// sandbox is one jail. One goroutine prepares it, then one uses it.
 type sandbox struct {
-	m       *Maker
-	uids    *uidPair
-	family  []*uidPair // of the jails that are forked from this one; nil where none are
-	group   *cgroup.Group
-	parent  *parent       // that it was forked from; nil if nsjail made it
-	said    func() string // what who was ordered to fork it has said since
-	proc    *os.Process   // nsjail
-	log     *os.File      // nsjail's
-	conn    *net.UnixConn
-	frames  *bufio.Reader // of conn, after the first
-	oom     *os.File      // see cgroup.WatchOOM
-	volumes []*disk.Volume
-	link    *egress.Link // nil where the network is blocked
-	spec    jail.Spec
-	ahead   *interpreter // nil where none waits
-	loaded  bool         // it was told of its program
-	before  cgroup.Usage // what nsjail and the init had used when ready
-	ready   bool         // the init is there and the limits are in force
-	initPID int
-	initFD  int // pidfd; 0 before there is an init, -1 after
+	m         *Maker
+	uids      *uidPair
+	childUIDs []*uidPair // of the jails that are forked from this one; nil where none are
+	group     *cgroup.Group
+	zygote    *zygote       // the jail was forked from it; nil if nsjail created the jail
+	said      func() string // what who was ordered to fork it has said since
+	proc      *os.Process   // nsjail
+	log       *os.File      // nsjail's
+	conn      *net.UnixConn
+	frames    *bufio.Reader // of conn, after the first
+	oom       *os.File      // see cgroup.WatchOOM
+	volumes   []*disk.Volume
+	link      *egress.Link // nil where the network is blocked
+	spec      jail.Spec
+	ahead     *interpreter // nil where none waits
+	loaded    bool         // it was told of its program
+	before    cgroup.Usage // what nsjail and the init had used when ready
+	ready     bool         // the init is there and the limits are in force
+	initPID   int
+	initFD    int // pidfd; 0 before there is an init, -1 after
 
 	mu    sync.Mutex
 	taken bool // by Run or Close
@@ -51,7 +51,7 @@ type sandbox struct {
 	cause error // of reason cancelled
 }
 
-// reason is why we killed a jail, if we did.
+// reason is why the worker killed a jail, if it did.
 type reason int
 
 const (
@@ -63,8 +63,8 @@ const (
 
 var errUsed = errors.New("run in jail: this jail has been used: prepare another")
 
-// take makes sure that a jail is used once.
-func (s *sandbox) take() bool {
+// markUsed reports whether the jail was unused, and marks it used.
+func (s *sandbox) markUsed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	free := !s.taken
@@ -74,7 +74,7 @@ func (s *sandbox) take() bool {
 
 // Run runs p; see jail.Jail.
 func (s *sandbox) Run(ctx context.Context, p jail.Program) (jail.Outcome, error) {
-	if !s.take() {
+	if !s.markUsed() {
 		return jail.Outcome{}, errUsed
 	}
 	r := run{sandbox: s, program: p}
@@ -82,7 +82,7 @@ func (s *sandbox) Run(ctx context.Context, p jail.Program) (jail.Outcome, error)
 	// What is left is nsjail's own end. Nobody has to wait for it.
 	go func() {
 		if err := s.release(); err != nil {
-			s.m.cfg.Log.Error("jail not given back whole", "error", err)
+			s.m.cfg.Log.Error("jail cleanup failed", "error", err)
 		}
 	}()
 	if err != nil {
@@ -91,10 +91,9 @@ func (s *sandbox) Run(ctx context.Context, p jail.Program) (jail.Outcome, error)
 	return o, nil
 }
 
-// Close kills the jail if it has not run; if it is running, Run is told that it
-// was cancelled.
+// Close kills the jail. A Run in progress returns that it was cancelled.
 func (s *sandbox) Close() error {
-	if !s.take() {
+	if !s.markUsed() {
 		s.stop(cancelled, errors.New("the jail was closed"))
 		return nil
 	}
@@ -102,7 +101,7 @@ func (s *sandbox) Close() error {
 	return s.release()
 }
 
-// stop kills the jail for a reason; the first one counts.
+// stop kills the jail and records why, unless a reason is recorded already.
 func (s *sandbox) stop(why reason, cause error) {
 	s.mu.Lock()
 	if s.why == notKilled {
@@ -126,7 +125,7 @@ func (s *sandbox) kill() {
 	}
 }
 
-// release waits for nsjail and gives everything back.
+// release waits for nsjail and releases all resources.
 func (s *sandbox) release() error {
 	var errs []error
 	if s.conn != nil {
@@ -159,8 +158,8 @@ func (s *sandbox) release() error {
 	}
 	switch {
 	case s.uids == nil:
-	case s.parent != nil:
-		s.parent.release(s.uids, s.ready)
+	case s.zygote != nil:
+		s.zygote.release(s.uids, s.ready)
 	case s.ready:
 		s.m.uids.put(s.uids)
 	default:
@@ -168,7 +167,7 @@ func (s *sandbox) release() error {
 		// holds the lock that we let go.
 		errs = append(errs, s.uids.lock.Close())
 	}
-	for _, pair := range s.family { // many: other workers of the host may want them
+	for _, pair := range s.childUIDs { // many: other workers of the host may want them
 		errs = append(errs, pair.lock.Close())
 	}
 	s.m.forget(s)
@@ -214,7 +213,7 @@ func (r *run) run(ctx context.Context) (jail.Outcome, error) {
 		r.kill()
 	}
 	r.copies.Wait()
-	o, err = r.judge(o, err)
+	o, err = r.classify(o, err)
 	if r.link != nil { // nothing of the jail lives any more
 		report := r.link.Close()
 		o.Network = &proto.NetworkUsage{Traffic: report.Traffic, BlockedConnections: report.Blocked}
@@ -286,10 +285,10 @@ func (r *run) awaitEnd() (jail.Outcome, error) {
 	return o, nil
 }
 
-// judge reads what was used and says how it ended. An oom kill of anything in
+// classify returns the outcome with the resources used. An oom kill of anything in
 // the jail ends it as out of memory; a report of the init is always true, since
 // an init that we killed cannot make one.
-func (r *run) judge(o jail.Outcome, err error) (jail.Outcome, error) {
+func (r *run) classify(o jail.Outcome, err error) (jail.Outcome, error) {
 	if o.Kind == "" {
 		// Killed, by us or by the kernel: wait until nothing is left of it.
 		err = errors.Join(err, r.awaitDeath())
@@ -314,7 +313,7 @@ func (r *run) judge(o jail.Outcome, err error) (jail.Outcome, error) {
 	case why == cancelled:
 		o.Kind, o.Detail = jail.Killed, cause.Error()
 	case err == nil:
-		err = fmt.Errorf("the init died without a report: %s", r.lastWords())
+		err = fmt.Errorf("the init died without a report: %s", r.diagnostics())
 	}
 	if werr := errors.Join(r.outputs[:]...); werr != nil {
 		err = errors.Join(err, fmt.Errorf("hand over the output: %w", werr))
@@ -322,8 +321,7 @@ func (r *run) judge(o jail.Outcome, err error) (jail.Outcome, error) {
 	return o, errors.Join(err, uerr)
 }
 
-// send sends the program to the init, for the interpreter that waits if it can go
-// on with it.
+// send sends the program to the init. A waiting interpreter continues with it if it can.
 func (r *run) send() error {
 	if err := r.load(r.program); err != nil {
 		return err
@@ -346,14 +344,14 @@ func (r *run) send() error {
 	return nil
 }
 
-// collect begins to hand over what the program writes.
+// collect starts to copy the program's output.
 func (r *run) collect(out outputs) {
 	for i, w := range []io.Writer{r.program.Stdout, r.program.Stderr} {
 		r.copies.Go(func() { r.outputs[i] = drain(w, out[i]) })
 	}
 }
 
-// outputs are our ends of the pipes of a stdout and a stderr.
+// outputs are the worker's ends of the pipes of a stdout and a stderr.
 type outputs [2]*os.File
 
 func (o outputs) close() error { return errors.Join(o[0].Close(), o[1].Close()) }
@@ -365,7 +363,7 @@ func (s *sandbox) order(frame []byte, more ...int) (outputs, error) {
 	return s.withPipes(func(ends []int) error { return writeFrame(s.conn, frame, append(ends, more...)) })
 }
 
-// writeFrame writes a frame that descriptors come with.
+// writeFrame writes a frame with descriptors.
 func writeFrame(to *net.UnixConn, frame []byte, fds []int) error {
 	n, _, err := to.WriteMsgUnix(frame, unix.UnixRights(fds...), nil)
 	if err == nil && n < len(frame) {
@@ -461,8 +459,8 @@ const (
 // readBuffers are for what is read of outputs, so that an execution makes none.
 var readBuffers = sync.Pool{New: func() any { return new([readBytes]byte) }}
 
-// drain copies a pipe to w until its end. When w fails the rest is discarded, so
-// that the program does not block.
+// drain copies a pipe to w until its end. If w fails, drain discards the rest, so that the program
+// does not block.
 func drain(w io.Writer, out *os.File) error {
 	defer func() { _ = out.Close() }()
 	if w == nil {
@@ -487,7 +485,7 @@ func widen(out *os.File) {
 	}
 }
 
-// encode makes a frame of a type that is about a program.
+// encode returns the frame of a type with a program.
 func encode(typ byte, p jail.Program) ([]byte, error) {
 	s := wire.StartFrame{Argv: p.Argv, Env: p.Env, Dir: p.Dir, Stdin: wire.NoInput, UID: jail.ProgramID, GID: jail.ProgramID}
 	if len(p.Stdin) > 0 {

@@ -21,7 +21,7 @@ const (
 const (
 	JailControl = iota
 	JailLock
-	JailDoors
+	JailCgroups
 )
 
 // What the init is told of its jail, as its argument; none is a jail for a program.
