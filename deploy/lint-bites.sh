@@ -17,9 +17,9 @@ breach() {
 	printf '// Package breach breaks a rule.\npackage breach\n\nimport _ "%s"\n' "$3" >"$package/breach.go"
 }
 breach proto proto github.com/cenkalti/backoff/v4
-for room in gateway scheduler worker storage webhook; do
+for component in gateway scheduler worker storage webhook; do
 	for other in gateway scheduler worker storage webhook cmd; do
-		[ "$room" = "$other" ] || breach "$room" "$room" "$module/$other/any"
+		[ "$component" = "$other" ] || breach "$component" "$component" "$module/$other/any"
 	done
 done
 breach bench bench $module/scheduler/any

@@ -13,16 +13,15 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-var update = flag.Bool("update", false, "write the table of attacks in docs/sandbox.md anew")
+var update = flag.Bool("update", false, "rewrite the table of attacks in docs/sandbox.md")
 
 // controlAttack is an attack on the control plane, on a deployment of its own.
 type controlAttack struct {
-	name, told string
+	name, outcome string
 	test       func(*testing.T, *programs)
 }
 
-// controlAttacks is the part of the abuse list that does not come from inside of
-// jails. The rest is in worker/jail/nsjail, under the same name.
+// controlAttacks returns the attacks on the control plane. The attacks from inside jails are in worker/jail/nsjail.
 func controlAttacks() []controlAttack {
 	return []controlAttack{
 		{"messages that are not ours on every subject", "set aside, or the job ends as `sandbox_start_error`; others go on", testMalformed},
@@ -41,8 +40,7 @@ func controlAttacks() []controlAttack {
 	}
 }
 
-// TestAbuse attacks whole deployments. Each test sees that the attack is contained,
-// and that the next programs run.
+// TestAbuse attacks whole deployments. Each test checks that the attack is contained, and that the next programs run.
 func TestAbuse(t *testing.T) {
 	p := buildPrograms(t)
 	t.Run("control", func(t *testing.T) {
@@ -55,7 +53,7 @@ func TestAbuse(t *testing.T) {
 	})
 }
 
-// testOversized publishes what has the largest size.
+// testOversized publishes messages of the largest size.
 func testOversized(t *testing.T, p *programs) {
 	const slots = 2
 	w := newWorld(t, p, topology{apart: true}, slots)
@@ -73,7 +71,7 @@ func testOversized(t *testing.T, p *programs) {
 	allSlots(t, w.in(t), slots)
 }
 
-// testReplayed publishes the message of a job again, word for word.
+// testReplayed publishes the message of a job again, unchanged.
 func testReplayed(t *testing.T, p *programs) {
 	const slots, times = 2, 5
 	w := newWorld(t, p, topology{apart: true}, slots)
@@ -99,7 +97,7 @@ func testReplayed(t *testing.T, p *programs) {
 		}
 	}
 	again := func() {
-		job.Header.Del(nats.MsgIdHdr) // the store itself would refuse it
+		job.Header.Del(nats.MsgIdHdr) // else the store discards it as a duplicate
 		for range times {
 			if err := nc.PublishMsg(&nats.Msg{Subject: job.Subject, Header: job.Header, Data: job.Data}); err != nil {
 				t.Fatal(err)
@@ -133,8 +131,7 @@ func testReplayed(t *testing.T, p *programs) {
 	}
 }
 
-// TestAbuseTable holds the table in docs/sandbox.md to the tests; `make docs`
-// rewrites it.
+// TestAbuseTable checks that the table in docs/sandbox.md is that of the tests. `make docs` rewrites it.
 func TestAbuseTable(t *testing.T) {
 	const page, begin, end = "../docs/sandbox.md", "<!-- abuse of the control plane: written by `make docs` -->\n", "<!-- end of abuse of the control plane -->\n"
 	b, err := os.ReadFile(page)
@@ -149,7 +146,7 @@ func TestAbuseTable(t *testing.T) {
 	var want strings.Builder
 	want.WriteString("\n| attacks | what happens |\n|---|---|\n")
 	for _, a := range controlAttacks() {
-		_, _ = fmt.Fprintf(&want, "| %s | %s |\n", a.name, a.told)
+		_, _ = fmt.Fprintf(&want, "| %s | %s |\n", a.name, a.outcome)
 	}
 	want.WriteString("\n")
 	if *update {
