@@ -18,7 +18,7 @@ var update = flag.Bool("update", false, "rewrite the table of attacks in docs/sa
 // controlAttack is an attack on the control plane, on a deployment of its own.
 type controlAttack struct {
 	name, outcome string
-	test       func(*testing.T, *programs)
+	test          func(*testing.T, *programs)
 }
 
 // controlAttacks returns the attacks on the control plane. The attacks from inside jails are in worker/jail/nsjail.
