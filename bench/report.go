@@ -234,7 +234,7 @@ func replace(path string, body []byte) error {
 	if err := os.WriteFile(tmp, body, 0o644); err != nil { //nolint:gosec // results are for everybody
 		return err
 	}
-	return os.Rename(tmp, path) //nolint:gosec // where results go says who runs this
+	return os.Rename(tmp, path)
 }
 
 func (r *report) print(w io.Writer) error {
