@@ -15,8 +15,8 @@ const aheadEnv = "BULLPEN_AHEAD"
 // preloadEnv holds the modules that a zygote's interpreter imports.
 const preloadEnv = "BULLPEN_PRELOAD"
 
-// The scripts with which interpreters wait. Each runs before the program's file is opened.
-// Python's is PythonSite.
+// The scripts with which interpreters wait. Each runs before the program's file is opened. Python's
+// script is PythonSite.
 var (
 	// AheadBash is sourced by bash before its script.
 	//
@@ -32,8 +32,8 @@ var (
 	AheadForks []byte
 )
 
-// CanWait reports whether interpreters of a language can be started before their
-// program is known, see Source.Ahead.
+// CanWait reports whether an interpreter of language can be started before its program is known,
+// see Source.Ahead.
 func CanWait(language string) bool { return waiting[language] != nil }
 
 // Ahead returns the interpreter to start before the rest of s is known. It uses only the Language,
@@ -48,7 +48,7 @@ func (s Source) Ahead() (Program, error) {
 		return Program{}, err
 	}
 	p.Files, p.Dir = nil, "/" // the home may be mounted later
-	// Names of variables that each program has stay, so that the environment keeps its order.
+	// Variables that every program has stay, so that the environment keeps its order.
 	p.Env = append(p.Env, waiting[s.Language]...)
 	return p, nil
 }
@@ -76,7 +76,7 @@ func (s Source) Zygote(modules []string) (Program, error) {
 	return p, nil
 }
 
-// waiting are the variables that make an interpreter wait.
+// waiting maps a language to the variables that make its interpreter wait.
 var waiting = map[string][]string{ // read only
 	"python": {aheadEnv + "=1"},
 	"node":   {aheadEnv + "=1", "NODE_OPTIONS=--require " + AheadDir + "/ahead.js"},
@@ -97,8 +97,9 @@ func steers(variable string) bool {
 }
 
 // Continues reports whether an interpreter that was started as ahead can continue with p as if it
-// had been started for p: it has the same arguments, and lacks no variable that interpreters read
-// when they start. added are the variables that it lacks.
+// had been started for p. It can if it has the same arguments and lacks no variable that
+// interpreters read when they start. Continues also returns the variables that the interpreter
+// lacks.
 func (p Program) Continues(ahead Program) (added []string, ok bool) {
 	if !slices.Equal(p.Argv, ahead.Argv) {
 		return nil, false

@@ -1,5 +1,5 @@
-// Waits on descriptor 3 for what the program has to find, as wire.AheadFD says, and
-// leaves nothing of itself. Threads of the program require it again.
+// Waits on descriptor 3 for the program, see wire.AheadFD, and removes every trace of itself.
+// Worker threads of the program require it again.
 'use strict';
 delete require.cache[__filename];
 if (process.env.BULLPEN_AHEAD) {
@@ -16,15 +16,15 @@ if (process.env.BULLPEN_AHEAD) {
   process.chdir(dir);
   if (stdin !== '/dev/null') {
     fs.closeSync(0);
-    fs.openSync(stdin); // as 0, the lowest that is free
+    fs.openSync(stdin); // opened as 0, the lowest free descriptor
   }
   const env = Object.entries(process.env);
   for (const [name] of env) delete process.env[name];
   for (const entry of added) env.push([entry.slice(0, entry.indexOf('=')), entry.slice(entry.indexOf('=') + 1)]);
-  // In the order in which the environment of a program is handed to it.
+  // In the order in which a program receives its environment.
   for (const [name, value] of env.sort(([a], [b]) => (a < b ? -1 : 1))) {
     if (name !== 'BULLPEN_AHEAD' && name !== 'NODE_OPTIONS') process.env[name] = value;
   }
-  fs.readSync(3, part, 0, 1, null); // to the end of the stream: until then nothing of the program may run
+  fs.readSync(3, part, 0, 1, null); // end of the stream: no code of the program may run before it
   fs.closeSync(3);
 }

@@ -1,6 +1,6 @@
-# Waits on descriptor 3 for what the script has to find, and for the end of the stream, as wire.AheadFD says, and
-# leaves nothing of itself, but for what declare -p tells of variables that bash
-# makes when they are used.
+# Waits on descriptor 3 for the script's settings and then for the end of the stream, see
+# wire.AheadFD. Removes every trace of itself, except what declare -p shows of variables that bash
+# creates on first use.
 REPLY=$_
 printf . >&3
 IFS= read -r -d '' -u 3 BASH_ENV
@@ -13,5 +13,5 @@ exec 3>&-
 unset -v BASH_ENV OLDPWD
 declare -x OLDPWD
 SECONDS=0
-# Its last word is what $_ is from now on.
+# The last word of this command becomes $_.
 eval 'unset -v REPLY #' "$REPLY"

@@ -12,9 +12,9 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Places inside a jail.
+// Paths inside a jail.
 const (
-	// HarnessDir holds bullpen's own files; the program can read it.
+	// HarnessDir holds bullpen's own files. The program can read it.
 	HarnessDir = "/run/bullpen"
 	// JobDir holds files of OwnerInit.
 	JobDir = HarnessDir + "/job"
@@ -45,8 +45,8 @@ type Source struct {
 	Env      map[string]string // the caller's, already validated
 	TraceID  string
 	Home     string // such as /home/baponi, no trailing slash
-	// File is the name in Home of the program's file, where the language has it there;
-	// the default is the usual name. It must not be there yet.
+	// File is the name of the program's file in Home, for languages whose file is there. The
+	// default is the usual name. The file must not exist yet.
 	File string
 	// Interpreter is the absolute path of the interpreter inside the jail. If empty, its usual
 	// name is looked up in the system's directories.
@@ -62,8 +62,8 @@ const traceEnv = "BULLPEN_TRACE_ID"
 // systemPath is the PATH of images that set none.
 const systemPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// FileInHome returns the usual name of the file in the home that holds a language's
-// programs. It is empty if they are elsewhere.
+// FileInHome returns the usual name of the file in the home that holds a program of language. It
+// returns "" if such programs are not in the home.
 func FileInHome(language string) string {
 	r, ok := proto.Language(language).Runtime()
 	if !ok || r.OutsideHome {
@@ -72,9 +72,9 @@ func FileInHome(language string) string {
 	return r.File
 }
 
-// Program returns what runs s as `python3 <home>/main.py` (and so on) would run
-// in home: same argv, same environment, stdin at its end unless s has one. The error is
-// only for an unknown language.
+// Program returns the program that runs s like `python3 <home>/main.py` (and so on) run in home. It
+// has the same argv and the same environment. stdin is at its end unless s has one. The error is
+// non-nil only for an unknown language.
 func (s Source) Program() (Program, error) {
 	r, ok := proto.Language(s.Language).Runtime()
 	if !ok {
@@ -93,8 +93,8 @@ func (s Source) Program() (Program, error) {
 	return p, nil
 }
 
-// env returns the program's environment: the image's, overridden by bullpen's, overridden by the
-// caller's.
+// env returns the program's environment. The caller's variables override bullpen's, which override
+// the image's.
 func (s Source) env(r proto.Runtime) map[string]string {
 	local, system := s.Home+"/.local", systemPath
 	if p := s.ImageEnv["PATH"]; p != "" {
@@ -110,8 +110,8 @@ func (s Source) env(r proto.Runtime) map[string]string {
 		"USER":   path.Base(s.Home),
 		"TMPDIR": "/tmp",
 		"PATH":   local + "/bin:" + s.Home + "/node_modules/.bin:" + system,
-		// Not PIP_USER, which breaks virtual environments; pip falls back to the
-		// user's site by itself.
+		// Not PIP_USER, which breaks virtual environments. pip falls back to the user's site
+		// without it.
 		"PIP_BREAK_SYSTEM_PACKAGES": "1",
 		"PIP_CACHE_DIR":             "/tmp/.cache/pip",
 		"NPM_CONFIG_PREFIX":         local,

@@ -1,7 +1,7 @@
-# Runs once, before the program: makes stdout line-buffered, as on a terminal, puts the
-# user's site on the path, waits for the program if this interpreter was started ahead
-# of it, and then is as if it had never been there. It is compiled at every start:
-# each line costs some microseconds. What is done before the wait costs nobody any.
+# Runs once, before the program. Makes stdout line-buffered, as on a terminal, and puts the user's
+# site on the path. Waits for the program if this interpreter was started ahead of it. Then removes
+# every trace of itself. It is compiled at every start, and each line costs a few microseconds.
+# Nobody waits for what is done before the wait.
 import os
 import site
 import sys
@@ -19,7 +19,7 @@ machinery = sys.modules["_frozen_importlib_external"]
 
 
 def add_user_site():
-    """Puts the user's site, and what it names, where site would have put it: before the system's, and after a virtual environment's."""
+    """Adds the user's site and the paths it names before the system's site and after a virtual environment's, as site does."""
     first = next((i for i, place in enumerate(sys.path) if place in system), len(sys.path))
     later = sys.path[first:]
     del sys.path[first:]
@@ -27,27 +27,27 @@ def add_user_site():
     sys.path += [place for place in later if place not in sys.path]
 
 
-# Also if it is not there yet, with a finder that sees it come: import x works after
-# pip has installed x. Without a finder the import system would look once and never again.
+# Added even if it does not exist yet, with a finder that notices when it is created: import x then
+# works after pip has installed x. Without a finder the import system would look only once.
 if absent := user and user not in sys.path:
     add_user_site()
     sys.path_importer_cache[user] = machinery.FileFinder(user, *machinery._get_supported_file_loaders())
 
 
 def begin():
-    """Returns when the stream has ended: until then nothing of the program's, nor of its home's, may run."""
+    """Blocks until the end of the stream: no code of the program or its home may run before."""
     os.read(3, 1)
     os.close(3)
 
 
 def skip():
-    """Is in the place of site's search for usercustomize where that would find nothing."""
+    """Replaces site's search for usercustomize when the search would find nothing."""
     site.execusercustomize = search
 
 
-# As wire.AheadFD says.
+# See wire.AheadFD.
 if ahead := os.environ.pop("BULLPEN_AHEAD", None):
-    # Lists the directories, too, as any search does that finds nothing.
+    # Lists the directories too, as any search without a result does.
     customized = machinery.PathFinder.find_spec("usercustomize")
     code = None
     if spec := machinery.PathFinder.find_spec("sitecustomize"):
@@ -55,10 +55,10 @@ if ahead := os.environ.pop("BULLPEN_AHEAD", None):
     if code:
         module = sys.modules["_frozen_importlib"].module_from_spec(spec)
     if ahead != "1":
-        # The program is for one that is forked from this interpreter.
+        # The program will run in a fork of this interpreter.
         forks = {"__builtins__": dict(__builtins__)}  # a copy: the program may change its own
-        # What it is compiled from is gone before, and what this and that are compiled to is
-        # kept: else a fork would clear it.
+        # Its source is freed before the fork. The code objects of this file and of forks.py are
+        # kept, because a fork would otherwise free them.
         kept = sys._getframe().f_code, compile(open(ahead, "rb").read(), ahead, "exec")
         exec(kept[1], forks)
     os.write(3, b".")
@@ -73,7 +73,7 @@ if ahead := os.environ.pop("BULLPEN_AHEAD", None):
         os.close(fd)
     env = dict(variable.split(b"=", 1) for variable in added)
     if any(name not in os.environb for name in env):
-        # Anew, in the order in which the environment of a program is handed to it.
+        # Rebuilt, in the order in which a program receives its environment.
         env = dict(os.environb) | env
         for name in env.keys() & os.environb.keys():
             del os.environb[name]
@@ -84,10 +84,10 @@ if ahead and user and os.access(user, os.F_OK):
     begin()
     if absent:
         add_user_site()
-    ahead = None  # it may have modules of these names
+    ahead = None  # the user's site may have modules of these names
 
-# The distribution may have a sitecustomize of its own, which ours hid. If not,
-# site takes the error as a word that there is none.
+# The distribution may have its own sitecustomize, which this file hid. If it has none, site takes
+# the error to mean that none exists.
 del sys.modules["sitecustomize"]
 if not ahead:
     import sitecustomize

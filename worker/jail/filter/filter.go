@@ -1,6 +1,6 @@
-// Package filter is the filter of system calls that is added to nsjail's: what the
-// language of that cannot say, and what it cannot forbid since it is needed while
-// a jail is made from within another. Every program is under both.
+// Package filter is the system call filter that is added to nsjail's. It forbids what nsjail's
+// policy language cannot express. It also forbids what nsjail's filter must allow, because a jail
+// in which others are created needs it. Every program runs under both filters.
 package filter
 
 import (
@@ -12,20 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Offsets in what a filter sees (struct seccomp_data).
+// Offsets into the data that a filter sees (struct seccomp_data).
 const (
 	offsetNumber   = 0
 	offsetArch     = 4
-	offsetArgument = 16 // low half of the first
+	offsetArgument = 16 // low half of the first argument
 )
 
-// x32 is the bit that marks system calls of the x32 entry, which have the same
-// architecture as 64-bit ones and numbers of their own. On other machines no
-// number is that high.
+// x32 is the bit that marks system calls of the x32 entry. They have the same architecture as
+// 64-bit calls and their own numbers. On other machines no number is that high.
 const x32 = 0x4000_0000
 
-// namespaces are the flags of clone(2) that make namespaces. Of unshare(2) there is
-// one more, which means something else to clone.
+// namespaces are the flags of clone(2) that create namespaces. unshare(2) has one more, which means
+// something else to clone.
 const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
 	unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 
@@ -34,11 +33,11 @@ const (
 	allow   = uint32(unix.SECCOMP_RET_ALLOW)
 	eperm   = uint32(unix.SECCOMP_RET_ERRNO) | uint32(unix.EPERM)
 	einval  = uint32(unix.SECCOMP_RET_ERRNO) | uint32(unix.EINVAL)
-	always  = uint32(0xffff_ffff) // as a mask of rule: whatever the argument
+	always  = uint32(0xffff_ffff) // mask of a rule that ignores the argument
 	reading = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
 )
 
-// rule refuses a system call by its first argument.
+// rule rejects a system call depending on its first argument.
 type rule struct {
 	number uint32
 	how    uint16 // BPF_JSET: any bit of value; BPF_JEQ: value
@@ -46,10 +45,9 @@ type rule struct {
 	action uint32
 }
 
-// rules are what is refused. Filters of the program's own are refused (as by a kernel
-// without them, EINVAL): what they compile to counts against a limit of the whole
-// host (net.core.bpf_jit_limit), and a few programs could use it up, so that no jail
-// starts.
+// rules are the rejected calls. Installing another filter fails with EINVAL, as on a kernel without
+// filters. Compiled filters count against a limit of the whole host (net.core.bpf_jit_limit). A few
+// programs could exhaust it, and no jail could start.
 var rules = []rule{ // read only
 	{unix.SYS_MOUNT, unix.BPF_JSET, always, eperm},
 	{unix.SYS_CLONE, unix.BPF_JSET, namespaces, eperm},
@@ -58,8 +56,7 @@ var rules = []rule{ // read only
 	{unix.SYS_PRCTL, unix.BPF_JEQ, unix.PR_SET_SECCOMP, einval},
 }
 
-// program is a filter that is being written. It has its room in itself: the init has
-// nowhere to allocate.
+// program is a filter under construction. It has a fixed size because the init cannot allocate.
 type program struct {
 	code [64]unix.SockFilter
 	n    int
@@ -78,9 +75,9 @@ func (p *program) jump(how uint16, k uint32, yes, no uint8) {
 
 func (p *program) end(action uint32) { p.add(unix.BPF_RET|unix.BPF_K, action, 0, 0) }
 
-// write makes p the filter, and is false where there is none for this machine. Calls
-// through the 32-bit and the x32 entry kill: they would go round a list of 64-bit
-// numbers. Number -1 is let through, as the kernel knows no such call under any entry.
+// write builds the filter in p. It returns false if there is no filter for this machine. Calls
+// through the 32-bit and the x32 entry kill the process, because they would bypass a list of 64-bit
+// numbers. Number -1 is allowed: the kernel knows no such call under any entry.
 func (p *program) write() bool {
 	var arch uint32
 	switch runtime.GOARCH {
@@ -115,7 +112,7 @@ func (p *program) write() bool {
 	return true
 }
 
-// Bytes is the filter as it lies in memory for the kernel of this machine.
+// Bytes returns the filter in the memory layout that this machine's kernel expects.
 func Bytes() ([]byte, error) {
 	var p program
 	if !p.write() {
@@ -130,8 +127,8 @@ func Bytes() ([]byte, error) {
 	return b, nil
 }
 
-// Install puts this thread, and what it starts, under the filter. It does without the
-// runtime, as all of the init does. The kernel needs CONFIG_SECCOMP_FILTER.
+// Install puts this thread, and every process it starts, under the filter. Like the whole init, it
+// does not use the Go runtime. The kernel needs CONFIG_SECCOMP_FILTER.
 func Install() unix.Errno {
 	var p program
 	if !p.write() {

@@ -21,8 +21,8 @@ func putU32(b []byte, v uint32) {
 	b[0], b[1], b[2], b[3] = byte(v), byte(v>>8), byte(v>>16), byte(v>>24)
 }
 
-// reader takes values off the front of b; after the first that does not fit,
-// ok is false and every further value is zero.
+// reader reads values from the front of b. After the first value that does not fit, ok is false and
+// every further value is zero.
 type reader struct {
 	b  []byte
 	ok bool
@@ -59,10 +59,10 @@ func (r *reader) u64() uint64 {
 
 func (r *reader) bytes() []byte { return r.take(int(r.u32())) }
 
-// text is a string with the zero byte that ends it.
+// text returns a string with its terminating zero byte.
 func (r *reader) text() []byte { return r.take(int(r.u32()) + 1) }
 
-// checked is a text with no other zero byte: to the kernel that would be its end.
+// checked returns a text without any other zero byte, at which the kernel would end the string.
 func (r *reader) checked() []byte {
 	v := r.text()
 	for i, c := range v {
@@ -74,7 +74,7 @@ func (r *reader) checked() []byte {
 	return v
 }
 
-// since is what was taken since all of that was left.
+// since returns a reader of what has been read since all was left.
 func (r *reader) since(all []byte) reader { return reader{b: all[:len(all)-len(r.b)], ok: true} }
 
 func (r *reader) strings() Strings {

@@ -1,72 +1,70 @@
-// Package wire is the control protocol between a worker and the init inside a
-// jail: frames over one stream socket, the worker at one end, PID 1 at the
-// other. It imports nothing, and what the init needs of it allocates nothing, because
-// the init has neither time nor a runtime.
+// Package wire is the control protocol between a worker and the init inside a jail. The two
+// exchange frames over one stream socket. The package imports nothing, and the functions that the
+// init uses allocate nothing: the init must start fast and has no Go runtime.
 //
-// A frame is a 4-byte little-endian length of what follows, one byte of type,
-// and the payload. Numbers in payloads are little-endian; a string is a 4-byte
-// length, so many bytes that are not zero, and a zero byte, so that the kernel can be
-// given it as it lies; content is a 4-byte length and its bytes; a list is a 4-byte
-// count and its members. A frame that is longer than its cap, of an unknown type or
-// not exactly as its payload should be ends the conversation.
+// A frame is a 4-byte little-endian length of what follows, one byte of type, and the payload.
+// Numbers in payloads are little-endian. A string is a 4-byte length, that many nonzero bytes, and
+// a zero byte, so that it can be passed to the kernel in place. Content is a 4-byte length and its
+// bytes. A list is a 4-byte count and its elements. A frame that exceeds its cap, has an unknown
+// type or has a malformed payload ends the conversation.
 //
 // From the init to the worker:
 //
-//	Ready    version u8                       once, first. The kernel attaches the
-//	                                          sender's pid (SCM_CREDENTIALS): that,
-//	                                          not a payload, tells the worker who
-//	                                          it is.
-//	Waiting                                   the interpreter of Ahead is there.
-//	Started                                   the program's execve succeeded, or the
-//	                                          interpreter that waited has begun
-//	                                          it; the worker's clock starts
-//	                                          here.
-//	Failed   step string, errno u32           the program, or the interpreter of
+//	Ready    version u8                       Once, first. The kernel attaches the
+//	                                          sender's pid (SCM_CREDENTIALS). The
+//	                                          worker identifies the init by that, not
+//	                                          by the payload.
+//	Waiting                                   The interpreter of Ahead is ready.
+//	Started                                   The program's execve succeeded, or the
+//	                                          waiting interpreter has begun the
+//	                                          program. The worker's clock starts.
+//	Failed   step string, errno u32           The program, or the interpreter of
 //	                                          Ahead, could not be started. The init
 //	                                          exits after it.
-//	Exited   code i32, signal i32,            the program is dead; the worker's
-//	         seccomp u8, maxrss KiB u64       clock stops here. seccomp is 1 if the
-//	                                          signal is the filter's.
-//	Empty                                     so is everything else in the jail but
-//	                                          the init: what they wrote is in the
-//	                                          pipes. The init exits after it.
+//	Exited   code i32, signal i32,            The program is dead; the worker's clock
+//	         seccomp u8, maxrss KiB u64       stops. seccomp is 1 if the filter sent
+//	                                          the signal.
+//	Empty                                     Every other process in the jail except
+//	                                          the init is dead too, and all output is
+//	                                          in the pipes. The init exits after it.
 //
 // From the worker to the init:
 //
-//	Ahead    as Start, without files          at most once, after Ready, and before
-//	                                          Start: starts an interpreter, which
+//	Ahead    as Start, without files          At most once, after Ready and before
+//	                                          Start. Starts an interpreter, which
 //	                                          waits on descriptor AheadFD. The init
-//	                                          exits if that dies before Start.
-//	Start    argv []string, env []string,     once, after Ready, or after Waiting. Two
+//	                                          exits if it dies before Start.
+//	Start    argv []string, env []string,     Once, after Ready, or after Waiting. Two
 //	         dir string, stdin string,        descriptors come with its first byte
 //	         uid u32, gid u32,                (SCM_RIGHTS): the program's stdout and
 //	         files [](path string, mode u32,  stderr. Files are written in order, as
 //	         owner u8, content)               their owner, and must not exist. stdin
-//	                                          is a file, opened after that. An
-//	                                          interpreter that waits is killed.
-//	GoOn     as Start                         instead of Start, after Waiting, and
-//	                                          without descriptors: the interpreter
-//	                                          that waits is told of the program, but
-//	                                          runs none of it. argv is
-//	                                          empty, env what is added to its own.
-//	Begin                                     once, after GoOn: it becomes the program.
-//	Signal   number u32                       sent to the program, if it still runs.
-//	Kill                                      everything in the jail dies, as if
-//	                                          the program had been killed; Exited
-//	                                          follows.
+//	                                          is a file that is opened afterwards. A
+//	                                          waiting interpreter is killed.
+//	GoOn     as Start                         Instead of Start, after Waiting, without
+//	                                          descriptors. Sends the program to the
+//	                                          waiting interpreter, which runs none of
+//	                                          it yet. argv is empty; env is added to
+//	                                          the interpreter's own.
+//	Begin                                     Once, after GoOn: the interpreter runs
+//	                                          the program.
+//	Signal   number u32                       Sent to the program, if it still runs.
+//	Kill                                      Kills everything in the jail, as if the
+//	                                          program had been killed; Exited follows.
 //
-// The init of a jail that others are made within sends nothing but Ready, or Failed of its
-// interpreter. It is told, besides Start, once, of its interpreter, with a third descriptor
-// that this takes orders from:
+// The init of a zygote's jail sends only Ready, or Failed for its interpreter. It accepts Start
+// once, for the interpreter, with a third descriptor from which the interpreter reads its orders.
+// It also accepts:
 //
-//	Jail     root u32, program u32,           any number: makes a jail, whose init has a
-//	         processes u32, mounts [](source  control socket of its own and sends Ready
-//	         string, target string, type      there. With it come descriptors, in the
-//	         string, flags u32, options       order of JailControl and what follows. What
-//	         string)                          fails is told on stderr, and the next is
-//	                                          made.
+//	Jail     root u32, program u32,           Any number of times. Creates a jail
+//	         processes u32, mounts [](source  whose init has its own control socket and
+//	         string, target string, type      sends Ready there. JailControl and the
+//	         string, flags u32, options       constants after it define the order of
+//	         string)                          the descriptors that come with it. An
+//	                                          error is written to stderr, and the next
+//	                                          Jail is still accepted.
 //
-// The end of the stream, in either direction, is an order: an init that reads
-// it exits, and the kernel kills the whole PID namespace with it. So a jail
-// never outlives its worker, however that died.
+// The end of the stream, in either direction, is an order. An init that reads it exits, and the
+// kernel then kills the whole PID namespace. A jail therefore never outlives its worker, however
+// the worker died.
 package wire

@@ -1,47 +1,49 @@
 package wire
 
-// Version is what Ready carries; worker and init are built together, so it
-// only guards against a stale binary.
+// Version is the version that Ready carries. Worker and init are built together, so it only guards
+// against a stale binary.
 const Version = 8
 
-// Descriptor numbers the init is started with.
+// File descriptors that the init is started with.
 const (
 	// ControlFD is the init's end of the control socket.
 	ControlFD = 3
-	// LockFD is the lock on the jail's outside uids; the init only holds it, so
-	// that the uids stay taken until it is dead, even when the worker is.
+	// LockFD is the lock on the jail's outside uids. The init only holds it: the uids stay taken
+	// until the init is dead, even if the worker dies first.
 	LockFD = 4
-	// ForkFD is, in the jail of a Fork, the init's end of what the interpreter
-	// waits on, see AheadFD.
+	// ForkFD exists in the jail of a Fork. It is the init's end of the socket on which the
+	// interpreter waits, see AheadFD.
 	ForkFD = 5
 )
 
-// Descriptors that come with Jail, by their place: the control socket of the new
-// jail's init, its lock, and the rest the files by which it enters control groups.
+// Indexes of the descriptors that come with Jail. JailControl is the control socket of the new
+// jail's init, JailLock its lock. From JailCgroups on they are files through which a process joins
+// control groups.
 const (
 	JailControl = iota
 	JailLock
 	JailCgroups
 )
 
-// What the init is told of its jail, as its argument; none is a jail for a program.
+// Arguments that name the kind of jail to its init. Without an argument the jail is for one
+// program.
 const (
-	// Zygote is one that others are made within.
+	// Zygote is a jail in which other jails are created.
 	Zygote = "zygote"
-	// Fork is one that is made within a parent's jail by the interpreter there, under the
-	// filter already, and where a fork of that waits.
+	// Fork is a jail that a zygote's interpreter created inside the zygote's jail. It is already
+	// under the filter, and a fork of the interpreter waits in it.
 	Fork = "fork"
 )
 
-// ForkPID is the fork, there.
+// ForkPID is the pid of the forked interpreter in the jail of a Fork.
 const ForkPID = 2
 
-// AheadFD is the descriptor on which an interpreter that was started ahead waits,
-// one end of a stream socket. It writes one byte when it is there. Then it reads
-// strings that each end with a zero byte, of which the last is empty: the working
-// directory, the file to have as standard input, and the environment variables that
-// are added to its own, as NAME=value. At the end of the stream it closes the descriptor and goes on as if it
-// had been started there, with these: until then it runs nothing of the program's.
+// AheadFD is the descriptor on which a prewarmed interpreter waits, one end of a stream socket. The
+// interpreter writes one byte when it is ready. It then reads strings that each end with a zero
+// byte; the last one is empty. They are the working directory, the file to open as standard input,
+// and the environment variables to add to its own, as NAME=value. At the end of the stream it
+// closes the descriptor and continues as if it had been started with these values. Before that, it
+// runs no code of the program.
 const AheadFD = 3
 
 // Frame types.
@@ -63,17 +65,17 @@ const (
 
 // Caps on the length field of a frame.
 const (
-	// MaxToInit bounds frames the worker sends: 1 MiB of code, 1 MiB of standard
-	// input, 64 KiB each of arguments and environment, and a few staged files.
+	// MaxToInit bounds frames that the worker sends: 1 MiB of code, 1 MiB of standard input, 64 KiB
+	// each of arguments and environment, and a few staged files.
 	MaxToInit = 8 << 20
-	// MaxToWorker bounds frames the init sends.
+	// MaxToWorker bounds frames that the init sends.
 	MaxToWorker = 4 << 10
 )
 
-// NoInput is the standard input of a program that has nothing to read.
+// NoInput is the standard input of a program without input.
 const NoInput = "/dev/null"
 
-// HeaderSize is the length field and the type byte.
+// HeaderSize is the size of the length field and the type byte.
 const HeaderSize = 5
 
 // Owners of a file in Start.
@@ -82,7 +84,7 @@ const (
 	OwnerInit    byte = 1
 )
 
-// StartFrame is the payload of Ahead, Start and GoOn, as the worker makes it.
+// StartFrame is the payload of Ahead, Start and GoOn, as the worker builds it.
 type StartFrame struct {
 	Argv, Env []string
 	Dir       string
@@ -91,7 +93,7 @@ type StartFrame struct {
 	Files     []File
 }
 
-// File is one file the init writes before the program starts.
+// File is a file that the init writes before the program starts.
 type File struct {
 	Path    string
 	Mode    uint32
@@ -99,8 +101,8 @@ type File struct {
 	Content []byte
 }
 
-// Order is the payload of Ahead, Start and GoOn where it lies, for an init that
-// allocates nothing. Strings have the zero byte that ends them.
+// Order is the payload of Ahead, Start and GoOn, parsed in place for an init that allocates
+// nothing. Its strings include their terminating zero byte.
 type Order struct {
 	Argv, Env Strings
 	Dir       []byte
@@ -109,13 +111,13 @@ type Order struct {
 	Files     Files
 }
 
-// Strings is a list of N strings that have not been taken.
+// Strings is an iterator over a list of strings. N is the number that remain.
 type Strings struct {
 	N    int
 	rest reader
 }
 
-// Next takes one; there is none where it is nil.
+// Next returns the next string, or nil if none remains.
 func (s *Strings) Next() []byte {
 	if s.N == 0 {
 		return nil
@@ -124,10 +126,10 @@ func (s *Strings) Next() []byte {
 	return s.rest.text()
 }
 
-// Files is a list of files that have not been taken.
+// Files is an iterator over a list of files.
 type Files struct{ rest reader }
 
-// Next takes one, if there is one.
+// Next returns the next file. It returns false if none remains.
 func (f *Files) Next() (OrderFile, bool) {
 	if len(f.rest.b) == 0 {
 		return OrderFile{}, false
@@ -143,31 +145,31 @@ type OrderFile struct {
 	Content []byte
 }
 
-// JailFrame is the payload of Jail, as the worker makes it.
+// JailFrame is the payload of Jail, as the worker builds it.
 type JailFrame struct {
-	Root      uint32 // the id in the parent's jail that is root in the new one; the next one up is the program's
-	Program   uint32 // the id that the program has in the new one
-	Processes uint32 // the most that the program may have
+	Root      uint32 // id in the zygote's jail of the new jail's root; the next id is the program's
+	Program   uint32 // id of the program in the new jail
+	Processes uint32 // maximum number of the program's processes
 	Mounts    []Mount
 }
 
-// Mount is one call of mount(2).
+// Mount holds the arguments of one mount(2) call.
 type Mount struct {
 	Source, Target, Type string
 	Flags                uint32
 	Options              string
 }
 
-// JailOrder is the payload of Jail where it lies, as Order is that of others.
+// JailOrder is the payload of Jail, parsed in place like Order.
 type JailOrder struct {
 	Root, Program, Processes uint32
 	Mounts                   Mounts
 }
 
-// Mounts is a list of calls that have not been taken.
+// Mounts is an iterator over a list of mounts.
 type Mounts struct{ rest reader }
 
-// Next takes one, if there is one.
+// Next returns the next mount. It returns false if none remains.
 func (m *Mounts) Next() (OrderMount, bool) {
 	if len(m.rest.b) == 0 {
 		return OrderMount{}, false
@@ -188,22 +190,21 @@ type FailedFrame struct {
 	Errno uint32
 }
 
-// ExitedFrame is the payload of Exited. Signal is 0 when the program exited by
-// itself with Code.
+// ExitedFrame is the payload of Exited. Signal is 0 if the program exited with Code.
 type ExitedFrame struct {
 	Code, Signal int32
-	BySeccomp    bool   // Signal is SIGSYS, and the filter's
+	BySeccomp    bool   // Signal is SIGSYS and was sent by the filter
 	MaxRSSKiB    uint64 // of the largest process
 }
 
-// Header returns the header of a frame of that type with a payload of n bytes.
+// Header returns the header of a frame of type typ with a payload of n bytes.
 func Header(typ byte, n int) [HeaderSize]byte {
 	l := uint32(n) + 1
 	return [HeaderSize]byte{byte(l), byte(l >> 8), byte(l >> 16), byte(l >> 24), typ}
 }
 
-// ParseHeader returns the type and payload length of a frame, and false if its
-// length is 0 or over limit.
+// ParseHeader returns the type and payload length of a frame. It returns false if the length is 0
+// or over limit.
 func ParseHeader(h [HeaderSize]byte, limit int) (typ byte, n int, ok bool) {
 	l := uint32(h[0]) | uint32(h[1])<<8 | uint32(h[2])<<16 | uint32(h[3])<<24
 	if l == 0 || int64(l) > int64(limit) {
@@ -212,13 +213,13 @@ func ParseHeader(h [HeaderSize]byte, limit int) (typ byte, n int, ok bool) {
 	return h[4], int(l) - 1, true
 }
 
-// Frame returns a whole frame of that type.
+// Frame returns a whole frame of type typ.
 func Frame(typ byte, payload []byte) []byte {
 	h := Header(typ, len(payload))
 	return append(h[:], payload...)
 }
 
-// Encode returns the whole frame of that type.
+// Encode returns the whole frame of type typ.
 func (s *StartFrame) Encode(typ byte) []byte {
 	n := 64
 	for _, f := range s.Files {
@@ -249,7 +250,7 @@ func (s *StartFrame) Encode(typ byte) []byte {
 	return b
 }
 
-// ParseOrder reads the payload of Ahead, Start and GoOn. The Order is in b.
+// ParseOrder parses the payload of Ahead, Start and GoOn. The returned Order refers to b.
 func ParseOrder(b []byte) (Order, bool) {
 	r := reader{b: b, ok: true}
 	o := Order{Argv: r.strings(), Env: r.strings(), Dir: r.checked(), Stdin: r.checked(), UID: r.u32(), GID: r.u32(), Files: r.files()}
@@ -271,15 +272,15 @@ func (j *JailFrame) Encode() []byte {
 	return Frame(Jail, b)
 }
 
-// ParseJail reads the payload of Jail. The JailOrder is in b.
+// ParseJail parses the payload of Jail. The returned JailOrder refers to b.
 func ParseJail(b []byte) (JailOrder, bool) {
 	r := reader{b: b, ok: true}
 	j := JailOrder{Root: r.u32(), Program: r.u32(), Processes: r.u32(), Mounts: r.mounts()}
 	return j, r.ok && len(r.b) == 0
 }
 
-// PutFailed writes a whole Failed frame to b, and returns it. Its step is a verb and
-// what that was about, if they are not too long.
+// PutFailed writes a whole Failed frame to b and returns it. The step is verb followed by object,
+// truncated if they are too long.
 func PutFailed(b *[MaxToWorker]byte, verb string, object []byte, errno uint32) []byte {
 	const step = HeaderSize + 4
 	most := b[:step+MaxToWorker/2]
@@ -293,7 +294,7 @@ func PutFailed(b *[MaxToWorker]byte, verb string, object []byte, errno uint32) [
 	return b[:n+1+4]
 }
 
-// ParseFailed reads the payload of Failed.
+// ParseFailed parses the payload of Failed.
 func ParseFailed(b []byte) (FailedFrame, bool) {
 	r := reader{b: b, ok: true}
 	step := r.checked()
@@ -301,7 +302,7 @@ func ParseFailed(b []byte) (FailedFrame, bool) {
 	return f, r.ok && len(r.b) == 0
 }
 
-// ExitedSize is how long a whole Exited frame is.
+// ExitedSize is the length of a whole Exited frame.
 const ExitedSize = HeaderSize + 4 + 4 + 1 + 8
 
 // Encode returns the whole Exited frame.
@@ -318,7 +319,7 @@ func (e ExitedFrame) Encode() (b [ExitedSize]byte) {
 	return b
 }
 
-// ParseExited reads the payload of Exited.
+// ParseExited parses the payload of Exited.
 func ParseExited(b []byte) (ExitedFrame, bool) {
 	r := reader{b: b, ok: true}
 	e := ExitedFrame{Code: int32(r.u32()), Signal: int32(r.u32()), BySeccomp: r.u8() == 1, MaxRSSKiB: r.u64()}
@@ -328,7 +329,7 @@ func ParseExited(b []byte) (ExitedFrame, bool) {
 // SignalFrame returns the whole Signal frame.
 func SignalFrame(number uint32) []byte { return Frame(Signal, appendU32(nil, number)) }
 
-// ParseSignal reads the payload of Signal.
+// ParseSignal parses the payload of Signal.
 func ParseSignal(b []byte) (uint32, bool) {
 	r := reader{b: b, ok: true}
 	n := r.u32()
