@@ -14,14 +14,14 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// maker makes jails, or not.
+// maker is a fake jail maker whose failures the test controls.
 type maker struct {
 	broken        atomic.Bool
-	barren        atomic.Bool     // no parents
-	sterile       atomic.Bool     // parents from which nothing is forked
-	parents       atomic.Int32    // that live
-	withoutPython bool            // parents with an interpreter cannot be made
-	made          func(jail.Spec) // told of each parent; nil for none
+	barren        atomic.Bool     // Zygote fails
+	sterile       atomic.Bool     // Fork fails
+	parents       atomic.Int32    // number of live zygotes
+	withoutPython bool            // Zygote fails for a spec with an interpreter
+	made          func(jail.Spec) // called with the spec of each zygote; may be nil
 }
 
 func (m *maker) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
@@ -31,7 +31,7 @@ func (m *maker) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
 	return &box{run: outcome(jail.Outcome{Kind: jail.Exited})}, nil
 }
 
-// Zygote makes a parent whose jails are like those of Prepare.
+// Zygote returns a zygote whose forks are the jails that Prepare returns.
 func (m *maker) Zygote(_ context.Context, spec jail.Spec) (jail.Zygote, error) {
 	if m.barren.Load() {
 		return nil, errors.New("user namespaces are not allowed")

@@ -12,7 +12,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// laterJobs hands out leases as they come.
+// laterJobs is a queue whose leases the test sends one at a time.
 type laterJobs chan *lease
 
 func (j laterJobs) Take(ctx context.Context) (worker.Lease, error) {
@@ -24,7 +24,7 @@ func (j laterJobs) Take(ctx context.Context) (worker.Lease, error) {
 	}
 }
 
-// asker is a worker that is asked for executions, in a bubble of synctest.
+// asker runs executions on one worker inside a synctest bubble.
 type asker struct {
 	t      *testing.T
 	maker  *maker
@@ -32,7 +32,7 @@ type asker struct {
 	starts []worker.Start
 }
 
-// ask has the worker run an execution, and gives how that started.
+// ask runs one execution on the worker and returns how its jail was started.
 func (a *asker) ask(change func(job *proto.Job)) worker.Start {
 	a.t.Helper()
 	l := newLease(nil)
@@ -42,7 +42,7 @@ func (a *asker) ask(change func(job *proto.Job)) worker.Start {
 	return a.starts[len(a.starts)-1]
 }
 
-// asking runs f beside a worker.
+// asking runs a worker and calls f. It checks that no zygotes remain after the worker stops.
 func asking(t *testing.T, f func(a *asker)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -80,7 +80,7 @@ func TestTheFirstExecutionFindsTheJailThatWasExpected(t *testing.T) {
 	})
 }
 
-// key is for a job of an API key.
+// key returns a change that sets a job's API key and then applies more.
 func key(id string, more ...func(*proto.Job)) func(*proto.Job) {
 	return func(job *proto.Job) {
 		job.Key = id
@@ -145,14 +145,15 @@ func TestAZygoteIsOfOneKey(t *testing.T) {
 	})
 }
 
-// bashAlone are images that have bash and nothing else.
+// bashAlone is an image store whose images contain only bash.
 type bashAlone struct{}
 
 func (bashAlone) Get(context.Context, string) (worker.Image, func(), error) {
 	return worker.Image{Root: "/image", Languages: map[proto.Language]string{proto.Bash: "/bin/bash"}}, func() {}, nil
 }
 
-// Jails are made within one where there is no interpreter to be forked, unless modules are to be there before.
+// A zygote without an interpreter is used when python3 is missing, unless modules must be
+// preloaded.
 func TestAZygoteWithoutPython(t *testing.T) {
 	for name, test := range map[string]struct {
 		image   string
@@ -188,7 +189,8 @@ func TestAZygoteWithoutPython(t *testing.T) {
 }
 
 func TestAZygoteIsReplaced(t *testing.T) {
-	for language, want := range map[proto.Language]int{proto.Python: 3, proto.Bash: 1} { // bash is not forked, so nothing of the parent's is in it
+	// Bash is not forked from the interpreter, so it shares no state with the zygote.
+	for language, want := range map[proto.Language]int{proto.Python: 3, proto.Bash: 1} {
 		asking(t, func(a *asker) {
 			made := 0
 			a.maker.made = func(jail.Spec) { made++ }

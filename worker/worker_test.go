@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// lease is one that the test decides about.
+// lease is a fake worker.Lease that the test controls.
 type lease struct {
 	job      *proto.Job
 	claimErr error
@@ -70,23 +70,23 @@ func (l *lease) Release() {
 	l.released = true
 }
 
-// jobs hands out leases until there are none, and then waits as the queue does.
+// jobs is a queue with a fixed set of leases. Take blocks once it is empty.
 type jobs struct{ left chan *lease }
 
 func (j jobs) Take(ctx context.Context) (worker.Lease, error) {
 	select {
 	case l := <-j.left:
 		return l, nil
-	default: // none left
+	default:
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
 }
 
-// box is a jail whose run the test decides about.
+// box is a fake jail whose run function the test supplies.
 type box struct {
 	run    func(ctx context.Context, p jail.Program) (jail.Outcome, error)
-	failed error // of Prepare
+	failed error // returned by Prepare
 	made   bool
 	ran    bool
 	closed bool
@@ -114,19 +114,20 @@ func (b *box) Run(ctx context.Context, p jail.Program) (jail.Outcome, error) {
 	return b.run(ctx, p)
 }
 
-// output keeps nothing.
+// output discards everything.
 type output struct{}
 
 func (output) Stream(proto.Stream) io.Writer { return io.Discard }
 func (output) Close() (int64, bool)          { return 4, false }
 
-// run sees one lease through and returns when the worker has stopped. cutting, if not nil, is called with what cuts programs off.
+// run processes one lease and returns when the worker has stopped. If cutting is not nil, it is
+// called with the function that cancels running programs.
 func run(t *testing.T, l *lease, b *box, cutting func(context.CancelCauseFunc)) {
 	t.Helper()
 	runIn(t, l, b, nil, cutting)
 }
 
-// runIn is run for a worker with homes of threads.
+// runIn is like run, for a worker with thread homes.
 func runIn(t *testing.T, l *lease, b *box, homes worker.Homes, cutting func(context.CancelCauseFunc)) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -226,7 +227,8 @@ func TestLostLeaseWritesNothing(t *testing.T) {
 	}
 }
 
-// Whether the lease was lost is for the record to say, as long as the program's end is its own.
+// A program that ended on its own is recorded even if its lease may be lost. Writing the record
+// decides whether it was.
 func TestProgramThatEndedWhileItsLeaseWasInDoubtIsRecorded(t *testing.T) {
 	l := newLease(nil)
 	run(t, l, &box{run: func(ctx context.Context, _ jail.Program) (jail.Outcome, error) {
@@ -261,7 +263,7 @@ func TestJailThatCannotBeMadeOrFails(t *testing.T) {
 	}
 }
 
-// slow has images that are on their way until nobody wants them any more.
+// slow is an image store whose Get blocks until ctx is done.
 type slow struct{}
 
 func (slow) Get(ctx context.Context, _ string) (worker.Image, func(), error) {
@@ -272,7 +274,7 @@ func (slow) Get(ctx context.Context, _ string) (worker.Image, func(), error) {
 func TestJobThatEndsWhileItsImageIsMadeReadyIsNotWaitedFor(t *testing.T) {
 	for name, test := range map[string]struct {
 		claim, stop error
-		status      proto.Status // empty where nothing is written
+		status      proto.Status // empty if no record is written
 	}{
 		"not claimed": {claim: errors.New("somebody else has it")},
 		"lost":        {stop: proto.ErrLost},
@@ -342,7 +344,7 @@ func TestOutputIsCutBetweenCharacters(t *testing.T) {
 	}
 }
 
-// den is a home whose saving the test decides about.
+// den is a fake home whose errors the test supplies.
 type den struct {
 	checkOut, fill, save error
 	commit               *proto.Commit

@@ -14,7 +14,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/pool"
 )
 
-// fake is a jail that lives until the test says otherwise.
+// fake is a jail that stays alive until the test kills it.
 type fake struct {
 	w      *world
 	kind   string
@@ -33,12 +33,12 @@ func (f *fake) Close() error {
 	return nil
 }
 
-// world counts the jails that there are.
+// world counts the live jails.
 type world struct {
 	t      *testing.T
-	size   int64                 // of each
-	took   time.Duration         // to make one
-	broken atomic.Pointer[error] // what making one fails with
+	size   int64                 // memory of each jail, bytes
+	took   time.Duration         // time to make a jail
+	broken atomic.Pointer[error] // error that making a jail returns, if not nil
 	tries  atomic.Int64
 
 	mu   sync.Mutex
@@ -46,7 +46,7 @@ type world struct {
 	made []*fake
 }
 
-// kill lets all jails that there are die.
+// kill marks all jails as dead.
 func (w *world) kill() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -87,7 +87,7 @@ func (w *world) make(kind string) func(context.Context) (*fake, error) {
 	}
 }
 
-// run calls f with a pool that works, and sees that nothing is left of it.
+// run calls f with a running pool and checks that no jails remain after the pool stops.
 func run(t *testing.T, cfg pool.Config, w *world, f func(p *pool.Pool[*fake])) {
 	synctest.Test(t, func(t *testing.T) {
 		w.t, w.live = t, map[string]int{}
@@ -119,13 +119,13 @@ func run(t *testing.T, cfg pool.Config, w *world, f func(p *pool.Pool[*fake])) {
 	})
 }
 
-// settle lets the pool do what it has to do.
+// settle sleeps for d and then waits until the pool is idle.
 func settle(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// take takes a jail, and gives it back.
+// take takes a jail from the pool and closes it. It reports whether one was ready.
 func (w *world) take(p *pool.Pool[*fake], kind string) bool {
 	j, ok := p.Take(kind, w.make(kind))
 	if ok {
@@ -172,7 +172,7 @@ func TestWhatIsExpectedIsReadyBeforeItIsUsed(t *testing.T) {
 func TestDepthFollowsDemand(t *testing.T) {
 	w := &world{took: 100 * time.Millisecond}
 	run(t, pool.Config{Spare: 1, Most: 100}, w, func(p *pool.Pool[*fake]) {
-		for range 100 { // 5 a second, of which 10 could be made
+		for range 100 { // 5 a second, half of what can be made
 			w.take(p, "a")
 			settle(200 * time.Millisecond)
 		}
@@ -233,7 +233,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		if w.count("a") != 3 {
 			t.Errorf("%d of 30 MiB are ready in 100 MiB", w.count("a"))
 		}
-		// Another kind takes their place when it is asked for, one by one.
+		// Jails of another kind replace them one by one once that kind is requested.
 		w.take(p, "b")
 		settle(time.Minute)
 		if w.count("a")+w.count("b") != 3 || w.count("b") < 1 {
@@ -383,7 +383,7 @@ func TestASwarmLeavesOthersTheirJails(t *testing.T) {
 	run(t, pool.Config{Spare: 2, Most: 10}, w, func(p *pool.Pool[*fake]) {
 		w.take(p, "a")
 		settle(time.Second)
-		for range 40 { // more than can be kept
+		for range 40 { // more than the pool can keep
 			w.take(p, "a")
 		}
 		settle(time.Second)
@@ -395,7 +395,8 @@ func TestASwarmLeavesOthersTheirJails(t *testing.T) {
 	})
 }
 
-// A jail that is taken leaves room for one: not for one of another kind, which would have to go for that of this kind.
+// Taking a jail from a full pool frees one slot. The slot is not refilled with another kind,
+// because that jail would have to be evicted for one of this kind.
 func TestAFullPoolMakesOneForEachThatIsTaken(t *testing.T) {
 	w := &world{took: time.Millisecond}
 	run(t, pool.Config{Spare: 4, Most: 10}, w, func(p *pool.Pool[*fake]) {
@@ -403,7 +404,7 @@ func TestAFullPoolMakesOneForEachThatIsTaken(t *testing.T) {
 			w.take(p, kind)
 			settle(time.Second)
 		}
-		for range 40 { // more than can be kept
+		for range 40 { // more than the pool can keep
 			w.take(p, "a")
 		}
 		settle(time.Second)

@@ -69,7 +69,7 @@ print(no(inodes), no(os.mknod, 'dev', 0o20666, os.makedev(1, 1)))`, stdout: "ENO
 touch /data/x /run/x /var/tmp/x /run/bullpen/job/main.sh 2>&1 | wc -l`,
 		},
 		{name: "leaving something for the next jail", run: func(t *testing.T, m *Maker) {
-			// That it is not there is what the canaries look for.
+			// The canary programs check that these files are gone.
 			runCode(t, m, "bash", "for d in ~ /tmp /dev/shm; do echo secret > $d/x; mkdir -p $d/a/b; chmod 0 $d/a; ln -s / $d/s; done; echo left").
 				want(t, jail.Exited, "left")
 		}},

@@ -17,19 +17,19 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
 )
 
-// These attacks need nothing to be reached: what they try is refused wherever it is. Programs that reach something are in package
-// egress and in e2e.
+// These attacks need no reachable target: what they try is refused everywhere. Packages egress and
+// e2e test programs that do reach a target.
 
 func unrestricted(s *jail.Spec) { s.Network = proto.Network{Policy: proto.NetworkUnrestricted} }
 
-// listed is an allowlist that names what no list can grant.
+// listed sets an allowlist with entries that no allowlist can grant.
 func listed(s *jail.Spec) {
 	s.Network = proto.Network{Policy: proto.NetworkAllowlist, Allow: []string{
 		"listed.example", "127.0.0.0/8", "169.254.169.254", "10.0.0.0/8", "fd00::/8", "8.8.8.8:53",
 	}}
 }
 
-// openNetwork is the way out of a worker, whose resolver asks nobody.
+// openNetwork opens a worker's egress network. Its upstream resolver never answers.
 func openNetwork(t testing.TB) *egress.Network {
 	t.Helper()
 	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -51,7 +51,8 @@ func openNetwork(t testing.TB) *egress.Network {
 	return n
 }
 
-// refusals checks that nothing went over the network, and which connections are told as refused.
+// refusals returns a check that no traffic was counted and that exactly these connections are
+// reported as blocked.
 func refusals(want ...proto.BlockedConnection) func(testing.TB, result) {
 	return func(t testing.TB, r result) {
 		t.Helper()
@@ -62,7 +63,8 @@ func refusals(want ...proto.BlockedConnection) func(testing.TB, result) {
 	}
 }
 
-// connections tries TCP connections, all of which must be refused at once for a reason that is told.
+// connections returns an attack that tries TCP connections. Each must be refused at once and
+// reported with this reason.
 func connections(name string, limits func(*jail.Spec), reason proto.BlockReason, to ...string) attack {
 	a := attack{name: name, language: "python", limits: limits, code: errnos}
 	var told []proto.BlockedConnection
@@ -123,7 +125,7 @@ for name in 'secret.attacker.example', 'x.listed.example':
 	}
 }
 
-// hostAddresses tries each address of the host, also those it would be reached at from elsewhere.
+// hostAddresses tries every address of the host, including those that other hosts use to reach it.
 func hostAddresses(t *testing.T, m *Maker) {
 	l, err := net.Listen("tcp", ":0")
 	if err != nil {
@@ -139,17 +141,18 @@ func hostAddresses(t *testing.T, m *Maker) {
 	for _, a := range addrs {
 		p := netip.MustParsePrefix(a.String())
 		if p.Addr().IsLoopback() || p.Addr().IsLinkLocalUnicast() {
-			continue // the jail has its own of these
+			continue // the jail has its own
 		}
 		if to = append(to, netip.AddrPortFrom(p.Addr(), uint16(port)).String()); len(to) == proto.MaxBlocked {
-			break // more are not told
+			break // no more than MaxBlocked are reported
 		}
 	}
 	a := connections("", unrestricted, proto.BlockedAddress, to...)
 	a.check(t, a.attempt(t, m))
 }
 
-// hostLoopbackFrom listens where NATS, the gateway and others of the host do: the loopback that a jail reaches is its own.
+// hostLoopbackFrom listens on the host's loopback, as NATS and the gateway do. A jail must reach
+// only its own loopback.
 func hostLoopbackFrom(t *testing.T, m *Maker, limits func(*jail.Spec)) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -7,16 +7,16 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// threadFiles are in the home of each thread that is attacked.
+// threadFiles returns the files in the home of each attacked thread.
 func threadFiles() map[string]string { return map[string]string{"d/f": "x\n", "old": "old\n"} }
 
-// untouched is how they are listed, when there is nothing else.
+// untouched is the listing of a home that contains only threadFiles.
 var untouched = []string{ // read only
 	`drwxr-xr-x 0:0 "."`, `drwxr-xr-x 0:0 "./d"`, `-rw-r--r-- 0:0 "./d/f" 1 "x\n"`, `-rw-r--r-- 0:0 "./old" 1 "old\n"`,
 }
 
-// inThread is an attack by a program in a thread's home: it prints stdout, version
-// is what is saved, and the next program in the home works.
+// inThread returns an attack by a program in a thread's home. The program must print stdout, the
+// saved version must equal version, and the next program in the home must work.
 func inThread(name, language, code, stdout string, version ...string) attack {
 	return attack{name: name, run: func(t *testing.T, m *Maker) {
 		th := newThread(t, threadFiles())

@@ -46,7 +46,8 @@ f = os.memfd_create('x'); os.write(f, open('/usr/bin/id', 'rb').read())
 os.execve(f, ['id', '-u'], {})`, stdout: "1000"},
 		{name: "scheduling on all processors", language: "python", code: "import os; os.sched_setaffinity(0, range(os.cpu_count())); print(True)", stdout: "True"},
 	}
-	// Machine code that makes the system call getpid through other entries, which go round a filter of 64-bit numbers.
+	// Machine code that calls getpid through other entry points, which bypass a filter of 64-bit
+	// numbers.
 	for _, e := range []struct {
 		name, code string
 		kind       jail.Kind
@@ -76,8 +77,8 @@ print('after')`}
 	return attacks
 }
 
-// mountinfo must not have a path of the host but those that cannot be avoided: the
-// shared directories, devices, and the root's place in the run directory.
+// mountinfo checks that a jail's mountinfo shows no host paths except the unavoidable ones. Those
+// are the shared directories, the devices, and the path of the root in the run directory.
 func mountinfo(t *testing.T, m *Maker) {
 	r := runCode(t, m, "bash", "cut -d' ' -f4 /proc/self/mountinfo | sort -u | tr '\\n' ' '")
 	for path := range strings.FieldsSeq(r.stdout) {
@@ -89,8 +90,8 @@ func mountinfo(t *testing.T, m *Maker) {
 	}
 }
 
-// systemCall is Python that makes a system call by number in a child, and returns
-// its errno, or the negative signal that ended the child.
+// systemCall is Python that makes a system call by number in a child. It returns the errno, or the
+// negative number of the signal that ended the child.
 const systemCall = `
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -102,7 +103,7 @@ def sc(*a):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 `
 
-// systemCalls are made by their x86-64 numbers; want is what sc prints.
+// systemCalls lists system calls by their x86-64 numbers; want is what sc prints.
 var systemCalls = []struct{ name, args, want string }{ // read only
 	{"ptrace traceme", "101, 0, 0, 0, 0", "1"},
 	{"ptrace attach init", "101, 16, 1, 0, 0", "1"},

@@ -14,7 +14,7 @@ func memoryAttacks() []attack {
 			t.Errorf("peak %d over the limit", r.MemoryPeak)
 		}
 	}
-	// bomb is one that must be killed after its first line.
+	// bomb returns an attack that must be killed after it prints its first line.
 	bomb := func(name, code string) attack {
 		return attack{
 			name: name, language: "python", code: "print('first', flush=True)\n" + code + "\nprint('never')",
@@ -26,7 +26,7 @@ func memoryAttacks() []attack {
 		bomb("in a child", "import subprocess, time\nsubprocess.run(['python3', '-c', 'bytearray(200 << 20)'])\ntime.sleep(600)"),
 		bomb("in many processes", "import os\nfor i in range(8):\n  if not os.fork(): x = bytearray(30 << 20)\nwhile True: pass"),
 		bomb("in files in memory", "import os\nf = os.memfd_create('x')\nwhile True: os.write(f, b'x' * (1 << 20))"),
-		// These hold nearly all of the memory, and a fork of python nearly nothing of its own.
+		// The files use nearly all of the memory, and a fork of python adds nearly nothing.
 		bomb("in home, /tmp and /dev/shm", `
 x = bytearray(8 << 20)
 for d, n in ('/home/baponi', 31), ('/tmp', 15), ('/dev/shm', 15):
@@ -57,7 +57,8 @@ print(libc.mlockall(3) == 0 or ctypes.get_errno() in (1, 12))`, stdout: "True"},
 			code: "find /usr/lib /usr/bin -type f -size +1M -readable 2>/dev/null | head -50 | xargs cat | wc -c | grep -c '^........'", stdout: "1",
 		},
 		{
-			// On version 1 they are bounded by an account of their own, on version 2 by the memory limit.
+			// Version 1 accounts for socket buffers separately. Version 2 counts them towards the
+			// memory limit.
 			name: "in buffers of sockets that nobody reads", language: "python", code: `
 import socket
 kept, got = [], 0

@@ -41,7 +41,7 @@ s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getso
 	}
 }
 
-// hostLoopback listens where NATS, the gateway and others of the host do.
+// hostLoopback listens on the host's loopback, as NATS and the gateway do.
 func hostLoopback(t *testing.T, m *Maker) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -62,7 +62,8 @@ func hostAbstract(t *testing.T, m *Maker) {
 	runCode(t, m, "python", tried(`socket.socket(socket.AF_UNIX).connect, '\0`+name+"'")).want(t, jail.Exited, "ECONNREFUSED")
 }
 
-// netlinkAttack is Python that tries to make an interface, an address and a route, and to take the loopback down.
+// netlinkAttack is Python that tries to add an interface, an address and a route, and to take the
+// loopback down.
 const netlinkAttack = errnos + `
 import fcntl, struct
 n = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)

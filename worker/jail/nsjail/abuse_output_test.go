@@ -46,8 +46,8 @@ except OSError as e: print(e.errno)`, stdout: "1"},
 	}
 }
 
-// slowReader takes what a program writes, and what a process writes that outlives
-// it for a moment, in small pieces.
+// slowReader reads in small pieces what a program writes, including the output of a process that
+// briefly outlives it.
 func slowReader(t *testing.T, m *Maker) {
 	const size = 8 << 20
 	r, w := io.Pipe()

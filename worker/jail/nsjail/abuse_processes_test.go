@@ -9,7 +9,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// soon is the timeout of attacks that only the clock ends.
+// soon is the timeout of attacks that end only by timing out.
 const soon = 400 * time.Millisecond
 
 func processAttacks() []attack {

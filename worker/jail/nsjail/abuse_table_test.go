@@ -9,8 +9,8 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// TestAbuseTable holds the table in docs/sandbox.md to the tests; `make docs`
-// writes it anew.
+// TestAbuseTable checks that the table in docs/sandbox.md matches the tests; `make docs` rewrites
+// it.
 func TestAbuseTable(t *testing.T) {
 	const page, begin, end = "../../../docs/sandbox.md", "<!-- abuse: written by `make docs` -->\n", "<!-- end of abuse -->\n"
 	b, err := os.ReadFile(page)
@@ -32,7 +32,7 @@ func TestAbuseTable(t *testing.T) {
 	}
 }
 
-// abuseTable has a row for each way in which attacks of a group are told.
+// abuseTable returns the Markdown tables, with one row per reported status in each group.
 func abuseTable() string {
 	var b strings.Builder
 	for _, g := range abuse() {
@@ -53,7 +53,7 @@ func abuseTable() string {
 	return b.String() + "\n"
 }
 
-// told is the status that a client reads.
+// told returns the status that a client sees.
 func (a *attack) told() string {
 	switch o := a.want; o.Kind {
 	case "", jail.Exited:

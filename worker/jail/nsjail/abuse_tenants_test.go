@@ -59,7 +59,8 @@ print(rt.mq_open(b'/secret', 2), ctypes.get_errno())`, "-1 2")},
 	}
 }
 
-// sameUIDs is an attack of two programs after another with the same uids.
+// sameUIDs runs two programs one after the other with the same uids. The first runs leave and the
+// second runs look.
 func sameUIDs(leave, left, look, found string) func(*testing.T, *Maker) {
 	return func(t *testing.T, m *Maker) {
 		first := prepare(t, m, testSpec()).(*sandbox)
@@ -80,14 +81,14 @@ func sameUIDs(leave, left, look, found string) func(*testing.T, *Maker) {
 				t.Fatal(err)
 			}
 			result{Outcome: o, stdout: string(stdout.kept), stderr: string(stderr.kept)}.want(t, jail.Exited, step.want)
-			// The jail that waits meanwhile keeps its own.
+			// A prepared jail that is still waiting keeps its uids.
 			m.awaitGiven(t, s)
 		}
 	}
 }
 
-// stdinAndDevices leaves marks on open files and devices that programs may have in common, and looks for them, in all ways in which their
-// interpreters may be started.
+// stdinAndDevices changes open files and devices that programs may share, then checks that the next
+// program sees no change. It does so for every way to start an interpreter.
 func stdinAndDevices(t *testing.T, m *Maker) {
 	const leave = errnos + `
 import fcntl, glob, stat
@@ -113,14 +114,14 @@ print('free')`
 				j := prepareBy(t, m, parent, mode, testSpec(), language)
 				runIn(t, j, program(t, language, fmt.Sprintf(form, step.code))).want(t, jail.Exited, step.want)
 				if t.Failed() {
-					return // others would wait for that lock, too
+					return // the other programs would block on the same lock
 				}
 			}
 		}
 	}
 }
 
-// neighbours looks from one live jail into another.
+// neighbours checks that a program cannot see or reach another live jail.
 func neighbours(t *testing.T, m *Maker) {
 	out := newLines()
 	p := program(t, "python", `
@@ -147,8 +148,8 @@ print(sorted(p for p in os.listdir('/proc') if p.isdigit())[0], len([p for p in 
 	}
 }
 
-// noisy has three programs use all they may, and a quiet one ends beside them. It
-// ends before they do, or the test waits for it in vain.
+// noisy runs a quiet program beside three programs that use all the resources they can. The quiet
+// one must end first; otherwise the test hangs.
 func noisy(t *testing.T, m *Maker) {
 	done := make(chan jail.Outcome)
 	var stop []jail.Jail

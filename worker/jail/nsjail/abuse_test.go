@@ -15,17 +15,17 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// attack is one entry of the abuse list: a hostile program, and how it must end.
+// attack is one entry of the abuse list: a hostile program and its required outcome.
 type attack struct {
-	name           string // what it tries, in a few words; the table in docs/sandbox.md has it
+	name           string // what it tries, in a few words; appears in docs/sandbox.md
 	language, code string
-	limits         func(*jail.Spec) // changes testSpec
-	timeout        time.Duration    // default patience
-	want           jail.Outcome     // Kind, default Exited, ExitCode and Signal
-	stdout         string           // what it prints when it is contained, spaces at the ends apart
-	starved        bool             // its memory is too little for an interpreter that waits
+	limits         func(*jail.Spec) // modifies testSpec
+	timeout        time.Duration    // defaults to patience
+	want           jail.Outcome     // Kind (default Exited), ExitCode and Signal
+	stdout         string           // expected output when contained, with surrounding spaces trimmed
+	starved        bool             // its memory limit is too small for a prewarmed interpreter
 	also           func(testing.TB, result)
-	// run, instead of code, is for an attack that is more than one program.
+	// run replaces code for an attack that needs more than one program.
 	run func(*testing.T, *Maker)
 }
 
@@ -35,8 +35,8 @@ type group struct {
 	attacks     []attack
 }
 
-// abuse is the abuse list. What attacks the control plane from outside of jails is
-// in e2e, under the same name.
+// abuse returns the abuse list. Package e2e has the attacks on the control plane from outside of
+// jails, under the same name.
 func abuse() []group {
 	return []group{
 		{"processes", "Too many, too stubborn, in the wrong place", processAttacks()},
@@ -56,11 +56,11 @@ func abuse() []group {
 	}
 }
 
-// TestAbuse runs each attack in a jail of a Maker of its own, and sees that it is
-// contained, that it is told as what it was, and that it harms neither a jail that
-// waits meanwhile, nor the next one, which has its uids, and leaves nothing.
+// TestAbuse runs each attack in a jail of its own Maker. It checks that the attack is contained, is
+// reported correctly and leaves nothing behind. The attack must not harm a jail that waits
+// meanwhile, nor the next jail, which reuses its uids.
 func TestAbuse(t *testing.T) {
-	network := openNetwork(t) // of which a process has one
+	network := openNetwork(t) // at most one per process
 	for _, g := range abuse() {
 		t.Run(g.name, func(t *testing.T) {
 			t.Parallel()
@@ -99,7 +99,6 @@ func (a *attack) mount(t *testing.T, m *Maker) {
 	m.nothingLeft(t)
 }
 
-// attempt runs the attack's program.
 func (a *attack) attempt(t testing.TB, m *Maker) result {
 	t.Helper()
 	spec := testSpec()
@@ -134,7 +133,7 @@ func (a *attack) check(t testing.TB, r result) {
 	}
 }
 
-// canary runs a program that needs a bit of everything, and finds a fresh jail.
+// canary runs a program that uses a little of every resource and checks that its jail is fresh.
 func (m *Maker) canary(t testing.TB, j jail.Jail) {
 	t.Helper()
 	p := program(t, "bash", `ls -A ~ /tmp /dev/shm; [ $(id -u) = 1000 ] && echo me
@@ -148,8 +147,8 @@ for d in ~ /tmp /dev/shm; do echo $d > $d/x && cat $d/x; done; (exit 7) & wait $
 	}
 }
 
-// nothingLeft waits until all jails of m are given back, and looks for what they
-// may have left on the host.
+// nothingLeft waits until all jails of m are released and checks that they left nothing on the
+// host.
 func (m *Maker) nothingLeft(t testing.TB) {
 	t.Helper()
 	m.jails.Wait()
@@ -180,7 +179,7 @@ func (m *Maker) nothingLeft(t testing.TB) {
 	}
 }
 
-// awaitGiven waits until the uids of a jail that has run can be had again.
+// awaitGiven waits until the uids of a finished jail are available again.
 func (m *Maker) awaitGiven(t testing.TB, s *sandbox) {
 	t.Helper()
 	deadline := time.After(patience)
@@ -199,7 +198,7 @@ func (m *Maker) awaitGiven(t testing.TB, s *sandbox) {
 	}
 }
 
-// processesOf are the host's living processes of these users, with their names.
+// processesOf returns the host's live processes of these users, with their names.
 func processesOf(t testing.TB, uids []int) []string {
 	t.Helper()
 	return slices.DeleteFunc(usersOf(t, uids), func(found string) bool {
@@ -208,8 +207,8 @@ func processesOf(t testing.TB, uids []int) []string {
 	})
 }
 
-// usersOf are the host's processes of these users, also those that are about to be gone,
-// with their names.
+// usersOf returns the host's processes of these users, with their names. It includes processes that
+// are exiting.
 func usersOf(t testing.TB, uids []int) []string {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/status")
@@ -232,10 +231,9 @@ func usersOf(t testing.TB, uids []int) []string {
 	return found
 }
 
-// exiting tells whether the process is past its last instruction. It has closed
-// its files by then, or is about to, and with them goes the lock on its uids: of
-// a jail of another process of the tests that did not come up it can still be
-// seen when the uids are ours already.
+// exiting reports whether the process has executed its last instruction. Such a process has closed
+// its files or is about to, which releases the lock on its uids. It can still be visible after its
+// uids were reused: for example, a process of a jail that another test process failed to start.
 func exiting(t testing.TB, dir string) bool {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(dir, "stat"))
@@ -252,8 +250,8 @@ func exiting(t testing.TB, dir string) bool {
 	return flags&pfExiting != 0
 }
 
-// openMaker makes a Maker whose uids are its own as long as it lives, and which is
-// closed by the test; cfg may say more.
+// openMaker opens a Maker with a uid range of its own and closes it when the test ends. cfg may set
+// other fields.
 func openMaker(t testing.TB, cfg Config) *Maker {
 	t.Helper()
 	cfg.NsjailPath, cfg.RunDir = nsjailPath(t), runDir(t)
@@ -270,15 +268,15 @@ func openMaker(t testing.TB, cfg Config) *Maker {
 	return m
 }
 
-// small is for attacks on limits that would take long to reach.
+// small lowers the limits that an attack would take long to reach.
 func small(s *jail.Spec) { s.HomeBytes, s.TmpBytes, s.Inodes = 4<<20, 4<<20, 100 }
 
-// memory returns what limits the memory to n MiB, and what lies there accordingly.
+// memory returns a change that limits memory to n MiB and adjusts the limits that depend on it.
 func memory(n int64) func(*jail.Spec) {
 	return func(s *jail.Spec) { s.Memory, s.HomeBytes, s.TmpBytes = n<<20, n<<19, n<<18 }
 }
 
-// errnos is Python that tells what a call is answered with.
+// errnos is Python that defines no, which returns the error name of a failed call.
 const errnos = `
 import ctypes, errno, os, socket, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -288,7 +286,7 @@ def no(f, *a):
     return 'done'
 `
 
-// tried returns Python that prints what calls are answered with.
+// tried returns Python that prints the results of calls.
 func tried(calls ...string) string {
 	code := errnos
 	for _, c := range calls {

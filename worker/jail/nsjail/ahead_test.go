@@ -18,7 +18,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
-// aheadSpec is testSpec with an interpreter that is started ahead.
+// aheadSpec returns testSpec with a prewarmed interpreter.
 func aheadSpec(tb testing.TB, language string) jail.Spec {
 	tb.Helper()
 	spec := testSpec()
@@ -26,7 +26,7 @@ func aheadSpec(tb testing.TB, language string) jail.Spec {
 	return spec
 }
 
-// runIn runs a program in a jail that is there.
+// runIn runs a program in an existing jail.
 func runIn(tb testing.TB, j jail.Jail, p jail.Program) result {
 	tb.Helper()
 	var stdout, stderr beginning
@@ -38,7 +38,7 @@ func runIn(tb testing.TB, j jail.Jail, p jail.Program) result {
 	return result{Outcome: o, stdout: string(stdout.kept), stderr: string(stderr.kept), written: stdout.written}
 }
 
-// inJail is the pid, on the host, of the process of a name in a jail.
+// inJail returns the host pid of the named process in a jail.
 func inJail(tb testing.TB, j jail.Jail, name string) int {
 	tb.Helper()
 	b, err := os.ReadFile(procPath(j.(*sandbox).initPID, "task/"+strconv.Itoa(j.(*sandbox).initPID)+"/children"))
@@ -59,7 +59,7 @@ func inJail(tb testing.TB, j jail.Jail, name string) int {
 	return 0
 }
 
-// The process that waited is the one that runs the program.
+// The prewarmed process itself runs the program.
 func TestTheInterpreterThatWaitsRunsTheProgram(t *testing.T) {
 	m := newMaker(t)
 	for command, language := range languages {
@@ -90,7 +90,8 @@ func TestTheInterpreterThatWaitsRunsTheProgram(t *testing.T) {
 	}
 }
 
-// A program that is loaded has all that it needs, and runs when it is run and not before: nor does what its home has for python's start.
+// A loaded program does not start until it is run. The same holds for code in its home that python
+// runs at startup.
 func TestALoadedProgramDoesNotRun(t *testing.T) {
 	for command, language := range languages {
 		t.Run(language, func(t *testing.T) {
@@ -132,7 +133,8 @@ func TestALoadedProgramDoesNotRun(t *testing.T) {
 	}
 }
 
-// awaitLoaded waits until an interpreter is in its program's directory and reads from its descriptor until it may begin.
+// awaitLoaded waits until an interpreter has entered its program's directory and is waiting for
+// permission to start.
 func awaitLoaded(t *testing.T, pid int) {
 	t.Helper()
 	proc := filepath.Join("/proc", strconv.Itoa(pid))
@@ -149,7 +151,7 @@ func awaitLoaded(t *testing.T, pid int) {
 	}
 }
 
-// What is wrong with a program that was loaded is its outcome, as if it had been run at once.
+// A defect in a loaded program becomes its outcome, as if the program had been run at once.
 func TestAProgramThatCannotBeLoaded(t *testing.T) {
 	m := newMaker(t)
 	j := prepare(t, m, aheadSpec(t, "python"))
@@ -173,7 +175,7 @@ func TestAProgramThatCannotBeLoaded(t *testing.T) {
 	}
 }
 
-// What an interpreter looks at when it starts cannot be added to it.
+// What an interpreter reads only at startup cannot be changed later, so a new one is started.
 func TestAProgramThatCannotGoOnIsStartedAnew(t *testing.T) {
 	m := newMaker(t)
 	for name, change := range map[string]func(p *jail.Program){
@@ -224,7 +226,7 @@ func TestAJailWhoseInterpreterDiesIsNotAlive(t *testing.T) {
 	}
 }
 
-// An interpreter that does not come to wait is told, and leaves nothing.
+// Prepare returns an error if the interpreter does not start waiting, and nothing is left behind.
 func TestAnInterpreterThatDoesNotWait(t *testing.T) {
 	m := newMaker(t)
 	for name, p := range map[string]jail.Program{
@@ -244,7 +246,7 @@ func TestAnInterpreterThatDoesNotWait(t *testing.T) {
 	m.jails.Wait()
 }
 
-// A home that comes when the jail stands is like one that was there from the start.
+// A home that is brought after the jail is made behaves like one that was there from the start.
 func TestAHomeThatIsBroughtLater(t *testing.T) {
 	for command, language := range languages {
 		t.Run(language, func(t *testing.T) {
@@ -286,12 +288,12 @@ func TestAHomeThatIsBroughtLater(t *testing.T) {
 	}
 }
 
-// What a jail with an interpreter holds, without what it shares with others, in
-// bytes: what the README says, and a worker counts with.
+// The unshared memory of a jail with an interpreter, in bytes, stays within the figures in the
+// README that workers rely on.
 func TestMemoryOfAWaitingInterpreter(t *testing.T) {
 	m := newMaker(t)
 	for language, most := range map[string]int64{"bash": 8 << 20, "python": 12 << 20, "node": 64 << 20} {
-		prepare(t, m, aheadSpec(t, language)) // so that what all share is there
+		prepare(t, m, aheadSpec(t, language)) // loads the pages that all jails share
 		j := prepare(t, m, aheadSpec(t, language))
 		n, err := j.Memory()
 		if err != nil || n < 1<<20 || n > most {

@@ -9,12 +9,12 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// pause is what lies between two executions in BenchmarkJail/spaced: long enough
-// for the kernel's grace periods to end, so that what waits for one is seen. In a
-// tight loop the cost of a wait hides behind the wait before.
+// pause is the time between two executions in BenchmarkJail/spaced. It is long enough for the
+// kernel's grace periods to end, so that waiting for one is measured. In a tight loop, the cost of
+// one wait hides behind the previous wait.
 const pause = 30 * time.Millisecond
 
-// BenchmarkJail says what Prepare and Run take, spaced out and back to back.
+// BenchmarkJail measures Prepare and Run, spaced out and back to back.
 func BenchmarkJail(b *testing.B) {
 	m := newMaker(b)
 	for name, wait := range map[string]time.Duration{"spaced": pause, "tight": 0} {
@@ -38,13 +38,12 @@ func BenchmarkJail(b *testing.B) {
 	}
 }
 
-// benchSpec is that of the default profile.
+// benchSpec returns the spec of the default profile.
 func benchSpec() jail.Spec {
 	return jail.Spec{CPU: 1, Memory: 1 << 30, Pids: 256, HomeBytes: 512 << 20, TmpBytes: 256 << 20, Inodes: 65536}
 }
 
-// BenchmarkHome says what it takes when the home is in memory, on disk, and brought
-// along for a thread.
+// BenchmarkHome measures jails with a home in memory, on disk, and from a thread.
 func BenchmarkHome(b *testing.B) {
 	m := openMaker(b, Config{VolumeDir: diskDir(b)})
 	th := newThread(b, map[string]string{"d/f": "x"})

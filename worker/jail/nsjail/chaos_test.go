@@ -15,11 +15,11 @@ var (
 	seed  = flag.Uint64("seed", uint64(time.Now().UnixNano()), "of the order of TestChaos")
 )
 
-// atOnce is how many attacks TestChaos runs at the same time.
+// atOnce is the number of attacks that TestChaos runs concurrently.
 const atOnce = 4
 
-// TestChaos runs attacks in random order, several at a time, in jails of one Maker.
-// Each must end as it does alone, and nothing may be left of any.
+// TestChaos runs attacks in random order, several at a time, in jails of one Maker. Each must end
+// as it does alone, and none may leave anything behind.
 func TestChaos(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	random := rand.New(rand.NewPCG(*seed, 0))
@@ -35,7 +35,7 @@ func TestChaos(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.canary(t, prepare(t, m, testSpec())) // makes what stays: locks on uids, the poller
+	m.canary(t, prepare(t, m, testSpec())) // creates what persists: locks on uids, the poller
 	m.jails.Wait()
 	before := footprint(t, m)
 	next := make(chan attack)
@@ -58,7 +58,7 @@ func TestChaos(t *testing.T) {
 		t.Error(err)
 	}
 	after := footprint(t, m)
-	after["descriptors"] -= len(m.uids.free) - 1 // the locks of those who ran at the same time
+	after["descriptors"] -= len(m.uids.free) - 1 // the uid locks of jails that ran concurrently
 	if fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("before %v, after %v", before, after)
 	}

@@ -20,17 +20,17 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// victimEnv makes the test binary a worker that is about to be killed; its value is
-// what it has then, and its Config, as JSON.
+// victimEnv makes the test binary a worker that will be killed. Its value is a key of victims, a
+// colon and the Config as JSON.
 const victimEnv = "BULLPEN_TEST_VICTIM"
 
-// remains are what a worker that is killed leaves for others to see.
+// remains describes what a killed worker leaves behind.
 type remains struct {
 	Pids []int // of nsjails and inits
-	Busy int   // the first uid of the jail that runs a program
+	Busy int   // first uid of the jail that runs a program
 }
 
-// victim makes what a worker has, says what it leaves, and waits to be killed.
+// victim starts the jails that victimEnv names, prints their remains and waits to be killed.
 func victim() {
 	what, config, _ := strings.Cut(os.Getenv(victimEnv), ":")
 	var cfg Config
@@ -41,9 +41,9 @@ func victim() {
 	victims[what](m)
 }
 
-// victims are what a worker may have.
+// victims maps a name to the jails that a worker has when it is killed.
 var victims = map[string]func(m *Maker){ // read only
-	// One jail that runs, and one in which bash waits.
+	// One jail runs a program, and bash waits in another.
 	"jails": func(m *Maker) {
 		spec := testSpec()
 		busy, err := m.Prepare(context.Background(), spec)
@@ -55,8 +55,8 @@ var victims = map[string]func(m *Maker){ // read only
 		leave(busy, idle)
 		check(<-ended)
 	},
-	// A parent with three forks, one that runs and two in which interpreters wait, and
-	// another that is made and given up again and again. They have a /tmp on disk.
+	// A zygote with three forks: one runs and interpreters wait in two. Another fork is made and
+	// closed repeatedly. All have /tmp on disk.
 	"forks": func(m *Maker) {
 		spec := testSpec()
 		spec.TmpBytes = spec.Memory
@@ -87,8 +87,8 @@ func victimAhead(language string) *jail.Program {
 	return &p
 }
 
-// runVictim runs a program that nothing but SIGKILL ends, whose hundred processes take
-// their time to do so even then, and returns when it is up.
+// runVictim runs a program that only SIGKILL ends and returns once it is up. Even then, its hundred
+// processes take a while to exit.
 func runVictim(j jail.Jail) (ended <-chan error) {
 	p, err := jail.Source{Language: "python", TraceID: "trc_test", Home: DefaultHome, Code: `
 import os, signal
@@ -117,7 +117,7 @@ while True:
 	return done
 }
 
-// leave says what is left of jails; the first is the one that runs a program.
+// leave prints the remains of jails as JSON. The first jail is the one that runs a program.
 func leave(jails ...jail.Jail) {
 	r := remains{Busy: jails[0].(*sandbox).uids.first}
 	for _, j := range jails {
@@ -137,15 +137,15 @@ func check(err error) {
 	}
 }
 
-// Of a worker that is killed no process is left, nobody gets the uids of one before it is
-// gone, and the next worker removes the rest.
+// All processes of a killed worker end. No uid is reused while a process still has it, and the next
+// worker removes everything else.
 func TestWorkerDies(t *testing.T) {
 	for what := range victims {
 		t.Run(what, func(t *testing.T) {
 			const forks = 4
 			cfg := Config{
 				NsjailPath: nsjailPath(t), RunDir: runDir(t), VolumeDir: diskDir(t), Forks: forks,
-				// Just enough, and of this process alone.
+				// Exactly enough uids, in a range that only this process uses.
 				UIDs: UIDs{First: DefaultUIDs.First + DefaultUIDs.Count + 2*(1+forks)*os.Getpid(), Count: 2 * (1 + forks)},
 			}
 			cfg.UIDLocks = filepath.Join(cfg.RunDir, "uids")
@@ -158,7 +158,7 @@ func TestWorkerDies(t *testing.T) {
 			if dirs, _ := filepath.Glob(cfg.RunDir + "/workers/*"); len(dirs) != 1 {
 				t.Errorf("directories %q", dirs)
 			}
-			p := newZygote(t, m, testSpec()) // which takes all the uids there are
+			p := newZygote(t, m, testSpec()) // takes all available uids
 			for range forks {
 				runIn(t, fork(t, p, testSpec()), program(t, "python", "print(1)")).want(t, jail.Exited, "1")
 			}
@@ -249,8 +249,8 @@ func killVictim(t *testing.T, what string, cfg Config) {
 	}
 }
 
-// noVolumes waits until no loop device has a file of a directory, and looks for what
-// else volumes may have left.
+// noVolumes waits until no loop device uses a file in dir, then checks that volumes left nothing
+// else behind.
 func noVolumes(t *testing.T, dir string) {
 	t.Helper()
 	awaitDetached(t, dir+"/")
@@ -262,8 +262,8 @@ func noVolumes(t *testing.T, dir string) {
 	}
 }
 
-// ownGroups are this process's directories in the version 1 hierarchies, or the
-// one of version 2, from whose leaf it makes groups beside itself.
+// ownGroups returns this process's directories in the version 1 hierarchies. On version 2, it
+// returns the directory above this process's leaf, in which the process creates groups.
 func ownGroups(tb testing.TB) []string {
 	tb.Helper()
 	b, err := os.ReadFile("/proc/self/cgroup")

@@ -15,7 +15,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// zygoteOf makes a jail to fork from, until the test is over.
+// zygoteOf makes a zygote and closes it when the test ends.
 func zygoteOf(tb testing.TB, m *Maker, spec jail.Spec, modules ...string) jail.Zygote {
 	tb.Helper()
 	p := newZygote(tb, m, spec, modules...)
@@ -30,7 +30,7 @@ func closeZygote(tb testing.TB, p jail.Zygote) {
 	}
 }
 
-// newZygote makes a jail to fork from, for programs in jails of a spec.
+// newZygote makes a zygote for jails with this spec.
 func newZygote(tb testing.TB, m *Maker, spec jail.Spec, modules ...string) jail.Zygote {
 	tb.Helper()
 	p, err := jail.Source{Home: m.Home()}.Zygote(modules)
@@ -45,13 +45,13 @@ func newZygote(tb testing.TB, m *Maker, spec jail.Spec, modules ...string) jail.
 	return parent
 }
 
-// fork makes a jail in which python waits.
+// fork makes a jail with a prewarmed python.
 func fork(tb testing.TB, p jail.Zygote, spec jail.Spec) jail.Jail {
 	tb.Helper()
 	return forkFor(tb, p, spec, "python")
 }
 
-// forkFor makes a jail in which a language's interpreter waits.
+// forkFor makes a jail with a prewarmed interpreter of a language.
 func forkFor(tb testing.TB, p jail.Zygote, spec jail.Spec, language string) jail.Jail {
 	tb.Helper()
 	spec.Ahead = ahead(tb, language)
@@ -67,7 +67,7 @@ func forkFor(tb testing.TB, p jail.Zygote, spec jail.Spec, language string) jail
 	return j
 }
 
-// identity is a program that says in what it runs.
+// identity is a program that prints its namespaces and the contents of its jail.
 const identity = `
 import os, sys
 for ns in sorted(os.listdir("/proc/self/ns")):
@@ -77,15 +77,15 @@ for mark in ("/tmp/mark", "/dev/shm/mark", "mark"):
     open(mark, "w").close()
 `
 
-// Executions that are forked from one interpreter share nothing but what that was, and those that are made within a parent's jail
-// by its init nothing at all.
+// Executions that are forked from one interpreter share only its initial state. Jails that the
+// zygote's init makes share nothing.
 func TestForksAreApart(t *testing.T) {
 	m := newMaker(t)
 	p := zygoteOf(t, m, testSpec())
 	const count = 6
 	var jails [count]jail.Jail
 	uids := map[int]bool{}
-	for i := range jails { // all there at once
+	for i := range jails { // all exist at once
 		jails[i] = forkFor(t, p, testSpec(), []string{"python", "bash"}[i%2])
 		uids[jails[i].(*sandbox).uids.first] = true
 	}
@@ -107,12 +107,13 @@ func TestForksAreApart(t *testing.T) {
 			}
 		}
 	}
-	if kinds := len(seen) / count; kinds < 7 { // cgroup ipc mnt net pid user uts, and pid_for_children once more
+	// The kinds are cgroup, ipc, mnt, net, pid, user and uts; pid_for_children counts once more.
+	if kinds := len(seen) / count; kinds < 7 {
 		t.Errorf("only %d kinds of namespaces in %v", kinds, seen)
 	}
 }
 
-// What is random differs, also where a module had its seed before the fork.
+// Random values differ between forks, even if a module was seeded before the fork.
 func TestForksAreSeeded(t *testing.T) {
 	m := newMaker(t)
 	p := zygoteOf(t, m, testSpec(), "random", "uuid", "tempfile", "ssl", "secrets")
@@ -143,7 +144,8 @@ print(ssl.RAND_bytes(16)); print(secrets.token_hex()); print(os.urandom(8))
 	}
 }
 
-// What the profile asks for is there; what is needed to fork is not, and works when it is imported.
+// Modules that the profile preloads are present. Modules that forking needs are absent and work
+// when they are imported.
 func TestWhatAForkHasImported(t *testing.T) {
 	m := newMaker(t)
 	const imported = "import sys; print([m in sys.modules for m in ('decimal', 'ctypes', '_ctypes', 'gc', '_socket', 'random')])\n"
@@ -170,7 +172,7 @@ print(P(3).x, resource.getrlimit(resource.RLIMIT_NPROC))
 	}
 }
 
-// withModules is an image that is the host's /usr with more Python modules, by name.
+// withModules makes an image from the host's /usr plus Python modules by name.
 func withModules(tb testing.TB, m *Maker, modules map[string]string) string {
 	tb.Helper()
 	site := strings.TrimSpace(runCode(tb, m, "python", "import site; print(site.getsitepackages()[0])").stdout)
@@ -201,7 +203,8 @@ func withModules(tb testing.TB, m *Maker, modules map[string]string) string {
 	return image
 }
 
-// A module that has a thread which does not end for a fork is refused, and said to be: a fork would not have the thread.
+// A module whose thread does not stop before a fork is rejected with an error: a fork would lack
+// the thread.
 func TestWhatIsPreloadedHasNoThreads(t *testing.T) {
 	m := newMaker(t)
 	spec := testSpec()
@@ -231,7 +234,7 @@ os.register_at_fork(before=stop)
 	}
 }
 
-// What is imported before comes to its end in a fork as it would elsewhere.
+// Finalizers and exit handlers of preloaded modules run in a fork as they do elsewhere.
 func TestWhatIsPreloadedEndsInAFork(t *testing.T) {
 	m := newMaker(t)
 	spec := testSpec()
@@ -247,7 +250,7 @@ logging.warning("gone")`: {"logging"},
 	}
 }
 
-// A fork that is killed for what it does harms neither the parent nor the others.
+// A fork that is killed harms neither the zygote nor the other forks.
 func TestAForkDiesAlone(t *testing.T) {
 	m := newMaker(t)
 	spec := testSpec()
@@ -295,7 +298,7 @@ func TestAZygoteThatDiesTakesItsForksAlong(t *testing.T) {
 	}
 }
 
-// A parent that is closed ends with its last fork, and gives everything back.
+// A closed zygote ends with its last fork and releases everything.
 func TestAZygoteThatIsClosed(t *testing.T) {
 	m := newMaker(t)
 	p := newZygote(t, m, testSpec())
@@ -334,7 +337,7 @@ func TestAsManyForksAsCanBe(t *testing.T) {
 	runIn(t, fork(t, p, testSpec()), program(t, "python", "print(1)")).want(t, jail.Exited, "1")
 }
 
-// A fork has what other jails have: a thread's home, directories on disk.
+// A fork supports what other jails do: a thread's home and directories on disk.
 func TestAForkHasAHome(t *testing.T) {
 	m := openMaker(t, Config{VolumeDir: diskDir(t)})
 	th := newThread(t, map[string]string{"old": "1", strings.TrimPrefix(userSite(t), "/") + "/own.py": "x = 5"})
@@ -359,9 +362,9 @@ open("new", "w").write("2"); open("/tmp/x", "w").write("x")
 	}
 }
 
-// A fork whose program leaves nothing that could notice its end is gone without having
-// cleared, and so copied, what it shares; another one is not. Counted are page faults, of
-// processes that the program forks and that end as it does.
+// A fork exits without freeing the pages that it shares if nothing in its program can observe the
+// end. Freeing would copy them. The test counts page faults of child processes that end in the same
+// way.
 func TestAForkEndsSoon(t *testing.T) {
 	m := newMaker(t)
 	j := fork(t, zygoteOf(t, m, testSpec()), testSpec())
@@ -380,11 +383,12 @@ else:
 `)).want(t, jail.Exited, "True")
 }
 
-// What a parent and a fork that waits hold, in bytes: what docs/sandbox.md says.
+// The memory of a zygote and of a waiting fork, in bytes, stays within the figures in
+// docs/sandbox.md.
 func TestMemoryOfForks(t *testing.T) {
 	m := newMaker(t)
 	p := zygoteOf(t, m, testSpec())
-	fork(t, p, testSpec()) // so that what all share is there
+	fork(t, p, testSpec()) // loads the pages that all forks share
 	j := fork(t, p, testSpec())
 	for what, of := range map[string]interface{ Memory() (int64, error) }{"a parent": p, "a fork": j} {
 		if n, err := of.Memory(); err != nil || n < 1<<18 || n > 12<<20 {
@@ -395,7 +399,7 @@ func TestMemoryOfForks(t *testing.T) {
 	}
 }
 
-// confinement is a program that says what it may do.
+// confinement is a program that prints what it is allowed to do.
 const confinement = `
 import ctypes, os, re, resource, signal, stat
 status = open("/proc/self/status").read()
@@ -419,7 +423,7 @@ for place in ("/proc/1/mem", "/proc/1/environ", "/proc/1/root", "/proc/1/fd", "/
     except OSError as e: print(place, e.errno)
 `
 
-// A fork is confined in every respect as a program that was started.
+// A fork is confined in every respect like a program that was started.
 func TestAForkIsConfinedAsOthers(t *testing.T) {
 	m := newMaker(t)
 	p := program(t, "python", confinement)
@@ -437,7 +441,7 @@ func TestAForkIsConfinedAsOthers(t *testing.T) {
 	}
 }
 
-// bareZygote makes a jail to make others within that has no interpreter, until the test is over.
+// bareZygote makes a zygote without an interpreter and closes it when the test ends.
 func bareZygote(t *testing.T, m *Maker, spec jail.Spec) jail.Zygote {
 	t.Helper()
 	p, err := m.Zygote(t.Context(), spec)
@@ -448,7 +452,7 @@ func bareZygote(t *testing.T, m *Maker, spec jail.Spec) jail.Zygote {
 	return p
 }
 
-// Where no interpreter can be forked, as in an image that has none, jails are made within one all the same.
+// A zygote works even where no interpreter can be forked, as in an image that has none.
 func TestAZygoteWithoutAnInterpreter(t *testing.T) {
 	m := newMaker(t)
 	p := bareZygote(t, m, testSpec())
@@ -471,8 +475,8 @@ func TestAZygoteWithoutAnInterpreter(t *testing.T) {
 	}
 }
 
-// A program that takes what it can of signals, which the kernel counts for all jails together, is in nobody's way: jails are
-// made and forked beside it, and their programs have as many.
+// The kernel counts queued signals for all jails together. A program that queues as many as it can
+// does not stop other jails from being made and forked, and their programs can queue as many.
 func TestSignalsAreLeftForOthers(t *testing.T) {
 	m := newMaker(t)
 	p := program(t, "python", `
@@ -510,13 +514,14 @@ if "HOLD" in os.environ:
 	}
 }
 
-// What makes one fork fail does neither the parent nor the others harm.
+// A fork that fails harms neither the zygote nor the other forks.
 func TestAForkThatCannotBeMade(t *testing.T) {
 	m := newMaker(t)
 	p := zygoteOf(t, m, testSpec())
 	running := fork(t, p, testSpec())
 	own := p.(*zygote).jail
-	for language, pid := range map[string]int{"python": inJail(t, own, "python"), "bash": own.initPID} { // who makes jails for it
+	// The pid is of the process that makes jails for the language.
+	for language, pid := range map[string]int{"python": inJail(t, own, "python"), "bash": own.initPID} {
 		most := unix.Rlimit{}
 		if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, nil, &most); err != nil {
 			t.Fatal(err)

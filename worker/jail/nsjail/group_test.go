@@ -13,7 +13,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// hierarchies is how many have the controllers a jail is limited by: 1 on
+// hierarchies returns the number of hierarchies with the controllers that limit a jail: 1 on
 // version 2.
 func hierarchies(t *testing.T, m *Maker) int {
 	t.Helper()
@@ -34,8 +34,8 @@ func hierarchies(t *testing.T, m *Maker) int {
 	return n
 }
 
-// memberships counts the hierarchies in which the process is in group name of m.
-// It is asked of the host's /proc: the jail's own namespace hides it.
+// memberships counts the hierarchies in which the process is in group name of m. It reads the
+// host's /proc, because the jail's own namespace hides the groups.
 func memberships(t *testing.T, m *Maker, pid int, name string) int {
 	t.Helper()
 	b, err := os.ReadFile(procPath(pid, "cgroup"))
@@ -45,7 +45,7 @@ func memberships(t *testing.T, m *Maker, pid int, name string) int {
 	return strings.Count(string(b), "/bullpen/"+filepath.Base(m.dir)+"/"+name+"\n")
 }
 
-// children are the pids of the children of a process with one thread that forks.
+// children returns the pids of a process's children. Only one of its threads may fork.
 func children(t *testing.T, pid int) []int {
 	t.Helper()
 	files, err := filepath.Glob(procPath(pid, "task/*/children"))
@@ -69,7 +69,8 @@ func children(t *testing.T, pid int) []int {
 	return pids
 }
 
-// limitFiles are what must be in a jail's group before its program is known.
+// limitFiles returns the contents that files of a jail's group must have before its program is
+// known.
 func limitFiles(m *Maker, spec jail.Spec) map[string]string {
 	memory, tasks := strconv.FormatInt(spec.Memory+ownMemory, 10), strconv.Itoa(spec.Pids+ownTasks)
 	quota := strconv.Itoa(int(spec.CPU * 100_000))
@@ -111,7 +112,7 @@ func TestAllIsInTheGroup(t *testing.T) {
 			t.Errorf("the program is in %d groups of %d", n, want)
 		}
 	}
-	// A kernel that has to choose takes the program, not nsjail.
+	// The kernel's OOM killer chooses the program before nsjail.
 	for pid, want := range map[int]string{s.initPID: oomScore, programs[0]: oomScore, s.proc.Pid: readTrimmed(t, "/proc/self/oom_score_adj")} {
 		if got := readTrimmed(t, procPath(pid, "oom_score_adj")); got != want {
 			t.Errorf("oom_score_adj %s, want %s", got, want)
@@ -134,7 +135,7 @@ func readTrimmed(t *testing.T, path string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// Threads of the worker enter groups to start jails. All must be back.
+// Threads of the worker enter groups to start jails. All of them must return to their own group.
 func TestThreadsComeBack(t *testing.T) {
 	m := newMaker(t)
 	jails := make([]jail.Jail, 50)
@@ -163,8 +164,7 @@ func TestThreadsComeBack(t *testing.T) {
 	}
 }
 
-// What the jail itself needs is not taken from the program's limit, nor put on
-// its bill.
+// Memory that the jail itself uses counts neither towards the program's limit nor in its usage.
 func TestOwnUseIsNotTheProgram(t *testing.T) {
 	m := newMaker(t)
 	spec := testSpec()
