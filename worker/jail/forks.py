@@ -1,28 +1,27 @@
-# Run by sitecustomize.py in an interpreter that is there to be forked from: it never
-# sees anything of a tenant's. Each order that comes on descriptor 3 makes a jail within
-# the jail, with namespaces and ids of its own; this comes to its end in the interpreter that
-# is to run a program there. What has been imported for it here is taken out again, so that
-# a program finds what it would have found. What is touched after a fork is copied: as
-# much as can be is made before, and what is here is global, since that is not cleared.
+# sitecustomize.py runs this file in a zygote's interpreter, which never sees any data of a tenant.
+# Each order on descriptor 3 creates a jail inside the zygote's jail, with its own namespaces and
+# ids. In the forked interpreter that will run a program there, this file runs to its end. Modules
+# imported for this purpose are removed again, so that a program sees the usual state. Memory
+# touched after a fork is copied. As much as possible is therefore created before the fork, and
+# state is global, because globals are not cleared.
 #
-# An order is a message of strings that each end with a zero byte: the id here that is
-# root there, and the next one up is the program's; the id that the program has there;
-# the most processes of it; and the calls of mount(2) that are made there, five strings
-# each. The descriptors that come with it
-# are: the init's executable, its control socket, its lock, files of control groups
-# that a process enters by writing 0 to them, and the program's
-# stdout and stderr. The variable BULLPEN_FORKS has the numbers of the system calls clone
-# and unshare and, in hexadecimal, the filter.
+# An order is a message of strings that each end with a zero byte. The first is the id in the
+# zygote's jail of the new jail's root; the next id is the program's. Then come the id of the
+# program in the new jail, its maximum number of processes, and the calls of mount(2) to make there,
+# five strings each. The descriptors that come with an order are the init's executable, its control
+# socket, its lock, files of control groups that a process joins by writing 0 to them, and the
+# program's stdout and stderr. The variable BULLPEN_FORKS holds the numbers of the system calls
+# clone and unshare and, in hexadecimal, the filter.
 def ending():
-    """Has forks end soon. Returns what is to be called when all that a program finds is here, and in a fork before it begins.
+    """Makes forks exit fast. Returns a function to call when all preloaded state exists, and one to call in a fork before the program.
 
-    An interpreter ends by clearing all that it has, which would be copied for that alone.
-    So where the program has come to its end by itself, with nothing left that could
-    notice, a fork is gone at once. Else it ends as any other does.
+    At exit an interpreter clears all its objects, which in a fork would first copy their pages.
+    If the program has run to its end and nothing remains that could notice, a fork exits
+    at once. Otherwise it exits as any interpreter does.
     """
     import sys
 
-    known = set(sys.modules)  # have nothing to do at the end
+    known = set(sys.modules)  # modules with nothing to do at exit
     import _io
     import _thread
     import _warnings
@@ -33,14 +32,14 @@ def ending():
     import operator
     import os
 
-    # A program may put others in the places of these.
+    # Saved, because a program may replace them.
     objects, blocks, debug, threads, leave = gc.get_objects, sys.getallocatedblocks, gc.get_debug, _thread._count, os._exit
     module, builtin, function = type(sys), type(len), type(ending)
     flags = type.__dict__["__flags__"].__get__
     line = type.__dict__["__mro__"].__get__
     names = type.__dict__["__dict__"].__get__
     callback = _weakref.ReferenceType.__dict__["__callback__"].__get__
-    # Compared by these: a program's classes may have an __eq__.
+    # Compared by id, because a program's classes may define __eq__.
     a_class, weak, *proxies = map(id, (type, _weakref.ReferenceType, _weakref.ProxyType, _weakref.CallableProxyType))
     files = set(map(id, (_io.FileIO, _io.BufferedReader, _io.BufferedWriter, _io.BufferedRandom, _io.TextIOWrapper)))
     main = sys.modules["__main__"]
@@ -52,7 +51,7 @@ def ending():
         while stream is not None:
             streams.add(id(stream))
             stream = getattr(stream, "buffer", None) or getattr(stream, "raw", None)
-    # Modules in C that have nothing to do at the end, nor have their objects.
+    # C modules that have nothing to do at exit, and neither have their objects.
     inert = frozenset(
         "_abc _ast _asyncio _bisect _blake2 _bz2 _codecs_cn _codecs_hk _codecs_iso2022 _codecs_jp _codecs_kr _codecs_tw"
         " _collections _contextvars _crypt _csv _datetime _decimal _elementtree _functools _hashlib _heapq _json _locale"
@@ -71,7 +70,7 @@ def ending():
         return type(source) is str and source.endswith(".py")
 
     def tidies(call):
-        """Reports whether a callback of a weak reference only takes it out of a table of the library's."""
+        """Reports whether a callback of a weak reference only removes it from a table of the library."""
         if type(call) is builtin:
             return call.__name__ in ("_destroy", "_localdummy_destroyed")
         tables = ("_frozen_importlib", "_weakrefset", "importlib._bootstrap", "logging", "weakref")
@@ -81,7 +80,7 @@ def ending():
         return any("__del__" in names(c) for c in line(kind))
 
     def notice(all_objects):
-        """Reports whether one of them would notice the end."""
+        """Reports whether any of the objects would notice the exit."""
         plain = set()
         for o in all_objects:
             kind = type(o)
@@ -94,7 +93,8 @@ def ending():
                 if (call := callback(o)) is not None and not tidies(call):
                     return True
             elif a_class in ancestors:
-                # Instances of a class without this flag, which is that of the collector, are not listed.
+                # The collector does not list instances of a class without this flag
+                # (Py_TPFLAGS_HAVE_GC).
                 if not flags(o) & 1 << 14 and has_end(o):
                     return True
             else:
@@ -102,9 +102,9 @@ def ending():
         return False
 
     def unnoticed():
-        """Reports whether nobody could tell if the interpreter were gone now, with status 0."""
-        # The interpreter takes these two out when the program has come to its end, and
-        # not where SystemExit left it.
+        """Reports whether an immediate exit with status 0 would go unnoticed."""
+        # The interpreter removes these two when the program has run to its end, but not after
+        # SystemExit.
         if "__file__" in attributes or "__cached__" in attributes or not own <= attributes.keys():
             return False
         if sys.modules["__main__"] is not main or not vars(sys).keys().isdisjoint(("last_type", "last_exc")):
@@ -117,7 +117,7 @@ def ending():
         if _warnings.filters != filters or python.filters != filters or not all(map(simple, sys.modules.keys() - known)):
             return False
         left = objects()
-        # What the program has frozen itself is not among them.
+        # The list lacks objects that the program has frozen itself.
         return id(probe) in map(id, left) and not notice(left)
 
     def end():
@@ -127,21 +127,21 @@ def ending():
                 err.flush()
                 leave(0)
         except BaseException:
-            pass  # what fails here fails again, and is told by the interpreter
+            pass  # what fails here fails again at the regular exit, and the interpreter reports it
 
     def ready():
         nonlocal quick, most, filters
         quick = not notice(o for o in objects() if type(o) is not type)
         filters = list(_warnings.filters)
-        most = blocks() + 50_000  # more would take long to look at
+        most = blocks() + 50_000  # checking more would take long
 
     def begin():
         nonlocal probe
         probe = []
 
-    # First, so that they come last. A program may have all calls of python functions
-    # traced: then end is not called.
-    atexit.register(gc.unfreeze)  # else what is there, and hangs on it, would not be cleared
+    # Registered first, so that they run last. If a program traces or profiles all calls of Python
+    # functions, end is not called.
+    atexit.register(gc.unfreeze)  # otherwise frozen objects, and what they refer to, would not be cleared
     untraced = [()]
     for get in (sys.getprofile, sys.gettrace):
         untraced = itertools.compress([()], map(operator.is_, itertools.starmap(get, untraced), itertools.repeat(None)))
@@ -159,8 +159,8 @@ clone, unshare, code = os.environ.pop("BULLPEN_FORKS").split(",")
 if preload := os.environ.pop("BULLPEN_PRELOAD", None):
     for name in preload.split(","):
         __import__(name)
-    # Libraries that end their threads before a fork do so now: clone does not tell
-    # them. Others have theirs for good, and a fork has not.
+    # Libraries that end their threads before a fork do so now, because clone does not notify them.
+    # Other libraries keep their threads for good, and a fork would lack them.
     if pid := os.fork():
         os.waitpid(pid, 0)
     else:
@@ -176,14 +176,14 @@ import ctypes
 import gc
 import struct
 
-# The interpreter's lock is held across these calls: after clone there is nobody
-# who would give it back.
+# PyDLL holds the interpreter's lock across these calls. After clone, no other thread exists that
+# could release it.
 libc = ctypes.PyDLL(None, use_errno=True)
 syscall, prctl, setrlimit, mount, ioctl = libc.syscall, libc.prctl, libc.setrlimit, libc.mount, libc.ioctl
 clone, unshare, NEWCGROUP = ctypes.c_long(int(clone)), ctypes.c_long(int(unshare)), ctypes.c_ulong(0x2000000)
 # CLONE_NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET
 namespaces = ctypes.c_ulong(0x20000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | 0x40000000 | _signal.SIGCHLD)
-# CAP_KILL, SETGID, SETUID and SETPCAP: an init has these, and a program none.
+# CAP_KILL, SETGID, SETUID and SETPCAP: an init has these, a program has none.
 inits = (5, 6, 7, 8)
 others = [c for c in range(int(open("/proc/sys/kernel/cap_last_cap").read()) + 1) if c not in inits]
 up = ctypes.c_ulong(0x8914), struct.pack("16sh22x", b"lo", 1)  # SIOCSIFFLAGS and IFF_UP
@@ -198,7 +198,7 @@ filter_ = ctypes.byref(Filter(len(code) // 8, code))
 limits = ctypes.c_ulong * 2
 signals = limits()
 libc.getrlimit(11, signals)
-signals[:] = [min(1024, signals[1])] * 2  # as jailinit has it
+signals[:] = [min(1024, signals[1])] * 2  # same limit as in jailinit
 orders = _socket.socket(fileno=3)
 
 
@@ -218,7 +218,7 @@ def put(path, text):
 
 
 def serve():
-    """Makes a process for each order; returns in it. What fails for one order is told, and the next one is served."""
+    """Creates a process for each order and returns in it. Logs the failure of an order and continues with the next."""
     while True:
         message, ancillary, *_ = orders.recvmsg(65536, 64)
         if not message:
@@ -252,10 +252,10 @@ def serve():
 
 
 def split(processes, mounts, fds):
-    """Makes this process the first of a jail; returns in the second, with its stderr to be."""
+    """Makes this process the first of a jail. Returns in the second process, with the descriptor of its future stderr."""
     high = range(100, 100 + len(fds))
     for fd, to in zip(fds, high):
-        os.dup2(fd, to, False)  # gone after an exec
+        os.dup2(fd, to, False)  # closed by exec
     os.closerange(3, 100)
     init, control, lock, *groups, out, err = high
     os.setgroups([])
@@ -271,9 +271,10 @@ def split(processes, mounts, fds):
     check(ioctl(net.fileno(), *up), "bring up the loopback")
     net.close()
     for c in others:
-        check(prctl(24, c, 0, 0, 0))  # out of the bounding set
+        check(prctl(24, c, 0, 0, 0))  # removed from the bounding set
     check(setrlimit(6, limits(processes, processes)))
-    # Once for the two of them: a filter is compiled for each that asks for one, and all processors stop for it.
+    # Installed once for both processes. The kernel compiles a filter for each process that installs
+    # one, and stops all processors for it.
     check(prctl(22, 2, filter_, 0, 0))
     theirs, mine = (s.detach() for s in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM))
     if os.fork():
@@ -282,7 +283,7 @@ def split(processes, mounts, fds):
         os.dup2(lock, 4)
         os.execve(init, [b"init", b"fork"], {})
     os.setsid()
-    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)  # locks and flags on the other are there for all forks
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)  # all forks share locks and flags of the inherited one
     os.dup2(out, 1)
     os.dup2(mine, 3)
     os.dup2(err, 4)
@@ -291,7 +292,7 @@ def split(processes, mounts, fds):
 
 
 def confine(program):
-    """Makes this process what a program is."""
+    """Applies the ids, limits and capabilities of a program to this process."""
     check(setrlimit(11, signals))
     for c in inits:
         check(prctl(24, c, 0, 0, 0))
@@ -301,14 +302,14 @@ def confine(program):
 
 
 hidden = [sys.modules.pop(name) for name in list(sys.modules) if name not in modules]
-# ctypes stays to the end, and would have what it has imported stay: a program's os goes before.
+# ctypes stays loaded to the end and would keep its imports alive. A program's os is freed earlier.
 for module in hidden:
     for name, value in list(vars(module).items()):
         if type(value) is type(sys):
             delattr(module, name)
 sys.path_importer_cache.clear()
 sys.path_importer_cache.update(finders)
-# What is there stays as it is: a collector that looked at it would have it copied.
+# Frozen: a collection in a fork would otherwise touch these objects and copy their pages.
 gc.collect()
 gc.freeze()
 os.write(3, b".")

@@ -8,11 +8,11 @@ import (
 
 // interpreter is one that was started before its program is known.
 type interpreter struct {
-	pid  int // 0 where none was
-	link int // our end of what it waits on, see wire.AheadFD
+	pid  int // 0 if there is none
+	link int // the init's end of the socket on which the interpreter waits, see wire.AheadFD
 }
 
-// startAhead starts it and returns when it waits.
+// startAhead starts an interpreter and returns when it waits.
 func startAhead(o *order) interpreter {
 	var ends [2]int32
 	if errno := socketpair(&ends); errno != 0 {
@@ -26,10 +26,10 @@ func startAhead(o *order) interpreter {
 	return a
 }
 
-// awaitFirst returns when it waits.
+// awaitFirst returns when the interpreter waits.
 func (a interpreter) awaitFirst() {
 	if a.workerSpoke() {
-		exit(exitOrphan) // the worker has nothing to say yet: it is gone
+		exit(exitOrphan) // the worker sends nothing yet, so this is its end
 	}
 	var b [1]byte
 	if n, errno := read(a.link, b[:]); errno != 0 || n != 1 {
@@ -38,24 +38,24 @@ func (a interpreter) awaitFirst() {
 	sendEmpty(wire.Waiting)
 }
 
-// workerSpoke waits until there is something from the worker, or from the interpreter:
-// then it is false. Their ends are something, too.
+// workerSpoke blocks until there is something to read from the worker or the interpreter, including
+// the end of the stream. It returns false for the interpreter.
 func (a interpreter) workerSpoke() bool {
 	from := [...]unix.PollFd{{Fd: wire.ControlFD, Events: unix.POLLIN}, {Fd: int32(a.link), Events: unix.POLLIN}}
 	poll(from[:], true)
 	return from[0].Revents != 0
 }
 
-// await waits for what becomes of the interpreter.
+// await blocks until the next order arrives, and receives it. It exits if the interpreter dies.
 func (a interpreter) await(o *order) {
 	if !a.workerSpoke() {
-		// It has nothing to say any more: it is dead, or as good as that.
+		// The interpreter sends nothing any more: it is dead or dying.
 		exit(exitAhead)
 	}
 	o.receive(outputs)
 }
 
-// goOn makes the interpreter the program.
+// goOn makes the interpreter continue as the program.
 func (a interpreter) goOn(o *order) int {
 	told := o.room[:copy(o.room, o.Dir)]
 	told = o.room[:len(told)+copy(o.room[len(told):], o.Stdin)]
@@ -72,7 +72,7 @@ func (a interpreter) goOn(o *order) int {
 	return a.pid
 }
 
-// kill makes room for another process.
+// kill kills the interpreter, so that another process can take its place.
 func (a interpreter) kill() {
 	closeFD(a.link)
 	_ = kill(a.pid, uint32(unix.SIGKILL))

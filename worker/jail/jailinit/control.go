@@ -19,28 +19,28 @@ func sendEmpty(typ byte) {
 	}
 }
 
-// fail tells the worker what could not be done, and ends this process. The object ends
-// with a zero byte, if there is one.
+// fail reports to the worker what failed, and exits. The object, if there is one, ends with a zero
+// byte.
 func fail(verb string, object []byte, errno unix.Errno) {
 	var b [wire.MaxToWorker]byte
 	_ = send(wire.PutFailed(&b, verb, object[:max(len(object)-1, 0)], uint32(errno)))
 	exit(exitOK)
 }
 
-// order is a frame that starts something.
+// order is a frame that starts a process.
 type order struct {
 	wire.Order
 	typ     byte
-	fds     [mostDescriptors]int32 // that came with it
-	n       int                    // how many
-	memory  []byte                 // that it lies in
-	payload []byte                 // part of it
-	room    []byte                 // part of it for whoever carries it out: the strings of Order fit, and pointers to them
+	fds     [mostDescriptors]int32 // received with the frame
+	n       int                    // number of fds
+	memory  []byte                 // holds the payload and room
+	payload []byte                 // part of memory
+	room    []byte                 // part of memory: space for the strings of Order and pointers to them
 }
 
-// receive reads the frame and the descriptors that come with its first byte: so many,
-// or none with GoOn. Or it ends this process: a worker that is gone or out of its mind
-// means the jail dies.
+// receive reads a frame and the descriptors that come with its first byte: descriptors of them, or
+// none with GoOn. On any error it exits, and the jail dies: the worker is gone or violates the
+// protocol.
 func (o *order) receive(descriptors int) {
 	o.take(descriptors)
 	switch o.typ {
@@ -56,7 +56,7 @@ func (o *order) receive(descriptors int) {
 	}
 }
 
-// take reads a frame of any type, and at most so many descriptors.
+// take reads a frame of any type and at most most descriptors.
 func (o *order) take(most int) {
 	var h [wire.HeaderSize]byte
 	n := o.receiveRights(h[:], most)
@@ -67,7 +67,7 @@ func (o *order) take(most int) {
 	}
 	const word = 8
 	at := (size + word - 1) &^ (word - 1)
-	strings := size / 5 // at the most: each has a length and an end
+	strings := size / 5 // at most: each has a length and a terminator
 	memory, errno := allocate(at + (strings+2)*word)
 	if errno != 0 {
 		fail("make room for an order", nil, errno)
@@ -76,7 +76,7 @@ func (o *order) take(most int) {
 	fill(o.payload)
 }
 
-// parse reads what starts a process; so many descriptors have come with it.
+// parse parses the frame of a process to start, which must have come with descriptors descriptors.
 func (o *order) parse(descriptors int) {
 	var ok bool
 	if o.Order, ok = wire.ParseOrder(o.payload); !ok || o.n != descriptors {
@@ -84,7 +84,7 @@ func (o *order) parse(descriptors int) {
 	}
 }
 
-// awaitBegin returns when the program may begin.
+// awaitBegin blocks until the program may begin.
 func awaitBegin() {
 	var h [wire.HeaderSize]byte
 	fill(h[:])
@@ -93,7 +93,8 @@ func awaitBegin() {
 	}
 }
 
-// receiveRights reads the first bytes of a frame, and at most so many descriptors.
+// receiveRights reads the first bytes of a frame and at most most descriptors. It returns the
+// number of descriptors.
 func (o *order) receiveRights(first []byte, most int) int {
 	var oob struct {
 		unix.Cmsghdr
@@ -125,7 +126,7 @@ func (o *order) receiveRights(first []byte, most int) int {
 	}
 }
 
-// fill reads len(b) bytes from the worker, or ends this process.
+// fill reads len(b) bytes from the worker. It exits on an error.
 func fill(b []byte) {
 	for len(b) > 0 {
 		n, errno := read(wire.ControlFD, b)

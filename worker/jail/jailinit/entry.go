@@ -5,17 +5,17 @@ package main
 
 import "unsafe"
 
-// nobody is the goroutine that all of the init runs as, see entry_amd64.s: zero, but
-// for a word at its end, which is for the entry alone. A real one is smaller.
+// nobody is the goroutine that the whole init runs as, see entry_amd64.s. It is zero except for a
+// word at its end, which only the entry uses. A real goroutine's descriptor is smaller.
 var nobody [nobodySize]byte
 
 const nobodySize = 1024
 
-// entry is the first of the init.
+// entry is the first function of the init.
 func entry()
 
-// start is called by entry with what the kernel has put on the stack: the number of arguments,
-// and pointers to them.
+// start is called by entry with what the kernel has put on the stack: the number of arguments and
+// pointers to them.
 func start(stack *uintptr) {
 	kind := ""
 	if *stack > 1 {
@@ -29,7 +29,7 @@ func start(stack *uintptr) {
 	run(kind)
 }
 
-// Nothing that is written in Go makes use of these.
+// No Go code uses these.
 var (
 	_ = entry
 	_ = start

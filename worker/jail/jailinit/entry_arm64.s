@@ -1,6 +1,6 @@
 #include "textflag.h"
 
-// entry is as on amd64. The current goroutine is in a register of its own.
+// entry is as on amd64. The current goroutine is in a dedicated register.
 TEXT ·entry(SB), NOSPLIT|NOFRAME|TOPFRAME, $0
 	MOVD RSP, R0
 	MOVD $·nobody(SB), g

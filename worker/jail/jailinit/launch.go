@@ -8,13 +8,13 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
-// maxPath is room for a name in the longest of the system's directories.
+// maxPath is large enough for a name in the longest of the system's directories.
 const maxPath = 512
 
-// mostSignal is the highest number of a signal.
+// mostSignal is the highest signal number.
 const mostSignal = 64
 
-// writeFiles writes the program's files and looks for its directory.
+// writeFiles writes the program's files and checks its working directory.
 func writeFiles(o *order) {
 	files := o.Files
 	for f, ok := files.Next(); ok; f, ok = files.Next() {
@@ -22,14 +22,14 @@ func writeFiles(o *order) {
 			fail("write ", f.Path, errno)
 		}
 	}
-	// Here, because of what fails in launch it is not told whether it was chdir or execve.
+	// Checked here, because a failure in launch does not show whether chdir or execve failed.
 	if errno := checkDir(o); errno != 0 {
 		fail("chdir ", o.Dir, errno)
 	}
 }
 
-// launch starts a process with the order's descriptors, its stdout and stderr first, and
-// closes them here.
+// launch starts a process with the order's descriptors, stdout and stderr first, and closes them in
+// this process.
 func launch(o *order) int {
 	argv := o.Argv
 	name := argv.Next()
@@ -48,7 +48,7 @@ func launch(o *order) int {
 	return pid
 }
 
-// spawn returns when the process runs its program, or why it does not.
+// spawn starts a process and returns when it runs its program, or the error if it does not.
 func spawn(path *byte, o *order) (int, unix.Errno) {
 	argv := words(o.room)
 	env := argv[point(argv, o.Argv):]
@@ -77,7 +77,7 @@ func spawn(path *byte, o *order) (int, unix.Errno) {
 	return pid, errno
 }
 
-// point writes pointers to the strings, and a nil pointer, and returns how many that are.
+// point writes pointers to the strings and a nil pointer. It returns the number of pointers.
 func point(to []uintptr, strings wire.Strings) int {
 	n := 0
 	for v := strings.Next(); v != nil; v = strings.Next() {
@@ -88,11 +88,9 @@ func point(to []uintptr, strings wire.Strings) int {
 	return n + 1
 }
 
-// become makes this process, which is a copy of the init, the program's. It returns only
-// why it could not.
+// become turns this process, a fork of the init, into the program. It returns only on an error.
 func become(path *byte, argv, env *uintptr, o *order) unix.Errno {
-	// What is ignored stays ignored over an execve: a worker under nohup does not hand
-	// on its choice.
+	// Ignored signals stay ignored over an execve. A worker under nohup must not pass this on.
 	for signal := uintptr(1); signal <= mostSignal; signal++ {
 		setDisposition(signal)
 	}
@@ -112,7 +110,7 @@ func become(path *byte, argv, env *uintptr, o *order) unix.Errno {
 	}
 	for i, fd := range o.fds[:o.n] {
 		if errno == 0 {
-			// All that the init has opened lies above, see confine.
+			// All descriptors that the init has opened are higher, see confine.
 			errno = call(unix.SYS_DUP3, uintptr(fd), uintptr(1+i), 0)
 		}
 	}
@@ -125,8 +123,8 @@ func become(path *byte, argv, env *uintptr, o *order) unix.Errno {
 	return execve(path, argv, env)
 }
 
-// openInput opens the program's standard input. Not even /dev/null is shared with the
-// init, whose own is the worker's: all who share it see locks and flags set on it.
+// openInput opens the program's standard input. Not even /dev/null is shared with the init, which
+// inherited its own from the worker: locks and flags set on it would affect all who share it.
 func openInput(path []byte) unix.Errno {
 	fd, errno := open(&path[0], unix.O_RDONLY, 0)
 	if errno != 0 {
@@ -135,9 +133,9 @@ func openInput(path []byte) unix.Errno {
 	return call(unix.SYS_DUP3, uintptr(fd), 0, 0)
 }
 
-// writeFile makes f and its missing parent directories. A file of the program
-// is written with the program's own rights to files, so that nothing a tenant
-// left behind (a symlink, a mount) is followed with more than those.
+// writeFile creates f and its missing parent directories. A file of the program is written with the
+// program's file access rights. A symlink or a mount that a tenant left behind is therefore
+// followed with no more than these rights.
 func writeFile(f *wire.OrderFile, uid, gid uint32) unix.Errno {
 	if f.Owner != wire.OwnerProgram {
 		return makeFile(f)
@@ -183,7 +181,7 @@ func makeParents(path []byte) unix.Errno {
 	return 0
 }
 
-// actAs makes this process touch files as uid and gid until actAsInit is called.
+// actAs makes this process access files as uid and gid until actAsInit is called.
 func actAs(uid, gid uint32) {
 	_ = call(unix.SYS_SETFSGID, uintptr(gid), 0, 0)
 	_ = call(unix.SYS_SETFSUID, uintptr(uid), 0, 0)
@@ -206,9 +204,9 @@ func checkDir(o *order) unix.Errno {
 	return errno
 }
 
-// lookup finds a program named without a slash in the system's directories, and writes
-// where to room. The program's own PATH is not used: it begins in the home, and what
-// runs a thread's code must not depend on what an earlier run left there.
+// lookup finds a program named without a slash in the system's directories and writes its path to
+// room. It does not use the program's own PATH, which begins in the home: the interpreter of a
+// thread's code must not depend on what an earlier run left there.
 func lookup(name []byte, room *[maxPath]byte) (*byte, unix.Errno) {
 	if slices.Contains(name, '/') {
 		return &name[0], 0

@@ -1,21 +1,21 @@
-// Command jailinit is PID 1 inside a jail. It waits for one program on its
-// control socket (package wire), with its interpreter started already if the worker
-// says so, runs it as another uid without a single capability, reaps what the program leaves behind, and reports how it ended.
-// It is not a supervisor: one program, one report, and it is gone.
+// Command jailinit is PID 1 inside a jail. It waits for one program on its control socket (package
+// wire), and starts an interpreter in advance if the worker asks for one. It runs the program as
+// another uid without any capability, reaps the processes that the program leaves behind, and
+// reports how the program ended. It is not a supervisor: it exits after one program and one report.
 //
-// Its argument says which jail it is in. With none it is one for a program. With
-// "zygote" it is one that others are made within, for which it is not under the
-// filter, which forbids to make namespaces: it is the first of these itself, as a
-// copy of itself that has become what it is with no argument. The interpreter that it
-// runs there, if any, is ours, sees nothing of a tenant's, makes jails where a fork of
-// it is to wait, and keeps the capabilities to map uids for that. With "fork" it is the
-// first of such a jail.
+// Its argument is the kind of its jail. Without an argument, the jail is for one program.
 //
-// It is started, by nsjail or from within a parent's jail, with the few capabilities it needs to become the
-// program's uid, to kill, and to empty the bounding set. It runs under the
-// memory limit of the program it serves, and may be the only thing alive when
-// that program has eaten every pid. It is there for each jail anew, so it does without
-// Go's runtime: one thread, no heap, and system calls as they are, see entry_amd64.s.
+// With "zygote", other jails are created in the jail. The init is then not under the filter, which
+// forbids new namespaces. The init of each new jail is a fork of this process that continues as
+// without an argument. A zygote may have an interpreter, which runs only bullpen's code and sees no
+// data of a tenant. The interpreter creates the jails in which a fork of it waits, and keeps the
+// capabilities to map uids for that. With "fork", the init is the first process of such a jail.
+//
+// nsjail, or a process in the zygote's jail, starts the init with few capabilities: those needed to
+// become the program's uid, to kill, and to empty the bounding set. It runs under the memory limit
+// of the program. It may be the only process alive when the program has used up every pid. Each
+// jail starts a new init, so it does without Go's runtime: one thread, no heap, and raw system
+// calls, see entry_amd64.s.
 package main
 
 import (
@@ -25,40 +25,38 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
-// Exit statuses of the init; nobody but a reader of nsjail's log sees them.
+// Exit statuses of the init. They are visible only in nsjail's log.
 const (
 	exitOK      = 0
 	exitOrphan  = 2 // the worker's end of the control socket is closed
 	exitConfine = 3 // the init could not prepare itself
-	exitFrame   = 4 // the worker sent something that is not the protocol
-	exitAhead   = 5 // the interpreter that was started ahead died
+	exitFrame   = 4 // the worker violated the protocol
+	exitAhead   = 5 // the interpreter that was started in advance died
 )
 
-// Descriptors that come with an order: stdout and stderr, and for the interpreter that
-// others are forked from what it takes its own orders from. With one for a jail there
-// are more.
+// Numbers of descriptors that come with an order: stdout and stderr, and for a zygote's interpreter
+// the socket of its own orders. An order for a jail has more.
 const (
 	outputs         = 2
 	outputsOrders   = 3
 	mostDescriptors = 16
 )
 
-// softFiles is the program's soft limit of open files. It is what interactive
-// systems give: select(2) breaks above it, and programs that close every
-// possible descriptor are slow above it. The hard limit is the
-// one nsjail was told.
+// softFiles is the program's soft limit of open files, the usual one of interactive systems.
+// select(2) breaks above it, and programs that close every possible descriptor become slow. The
+// hard limit is the one in nsjail's configuration.
 const softFiles = 1024
 
-// mostSignals is how many signals and timers a program can have queued. The kernel counts
-// them for whoever made the jail's user namespace as well, which is one for all jails.
+// mostSignals is the maximum number of queued signals and timers of a program. The kernel also
+// counts them for the creator of the jail's user namespace, who is the same for all jails.
 const mostSignals = 1024
 
-// main is where the runtime begins. The init does not, see entry_amd64.s.
+// main is where the runtime would begin. The init does not use it, see entry_amd64.s.
 func main() {
 	panic("the init has no use for Go's runtime: build it with `make init`, for amd64 or arm64")
 }
 
-// run is all of the init.
+// run is the whole init.
 func run(kind string) {
 	what, errno := confine(kind)
 	if errno != 0 {
@@ -66,7 +64,7 @@ func run(kind string) {
 		exit(exitConfine)
 	}
 	died, errno := deaths()
-	if errno != 0 || died < wire.ControlFD { // one of the first three is not open: it would be taken for the program's
+	if errno != 0 || died < wire.ControlFD { // a standard stream is closed, and died has taken its number
 		logError("make a descriptor", errno)
 		exit(exitConfine)
 	}
@@ -89,8 +87,8 @@ func run(kind string) {
 	exit(exitOK)
 }
 
-// logError says on stderr what could not be done. It is nsjail's log, and what the
-// parent's interpreter says.
+// logError writes a failure to stderr. stderr is nsjail's log, or in a zygote's jail also the
+// stderr of the interpreter.
 func logError(what string, errno unix.Errno) {
 	var line [128]byte
 	n := copy(line[:], "jailinit: ")
@@ -101,7 +99,7 @@ func logError(what string, errno unix.Errno) {
 	_, _ = write(2, line[:n])
 }
 
-// putNumber writes a number that is not negative, and returns how long it is.
+// putNumber writes a non-negative number and returns its length.
 func putNumber(b []byte, number int) int {
 	var digits [20]byte
 	i := len(digits)
@@ -113,8 +111,8 @@ func putNumber(b []byte, number int) int {
 	return copy(b, digits[i:])
 }
 
-// first receives the order to start the program, and returns the interpreter that waits
-// for it, if one does.
+// first receives the order to start the program. It returns the interpreter that waits for the
+// program, if any.
 func first(kind string, o *order) interpreter {
 	var ahead interpreter
 	if kind == wire.Fork {
@@ -131,7 +129,7 @@ func first(kind string, o *order) interpreter {
 	return ahead
 }
 
-// begin starts the program, as its own process or in the one that waits.
+// begin starts the program, in a new process or in the waiting interpreter.
 func begin(o *order, ahead interpreter) (pid int) {
 	writeFiles(o)
 	switch {
@@ -148,12 +146,11 @@ func begin(o *order, ahead interpreter) (pid int) {
 	}
 }
 
-// confine makes this process unreadable for the program, unable to
-// hand on a capability, and subject to the filter. In a parent's jail it hands
-// on those that map uids, and there is no filter; what is made within is under it
-// already. It returns what it could not do.
+// confine makes this process unreadable for the program, unable to pass on a capability, and
+// subject to the filter. In a zygote's jail it passes on the capabilities to map uids and installs
+// no filter. A forked jail is under the filter already. On an error, confine returns what failed.
 func confine(kind string) (what string, errno unix.Errno) {
-	// Not dumpable: /proc/1 and pidfd_getfd are closed even to our own uid.
+	// Not dumpable: /proc/1 and pidfd_getfd are closed even to the init's own uid.
 	if errno := prctl(unix.PR_SET_DUMPABLE, 0); errno != 0 {
 		return "be unreadable", errno
 	}
@@ -173,16 +170,18 @@ func confine(kind string) (what string, errno unix.Errno) {
 	if errno := prlimit(unix.RLIMIT_NOFILE, &files, nil); errno != 0 {
 		return "limit open files", errno
 	}
-	// One byte, not none: a host that pipes core dumps to a program does so at a
-	// limit of 0, and does not at 1 (core(5)). Into a file, neither is enough. The
-	// worker sees to it that 0 is not the most where it matters.
+	// One byte, not zero: a host that pipes core dumps to a program does so at a limit of 0, but not
+	// at 1 (core(5)). Either limit prevents dumps to a file. The worker ensures that the hard limit is
+	// not 0 where this matters.
 	if errno := lower(unix.RLIMIT_CORE, 1); errno != 0 {
 		return "limit core dumps", errno
 	}
 	if errno := dropCapabilities(kind == wire.Zygote); errno != 0 {
 		return "give up capabilities", errno
 	}
-	if kind == wire.Zygote { // all jails have together what it may; where the kernel refuses their namespaces, it is no parent
+	if kind == wire.Zygote {
+		// Signals are not limited here: all forked jails together share this limit. If the kernel
+		// refuses their namespaces, this jail cannot be a zygote.
 		return noNamespaces, tryNamespaces()
 	}
 	if errno := lower(unix.RLIMIT_SIGPENDING, mostSignals); errno != 0 {
@@ -194,7 +193,7 @@ func confine(kind string) (what string, errno unix.Errno) {
 	return "filter system calls (the kernel needs CONFIG_SECCOMP_FILTER)", filter.Install()
 }
 
-// lower makes a limit, soft and hard, no more than most.
+// lower reduces a limit, soft and hard, to at most most.
 func lower(resource int, most uint64) unix.Errno {
 	var limit unix.Rlimit
 	if errno := prlimit(resource, nil, &limit); errno != 0 {
@@ -205,11 +204,11 @@ func lower(resource int, most uint64) unix.Errno {
 	return prlimit(resource, &limit, nil)
 }
 
-// dropCapabilities leaves this process those that nsjail gives an init, permitted and
-// effective, which die with setresuid in the child; and empties the inheritable,
-// ambient and bounding sets, the last but for what a parent needs.
+// dropCapabilities keeps the capabilities that nsjail gives an init, permitted and effective. These
+// end with setresuid in the child. It empties the inheritable, ambient and bounding sets; a zygote
+// keeps what it needs in the bounding set.
 func dropCapabilities(parent bool) unix.Errno {
-	// nsjail sets no-setuid-fixup; with it the child would keep our capabilities.
+	// nsjail sets no-setuid-fixup, with which the child would keep the capabilities.
 	if errno := prctl(unix.PR_SET_SECUREBITS, 0); errno != 0 {
 		return errno
 	}

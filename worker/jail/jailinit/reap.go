@@ -10,19 +10,19 @@ import (
 type program struct {
 	pid  int
 	died int  // readable when a child has died
-	dead bool // it has been reaped: its pid may mean another process
+	dead bool // it has been reaped: its pid may belong to another process
 }
 
-// hear carries out what the worker has said. If there is nothing else to do it blocks
-// until there is, or until a child has died.
+// hear carries out the worker's frames. If block is set, it first blocks until there is a frame or
+// a child has died.
 func (p *program) hear(block bool) {
 	if listen(p.died, block) {
 		p.obey()
 	}
 }
 
-// listen reports whether the worker has said something, and takes the word that a child
-// has died. Where it may block, it does until there is one of these.
+// listen reports whether there is something to read from the worker. It clears the notification of
+// a child's death. If block is set, it blocks until there is either.
 func listen(died int, block bool) bool {
 	from := [...]unix.PollFd{{Fd: wire.ControlFD, Events: unix.POLLIN}, {Fd: int32(died), Events: unix.POLLIN}}
 	poll(from[:], block)
@@ -33,8 +33,8 @@ func listen(died int, block bool) bool {
 	return from[0].Revents != 0
 }
 
-// obey carries out a frame of the worker's; when the worker is gone this process ends,
-// and with it the jail. The worker writes a frame at once, and small ones come whole.
+// obey carries out one frame. If the worker is gone, this process exits, and the jail dies with it.
+// The worker writes a frame at once, and small frames arrive whole.
 func (p *program) obey() {
 	var h [wire.HeaderSize]byte
 	fill(h[:])
@@ -54,8 +54,8 @@ func (p *program) obey() {
 	}
 }
 
-// end returns when the program has ended and nothing but this process is left in the
-// jail, and has told the worker of both.
+// end returns when the program has ended, no other process is left in the jail, and both have been
+// reported to the worker.
 func (p *program) end() {
 	var last [wire.ExitedSize + wire.HeaderSize]byte
 	exited := p.wait().Encode()
@@ -63,7 +63,7 @@ func (p *program) end() {
 	told := 0
 	copy(last[copy(last[:], exited[:]):], empty[:])
 	if !alone() {
-		// The clock stops now, however long it takes to kill what is left.
+		// The worker's clock stops now, however long it takes to kill the remaining processes.
 		told = len(exited)
 		_ = send(last[:told])
 		p.killRest()
@@ -71,7 +71,7 @@ func (p *program) end() {
 	_ = send(last[told:])
 }
 
-// wait reaps children, orphans among them, until the program itself ends.
+// wait reaps children, including orphans, until the program itself ends.
 func (p *program) wait() wire.ExitedFrame {
 	for {
 		d, errno := died()
@@ -91,15 +91,15 @@ func (p *program) wait() wire.ExitedFrame {
 			return exited(st, &ru, bySeccomp)
 		default:
 			_, _ = wait(pid, nil, 0, nil)
-			p.hear(false) // however many orphans there are
+			p.hear(false) // even while many orphans are reaped
 		}
 	}
 }
 
-// killedBySeccomp reports whether the program, dead but not yet reaped, died of a
-// system call that a filter kills for, and not of a SIGSYS that somebody sent: the
-// kernel has then marked the thread that made it (mode 3, since Linux 5.17). Of
-// threads only the first is left to ask; a call by another is told as the signal.
+// killedBySeccomp reports whether a filter killed the program, which is dead but not yet reaped. A
+// SIGSYS that a process sent does not count. Since Linux 5.17 the kernel marks the thread that made
+// the forbidden call (mode 3). Only the first thread can still be examined; a call by another
+// thread is reported as the signal.
 func (d *death) killedBySeccomp() bool {
 	const killed, dumped = 2, 3 // CLD_KILLED, CLD_DUMPED
 	if d.code != killed && d.code != dumped {
@@ -131,13 +131,12 @@ func exited(st unix.WaitStatus, ru *unix.Rusage, bySeccomp bool) wire.ExitedFram
 	return e
 }
 
-// alone reports whether nothing is left in the jail but this process.
+// alone reports whether this process is the last one in the jail.
 func alone() bool { return kill(-1, 0) == unix.ESRCH }
 
-// killRest kills everything but this process and returns when it is reaped.
-// kill(-1) goes through all of the namespace under one lock and a process with
-// a pending SIGKILL cannot fork, so it cannot be outrun; it is repeated only
-// for children that a dying parent hands over.
+// killRest kills every other process and returns when all are reaped. kill(-1) visits the whole
+// namespace under one lock, and a process with a pending SIGKILL cannot fork, so that no process
+// escapes. It is repeated only for children that are reparented by a dying parent.
 func (p *program) killRest() {
 	for {
 		_ = kill(-1, uint32(unix.SIGKILL))

@@ -9,8 +9,8 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
-// System calls as they are. Those of packages unix and syscall copy strings, and tell
-// the runtime that they may take long. Paths here end with a zero byte.
+// Raw system calls. The functions of packages unix and syscall copy strings and inform the runtime
+// of calls that may block. Paths here end with a zero byte.
 
 func call(number, a, b, c uintptr) unix.Errno {
 	_, _, errno := unix.RawSyscall(number, a, b, c)
@@ -65,7 +65,7 @@ func open(path *byte, flags int, mode uint32) (int, unix.Errno) {
 	return int(fd), errno
 }
 
-// openProc opens what /proc has of a process.
+// openProc opens the file /proc/<pid><name>.
 func openProc(pid int, name string, flags int) (int, unix.Errno) {
 	var path [64]byte
 	n := copy(path[:], "/proc/")
@@ -108,7 +108,7 @@ func socketpair(ends *[2]int32) unix.Errno {
 	return errno
 }
 
-// fork is 0 in the new process, which has these namespaces of its own, if any.
+// fork forks this process, with the given new namespaces, if any. It returns 0 in the new process.
 func fork(namespaces uintptr) (int, unix.Errno) {
 	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, namespaces|uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	return int(pid), errno
@@ -126,7 +126,7 @@ func kill(pid int, signal uint32) unix.Errno {
 	return call(unix.SYS_KILL, uintptr(pid), uintptr(signal), 0)
 }
 
-// wait reaps a child, of any pid if that is -1.
+// wait reaps the child pid, or any child if pid is -1.
 func wait(pid int, st *unix.WaitStatus, options int, ru *unix.Rusage) (int, unix.Errno) {
 	for {
 		got, _, errno := unix.RawSyscall6(
@@ -138,21 +138,21 @@ func wait(pid int, st *unix.WaitStatus, options int, ru *unix.Rusage) (int, unix
 	}
 }
 
-// death is what waitid(2) tells of a child (siginfo_t).
+// death is the result of waitid(2) for a child (siginfo_t).
 type death struct {
 	signal, errno, code, _ int32
 	pid                    int32
 	_                      [128 - 5*4]byte
 }
 
-// died tells of a child that is dead and not reaped; its pid is 0 if none is.
+// died returns a child that is dead but not reaped. Its pid is 0 if there is none.
 func died() (death, unix.Errno) {
 	var d death
 	_, _, errno := unix.RawSyscall6(unix.SYS_WAITID, unix.P_ALL, 0, uintptr(unsafe.Pointer(&d)), unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, 0, 0)
 	return d, errno
 }
 
-// poll waits for one of these, or only looks.
+// poll polls the descriptors. If block is set, it waits until one of them is ready.
 func poll(of []unix.PollFd, block bool) {
 	var now unix.Timespec
 	timeout := &now
@@ -168,12 +168,12 @@ func poll(of []unix.PollFd, block bool) {
 			return
 		case unix.EINTR:
 		default:
-			exit(exitOrphan) // nobody is heard any more
+			exit(exitOrphan) // the worker can no longer be read
 		}
 	}
 }
 
-// deaths blocks SIGCHLD, and returns a descriptor to read when a child has died.
+// deaths blocks SIGCHLD and returns a descriptor that is readable when a child has died.
 func deaths() (int, unix.Errno) {
 	set := uint64(1) << (unix.SIGCHLD - 1)
 	setDisposition(uintptr(unix.SIGCHLD)) // if it were ignored, children would vanish
@@ -187,13 +187,13 @@ func deaths() (int, unix.Errno) {
 	return int(fd), errno
 }
 
-// setMask makes these the signals that are blocked.
+// setMask sets the blocked signals.
 func setMask(set uint64) unix.Errno {
 	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&set)), 0, unsafe.Sizeof(set), 0, 0)
 	return errno
 }
 
-// setDisposition gives a signal its default back.
+// setDisposition resets a signal to its default.
 func setDisposition(signal uintptr) {
 	var act [4]uint64 // handler SIG_DFL, no flags, no restorer, empty mask
 	_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, signal, uintptr(unsafe.Pointer(&act)), 0, 8, 0, 0)
@@ -204,7 +204,7 @@ func prctl(option int, a uintptr) unix.Errno {
 	return errno
 }
 
-// setName is how this process is called where processes are listed.
+// setName sets the name of this process in process listings.
 func setName(name *byte) unix.Errno {
 	_, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(name)), 0, 0, 0, 0)
 	return errno
@@ -225,7 +225,7 @@ func capset(header *unix.CapUserHeader, data *[2]unix.CapUserData) unix.Errno {
 	return errno
 }
 
-// allocate returns so many bytes of memory; they begin at a page.
+// allocate returns n bytes of page-aligned memory.
 func allocate(n int) ([]byte, unix.Errno) {
 	nowhere := -1
 	at, _, errno := unix.RawSyscall6(
@@ -241,8 +241,7 @@ func free(b []byte) {
 	_, _, _ = unix.RawSyscall(unix.SYS_MUNMAP, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), 0)
 }
 
-// words is b as room for pointers, address the pointer to something that stays where
-// it is.
+// words returns b as memory for pointers. address returns a pointer to b, which must not move.
 func words(b []byte) []uintptr {
 	return unsafe.Slice((*uintptr)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(uintptr(0))))
 }

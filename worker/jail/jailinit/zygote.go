@@ -8,15 +8,15 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
-// namespaces are those of a jail that is made within another, but for that of control
-// groups, which it makes itself when it is in its own.
+// namespaces are the new namespaces of a jail inside another one. The jail creates its cgroup
+// namespace itself, after it has joined its control groups.
 const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 
 const noNamespaces = "make the namespaces of a jail"
 
-// serve is all that this process does in a jail that others are made within: it makes
-// them, and starts the interpreter that makes those where a fork of it is to wait. With
-// that it ends, and with it all of them.
+// serve is the main loop of a zygote's init. It creates jails, and starts the interpreter, which
+// creates the jails in which a fork of it waits. When the interpreter exits, the init exits, and
+// all forked jails die.
 func serve(died int) {
 	started := 0 // the interpreter
 	for {
@@ -48,7 +48,7 @@ func serve(died int) {
 	}
 }
 
-// tryNamespaces makes what a jail has within this one, for nothing.
+// tryNamespaces checks that the namespaces of a jail can be created inside this one.
 func tryNamespaces() unix.Errno {
 	pid, errno := fork(namespaces)
 	if errno != 0 {
@@ -61,8 +61,8 @@ func tryNamespaces() unix.Errno {
 	return errno
 }
 
-// makeJail makes a jail within this one, and closes what came with the order. That it
-// cannot is no reason to end: those who wait for the jail read it here.
+// makeJail creates a jail inside this one and closes the order's descriptors. A failure does not
+// end this process: it is logged, and whoever waits for the jail reads the log.
 func makeJail(o *order) {
 	j, ok := wire.ParseJail(o.payload)
 	if !ok || o.n <= wire.JailCgroups {
@@ -101,7 +101,7 @@ func makeNamespaces(o *order, j *wire.JailOrder) unix.Errno {
 	return errno
 }
 
-// mapIDs gives root and the program of a jail their ids in this one.
+// mapIDs maps root and the program of a new jail to their ids in this one.
 func mapIDs(pid int, j *wire.JailOrder) unix.Errno {
 	var lines [96]byte
 	n := 0
@@ -125,9 +125,9 @@ func mapIDs(pid int, j *wire.JailOrder) unix.Errno {
 	return 0
 }
 
-// enter makes this process, which is a copy of the init of the parent's jail, what
-// nsjail starts: the first of a jail, with its descriptors. mapped is where it hears
-// that it has ids. It returns what it could not do.
+// enter turns this process, a fork of the zygote's init, into the first process of a jail, with its
+// descriptors: the state in which nsjail starts an init. mapped is a pipe on which enter is
+// notified when the ids are mapped. On an error, enter returns what failed.
 func enter(o *order, j *wire.JailOrder, mapped int) (what string, errno unix.Errno) {
 	var b [1]byte
 	if n, errno := read(mapped, b[:]); errno != 0 || n != 1 {
