@@ -23,10 +23,10 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// hiddenPython is the file of the programs in homeProgram.
+// hiddenPython is the file name of the programs that homeProgram returns.
 const hiddenPython = ".main.py"
 
-// homeProgram is a program whose file is in nobody's way.
+// homeProgram returns a program whose file has the given name.
 func homeProgram(tb testing.TB, language, file, code string) jail.Program {
 	tb.Helper()
 	p, err := jail.Source{Language: language, Code: code, TraceID: "trc_test", Home: DefaultHome, File: file}.Program()
@@ -37,14 +37,14 @@ func homeProgram(tb testing.TB, language, file, code string) jail.Program {
 	return p
 }
 
-// thread is a home that lasts: its last version is the directory lower. One
-// program runs in it at a time.
+// thread is a home that persists between executions. The directory lower holds its last version.
+// Only one program may run in it at a time.
 type thread struct {
 	tb     testing.TB
 	owners home.Owners
 	lower  string
 
-	// Of the last execution.
+	// Set by Mount for the last execution.
 	overlay *home.Overlay
 	mount   *os.File
 	volume  jail.Volume
@@ -53,7 +53,7 @@ type thread struct {
 	objects map[layer.Digest][]byte
 }
 
-// newThread makes one whose first version has these files.
+// newThread makes a thread whose first version has these files.
 func newThread(tb testing.TB, files map[string]string) *thread {
 	tb.Helper()
 	th := &thread{tb: tb, lower: filepath.Join(diskDir(tb), "home"), objects: map[layer.Digest][]byte{}}
@@ -75,7 +75,7 @@ func newThread(tb testing.TB, files map[string]string) *thread {
 	return th
 }
 
-// Mount is jail.Home's.
+// Mount implements jail.Home.
 func (th *thread) Mount(v jail.Volume, uid, gid int) (*os.File, error) {
 	owner, err := th.owners.Get(uid, gid)
 	if err != nil {
@@ -90,7 +90,7 @@ func (th *thread) Mount(v jail.Volume, uid, gid int) (*os.File, error) {
 	return mount, nil
 }
 
-// close gives back what Mount made.
+// close releases what Mount acquired.
 func (th *thread) close() {
 	th.tb.Helper()
 	if th.volume == nil {
@@ -102,14 +102,15 @@ func (th *thread) close() {
 	th.overlay, th.mount, th.volume = nil, nil, nil
 }
 
-// spec is testSpec with the thread's home.
+// spec returns testSpec with the thread's home.
 func (th *thread) spec() jail.Spec {
 	s := testSpec()
 	s.Home = th
 	return s
 }
 
-// save makes what a program left the next version, unless it cannot be stored.
+// save turns what the program left into the next version. It returns an error if that cannot be
+// stored.
 func (th *thread) save() error {
 	defer th.close()
 	return saveHome(th.overlay, th.store, th.fetch)
@@ -154,8 +155,8 @@ func (th *thread) fetch(_ context.Context, digest layer.Digest, _ int64) (io.Rea
 	return io.NopCloser(bytes.NewReader(th.objects[digest])), nil
 }
 
-// call runs a program in the thread, sees that what is below its home stays as it
-// is meanwhile, and saves.
+// call runs a program in the thread and saves the result. It checks that the last version does not
+// change before the save.
 func (th *thread) call(m *Maker, p jail.Program) result {
 	th.tb.Helper()
 	before := th.version()
@@ -169,7 +170,7 @@ func (th *thread) call(m *Maker, p jail.Program) result {
 	return r
 }
 
-// version lists what the last version has, but for hiddenPython.
+// version lists the files of the last version, except hiddenPython.
 func (th *thread) version() string {
 	th.tb.Helper()
 	var list strings.Builder
@@ -206,7 +207,7 @@ func (th *thread) version() string {
 	return list.String()
 }
 
-// wantVersion checks what the last version has, line by line.
+// wantVersion checks the files of the last version, line by line.
 func (th *thread) wantVersion(lines ...string) {
 	th.tb.Helper()
 	if got, want := th.version(), strings.Join(lines, "\n")+"\n"; got != want {
@@ -244,8 +245,8 @@ python3 -c "import os; print(os.getxattr('new', 'user.x'), os.getxattr('read', '
 	m.nothingLeft(t)
 }
 
-// What is installed in one call is found in the next, and so is what the program
-// finds beside itself; the program's own file may have any name.
+// What one call installs is found by the next call. So are files beside the program, whose own file
+// may have any name.
 func TestNextCallFindsModules(t *testing.T) {
 	m := openMaker(t, Config{VolumeDir: diskDir(t)})
 	th := newThread(t, map[string]string{"main.py": "kept", "main.js": "kept"})
@@ -273,7 +274,7 @@ print(installed.a, beside.b, sys.argv, __file__)
 	}
 }
 
-// A home has room for just as much as one that is not brought, whatever is below.
+// A brought home has the same limits as any other home, whatever its lower directory holds.
 func TestLimitsOfABroughtHome(t *testing.T) {
 	m := openMaker(t, Config{VolumeDir: diskDir(t)})
 	th := newThread(t, map[string]string{"old": strings.Repeat("x", 9<<20), "d/f": "x"})
@@ -297,11 +298,11 @@ print(no(os.posix_fallocate, os.open('old', os.O_RDWR), 0, 30 << 20))
 	if err := th.save(); err != nil {
 		t.Fatal(err)
 	}
-	// The next call has the same room again.
+	// The next call has the full limit again.
 	runProgram(t, m, spec, program(t, "bash", "head -c 20M /dev/zero > new && stat -c %s new")).want(t, jail.Exited, "20971520")
 }
 
-// However a program ends, what it left can be read.
+// What a program leaves can be read, however the program ends.
 func TestKilledJailLeavesTheHome(t *testing.T) {
 	m := openMaker(t, Config{VolumeDir: diskDir(t)})
 	left := "drwxr-xr-x 0:0 \".\"\n-rw-r--r-- 0:0 \"./x\" 1 \"left\\n\"\n"
@@ -346,7 +347,8 @@ func TestKilledJailLeavesTheHome(t *testing.T) {
 	}
 }
 
-// A home that cannot be made, and a jail that cannot, leave nothing of the other.
+// A home that fails leaves no jail behind. A jail that fails leaves the home to its owner, who can
+// close it.
 func TestHomeThatFails(t *testing.T) {
 	m := openMaker(t, Config{VolumeDir: diskDir(t)})
 	var left *os.File
@@ -391,7 +393,7 @@ type homeFunc func(v jail.Volume, uid, gid int) (*os.File, error)
 
 func (f homeFunc) Mount(v jail.Volume, uid, gid int) (*os.File, error) { return f(v, uid, gid) }
 
-// Whatever a home's mount is, nothing in it is set-uid or a device.
+// No file in a home works as set-uid or as a device, whatever the home's own mount allows.
 func TestHomeIsNosuidAndNodev(t *testing.T) {
 	m := openMaker(t, Config{VolumeDir: diskDir(t)})
 	var mount *os.File
@@ -436,7 +438,7 @@ func TestTryHome(t *testing.T) {
 	}
 }
 
-// What homes hold of the host is given back with them.
+// Closing a home releases every host resource that it holds.
 func TestBroughtHomesLeaveNothing(t *testing.T) {
 	dir := diskDir(t)
 	m := openMaker(t, Config{VolumeDir: dir})
@@ -444,7 +446,7 @@ func TestBroughtHomesLeaveNothing(t *testing.T) {
 	once := func() {
 		th.call(m, program(t, "bash", "echo more >> d/f; mv d e; mv e d; setsid sleep 600 & echo x")).want(t, jail.Exited, "x")
 	}
-	// The pool and the owners keep what they have made.
+	// The pool and the owners cache what they make.
 	held := func() string {
 		m.jails.Wait()
 		if err := errors.Join(m.closePool(), th.owners.Close()); err != nil {
@@ -480,7 +482,7 @@ func TestBroughtHomesLeaveNothing(t *testing.T) {
 	awaitDetached(t, dir)
 }
 
-// awaitDetached waits until no loop device has an image in a directory.
+// awaitDetached waits until no loop device uses an image in a directory.
 func awaitDetached(t *testing.T, dir string) {
 	t.Helper()
 	deadline := time.After(patience)
@@ -490,14 +492,14 @@ func awaitDetached(t *testing.T, dir string) {
 			return
 		}
 		select {
-		case <-tick: // the kernel detaches it in its own time
+		case <-tick: // the kernel detaches it asynchronously
 		case <-deadline:
 			t.Fatalf("loop devices left: %q", devices)
 		}
 	}
 }
 
-// loops are the loop devices of images in a directory.
+// loops returns the loop devices whose images are in a directory.
 func loops(tb testing.TB, dir string) (found []string) {
 	tb.Helper()
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")

@@ -14,8 +14,8 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// makeImage makes a root file system of bash and what it needs, and more files
-// by name; one whose content begins with "-> " is a link.
+// makeImage makes a root file system with bash, its libraries and more files by name. Content that
+// begins with "-> " makes a link.
 func makeImage(tb testing.TB, more map[string]string) string {
 	tb.Helper()
 	root := filepath.Join(runDir(tb), "image")
@@ -37,8 +37,8 @@ func makeImage(tb testing.TB, more map[string]string) string {
 	return root
 }
 
-// installProgram copies a program and the libraries that it needs into the root file
-// system at root, the program to /usr/bin.
+// installProgram copies a program to /usr/bin of the root file system at root, with the libraries
+// that it needs.
 func installProgram(tb testing.TB, root, program string) {
 	tb.Helper()
 	out, err := exec.CommandContext(tb.Context(), "ldd", program).Output()
@@ -106,7 +106,8 @@ echo x 2>/dev/null >/opt/tool/new || echo read-only; [ -e /usr/bin/env ] || echo
 	}
 }
 
-// TestImageSlow holds up the reading of an image's /etc, as a disk or the network may, and has jails without it go on.
+// TestImageSlow blocks reading of an image's /etc, as a slow disk or network may. Jails without the
+// image must still start.
 func TestImageSlow(t *testing.T) {
 	m := newMaker(t)
 	spec := testSpec()
@@ -122,7 +123,9 @@ func TestImageSlow(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	asked := make(chan os.Signal, 1) // the kernel asks for the lease when the file is opened, and lets nobody open it meanwhile
+	// The kernel requests the lease when the file is opened and blocks the opener until it is
+	// released.
+	asked := make(chan os.Signal, 1)
 	signal.Notify(asked, unix.SIGIO)
 	defer signal.Stop(asked)
 	lease(unix.F_WRLCK)
@@ -147,7 +150,7 @@ func TestImageSlow(t *testing.T) {
 	}
 }
 
-// TestImageGone has the copy of an image's /etc go when the image has.
+// TestImageGone checks that the copy of an image's /etc is removed once the image is gone.
 func TestImageGone(t *testing.T) {
 	m := newMaker(t)
 	spec := testSpec()
@@ -168,7 +171,7 @@ func TestImageGone(t *testing.T) {
 	}
 }
 
-// The worker copies an image's /etc; nothing in it may lead the copy out.
+// The worker copies an image's /etc. No link in it may make the copy read files outside the image.
 func TestImageLinksAreNotFollowed(t *testing.T) {
 	m := newMaker(t)
 	outside := filepath.Join(runDir(t), "secret")

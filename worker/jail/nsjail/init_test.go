@@ -18,7 +18,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
-// An order may be as large as a frame, and have many variables.
+// An order may be as large as a frame and have many variables.
 func TestLargeOrder(t *testing.T) {
 	m := newMaker(t)
 	const variables = 3000
@@ -43,7 +43,7 @@ print(len(content), all(content[i] == i // 7 % 256 for i in range(0, len(content
 	}
 }
 
-// A string that the kernel would take for a shorter one is not sent.
+// A string with a zero byte is not sent, because the kernel would truncate it there.
 func TestZeroBytes(t *testing.T) {
 	m := newMaker(t)
 	for name, change := range map[string]func(p *jail.Program){
@@ -60,14 +60,14 @@ func TestZeroBytes(t *testing.T) {
 	}
 }
 
-// A program begins with no signal ignored and none blocked, whatever the worker does with its own.
+// A program starts with no signals ignored or blocked, whatever the worker ignores or blocks.
 func TestSignalsAreNotHandedOn(t *testing.T) {
 	m := newMaker(t)
 	ignored := []os.Signal{unix.SIGUSR1, unix.SIGTSTP, unix.SIGWINCH, unix.Signal(35), unix.Signal(64)}
 	signal.Ignore(ignored...)
 	defer func() {
 		c := make(chan os.Signal, 1)
-		signal.Notify(c, ignored...) // which alone ends that they are ignored (not so with SIGHUP)
+		signal.Notify(c, ignored...) // the only way to stop ignoring them (SIGHUP differs)
 		signal.Stop(c)
 	}()
 	p := jail.Program{Argv: []string{"grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"}, Dir: "/"}
@@ -75,7 +75,7 @@ func TestSignalsAreNotHandedOn(t *testing.T) {
 	runIn(t, prepare(t, m, testSpec()), p).want(t, jail.Exited, "SigBlk:\t"+none+"\nSigIgn:\t"+none)
 }
 
-// What is sent with an order is carried out when the program is there.
+// Frames sent directly after an order take effect once the program exists.
 func TestFramesRightBehindAnOrder(t *testing.T) {
 	m := newMaker(t)
 	p := program(t, "python", "import time; time.sleep(600)")
@@ -98,7 +98,7 @@ func TestFramesRightBehindAnOrder(t *testing.T) {
 	}
 }
 
-// A worker that says what is not in the protocol, or is gone, ends the jail.
+// The jail ends if the worker sends an invalid frame or disconnects.
 func TestAWorkerThatIsNotUnderstoodEndsTheJail(t *testing.T) {
 	m := newMaker(t)
 	p := program(t, "python", "import time; time.sleep(600)")
@@ -141,8 +141,8 @@ func TestAWorkerThatIsNotUnderstoodEndsTheJail(t *testing.T) {
 	}
 }
 
-// While the init waits for the end of what a program has left, which the test, that
-// traces it, puts off, it hears the worker.
+// The init still handles frames from the worker while it waits for leftover processes to exit. The
+// test delays that exit by tracing one.
 func TestTheWorkerIsHeardAtTheEnd(t *testing.T) {
 	m := newMaker(t)
 	for name, frames := range map[string]string{
@@ -150,7 +150,8 @@ func TestTheWorkerIsHeardAtTheEnd(t *testing.T) {
 		"gone":   "",
 	} {
 		t.Run(name, func(t *testing.T) {
-			// Forked, so that nobody but the init, such as nsjail, has its end of the socket.
+			// A forked jail: only the init has its end of the socket. In the other modes nsjail has
+			// it too.
 			s := jailBy(t, m, forked)
 			out := order(t, s, program(t, "python", `
 import os, signal
@@ -164,7 +165,7 @@ os._exit(3)`), nil)
 			}
 			expect(t, s, wire.Started)
 			left := children(t, children(t, s.initPID)[0])[0]
-			runtime.LockOSThread() // one thread traces and waits
+			runtime.LockOSThread() // ptrace calls must come from one thread
 			defer runtime.UnlockOSThread()
 			if err := unix.PtraceSeize(left); err != nil {
 				t.Fatal(err)
@@ -198,13 +199,13 @@ os._exit(3)`), nil)
 	}
 }
 
-// An init that makes a mistake dies of it, although it is a PID 1, which signals cannot
-// kill. That is our failure, not the program's.
+// An init that crashes dies, although it is PID 1, which signals cannot kill. Run returns an error,
+// since the failure is ours and not the program's.
 func TestAnInitThatFaultsDies(t *testing.T) {
 	m := newMaker(t)
 	s := prepare(t, m, testSpec()).(*sandbox)
 	done := runSleeper(t, s)
-	runtime.LockOSThread() // one thread traces
+	runtime.LockOSThread() // ptrace calls must come from one thread
 	defer runtime.UnlockOSThread()
 	if err := unix.PtraceAttach(s.initPID); err != nil {
 		t.Fatal(err)
@@ -228,7 +229,8 @@ func TestAnInitThatFaultsDies(t *testing.T) {
 	}
 }
 
-// jailBy is a jail for python by a mode, which is closed with the test.
+// jailBy returns a jail for python whose interpreter is started in the given mode. It is closed
+// when the test ends.
 func jailBy(t *testing.T, m *Maker, mode string) *sandbox {
 	t.Helper()
 	if mode == forked {
@@ -247,7 +249,7 @@ func jailBy(t *testing.T, m *Maker, mode string) *sandbox {
 	return j.(*sandbox)
 }
 
-// order sends what starts p, and more with it.
+// order sends the frames that start p, followed by more.
 func order(t *testing.T, s *sandbox, p jail.Program, more []byte) outputs {
 	t.Helper()
 	typ := wire.Start
@@ -277,7 +279,7 @@ func order(t *testing.T, s *sandbox, p jail.Program, more []byte) outputs {
 	return out
 }
 
-// expect receives a frame.
+// expect receives a frame of the wanted type and returns its payload.
 func expect(t *testing.T, s *sandbox, want byte) (payload []byte) {
 	t.Helper()
 	typ, payload, err := s.receive()
@@ -294,7 +296,7 @@ func expectNoFrame(t *testing.T, s *sandbox) {
 	}
 }
 
-// expectEnd waits for the end of an init.
+// expectEnd checks that the init sends no more frames and waits until it has exited.
 func expectEnd(t *testing.T, s *sandbox) {
 	t.Helper()
 	expectNoFrame(t, s)

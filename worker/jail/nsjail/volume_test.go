@@ -8,7 +8,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// diskDir is a directory that is not in memory.
+// diskDir returns a directory that is not in memory.
 func diskDir(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.MkdirTemp("/var/tmp", "bullpen-test-")
@@ -23,13 +23,13 @@ func diskDir(tb testing.TB) string {
 	return dir
 }
 
-// A program may write more than its memory holds where its home is on disk, and
-// exactly as much as it was given.
+// A program whose home is on disk may write more than its memory limit, up to exactly the limit of
+// the home.
 func TestHomeOnDisk(t *testing.T) {
 	m := openMaker(t, Config{VolumeDir: diskDir(t)})
 	spec := testSpec()
 	spec.Memory, spec.HomeBytes, spec.TmpBytes, spec.Inodes = 64<<20, 200<<20, 40<<20, 500
-	for range 2 { // the second finds nothing of the first
+	for range 2 { // the second run must find nothing from the first
 		r := runProgram(t, m, spec, program(t, "bash", `
 ls -A ~ /tmp; stat -c '%a %u %g' ~ /tmp
 head -c 180M /dev/zero > big; echo $?; rm big

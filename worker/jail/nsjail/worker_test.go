@@ -23,11 +23,11 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
 )
 
-// bareEnv makes the test binary a worker that lacks something: its value is what,
-// the nsjail, the run directory and one on a disk.
+// bareEnv makes the test binary a worker that lacks something. Its value names what is missing, the
+// path of nsjail, the run directory and a directory on disk, separated by colons.
 const bareEnv = "BULLPEN_TEST_BARE"
 
-// bare opens a Maker, makes a jail, and says what stood in the way.
+// bare opens a Maker, makes a jail, and prints the error.
 func bare() {
 	f := strings.SplitN(os.Getenv(bareEnv), ":", 4)
 	cfg, spec := Config{NsjailPath: f[1], RunDir: f[2], Log: slog.New(slog.DiscardHandler)}, testSpec()
@@ -38,7 +38,7 @@ func bare() {
 		cfg.VolumeDir = f[3]
 	case "network":
 		n, err := egress.Open(context.Background(), egress.Config{
-			Upstreams: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:53")}, Log: slog.New(slog.DiscardHandler), // asked by nobody
+			Upstreams: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:53")}, Log: slog.New(slog.DiscardHandler), // never queried
 		})
 		if err != nil {
 			fmt.Println(err)
@@ -79,8 +79,8 @@ func bare() {
 	fmt.Println(err)
 }
 
-// bareThread does all to the home of a thread that a program can make the kernel
-// do in a worker's name, and saves it.
+// bareThread saves a thread's home after applying every change that a program can make the kernel
+// perform on behalf of a worker.
 func bareThread(m *Maker, dir string) error {
 	if err := m.TryHome(context.Background(), testSpec()); err != nil {
 		return err
@@ -116,7 +116,8 @@ python3 -c "import os; os.setxattr('new', 'user.x', b'y')"; touch -d @1 new link
 	return err
 }
 
-// bareFork runs a program in a jail that is forked, and one in bash, from a parent with an interpreter or without.
+// bareFork runs a program in a forked jail and one in bash, from a zygote with or without an
+// interpreter.
 func bareFork(m *Maker, interpreter bool) error {
 	spec := testSpec()
 	if interpreter {
@@ -149,8 +150,8 @@ func bareFork(m *Maker, interpreter bool) error {
 	return p.Close()
 }
 
-// neededCapabilities are all that a worker needs, as docs/sandbox.md says: those of
-// the first line always, those of the others for homes on disk, threads and networks.
+// neededCapabilities are all capabilities that a worker needs, as listed in docs/sandbox.md. The
+// first line is always needed. The other lines are for homes on disk, threads and networks.
 var neededCapabilities = map[string]uintptr{ // read only
 	"DAC_OVERRIDE": unix.CAP_DAC_OVERRIDE, "CHOWN": unix.CAP_CHOWN, "SETUID": unix.CAP_SETUID, "SETGID": unix.CAP_SETGID,
 	"SYS_ADMIN": unix.CAP_SYS_ADMIN, "SYS_CHROOT": unix.CAP_SYS_CHROOT, "FOWNER": unix.CAP_FOWNER,
@@ -158,8 +159,7 @@ var neededCapabilities = map[string]uintptr{ // read only
 	"NET_ADMIN":       unix.CAP_NET_ADMIN, "NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE,
 }
 
-// keepOnly starts this program anew with no other capabilities, and no way to get
-// them.
+// keepOnly executes this program again with only the named capabilities and no way to gain others.
 func keepOnly(names []string) {
 	runtime.LockOSThread()
 	keep := map[uintptr]bool{}
@@ -188,8 +188,8 @@ func keepOnly(names []string) {
 	check(syscall.Exec(exe, os.Args, os.Environ()))
 }
 
-// refuse makes a system call fail with EINVAL, for this process and its children;
-// only with that first argument, unless it is 0.
+// refuse makes a system call fail with EINVAL, for this process and its children. If argument is
+// not 0, only calls with that first argument fail.
 func refuse(number, argument uint32) {
 	skip := uint8(0)
 	if argument == 0 {
@@ -209,14 +209,14 @@ func refuse(number, argument uint32) {
 	}
 }
 
-// A worker works with what docs/sandbox.md says it needs. One that has less, and so
-// cannot hold programs to what it promises, takes none and says why.
+// A worker works with exactly what docs/sandbox.md says it needs. A worker with less cannot confine
+// programs as promised, so it accepts none and reports why.
 func TestWorkersNeeds(t *testing.T) {
 	whole := []syscall.SysProcIDMap{{Size: 1<<32 - 1}}
 	few := []syscall.SysProcIDMap{{Size: 65536}}
 	const works = "<nil>"
 	for what, tt := range map[string]struct {
-		ids  []syscall.SysProcIDMap // of a user namespace of its own, if it is to have one
+		ids  []syscall.SysProcIDMap // mapping of its own user namespace, or nil for none
 		want string
 	}{
 		"nothing":                              {nil, works},
