@@ -15,7 +15,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the table of attacks in docs/sandbox.md")
 
-// controlAttack is an attack on the control plane, on a deployment of its own.
+// controlAttack is an attack on the control plane. Each runs against its own deployment.
 type controlAttack struct {
 	name, outcome string
 	test          func(*testing.T, *programs)
@@ -40,7 +40,8 @@ func controlAttacks() []controlAttack {
 	}
 }
 
-// TestAbuse attacks whole deployments. Each test checks that the attack is contained, and that the next programs run.
+// TestAbuse attacks whole deployments. Each test checks that the attack is contained and that later
+// programs run.
 func TestAbuse(t *testing.T) {
 	p := buildPrograms(t)
 	t.Run("control", func(t *testing.T) {
@@ -71,7 +72,7 @@ func testOversized(t *testing.T, p *programs) {
 	allSlots(t, w.in(t), slots)
 }
 
-// testReplayed publishes the message of a job again, unchanged.
+// testReplayed publishes a job's message a second time, unchanged.
 func testReplayed(t *testing.T, p *programs) {
 	const slots, times = 2, 5
 	w := newWorld(t, p, topology{apart: true}, slots)
@@ -97,7 +98,7 @@ func testReplayed(t *testing.T, p *programs) {
 		}
 	}
 	again := func() {
-		job.Header.Del(nats.MsgIdHdr) // else the store discards it as a duplicate
+		job.Header.Del(nats.MsgIdHdr) // otherwise the store discards it as a duplicate
 		for range times {
 			if err := nc.PublishMsg(&nats.Msg{Subject: job.Subject, Header: job.Header, Data: job.Data}); err != nil {
 				t.Fatal(err)
@@ -106,7 +107,7 @@ func testReplayed(t *testing.T, p *programs) {
 		flush(t, nc)
 	}
 	again()
-	b := newHold() // takes the other slot
+	b := newHold() // occupies the other slot
 	other := a.submit(bash(b.code()))
 	b.reached(t, 1)
 	if pids := h.pids(t); len(pids) != 1 {
@@ -131,7 +132,8 @@ func testReplayed(t *testing.T, p *programs) {
 	}
 }
 
-// TestAbuseTable checks that the table in docs/sandbox.md is that of the tests. `make docs` rewrites it.
+// TestAbuseTable checks that the table in docs/sandbox.md matches the tests. `make docs` rewrites
+// it.
 func TestAbuseTable(t *testing.T) {
 	const page, begin, end = "../docs/sandbox.md", "<!-- abuse of the control plane: written by `make docs` -->\n", "<!-- end of abuse of the control plane -->\n"
 	b, err := os.ReadFile(page)

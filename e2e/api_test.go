@@ -22,12 +22,13 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// testPrograms runs programs of each language as one would run the file oneself.
+// testPrograms runs programs of each language and checks that they behave like the file run
+// directly.
 func testPrograms(t *testing.T, a *api) {
 	for _, c := range []struct {
 		name           string
 		program        request
-		stdout, stderr string // the end of stderr
+		stdout, stderr string // expected end of stderr
 		exitCode       int
 	}{
 		{"python", python("import sys; print(6 * 7); print('é', file=sys.stderr)"), "42\n", "é\n", 0},
@@ -80,7 +81,8 @@ func testPrograms(t *testing.T, a *api) {
 	}
 }
 
-// testWaysToDie has the platform end programs: the answer is a result all the same, with the output so far.
+// testWaysToDie has the platform end programs. The response is still a result with the output so
+// far.
 func testWaysToDie(t *testing.T, a *api) {
 	for _, c := range []struct {
 		name                      string
@@ -178,10 +180,11 @@ func testStreaming(t *testing.T, a *api) {
 			t.Errorf("got %d lines, the last %q", n, stdout[max(0, len(stdout)-20):])
 		}
 	})
-	t.Run("10 MB without loss", func(t *testing.T) { // in lines of 100 bytes, to a client that reads as fast as it can
+	// The lines have 100 bytes each, and the client reads as fast as it can.
+	t.Run("10 MB without loss", func(t *testing.T) {
 		const lines = 100_000
 		code := fmt.Sprintf("import sys\nfor i in range(%d): sys.stdout.write('%%099d\\n' %% i)", lines)
-		seq := int64(0) // not decoded as JSON, which takes the race detector long
+		seq := int64(0) // not decoded as JSON, which is slow under the race detector
 		for line := range bytes.Lines(a.in(t).execute(python(code), accept, ndjson).body) {
 			seq++
 			if end := fmt.Sprintf(`"seq":%d}`+"\n", seq); !bytes.HasSuffix(line, []byte(end)) {
@@ -194,14 +197,15 @@ func testStreaming(t *testing.T, a *api) {
 	})
 }
 
-// without leaves out what begins and contains these.
+// without returns words without those that have this prefix and contain this substring.
 func without(words []string, begins, contains string) []string {
 	return slices.DeleteFunc(slices.Clone(words), func(s string) bool {
 		return strings.HasPrefix(s, begins) && strings.Contains(s, contains)
 	})
 }
 
-// testEviction prints more lines than are kept for reconnection: exactly the last 10,000 are.
+// testEviction prints more lines than are kept for reconnection. Exactly the last 10,000 must be
+// kept.
 func testEviction(t *testing.T, a *api) {
 	const printed, kept = 12000, proto.MaxEvents
 	id := a.submit(python(fmt.Sprintf("for i in range(%d): print(i)", printed)))
@@ -209,7 +213,7 @@ func testEviction(t *testing.T, a *api) {
 	if rec.Status != "success" || !rec.OutputTruncated || strings.Count(*rec.Stdout, "\n") != printed {
 		t.Errorf("got %s with output_truncated %v", rec, rec.OutputTruncated)
 	}
-	// The status is event 1, line i is event i+2, the result comes after the last line.
+	// The status is event 1, line i is event i+2, and the result follows the last line.
 	check := func(t *testing.T, events []event, first int64) {
 		t.Helper()
 		if len(events) == 0 || events[len(events)-1].Type != "result" || !*events[len(events)-1].OutputTruncated || events[len(events)-1].Seq != printed+2 {
@@ -288,8 +292,8 @@ func testSSE(t *testing.T, a *api) {
 	h := newHold()
 	id := a.submit(bash("echo one\necho two\n" + h.code()))
 	h.reached(t, 1)
-	live := a.follow(id, 1, accept, sse)                          // begun while the program runs
-	resumed := a.follow(id, 1, accept, sse, "Last-Event-ID", "3") // the header is newer than the query
+	live := a.follow(id, 1, accept, sse)                          // opened while the program runs
+	resumed := a.follow(id, 1, accept, sse, "Last-Event-ID", "3") // the header overrides the query
 	h.release(t)
 	a.ended(id)
 	for _, c := range []struct {
@@ -337,7 +341,7 @@ func testAsync(t *testing.T, a *api) {
 	if stdout != "held\nwoken\n" || last.Result.Stdout != stdout {
 		t.Errorf("the output is %q, the result's %q", stdout, last.Result.Stdout)
 	}
-	for after := range last.Seq + 2 { // wherever one goes on from
+	for after := range last.Seq + 2 { // resuming at every position
 		checkEvents(t, a.output(id, after), after)
 	}
 	for _, wait := range []string{"61", "-1", "1.5", "x"} {
@@ -391,7 +395,7 @@ func testRecord(t *testing.T, a *api) {
 	}
 }
 
-// varying takes out numbers of milliseconds, which only must be there.
+// varying removes durations in milliseconds, after checking that they are present.
 func varying(t testing.TB, got map[string]any, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -420,7 +424,8 @@ func testCancel(t *testing.T, a *api) {
 	h := newHold()
 	p := a.start(bash(h.code()).and("max_attempts", 3), "Idempotency-Key", "cancelled "+h.seconds)
 	h.reached(t, 1)
-	// The same key in async mode finds the execution that runs, which is how an inline caller can cancel.
+	// The same key in async mode finds the running execution. This is how an inline caller can
+	// cancel.
 	id := a.submit(bash(h.code()).and("max_attempts", 3), "Idempotency-Key", "cancelled "+h.seconds)
 	r := a.do(http.MethodPost, execution(id, "cancel"), nil, "Content-Type", "application/json")
 	if want := fmt.Sprintf(`{"trace_id":%q,"status":"cancelling"}`+"\n", id); r.status != http.StatusAccepted || string(r.body) != want {
@@ -441,13 +446,13 @@ func testCancel(t *testing.T, a *api) {
 	}
 }
 
-// testOutputLimit expects that 2 MiB of each output are kept.
+// testOutputLimit checks that 2 MiB of each output stream are kept.
 func testOutputLimit(t *testing.T, a *api) {
 	const limit = 2 << 20
 	code := "import sys\nline = 'é' * 499 + '\\n'\nsys.stdout.write('xx')\nfor i in range(2500): sys.stdout.write(line)\nprint('short', file=sys.stderr)"
 	answer := a.execute(python(code))
 	r := answer.result(t)
-	// The limit falls into the middle of a character, which is left out.
+	// The limit falls in the middle of a character, which is dropped.
 	if !r.StdoutTruncated || len(r.Stdout) != limit-1 || r.StderrTruncated || r.Stderr != "short\n" || !r.Success {
 		t.Errorf("got %d bytes of stdout (truncated %v), %d of stderr (truncated %v)", len(r.Stdout), r.StdoutTruncated, len(r.Stderr), r.StderrTruncated)
 	}
@@ -460,7 +465,7 @@ func testOutputLimit(t *testing.T, a *api) {
 	}
 }
 
-// testLarge sends what does not fit into a message of the queue, and gets such results.
+// testLarge sends requests that do not fit into a queue message and receives results of that size.
 func testLarge(t *testing.T, a *api) {
 	const size = proto.MaxCodeBytes
 	head := "import sys; code = open(__file__).read(); print(len(code)); sys.stderr.write('y' * 1500000)\n#"
@@ -486,7 +491,7 @@ func testLarge(t *testing.T, a *api) {
 	}
 }
 
-// testOrganisations shows that what belongs to one organisation is not there for another.
+// testOrganisations checks that one organisation cannot see what belongs to another.
 func testOrganisations(t *testing.T, a *api) {
 	secret, _ := a.newKey("stranger", "enterprise")
 	stranger, h := a.with(secret), newHold()
@@ -505,7 +510,7 @@ func testOrganisations(t *testing.T, a *api) {
 	stranger.get("/v1/admin/keys").rejection(t, http.StatusForbidden, "forbidden")
 	stranger.do(http.MethodPost, "/v1/admin/keys", request{"name": "n", "org": "stranger", "plan": "free"}).rejection(t, http.StatusForbidden, "forbidden")
 	stranger.do(http.MethodDelete, "/v1/admin/keys/key_bootstrap", nil).rejection(t, http.StatusForbidden, "forbidden")
-	// The same idempotency key is another one there.
+	// Another organisation may use the same idempotency key for a different request.
 	other := stranger.submit(bash("echo yours"), "Idempotency-Key", "shared word")
 	stranger.ended(other).succeeded(t, "yours\n")
 	a.get(execution(other)).rejection(t, http.StatusNotFound, "not_found")
@@ -555,10 +560,10 @@ func testKeys(t *testing.T, a *api) {
 	if r := a.do(http.MethodDelete, "/v1/admin/keys/"+id, nil); r.status != http.StatusOK || !strings.Contains(string(r.body), `"revoked_at":"2`) {
 		t.Fatalf("revoke: %s", r)
 	}
-	mine.get(execution("trc_x")).rejection(t, http.StatusUnauthorized, "unauthorized") // at once on this gateway
+	mine.get(execution("trc_x")).rejection(t, http.StatusUnauthorized, "unauthorized") // this gateway applies it at once
 }
 
-// testFreePlan meets every limit of the free plan.
+// testFreePlan exceeds every limit of the free plan.
 func testFreePlan(t *testing.T, a *api) {
 	secret, _ := a.newKey("small", "free")
 	a = a.with(secret)
@@ -625,7 +630,7 @@ func testIdempotency(t *testing.T, a *api) {
 	}
 }
 
-// testIdempotencyAtOnce sends one request several times before the first has an answer.
+// testIdempotencyAtOnce sends one request several times before the first gets a response.
 func testIdempotencyAtOnce(t *testing.T, a *api) {
 	h := newHold()
 	var calls []*pending
@@ -667,7 +672,7 @@ func testHealth(t *testing.T, a *api) {
 	}
 }
 
-// testRoutes asks for what there is not, and sends what is no request.
+// testRoutes requests missing routes and sends malformed requests.
 func testRoutes(t *testing.T, a *api) {
 	for _, path := range []string{"/", "/v1", "/v1/", "/v1/nothing", "/v2/sandbox/execute", "/v1/sandbox/execute/", "/v1//executions/x", "/favicon.ico"} {
 		a.get(path).rejection(t, http.StatusNotFound, "not_found")
@@ -701,7 +706,8 @@ func testRoutes(t *testing.T, a *api) {
 	}
 }
 
-// testBigBody announces 100 MB and means it. The refusal comes before they have been taken.
+// testBigBody announces a body of 100 MB and sends it. The server must reject it before reading all
+// of it.
 func testBigBody(t *testing.T, a *api) {
 	const size = 100 << 20
 	for _, head := range []string{fmt.Sprintf("Content-Length: %d\r\n", size), "Transfer-Encoding: chunked\r\n"} {
@@ -715,7 +721,7 @@ func testBigBody(t *testing.T, a *api) {
 			}
 			for range size >> 20 {
 				if _, err := conn.Write(piece); err != nil {
-					return // it has read enough
+					return // the server has read enough
 				}
 			}
 		})
@@ -753,7 +759,8 @@ func say(t testing.TB, conn net.Conn, format string, args ...any) {
 	}
 }
 
-// testSlowHeaders sends headers so slowly that they never end: the connection is cut, and others are served meanwhile.
+// testSlowHeaders sends headers so slowly that they never end. The server must close the connection
+// and keep serving others.
 func testSlowHeaders(t *testing.T, a *api) {
 	conn := dial(t, a)
 	cut := make(chan error, 1)
@@ -780,7 +787,7 @@ func testSlowHeaders(t *testing.T, a *api) {
 	}
 }
 
-// testBigHeaders sends more headers than any request needs: they are not read to their end.
+// testBigHeaders sends more headers than any request needs. The server must not read all of them.
 func testBigHeaders(t *testing.T, a *api) {
 	for name, rest := range map[string]string{
 		"one": "X-Long: " + strings.Repeat("x", 1<<20) + "\r\n", "many": strings.Repeat("X-Y: z\r\n", 1<<17),
@@ -788,11 +795,11 @@ func testBigHeaders(t *testing.T, a *api) {
 		conn := dial(t, a)
 		var sending sync.WaitGroup
 		sending.Go(func() {
-			_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\n%s\r\n", executePath, rest) // it may hear enough before the end
+			_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\n%s\r\n", executePath, rest) // the server may reject the request before the end
 		})
 		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		switch {
-		case errors.Is(err, syscall.ECONNRESET): // cut off before the answer was read
+		case errors.Is(err, syscall.ECONNRESET): // closed before the response was read
 		case err != nil:
 			t.Fatalf("%s: %v", name, err)
 		case resp.StatusCode != http.StatusRequestHeaderFieldsTooLarge || !resp.Close:
@@ -805,7 +812,8 @@ func testBigHeaders(t *testing.T, a *api) {
 	}
 }
 
-// testManyAtOnce runs 50 programs at once, of all languages in all modes, and finds each with its own output.
+// testManyAtOnce runs 50 programs at once, in all languages and modes. Each must return its own
+// output.
 func testManyAtOnce(t *testing.T, a *api) {
 	var all sync.WaitGroup
 	for i := range 50 {
@@ -816,7 +824,7 @@ func testManyAtOnce(t *testing.T, a *api) {
 			}[i%3]
 			word += "\n"
 			switch i / 3 % 3 {
-			case 0: // waits for a slot by coming again, as clients do
+			case 0: // waits for a slot by retrying, as clients do
 				var r *reply
 				eventually(t, "an inline answer", func() (bool, any) {
 					var err error

@@ -14,7 +14,7 @@ import (
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
-// testBackup backs a deployment up while it works, destroys it, and restores it elsewhere.
+// testBackup backs up a running deployment, destroys it, and restores it elsewhere.
 func testBackup(t *testing.T, p *programs, in topology) {
 	hook := startReceiver(t)
 	store := "file://" + filepath.Join(t.TempDir(), "store")
@@ -36,14 +36,14 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	}
 	theirs := other.submit(bash("echo theirs"))
 	other.ended(theirs).succeeded(t, "theirs\n")
-	owed := w.submit(bash("echo owed").and("webhook_url", hook.url+"/next")) // which is answered with 500
+	owed := w.submit(bash("echo owed").and("webhook_url", hook.url+"/next")) // the receiver responds with 500
 	w.ended(owed)
 	h := newHold()
 	running := []string{w.submit(bash(h.code())), w.submit(bash(h.code()).of("notebook"))}
 	h.reached(t, 2)
 	queued := []string{w.submit(bash("echo queued")), w.submit(bash("echo queued").of("second")), w.submit(bash("cat notes; exit 0"))}
 
-	// What comes while the backup is made may be in it or not.
+	// Executions that arrive during the backup may or may not be in it.
 	var all sync.WaitGroup
 	enough := make(chan struct{})
 	for n := range 4 {
@@ -79,7 +79,7 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	}
 	h.reached(t, 0)
 
-	// Elsewhere. A backup that is not whole leaves nothing that a server would start on.
+	// An incomplete backup must leave no data directory that a server would start on.
 	w.data = filepath.Join(t.TempDir(), "restored")
 	to := []string{"--data", w.data}
 	if in.apart {

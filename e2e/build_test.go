@@ -11,7 +11,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// TestImageBuild builds the default image from packages, with the flags in IMAGE_FLAGS, and runs programs in it. It needs a network.
+// TestImageBuild builds the default image from packages, with the flags in IMAGE_FLAGS, and runs
+// programs in it. It needs a network.
 func TestImageBuild(t *testing.T) {
 	w := newWorld(t, buildPrograms(t), topology{apart: true}, noSlots)
 	began := time.Now()

@@ -13,7 +13,7 @@ import (
 
 var clusterCycles = repeatsFlag("cluster-cycles", 5, 5, "how often a server of a cluster of NATS servers is harmed while it leads")
 
-// nodeFault is what is done to a server, and how that is undone.
+// nodeFault is a fault of one server and how to undo it.
 type nodeFault struct {
 	name     string
 	do, undo func(t *testing.T, n *natsNode)
@@ -30,10 +30,12 @@ func nodeFaults() []nodeFault {
 	}
 }
 
-// flowing is how many executions that end show that all is well: every client has one in flight when a fault comes, which may end yet.
+// flowing is the number of finished executions that prove recovery. When a fault occurs, every
+// client has one execution in flight, which may still end.
 const flowing = 40
 
-// testClusterLeaders harms the server that leads the stream of records or that of jobs, again and again, while executions are run.
+// testClusterLeaders repeatedly disrupts the leader of the records stream or of the jobs stream
+// while executions run.
 func testClusterLeaders(t *testing.T, p *programs) {
 	w := newWorld(t, p, onCluster(), manySlots)
 	l := startLoad(t, w)
@@ -59,17 +61,18 @@ func testClusterLeaders(t *testing.T, p *programs) {
 	recovered.log(t)
 }
 
-// recovery is how long after a fault the first execution ended that was submitted since, in parts: until the last group that executions need
-// had chosen a leader, and from then on.
+// recovery is the time from a fault until the end of the first execution submitted after it. It has
+// two parts, split when the last Raft group that executions need had elected a leader.
 type recovery struct {
 	whole, election, ours time.Duration
-	chosen                string // the groups that chose a leader in that time, and when
+	chosen                string // groups that elected a leader in that time, and when
 }
 
-// neededGroups are the Raft groups that a submission and an execution need a leader of.
+// neededGroups are the Raft groups whose leaders a submission and an execution need.
 var neededGroups = []string{"BULLPEN_JOBS", "BULLPEN_EXECS", "BULLPEN_OUT", "KV_bullpen_control"}
 
-// recoveryOf splits a recovery into its steps. A dispatcher that rereads the streams needs consumers, which the servers' own group makes.
+// recoveryOf splits a recovery into its steps. A dispatcher that rereads the streams needs
+// consumers, which the meta group creates.
 func recoveryOf(outage span, elections map[string]time.Time, anew bool) recovery {
 	r := recovery{whole: outage.to.Sub(outage.from)}
 	needed := neededGroups
@@ -93,7 +96,7 @@ func (r recovery) String() string {
 		r.ours.Round(time.Millisecond), r.chosen)
 }
 
-// recoveries are those from each fault, by its name.
+// recoveries maps each fault's name to its recoveries.
 type recoveries map[string][]recovery
 
 func (all recoveries) add(fault string, r recovery) {
@@ -118,8 +121,9 @@ func (all recoveries) log(t *testing.T) {
 	}
 }
 
-// testClusterNodes does what operators do, and what happens to them, while executions are run: all servers are restarted one by one, one loses
-// its disk and is replaced, two are lost for a while, the disk of one is full, then those of all.
+// testClusterNodes performs operations and injects failures while executions run. All servers
+// restart one by one, one server loses its disk and is replaced, and two fail for a while. Then one
+// disk fills up, and after that all disks.
 func testClusterNodes(t *testing.T, p *programs) {
 	w := newWorld(t, p, onCluster(), manySlots)
 	l := startLoad(t, w)
@@ -153,7 +157,9 @@ func testClusterNodes(t *testing.T, p *programs) {
 		l.isRefused(t)
 		c.nodes[0].start(t)
 		c.nodes[1].start(t)
-		c.whole(t) // before that the third may be the only one with what came last, which it cannot be without a disk
+		// Until then, the third server may be the only one with the latest messages, so it must
+		// keep its disk.
+		c.whole(t)
 	})
 	step("one full", func() {
 		n := c.leader(t, "BULLPEN_EXECS")
@@ -168,7 +174,7 @@ func testClusterNodes(t *testing.T, p *programs) {
 			n.fill(t)
 		}
 		l.isRefused(t)
-		for _, n := range c.nodes { // one that has turned JetStream off may not end in order
+		for _, n := range c.nodes { // a server that has disabled JetStream may not exit cleanly
 			n.free(t)
 			n.kill()
 			n.start(t)
@@ -177,7 +183,8 @@ func testClusterNodes(t *testing.T, p *programs) {
 	l.check(t)
 }
 
-// isRefused waits until a submission is refused for the time being, as every one has to be that cannot be stored.
+// isRefused waits until a submission is rejected with Retry-After, as every one must be that cannot
+// be stored.
 func (l *load) isRefused(t *testing.T) {
 	t.Helper()
 	eventually(t, "new work is refused", func() (bool, any) {

@@ -14,34 +14,37 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// load is clients that run executions all the time, in every mode, and know what each has to print.
+// load is a set of clients that constantly run executions in every mode. It records what each must
+// print.
 type load struct {
 	w    *world
 	stop context.CancelFunc
 	done sync.WaitGroup
 
 	mu       sync.Mutex
-	accepted map[string]string // what an execution prints, by its id
-	unknown  map[string]string // the same, of those that the server could not tell whether it had accepted
-	finished []span            // executions from their submission to their end, as their clients saw it, in the order of their ends
-	refused  int               // submissions that were not taken
+	accepted map[string]string // expected output by execution id
+	unknown  map[string]string // the same, if the server could not tell whether it accepted them
+	// From submission to end, as the clients saw it, in the order of the ends.
+	finished []span
+	refused  int // rejected submissions
 	wrong    []string
-	away     []span        // when renewals may have failed for so long that leases were lost
+	away     []span        // when renewals may have failed long enough to lose leases
 	beat     chan struct{} // closed at the next end of an execution
 }
 
-// span is a time from one moment to another.
+// span is a time interval.
 type span struct{ from, to time.Time }
 
 func (s span) endsAt(t time.Time) int { return s.to.Compare(t) }
 
 const (
-	loadClients = 2 // of each mode
-	// again is how long a rejected client waits. It ignores Retry-After, since the server is what is measured.
+	loadClients = 2 // per mode
+	// again is how long a rejected client waits. It ignores Retry-After, because the test measures
+	// the server.
 	again = 100 * time.Millisecond
 )
 
-// startLoad starts the clients, which the end of the test stops.
+// startLoad starts the clients. They stop when the test ends.
 func startLoad(t *testing.T, w *world) *load {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	l := &load{w: w, stop: cancel, accepted: map[string]string{}, unknown: map[string]string{}, beat: make(chan struct{})}
@@ -61,7 +64,7 @@ func startLoad(t *testing.T, w *world) *load {
 	return l
 }
 
-// end stops the clients, and returns when they have had their last answers.
+// end stops the clients and waits for their last responses.
 func (l *load) end() {
 	l.stop()
 	l.done.Wait()
@@ -73,7 +76,8 @@ func (l *load) complain(err error) {
 	l.wrong = append(l.wrong, time.Now().Format("15:04:05.000 ")+err.Error())
 }
 
-// submit submits a program that prints word. It returns nil if the program was not accepted; a documented rejection is no error.
+// submit submits a program that prints word. It returns nil if the program was not accepted. A
+// documented rejection is not an error.
 func (l *load) submit(ctx context.Context, word string, body request, headers ...string) (*reply, error) {
 	r, err := l.w.try(context.WithoutCancel(ctx), http.MethodPost, executePath, body, headers...)
 	if err != nil {
@@ -86,7 +90,7 @@ func (l *load) submit(ctx context.Context, word string, body request, headers ..
 	case r.status == http.StatusOK || r.status == http.StatusAccepted:
 		l.accepted[id] = word + "\n"
 		return r, nil
-	case r.status == http.StatusGatewayTimeout && id != "": // it was accepted, and ends yet
+	case r.status == http.StatusGatewayTimeout && id != "": // it was accepted and will still end
 		l.accepted[id] = word + "\n"
 	case r.status == http.StatusInternalServerError && id != "":
 		l.unknown[id] = word + "\n"
@@ -106,7 +110,7 @@ func (l *load) submit(ctx context.Context, word string, body request, headers ..
 	return nil, nil
 }
 
-// isPositive reports whether a refusal says when to come again, as those that pass by themselves do.
+// isPositive reports whether a rejection says when to retry, as every temporary rejection must.
 func isPositive(after string, status int) bool {
 	n, err := strconv.Atoi(after)
 	return err == nil && n > 0 || status == http.StatusConflict
@@ -114,7 +118,7 @@ func isPositive(after string, status int) bool {
 
 func program(word string) request { return bash("echo '"+word+"'").and("timeout", 30) }
 
-// ended takes in an execution, submitted at a time, that its client has seen the end of.
+// ended records that a client saw the end of an execution submitted at the given time.
 func (l *load) ended(submitted time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -132,7 +136,7 @@ func (l *load) inline(ctx context.Context, word string) error {
 	return err
 }
 
-// threaded takes a new thread at times, since one whose execution hangs is busy.
+// threaded sometimes switches to a new thread, because a thread is busy while its execution hangs.
 func (l *load) threaded(ctx context.Context, word string) error {
 	submitted := time.Now()
 	thread := "thread-" + strconv.FormatInt(time.Now().Unix()/10, 10) + word[:len("client-0-0")]
@@ -180,7 +184,7 @@ func (l *load) async(ctx context.Context, word string) error {
 	}
 }
 
-// since waits until clients have seen n executions end after a moment, and returns them.
+// since waits until clients have seen n executions end after from, and returns them.
 func (l *load) since(t testing.TB, from time.Time, n int) []span {
 	t.Helper()
 	var ends []span
@@ -192,7 +196,8 @@ func (l *load) since(t testing.TB, from time.Time, n int) []span {
 	return ends[:n]
 }
 
-// renewed waits until clients have seen the end of an execution that was submitted after a moment, and returns that time.
+// renewed waits until a client sees the end of an execution that was submitted after from. It
+// returns the time of that end.
 func (l *load) renewed(t testing.TB, from time.Time) (at time.Time) {
 	t.Helper()
 	l.await(t, "an execution that is submitted and ends", func() bool {
@@ -205,7 +210,8 @@ func (l *load) renewed(t testing.TB, from time.Time) (at time.Time) {
 	return at
 }
 
-// await asks at every end of an execution until done says yes. l.mu is held then.
+// await calls done at every end of an execution until it returns true. l.mu is held during the
+// call.
 func (l *load) await(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	limit := time.NewTimer(2 * patience)
@@ -225,7 +231,7 @@ func (l *load) await(t testing.TB, what string, done func() bool) {
 	}
 }
 
-// longest returns the longest time between two ends, or from the beginning to the first.
+// longest returns the longest gap between two ends, or from the beginning to the first end.
 func longest(from time.Time, ends []span) (gap time.Duration) {
 	for _, s := range ends {
 		gap, from = max(gap, s.to.Sub(from)), s.to
@@ -240,7 +246,8 @@ func (l *load) String() string {
 		l.wrong[max(0, len(l.wrong)-5):])
 }
 
-// check ends the load, and returns what is wrong with what the clients saw and with the executions as they are recorded now.
+// check stops the load. It reports errors in what the clients saw and in the executions as recorded
+// now.
 func (l *load) check(t *testing.T) {
 	t.Helper()
 	l.end()
@@ -267,24 +274,27 @@ func (l *load) check(t *testing.T) {
 	t.Log(l)
 }
 
-// renewalsMissed is how long a store is away that costs an execution its lease at worst: that holds for 10 s, and was renewed 3 s ago.
+// renewalsMissed is the shortest store outage that can cost an execution its lease. A lease lasts
+// 10 s and may have been renewed 3 s before the outage.
 const renewalsMissed = 7 * time.Second
 
-// outage takes in that nothing ended for a time, at some moment since from.
+// outage records that no execution ended for a time, at some point since from.
 func (l *load) outage(from time.Time, gap time.Duration) {
 	if gap > renewalsMissed {
 		l.away = append(l.away, span{from, time.Now()})
 	}
 }
 
-// lost reports whether an execution was lost as it had to be: it ran when its worker could not renew the lease.
+// lost reports whether the loss of an execution was inevitable: its worker could not renew the
+// lease while it ran.
 func (l *load) lost(rec record) bool {
 	return rec.ErrorCode != nil && *rec.ErrorCode == string(proto.CodeWorkerLost) && slices.ContainsFunc(l.away, func(s span) bool {
 		return rec.CreatedAt.Before(s.to) && rec.CompletedAt.After(s.from)
 	})
 }
 
-// isRight reports whether an execution has succeeded once, and has the same result in its record and in its stream.
+// isRight reports whether an execution succeeded once and has the same result in its record and its
+// stream.
 func (l *load) isRight(t *testing.T, id, want string) error {
 	t.Helper()
 	a := l.w.in(t)

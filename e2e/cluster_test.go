@@ -30,36 +30,37 @@ const (
 	hubAddr      = "10.99.0.254"
 	clientPort   = "4222"
 	routePort    = "6222"
-	natsSystem   = "system" // who may remove servers
+	natsSystem   = "system" // account that may remove servers
 	clusterNodes = 3
-	diskBytes    = 256 << 20 // of a node
+	diskBytes    = 256 << 20 // per node
 )
 
-// cluster is three NATS servers, each on a machine of its own, that are joined by one network. bullpen's processes run where the programs do
-// and reach each node by an address there, behind which the bytes go over that network.
+// cluster is three NATS servers, each on its own machine, joined by one network. bullpen's
+// processes run where the programs run. They reach each node at a local address that forwards to
+// that network.
 type cluster struct {
 	programs *programs
 	dir      string
-	hub      *os.File // the network that the machines are joined by
+	hub      *os.File // network that joins the machines
 	nodes    []*natsNode
-	system   *nats.Conn // that may remove servers
+	system   *nats.Conn // connection that may remove servers
 	js       jetstream.JetStream
 }
 
 // natsNode is one NATS server of a cluster and its machine.
 type natsNode struct {
 	*process
-	name    string // of the server; one that lost its data comes back under another
+	name    string // of the server; changes when the node loses its data
 	cluster *cluster
 	machine *machine
-	disk    string // a file system of its own, seen on its machine only
-	port    string // of the hub
+	disk    string // its own file system, visible only on its machine
+	port    string // its port on the hub
 	addr    string
-	url     string // where clients reach it
-	life    int    // counts the disks that it began empty with
+	url     string // address for clients
+	life    int    // number of empty disks it has started with
 }
 
-// startCluster starts a cluster and returns when its servers have found each other.
+// startCluster starts a cluster and returns once its servers have connected to each other.
 func (p *programs) startCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{programs: p, dir: t.TempDir(), hub: newNetwork(t)}
@@ -100,7 +101,7 @@ func (p *programs) startCluster(t *testing.T) *cluster {
 	return c
 }
 
-// start starts all servers again, with what is on their disks, and returns when they have found each other.
+// start restarts all servers on their disks and returns once they have connected to each other.
 func (c *cluster) start(t *testing.T) {
 	t.Helper()
 	c.launch(t)
@@ -117,7 +118,7 @@ func (c *cluster) launch(t *testing.T) {
 	}
 }
 
-// leads waits until the servers have chosen one that leads them.
+// leads waits until the servers have elected a meta leader.
 func (c *cluster) leads(t *testing.T) {
 	t.Helper()
 	eventually(t, "the cluster has a leader", func() (bool, any) {
@@ -128,7 +129,7 @@ func (c *cluster) leads(t *testing.T) {
 	})
 }
 
-// newNode makes the machine of a node: its network with a link to the hub, and its disk.
+// newNode makes a node's machine: its network with a link to the hub, and its disk.
 func (c *cluster) newNode(t *testing.T, number int) *natsNode {
 	t.Helper()
 	n := &natsNode{
@@ -174,7 +175,7 @@ func (n *natsNode) rename(number int) {
 	n.name = fmt.Sprintf("n%d-%d", number, n.life)
 }
 
-// newDisk makes a mount namespace with an empty file system of that many bytes on dir.
+// newDisk makes a mount namespace with an empty file system of size bytes on dir.
 func newDisk(dir string, size int) (mounts *os.File, err error) {
 	done := make(chan error, 1)
 	go func() {
@@ -202,7 +203,7 @@ func (n *natsNode) serve(t *testing.T) (string, error) {
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	var carried sync.WaitGroup
-	t.Cleanup(func() { // both ends of what is carried are gone by then
+	t.Cleanup(func() { // both ends of each connection are closed by then
 		cancel()
 		_ = line.Close()
 		carried.Wait()
@@ -219,7 +220,7 @@ func (n *natsNode) serve(t *testing.T) (string, error) {
 	return "tls://" + line.Addr().String(), nil
 }
 
-// carry joins a connection with the node. What ends one end ends the other.
+// carry forwards a connection to the node. Closing either end closes the other.
 func (n *natsNode) carry(ctx context.Context, conn net.Conn) {
 	defer func() { _ = conn.Close() }()
 	var to net.Conn
@@ -231,7 +232,7 @@ func (n *natsNode) carry(ctx context.Context, conn net.Conn) {
 		return
 	}
 	defer func() { _ = to.Close() }()
-	// A server that does not end in order keeps its own.
+	// A server that does not exit cleanly leaves its connections open.
 	defer context.AfterFunc(ctx, func() { _ = errors.Join(conn.Close(), to.Close()) })()
 	go func() {
 		_, _ = io.Copy(to, conn)
@@ -273,10 +274,10 @@ tls { cert_file: %q, key_file: %q }
 	p.machine = n.machine
 	n.process = p.startProcess(t, "nats-"+n.name, nil, p.nats, "--config", config)
 	proc := n.process
-	t.Cleanup(func() { proc.signal(syscall.SIGCONT) }) // to end
+	t.Cleanup(func() { proc.signal(syscall.SIGCONT) }) // so that it can exit
 }
 
-// listens waits until the server takes connections.
+// listens waits until the server accepts connections.
 func (n *natsNode) listens(t *testing.T) {
 	t.Helper()
 	eventually(t, n.name+" listens", func() (bool, any) {
@@ -287,27 +288,27 @@ func (n *natsNode) listens(t *testing.T) {
 	})
 }
 
-// start starts the server again, with what is on its disk.
+// start restarts the server on its disk.
 func (n *natsNode) start(t *testing.T) {
 	t.Helper()
 	n.launch(t)
 	n.listens(t)
 }
 
-// stop ends the server in order.
+// stop shuts the server down cleanly.
 func (n *natsNode) stop(t *testing.T) {
 	t.Helper()
 	n.signal(syscall.SIGTERM)
 	n.exitCode(t)
 }
 
-// freeze stops the server's threads where they are; its connections stay.
+// freeze suspends the server's threads. Its connections stay open.
 func (n *natsNode) freeze() { n.signal(syscall.SIGSTOP) }
 
-// thaw lets them go on.
+// thaw resumes the server.
 func (n *natsNode) thaw() { n.signal(syscall.SIGCONT) }
 
-// cut takes the link of the node down: packets are lost in both directions, and connections stay open.
+// cut takes the node's link down. Packets are lost in both directions and connections stay open.
 func (n *natsNode) cut(t *testing.T) {
 	t.Helper()
 	n.link(t, netlink.LinkSetDown)
@@ -368,7 +369,7 @@ func (n *natsNode) heal(t *testing.T) {
 	n.link(t, netlink.LinkSetUp)
 }
 
-// fill writes to the disk of the node until nothing more goes on it.
+// fill writes to the node's disk until it is full.
 func (n *natsNode) fill(t *testing.T) {
 	t.Helper()
 	err := n.machine.do(func() error {
@@ -401,8 +402,8 @@ func (n *natsNode) free(t *testing.T) {
 
 func (n *natsNode) filling() string { return filepath.Join(n.disk, "filling") }
 
-// replace kills the server, loses its disk, and has a server of another name take its place, as docs/nats.md says: the new one joins, then
-// the old one is removed.
+// replace kills the server, discards its data, and replaces it with a server of another name. As
+// docs/nats.md requires, the new server joins before the old one is removed.
 func (n *natsNode) replace(t *testing.T) {
 	t.Helper()
 	n.kill()
@@ -413,7 +414,7 @@ func (n *natsNode) replace(t *testing.T) {
 	n.cluster.remove(t, old)
 }
 
-// wipe removes all that is on the disk of the node.
+// wipe removes everything from the node's disk.
 func (n *natsNode) wipe(t *testing.T) {
 	t.Helper()
 	if err := n.machine.do(func() error {
@@ -427,7 +428,7 @@ func (n *natsNode) wipe(t *testing.T) {
 	}
 }
 
-// remove has the cluster forget a server that does not come back.
+// remove removes a server from the cluster for good.
 func (c *cluster) remove(t *testing.T, name string) {
 	t.Helper()
 	eventually(t, name+" is removed", func() (bool, any) {
@@ -471,7 +472,7 @@ func (c *cluster) leader(t testing.TB, stream string) (leads *natsNode) {
 	return leads
 }
 
-// metaGroup is what elections names the Raft group of the servers themselves by.
+// metaGroup is the key of the servers' own Raft group in the result of elections.
 const metaGroup = "meta"
 
 // elections returns the last election of each Raft group within a span, by stream name, according to the servers' logs.
@@ -493,11 +494,11 @@ func (c *cluster) elections(t testing.TB, in span) map[string]time.Time {
 	return out
 }
 
-// electionLine is what a server logs that begins to lead.
+// electionLine matches the log line of a server that becomes a leader.
 var electionLine = regexp.MustCompile(
 	`(?m)^\[\d+\] (\S+ \S+) \[INF\] (?:JetStream cluster new stream leader for '\S+ > (\S+)'|Self is new JetStream cluster metadata leader)$`)
 
-// whole waits until every stream has all its replicas, and none is behind.
+// whole waits until every stream has all its replicas and none is behind.
 func (c *cluster) whole(t testing.TB) {
 	t.Helper()
 	eventually(t, "all replicas are there", func() (bool, any) {
@@ -528,12 +529,12 @@ func (c *cluster) urls() string {
 	return strings.Join(urls, ",")
 }
 
-// flags say how to reach the cluster; the password goes by the environment.
+// flags returns the flags for connecting to the cluster. The password is in the environment.
 func (c *cluster) flags() []string {
 	return []string{"--nats", c.urls(), "--nats-user", natsUser, "--nats-ca", c.programs.cert, "--replicas", fmt.Sprint(clusterNodes)}
 }
 
-// env has what that of a broker has.
+// env returns the same environment as broker.env.
 func (c *cluster) env() []string {
 	return []string{"BULLPEN_NATS_PASSWORD=" + natsPassword, "BULLPEN_STORE=file://" + filepath.Join(c.dir, "blobs")}
 }

@@ -13,31 +13,35 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// What an inline execution may cost: counts and ratios, which a busy machine hardly changes, and no times. What is held against them is the
-// least of some batches, because whatever else goes on, such as renewals of leases, can only add. Whoever makes executions cheaper lowers them.
+// Limits on the cost of an inline execution. They are counts and ratios, which a busy machine
+// hardly changes, not times. Each is compared with the minimum over several batches, because other
+// work such as lease renewals can only add. Lower a limit when executions become cheaper.
 const (
 	costBatches = 5
-	costRuns    = 10 // of each batch
-	largeRuns   = 1  // of those whose output is large
+	costRuns    = 10 // per batch
+	largeRuns   = 1  // per batch, with large output
 	costly      = "print(1)"
 
-	// Of a server that is one process, NATS inside, for a jail that is made for the program.
+	// For a server in one process with embedded NATS and a jail made for the program.
 	mostObjects = 3000 // allocated; 1,600 to 2,100 when this was written
 	mostKiB     = 340  // allocated; 205 to 255 when this was written
-	// Processor time, of the jail too, to that of the interpreter alone; 2.6 when this was written, and up to 3.5 before with a load of 18.
+	// CPU time including the jail, relative to the interpreter alone. Measured 2.6 when this was
+	// written, and up to 3.5 at a load average of 18.
 	mostCPU = 5
-	// Of the processes apart, which are those that handle an output of 16 MiB: allocated bytes for each byte of it. One more copy is too much.
+	// For separate processes that handle an output of 16 MiB: bytes allocated per byte of output.
+	// One more copy exceeds the limit.
 	mostOfGateway = 3.6 // 3.0 when this was written
 	mostOfWorker  = 4.8 // 4.2 when this was written
 
-	durableWrites = 3 // the job, the claim, the result
-	mostOutputs   = 2 // messages of output, which are not synced: that the program runs, and its line
+	durableWrites = 3 // the job, the claim and the result
+	// Output messages, which are not synced: the start of the program and its line.
+	mostOutputs = 2
 )
 
-// patientQueue has executions wait for a slot on a machine that is busy with something else.
+// patientQueue makes executions wait longer for a slot, for machines that are busy with other work.
 var patientQueue = []string{"--queue-wait", "1m"} // read only
 
-// batches runs several batches, and returns by how much each figure grew per run in each batch.
+// batches runs several batches. For each batch it returns the growth of each figure per run.
 func batches(runs int, run func(), figures ...func() float64) (all [][]float64) {
 	for range costBatches {
 		grown := make([]float64, len(figures))
@@ -55,7 +59,7 @@ func batches(runs int, run func(), figures ...func() float64) (all [][]float64) 
 	return all
 }
 
-// least returns the smallest value of all batches.
+// least returns the smallest value over all batches.
 func least(all [][]float64, says func(grown []float64) float64) float64 {
 	v := math.Inf(1)
 	for _, grown := range all {
@@ -92,14 +96,15 @@ func (a *api) metric(base, name string) func() float64 {
 	}
 }
 
-// cpu is the processor time of a process so far, and of those below it that it has waited for, in seconds.
+// cpu returns the CPU time of a process and of the children that it has waited for, in seconds.
 func (p *process) cpu(t testing.TB) (sum float64) {
 	t.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The name may hold anything; 11 fields after it are the four times, in hundredths of a second for every program.
+	// The name may contain anything. The four times are 11 fields after it, in hundredths of a
+	// second.
 	for _, f := range strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))[11:15] {
 		ticks, err := strconv.ParseFloat(f, 64)
 		if err != nil {
@@ -110,13 +115,13 @@ func (p *process) cpu(t testing.TB) (sum float64) {
 	return sum
 }
 
-// The names of what a process has allocated so far.
+// Metrics of what a process has allocated so far.
 const (
 	objectsAllocated = "go_memstats_mallocs_total"
 	bytesAllocated   = "go_memstats_alloc_bytes_total"
 )
 
-// holdCost holds what an execution takes against what it may.
+// holdCost checks a measured cost against its limit.
 func holdCost(t *testing.T, what string, got, most float64) {
 	t.Helper()
 	t.Logf("an execution takes %.2f %s; %.2f at most", got, what, most)
@@ -125,12 +130,13 @@ func holdCost(t *testing.T, what string, got, most float64) {
 	}
 }
 
-// testCosts holds what small executions take of a server against what they may.
+// testCosts checks what small executions cost a server against the limits.
 func testCosts(t *testing.T, p *programs) {
 	w := newWorld(t, p, topologies()[0], 2, patientQueue...)
 	small := w.runs(python(costly), "1\n")
 	small()
-	bare := 0.0 // seconds that the interpreter alone takes, which runs in turn
+	// Seconds that the interpreter alone takes. Its runs alternate with the others.
+	bare := 0.0
 	all := batches(costRuns, func() {
 		small()
 		alone := exec.CommandContext(t.Context(), "/usr/bin/python3", "-c", costly)
@@ -144,7 +150,7 @@ func testCosts(t *testing.T, p *programs) {
 	holdCost(t, "times the processor time of the interpreter alone", least(all, func(grown []float64) float64 { return grown[2] / grown[3] }), mostCPU)
 }
 
-// testCopies counts how often a large output is copied on its way.
+// testCopies counts how often a large output is copied.
 func testCopies(t *testing.T, p *programs) {
 	w := newWorld(t, p, topology{apart: true}, 2, patientQueue...)
 	const size = 16 << 20
@@ -155,14 +161,14 @@ func testCopies(t *testing.T, p *programs) {
 	holdCost(t, "bytes of the worker for each byte of output", least(all, second)/size, mostOfWorker)
 }
 
-// testDurableWrites counts what an execution writes in JetStream.
+// testDurableWrites counts an execution's writes to JetStream.
 func testDurableWrites(t *testing.T, p *programs) {
 	w := newWorld(t, p, topology{apart: true}, 2, patientQueue...)
 	js, err := jetstream.New(connect(t, p, w.broker))
 	if err != nil {
 		t.Fatal(err)
 	}
-	// stored counts the messages that streams have taken in.
+	// stored counts the messages that streams have stored.
 	stored := func(counts func(name string) bool) func() float64 {
 		return func() (n float64) {
 			list := js.ListStreams(t.Context())
@@ -177,7 +183,8 @@ func testDurableWrites(t *testing.T, p *programs) {
 			return n
 		}
 	}
-	const output, seats = "BULLPEN_OUT", "KV_bullpen_control" // leaders renew their seats whether anything runs or not
+	// Leaders renew their leases whether or not anything runs.
+	const output, seats = "BULLPEN_OUT", "KV_bullpen_control"
 	run := w.runs(python(costly), "1\n")
 	run()
 	all := batches(costRuns, run,

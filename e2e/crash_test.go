@@ -40,12 +40,14 @@ func testNoFaults(t *testing.T, p *programs) {
 	}
 }
 
-// crash is what is promised of an execution whose process dies at a point.
+// crash describes the guarantees for an execution whose process dies at a point.
 type crash struct {
-	thread bool // it is one of a thread
-	lost   bool // it ends as worker_lost, and its thread stays as it was; else as its program does
-	ran    int  // how often its program does
-	posts  int  // how often its webhook comes at least
+	thread bool // it runs in a thread
+	// If lost, it ends as worker_lost and leaves its thread unchanged. Otherwise it ends as its
+	// program does.
+	lost  bool
+	ran   int // how often its program runs
+	posts int // minimum number of webhook deliveries
 }
 
 func crashes() map[fault.Point]crash {
@@ -67,21 +69,23 @@ func crashes() map[fault.Point]crash {
 	}
 }
 
-// crashWorld is a deployment whose processes die at points.
+// crashWorld is a deployment whose processes die at crash points.
 type crashWorld struct {
 	*world
 	hooks *receiver
-	hold  hold       // of the program whose worker is killed
-	nats  *nats.Conn // nil where all is one process
+	hold  hold       // held by the program whose worker is killed
+	nats  *nats.Conn // nil in one process
 	ids   map[fault.Point]string
 	died  map[fault.Point]bool
 
-	mu      sync.Mutex
-	printed []byte // all that programs did, also such as no reader is shown; nothing where all is one process
+	mu sync.Mutex
+	// All output of programs, including output that no reader is shown. Empty in one process.
+	printed []byte
 }
 
-// testCrashPoints has processes die at each named point of an execution, and sees that it ends as is promised all the same. Where all is one
-// process, it dies at those points that are the worker's: at the others the worker is at one does not know what.
+// testCrashPoints kills processes at each crash point of an execution and checks the guaranteed
+// outcome. In one process, only the worker's points are used. At the other points, the worker's
+// state is unknown.
 func testCrashPoints(t *testing.T, p *programs, in topology) {
 	w := &crashWorld{hooks: startReceiver(t), hold: newHold(), ids: map[fault.Point]string{}, died: map[fault.Point]bool{}}
 	w.world = newWorld(t, p.faulty(t), in, 1, w.hooks.flags...)
@@ -108,7 +112,7 @@ func testCrashPoints(t *testing.T, p *programs, in topology) {
 		w.dies(t, at, w.front)
 		w.startFront(t)
 		w.check(t, at)
-		w.tidied(t) // what is left of it would be met at the next point
+		w.tidied(t) // leftovers would be met at the next point
 	}
 	for _, at := range fault.Points() {
 		if !w.died[at] {
@@ -117,7 +121,7 @@ func testCrashPoints(t *testing.T, p *programs, in topology) {
 	}
 }
 
-// listen collects all output that is published.
+// listen collects all published output.
 func (w *crashWorld) listen(t *testing.T) {
 	t.Helper()
 	w.nats = connect(t, w.programs, w.broker)
@@ -134,7 +138,7 @@ func (w *crashWorld) listen(t *testing.T) {
 	}
 }
 
-// tidied waits until the jobs of all that has ended are removed.
+// tidied waits until the jobs of all finished executions are removed.
 func (w *crashWorld) tidied(t *testing.T) {
 	t.Helper()
 	js, err := jetstream.New(w.nats)
@@ -142,7 +146,7 @@ func (w *crashWorld) tidied(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "no job is left", func() (bool, any) {
-		jobs, err := js.Stream(t.Context(), "BULLPEN_JOBS") // with its state as it is now
+		jobs, err := js.Stream(t.Context(), "BULLPEN_JOBS") // includes its current state
 		if err != nil {
 			return false, err
 		}
@@ -151,14 +155,15 @@ func (w *crashWorld) tidied(t *testing.T) {
 	})
 }
 
-// ran returns how often the program of a point has printed its line.
+// ran returns how often the program of a crash point has printed its line.
 func (w *crashWorld) ran(at fault.Point) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return bytes.Count(w.printed, []byte("ran "+string(at)+`\n`))
 }
 
-// dispatchersDie has the dispatcher die when it gives up an execution whose worker was killed, and when it has assigned one.
+// dispatchersDie kills the dispatcher at two points: when it gives up an execution whose worker was
+// killed, and when it has assigned one.
 func (w *crashWorld) dispatchersDie(t *testing.T) {
 	t.Helper()
 	at := fault.AfterFenceBeforeLost
@@ -172,21 +177,22 @@ func (w *crashWorld) dispatchersDie(t *testing.T) {
 	at = fault.AfterAssign
 	w.dying(t, at, w.startFront)
 	w.submitTo(t, at)
-	w.startWorker(t) // there is a slot only after the job is stored
+	w.startWorker(t) // a slot becomes available only after the job is stored
 	w.dies(t, at, w.front)
 	w.startFront(t)
 	w.check(t, at)
 }
 
-// workersDie has workers die one after the other, and only then looks what became of their executions: it is 12 s before it is known that
-// they are lost.
+// workersDie kills workers one after the other and checks their executions at the end. Detecting a
+// lost worker takes 12 s.
 func (w *crashWorld) workersDie(t *testing.T) {
 	t.Helper()
 	w.stopWorker(t)
 	points := []fault.Point{
 		fault.AfterClaimBeforeStart, fault.AfterOutputBeforeResult, fault.AfterSaveBeforePending, fault.AfterPendingBeforeCommit,
 		fault.AfterCommitBeforeResult, fault.AfterResultBeforeAck,
-		fault.AfterTakeBeforeClaim, // the last, since the next worker is given what was not claimed
+		// AfterTakeBeforeClaim is last, because the next worker receives the unclaimed job.
+		fault.AfterTakeBeforeClaim,
 	}
 	start := w.startFront
 	if w.apart {
@@ -203,7 +209,7 @@ func (w *crashWorld) workersDie(t *testing.T) {
 	}
 }
 
-// stopWorker stops what runs programs, in order.
+// stopWorker cleanly stops the process that runs programs.
 func (w *crashWorld) stopWorker(t *testing.T) {
 	t.Helper()
 	w.worker.signal(syscall.SIGTERM)
@@ -212,7 +218,7 @@ func (w *crashWorld) stopWorker(t *testing.T) {
 	}
 }
 
-// dying starts a process that is to die at a point.
+// dying starts a process that will die at a crash point.
 func (w *crashWorld) dying(t *testing.T, at fault.Point, start func(*testing.T)) {
 	t.Helper()
 	clean := w.env
@@ -221,7 +227,7 @@ func (w *crashWorld) dying(t *testing.T, at fault.Point, start func(*testing.T))
 	w.env = clean
 }
 
-// dies waits for the death of a process at a point.
+// dies waits until a process has died at its crash point.
 func (w *crashWorld) dies(t *testing.T, at fault.Point, victim *process) {
 	t.Helper()
 	victim.exitCode(t)
@@ -231,12 +237,14 @@ func (w *crashWorld) dies(t *testing.T, at fault.Point, victim *process) {
 	w.died[at] = true
 }
 
-// submitTo submits the execution that a process dies with at a point. Whether there is an answer depends on the point.
+// submitTo submits the execution during which a process dies. Whether there is a response depends
+// on the point.
 func (w *crashWorld) submitTo(t *testing.T, at fault.Point) {
 	t.Helper()
 	var r *reply
 	var err error
-	eventually(t, "what dies at "+string(at)+" is submitted", func() (bool, any) { // also when no dispatcher leads yet
+	// Submission is retried because there may be no leading dispatcher yet.
+	eventually(t, "what dies at "+string(at)+" is submitted", func() (bool, any) {
 		r, err = w.try(t.Context(), http.MethodPost, executePath, w.program(at), w.headers(at)...)
 		return err != nil || r.status < http.StatusInternalServerError, r
 	})
@@ -268,13 +276,13 @@ func (w *crashWorld) program(at fault.Point) request {
 	}
 }
 
-// check checks that an execution whose process died at a point has the promised outcome, the same for every reader.
+// check checks that an execution whose process died has the guaranteed outcome for every reader.
 func (w *crashWorld) check(t *testing.T, at fault.Point) {
 	t.Helper()
 	c := crashes()[at]
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	r, err := insist(ctx, func() (*reply, error) { // a client without a response asks again
+	r, err := insist(ctx, func() (*reply, error) { // a client without a response retries
 		return w.try(ctx, http.MethodPost, executePath, w.program(at), w.headers(at)...)
 	})
 	if err != nil {
@@ -294,7 +302,7 @@ func (w *crashWorld) check(t *testing.T, at fault.Point) {
 	ran := strings.Repeat(line, c.ran)
 	stdout, _, last := checkEvents(t, w.output(id, 0), 0)
 	if stdout == "" && c.lost && !w.apart {
-		ran = "" // NATS in the same process does not sync output
+		ran = "" // embedded NATS does not sync output
 	}
 	if stdout != ran || last.Result == nil || deref(last.Result.ErrorCode) != deref(rec.ErrorCode) || last.Status != rec.Status {
 		t.Errorf("%s: the stream ends with %+v after %q; want %s after %q", at, last, stdout, rec, ran)
@@ -321,7 +329,8 @@ func (w *crashWorld) check(t *testing.T, at fault.Point) {
 	}
 }
 
-// checkPosts sees that the webhook of an execution came so often at least, with one id and one body.
+// checkPosts checks that an execution's webhook was delivered at least this often, with one id and
+// one body.
 func (w *crashWorld) checkPosts(t *testing.T, at fault.Point, id string, least int) {
 	t.Helper()
 	w.delivered(id).is(t, proto.DeliveryDelivered, 1)

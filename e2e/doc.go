@@ -1,4 +1,5 @@
-// Package e2e tests the built program: with real jails, over real HTTP, all in one process and as separate processes.
+// Package e2e tests the built program: with real jails, over real HTTP, all in one process and as
+// separate processes.
 //
 // # Running
 //
@@ -6,15 +7,17 @@
 //
 //	go test -short -run '^TestE2E$/^one-process$/^drain$' ./e2e
 //
-// With -short the long variants are left out. `make test` sets it, `make test-all` does not.
+// With -short the long variants are skipped. `make test` sets it, `make test-all` does not.
 //
 // # Writing a test
 //
-// A test is a function that is entered in one of the tables in e2e_test.go. Choose the first one that fits:
+// A test is a function that is listed in one of the tables in e2e_test.go. Choose the first one
+// that fits:
 //
-//   - runShared: a test that leaves a deployment as it was. It gets an [api], a client of a deployment that it shares with other tests
-//     at the same time, so it may count only what it made itself.
-//   - deploymentTests: a test that stops, fills or kills servers. It runs once for each topology and starts its own deployment with newWorld.
+//   - runShared: a test that leaves a deployment as it was. It gets an [api], a client of a deployment
+//     that it shares with concurrent tests, so it may count only what it made itself.
+//   - deploymentTests: a test that stops, fills or kills servers. It runs once for each topology and
+//     starts its own deployment with newWorld.
 //   - singleTests: a test that makes sense on one topology, or needs one that no other test has.
 //   - longTests: a further variant of a test above that takes more than half a minute.
 //
@@ -30,12 +33,15 @@
 //
 // # Rules
 //
-//   - Wait for events, never for time: ended, eventually, and the channels of receivers wait as long as patience. A busy machine must not fail
-//     a test, so prefer submit and ended to inline, which the server rejects after --queue-wait without a free slot.
-//   - A program that must run until the test says so uses newHold.
+//   - Wait for events, never for time: ended, eventually, and the channels of receivers wait up to
+//     patience. A busy machine must not fail a test, so prefer submit and ended to inline, which the
+//     server rejects after --queue-wait without a free slot.
+//   - A program that must run until the test ends it uses newHold.
 //   - A time that the server waits for is a setting. Set it low in the test; do not sleep through it.
 //   - A count that a long run raises is a repeatsFlag, with a small number for -short.
-//   - A topology is nothing to test for: the same test runs on each, and asks world.apart only where a process is killed.
-//   - A process that must die between two durable steps is built with crash points, see programs.faulty and package fault.
-//   - Every test of the control plane's abuse is in controlAttacks, so that it appears in docs/sandbox.md.
+//   - Do not branch on the topology. The same test runs on each and checks world.apart only where a
+//     process is killed.
+//   - A process that must die between two durable steps is built with crash points, see programs.faulty
+//     and package fault.
+//   - Every abuse test of the control plane is in controlAttacks, so that it appears in docs/sandbox.md.
 package e2e
