@@ -18,7 +18,8 @@ func (a *reply) overloaded() {
 	}
 }
 
-// accepted asks until an async execution is accepted: what an answered request held is given back just after its answer.
+// accepted retries until an async execution is accepted. The memory of an answered request is
+// released just after its answer.
 func (h *harness) accepted(body string) {
 	h.t.Helper()
 	for h.execute(body, "Prefer", preferAsync).status != http.StatusAccepted {
@@ -44,7 +45,7 @@ func TestOpenRequestsAreLimited(t *testing.T) {
 	if status := h.do(http.MethodGet, "/healthz", "").status; status != http.StatusOK {
 		t.Errorf("/healthz: %d", status)
 	}
-	// One organisation does not keep another out.
+	// One organisation does not exclude another.
 	other := h.stub.addKey("other", "enterprise", proto.RightsExecute)
 	h.do(http.MethodGet, "/v1/executions/"+string(ids[0]), "", "Authorization", "Bearer "+other).want(http.StatusNotFound, "not_found")
 	for i, id := range ids {
@@ -59,14 +60,14 @@ func TestBodiesOnTheirWayAreLimited(t *testing.T) {
 	h := newHarness(t)
 	large := `{"code":"` + strings.Repeat("#", proto.MaxCodeBytes) + `"}`
 	h.server.QueueWait = time.Minute
-	h.server.Memory = 20 << 20 // of which one organisation has room for one such body
+	h.server.Memory = 20 << 20 // enough for one such body per organisation
 	arrived, store := make(chan struct{}), make(chan struct{})
 	h.stub.refuse = func(*proto.Job) error {
 		arrived <- struct{}{}
 		<-store
 		return nil
 	}
-	// What is announced and does not come holds nothing.
+	// An announced body that does not arrive reserves no memory.
 	idle, err := h.dial()
 	if err != nil {
 		t.Fatal(err)
@@ -91,13 +92,13 @@ func TestBodiesOnTheirWayAreLimited(t *testing.T) {
 	for range 3 {
 		id := <-h.stub.submitted
 		h.stub.start(id)
-		// The program is stored, and its body is not kept while it runs.
+		// The program is stored. Its body is not kept in memory while it runs.
 		h.stub.finish(id, proto.Exited(0))
 	}
 	for _, answer := range []<-chan *reply{first, small, other} {
 		(<-answer).want(http.StatusOK, "")
 	}
-	go func() { // those after it are not held up
+	go func() { // later requests are not delayed
 		for range arrived {
 		}
 	}()

@@ -16,7 +16,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// letters are dead letters in memory.
+// letters keeps dead letters in memory.
 type letters struct {
 	mu     sync.Mutex
 	stored map[string]*letter
@@ -73,7 +73,7 @@ func (s *letters) Remove(_ context.Context, id string) error {
 	return nil
 }
 
-// add sets a job of a key aside.
+// add stores a dead letter for job.
 func (s *letters) add(job proto.Job) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,7 +106,7 @@ func (s *letters) change(id string, f func(*proto.DeadLetter)) {
 	s.stored[id].Revision++
 }
 
-// lostJob is a job of the key named, which whoever waits for it on a connection has long given up.
+// lostJob returns a job of a key. Its client no longer waits for it.
 func lostJob(org, key string) proto.Job {
 	long := time.Now().Add(-time.Hour)
 	return proto.Job{
@@ -126,7 +126,7 @@ func TestDeadLettersAreShown(t *testing.T) {
 		t.Errorf("%v", a)
 	}
 	want := []string{h.letters.addMalformed()}
-	for range 4 { // also of other organisations: these routes are those of the whole server
+	for range 4 { // also of other organisations: these routes serve the whole server
 		want = append([]string{h.letters.add(lostJob("other", "key_9"))}, want...)
 	}
 	var got []string
@@ -219,7 +219,7 @@ func TestRequeueMakesANewExecution(t *testing.T) {
 	}
 	want := old
 	want.TraceID, want.RequestID, want.CreatedAt, want.QueueDeadline = made, "r-new", job.CreatedAt, job.QueueDeadline
-	want.Prefer, want.Concurrent, want.MaxQueued, want.Weight, want.KeyConcurrent = job.Prefer, 100, 1000, proto.Plans()[1].Weight, 3 // as its key has them
+	want.Prefer, want.Concurrent, want.MaxQueued, want.Weight, want.KeyConcurrent = job.Prefer, 100, 1000, proto.Plans()[1].Weight, 3 // from the plan of its key
 	gotText, _ := json.Marshal(job)
 	wantText, _ := json.Marshal(want)
 	if string(gotText) != string(wantText) {
@@ -281,7 +281,8 @@ func TestRequeueIsAdmittedAsAnyOther(t *testing.T) {
 	}
 }
 
-// Of two administrators one makes the execution, also where a gateway died between the mark and the submission.
+// If two administrators requeue a letter, only one execution is created. This also holds if a
+// gateway died between marking and submitting.
 func TestRequeueByTwoAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t)

@@ -52,7 +52,7 @@ func TestDocumentIsValidAndWhole(t *testing.T) {
 	}
 }
 
-// The page must work without a network, and under the policy that it is served with.
+// The page must work without a network, and under the policy that it is served with it.
 func TestDocsPage(t *testing.T) {
 	h := newHarness(t)
 	page := h.do("GET", "/docs", "").want(200, "")
@@ -92,7 +92,7 @@ func TestHealth(t *testing.T) {
 			t.Errorf("%s missing: %s", missing, a.body)
 		}
 	}
-	// Why a worker takes no jobs may have anything in it that another program said.
+	// The reason why a worker accepts no jobs may contain text of another program.
 	h.stub.stats = func(context.Context) (proto.QueueStats, error) { return proto.QueueStats{Workers: 1}, nil }
 	why := "nsjail says: \x1b[31mno\a\v\U000e0001"
 	h.server.Unfit = func() string { return why }

@@ -90,7 +90,8 @@ func TestStreamOfAnExecutionCancelledInTheQueue(t *testing.T) {
 	}
 }
 
-// The store may choose a new leader just then: the execution was accepted, and its client is told where to ask.
+// The store may elect a new leader at that moment. The execution was accepted, and the answer says
+// where to ask for it.
 func TestStreamOfAnExecutionThatNobodyAnswersFor(t *testing.T) {
 	h := newHarness(t)
 	h.server.Events = silentEvents{h.stub}
@@ -160,7 +161,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A submission that fails in an unknown way must not leave behind a job that runs for nobody.
+// A submission that fails with an unknown outcome must not leave a job behind that runs for no
+// client.
 func TestSubmitWithUnknownOutcome(t *testing.T) {
 	t.Run("nothing was taken", func(t *testing.T) {
 		h := newHarness(t)
@@ -197,21 +199,21 @@ func TestSubmitWithUnknownOutcome(t *testing.T) {
 	})
 }
 
-// lost does not answer any more after a job was taken.
+// lost stops answering after it has accepted a job.
 type lost struct{ unsure }
 
 func (lost) Withdraw(context.Context, proto.TraceID, proto.Result) (*proto.Record, error) {
 	return nil, context.DeadlineExceeded
 }
 
-// unsure takes jobs and says that it failed.
+// unsure accepts jobs and returns an error.
 type unsure struct{ *stub }
 
 func (q *unsure) Submit(ctx context.Context, job *proto.Job) error {
 	return errors.Join(errors.New("no answer"), q.stub.Submit(ctx, job))
 }
 
-// What was accepted may run, so no failure after that may read like an invitation to send it again.
+// An accepted job may run. A later failure must not invite the client to send the request again.
 func TestFailureAfterAcceptance(t *testing.T) {
 	for name, headers := range waitingModes {
 		t.Run(name, func(t *testing.T) {
@@ -225,7 +227,7 @@ func TestFailureAfterAcceptance(t *testing.T) {
 	}
 }
 
-// deaf never hears of an end.
+// deaf never learns that an execution has ended.
 type deaf struct{ *stub }
 
 func (deaf) Wait(context.Context, proto.TraceID) (*proto.Record, error) {
@@ -287,7 +289,7 @@ func TestLogLine(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
 	a := h.execute(hello, "X-Request-Id", "r-1")
-	h.http.Close() // its handlers are done then
+	h.http.Close() // returns after its handlers
 	var line map[string]any
 	if err := json.Unmarshal([]byte(h.log.String()), &line); err != nil {
 		t.Fatalf("one line: %v in %s", err, h.log)

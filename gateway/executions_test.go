@@ -15,7 +15,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// run executes a program that prints two lines and ends, and gives its id.
+// run executes a program that prints two lines and ends, and returns its id.
 func (h *harness) run() proto.TraceID {
 	h.t.Helper()
 	h.stub.finishAtOnce(proto.Exited(0), "a\n", "b\n")
@@ -93,7 +93,7 @@ func TestGetExecution(t *testing.T) {
 	}
 }
 
-// What belongs to somebody else must look exactly like what does not exist.
+// An execution of another organisation must look exactly like one that does not exist.
 func TestOtherOrganisationsSeeNothing(t *testing.T) {
 	h := newHarness(t)
 	id := h.run()
@@ -147,7 +147,8 @@ func TestOutput(t *testing.T) {
 	h.do("GET", "/v1/executions/"+string(id)+"/output", "", "Accept", typeSSE, "Last-Event-ID", "x").want(400, "validation_error", "Last-Event-ID")
 }
 
-// Without following, a running execution's output ends where it ended when it was asked for, however much comes after.
+// Without follow, the output of a running execution ends with the last event at the time of the
+// request, however many events follow.
 func TestOutputWithoutFollowing(t *testing.T) {
 	h := newHarness(t)
 	id := h.execute(hello, "Prefer", "respond-async").want(202, "").trace()
@@ -176,7 +177,7 @@ func TestOutputWithoutFollowing(t *testing.T) {
 	h.do("GET", "/v1/executions/"+string(id)+"/output?follow=no", "").want(400, "validation_error", "follow")
 }
 
-// prolific is of a program that has printed again whenever its events were read.
+// prolific is a stub whose program prints again each time its events are read.
 type prolific struct{ *stub }
 
 func (q prolific) Follow(ctx context.Context, id proto.TraceID, after int64) (Tail, error) {
@@ -195,7 +196,7 @@ func (t prolificTail) Next(ctx context.Context) (proto.Batch, error) {
 	return t.Tail.Next(ctx)
 }
 
-// A stream that breaks must not look like one that ended.
+// A broken stream must not look like a complete one.
 func TestBrokenStreamIsCutOff(t *testing.T) {
 	h := newHarness(t)
 	id := h.run()
@@ -263,7 +264,7 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// lateJobs has executions that end just before they are cancelled.
+// lateJobs is a stub whose executions end just before they are cancelled.
 type lateJobs struct{ *stub }
 
 func (q lateJobs) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
@@ -335,7 +336,7 @@ func TestKeyLimits(t *testing.T) {
 	}
 }
 
-// An answer that is six times as long as what was printed must not be put together in memory.
+// An answer that is six times as long as the output must not be assembled in memory.
 func TestLargeAnswersTakeLittleMemory(t *testing.T) {
 	const size = 8 << 20
 	h := newHarness(t)

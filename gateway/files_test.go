@@ -19,13 +19,13 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// upload asks for a URL and sends content there, and gives the answer of the second.
+// upload asks for a URL, sends content to it, and returns the answer to the upload.
 func (h *harness) upload(path, content string) *reply {
 	h.t.Helper()
 	return h.send(h.put(h.sign("upload", path, len(content)), content))
 }
 
-// sign asks for a signed URL for a file in the thread t, and gives the path and query of it.
+// sign asks for a signed URL for a file in the thread t, and returns its path and query.
 func (h *harness) sign(kind, path string, size int) string {
 	h.t.Helper()
 	more := ""
@@ -44,7 +44,7 @@ func (h *harness) sign(kind, path string, size int) string {
 	return u.RequestURI()
 }
 
-// put makes the request of an upload, as plain clients do: with no key.
+// put returns an upload request without a key, as plain clients send it.
 func (h *harness) put(at, content string, headers ...string) *http.Request {
 	return h.request("PUT", at, content, append(headers, "Authorization", "")...)
 }
@@ -64,7 +64,7 @@ func TestFiles(t *testing.T) {
 	}
 	h.threads.files["acme/t/dir"] = nil
 	h.threads.files["other/t/theirs"] = []byte("theirs")
-	// Also while an execution has the thread.
+	// This also works while an execution holds the thread.
 	h.execute(inThread, "Prefer", "respond-async").want(202, "")
 	if a := h.upload("/home/baponi/dir/./a.txt", "hello").want(200, ""); strings.TrimSpace(string(a.body)) != `{"path":"dir/a.txt","size":5}` {
 		t.Errorf("uploaded: %s", a.body)
@@ -118,7 +118,7 @@ func TestFiles(t *testing.T) {
 	} {
 		h.do("POST", "/v1/files/download_url", body).want(404, "not_found", "no file at this path")
 	}
-	// A URL outlives neither its file nor the server's draining.
+	// A URL is useless once its file is deleted or the server drains.
 	delete(h.threads.files, "acme/t/dir/a.txt")
 	h.get(at).want(404, "not_found")
 	h.server.Drain()
@@ -153,7 +153,7 @@ func TestFileRequestsThatAreRefused(t *testing.T) {
 	ask(proto.MaxFileBytes+1).want(400, "validation_error", "content_length")
 }
 
-// Nobody but who has the secret makes a URL, and one is good for what it was made for alone.
+// Only a holder of the secret can create a URL. A URL is valid only for its purpose.
 func TestSignedURLs(t *testing.T) {
 	h := newHarness(t)
 	h.upload("a", "hello").want(200, "")
@@ -189,7 +189,7 @@ func TestSignedURLs(t *testing.T) {
 	for name, token := range forged {
 		t.Run(name, func(t *testing.T) { h.in(t).get(contentPath+token).want(403, "forbidden", "not made by this server") })
 	}
-	// A form that is not known is not guessed at, even where it is signed.
+	// A token of an unknown form is rejected even if its signature is valid.
 	for _, text := range []string{"bullpen-file-2\nGET\nkey_1\nacme\nt\n0\n99999999999\na", "bullpen-file-1\nGET\nkey_1\nacme\nt"} {
 		token := base64.RawURLEncoding.EncodeToString([]byte(text)) + "." + base64.RawURLEncoding.EncodeToString(signature(*h.server.URLSecret, text))
 		h.get(contentPath+token).want(403, "forbidden")
@@ -198,13 +198,13 @@ func TestSignedURLs(t *testing.T) {
 	if strings.Contains(h.log.String(), body) {
 		t.Error("a signed URL is in the log")
 	}
-	// Without a secret nothing is signed, and nothing passes.
+	// Without a secret, nothing is signed and no URL is accepted.
 	h.server.URLSecret = nil
 	h.get(contentPath+good(nil).token([32]byte{})).want(500, "internal")
 	h.do("POST", "/v1/files/download_url", `{"source":"thread","id":"t","path":"a"}`).want(500, "internal")
 }
 
-// What a URL says comes back as it was, whatever a file is called, and nothing else comes back.
+// A grant survives encoding whatever its path is. No other token is accepted.
 func FuzzGrant(f *testing.F) {
 	f.Add("a\nb\n\n", int64(5), "YQ.YQ")
 	f.Add("", int64(-1), ".")
@@ -221,7 +221,7 @@ func FuzzGrant(f *testing.F) {
 	})
 }
 
-// A URL allows nothing that the key which it was made for is not allowed any more.
+// A URL allows nothing that its key no longer allows.
 func TestSignedURLsAreOfTheirKey(t *testing.T) {
 	h := newHarness(t)
 	h.upload("a", "hello").want(200, "")
@@ -241,7 +241,8 @@ func TestSignedURLsAreOfTheirKey(t *testing.T) {
 	h.get(contentPath+other.token(*h.server.URLSecret)).want(403, "forbidden")
 }
 
-// What a home has no room for is refused before it is sent, and if that has changed, then.
+// An upload too large for a home is refused before it is sent. If the room shrinks later, the
+// upload itself is refused.
 func TestUploadsHaveRoom(t *testing.T) {
 	h := newHarness(t)
 	h.threads.most = proto.Room{Bytes: int64(h.server.Default.Disk.Home), Files: h.server.Default.Disk.Inodes}
@@ -278,7 +279,7 @@ func TestURLsAreAbsolute(t *testing.T) {
 		r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/files/upload_url", strings.NewReader(`{"source":"thread","id":"t","path":"a","content_length":1}`))
 		r.Host = host
 		r.Header.Set("Authorization", "Bearer "+h.key)
-		// Anybody can send these.
+		// Any client can send these headers.
 		r.Header.Set("X-Forwarded-Host", "evil.example")
 		r.Header.Set("X-Forwarded-Proto", "gopher")
 		r.Header.Set("Forwarded", "host=evil.example;proto=gopher")
@@ -309,7 +310,7 @@ func TestRanges(t *testing.T) {
 	for header, want := range map[string]string{ // the Content-Range and the content
 		"bytes=0-0": "0-0 0", "bytes=3-5": "3-5 345", "bytes=7-": "7-9 789", "bytes=7-99": "7-9 789", "bytes=-3": "7-9 789", "bytes=-99": "0-9 0123456789",
 		"bytes=0-": "0-9 0123456789", "bytes= 3-5 ": "3-5 345", "bytes=10-": "", "bytes=10-12": "", "bytes=-0": "", "bytes=99999999999-": "",
-		// Passed over.
+		// Ignored.
 		"bytes=5-3": "all", "bytes=a-": "all", "bytes=-": "all", "bytes=": "all", "bytes=1": "all", "items=0-1": "all", "bytes=0-1,3-4": "all",
 		"bytes=+1-2": "all", "bytes=1--2": "all", "bytes=--1": "all", "bytes=0-99999999999999999999": "all",
 	} {
@@ -337,7 +338,7 @@ func TestRanges(t *testing.T) {
 	}
 }
 
-// What tenants call their files stays a name.
+// A file name from a tenant remains a name.
 func TestAttachment(t *testing.T) {
 	for name, want := range map[string]string{
 		"a.html": "attachment; filename=a.html", "a b": `attachment; filename="a b"`, "é€": "attachment; filename*=utf-8''%C3%A9%E2%82%AC",
@@ -350,7 +351,7 @@ func TestAttachment(t *testing.T) {
 	}
 }
 
-// What the store does not have as it was stored is not told, or not to its end.
+// Content that differs from what was stored is not sent, or its answer is broken off.
 func TestBrokenContent(t *testing.T) {
 	h := newHarness(t)
 	h.upload("small", "hello").want(200, "")
@@ -381,13 +382,13 @@ func TestBrokenContent(t *testing.T) {
 	h.send(h.put(h.server.signedPut("b", 1), "x")).want(409, "conflict", "run one first")
 }
 
-// signedPut gives an address to upload a file of the thread t to.
+// signedPut returns a path and query to upload a file of the thread t.
 func (s *Server) signedPut(path string, size int64) string {
 	g := &grant{method: "PUT", key: "key_1", org: "acme", thread: "t", path: path, size: size, expiresAt: time.Now().Add(time.Hour)}
 	return contentPath + g.token(*s.URLSecret)
 }
 
-// An upload is as long as its URL says, or nothing comes of it.
+// An upload must have exactly the length that its URL names. Otherwise nothing is stored.
 func TestUploadLength(t *testing.T) {
 	h := newHarness(t)
 	at := h.sign("upload", "a", 5)
@@ -400,7 +401,7 @@ func TestUploadLength(t *testing.T) {
 	if len(h.threads.files) != 0 {
 		t.Errorf("files %v", h.threads.files)
 	}
-	// It ends early.
+	// The body ends early.
 	conn, err := h.dial()
 	if err != nil {
 		t.Fatal(err)
@@ -419,7 +420,7 @@ func TestUploadLength(t *testing.T) {
 	}
 }
 
-// staging tells when a file was staged, or was not.
+// staging calls done when an attempt to stage a file has ended.
 type staging struct {
 	threadFiles
 	done func()
@@ -430,7 +431,7 @@ func (s *staging) Stage(ctx context.Context, org, thread, path string, size int6
 	return s.threadFiles.Stage(ctx, org, thread, path, size, most, body)
 }
 
-// slowStage takes long to store what it has read.
+// slowStage takes a long time to store what it has read.
 type slowStage struct{ threadFiles }
 
 func (s slowStage) Stage(ctx context.Context, org, thread, path string, size int64, most proto.Room, body io.Reader) error {
@@ -439,7 +440,7 @@ func (s slowStage) Stage(ctx context.Context, org, thread, path string, size int
 	return errors.Join(err, ctx.Err())
 }
 
-// An upload may take as long as it likes, and so may its storage, as long as something comes.
+// An upload and its storage may take any time in total, as long as data keeps arriving.
 func TestSlowUpload(t *testing.T) {
 	for stall, status := range map[time.Duration]int{bodyTimeout - time.Second: 200, bodyTimeout + time.Second: 400} {
 		bubble(t, func(t *testing.T, h *harness) {
@@ -472,7 +473,7 @@ func TestSlowUpload(t *testing.T) {
 	}
 }
 
-// A download goes on with a client that reads slowly, and not with one that does not read.
+// A download continues for a client that reads slowly, and ends for a client that stops reading.
 func TestSlowDownload(t *testing.T) {
 	for stall, whole := range map[time.Duration]bool{writeTimeout - time.Second: true, writeTimeout + time.Second: false} {
 		bubble(t, func(t *testing.T, h *harness) {

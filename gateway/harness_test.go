@@ -30,7 +30,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// harness is a server on connections in memory, so that it can live in a synctest bubble, and its client.
+// harness is a server and its client. Their connections are in memory, so that they can run in a
+// synctest bubble.
 type harness struct {
 	t         *testing.T
 	stub      *stub
@@ -138,7 +139,7 @@ func (b *syncBuffer) String() string {
 	return b.b.String()
 }
 
-// in gives the harness for use in a subtest.
+// in returns the harness for use in a subtest.
 func (h *harness) in(t *testing.T) *harness {
 	sub := *h
 	sub.t = t
@@ -153,7 +154,7 @@ type reply struct {
 	body   []byte
 }
 
-// request makes a request with the harness's key; headers are name, value, name, value.
+// request returns a request with the harness's key. headers alternates names and values.
 func (h *harness) request(method, path, body string, headers ...string) *http.Request {
 	h.t.Helper()
 	r, err := http.NewRequestWithContext(h.t.Context(), method, h.http.URL+path, strings.NewReader(body))
@@ -171,7 +172,7 @@ func (h *harness) request(method, path, body string, headers ...string) *http.Re
 	return r
 }
 
-// do sends a request, reads the whole answer and holds it against the OpenAPI document.
+// do sends a request, reads the whole answer and validates it against the OpenAPI document.
 func (h *harness) do(method, path, body string, headers ...string) *reply {
 	h.t.Helper()
 	return h.send(h.request(method, path, body, headers...))
@@ -201,7 +202,8 @@ func (h *harness) send(r *http.Request) *reply {
 	return a
 }
 
-// raw sends an execute request whose headers end with rest, on a connection of its own, and reads the head of the answer.
+// raw sends an execute request whose headers end with rest on a new connection, and reads the head
+// of the answer.
 func (h *harness) raw(rest string) *http.Response {
 	h.t.Helper()
 	conn, err := h.dial()
@@ -227,12 +229,12 @@ func (h *harness) write(conn net.Conn, rest string) {
 	}
 }
 
-// writeAll writes what may be more than the server reads.
+// writeAll writes rest, even if the server does not read all of it.
 func (h *harness) writeAll(conn net.Conn, rest string) {
 	_, _ = fmt.Fprintf(conn, executeHead, h.key, rest)
 }
 
-// want checks the status, and for errors the code and that the message has the words.
+// want checks the status. For errors it also checks the code, and that the message contains words.
 func (a *reply) want(status int, code string, words ...string) *reply {
 	a.t.Helper()
 	var envelope struct{ Error, Message string }
@@ -279,7 +281,7 @@ var contract = sync.OnceValues(func() (*openapi3.T, error) {
 	return openapi3.NewLoader().LoadFromData(document)
 })
 
-// validate holds an answer against the document: its status, its headers and its body.
+// validate checks the status, the headers and the body of an answer against the document.
 func (a *reply) validate(r *http.Request) {
 	a.t.Helper()
 	doc, err := contract()

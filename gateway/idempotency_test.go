@@ -13,7 +13,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// claimGrace is that of package submit.
+// claimGrace equals the constant in package submit.
 const claimGrace = 10 * time.Second
 
 func TestIdempotencyKeyForm(t *testing.T) {
@@ -60,7 +60,8 @@ func TestSameKeySameBody(t *testing.T) {
 	}
 }
 
-// A retry while the first request runs gets the same answer, longer than a worker would be waited for.
+// A retry during the first request gets the same answer, even if that takes longer than the wait
+// for a worker.
 func TestRetryDuringTheRun(t *testing.T) {
 	for name, headers := range waitingModes {
 		t.Run(name, func(t *testing.T) {
@@ -81,7 +82,7 @@ func TestRetryDuringTheRun(t *testing.T) {
 	}
 }
 
-// Whoever did not submit an execution must not withdraw it.
+// A request that did not submit an execution must not withdraw it.
 func TestRetryDoesNotWithdraw(t *testing.T) {
 	for name, headers := range waitingModes {
 		t.Run(name, func(t *testing.T) {
@@ -113,7 +114,7 @@ func TestRetryDoesNotWithdraw(t *testing.T) {
 func TestWithdrawnExecutionFreesItsKey(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
 		id := h.execute(hello, "Prefer", "respond-async", "Idempotency-Key", "k").want(202, "").trace()
-		h.stub.finish(id, proto.Failure(proto.CodeExpiredInQueue, "m")) // by the queue, with no request there to free the key
+		h.stub.finish(id, proto.Failure(proto.CodeExpiredInQueue, "m")) // as the queue does, with no open request that could free the key
 		h.stub.finishAtOnce(proto.Exited(0))
 		if a := h.execute(hello, "Idempotency-Key", "k").want(200, ""); a.trace() == id {
 			t.Error("the answer is that of an execution that never ran")
@@ -146,7 +147,8 @@ func TestBindingOfADeadServer(t *testing.T) {
 			t.Errorf("taken over after %s", took)
 		}
 	})
-	// While it is young its server may only be slow: then the execution is found as soon as it is there.
+	// The server of a young binding may only be slow. The execution is then found as soon as it
+	// exists.
 	bubble(t, func(t *testing.T, h *harness) {
 		job := &proto.Job{Meta: proto.Meta{TraceID: proto.NewTraceID(), Org: "acme"}}
 		young := proto.Binding{Trace: job.TraceID, BodyHash: hash(t), BoundAt: time.Now()}
@@ -163,7 +165,7 @@ func TestBindingOfADeadServer(t *testing.T) {
 			t.Errorf("answer of %s", a.trace())
 		}
 	})
-	// With a short timeout there may be no time to wait so long.
+	// A short timeout may leave no time for this wait.
 	bubble(t, func(t *testing.T, h *harness) {
 		h.submitter.Jobs = &forgetful{h.stub}
 		h.stub.finishAtOnce(proto.Exited(0))
@@ -177,14 +179,14 @@ func TestBindingOfADeadServer(t *testing.T) {
 	})
 }
 
-// forgetful never knows anything.
+// forgetful knows no execution.
 type forgetful struct{ *stub }
 
 func (*forgetful) Lookup(context.Context, proto.TraceID) (*proto.Record, error) {
 	return nil, proto.ErrNotFound
 }
 
-// Of requests at the same time with one key, one submits.
+// Of concurrent requests with the same key, only one submits.
 func TestRace(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
@@ -217,7 +219,7 @@ func (brokenBindings) Bind(context.Context, string, string, proto.Binding) (b pr
 	return b, false, errors.New("no disk")
 }
 
-// A body that is long in coming does not make its binding look abandoned.
+// A slow body does not make its binding look abandoned.
 func TestSlowBodyUnderOneKeyRunsOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
 		h.stub.finishAtOnce(proto.Exited(0))

@@ -15,7 +15,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// imageStub is a registry of images in memory, which takes every body that is not "bad".
+// imageStub is a registry of images in memory. It accepts every body except "bad".
 type imageStub struct{ images []proto.Image }
 
 func (s *imageStub) Put(_ context.Context, name, digest string, body io.Reader) (*proto.Image, bool, error) {
@@ -101,7 +101,7 @@ func TestImagesThatAreRefused(t *testing.T) {
 	h.do("PUT", "/v1/admin/images/x"+digestQuery, "full").want(503, "service_unavailable")
 	h.do("PUT", "/v1/admin/images/x"+digestQuery, "x", "Content-Encoding", "zstd").want(415, "unsupported_media_type")
 	// One byte above the limit, announced.
-	h.client.Transport.(*http.Transport).ExpectContinueTimeout = time.Hour // the answer comes before the body is asked for
+	h.client.Transport.(*http.Transport).ExpectContinueTimeout = time.Hour // the answer comes before the body is sent
 	r := h.request("PUT", "/v1/admin/images/x"+digestQuery, "")
 	r.Body, r.ContentLength = io.NopCloser(strings.NewReader("x")), proto.MaxImageBytes+1
 	r.Header.Set("Expect", "100-continue")
@@ -113,7 +113,7 @@ func TestImagesThatAreRefused(t *testing.T) {
 	}
 }
 
-// A body may take longer than one of JSON, as long as something comes.
+// An image may take longer than a JSON body, as long as data keeps arriving.
 func TestSlowImage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// body makes an execute request with one more field.
+// body returns an execute request with one more field.
 func body(field string, value any) string {
 	m := map[string]any{"code": "1", field: value}
 	text, err := json.Marshal(m)
@@ -39,7 +39,7 @@ func paths(n int) []string {
 	return list
 }
 
-// TestLimits sends every limit of the contract and what is just beyond it.
+// TestLimits sends values at every limit of the contract and just beyond it.
 func TestLimits(t *testing.T) {
 	const slow = 1 << 20
 	long := strings.Repeat
@@ -284,13 +284,13 @@ func TestBodyThatEndsEarly(t *testing.T) {
 	}
 	h.write(conn, "Content-Length: 100\r\n\r\n"+hello)
 	_ = conn.Close()
-	h.http.Close() // its handlers are done then
+	h.http.Close() // returns after its handlers
 	if len(h.stub.submitted) != 0 {
 		t.Error("half a request was submitted")
 	}
 }
 
-// A program that is compressed is not run as if it were not.
+// A compressed program must not run as if it were uncompressed.
 func TestContentEncoding(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
@@ -305,7 +305,8 @@ func TestContentEncoding(t *testing.T) {
 	h.execute(hello, "Content-Encoding", "IDENTITY").want(200, "")
 }
 
-// After a request whose end two readers may see at different places, nothing else is read from the connection.
+// If two readers could disagree about the end of a request, nothing else is read from its
+// connection.
 func TestAmbiguousEndClosesTheConnection(t *testing.T) {
 	const chunked = "Transfer-Encoding: chunked\r\n"
 	body := fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(hello), hello)
@@ -328,7 +329,7 @@ func TestAmbiguousEndClosesTheConnection(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _ = conn.Close() }()
-			if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil { // where it stays open, nothing more comes
+			if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil { // if the connection stays open, nothing more arrives
 				t.Fatal(err)
 			}
 			go h.writeAll(conn, tt.rest+smuggled)
@@ -359,7 +360,7 @@ func (spaces) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// What the contract has and this server has not is told apart from what there is not.
+// Routes of the contract that this server does not implement are distinguished from unknown routes.
 func TestRoutesNotThereYet(t *testing.T) {
 	h := newHarness(t)
 	h.do("GET", "/v1/executions?limit=5", "").want(501, "not_implemented", "list of executions", "trace id")

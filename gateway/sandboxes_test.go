@@ -15,7 +15,8 @@ import (
 
 const sandboxPath = "/v1/admin/sandboxes"
 
-// bound makes a key that is bound to a profile, and gives the harness of a client that has it.
+// bound creates a key that is bound to a profile, and returns the harness of a client with that
+// key.
 func (h *harness) bound(sandbox string) *harness {
 	h.t.Helper()
 	a := h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","sandbox":"`+sandbox+`"}`).want(201, "")
@@ -141,7 +142,7 @@ func TestJobHasTheSandboxOfItsKey(t *testing.T) {
 		"network":{"policy":"allowlist","allow":["pypi.org"]},"env":{"A":"profile","B":"profile"},"output":7,
 		"preload":["numpy","matplotlib.pyplot"]}`).want(201, "")
 	user := h.bound("web")
-	// No field of a request changes any of it.
+	// No field of a request changes a setting of the profile.
 	a := user.execute(`{"code":"1","env_vars":{"B":"request","C":"request"},"sandbox":"default","image":"/","cpu":64,"memory":"1024GiB",
 		"network":{"policy":"unrestricted"},"profile":"default","pids":9999,"isolation":"strict","preload":["os"]}`).want(200, "")
 	job := h.jobOf(a)
@@ -182,7 +183,7 @@ func TestLanguageThatTheImageLacks(t *testing.T) {
 	}
 	node := body("language", "node")
 	h.bound("host").execute(node).want(200, "")
-	h.bound("dir").execute(node).want(200, "") // which only its worker knows
+	h.bound("dir").execute(node).want(200, "") // only the worker knows its languages
 	h.bound("py").execute(hello).want(200, "")
 	a := h.bound("py").execute(node).want(400, "validation_error")
 	if got := a.json()["message"]; got != "language 'node' is not available in this sandbox image" {
@@ -190,7 +191,7 @@ func TestLanguageThatTheImageLacks(t *testing.T) {
 	}
 }
 
-// What a key is bound to must never be taken for something else, least of all for the default.
+// A missing profile must not be replaced by another one, least of all by the default.
 func TestKeyWithoutItsSandboxRunsNothing(t *testing.T) {
 	h := newHarness(t)
 	h.boxes.images["py"] = &proto.Image{Name: "py", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}

@@ -14,20 +14,21 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// stub is the other rooms in memory: what is submitted stays queued until a test starts and ends it.
+// stub replaces the other packages in memory. A submitted job stays queued until a test starts and
+// ends it.
 type stub struct {
 	mu        sync.Mutex
 	runs      map[proto.TraceID]*run
 	submitted chan proto.TraceID
-	onSubmit  func(*proto.Job)       // after the job was taken
-	refuse    func(*proto.Job) error // instead of taking it
+	onSubmit  func(*proto.Job)       // called after a job was accepted
+	refuse    func(*proto.Job) error // if it returns an error, the job is not accepted
 	stats     func(context.Context) (proto.QueueStats, error)
 	bindings  map[string]proto.Binding
 	revision  uint64
 	keys      []proto.Key
 	secrets   map[string]string // secret -> key id
 	boxes     *boxes
-	watches   atomic.Int64 // that are open
+	watches   atomic.Int64 // number of open watches
 }
 
 type run struct {
@@ -45,7 +46,7 @@ func newStub() *stub {
 	}
 }
 
-// addKey stores a key and gives its secret.
+// addKey stores a key and returns its secret.
 func (q *stub) addKey(org, plan string, rights proto.Rights) string {
 	secret := proto.NewKeySecret("local")
 	q.mu.Lock()
@@ -159,7 +160,7 @@ func (q *stub) Wait(ctx context.Context, id proto.TraceID) (*proto.Record, error
 
 func (q *stub) Watch(id proto.TraceID) (Watch, error) { return q.watch(q.Wait, id), nil }
 
-// watch gives a watch that waits in a way, and counts it until it is closed.
+// watch returns a Watch that waits with wait. It is counted until it is closed.
 func (q *stub) watch(wait func(context.Context, proto.TraceID) (*proto.Record, error), id proto.TraceID) Watch {
 	q.watches.Add(1)
 	return &watch{q, wait, id}
@@ -425,7 +426,7 @@ func (b *boxes) Remove(ctx context.Context, name string) (proto.Profile, error) 
 	return p, nil
 }
 
-// lose removes a profile whatever is bound to it.
+// lose removes a profile even if keys are bound to it.
 func (b *boxes) lose(name string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -20,17 +20,18 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// threads are threads and their files in memory. A thread is free once its holder has ended, of which the stub of jobs knows.
+// threads keeps threads and their files in memory. A thread is free once its holder has ended,
+// which it learns from the stub of the jobs.
 type threads struct {
 	stub   *stub
 	mu     sync.Mutex
 	heads  map[string]*proto.Thread
 	files  map[string][]byte // by organisation, thread and path
-	fail   error             // of what is called next, and all after
-	broken bool              // contents are not what was stored
-	age    time.Duration     // that was collected with
-	most   proto.Room        // that homes must be said to have; any where it is zero
-	refuse error             // files
+	fail   error             // returned by all calls from now on
+	broken bool              // contents differ from what was stored
+	age    time.Duration     // age of the last collection
+	most   proto.Room        // size limit that calls must pass; any if zero
+	refuse error             // returned for files
 }
 
 func newThreads(q *stub) *threads {
@@ -39,7 +40,7 @@ func newThreads(q *stub) *threads {
 
 func key(org, id string) string { return org + "/" + id }
 
-// take gives a thread with its holder as it is now, and makes it if it is to be made.
+// take returns a thread with its present holder. It creates a missing thread if create is true.
 func (s *threads) take(org, id string, create bool) (*proto.Thread, error) {
 	if s.fail != nil {
 		return nil, s.fail
@@ -81,7 +82,7 @@ func (s *threads) Unlock(_ context.Context, org, thread string, id proto.TraceID
 	return s.fail
 }
 
-// holder gives who has a thread of acme, whatever became of that.
+// holder returns the stored holder of a thread of acme, even if that execution has ended.
 func (s *threads) holder(id string) proto.TraceID {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,7 +183,7 @@ func (s *threads) Rebuild(context.Context) (proto.Rebuilt, error) {
 	return proto.Rebuilt{Made: 3, Kept: 2, Lost: 1}, s.fail
 }
 
-// threadFiles is the Files of threads, whose List is another.
+// threadFiles implements Files with threads. It has its own List.
 type threadFiles struct{ *threads }
 
 func (s threadFiles) List(_ context.Context, org, thread, dir string, recursive bool, each func(proto.File) error) error {
@@ -205,7 +206,7 @@ func (s threadFiles) List(_ context.Context, org, thread, dir string, recursive 
 	return s.fail
 }
 
-// names gives the paths of a thread in order.
+// names returns the paths of a thread in order.
 func (s threadFiles) names(org, thread string) (names []string) {
 	for k := range s.files {
 		if name, ok := strings.CutPrefix(k, key(org, thread)+"/"); ok {
@@ -229,7 +230,7 @@ func (s threadFiles) Open(_ context.Context, org, thread, name string) (*proto.F
 		Read: func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
 			in := io.Reader(bytes.NewReader(body[offset : offset+length]))
 			if s.broken {
-				in = io.MultiReader(in, brokenReader{}) // found out when all was read
+				in = io.MultiReader(in, brokenReader{}) // the error appears after all content
 			}
 			return io.NopCloser(in), nil
 		},
@@ -276,7 +277,8 @@ const inThread = `{"code":"1","thread_id":"t"}`
 
 var allModes = map[string][]string{"inline": {"Accept", typeJSON}, "streaming": {"Accept", typeNDJSON}, "async": {"Prefer", "respond-async"}}
 
-// A thread is had by one execution, from its acceptance to its end, and by the next at once.
+// One execution holds a thread from its acceptance to its end. The next execution can have it at
+// once.
 func TestThreadIsHadByOne(t *testing.T) {
 	for name, headers := range allModes {
 		t.Run(name, func(t *testing.T) {
@@ -328,7 +330,7 @@ func TestCancelledInTheQueueFreesTheThread(t *testing.T) {
 	h.execute(inThread, "Prefer", "respond-async").want(202, "")
 }
 
-// What was not submitted has no thread.
+// A job that was not submitted holds no thread.
 func TestRefusedExecutionUnlocks(t *testing.T) {
 	for name, test := range map[string]struct {
 		refuse error
@@ -364,7 +366,7 @@ func TestUnansweredLock(t *testing.T) {
 	h.execute(inThread, "Idempotency-Key", "k").want(200, "")
 }
 
-// A request that is sent again never meets its own thread.
+// A repeated request must not conflict with its own hold on the thread.
 func TestRetryAndItsOwnThread(t *testing.T) {
 	for name, headers := range allModes {
 		t.Run(name, func(t *testing.T) {
@@ -375,7 +377,7 @@ func TestRetryAndItsOwnThread(t *testing.T) {
 				second := h.begin(h.executeRequest(inThread, headers...))
 				synctest.Wait()
 				h.execute(inThread, "Idempotency-Key", "another").want(409, "conflict")
-				h.execute(inThread, "Idempotency-Key", "another").want(409, "conflict") // the key was not used up
+				h.execute(inThread, "Idempotency-Key", "another").want(409, "conflict") // the key was not consumed
 				h.stub.start(id)
 				h.stub.finish(id, proto.Exited(0))
 				if one, two := <-first, <-second; one.status/100 != 2 || one.status != two.status || one.trace() != two.trace() {
@@ -412,7 +414,7 @@ func TestRetryAndItsOwnThread(t *testing.T) {
 	})
 }
 
-// addThread stores a thread of three versions that nobody has.
+// addThread stores a free thread with three versions.
 func (h *harness) addThread(org, id string) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 678e6, time.UTC)
 	version := func(n int64) proto.Version {
@@ -532,7 +534,7 @@ func TestArchive(t *testing.T) {
 	h.do("GET", "/v1/threads/t/archive?version=4", "").want(404, "not_found", "version")
 	h.do("GET", "/v1/threads/t/archive?version=0", "").want(400, "validation_error", "version")
 	h.do("GET", "/v1/threads/t/archive?version=x", "").want(400, "validation_error", "version")
-	// Half an archive must not look like a whole one.
+	// Half an archive must not look like a complete one.
 	h.threads.broken = true
 	resp, err := h.client.Do(h.request("GET", "/v1/threads/t/archive", ""))
 	if err == nil {

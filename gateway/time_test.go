@@ -16,13 +16,14 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// bubble runs a test on a clock of its own, which stands still while anything is done and jumps when all wait.
+// bubble runs a test with its own clock. The clock stands still while a goroutine works, and jumps
+// when all goroutines wait.
 func bubble(t *testing.T, f func(t *testing.T, h *harness)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) { f(t, newHarness(t)) })
 }
 
-// begin sends a request whose answer is waited for later.
+// begin sends a request in the background. The channel receives the answer.
 func (h *harness) begin(r *http.Request) <-chan *reply {
 	answers := make(chan *reply, 1)
 	go func() { answers <- h.send(r) }()
@@ -92,7 +93,7 @@ func TestGatewayTimeout(t *testing.T) {
 		if a.trace() != id {
 			t.Errorf("X-Trace-Id %s", a.trace())
 		}
-		h.stub.finish(id, proto.Exited(0)) // it is recorded all the same
+		h.stub.finish(id, proto.Exited(0)) // it is recorded nevertheless
 		h.do("GET", "/v1/executions/"+string(id), "").want(200, "")
 	})
 }
@@ -135,7 +136,7 @@ func TestKeepaliveBeforeTheFirstEvent(t *testing.T) {
 	})
 }
 
-// Events must reach the client when they happen and not when a buffer is full.
+// Events must reach the client when they happen, not when a buffer is full.
 func TestEventsAreFlushed(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
 		h.stub.onSubmit = func(job *proto.Job) { h.stub.start(job.TraceID) }
@@ -174,7 +175,7 @@ func TestClientGoes(t *testing.T) {
 					id := <-h.stub.submitted
 					if started {
 						h.stub.start(id)
-						time.Sleep(5 * time.Second) // past the wait for a worker
+						time.Sleep(5 * time.Second) // longer than the wait for a worker
 					}
 					cancel()
 					if err := <-gone; !errors.Is(err, context.Canceled) {
@@ -228,7 +229,7 @@ func TestSlowBody(t *testing.T) {
 	})
 }
 
-// A client that stops reading loses its connection; the execution and the server do not mind.
+// A client that stops reading loses its connection. The execution and the server are not affected.
 func TestSlowReader(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
 		h.stub.finishAtOnce(proto.Exited(0), strings.Repeat("x", 4<<20))
@@ -247,7 +248,7 @@ func TestSlowReader(t *testing.T) {
 	})
 }
 
-// A deadline that passed on an idle connection must not hit its next request.
+// A deadline that passes on an idle connection must not affect its next request.
 func TestIdleConnectionIsGood(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
 		dialed := 0
@@ -280,7 +281,8 @@ func TestReadyzWithinASecond(t *testing.T) {
 	})
 }
 
-// The deadlines are those of streams there, which end when theirs pass even if nothing is being written.
+// HTTP/2 deadlines belong to a stream. The stream ends when one passes, even if nothing is being
+// written.
 func TestHTTP2(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
 		protocols := new(http.Protocols)
@@ -311,7 +313,8 @@ func TestHTTP2(t *testing.T) {
 	})
 }
 
-// TestLeave has a server that shuts down let go of those who would wait longer than it lives.
+// TestLeave checks that a server that shuts down answers clients that would wait longer than it
+// lives.
 func TestLeave(t *testing.T) {
 	for name, headers := range waitingModes {
 		t.Run(name+", queued", func(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// spyTracer notes how spans are started.
+// spyTracer records how spans are started.
 type spyTracer struct {
 	noop.Tracer
 	name   string
@@ -24,7 +24,8 @@ func (s *spyTracer) Start(ctx context.Context, name string, options ...trace.Spa
 	return s.Tracer.Start(ctx, name, options...)
 }
 
-// The span of an execution is a trace of its own, of the execution's id, and knows the client's.
+// The span of an execution starts a new trace, whose id is derived from the execution. It is linked
+// to the client's trace.
 func TestSpan(t *testing.T) {
 	h := newHarness(t)
 	spy := &spyTracer{}

@@ -11,7 +11,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// An organisation that keeps the gateway busy with files keeps it from nobody else, and its own wait for their turn.
+// One organisation's transfers delay only its own further transfers.
 func TestTransfersOfAnOrganisation(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
 		h.threads.files["acme/t/a"], h.threads.files["other/t/a"] = []byte("hello"), []byte("theirs")
@@ -41,7 +41,7 @@ func TestTransfersOfAnOrganisation(t *testing.T) {
 		h.do("HEAD", down, "", "Authorization", "").want(200, "")
 		h.get(contentPath+content("other", "GET").token(*h.server.URLSecret)).want(200, "")
 
-		// Who waits has the next turn that is free; who left does not.
+		// A waiting transfer gets the next free slot. A cancelled one gets none.
 		ctx, leave := context.WithCancel(t.Context())
 		gone := make(chan error, 1)
 		go func() {

@@ -22,19 +22,19 @@ const (
 	async       = "respond-async"
 )
 
-// hooks is the registry of webhook settings, the guard of URLs and the deliveries in memory. Names that begin with "inner" lead to where
-// nothing is delivered.
+// hooks keeps webhook settings and deliveries in memory, and checks URLs. A host that begins with
+// "inner" is not allowed.
 type hooks struct {
 	mu         sync.Mutex
 	settings   map[string]proto.Webhook
 	endpoints  map[string][]proto.Endpoint // by organisation
 	deliveries map[proto.TraceID]*proto.Delivery
-	looked     int // how often for a delivery
+	looked     int // number of look-ups of a delivery
 	checked    []string
-	attempt    proto.DeliveryAttempt // what comes of a test
+	attempt    proto.DeliveryAttempt // result of a test
 	tested     proto.Key
 	untested   error
-	asked      string // how a bulk replay was asked for
+	asked      string // arguments of the last bulk replay
 	replayed   proto.Replayed
 }
 
@@ -72,7 +72,7 @@ func (s *hooks) Change(_ context.Context, key string, f func(*proto.Webhook) (pr
 	}
 	w, err := f(old)
 	if err == nil {
-		w, err = f(old) // as when somebody else was faster
+		w, err = f(old) // as if another writer was faster
 	}
 	if err != nil {
 		return proto.Webhook{}, err
@@ -172,7 +172,7 @@ func (s *hooks) Test(_ context.Context, key proto.Key) (*proto.DeliveryAttempt, 
 	return &s.attempt, s.untested
 }
 
-// deliver makes the delivery of an execution that has ended.
+// deliver creates the delivery of an execution that has ended.
 func (h *harness) deliver(id proto.TraceID, change func(*proto.Delivery)) {
 	h.hooks.mu.Lock()
 	defer h.hooks.mu.Unlock()
@@ -190,7 +190,7 @@ func (h *harness) as(key string) *harness {
 	return &with
 }
 
-// A webhook is told of executions that nobody waits for; for the others its URL is checked and left alone.
+// Only async executions have webhooks. For other modes, the URL is validated and ignored.
 func TestWebhookURLIsForAsync(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
@@ -213,7 +213,7 @@ func TestWebhookURLIsForAsync(t *testing.T) {
 	accepted := h.execute(body("webhook_url", hookURL), "Prefer", async).want(202, "")
 	byDefault := h.execute(hello, "Prefer", async).want(202, "")
 	other := h.as(h.stub.addKey("acme", "enterprise", proto.RightsExecute)).execute(hello, "Prefer", async).want(202, "")
-	// What is set later changes nothing of what was accepted.
+	// Later settings do not affect accepted executions.
 	h.do("PUT", webhookPath, `{"url":"https://example.com/later"}`).want(200, "")
 	for a, want := range map[*reply]any{accepted: hookURL, byDefault: "https://example.com/default", other: nil} {
 		got := h.do("GET", "/v1/executions/"+string(a.trace()), "").want(200, "").json()
@@ -223,7 +223,7 @@ func TestWebhookURLIsForAsync(t *testing.T) {
 	}
 }
 
-// A request that is sent again under its Idempotency-Key is the same only with the same URL.
+// A repeated request with the same Idempotency-Key is the same only if its URL is the same.
 func TestWebhookURLIsPartOfTheRequest(t *testing.T) {
 	h := newHarness(t)
 	first := h.execute(body("webhook_url", hookURL), "Prefer", async, "Idempotency-Key", "a").want(202, "")
@@ -307,7 +307,7 @@ func TestDeliveryOfAnExecution(t *testing.T) {
 		}
 	}
 
-	// Who asked for none has none, and nothing is looked for.
+	// An execution without a webhook has no delivery, and none is looked up.
 	h.hooks.looked = 0
 	h.stub.finishAtOnce(proto.Exited(0))
 	for _, a := range []*reply{h.execute(hello).want(200, ""), h.execute(hello, "Prefer", async).want(202, ""), h.execute(body("webhook_url", hookURL))} {
@@ -347,7 +347,7 @@ func TestDisabledURLIsNotReplayed(t *testing.T) {
 		t.Error("that of another organisation was enabled")
 	}
 	h.do("POST", path, "").want(202, "")
-	// One that fails and is not disabled.
+	// A URL that fails but is not disabled.
 	h.hooks.endpoints["acme"] = []proto.Endpoint{{URL: hookURL, FailingSince: at}}
 	h.deliver(id, delivered)
 	h.do("POST", path, "").want(202, "")
@@ -411,7 +411,7 @@ func TestWebhookSettings(t *testing.T) {
 		t.Errorf("shown again: %s", d)
 	}
 
-	// What is left out is as it was, and no secret is made.
+	// Omitted fields keep their values, and no secret is created.
 	got = h.do("PATCH", webhookPath, `{"max_attempts":7,"waits":[0.5],"signature_headers":[],"timeout":2}`).want(200, "").json()
 	want["max_attempts"], want["waits"], want["signature_headers"], want["timeout"] = 7.0, []any{0.5}, []any{}, 2.0
 	want["updated_at"] = got["updated_at"]
@@ -427,7 +427,7 @@ func TestWebhookSettings(t *testing.T) {
 		t.Errorf("the old secret signs until %v", got["old_secret_until"])
 	}
 
-	// Everything is replaced, but what signs goes on doing so for a day.
+	// All settings are replaced. The previous secret goes on signing for a day.
 	got = h.do("PUT", webhookPath, `{"url":"`+hookURL+`2","secret":"`+second+`"}`).want(200, "").json()
 	if _, told := got["secret"]; told || got["max_attempts"] != 3.0 || got["url"] != hookURL+"2" || !slices.Equal(secrets(), []string{second, first}) {
 		t.Errorf("replaced: %v, %q sign", got, secrets())
@@ -450,7 +450,7 @@ func TestWebhookSettings(t *testing.T) {
 		t.Errorf("a short secret is shown as %v", got)
 	}
 
-	// Another key of the organisation has its own.
+	// Another key of the organisation has its own settings.
 	other := h.as(h.stub.addKey("acme", "free", proto.RightsExecute))
 	other.do("GET", webhookPath, "").want(404, "not_found")
 	got = other.do("PATCH", webhookPath, `{"max_attempts":1}`).want(200, "").json()
@@ -459,7 +459,7 @@ func TestWebhookSettings(t *testing.T) {
 	}
 	other.do("POST", webhookPath+"/test", "").want(400, "validation_error", "url")
 
-	h.do("DELETE", "/v1/admin/keys/key_2", "").want(200, "") // leaves what is pending its settings
+	h.do("DELETE", "/v1/admin/keys/key_2", "").want(200, "") // pending deliveries keep their settings
 	if _, err := h.hooks.Stored(t.Context(), "key_2"); err != nil {
 		t.Error(err)
 	}

@@ -85,7 +85,8 @@ func docsParser(t *testing.T, s streams) *kong.Kong {
 	return parser
 }
 
-// hideSettings hides the settings of a server, which have a page of their own. It reports whether the command has any.
+// hideSettings hides the settings of a server, which are documented on another page. It reports
+// whether the command has any.
 func hideSettings(node *kong.Node) (found bool) {
 	for _, f := range node.Flags {
 		if f.Group != nil {

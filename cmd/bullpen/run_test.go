@@ -56,7 +56,7 @@ func TestInterruptCancelsAndPrintsTheRest(t *testing.T) {
 	}
 }
 
-// afterWrite calls f after each write. It may be written to from many goroutines.
+// afterWrite calls f after each write. It is safe for concurrent use.
 type afterWrite struct {
 	mu      sync.Mutex
 	written bytes.Buffer

@@ -115,7 +115,7 @@ func (s *stub) record(r *http.Request, body []byte) {
 	_ = f.Close()
 }
 
-// result gives what a program that does what is told by its results in.
+// result returns the result of a program by what it does.
 func result(does string) proto.Result {
 	r := proto.Exited(0)
 	switch does {
@@ -138,7 +138,7 @@ func result(does string) proto.Result {
 	return r
 }
 
-// events gives the events after the one numbered after of a program whose result is r.
+// events returns the events after number after of a program whose result is r.
 func events(r proto.Result, after int64) []byte {
 	var all [][]byte
 	all = append(all,
@@ -302,7 +302,7 @@ func (s *stub) createKey(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, made)
 }
 
-// stubSandbox has strings that YAML would take for something else.
+// stubSandbox has strings that YAML would read as other types.
 const stubSandbox = `{"name":"web","image":"","cpu":0.5,"memory":"512MiB","pids":256,"disk":{"home":"256MiB","tmp":"1000001","inodes":65536},` +
 	`"network":{"policy":"allowlist","allow":["*.example.com:80,443"]},"env":{"A":"1.10","B":"true","C":"x: y\n","D":""},"output":"16MiB",` +
 	`"preload":["numpy","matplotlib.pyplot"]}`
@@ -328,7 +328,7 @@ func stubKeyJSON(revokedAt, key string) string {
 		`"created_at":"2026-01-02T03:04:05.000Z","revoked_at":` + revokedAt + key + `}`
 }
 
-// unlimited makes a key in JSON one without a limit of its own.
+// unlimited removes the concurrency limit from a key in JSON.
 func unlimited(key string) string {
 	return strings.Replace(key, `"concurrent":2`, `"concurrent":null`, 1)
 }

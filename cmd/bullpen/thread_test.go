@@ -17,7 +17,7 @@ import (
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
 )
 
-// threadRoutes serves the threads notebook and busy, which is in use.
+// threadRoutes serves the thread notebook, and the thread busy, which is in use.
 func (s *stub) threadRoutes(mux *http.ServeMux) {
 	const notebook = `"id":"notebook","version":2,"bytes":1572864,"files":12,"created_at":"2026-01-02T03:04:05.000Z","used_at":"2026-01-03T03:04:05.000Z"`
 	const whole = `{` + notebook + `,"holder":null,"versions":[` +

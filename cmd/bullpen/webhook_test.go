@@ -90,7 +90,7 @@ func (s *stub) webhookRoutes(mux *http.ServeMux) {
 	handle("POST /v1/webhook/endpoints/enable", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 }
 
-// Who watches sees a bar that is drawn over itself; a log gets lines.
+// A terminal shows one bar that is redrawn; a log gets lines.
 func TestReplayProgress(t *testing.T) {
 	server := httptest.NewServer(newStub(filepath.Join(t.TempDir(), "requests")))
 	t.Cleanup(server.Close)

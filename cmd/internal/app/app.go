@@ -1,5 +1,5 @@
-// Package app has the settings of bullpen and wires its packages together. No other package imports more than one component, or knows
-// whether this process runs all roles or some.
+// Package app has the settings of bullpen and wires its packages together. No other package imports
+// more than one component, or knows whether this process runs all roles or some.
 package app
 
 import (

@@ -33,8 +33,10 @@ const (
 // Roles lists every role.
 func Roles() []Role { return []Role{RoleGateway, RoleWorker, RoleScheduler, RoleWebhook} }
 
-// Config is every setting. Its help also documents it in docs/configuration.md, and its secret tag says what to keep out of logs. A setting is a flag, an environment
-// variable and a key of the YAML file. Flags override variables, variables override the file, the file overrides defaults.
+// Config has all settings. The tables in docs/configuration.md have their help texts. The secret tag
+// marks values that are kept out of logs. Each setting is a flag, an environment variable and a key
+// of the YAML file. Flags override variables, variables override the file, and the file overrides
+// defaults.
 type Config struct {
 	File configFile `name:"config" env:"BULLPEN_CONFIG" placeholder:"FILE" help:"YAML file with settings. Its keys are the names of the flags."`
 
@@ -250,7 +252,7 @@ func (n *NATS) validateNATS() error {
 	for one := range strings.SplitSeq(n.URL, ",") {
 		u, err := url.Parse(strings.TrimSpace(one))
 		if err != nil || u.Host == "" || !slices.Contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme) {
-			// Without the URL, which may hold a password.
+			// The error omits the URL, which may contain a password.
 			return setting("nats", false, "not a NATS URL: write nats://HOST:PORT or tls://HOST:PORT")
 		}
 	}
@@ -271,7 +273,7 @@ func (c *Config) validateRedis() error {
 	u, err := url.Parse(c.RedisURL)
 	if err != nil || u.Hostname() == "" || u.Scheme != "redis" && u.Scheme != "rediss" || u.RawQuery != "" || u.Fragment != "" ||
 		!databasePattern.MatchString(u.Path) {
-		// Without the URL, which may hold a password.
+		// The error omits the URL, which may contain a password.
 		return setting("redis", false, "not a Redis URL: write redis://HOST:PORT or rediss://HOST:PORT, with /N for database N")
 	}
 	return setting("redis-ca", c.RedisCA == "" || u.Scheme == "rediss", "certificate authorities need TLS: write rediss:// in --redis")

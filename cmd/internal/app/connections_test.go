@@ -29,7 +29,7 @@ func TestConnectionsAreLimited(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	// get asks for the health of the server on a connection of its own, and leaves that open.
+	// get requests the health of the server on a new connection and leaves the connection open.
 	get := func() (net.Conn, *http.Response) {
 		conn, err := net.Dial("tcp", limited.Addr().String())
 		if err != nil {
@@ -55,7 +55,7 @@ func TestConnectionsAreLimited(t *testing.T) {
 		t.Errorf("one too many: %s, %v", resp.Status, resp.Header)
 	}
 	_ = first.Close()
-	for resp.StatusCode != http.StatusOK && t.Context().Err() == nil { // the server hears of it a moment later
+	for resp.StatusCode != http.StatusOK && t.Context().Err() == nil { // the server notices a moment later
 		_, resp = get()
 	}
 }

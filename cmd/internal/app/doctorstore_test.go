@@ -104,7 +104,7 @@ func TestDoctorChecksS3(t *testing.T) {
 	}
 	for _, prefix := range []string{"p", "q"} {
 		left, err := filepath.Glob(server.Path(prefix + "/doctor/*"))
-		if err != nil || len(left) > 1 || len(left) > 0 && prefix == "p" { // what could not be removed is left
+		if err != nil || len(left) > 1 || len(left) > 0 && prefix == "p" { // objects that could not be removed remain
 			t.Errorf("left over: %v, %v", left, err)
 		}
 	}
@@ -119,7 +119,7 @@ func TestDoctorChecksDirectories(t *testing.T) {
 		t.Errorf("left over: %v, %v", left, err)
 	}
 	there := filepath.Join(t.TempDir(), "a", "b")
-	for range 2 { // also one that is in use
+	for range 2 { // also a store that is in use
 		store, err := openStore(t.Context(), config(t, "--store", "file://"+there))
 		if err != nil {
 			t.Fatal(err)

@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// health is whether the worker of this process accepts jobs. It may be used concurrently.
+// health stores whether the worker of this process accepts jobs. It is safe for concurrent use.
 type health struct {
 	metrics *Metrics
 	log     *slog.Logger
@@ -19,7 +19,7 @@ func newHealth(metrics *Metrics, log *slog.Logger) *health {
 	return &health{metrics: metrics, log: log, err: errors.New("it is starting")}
 }
 
-// set stores why the worker accepts no jobs, or nil if it does.
+// set stores the reason why the worker accepts no jobs, or nil if it accepts jobs.
 func (h *health) set(err error) {
 	h.mu.Lock()
 	before := h.err
@@ -34,7 +34,8 @@ func (h *health) set(err error) {
 	}
 }
 
-// reason returns why the worker accepts no jobs. It is "" if the worker does, or if there is none.
+// reason returns why the worker accepts no jobs. It is empty if the worker accepts jobs, or if
+// there is no worker.
 func (h *health) reason() string {
 	if h == nil {
 		return ""

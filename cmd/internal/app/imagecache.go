@@ -22,8 +22,8 @@ const (
 	maxImageCaches = 256
 )
 
-// imageCache is a worker's cache of images, opened with the first image. Each worker of a machine has its own numbered directory, and may
-// take over that of a worker that has ended.
+// imageCache is a worker's cache of images, opened with the first image. Each worker of a machine
+// has its own numbered directory. It may take over the directory of a worker that has ended.
 type imageCache struct {
 	dir    string
 	source image.Source

@@ -16,7 +16,8 @@ const (
 	minMemory = 256 * proto.MiB
 	// binaryMemory is the memory of the binary in bytes, which the garbage collector does not count.
 	binaryMemory = 48 << 20
-	// defaultMemoryDivisor gives the process a quarter of the machine's memory by default. Most is for programs.
+	// defaultMemoryDivisor makes the default a quarter of the machine's memory. Most of the memory
+	// is for programs.
 	defaultMemoryDivisor = 4
 	// The shares of memory for open requests, queued jobs and connections, in sixteenths. Jobs that are being stored may use another
 	// quarter of the jobs' share. The rest is for everything else, such as results in transit.

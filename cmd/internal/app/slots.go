@@ -13,22 +13,24 @@ const (
 	mostZygotes   = 32
 )
 
-// SlotCount gives how many programs the worker runs at once: what is set, else 4 for each core, yet no more than find memory
-// for their full limit of 1 GiB, no more than the user ids suffice for, and at least 1.
+// SlotCount returns how many programs the worker runs at once. The default is 4 for each core,
+// limited by the memory for programs of 1 GiB each and by the user ids. It is at least 1.
 func (c *Config) SlotCount() int {
 	if c.Slots > 0 {
 		return c.Slots
 	}
-	n := int64(runtime.GOMAXPROCS(0)) * slotsPerCore // it knows the CPU limit of our cgroup
+	n := int64(runtime.GOMAXPROCS(0)) * slotsPerCore // includes the CPU limit of the cgroup
 	n = min(n, machineMemory()/memoryPerSlot, int64(c.UIDRange.Count/UIDsPerSlot))
 	return int(max(n, 1))
 }
 
-// forks is how many jails one parent can have, for each slot: four, as are kept ready, one that runs, and one that is being cleared away.
+// forks returns how many jails one zygote can have. For each slot there are four prewarmed jails,
+// one that runs and one that is being removed.
 func (c *Config) forks() int { return min(6*c.SlotCount(), nsjail.MostForks) }
 
-// warm says what jails are made before they are asked for: of a kind two for each core, beside those that its rate asks for; four for each
-// slot in all, and parents, as far as the user ids go when all slots are taken; and no more than fit into the memory that is set, else into
+// warm returns the limits of prewarming. Each pool key gets two jails per core in addition to those
+// that its rate requires. In total there are at most four jails per slot. Jails and zygotes use
+// only user ids that remain when all slots are taken. Their memory is limited by the setting, or by
 // a sixteenth of the machine's.
 func (c *Config) warm() worker.Warm {
 	slots, memory := c.SlotCount(), int64(c.WarmMemory)

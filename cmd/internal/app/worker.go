@@ -29,17 +29,18 @@ import (
 // openPause is the pause between attempts to set up a worker.
 const openPause = 5 * time.Second
 
-// workerRole is a worker that takes jobs once it can make jails.
+// workerRole is a worker that accepts jobs once it can create jails.
 type workerRole struct {
 	*system
-	ready  chan struct{} // closed when the rest is set
+	ready  chan struct{} // closed when the fields below are set
 	slots  *queue.Slots
 	runner *worker.Worker
 	notes  *os.File
-	lacks  map[string]string // why capabilities are not offered, as the log has it
+	lacks  map[string]string // logged reasons why capabilities are not offered, by capability
 }
 
-// work runs jobs until ctx ends and those that run have ended.
+// work runs jobs until ctx is done and the running ones have ended. After the drain time they are
+// aborted.
 func (r *workerRole) work(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -53,8 +54,8 @@ func (r *workerRole) work(ctx context.Context) error {
 	return r.runner.Run(ctx, cut)
 }
 
-// hold keeps the worker known to the dispatcher, and holds what jails are made of. What it lacks for them is waited for: a machine may
-// be mended, and until then the process says what is wrong.
+// hold keeps the worker registered with the dispatcher, and holds the resources that jails need. If
+// a resource is missing, hold reports that and tries again: the machine may be repaired meanwhile.
 func (r *workerRole) hold(ctx context.Context) error {
 	for {
 		closers, err := r.open(ctx)
@@ -76,7 +77,7 @@ func (r *workerRole) hold(ctx context.Context) error {
 	}
 }
 
-// closers are closed last first.
+// closers are closed in reverse order.
 type closers []func() error
 
 func (c closers) close() error {
@@ -87,7 +88,7 @@ func (c closers) close() error {
 	return errors.Join(errs...)
 }
 
-// open opens all that jails are made of, and finds what this worker can offer.
+// open opens the resources that jails need, and finds the capabilities of this worker.
 func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	network, noNetwork := openNetwork(ctx, r.cfg, r.log)
 	if network != nil {
@@ -148,7 +149,8 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	return c, nil
 }
 
-// openHomes opens the homes of threads. lacks says why this worker cannot make any.
+// openHomes opens the homes of threads. lacks is the reason why this worker cannot create homes, or
+// nil.
 func (r *workerRole) openHomes(ctx context.Context, maker *nsjail.Maker, c *closers) (_ worker.Homes, lacks, err error) {
 	dir, err := filepath.Abs(filepath.Join(r.cfg.Data, "homes"))
 	if err != nil {
@@ -162,7 +164,7 @@ func (r *workerRole) openHomes(ctx context.Context, maker *nsjail.Maker, c *clos
 		return nil, nil, err
 	}
 	*c = append(*c, lock.Close)
-	r.notes = lock // no other process has it, and the next one that takes the number finds it
+	r.notes = lock // only this process has it; the next owner of the number finds it
 	owners := &home.Owners{}
 	*c = append(*c, owners.Close)
 	homeCache, err := cache.Open(cache.Config{
@@ -186,7 +188,7 @@ func (h homes) CheckOut(ctx context.Context, job *proto.Job) (worker.Home, error
 	return home, nil
 }
 
-// lack says why a capability is not offered: sandboxes that need it are left to other workers.
+// lack logs why a capability is not offered. Sandboxes that need it run on other workers.
 func (r *workerRole) lack(offer string, err error) {
 	if r.lacks[offer] == err.Error() || errors.Is(err, context.Canceled) {
 		return
@@ -195,7 +197,8 @@ func (r *workerRole) lack(offer string, err error) {
 	r.log.Warn("sandboxes that need something of the host are left to other workers", "need", offer, "error", err)
 }
 
-// openNetwork opens the way out for sandboxes. Programs reach nothing of bullpen's own, NATS for one.
+// openNetwork opens outbound networking for sandboxes. Programs cannot reach the hosts of the
+// control plane, such as NATS.
 func openNetwork(ctx context.Context, cfg *Config, log *slog.Logger) (*egress.Network, error) {
 	own, err := cfg.controlPlane()
 	if err != nil {
@@ -204,7 +207,7 @@ func openNetwork(ctx context.Context, cfg *Config, log *slog.Logger) (*egress.Ne
 	return egress.Open(ctx, egress.Config{ControlPlane: own, Log: log})
 }
 
-// controlPlane gives the hosts of what this process talks to.
+// controlPlane returns the hosts that this process connects to.
 func (c *Config) controlPlane() (hosts []string, err error) {
 	if c.Embedded() {
 		return nil, nil
@@ -223,7 +226,7 @@ func (c *Config) controlPlane() (hosts []string, err error) {
 	return hosts, nil
 }
 
-// openJails opens the maker of jails with the settings of cfg.
+// openJails returns a maker of jails with the settings of cfg.
 func openJails(cfg *Config, jails nsjail.Config) (*nsjail.Maker, error) {
 	path, err := findNsjail(cfg.NsjailPath)
 	if err != nil {
@@ -238,7 +241,7 @@ func openJails(cfg *Config, jails nsjail.Config) (*nsjail.Maker, error) {
 	return nsjail.Open(jails)
 }
 
-// probe finds which runtimes work inside a jail.
+// probe returns the runtimes that work inside a jail.
 func probe(ctx context.Context, maker *nsjail.Maker) (map[proto.Language]string, error) {
 	found, err := maker.Probe(ctx, jailSpec())
 	if err != nil {
@@ -255,7 +258,7 @@ func probe(ctx context.Context, maker *nsjail.Maker) (map[proto.Language]string,
 
 func jailSpec() jail.Spec { return worker.Spec(proto.DefaultSandbox(), "") }
 
-// jobs gives the worker the queue's slots under its own interfaces.
+// jobs adapts the queue's slots to the interfaces of the worker.
 type jobs struct{ slots *queue.Slots }
 
 func (j jobs) Take(ctx context.Context) (worker.Lease, error) {

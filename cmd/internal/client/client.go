@@ -52,7 +52,7 @@ func (c *Client) retrying(err error) {
 
 // Error is an answer with an error status.
 type Error struct {
-	Status     int    // of HTTP
+	Status     int    // HTTP status
 	Code       string // of the API, such as validation_error; empty if something other than bullpen answered
 	Message    string // what is wrong, and what to do about it
 	TraceID    proto.TraceID
@@ -92,8 +92,8 @@ type call struct {
 	redial       bool // retry if no connection can be made; after an answer or a broken connection that is always done
 }
 
-// do sends the request and returns a successful answer. Its errors are [*Error], [*UnreachableError], that of ctx, or that of a
-// broken connection.
+// do sends the request and returns a successful answer. It returns [*Error], [*UnreachableError],
+// ctx.Err(), or the error of a broken connection.
 func (c *Client) do(ctx context.Context, call call) (*http.Response, error) {
 	var body []byte
 	if call.body != nil {

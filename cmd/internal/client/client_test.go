@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const id = proto.TraceID("trc_aaaaaaaaaaaaaaaaaaaa")
 
-// answers is a server that gives one prepared answer after the other.
+// answers is a server that returns prepared answers in order.
 type answers struct {
 	t        *testing.T
 	list     []answer
@@ -35,7 +35,7 @@ type answer struct {
 	status     int
 	retryAfter string
 	body       string
-	after      time.Duration // that it takes to come
+	after      time.Duration // how long the answer takes
 	err        error         // instead of an answer
 	broken     bool          // the body ends with an error rather than in order
 	hangs      bool          // the body never ends
@@ -85,7 +85,8 @@ func (b *body) Read(p []byte) (int, error) {
 
 func (b *body) Close() error { return nil }
 
-// with runs f with a client of a server that gives the answers, on a clock of its own, and checks that all were asked for.
+// with runs f in a bubble with a client of a server that returns the answers in list. It checks
+// that all of them were requested.
 func with(t *testing.T, list []answer, f func(t *testing.T, c *Client, a *answers)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -114,7 +115,7 @@ func end(t *testing.T, seq int64) string {
 	return string(line)
 }
 
-// collect gives a sink that keeps what comes, in short form.
+// collect returns a sink that stores the events in short form.
 func collect(got *[]string) func(*Event) error {
 	return func(e *Event) error {
 		*got = append(*got, string(e.Type)+":"+e.Data)
@@ -134,8 +135,8 @@ func TestStreamResumes(t *testing.T) {
 		{status: 200, body: status() + output(2, "a") + keepalive(2) + output(3, "b")[:20], broken: true},
 		{err: errRefused},
 		{status: 503, retryAfter: "3", body: busy},
-		{status: 200, body: output(2, "a") + output(3, "b")}, // ends in order, and too early
-		{status: 200, body: keepalive(3), hangs: true},       // and is silent from then on
+		{status: 200, body: output(2, "a") + output(3, "b")}, // ends in order, but too early
+		{status: 200, body: keepalive(3), hangs: true},       // silent from then on
 		{status: 200, body: output(4, "c") + end(t, 5)},
 	}, func(t *testing.T, c *Client, a *answers) {
 		var got []string
@@ -189,7 +190,8 @@ func TestStreamGivesUp(t *testing.T) {
 	})
 }
 
-// A server may go away while it has not begun to answer. Patience begins when it does, however long the wait was before.
+// A server may disappear before it has begun to answer. Patience starts then, however long the wait
+// was before.
 func TestServerLostBeforeTheStream(t *testing.T) {
 	started := answer{status: 200, body: status() + end(t, 2)}
 	with(t, []answer{{after: time.Minute, err: errReset}, {err: errRefused}, {err: errRefused}, started}, func(t *testing.T, c *Client, a *answers) {
@@ -218,7 +220,8 @@ func TestServerLostBeforeTheStream(t *testing.T) {
 	})
 }
 
-// Whoever loses the server is told of which execution, and from where it can be followed later.
+// A client that loses the server learns the id of the execution, and the event from which to
+// resume.
 func TestServerLostWhileFollowing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &answers{t: t, list: []answer{{status: 200, body: status() + output(2, "a"), broken: true}}}
@@ -311,7 +314,8 @@ func TestNewKeyIsNotMadeTwice(t *testing.T) {
 	})
 }
 
-// A secret that was made is told once: after a second request nobody would know the first.
+// A created secret is returned only once. A second request would replace it with a secret that
+// nobody knows.
 func TestSecretIsNotMadeTwice(t *testing.T) {
 	for name, made := range map[string]func(*Client) error{
 		"set":     func(c *Client) error { _, _, err := c.PutWebhook(t.Context(), &WebhookSettings{}); return err },

@@ -114,7 +114,8 @@ func (c *Client) Upload(ctx context.Context, thread, path string, size int64, bo
 	return resp.Body.Close()
 }
 
-// useSigned asks for a signed URL and sends size bytes of body there. The URL may be that of another host, and needs no key.
+// useSigned asks for a signed URL and sends size bytes of body there. The URL may have another
+// host, and needs no key.
 func (c *Client) useSigned(ctx context.Context, path string, ask any, size int64, body io.Reader) (*http.Response, error) {
 	signed, _, err := get[api.SignedURL](ctx, c, call{method: http.MethodPost, path: path, body: ask, resend: true})
 	if err != nil {

@@ -81,7 +81,8 @@ func (c *Client) Replay(ctx context.Context, id proto.TraceID) (*Delivery, json.
 	return get[Delivery](ctx, c, call{method: http.MethodPost, path: executionPath(id) + "/webhook/replay"})
 }
 
-// ReplayFailed sends a batch of webhooks again that have failed since a time: those after the one given, empty for all.
+// ReplayFailed replays one batch of the webhooks that have failed since a time. The batch starts
+// after the execution with id after, or at the first if it is empty.
 func (c *Client) ReplayFailed(ctx context.Context, since time.Time, after proto.TraceID) (*Replayed, error) {
 	query := url.Values{"since": {since.UTC().Format(time.RFC3339Nano)}}
 	if after != "" {
