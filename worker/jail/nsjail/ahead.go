@@ -12,13 +12,13 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
-// interpreter is one that waits in a jail for its program.
+// interpreter is an interpreter that waits in a jail for its program.
 type interpreter struct {
-	program jail.Program // that it was started as
+	program jail.Program // as which it was started
 	outputs outputs
 }
 
-// startAhead starts an interpreter, and returns when it waits.
+// startAhead starts the spec's interpreter and returns when it waits.
 func (s *sandbox) startAhead(ctx context.Context) error {
 	p := *s.spec.Ahead
 	frame, err := encode(wire.Ahead, p)
@@ -33,7 +33,7 @@ func (s *sandbox) startAhead(ctx context.Context) error {
 	return s.awaitWaiting(ctx)
 }
 
-// awaitWaiting returns when the interpreter waits.
+// awaitWaiting blocks until the interpreter waits.
 func (s *sandbox) awaitWaiting(ctx context.Context) error {
 	p := *s.spec.Ahead
 	stop := giveUpWith(ctx, s.conn)
@@ -52,7 +52,7 @@ func (s *sandbox) awaitWaiting(ctx context.Context) error {
 	return fmt.Errorf("start %s ahead: the init sent an unknown frame %q", p.Argv[0], typ)
 }
 
-// Load tells the interpreter that waits of p; see jail.Jail.
+// Load sends p to the waiting interpreter; see jail.Jail.
 func (s *sandbox) Load(ctx context.Context, p jail.Program) error {
 	stop := context.AfterFunc(ctx, s.kill)
 	err := s.load(p)
@@ -65,8 +65,8 @@ func (s *sandbox) Load(ctx context.Context, p jail.Program) error {
 	return nil
 }
 
-// load does nothing where no interpreter can go on with p. That the jail is dead is
-// found out by Run.
+// load does nothing if no interpreter can continue with p. It returns no error if the jail is dead;
+// Run detects that.
 func (s *sandbox) load(p jail.Program) error {
 	if s.ahead == nil || s.loaded {
 		return nil
@@ -102,9 +102,8 @@ func (s *sandbox) Bring(ctx context.Context, h jail.Home) error {
 	return attach(s.initFD, s.m.cfg.Home)
 }
 
-// Alive reports whether the init lives; it dies with what it has started ahead. A
-// jail that was forked is not to be used any more when its parent is closed, which
-// lives as long as it.
+// Alive reports whether the init is alive; it dies with the interpreter that it started ahead. A
+// forked jail must no longer be used once its zygote is closed, which lives as long as the jail.
 func (s *sandbox) Alive() bool {
 	if s.zygote != nil && s.zygote.isClosing() {
 		return false
@@ -118,5 +117,5 @@ func (s *sandbox) Alive() bool {
 	return n == 0 && (err == nil || errors.Is(err, unix.EINTR))
 }
 
-// Memory is what is charged to the jail, without page cache.
+// Memory returns the memory charged to the jail, without page cache.
 func (s *sandbox) Memory() (int64, error) { return s.group.Memory() }

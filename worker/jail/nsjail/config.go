@@ -13,7 +13,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
-// Descriptors nsjail is started with, after those the init gets (package wire).
+// Numbers of the descriptors that nsjail is started with, after those for the init (package wire).
 const (
 	initFD   = 5 // the init's executable
 	configFD = 6 // nsjail's configuration
@@ -22,18 +22,18 @@ const (
 // jobDirBytes is the size of jail.JobDir: the code, and a few staged files.
 const jobDirBytes = 16 << 20
 
-// devices are the nodes of the jail's /dev, bound from the host's.
+// devices are the nodes of the jail's /dev, bind-mounted from the host's.
 var devices = [...]string{"null", "zero", "full", "random", "urandom"} // read only
 
-// masked are the files and directories of /proc that are empty in a jail, where the
-// host has them: those that container runtimes mask, and more that tell of the host
-// or of other tenants and that programs can do without.
+// masked are the files and directories of /proc that are empty in a jail, if the host has them.
+// They are those that container runtimes mask, and others that reveal the host or other tenants and
+// that programs do not need.
 var masked = [...]string{ // read only
 	"acpi", "asound", "bus", "cmdline", "diskstats", "fs", "interrupts", "irq", "kallsyms", "kcore", "key-users", "keys",
 	"latency_stats", "locks", "modules", "partitions", "sched_debug", "scsi", "sysrq-trigger", "timer_list", "timer_stats",
 }
 
-// proc are the names of masked that this host has.
+// proc holds the names of masked that this host has.
 type proc struct{ files, dirs []string }
 
 func findMasked() (p proc, err error) {
@@ -45,22 +45,22 @@ func findMasked() (p proc, err error) {
 			return proc{}, err
 		case info.IsDir():
 			p.dirs = append(p.dirs, name)
-		case info.Mode()&0o006 != 0: // others need no mask: root in a jail is not the one they are open to
+		case info.Mode()&0o006 != 0: // the others are not accessible to root in a jail and need no mask
 			p.files = append(p.files, name)
 		}
 	}
 	return p, nil
 }
 
-// layout is what a configuration is made of.
+// layout holds what a configuration is generated from.
 type layout struct {
 	*skeleton
 	home  string
-	uid   int // outside uid of the init; the program's is the next
+	uid   int // outside uid of the init; the next uid is the program's
 	files int // RLIMIT_NOFILE
 	masks proc
 	spec  jail.Spec
-	// childUIDs are the uids of the jails forked from this one; nil if it is no zygote.
+	// childUIDs are the uids of the jails forked from this one; nil if it is not a zygote.
 	childUIDs []*uidPair
 }
 
@@ -70,7 +70,7 @@ func (l layout) config() string {
 	b.line("mode: ONCE")
 	b.line("hostname: %q", hostname)
 	b.line("log_level: WARNING")
-	// Our own clock is exact; nsjail's counts whole seconds, so it is off.
+	// The worker enforces the exact time limit. nsjail's counts whole seconds, so it is off.
 	b.line("time_limit: 0")
 	b.line("nice_level: 0")
 	b.line("clone_newnet: true clone_newuser: true clone_newns: true clone_newpid: true")
@@ -81,18 +81,17 @@ func (l layout) config() string {
 			b.line("%s { inside_id: \"%d\" outside_id: \"%d\" count: 2 }", key, childID(i), c.first)
 		}
 	}
-	// What the init needs to become the program, to kill it, and to empty the
-	// bounding set. The program gets none.
+	// The init needs these to become the program, to kill it, and to empty the bounding set. The
+	// program gets none.
 	b.line(`cap: "CAP_KILL" cap: "CAP_SETGID" cap: "CAP_SETUID" cap: "CAP_SETPCAP"`)
-	// Memory and cpu are the control group's business. HARD is the worker's own
-	// limit: raising one above it needs a capability that many hosts do not give.
-	// The one on core dumps is the init's to set.
+	// The control group limits memory and CPU. HARD is the worker's own limit: raising one above it
+	// needs a capability that many hosts do not grant. The init sets the limit on core dumps.
 	b.line("rlimit_as_type: HARD rlimit_cpu_type: HARD rlimit_fsize_type: HARD rlimit_core_type: HARD")
 	b.line("rlimit_stack_type: SOFT rlimit_memlock_type: SOFT rlimit_rtprio_type: SOFT rlimit_msgqueue_type: SOFT")
 	b.line("rlimit_nofile: %d rlimit_nofile_type: VALUE", l.files)
 	if l.childUIDs == nil {
 		b.line("rlimit_nproc: %d rlimit_nproc_type: VALUE", l.spec.Pids)
-	} else { // what all children have counts against it; each has its own as well
+	} else { // all children's processes count against it; each child also has its own limit
 		b.line("rlimit_nproc_type: HARD")
 	}
 	b.line("mount { src: %q dst: \"/\" is_bind: true nosuid: true nodev: true }", l.dir)
@@ -101,16 +100,17 @@ func (l layout) config() string {
 	}
 	if l.childUIDs == nil {
 		b.line("mount { dst: \"/proc\" fstype: \"proc\" nosuid: true nodev: true noexec: true }")
-	} else { // the maps of ids are written there
+	} else { // the id maps are written there
 		b.line("mount { dst: \"/proc\" fstype: \"proc\" rw: true nosuid: true nodev: true noexec: true }")
 	}
-	// Read-only, so that nobody changes the times of the host's: what is written to a device is no change of it.
+	// Read-only, so that no program changes the timestamps of the host's nodes. Devices can be
+	// written to all the same.
 	for _, d := range devices {
 		b.line("mount { src: %q dst: %q is_bind: true nosuid: true noexec: true }", "/dev/"+d, "/dev/"+d)
 	}
 	arg := ""
 	if l.childUIDs == nil {
-		for _, m := range l.own(l.dir + "/proc") { // the root's own /proc
+		for _, m := range l.own(l.dir + "/proc") { // /proc of the root itself
 			b.mount(m)
 		}
 	} else {
@@ -122,16 +122,16 @@ func (l layout) config() string {
 	return b.String()
 }
 
-// mount is one of a jail's own mounts, which a jail that is forked has anew.
+// mount is a mount of one jail, which a forked jail mounts anew.
 type mount struct {
 	source, target string
-	fstype         string // empty for what is bound
+	fstype         string // empty for a bind mount
 	options        string
-	device         bool // what is bound is a device
+	device         bool // the source of the bind mount is a device
 }
 
-// own are a jail's own mounts, in their order. empty is an empty directory that is
-// read-only, as whoever mounts sees it.
+// own returns a jail's own mounts, in their order. empty is the path of an empty read-only
+// directory, as the mounting process sees it.
 func (l layout) own(empty string) (all []mount) {
 	for _, name := range l.masks.files {
 		all = append(all, mount{source: "/dev/null", target: "/proc/" + name, device: true})
@@ -141,7 +141,7 @@ func (l layout) own(empty string) (all []mount) {
 	}
 	all = append(all, tmpfs("/dev/shm", min(l.spec.TmpBytes, l.spec.Memory/2), l.spec.Inodes, "1777", 0))
 	for _, a := range areas(l.spec, l.home) {
-		if !a.onDisk { // what is, is attached when the jail stands
+		if !a.onDisk { // a disk area is attached when the jail exists
 			all = append(all, tmpfs(a.path, a.bytes, l.spec.Inodes, strconv.FormatUint(uint64(a.mode), 8), jail.ProgramID))
 		}
 	}
@@ -155,15 +155,15 @@ func tmpfs(target string, size, inodes int64, mode string, owner int) mount {
 	}
 }
 
-// area is a directory that is the program's own.
+// area is a directory that belongs to the program.
 type area struct {
 	path   string
 	bytes  int64
 	mode   uint32
-	onDisk bool // memory is too small for it, or it is a home that is brought along, or will be
+	onDisk bool // too large for memory, or a home that the caller mounts now or later
 }
 
-// areas are the home and /tmp.
+// areas returns the home and /tmp.
 func areas(spec jail.Spec, home string) []area {
 	return []area{
 		{home, spec.HomeBytes, 0o755, spec.Home != nil || spec.HomeLater || proto.HomeOnDisk(spec.HomeBytes, spec.Memory)},
@@ -171,11 +171,10 @@ func areas(spec jail.Spec, home string) []area {
 	}
 }
 
-// args are nsjail's arguments: everything is in the configuration, but for one
-// thing it has no word for. --rw makes nsjail leave out a remount of / of its own,
-// after which the mount in the configuration makes / read-only all the same. That
-// remount would clear nosuid and nodev, which is refused where the directory is
-// mounted with them, as /run is on most hosts.
+// args returns nsjail's arguments. Everything is in the configuration except --rw, for which it has
+// no option. --rw makes nsjail skip its own remount of /; the mount in the configuration makes /
+// read-only all the same. That remount would clear nosuid and nodev. The kernel refuses this if the
+// directory is mounted with them, as /run is on most hosts.
 func args() []string { return []string{"nsjail", "--config", selfFD(configFD), "--rw"} }
 
 func selfFD(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
@@ -184,7 +183,7 @@ type text struct{ strings.Builder }
 
 func (t *text) line(format string, args ...any) { _, _ = fmt.Fprintf(t, format+"\n", args...) }
 
-// ids maps the init and the program, and nothing else, to two unprivileged ids.
+// ids maps the init and the program to two unprivileged ids, and maps no others.
 func (t *text) ids(key string, first int) {
 	t.line("%s { inside_id: \"0\" outside_id: \"%d\" count: 1 }", key, first)
 	t.line("%s { inside_id: \"%d\" outside_id: \"%d\" count: 1 }", key, jail.ProgramID, first+1)

@@ -16,38 +16,38 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
-// MostForks is the most Config.Forks can be: the kernel takes a map of ids of a page.
+// MostForks is the maximum of Config.Forks: the kernel limits an id map to one page.
 const MostForks = 128
 
-// forksMemory, in bytes, is what a parent may hold beside what a program may: what the
-// kernel keeps for namespaces that have gone, before it comes to clear them away.
+// forksMemory is how much more memory, in bytes, a zygote may use than a program: the kernel frees
+// the memory of namespaces some time after they are gone.
 const forksMemory = 256 << 20
 
-// childID is the id within a parent's jail that is root in its i-th child; the
-// next one up is the program's.
+// childID returns the id in a zygote's jail that is root in its i-th child. The next id is the
+// program's.
 func childID(i int) int { return 10_000 + 2*i }
 
-// parent is a jail that others are made within: by its interpreter where a fork of
-// that is to wait, else by its init.
+// zygote is a jail in which others are created. Its interpreter creates those in which a fork of it
+// waits; its init creates all others.
 type zygote struct {
 	jail   *sandbox
-	orders *net.UnixConn // its interpreter takes orders from; nil where it has none
+	orders *net.UnixConn // to its interpreter; nil if it has none
 
-	ordering sync.Mutex // of frames to its init
+	ordering sync.Mutex // guards writes of frames to its init
 
 	mu      sync.Mutex
-	free    []int // indexes into jail.childUIDs that no jail has
-	living  int   // jails that were forked
-	lost    int   // that did not come up, whose uids are not used again
+	free    []int // unused indexes into jail.childUIDs
+	living  int   // number of forked jails
+	lost    int   // number of jails that failed to start; their uids are not reused
 	closing bool
-	gone    chan struct{} // closed when all has been given back; err is set then
+	gone    chan struct{} // closed when all resources are released; then err is set
 	err     error
 }
 
 var errClosed = errors.New("the parent is closed")
 
-// Zygote makes a jail to fork others from, for programs in jails of the spec;
-// spec.Ahead is its interpreter, as by jail.Source.Zygote, if it has one.
+// Zygote creates a jail to fork others from, for programs in jails of the spec. spec.Ahead is its
+// interpreter, as from jail.Source.Zygote, if it has one.
 func (m *Maker) Zygote(ctx context.Context, spec jail.Spec) (jail.Zygote, error) {
 	s, err := m.admit(spec)
 	if err != nil {
@@ -63,7 +63,7 @@ func (m *Maker) Zygote(ctx context.Context, spec jail.Spec) (jail.Zygote, error)
 	return p, nil
 }
 
-// prepare makes the jail and starts the interpreter.
+// prepare creates the jail and starts the interpreter.
 func (p *zygote) prepare(ctx context.Context) (err error) {
 	s := p.jail
 	if s.uids, err = s.m.uids.take(); err != nil {
@@ -95,7 +95,7 @@ func (p *zygote) prepare(ctx context.Context) (err error) {
 	return nil
 }
 
-// start starts the interpreter, and returns when it takes orders. It is the program
+// start starts the interpreter and returns when it accepts orders. The interpreter is the program
 // of its jail, and root there.
 func (p *zygote) start(ctx context.Context) error {
 	calls, err := filter.Bytes()
@@ -127,7 +127,7 @@ func (p *zygote) start(ctx context.Context) error {
 	return nil
 }
 
-// Fork makes a jail; see jail.Zygote.
+// Fork creates a jail; see jail.Zygote.
 func (p *zygote) Fork(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
 	s, err := p.jail.m.admit(spec)
 	if err != nil {
@@ -149,7 +149,7 @@ func (p *zygote) Fork(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
 	return s, nil
 }
 
-// fork makes the jail as its parent's i-th child, and returns when the interpreter waits.
+// fork creates the jail as its zygote's i-th child. It returns when the interpreter waits, if any.
 func (s *sandbox) fork(ctx context.Context, i int) error {
 	err := s.setUpVolumes(ctx, func() error {
 		if err := <-s.makeGroup(); err != nil {
@@ -167,7 +167,7 @@ func (s *sandbox) fork(ctx context.Context, i int) error {
 		return err
 	}
 	switch {
-	case s.ahead != nil: // forked along
+	case s.ahead != nil: // forked together with the jail
 		err = s.awaitWaiting(ctx)
 	case s.spec.Ahead != nil:
 		err = s.startAhead(ctx)
@@ -182,8 +182,8 @@ func (s *sandbox) fork(ctx context.Context, i int) error {
 	return nil
 }
 
-// orderFork tells the parent to make the jail: its interpreter if a fork of that is to
-// wait there, else its init.
+// orderFork orders the zygote to create the jail: its interpreter if a fork of it will wait there,
+// otherwise its init.
 func (s *sandbox) orderFork(i int) error {
 	theirs, err := s.connect()
 	if err != nil {
@@ -218,14 +218,14 @@ func (s *sandbox) orderFork(i int) error {
 	return nil
 }
 
-// orderInit tells the parent's init to make a jail.
+// orderInit orders the zygote's init to create a jail.
 func (p *zygote) orderInit(order *wire.JailFrame, fds []int) error {
 	p.ordering.Lock()
 	defer p.ordering.Unlock()
 	return writeFrame(p.jail.conn, order.Encode(), fds)
 }
 
-// orderInterpreter tells the parent's interpreter to make the jail.
+// orderInterpreter orders the zygote's interpreter to create the jail.
 func (s *sandbox) orderInterpreter(order *wire.JailFrame, fds []int) error {
 	text := fmt.Appendf(nil, "%d\x00%d\x00%d\x00", order.Root, order.Program, order.Processes)
 	for _, m := range order.Mounts {
@@ -242,16 +242,16 @@ func (s *sandbox) orderInterpreter(order *wire.JailFrame, fds []int) error {
 	return err
 }
 
-// mounts are what nsjail mounts in other jails.
+// mounts returns what nsjail mounts in other jails.
 func (s *sandbox) mounts() []wire.Mount {
 	const safe = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	all := []wire.Mount{
 		{Source: "proc", Target: "/proc", Type: "proc", Flags: safe},
-		// The mount is read-only, not the file system: the one says so after it has
-		// looked at who may write, the other before.
+		// The mount is read-only, not the file system. A read-only mount rejects a write after the
+		// permission check, a read-only file system before it.
 		{Target: "/proc", Flags: safe | unix.MS_REMOUNT | unix.MS_BIND | unix.MS_RDONLY},
 	}
-	// The root's own /sys is empty. What is bound has the flags of where it is.
+	// /sys of the root itself is empty. A bind mount inherits the flags of its source's mount.
 	for _, m := range (layout{home: s.m.cfg.Home, masks: s.m.masks, spec: s.spec}).own("/sys") {
 		flags := uint32(unix.MS_NOSUID | unix.MS_NODEV)
 		if m.fstype == "" {
@@ -262,7 +262,7 @@ func (s *sandbox) mounts() []wire.Mount {
 	return all
 }
 
-// take returns the index of uids for another jail.
+// take returns an unused index into the children's uids.
 func (p *zygote) take() (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -278,8 +278,8 @@ func (p *zygote) take() (int, error) {
 	return i, nil
 }
 
-// release gives uids back that a jail had. Of one that did not come up something
-// may still live, so its uids are not used again.
+// release returns the uids of a jail. Processes of a jail that failed to start may still be alive,
+// so its uids are not reused.
 func (p *zygote) release(pair *uidPair, clean bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -308,10 +308,10 @@ func (p *zygote) Alive() bool {
 	return can && p.jail.Alive()
 }
 
-// Memory is what the parent holds; see jail.Zygote.
+// Memory returns the memory that the zygote uses; see jail.Zygote.
 func (p *zygote) Memory() (int64, error) { return p.jail.Memory() }
 
-// Close ends the parent; see jail.Zygote.
+// Close closes the zygote; see jail.Zygote.
 func (p *zygote) Close() error {
 	p.mu.Lock()
 	first := !p.closing
@@ -324,7 +324,7 @@ func (p *zygote) Close() error {
 	return p.err
 }
 
-// end kills the jail, and with it all that was forked from it, and gives everything back. It is called once.
+// end kills the jail with all its forks and releases all resources. It is called once.
 func (p *zygote) end() {
 	defer close(p.gone)
 	if p.orders != nil {
@@ -333,7 +333,8 @@ func (p *zygote) end() {
 	p.err = errors.Join(p.err, p.jail.Close())
 }
 
-// interpreterStderr is what the interpreter has said since it was asked last, on one line.
+// interpreterStderr returns what the interpreter has written to stderr since the last call, on one
+// line.
 func (p *zygote) interpreterStderr() string {
 	b := make([]byte, maxLog)
 	n := 0
@@ -341,7 +342,7 @@ func (p *zygote) interpreterStderr() string {
 	if err == nil {
 		err = said.Read(func(fd uintptr) bool {
 			n, _ = unix.Read(int(fd), b)
-			return true // whatever there is: nobody waits for more
+			return true // one read is enough: do not wait for more
 		})
 	}
 	if err != nil || n <= 0 {

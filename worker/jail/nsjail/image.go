@@ -9,14 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// embedded holds the init after `make build`, and a README before.
+// embedded holds the init after `make build`. Before, it holds only a README.
 //
 //go:embed all:embedded
 var embedded embed.FS
 
-// initImage returns the init's executable as a sealed file in memory, which
-// nobody can write to any more, and which does not care whether RunDir is
-// mounted noexec.
+// initImage returns the init's executable as a sealed file in memory. Nobody can write to it, and
+// it is executable even if RunDir is mounted noexec.
 func initImage() (*os.File, error) {
 	b, err := embedded.ReadFile("embedded/jailinit")
 	if err != nil {
@@ -30,7 +29,7 @@ func memfd(name string, content []byte, flags int) (*os.File, error) {
 	flags |= unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags)
 	if errors.Is(err, unix.EINVAL) {
-		// Before Linux 6.3 there is no such flag as MFD_EXEC, and no need for it.
+		// Before Linux 6.3, MFD_EXEC does not exist and is not needed.
 		fd, err = unix.MemfdCreate(name, flags&^(unix.MFD_EXEC|unix.MFD_NOEXEC_SEAL))
 	}
 	if err != nil {
@@ -45,7 +44,7 @@ func memfd(name string, content []byte, flags int) (*os.File, error) {
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
 		return nil, fmt.Errorf("seal a file in memory: %w", err)
 	}
-	// Opened again, because a file that is open for writing cannot be executed.
+	// Reopened, because a file that is open for writing cannot be executed.
 	ro, err := os.Open(selfFD(int(f.Fd())))
 	if err != nil {
 		return nil, fmt.Errorf("make a file in memory: %w", err)

@@ -1,6 +1,6 @@
-// Package nsjail makes jails with nsjail. One Maker per worker process: it owns
-// a directory, a range of uids it shares with the other workers of the host
-// through locks, and a branch of the control groups.
+// Package nsjail creates jails with nsjail. Each worker process has one Maker. It owns a directory
+// and a subtree of the control groups. It shares a range of uids with the host's other workers
+// through locks.
 package nsjail
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
 )
 
-// Defaults of Config.
+// The defaults of Config.
 const (
 	DefaultRunDir   = "/run/bullpen"
 	DefaultUIDLocks = "/run/bullpen/uids"
@@ -34,60 +34,66 @@ const (
 	DefaultForks    = 32
 )
 
-// MinPids is the least Spec.Pids: the init's own threads are counted by the
-// same number, for its uid.
+// MinPids is the minimum of Spec.Pids: the init's own threads count against the same limit, for its
+// uid.
 const MinPids = 16
 
-// maxFiles is how many files each process of a program may have open. What they
-// hold is charged to the program, but their number counts against the host's
-// (fs.file-max).
+// maxFiles is the maximum number of open files in each process of a program. Their memory is
+// charged to the program, but their number counts against the host's limit (fs.file-max).
 const maxFiles = 4096
 
-// Config is what a Maker needs to know. Zero values mean the defaults.
+// Config configures a Maker. Zero values mean the defaults.
 type Config struct {
 	NsjailPath string // the executable; required
-	RunDir     string // shared by workers that sweep after each other; every uid must be able to pass through it; default /run/bullpen
-	UIDs       UIDs   // default DefaultUIDs
-	UIDLocks   string // directory of the locks on UIDs, one for the whole host; default /run/bullpen/uids
-	Home       string // the program's home; default /home/baponi
-	// Network is the way out for jails that have a network; such jails cannot be made without it. It is the caller's.
-	Network   *egress.Network
-	VolumeDir string       // on a disk, for homes and /tmp that memory is too small for; such jails cannot be made without it
-	Forks     int          // jails forked from one parent at a time; at most 128, default 32
+	// RunDir is shared by workers that clean up after each other. Every uid must be able to
+	// traverse it. The default is /run/bullpen.
+	RunDir string
+	UIDs   UIDs // default DefaultUIDs
+	// UIDLocks is the directory of the locks on UIDs, one for the whole host. The default is
+	// /run/bullpen/uids.
+	UIDLocks string
+	Home     string // the program's home; default /home/baponi
+	// Network is the uplink of jails with a network, which cannot be created without it. The caller
+	// owns it.
+	Network *egress.Network
+	// VolumeDir is a directory on a disk, for homes and /tmp that do not fit in memory. Such jails
+	// cannot be created without it.
+	VolumeDir string
+	Forks     int          // maximum number of jails forked from one zygote at a time; at most 128, default 32
 	Log       *slog.Logger // default slog.Default()
 }
 
 var errClosing = errors.New("prepare jail: the maker of jails is closed")
 
-// Maker makes jails.
+// Maker creates jails.
 type Maker struct {
 	cfg   Config
-	dir   string   // ours in RunDir/workers
-	lock  *os.File // held while we live: how others know
+	dir   string   // this worker's directory in RunDir/workers
+	lock  *os.File // held while this worker is alive, as other workers check
 	init  *os.File // the init's executable, sealed in memory
 	null  *os.File
 	masks proc
-	pids  int // the most RLIMIT_NPROC can be
+	pids  int // maximum of RLIMIT_NPROC
 	files int // RLIMIT_NOFILE of programs
 	tree  *cgroup.Tree
 	uids  *uidPool
 
 	volumesMu sync.Mutex
-	volumes   *disk.Pool // opened when the first is asked for
+	volumes   *disk.Pool // opened on first use
 
 	rootsMu  sync.Mutex
 	roots    map[rootKey]*root
-	rootsSeq int // of the next one made
+	rootsSeq int // number of the next root
 
 	seq    atomic.Uint64
-	jails  sync.WaitGroup // one for each jail until all of it is given back
+	jails  sync.WaitGroup // jails whose resources are not yet released
 	mu     sync.Mutex
 	live   map[*sandbox]struct{}
 	closed bool
 }
 
-// Open prepares everything that jails have in common, and removes what workers
-// that died have left behind. The error names what is missing and what to do.
+// Open prepares everything that jails have in common, and removes what dead workers have left
+// behind. The error names what is missing and how to fix it.
 func Open(cfg Config) (*Maker, error) {
 	m := &Maker{cfg: cfg, live: map[*sandbox]struct{}{}, roots: map[rootKey]*root{}}
 	if m.cfg.RunDir == "" {
@@ -114,11 +120,10 @@ func Open(cfg Config) (*Maker, error) {
 	return m, nil
 }
 
-// CgroupVersion is the version of the control groups that hold jails to their
-// limits: 1 or 2.
+// CgroupVersion returns the version of the control groups that limit jails: 1 or 2.
 func (m *Maker) CgroupVersion() int { return m.tree.Version() }
 
-// Home is the program's home directory inside a jail.
+// Home returns the program's home directory inside a jail.
 func (m *Maker) Home() string { return m.cfg.Home }
 
 func (m *Maker) open() (err error) {
@@ -146,8 +151,8 @@ func (m *Maker) open() (err error) {
 	if _, err := m.skeleton(rootKey{}); err != nil {
 		return err
 	}
-	// Where nsjail mounts a jail's root while it builds it. It looks for these,
-	// and would otherwise let a jail's uid make them in /tmp.
+	// nsjail mounts a jail's root on these while it builds it. Without them, it would let a jail's
+	// uid create them in /tmp.
 	for _, name := range []string{"root", "tmp"} {
 		if err := makeDir("/run/user/nsjail.0."+name, 0o755); err != nil {
 			return err
@@ -156,20 +161,21 @@ func (m *Maker) open() (err error) {
 	return nil
 }
 
-// rootKey is what the / of a jail depends on.
+// rootKey identifies a jail's /.
 type rootKey struct {
 	image   string // Spec.Root
-	network bool   // there is a resolver to be asked
+	network bool   // a resolver is available
 }
 
-// root is a skeleton that is made when it is first asked for, which may take long for an image.
+// root is a skeleton that is created on first use, which may take long for an image.
 type root struct {
 	dir  string
 	mu   sync.Mutex
 	made *skeleton
 }
 
-// skeleton is the / of such jails; it is made once. Jails with another one do not wait for it.
+// skeleton returns the / of jails with this key, and creates it once. Jails with other keys do not
+// wait for it.
 func (m *Maker) skeleton(key rootKey) (*skeleton, error) {
 	r, err := m.root(key)
 	if err != nil {
@@ -203,7 +209,8 @@ func (m *Maker) root(key rootKey) (*root, error) {
 	return r, nil
 }
 
-// dropRoots removes the skeletons of images that are gone. No jail has them: an image stays for as long as it is used.
+// dropRoots removes the skeletons of images that are gone. No jail uses them: an image exists as
+// long as it is in use.
 func (m *Maker) dropRoots() error {
 	for key, r := range m.roots {
 		if key.image == "" {
@@ -220,8 +227,8 @@ func (m *Maker) dropRoots() error {
 	return nil
 }
 
-// limits finds out what the worker's own limits, which it may be unable to raise,
-// leave for jails.
+// limits computes the limits of jails from the worker's own limits, which it may be unable to
+// raise.
 func (m *Maker) limits() error {
 	var pids, files, core unix.Rlimit
 	for which, limit := range map[int]*unix.Rlimit{unix.RLIMIT_NPROC: &pids, unix.RLIMIT_NOFILE: &files, unix.RLIMIT_CORE: &core} {
@@ -238,10 +245,9 @@ func (m *Maker) limits() error {
 	return checkCore(core.Max, string(pattern))
 }
 
-// checkCore says whether programs can be kept from dumping core, by a worker whose
-// own hard limit is most. Where the host pipes dumps to a program, a limit of 0 does
-// not prevent them, but one of 1 byte does; where it sends them to a socket, none
-// does.
+// checkCore returns an error if a worker with hard limit most cannot prevent core dumps of
+// programs. If the host pipes dumps to a program, a limit of 1 byte prevents them, but a limit of 0
+// does not. If the host sends them to a socket, no limit does.
 func checkCore(most uint64, pattern string) error {
 	pattern = strings.TrimSpace(pattern)
 	switch {
@@ -275,9 +281,8 @@ func (m *Maker) check() error {
 	return nil
 }
 
-// enter takes this worker's directory and control groups, and sweeps those of
-// the dead. A worker is alive while its lock is held; one lock for all makes
-// taking and sweeping one step.
+// enter creates this worker's directory and control groups, and removes those of dead workers. A
+// worker is alive while its lock is held. A single lock makes both one atomic step.
 func (m *Maker) enter() error {
 	workers := filepath.Join(m.cfg.RunDir, "workers")
 	for _, d := range []string{m.cfg.RunDir, workers} {
@@ -290,8 +295,8 @@ func (m *Maker) enter() error {
 		return err
 	}
 	defer func() { _ = all.Close() }()
-	// The name says which directory's locks tell whether we are alive, so that
-	// workers with another one leave our control groups alone.
+	// The name identifies the directory whose locks show whether this worker is alive. Workers with
+	// another directory leave its control groups alone.
 	var st unix.Stat_t
 	if err := unix.Stat(m.cfg.RunDir, &st); err != nil {
 		return err
@@ -352,8 +357,8 @@ func flock(path string, how int) (*os.File, error) {
 	return f, nil
 }
 
-// pool is where volumes come from. It is opened when a jail first needs one, since
-// most workers never do and it asks for tools of its own.
+// pool returns the pool of volumes. It is opened when a jail first needs one: most workers never
+// do, and it requires tools of its own.
 func (m *Maker) pool() (*disk.Pool, error) {
 	m.volumesMu.Lock()
 	defer m.volumesMu.Unlock()
@@ -369,7 +374,7 @@ func (m *Maker) pool() (*disk.Pool, error) {
 	return m.volumes, err
 }
 
-// closePool gives up what is kept ready of volumes. The pool is opened anew when one is asked for.
+// closePool closes the pool and discards its prepared volumes. The pool is reopened on demand.
 func (m *Maker) closePool() (err error) {
 	m.volumesMu.Lock()
 	defer m.volumesMu.Unlock()
@@ -380,16 +385,17 @@ func (m *Maker) closePool() (err error) {
 	return err
 }
 
-// TryDisk makes a jail of the spec with a home on disk, and keeps nothing that is made for such: no volumes ahead, and no directory that was
-// not there. It is for the start of a worker. The error names what is missing and what to do.
+// TryDisk creates a jail of the spec with a home on disk. It keeps nothing that was created for it:
+// no prepared volumes, and no directory that did not exist. A worker calls it when it starts. The
+// error names what is missing and how to fix it.
 func (m *Maker) TryDisk(ctx context.Context, spec jail.Spec) error {
 	spec.HomeBytes = spec.Memory
 	return m.onTrial(func() error { return m.tryJail(ctx, spec) })
 }
 
-// TryHome makes a jail of the spec with a home that is brought along, as threads
-// have it, above an empty directory beside the volumes, and keeps nothing, as
-// TryDisk. The error names what is missing and what to do.
+// TryHome creates a jail of the spec with a home of the caller, as threads use it, on top of an
+// empty directory beside the volumes. Like TryDisk, it keeps nothing. The error names what is
+// missing and how to fix it.
 func (m *Maker) TryHome(ctx context.Context, spec jail.Spec) error {
 	return m.onTrial(func() error {
 		if _, err := m.pool(); err != nil { // which makes the directory
@@ -405,14 +411,14 @@ func (m *Maker) TryHome(ctx context.Context, spec jail.Spec) error {
 	})
 }
 
-// trialHome is the home of a thread that is new, and ends with the trial.
+// trialHome is the home of a new thread, for TryHome.
 type trialHome struct {
 	lower  string
 	volume jail.Volume
 	mount  *os.File
 }
 
-// Mount makes it; see jail.Home.
+// Mount creates the home; see jail.Home.
 func (h *trialHome) Mount(v jail.Volume, uid, gid int) (*os.File, error) {
 	owner, err := home.NewOwner(uid, gid)
 	if err != nil {
@@ -441,8 +447,8 @@ func (m *Maker) tryJail(ctx context.Context, spec jail.Spec) error {
 	return j.Close()
 }
 
-// onTrial gives up the volumes kept ready after f, and removes the directory for
-// them if it was not there before.
+// onTrial calls f, discards the prepared volumes, and removes the directory of volumes if it did
+// not exist before.
 func (m *Maker) onTrial(f func() error) error {
 	there := m.cfg.VolumeDir
 	for there != "" && there != "/" {
@@ -453,15 +459,14 @@ func (m *Maker) onTrial(f func() error) error {
 	}
 	err := errors.Join(f(), m.closePool())
 	for dir := m.cfg.VolumeDir; dir != there; dir = filepath.Dir(dir) {
-		if os.Remove(dir) != nil { // it never was, or somebody else has put something there
+		if os.Remove(dir) != nil { // it was not created, or is in use by others
 			break
 		}
 	}
 	return err
 }
 
-// Prepare makes a jail that waits for its program. The context is for the
-// preparation alone.
+// Prepare creates a jail that waits for its program. ctx is only for the preparation.
 func (m *Maker) Prepare(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
 	s, err := m.admit(spec)
 	if err != nil {
@@ -477,7 +482,7 @@ func (m *Maker) Prepare(ctx context.Context, spec jail.Spec) (jail.Jail, error) 
 	return s, nil
 }
 
-// admit begins a jail of the spec, which the caller has to release.
+// admit registers a new jail of the spec, which the caller must release.
 func (m *Maker) admit(spec jail.Spec) (*sandbox, error) {
 	if spec.CPU <= 0 || spec.Memory <= 0 || spec.Pids < MinPids || spec.HomeBytes <= 0 || spec.TmpBytes <= 0 || spec.Inodes <= 0 {
 		return nil, fmt.Errorf("prepare jail: %+v is not usable: every limit must be positive, and pids at least %d", spec, MinPids)
@@ -495,7 +500,7 @@ func (m *Maker) admit(spec jail.Spec) (*sandbox, error) {
 	return &sandbox{m: m, spec: spec}, nil
 }
 
-// remember reports false when the Maker has been closed meanwhile.
+// remember records a live jail. It returns false if the Maker has been closed.
 func (m *Maker) remember(s *sandbox) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -512,8 +517,8 @@ func (m *Maker) forget(s *sandbox) {
 	m.jails.Done()
 }
 
-// Close kills the jails that are left, waits until they are gone, and removes
-// all that Open made.
+// Close kills the remaining jails, waits until they are gone, and removes everything that Open
+// created.
 func (m *Maker) Close() error {
 	m.mu.Lock()
 	m.closed = true

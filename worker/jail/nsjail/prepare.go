@@ -22,29 +22,28 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
-// maxLog bounds what is read of nsjail's log, for an error message.
+// maxLog is the maximum number of bytes of nsjail's log in an error message.
 const maxLog = 4 << 10
 
-// oomScore makes a host that runs out of memory kill what is in jails before
-// the worker, and a jail that does, what the init has started before nsjail: that
-// one keeps the worker's.
+// oomScore is the OOM score of processes in jails. A host that runs out of memory kills them before
+// the worker. A jail that runs out of memory kills processes that the init has started before
+// nsjail, which keeps the worker's score.
 const oomScore = "500"
 
-// What the control group allows for what is ours in it, beyond the Spec.
+// Allowances of the control group for bullpen's own processes, in addition to the Spec.
 const (
-	// ownTasks is nsjail and the init, and room besides: what a program may have is
-	// limited by its own uid.
+	// ownTasks counts nsjail, the init and a reserve. The program's tasks are limited by its own
+	// uid.
 	ownTasks = 1 + 32
-	// ownMemory, in bytes, is what nsjail, the init and the kernel's own for them
-	// hold when the jail is ready: 1.6 to 1.9 MiB here, beside page cache, which
-	// gives way. What is reported as used is without it.
+	// ownMemory, in bytes, covers nsjail, the init and their kernel memory when the jail is ready.
+	// That is measured as 1.6 to 1.9 MiB, besides page cache, which is reclaimed on demand.
+	// Reported memory usage excludes it.
 	ownMemory = 9 << 18
-	// forkedMemory is the same in a jail that was forked, where nsjail is not: 0.1 to
-	// 0.4 MiB here.
+	// forkedMemory is the same for a forked jail, which has no nsjail: measured as 0.1 to 0.4 MiB.
 	forkedMemory = 1 << 19
 )
 
-// own is what is ours in the jail, in bytes.
+// own returns the memory of bullpen's own processes in the jail, in bytes.
 func (s *sandbox) own() int64 {
 	switch {
 	case s.zygote != nil:
@@ -56,8 +55,7 @@ func (s *sandbox) own() int64 {
 	}
 }
 
-// prepare makes a control group and starts nsjail in it, so that the init, too,
-// is born there.
+// prepare creates a control group and starts nsjail in it, so that the init starts in it too.
 func (s *sandbox) prepare(ctx context.Context) (err error) {
 	if s.uids, err = s.m.uids.take(); err != nil {
 		return err
@@ -75,7 +73,7 @@ func (s *sandbox) prepare(ctx context.Context) (err error) {
 	return s.finish()
 }
 
-// makeGroup makes the control group, without limits.
+// makeGroup creates the control group, without limits.
 func (s *sandbox) makeGroup() <-chan error {
 	made := make(chan error, 1)
 	go func() {
@@ -86,9 +84,9 @@ func (s *sandbox) makeGroup() <-chan error {
 	return made
 }
 
-// setUpVolumes gives the jail that build makes what lies on disk, which is made meanwhile,
-// and its network. It is always waited for, since what a home of the caller's does
-// must have an end before Prepare has.
+// setUpVolumes calls build to create the jail and creates its volumes on disk meanwhile. It then
+// attaches the volumes and the network. It always waits for the volumes: the caller's home must not
+// be called any more when Prepare returns.
 func (s *sandbox) setUpVolumes(ctx context.Context, build func() error) error {
 	volumes := make(chan error, 1)
 	var attach []attachment
@@ -111,7 +109,7 @@ func (s *sandbox) setUpVolumes(ctx context.Context, build func() error) error {
 	return s.open()
 }
 
-// build starts nsjail when there is a group for it, and waits until the init is there.
+// build starts nsjail once the control group exists, and waits for the init.
 func (s *sandbox) build(ctx context.Context, grouped <-chan error) error {
 	files, err := s.files()
 	if err = errors.Join(err, <-grouped); err == nil && s.spec.Ahead != nil {
@@ -120,20 +118,20 @@ func (s *sandbox) build(ctx context.Context, grouped <-chan error) error {
 	if err == nil {
 		err = s.start(files)
 	}
-	// Before the init is awaited: with a copy of its end of the control socket
-	// open we would not hear of its death.
+	// Closed before the init is awaited: while this process has the init's end of the control
+	// socket open, it does not notice the init's death.
 	files.close()
 	if err != nil {
 		return err
 	}
-	// While nsjail builds the jail.
+	// Done while nsjail builds the jail.
 	if err := s.limit(); err != nil {
 		return err
 	}
 	return s.awaitReady(ctx)
 }
 
-// limit sets the limits that nsjail and the init do not feel.
+// limit sets the limits that do not affect nsjail and the init.
 func (s *sandbox) limit() (err error) {
 	l := cgroup.Limits{Memory: s.spec.Memory + s.own(), Tasks: s.spec.Pids + ownTasks}
 	if err := s.group.Limit(l); err != nil {
@@ -143,13 +141,13 @@ func (s *sandbox) limit() (err error) {
 	return err
 }
 
-// attachment is what is mounted in a jail when that stands.
+// attachment is a mount to attach to a jail once the jail exists.
 type attachment struct {
 	path   string
 	attach func(pidfd int, target string) error
 }
 
-// makeVolumes makes what lies on disk.
+// makeVolumes creates the volumes on disk.
 func (s *sandbox) makeVolumes(ctx context.Context) ([]attachment, error) {
 	var made []attachment
 	for _, a := range areas(s.spec, s.m.cfg.Home) {
@@ -186,7 +184,7 @@ func (s *sandbox) makeVolume(ctx context.Context, pool *disk.Pool, a area, inode
 	return v.Attach, nil
 }
 
-// bring has the spec's home made on a volume of root's.
+// bring creates the spec's home on a volume that belongs to root.
 func (s *sandbox) bring(ctx context.Context, pool *disk.Pool) (attach func(int, string) error, err error) {
 	v, err := pool.Get(ctx, disk.Size{Bytes: s.spec.HomeBytes + home.OwnBytes, Inodes: s.spec.Inodes + home.OwnInodes}, 0, 0)
 	if err != nil {
@@ -203,7 +201,7 @@ func (s *sandbox) bring(ctx context.Context, pool *disk.Pool) (attach func(int, 
 	return func(pidfd int, target string) error { return disk.Attach(mount, pidfd, target) }, nil
 }
 
-// attachNetwork lets the jail out as far as it may go.
+// attachNetwork attaches the network that the jail may reach.
 func (s *sandbox) attachNetwork(ctx context.Context, network proto.Network) error {
 	if network.Effective() == proto.NetworkBlocked {
 		return nil
@@ -220,7 +218,7 @@ func (s *sandbox) attachNetwork(ctx context.Context, network proto.Network) erro
 	return err
 }
 
-// open makes the jail ready for a process, and begins the account.
+// open makes the jail ready for a process and starts its accounting.
 func (s *sandbox) open() (err error) {
 	if err := os.WriteFile(procPath(s.initPID, "oom_score_adj"), []byte(oomScore), 0); err != nil {
 		return fmt.Errorf("make the jail the first to go when the host is out of memory: %w", err)
@@ -229,8 +227,8 @@ func (s *sandbox) open() (err error) {
 	return err
 }
 
-// finish is what has to wait until all has been started that is started before the
-// program: the limit on cpu, which that shall not eat up, and the share of a program.
+// finish sets what must wait until everything that precedes the program has started: the CPU limit,
+// which that work must not use up, and a program's CPU weight.
 func (s *sandbox) finish() error {
 	if s.spec.Ahead != nil {
 		if err := s.group.ResetWeight(); err != nil {
@@ -244,10 +242,10 @@ func (s *sandbox) finish() error {
 	return nil
 }
 
-// files are the descriptors nsjail is started with, by number.
+// files holds the descriptors that nsjail is started with, indexed by number.
 type files struct {
 	fds  []*os.File
-	ours []*os.File // those among them that are to be closed after the start
+	ours []*os.File // those in fds to close after the start
 }
 
 func (f *files) set(fd int, file *os.File) {
@@ -263,8 +261,8 @@ func (f *files) close() {
 	}
 }
 
-// files makes nsjail's descriptors. Every descriptor of ours is close-on-exec, so
-// that concurrent starts cannot inherit each other's.
+// files creates nsjail's descriptors. All descriptors of this process are close-on-exec, so that
+// concurrent starts cannot inherit each other's.
 func (s *sandbox) files() (*files, error) {
 	f := &files{}
 	root, err := s.m.skeleton(rootKey{s.spec.Root, s.spec.Network.Effective() != proto.NetworkBlocked})
@@ -295,8 +293,8 @@ func (s *sandbox) files() (*files, error) {
 	} {
 		f.set(fd, file)
 	}
-	// The init of a jail that was forked lets go of its lock when it ends, which is before the kernel kills
-	// what else is there. nsjail, which hands these on to nobody, outlives all of it.
+	// The init of a forked jail releases its lock when it exits, before the kernel kills the jail's
+	// other processes. nsjail outlives all of them and passes these locks to no other process.
 	for i, pair := range s.childUIDs {
 		f.set(configFD+1+i, pair.lock)
 	}
@@ -308,7 +306,7 @@ func (s *sandbox) start(f *files) (err error) {
 		Dir:   "/",
 		Env:   []string{},
 		Files: f.fds,
-		// A signal from a terminal is for the worker, which drains.
+		// A terminal's signals are for the worker, which drains.
 		Sys: &unix.SysProcAttr{Setpgid: true},
 	})
 	if err != nil {
@@ -317,8 +315,8 @@ func (s *sandbox) start(f *files) (err error) {
 	return nil
 }
 
-// connect makes the control socket and returns the init's end. On ours the
-// kernel vouches for the sender of each message.
+// connect creates the control socket and returns the init's end. On this end, the kernel attaches
+// the credentials of each message's sender.
 func (s *sandbox) connect() (theirs *os.File, err error) {
 	if s.conn, theirs, err = socketPair("control", unix.SOCK_STREAM); err != nil {
 		return nil, err
@@ -327,7 +325,8 @@ func (s *sandbox) connect() (theirs *os.File, err error) {
 	return theirs, nil
 }
 
-// socketPair makes two sockets of a kind, of which the kernel vouches on ours for the sender of each message.
+// socketPair creates a pair of connected sockets of type kind. On the end ours, the kernel attaches
+// the credentials of each message's sender.
 func socketPair(name string, kind int) (ours *net.UnixConn, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -347,13 +346,13 @@ func socketPair(name string, kind int) (ours *net.UnixConn, theirs *os.File, err
 	return conn.(*net.UnixConn), theirs, nil
 }
 
-// giveUpWith ends reading of a connection with ctx. What it returns is false if that has happened.
+// giveUpWith aborts reads from conn when ctx is done. The returned stop reports whether it was
+// called before that.
 func giveUpWith(ctx context.Context, conn *net.UnixConn) (stop func() bool) {
 	return context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 }
 
-// awaitReady reads the init's first frame and takes hold of the process that
-// sent it.
+// awaitReady reads the init's first frame and opens a pidfd of its sender.
 func (s *sandbox) awaitReady(ctx context.Context) error {
 	stop := giveUpWith(ctx, s.conn)
 	var frame [wire.HeaderSize + 1]byte
@@ -379,8 +378,8 @@ func (s *sandbox) awaitReady(ctx context.Context) error {
 		return fmt.Errorf("take hold of the init: %w", err)
 	}
 	s.initPID = int(cred.Pid)
-	// Had the init died since, its pid could be another's by now; but that would not
-	// be in our group.
+	// If the init has died since, its pid may belong to another process by now, but not to one in
+	// this control group.
 	if ours, err := s.group.Has(s.initPID); err != nil || !ours {
 		_ = unix.Close(s.initFD)
 		s.initFD = -1
@@ -391,8 +390,8 @@ func (s *sandbox) awaitReady(ctx context.Context) error {
 
 func procPath(pid int, name string) string { return filepath.Join("/proc", strconv.Itoa(pid), name) }
 
-// diagnostics is the end of what was said where the jail was made, on one line, and why
-// there may be nothing.
+// diagnostics returns the end of the output of the process that created the jail, on one line, and
+// the reason why there may be none.
 func (s *sandbox) diagnostics() string {
 	if s.zygote != nil {
 		return s.said()
@@ -403,7 +402,7 @@ func (s *sandbox) diagnostics() string {
 	return s.saidSince(0)
 }
 
-// logged is how long nsjail's log is, in bytes, as far as that can be told.
+// logged returns the length of nsjail's log in bytes, or 0 if it is unknown.
 func (s *sandbox) logged() int64 {
 	info, err := s.log.Stat()
 	if err != nil {
@@ -412,7 +411,7 @@ func (s *sandbox) logged() int64 {
 	return info.Size()
 }
 
-// saidSince is the end of what was said in nsjail's log after so many bytes, on one line.
+// saidSince returns the end of nsjail's log after byte start, on one line.
 func (s *sandbox) saidSince(start int64) string {
 	end := s.logged()
 	b := make([]byte, max(0, min(end-start, maxLog)))

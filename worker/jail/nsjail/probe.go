@@ -10,21 +10,20 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// probeTimeout is for one runtime to say its version, on a machine that has just
+// probeTimeout limits the time in which one runtime prints its version, on a machine that has just
 // booted.
 const probeTimeout = 30 * time.Second
 
-// Runtime is a language's interpreter as a jail sees it.
+// Runtime is a language's interpreter as found in a jail.
 type Runtime struct {
 	proto.Runtime
 	Available bool
 	Found     string // its version, such as 3.11.2; empty if not available
-	Problem   string // why it is not available
+	Problem   string // the reason if it is not available
 }
 
-// Probe runs the interpreter of every language in a jail and asks for its version. One
-// that is missing or broken is reported as not available; an error means that a jail
-// could not be made.
+// Probe runs the interpreter of every language in a jail and reads its version. A missing or broken
+// interpreter is reported as not available. An error means that a jail could not be created.
 func (m *Maker) Probe(ctx context.Context, spec jail.Spec) (all []Runtime, err error) {
 	for _, r := range proto.Runtimes() {
 		found, err := m.probe(ctx, spec, r)
@@ -66,9 +65,8 @@ func (m *Maker) probe(ctx context.Context, spec jail.Spec, runtime proto.Runtime
 	return r, nil
 }
 
-// version is the first word of the first line that has a digit, without what
-// surrounds the number: "Python 3.11.2", "v20.20.2", "GNU bash, version
-// 5.2.15(1)-release".
+// version returns the first word with a digit of the first line that has one, without the
+// characters around the number: "Python 3.11.2", "v20.20.2", "GNU bash, version 5.2.15(1)-release".
 func version(out string) string {
 	line, _, _ := strings.Cut(out, "\n")
 	for word := range strings.FieldsSeq(line) {

@@ -26,29 +26,29 @@ import (
 type sandbox struct {
 	m         *Maker
 	uids      *uidPair
-	childUIDs []*uidPair // of the jails that are forked from this one; nil where none are
+	childUIDs []*uidPair // of the jails that are forked from this one; nil if there are none
 	group     *cgroup.Group
 	zygote    *zygote       // the jail was forked from it; nil if nsjail created the jail
-	said      func() string // what who was ordered to fork it has said since
+	said      func() string // returns what the process that forked the jail has logged since the order
 	proc      *os.Process   // nsjail
 	log       *os.File      // nsjail's
 	conn      *net.UnixConn
-	frames    *bufio.Reader // of conn, after the first
+	frames    *bufio.Reader // reads from conn, after the first frame
 	oom       *os.File      // see cgroup.WatchOOM
 	volumes   []*disk.Volume
-	link      *egress.Link // nil where the network is blocked
+	link      *egress.Link // nil if the network is blocked
 	spec      jail.Spec
-	ahead     *interpreter // nil where none waits
-	loaded    bool         // it was told of its program
+	ahead     *interpreter // nil if none waits
+	loaded    bool         // the program was sent to ahead
 	before    cgroup.Usage // what nsjail and the init had used when ready
-	ready     bool         // the init is there and the limits are in force
+	ready     bool         // the init is ready and the limits are in force
 	initPID   int
-	initFD    int // pidfd; 0 before there is an init, -1 after
+	initFD    int // pidfd; 0 before the init exists, -1 after
 
 	mu    sync.Mutex
 	taken bool // by Run or Close
 	why   reason
-	cause error // of reason cancelled
+	cause error // cause of reason cancelled
 }
 
 // reason is why the worker killed a jail, if it did.
@@ -79,7 +79,7 @@ func (s *sandbox) Run(ctx context.Context, p jail.Program) (jail.Outcome, error)
 	}
 	r := run{sandbox: s, program: p}
 	o, err := r.run(ctx)
-	// What is left is nsjail's own end. Nobody has to wait for it.
+	// Only nsjail's own exit remains. No caller has to wait for it.
 	go func() {
 		if err := s.release(); err != nil {
 			s.m.cfg.Log.Error("jail cleanup failed", "error", err)
@@ -91,7 +91,7 @@ func (s *sandbox) Run(ctx context.Context, p jail.Program) (jail.Outcome, error)
 	return o, nil
 }
 
-// Close kills the jail. A Run in progress returns that it was cancelled.
+// Close kills the jail. A concurrent Run returns that it was cancelled.
 func (s *sandbox) Close() error {
 	if !s.markUsed() {
 		s.stop(cancelled, errors.New("the jail was closed"))
@@ -101,7 +101,7 @@ func (s *sandbox) Close() error {
 	return s.release()
 }
 
-// stop kills the jail and records why, unless a reason is recorded already.
+// stop kills the jail and records the reason, unless one is recorded already.
 func (s *sandbox) stop(why reason, cause error) {
 	s.mu.Lock()
 	if s.why == notKilled {
@@ -111,7 +111,7 @@ func (s *sandbox) stop(why reason, cause error) {
 	s.kill()
 }
 
-// kill kills the init, and the kernel all that is in its namespace.
+// kill kills the init. The kernel then kills everything in its namespace.
 func (s *sandbox) kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,7 +125,7 @@ func (s *sandbox) kill() {
 	}
 }
 
-// release waits for nsjail and releases all resources.
+// release waits for nsjail to exit and releases all resources.
 func (s *sandbox) release() error {
 	var errs []error
 	if s.conn != nil {
@@ -163,19 +163,19 @@ func (s *sandbox) release() error {
 	case s.ready:
 		s.m.uids.put(s.uids)
 	default:
-		// Of a jail that did not come up something may still be dying, and it
-		// holds the lock that we let go.
+		// Processes of a jail that failed to start may still be dying. They hold the lock that is
+		// closed here.
 		errs = append(errs, s.uids.lock.Close())
 	}
-	for _, pair := range s.childUIDs { // many: other workers of the host may want them
+	for _, pair := range s.childUIDs { // closed, not reused: other workers may need so many
 		errs = append(errs, pair.lock.Close())
 	}
 	s.m.forget(s)
 	return errors.Join(errs...)
 }
 
-// awaitDeath waits until nsjail and the init, and with it all the kernel kills
-// with an init, are dead. They are told to die elsewhere.
+// awaitDeath waits until nsjail, the init and all processes that the kernel kills with the init are
+// dead. The caller must already have killed them.
 func (s *sandbox) awaitDeath() (err error) {
 	if s.proc != nil {
 		_, err = s.proc.Wait()
@@ -186,7 +186,7 @@ func (s *sandbox) awaitDeath() (err error) {
 	if s.initFD <= 0 {
 		return err
 	}
-	// Dead already, since nsjail outlives it, unless nsjail itself was killed.
+	// The init is dead already, since nsjail outlives it, unless nsjail itself was killed.
 	for {
 		_, perr := unix.Poll([]unix.PollFd{{Fd: int32(s.initFD), Events: unix.POLLIN}}, -1)
 		if !errors.Is(perr, unix.EINTR) {
@@ -195,7 +195,7 @@ func (s *sandbox) awaitDeath() (err error) {
 	}
 }
 
-// run is one use of a sandbox.
+// run is the state of one Run.
 type run struct {
 	*sandbox
 	program jail.Program
@@ -209,20 +209,20 @@ func (r *run) run(ctx context.Context) (jail.Outcome, error) {
 	r.watchOOM()
 	o, err := r.converse()
 	if err != nil {
-		// Also when the program runs: an init we do not understand is not trusted.
+		// Also if the program runs: an init that violates the protocol is not trusted.
 		r.kill()
 	}
 	r.copies.Wait()
 	o, err = r.classify(o, err)
-	if r.link != nil { // nothing of the jail lives any more
+	if r.link != nil { // no process of the jail is alive any more
 		report := r.link.Close()
 		o.Network = &proto.NetworkUsage{Traffic: report.Traffic, BlockedConnections: report.Blocked}
 	}
 	return o, err
 }
 
-// converse sends the program and reads the init's frames until the program's
-// end. An end of the stream without one leaves Kind empty.
+// converse sends the program and reads the init's frames until the program's end. If the stream
+// ends before, Kind is empty.
 func (r *run) converse() (jail.Outcome, error) {
 	if err := r.send(); err != nil {
 		return jail.Outcome{}, ignoreEnd(err)
@@ -242,8 +242,8 @@ func (r *run) converse() (jail.Outcome, error) {
 	return jail.Outcome{}, fmt.Errorf("the init sent an unknown frame %q", typ)
 }
 
-// awaitEnd reads how the program ended, and then waits for the end of all else.
-// What happens in between, even to the init, does not change the outcome.
+// awaitEnd reads how the program ended, and then waits until all other processes have ended.
+// Nothing that happens in between, even to the init, changes the outcome.
 func (r *run) awaitEnd() (jail.Outcome, error) {
 	started := time.Now()
 	if r.program.Timeout > 0 {
@@ -259,7 +259,7 @@ func (r *run) awaitEnd() (jail.Outcome, error) {
 	if typ != wire.Exited || !ok {
 		return o, fmt.Errorf("the init sent an unknown frame %q", typ)
 	}
-	o.MemoryPeak = int64(e.MaxRSSKiB) << 10 // until the control group is asked
+	o.MemoryPeak = int64(e.MaxRSSKiB) << 10 // replaced by the control group's value if it has one
 	switch {
 	case e.BySeccomp:
 		o.Kind, o.Signal, o.Detail = jail.Seccomp, int(e.Signal), "the program made a system call that no sandboxed program may make"
@@ -269,7 +269,7 @@ func (r *run) awaitEnd() (jail.Outcome, error) {
 		o.Kind, o.ExitCode = jail.Exited, int(e.Code)
 	}
 	if r.frames.Buffered() == 0 {
-		// What is left dies sooner when it, and the init, need not wait for their share.
+		// The remaining processes die sooner if they and the init are not throttled.
 		if err := r.group.Unthrottle(); err != nil {
 			return o, err
 		}
@@ -277,7 +277,7 @@ func (r *run) awaitEnd() (jail.Outcome, error) {
 	typ, _, err = r.receive()
 	switch {
 	case err != nil:
-		// The init was killed before it was done: by the clock, by Close, or for memory.
+		// The init was killed before it was done: by the timeout, by Close, or by the OOM killer.
 		return o, errors.Join(ignoreEnd(err), r.awaitDeath())
 	case typ != wire.Empty:
 		return o, fmt.Errorf("the init sent an unknown frame %q", typ)
@@ -285,19 +285,19 @@ func (r *run) awaitEnd() (jail.Outcome, error) {
 	return o, nil
 }
 
-// classify returns the outcome with the resources used. An oom kill of anything in
-// the jail ends it as out of memory; a report of the init is always true, since
-// an init that we killed cannot make one.
+// classify returns the outcome with the resources used. If the kernel's OOM killer killed any
+// process in the jail, the outcome is out of memory. A report of the init is always true, since an
+// init that the worker has killed cannot send one.
 func (r *run) classify(o jail.Outcome, err error) (jail.Outcome, error) {
 	if o.Kind == "" {
-		// Killed, by us or by the kernel: wait until nothing is left of it.
+		// Killed, by the worker or by the kernel: wait until all processes are dead.
 		err = errors.Join(err, r.awaitDeath())
 	}
 	usage, uerr := r.group.Usage()
 	o.CPUTime = max(0, usage.CPUTime-r.before.CPUTime)
-	// At most what is allowed for ours is taken off: what there was beyond it is page cache, and
-	// given up. Of a small program the group may not tell anything, since it counts
-	// in batches; what the init tells has pages of the host's files in it, too.
+	// At most the allowance for bullpen's own processes is subtracted. The rest of their peak is
+	// page cache, which is reclaimed. The group may report nothing for a small program, since it
+	// counts in batches. The init's value also includes pages of the host's files.
 	if peak := usage.MemoryPeak - min(r.before.MemoryPeak, r.own()); peak > 0 {
 		o.MemoryPeak = peak
 	}
@@ -330,7 +330,7 @@ func (r *run) send() error {
 		r.collect(r.ahead.outputs)
 		r.ahead = nil
 		_, err := r.conn.Write(wire.Frame(wire.Begin, nil))
-		return ignoreEnd(err) // there may be something to be read that says why
+		return ignoreEnd(err) // a frame that was sent may contain the reason
 	}
 	frame, err := encode(wire.Start, r.program)
 	if err != nil {
@@ -351,14 +351,14 @@ func (r *run) collect(out outputs) {
 	}
 }
 
-// outputs are the worker's ends of the pipes of a stdout and a stderr.
+// outputs are the worker's ends of the stdout and stderr pipes.
 type outputs [2]*os.File
 
 func (o outputs) close() error { return errors.Join(o[0].Close(), o[1].Close()) }
 
-// order sends the init a frame that starts something, with new pipes and what else
-// belongs to it. The init gets the pipes with the frame, and nsjail never has them:
-// their end is the end of the jail's last process, not of nsjail.
+// order sends the init a frame that starts a process, with new pipes and other descriptors. The
+// init receives the pipes with the frame, and nsjail never has them. They therefore end with the
+// jail's last process, not with nsjail.
 func (s *sandbox) order(frame []byte, more ...int) (outputs, error) {
 	return s.withPipes(func(ends []int) error { return writeFrame(s.conn, frame, append(ends, more...)) })
 }
@@ -372,8 +372,8 @@ func writeFrame(to *net.UnixConn, frame []byte, fds []int) error {
 	return err
 }
 
-// withPipes calls send with the program's ends of new pipes, which are to go to where
-// it will be, and are closed here then.
+// withPipes creates pipes and calls send with the program's ends. send passes them on; withPipes
+// then closes them in this process.
 func (s *sandbox) withPipes(send func(ends []int) error) (out outputs, err error) {
 	ends := []int{-1, -1}
 	defer func() {
@@ -390,7 +390,7 @@ func (s *sandbox) withPipes(send func(ends []int) error) (out outputs, err error
 		if out[i], ends[i], err = pipe(); err != nil {
 			return out, fmt.Errorf("make a pipe: %w", err)
 		}
-		// The program's own, so that it can open /dev/stdout again.
+		// Owned by the program, so that it can reopen /dev/stdout.
 		if err := unix.Fchown(ends[i], s.uids.first+1, s.uids.first+1); err != nil {
 			return out, fmt.Errorf("make a pipe: %w", err)
 		}
@@ -398,8 +398,8 @@ func (s *sandbox) withPipes(send func(ends []int) error) (out outputs, err error
 	return out, send(ends)
 }
 
-// pipe returns our end, which the runtime polls, and the program's, which must
-// block like any other stdout.
+// pipe returns the worker's end, which the runtime polls, and the program's end, which blocks like
+// any other stdout.
 func pipe() (out *os.File, in int, err error) {
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
@@ -411,7 +411,7 @@ func pipe() (out *os.File, in int, err error) {
 	return os.NewFile(uintptr(fds[0]), "output"), fds[1], nil
 }
 
-// receive reads one frame of the init.
+// receive reads one frame from the init.
 func (s *sandbox) receive() (byte, []byte, error) {
 	var h [wire.HeaderSize]byte
 	if _, err := io.ReadFull(s.frames, h[:]); err != nil {
@@ -426,8 +426,7 @@ func (s *sandbox) receive() (byte, []byte, error) {
 	return typ, payload, err
 }
 
-// ignoreEnd turns the end of the stream into no error: what it means is found
-// out from why the jail died.
+// ignoreEnd returns nil for the end of the stream. Its meaning follows from why the jail died.
 func ignoreEnd(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
 		return nil
@@ -435,8 +434,7 @@ func ignoreEnd(err error) error {
 	return err
 }
 
-// watchOOM kills the jail when its memory limit is hit, where the kernel does
-// not do that by itself.
+// watchOOM kills the jail when it reaches its memory limit, if the kernel does not do so.
 func (r *run) watchOOM() {
 	if r.oom == nil {
 		return
@@ -450,13 +448,13 @@ func (r *run) watchOOM() {
 }
 
 const (
-	// pipeBytes is how much of an output waits in the kernel, in memory that counts as
-	// the jail's: a program that prints a lot at once is not held up piece by piece.
+	// pipeBytes is how much of an output the kernel buffers, in memory charged to the jail. It lets
+	// a program print a lot at once without blocking.
 	pipeBytes = 1 << 20
 	readBytes = 64 << 10
 )
 
-// readBuffers are for what is read of outputs, so that an execution makes none.
+// readBuffers holds buffers for reading outputs, so that an execution allocates none.
 var readBuffers = sync.Pool{New: func() any { return new([readBytes]byte) }}
 
 // drain copies a pipe to w until its end. If w fails, drain discards the rest, so that the program
@@ -469,7 +467,7 @@ func drain(w io.Writer, out *os.File) error {
 	widen(out)
 	buffer := readBuffers.Get().(*[readBytes]byte)
 	defer readBuffers.Put(buffer)
-	// Hidden behind a plain Reader, so that w gets what there is when it is there.
+	// Wrapped in a plain Reader, so that w receives data as soon as it arrives.
 	_, err := io.CopyBuffer(w, struct{ io.Reader }{out}, buffer[:])
 	if err != nil {
 		_, _ = io.Copy(io.Discard, out)
@@ -477,7 +475,7 @@ func drain(w io.Writer, out *os.File) error {
 	return err
 }
 
-// widen gives a pipe pipeBytes, where the host allows as much: one that it does not only fills up
+// widen sets the size of a pipe to pipeBytes, if the host allows it. A smaller pipe only fills up
 // sooner.
 func widen(out *os.File) {
 	if conn, err := out.SyscallConn(); err == nil {
@@ -485,7 +483,7 @@ func widen(out *os.File) {
 	}
 }
 
-// encode returns the frame of a type with a program.
+// encode returns a frame of type typ with the program p.
 func encode(typ byte, p jail.Program) ([]byte, error) {
 	s := wire.StartFrame{Argv: p.Argv, Env: p.Env, Dir: p.Dir, Stdin: wire.NoInput, UID: jail.ProgramID, GID: jail.ProgramID}
 	if len(p.Stdin) > 0 {

@@ -1,22 +1,20 @@
 package nsjail
 
-// seccompPolicy is a deny-list in nsjail's language (kafel). An allow-list would
-// break with every new libc. Most of what is here is refused by the missing
-// capabilities already; it is refused a second time because each of these has
-// been a way out of a user namespace before. What this language cannot say, and
-// what makes a jail from within another, package filter adds.
+// seccompPolicy is a deny-list in nsjail's language (kafel). An allow-list would break with every
+// new libc. The missing capabilities already forbid most of these calls. They are denied again
+// because each of them has been an escape from a user namespace before. Package filter adds what
+// this language cannot express, and what must be allowed while a jail inside another one is
+// created.
 //
-// clone3 does not exist (ENOSYS), because its flags lie in memory where a filter
-// cannot see them; every libc falls back to clone. Numbers in EPERM conditions
-// are masked to the 32 bits the kernel looks at, or compared so that odd upper
-// bits are refused.
+// clone3 fails with ENOSYS, because its flags are in memory, where a filter cannot see them; every
+// libc falls back to clone. Numbers in EPERM conditions are masked to the 32 bits that the kernel
+// uses, or compared so that odd upper bits are denied.
 //
-// SO_ATTACH_FILTER, SO_ATTACH_BPF and their reuseport forms (26, 50, 51, 52) are
-// refused because the programs they attach use up a limit of the whole host
-// (net.core.bpf_jit_limit), without which no jail starts; io_setup for
-// fs.aio-max-nr. 457, 458 and 467 are statmount, listmount and open_tree_attr. Of
-// the internet protocols TCP and UDP (6, 17) are let through: the others may load
-// kernel modules.
+// SO_ATTACH_FILTER, SO_ATTACH_BPF and their reuseport forms (26, 50, 51, 52) are denied, because
+// the programs they attach use up a limit of the whole host (net.core.bpf_jit_limit), without which
+// no jail starts. io_setup is denied because of fs.aio-max-nr. 457, 458 and 467 are statmount,
+// listmount and open_tree_attr. Of the internet protocols only TCP and UDP (6, 17) are allowed: the
+// others may load kernel modules.
 const seccompPolicy = `
 POLICY bullpen {
   KILL_PROCESS {

@@ -14,34 +14,34 @@ import (
 
 const hostname = "bullpen"
 
-// systemDirs are the host's directories a jail sees beside /usr: links into it
-// on a merged system, directories of their own on others.
+// systemDirs are the host's directories besides /usr that a jail sees. They are links into /usr on
+// a merged system, and directories on others.
 var systemDirs = [...]string{"bin", "sbin", "lib", "lib32", "lib64", "libx32"} // read only
 
-// copied are the files and directories of the host's /etc a jail gets a copy of,
-// where they exist.
+// copied are the files and directories of the host's /etc that are copied for jails, if they exist.
 var copied = [...]string{ // read only
 	"alternatives", "ld.so.cache", "localtime", "mime.types", "os-release",
 	"protocols", "services", "ssl/certs", "ssl/openssl.cnf",
 }
 
-// bind is a directory or file outside, mounted read-only inside a jail.
+// bind is a directory or file on the host that is mounted read-only in a jail.
 type bind struct{ src, dst string }
 
-// skeleton is the read-only / of jails, and what is mounted into it.
+// skeleton is the read-only / of jails with the mounts in it.
 type skeleton struct {
 	dir   string
 	binds []bind
 }
 
 const (
-	// maxEtc bounds, in bytes, what is copied of an image's /etc.
+	// maxEtc is the maximum size in bytes of an image's /etc.
 	maxEtc = 64 << 20
-	// maxTop bounds the directories and files at the top of an image: each is a mount in every jail.
+	// maxTop is the maximum number of files and directories at the top of an image. Each is a mount
+	// in every jail.
 	maxTop = 128
 )
 
-// newSkeleton makes one in dir.
+// newSkeleton creates a skeleton in dir.
 func newSkeleton(dir, home string, key rootKey) (*skeleton, error) {
 	s := &skeleton{dir: dir}
 	if err := s.frame(home); err != nil {
@@ -60,7 +60,7 @@ func newSkeleton(dir, home string, key rootKey) (*skeleton, error) {
 	return s, s.showImage(key.image)
 }
 
-// showHost shows the host's runtimes.
+// showHost adds the host's runtimes.
 func (s *skeleton) showHost() error {
 	s.binds = []bind{{"/usr", "/usr"}}
 	for _, dir := range []string{"usr", "etc/ssl"} {
@@ -89,9 +89,9 @@ func (s *skeleton) showHost() error {
 	return nil
 }
 
-// showImage shows the root file system image: everything at its top but what is a
-// jail's own. Nothing in it is followed: a link is made anew, so that it
-// leads nowhere but into the jail.
+// showImage adds everything at the top of a root file system image, except what a jail has itself.
+// It follows no links in the image. It recreates them instead, so that they lead only into the
+// jail.
 func (s *skeleton) showImage(image string) error {
 	entries, err := os.ReadDir(image)
 	if err != nil {
@@ -111,8 +111,7 @@ func (s *skeleton) showImage(image string) error {
 	return s.copyEtc(image)
 }
 
-// copyEtc gives the jail a copy of the image's /etc, but for the files that every
-// jail has.
+// copyEtc copies the image's /etc, except the files that every jail has.
 func (s *skeleton) copyEtc(image string) error {
 	from, to := filepath.Join(image, "etc"), filepath.Join(s.dir, "etc")
 	info, err := os.Lstat(from)
@@ -151,7 +150,7 @@ func (s *skeleton) copyEtc(image string) error {
 	return nil
 }
 
-// frame makes what every jail has.
+// frame creates what every jail has.
 func (s *skeleton) frame(home string) error {
 	for _, dir := range []string{
 		"", "proc", "sys", "dev", "dev/shm", "etc", "tmp", "data", home, jail.JobDir, jail.PythonDir, jail.AheadDir,
@@ -185,8 +184,8 @@ func (s *skeleton) frame(home string) error {
 	return nil
 }
 
-// adopt shows the directory, file or link name of the file system root to jails.
-// What does not exist or is something else is left out.
+// adopt adds the directory, file or link name of the file system root to jails. It ignores a name
+// that does not exist or is anything else.
 func (s *skeleton) adopt(root, name string) error {
 	src := filepath.Join(root, name)
 	info, err := os.Lstat(src)
@@ -211,8 +210,7 @@ func (s *skeleton) adopt(root, name string) error {
 	return nil
 }
 
-// writeEtc writes the files of /etc that are the same in every jail, but for the
-// resolver.
+// writeEtc writes the files of /etc that every jail has. They differ only in the resolver.
 func writeEtc(etc, home, resolver string) error {
 	user := filepath.Base(home)
 	for name, content := range map[string]string{
@@ -231,8 +229,8 @@ func writeEtc(etc, home, resolver string) error {
 	return nil
 }
 
-// copyTree copies directories, links as links, and files everyone may read. A
-// source that does not exist is left out.
+// copyTree copies directories, links as links, and files that everyone may read. It ignores a
+// source that does not exist.
 func copyTree(src, dst string) error {
 	return filepath.WalkDir(src, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -266,7 +264,7 @@ func copyTree(src, dst string) error {
 	})
 }
 
-// makeDirs makes dir and what is missing above it, below root.
+// makeDirs creates dir, below root, and its missing parents.
 func makeDirs(root, dir string) error {
 	path := root
 	for part := range strings.SplitSeq(dir, "/") {
@@ -278,7 +276,7 @@ func makeDirs(root, dir string) error {
 	return nil
 }
 
-// makeDir makes path, with its parents, with exactly mode whatever the umask.
+// makeDir creates path and its parents. Its mode is exactly mode, whatever the umask.
 func makeDir(path string, mode fs.FileMode) error {
 	if err := os.MkdirAll(path, mode); err != nil {
 		return err
@@ -286,7 +284,7 @@ func makeDir(path string, mode fs.FileMode) error {
 	return os.Chmod(path, mode)
 }
 
-// writeFile makes a file that everyone may read, whatever the umask.
+// writeFile creates a file that everyone may read, whatever the umask.
 func writeFile(path string, content []byte) error {
 	if err := os.WriteFile(path, content, 0o644); err != nil { //nolint:gosec // the jail's uids must read it
 		return err

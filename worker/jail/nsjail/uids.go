@@ -12,19 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UIDs is a range of the host's uids (and gids of the same numbers) that nothing
-// else on the host uses. A jail takes two.
+// UIDs is a range of the host's uids (and gids of the same numbers) that nothing else on the host
+// uses. A jail takes two.
 type UIDs struct {
 	First int // not 0
 	Count int // at least 2
 }
 
-// DefaultUIDs lie above every range that distributions and systemd hand out, and
-// are enough for 4,096 jails at a time on one host.
+// DefaultUIDs is above every range that distributions and systemd use. It is enough for 4,096 jails
+// at a time on one host.
 var DefaultUIDs = UIDs{First: 1_900_000_000, Count: 8192} // read only
 
-// uidPool hands out pairs of uids, each locked in a directory that all workers
-// of the host share.
+// uidPool allocates pairs of uids. Each pair is locked in a directory that all workers of the host
+// share.
 type uidPool struct {
 	UIDs
 	dir string
@@ -34,8 +34,7 @@ type uidPool struct {
 	next int        // first pair this process has not tried yet
 }
 
-// uidPair is two uids that are ours for as long as lock, or a duplicate of it in
-// an init, is open.
+// uidPair is two uids. They are reserved as long as lock, or a duplicate of it in an init, is open.
 type uidPair struct {
 	first int
 	lock  *os.File
@@ -56,8 +55,8 @@ func newUIDPool(u UIDs, dir string) (*uidPool, error) {
 	return &uidPool{UIDs: u, dir: dir}, nil
 }
 
-// mapped checks that the worker's own user namespace has all ids of u: it can hand
-// on no others.
+// mapped checks that the worker's own user namespace has all ids of u: the worker can map no
+// others.
 func (u UIDs) mapped(file string) error {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -75,7 +74,7 @@ func (u UIDs) mapped(file string) error {
 	return fmt.Errorf("uid range %d+%d is not in %s: the worker's user namespace has no such ids, give a range that it has", u.First, u.Count, file)
 }
 
-// take returns a pair nobody else has.
+// take returns an unused pair.
 func (p *uidPool) take() (*uidPair, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -96,10 +95,10 @@ func (p *uidPool) take() (*uidPair, error) {
 	return nil, fmt.Errorf("all %d pairs of uids from %d are taken: give the workers of this host a larger range", pairs, p.First)
 }
 
-// lock returns nil if another holds the pair.
+// lock locks the pair that starts at first. It returns nil if another process holds the pair.
 func (p *uidPool) lock(first int) (*uidPair, error) {
-	// A lock belongs to an open file, so opening it again, here or in another
-	// worker, conflicts with one that is held.
+	// A lock belongs to an open file. Opening the file again, in this or another worker, therefore
+	// conflicts with a lock that is held.
 	f, err := os.OpenFile(filepath.Join(p.dir, strconv.Itoa(first)), os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock uid %d: %w", first, err)
@@ -115,7 +114,7 @@ func (p *uidPool) lock(first int) (*uidPair, error) {
 	return nil, fmt.Errorf("lock uid %d: %w", first, err)
 }
 
-// put gives a pair back. Nothing of the jail that had it may be alive.
+// put returns a pair to the pool. No process of the jail that used it may be alive.
 func (p *uidPool) put(pair *uidPair) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
