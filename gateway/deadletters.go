@@ -71,7 +71,8 @@ func deadLetterID(r *http.Request) (string, error) {
 	return id, nil
 }
 
-// deadLetterError gives ErrNotFound the message for a dead letter.
+// deadLetterError wraps an error about a dead letter. ErrNotFound gets the message for dead
+// letters.
 func deadLetterError(err error) error {
 	if errors.Is(err, proto.ErrNotFound) {
 		return api.Errorf(api.CodeNotFound, "there is no dead letter of that id; see /v1/admin/dead-letters")

@@ -36,7 +36,8 @@ func notImplemented(what, instead string) error {
 	return api.Errorf(api.CodeNotImplemented, "%s not implemented by this server yet; %s", what, instead)
 }
 
-// lookUp tells a client where to ask for an execution. The id is in the message for clients that keep only the body.
+// lookUp returns the part of a message that says where to ask for an execution. It contains the id
+// for clients that keep only the body.
 func lookUp(id proto.TraceID) string { return "ask for it at /v1/executions/" + string(id) }
 
 // afterAcceptance wraps a failure after an execution was accepted. The execution may run, so the answer must not invite the

@@ -44,7 +44,7 @@ func requireThread(req *api.FileRequest) error {
 	return nil
 }
 
-// listFiles sends the list while it is read: that of a large home may not fit into memory.
+// listFiles sends the list while it is read. The list of a large home may not fit into memory.
 func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
 	req, err := decodeBody[api.FileListRequest](s, w, r)
 	if err == nil {

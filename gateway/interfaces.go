@@ -11,9 +11,10 @@ import (
 // Submissions accepts executions. Nothing of a job remains after an error, except for
 // [proto.ErrMayRun].
 type Submissions interface {
-	// Submit accepts a job and returns the id of its execution. It returns that of an earlier request
-	// with the same idempotency key if there is one. Its errors include [proto.ErrKeyReused],
-	// [proto.ErrSubmissionPending], [proto.ErrNotConfirmed], [*proto.BusyError] and [*proto.Refusal].
+	// Submit accepts a job and returns the id of its execution. If an earlier request had the same
+	// idempotency key, Submit returns the id of the earlier execution. Its errors include
+	// [proto.ErrKeyReused], [proto.ErrSubmissionPending], [proto.ErrNotConfirmed],
+	// [*proto.BusyError] and [*proto.Refusal].
 	Submit(ctx context.Context, sub *proto.Submission) (proto.TraceID, error)
 	// Requeue submits the job of a dead letter as execution id, unless an earlier request has done so.
 	// It returns the dead letter, which names the execution. build makes the job from the dead one.
@@ -203,11 +204,13 @@ type ThreadAdmin interface {
 	Rebuild(ctx context.Context) (proto.Rebuilt, error)
 }
 
-// Files reads and stages files in the homes of threads: the newest version, overlaid by the staged files. Paths are cleaned and
-// relative to the home; that of the home is empty. Links are not followed.
+// Files reads and stages files in the homes of threads: the newest version, overlaid by the staged
+// files. Paths are cleaned and relative to the home. The path of the home itself is empty. Links
+// are not followed.
 type Files interface {
-	// List calls each for the entries of a directory, and with recursive for everything below it. It stops at an error of each. An
-	// unknown thread has no entries. It returns [proto.ErrNotFound] if the path is not that of a directory.
+	// List calls each for the entries of a directory, or for everything below it if recursive is
+	// true. It stops at an error of each. An unknown thread has no entries. List returns
+	// [proto.ErrNotFound] if the path does not name a directory.
 	List(ctx context.Context, org, thread, path string, recursive bool, each func(proto.File) error) error
 	// Open returns the content of a file, or [proto.ErrNotFound].
 	Open(ctx context.Context, org, thread, path string) (*proto.FileContent, error)

@@ -28,8 +28,8 @@ const (
 	keepalive    = 15 * time.Second
 	// leaveGrace is how long a stream goes on without an event after Leave.
 	leaveGrace = time.Second
-	// answerGrace is the time for an inline answer beyond the execution's timeout. The SDK gives up two seconds later, and
-	// sends the request again.
+	// answerGrace is the time for an inline answer beyond the execution's timeout. The SDK stops
+	// waiting two seconds later and sends the request again.
 	answerGrace = 8 * time.Second
 	// storeTimeout bounds a change that is completed even if the client is gone.
 	storeTimeout = 4 * time.Second
@@ -76,7 +76,8 @@ type Server struct {
 	PublicURL   string        // the address for URLs of files, without a final slash; empty for the Host of the request
 	// URLSecret signs the URLs of files. All gateways have the same random secret.
 	URLSecret *[32]byte
-	// Unfit tells why the worker in this process takes no jobs; empty where it does. It is nil in a process without one.
+	// Unfit returns the reason why the worker in this process accepts no jobs, or "" if it accepts
+	// them. Unfit is nil in a process without a worker.
 	Unfit func() string
 
 	draining  atomic.Bool

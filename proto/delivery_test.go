@@ -133,7 +133,8 @@ func TestWebhookBody(t *testing.T) {
 	}
 }
 
-// The body of a webhook is small, whatever a program prints, and holds as much of it as there is room for.
+// The body of a webhook is small, however much a program prints. It contains as much of the output
+// as fits.
 func TestWebhookBodyIsCut(t *testing.T) {
 	const resultURL = "https://bullpen.example/v1/executions/trc_AbCdEfGhIjKlMnOpQrSt"
 	huge := func(s string) string { return strings.Repeat(s, (512<<10)/len(s)) }
@@ -167,7 +168,7 @@ func TestWebhookBodyIsCut(t *testing.T) {
 				if got.ResultURL != map[bool]string{true: resultURL}[cut] || !cut && got.Result.Stdout != stdout {
 					t.Errorf("%s and %s: result_url %q", out, err, got.ResultURL)
 				}
-				if cut && len(body) < most*4/10 { // letters may be escaped, or not
+				if cut && len(body) < most*4/10 { // characters may be escaped or not
 					t.Errorf("%s and %s: %d bytes, where %d have room", out, err, len(body), most)
 				}
 				for _, s := range []struct {
@@ -184,7 +185,7 @@ func TestWebhookBodyIsCut(t *testing.T) {
 			}
 		}
 	}
-	// Where not even the rest has room, that is all there is.
+	// If even the other fields do not fit, the body has no output.
 	r := Exited(0)
 	r.Stdout, r.StderrTruncated = "some", true
 	body, err := WebhookBody(ended(r), resultURL, 0)

@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// FieldError says which field of a request is wrong and what it must be.
+// FieldError reports which field of a request is wrong and what it must be.
 type FieldError struct {
 	Field   string // as the client wrote it; "body" for the request as a whole
 	Message string // a sentence that starts with the field's name

@@ -51,7 +51,7 @@ func TestResultEvent(t *testing.T) {
 	}
 }
 
-// AppendResult must give what encoding/json gives, whatever the fields.
+// AppendResult must return the output of encoding/json for all fields.
 func TestAppendResult(t *testing.T) {
 	saved := Failure(CodeThreadSave, "m")
 	saved.ProgramExitCode = new(3)
@@ -72,7 +72,7 @@ func TestAppendResult(t *testing.T) {
 	}
 }
 
-// What is written in pieces must be what is made at once, wherever the pieces end.
+// A string written in pieces must equal the string encoded at once, wherever the pieces end.
 func TestWriteJSONStringInPieces(t *testing.T) {
 	for _, unit := range []string{"a", "é", "€", "😀", "\xe2\x80", "\x00", "\x80\x80\x80\x80\x80", "\u2028"} {
 		for shift := range 5 {
@@ -87,7 +87,8 @@ func TestWriteJSONStringInPieces(t *testing.T) {
 	}
 }
 
-// Long plain text is looked at several bytes at a time: whatever stands in it must be found wherever it stands, with any neighbour.
+// Long plain text is scanned several bytes at a time. A special character must be found at every
+// position and beside every neighbour.
 func TestJSONStringOfLongText(t *testing.T) {
 	const lead, rest = 9, 24
 	for b := range 256 {

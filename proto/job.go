@@ -46,9 +46,9 @@ type Meta struct {
 	Language    Language          `json:"language"`
 	Timeout     int               `json:"timeout"`           // seconds
 	Profile     string            `json:"profile,omitempty"` // the name of the sandbox profile
-	Image       string            `json:"image,omitempty"`   // that of the job's Sandbox
-	Network     NetworkPolicy     `json:"network,omitempty"` // that of the job's Sandbox
-	Disk        bool              `json:"disk,omitempty"`    // that of Sandbox.OnDisk
+	Image       string            `json:"image,omitempty"`   // of the job's Sandbox
+	Network     NetworkPolicy     `json:"network,omitempty"` // of the job's Sandbox
+	Disk        bool              `json:"disk,omitempty"`    // the result of Sandbox.OnDisk
 	Prefer      string            `json:"prefer,omitempty"`  // the worker that may have the thread's home cached; it gets the job if it has a free slot
 	MaxAttempts int               `json:"max_attempts"`
 	Metadata    map[string]string `json:"metadata,omitempty"`
@@ -63,7 +63,7 @@ type Meta struct {
 	// Concurrent and MaxQueued are the plan's limits for the organisation at submission.
 	Concurrent int `json:"concurrent"`
 	MaxQueued  int `json:"max_queued"`
-	// Weight is that of the plan. 0, in jobs of older versions, counts as 1.
+	// Weight is the weight of the plan. 0, in jobs of older versions, counts as 1.
 	Weight int `json:"weight,omitempty"`
 	// KeyConcurrent is the API key's own limit, 0 for none.
 	KeyConcurrent int `json:"key_concurrent,omitempty"`

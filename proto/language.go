@@ -16,8 +16,8 @@ const (
 type Runtime struct {
 	Language Language
 	Title    string // for people
-	// Interpreters are the names of the interpreter's executable, best first. A * stands for a number, of which the highest is
-	// best. The first one is used where programs run on the host's /usr.
+	// Interpreters are the names of the interpreter's executable, best first. A * stands for a
+	// number; the highest is best. Programs that run on the host's /usr use the first name.
 	Interpreters []string
 	Args         []string          // between the interpreter and the program's file
 	Version      string            // argument with which the interpreter prints its version

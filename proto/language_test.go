@@ -45,7 +45,7 @@ func TestLanguageTable(t *testing.T) {
 	}
 }
 
-// Every row is complete, and no file name, extension or name belongs to two languages.
+// Every row is complete. No file name, extension or name belongs to two languages.
 func TestRuntimes(t *testing.T) {
 	seen := map[string]Language{}
 	for _, r := range Runtimes() {

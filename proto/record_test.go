@@ -59,7 +59,7 @@ func TestRecordIsStoredAsItIs(t *testing.T) {
 	if d := cmp.Diff(ended, back); d != "" || err != nil {
 		t.Errorf("pending: %s, %v", d, err)
 	}
-	// Nobody is told of it.
+	// The pending result is not public.
 	running := &Record{Meta: ended.Meta, Status: StatusRunning, Attempt: 1, Worker: "w", ResultSeq: 7}
 	if d := cmp.Diff(running, back.Public()); d != "" {
 		t.Errorf("told: %s", d)
@@ -76,7 +76,8 @@ func TestRecordIsStoredAsItIs(t *testing.T) {
 	}
 }
 
-// Output that swells sixfold as JSON must not do so in the store, nor in memory on the way there and back.
+// Output that is six times as long in JSON must not need that space in the store, or in memory when
+// it is written and read.
 func TestStoredOutputTakesTheRoomItHas(t *testing.T) {
 	const size = 4 << 20
 	r := Exited(0)
@@ -110,7 +111,7 @@ func TestStoredOutputTakesTheRoomItHas(t *testing.T) {
 	}
 }
 
-// allocated gives the bytes that f allocates.
+// allocated returns the number of bytes that f allocates.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)

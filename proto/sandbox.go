@@ -72,8 +72,9 @@ func DefaultProfile() Profile {
 	}
 }
 
-// Sandbox returns the snapshot of the profile for a job. digest is that of its image in the registry, empty without one. The
-// snapshot has no environment: it is merged into that of the job.
+// Sandbox returns the snapshot of the profile for a job. digest is the digest of its image in the
+// registry, or "" without an image. The snapshot has no environment, which is merged into the job's
+// environment instead.
 func (p *Profile) Sandbox(digest string) Sandbox {
 	return Sandbox{
 		Image: p.Image, ImageDigest: digest, CPU: p.CPU, Memory: int64(p.Memory), Pids: p.Pids,

@@ -58,7 +58,7 @@ func ErrorCodes() []ErrorCode {
 // Mode is how a client gets the result, and the delivery_mode of the execution's record.
 type Mode string
 
-// The modes. The value of ModeAsync is that of the public contract, with or without a webhook URL.
+// The modes. ModeAsync has the value of the public contract, with or without a webhook URL.
 const (
 	ModeInline    Mode = "inline"
 	ModeStreaming Mode = "streaming"

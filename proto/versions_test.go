@@ -8,16 +8,16 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// What a later version stores may have members that this one does not know: it passes over them. What it cannot make sense of at all it
-// refuses.
+// Values stored by a later version may have unknown members, which are ignored. A value that this
+// version cannot read at all is rejected.
 func TestStoredValuesOfLaterVersions(t *testing.T) {
 	const id = proto.TraceID("trc_AAAAAAAAAAAAAAAAAAAA")
 	type decoder func(body string) error
 	into := func(v any) decoder { return func(body string) error { return json.Unmarshal([]byte(body), v) } }
 	for name, c := range map[string]struct {
 		decode decoder
-		body   string // a value with the members that it must have
-		wrong  string // one that this version cannot read
+		body   string // a value with the required members
+		wrong  string // a value that this version cannot read
 	}{
 		"record": {
 			func(body string) error { _, err := proto.DecodeRecord(id, []byte(body)); return err },

@@ -136,8 +136,9 @@ func CheckWebhookSecret(s string) error {
 	return nil
 }
 
-// WebhookKey returns the key of the Standard Webhooks signature for a secret: the bytes after "whsec_" in base64, or else the
-// secret itself. ok is false unless the base64 is that of 24 to 64 bytes.
+// WebhookKey returns the key of the Standard Webhooks signature for a secret: the bytes after
+// "whsec_" in base64, or else the secret itself. ok is false if the base64 does not decode to 24 to
+// 64 bytes.
 func WebhookKey(secret string) (key []byte, ok bool) {
 	encoded, has := strings.CutPrefix(secret, webhookSecretPrefix)
 	if !has {

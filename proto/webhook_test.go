@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestWebhookLimits has every bound, and what is just beyond it.
+// TestWebhookSecrets checks every limit and the values just beyond it.
 func TestWebhookSecrets(t *testing.T) {
 	made := map[string]bool{}
 	for range 100 {
@@ -25,7 +25,7 @@ func TestWebhookSecrets(t *testing.T) {
 	if hint := WebhookSecretHint("correct horse battery"); hint != "…" {
 		t.Errorf("the hint of a short one is %q", hint)
 	}
-	// What a receiver has to know: the bytes after the prefix, or all that there are.
+	// A receiver uses the bytes after the prefix, or the whole secret without one.
 	for secret, want := range map[string]string{
 		"whsec_" + base64.StdEncoding.EncodeToString([]byte("123456789012345678901234")): "123456789012345678901234",
 		"correct horse battery": "correct horse battery",

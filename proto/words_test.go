@@ -10,7 +10,7 @@ import (
 )
 
 func TestTraceID(t *testing.T) {
-	form := regexp.MustCompile(`^trc_[a-zA-Z0-9_-]{1,20}$`) // what clients accept
+	form := regexp.MustCompile(`^trc_[a-zA-Z0-9_-]{1,20}$`) // the form that clients accept
 	seen := map[TraceID]bool{}
 	for range 1000 {
 		id := NewTraceID()

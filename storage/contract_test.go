@@ -286,7 +286,7 @@ func TestTemporaryFaults(t *testing.T) {
 					t.Errorf("%s: no request of %s met it", name, only)
 				}
 			}
-			if kind != storagetest.Wrong || strings.HasSuffix(t.Name(), "S3") { // other stores do not verify what they are told to store
+			if kind != storagetest.Wrong || strings.HasSuffix(t.Name(), "S3") { // other stores do not verify their input
 				step("put", func() error { return front.Put(t.Context(), b, bytes.NewReader(want)) })
 			} else {
 				put(t, w.store, b.Key, want)

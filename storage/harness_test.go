@@ -171,7 +171,7 @@ func (f *faulty) Get(ctx context.Context, key string, span blob.Span) (io.ReadCl
 type world struct {
 	store *blob.Store
 	front *blob.Store // waits a minute for an answer
-	hasty *blob.Store // gives up soon
+	hasty *blob.Store // times out early
 	*storagetest.Injector
 	// path returns the file of an object; nil for stores without files.
 	path func(key string) string

@@ -102,7 +102,7 @@ func TestPutStreamWithTemporaryFaults(t *testing.T) {
 		inParts := strings.HasSuffix(t.Name(), "S3")
 		for _, kind := range storagetest.Faults() {
 			if kind == storagetest.Wrong && !inParts {
-				continue // other stores do not verify what they are told to store
+				continue // other stores do not verify their input
 			}
 			front := w.front
 			if kind == storagetest.Silent {

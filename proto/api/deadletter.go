@@ -36,7 +36,7 @@ type WholeDeadLetter struct {
 	Malformed *DeadMessage   `json:"malformed" doc:"The message as it was found; null for a job."`
 }
 
-// DeadExecution is what was asked for with a job that was dead-lettered.
+// DeadExecution is the request of a dead-lettered job.
 type DeadExecution struct {
 	Language    proto.Language    `json:"language"`
 	Timeout     int               `json:"timeout" doc:"Seconds."`

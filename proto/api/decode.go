@@ -331,5 +331,6 @@ func objectTag(t reflect.Type) reflect.StructTag {
 	return f.Tag
 }
 
-// sortedKeys returns the keys of m in order, so that of several mistakes the same one is reported each time.
+// sortedKeys returns the keys of m in order, so that the same one of several mistakes is always
+// reported.
 func sortedKeys(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }

@@ -106,7 +106,7 @@ func FuzzDecodeExecuteRequest(f *testing.F) {
 			}
 			return
 		}
-		// What encoding/json makes of the same body is the same program.
+		// encoding/json decodes the same program from the body.
 		var plain struct{ Code string }
 		members := map[string]json.RawMessage{}
 		if err := json.Unmarshal(body, &members); err != nil {

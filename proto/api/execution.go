@@ -111,7 +111,7 @@ type Cancelled struct {
 	Status  string        `json:"status" enum:"cancelling,queued,running,success,failed,timeout,oom,seccomp,cancelled,blocked"`
 }
 
-// StatusEvent says that an execution has started. It is the first event.
+// StatusEvent reports that an execution has started. It is the first event.
 type StatusEvent struct {
 	Type    proto.EventType `json:"type" enum:"status"`
 	TraceID proto.TraceID   `json:"trace_id" format:"trace-id"`

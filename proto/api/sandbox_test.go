@@ -100,7 +100,7 @@ func TestProfileNames(t *testing.T) {
 	}
 }
 
-// TestProfileLimits has every bound, and what is just beyond it.
+// TestProfileLimits checks every limit and the values just beyond it.
 func TestProfileLimits(t *testing.T) {
 	numbered := func(n int) string {
 		m := map[string]string{}
@@ -110,7 +110,7 @@ func TestProfileLimits(t *testing.T) {
 		body, _ := json.Marshal(m)
 		return string(body)
 	}
-	sized := func(last int) string { // 16 variables of 4 + 4092 bytes, the last of them of another size
+	sized := func(last int) string { // 16 variables of 4 + 4092 bytes; last is the size of the last value
 		m := map[string]string{}
 		for i := range 16 {
 			m[fmt.Sprintf("K%03d", i)] = strings.Repeat("v", 4092)

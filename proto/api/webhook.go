@@ -61,7 +61,7 @@ func validSignatureHeader(name string) bool {
 		}
 	}
 	lower := strings.ToLower(name)
-	// The first prefix is that of the Standard Webhooks signature.
+	// The first prefix belongs to the Standard Webhooks signature.
 	for _, prefix := range []string{"webhook-", "x-forwarded", "x-original-", "x-rewrite-", "x-real-", "x-http-method", "x-method-"} {
 		if strings.HasPrefix(lower, prefix) {
 			return false

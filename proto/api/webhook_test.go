@@ -35,7 +35,7 @@ func TestWebhookIsDecodedOverItsBase(t *testing.T) {
 	if d := cmp.Diff(want, got); d != "" || !secret {
 		t.Errorf("secret %v, %s", secret, d)
 	}
-	// Whatever it does not say is as in the base, which nothing changes.
+	// Omitted fields have the values of base, which does not change.
 	base := got
 	base.OldSecret, base.OldUntil = "old", time.Unix(1, 0)
 	for _, body := range []string{
@@ -50,7 +50,7 @@ func TestWebhookIsDecodedOverItsBase(t *testing.T) {
 			t.Errorf("%s: the base was changed", body)
 		}
 	}
-	// What is stored is read as the same.
+	// The stored form decodes to the same settings.
 	stored, err := json.Marshal(base)
 	if err != nil {
 		t.Fatal(err)
@@ -108,7 +108,7 @@ func TestWebhookLimits(t *testing.T) {
 	for field, bounds := range map[string][]bound{
 		"url": {
 			{`"https://example.com"`, true},
-			{`"http://example.com/"`, true}, // a setting of the server decides
+			{`"http://example.com/"`, true}, // a server setting decides
 			{`"https://example.com/` + strings.Repeat("é", 2048-20) + `"`, true},
 			{`"https://example.com/` + strings.Repeat("é", 2049-20) + `"`, false},
 			{`""`, false},

@@ -6,7 +6,8 @@
 // A name that is not among [Points] ends the process when it starts, with exit code 2.
 package fault
 
-// Point is a step of an execution at which a process can die. Its name says what has happened and what has not.
+// Point is a step of an execution at which a process can die. Its name states the last completed
+// step and the next one.
 type Point string
 
 // Points, in the order in which an execution passes them. docs/architecture.md describes what each leaves behind.
@@ -17,19 +18,21 @@ const (
 	AfterAcceptBeforeAnswer Point = "after_accept_before_answer"
 	// AfterAssign is in the dispatcher: a worker was assigned the job. Both the assignment and the job, on its way to the store, may still be lost.
 	AfterAssign Point = "after_assign"
-	// AfterTakeBeforeClaim is in the worker: it has the job, and no record says so.
+	// AfterTakeBeforeClaim is in the worker: it has the job, which is not recorded yet.
 	AfterTakeBeforeClaim Point = "after_take_before_claim"
 	// AfterClaimBeforeStart is in the worker: the execution is recorded as running, and its program has not started.
 	AfterClaimBeforeStart Point = "after_claim_before_start"
 	// AfterOutputBeforeResult is in the worker: the program has ended and all it printed is published; nothing else is recorded of its outcome.
 	AfterOutputBeforeResult Point = "after_output_before_result"
-	// AfterSaveBeforePending is in the worker: the home is stored, and no record or head names what was stored.
+	// AfterSaveBeforePending is in the worker: the home is stored, but no record or head refers to
+	// it.
 	AfterSaveBeforePending Point = "after_save_before_pending"
 	// AfterPendingBeforeCommit is in the worker: the result is pending, and the thread has its old version.
 	AfterPendingBeforeCommit Point = "after_pending_before_commit"
 	// AfterCommitBeforeResult is in the worker: the thread has its new version, and the result is pending.
 	AfterCommitBeforeResult Point = "after_commit_before_result"
-	// AfterResultBeforeAck is in the worker: the result is stored, and this process has notified nobody.
+	// AfterResultBeforeAck is in the worker: the result is stored, and this process has sent no
+	// notification.
 	AfterResultBeforeAck Point = "after_result_before_ack"
 	// AfterFenceBeforeLost is in the dispatcher: the holder of a thread was fenced off, and its execution is still recorded as running.
 	AfterFenceBeforeLost Point = "after_fence_before_lost"

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// TestMain makes this test binary a program that passes a point three times and prints that.
+// TestMain turns this test binary into a program that passes a point three times and prints that.
 func TestMain(m *testing.M) {
 	if os.Getenv("FAULT_TEST_CHILD") == "" {
 		os.Exit(m.Run())

@@ -97,7 +97,7 @@ func (w *world) run(l *queue.Lease) {
 	_, _ = l.Finish(w.ctx, e)
 }
 
-// accepted is what a client knows of executions.
+// accepted records what a client knows of executions.
 type accepted struct {
 	mu  sync.Mutex
 	ids []proto.TraceID
@@ -131,12 +131,12 @@ func (w *world) submit(n int, turns <-chan struct{}, to *accepted) {
 			job.WebhookURL = "https://example.com/"
 		}
 		if i%10 == 0 {
-			job.Code = strings.Repeat("large ", 173_000+random.IntN(100)) // stored apart, as its result is
+			job.Code = strings.Repeat("large ", 173_000+random.IntN(100)) // stored apart from the message, like its result
 		}
 		if i%4 == 1 {
 			job.ThreadID = fmt.Sprintf("thread-%d", n)
 			if _, _, err := heads.Lock(w.ctx, job.Org, job.ThreadID, job.TraceID); err != nil {
-				continue // of one that has not ended
+				continue // the thread's last execution has not ended
 			}
 		}
 		if err := w.queue.Submit(w.ctx, job); err != nil {
@@ -147,7 +147,7 @@ func (w *world) submit(n int, turns <-chan struct{}, to *accepted) {
 		}
 		to.add(job.TraceID)
 		if i%burst == 0 {
-			_, _ = w.queue.Wait(w.ctx, job.TraceID) // its error is that all is over
+			_, _ = w.queue.Wait(w.ctx, job.TraceID) // the error means that the test is over
 		}
 	}
 }
@@ -185,7 +185,7 @@ func TestBackupDuringExecutions(t *testing.T) {
 		}
 		var file bytes.Buffer
 		made := make(chan struct{})
-		w.all.Go(func() { // meanwhile all goes on
+		w.all.Go(func() { // meanwhile the work continues
 			for range 3 * between {
 				select {
 				case turns <- struct{}{}:

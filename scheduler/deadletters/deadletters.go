@@ -51,8 +51,8 @@ func (s *Store) AddJob(ctx context.Context, rec *proto.Record, seq uint64) error
 
 func notJob(cause error) string { return "This message is no job: " + cause.Error() + "." }
 
-// MoveMessage moves a malformed message from the jobs to the dead letters. cause is what is wrong
-// with it.
+// MoveMessage moves a malformed message from the jobs to the dead letters. cause describes the
+// mistake.
 func (s *Store) MoveMessage(ctx context.Context, seq uint64, cause error) error {
 	m, err := s.Store.AtWithoutBody(ctx, s.Store.Jobs, seq) // the name of its body cannot be trusted
 	if store.IsNotFound(err) {

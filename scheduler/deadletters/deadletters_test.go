@@ -137,7 +137,7 @@ func TestMalformedMessageIsKeptAsItWas(t *testing.T) {
 	}
 }
 
-// A job of which only the header can be decoded is malformed.
+// A job is malformed if only its header can be decoded.
 func TestLostJobThatCannotBeRead(t *testing.T) {
 	w := newWorld(t)
 	job := storetest.Job("acme", "k", proto.ModeAsync)

@@ -119,8 +119,8 @@ func (s *Store) Replay(ctx context.Context, org string, id proto.TraceID) (*prot
 }
 
 // ReplayFailed replays deliveries of an organisation that failed since a time: the first limit of
-// those whose trace id is greater than after. Callers continue with the returned Next. Since the
-// order is that of the ids, they come to an end even if the deliveries fail again.
+// those whose trace id is greater than after. Callers continue with the returned Next. They reach
+// an end even if deliveries fail again, because ids are visited in order.
 func (s *Store) ReplayFailed(ctx context.Context, org string, since time.Time, after proto.TraceID, limit int) (r proto.Replayed, err error) {
 	var failed []proto.TraceID
 	read, stop := context.WithCancelCause(ctx)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The lines are those of the server's source: there is no other sign of a store that takes no more writes.
+// The lines are copied from the server's source. Only they show that a store rejects writes.
 func TestStoreFailuresAreToldFromOtherErrors(t *testing.T) {
 	for line, failed := range map[string]bool{
 		"Filestore [BULLPEN_EXECS] Critical write error: write 1.blk: input/output error":                     true,

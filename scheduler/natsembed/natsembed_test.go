@@ -34,7 +34,7 @@ func TestDirectoryIsLocked(t *testing.T) {
 	s.Close()
 }
 
-// A child that a killed server was just starting has its lock for a moment more.
+// A child process that a killed server was starting may hold its lock for a moment longer.
 func TestLockThatIsGivenUpIsWaitedFor(t *testing.T) {
 	dir := t.TempDir()
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))

@@ -73,7 +73,7 @@ type term struct {
 	fail        context.CancelCauseFunc
 }
 
-// outcome says that an execution ended.
+// outcome records that an execution has ended.
 type outcome struct {
 	at           time.Time // when the dispatcher learnt of it
 	deadLettered bool

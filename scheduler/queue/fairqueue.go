@@ -35,7 +35,7 @@ type job struct {
 	size         int64     // estimated memory, in bytes
 	needs        *needSet  // while queued
 	elem         *list.Element
-	order        uint64 // among the jobs of its key: that of the stream
+	order        uint64 // order in the stream; ranks the jobs of a key
 }
 
 // cost returns what serving the job costs its organisation.
@@ -194,7 +194,7 @@ const (
 	// jobCost is the estimated memory of a queued job without the texts that its submitter chose, in
 	// bytes. It includes the index of a NATS server in the same process. Measured: 3 KiB with garbage.
 	jobCost = 4 << 10
-	// orgShare is the divisor of maxSize that gives the limit of one organisation.
+	// orgShare divides maxSize: the quotient is the limit of one organisation.
 	orgShare = 2
 )
 

@@ -379,7 +379,7 @@ func pause(ctx context.Context, cause error) error {
 	}
 }
 
-// Release gives up a lease without a result: the job was not claimed, or the lease was lost.
+// Release ends a lease without a result: the job was not claimed, or the lease was lost.
 func (l *Lease) Release() {
 	l.stop()
 	l.slots.forget(l.id)

@@ -143,8 +143,8 @@ func TestLeaderInDoubtAcceptsNoSubmission(t *testing.T) {
 	}
 }
 
-// An execution that waits for another attempt has run. A client that is told that it expired in the
-// queue would send it again.
+// An execution that waits for another attempt has run already. If it were reported as expired in
+// the queue, the client would send it again.
 func TestRequeuedExecutionIsLostRatherThanExpired(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)

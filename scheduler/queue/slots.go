@@ -153,7 +153,7 @@ func (s *Slots) await(ctx context.Context) (*Lease, error) {
 	}
 }
 
-// issueTicket gives a free slot a new ticket. s.mu is held.
+// issueTicket assigns a new ticket to a free slot. s.mu is held.
 func (s *Slots) issueTicket(slot chan *Lease) {
 	s.ticket++
 	s.waiting[s.ticket] = slot

@@ -17,11 +17,11 @@ import (
 )
 
 const (
-	// storingShare is the divisor of the dispatcher's memory that gives the limit of submissions that
-	// are not answered yet.
+	// storingShare divides the dispatcher's memory: the quotient is the limit of unanswered
+	// submissions.
 	storingShare = 4
-	// submissionCost and bodyCopies estimate the memory of a submission: so many bytes, and as many
-	// copies of the body, one as it came, one as it is written, one inside a NATS in the same process.
+	// submissionCost is the estimated memory of a submission in bytes, without its body. bodyCopies
+	// is the number of copies of the body: as received, as written, and inside an embedded NATS.
 	submissionCost = 8 << 10
 	bodyCopies     = 3
 )

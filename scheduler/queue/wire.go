@@ -39,6 +39,7 @@ type assignment struct {
 	Job     uint64        `json:"job"`           // sequence number of the job; 0 while it is being stored
 	Ack     string        `json:"ack,omitempty"` // with the trace alone
 	Attempt int           `json:"attempt"`
-	// Revision is that of the execution's record, 0 if there is none. The claim replaces it.
+	// Revision is the revision of the execution's record, or 0 if there is none. The claim replaces
+	// the record.
 	Revision uint64 `json:"revision"`
 }

@@ -89,7 +89,7 @@ func TestKeysAreFollowedAfterTheServerWasRestarted(t *testing.T) {
 	eventually(t, "known elsewhere", known)
 	s.Restart()
 	eventually(t, "revoked", func() bool {
-		once, cancel := context.WithTimeout(ctx, time.Second) // what was on its way to the old server is never answered
+		once, cancel := context.WithTimeout(ctx, time.Second) // requests sent to the old server are never answered
 		defer cancel()
 		_, err := here.Revoke(once, key.ID)
 		return err == nil

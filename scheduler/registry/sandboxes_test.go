@@ -62,7 +62,7 @@ func TestProfileIsKnownToEveryGatewayUntilItIsRemoved(t *testing.T) {
 		if d := cmp.Diff(want, got); d != "" {
 			t.Fatalf("%s: %s", where, d)
 		}
-		got.Env["A"], got.Network.Allow[0], got.Preload[0] = "changed", "changed", "changed" // by somebody who merges into it
+		got.Env["A"], got.Network.Allow[0], got.Preload[0] = "changed", "changed", "changed" // by a caller that merges into it
 	}
 	for range 2 {
 		same("where it was made", here)
@@ -117,7 +117,7 @@ func TestProfilesAreFollowedAfterTheServerWasRestarted(t *testing.T) {
 	changed := profile("web")
 	changed.CPU, changed.Isolation, changed.Preload = 3, proto.IsolationStrict, nil
 	eventually(t, "replaced", func() bool {
-		once, cancel := context.WithTimeout(ctx, time.Second) // what was on its way to the old server is never answered
+		once, cancel := context.WithTimeout(ctx, time.Second) // requests sent to the old server are never answered
 		defer cancel()
 		return here.Replace(once, changed) == nil
 	})

@@ -73,7 +73,7 @@ func TestWebhookSettingsAreKnownEverywhereUntilTheyAreRemoved(t *testing.T) {
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("%s: %s", where, d)
 		}
-		got.Waits[0] = 7 // by somebody who changes what was given
+		got.Waits[0] = 7 // by a caller that changes the result
 		if stored, err := w.Stored(ctx, "key_1"); err != nil || !cmp.Equal(want, stored) {
 			t.Errorf("%s, stored: %+v, %v", where, stored, err)
 		}
@@ -136,7 +136,7 @@ func TestWebhookSettingsAreFollowedAfterTheServerWasRestarted(t *testing.T) {
 	eventually(t, "known elsewhere", func() bool { return there.Webhook("key_1").URL != "" })
 	s.Restart()
 	eventually(t, "removed", func() bool {
-		once, cancel := context.WithTimeout(ctx, time.Second) // what was on its way to the old server is never answered
+		once, cancel := context.WithTimeout(ctx, time.Second) // requests sent to the old server are never answered
 		defer cancel()
 		err := here.Remove(once, "key_1")
 		return err == nil || errors.Is(err, proto.ErrNotFound)

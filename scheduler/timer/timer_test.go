@@ -71,7 +71,7 @@ func TestAKeyHasOneTimer(t *testing.T) {
 	for i := range 50 {
 		at = w.in(t, "key", time.Hour-time.Duration(i)*time.Second)
 	}
-	for range 50 { // the same time again
+	for range 50 { // with the same time again
 		if err := w.Set(t.Context(), "key", at); err != nil {
 			t.Fatal(err)
 		}
@@ -80,7 +80,7 @@ func TestAKeyHasOneTimer(t *testing.T) {
 	if key := timersIn(redis)[0]; !strings.Contains(key, fmt.Sprint(at.Add(time.Millisecond-1).UnixMilli())) {
 		t.Errorf("%s is not the last that was set", key)
 	}
-	w.in(t, "key", 100*time.Millisecond) // sooner than it was
+	w.in(t, "key", 100*time.Millisecond) // earlier than before
 	w.wakes(t, "key")
 	eventually(t, "none is left once it has come", func() bool { return len(timersIn(redis)) == 0 })
 }
@@ -158,7 +158,7 @@ func TestSlowUserDoesNotBlock(t *testing.T) {
 	})
 	w.in(t, "first", 0)
 	<-entered
-	for range 3 { // times that come while nobody takes them
+	for range 3 { // timers that fire while nothing receives them
 		for i := range 20 {
 			w.in(t, fmt.Sprint(i), 50*time.Millisecond)
 		}
@@ -181,7 +181,7 @@ func TestSlowUserDoesNotBlock(t *testing.T) {
 		count[key]++
 	}
 	for key, n := range count {
-		if n > 2 { // one may have been on its way
+		if n > 2 { // one may have been in flight
 			t.Errorf("%s is woken %d times", key, n)
 		}
 	}

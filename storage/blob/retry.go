@@ -22,8 +22,9 @@ func DefaultRetry() RetryPolicy {
 	return RetryPolicy{Attempts: 8, MinWait: 100 * time.Millisecond, MaxWait: 5 * time.Second, MaxElapsed: 20 * time.Second}
 }
 
-// Do calls f until it succeeds or the policy is exhausted. The returned error is that of the last call and is not retryable any
-// more, so that callers which retry larger operations do not repeat it. If ctx is done, it also wraps the cause of that.
+// Do calls f until it succeeds or the policy is exhausted. It returns the error of the last call,
+// marked as not retryable, so that callers that retry larger operations do not repeat it. If ctx is
+// done, the error also wraps the cause of ctx.
 func (p RetryPolicy) Do(ctx context.Context, f func() error) error {
 	waits := backoff.NewExponentialBackOff(backoff.WithInitialInterval(p.MinWait), backoff.WithMaxInterval(p.MaxWait),
 		backoff.WithMultiplier(2), backoff.WithRandomizationFactor(0.5), backoff.WithMaxElapsedTime(p.MaxElapsed))

@@ -16,11 +16,12 @@ import (
 // maxBuffered is the size up to which an object of PutStream is buffered in memory, so that it can be sent again, in bytes.
 const maxBuffered = 8 << 20
 
-// PutStream stores size bytes of content under a key that was never used, and returns the blob with its digest. Content is read
-// once. Up to 8 MiB are buffered and retried like [Store.Put]; larger content is retried only part by part, by backends that send
-// parts. The object becomes visible when it is complete; there is none after an error. The error wraps that of content, or is
-// [proto.ErrCorrupt] if content is shorter or longer than size, or [proto.ErrExists] if the key was used. A blocked Read of content
-// is not interrupted when ctx is done.
+// PutStream stores size bytes of content under a key that was never used, and returns the blob with
+// its digest. Content is read once. Up to 8 MiB are buffered and retried like [Store.Put]; larger
+// content is retried only part by part, by backends that send parts. The object becomes visible
+// when it is complete; after an error there is none. The error wraps an error of content. It is
+// [proto.ErrCorrupt] if content is shorter or longer than size, and [proto.ErrExists] if the key
+// was used. A blocked Read of content is not interrupted when ctx is done.
 func (s *Store) PutStream(ctx context.Context, key string, size int64, content io.Reader) (proto.Blob, error) {
 	if err := checkKey("put", key); err != nil {
 		return proto.Blob{}, err

@@ -26,12 +26,12 @@ type shelf struct {
 	images  map[string][]byte
 	fetched atomic.Int32
 	gate    chan struct{} // nil, or closed when images may come
-	asked   chan struct{} // told of each fetch that waits
+	asked   chan struct{} // receives a value for each fetch that waits
 }
 
 func newShelf() *shelf { return &shelf{images: map[string][]byte{}, asked: make(chan struct{}, 100)} }
 
-// put makes an image with a file of its own.
+// put adds an image with a file of its own.
 func (s *shelf) put(t testing.TB, content string) (digest string) {
 	t.Helper()
 	tree := newTree(t, smallLimits())
@@ -75,7 +75,7 @@ func open(t testing.TB, dir string, from image.Source, most int64) *image.Cache 
 	return c
 }
 
-// get takes an image whose file must have this content.
+// get returns an image and checks the content of its file.
 func get(t testing.TB, c *image.Cache, digest, content string) (*image.Unpacked, func()) {
 	t.Helper()
 	img, release, err := c.Get(testContext(t), digest)
@@ -101,7 +101,7 @@ func TestImageIsUnpackedOnce(t *testing.T) {
 		all.Go(func() {
 			_, release := get(t, c, digest, "hello")
 			release()
-			release() // once more does nothing
+			release() // a second call has no effect
 		})
 	}
 	<-s.asked
@@ -112,7 +112,7 @@ func TestImageIsUnpackedOnce(t *testing.T) {
 	}
 }
 
-// Everybody can read what is unpacked and pass through all directories, and nobody else can write.
+// All users can read unpacked images and traverse their directories. Only the owner can write.
 func TestUnpackedImageIsForEverybodyToRead(t *testing.T) {
 	old := syscall.Umask(0o077)
 	defer syscall.Umask(old)
@@ -159,7 +159,7 @@ func TestUnusedImagesMakeRoom(t *testing.T) {
 	probe := open(t, t.TempDir(), s, 1<<20)
 	img, release := get(t, probe, a, "a")
 	release()
-	c := open(t, at, s, 2*img.Size) // two of them
+	c := open(t, at, s, 2*img.Size) // fits two images
 	inA, releaseA := get(t, c, a, "a")
 	inB, releaseB := get(t, c, b, "b")
 	releaseB()
@@ -168,9 +168,9 @@ func TestUnusedImagesMakeRoom(t *testing.T) {
 		t.Errorf("the unused one is there: %v", err)
 	}
 	_, releaseB = get(t, c, b, "b")
-	// Three are in use, and stay.
+	// Three images are in use and stay.
 	get(t, c, a, "a")
-	releaseA() // the other user has it yet
+	releaseA() // the other user still has it
 	releaseD()
 	if _, err := os.Stat(inA.Root); err != nil {
 		t.Errorf("one in use was removed: %v", err)
@@ -194,7 +194,7 @@ func TestCacheStaysForTheNextProcess(t *testing.T) {
 	if n := s.fetched.Load(); n != 1 {
 		t.Errorf("fetched %d times", n)
 	}
-	// Files were not synced: after another start of the machine they may be empty.
+	// Files were not synced. After a reboot of the machine they may be empty.
 	if err := os.WriteFile(filepath.Join(at, "boot"), []byte("another"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +202,7 @@ func TestCacheStaysForTheNextProcess(t *testing.T) {
 	if n := s.fetched.Load(); n != 2 {
 		t.Errorf("fetched %d times", n)
 	}
-	// A smaller bound holds from the start.
+	// A smaller limit applies from the start.
 	small := open(t, at, s, 1)
 	small.Close()
 	if entries, err := os.ReadDir(at); err != nil || len(entries) != 1 {
@@ -222,7 +222,7 @@ func TestWrongImagesLeaveNothing(t *testing.T) {
 	for digest, want := range map[string]error{
 		other: image.ErrForm, torn: image.ErrForm, wild: image.ErrForm, "sha256:" + strings.Repeat("3", 64): proto.ErrNotFound,
 	} {
-		for range 2 { // the error is not remembered
+		for range 2 { // the error is not cached
 			if _, _, err := c.Get(testContext(t), digest); !errors.Is(err, want) {
 				t.Errorf("%s: %v", digest, err)
 			}
@@ -283,10 +283,10 @@ func TestCloseEndsTheFetch(t *testing.T) {
 	}
 }
 
-// childDir is set for a process that unpacks an image which never ends, into a cache in that directory.
+// childDir is set in a child process that unpacks an endless image into a cache in that directory.
 const childDir = "BULLPEN_TEST_CACHE"
 
-// endless gives the beginning of an image, says so, and then nothing.
+// endless returns the beginning of an image, prints a line, and then blocks.
 type endless struct{ head io.Reader }
 
 func (e *endless) Read(b []byte) (int, error) {
@@ -315,10 +315,11 @@ func unpackForEver(dir string) {
 	panic(err)
 }
 
-// A process that is killed half-way leaves nothing that is taken for an image, and nothing behind.
+// A process that is killed while it unpacks leaves no image that looks complete, and no other
+// files.
 func TestKilledHalfWay(t *testing.T) {
 	s := newShelf()
-	random := make([]byte, 300<<10) // so that what is stored is as long
+	random := make([]byte, 300<<10) // incompressible, so that the stored image is as long
 	x := uint32(1)
 	for i := range random {
 		x ^= x << 13
@@ -348,7 +349,7 @@ func TestKilledHalfWay(t *testing.T) {
 	if err := child.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = child.Wait() // it was killed
+	_ = child.Wait() // killed
 	images := filepath.Join(at, "images")
 	left, err := filepath.Glob(filepath.Join(images, "*", "root", "*"))
 	if err != nil || len(left) == 0 {

@@ -46,8 +46,8 @@ const (
 type Config struct {
 	Bucket    string
 	Prefix    string // of all keys, without slashes at its ends; may be empty
-	Endpoint  string // URL of the server; empty for that of the environment, else Amazon's
-	Region    string // empty for that of the environment or the AWS configuration file
+	Endpoint  string // URL of the server; empty for the environment's, else Amazon's
+	Region    string // empty for the region of the environment or the AWS configuration file
 	PathStyle bool   // the bucket is in the path of URLs instead of the host name
 	// SSE is AES256, aws:kms or aws:kms:dsse, and KMSKey a key id for the latter two. Both may be empty.
 	SSE    string

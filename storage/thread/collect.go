@@ -38,7 +38,7 @@ type collection struct {
 	unread       []orgLayer      // needed layers whose objects are not known yet
 	objects      map[string]bool
 	uploads      map[string]bool
-	incomplete   map[string]bool // organisations of which something could not be read
+	incomplete   map[string]bool // organisations with unreadable blobs
 	problems     []error
 	moreProblems int
 
@@ -179,8 +179,8 @@ func (c *collection) readManifests(ctx context.Context) error {
 	return read()
 }
 
-// isNeeded reports whether a manifest is needed whatever its age. head is that of its thread, or
-// nil.
+// isNeeded reports whether a manifest is needed whatever its age. head is the head of its thread,
+// or nil.
 func isNeeded(head *proto.Thread, manifest string, number int64) bool {
 	// A higher number may belong to a commit that is still to be completed.
 	return head == nil || refersTo(head, manifest) || number > head.Number()

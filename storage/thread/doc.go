@@ -39,8 +39,8 @@
 //     that the object is old, removes it, then removes the mark. Whichever is first, the other one
 //     notices it.
 //   - A manifest that is the base of others is needed as long as they are. The base of a new
-//     manifest is the manifest of the previous version or the base of that, both of which the head
-//     needs at that time.
+//     manifest is the manifest of the previous version or the base of that manifest. The head needs
+//     both at that time.
 //   - A manifest whose number exceeds its head's may belong to a commit that is still to be
 //     completed, and is retained.
 //

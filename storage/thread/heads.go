@@ -92,9 +92,9 @@ func (v *Versions) CheckRoom(ctx context.Context, org, thread, path string, size
 	return nil
 }
 
-// checkRoom returns a [*proto.RoomError] if a home with its staged files, the last of which is new,
-// exceeds limit. It accepts staged files that take no more room than those before, so that users
-// can replace large files by smaller ones.
+// checkRoom returns a [*proto.RoomError] if a home with its staged files exceeds limit. The last
+// staged file is new. checkRoom accepts staged files that need no more room than those before, so
+// that users can replace large files by smaller ones.
 func (v *Versions) checkRoom(ctx context.Context, before []proto.StagedFile, head *proto.Thread, limit proto.Room) error {
 	var home proto.Room
 	if head.Version != nil {
@@ -121,9 +121,9 @@ func (v *Versions) checkRoom(ctx context.Context, before []proto.StagedFile, hea
 
 // Fork creates a thread from a version of another one and returns its head. It copies no blobs.
 // Number 0 is the current home including staged files. The first version of the new thread and all
-// of its layers have number 1, since caches apply the layers whose number exceeds that of their
-// version. The error wraps [proto.ErrNotFound] if the thread or version does not exist, and
-// [proto.ErrExists] if the new thread does.
+// of its layers have number 1, since caches apply the layers with numbers above their version. The
+// error wraps [proto.ErrNotFound] if the thread or version does not exist, and [proto.ErrExists] if
+// the new thread does.
 func (v *Versions) Fork(ctx context.Context, org, from string, number int64, to string) (*proto.Thread, error) {
 	for range maxForkAttempts {
 		head, err := v.fork(ctx, org, from, number, to)

@@ -14,8 +14,8 @@ import (
 // newest version is the one with the highest number whose layers and objects all exist, and of
 // several with that number the one created last. The history is the chain of its parents. The
 // newest version may be one whose save was reported as failed. Staged files are not recorded in
-// manifests and are lost. Rebuild skips threads that have a head, and threads of which something
-// cannot be read, since it could mistake an older version for the newest; the error lists these.
+// manifests and are lost. Rebuild skips threads that have a head, and threads with unreadable
+// blobs, since it could mistake an older version for the newest. The error lists the latter.
 // Collect must not run and threads must not be removed concurrently.
 func (v *Versions) Rebuild(ctx context.Context) (proto.Rebuilt, error) {
 	r := &rebuild{Versions: v}

@@ -2,7 +2,7 @@
 // never accesses a file system.
 //
 // An encoded layer is a pack followed by an index. The pack holds the content of inline files, one
-// after another in the order of their entries, split into frames of 1 MiB of which only the last
+// after another in the order of their entries. It is split into frames of 1 MiB; only the last one
 // may be shorter. Each frame is a zstd frame. Without content the pack is empty. The index holds
 // everything else, compressed by zstd with a window of 1 MiB. Its numbers are unsigned varints
 // unless noted otherwise; its strings are a length followed by that many bytes:
