@@ -30,8 +30,8 @@ const (
 const ProgramID = 1000
 
 // PythonSite is the sitecustomize.py of every Python interpreter in a jail. It waits for the
-// program if the interpreter was started ahead, makes stdout line-buffered, adds the user's site
-// to the path even if it does not exist yet, and removes every other trace of itself.
+// program if the interpreter was started ahead, and makes stdout line-buffered. It adds the user's
+// site to the path even if it does not exist yet. It removes every other trace of itself.
 //
 //go:embed sitecustomize.py
 var PythonSite []byte

@@ -62,7 +62,7 @@ func tryNamespaces() unix.Errno {
 }
 
 // makeJail creates a jail inside this one and closes the order's descriptors. A failure does not
-// end this process: it is logged, and whoever waits for the jail reads the log.
+// end this process: it is logged, and the worker reads the log.
 func makeJail(o *order) {
 	j, ok := wire.ParseJail(o.payload)
 	if !ok || o.n <= wire.JailCgroups {

@@ -10,11 +10,11 @@ package nsjail
 // libc falls back to clone. Numbers in EPERM conditions are masked to the 32 bits that the kernel
 // uses, or compared so that odd upper bits are denied.
 //
-// SO_ATTACH_FILTER, SO_ATTACH_BPF and their reuseport forms (26, 50, 51, 52) are denied, because
-// the programs they attach use up a limit of the whole host (net.core.bpf_jit_limit), without which
-// no jail starts. io_setup is denied because of fs.aio-max-nr. 457, 458 and 467 are statmount,
-// listmount and open_tree_attr. Of the internet protocols only TCP and UDP (6, 17) are allowed: the
-// others may load kernel modules.
+// SO_ATTACH_FILTER, SO_ATTACH_BPF and their reuseport forms (26, 50, 51, 52) are denied. The programs
+// they attach use up a limit of the whole host (net.core.bpf_jit_limit), without which no jail
+// starts. io_setup is denied because of fs.aio-max-nr. 457, 458 and 467 are statmount, listmount
+// and open_tree_attr. Of the internet protocols only TCP and UDP (6, 17) are allowed: the others
+// may load kernel modules.
 const seccompPolicy = `
 POLICY bullpen {
   KILL_PROCESS {
