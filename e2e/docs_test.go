@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -63,6 +64,11 @@ func runPage(t *testing.T, p *programs, root string, blocks [][]string) {
 	env := []string{"BULLPEN_BOOTSTRAP_KEY=" + key}
 	data := filepath.Join(dir, "bullpen-data")
 	_, base := p.startServe(t, "docs", env, "--listen", "127.0.0.1:0", "--data", data, "--nsjail", p.nsjail)
+	server := &api{t: t, base: base, http: newHTTP(t, nil)}
+	eventually(t, "the server is ready", func() (bool, any) {
+		reply := server.get("/readyz")
+		return reply.status == http.StatusOK, reply
+	})
 	if err := os.WriteFile(filepath.Join(data, "bootstrap.key"), []byte(key), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -546,7 +546,7 @@ func testWorkerFirst(t *testing.T, p *programs) {
 	args := append([]string{"serve", "--roles", "worker", "--data", data, "--nsjail", p.nsjail, "--log-format", "json"}, w.args...)
 	w.worker = p.startProcess(t, "worker", w.env, p.bullpen, args...)
 	eventually(t, "the worker tells what it waits for", func() (bool, any) {
-		_, ok := w.worker.said(t, "waiting for the streams of bullpen on this NATS; a gateway or scheduler makes them when it starts")
+		_, ok := w.worker.said(t, "waiting for the streams of bullpen on this NATS; a gateway or scheduler creates them when it starts")
 		return ok, "nothing said"
 	})
 	w.api, w.data = &api{t: t, http: newHTTP(t, nil)}, filepath.Join(t.TempDir(), "front")

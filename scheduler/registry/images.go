@@ -145,13 +145,13 @@ func (i *Images) runSweeps(ctx context.Context) {
 	tick := time.NewTicker(sweepInterval)
 	defer tick.Stop()
 	for {
-		if err := i.Sweep(ctx, time.Now()); err != nil && ctx.Err() == nil {
-			i.log.Warn("image sweep failed, will retry", "error", err)
-		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-tick.C: // not at the start, which must not need the store
+		}
+		if err := i.Sweep(ctx, time.Now()); err != nil && ctx.Err() == nil {
+			i.log.Warn("image sweep failed, will retry", "error", err)
 		}
 	}
 }

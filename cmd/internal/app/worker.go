@@ -134,7 +134,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 			warm.Languages = append(warm.Languages, l)
 			r.log.Info("runtime found", "language", l, "version", v)
 		} else {
-			r.log.Warn("runtime not found, its programs are left to other workers", "language", l)
+			r.log.Info("runtime not found, its programs are left to other workers", "language", l)
 		}
 	}
 	r.metrics.CgroupVersion(maker.CgroupVersion())
