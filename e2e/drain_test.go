@@ -22,20 +22,20 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// rollingCallers is how many clients call at once while processes are restarted.
+// rollingCallers is the number of clients that call concurrently while processes restart.
 const rollingCallers = 200
 
 // retryPause is how long a caller waits before it tries another gateway.
 const retryPause = 300 * time.Millisecond
 
-// fleet is a deployment whose processes are restarted one after the other while clients call.
+// fleet is a deployment whose processes restart one after the other while clients call.
 type fleet struct {
 	*world
 	members []*fleetMember
 	workers []*process // all that ever ran
 }
 
-// fleetMember is one process of a fleet, which keeps its address and its data over restarts.
+// fleetMember is one process of a fleet. It keeps its address and its data across restarts.
 type fleetMember struct {
 	name string
 	base string // where it listens
@@ -55,7 +55,8 @@ func newFleet(t *testing.T, p *programs, in topology) *fleet {
 		f.workers = []*process{f.front}
 	} else {
 		f.world = newWorld(t, p, in, noSlots, append(flags, "--slots", "8")...)
-		// Gateways leave before the longest streams have ended, and workers after the longest program has.
+		// Gateways stop before the longest streams have ended. Workers stop after the longest
+		// program has ended.
 		f.add(t, "gateway", "gateway", "--drain", "1s")
 		f.add(t, "gateway", "gateway", "--drain", "1s")
 		for range 2 {
@@ -63,7 +64,7 @@ func newFleet(t *testing.T, p *programs, in topology) *fleet {
 			f.add(t, "scheduler", "scheduler")
 			f.add(t, "webhook", "webhook")
 		}
-		// What newWorld started was there to make the streams.
+		// The processes that newWorld started were only needed to create the streams.
 		f.front.signal(syscall.SIGTERM)
 		if code := f.front.exitCode(t); code != 0 {
 			t.Fatalf("exit code %d:\n%s", code, f.front.tail())
@@ -95,7 +96,7 @@ func (f *fleet) start(t *testing.T, m *fleetMember) {
 	}
 }
 
-// restart has one process drain, and starts it again.
+// restart drains one process and starts it again.
 func (f *fleet) restart(t *testing.T, m *fleetMember) {
 	t.Helper()
 	m.proc.signal(syscall.SIGTERM)
@@ -111,7 +112,7 @@ func (f *fleet) restart(t *testing.T, m *fleetMember) {
 	})
 }
 
-// gateways are where clients may call.
+// gateways returns the gateways that clients may call.
 func (f *fleet) gateways(t testing.TB) (all []*api) {
 	for _, m := range f.members {
 		if !f.apart || strings.HasPrefix(m.name, "gateway") {
@@ -121,16 +122,17 @@ func (f *fleet) gateways(t testing.TB) (all []*api) {
 	return all
 }
 
-// caller is a client that knows several gateways, and does what any client should: when a request came to nothing it sends the same one,
-// with the same Idempotency-Key, to the next.
+// caller is a client that knows several gateways and behaves as every client should. When a request
+// fails, it sends the same request with the same Idempotency-Key to the next gateway.
 type caller struct {
 	gateways []*api
 	next     int
-	cured    *atomic.Int64 // requests that had to be sent again
-	resumed  *atomic.Int64 // streams that went on through another gateway
+	cured    *atomic.Int64 // requests that were retried
+	resumed  *atomic.Int64 // streams that resumed through another gateway
 }
 
-// open sends a request until there is an answer that another try would not cure. Its error says what was wrong for good.
+// open sends a request until the response is not retryable. It returns an error for a permanent
+// failure.
 func (c *caller) open(ctx context.Context, method, path string, body any, headers ...string) (*http.Response, error) {
 	pause := time.NewTicker(retryPause)
 	defer pause.Stop()
@@ -142,11 +144,11 @@ func (c *caller) open(ctx context.Context, method, path string, body any, header
 		case ctx.Err() != nil:
 			return nil, errors.Join(ctx.Err(), err)
 		case err == nil:
-			text, _ := io.ReadAll(resp.Body) // for people
+			text, _ := io.ReadAll(resp.Body) // only for the error message
 			_ = resp.Body.Close()
 			later := resp.StatusCode == http.StatusServiceUnavailable && resp.Header.Get("Retry-After") != ""
 			runs := resp.StatusCode == http.StatusGatewayTimeout && resp.Header.Get("X-Trace-Id") != ""
-			unknown := resp.StatusCode == http.StatusInternalServerError && resp.Header.Get("X-Trace-Id") != "" // with NATS away for a moment
+			unknown := resp.StatusCode == http.StatusInternalServerError && resp.Header.Get("X-Trace-Id") != "" // NATS was briefly unavailable
 			if !later && !runs && !unknown {
 				return nil, fmt.Errorf("%s %s: %s, Retry-After %q: %s", method, path, resp.Status, resp.Header.Get("Retry-After"), text)
 			}
@@ -160,7 +162,7 @@ func (c *caller) open(ctx context.Context, method, path string, body any, header
 	}
 }
 
-// whole reads an answer to its end. Half an answer is an error.
+// whole reads a response completely. A truncated response is an error.
 func (c *caller) whole(ctx context.Context, method, path string, body any, headers ...string) (*reply, error) {
 	resp, err := c.open(ctx, method, path, body, headers...)
 	if err != nil {
@@ -174,8 +176,8 @@ func (c *caller) whole(ctx context.Context, method, path string, body any, heade
 	return &reply{resp.StatusCode, resp.Header, raw}, nil
 }
 
-// streamed reads the events of an execution to the last, through as many gateways as it takes. It begins with resp, or, where that is nil,
-// by asking for the output of the execution id.
+// streamed reads the events of an execution to the last one, through as many gateways as necessary.
+// It starts with resp. If resp is nil, it first requests the output of execution id.
 func (c *caller) streamed(ctx context.Context, resp *http.Response, id string) (events []event, err error) {
 	last := int64(0)
 	for {
@@ -188,7 +190,7 @@ func (c *caller) streamed(ctx context.Context, resp *http.Response, id string) (
 		for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
 			var e event
 			if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-				break // half a line
+				break // an incomplete line
 			}
 			if e.Type == "keepalive" {
 				continue
@@ -211,10 +213,11 @@ func (c *caller) streamed(ctx context.Context, resp *http.Response, id string) (
 	}
 }
 
-// call runs one program in one of the modes, and returns its id and the output that the client received.
+// call runs one program in one of the modes. It returns the execution's id and the output that the
+// client received.
 func (c *caller) call(ctx context.Context, n int, word string) (id, stdout string, err error) {
 	seconds := "0.1"
-	if n%40 == 1 { // longer than a gateway waits for its streams
+	if n%40 == 1 { // runs longer than a gateway waits for its streams
 		seconds = "3"
 	}
 	program := bash(fmt.Sprintf("echo one %[1]s\nsleep %[2]s\necho two %[1]s\nsleep %[2]s\necho three %[1]s", word, seconds))
@@ -252,7 +255,7 @@ func (c *caller) call(ctx context.Context, n int, word string) (id, stdout strin
 	return id, deref(rec.Stdout), err
 }
 
-// polled asks for an execution until it has ended.
+// polled polls an execution until it has ended.
 func (c *caller) polled(ctx context.Context, id string) (rec record, err error) {
 	for rec.Status == "" || !proto.Status(rec.Status).Terminal() {
 		r, err := c.whole(ctx, http.MethodGet, execution(id)+"?wait=5", nil)
@@ -274,8 +277,8 @@ func printedBy(events []event) string {
 	return out.String()
 }
 
-// testRolling restarts every process one after the other while 200 clients call: none of them meets an error that the next try does not
-// cure, nothing is lost and nothing runs twice.
+// testRolling restarts every process one after the other while 200 clients call. No client may get
+// an error that a retry does not fix, nothing may be lost, and nothing may run twice.
 func testRolling(t *testing.T, p *programs, in topology) {
 	f := newFleet(t, p, in)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
@@ -286,7 +289,7 @@ func testRolling(t *testing.T, p *programs, in topology) {
 		cured, resumed atomic.Int64
 		calls          atomic.Int64
 		mu             sync.Mutex
-		words          = map[string]string{} // by execution
+		words          = map[string]string{} // by execution id
 	)
 	gateways := f.gateways(t)
 	for n := range rollingCallers {
@@ -343,7 +346,8 @@ func testRolling(t *testing.T, p *programs, in topology) {
 	f.ranOnce(t, words)
 }
 
-// ranOnce checks the results that clients received, and in the logs of all workers that no other program ran and none ran twice.
+// ranOnce checks the results that clients received. It also checks in the logs of all workers that
+// no other program ran and that none ran twice.
 func (f *fleet) ranOnce(t *testing.T, words map[string]string) {
 	t.Helper()
 	ran := map[string]int{}
@@ -357,7 +361,7 @@ func (f *fleet) ranOnce(t *testing.T, words map[string]string) {
 			if json.Unmarshal(s.Bytes(), &line) != nil {
 				continue
 			}
-			// What could not be claimed was withdrawn before its program started.
+			// An execution that could not be claimed was withdrawn before its program started.
 			if line.Msg == "execution ended" || line.Msg == "execution given up" && !strings.HasPrefix(line.Error, "claim ") {
 				ran[line.Trace]++
 			}

@@ -14,8 +14,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// TestMain runs more tests in parallel than there are processors, unless -parallel sets a number: tests wait most of
-// their time, for leases to expire and for servers to start.
+// TestMain runs more tests in parallel than there are processors, unless -parallel is set. Tests
+// spend most of their time waiting for leases to expire and for servers to start.
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
 		panic(err)
@@ -44,8 +44,8 @@ func (r repeats) n() int {
 	}
 }
 
-// TestE2E runs the built program with real jails and real HTTP, the same tests on each topology. With -short it leaves
-// out longTests.
+// TestE2E runs the built program with real jails and real HTTP, with the same tests on each
+// topology. With -short it skips longTests.
 func TestE2E(t *testing.T) {
 	p := buildPrograms(t)
 	for _, in := range topologies() {
@@ -79,7 +79,7 @@ func TestE2E(t *testing.T) {
 	}
 }
 
-// deploymentTests stop or fill servers. Each runs on every topology, with a deployment of its own.
+// deploymentTests stop or fill servers. Each runs on every topology, with its own deployment.
 func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
 		"backup": testBackup, "backup-ledger": testBackupLedger, "crash-points": testCrashPoints, "drain": testDrain, "drain-over": testDrainOver,
@@ -103,7 +103,7 @@ func singleTests() map[string]func(*testing.T, *programs) {
 	}
 }
 
-// longTests are further ways in which what the other tests check can go wrong, on clusters for the most part.
+// longTests are further failure variants of what the other tests check, mostly on clusters.
 func longTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
 		"backup-ledger-cluster":    func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
@@ -115,7 +115,7 @@ func longTests() map[string]func(*testing.T, *programs) {
 	}
 }
 
-// runShared runs the tests that can share a deployment, since they leave it as it was.
+// runShared runs the tests that can share a deployment because they leave it unchanged.
 func runShared(t *testing.T, w *world) {
 	for name, test := range map[string]func(*testing.T, *api){
 		"programs": testPrograms, "ways-to-die": testWaysToDie, "streaming": testStreaming, "eviction": testEviction,

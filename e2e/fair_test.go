@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// limitedKey makes a key with a limit of its own.
+// limitedKey creates a key with its own concurrency limit.
 func (a *api) limitedKey(org, plan string, concurrent int) *api {
 	a.t.Helper()
 	r := a.do(http.MethodPost, "/v1/admin/keys", request{"name": "limited", "org": org, "plan": plan, "concurrent": concurrent})
@@ -26,13 +26,13 @@ func (a *api) limitedKey(org, plan string, concurrent int) *api {
 	return a.with(key.Key)
 }
 
-// neverMore watches the programs that hold, and fails the test when they are more than limit at a time.
+// neverMore fails the test if more than limit programs hold at once.
 func (h hold) neverMore(t *testing.T, limit int) {
 	t.Helper()
 	over := make(chan struct{})
 	var watch sync.WaitGroup
 	watch.Go(func() {
-		tick := time.NewTicker(100 * time.Millisecond) // one too many would hold like the others
+		tick := time.NewTicker(100 * time.Millisecond) // a surplus program would hold like the others
 		defer tick.Stop()
 		for {
 			select {
@@ -49,8 +49,8 @@ func (h hold) neverMore(t *testing.T, limit int) {
 	t.Cleanup(func() { close(over); watch.Wait() })
 }
 
-// testLimitsKilled has as many programs run as a key and an organisation may, and kills process after process. Each time, exactly so many can
-// run again, and never more.
+// testLimitsKilled fills the concurrency limits of a key and an organisation and kills one process
+// after another. After each kill, exactly as many executions can run again, and never more.
 func testLimitsKilled(t *testing.T, p *programs, in topology) {
 	const ofKey, ofFree, slots = 2, 5, 8
 	w := newWorld(t, p, in, slots, "--queue-wait", "1m")
@@ -63,7 +63,7 @@ func testLimitsKilled(t *testing.T, p *programs, in topology) {
 	for range 8 * ofKey {
 		few.submit(bash(byKey.code()))
 	}
-	// full has the organisation run as many as it may.
+	// full runs as many executions as the organisation may.
 	full := func() {
 		few.base, small.base = w.base, w.base
 		eventually(t, "as many run as may", func() (bool, any) {
@@ -92,22 +92,22 @@ func testLimitsKilled(t *testing.T, p *programs, in topology) {
 	for _, kill := range kills {
 		kill()
 		full()
-		// What survived ends, and leaves its place to others.
+		// The survivors end and free their slots.
 		byOrg.release(t)
 		byKey.release(t)
 		full()
 	}
-	w.worker.kill() // an end in order would wait for what holds
+	w.worker.kill() // a clean stop would wait for the held programs
 	w.front.kill()
 }
 
-// testDispatcherKilled kills the dispatcher that leads, with jobs of two organisations queued: another one takes over, and nothing is lost,
-// run twice or served out of order.
+// testDispatcherKilled kills the leading dispatcher while jobs of two organisations are queued.
+// Another one must take over, and no job may be lost, run twice or be served out of order.
 func testDispatcherKilled(t *testing.T, p *programs, in topology) {
 	testTakeover(t, p, in, syscall.SIGKILL)
 }
 
-// testDispatcherFrozen has it hang instead, and come back.
+// testDispatcherFrozen suspends the leading dispatcher instead and resumes it later.
 func testDispatcherFrozen(t *testing.T, p *programs) {
 	testTakeover(t, p, topology{apart: true}, syscall.SIGSTOP)
 }
@@ -138,7 +138,7 @@ func testTakeover(t *testing.T, p *programs, in topology, by syscall.Signal) {
 		<-w.front.exited
 	}
 	gone := time.Now()
-	h.release(t) // the slot is free, and nobody there to give it away
+	h.release(t) // the slot is free, but no dispatcher can assign it
 	eventually(t, "the next job is handed out", func() (bool, any) {
 		for plan, ids := range queued {
 			if rec := tenants[plan].record(ids[0]); rec.Status != "queued" {
@@ -175,13 +175,13 @@ func testTakeover(t *testing.T, p *programs, in topology, by syscall.Signal) {
 			t.Errorf("job %d of %s ended before its job %d", r.n, r.plan, served[r.plan])
 		}
 		served[r.plan]++
-		if n := i + 1; n <= rounds*20 { // both have jobs queued all the while
+		if n := i + 1; n <= rounds*20 { // both organisations have jobs queued until then
 			if share := float64(n*weights[r.plan]) / 20; math.Abs(float64(served[r.plan])-share) > float64(weights[r.plan]+1) {
 				t.Errorf("of the first %d, %d were of %s", n, served[r.plan], r.plan)
 			}
 		}
 	}
-	if by == syscall.SIGSTOP { // awake again, it does what any gateway does
+	if by == syscall.SIGSTOP { // once resumed, it must work like any other gateway
 		eventually(t, "the one that hung is back", func() (bool, any) {
 			r, err := w.try(t.Context(), http.MethodPost, executePath, bash("echo back"))
 			return err == nil && r.status == http.StatusOK, fmt.Sprint(r, err)

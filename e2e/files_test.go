@@ -24,7 +24,7 @@ type listedFile struct {
 	IsDirectory bool      `json:"is_directory"`
 }
 
-// files lists files of a thread, each as its path with its size, or / after a directory.
+// files lists files of a thread. Each entry is a path with its size; a directory ends in /.
 func (a *api) files(thread, dir string, recursive bool) []string {
 	a.t.Helper()
 	r := a.do(http.MethodPost, "/v1/files/list", request{"source": "thread", "id": thread, "path": dir, "recursive": recursive})
@@ -82,7 +82,7 @@ func (r *reply) signed(t testing.TB) signed {
 	return s
 }
 
-// use makes a request by a signed URL, as somebody who has nothing but that.
+// use makes a request with a signed URL and no other credentials.
 func (a *api) use(s signed, method string, body []byte, headers ...string) *reply {
 	a.t.Helper()
 	for _, h := range s.Headers {
@@ -104,7 +104,7 @@ func (a *api) put(t testing.TB, thread, path string, content []byte) {
 	}
 }
 
-// fetch downloads a file, or what the headers ask for of it.
+// fetch downloads a file, or the part of it that the headers request.
 func (a *api) fetch(t testing.TB, thread, path string, headers ...string) *reply {
 	t.Helper()
 	s := a.downloadURL(thread, path).signed(t)
@@ -119,7 +119,7 @@ func (a *api) fetched(t testing.TB, thread, path string, want []byte) {
 	}
 }
 
-// noise returns pseudo-random bytes, the same ones for the same n.
+// noise returns n pseudo-random bytes, which depend only on n.
 func noise(n int) []byte {
 	b := make([]byte, 0, n+sha256.Size)
 	for i := 0; len(b) < n; i++ {
@@ -129,7 +129,7 @@ func noise(n int) []byte {
 	return b[:n]
 }
 
-// testFileUploads uploads to a new thread, to one that is in use, and over what is there.
+// testFileUploads uploads to a new thread, to one in use, and over existing files.
 func testFileUploads(t *testing.T, a *api) {
 	a.listed(t, "uploads", "", true)
 	a.put(t, "uploads", "new/deep/er/file.txt", []byte("first"))
@@ -145,14 +145,15 @@ func testFileUploads(t *testing.T, a *api) {
 	a.fetched(t, "uploads", "new/zero", []byte{})
 	a.fetched(t, "uploads", "large", noise(20<<20))
 
-	// The first execution finds them as if a program had written them, and while it runs others can come.
+	// The first execution finds the files as if a program had written them. More can be uploaded
+	// while it runs.
 	h, sum := newHold(), sha256.Sum256(noise(20<<20))
 	look := bash(`find * -type f -printf '%p %m %s\n' | sort; find * -not -user $UID; sha256sum < large; cat new/deep/er/file.txt
 echo >> new/zero; echo own > own
 ` + h.code()).of("uploads")
 	id := a.submit(look)
 	h.reached(t, 1)
-	a.listed(t, "uploads", "", true, list...) // the last version that is whole
+	a.listed(t, "uploads", "", true, list...) // the last complete version
 	a.put(t, "uploads", "new/deep/er/file.txt", []byte("second"))
 	a.put(t, "uploads", "own", []byte("uploaded meanwhile"))
 	a.put(t, "uploads", "own", []byte("uploaded again"))
@@ -169,7 +170,7 @@ echo >> new/zero; echo own > own
 	a.listed(t, "uploads", "", true, list...)
 	a.fetched(t, "uploads", "large", noise(20<<20))
 
-	// A file replaces whatever is at its path or at a parent's path, and no link is followed.
+	// A file replaces whatever is at its path or at a parent's path. Links are not followed.
 	a.inline(bash("ln -s /etc link; ln -s new/zero into; mkdir directory; touch directory/in").of("uploads"))
 	a.put(t, "uploads", "link/passwd", []byte("in the home"))
 	a.put(t, "uploads", "into", []byte("no link"))
@@ -178,7 +179,7 @@ echo >> new/zero; echo own > own
 	}
 }
 
-// testFileDownloads reads files as a program left them, whole and in parts.
+// testFileDownloads reads files as a program left them, completely and in parts.
 func testFileDownloads(t *testing.T, a *api) {
 	content := func(name string) []byte {
 		switch name {
@@ -236,7 +237,7 @@ os.symlink('/etc/passwd', 'out'); os.symlink('small', 'link'); os.symlink('/etc'
 		}
 		a.fetch(t, "downloads", name, "Range", fmt.Sprintf("bytes=%d-", size)).rejection(t, http.StatusRequestedRangeNotSatisfiable, "range_not_satisfiable")
 	}
-	// A link is no file, and leads nowhere.
+	// A link is not a file and is not followed.
 	for _, path := range []string{"out", "link", "dir/passwd", "dir", "empty", "nothing", "small/in"} {
 		a.downloadURL("downloads", path).rejection(t, http.StatusNotFound, "not_found")
 	}
@@ -247,10 +248,10 @@ os.symlink('/etc/passwd', 'out'); os.symlink('small', 'link'); os.symlink('/etc'
 		a.uploadURL("downloads", path, 1).rejection(t, http.StatusBadRequest, "validation_error")
 	}
 	a.uploadURL("downloads", "x", -1).rejection(t, http.StatusBadRequest, "validation_error")
-	a.uploadURL("downloads", "x", 1<<30).rejection(t, http.StatusBadRequest, "validation_error") // more than the sandbox's home
+	a.uploadURL("downloads", "x", 1<<30).rejection(t, http.StatusBadRequest, "validation_error") // larger than the sandbox's home
 }
 
-// testSignedURLs uses signed URLs for what they were not made for.
+// testSignedURLs misuses signed URLs.
 func testSignedURLs(t *testing.T, a *api) {
 	a.put(t, "signed", "mine", []byte("mine"))
 	a.put(t, "signed", "other", []byte("other"))
@@ -299,7 +300,8 @@ func testSignedURLs(t *testing.T, a *api) {
 	}
 }
 
-// testFilesInTheWay uploads files to where files, directories and links are, and sees that lists say before the execution what it finds.
+// testFilesInTheWay uploads over existing files, directories and links. The listing before the
+// execution must match what the execution finds.
 func testFilesInTheWay(t *testing.T, a *api) {
 	a.inline(bash(`mkdir -p d/e l; touch f d/f d/e/f l/f; ln -s d s; ln -s nowhere x; ln f h`).of("in-the-way"))
 	for n, paths := range [][]string{

@@ -29,26 +29,27 @@ import (
 
 var updateGolden = flag.Bool("update-golden", false, "make the data directory anew that the next versions are tested with")
 
-// The golden data directory is one that an earlier version of bullpen has left behind. See testdata/golden/README.md.
+// The golden data directory was left behind by an earlier version of bullpen. See
+// testdata/golden/README.md.
 const (
 	goldenDir = "testdata/golden"
-	// goldenHook is where its webhooks go. Nothing else listens there.
+	// goldenHook is the address for its webhooks. Nothing else listens there.
 	goldenHook   = "127.77.0.1:18277"
 	goldenThread = "notebook"
 )
 
-// golden is what is known of the golden data directory.
+// golden describes the contents of the golden data directory.
 type golden struct {
-	Key    string            `json:"key"`   // with all rights; made for this and of no use elsewhere
-	Other  string            `json:"other"` // the key of another organisation, in a sandbox of its own
-	Gets   map[string]string `json:"gets"`  // answers to the first key, by path
-	Large  string            `json:"large"` // printed 700,000 times x
+	Key    string            `json:"key"`   // has all rights; created for this test only
+	Other  string            `json:"other"` // key of another organisation with its own sandbox
+	Gets   map[string]string `json:"gets"`  // responses to the first key, by path
+	Large  string            `json:"large"` // printed x 700,000 times
 	Queued []string          `json:"queued"`
-	Cut    string            `json:"cut"`  // ran when its server was killed
-	Owed   string            `json:"owed"` // has ended, and its webhook was not delivered
+	Cut    string            `json:"cut"`  // was running when its server was killed
+	Owed   string            `json:"owed"` // has ended, but its webhook was not delivered
 }
 
-// goldenArgs are settings with which nothing in it ever expires.
+// goldenArgs returns settings with which nothing in the directory ever expires.
 func goldenArgs() []string {
 	return []string{
 		"--retention", "870000h", "--queue-expiry", "860000h", "--slots", "1",
@@ -56,7 +57,7 @@ func goldenArgs() []string {
 	}
 }
 
-// listenGolden receives the webhooks, and returns their paths.
+// listenGolden receives the webhooks and sends their paths on came.
 func listenGolden(t *testing.T) (came chan string, stop func()) {
 	t.Helper()
 	listener, err := net.Listen("tcp", goldenHook)
@@ -72,7 +73,8 @@ func listenGolden(t *testing.T) (came chan string, stop func()) {
 	return came, s.Close
 }
 
-// testGolden starts this version on data that an earlier one left: everything reads as it did, and what was under way goes on.
+// testGolden starts this version on data of an earlier one. Everything must read as before, and
+// interrupted work must continue.
 func testGolden(t *testing.T, p *programs) {
 	packed := filepath.Join(goldenDir, "data.tar.zst")
 	if *updateGolden {
@@ -95,7 +97,7 @@ func testGolden(t *testing.T, p *programs) {
 			t.Errorf("%s tells\n%s\nand told\n%s", path, got.body, want)
 		}
 	}
-	w.record(g.Large).succeeded(t, strings.Repeat("x", 700_000)+"\n") // which is stored apart
+	w.record(g.Large).succeeded(t, strings.Repeat("x", 700_000)+"\n") // large output, stored separately
 	for _, id := range g.Queued {
 		if rec := w.ended(id); rec.Status != "success" || rec.Attempt != 1 {
 			t.Errorf("queued then: %s", rec)
@@ -104,7 +106,7 @@ func testGolden(t *testing.T, p *programs) {
 	w.ended(g.Cut).failed(t, "failed", "worker_lost", "lost")
 	w.ready(t)
 	w.delivered(g.Owed)
-	for <-came != "/owed" { // after those of what was queued, perhaps
+	for <-came != "/owed" { // webhooks of queued executions may come first
 	}
 	if res := w.with(g.Other).inline(bash("echo in")); res.Stdout != "in\n" {
 		t.Errorf("with the other key: %+v", res)
@@ -115,7 +117,7 @@ func testGolden(t *testing.T, p *programs) {
 	}
 }
 
-// contains reports whether an answer has all that another had; a later version may tell more.
+// contains reports whether got has everything that want has. A later version may add fields.
 func contains(t *testing.T, got, want []byte) bool {
 	t.Helper()
 	now, then := bytes.Split(bytes.TrimSpace(got), []byte("\n")), bytes.Split(bytes.TrimSpace(want), []byte("\n"))
@@ -159,7 +161,7 @@ func includes(got, want any) bool {
 	}
 }
 
-// makeGolden makes the data directory with this version, and kills the server in the middle of its work.
+// makeGolden makes the data directory with this version and kills the server while it works.
 func makeGolden(t *testing.T, p *programs, packed string) {
 	g := golden{Key: newSecret(), Gets: map[string]string{}}
 	w := &world{
@@ -240,7 +242,7 @@ func makeGolden(t *testing.T, p *programs, packed string) {
 	}
 }
 
-// pack writes what is in dir, without the homes and volumes that a worker keeps for itself.
+// pack archives dir without the homes and volumes that are local to a worker.
 func pack(t *testing.T, dir, name string) {
 	t.Helper()
 	var out bytes.Buffer

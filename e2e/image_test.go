@@ -20,7 +20,7 @@ import (
 	"github.com/bullpen-run/bullpen/storage/image"
 )
 
-// hostBash makes a root file system of this machine's bash and the libraries that it is linked to.
+// hostBash makes a root file system with this machine's bash and its libraries.
 func hostBash(t testing.TB) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -67,7 +67,7 @@ func (w *world) imageCommand(t testing.TB, args ...string) proto.Image {
 	return img
 }
 
-// unpacked returns the root of an image, fetched and unpacked as a worker of the deployment does it.
+// unpacked fetches and unpacks an image as a worker of the deployment does.
 func (w *world) unpacked(t testing.TB, digest string) *image.Unpacked {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
@@ -78,7 +78,8 @@ func (w *world) unpacked(t testing.TB, digest string) *image.Unpacked {
 		t.Fatal(err)
 	}
 	t.Cleanup(st.Close)
-	around, err := os.MkdirTemp("", "bullpen-images-") // a directory of the test's cannot be passed through by others
+	// Other users cannot traverse the test's own temporary directory.
+	around, err := os.MkdirTemp("", "bullpen-images-")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +104,7 @@ func (w *world) unpacked(t testing.TB, digest string) *image.Unpacked {
 	return img
 }
 
-// runIn runs a program in an image as a user that a jail would have, and returns its output.
+// runIn runs a program in an image as a user that a jail would use and returns its output.
 func runIn(t testing.TB, img *image.Unpacked, l proto.Language, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), img.Languages[l], args...)
@@ -119,7 +120,7 @@ func runIn(t testing.TB, img *image.Unpacked, l proto.Language, args ...string) 
 	return string(out)
 }
 
-// testImage stores an image through the command line, and runs what a worker gets of it.
+// testImage stores an image through the command line and runs the image that a worker gets.
 func testImage(t *testing.T, p *programs) {
 	w := newWorld(t, p, topology{apart: true}, noSlots)
 	img := w.imageCommand(t, "import", "--json", "tiny", hostBash(t))
@@ -128,7 +129,7 @@ func testImage(t *testing.T, p *programs) {
 		t.Fatalf("%q", out)
 	}
 
-	// What the command line would not send, the server does not take.
+	// The server rejects what the command line would not send.
 	hostile := []byte("not an image")
 	sum := sha256.Sum256(hostile)
 	path := "/v1/admin/images/hostile?digest=sha256:" + hex.EncodeToString(sum[:])

@@ -15,7 +15,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// each calls f for every submission, some at once.
+// each calls f for every submission, with some calls running concurrently.
 func (l *ledger) each(f func(r *rand.Rand, s *submission)) {
 	work := make(chan *submission)
 	var group sync.WaitGroup
@@ -34,11 +34,13 @@ func (l *ledger) each(f func(r *rand.Rand, s *submission)) {
 	group.Wait()
 }
 
-// settle waits until all executions have ended, also those that no client knows of, or ctx is done.
+// settle waits until all executions have ended, including those that no client knows of, or ctx is
+// done.
 func (l *ledger) settle(ctx context.Context) {
 	l.empty(ctx)
 	l.each(func(r *rand.Rand, s *submission) {
-		for id := range l.effectsOf(s.name) { // ids without a response come first: the last one is that of the response
+		// Ids without a response are inserted first. The last id is the one in the response.
+		for id := range l.effectsOf(s.name) {
 			if !slices.ContainsFunc(s.ids, func(x *observation) bool { return x.id == id }) {
 				l.log.note(s.name, "%s: known by its effect only", id)
 				s.ids = slices.Insert(s.ids, 0, newObservation(id))
@@ -52,7 +54,8 @@ func (l *ledger) settle(ctx context.Context) {
 	})
 }
 
-// empty waits until bullpen says that nothing waits and nothing runs. Nothing else has an effect then.
+// empty waits until bullpen reports that nothing is queued or running. No further effects occur
+// after that.
 func (l *ledger) empty(ctx context.Context) {
 	m := l.gateways(rand.New(rand.NewPCG(l.seed, 999)))[0]
 	for {
@@ -71,7 +74,7 @@ func (l *ledger) empty(ctx context.Context) {
 	}
 }
 
-// check compares all observations with the promises.
+// check compares all observations with the guarantees.
 func (l *ledger) check() {
 	webhooks, cancel := context.WithTimeout(l.t.Context(), l.longest)
 	defer cancel()
@@ -83,7 +86,7 @@ func (l *ledger) check() {
 		once := 0
 		for _, x := range s.ids {
 			e := ran[x.id]
-			kept := len(x.seen) > 0 && x.seen[0].Code != string(proto.CodeExpiredInQueue) // the run that was lost, if there was one
+			kept := len(x.seen) > 0 && x.seen[0].Code != string(proto.CodeExpiredInQueue) // the lost run, if there was one
 			if !x.revived && (e.sure > 0 || e.all > 0 && kept) {
 				once++
 			}
@@ -98,7 +101,8 @@ func (l *ledger) check() {
 	l.checkThreads()
 }
 
-// checkExecution checks one execution, of which the effect was felt that often. Its webhook is waited for until that context ends.
+// checkExecution checks one execution against its observed effects. It waits for the webhook until
+// the context webhooks is done.
 func (l *ledger) checkExecution(webhooks context.Context, r *rand.Rand, s *submission, x *observation, felt effects) {
 	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
 	defer cancel()
@@ -129,8 +133,9 @@ func (l *ledger) checkExecution(webhooks context.Context, r *rand.Rand, s *submi
 	}
 }
 
-// mostTime is what an execution may take: its deadline, the time until a loss is noticed, for each attempt, and the time that something was
-// wrong. The process that detects losses may itself have failed, and starts over then.
+// mostTime returns the longest time that an execution may take. It allows each attempt its deadline
+// and the time to detect a loss, plus the time during which a fault was active. The process that
+// detects losses may itself have failed and then starts over.
 func (l *ledger) mostTime(s *submission, rec *record) time.Duration {
 	const noticed = 15 * time.Second
 	most := time.Duration(s.attempts)*(time.Duration(s.timeout)*time.Second+noticed) + noticed
@@ -143,7 +148,7 @@ func (l *ledger) mostTime(s *submission, rec *record) time.Duration {
 	return most
 }
 
-// checkEnd checks how an execution ended against its program and its effects.
+// checkEnd checks an execution's outcome against its program and its effects.
 func (l *ledger) checkEnd(s *submission, x *observation, rec *record, felt effects) {
 	e := x.seen[0].end
 	lines := strings.Split(strings.TrimSuffix(e.Stdout, "\n"), "\n")
@@ -195,15 +200,15 @@ func (l *ledger) checkEnd(s *submission, x *observation, rec *record, felt effec
 	}
 }
 
-// async reports whether clients of this kind do not wait for the answer.
+// async reports whether clients of this kind do not wait for the result.
 func (k kind) async() bool {
 	return slices.Contains([]kind{kindSSE, kindPolling, kindWebhook, kindCancel}, k)
 }
 
-// checkOutput reads the output from each gateway, once from the beginning and once from the midst.
+// checkOutput reads the output from each gateway, once from the beginning and once from the middle.
 func (l *ledger) checkOutput(ctx context.Context, r *rand.Rand, s *submission, x *observation, rec *record) {
 	replay := &observation{id: x.id, events: maps.Clone(x.events), seen: x.seen[:1]}
-	if x.truncated { // what it read live may have been lost before it was stored
+	if x.truncated { // live output may have been lost before it was stored
 		clear(replay.events)
 	}
 	truncated := false
@@ -212,7 +217,7 @@ func (l *ledger) checkOutput(ctx context.Context, r *rand.Rand, s *submission, x
 		served := i%2 == 1
 		if served {
 			replay.last = s.seq
-			for seq := range replay.last + 1 { // past its end there is the result alone
+			for seq := range replay.last + 1 { // past the end there is only the result
 				if _, is := replay.events[seq]; seq > 0 && !is {
 					replay.last = seq - 1
 					break
@@ -237,10 +242,11 @@ func (l *ledger) checkOutput(ctx context.Context, r *rand.Rand, s *submission, x
 	l.checkPrinted(s, x, rec, printed.String())
 }
 
-// checkPrinted checks the output of all attempts together: what each printed stands together, in order, and the last is that of the result.
+// checkPrinted checks the output of all attempts together. Each attempt's output must be contiguous
+// and in order, and the last one must equal the result's output.
 func (l *ledger) checkPrinted(s *submission, x *observation, rec *record, printed string) {
 	e := x.seen[0].end
-	// Of one that was lost nobody knows what it printed; and one that was cancelled may have been lost besides.
+	// The output of a lost attempt is unknown. A cancelled execution may have been lost as well.
 	known := e.Code != string(proto.CodeWorkerLost) && e.Code != string(proto.CodeCancelled)
 	if known && rec.Attempt == 1 && printed != e.Stdout || !strings.HasSuffix(printed, e.Stdout) {
 		l.violate(s.name, "%s: its events print %q, and its result %q", x.id, printed, e.Stdout)
@@ -259,7 +265,7 @@ func (l *ledger) checkPrinted(s *submission, x *observation, rec *record, printe
 	}
 }
 
-// checkWebhook waits for the webhook of an execution, and checks that it has the same result.
+// checkWebhook waits for an execution's webhook and checks that it has the same result.
 func (l *ledger) checkWebhook(ctx context.Context, r *rand.Rand, s *submission, x *observation) {
 	var d delivery
 	gateways := l.gateways(r)

@@ -18,24 +18,25 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// kind is a way in which clients submit and learn the outcome.
+// kind is how a client submits executions and learns their outcome.
 type kind string
 
 const (
 	kindInline    kind = "inline"
-	kindStreaming kind = "streaming" // NDJSON, resumed where it broke
+	kindStreaming kind = "streaming" // NDJSON, resumed after a break
 	kindSSE       kind = "sse"       // async, followed by server-sent events
 	kindPolling   kind = "polling"
 	kindWebhook   kind = "webhook"
 	kindThread    kind = "thread"
-	kindCancel    kind = "cancel" // async, and cancelled at some moment
+	kindCancel    kind = "cancel" // async, then cancelled at a random time
 	kindLeaving   kind = "leaving"
 )
 
-// ledgerTimeout is that of each program, seconds. None takes as long by itself but those that are to.
+// ledgerTimeout is the timeout of each program, in seconds. Only programs that are meant to time
+// out run that long.
 const ledgerTimeout = 20
 
-// submission is a client's request, and all responses to it.
+// submission is a client's request and all responses to it.
 type submission struct {
 	name     string
 	kind     kind
@@ -43,32 +44,34 @@ type submission struct {
 	key      string // Idempotency-Key; empty for none
 	attempts int
 	timeout  int // seconds
-	exit     int // what the program ends with
-	lines    int // that it prints, but for the first and last
+	exit     int // exit code of the program
+	lines    int // lines that it prints, except the first and last
 	pause    time.Duration
-	seq      int64 // what is drawn for checks: where a reader resumes
+	seq      int64 // random number for checks: where a reader resumes
 
-	call, back time.Duration  // when it was sent first, and when its end was known
-	unknown    bool           // some answer left open what became of it
+	// When it was first sent, and when its end was known.
+	call, back time.Duration
+	unknown    bool           // some response left its fate open
 	ids        []*observation // in the order of the responses
 }
 
-// accepted reports whether some answer said that it will run.
+// accepted reports whether some response said that it will run.
 func (s *submission) accepted() bool {
 	return slices.ContainsFunc(s.ids, func(x *observation) bool { return x.accepted.is() })
 }
 
-// observation is what a client knows of an execution.
+// observation is what a client knows about an execution.
 type observation struct {
 	id        string
-	accepted  moment // that it will run
-	withdrawn moment // that it never ran and will not
-	missing   bool   // the gateway that was asked last did not know it
-	revived   bool   // it was withdrawn, and the deployment may have been set back to before that
+	accepted  moment // when it was known that it will run
+	withdrawn moment // when it was known that it never ran and will not
+	missing   bool   // the last gateway that was asked did not know it
+	// It was withdrawn, but the deployment may have been restored to an earlier time.
+	revived   bool
 	seen      []seen
-	events    map[int64]piece // output, by seq
+	events    map[int64]piece // output events by seq
 	last      int64           // seq of the last event read
-	gap       bool            // between events
+	gap       bool            // events are missing in between
 	truncated bool            // the last result event said that events are missing
 }
 
@@ -79,7 +82,7 @@ type moment time.Duration
 
 func (m moment) is() bool { return m != 0 }
 
-// before returns the moment, if it was before another one.
+// before returns m if it was before other, and 0 otherwise.
 func (m moment) before(other time.Duration) moment {
 	if time.Duration(m) < other {
 		return m
@@ -87,7 +90,7 @@ func (m moment) before(other time.Duration) moment {
 	return 0
 }
 
-// seen is an observed outcome, with where and when.
+// seen is an observed outcome, with its source and time.
 type seen struct {
 	by string
 	at time.Duration
@@ -96,7 +99,7 @@ type seen struct {
 
 // piece is an output event.
 type piece struct {
-	text string // the stream, a space and what was printed
+	text string // the stream, a space and the output
 	at   time.Duration
 }
 
@@ -114,7 +117,7 @@ func endOf(status string, r *proto.Result) end {
 	return end{status, r.Stdout, r.Stderr, deref(r.Error), deref(r.ErrorCode), deref(r.ErrorMessage), r.ExitCode, r.DurationMS}
 }
 
-// code is the program.
+// code returns the program's source.
 func (s *submission) code() string {
 	var b strings.Builder
 	b.WriteString(effectCode(s.name))
@@ -128,7 +131,7 @@ func (s *submission) code() string {
 	return b.String()
 }
 
-// script is what the program prints, line by line; where a line ends in * anything may follow.
+// script returns the lines that the program prints. Where a line ends in *, anything may follow.
 func (s *submission) script() []string {
 	lines := []string{"run *"}
 	if s.thread != "" {
@@ -155,7 +158,7 @@ func (s *submission) matches(lines []string) int {
 	return len(script)
 }
 
-// timesOut reports whether the program is to be ended by its timeout.
+// timesOut reports whether the program is meant to end by its timeout.
 func (s *submission) timesOut() bool { return s.timeout < ledgerTimeout }
 
 func (s *submission) body() request {
@@ -183,7 +186,7 @@ func (s *submission) headers() []string {
 	return h
 }
 
-// draw makes up a submission.
+// draw returns a random submission.
 func (l *ledger) draw(r *rand.Rand, k kind) *submission {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -209,7 +212,8 @@ func (l *ledger) draw(r *rand.Rand, k kind) *submission {
 	return s
 }
 
-// client submits one after another until over ends. What it has begun it sees to its end, unless hard ends.
+// client makes submissions one after another until over is done. It follows a pending one to its
+// end, unless hard is done first.
 func (l *ledger) client(over, hard context.Context, r *rand.Rand, k kind) {
 	for over.Err() == nil {
 		s := l.draw(r, k)
@@ -225,8 +229,9 @@ func (l *ledger) client(over, hard context.Context, r *rand.Rand, k kind) {
 	}
 }
 
-// submit sends a submission, again where it has a key and was not answered, and follows it to its end. When the deployment was restored
-// meanwhile, it is called once more: what has a key is sent again, and what has none is followed if it was accepted.
+// submit sends a submission and follows it to its end. It retries a submission with a key that got
+// no response. After a restore of the deployment, submit is called once more: it resends a
+// submission with a key and follows any other that was accepted.
 func (l *ledger) submit(ctx context.Context, r *rand.Rand, s *submission) {
 	first := s.call == 0
 	if first {
@@ -259,7 +264,7 @@ func (l *ledger) submit(ctx context.Context, r *rand.Rand, s *submission) {
 	s.back = l.log.now()
 }
 
-// rest waits, as clients do.
+// rest waits for d or until ctx is done.
 func rest(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -269,10 +274,11 @@ func rest(ctx context.Context, d time.Duration) {
 	}
 }
 
-// requestTime is how long a client waits for an answer: longer than any gateway takes.
+// requestTime is how long a client waits for a response. It is longer than any gateway takes.
 const requestTime = (ledgerTimeout + 40) * time.Second
 
-// ask sends a submission once. It reports whether the client knows what became of it, or at least where to ask.
+// ask sends a submission once. It reports whether the client knows its fate, or at least where to
+// ask.
 func (l *ledger) ask(ctx context.Context, r *rand.Rand, s *submission) (known bool) {
 	limit := requestTime
 	if s.kind == kindLeaving {
@@ -282,7 +288,8 @@ func (l *ledger) ask(ctx context.Context, r *rand.Rand, s *submission) (known bo
 	defer cancel()
 	m := l.gateways(r)[0]
 	l.log.note(s.name, "is sent to %s", m.name)
-	// A request with a key is sent again by net/http where its connection breaks: what comes of it in the end does not tell of the first.
+	// If a connection breaks, net/http resends a request that has a key. The final response then
+	// says nothing about the first request.
 	var sent atomic.Int32
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { sent.Add(1) }})
 	resp, err := l.by(m).open(ctx, http.MethodPost, executePath, s.body(), s.headers()...)
@@ -326,14 +333,15 @@ func (l *ledger) ask(ctx context.Context, r *rand.Rand, s *submission) (known bo
 	}
 }
 
-// hear records an observation.
+// hear records the time of a first observation.
 func (l *ledger) hear(m *moment) {
 	if !m.is() {
 		*m = moment(l.log.now())
 	}
 }
 
-// meet takes in an id.
+// meet returns the observation of an id and moves it to the end of s.ids. It adds the id if it is
+// new.
 func (s *submission) meet(id string) *observation {
 	if i := slices.IndexFunc(s.ids, func(x *observation) bool { return x.id == id }); i >= 0 {
 		x := s.ids[i]
@@ -345,11 +353,12 @@ func (s *submission) meet(id string) *observation {
 	return x
 }
 
-// answer reads the body of an answer to an accepted submission.
+// answer reads the response body of an accepted submission.
 func (l *ledger) answer(s *submission, x *observation, resp *http.Response) {
 	switch s.kind {
 	case kindStreaming:
-		x.last, x.gap = 0, false // it begins at the beginning, also when it was asked for once more
+		// The stream starts at the beginning, even if it was requested again.
+		x.last, x.gap = 0, false
 		l.read(s, x, "its stream", resp)
 	case kindInline, kindThread, kindLeaving:
 		var res proto.Result
@@ -361,7 +370,8 @@ func (l *ledger) answer(s *submission, x *observation, resp *http.Response) {
 	}
 }
 
-// read takes in events until the result, or as far as they come. It reports whether the result came.
+// read records events until the result or until the stream breaks. It reports whether the result
+// came.
 func (l *ledger) read(s *submission, x *observation, by string, resp *http.Response) bool {
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, 1<<22)
@@ -390,7 +400,7 @@ func (l *ledger) read(s *submission, x *observation, by string, resp *http.Respo
 	return false
 }
 
-// event takes in one event.
+// event records one event.
 func (l *ledger) event(s *submission, x *observation, by string, e *event) {
 	l.log.note(s.name, "%s: %s: %s %d %s%s", x.id, by, e.Type, e.Seq, e.Data, e.Status)
 	if e.Type == "result" {
@@ -423,7 +433,7 @@ func (l *ledger) event(s *submission, x *observation, by string, e *event) {
 	}
 }
 
-// follow reads the output of an execution from where it is, until there is the result.
+// follow reads the output of an execution from its current position until the result.
 func (l *ledger) follow(ctx context.Context, r *rand.Rand, s *submission, x *observation) {
 	for len(x.seen) == 0 && !x.missing && ctx.Err() == nil {
 		if !l.output(ctx, l.gateways(r)[0], s, x, s.kind == kindSSE) {
@@ -432,7 +442,7 @@ func (l *ledger) follow(ctx context.Context, r *rand.Rand, s *submission, x *obs
 	}
 }
 
-// output asks a gateway for the events after the last that was read.
+// output requests the events after the last one that was read.
 func (l *ledger) output(ctx context.Context, m *member, s *submission, x *observation, served bool) bool {
 	ctx, cancel := context.WithTimeout(ctx, requestTime)
 	defer cancel()
@@ -457,7 +467,7 @@ func (l *ledger) output(ctx context.Context, m *member, s *submission, x *observ
 	return l.read(s, x, by, resp)
 }
 
-// notThere takes in an answer other than 200 about an execution.
+// notThere records a response other than 200 about an execution.
 func (l *ledger) notThere(s *submission, x *observation, by string, status int) {
 	x.missing = status == http.StatusNotFound
 	if x.missing && x.accepted.is() {
@@ -466,7 +476,7 @@ func (l *ledger) notThere(s *submission, x *observation, by string, status int) 
 	l.log.note(s.name, "%s: %s: HTTP %d", x.id, by, status)
 }
 
-// poll asks for an execution until it has ended, or is not known.
+// poll polls an execution until it has ended or is unknown.
 func (l *ledger) poll(ctx context.Context, r *rand.Rand, s *submission, x *observation) {
 	for len(x.seen) == 0 && !x.missing && ctx.Err() == nil {
 		if rec := l.get(ctx, l.gateways(r)[0], s, x, 2); rec == nil {
@@ -475,7 +485,7 @@ func (l *ledger) poll(ctx context.Context, r *rand.Rand, s *submission, x *obser
 	}
 }
 
-// get asks a gateway for an execution, once. It returns nil without a response.
+// get requests an execution from a gateway once. It returns nil without a response.
 func (l *ledger) get(ctx context.Context, m *member, s *submission, x *observation, wait int) *record {
 	ctx, cancel := context.WithTimeout(ctx, requestTime)
 	defer cancel()

@@ -15,7 +15,7 @@ import (
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
-// deployment is bullpen as a test has it that takes its processes away one by one.
+// deployment is a bullpen deployment for a test that stops its processes one by one.
 type deployment struct {
 	topology
 	t        *testing.T
@@ -26,38 +26,39 @@ type deployment struct {
 	members  []*member
 	store    *bucket
 	redis    *redis
-	broker   *broker  // nil where NATS is inside the process, or a cluster
-	cluster  *cluster // nil where there is none
+	broker   *broker  // nil with embedded NATS or a cluster
+	cluster  *cluster // nil without a cluster
 	args     []string // of every process
 	env      []string
 }
 
-// member is a process of a deployment, which may be killed and started again.
+// member is a process of a deployment that may be killed and started again.
 type member struct {
 	name string
 	data string
-	args []string // its own
+	args []string // its own arguments
 	env  []string
-	line *line // to NATS; nil where that is inside the process, or has no line
+	line *line // connection to NATS; nil with embedded NATS or a direct connection
 	is   roles
 
 	mu      sync.Mutex
 	process *process
-	base    string // where it answers HTTP
+	base    string // base URL for HTTP
 	harmed  bool   // it is dead, frozen or cut off
 }
 
-// roles are the parts that a member plays.
+// roles are the roles that a member has.
 type roles struct{ gateway, worker, scheduler, webhook bool }
 
 const (
-	ledgerSlots = 4 // of each worker
-	// maxWebhookWait is how long a webhook of a ledger waits for another attempt, seconds.
+	ledgerSlots = 4 // per worker
+	// maxWebhookWait is how long a webhook of a ledger waits for another attempt, in seconds.
 	maxWebhookWait = 2
 )
 
-// deploy starts bullpen on a machine of its own, where each role is a process of its own unless all are one, and returns when it is ready.
-// Every process has a line of its own to the one NATS server, where it is one.
+// deploy starts bullpen on its own machine and returns when it is ready. Each role has its own
+// process, unless one process has all roles. If there is a single NATS server, every process has
+// its own line to it.
 func (d *deployment) deploy() {
 	d.t.Helper()
 	switch {
@@ -72,12 +73,12 @@ func (d *deployment) deploy() {
 	d.start()
 }
 
-// lined adds processes with lines to a NATS server.
+// lined adds processes that reach a NATS server through lines.
 func (d *deployment) lined() {
 	d.t.Helper()
 	b := d.programs.startBroker(d.t)
 	d.broker = b
-	d.t.Cleanup(func() { d.broker.signal(syscall.SIGCONT) }) // it is to end
+	d.t.Cleanup(func() { d.broker.signal(syscall.SIGCONT) }) // so that it can exit
 	d.addApart(b.env(), func(m *member) {
 		u, err := url.Parse(b.url)
 		if err != nil {
@@ -89,7 +90,8 @@ func (d *deployment) lined() {
 	})
 }
 
-// newDeployment makes what processes need besides NATS, on a machine of its own. args are those of all processes.
+// newDeployment makes what processes need besides NATS, on its own machine. args apply to all
+// processes.
 func newDeployment(t *testing.T, p *programs, in topology, args ...string) *deployment {
 	t.Helper()
 	with := *p
@@ -104,7 +106,8 @@ func newDeployment(t *testing.T, p *programs, in topology, args ...string) *depl
 	return d
 }
 
-// addApart adds a process for each role, and a second gateway and worker. Each reaches NATS as join has it.
+// addApart adds a process for each role, plus a second gateway and worker. join connects each one
+// to NATS.
 func (d *deployment) addApart(env []string, join func(*member)) {
 	d.env = append(d.env, env...)
 	for _, m := range []*member{
@@ -135,12 +138,13 @@ func (d *deployment) add(name, role string, is roles, args ...string) *member {
 	return m
 }
 
-// start starts all members, and returns when executions are taken and run.
+// start starts all members and returns once executions are accepted and run.
 func (d *deployment) start() {
 	d.t.Helper()
 	for i, m := range d.members {
 		m.start(d)
-		if i == 0 { // it makes the streams, which others would make at the same time
+		// The first member creates the streams; concurrent creation is avoided.
+		if i == 0 {
 			eventually(d.t, m.name+" leads", func() (bool, any) {
 				_, leads := m.process.said(d.t, "dispatcher leads")
 				return leads, string(m.process.tail())
@@ -150,7 +154,7 @@ func (d *deployment) start() {
 	d.ready()
 }
 
-// ready waits until every gateway says that executions are taken and run.
+// ready waits until every gateway reports that executions are accepted and run.
 func (d *deployment) ready() {
 	d.t.Helper()
 	for _, m := range d.members {
@@ -167,14 +171,14 @@ func (d *deployment) ready() {
 	}
 }
 
-// by speaks HTTP with a gateway.
+// by returns a client of a gateway.
 func (d *deployment) by(m *member) *api {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return &api{t: d.t, base: m.base, key: d.key, http: d.http}
 }
 
-// gateways are all members that answer clients, in any order.
+// gateways returns all members that serve clients, in random order.
 func (d *deployment) gateways(r *rand.Rand) []*member {
 	var all []*member
 	for _, m := range d.members {
@@ -186,17 +190,18 @@ func (d *deployment) gateways(r *rand.Rand) []*member {
 	return all
 }
 
-// start starts the process, on what it had if it has run before.
+// start starts the process. It reuses the data of an earlier run.
 func (m *member) start(d *deployment) {
 	d.t.Helper()
 	proc, base := d.programs.startServe(d.t, m.name, slices.Concat(d.env, m.env), slices.Concat(d.args, m.args)...)
-	d.t.Cleanup(func() { proc.signal(syscall.SIGCONT) }) // it is to end
+	d.t.Cleanup(func() { proc.signal(syscall.SIGCONT) }) // so that it can exit
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.process, m.base = proc, base
 }
 
-// line is the way of TCP connections to an address, which can be cut, and can swallow what goes in either direction for a while.
+// line forwards TCP connections to an address. It can be cut, and can drop data in either direction
+// for a while.
 type line struct {
 	addr    string
 	to      string
@@ -204,8 +209,8 @@ type line struct {
 
 	mu     sync.Mutex
 	change *sync.Cond
-	cut    bool    // no connection comes about
-	silent [2]bool // nothing passes: towards to, and back
+	cut    bool    // no connection can be made
+	silent [2]bool // data is dropped: towards to, and back
 	conns  map[net.Conn]bool
 }
 
@@ -233,7 +238,7 @@ func newLine(t *testing.T, m *machine, to string) *line {
 	return l
 }
 
-// set says how the line is from now on. A cut ends its connections.
+// set changes the state of the line. A cut closes its connections.
 func (l *line) set(cut, silentTo, silentBack bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -247,7 +252,7 @@ func (l *line) set(cut, silentTo, silentBack bool) {
 	l.change.Broadcast()
 }
 
-// keep takes in a connection, which a cut closes.
+// keep registers a connection, which a cut closes. It reports false if the line is cut.
 func (l *line) keep(c net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -276,7 +281,7 @@ func (l *line) carry(from net.Conn) {
 	l.pass(to, from, 1)
 }
 
-// pass carries what comes one way, until either end is closed.
+// pass copies data in one direction until either end is closed.
 func (l *line) pass(from, to net.Conn, way int) {
 	defer func() {
 		_, _ = from.Close(), to.Close()

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// eventLog is all that happened while a ledger ran, by when it happened. It is written to a file, which stays if the test fails.
+// eventLog records everything that happened while a ledger ran, in order. It is written to a file,
+// which is kept if the test fails.
 type eventLog struct {
 	began time.Time
 	file  *os.File
@@ -50,10 +51,10 @@ func newEventLog(t *testing.T) *eventLog {
 	return l
 }
 
-// now is the time of the log.
+// now returns the time since the log began.
 func (l *eventLog) now() time.Duration { return time.Since(l.began) }
 
-// note writes an event down, before anybody relies on it.
+// note writes an event to the log before anybody relies on it.
 func (l *eventLog) note(subject, format string, args ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -62,7 +63,7 @@ func (l *eventLog) note(subject, format string, args ...any) {
 	_, _ = fmt.Fprintln(l.file, e)
 }
 
-// of returns all entries of a subject, and the troubles of the deployment in between.
+// of returns all entries of a subject and the deployment's faults in between.
 func (l *eventLog) of(subject string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -84,12 +85,12 @@ func (l *eventLog) of(subject string) string {
 	return text.String()
 }
 
-// troubleSubject is the subject of what goes wrong with the deployment.
+// troubleSubject is the subject of deployment faults.
 const troubleSubject = "TROUBLE"
 
-// violation is a promise that was broken.
+// violation is a broken guarantee.
 type violation struct {
-	subject string // what it is about, as in the event log
+	subject string // its subject in the event log
 	text    string
 }
 

@@ -19,27 +19,28 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// outside is what executions do to the world: each program tells its id to a server on the internet that machines have, over a connection of
-// its own, and goes on when it was heard; and webhooks come to another one. That is how a program's doing is felt by others in earnest, and
-// needs nothing of bullpen's but that the sandbox lets it out.
+// outside observes the effects of executions from outside the deployment. Each program sends its id
+// to a server on the machines' internet, over its own connection, and continues after the response.
+// Webhooks go to another server. The only part of bullpen that this needs is the sandbox's network
+// access.
 type outside struct {
 	log     *eventLog
 	world   *os.File
-	told    net.Listener // of effects
-	server  *http.Server // of webhooks
+	told    net.Listener // listener for effects
+	server  *http.Server // server for webhooks
 	serving sync.WaitGroup
 
 	mu      sync.Mutex
-	effects map[string]map[string][]felt  // by the name of the submission, those of each id
-	hooks   map[string][]hook             // by id
-	strange []violation                   // what came and cannot be
-	refuse  func(id string, nth int) bool // reports whether the nth webhook of an execution is answered with an error
+	effects map[string]map[string][]felt  // by submission name, then by execution id
+	hooks   map[string][]hook             // by execution id
+	strange []violation                   // impossible arrivals
+	refuse  func(id string, nth int) bool // reports whether to answer an execution's nth webhook with an error
 }
 
-// felt is something that an execution did to the world.
+// felt is one effect of an execution on the world.
 type felt struct {
 	at   time.Duration
-	lost bool // in a time after which the deployment was set back
+	lost bool // it happened in a period that a restore undid
 }
 
 // hook is a webhook.
@@ -48,7 +49,7 @@ type hook struct {
 	felt
 }
 
-// effects is how often an execution had its effect.
+// effects counts how often an execution had its effect.
 type effects struct {
 	all  int
 	sure int // those that were not lost
@@ -75,7 +76,7 @@ func newOutside(t *testing.T, m *machine, log *eventLog) *outside {
 	return o
 }
 
-// open begins to listen.
+// open starts listening.
 func (o *outside) open(t *testing.T) {
 	t.Helper()
 	var hooks net.Listener
@@ -103,7 +104,7 @@ func (o *outside) open(t *testing.T) {
 	o.serving.Go(func() { _ = server.Serve(hooks) })
 }
 
-// close listens no more, and returns when all that came is taken in.
+// close stops listening and returns once everything received has been recorded.
 func (o *outside) close(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 	defer cancel()
@@ -114,7 +115,8 @@ func (o *outside) close(t *testing.T) {
 	o.serving.Wait()
 }
 
-// setBack takes in that the deployment does not know for sure of what was felt since a moment. Nothing comes meanwhile.
+// setBack marks effects since a time as lost, because the deployment may not know of them. Nothing
+// arrives during the call.
 func (o *outside) setBack(since time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -132,7 +134,8 @@ func (o *outside) setBack(since time.Duration) {
 	}
 }
 
-// effectCode is what programs begin with, in Bash: it has the effect, and prints the how-manieth of the execution that was.
+// effectCode is the first part of every program, in Bash. It has the effect and prints how many
+// effects the execution has had.
 func effectCode(submission string) string {
 	return fmt.Sprintf(`exec 3<>/dev/tcp/%s/%s || exit 99
 echo "$BULLPEN_TRACE_ID %s" >&3
@@ -142,13 +145,13 @@ echo "run $run"
 `, webAddr, effectPort, submission)
 }
 
-// effect counts a program's effect, and responds with the number of effects of its execution.
+// effect counts a program's effect and responds with the number of effects of its execution.
 func (o *outside) effect(conn net.Conn) {
 	defer func() { _ = conn.Close() }()
 	_ = conn.SetDeadline(time.Now().Add(patience))
 	line, err := bufio.NewReader(conn).ReadString('\n')
 	if err != nil {
-		return // it was killed before it could say all
+		return // it was killed before it sent the whole line
 	}
 	id, name, _ := strings.Cut(strings.TrimSpace(line), " ")
 	o.mu.Lock()
@@ -179,7 +182,7 @@ func (o *outside) effectsOf(name string) map[string]effects {
 	return out
 }
 
-// hook takes a webhook.
+// hook receives a webhook.
 func (o *outside) hook(w http.ResponseWriter, r *http.Request) {
 	raw, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -208,7 +211,8 @@ func (o *outside) hook(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(status)
 }
 
-// refuseAll answers every webhook with an error until usual is called. The channel is closed at the first one.
+// refuseAll answers every webhook with an error until usual is called. It closes first at the first
+// webhook.
 func (o *outside) refuseAll() (first <-chan struct{}, usual func()) {
 	refused := make(chan struct{})
 	var once sync.Once

@@ -13,12 +13,13 @@ import (
 
 var ledgerRestores = repeatsFlag("ledger-restores", 1, 1, "how often a deployment is lost and restored from a backup in a ledger")
 
-// testBackupLedger keeps a ledger while all that JetStream holds is lost again and again, and restored from a backup that was made while
-// clients submitted.
+// testBackupLedger runs a ledger while everything in JetStream is lost repeatedly. Each time it is
+// restored from a backup that was made while clients submitted.
 //
-// A restored deployment is as it was at some moment since the backup was begun, and another one for each execution. So the ledger is set
-// back, too: what was told before the backup was begun counts as ever, through all restores, and what was told since counts for nothing. Of
-// what was accepted since, some is there, and is held to all that is promised of executions. What ran since may run again.
+// A restored deployment is in a state from after the backup began, possibly a different one for
+// each execution. The ledger is therefore set back, too. Observations from before the backup began
+// stay valid through all restores, and later ones are dropped. Executions accepted since may be
+// present and must then meet all guarantees. Programs that ran since may run again.
 func testBackupLedger(t *testing.T, p *programs, in topology) {
 	d := newDeployment(t, p, in)
 	d.deploy()
@@ -27,7 +28,7 @@ func testBackupLedger(t *testing.T, p *programs, in topology) {
 	l.report(l.run([]trouble{l.restored()}, ledgerRestores.n()))
 }
 
-// restored loses all, and restores a backup.
+// restored loses all data and restores a backup.
 func (l *ledger) restored() trouble {
 	return trouble{"lost and restored", func(_ *ledger, r *rand.Rand) (func(), time.Duration) {
 		file := filepath.Join(l.t.TempDir(), "bullpen.backup")
@@ -49,7 +50,8 @@ func (l *ledger) restored() trouble {
 	}}
 }
 
-// whileUp has a client ask with a context that also ends when all that the deployment holds is lost. It reports whether that was why it ended.
+// whileUp calls ask with a context that is also done when the deployment's data is lost. It reports
+// whether that was the reason.
 func (l *ledger) whileUp(ctx context.Context, ask func(context.Context)) (lost bool) {
 	l.asking.RLock()
 	defer l.asking.RUnlock()
@@ -60,7 +62,7 @@ func (l *ledger) whileUp(ctx context.Context, ask func(context.Context)) (lost b
 	return l.up.Err() != nil && ctx.Err() == nil
 }
 
-// setBack removes all observations and effects since a moment.
+// setBack removes all observations and effects since a time.
 func (l *ledger) setBack(since time.Duration) {
 	l.outside.setBack(since)
 	l.mu.Lock()
@@ -71,7 +73,7 @@ func (l *ledger) setBack(since time.Duration) {
 }
 
 func (s *submission) setBack(since time.Duration) {
-	if s.back != 0 && s.back < since { // its client had done with it
+	if s.back != 0 && s.back < since { // its client had finished
 		return
 	}
 	s.unknown = true
@@ -93,7 +95,7 @@ func (x *observation) setBack(since time.Duration) {
 	x.gap = int64(len(x.events)) < x.last
 }
 
-// backUp makes a backup while everything goes on.
+// backUp makes a backup while everything keeps running.
 func (d *deployment) backUp(file string) {
 	d.t.Helper()
 	m := d.gateways(rand.New(rand.NewPCG(0, 0)))[0]
@@ -103,7 +105,8 @@ func (d *deployment) backUp(file string) {
 	}
 }
 
-// lose kills all processes. All that JetStream held is gone; what workers keep for themselves, where it is elsewhere, is not.
+// lose kills all processes and deletes everything that JetStream stored. Workers' local data is
+// kept if it is stored elsewhere.
 func (d *deployment) lose() {
 	d.t.Helper()
 	for _, m := range d.members {
@@ -127,7 +130,7 @@ func (d *deployment) lose() {
 	}
 }
 
-// restore has JetStream hold what a backup does, and starts all processes on it.
+// restore restores a backup into JetStream and starts all processes on it.
 func (d *deployment) restore(file string) {
 	d.t.Helper()
 	switch {

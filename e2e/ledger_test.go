@@ -22,8 +22,9 @@ var (
 	ledgerCycles = repeatsFlag("ledger-cycles", 3, 6, "how often something goes wrong in a ledger, in each deployment")
 )
 
-// ledger checks the promises of bullpen. Clients of all kinds submit and record all responses, while the deployment's processes
-// are killed, frozen and cut off. In the end it compares the responses with the promises.
+// ledger checks the guarantees of bullpen. Clients of all kinds submit and record all responses,
+// while the deployment's processes are killed, frozen and cut off. At the end it compares the
+// responses with the guarantees.
 type ledger struct {
 	*deployment
 	*outside
@@ -38,17 +39,19 @@ type ledger struct {
 	done       int // submissions whose outcome is known to their clients
 	moved      chan struct{}
 	harms      []harm
-	did        outcomes // troubles
-	kinds      []kind   // of the clients
-	// longest is how long accepted executions, and webhooks, may take to end when nothing goes wrong any more.
+	did        outcomes // faults by name
+	kinds      []kind   // kinds of its clients
+	// longest is how long accepted executions and webhooks may take to end without further faults.
 	longest time.Duration
 
-	asking sync.RWMutex       // held for reading by clients while they ask, for writing while the deployment is restored
-	up     context.Context    // ends when all that the deployment holds is lost
-	hangUp context.CancelFunc // ends up
+	// Clients hold it for reading during a request. A restore of the deployment holds it for
+	// writing.
+	asking sync.RWMutex
+	up     context.Context    // done when the deployment's data is lost
+	hangUp context.CancelFunc // cancels up
 }
 
-// harm is a time in which something was wrong with the deployment.
+// harm is a period in which the deployment had a fault.
 type harm struct{ from, to time.Duration }
 
 const ledgerThreads = 3
@@ -68,7 +71,7 @@ func newLedger(t *testing.T, d *deployment) *ledger {
 	return l
 }
 
-// setUp lets programs out, and webhooks be tried again soon.
+// setUp gives programs network access and makes webhooks retry soon.
 func (d *deployment) setUp() {
 	d.t.Helper()
 	a := d.by(d.gateways(rand.New(rand.NewPCG(0, 0)))[0])
@@ -76,7 +79,7 @@ func (d *deployment) setUp() {
 	a.with(d.key).settings(http.MethodPut, "/v1/webhook", request{"url": hookURL, "waits": []float64{0.2, 1, maxWebhookWait}, "max_attempts": 20})
 }
 
-// testLedger keeps a ledger while single processes of a deployment fail.
+// testLedger runs a ledger while single processes of a deployment fail.
 func testLedger(t *testing.T, p *programs, in topology) {
 	if *ledgerPoints {
 		p = p.faulty(t)
@@ -91,14 +94,14 @@ func testLedger(t *testing.T, p *programs, in topology) {
 	l.report(l.run(wrong, ledgerCycles.n()))
 }
 
-// clientKinds are the usual clients of a ledger.
+// clientKinds returns the usual clients of a ledger.
 func clientKinds() []kind {
 	return []kind{
 		kindInline, kindStreaming, kindSSE, kindPolling, kindWebhook, kindThread, kindThread, kindThread, kindCancel, kindLeaving,
 	}
 }
 
-// run lets clients submit while it inflicts one trouble after another, and returns all broken promises.
+// run lets clients submit while it injects one fault after another. It returns all violations.
 func (l *ledger) run(wrong []trouble, cycles int) []violation {
 	l.t.Helper()
 	over, finish := context.WithCancel(l.t.Context())
@@ -123,7 +126,7 @@ func (l *ledger) run(wrong []trouble, cycles int) []violation {
 	return slices.Concat(l.violations, l.strange)
 }
 
-// violate writes down a promise that was broken.
+// violate records a broken guarantee.
 func (l *ledger) violate(subject, format string, args ...any) {
 	v := violation{subject, fmt.Sprintf(format, args...)}
 	l.log.note(subject, "VIOLATION %s", v.text)
@@ -143,7 +146,7 @@ func (l *ledger) progress() {
 	}
 }
 
-// report fails the test with what was violated.
+// report fails the test with the violations.
 func (l *ledger) report(violations []violation) {
 	l.t.Helper()
 	const most = 5 // subjects whose entries are printed

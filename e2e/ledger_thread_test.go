@@ -14,19 +14,20 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// append is an execution in a thread. It prints the list of names in the thread's home, and appends its own name.
+// appended is an execution in a thread. It prints the list of names in the thread's home and
+// appends its own name.
 type appended struct {
 	thread, name string
 }
 
-// found is how it ended.
+// found is the outcome of an appended execution.
 type found struct {
-	list  string // what it found; with a space before each name
-	told  bool   // that is known
+	list  string // the names that it found, each with a leading space
+	told  bool   // whether list is known
 	saved saved
 }
 
-// saved reports whether an execution's home was saved.
+// saved is whether an execution's home was saved.
 type saved int
 
 const (
@@ -35,8 +36,8 @@ const (
 	savedWell
 )
 
-// threadModel is what one thread does, if its executions seem to happen one at a time, between the moment when each was sent and the one at
-// which its end was known.
+// threadModel models one thread whose executions take effect one at a time. Each takes effect
+// between the time it was sent and the time its end was known.
 func threadModel() porcupine.Model {
 	model := porcupine.NondeterministicModel{
 		Init: func() []any { return []any{""} },
@@ -59,7 +60,8 @@ func threadModel() porcupine.Model {
 	return model.ToModel()
 }
 
-// checkThreads looks for an order of the executions of each thread that explains what they found and what is there now.
+// checkThreads searches for an order of each thread's executions that explains what they found and
+// what is there now.
 func (l *ledger) checkThreads() {
 	histories, now := map[string][]porcupine.Operation{}, int64(l.log.now())
 	for _, s := range l.all {
@@ -75,7 +77,7 @@ func (l *ledger) checkThreads() {
 			switch {
 			case len(x.seen) == 0:
 				op.Return = math.MaxInt64
-			case s.unknown: // its end may have come after its client had left
+			case s.unknown: // it may have ended after its client left
 				op.Return = now
 			}
 			histories[s.thread] = append(histories[s.thread], op)
@@ -113,7 +115,8 @@ func (l *ledger) foundBy(s *submission, x *observation) (found, bool) {
 	return out, true
 }
 
-// readThread returns the content of a thread. A lock for a submission that was never made expires after a while.
+// readThread returns the content of a thread. A lock for a submission that was never stored expires
+// after a while.
 func (l *ledger) readThread(thread string) string {
 	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
 	defer cancel()

@@ -13,26 +13,27 @@ import (
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
-// trouble is something that goes wrong with a deployment. inflict returns the function that repairs it and when to call it; nil if it cannot go
-// wrong now, because it has already.
+// trouble is a fault of a deployment. inflict injects it and returns the function that repairs it
+// and the delay before the repair. It returns nil if the fault is already active.
 type trouble struct {
 	name    string
 	inflict func(l *ledger, r *rand.Rand) (heal func(), after time.Duration)
 }
 
-// ill is a trouble that has not been healed.
+// ill is an active fault.
 type ill struct {
 	name string
 	harm
 	heal func()
 }
 
-// upTo draws a time.
+// upTo returns a random duration below most.
 func upTo(r *rand.Rand, most time.Duration) time.Duration {
 	return time.Duration(r.Int64N(int64(most)))
 }
 
-// Times that something is wrong. Leases are lost after 10 s without a renewal, and given up by others after 12 s.
+// Durations of faults. A lease expires after 10 s without a renewal, and others take over after 12
+// s.
 func atOnce(*rand.Rand) time.Duration       { return 0 }
 func soon(r *rand.Rand) time.Duration       { return upTo(r, 4*time.Second) }
 func beforeLost(r *rand.Rand) time.Duration { return time.Second + upTo(r, 8*time.Second) }
@@ -40,7 +41,8 @@ func afterLost(r *rand.Rand) time.Duration {
 	return 12500*time.Millisecond + upTo(r, 2500*time.Millisecond)
 }
 
-// singleTroubles are what may go wrong with one process, or one of the services that a deployment stands on, at a time. Kills come most often.
+// singleTroubles are the faults of one process, or of one service that the deployment needs, at a
+// time. Kills are the most frequent.
 func (l *ledger) singleTroubles() []trouble {
 	var all []trouble
 	for _, m := range l.members {
@@ -62,7 +64,7 @@ func (l *ledger) singleTroubles() []trouble {
 	return append(all, serviceTroubles()...)
 }
 
-// alone makes troubles of which one goes on at a time.
+// alone returns a constructor of faults of which only one can be active at a time.
 func alone() func(name string, inflict, heal func(), after func(*rand.Rand) time.Duration) trouble {
 	harmed := false
 	return func(name string, inflict, heal func(), after func(*rand.Rand) time.Duration) trouble {
@@ -80,10 +82,10 @@ func alone() func(name string, inflict, heal func(), after func(*rand.Rand) time
 	}
 }
 
-// brokerName begins the names of troubles of the server that all share.
+// brokerName is the name prefix of faults of the shared NATS server.
 const brokerName = "NATS"
 
-// brokerTroubles are those of a NATS server that all share.
+// brokerTroubles are the faults of a shared NATS server.
 func (l *ledger) brokerTroubles() []trouble {
 	only := alone()
 	return []trouble{
@@ -92,11 +94,11 @@ func (l *ledger) brokerTroubles() []trouble {
 	}
 }
 
-// clusterTroubles are those of a cluster's nodes, one at a time, each when all have all that is stored. The node that leads most of what is
-// asked for suffers most often.
+// clusterTroubles are the faults of a cluster's nodes, one at a time, each injected when all
+// replicas are current. The node that leads most of the requested streams fails most often.
 func (l *ledger) clusterTroubles() []trouble {
 	only, c, t := alone(), l.cluster, l.t
-	var n *natsNode // that suffers
+	var n *natsNode // the failing node
 	var all []trouble
 	for i := range clusterNodes {
 		node := func(name string, inflict, heal func(), after func(*rand.Rand) time.Duration) {
@@ -121,7 +123,7 @@ func (l *ledger) clusterTroubles() []trouble {
 		node("deaf", func() { n.deafen(t) }, func() { n.heal(t) }, beforeLost)
 		node("out of disk", func() { n.fill(t) }, func() {
 			n.free(t)
-			n.kill() // it does not ask again by itself
+			n.kill() // it does not retry on its own
 			n.start(t)
 		}, beforeLost)
 		node("replaced", func() { n.replace(t) }, func() {}, atOnce)
@@ -129,7 +131,7 @@ func (l *ledger) clusterTroubles() []trouble {
 	return all
 }
 
-// killed kills a process, and starts it again.
+// killed kills a process and starts it again.
 func killed(m *member, after func(*rand.Rand) time.Duration) trouble {
 	return trouble{m.name + " killed", func(l *ledger, r *rand.Rand) (func(), time.Duration) {
 		if m.harmed {
@@ -144,7 +146,7 @@ func killed(m *member, after func(*rand.Rand) time.Duration) trouble {
 	}}
 }
 
-// stopped ends a process in order, and starts it again when it has.
+// stopped stops a process cleanly and then starts it again.
 func stopped(m *member) trouble {
 	return trouble{m.name + " stopped", func(l *ledger, r *rand.Rand) (func(), time.Duration) {
 		if m.harmed {
@@ -153,14 +155,14 @@ func stopped(m *member) trouble {
 		m.harmed = true
 		m.process.signal(syscall.SIGTERM)
 		return func() {
-			m.process.exitCode(l.t) // says what else went wrong meanwhile
+			m.process.exitCode(l.t) // reports what else went wrong meanwhile
 			m.start(l.deployment)
 			m.harmed = false
 		}, soon(r)
 	}}
 }
 
-// frozen stops a process, and lets it go on.
+// frozen suspends a process and resumes it later.
 func frozen(m *member, after func(*rand.Rand) time.Duration) trouble {
 	return trouble{m.name + " frozen", func(_ *ledger, r *rand.Rand) (func(), time.Duration) {
 		if m.harmed {
@@ -175,7 +177,7 @@ func frozen(m *member, after func(*rand.Rand) time.Duration) trouble {
 	}}
 }
 
-// crashes are the crashes of each process at each crash point, if the process passes it.
+// crashes are the crashes of each process at each crash point, if the process reaches it.
 func (l *ledger) crashes() []trouble {
 	var all []trouble
 	for _, point := range fault.Points() {
@@ -208,7 +210,7 @@ func crashed(m *member, point fault.Point) trouble {
 	}}
 }
 
-// cutOff does something to a process' line to NATS.
+// cutOff disturbs a process's line to NATS.
 func cutOff(m *member, how string, after func(*rand.Rand) time.Duration, cut, silentTo, silentBack bool) trouble {
 	return trouble{m.name + " " + how, func(_ *ledger, r *rand.Rand) (func(), time.Duration) {
 		if m.harmed {
@@ -223,7 +225,7 @@ func cutOff(m *member, how string, after func(*rand.Rand) time.Duration, cut, si
 	}}
 }
 
-// serviceTroubles are those of Redis, and of the S3 server.
+// serviceTroubles are the faults of Redis and of the S3 server.
 func serviceTroubles() []trouble {
 	gone := func(kind storagetest.Fault, name string) trouble {
 		return trouble{name, func(l *ledger, r *rand.Rand) (func(), time.Duration) {
@@ -248,11 +250,11 @@ func serviceTroubles() []trouble {
 	}
 }
 
-// between is how many submissions end between two troubles.
+// between is the number of submissions that end between two faults.
 const between = 4
 
-// goWrong lets that many troubles come, one after another, each after some submissions have ended since the last. A deck of them all is
-// shuffled and dealt, again and again. In the end all are healed.
+// goWrong injects this many faults, one after another, each after some submissions have ended. It
+// repeatedly shuffles all faults and injects them in that order. All are repaired at the end.
 func (l *ledger) goWrong(r *rand.Rand, wrong []trouble, cycles int) {
 	var ills []ill
 	var deck []trouble
@@ -260,7 +262,7 @@ func (l *ledger) goWrong(r *rand.Rand, wrong []trouble, cycles int) {
 		if !l.pass(&ills, r) {
 			break
 		}
-		passed := 0 // that cannot go wrong now
+		passed := 0 // faults that cannot be injected now
 		for inflicted := false; !inflicted; passed++ {
 			if passed == 2*len(wrong) {
 				l.heal(&ills)
@@ -290,11 +292,12 @@ func (l *ledger) goWrong(r *rand.Rand, wrong []trouble, cycles int) {
 	l.ready()
 }
 
-// heal waits until the next ill is due to be healed, and heals it.
+// heal waits until the next repair is due and performs it.
 func (l *ledger) heal(ills *[]ill) {
 	next := slices.MinFunc(*ills, func(a, b ill) int { return cmp.Compare(a.to, b.to) })
 	rest(l.t.Context(), next.to-l.log.now())
-	// What is healed next may be a process that starts, which it cannot without the server that all share.
+	// The next repair may start a process, which needs the shared server. That server is repaired
+	// first.
 	if i := slices.IndexFunc(*ills, func(i ill) bool { return strings.HasPrefix(i.name, brokerName) }); i >= 0 {
 		next = (*ills)[i]
 	}
@@ -305,15 +308,15 @@ func (l *ledger) heal(ills *[]ill) {
 	*ills = slices.DeleteFunc(*ills, func(i ill) bool { return i.name == next.name })
 }
 
-// pass waits until some submissions have ended since it was called, and for a moment more, and heals meanwhile what is due. It reports
-// whether they have ended at all.
+// pass waits until some submissions have ended since the call, and then a random moment longer.
+// Meanwhile it repairs what is due. It reports whether enough submissions ended.
 func (l *ledger) pass(ills *[]ill, r *rand.Rand) bool {
 	l.mu.Lock()
 	want := l.done + between
 	l.mu.Unlock()
 	moment, patient := upTo(r, time.Second), time.NewTimer(patience)
 	defer patient.Stop()
-	var until <-chan time.Time // the moment's end, from when they have ended
+	var until <-chan time.Time // fires at the end of the extra moment
 	for {
 		l.mu.Lock()
 		enough := l.done >= want
