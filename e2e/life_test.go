@@ -37,18 +37,19 @@ func draining(t *testing.T, a *api) {
 	told.retryAfter(t)
 }
 
-// testDrain stops everything while programs run whose callers wait.
+// testDrain stops all processes while programs run whose callers wait.
 func testDrain(t *testing.T, p *programs, in topology) {
 	w, h := newWorld(t, p, in, 4), newHold()
 	inline, stream := w.start(bash(h.code())), w.start(bash(h.code()), accept, ndjson)
 	h.reached(t, 2)
 	w.front.signal(syscall.SIGTERM)
-	if in.apart { // else it would be a second signal, which ends all at once
+	// In one process, this would be a second signal, which stops everything at once.
+	if in.apart {
 		w.worker.signal(syscall.SIGTERM)
 	}
 	anew := w.fresh()
 	draining(t, anew)
-	for range 20 { // as long as it takes: nobody is refused a connection
+	for range 20 { // repeated during the drain: no connection is refused
 		r := anew.execute(bash("true"))
 		r.rejection(t, http.StatusServiceUnavailable, "service_unavailable")
 		r.retryAfter(t)
@@ -74,7 +75,7 @@ func testDrain(t *testing.T, p *programs, in topology) {
 	}
 }
 
-// testDrainAsync stops the server while programs run that nobody waits for on a connection.
+// testDrainAsync stops the server while programs run whose callers do not wait on a connection.
 func testDrainAsync(t *testing.T, p *programs) {
 	w, h := newWorld(t, p, topology{}, 1), newHold()
 	running := w.submit(bash(h.code()))
@@ -82,7 +83,8 @@ func testDrainAsync(t *testing.T, p *programs) {
 	queued := w.submit(bash("echo later"))
 	w.front.signal(syscall.SIGTERM)
 	anew := w.fresh()
-	for n := 0; n < 20; { // twenty times in a row, the program running all the while
+	// Twenty times in a row, while the program runs.
+	for n := 0; n < 20; {
 		r, err := anew.try(t.Context(), http.MethodGet, execution("trc_x"), nil)
 		switch {
 		case err != nil:
@@ -102,7 +104,7 @@ func testDrainAsync(t *testing.T, p *programs) {
 	w.ended(queued).succeeded(t, "later\n")
 }
 
-// testDrainOver has a program run longer than the shutdown waits.
+// testDrainOver runs a program for longer than the shutdown waits.
 func testDrainOver(t *testing.T, p *programs, in topology) {
 	w, h := newWorld(t, p, in, 3, "--drain", "1s"), newHold()
 	id := w.submit(bash(h.code()))
@@ -124,7 +126,7 @@ func testDrainOver(t *testing.T, p *programs, in topology) {
 	if !in.apart {
 		w.startFront(t)
 	}
-	rec := w.record(id) // recorded before the end, not found out by a time-out
+	rec := w.record(id) // recorded before the exit, not detected by a timeout
 	rec.failed(t, "failed", "worker_lost", "shut down")
 	if display(rec.Error) != `"worker_lost"` || *rec.Stdout != "held\n" {
 		t.Errorf("got %s", rec)
@@ -135,7 +137,7 @@ func testDrainOver(t *testing.T, p *programs, in topology) {
 	}
 }
 
-// testOneSlot shows what happens to those who wait for a slot.
+// testOneSlot checks what happens to executions that wait for the only slot.
 func testOneSlot(t *testing.T, p *programs, in topology) {
 	w, h := newWorld(t, p, in, 1, "--queue-wait", "1s"), newHold()
 	running, waiting := w.submit(bash(h.code())), newHold()
@@ -155,7 +157,8 @@ func testOneSlot(t *testing.T, p *programs, in topology) {
 
 	const key, word = "Idempotency-Key", "withdrawn"
 	for _, mode := range []string{"application/json", ndjson} {
-		r := w.execute(bash(waiting.code()).of("withdrawn"), accept, mode, key, word+mode) // the second finds the thread free
+		// The thread must be free again for the second one.
+		r := w.execute(bash(waiting.code()).of("withdrawn"), accept, mode, key, word+mode)
 		r.rejection(t, http.StatusServiceUnavailable, "service_unavailable")
 		r.retryAfter(t)
 		w.record(r.trace(t)).failed(t, "failed", "expired_in_queue", "")
@@ -165,17 +168,18 @@ func testOneSlot(t *testing.T, p *programs, in topology) {
 	h.release(t)
 	w.ended(running).succeeded(t, "held\nwoken\n")
 	w.ended(last).succeeded(t, "last\n")
-	// Nothing that was withdrawn has run: it would have done so before the last, or hold the slot now.
+	// No withdrawn program has run. It would have run before the last one, or would hold the slot
+	// now.
 	if pids := waiting.pids(t); len(pids) > 0 {
 		t.Errorf("withdrawn programs run: %v", pids)
 	}
-	// And its key is free.
+	// Its key is free, too.
 	if r := w.execute(bash("echo anew").of("withdrawn"), key, word+ndjson); r.status != http.StatusOK {
 		t.Errorf("the key of a withdrawn execution: %s", r)
 	}
 }
 
-// leaveQueue submits a program for which there is no slot, and goes away while it is queued.
+// leaveQueue submits a program when no slot is free and disconnects while it is queued.
 func (w *world) leaveQueue(t *testing.T, program request) {
 	t.Helper()
 	depth := func() string {
@@ -208,7 +212,7 @@ func (w *world) leaveQueue(t *testing.T, program request) {
 	eventually(t, "the queue is empty", func() (bool, any) { n := depth(); return n == "0", n })
 }
 
-// testDataLock starts a second server on the data of the first.
+// testDataLock starts a second server on the data directory of the first.
 func testDataLock(t *testing.T, p *programs) {
 	w := newWorld(t, p, topology{}, 1)
 	second := p.startProcess(t, "second", w.env, p.bullpen, "serve", "--listen", "127.0.0.1:0", "--data", w.data, "--nsjail", p.nsjail)
@@ -221,21 +225,22 @@ func testDataLock(t *testing.T, p *programs) {
 	if r := w.inline(bash("echo unharmed")); r.Stdout != "unharmed\n" {
 		t.Errorf("the first: %+v", r)
 	}
-	w.front.kill() // the lock does not outlive its holder
+	w.front.kill() // the lock is released when its holder dies
 	w.startFront(t)
 	w.ready(t)
 }
 
-// testKillEverything kills the one process with many jobs queued and running, also while it is taking more.
+// testKillEverything kills the single process while many jobs are queued and running and more are
+// arriving.
 func testKillEverything(t *testing.T, p *programs) {
-	const jobs, slots = 40, 2 // jobs take longer than it takes to submit them
+	const jobs, slots = 40, 2 // the jobs take longer than submitting them
 	w := newWorld(t, p, topology{}, slots)
-	h := newHold() // in a slot, and so certain to be lost
+	h := newHold() // it occupies a slot, so it is certain to be lost
 	long := w.submit(bash(h.code()))
 	h.reached(t, 1)
-	accepted := map[string]string{} // what each is to print
+	accepted := map[string]string{} // expected output by id
 	enough, over := make(chan struct{}), make(chan struct{})
-	go func() { // goes on until the server does not
+	go func() { // runs until the server dies
 		defer close(over)
 		for i := 0; ; i++ {
 			word := fmt.Sprintf("job %d", i)
@@ -283,7 +288,7 @@ func testKillEverything(t *testing.T, p *programs) {
 		t.Errorf("%d of %d are lost, with %d slots of which one was held", lost, len(accepted), slots)
 	}
 	t.Logf("%d accepted, %d lost", len(accepted)+1, lost+1)
-	w.front.kill() // once more, with nothing to do: what has ended stays as it is
+	w.front.kill() // a second kill, when idle: finished executions must not change
 	w.startFront(t)
 	for id, was := range ended {
 		if now := w.record(id).String(); now != was {
@@ -295,7 +300,7 @@ func testKillEverything(t *testing.T, p *programs) {
 	}
 }
 
-// testFullDisk fills the disk under the data directory and makes room again.
+// testFullDisk fills the disk under the data directory and then frees space again.
 func testFullDisk(t *testing.T, p *programs) {
 	disk := filepath.Join(t.TempDir(), "disk")
 	if err := os.Mkdir(disk, 0o700); err != nil {
@@ -339,7 +344,7 @@ func testFullDisk(t *testing.T, p *programs) {
 	for i, id := range before {
 		w.record(id).succeeded(t, strconv.Itoa(i)+"\n")
 	}
-	h.release(t) // they end while nothing can be written down
+	h.release(t) // they end while nothing can be stored
 	h.reached(t, 0)
 	fill(t, filler)
 	for range 5 {
@@ -374,7 +379,7 @@ func fill(t testing.TB, name string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = f.Close() }() // full, by intent
+	defer func() { _ = f.Close() }() // the disk is full by intent
 	for piece := make([]byte, 1<<20); len(piece) > 0; {
 		_, err := f.Write(piece)
 		switch {
@@ -386,7 +391,7 @@ func fill(t testing.TB, name string) {
 	}
 }
 
-// testWorkerKilled kills a worker with a program that may run once, and one that may run again.
+// testWorkerKilled kills a worker with one program that may run once and one that may be retried.
 func testWorkerKilled(t *testing.T, p *programs) {
 	w := newWorld(t, p, topology{apart: true}, 4)
 	once, twice := newHold(), newHold()
@@ -395,7 +400,8 @@ func testWorkerKilled(t *testing.T, p *programs) {
 	once.reached(t, 3)
 	twice.reached(t, 1)
 	follow := w.follow(again, 0)
-	late := w.start(bash("true")) // no slot is free, and there will be no worker
+	// No slot is free, and no worker will be left.
+	late := w.start(bash("true"))
 	w.worker.kill()
 	killed := time.Now()
 	once.reached(t, 0)
@@ -421,11 +427,11 @@ func testWorkerKilled(t *testing.T, p *programs) {
 	}
 	twice.release(t)
 	rec := w.ended(again)
-	rec.succeeded(t, "held\nwoken\n") // the last attempt's
+	rec.succeeded(t, "held\nwoken\n") // the last attempt's output
 	if rec.Attempt != 2 {
 		t.Errorf("attempt %d", rec.Attempt)
 	}
-	// Its events are those of both attempts, numbered on, with one status.
+	// Its events are those of both attempts, numbered consecutively, with a single status.
 	for _, events := range [][]event{w.output(again, 0), follow.answer(t).events(t)} {
 		if stdout, _, _ := checkEvents(t, events, 0); stdout != "held\nheld\nwoken\n" {
 			t.Errorf("the output of both attempts is %q", stdout)
@@ -433,7 +439,7 @@ func testWorkerKilled(t *testing.T, p *programs) {
 	}
 }
 
-// testNoWorker takes jobs while there is no worker.
+// testNoWorker submits jobs while there is no worker.
 func testNoWorker(t *testing.T, p *programs) {
 	w := newWorld(t, p, topology{apart: true}, noSlots, "--queue-wait", "1s")
 	eventually(t, "not ready, for want of a worker", func() (bool, any) {
@@ -452,7 +458,7 @@ func testNoWorker(t *testing.T, p *programs) {
 	w.ready(t)
 }
 
-// testTwoGateways asks one gateway for what was submitted at the other.
+// testTwoGateways queries one gateway for executions that were submitted at the other.
 func testTwoGateways(t *testing.T, p *programs) {
 	w := newWorld(t, p, topology{apart: true}, 2)
 	first := w.api
@@ -507,7 +513,8 @@ func testTwoGateways(t *testing.T, p *programs) {
 	})
 	t.Logf("revoked everywhere after %s", time.Since(revoked).Round(time.Millisecond))
 
-	// Without the first gateway, which is also the dispatcher that leads, the second does all of it: every gateway stands by.
+	// The first gateway is also the leading dispatcher. Without it, the second takes over
+	// everything, because every gateway is on standby.
 	w.front.kill()
 	eventually(t, "the second gateway is ready alone", func() (bool, any) {
 		r := second.get("/readyz")
@@ -518,7 +525,8 @@ func testTwoGateways(t *testing.T, p *programs) {
 	}
 }
 
-// testFrontKilled kills gateway and dispatcher while programs run and wait. The worker does not mind.
+// testFrontKilled kills the gateway and the dispatcher while programs run and wait. The worker is
+// not affected.
 func testFrontKilled(t *testing.T, p *programs) {
 	w, h := newWorld(t, p, topology{apart: true}, 1), newHold()
 	running := w.submit(bash(h.code()))
@@ -538,7 +546,8 @@ func testFrontKilled(t *testing.T, p *programs) {
 	w.ended(queued).succeeded(t, "queued\n")
 }
 
-// testWorkerFirst starts a worker before anything is there but NATS: it says what it waits for, and goes on when that comes.
+// testWorkerFirst starts a worker when only NATS is running. The worker must log what it waits for
+// and continue once that exists.
 func testWorkerFirst(t *testing.T, p *programs) {
 	b := p.startBroker(t)
 	w := &world{programs: p, topology: topology{apart: true}, args: b.flags(p), env: append(b.env(), "BULLPEN_BOOTSTRAP_KEY="+newSecret())}
@@ -557,8 +566,8 @@ func testWorkerFirst(t *testing.T, p *programs) {
 	}
 }
 
-// testBrokerKilled kills the NATS server and starts it again before any lease is over. Somebody who reads a stream meanwhile need not
-// notice.
+// testBrokerKilled kills the NATS server and restarts it before any lease expires. A client that
+// reads a stream meanwhile need not notice.
 func testBrokerKilled(t *testing.T, p *programs) {
 	w, h := newWorld(t, p, topology{apart: true}, 1), newHold()
 	running := w.submit(bash(h.code()))
@@ -579,7 +588,8 @@ func testBrokerKilled(t *testing.T, p *programs) {
 		read.body = append(read.body, line...)
 	}
 	w.broker.kill()
-	// A job in flight when NATS died may have been stored. Only then is the outcome unknown, and the id can be polled later.
+	// A job in flight when NATS died may have been stored. Only then is the outcome unknown, and
+	// the id can be polled later.
 	torn := w.execute(bash("echo torn"), "Prefer", "respond-async")
 	maybe := torn.header.Get("X-Trace-Id")
 	if maybe == "" {
@@ -602,7 +612,9 @@ func testBrokerKilled(t *testing.T, p *programs) {
 		t.Fatal(err)
 	}
 	read.body = append(read.body, rest...)
-	if rec.ErrorCode == nil { // a machine so slow that the lease was over may lose it, but must say so
+	// On a very slow machine, the lease may expire and the execution may be lost. It must then say
+	// so.
+	if rec.ErrorCode == nil {
 		rec.succeeded(t, "held\nwoken\n")
 		stdout, _, last := checkEvents(t, read.events(t), 0)
 		if stdout != "held\nwoken\n" || *last.OutputTruncated {
@@ -616,7 +628,8 @@ func testBrokerKilled(t *testing.T, p *programs) {
 		r := w.execute(bash("echo on"))
 		return r.status == http.StatusOK, r
 	})
-	w.broker.kill() // for longer than a lease lasts: every submission is rejected with Retry-After
+	// NATS stays down longer than a lease lasts: every submission is rejected with Retry-After.
+	w.broker.kill()
 	eventually(t, "the gateway has noticed", func() (bool, any) {
 		r := w.get("/readyz")
 		return r.status == http.StatusServiceUnavailable, r
@@ -634,7 +647,8 @@ func testBrokerKilled(t *testing.T, p *programs) {
 	w.ready(t)
 }
 
-// testCredentials shows that the NATS server of the other tests lets nobody in without them.
+// testCredentials checks that the NATS server of the other tests rejects clients without
+// credentials.
 func testCredentials(t *testing.T, p *programs) {
 	b := p.startBroker(t)
 	for name, c := range map[string]struct {
@@ -654,7 +668,7 @@ func testCredentials(t *testing.T, p *programs) {
 			t.Errorf("%s: the log shows the password", name)
 		}
 	}
-	// The key that a server makes for itself is in a file, and only there.
+	// The key that a server generates is stored in a file and nowhere else.
 	w := newWorld(t, p, topology{}, 1)
 	w.front.kill()
 	w.data, w.env = filepath.Join(t.TempDir(), "fresh"), nil

@@ -35,8 +35,8 @@ func (w *world) doomed(t *testing.T) time.Time {
 	return time.Now()
 }
 
-// testWorkersLost has workers die with a job that they did not claim. It goes elsewhere, but not for ever: after three of them it is set
-// aside, and runs again when somebody says so.
+// testWorkersLost kills workers that hold a job that they have not claimed. The job goes to other
+// workers. After three of them it is dead-lettered, and it runs again when it is requeued.
 func testWorkersLost(t *testing.T, p *programs) {
 	hooks := startReceiver(t)
 	w := newWorld(t, p, topology{apart: true}, noSlots, append(hooks.flags, "--slots", "1")...)
@@ -75,7 +75,7 @@ func testWorkersLost(t *testing.T, p *programs) {
 		}
 		return m.Header.Get("Bullpen-Losses") == "2", m.Header
 	})
-	w.front.kill() // whoever leads next knows of them
+	w.front.kill() // the next leader knows about them
 	w.startFront(t)
 	killed = w.doomed(t)
 	rec = w.ended(id)
@@ -91,7 +91,7 @@ func testWorkersLost(t *testing.T, p *programs) {
 	w.malformedLetter(t)
 }
 
-// testServerLost has a job take the whole server with it again and again. Nobody is left to notice that, but the next start.
+// testServerLost has a job kill the whole server repeatedly. Only the next start can detect this.
 func testServerLost(t *testing.T, p *programs) {
 	w, h := newWorld(t, p, topology{}, 1), newHold()
 	running := w.submit(bash(h.code()))
@@ -112,7 +112,7 @@ func testServerLost(t *testing.T, p *programs) {
 	})
 }
 
-// requeue has the job run again, by several at once.
+// requeue requeues the job with several concurrent requests.
 func (w *world) requeue(t *testing.T, id string, hooks *receiver) {
 	t.Helper()
 	cli := func(args ...string) string { return w.command(t, w.key, append([]string{"deadletter"}, args...)...) }
@@ -137,7 +137,7 @@ func (w *world) requeue(t *testing.T, id string, hooks *receiver) {
 	if !strings.Contains(cli("list"), again) || !strings.Contains(cli("show", id), again) {
 		t.Errorf("the dead letter does not name %s:\n%s", again, cli("show", id))
 	}
-	w.execute(bash("true").and("thread_id", "poison")).rejection(t, http.StatusConflict, "conflict") // it has its thread
+	w.execute(bash("true").and("thread_id", "poison")).rejection(t, http.StatusConflict, "conflict") // its thread is still held
 	w.startWorker(t)
 	rec := w.ended(again)
 	rec.succeeded(t, "one\ns3cret\n")
@@ -147,7 +147,7 @@ func (w *world) requeue(t *testing.T, id string, hooks *receiver) {
 	if got := hooks.next(t).trace(t); got != again {
 		t.Errorf("a webhook of %s, want %s", got, again)
 	}
-	w.record(id).failed(t, "failed", "worker_lost", "") // which is final
+	w.record(id).failed(t, "failed", "worker_lost", "") // this status is final
 	if got := strings.TrimSpace(cli("requeue", id)); got != again {
 		t.Errorf("asked again it runs as %s", got)
 	}
@@ -166,7 +166,7 @@ func (w *world) requeue(t *testing.T, id string, hooks *receiver) {
 	}
 }
 
-// malformedLetter publishes a message that is no job, and checks its dead letter.
+// malformedLetter publishes an invalid job message and checks its dead letter.
 func (w *world) malformedLetter(t *testing.T) {
 	t.Helper()
 	nc := connect(t, w.programs, w.broker)
@@ -188,12 +188,13 @@ func (w *world) malformedLetter(t *testing.T) {
 	}
 }
 
-// testWorkerFrozen stops a worker for so long that its job goes to its next attempt elsewhere. Its program runs on, and when it wakes nothing
-// that it says is heard, by whoever listens meanwhile or comes later.
+// testWorkerFrozen suspends a worker for so long that its job is retried elsewhere. Its program
+// keeps running. When the worker resumes, no reader may see its messages, neither one connected now
+// nor a later one.
 func testWorkerFrozen(t *testing.T, p *programs) {
 	w := newWorld(t, p, topology{apart: true}, noSlots, "--slots", "1")
 	frozen, _ := w.startWorkerIn(t, filepath.Join(t.TempDir(), "frozen"))
-	t.Cleanup(func() { frozen.signal(syscall.SIGCONT) }) // to end
+	t.Cleanup(func() { frozen.signal(syscall.SIGCONT) }) // so that it can exit
 	w.ready(t)
 	first, second := newHold(), newHold()
 	id := w.submit(bash(fmt.Sprintf("n=$RANDOM$RANDOM\necho held $n\nsleep %s\necho woken $n\nsleep %s\necho done $n\n", first.seconds, second.seconds)).
@@ -213,7 +214,7 @@ func testWorkerFrozen(t *testing.T, p *programs) {
 	frozen.signal(syscall.SIGSTOP)
 	stopped := time.Now()
 	w.startWorker(t)
-	first.reached(t, 2) // each attempt's
+	first.reached(t, 2) // of each attempt
 	t.Logf("the next attempt had begun %s after its worker was frozen", time.Since(stopped).Round(time.Millisecond))
 	first.release(t)
 	second.reached(t, 2)

@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A machine has a network of its own, and beside it one that stands for the rest of the world: that has the addresses below, so that
-// whatever is refused could have been reached.
+// A machine has its own network and, beside it, one that represents the rest of the world. The
+// world has the addresses below, so that everything blocked would otherwise be reachable.
 const (
 	machineAddr  = "93.184.215.14"
 	routerAddr   = "93.184.215.1"
@@ -32,15 +32,16 @@ const (
 	privateAddr  = "10.1.2.3"
 )
 
-// machine is where the processes of a deployment run; nil is the machine that the tests run on.
+// machine is where the processes of a deployment run. A nil machine is the one that runs the tests.
 type machine struct {
 	netns  *os.File
-	world  *os.File // the network beside it
-	resolv string   // what stands for /etc/resolv.conf; unused with mounts
-	mounts *os.File // the namespace of what is mounted there; nil to make one for every process
+	world  *os.File // network beside the machine
+	resolv string   // replaces /etc/resolv.conf; unused with mounts
+	mounts *os.File // mount namespace; nil to make one for each process
 }
 
-// enter makes the calling thread, and so what it starts, one of the machine's, for good.
+// enter moves the calling thread, and thus the processes that it starts, permanently to the
+// machine.
 func (m *machine) enter() error {
 	if m == nil {
 		return nil
@@ -68,7 +69,7 @@ func (m *machine) enter() error {
 }
 
 func (m *machine) enterMounts() error {
-	err := unix.Unshare(unix.CLONE_FS) // which threads share
+	err := unix.Unshare(unix.CLONE_FS) // threads share it by default
 	if err == nil {
 		err = unix.Setns(int(m.netns.Fd()), unix.CLONE_NEWNET)
 	}
@@ -104,7 +105,7 @@ func (m *machine) Dial(network, addr string) (conn net.Conn, err error) {
 	return conn, err
 }
 
-// listen opens a port of the machine's.
+// listen listens on a port of the machine.
 func (m *machine) listen(addr string) (ln net.Listener, err error) {
 	err = m.near(func() error {
 		ln, err = net.Listen("tcp", addr)
@@ -113,7 +114,7 @@ func (m *machine) listen(addr string) (ln net.Listener, err error) {
 	return ln, err
 }
 
-// near calls f with the machine's network.
+// near calls f in the machine's network.
 func (m *machine) near(f func() error) error {
 	if m == nil {
 		return f()
@@ -121,7 +122,7 @@ func (m *machine) near(f func() error) error {
 	return within(m.netns, f)
 }
 
-// do calls f on a thread of the machine's.
+// do calls f on a thread in the machine.
 func (m *machine) do(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -135,7 +136,7 @@ func (m *machine) do(f func() error) error {
 	return <-done
 }
 
-// within calls f on a thread of another network; nil makes one.
+// within calls f on a thread in another network. If ns is nil, it makes a new one.
 func within(ns *os.File, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -168,7 +169,7 @@ func newNetwork(t *testing.T) *os.File {
 	return ns
 }
 
-// newMachine makes a machine and its world, where a web server and a DNS server answer.
+// newMachine makes a machine and its world, which has a web server and a DNS server.
 func newMachine(t *testing.T) *machine {
 	t.Helper()
 	m := &machine{netns: newNetwork(t), world: newNetwork(t), resolv: filepath.Join(t.TempDir(), "resolv.conf")}
@@ -200,7 +201,7 @@ func newMachine(t *testing.T) *machine {
 	return m
 }
 
-// addressed assigns the addresses of an interface, and brings it and the loopback up.
+// addressed assigns addresses to an interface and brings it and the loopback up.
 func addressed(ns *os.File, name string, addrs ...string) error {
 	h, err := netlink.NewHandleAt(netns.NsHandle(ns.Fd()))
 	if err != nil {
@@ -253,7 +254,7 @@ func serveWorld(t *testing.T) error {
 	return nil
 }
 
-// answerName knows two names.
+// answerName answers DNS queries for two names.
 func answerName(w dns.ResponseWriter, q *dns.Msg) {
 	m := new(dns.Msg)
 	m.SetReply(q)

@@ -14,7 +14,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// testMalformed publishes what is no message on every subject of bullpen, and expects all to go on.
+// testMalformed publishes malformed messages on every subject of bullpen. Everything must keep
+// working.
 func testMalformed(t *testing.T, p *programs) {
 	const slots = 2
 	w := newWorld(t, p, topology{apart: true}, slots)
@@ -33,7 +34,7 @@ func testMalformed(t *testing.T, p *programs) {
 			}
 		})
 	}
-	// What is not output does not keep an execution from its end when the worker is lost.
+	// Malformed output does not stop an execution from ending when its worker is lost.
 	t.Run("output of the lost", func(t *testing.T) {
 		api, h := w.in(t), newHold()
 		id := api.submit(bash(h.code()))
@@ -45,7 +46,7 @@ func testMalformed(t *testing.T, p *programs) {
 	})
 }
 
-// testMalformedEverywhere publishes what cannot be read.
+// testMalformedEverywhere publishes messages that cannot be decoded.
 func testMalformedEverywhere(t *testing.T, a *api, nc *nats.Conn) {
 	h, worker := newHold(), workerName(t, nc)
 	id, nobody := a.submit(bash(h.code())), string(proto.NewTraceID())
@@ -64,7 +65,7 @@ func testMalformedEverywhere(t *testing.T, a *api, nc *nats.Conn) {
 				"Bullpen-Last", "-1", "Bullpen-Body", "bodies.that.are.not", "Nats-Expected-Last-Sequence", "x")
 		}
 	}
-	// These can be read, and yet nobody can act on them.
+	// These messages can be decoded but are not valid.
 	publish(t, nc, "bullpen.ctl.slots", `{"worker":"a.b","slots":1,"free":[1]}`)
 	publish(t, nc, "bullpen.ctl.slots", `{"worker":"*","slots":-1,"free":null}`)
 	publish(t, nc, "bullpen.worker."+worker+".assign", `{"ticket":1,"trace":"x","attempt":1,"revision":0}`)
@@ -77,7 +78,8 @@ func testMalformedEverywhere(t *testing.T, a *api, nc *nats.Conn) {
 	}
 }
 
-// testMalformedJobs publishes jobs that look right from outside. They are dead-lettered or end, and are not retried for ever.
+// testMalformedJobs publishes jobs whose headers and subjects look valid. They are dead-lettered or
+// end, and are not retried forever.
 func testMalformedJobs(t *testing.T, a *api, nc *nats.Conn) {
 	now := time.Now().UTC()
 	job := func(id, key, body string) {
@@ -96,7 +98,7 @@ func testMalformedJobs(t *testing.T, a *api, nc *nats.Conn) {
 	job(bodiless, "key_bootstrap", "")
 	job(another, "key_bootstrap", `{"trace_id":"`+unreadable+`","code":"true"}`)
 	job("no-trace-id", "key_bootstrap", "{}")
-	job(string(proto.NewTraceID()), "a.b", "{}") // a word more than subjects of jobs have
+	job(string(proto.NewTraceID()), "a.b", "{}") // one token more than job subjects have
 	flush(t, nc)
 	for _, id := range []string{unreadable, bodiless, another} {
 		a.ended(id).failed(t, "failed", "sandbox_start_error", "")
@@ -118,7 +120,7 @@ func testMalformedJobs(t *testing.T, a *api, nc *nats.Conn) {
 	})
 }
 
-// testMalformedNotices publishes notices that a running execution has ended.
+// testMalformedNotices publishes malformed notices that a running execution has ended.
 func testMalformedNotices(t *testing.T, a *api, nc *nats.Conn) {
 	h := newHold()
 	id := a.submit(bash(h.code()))
@@ -126,7 +128,7 @@ func testMalformedNotices(t *testing.T, a *api, nc *nats.Conn) {
 	waits, follows := a.begin(http.MethodGet, execution(id)+"?wait=60", nil), a.follow(id, 0)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for range 50 { // so that they come while they wait
+	for range 50 { // repeated, so that some arrive during the wait
 		<-tick.C
 		for _, data := range []string{"", "{}", "null", "[]", "\xff", `{"status":"success"}`} {
 			publish(t, nc, "bullpen.done."+id, data)
@@ -147,7 +149,7 @@ func testMalformedNotices(t *testing.T, a *api, nc *nats.Conn) {
 	}
 }
 
-// allSlots shows that every slot still takes work, one program after another.
+// allSlots checks that every slot still runs programs.
 func allSlots(t *testing.T, a *api, slots int) {
 	t.Helper()
 	for range 2 {
@@ -164,7 +166,7 @@ func allSlots(t *testing.T, a *api, slots int) {
 	}
 }
 
-// publish sends a message with headers: name, value and so on.
+// publish sends a message. The headers alternate names and values.
 func publish(t testing.TB, nc *nats.Conn, subject, data string, headers ...string) {
 	t.Helper()
 	m := &nats.Msg{Subject: subject, Data: []byte(data), Header: nats.Header{}, Reply: nc.NewRespInbox()}

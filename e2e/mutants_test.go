@@ -14,10 +14,10 @@ import (
 	"time"
 )
 
-// mutant is a bug that breaks a promise of bullpen, as a patch, and the ledger that finds it.
+// mutant is a bug that breaks a guarantee of bullpen, as a patch, with the ledger that finds it.
 type mutant struct {
 	apart    bool
-	kinds    []kind // of the clients
+	kinds    []kind // kinds of its clients
 	troubles func(l *ledger) []trouble
 	cycles   int
 	// violation is part of the text of at least one violation.
@@ -40,8 +40,9 @@ func mutants() map[string]mutant {
 			return kill.inflict(l, r)
 		}}}
 	}
-	// One worker is cut off and goes on running its program, the other one is frozen. Each counts as lost and comes back, and does so twice,
-	// since it may have run nothing the first time.
+	// One worker is cut off but keeps running its program, and the other one is frozen. Each counts
+	// as lost and then comes back. This happens twice, since a worker may have run nothing the
+	// first time.
 	ghosts := func(l *ledger) []trouble {
 		long := func(*rand.Rand) time.Duration { return 16 * time.Second }
 		return []trouble{cutOff(l.member("worker-1"), "cut off", long, true, false, false), frozen(l.member("worker-2"), long)}
@@ -85,7 +86,7 @@ func TestMutants(t *testing.T) {
 	}
 }
 
-// find fails unless a ledger finds the bug.
+// find fails the test unless a ledger finds the bug.
 func (m *mutant) find(t *testing.T, p *programs) {
 	t.Helper()
 	d := newDeployment(t, p, topology{apart: m.apart})
@@ -101,8 +102,8 @@ func (m *mutant) find(t *testing.T, p *programs) {
 	}
 }
 
-// patchOverlay applies a patch to copies of the files that it changes. It returns the path of an overlay for go build that has the copies in
-// the places of the files.
+// patchOverlay applies a patch to copies of the files that it changes. It returns the path of an
+// overlay for go build that replaces the files with the copies.
 func patchOverlay(t *testing.T, patch string) string {
 	t.Helper()
 	patch, err := filepath.Abs(patch)

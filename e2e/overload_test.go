@@ -25,13 +25,14 @@ var (
 	floodBacklog = repeatsFlag("backlog", 2000, 10_000, "executions that are queued when the flooded server is killed")
 )
 
-// Memory of the flooded server: its own limit, and that of its control group with its programs, above which the kernel kills it.
+// Memory limits of the flooded server: its own limit and that of its control group, which includes
+// its programs. The kernel kills the server above the latter.
 const (
 	floodMemory = 256 * proto.MiB
 	floodLimit  = 384 * proto.MiB
 )
 
-// within returns programs whose bullpen runs, with its jails, in a control group with this memory limit.
+// within returns programs that run bullpen and its jails in a control group with this memory limit.
 func (p *programs) within(t *testing.T, memory proto.Bytes) *programs {
 	t.Helper()
 	name := "bullpen-test-" + strings.ToLower(rand.Text())
@@ -43,7 +44,7 @@ func (p *programs) within(t *testing.T, memory proto.Bytes) *programs {
 		t.Fatalf("make a control group: %v", err)
 	}
 	t.Cleanup(func() {
-		var groups []string // with those of jails, the innermost last
+		var groups []string // includes the groups of jails, innermost last
 		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 			if err == nil && d.IsDir() {
 				groups = append(groups, path)
@@ -69,7 +70,7 @@ func (p *programs) within(t *testing.T, memory proto.Bytes) *programs {
 	return &limited
 }
 
-// status reads a line of bytes from the kernel's status of the process, such as its peak of resident memory.
+// status returns a size from /proc/PID/status, such as the peak of resident memory.
 func (p *process) status(t testing.TB, name string) proto.Bytes {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
@@ -85,21 +86,21 @@ func (p *process) status(t testing.TB, name string) proto.Bytes {
 	return proto.Bytes(kib) * proto.KiB
 }
 
-// flood is what many clients submit at once, and what became of it.
+// flood is a burst of submissions by many clients, with their outcomes.
 type flood struct {
 	*world
 	keys []string
 
 	mu        sync.Mutex
 	accepted  map[string]accepted
-	withdrawn map[string]string // keys of inline and streaming ones that found no slot in time
-	refused   map[int]int       // by status
+	withdrawn map[string]string // keys of inline and streaming requests that got no slot in time
+	refused   map[int]int       // number of rejections by status
 }
 
 // accepted is an execution of the flood.
 type accepted struct{ key, word string }
 
-// submission makes the nth request of the flood: small ones for the most part, and some of each kind that there is.
+// submission returns the nth request of the flood. Most are small, and every kind occurs.
 func (f *flood) submission(n int) (body []byte, word string, headers []string) {
 	word = fmt.Sprintf("execution %d", n)
 	program, padding, headers := bash("echo "+word), 0, []string{"Prefer", "respond-async"}
@@ -108,9 +109,9 @@ func (f *flood) submission(n int) (body []byte, word string, headers []string) {
 		headers = []string{accept, "application/json"}
 	case n%50 == 1:
 		headers = []string{accept, ndjson}
-	case n%100 == 2: // as large as a program can be
+	case n%100 == 2: // the largest possible program
 		program["code"] = program["code"].(string) + "\n#" + strings.Repeat("x", proto.MaxCodeBytes-len(program["code"].(string))-2)
-	case n%500 == 3: // as large as a body can be
+	case n%500 == 3: // the largest possible body
 		padding = 8<<20 - 1<<10
 	}
 	body, err := json.Marshal(program)
@@ -120,7 +121,7 @@ func (f *flood) submission(n int) (body []byte, word string, headers []string) {
 	return append(body, bytes.Repeat([]byte{' '}, padding)...), word + "\n", headers
 }
 
-// send submits the nth request, and looks at the answer.
+// send submits the nth request and records the response.
 func (f *flood) send(t testing.TB, n int) {
 	body, word, headers := f.submission(n)
 	key := f.keys[n%len(f.keys)]
@@ -145,7 +146,7 @@ func (f *flood) send(t testing.TB, n int) {
 	}
 }
 
-// callers calls do for 0 to n-1, many at a time.
+// callers calls do for 0 to n-1, with many calls at once.
 func callers(n int, do func(i int)) {
 	const many = 64
 	var next atomic.Int64
@@ -160,14 +161,15 @@ func callers(n int, do func(i int)) {
 	group.Wait()
 }
 
-// testOverload floods a server all of whose slots are busy, kills it with a long queue, and sees that each execution that was accepted ends
-// once: what there is no room for is refused, and the server stays within its memory.
+// testOverload floods a server whose slots are all busy and kills it while its queue is long. Each
+// accepted execution must end exactly once. The server must reject what does not fit and stay
+// within its memory limit.
 func testOverload(t *testing.T, p *programs) {
 	const slots, run = 2, 100
 	w := newWorld(t, p.within(t, floodLimit), topology{}, slots, "--memory", floodMemory.String(), "--queue-wait", "1s")
 	h := newHold()
 	held := bash(h.code())
-	held["timeout"] = 3600 // longer than the flood
+	held["timeout"] = 3600 // longer than the flood lasts
 	for range slots {
 		w.submit(held)
 	}
@@ -182,7 +184,8 @@ func testOverload(t *testing.T, p *programs) {
 		t.Errorf("%d were accepted; refused, by status: %v", len(f.accepted), f.refused)
 	}
 	for n := 10 * floodSize.n(); len(f.accepted) < floodBacklog.n() && !t.Failed(); n += 10 * floodBacklog.n() {
-		callers(floodBacklog.n()-len(f.accepted), func(i int) { f.send(t, n+10*i+5+i%4) }) // small ones, of those that may have many
+		// Small requests of organisations that may queue many.
+		callers(floodBacklog.n()-len(f.accepted), func(i int) { f.send(t, n+10*i+5+i%4) })
 	}
 	peak := w.front.status(t, "VmHWM")
 	t.Logf("%d submissions, %d accepted, refused by status %v, peak of memory %d MiB", floodSize.n(), len(f.accepted), f.refused, peak/proto.MiB)
@@ -207,7 +210,7 @@ func testOverload(t *testing.T, p *programs) {
 	}
 }
 
-// finish cancels most of what is queued, has the others run, and looks at each of them.
+// finish cancels most queued executions, lets the others run, and checks each of them.
 func (f *flood) finish(t *testing.T, run int) {
 	var ids []string
 	for id := range f.accepted {

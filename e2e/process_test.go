@@ -29,7 +29,8 @@ import (
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
-// patience is how long a test waits for an event before it fails. It is generous, since a busy machine must not fail a test.
+// patience is how long a test waits for an event before it fails. It is long, because a busy
+// machine must not fail a test.
 const patience = 90 * time.Second
 
 // eventually polls done until it returns true. It fails the test with the last state after patience.
@@ -50,16 +51,16 @@ func eventually(t testing.TB, what string, done func() (ok bool, state any)) {
 
 // programs are the programs under test.
 type programs struct {
-	dir            string // of the built programs
+	dir            string // directory of the built programs
 	bullpen, nats  string
 	nsjail         string
-	cert, certsKey string   // of the NATS server, PEM
-	machine        *machine // that they run on; nil for this one
-	// s3 starts the S3 server of all tests, once.
+	cert, certsKey string   // for the NATS server, PEM
+	machine        *machine // where they run; nil for this machine
+	// s3 starts the S3 server of all tests once.
 	s3 func() (*storagetest.Server, error)
 	// build builds a package of the module into a program, as `make build` does.
 	build func(program string, args ...string) error
-	// faults builds the bullpen that crashes where its environment asks for it, once.
+	// faults builds, once, the bullpen with crash points that its environment enables.
 	faults func() (string, error)
 }
 
@@ -116,7 +117,8 @@ func buildPrograms(t *testing.T) *programs {
 	return p
 }
 
-// faulty returns the same programs with a bullpen that crashes where its environment asks for it, see package fault.
+// faulty returns the same programs with a bullpen whose environment can enable crash points, see
+// package fault.
 func (p *programs) faulty(t testing.TB) *programs {
 	t.Helper()
 	program, err := p.faults()
@@ -128,7 +130,7 @@ func (p *programs) faulty(t testing.TB) *programs {
 	return &out
 }
 
-// makeCertificate makes a certificate for 127.0.0.1 that is its own authority.
+// makeCertificate makes a self-signed certificate for 127.0.0.1.
 func makeCertificate(t *testing.T, dir string) (cert, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -168,7 +170,8 @@ type process struct {
 	exited chan struct{}
 }
 
-// startProcess starts a program. The end of the test stops it, and fails if it does not stop in order.
+// startProcess starts a program. When the test ends it is stopped, and the test fails if it does
+// not exit cleanly.
 func (p *programs) startProcess(t *testing.T, name string, env []string, path string, args ...string) *process {
 	t.Helper()
 	log, err := os.CreateTemp(t.TempDir(), name+"-*.log")
@@ -185,7 +188,7 @@ func (p *programs) startProcess(t *testing.T, name string, env []string, path st
 	}
 	proc.cmd.Env = append(proc.cmd.Env, env...)
 	proc.cmd.Stdout, proc.cmd.Stderr = log, log
-	// If the test binary is killed, so is the process: when the thread that started it ends.
+	// If the test binary is killed, so is the process, because the thread that started it ends.
 	proc.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)
 	go func() {
@@ -196,7 +199,7 @@ func (p *programs) startProcess(t *testing.T, name string, env []string, path st
 		}
 		started <- err
 		if err == nil {
-			_ = proc.cmd.Wait() // the state is read by those who ask
+			_ = proc.cmd.Wait() // callers read the state later
 			close(proc.exited)
 		}
 	}()
@@ -225,13 +228,13 @@ func (p *programs) run(t *testing.T, env []string, args ...string) (code int, sa
 // signal sends a signal, unless the process has ended.
 func (p *process) signal(s os.Signal) { _ = p.cmd.Process.Signal(s) }
 
-// kill ends the process without a word, and returns when it is gone.
+// kill sends SIGKILL and waits until the process has ended.
 func (p *process) kill() {
 	p.signal(syscall.SIGKILL)
 	<-p.exited
 }
 
-// exitCode waits for the end of the process.
+// exitCode waits until the process has ended.
 func (p *process) exitCode(t testing.TB) int {
 	t.Helper()
 	select {
@@ -289,7 +292,7 @@ func (p *process) said(t testing.TB, msg string) (logLine, bool) {
 	return logLine{}, false
 }
 
-// saidWithin reports whether the log has a line with that message of a time within a span.
+// saidWithin reports whether the log has a line with that message whose time is within a span.
 func (p *process) saidWithin(t testing.TB, msg string, in span) bool {
 	t.Helper()
 	for s := bufio.NewScanner(strings.NewReader(p.text(t))); s.Scan(); {
@@ -301,10 +304,11 @@ func (p *process) saidWithin(t testing.TB, msg string, in span) bool {
 	return false
 }
 
-// noneAhead has a worker make no jails before they are asked for. Many deployments run side by side here, and each is used for a moment.
+// noneAhead disables prewarmed jails. Many deployments run here at once, and each is used briefly.
 const noneAhead = "BULLPEN_WARM_MEMORY=1"
 
-// startServe starts `bullpen serve` on a free port and returns when it listens. What jails it makes ahead, args have to say.
+// startServe starts `bullpen serve` on a free port and returns once it is listening. The args set
+// which jails it prewarms.
 func (p *programs) startServe(t *testing.T, name string, env []string, args ...string) (proc *process, base string) {
 	t.Helper()
 	env = append([]string{noneAhead}, env...)
@@ -326,7 +330,7 @@ type broker struct {
 	*process
 	url    string
 	config string
-	store  string // the directory of JetStream
+	store  string // JetStream directory
 }
 
 const (
@@ -343,7 +347,7 @@ func (p *programs) startBroker(t *testing.T) *broker {
 	return b
 }
 
-// restart starts the server again, where it was and with what it had.
+// restart restarts the server at the same address with the same data.
 func (b *broker) restart(t *testing.T, p *programs) {
 	t.Helper()
 	u, err := url.Parse(b.url)
@@ -391,15 +395,16 @@ tls { cert_file: %q, key_file: %q }
 	})
 }
 
-// flags say how to reach the server; the password goes by the environment.
+// flags returns the flags for connecting to the server. The password is in the environment.
 func (b *broker) flags(p *programs) []string { return b.flagsBy(b.url, p) }
 
-// flagsBy say how to reach the server by another URL.
+// flagsBy returns the flags for connecting to the server through another URL.
 func (b *broker) flagsBy(url string, p *programs) []string {
 	return []string{"--nats", url, "--nats-user", natsUser, "--nats-ca", p.cert}
 }
 
-// env has besides the password the directory that processes on this server share for the files of threads, unless a flag says another.
+// env returns the password and the directory for thread files. Processes on this server share the
+// directory unless a flag sets another.
 func (b *broker) env() []string {
 	return []string{"BULLPEN_NATS_PASSWORD=" + natsPassword, "BULLPEN_STORE=" + b.blobStore()}
 }
@@ -408,14 +413,15 @@ func (b *broker) blobStore() string {
 	return "file://" + filepath.Join(filepath.Dir(b.config), "blobs")
 }
 
-// bucket is a test's own part of a real S3 server, behind a proxy that can inject faults.
+// bucket is a test's own prefix on a real S3 server, behind a proxy that can inject faults.
 type bucket struct {
 	*storagetest.Proxy
 	server *storagetest.Server
 	prefix string
 }
 
-// newBucket starts the S3 server, if no other test has, and a proxy before it. Processes have the credentials in storagetest.Env.
+// newBucket starts the S3 server, unless another test has, and a proxy in front of it. Processes
+// get the credentials from storagetest.Env.
 func (p *programs) newBucket(t *testing.T) *bucket {
 	t.Helper()
 	server, err := p.s3()
@@ -434,14 +440,14 @@ func (p *programs) newBucket(t *testing.T) *bucket {
 	return b
 }
 
-// flags make it the store of a server.
+// flags returns the flags that make the bucket a server's store.
 func (b *bucket) flags() []string { return []string{"--store", b.StoreURL(b.prefix)} }
 
 // path returns the file of a blob.
 func (b *bucket) path(key string) string { return b.server.Path(b.prefix + "/" + key) }
 
-// hold is a piece of a program that lasts until the test releases it. It is found, from outside the jail, by the argument of a
-// sleep that no other process has.
+// hold is a part of a program that runs until the test releases it. It is identified from outside
+// the jail by the unique argument of its sleep command.
 type hold struct{ seconds string }
 
 var holds struct {
@@ -456,10 +462,10 @@ func newHold() hold {
 	return hold{fmt.Sprintf("7%d.%06d", os.Getpid(), holds.n)}
 }
 
-// code is the hold as a program for Bash.
+// code returns the hold as Bash code.
 func (h hold) code() string { return "echo held\nsleep " + h.seconds + "\necho woken\n" }
 
-// pids finds the processes that hold.
+// pids returns the processes that hold.
 func (h hold) pids(t testing.TB) []int {
 	t.Helper()
 	want := []byte("sleep\x00" + h.seconds + "\x00")
@@ -471,7 +477,7 @@ func (h hold) pids(t testing.TB) []int {
 	for _, f := range files {
 		line, err := os.ReadFile(f)
 		if err != nil || !bytes.Equal(line, want) {
-			continue // it ended meanwhile, or is another
+			continue // it has ended, or the pid was reused
 		}
 		var pid int
 		if _, err := fmt.Sscanf(f, "/proc/%d/cmdline", &pid); err != nil {
@@ -491,7 +497,7 @@ func (h hold) reached(t testing.TB, n int) {
 	})
 }
 
-// release lets all programs that hold go on.
+// release lets all held programs continue.
 func (h hold) release(t testing.TB) {
 	t.Helper()
 	for _, pid := range h.pids(t) {
@@ -501,5 +507,5 @@ func (h hold) release(t testing.TB) {
 	}
 }
 
-// newSecret makes an API key to start with.
+// newSecret returns a new API key secret for bootstrapping.
 func newSecret() string { return proto.NewKeySecret("local") }

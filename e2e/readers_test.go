@@ -14,11 +14,12 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// testIdleStreams opens many streams of a program that prints nothing. It checks what they cost, and that all of them end with its result.
+// testIdleStreams opens many streams of a program that prints nothing. It checks their cost and
+// that all of them end with the program's result.
 func testIdleStreams(t *testing.T, p *programs) {
 	const (
 		streams = 1000
-		most    = 150 * proto.MiB // half as much again as they should: the garbage collector takes its time
+		most    = 150 * proto.MiB // half more than expected, because garbage collection lags
 	)
 	w, h := newWorld(t, p, topology{}, 1), newHold()
 	id := w.submit(bash("sleep " + h.seconds))
@@ -60,8 +61,9 @@ func testIdleStreams(t *testing.T, p *programs) {
 	})
 }
 
-// testSlowReader has a program print a lot while somebody follows it who reads nothing: neither the program nor another reader waits for
-// that one. A connection on which nothing moves is given up after a minute only; the program would run out of time if it waited so long.
+// testSlowReader has a program print a lot while one follower reads nothing. Neither the program
+// nor another reader may wait for it. The server gives up a stalled connection only after a minute;
+// if the program waited that long, it would time out.
 func testSlowReader(t *testing.T, p *programs) {
 	const bytes, line, timeout = 50_000_000, 1000, 45
 	w := newWorld(t, p, topology{}, 2)
@@ -70,7 +72,7 @@ func testSlowReader(t *testing.T, p *programs) {
 	gate.reached(t, 1)
 	slow := w.connect(t, id)
 	fast := w.follow(id, 0)
-	head, err := slow.ReadString('\n') // it is being answered
+	head, err := slow.ReadString('\n') // the response has started
 	if err != nil || !strings.Contains(head, "200") {
 		t.Fatalf("%q, %v", head, err)
 	}
@@ -84,7 +86,7 @@ func testSlowReader(t *testing.T, p *programs) {
 	if !*last.OutputTruncated && stdout != bytes {
 		t.Errorf("the other reader got %d bytes of %d", stdout, bytes)
 	}
-	// Who was slow gets what is left, when it reads at last.
+	// The slow reader gets the rest when it reads at last.
 	resp, err := http.ReadResponse(bufio.NewReader(io.MultiReader(strings.NewReader(head), slow)), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -99,7 +101,7 @@ func testSlowReader(t *testing.T, p *programs) {
 	}
 }
 
-// printed checks that events are in order with the result last, and returns how much was printed.
+// printed checks that events are in order and end with the result. It returns the amount of output.
 func printed(t testing.TB, all []event) (stdout int, last event) {
 	t.Helper()
 	seq := int64(0)
@@ -116,7 +118,8 @@ func printed(t testing.TB, all []event) (stdout int, last event) {
 	return stdout, all[len(all)-1]
 }
 
-// connect asks for the output of an execution on a connection of its own, which takes a few MB until it is read.
+// connect requests the output of an execution on its own connection, which buffers a few MB until
+// it is read.
 func (w *world) connect(t *testing.T, id string) *bufio.Reader {
 	t.Helper()
 	u, err := url.Parse(w.base)

@@ -21,7 +21,7 @@ import (
 
 const sandboxesPath = "/v1/admin/sandboxes"
 
-// boundTo returns a client whose key is bound to a sandbox, in an organisation of its own.
+// boundTo returns a client in its own organisation whose key is bound to a sandbox.
 func (a *api) boundTo(sandbox string) *api {
 	a.t.Helper()
 	r := a.do(http.MethodPost, "/v1/admin/keys", request{"name": sandbox, "org": sandbox, "plan": "pro", "sandbox": sandbox})
@@ -33,7 +33,7 @@ func (a *api) boundTo(sandbox string) *api {
 	return a.with(key.Key)
 }
 
-// sandboxed creates a profile, and returns a client whose key is bound to it.
+// sandboxed creates a profile and returns a client whose key is bound to it.
 func (a *api) sandboxed(name string, profile request) *api {
 	a.t.Helper()
 	if r := a.do(http.MethodPost, sandboxesPath, profile.and("name", name)); r.status != http.StatusCreated {
@@ -42,13 +42,14 @@ func (a *api) sandboxed(name string, profile request) *api {
 	return a.boundTo(name)
 }
 
-// presumptuous are members of a request that try to say what the sandbox says.
+// presumptuous adds members that try to override the sandbox's settings.
 func (r request) presumptuous() request {
 	return r.and("sandbox", "default", "memory", "8GiB", "cpu", 64, "pids", 4096, "disk", request{"home": "8GiB", "tmp": "8GiB", "inodes": 100000},
 		"network", request{"policy": "unrestricted"}, "output", "256MiB", "image", "/")
 }
 
-// fillCode is Python that writes to a file until that is refused, and prints how many of 4 KiB blocks were taken, in MiB rounded up.
+// fillCode is Python that writes 4 KiB blocks to a file until a write fails. It prints the size
+// written, in MiB rounded up.
 const fillCode = `
 import errno, os
 def fill(path):
@@ -68,7 +69,7 @@ def many(d):
     except OSError as e: print(errno.errorcode[e.errno], n)
 `
 
-// testProfileLimits meets each limit of a profile from both sides.
+// testProfileLimits checks each limit of a profile just below and just above it.
 func testProfileLimits(t *testing.T, a *api) {
 	for name, test := range map[string]func(*testing.T, *api){
 		"memory": testMemoryLimit, "pids": testPidsLimit, "cpu": testCPULimit, "disk": testDiskLimit, "large-disk": testLargeDisk,
@@ -106,8 +107,8 @@ for pid in children: os.kill(pid, signal.SIGKILL)`
 	a.ended(a.submit(python(forks))).succeeded(t, "100\n")
 }
 
-// testCPULimit measures how long it takes to use half a second of a processor. It cannot take less than the limit says, and may take
-// longer on a machine that is busy.
+// testCPULimit measures how long it takes to use half a second of CPU time. The time has a lower
+// bound from the limit, and may be longer on a busy machine.
 func testCPULimit(t *testing.T, a *api) {
 	b := a.sandboxed("cpu-limit", request{"cpu": 0.25})
 	r := b.inline(python(`
@@ -116,7 +117,7 @@ began, used = time.monotonic(), time.process_time()
 while time.process_time() - used < 0.5: pass
 print(time.monotonic() - began)`).presumptuous())
 	wall, err := strconv.ParseFloat(strings.TrimSpace(r.Stdout), 64)
-	// What is left of a period when the program starts is not part of what it measures, and nor is the last one's pause.
+	// The measured time excludes the rest of the first period and the pause of the last one.
 	if err != nil || wall < 1.6 {
 		t.Errorf("half a second of a quarter of a processor took %s s, %v; stderr %s", r.Stdout, err, r.Stderr)
 	}
@@ -125,11 +126,11 @@ print(time.monotonic() - began)`).presumptuous())
 func testDiskLimit(t *testing.T, a *api) {
 	b := a.sandboxed("disk-limit", request{"memory": "256MiB", "disk": request{"home": "8MiB", "tmp": "5MiB", "inodes": 300}})
 	rec := b.ended(b.submit(python(fillCode + "fill('x'); fill('/tmp/x'); many('.'); many('/tmp')").presumptuous()))
-	// Of the inodes of a home one is the directory's and one the program's.
+	// The home's directory and the program each use one of the home's inodes.
 	rec.succeeded(t, "ENOSPC 8\nENOSPC 5\nENOSPC 298\nENOSPC 299\n")
 }
 
-// testLargeDisk has more disk than memory.
+// testLargeDisk uses a disk limit above the memory limit.
 func testLargeDisk(t *testing.T, a *api) {
 	b := a.sandboxed("large-disk", request{"memory": "64MiB", "disk": request{"home": "160MiB", "tmp": "96MiB", "inodes": 300}})
 	rec := b.ended(b.submit(python(fillCode + "fill('x'); fill('/tmp/x'); many('.'); many('/tmp')").presumptuous()))
@@ -157,7 +158,7 @@ func testProfileEnv(t *testing.T, a *api) {
 	a.ended(a.submit(bash("echo $A $B $C").and("env_vars", request{"C": "request"}))).succeeded(t, "request\n")
 }
 
-// testTwoProfiles runs programs of two keys side by side.
+// testTwoProfiles runs programs of two keys concurrently.
 func testTwoProfiles(t *testing.T, a *api) {
 	small := a.sandboxed("small", request{"memory": "64MiB", "env": request{"SIZE": "small"}, "disk": request{"home": "4MiB"}})
 	large := a.sandboxed("large", request{"memory": "256MiB", "env": request{"SIZE": "large"}, "disk": request{"home": "16MiB"}})
@@ -180,7 +181,7 @@ func testTwoProfiles(t *testing.T, a *api) {
 	}
 }
 
-// testNetwork lets programs out into a world of the test's.
+// testNetwork gives programs network access to the test's own world.
 func testNetwork(t *testing.T, p *programs, in topology) {
 	with := *p
 	with.machine = newMachine(t)
@@ -218,7 +219,7 @@ func testNetworkBlocked(t *testing.T, w *world) {
 	}
 }
 
-// ofBullpen are the ports of the deployment, on the machine's loopback.
+// ofBullpen returns the deployment's ports on the machine's loopback.
 func (w *world) ofBullpen(t testing.TB) []int {
 	t.Helper()
 	urls := []string{w.base}
@@ -240,7 +241,7 @@ func (w *world) ofBullpen(t testing.TB) []int {
 	return ports
 }
 
-// refused checks the refused connections of a record, without their times.
+// refused checks the blocked connections of a record, except their times.
 func (r record) refused(t testing.TB, want ...proto.BlockedConnection) {
 	t.Helper()
 	if r.Network == nil {
@@ -289,7 +290,7 @@ func testNetworkUnrestricted(t *testing.T, w *world) {
 		succeeded(t, "this is www.example.com\n")
 	b.ended(b.submit(bash("exec 3<>/dev/tcp/www.example.com/80; printf 'GET / HTTP/1.0\\r\\nHost: me\\r\\n\\r\\n' >&3; cat <&3 | tail -n 1"))).
 		succeeded(t, "this is me")
-	// Its own loopback is its own.
+	// A program reaches only its own loopback.
 	b.ended(b.submit(python(reachCode+"s = socket.create_server(('127.0.0.1', 8080)); connect(('127.0.0.1', 8080), ('127.0.0.1', "+
 		strconv.Itoa(w.ofBullpen(t)[0])+"))"))).succeeded(t, fmt.Sprintf("127.0.0.1 8080 open\n127.0.0.1 %d ECONNREFUSED\n", w.ofBullpen(t)[0]))
 }
@@ -309,7 +310,7 @@ func testNetworkAllowlist(t *testing.T, w *world) {
 	)
 }
 
-// testManyRefused makes more refused connections than a record lists.
+// testManyRefused makes more blocked connections than a record lists.
 func testManyRefused(t *testing.T, w *world) {
 	b := w.sandboxed("refused", request{"network": request{"policy": "unrestricted"}})
 	rec := b.ended(b.submit(python(reachCode + "connect(*[('" + metadataAddr + "', port) for port in range(1, 31)])")))
@@ -323,7 +324,7 @@ func testManyRefused(t *testing.T, w *world) {
 	rec.refused(t, want...)
 }
 
-// command runs the command line on the deployment with a key, and returns its output.
+// command runs the command line against the deployment with a key and returns its output.
 func (w *world) command(t testing.TB, key string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), w.programs.bullpen, args...)
@@ -373,7 +374,7 @@ func testSandboxImages(t *testing.T, p *programs, in topology) {
 	dir.ended(dir.submit(python("1"))).failed(t, "failed", "sandbox_start_error", "python3")
 	w.ended(w.submit(bash("[ -e /opt/mark ] || echo the host"))).succeeded(t, "the host\n")
 
-	// What was accepted has the image as it was, whatever becomes of its name.
+	// An accepted execution keeps its image even if the image's name is removed.
 	out := w.command(t, w.key, "image", "rm", "tiny")
 	if want := "image tiny is that of the sandbox boxed; give that another image or remove it first"; !strings.Contains(out, want) {
 		t.Errorf("removed: %s", out)
@@ -411,7 +412,7 @@ func passable(t testing.TB) string {
 	return dir
 }
 
-// breakable is an nsjail that a test can break and mend under a worker.
+// breakable is an nsjail that a test can break and repair while a worker uses it.
 type breakable struct {
 	t    testing.TB
 	path string
@@ -424,7 +425,7 @@ func newBreakable(t testing.TB, p *programs) *breakable {
 	return b
 }
 
-// become makes the path lead to another program.
+// become makes the path point to another program.
 func (b *breakable) become(program string) {
 	b.t.Helper()
 	next := b.path + ".next"
@@ -437,7 +438,8 @@ func (b *breakable) become(program string) {
 	}
 }
 
-// fit waits until the worker says that it takes jobs, or does not and why, where one asks for its health and for its figures.
+// fit waits until the worker's health route and metrics report that it accepts jobs, or why it does
+// not.
 func (w *world) fit(t testing.TB, status int, why, figure string) {
 	t.Helper()
 	at := *w.api
@@ -449,7 +451,7 @@ func (w *world) fit(t testing.TB, status int, why, figure string) {
 	})
 }
 
-// testUnfit breaks what jails are made with under a worker: it takes no more jobs until that is mended.
+// testUnfit breaks the worker's nsjail. The worker must accept no jobs until it is repaired.
 func testUnfit(t *testing.T, p *programs, in topology) {
 	b := newBreakable(t, p)
 	with := *p
@@ -460,11 +462,11 @@ func testUnfit(t *testing.T, p *programs, in topology) {
 	held := w.submit(bash(h.code()))
 	h.reached(t, 1)
 	b.become("/nonexistent")
-	// One finds out for all.
+	// One failed execution reveals the problem.
 	w.ended(w.submit(bash("echo unlucky"))).failed(t, "failed", "sandbox_start_error", "its log says why")
 	w.fit(t, http.StatusServiceUnavailable, "start nsjail: ", "0")
 	waiting := []string{w.submit(bash("echo first")), w.submit(bash("echo second"))}
-	h.release(t) // what runs is not touched; its slot takes no other
+	h.release(t) // running programs are unaffected, but their slots take no new jobs
 	w.ended(held).succeeded(t, "held\nwoken\n")
 	w.fit(t, http.StatusServiceUnavailable, "takes no jobs", "0")
 	for _, id := range waiting {
@@ -481,7 +483,7 @@ func testUnfit(t *testing.T, p *programs, in topology) {
 	}
 }
 
-// testUnfitAtStart starts a worker with an nsjail that makes no jails.
+// testUnfitAtStart starts a worker with an nsjail that cannot make jails.
 func testUnfitAtStart(t *testing.T, p *programs, in topology) {
 	b := newBreakable(t, p)
 	with := *p
@@ -505,7 +507,7 @@ func testUnfitAtStart(t *testing.T, p *programs, in topology) {
 	w.fit(t, http.StatusOK, "ready", "1")
 }
 
-// testNoNsjail starts workers that could not run anything: they end at once and say what to do.
+// testNoNsjail starts workers that cannot run anything. They must exit at once and say what to do.
 func testNoNsjail(t *testing.T, p *programs) {
 	file := filepath.Join(t.TempDir(), "nsjail")
 	if err := os.WriteFile(file, []byte("#!/bin/sh\n"), 0o644); err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
-// testStore serves on an S3 server, also one that does not answer meanwhile: nothing but threads needs it.
+// testStore runs with an S3 server, also while that does not respond. Only threads need the store.
 func testStore(t *testing.T, p *programs, in topology) {
 	b := p.newBucket(t)
 	b.Set(storagetest.Silent, -1, "", 0)
@@ -47,7 +47,7 @@ type check struct {
 	Remedy string `json:"remedy"`
 }
 
-// storeCheck returns what `bullpen doctor` finds about the blob store.
+// storeCheck returns the result of `bullpen doctor` for the blob store.
 func (w *world) storeCheck(t *testing.T) check {
 	t.Helper()
 	args := append([]string{"doctor", "--json", "--nsjail", w.programs.nsjail, "--data", filepath.Join(t.TempDir(), "data")}, w.args...)
@@ -58,7 +58,7 @@ func (w *world) storeCheck(t *testing.T) check {
 	cmd.Env = append(os.Environ(), w.env...)
 	var log bytes.Buffer
 	cmd.Stderr = &log
-	out, _ := cmd.Output() // something else may be amiss on this machine
+	out, _ := cmd.Output() // other checks may fail on this machine
 	var checks []check
 	if err := json.Unmarshal(out, &checks); err != nil {
 		t.Fatalf("%v in %s\n%s", err, out, &log)

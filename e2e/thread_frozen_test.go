@@ -14,15 +14,16 @@ import (
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
-// testThreadsFrozen stops a worker in the midst of a run and of a save, for so long that another one takes the next execution of each thread.
-// When it wakes it changes nothing, and what it has at hand is not taken for what is there now.
+// testThreadsFrozen suspends a worker in the middle of a run and of a save, until another worker
+// has taken the next execution of each thread. When it resumes, it must change nothing, and its
+// cached homes must not be used as current.
 func testThreadsFrozen(t *testing.T, p *programs) {
 	b := p.newBucket(t)
 	w := newWorld(t, p, topology{apart: true}, noSlots, append(b.flags(), "--slots", "4")...)
 	way := b.server.Proxy(&storagetest.Injector{})
 	t.Cleanup(way.Close)
 	frozen, _ := w.startWorkerIn(t, filepath.Join(t.TempDir(), "frozen"), "--store", way.StoreURL(b.prefix))
-	t.Cleanup(func() { frozen.signal(syscall.SIGCONT) }) // to end
+	t.Cleanup(func() { frozen.signal(syscall.SIGCONT) }) // so that it can exit
 	w.ready(t)
 	same := func() *api { return w.api }
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
@@ -37,7 +38,7 @@ func testThreadsFrozen(t *testing.T, p *programs) {
 	diaries := []*diary{running, saving}
 	for _, d := range diaries {
 		next(d)
-		d.next++ // for the one that is lost
+		d.next++ // for the lost execution
 	}
 
 	lost := []*pending{w.start(bash(running.code(running.next)+h.code()).and("thread_id", running.id, "timeout", 60))}
@@ -59,7 +60,7 @@ func testThreadsFrozen(t *testing.T, p *programs) {
 	case <-time.After(patience):
 		t.Fatal("no layer was put")
 	}
-	h.release(t) // its program ends, and nobody sees that yet
+	h.release(t) // its program ends unnoticed for now
 	other, _ := w.startWorkerIn(t, filepath.Join(t.TempDir(), "other"))
 	var ids []string
 	for _, l := range lost {
@@ -94,7 +95,7 @@ func testThreadsFrozen(t *testing.T, p *programs) {
 	if code := other.exitCode(t); code != 0 {
 		t.Errorf("the other worker ended with %d", code)
 	}
-	for range 2 { // first on what it has of older versions, then on what it made of that
+	for range 2 { // first from its cached older versions, then from the result
 		for _, d := range diaries {
 			next(d)
 			if err := d.isWhole(ctx, same); err != nil {

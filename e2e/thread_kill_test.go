@@ -35,21 +35,22 @@ var (
 	threadSeed  = flag.Uint64("thread-seed", 0, "what the moments of these kills are drawn with; 0 draws it")
 )
 
-// diary is a thread in whose home each execution writes its number in several ways, so that a home can be recognised as one complete version.
+// diary is a thread in whose home each execution writes its number in several ways. The home can
+// therefore be recognised as one complete version.
 type diary struct {
 	id string
 
 	mu      sync.Mutex
-	entries []int // executions that are in the home, in order
+	entries []int // executions whose entries are in the home, in order
 	next    int
 }
 
 const (
-	bigSize = 5_000_000 // more than is packed into a layer
-	bigs    = 8         // different contents of the large file: disks of tests are not endless
+	bigSize = 5_000_000 // larger than what is packed into a layer
+	bigs    = 8         // number of different large files, which bounds disk use
 )
 
-// code is the program of execution n: it prints what it found, and changes it all.
+// code returns the program of execution n. It prints what it found and changes all of it.
 func (d *diary) code(n int) string {
 	return fmt.Sprintf(`{ cat log; sha256sum <big; ls -d dir-*; cat dir-*/log; } 2>/dev/null | sha256sum | cut -c 1-64
 echo $(cat log 2>/dev/null)
@@ -67,7 +68,7 @@ func (d *diary) big(n int) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// found is what the next execution prints after these.
+// found returns what the execution after these entries prints.
 func (d *diary) found(entries []int) string {
 	var text, told strings.Builder
 	for _, n := range entries {
@@ -112,8 +113,8 @@ func (o *outcomes) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// write runs the next execution of a diary, and checks what it found against those before. A client without a response asks again. An error
-// is a broken promise.
+// write runs the next execution of a diary and checks what it found against the earlier ones. A
+// client without a response retries. An error is a broken guarantee.
 func (d *diary) write(ctx context.Context, at func() *api) (proto.Result, error) {
 	d.mu.Lock()
 	d.next++
@@ -139,7 +140,7 @@ func (d *diary) write(ctx context.Context, at func() *api) (proto.Result, error)
 	return res, nil
 }
 
-// wrote takes in the result of execution n.
+// wrote records the result of execution n.
 func (d *diary) wrote(n int, res *proto.Result) error {
 	found := d.found(d.now())
 	ran := res.Success
@@ -151,7 +152,7 @@ func (d *diary) wrote(n int, res *proto.Result) error {
 		found = ""
 		ran = res.ProgramExitCode == nil
 	case proto.CodeWorkerLost:
-		return nil // and what it has printed is not known
+		return nil // its output is unknown
 	default:
 		return errors.New("it was to end otherwise")
 	}
@@ -173,7 +174,8 @@ func deref(s *string) string {
 	return *s
 }
 
-// insist asks until there is an answer that is not about a server which is gone, going or not there yet, or ctx ends.
+// insist retries until the response does not come from a server that is stopped, stopping or
+// starting, or ctx is done.
 func insist(ctx context.Context, ask func() (*reply, error)) (*reply, error) {
 	look := time.NewTicker(50 * time.Millisecond)
 	defer look.Stop()
@@ -193,7 +195,8 @@ func insist(ctx context.Context, ask func() (*reply, error)) (*reply, error) {
 	}
 }
 
-// isWhole checks what anybody can see of the thread: that it is one version at a time, and has all that was confirmed before.
+// isWhole checks that the visible thread is one complete version and has everything confirmed
+// before.
 func (d *diary) isWhole(ctx context.Context, at func() *api) error {
 	before := d.now()
 	ask := func(method, path string, body any) (*reply, error) {
@@ -222,7 +225,7 @@ func (d *diary) isWhole(ctx context.Context, at func() *api) error {
 	return d.isArchived(r, before, int(head.Version))
 }
 
-// isListed checks the list of a home with at least that many entries.
+// isListed checks the listing of a home with at least that many entries.
 func (d *diary) isListed(r *reply, least int) error {
 	var list struct {
 		Files []struct {
@@ -254,7 +257,7 @@ func (d *diary) isListed(r *reply, least int) error {
 	return nil
 }
 
-// isArchived checks an archive of a version of the home, which begins with the entries before.
+// isArchived checks an archive of a version of the home that starts with the entries in before.
 func (d *diary) isArchived(r *reply, before []int, version int) error {
 	files := map[string][]byte{}
 	for in := tar.NewReader(bytes.NewReader(r.body)); r.status == http.StatusOK; {
@@ -289,23 +292,24 @@ func (d *diary) isArchived(r *reply, before []int, version int) error {
 	return nil
 }
 
-// victim is a process that runs programs, to be killed.
+// victim is a process that runs programs and will be killed.
 type victim struct {
 	*process
 	data  string
 	start func() *process
-	store *storagetest.Proxy // that it alone goes through; nil for a directory
+	store *storagetest.Proxy // used by this process only; nil for a directory
 }
 
-// A step is when somebody is killed: arm has hit called as soon as it comes, and the kill happens before hit returns. Its victim is nil where
-// it is not known whose step it was.
+// A step is a point at which a process is killed. arm arranges for hit to be called as soon as the
+// step is reached, and the kill happens before hit returns. victim is nil if the process is
+// unknown.
 type step struct {
 	name string
-	cold bool // no home is at hand
+	cold bool // no home is cached
 	arm  func(hit func(*victim)) (disarm func())
 }
 
-// testThreadsKilled kills workers at each step of taking and saving homes, and at any moment.
+// testThreadsKilled kills workers at each step of fetching and saving homes, and at random times.
 func testThreadsKilled(t *testing.T, p *programs, in topology) {
 	b := p.newBucket(t)
 	const slots = 3
@@ -329,13 +333,14 @@ func testThreadsKilled(t *testing.T, p *programs, in topology) {
 	killThreads(t, w, victims, slices.Concat(storeSteps(victims), schedulerSteps(t, connect(t, p, w.broker))))
 }
 
-// testThreadsKilledDirectory kills a server that has all in its own directory, at any moment.
+// testThreadsKilledDirectory kills a server that stores everything in its own directory, at random
+// times.
 func testThreadsKilledDirectory(t *testing.T, p *programs) {
 	w := newWorld(t, p, topology{}, 3)
 	killThreads(t, w, []*victim{{process: w.front, data: w.data}}, nil)
 }
 
-// storeSteps are what is seen of processes at their store.
+// storeSteps returns the steps that are visible as requests to the store.
 func storeSteps(victims []*victim) []step {
 	var steps []step
 	for _, at := range []struct {
@@ -369,7 +374,7 @@ func storeSteps(victims []*victim) []step {
 	return steps
 }
 
-// schedulerSteps are what is seen in the streams.
+// schedulerSteps returns the steps that are visible in the streams.
 func schedulerSteps(t *testing.T, nc *nats.Conn) []step {
 	var steps []step
 	for _, at := range []struct {
@@ -401,7 +406,8 @@ func schedulerSteps(t *testing.T, nc *nats.Conn) []step {
 	return steps
 }
 
-// killThreads kills processes while programs run in threads, at steps and random moments in turn.
+// killThreads kills processes while programs run in threads, alternating between steps and random
+// times.
 func killThreads(t *testing.T, w *world, victims []*victim, steps []step) {
 	seed := *threadSeed
 	if seed == 0 {
@@ -411,7 +417,8 @@ func killThreads(t *testing.T, w *world, victims []*victim, steps []step) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	random.Shuffle(len(steps), func(i, j int) { steps[i], steps[j] = steps[j], steps[i] })
 	steps = append(steps, step{name: "any moment", arm: func(hit func(*victim)) func() {
-		timer := time.AfterFunc(time.Duration(random.IntN(1500))*time.Millisecond, func() { hit(nil) }) // the moment is the point of the test
+		// The random time is the point of the test.
+		timer := time.AfterFunc(time.Duration(random.IntN(1500))*time.Millisecond, func() { hit(nil) })
 		return func() { timer.Stop() }
 	}})
 	var front struct {
@@ -428,7 +435,7 @@ func killThreads(t *testing.T, w *world, victims []*victim, steps []step) {
 	w.ready(t)
 
 	const diaries = 16
-	ended := make(chan struct{}, 1) // receives when some execution has ended
+	ended := make(chan struct{}, 1) // receives when an execution has ended
 	over, finish := context.WithCancel(t.Context())
 	ctx, stop := context.WithCancel(t.Context())
 	began := make(chan *diary)
@@ -514,7 +521,7 @@ func killThreads(t *testing.T, w *world, victims []*victim, steps []step) {
 	clients.Wait()
 	readers.Wait()
 	entries := 0
-	for _, d := range all { // what the last ones left
+	for _, d := range all { // what the last executions left
 		if res, err := d.write(ctx, at); err != nil || !res.Success {
 			t.Errorf("%+v, %v", res, err)
 		}
@@ -526,9 +533,10 @@ func killThreads(t *testing.T, w *world, victims []*victim, steps []step) {
 	t.Logf("killed %v; executions ended: %s; %d entries; read %d times meanwhile", killed, &ends, entries, reads)
 }
 
-// killAt kills the victims whose step comes, or all where nobody knows whose it is, after some execution has ended since the last time.
+// killAt waits for an execution to end and then kills the victim that reaches the step. If the
+// process is unknown, it kills all victims.
 func killAt(t *testing.T, s step, victims []*victim, ended <-chan struct{}) bool {
-	for range cap(ended) + 1 { // the first may be of before
+	for range cap(ended) + 1 { // the first may be from before
 		select {
 		case <-ended:
 		case <-time.After(patience):

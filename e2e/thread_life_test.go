@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// testThreadProcesses uses threads through two gateways, and moves them between workers.
+// testThreadProcesses uses threads through two gateways and moves them between workers.
 func testThreadProcesses(t *testing.T, p *programs) {
 	b := p.newBucket(t)
 	w := newWorld(t, p, topology{apart: true}, 2, append(b.flags(), "--queue-wait", "1m")...)
@@ -41,7 +41,8 @@ func testThreadProcesses(t *testing.T, p *programs) {
 		if list := other.files("files", "", false); len(list) != n+2 || list[len(list)-1] != fmt.Sprintf("new-%02d 1", n) {
 			t.Errorf("round %d: %v", n, list)
 		}
-		s := one.uploadURL("files", "signed-elsewhere", 0).signed(t) // of one gateway, used at the other
+		// Signed by one gateway, used at the other.
+		s := one.uploadURL("files", "signed-elsewhere", 0).signed(t)
 		s.URL = strings.Replace(s.URL, one.base, other.base, 1)
 		if r := other.use(s, s.Method, nil); r.status != http.StatusOK {
 			t.Errorf("a URL of another gateway: %s", r)
@@ -54,7 +55,7 @@ func testThreadProcesses(t *testing.T, p *programs) {
 	testThreadMoves(t, w, first, second)
 }
 
-// testThreadQueued has a thread held by an execution for which there is no slot.
+// testThreadQueued has an execution without a slot hold a thread.
 func testThreadQueued(t *testing.T, first, second *api) {
 	h := newHold()
 	running := []string{first.submit(bash(h.code())), second.submit(bash(h.code()))}
@@ -67,7 +68,7 @@ func testThreadQueued(t *testing.T, first, second *api) {
 	if r := first.do(http.MethodPost, execution(id, "cancel"), nil); r.status != http.StatusAccepted {
 		t.Errorf("cancel: %s", r)
 	}
-	next := second.submit(bash("cat file").of("queued")) // at once
+	next := second.submit(bash("cat file").of("queued")) // accepted at once
 	first.busy(t, "queued", next)
 	h.release(t)
 	first.ended(next).succeeded(t, "uploaded meanwhile")
@@ -76,7 +77,7 @@ func testThreadQueued(t *testing.T, first, second *api) {
 	}
 }
 
-// testThreadMoves stops one worker, and kills the other.
+// testThreadMoves stops one worker and kills the other.
 func testThreadMoves(t *testing.T, w *world, first, second *api) {
 	log := ""
 	call := func(a *api, word string) {
@@ -94,19 +95,19 @@ func testThreadMoves(t *testing.T, w *world, first, second *api) {
 	if code := one.exitCode(t); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
-	call(first, "two") // on the other worker, for which the first has left everything in the store
+	call(first, "two") // on the other worker; the first has saved everything to the store
 	call(second, "three")
 
 	two := w.worker
 	w.startWorker(t)
 	two.kill()
-	call(first, "four") // once the dead one is known to be
+	call(first, "four") // once the dead worker is known to be lost
 	call(second, "five")
 
 	second.listed(t, "moves", "", true, "large 5242880", fmt.Sprintf("log %d", len(log)))
 }
 
-// testThreadRebuild loses what JetStream had of threads, and makes it again from the store.
+// testThreadRebuild deletes the thread data in JetStream and rebuilds it from the store.
 func testThreadRebuild(t *testing.T, p *programs) {
 	w := newWorld(t, p, topology{}, 2)
 	fill := `
@@ -190,7 +191,8 @@ with open('large', 'wb') as f: f.write(b'0123456789abcdef' * (5 << 16))
 	}
 }
 
-// testThreadExpiry encrypts what threads keep, has them expire, and what they kept collected.
+// testThreadExpiry encrypts thread data. It checks that threads expire and that their data is
+// garbage-collected.
 func testThreadExpiry(t *testing.T, p *programs, in topology) {
 	key, err := age.GenerateX25519Identity()
 	if err != nil {
@@ -229,7 +231,7 @@ func testThreadExpiry(t *testing.T, p *programs, in topology) {
 	}
 	w.fetched(t, "secret", "large", large)
 	w.fetched(t, "secret", word, []byte(word))
-	if in.apart { // on a worker that has nothing yet
+	if in.apart { // on a worker without cached data
 		w.worker.signal(syscall.SIGTERM)
 		w.worker.exitCode(t)
 		w.startWorker(t)
@@ -251,7 +253,7 @@ func testThreadExpiry(t *testing.T, p *programs, in topology) {
 	for _, thread := range []string{"unused", "secret"} {
 		w.expired(t, thread)
 	}
-	// Those were used later, or before the server started; an execution holds this one.
+	// These were used later, or before the server started. An execution holds this one.
 	if r := w.get("/v1/threads/held"); r.status != http.StatusOK {
 		t.Errorf("a thread in use: %s", r)
 	}
@@ -275,7 +277,7 @@ func testThreadExpiry(t *testing.T, p *programs, in topology) {
 	})
 }
 
-// expired waits until there is no such thread any more.
+// expired waits until the thread does not exist any more.
 func (w *world) expired(t testing.TB, thread string) {
 	t.Helper()
 	eventually(t, thread+" expires", func() (bool, any) {
@@ -284,7 +286,7 @@ func (w *world) expired(t testing.TB, thread string) {
 	})
 }
 
-// files returns the files of the objects of the bucket.
+// files returns the files that hold the bucket's objects.
 func (b *bucket) files(t testing.TB) (names []string) {
 	t.Helper()
 	err := filepath.WalkDir(b.path(""), func(name string, e fs.DirEntry, err error) error {

@@ -15,7 +15,7 @@ import (
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
-// storeRequest is a kind of request that workers make to their store.
+// storeRequest is a kind of request from workers to their store.
 type storeRequest struct {
 	name, op, path string
 	part           bool // of a blob
@@ -36,17 +36,18 @@ func storeRequests() []storeRequest {
 	}
 }
 
-// suffering is a thread whose organisation meets one fault of the store.
+// suffering is a thread in an organisation that meets one fault of the store.
 type suffering struct {
 	*diary
 	*api
 	name  string
-	large bool            // it has a layer of which the index is fetched by itself
-	want  proto.ErrorCode // empty where nothing is to be noticed
+	large bool            // it has a layer whose index is fetched separately
+	want  proto.ErrorCode // empty if the fault must not be noticeable
 	fail  func(b *bucket) (heal func() int)
 }
 
-// testThreadsStoreFails has every request of a worker to its store fail in every way, for good and now and then.
+// testThreadsStoreFails makes every request of a worker to its store fail in every way, permanently
+// and temporarily.
 func testThreadsStoreFails(t *testing.T, p *programs) {
 	b := p.newBucket(t)
 	w := newWorld(t, p, topology{apart: true}, noSlots, append(b.flags(), "--slots", "64")...)
@@ -85,7 +86,7 @@ func testThreadsStoreFails(t *testing.T, p *programs) {
 		}
 		return write(ctx, s, "")
 	})
-	worker.kill() // with no home at hand, all are fetched
+	worker.kill() // without cached homes, all are fetched
 	if err := os.RemoveAll(filepath.Join(data, "homes")); err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +113,7 @@ func testThreadsStoreFails(t *testing.T, p *programs) {
 	})
 }
 
-// sufferings are all there are, each in an organisation of its own.
+// sufferings returns all of them, each in its own organisation.
 func sufferings(a *api) []*suffering {
 	var all []*suffering
 	add := func(name string, large bool, want proto.ErrorCode, fail func(org string, b *bucket) func() int) {
@@ -127,9 +128,9 @@ func sufferings(a *api) []*suffering {
 		hiccups := storeRequests()
 		switch kind {
 		case storagetest.Silent:
-			hiccups = hiccups[:1] // each costs the time until the next try
+			hiccups = hiccups[:1] // each costs the delay until the next retry
 		case storagetest.Wrong:
-			hiccups = hiccups[:4] // a home is fetched twice at most
+			hiccups = hiccups[:4] // a home is fetched at most twice
 		default:
 		}
 		add(kind.String()+" once each", true, "", func(org string, b *bucket) func() int {
@@ -146,9 +147,10 @@ func sufferings(a *api) []*suffering {
 			}
 		})
 		switch kind {
-		case storagetest.Slow: // is no failure
+		case storagetest.Slow: // not a failure
 			continue
-		case storagetest.Throttled, storagetest.Reset, storagetest.Lost: // are to a worker what others are, as the tests of stores show
+		// To a worker these look like other faults, as the tests of stores show.
+		case storagetest.Throttled, storagetest.Reset, storagetest.Lost:
 			continue
 		default:
 		}
@@ -156,7 +158,7 @@ func sufferings(a *api) []*suffering {
 			want := proto.CodeThreadSave
 			switch {
 			case kind == storagetest.Cut && request.op == "get" && !request.part:
-				want = "" // what is missing of one that was cut is got as a part
+				want = "" // the rest of a truncated response is fetched as a part
 			case request.op == "get":
 				want = proto.CodeThreadMount
 			}

@@ -16,12 +16,12 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// of makes the program one of a thread.
+// of adds the thread to the request.
 func (r request) of(thread string) request { return r.and("thread_id", thread) }
 
 func node(code string) request { return request{"language": "node", "code": code} }
 
-// describeCode is Python with a function that prints all there is to know of a home, but for the program.
+// describeCode is Python with a function that prints everything about a home except the program.
 const describeCode = `
 import hashlib, os, stat, sys
 def describe():
@@ -43,7 +43,8 @@ def describe():
             print(*words)
 `
 
-// testThreadHome changes a home in all ways, call by call, and finds each time what the call before saw last.
+// testThreadHome changes a home in every way, one call at a time. Each call must find what the
+// previous one left.
 func testThreadHome(t *testing.T, a *api) {
 	steps := []string{`
 os.makedirs('dir/empty')
@@ -124,7 +125,7 @@ open('alone', 'w').write('last')
 	}
 }
 
-// testThreadEnds leaves files in all ways that a program can end.
+// testThreadEnds leaves files by programs that end in every way.
 func testThreadEnds(t *testing.T, a *api) {
 	small := a.sandboxed("thread-ends", request{"memory": "64MiB"})
 	const leave = `
@@ -171,7 +172,7 @@ open('/tmp/left', 'w').write('x'); open('/dev/shm/left', 'w').write('x')
 			thread, a := "ends-"+name, a.in(t)
 			test(t, a, thread)
 			if name == "oom" {
-				a = small.in(t) // of the organisation that it is a thread of
+				a = small.in(t) // in the organisation that owns the thread
 			}
 			r := a.inline(bash("cat left; ls /tmp/left /dev/shm/left").of(thread))
 			if want := "as it was"; name != "stragglers" && r.Stdout != want || strings.Count(r.Stderr, "No such file") != 2 {
@@ -181,7 +182,7 @@ open('/tmp/left', 'w').write('x'); open('/dev/shm/left', 'w').write('x')
 	}
 }
 
-// testThreadModules imports what was installed, in the call that did it and in the next.
+// testThreadModules imports an installed module in the same call and in the next one.
 func testThreadModules(t *testing.T, a *api) {
 	for i, step := range []request{
 		python(`
@@ -207,7 +208,8 @@ tool 'from the user site'`),
 	}
 }
 
-// testThreadProgram looks for the program's own file, which is no part of the home, and puts one there that is.
+// testThreadProgram checks that the program's own file is not part of the home, and adds one that
+// is.
 func testThreadProgram(t *testing.T, a *api) {
 	run := func(r request, want string) proto.Result {
 		t.Helper()
@@ -230,7 +232,7 @@ func testThreadProgram(t *testing.T, a *api) {
 	run(bash("cat main.py"), "replaced")
 }
 
-// testThreadOrganisations has two organisations with a thread of the same name.
+// testThreadOrganisations uses a thread of the same name in two organisations.
 func testThreadOrganisations(t *testing.T, a *api) {
 	secret, _ := a.newKey("thread-stranger", "pro")
 	stranger := a.with(secret)
@@ -263,12 +265,12 @@ func testThreadOrganisations(t *testing.T, a *api) {
 	}
 }
 
-// modes are headers for the three ways to execute.
+// modes returns the headers for the three ways to execute.
 func modes() map[string][]string {
 	return map[string][]string{"inline": nil, "streaming": {accept, ndjson}, "async": {"Prefer", "respond-async"}}
 }
 
-// busy sees that a thread which an execution holds is refused in every mode.
+// busy checks that a thread that an execution holds is rejected in every mode.
 func (a *api) busy(t testing.TB, thread, holder string) {
 	t.Helper()
 	for mode, headers := range modes() {
@@ -279,7 +281,7 @@ func (a *api) busy(t testing.TB, thread, holder string) {
 	}
 }
 
-// testThreadBusy asks for a thread that is in use, and sends the request that uses it again.
+// testThreadBusy requests a thread that is in use, and resends the request that uses it.
 func testThreadBusy(t *testing.T, a *api) {
 	h := newHold()
 	program, key := bash("echo once >> log\n"+h.code()).of("busy"), []string{"Idempotency-Key", "busy " + h.seconds}
@@ -321,8 +323,9 @@ func testThreadBusy(t *testing.T, a *api) {
 	}
 }
 
-// call makes one call and returns its stdout as soon as that is known: in streaming mode when the result event is there, not at the end of
-// the answer; in async mode when the record is terminal.
+// call makes one call and returns its stdout as soon as it is known. In streaming mode that is at
+// the result event, before the end of the response. In async mode it is when the record is
+// terminal.
 func (a *api) call(t testing.TB, mode string, body request) string {
 	t.Helper()
 	switch mode {
@@ -362,7 +365,8 @@ func (a *api) call(t testing.TB, mode string, body request) string {
 	}
 }
 
-// testThreadInARow makes each call when the answer of the one before is there, at one gateway after the other.
+// testThreadInARow makes each call after the response to the previous one, alternating between
+// gateways.
 func testThreadInARow(t *testing.T, calls int, gateways ...*api) {
 	shell := func(n int) request { return bash(fmt.Sprintf("cat log; echo %d >> log", n)) }
 	snake := func(n int) request {
@@ -371,7 +375,8 @@ func testThreadInARow(t *testing.T, calls int, gateways ...*api) {
 	script := func(n int) request {
 		return node(fmt.Sprintf("const fs = require('fs'); process.stdout.write(fs.readFileSync('log')); fs.appendFileSync('log', '%d\\n')", n))
 	}
-	programs := []func(n int) request{shell, snake, shell, snake, script} // by fives, so that each meets each mode
+	// Five programs, so that each runs in each mode.
+	programs := []func(n int) request{shell, snake, shell, snake, script}
 	modes := []string{"inline", "streaming", "async", "polled"}
 	want := ""
 	gateways[0].inline(bash("touch log").of("row"))
@@ -384,7 +389,7 @@ func testThreadInARow(t *testing.T, calls int, gateways ...*api) {
 	}
 }
 
-// testThreadsAtOnce uses many threads side by side.
+// testThreadsAtOnce uses many threads concurrently.
 func testThreadsAtOnce(t *testing.T, a *api) {
 	const threads, calls = 12, 4
 	var all sync.WaitGroup
@@ -413,7 +418,8 @@ func testThreadsAtOnce(t *testing.T, a *api) {
 // testThreadLimits makes homes larger than their sandbox allows.
 func testThreadLimits(t *testing.T, a *api) {
 	b := a.sandboxed("thread-limits", request{"memory": "128MiB", "disk": request{"home": "4MiB", "inodes": 256}})
-	c := a.sandboxed("thread-limits-disk", request{"memory": "32MiB", "disk": request{"home": "20MiB"}}) // more than half of the memory
+	// The disk limit is more than half of the memory.
+	c := a.sandboxed("thread-limits-disk", request{"memory": "32MiB", "disk": request{"home": "20MiB"}})
 	for thread, c := range map[string]struct {
 		*api
 		first, second, left, says string
@@ -440,7 +446,7 @@ func testThreadLimits(t *testing.T, a *api) {
 			if b.get("/v1/threads/"+thread).into(t, &shown); shown.Version != 1 {
 				t.Errorf("version %d", shown.Version)
 			}
-			// Making room is how to go on.
+			// Freeing space makes the thread usable again.
 			if r := b.inline(bash("rm -r *; " + c.second).of(thread)); !r.Success {
 				t.Errorf("after making room: %+v", r)
 			}
@@ -448,13 +454,13 @@ func testThreadLimits(t *testing.T, a *api) {
 	}
 }
 
-// testThreadUploadLimits uploads more than a home may have.
+// testThreadUploadLimits uploads more than a home may hold.
 func testThreadUploadLimits(t *testing.T, a *api) {
 	b := a.sandboxed("thread-upload-limits", request{"memory": "128MiB", "disk": request{"home": "4MiB", "inodes": 256}})
 	b.uploadURL("much", "x", 4<<20+1).rejection(t, http.StatusBadRequest, "validation_error")
 	b.inline(bash("echo kept > file").of("much"))
 	late := b.uploadURL("much", "x", 4<<20-4096).signed(t)
-	key, _ := a.newKey("thread-upload-limits", "pro") // whose sandbox is larger
+	key, _ := a.newKey("thread-upload-limits", "pro") // its sandbox is larger
 	large := a.with(key)
 	for i := range 3 {
 		large.put(t, "much", fmt.Sprint("upload", i), noise(2<<20))
@@ -485,7 +491,7 @@ func testThreadUploadLimits(t *testing.T, a *api) {
 	}
 }
 
-// testThreadRefused has executions refused that would have had a thread.
+// testThreadRefused has executions in threads rejected.
 func testThreadRefused(t *testing.T, a *api) {
 	free, _ := a.newKey("thread-free", "free")
 	pro, _ := a.newKey("thread-free", "pro")

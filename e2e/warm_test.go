@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// madeAhead has a worker make jails before they are asked for, as it does where nothing is set.
+// madeAhead makes a worker prewarm jails as it does by default.
 var madeAhead = []string{"--warm-memory", "0"} // read only
 
-// forked is how many programs of a language had their jails forked.
+// forked returns how many programs of a language had forked jails.
 func (w *world) forked(language string) (n int) {
 	at := *w.api
 	at.base, at.key = w.health, ""
@@ -25,8 +25,9 @@ func (w *world) forked(language string) (n int) {
 	return 0
 }
 
-// warmPrograms tell what they find in the home and in /tmp, a variable of the request and their arguments, and leave something in both; and
-// count how often they have run in a thread.
+// warmPrograms print what they find in the home and in /tmp, a variable of the request and their
+// arguments, and leave files in both directories. They also count how often they have run in a
+// thread.
 var warmPrograms = map[string]struct{ look, finds, count string }{ // read only
 	"bash": {
 		"ls -A ~ /tmp; touch ~/left /tmp/left; echo $COLOUR $0 $#", "/home/baponi:\n\n/tmp:\n%s /run/bullpen/job/main.sh 0\n",
@@ -45,8 +46,9 @@ var warmPrograms = map[string]struct{ look, finds, count string }{ // read only
 	},
 }
 
-// testWarm runs programs in jails that were ready, alone with variables of their own and in a thread. They find what those find whose jails
-// are made for them, and nothing of those before. Nobody pauses, so that jails are forked in the end.
+// testWarm runs programs in prewarmed jails: alone, with their own variables, and in a thread. They
+// must find what programs in newly made jails find, and nothing from earlier ones. The programs run
+// without pauses, so that some jails are forked.
 func testWarm(t *testing.T, p *programs, in topology) {
 	w := newWorld(t, p, in, 2, madeAhead...)
 	for language, program := range warmPrograms {
@@ -70,7 +72,8 @@ func testWarm(t *testing.T, p *programs, in topology) {
 			return w.forked(language) >= before+3, n
 		})
 	}
-	// A profile decides otherwise: in strict isolation nothing is forked, however often it is asked for.
+	// A profile can prevent this: with strict isolation nothing is forked, however often it is
+	// requested.
 	strict, before := w.sandboxed("strict", request{"isolation": "strict"}), w.forked("python")
 	for i := range 30 {
 		if r := strict.inline(python(fmt.Sprintf("print(%d)", i))); r.Stdout != fmt.Sprintf("%d\n", i) {
@@ -80,13 +83,14 @@ func testWarm(t *testing.T, p *programs, in topology) {
 	if n := w.forked("python") - before; n != 0 {
 		t.Errorf("%d executions in strict isolation were forked", n)
 	}
-	// And what it has imported before is there when a program begins.
+	// Modules that a profile preloads are present when its programs start.
 	preloading := w.sandboxed("preloading", request{"preload": []string{"decimal", "xml.dom"}})
 	eventually(t, "modules that were imported before", func() (bool, any) {
 		r := preloading.inline(python("import sys; print('decimal' in sys.modules, 'xml.dom' in sys.modules, 'ctypes' in sys.modules)"))
 		return r.Stdout == "True True False\n", r
 	})
-	// What keeps a thread cannot be imported before. The log says so, and programs have it in jails of their own.
+	// A module that keeps a thread cannot be preloaded. The log says so, and programs import it in
+	// jails that are not forked.
 	threaded := w.sandboxed("threaded", request{"image": w.hostWith(t, "keeps_a_thread", `
 import threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
@@ -105,7 +109,7 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 	}
 }
 
-// hostWith makes an image that is the host's /usr with one more Python module.
+// hostWith makes an image from the host's /usr plus one Python module.
 func (w *world) hostWith(t *testing.T, module, code string) string {
 	t.Helper()
 	site := strings.TrimSpace(w.inline(python("import site; print(site.getsitepackages()[0])")).Stdout)

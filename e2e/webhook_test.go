@@ -27,7 +27,7 @@ import (
 
 var kills = repeatsFlag("kills", 2, 4, "how often the sender of webhooks is killed")
 
-// posted is a webhook that came.
+// posted is a webhook that was received.
 type posted struct {
 	path, id string
 	header   http.Header
@@ -46,15 +46,17 @@ func (p posted) trace(t testing.TB) string {
 	return body.TraceID
 }
 
-// receiver is where webhooks go. It answers with the status that the path names, or with what is next in answers.
+// receiver receives webhooks. It responds with the status in the path, or with the next one in
+// answers.
 type receiver struct {
 	url   string
-	flags []string // that let bullpen send there
+	flags []string // flags that let bullpen send there
 	came  chan posted
 
 	mu      sync.Mutex
 	answers []int
-	step    func(done string) // called once when a webhook has arrived, and once when it was answered; nil for nobody
+	// It is called once when a webhook has arrived and once when it was answered. It may be nil.
+	step func(done string)
 }
 
 // The steps of a webhook at its receiver.
@@ -63,7 +65,7 @@ const (
 	stepAnswered = "answered"
 )
 
-// at has f called at the next step of that name, on the receiver's side.
+// at calls f at the next step of that name at the receiver.
 func (r *receiver) at(step string, f func()) {
 	var once sync.Once
 	r.mu.Lock()
@@ -144,7 +146,7 @@ type delivery struct {
 	} `json:"attempts"`
 }
 
-// delivered waits until a webhook is not pending any more.
+// delivered waits until a webhook is no longer pending.
 func (a *api) delivered(id string) (d delivery) {
 	a.t.Helper()
 	eventually(a.t, "the webhook of "+id+" ends", func() (bool, any) {
@@ -184,7 +186,7 @@ func (p posted) verify(t testing.TB, secrets ...string) {
 	}
 }
 
-// settings changes the webhook settings of the key, and returns the secret if one was created.
+// settings changes the key's webhook settings. It returns the secret if one was created.
 func (a *api) settings(method, path string, body any) (secret string) {
 	a.t.Helper()
 	var s struct{ Secret string }
@@ -228,7 +230,7 @@ func testWebhooks(t *testing.T, p *programs, in topology) {
 		t.Errorf("the execution tells %s", r)
 	}
 
-	// A URL of its own; in other modes it is only looked at.
+	// A URL in the request. In the other modes it is only validated.
 	if r := w.inline(bash("echo 1").and("webhook_url", rec.url+"/299")); r.Stdout != "1\n" {
 		t.Errorf("%+v", r)
 	}
@@ -241,7 +243,7 @@ func testWebhooks(t *testing.T, p *programs, in topology) {
 		w.execute(bash("echo 1").and("webhook_url", url), "Prefer", "respond-async").rejection(t, http.StatusBadRequest, "validation_error")
 	}
 
-	// Retries, with both secrets after a rotation.
+	// Retries, signed with both secrets after a rotation.
 	rec.answer(500, 302, 200)
 	newest := w.settings(http.MethodPost, "/v1/webhook/rotate", request{})
 	id = async(bash("echo 1").and("webhook_url", rec.url+"/next"))
@@ -254,7 +256,7 @@ func testWebhooks(t *testing.T, p *programs, in topology) {
 	first.verify(t, newest, secret)
 	w.delivered(id).is(t, proto.DeliveryDelivered, 3)
 
-	// 410 disables the URL, until it is enabled.
+	// A 410 response disables the URL until it is enabled again.
 	rec.answer(410, 200)
 	gone := async(bash("echo 1").and("webhook_url", rec.url+"/gone"))
 	goneID := rec.next(t).id
@@ -299,8 +301,9 @@ func testWebhooks(t *testing.T, p *programs, in topology) {
 	}
 }
 
-// testWebhooksKilled kills the process that sends webhooks again and again: at any moment between the submission of an execution and the
-// record of its webhook, and just when one has arrived, and when its answer has left.
+// testWebhooksKilled repeatedly kills the process that sends webhooks. It does so at random times
+// between the submission of an execution and the record of its webhook. It also does so just after
+// a webhook has arrived and just after the response was sent.
 func testWebhooksKilled(t *testing.T, p *programs, in topology) {
 	rec := startReceiver(t)
 	w := newWorld(t, p, in, manySlots, rec.flags...)
@@ -315,7 +318,8 @@ func testWebhooksKilled(t *testing.T, p *programs, in topology) {
 		case 1:
 			rec.at(stepAnswered, func() { close(now) })
 		default:
-			time.AfterFunc(time.Duration(random.IntN(150))*time.Millisecond, func() { close(now) }) // the moment is the point of the test
+			// The random time is the point of the test.
+			time.AfterFunc(time.Duration(random.IntN(150))*time.Millisecond, func() { close(now) })
 		}
 		var all sync.WaitGroup
 		for range 8 {
@@ -370,7 +374,8 @@ func testWebhooksKilled(t *testing.T, p *programs, in topology) {
 	t.Logf("killed %d times: of %d webhooks %d came more than once", kills.n(), len(accepted), twice)
 }
 
-// testRedis takes Redis away while webhooks wait for their second attempt. None may come more than a minute late.
+// testRedis stops Redis while webhooks wait for their second attempt. None may be more than a
+// minute late.
 func testRedis(t *testing.T, p *programs) {
 	for name, fault := range map[string]func(t *testing.T, r *redis){
 		"killed":  func(_ *testing.T, r *redis) { r.server.Close() },
@@ -403,13 +408,13 @@ func testRedis(t *testing.T, p *programs) {
 	}
 }
 
-// redis is a Redis behind a line that can be slow.
+// redis is a Redis server behind a connection that can be slow.
 type redis struct {
 	addr   string
-	delay  atomic.Int64 // of everything it says, nanoseconds
+	delay  atomic.Int64 // of each response, nanoseconds
 	server *miniredis.Miniredis
 	mu     sync.Mutex
-	to     string // the server's address
+	to     string // address of the server
 }
 
 func startRedis(t *testing.T, m *machine) *redis {
@@ -433,7 +438,7 @@ func startRedis(t *testing.T, m *machine) *redis {
 	return r
 }
 
-// start starts an empty server, in place of one that was closed.
+// start starts an empty server in place of one that was closed.
 func (r *redis) start(t *testing.T) {
 	t.Helper()
 	s := miniredis.NewMiniRedis()
@@ -446,7 +451,7 @@ func (r *redis) start(t *testing.T) {
 	r.server, r.to = s, s.Addr()
 }
 
-// carry joins a connection with the server there is.
+// carry forwards a connection to the current server.
 func (r *redis) carry(conn net.Conn) {
 	defer func() { _ = conn.Close() }()
 	r.mu.Lock()

@@ -23,9 +23,10 @@ import (
 // topology is a kind of deployment.
 type topology struct {
 	name string
-	// apart has the gateway with the scheduler, the worker and the NATS server in separate processes. Otherwise there is one process.
+	// apart deploys the gateway with the scheduler, the worker and the NATS server as separate
+	// processes. Otherwise there is one process.
 	apart bool
-	// clustered has a cluster of three NATS servers, see cluster. It requires apart.
+	// clustered deploys a cluster of three NATS servers, see cluster. It requires apart.
 	clustered bool
 }
 
@@ -33,7 +34,7 @@ func topologies() []topology {
 	return []topology{{name: "one process"}, {name: "processes apart", apart: true}}
 }
 
-// onCluster is the topology that the tests of a cluster deploy.
+// onCluster returns the topology of the cluster tests.
 func onCluster() topology { return topology{name: "on a cluster", apart: true, clustered: true} }
 
 // world is a deployment of a test.
@@ -43,17 +44,17 @@ type world struct {
 	programs *programs
 	data     string
 	env      []string
-	args     []string // of every process, but for its roles and data
-	front    *process // answers HTTP
-	worker   *process // runs programs; the same as front where all is one process
+	args     []string // of every process, except its roles and data
+	front    *process // serves HTTP
+	worker   *process // runs programs; the same as front in one process
 	health   string   // base URL of the health routes of the worker
-	broker   *broker  // nil where all is one process, or on a cluster
-	cluster  *cluster // nil where there is none
+	broker   *broker  // nil in one process and on a cluster
+	cluster  *cluster // nil without a cluster
 }
 
 const (
 	noSlots   = 0  // no worker yet
-	manySlots = 16 // more than tests that run side by side hold
+	manySlots = 16 // more than concurrent tests hold
 	frontRole = "gateway,scheduler"
 )
 
@@ -255,7 +256,7 @@ func (a *api) submit(body any, headers ...string) string {
 	return r.trace(a.t)
 }
 
-// record reads the record of an execution as it is now.
+// record returns the current record of an execution.
 func (a *api) record(id string) record {
 	a.t.Helper()
 	r := a.get(execution(id))
@@ -442,8 +443,8 @@ func (r *reply) events(t testing.TB) []event {
 	return events
 }
 
-// checkEvents checks that events are those of an execution after seq: without gaps, the status first if after is 0, the
-// result last. It returns the output and the result event.
+// checkEvents checks that events are those of an execution after seq: without gaps, with the status
+// first if after is 0 and the result last. It returns the output and the result event.
 func checkEvents(t testing.TB, events []event, after int64) (stdout, stderr string, last event) {
 	t.Helper()
 	var printed [2]strings.Builder
@@ -455,7 +456,7 @@ func checkEvents(t testing.TB, events []event, after int64) (stdout, stderr stri
 		case i == 0 && after == 0:
 			want = "status"
 		}
-		// At or past the end there is the result alone, under its own number.
+		// At or past the end there is only the result, with its own number.
 		if e.Type != want || e.Seq != after+int64(i)+1 && (want != "result" || len(events) > 1) {
 			t.Fatalf("event %d of %d after %d is %s %d, want %s %d", i+1, len(events), after, e.Type, e.Seq, want, after+int64(i)+1)
 		}
