@@ -17,13 +17,13 @@ import (
 
 const (
 	executePath = "/v1/sandbox/execute"
-	// idleConnections is more than there are callers, so that each keeps its connection.
+	// idleConnections exceeds the number of callers, so that each keeps its connection.
 	idleConnections = 64
 	maxErrorBody    = 4 << 10
 	programTimeout  = 60 // seconds
 )
 
-// api is a plain client of a server. It retries nothing.
+// api is a plain client of a server. It does not retry.
 type api struct {
 	url, key string
 	http     *http.Client
@@ -106,19 +106,20 @@ func (a *api) inline(ctx context.Context, body []byte) (*proto.Result, string, e
 	return result, id, nil
 }
 
-// streamed is a stream of events as it came. It is decoded afterwards, so that decoding does not slow it down.
+// streamed is a raw stream of events. It is decoded afterwards, so that decoding does not slow it
+// down.
 type streamed struct {
 	body  []byte
 	marks []mark
 }
 
-// mark is how many bytes had arrived at a time.
+// mark is the number of bytes that had arrived at a time.
 type mark struct {
 	bytes int
-	at    time.Duration // since the request was begun
+	at    time.Duration // since the start of the request
 }
 
-// readPiece is what one read of a stream may bring.
+// readPiece is the size of the read buffer for streams.
 const readPiece = 256 << 10
 
 // stream runs a program and reads its events.
@@ -160,7 +161,7 @@ func (s *streamed) arrived(n int) time.Duration {
 	return 0
 }
 
-// metrics reads the server's figures that have no labels.
+// metrics reads the server's metrics that have no labels.
 func (a *api) metrics(ctx context.Context) (map[string]float64, error) {
 	text, err := a.get(ctx, "/metrics")
 	if err != nil {

@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	burstCalls  = 50 // less than connections are kept
+	burstCalls  = 50 // fewer than idleConnections
 	bursts      = 20
 	quickBursts = 3
 )
 
-// measureBursts sends bursts of python calls, each to an idle server with a full pool of jails, and returns when the last
-// answers of each came.
+// measureBursts sends bursts of python calls, each to an idle server with a full pool of jails. It
+// returns when the last response of each burst arrived.
 func measureBursts(ctx context.Context, t *target, times int, progress io.Writer) (*summary, error) {
 	host, err := ownPIDSpace()
 	if err != nil {
@@ -48,7 +48,7 @@ func measureBursts(ctx context.Context, t *target, times int, progress io.Writer
 	return s.summary(), nil
 }
 
-// burstTargets are the figures to reach; s is nil where they were not measured.
+// burstTargets returns the target figures. s is nil if they were not measured.
 func burstTargets(s *summary) []figure {
 	name := fmt.Sprintf("burst of %d python calls on an idle server, last answer, ", burstCalls)
 	median, worst := atMost(name+"median", targetBurstMS, "ms"), atMost(name+"worst", targetBurstMS, "ms")

@@ -9,13 +9,14 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// longestBlock is how long one side runs before it is the other's turn; blocksPerCell how often that happens at the least.
+// longestBlock is the longest time that one side runs before the other. blocksPerCell is the least
+// number of blocks of each side.
 const (
 	longestBlock  = time.Second
 	blocksPerCell = 2
 )
 
-// callers are how many programs are asked for at once.
+// callers are the measured numbers of concurrent callers.
 var callers = []int{1, 2, 8, 32}
 
 // cell compares the two sides for one language and number of callers.
@@ -27,17 +28,17 @@ type cell struct {
 	Bullpen     *summary       `json:"bullpen,omitempty"`
 	Ratio       *ratios        `json:"ratio,omitempty"`
 
-	samples []sample // of bullpen
+	samples []sample // bullpen's samples
 }
 
-// ratios are bullpen's figures to those of the bare interpreter.
+// ratios are bullpen's figures divided by those of the bare interpreter.
 type ratios struct {
 	P50       float64 `json:"p50"`
 	P99       float64 `json:"p99"`
 	PerSecond float64 `json:"runs_per_second"`
 }
 
-// cellOf is the cell of a language and number of callers; nil if it was not measured.
+// cellOf returns the cell of a language and number of callers, or nil if it was not measured.
 func cellOf(cells []cell, l proto.Language, callers int) *cell {
 	for i, c := range cells {
 		if c.Language == l && c.Callers == callers && c.Unavailable == "" {
@@ -52,7 +53,7 @@ func compare(ctx context.Context, a *api, programs []program, missing map[proto.
 	var cells []cell
 	found := map[proto.Language]program{}
 	for _, p := range programs {
-		// A first run also shows what a server without the language says.
+		// The first run also shows whether the server supports the language.
 		if result, _, err := a.execute(ctx, p.language, p.code, programTimeout); err == nil && result.ErrorMessage != nil {
 			missing[p.language] = "the server cannot run it: " + *result.ErrorMessage
 			continue

@@ -18,22 +18,23 @@ const (
 	fairSlots    = 8
 	fairBacklog  = 10_000
 	fairEvery    = 100 * time.Millisecond
-	fairSides    = 5 // of the time for a side of a cell
+	fairSides    = 5 // multiple of the time for one side of a cell
 	fairLong     = "sleep 0.3"
 	fairShort    = "true"
-	quickDivides = 20 // of the backlog, with --quick
+	quickDivides = 20 // divides the backlog with --quick
 )
 
 // fairness is how long one key's executions wait for a slot while another key has a backlog.
 type fairness struct {
 	Backlog int      `json:"backlog"`
 	Slots   int      `json:"slots"`
-	Job     *summary `json:"job"`           // how long one of the backlog has a slot
-	Orgs    *summary `json:"organisations"` // from accepted to claimed, of a key of another organisation
-	Keys    *summary `json:"keys"`          // and of another key of the same
+	Job     *summary `json:"job"`           // how long a job of the backlog holds a slot
+	Orgs    *summary `json:"organisations"` // from accepted to claimed, for a key of another organisation
+	Keys    *summary `json:"keys"`          // the same, for another key of the same organisation
 }
 
-// measureFairness queues a backlog under one key of a server of its own, and has one program asked for every 100 ms under another.
+// measureFairness queues a backlog under one key on its own server. Under another key, it submits a
+// program every 100 ms.
 func measureFairness(ctx context.Context, program, dir string, quick bool, d time.Duration) (f *fairness, err error) {
 	f = &fairness{Backlog: fairBacklog, Slots: fairSlots}
 	if quick {
@@ -93,7 +94,7 @@ func measureFairness(ctx context.Context, program, dir string, quick bool, d tim
 	return f, nil
 }
 
-// waits submits a short program every 100 ms, and returns how long each was queued, in milliseconds.
+// waits submits a short program every 100 ms. It returns how long each was queued, in milliseconds.
 func (a *api) waits(ctx context.Context, d time.Duration) (*summary, error) {
 	var mu sync.Mutex
 	var waited []float64
@@ -147,7 +148,7 @@ func (a *api) queued(ctx context.Context, id string) (float64, error) {
 	return e.QueuedMS, nil
 }
 
-// newKey creates a key, and returns a client with it.
+// newKey creates a key and returns a client that uses it.
 func (a *api) newKey(ctx context.Context, name, org string) (*api, error) {
 	body, err := json.Marshal(map[string]string{"name": name, "org": org, "plan": "enterprise"})
 	if err != nil {

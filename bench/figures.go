@@ -9,7 +9,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// The figures to reach.
+// The target figures.
 const (
 	targetAddedMS      = 1.5
 	targetFirstLineMS  = 30
@@ -41,9 +41,9 @@ const (
 type figure struct {
 	Name     string   `json:"name"`
 	Target   string   `json:"target"`
-	Measured *float64 `json:"measured"` // null where it was not
+	Measured *float64 `json:"measured"` // null if not measured
 	Unit     string   `json:"unit"`
-	Met      *bool    `json:"met"` // null where it was not measured
+	Met      *bool    `json:"met"` // null if not measured
 	Note     string   `json:"note,omitempty"`
 }
 
@@ -69,7 +69,7 @@ func (f figure) unknown(why string) figure {
 	return f
 }
 
-// none is not met where all runs failed, and unknown where there were none.
+// none marks the figure as not met if all runs failed, and as unknown if there were no runs.
 func (f figure) none(s *summary) figure {
 	if s.Errors > 0 {
 		f.Met = new(bool)
@@ -78,7 +78,7 @@ func (f figure) none(s *summary) figure {
 	return f.unknown("there were no runs")
 }
 
-// withErrors adds to a note how many runs failed.
+// withErrors appends the number of failed runs to a note.
 func withErrors(note string, s *summary) string {
 	if s.Errors > 0 {
 		note += fmt.Sprintf("; %d failed", s.Errors)
@@ -125,12 +125,13 @@ func (r *report) figures() []figure {
 	return slices.Concat(all, r.Webhooks.figures(), r.Threads.figures(), r.Pressure.figures(), r.Fairness.figures())
 }
 
-// cellTarget is what a cell should show: of one caller the p50 at most, of more their runs in a second at least.
+// cellTarget is the target of a cell: for one caller the maximum p50, for more callers the minimum
+// number of runs per second.
 type cellTarget struct {
 	language proto.Language
 	callers  int
 	limit    float64
-	ofBare   bool // a share of the bare interpreter's, else ms or runs
+	ofBare   bool // relative to the bare interpreter, otherwise ms or runs
 }
 
 var cellTargets = []cellTarget{ // read only
@@ -142,7 +143,7 @@ var cellTargets = []cellTarget{ // read only
 	{proto.Node, halfCallers, .85, true},
 }
 
-// targets are the figures that matter most, of programs that do no more than print, beside what was measured of them.
+// targets returns the most important targets and measurements, for programs that only print.
 func (r *report) targets() []figure {
 	var all []figure
 	for _, t := range cellTargets {
@@ -202,7 +203,7 @@ func (r *report) jailTarget() figure {
 	return f.unknown(cmp.Or(r.Memory.JailsUnknown, "there was none"))
 }
 
-// figures are those of fairness; f is nil if it was not measured.
+// figures returns the figures of fairness. f is nil if it was not measured.
 func (f *fairness) figures() []figure {
 	orgs := below("queued beside another organisation's backlog, p99 less one job of that", targetWaitMS, "ms")
 	keys := below("the same beside another key's of the same organisation", targetWaitMS, "ms")
@@ -221,7 +222,7 @@ func (f *fairness) figures() []figure {
 	return []figure{tell(orgs, f.Orgs), tell(keys, f.Keys)}
 }
 
-// figures are those of webhooks; w is nil if they were not measured.
+// figures returns the figures of webhooks. w is nil if they were not measured.
 func (w *webhooks) figures() []figure {
 	rate := figure{Name: "webhooks to fast receivers", Target: fmt.Sprintf("%d/s or more", targetHooksPerSec), Unit: "/s"}
 	latency := below("webhooks, result to receiver, p99", targetHookMS, "ms")
@@ -265,7 +266,7 @@ func (r *report) memoryFigure() figure {
 	return f.is(r.Memory.IdleMB, r.Memory.IdleMB < targetIdleMemoryMB, note)
 }
 
-// verdict returns whether the target was met, in words.
+// verdict describes whether the target was met.
 func (f figure) verdict() string {
 	switch {
 	case f.Met == nil:
@@ -277,7 +278,7 @@ func (f figure) verdict() string {
 	}
 }
 
-// value is the measured figure with its unit.
+// value formats the measured value with its unit.
 func (f figure) value() string {
 	if f.Measured == nil {
 		return "-"

@@ -11,12 +11,13 @@ import (
 )
 
 const (
-	halfCallers = 8           // the rate that as many reach is halved
-	halfSides   = 5           // of the time for a side of a cell
-	halfBefore  = time.Second // of requests that do not count: jails are made for the rate at which they are asked for
+	halfCallers = 8 // half of the rate that this many callers reach is used
+	halfSides   = 5 // multiple of the time for one side of a cell
+	// Requests in this time do not count, while the pool adapts to the request rate.
+	halfBefore = time.Second
 )
 
-// halfLoad is what requests took that came at half of the rate that callers reached one after another.
+// halfLoad is the latency of requests at half of the rate that callers reach in a closed loop.
 type halfLoad struct {
 	Language    proto.Language `json:"language"`
 	Unavailable string         `json:"unavailable,omitempty"`
@@ -25,7 +26,8 @@ type halfLoad struct {
 	Ratio       float64        `json:"p99_to_p50"`
 }
 
-// measureHalf has requests come at a fixed rate, for d for each language: as half of the rate in the cells.
+// measureHalf sends requests at a fixed rate, for d per language. The rate is half of that in the
+// cells.
 func measureHalf(ctx context.Context, a *api, cells []cell, d time.Duration, progress io.Writer) ([]halfLoad, error) {
 	host, err := ownPIDSpace()
 	if err != nil {
@@ -47,7 +49,7 @@ func measureHalf(ctx context.Context, a *api, cells []cell, d time.Duration, pro
 		var before, s series
 		before.open(ctx, schedule(h.Asked, halfBefore), run)
 		s.open(ctx, schedule(h.Asked, d), run)
-		s.elapsed = max(s.elapsed, d) // the next would have been due then
+		s.elapsed = max(s.elapsed, d) // the next one would be due then
 		h.Latency = s.summary()
 		h.Ratio = ratio(h.Latency.P99, h.Latency.P50)
 		all = append(all, h)
@@ -55,7 +57,7 @@ func measureHalf(ctx context.Context, a *api, cells []cell, d time.Duration, pro
 	return all, nil
 }
 
-// printHalf lists them.
+// printHalf prints the results.
 func printHalf(line func(string, ...any), all []halfLoad) {
 	line("")
 	line("at half of the rate of %d callers\tasked\tgot\tp50\tp99\tp99.9\tof\tp99 to p50", halfCallers)
@@ -72,7 +74,7 @@ func printHalf(line func(string, ...any), all []halfLoad) {
 	}
 }
 
-// target is the figure to reach.
+// target returns the target figure.
 func (h halfLoad) target() figure {
 	f := atMost(fmt.Sprintf("%s at half of the rate of %d callers, p99", h.Language, halfCallers), targetHalfRatio, "of p50")
 	if h.Unavailable != "" {

@@ -15,17 +15,17 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// machine is what the figures were measured on.
+// machine describes the machine that was measured.
 type machine struct {
 	CPU          string                    `json:"cpu"`
 	Cores        int                       `json:"cores"`
 	MemoryMB     int                       `json:"memory_mb"`
-	Load         string                    `json:"load_before"` // averages, when it began
+	Load         string                    `json:"load_before"` // load averages at the start
 	Kernel       string                    `json:"kernel"`
 	Cgroup       int                       `json:"cgroup_version"`
 	Go           string                    `json:"go"`
 	Interpreters map[proto.Language]string `json:"interpreters"`
-	// Of the file system that holds the server's data. Three durable writes are part of each execution.
+	// The file system that holds the server's data. Each execution includes three durable writes.
 	DataFS string   `json:"data_file_system,omitempty"`
 	Sync   *summary `json:"data_sync,omitempty"` // fsync of 4 KiB
 }
@@ -52,23 +52,25 @@ func describe(ctx context.Context, programs []program) machine {
 	return m
 }
 
-// busyLoad is the load, for each core, above which others take much of the machine.
+// busyLoad is the load per core above which other processes use much of the machine.
 const busyLoad = 0.25
 
-// busy says that others used the machine when it began; that makes every figure worse.
+// busy reports whether other processes used the machine at the start, which makes every figure
+// worse.
 func (m machine) busy() bool {
 	first, _, _ := strings.Cut(m.Load, " ")
 	load, err := strconv.ParseFloat(first, 64)
 	return err == nil && load > busyLoad*float64(m.Cores)
 }
 
-// text is a small file's, empty where there is none.
+// text returns the contents of a small file, or "" if it cannot be read.
 func text(path string) string {
 	b, _ := os.ReadFile(path)
 	return strings.TrimSpace(string(b))
 }
 
-// cgroupVersion is the one that jails use: version 1 where it has the memory controller.
+// cgroupVersion returns the cgroup version that jails use. It is 1 if version 1 has the memory
+// controller.
 func cgroupVersion() int {
 	if len(cgroupRoots("memory")) > 0 {
 		return 1
@@ -76,7 +78,8 @@ func cgroupVersion() int {
 	return 2
 }
 
-// cgroupRoots lists the mounted cgroup file systems of version 1 with the controller; with an empty one all of any version.
+// cgroupRoots lists the mounted version 1 cgroup file systems with the controller. If controller is
+// empty, it lists all cgroup file systems of any version.
 func cgroupRoots(controller string) []string {
 	var roots []string
 	for line := range strings.Lines(text("/proc/self/mountinfo") + "\n") {
@@ -93,7 +96,7 @@ func cgroupRoots(controller string) []string {
 	return roots
 }
 
-// measureSync writes to a file in dir and waits for the disk, several times.
+// measureSync repeatedly writes to a file in dir and waits for the disk.
 func measureSync(dir string, times int) (*summary, error) {
 	const size = 4 << 10
 	f, err := os.CreateTemp(dir, "sync-*")
@@ -118,7 +121,7 @@ func measureSync(dir string, times int) (*summary, error) {
 	return summarise(took), nil
 }
 
-// fileSystem is the type of the one that holds dir.
+// fileSystem returns the type of the file system that holds dir.
 func fileSystem(dir string) string {
 	kind, longest := "", 0
 	for line := range strings.Lines(text("/proc/self/mounts") + "\n") {
@@ -133,7 +136,7 @@ func fileSystem(dir string) string {
 	return kind
 }
 
-// commit is the short name of the commit that is checked out, or dev where something has been changed since.
+// commit returns the short hash of the checked-out commit, or dev if there are changes since.
 func commit(ctx context.Context) string {
 	const dev = "dev"
 	changed, err := exec.CommandContext(ctx, "git", "status", "--porcelain", "--", ".", ":!bench/results").Output()

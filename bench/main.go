@@ -15,13 +15,13 @@ import (
 // options are the command's flags.
 type options struct {
 	quick    bool
-	duration time.Duration // of each side of each cell
-	url, key string        // of a server that runs already
-	server   string        // the program to start otherwise
-	json     string        // where the figures go instead of the directory of results
-	svg      string        // where a drawing of them goes; empty for none
-	soak     int           // executions of a soak instead of a benchmark
-	profile  string        // directory for profiles of a server that works, instead of a benchmark
+	duration time.Duration // per side of each cell
+	url, key string        // of a server that is already running
+	server   string        // program to start otherwise
+	json     string        // path for the figures instead of the directory of results
+	svg      string        // path for a drawing of the figures; empty for none
+	soak     int           // number of executions of a soak instead of a benchmark
+	profile  string        // directory for profiles of a busy server instead of a benchmark
 }
 
 const (

@@ -13,28 +13,29 @@ import (
 )
 
 const (
-	logWithin = 3 * time.Second // an answer may be out before the lines about it are written
+	logWithin = 3 * time.Second // log lines may be written after the response is sent
 	logPoll   = 100 * time.Millisecond
 	maxLine   = 1 << 20
 )
 
-// overhead is where the time of inline requests of one caller went.
+// overhead splits the time of inline requests of one caller into its parts.
 type overhead struct {
 	Language proto.Language `json:"language"`
 	Unknown  int            `json:"runs_without_log_lines,omitempty"`
-	Added    *summary       `json:"added"`         // all but the next two: what the target is about
+	Added    *summary       `json:"added"`         // everything but the next two; the target is about this
 	Prepare  *summary       `json:"prepare"`       // making the jail
-	Run      *summary       `json:"run"`           // the program in it, from hand-over to its end
-	Server   *summary       `json:"added_inside"`  // the part of added that the server's request line covers
-	Client   *summary       `json:"added_outside"` // the rest of it: this client and the connection
+	Run      *summary       `json:"run"`           // running the program, from hand-over to its end
+	Server   *summary       `json:"added_inside"`  // part of added inside the server's request log line
+	Client   *summary       `json:"added_outside"` // the rest of added: this client and the connection
 }
 
-// logged is what the server's log says of an execution; nil where it does not.
+// logged is what the server's log says about an execution. Missing values are nil.
 type logged struct {
 	prepare, run, request *float64 // milliseconds
 }
 
-// overheads takes the requests of one caller apart. The error says why that is not possible.
+// overheads splits the requests of one caller into their parts. The error says why that is not
+// possible.
 func overheads(ctx context.Context, t *target, cells []cell) ([]overhead, error) {
 	if t.log == "" {
 		return nil, errors.New("the log of a server that was not started here cannot be read")
@@ -84,7 +85,7 @@ func takeApart(c cell, lines map[string]logged) overhead {
 	return o
 }
 
-// awaitLog reads the log until it has all wanted executions, or until a deadline.
+// awaitLog reads the log until it contains all wanted executions, or until a deadline.
 func awaitLog(ctx context.Context, path string, want map[string]bool) (map[string]logged, error) {
 	ctx, cancel := context.WithTimeout(ctx, logWithin)
 	defer cancel()
@@ -128,7 +129,7 @@ func readLog(path string, want map[string]bool) (map[string]logged, error) {
 			Took    *float64 `json:"duration_ms"`
 		}
 		if json.Unmarshal(scan.Bytes(), &line) != nil || !want[line.Trace] {
-			continue // half a line, or not about an execution
+			continue // an incomplete line, or not about an execution
 		}
 		l := lines[line.Trace]
 		switch line.Msg {

@@ -16,18 +16,19 @@ import (
 )
 
 const (
-	// pace is the pause after each run of either side: one after another, without one, a caller measures how fast jails are made.
+	// pace is the pause after each run of either side. Without it, one caller would measure how
+	// fast jails are made.
 	pace         = 40 * time.Millisecond
-	pacedPerRun  = 30 * time.Millisecond // of the time for a side of a cell
+	pacedPerRun  = 30 * time.Millisecond // time for one side of a cell per run
 	rotatedKeys  = 100
-	pacedFactor  = 7 // of the nonce, which only a program that ran can have multiplied
+	pacedFactor  = 7 // factor of the nonce; only a program that ran can have multiplied it
 	largeOutput  = 1_000_000
 	pacedThread  = "bench-paced"
 	jailsMetric  = "bullpen_worker_jails_total"
 	hostPIDSpace = "/proc/self/ns/pid"
 )
 
-// paced compares one caller who pauses with the bare interpreter: what somebody waits for who asks now and then.
+// paced compares one caller who pauses between requests with the bare interpreter.
 type paced struct {
 	Case        string         `json:"case"`
 	Language    proto.Language `json:"language"`
@@ -35,20 +36,22 @@ type paced struct {
 	Bare        *summary       `json:"bare,omitempty"`
 	Bullpen     *summary       `json:"bullpen,omitempty"`
 	P50Ratio    float64        `json:"p50_ratio"`
-	Warm        float64        `json:"warm"`   // share of the jails that were ready when they were asked for
-	CPU         float64        `json:"cpu_ms"` // processor time for each run, as cpuMillis has it, with the jail that is made for the next one
+	Warm        float64        `json:"warm"` // share of requests that found a prewarmed jail
+	// CPU time per run as cpuMillis counts it, including the jail that is made for the next run.
+	CPU float64 `json:"cpu_ms"`
 }
 
-// task is a program that shows with each run that nothing was taken from an earlier one: it multiplies a nonce, and finds a mark where
-// it leaves one. What it prints is the product, and the process namespace it is in where the language can say that by itself.
+// task is a program that shows that each run is independent of earlier ones. It multiplies a nonce
+// and checks for a mark file that it then leaves. It prints the product and, if the language can
+// read it without help, its PID namespace.
 type task struct {
 	name     string
 	language proto.Language
-	code     string // %[1]d is the nonce, %[2]q the file of the mark
-	large    bool   // it prints much first
+	code     string // %[1]d is the nonce, %[2]q the path of the mark
+	large    bool   // it first prints a lot
 	env      map[string]string
 	thread   string
-	callers  []*api // with a key each, which ask in turn; empty for the server's own
+	callers  []*api // used in turn, each with its own key; empty for the server's own key
 }
 
 const (
@@ -72,13 +75,13 @@ func pacedTasks(callers []*api) []task {
 	}
 }
 
-// printing is the task of a language that does no more than each has to.
+// printing returns the task of a language that does only what every task must do.
 func printing(l proto.Language) task {
 	code := map[proto.Language]string{proto.Bash: pacedBash, proto.Python: pacedPython + pacedEnd, proto.Node: pacedNode}
 	return task{name: "print", language: l, code: code[l]}
 }
 
-// ownPIDSpace is the process namespace of this process, in which no jail may be.
+// ownPIDSpace returns the PID namespace of this process. No jail may be in it.
 func ownPIDSpace() (string, error) {
 	host, err := os.Readlink(hostPIDSpace)
 	if err != nil {
@@ -87,10 +90,10 @@ func ownPIDSpace() (string, error) {
 	return host, nil
 }
 
-// firstNonce is where the nonces of requests begin, each of which adds 1.
+// firstNonce returns the first nonce of requests. Each request adds 1.
 func firstNonce() int64 { return time.Now().UnixNano() % 1_000_000_000 }
 
-// measurePaced measures all tasks, so many runs each.
+// measurePaced measures all tasks with this many runs each.
 func measurePaced(ctx context.Context, t *target, dir string, runs int, progress io.Writer) ([]paced, error) {
 	host, err := ownPIDSpace()
 	if err != nil {
@@ -154,7 +157,7 @@ func (k task) measure(ctx context.Context, t *target, p program, host string, ru
 	var of, than series
 	before := 0.0
 	for i := range runs + 2 {
-		if i == 2 { // the first had jails made
+		if i == 2 { // the first runs made the pool prewarm jails
 			of, than = series{}, series{}
 		}
 		for _, side := range []struct {
@@ -206,12 +209,12 @@ func (k task) inJail(ctx context.Context, a *api, nonce int64, host string) (sam
 	return s, k.check(r.Stdout, nonce, host, true)
 }
 
-// request is the body that asks for a run.
+// request returns the body of a request for one run.
 func (k task) request(nonce int64) ([]byte, error) {
 	return json.Marshal(asked{k.language, fmt.Sprintf(k.code, nonce, "/tmp/mark"), programTimeout, k.env, k.thread})
 }
 
-// check looks at what a run printed.
+// check checks the output of a run.
 func (k task) check(out string, nonce int64, host string, jailed bool) error {
 	if k.large {
 		var much string
@@ -229,7 +232,7 @@ func (k task) check(out string, nonce int64, host string, jailed bool) error {
 	return nil
 }
 
-// warmStarts are the jails so far that were ready; 0 where the server does not say.
+// warmStarts returns how many jails were ready so far, or 0 if the server does not report it.
 func (t *target) warmStarts(ctx context.Context) (n float64) {
 	text, err := t.get(ctx, "/metrics")
 	if err != nil {
@@ -244,7 +247,7 @@ func (t *target) warmStarts(ctx context.Context) (n float64) {
 	return n
 }
 
-// printPaced lists them.
+// printPaced prints the results.
 func printPaced(line func(string, ...any), all []paced) {
 	if len(all) == 0 {
 		return

@@ -7,7 +7,7 @@ import (
 	"strconv"
 )
 
-// The drawing's measures, in pixels.
+// Dimensions of the drawing, in pixels.
 const (
 	plotWidth  = 860
 	plotLabel  = 230 // for the names on the left
@@ -23,7 +23,7 @@ type row struct {
 	bare, bullpen float64 // ms
 }
 
-// rows are the medians of requests made now and then.
+// rows returns the medians of occasional requests.
 func (r *report) rows() (all []row) {
 	for _, p := range r.Paced {
 		if p.Unavailable == "" {
@@ -33,7 +33,7 @@ func (r *report) rows() (all []row) {
 	return all
 }
 
-// plot draws what somebody waits for who asks now and then, beside the bare interpreter, as SVG.
+// plot draws the latency of occasional requests next to the bare interpreter's, as SVG.
 func (r *report) plot() []byte {
 	rows := r.rows()
 	longest := 0.0
@@ -43,7 +43,7 @@ func (r *report) plot() []byte {
 	var b bytes.Buffer
 	text := func(x, y int, class, s string) {
 		var escaped bytes.Buffer
-		_ = xml.EscapeText(&escaped, []byte(s)) // a buffer takes all
+		_ = xml.EscapeText(&escaped, []byte(s)) // writes to a buffer do not fail
 		fmt.Fprintf(&b, "<text x=\"%d\" y=\"%d\" class=\"%s\">%s</text>\n", x, y, class, escaped.Bytes())
 	}
 	bar := func(y int, class string, ms float64) {

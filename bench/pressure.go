@@ -16,26 +16,28 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// How a server under pressure is measured: its only slot is taken, so that what is submitted is stored and stays queued.
+// Parameters for measuring a server under pressure. Its only slot is in use, so submissions are
+// stored and stay queued.
 const (
 	submitters      = 32
 	idleStreams     = 1000
-	submitSides     = 2 // of the time for a side of a cell
+	submitSides     = 2 // multiple of the time for one side of a cell
 	holdSeconds     = 3600
 	typeNDJSON      = "application/x-ndjson"
 	streamsWatched  = 20 * time.Second // the server writes to idle streams every 15 s
 	quickStreamWait = 2 * time.Second
 )
 
-// pressure is what was measured of a server with more work than slots.
+// pressure is the measurement of a server with more work than slots.
 type pressure struct {
-	Submissions *summary `json:"submissions_ms"` // asynchronous ones, each until it was accepted, by that many callers
+	// Time until asynchronous submissions were accepted, with this many callers.
+	Submissions *summary `json:"submissions_ms"`
 	PerSecond   float64  `json:"accepted_per_second"`
 	Streams     int      `json:"idle_streams"`
-	StreamsMB   float64  `json:"idle_streams_mb"` // what they added to the server's memory
+	StreamsMB   float64  `json:"idle_streams_mb"` // memory that they added to the server
 }
 
-// measurePressure measures on a server of its own, with its data in dir.
+// measurePressure measures on its own server, with its data in dir.
 func measurePressure(ctx context.Context, program, dir string, quick bool, d time.Duration) (*pressure, error) {
 	here := filepath.Join(dir, "pressure")
 	if err := os.MkdirAll(here, 0o700); err != nil {
@@ -102,7 +104,8 @@ func (a *api) submit(ctx context.Context, body []byte) (string, error) {
 	return resp.Header.Get("X-Trace-Id"), nil
 }
 
-// idle opens streams of an execution that prints nothing, and returns by how much the server's memory grows at most while it waits, in MB.
+// idle opens streams of an execution that prints nothing. It returns the largest growth of the
+// server's memory during wait, in MB.
 func (t *target) idle(ctx context.Context, id string, wait time.Duration) (float64, error) {
 	ctx, stop := context.WithCancel(ctx)
 	memory := watchMemory(t.pid)
@@ -129,7 +132,7 @@ func (t *target) idle(ctx context.Context, id string, wait time.Duration) (float
 	return peak - before, err
 }
 
-// figures are those of a server under pressure; m is nil if they were not measured.
+// figures returns the figures of a server under pressure. m is nil if they were not measured.
 func (m *pressure) figures() []figure {
 	rate := figure{Name: "async submissions, each durable before its answer", Target: fmt.Sprintf("%d/s or more", targetSubmitsPerSec), Unit: "/s"}
 	streams := below(fmt.Sprintf("memory of %d idle streams", idleStreams), targetStreamsMB, "MB")

@@ -23,7 +23,7 @@ const (
 	memoryEvery = 5 * time.Millisecond
 )
 
-// residentMB is the resident memory of a process.
+// residentMB returns the resident memory of a process.
 func residentMB(pid int) (float64, error) {
 	status, err := os.ReadFile(procPath(pid, "status"))
 	if err != nil {
@@ -42,15 +42,16 @@ func megabytes(text, name string) (float64, error) {
 	return n * kib / mb, err
 }
 
-// jailMemory is what the processes of a jail hold that was made ahead, all together, without what the kernel holds for them.
+// jailMemory is the total memory of a prewarmed jail's processes, without the kernel's memory for
+// them.
 type jailMemory struct {
 	Language   proto.Language `json:"language"`
-	ResidentMB float64        `json:"resident_mb"` // what several processes share counts for each
+	ResidentMB float64        `json:"resident_mb"` // shared pages count for each process
 	UnsharedMB float64        `json:"unshared_mb"` // pages that it has written
 }
 
-// jailsAhead returns the memory of the prewarmed jails of a server that has run nothing yet: one for each language, each below a process of
-// its own.
+// jailsAhead returns the memory of a server's prewarmed jails before it has run anything. There is
+// one for each language, each below its own process.
 func jailsAhead(server int) ([]jailMemory, error) {
 	all, err := processes()
 	if err != nil {
@@ -87,9 +88,11 @@ func jailsAhead(server int) ([]jailMemory, error) {
 	return jails, nil
 }
 
-// cpuMillis is the processor time, in ms, that this machine has spent since its start on all but the benchmark and the programs that the
-// benchmark started and waited for. On a quiet machine that is the server, its jails, and what the kernel does for both; it cannot be
-// asked of their processes, since those that nobody waits for take theirs with them. It is 0 where the server is not on this machine.
+// cpuMillis returns the CPU time, in ms, that this machine has spent since its start. It excludes
+// the benchmark and the programs that the benchmark started and waited for. On a quiet machine, the
+// rest is the server, its jails, and the kernel's work for both. The processes themselves cannot be
+// queried, because the time of those that nobody waits for is lost. It is 0 if the server is not on
+// this machine.
 func (t *target) cpuMillis() (float64, error) {
 	if t.pid == 0 {
 		return 0, nil
@@ -108,9 +111,9 @@ func (t *target) cpuMillis() (float64, error) {
 	return millis, nil
 }
 
-// machineMillis is the processor time that this machine has spent, in ms, as control groups count it: to the nanosecond, where the kernel's
-// own sum takes who runs at each tick for the whole of it. Version 2 does so below the root only: what the kernel's threads do is not
-// counted there.
+// machineMillis returns the CPU time that this machine has spent, in ms, as control groups count
+// it. They count nanoseconds, while the kernel's own total charges each whole tick to the process
+// that runs then. Version 2 counts only below the root and so excludes kernel threads.
 func machineMillis() (float64, error) {
 	const perNano, perMicro = 1e-6, 1e-3
 	if roots := cgroupRoots("cpuacct"); len(roots) > 0 {
@@ -140,13 +143,13 @@ func machineMillis() (float64, error) {
 	return millis, nil
 }
 
-// watchMemory looks at the resident memory of a process until the function that it returns is called, which returns what it was
-// at first and at most. Where there is no process they are 0.
+// watchMemory samples the resident memory of a process until the returned function is called. That
+// function returns the first and the largest sample. Both are 0 if there is no process.
 func watchMemory(pid int) func() (before, peak float64) {
 	if pid == 0 {
 		return func() (float64, float64) { return 0, 0 }
 	}
-	before, _ := residentMB(pid) // a process that has died shows in its answers
+	before, _ := residentMB(pid) // a dead process shows up in its responses
 	peak := before
 	quit := make(chan struct{})
 	var watcher sync.WaitGroup
@@ -182,7 +185,7 @@ func field(text, name string) string {
 
 func procPath(pid int, name string) string { return filepath.Join("/proc", strconv.Itoa(pid), name) }
 
-// process is one line of what runs on this machine.
+// process describes one process on this machine.
 type process struct {
 	pid, parent int
 	name        string
@@ -197,7 +200,7 @@ func (p process) String() string {
 	return s
 }
 
-// processes lists all processes that can be seen.
+// processes lists all visible processes.
 func processes() ([]process, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -211,7 +214,7 @@ func processes() ([]process, error) {
 		}
 		stat, err := os.ReadFile(procPath(pid, "stat"))
 		if err != nil {
-			continue // gone meanwhile
+			continue // it has ended meanwhile
 		}
 		if p, ok := parseStat(stat); ok {
 			all = append(all, p)
@@ -220,7 +223,8 @@ func processes() ([]process, error) {
 	return all, nil
 }
 
-// parseStat reads "pid (name) state parent …"; the name may hold anything, also parentheses.
+// parseStat parses "pid (name) state parent …". The name may contain anything, including
+// parentheses.
 func parseStat(stat []byte) (process, bool) {
 	open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
 	if open < 1 || end < open {

@@ -28,8 +28,9 @@ const (
 	profileSetting = "BULLPEN_PROFILE_LISTEN="
 )
 
-// serverProfiles are those that are made at once while the server works: their names in files and at the server, the kind of sample that a
-// flame graph shows, and what an execution takes of that.
+// serverProfiles are the profiles that are taken concurrently while the server works. Each has its
+// names in files and on the server, the sample kind that a flame graph shows, and a label for the
+// cost per execution.
 var serverProfiles = []struct { // read only
 	name, path, kind, unit string
 	per                    float64
@@ -38,8 +39,8 @@ var serverProfiles = []struct { // read only
 	{"allocs", "allocs", "alloc_space", "KiB", kib},
 }
 
-// profile drives the server with inline programs for d, and writes what it does meanwhile into o.profile: each profile as go tool pprof
-// reads it, and as a flame graph for a browser.
+// profile sends inline programs to the server for d and writes its profiles to o.profile. Each is
+// written for go tool pprof and as an HTML flame graph.
 func profile(ctx context.Context, t *target, o options, dir string, out, progress io.Writer) error {
 	if err := os.MkdirAll(o.profile, 0o755); err != nil { //nolint:gosec // as the directory of results
 		return fmt.Errorf("make the directory for profiles: %w", err)
@@ -68,7 +69,7 @@ func profile(ctx context.Context, t *target, o options, dir string, out, progres
 		turn.Unlock()
 		return r(ctx)
 	}
-	done.block(ctx, 0, profileCallers, run) // the first have jails made
+	done.block(ctx, 0, profileCallers, run) // the first runs make the pool prewarm jails
 	done = series{}
 	driving, stop := context.WithCancel(ctx)
 	defer stop()
@@ -105,7 +106,7 @@ func profile(ctx context.Context, t *target, o options, dir string, out, progres
 	return nil
 }
 
-// profiles has all of serverProfiles made in the same time.
+// profiles takes all of serverProfiles over the same period.
 func (t *target) profiles(ctx context.Context, d time.Duration) ([][]byte, error) {
 	made, errs := make([][]byte, len(serverProfiles)), make([]error, len(serverProfiles))
 	at := &api{t.profileURL, "", t.http}
@@ -142,7 +143,7 @@ func flameGraph(file, kind string) (page []byte, err error) {
 	err = driver.PProf(&driver.Options{
 		Flagset: &pprofFlags{flag.NewFlagSet("pprof", flag.ContinueOnError), []string{"-http=127.0.0.1:1", "-no_browser", "-sample_index=" + kind, file}},
 		UI:      failed,
-		HTTPServer: func(args *driver.HTTPServerArgs) error { // nobody listens: the page is all that is wanted
+		HTTPServer: func(args *driver.HTTPServerArgs) error { // nothing listens: only the page is needed
 			r, w := httptest.NewRequest(http.MethodGet, "/flamegraph", nil), httptest.NewRecorder()
 			args.Handlers["/flamegraph"].ServeHTTP(w, r)
 			page = w.Body.Bytes()
@@ -164,22 +165,22 @@ type pprofFlags struct {
 	args []string
 }
 
-// StringList is a flag that may come more than once.
+// StringList defines a flag that may be repeated.
 func (f *pprofFlags) StringList(name, value, usage string) *[]*string {
 	return &[]*string{f.String(name, value, usage)}
 }
 
-// ExtraUsage and AddExtraUsage are for a help that nobody reads.
+// ExtraUsage and AddExtraUsage serve a help text that is never shown.
 func (*pprofFlags) ExtraUsage() string   { return "" }
 func (*pprofFlags) AddExtraUsage(string) {}
 
-// Parse returns the names of files.
+// Parse returns the file names.
 func (f *pprofFlags) Parse(func()) []string {
-	_ = f.FlagSet.Parse(f.args) // they are ours
+	_ = f.FlagSet.Parse(f.args) // the arguments are ours
 	return f.Args()
 }
 
-// complaints collect what pprof says of errors; it asks nobody.
+// complaints collects pprof's error messages. It never prompts.
 type complaints struct{ bytes.Buffer }
 
 func (*complaints) ReadLine(string) (string, error)     { return "", io.EOF }

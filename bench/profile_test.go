@@ -12,17 +12,18 @@ import (
 
 func TestFlameGraphNeedsNothingElse(t *testing.T) {
 	var kept [][]byte
-	for range 100 { // more than is allocated between two samples
+	for range 100 { // more than the allocation sampling interval
 		kept = append(kept, make([]byte, 1<<20))
 	}
-	runtime.GC() // what was allocated is in the profile after a whole cycle
+	runtime.GC() // allocations appear in the profile after a complete GC cycle
 	runtime.GC()
 	var made bytes.Buffer
 	if err := pprof.Lookup("allocs").WriteTo(&made, 0); err != nil {
 		t.Fatal(err)
 	}
 	runtime.KeepAlive(kept)
-	if total, err := sum(made.Bytes(), "alloc_space"); err != nil || total < 50<<20 { // they are sampled
+	// Allocations are sampled.
+	if total, err := sum(made.Bytes(), "alloc_space"); err != nil || total < 50<<20 {
 		t.Errorf("allocations add up to %d bytes, %v", total, err)
 	}
 	if _, err := sum(made.Bytes(), "cpu"); err == nil {

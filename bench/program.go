@@ -13,19 +13,20 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// searchPath is where jails look for interpreters.
+// searchPath is the path in which jails look for interpreters.
 const searchPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// program is a program with the interpreter of this machine that runs it.
+// program is a program and this machine's interpreter for it.
 type program struct {
 	language    proto.Language
 	code        string
 	output      string
 	interpreter string // path
-	dir, file   string // where the code lies, for the bare interpreter
+	dir, file   string // location of the code for the bare interpreter
 }
 
-// languages are those that are compared, with the name of the interpreter, of its program's file, and the least program.
+// languages lists the compared languages, each with its interpreter, its file name and its smallest
+// program.
 var languages = []struct {
 	name              proto.Language
 	interpreter, file string
@@ -38,7 +39,8 @@ var languages = []struct {
 
 const leastOutput = "1\n"
 
-// leastPrograms writes the least program of each language below dir. Languages without an interpreter come with a reason.
+// leastPrograms writes each language's smallest program below dir. It returns a reason for each
+// language without an interpreter.
 func leastPrograms(dir string) ([]program, map[proto.Language]string, error) {
 	var found []program
 	missing := map[proto.Language]string{}
@@ -57,7 +59,7 @@ func leastPrograms(dir string) ([]program, map[proto.Language]string, error) {
 	return found, missing, nil
 }
 
-// newProgram writes code into a file in dir, which it makes.
+// newProgram creates dir and writes code to a file in it.
 func newProgram(dir string, language proto.Language, code string) (program, error) {
 	for _, l := range languages {
 		if l.name != language {
@@ -79,7 +81,8 @@ func newProgram(dir string, language proto.Language, code string) (program, erro
 	return program{}, fmt.Errorf("there is no language %q", language)
 }
 
-// lookPath finds the interpreter that a jail would find; the PATH of this process may lead to another one.
+// lookPath finds the interpreter that a jail would find. The PATH of this process may lead to
+// another one.
 func lookPath(name string) (string, error) {
 	for dir := range strings.SplitSeq(searchPath, ":") {
 		path := filepath.Join(dir, name)
@@ -90,13 +93,13 @@ func lookPath(name string) (string, error) {
 	return "", fmt.Errorf("find %s: %w", name, exec.ErrNotFound)
 }
 
-// environment is as clean as a jail's: what this process has in its own, such as NODE_EXTRA_CA_CERTS, can make an interpreter
-// start much slower.
+// environment returns an environment as clean as a jail's. Variables of this process, such as
+// NODE_EXTRA_CA_CERTS, can make an interpreter start much more slowly.
 func (p *program) environment() []string {
 	return []string{"HOME=" + p.dir, "USER=baponi", "LANG=C.UTF-8", "TMPDIR=/tmp", "PATH=" + searchPath}
 }
 
-// command is the bare interpreter with the program.
+// command returns the command that runs the program with the bare interpreter.
 func (p *program) command(ctx context.Context) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, p.interpreter, p.file)
 	cmd.Env, cmd.Dir = p.environment(), p.dir
@@ -126,7 +129,7 @@ func (p *program) outputOf(ctx context.Context, env map[string]string) (string, 
 	return stdout.String(), nil
 }
 
-// inline runs the program in a jail.
+// inline returns a runner for the program in a jail.
 func (p *program) inline(a *api) runner {
 	return func(ctx context.Context) (sample, error) {
 		result, id, err := a.execute(ctx, p.language, p.code, programTimeout)

@@ -20,12 +20,12 @@ const (
 	quickSyncs  = 20
 	bulkRuns    = 5
 	timeoutRuns = 20
-	// quickTimeoutRuns are as many seconds.
+	// quickTimeoutRuns is also about the number of seconds that they take.
 	quickTimeoutRuns = 3
-	webhookSides     = 3 // of the time for a side of a cell, for each latency of webhooks
+	webhookSides     = 3 // multiple of the time for one side of a cell, per webhook latency
 	latestResult     = "bench/results/latest.json"
 	tablePad         = 2
-	reportForm       = 1 // raised when a field changes its meaning
+	reportForm       = 1 // incremented when a field changes its meaning
 	remoteName       = "a server that was running"
 	startedName      = "started for this"
 )
@@ -35,7 +35,7 @@ type report struct {
 	Form            int          `json:"form"`
 	StartedAt       time.Time    `json:"started_at"`
 	Seconds         float64      `json:"seconds"`
-	Commit          string       `json:"commit"` // dev: none, or something was changed since
+	Commit          string       `json:"commit"` // dev if there is none, or if files were changed since
 	Server          string       `json:"server"`
 	Quick           bool         `json:"quick"`
 	CellSeconds     float64      `json:"seconds_per_side_of_a_cell"`
@@ -46,7 +46,7 @@ type report struct {
 	OverheadUnknown string       `json:"overhead_unknown,omitempty"`
 	FirstLine       *firstLine   `json:"first_line"`
 	Throughput      []throughput `json:"throughput"`
-	Timeouts        *summary     `json:"timeouts_late"` // milliseconds after the timeout that programs had ended
+	Timeouts        *summary     `json:"timeouts_late"` // how long after the timeout programs had ended, milliseconds
 	Webhooks        *webhooks    `json:"webhooks"`
 	Threads         *threads     `json:"threads"`
 	Pressure        *pressure    `json:"pressure"`
@@ -58,15 +58,15 @@ type report struct {
 	Targets         []figure     `json:"targets"`
 }
 
-// memory is the server's resident memory, and that of the jails it keeps.
+// memory is the resident memory of the server and of the jails that it keeps.
 type memory struct {
 	IdleMB       float64      `json:"idle_mb"`            // before the first execution
-	AfterMB      float64      `json:"idle_after_load_mb"` // after the last
+	AfterMB      float64      `json:"idle_after_load_mb"` // after the last execution
 	Jails        []jailMemory `json:"jails_made_ahead"`   // before the first execution
 	JailsUnknown string       `json:"jails_made_ahead_unknown,omitempty"`
 }
 
-// benchmark measures everything, prints it and writes it down.
+// benchmark measures everything, prints the report and saves it.
 func benchmark(ctx context.Context, t *target, o options, dir string, out, progress io.Writer) error {
 	r, err := measure(ctx, t, o, dir, progress)
 	if err != nil {
@@ -101,7 +101,7 @@ func measure(ctx context.Context, t *target, o options, dir string, progress io.
 		return nil, err
 	}
 	r.Cells = compare(ctx, t.api, programs, missing, o.duration, progress)
-	if t.pid != 0 { // it makes keys
+	if t.pid != 0 { // it creates keys
 		if r.Paced, err = measurePaced(ctx, t, dir, int(o.duration/pacedPerRun), progress); err != nil {
 			return nil, err
 		}
@@ -173,7 +173,7 @@ func measure(ctx context.Context, t *target, o options, dir string, progress io.
 	return r, nil
 }
 
-// idle measures what must be measured before the server has anything to do.
+// idle measures what must be measured while the server is idle.
 func (r *report) idle(ctx context.Context, t *target, o options, progress io.Writer) (err error) {
 	if t.pid == 0 {
 		return nil
@@ -206,7 +206,8 @@ func idleMemory(ctx context.Context, t *target) (float64, error) {
 	return residentMB(t.pid)
 }
 
-// save writes the figures to path. If path is empty, those of a full run go to the directory of results, those of a quick run nowhere.
+// save writes the figures to path. If path is empty, the figures of a full run go to the directory
+// of results and those of a quick run are not saved.
 func (r *report) save(path string, out io.Writer) error {
 	if path == "" && r.Quick {
 		return nil
@@ -228,7 +229,7 @@ func (r *report) save(path string, out io.Writer) error {
 	return err
 }
 
-// replace writes a file whole or not at all.
+// replace writes a file atomically.
 func replace(path string, body []byte) error {
 	tmp := path + ".tmp"
 	if err := os.WriteFile(tmp, body, 0o644); err != nil { //nolint:gosec // results are for everybody

@@ -17,18 +17,19 @@ import (
 )
 
 const (
-	warmRuns     = 200 // before the first look: what is made once is there then
-	warmCallers  = 16  // more than slots, so that all are used
+	// Run before the first look, so that one-time allocations have happened.
+	warmRuns     = 200
+	warmCallers  = 16 // more than there are slots, so that all are used
 	settleWithin = 60 * time.Second
 	settlePoll   = time.Second
-	progressAt   = 10 // times
-	shown        = 10 // names of one kind
+	progressAt   = 10 // number of progress reports
+	shown        = 10 // names of each kind
 )
 
-// errLeak says that executions left something behind.
+// errLeak means that executions left something behind.
 var errLeak = errors.New("executions left something behind: see above")
 
-// soakPrograms are run in turn. The last leaves a process behind that must not outlive it.
+// soakPrograms are run in turn. The last one leaves a process behind that must not outlive it.
 var soakPrograms = []struct {
 	language proto.Language
 	code     string
@@ -41,7 +42,7 @@ var soakPrograms = []struct {
 	{proto.Bash, "setsid sleep 1000 > /dev/null 2>&1 & echo 1"},
 }
 
-// look is what there is of the server at one moment: names by kind. Only numbers are compared.
+// look is a snapshot of what the server holds: names by kind. Only the counts are compared.
 type look struct {
 	kinds      map[string][]string
 	goroutines int
@@ -55,7 +56,7 @@ const (
 	kindFile    = "open descriptors"
 )
 
-// soak runs n executions and compares what there is before and after.
+// soak runs n executions and compares the snapshots before and after.
 func soak(ctx context.Context, t *target, n int, out, progress io.Writer) error {
 	_, _ = fmt.Fprintf(progress, "warming up with %d executions …\n", warmRuns)
 	var warm series
@@ -108,7 +109,7 @@ func soak(ctx context.Context, t *target, n int, out, progress io.Writer) error 
 	return nil
 }
 
-// soakRunners are the soak programs that this machine has interpreters for.
+// soakRunners returns the soak programs whose interpreters this machine has.
 func soakRunners(a *api) []runner {
 	var runners []runner
 	for _, p := range soakPrograms {
@@ -122,8 +123,9 @@ func soakRunners(a *api) []runner {
 	return runners
 }
 
-// settle looks until there is no more than before, or, without a before, no less than a moment ago; for some time at most,
-// because the ends of the last executions, and files that the store closes when nobody uses them, take a little.
+// settle takes snapshots until there is no more than before, for a limited time. If before is nil,
+// it waits until two snapshots in a row are equal. The last executions take a moment to end, and
+// the store closes unused files with a delay.
 func settle(ctx context.Context, t *target, before *look) (*look, error) {
 	deadline := time.Now().Add(settleWithin)
 	var last *look
@@ -175,7 +177,8 @@ func lookAt(ctx context.Context, t *target) (*look, error) {
 	return l, l.cgroups(t.pid)
 }
 
-// descriptors returns the kinds of the server's open files, without what distinguishes files of one kind.
+// descriptors records the server's open files by kind, without what distinguishes files of one
+// kind.
 func (l *look) descriptors(t *target) error {
 	dir := procPath(t.pid, "fd")
 	entries, err := os.ReadDir(dir)
@@ -198,8 +201,8 @@ func (l *look) descriptors(t *target) error {
 	return nil
 }
 
-// cgroups returns the groups of the server's jails. They lie below bullpen/<instance>, and the instance is known by the
-// directory of workers whose lock the server holds.
+// cgroups records the groups of the server's jails. They are below bullpen/<instance>. The instance
+// is found through the directory of workers whose lock the server holds.
 func (l *look) cgroups(pid int) error {
 	instance := ""
 	for _, name := range l.kinds[kindFile] {
@@ -227,7 +230,7 @@ func (l *look) cgroups(pid int) error {
 	return nil
 }
 
-// counts says how many there are of each kind.
+// counts returns the number of names of each kind.
 func (l *look) counts() map[string]int {
 	counts := map[string]int{"goroutines": l.goroutines}
 	for _, kind := range []string{kindProcess, kindMount, kindCgroup, kindFile} {
@@ -248,7 +251,7 @@ func (l *look) leaks(after *look) map[string]bool {
 	return more
 }
 
-// printGrown names what there is more of.
+// printGrown prints the names of a kind that has grown.
 func (l *look) printGrown(out io.Writer, after *look, kind string) {
 	more := map[string]int{}
 	for _, name := range after.kinds[kind] {

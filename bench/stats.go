@@ -8,28 +8,30 @@ import (
 	"time"
 )
 
-// errorPause keeps a side that fails at once from doing nothing else.
+// errorPause is the pause after a failed run, so that a failing side does not spin.
 const errorPause = 50 * time.Millisecond
 
-// sample is one run that went well.
+// sample is one successful run.
 type sample struct {
 	took time.Duration
-	id   string // the execution's, where there is one
+	id   string // execution id, if any
 }
 
-// series are the runs of one side of a comparison. It is filled by block and read when nothing fills it any more.
+// series holds the runs of one side of a comparison. It may be read only when nothing fills it any
+// more.
 type series struct {
 	mu       sync.Mutex
 	samples  []sample
 	errors   int
 	firstErr error
-	elapsed  time.Duration // of all blocks
+	elapsed  time.Duration // total of all blocks
 }
 
-// runner runs a program once. If the sample has no time, the time of the whole call counts.
+// runner runs a program once. If the sample has no time, the duration of the call counts.
 type runner func(ctx context.Context) (sample, error)
 
-// block has callers run one program after the other until d is over, each to its end and one at the least.
+// block has callers run one program after the other until d is over. Each caller completes at least
+// one run.
 func (s *series) block(ctx context.Context, d time.Duration, callers int, run runner) {
 	began := time.Now()
 	var all sync.WaitGroup
@@ -47,8 +49,9 @@ func (s *series) block(ctx context.Context, d time.Duration, callers int, run ru
 	s.elapsed += time.Since(began)
 }
 
-// schedule is when requests begin that come at a fixed rate, in a second, for d: since the first, which there is in any case. Each is taken
-// from its number, so that what is rounded does not add up.
+// schedule returns the start times of requests at a fixed rate per second, for d. The times are
+// relative to the first, which always exists. Each is computed from its index, so that rounding
+// errors do not add up.
 func schedule(rate float64, d time.Duration) []time.Duration {
 	at := make([]time.Duration, max(1, int(math.Round(rate*d.Seconds()))))
 	for i := range at {
@@ -57,8 +60,9 @@ func schedule(rate float64, d time.Duration) []time.Duration {
 	return at
 }
 
-// open runs at each of these times since it is called, whether or not the runs before have ended, and waits for all. What a run took counts
-// from the time it was due, also where it began late: a stall is in the figures of all that came meanwhile.
+// open starts a run at each of the due times, even if earlier runs have not ended, and waits for
+// all. Each duration counts from the due time, even if the run started late. A stall therefore
+// affects all runs that were due during it.
 func (s *series) open(ctx context.Context, due []time.Duration, run runner) {
 	began := time.Now()
 	var all sync.WaitGroup
@@ -83,7 +87,7 @@ func (s *series) open(ctx context.Context, due []time.Duration, run runner) {
 	s.elapsed += time.Since(began)
 }
 
-// once runs and notes how it went. A run that is broken off with ctx is not one.
+// once performs one run and records the outcome. A run that ctx interrupts does not count.
 func (s *series) once(ctx context.Context, run runner) {
 	began := time.Now()
 	one, err := run(ctx)
@@ -113,7 +117,7 @@ type side struct {
 	run runner
 }
 
-// alternate measures the sides in turn, a block each, until each has had total.
+// alternate measures the sides in turn, one block each, until each has run for total.
 func alternate(ctx context.Context, total, block time.Duration, callers int, sides ...*side) {
 	for spent := time.Duration(0); spent < total && ctx.Err() == nil; spent += block {
 		for _, s := range sides {
@@ -133,7 +137,7 @@ type summary struct {
 	Min        float64 `json:"min_ms"`
 	Max        float64 `json:"max_ms"`
 	PerSecond  float64 `json:"runs_per_second,omitempty"`
-	Seconds    float64 `json:"seconds,omitempty"` // measured
+	Seconds    float64 `json:"seconds,omitempty"` // measured time
 }
 
 func (s *series) summary() *summary {
@@ -152,7 +156,7 @@ func (s *series) summary() *summary {
 	return sum
 }
 
-// summarise sorts values. There may be none.
+// summarise sorts values, which may be empty, and summarises them.
 func summarise(values []float64) *summary {
 	slices.Sort(values)
 	sum := &summary{Runs: len(values), P50: percentile(values, 50), P99: percentile(values, 99), P999: percentile(values, 99.9)}
@@ -162,7 +166,8 @@ func summarise(values []float64) *summary {
 	return sum
 }
 
-// percentile returns the smallest of the sorted values that at least p percent of them do not exceed; 0 of none.
+// percentile returns the smallest of the sorted values that at least p percent of them do not
+// exceed. It returns 0 if there are no values.
 func percentile(sorted []float64, p float64) float64 {
 	if len(sorted) == 0 {
 		return 0
@@ -173,7 +178,7 @@ func percentile(sorted []float64, p float64) float64 {
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// ratio is a to b, 0 where there is none.
+// ratio returns a divided by b, or 0 if that is undefined.
 func ratio(a, b float64) float64 {
 	if b == 0 {
 		return 0

@@ -137,7 +137,7 @@ func TestScheduleKeepsTheRate(t *testing.T) {
 func TestAStallIsInTheFiguresOfAllThatComeMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stalled := time.After(time.Second)
-		serving := make(chan struct{}, 1) // one at a time, and the first for a second
+		serving := make(chan struct{}, 1) // serves one at a time, and the first for a second
 		var s series
 		s.open(t.Context(), schedule(10, 2*time.Second), func(context.Context) (sample, error) {
 			serving <- struct{}{}

@@ -16,13 +16,14 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// firstLine compares how long the first line of output takes, which has come before the program has ended.
+// firstLine compares how long the first line of output takes. It must arrive before the program
+// ends.
 type firstLine struct {
 	Bare    *summary `json:"bare"`
 	Bullpen *summary `json:"bullpen"`
 }
 
-// measureFirstLine asks for `print(1)` as a stream of events.
+// measureFirstLine runs `print(1)` and reads its stream of events.
 func measureFirstLine(ctx context.Context, a *api, p program, d time.Duration) *firstLine {
 	var bare, bullpen series
 	for spent := time.Duration(0); spent < d && ctx.Err() == nil; {
@@ -68,15 +69,15 @@ func (p *program) streamFirstLine(a *api) runner {
 	}
 }
 
-// events is what a stream says.
+// events is the decoded content of a stream.
 type events struct {
 	output            []byte
-	firstEnd, lastEnd int // where the first and the last event of output end
+	firstEnd, lastEnd int // offsets of the ends of the first and last output event
 	outputs           int
 	result            *proto.Result
 }
 
-// decode checks that the events are whole and in order.
+// decode checks that the events are complete and in order.
 func (s *streamed) decode() (*events, error) {
 	e := new(events)
 	end, seq := 0, int64(0)
@@ -121,17 +122,17 @@ func (s *streamed) decode() (*events, error) {
 	return e, nil
 }
 
-// The bulk programs write this much.
+// The output of each bulk program.
 const (
 	bulkLines = 100_000
-	bulkLine  = 100 // bytes, with the newline
+	bulkLine  = 100 // bytes, including the newline
 	bulkBytes = bulkLines * bulkLine
-	// bulkRoom is for the events and for the result, which has the output once more.
+	// bulkRoom fits the events and the result, which repeats the output.
 	bulkRoom = 4 * bulkBytes
 )
 
-// Both write the numbers from 1, so that each line differs. That python writes line by line is said in the program, so that
-// the bare one does it too.
+// Both print numbers from 1, so that every line differs. The python program itself enables line
+// buffering, so that the bare interpreter does it too.
 var bulkPrograms = []struct {
 	name     string
 	language proto.Language
@@ -153,22 +154,22 @@ func bulkOutput() []byte {
 	return want
 }
 
-// throughput is how fast output comes. A run counts only when nothing of it was lost.
+// throughput is the speed of output. A run counts only if nothing of its output was lost.
 type throughput struct {
 	Program     string   `json:"program"`
 	Bytes       int      `json:"bytes"`
 	SHA256      string   `json:"sha256"`
 	Bare        *summary `json:"bare"`    // until all output was read
-	Bullpen     *summary `json:"bullpen"` // until the last line had come, the start of the program included
-	Result      *summary `json:"result"`  // until the result, which holds the output once more, had come
+	Bullpen     *summary `json:"bullpen"` // until the last line arrived, including the start of the program
+	Result      *summary `json:"result"`  // until the result arrived, which repeats the output
 	BareMB      float64  `json:"bare_mb_per_second"`
 	BullpenMB   float64  `json:"bullpen_mb_per_second"`
-	RSSBefore   float64  `json:"rss_before_mb,omitempty"` // of the server
-	RSSPeak     float64  `json:"rss_peak_mb,omitempty"`   // while it streamed
+	RSSBefore   float64  `json:"rss_before_mb,omitempty"` // the server's
+	RSSPeak     float64  `json:"rss_peak_mb,omitempty"`   // during streaming
 	Unavailable string   `json:"unavailable,omitempty"`
 }
 
-// measureThroughput has each bulk program run several times, bare and in a jail in turn.
+// measureThroughput runs each bulk program several times, alternating between bare and in a jail.
 func measureThroughput(ctx context.Context, t *target, dir string, runs int) ([]throughput, error) {
 	want := bulkOutput()
 	sum := sha256.Sum256(want)
@@ -201,7 +202,7 @@ func measureThroughput(ctx context.Context, t *target, dir string, runs int) ([]
 	return all, nil
 }
 
-// bulk streams p and checks every byte, in the events and in the result.
+// bulk streams p and checks every byte in the events and in the result.
 func bulk(ctx context.Context, a *api, p program) (lines, result time.Duration, err error) {
 	s, err := a.stream(ctx, p.language, p.code, bulkRoom)
 	if err != nil {

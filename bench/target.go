@@ -20,17 +20,17 @@ import (
 const (
 	readyWithin = 30 * time.Second
 	readyPoll   = 50 * time.Millisecond
-	stopWithin  = 40 * time.Second // more than the server waits for its programs
-	logTail     = 4 << 10          // of the server's log, shown when it fails
-	quietFor    = time.Second      // jails are made one after another, each in much less
-	// quietWithin is more than it takes to make jails for the highest rate.
+	stopWithin  = 40 * time.Second // longer than the server waits for its programs
+	logTail     = 4 << 10          // size of the log excerpt shown on failure
+	quietFor    = time.Second      // jails are made one at a time, each in much less
+	// quietWithin is longer than it takes to fill the pool for the highest rate.
 	quietWithin = time.Minute
 )
 
 // target is the measured server.
 type target struct {
 	*api
-	// Of a server that was started here; without one they are empty.
+	// Set only for a server that was started here.
 	data, log string // paths
 	// profileURL is the base URL of the server's profiles; empty unless --profile is set.
 	profileURL string
@@ -63,7 +63,8 @@ func openTarget(ctx context.Context, o options, dir string) (*target, error) {
 	return t, nil
 }
 
-// startServer starts a server with its data in dir, and with these settings as variables of its environment besides.
+// startServer starts a server with its data in dir. The settings are additional environment
+// variables.
 func startServer(ctx context.Context, program, dir string, settings ...string) (*target, error) {
 	address, err := freeAddress(ctx)
 	if err != nil {
@@ -78,11 +79,11 @@ func startServer(ctx context.Context, program, dir string, settings ...string) (
 		return nil, fmt.Errorf("make the server's log: %w", err)
 	}
 	defer func() { _ = log.Close() }() // the child has its own descriptor
-	// Not with ctx: the server is stopped by a signal, and waited for.
+	// ctx must not kill the server: it is stopped by a signal and waited for.
 	t.cmd = exec.CommandContext(context.WithoutCancel(ctx), program, "serve",
 		"--listen", address, "--data", t.data, "--log-format", "json")
 	t.cmd.Stdout, t.cmd.Stderr = log, log
-	// The environment must not change what is measured, except the path of nsjail.
+	// The environment must not affect the measurement, except for the path of nsjail.
 	t.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "BULLPEN_BOOTSTRAP_KEY=" + t.key}
 	t.cmd.Env = append(t.cmd.Env, settings...)
 	if nsjail, ok := os.LookupEnv("BULLPEN_NSJAIL"); ok {
@@ -91,7 +92,7 @@ func startServer(ctx context.Context, program, dir string, settings ...string) (
 	t.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	started := make(chan error)
 	go func() {
-		runtime.LockOSThread() // the signal at our death follows the thread that started the child
+		runtime.LockOSThread() // the parent-death signal follows the thread that started the child
 		err := t.cmd.Start()
 		started <- err
 		if err == nil {
@@ -137,7 +138,8 @@ func (t *target) ready(ctx context.Context) error {
 	}
 }
 
-// quiet waits until no process of the server has started or ended for a while, so that the pool of jails is full.
+// quiet waits until no process of the server has started or ended for a while. The pool of jails is
+// full then.
 func (t *target) quiet(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, quietWithin)
 	defer cancel()

@@ -15,42 +15,44 @@ import (
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
-// How threads are measured: on a server of their own, whose store is an S3 server on this machine.
+// Parameters for measuring threads. They use their own server, whose store is an S3 server on this
+// machine.
 const (
 	homeFiles      = 20_000
 	homeFileBytes  = 25_000
 	quickFiles     = 1000
-	threadRuns     = 100 // of each kind of call
+	threadRuns     = 100 // per kind of call
 	quickRuns      = 10
 	restores       = 3
 	forks          = 20
 	largeFileBytes = 600 << 20
 	quickLarge     = 50 << 20
-	threadTimeout  = 300 // seconds, for the large ones
+	threadTimeout  = 300 // seconds, for large homes
 	benchThread    = "bench"
 	storePrefix    = "homes"
 )
 
-// threads are the figures of threads. What a call adds is the difference of its p50 to that of the same call without a thread, in turn.
+// threads holds the figures of threads. What a call adds is its p50 less that of the same call
+// without a thread. Both are measured in turn.
 type threads struct {
 	Files       int     `json:"files"`
 	HomeMB      float64 `json:"home_mb"`
-	Runs        int     `json:"runs"` // of each kind of call
+	Runs        int     `json:"runs"` // per kind of call
 	PlainP50    float64 `json:"plain_p50_ms"`
 	WarmAdds    float64 `json:"warm_adds_ms"`   // nothing changed
 	ChangeAdds  float64 `json:"change_adds_ms"` // one file of 1 KB changed
 	ChangeBytes float64 `json:"change_uploads_bytes"`
-	RestoreMB   float64 `json:"restore_mb_per_second"` // nothing of it on the worker, the slowest of some
+	RestoreMB   float64 `json:"restore_mb_per_second"` // slowest of several, with nothing cached on the worker
 	ForkP50     float64 `json:"fork_p50_ms"`
 	LargeMB     float64 `json:"large_file_mb"`
-	LargeMemory float64 `json:"large_file_memory_mb"` // that the server's memory grew by at most while it was saved and fetched
-	SaveSeconds float64 `json:"first_save_seconds"`   // of the whole home, with making it
+	LargeMemory float64 `json:"large_file_memory_mb"` // largest growth of the server's memory while it was saved and fetched
+	SaveSeconds float64 `json:"first_save_seconds"`   // of the whole home, including its creation
 	endpoint    string  // of the S3 server
-	starts      int     // how often it was
-	key         string  // of executions with threads, whose sandbox has room for the homes
+	starts      int     // number of server starts
+	key         string  // key of executions in threads, whose sandbox fits the homes
 }
 
-// measureThreads measures calls with threads; dir is for the server and its store.
+// measureThreads measures calls with threads. dir holds the data of the server and its store.
 func measureThreads(ctx context.Context, program, dir string, quick bool) (_ *threads, err error) {
 	dir = filepath.Join(dir, "threads")
 	m := &threads{Files: homeFiles, Runs: threadRuns}
@@ -107,7 +109,7 @@ func (m *threads) server(ctx context.Context, program, dir string) (*target, err
 	return t, nil
 }
 
-// roomyKey makes a key whose sandbox has room for the homes.
+// roomyKey creates a key whose sandbox fits the homes.
 func roomyKey(ctx context.Context, a *api) (string, error) {
 	for _, step := range [][2]string{
 		{"/v1/admin/sandboxes", `{"name":"roomy","disk":{"home":"2GiB"}}`},
@@ -128,15 +130,16 @@ func roomyKey(ctx context.Context, a *api) (string, error) {
 	return "", errors.New("make a key: the answer has none")
 }
 
-// withThreads speaks for the key of executions with threads.
+// withThreads returns a client that uses the key for executions in threads.
 func (m *threads) withThreads(a *api) *api { return &api{a.url, m.key, a.http} }
 
-// restart stops the server and starts it again on a worker that has no homes.
+// restart stops the server and starts it again with a worker that has no cached homes.
 func (m *threads) restart(ctx context.Context, t *target, program, dir string) (*target, error) {
 	if err := t.close(); err != nil {
 		return t, err
 	}
-	// Not removed: for minutes afterwards ext4 would look at each removed file before it makes a new one, which takes several times as long.
+	// The old directory is kept. After a removal, ext4 would for minutes check each removed inode
+	// before it creates a file, which takes several times as long.
 	m.starts++
 	homes := filepath.Join(dir, "data", "homes")
 	if err := os.Rename(homes, fmt.Sprintf("%s-%d", homes, m.starts)); err != nil {
@@ -149,7 +152,8 @@ func (m *threads) restart(ctx context.Context, t *target, program, dir string) (
 	return next, nil
 }
 
-// run runs a program in a thread, or in none if it is empty, and returns how long it took in milliseconds.
+// run runs a program in a thread and returns its duration in milliseconds. If thread is empty, it
+// runs without one.
 func (m *threads) run(ctx context.Context, a *api, language proto.Language, thread, code string) (float64, error) {
 	if thread != "" {
 		a = m.withThreads(a)
@@ -176,7 +180,8 @@ for i in range(%d):
     with open("%%s/f%%d" %% (d, i %% 100), "wb") as f: f.write(os.urandom(%d))
 `
 
-// calls measures a call that changes nothing and one that changes a file, against one without a thread.
+// calls measures a call that changes nothing and one that changes a file, each against one without
+// a thread.
 func (m *threads) calls(ctx context.Context, t *target, objects string) error {
 	took, err := m.run(ctx, t.api, proto.Python, benchThread, fmt.Sprintf(makeHome, m.Files, homeFileBytes))
 	if err != nil {
@@ -198,7 +203,7 @@ func (m *threads) calls(ctx context.Context, t *target, objects string) error {
 		if err != nil {
 			return err
 		}
-		if i == 0 { // warms up
+		if i == 0 { // warm-up
 			if stored, err = bytesBelow(objects); err != nil {
 				return err
 			}
@@ -216,7 +221,7 @@ func (m *threads) calls(ctx context.Context, t *target, objects string) error {
 	return nil
 }
 
-// bytesBelow is what the files below a directory hold.
+// bytesBelow returns the total size of the files below a directory.
 func bytesBelow(dir string) (int64, error) {
 	total := int64(0)
 	err := filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
@@ -248,7 +253,7 @@ func (m *threads) forks(ctx context.Context, t *target) (float64, error) {
 	return summarise(took).P50, nil
 }
 
-// cold measures calls for which the home has to be fetched.
+// cold measures calls whose home has to be fetched.
 func (m *threads) cold(ctx context.Context, t *target, program, dir string) (*target, error) {
 	for range restores {
 		var err error
@@ -270,7 +275,7 @@ func (m *threads) cold(ctx context.Context, t *target, program, dir string) (*ta
 	return t, nil
 }
 
-// large measures what a large file does to the server's memory.
+// large measures the effect of a large file on the server's memory.
 func (m *threads) large(ctx context.Context, t *target, program, dir string, size int64) (*target, error) {
 	m.LargeMB = float64(size) / mb
 	t, err := m.restart(ctx, t, program, dir)
@@ -295,7 +300,7 @@ func (m *threads) large(ctx context.Context, t *target, program, dir string, siz
 	return t, nil
 }
 
-// figures are those of threads; m is nil if they were not measured.
+// figures returns the figures of threads. m is nil if they were not measured.
 func (m *threads) figures() []figure {
 	warm := below("thread whose home is there and stays as it is adds, p50", targetWarmMS, "ms")
 	change := below("thread in which a file of 1 KB changes adds, p50", targetChangeMS, "ms")

@@ -8,10 +8,11 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// timeoutProgram does not end by itself, nor when it is asked to, and leaves a child that does not either.
+// timeoutProgram never ends on its own and ignores SIGTERM. It leaves a child that does the same.
 const timeoutProgram = "trap '' TERM; (trap '' TERM; while :; do :; done) & while :; do sleep 1; done"
 
-// measureTimeouts runs programs into a timeout of one second, and returns how much later they had ended, in milliseconds.
+// measureTimeouts runs programs with a timeout of one second. It returns how much later they had
+// ended, in milliseconds.
 func measureTimeouts(ctx context.Context, a *api, runs int) *summary {
 	var late []float64
 	sum := &summary{}

@@ -19,11 +19,12 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Webhooks are measured with receivers in this process and a server of their own, which runs a program for each webhook.
+// Parameters for measuring webhooks. The receivers are in this process, and a separate server runs
+// a program for each webhook.
 const (
 	endpoints     = 100
-	perEndpoint   = 5  // webhooks that the server sends to one endpoint at once
-	webhookRate   = 20 // executions a second while latency is measured
+	perEndpoint   = 5  // webhooks that the server sends to one endpoint concurrently
+	webhookRate   = 20 // executions per second while latency is measured
 	webhookTurns  = 4  // with all receivers alive, and with a dead one
 	sentHooks     = 3000
 	quickSent     = 700 // more than all endpoints hold at once
@@ -35,7 +36,8 @@ const (
 	webhookRetry  = "[3600]"        // seconds until a refused webhook is sent again
 )
 
-// webhooks are the figures of webhook delivery. Latencies are from the end of the execution to the first byte at the receiver.
+// webhooks holds the figures of webhook delivery. Latencies are from the end of the execution to
+// the first byte at the receiver.
 type webhooks struct {
 	PerSecond    float64  `json:"per_second"`
 	Sent         int      `json:"sent"` // at that rate
@@ -43,10 +45,10 @@ type webhooks struct {
 	DeadOnes     *summary `json:"latency_beside_a_dead_endpoint_ms"`
 	Pending      int      `json:"pending"` // deliveries that wait for a retry
 	PendingMB    float64  `json:"pending_mb"`
-	ResumeMillis float64  `json:"resume_ms"` // from the start of a server with pending deliveries until it has loaded them all
+	ResumeMillis float64  `json:"resume_ms"` // from the start of a server until it has loaded all pending deliveries
 }
 
-// measureWebhooks measures deliveries; dir is for the data of the servers.
+// measureWebhooks measures deliveries. dir holds the data of the servers.
 func measureWebhooks(ctx context.Context, program, dir string, quick bool, d time.Duration) (*webhooks, error) {
 	w := &webhooks{Sent: sentHooks, Pending: pendingHooks}
 	if quick {
@@ -62,7 +64,7 @@ func measureWebhooks(ctx context.Context, program, dir string, quick bool, d tim
 			return err
 		}
 		sides := map[bool][]float64{}
-		for range webhookTurns { // in turn, since other load on the machine outweighs the dead endpoint
+		for range webhookTurns { // alternating, because other load on the machine outweighs the effect of the dead endpoint
 			for _, dead := range []bool{false, true} {
 				receivers.all[0].dead.Store(dead)
 				took, err := receivers.latency(ctx, t, d/webhookTurns)
@@ -85,15 +87,15 @@ func measureWebhooks(ctx context.Context, program, dir string, quick bool, d tim
 	return w, nil
 }
 
-// receivers are HTTP servers that webhooks are sent to.
+// receivers are HTTP servers that receive webhooks.
 type receivers struct {
 	all     []*receiver
 	refuse  atomic.Bool   // answer 503
-	hold    chan struct{} // answer when it is closed
+	hold    chan struct{} // respond when it is closed
 	arrived chan arrival
 }
 
-// arrival is a webhook at its receiver.
+// arrival is a webhook that reached its receiver.
 type arrival struct {
 	trace string
 	at    time.Time
@@ -102,7 +104,7 @@ type arrival struct {
 type receiver struct {
 	server *http.Server
 	port   int
-	dead   atomic.Bool // never answers
+	dead   atomic.Bool // never responds
 }
 
 func (r *receiver) url() string { return "http://127.0.0.1:" + strconv.Itoa(r.port) + "/" }
@@ -162,7 +164,7 @@ func (rs *receivers) close() {
 	}
 }
 
-// settings let the server send webhooks to the receivers.
+// settings returns settings that let the server send webhooks to the receivers.
 func (rs *receivers) settings() []string {
 	ports := make([]string, len(rs.all))
 	for i, r := range rs.all {
@@ -189,7 +191,7 @@ func (rs *receivers) serve(ctx context.Context, program, dir string, f func(*tar
 	return errors.Join(err, t.close())
 }
 
-// submit submits a program whose result is sent to url; no webhook is sent if url is empty.
+// submit submits a program whose result is sent to url. If url is empty, no webhook is sent.
 func (rs *receivers) submit(ctx context.Context, t *target, url string) (id string, err error) {
 	body, err := json.Marshal(struct {
 		asked
@@ -211,8 +213,8 @@ func (rs *receivers) next(ctx context.Context) (arrival, error) {
 	}
 }
 
-// rate returns how many webhooks a second are delivered. Receivers hold the first ones until all programs have ended, so that programs do
-// not slow down the rest.
+// rate returns how many webhooks per second are delivered. Receivers hold the first ones until all
+// programs have ended, so that programs do not slow down the rest.
 func (rs *receivers) rate(ctx context.Context, t *target, n int) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, hooksWithin)
 	defer cancel()
@@ -233,7 +235,7 @@ func (rs *receivers) rate(ctx context.Context, t *target, n int) (float64, error
 	return float64(n-endpoints*perEndpoint) / time.Since(began).Seconds(), err
 }
 
-// completed waits for the end of an execution and returns when it was.
+// completed waits until an execution has ended and returns when it did.
 func (a *api) completed(ctx context.Context, id string) (time.Time, error) {
 	for {
 		body, err := a.get(ctx, "/v1/executions/"+id+"?wait=20")
@@ -252,14 +254,14 @@ func (a *api) completed(ctx context.Context, id string) (time.Time, error) {
 	}
 }
 
-// latency submits programs at a fixed rate for d, with the receivers in turn, and returns how many milliseconds their webhooks took to the
-// receivers that answer.
+// latency submits programs at a fixed rate for d, alternating between receivers. It returns the
+// latencies of webhooks to the receivers that respond, in milliseconds.
 func (rs *receivers) latency(ctx context.Context, t *target, d time.Duration) ([]float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, hooksWithin)
 	defer cancel()
 	tick := time.NewTicker(time.Second / webhookRate)
 	defer tick.Stop()
-	waiting := map[string]bool{} // of receivers that answer
+	waiting := map[string]bool{} // for receivers that respond
 	for i := range int(d.Seconds() * webhookRate) {
 		select {
 		case <-tick.C:
@@ -294,8 +296,9 @@ func (rs *receivers) latency(ctx context.Context, t *target, d time.Duration) ([
 	return took, nil
 }
 
-// resume restarts a server with the results of n executions, and another one with n pending webhooks besides. It returns how much more memory
-// the latter takes, in MB, and how long it takes until it has loaded them, in milliseconds.
+// resume restarts a server with the results of n executions, and another one that also has n
+// pending webhooks. It returns the additional memory of the latter, in MB, and how long it takes to
+// load the webhooks, in milliseconds.
 func (rs *receivers) resume(ctx context.Context, program, dir string, n int) (mb, ms float64, err error) {
 	rs.refuse.Store(true)
 	defer rs.refuse.Store(false)
@@ -320,7 +323,8 @@ func (rs *receivers) resume(ctx context.Context, program, dir string, n int) (mb
 	return idle[1] - idle[0], ms, nil
 }
 
-// fill runs n programs and waits until the first attempt of each webhook, if there are webhooks, has failed.
+// fill runs n programs. If hooks is set, it also waits until the first attempt of each webhook has
+// failed.
 func (rs *receivers) fill(ctx context.Context, t *target, n int, hooks bool) error {
 	ctx, cancel := context.WithTimeout(ctx, hooksWithin)
 	defer cancel()
@@ -352,7 +356,7 @@ func (rs *receivers) fill(ctx context.Context, t *target, n int, hooks bool) err
 	return err
 }
 
-// each calls f for each number below n, in writersAtOnce goroutines.
+// each calls f for each number below n in writersAtOnce goroutines.
 func each(n int, f func(i int) error) error {
 	next := make(chan int)
 	errs := make(chan error, writersAtOnce)
@@ -382,7 +386,8 @@ func each(n int, f func(i int) error) error {
 	return err
 }
 
-// resumed waits until the server has loaded all pending deliveries, and returns the milliseconds since it was started.
+// resumed waits until the server has loaded all pending deliveries. It returns the milliseconds
+// since the server was started.
 func (t *target) resumed(ctx context.Context, began time.Time, pending int) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, resumeWithin)
 	defer cancel()
