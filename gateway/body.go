@@ -69,7 +69,8 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 	return nil, bodyError(err, s.MaxBody)
 }
 
-// readAll reads a body to its end. Memory is reserved as data arrives, so that an announced length alone keeps nobody out.
+// readAll reads a body to its end. Memory is reserved as data arrives, so that an announced length
+// alone keeps nobody out.
 func (s *Server) readAll(i *info, body io.Reader) ([]byte, error) {
 	read := make([]byte, 0, firstRead)
 	for {

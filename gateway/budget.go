@@ -6,16 +6,19 @@ import (
 )
 
 const (
-	// requestCost is the memory of an open request in bytes: connection, goroutines, buffers and state. An idle stream was
-	// measured at 50 to 60 KiB, garbage included.
+	// requestCost is the memory of an open request in bytes: connection, goroutines, buffers and
+	// state. An idle stream was measured at 50 to 60 KiB, garbage included.
 	requestCost = 64 << 10
-	// bodyCost is the number of copies of a body until its job is stored: read, decoded, encoded and sent.
+	// bodyCost is the number of copies of a body until its job is stored: read, decoded, encoded
+	// and sent.
 	bodyCost = 4
-	// orgShare divides the budget: one organisation gets at most half, so that it cannot keep the others out.
+	// orgShare divides the budget: one organisation gets at most half, so that it cannot keep the
+	// others out.
 	orgShare = 2
 )
 
-// budget bounds the memory of requests, in bytes. It is safe for concurrent use. The zero value is empty.
+// budget bounds the memory of requests, in bytes. It is safe for concurrent use. The zero value is
+// empty.
 type budget struct {
 	mu    sync.Mutex
 	used  int64
@@ -47,7 +50,8 @@ func (b *budget) release(org string, n int64) {
 	}
 }
 
-// limitMemory reserves the memory of a request while it is open, and refuses the request if there is none.
+// limitMemory reserves the memory of a request while it is open, and refuses the request if there
+// is none.
 func (s *Server) limitMemory(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		i := infoOf(r.Context())

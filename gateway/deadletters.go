@@ -106,7 +106,8 @@ func (s *Server) deleteDeadLetter(w http.ResponseWriter, r *http.Request) error 
 	return nil
 }
 
-// requeueDeadLetter submits the job of a dead letter as a new execution. The old execution has ended and stays as it is.
+// requeueDeadLetter submits the job of a dead letter as a new execution. The old execution has
+// ended and stays as it is.
 func (s *Server) requeueDeadLetter(w http.ResponseWriter, r *http.Request) (err error) {
 	id := proto.NewTraceID()
 	ctx, span := s.Tracer.Start(proto.ContextWithTraceID(r.Context(), id), requeueRoute, spanOptions(r)...)
@@ -136,8 +137,9 @@ func (s *Server) requeueDeadLetter(w http.ResponseWriter, r *http.Request) (err 
 	return writeValue(w, http.StatusAccepted, api.NewDeadLetter(letter))
 }
 
-// renewJob returns the job of a new execution of a dead job. The request, the sandbox and the webhook stay; the limits are
-// those of the key's present plan. No connection waits for it, so it may be queued as long as an async job.
+// renewJob returns the job of a new execution of a dead job. The request, the sandbox and the
+// webhook stay; the limits are those of the key's present plan. No connection waits for it, so it
+// may be queued as long as an async job.
 func (s *Server) renewJob(ctx context.Context, dead *proto.Job, id proto.TraceID) (*proto.Job, error) {
 	key, ok := s.Keys.Key(dead.Key)
 	if !ok || key.RevokedAt != nil {

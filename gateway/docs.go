@@ -16,7 +16,8 @@ var docsPage []byte
 //go:embed docs/start.js
 var docsScript []byte
 
-// docsPolicy lets the page load only what this server has. swagger-ui sets styles on elements and has images in its styles.
+// docsPolicy lets the page load only what this server has. swagger-ui sets styles on elements and
+// has images in its styles.
 const docsPolicy = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; " +
 	"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 

@@ -19,7 +19,8 @@ var (
 	errOverloaded = api.Unavailable(1, "too many requests are open here; send the request again")
 	errExpired    = api.Unavailable(1, "no worker was free in time; the execution was withdrawn and will not run; send it again")
 	errNoWebhook  = api.Errorf(api.CodeNotFound, "the execution has no webhook: it asked for none, and its API key has no URL")
-	// errDeadline is returned by waits that reach their deadline, or end because the server shuts down. Clients never see it.
+	// errDeadline is returned by waits that reach their deadline, or end because the server shuts
+	// down. Clients never see it.
 	errDeadline = errors.New("the execution did not end in time")
 )
 
@@ -31,7 +32,8 @@ func bodyTooLarge(limit int64) error {
 	return api.Errorf(api.CodePayloadTooLarge, "body must be at most %d bytes", limit)
 }
 
-// notImplemented refuses a part of the API that this version does not support. what ends with its verb.
+// notImplemented refuses a part of the API that this version does not support. what ends with its
+// verb.
 func notImplemented(what, instead string) error {
 	return api.Errorf(api.CodeNotImplemented, "%s not implemented by this server yet; %s", what, instead)
 }
@@ -40,14 +42,15 @@ func notImplemented(what, instead string) error {
 // for clients that keep only the body.
 func lookUp(id proto.TraceID) string { return "ask for it at /v1/executions/" + string(id) }
 
-// afterAcceptance wraps a failure after an execution was accepted. The execution may run, so the answer must not invite the
-// client to send the request again, as 503 would.
+// afterAcceptance wraps a failure after an execution was accepted. The execution may run, so the
+// answer must not invite the client to send the request again, as 503 would.
 func afterAcceptance(id proto.TraceID, err error) error {
 	return fmt.Errorf("%w: %w", api.Errorf(api.CodeInternal,
 		"something failed on our side after the execution was accepted; it may run: %s", lookUp(id)), err)
 }
 
-// toAPI returns the error that a client sees. The messages about limits name the next plan after plan.
+// toAPI returns the error that a client sees. The messages about limits name the next plan after
+// plan.
 func toAPI(err error, plan proto.Plan) *api.Error {
 	var (
 		known    *api.Error
@@ -126,8 +129,8 @@ func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	writeJSON(w, status, append(body, '}'))
 }
 
-// handle turns a function that returns an error into a handler. An error after the answer has begun breaks the connection off,
-// so that no client takes a part of an answer for the whole.
+// handle turns a function that returns an error into a handler. An error after the answer has begun
+// breaks the connection off, so that no client takes a part of an answer for the whole.
 func (s *Server) handle(f func(w http.ResponseWriter, r *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		err := f(w, r)
@@ -135,7 +138,8 @@ func (s *Server) handle(f func(w http.ResponseWriter, r *http.Request) error) ht
 			return
 		}
 		info := infoOf(r.Context())
-		// The request's context is also cancelled when the deadline for the body passes; that client still gets an answer.
+		// The request's context is also cancelled when the deadline for the body passes; that
+		// client still gets an answer.
 		var field *proto.FieldError
 		gone := r.Context().Err() != nil && !errors.As(err, &field)
 		if info.rec.status != 0 || gone {

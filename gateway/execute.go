@@ -20,17 +20,20 @@ import (
 
 const executeRoute = "POST /v1/sandbox/execute"
 
-// maxClientText is the number of bytes that are kept of headers in which clients describe themselves.
+// maxClientText is the number of bytes that are kept of headers in which clients describe
+// themselves.
 const maxClientText = 256
 
 // admitted is an accepted execution that the request waits for.
 type admitted struct {
 	id proto.TraceID
-	// submission is nil unless this request submitted the execution. Only such an execution is withdrawn when the request ends.
+	// submission is nil unless this request submitted the execution. Only such an execution is
+	// withdrawn when the request ends.
 	submission    *proto.Submission
 	queueDeadline time.Time // when the wait for a worker ends
 	deadline      time.Time // when the answer is due
-	// watch was opened before the submission. It is nil for an execution that this request did not submit or does not wait for.
+	// watch was opened before the submission. It is nil for an execution that this request did not
+	// submit or does not wait for.
 	watch Watch
 }
 
@@ -90,8 +93,8 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
 	}
 }
 
-// spanOptions starts a new trace for an execution, because the ids of trace and execution are derived from each other. The
-// client's trace is linked.
+// spanOptions starts a new trace for an execution, because the ids of trace and execution are
+// derived from each other. The client's trace is linked.
 func spanOptions(r *http.Request) []trace.SpanStartOption {
 	options := []trace.SpanStartOption{trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindServer)}
 	remote := propagation.TraceContext{}.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
@@ -250,8 +253,8 @@ func (s *Server) answerInline(ctx context.Context, w http.ResponseWriter, x *adm
 	return writeOutput(w, len(result.Stdout)+len(result.Stderr), func(w io.Writer) error { return proto.WriteResult(w, result) })
 }
 
-// await waits for the end of an execution. An execution of this request is withdrawn if it is still queued at its queue
-// deadline.
+// await waits for the end of an execution. An execution of this request is withdrawn if it is still
+// queued at its queue deadline.
 func (s *Server) await(ctx context.Context, x *admitted) (*proto.Record, error) {
 	if x.submission != nil {
 		record, err := s.waitUntil(ctx, x.id, x.watch, x.queueDeadline)
@@ -290,8 +293,8 @@ func (s *Server) clientGone(ctx context.Context, x *admitted) error {
 	return errors.Join(ctx.Err(), err)
 }
 
-// waitUntil waits for the end of an execution, with watch if it is not nil. It returns errDeadline at the deadline, and when
-// the server shuts down.
+// waitUntil waits for the end of an execution, with watch if it is not nil. It returns errDeadline
+// at the deadline, and when the server shuts down.
 func (s *Server) waitUntil(ctx context.Context, id proto.TraceID, watch Watch, deadline time.Time) (record *proto.Record, err error) {
 	limited, cancel := s.until(ctx, deadline)
 	defer cancel()
@@ -312,7 +315,8 @@ func (s *Server) waitUntil(ctx context.Context, id proto.TraceID, watch Watch, d
 	}
 }
 
-// expiredInQueue frees the idempotency key of an execution that never ran, and returns the error for the client.
+// expiredInQueue frees the idempotency key of an execution that never ran, and returns the error
+// for the client.
 func (s *Server) expiredInQueue(ctx context.Context, x *admitted) error {
 	if x.submission == nil {
 		return errExpired

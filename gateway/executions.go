@@ -19,7 +19,8 @@ import (
 // maxWait is the largest wait parameter of GET /v1/executions/{id}, in seconds.
 const maxWait = 60
 
-// lookup returns the execution in the path, or ErrNotFound also if it belongs to another organisation.
+// lookup returns the execution in the path, or ErrNotFound also if it belongs to another
+// organisation.
 func (s *Server) lookup(r *http.Request) (*proto.Record, error) {
 	id, err := proto.ParseTraceID(chi.URLParam(r, "id"))
 	if err != nil {
@@ -71,7 +72,8 @@ func (s *Server) getExecution(w http.ResponseWriter, r *http.Request) error {
 // maxWhole is the largest integer that every JSON implementation represents exactly.
 const maxWhole = 1<<53 - 1
 
-// queryInt parses a whole number from least to most in the query. It returns fallback if the query does not have it.
+// queryInt parses a whole number from least to most in the query. It returns fallback if the query
+// does not have it.
 func queryInt(r *http.Request, name string, least, most, fallback int64) (int64, error) {
 	text := r.URL.Query().Get(name)
 	if text == "" {
@@ -188,11 +190,12 @@ func (s *Server) cancelExecution(w http.ResponseWriter, r *http.Request) error {
 	return writeValue(w, http.StatusOK, answer)
 }
 
-// smallOutput is the largest output of an answer that is encoded in memory, so that it has a Content-Length.
+// smallOutput is the largest output of an answer that is encoded in memory, so that it has a
+// Content-Length.
 const smallOutput = 64 << 10
 
-// writeOutput answers with the JSON that write writes, which contains output bytes of output. A large answer is sent while it
-// is encoded: it may be six times as long as the output.
+// writeOutput answers with the JSON that write writes, which contains output bytes of output. A
+// large answer is sent while it is encoded: it may be six times as long as the output.
 func writeOutput(w http.ResponseWriter, output int, write func(io.Writer) error) error {
 	if output > smallOutput {
 		jsonHeader(w.Header())

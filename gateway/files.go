@@ -21,7 +21,8 @@ import (
 // contentPolicy prevents files of tenants from acting as pages of this server in a browser.
 const contentPolicy = "default-src 'none'; sandbox; frame-ancestors 'none'"
 
-// lazyWriter begins an answer with its first byte, so that an error before it can still be answered.
+// lazyWriter begins an answer with its first byte, so that an error before it can still be
+// answered.
 type lazyWriter struct {
 	w     http.ResponseWriter
 	begin func(http.Header)
@@ -210,8 +211,8 @@ func (s *Server) getContent(w http.ResponseWriter, r *http.Request) error {
 	return s.sendPart(w, r, content, part, begin)
 }
 
-// sendPart sends a part of a file. The end of the part is verified before it is sent: an error of a short file is answered, and
-// an error of a long one breaks the answer off.
+// sendPart sends a part of a file. The end of the part is verified before it is sent: an error of a
+// short file is answered, and an error of a long one breaks the answer off.
 func (s *Server) sendPart(w http.ResponseWriter, r *http.Request, content *proto.FileContent, part span, begin func()) error {
 	body, err := content.Read(r.Context(), part.offset, part.length)
 	if err != nil {
@@ -267,12 +268,12 @@ func attachment(name string) string {
 // span is a part of a file, in bytes.
 type span struct{ offset, length int64 }
 
-// rangeIsCurrent reports whether the condition of a range request holds for content with this tag. Times are not accepted as
-// conditions: they do not distinguish contents.
+// rangeIsCurrent reports whether the condition of a range request holds for content with this tag.
+// Times are not accepted as conditions: they do not distinguish contents.
 func rangeIsCurrent(ifRange, tag string) bool { return ifRange == "" || ifRange == tag }
 
-// parseRange returns the part of size bytes that a Range header asks for. A header that is not a single range of bytes is
-// ignored: whole is true then, and also for an empty file.
+// parseRange returns the part of size bytes that a Range header asks for. A header that is not a
+// single range of bytes is ignored: whole is true then, and also for an empty file.
 func parseRange(header string, size int64) (part span, whole bool, err error) {
 	text, ok := strings.CutPrefix(header, "bytes=")
 	from, to, dash := strings.Cut(strings.TrimSpace(text), "-")

@@ -51,8 +51,8 @@ func (s *Server) listImages(w http.ResponseWriter, r *http.Request) error {
 	return writeValue(w, http.StatusOK, answer)
 }
 
-// removeImage removes an image's name unless a profile names it. If a profile starts to name it at the same moment, executions
-// with that profile are refused.
+// removeImage removes an image's name unless a profile names it. If a profile starts to name it at
+// the same moment, executions with that profile are refused.
 func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
 	name := chi.URLParam(r, "name")
 	profiles, err := s.Profiles.List(r.Context())

@@ -16,14 +16,15 @@ type Submissions interface {
 	// [proto.ErrKeyReused], [proto.ErrSubmissionPending], [proto.ErrNotConfirmed],
 	// [*proto.BusyError] and [*proto.Refusal].
 	Submit(ctx context.Context, sub *proto.Submission) (proto.TraceID, error)
-	// Requeue submits the job of a dead letter as execution id, unless an earlier request has done so.
-	// It returns the dead letter, which names the execution. build makes the job from the dead one.
-	// Other errors are those of build, [proto.ErrNotFound] and [proto.ErrNoJob].
+	// Requeue submits the job of a dead letter as execution id, unless an earlier request has done
+	// so. It returns the dead letter, which names the execution. build makes the job from the dead
+	// one. Other errors are those of build, [proto.ErrNotFound] and [proto.ErrNoJob].
 	Requeue(ctx context.Context, letter string, id proto.TraceID, build func(*proto.Job) (*proto.Job, error)) (*proto.DeadLetter, error)
-	// Withdraw ends the execution of a submission if it has not started, and frees its idempotency key
-	// then. It returns the record, and goes on if ctx is cancelled.
+	// Withdraw ends the execution of a submission if it has not started, and frees its idempotency
+	// key then. It returns the record, and goes on if ctx is cancelled.
 	Withdraw(ctx context.Context, sub *proto.Submission, reason string) (*proto.Record, error)
-	// Release frees the idempotency key of a submission that did not start. It goes on if ctx is cancelled.
+	// Release frees the idempotency key of a submission that did not start. It goes on if ctx is
+	// cancelled.
 	Release(ctx context.Context, sub *proto.Submission) error
 }
 
@@ -33,7 +34,8 @@ type Jobs interface {
 	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
 	// Wait blocks until the execution has ended. It returns ctx.Err() if ctx is done first.
 	Wait(ctx context.Context, id proto.TraceID) (*proto.Record, error)
-	// Watch listens for the end of an execution that is about to be submitted, so that waiting for it needs no reads.
+	// Watch listens for the end of an execution that is about to be submitted, so that waiting for
+	// it needs no reads.
 	Watch(id proto.TraceID) (Watch, error)
 	// Cancel stores a request to end the execution, and returns the new record.
 	Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error)
@@ -43,7 +45,8 @@ type Jobs interface {
 
 // Watch listens for the end of one execution.
 type Watch interface {
-	// Wait blocks until the execution has ended. It returns ctx.Err() if ctx is done first, and may be called again.
+	// Wait blocks until the execution has ended. It returns ctx.Err() if ctx is done first, and may
+	// be called again.
 	Wait(ctx context.Context) (*proto.Record, error)
 	// Close releases the watch.
 	Close()
@@ -51,16 +54,18 @@ type Watch interface {
 
 // Events reads the output of executions, from their start and live.
 type Events interface {
-	// Follow reads the events of an execution with sequence numbers above after, and always the result event.
+	// Follow reads the events of an execution with sequence numbers above after, and always the
+	// result event.
 	Follow(ctx context.Context, id proto.TraceID, after int64) (Tail, error)
-	// Last returns the sequence number of the present last event of an attempt, without the result; 0 for none.
+	// Last returns the sequence number of the present last event of an attempt, without the result;
+	// 0 for none.
 	Last(ctx context.Context, id proto.TraceID, attempt int) (int64, error)
 }
 
 // Tail is a reader of one execution's events, for one goroutine at a time.
 type Tail interface {
-	// Next blocks until there are events. It returns [io.EOF] after the result event. It returns ctx.Err() if ctx is done first,
-	// and may be called again.
+	// Next blocks until there are events. It returns [io.EOF] after the result event. It returns
+	// ctx.Err() if ctx is done first, and may be called again.
 	Next(ctx context.Context) (proto.Batch, error)
 	// Close releases the tail.
 	Close()
@@ -82,8 +87,9 @@ type Keys interface {
 
 // KeyAdmin creates and revokes API keys.
 type KeyAdmin interface {
-	// Create stores a new key with the name, organisation, plan, rights, limit and sandbox profile of k, and returns it with its
-	// secret. It returns [proto.ErrNotFound] if the profile does not exist.
+	// Create stores a new key with the name, organisation, plan, rights, limit and sandbox profile
+	// of k, and returns it with its secret. It returns [proto.ErrNotFound] if the profile does not
+	// exist.
 	Create(ctx context.Context, k proto.Key) (key proto.Key, secret string, err error)
 	// List returns all keys, the revoked ones included.
 	List(ctx context.Context) ([]proto.Key, error)
@@ -99,10 +105,11 @@ type Profiles interface {
 	List(ctx context.Context) ([]proto.Profile, error)
 	// Create stores a new profile. It returns [proto.ErrExists] if the name is taken.
 	Create(ctx context.Context, p proto.Profile) error
-	// Replace replaces the profile of the same name. It returns [proto.ErrNotFound] if there is none.
+	// Replace replaces the profile of the same name. It returns [proto.ErrNotFound] if there is
+	// none.
 	Replace(ctx context.Context, p proto.Profile) error
-	// Remove removes and returns a profile. It returns [proto.ErrNotFound] if the profile does not exist, and a
-	// [*proto.BoundError] if valid keys are bound to it.
+	// Remove removes and returns a profile. It returns [proto.ErrNotFound] if the profile does not
+	// exist, and a [*proto.BoundError] if valid keys are bound to it.
 	Remove(ctx context.Context, name string) (proto.Profile, error)
 }
 
@@ -114,23 +121,27 @@ type Images interface {
 
 // ImageAdmin stores and removes the images of sandboxes.
 type ImageAdmin interface {
-	// Put stores body as the image of that name, and reports whether it replaced another. It returns a [*proto.FieldError] for an
-	// invalid image, and a [*proto.Refusal] if there is no space.
+	// Put stores body as the image of that name, and reports whether it replaced another. It
+	// returns a [*proto.FieldError] for an invalid image, and a [*proto.Refusal] if there is no
+	// space.
 	Put(ctx context.Context, name, digest string, body io.Reader) (img *proto.Image, replaced bool, err error)
 	// List returns all images.
 	List(ctx context.Context) ([]proto.Image, error)
-	// Remove removes the name of an image and returns the image. It returns [proto.ErrNotFound] if no image has the name.
+	// Remove removes the name of an image and returns the image. It returns [proto.ErrNotFound] if
+	// no image has the name.
 	Remove(ctx context.Context, name string) (*proto.Image, error)
 }
 
 // Webhooks stores the webhook settings of API keys, and the URLs at which deliveries fail.
 type Webhooks interface {
-	// Webhook returns the cached settings of a key, the default if none are stored. Changes by other gateways arrive with a delay.
+	// Webhook returns the cached settings of a key, the default if none are stored. Changes by
+	// other gateways arrive with a delay.
 	Webhook(key string) proto.Webhook
 	// Stored returns the stored settings of a key, or [proto.ErrNotFound].
 	Stored(ctx context.Context, key string) (proto.Webhook, error)
-	// Change stores the settings that f returns for the present settings of a key, nil if there are none, and returns them. f may
-	// be called more than once. Change returns an error of f unchanged.
+	// Change stores the settings that f returns for the present settings of a key, nil if there are
+	// none, and returns them. f may be called more than once. Change returns an error of f
+	// unchanged.
 	Change(ctx context.Context, key string, f func(old *proto.Webhook) (proto.Webhook, error)) (proto.Webhook, error)
 	// Remove removes the settings of a key. It returns [proto.ErrNotFound] if there are none.
 	Remove(ctx context.Context, key string) error
@@ -154,20 +165,22 @@ type URLs interface {
 type Deliveries interface {
 	// Delivery returns the delivery of an execution, or [proto.ErrNotFound] if it has none yet.
 	Delivery(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, error)
-	// Replay makes a delivery that has ended pending again. It returns [proto.ErrNotFound] if there is none, and
-	// [proto.ErrConflict] while it is pending.
+	// Replay makes a delivery that has ended pending again. It returns [proto.ErrNotFound] if there
+	// is none, and [proto.ErrConflict] while it is pending.
 	Replay(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, error)
-	// ReplayFailed replays up to most deliveries that have failed since a time, in the order of their ids and after the given one.
+	// ReplayFailed replays up to most deliveries that have failed since a time, in the order of
+	// their ids and after the given one.
 	ReplayFailed(ctx context.Context, org string, since time.Time, after proto.TraceID, most int) (proto.Replayed, error)
-	// Test sends a test to the URL of a key, and returns the attempt. It returns [proto.ErrNotFound] if the sending process does not
-	// know the URL yet, and a [*proto.Refusal] if no such process is ready.
+	// Test sends a test to the URL of a key, and returns the attempt. It returns
+	// [proto.ErrNotFound] if the sending process does not know the URL yet, and a [*proto.Refusal]
+	// if no such process is ready.
 	Test(ctx context.Context, key proto.Key) (*proto.DeliveryAttempt, error)
 }
 
 // DeadLetters stores dead letters.
 type DeadLetters interface {
-	// List returns up to limit dead letters after the given one, nil for the first; the newest come first. It calls wrong with the
-	// error of each letter that cannot be decoded.
+	// List returns up to limit dead letters after the given one, nil for the first; the newest come
+	// first. It calls wrong with the error of each letter that cannot be decoded.
 	List(ctx context.Context, after *proto.DeadLetter, limit int, wrong func(error)) ([]proto.DeadLetter, error)
 	// Get returns a dead letter with its content, or [proto.ErrNotFound].
 	Get(ctx context.Context, id string) (*proto.DeadLetter, *proto.DeadContent, error)
@@ -175,7 +188,8 @@ type DeadLetters interface {
 	Remove(ctx context.Context, id string) error
 }
 
-// Threads reads the threads of organisations. The Holder of a thread is empty if the holding execution has ended.
+// Threads reads the threads of organisations. The Holder of a thread is empty if the holding
+// execution has ended.
 type Threads interface {
 	// Get returns a thread, or [proto.ErrNotFound].
 	Get(ctx context.Context, org, id string) (*proto.Thread, error)
@@ -185,14 +199,15 @@ type Threads interface {
 
 // Versions reads, forks and removes the stored versions of threads.
 type Versions interface {
-	// Archive writes the home of a version as a tar; version 0 is the newest with the staged files. It returns [proto.ErrNotFound]
-	// before it writes if there is no such thread or version.
+	// Archive writes the home of a version as a tar; version 0 is the newest with the staged files.
+	// It returns [proto.ErrNotFound] before it writes if there is no such thread or version.
 	Archive(ctx context.Context, org, thread string, version int64, w io.Writer) error
-	// Fork creates a thread that starts from a version of another; version 0 is the newest with the staged files. It returns
-	// [proto.ErrNotFound] if there is no such thread or version, and [proto.ErrExists] if the new id is taken.
+	// Fork creates a thread that starts from a version of another; version 0 is the newest with the
+	// staged files. It returns [proto.ErrNotFound] if there is no such thread or version, and
+	// [proto.ErrExists] if the new id is taken.
 	Fork(ctx context.Context, org, from string, version int64, to string) (*proto.Thread, error)
-	// Remove removes a thread with its versions and staged files. It returns [proto.ErrNotFound] if there is none, and a
-	// [*proto.BusyError] while an execution holds it.
+	// Remove removes a thread with its versions and staged files. It returns [proto.ErrNotFound] if
+	// there is none, and a [*proto.BusyError] while an execution holds it.
 	Remove(ctx context.Context, org, thread string) error
 }
 
@@ -214,9 +229,10 @@ type Files interface {
 	List(ctx context.Context, org, thread, path string, recursive bool, each func(proto.File) error) error
 	// Open returns the content of a file, or [proto.ErrNotFound].
 	Open(ctx context.Context, org, thread, path string) (*proto.FileContent, error)
-	// Stage stores size bytes of body as a file, and creates the thread if it does not exist. From then on the file is in lists,
-	// downloads and the next execution. It returns a [*proto.FieldError] for an invalid file, a [*proto.StagedError] if too many
-	// files are staged, and a [*proto.RoomError] if the home would exceed most.
+	// Stage stores size bytes of body as a file, and creates the thread if it does not exist. From
+	// then on the file is in lists, downloads and the next execution. It returns a
+	// [*proto.FieldError] for an invalid file, a [*proto.StagedError] if too many files are staged,
+	// and a [*proto.RoomError] if the home would exceed most.
 	Stage(ctx context.Context, org, thread, path string, size int64, most proto.Room, body io.Reader) error
 	// CheckRoom returns the error with which Stage would refuse a file of that size.
 	CheckRoom(ctx context.Context, org, thread, path string, size int64, most proto.Room) error

@@ -31,8 +31,9 @@ func modeOf(h http.Header) proto.Mode {
 	return proto.ModeInline
 }
 
-// preferred returns the first of the supported types that the client accepts with the highest weight. Wildcards match the first
-// type. A client that accepts none of the types gets the first one: an answer is of more use than a refusal.
+// preferred returns the first of the supported types that the client accepts with the highest
+// weight. Wildcards match the first type. A client that accepts none of the types gets the first
+// one: an answer is of more use than a refusal.
 func preferred(h http.Header, supported ...string) string {
 	best, bestWeight := supported[0], 0.0
 	for _, item := range listItems(h.Values("Accept")) {

@@ -14,7 +14,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// statusClientGone is logged for requests whose client disconnected before the answer. It is never sent.
+// statusClientGone is logged for requests whose client disconnected before the answer. It is never
+// sent.
 const statusClientGone = 499
 
 const maxRequestID = 128
@@ -121,9 +122,10 @@ func (s *Server) observe(next http.Handler) http.Handler {
 	})
 }
 
-// ambiguousEnd reports whether a proxy in front may see another end of the request than this server, so that the rest of the
-// connection could be a smuggled request. Such a connection must not be kept alive (RFC 9112, 6.1). net/http removes the
-// Content-Length of a chunked request, so any chunked request may have had one; in HTTP/1.0 it removes Transfer-Encoding.
+// ambiguousEnd reports whether a proxy in front may see another end of the request than this
+// server, so that the rest of the connection could be a smuggled request. Such a connection must
+// not be kept alive (RFC 9112, 6.1). net/http removes the Content-Length of a chunked request, so
+// any chunked request may have had one; in HTTP/1.0 it removes Transfer-Encoding.
 func ambiguousEnd(r *http.Request) bool {
 	return r.ProtoMajor == 1 && (len(r.TransferEncoding) > 0 || r.ProtoMinor == 0)
 }

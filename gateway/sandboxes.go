@@ -12,7 +12,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// brokenSandbox refuses executions of an API key whose sandbox or image is missing. Any other sandbox might allow more.
+// brokenSandbox refuses executions of an API key whose sandbox or image is missing. Any other
+// sandbox might allow more.
 func brokenSandbox(format string, args ...any) error {
 	return api.Errorf(api.CodeInternal, format+", so nothing runs under this API key; whoever administers this server has to make it again, or you need another key", args...)
 }
@@ -48,7 +49,8 @@ func (s *Server) resolve(ctx context.Context, p *proto.Profile, language proto.L
 	return p.Sandbox(image.Digest), nil
 }
 
-// readProfile decodes a profile from the body of a request. If the path has a name, the body may omit it.
+// readProfile decodes a profile from the body of a request. If the path has a name, the body may
+// omit it.
 func (s *Server) readProfile(w http.ResponseWriter, r *http.Request, name string) (proto.Profile, error) {
 	body, err := s.readBody(w, r)
 	if err != nil {

@@ -21,8 +21,8 @@ const DefaultMaxBody = 8 << 20
 
 const (
 	bodyTimeout = 30 * time.Second // a body must have arrived by then
-	// writeTimeout is how long a client may take to read writePiece bytes of an answer before the connection is dropped: a
-	// client that stops reading must not keep an answer in memory.
+	// writeTimeout is how long a client may take to read writePiece bytes of an answer before the
+	// connection is dropped: a client that stops reading must not keep an answer in memory.
 	writeTimeout = 60 * time.Second
 	writePiece   = 256 << 10
 	keepalive    = 15 * time.Second
@@ -37,8 +37,9 @@ const (
 	readyTimeout = time.Second
 )
 
-// Server answers HTTP requests. Its exported fields are set before Handler is called and not changed afterwards. All but
-// Metrics, Done, UpgradeURL, PublicURL and Unfit are required. It is safe for concurrent use and starts no goroutines.
+// Server answers HTTP requests. Its exported fields are set before Handler is called and not
+// changed afterwards. All but Metrics, Done, UpgradeURL, PublicURL and Unfit are required. It is
+// safe for concurrent use and starts no goroutines.
 type Server struct {
 	Submissions Submissions
 	Jobs        Jobs
@@ -87,12 +88,14 @@ type Server struct {
 	transfers transfers
 }
 
-// Drain makes the server answer new API requests and /readyz with 503. Requests in progress go on; the caller waits for them.
+// Drain makes the server answer new API requests and /readyz with 503. Requests in progress go on;
+// the caller waits for them.
 func (s *Server) Drain() { s.draining.Store(true) }
 
-// Leave ends all waits for executions. Queued executions of waiting requests are withdrawn and answered with 503, running ones
-// with the path to ask at. Streams are broken off between two events after a second without events: clients resume at another
-// server. It is called after Handler.
+// Leave ends all waits for executions. Queued executions of waiting requests are withdrawn and
+// answered with 503, running ones with the path to ask at. Streams are broken off between two
+// events after a second without events: clients resume at another server. It is called after
+// Handler.
 func (s *Server) Leave() { s.leave() }
 
 // Handler returns the handler of all routes. It is called once.
@@ -115,8 +118,8 @@ func (s *Server) Handler() http.Handler {
 	return root
 }
 
-// routeAPI registers the routes of the API. They are not mounted as a router of their own, because a mounted router cannot
-// distinguish unknown paths from unknown methods.
+// routeAPI registers the routes of the API. They are not mounted as a router of their own, because
+// a mounted router cannot distinguish unknown paths from unknown methods.
 func (s *Server) routeAPI(r chi.Router) {
 	handlers := map[string]func(http.ResponseWriter, *http.Request) error{
 		"execute": s.execute, "getExecution": s.getExecution, "getOutput": s.getOutput, "cancelExecution": s.cancelExecution,
@@ -199,8 +202,8 @@ func (s *Server) requireAllRights(next http.Handler) http.Handler {
 	})
 }
 
-// methodNotAllowed lists the methods of a path. The router also calls it for unknown methods on any path, so a path without
-// methods does not exist.
+// methodNotAllowed lists the methods of a path. The router also calls it for unknown methods on any
+// path, so a path without methods does not exist.
 func methodNotAllowed(root chi.Routes) func(http.ResponseWriter, *http.Request) error {
 	methods := []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}
 	return func(w http.ResponseWriter, r *http.Request) error {

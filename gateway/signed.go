@@ -19,11 +19,13 @@ const (
 	contentPath = "/v1/files/content/"
 	// urlLife is the time in which a request with a signed URL must begin.
 	urlLife = 15 * time.Minute
-	// grantForm is the version of the signed text. It is signed too, so that texts of different versions cannot be confused.
+	// grantForm is the version of the signed text. It is signed too, so that texts of different
+	// versions cannot be confused.
 	grantForm = "bullpen-file-1"
 )
 
-// grant is what a signed URL allows: one method on one file. Its fields are readable to everyone who has the URL.
+// grant is what a signed URL allows: one method on one file. Its fields are readable to everyone
+// who has the URL.
 type grant struct {
 	method    string // GET, which HEAD goes with, or PUT
 	key       string // the id of the API key that asked for it; a revoked key makes the grant invalid
@@ -55,7 +57,8 @@ var (
 	errOldURL = api.Errorf(api.CodeForbidden, "this URL has expired, or the API key that asked for it was revoked; ask for another at /v1/files/upload_url or download_url")
 )
 
-// parseGrant returns the grant of a token that is valid at a time. It returns errBadURL or errOldURL if the token is not.
+// parseGrant returns the grant of a token that is valid at a time. It returns errBadURL or
+// errOldURL if the token is not.
 func parseGrant(secret [32]byte, token string, now time.Time) (*grant, error) {
 	body, sum, _ := strings.Cut(token, ".")
 	decode := base64.RawURLEncoding.Strict().DecodeString
@@ -86,8 +89,8 @@ func parseGrant(secret [32]byte, token string, now time.Time) (*grant, error) {
 	return g, nil
 }
 
-// checkGrant returns the grant of a request's URL and the API key that asked for it. It returns errBadURL or errOldURL unless
-// the grant allows the method and the key is valid.
+// checkGrant returns the grant of a request's URL and the API key that asked for it. It returns
+// errBadURL or errOldURL unless the grant allows the method and the key is valid.
 func (s *Server) checkGrant(r *http.Request, token string) (*grant, *proto.Key, error) {
 	g, err := parseGrant(*s.URLSecret, token, time.Now())
 	if err != nil {
@@ -120,8 +123,8 @@ func (s *Server) answerSigned(w http.ResponseWriter, r *http.Request, g *grant) 
 	return writeValue(w, http.StatusOK, answer)
 }
 
-// baseURL returns the address of this server as its clients know it. No header but Host is trusted: a wrong Host misleads only
-// the client that sent it.
+// baseURL returns the address of this server as its clients know it. No header but Host is trusted:
+// a wrong Host misleads only the client that sent it.
 func (s *Server) baseURL(r *http.Request) (string, error) {
 	if s.PublicURL != "" {
 		return s.PublicURL, nil

@@ -35,7 +35,8 @@ func (s *Server) newFollower(w http.ResponseWriter, r *info, tail Tail, sse bool
 	return &follower{s: s, w: r.rec, tail: tail, sse: sse, last: last}
 }
 
-// copy writes events as they come until the last one. It returns errDraining after Leave when there are no more events.
+// copy writes events as they come until the last one. It returns errDraining after Leave when there
+// are no more events.
 func (f *follower) copy(ctx context.Context) error {
 	for {
 		left := f.s.leaving.Err() != nil
@@ -67,7 +68,8 @@ func (f *follower) write(batch proto.Batch) error {
 		}
 		return f.w.FlushError()
 	}
-	// Lines are short and many; longer ones bypass the buffer. A slow stream needs only a small one.
+	// Lines are short and many; longer ones bypass the buffer. A slow stream needs only a small
+	// one.
 	size := 32 << 10
 	if batch.Result == nil {
 		size = min(size, 2*len(batch.Lines))
@@ -128,8 +130,8 @@ func (f *follower) field(seq int64) []byte {
 	return f.head
 }
 
-// next reads the next events. It returns errDeadline when a keepalive is due, and at Leave. left reports that Leave was called
-// already.
+// next reads the next events. It returns errDeadline when a keepalive is due, and at Leave. left
+// reports that Leave was called already.
 func (f *follower) next(ctx context.Context, left bool) (proto.Batch, error) {
 	if !left {
 		return f.s.nextUntil(ctx, f.tail, time.Now().Add(keepalive))
@@ -139,7 +141,8 @@ func (f *follower) next(ctx context.Context, left bool) (proto.Batch, error) {
 	return nextWithin(ctx, limited, f.tail)
 }
 
-// nextUntil reads the next events. It returns errDeadline at the deadline, and at Leave; the tail can still be read then.
+// nextUntil reads the next events. It returns errDeadline at the deadline, and at Leave; the tail
+// can still be read then.
 func (s *Server) nextUntil(ctx context.Context, tail Tail, deadline time.Time) (proto.Batch, error) {
 	limited, cancel := s.until(ctx, deadline)
 	defer cancel()
@@ -161,8 +164,8 @@ func nextWithin(ctx, limited context.Context, tail Tail) (proto.Batch, error) {
 	}
 }
 
-// answerStream streams the events of an accepted execution. The answer begins when the execution starts: before, it may still be
-// an error.
+// answerStream streams the events of an accepted execution. The answer begins when the execution
+// starts: before, it may still be an error.
 func (s *Server) answerStream(ctx context.Context, w http.ResponseWriter, x *admitted) error {
 	limited, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()

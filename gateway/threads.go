@@ -48,7 +48,8 @@ func threadID(r *http.Request) (string, error) {
 	return id, nil
 }
 
-// threadError wraps an error of an operation on a thread. ErrNotFound gets the message for a thread.
+// threadError wraps an error of an operation on a thread. ErrNotFound gets the message for a
+// thread.
 func threadError(operation, id string, err error) error {
 	if errors.Is(err, proto.ErrNotFound) {
 		return api.Errorf(api.CodeNotFound, "there is no thread of that id; see /v1/threads")

@@ -9,14 +9,16 @@ import (
 )
 
 const (
-	// maxTransfers is the number of files and archives that an organisation may transfer at a time. Each takes up to tens of
-	// MiB of memory, and a client can make it last.
+	// maxTransfers is the number of files and archives that an organisation may transfer at a time.
+	// Each takes up to tens of MiB of memory, and a client can make it last.
 	maxTransfers = 16
-	// transferWait is how long a transfer waits for another one to end. Clients want an answer within 5 s.
+	// transferWait is how long a transfer waits for another one to end. Clients want an answer
+	// within 5 s.
 	transferWait = 4 * time.Second
 )
 
-// transfers limits the concurrent transfers of files and archives of each organisation. The zero value is ready for use.
+// transfers limits the concurrent transfers of files and archives of each organisation. The zero
+// value is ready for use.
 type transfers struct {
 	mu    sync.Mutex
 	byOrg map[string]*semaphore
@@ -27,7 +29,8 @@ type semaphore struct {
 	users int // that hold a slot or wait for one
 }
 
-// begin acquires a slot, which done releases. If none becomes free in time, the error is rate_limited.
+// begin acquires a slot, which done releases. If none becomes free in time, the error is
+// rate_limited.
 func (t *transfers) begin(ctx context.Context, org string) (done func(), err error) {
 	t.mu.Lock()
 	sem := t.byOrg[org]

@@ -14,8 +14,8 @@ import (
 // replayBatch is the number of failed deliveries that one request replays.
 const replayBatch = 100
 
-// webhookURL returns the URL that the result of a request is delivered to, empty for none. The URL of a mode without webhook
-// is checked for its form only.
+// webhookURL returns the URL that the result of a request is delivered to, empty for none. The URL
+// of a mode without webhook is checked for its form only.
 func (s *Server) webhookURL(ctx context.Context, req *api.ExecuteRequest, mode proto.Mode, key *proto.Key) (string, error) {
 	const field = "webhook_url"
 	switch {
@@ -43,8 +43,8 @@ func (s *Server) deliveryStatus(ctx context.Context, r *proto.Record) (proto.Del
 	}
 }
 
-// delivery returns the webhook of an execution, or errNoWebhook. Until the execution has ended and its delivery is stored, the
-// delivery is pending and has no times.
+// delivery returns the webhook of an execution, or errNoWebhook. Until the execution has ended and
+// its delivery is stored, the delivery is pending and has no times.
 func (s *Server) delivery(ctx context.Context, r *proto.Record) (*proto.Delivery, error) {
 	if proto.NewDelivery(&r.Meta, time.Time{}) == nil {
 		return nil, errNoWebhook
@@ -138,7 +138,8 @@ func (s *Server) readWebhook(w http.ResponseWriter, r *http.Request) (*api.Webho
 	return req, s.URLs.Check(r.Context(), "url", *req.URL)
 }
 
-// putWebhook replaces the settings of the calling key. The previous secret goes on signing for a day.
+// putWebhook replaces the settings of the calling key. The previous secret goes on signing for a
+// day.
 func (s *Server) putWebhook(w http.ResponseWriter, r *http.Request) error {
 	req, err := s.readWebhook(w, r)
 	if err != nil {
@@ -176,7 +177,8 @@ func (s *Server) patchWebhook(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// rotateFrom returns wanted with the secret of old as its previous secret, which signs for another day.
+// rotateFrom returns wanted with the secret of old as its previous secret, which signs for another
+// day.
 func rotateFrom(old *proto.Webhook, wanted proto.Webhook) proto.Webhook {
 	secret := wanted.Secret
 	if old != nil {
@@ -186,7 +188,8 @@ func rotateFrom(old *proto.Webhook, wanted proto.Webhook) proto.Webhook {
 	return wanted
 }
 
-// changeWebhook stores the settings that change returns for the calling key, and answers with them and with secret.
+// changeWebhook stores the settings that change returns for the calling key, and answers with them
+// and with secret.
 func (s *Server) changeWebhook(
 	w http.ResponseWriter, r *http.Request, secret string, change func(old *proto.Webhook) (proto.Webhook, error),
 ) error {
@@ -209,7 +212,8 @@ func (s *Server) deleteWebhook(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// rotateWebhook replaces the secret of the calling key. The previous secret goes on signing for the overlap.
+// rotateWebhook replaces the secret of the calling key. The previous secret goes on signing for the
+// overlap.
 func (s *Server) rotateWebhook(w http.ResponseWriter, r *http.Request) error {
 	req, err := decodeOptionalBody[api.WebhookRotation](s, w, r)
 	if err != nil {

@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// Bytes is an amount of data. Its text and JSON form is a string: a number of bytes, or one with a unit of KiB, MiB or GiB.
+// Bytes is an amount of data. Its text and JSON form is a string: a number of bytes, or one with a
+// unit of KiB, MiB or GiB.
 type Bytes int64
 
 // The units of [Bytes].

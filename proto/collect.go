@@ -2,7 +2,8 @@ package proto
 
 import "time"
 
-// The age at which unreferenced blobs of threads are garbage. A younger blob may belong to an execution or upload in progress.
+// The age at which unreferenced blobs of threads are garbage. A younger blob may belong to an
+// execution or upload in progress.
 const (
 	DefaultSafeAge = 24 * time.Hour
 	MinSafeAge     = 2 * time.Hour

@@ -23,7 +23,8 @@ type DeadLetter struct {
 	Meta    *Meta      `json:"meta,omitempty"`    // of a job
 	Attempt int        `json:"attempt,omitempty"` // the attempt of the job that could not start
 	Workers []string   `json:"workers,omitempty"` // the workers that were lost with a job, in this order
-	// Requeued is the new execution of a job, which may not be queued yet, and RequeuedAt the time of its creation.
+	// Requeued is the new execution of a job, which may not be queued yet, and RequeuedAt the time
+	// of its creation.
 	Requeued   TraceID    `json:"requeued,omitempty"`
 	RequeuedAt *time.Time `json:"requeued_at,omitempty"`
 	Revision   uint64     `json:"-"` // of the store; updates need it

@@ -11,7 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// TimeLayout is the format of all times in the API and in webhooks: RFC 3339 in UTC with milliseconds.
+// TimeLayout is the format of all times in the API and in webhooks: RFC 3339 in UTC with
+// milliseconds.
 const TimeLayout = "2006-01-02T15:04:05.000Z"
 
 // DeliveryStatus is the status of a delivery, and the webhook_delivery_status of its execution.
@@ -32,12 +33,14 @@ type Delivery struct {
 	Key     string         `json:"key"` // the API key's id: each attempt uses its present settings
 	URL     string         `json:"url"` // fixed when the execution was accepted
 	Status  DeliveryStatus `json:"status"`
-	// Reason is why no more attempts are made, or why the next attempt waits longer than the settings say. It may be empty.
+	// Reason is why no more attempts are made, or why the next attempt waits longer than the
+	// settings say. It may be empty.
 	Reason    string    `json:"reason,omitempty"`
 	CreatedAt time.Time `json:"created_at"` // when the execution ended
 	// NextAt is when the next attempt is due, while pending.
 	NextAt time.Time `json:"next_at,omitzero"`
-	// Made is the number of all attempts. Before is the number of attempts before the last replay, which the waits do not count.
+	// Made is the number of all attempts. Before is the number of attempts before the last replay,
+	// which the waits do not count.
 	Made   int `json:"made"`
 	Before int `json:"before,omitempty"`
 	// Attempts are the last [MaxKeptAttempts] attempts.
@@ -69,11 +72,13 @@ type DeliveryAttempt struct {
 	Detail     string          `json:"detail,omitempty"`
 	RemoteAddr string          `json:"remote_addr,omitempty"` // the address of the connection
 	Timings    DeliveryTimings `json:"timings"`
-	// Response is the beginning of the answer: status line, headers and body, at most [MaxResponseHead].
+	// Response is the beginning of the answer: status line, headers and body, at most
+	// [MaxResponseHead].
 	Response string `json:"response,omitempty"`
 }
 
-// DeliveryTimings are the durations of the steps of an attempt, in milliseconds; 0 for steps that did not happen.
+// DeliveryTimings are the durations of the steps of an attempt, in milliseconds; 0 for steps that
+// did not happen.
 type DeliveryTimings struct {
 	DNS       float64 `json:"dns_ms" minimum:"0"`
 	Connect   float64 `json:"connect_ms" minimum:"0"`
@@ -168,8 +173,9 @@ const (
 	EventTest      = "webhook.test"
 )
 
-// WebhookBody returns the body of an execution's webhook. Outputs that would make it larger than most bytes are truncated, and
-// the body then has resultURL, the URL of the whole result. Other fields, above all metadata, may still make it larger.
+// WebhookBody returns the body of an execution's webhook. Outputs that would make it larger than
+// most bytes are truncated, and the body then has resultURL, the URL of the whole result. Other
+// fields, above all metadata, may still make it larger.
 func WebhookBody(r *Record, resultURL string, most int) ([]byte, error) {
 	if r.Result == nil || r.CompletedAt == nil {
 		return nil, fmt.Errorf("make the webhook of %s: it has not ended", r.TraceID)
@@ -204,7 +210,8 @@ func WebhookBody(r *Record, resultURL string, most int) ([]byte, error) {
 	}
 	stdout, stderr := encodedLen(result.Stdout), encodedLen(result.Stderr)
 	if room = max(room, 0); stdout+stderr > room {
-		// Each output gets a half, and the part of the other half that the other output does not need.
+		// Each output gets a half, and the part of the other half that the other output does not
+		// need.
 		half := room / 2
 		result.Stdout, result.StdoutTruncated = fit(result.Stdout, max(half, room-stderr), result.StdoutTruncated)
 		result.Stderr, result.StderrTruncated = fit(result.Stderr, max(half, room-stdout), result.StderrTruncated)
@@ -219,7 +226,8 @@ func WebhookBody(r *Record, resultURL string, most int) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-// webhookRest bounds the size of a webhook's body without its outputs and texts of variable length, in bytes.
+// webhookRest bounds the size of a webhook's body without its outputs and texts of variable length,
+// in bytes.
 const webhookRest = 1 << 10
 
 // encodedLen returns an upper bound of the length of a text in JSON, without the quotes.
@@ -240,8 +248,8 @@ func encodedRune(r rune) int {
 	return utf8.RuneLen(r)
 }
 
-// fit returns the beginning of a text that takes at most room bytes in JSON. It reports whether the text is truncated, now or
-// before.
+// fit returns the beginning of a text that takes at most room bytes in JSON. It reports whether the
+// text is truncated, now or before.
 func fit(s string, room int, truncated bool) (string, bool) {
 	for i, r := range s {
 		if room -= encodedRune(r); room < 0 {

@@ -40,8 +40,8 @@ func ReservedEnv(name string) bool {
 	return name != "" && !strings.Contains(name, " ") && strings.Contains(reservedEnv, " "+name+" ")
 }
 
-// CheckEnv checks one environment variable in the field of that name. Errors are [*FieldError]. They never quote a value,
-// which may be a secret, and do not list the reserved names.
+// CheckEnv checks one environment variable in the field of that name. Errors are [*FieldError].
+// They never quote a value, which may be a secret, and do not list the reserved names.
 func CheckEnv(field, name, value string) error {
 	if ReservedEnv(name) {
 		return FieldErrorf(field, "must not set a reserved name; choose another name than %q", Shorten(name))
@@ -62,8 +62,8 @@ func CheckEnv(field, name, value string) error {
 	return nil
 }
 
-// MergeEnv merges the levels of an execution's environment, later ones over earlier ones, and checks the limits of the whole.
-// Its error is a [*FieldError].
+// MergeEnv merges the levels of an execution's environment, later ones over earlier ones, and
+// checks the limits of the whole. Its error is a [*FieldError].
 func MergeEnv(levels ...map[string]string) (map[string]string, error) {
 	merged := make(map[string]string)
 	for _, level := range levels {
@@ -75,7 +75,8 @@ func MergeEnv(levels ...map[string]string) (map[string]string, error) {
 	return merged, nil
 }
 
-// checkEnvSize checks the limits of an environment as a whole. whose completes the message about what is counted.
+// checkEnvSize checks the limits of an environment as a whole. whose completes the message about
+// what is counted.
 func checkEnvSize(field string, env map[string]string, whose string) error {
 	if len(env) > MaxEnvVars {
 		return FieldErrorf(field, "must be at most %d variables%s; there are %d", MaxEnvVars, whose, len(env))

@@ -30,22 +30,24 @@ const (
 	Stderr Stream = "stderr"
 )
 
-// Batch is a run of consecutive events in their wire form: one JSON object a line, each with its newline. The result event is
-// not encoded, because it may be large.
+// Batch is a run of consecutive events in their wire form: one JSON object a line, each with its
+// newline. The result event is not encoded, because it may be large.
 type Batch struct {
 	First, Last int64 // sequence numbers of the first and the last event
 	Lines       []byte
 	Result      *Record // whose result event this is, to be written with [WriteResultEvent] after Lines; nil in all other batches
 }
 
-// AppendStatusEvent appends the event that an execution has started. Its sequence number is always 1.
+// AppendStatusEvent appends the event that an execution has started. Its sequence number is always
+// 1.
 func AppendStatusEvent(dst []byte, id TraceID) []byte {
 	dst = append(dst, `{"type":"status","trace_id":"`...)
 	dst = append(dst, id...)
 	return append(dst, `","status":"running","seq":1}`+"\n"...)
 }
 
-// AppendOutputEvent appends an event with a piece of output. Bytes of data that are not UTF-8 become U+FFFD.
+// AppendOutputEvent appends an event with a piece of output. Bytes of data that are not UTF-8
+// become U+FFFD.
 func AppendOutputEvent(dst []byte, stream Stream, data []byte, seq int64) []byte {
 	dst = append(dst, `{"type":"output","stream":"`...)
 	dst = append(dst, stream...)
@@ -54,7 +56,8 @@ func AppendOutputEvent(dst []byte, stream Stream, data []byte, seq int64) []byte
 	return appendSeq(dst, seq)
 }
 
-// AppendKeepaliveEvent appends a keepalive event. It repeats the sequence number of the last event sent, 0 before the first.
+// AppendKeepaliveEvent appends a keepalive event. It repeats the sequence number of the last event
+// sent, 0 before the first.
 func AppendKeepaliveEvent(dst []byte, seq int64) []byte {
 	return appendSeq(append(dst, `{"type":"keepalive"`...), seq)
 }
@@ -66,8 +69,8 @@ func AppendResultEvent(dst []byte, r *Record) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// WriteResultEvent writes the last event of an execution that has ended. Outputs of many MiB need no memory: they are encoded
-// in pieces. Nothing is written before an error that is not one of w.
+// WriteResultEvent writes the last event of an execution that has ended. Outputs of many MiB need
+// no memory: they are encoded in pieces. Nothing is written before an error that is not one of w.
 func WriteResultEvent(w io.Writer, r *Record) error {
 	if r.Result == nil {
 		return fmt.Errorf("result event of %s: the execution has not ended", r.TraceID)
@@ -101,7 +104,8 @@ func writeResult(w io.Writer, head []byte, r *Result, tail []byte) error {
 	return WriteOutputs(w, append(head, before...), r.Stdout, r.Stderr, append(after, tail...))
 }
 
-// WriteOutputs writes head, the members stdout and stderr of a JSON object, and tail. It encodes the outputs in pieces.
+// WriteOutputs writes head, the members stdout and stderr of a JSON object, and tail. It encodes
+// the outputs in pieces.
 func WriteOutputs(w io.Writer, head []byte, stdout, stderr string, tail []byte) error {
 	if _, err := w.Write(append(head, `"stdout":`...)); err != nil {
 		return err
@@ -127,8 +131,9 @@ func appendSeq(dst []byte, seq int64) []byte {
 
 const hexDigits = "0123456789abcdef"
 
-// AppendJSONString appends s as a JSON string. U+0085, U+2028 and U+2029 are escaped, because clients split lines on them;
-// bytes that are not UTF-8 become U+FFFD; NUL and other controls are kept, escaped.
+// AppendJSONString appends s as a JSON string. U+0085, U+2028 and U+2029 are escaped, because
+// clients split lines on them; bytes that are not UTF-8 become U+FFFD; NUL and other controls are
+// kept, escaped.
 func AppendJSONString[T string | []byte](dst []byte, s T) []byte {
 	return append(appendText(append(dst, '"'), s), '"')
 }
@@ -189,8 +194,9 @@ func appendText[T string | []byte](dst []byte, s T) []byte {
 	return append(dst, s[start:]...)
 }
 
-// plainPrefix returns the number of bytes at the beginning of s that are ASCII and need no escape in a JSON string. It compares
-// eight bytes at a time, because outputs may be many MiB, and does not count an incomplete group at the end of s.
+// plainPrefix returns the number of bytes at the beginning of s that are ASCII and need no escape
+// in a JSON string. It compares eight bytes at a time, because outputs may be many MiB, and does
+// not count an incomplete group at the end of s.
 func plainPrefix[T string | []byte](s T) int {
 	const each, high = 0x0101010101010101, 0x8080808080808080
 	n := 0
@@ -198,7 +204,8 @@ func plainPrefix[T string | []byte](s T) int {
 		b := s[n : n+8]
 		x := uint64(b[0]) | uint64(b[1])<<8 | uint64(b[2])<<16 | uint64(b[3])<<24 |
 			uint64(b[4])<<32 | uint64(b[5])<<40 | uint64(b[6])<<48 | uint64(b[7])<<56
-		// In each of the three differences the lowest new high bit marks a special byte. Higher ones may result from a borrow.
+		// In each of the three differences the lowest new high bit marks a special byte. Higher
+		// ones may result from a borrow.
 		quote, slash := x^each*'"', x^each*'\\'
 		special := (x | (x-each*' ')&^x | (quote-each)&^quote | (slash-each)&^slash) & high
 		if special != 0 {
@@ -223,7 +230,8 @@ func appendEscaped(dst []byte, b byte) []byte {
 	}
 }
 
-// CutUTF8 returns the length of b without an incomplete character at its end: len(b), or up to three bytes less.
+// CutUTF8 returns the length of b without an incomplete character at its end: len(b), or up to
+// three bytes less.
 func CutUTF8[T string | []byte](b T) int {
 	for i := len(b) - 1; i >= 0 && i > len(b)-utf8.UTFMax; i-- {
 		if utf8.RuneStart(b[i]) {

@@ -36,16 +36,17 @@ type File struct {
 // FileContent is a snapshot of the content of a file in a thread's home.
 type FileContent struct {
 	File
-	// Tag identifies the content: equal tags mean equal bytes. It consists of letters, digits and :_-.
+	// Tag identifies the content: equal tags mean equal bytes. It consists of letters, digits and
+	// :_-.
 	Tag string
-	// Read returns length bytes from offset on, both within Size. The reader ends with io.EOF, or with another error if the
-	// bytes are corrupt.
+	// Read returns length bytes from offset on, both within Size. The reader ends with io.EOF, or
+	// with another error if the bytes are corrupt.
 	Read func(ctx context.Context, offset, length int64) (io.ReadCloser, error)
 }
 
-// CleanFilePath returns the cleaned path of a file relative to the home; empty for the home itself. name may be relative to the
-// home, or absolute: below home, which is a cleaned absolute path, or with the home as its root. A name that contains ".." or is
-// not a valid path is a [*FieldError].
+// CleanFilePath returns the cleaned path of a file relative to the home; empty for the home itself.
+// name may be relative to the home, or absolute: below home, which is a cleaned absolute path, or
+// with the home as its root. A name that contains ".." or is not a valid path is a [*FieldError].
 func CleanFilePath(home, name string) (string, error) {
 	switch {
 	case len(name) > MaxFilePathBytes:

@@ -27,8 +27,8 @@ type Image struct {
 	CreatedAt    time.Time           `json:"created_at"`
 }
 
-// maxName is the largest length of names of images, profiles and organisations. Patterns do not contain it, because a counted
-// repetition takes some ten KB of memory.
+// maxName is the largest length of names of images, profiles and organisations. Patterns do not
+// contain it, because a counted repetition takes some ten KB of memory.
 const maxName = 63
 
 var (
@@ -52,8 +52,9 @@ func CheckImageName(s string) error {
 	return nil
 }
 
-// ImageEnv lists the environment variables of an image that programs get: the locations of its programs and data, and its
-// locale. Variables that change how programs are loaded or started must not be added.
+// ImageEnv lists the environment variables of an image that programs get: the locations of its
+// programs and data, and its locale. Variables that change how programs are loaded or started must
+// not be added.
 func ImageEnv() []string {
 	return []string{
 		"CONDA_DEFAULT_ENV", "CONDA_PREFIX", "JAVA_HOME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "NODE_VERSION", "PATH",
@@ -61,7 +62,8 @@ func ImageEnv() []string {
 	}
 }
 
-// Interpreter returns the path of a language's interpreter inside the image, or a [*FieldError] if the image has none.
+// Interpreter returns the path of a language's interpreter inside the image, or a [*FieldError] if
+// the image has none.
 func (i *Image) Interpreter(l Language) (string, error) {
 	path, ok := i.Languages[l]
 	if !ok {

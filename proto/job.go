@@ -2,8 +2,8 @@ package proto
 
 import "time"
 
-// Sandbox is the environment and the limits of a program, resolved from a [Profile] when the job is accepted. Workers look
-// nothing up.
+// Sandbox is the environment and the limits of a program, resolved from a [Profile] when the job is
+// accepted. Workers look nothing up.
 type Sandbox struct {
 	Image       string    `json:"image,omitempty"`        // as in a [Profile]
 	ImageDigest string    `json:"image_digest,omitempty"` // of an image in the registry
@@ -25,11 +25,13 @@ func DefaultSandbox() Sandbox {
 	return p.Sandbox("")
 }
 
-// HomeOnDisk reports whether a home of that many bytes lies on disk. A home in memory counts against the memory limit, so a home
-// larger than half of it lies on disk: a full home must cause ENOSPC before the program is killed for memory.
+// HomeOnDisk reports whether a home of that many bytes lies on disk. A home in memory counts
+// against the memory limit, so a home larger than half of it lies on disk: a full home must cause
+// ENOSPC before the program is killed for memory.
 func HomeOnDisk(home, memory int64) bool { return home > memory/2 }
 
-// TmpOnDisk reports whether a /tmp of that many bytes lies on disk: one larger than a quarter of the memory, see [HomeOnDisk].
+// TmpOnDisk reports whether a /tmp of that many bytes lies on disk: one larger than a quarter of
+// the memory, see [HomeOnDisk].
 func TmpOnDisk(tmp, memory int64) bool { return tmp > memory/4 }
 
 // OnDisk reports whether any of the sandbox's directories lies on disk.
@@ -101,17 +103,20 @@ type Record struct {
 	ResultSeq       int64      `json:"result_seq,omitempty"`
 	OutputTruncated bool       `json:"output_truncated,omitempty"` // events were evicted or lost
 	Cancelling      bool       `json:"cancelling,omitempty"`       // cancellation was requested
-	// Lost are the workers that were lost with the execution since its program last ran, each before it started the program.
+	// Lost are the workers that were lost with the execution since its program last ran, each
+	// before it started the program.
 	Lost []string `json:"lost,omitempty"`
 	// Usage is for metering.
 	Usage *Usage `json:"usage,omitempty"`
-	// Pending and Commit belong to a running execution whose program has ended. Pending becomes the result once Commit is applied
-	// to its thread's head. Any process that finds them may complete both. Clients do not see them, see Public.
+	// Pending and Commit belong to a running execution whose program has ended. Pending becomes the
+	// result once Commit is applied to its thread's head. Any process that finds them may complete
+	// both. Clients do not see them, see Public.
 	Pending *Result `json:"pending,omitempty"`
 	Commit  *Commit `json:"commit,omitempty"`
 }
 
-// Public returns the part of r that clients may see: a program that has ended still runs for them until its result is stored.
+// Public returns the part of r that clients may see: a program that has ended still runs for them
+// until its result is stored.
 func (r *Record) Public() *Record {
 	if r.Pending == nil {
 		return r

@@ -25,7 +25,8 @@ type Key struct {
 	Plan    string `json:"plan"`
 	Rights  Rights `json:"rights"`
 	Sandbox string `json:"sandbox,omitempty"` // the name of its sandbox profile; empty for the default one
-	// Concurrent is the number of executions that may run at once with this key, 0 for the plan's limit alone.
+	// Concurrent is the number of executions that may run at once with this key, 0 for the plan's
+	// limit alone.
 	Concurrent int        `json:"concurrent,omitempty"`
 	Hint       string     `json:"hint"` // the key's first and last few characters
 	CreatedAt  time.Time  `json:"created_at"`
@@ -58,7 +59,8 @@ func NewKeySecret(region string) string {
 	return "sk-" + region + "-" + base64.RawURLEncoding.EncodeToString(b[:])
 }
 
-// KeyHint returns the part of an API key that may be shown: enough to recognise the key, too little to use or guess it.
+// KeyHint returns the part of an API key that may be shown: enough to recognise the key, too little
+// to use or guess it.
 func KeyHint(secret string) string {
 	const head, tail = 12, 4
 	if len(secret) < 20+head {
@@ -67,5 +69,6 @@ func KeyHint(secret string) string {
 	return secret[:head] + "…" + secret[len(secret)-tail:]
 }
 
-// ValidOrg reports whether s may name an organisation. The form is narrow because the name is part of queue subjects.
+// ValidOrg reports whether s may name an organisation. The form is narrow because the name is part
+// of queue subjects.
 func ValidOrg(s string) bool { return len(s) <= maxName && orgPattern.MatchString(s) }

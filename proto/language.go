@@ -58,8 +58,9 @@ const timer = setInterval(() => {
 `,
 	},
 	{
-		// The file is not in the home, so that ls and grep -r find only the user's files there. It is a file rather than standard
-		// input, so that a command that reads standard input does not read the program.
+		// The file is not in the home, so that ls and grep -r find only the user's files there. It
+		// is a file rather than standard input, so that a command that reads standard input does
+		// not read the program.
 		Language: Bash, Title: "Bash", Interpreters: []string{"bash"}, Version: "--version",
 		File: "main.sh", OutsideHome: true, Extensions: []string{".sh", ".bash"},
 		Sample: `echo "Bash $BASH_VERSION as user $UID in $PWD"

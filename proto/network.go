@@ -21,8 +21,8 @@ const (
 // NetworkPolicy decides which addresses a program may reach.
 type NetworkPolicy string
 
-// The network policies. Whatever the policy, a program never reaches private, link-local, loopback, multicast and reserved
-// addresses, the machine it runs on, or bullpen's own services.
+// The network policies. Whatever the policy, a program never reaches private, link-local, loopback,
+// multicast and reserved addresses, the machine it runs on, or bullpen's own services.
 const (
 	NetworkBlocked      NetworkPolicy = "blocked"      // nothing
 	NetworkUnrestricted NetworkPolicy = "unrestricted" // the public internet
@@ -44,8 +44,8 @@ func (n *Network) Effective() NetworkPolicy {
 	return n.Policy
 }
 
-// Validate checks the policy and the form of every rule. Its error is a [*FieldError] for "network.policy" or
-// "network.allow".
+// Validate checks the policy and the form of every rule. Its error is a [*FieldError] for
+// "network.policy" or "network.allow".
 func (n *Network) Validate() error {
 	switch n.Effective() {
 	case NetworkBlocked, NetworkUnrestricted:
@@ -70,16 +70,18 @@ func (n *Network) Validate() error {
 
 // NetworkRule is one entry of an allowlist: a name or a range of addresses, and ports.
 type NetworkRule struct {
-	// Name is a host name in lower case without a final dot. A leading "*." stands for one or more labels: "*.example.com"
-	// matches a.example.com and a.b.example.com, but not example.com. It is empty if Prefix is set.
+	// Name is a host name in lower case without a final dot. A leading "*." stands for one or more
+	// labels: "*.example.com" matches a.example.com and a.b.example.com, but not example.com. It is
+	// empty if Prefix is set.
 	Name   string
 	Prefix netip.Prefix
 	Ports  []uint16 // sorted; of TCP and of UDP; empty for all
 }
 
-// ParseNetworkRule parses one entry of an allowlist: "example.com", "*.example.com", "example.com:443",
-// "example.com:80,443", "203.0.113.7", "203.0.113.0/24", "203.0.113.7:8080", "2001:db8::/32", "[2001:db8::1]:443",
-// "[2001:db8::/32]:443". International names are written in their ASCII form (xn--…).
+// ParseNetworkRule parses one entry of an allowlist: "example.com", "*.example.com",
+// "example.com:443", "example.com:80,443", "203.0.113.7", "203.0.113.0/24", "203.0.113.7:8080",
+// "2001:db8::/32", "[2001:db8::1]:443", "[2001:db8::/32]:443". International names are written in
+// their ASCII form (xn--…).
 func ParseNetworkRule(s string) (NetworkRule, error) {
 	rule, err := parseNetworkRule(s)
 	if err != nil {
@@ -104,7 +106,8 @@ func parseNetworkRule(s string) (rule NetworkRule, err error) {
 	return rule, err
 }
 
-// splitPorts splits "host", "host:ports", "[v6]" and "[v6]:ports". An IPv6 address without brackets has no ports.
+// splitPorts splits "host", "host:ports", "[v6]" and "[v6]:ports". An IPv6 address without brackets
+// has no ports.
 func splitPorts(s string) (host, ports string, err error) {
 	if rest, ok := strings.CutPrefix(s, "["); ok {
 		host, after, ok := strings.Cut(rest, "]")
@@ -151,8 +154,8 @@ func parsePorts(s string) ([]uint16, error) {
 	return slices.Compact(ports), nil
 }
 
-// looksLikeIPv4 reports whether the last label is a number. No host name ends like this, and a resolver may take "10.1",
-// "0x7f.1" or "010.0.0.1" for an address.
+// looksLikeIPv4 reports whether the last label is a number. No host name ends like this, and a
+// resolver may take "10.1", "0x7f.1" or "010.0.0.1" for an address.
 func looksLikeIPv4(host string) bool {
 	host = strings.TrimSuffix(host, ".")
 	last := host[strings.LastIndexByte(host, '.')+1:]
@@ -228,8 +231,8 @@ type BlockedConnection struct {
 	At       time.Time   `json:"at"`
 }
 
-// Traffic is the payload in bytes, over TCP and UDP, that a program exchanged with the public internet. DNS queries and refused
-// connections are not counted.
+// Traffic is the payload in bytes, over TCP and UDP, that a program exchanged with the public
+// internet. DNS queries and refused connections are not counted.
 type Traffic struct {
 	BytesIn  int64 `json:"bytes_in" minimum:"0" doc:"Received by the program."`
 	BytesOut int64 `json:"bytes_out" minimum:"0" doc:"Sent by the program."`

@@ -6,16 +6,17 @@ import (
 	"fmt"
 )
 
-// storedRecord is the first line of a stored record. The outputs follow as raw bytes: as JSON they may be six times as long, and
-// would be decoded only to be encoded again.
+// storedRecord is the first line of a stored record. The outputs follow as raw bytes: as JSON they
+// may be six times as long, and would be decoded only to be encoded again.
 type storedRecord struct {
 	*Record
 	StdoutBytes int `json:"stdout_bytes,omitempty"`
 	StderrBytes int `json:"stderr_bytes,omitempty"`
 }
 
-// EncodeRecord returns the stored form of r: a JSON object without the outputs. If there is any output, a newline and the bytes of
-// stdout and stderr follow; the object has their lengths as stdout_bytes and stderr_bytes.
+// EncodeRecord returns the stored form of r: a JSON object without the outputs. If there is any
+// output, a newline and the bytes of stdout and stderr follow; the object has their lengths as
+// stdout_bytes and stderr_bytes.
 func EncodeRecord(r *Record) ([]byte, error) {
 	rest := *r
 	stdout, stderr := "", ""
@@ -38,7 +39,8 @@ func EncodeRecord(r *Record) ([]byte, error) {
 	return append(append(body, stdout...), stderr...), nil
 }
 
-// DecodeRecord decodes the stored record of execution id, the inverse of [EncodeRecord]. A contradictory record is an error.
+// DecodeRecord decodes the stored record of execution id, the inverse of [EncodeRecord]. A
+// contradictory record is an error.
 func DecodeRecord(id TraceID, body []byte) (*Record, error) {
 	head, outputs, _ := bytes.Cut(body, []byte{'\n'})
 	r := storedRecord{Record: &Record{}}

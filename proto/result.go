@@ -2,7 +2,8 @@ package proto
 
 import "fmt"
 
-// Result is what a program did, or why it did not run to its end: the inline body, and "result" in events and webhooks.
+// Result is what a program did, or why it did not run to its end: the inline body, and "result" in
+// events and webhooks.
 type Result struct {
 	_ struct{} `doc:"What a program did, or why it did not run to its end."`
 
@@ -36,7 +37,8 @@ func Cancelled() Result {
 	return platform(errCancelledByUser, CodeCancelled, "The execution was cancelled on request.")
 }
 
-// Failure returns the result of an execution that the platform ended. message is a sentence for the client.
+// Failure returns the result of an execution that the platform ended. message is a sentence for the
+// client.
 func Failure(code ErrorCode, message string) Result { return platform(string(code), code, message) }
 
 func platform(text string, code ErrorCode, message string) Result {
@@ -44,8 +46,9 @@ func platform(text string, code ErrorCode, message string) Result {
 	return Result{ExitCode: -1, Error: &text, ErrorCode: &c, ErrorMessage: &message}
 }
 
-// Unsaved returns the result of a program with result r whose home could not be saved. message is a sentence for the client; a
-// message of r precedes it. The output, the duration and the program's own exit code stay.
+// Unsaved returns the result of a program with result r whose home could not be saved. message is a
+// sentence for the client; a message of r precedes it. The output, the duration and the program's
+// own exit code stay.
 func (r Result) Unsaved(message string) Result {
 	if r.ErrorMessage != nil {
 		message = *r.ErrorMessage + " " + message

@@ -9,7 +9,8 @@ import (
 	"unicode"
 )
 
-// MaxOutput is the largest part of an output stream that a result keeps: a result is one message and one JSON body.
+// MaxOutput is the largest part of an output stream that a result keeps: a result is one message
+// and one JSON body.
 const MaxOutput = 256 * MiB
 
 const (
@@ -25,22 +26,25 @@ const (
 	DefaultTmpShare  = 4
 )
 
-// DefaultProfileName names the profile of API keys that are bound to none. No other profile can have that name.
+// DefaultProfileName names the profile of API keys that are bound to none. No other profile can
+// have that name.
 const DefaultProfileName = "default"
 
-// Isolation limits what an execution of Python shares with others of its API key. If it is empty, the worker may fork the
-// execution from one warm interpreter of that key.
+// Isolation limits what an execution of Python shares with others of its API key. If it is empty,
+// the worker may fork the execution from one warm interpreter of that key.
 type Isolation string
 
-// IsolationStrict starts an interpreter of its own for every execution of Python, in a single-use jail.
+// IsolationStrict starts an interpreter of its own for every execution of Python, in a single-use
+// jail.
 const IsolationStrict Isolation = "strict"
 
-// Profile is a sandbox profile: a named set of limits and settings that API keys are bound to. It is always complete. An
-// execution gets the profile at the time of its acceptance. Its request can only add to the environment.
+// Profile is a sandbox profile: a named set of limits and settings that API keys are bound to. It
+// is always complete. An execution gets the profile at the time of its acceptance. Its request can
+// only add to the environment.
 type Profile struct {
 	Name string `json:"name" pattern:"^[a-z0-9][a-z0-9._-]{0,62}$" doc:"Required, unless the path has it. Not default."`
-	// Image is the root file system: empty for the host's own runtimes, an absolute path for a directory of the worker's host, else
-	// the name of an image in the registry.
+	// Image is the root file system: empty for the host's own runtimes, an absolute path for a
+	// directory of the worker's host, else the name of an image in the registry.
 	Image   string            `json:"image" default:"" doc:"Empty: the runtimes of the workers' hosts. An absolute path: a directory there. Else the name of an image."`
 	CPU     float64           `json:"cpu" default:"1" minimum:"0.05" maximum:"64" doc:"Cores."`
 	Memory  Bytes             `json:"memory" minimum:"32MiB" maximum:"1024GiB" doc:"32MiB to 1024GiB, without swap; 1GiB by default."`
@@ -49,21 +53,24 @@ type Profile struct {
 	Network Network           `json:"network"`
 	Env     map[string]string `json:"env" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program; those of the request win. The limits of env_vars hold here, and for both together."`
 	Output  Bytes             `json:"output" minimum:"1" maximum:"256MiB" doc:"The part of each output stream that a result keeps: 1 byte to 256MiB. By default the server's --output-limit."`
-	// Isolation and Preload are omitted if they are empty, so that versions without them read what does not need them.
+	// Isolation and Preload are omitted if they are empty, so that versions without them read what
+	// does not need them.
 	Isolation Isolation `json:"isolation,omitempty" default:"" enum:",strict" must:"be strict, or empty for what the worker chooses" doc:"With strict, every execution of python gets an interpreter that was started for it alone (a single-use jail). Empty: the worker chooses, and python executions of one API key may be forked from one warm interpreter of that key."`
 	Preload   []string  `json:"preload,omitempty" maxItems:"32" uniqueItems:"true" must:"have at most 32 modules" valuePattern:"^[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)*$" valueMaxLength:"128" doc:"Python modules that the warm interpreter of a key imports before executions are forked from it, from the image's read-only paths only. Not with the isolation strict."`
 }
 
-// Disk is how much a program may write. The part of it that lies in memory counts against the memory limit, too.
+// Disk is how much a program may write. The part of it that lies in memory counts against the
+// memory limit, too.
 type Disk struct {
 	Home   Bytes `json:"home" minimum:"1MiB" maximum:"1024GiB" doc:"Size of the home directory: 1MiB to 1024GiB. By default 512MiB or half of the memory, whichever is less."`
 	Tmp    Bytes `json:"tmp" minimum:"1MiB" maximum:"1024GiB" doc:"Size of /tmp: 1MiB to 1024GiB. By default 256MiB or a quarter of the memory, whichever is less."`
 	Inodes int64 `json:"inodes" default:"65536" minimum:"256" maximum:"16777216" doc:"Files and directories in each of the two."`
 }
 
-// DefaultProfile returns the profile of a key that is bound to none: the host's runtimes, 1 core, 1 GiB of memory, 256 processes,
-// no network, 65,536 inodes in each of home and /tmp, 16 MiB of output per stream. Home has half of the memory and /tmp a quarter,
-// so that a full disk causes ENOSPC before the program is killed for memory.
+// DefaultProfile returns the profile of a key that is bound to none: the host's runtimes, 1 core, 1
+// GiB of memory, 256 processes, no network, 65,536 inodes in each of home and /tmp, 16 MiB of
+// output per stream. Home has half of the memory and /tmp a quarter, so that a full disk causes
+// ENOSPC before the program is killed for memory.
 func DefaultProfile() Profile {
 	return Profile{
 		Name: DefaultProfileName, CPU: 1, Memory: defaultMemory, Pids: 256,
@@ -83,14 +90,16 @@ func (p *Profile) Sandbox(digest string) Sandbox {
 	}
 }
 
-// ImageName returns the name of the profile's image in the registry. ok is false for the host's runtimes and for directories.
+// ImageName returns the name of the profile's image in the registry. ok is false for the host's
+// runtimes and for directories.
 func (p *Profile) ImageName() (name string, ok bool) {
 	return p.Image, p.Image != "" && !path.IsAbs(p.Image)
 }
 
 var profileNamePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*$`)
 
-// CheckProfileForm checks the form of a profile's name in the field of that name. Its error is a [*FieldError].
+// CheckProfileForm checks the form of a profile's name in the field of that name. Its error is a
+// [*FieldError].
 func CheckProfileForm(field, name string) error {
 	if len(name) > maxName || !profileNamePattern.MatchString(name) {
 		return FieldErrorf(field, sandboxNameMessage)
@@ -98,7 +107,8 @@ func CheckProfileForm(field, name string) error {
 	return nil
 }
 
-// CheckProfileName checks the name of a profile to create, replace or remove. Its error is a [*FieldError].
+// CheckProfileName checks the name of a profile to create, replace or remove. Its error is a
+// [*FieldError].
 func CheckProfileName(name string) error {
 	if err := CheckProfileForm("name", name); err != nil {
 		return err
@@ -109,7 +119,8 @@ func CheckProfileName(name string) error {
 	return nil
 }
 
-// Validate checks the rules of a profile that its struct tags do not express. Its error is a [*FieldError].
+// Validate checks the rules of a profile that its struct tags do not express. Its error is a
+// [*FieldError].
 func (p *Profile) Validate() error {
 	if err := CheckProfileName(p.Name); err != nil {
 		return err

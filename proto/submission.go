@@ -20,8 +20,8 @@ type Submission struct {
 var (
 	// ErrKeyReused is returned if an idempotency key was used with another body.
 	ErrKeyReused = errors.New("the idempotency key was used with another body")
-	// ErrSubmissionPending is returned if another request with the same idempotency key or dead letter
-	// is still being accepted.
+	// ErrSubmissionPending is returned if another request with the same idempotency key or dead
+	// letter is still being accepted.
 	ErrSubmissionPending = fmt.Errorf("another request is still being accepted: %w", ErrConflict)
 	// ErrNotConfirmed is returned if the queue did not confirm a job, which was withdrawn then.
 	ErrNotConfirmed = errors.New("the queue did not confirm the execution in time")

@@ -16,7 +16,8 @@ const (
 	MaxThreadIDLen = 128
 	// MaxStaged is the largest number of staged files of a thread.
 	MaxStaged = 500
-	// MaxStagedBytes is the largest size of the list of a thread's staged files as JSON: a head must fit into one message.
+	// MaxStagedBytes is the largest size of the list of a thread's staged files as JSON: a head
+	// must fit into one message.
 	MaxStagedBytes = 256 << 10
 	// KeptVersions is the number of versions of a thread that are kept, the newest included.
 	KeptVersions = 20
@@ -33,26 +34,30 @@ func CheckThreadID(field, id string) error {
 	return nil
 }
 
-// Thread is the head of a thread: its whole state. It is one value, changed by compare-and-set only.
+// Thread is the head of a thread: its whole state. It is one value, changed by compare-and-set
+// only.
 type Thread struct {
 	Org       string    `json:"org"`
 	ID        string    `json:"id"`
 	CreatedAt time.Time `json:"created_at"`
 	UsedAt    time.Time `json:"used_at"` // when an execution last locked it, or a file was last staged
-	// Holder is the execution that holds the lock of the thread, until it is terminal. HeldAt is when it got the lock.
+	// Holder is the execution that holds the lock of the thread, until it is terminal. HeldAt is
+	// when it got the lock.
 	Holder TraceID   `json:"holder,omitempty"`
 	HeldAt time.Time `json:"held_at,omitzero"`
-	// Fence counts holders and abandoned attempts of holders. A commit names the fence that it was made under.
+	// Fence counts holders and abandoned attempts of holders. A commit names the fence that it was
+	// made under.
 	Fence   int64    `json:"fence"`
 	Version *Version `json:"version,omitempty"` // the newest; nil while the home is empty
-	// History are the kept versions before the newest, in descending order and without their layers.
+	// History are the kept versions before the newest, in descending order and without their
+	// layers.
 	History []Version `json:"history,omitempty"`
 	// Staged are the uploaded files that are in no version yet, the oldest first.
 	Staged []StagedFile `json:"staged,omitempty"`
 }
 
-// Version is one state of a thread's home. It never changes, except that other layers with the same content may replace its
-// layers.
+// Version is one state of a thread's home. It never changes, except that other layers with the same
+// content may replace its layers.
 type Version struct {
 	Number    int64     `json:"number"` // 1 for the first
 	CreatedAt time.Time `json:"created_at"`
@@ -63,7 +68,8 @@ type Version struct {
 	Attributes int64   `json:"attributes,omitempty"`
 	Manifest   Blob    `json:"manifest"`         // its description in the store, see [Manifest]
 	Layers     []Layer `json:"layers,omitempty"` // the changes that make it, starting from an empty directory
-	// Chain is the digest of the layers in the manifest: Layers, unless other layers have replaced them.
+	// Chain is the digest of the layers in the manifest: Layers, unless other layers have replaced
+	// them.
 	Chain string `json:"chain,omitempty"`
 	Base  *Base  `json:"base,omitempty"` // of the manifest; nil if the manifest has all layers itself
 }
@@ -178,8 +184,9 @@ func (e *RoomError) Error() string {
 // Conflict marks the error as one whose text is for the client.
 func (*RoomError) Conflict() {}
 
-// StagedRoom returns the size of staged files in a home: whole blocks, and the directories above them. The directories count even
-// if the home has them already, because they are copied into the home's volume.
+// StagedRoom returns the size of staged files in a home: whole blocks, and the directories above
+// them. The directories count even if the home has them already, because they are copied into the
+// home's volume.
 func StagedRoom(files []StagedFile) Room {
 	const block = 4096
 	var r Room
@@ -247,7 +254,8 @@ func (e *DepthError) Error() string {
 	return fmt.Sprintf("the home has more than %d directories in each other, itself included", e.Most)
 }
 
-// UploadsError is returned if the staged files of a thread do not fit into the home of an execution's sandbox.
+// UploadsError is returned if the staged files of a thread do not fit into the home of an
+// execution's sandbox.
 type UploadsError struct {
 	Bytes, Files       int64 // of the uploads
 	MaxBytes, MaxFiles int64
@@ -275,7 +283,8 @@ func (t *Thread) Committed(c *Commit) bool {
 	return slices.ContainsFunc(t.History, func(v Version) bool { return same(&v) })
 }
 
-// Commit returns the head after c. The error is [ErrFenced] if c was made under another fence or from another version.
+// Commit returns the head after c. The error is [ErrFenced] if c was made under another fence or
+// from another version.
 func (t *Thread) Commit(c *Commit) (*Thread, error) {
 	if c.Fence != t.Fence || c.Version.Number != t.Number()+1 {
 		return nil, fmt.Errorf("commit version %d of thread %s: %w", c.Version.Number, t.ID, ErrFenced)

@@ -58,8 +58,8 @@ type Webhook struct {
 	OldUntil  time.Time `json:"old_until,omitzero"`
 	// MaxAttempts is the largest number of attempts of a delivery.
 	MaxAttempts int `json:"max_attempts"`
-	// Waits are the pauses before the second attempt, the third and so on, each from the end of the previous attempt. The last one
-	// holds for all further attempts.
+	// Waits are the pauses before the second attempt, the third and so on, each from the end of the
+	// previous attempt. The last one holds for all further attempts.
 	Waits []Seconds `json:"waits"`
 	// SignatureHeaders are the headers with the hexadecimal signature.
 	SignatureHeaders []string `json:"signature_headers"`
@@ -68,7 +68,8 @@ type Webhook struct {
 	UpdatedAt time.Time `json:"updated_at,omitzero"`
 }
 
-// DefaultWebhook returns the settings of a key without settings: no URL, no signature, three attempts.
+// DefaultWebhook returns the settings of a key without settings: no URL, no signature, three
+// attempts.
 func DefaultWebhook() Webhook {
 	return Webhook{
 		MaxAttempts: defaultWebhookTries, Timeout: defaultWebhookWait,
@@ -77,7 +78,8 @@ func DefaultWebhook() Webhook {
 	}
 }
 
-// DurableWaits returns the pauses that the Standard Webhooks specification recommends: ten attempts over three days.
+// DurableWaits returns the pauses that the Standard Webhooks specification recommends: ten attempts
+// over three days.
 func DurableWaits() []Seconds {
 	const hour = Seconds(time.Hour)
 	return []Seconds{
@@ -100,7 +102,8 @@ func (w *Webhook) Secrets(at time.Time) []string {
 	return secrets
 }
 
-// Rotate replaces the present secret, which signs too until the time given. Only one old secret signs at a time.
+// Rotate replaces the present secret, which signs too until the time given. Only one old secret
+// signs at a time.
 func (w *Webhook) Rotate(secret string, until time.Time) {
 	if w.Secret != "" && w.Secret != secret {
 		w.OldSecret, w.OldUntil = w.Secret, until.UTC()
@@ -115,7 +118,8 @@ func NewWebhookSecret() string {
 	return webhookSecretPrefix + base64.StdEncoding.EncodeToString(b[:])
 }
 
-// WebhookSecretHint returns the part of a secret that may be shown: the last characters of a long secret, nothing of a short one.
+// WebhookSecretHint returns the part of a secret that may be shown: the last characters of a long
+// secret, nothing of a short one.
 func WebhookSecretHint(secret string) string {
 	const tail = 4
 	r := []rune(secret)
@@ -125,7 +129,8 @@ func WebhookSecretHint(secret string) string {
 	return "…" + string(r[len(r)-tail:])
 }
 
-// CheckWebhookSecret checks a secret that a client chose. Its error is a [*FieldError] for the field "secret".
+// CheckWebhookSecret checks a secret that a client chose. Its error is a [*FieldError] for the
+// field "secret".
 func CheckWebhookSecret(s string) error {
 	if n := utf8.RuneCountInString(s); n < MinWebhookSecretLen || n > MaxWebhookSecretLen {
 		return FieldErrorf("secret", "must be %d to %d characters", MinWebhookSecretLen, MaxWebhookSecretLen)

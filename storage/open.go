@@ -1,4 +1,5 @@
-// Package storage opens blob stores by URL. The stores are in package blob and in one package for each technology.
+// Package storage opens blob stores by URL. The stores are in package blob and in one package for
+// each technology.
 package storage
 
 import (
@@ -17,8 +18,8 @@ import (
 
 const urlForms = "file:///directory or s3://bucket/prefix?endpoint=…&region=…&path_style=1&sse=…&kms_key=…"
 
-// Open opens the blob store at a URL: file:///directory, created if necessary, or s3://bucket/prefix with these optional
-// parameters:
+// Open opens the blob store at a URL: file:///directory, created if necessary, or
+// s3://bucket/prefix with these optional parameters:
 //
 //   - endpoint: URL of a server other than Amazon's
 //   - region: region of the bucket
@@ -26,8 +27,8 @@ const urlForms = "file:///directory or s3://bucket/prefix?endpoint=…&region=�
 //   - sse: server-side encryption: AES256, aws:kms or aws:kms:dsse
 //   - kms_key: the key for that
 //
-// The URL holds no credentials. If keyFile is not empty, all content is encrypted with its key, made by age-keygen. Open reports
-// configuration errors only: it sends no request to a server.
+// The URL holds no credentials. If keyFile is not empty, all content is encrypted with its key,
+// made by age-keygen. Open reports configuration errors only: it sends no request to a server.
 func Open(ctx context.Context, location, keyFile string) (*blob.Store, error) {
 	backend, err := open(ctx, location)
 	if err != nil {

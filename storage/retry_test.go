@@ -10,7 +10,8 @@ import (
 	"github.com/bullpen-run/bullpen/storage/s3"
 )
 
-// An execution waits at most half a minute for its store, and one request without an answer is retried.
+// An execution waits at most half a minute for its store, and one request without an answer is
+// retried.
 func TestDefaultRetryIsBounded(t *testing.T) {
 	for name, test := range map[string]struct {
 		each  time.Duration // duration of a request

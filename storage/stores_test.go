@@ -538,7 +538,8 @@ func TestS3WithoutCredentials(t *testing.T) {
 	}
 }
 
-// A server that rejects the caller, or does not speak S3, has not reported that an object is missing.
+// A server that rejects the caller, or does not speak S3, has not reported that an object is
+// missing.
 func TestS3NotFound(t *testing.T) {
 	nothing := httptest.NewServer(http.NotFoundHandler())
 	defer nothing.Close()

@@ -96,7 +96,8 @@ func TestPutStreamKeepsExistingObject(t *testing.T) {
 	})
 }
 
-// Temporary faults are not visible if the data can be sent again, although content is read only once.
+// Temporary faults are not visible if the data can be sent again, although content is read only
+// once.
 func TestPutStreamWithTemporaryFaults(t *testing.T) {
 	inEach(t, func(t *testing.T, w world) {
 		inParts := strings.HasSuffix(t.Name(), "S3")

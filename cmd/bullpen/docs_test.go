@@ -14,7 +14,8 @@ import (
 
 var update = flag.Bool("update", false, "write the generated parts of docs/cli.md and docs/configuration.md")
 
-// TestDocs compares the generated parts of the documents with the definitions of commands and settings.
+// TestDocs compares the generated parts of the documents with the definitions of commands and
+// settings.
 func TestDocs(t *testing.T) {
 	t.Setenv("COLUMNS", "100")
 	for name, generate := range map[string]func(t *testing.T) string{"cli.md": cliDocs, "configuration.md": settingsDocs} {

@@ -27,8 +27,8 @@ const (
 	stubSoon = proto.TraceID("trc_wwwwwwwwwwwwwwwwwwww")
 )
 
-// stub answers as a server does. What a program "does" is the last word of its first line. Every request is appended to the
-// file log.
+// stub answers as a server does. What a program "does" is the last word of its first line. Every
+// request is appended to the file log.
 type stub struct {
 	log string
 

@@ -263,7 +263,8 @@ func TestListenJSON(t *testing.T) {
 	}
 }
 
-// During a rotation, a receiver with the old secret verifies the signature of Standard Webhooks, one with both secrets verifies all.
+// During a rotation, a receiver with the old secret verifies the signature of Standard Webhooks,
+// one with both secrets verifies all.
 func TestListenRotation(t *testing.T) {
 	secret, old := proto.NewWebhookSecret(), proto.NewWebhookSecret()
 	rotated := signedBy(secret)

@@ -29,7 +29,8 @@ type DeadLetters struct {
 	NextCursor  *string      `json:"next_cursor" doc:"The cursor of the next request; null on the last page."`
 }
 
-// WholeDeadLetter is a dead letter with its content, but without the tenant's program and variables.
+// WholeDeadLetter is a dead letter with its content, but without the tenant's program and
+// variables.
 type WholeDeadLetter struct {
 	DeadLetter
 	Execution *DeadExecution `json:"execution" doc:"What was asked for; null for a malformed message."`

@@ -18,8 +18,8 @@ type validator interface {
 	Validate() error
 }
 
-// Decode decodes and validates the body of a request. Members that are absent or null leave the default of their field.
-// Errors are [*proto.FieldError].
+// Decode decodes and validates the body of a request. Members that are absent or null leave the
+// default of their field. Errors are [*proto.FieldError].
 func Decode[T any](body []byte) (*T, error) {
 	request := new(T)
 	return request, decodeInto(request, body)
@@ -34,7 +34,8 @@ func decodeInto(request any, body []byte) error {
 	return err
 }
 
-// decodeFields decodes body into the struct that request points to. Fields of absent and null members keep their values.
+// decodeFields decodes body into the struct that request points to. Fields of absent and null
+// members keep their values.
 func decodeFields(request any, body []byte) error {
 	if err := checkBody(body); err != nil {
 		return err
@@ -50,8 +51,8 @@ func decodeFields(request any, body []byte) error {
 	return decodeObject("", body, to, objectTag(to.Type()).Get("additionalProperties") == "false")
 }
 
-// decodeObject decodes the members of object into the fields of a struct. The names of fields in errors begin with prefix. A
-// strict object must not have members that the struct does not name.
+// decodeObject decodes the members of object into the fields of a struct. The names of fields in
+// errors begin with prefix. A strict object must not have members that the struct does not name.
 func decodeObject(prefix string, object []byte, to reflect.Value, strict bool) error {
 	fields := jsonFields(to.Type())
 	known := func(key string) bool {
@@ -110,7 +111,8 @@ func setDefault(field string, to reflect.Value, tag reflect.StructTag) error {
 	return json.Unmarshal([]byte(text), to.Addr().Interface())
 }
 
-// decodeValue decodes a JSON value that is not null into a field, and checks it against the field's tags.
+// decodeValue decodes a JSON value that is not null into a field, and checks it against the field's
+// tags.
 func decodeValue(field string, raw []byte, to reflect.Value, tag reflect.StructTag) (err error) {
 	switch to := to.Addr().Interface().(type) {
 	case *proto.Bytes:
@@ -304,8 +306,8 @@ type jsonField struct {
 	omitEmpty bool
 }
 
-// jsonFields returns the fields that encoding/json encodes, those of embedded structs included. A field of an embedded
-// struct that has the name of an outer field is left out.
+// jsonFields returns the fields that encoding/json encodes, those of embedded structs included. A
+// field of an embedded struct that has the name of an outer field is left out.
 func jsonFields(t reflect.Type) []jsonField {
 	var fields []jsonField
 	for _, f := range reflect.VisibleFields(t) {

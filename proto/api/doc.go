@@ -1,8 +1,9 @@
-// Package api defines the HTTP API once: the request and response types of every route, their validation, the table of
-// routes, the codes of errors, and the OpenAPI document that follows from all of them. The gateway and the client of the
-// command line use the same types.
+// Package api defines the HTTP API once: the request and response types of every route, their
+// validation, the table of routes, the codes of errors, and the OpenAPI document that follows from
+// all of them. The gateway and the client of the command line use the same types.
 //
-// Struct tags describe fields. Requests are checked against the tags, and the OpenAPI document shows them:
+// Struct tags describe fields. Requests are checked against the tags, and the OpenAPI document
+// shows them:
 //
 //	json           the name; a field without omitempty is documented as required
 //	doc            the description
@@ -14,6 +15,7 @@
 //	               limits that are only documented; Validate checks them
 //	must           what an error says about a value beyond the limits, without "must"
 //
-// The blank field of a struct carries the tags of the object as a whole: doc, additionalProperties:"false" for requests whose
-// unknown members are refused, and partial:"true" for requests whose fields are all optional.
+// The blank field of a struct carries the tags of the object as a whole: doc,
+// additionalProperties:"false" for requests whose unknown members are refused, and partial:"true"
+// for requests whose fields are all optional.
 package api

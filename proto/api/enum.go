@@ -8,7 +8,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// enumOf returns the values that a string may have: those of the enum tag, else those of its type, nil for any.
+// enumOf returns the values that a string may have: those of the enum tag, else those of its type,
+// nil for any.
 func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 	if values, ok := tag.Lookup("enum"); ok {
 		return strings.Split(values, ",")

@@ -12,7 +12,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// The limits of a request to run a program that [ExecuteRequest.Validate] checks. Lengths are in characters.
+// The limits of a request to run a program that [ExecuteRequest.Validate] checks. Lengths are in
+// characters.
 const (
 	maxMetadataKeyLen   = 40
 	maxMetadataValueLen = 256
@@ -43,7 +44,8 @@ var (
 	subPathRefused  = regexp.MustCompile(`(?i)\.\.|\x00|\\|%(?:2e|2f|5c|00|25|c0|c1)`)
 )
 
-// Validate checks the values of the fields, but neither the plan's limits nor where webhook_url leads.
+// Validate checks the values of the fields, but neither the plan's limits nor where webhook_url
+// leads.
 func (r *ExecuteRequest) Validate() error {
 	if r.Code == "" || len(r.Code) > proto.MaxCodeBytes {
 		return proto.FieldErrorf("code", "must be between 1 byte and 1 MB")
@@ -100,15 +102,16 @@ func checkSubPaths(paths []string) error {
 	return nil
 }
 
-// FillJob copies the request into the job that carries it out. It leaves the fields that do not come from the request alone.
+// FillJob copies the request into the job that carries it out. It leaves the fields that do not
+// come from the request alone.
 func (r *ExecuteRequest) FillJob(job *proto.Job) {
 	job.Code, job.Language, job.Timeout, job.ThreadID = r.Code, r.Language, r.Timeout, r.ThreadID
 	job.Metadata, job.MaxAttempts = r.Metadata, r.MaxAttempts
 	job.Args, job.Stdin = r.Args, r.Stdin
 }
 
-// Hash identifies what the request asks for, however it is written: white space, the order of members and explicit
-// defaults make no difference.
+// Hash identifies what the request asks for, however it is written: white space, the order of
+// members and explicit defaults make no difference.
 func (r *ExecuteRequest) Hash() (string, error) {
 	canonical, err := json.Marshal(r)
 	if err != nil {

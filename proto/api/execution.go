@@ -53,7 +53,8 @@ type BlockedConnection struct {
 	At Time `json:"at"`
 }
 
-// NewExecution returns the state of an execution at the time now. delivery is the status of its webhook, empty without one.
+// NewExecution returns the state of an execution at the time now. delivery is the status of its
+// webhook, empty without one.
 func NewExecution(r *proto.Record, delivery proto.DeliveryStatus, now time.Time) *Execution {
 	e := &Execution{
 		TraceID: r.TraceID, Status: r.Status, Mode: r.Mode, CreatedAt: Time{r.CreatedAt}, WebhookURL: optional(r.WebhookURL),
@@ -85,11 +86,12 @@ func NewExecution(r *proto.Record, delivery proto.DeliveryStatus, now time.Time)
 	return e
 }
 
-// milliseconds returns d in milliseconds, at least 0: the two clocks may be those of different machines.
+// milliseconds returns d in milliseconds, at least 0: the two clocks may be those of different
+// machines.
 func milliseconds(d time.Duration) int64 { return max(0, d.Milliseconds()) }
 
-// Write writes the JSON form of e, and encodes the output in pieces: it may be many MiB. Nothing is written before an error
-// that is not one of w.
+// Write writes the JSON form of e, and encodes the output in pieces: it may be many MiB. Nothing is
+// written before an error that is not one of w.
 func (e *Execution) Write(w io.Writer) error {
 	rest := *e
 	rest.Stdout, rest.Stderr = nil, nil

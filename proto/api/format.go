@@ -2,8 +2,9 @@ package api
 
 import "github.com/bullpen-run/bullpen/proto"
 
-// formatOf returns the check of a format tag, nil if any string is valid, and the JSON schema that documents the format. The
-// check's errors are [*proto.FieldError] for the field that it is called with.
+// formatOf returns the check of a format tag, nil if any string is valid, and the JSON schema that
+// documents the format. The check's errors are [*proto.FieldError] for the field that it is called
+// with.
 func formatOf(name string) (check func(field, text string) error, schema object) {
 	switch name {
 	case "thread-id":

@@ -131,7 +131,8 @@ func (g *generator) operation(r *Route) object {
 	return op
 }
 
-// errors returns the statuses of the errors of a route: those of the route itself, and those that follow from its kind.
+// errors returns the statuses of the errors of a route: those of the route itself, and those that
+// follow from its kind.
 func (r *Route) errors() []int {
 	statuses := r.Errors
 	if r.Tag == tagServer {
@@ -186,8 +187,8 @@ func (g *generator) schemaOf(v any, request bool) object {
 	return g.schema(reflect.TypeOf(v), "", request)
 }
 
-// schema returns the schema of a type. Structs become named schemas, but those inside requests do not: their fields are
-// optional there.
+// schema returns the schema of a type. Structs become named schemas, but those inside requests do
+// not: their fields are optional there.
 func (g *generator) schema(t reflect.Type, tag reflect.StructTag, request bool) object {
 	var schema object
 	switch reflect.Zero(t).Interface().(type) {
@@ -250,7 +251,8 @@ func (g *generator) kindSchema(t reflect.Type, tag reflect.StructTag, request bo
 	}
 }
 
-// structSchema returns the schema of an object. Fields of requests that are not required may be null.
+// structSchema returns the schema of an object. Fields of requests that are not required may be
+// null.
 func (g *generator) structSchema(t reflect.Type, request bool) object {
 	properties, required := object{}, []string{}
 	partial := request && path.Base(t.PkgPath()) != "api" || objectTag(t).Get("partial") == "true"

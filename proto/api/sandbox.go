@@ -19,9 +19,9 @@ type Sandboxes struct {
 	Sandboxes []proto.Profile `json:"sandboxes"`
 }
 
-// DecodeSandbox decodes and validates a sandbox profile. Absent members are as in defaults, but the default sizes of the home
-// and of /tmp are at most a half and a quarter of the memory. If name is not empty, the body may omit the name and must not
-// give another. Errors are [*proto.FieldError].
+// DecodeSandbox decodes and validates a sandbox profile. Absent members are as in defaults, but the
+// default sizes of the home and of /tmp are at most a half and a quarter of the memory. If name is
+// not empty, the body may omit the name and must not give another. Errors are [*proto.FieldError].
 func DecodeSandbox(name string, body []byte, defaults proto.Profile) (proto.Profile, error) {
 	p := defaults
 	p.Name, p.Disk.Home, p.Disk.Tmp = "", 0, 0

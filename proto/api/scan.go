@@ -14,7 +14,8 @@ import (
 
 const bodyField = "body"
 
-// anyJSON accepts every JSON value and keeps none. Decoding into it checks syntax and depth without copying.
+// anyJSON accepts every JSON value and keeps none. Decoding into it checks syntax and depth without
+// copying.
 type anyJSON struct{}
 
 func (*anyJSON) UnmarshalJSON([]byte) error { return nil }
@@ -56,8 +57,8 @@ func decodeString(field string, value []byte) (string, error) {
 	return s, nil
 }
 
-// decodeInt parses a JSON number that is written as an integer. A number outside the range of int becomes the largest or
-// smallest int, so that the limit of its field reports it.
+// decodeInt parses a JSON number that is written as an integer. A number outside the range of int
+// becomes the largest or smallest int, so that the limit of its field reports it.
 func decodeInt(raw []byte) (int64, error) {
 	n, err := strconv.ParseInt(string(raw), 10, 64)
 	if errors.Is(err, strconv.ErrRange) {
@@ -69,7 +70,8 @@ func decodeInt(raw []byte) (int64, error) {
 	return n, err
 }
 
-// eachMember calls f for each member of a valid JSON object. It does not recurse into nested values.
+// eachMember calls f for each member of a valid JSON object. It does not recurse into nested
+// values.
 func eachMember(object []byte, f func(key string, value []byte) error) error {
 	at := skipSpace(object, skipSpace(object, 0)+1)
 	for object[at] != '}' {
@@ -157,8 +159,8 @@ func scalarEnd(b []byte, at int) int {
 	return at
 }
 
-// checkText rejects bytes that are not UTF-8 and lone surrogates in a valid JSON value. encoding/json would replace both
-// silently, and they may be part of a program.
+// checkText rejects bytes that are not UTF-8 and lone surrogates in a valid JSON value.
+// encoding/json would replace both silently, and they may be part of a program.
 func checkText(value []byte, field string) error {
 	if !utf8.Valid(value) {
 		return proto.FieldErrorf(proto.Shorten(field), "must be valid UTF-8")

@@ -52,8 +52,8 @@ func (r *WebhookRequest) headers() []string {
 	return names
 }
 
-// validSignatureHeader reports whether a header of that name can carry a signature. Tenants must not set headers that have a
-// meaning to servers and proxies on the way.
+// validSignatureHeader reports whether a header of that name can carry a signature. Tenants must
+// not set headers that have a meaning to servers and proxies on the way.
 func validSignatureHeader(name string) bool {
 	for _, c := range []byte(name) {
 		if c != '-' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') {
@@ -98,7 +98,8 @@ func set[T any](to *T, value *T) {
 	}
 }
 
-// Waits are the pauses between the attempts of a delivery. The JSON form is an array of seconds, or "durable".
+// Waits are the pauses between the attempts of a delivery. The JSON form is an array of seconds, or
+// "durable".
 type Waits struct {
 	Durable bool // the built-in pauses of [proto.DurableWaits]
 	Pauses  []proto.Seconds
@@ -136,7 +137,8 @@ func (w *Waits) decode(field string, raw []byte, tag reflect.StructTag) error {
 	return proto.FieldErrorf(field, `must be an array of seconds, or "%s"`, durable)
 }
 
-// Webhook are the webhook settings of an API key. The secret is present only if the request set or created it.
+// Webhook are the webhook settings of an API key. The secret is present only if the request set or
+// created it.
 type Webhook struct {
 	URL              *string         `json:"url"`
 	Secret           string          `json:"secret,omitempty" doc:"A secret that this request created; shown only here."`
@@ -150,7 +152,8 @@ type Webhook struct {
 	UpdatedAt        Time            `json:"updated_at"`
 }
 
-// NewWebhook returns the form of webhook settings at the time now. secret is a secret that was just created, else empty.
+// NewWebhook returns the form of webhook settings at the time now. secret is a secret that was just
+// created, else empty.
 func NewWebhook(w *proto.Webhook, secret string, now time.Time) Webhook {
 	settings := Webhook{
 		URL: optional(w.URL), Secret: secret, MaxAttempts: w.MaxAttempts, Waits: w.Waits, SignatureHeaders: w.SignatureHeaders,

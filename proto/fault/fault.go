@@ -1,5 +1,6 @@
-// Package fault has the points at which tests make bullpen die. The released program has none of them: only a build with the tag "faults"
-// reads the variable below, and in any other build [Here] is empty.
+// Package fault has the points at which tests make bullpen die. The released program has none of
+// them: only a build with the tag "faults" reads the variable below, and in any other build [Here]
+// is empty.
 //
 //	BULLPEN_CRASH_AT=POINT[:N]  the process kills itself the Nth time it passes that point, the first time by default
 //
@@ -10,37 +11,48 @@ package fault
 // step and the next one.
 type Point string
 
-// Points, in the order in which an execution passes them. docs/architecture.md describes what each leaves behind.
+// Points, in the order in which an execution passes them. docs/architecture.md describes what each
+// leaves behind.
 const (
 	// AfterJobBeforeReply is in the dispatcher: the job is stored, and the gateway does not know.
 	AfterJobBeforeReply Point = "after_job_before_reply"
-	// AfterAcceptBeforeAnswer is in the gateway: the execution is accepted, and the client does not know.
+	// AfterAcceptBeforeAnswer is in the gateway: the execution is accepted, and the client does not
+	// know.
 	AfterAcceptBeforeAnswer Point = "after_accept_before_answer"
-	// AfterAssign is in the dispatcher: a worker was assigned the job. Both the assignment and the job, on its way to the store, may still be lost.
+	// AfterAssign is in the dispatcher: a worker was assigned the job. Both the assignment and the
+	// job, on its way to the store, may still be lost.
 	AfterAssign Point = "after_assign"
 	// AfterTakeBeforeClaim is in the worker: it has the job, which is not recorded yet.
 	AfterTakeBeforeClaim Point = "after_take_before_claim"
-	// AfterClaimBeforeStart is in the worker: the execution is recorded as running, and its program has not started.
+	// AfterClaimBeforeStart is in the worker: the execution is recorded as running, and its program
+	// has not started.
 	AfterClaimBeforeStart Point = "after_claim_before_start"
-	// AfterOutputBeforeResult is in the worker: the program has ended and all it printed is published; nothing else is recorded of its outcome.
+	// AfterOutputBeforeResult is in the worker: the program has ended and all it printed is
+	// published; nothing else is recorded of its outcome.
 	AfterOutputBeforeResult Point = "after_output_before_result"
 	// AfterSaveBeforePending is in the worker: the home is stored, but no record or head refers to
 	// it.
 	AfterSaveBeforePending Point = "after_save_before_pending"
-	// AfterPendingBeforeCommit is in the worker: the result is pending, and the thread has its old version.
+	// AfterPendingBeforeCommit is in the worker: the result is pending, and the thread has its old
+	// version.
 	AfterPendingBeforeCommit Point = "after_pending_before_commit"
-	// AfterCommitBeforeResult is in the worker: the thread has its new version, and the result is pending.
+	// AfterCommitBeforeResult is in the worker: the thread has its new version, and the result is
+	// pending.
 	AfterCommitBeforeResult Point = "after_commit_before_result"
 	// AfterResultBeforeAck is in the worker: the result is stored, and this process has sent no
 	// notification.
 	AfterResultBeforeAck Point = "after_result_before_ack"
-	// AfterFenceBeforeLost is in the dispatcher: the holder of a thread was fenced off, and its execution is still recorded as running.
+	// AfterFenceBeforeLost is in the dispatcher: the holder of a thread was fenced off, and its
+	// execution is still recorded as running.
 	AfterFenceBeforeLost Point = "after_fence_before_lost"
-	// AfterResultBeforeDelivery is in the dispatcher: the result is stored, and its webhook is recorded in the job alone.
+	// AfterResultBeforeDelivery is in the dispatcher: the result is stored, and its webhook is
+	// recorded in the job alone.
 	AfterResultBeforeDelivery Point = "after_result_before_delivery"
-	// AfterDeliveryBeforeJobRemoved is in the dispatcher: the webhook is recorded in the delivery and in the job.
+	// AfterDeliveryBeforeJobRemoved is in the dispatcher: the webhook is recorded in the delivery
+	// and in the job.
 	AfterDeliveryBeforeJobRemoved Point = "after_delivery_before_job_removed"
-	// AfterPostBeforeRecord is in the webhook dispatcher: the receiver has answered, and the attempt is not recorded.
+	// AfterPostBeforeRecord is in the webhook dispatcher: the receiver has answered, and the
+	// attempt is not recorded.
 	AfterPostBeforeRecord Point = "after_post_before_record"
 )
 

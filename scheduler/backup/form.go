@@ -21,8 +21,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// formatVersion is the version of the file format. A file is a zstd stream, which contains a checksum, of
-// JSON lines: a [begin], entries, each followed by its body, and an entry with End.
+// formatVersion is the version of the file format. A file is a zstd stream, which contains a
+// checksum, of JSON lines: a [begin], entries, each followed by its body, and an entry with End.
 const formatVersion = 1
 
 const (

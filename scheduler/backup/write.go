@@ -29,8 +29,8 @@ type Maker struct {
 // Backup writes all that is in JetStream to w, while everything runs.
 //
 // The streams are read one after the other, so that the messages about one execution are from
-// several moments. The order makes them consistent. Whatever was accepted before the backup began is
-// in it, in a state that it had while the backup was made.
+// several moments. The order makes them consistent. Whatever was accepted before the backup began
+// is in it, in a state that it had while the backup was made.
 //
 //   - Jobs come before dead letters and deliveries, and these before records. A job that is gone by
 //     then is a dead letter, or has a terminal record and its delivery. A delivery in the backup
@@ -138,8 +138,8 @@ func (b *run) add(_ context.Context, m *message) error {
 	return b.file.add(m.subject, store.BackupHeader(m.header), m.at, m.body)
 }
 
-// load replaces a message whose body is an object by the newest one on its subject, since the object
-// of a replaced message may be gone. It reports whether there still is a message.
+// load replaces a message whose body is an object by the newest one on its subject, since the
+// object of a replaced message may be gone. It reports whether there still is a message.
 func (b *run) load(ctx context.Context, st jetstream.Stream, m *message) (bool, error) {
 	if store.BodyObject(m.header) == "" {
 		return true, nil

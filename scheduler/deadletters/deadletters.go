@@ -1,5 +1,6 @@
-// Package deadletters stores what nobody can act on: jobs whose workers were all lost before they
-// started the program, and malformed messages. Each is one message, changed by compare-and-set.
+// Package deadletters stores messages that cannot be processed: jobs whose workers were all lost
+// before they started the program, and malformed messages. Each dead letter is one message, changed
+// by compare-and-set.
 package deadletters
 
 import (

@@ -22,16 +22,16 @@ import (
 )
 
 const (
-	// liveMessages are buffered for one reader: half a MiB of output, and the record of at most 1 MiB.
-	// A slower reader reads the rest from the stream.
+	// liveMessages are buffered for one reader: half a MiB of output, and the record of at most 1
+	// MiB. A slower reader reads the rest from the stream.
 	liveMessages = 4
-	// pollEvery is the first interval at which a reader reads the record, in case a notification was
-	// lost. While nothing happens, the interval doubles up to maxPoll.
+	// pollEvery is the first interval at which a reader reads the record, in case a notification
+	// was lost. While nothing happens, the interval doubles up to maxPoll.
 	pollEvery   = time.Second
 	maxPoll     = 5 * time.Second
 	readTimeout = 5 * time.Second
-	// maxHeldOutput bounds the result's output that a reader keeps in memory while it reads events. A
-	// larger output is read again at the end.
+	// maxHeldOutput bounds the result's output that a reader keeps in memory while it reads events.
+	// A larger output is read again at the end.
 	maxHeldOutput = 64 << 10
 )
 

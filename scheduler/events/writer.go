@@ -22,7 +22,8 @@ const (
 	messageCost = 256                       // overhead of a stored message, in bytes
 	maxKept     = 32 << 20                  // stored bytes of an attempt, with messageCost
 	trimSlack   = 8 << 20                   // by which maxKept is exceeded before the output is trimmed
-	// evictAfter is how long all events of an ended execution are kept, for readers that are behind.
+	// evictAfter is how long all events of an ended execution are kept, for readers that are
+	// behind.
 	evictAfter = 30 * time.Second
 	// publishTimeout is how long a message is retried while the store does not answer.
 	publishTimeout = 15 * time.Second

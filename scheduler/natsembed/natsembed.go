@@ -1,7 +1,7 @@
 // Package natsembed runs a NATS JetStream server inside the process, for bullpen as one binary. It
 // locks the directory of the server's files, synchronises every durable write, and restarts the
 // server after a full disk: a JetStream store that met one rejects writes until it is opened again.
-// It knows nothing of jobs.
+// It is independent of jobs.
 package natsembed
 
 import (
@@ -70,7 +70,8 @@ func lockDir(dir string) (*os.File, error) {
 		if !errors.Is(err, syscall.EWOULDBLOCK) {
 			break
 		}
-		// A child process that a killed server was just starting holds the lock until it calls exec.
+		// A child process that a killed server was just starting holds the lock until it calls
+		// exec.
 		time.Sleep(lockPause)
 	}
 	if err == nil {
@@ -87,7 +88,8 @@ func (s *Server) start() error {
 	srv, err := server.NewServer(&server.Options{
 		ServerName: "bullpen", JetStream: true, StoreDir: s.dir,
 		DontListen: true, NoSigs: true, SyncAlways: true,
-		// The disk's free space is the limit, see Full. JetStream's default is a share of it at start.
+		// The disk's free space is the limit, see Full. JetStream's default is a share of it at
+		// start.
 		JetStreamMaxStore:  1 << 50,
 		JetStreamMaxMemory: 64 << 20,
 	})

@@ -32,8 +32,8 @@ const (
 	outcomesKept   = time.Minute
 	maxExpiring    = 512 // concurrent terminal writes of expired jobs: a long queue may expire in one moment
 	requestTimeout = time.Second
-	// clockSkew bounds the difference between the clocks of this process and of the servers that date
-	// jobs and records.
+	// clockSkew bounds the difference between the clocks of this process and of the servers that
+	// date jobs and records.
 	clockSkew = time.Minute
 )
 
@@ -42,9 +42,9 @@ const (
 type Dispatcher struct {
 	Store    *store.Store
 	Instance string // unique to this process
-	// Memory limits the estimated memory of queued and running jobs, in bytes. A quarter as much may
-	// be used in addition by jobs that are being stored. More jobs are refused; 0 for no limit. Jobs
-	// found in the stream are never refused.
+	// Memory limits the estimated memory of queued and running jobs, in bytes. A quarter as much
+	// may be used in addition by jobs that are being stored. More jobs are refused; 0 for no limit.
+	// Jobs found in the stream are never refused.
 	Memory int64
 	Log    *slog.Logger
 }

@@ -191,8 +191,9 @@ type fairQueue struct {
 }
 
 const (
-	// jobCost is the estimated memory of a queued job without the texts that its submitter chose, in
-	// bytes. It includes the index of a NATS server in the same process. Measured: 3 KiB with garbage.
+	// jobCost is the estimated memory of a queued job without the texts that its submitter chose,
+	// in bytes. It includes the index of a NATS server in the same process. Measured: 3 KiB with
+	// garbage.
 	jobCost = 4 << 10
 	// orgShare divides maxSize: the quotient is the limit of one organisation.
 	orgShare = 2

@@ -41,7 +41,8 @@ type Lease struct {
 	journaled bool
 	entry     int
 
-	// The record and its revision are owned by renewLoop while that runs, and by the caller otherwise.
+	// The record and its revision are owned by renewLoop while that runs, and by the caller
+	// otherwise.
 	rec      *proto.Record
 	revision uint64
 

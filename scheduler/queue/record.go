@@ -22,7 +22,8 @@ func (q *Queue) lookup(ctx context.Context, id proto.TraceID) (*proto.Record, ui
 	}
 	meta, err := q.Store.JobMeta(ctx, id)
 	if errors.Is(err, proto.ErrNotFound) {
-		// The record is written before the job is removed: it may have appeared between the two reads.
+		// The record is written before the job is removed: it may have appeared between the two
+		// reads.
 		return q.Store.Record(ctx, id)
 	}
 	if err != nil {

@@ -26,9 +26,11 @@ import (
 const (
 	catalogKey    = "catalog"
 	sweepInterval = 10 * time.Minute
-	// imagesPrefix begins the keys of the blobs that hold images. What follows is unique to an upload.
+	// imagesPrefix begins the keys of the blobs that hold images. What follows is unique to an
+	// upload.
 	imagesPrefix = "images/"
-	// cleanTimeout bounds the removal of a blob that is not needed, which outlives the client's request.
+	// cleanTimeout bounds the removal of a blob that is not needed, which outlives the client's
+	// request.
 	cleanTimeout = 10 * time.Second
 )
 
@@ -44,14 +46,15 @@ type Blobs interface {
 	List(ctx context.Context, prefix string) iter.Seq2[proto.BlobEntry, error]
 }
 
-// catalog lists all images. It is one value that is changed by compare-and-set, so that an image is never
-// named while another process removes its blob.
+// catalog lists all images. It is one value that is changed by compare-and-set, so that an image is
+// never named while another process removes its blob.
 type catalog struct {
 	Images  []catalogEntry `json:"images"` // sorted by name
 	Retired []retiredImage `json:"retired,omitempty"`
 }
 
-// catalogEntry is an image and the key of its blob. Images with the same digest share the newest blob.
+// catalogEntry is an image and the key of its blob. Images with the same digest share the newest
+// blob.
 type catalogEntry struct {
 	proto.Image
 	Key string `json:"key"`
@@ -63,8 +66,9 @@ type retiredImage struct {
 	Until time.Time `json:"until"`
 }
 
-// Images is the registry of sandbox images. Their names are in a catalog that every gateway watches, their
-// content is in a blob store. Run must be running for changes to be seen and for blobs to be removed.
+// Images is the registry of sandbox images. Their names are in a catalog that every gateway
+// watches, their content is in a blob store. Run must be running for changes to be seen and for
+// blobs to be removed.
 type Images struct {
 	store   *store.Store
 	blobs   Blobs
@@ -80,7 +84,8 @@ type Images struct {
 type ImagesConfig struct {
 	Store *store.Store
 	Blobs Blobs
-	// Inspect reads an image to its end and describes it, without its name and time. Images that it rejects are not stored.
+	// Inspect reads an image to its end and describes it, without its name and time. Images that it
+	// rejects are not stored.
 	Inspect func(io.Reader) (*proto.Image, error)
 	// Keep is how long an image without a name is kept for jobs that were accepted when it had one.
 	Keep time.Duration
@@ -156,8 +161,8 @@ func (i *Images) runSweeps(ctx context.Context) {
 	}
 }
 
-// Image returns an image, which the caller must not change. Changes by other processes are seen well within a
-// second. It returns [proto.ErrNotFound] if there is no image of that name.
+// Image returns an image, which the caller must not change. Changes by other processes are seen
+// well within a second. It returns [proto.ErrNotFound] if there is no image of that name.
 func (i *Images) Image(_ context.Context, name string) (*proto.Image, error) {
 	var img *proto.Image
 	i.cache.View(func() { img = i.byName[name] })
@@ -178,9 +183,9 @@ func (i *Images) List(context.Context) ([]proto.Image, error) {
 	return out, nil
 }
 
-// Put stores an image under a name and replaces the previous image of that name. The content of body must have the
-// digest and pass Inspect. The errors are [*proto.FieldError], [*proto.Refusal] if the disk is full,
-// [proto.ErrConflict], and those of body and of the blob store.
+// Put stores an image under a name and replaces the previous image of that name. The content of
+// body must have the digest and pass Inspect. The errors are [*proto.FieldError], [*proto.Refusal]
+// if the disk is full, [proto.ErrConflict], and those of body and of the blob store.
 func (i *Images) Put(ctx context.Context, name, digest string, body io.Reader) (img *proto.Image, replaced bool, err error) {
 	key := imagesPrefix + nuid.Next()
 	if img, err = i.storeBlob(ctx, key, digest, body); err != nil {
@@ -217,15 +222,15 @@ func (i *Images) Put(ctx context.Context, name, digest string, body io.Reader) (
 
 var errNoRoom = &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "no room for images"}
 
-// isUnchanged reports whether an error of change means that the catalog was not written. After other errors the outcome
-// is unknown, and the catalog may name the new blob.
+// isUnchanged reports whether an error of change means that the catalog was not written. After
+// other errors the outcome is unknown, and the catalog may name the new blob.
 func isUnchanged(err error) bool {
 	var field *proto.FieldError
 	return errors.As(err, &field) || errors.Is(err, proto.ErrConflict) || store.IsRejected(err)
 }
 
-// storeBlob inspects an image and stores it under a new key. The body is spooled to a file without a name, so that nothing but
-// sound images reaches the blob store.
+// storeBlob inspects an image and stores it under a new key. The body is spooled to a file without
+// a name, so that nothing but sound images reaches the blob store.
 func (i *Images) storeBlob(ctx context.Context, key, digest string, body io.Reader) (*proto.Image, error) {
 	if i.full != nil && i.full() {
 		return nil, errNoRoom
@@ -251,7 +256,8 @@ func (i *Images) storeBlob(ctx context.Context, key, digest string, body io.Read
 	return img, err
 }
 
-// Remove removes a name and returns the image that had it. It returns [proto.ErrNotFound] if there is no such name.
+// Remove removes a name and returns the image that had it. It returns [proto.ErrNotFound] if there
+// is no such name.
 func (i *Images) Remove(ctx context.Context, name string) (*proto.Image, error) {
 	var removed catalogEntry
 	_, err := i.change(ctx, func(c *catalog) error {
@@ -310,8 +316,8 @@ func keysOf(blobs []proto.Blob) map[string]bool {
 	return keys
 }
 
-// change applies f to the catalog and stores the result. Blobs that lose their last name are retired. It calls f again if
-// another process changed the catalog meanwhile.
+// change applies f to the catalog and stores the result. Blobs that lose their last name are
+// retired. It calls f again if another process changed the catalog meanwhile.
 func (i *Images) change(ctx context.Context, f func(*catalog) error) (*catalog, error) {
 	return i.cache.Update(ctx, catalogKey, func(c *catalog) (*catalog, error) {
 		if c == nil {
@@ -330,7 +336,8 @@ func (i *Images) change(ctx context.Context, f func(*catalog) error) (*catalog, 
 	})
 }
 
-// discard removes a blob that the catalog does not name, even if the client is gone. Sweep retries what fails.
+// discard removes a blob that the catalog does not name, even if the client is gone. Sweep retries
+// what fails.
 func (i *Images) discard(ctx context.Context, key string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
@@ -339,11 +346,12 @@ func (i *Images) discard(ctx context.Context, key string) {
 	}
 }
 
-// Sweep drops images from the catalog whose time without a name is over, and removes the blobs that the catalog does not
-// name. A blob younger than [proto.MinSafeAge] is left alone, since its upload may be about to name it.
+// Sweep drops images from the catalog whose time without a name is over, and removes the blobs that
+// the catalog does not name. A blob younger than [proto.MinSafeAge] is left alone, since its upload
+// may be about to name it.
 func (i *Images) Sweep(ctx context.Context, now time.Time) error {
-	// Keys are never reused and are named soon after Put. So an old blob that the catalog, read after the listing, does not
-	// name is never named again.
+	// Keys are never reused and are named soon after Put. So an old blob that the catalog, read
+	// after the listing, does not name is never named again.
 	var old []string
 	for e, err := range i.blobs.List(ctx, imagesPrefix) {
 		if err != nil {
@@ -384,8 +392,8 @@ type ImageSource struct {
 	Blobs Blobs
 }
 
-// Fetch opens an image by its digest, including one that has lost its name since the job was accepted. It returns
-// [proto.ErrNotFound] if there is no such image.
+// Fetch opens an image by its digest, including one that has lost its name since the job was
+// accepted. It returns [proto.ErrNotFound] if there is no such image.
 func (s *ImageSource) Fetch(ctx context.Context, digest string) (io.ReadCloser, error) {
 	c, err := readCatalog(ctx, s.Store)
 	if err != nil {

@@ -237,7 +237,8 @@ func TestImageWithoutNameIsKeptForAcceptedJobs(t *testing.T) {
 	}
 }
 
-// After a restore of the registry alone, the store may lack blobs. Storing an image again repairs all its names.
+// After a restore of the registry alone, the store may lack blobs. Storing an image again repairs
+// all its names.
 func TestLostImageIsRepairedByStoringItAgain(t *testing.T) {
 	s, blobs := storetest.Server(t), &memoryBlobs{}
 	i, _ := images(t, s, blobs, nil)

@@ -1,6 +1,6 @@
-// Package registry stores what is small and looked up often. API keys, sandbox profiles and webhook
-// settings are in buckets that every gateway watches. Idempotency keys are always read and written
-// by compare-and-set.
+// Package registry stores small data that is looked up often. API keys, sandbox profiles and
+// webhook settings are in buckets that every gateway watches. Idempotency keys are always read and
+// written by compare-and-set.
 package registry
 
 import (
@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// hashSecretKey holds the secret with which API keys are hashed. Guesses of a key cannot be tested
-	// against the hashes without it.
+	// hashSecretKey holds the secret with which API keys are hashed. Guesses of a key cannot be
+	// tested against the hashes without it.
 	hashSecretKey     = "hash_secret"
 	hashSecretBytes   = 32
 	hashSecretTimeout = 30 * time.Second
@@ -95,7 +95,8 @@ func decodeKey(e jetstream.KeyValueEntry) (*storedKey, error) {
 	return s, nil
 }
 
-// boundKeys returns the ids of the unrevoked keys in the bucket that are bound to a sandbox profile.
+// boundKeys returns the ids of the unrevoked keys in the bucket that are bound to a sandbox
+// profile.
 func boundKeys(ctx context.Context, st *store.Store, profile string) (bound []string, err error) {
 	err = store.ReadBucket(ctx, st.Keys, keyPattern, func(e jetstream.KeyValueEntry) {
 		if s, err := decodeKey(e); err == nil && s.RevokedAt == nil && s.Sandbox == profile && !slices.Contains(bound, s.ID) {
@@ -215,8 +216,9 @@ func (k *Keys) Bootstrap(ctx context.Context, secret string) error {
 	return k.cache.Put(ctx, keyPrefix+bootstrapID, k.seal(bootstrapKey(), secret))
 }
 
-// BootstrapOnce creates that key if there is none, and reports whether it did. It calls persist only
-// then, which must return the secret after making it durable: the key stays, whatever happens next.
+// BootstrapOnce creates that key if there is none, and reports whether it did. It calls persist
+// only then, which must return the secret after making it durable: the key stays, whatever happens
+// next.
 func (k *Keys) BootstrapOnce(ctx context.Context, persist func() (string, error)) (created bool, err error) {
 	const name = keyPrefix + bootstrapID
 	if k.cache.Get(name) != nil {

@@ -21,8 +21,8 @@ type Profiles struct {
 	cache *store.Cache[proto.Profile]
 }
 
-// profileKey returns the key of a profile in its bucket. Keys are subjects, so that "=" stands for a
-// dot in the name.
+// profileKey returns the key of a profile in its bucket. Keys are subjects, so that "=" stands for
+// a dot in the name.
 func profileKey(name string) string { return strings.ReplaceAll(name, ".", "=") }
 
 // OpenProfiles reads all profiles.
@@ -38,8 +38,8 @@ func OpenProfiles(ctx context.Context, st *store.Store, log *slog.Logger) (*Prof
 // Run applies changes by other gateways until ctx is done.
 func (l *Profiles) Run(ctx context.Context) error { return l.cache.Run(ctx) }
 
-// decodeProfile decodes a stored profile. Fields that an older version did not store have the values
-// of the default profile.
+// decodeProfile decodes a stored profile. Fields that an older version did not store have the
+// values of the default profile.
 func decodeProfile(e jetstream.KeyValueEntry) (*proto.Profile, error) {
 	p, err := api.DecodeSandbox("", e.Value(), proto.DefaultProfile())
 	if err == nil && profileKey(p.Name) != e.Key() {

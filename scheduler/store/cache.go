@@ -18,8 +18,8 @@ import (
 const (
 	watchPause   = 200 * time.Millisecond
 	watchTimeout = time.Second // for the answer to a watch
-	// cacheTimeout bounds opening a cache. A cluster that has just lost a leader does not answer for
-	// some seconds.
+	// cacheTimeout bounds opening a cache. A cluster that has just lost a leader does not answer
+	// for some seconds.
 	cacheTimeout = 30 * time.Second
 )
 
@@ -32,8 +32,8 @@ type CacheConfig[T any] struct {
 	Decode func(e jetstream.KeyValueEntry) (*T, error)
 	// DropMalformed forgets a value when it is replaced by one that cannot be decoded.
 	DropMalformed bool
-	// OnChange, if not nil, is called under the cache's lock when a value has changed. old or current
-	// is nil if there is none.
+	// OnChange, if not nil, is called under the cache's lock when a value has changed. old or
+	// current is nil if there is none.
 	OnChange func(key string, old, current *T)
 	Log      *slog.Logger
 }

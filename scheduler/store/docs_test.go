@@ -13,8 +13,8 @@ import (
 
 var update = flag.Bool("update", false, "write the generated parts of docs/nats.md")
 
-// TestDocsAreCurrent compares the generated parts of docs/nats.md with the table. `make docs` writes
-// them.
+// TestDocsAreCurrent compares the generated parts of docs/nats.md with the table. `make docs`
+// writes them.
 func TestDocsAreCurrent(t *testing.T) {
 	const page, end = "../../docs/nats.md", "<!-- end -->\n"
 	text, err := os.ReadFile(page)

@@ -33,9 +33,9 @@ const (
 )
 
 // Follow calls take with the headers of the messages of st that cfg selects, in order and without
-// gaps, until stop is called: first the stored ones, then new ones. By then the leader of the stream
-// has the message, unless it was removed or replaced since. Follow calls fail at least once when it
-// finds a gap or loses the consumer. Messages after that are to be ignored.
+// gaps, until stop is called: first the stored ones, then new ones. By then the leader of the
+// stream has the message, unless it was removed or replaced since. Follow calls fail at least once
+// when it finds a gap or loses the consumer. Messages after that are to be ignored.
 func (s *Store) Follow(
 	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, take func(jetstream.Msg, *jetstream.MsgMetadata), fail func(error),
 ) (stop func(), consumer jetstream.Consumer, err error) {
@@ -144,17 +144,18 @@ const stalledAfter = 15 * time.Second
 const drainedEvery = 10 * time.Millisecond
 
 // ReadHeaders calls take with the headers of all messages of st on subjects that match filter. It
-// returns when take has had every message that was there. A message that is replaced meanwhile may
-// be delivered twice. On a cluster, the server that delivers may lag behind the leader.
+// returns after take has been called with every message that was there. A message that is replaced
+// meanwhile may be delivered twice. On a cluster, the server that delivers may lag behind the
+// leader.
 func (s *Store) ReadHeaders(ctx context.Context, st jetstream.Stream, filter string, take func(jetstream.Msg)) error {
 	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubject: filter, HeadersOnly: true}
 	return s.readAll(ctx, st, cfg, bufferedHeaders, take)
 }
 
-// ReadMessages calls take with all messages of st and the bodies in them. It returns when take has
-// had every message that the leader had when ReadMessages was called. A message that is replaced
-// meanwhile may be delivered twice. A lost consumer is replaced, unless nothing is received for too
-// long.
+// ReadMessages calls take with all messages of st and the bodies in them. It returns after take has
+// been called with every message that the leader had at the time of the call. A message that is
+// replaced meanwhile may be delivered twice. A lost consumer is replaced, unless nothing is
+// received for too long.
 func (s *Store) ReadMessages(ctx context.Context, st jetstream.Stream, take func(jetstream.Msg, *jetstream.MsgMetadata)) error {
 	info, err := st.Info(ctx)
 	if err != nil {

@@ -221,7 +221,8 @@ func (s *Store) loadBody(ctx context.Context, m *Message, timeout time.Duration)
 	return nil
 }
 
-// BodyObject returns the name of the object with the body of a message, empty if the message contains it.
+// BodyObject returns the name of the object with the body of a message, empty if the message
+// contains it.
 func BodyObject(h nats.Header) string { return h.Get(headerBody) }
 
 // RemoveJobs removes all jobs below floor (0 for none), the single jobs, and the objects with their
@@ -288,8 +289,8 @@ func DecodeMeta(h nats.Header) (*proto.Meta, error) {
 var ErrMalformed = errors.New("malformed record")
 
 // Record reads the record of an execution, and the sequence number to change it by. It returns
-// [proto.ErrNotFound] if there is none, and [ErrMalformed] with the sequence number if the message is
-// not a record.
+// [proto.ErrNotFound] if there is none, and [ErrMalformed] with the sequence number if the message
+// is not a record.
 func (s *Store) Record(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
 	m, err := s.Last(ctx, s.Executions, ExecSubject(id))
 	if IsNotFound(err) {

@@ -19,8 +19,8 @@ type Config struct {
 	Replicas  int           // 1, or 3 or 5 on a cluster
 	Retention time.Duration // of records and events
 	// AttachOnly opens only what a worker needs, and waits for another process to create it. A
-	// worker, which is close to untrusted code, needs no permission to change streams or to read API
-	// keys.
+	// worker, which is close to untrusted code, needs no permission to change streams or to read
+	// API keys.
 	AttachOnly bool
 	// Restoring opens the streams while a backup is being restored, when other processes may not.
 	Restoring bool

@@ -28,8 +28,9 @@ const (
 	// claimGrace is how long a claim without an execution is taken to be a request in progress.
 	claimGrace = 10 * time.Second
 	// stepTimeout bounds locking and storing together, withdrawing, and each step of the rollback.
-	// They are completed even if the client is gone. Storing and withdrawing, with the second in which
-	// the queue itself undoes a job, take no longer than the shortest time for an inline answer.
+	// They are completed even if the client is gone. Storing and withdrawing, with the second in
+	// which the queue itself undoes a job, take no longer than the shortest time for an inline
+	// answer.
 	stepTimeout = 4 * time.Second
 
 	minClaimWait = 5 * time.Millisecond // between two attempts to claim
@@ -60,10 +61,10 @@ type Bindings interface {
 
 // Threads locks threads.
 type Threads interface {
-	// Lock locks a thread for an execution until that has ended, and creates the thread if necessary.
-	// It returns the worker that may have the home in its cache, or "". It returns a
-	// [*proto.BusyError] if another execution holds the thread. After any other error the thread may
-	// be locked.
+	// Lock locks a thread for an execution until that has ended, and creates the thread if
+	// necessary. It returns the worker that may have the home in its cache, or "". It returns a
+	// [*proto.BusyError] if another execution holds the thread. After any other error the thread
+	// may be locked.
 	Lock(ctx context.Context, org, thread string, id proto.TraceID) (head *proto.Thread, prefer string, err error)
 	// Unlock unlocks a thread. It does nothing if the execution does not hold it.
 	Unlock(ctx context.Context, org, thread string, id proto.TraceID) error
@@ -73,8 +74,8 @@ type Threads interface {
 type DeadLetters interface {
 	// Get returns a dead letter and its content, or [proto.ErrNotFound].
 	Get(ctx context.Context, id string) (*proto.DeadLetter, *proto.DeadContent, error)
-	// Mark stores the execution that a dead letter was requeued as, and sets the letter's revision. It
-	// returns [proto.ErrConflict] if that was not the newest.
+	// Mark stores the execution that a dead letter was requeued as, and sets the letter's revision.
+	// It returns [proto.ErrConflict] if that was not the newest.
 	Mark(ctx context.Context, letter *proto.DeadLetter) error
 }
 
@@ -241,11 +242,11 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 
 // claim names at most one execution: an idempotency key or a dead letter.
 type claim interface {
-	// acquire stores id. If the claim names another execution, it returns that and the time at which
-	// it was stored.
+	// acquire stores id. If the claim names another execution, it returns that and the time at
+	// which it was stored.
 	acquire(ctx context.Context, id proto.TraceID) (holder proto.TraceID, since time.Time, err error)
-	// replace stores id in place of the holder that acquire returned. It returns [proto.ErrConflict]
-	// if the claim was changed since.
+	// replace stores id in place of the holder that acquire returned. It returns
+	// [proto.ErrConflict] if the claim was changed since.
 	replace(ctx context.Context, id proto.TraceID) error
 	// release removes the id that was stored.
 	release(ctx context.Context) error

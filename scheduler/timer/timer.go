@@ -1,6 +1,6 @@
 // Package timer calls its user at set times. Redis stores the times, and asynq finds those that are
 // due. Without a Redis server, a Redis inside the process stores them, which has no socket
-// (miniredis). The package knows nothing of deliveries.
+// (miniredis). The package is independent of deliveries.
 //
 // A timer only wakes its user, which knows what is due and also checks that at intervals. So little
 // is promised. A wake-up comes at its time, or up to half a second later with a Redis server

@@ -1,12 +1,13 @@
-// Package blob stores immutable objects by key. A [Store] checks digests and retries failed requests; a [Backend] holds
-// the objects: in memory, in a directory, in a bucket (package s3), each optionally encrypted. The package does not know
-// what objects contain or who refers to them.
+// Package blob stores immutable objects by key. A [Store] checks digests and retries failed
+// requests; a [Backend] holds the objects: in memory, in a directory, in a bucket (package s3),
+// each optionally encrypted. The package does not know what objects contain or who refers to them.
 //
 // # Keys
 //
-// A key has up to 512 bytes in components of up to 128, separated by slashes. A component consists of A-Z a-z 0-9 . _ - and =
-// and begins with a letter or digit. If a key exists, no other key may begin with it and a slash. A key names the same content
-// for ever: callers put a digest or a unique id into it.
+// A key has up to 512 bytes in components of up to 128, separated by slashes. A component consists
+// of A-Z a-z 0-9 . _ - and = and begins with a letter or digit. If a key exists, no other key may
+// begin with it and a slash. A key names the same content for ever: callers put a digest or a
+// unique id into it.
 package blob
 
 import (
@@ -56,26 +57,29 @@ type Span struct {
 // Whole reports whether the span is the whole object.
 func (s Span) Whole() bool { return s.Length == s.Size }
 
-// Backend stores bytes by key. It is called with valid keys only and makes each request once; [Store] verifies content and
-// retries. All methods are safe for concurrent use. Their errors are [*Error], except for those of content and ctx, which are
-// returned as they are or wrapped.
+// Backend stores bytes by key. It is called with valid keys only and makes each request once;
+// [Store] verifies content and retries. All methods are safe for concurrent use. Their errors are
+// [*Error], except for those of content and ctx, which are returned as they are or wrapped.
 type Backend interface {
-	// Put stores size bytes of content, which must then return [io.EOF]. The object becomes visible when it is complete and
-	// durable; if content fails, there is none. If the key exists, the object is replaced atomically if replace is true, else
-	// Put returns [proto.ErrExists]. A backend without conditional writes replaces.
+	// Put stores size bytes of content, which must then return [io.EOF]. The object becomes visible
+	// when it is complete and durable; if content fails, there is none. If the key exists, the
+	// object is replaced atomically if replace is true, else Put returns [proto.ErrExists]. A
+	// backend without conditional writes replaces.
 	Put(ctx context.Context, key string, size int64, content io.Reader, replace bool) error
-	// Get opens a span. The stream may end early and its content may be wrong. If the object is found to have another size,
-	// the error is [proto.ErrCorrupt].
+	// Get opens a span. The stream may end early and its content may be wrong. If the object is
+	// found to have another size, the error is [proto.ErrCorrupt].
 	Get(ctx context.Context, key string, span Span) (io.ReadCloser, error)
 	// Stat describes one object.
 	Stat(ctx context.Context, key string) (Entry, error)
 	// Delete removes an object. It is no error if there is none.
 	Delete(ctx context.Context, key string) error
-	// List yields the objects whose keys begin with prefix and are greater than after, in byte order. It ends after an error.
+	// List yields the objects whose keys begin with prefix and are greater than after, in byte
+	// order. It ends after an error.
 	List(ctx context.Context, prefix, after string) iter.Seq2[Entry, error]
 }
 
-// ErrUnavailable means that the store did not carry out a request. The state of the object is unknown.
+// ErrUnavailable means that the store did not carry out a request. The state of the object is
+// unknown.
 var ErrUnavailable = errors.New("the store is unavailable")
 
 // Error describes a failed request and its remedy.

@@ -24,18 +24,21 @@ const (
 	tempDir = ".writing"
 	// tempMaxAge is the time since the last write after which a file in tempDir is abandoned.
 	tempMaxAge = time.Hour
-	// mkdirAttempts bounds how often directories are created again that a concurrent Delete removed as empty.
+	// mkdirAttempts bounds how often directories are created again that a concurrent Delete removed
+	// as empty.
 	mkdirAttempts = 100
 )
 
-// Directory is a [Backend] in a directory, with one file per object. Several processes may share it, also over a network file
-// system if that keeps names unique and renames atomically, as NFS does. Keys and links cannot lead outside the directory.
+// Directory is a [Backend] in a directory, with one file per object. Several processes may share
+// it, also over a network file system if that keeps names unique and renames atomically, as NFS
+// does. Keys and links cannot lead outside the directory.
 type Directory struct {
 	root *os.Root
 }
 
-// OpenDirectory opens a directory for objects and creates it if necessary, accessible to this process's user only. It removes
-// temporary files of dead processes that nobody has written to for an hour.
+// OpenDirectory opens a directory for objects and creates it if necessary, accessible to this
+// process's user only. It removes temporary files of dead processes that nobody has written to for
+// an hour.
 func OpenDirectory(dir string) (*Directory, error) {
 	err := os.MkdirAll(dir, 0o700)
 	if err == nil {

@@ -21,8 +21,9 @@ const (
 	sealedTag   = 16
 )
 
-// Encrypted is a [Backend] that encrypts content in the age format (age-encryption.org/v1) before it reaches another backend, so
-// that the age command can decrypt it. The other backend still sees keys, times, and sizes to within a few bytes.
+// Encrypted is a [Backend] that encrypts content in the age format (age-encryption.org/v1) before
+// it reaches another backend, so that the age command can decrypt it. The other backend still sees
+// keys, times, and sizes to within a few bytes.
 type Encrypted struct {
 	backend   Backend
 	identity  age.Identity
@@ -30,8 +31,8 @@ type Encrypted struct {
 	header    int64 // bytes of age's header and nonce, the same for all objects
 }
 
-// Encrypt returns a backend that encrypts with the one identity in keyFile, a file of age-keygen with or without -pq. Only the
-// file's owner may have access to it.
+// Encrypt returns a backend that encrypts with the one identity in keyFile, a file of age-keygen
+// with or without -pq. Only the file's owner may have access to it.
 func Encrypt(backend Backend, keyFile string) (*Encrypted, error) {
 	e, err := encrypt(backend, keyFile)
 	if err != nil {
@@ -103,7 +104,8 @@ func (e *Encrypted) Put(ctx context.Context, key string, size int64, content io.
 	return e.backend.Put(ctx, key, e.sealedSize(size), sealed, replace)
 }
 
-// Get implements [Backend]. The content of a span is authentic, but the underlying backend may exchange objects.
+// Get implements [Backend]. The content of a span is authentic, but the underlying backend may
+// exchange objects.
 func (e *Encrypted) Get(ctx context.Context, key string, span Span) (io.ReadCloser, error) {
 	in := &ciphertext{ctx: ctx, backend: e.backend, key: key, size: e.sealedSize(span.Size)}
 	in.to = in.size
@@ -153,7 +155,8 @@ func (e *Encrypted) List(ctx context.Context, prefix, after string) iter.Seq2[En
 	}
 }
 
-// ciphertext is an [io.ReaderAt] of an encrypted object for one goroutine. Sequential reads share a stream.
+// ciphertext is an [io.ReaderAt] of an encrypted object for one goroutine. Sequential reads share a
+// stream.
 type ciphertext struct {
 	ctx      context.Context // of the request being served
 	backend  Backend

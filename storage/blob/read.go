@@ -12,11 +12,13 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// maxResumes bounds how often one stream is reopened, each time after at least one byte of progress.
+// maxResumes bounds how often one stream is reopened, each time after at least one byte of
+// progress.
 const maxResumes = 1000
 
-// verifyingReader returns the last bytes of a blob only after the digest of all of it has been verified. A client that counts
-// bytes, as HTTP clients do, cannot mistake a corrupt object for a complete one.
+// verifyingReader returns the last bytes of a blob only after the digest of all of it has been
+// verified. A client that counts bytes, as HTTP clients do, cannot mistake a corrupt object for a
+// complete one.
 type verifyingReader struct {
 	from io.Reader
 	blob proto.Blob

@@ -12,12 +12,14 @@ import (
 // RetryPolicy bounds the retries of requests whose [Error] is retryable.
 type RetryPolicy struct {
 	Attempts int // including the first; at least 1
-	// MinWait and MaxWait bound the pauses. Each pause is twice the previous one, plus or minus half of it.
+	// MinWait and MaxWait bound the pauses. Each pause is twice the previous one, plus or minus
+	// half of it.
 	MinWait, MaxWait time.Duration
 	MaxElapsed       time.Duration // no attempt begins later than this after the first; 0 for no limit
 }
 
-// DefaultRetry makes eight attempts with pauses of about 11 s in total, and begins none after 20 s: a client waits meanwhile.
+// DefaultRetry makes eight attempts with pauses of about 11 s in total, and begins none after 20 s:
+// a client waits meanwhile.
 func DefaultRetry() RetryPolicy {
 	return RetryPolicy{Attempts: 8, MinWait: 100 * time.Millisecond, MaxWait: 5 * time.Second, MaxElapsed: 20 * time.Second}
 }

@@ -12,12 +12,12 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// reputAfter is the age at which an existing object is put again. A garbage collector must spare objects younger than this plus
-// the longest time between a Put and the reference to it.
+// reputAfter is the age at which an existing object is put again. A garbage collector must spare
+// objects younger than this plus the longest time between a Put and the reference to it.
 const reputAfter = time.Hour
 
-// Store stores immutable objects and verifies what it reads. It is safe for concurrent use. Its errors are [*Error], except for
-// those of ctx.
+// Store stores immutable objects and verifies what it reads. It is safe for concurrent use. Its
+// errors are [*Error], except for those of ctx.
 type Store struct {
 	Backend Backend
 	Retry   RetryPolicy
@@ -31,9 +31,10 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Put stores b.Size bytes of content with the digest b.Digest under b.Key. Content is read again from the start for each attempt.
-// The object becomes visible when it is complete. An existing object of the same key and size is assumed to be the same; if it is
-// older than an hour, it is put again, so that it is new to a garbage collector. An existing object of another size is
+// Put stores b.Size bytes of content with the digest b.Digest under b.Key. Content is read again
+// from the start for each attempt. The object becomes visible when it is complete. An existing
+// object of the same key and size is assumed to be the same; if it is older than an hour, it is put
+// again, so that it is new to a garbage collector. An existing object of another size is
 // [proto.ErrExists].
 func (s *Store) Put(ctx context.Context, b proto.Blob, content io.ReaderAt) error {
 	if err := check("put", b); err != nil {
@@ -45,7 +46,8 @@ func (s *Store) Put(ctx context.Context, b proto.Blob, content io.ReaderAt) erro
 	}
 	return s.Retry.Do(ctx, func() error {
 		putErr := put(false)
-		// A server may answer that the object exists and hang up before it has read the content, which then fails the request.
+		// A server may answer that the object exists and hang up before it has read the content,
+		// which then fails the request.
 		var broken *Error
 		if !errors.Is(putErr, proto.ErrExists) && (!errors.As(putErr, &broken) || !broken.Retryable) {
 			return putErr
@@ -73,8 +75,9 @@ func (s *Store) Put(ctx context.Context, b proto.Blob, content io.ReaderAt) erro
 	})
 }
 
-// Get opens a whole object. If it is not what b names, a Read returns [proto.ErrCorrupt]: nothing may be relied on before
-// [io.EOF]. A broken stream is resumed. The reader uses ctx and must be closed.
+// Get opens a whole object. If it is not what b names, a Read returns [proto.ErrCorrupt]: nothing
+// may be relied on before [io.EOF]. A broken stream is resumed. The reader uses ctx and must be
+// closed.
 func (s *Store) Get(ctx context.Context, b proto.Blob) (io.ReadCloser, error) {
 	if err := check("get", b); err != nil {
 		return nil, err
@@ -89,8 +92,9 @@ func (s *Store) Get(ctx context.Context, b proto.Blob) (io.ReadCloser, error) {
 	}{verify(r, b, "get"), r}, nil
 }
 
-// GetRange opens length bytes of an object at offset. Since a digest covers a whole object, a shorter range is verified only as far
-// as the backend does it. [Encrypted] does, but for a store that exchanges objects.
+// GetRange opens length bytes of an object at offset. Since a digest covers a whole object, a
+// shorter range is verified only as far as the backend does it. [Encrypted] does, but for a store
+// that exchanges objects.
 func (s *Store) GetRange(ctx context.Context, b proto.Blob, offset, length int64) (io.ReadCloser, error) {
 	if err := check("get", b); err != nil {
 		return nil, err
@@ -129,7 +133,8 @@ func (s *Store) Stat(ctx context.Context, key string) (Entry, error) {
 	return found, err
 }
 
-// Delete removes an object. It is no error if there is none. Concurrent readers may get the rest of the object or an error.
+// Delete removes an object. It is no error if there is none. Concurrent readers may get the rest of
+// the object or an error.
 func (s *Store) Delete(ctx context.Context, key string) error {
 	if err := checkKey("delete", key); err != nil {
 		return err
@@ -137,12 +142,13 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	return s.Retry.Do(ctx, func() error { return s.Backend.Delete(ctx, key) })
 }
 
-// List yields the objects whose keys begin with prefix, in byte order. It may include objects that are put or deleted meanwhile.
-// It ends after an error.
+// List yields the objects whose keys begin with prefix, in byte order. It may include objects that
+// are put or deleted meanwhile. It ends after an error.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		after, stopped := "", false
-		// An attempt that yielded objects resets the retry policy, since the next one continues after them.
+		// An attempt that yielded objects resets the retry policy, since the next one continues
+		// after them.
 		for progress := true; progress && !stopped; {
 			progress = false
 			err := s.Retry.Do(ctx, func() error {

@@ -13,7 +13,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// maxBuffered is the size up to which an object of PutStream is buffered in memory, so that it can be sent again, in bytes.
+// maxBuffered is the size up to which an object of PutStream is buffered in memory, so that it can
+// be sent again, in bytes.
 const maxBuffered = 8 << 20
 
 // PutStream stores size bytes of content under a key that was never used, and returns the blob with
@@ -50,8 +51,8 @@ func (s *Store) PutStream(ctx context.Context, key string, size int64, content i
 	return stored, nil
 }
 
-// confirmPut reports whether an object found under a new key is b, stored by a request whose answer was lost. If it is not,
-// confirmPut returns exists.
+// confirmPut reports whether an object found under a new key is b, stored by a request whose answer
+// was lost. If it is not, confirmPut returns exists.
 func (s *Store) confirmPut(ctx context.Context, b proto.Blob, exists error) error {
 	r, err := s.Get(ctx, b)
 	if err == nil {
@@ -64,7 +65,8 @@ func (s *Store) confirmPut(ctx context.Context, b proto.Blob, exists error) erro
 	return err
 }
 
-// sizedReader computes the digest of content and returns [io.EOF] only if both content and the announced size end.
+// sizedReader computes the digest of content and returns [io.EOF] only if both content and the
+// announced size end.
 type sizedReader struct {
 	from       io.Reader
 	key        string

@@ -18,7 +18,8 @@ const (
 	maxEnv      = 8 << 10
 )
 
-// Directories that are searched for interpreters, after the image's own PATH and before other virtual environments.
+// Directories that are searched for interpreters, after the image's own PATH and before other
+// virtual environments.
 var (
 	firstDirs = []string{"/opt/venv/bin", "/venv/bin", "/opt/conda/bin"}
 	lastDirs  = []string{"/usr/local/bin", "/usr/bin", "/bin"}
@@ -29,8 +30,8 @@ const condaEnvs = "/opt/conda/envs"
 // venvMark is the file that marks a virtual environment of Python.
 const venvMark = "pyvenv.cfg"
 
-// CleanEnv returns the part of an image's environment that programs get: the variables of [proto.ImageEnv] with printable values, and
-// the absolute directories of PATH.
+// CleanEnv returns the part of an image's environment that programs get: the variables of
+// [proto.ImageEnv] with printable values, and the absolute directories of PATH.
 func CleanEnv(env map[string]string) map[string]string {
 	out, size := map[string]string{}, 0
 	for _, name := range proto.ImageEnv() {
@@ -59,8 +60,8 @@ func absoluteDirs(list string) (dirs []string) {
 	return dirs
 }
 
-// discover returns the path of each language's interpreter. The path is not resolved, since the python of a virtual environment is a
-// link to another one and must be started under its own name.
+// discover returns the path of each language's interpreter. The path is not resolved, since the
+// python of a virtual environment is a link to another one and must be started under its own name.
 func (t *Tree) discover(env map[string]string) map[proto.Language]string {
 	dirs := slices.Concat(absoluteDirs(env["PATH"]), firstDirs, t.condaDirs(), lastDirs, t.venvDirs())
 	found := map[proto.Language]string{}
@@ -125,7 +126,8 @@ func (t *Tree) condaDirs() (dirs []string) {
 	return dirs
 }
 
-// venvDirs returns the bin directories of all virtual environments, those closest to the root first.
+// venvDirs returns the bin directories of all virtual environments, those closest to the root
+// first.
 func (t *Tree) venvDirs() (dirs []string) {
 	var find func(d *node, at string)
 	find = func(d *node, at string) {

@@ -15,12 +15,12 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Inspect reads an image to its end, checks its form and limits, and returns its description without name and time. The errors are
-// [ErrForm], [ErrTooLarge], and those of r.
+// Inspect reads an image to its end, checks its form and limits, and returns its description
+// without name and time. The errors are [ErrForm], [ErrTooLarge], and those of r.
 func Inspect(r io.Reader, limits Limits) (*proto.Image, error) { return readForm(r, limits, discard{}) }
 
-// A sink receives the entries of an image in order. Paths are relative and clean. The directory of each entry precedes it, and no
-// path contains a symbolic link.
+// A sink receives the entries of an image in order. Paths are relative and clean. The directory of
+// each entry precedes it, and no path contains a symbolic link.
 type sink interface {
 	dir(path string, mtime time.Time) error
 	file(path string, content io.Reader, exec bool, mtime time.Time) error
@@ -39,7 +39,8 @@ func (discard) file(_ string, content io.Reader, _ bool, _ time.Time) error {
 	return err
 }
 
-// readForm reads an image and passes its entries to a sink. The digest is known only when readForm returns.
+// readForm reads an image and passes its entries to a sink. The digest is known only when readForm
+// returns.
 func readForm(r io.Reader, limits Limits, to sink) (*proto.Image, error) {
 	in := newMeter(nil, limits.Stored)
 	in.from = r
@@ -151,7 +152,8 @@ func (f *form) entry(h *tar.Header) error {
 	return f.add(h, dir, name, parts[up])
 }
 
-// add puts an entry into the tree, against which later entries are checked, and passes it to the sink.
+// add puts an entry into the tree, against which later entries are checked, and passes it to the
+// sink.
 func (f *form) add(h *tar.Header, dir *node, path, name string) error {
 	n := &node{mtime: h.ModTime.Unix()}
 	emit := func() error { return nil }

@@ -120,8 +120,8 @@ func smallLimits() image.Limits {
 	return image.Limits{Entries: 1000, Unpacked: 1 << 20, Stored: 1 << 20}
 }
 
-// listing unpacks an image and returns one line for each path: type, mode, content or target. It fails if something is written
-// outside the directory.
+// listing unpacks an image and returns one line for each path: type, mode, content or target. It
+// fails if something is written outside the directory.
 func listing(t testing.TB, stored []byte) string {
 	t.Helper()
 	around := t.TempDir()

@@ -1,17 +1,20 @@
-// Package image builds, stores and unpacks the root file systems of sandboxes. It reads layers, archives and directories into a
-// [Tree] in memory with one spool file, writes the tree in a normal form, and unpacks only that form, into a [Cache]. It finds the
-// interpreters in an image. It runs nothing and does not access registries: package oci does.
+// Package image builds, stores and unpacks the root file systems of sandboxes. It reads layers,
+// archives and directories into a [Tree] in memory with one spool file, writes the tree in a normal
+// form, and unpacks only that form, into a [Cache]. It finds the interpreters in an image. It runs
+// nothing and does not access registries: package oci does.
 //
 // # Normal form
 //
-// An image is a PAX tar compressed with zstd. Its digest is the SHA-256 of the compressed bytes. The first entry is a global header
-// with the record BULLPEN.image, a JSON object whose member env is the image's environment. The entries follow depth first, siblings
-// in byte order: directories (mode 0755), files (0755 if anybody could execute them, else 0644), symbolic links, and hard links to
-// earlier files. Every entry belongs to uid and gid 0, has a time in whole seconds, no setuid bit and no extended attributes. There
-// are no devices, FIFOs and sockets. Equal trees have equal bytes.
+// An image is a PAX tar compressed with zstd. Its digest is the SHA-256 of the compressed bytes.
+// The first entry is a global header with the record BULLPEN.image, a JSON object whose member env
+// is the image's environment. The entries follow depth first, siblings in byte order: directories
+// (mode 0755), files (0755 if anybody could execute them, else 0644), symbolic links, and hard
+// links to earlier files. Every entry belongs to uid and gid 0, has a time in whole seconds, no
+// setuid bit and no extended attributes. There are no devices, FIFOs and sockets. Equal trees have
+// equal bytes.
 //
-// Readers reject everything else. Nothing in an image can lead outside the directory that it is unpacked to, since unpacking
-// follows no symbolic links.
+// Readers reject everything else. Nothing in an image can lead outside the directory that it is
+// unpacked to, since unpacking follows no symbolic links.
 package image
 
 import (

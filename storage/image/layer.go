@@ -19,8 +19,9 @@ const (
 	reserved = ".wh..wh." // other metadata of storage drivers
 )
 
-// AddLayer applies a layer of an OCI image: an uncompressed tar, in which names with the prefix .wh. hide entries of lower layers.
-// Symbolic links in paths are followed as if the image were the root directory.
+// AddLayer applies a layer of an OCI image: an uncompressed tar, in which names with the prefix
+// .wh. hide entries of lower layers. Symbolic links in paths are followed as if the image were the
+// root directory.
 func (t *Tree) AddLayer(r io.Reader) error { return t.addTar(r, true) }
 
 // AddTar adds the content of an uncompressed tar.

@@ -39,8 +39,8 @@ const (
 	window = 8 << 20
 )
 
-// Pack writes the tree in the normal form and returns its description without name and time. It returns [ErrNoLanguage] if the tree
-// contains no interpreter.
+// Pack writes the tree in the normal form and returns its description without name and time. It
+// returns [ErrNoLanguage] if the tree contains no interpreter.
 func (t *Tree) Pack(w io.Writer) (*proto.Image, error) {
 	env := CleanEnv(t.Env)
 	languages := t.discover(env)

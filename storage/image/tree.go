@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// Tree is a root file system being assembled. File contents are in one unnamed spool file. A Tree is not safe for concurrent use.
+// Tree is a root file system being assembled. File contents are in one unnamed spool file. A Tree
+// is not safe for concurrent use.
 type Tree struct {
 	// Env is the image's environment. [Tree.Pack] filters it with [CleanEnv].
 	Env map[string]string
@@ -58,7 +59,8 @@ type file struct {
 	exec            bool
 }
 
-// NewTree creates an empty tree with a spool file in dir, or in the system's temporary directory if dir is empty.
+// NewTree creates an empty tree with a spool file in dir, or in the system's temporary directory if
+// dir is empty.
 func NewTree(dir string, limits Limits) (*Tree, error) {
 	spool, err := os.CreateTemp(dir, "bullpen-image-*")
 	if err != nil {
@@ -106,8 +108,9 @@ func split(name string) ([]string, error) {
 	return parts, nil
 }
 
-// walk resolves a path from at, as if the tree were the root directory. The last component is followed if it is a symbolic link and
-// followLast is true. A missing component is created as a directory if mkdir is true; otherwise walk returns nil.
+// walk resolves a path from at, as if the tree were the root directory. The last component is
+// followed if it is a symbolic link and followLast is true. A missing component is created as a
+// directory if mkdir is true; otherwise walk returns nil.
 func (t *Tree) walk(at *node, path string, followLast, mkdir bool) (*node, error) {
 	hops := 0
 	todo := strings.Split(path, "/")

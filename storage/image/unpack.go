@@ -11,9 +11,10 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Unpack reads an image to its end and writes its files to dir, an existing empty directory. Only the caller's user can write to
-// them, and everybody can read them. size is the approximate disk usage in bytes. After an error, the content of dir is incomplete.
-// The errors are those of [Inspect] and of the file system.
+// Unpack reads an image to its end and writes its files to dir, an existing empty directory. Only
+// the caller's user can write to them, and everybody can read them. size is the approximate disk
+// usage in bytes. After an error, the content of dir is incomplete. The errors are those of
+// [Inspect] and of the file system.
 func Unpack(r io.Reader, dir string, limits Limits) (img *proto.Image, size int64, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -33,7 +34,8 @@ func Unpack(r io.Reader, dir string, limits Limits) (img *proto.Image, size int6
 	return img, u.size, nil
 }
 
-// unpacker creates the entries of an image. Entries come depth first, so each is created by name in an open directory.
+// unpacker creates the entries of an image. Entries come depth first, so each is created by name in
+// an open directory.
 type unpacker struct {
 	at   []*opened
 	size int64
@@ -48,7 +50,8 @@ type opened struct {
 	mtime time.Time
 }
 
-// enter returns the open directory of a path and the last component. It closes directories that are not on the path.
+// enter returns the open directory of a path and the last component. It closes directories that are
+// not on the path.
 func (u *unpacker) enter(full string) (d *os.Root, name string, err error) {
 	up, name := path.Split(full)
 	if up != "" {
@@ -63,7 +66,8 @@ func (u *unpacker) enter(full string) (d *os.Root, name string, err error) {
 	return u.at[len(u.at)-1].root, name, nil
 }
 
-// leave restores the time of the innermost open directory, which its entries have changed, and closes it.
+// leave restores the time of the innermost open directory, which its entries have changed, and
+// closes it.
 func (u *unpacker) leave() error {
 	d := u.at[len(u.at)-1]
 	u.at = u.at[:len(u.at)-1]

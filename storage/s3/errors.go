@@ -37,7 +37,8 @@ func (c credentials) Retrieve(ctx context.Context) (aws.Credentials, error) {
 	return found, err
 }
 
-// credentialsError means that there are no credentials. It does not unwrap, since the cause may be the answer of another server.
+// credentialsError means that there are no credentials. It does not unwrap, since the cause may be
+// the answer of another server.
 type credentialsError struct{ cause error }
 
 func (e *credentialsError) Error() string { return e.cause.Error() }
@@ -71,7 +72,8 @@ func (s *Store) wrapError(ctx context.Context, op, key string, err error) error 
 	switch code := status(err); {
 	case code == 0: // no answer, or a broken one
 		e.Remedy, e.Retryable = s.connectionRemedy(err)
-	// Some servers answer 404 about other things than keys; the answer to HEAD has no body with a code.
+	// Some servers answer 404 about other things than keys; the answer to HEAD has no body with a
+	// code.
 	case code == http.StatusNotFound && (missing || op == "stat"):
 		e.Kind, e.Err = proto.ErrNotFound, nil
 	case code == http.StatusPreconditionFailed:

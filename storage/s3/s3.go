@@ -1,5 +1,5 @@
-// Package s3 stores blobs in a bucket of Amazon S3 or of a server with its protocol. It makes each request once, except for
-// parts of uploads; package blob retries and verifies.
+// Package s3 stores blobs in a bucket of Amazon S3 or of a server with its protocol. It makes each
+// request once, except for parts of uploads; package blob retries and verifies.
 package s3
 
 import (
@@ -28,8 +28,8 @@ import (
 )
 
 const (
-	// partSize is the size of an upload's parts in bytes, unless there would be more than maxParts. Each upload has
-	// uploadConcurrency parts in memory.
+	// partSize is the size of an upload's parts in bytes, unless there would be more than maxParts.
+	// Each upload has uploadConcurrency parts in memory.
 	partSize          = 8 << 20
 	maxParts          = 10_000
 	uploadConcurrency = 3
@@ -41,15 +41,16 @@ const (
 	DefaultIdleTimeout = 15 * time.Second
 )
 
-// Config configures a bucket. Credentials are found as in every program with the AWS SDK: in the environment, in files, from a web
-// identity, from the machine.
+// Config configures a bucket. Credentials are found as in every program with the AWS SDK: in the
+// environment, in files, from a web identity, from the machine.
 type Config struct {
 	Bucket    string
 	Prefix    string // of all keys, without slashes at its ends; may be empty
 	Endpoint  string // URL of the server; empty for the environment's, else Amazon's
 	Region    string // empty for the region of the environment or the AWS configuration file
 	PathStyle bool   // the bucket is in the path of URLs instead of the host name
-	// SSE is AES256, aws:kms or aws:kms:dsse, and KMSKey a key id for the latter two. Both may be empty.
+	// SSE is AES256, aws:kms or aws:kms:dsse, and KMSKey a key id for the latter two. Both may be
+	// empty.
 	SSE    string
 	KMSKey string
 	// IdleTimeout is how long a connection may make no progress before it is closed.
@@ -93,8 +94,8 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	cfg.Region = found.Region
 	found.Credentials = credentials{found.Credentials}
-	// The SDK's client, which knows the certificate authorities of the environment, cannot close its idle connections. This one
-	// can, and follows no redirects.
+	// The SDK's client, which knows the certificate authorities of the environment, cannot close
+	// its idle connections. This one can, and follows no redirects.
 	transport := found.HTTPClient.(*awshttp.BuildableClient).GetTransport()
 	found.HTTPClient = &http.Client{
 		Transport:     transport,
@@ -106,7 +107,8 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 			o.BaseEndpoint = aws.String(cfg.Endpoint)
 		}
 		o.Retryer = aws.NopRetryer{}
-		// Newer checksums would be sent as trailers, which many servers do not support. Package blob verifies digests.
+		// Newer checksums would be sent as trailers, which many servers do not support. Package
+		// blob verifies digests.
 		o.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenRequired
 		o.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
 	})
@@ -156,7 +158,8 @@ func optional(text string) *string {
 	return &text
 }
 
-// Put implements [blob.Backend]. Objects of up to 8 MiB are sent in one request, larger ones in parts.
+// Put implements [blob.Backend]. Objects of up to 8 MiB are sent in one request, larger ones in
+// parts.
 func (s *Store) Put(ctx context.Context, key string, size int64, content io.Reader, replace bool) error {
 	ifNoneMatch := aws.String("*")
 	if replace || s.unconditional.Load() {

@@ -13,7 +13,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 )
 
-// upload sends an object in parts, several at once, and retries each request. The object becomes visible with the last request.
+// upload sends an object in parts, several at once, and retries each request. The object becomes
+// visible with the last request.
 func (s *Store) upload(ctx context.Context, key string, size int64, content io.Reader, ifNoneMatch *string) error {
 	var id *string
 	err := s.cfg.Retry.Do(ctx, func() error {
@@ -35,7 +36,8 @@ func (s *Store) upload(ctx context.Context, key string, size int64, content io.R
 		err = s.complete(ctx, key, id, parts, ifNoneMatch)
 	}
 	if err != nil {
-		// Parts of an unfinished upload cost money. If this fails, they are left to the bucket's lifecycle rule.
+		// Parts of an unfinished upload cost money. If this fails, they are left to the bucket's
+		// lifecycle rule.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortTimeout)
 		defer cancel()
 		_, _ = s.client.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: s.bucket(), Key: s.objectName(key), UploadId: id})

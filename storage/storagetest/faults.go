@@ -61,8 +61,9 @@ type rule struct {
 	hits  int
 }
 
-// Set makes the next requests fail, as many as times or all if times is negative, after skip requests that succeed. If only is not
-// empty, other operations than that are not affected. Set resets the counter of [Injector.Hits].
+// Set makes the next requests fail, as many as times or all if times is negative, after skip
+// requests that succeed. If only is not empty, other operations than that are not affected. Set
+// resets the counter of [Injector.Hits].
 func (s *Injector) Set(kind Fault, times int, only string, skip int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,8 +119,8 @@ func (s *Injector) Seen() []*http.Request {
 	return slices.Clone(s.seen)
 }
 
-// Inject makes the next matching HTTP requests fail, as many as times or all if times is negative. It takes precedence over Set.
-// stop ends it and returns the number of affected requests.
+// Inject makes the next matching HTTP requests fail, as many as times or all if times is negative.
+// It takes precedence over Set. stop ends it and returns the number of affected requests.
 func (s *Injector) Inject(kind Fault, times int, match func(r *http.Request) bool) (stop func() (hits int)) {
 	added := &rule{kind: kind, left: times, match: match}
 	s.mu.Lock()
@@ -133,7 +134,8 @@ func (s *Injector) Inject(kind Fault, times int, match func(r *http.Request) boo
 	}
 }
 
-// Watch calls f when an HTTP request arrives and again when it was answered, and blocks the request meanwhile. A nil f ends that.
+// Watch calls f when an HTTP request arrives and again when it was answered, and blocks the request
+// meanwhile. A nil f ends that.
 func (s *Injector) Watch(f func(r *http.Request, answered bool)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,7 +170,8 @@ func (s *Injector) record(r *http.Request) Fault {
 // slowBytes is how many bytes of a slow stream arrive one by one.
 const slowBytes = 100
 
-// FaultyReader is a stream of Size bytes with a fault: [Slow], [Cut] or [Wrong]. If cut, it ends early.
+// FaultyReader is a stream of Size bytes with a fault: [Slow], [Cut] or [Wrong]. If cut, it ends
+// early.
 type FaultyReader struct {
 	io.ReadCloser
 	Kind Fault

@@ -1,4 +1,5 @@
-// Package storagetest runs an S3 server for tests and benchmarks, and a proxy that injects faults. The server is not for production.
+// Package storagetest runs an S3 server for tests and benchmarks, and a proxy that injects faults.
+// The server is not for production.
 package storagetest
 
 import (
@@ -29,7 +30,8 @@ const (
 	startWait = time.Minute
 )
 
-// Env returns environment variables, as NAME=VALUE, with the credentials for a [Server] and no others.
+// Env returns environment variables, as NAME=VALUE, with the credentials for a [Server] and no
+// others.
 func Env() []string {
 	return []string{
 		"AWS_ACCESS_KEY_ID=" + accessKey, "AWS_SECRET_ACCESS_KEY=" + secretKey, "AWS_EC2_METADATA_DISABLED=true",
@@ -47,7 +49,8 @@ func Setenv() error {
 	return errors.Join(errs...)
 }
 
-// Server is a versitygw process, an S3 server that stores files. It ends with this process at the latest.
+// Server is a versitygw process, an S3 server that stores files. It ends with this process at the
+// latest.
 type Server struct {
 	dir     string
 	process *exec.Cmd
@@ -57,8 +60,9 @@ type Server struct {
 	relays []*relay
 }
 
-// Start builds the server if necessary and starts it in a new directory below dir. The path should be short, since it contains a
-// socket. Start needs the Go command, and the module's source around the working directory.
+// Start builds the server if necessary and starts it in a new directory below dir. The path should
+// be short, since it contains a socket. Start needs the Go command, and the module's source around
+// the working directory.
 func Start(dir string) (*Server, error) {
 	program, err := build()
 	if err != nil {

@@ -23,13 +23,14 @@ import (
 
 const (
 	flushTime = 5 * time.Second
-	// diskReserve is the free disk space in bytes below which the embedded NATS accepts no new jobs. It is reserved for the results of
-	// accepted ones.
+	// diskReserve is the free disk space in bytes below which the embedded NATS accepts no new
+	// jobs. It is reserved for the results of accepted ones.
 	diskReserve = 64 << 20
 )
 
-// Run runs the roles of cfg until ctx is done, and then drains: it rejects new work and lets running work finish for cfg.Drain. Longer
-// executions are recorded as lost. Run returns nil after an orderly stop.
+// Run runs the roles of cfg until ctx is done, and then drains: it rejects new work and lets
+// running work finish for cfg.Drain. Longer executions are recorded as lost. Run returns nil after
+// an orderly stop.
 func Run(ctx context.Context, cfg *Config) error {
 	log := NewLogger(os.Stderr, cfg.LogLevel, cfg.LogFormat)
 	log.Info("starting", "version", Version(), "roles", roleNames(cfg.Roles))
@@ -102,7 +103,8 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 	return s, nil
 }
 
-// access returns the parameters of connections to the external NATS. NATS lists a connection by its name.
+// access returns the parameters of connections to the external NATS. NATS lists a connection by its
+// name.
 func (n *NATS) access(name string) store.Access {
 	return store.Access{
 		URL: n.URL, Creds: n.Creds, User: n.User, Password: n.Password, CA: n.CA, Cert: n.Cert, Key: n.Key, Name: name,
@@ -173,7 +175,8 @@ func (g *group) start(ctx context.Context, wait *sync.WaitGroup, p part) {
 	})
 }
 
-// serve runs the roles until ctx is done or a part fails, and then stops them in order. It returns the errors of all parts.
+// serve runs the roles until ctx is done or a part fails, and then stops them in order. It returns
+// the errors of all parts.
 func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 	failed, fail := context.WithCancelCause(ctx)
 	defer fail(nil)

@@ -33,10 +33,10 @@ const (
 // Roles lists every role.
 func Roles() []Role { return []Role{RoleGateway, RoleWorker, RoleScheduler, RoleWebhook} }
 
-// Config has all settings. The tables in docs/configuration.md have their help texts. The secret tag
-// marks values that are kept out of logs. Each setting is a flag, an environment variable and a key
-// of the YAML file. Flags override variables, variables override the file, and the file overrides
-// defaults.
+// Config has all settings. The tables in docs/configuration.md have their help texts. The secret
+// tag marks values that are kept out of logs. Each setting is a flag, an environment variable and a
+// key of the YAML file. Flags override variables, variables override the file, and the file
+// overrides defaults.
 type Config struct {
 	File configFile `name:"config" env:"BULLPEN_CONFIG" placeholder:"FILE" help:"YAML file with settings. Its keys are the names of the flags."`
 
@@ -86,13 +86,15 @@ type Config struct {
 	LogFormat LogFormat  `name:"log-format" group:"Log" env:"BULLPEN_LOG_FORMAT" default:"text" placeholder:"FORMAT" help:"Format of log messages: text or json."`
 }
 
-// The limits of [Config.WebhookMaxBody]. The smallest fits everything but output, the largest fits all output.
+// The limits of [Config.WebhookMaxBody]. The smallest fits everything but output, the largest fits
+// all output.
 const (
 	minWebhookBody = 32 * proto.KiB
 	maxWebhookBody = proto.MaxOutput
 )
 
-// NATS are the settings of the connection to NATS. With an empty URL, NATS is embedded in this process and the other fields must be empty.
+// NATS are the settings of the connection to NATS. With an empty URL, NATS is embedded in this
+// process and the other fields must be empty.
 type NATS struct {
 	URL      string `name:"nats" secret:"urls" group:"NATS" env:"BULLPEN_NATS" placeholder:"URL" help:"NATS servers with JetStream, separated by commas. Default: embedded in this process."`
 	Creds    string `name:"nats-creds" group:"NATS" env:"BULLPEN_NATS_CREDS" placeholder:"FILE" help:"Credentials file for NATS."`
@@ -110,8 +112,8 @@ func (n *NATS) Embedded() bool { return n.URL == "" }
 // defaultListen is the default address of a gateway.
 const defaultListen = "127.0.0.1:8080"
 
-// Address returns the HTTP address of this process, or "". Without the gateway role there is no default, so that several processes can
-// run on one machine.
+// Address returns the HTTP address of this process, or "". Without the gateway role there is no
+// default, so that several processes can run on one machine.
 func (c *Config) Address() string {
 	if c.Listen == "" && c.Has(RoleGateway) {
 		return defaultListen
@@ -127,7 +129,8 @@ var regionPattern = regexp.MustCompile(`^[a-z0-9]+$`)
 // UIDsPerSlot is the number of user ids of a jail: one for its init, one for the program.
 const UIDsPerSlot = 2
 
-// Validate checks the settings without touching the system. It returns all errors joined. Each names the setting and the remedy.
+// Validate checks the settings without touching the system. It returns all errors joined. Each
+// names the setting and the remedy.
 func (c *Config) Validate() error {
 	err := errors.Join(
 		c.validateRoles(),
@@ -304,7 +307,8 @@ func (c *Config) LogValue() slog.Value {
 	return slog.GroupValue(settingAttrs(reflect.ValueOf(c).Elem())...)
 }
 
-// settingAttrs returns an attribute for each setting in a struct, with the underscored name of its flag.
+// settingAttrs returns an attribute for each setting in a struct, with the underscored name of its
+// flag.
 func settingAttrs(settings reflect.Value) (attrs []slog.Attr) {
 	for field, value := range settings.Fields() {
 		name := strings.ReplaceAll(field.Tag.Get("name"), "-", "_")

@@ -15,7 +15,8 @@ import (
 	"github.com/goccy/go-yaml/parser"
 )
 
-// ParseConfig parses args, the flags of `bullpen serve`, and adds settings from the environment, the file and the defaults.
+// ParseConfig parses args, the flags of `bullpen serve`, and adds settings from the environment,
+// the file and the defaults.
 func ParseConfig(args []string) (*Config, error) {
 	c := new(Config)
 	parser, err := kong.New(c, kong.Name("serve"), kong.NoDefaultHelp())
@@ -77,7 +78,8 @@ type fileValue struct {
 	line int
 }
 
-// readConfigFile reads the settings of a file. Its errors have the file and the line, but no values, which may be secrets.
+// readConfigFile reads the settings of a file. Its errors have the file and the line, but no
+// values, which may be secrets.
 func readConfigFile(path string) (map[string]fileValue, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -120,7 +122,8 @@ func keyLines(lines map[string]int, prefix string, node ast.Node) {
 	}
 }
 
-// flatten adds the setting at a key, or the settings nested in it, by the names of their flags: a.b_c, and b_c nested in a, are a-b-c.
+// flatten adds the setting at a key, or the settings nested in it, by the names of their flags:
+// a.b_c, and b_c nested in a, are a-b-c.
 func flatten(values map[string]fileValue, lines map[string]int, key string, v any) error {
 	if below, ok := v.(map[string]any); ok && len(below) > 0 {
 		for name, v := range below {

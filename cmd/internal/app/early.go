@@ -12,7 +12,8 @@ import (
 // dispatcherCheckInterval is how often a worker checks that a dispatcher answers.
 const dispatcherCheckInterval = 5 * time.Second
 
-// checkMachine returns an error if the worker role cannot start on this machine. It changes nothing. See Doctor for a full check.
+// checkMachine returns an error if the worker role cannot start on this machine. It changes
+// nothing. See Doctor for a full check.
 func (c *Config) checkMachine() error {
 	if !c.Has(RoleWorker) {
 		return nil

@@ -9,8 +9,9 @@ import (
 	"strings"
 )
 
-// cgroups returns the version of control groups to use, and its controllers. It prefers version 1 if that has all needed controllers. The
-// version is 0 if neither has them. root is the root of the file system.
+// cgroups returns the version of control groups to use, and its controllers. It prefers version 1
+// if that has all needed controllers. The version is 0 if neither has them. root is the root of the
+// file system.
 func cgroups(root string) (version int, controllers []string, err error) {
 	f, err := os.Open(filepath.Join(root, "proc/self/mountinfo"))
 	if err != nil {

@@ -14,13 +14,15 @@ import (
 const (
 	// minMemory fits the server and a few of the largest requests.
 	minMemory = 256 * proto.MiB
-	// binaryMemory is the memory of the binary in bytes, which the garbage collector does not count.
+	// binaryMemory is the memory of the binary in bytes, which the garbage collector does not
+	// count.
 	binaryMemory = 48 << 20
 	// defaultMemoryDivisor makes the default a quarter of the machine's memory. Most of the memory
 	// is for programs.
 	defaultMemoryDivisor = 4
-	// The shares of memory for open requests, queued jobs and connections, in sixteenths. Jobs that are being stored may use another
-	// quarter of the jobs' share. The rest is for everything else, such as results in transit.
+	// The shares of memory for open requests, queued jobs and connections, in sixteenths. Jobs that
+	// are being stored may use another quarter of the jobs' share. The rest is for everything else,
+	// such as results in transit.
 	requestSixteenths    = 6
 	jobSixteenths        = 4
 	connectionSixteenths = 2
@@ -28,8 +30,8 @@ const (
 	connectionCost = 16 << 10
 )
 
-// MemoryLimit returns the memory in bytes that this process may use, without the programs that it runs. The default is a quarter of the
-// memory of the machine or container, at least minMemory.
+// MemoryLimit returns the memory in bytes that this process may use, without the programs that it
+// runs. The default is a quarter of the memory of the machine or container, at least minMemory.
 func (c *Config) MemoryLimit() int64 {
 	if c.Memory > 0 {
 		return int64(c.Memory)
@@ -52,8 +54,8 @@ func (c *Config) maxConnections() int64 {
 	return c.MemoryLimit() / 16 * connectionSixteenths / connectionCost
 }
 
-// machineMemory returns the memory in bytes of the machine, or the limit of the container, whichever is less. It returns the largest
-// number if neither can be read.
+// machineMemory returns the memory in bytes of the machine, or the limit of the container,
+// whichever is less. It returns the largest number if neither can be read.
 func machineMemory() int64 {
 	memory := int64(math.MaxInt64)
 	for _, limit := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {

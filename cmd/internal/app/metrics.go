@@ -33,7 +33,8 @@ type Metrics struct {
 	deliveryDelay prometheus.Histogram
 }
 
-// NewMetrics registers the metrics. Each scrape calls stats for those of the queue. stats may be nil in a process without the queue.
+// NewMetrics registers the metrics. Each scrape calls stats for those of the queue. stats may be
+// nil in a process without the queue.
 func NewMetrics(stats func(context.Context) (proto.QueueStats, error)) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
@@ -111,7 +112,8 @@ func (m *Metrics) ExecutionDone(rec *proto.Record) {
 	m.outputBytes.Add(float64(len(rec.Result.Stdout) + len(rec.Result.Stderr)))
 }
 
-// HTTPDone counts a request. The route is the pattern that matched, because ids in a path would each create a time series.
+// HTTPDone counts a request. The route is the pattern that matched, because ids in a path would
+// each create a time series.
 func (m *Metrics) HTTPDone(route, method string, code int, d time.Duration) {
 	switch method {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
@@ -161,7 +163,8 @@ func (m *Metrics) CgroupVersion(version int) { m.cgroupVersion.Set(float64(versi
 // statsTimeout bounds the time for which a scrape waits for the queue.
 const statsTimeout = time.Second
 
-// queueCollector collects the metrics of the queue at each scrape. If the queue does not answer, it reports only bullpen_queue_up.
+// queueCollector collects the metrics of the queue at each scrape. If the queue does not answer, it
+// reports only bullpen_queue_up.
 type queueCollector struct {
 	stats                                                 func(context.Context) (proto.QueueStats, error)
 	up, depth, oldest, workers, slots, freeSlots, running *prometheus.Desc

@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 )
 
-// findNsjail returns the path of the nsjail program: the configured one, else the one beside the bullpen program or in its libexec
-// directory, else the one on the PATH.
+// findNsjail returns the path of the nsjail program: the configured one, else the one beside the
+// bullpen program or in its libexec directory, else the one on the PATH.
 func findNsjail(configured string) (string, error) {
 	if configured != "" {
 		return configured, nil
@@ -27,8 +27,8 @@ func findNsjail(configured string) (string, error) {
 	return path, nil
 }
 
-// bundledNsjail returns the path of the nsjail program that belongs to a bullpen program in dir, or "". deploy/nsjail.sh fetches a
-// directory named nsjail, with the program and its libraries.
+// bundledNsjail returns the path of the nsjail program that belongs to a bullpen program in dir, or
+// "". deploy/nsjail.sh fetches a directory named nsjail, with the program and its libraries.
 func bundledNsjail(dir string) string {
 	for _, parent := range []string{dir, filepath.Join(dir, "..", "libexec", "bullpen")} {
 		for _, name := range []string{"nsjail", "nsjail/nsjail/bin/nsjail"} {

@@ -29,7 +29,8 @@ func (c *Config) validateProfileListen() error {
 		"%q must be a loopback address with a port, such as 127.0.0.1:6060", c.ProfileListen)
 }
 
-// serveProfiles serves profiles for go tool pprof until ctx is done, which also interrupts a profile in progress.
+// serveProfiles serves profiles for go tool pprof until ctx is done, which also interrupts a
+// profile in progress.
 func serveProfiles(ctx context.Context, address string, log *slog.Logger) error {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 // needsStore reports whether this process reads and writes blobs.
 func (c *Config) needsStore() bool { return c.Has(RoleGateway) || c.Has(RoleWorker) }
 
-// StoreLocation returns the URL of the blob store: the configured one, or the directory blobs in the data directory.
+// StoreLocation returns the URL of the blob store: the configured one, or the directory blobs in
+// the data directory.
 func (c *Config) StoreLocation() (string, error) {
 	if c.StoreURL != "" {
 		return c.StoreURL, nil
@@ -28,7 +29,8 @@ func (c *Config) StoreLocation() (string, error) {
 // directoryURL returns the URL of a store in a directory.
 func directoryURL(dir string) string { return (&url.URL{Scheme: "file", Path: dir}).String() }
 
-// openStore opens the blob store, encrypted if a key is configured. It sends no request to a server.
+// openStore opens the blob store, encrypted if a key is configured. It sends no request to a
+// server.
 func openStore(ctx context.Context, cfg *Config) (*blob.Store, error) {
 	location, err := cfg.StoreLocation()
 	if err != nil {

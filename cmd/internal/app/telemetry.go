@@ -30,19 +30,20 @@ func NewLogger(w io.Writer, level slog.Level, format LogFormat) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, opts))
 }
 
-// Telemetry records spans and exports them as the standard environment variables OTEL_… configure. Without them it exports nothing, and
-// spans have ids only.
+// Telemetry records spans and exports them as the standard environment variables OTEL_… configure.
+// Without them it exports nothing, and spans have ids only.
 type Telemetry struct {
 	// Tracers provides the tracers of all packages.
 	Tracers trace.TracerProvider
-	// Propagator carries span contexts in headers, in the forms that OTEL_PROPAGATORS names (default: W3C).
+	// Propagator carries span contexts in headers, in the forms that OTEL_PROPAGATORS names
+	// (default: W3C).
 	Propagator propagation.TextMapPropagator
 
 	provider *sdktrace.TracerProvider
 }
 
-// StartTelemetry starts tracing and makes Tracers and Propagator the defaults of the process. Exporters report errors to log. The
-// caller must call Shutdown.
+// StartTelemetry starts tracing and makes Tracers and Propagator the defaults of the process.
+// Exporters report errors to log. The caller must call Shutdown.
 func StartTelemetry(ctx context.Context, version string, log *slog.Logger) (*Telemetry, error) {
 	exporter, err := newSpanExporter(ctx)
 	if err != nil {
@@ -70,8 +71,9 @@ func StartTelemetry(ctx context.Context, version string, log *slog.Logger) (*Tel
 	return t, nil
 }
 
-// newSpanExporter returns the exporter that the environment configures. It returns nil if the environment has neither an exporter nor an
-// endpoint, unlike the library, which would default to a collector on this host.
+// newSpanExporter returns the exporter that the environment configures. It returns nil if the
+// environment has neither an exporter nor an endpoint, unlike the library, which would default to a
+// collector on this host.
 func newSpanExporter(ctx context.Context) (sdktrace.SpanExporter, error) {
 	if strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") {
 		return nil, nil

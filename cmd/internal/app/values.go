@@ -13,7 +13,8 @@ type UIDRange struct {
 	First, Count int
 }
 
-// maxUID is the largest user id that fits a signed 32-bit integer, without the value that programs use for errors.
+// maxUID is the largest user id that fits a signed 32-bit integer, without the value that programs
+// use for errors.
 const maxUID = math.MaxInt32 - 1
 
 // String returns FIRST:COUNT.

@@ -94,7 +94,8 @@ func starting() http.Handler {
 	return mux
 }
 
-// httpServer serves HTTP. Its listener stays open while work drains, so that new requests get 503 rather than a refused connection.
+// httpServer serves HTTP. Its listener stays open while work drains, so that new requests get 503
+// rather than a refused connection.
 type httpServer struct {
 	server   *http.Server
 	listener net.Listener
@@ -104,7 +105,8 @@ type httpServer struct {
 	log      *slog.Logger
 }
 
-// listen opens the address of the HTTP server. It returns nil if there is none. Until open is called, the server serves only its health.
+// listen opens the address of the HTTP server. It returns nil if there is none. Until open is
+// called, the server serves only its health.
 func listen(cfg *Config, log *slog.Logger) (*httpServer, error) {
 	if cfg.Address() == "" {
 		return nil, nil

@@ -1,5 +1,6 @@
-// Package client is the client of bullpen's HTTP API for the command line. It retries requests that the server asks to retry, and
-// resumes streams that break off. It prints nothing and knows no exit codes.
+// Package client is the client of bullpen's HTTP API for the command line. It retries requests that
+// the server asks to retry, and resumes streams that break off. It prints nothing and knows no exit
+// codes.
 package client
 
 import (
@@ -38,9 +39,11 @@ type Client struct {
 	Key   string       // the API key
 	Agent string       // the User-Agent header
 	HTTP  *http.Client // nil for http.DefaultClient; it must have no timeout, because streams are long
-	// Patience bounds retries while the server is unavailable or a stream cannot be resumed; 0 is 30 s.
+	// Patience bounds retries while the server is unavailable or a stream cannot be resumed; 0 is
+	// 30 s.
 	Patience time.Duration
-	// Retrying, if not nil, is called with the cause before a request is sent again, from the goroutine that sends it.
+	// Retrying, if not nil, is called with the cause before a request is sent again, from the
+	// goroutine that sends it.
 	Retrying func(error)
 }
 
@@ -71,7 +74,8 @@ func (e *Error) Error() string {
 	return b.String() + ")"
 }
 
-// UnreachableError is returned if no connection to the server could be made. The server has received at most an earlier attempt.
+// UnreachableError is returned if no connection to the server could be made. The server has
+// received at most an earlier attempt.
 type UnreachableError struct {
 	URL   string
 	Err   error
@@ -211,7 +215,8 @@ func readError(resp *http.Response) *Error {
 	return e
 }
 
-// get sends the request and decodes the answer. It also returns the answer's bytes. The answer is never nil.
+// get sends the request and decodes the answer. It also returns the answer's bytes. The answer is
+// never nil.
 func get[T any](ctx context.Context, c *Client, call call) (*T, json.RawMessage, error) {
 	v := new(T)
 	raw, _, err := c.decode(ctx, call, v)
@@ -225,7 +230,8 @@ func mayHaveHappened(err error) bool {
 	return err != nil && !errors.As(err, &refused) && !errors.As(err, &unreachable)
 }
 
-// decode sends the request and decodes the answer into v. It also returns the answer's bytes and headers.
+// decode sends the request and decodes the answer into v. It also returns the answer's bytes and
+// headers.
 func (c *Client) decode(ctx context.Context, call call, v any) (json.RawMessage, http.Header, error) {
 	resp, err := c.do(ctx, call)
 	if err != nil {

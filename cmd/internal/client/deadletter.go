@@ -21,8 +21,8 @@ func (c *Client) DeadLetter(ctx context.Context, id string) (*WholeDeadLetter, j
 	return get[WholeDeadLetter](ctx, c, call{method: http.MethodGet, path: deadLetterPath(id), resend: true})
 }
 
-// Requeue runs the job of a dead letter again, and returns the dead letter, which names the execution. The request may be sent
-// again: the dead letter names one execution at most.
+// Requeue runs the job of a dead letter again, and returns the dead letter, which names the
+// execution. The request may be sent again: the dead letter names one execution at most.
 func (c *Client) Requeue(ctx context.Context, id string) (*DeadLetter, json.RawMessage, error) {
 	return get[DeadLetter](ctx, c, call{method: http.MethodPost, path: deadLetterPath(id) + "/requeue", resend: true})
 }

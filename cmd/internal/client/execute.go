@@ -32,8 +32,9 @@ func (c *Client) Execute(ctx context.Context, req Request) (*proto.Result, proto
 	return result, proto.TraceID(header.Get("X-Trace-Id")), nil
 }
 
-// Submit starts a program and does not wait for it. A request with the idempotency key of an earlier one returns the execution of that
-// one. If the key is empty, a random one makes retries safe.
+// Submit starts a program and does not wait for it. A request with the idempotency key of an
+// earlier one returns the execution of that one. If the key is empty, a random one makes retries
+// safe.
 func (c *Client) Submit(ctx context.Context, req Request, idempotencyKey string) (*Accepted, error) {
 	a, _, err := get[Accepted](ctx, c, call{
 		method: http.MethodPost, path: executePath, body: req, resend: true,
@@ -76,7 +77,8 @@ func (c *Client) Ready(ctx context.Context) error {
 
 func executionPath(id proto.TraceID) string { return "/v1/executions/" + url.PathEscape(string(id)) }
 
-// CreateKey creates an API key. It is not sent again when the connection breaks, because that could create two.
+// CreateKey creates an API key. It is not sent again when the connection breaks, because that could
+// create two.
 func (c *Client) CreateKey(ctx context.Context, k NewKey) (*Key, error) {
 	key, _, err := get[Key](ctx, c, call{
 		method: http.MethodPost, path: "/v1/admin/keys", body: k,

@@ -16,7 +16,8 @@ const imagesPath = "/v1/admin/images"
 
 func imagePath(name string) string { return imagesPath + "/" + url.PathEscape(name) }
 
-// PutImage stores an image of size bytes under a name, and replaces the previous image of that name. It is sent once.
+// PutImage stores an image of size bytes under a name, and replaces the previous image of that
+// name. It is sent once.
 func (c *Client) PutImage(ctx context.Context, name, digest string, body io.Reader, size int64) (*Image, error) {
 	path := imagePath(name) + "?digest=" + url.QueryEscape(digest)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPut, c.address(path), io.NopCloser(body))

@@ -6,7 +6,8 @@ import (
 	"net/url"
 )
 
-// pages lists the entries of path page by page. entries returns the entries of a page and the cursor of the next one.
+// pages lists the entries of path page by page. entries returns the entries of a page and the
+// cursor of the next one.
 func pages[P, T any](ctx context.Context, c *Client, path string, entries func(*P) ([]T, *string)) ([]T, error) {
 	all := []T{}
 	query := url.Values{"limit": {"100"}} // the largest that the server accepts

@@ -11,8 +11,8 @@ import (
 
 const sandboxesPath = "/v1/admin/sandboxes"
 
-// Sandbox is a sandbox profile to store, as a YAML file has it. The server fills in the fields that are nil and checks all others,
-// so their values keep their YAML types.
+// Sandbox is a sandbox profile to store, as a YAML file has it. The server fills in the fields that
+// are nil and checks all others, so their values keep their YAML types.
 type Sandbox struct {
 	Name      string          `json:"name,omitempty" yaml:"name"`
 	Image     any             `json:"image,omitempty" yaml:"image"`

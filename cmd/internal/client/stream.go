@@ -16,7 +16,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// silence is the longest pause of a stream before it counts as broken. The server sends a keepalive every 15 s.
+// silence is the longest pause of a stream before it counts as broken. The server sends a keepalive
+// every 15 s.
 const silence = time.Minute
 
 // Event is one event of an execution. Its type decides which fields are set.
@@ -33,8 +34,9 @@ type Event struct {
 	Line []byte `json:"-"`
 }
 
-// Stream runs a program and calls sink with its events, each once and in order, without keepalives, the result last. It resumes
-// after a broken connection. It returns after the result, or with the first error of sink.
+// Stream runs a program and calls sink with its events, each once and in order, without keepalives,
+// the result last. It resumes after a broken connection. It returns after the result, or with the
+// first error of sink.
 func (c *Client) Stream(ctx context.Context, req Request, sink func(*Event) error) error {
 	s := &stream{client: c, sink: sink}
 	return s.run(ctx, call{
@@ -49,13 +51,15 @@ func (c *Client) Follow(ctx context.Context, id proto.TraceID, after int64, sink
 	return s.run(ctx, s.resumption(false))
 }
 
-// Output calls sink with the present events of an execution with numbers above after, and does not wait for more.
+// Output calls sink with the present events of an execution with numbers above after, and does not
+// wait for more.
 func (c *Client) Output(ctx context.Context, id proto.TraceID, after int64, sink func(*Event) error) error {
 	s := &stream{client: c, sink: sink, id: id, after: after, snapshot: true}
 	return s.run(ctx, s.resumption(false))
 }
 
-// LostError is returned if the server became unreachable while an execution was followed. The execution may go on.
+// LostError is returned if the server became unreachable while an execution was followed. The
+// execution may go on.
 type LostError struct {
 	ID    proto.TraceID
 	After int64 // number of the last event that sink got
@@ -120,7 +124,8 @@ func (s *stream) resumption(redial bool) call {
 	}
 }
 
-// connect reads events from one connection. It reports whether all events have come; a broken connection is no error.
+// connect reads events from one connection. It reports whether all events have come; a broken
+// connection is no error.
 func (s *stream) connect(ctx context.Context, next call) (done bool, err error) {
 	lineCtx, cancel := context.WithCancel(ctx)
 	defer cancel()

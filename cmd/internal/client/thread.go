@@ -65,7 +65,8 @@ func save(resp *http.Response, w io.Writer) error {
 	return nil
 }
 
-// CollectThreads removes garbage older than safeAge from the store of threads. If safeAge is nil, the server's default applies.
+// CollectThreads removes garbage older than safeAge from the store of threads. If safeAge is nil,
+// the server's default applies.
 func (c *Client) CollectThreads(ctx context.Context, safeAge *time.Duration) (*proto.Collected, error) {
 	var body api.CollectRequest
 	if safeAge != nil {

@@ -14,12 +14,14 @@ import (
 
 const webhookPath = "/v1/webhook"
 
-// Webhook returns the webhook settings of the key, and the answer's bytes. If there are none, the error is an [*Error] of status 404.
+// Webhook returns the webhook settings of the key, and the answer's bytes. If there are none, the
+// error is an [*Error] of status 404.
 func (c *Client) Webhook(ctx context.Context) (*Webhook, json.RawMessage, error) {
 	return get[Webhook](ctx, c, call{method: http.MethodGet, path: webhookPath, resend: true})
 }
 
-// PutWebhook replaces the settings of the key. It is not sent again when the connection breaks: a created secret would be lost.
+// PutWebhook replaces the settings of the key. It is not sent again when the connection breaks: a
+// created secret would be lost.
 func (c *Client) PutWebhook(ctx context.Context, s *WebhookSettings) (*Webhook, json.RawMessage, error) {
 	w, raw, err := get[Webhook](ctx, c, call{method: http.MethodPut, path: webhookPath, body: s})
 	return w, raw, lostSecret(err)
@@ -30,8 +32,9 @@ func (c *Client) PatchWebhook(ctx context.Context, s *WebhookSettings) (*Webhook
 	return get[Webhook](ctx, c, call{method: http.MethodPatch, path: webhookPath, body: s, resend: true})
 }
 
-// RotateWebhook replaces the secret of the key; the server creates one if secret is empty. The previous secret signs too during
-// the overlap. If overlap is nil, the server's default applies. The request is not sent again when the connection breaks.
+// RotateWebhook replaces the secret of the key; the server creates one if secret is empty. The
+// previous secret signs too during the overlap. If overlap is nil, the server's default applies.
+// The request is not sent again when the connection breaks.
 func (c *Client) RotateWebhook(ctx context.Context, secret string, overlap *time.Duration) (*Webhook, json.RawMessage, error) {
 	var body api.WebhookRotation
 	if secret != "" {

@@ -1,5 +1,6 @@
-// Package oci reads the root file systems of container images into an [image.Tree]: from registries, archives of docker save, OCI
-// layouts, and plain archives and directories. It verifies digests.
+// Package oci reads the root file systems of container images into an [image.Tree]: from
+// registries, archives of docker save, OCI layouts, and plain archives and directories. It verifies
+// digests.
 package oci
 
 import (
@@ -32,7 +33,8 @@ import (
 const (
 	maxLayers = 512
 	maxNested = 4 // nested indexes
-	// maxTrailer bounds what follows the end of a layer's archive, in bytes. Tools pad blocks with zeros.
+	// maxTrailer bounds what follows the end of a layer's archive, in bytes. Tools pad blocks with
+	// zeros.
 	maxTrailer = 1 << 20
 	// window bounds the memory for decompression, in bytes.
 	window = 128 << 20
@@ -40,9 +42,10 @@ const (
 
 func platform() v1.Platform { return v1.Platform{OS: "linux", Architecture: runtime.GOARCH} }
 
-// Read reads a root file system and its environment into t. from is a directory, a directory with an OCI layout, an archive of docker
-// save, or an archive of a root file system. If no such file exists, it is an image in a registry, such as python:3.14-slim or
-// ghcr.io/owner/image@sha256:…, and the credentials are those of the docker command.
+// Read reads a root file system and its environment into t. from is a directory, a directory with
+// an OCI layout, an archive of docker save, or an archive of a root file system. If no such file
+// exists, it is an image in a registry, such as python:3.14-slim or ghcr.io/owner/image@sha256:…,
+// and the credentials are those of the docker command.
 func Read(ctx context.Context, t *image.Tree, from string) error {
 	info, err := os.Stat(from)
 	switch {
@@ -107,8 +110,9 @@ func selectImage(index v1.ImageIndex, nested int) (v1.Image, error) {
 	return selectImage(inner, nested-1)
 }
 
-// flatten applies the layers of an image. It does not use mutate.Extract, which compares names as text where a layer writes through a
-// link and emits upper layers first, so that hard links precede their targets.
+// flatten applies the layers of an image. It does not use mutate.Extract, which compares names as
+// text where a layer writes through a link and emits upper layers first, so that hard links precede
+// their targets.
 func flatten(ctx context.Context, t *image.Tree, img v1.Image) error {
 	config, err := img.ConfigFile()
 	if err != nil {
