@@ -154,7 +154,7 @@ func TestWhatAForkHasImported(t *testing.T) {
 		r := runIn(t, fork(t, p, testSpec()), program(t, "python", imported+`
 import ctypes, socket, gc, resource
 libc = ctypes.CDLL(None)
-print(libc.getpid(), ctypes.c_int(7).value, socket.socketpair()[0].childUIDs.name, gc.isenabled())
+print(libc.getpid(), ctypes.c_int(7).value, socket.socketpair()[0].family.name, gc.isenabled())
 class P(ctypes.Structure):
     _fields_ = [("x", ctypes.c_int)]
 print(P(3).x, resource.getrlimit(resource.RLIMIT_NPROC))
