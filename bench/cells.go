@@ -31,7 +31,7 @@ type cell struct {
 	samples []sample // bullpen's samples
 }
 
-// ratios are bullpen's figures divided by those of the bare interpreter.
+// ratios are bullpen's figures divided by the bare interpreter's.
 type ratios struct {
 	P50       float64 `json:"p50"`
 	P99       float64 `json:"p99"`

@@ -18,5 +18,4 @@
 // reports for preparing the jail and running the program. It includes everything else that the
 // caller waited for, such as the client's own work and its half of the connection. It excludes the
 // worker's cleanup after the response, because nobody waits for it.
-// its half of the connection included. What the worker clears away after the answer is not in it, because nobody waits for it.
 package main

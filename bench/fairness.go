@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -41,9 +40,6 @@ func measureFairness(ctx context.Context, program, dir string, quick bool, d tim
 		f.Backlog /= quickDivides
 	}
 	dir = filepath.Join(dir, "fairness")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make a directory for the server: %w", err)
-	}
 	t, err := startServer(ctx, program, dir, fmt.Sprintf("BULLPEN_SLOTS=%d", fairSlots))
 	if err != nil {
 		return nil, err

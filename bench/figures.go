@@ -32,6 +32,13 @@ const (
 	targetStreamsMB     = 100
 	targetWaitMS        = 50 // besides the length of a job
 
+	targetBatchS      = 20
+	targetBatchMB     = 300
+	targetBesideBatch = 1.5
+
+	targetDueS     = 15
+	targetDueSmall = 1
+
 	targetHalfRatio = 5
 	targetBurstMS   = 400
 	targetJailMB    = 12
@@ -122,7 +129,7 @@ func (r *report) figures() []figure {
 		all = append(all, f.is(t.BullpenMB, met, withErrors(note, t.Bullpen)))
 	}
 	all = append(all, r.timeoutFigure(), r.memoryFigure())
-	return slices.Concat(all, r.Webhooks.figures(), r.Threads.figures(), r.Pressure.figures(), r.Fairness.figures())
+	return slices.Concat(all, r.Webhooks.figures(), r.Threads.figures(), r.Pressure.figures(), r.Fairness.figures(), r.Batches.figures(), r.Schedules.figures())
 }
 
 // cellTarget is the target of a cell: for one caller the maximum p50, for more callers the minimum
@@ -260,7 +267,7 @@ func (r *report) timeoutFigure() figure {
 func (r *report) memoryFigure() figure {
 	f := below("idle memory of the server", targetIdleMemoryMB, "MB")
 	if r.Memory == nil {
-		return f.unknown("only that of a server started here is known to be idle")
+		return f.unknown("only a server started here is known to be idle")
 	}
 	note := fmt.Sprintf("%s after the start; %.0f MB when idle again after all of this", idleFor, r.Memory.AfterMB)
 	return f.is(r.Memory.IdleMB, r.Memory.IdleMB < targetIdleMemoryMB, note)

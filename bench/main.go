@@ -77,7 +77,7 @@ func parse(args []string, out io.Writer) (options, error) {
 	f.StringVar(&o.url, "url", "", "measure the server at this URL rather than start one; what needs its log or its process is not measured")
 	f.StringVar(&o.key, "key", os.Getenv("BULLPEN_API_KEY"), "API key for --url; better in BULLPEN_API_KEY, because other processes can read flags")
 	f.StringVar(&o.server, "server", "bin/bullpen", "the program to start as the server")
-	f.StringVar(&o.json, "json", "", "write the figures to this file rather than to "+latestResult+"; those of --quick are written only with it")
+	f.StringVar(&o.json, "json", "", "write the figures to this file rather than to "+latestResult+"; the figures of --quick are written only with it")
 	f.StringVar(&o.svg, "svg", "", "draw the comparison with the bare interpreter into this file")
 	f.IntVar(&o.soak, "soak", 0, "instead of measuring, run this many executions in sequence and fail if they leave anything behind")
 	f.StringVar(&o.profile, "profile", "", "instead of measuring, make profiles of the server while it works for --duration, in this directory")

@@ -29,7 +29,7 @@ type overhead struct {
 	Client   *summary       `json:"added_outside"` // the rest of added: this client and the connection
 }
 
-// logged is what the server's log says about an execution. Missing values are nil.
+// logged has the times of an execution from the server's log. Missing values are nil.
 type logged struct {
 	prepare, run, request *float64 // milliseconds
 }
@@ -57,7 +57,7 @@ func overheads(ctx context.Context, t *target, cells []cell) ([]overhead, error)
 		if c.Callers != 1 || len(c.samples) == 0 {
 			continue
 		}
-		o := takeApart(c, lines)
+		o := splitProfile(c, lines)
 		if o.Added.Runs == 0 {
 			return nil, errors.New("the server's log has no prepare_ms and run_ms on its lines \"execution ended\": build it anew with `make build`")
 		}
@@ -66,7 +66,7 @@ func overheads(ctx context.Context, t *target, cells []cell) ([]overhead, error)
 	return all, nil
 }
 
-func takeApart(c cell, lines map[string]logged) overhead {
+func splitProfile(c cell, lines map[string]logged) overhead {
 	o := overhead{Language: c.Language}
 	var added, prepare, run, server, client []float64
 	for _, s := range c.samples {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -40,9 +39,6 @@ type pressure struct {
 // measurePressure measures on its own server, with its data in dir.
 func measurePressure(ctx context.Context, program, dir string, quick bool, d time.Duration) (*pressure, error) {
 	here := filepath.Join(dir, "pressure")
-	if err := os.MkdirAll(here, 0o700); err != nil {
-		return nil, fmt.Errorf("make the data directory: %w", err)
-	}
 	t, err := startServer(ctx, program, here, "BULLPEN_SLOTS=1", "BULLPEN_MEMORY=2GiB", "BULLPEN_DRAIN=100ms")
 	if err != nil {
 		return nil, err

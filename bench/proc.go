@@ -50,9 +50,9 @@ type jailMemory struct {
 	UnsharedMB float64        `json:"unshared_mb"` // pages that it has written
 }
 
-// jailsAhead returns the memory of a server's prewarmed jails before it has run anything. There is
+// prewarmedJails returns the memory of a server's prewarmed jails before it has run anything. There is
 // one for each language, each below its own process.
-func jailsAhead(server int) ([]jailMemory, error) {
+func prewarmedJails(server int) ([]jailMemory, error) {
 	all, err := processes()
 	if err != nil {
 		return nil, err

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-func TestFlameGraphNeedsNothingElse(t *testing.T) {
+func TestFlameGraphIsSelfContained(t *testing.T) {
 	var kept [][]byte
 	for range 100 { // more than the allocation sampling interval
 		kept = append(kept, make([]byte, 1<<20))
@@ -37,7 +37,7 @@ func TestFlameGraphNeedsNothingElse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Contains(page, []byte("TestFlameGraphNeedsNothingElse")) {
+	if !bytes.Contains(page, []byte("TestFlameGraphIsSelfContained")) {
 		t.Error("the flame graph does not have this function")
 	}
 	if fetched := regexp.MustCompile(`(src|<link[^>]*href)="[^"]*"`).Find(page); fetched != nil {

@@ -115,7 +115,8 @@ func (p *program) bare(ctx context.Context) (sample, error) {
 	return sample{}, p.check(stdout)
 }
 
-// outputOf runs the program with the bare interpreter, with additional variables, and returns its output.
+// outputOf runs the program with the bare interpreter, with additional variables, and returns its
+// output.
 func (p *program) outputOf(ctx context.Context, env map[string]string) (string, error) {
 	cmd := p.command(ctx)
 	for name, value := range env {

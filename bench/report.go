@@ -51,6 +51,8 @@ type report struct {
 	Threads         *threads     `json:"threads"`
 	Pressure        *pressure    `json:"pressure"`
 	Fairness        *fairness    `json:"fairness"`
+	Batches         *batches     `json:"batches"`
+	Schedules       *schedules   `json:"schedules"`
 	Memory          *memory      `json:"memory"`
 	Half            []halfLoad   `json:"half_load"`
 	Bursts          *summary     `json:"bursts_last_answer"` // of each burst
@@ -153,6 +155,14 @@ func measure(ctx context.Context, t *target, o options, dir string, progress io.
 		if r.Fairness, err = measureFairness(ctx, o.server, dir, o.quick, fairSides*o.duration); err != nil {
 			return nil, fmt.Errorf("measure fairness: %w", err)
 		}
+		_, _ = fmt.Fprintln(progress, "batches …")
+		if r.Batches, err = measureBatches(ctx, o.server, dir, o.quick, batchSides*o.duration); err != nil {
+			return nil, fmt.Errorf("measure batches: %w", err)
+		}
+		_, _ = fmt.Fprintln(progress, "schedules …")
+		if r.Schedules, err = measureSchedules(ctx, o.server, dir, o.quick); err != nil {
+			return nil, fmt.Errorf("measure schedules: %w", err)
+		}
 	}
 	if t.pid != 0 {
 		_, _ = fmt.Fprintln(progress, "threads …")
@@ -186,7 +196,7 @@ func (r *report) idle(ctx context.Context, t *target, o options, progress io.Wri
 	if err := t.quiet(ctx); err != nil {
 		return err
 	}
-	if r.Memory.Jails, err = jailsAhead(t.pid); err != nil {
+	if r.Memory.Jails, err = prewarmedJails(t.pid); err != nil {
 		r.Memory.JailsUnknown = err.Error()
 	}
 	times := syncs
@@ -207,7 +217,7 @@ func idleMemory(ctx context.Context, t *target) (float64, error) {
 }
 
 // save writes the figures to path. If path is empty, the figures of a full run go to the directory
-// of results and those of a quick run are not saved.
+// of results and of a quick run are not saved.
 func (r *report) save(path string, out io.Writer) error {
 	if path == "" && r.Quick {
 		return nil
@@ -304,7 +314,7 @@ func (r *report) printJails(line func(string, ...any)) {
 func (r *report) printCells(line func(string, ...any)) {
 	line("")
 	line("\tcallers\tbare p50\tp99\truns/s\tof\tbullpen p50\tp99\truns/s\tof\tp50 ratio\truns/s ratio")
-	var notes []string
+	var remarks []string
 	for _, c := range r.Cells {
 		if c.Unavailable != "" {
 			line("%s\tunavailable: %s", c.Language, c.Unavailable)
@@ -315,11 +325,11 @@ func (r *report) printCells(line func(string, ...any)) {
 			a.P50, a.P99, a.PerSecond, a.Runs, b.P50, b.P99, b.PerSecond, b.Runs, c.Ratio.P50, c.Ratio.PerSecond)
 		for name, s := range map[string]*summary{"bare": a, "bullpen": b} {
 			if s.Errors > 0 {
-				notes = append(notes, fmt.Sprintf("%s, %d callers, %s: %d runs failed, the first: %s", c.Language, c.Callers, name, s.Errors, s.FirstError))
+				remarks = append(remarks, fmt.Sprintf("%s, %d callers, %s: %d runs failed, the first: %s", c.Language, c.Callers, name, s.Errors, s.FirstError))
 			}
 		}
 	}
-	for _, n := range notes {
+	for _, n := range remarks {
 		line("%s", n)
 	}
 }

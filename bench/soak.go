@@ -211,7 +211,7 @@ func (l *look) cgroups(pid int) error {
 		}
 	}
 	if instance == "" {
-		return fmt.Errorf("process %d holds no lock of a worker, so that its control groups cannot be told from others'", pid)
+		return fmt.Errorf("process %d holds no lock of a worker, so that its control groups cannot be distinguished from others'", pid)
 	}
 	for _, root := range cgroupRoots("") {
 		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {

@@ -45,7 +45,7 @@ func TestSummariseSortsFirst(t *testing.T) {
 	}
 }
 
-func TestRatioOfNothing(t *testing.T) {
+func TestRatioToZero(t *testing.T) {
 	if got := ratio(1, 0); got != 0 {
 		t.Errorf("1 to 0 is %v, want 0", got)
 	}
@@ -64,7 +64,7 @@ func TestFailedRunsAreNoSamples(t *testing.T) {
 	}
 }
 
-func TestBrokenOffRunIsNothing(t *testing.T) {
+func TestAbortedRunHasNoResult(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var s series
 	s.once(ctx, func(context.Context) (sample, error) { cancel(); return sample{}, context.Canceled })
@@ -134,7 +134,7 @@ func TestScheduleKeepsTheRate(t *testing.T) {
 	}
 }
 
-func TestAStallIsInTheFiguresOfAllThatComeMeanwhile(t *testing.T) {
+func TestStallCountsForAllDueRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stalled := time.After(time.Second)
 		serving := make(chan struct{}, 1) // serves one at a time, and the first for a second
@@ -164,7 +164,7 @@ func TestAStallIsInTheFiguresOfAllThatComeMeanwhile(t *testing.T) {
 	})
 }
 
-func TestNothingBeginsAfterTheEnd(t *testing.T) {
+func TestNoSampleStartsAfterTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var runs atomic.Int32
@@ -181,7 +181,7 @@ func TestNothingBeginsAfterTheEnd(t *testing.T) {
 	})
 }
 
-func TestARunThatBeginsLateCountsFromWhenItWasDue(t *testing.T) {
+func TestLatencyIsMeasuredFromTheDueTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s series
 		s.open(t.Context(), []time.Duration{-time.Second}, func(context.Context) (sample, error) { return sample{took: 1}, nil })

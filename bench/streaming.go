@@ -55,9 +55,9 @@ func (p *program) bareFirstLine(ctx context.Context) (sample, error) {
 }
 
 func (p *program) streamFirstLine(a *api) runner {
-	const room = 2 * readPiece
+	const capacity = 2 * readPiece
 	return func(ctx context.Context) (sample, error) {
-		s, err := a.stream(ctx, p.language, p.code, room)
+		s, err := a.stream(ctx, p.language, p.code, capacity)
 		if err != nil {
 			return sample{}, err
 		}

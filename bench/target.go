@@ -39,7 +39,8 @@ type target struct {
 	exited     chan struct{}
 }
 
-// openTarget starts a server with its data below dir, or connects to a running one, and waits until it can run programs.
+// openTarget starts a server with its data below dir, or connects to a running one, and waits until
+// it can run programs.
 func openTarget(ctx context.Context, o options, dir string) (*target, error) {
 	t := &target{api: newAPI(o.url, o.key)}
 	if o.url == "" {
@@ -63,8 +64,8 @@ func openTarget(ctx context.Context, o options, dir string) (*target, error) {
 	return t, nil
 }
 
-// startServer starts a server with its data in dir. The settings are additional environment
-// variables.
+// startServer starts a server with its data in dir, which it makes if it does not exist. The
+// settings are additional environment variables.
 func startServer(ctx context.Context, program, dir string, settings ...string) (*target, error) {
 	address, err := freeAddress(ctx)
 	if err != nil {
@@ -73,6 +74,9 @@ func startServer(ctx context.Context, program, dir string, settings ...string) (
 	t := &target{
 		api:  newAPI("http://"+address, proto.NewKeySecret("local")),
 		data: filepath.Join(dir, "data"), log: filepath.Join(dir, "server.log"), exited: make(chan struct{}),
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make a directory for the server: %w", err)
 	}
 	log, err := os.OpenFile(t.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -130,7 +134,7 @@ func (t *target) ready(ctx context.Context) error {
 		}
 		select {
 		case <-t.exited:
-			return fmt.Errorf("the server ended: `bullpen doctor` says what this machine lacks; its log:\n%s", t.tail())
+			return fmt.Errorf("the server ended: `bullpen doctor` lists what is missing on this machine; its log:\n%s", t.tail())
 		case <-ctx.Done():
 			return fmt.Errorf("the server was not ready within %s: %w%s", readyWithin, err, t.tail())
 		case <-time.After(readyPoll):

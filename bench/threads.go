@@ -32,8 +32,8 @@ const (
 	storePrefix    = "homes"
 )
 
-// threads holds the figures of threads. What a call adds is its p50 less that of the same call
-// without a thread. Both are measured in turn.
+// threads holds the figures of threads. The added time is a call's p50 less the p50 of the same
+// call without a thread. Both are measured in turn.
 type threads struct {
 	Files       int     `json:"files"`
 	HomeMB      float64 `json:"home_mb"`
@@ -102,15 +102,15 @@ func (m *threads) server(ctx context.Context, program, dir string) (*target, err
 		return nil, errors.Join(err, t.close())
 	}
 	if m.key == "" {
-		if m.key, err = roomyKey(ctx, t.api); err != nil {
+		if m.key, err = largeHomeKey(ctx, t.api); err != nil {
 			return nil, errors.Join(err, t.close())
 		}
 	}
 	return t, nil
 }
 
-// roomyKey creates a key whose sandbox fits the homes.
-func roomyKey(ctx context.Context, a *api) (string, error) {
+// largeHomeKey creates a key whose sandbox fits the homes.
+func largeHomeKey(ctx context.Context, a *api) (string, error) {
 	for _, step := range [][2]string{
 		{"/v1/admin/sandboxes", `{"name":"roomy","disk":{"home":"2GiB"}}`},
 		{"/v1/admin/keys", `{"name":"threads","org":"threads","plan":"enterprise","sandbox":"roomy"}`},
@@ -166,8 +166,8 @@ func (m *threads) run(ctx context.Context, a *api, language proto.Language, thre
 	result, id, err := a.inline(ctx, body)
 	took := millis(time.Since(began))
 	if err == nil && !result.Success {
-		told, _ := json.Marshal(result)
-		err = fmt.Errorf("execution %s failed: %s", id, told)
+		text, _ := json.Marshal(result)
+		err = fmt.Errorf("execution %s failed: %s", id, text)
 	}
 	return took, err
 }

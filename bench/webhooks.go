@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -178,9 +177,6 @@ func (rs *receivers) settings() []string {
 
 // serve calls f with a server whose data is in dir.
 func (rs *receivers) serve(ctx context.Context, program, dir string, f func(*target) error) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("make a directory for the server: %w", err)
-	}
 	t, err := startServer(ctx, program, dir, rs.settings()...)
 	if err != nil {
 		return err

@@ -30,6 +30,9 @@ breach queue-technology cmd/internal github.com/alicebob/miniredis/v2
 breach object-store storage github.com/aws/aws-sdk-go-v2/aws
 breach object-store storage/blob github.com/aws/smithy-go
 breach object-store worker github.com/aws/aws-sdk-go-v2/service/s3
+breach databases scheduler database/sql
+breach databases storage github.com/jackc/pgx/v5
+breach databases cmd/internal modernc.org/sqlite
 breach processes gateway os/exec
 breach processes scheduler golang.org/x/sys/unix
 breach networks gateway github.com/vishvananda/netlink

@@ -2,6 +2,7 @@
 # Tests jails on control groups of version 2 alone, as a fresh Debian 12 with systemd has them, in a virtual machine: from root's login,
 # `bullpen doctor` and the tests of the packages below worker/jail that are named, or of those that need control groups.
 # As root, with mmdebstrap, qemu-system-x86 and e2fsprogs. accel=tcg does without KVM; then tests that count on speed may fail.
+# flags are for the tests: flags='-test.short -test.run=TestAbuse' deploy/test-v2.sh nsjail runs each attack once.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$PWD/bin/v2
@@ -52,7 +53,7 @@ cat >"$work/tests/run" <<-SCRIPT
 	uname -r; grep cgroup /proc/mounts; cat /proc/self/cgroup
 	bin/bullpen doctor || failed=1
 	for p in $packages; do
-		(cd worker/jail/\$p && ./test -test.shuffle=on -test.timeout=60m) || failed=1
+		(cd worker/jail/\$p && ./test -test.shuffle=on -test.timeout=60m ${flags:-}) || failed=1
 	done
 	exit \${failed:-0}
 SCRIPT

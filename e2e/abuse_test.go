@@ -1,9 +1,7 @@
 package e2e
 
 import (
-	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
@@ -11,21 +9,22 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/doctest"
 )
 
-var update = flag.Bool("update", false, "rewrite the table of attacks in docs/sandbox.md")
-
-// controlAttack is an attack on the control plane. Each runs against its own deployment.
+// controlAttack is an attack on the control plane. Each runs against its own deployment. The test
+// checks that the attack is contained and that later programs run.
 type controlAttack struct {
 	name, outcome string
 	test          func(*testing.T, *programs)
 }
 
-// controlAttacks returns the attacks on the control plane. The attacks from inside jails are in worker/jail/nsjail.
+// controlAttacks returns the attacks on the control plane. The attacks from inside jails are in
+// worker/jail/nsjail.
 func controlAttacks() []controlAttack {
 	return []controlAttack{
-		{"messages that are not ours on every subject", "set aside, or the job ends as `sandbox_start_error`; others go on", testMalformed},
-		{"messages as large as NATS takes, on every subject", "set aside; others go on", testOversized},
+		{"messages that are not ours on every subject", "dead-lettered, or the job ends as `sandbox_start_error`; others go on", testMalformed},
+		{"messages as large as NATS accepts, on every subject", "dead-lettered; others go on", testOversized},
 		{"the message of a job sent again, while it runs and after", "nothing runs twice", testReplayed},
 		{"a worker killed while programs run", "`worker_lost`", testWorkerKilled},
 		{"a gateway killed while clients wait", "executions go on", testFrontKilled},
@@ -34,31 +33,17 @@ func controlAttacks() []controlAttack {
 		{"a full disk", "503 for new jobs; those that run end", testFullDisk},
 		{"the trace id of another organisation", "404", func(t *testing.T, p *programs) {
 			for _, in := range topologies() {
-				testOrganisations(t, newWorld(t, p, in, manySlots).in(t))
+				testOrganisations(t, newSystem(t, p, in, manySlots).in(t))
 			}
 		}},
 	}
 }
 
-// TestAbuse attacks whole deployments. Each test checks that the attack is contained and that later
-// programs run.
-func TestAbuse(t *testing.T) {
-	p := buildPrograms(t)
-	t.Run("control", func(t *testing.T) {
-		for _, a := range controlAttacks() {
-			t.Run(a.name, func(t *testing.T) {
-				t.Parallel()
-				a.test(t, p)
-			})
-		}
-	})
-}
-
 // testOversized publishes messages of the largest size.
 func testOversized(t *testing.T, p *programs) {
 	const slots = 2
-	w := newWorld(t, p, topology{apart: true}, slots)
-	nc := connect(t, p, w.broker)
+	sys := newSystem(t, p, topology{separate: true}, slots)
+	nc := connect(t, p, sys.broker)
 	worker, data := workerName(t, nc), strings.Repeat("{", int(nc.MaxPayload())-1024)
 	for _, subject := range []string{
 		"bullpen.ctl.admit", "bullpen.ctl.slots", "bullpen.ctl.stats", "bullpen.ctl.rollcall", "bullpen.worker." + worker + ".assign",
@@ -69,14 +54,14 @@ func testOversized(t *testing.T, p *programs) {
 		publish(t, nc, subject, data, "Bullpen-Meta", "{")
 		flush(t, nc)
 	}
-	allSlots(t, w.in(t), slots)
+	allSlots(t, sys.in(t), slots)
 }
 
 // testReplayed publishes a job's message a second time, unchanged.
 func testReplayed(t *testing.T, p *programs) {
 	const slots, times = 2, 5
-	w := newWorld(t, p, topology{apart: true}, slots)
-	a, nc, h := w.in(t), connect(t, p, w.broker), newHold()
+	sys := newSystem(t, p, topology{separate: true}, slots)
+	a, nc, h := sys.in(t), connect(t, p, sys.broker), newHold()
 	id := a.submit(bash(h.code()))
 	h.reached(t, 1)
 	js, err := jetstream.New(nc)
@@ -135,27 +120,12 @@ func testReplayed(t *testing.T, p *programs) {
 // TestAbuseTable checks that the table in docs/sandbox.md matches the tests. `make docs` rewrites
 // it.
 func TestAbuseTable(t *testing.T) {
-	const page, begin, end = "../docs/sandbox.md", "<!-- abuse of the control plane: written by `make docs` -->\n", "<!-- end of abuse of the control plane -->\n"
-	b, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, ok := strings.Cut(string(b), begin)
-	found, after, closed := strings.Cut(rest, end)
-	if !ok || !closed {
-		t.Fatalf("%s has no lines %q and %q", page, begin, end)
-	}
 	var want strings.Builder
 	want.WriteString("\n| attacks | what happens |\n|---|---|\n")
 	for _, a := range controlAttacks() {
 		_, _ = fmt.Fprintf(&want, "| %s | %s |\n", a.name, a.outcome)
 	}
 	want.WriteString("\n")
-	if *update {
-		if err := os.WriteFile(page, []byte(before+begin+want.String()+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	} else if found != want.String() {
-		t.Error("the table of attacks in docs/sandbox.md is not that of the tests: run `make docs`")
-	}
+	doctest.Compare(t, "../docs/sandbox.md", "<!-- abuse of the control plane: written by `make docs` -->\n",
+		"<!-- end of abuse of the control plane -->\n", want.String())
 }

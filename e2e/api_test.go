@@ -108,9 +108,38 @@ func testWaysToDie(t *testing.T, a *api) {
 			id := answer.trace(t)
 			a.record(id).failed(t, c.status, c.code, "")
 			if _, _, last := checkEvents(t, a.output(id, 0), 0); last.Status != c.stream {
-				t.Errorf("the result event says %s, want %s", last.Status, c.stream)
+				t.Errorf("the result event has status %s, want %s", last.Status, c.stream)
 			}
 		})
+	}
+}
+
+// testLiveOutput runs a program that holds, and releases it once the client has its first output.
+func testLiveOutput(t *testing.T, a *api, program func(hold) request) {
+	h := newHold()
+	resp, err := a.open(t.Context(), http.MethodPost, executePath, program(h), accept, ndjson)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	lines := bufio.NewScanner(resp.Body)
+	var seen []string
+	for lines.Scan() {
+		var e event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			t.Fatal(err)
+		}
+		seen = append(seen, strings.TrimSpace(e.Type+" "+e.Data))
+		if strings.TrimSpace(e.Data) == "held" {
+			h.reached(t, 1) // the client has the line before the program ends
+			h.release(t)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"status", "output held", "output woken", "result"}; !slices.Equal(without(seen, "output", "Terminated"), want) {
+		t.Errorf("got %q, want %q", seen, want)
 	}
 }
 
@@ -133,33 +162,17 @@ func testStreaming(t *testing.T, a *api) {
 			t.Errorf("got stdout %q, stderr %q, and last %+v", stdout, stderr, last)
 		}
 	})
-	t.Run("as it happens", func(t *testing.T) {
-		a, h := a.in(t), newHold()
-		resp, err := a.open(t.Context(), http.MethodPost, executePath, bash(h.code()), accept, ndjson)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = resp.Body.Close() }()
-		lines := bufio.NewScanner(resp.Body)
-		var seen []string
-		for lines.Scan() {
-			var e event
-			if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-				t.Fatal(err)
-			}
-			seen = append(seen, strings.TrimSpace(e.Type+" "+e.Data))
-			if e.Data == "held\n" {
-				h.reached(t, 1) // the client has the line before the program ends
-				h.release(t)
-			}
-		}
-		if err := lines.Err(); err != nil {
-			t.Fatal(err)
-		}
-		if want := []string{"status", "output held", "output woken", "result"}; !slices.Equal(without(seen, "output", "Terminated"), want) {
-			t.Errorf("got %q, want %q", seen, want)
-		}
-	})
+	for name, program := range map[string]func(h hold) request{
+		"as it happens": func(h hold) request { return bash(h.code()) },
+		"as it happens, from a program that Bash starts": func(h hold) request {
+			return bash("python3 -c 'import os\nprint(\"held\")\nos.system(\"sleep " + h.seconds + "\")\nprint(\"woken\")'")
+		},
+		"as it happens, without a line's end": func(h hold) request {
+			return bash("printf 'held\\r'; sleep "+h.seconds+"; echo woken").and("stream_partial", true)
+		},
+	} {
+		t.Run(name, func(t *testing.T) { testLiveOutput(t, a.in(t), program) })
+	}
 	t.Run("the client leaves", func(t *testing.T) {
 		a, h := a.in(t), newHold()
 		ctx, leave := context.WithCancel(t.Context())
@@ -214,9 +227,15 @@ func testEviction(t *testing.T, a *api) {
 		t.Errorf("got %s with output_truncated %v", rec, rec.OutputTruncated)
 	}
 	// The status is event 1, line i is event i+2, and the result follows the last line.
-	check := func(t *testing.T, events []event, first int64) {
+	check := func(t *testing.T, events []event, first, gone int64) {
 		t.Helper()
-		if len(events) == 0 || events[len(events)-1].Type != "result" || !*events[len(events)-1].OutputTruncated || events[len(events)-1].Seq != printed+2 {
+		if gone > 0 {
+			if len(events) == 0 || events[0].Missing == nil || *events[0].Missing != (missing{gone, first - 1}) || events[0].Seq != gone-1 {
+				t.Fatalf("got %+v, want that %d to %d are missing", events[:min(1, len(events))], gone, first-1)
+			}
+			events = events[1:]
+		}
+		if len(events) == 0 || events[len(events)-1].Type != "result" || *events[len(events)-1].OutputTruncated != (gone > 0) || events[len(events)-1].Seq != printed+2 {
 			t.Fatalf("got %d events, the last %+v", len(events), events[max(0, len(events)-1):])
 		}
 		lines := events[:len(events)-1]
@@ -235,12 +254,12 @@ func testEviction(t *testing.T, a *api) {
 		if events[0].Type != "status" || events[0].Seq != 1 || events[0].TraceID != id {
 			t.Fatalf("the first event is %+v", events[0])
 		}
-		check(t, events[1:], oldest)
+		check(t, events[1:], oldest, 2)
 	})
-	t.Run("from what is gone", func(t *testing.T) { check(t, a.in(t).output(id, 17), oldest) })
-	t.Run("from what is kept", func(t *testing.T) { check(t, a.in(t).output(id, 5000), 5001) })
-	t.Run("from the end", func(t *testing.T) { check(t, a.in(t).output(id, printed+2), printed+2) })
-	t.Run("from beyond", func(t *testing.T) { check(t, a.in(t).output(id, 1<<40), printed+2) })
+	t.Run("from what is gone", func(t *testing.T) { check(t, a.in(t).output(id, 17), oldest, 18) })
+	t.Run("from what is kept", func(t *testing.T) { check(t, a.in(t).output(id, 5000), 5001, 0) })
+	t.Run("from the end", func(t *testing.T) { check(t, a.in(t).output(id, printed+2), printed+2, 0) })
+	t.Run("from beyond", func(t *testing.T) { check(t, a.in(t).output(id, 1<<40), printed+2, 0) })
 	t.Run("as server-sent events", func(t *testing.T) {
 		answer := a.in(t).get(execution(id, "output"), accept, sse)
 		sent := serverSent(t, answer)
@@ -253,7 +272,7 @@ func testEviction(t *testing.T, a *api) {
 		for i, e := range sent {
 			events[i] = e.event
 		}
-		check(t, events[1:], oldest)
+		check(t, events[1:], oldest, 2)
 	})
 }
 
@@ -281,7 +300,7 @@ func serverSent(t testing.TB, r *reply) []sent {
 		if err := json.Unmarshal([]byte(data), &s.event); err != nil {
 			t.Fatalf("%v in %q", err, block)
 		}
-		if s.event.Type != "keepalive" {
+		if s.event.Type != "keepalive" || s.event.Missing != nil {
 			all = append(all, s)
 		}
 	}
@@ -361,8 +380,8 @@ func testRecord(t *testing.T, a *api) {
 	}
 	got := map[string]any{}
 	answer.into(t, &got)
-	varying(t, got, "duration_ms")
-	same(t, "the result", got, map[string]any{
+	removeVarying(t, got, "duration_ms")
+	checkEqual(t, "the result", got, map[string]any{
 		"success": false, "stdout": "out\n", "stderr": "err\n", "exit_code": 3.0, "error": nil, "error_code": nil, "error_message": nil,
 		"stdout_truncated": false, "stderr_truncated": false,
 	})
@@ -381,8 +400,8 @@ func testRecord(t *testing.T, a *api) {
 		}
 		delete(got, at)
 	}
-	varying(t, got, "duration_ms", "queued_ms")
-	same(t, "the record", got, map[string]any{
+	removeVarying(t, got, "duration_ms", "queued_ms")
+	checkEqual(t, "the record", got, map[string]any{
 		"trace_id": id, "status": "failed", "exit_code": 3.0, "stdout": "out\n", "stderr": "err\n", "error": nil, "delivery_mode": "inline",
 		"webhook_url": nil, "webhook_delivery_status": nil, "error_code": nil, "error_message": nil, "language": "bash", "timeout": 17.0,
 		"thread_id": nil, "metadata": map[string]any{"team": "blue"}, "attempt": 1.0, "stdout_truncated": false, "stderr_truncated": false, "output_truncated": false, "sandbox": "default",
@@ -395,8 +414,8 @@ func testRecord(t *testing.T, a *api) {
 	}
 }
 
-// varying removes durations in milliseconds, after checking that they are present.
-func varying(t testing.TB, got map[string]any, names ...string) {
+// removeVarying removes durations in milliseconds, after checking that they are present.
+func removeVarying(t testing.TB, got map[string]any, names ...string) {
 	t.Helper()
 	for _, name := range names {
 		if n, ok := got[name].(float64); !ok || n < 0 {
@@ -406,7 +425,7 @@ func varying(t testing.TB, got map[string]any, names ...string) {
 	}
 }
 
-func same(t testing.TB, what string, got, want map[string]any) {
+func checkEqual(t testing.TB, what string, got, want map[string]any) {
 	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		value, ok := got[name]
@@ -438,7 +457,7 @@ func testCancel(t *testing.T, a *api) {
 	}
 	a.ended(id).failed(t, "cancelled", "cancelled", "")
 	if _, _, last := checkEvents(t, a.output(id, 0), 0); last.Status != "cancelled" {
-		t.Errorf("the result event says %q", last.Status)
+		t.Errorf("the result event has status %q", last.Status)
 	}
 	r = a.do(http.MethodPost, execution(id, "cancel"), []byte("no JSON"))
 	if want := fmt.Sprintf(`{"trace_id":%q,"status":"cancelled"}`+"\n", id); r.status != http.StatusOK || string(r.body) != want {
@@ -502,7 +521,7 @@ func testOrganisations(t *testing.T, a *api) {
 			r := stranger.get(execution(id) + route)
 			r.rejection(t, http.StatusNotFound, "not_found")
 			if r.header.Get("X-Trace-Id") != "" {
-				t.Errorf("%s%s tells a trace id", id, route)
+				t.Errorf("%s%s returns a trace id", id, route)
 			}
 		}
 		stranger.do(http.MethodPost, execution(id, "cancel"), nil).rejection(t, http.StatusNotFound, "not_found")
@@ -599,7 +618,7 @@ func testFreePlan(t *testing.T, a *api) {
 			t.Errorf("got %+v", res)
 		}
 	}
-	eventually(t, "there is room again", func() (bool, any) {
+	eventually(t, "requests are accepted again", func() (bool, any) {
 		r := a.execute(bash("true"))
 		return r.status == http.StatusOK, r
 	})
@@ -646,7 +665,7 @@ func testIdempotencyAtOnce(t *testing.T, a *api) {
 	for _, p := range calls {
 		r := p.answer(t)
 		if res := r.result(t); res.Stdout != "held\nwoken\n" || r.trace(t) != asyncID {
-			t.Errorf("got %s of %s, want that of %s", r, r.trace(t), asyncID)
+			t.Errorf("got %s of %s, want the response of %s", r, r.trace(t), asyncID)
 		}
 	}
 }
@@ -712,7 +731,7 @@ func testBigBody(t *testing.T, a *api) {
 	const size = 100 << 20
 	for _, head := range []string{fmt.Sprintf("Content-Length: %d\r\n", size), "Transfer-Encoding: chunked\r\n"} {
 		conn := dial(t, a)
-		say(t, conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n%s\r\n", executePath, a.key, head)
+		sendRaw(t, conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n%s\r\n", executePath, a.key, head)
 		var sending sync.WaitGroup
 		sending.Go(func() {
 			piece := []byte(strings.Repeat(" ", 1<<20))
@@ -752,10 +771,47 @@ func dial(t testing.TB, a *api) net.Conn {
 	return conn
 }
 
-func say(t testing.TB, conn net.Conn, format string, args ...any) {
+func sendRaw(t testing.TB, conn net.Conn, format string, args ...any) {
 	t.Helper()
 	if _, err := fmt.Fprintf(conn, format, args...); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// testHalfClosed closes the client's side of the connection after the request. The answer must still
+// come, in each mode, and also if a stream has already begun.
+func testHalfClosed(t *testing.T, a *api) {
+	body := `{"language":"bash","code":"sleep 0.5; echo hi"}`
+	for _, c := range []struct {
+		head  string
+		begun bool // close when the response has begun
+	}{{}, {head: "Accept: " + ndjson + "\r\n"}, {head: "Accept: " + ndjson + "\r\n", begun: true}, {head: "Prefer: respond-async\r\n"}} {
+		conn := dial(t, a)
+		sendRaw(t, conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n%sContent-Length: %d\r\n\r\n%s", executePath, a.key, c.head, len(body), body)
+		closeWrite := func() {
+			if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !c.begun {
+			closeWrite()
+		}
+		from := bufio.NewReader(conn)
+		resp, err := http.ReadResponse(from, nil)
+		for err == nil && resp.StatusCode == http.StatusContinue {
+			resp, err = http.ReadResponse(from, nil)
+		}
+		if err != nil {
+			t.Fatalf("%+v: %v", c, err)
+		}
+		if c.begun {
+			closeWrite()
+		}
+		text, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode >= http.StatusBadRequest || resp.StatusCode == http.StatusOK && !strings.Contains(string(text), `"hi\n"`) {
+			t.Errorf("%+v: %s %s: %v", c, resp.Status, text, err)
+		}
+		_ = conn.Close()
 	}
 }
 
@@ -768,7 +824,7 @@ func testSlowHeaders(t *testing.T, a *api) {
 		_, err := io.ReadAll(conn)
 		cut <- err
 	}()
-	say(t, conn, "POST %s HTTP/1.1\r\nHost: x\r\n", executePath)
+	sendRaw(t, conn, "POST %s HTTP/1.1\r\nHost: x\r\n", executePath)
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	for n := 0; ; n++ {

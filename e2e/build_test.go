@@ -14,12 +14,12 @@ import (
 // TestImageBuild builds the default image from packages, with the flags in IMAGE_FLAGS, and runs
 // programs in it. It needs a network.
 func TestImageBuild(t *testing.T) {
-	w := newWorld(t, buildPrograms(t), topology{apart: true}, noSlots)
+	sys := newSystem(t, buildPrograms(t), topology{separate: true}, noSlots)
 	began := time.Now()
-	img := w.imageCommand(t, append([]string{"build", "--json", "default"}, strings.Fields(os.Getenv("IMAGE_FLAGS"))...)...)
+	img := sys.imageCommand(t, append([]string{"build", "--json", "default"}, strings.Fields(os.Getenv("IMAGE_FLAGS"))...)...)
 	t.Logf("built in %s: %d bytes stored, %d unpacked, %s", time.Since(began).Round(time.Second), img.Size, img.UnpackedSize, img.Digest)
 	began = time.Now()
-	root := w.unpacked(t, img.Digest)
+	root := sys.unpackImage(t, img.Digest)
 	t.Logf("fetched and unpacked in %s", time.Since(began).Round(time.Millisecond))
 	const modules = "asyncio, bz2, ctypes, curses, dbm, decimal, email, hashlib, json, lzma, multiprocessing, readline, sqlite3, ssl, unittest, uuid, " +
 		"xml.etree.ElementTree, zlib, zoneinfo"

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -15,8 +16,8 @@ var clusterCycles = repeatsFlag("cluster-cycles", 5, 5, "how often a server of a
 
 // nodeFault is a fault of one server and how to undo it.
 type nodeFault struct {
-	name     string
-	do, undo func(t *testing.T, n *natsNode)
+	name           string
+	inject, repair func(t *testing.T, n *natsNode)
 }
 
 func nodeFaults() []nodeFault {
@@ -25,8 +26,8 @@ func nodeFaults() []nodeFault {
 		{"killed", func(_ *testing.T, n *natsNode) { n.kill() }, func(t *testing.T, n *natsNode) { n.start(t) }},
 		{"frozen", func(_ *testing.T, n *natsNode) { n.freeze() }, func(_ *testing.T, n *natsNode) { n.thaw() }},
 		{"cut off", func(t *testing.T, n *natsNode) { n.cut(t) }, heal},
-		{"not heard", func(t *testing.T, n *natsNode) { n.mute(t) }, heal},
-		{"deaf", func(t *testing.T, n *natsNode) { n.deafen(t) }, heal},
+		{"outgoing packets dropped", func(t *testing.T, n *natsNode) { n.dropOutgoing(t) }, heal},
+		{"deaf", func(t *testing.T, n *natsNode) { n.dropIncoming(t) }, heal},
 	}
 }
 
@@ -37,25 +38,25 @@ const flowing = 40
 // testClusterLeaders repeatedly disrupts the leader of the records stream or of the jobs stream
 // while executions run.
 func testClusterLeaders(t *testing.T, p *programs) {
-	w := newWorld(t, p, onCluster(), manySlots)
-	l := startLoad(t, w)
+	sys := newSystem(t, p, onCluster(), manySlots)
+	l := startLoad(t, sys)
 	l.since(t, time.Now(), flowing)
-	w.cluster.whole(t)
+	sys.cluster.whole(t)
 	recovered := recoveries{}
 	faults := nodeFaults()
 	for i := range clusterCycles.n() {
 		fault := faults[i%len(faults)]
 		stream := []string{"BULLPEN_EXECS", "BULLPEN_JOBS"}[rand.IntN(2)]
-		n := w.cluster.leader(t, stream)
+		n := sys.cluster.leader(t, stream)
 		at := time.Now()
-		fault.do(t, n)
+		fault.inject(t, n)
 		l.outage(at, longest(at, l.since(t, at, flowing)))
 		outage := span{at, l.renewed(t, at)}
-		r := recoveryOf(outage, w.cluster.elections(t, outage), w.front.saidWithin(t, "dispatcher leads", outage))
+		r := recoveryOf(outage, sys.cluster.elections(t, outage), sys.front.hasLogWithin(t, "dispatcher leads", outage))
 		recovered.add(fault.name, r)
 		t.Logf("%s: %s, which led %s, was %s: %s; %s", at.Format(time.TimeOnly), n.name, stream, fault.name, r, l)
-		fault.undo(t, n)
-		w.cluster.whole(t)
+		fault.repair(t, n)
+		sys.cluster.whole(t)
 	}
 	l.check(t)
 	recovered.log(t)
@@ -125,10 +126,10 @@ func (all recoveries) log(t *testing.T) {
 // restart one by one, one server loses its disk and is replaced, and two fail for a while. Then one
 // disk fills up, and after that all disks.
 func testClusterNodes(t *testing.T, p *programs) {
-	w := newWorld(t, p, onCluster(), manySlots)
-	l := startLoad(t, w)
+	sys := newSystem(t, p, onCluster(), manySlots)
+	l := startLoad(t, sys)
 	l.since(t, time.Now(), flowing)
-	c := w.cluster
+	c := sys.cluster
 	c.whole(t)
 	step := func(name string, do func()) {
 		t.Helper()
@@ -154,7 +155,7 @@ func testClusterNodes(t *testing.T, p *programs) {
 	step("two lost", func() {
 		c.nodes[0].kill()
 		c.nodes[1].kill()
-		l.isRefused(t)
+		l.checkRejects(t)
 		c.nodes[0].start(t)
 		c.nodes[1].start(t)
 		// Until then, the third server may be the only one with the latest messages, so it must
@@ -173,7 +174,7 @@ func testClusterNodes(t *testing.T, p *programs) {
 		for _, n := range c.nodes {
 			n.fill(t)
 		}
-		l.isRefused(t)
+		l.checkRejects(t)
 		for _, n := range c.nodes { // a server that has disabled JetStream may not exit cleanly
 			n.free(t)
 			n.kill()
@@ -183,9 +184,9 @@ func testClusterNodes(t *testing.T, p *programs) {
 	l.check(t)
 }
 
-// isRefused waits until a submission is rejected with Retry-After, as every one must be that cannot
+// checkRejects waits until a submission is rejected with Retry-After, as every one must be that cannot
 // be stored.
-func (l *load) isRefused(t *testing.T) {
+func (l *load) checkRejects(t *testing.T) {
 	t.Helper()
 	eventually(t, "new work is refused", func() (bool, any) {
 		l.mu.Lock()
@@ -199,7 +200,32 @@ func (l *load) isRefused(t *testing.T) {
 		defer l.mu.Unlock()
 		return l.refused > before, "it is not"
 	})
-	if r := l.w.get("/readyz"); r.status != http.StatusServiceUnavailable {
+	if r := l.sys.get("/readyz"); r.status != http.StatusServiceUnavailable {
 		t.Errorf("ready: %s", r)
+	}
+}
+
+// testFreshCluster starts all processes at the same time as the NATS servers they use, which store
+// nothing yet and have no leader. No process may exit.
+func testFreshCluster(t *testing.T, p *programs) {
+	d := newDeployment(t, p, onCluster())
+	d.cluster = d.programs.startCluster(t)
+	for _, n := range d.cluster.nodes {
+		n.kill()
+		n.wipe(t)
+	}
+	d.addSeparate(d.cluster.env(), func(m *member) { m.args = append(m.args, d.cluster.flags()...) })
+	d.cluster.launch(t)
+	var all sync.WaitGroup
+	for _, m := range d.members {
+		all.Go(func() { m.start(d) })
+	}
+	all.Wait()
+	d.ready()
+	for _, m := range d.gateways(rand.New(rand.NewPCG(0, 0))) {
+		a := d.clientOf(m)
+		if rec := a.ended(a.submit(bash("echo fresh"))); rec.Stdout == nil || *rec.Stdout != "fresh\n" {
+			t.Errorf("%s: %+v", m.name, rec)
+		}
 	}
 }

@@ -17,19 +17,19 @@ import (
 // load is a set of clients that constantly run executions in every mode. It records what each must
 // print.
 type load struct {
-	w    *world
+	sys  *system
 	stop context.CancelFunc
 	done sync.WaitGroup
 
 	mu       sync.Mutex
 	accepted map[string]string // expected output by execution id
-	unknown  map[string]string // the same, if the server could not tell whether it accepted them
+	unknown  map[string]string // the same, if the server did not know whether it accepted them
 	// From submission to end, as the clients saw it, in the order of the ends.
-	finished []span
-	refused  int // rejected submissions
-	wrong    []string
-	away     []span        // when renewals may have failed long enough to lose leases
-	beat     chan struct{} // closed at the next end of an execution
+	finished  []span
+	refused   int // rejected submissions
+	errors    []string
+	mayBeLost []span        // when renewals may have failed long enough to lose leases
+	beat      chan struct{} // closed at the next end of an execution
 }
 
 // span is a time interval.
@@ -45,16 +45,16 @@ const (
 )
 
 // startLoad starts the clients. They stop when the test ends.
-func startLoad(t *testing.T, w *world) *load {
+func startLoad(t *testing.T, sys *system) *load {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	l := &load{w: w, stop: cancel, accepted: map[string]string{}, unknown: map[string]string{}, beat: make(chan struct{})}
+	l := &load{sys: sys, stop: cancel, accepted: map[string]string{}, unknown: map[string]string{}, beat: make(chan struct{})}
 	for mode, run := range []func(context.Context, string) error{l.inline, l.threaded, l.async, l.streaming} {
 		for i := range loadClients {
 			name := fmt.Sprintf("client-%d-%d", mode, i)
 			l.done.Go(func() {
 				for n := 0; ctx.Err() == nil; n++ {
 					if err := run(ctx, fmt.Sprintf("%s %d", name, n)); err != nil {
-						l.complain(err)
+						l.addError(err)
 					}
 				}
 			})
@@ -70,16 +70,16 @@ func (l *load) end() {
 	l.done.Wait()
 }
 
-func (l *load) complain(err error) {
+func (l *load) addError(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.wrong = append(l.wrong, time.Now().Format("15:04:05.000 ")+err.Error())
+	l.errors = append(l.errors, time.Now().Format("15:04:05.000 ")+err.Error())
 }
 
 // submit submits a program that prints word. It returns nil if the program was not accepted. A
 // documented rejection is not an error.
 func (l *load) submit(ctx context.Context, word string, body request, headers ...string) (*reply, error) {
-	r, err := l.w.try(context.WithoutCancel(ctx), http.MethodPost, executePath, body, headers...)
+	r, err := l.sys.try(context.WithoutCancel(ctx), http.MethodPost, executePath, body, headers...)
 	if err != nil {
 		return nil, fmt.Errorf("submit: %w", err)
 	}
@@ -110,7 +110,7 @@ func (l *load) submit(ctx context.Context, word string, body request, headers ..
 	return nil, nil
 }
 
-// isPositive reports whether a rejection says when to retry, as every temporary rejection must.
+// isPositive reports whether a rejection has a Retry-After header, as every temporary rejection must.
 func isPositive(after string, status int) bool {
 	n, err := strconv.Atoi(after)
 	return err == nil && n > 0 || status == http.StatusConflict
@@ -164,13 +164,13 @@ func (l *load) async(ctx context.Context, word string) error {
 	}
 	id := r.header.Get("X-Trace-Id")
 	for deadline := time.Now().Add(patience); ; {
-		r, err := l.w.try(context.WithoutCancel(ctx), http.MethodGet, execution(id)+"?wait=5", nil)
+		r, err := l.sys.try(context.WithoutCancel(ctx), http.MethodGet, execution(id)+"?wait=5", nil)
 		if err != nil {
 			return fmt.Errorf("%s: %w", id, err)
 		}
 		if r.status == http.StatusOK {
 			var rec record
-			r.into(l.w.t, &rec)
+			r.into(l.sys.t, &rec)
 			if proto.Status(rec.Status).Terminal() {
 				l.ended(submitted)
 				return nil
@@ -242,8 +242,8 @@ func longest(from time.Time, ends []span) (gap time.Duration) {
 func (l *load) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return fmt.Sprintf("%d accepted, %d refused, %d unknown, %d wrong: %q", len(l.accepted), l.refused, len(l.unknown), len(l.wrong),
-		l.wrong[max(0, len(l.wrong)-5):])
+	return fmt.Sprintf("%d accepted, %d refused, %d unknown, %d wrong: %q", len(l.accepted), l.refused, len(l.unknown), len(l.errors),
+		l.errors[max(0, len(l.errors)-5):])
 }
 
 // check stops the load. It reports errors in what the clients saw and in the executions as recorded
@@ -251,23 +251,23 @@ func (l *load) String() string {
 func (l *load) check(t *testing.T) {
 	t.Helper()
 	l.end()
-	for _, w := range l.wrong {
+	for _, w := range l.errors {
 		t.Error(w)
 	}
 	for id, want := range l.accepted {
-		if err := l.isRight(t, id, want); err != nil {
+		if err := l.checkRecord(t, id, want); err != nil {
 			t.Error(err)
 		}
 	}
 	for id, want := range l.unknown {
-		if r := l.w.get(execution(id)); r.status == http.StatusNotFound {
+		if r := l.sys.get(execution(id)); r.status == http.StatusNotFound {
 			continue
 		}
-		rec := l.w.in(t).ended(id)
+		rec := l.sys.in(t).ended(id)
 		if rec.ErrorCode != nil && *rec.ErrorCode == string(proto.CodeExpiredInQueue) && rec.Attempt == 0 {
 			continue
 		}
-		if err := l.isRight(t, id, want); err != nil {
+		if err := l.checkRecord(t, id, want); err != nil {
 			t.Error(err)
 		}
 	}
@@ -281,23 +281,23 @@ const renewalsMissed = 7 * time.Second
 // outage records that no execution ended for a time, at some point since from.
 func (l *load) outage(from time.Time, gap time.Duration) {
 	if gap > renewalsMissed {
-		l.away = append(l.away, span{from, time.Now()})
+		l.mayBeLost = append(l.mayBeLost, span{from, time.Now()})
 	}
 }
 
 // lost reports whether the loss of an execution was inevitable: its worker could not renew the
 // lease while it ran.
 func (l *load) lost(rec record) bool {
-	return rec.ErrorCode != nil && *rec.ErrorCode == string(proto.CodeWorkerLost) && slices.ContainsFunc(l.away, func(s span) bool {
+	return rec.ErrorCode != nil && *rec.ErrorCode == string(proto.CodeWorkerLost) && slices.ContainsFunc(l.mayBeLost, func(s span) bool {
 		return rec.CreatedAt.Before(s.to) && rec.CompletedAt.After(s.from)
 	})
 }
 
-// isRight reports whether an execution succeeded once and has the same result in its record and its
+// checkRecord reports whether an execution succeeded once and has the same result in its record and its
 // stream.
-func (l *load) isRight(t *testing.T, id, want string) error {
+func (l *load) checkRecord(t *testing.T, id, want string) error {
 	t.Helper()
-	a := l.w.in(t)
+	a := l.sys.in(t)
 	rec := a.ended(id)
 	if l.lost(rec) {
 		t.Logf("lost while the store was away: %s", rec)

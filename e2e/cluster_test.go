@@ -114,7 +114,7 @@ func (c *cluster) launch(t *testing.T) {
 		n.launch(t)
 	}
 	for _, n := range c.nodes {
-		n.listens(t)
+		n.awaitListening(t)
 	}
 }
 
@@ -195,7 +195,8 @@ func newDisk(dir string, size int) (mounts *os.File, err error) {
 	return mounts, <-done
 }
 
-// serve listens at an address that bullpen's processes can reach, and forwards each connection to the node.
+// serve listens at an address that bullpen's processes can reach, and forwards each connection to
+// the node.
 func (n *natsNode) serve(t *testing.T) (string, error) {
 	line, err := n.cluster.programs.machine.listen("127.0.0.1:0")
 	if err != nil {
@@ -277,14 +278,14 @@ tls { cert_file: %q, key_file: %q }
 	t.Cleanup(func() { proc.signal(syscall.SIGCONT) }) // so that it can exit
 }
 
-// listens waits until the server accepts connections.
-func (n *natsNode) listens(t *testing.T) {
+// awaitListening waits until the server accepts connections.
+func (n *natsNode) awaitListening(t *testing.T) {
 	t.Helper()
 	eventually(t, n.name+" listens", func() (bool, any) {
 		if n.ended() {
 			t.Fatalf("the NATS server %s ended:\n%s", n.name, n.tail())
 		}
-		return strings.Contains(n.text(t), "Server is ready"), "nothing said"
+		return strings.Contains(n.text(t), "Server is ready"), "no such line"
 	})
 }
 
@@ -292,7 +293,7 @@ func (n *natsNode) listens(t *testing.T) {
 func (n *natsNode) start(t *testing.T) {
 	t.Helper()
 	n.launch(t)
-	n.listens(t)
+	n.awaitListening(t)
 }
 
 // stop shuts the server down cleanly.
@@ -308,7 +309,7 @@ func (n *natsNode) freeze() { n.signal(syscall.SIGSTOP) }
 // thaw resumes the server.
 func (n *natsNode) thaw() { n.signal(syscall.SIGCONT) }
 
-// cut takes the node's link down. Packets are lost in both directions and connections stay open.
+// cut sets the node's link down. Packets are lost in both directions and connections stay open.
 func (n *natsNode) cut(t *testing.T) {
 	t.Helper()
 	n.link(t, netlink.LinkSetDown)
@@ -327,14 +328,14 @@ func (n *natsNode) link(t *testing.T, set func(netlink.Link) error) {
 	}
 }
 
-// mute drops all packets that the node sends. It still receives.
-func (n *natsNode) mute(t *testing.T) {
+// dropOutgoing drops all packets that the node sends. It still receives.
+func (n *natsNode) dropOutgoing(t *testing.T) {
 	t.Helper()
 	n.drop(t, nftables.ChainHookOutput)
 }
 
-// deafen drops all packets to the node. It can still send.
-func (n *natsNode) deafen(t *testing.T) {
+// dropIncoming drops all packets to the node. It can still send.
+func (n *natsNode) dropIncoming(t *testing.T) {
 	t.Helper()
 	n.drop(t, nftables.ChainHookInput)
 }
@@ -372,7 +373,7 @@ func (n *natsNode) heal(t *testing.T) {
 // fill writes to the node's disk until it is full.
 func (n *natsNode) fill(t *testing.T) {
 	t.Helper()
-	err := n.machine.do(func() error {
+	err := n.machine.inMachine(func() error {
 		f, err := os.OpenFile(n.filling(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 		if err != nil {
 			return err
@@ -395,7 +396,7 @@ func (n *natsNode) fill(t *testing.T) {
 // free removes what fill wrote.
 func (n *natsNode) free(t *testing.T) {
 	t.Helper()
-	if err := n.machine.do(func() error { return os.Remove(n.filling()) }); err != nil {
+	if err := n.machine.inMachine(func() error { return os.Remove(n.filling()) }); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -417,7 +418,7 @@ func (n *natsNode) replace(t *testing.T) {
 // wipe removes everything from the node's disk.
 func (n *natsNode) wipe(t *testing.T) {
 	t.Helper()
-	if err := n.machine.do(func() error {
+	if err := n.machine.inMachine(func() error {
 		kept, err := filepath.Glob(filepath.Join(n.disk, "*"))
 		for _, path := range kept {
 			err = errors.Join(err, os.RemoveAll(path))
@@ -475,7 +476,8 @@ func (c *cluster) leader(t testing.TB, stream string) (leads *natsNode) {
 // metaGroup is the key of the servers' own Raft group in the result of elections.
 const metaGroup = "meta"
 
-// elections returns the last election of each Raft group within a span, by stream name, according to the servers' logs.
+// elections returns the last election of each Raft group within a span, by stream name, according
+// to the servers' logs.
 func (c *cluster) elections(t testing.TB, in span) map[string]time.Time {
 	t.Helper()
 	out := map[string]time.Time{}

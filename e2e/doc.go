@@ -17,18 +17,20 @@
 //   - runShared: a test that leaves a deployment as it was. It gets an [api], a client of a deployment
 //     that it shares with concurrent tests, so it may count only what it made itself.
 //   - deploymentTests: a test that stops, fills or kills servers. It runs once for each topology and
-//     starts its own deployment with newWorld.
+//     starts its own deployment with newSystem.
+//   - failureTests: a deploymentTest that says little more in one process. With -short it runs in
+//     separate processes only.
 //   - singleTests: a test that makes sense on one topology, or needs one that no other test has.
 //   - longTests: a further variant of a test above that takes more than half a minute.
 //
 // A short one:
 //
 //	func testGreeting(t *testing.T, p *programs, in topology) {
-//		w := newWorld(t, p, in, 1)                     // 1 slot; ready when newWorld returns
-//		id := w.submit(bash("echo hello; sleep 1"))    // asynchronous
-//		w.ended(id).succeeded(t, "hello\n")
-//		w.worker.kill()                                // processes are under the test's control
-//		w.startWorker(t)
+//		sys := newSystem(t, p, in, 1)                    // 1 slot; ready when newSystem returns
+//		id := sys.submit(bash("echo hello; sleep 1"))    // asynchronous
+//		sys.ended(id).succeeded(t, "hello\n")
+//		sys.worker.kill()                                // processes are under the test's control
+//		sys.startWorker(t)
 //	}
 //
 // # Rules
@@ -39,8 +41,8 @@
 //   - A program that must run until the test ends it uses newHold.
 //   - A time that the server waits for is a setting. Set it low in the test; do not sleep through it.
 //   - A count that a long run raises is a repeatsFlag, with a small number for -short.
-//   - Do not branch on the topology. The same test runs on each and checks world.apart only where a
-//     process is killed.
+//   - Do not branch on the topology. The same test runs on each and checks topology.separate only
+//     where a process is killed.
 //   - A process that must die between two durable steps is built with crash points, see programs.faulty
 //     and package fault.
 //   - Every abuse test of the control plane is in controlAttacks, so that it appears in docs/sandbox.md.

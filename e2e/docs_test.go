@@ -18,8 +18,8 @@ import (
 //	output    is what the sh block before it prints: each line must appear, in this order
 //	KIND NAME is a file that later blocks use
 //
-// In an output line "…" stands for any text. Other fences are not run, since they need other machines; the commands and
-// flags in them must exist.
+// In an output line "…" stands for any text. Other fences are not run, since they need other
+// machines; the commands and flags in them must exist.
 var fence = regexp.MustCompile("(?ms)^```([a-z]*) *(\\S*)\n(.*?)^```$")
 
 // testDocs runs the commands of the README and of the pages in docs against a server for each page.
@@ -54,7 +54,8 @@ func testDocs(t *testing.T, p *programs) {
 	}
 }
 
-// runPage runs the sh blocks of a page against a new server and compares what they print with the output blocks.
+// runPage runs the sh blocks of a page against a new server and compares what they print with the
+// output blocks.
 func runPage(t *testing.T, p *programs, root string, blocks [][]string) {
 	dir := t.TempDir()
 	if err := os.Symlink(p.dir, filepath.Join(dir, "bin")); err != nil {
@@ -126,7 +127,8 @@ func outputName(dir string, block int) string {
 	return filepath.Join(dir, fmt.Sprintf("output-%d", block))
 }
 
-// missingLine returns the first documented line that does not appear in printed after the lines before it, or "".
+// missingLine returns the first documented line that does not appear in printed after the lines
+// before it, or "".
 func missingLine(printed, documented string) string {
 	for line := range strings.Lines(documented) {
 		line = strings.TrimSpace(line)

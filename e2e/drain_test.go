@@ -30,7 +30,7 @@ const retryPause = 300 * time.Millisecond
 
 // fleet is a deployment whose processes restart one after the other while clients call.
 type fleet struct {
-	*world
+	*system
 	members []*fleetMember
 	workers []*process // all that ever ran
 }
@@ -49,12 +49,12 @@ func newFleet(t *testing.T, p *programs, in topology) *fleet {
 	hook := startReceiver(t)
 	flags := append([]string{"--queue-wait", "20s"}, hook.flags...)
 	f := &fleet{}
-	if !in.apart {
-		f.world = newWorld(t, p, in, 8, flags...)
+	if !in.separate {
+		f.system = newSystem(t, p, in, 8, flags...)
 		f.members = []*fleetMember{{name: "all", base: f.base, args: append([]string{"--data", f.data}, f.args...), proc: f.front}}
 		f.workers = []*process{f.front}
 	} else {
-		f.world = newWorld(t, p, in, noSlots, append(flags, "--slots", "8")...)
+		f.system = newSystem(t, p, in, noSlots, append(flags, "--slots", "8")...)
 		// Gateways stop before the longest streams have ended. Workers stop after the longest
 		// program has ended.
 		f.add(t, "gateway", "gateway", "--drain", "1s")
@@ -91,7 +91,7 @@ func (f *fleet) start(t *testing.T, m *fleetMember) {
 		args = append(slices.Clone(args), "--listen", strings.TrimPrefix(m.base, "http://"))
 	}
 	m.proc, m.base = f.programs.startServe(t, m.name, f.env, args...)
-	if strings.HasPrefix(m.name, "worker") || !f.apart {
+	if strings.HasPrefix(m.name, "worker") || !f.separate {
 		f.workers = append(f.workers, m.proc)
 	}
 }
@@ -115,7 +115,7 @@ func (f *fleet) restart(t *testing.T, m *fleetMember) {
 // gateways returns the gateways that clients may call.
 func (f *fleet) gateways(t testing.TB) (all []*api) {
 	for _, m := range f.members {
-		if !f.apart || strings.HasPrefix(m.name, "gateway") {
+		if !f.separate || strings.HasPrefix(m.name, "gateway") {
 			all = append(all, &api{t, m.base, f.key, f.http})
 		}
 	}
@@ -162,8 +162,8 @@ func (c *caller) open(ctx context.Context, method, path string, body any, header
 	}
 }
 
-// whole reads a response completely. A truncated response is an error.
-func (c *caller) whole(ctx context.Context, method, path string, body any, headers ...string) (*reply, error) {
+// do reads a response completely. A truncated response is an error.
+func (c *caller) do(ctx context.Context, method, path string, body any, headers ...string) (*reply, error) {
 	resp, err := c.open(ctx, method, path, body, headers...)
 	if err != nil {
 		return nil, err
@@ -176,9 +176,9 @@ func (c *caller) whole(ctx context.Context, method, path string, body any, heade
 	return &reply{resp.StatusCode, resp.Header, raw}, nil
 }
 
-// streamed reads the events of an execution to the last one, through as many gateways as necessary.
+// stream reads the events of an execution to the last one, through as many gateways as necessary.
 // It starts with resp. If resp is nil, it first requests the output of execution id.
-func (c *caller) streamed(ctx context.Context, resp *http.Response, id string) (events []event, err error) {
+func (c *caller) stream(ctx context.Context, resp *http.Response, id string) (events []event, err error) {
 	last := int64(0)
 	for {
 		if resp == nil {
@@ -224,7 +224,7 @@ func (c *caller) call(ctx context.Context, n int, word string) (id, stdout strin
 	key := []string{"Idempotency-Key", word}
 	switch n % 4 {
 	case 0:
-		r, err := c.whole(ctx, http.MethodPost, executePath, program, key...)
+		r, err := c.do(ctx, http.MethodPost, executePath, program, key...)
 		if err != nil {
 			return "", "", err
 		}
@@ -239,26 +239,26 @@ func (c *caller) call(ctx context.Context, n int, word string) (id, stdout strin
 			return "", "", err
 		}
 		id = resp.Header.Get("X-Trace-Id")
-		events, err := c.streamed(ctx, resp, id)
+		events, err := c.stream(ctx, resp, id)
 		return id, printedBy(events), err
 	}
-	r, err := c.whole(ctx, http.MethodPost, executePath, program, append(key, "Prefer", "respond-async")...)
+	r, err := c.do(ctx, http.MethodPost, executePath, program, append(key, "Prefer", "respond-async")...)
 	if err != nil {
 		return "", "", err
 	}
 	id = r.header.Get("X-Trace-Id")
 	if n%4 == 2 {
-		events, err := c.streamed(ctx, nil, id)
+		events, err := c.stream(ctx, nil, id)
 		return id, printedBy(events), err
 	}
-	rec, err := c.polled(ctx, id)
+	rec, err := c.poll(ctx, id)
 	return id, deref(rec.Stdout), err
 }
 
-// polled polls an execution until it has ended.
-func (c *caller) polled(ctx context.Context, id string) (rec record, err error) {
+// poll polls an execution until it has ended.
+func (c *caller) poll(ctx context.Context, id string) (rec record, err error) {
 	for rec.Status == "" || !proto.Status(rec.Status).Terminal() {
-		r, err := c.whole(ctx, http.MethodGet, execution(id)+"?wait=5", nil)
+		r, err := c.do(ctx, http.MethodGet, execution(id)+"?wait=5", nil)
 		if err != nil {
 			return rec, err
 		}
@@ -340,7 +340,7 @@ func testRolling(t *testing.T, p *programs, in topology) {
 	close(restarted)
 	all.Wait()
 	t.Logf("%d calls, %d tries that another one cured, %d streams resumed", calls.Load(), cured.Load(), resumed.Load())
-	if in.apart && resumed.Load() == 0 {
+	if in.separate && resumed.Load() == 0 {
 		t.Error("no stream had to go on through another gateway: the longest are too short")
 	}
 	f.ranOnce(t, words)
@@ -357,12 +357,13 @@ func (f *fleet) ranOnce(t *testing.T, words map[string]string) {
 				Msg   string
 				Trace string `json:"trace_id"`
 				Error string `json:"error"`
+				Start string `json:"start"` // how the program's jail was made; empty if no program ran
 			}
 			if json.Unmarshal(s.Bytes(), &line) != nil {
 				continue
 			}
 			// An execution that could not be claimed was withdrawn before its program started.
-			if line.Msg == "execution ended" || line.Msg == "execution given up" && !strings.HasPrefix(line.Error, "claim ") {
+			if line.Msg == "execution ended" && line.Start != "" || line.Msg == "execution abandoned" && !strings.HasPrefix(line.Error, "claim ") {
 				ran[line.Trace]++
 			}
 		}
@@ -386,7 +387,7 @@ func (f *fleet) ranOnce(t *testing.T, words map[string]string) {
 			t.Errorf("the output of %s is %q", id, stdout)
 		}
 		if rec.DeliveryMode == string(proto.ModeAsync) {
-			f.delivered(id).is(t, proto.DeliveryDelivered, 1)
+			f.delivered(id).check(t, proto.DeliveryDelivered, 1)
 		}
 	}
 }

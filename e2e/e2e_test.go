@@ -17,7 +17,7 @@ import (
 // TestMain runs more tests in parallel than there are processors, unless -parallel is set. Tests
 // spend most of their time waiting for leases to expire and for servers to start.
 func TestMain(m *testing.M) {
-	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
+	if err := flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0))); err != nil {
 		panic(err)
 	}
 	os.Exit(m.Run())
@@ -45,21 +45,31 @@ func (r repeats) n() int {
 }
 
 // TestE2E runs the built program with real jails and real HTTP, with the same tests on each
-// topology. With -short it skips longTests.
+// topology. With -short it skips longTests, and failureTests in one process.
 func TestE2E(t *testing.T) {
 	p := buildPrograms(t)
+	for _, a := range controlAttacks() {
+		t.Run("abuse/"+a.name, func(t *testing.T) {
+			t.Parallel()
+			a.test(t, p)
+		})
+	}
 	for _, in := range topologies() {
 		t.Run(strings.ReplaceAll(in.name, " ", "-"), func(t *testing.T) {
 			t.Parallel()
 			t.Run("shared", func(t *testing.T) {
 				t.Parallel()
 				args := []string{"--output-limit", "2MiB", "--queue-wait", "1m"}
-				if in.apart { // the other topology stores threads in a directory
+				if in.separate { // the other topology stores threads in a directory
 					args = append(args, p.newBucket(t).flags()...)
 				}
-				runShared(t, newWorld(t, p, in, manySlots, append(args, madeAhead...)...))
+				runShared(t, newSystem(t, p, in, manySlots, append(args, prewarmed...)...))
 			})
-			for name, test := range deploymentTests() {
+			tests := deploymentTests()
+			if in.separate || !testing.Short() {
+				maps.Copy(tests, failureTests())
+			}
+			for name, test := range tests {
 				t.Run(name, func(t *testing.T) {
 					t.Parallel()
 					test(t, p, in)
@@ -82,22 +92,30 @@ func TestE2E(t *testing.T) {
 // deploymentTests stop or fill servers. Each runs on every topology, with its own deployment.
 func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
-		"backup": testBackup, "backup-ledger": testBackupLedger, "crash-points": testCrashPoints, "drain": testDrain, "drain-over": testDrainOver,
-		"ledger": testLedger, "limits-killed": testLimitsKilled, "network": testNetwork, "one-slot": testOneSlot, "rolling": testRolling,
-		"sandbox-images": testSandboxImages, "store": testStore, "thread-expiry": testThreadExpiry, "threads-killed": testThreadsKilled,
-		"unfit": testUnfit, "unfit-at-start": testUnfitAtStart, "warm": testWarm, "webhooks": testWebhooks, "webhooks-killed": testWebhooksKilled,
+		"drain": testDrain, "drain-over": testDrainOver, "network": testNetwork, "one-slot": testOneSlot,
+		"sandbox-images": testSandboxImages, "webhooks": testWebhooks,
+	}
+}
+
+// failureTests are deploymentTests whose run in one process is a variant of the run in separate
+// processes.
+func failureTests() map[string]func(*testing.T, *programs, topology) {
+	return map[string]func(*testing.T, *programs, topology){
+		"backup": testBackup, "backup-ledger": testBackupLedger, "crash-points": testCrashPoints, "ledger": testLedger,
+		"limits-killed": testLimitsKilled, "rolling": testRolling, "sleepers": testSleepers, "store": testStore,
+		"thread-expiry": testThreadExpiry, "threads-killed": testThreadsKilled, "unfit": testUnfit, "unfit-at-start": testUnfitAtStart,
+		"warm": testWarm, "webhooks-killed": testWebhooksKilled,
 	}
 }
 
 // singleTests deploy what they need: one topology, two gateways, another Redis.
 func singleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
-		"copies": testCopies, "costs": testCosts, "credentials": testCredentials, "data-lock": testDataLock, "dispatcher-frozen": testDispatcherFrozen, "docs": testDocs,
-		"dispatcher-killed":         func(t *testing.T, p *programs) { testDispatcherKilled(t, p, topology{apart: true}) },
-		"dispatcher-killed-cluster": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, onCluster()) },
-		"drain-async":               testDrainAsync, "durable-writes": testDurableWrites, "golden": testGolden, "idle-streams": testIdleStreams, "image": testImage,
-		"no-faults": testNoFaults, "no-nsjail": testNoNsjail, "no-worker": testNoWorker, "overload": testOverload, "redis": testRedis,
-		"server-lost": testServerLost, "slow-reader": testSlowReader, "thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
+		"autoscale-process": testAutoscaleProcess, "copies": testCopies, "costs": testCosts, "credentials": testCredentials, "data-lock": testDataLock, "disk-reserve": testDiskReserve, "dispatcher-frozen": testDispatcherFrozen, "docs": testDocs,
+		"dispatcher-killed": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, topology{separate: true}) },
+		"batches":           testBatches, "drain-async": testDrainAsync, "durable-writes": testDurableWrites, "golden": testGolden, "idle-streams": testIdleStreams, "image": testImage,
+		"no-faults": testNoFaults, "no-nsjail": testNoNsjail, "no-worker": testNoWorker, "output-budget": testOutputBudget, "overload": testOverload, "pipelines": testPipelines, "redis": testRedis,
+		"schedules": testSchedules, "server-lost": testServerLost, "slow-reader": testSlowReader, "thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
 		"threads-frozen": testThreadsFrozen, "threads-store-fails": testThreadsStoreFails, "two-gateways": testTwoGateways,
 		"worker-first": testWorkerFirst, "worker-frozen": testWorkerFrozen, "workers-lost": testWorkersLost,
 	}
@@ -106,23 +124,25 @@ func singleTests() map[string]func(*testing.T, *programs) {
 // longTests are further failure variants of what the other tests check, mostly on clusters.
 func longTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
-		"backup-ledger-cluster":    func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
-		"cluster-leaders":          testClusterLeaders,
-		"cluster-nodes":            testClusterNodes,
-		"ledger-cluster":           func(t *testing.T, p *programs) { testLedger(t, p, onCluster()) },
-		"rolling-cluster":          func(t *testing.T, p *programs) { testRolling(t, p, onCluster()) },
-		"threads-killed-directory": testThreadsKilledDirectory,
+		"backup-ledger-cluster":     func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
+		"cluster-leaders":           testClusterLeaders,
+		"cluster-nodes":             testClusterNodes,
+		"dispatcher-killed-cluster": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, onCluster()) },
+		"fresh-cluster":             testFreshCluster,
+		"ledger-cluster":            func(t *testing.T, p *programs) { testLedger(t, p, onCluster()) },
+		"rolling-cluster":           func(t *testing.T, p *programs) { testRolling(t, p, onCluster()) },
+		"threads-killed-directory":  testThreadsKilledDirectory,
 	}
 }
 
 // runShared runs the tests that can share a deployment because they leave it unchanged.
-func runShared(t *testing.T, w *world) {
+func runShared(t *testing.T, sys *system) {
 	for name, test := range map[string]func(*testing.T, *api){
 		"programs": testPrograms, "ways-to-die": testWaysToDie, "streaming": testStreaming, "eviction": testEviction,
 		"async": testAsync, "sse": testSSE, "record": testRecord, "cancel": testCancel, "limits-of-output": testOutputLimit,
 		"large": testLarge, "keys": testKeys, "free-plan": testFreePlan,
 		"idempotency": testIdempotency, "idempotency-at-once": testIdempotencyAtOnce, "health": testHealth, "routes": testRoutes,
-		"big-body": testBigBody, "slow-headers": testSlowHeaders, "big-headers": testBigHeaders, "many-at-once": testManyAtOnce,
+		"big-body": testBigBody, "slow-headers": testSlowHeaders, "half-closed": testHalfClosed, "big-headers": testBigHeaders, "many-at-once": testManyAtOnce,
 		"profile-limits": testProfileLimits,
 		"thread-home":    testThreadHome, "thread-ends": testThreadEnds, "thread-modules": testThreadModules, "thread-program": testThreadProgram,
 		"thread-organisations": testThreadOrganisations, "thread-busy": testThreadBusy, "threads-at-once": testThreadsAtOnce,
@@ -132,7 +152,7 @@ func runShared(t *testing.T, w *world) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(t, w.in(t))
+			test(t, sys.in(t))
 		})
 	}
 	t.Run("scripts", func(t *testing.T) { // testscript runs scripts in parallel
@@ -141,11 +161,11 @@ func runShared(t *testing.T, w *world) {
 			RequireExplicitExec: true,
 			RequireUniqueNames:  true,
 			Setup: func(env *testscript.Env) error {
-				env.Setenv("PATH", w.programs.dir+string(filepath.ListSeparator)+env.Getenv("PATH"))
-				env.Setenv("BULLPEN_URL", w.base)
-				env.Setenv("BULLPEN_API_KEY", w.key)
-				env.Setenv("BULLPEN_NSJAIL", w.programs.nsjail)
-				env.Setenv("PROGRAMS", w.programs.dir)
+				env.Setenv("PATH", sys.programs.dir+string(filepath.ListSeparator)+env.Getenv("PATH"))
+				env.Setenv("BULLPEN_URL", sys.base)
+				env.Setenv("BULLPEN_API_KEY", sys.key)
+				env.Setenv("BULLPEN_NSJAIL", sys.programs.nsjail)
+				env.Setenv("PROGRAMS", sys.programs.dir)
 				return nil
 			},
 		})

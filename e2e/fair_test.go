@@ -26,8 +26,8 @@ func (a *api) limitedKey(org, plan string, concurrent int) *api {
 	return a.with(key.Key)
 }
 
-// neverMore fails the test if more than limit programs hold at once.
-func (h hold) neverMore(t *testing.T, limit int) {
+// checkConcurrency fails the test if more than limit programs hold at once.
+func (h hold) checkConcurrency(t *testing.T, limit int) {
 	t.Helper()
 	over := make(chan struct{})
 	var watch sync.WaitGroup
@@ -53,19 +53,19 @@ func (h hold) neverMore(t *testing.T, limit int) {
 // after another. After each kill, exactly as many executions can run again, and never more.
 func testLimitsKilled(t *testing.T, p *programs, in topology) {
 	const ofKey, ofFree, slots = 2, 5, 8
-	w := newWorld(t, p, in, slots, "--queue-wait", "1m")
-	few := w.limitedKey("few", "pro", ofKey)
-	secret, _ := w.newKey("small", "free")
-	small := w.with(secret)
+	sys := newSystem(t, p, in, slots, "--queue-wait", "1m", "--interactive-slots", "0")
+	few := sys.limitedKey("few", "pro", ofKey)
+	secret, _ := sys.newKey("small", "free")
+	small := sys.with(secret)
 	byKey, byOrg := newHold(), newHold()
-	byKey.neverMore(t, ofKey)
-	byOrg.neverMore(t, ofFree)
+	byKey.checkConcurrency(t, ofKey)
+	byOrg.checkConcurrency(t, ofFree)
 	for range 8 * ofKey {
 		few.submit(bash(byKey.code()))
 	}
 	// full runs as many executions as the organisation may.
 	full := func() {
-		few.base, small.base = w.base, w.base
+		few.base, small.base = sys.base, sys.base
 		eventually(t, "as many run as may", func() (bool, any) {
 			if len(byOrg.pids(t)) < ofFree {
 				small.start(bash(byOrg.code()).and("timeout", 60))
@@ -85,9 +85,9 @@ func testLimitsKilled(t *testing.T, p *programs, in topology) {
 		r.retryAfter(t)
 	}
 	full()
-	kills := []func(){func() { w.front.kill(); w.startFront(t); w.ready(t) }}
-	if in.apart {
-		kills = append(kills, func() { w.worker.kill(); w.startWorker(t); w.ready(t) })
+	kills := []func(){func() { sys.front.kill(); sys.startFront(t); sys.ready(t) }}
+	if in.separate {
+		kills = append(kills, func() { sys.worker.kill(); sys.startWorker(t); sys.ready(t) })
 	}
 	for _, kill := range kills {
 		kill()
@@ -97,8 +97,91 @@ func testLimitsKilled(t *testing.T, p *programs, in topology) {
 		byKey.release(t)
 		full()
 	}
-	w.worker.kill() // a clean stop would wait for the held programs
-	w.front.kill()
+	sys.worker.kill() // a clean stop would wait for the held programs
+	sys.front.kill()
+}
+
+// testSleepers has one organisation make more sleeping calls than there are slots, first inline,
+// then async. Every call of another organisation, which has made one before, must be answered, also
+// after a change of dispatchers. So must an inline call of the key with the async ones.
+func testSleepers(t *testing.T, p *programs, in topology) {
+	const slots, reserved, interactive, sleepers = 8, 1, 2, 30
+	sys, h := newSystem(t, p, in, slots, "--queue-wait", "3s"), newHold()
+	h.checkConcurrency(t, slots-reserved)
+	loud, _ := sys.newKey("loud", "pro")
+	key, _ := sys.newKey("quiet", "pro")
+	quiet := sys.with(key)
+	call := func() {
+		t.Helper()
+		if r := quiet.inline(bash("echo answered"), "Prefer", "wait=60"); r.Stdout != "answered\n" {
+			t.Fatalf("got %+v", r)
+		}
+	}
+	call()
+	var calls []*pending
+	for range sleepers {
+		calls = append(calls, sys.with(loud).start(bash(h.code()).and("timeout", 3600)))
+	}
+	h.reached(t, slots-reserved)
+	for range 10 {
+		call()
+	}
+	answered := func(status int) (n int) {
+		for _, p := range calls {
+			select {
+			case <-p.done:
+				r := p.answer(t)
+				if r.status == status {
+					n++
+				}
+				if r.status == http.StatusServiceUnavailable && r.header.Get("Retry-After") != "30" {
+					t.Errorf("Retry-After is %q on %s", r.header.Get("Retry-After"), r)
+				}
+			default:
+			}
+		}
+		return n
+	}
+	eventually(t, "the calls that got no slot are rejected", func() (bool, any) {
+		n := answered(http.StatusServiceUnavailable)
+		return n == sleepers-slots+reserved, n
+	})
+	// The metrics tell the waits of those, and of the ones that run.
+	const wait = `bullpen_start_seconds_count{class="interactive",started="%t"}`
+	if n := sys.metric(sys.base, fmt.Sprintf(wait, false))(); n != sleepers-slots+reserved {
+		t.Errorf("%g waits without a start are counted", n)
+	}
+	if n := sys.metric(sys.health, fmt.Sprintf(wait, true))(); n < slots-reserved {
+		t.Errorf("%g waits with a start are counted", n)
+	}
+	call()
+	h.reached(t, slots-reserved)
+	h.release(t)
+	eventually(t, "the others are answered", func() (bool, any) {
+		n := answered(http.StatusOK)
+		return n == slots-reserved, n
+	})
+
+	for range sleepers {
+		sys.with(loud).submit(bash(h.code()).and("timeout", 3600))
+	}
+	h.reached(t, slots-interactive)
+	if r := sys.with(loud).inline(bash("echo answered")); r.Stdout != "answered\n" {
+		t.Errorf("an inline call of the key with the async ones got %+v", r)
+	}
+	eventually(t, "the metrics tell that the others wait", func() (bool, any) {
+		n, oldest := sys.metric(sys.base, "bullpen_queue_depth")(), sys.metric(sys.base, "bullpen_queue_oldest_seconds")()
+		return n == sleepers-slots+interactive && oldest > 0, fmt.Sprint(n, " ", oldest)
+	})
+	sys.front.kill()
+	sys.startFront(t)
+	sys.ready(t)
+	quiet.base = sys.base
+	for range 3 {
+		call()
+	}
+	sys.worker.kill() // a clean stop would wait for the held programs
+	sys.front.kill()
 }
 
 // testDispatcherKilled kills the leading dispatcher while jobs of two organisations are queued.
@@ -109,21 +192,21 @@ func testDispatcherKilled(t *testing.T, p *programs, in topology) {
 
 // testDispatcherFrozen suspends the leading dispatcher instead and resumes it later.
 func testDispatcherFrozen(t *testing.T, p *programs) {
-	testTakeover(t, p, topology{apart: true}, syscall.SIGSTOP)
+	testTakeover(t, p, topology{separate: true}, syscall.SIGSTOP)
 }
 
 func testTakeover(t *testing.T, p *programs, in topology, by syscall.Signal) {
-	w, h := newWorld(t, p, in, 1), newHold()
-	args := append([]string{"--data", filepath.Join(t.TempDir(), "second"), "--roles", frontRole}, w.args...)
-	_, base := p.startServe(t, "second front", w.env, args...)
-	second := &api{t, base, w.key, w.http}
+	sys, h := newSystem(t, p, in, 1), newHold()
+	args := append([]string{"--data", filepath.Join(t.TempDir(), "second"), "--roles", frontRole}, sys.args...)
+	_, base := p.startServe(t, "second front", sys.env, args...)
+	second := &api{t, base, sys.key, sys.http}
 	first := second.submit(bash(h.code()))
 	h.reached(t, 1)
 	weights := map[string]int{"pro": 4, "enterprise": 16}
 	const rounds = 2
 	queued, tenants := map[string][]string{}, map[string]*api{}
 	for plan, weight := range weights {
-		secret, _ := w.newKey(plan, plan)
+		secret, _ := sys.newKey(plan, plan)
 		tenants[plan] = second.with(secret)
 		eventually(t, "the second gateway knows the key", func() (bool, any) {
 			r := tenants[plan].get(execution("trc_x"))
@@ -133,9 +216,9 @@ func testTakeover(t *testing.T, p *programs, in topology, by syscall.Signal) {
 			queued[plan] = append(queued[plan], tenants[plan].submit(bash(fmt.Sprint("echo ", i))))
 		}
 	}
-	w.front.signal(by)
+	sys.front.signal(by)
 	if by == syscall.SIGKILL {
-		<-w.front.exited
+		<-sys.front.exited
 	}
 	gone := time.Now()
 	h.release(t) // the slot is free, but no dispatcher can assign it
@@ -150,7 +233,7 @@ func testTakeover(t *testing.T, p *programs, in topology, by syscall.Signal) {
 	t.Logf("after %s of its dispatcher, the next job was handed out within %s", by, time.Since(gone).Round(10*time.Millisecond))
 	second.ended(first).succeeded(t, "held\nwoken\n")
 	if by == syscall.SIGSTOP {
-		w.front.signal(syscall.SIGCONT)
+		sys.front.signal(syscall.SIGCONT)
 	}
 	type run struct {
 		plan string
@@ -183,7 +266,7 @@ func testTakeover(t *testing.T, p *programs, in topology, by syscall.Signal) {
 	}
 	if by == syscall.SIGSTOP { // once resumed, it must work like any other gateway
 		eventually(t, "the one that hung is back", func() (bool, any) {
-			r, err := w.try(t.Context(), http.MethodPost, executePath, bash("echo back"))
+			r, err := sys.try(t.Context(), http.MethodPost, executePath, bash("echo back"))
 			return err == nil && r.status == http.StatusOK, fmt.Sprint(r, err)
 		})
 	}

@@ -48,8 +48,8 @@ func (a *api) files(thread, dir string, recursive bool) []string {
 	return names
 }
 
-// listed checks a list of files.
-func (a *api) listed(t testing.TB, thread, dir string, recursive bool, want ...string) {
+// checkListing checks a list of files.
+func (a *api) checkListing(t testing.TB, thread, dir string, recursive bool, want ...string) {
 	t.Helper()
 	if diff := cmp.Diff(append([]string{}, want...), a.files(thread, dir, recursive)); diff != "" {
 		t.Errorf("files of %s in %q (-want +got):\n%s", thread, dir, diff)
@@ -82,8 +82,8 @@ func (r *reply) signed(t testing.TB) signed {
 	return s
 }
 
-// use makes a request with a signed URL and no other credentials.
-func (a *api) use(s signed, method string, body []byte, headers ...string) *reply {
+// useSigned makes a request with a signed URL and no other credentials.
+func (a *api) useSigned(s signed, method string, body []byte, headers ...string) *reply {
 	a.t.Helper()
 	for _, h := range s.Headers {
 		headers = append(headers, h.Name, h.Value)
@@ -95,32 +95,32 @@ func (a *api) use(s signed, method string, body []byte, headers ...string) *repl
 	return (&api{a.t, "", "", a.http}).do(method, s.URL, content, headers...)
 }
 
-// put uploads a file.
-func (a *api) put(t testing.TB, thread, path string, content []byte) {
+// upload uploads a file.
+func (a *api) upload(t testing.TB, thread, path string, content []byte) {
 	t.Helper()
 	s := a.uploadURL(thread, path, len(content)).signed(t)
-	if r := a.use(s, s.Method, content); r.status != http.StatusOK || s.Method != http.MethodPut {
+	if r := a.useSigned(s, s.Method, content); r.status != http.StatusOK || s.Method != http.MethodPut {
 		t.Fatalf("%s %s of %s: %s", s.Method, path, thread, r)
 	}
 }
 
-// fetch downloads a file, or the part of it that the headers request.
-func (a *api) fetch(t testing.TB, thread, path string, headers ...string) *reply {
+// download downloads a file, or the part of it that the headers request.
+func (a *api) download(t testing.TB, thread, path string, headers ...string) *reply {
 	t.Helper()
 	s := a.downloadURL(thread, path).signed(t)
-	return a.use(s, s.Method, nil, headers...)
+	return a.useSigned(s, s.Method, nil, headers...)
 }
 
-// fetched checks a download.
-func (a *api) fetched(t testing.TB, thread, path string, want []byte) {
+// checkDownload checks a download.
+func (a *api) checkDownload(t testing.TB, thread, path string, want []byte) {
 	t.Helper()
-	if r := a.fetch(t, thread, path); r.status != http.StatusOK || !bytes.Equal(r.body, want) {
+	if r := a.download(t, thread, path); r.status != http.StatusOK || !bytes.Equal(r.body, want) {
 		t.Errorf("%s of %s: HTTP %d, %d bytes that begin with %q; want %d bytes", path, thread, r.status, len(r.body), short(string(r.body)), len(want))
 	}
 }
 
-// noise returns n pseudo-random bytes, which depend only on n.
-func noise(n int) []byte {
+// randomBytes returns n pseudo-random bytes, which depend only on n.
+func randomBytes(n int) []byte {
 	b := make([]byte, 0, n+sha256.Size)
 	for i := 0; len(b) < n; i++ {
 		sum := sha256.Sum256([]byte(strconv.Itoa(i)))
@@ -131,49 +131,49 @@ func noise(n int) []byte {
 
 // testFileUploads uploads to a new thread, to one in use, and over existing files.
 func testFileUploads(t *testing.T, a *api) {
-	a.listed(t, "uploads", "", true)
-	a.put(t, "uploads", "new/deep/er/file.txt", []byte("first"))
-	a.put(t, "uploads", "/home/baponi/new/zero", nil)
-	a.put(t, "uploads", "./large", noise(20<<20))
+	a.checkListing(t, "uploads", "", true)
+	a.upload(t, "uploads", "new/deep/er/file.txt", []byte("first"))
+	a.upload(t, "uploads", "/home/baponi/new/zero", nil)
+	a.upload(t, "uploads", "./large", randomBytes(20<<20))
 	list := []string{"large 20971520", "new/", "new/deep/", "new/deep/er/", "new/deep/er/file.txt 5", "new/zero 0"}
-	a.listed(t, "uploads", "", true, list...)
-	a.listed(t, "uploads", "", false, "large 20971520", "new/")
-	a.listed(t, "uploads", "new", false, "new/deep/", "new/zero 0")
-	a.listed(t, "uploads", "/home/baponi/new/deep/er/file.txt", false, "new/deep/er/file.txt 5")
-	a.listed(t, "uploads", "nothing", true)
-	a.fetched(t, "uploads", "new/deep/er/file.txt", []byte("first"))
-	a.fetched(t, "uploads", "new/zero", []byte{})
-	a.fetched(t, "uploads", "large", noise(20<<20))
+	a.checkListing(t, "uploads", "", true, list...)
+	a.checkListing(t, "uploads", "", false, "large 20971520", "new/")
+	a.checkListing(t, "uploads", "new", false, "new/deep/", "new/zero 0")
+	a.checkListing(t, "uploads", "/home/baponi/new/deep/er/file.txt", false, "new/deep/er/file.txt 5")
+	a.checkListing(t, "uploads", "nothing", true)
+	a.checkDownload(t, "uploads", "new/deep/er/file.txt", []byte("first"))
+	a.checkDownload(t, "uploads", "new/zero", []byte{})
+	a.checkDownload(t, "uploads", "large", randomBytes(20<<20))
 
 	// The first execution finds the files as if a program had written them. More can be uploaded
 	// while it runs.
-	h, sum := newHold(), sha256.Sum256(noise(20<<20))
+	h, sum := newHold(), sha256.Sum256(randomBytes(20<<20))
 	look := bash(`find * -type f -printf '%p %m %s\n' | sort; find * -not -user $UID; sha256sum < large; cat new/deep/er/file.txt
 echo >> new/zero; echo own > own
 ` + h.code()).of("uploads")
 	id := a.submit(look)
 	h.reached(t, 1)
-	a.listed(t, "uploads", "", true, list...) // the last complete version
-	a.put(t, "uploads", "new/deep/er/file.txt", []byte("second"))
-	a.put(t, "uploads", "own", []byte("uploaded meanwhile"))
-	a.put(t, "uploads", "own", []byte("uploaded again"))
-	a.fetched(t, "uploads", "own", []byte("uploaded again"))
+	a.checkListing(t, "uploads", "", true, list...) // the last complete version
+	a.upload(t, "uploads", "new/deep/er/file.txt", []byte("second"))
+	a.upload(t, "uploads", "own", []byte("uploaded meanwhile"))
+	a.upload(t, "uploads", "own", []byte("uploaded again"))
+	a.checkDownload(t, "uploads", "own", []byte("uploaded again"))
 	h.release(t)
 	rec := a.ended(id)
 	want := fmt.Sprintf("large 644 20971520\nnew/deep/er/file.txt 644 5\nnew/zero 644 0\n%s  -\nfirstheld\nwoken\n", hex.EncodeToString(sum[:]))
 	rec.succeeded(t, want)
 	list = []string{"large 20971520", "new/", "new/deep/", "new/deep/er/", "new/deep/er/file.txt 6", "new/zero 1", "own 14"}
-	a.listed(t, "uploads", "", true, list...)
+	a.checkListing(t, "uploads", "", true, list...)
 	if r := a.inline(bash("cat new/deep/er/file.txt own").of("uploads")); r.Stdout != "seconduploaded again" {
 		t.Errorf("the next execution found %+v", r)
 	}
-	a.listed(t, "uploads", "", true, list...)
-	a.fetched(t, "uploads", "large", noise(20<<20))
+	a.checkListing(t, "uploads", "", true, list...)
+	a.checkDownload(t, "uploads", "large", randomBytes(20<<20))
 
 	// A file replaces whatever is at its path or at a parent's path. Links are not followed.
 	a.inline(bash("ln -s /etc link; ln -s new/zero into; mkdir directory; touch directory/in").of("uploads"))
-	a.put(t, "uploads", "link/passwd", []byte("in the home"))
-	a.put(t, "uploads", "into", []byte("no link"))
+	a.upload(t, "uploads", "link/passwd", []byte("in the home"))
+	a.upload(t, "uploads", "into", []byte("no link"))
 	if r := a.inline(bash("cat link/passwd into; test -L link -o -L into; echo $?; wc -c < new/zero").of("uploads")); r.Stdout != "in the homeno link1\n1\n" {
 		t.Errorf("files put where links were: %+v", r)
 	}
@@ -186,16 +186,16 @@ func testFileDownloads(t *testing.T, a *api) {
 		case "small":
 			return []byte("0123456789")
 		case "large":
-			return noise(6 << 20)
+			return randomBytes(6 << 20)
 		case "staged":
-			return noise(5 << 20)
+			return randomBytes(5 << 20)
 		default:
 			b := make([]byte, 12<<20)
 			copy(b[5<<20:], "in the middle")
 			return b
 		}
 	}
-	a.put(t, "downloads", "large", content("large"))
+	a.upload(t, "downloads", "large", content("large"))
 	r := a.inline(python(`
 import os
 open('small', 'w').write('0123456789')
@@ -206,13 +206,13 @@ os.symlink('/etc/passwd', 'out'); os.symlink('small', 'link'); os.symlink('/etc'
 	if !r.Success {
 		t.Fatalf("got %+v", r)
 	}
-	a.put(t, "downloads", "staged", content("staged"))
+	a.upload(t, "downloads", "staged", content("staged"))
 	for _, name := range []string{"small", "large", "staged", "sparse"} {
 		want := content(name)
-		a.fetched(t, "downloads", name, want)
-		whole := a.fetch(t, "downloads", name)
+		a.checkDownload(t, "downloads", name, want)
+		whole := a.download(t, "downloads", name)
 		tag, size := whole.header.Get("ETag"), len(want)
-		head := a.use(a.downloadURL("downloads", name).signed(t), http.MethodHead, nil)
+		head := a.useSigned(a.downloadURL("downloads", name).signed(t), http.MethodHead, nil)
 		if head.status != http.StatusOK || head.header.Get("Content-Length") != strconv.Itoa(size) || head.header.Get("ETag") != tag || len(head.body) > 0 {
 			t.Errorf("HEAD %s: %d %v", name, head.status, head.header)
 		}
@@ -226,22 +226,22 @@ os.symlink('/etc/passwd', 'out'); os.symlink('small', 'link'); os.symlink('/etc'
 			{fmt.Sprintf("bytes=%d-%d", size/2-3, size/2+2), size/2 - 3, size/2 + 3},
 			{"bytes=5-99999999999", 5, size},
 		} {
-			r := a.fetch(t, "downloads", name, "Range", c.asked, "If-Range", tag)
-			if told := fmt.Sprintf("bytes %d-%d/%d", c.from, c.to-1, size); r.status != http.StatusPartialContent ||
-				!bytes.Equal(r.body, want[c.from:c.to]) || r.header.Get("Content-Range") != told {
+			r := a.download(t, "downloads", name, "Range", c.asked, "If-Range", tag)
+			if contentRange := fmt.Sprintf("bytes %d-%d/%d", c.from, c.to-1, size); r.status != http.StatusPartialContent ||
+				!bytes.Equal(r.body, want[c.from:c.to]) || r.header.Get("Content-Range") != contentRange {
 				t.Errorf("%s of %s: %d, %q, %d bytes", c.asked, name, r.status, r.header.Get("Content-Range"), len(r.body))
 			}
 		}
-		if r := a.fetch(t, "downloads", name, "Range", "bytes=1-2", "If-Range", `"another"`); r.status != http.StatusOK || len(r.body) != size {
+		if r := a.download(t, "downloads", name, "Range", "bytes=1-2", "If-Range", `"another"`); r.status != http.StatusOK || len(r.body) != size {
 			t.Errorf("a range of what is no more: %d, %d bytes", r.status, len(r.body))
 		}
-		a.fetch(t, "downloads", name, "Range", fmt.Sprintf("bytes=%d-", size)).rejection(t, http.StatusRequestedRangeNotSatisfiable, "range_not_satisfiable")
+		a.download(t, "downloads", name, "Range", fmt.Sprintf("bytes=%d-", size)).rejection(t, http.StatusRequestedRangeNotSatisfiable, "range_not_satisfiable")
 	}
 	// A link is not a file and is not followed.
 	for _, path := range []string{"out", "link", "dir/passwd", "dir", "empty", "nothing", "small/in"} {
 		a.downloadURL("downloads", path).rejection(t, http.StatusNotFound, "not_found")
 	}
-	a.listed(t, "downloads", "dir", true)
+	a.checkListing(t, "downloads", "dir", true)
 	a.downloadURL("no-such-thread", "small").rejection(t, http.StatusNotFound, "not_found")
 	for _, path := range []string{"../x", "a/../../x", "/../etc/passwd", "..", "a/..", "", "x\x00y", "x/", "/", "/home/baponi", strings.Repeat("x", 256)} {
 		a.downloadURL("downloads", path).rejection(t, http.StatusBadRequest, "validation_error")
@@ -253,8 +253,8 @@ os.symlink('/etc/passwd', 'out'); os.symlink('small', 'link'); os.symlink('/etc'
 
 // testSignedURLs misuses signed URLs.
 func testSignedURLs(t *testing.T, a *api) {
-	a.put(t, "signed", "mine", []byte("mine"))
-	a.put(t, "signed", "other", []byte("other"))
+	a.upload(t, "signed", "mine", []byte("mine"))
+	a.upload(t, "signed", "other", []byte("other"))
 	up, down := a.uploadURL("signed", "up", 4).signed(t), a.downloadURL("signed", "mine").signed(t)
 	altered := func(s signed, at int) signed {
 		b := []byte(s.URL)
@@ -265,36 +265,36 @@ func testSignedURLs(t *testing.T, a *api) {
 	sum := strings.LastIndex(down.URL, ".") + 1
 	foreign := strings.LastIndex(up.URL, ".") + 1
 	refused := map[string]*reply{
-		"another signature":  a.use(altered(down, sum), http.MethodGet, nil),
-		"another text":       a.use(altered(down, token+20), http.MethodGet, nil),
-		"no signature":       a.use(signed{URL: down.URL[:sum-1]}, http.MethodGet, nil),
-		"that of another":    a.use(signed{URL: down.URL[:sum] + up.URL[foreign:]}, http.MethodGet, nil),
-		"PUT to a download":  a.use(down, http.MethodPut, []byte("evil")),
-		"GET of an upload":   a.use(up, http.MethodGet, nil),
-		"nothing":            a.use(signed{URL: down.URL[:token] + "x"}, http.MethodGet, nil),
-		"PUT of another one": a.use(altered(up, foreign+3), http.MethodPut, []byte("evil")),
+		"another signature":             a.useSigned(altered(down, sum), http.MethodGet, nil),
+		"another text":                  a.useSigned(altered(down, token+20), http.MethodGet, nil),
+		"no signature":                  a.useSigned(signed{URL: down.URL[:sum-1]}, http.MethodGet, nil),
+		"the signature of another file": a.useSigned(signed{URL: down.URL[:sum] + up.URL[foreign:]}, http.MethodGet, nil),
+		"PUT to a download":             a.useSigned(down, http.MethodPut, []byte("evil")),
+		"GET of an upload":              a.useSigned(up, http.MethodGet, nil),
+		"nothing":                       a.useSigned(signed{URL: down.URL[:token] + "x"}, http.MethodGet, nil),
+		"PUT of another one":            a.useSigned(altered(up, foreign+3), http.MethodPut, []byte("evil")),
 	}
 	for what, r := range refused {
 		if message := r.rejection(t, http.StatusForbidden, "forbidden"); strings.Contains(message, "mine") {
 			t.Errorf("%s: %s", what, r)
 		}
 	}
-	if r := a.use(signed{URL: up.URL}, http.MethodHead, nil); r.status != http.StatusForbidden {
+	if r := a.useSigned(signed{URL: up.URL}, http.MethodHead, nil); r.status != http.StatusForbidden {
 		t.Errorf("HEAD of an upload: %s", r)
 	}
 	for _, method := range []string{http.MethodPost, http.MethodDelete, http.MethodPatch} {
-		a.use(signed{URL: up.URL}, method, nil).rejection(t, http.StatusMethodNotAllowed, "method_not_allowed")
+		a.useSigned(signed{URL: up.URL}, method, nil).rejection(t, http.StatusMethodNotAllowed, "method_not_allowed")
 	}
 	plain := signed{URL: up.URL, Method: up.Method}
-	a.use(plain, http.MethodPut, []byte("longer")).rejection(t, http.StatusRequestEntityTooLarge, "payload_too_large")
-	a.use(plain, http.MethodPut, []byte("sho")).rejection(t, http.StatusBadRequest, "validation_error")
-	a.use(plain, http.MethodPut, []byte("four"), "Content-Encoding", "gzip").rejection(t, http.StatusUnsupportedMediaType, "unsupported_media_type")
-	a.listed(t, "signed", "", true, "mine 4", "other 5")
-	if r := a.use(plain, http.MethodPut, []byte("four")); r.status != http.StatusOK {
+	a.useSigned(plain, http.MethodPut, []byte("longer")).rejection(t, http.StatusRequestEntityTooLarge, "payload_too_large")
+	a.useSigned(plain, http.MethodPut, []byte("sho")).rejection(t, http.StatusBadRequest, "validation_error")
+	a.useSigned(plain, http.MethodPut, []byte("four"), "Content-Encoding", "gzip").rejection(t, http.StatusUnsupportedMediaType, "unsupported_media_type")
+	a.checkListing(t, "signed", "", true, "mine 4", "other 5")
+	if r := a.useSigned(plain, http.MethodPut, []byte("four")); r.status != http.StatusOK {
 		t.Errorf("what it is for: %s", r)
 	}
-	a.fetched(t, "signed", "up", []byte("four"))
-	if r := a.use(down, http.MethodGet, nil); string(r.body) != "mine" || r.header.Get("Content-Type") != "application/octet-stream" ||
+	a.checkDownload(t, "signed", "up", []byte("four"))
+	if r := a.useSigned(down, http.MethodGet, nil); string(r.body) != "mine" || r.header.Get("Content-Type") != "application/octet-stream" ||
 		!strings.Contains(r.header.Get("Content-Security-Policy"), "default-src 'none'") || !strings.HasPrefix(r.header.Get("Content-Disposition"), "attachment") {
 		t.Errorf("got %s with %v", r, r.header)
 	}
@@ -312,15 +312,15 @@ func testFilesInTheWay(t *testing.T, a *api) {
 			t.Fatalf("fork: %s", r)
 		}
 		for i, path := range paths {
-			a.put(t, thread, path, noise(i+1))
+			a.upload(t, thread, path, randomBytes(i+1))
 		}
-		said := a.files(thread, "", true)
+		output := a.files(thread, "", true)
 		r := a.inline(bash(`find * -type d -printf '%p/\n' -o -printf '%p %s\n'`).of(thread))
 		found := strings.Split(strings.TrimSuffix(r.Stdout, "\n"), "\n")
 		slices.Sort(found)
-		if diff := cmp.Diff(said, found); diff != "" || !r.Success {
+		if diff := cmp.Diff(output, found); diff != "" || !r.Success {
 			t.Errorf("after uploads to %v (-list +program): %+v\n%s", paths, r, diff)
 		}
-		a.listed(t, thread, "", true, said...)
+		a.checkListing(t, thread, "", true, output...)
 	}
 }

@@ -57,7 +57,7 @@ func goldenArgs() []string {
 	}
 }
 
-// listenGolden receives the webhooks and sends their paths on came.
+// listenGolden receives the webhooks and sends their paths on the channel.
 func listenGolden(t *testing.T) (came chan string, stop func()) {
 	t.Helper()
 	listener, err := net.Listen("tcp", goldenHook)
@@ -88,30 +88,30 @@ func testGolden(t *testing.T, p *programs) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{programs: p, data: filepath.Join(t.TempDir(), "data"), args: goldenArgs(), api: &api{t: t, key: g.Key, http: newHTTP(t, nil)}}
-	unpack(t, packed, w.data)
+	sys := &system{programs: p, data: filepath.Join(t.TempDir(), "data"), args: goldenArgs(), api: &api{t: t, key: g.Key, http: newHTTP(t, nil)}}
+	unpack(t, packed, sys.data)
 	came, _ := listenGolden(t)
-	w.startFront(t)
+	sys.startFront(t)
 	for path, want := range g.Gets {
-		if got := w.get(path); !contains(t, got.body, []byte(want)) {
-			t.Errorf("%s tells\n%s\nand told\n%s", path, got.body, want)
+		if got := sys.get(path); !contains(t, got.body, []byte(want)) {
+			t.Errorf("%s returns\n%s\nand returned\n%s", path, got.body, want)
 		}
 	}
-	w.record(g.Large).succeeded(t, strings.Repeat("x", 700_000)+"\n") // large output, stored separately
+	sys.record(g.Large).succeeded(t, strings.Repeat("x", 700_000)+"\n") // large output, stored separately
 	for _, id := range g.Queued {
-		if rec := w.ended(id); rec.Status != "success" || rec.Attempt != 1 {
+		if rec := sys.ended(id); rec.Status != "success" || rec.Attempt != 1 {
 			t.Errorf("queued then: %s", rec)
 		}
 	}
-	w.ended(g.Cut).failed(t, "failed", "worker_lost", "lost")
-	w.ready(t)
-	w.delivered(g.Owed)
+	sys.ended(g.Cut).failed(t, "failed", "worker_lost", "lost")
+	sys.ready(t)
+	sys.delivered(g.Owed)
 	for <-came != "/owed" { // webhooks of queued executions may come first
 	}
-	if res := w.with(g.Other).inline(bash("echo in")); res.Stdout != "in\n" {
+	if res := sys.with(g.Other).inline(bash("echo in")); res.Stdout != "in\n" {
 		t.Errorf("with the other key: %+v", res)
 	}
-	res := w.inline(bash("cat first second staged/file; ls -A").of(goldenThread))
+	res := sys.inline(bash("cat first second staged/file; ls -A").of(goldenThread))
 	if want := "first\nsecond\nstaged\n"; !strings.HasPrefix(res.Stdout, want) {
 		t.Errorf("the thread has %q", res.Stdout)
 	}
@@ -164,14 +164,14 @@ func includes(got, want any) bool {
 // makeGolden makes the data directory with this version and kills the server while it works.
 func makeGolden(t *testing.T, p *programs, packed string) {
 	g := golden{Key: newSecret(), Gets: map[string]string{}}
-	w := &world{
+	sys := &system{
 		programs: p, data: filepath.Join(t.TempDir(), "data"), args: goldenArgs(), api: &api{t: t, key: g.Key, http: newHTTP(t, nil)},
 		env: []string{"BULLPEN_BOOTSTRAP_KEY=" + g.Key},
 	}
-	w.startFront(t)
-	w.ready(t)
-	w.front.kill()
-	s, err := natsembed.Open(w.data, 1<<20, storetest.Log(t))
+	sys.startFront(t)
+	sys.ready(t)
+	sys.front.kill()
+	s, err := natsembed.Open(sys.data, 1<<20, storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,35 +185,35 @@ func makeGolden(t *testing.T, p *programs, packed string) {
 	st.Close()
 	s.Close()
 	_, stop := listenGolden(t)
-	w.startFront(t)
-	w.ready(t)
+	sys.startFront(t)
+	sys.ready(t)
 
-	w.settings(http.MethodPut, "/v1/webhook", request{"url": "http://" + goldenHook + "/delivered"})
-	g.Other = w.sandboxed("small", request{"memory": "256MiB", "env": request{"A": "b"}}).key
+	sys.settings(http.MethodPut, "/v1/webhook", request{"url": "http://" + goldenHook + "/delivered"})
+	g.Other = sys.sandboxed("small", request{"memory": "256MiB", "env": request{"A": "b"}}).key
 	var ids []string
 	for _, r := range []request{
 		bash("echo one; echo two >&2; exit 3").and("metadata", map[string]string{"build": "7"}), bash("sleep 60").and("timeout", 1),
 		bash("echo first > first").of(goldenThread), bash("echo second > second").of(goldenThread),
 	} {
-		id := w.submit(r)
-		w.ended(id)
-		w.delivered(id).is(t, proto.DeliveryDelivered, 1)
+		id := sys.submit(r)
+		sys.ended(id)
+		sys.delivered(id).check(t, proto.DeliveryDelivered, 1)
 		ids = append(ids, id)
 	}
-	g.Large = w.submit(python("print('x' * 700_000)"))
-	w.ended(g.Large)
-	w.delivered(g.Large)
-	w.put(t, goldenThread, "staged/file", []byte("staged\n"))
+	g.Large = sys.submit(python("print('x' * 700_000)"))
+	sys.ended(g.Large)
+	sys.delivered(g.Large)
+	sys.upload(t, goldenThread, "staged/file", []byte("staged\n"))
 	stop()
-	g.Owed = w.submit(bash("echo owed").and("webhook_url", "http://"+goldenHook+"/owed"))
-	w.ended(g.Owed)
+	g.Owed = sys.submit(bash("echo owed").and("webhook_url", "http://"+goldenHook+"/owed"))
+	sys.ended(g.Owed)
 	eventually(t, "the webhook has failed once", func() (bool, any) {
-		r := w.get(execution(g.Owed, "webhook"))
+		r := sys.get(execution(g.Owed, "webhook"))
 		return strings.Contains(string(r.body), `"attempts_made":1`), r
 	})
 	const dead = "/v1/admin/dead-letters"
-	eventually(t, "the malformed job is set aside", func() (bool, any) {
-		r := w.get(dead)
+	eventually(t, "the malformed job is dead-lettered", func() (bool, any) {
+		r := sys.get(dead)
 		return strings.Contains(string(r.body), string(proto.DeadMalformed)), r
 	})
 	paths := []string{dead, "/v1/webhook", "/v1/threads/" + goldenThread, "/v1/admin/keys", sandboxesPath, sandboxesPath + "/small"}
@@ -221,18 +221,18 @@ func makeGolden(t *testing.T, p *programs, packed string) {
 		paths = append(paths, execution(id), execution(id, "output"), execution(id, "webhook"))
 	}
 	for _, path := range paths {
-		r := w.get(path)
+		r := sys.get(path)
 		if r.status != http.StatusOK {
 			t.Fatalf("%s: %s", path, r)
 		}
 		g.Gets[path] = string(r.body)
 	}
 	h := newHold()
-	g.Cut = w.submit(bash(h.code()))
+	g.Cut = sys.submit(bash(h.code()))
 	h.reached(t, 1)
-	g.Queued = []string{w.submit(bash("echo queued")), w.submit(bash("echo fresh > first").of("fresh"))}
-	w.front.kill()
-	pack(t, w.data, packed)
+	g.Queued = []string{sys.submit(bash("echo queued")), sys.submit(bash("echo fresh > first").of("fresh"))}
+	sys.front.kill()
+	pack(t, sys.data, packed)
 	raw, err := json.MarshalIndent(g, "", "\t")
 	if err == nil {
 		err = os.WriteFile(filepath.Join(goldenDir, "expected.json"), append(raw, '\n'), 0o600)

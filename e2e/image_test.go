@@ -51,10 +51,10 @@ func hostBash(t testing.TB) (dir string) {
 }
 
 // imageCommand runs bullpen image on a deployment and returns the image that it prints.
-func (w *world) imageCommand(t testing.TB, args ...string) proto.Image {
+func (sys *system) imageCommand(t testing.TB, args ...string) proto.Image {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), w.programs.bullpen, append([]string{"image"}, args...)...)
-	cmd.Env = append(os.Environ(), "BULLPEN_URL="+w.base, "BULLPEN_API_KEY="+w.key)
+	cmd := exec.CommandContext(t.Context(), sys.programs.bullpen, append([]string{"image"}, args...)...)
+	cmd.Env = append(os.Environ(), "BULLPEN_URL="+sys.base, "BULLPEN_API_KEY="+sys.key)
 	cmd.Stderr = t.Output()
 	out, err := cmd.Output()
 	if err != nil {
@@ -67,12 +67,12 @@ func (w *world) imageCommand(t testing.TB, args ...string) proto.Image {
 	return img
 }
 
-// unpacked fetches and unpacks an image as a worker of the deployment does.
-func (w *world) unpacked(t testing.TB, digest string) *image.Unpacked {
+// unpackImage fetches and unpacks an image as a worker of the deployment does.
+func (sys *system) unpackImage(t testing.TB, digest string) *image.Unpacked {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	st, err := store.Connect(t.Context(), store.Access{
-		URL: w.broker.url, User: natsUser, Password: natsPassword, CA: w.programs.cert, Name: "worker",
+		URL: sys.broker.url, User: natsUser, Password: natsPassword, CA: sys.programs.cert, Name: "worker",
 	}, store.Config{AttachOnly: true}, log)
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +87,7 @@ func (w *world) unpacked(t testing.TB, digest string) *image.Unpacked {
 	if err := os.Chmod(around, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	blobs, err := storage.Open(t.Context(), w.broker.blobStore(), "")
+	blobs, err := storage.Open(t.Context(), sys.broker.blobStore(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,9 +122,9 @@ func runIn(t testing.TB, img *image.Unpacked, l proto.Language, args ...string) 
 
 // testImage stores an image through the command line and runs the image that a worker gets.
 func testImage(t *testing.T, p *programs) {
-	w := newWorld(t, p, topology{apart: true}, noSlots)
-	img := w.imageCommand(t, "import", "--json", "tiny", hostBash(t))
-	out := runIn(t, w.unpacked(t, img.Digest), proto.Bash, "-c", "echo hello; echo x > /bin/evil || echo read-only")
+	sys := newSystem(t, p, topology{separate: true}, noSlots)
+	img := sys.imageCommand(t, "import", "--json", "tiny", hostBash(t))
+	out := runIn(t, sys.unpackImage(t, img.Digest), proto.Bash, "-c", "echo hello; echo x > /bin/evil || echo read-only")
 	if out != "hello\nread-only\n" {
 		t.Fatalf("%q", out)
 	}
@@ -133,10 +133,10 @@ func testImage(t *testing.T, p *programs) {
 	hostile := []byte("not an image")
 	sum := sha256.Sum256(hostile)
 	path := "/v1/admin/images/hostile?digest=sha256:" + hex.EncodeToString(sum[:])
-	if message := w.do(http.MethodPut, path, hostile).rejection(t, http.StatusBadRequest, "validation_error"); !strings.Contains(message, "bullpen image") {
+	if message := sys.do(http.MethodPut, path, hostile).rejection(t, http.StatusBadRequest, "validation_error"); !strings.Contains(message, "bullpen image") {
 		t.Error(message)
 	}
-	if r := w.get("/v1/admin/images"); strings.Contains(string(r.body), "hostile") {
+	if r := sys.get("/v1/admin/images"); strings.Contains(string(r.body), "hostile") {
 		t.Error(r)
 	}
 }

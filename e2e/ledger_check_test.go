@@ -15,8 +15,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// each calls f for every submission, with some calls running concurrently.
-func (l *ledger) each(f func(r *rand.Rand, s *submission)) {
+// eachSubmission calls f for every submission, with some calls running concurrently.
+func (l *ledger) eachSubmission(f func(r *rand.Rand, s *submission)) {
 	work := make(chan *submission)
 	var group sync.WaitGroup
 	for i := range 8 {
@@ -37,8 +37,8 @@ func (l *ledger) each(f func(r *rand.Rand, s *submission)) {
 // settle waits until all executions have ended, including those that no client knows of, or ctx is
 // done.
 func (l *ledger) settle(ctx context.Context) {
-	l.empty(ctx)
-	l.each(func(r *rand.Rand, s *submission) {
+	l.awaitEmpty(ctx)
+	l.eachSubmission(func(r *rand.Rand, s *submission) {
 		// Ids without a response are inserted first. The last id is the one in the response.
 		for id := range l.effectsOf(s.name) {
 			if !slices.ContainsFunc(s.ids, func(x *observation) bool { return x.id == id }) {
@@ -54,12 +54,12 @@ func (l *ledger) settle(ctx context.Context) {
 	})
 }
 
-// empty waits until bullpen reports that nothing is queued or running. No further effects occur
+// awaitEmpty waits until bullpen reports that nothing is queued or running. No further effects occur
 // after that.
-func (l *ledger) empty(ctx context.Context) {
+func (l *ledger) awaitEmpty(ctx context.Context) {
 	m := l.gateways(rand.New(rand.NewPCG(l.seed, 999)))[0]
 	for {
-		r, err := l.by(m).try(l.t.Context(), http.MethodGet, "/metrics", nil)
+		r, err := l.clientOf(m).try(l.t.Context(), http.MethodGet, "/metrics", nil)
 		if err == nil && r.status == http.StatusOK {
 			lines := strings.Split(string(r.body), "\n")
 			if slices.Contains(lines, "bullpen_queue_up 1") && slices.Contains(lines, "bullpen_queue_depth 0") && slices.Contains(lines, "bullpen_running 0") {
@@ -67,10 +67,10 @@ func (l *ledger) empty(ctx context.Context) {
 			}
 		}
 		if ctx.Err() != nil {
-			l.violate(troubleSubject, "something waits or runs for ever: %s, %v", r, err)
+			l.violate(disruptionSubject, "something waits or runs for ever: %s, %v", r, err)
 			return
 		}
-		rest(ctx, 250*time.Millisecond)
+		sleep(ctx, 250*time.Millisecond)
 	}
 }
 
@@ -78,7 +78,7 @@ func (l *ledger) empty(ctx context.Context) {
 func (l *ledger) check() {
 	webhooks, cancel := context.WithTimeout(l.t.Context(), l.longest)
 	defer cancel()
-	l.each(func(r *rand.Rand, s *submission) {
+	l.eachSubmission(func(r *rand.Rand, s *submission) {
 		ran := l.effectsOf(s.name)
 		if len(ran) > 0 && !s.unknown && !s.accepted() {
 			l.violate(s.name, "was refused, and ran: %v", ran)
@@ -86,8 +86,8 @@ func (l *ledger) check() {
 		once := 0
 		for _, x := range s.ids {
 			e := ran[x.id]
-			kept := len(x.seen) > 0 && x.seen[0].Code != string(proto.CodeExpiredInQueue) // the lost run, if there was one
-			if !x.revived && (e.sure > 0 || e.all > 0 && kept) {
+			kept := len(x.outcomes) > 0 && x.outcomes[0].Code != string(proto.CodeExpiredInQueue) // the lost run, if there was one
+			if !x.revived && (e.certain > 0 || e.total > 0 && kept) {
 				once++
 			}
 		}
@@ -108,23 +108,23 @@ func (l *ledger) checkExecution(webhooks context.Context, r *rand.Rand, s *submi
 	defer cancel()
 	var rec *record
 	for _, m := range l.gateways(r) {
-		rec = l.get(ctx, m, s, x, 0)
+		rec = l.getRecord(ctx, m, s, x, 0)
 		if rec == nil { // never stored
-			if felt.sure > 0 || x.accepted.is() {
+			if felt.certain > 0 || x.accepted.is() {
 				l.violate(s.name, "%s: it is gone", x.id)
 			}
 			l.ends.add("gone")
 			return
 		}
 	}
-	if len(x.seen) == 0 {
+	if len(x.outcomes) == 0 {
 		l.violate(s.name, "%s: accepted, and has not ended: %s", x.id, rec)
 		return
 	}
-	e := x.seen[0].end
+	e := x.outcomes[0].end
 	l.ends.add(strings.TrimSpace(e.Status + " " + e.Code))
 	l.checkEnd(s, x, rec, felt)
-	if took, most := rec.CompletedAt.Sub(rec.CreatedAt), l.mostTime(s, rec); took > most {
+	if took, most := rec.CompletedAt.Sub(rec.CreatedAt), l.maxTime(s, rec); took > most {
 		l.violate(s.name, "%s: it took %s to end, and %s at most were promised", x.id, took, most)
 	}
 	l.checkOutput(ctx, r, s, x, rec)
@@ -133,14 +133,14 @@ func (l *ledger) checkExecution(webhooks context.Context, r *rand.Rand, s *submi
 	}
 }
 
-// mostTime returns the longest time that an execution may take. It allows each attempt its deadline
+// maxTime returns the longest time that an execution may take. It allows each attempt its deadline
 // and the time to detect a loss, plus the time during which a fault was active. The process that
 // detects losses may itself have failed and then starts over.
-func (l *ledger) mostTime(s *submission, rec *record) time.Duration {
+func (l *ledger) maxTime(s *submission, rec *record) time.Duration {
 	const noticed = 15 * time.Second
 	most := time.Duration(s.attempts)*(time.Duration(s.timeout)*time.Second+noticed) + noticed
 	from, to := rec.CreatedAt.Sub(l.log.began), rec.CompletedAt.Sub(l.log.began)
-	for _, h := range l.harms {
+	for _, h := range l.outages {
 		if h.from < to && h.to > from {
 			most += h.to - h.from + noticed
 		}
@@ -150,14 +150,14 @@ func (l *ledger) mostTime(s *submission, rec *record) time.Duration {
 
 // checkEnd checks an execution's outcome against its program and its effects.
 func (l *ledger) checkEnd(s *submission, x *observation, rec *record, felt effects) {
-	e := x.seen[0].end
+	e := x.outcomes[0].end
 	lines := strings.Split(strings.TrimSuffix(e.Stdout, "\n"), "\n")
 	script := s.script()
 	wrong := func(why string) {
 		l.violate(s.name, "%s: %s: %s, and %+v effects", x.id, why, rec, felt)
 	}
-	if felt.sure > rec.Attempt || rec.Attempt > s.attempts {
-		wrong(fmt.Sprintf("it ran more often than its record tells, or than the %d attempts it had", s.attempts))
+	if felt.certain > rec.Attempt || rec.Attempt > s.attempts {
+		wrong(fmt.Sprintf("it ran more often than its record shows, or than the %d attempts it had", s.attempts))
 	}
 	if x.withdrawn.is() && e.Code != string(proto.CodeExpiredInQueue) {
 		wrong("it was withdrawn")
@@ -175,11 +175,11 @@ func (l *ledger) checkEnd(s *submission, x *observation, rec *record, felt effec
 		if e.Status != status || e.Exit != s.exit || ranTo != len(script) || len(lines) != len(script) || s.timesOut() {
 			wrong("its program ends otherwise")
 		}
-		if felt.all == 0 || lines[0] != fmt.Sprintf("run %d", felt.all) {
+		if felt.total == 0 || lines[0] != fmt.Sprintf("run %d", felt.total) {
 			wrong("it ended well without its last effect")
 		}
 	case proto.CodeExpiredInQueue:
-		if felt.sure > 0 || s.kind.async() && x.accepted.is() {
+		if felt.certain > 0 || s.kind.async() && x.accepted.is() {
 			wrong("it was withdrawn from the queue")
 		}
 	case proto.CodeWorkerLost:
@@ -207,7 +207,7 @@ func (k kind) async() bool {
 
 // checkOutput reads the output from each gateway, once from the beginning and once from the middle.
 func (l *ledger) checkOutput(ctx context.Context, r *rand.Rand, s *submission, x *observation, rec *record) {
-	replay := &observation{id: x.id, events: maps.Clone(x.events), seen: x.seen[:1]}
+	replay := &observation{id: x.id, events: maps.Clone(x.events), outcomes: x.outcomes[:1]}
 	if x.truncated { // live output may have been lost before it was stored
 		clear(replay.events)
 	}
@@ -225,7 +225,7 @@ func (l *ledger) checkOutput(ctx context.Context, r *rand.Rand, s *submission, x
 			}
 		}
 		if !l.output(ctx, m, s, replay, served) {
-			l.violate(s.name, "%s: its output is not told whole by %s", x.id, m.name)
+			l.violate(s.name, "%s: its output is not returned completely by %s", x.id, m.name)
 			return
 		}
 		truncated = truncated || replay.truncated
@@ -245,7 +245,7 @@ func (l *ledger) checkOutput(ctx context.Context, r *rand.Rand, s *submission, x
 // checkPrinted checks the output of all attempts together. Each attempt's output must be contiguous
 // and in order, and the last one must equal the result's output.
 func (l *ledger) checkPrinted(s *submission, x *observation, rec *record, printed string) {
-	e := x.seen[0].end
+	e := x.outcomes[0].end
 	// The output of a lost attempt is unknown. A cancelled execution may have been lost as well.
 	known := e.Code != string(proto.CodeWorkerLost) && e.Code != string(proto.CodeCancelled)
 	if known && rec.Attempt == 1 && printed != e.Stdout || !strings.HasSuffix(printed, e.Stdout) {
@@ -270,7 +270,7 @@ func (l *ledger) checkWebhook(ctx context.Context, r *rand.Rand, s *submission, 
 	var d delivery
 	gateways := l.gateways(r)
 	for {
-		reply, err := l.by(gateways[0]).try(l.t.Context(), http.MethodGet, execution(x.id, "webhook"), nil)
+		reply, err := l.clientOf(gateways[0]).try(l.t.Context(), http.MethodGet, execution(x.id, "webhook"), nil)
 		if err == nil && reply.status == http.StatusOK {
 			err = json.Unmarshal(reply.body, &d)
 		}
@@ -281,15 +281,15 @@ func (l *ledger) checkWebhook(ctx context.Context, r *rand.Rand, s *submission, 
 			l.violate(s.name, "%s: its webhook was not delivered: %s, %v", x.id, reply, err)
 			return
 		}
-		rest(ctx, 100*time.Millisecond)
+		sleep(ctx, 100*time.Millisecond)
 	}
 	hooks := l.hooksOf(x.id)
 	if len(hooks) == 0 || len(hooks) < d.AttemptsMade {
 		l.violate(s.name, "%s: its webhook came %d times: %+v", x.id, len(hooks), d)
 	}
 	for i := range hooks {
-		if !hooks[i].lost {
-			l.observe(s, x, "a webhook", endOf(x.seen[0].Status, &hooks[i].Result))
+		if !hooks[i].undone {
+			l.recordOutcome(s, x, "a webhook", endOf(x.outcomes[0].Status, &hooks[i].Result))
 		}
 	}
 }

@@ -55,7 +55,7 @@ type submission struct {
 	ids        []*observation // in the order of the responses
 }
 
-// accepted reports whether some response said that it will run.
+// accepted reports whether a response confirmed that it will run.
 func (s *submission) accepted() bool {
 	return slices.ContainsFunc(s.ids, func(x *observation) bool { return x.accepted.is() })
 }
@@ -68,11 +68,11 @@ type observation struct {
 	missing   bool   // the last gateway that was asked did not know it
 	// It was withdrawn, but the deployment may have been restored to an earlier time.
 	revived   bool
-	seen      []seen
+	outcomes  []seen
 	events    map[int64]piece // output events by seq
 	last      int64           // seq of the last event read
 	gap       bool            // events are missing in between
-	truncated bool            // the last result event said that events are missing
+	truncated bool            // the last result event reported missing events
 }
 
 func newObservation(id string) *observation { return &observation{id: id, events: map[int64]piece{}} }
@@ -243,7 +243,7 @@ func (l *ledger) submit(ctx context.Context, r *rand.Rand, s *submission) {
 		if known || s.key == "" || try == 40 {
 			break
 		}
-		rest(ctx, 250*time.Millisecond)
+		sleep(ctx, 250*time.Millisecond)
 	}
 	if s.accepted() {
 		x := s.ids[len(s.ids)-1]
@@ -251,21 +251,21 @@ func (l *ledger) submit(ctx context.Context, r *rand.Rand, s *submission) {
 		case kindStreaming, kindSSE:
 			l.follow(ctx, r, s, x)
 		case kindCancel:
-			rest(ctx, time.Duration(r.IntN(1500))*time.Millisecond)
+			sleep(ctx, time.Duration(r.IntN(1500))*time.Millisecond)
 			l.cancel(ctx, r, s, x)
 			l.poll(ctx, r, s, x)
 		default:
 			l.poll(ctx, r, s, x)
 		}
-		if len(x.seen) > 0 {
+		if len(x.outcomes) > 0 {
 			l.progress()
 		}
 	}
 	s.back = l.log.now()
 }
 
-// rest waits for d or until ctx is done.
-func rest(ctx context.Context, d time.Duration) {
+// sleep waits for d or until ctx is done.
+func sleep(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -274,7 +274,7 @@ func rest(ctx context.Context, d time.Duration) {
 	}
 }
 
-// requestTime is how long a client waits for a response. It is longer than any gateway takes.
+// requestTime is how long a client waits for a response. It is longer than any gateway needs.
 const requestTime = (ledgerTimeout + 40) * time.Second
 
 // ask sends a submission once. It reports whether the client knows its fate, or at least where to
@@ -289,10 +289,10 @@ func (l *ledger) ask(ctx context.Context, r *rand.Rand, s *submission) (known bo
 	m := l.gateways(r)[0]
 	l.log.note(s.name, "is sent to %s", m.name)
 	// If a connection breaks, net/http resends a request that has a key. The final response then
-	// says nothing about the first request.
+	// does not settle the first request.
 	var sent atomic.Int32
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { sent.Add(1) }})
-	resp, err := l.by(m).open(ctx, http.MethodPost, executePath, s.body(), s.headers()...)
+	resp, err := l.clientOf(m).open(ctx, http.MethodPost, executePath, s.body(), s.headers()...)
 	s.unknown = s.unknown || sent.Load() > 1 || err != nil && sent.Load() > 0
 	if err != nil {
 		l.log.note(s.name, "no answer: %v", err)
@@ -302,7 +302,7 @@ func (l *ledger) ask(ctx context.Context, r *rand.Rand, s *submission) (known bo
 	l.log.note(s.name, "HTTP %d %s from %s", resp.StatusCode, resp.Header.Get("X-Trace-Id"), m.name)
 	var x *observation
 	if id := resp.Header.Get("X-Trace-Id"); id != "" {
-		x = s.meet(id)
+		x = s.observation(id)
 	}
 	switch resp.StatusCode {
 	case http.StatusOK, http.StatusAccepted:
@@ -310,18 +310,18 @@ func (l *ledger) ask(ctx context.Context, r *rand.Rand, s *submission) (known bo
 			l.violate(s.name, "accepted without an id")
 			return true
 		}
-		l.hear(&x.accepted)
+		l.markTime(&x.accepted)
 		l.answer(s, x, resp)
 		return true
 	case http.StatusGatewayTimeout, http.StatusInternalServerError:
 		s.unknown = true
 		if resp.StatusCode == http.StatusGatewayTimeout && x != nil {
-			l.hear(&x.accepted)
+			l.markTime(&x.accepted)
 		}
 		return s.accepted()
 	case http.StatusServiceUnavailable:
 		if x != nil {
-			l.hear(&x.withdrawn)
+			l.markTime(&x.withdrawn)
 		}
 		return false
 	case http.StatusTooManyRequests, http.StatusConflict:
@@ -333,16 +333,16 @@ func (l *ledger) ask(ctx context.Context, r *rand.Rand, s *submission) (known bo
 	}
 }
 
-// hear records the time of a first observation.
-func (l *ledger) hear(m *moment) {
+// markTime records the time of a first observation.
+func (l *ledger) markTime(m *moment) {
 	if !m.is() {
 		*m = moment(l.log.now())
 	}
 }
 
-// meet returns the observation of an id and moves it to the end of s.ids. It adds the id if it is
+// observation returns the observation of an id and moves it to the end of s.ids. It adds the id if it is
 // new.
-func (s *submission) meet(id string) *observation {
+func (s *submission) observation(id string) *observation {
 	if i := slices.IndexFunc(s.ids, func(x *observation) bool { return x.id == id }); i >= 0 {
 		x := s.ids[i]
 		s.ids = append(slices.Delete(s.ids, i, i+1), x)
@@ -366,7 +366,7 @@ func (l *ledger) answer(s *submission, x *observation, resp *http.Response) {
 			l.log.note(s.name, "%s: no whole answer: %v", x.id, err)
 			return
 		}
-		l.observe(s, x, "the answer", endOf("", &res))
+		l.recordOutcome(s, x, "the answer", endOf("", &res))
 	}
 }
 
@@ -409,10 +409,10 @@ func (l *ledger) event(s *submission, x *observation, by string, e *event) {
 			return
 		}
 		if (x.gap || e.Seq != x.last+1 && e.Seq != x.last) && !*e.OutputTruncated {
-			l.violate(s.name, "%s: %s: the result is event %d after %d, events are missing before (%v), and that is not told", x.id, by, e.Seq, x.last, x.gap)
+			l.violate(s.name, "%s: %s: the result is event %d after %d, events are missing before (%v), and the gap is not reported", x.id, by, e.Seq, x.last, x.gap)
 		}
 		x.truncated = *e.OutputTruncated
-		l.observe(s, x, by, endOf(e.Status, e.Result))
+		l.recordOutcome(s, x, by, endOf(e.Status, e.Result))
 		return
 	}
 	if e.Seq <= x.last {
@@ -435,9 +435,9 @@ func (l *ledger) event(s *submission, x *observation, by string, e *event) {
 
 // follow reads the output of an execution from its current position until the result.
 func (l *ledger) follow(ctx context.Context, r *rand.Rand, s *submission, x *observation) {
-	for len(x.seen) == 0 && !x.missing && ctx.Err() == nil {
+	for len(x.outcomes) == 0 && !x.missing && ctx.Err() == nil {
 		if !l.output(ctx, l.gateways(r)[0], s, x, s.kind == kindSSE) {
-			rest(ctx, 250*time.Millisecond)
+			sleep(ctx, 250*time.Millisecond)
 		}
 	}
 }
@@ -454,21 +454,21 @@ func (l *ledger) output(ctx context.Context, m *member, s *submission, x *observ
 			headers = append(headers, "Last-Event-ID", strconv.FormatInt(x.last, 10))
 		}
 	}
-	resp, err := l.by(m).open(ctx, http.MethodGet, path, nil, headers...)
+	resp, err := l.clientOf(m).open(ctx, http.MethodGet, path, nil, headers...)
 	if err != nil {
 		l.log.note(s.name, "%s: %s: %v", x.id, by, err)
 		return false
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
-		l.notThere(s, x, by, resp.StatusCode)
+		l.recordNotFound(s, x, by, resp.StatusCode)
 		return false
 	}
 	return l.read(s, x, by, resp)
 }
 
-// notThere records a response other than 200 about an execution.
-func (l *ledger) notThere(s *submission, x *observation, by string, status int) {
+// recordNotFound records a response other than 200 about an execution.
+func (l *ledger) recordNotFound(s *submission, x *observation, by string, status int) {
 	x.missing = status == http.StatusNotFound
 	if x.missing && x.accepted.is() {
 		l.violate(s.name, "%s: %s does not know it", x.id, by)
@@ -478,25 +478,25 @@ func (l *ledger) notThere(s *submission, x *observation, by string, status int) 
 
 // poll polls an execution until it has ended or is unknown.
 func (l *ledger) poll(ctx context.Context, r *rand.Rand, s *submission, x *observation) {
-	for len(x.seen) == 0 && !x.missing && ctx.Err() == nil {
-		if rec := l.get(ctx, l.gateways(r)[0], s, x, 2); rec == nil {
-			rest(ctx, 250*time.Millisecond)
+	for len(x.outcomes) == 0 && !x.missing && ctx.Err() == nil {
+		if rec := l.getRecord(ctx, l.gateways(r)[0], s, x, 2); rec == nil {
+			sleep(ctx, 250*time.Millisecond)
 		}
 	}
 }
 
-// get requests an execution from a gateway once. It returns nil without a response.
-func (l *ledger) get(ctx context.Context, m *member, s *submission, x *observation, wait int) *record {
+// getRecord requests an execution from a gateway once. It returns nil without a response.
+func (l *ledger) getRecord(ctx context.Context, m *member, s *submission, x *observation, wait int) *record {
 	ctx, cancel := context.WithTimeout(ctx, requestTime)
 	defer cancel()
 	by := "GET by " + m.name
-	r, err := l.by(m).try(ctx, http.MethodGet, execution(x.id)+"?wait="+strconv.Itoa(wait), nil)
+	r, err := l.clientOf(m).try(ctx, http.MethodGet, execution(x.id)+"?wait="+strconv.Itoa(wait), nil)
 	if err != nil {
 		l.log.note(s.name, "%s: %s: %v", x.id, by, err)
 		return nil
 	}
 	if r.status != http.StatusOK {
-		l.notThere(s, x, by, r.status)
+		l.recordNotFound(s, x, by, r.status)
 		return nil
 	}
 	var rec record
@@ -506,8 +506,8 @@ func (l *ledger) get(ctx context.Context, m *member, s *submission, x *observati
 	}
 	if !proto.Status(rec.Status).Terminal() {
 		l.log.note(s.name, "%s: %s: %s", x.id, by, rec.Status)
-		if len(x.seen) > 0 {
-			l.violate(s.name, "%s: %s: it is %s, after its end was told", x.id, by, rec.Status)
+		if len(x.outcomes) > 0 {
+			l.violate(s.name, "%s: %s: it is %s, after its end was reported", x.id, by, rec.Status)
 		}
 		return &rec
 	}
@@ -515,7 +515,7 @@ func (l *ledger) get(ctx context.Context, m *member, s *submission, x *observati
 		l.violate(s.name, "%s: %s: ended without a result: %s", x.id, by, r)
 		return &rec
 	}
-	l.observe(s, x, by, end{
+	l.recordOutcome(s, x, by, end{
 		rec.Status, deref(rec.Stdout), deref(rec.Stderr), deref(rec.Error), deref(rec.ErrorCode), deref(rec.ErrorMessage), *rec.ExitCode, *rec.DurationMS,
 	})
 	return &rec
@@ -526,21 +526,21 @@ func (l *ledger) cancel(ctx context.Context, r *rand.Rand, s *submission, x *obs
 	for ctx.Err() == nil {
 		m := l.gateways(r)[0]
 		try, stop := context.WithTimeout(ctx, requestTime)
-		r, err := l.by(m).try(try, http.MethodPost, execution(x.id, "cancel"), nil)
+		r, err := l.clientOf(m).try(try, http.MethodPost, execution(x.id, "cancel"), nil)
 		stop()
 		l.log.note(s.name, "%s: cancelled by %s: %v %v", x.id, m.name, r, err)
 		if err == nil && r.status < http.StatusInternalServerError {
 			return
 		}
-		rest(ctx, 250*time.Millisecond)
+		sleep(ctx, 250*time.Millisecond)
 	}
 }
 
-// observe records an observed outcome. All outcomes of an execution must be the same.
-func (l *ledger) observe(s *submission, x *observation, by string, e end) {
+// recordOutcome records an observed outcome. All outcomes of an execution must be the same.
+func (l *ledger) recordOutcome(s *submission, x *observation, by string, e end) {
 	l.log.note(s.name, "%s: %s: %s exit %d %s %q %q", x.id, by, e.Status, e.Exit, e.Code, e.Stdout, e.Message)
-	if len(x.seen) > 0 && x.seen[0].end != e {
-		l.violate(s.name, "%s: %s tells %+v, and %s told %+v", x.id, by, e, x.seen[0].by, x.seen[0].end)
+	if len(x.outcomes) > 0 && x.outcomes[0].end != e {
+		l.violate(s.name, "%s: %s reports %+v, and %s reported %+v", x.id, by, e, x.outcomes[0].by, x.outcomes[0].end)
 	}
-	x.seen = append(x.seen, seen{by, l.log.now(), e})
+	x.outcomes = append(x.outcomes, seen{by, l.log.now(), e})
 }

@@ -41,10 +41,10 @@ type member struct {
 	line *line // connection to NATS; nil with embedded NATS or a direct connection
 	is   roles
 
-	mu      sync.Mutex
-	process *process
-	base    string // base URL for HTTP
-	harmed  bool   // it is dead, frozen or cut off
+	mu        sync.Mutex
+	process   *process
+	base      string // base URL for HTTP
+	disrupted bool   // it is dead, frozen or cut off
 }
 
 // roles are the roles that a member has.
@@ -64,22 +64,22 @@ func (d *deployment) deploy() {
 	switch {
 	case d.clustered:
 		d.cluster = d.programs.startCluster(d.t)
-		d.addApart(d.cluster.env(), func(m *member) { m.args = append(m.args, d.cluster.flags()...) })
-	case d.apart:
-		d.lined()
+		d.addSeparate(d.cluster.env(), func(m *member) { m.args = append(m.args, d.cluster.flags()...) })
+	case d.separate:
+		d.addWithLines()
 	default:
-		d.add("server", "", roles{true, true, true, true}, append(madeAhead, "--slots", strconv.Itoa(ledgerSlots))...)
+		d.add("server", "", roles{true, true, true, true}, append(prewarmed, "--slots", strconv.Itoa(ledgerSlots))...)
 	}
 	d.start()
 }
 
-// lined adds processes that reach a NATS server through lines.
-func (d *deployment) lined() {
+// addWithLines adds processes that reach a NATS server through lines.
+func (d *deployment) addWithLines() {
 	d.t.Helper()
 	b := d.programs.startBroker(d.t)
 	d.broker = b
 	d.t.Cleanup(func() { d.broker.signal(syscall.SIGCONT) }) // so that it can exit
-	d.addApart(b.env(), func(m *member) {
+	d.addSeparate(b.env(), func(m *member) {
 		u, err := url.Parse(b.url)
 		if err != nil {
 			d.t.Fatal(err)
@@ -106,9 +106,9 @@ func newDeployment(t *testing.T, p *programs, in topology, args ...string) *depl
 	return d
 }
 
-// addApart adds a process for each role, plus a second gateway and worker. join connects each one
+// addSeparate adds a process for each role, plus a second gateway and worker. join connects each one
 // to NATS.
-func (d *deployment) addApart(env []string, join func(*member)) {
+func (d *deployment) addSeparate(env []string, join func(*member)) {
 	d.env = append(d.env, env...)
 	for _, m := range []*member{
 		d.add("gateway-1", "gateway", roles{gateway: true}),
@@ -146,7 +146,7 @@ func (d *deployment) start() {
 		// The first member creates the streams; concurrent creation is avoided.
 		if i == 0 {
 			eventually(d.t, m.name+" leads", func() (bool, any) {
-				_, leads := m.process.said(d.t, "dispatcher leads")
+				_, leads := m.process.findLog(d.t, "dispatcher leads")
 				return leads, string(m.process.tail())
 			})
 		}
@@ -165,14 +165,14 @@ func (d *deployment) ready() {
 			if m.process.ended() {
 				d.t.Fatalf("%s ended:\n%s", m.name, m.process.tail())
 			}
-			r, err := d.by(m).try(d.t.Context(), http.MethodGet, "/readyz", nil)
+			r, err := d.clientOf(m).try(d.t.Context(), http.MethodGet, "/readyz", nil)
 			return err == nil && r.status == http.StatusOK, r
 		})
 	}
 }
 
 // by returns a client of a gateway.
-func (d *deployment) by(m *member) *api {
+func (d *deployment) clientOf(m *member) *api {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return &api{t: d.t, base: m.base, key: d.key, http: d.http}
@@ -269,7 +269,7 @@ func (l *line) carry(from net.Conn) {
 		return
 	}
 	var to net.Conn
-	err := l.machine.near(func() (err error) {
+	err := l.machine.inNetwork(func() (err error) {
 		to, err = net.Dial("tcp", l.to)
 		return err
 	})

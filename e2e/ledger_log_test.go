@@ -78,15 +78,15 @@ func (l *eventLog) of(subject string) string {
 	}
 	var text strings.Builder
 	for _, e := range l.entries {
-		if e.subject == subject || e.subject == troubleSubject && e.at >= first-30*time.Second && e.at <= last {
+		if e.subject == subject || e.subject == disruptionSubject && e.at >= first-30*time.Second && e.at <= last {
 			_, _ = fmt.Fprintln(&text, e)
 		}
 	}
 	return text.String()
 }
 
-// troubleSubject is the subject of deployment faults.
-const troubleSubject = "TROUBLE"
+// disruptionSubject is the subject of deployment faults.
+const disruptionSubject = "TROUBLE"
 
 // violation is a broken guarantee.
 type violation struct {

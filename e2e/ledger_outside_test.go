@@ -24,35 +24,35 @@ import (
 // Webhooks go to another server. The only part of bullpen that this needs is the sandbox's network
 // access.
 type outside struct {
-	log     *eventLog
-	world   *os.File
-	told    net.Listener // listener for effects
-	server  *http.Server // server for webhooks
-	serving sync.WaitGroup
+	log             *eventLog
+	network         *os.File
+	effectsListener net.Listener // listener for effects
+	server          *http.Server // server for webhooks
+	serving         sync.WaitGroup
 
-	mu      sync.Mutex
-	effects map[string]map[string][]felt  // by submission name, then by execution id
-	hooks   map[string][]hook             // by execution id
-	strange []violation                   // impossible arrivals
-	refuse  func(id string, nth int) bool // reports whether to answer an execution's nth webhook with an error
+	mu         sync.Mutex
+	effects    map[string]map[string][]effectTime // by submission name, then by execution id
+	hooks      map[string][]hook                  // by execution id
+	impossible []violation                        // impossible arrivals
+	rejectHook func(id string, nth int) bool      // reports whether to answer an execution's nth webhook with an error
 }
 
-// felt is one effect of an execution on the world.
-type felt struct {
-	at   time.Duration
-	lost bool // it happened in a period that a restore undid
+// effectTime is one effect of an execution outside the deployment.
+type effectTime struct {
+	at     time.Duration
+	undone bool // it happened in a period that a restore undid
 }
 
 // hook is a webhook.
 type hook struct {
 	proto.Result
-	felt
+	effectTime
 }
 
 // effects counts how often an execution had its effect.
 type effects struct {
-	all  int
-	sure int // those that were not lost
+	total   int
+	certain int // those that were not lost
 }
 
 const (
@@ -64,8 +64,8 @@ const (
 func newOutside(t *testing.T, m *machine, log *eventLog) *outside {
 	t.Helper()
 	o := &outside{
-		log: log, world: m.world, effects: map[string]map[string][]felt{}, hooks: map[string][]hook{},
-		refuse: func(id string, nth int) bool { // the first one of every other execution
+		log: log, network: m.internet, effects: map[string]map[string][]effectTime{}, hooks: map[string][]hook{},
+		rejectHook: func(id string, nth int) bool { // the first one of every other execution
 			sum := fnv.New32()
 			_, _ = io.WriteString(sum, id)
 			return nth == 1 && sum.Sum32()%2 == 0
@@ -80,8 +80,8 @@ func newOutside(t *testing.T, m *machine, log *eventLog) *outside {
 func (o *outside) open(t *testing.T) {
 	t.Helper()
 	var hooks net.Listener
-	err := within(o.world, func() (err error) {
-		if o.told, err = net.Listen("tcp", webAddr+":"+effectPort); err != nil {
+	err := within(o.network, func() (err error) {
+		if o.effectsListener, err = net.Listen("tcp", webAddr+":"+effectPort); err != nil {
 			return err
 		}
 		hooks, err = net.Listen("tcp", webAddr+":"+hookPort)
@@ -90,7 +90,7 @@ func (o *outside) open(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	effects, server := o.told, &http.Server{Handler: http.HandlerFunc(o.hook)}
+	effects, server := o.effectsListener, &http.Server{Handler: http.HandlerFunc(o.hook)}
 	o.server = server
 	o.serving.Go(func() {
 		for {
@@ -108,28 +108,28 @@ func (o *outside) open(t *testing.T) {
 func (o *outside) close(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 	defer cancel()
-	_ = o.told.Close()
+	_ = o.effectsListener.Close()
 	if err := o.server.Shutdown(ctx); err != nil {
-		t.Errorf("take in the last webhooks: %v", err)
+		t.Errorf("receive the last webhooks: %v", err)
 	}
 	o.serving.Wait()
 }
 
-// setBack marks effects since a time as lost, because the deployment may not know of them. Nothing
+// undoSince marks effects since a time as lost, because the deployment may not know of them. Nothing
 // arrives during the call.
-func (o *outside) setBack(since time.Duration) {
+func (o *outside) undoSince(since time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, ids := range o.effects {
 		for _, all := range ids {
 			for i := range all {
-				all[i].lost = all[i].lost || all[i].at >= since
+				all[i].undone = all[i].undone || all[i].at >= since
 			}
 		}
 	}
 	for _, all := range o.hooks {
 		for i := range all {
-			all[i].lost = all[i].lost || all[i].at >= since
+			all[i].undone = all[i].undone || all[i].at >= since
 		}
 	}
 }
@@ -156,9 +156,9 @@ func (o *outside) effect(conn net.Conn) {
 	id, name, _ := strings.Cut(strings.TrimSpace(line), " ")
 	o.mu.Lock()
 	if o.effects[name] == nil {
-		o.effects[name] = map[string][]felt{}
+		o.effects[name] = map[string][]effectTime{}
 	}
-	o.effects[name][id] = append(o.effects[name][id], felt{at: o.log.now()})
+	o.effects[name][id] = append(o.effects[name][id], effectTime{at: o.log.now()})
 	n := len(o.effects[name][id])
 	o.mu.Unlock()
 	o.log.note(name, "%s has effect %d", id, n)
@@ -171,10 +171,10 @@ func (o *outside) effectsOf(name string) map[string]effects {
 	defer o.mu.Unlock()
 	out := map[string]effects{}
 	for id, all := range o.effects[name] {
-		e := effects{all: len(all)}
+		e := effects{total: len(all)}
 		for _, f := range all {
-			if !f.lost {
-				e.sure++
+			if !f.undone {
+				e.certain++
 			}
 		}
 		out[id] = e
@@ -198,10 +198,10 @@ func (o *outside) hook(w http.ResponseWriter, r *http.Request) {
 	id := r.Header.Get("webhook-id")
 	o.mu.Lock()
 	if err != nil || id != proto.DeliveryID(proto.TraceID(body.TraceID)) {
-		o.strange = append(o.strange, violation{name, fmt.Sprintf("webhook %s has the body %s, %v", id, raw, err)})
+		o.impossible = append(o.impossible, violation{name, fmt.Sprintf("webhook %s has the body %s, %v", id, raw, err)})
 	}
-	o.hooks[body.TraceID] = append(o.hooks[body.TraceID], hook{body.Result, felt{at: o.log.now()}})
-	nth, refuse := len(o.hooks[body.TraceID]), o.refuse
+	o.hooks[body.TraceID] = append(o.hooks[body.TraceID], hook{body.Result, effectTime{at: o.log.now()}})
+	nth, refuse := len(o.hooks[body.TraceID]), o.rejectHook
 	o.mu.Unlock()
 	status := http.StatusOK
 	if refuse(body.TraceID, nth) {
@@ -211,22 +211,22 @@ func (o *outside) hook(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(status)
 }
 
-// refuseAll answers every webhook with an error until usual is called. It closes first at the first
+// rejectAll answers every webhook with an error until usual is called. It closes first at the first
 // webhook.
-func (o *outside) refuseAll() (first <-chan struct{}, usual func()) {
+func (o *outside) rejectAll() (first <-chan struct{}, usual func()) {
 	refused := make(chan struct{})
 	var once sync.Once
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	before := o.refuse
-	o.refuse = func(string, int) bool {
+	before := o.rejectHook
+	o.rejectHook = func(string, int) bool {
 		once.Do(func() { close(refused) })
 		return true
 	}
 	return refused, func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		o.refuse = before
+		o.rejectHook = before
 	}
 }
 

@@ -25,27 +25,27 @@ func testBackupLedger(t *testing.T, p *programs, in topology) {
 	d.deploy()
 	l := newLedger(t, d)
 	l.kinds = slices.Concat(l.kinds, l.kinds) // so that some wait for a slot
-	l.report(l.run([]trouble{l.restored()}, ledgerRestores.n()))
+	l.report(l.run([]disruption{l.restored()}, ledgerRestores.n()))
 }
 
 // restored loses all data and restores a backup.
-func (l *ledger) restored() trouble {
-	return trouble{"lost and restored", func(_ *ledger, r *rand.Rand) (func(), time.Duration) {
+func (l *ledger) restored() disruption {
+	return disruption{"lost and restored", func(_ *ledger, r *rand.Rand) (func(), time.Duration) {
 		file := filepath.Join(l.t.TempDir(), "bullpen.backup")
 		since := l.log.now()
-		l.log.note(troubleSubject, "a backup is begun")
+		l.log.note(disruptionSubject, "a backup is begun")
 		l.backUp(file)
-		l.log.note(troubleSubject, "a backup is made; what happens now is lost")
-		l.pass(new([]ill), r)
-		l.lose()
-		l.hangUp()
-		l.asking.Lock()
-		defer l.asking.Unlock()
+		l.log.note(disruptionSubject, "a backup is made; what happens now is lost")
+		l.awaitProgress(new([]activeDisruption), r)
+		l.destroy()
+		l.disconnect()
+		l.requests.Lock()
+		defer l.requests.Unlock()
 		l.close(l.t)
-		l.setBack(since)
+		l.undoSince(since)
 		l.open(l.t)
 		l.restore(file)
-		l.up, l.hangUp = context.WithCancel(l.t.Context())
+		l.up, l.disconnect = context.WithCancel(l.t.Context())
 		return func() {}, 0
 	}}
 }
@@ -53,8 +53,8 @@ func (l *ledger) restored() trouble {
 // whileUp calls ask with a context that is also done when the deployment's data is lost. It reports
 // whether that was the reason.
 func (l *ledger) whileUp(ctx context.Context, ask func(context.Context)) (lost bool) {
-	l.asking.RLock()
-	defer l.asking.RUnlock()
+	l.requests.RLock()
+	defer l.requests.RUnlock()
 	both, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(l.up, cancel)()
@@ -62,31 +62,31 @@ func (l *ledger) whileUp(ctx context.Context, ask func(context.Context)) (lost b
 	return l.up.Err() != nil && ctx.Err() == nil
 }
 
-// setBack removes all observations and effects since a time.
-func (l *ledger) setBack(since time.Duration) {
-	l.outside.setBack(since)
+// undoSince removes all observations and effects since a time.
+func (l *ledger) undoSince(since time.Duration) {
+	l.outside.undoSince(since)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, s := range l.all {
-		s.setBack(since)
+		s.undoSince(since)
 	}
 }
 
-func (s *submission) setBack(since time.Duration) {
+func (s *submission) undoSince(since time.Duration) {
 	if s.back != 0 && s.back < since { // its client had finished
 		return
 	}
 	s.unknown = true
 	for _, x := range s.ids {
-		x.setBack(since)
+		x.undoSince(since)
 	}
 }
 
-func (x *observation) setBack(since time.Duration) {
+func (x *observation) undoSince(since time.Duration) {
 	x.revived = x.revived || x.withdrawn.is() && !x.withdrawn.before(since).is()
 	x.accepted, x.withdrawn, x.missing = x.accepted.before(since), x.withdrawn.before(since), false
-	x.seen = slices.DeleteFunc(x.seen, func(e seen) bool { return e.at >= since })
-	x.truncated = x.truncated && len(x.seen) > 0
+	x.outcomes = slices.DeleteFunc(x.outcomes, func(e seen) bool { return e.at >= since })
+	x.truncated = x.truncated && len(x.outcomes) > 0
 	maps.DeleteFunc(x.events, func(_ int64, e piece) bool { return e.at >= since })
 	x.last = 0
 	for seq := range x.events {
@@ -99,15 +99,15 @@ func (x *observation) setBack(since time.Duration) {
 func (d *deployment) backUp(file string) {
 	d.t.Helper()
 	m := d.gateways(rand.New(rand.NewPCG(0, 0)))[0]
-	code, said := d.programs.run(d.t, []string{"BULLPEN_URL=" + d.by(m).base, "BULLPEN_API_KEY=" + d.root}, "backup", file)
+	code, output := d.programs.run(d.t, []string{"BULLPEN_URL=" + d.clientOf(m).base, "BULLPEN_API_KEY=" + d.root}, "backup", file)
 	if code != 0 {
-		d.t.Fatalf("backup: exit code %d: %s", code, said)
+		d.t.Fatalf("backup: exit code %d: %s", code, output)
 	}
 }
 
-// lose kills all processes and deletes everything that JetStream stored. Workers' local data is
+// destroy kills all processes and deletes everything that JetStream stored. Workers' local data is
 // kept if it is stored elsewhere.
-func (d *deployment) lose() {
+func (d *deployment) destroy() {
 	d.t.Helper()
 	for _, m := range d.members {
 		m.process.kill()
@@ -140,9 +140,9 @@ func (d *deployment) restore(file string) {
 		d.broker.restart(d.t, d.programs)
 	}
 	m := d.members[0]
-	code, said := d.programs.run(d.t, slices.Concat(d.env, m.env), slices.Concat([]string{"restore", file}, d.args, m.args)...)
+	code, output := d.programs.run(d.t, slices.Concat(d.env, m.env), slices.Concat([]string{"restore", file}, d.args, m.args)...)
 	if code != 0 {
-		d.t.Fatalf("restore: exit code %d: %s", code, said)
+		d.t.Fatalf("restore: exit code %d: %s", code, output)
 	}
 	d.start()
 }

@@ -37,29 +37,29 @@ type ledger struct {
 	violations []violation
 	ends       outcomes
 	done       int // submissions whose outcome is known to their clients
-	moved      chan struct{}
-	harms      []harm
-	did        outcomes // faults by name
+	progressed chan struct{}
+	outages    []outage
+	injected   outcomes // faults by name
 	kinds      []kind   // kinds of its clients
 	// longest is how long accepted executions and webhooks may take to end without further faults.
 	longest time.Duration
 
 	// Clients hold it for reading during a request. A restore of the deployment holds it for
 	// writing.
-	asking sync.RWMutex
-	up     context.Context    // done when the deployment's data is lost
-	hangUp context.CancelFunc // cancels up
+	requests   sync.RWMutex
+	up         context.Context    // done when the deployment's data is lost
+	disconnect context.CancelFunc // cancels up
 }
 
-// harm is a period in which the deployment had a fault.
-type harm struct{ from, to time.Duration }
+// outage is a period in which the deployment had a fault.
+type outage struct{ from, to time.Duration }
 
 const ledgerThreads = 3
 
 func newLedger(t *testing.T, d *deployment) *ledger {
 	t.Helper()
-	l := &ledger{deployment: d, t: t, seed: *ledgerSeed, log: newEventLog(t), moved: make(chan struct{}, 1), kinds: clientKinds(), longest: patience}
-	l.up, l.hangUp = context.WithCancel(t.Context())
+	l := &ledger{deployment: d, t: t, seed: *ledgerSeed, log: newEventLog(t), progressed: make(chan struct{}, 1), kinds: clientKinds(), longest: patience}
+	l.up, l.disconnect = context.WithCancel(t.Context())
 	if l.seed == 0 {
 		var b [8]byte
 		_, _ = crand.Read(b[:])
@@ -71,12 +71,14 @@ func newLedger(t *testing.T, d *deployment) *ledger {
 	return l
 }
 
-// setUp gives programs network access and makes webhooks retry soon.
+// setUp allows programs network access and makes webhooks retry soon.
 func (d *deployment) setUp() {
 	d.t.Helper()
-	a := d.by(d.gateways(rand.New(rand.NewPCG(0, 0)))[0])
-	d.key = a.sandboxed("ledger", request{"network": request{"policy": "unrestricted"}, "memory": "256MiB"}).key
-	a.with(d.key).settings(http.MethodPut, "/v1/webhook", request{"url": hookURL, "waits": []float64{0.2, 1, maxWebhookWait}, "max_attempts": 20})
+	a := d.clientOf(d.gateways(rand.New(rand.NewPCG(0, 0)))[0])
+	a.newSandbox("ledger", request{"network": request{"policy": "unrestricted"}, "memory": "256MiB"})
+	secret, id := a.boundKey("ledger")
+	d.key = secret
+	a.settings(http.MethodPut, "/v1/webhook?key="+id, request{"url": hookURL, "waits": []float64{0.2, 1, maxWebhookWait}, "max_attempts": 20})
 }
 
 // testLedger runs a ledger while single processes of a deployment fail.
@@ -87,7 +89,7 @@ func testLedger(t *testing.T, p *programs, in topology) {
 	d := newDeployment(t, p, in)
 	d.deploy()
 	l := newLedger(t, d)
-	wrong := l.singleTroubles()
+	wrong := l.singleDisruptions()
 	if *ledgerPoints {
 		wrong = append(wrong, l.crashes()...)
 	}
@@ -102,7 +104,7 @@ func clientKinds() []kind {
 }
 
 // run lets clients submit while it injects one fault after another. It returns all violations.
-func (l *ledger) run(wrong []trouble, cycles int) []violation {
+func (l *ledger) run(wrong []disruption, cycles int) []violation {
 	l.t.Helper()
 	over, finish := context.WithCancel(l.t.Context())
 	hard, stop := context.WithCancel(l.t.Context())
@@ -113,17 +115,17 @@ func (l *ledger) run(wrong []trouble, cycles int) []violation {
 	for i, k := range l.kinds {
 		clients.Go(func() { l.client(over, hard, rand.New(rand.NewPCG(l.seed, uint64(i)+1)), k) })
 	}
-	l.goWrong(rand.New(rand.NewPCG(l.seed, 0)), wrong, cycles)
+	l.disrupt(rand.New(rand.NewPCG(l.seed, 0)), wrong, cycles)
 	finish()
-	l.log.note(troubleSubject, "all is well, and nothing is submitted any more")
+	l.log.note(disruptionSubject, "all is well, and nothing is submitted any more")
 	defer time.AfterFunc(l.longest, stop).Stop()
 	clients.Wait()
 	l.settle(hard)
 	l.check()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.t.Logf("%d submissions in %s; went wrong: %s; executions ended: %s", len(l.all), l.log.now().Round(time.Second), &l.did, &l.ends)
-	return slices.Concat(l.violations, l.strange)
+	l.t.Logf("%d submissions in %s; went wrong: %s; executions ended: %s", len(l.all), l.log.now().Round(time.Second), &l.injected, &l.ends)
+	return slices.Concat(l.violations, l.impossible)
 }
 
 // violate records a broken guarantee.
@@ -141,7 +143,7 @@ func (l *ledger) progress() {
 	l.done++
 	l.mu.Unlock()
 	select {
-	case l.moved <- struct{}{}:
+	case l.progressed <- struct{}{}:
 	default:
 	}
 }

@@ -23,7 +23,7 @@ type appended struct {
 // found is the outcome of an appended execution.
 type found struct {
 	list  string // the names that it found, each with a leading space
-	told  bool   // whether list is known
+	known bool   // whether list is known
 	saved saved
 }
 
@@ -33,7 +33,7 @@ type saved int
 const (
 	savedMaybe saved = iota
 	savedNot
-	savedWell
+	savedYes
 )
 
 // threadModel models one thread whose executions take effect one at a time. Each takes effect
@@ -43,12 +43,12 @@ func threadModel() porcupine.Model {
 		Init: func() []any { return []any{""} },
 		Step: func(state, input, output any) []any {
 			list, in, out := state.(string), input.(appended), output.(found)
-			if out.told && out.list != list {
+			if out.known && out.list != list {
 				return nil
 			}
 			with := list + " " + in.name
 			switch out.saved {
-			case savedWell:
+			case savedYes:
 				return []any{with}
 			case savedNot:
 				return []any{list}
@@ -69,13 +69,13 @@ func (l *ledger) checkThreads() {
 			continue
 		}
 		for _, x := range s.ids {
-			out, ran := l.foundBy(s, x)
+			out, ran := l.threadFoundBy(s, x)
 			if !ran {
 				continue
 			}
 			op := porcupine.Operation{Input: appended{s.thread, s.name}, Output: out, Call: int64(s.call), Return: int64(s.back)}
 			switch {
-			case len(x.seen) == 0:
+			case len(x.outcomes) == 0:
 				op.Return = math.MaxInt64
 			case s.unknown: // it may have ended after its client left
 				op.Return = now
@@ -96,15 +96,15 @@ func (l *ledger) checkThreads() {
 	}
 }
 
-// foundBy returns what an execution found in its thread, and whether it ran in one.
-func (l *ledger) foundBy(s *submission, x *observation) (found, bool) {
-	if len(x.seen) == 0 {
-		return found{}, l.effectsOf(s.name)[x.id].sure > 0
+// threadFoundBy returns what an execution found in its thread, and whether it ran in one.
+func (l *ledger) threadFoundBy(s *submission, x *observation) (found, bool) {
+	if len(x.outcomes) == 0 {
+		return found{}, l.effectsOf(s.name)[x.id].certain > 0
 	}
-	out := found{saved: savedWell}
-	e := x.seen[0].end
+	out := found{saved: savedYes}
+	e := x.outcomes[0].end
 	if _, rest, is := strings.Cut(e.Stdout, "\nfound"); is {
-		out.list, _, out.told = strings.Cut(rest, "\n")
+		out.list, _, out.known = strings.Cut(rest, "\n")
 	}
 	switch proto.ErrorCode(e.Code) {
 	case proto.CodeExpiredInQueue, proto.CodeThreadMount:
@@ -120,7 +120,7 @@ func (l *ledger) foundBy(s *submission, x *observation) (found, bool) {
 func (l *ledger) readThread(thread string) string {
 	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
 	defer cancel()
-	gateway := l.by(l.gateways(rand.New(rand.NewPCG(l.seed, 998)))[0])
+	gateway := l.clientOf(l.gateways(rand.New(rand.NewPCG(l.seed, 998)))[0])
 	for {
 		r := gateway.execute(bash("echo found $(cat log)").and("thread_id", thread))
 		if r.status == http.StatusConflict {
@@ -128,7 +128,7 @@ func (l *ledger) readThread(thread string) string {
 				l.violate(thread, "it is held when all executions have ended: %s", r)
 				return ""
 			}
-			rest(ctx, 250*time.Millisecond)
+			sleep(ctx, 250*time.Millisecond)
 			continue
 		}
 		res := r.result(l.t)
@@ -145,7 +145,7 @@ func describe(history []porcupine.Operation) string {
 	var b strings.Builder
 	for _, op := range history {
 		in, out := op.Input.(appended), op.Output.(found)
-		fmt.Fprintf(&b, "\n\t%9.3fs to %9.3fs %s found (%v)%s, saved %d", float64(op.Call)/1e9, float64(op.Return)/1e9, in.name, out.told, out.list, out.saved)
+		fmt.Fprintf(&b, "\n\t%9.3fs to %9.3fs %s found (%v)%s, saved %d", float64(op.Call)/1e9, float64(op.Return)/1e9, in.name, out.known, out.list, out.saved)
 	}
 	return b.String()
 }

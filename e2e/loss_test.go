@@ -16,17 +16,18 @@ import (
 	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
-// doomed starts a worker that dies as soon as it has a job, before it claims it. It returns the time of death.
-func (w *world) doomed(t *testing.T) time.Time {
+// startDyingWorker starts a worker that dies when it has received a job and not yet claimed it. It
+// returns the time of death.
+func (sys *system) startDyingWorker(t *testing.T) time.Time {
 	t.Helper()
-	p := w.programs.faulty(t)
-	args := append([]string{"serve", "--listen", "127.0.0.1:0", "--nsjail", p.nsjail, "--log-format", "json"}, w.args...)
-	if w.apart {
+	p := sys.programs.faulty(t)
+	args := append([]string{"serve", "--listen", "127.0.0.1:0", "--nsjail", p.nsjail, "--log-format", "json"}, sys.args...)
+	if sys.separate {
 		args = append(args, "--roles", "worker", "--data", filepath.Join(t.TempDir(), "doomed"))
 	} else {
-		args = append(args, "--data", w.data)
+		args = append(args, "--data", sys.data)
 	}
-	env := append(slices.Clone(w.env), "BULLPEN_CRASH_AT="+string(fault.AfterTakeBeforeClaim))
+	env := append(slices.Clone(sys.env), "BULLPEN_CRASH_AT="+string(fault.AfterTakeBeforeClaim))
 	proc := p.startProcess(t, "doomed", env, p.bullpen, args...)
 	proc.exitCode(t)
 	if status, ok := proc.cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
@@ -39,28 +40,28 @@ func (w *world) doomed(t *testing.T) time.Time {
 // workers. After three of them it is dead-lettered, and it runs again when it is requeued.
 func testWorkersLost(t *testing.T, p *programs) {
 	hooks := startReceiver(t)
-	w := newWorld(t, p, topology{apart: true}, noSlots, append(hooks.flags, "--slots", "1")...)
-	elsewhere := w.submit(bash("echo elsewhere"))
-	killed := w.doomed(t)
-	w.startWorker(t)
-	rec := w.ended(elsewhere)
+	sys := newSystem(t, p, topology{separate: true}, noSlots, append(hooks.flags, "--slots", "1")...)
+	elsewhere := sys.submit(bash("echo elsewhere"))
+	killed := sys.startDyingWorker(t)
+	sys.startWorker(t)
+	rec := sys.ended(elsewhere)
 	rec.succeeded(t, "elsewhere\n")
 	if rec.Attempt != 1 {
 		t.Errorf("attempt %d: the first has never started", rec.Attempt)
 	}
 	t.Logf("it has run elsewhere %s after its worker was killed", rec.CompletedAt.Sub(killed).Round(time.Millisecond))
-	w.worker.signal(syscall.SIGTERM)
-	if code := w.worker.exitCode(t); code != 0 {
-		t.Fatalf("the worker ended with %d:\n%s", code, w.worker.tail())
+	sys.worker.signal(syscall.SIGTERM)
+	if code := sys.worker.exitCode(t); code != 0 {
+		t.Fatalf("the worker ended with %d:\n%s", code, sys.worker.tail())
 	}
 
 	const program = "echo one >>file\ncat file\necho $SECRET\n"
 	body := bash(program+"# "+strings.Repeat("x", 600<<10)).and("thread_id", "poison", "webhook_url", hooks.url+"/200",
 		"metadata", map[string]string{"team": "blue"}, "env_vars", map[string]string{"SECRET": "s3cret"})
-	id := w.submit(body)
-	w.doomed(t)
-	w.doomed(t)
-	js, err := jetstream.New(connect(t, p, w.broker))
+	id := sys.submit(body)
+	sys.startDyingWorker(t)
+	sys.startDyingWorker(t)
+	js, err := jetstream.New(connect(t, p, sys.broker))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,47 +76,49 @@ func testWorkersLost(t *testing.T, p *programs) {
 		}
 		return m.Header.Get("Bullpen-Losses") == "2", m.Header
 	})
-	w.front.kill() // the next leader knows about them
-	w.startFront(t)
-	killed = w.doomed(t)
-	rec = w.ended(id)
+	sys.front.kill() // the next leader knows about them
+	sys.startFront(t)
+	killed = sys.startDyingWorker(t)
+	rec = sys.ended(id)
 	rec.failed(t, "failed", "worker_lost", "3 workers were lost with this job")
 	if rec.Attempt != 0 || *rec.Stdout != "" {
 		t.Errorf("%s", rec)
 	}
-	t.Logf("it was set aside %s after the last of its workers was killed", rec.CompletedAt.Sub(killed).Round(time.Millisecond))
+	t.Logf("it was dead-lettered %s after the last of its workers was killed", rec.CompletedAt.Sub(killed).Round(time.Millisecond))
 	if got := hooks.next(t).trace(t); got != id {
 		t.Errorf("a webhook of %s", got)
 	}
-	w.requeue(t, id, hooks)
-	w.malformedLetter(t)
+	sys.requeue(t, id, hooks)
+	sys.checkMalformedDeadLetter(t)
 }
 
 // testServerLost has a job kill the whole server repeatedly. Only the next start can detect this.
 func testServerLost(t *testing.T, p *programs) {
-	w, h := newWorld(t, p, topology{}, 1), newHold()
-	running := w.submit(bash(h.code()))
+	sys, h := newSystem(t, p, topology{}, 1), newHold()
+	running := sys.submit(bash(h.code()))
 	h.reached(t, 1)
-	poison, behind := w.submit(bash("echo never")), w.submit(bash("echo behind"))
-	w.front.kill()
+	poison, behind := sys.submit(bash("echo never")), sys.submit(bash("echo behind"))
+	sys.front.kill()
 	for range 3 {
-		w.doomed(t)
+		sys.startDyingWorker(t)
 	}
-	w.startFront(t)
-	rec := w.ended(poison)
+	sys.startFront(t)
+	rec := sys.ended(poison)
 	rec.failed(t, "failed", "worker_lost", "3 workers were lost with this job")
-	w.ended(behind).succeeded(t, "behind\n")
-	w.ended(running).failed(t, "failed", "worker_lost", "lost")
+	sys.ended(behind).succeeded(t, "behind\n")
+	sys.ended(running).failed(t, "failed", "worker_lost", "lost")
 	eventually(t, "its dead letter is there", func() (bool, any) {
-		list := w.command(t, w.key, "deadletter", "list")
+		list := sys.command(t, sys.key, "deadletter", "list")
 		return strings.Count(list, "workers_lost") == 1 && strings.Contains(list, poison), list
 	})
 }
 
 // requeue requeues the job with several concurrent requests.
-func (w *world) requeue(t *testing.T, id string, hooks *receiver) {
+func (sys *system) requeue(t *testing.T, id string, hooks *receiver) {
 	t.Helper()
-	cli := func(args ...string) string { return w.command(t, w.key, append([]string{"deadletter"}, args...)...) }
+	cli := func(args ...string) string {
+		return sys.command(t, sys.key, append([]string{"deadletter"}, args...)...)
+	}
 	eventually(t, "its dead letter is there", func() (bool, any) {
 		list := cli("list")
 		return regexp.MustCompile(id+` +workers_lost .* default +-\n`).MatchString(list) && strings.Count(list, "\n") == 2, list
@@ -126,7 +129,7 @@ func (w *world) requeue(t *testing.T, id string, hooks *receiver) {
 	}
 	var asked []*pending
 	for range 4 {
-		asked = append(asked, w.begin(http.MethodPost, "/v1/admin/dead-letters/"+id+"/requeue", nil))
+		asked = append(asked, sys.begin(http.MethodPost, "/v1/admin/dead-letters/"+id+"/requeue", nil))
 	}
 	again := strings.TrimSpace(cli("requeue", id))
 	for _, a := range asked {
@@ -137,9 +140,9 @@ func (w *world) requeue(t *testing.T, id string, hooks *receiver) {
 	if !strings.Contains(cli("list"), again) || !strings.Contains(cli("show", id), again) {
 		t.Errorf("the dead letter does not name %s:\n%s", again, cli("show", id))
 	}
-	w.execute(bash("true").and("thread_id", "poison")).rejection(t, http.StatusConflict, "conflict") // its thread is still held
-	w.startWorker(t)
-	rec := w.ended(again)
+	sys.execute(bash("true").and("thread_id", "poison")).rejection(t, http.StatusConflict, "conflict") // its thread is still held
+	sys.startWorker(t)
+	rec := sys.ended(again)
 	rec.succeeded(t, "one\ns3cret\n")
 	if rec.Metadata["team"] != "blue" || rec.Attempt != 1 {
 		t.Errorf("%s of %v", rec, rec.Metadata)
@@ -147,15 +150,15 @@ func (w *world) requeue(t *testing.T, id string, hooks *receiver) {
 	if got := hooks.next(t).trace(t); got != again {
 		t.Errorf("a webhook of %s, want %s", got, again)
 	}
-	w.record(id).failed(t, "failed", "worker_lost", "") // this status is final
+	sys.record(id).failed(t, "failed", "worker_lost", "") // this status is final
 	if got := strings.TrimSpace(cli("requeue", id)); got != again {
 		t.Errorf("asked again it runs as %s", got)
 	}
-	if res := w.inline(bash("cat file").and("thread_id", "poison")); res.Stdout != "one\n" {
+	if res := sys.inline(bash("cat file").and("thread_id", "poison")); res.Stdout != "one\n" {
 		t.Errorf("the thread has %q", res.Stdout)
 	}
-	plain, _ := w.newKey("other", "pro")
-	if out := w.command(t, plain, "deadletter", "show", id); !strings.Contains(out, "forbidden") {
+	plain, _ := sys.newKey("other", "pro")
+	if out := sys.command(t, plain, "deadletter", "show", id); !strings.Contains(out, "forbidden") {
 		t.Errorf("another organisation is shown\n%s", out)
 	}
 	if out := cli("rm", id); out != id+" is removed\n" {
@@ -166,24 +169,24 @@ func (w *world) requeue(t *testing.T, id string, hooks *receiver) {
 	}
 }
 
-// malformedLetter publishes an invalid job message and checks its dead letter.
-func (w *world) malformedLetter(t *testing.T) {
+// checkMalformedDeadLetter publishes an invalid job message and checks its dead letter.
+func (sys *system) checkMalformedDeadLetter(t *testing.T) {
 	t.Helper()
-	nc := connect(t, w.programs, w.broker)
+	nc := connect(t, sys.programs, sys.broker)
 	publish(t, nc, "bullpen.job.x", "nothing of ours", "Bullpen-Meta", "{")
 	flush(t, nc)
 	var id string
-	eventually(t, "the message is set aside", func() (bool, any) {
-		list := w.command(t, w.key, "deadletter", "list")
+	eventually(t, "the message is dead-lettered", func() (bool, any) {
+		list := sys.command(t, sys.key, "deadletter", "list")
 		id = regexp.MustCompile(`dead_[0-9]+`).FindString(list)
 		return id != "", list
 	})
 	for _, word := range []string{"malformed", "bullpen.job.x", "Bullpen-Meta: {", "nothing of ours"} {
-		if out := w.command(t, w.key, "deadletter", "show", id); !strings.Contains(out, word) {
+		if out := sys.command(t, sys.key, "deadletter", "show", id); !strings.Contains(out, word) {
 			t.Errorf("there is no %q in\n%s", word, out)
 		}
 	}
-	if out := w.command(t, w.key, "deadletter", "requeue", id); !strings.Contains(out, "a message that is no job") {
+	if out := sys.command(t, sys.key, "deadletter", "requeue", id); !strings.Contains(out, "a message that is no job") {
 		t.Errorf("%s", out)
 	}
 }
@@ -192,18 +195,18 @@ func (w *world) malformedLetter(t *testing.T) {
 // keeps running. When the worker resumes, no reader may see its messages, neither one connected now
 // nor a later one.
 func testWorkerFrozen(t *testing.T, p *programs) {
-	w := newWorld(t, p, topology{apart: true}, noSlots, "--slots", "1")
-	frozen, _ := w.startWorkerIn(t, filepath.Join(t.TempDir(), "frozen"))
+	sys := newSystem(t, p, topology{separate: true}, noSlots, "--slots", "1")
+	frozen, _ := sys.startWorkerIn(t, filepath.Join(t.TempDir(), "frozen"))
 	t.Cleanup(func() { frozen.signal(syscall.SIGCONT) }) // so that it can exit
-	w.ready(t)
+	sys.ready(t)
 	first, second := newHold(), newHold()
-	id := w.submit(bash(fmt.Sprintf("n=$RANDOM$RANDOM\necho held $n\nsleep %s\necho woken $n\nsleep %s\necho done $n\n", first.seconds, second.seconds)).
+	id := sys.submit(bash(fmt.Sprintf("n=$RANDOM$RANDOM\necho held $n\nsleep %s\necho woken $n\nsleep %s\necho done $n\n", first.seconds, second.seconds)).
 		and("max_attempts", 2))
 	first.reached(t, 1)
-	live := []*pending{w.follow(id, 0), w.follow(id, 0, accept, sse)}
+	live := []*pending{sys.follow(id, 0), sys.follow(id, 0, accept, sse)}
 	printed := func() string {
 		stdout := ""
-		for _, e := range w.get(execution(id, "output") + "?follow=false").events(t) {
+		for _, e := range sys.get(execution(id, "output") + "?follow=false").events(t) {
 			stdout += e.Data
 		}
 		return stdout
@@ -213,22 +216,22 @@ func testWorkerFrozen(t *testing.T, p *programs) {
 
 	frozen.signal(syscall.SIGSTOP)
 	stopped := time.Now()
-	w.startWorker(t)
+	sys.startWorker(t)
 	first.reached(t, 2) // of each attempt
 	t.Logf("the next attempt had begun %s after its worker was frozen", time.Since(stopped).Round(time.Millisecond))
 	first.release(t)
 	second.reached(t, 2)
-	if rec := w.record(id); rec.Status != "running" || rec.Attempt != 2 {
+	if rec := sys.record(id); rec.Status != "running" || rec.Attempt != 2 {
 		t.Errorf("%s", rec)
 	}
 	frozen.signal(syscall.SIGCONT)
 	eventually(t, "the woken worker gives up what it had", func() (bool, any) {
-		_, ok := frozen.said(t, "execution given up")
-		return ok, "nothing said"
+		_, ok := frozen.findLog(t, "execution abandoned")
+		return ok, "no such line"
 	})
 	second.reached(t, 1) // its program is dead
 	second.release(t)
-	rec := w.ended(id)
+	rec := sys.ended(id)
 	if rec.Status != "success" || rec.Attempt != 2 {
 		t.Errorf("%s", rec)
 	}
@@ -241,7 +244,7 @@ func testWorkerFrozen(t *testing.T, p *programs) {
 		sent = append(sent, s.event)
 	}
 	for name, events := range map[string][]event{
-		"the live reader": live[0].answer(t).events(t), "that of server-sent events": sent, "who comes later": w.output(id, 0),
+		"the live reader": live[0].answer(t).events(t), "the server-sent events": sent, "a later reader": sys.output(id, 0),
 	} {
 		if stdout, _, last := checkEvents(t, events, 0); stdout != before+own || *last.OutputTruncated || last.Status != "success" {
 			t.Errorf("%s has %q and %+v, want %q", name, stdout, last, before+own)

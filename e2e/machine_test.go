@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A machine has its own network and, beside it, one that represents the rest of the world. The
-// world has the addresses below, so that everything blocked would otherwise be reachable.
+// A machine has its own network and, beside it, one that represents the internet. The
+// internet has the addresses below, so that everything blocked would otherwise be reachable.
 const (
 	machineAddr  = "93.184.215.14"
 	routerAddr   = "93.184.215.1"
@@ -34,10 +34,10 @@ const (
 
 // machine is where the processes of a deployment run. A nil machine is the one that runs the tests.
 type machine struct {
-	netns  *os.File
-	world  *os.File // network beside the machine
-	resolv string   // replaces /etc/resolv.conf; unused with mounts
-	mounts *os.File // mount namespace; nil to make one for each process
+	netns    *os.File
+	internet *os.File // network beside the machine
+	resolv   string   // replaces /etc/resolv.conf; unused with mounts
+	mounts   *os.File // mount namespace; nil to make one for each process
 }
 
 // enter moves the calling thread, and thus the processes that it starts, permanently to the
@@ -98,7 +98,7 @@ func (m *machine) dialer() func(ctx context.Context, network, addr string) (net.
 
 // Dial connects from the machine.
 func (m *machine) Dial(network, addr string) (conn net.Conn, err error) {
-	err = m.near(func() error {
+	err = m.inNetwork(func() error {
 		conn, err = net.DialTimeout(network, addr, time.Second)
 		return err
 	})
@@ -107,23 +107,23 @@ func (m *machine) Dial(network, addr string) (conn net.Conn, err error) {
 
 // listen listens on a port of the machine.
 func (m *machine) listen(addr string) (ln net.Listener, err error) {
-	err = m.near(func() error {
+	err = m.inNetwork(func() error {
 		ln, err = net.Listen("tcp", addr)
 		return err
 	})
 	return ln, err
 }
 
-// near calls f in the machine's network.
-func (m *machine) near(f func() error) error {
+// inNetwork calls f in the machine's network.
+func (m *machine) inNetwork(f func() error) error {
 	if m == nil {
 		return f()
 	}
 	return within(m.netns, f)
 }
 
-// do calls f on a thread in the machine.
-func (m *machine) do(f func() error) error {
+// inMachine calls f on a thread in the machine.
+func (m *machine) inMachine(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // the thread ends with the goroutine
@@ -169,10 +169,10 @@ func newNetwork(t *testing.T) *os.File {
 	return ns
 }
 
-// newMachine makes a machine and its world, which has a web server and a DNS server.
+// newMachine makes a machine and its internet, which has a web server and a DNS server.
 func newMachine(t *testing.T) *machine {
 	t.Helper()
-	m := &machine{netns: newNetwork(t), world: newNetwork(t), resolv: filepath.Join(t.TempDir(), "resolv.conf")}
+	m := &machine{netns: newNetwork(t), internet: newNetwork(t), resolv: filepath.Join(t.TempDir(), "resolv.conf")}
 	if err := os.WriteFile(m.resolv, []byte("nameserver "+nameserver+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -180,20 +180,20 @@ func newMachine(t *testing.T) *machine {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = "up0"
 		up := netlink.NewVeth(attrs)
-		up.PeerName, up.PeerNamespace = "world0", netlink.NsFd(m.world.Fd())
+		up.PeerName, up.PeerNamespace = "world0", netlink.NsFd(m.internet.Fd())
 		return netlink.LinkAdd(up)
 	})
 	if err == nil {
 		err = addressed(m.netns, "up0", machineAddr+"/24", "10.77.0.2/24")
 	}
 	if err == nil {
-		err = addressed(m.world, "world0", routerAddr+"/24", webAddr+"/32", web2Addr+"/32", nameserver+"/32", metadataAddr+"/32", privateAddr+"/32")
+		err = addressed(m.internet, "world0", routerAddr+"/24", webAddr+"/32", web2Addr+"/32", nameserver+"/32", metadataAddr+"/32", privateAddr+"/32")
 	}
 	if err == nil {
 		err = within(m.netns, func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(routerAddr)}) })
 	}
 	if err == nil {
-		err = within(m.world, func() error { return serveWorld(t) })
+		err = within(m.internet, func() error { return serveSystem(t) })
 	}
 	if err != nil {
 		t.Fatalf("make a machine: %v", err)
@@ -228,7 +228,7 @@ func addressed(ns *os.File, name string, addrs ...string) error {
 	return err
 }
 
-func serveWorld(t *testing.T) error {
+func serveSystem(t *testing.T) error {
 	for _, at := range []string{":80", ":8080"} {
 		ln, err := net.Listen("tcp", at)
 		if err != nil {

@@ -18,16 +18,16 @@ import (
 // working.
 func testMalformed(t *testing.T, p *programs) {
 	const slots = 2
-	w := newWorld(t, p, topology{apart: true}, slots)
-	nc := connect(t, p, w.broker)
+	sys := newSystem(t, p, topology{separate: true}, slots)
+	nc := connect(t, p, sys.broker)
 	for _, part := range []struct {
 		name string
 		test func(*testing.T, *api, *nats.Conn)
 	}{{"everywhere", testMalformedEverywhere}, {"jobs", testMalformedJobs}, {"notices", testMalformedNotices}} {
 		t.Run(part.name, func(t *testing.T) {
-			part.test(t, w.in(t), nc)
-			allSlots(t, w.in(t), slots)
-			for _, proc := range []*process{w.front, w.worker} {
+			part.test(t, sys.in(t), nc)
+			allSlots(t, sys.in(t), slots)
+			for _, proc := range []*process{sys.front, sys.worker} {
 				if proc.ended() {
 					t.Fatalf("%s has ended:\n%s", proc.name, proc.tail())
 				}
@@ -36,12 +36,12 @@ func testMalformed(t *testing.T, p *programs) {
 	}
 	// Malformed output does not stop an execution from ending when its worker is lost.
 	t.Run("output of the lost", func(t *testing.T) {
-		api, h := w.in(t), newHold()
+		api, h := sys.in(t), newHold()
 		id := api.submit(bash(h.code()))
 		h.reached(t, 1)
 		publish(t, nc, "bullpen.out."+id+".1", "nothing of ours")
 		flush(t, nc)
-		w.worker.kill()
+		sys.worker.kill()
 		api.ended(id).failed(t, "failed", "worker_lost", "lost")
 	})
 }
@@ -209,7 +209,7 @@ func workerName(t testing.TB, nc *nats.Conn) string {
 	}
 	var a struct{ Worker string }
 	if err := json.Unmarshal(m.Data, &a); err != nil || a.Worker == "" || strings.Contains(a.Worker, ".") {
-		t.Fatalf("a worker says %s: %v", m.Data, err)
+		t.Fatalf("a worker publishes %s: %v", m.Data, err)
 	}
 	return a.Worker
 }

@@ -16,47 +16,48 @@ import (
 
 // mutant is a bug that breaks a guarantee of bullpen, as a patch, with the ledger that finds it.
 type mutant struct {
-	apart    bool
-	kinds    []kind // kinds of its clients
-	troubles func(l *ledger) []trouble
-	cycles   int
+	separate    bool
+	kinds       []kind // kinds of its clients
+	disruptions func(l *ledger) []disruption
+	cycles      int
 	// violation is part of the text of at least one violation.
 	violation string
 }
 
 // mutants returns the mutant of each patch in the directory mutants.
 func mutants() map[string]mutant {
-	kills := func(l *ledger) []trouble { return []trouble{killed(l.members[0], atOnce)} }
-	killsWithRetries := func(l *ledger) []trouble {
+	kills := func(l *ledger) []disruption { return []disruption{killed(l.members[0], atOnce)} }
+	killsWithRetries := func(l *ledger) []disruption {
 		kill := kills(l)[0]
-		return []trouble{{kill.name + " while webhooks wait for a retry", func(l *ledger, r *rand.Rand) (func(), time.Duration) {
-			refused, usual := l.refuseAll()
+		return []disruption{{kill.name + " while webhooks wait for a retry", func(l *ledger, r *rand.Rand) (func(), time.Duration) {
+			refused, usual := l.rejectAll()
 			defer usual()
 			select {
 			case <-refused:
 			case <-time.After(patience):
-				l.violate(troubleSubject, "no webhook comes")
+				l.violate(disruptionSubject, "no webhook comes")
 			}
-			return kill.inflict(l, r)
+			return kill.inject(l, r)
 		}}}
 	}
 	// One worker is cut off but keeps running its program, and the other one is frozen. Each counts
 	// as lost and then comes back. This happens twice, since a worker may have run nothing the
 	// first time.
-	ghosts := func(l *ledger) []trouble {
+	ghosts := func(l *ledger) []disruption {
 		long := func(*rand.Rand) time.Duration { return 16 * time.Second }
-		return []trouble{cutOff(l.member("worker-1"), "cut off", long, true, false, false), frozen(l.member("worker-2"), long)}
+		return []disruption{cutOff(l.member("worker-1"), "cut off", long, true, false, false), frozen(l.member("worker-2"), long)}
 	}
 	return map[string]mutant{
 		"ack-before-result":     {false, slices.Repeat([]kind{kindPolling}, 8), kills, 1, "has not ended"},
 		"claim-after-start":     {false, slices.Repeat([]kind{kindPolling}, 8), kills, 1, "it ran more often"},
 		"lease-without-fencing": {true, slices.Repeat([]kind{kindPolling, kindThread}, 4), ghosts, 4, ""},
-		"result-without-cas":    {true, slices.Repeat([]kind{kindPolling}, 8), ghosts, 4, "tells"},
+		"result-without-cas":    {true, slices.Repeat([]kind{kindPolling}, 8), ghosts, 4, "reports"},
 		"retry-in-memory":       {false, slices.Repeat([]kind{kindWebhook}, 8), killsWithRetries, 1, "its webhook was not delivered"},
 	}
 }
 
-// TestMutants checks that the ledger finds each bug, and that each patch applies. With -short it only checks the latter.
+// TestMutants checks that the ledger finds each bug, and that each patch applies. With -short it
+// only checks the latter.
 func TestMutants(t *testing.T) {
 	patches, err := filepath.Glob("mutants/*.patch")
 	if err != nil {
@@ -89,11 +90,11 @@ func TestMutants(t *testing.T) {
 // find fails the test unless a ledger finds the bug.
 func (m *mutant) find(t *testing.T, p *programs) {
 	t.Helper()
-	d := newDeployment(t, p, topology{apart: m.apart})
+	d := newDeployment(t, p, topology{separate: m.separate})
 	d.deploy()
 	l := newLedger(t, d)
 	l.kinds, l.longest = m.kinds, 20*time.Second // losses are noticed within 15 s
-	violations := l.run(m.troubles(l), m.cycles)
+	violations := l.run(m.disruptions(l), m.cycles)
 	for _, v := range violations {
 		t.Logf("found %s", v)
 	}

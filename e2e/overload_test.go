@@ -32,8 +32,9 @@ const (
 	floodLimit  = 384 * proto.MiB
 )
 
-// within returns programs that run bullpen and its jails in a control group with this memory limit.
-func (p *programs) within(t *testing.T, memory proto.Bytes) *programs {
+// inControlGroup returns programs that run bullpen and its jails in a control group with this
+// memory limit.
+func (p *programs) inControlGroup(t *testing.T, memory proto.Bytes) *programs {
 	t.Helper()
 	name := "bullpen-test-" + strings.ToLower(rand.Text())
 	dir, limit := filepath.Join("/sys/fs/cgroup/memory", name), "memory.limit_in_bytes"
@@ -88,7 +89,7 @@ func (p *process) status(t testing.TB, name string) proto.Bytes {
 
 // flood is a burst of submissions by many clients, with their outcomes.
 type flood struct {
-	*world
+	*system
 	keys []string
 
 	mu        sync.Mutex
@@ -166,17 +167,17 @@ func callers(n int, do func(i int)) {
 // within its memory limit.
 func testOverload(t *testing.T, p *programs) {
 	const slots, run = 2, 100
-	w := newWorld(t, p.within(t, floodLimit), topology{}, slots, "--memory", floodMemory.String(), "--queue-wait", "1s")
+	sys := newSystem(t, p.inControlGroup(t, floodLimit), topology{}, slots, "--memory", floodMemory.String(), "--queue-wait", "1s")
 	h := newHold()
 	held := bash(h.code())
 	held["timeout"] = 3600 // longer than the flood lasts
 	for range slots {
-		w.submit(held)
+		sys.submit(held)
 	}
 	h.reached(t, slots)
-	f := &flood{world: w, accepted: map[string]accepted{}, withdrawn: map[string]string{}, refused: map[int]int{}}
+	f := &flood{system: sys, accepted: map[string]accepted{}, withdrawn: map[string]string{}, refused: map[int]int{}}
 	for _, plan := range []string{"enterprise", "enterprise", "enterprise", "enterprise", "pro"} {
-		key, _ := w.newKey(fmt.Sprintf("org%d", len(f.keys)), plan)
+		key, _ := sys.newKey(fmt.Sprintf("org%d", len(f.keys)), plan)
 		f.keys = append(f.keys, key)
 	}
 	callers(floodSize.n(), func(i int) { f.send(t, i) })
@@ -187,25 +188,25 @@ func testOverload(t *testing.T, p *programs) {
 		// Small requests of organisations that may queue many.
 		callers(floodBacklog.n()-len(f.accepted), func(i int) { f.send(t, n+10*i+5+i%4) })
 	}
-	peak := w.front.status(t, "VmHWM")
+	peak := sys.front.status(t, "VmHWM")
 	t.Logf("%d submissions, %d accepted, refused by status %v, peak of memory %d MiB", floodSize.n(), len(f.accepted), f.refused, peak/proto.MiB)
-	if w.front.ended() || peak > floodLimit {
-		t.Errorf("the server ended: %v; it took %s", w.front.ended(), peak)
+	if sys.front.ended() || peak > floodLimit {
+		t.Errorf("the server ended: %v; it took %s", sys.front.ended(), peak)
 	}
 	for id, key := range f.withdrawn {
-		w.with(key).record(id).failed(t, "failed", "expired_in_queue", "")
+		sys.with(key).record(id).failed(t, "failed", "expired_in_queue", "")
 	}
 
-	w.front.kill()
-	w.startFront(t)
-	w.ready(t)
-	for line := range strings.Lines(w.front.text(t)) {
+	sys.front.kill()
+	sys.startFront(t)
+	sys.ready(t)
+	for line := range strings.Lines(sys.front.text(t)) {
 		if strings.Contains(line, `"dispatcher leads"`) {
 			t.Logf("after the restart: %s", line)
 		}
 	}
 	f.finish(t, run)
-	if peak := w.front.status(t, "VmHWM"); peak > floodLimit {
+	if peak := sys.front.status(t, "VmHWM"); peak > floodLimit {
 		t.Errorf("after the restart the server took %s", peak)
 	}
 }

@@ -33,7 +33,8 @@ import (
 // machine must not fail a test.
 const patience = 90 * time.Second
 
-// eventually polls done until it returns true. It fails the test with the last state after patience.
+// eventually polls done until it returns true. It fails the test with the last state after
+// patience.
 func eventually(t testing.TB, what string, done func() (ok bool, state any)) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
@@ -219,7 +220,7 @@ func (p *programs) startProcess(t *testing.T, name string, env []string, path st
 }
 
 // run runs bullpen until it exits, and returns its exit code and output.
-func (p *programs) run(t *testing.T, env []string, args ...string) (code int, said string) {
+func (p *programs) run(t *testing.T, env []string, args ...string) (code int, output string) {
 	t.Helper()
 	proc := p.startProcess(t, args[0], env, p.bullpen, args...)
 	return proc.exitCode(t), proc.text(t)
@@ -280,8 +281,8 @@ type logLine struct {
 	Msg, URL, Worker, Error string
 }
 
-// said returns the first line of the log with that message.
-func (p *process) said(t testing.TB, msg string) (logLine, bool) {
+// findLog returns the first line of the log with that message.
+func (p *process) findLog(t testing.TB, msg string) (logLine, bool) {
 	t.Helper()
 	for s := bufio.NewScanner(strings.NewReader(p.text(t))); s.Scan(); {
 		var l logLine
@@ -292,8 +293,8 @@ func (p *process) said(t testing.TB, msg string) (logLine, bool) {
 	return logLine{}, false
 }
 
-// saidWithin reports whether the log has a line with that message whose time is within a span.
-func (p *process) saidWithin(t testing.TB, msg string, in span) bool {
+// hasLogWithin reports whether the log has a line with that message whose time is within a span.
+func (p *process) hasLogWithin(t testing.TB, msg string, in span) bool {
 	t.Helper()
 	for s := bufio.NewScanner(strings.NewReader(p.text(t))); s.Scan(); {
 		var l logLine
@@ -304,23 +305,23 @@ func (p *process) saidWithin(t testing.TB, msg string, in span) bool {
 	return false
 }
 
-// noneAhead disables prewarmed jails. Many deployments run here at once, and each is used briefly.
-const noneAhead = "BULLPEN_WARM_MEMORY=1"
+// notPrewarmed disables prewarmed jails. Many deployments run here at once, and each is used briefly.
+const notPrewarmed = "BULLPEN_WARM_MEMORY=1"
 
 // startServe starts `bullpen serve` on a free port and returns once it is listening. The args set
 // which jails it prewarms.
 func (p *programs) startServe(t *testing.T, name string, env []string, args ...string) (proc *process, base string) {
 	t.Helper()
-	env = append([]string{noneAhead}, env...)
+	env = append([]string{notPrewarmed}, env...)
 	args = append([]string{"serve", "--listen", "127.0.0.1:0", "--nsjail", p.nsjail, "--log-format", "json"}, args...)
 	proc = p.startProcess(t, name, env, p.bullpen, args...)
 	eventually(t, name+" listens", func() (bool, any) {
 		if proc.ended() {
 			t.Fatalf("%s ended with exit code %d:\n%s", name, proc.exitCode(t), proc.tail())
 		}
-		line, ok := proc.said(t, "listening")
+		line, ok := proc.findLog(t, "listening")
 		base = line.URL
-		return ok, "nothing said"
+		return ok, "no such line"
 	})
 	return proc, base
 }
@@ -429,7 +430,7 @@ func (p *programs) newBucket(t *testing.T) *bucket {
 		t.Fatal(err)
 	}
 	b := &bucket{server: server, prefix: rand.Text()}
-	err = p.machine.near(func() error {
+	err = p.machine.inNetwork(func() error {
 		b.Proxy = server.Proxy(&storagetest.Injector{})
 		return nil
 	})

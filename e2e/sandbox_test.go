@@ -21,29 +21,41 @@ import (
 
 const sandboxesPath = "/v1/admin/sandboxes"
 
-// boundTo returns a client in its own organisation whose key is bound to a sandbox.
-func (a *api) boundTo(sandbox string) *api {
+// boundToSandbox returns a client in its own organisation whose key is bound to a sandbox.
+func (a *api) boundToSandbox(sandbox string) *api {
+	a.t.Helper()
+	secret, _ := a.boundKey(sandbox)
+	return a.with(secret)
+}
+
+// boundKey creates an API key that is bound to a sandbox profile.
+func (a *api) boundKey(sandbox string) (secret, id string) {
 	a.t.Helper()
 	r := a.do(http.MethodPost, "/v1/admin/keys", request{"name": sandbox, "org": sandbox, "plan": "pro", "sandbox": sandbox})
 	if r.status != http.StatusCreated {
 		a.t.Fatalf("make a key: %s", r)
 	}
-	var key struct{ Key string }
+	var key struct{ ID, Key string }
 	r.into(a.t, &key)
-	return a.with(key.Key)
+	return key.Key, key.ID
 }
 
 // sandboxed creates a profile and returns a client whose key is bound to it.
 func (a *api) sandboxed(name string, profile request) *api {
 	a.t.Helper()
+	a.newSandbox(name, profile)
+	return a.boundToSandbox(name)
+}
+
+func (a *api) newSandbox(name string, profile request) {
+	a.t.Helper()
 	if r := a.do(http.MethodPost, sandboxesPath, profile.and("name", name)); r.status != http.StatusCreated {
 		a.t.Fatalf("make a sandbox: %s", r)
 	}
-	return a.boundTo(name)
 }
 
-// presumptuous adds members that try to override the sandbox's settings.
-func (r request) presumptuous() request {
+// withOverrides adds members that try to override the sandbox's settings.
+func (r request) withOverrides() request {
 	return r.and("sandbox", "default", "memory", "8GiB", "cpu", 64, "pids", 4096, "disk", request{"home": "8GiB", "tmp": "8GiB", "inodes": 100000},
 		"network", request{"policy": "unrestricted"}, "output", "256MiB", "image", "/")
 }
@@ -85,8 +97,8 @@ func testProfileLimits(t *testing.T, a *api) {
 func testMemoryLimit(t *testing.T, a *api) {
 	b := a.sandboxed("memory-limit", request{"memory": "256MiB"})
 	touch := func(n int) request { return python(fmt.Sprintf("x = b'x' * (%d << 20)\nprint(len(x) >> 20)", n)) }
-	b.ended(b.submit(touch(224).presumptuous())).succeeded(t, "224\n")
-	b.ended(b.submit(touch(272).presumptuous())).failed(t, "oom", "memory_limit_exceeded", "more than its 256 MiB of memory")
+	b.ended(b.submit(touch(224).withOverrides())).succeeded(t, "224\n")
+	b.ended(b.submit(touch(272).withOverrides())).failed(t, "oom", "memory_limit_exceeded", "more than its 256 MiB of memory")
 	a.ended(a.submit(touch(272))).succeeded(t, "272\n")
 }
 
@@ -103,7 +115,7 @@ try:
 except OSError as e: print(errno.errorcode[e.errno])
 print(len(children))
 for pid in children: os.kill(pid, signal.SIGKILL)`
-	b.ended(b.submit(python(forks).presumptuous())).succeeded(t, "EAGAIN\n31\n") // and itself
+	b.ended(b.submit(python(forks).withOverrides())).succeeded(t, "EAGAIN\n31\n") // and itself
 	a.ended(a.submit(python(forks))).succeeded(t, "100\n")
 }
 
@@ -115,7 +127,7 @@ func testCPULimit(t *testing.T, a *api) {
 import time
 began, used = time.monotonic(), time.process_time()
 while time.process_time() - used < 0.5: pass
-print(time.monotonic() - began)`).presumptuous())
+print(time.monotonic() - began)`).withOverrides())
 	wall, err := strconv.ParseFloat(strings.TrimSpace(r.Stdout), 64)
 	// The measured time excludes the rest of the first period and the pause of the last one.
 	if err != nil || wall < 1.6 {
@@ -125,7 +137,7 @@ print(time.monotonic() - began)`).presumptuous())
 
 func testDiskLimit(t *testing.T, a *api) {
 	b := a.sandboxed("disk-limit", request{"memory": "256MiB", "disk": request{"home": "8MiB", "tmp": "5MiB", "inodes": 300}})
-	rec := b.ended(b.submit(python(fillCode + "fill('x'); fill('/tmp/x'); many('.'); many('/tmp')").presumptuous()))
+	rec := b.ended(b.submit(python(fillCode + "fill('x'); fill('/tmp/x'); many('.'); many('/tmp')").withOverrides()))
 	// The home's directory and the program each use one of the home's inodes.
 	rec.succeeded(t, "ENOSPC 8\nENOSPC 5\nENOSPC 298\nENOSPC 299\n")
 }
@@ -133,7 +145,7 @@ func testDiskLimit(t *testing.T, a *api) {
 // testLargeDisk uses a disk limit above the memory limit.
 func testLargeDisk(t *testing.T, a *api) {
 	b := a.sandboxed("large-disk", request{"memory": "64MiB", "disk": request{"home": "160MiB", "tmp": "96MiB", "inodes": 300}})
-	rec := b.ended(b.submit(python(fillCode + "fill('x'); fill('/tmp/x'); many('.'); many('/tmp')").presumptuous()))
+	rec := b.ended(b.submit(python(fillCode + "fill('x'); fill('/tmp/x'); many('.'); many('/tmp')").withOverrides()))
 	rec.succeeded(t, "ENOSPC 160\nENOSPC 96\nENOSPC 299\nENOSPC 300\n")
 }
 
@@ -144,7 +156,7 @@ func testProfileOutput(t *testing.T, a *api) {
 		truncated     bool
 	}{{999, 999, false}, {1000, 1000, false}, {1001, 1000, true}, {3 << 20, 1000, true}} {
 		code := fmt.Sprintf("import sys\nsys.stdout.write('x' * %d)\nsys.stderr.write('y' * %[1]d)", c.printed)
-		r := b.inline(python(code).presumptuous())
+		r := b.inline(python(code).withOverrides())
 		if len(r.Stdout) != c.kept || len(r.Stderr) != c.kept || r.StdoutTruncated != c.truncated || r.StderrTruncated != c.truncated || !r.Success {
 			t.Errorf("of %d bytes: %d and %d, truncated %v and %v, error %s", c.printed, len(r.Stdout), len(r.Stderr),
 				r.StdoutTruncated, r.StderrTruncated, display(r.Error))
@@ -176,23 +188,23 @@ func testTwoProfiles(t *testing.T, a *api) {
 	second.succeeded(t, "large\nENOSPC 16\nheld\n")
 	for name, rec := range map[string]record{"small": first, "large": second} {
 		if rec.Sandbox == nil || *rec.Sandbox != name || rec.Network != nil {
-			t.Errorf("%s tells of sandbox %s, network %v", name, display(rec.Sandbox), rec.Network)
+			t.Errorf("%s reports sandbox %s, network %v", name, display(rec.Sandbox), rec.Network)
 		}
 	}
 }
 
-// testNetwork gives programs network access to the test's own world.
+// testNetwork runs programs with network access to the test's own network.
 func testNetwork(t *testing.T, p *programs, in topology) {
 	with := *p
 	with.machine = newMachine(t)
-	w := newWorld(t, &with, in, 4)
-	for name, test := range map[string]func(*testing.T, *world){
+	sys := newSystem(t, &with, in, 4)
+	for name, test := range map[string]func(*testing.T, *system){
 		"blocked": testNetworkBlocked, "unrestricted": testNetworkUnrestricted, "allowlist": testNetworkAllowlist, "many": testManyRefused,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			with := *w
-			with.api = w.in(t)
+			with := *sys
+			with.api = sys.in(t)
 			test(t, &with)
 		})
 	}
@@ -211,20 +223,20 @@ def connect(*where):
         except OSError as e: print(host, port, errno.errorcode[e.errno])
 `
 
-func testNetworkBlocked(t *testing.T, w *world) {
-	rec := w.ended(w.submit(python(reachCode + "connect(('" + webAddr + "', 80), ('" + metadataAddr + "', 80), ('www.example.com', 80))").presumptuous()))
+func testNetworkBlocked(t *testing.T, sys *system) {
+	rec := sys.ended(sys.submit(python(reachCode + "connect(('" + webAddr + "', 80), ('" + metadataAddr + "', 80), ('www.example.com', 80))").withOverrides()))
 	rec.succeeded(t, webAddr+" 80 ENETUNREACH\n"+metadataAddr+" 80 ENETUNREACH\nwww.example.com unknown\n")
 	if rec.Network != nil {
 		t.Errorf("network %+v", rec.Network)
 	}
 }
 
-// ofBullpen returns the deployment's ports on the machine's loopback.
-func (w *world) ofBullpen(t testing.TB) []int {
+// serverPorts returns the deployment's ports on the machine's loopback.
+func (sys *system) serverPorts(t testing.TB) []int {
 	t.Helper()
-	urls := []string{w.base}
-	if w.apart {
-		urls = append(urls, w.health, w.broker.url)
+	urls := []string{sys.base}
+	if sys.separate {
+		urls = append(urls, sys.health, sys.broker.url)
 	}
 	var ports []int
 	for _, text := range urls {
@@ -241,8 +253,8 @@ func (w *world) ofBullpen(t testing.TB) []int {
 	return ports
 }
 
-// refused checks the blocked connections of a record, except their times.
-func (r record) refused(t testing.TB, want ...proto.BlockedConnection) {
+// rejected checks the blocked connections of a record, except their times.
+func (r record) rejected(t testing.TB, want ...proto.BlockedConnection) {
 	t.Helper()
 	if r.Network == nil {
 		t.Fatalf("no network in %s", r)
@@ -257,8 +269,8 @@ func (r record) refused(t testing.TB, want ...proto.BlockedConnection) {
 	}
 }
 
-func testNetworkUnrestricted(t *testing.T, w *world) {
-	b := w.sandboxed("open", request{"network": request{"policy": "unrestricted"}})
+func testNetworkUnrestricted(t *testing.T, sys *system) {
+	b := sys.sandboxed("open", request{"network": request{"policy": "unrestricted"}})
 	var code, want strings.Builder
 	var blocked []proto.BlockedConnection
 	refused := func(addr string, port int) {
@@ -269,17 +281,17 @@ func testNetworkUnrestricted(t *testing.T, w *world) {
 	for _, addr := range []string{metadataAddr, privateAddr, "192.168.1.1", "10.77.0.2"} {
 		refused(addr, 80)
 	}
-	for _, port := range w.ofBullpen(t) {
+	for _, port := range sys.serverPorts(t) {
 		refused(machineAddr, port)
 	}
 	id := b.submit(python(reachCode + "page('http://www.example.com/')\n" + code.String() + "page('http://other.example.com:8080/', b'x' * 100000)"))
 	rec := b.ended(id)
 	rec.succeeded(t, "this is www.example.com\n"+want.String()+"this is other.example.com:8080\n")
-	rec.refused(t, blocked...)
+	rec.rejected(t, blocked...)
 	if n := rec.Network; n != nil && (n.BytesIn < 200 || n.BytesIn > 2000 || n.BytesOut < 100_000 || n.BytesOut > 102_000) {
 		t.Errorf("%+v", n.Traffic)
 	}
-	shown := w.command(t, b.key, "get", id)
+	shown := sys.command(t, b.key, "get", id)
 	for _, text := range []string{"bytes in, ", "tcp " + metadataAddr + " port 80: address\n"} {
 		if !strings.Contains(shown, text) {
 			t.Errorf("bullpen get has no %q: %s", text, shown)
@@ -292,16 +304,16 @@ func testNetworkUnrestricted(t *testing.T, w *world) {
 		succeeded(t, "this is me")
 	// A program reaches only its own loopback.
 	b.ended(b.submit(python(reachCode+"s = socket.create_server(('127.0.0.1', 8080)); connect(('127.0.0.1', 8080), ('127.0.0.1', "+
-		strconv.Itoa(w.ofBullpen(t)[0])+"))"))).succeeded(t, fmt.Sprintf("127.0.0.1 8080 open\n127.0.0.1 %d ECONNREFUSED\n", w.ofBullpen(t)[0]))
+		strconv.Itoa(sys.serverPorts(t)[0])+"))"))).succeeded(t, fmt.Sprintf("127.0.0.1 8080 open\n127.0.0.1 %d ECONNREFUSED\n", sys.serverPorts(t)[0]))
 }
 
-func testNetworkAllowlist(t *testing.T, w *world) {
-	b := w.sandboxed("listed", request{"network": request{"policy": "allowlist", "allow": []string{"www.example.com:80", privateAddr}}})
+func testNetworkAllowlist(t *testing.T, sys *system) {
+	b := sys.sandboxed("listed", request{"network": request{"policy": "allowlist", "allow": []string{"www.example.com:80", privateAddr}}})
 	rec := b.ended(b.submit(python(reachCode + fmt.Sprintf("page('http://www.example.com/')\nconnect(('www.example.com', 8080), ('%s', 80), "+
-		"('other.example.com', 80), ('%s', 80), ('%s', 80))", web2Addr, metadataAddr, privateAddr)).presumptuous()))
+		"('other.example.com', 80), ('%s', 80), ('%s', 80))", web2Addr, metadataAddr, privateAddr)).withOverrides()))
 	rec.succeeded(t, fmt.Sprintf("this is www.example.com\nwww.example.com 8080 ECONNREFUSED\n%s 80 ECONNREFUSED\nother.example.com unknown\n"+
 		"%s 80 ECONNREFUSED\n%s 80 ECONNREFUSED\n", web2Addr, metadataAddr, privateAddr))
-	rec.refused(t,
+	rec.rejected(t,
 		proto.BlockedConnection{Host: "www.example.com", Address: webAddr, Port: 8080, Protocol: "tcp", Reason: proto.BlockedNotAllowed},
 		proto.BlockedConnection{Address: web2Addr, Port: 80, Protocol: "tcp", Reason: proto.BlockedNotAllowed},
 		proto.BlockedConnection{Host: "other.example.com", Protocol: "dns", Reason: proto.BlockedNotAllowed},
@@ -311,8 +323,8 @@ func testNetworkAllowlist(t *testing.T, w *world) {
 }
 
 // testManyRefused makes more blocked connections than a record lists.
-func testManyRefused(t *testing.T, w *world) {
-	b := w.sandboxed("refused", request{"network": request{"policy": "unrestricted"}})
+func testManyRefused(t *testing.T, sys *system) {
+	b := sys.sandboxed("refused", request{"network": request{"policy": "unrestricted"}})
 	rec := b.ended(b.submit(python(reachCode + "connect(*[('" + metadataAddr + "', port) for port in range(1, 31)])")))
 	var want []proto.BlockedConnection
 	for port := 1; port <= proto.MaxBlocked; port++ {
@@ -321,16 +333,16 @@ func testManyRefused(t *testing.T, w *world) {
 	if rec.Stdout == nil || strings.Count(*rec.Stdout, "ECONNREFUSED") != 30 {
 		t.Errorf("%s", rec)
 	}
-	rec.refused(t, want...)
+	rec.rejected(t, want...)
 }
 
 // command runs the command line against the deployment with a key and returns its output.
-func (w *world) command(t testing.TB, key string, args ...string) string {
+func (sys *system) command(t testing.TB, key string, args ...string) string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), w.programs.bullpen, args...)
-	cmd.Env = append(os.Environ(), "BULLPEN_URL="+w.base, "BULLPEN_API_KEY="+key)
+	cmd := exec.CommandContext(t.Context(), sys.programs.bullpen, args...)
+	cmd.Env = append(os.Environ(), "BULLPEN_URL="+sys.base, "BULLPEN_API_KEY="+key)
 	var out []byte
-	err := w.programs.machine.do(func() (err error) {
+	err := sys.programs.machine.inMachine(func() (err error) {
 		out, err = cmd.CombinedOutput()
 		return err
 	})
@@ -343,7 +355,7 @@ func (w *world) command(t testing.TB, key string, args ...string) string {
 // testSandboxImages runs programs in images, one at a time.
 func testSandboxImages(t *testing.T, p *programs, in topology) {
 	around := passable(t)
-	w := newWorld(t, p, in, 1, "--queue-wait", "1m", "--image-dir", filepath.Join(around, "images"))
+	sys := newSystem(t, p, in, 1, "--queue-wait", "1m", "--image-dir", filepath.Join(around, "images"))
 	root := filepath.Join(around, "root")
 	if err := os.CopyFS(root, os.DirFS(hostBash(t))); err != nil {
 		t.Fatal(err)
@@ -357,45 +369,45 @@ func testSandboxImages(t *testing.T, p *programs, in topology) {
 		}
 	}
 	mark("stored")
-	w.imageCommand(t, "import", "--json", "tiny", root)
+	sys.imageCommand(t, "import", "--json", "tiny", root)
 	mark("a directory")
 	look := bash("echo $(</opt/mark); [ -e /usr/bin/env ] || echo no host; echo x 2>/dev/null >/opt/mark || echo read-only")
 
-	b := w.sandboxed("boxed", request{"image": "tiny"})
-	b.ended(b.submit(look.presumptuous())).succeeded(t, "stored\nno host\nread-only\n")
+	b := sys.sandboxed("boxed", request{"image": "tiny"})
+	b.ended(b.submit(look.withOverrides())).succeeded(t, "stored\nno host\nread-only\n")
 	for _, mode := range []string{"application/json", ndjson} {
 		r := b.execute(request{"language": "node", "code": "1"}, accept, mode)
 		if message := r.rejection(t, http.StatusBadRequest, "validation_error"); message != "language 'node' is not available in this sandbox image" {
 			t.Error(message)
 		}
 	}
-	dir := w.sandboxed("directory", request{"image": root})
+	dir := sys.sandboxed("directory", request{"image": root})
 	dir.ended(dir.submit(look)).succeeded(t, "a directory\nno host\nread-only\n")
 	dir.ended(dir.submit(python("1"))).failed(t, "failed", "sandbox_start_error", "python3")
-	w.ended(w.submit(bash("[ -e /opt/mark ] || echo the host"))).succeeded(t, "the host\n")
+	sys.ended(sys.submit(bash("[ -e /opt/mark ] || echo the host"))).succeeded(t, "the host\n")
 
 	// An accepted execution keeps its image even if the image's name is removed.
-	out := w.command(t, w.key, "image", "rm", "tiny")
-	if want := "image tiny is that of the sandbox boxed; give that another image or remove it first"; !strings.Contains(out, want) {
+	out := sys.command(t, sys.key, "image", "rm", "tiny")
+	if want := "image tiny is used by the sandbox boxed; change its image or remove the sandbox first"; !strings.Contains(out, want) {
 		t.Errorf("removed: %s", out)
 	}
-	w.do(http.MethodDelete, "/v1/admin/images/tiny", nil).rejection(t, http.StatusConflict, "conflict")
+	sys.do(http.MethodDelete, "/v1/admin/images/tiny", nil).rejection(t, http.StatusConflict, "conflict")
 	h := newHold()
-	held := w.submit(bash(h.code()))
+	held := sys.submit(bash(h.code()))
 	h.reached(t, 1)
 	queued := b.submit(look)
-	if r := w.do(http.MethodPut, sandboxesPath+"/boxed", request{}); r.status != http.StatusOK {
+	if r := sys.do(http.MethodPut, sandboxesPath+"/boxed", request{}); r.status != http.StatusOK {
 		t.Fatal(r)
 	}
-	w.command(t, w.key, "image", "rm", "tiny")
-	if r := w.get("/v1/admin/images"); strings.Contains(string(r.body), "tiny") {
+	sys.command(t, sys.key, "image", "rm", "tiny")
+	if r := sys.get("/v1/admin/images"); strings.Contains(string(r.body), "tiny") {
 		t.Errorf("not removed: %s", r)
 	}
 	h.release(t)
-	w.ended(held).succeeded(t, "held\nwoken\n")
+	sys.ended(held).succeeded(t, "held\nwoken\n")
 	b.ended(queued).succeeded(t, "stored\nno host\nread-only\n")
 	b.ended(b.submit(bash("[ -e /opt/mark ] || echo the host"))).succeeded(t, "the host\n")
-	w.do(http.MethodPost, sandboxesPath, request{"name": "late", "image": "tiny"}).rejection(t, http.StatusBadRequest, "validation_error")
+	sys.do(http.MethodPost, sandboxesPath, request{"name": "late", "image": "tiny"}).rejection(t, http.StatusBadRequest, "validation_error")
 }
 
 // passable returns a directory that every user can traverse, unlike those of testing.T.
@@ -421,12 +433,12 @@ type breakable struct {
 
 func newBreakable(t testing.TB, p *programs) *breakable {
 	b := &breakable{t, filepath.Join(t.TempDir(), "nsjail"), p.nsjail}
-	b.become(p.nsjail)
+	b.replaceWith(p.nsjail)
 	return b
 }
 
-// become makes the path point to another program.
-func (b *breakable) become(program string) {
+// replaceWith makes the path point to another program.
+func (b *breakable) replaceWith(program string) {
 	b.t.Helper()
 	next := b.path + ".next"
 	err := os.Symlink(program, next)
@@ -438,12 +450,12 @@ func (b *breakable) become(program string) {
 	}
 }
 
-// fit waits until the worker's health route and metrics report that it accepts jobs, or why it does
-// not.
-func (w *world) fit(t testing.TB, status int, why, figure string) {
+// awaitHealth waits until the worker's health route and metrics report that it accepts jobs, or
+// that it does not and why.
+func (sys *system) awaitHealth(t testing.TB, status int, why, figure string) {
 	t.Helper()
-	at := *w.api
-	at.base, at.key = w.health, ""
+	at := *sys.api
+	at.base, at.key = sys.health, ""
 	eventually(t, why, func() (bool, any) {
 		r := at.get("/readyz")
 		metrics := strings.Split(string(at.get("/metrics").body), "\n")
@@ -456,30 +468,30 @@ func testUnfit(t *testing.T, p *programs, in topology) {
 	b := newBreakable(t, p)
 	with := *p
 	with.nsjail = b.path
-	w := newWorld(t, &with, in, 2)
-	w.fit(t, http.StatusOK, "ready", "1")
+	sys := newSystem(t, &with, in, 2)
+	sys.awaitHealth(t, http.StatusOK, "ready", "1")
 	h := newHold()
-	held := w.submit(bash(h.code()))
+	held := sys.submit(bash(h.code()))
 	h.reached(t, 1)
-	b.become("/nonexistent")
+	b.replaceWith("/nonexistent")
 	// One failed execution reveals the problem.
-	w.ended(w.submit(bash("echo unlucky"))).failed(t, "failed", "sandbox_start_error", "its log says why")
-	w.fit(t, http.StatusServiceUnavailable, "start nsjail: ", "0")
-	waiting := []string{w.submit(bash("echo first")), w.submit(bash("echo second"))}
-	h.release(t) // running programs are unaffected, but their slots take no new jobs
-	w.ended(held).succeeded(t, "held\nwoken\n")
-	w.fit(t, http.StatusServiceUnavailable, "takes no jobs", "0")
+	sys.ended(sys.submit(bash("echo unlucky"))).failed(t, "failed", "sandbox_start_error", "the cause is in the worker's log")
+	sys.awaitHealth(t, http.StatusServiceUnavailable, "start nsjail: ", "0")
+	waiting := []string{sys.submit(bash("echo first")), sys.submit(bash("echo second"))}
+	h.release(t) // running programs are unaffected, but their slots accept no new jobs
+	sys.ended(held).succeeded(t, "held\nwoken\n")
+	sys.awaitHealth(t, http.StatusServiceUnavailable, "accepts no jobs", "0")
 	for _, id := range waiting {
-		if rec := w.record(id); rec.Status != "queued" {
+		if rec := sys.record(id); rec.Status != "queued" {
 			t.Errorf("a worker that is not fit: %s", rec)
 		}
 	}
-	b.become(b.real)
-	w.ended(waiting[0]).succeeded(t, "first\n")
-	w.ended(waiting[1]).succeeded(t, "second\n")
-	w.fit(t, http.StatusOK, "ready", "1")
-	if line, ok := w.worker.said(t, "worker unhealthy"); !ok || !strings.Contains(line.Error, b.path) {
-		t.Errorf("the log says %+v", line)
+	b.replaceWith(b.real)
+	sys.ended(waiting[0]).succeeded(t, "first\n")
+	sys.ended(waiting[1]).succeeded(t, "second\n")
+	sys.awaitHealth(t, http.StatusOK, "ready", "1")
+	if line, ok := sys.worker.findLog(t, "worker unhealthy"); !ok || !strings.Contains(line.Error, b.path) {
+		t.Errorf("the log has %+v", line)
 	}
 }
 
@@ -488,23 +500,23 @@ func testUnfitAtStart(t *testing.T, p *programs, in topology) {
 	b := newBreakable(t, p)
 	with := *p
 	with.nsjail = b.path
-	b.become("/bin/false")
-	w := &world{topology: in, programs: &with, data: filepath.Join(t.TempDir(), "data"), args: []string{"--slots", "2"}}
-	w.api = &api{t: t, key: newSecret(), http: newHTTP(t, nil)}
-	w.env = []string{"BULLPEN_BOOTSTRAP_KEY=" + w.key}
-	if in.apart {
-		w.broker = p.startBroker(t)
-		w.args, w.env = append(w.args, w.broker.flags(p)...), append(w.env, w.broker.env()...)
+	b.replaceWith("/bin/false")
+	sys := &system{topology: in, programs: &with, data: filepath.Join(t.TempDir(), "data"), args: []string{"--slots", "2"}}
+	sys.api = &api{t: t, key: newSecret(), http: newHTTP(t, nil)}
+	sys.env = []string{"BULLPEN_BOOTSTRAP_KEY=" + sys.key}
+	if in.separate {
+		sys.broker = p.startBroker(t)
+		sys.args, sys.env = append(sys.args, sys.broker.flags(p)...), append(sys.env, sys.broker.env()...)
 	}
-	w.startFront(t)
-	if in.apart {
-		w.startWorker(t)
+	sys.startFront(t)
+	if in.separate {
+		sys.startWorker(t)
 	}
-	w.fit(t, http.StatusServiceUnavailable, "the init did not start", "0")
-	id := w.submit(bash("echo at last"))
-	b.become(b.real)
-	w.ended(id).succeeded(t, "at last\n")
-	w.fit(t, http.StatusOK, "ready", "1")
+	sys.awaitHealth(t, http.StatusServiceUnavailable, "the init did not start", "0")
+	id := sys.submit(bash("echo at last"))
+	b.replaceWith(b.real)
+	sys.ended(id).succeeded(t, "at last\n")
+	sys.awaitHealth(t, http.StatusOK, "ready", "1")
 }
 
 // testNoNsjail starts workers that cannot run anything. They must exit at once and say what to do.

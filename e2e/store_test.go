@@ -12,29 +12,31 @@ import (
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
-// testStore runs with an S3 server, also while that does not respond. Only threads need the store.
+// testStore runs with an S3 server, also while that does not respond. Once a process has started, only
+// threads need the store.
 func testStore(t *testing.T, p *programs, in topology) {
 	b := p.newBucket(t)
+	sys := newSystem(t, p, in, 1, b.flags()...)
 	b.Set(storagetest.Silent, -1, "", 0)
-	w := newWorld(t, p, in, 1, b.flags()...)
-	if res := w.inline(bash("echo served")); res.Stdout != "served\n" {
+	before := len(b.Seen())
+	if res := sys.inline(bash("echo served")); res.Stdout != "served\n" {
 		t.Errorf("got %+v", res)
 	}
-	if seen := b.Seen(); len(seen) > 0 {
-		t.Errorf("the start asked the store for something: %v", seen[0].URL)
+	if seen := b.Seen()[before:]; len(seen) > 0 {
+		t.Errorf("an execution without a thread sent a request to the store: %v", seen[0].URL)
 	}
 	b.Clear()
-	if c := w.storeCheck(t); !c.OK {
+	if c := sys.storeCheck(t); !c.OK {
 		t.Errorf("%+v", c)
 	}
-	if len(b.Seen()) == 0 {
-		t.Error("doctor asked nothing of the store")
+	if len(b.Seen()) == before {
+		t.Error("doctor sent no request to the store")
 	}
 	if left, err := filepath.Glob(b.path("doctor/*")); err != nil || len(left) > 0 {
 		t.Errorf("left over: %v, %v", left, err)
 	}
 	b.Set(storagetest.Broken, -1, "", 0)
-	if c := w.storeCheck(t); c.OK || !strings.Contains(c.Found, "InternalError") || c.Remedy == "" {
+	if c := sys.storeCheck(t); c.OK || !strings.Contains(c.Found, "InternalError") || c.Remedy == "" {
 		t.Errorf("%+v", c)
 	}
 }
@@ -48,14 +50,14 @@ type check struct {
 }
 
 // storeCheck returns the result of `bullpen doctor` for the blob store.
-func (w *world) storeCheck(t *testing.T) check {
+func (sys *system) storeCheck(t *testing.T) check {
 	t.Helper()
-	args := append([]string{"doctor", "--json", "--nsjail", w.programs.nsjail, "--data", filepath.Join(t.TempDir(), "data")}, w.args...)
-	if w.apart {
+	args := append([]string{"doctor", "--json", "--nsjail", sys.programs.nsjail, "--data", filepath.Join(t.TempDir(), "data")}, sys.args...)
+	if sys.separate {
 		args = append(args, "--roles", "gateway")
 	}
-	cmd := exec.CommandContext(t.Context(), w.programs.bullpen, args...)
-	cmd.Env = append(os.Environ(), w.env...)
+	cmd := exec.CommandContext(t.Context(), sys.programs.bullpen, args...)
+	cmd.Env = append(os.Environ(), sys.env...)
 	var log bytes.Buffer
 	cmd.Stderr = &log
 	out, _ := cmd.Output() // other checks may fail on this machine

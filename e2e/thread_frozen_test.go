@@ -19,29 +19,29 @@ import (
 // cached homes must not be used as current.
 func testThreadsFrozen(t *testing.T, p *programs) {
 	b := p.newBucket(t)
-	w := newWorld(t, p, topology{apart: true}, noSlots, append(b.flags(), "--slots", "4")...)
+	sys := newSystem(t, p, topology{separate: true}, noSlots, append(b.flags(), "--slots", "4")...)
 	way := b.server.Proxy(&storagetest.Injector{})
 	t.Cleanup(way.Close)
-	frozen, _ := w.startWorkerIn(t, filepath.Join(t.TempDir(), "frozen"), "--store", way.StoreURL(b.prefix))
+	frozen, _ := sys.startWorkerIn(t, filepath.Join(t.TempDir(), "frozen"), "--store", way.StoreURL(b.prefix))
 	t.Cleanup(func() { frozen.signal(syscall.SIGCONT) }) // so that it can exit
-	w.ready(t)
-	same := func() *api { return w.api }
+	sys.ready(t)
+	same := func() *api { return sys.api }
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
-	next := func(d *diary) {
+	next := func(d *threadJournal) {
 		t.Helper()
 		if res, err := d.write(ctx, same); err != nil || !res.Success {
 			t.Errorf("%+v, %v", res, err)
 		}
 	}
-	running, saving, h := &diary{id: "running"}, &diary{id: "saving"}, newHold()
-	diaries := []*diary{running, saving}
+	running, saving, h := &threadJournal{id: "running"}, &threadJournal{id: "saving"}, newHold()
+	diaries := []*threadJournal{running, saving}
 	for _, d := range diaries {
 		next(d)
 		d.next++ // for the lost execution
 	}
 
-	lost := []*pending{w.start(bash(running.code(running.next)+h.code()).and("thread_id", running.id, "timeout", 60))}
+	lost := []*pending{sys.start(bash(running.code(running.next)+h.code()).and("thread_id", running.id, "timeout", 60))}
 	h.reached(t, 1)
 	stopped := make(chan struct{})
 	freeze := sync.OnceFunc(func() {
@@ -53,7 +53,7 @@ func testThreadsFrozen(t *testing.T, p *programs) {
 			freeze()
 		}
 	})
-	lost = append(lost, w.start(bash(saving.code(saving.next)).and("thread_id", saving.id, "timeout", 60)))
+	lost = append(lost, sys.start(bash(saving.code(saving.next)).and("thread_id", saving.id, "timeout", 60)))
 	select {
 	case <-stopped:
 		way.Watch(nil)
@@ -61,7 +61,7 @@ func testThreadsFrozen(t *testing.T, p *programs) {
 		t.Fatal("no layer was put")
 	}
 	h.release(t) // its program ends unnoticed for now
-	other, _ := w.startWorkerIn(t, filepath.Join(t.TempDir(), "other"))
+	other, _ := sys.startWorkerIn(t, filepath.Join(t.TempDir(), "other"))
 	var ids []string
 	for _, l := range lost {
 		r := l.answer(t)
@@ -77,7 +77,7 @@ func testThreadsFrozen(t *testing.T, p *programs) {
 		t.Helper()
 		var all [][]byte
 		for i, d := range diaries {
-			all = append(all, w.get("/v1/threads/"+d.id).body, w.get(execution(ids[i])).body)
+			all = append(all, sys.get("/v1/threads/"+d.id).body, sys.get(execution(ids[i])).body)
 		}
 		return bytes.Join(all, []byte("\n"))
 	}
@@ -85,7 +85,7 @@ func testThreadsFrozen(t *testing.T, p *programs) {
 
 	frozen.signal(syscall.SIGCONT)
 	eventually(t, "the woken worker gives up what it had", func() (bool, any) {
-		n := strings.Count(frozen.text(t), `"msg":"execution given up"`)
+		n := strings.Count(frozen.text(t), `"msg":"execution abandoned"`)
 		return n == len(lost), n
 	})
 	if after := look(); !bytes.Equal(before, after) {
@@ -98,7 +98,7 @@ func testThreadsFrozen(t *testing.T, p *programs) {
 	for range 2 { // first from its cached older versions, then from the result
 		for _, d := range diaries {
 			next(d)
-			if err := d.isWhole(ctx, same); err != nil {
+			if err := d.checkFiles(ctx, same); err != nil {
 				t.Error(err)
 			}
 		}

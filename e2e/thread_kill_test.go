@@ -31,13 +31,13 @@ import (
 )
 
 var (
-	threadKills = repeatsFlag("thread-kills", 3, 6, "how often a worker is killed while it takes and saves homes of threads, in each deployment")
+	threadKills = repeatsFlag("thread-kills", 3, 6, "how often a worker is killed while it loads and saves homes of threads, in each deployment")
 	threadSeed  = flag.Uint64("thread-seed", 0, "what the moments of these kills are drawn with; 0 draws it")
 )
 
-// diary is a thread in whose home each execution writes its number in several ways. The home can
+// threadJournal is a thread in whose home each execution writes its number in several ways. The home can
 // therefore be recognised as one complete version.
-type diary struct {
+type threadJournal struct {
 	id string
 
 	mu      sync.Mutex
@@ -51,7 +51,7 @@ const (
 )
 
 // code returns the program of execution n. It prints what it found and changes all of it.
-func (d *diary) code(n int) string {
+func (d *threadJournal) code(n int) string {
 	return fmt.Sprintf(`{ cat log; sha256sum <big; ls -d dir-*; cat dir-*/log; } 2>/dev/null | sha256sum | cut -c 1-64
 echo $(cat log 2>/dev/null)
 echo %[1]d >>log
@@ -61,28 +61,28 @@ echo %[1]d >>dir-%[1]d/log
 `, n, d.id, n%bigs, bigSize)
 }
 
-// big returns the digest of the large file that execution n leaves.
-func (d *diary) big(n int) string {
+// largeContent returns the digest of the large file that execution n leaves.
+func (d *threadJournal) largeContent(n int) string {
 	line := fmt.Sprintf("%s %d\n", d.id, n%bigs)
 	sum := sha256.Sum256(bytes.Repeat([]byte(line), bigSize/len(line)+1)[:bigSize])
 	return hex.EncodeToString(sum[:])
 }
 
-// found returns what the execution after these entries prints.
-func (d *diary) found(entries []int) string {
-	var text, told strings.Builder
+// expected returns what the execution after these entries prints.
+func (d *threadJournal) expected(entries []int) string {
+	var text, list strings.Builder
 	for _, n := range entries {
 		fmt.Fprintln(&text, n)
-		fmt.Fprintf(&told, " %d", n)
+		fmt.Fprintf(&list, " %d", n)
 	}
 	if len(entries) > 0 {
 		last, log := entries[len(entries)-1], text.String()
-		fmt.Fprintf(&text, "%s  -\ndir-%d\n%s", d.big(last), last, log)
+		fmt.Fprintf(&text, "%s  -\ndir-%d\n%s", d.largeContent(last), last, log)
 	}
-	return fmt.Sprintf("%x\n%s\n", sha256.Sum256([]byte(text.String())), strings.TrimPrefix(told.String(), " "))
+	return fmt.Sprintf("%x\n%s\n", sha256.Sum256([]byte(text.String())), strings.TrimPrefix(list.String(), " "))
 }
 
-func (d *diary) now() []int {
+func (d *threadJournal) entriesNow() []int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Clone(d.entries)
@@ -113,15 +113,15 @@ func (o *outcomes) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// write runs the next execution of a diary and checks what it found against the earlier ones. A
+// write runs the next execution of a journal and checks what it found against the earlier ones. A
 // client without a response retries. An error is a broken guarantee.
-func (d *diary) write(ctx context.Context, at func() *api) (proto.Result, error) {
+func (d *threadJournal) write(ctx context.Context, at func() *api) (proto.Result, error) {
 	d.mu.Lock()
 	d.next++
 	n := d.next
 	d.mu.Unlock()
 	var res proto.Result
-	r, err := insist(ctx, func() (*reply, error) {
+	r, err := retryUntilDone(ctx, func() (*reply, error) {
 		body := bash(d.code(n)).and("thread_id", d.id, "timeout", 60)
 		return at().try(ctx, http.MethodPost, executePath, body, "Idempotency-Key", fmt.Sprintf("%s.%d", d.id, n))
 	})
@@ -132,17 +132,17 @@ func (d *diary) write(ctx context.Context, at func() *api) (proto.Result, error)
 		err = json.Unmarshal(r.body, &res)
 	}
 	if err == nil {
-		err = d.wrote(n, &res)
+		err = d.checkResult(n, &res)
 	}
 	if err != nil {
-		return res, fmt.Errorf("execution %d of %s after %v: %w: %s", n, d.id, d.now(), err, r)
+		return res, fmt.Errorf("execution %d of %s after %v: %w: %s", n, d.id, d.entriesNow(), err, r)
 	}
 	return res, nil
 }
 
-// wrote records the result of execution n.
-func (d *diary) wrote(n int, res *proto.Result) error {
-	found := d.found(d.now())
+// checkResult records the result of execution n.
+func (d *threadJournal) checkResult(n int, res *proto.Result) error {
+	found := d.expected(d.entriesNow())
 	ran := res.Success
 	switch code := proto.ErrorCode(deref(res.ErrorCode)); code {
 	case "":
@@ -174,9 +174,9 @@ func deref(s *string) string {
 	return *s
 }
 
-// insist retries until the response does not come from a server that is stopped, stopping or
+// retryUntilDone retries until the response does not come from a server that is stopped, stopping or
 // starting, or ctx is done.
-func insist(ctx context.Context, ask func() (*reply, error)) (*reply, error) {
+func retryUntilDone(ctx context.Context, ask func() (*reply, error)) (*reply, error) {
 	look := time.NewTicker(50 * time.Millisecond)
 	defer look.Stop()
 	for {
@@ -195,12 +195,12 @@ func insist(ctx context.Context, ask func() (*reply, error)) (*reply, error) {
 	}
 }
 
-// isWhole checks that the visible thread is one complete version and has everything confirmed
+// checkFiles checks that the visible thread is one complete version and has everything confirmed
 // before.
-func (d *diary) isWhole(ctx context.Context, at func() *api) error {
-	before := d.now()
+func (d *threadJournal) checkFiles(ctx context.Context, at func() *api) error {
+	before := d.entriesNow()
 	ask := func(method, path string, body any) (*reply, error) {
-		return insist(ctx, func() (*reply, error) { return at().try(ctx, method, path, body) })
+		return retryUntilDone(ctx, func() (*reply, error) { return at().try(ctx, method, path, body) })
 	}
 	r, err := ask(http.MethodGet, "/v1/threads/"+d.id, nil)
 	if err != nil || r.status == http.StatusNotFound && len(before) == 0 {
@@ -213,7 +213,7 @@ func (d *diary) isWhole(ctx context.Context, at func() *api) error {
 	if r, err = ask(http.MethodPost, "/v1/files/list", request{"source": "thread", "id": d.id}); err != nil {
 		return err
 	}
-	if err := d.isListed(r, len(before)); err != nil {
+	if err := d.checkListing(r, len(before)); err != nil {
 		return err
 	}
 	if head.Version == 0 {
@@ -222,11 +222,11 @@ func (d *diary) isWhole(ctx context.Context, at func() *api) error {
 	if r, err = ask(http.MethodGet, fmt.Sprintf("/v1/threads/%s/archive?version=%d", d.id, head.Version), nil); err != nil {
 		return err
 	}
-	return d.isArchived(r, before, int(head.Version))
+	return d.checkArchive(r, before, int(head.Version))
 }
 
-// isListed checks the listing of a home with at least that many entries.
-func (d *diary) isListed(r *reply, least int) error {
+// checkListing checks the listing of a home with at least that many entries.
+func (d *threadJournal) checkListing(r *reply, least int) error {
 	var list struct {
 		Files []struct {
 			Name string
@@ -257,8 +257,8 @@ func (d *diary) isListed(r *reply, least int) error {
 	return nil
 }
 
-// isArchived checks an archive of a version of the home that starts with the entries in before.
-func (d *diary) isArchived(r *reply, before []int, version int) error {
+// checkArchive checks an archive of a version of the home that starts with the entries in before.
+func (d *threadJournal) checkArchive(r *reply, before []int, version int) error {
 	files := map[string][]byte{}
 	for in := tar.NewReader(bytes.NewReader(r.body)); r.status == http.StatusOK; {
 		h, err := in.Next()
@@ -286,7 +286,7 @@ func (d *diary) isArchived(r *reply, before []int, version int) error {
 	last := entries[version-1]
 	dir := "dir-" + strconv.Itoa(last)
 	_, there := files[dir]
-	if big := sha256.Sum256(files["big"]); hex.EncodeToString(big[:]) != d.big(last) || !there || !bytes.Equal(files["log"], files[dir+"/log"]) {
+	if big := sha256.Sum256(files["big"]); hex.EncodeToString(big[:]) != d.largeContent(last) || !there || !bytes.Equal(files["log"], files[dir+"/log"]) {
 		return fmt.Errorf("version %d of %s is not one version: %v with a large file %x", version, d.id, slices.Sorted(maps.Keys(files)), big)
 	}
 	return nil
@@ -313,10 +313,10 @@ type step struct {
 func testThreadsKilled(t *testing.T, p *programs, in topology) {
 	b := p.newBucket(t)
 	const slots = 3
-	w := newWorld(t, p, in, noSlots, append(b.flags(), "--slots", strconv.Itoa(slots))...)
-	if !in.apart {
-		one := &victim{process: w.front, data: w.data, store: b.Proxy}
-		killThreads(t, w, []*victim{one}, storeSteps([]*victim{one}))
+	sys := newSystem(t, p, in, noSlots, append(b.flags(), "--slots", strconv.Itoa(slots))...)
+	if !in.separate {
+		one := &victim{process: sys.front, data: sys.data, store: b.Proxy}
+		killThreads(t, sys, []*victim{one}, storeSteps([]*victim{one}))
 		return
 	}
 	var victims []*victim
@@ -324,20 +324,20 @@ func testThreadsKilled(t *testing.T, p *programs, in topology) {
 		v := &victim{data: filepath.Join(t.TempDir(), "worker"), store: b.server.Proxy(&storagetest.Injector{})}
 		t.Cleanup(v.store.Close)
 		v.start = func() *process {
-			proc, _ := w.startWorkerIn(t, v.data, "--store", v.store.StoreURL(b.prefix))
+			proc, _ := sys.startWorkerIn(t, v.data, "--store", v.store.StoreURL(b.prefix))
 			return proc
 		}
 		v.process = v.start()
 		victims = append(victims, v)
 	}
-	killThreads(t, w, victims, slices.Concat(storeSteps(victims), schedulerSteps(t, connect(t, p, w.broker))))
+	killThreads(t, sys, victims, slices.Concat(storeSteps(victims), schedulerSteps(t, connect(t, p, sys.broker))))
 }
 
 // testThreadsKilledDirectory kills a server that stores everything in its own directory, at random
 // times.
 func testThreadsKilledDirectory(t *testing.T, p *programs) {
-	w := newWorld(t, p, topology{}, 3)
-	killThreads(t, w, []*victim{{process: w.front, data: w.data}}, nil)
+	sys := newSystem(t, p, topology{}, 3)
+	killThreads(t, sys, []*victim{{process: sys.front, data: sys.data}}, nil)
 }
 
 // storeSteps returns the steps that are visible as requests to the store.
@@ -408,7 +408,7 @@ func schedulerSteps(t *testing.T, nc *nats.Conn) []step {
 
 // killThreads kills processes while programs run in threads, alternating between steps and random
 // times.
-func killThreads(t *testing.T, w *world, victims []*victim, steps []step) {
+func killThreads(t *testing.T, sys *system, victims []*victim, steps []step) {
 	seed := *threadSeed
 	if seed == 0 {
 		seed = rand.Uint64()
@@ -425,29 +425,29 @@ func killThreads(t *testing.T, w *world, victims []*victim, steps []step) {
 		sync.Mutex
 		base string
 	}
-	front.base = w.base
-	key, client := w.key, w.http
+	front.base = sys.base
+	key, client := sys.key, sys.http
 	at := func() *api {
 		front.Lock()
 		defer front.Unlock()
 		return &api{t: t, base: front.base, key: key, http: client}
 	}
-	w.ready(t)
+	sys.ready(t)
 
 	const diaries = 16
 	ended := make(chan struct{}, 1) // receives when an execution has ended
 	over, finish := context.WithCancel(t.Context())
 	ctx, stop := context.WithCancel(t.Context())
-	began := make(chan *diary)
+	began := make(chan *threadJournal)
 	var ends outcomes
 	var clients, readers sync.WaitGroup
 	defer readers.Wait()
 	defer clients.Wait()
 	defer stop()
 	defer finish()
-	var all []*diary
+	var all []*threadJournal
 	for i := range diaries {
-		d := &diary{id: fmt.Sprintf("diary-%d", i)}
+		d := &threadJournal{id: fmt.Sprintf("diary-%d", i)}
 		all = append(all, d)
 		clients.Go(func() {
 			for {
@@ -477,7 +477,7 @@ func killThreads(t *testing.T, w *world, victims []*victim, steps []step) {
 			case <-over.Done():
 				return
 			case d := <-began:
-				if err := d.isWhole(ctx, at); err != nil {
+				if err := d.checkFiles(ctx, at); err != nil {
 					t.Error(err)
 				}
 				reads++
@@ -508,27 +508,29 @@ func killThreads(t *testing.T, w *world, victims []*victim, steps []step) {
 				v.process = v.start()
 				continue
 			}
-			w.startFront(t)
-			v.process = w.front
+			sys.startFront(t)
+			v.process = sys.front
 			front.Lock()
-			front.base = w.base
+			front.base = sys.base
 			front.Unlock()
-			w.ready(t)
+			sys.ready(t)
 		}
 	}
 	finish()
-	defer time.AfterFunc(patience, stop).Stop()
+	patient := time.AfterFunc(patience, stop)
+	defer patient.Stop()
 	clients.Wait()
 	readers.Wait()
 	entries := 0
 	for _, d := range all { // what the last executions left
+		patient.Reset(patience)
 		if res, err := d.write(ctx, at); err != nil || !res.Success {
 			t.Errorf("%+v, %v", res, err)
 		}
-		if err := d.isWhole(ctx, at); err != nil {
+		if err := d.checkFiles(ctx, at); err != nil {
 			t.Error(err)
 		}
-		entries += len(d.now())
+		entries += len(d.entriesNow())
 	}
 	t.Logf("killed %v; executions ended: %s; %d entries; read %d times meanwhile", killed, &ends, entries, reads)
 }

@@ -20,10 +20,10 @@ import (
 // testThreadProcesses uses threads through two gateways and moves them between workers.
 func testThreadProcesses(t *testing.T, p *programs) {
 	b := p.newBucket(t)
-	w := newWorld(t, p, topology{apart: true}, 2, append(b.flags(), "--queue-wait", "1m")...)
-	args := append([]string{"--data", filepath.Join(t.TempDir(), "second"), "--roles", "gateway"}, w.args...)
-	_, base := p.startServe(t, "second front", w.env, args...)
-	first, second := w.api, &api{t, base, w.key, w.http}
+	sys := newSystem(t, p, topology{separate: true}, 2, append(b.flags(), "--queue-wait", "1m", "--interactive-slots", "0")...)
+	args := append([]string{"--data", filepath.Join(t.TempDir(), "second"), "--roles", "gateway"}, sys.args...)
+	_, base := p.startServe(t, "second front", sys.env, args...)
+	first, second := sys.api, &api{t, base, sys.key, sys.http}
 
 	testThreadInARow(t, 20, first, second)
 	for n := range 6 {
@@ -32,19 +32,19 @@ func testThreadProcesses(t *testing.T, p *programs) {
 			one, other = second, first
 		}
 		file, program := []byte(fmt.Sprint("uploaded ", n)), []byte(fmt.Sprint("written ", n))
-		one.put(t, "files", "file", file)
-		other.fetched(t, "files", "file", file)
+		one.upload(t, "files", "file", file)
+		other.checkDownload(t, "files", "file", file)
 		if r := one.inline(bash(fmt.Sprintf("cat file; echo -n written %d > file; echo > new-%02d", n, n)).of("files")); r.Stdout != string(file) {
 			t.Errorf("round %d: the program found %+v", n, r)
 		}
-		other.fetched(t, "files", "file", program)
+		other.checkDownload(t, "files", "file", program)
 		if list := other.files("files", "", false); len(list) != n+2 || list[len(list)-1] != fmt.Sprintf("new-%02d 1", n) {
 			t.Errorf("round %d: %v", n, list)
 		}
 		// Signed by one gateway, used at the other.
 		s := one.uploadURL("files", "signed-elsewhere", 0).signed(t)
 		s.URL = strings.Replace(s.URL, one.base, other.base, 1)
-		if r := other.use(s, s.Method, nil); r.status != http.StatusOK {
+		if r := other.useSigned(s, s.Method, nil); r.status != http.StatusOK {
 			t.Errorf("a URL of another gateway: %s", r)
 		}
 		if r := other.inline(bash("cat file; rm signed-elsewhere").of("files")); r.Stdout != string(program) || !r.Success {
@@ -52,7 +52,7 @@ func testThreadProcesses(t *testing.T, p *programs) {
 		}
 	}
 	testThreadQueued(t, first, second)
-	testThreadMoves(t, w, first, second)
+	testThreadMoves(t, sys, first, second)
 }
 
 // testThreadQueued has an execution without a slot hold a thread.
@@ -61,15 +61,15 @@ func testThreadQueued(t *testing.T, first, second *api) {
 	running := []string{first.submit(bash(h.code())), second.submit(bash(h.code()))}
 	h.reached(t, len(running))
 	id := first.submit(bash("echo never").of("queued"))
-	first.busy(t, "queued", id)
-	second.busy(t, "queued", id)
-	second.put(t, "queued", "file", []byte("uploaded meanwhile"))
+	first.checkBusy(t, "queued", id)
+	second.checkBusy(t, "queued", id)
+	second.upload(t, "queued", "file", []byte("uploaded meanwhile"))
 	second.do(http.MethodDelete, "/v1/threads/queued", nil).rejection(t, http.StatusConflict, "conflict")
 	if r := first.do(http.MethodPost, execution(id, "cancel"), nil); r.status != http.StatusAccepted {
 		t.Errorf("cancel: %s", r)
 	}
 	next := second.submit(bash("cat file").of("queued")) // accepted at once
-	first.busy(t, "queued", next)
+	first.checkBusy(t, "queued", next)
 	h.release(t)
 	first.ended(next).succeeded(t, "uploaded meanwhile")
 	for _, id := range running {
@@ -78,7 +78,7 @@ func testThreadQueued(t *testing.T, first, second *api) {
 }
 
 // testThreadMoves stops one worker and kills the other.
-func testThreadMoves(t *testing.T, w *world, first, second *api) {
+func testThreadMoves(t *testing.T, sys *system, first, second *api) {
 	log := ""
 	call := func(a *api, word string) {
 		t.Helper()
@@ -87,10 +87,10 @@ func testThreadMoves(t *testing.T, w *world, first, second *api) {
 		}
 		log += word + "\n"
 	}
-	first.put(t, "moves", "large", noise(5<<20))
+	first.upload(t, "moves", "large", randomBytes(5<<20))
 	call(second, "one")
-	one := w.worker
-	w.startWorker(t)
+	one := sys.worker
+	sys.startWorker(t)
 	one.signal(syscall.SIGTERM)
 	if code := one.exitCode(t); code != 0 {
 		t.Errorf("exit code %d", code)
@@ -98,36 +98,36 @@ func testThreadMoves(t *testing.T, w *world, first, second *api) {
 	call(first, "two") // on the other worker; the first has saved everything to the store
 	call(second, "three")
 
-	two := w.worker
-	w.startWorker(t)
+	two := sys.worker
+	sys.startWorker(t)
 	two.kill()
 	call(first, "four") // once the dead worker is known to be lost
 	call(second, "five")
 
-	second.listed(t, "moves", "", true, "large 5242880", fmt.Sprintf("log %d", len(log)))
+	second.checkListing(t, "moves", "", true, "large 5242880", fmt.Sprintf("log %d", len(log)))
 }
 
 // testThreadRebuild deletes the thread data in JetStream and rebuilds it from the store.
 func testThreadRebuild(t *testing.T, p *programs) {
-	w := newWorld(t, p, topology{}, 2)
+	sys := newSystem(t, p, topology{}, 2)
 	fill := `
 os.makedirs('dir/empty'); os.symlink('file', 'dir/link'); open('dir/file', 'w').write('content'); os.link('dir/file', 'hard'); os.chmod('hard', 0o700)
 with open('large', 'wb') as f: f.write(b'0123456789abcdef' * (5 << 16))
 `
-	w.inline(python(describeCode + fill).of("kept"))
-	w.inline(bash("echo second > second; rm -r dir/empty").of("kept"))
-	w.inline(bash("echo third > third").of("kept"))
-	if r := w.do(http.MethodPost, "/v1/threads/kept/fork", request{"id": "forked", "version": 1}); r.status != http.StatusCreated {
+	sys.inline(python(describeCode + fill).of("kept"))
+	sys.inline(bash("echo second > second; rm -r dir/empty").of("kept"))
+	sys.inline(bash("echo third > third").of("kept"))
+	if r := sys.do(http.MethodPost, "/v1/threads/kept/fork", request{"id": "forked", "version": 1}); r.status != http.StatusCreated {
 		t.Fatalf("fork: %s", r)
 	}
-	w.inline(bash("echo removed > x").of("removed"))
-	if r := w.do(http.MethodDelete, "/v1/threads/removed", nil); r.status != http.StatusNoContent {
+	sys.inline(bash("echo removed > x").of("removed"))
+	if r := sys.do(http.MethodDelete, "/v1/threads/removed", nil); r.status != http.StatusNoContent {
 		t.Errorf("remove: %s", r)
 	}
-	w.put(t, "kept", "never found", []byte("x"))
-	w.put(t, "only-uploads", "file", []byte("x"))
+	sys.upload(t, "kept", "never found", []byte("x"))
+	sys.upload(t, "only-uploads", "file", []byte("x"))
 
-	type told struct {
+	type threadState struct {
 		Version, Files, Bytes int64
 		Versions              []struct {
 			Number, Files, Bytes int64
@@ -135,15 +135,15 @@ with open('large', 'wb') as f: f.write(b'0123456789abcdef' * (5 << 16))
 			TraceID              *string `json:"trace_id"`
 		}
 	}
-	look := func() (all map[string]told, tars map[string][]byte) {
-		all, tars = map[string]told{}, map[string][]byte{}
+	look := func() (all map[string]threadState, tars map[string][]byte) {
+		all, tars = map[string]threadState{}, map[string][]byte{}
 		for _, id := range []string{"kept", "forked"} {
-			var x told
-			w.get("/v1/threads/"+id).into(t, &x)
+			var x threadState
+			sys.get("/v1/threads/"+id).into(t, &x)
 			all[id] = x
 			for _, v := range x.Versions {
 				at := fmt.Sprintf("%s/archive?version=%d", id, v.Number)
-				r := w.get("/v1/threads/" + at)
+				r := sys.get("/v1/threads/" + at)
 				if r.status != http.StatusOK || len(r.body) < 1024 {
 					t.Errorf("archive of %s: %s", at, r)
 				}
@@ -156,19 +156,19 @@ with open('large', 'wb') as f: f.write(b'0123456789abcdef' * (5 << 16))
 	if n := len(before["kept"].Versions); n != 3 {
 		t.Fatalf("%d versions of what three executions changed", n)
 	}
-	w.front.signal(syscall.SIGTERM)
-	w.front.exitCode(t)
-	if err := os.RemoveAll(filepath.Join(w.data, "jetstream")); err != nil {
+	sys.front.signal(syscall.SIGTERM)
+	sys.front.exitCode(t)
+	if err := os.RemoveAll(filepath.Join(sys.data, "jetstream")); err != nil {
 		t.Fatal(err)
 	}
-	w.startFront(t)
-	w.ready(t)
-	w.get("/v1/threads/kept").rejection(t, http.StatusNotFound, "not_found")
-	if out := w.command(t, w.key, "thread", "rebuild"); out != "2 threads rebuilt, 0 unchanged, 0 without a complete version\n" {
-		t.Errorf("rebuild says %s", out)
+	sys.startFront(t)
+	sys.ready(t)
+	sys.get("/v1/threads/kept").rejection(t, http.StatusNotFound, "not_found")
+	if out := sys.command(t, sys.key, "thread", "rebuild"); out != "2 threads rebuilt, 0 unchanged, 0 without a complete version\n" {
+		t.Errorf("rebuild prints %s", out)
 	}
-	if out := w.command(t, w.key, "thread", "rebuild"); out != "0 threads rebuilt, 2 unchanged, 0 without a complete version\n" {
-		t.Errorf("a second time it says %s", out)
+	if out := sys.command(t, sys.key, "thread", "rebuild"); out != "0 threads rebuilt, 2 unchanged, 0 without a complete version\n" {
+		t.Errorf("a second time it prints %s", out)
 	}
 	after, again := look()
 	if diff := cmp.Diff(before, after); diff != "" {
@@ -180,13 +180,13 @@ with open('large', 'wb') as f: f.write(b'0123456789abcdef' * (5 << 16))
 		}
 	}
 	for _, id := range []string{"removed", "only-uploads"} {
-		w.get("/v1/threads/"+id).rejection(t, http.StatusNotFound, "not_found")
+		sys.get("/v1/threads/"+id).rejection(t, http.StatusNotFound, "not_found")
 	}
-	w.listed(t, "kept", "", false, "dir/", "hard 7", "large 5242880", "second 7", "third 6")
-	if r := w.inline(bash("cat second third dir/link; echo fourth > fourth; stat -c %a hard").of("kept")); r.Stdout != "second\nthird\ncontent700\n" {
+	sys.checkListing(t, "kept", "", false, "dir/", "hard 7", "large 5242880", "second 7", "third 6")
+	if r := sys.inline(bash("cat second third dir/link; echo fourth > fourth; stat -c %a hard").of("kept")); r.Stdout != "second\nthird\ncontent700\n" {
 		t.Errorf("the next execution found %+v", r)
 	}
-	if r := w.inline(bash("cat fourth").of("kept")); r.Stdout != "fourth\n" {
+	if r := sys.inline(bash("cat fourth").of("kept")); r.Stdout != "fourth\n" {
 		t.Errorf("and the next %+v", r)
 	}
 }
@@ -203,16 +203,16 @@ func testThreadExpiry(t *testing.T, p *programs, in topology) {
 		t.Fatal(err)
 	}
 	b := p.newBucket(t)
-	w := newWorld(t, p, in, 2, append(b.flags(), "--store-key", keyFile)...)
+	sys := newSystem(t, p, in, 2, append(b.flags(), "--store-key", keyFile)...)
 	const word = "what nobody may read"
 	large := bytes.Repeat([]byte(word+"\n"), 5<<20/len(word))
-	w.put(t, "secret", "staged "+word, []byte(word))
-	w.put(t, "secret", "large", large)
-	r := w.inline(python(fmt.Sprintf("import os\nopen('%s', 'w').write('%[1]s')\nos.setxattr('large', 'user.x', b'%[1]s')\nos.symlink('%[1]s', 'link')", word)).of("secret"))
+	sys.upload(t, "secret", "staged "+word, []byte(word))
+	sys.upload(t, "secret", "large", large)
+	r := sys.inline(python(fmt.Sprintf("import os\nopen('%s', 'w').write('%[1]s')\nos.setxattr('large', 'user.x', b'%[1]s')\nos.symlink('%[1]s', 'link')", word)).of("secret"))
 	if !r.Success {
 		t.Fatalf("got %+v", r)
 	}
-	w.put(t, "secret", "uploaded", large)
+	sys.upload(t, "secret", "uploaded", large)
 	stored := b.files(t)
 	if len(stored) < 5 { // a layer, an object, a manifest, uploads
 		t.Errorf("the bucket has only %v", stored)
@@ -229,42 +229,47 @@ func testThreadExpiry(t *testing.T, p *programs, in topology) {
 			t.Errorf("%s is not encrypted", name)
 		}
 	}
-	w.fetched(t, "secret", "large", large)
-	w.fetched(t, "secret", word, []byte(word))
-	if in.apart { // on a worker without cached data
-		w.worker.signal(syscall.SIGTERM)
-		w.worker.exitCode(t)
-		w.startWorker(t)
-		w.ready(t)
+	sys.checkDownload(t, "secret", "large", large)
+	sys.checkDownload(t, "secret", word, []byte(word))
+	if in.separate { // on a worker without cached data
+		sys.worker.signal(syscall.SIGTERM)
+		sys.worker.exitCode(t)
+		sys.startWorker(t)
+		sys.ready(t)
 	}
-	if r := w.inline(bash("cat '" + word + "'; cmp large uploaded").of("secret")); r.Stdout != word || !r.Success {
+	if r := sys.inline(bash("cat '" + word + "'; cmp large uploaded").of("secret")); r.Stdout != word || !r.Success {
 		t.Errorf("the next execution found %+v", r)
 	}
 
-	w.front.signal(syscall.SIGTERM)
-	w.front.exitCode(t)
-	w.args = append(w.args, "--thread-expiry", "1s", "--thread-gc", "100ms")
-	w.startFront(t)
-	w.ready(t)
+	sys.front.signal(syscall.SIGTERM)
+	sys.front.exitCode(t)
+	sys.args = append(sys.args, "--thread-expiry", "1s", "--thread-gc", "100ms")
+	sys.startFront(t)
+	sys.ready(t)
 	h := newHold()
-	id := w.submit(bash("echo kept > file\n" + h.code()).of("held"))
+	id := sys.submit(bash("echo kept > file\n" + h.code()).of("held"))
 	h.reached(t, 1)
-	w.put(t, "unused", "file", []byte("x"))
+	sys.upload(t, "unused", "file", []byte("x"))
 	for _, thread := range []string{"unused", "secret"} {
-		w.expired(t, thread)
+		sys.awaitExpiry(t, thread)
 	}
 	// These were used later, or before the server started. An execution holds this one.
-	if r := w.get("/v1/threads/held"); r.status != http.StatusOK {
+	if r := sys.get("/v1/threads/held"); r.status != http.StatusOK {
 		t.Errorf("a thread in use: %s", r)
 	}
-	w.listed(t, "secret", "", true)
+	sys.checkListing(t, "secret", "", true)
 	h.release(t)
-	w.ended(id).succeeded(t, "held\nwoken\n")
-	w.expired(t, "held")
-	if r := w.inline(bash("ls -A").of("secret")); r.Stdout != "" || !r.Success {
+	sys.ended(id).succeeded(t, "held\nwoken\n")
+	sys.awaitExpiry(t, "held")
+	var found *reply
+	eventually(t, "the removal of the expired thread is complete", func() (bool, any) {
+		found = sys.execute(bash("ls -A").of("secret"))
+		return found.status != http.StatusConflict, found
+	})
+	if r := found.result(t); r.Stdout != "" || !r.Success {
 		t.Errorf("a new thread of an expired one's name has %+v", r)
 	}
-	w.expired(t, "secret")
+	sys.awaitExpiry(t, "secret")
 	eventually(t, "what nothing refers to is collected once it is old", func() (bool, any) {
 		left := b.files(t)
 		old := time.Now().Add(-72 * time.Hour)
@@ -277,11 +282,11 @@ func testThreadExpiry(t *testing.T, p *programs, in topology) {
 	})
 }
 
-// expired waits until the thread does not exist any more.
-func (w *world) expired(t testing.TB, thread string) {
+// awaitExpiry waits until the thread does not exist any more.
+func (sys *system) awaitExpiry(t testing.TB, thread string) {
 	t.Helper()
 	eventually(t, thread+" expires", func() (bool, any) {
-		r := w.get("/v1/threads/" + thread)
+		r := sys.get("/v1/threads/" + thread)
 		return r.status == http.StatusNotFound, r
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/storage/storagetest"
@@ -36,33 +37,38 @@ func storeRequests() []storeRequest {
 	}
 }
 
-// suffering is a thread in an organisation that meets one fault of the store.
-type suffering struct {
-	*diary
+// storeFault is a thread in an organisation that meets one fault of the store.
+type storeFault struct {
+	*threadJournal
 	*api
-	name  string
-	large bool            // it has a layer whose index is fetched separately
-	want  proto.ErrorCode // empty if the fault must not be noticeable
-	fail  func(b *bucket) (heal func() int)
+	name   string
+	large  bool            // it has a layer whose index is fetched separately
+	want   proto.ErrorCode // empty if the fault must not be noticeable
+	inject func(b *bucket) (heal func() int)
 }
 
 // testThreadsStoreFails makes every request of a worker to its store fail in every way, permanently
 // and temporarily.
 func testThreadsStoreFails(t *testing.T, p *programs) {
 	b := p.newBucket(t)
-	w := newWorld(t, p, topology{apart: true}, noSlots, append(b.flags(), "--slots", "64")...)
+	sys := newSystem(t, p, topology{separate: true}, noSlots, append(b.flags(), "--slots", "64")...)
 	data := filepath.Join(t.TempDir(), "worker")
-	worker, _ := w.startWorkerIn(t, data)
-	w.ready(t)
+	worker, _ := sys.startWorkerIn(t, data)
+	sys.ready(t)
 
-	all := sufferings(w.api)
-	each := func(what string, f func(ctx context.Context, s *suffering) error) {
+	const few = 8 // without faults, programs would only wait for the processor
+	all := storeFaults(sys.api)
+	each := func(what string, atOnce int, f func(ctx context.Context, s *storeFault) error) {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		turns := make(chan struct{}, atOnce)
+		// A worker waits for a store that does not answer for most of a minute.
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute+patience)
 		defer cancel()
 		var group sync.WaitGroup
 		for _, s := range all {
+			turns <- struct{}{}
 			group.Go(func() {
+				defer func() { <-turns }()
 				if err := f(ctx, s); err != nil {
 					t.Errorf("%s: %s: %v", s.name, what, err)
 				}
@@ -70,14 +76,14 @@ func testThreadsStoreFails(t *testing.T, p *programs) {
 		}
 		group.Wait()
 	}
-	write := func(ctx context.Context, s *suffering, want proto.ErrorCode) error {
+	write := func(ctx context.Context, s *storeFault, want proto.ErrorCode) error {
 		res, err := s.write(ctx, func() *api { return s.api })
 		if err == nil && deref(res.ErrorCode) != string(want) {
 			err = fmt.Errorf("it ended with %q: %s", deref(res.ErrorCode), deref(res.ErrorMessage))
 		}
 		return err
 	}
-	each("before", func(ctx context.Context, s *suffering) error {
+	each("before", few, func(ctx context.Context, s *storeFault) error {
 		if s.large {
 			noise := bash("head -c 2000000 /dev/urandom >.noise").and("thread_id", s.id)
 			if r, err := s.try(ctx, http.MethodPost, executePath, noise); err != nil || r.status != http.StatusOK {
@@ -90,19 +96,19 @@ func testThreadsStoreFails(t *testing.T, p *programs) {
 	if err := os.RemoveAll(filepath.Join(data, "homes")); err != nil {
 		t.Fatal(err)
 	}
-	w.startWorkerIn(t, data)
-	w.ready(t)
-	heal := map[*suffering]func() int{}
+	sys.startWorkerIn(t, data)
+	sys.ready(t)
+	heal := map[*storeFault]func() int{}
 	for _, s := range all {
-		heal[s] = s.fail(b)
+		heal[s] = s.inject(b)
 	}
-	each("meanwhile", func(ctx context.Context, s *suffering) error { return write(ctx, s, s.want) })
+	each("meanwhile", len(all), func(ctx context.Context, s *storeFault) error { return write(ctx, s, s.want) })
 	for _, s := range all {
 		if hits := heal[s](); hits == 0 {
 			t.Errorf("%s: it never happened", s.name)
 		}
 	}
-	each("after", func(ctx context.Context, s *suffering) error {
+	each("after", few, func(ctx context.Context, s *storeFault) error {
 		if err := write(ctx, s, ""); err != nil {
 			return err
 		}
@@ -113,15 +119,15 @@ func testThreadsStoreFails(t *testing.T, p *programs) {
 	})
 }
 
-// sufferings returns all of them, each in its own organisation.
-func sufferings(a *api) []*suffering {
-	var all []*suffering
+// storeFaults returns all of them, each in its own organisation.
+func storeFaults(a *api) []*storeFault {
+	var all []*storeFault
 	add := func(name string, large bool, want proto.ErrorCode, fail func(org string, b *bucket) func() int) {
 		org := fmt.Sprintf("org%d", len(all))
 		key, _ := a.newKey(org, "pro")
-		all = append(all, &suffering{
-			diary: &diary{id: "diary"}, api: a.with(key), name: name, large: large, want: want,
-			fail: func(b *bucket) func() int { return fail(org, b) },
+		all = append(all, &storeFault{
+			threadJournal: &threadJournal{id: "diary"}, api: a.with(key), name: name, large: large, want: want,
+			inject: func(b *bucket) func() int { return fail(org, b) },
 		})
 	}
 	for _, kind := range storagetest.Faults() {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -270,8 +271,8 @@ func modes() map[string][]string {
 	return map[string][]string{"inline": nil, "streaming": {accept, ndjson}, "async": {"Prefer", "respond-async"}}
 }
 
-// busy checks that a thread that an execution holds is rejected in every mode.
-func (a *api) busy(t testing.TB, thread, holder string) {
+// checkBusy checks that a thread that an execution holds is rejected in every mode.
+func (a *api) checkBusy(t testing.TB, thread, holder string) {
 	t.Helper()
 	for mode, headers := range modes() {
 		message := a.execute(bash("echo never").of(thread), headers...).rejection(t, http.StatusConflict, "conflict")
@@ -289,7 +290,7 @@ func testThreadBusy(t *testing.T, a *api) {
 	h.reached(t, 1)
 	again, streamed := a.start(program, key...), a.start(program, append(key, accept, ndjson)...)
 	id := a.submit(program, key...)
-	a.busy(t, "busy", id)
+	a.checkBusy(t, "busy", id)
 	if r := a.inline(bash("echo free").of("busy-not")); r.Stdout != "free\n" {
 		t.Errorf("another thread: %+v", r)
 	}
@@ -301,7 +302,7 @@ func testThreadBusy(t *testing.T, a *api) {
 	h.release(t)
 	for _, p := range []*pending{first, again} {
 		if r := p.answer(t); r.result(t).Stdout != "held\nwoken\n" || r.trace(t) != id {
-			t.Errorf("got %s of %s, want that of %s", r, r.trace(t), id)
+			t.Errorf("got %s of %s, want the response of %s", r, r.trace(t), id)
 		}
 	}
 	if stdout, _, _ := checkEvents(t, streamed.answer(t).events(t), 0); stdout != "held\nwoken\n" {
@@ -323,10 +324,10 @@ func testThreadBusy(t *testing.T, a *api) {
 	}
 }
 
-// call makes one call and returns its stdout as soon as it is known. In streaming mode that is at
+// callInMode makes one call and returns its stdout as soon as it is known. In streaming mode that is at
 // the result event, before the end of the response. In async mode it is when the record is
 // terminal.
-func (a *api) call(t testing.TB, mode string, body request) string {
+func (a *api) callInMode(t testing.TB, mode string, body request) string {
 	t.Helper()
 	switch mode {
 	case "streaming":
@@ -382,7 +383,7 @@ func testThreadInARow(t *testing.T, calls int, gateways ...*api) {
 	gateways[0].inline(bash("touch log").of("row"))
 	for n := range calls {
 		a, mode, program := gateways[n%len(gateways)], modes[n%len(modes)], programs[n%len(programs)](n)
-		if got := a.call(t, mode, program.of("row")); got != want {
+		if got := a.callInMode(t, mode, program.of("row")); got != want {
 			t.Fatalf("call %d, %s: the log is %q, want %q", n, mode, got, want)
 		}
 		want += fmt.Sprintln(n)
@@ -422,36 +423,59 @@ func testThreadLimits(t *testing.T, a *api) {
 	c := a.sandboxed("thread-limits-disk", request{"memory": "32MiB", "disk": request{"home": "20MiB"}})
 	for thread, c := range map[string]struct {
 		*api
-		first, second, left, says string
+		first  int // bytes of the first call
+		second string
 	}{
-		"bytes": {b, "head -c 3000000 /dev/zero > a", "head -c 3000000 /dev/zero > b", "a\n", "6000000 bytes in 2 files and directories, and the sandbox allows 4194304 bytes"},
-		"files": {b, "mkdir d; touch d/{1..160}", "mkdir e; touch e/{1..160}", "d\n", "in 322 files and directories, and the sandbox allows 4194304 bytes in 256"},
-		"disk":  {c, "head -c 15000000 /dev/zero > a", "head -c 10000000 /dev/zero > b", "a\n", "25000000 bytes in 2 files and directories, and the sandbox allows 20971520 bytes"},
+		"bytes": {b, 3_000_000, "head -c 3000000 /dev/zero > b"},
+		"disk":  {c, 15_000_000, "head -c 10000000 /dev/zero > b"},
 	} {
 		t.Run(thread, func(t *testing.T) {
 			t.Parallel()
 			b := c.in(t)
-			if r := b.inline(bash(c.first).of(thread)); !r.Success {
+			if r := b.inline(bash(fmt.Sprintf("head -c %d /dev/zero > a", c.first)).of(thread)); !r.Success {
 				t.Fatalf("got %+v", r)
 			}
-			r := b.inline(bash(c.second + " && echo done; exit 7").of(thread))
-			if display(r.ErrorCode) != `"thread_save_error"` || display(r.ProgramExitCode) != "7" || r.ExitCode != -1 || r.Stdout != "done\n" ||
-				r.ErrorMessage == nil || !strings.Contains(*r.ErrorMessage, c.says) {
-				t.Errorf("got %+v: %s, program exit code %s", r, display(r.ErrorMessage), display(r.ProgramExitCode))
+			r := b.inline(bash("df -B1 --output=used . | tail -n 1; echo kept > c; " + c.second + "; exit 7").of(thread))
+			used, err := strconv.Atoi(strings.TrimSpace(r.Stdout))
+			if r.ExitCode != 7 || r.ErrorCode != nil || !strings.Contains(r.Stderr, "No space left on device") || err != nil || used < c.first {
+				t.Errorf("a call that writes too much: %+v", r)
 			}
-			if r := b.inline(bash("ls").of(thread)); r.Stdout != c.left {
-				t.Errorf("the thread has %+v", r)
+			if r := b.inline(bash("cat c; rm *").of(thread)); r.Stdout != "kept\n" || !r.Success {
+				t.Errorf("the next call: %+v", r)
 			}
-			var shown struct{ Version int64 }
-			if b.get("/v1/threads/"+thread).into(t, &shown); shown.Version != 1 {
-				t.Errorf("version %d", shown.Version)
-			}
-			// Freeing space makes the thread usable again.
-			if r := b.inline(bash("rm -r *; " + c.second).of(thread)); !r.Success {
-				t.Errorf("after making room: %+v", r)
+			if r := b.inline(bash(c.second).of(thread)); !r.Success {
+				t.Errorf("after files were deleted: %+v", r)
 			}
 		})
 	}
+	t.Run("files", func(t *testing.T) {
+		t.Parallel()
+		b := b.in(t)
+		if r := b.inline(bash("mkdir d; touch d/{1..160}").of("files")); !r.Success {
+			t.Fatalf("got %+v", r)
+		}
+		const second = "mkdir e; touch e/{1..160}"
+		r := b.inline(bash(second + " && echo done; exit 7").of("files"))
+		if display(r.ErrorCode) != `"thread_save_error"` || display(r.ProgramExitCode) != "7" || r.ExitCode != -1 || r.Stdout != "done\n" ||
+			r.ErrorMessage == nil || !strings.Contains(*r.ErrorMessage, "in 322 files and directories, and the sandbox allows 4194304 bytes in 256") {
+			t.Errorf("got %+v: %s, program exit code %s", r, display(r.ErrorMessage), display(r.ProgramExitCode))
+		}
+		r = b.inline(bash("truncate -s 3T d/giant").of("files"))
+		if display(r.ErrorCode) != `"thread_save_error"` || r.ErrorMessage == nil ||
+			!strings.Contains(*r.ErrorMessage, `"d/giant" has 3298534883328 bytes including holes, more than 2199023255552`) {
+			t.Errorf("got %+v: %s", r, display(r.ErrorMessage))
+		}
+		if r := b.inline(bash("ls").of("files")); r.Stdout != "d\n" {
+			t.Errorf("the thread has %+v", r)
+		}
+		var shown struct{ Version int64 }
+		if b.get("/v1/threads/files").into(t, &shown); shown.Version != 1 {
+			t.Errorf("version %d", shown.Version)
+		}
+		if r := b.inline(bash("rm -r *; " + second).of("files")); !r.Success {
+			t.Errorf("after files were deleted: %+v", r)
+		}
+	})
 }
 
 // testThreadUploadLimits uploads more than a home may hold.
@@ -463,13 +487,13 @@ func testThreadUploadLimits(t *testing.T, a *api) {
 	key, _ := a.newKey("thread-upload-limits", "pro") // its sandbox is larger
 	large := a.with(key)
 	for i := range 3 {
-		large.put(t, "much", fmt.Sprint("upload", i), noise(2<<20))
+		large.upload(t, "much", fmt.Sprint("upload", i), randomBytes(2<<20))
 	}
-	for _, r := range []*reply{b.uploadURL("much", "x", 1), b.use(late, late.Method, noise(4<<20-4096))} {
-		told := r.rejection(t, http.StatusConflict, "conflict")
+	for _, r := range []*reply{b.uploadURL("much", "x", 1), b.useSigned(late, late.Method, randomBytes(4<<20-4096))} {
+		message := r.rejection(t, http.StatusConflict, "conflict")
 		for _, want := range []string{"has 5 bytes in 1 files", "take 6291456 bytes and 3", "has room for 4194304 bytes and 256"} {
-			if !strings.Contains(told, want) {
-				t.Errorf("not %q in %s", want, told)
+			if !strings.Contains(message, want) {
+				t.Errorf("not %q in %s", want, message)
 			}
 		}
 	}
@@ -480,12 +504,12 @@ func testThreadUploadLimits(t *testing.T, a *api) {
 			t.Errorf("got %s: %s, want %q", display(r.ErrorCode), display(r.ErrorMessage), want)
 		}
 	}
-	b.put(t, "full", "upload", noise(4<<20))
+	b.upload(t, "full", "upload", randomBytes(4<<20))
 	if r := b.inline(python("import os; print(os.path.getsize('upload'))").of("full")); r.Stdout != "4194304\n" {
 		t.Errorf("a full home, with the program's own file besides: %+v", r)
 	}
-	b.put(t, "much", "upload1", nil)
-	b.put(t, "much", "upload2", []byte("small"))
+	b.upload(t, "much", "upload1", nil)
+	b.upload(t, "much", "upload2", []byte("small"))
 	if r := b.inline(bash("cat file upload1 upload2; wc -c < upload0").of("much")); r.Stdout != "kept\nsmall2097152\n" {
 		t.Errorf("after smaller uploads: %+v", r)
 	}

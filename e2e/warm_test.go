@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// madeAhead makes a worker prewarm jails as it does by default.
-var madeAhead = []string{"--warm-memory", "0"} // read only
+// prewarmed makes a worker prewarm jails as it does by default.
+var prewarmed = []string{"--warm-memory", "0"} // read only
 
-// forked returns how many programs of a language had forked jails.
-func (w *world) forked(language string) (n int) {
-	at := *w.api
-	at.base, at.key = w.health, ""
+// forkedCount returns how many programs of a language had forked jails.
+func (sys *system) forkedCount(language string) (n int) {
+	at := *sys.api
+	at.base, at.key = sys.health, ""
 	for line := range strings.Lines(string(at.get("/metrics").body)) {
 		if _, err := fmt.Sscanf(line, `bullpen_worker_jails_total{language="`+language+`",start="forked"} %d`, &n); err == nil {
 			return n
@@ -47,72 +47,90 @@ var warmPrograms = map[string]struct{ look, finds, count string }{ // read only
 }
 
 // testWarm runs programs in prewarmed jails: alone, with their own variables, and in a thread. They
-// must find what programs in newly made jails find, and nothing from earlier ones. The programs run
-// without pauses, so that some jails are forked.
+// must find what programs in newly made jails find, and nothing from earlier ones. As many run at
+// once as a worker must be asked for within a few seconds before it forks jails. On a busy machine,
+// fewer would end too late for the next ones to count.
 func testWarm(t *testing.T, p *programs, in topology) {
-	w := newWorld(t, p, in, 2, madeAhead...)
+	const slots = 16
+	sys := newSystem(t, p, in, slots, prewarmed...)
 	for language, program := range warmPrograms {
-		n, before := 0, w.forked(language)
+		n, before := 0, sys.forkedCount(language)
 		eventually(t, language+" in jails that were forked", func() (bool, any) {
-			n++
-			colour := fmt.Sprintf("shade-%d", n)
-			r := w.inline(request{"language": language, "code": program.look}.and("env_vars", map[string]string{"COLOUR": colour}))
-			if r.Stdout != fmt.Sprintf(program.finds, colour) {
-				t.Errorf("got %+v", r)
+			var started [slots]*pending
+			for i := range started {
+				env := map[string]string{"COLOUR": fmt.Sprintf("shade-%d", n+i)}
+				started[i] = sys.start(request{"language": language, "code": program.look}.and("env_vars", env))
 			}
-			return w.forked(language) >= before+3, n
+			for i, p := range started {
+				if r := p.answer(t).result(t); r.Stdout != fmt.Sprintf(program.finds, fmt.Sprintf("shade-%d", n+i)) {
+					t.Errorf("got %+v, %s", r, deref(r.ErrorMessage))
+				}
+			}
+			n += slots
+			return sys.forkedCount(language) >= before+3, n
 		})
-		n, before = 0, w.forked(language)
-		eventually(t, language+" in a thread, in jails that were forked", func() (bool, any) {
+		n, before = 0, sys.forkedCount(language)
+		eventually(t, language+" in threads, in jails that were forked", func() (bool, any) {
 			n++
-			r := w.inline(request{"language": language, "code": program.count}.of("warm-" + language))
-			if r.Stdout != fmt.Sprintf("%d\n", n) {
-				t.Errorf("call %d of a thread: %+v", n, r)
+			var started [slots]*pending
+			for i := range started {
+				started[i] = sys.start(request{"language": language, "code": program.count}.of(fmt.Sprintf("warm-%s-%d", language, i)))
 			}
-			return w.forked(language) >= before+3, n
+			for i, p := range started {
+				if r := p.answer(t).result(t); r.Stdout != fmt.Sprintf("%d\n", n) {
+					t.Errorf("call %d of thread %d: %+v", n, i, r)
+				}
+			}
+			return sys.forkedCount(language) >= before+3, n
 		})
 	}
 	// A profile can prevent this: with strict isolation nothing is forked, however often it is
 	// requested.
-	strict, before := w.sandboxed("strict", request{"isolation": "strict"}), w.forked("python")
+	strict, before := sys.sandboxed("strict", request{"isolation": "strict"}), sys.forkedCount("python")
 	for i := range 30 {
 		if r := strict.inline(python(fmt.Sprintf("print(%d)", i))); r.Stdout != fmt.Sprintf("%d\n", i) {
 			t.Errorf("in strict isolation: %+v", r)
 		}
 	}
-	if n := w.forked("python") - before; n != 0 {
+	if n := sys.forkedCount("python") - before; n != 0 {
 		t.Errorf("%d executions in strict isolation were forked", n)
 	}
 	// Modules that a profile preloads are present when its programs start.
-	preloading := w.sandboxed("preloading", request{"preload": []string{"decimal", "xml.dom"}})
+	preloading := sys.sandboxed("preloading", request{"preload": []string{"decimal", "xml.dom"}})
 	eventually(t, "modules that were imported before", func() (bool, any) {
 		r := preloading.inline(python("import sys; print('decimal' in sys.modules, 'xml.dom' in sys.modules, 'ctypes' in sys.modules)"))
 		return r.Stdout == "True True False\n", r
 	})
-	// A module that keeps a thread cannot be preloaded. The log says so, and programs import it in
+	// A module that keeps a thread cannot be preloaded. The log reports it, and programs import it in
 	// jails that are not forked.
-	threaded := w.sandboxed("threaded", request{"image": w.hostWith(t, "keeps_a_thread", `
+	threaded := sys.sandboxed("threaded", request{"image": sys.hostImageWith(t, "keeps_a_thread", `
 import threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 `), "preload": []string{"keeps_a_thread"}})
-	before = w.forked("python")
+	before = sys.forkedCount("python")
 	eventually(t, "why nothing is forked", func() (bool, any) {
 		r := threaded.inline(python("import sys, threading; print('keeps_a_thread' in sys.modules); import keeps_a_thread; print(threading.active_count())"))
 		if r.Stdout != "False\n2\n" {
 			t.Errorf("with a module that cannot be imported before: %+v", r)
 		}
-		line, ok := w.worker.said(t, "zygote creation failed")
+		line, ok := sys.worker.findLog(t, "zygote creation failed")
 		return ok && strings.Contains(line.Error, "what is preloaded has threads: leave out the module that starts them, of keeps_a_thread"), line
 	})
-	if n := w.forked("python") - before; n != 0 {
+	if n := sys.forkedCount("python") - before; n != 0 {
 		t.Errorf("%d executions were forked from what has a thread", n)
+	}
+	for name, failed := range map[string]bool{"threaded": true, "preloading": false} {
+		eventually(t, "whether modules of "+name+" are preloaded", func() (bool, any) {
+			r := sys.get(sandboxesPath + "/" + name + "/preload")
+			return strings.Contains(string(r.body), "keeps_a_thread") == failed && strings.Contains(string(r.body), `"error":null`) != failed, r
+		})
 	}
 }
 
-// hostWith makes an image from the host's /usr plus one Python module.
-func (w *world) hostWith(t *testing.T, module, code string) string {
+// hostImageWith makes an image from the host's /usr plus one Python module.
+func (sys *system) hostImageWith(t *testing.T, module, code string) string {
 	t.Helper()
-	site := strings.TrimSpace(w.inline(python("import site; print(site.getsitepackages()[0])")).Stdout)
+	site := strings.TrimSpace(sys.inline(python("import site; print(site.getsitepackages()[0])")).Stdout)
 	dir := passable(t)
 	image, usr := filepath.Join(dir, "image"), filepath.Join(dir, "image", "usr")
 	more := filepath.Join(dir, "more", strings.TrimPrefix(site, "/usr/"))

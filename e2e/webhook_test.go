@@ -49,9 +49,9 @@ func (p posted) trace(t testing.TB) string {
 // receiver receives webhooks. It responds with the status in the path, or with the next one in
 // answers.
 type receiver struct {
-	url   string
-	flags []string // flags that let bullpen send there
-	came  chan posted
+	url        string
+	flags      []string // flags that let bullpen send there
+	deliveries chan posted
 
 	mu      sync.Mutex
 	answers []int
@@ -65,8 +65,8 @@ const (
 	stepAnswered = "answered"
 )
 
-// at calls f at the next step of that name at the receiver.
-func (r *receiver) at(step string, f func()) {
+// onStep calls f at the next step of that name at the receiver.
+func (r *receiver) onStep(step string, f func()) {
 	var once sync.Once
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -77,7 +77,7 @@ func (r *receiver) at(step string, f func()) {
 	}
 }
 
-func (r *receiver) did(step string) {
+func (r *receiver) reached(step string) {
 	r.mu.Lock()
 	f := r.step
 	r.mu.Unlock()
@@ -88,14 +88,14 @@ func (r *receiver) did(step string) {
 
 func startReceiver(t *testing.T) *receiver {
 	t.Helper()
-	r := &receiver{came: make(chan posted, 1<<14)}
+	r := &receiver{deliveries: make(chan posted, 1<<14)}
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		body, err := io.ReadAll(req.Body)
 		if err != nil {
 			return // its sender was killed
 		}
-		r.did(stepArrived)
-		r.came <- posted{req.URL.Path, req.Header.Get("webhook-id"), req.Header, body, time.Now()}
+		r.reached(stepArrived)
+		r.deliveries <- posted{req.URL.Path, req.Header.Get("webhook-id"), req.Header, body, time.Now()}
 		status, err := strconv.Atoi(strings.TrimPrefix(req.URL.Path, "/"))
 		if err != nil {
 			r.mu.Lock()
@@ -104,7 +104,7 @@ func startReceiver(t *testing.T) *receiver {
 		}
 		w.WriteHeader(status)
 		_ = http.NewResponseController(w).Flush() // its sender may be gone
-		r.did(stepAnswered)
+		r.reached(stepAnswered)
 	}))
 	t.Cleanup(s.Close)
 	_, port, err := net.SplitHostPort(s.Listener.Addr().String())
@@ -119,7 +119,7 @@ func startReceiver(t *testing.T) *receiver {
 func (r *receiver) next(t testing.TB) posted {
 	t.Helper()
 	select {
-	case p := <-r.came:
+	case p := <-r.deliveries:
 		return p
 	case <-time.After(patience):
 		t.Fatal("no webhook came")
@@ -160,7 +160,7 @@ func (a *api) delivered(id string) (d delivery) {
 	return d
 }
 
-func (d delivery) is(t testing.TB, status proto.DeliveryStatus, made int) {
+func (d delivery) check(t testing.TB, status proto.DeliveryStatus, made int) {
 	t.Helper()
 	if d.Status != string(status) || d.AttemptsMade != made || len(d.Attempts) != made {
 		t.Errorf("%+v, want %s after %d attempts", d, status, made)
@@ -200,9 +200,9 @@ func (a *api) settings(method, path string, body any) (secret string) {
 
 func testWebhooks(t *testing.T, p *programs, in topology) {
 	rec := startReceiver(t)
-	w := newWorld(t, p, in, manySlots, rec.flags...)
-	async := func(body request) string { return w.submit(body) }
-	secret := w.settings(http.MethodPut, "/v1/webhook", request{"url": rec.url + "/200", "waits": []float64{0.05}})
+	sys := newSystem(t, p, in, manySlots, rec.flags...)
+	async := func(body request) string { return sys.submit(body) }
+	secret := sys.settings(http.MethodPut, "/v1/webhook", request{"url": rec.url + "/200", "waits": []float64{0.05}})
 
 	id := async(python("print(6*7)").and("metadata", map[string]string{"build": "7"}))
 	got := rec.next(t)
@@ -221,31 +221,31 @@ func testWebhooks(t *testing.T, p *programs, in topology) {
 		got.path != "/200" || got.id == "" || got.header.Get("Content-Type") != "application/json" || !strings.HasPrefix(got.header.Get("User-Agent"), "bullpen/") {
 		t.Errorf("%+v with %s", got.header, got.body)
 	}
-	d := w.delivered(id)
-	d.is(t, proto.DeliveryDelivered, 1)
+	d := sys.delivered(id)
+	d.check(t, proto.DeliveryDelivered, 1)
 	if d.WebhookID != got.id || d.URL != rec.url+"/200" {
 		t.Errorf("%+v", d)
 	}
-	if r := string(w.get(execution(id)).body); !strings.Contains(r, `"webhook_delivery_status":"delivered"`) || !strings.Contains(r, `"webhook_url":"`+rec.url+`/200"`) {
-		t.Errorf("the execution tells %s", r)
+	if r := string(sys.get(execution(id)).body); !strings.Contains(r, `"webhook_delivery_status":"delivered"`) || !strings.Contains(r, `"webhook_url":"`+rec.url+`/200"`) {
+		t.Errorf("the execution reports %s", r)
 	}
 
 	// A URL in the request. In the other modes it is only validated.
-	if r := w.inline(bash("echo 1").and("webhook_url", rec.url+"/299")); r.Stdout != "1\n" {
+	if r := sys.inline(bash("echo 1").and("webhook_url", rec.url+"/299")); r.Stdout != "1\n" {
 		t.Errorf("%+v", r)
 	}
 	id = async(bash("sleep 60").and("webhook_url", rec.url+"/201"))
-	w.do(http.MethodPost, execution(id, "cancel"), nil)
+	sys.do(http.MethodPost, execution(id, "cancel"), nil)
 	if got := rec.next(t); got.path != "/201" || got.trace(t) != id || !strings.Contains(string(got.body), `"event":"execution.cancelled"`) {
 		t.Errorf("%s %s", got.path, got.body)
 	}
 	for _, url := range []string{"http://169.254.169.254/", "http://localhost:1/", "https://10.0.0.1/", "ftp://example.com/"} {
-		w.execute(bash("echo 1").and("webhook_url", url), "Prefer", "respond-async").rejection(t, http.StatusBadRequest, "validation_error")
+		sys.execute(bash("echo 1").and("webhook_url", url), "Prefer", "respond-async").rejection(t, http.StatusBadRequest, "validation_error")
 	}
 
 	// Retries, signed with both secrets after a rotation.
 	rec.answer(500, 302, 200)
-	newest := w.settings(http.MethodPost, "/v1/webhook/rotate", request{})
+	newest := sys.settings(http.MethodPost, "/v1/webhook/rotate", request{})
 	id = async(bash("echo 1").and("webhook_url", rec.url+"/next"))
 	first := rec.next(t)
 	for range 2 {
@@ -254,48 +254,48 @@ func testWebhooks(t *testing.T, p *programs, in topology) {
 		}
 	}
 	first.verify(t, newest, secret)
-	w.delivered(id).is(t, proto.DeliveryDelivered, 3)
+	sys.delivered(id).check(t, proto.DeliveryDelivered, 3)
 
 	// A 410 response disables the URL until it is enabled again.
 	rec.answer(410, 200)
 	gone := async(bash("echo 1").and("webhook_url", rec.url+"/gone"))
 	goneID := rec.next(t).id
-	w.delivered(gone).is(t, proto.DeliveryFailed, 1)
+	sys.delivered(gone).check(t, proto.DeliveryFailed, 1)
 	unsent := async(bash("echo 1").and("webhook_url", rec.url+"/gone"))
-	w.delivered(unsent).is(t, proto.DeliveryFailed, 0)
-	w.do(http.MethodPost, execution(gone, "webhook", "replay"), nil).rejection(t, http.StatusConflict, "conflict")
-	if r := w.get("/v1/webhook/endpoints"); !strings.Contains(string(r.body), rec.url+"/gone") {
+	sys.delivered(unsent).check(t, proto.DeliveryFailed, 0)
+	sys.do(http.MethodPost, execution(gone, "webhook", "replay"), nil).rejection(t, http.StatusConflict, "conflict")
+	if r := sys.get("/v1/webhook/endpoints"); !strings.Contains(string(r.body), rec.url+"/gone") {
 		t.Errorf("endpoints: %s", r)
 	}
-	w.do(http.MethodPost, "/v1/webhook/endpoints/enable", request{"url": rec.url + "/gone"})
-	w.do(http.MethodPost, execution(gone, "webhook", "replay"), nil)
+	sys.do(http.MethodPost, "/v1/webhook/endpoints/enable", request{"url": rec.url + "/gone"})
+	sys.do(http.MethodPost, execution(gone, "webhook", "replay"), nil)
 	if again := rec.next(t); again.id != goneID {
 		t.Errorf("sent again as %s, was %s", again.id, goneID)
 	}
-	w.delivered(gone).is(t, proto.DeliveryDelivered, 2)
+	sys.delivered(gone).check(t, proto.DeliveryDelivered, 2)
 	rec.answer(200)
-	if r := w.do(http.MethodPost, "/v1/webhook/replay-failed?since="+time.Now().Add(-time.Hour).UTC().Format(time.RFC3339), nil); !strings.Contains(string(r.body), `"replayed":1`) {
+	if r := sys.do(http.MethodPost, "/v1/webhook/replay-failed?since="+time.Now().Add(-time.Hour).UTC().Format(time.RFC3339), nil); !strings.Contains(string(r.body), `"replayed":1`) {
 		t.Errorf("replay: %s", r)
 	}
 	if again := rec.next(t); again.trace(t) != unsent {
 		t.Errorf("sent again %s, want %s", again.trace(t), unsent)
 	}
 
-	if r := w.do(http.MethodPost, "/v1/webhook/test", nil); r.status != http.StatusOK || !strings.Contains(string(r.body), `"status":200`) {
+	if r := sys.do(http.MethodPost, "/v1/webhook/test", nil); r.status != http.StatusOK || !strings.Contains(string(r.body), `"status":200`) {
 		t.Errorf("test: %s", r)
 	}
 	if got := rec.next(t); !strings.Contains(string(got.body), `"event":"webhook.test"`) {
 		t.Errorf("%s", got.body)
 	}
 
-	other, _ := w.newKey("other", "pro")
+	other, _ := sys.newKey("other", "pro")
 	for _, r := range []*reply{
-		w.with(other).get(execution(gone, "webhook")), w.with(other).do(http.MethodPost, execution(gone, "webhook", "replay"), nil),
+		sys.with(other).get(execution(gone, "webhook")), sys.with(other).do(http.MethodPost, execution(gone, "webhook", "replay"), nil),
 	} {
 		r.rejection(t, http.StatusNotFound, "not_found")
 	}
 	select {
-	case p := <-rec.came:
+	case p := <-rec.deliveries:
 		t.Errorf("one too many: %s %s", p.path, p.body)
 	default:
 	}
@@ -306,7 +306,7 @@ func testWebhooks(t *testing.T, p *programs, in topology) {
 // a webhook has arrived and just after the response was sent.
 func testWebhooksKilled(t *testing.T, p *programs, in topology) {
 	rec := startReceiver(t)
-	w := newWorld(t, p, in, manySlots, rec.flags...)
+	sys := newSystem(t, p, in, manySlots, rec.flags...)
 	accepted := map[string]bool{}
 	var mu sync.Mutex
 	random := rand.New(rand.NewPCG(1, 2))
@@ -314,9 +314,9 @@ func testWebhooksKilled(t *testing.T, p *programs, in topology) {
 		now := make(chan struct{})
 		switch i % 4 {
 		case 0:
-			rec.at(stepArrived, func() { close(now) })
+			rec.onStep(stepArrived, func() { close(now) })
 		case 1:
-			rec.at(stepAnswered, func() { close(now) })
+			rec.onStep(stepAnswered, func() { close(now) })
 		default:
 			// The random time is the point of the test.
 			time.AfterFunc(time.Duration(random.IntN(150))*time.Millisecond, func() { close(now) })
@@ -324,7 +324,7 @@ func testWebhooksKilled(t *testing.T, p *programs, in topology) {
 		var all sync.WaitGroup
 		for range 8 {
 			all.Go(func() {
-				r, err := w.try(t.Context(), http.MethodPost, executePath, bash("echo 1").and("webhook_url", rec.url+"/200"), "Prefer", "respond-async")
+				r, err := sys.try(t.Context(), http.MethodPost, executePath, bash("echo 1").and("webhook_url", rec.url+"/200"), "Prefer", "respond-async")
 				if err == nil && r.status == http.StatusAccepted {
 					mu.Lock()
 					defer mu.Unlock()
@@ -338,22 +338,22 @@ func testWebhooksKilled(t *testing.T, p *programs, in topology) {
 			all.Wait()
 			t.Fatalf("no webhook came after kill %d, of %v", i, slices.Sorted(maps.Keys(accepted)))
 		}
-		w.front.kill()
+		sys.front.kill()
 		all.Wait()
-		w.startFront(t)
-		w.ready(t)
+		sys.startFront(t)
+		sys.ready(t)
 	}
 	reached := map[string]int{}
 	for id := range accepted {
-		w.ended(id)
-		d := w.delivered(id)
+		sys.ended(id)
+		d := sys.delivered(id)
 		if d.Status != string(proto.DeliveryDelivered) || d.AttemptsMade < 1 || d.AttemptsMade != len(d.Attempts) {
 			t.Errorf("%s: %+v", id, d)
 		}
 	}
 	for done := false; !done; {
 		select {
-		case got := <-rec.came:
+		case got := <-rec.deliveries:
 			id := got.trace(t)
 			if reached[id]++; got.id != proto.DeliveryID(proto.TraceID(id)) {
 				t.Errorf("webhook %s of %s", got.id, id)
@@ -390,10 +390,10 @@ func testRedis(t *testing.T, p *programs) {
 			t.Parallel()
 			rec := startReceiver(t)
 			r := startRedis(t, nil)
-			w := newWorld(t, p, topology{}, manySlots, append(rec.flags, "--redis", "redis://"+r.addr)...)
-			w.settings(http.MethodPut, "/v1/webhook", request{"url": rec.url + "/next", "waits": []int{5}})
+			sys := newSystem(t, p, topology{}, manySlots, append(rec.flags, "--redis", "redis://"+r.addr)...)
+			sys.settings(http.MethodPut, "/v1/webhook", request{"url": rec.url + "/next", "waits": []int{5}})
 			rec.answer(503, 503, 200, 200)
-			ids := []string{w.submit(bash("echo 1")), w.submit(bash("echo 2"))}
+			ids := []string{sys.submit(bash("echo 1")), sys.submit(bash("echo 2"))}
 			first := []posted{rec.next(t), rec.next(t)}
 			fault(t, r)
 			for range ids {
@@ -402,7 +402,7 @@ func testRedis(t *testing.T, p *programs) {
 				}
 			}
 			for _, id := range ids {
-				w.delivered(id).is(t, proto.DeliveryDelivered, 2)
+				sys.delivered(id).check(t, proto.DeliveryDelivered, 2)
 			}
 		})
 	}

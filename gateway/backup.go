@@ -14,7 +14,7 @@ func (s *Server) backup(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer done()
 	name := "bullpen-" + time.Now().UTC().Format("20060102-150405") + ".backup"
-	out := &lazyWriter{w: w, begin: func(h http.Header) {
+	out := &lazyWriter{w: w, head: r.Method == http.MethodHead, begin: func(h http.Header) {
 		h.Set("Content-Type", "application/zstd")
 		h.Set("Content-Disposition", attachment(name))
 		h.Set("X-Content-Type-Options", "nosniff")

@@ -101,7 +101,7 @@ func bodyError(err error, limit int64) error {
 	case errors.As(err, &tooLarge):
 		return bodyTooLarge(limit)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return proto.FieldErrorf("body", "must arrive within %s", bodyTimeout)
+		return api.Errorf(api.CodeRequestTimeout, "body did not arrive within %s", bodyTimeout)
 	default:
 		return proto.FieldErrorf("body", "ended before it was complete")
 	}

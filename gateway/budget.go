@@ -12,6 +12,11 @@ const (
 	// bodyCost is the number of copies of a body until its job is stored: read, decoded, encoded
 	// and sent.
 	bodyCost = 4
+	// An upload is buffered whole if it is small, and otherwise in three parts of 8 MiB, or of more
+	// if there would be more than 10,000 parts: see packages blob and s3.
+	uploadParts    = 3
+	uploadPart     = 8 << 20
+	maxUploadParts = 10_000
 	// orgShare divides the budget: one organisation gets at most half, so that it cannot keep the
 	// others out.
 	orgShare = 2
@@ -48,6 +53,12 @@ func (b *budget) release(org string, n int64) {
 	if b.byOrg[org] -= n; b.byOrg[org] == 0 {
 		delete(b.byOrg, org)
 	}
+}
+
+// uploadMemory returns the memory of an upload of size bytes. A growing buffer may be twice as large
+// as its content.
+func uploadMemory(size int64) int64 {
+	return requestCost + min(2*size, uploadParts*max(uploadPart, size/maxUploadParts))
 }
 
 // limitMemory reserves the memory of a request while it is open, and refuses the request if there

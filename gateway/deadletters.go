@@ -138,26 +138,26 @@ func (s *Server) requeueDeadLetter(w http.ResponseWriter, r *http.Request) (err 
 }
 
 // renewJob returns the job of a new execution of a dead job. The request, the sandbox and the
-// webhook stay; the limits are those of the key's present plan. No connection waits for it, so it
+// webhook stay; the limits of the key's present plan apply. No connection waits for it, so it
 // may be queued as long as an async job.
 func (s *Server) renewJob(ctx context.Context, dead *proto.Job, id proto.TraceID) (*proto.Job, error) {
 	key, ok := s.Keys.Key(dead.Key)
 	if !ok || key.RevokedAt != nil {
-		return nil, api.Errorf(api.CodeConflict, "the API key that this job was submitted with was revoked, so it is not run again; whoever wants it has to submit it with another")
+		return nil, api.Errorf(api.CodeConflict, "the API key that this job was submitted with was revoked, so it cannot run again; submit it with another key")
 	}
 	plan, ok := proto.PlanByName(key.Plan)
 	if !ok {
 		return nil, fmt.Errorf("key %s has an unknown plan %q", key.ID, key.Plan)
 	}
 	i := infoOf(ctx)
-	i.plan = plan // for the messages of refusals
+	i.plan = plan // for the messages of rejections
 	if err := checkPlan(plan, dead.Mode, dead.Timeout, s.UpgradeURL); err != nil {
 		return nil, err
 	}
 	now := time.Now().UTC()
 	job := *dead
 	job.TraceID, job.RequestID, job.Prefer = id, i.requestID, ""
-	job.CreatedAt, job.QueueDeadline = now, now.Add(s.QueueExpiry)
+	job.CreatedAt, job.RunAt, job.QueueDeadline = now, time.Time{}, now.Add(s.QueueExpiry)
 	job.Concurrent, job.MaxQueued, job.Weight, job.KeyConcurrent = plan.Concurrent, plan.MaxQueued, plan.Weight, key.Concurrent
 	return &job, nil
 }

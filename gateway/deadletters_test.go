@@ -251,7 +251,7 @@ func TestRequeueIsAdmittedAsAnyOther(t *testing.T) {
 	a, id = requeue(func(j *proto.Job) { j.Timeout = 61 })
 	a.want(429, "rate_limited", "60 seconds of the Free plan")
 	again(id)
-	h.stub.refuse = func(*proto.Job) error { return &proto.Refusal{Reason: proto.RefusedConcurrency, Limit: 5, Used: 5} }
+	h.stub.refuse = func(*proto.Job) error { return &proto.Rejection{Reason: proto.RejectedConcurrency, Limit: 5, Used: 5} }
 	a, id = requeue(func(*proto.Job) {})
 	a.want(429, "rate_limited", "(5/5)", "Upgrade to Pro")
 	again(id)

@@ -27,15 +27,13 @@ func (s *Server) routeDocs(r chi.Router) {
 	if err != nil {
 		panic(err) // a mistake in the types of the API
 	}
-	r.Get("/openapi.json", static(typeJSON, document))
-	r.Get("/docs", static("text/html; charset=utf-8", docsPage))
-	r.Get("/docs/start.js", static("text/javascript; charset=utf-8", docsScript))
-	r.Get("/docs/", func(w http.ResponseWriter, r *http.Request) {
-		http.Redirect(w, r, "../docs", http.StatusMovedPermanently)
-	})
+	get(r, "/openapi.json", static(typeJSON, document))
+	get(r, "/docs", static("text/html; charset=utf-8", docsPage))
+	get(r, "/docs/start.js", static("text/javascript; charset=utf-8", docsScript))
+	get(r, "/docs/", http.RedirectHandler("../docs", http.StatusMovedPermanently))
 	assets := v5emb.New("", "", "/docs")
 	for _, name := range []string{"swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png"} {
-		r.Method(http.MethodGet, "/docs/"+name, assets)
+		get(r, "/docs/"+name, assets)
 	}
 }
 

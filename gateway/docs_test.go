@@ -94,10 +94,10 @@ func TestHealth(t *testing.T) {
 	}
 	// The reason why a worker accepts no jobs may contain text of another program.
 	h.stub.stats = func(context.Context) (proto.QueueStats, error) { return proto.QueueStats{Workers: 1}, nil }
-	why := "nsjail says: \x1b[31mno\a\v\U000e0001"
+	why := "nsjail: \x1b[31mno\a\v\U000e0001"
 	h.server.Unfit = func() string { return why }
 	a := h.do("GET", "/readyz", "").want(503, "service_unavailable")
-	if a.json()["missing"] != "worker" || a.json()["message"] != "the worker here takes no jobs: "+why {
+	if a.json()["missing"] != "worker" || a.json()["message"] != "the worker here accepts no jobs: "+why {
 		t.Errorf("unfit: %s", a.body)
 	}
 	why = ""

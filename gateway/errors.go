@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strconv"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -17,8 +18,12 @@ var (
 	errNoRoute    = api.Errorf(api.CodeNotFound, "there is nothing at this path; see /docs")
 	errDraining   = api.Unavailable(2, "this server is shutting down; send the request again")
 	errOverloaded = api.Unavailable(1, "too many requests are open here; send the request again")
-	errExpired    = api.Unavailable(1, "no worker was free in time; the execution was withdrawn and will not run; send it again")
+	errDiskFull   = &api.Error{Code: api.CodeDiskFull, Message: "the server's disk is full; send the request again later", RetryAfter: 30}
 	errNoWebhook  = api.Errorf(api.CodeNotFound, "the execution has no webhook: it asked for none, and its API key has no URL")
+	// errHeadOnly ends the handling of a HEAD request whose answer has begun.
+	errHeadOnly = errors.New("the headers are the whole answer")
+	// errExpired is wrapped by [Server.noWorkerFree].
+	errExpired = errors.New("expired in the queue")
 	// errDeadline is returned by waits that reach their deadline, or end because the server shuts
 	// down. Clients never see it.
 	errDeadline = errors.New("the execution did not end in time")
@@ -38,25 +43,26 @@ func notImplemented(what, instead string) error {
 	return api.Errorf(api.CodeNotImplemented, "%s not implemented by this server yet; %s", what, instead)
 }
 
-// lookUp returns the part of a message that says where to ask for an execution. It contains the id
+// statusHint returns the part of a message that names the path of an execution. It contains the id
 // for clients that keep only the body.
-func lookUp(id proto.TraceID) string { return "ask for it at /v1/executions/" + string(id) }
+func statusHint(id proto.TraceID) string { return "ask for it at /v1/executions/" + string(id) }
 
 // afterAcceptance wraps a failure after an execution was accepted. The execution may run, so the
 // answer must not invite the client to send the request again, as 503 would.
 func afterAcceptance(id proto.TraceID, err error) error {
 	return fmt.Errorf("%w: %w", api.Errorf(api.CodeInternal,
-		"something failed on our side after the execution was accepted; it may run: %s", lookUp(id)), err)
+		"something failed on our side after the execution was accepted; it may run: %s", statusHint(id)), err)
 }
 
 // toAPI returns the error that a client sees. The messages about limits name the next plan after
 // plan.
 func toAPI(err error, plan proto.Plan) *api.Error {
 	var (
-		known    *api.Error
-		field    *proto.FieldError
-		refusal  *proto.Refusal
-		conflict interface {
+		known     *api.Error
+		field     *proto.FieldError
+		rejection *proto.Rejection
+		history   *proto.HistoryError
+		conflict  interface {
 			error
 			Conflict()
 		}
@@ -66,8 +72,10 @@ func toAPI(err error, plan proto.Plan) *api.Error {
 		return known
 	case errors.As(err, &field):
 		return api.Errorf(api.CodeValidation, "%s", field.Message)
-	case errors.As(err, &refusal):
-		return refusalToAPI(refusal, plan)
+	case errors.As(err, &rejection):
+		return rejectionToAPI(rejection, plan)
+	case errors.As(err, &history):
+		return api.Unavailable(historyRetry, "the list of executions cannot be read now: "+history.Reason+"; executions go on, and each can be read by its trace id")
 	case errors.As(err, &conflict):
 		return api.Errorf(api.CodeConflict, "%s", conflict.Error())
 	case errors.Is(err, proto.ErrNotFound):
@@ -79,11 +87,11 @@ func toAPI(err error, plan proto.Plan) *api.Error {
 	case errors.Is(err, context.DeadlineExceeded):
 		return api.Unavailable(2, "the queue does not answer; send the request again")
 	default:
-		return api.Errorf(api.CodeInternal, "something failed on our side; the server's log tells more under this X-Request-Id")
+		return api.Errorf(api.CodeInternal, "something failed on our side; the server's log has the cause under this X-Request-Id")
 	}
 }
 
-func refusalToAPI(r *proto.Refusal, plan proto.Plan) *api.Error {
+func rejectionToAPI(r *proto.Rejection, plan proto.Plan) *api.Error {
 	next, upgradable := proto.PlanByName(plan.Next)
 	limited := func(retryAfter int, kind, upgrade string) *api.Error {
 		e := api.Errorf(api.CodeRateLimited, "%s reached (%d/%d).%s", kind, r.Used, r.Limit, upgrade)
@@ -97,12 +105,14 @@ func refusalToAPI(r *proto.Refusal, plan proto.Plan) *api.Error {
 		return fmt.Sprintf(" Upgrade to %s for %d %s executions.", next.Title, limit, kind)
 	}
 	switch r.Reason {
-	case proto.RefusedConcurrency:
+	case proto.RejectedConcurrency:
 		return limited(1, "concurrent execution limit", upgrade(next.Concurrent, "concurrent"))
-	case proto.RefusedKeyConcurrency:
+	case proto.RejectedKeyConcurrency:
 		return limited(1, "concurrent execution limit of this API key", "")
-	case proto.RefusedQueueFull:
+	case proto.RejectedQueueFull:
 		return limited(5, "queued execution limit", upgrade(next.MaxQueued, "queued"))
+	case proto.RejectedDiskFull:
+		return errDiskFull
 	default:
 		return api.Unavailable(2, "the queue cannot take this now; send it again")
 	}
@@ -126,28 +136,51 @@ func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	body := proto.AppendJSONString([]byte(`{"error":`), string(e.Code))
 	body = proto.AppendJSONString(append(body, `,"message":`...), e.Message)
+	if e.Permanent {
+		h.Set("X-Should-Retry", "false") // client libraries obey it
+		body = append(body, `,"permanent":true`...)
+	}
 	writeJSON(w, status, append(body, '}'))
 }
 
 // handle turns a function that returns an error into a handler. An error after the answer has begun
-// breaks the connection off, so that no client takes a part of an answer for the whole.
+// breaks the connection off, so that no client takes a part of an answer for the whole. Parameters
+// in the query that are given twice or are malformed are refused: a proxy in front may read another
+// one.
 func (s *Server) handle(f func(w http.ResponseWriter, r *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		err := f(w, r)
+		err := checkQuery(r.URL.RawQuery)
 		if err == nil {
+			err = f(w, r)
+		}
+		if err == nil || errors.Is(err, errHeadOnly) {
 			return
 		}
 		info := infoOf(r.Context())
 		// The request's context is also cancelled when the deadline for the body passes; that
 		// client still gets an answer.
-		var field *proto.FieldError
-		gone := r.Context().Err() != nil && !errors.As(err, &field)
+		var late *api.Error
+		gone := r.Context().Err() != nil && (!errors.As(err, &late) || late.Code != api.CodeRequestTimeout)
 		if info.rec.status != 0 || gone {
 			info.err = err
 			panic(http.ErrAbortHandler)
 		}
 		s.writeError(w, r, err)
 	}
+}
+
+// checkQuery refuses a query with a malformed or repeated parameter.
+func checkQuery(raw string) error {
+	query, err := url.ParseQuery(raw)
+	if err != nil {
+		return proto.FieldErrorf("query", "is malformed: %v", err)
+	}
+	for name, values := range query {
+		if len(values) > 1 {
+			return proto.FieldErrorf(proto.Shorten(name), "must be given only once")
+		}
+	}
+	return nil
 }
 
 // writeValue answers with the JSON form of v.

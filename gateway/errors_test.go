@@ -14,7 +14,7 @@ func TestToAPI(t *testing.T) {
 	const id = proto.TraceID("trc_AbCdEfGhIjKlMnOpQrSt")
 	free, _ := proto.PlanByName("free")
 	enterprise, _ := proto.PlanByName("enterprise")
-	refused := func(r proto.Reason) error { return &proto.Refusal{Reason: r, Used: 5, Limit: 5} }
+	refused := func(r proto.Reason) error { return &proto.Rejection{Reason: r, Used: 5, Limit: 5} }
 	for _, tt := range []struct {
 		err    error
 		plan   proto.Plan
@@ -37,25 +37,30 @@ func TestToAPI(t *testing.T) {
 		{proto.ErrConflict, free, 409, "conflict", 0, "somebody else changed this at the same time; send the request again"},
 		{proto.ErrSubmissionPending, free, 409, "conflict", 0, ""},
 		{proto.ErrExists, free, 409, "conflict", 0, "there is one of that name already; choose another, or replace it"},
+		{&proto.LastKeyError{Key: "key_1"}, free, 409, "conflict", 0, "API key key_1 is the last one with all rights; create another one first"},
 		{&proto.BoundError{Profile: "web", Keys: []string{"key_1"}}, free, 409, "conflict", 0, "sandbox web has API keys bound to it: key_1; revoke them first"},
 		{
 			imageInUse("py", []string{"a", "b", "c", "d", "e"}), free, 409, "conflict", 0,
-			"image py is that of the sandbox a, b, c and 2 more; give that another image or remove it first",
+			"image py is used by the sandbox a, b, c and 2 more; change its image or remove the sandbox first",
 		},
 		{
 			&proto.BusyError{Thread: "t", Holder: id}, free, 409, "conflict", 0,
 			"thread t is in use by execution trc_AbCdEfGhIjKlMnOpQrSt; wait until that has ended, cancel it, or use another thread",
 		},
 		{
+			&proto.RemovingError{Thread: "t"}, free, 409, "conflict", 0,
+			"thread t is being removed; try again, or remove it again if that was interrupted",
+		},
+		{
 			&proto.StagedError{Thread: "t", Files: 500}, free, 409, "conflict", 0,
 			"thread t has 500 staged files already; at most 500, whose names and keys take 256KiB, may wait for its next execution; run one first",
 		},
 		{bodyTooLarge(8), free, 413, "payload_too_large", 0, "body must be at most 8 bytes"},
-		{refused(proto.RefusedConcurrency), free, 429, "rate_limited", 1, "concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions."},
-		{refused(proto.RefusedConcurrency), enterprise, 429, "rate_limited", 1, "concurrent execution limit reached (5/5)."},
-		{refused(proto.RefusedKeyConcurrency), free, 429, "rate_limited", 1, "concurrent execution limit of this API key reached (5/5)."},
-		{refused(proto.RefusedQueueFull), free, 429, "rate_limited", 5, "queued execution limit reached (5/5). Upgrade to Pro for 1000 queued executions."},
-		{refused(proto.RefusedUnavailable), free, 503, "service_unavailable", 2, ""},
+		{refused(proto.RejectedConcurrency), free, 429, "rate_limited", 1, "concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions."},
+		{refused(proto.RejectedConcurrency), enterprise, 429, "rate_limited", 1, "concurrent execution limit reached (5/5)."},
+		{refused(proto.RejectedKeyConcurrency), free, 429, "rate_limited", 1, "concurrent execution limit of this API key reached (5/5)."},
+		{refused(proto.RejectedQueueFull), free, 429, "rate_limited", 5, "queued execution limit reached (5/5). Upgrade to Pro for 1000 queued executions."},
+		{refused(proto.RejectedUnavailable), free, 503, "service_unavailable", 2, ""},
 		{refused("new"), free, 503, "service_unavailable", 2, ""},
 		{errors.New("disk on fire"), free, 500, "internal", 0, ""},
 		{brokenSandbox("the sandbox %q does not exist", "web"), free, 500, "internal", 0, ""},
@@ -63,7 +68,6 @@ func TestToAPI(t *testing.T) {
 		{errBadURL, free, 403, "forbidden", 0, ""},
 		{errOldURL, free, 403, "forbidden", 0, ""},
 		{errDraining, free, 503, "service_unavailable", 2, ""},
-		{errExpired, free, 503, "service_unavailable", 1, ""},
 		{context.DeadlineExceeded, free, 503, "service_unavailable", 2, ""},
 		{afterAcceptance(id, context.DeadlineExceeded), free, 500, "internal", 0, "something failed on our side after the execution was accepted; " +
 			"it may run: ask for it at /v1/executions/trc_AbCdEfGhIjKlMnOpQrSt"},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,6 +20,11 @@ import (
 )
 
 const executeRoute = "POST /v1/sandbox/execute"
+
+// maxDelay is how far ahead an execution may be accepted. Its sandbox, its limits and its variables
+// are those of the moment of the acceptance. The server's retention is another limit, since a large
+// program is stored no longer than that.
+const maxDelay = 30 * 24 * time.Hour
 
 // maxClientText is the number of bytes that are kept of headers in which clients describe
 // themselves.
@@ -47,7 +53,11 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
 		span.End()
 	}()
 
-	job, hash, err := s.readJob(w, r, id)
+	wait, err := waitOf(r.Header)
+	if err != nil {
+		return err
+	}
+	job, hash, err := s.readJob(w, r, id, wait)
 	if err != nil {
 		return err
 	}
@@ -62,7 +72,7 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
 		}
 		defer watch.Close()
 	}
-	x, err := s.submit(ctx, &proto.Submission{Job: job, IdempotencyKey: idempotencyKey, BodyHash: hash})
+	x, err := s.submit(ctx, &proto.Submission{Job: job, IdempotencyKey: idempotencyKey, BodyHash: hash}, wait)
 	s.shrink(infoOf(ctx), requestCost) // the program is stored, and the wait for its end needs little
 	if err != nil {
 		return err
@@ -73,13 +83,20 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
 	infoOf(ctx).trace = x.id
 	span.SetAttributes(attribute.String("bullpen.trace_id", string(x.id)))
 	w.Header().Set("X-Trace-Id", string(x.id))
+	if wait > 0 {
+		w.Header().Set("Preference-Applied", fmt.Sprintf("%s=%d", preferWait, wait/time.Second))
+	}
 	switch job.Mode {
 	case proto.ModeAsync:
 		w.Header().Set("Location", "/v1/executions/"+string(x.id))
 		w.Header().Set("Preference-Applied", preferAsync)
-		return writeValue(w, http.StatusAccepted, api.Accepted{TraceID: x.id, Status: "running"})
+		status := "running"
+		if !job.RunAt.IsZero() {
+			status = "queued"
+		}
+		return writeValue(w, http.StatusAccepted, api.Accepted{TraceID: x.id, Status: status})
 	case proto.ModeStreaming:
-		err = s.answerStream(ctx, w, x)
+		err = s.answerStream(ctx, w, x, preferred(r.Header, typeNDJSON, typeSSE) == typeSSE)
 	default:
 		err = s.answerInline(ctx, w, x)
 	}
@@ -87,7 +104,7 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
 	case err == nil || errors.Is(err, errExpired):
 		return err
 	case errors.Is(err, errDeadline):
-		return api.Errorf(api.CodeGatewayTimeout, "the execution did not end in time for an answer; it is recorded: %s", lookUp(x.id))
+		return api.Errorf(api.CodeGatewayTimeout, "the execution did not end in time for an answer; it is recorded: %s", statusHint(x.id))
 	default:
 		return afterAcceptance(x.id, err)
 	}
@@ -104,58 +121,107 @@ func spanOptions(r *http.Request) []trace.SpanStartOption {
 	return options
 }
 
-// readJob decodes the request, checks it against the plan, and returns its job and its hash.
-func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceID) (*proto.Job, string, error) {
+// readJob decodes the request, checks it against the plan, and returns its job and its hash. wait is
+// that of [waitOf].
+func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceID, wait time.Duration) (*proto.Job, string, error) {
 	req, err := decodeBody[api.ExecuteRequest](s, w, r)
 	if err != nil {
 		return nil, "", err
 	}
-	now := time.Now() // after the body was read: a slow upload is not time in the queue
-	i := infoOf(r.Context())
-	mode := modeOf(r.Header)
-	if len(req.SubPaths) > 0 {
-		return nil, "", notImplemented("sub_paths is", "leave it out")
-	}
-	if err := checkPlan(i.plan, mode, req.Timeout, s.UpgradeURL); err != nil {
-		return nil, "", err
-	}
-	profile, err := s.profileOf(r.Context(), &i.key)
-	if err != nil {
-		return nil, "", err
-	}
-	sandbox, err := s.resolve(r.Context(), &profile, req.Language)
-	if err != nil {
-		return nil, "", err
-	}
-	env, err := proto.MergeEnv(profile.Env, req.Env)
+	job, err := s.newJob(r.Context(), req, clientOf(r), modeOf(r.Header), id, wait)
 	if err != nil {
 		return nil, "", err
 	}
 	hash, err := req.Hash()
-	if err != nil {
-		return nil, "", err
+	return job, hash, err
+}
+
+// client describes who asks for an execution.
+type client struct {
+	key                      *proto.Key
+	plan                     proto.Plan
+	requestID, id, userAgent string
+}
+
+// clientOf describes the client of a request.
+func clientOf(r *http.Request) client {
+	i := infoOf(r.Context())
+	return client{&i.key, i.plan, i.requestID, clientText(r.Header, "X-Client-Id"), clientText(r.Header, "User-Agent")}
+}
+
+// newJob returns the job of a request as execution id. It checks the request against the plan. wait
+// is that of [waitOf].
+func (s *Server) newJob(ctx context.Context, req *api.ExecuteRequest, c client, mode proto.Mode, id proto.TraceID, wait time.Duration) (*proto.Job, error) {
+	now := time.Now() // after the body was read: a slow upload is not time in the queue
+	if len(req.SubPaths) > 0 {
+		return nil, notImplemented("sub_paths is", "leave it out")
 	}
-	webhookURL, err := s.webhookURL(r.Context(), req, mode, &i.key)
-	if err != nil {
-		return nil, "", err
+	if err := checkPlan(c.plan, mode, req.Timeout, s.UpgradeURL); err != nil {
+		return nil, err
 	}
-	wait := s.QueueWait
-	if mode == proto.ModeAsync {
+	runAt, err := s.runAt(req, mode, now)
+	if err != nil {
+		return nil, err
+	}
+	profile, err := s.profileOf(ctx, c.key)
+	if err != nil {
+		return nil, err
+	}
+	sandbox, err := s.resolve(ctx, &profile, req.Language)
+	if err != nil {
+		return nil, err
+	}
+	env, err := proto.MergeEnv(profile.Env, req.Env)
+	if err != nil {
+		return nil, err
+	}
+	webhookURL, err := s.webhookURL(ctx, req, mode, c.key)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case mode == proto.ModeAsync:
 		wait = s.QueueExpiry
+	case wait == 0: // a program that starts late has its timeout before the answer is due
+		wait = min(s.QueueWait, max(time.Duration(req.Timeout)*time.Second, minQueueWait))
 	}
 	job := &proto.Job{
 		Meta: proto.Meta{
-			TraceID: id, Org: i.key.Org, Key: i.key.ID, Mode: mode, Profile: profile.Name,
+			TraceID: id, Org: c.key.Org, Key: c.key.ID, Mode: mode, Profile: profile.Name,
 			Image: sandbox.Image, Network: sandbox.Network.Policy, Disk: sandbox.OnDisk(),
-			WebhookURL: webhookURL, RequestID: i.requestID,
-			ClientID: clientText(r.Header, "X-Client-Id"), UserAgent: clientText(r.Header, "User-Agent"),
-			CreatedAt: now.UTC(), QueueDeadline: now.Add(wait).UTC(),
-			Concurrent: i.plan.Concurrent, MaxQueued: i.plan.MaxQueued, Weight: i.plan.Weight, KeyConcurrent: i.key.Concurrent,
+			WebhookURL: webhookURL, RequestID: c.requestID, ClientID: c.id, UserAgent: c.userAgent,
+			CreatedAt: now.UTC(), RunAt: runAt,
+			Concurrent: c.plan.Concurrent, MaxQueued: c.plan.MaxQueued, Weight: c.plan.Weight, KeyConcurrent: c.key.Concurrent,
 		},
 		Env: env, Sandbox: sandbox,
 	}
+	job.QueueDeadline = job.QueuedAt().Add(wait)
 	req.FillJob(job)
-	return job, hash, nil
+	return job, nil
+}
+
+// runAt returns when the execution of a request is queued, zero for at once. A repeated request may
+// come later than that.
+func (s *Server) runAt(req *api.ExecuteRequest, mode proto.Mode, now time.Time) (at time.Time, err error) {
+	field := "run_at"
+	switch {
+	case req.RunAt != nil:
+		at = req.RunAt.UTC()
+	case req.Delay > 0:
+		field, at = "delay", now.Add(time.Duration(req.Delay)).UTC()
+	default:
+		return at, nil
+	}
+	switch most := min(maxDelay, s.Retention); {
+	case mode != proto.ModeAsync:
+		return at, proto.FieldErrorf(field, "must be used with an async execution: send the header Prefer: respond-async")
+	case at.Sub(now) > most:
+		return at, proto.FieldErrorf(field, "must be at most %s ahead", most)
+	case !at.After(now):
+		return time.Time{}, nil
+	default:
+		return at, nil
+	}
 }
 
 // clientText returns a header in which clients describe themselves, cut to size and in valid UTF-8.
@@ -178,7 +244,7 @@ func checkPlan(plan proto.Plan, mode proto.Mode, timeout int, upgradeURL string)
 		upgrade = ". Upgrade at " + upgradeURL
 	}
 	if !included {
-		return api.Errorf(api.CodeRateLimited, "%s execution requires %s plan%s", kind, plansWith(mode), upgrade)
+		return api.NotInPlan("%s execution requires %s plan%s", kind, plansWith(mode), upgrade)
 	}
 	if timeout <= plan.MaxTimeout {
 		return nil
@@ -186,9 +252,9 @@ func checkPlan(plan proto.Plan, mode proto.Mode, timeout int, upgradeURL string)
 	message := fmt.Sprintf("timeout is above the maximum of %d seconds of the %s plan", plan.MaxTimeout, plan.Title)
 	next, upgradable := proto.PlanByName(plan.Next)
 	if !upgradable {
-		return api.Errorf(api.CodeRateLimited, "%s; ask for less", message)
+		return api.NotInPlan("%s; ask for less", message)
 	}
-	return api.Errorf(api.CodeRateLimited, "%s; upgrade to %s for up to %d seconds, or ask for less%s", message, next.Title, next.MaxTimeout, upgrade)
+	return api.NotInPlan("%s; upgrade to %s for up to %d seconds, or ask for less%s", message, next.Title, next.MaxTimeout, upgrade)
 }
 
 // plansWith lists the plans that include a mode, such as "a Pro or Enterprise".
@@ -203,13 +269,11 @@ func plansWith(mode proto.Mode) string {
 }
 
 // submit submits a job, or finds the execution of an earlier request with the same idempotency key.
-func (s *Server) submit(ctx context.Context, sub *proto.Submission) (*admitted, error) {
+// wait is that of [waitOf].
+func (s *Server) submit(ctx context.Context, sub *proto.Submission, wait time.Duration) (*admitted, error) {
 	job := sub.Job
-	x := &admitted{deadline: job.CreatedAt.Add(time.Duration(job.Timeout)*time.Second + answerGrace)}
-	x.queueDeadline = job.QueueDeadline
-	if x.deadline.Before(x.queueDeadline) {
-		x.queueDeadline = x.deadline
-	}
+	grace := max(answerGrace, wait+startGrace)
+	x := &admitted{queueDeadline: job.QueueDeadline, deadline: job.CreatedAt.Add(time.Duration(job.Timeout)*time.Second + grace)}
 	sub.WaitUntil = x.deadline
 	var err error
 	if x.id, err = s.Submissions.Submit(ctx, sub); err != nil {
@@ -266,7 +330,7 @@ func (s *Server) await(ctx context.Context, x *admitted) (*proto.Record, error) 
 		case !errors.Is(err, errDeadline):
 			return nil, err
 		}
-		record, err = s.Submissions.Withdraw(ctx, x.submission, s.withdrawReason())
+		record, err = s.Submissions.Withdraw(ctx, x.submission, s.withdrawReason(x))
 		if err == nil && record.Status.Terminal() {
 			return record, nil
 		}
@@ -277,11 +341,11 @@ func (s *Server) await(ctx context.Context, x *admitted) (*proto.Record, error) 
 	return s.waitUntil(ctx, x.id, x.watch, x.deadline)
 }
 
-func (s *Server) withdrawReason() string {
+func (s *Server) withdrawReason(x *admitted) string {
 	if s.leaving.Err() != nil {
 		return "The server was shut down before a worker was free, so the execution was withdrawn."
 	}
-	return fmt.Sprintf("No worker was free within %s, so the execution was withdrawn.", s.QueueWait)
+	return fmt.Sprintf("No slot was free for it within %s, so the execution was withdrawn.", x.queueDeadline.Sub(x.submission.Job.CreatedAt))
 }
 
 // clientGone withdraws an execution of this request that has not started.
@@ -318,11 +382,29 @@ func (s *Server) waitUntil(ctx context.Context, id proto.TraceID, watch Watch, d
 // expiredInQueue frees the idempotency key of an execution that never ran, and returns the error
 // for the client.
 func (s *Server) expiredInQueue(ctx context.Context, x *admitted) error {
+	err := s.noWorkerFree(ctx)
 	if x.submission == nil {
-		return errExpired
+		return err
 	}
-	if err := s.Submissions.Release(ctx, x.submission); err != nil {
-		return fmt.Errorf("%w (and its idempotency key stays bound: %w)", errExpired, err)
+	if errRelease := s.Submissions.Release(ctx, x.submission); errRelease != nil {
+		return fmt.Errorf("%w (and its idempotency key stays bound: %w)", err, errRelease)
 	}
-	return errExpired
+	return err
+}
+
+// noWorkerFree returns the error for a client whose execution was withdrawn. It matches errExpired.
+func (s *Server) noWorkerFree(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	stats, err := s.Jobs.Stats(ctx)
+	if err != nil {
+		s.Log.WarnContext(ctx, "statistics of the queue missing, Retry-After is a guess", "error", err)
+	}
+	org := infoOf(ctx).key.Org
+	message := "no worker was free in time; the execution was withdrawn and will not run; send it again"
+	if slices.Contains(stats.AtShare, org) {
+		message = "other organisations submit executions too, and this one has all slots that it may have meanwhile; " +
+			"the execution was withdrawn and will not run; send it again when another one has ended"
+	}
+	return fmt.Errorf("%w: %w", api.Unavailable(stats.RetryAfter(org), message), errExpired)
 }

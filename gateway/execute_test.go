@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -90,9 +91,9 @@ func TestStreamOfAnExecutionCancelledInTheQueue(t *testing.T) {
 	}
 }
 
-// The store may elect a new leader at that moment. The execution was accepted, and the answer says
-// where to ask for it.
-func TestStreamOfAnExecutionThatNobodyAnswersFor(t *testing.T) {
+// The store may elect a new leader at that moment. The execution was accepted, and the answer must
+// report where to ask for it.
+func TestStreamOfALostExecution(t *testing.T) {
 	h := newHarness(t)
 	h.server.Events = silentEvents{h.stub}
 	a := h.execute(hello, "Accept", typeNDJSON).want(504, "gateway_timeout", "ask for it at /v1/executions/")
@@ -126,26 +127,63 @@ func TestAsync(t *testing.T) {
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestDelayed(t *testing.T) {
+	h := newHarness(t)
+	async := []string{"Prefer", "respond-async"}
+	at := time.Now().Add(time.Hour).UTC().Truncate(time.Millisecond)
+	for body, want := range map[string]time.Time{
+		`"run_at":"` + at.In(time.FixedZone("", 3600)).Format(time.RFC3339Nano) + `"`: at,
+		`"delay":3600`: at,
+	} {
+		a := h.execute(`{"code":"1",`+body+`}`, async...).want(202, "")
+		job := h.stub.runs[a.trace()].job
+		if got := job.RunAt.Sub(want); got < 0 || got > time.Minute || job.QueueDeadline.Sub(job.RunAt) != h.server.QueueExpiry || a.json()["status"] != "queued" {
+			t.Errorf("%s: run at %s until %s: %s", body, job.RunAt, job.QueueDeadline, a.body)
+		}
+		got := h.do("GET", "/v1/executions/"+string(a.trace()), "").want(200, "").json()
+		if got["status"] != "queued" || got["run_at"] != job.RunAt.Format(proto.TimeLayout) || got["queued_ms"] != 0.0 {
+			t.Errorf("%s: execution %v", body, got)
+		}
+	}
+	a := h.execute(`{"code":"1","run_at":"2020-01-01T00:00:00Z"}`, async...).want(202, "")
+	if job := h.stub.runs[a.trace()].job; !job.RunAt.IsZero() || a.json()["status"] != "running" {
+		t.Errorf("a time that is past: run at %s: %s", job.RunAt, a.body)
+	}
+	for _, tt := range []struct {
+		body, message string
+		headers       []string
+	}{
+		{`"delay":5`, "delay must be used with an async execution: send the header Prefer: respond-async", nil},
+		{`"delay":5`, "delay must be used with an async execution: send the header Prefer: respond-async", []string{"Accept", typeNDJSON}},
+		{`"delay":604801`, "delay must be at most 168h0m0s ahead", async},
+		{`"run_at":"2999-01-01T00:00:00Z"`, "run_at must be at most 168h0m0s ahead", async},
+	} {
+		if got := h.execute(`{"code":"1",`+tt.body+`}`, tt.headers...).want(400, "validation_error").json()["message"]; got != tt.message {
+			t.Errorf("%s: %q", tt.body, got)
+		}
+	}
+}
+
+func TestRejections(t *testing.T) {
 	modes := map[string][]string{"inline": nil, "streaming": {"Accept", typeNDJSON}, "async": {"Prefer", "respond-async"}}
 	for name, headers := range modes {
 		for _, tt := range []struct {
-			plan    string
-			refusal proto.Refusal
-			status  int
-			code    string
-			retry   string
-			message string
+			plan      string
+			rejection proto.Rejection
+			status    int
+			code      string
+			retry     string
+			message   string
 		}{
-			{"pro", proto.Refusal{Reason: proto.RefusedConcurrency, Limit: 100, Used: 100}, 429, "rate_limited", "1", "concurrent execution limit reached (100/100). Upgrade to Enterprise for 1000 concurrent executions."},
-			{"enterprise", proto.Refusal{Reason: proto.RefusedConcurrency, Limit: 1000, Used: 1000}, 429, "rate_limited", "1", "concurrent execution limit reached (1000/1000)."},
-			{"pro", proto.Refusal{Reason: proto.RefusedQueueFull, Limit: 1000, Used: 1000}, 429, "rate_limited", "5", "queued execution limit reached (1000/1000)"},
-			{"pro", proto.Refusal{Reason: proto.RefusedUnavailable}, 503, "service_unavailable", "2", "queue"},
+			{"pro", proto.Rejection{Reason: proto.RejectedConcurrency, Limit: 100, Used: 100}, 429, "rate_limited", "1", "concurrent execution limit reached (100/100). Upgrade to Enterprise for 1000 concurrent executions."},
+			{"enterprise", proto.Rejection{Reason: proto.RejectedConcurrency, Limit: 1000, Used: 1000}, 429, "rate_limited", "1", "concurrent execution limit reached (1000/1000)."},
+			{"pro", proto.Rejection{Reason: proto.RejectedQueueFull, Limit: 1000, Used: 1000}, 429, "rate_limited", "5", "queued execution limit reached (1000/1000)"},
+			{"pro", proto.Rejection{Reason: proto.RejectedUnavailable}, 503, "service_unavailable", "2", "queue"},
 		} {
-			t.Run(name+" "+string(tt.refusal.Reason)+" "+tt.plan, func(t *testing.T) {
+			t.Run(name+" "+string(tt.rejection.Reason)+" "+tt.plan, func(t *testing.T) {
 				h := newHarness(t)
 				h.key = h.stub.addKey("acme", tt.plan, proto.RightsExecute)
-				h.stub.refuse = func(*proto.Job) error { return &tt.refusal }
+				h.stub.refuse = func(*proto.Job) error { return &tt.rejection }
 				a := h.execute(hello, append(headers, "Idempotency-Key", "k")...).want(tt.status, tt.code, tt.message)
 				if got := a.header.Get("Retry-After"); got != tt.retry {
 					t.Errorf("Retry-After %q, want %q", got, tt.retry)
@@ -249,8 +287,8 @@ func TestPlans(t *testing.T) {
 		{`{"code":"1","timeout":99999999999999999999999999}`, "Accept", "*/*", "timeout"},
 	} {
 		a := h.execute(tt.body, tt.name, tt.value).want(429, "rate_limited", tt.message)
-		if a.header.Get("Retry-After") != "" {
-			t.Errorf("Retry-After on a refusal by plan: clients would wait for nothing")
+		if a.header.Get("Retry-After") != "" || a.header.Get("X-Should-Retry") != "false" || !strings.Contains(string(a.body), `"permanent":true`) {
+			t.Errorf("the rejection by plan looks temporary: %v %s", a.header, a.body)
 		}
 	}
 	h.execute(`{"code":"1","timeout":60}`).want(200, "")
@@ -323,6 +361,20 @@ func TestPanicIsAnInternalError(t *testing.T) {
 	}
 }
 
+// An event stream has the same events as the lines of JSON, and can be resumed with their ids.
+func TestExecuteAsEventStream(t *testing.T) {
+	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(0), "a\n")
+	a := h.execute(hello, "Accept", "text/event-stream").want(200, "")
+	if a.header.Get("Content-Type") != typeSSE {
+		t.Errorf("Content-Type %q", a.header.Get("Content-Type"))
+	}
+	again := h.do("GET", "/v1/executions/"+string(a.trace())+"/output", "", "Accept", "text/event-stream").want(200, "")
+	if string(a.body) != string(again.body) || !strings.HasPrefix(string(a.body), "id: 1\ndata: {\"type\":\"status\"") {
+		t.Errorf("got\n%s\nwant\n%s", a.body, again.body)
+	}
+}
+
 func TestDrain(t *testing.T) {
 	h := newHarness(t)
 	answers := make(chan *reply)
@@ -334,8 +386,19 @@ func TestDrain(t *testing.T) {
 	if a.header.Get("Retry-After") == "" || !a.closed {
 		t.Errorf("headers %v", a.header)
 	}
+	h.do("POST", "/v1/admin/dead-letters/x/requeue", "").want(503, "service_unavailable", "shutting down")
 	h.do("GET", "/readyz", "").want(503, "service_unavailable", "shutting down")
 	h.do("GET", "/healthz", "").want(200, "")
+	// Only new work is refused: clients still ask for what runs here.
+	at := "/v1/executions/" + string(id)
+	for _, a := range []*reply{
+		h.do("GET", at, "").want(200, ""), h.do("POST", at+"/cancel", "").want(202, ""), h.do("GET", "/v1/threads", "").want(200, ""),
+		h.do("GET", "/v1/admin/keys", "").want(200, ""),
+	} {
+		if !a.closed {
+			t.Error("the connection stays open, so that the client does not find another server")
+		}
+	}
 	h.stub.finish(id, proto.Exited(0))
 	(<-answers).want(200, "")
 }

@@ -69,9 +69,6 @@ func (s *Server) getExecution(w http.ResponseWriter, r *http.Request) error {
 	return writeOutput(w, output, func(w io.Writer) error { return api.NewExecution(record, delivery, time.Now()).Write(w) })
 }
 
-// maxWhole is the largest integer that every JSON implementation represents exactly.
-const maxWhole = 1<<53 - 1
-
 // queryInt parses a whole number from least to most in the query. It returns fallback if the query
 // does not have it.
 func queryInt(r *http.Request, name string, least, most, fallback int64) (int64, error) {
@@ -117,9 +114,9 @@ type snapshot struct {
 	sent, until int64 // sequence numbers of the last event returned and of the last to return
 }
 
-func (t *snapshot) Next(ctx context.Context) (proto.Batch, error) {
+func (t *snapshot) Next(ctx context.Context) (proto.Events, error) {
 	if t.sent >= t.until {
-		return proto.Batch{}, io.EOF
+		return proto.Events{}, io.EOF
 	}
 	batch, err := t.Tail.Next(ctx)
 	t.sent = batch.Last
@@ -128,7 +125,7 @@ func (t *snapshot) Next(ctx context.Context) (proto.Batch, error) {
 
 // getOutput streams the events of an execution, during its run and after.
 func (s *Server) getOutput(w http.ResponseWriter, r *http.Request) error {
-	after, err := queryInt(r, "after_seq", 0, maxWhole, 0)
+	after, err := queryInt(r, "after_seq", 0, api.MaxWhole, 0)
 	if err != nil {
 		return err
 	}
@@ -140,7 +137,7 @@ func (s *Server) getOutput(w http.ResponseWriter, r *http.Request) error {
 	if id := r.Header.Get("Last-Event-ID"); sse && id != "" {
 		// It is newer than the query, which a browser repeats when it reconnects.
 		n, err := strconv.ParseUint(id, 10, 63)
-		if err != nil || n > maxWhole {
+		if err != nil || n > api.MaxWhole {
 			return proto.FieldErrorf("Last-Event-ID", "must be the id of an event of this execution")
 		}
 		after = int64(n)
@@ -163,8 +160,8 @@ func (s *Server) getOutput(w http.ResponseWriter, r *http.Request) error {
 	}
 	f := s.newFollower(w, infoOf(r.Context()), tail, sse, after)
 	w.WriteHeader(http.StatusOK)
-	if err := f.w.FlushError(); err != nil {
-		return fmt.Errorf("stream events: %w", err)
+	if err := f.w.FlushError(); err != nil || r.Method == http.MethodHead {
+		return err
 	}
 	return f.copy(r.Context())
 }
@@ -229,9 +226,13 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		infoOf(r.Context()).err = err
 		missing, message = "queue", "the queue does not answer"
+	case !s.StoreReady():
+		missing, message = "store", "the blob store has not answered yet; see the log"
+	case s.DiskFull != nil && s.DiskFull() != "":
+		missing, message = "disk", s.DiskFull()
 	case s.Unfit != nil && s.Unfit() != "":
-		missing, message = "worker", "the worker here takes no jobs: "+s.Unfit()
-	case stats.Workers == 0:
+		missing, message = "worker", "the worker here accepts no jobs: "+s.Unfit()
+	case stats.Workers == 0 && !s.FromZero:
 		missing, message = "worker", "no worker is live"
 	default:
 		_ = writeValue(w, http.StatusOK, api.Ready{Status: "ready", Workers: stats.Workers}) // cannot fail

@@ -191,7 +191,7 @@ type prolificTail struct {
 	id   proto.TraceID
 }
 
-func (t prolificTail) Next(ctx context.Context) (proto.Batch, error) {
+func (t prolificTail) Next(ctx context.Context) (proto.Events, error) {
 	defer t.stub.output(t.id, proto.Stdout, "more")
 	return t.Tail.Next(ctx)
 }
@@ -222,8 +222,8 @@ func (brokenEvents) Follow(context.Context, proto.TraceID, int64) (Tail, error) 
 	return brokenEvents{}, nil
 }
 
-func (brokenEvents) Next(context.Context) (proto.Batch, error) {
-	return proto.Batch{}, errors.New("disk on fire")
+func (brokenEvents) Next(context.Context) (proto.Events, error) {
+	return proto.Events{}, errors.New("disk on fire")
 }
 func (brokenEvents) Close() {}
 
@@ -274,7 +274,7 @@ func (q lateJobs) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, 
 
 func TestKeys(t *testing.T) {
 	h := newHarness(t)
-	made := h.do("POST", "/v1/admin/keys", `{"name":"ci","org":"beta","plan":"pro","created_at":"x"}`).want(201, "").json()
+	made := h.do("POST", "/v1/admin/keys", `{"name":"ci","org":"beta","plan":"pro"}`).want(201, "").json()
 	if made["rights"] != "execute" || made["org"] != "beta" || made["plan"] != "pro" || made["name"] != "ci" || made["revoked_at"] != nil {
 		t.Errorf("key %v", made)
 	}

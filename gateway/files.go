@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,12 +28,17 @@ type lazyWriter struct {
 	w     http.ResponseWriter
 	begin func(http.Header)
 	begun bool
+	head  bool // the request is HEAD: writing ends with errHeadOnly once the answer has begun
 }
 
 func (l *lazyWriter) Write(p []byte) (int, error) {
 	if !l.begun {
 		l.begun = true
 		l.begin(l.w.Header())
+	}
+	if l.head {
+		l.w.WriteHeader(http.StatusOK)
+		return 0, errHeadOnly
 	}
 	return l.w.Write(p)
 }
@@ -111,7 +117,7 @@ func (s *Server) uploadURL(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	key := infoOf(r.Context()).key
-	most, err := s.room(r, &key)
+	most, err := s.homeLimit(r, &key)
 	if err != nil {
 		return err
 	}
@@ -119,16 +125,22 @@ func (s *Server) uploadURL(w http.ResponseWriter, r *http.Request) error {
 		return proto.FieldErrorf("content_length", "is %d bytes, and the home directory of this API key's sandbox has %d",
 			req.ContentLength, most.Bytes)
 	}
-	if err := s.Files.CheckRoom(r.Context(), key.Org, req.ID, name, req.ContentLength, most); err != nil {
-		return fmt.Errorf("check the room of thread %s: %w", req.ID, err)
+	if err := s.Files.CheckSpace(r.Context(), key.Org, req.ID, name, req.ContentLength, most); err != nil {
+		return fmt.Errorf("check the free space of thread %s: %w", req.ID, err)
 	}
-	return s.answerSigned(w, r, &grant{method: http.MethodPut, key: key.ID, org: key.Org, thread: req.ID, path: name, size: req.ContentLength})
+	g := &grant{method: http.MethodPut, key: key.ID, org: key.Org, thread: req.ID, path: name, size: req.ContentLength}
+	// The length is for clients that would otherwise send a stream without it.
+	headers := []api.Header{{Name: "Content-Length", Value: strconv.FormatInt(g.size, 10)}}
+	if req.ContentType != nil {
+		headers = append(headers, api.Header{Name: "Content-Type", Value: *req.ContentType})
+	}
+	return s.answerSigned(w, r, g, headers...)
 }
 
-// room returns the size limit of homes in the sandbox of an API key.
-func (s *Server) room(r *http.Request, key *proto.Key) (proto.Room, error) {
+// homeLimit returns the size limit of homes in the sandbox of an API key.
+func (s *Server) homeLimit(r *http.Request, key *proto.Key) (proto.Space, error) {
 	profile, err := s.profileOf(r.Context(), key)
-	return proto.Room{Bytes: int64(profile.Disk.Home), Files: profile.Disk.Inodes}, err
+	return proto.Space{Bytes: int64(profile.Disk.Home), Files: profile.Disk.Inodes}, err
 }
 
 func (s *Server) downloadURL(w http.ResponseWriter, r *http.Request) error {
@@ -265,6 +277,23 @@ func attachment(name string) string {
 	return mime.FormatMediaType("attachment", map[string]string{"filename": name})
 }
 
+// beginUpload begins a transfer and reserves its memory. done ends it.
+func (s *Server) beginUpload(ctx context.Context, org string, size int64) (done func(), err error) {
+	if s.DiskFull != nil && s.DiskFull() != "" {
+		return nil, errDiskFull
+	}
+	end, err := s.transfers.begin(ctx, org)
+	if err != nil {
+		return nil, err
+	}
+	memory := uploadMemory(size)
+	if !s.budget.reserve(org, memory, s.Memory) {
+		end()
+		return nil, errOverloaded
+	}
+	return func() { s.budget.release(org, memory); end() }, nil
+}
+
 // span is a part of a file, in bytes.
 type span struct{ offset, length int64 }
 
@@ -312,13 +341,13 @@ func (s *Server) putContent(w http.ResponseWriter, r *http.Request) error {
 	if err == nil {
 		err = checkLength(r.ContentLength, g.size)
 	}
-	var most proto.Room
+	var most proto.Space
 	if err == nil {
-		most, err = s.room(r, key)
+		most, err = s.homeLimit(r, key)
 	}
 	var done func()
 	if err == nil {
-		done, err = s.transfers.begin(r.Context(), g.org)
+		done, err = s.beginUpload(r.Context(), g.org, g.size)
 	}
 	if err != nil {
 		w.Header().Set("Connection", "close") // the body is not read

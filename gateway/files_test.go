@@ -5,18 +5,22 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // upload asks for a URL, sends content to it, and returns the answer to the upload.
@@ -118,22 +122,42 @@ func TestFiles(t *testing.T) {
 	} {
 		h.do("POST", "/v1/files/download_url", body).want(404, "not_found", "no file at this path")
 	}
-	// A URL is useless once its file is deleted or the server drains.
+	// A URL is useless once its file is deleted.
+	h.server.Drain()
+	h.get(at).want(200, "")
 	delete(h.threads.files, "acme/t/dir/a.txt")
 	h.get(at).want(404, "not_found")
-	h.server.Drain()
-	h.get(at).want(503, "service_unavailable")
+}
+
+// The content type of an upload is one of the headers that the client sends, as with other stores.
+func TestUploadHasItsContentType(t *testing.T) {
+	h := newHarness(t)
+	const request = `{"source":"thread","id":"t","path":"a","content_length":1`
+	answer := h.do("POST", "/v1/files/upload_url", request+`,"content_type":"text/csv; charset=utf-8"}`).want(200, "")
+	var signed api.SignedURL
+	if err := json.Unmarshal(answer.body, &signed); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(signed.Headers, api.Header{Name: "Content-Type", Value: "text/csv; charset=utf-8"}) {
+		t.Errorf("headers %v", signed.Headers)
+	}
+	for _, bad := range []string{"text", "text/csv\\r\\nX: y", "text/csv; charset", strings.Repeat("x", 300) + "/y", "té/xt"} {
+		h.do("POST", "/v1/files/upload_url", request+`,"content_type":"`+bad+`"}`).want(400, "validation_error", "content_type")
+	}
 }
 
 func TestFileRequestsThatAreRefused(t *testing.T) {
 	h := newHarness(t)
 	for _, kind := range []string{"list", "upload_url", "download_url"} {
 		path := "/v1/files/" + kind
-		const rest = `"path":"a","content_length":1}`
+		rest := `"path":"a"}`
+		if kind == "upload_url" {
+			rest = `"path":"a","content_length":1}`
+		}
 		h.do("POST", path, `{"source":"volume","id":"v",`+rest).want(501, "not_implemented", "volume")
 		h.do("POST", path, `{"source":"disk","id":"v",`+rest).want(400, "validation_error", "source")
 		h.do("POST", path, `{"source":"thread","id":"../t",`+rest).want(400, "validation_error", "id")
-		h.do("POST", path, `{"source":"thread","id":"t","path":"../a","content_length":1}`).want(400, "validation_error", "path")
+		h.do("POST", path, `{"source":"thread","id":"t",`+strings.Replace(rest, `"a"`, `"../a"`, 1)).want(400, "validation_error", "path")
 		h.do("POST", path, `no`).want(400, "validation_error", "body")
 		h.do("POST", path, "", "Authorization", "").want(401, "unauthorized")
 		h.do("GET", path, "").want(405, "method_not_allowed")
@@ -241,16 +265,16 @@ func TestSignedURLsAreOfTheirKey(t *testing.T) {
 	h.get(contentPath+other.token(*h.server.URLSecret)).want(403, "forbidden")
 }
 
-// An upload too large for a home is refused before it is sent. If the room shrinks later, the
+// An upload too large for a home is refused before it is sent. If the space shrinks later, the
 // upload itself is refused.
-func TestUploadsHaveRoom(t *testing.T) {
+func TestUploadsAreCheckedAgainstTheHomeLimit(t *testing.T) {
 	h := newHarness(t)
-	h.threads.most = proto.Room{Bytes: int64(h.server.Default.Disk.Home), Files: h.server.Default.Disk.Inodes}
+	h.threads.most = proto.Space{Bytes: int64(h.server.Default.Disk.Home), Files: h.server.Default.Disk.Inodes}
 	late := h.sign("upload", "b", 5)
 	h.upload("a", "hello").want(200, "")
-	h.threads.refuse = &proto.RoomError{
-		Thread: "t", Home: proto.Room{Bytes: 11, Files: 12}, Waiting: proto.Room{Bytes: 13, Files: 14}, New: proto.Room{Bytes: 15, Files: 16},
-		Most: proto.Room{Bytes: 17, Files: 18},
+	h.threads.refuse = &proto.SpaceError{
+		Thread: "t", Home: proto.Space{Bytes: 11, Files: 12}, Waiting: proto.Space{Bytes: 13, Files: 14}, New: proto.Space{Bytes: 15, Files: 16},
+		Most: proto.Space{Bytes: 17, Files: 18},
 	}
 	numbers := []string{"11 bytes in 12", "13 bytes and 14", "15 bytes and 16", "17 bytes and 18", "remove files"}
 	h.do("POST", "/v1/files/upload_url", `{"source":"thread","id":"t","path":"b","content_length":5}`).want(409, "conflict", numbers...)
@@ -299,6 +323,18 @@ func TestURLsAreAbsolute(t *testing.T) {
 	if w := ask("", func(*http.Request) {}); w.Code != 400 {
 		t.Errorf("no host: %d %s", w.Code, w.Body)
 	}
+	// A proxy that terminates TLS sends the scheme of its client.
+	from := func(sent ...string) func(*http.Request) {
+		return func(r *http.Request) { r.Header["X-Forwarded-Proto"] = sent } // from 192.0.2.1
+	}
+	starts(ask("box.example", from("https")), "http://box.example")
+	h.server.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("192.0.2.0/24")}
+	starts(ask("box.example", from("HTTPS")), "https://box.example")
+	starts(ask("box.example", from("http", "http, https")), "https://box.example") // what the nearest one added
+	starts(ask("box.example", from("https, http")), "http://box.example")
+	starts(ask("box.example", func(*http.Request) {}), "http://box.example") // not a scheme
+	starts(ask("box.example", func(r *http.Request) { from("https")(r); r.RemoteAddr = "[::ffff:192.0.2.1]:5" }), "https://box.example")
+	starts(ask("box.example", func(r *http.Request) { from("https")(r); r.RemoteAddr = "203.0.113.1:5" }), "http://box.example")
 	h.server.PublicURL = "https://public.example/bullpen"
 	starts(ask("box.example", func(*http.Request) {}), "https://public.example/bullpen")
 }
@@ -426,7 +462,7 @@ type staging struct {
 	done func()
 }
 
-func (s *staging) Stage(ctx context.Context, org, thread, path string, size int64, most proto.Room, body io.Reader) error {
+func (s *staging) Stage(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error {
 	defer s.done()
 	return s.threadFiles.Stage(ctx, org, thread, path, size, most, body)
 }
@@ -434,7 +470,7 @@ func (s *staging) Stage(ctx context.Context, org, thread, path string, size int6
 // slowStage takes a long time to store what it has read.
 type slowStage struct{ threadFiles }
 
-func (s slowStage) Stage(ctx context.Context, org, thread, path string, size int64, most proto.Room, body io.Reader) error {
+func (s slowStage) Stage(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error {
 	err := s.threadFiles.Stage(ctx, org, thread, path, size, most, body)
 	time.Sleep(2 * bodyTimeout)
 	return errors.Join(err, ctx.Err())
@@ -442,7 +478,7 @@ func (s slowStage) Stage(ctx context.Context, org, thread, path string, size int
 
 // An upload and its storage may take any time in total, as long as data keeps arriving.
 func TestSlowUpload(t *testing.T) {
-	for stall, status := range map[time.Duration]int{bodyTimeout - time.Second: 200, bodyTimeout + time.Second: 400} {
+	for stall, status := range map[time.Duration]int{bodyTimeout - time.Second: 200, bodyTimeout + time.Second: 408} {
 		bubble(t, func(t *testing.T, h *harness) {
 			h.server.Files = slowStage{threadFiles{h.threads}}
 			body, in := io.Pipe()

@@ -60,12 +60,12 @@ func newHarness(t *testing.T) *harness {
 	h.submitter = &submit.Submitter{Jobs: q, Bindings: q, Threads: thread, DeadLetters: dead, Log: logger}
 	h.server = &Server{
 		Submissions: h.submitter,
-		Jobs:        q, Events: q, Keys: q, KeyAdmin: q, Profiles: b, Images: b, Webhooks: hook, URLs: hook, Deliveries: hook,
-		Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, DeadLetters: dead, Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
+		Jobs:        q, Events: q, Keys: q, KeyAdmin: q, Profiles: b, Preload: b, Images: b, Webhooks: hook, URLs: hook, Deliveries: hook,
+		Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, DeadLetters: dead, Batches: new(batchStub), Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
 		Log: logger, Tracer: noop.NewTracerProvider().Tracer(""),
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "bullpen_up 1\n") }),
-		Default: proto.DefaultProfile(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, MaxBody: DefaultMaxBody, Memory: 1 << 30,
-		UpgradeURL: "https://example.com/upgrade", Version: "1.2.3",
+		Default: proto.DefaultProfile(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, Retention: 7 * 24 * time.Hour, MaxBody: DefaultMaxBody, Memory: 1 << 30,
+		UpgradeURL: "https://example.com/upgrade", Version: "1.2.3", StoreReady: func() bool { return true },
 	}
 	listener := &memListener{conns: make(chan net.Conn), closed: make(chan struct{})}
 	h.dial = listener.dial
@@ -248,7 +248,7 @@ func (a *reply) want(status int, code string, words ...string) *reply {
 	}
 	for _, word := range words {
 		if code != "" && !strings.Contains(envelope.Message, word) {
-			a.t.Errorf("message %q does not say %q", envelope.Message, word)
+			a.t.Errorf("message %q does not contain %q", envelope.Message, word)
 		}
 	}
 	return a
@@ -304,12 +304,16 @@ func (a *reply) validate(r *http.Request) {
 		a.t.Errorf("%s %s %d is not as documented: %v", r.Method, path, a.status, err)
 	}
 	if a.header.Get("Content-Type") == typeNDJSON {
+		schema := doc.Components.Schemas["Event"].Value
+		if strings.HasSuffix(path, "/results") {
+			schema = doc.Components.Schemas["BatchResult"].Value
+		}
 		for line := range bytes.Lines(a.body) {
 			var event any
 			if err := json.Unmarshal(line, &event); err != nil {
 				a.t.Fatalf("line %.200q: %v", line, err)
 			}
-			if err := doc.Components.Schemas["Event"].Value.VisitJSON(event, openapi3.EnableJSONSchema2020()); err != nil {
+			if err := schema.VisitJSON(event, openapi3.EnableJSONSchema2020()); err != nil {
 				a.t.Errorf("event %.200q is not as documented: %v", line, err)
 			}
 		}

@@ -49,11 +49,11 @@ func TestSameKeySameBody(t *testing.T) {
 	h.execute(`{"code":"other"}`, "Idempotency-Key", "k").want(422, "idempotency_mismatch")
 	h.execute(`{"code":"print('hello')","timeout":59}`, "Idempotency-Key", "k").want(422, "idempotency_mismatch")
 	if other := h.execute(hello, "Idempotency-Key", "k2").want(200, ""); other.trace() == first.trace() {
-		t.Error("another key gives the same execution")
+		t.Error("another key returns the same execution")
 	}
 	h.key = h.stub.addKey("acme", "pro", proto.RightsExecute)
 	if other := h.execute(hello, "Idempotency-Key", "k").want(200, ""); other.trace() == first.trace() {
-		t.Error("another API key gives the same execution")
+		t.Error("another API key returns the same execution")
 	}
 	if len(h.stub.submitted) != 3 {
 		t.Errorf("%d executions, want 3", len(h.stub.submitted))
@@ -117,7 +117,7 @@ func TestWithdrawnExecutionFreesItsKey(t *testing.T) {
 		h.stub.finish(id, proto.Failure(proto.CodeExpiredInQueue, "m")) // as the queue does, with no open request that could free the key
 		h.stub.finishAtOnce(proto.Exited(0))
 		if a := h.execute(hello, "Idempotency-Key", "k").want(200, ""); a.trace() == id {
-			t.Error("the answer is that of an execution that never ran")
+			t.Error("the answer is for an execution that never ran")
 		}
 	})
 }

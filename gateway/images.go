@@ -82,5 +82,5 @@ func imageInUse(image string, profiles []string) error {
 	if more := len(profiles) - most; more > 0 {
 		list += fmt.Sprintf(" and %d more", more)
 	}
-	return api.Errorf(api.CodeConflict, "image %s is that of the sandbox %s; give that another image or remove it first", image, list)
+	return api.Errorf(api.CodeConflict, "image %s is used by the sandbox %s; change its image or remove the sandbox first", image, list)
 }

@@ -26,7 +26,7 @@ func (s *imageStub) Put(_ context.Context, name, digest string, body io.Reader) 
 	case string(b) == "bad":
 		return nil, false, &proto.FieldError{Field: "body", Message: "body is no image"}
 	case string(b) == "full":
-		return nil, false, &proto.Refusal{Reason: proto.RefusedUnavailable}
+		return nil, false, &proto.Rejection{Reason: proto.RejectedUnavailable}
 	}
 	img := proto.Image{
 		Name: name, Digest: digest, Size: int64(len(b)), UnpackedSize: 3, Languages: map[proto.Language]string{proto.Bash: "/bin/bash"},
@@ -118,7 +118,7 @@ func TestSlowImage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t)
 		h.server.ImageAdmin = &imageStub{}
-		for stall, status := range map[time.Duration]int{bodyTimeout - time.Second: 201, bodyTimeout + time.Second: 400} {
+		for stall, status := range map[time.Duration]int{bodyTimeout - time.Second: 201, bodyTimeout + time.Second: 408} {
 			body, in := io.Pipe()
 			var sent sync.WaitGroup
 			sent.Go(func() {

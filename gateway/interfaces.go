@@ -14,11 +14,11 @@ type Submissions interface {
 	// Submit accepts a job and returns the id of its execution. If an earlier request had the same
 	// idempotency key, Submit returns the id of the earlier execution. Its errors include
 	// [proto.ErrKeyReused], [proto.ErrSubmissionPending], [proto.ErrNotConfirmed],
-	// [*proto.BusyError] and [*proto.Refusal].
+	// [*proto.BusyError] and [*proto.Rejection].
 	Submit(ctx context.Context, sub *proto.Submission) (proto.TraceID, error)
 	// Requeue submits the job of a dead letter as execution id, unless an earlier request has done
 	// so. It returns the dead letter, which names the execution. build makes the job from the dead
-	// one. Other errors are those of build, [proto.ErrNotFound] and [proto.ErrNoJob].
+	// one. Other errors are the errors of build, [proto.ErrNotFound] and [proto.ErrNoJob].
 	Requeue(ctx context.Context, letter string, id proto.TraceID, build func(*proto.Job) (*proto.Job, error)) (*proto.DeadLetter, error)
 	// Withdraw ends the execution of a submission if it has not started, and frees its idempotency
 	// key then. It returns the record, and goes on if ctx is cancelled.
@@ -41,6 +41,115 @@ type Jobs interface {
 	Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error)
 	// Stats returns the state of the queue.
 	Stats(ctx context.Context) (proto.QueueStats, error)
+}
+
+// History finds executions.
+type History interface {
+	// List returns the executions that match a filter, the newest first. It returns a
+	// [*proto.HistoryError] if the index of executions cannot be used.
+	List(ctx context.Context, f *proto.HistoryFilter) (proto.HistoryPage, error)
+}
+
+// Workers lists and drains the live workers.
+type Workers interface {
+	// Workers returns all live workers by name.
+	Workers(ctx context.Context) ([]proto.Worker, error)
+	// Pools returns all pools of workers with the demand for them, by name.
+	Pools(ctx context.Context) ([]proto.Pool, error)
+	// Drain makes a worker take no more jobs, or take jobs again, and returns the worker once it
+	// does. It returns [proto.ErrNotFound] if there is none of that name.
+	Drain(ctx context.Context, name string, drain bool) (proto.Worker, error)
+}
+
+// Queue shows the queue.
+type Queue interface {
+	// View returns the queue of an API key.
+	View(ctx context.Context, req *proto.QueueRequest) (proto.QueueView, error)
+}
+
+// Schedules stores schedules.
+type Schedules interface {
+	// Create stores a new schedule. It returns a [*proto.FieldError] if the schedule has no ticks,
+	// or if the organisation has too many schedules.
+	Create(ctx context.Context, schedule proto.Schedule) error
+	// List returns the schedules of an organisation by id.
+	List(org string) []proto.Schedule
+	// Get returns a schedule with its state, or [proto.ErrNotFound].
+	Get(ctx context.Context, org, id string) (proto.Schedule, proto.ScheduleState, error)
+	// Next returns the next n ticks of a schedule. There are fewer if it has no more or is paused.
+	Next(schedule *proto.Schedule, n int) []time.Time
+	// Change stores what change makes of a schedule, and returns that. change may be called again.
+	// Its error is returned unchanged. Change returns [proto.ErrNotFound] if there is no such
+	// schedule, and a [*proto.FieldError] if it has no ticks any more.
+	Change(ctx context.Context, org, id string, change func(*proto.Schedule) error) (proto.Schedule, error)
+	// Remove removes a schedule, or returns [proto.ErrNotFound].
+	Remove(ctx context.Context, org, id string) error
+	// Record adds a run that did not come from a tick to the history of a schedule.
+	Record(ctx context.Context, org, id string, run proto.ScheduleRun) error
+}
+
+// Pipelines stores runs of pipelines.
+type Pipelines interface {
+	// Parse reads the file of a pipeline. Errors are [*proto.FieldError].
+	Parse(file string) (*proto.Pipeline, error)
+	// Schema returns the JSON schema of the files.
+	Schema() []byte
+	// Create stores a new run and returns its state. It returns a [*proto.FieldError] if the
+	// organisation has too many runs, or if the run is too large.
+	Create(ctx context.Context, p *proto.Pipeline) (*proto.PipelineState, error)
+	// List returns the runs of an organisation, the newest first.
+	List(org string) []proto.PipelineState
+	// Get returns the state of a run, or [proto.ErrNotFound].
+	Get(ctx context.Context, org, id string) (*proto.PipelineState, error)
+	// Definition returns the definition of a run, or [proto.ErrNotFound].
+	Definition(ctx context.Context, org, id string) (*proto.Pipeline, error)
+	// Cancel asks for the end of a run and returns its state, or [proto.ErrNotFound].
+	Cancel(ctx context.Context, org, id string) (*proto.PipelineState, error)
+}
+
+// Batches stores batches.
+type Batches interface {
+	// Upload begins the storage of the items of a new batch. It returns a [*proto.QuotaError] if the
+	// organisation has too many batches.
+	Upload(org string) (BatchUpload, error)
+	// Create stores a new batch. If there is one of its id, Create returns that and false.
+	Create(ctx context.Context, batch *proto.Batch) (stored *proto.Batch, created bool, err error)
+	// List returns the batches of an organisation, the newest first.
+	List(org string) []proto.BatchAndState
+	// Get returns a batch, or [proto.ErrNotFound].
+	Get(ctx context.Context, org, id string) (proto.BatchAndState, error)
+	// Change stores what change makes of a batch in its present state, and returns both. change may
+	// be called again. Its error is returned unchanged. Change returns [proto.ErrNotFound] if there
+	// is no such batch.
+	Change(ctx context.Context, org, id string, change func(*proto.Batch, *proto.BatchState) error) (proto.BatchAndState, error)
+	// Remove removes a batch. It returns [proto.ErrNotFound] if there is none, and
+	// [proto.ErrConflict] if it has not ended.
+	Remove(ctx context.Context, org, id string) error
+	// Items returns the items of a batch as they are now, or [proto.ErrNotFound].
+	Items(ctx context.Context, org, id string) (BatchItems, error)
+}
+
+// BatchUpload stores the items of a new batch, in the blob store.
+type BatchUpload interface {
+	// Note makes a value part of the hash of the content.
+	Note(value []byte)
+	// Shared stores the JSON of the fields that all items share.
+	Shared(ctx context.Context, fields []byte) error
+	// Add stores the next item: JSON without line breaks. It returns a [*proto.QuotaError] if the
+	// organisation stores too much.
+	Add(ctx context.Context, item []byte) error
+	// Finish returns what names the content, and the number of items.
+	Finish(ctx context.Context) (content proto.BatchContent, items int, err error)
+	// Discard removes what was stored.
+	Discard(ctx context.Context)
+}
+
+// BatchItems are the items of a batch.
+type BatchItems interface {
+	Len() int
+	Status(index int) proto.ItemStatus
+	// Round returns how often the item was submitted anew.
+	Round(index int) int
 }
 
 // Watch listens for the end of one execution.
@@ -66,7 +175,7 @@ type Events interface {
 type Tail interface {
 	// Next blocks until there are events. It returns [io.EOF] after the result event. It returns
 	// ctx.Err() if ctx is done first, and may be called again.
-	Next(ctx context.Context) (proto.Batch, error)
+	Next(ctx context.Context) (proto.Events, error)
 	// Close releases the tail.
 	Close()
 }
@@ -93,7 +202,8 @@ type KeyAdmin interface {
 	Create(ctx context.Context, k proto.Key) (key proto.Key, secret string, err error)
 	// List returns all keys, the revoked ones included.
 	List(ctx context.Context) ([]proto.Key, error)
-	// Revoke revokes a key. It returns [proto.ErrNotFound] if the key does not exist.
+	// Revoke revokes a key. It returns [proto.ErrNotFound] if the key does not exist, and a
+	// [*proto.LastKeyError] if it is the last one with all rights.
 	Revoke(ctx context.Context, id string) (proto.Key, error)
 }
 
@@ -119,10 +229,17 @@ type Images interface {
 	Image(ctx context.Context, name string) (*proto.Image, error)
 }
 
+// PreloadFailures knows which modules of sandboxes could not be preloaded.
+type PreloadFailures interface {
+	// PreloadFailure returns why the modules of a sandbox cannot be preloaded, or nil if no worker
+	// has failed recently.
+	PreloadFailure(ctx context.Context, s proto.Sandbox) (*proto.PreloadFailure, error)
+}
+
 // ImageAdmin stores and removes the images of sandboxes.
 type ImageAdmin interface {
 	// Put stores body as the image of that name, and reports whether it replaced another. It
-	// returns a [*proto.FieldError] for an invalid image, and a [*proto.Refusal] if there is no
+	// returns a [*proto.FieldError] for an invalid image, and a [*proto.Rejection] if there is no
 	// space.
 	Put(ctx context.Context, name, digest string, body io.Reader) (img *proto.Image, replaced bool, err error)
 	// List returns all images.
@@ -172,7 +289,7 @@ type Deliveries interface {
 	// their ids and after the given one.
 	ReplayFailed(ctx context.Context, org string, since time.Time, after proto.TraceID, most int) (proto.Replayed, error)
 	// Test sends a test to the URL of a key, and returns the attempt. It returns
-	// [proto.ErrNotFound] if the sending process does not know the URL yet, and a [*proto.Refusal]
+	// [proto.ErrNotFound] if the sending process does not know the URL yet, and a [*proto.Rejection]
 	// if no such process is ready.
 	Test(ctx context.Context, key proto.Key) (*proto.DeliveryAttempt, error)
 }
@@ -232,8 +349,8 @@ type Files interface {
 	// Stage stores size bytes of body as a file, and creates the thread if it does not exist. From
 	// then on the file is in lists, downloads and the next execution. It returns a
 	// [*proto.FieldError] for an invalid file, a [*proto.StagedError] if too many files are staged,
-	// and a [*proto.RoomError] if the home would exceed most.
-	Stage(ctx context.Context, org, thread, path string, size int64, most proto.Room, body io.Reader) error
-	// CheckRoom returns the error with which Stage would refuse a file of that size.
-	CheckRoom(ctx context.Context, org, thread, path string, size int64, most proto.Room) error
+	// and a [*proto.SpaceError] if the home would exceed most.
+	Stage(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error
+	// CheckSpace returns the error with which Stage would refuse a file of that size.
+	CheckSpace(ctx context.Context, org, thread, path string, size int64, most proto.Space) error
 }

@@ -46,6 +46,7 @@ func infoOf(ctx context.Context) *info {
 type recorder struct {
 	http.ResponseWriter
 	control *http.ResponseController
+	client  *presence
 	status  int
 	bytes   int64
 }
@@ -82,14 +83,19 @@ func (rec *recorder) FlushError() error {
 	return rec.control.Flush()
 }
 
-// extend sets the write deadline. It is unsupported by connections that cannot stall.
-func (rec *recorder) extend() { _ = rec.control.SetWriteDeadline(time.Now().Add(writeTimeout)) }
+// extend prepares a write and sets its deadline, which connections that cannot stall do not support.
+func (rec *recorder) extend() {
+	rec.client.begin()
+	_ = rec.control.SetWriteDeadline(time.Now().Add(writeTimeout))
+}
 
 // observe wraps every request: it assigns the id, writes the log line, and recovers from panics.
 func (s *Server) observe(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
-		rec := &recorder{ResponseWriter: w, control: http.NewResponseController(w)}
+		r, client := watchClient(r)
+		defer client.end()
+		rec := &recorder{ResponseWriter: w, control: http.NewResponseController(w), client: client}
 		_ = rec.control.SetWriteDeadline(time.Time{}) // of the previous request on the connection
 		i := &info{requestID: requestID(r), rec: rec}
 		w.Header().Set("X-Request-Id", i.requestID)

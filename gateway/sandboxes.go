@@ -15,7 +15,7 @@ import (
 // brokenSandbox refuses executions of an API key whose sandbox or image is missing. Any other
 // sandbox might allow more.
 func brokenSandbox(format string, args ...any) error {
-	return api.Errorf(api.CodeInternal, format+", so nothing runs under this API key; whoever administers this server has to make it again, or you need another key", args...)
+	return api.Errorf(api.CodeInternal, format+", so nothing runs under this API key; ask the administrator of this server to create it again, or use another key", args...)
 }
 
 // profileOf returns the sandbox profile that a key is bound to.
@@ -92,18 +92,49 @@ func (s *Server) listSandboxes(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) getSandbox(w http.ResponseWriter, r *http.Request) error {
-	name := chi.URLParam(r, "name")
-	if name == proto.DefaultProfileName {
-		return writeValue(w, http.StatusOK, s.Default)
-	}
-	if proto.CheckProfileName(name) != nil {
-		return proto.ErrNotFound
-	}
-	p, err := s.Profiles.Profile(r.Context(), name)
+	p, err := s.profileNamed(r.Context(), chi.URLParam(r, "name"))
 	if err != nil {
-		return fmt.Errorf("look up sandbox: %w", err)
+		return err
 	}
 	return writeValue(w, http.StatusOK, p)
+}
+
+// profileNamed returns the profile of that name, which may be the default one.
+func (s *Server) profileNamed(ctx context.Context, name string) (proto.Profile, error) {
+	if name == proto.DefaultProfileName {
+		return s.Default, nil
+	}
+	if proto.CheckProfileName(name) != nil {
+		return proto.Profile{}, proto.ErrNotFound
+	}
+	p, err := s.Profiles.Profile(ctx, name)
+	if err != nil {
+		return p, fmt.Errorf("look up sandbox: %w", err)
+	}
+	return p, nil
+}
+
+func (s *Server) getSandboxPreload(w http.ResponseWriter, r *http.Request) error {
+	p, err := s.profileNamed(r.Context(), chi.URLParam(r, "name"))
+	if err != nil {
+		return err
+	}
+	var status api.SandboxPreload
+	if len(p.Preload) == 0 {
+		return writeValue(w, http.StatusOK, status)
+	}
+	sandbox, err := s.resolve(r.Context(), &p, proto.Python)
+	if err != nil {
+		return err
+	}
+	failure, err := s.Preload.PreloadFailure(r.Context(), sandbox)
+	if err != nil {
+		return fmt.Errorf("look up preload failures: %w", err)
+	}
+	if failure != nil {
+		status.Error, status.At = &failure.Error, &api.Time{Time: failure.At}
+	}
+	return writeValue(w, http.StatusOK, status)
 }
 
 func (s *Server) replaceSandbox(w http.ResponseWriter, r *http.Request) error {

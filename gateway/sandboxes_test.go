@@ -31,6 +31,53 @@ func (h *harness) jobOf(a *reply) *proto.Job {
 	return h.stub.runs[a.trace()].job
 }
 
+// The limit of open files is optional, and reaches the job.
+func TestOpenFiles(t *testing.T) {
+	h := newHarness(t)
+	for body, want := range map[string]int{`{"name":"a","open_files":4096}`: 4096, `{"name":"b"}`: 0} {
+		created := h.do("POST", sandboxPath, body).want(201, "")
+		if _, ok := created.json()["open_files"]; ok != (want > 0) {
+			t.Errorf("got %s", created.body)
+		}
+		run := h.bound(created.json()["name"].(string))
+		if got := run.jobOf(run.do("POST", "/v1/sandbox/execute", `{"code":"1","language":"python"}`)).Sandbox.OpenFiles; got != want {
+			t.Errorf("%s: the job has %d", body, got)
+		}
+	}
+	for _, n := range []string{"0", "255", "4097", "1.5"} {
+		h.do("POST", sandboxPath, `{"name":"c","open_files":`+n+`}`).want(400, "validation_error")
+	}
+}
+
+// A profile adds only calls that are in the list.
+func TestSystemCallsOfAProfile(t *testing.T) {
+	h := newHarness(t)
+	h.do("POST", sandboxPath, `{"name":"a","system_calls":["ptrace"]}`).want(400, "validation_error", "system_calls", "ptrace", "none may", "cachestat")
+}
+
+// An administrator sees why the modules of a profile are not preloaded.
+func TestSandboxPreload(t *testing.T) {
+	h := newHarness(t)
+	const none = `{"error":null,"at":null}`
+	h.do("POST", sandboxPath, `{"name":"web","preload":["numpy"]}`).want(201, "")
+	for _, name := range []string{"web", "default"} {
+		if a := h.do("GET", sandboxPath+"/"+name+"/preload", "").want(200, ""); strings.TrimSpace(string(a.body)) != none {
+			t.Errorf("%s: got %s", name, a.body)
+		}
+	}
+	h.do("GET", sandboxPath+"/other/preload", "").want(404, "not_found")
+	p, err := h.boxes.Profile(t.Context(), "web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	h.boxes.failures = append(h.boxes.failures, preloadFailure{p.Sandbox(""), proto.PreloadFailure{Error: "no numpy", At: at}})
+	if a := h.do("GET", sandboxPath+"/web/preload", "").want(200, ""); strings.TrimSpace(string(a.body)) != `{"error":"no numpy","at":"2026-01-02T03:04:05.000Z"}` {
+		t.Errorf("got %s", a.body)
+	}
+	h.bound("web").do("GET", sandboxPath+"/web/preload", "").want(403, "forbidden")
+}
+
 func TestSandboxAdministration(t *testing.T) {
 	h := newHarness(t)
 	h.server.Default.Output = 5 * proto.MiB
@@ -140,16 +187,16 @@ func TestJobHasTheSandboxOfItsKey(t *testing.T) {
 	h.boxes.images["py"] = &proto.Image{Name: "py", Digest: "sha256:1", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}
 	h.do("POST", sandboxPath, `{"name":"web","image":"py","cpu":0.5,"memory":"64MiB","pids":20,"disk":{"home":"2MiB","tmp":"3MiB","inodes":300},
 		"network":{"policy":"allowlist","allow":["pypi.org"]},"env":{"A":"profile","B":"profile"},"output":7,
-		"preload":["numpy","matplotlib.pyplot"]}`).want(201, "")
+		"preload":["numpy","matplotlib.pyplot"],"system_calls":["cachestat"]}`).want(201, "")
 	user := h.bound("web")
 	// No field of a request changes a setting of the profile.
 	a := user.execute(`{"code":"1","env_vars":{"B":"request","C":"request"},"sandbox":"default","image":"/","cpu":64,"memory":"1024GiB",
-		"network":{"policy":"unrestricted"},"profile":"default","pids":9999,"isolation":"strict","preload":["os"]}`).want(200, "")
+		"network":{"policy":"unrestricted"},"profile":"default","pids":9999,"isolation":"strict","preload":["os"],"system_calls":["process_madvise"]}`).want(200, "")
 	job := h.jobOf(a)
 	want := proto.Sandbox{
 		Image: "py", ImageDigest: "sha256:1", CPU: 0.5, Memory: 64 << 20, Pids: 20, HomeBytes: 2 << 20, TmpBytes: 3 << 20, Inodes: 300,
 		Network: proto.Network{Policy: proto.NetworkAllowlist, Allow: []string{"pypi.org"}}, OutputBytes: 7,
-		Preload: []string{"numpy", "matplotlib.pyplot"},
+		Preload: []string{"numpy", "matplotlib.pyplot"}, SystemCalls: []string{"cachestat"},
 	}
 	if d := cmp.Diff(want, job.Sandbox); d != "" || job.Profile != "web" || job.Image != "py" {
 		t.Errorf("%s, %s: %s", job.Profile, job.Image, d)
@@ -158,7 +205,7 @@ func TestJobHasTheSandboxOfItsKey(t *testing.T) {
 		t.Error(d)
 	}
 	if got := user.do("GET", "/v1/executions/"+string(a.trace()), "").want(200, "").json()["sandbox"]; got != "web" {
-		t.Errorf("the execution is told to have run in %v", got)
+		t.Errorf("the execution reports the sandbox %v", got)
 	}
 
 	h.do("PUT", sandboxPath+"/web", `{"isolation":"strict"}`).want(200, "")
@@ -174,7 +221,7 @@ func TestJobHasTheSandboxOfItsKey(t *testing.T) {
 	}
 }
 
-func TestLanguageThatTheImageLacks(t *testing.T) {
+func TestLanguageMissingInTheImage(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
 	h.boxes.images["py"] = &proto.Image{Name: "py", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}
@@ -233,7 +280,7 @@ func TestLimitsOfTheEnvironmentHoldAfterTheMerge(t *testing.T) {
 	large.execute(body("env_vars", more)).want(400, "validation_error", "env_vars", "65536", "65537")
 }
 
-func TestExecutionTellsOfItsNetwork(t *testing.T) {
+func TestExecutionReportsItsNetwork(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
 	id := h.execute(hello).want(200, "").trace()
@@ -245,7 +292,7 @@ func TestExecutionTellsOfItsNetwork(t *testing.T) {
 	}
 	usage := &proto.NetworkUsage{Traffic: proto.Traffic{BytesIn: 5, BytesOut: 7}}
 	h.stub.update(id, func(x *run) { x.record.Usage = &proto.Usage{Network: usage} })
-	want := map[string]any{"bytes_in": 5.0, "bytes_out": 7.0, "blocked_connections": []any{}}
+	want := map[string]any{"bytes_in": 5.0, "bytes_out": 7.0, "blocked_connections": []any{}, "blocked_total": 0.0}
 	if d := cmp.Diff(want, network()); d != "" {
 		t.Error(d)
 	}
@@ -253,6 +300,8 @@ func TestExecutionTellsOfItsNetwork(t *testing.T) {
 		Host: "example.com", Address: "203.0.113.7", Port: 443, Protocol: "tcp", Reason: proto.BlockedNotAllowed,
 		At: time.Date(2026, 1, 2, 3, 4, 5, 678_900_000, time.UTC),
 	}}
+	usage.BlockedTotal = 33
+	want["blocked_total"] = 33.0
 	want["blocked_connections"] = []any{map[string]any{
 		"host": "example.com", "address": "203.0.113.7", "port": 443.0, "protocol": "tcp", "reason": "not_allowed", "at": "2026-01-02T03:04:05.678Z",
 	}}

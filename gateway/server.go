@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -31,6 +32,10 @@ const (
 	// answerGrace is the time for an inline answer beyond the execution's timeout. The SDK stops
 	// waiting two seconds later and sends the request again.
 	answerGrace = 8 * time.Second
+	// startGrace is the part of that for all but the wait for a worker.
+	startGrace = 5 * time.Second
+	// minQueueWait is the default wait for a worker of an execution with a shorter timeout.
+	minQueueWait = 5 * time.Second
 	// storeTimeout bounds a change that is completed even if the client is gone.
 	storeTimeout = 4 * time.Second
 	// readyTimeout bounds the check behind /readyz.
@@ -38,15 +43,22 @@ const (
 )
 
 // Server answers HTTP requests. Its exported fields are set before Handler is called and not
-// changed afterwards. All but Metrics, Done, UpgradeURL, PublicURL and Unfit are required. It is
-// safe for concurrent use and starts no goroutines.
+// changed afterwards. All but Metrics, Done, UpgradeURL, PublicURL, TrustedProxies and Unfit are required. It is
+// safe for concurrent use.
 type Server struct {
 	Submissions Submissions
 	Jobs        Jobs
+	History     History
+	Workers     Workers
+	Queue       Queue
+	Schedules   Schedules
+	Batches     Batches
+	Pipelines   Pipelines
 	Events      Events
 	Keys        Keys
 	KeyAdmin    KeyAdmin
 	Profiles    Profiles
+	Preload     PreloadFailures
 	Images      Images // of profiles
 	ImageAdmin  ImageAdmin
 	Webhooks    Webhooks
@@ -67,19 +79,29 @@ type Server struct {
 	Done func(route, method string, status int, took time.Duration)
 
 	Default     proto.Profile // the sandbox of keys that are bound to no profile
-	QueueWait   time.Duration // the longest wait of inline and streaming executions for a worker
+	QueueWait   time.Duration // the longest wait of inline and streaming executions for a worker, without Prefer: wait
 	QueueExpiry time.Duration // the same of async ones
+	Retention   time.Duration // of records
 	MaxBody     int64         // largest request body, in bytes
 	Memory      int64         // limit of open requests and their bodies, in bytes
 	UpgradeURL  string        // where users change their plan, for messages; empty for none
 	Version     string        // of the program, for the OpenAPI document
 	Home        string        // the home of programs, absolute and cleaned: paths of files may begin with it
 	PublicURL   string        // the address for URLs of files, without a final slash; empty for the Host of the request
+	// TrustedProxies are the addresses whose X-Forwarded-Proto is the scheme of URLs of files.
+	TrustedProxies []netip.Prefix
 	// URLSecret signs the URLs of files. All gateways have the same random secret.
 	URLSecret *[32]byte
 	// Unfit returns the reason why the worker in this process accepts no jobs, or "" if it accepts
 	// them. Unfit is nil in a process without a worker.
 	Unfit func() string
+	// FromZero reports that workers are started when executions wait, so that none need be live.
+	FromZero bool
+	// DiskFull, if not nil, returns why nothing more should be stored on this server's disk, empty if
+	// it should.
+	DiskFull func() string
+	// StoreReady reports whether the blob store has answered since the start.
+	StoreReady func() bool
 
 	draining  atomic.Bool
 	budget    budget
@@ -88,8 +110,8 @@ type Server struct {
 	transfers transfers
 }
 
-// Drain makes the server answer new API requests and /readyz with 503. Requests in progress go on;
-// the caller waits for them.
+// Drain makes the server answer /readyz and requests that start executions with 503. Other requests
+// are answered, and their connections closed, so that clients find another server.
 func (s *Server) Drain() { s.draining.Store(true) }
 
 // Leave ends all waits for executions. Queued executions of waiting requests are withdrawn and
@@ -106,12 +128,10 @@ func (s *Server) Handler() http.Handler {
 	root.NotFound(s.handle(func(http.ResponseWriter, *http.Request) error { return errNoRoute }))
 	root.MethodNotAllowed(s.handle(methodNotAllowed(root)))
 
-	for _, register := range []func(string, http.HandlerFunc){root.Get, root.Head} {
-		register("/healthz", s.healthz)
-		register("/readyz", s.readyz)
-	}
+	get(root, "/healthz", http.HandlerFunc(s.healthz))
+	get(root, "/readyz", http.HandlerFunc(s.readyz))
 	if s.Metrics != nil {
-		root.Method(http.MethodGet, "/metrics", s.Metrics)
+		get(root, "/metrics", s.Metrics)
 	}
 	s.routeDocs(root)
 	s.routeAPI(root)
@@ -123,21 +143,27 @@ func (s *Server) Handler() http.Handler {
 func (s *Server) routeAPI(r chi.Router) {
 	handlers := map[string]func(http.ResponseWriter, *http.Request) error{
 		"execute": s.execute, "getExecution": s.getExecution, "getOutput": s.getOutput, "cancelExecution": s.cancelExecution,
-		"listExecutions": func(http.ResponseWriter, *http.Request) error {
-			return notImplemented("the list of executions is", "ask for each by its trace id")
-		},
-		"getDelivery": s.getDelivery, "replayDelivery": s.replayDelivery, "getWebhook": s.getWebhook, "putWebhook": s.putWebhook,
+		"listExecutions": s.listExecutions,
+		"getDelivery":    s.getDelivery, "replayDelivery": s.replayDelivery, "getWebhook": s.getWebhook, "putWebhook": s.putWebhook,
 		"patchWebhook": s.patchWebhook, "deleteWebhook": s.deleteWebhook, "rotateWebhook": s.rotateWebhook, "testWebhook": s.testWebhook,
 		"replayFailed": s.replayFailed, "listEndpoints": s.listEndpoints, "enableEndpoint": s.enableEndpoint,
 		"listThreads": s.listThreads, "getThread": s.getThread, "deleteThread": s.deleteThread, "forkThread": s.forkThread,
 		"archiveThread": s.archiveThread, "listFiles": s.listFiles, "fileUploadURL": s.uploadURL, "fileDownloadURL": s.downloadURL,
 		"getContent": s.getContent, "putContent": s.putContent, "createKey": s.createKey, "listKeys": s.listKeys, "revokeKey": s.revokeKey,
-		"createSandbox": s.createSandbox, "listSandboxes": s.listSandboxes, "getSandbox": s.getSandbox, "replaceSandbox": s.replaceSandbox,
+		"createSandbox": s.createSandbox, "listSandboxes": s.listSandboxes, "getSandbox": s.getSandbox, "getSandboxPreload": s.getSandboxPreload, "replaceSandbox": s.replaceSandbox,
 		"removeSandbox": s.deleteSandbox, "putImage": s.putImage, "listImages": s.listImages, "removeImage": s.removeImage,
+		"createSchedule": s.createSchedule, "listSchedules": s.listSchedules, "getSchedule": s.getSchedule, "patchSchedule": s.patchSchedule,
+		"deleteSchedule": s.deleteSchedule, "runSchedule": s.runSchedule,
+		"createPipeline": s.createPipeline, "listPipelines": s.listPipelines, "getPipelineSchema": s.getPipelineSchema,
+		"getPipeline": s.getPipeline, "cancelPipeline": s.cancelPipeline,
+		"createBatch": s.createBatch, "listBatches": s.listBatches, "getBatch": s.getBatch, "deleteBatch": s.deleteBatch,
+		"pauseBatch": s.changeBatch(pauseBatch(true)), "resumeBatch": s.changeBatch(pauseBatch(false)), "cancelBatch": s.changeBatch(cancelBatch),
+		"retryBatch": s.retryBatch, "getBatchResults": s.getBatchResults,
+		"getQueue": s.getQueue, "getAutoscale": s.getAutoscale, "listWorkers": s.listWorkers, "drainWorker": s.drainWorker(true), "undrainWorker": s.drainWorker(false),
 		"listDeadLetters": s.listDeadLetters, "getDeadLetter": s.getDeadLetter, "deleteDeadLetter": s.deleteDeadLetter,
 		"requeueDeadLetter": s.requeueDeadLetter, "backup": s.backup, "collectThreads": s.collectThreads, "rebuildThreads": s.rebuildThreads,
 	}
-	public := r.With(s.refuseWhenDraining) // signed URLs
+	public := r.With(s.closeWhenDraining) // signed URLs
 	user := public.With(s.authenticate, s.limitMemory)
 	admin := user.With(s.requireAllRights)
 	for _, route := range api.Routes() {
@@ -152,15 +178,35 @@ func (s *Server) routeAPI(r chi.Router) {
 		case route.Admin():
 			on = admin
 		}
-		on.Method(route.Method, route.Path, s.handle(handler))
+		if route.ID == "execute" || route.ID == "requeueDeadLetter" || route.ID == "runSchedule" || route.ID == "createBatch" || route.ID == "createPipeline" {
+			on = on.With(s.refuseWhenDraining)
+		}
+		if route.Method == http.MethodGet {
+			get(on, route.Path, s.handle(handler))
+		} else {
+			on.Method(route.Method, route.Path, s.handle(handler))
+		}
 	}
-	public.Head(contentPath+"{token}", s.handle(s.getContent))
+}
+
+// get registers a handler for GET and for HEAD.
+func get(r chi.Router, path string, handler http.Handler) {
+	r.Method(http.MethodGet, path, handler)
+	r.Method(http.MethodHead, path, handler)
+}
+
+func (s *Server) closeWhenDraining(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.draining.Load() {
+			w.Header().Set("Connection", "close")
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 func (s *Server) refuseWhenDraining(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if s.draining.Load() {
-			w.Header().Set("Connection", "close")
 			s.writeError(w, r, errDraining)
 			return
 		}

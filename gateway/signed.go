@@ -6,6 +6,8 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/http"
+	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -106,25 +108,22 @@ func (s *Server) checkGrant(r *http.Request, token string) (*grant, *proto.Key, 
 	return g, key, nil
 }
 
-// answerSigned answers with a URL for g that is valid from now on.
-func (s *Server) answerSigned(w http.ResponseWriter, r *http.Request, g *grant) error {
+// answerSigned answers with a URL for g that is valid from now on, and the headers to send with it.
+func (s *Server) answerSigned(w http.ResponseWriter, r *http.Request, g *grant, headers ...api.Header) error {
 	base, err := s.baseURL(r)
 	if err != nil {
 		return err
 	}
 	g.expiresAt = time.Now().Add(urlLife).Truncate(time.Second)
 	answer := api.SignedURL{
-		URL: base + contentPath + g.token(*s.URLSecret), Method: g.method, Headers: []api.Header{}, ExpiresAt: api.Time{Time: g.expiresAt},
-	}
-	if g.method == http.MethodPut {
-		// For clients that would otherwise send a stream without its length.
-		answer.Headers = append(answer.Headers, api.Header{Name: "Content-Length", Value: strconv.FormatInt(g.size, 10)})
+		URL: base + contentPath + g.token(*s.URLSecret), Method: g.method,
+		Headers: append([]api.Header{}, headers...), ExpiresAt: api.Time{Time: g.expiresAt},
 	}
 	return writeValue(w, http.StatusOK, answer)
 }
 
-// baseURL returns the address of this server as its clients know it. No header but Host is trusted:
-// a wrong Host misleads only the client that sent it.
+// baseURL returns the address of this server as its clients know it. Of clients, no header but Host
+// is trusted: a wrong Host misleads only the client that sent it.
 func (s *Server) baseURL(r *http.Request) (string, error) {
 	if s.PublicURL != "" {
 		return s.PublicURL, nil
@@ -132,8 +131,17 @@ func (s *Server) baseURL(r *http.Request) (string, error) {
 	if r.Host == "" {
 		return "", proto.FieldErrorf("Host", "must be sent, for the URL in the answer")
 	}
-	if r.TLS != nil {
+	if r.TLS != nil || s.proxiedTLS(r) {
 		return "https://" + r.Host, nil
 	}
 	return "http://" + r.Host, nil
+}
+
+// proxiedTLS reports whether the request came over TLS to a trusted proxy.
+func (s *Server) proxiedTLS(r *http.Request) bool {
+	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	trusted := func(p netip.Prefix) bool { return p.Contains(from.Addr().Unmap()) }
+	schemes := listItems(r.Header.Values("X-Forwarded-Proto"))
+	// The last one is from the nearest proxy.
+	return err == nil && len(schemes) > 0 && strings.EqualFold(schemes[len(schemes)-1], "https") && slices.ContainsFunc(s.TrustedProxies, trusted)
 }

@@ -52,7 +52,7 @@ func (f *follower) copy(ctx context.Context) error {
 		case errors.Is(err, errDeadline) && f.s.leaving.Err() != nil:
 			continue // send the present events
 		case errors.Is(err, errDeadline):
-			err = f.write(proto.Batch{First: f.last, Last: f.last, Lines: proto.AppendKeepaliveEvent(nil, f.last)})
+			err = f.write(proto.Events{First: f.last, Last: f.last, Lines: proto.AppendKeepaliveEvent(nil, f.last)})
 		}
 		if err != nil {
 			return fmt.Errorf("stream events: %w", err)
@@ -61,7 +61,7 @@ func (f *follower) copy(ctx context.Context) error {
 }
 
 // write sends a batch at once.
-func (f *follower) write(batch proto.Batch) error {
+func (f *follower) write(batch proto.Events) error {
 	if batch.Result == nil && !f.sse {
 		if _, err := f.w.Write(batch.Lines); err != nil {
 			return err
@@ -87,7 +87,7 @@ func (f *follower) write(batch proto.Batch) error {
 	return f.w.FlushError()
 }
 
-func (f *follower) writeLines(out io.Writer, batch proto.Batch) error {
+func (f *follower) writeLines(out io.Writer, batch proto.Events) error {
 	if !f.sse {
 		_, err := out.Write(batch.Lines)
 		return err
@@ -105,7 +105,7 @@ func (f *follower) writeLines(out io.Writer, batch proto.Batch) error {
 }
 
 // writeResult writes the result event, if the batch has it, without encoding it in memory.
-func (f *follower) writeResult(out io.Writer, batch proto.Batch) error {
+func (f *follower) writeResult(out io.Writer, batch proto.Events) error {
 	if batch.Result == nil {
 		return nil
 	}
@@ -132,7 +132,7 @@ func (f *follower) field(seq int64) []byte {
 
 // next reads the next events. It returns errDeadline when a keepalive is due, and at Leave. left
 // reports that Leave was called already.
-func (f *follower) next(ctx context.Context, left bool) (proto.Batch, error) {
+func (f *follower) next(ctx context.Context, left bool) (proto.Events, error) {
 	if !left {
 		return f.s.nextUntil(ctx, f.tail, time.Now().Add(keepalive))
 	}
@@ -143,14 +143,14 @@ func (f *follower) next(ctx context.Context, left bool) (proto.Batch, error) {
 
 // nextUntil reads the next events. It returns errDeadline at the deadline, and at Leave; the tail
 // can still be read then.
-func (s *Server) nextUntil(ctx context.Context, tail Tail, deadline time.Time) (proto.Batch, error) {
+func (s *Server) nextUntil(ctx context.Context, tail Tail, deadline time.Time) (proto.Events, error) {
 	limited, cancel := s.until(ctx, deadline)
 	defer cancel()
 	return nextWithin(ctx, limited, tail)
 }
 
 // nextWithin reads the next events. limited is ctx with a deadline.
-func nextWithin(ctx, limited context.Context, tail Tail) (proto.Batch, error) {
+func nextWithin(ctx, limited context.Context, tail Tail) (proto.Events, error) {
 	batch, err := tail.Next(limited)
 	switch {
 	case err == nil || errors.Is(err, io.EOF):
@@ -166,7 +166,7 @@ func nextWithin(ctx, limited context.Context, tail Tail) (proto.Batch, error) {
 
 // answerStream streams the events of an accepted execution. The answer begins when the execution
 // starts: before, it may still be an error.
-func (s *Server) answerStream(ctx context.Context, w http.ResponseWriter, x *admitted) error {
+func (s *Server) answerStream(ctx context.Context, w http.ResponseWriter, x *admitted, sse bool) error {
 	limited, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()
 	tail, err := s.Events.Follow(limited, x.id, 0)
@@ -181,7 +181,7 @@ func (s *Server) answerStream(ctx context.Context, w http.ResponseWriter, x *adm
 	if err != nil {
 		return err
 	}
-	f := s.newFollower(w, infoOf(ctx), tail, false, 0)
+	f := s.newFollower(w, infoOf(ctx), tail, sse, 0)
 	if err := f.write(first); err != nil {
 		return fmt.Errorf("stream events: %w", err)
 	}
@@ -190,7 +190,7 @@ func (s *Server) answerStream(ctx context.Context, w http.ResponseWriter, x *adm
 }
 
 // awaitStart waits for the first events of an execution.
-func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.Batch, error) {
+func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.Events, error) {
 	deadline := x.deadline
 	if x.submission != nil {
 		deadline = x.queueDeadline
@@ -200,12 +200,12 @@ func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.
 		return first, s.clientGone(ctx, x)
 	}
 	if errors.Is(err, errDeadline) && x.submission != nil {
-		record, withdrawErr := s.Submissions.Withdraw(ctx, x.submission, s.withdrawReason())
+		record, withdrawErr := s.Submissions.Withdraw(ctx, x.submission, s.withdrawReason(x))
 		switch {
 		case withdrawErr != nil: // it may still start
 			s.Log.WarnContext(ctx, "withdraw failed", "trace_id", x.id, "error", withdrawErr)
 		case record.ExpiredInQueue():
-			return first, errExpired
+			return first, s.noWorkerFree(ctx)
 		}
 		first, err = s.nextUntil(ctx, tail, x.deadline)
 	}

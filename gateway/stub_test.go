@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -176,6 +177,18 @@ func (w *watch) Wait(ctx context.Context) (*proto.Record, error) { return w.wait
 
 func (w *watch) Close() { w.queue.watches.Add(-1) }
 
+func (q *stub) Void(_ context.Context, m *proto.Meta, reason string) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.runs[m.TraceID] != nil {
+		return proto.ErrConflict
+	}
+	x := &run{record: proto.Record{Meta: *m}, changed: make(chan struct{})}
+	x.end(proto.Failure(proto.CodeExpiredInQueue, reason))
+	q.runs[m.TraceID] = x
+	return nil
+}
+
 func (q *stub) Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error) {
 	if _, _, err := q.look(id); err != nil {
 		return nil, err
@@ -221,7 +234,7 @@ func (q *stub) Last(_ context.Context, id proto.TraceID, _ int) (int64, error) {
 
 func (t *stubTail) Close() {}
 
-func (t *stubTail) Next(ctx context.Context) (proto.Batch, error) {
+func (t *stubTail) Next(ctx context.Context) (proto.Events, error) {
 	for !t.ended {
 		batch, changed := t.ready()
 		if batch.First > 0 {
@@ -230,13 +243,13 @@ func (t *stubTail) Next(ctx context.Context) (proto.Batch, error) {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return proto.Batch{}, ctx.Err()
+			return proto.Events{}, ctx.Err()
 		}
 	}
-	return proto.Batch{}, io.EOF
+	return proto.Events{}, io.EOF
 }
 
-func (t *stubTail) ready() (b proto.Batch, changed <-chan struct{}) {
+func (t *stubTail) ready() (b proto.Events, changed <-chan struct{}) {
 	t.stub.mu.Lock()
 	defer t.stub.mu.Unlock()
 	x := t.stub.runs[t.id]
@@ -360,6 +373,24 @@ type boxes struct {
 	mu       sync.Mutex
 	profiles map[string]proto.Profile
 	images   map[string]*proto.Image
+	failures []preloadFailure
+}
+
+// preloadFailure is what a worker stored about a sandbox.
+type preloadFailure struct {
+	sandbox proto.Sandbox
+	failure proto.PreloadFailure
+}
+
+func (b *boxes) PreloadFailure(_ context.Context, s proto.Sandbox) (*proto.PreloadFailure, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, f := range b.failures {
+		if reflect.DeepEqual(f.sandbox, s) {
+			return &f.failure, nil
+		}
+	}
+	return nil, nil
 }
 
 func (b *boxes) has(name string) bool {

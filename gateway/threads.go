@@ -118,7 +118,7 @@ func (s *Server) archiveThread(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	version, err := queryInt(r, "version", 1, maxWhole, 0)
+	version, err := queryInt(r, "version", 1, api.MaxWhole, 0)
 	if err != nil {
 		return err
 	}
@@ -128,7 +128,7 @@ func (s *Server) archiveThread(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer done()
-	out := &lazyWriter{w: w, begin: func(h http.Header) {
+	out := &lazyWriter{w: w, head: r.Method == http.MethodHead, begin: func(h http.Header) {
 		h.Set("Content-Type", "application/x-tar")
 		h.Set("Content-Disposition", attachment(id+".tar"))
 		h.Set("Content-Security-Policy", contentPolicy)

@@ -30,7 +30,7 @@ type threads struct {
 	fail   error             // returned by all calls from now on
 	broken bool              // contents differ from what was stored
 	age    time.Duration     // age of the last collection
-	most   proto.Room        // size limit that calls must pass; any if zero
+	most   proto.Space       // size limit that calls must pass; any if zero
 	refuse error             // returned for files
 }
 
@@ -241,18 +241,18 @@ type brokenReader struct{}
 
 func (brokenReader) Read([]byte) (int, error) { return 0, errors.New("the digest is another") }
 
-func (s threadFiles) CheckRoom(_ context.Context, _, thread, name string, _ int64, most proto.Room) error {
-	if s.most != (proto.Room{}) && s.most != most {
-		return fmt.Errorf("room for %s in %s: %+v", name, thread, most)
+func (s threadFiles) CheckSpace(_ context.Context, _, thread, name string, _ int64, most proto.Space) error {
+	if s.most != (proto.Space{}) && s.most != most {
+		return fmt.Errorf("space for %s in %s: %+v", name, thread, most)
 	}
 	if s.refuse != nil {
-		return fmt.Errorf("room for %s: %w", name, s.refuse)
+		return fmt.Errorf("space for %s: %w", name, s.refuse)
 	}
 	return nil
 }
 
-func (s threadFiles) Stage(ctx context.Context, org, thread, name string, size int64, most proto.Room, body io.Reader) error {
-	if err := s.CheckRoom(ctx, org, thread, name, size, most); err != nil {
+func (s threadFiles) Stage(ctx context.Context, org, thread, name string, size int64, most proto.Space, body io.Reader) error {
+	if err := s.CheckSpace(ctx, org, thread, name, size, most); err != nil {
 		return err
 	}
 	content, err := io.ReadAll(body)
@@ -279,7 +279,7 @@ var allModes = map[string][]string{"inline": {"Accept", typeJSON}, "streaming": 
 
 // One execution holds a thread from its acceptance to its end. The next execution can have it at
 // once.
-func TestThreadIsHadByOne(t *testing.T) {
+func TestThreadIsLockedByOneExecution(t *testing.T) {
 	for name, headers := range allModes {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t)
@@ -336,7 +336,7 @@ func TestRefusedExecutionUnlocks(t *testing.T) {
 		refuse error
 		status int
 	}{
-		"refused":     {&proto.Refusal{Reason: proto.RefusedConcurrency, Used: 5, Limit: 5}, 429},
+		"refused":     {&proto.Rejection{Reason: proto.RejectedConcurrency, Used: 5, Limit: 5}, 429},
 		"unconfirmed": {errors.New("no answer"), 503},
 	} {
 		for _, headers := range [][]string{nil, {"Idempotency-Key", "k"}} {

@@ -40,12 +40,15 @@ func TestQueueWait(t *testing.T) {
 	for name, headers := range waitingModes {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, h *harness) {
+				h.stub.stats = func(context.Context) (proto.QueueStats, error) {
+					return proto.QueueStats{Workers: 1, Slots: 8, Interactive: 13, StartRate: 2}, nil
+				}
 				start := time.Now()
 				a := h.execute(hello, append(headers, "Idempotency-Key", "k")...).want(503, "service_unavailable", "withdrawn")
 				if took := time.Since(start); took != h.server.QueueWait {
 					t.Errorf("took %s", took)
 				}
-				if a.header.Get("Retry-After") != "1" {
+				if a.header.Get("Retry-After") != "7" { // 13 wait, and 2 start per second
 					t.Errorf("Retry-After %q", a.header.Get("Retry-After"))
 				}
 				if r := h.stub.record(a.trace()); !r.ExpiredInQueue() || r.Status != proto.StatusFailed {
@@ -53,6 +56,17 @@ func TestQueueWait(t *testing.T) {
 				}
 				if h.stub.bound() != 0 {
 					t.Error("the idempotency key stays bound")
+				}
+			})
+		})
+		t.Run(name+", while slots are kept for others", func(t *testing.T) {
+			bubble(t, func(t *testing.T, h *harness) {
+				h.stub.stats = func(context.Context) (proto.QueueStats, error) {
+					return proto.QueueStats{Workers: 1, Slots: 8, FreeSlots: 1, StartRate: 2, AtShare: []string{"acme"}}, nil
+				}
+				a := h.execute(hello, headers...).want(503, "service_unavailable", "other organisations", "withdrawn")
+				if a.header.Get("Retry-After") != "30" {
+					t.Errorf("Retry-After %q", a.header.Get("Retry-After"))
 				}
 			})
 		})
@@ -77,6 +91,68 @@ func TestQueueWait(t *testing.T) {
 				(<-answers).want(200, "")
 			})
 		})
+	}
+}
+
+// Without Prefer, a request waits no longer than its timeout, so that the program can end before the
+// answer is due. With it, the answer is due that much later.
+func TestPatience(t *testing.T) {
+	for name, tt := range map[string]struct {
+		timeout, prefer string
+		wait, answer    time.Duration // for a worker, and for the answer if one is found at the last moment
+	}{
+		"default":       {"60", "", 30 * time.Second, 68 * time.Second},
+		"short":         {"10", "", 10 * time.Second, 18 * time.Second},
+		"very short":    {"1", "", 5 * time.Second, 9 * time.Second},
+		"patient":       {"10", "wait=100", 100 * time.Second, 115 * time.Second},
+		"impatient":     {"10", "handling=lenient, Wait=2; x=y, wait=50", 2 * time.Second, 18 * time.Second},
+		"quoted number": {"10", `wait="4"`, 4 * time.Second, 19 * time.Second},
+	} {
+		for mode, headers := range waitingModes {
+			if tt.prefer != "" {
+				headers = append(headers, "Prefer", tt.prefer)
+			}
+			body := `{"code":"1","timeout":` + tt.timeout + `}`
+			t.Run(name+", "+mode, func(t *testing.T) {
+				bubble(t, func(t *testing.T, h *harness) {
+					h.server.QueueWait = 30 * time.Second
+					start := time.Now()
+					h.execute(body, headers...).want(503, "service_unavailable")
+					if took := time.Since(start); took != tt.wait {
+						t.Errorf("waited %s for a worker, want %s", took, tt.wait)
+					}
+				})
+				if mode == "streaming" {
+					return
+				}
+				bubble(t, func(t *testing.T, h *harness) {
+					h.server.QueueWait = 30 * time.Second
+					start := time.Now()
+					answers := h.begin(h.executeRequest(body, headers...))
+					id := <-h.stub.submitted
+					time.Sleep(tt.wait - time.Millisecond)
+					h.stub.start(id)
+					(<-answers).want(504, "gateway_timeout")
+					if took := time.Since(start); took != tt.answer {
+						t.Errorf("the answer took %s, want %s", took, tt.answer)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestPatienceIsApplied(t *testing.T) {
+	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(0))
+	if a := h.execute(hello, "Prefer", "wait=9").want(200, ""); a.header.Get("Preference-Applied") != "wait=9" {
+		t.Errorf("Preference-Applied %q", a.header.Get("Preference-Applied"))
+	}
+	if a := h.execute(hello, "Prefer", "wait=9, respond-async").want(202, ""); a.header.Get("Preference-Applied") != "respond-async" {
+		t.Errorf("Preference-Applied %q", a.header.Get("Preference-Applied"))
+	}
+	for _, value := range []string{"wait", "wait=", "wait=0", "wait=-1", "wait=1.5", "wait=3601", "wait=99999999999999999999", "wait=x"} {
+		h.execute(hello, "Prefer", value).want(400, "validation_error", "Prefer: wait", "1 to 3600")
 	}
 }
 
@@ -220,7 +296,7 @@ func TestSlowBody(t *testing.T) {
 		start := time.Now()
 		resp := h.raw("Content-Length: 100\r\n\r\n{")
 		text, err := io.ReadAll(resp.Body)
-		if err != nil || resp.StatusCode != http.StatusBadRequest || !resp.Close || !strings.Contains(string(text), "body must arrive within 30s") {
+		if err != nil || resp.StatusCode != http.StatusRequestTimeout || !resp.Close || !strings.Contains(string(text), "body did not arrive within 30s") {
 			t.Errorf("%v, %s, %v", resp, text, err)
 		}
 		if took := time.Since(start); took != bodyTimeout {
@@ -308,7 +384,7 @@ func TestHTTP2(t *testing.T) {
 		defer func() { _ = end.Close() }()
 		r := h.executeRequest("")
 		r.Body, r.ContentLength = body, -1
-		h.send(r).want(400, "validation_error", "body", "30s")
+		h.send(r).want(408, "request_timeout", "body", "30s")
 		h.execute(hello+strings.Repeat(" ", DefaultMaxBody)).want(413, "payload_too_large")
 	})
 }

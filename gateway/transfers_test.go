@@ -11,6 +11,38 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
+// The memory of all uploads together is limited.
+func TestUploadMemoryIsLimited(t *testing.T) {
+	bubble(t, func(t *testing.T, h *harness) {
+		const size = 1 << 20
+		h.server.Memory = orgShare * 2 * uploadMemory(size)
+		var uploads []*io.PipeWriter
+		var answers []<-chan *reply
+		for range 2 {
+			body, in := io.Pipe()
+			r := h.put(h.server.signedPut("b", size), "")
+			r.Body, r.ContentLength = body, size
+			uploads, answers = append(uploads, in), append(answers, h.begin(r))
+			go func() { _, _ = in.Write(make([]byte, size-1)) }()
+		}
+		synctest.Wait()
+		a := h.send(h.put(h.server.signedPut("c", 1), "x")).want(503, "service_unavailable", "too many requests are open")
+		if a.header.Get("Retry-After") != "1" {
+			t.Errorf("refused with %v", a.header)
+		}
+		for i, in := range uploads {
+			_, _ = io.WriteString(in, "x")
+			_ = in.Close()
+			(<-answers[i]).want(200, "")
+		}
+		h.send(h.put(h.server.signedPut("c", 1), "x")).want(200, "")
+		synctest.Wait()
+		if used := h.server.budget.used; used != 0 {
+			t.Errorf("%d bytes are still reserved", used)
+		}
+	})
+}
+
 // One organisation's transfers delay only its own further transfers.
 func TestTransfersOfAnOrganisation(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {

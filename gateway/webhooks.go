@@ -113,8 +113,30 @@ func (s *Server) replayFailed(w http.ResponseWriter, r *http.Request) error {
 	return writeValue(w, http.StatusOK, api.NewReplayed(done))
 }
 
+// settingsKey returns the API key whose webhook settings a request is about: the one that the query
+// names, or the calling one. Other keys and changes need all rights: the URL gets the results of all
+// async executions.
+func (s *Server) settingsKey(r *http.Request, change bool) (*proto.Key, error) {
+	own, id := &infoOf(r.Context()).key, r.URL.Query().Get("key")
+	if (change || id != "") && own.Rights != proto.RightsAll {
+		return nil, api.Errorf(api.CodeForbidden, "an API key with all rights changes webhook settings and sees those of other keys")
+	}
+	if id == "" {
+		return own, nil
+	}
+	key, ok := s.Keys.Key(id)
+	if !ok {
+		return nil, api.Errorf(api.CodeNotFound, "there is no API key of that id; see /v1/admin/keys")
+	}
+	return key, nil
+}
+
 func (s *Server) getWebhook(w http.ResponseWriter, r *http.Request) error {
-	settings, err := s.Webhooks.Stored(r.Context(), infoOf(r.Context()).key.ID)
+	key, err := s.settingsKey(r, false)
+	if err != nil {
+		return err
+	}
+	settings, err := s.Webhooks.Stored(r.Context(), key.ID)
 	if err != nil {
 		return webhookError(err)
 	}
@@ -138,9 +160,13 @@ func (s *Server) readWebhook(w http.ResponseWriter, r *http.Request) (*api.Webho
 	return req, s.URLs.Check(r.Context(), "url", *req.URL)
 }
 
-// putWebhook replaces the settings of the calling key. The previous secret goes on signing for a
+// putWebhook replaces the settings of a key. The previous secret goes on signing for a
 // day.
 func (s *Server) putWebhook(w http.ResponseWriter, r *http.Request) error {
+	key, err := s.settingsKey(r, true)
+	if err != nil {
+		return err
+	}
 	req, err := s.readWebhook(w, r)
 	if err != nil {
 		return err
@@ -153,18 +179,22 @@ func (s *Server) putWebhook(w http.ResponseWriter, r *http.Request) error {
 		created = proto.NewWebhookSecret()
 		req.Secret = &created
 	}
-	return s.changeWebhook(w, r, created, func(old *proto.Webhook) (proto.Webhook, error) {
+	return s.changeWebhook(w, r, key, created, func(old *proto.Webhook) (proto.Webhook, error) {
 		return rotateFrom(old, req.Apply(proto.DefaultWebhook())), nil
 	})
 }
 
-// patchWebhook changes the settings of the calling key that the request names.
+// patchWebhook changes the settings of a key that the request names.
 func (s *Server) patchWebhook(w http.ResponseWriter, r *http.Request) error {
+	key, err := s.settingsKey(r, true)
+	if err != nil {
+		return err
+	}
 	req, err := s.readWebhook(w, r)
 	if err != nil {
 		return err
 	}
-	return s.changeWebhook(w, r, "", func(old *proto.Webhook) (proto.Webhook, error) {
+	return s.changeWebhook(w, r, key, "", func(old *proto.Webhook) (proto.Webhook, error) {
 		base := proto.DefaultWebhook()
 		if old != nil {
 			base = *old
@@ -188,14 +218,14 @@ func rotateFrom(old *proto.Webhook, wanted proto.Webhook) proto.Webhook {
 	return wanted
 }
 
-// changeWebhook stores the settings that change returns for the calling key, and answers with them
+// changeWebhook stores the settings that change returns for a key, and answers with them
 // and with secret.
 func (s *Server) changeWebhook(
-	w http.ResponseWriter, r *http.Request, secret string, change func(old *proto.Webhook) (proto.Webhook, error),
+	w http.ResponseWriter, r *http.Request, key *proto.Key, secret string, change func(old *proto.Webhook) (proto.Webhook, error),
 ) error {
 	ctx, cancel := detached(r.Context())
 	defer cancel()
-	settings, err := s.Webhooks.Change(ctx, infoOf(ctx).key.ID, change)
+	settings, err := s.Webhooks.Change(ctx, key.ID, change)
 	if err != nil {
 		return webhookError(err)
 	}
@@ -203,18 +233,26 @@ func (s *Server) changeWebhook(
 }
 
 func (s *Server) deleteWebhook(w http.ResponseWriter, r *http.Request) error {
+	key, err := s.settingsKey(r, true)
+	if err != nil {
+		return err
+	}
 	ctx, cancel := detached(r.Context())
 	defer cancel()
-	if err := s.Webhooks.Remove(ctx, infoOf(ctx).key.ID); err != nil {
+	if err := s.Webhooks.Remove(ctx, key.ID); err != nil {
 		return webhookError(err)
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
-// rotateWebhook replaces the secret of the calling key. The previous secret goes on signing for the
+// rotateWebhook replaces the secret of a key. The previous secret goes on signing for the
 // overlap.
 func (s *Server) rotateWebhook(w http.ResponseWriter, r *http.Request) error {
+	key, err := s.settingsKey(r, true)
+	if err != nil {
+		return err
+	}
 	req, err := decodeOptionalBody[api.WebhookRotation](s, w, r)
 	if err != nil {
 		return err
@@ -226,7 +264,7 @@ func (s *Server) rotateWebhook(w http.ResponseWriter, r *http.Request) error {
 	if req.Overlap != nil {
 		overlap = *req.Overlap
 	}
-	return s.changeWebhook(w, r, secret, func(old *proto.Webhook) (proto.Webhook, error) {
+	return s.changeWebhook(w, r, key, secret, func(old *proto.Webhook) (proto.Webhook, error) {
 		if old == nil {
 			return proto.Webhook{}, proto.ErrNotFound
 		}
@@ -236,9 +274,12 @@ func (s *Server) rotateWebhook(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// testWebhook sends a test to the URL of the calling key.
+// testWebhook sends a test to the URL of a key.
 func (s *Server) testWebhook(w http.ResponseWriter, r *http.Request) error {
-	key := infoOf(r.Context()).key
+	key, err := s.settingsKey(r, false)
+	if err != nil {
+		return err
+	}
 	settings, err := s.Webhooks.Stored(r.Context(), key.ID)
 	if err != nil && !errors.Is(err, proto.ErrNotFound) {
 		return webhookError(err)
@@ -246,9 +287,9 @@ func (s *Server) testWebhook(w http.ResponseWriter, r *http.Request) error {
 	if settings.URL == "" {
 		return proto.FieldErrorf("url", "is not set for this API key; PUT or PATCH it at /v1/webhook")
 	}
-	attempt, err := s.Deliveries.Test(r.Context(), key)
-	var refusal *proto.Refusal
-	if errors.As(err, &refusal) || errors.Is(err, proto.ErrNotFound) {
+	attempt, err := s.Deliveries.Test(r.Context(), *key)
+	var rejection *proto.Rejection
+	if errors.As(err, &rejection) || errors.Is(err, proto.ErrNotFound) {
 		return fmt.Errorf("%w: %w", api.Unavailable(1, "no process that sends webhooks is ready, or has heard of this URL yet; send the request again"), err)
 	}
 	if err != nil {

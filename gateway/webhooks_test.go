@@ -252,7 +252,7 @@ func TestDeliveryOfAnExecution(t *testing.T) {
 			t.Errorf("%s: %s", when, d)
 		}
 		if got := status(id); got != want["status"] {
-			t.Errorf("%s: the execution says %v", when, got)
+			t.Errorf("%s: the execution reports %v", when, got)
 		}
 	}
 	is("queued", pending)
@@ -276,16 +276,16 @@ func TestDeliveryOfAnExecution(t *testing.T) {
 			Timings: proto.DeliveryTimings{DNS: 1, Connect: 2, TLS: 3, FirstByte: 4, Total: 11},
 		})
 	})
-	const told = "2026-01-02T03:04:05.678Z"
+	const startedAt = "2026-01-02T03:04:05.678Z"
 	started := maps.Clone(pending)
-	started["reason"], started["created_at"], started["next_at"], started["attempts_made"] = "the endpoint is slow", told, "2026-01-02T03:04:06.678Z", 2.0
+	started["reason"], started["created_at"], started["next_at"], started["attempts_made"] = "the endpoint is slow", startedAt, "2026-01-02T03:04:06.678Z", 2.0
 	started["attempts"] = []any{
 		map[string]any{
-			"number": 1.0, "at": told, "status": nil, "error": "dns", "detail": "no such host", "remote_addr": nil, "response": nil,
+			"number": 1.0, "at": startedAt, "status": nil, "error": "dns", "detail": "no such host", "remote_addr": nil, "response": nil,
 			"timings": map[string]any{"dns_ms": 1.5, "connect_ms": 0.0, "tls_ms": 0.0, "first_byte_ms": 0.0, "total_ms": 1.5},
 		},
 		map[string]any{
-			"number": 2.0, "at": told, "status": 503.0, "error": "status", "detail": nil, "remote_addr": "203.0.113.7:443",
+			"number": 2.0, "at": startedAt, "status": 503.0, "error": "status", "detail": nil, "remote_addr": "203.0.113.7:443",
 			"response": "HTTP/1.1 503\r\n\r\n\ufffd\x00",
 			"timings":  map[string]any{"dns_ms": 1.0, "connect_ms": 2.0, "tls_ms": 3.0, "first_byte_ms": 4.0, "total_ms": 11.0},
 		},
@@ -296,14 +296,14 @@ func TestDeliveryOfAnExecution(t *testing.T) {
 	for _, ended := range []proto.DeliveryStatus{proto.DeliveryDelivered, proto.DeliveryFailed} {
 		h.deliver(id, func(d *proto.Delivery) { d.Status, d.NextAt = ended, time.Time{} })
 		if got := status(id); got != string(ended) {
-			t.Errorf("%s: the execution says %v", ended, got)
+			t.Errorf("%s: the execution reports %v", ended, got)
 		}
 		a := h.do("POST", path(id)+"/webhook/replay", `not looked at`).want(202, "")
 		if got := a.json(); got["status"] != "pending" || got["webhook_id"] != pending["webhook_id"] || got["next_at"] == nil || a.trace() != id {
 			t.Errorf("%s, replayed: %v", ended, got)
 		}
 		if got := status(id); got != "pending" {
-			t.Errorf("%s, replayed: the execution says %v", ended, got)
+			t.Errorf("%s, replayed: the execution reports %v", ended, got)
 		}
 	}
 
@@ -344,7 +344,7 @@ func TestDisabledURLIsNotReplayed(t *testing.T) {
 	h.do("POST", endpoints+"/enable", `{"url":"`+hookURL+`","all":true}`).want(400, "validation_error", "all")
 	h.do("POST", endpoints+"/enable", ``).want(400, "validation_error", "body")
 	if len(h.hooks.endpoints["other"]) != 1 {
-		t.Error("that of another organisation was enabled")
+		t.Error("the URL of another organisation was enabled")
 	}
 	h.do("POST", path, "").want(202, "")
 	// A URL that fails but is not disabled.
@@ -419,7 +419,7 @@ func TestWebhookSettings(t *testing.T) {
 		t.Errorf("%s, %q sign", d, secrets())
 	}
 	got = h.do("PATCH", webhookPath, `{"secret":"`+first+`"}`).want(200, "").json()
-	if _, told := got["secret"]; told || !slices.Equal(secrets(), []string{first, made}) || got["old_secret_hint"] != want["secret_hint"] {
+	if _, sent := got["secret"]; sent || !slices.Equal(secrets(), []string{first, made}) || got["old_secret_hint"] != want["secret_hint"] {
 		t.Errorf("a secret was set: %v, %q sign", got, secrets())
 	}
 	until, err := time.Parse(proto.TimeLayout, fmt.Sprint(got["old_secret_until"]))
@@ -429,7 +429,7 @@ func TestWebhookSettings(t *testing.T) {
 
 	// All settings are replaced. The previous secret goes on signing for a day.
 	got = h.do("PUT", webhookPath, `{"url":"`+hookURL+`2","secret":"`+second+`"}`).want(200, "").json()
-	if _, told := got["secret"]; told || got["max_attempts"] != 3.0 || got["url"] != hookURL+"2" || !slices.Equal(secrets(), []string{second, first}) {
+	if _, sent := got["secret"]; sent || got["max_attempts"] != 3.0 || got["url"] != hookURL+"2" || !slices.Equal(secrets(), []string{second, first}) {
 		t.Errorf("replaced: %v, %q sign", got, secrets())
 	}
 	h.do("PUT", webhookPath, `{"url":"`+hookURL+`","secret":"`+second+`"}`).want(200, "")
@@ -451,7 +451,7 @@ func TestWebhookSettings(t *testing.T) {
 	}
 
 	// Another key of the organisation has its own settings.
-	other := h.as(h.stub.addKey("acme", "free", proto.RightsExecute))
+	other := h.as(h.stub.addKey("acme", "free", proto.RightsAll))
 	other.do("GET", webhookPath, "").want(404, "not_found")
 	got = other.do("PATCH", webhookPath, `{"max_attempts":1}`).want(200, "").json()
 	if got["url"] != nil || got["secret_hint"] != nil || got["secret"] != nil || got["max_attempts"] != 1.0 {
@@ -521,10 +521,36 @@ func TestWebhookTest(t *testing.T) {
 	if d := cmp.Diff(want, got); d != "" || h.hooks.tested.ID != "key_1" || h.hooks.tested.Org != "acme" {
 		t.Errorf("%+v: %s", h.hooks.tested, d)
 	}
-	for _, err := range []error{&proto.Refusal{Reason: proto.RefusedUnavailable}, proto.ErrNotFound} {
+	for _, err := range []error{&proto.Rejection{Reason: proto.RejectedUnavailable}, proto.ErrNotFound} {
 		h.hooks.untested = fmt.Errorf("test: %w", err)
 		if a := h.do("POST", webhookPath+"/test", "").want(503, "service_unavailable", "sends webhooks"); a.header.Get("Retry-After") == "" {
 			t.Errorf("%v: no Retry-After", err)
 		}
 	}
+}
+
+// Whoever changes the URL of a key gets the results of all its async executions.
+func TestWebhookSettingsAreChangedWithAllRights(t *testing.T) {
+	h := newHarness(t)
+	secret := h.stub.addKey("beta", "pro", proto.RightsExecute)
+	user, id := h.as(secret), h.stub.secrets[secret]
+	body := `{"url":"` + hookURL + `"}`
+	for _, route := range []string{"PUT ", "PATCH ", "DELETE ", "POST /rotate"} {
+		method, path, _ := strings.Cut(route, " ")
+		user.do(method, webhookPath+path, body).want(403, "forbidden", "all rights")
+	}
+	h.do("PUT", webhookPath+"?key="+id, body).want(200, "")
+	h.do("POST", webhookPath+"/rotate?key="+id, "").want(200, "")
+	h.do("PATCH", webhookPath+"?key="+id, `{"max_attempts":5}`).want(200, "")
+	if got := user.do("GET", webhookPath, "").want(200, "").json(); got["url"] != hookURL || got["max_attempts"] != 5.0 {
+		t.Errorf("settings %v", got)
+	}
+	if got := h.do("GET", webhookPath+"?key="+id, "").want(200, "").json(); got["url"] != hookURL {
+		t.Errorf("settings %v", got)
+	}
+	h.do("GET", webhookPath, "").want(404, "not_found")
+	user.do("GET", webhookPath+"?key="+id, "").want(403, "forbidden", "all rights")
+	h.do("DELETE", webhookPath+"?key="+id, "").want(204, "")
+	user.do("GET", webhookPath, "").want(404, "not_found")
+	h.do("GET", webhookPath+"?key=key_nobody", "").want(404, "not_found")
 }

@@ -25,7 +25,8 @@ const (
 	DeliveryFailed    DeliveryStatus = "failed"
 )
 
-// Delivery is the webhook of an execution with its attempts. An execution has one delivery at most.
+// Delivery is the webhook of an execution, or of another event, with its attempts. An execution has
+// one delivery at most.
 type Delivery struct {
 	ID      string         `json:"id"` // the same in all attempts and replays, so that receivers can detect duplicates
 	TraceID TraceID        `json:"trace_id"`
@@ -45,6 +46,8 @@ type Delivery struct {
 	Before int `json:"before,omitempty"`
 	// Attempts are the last [MaxKeptAttempts] attempts.
 	Attempts []DeliveryAttempt `json:"attempts"`
+	// Body is what is posted, for a delivery that is not about an execution.
+	Body json.RawMessage `json:"body,omitempty"`
 }
 
 // DeliveryChange is the part of a stored delivery that scheduling its next attempt needs.
@@ -130,6 +133,20 @@ func NewDelivery(m *Meta, at time.Time) *Delivery {
 	}
 }
 
+// NewEventDelivery returns the delivery of an event that is not about an execution. Its id follows
+// from the name of the event, so that the event has one delivery.
+func NewEventDelivery(name, org, key, url string, body any, at time.Time) (*Delivery, error) {
+	text, err := json.Marshal(body)
+	if err != nil {
+		return nil, fmt.Errorf("make the webhook of %s: %w", name, err)
+	}
+	id, at := derivedTraceID(name), at.UTC()
+	return &Delivery{
+		ID: DeliveryID(id), TraceID: id, Org: org, Key: key, URL: url, Status: DeliveryPending,
+		CreatedAt: at, NextAt: at, Attempts: []DeliveryAttempt{}, Body: text,
+	}, nil
+}
+
 // Record adds an attempt.
 func (d *Delivery) Record(a DeliveryAttempt) {
 	d.Made++
@@ -151,7 +168,7 @@ func DecodeDelivery(id TraceID, body []byte) (*Delivery, error) {
 	}
 	known := d.Status == DeliveryPending || d.Status == DeliveryDelivered || d.Status == DeliveryFailed
 	if d.TraceID != id || d.ID != DeliveryID(id) || d.Org == "" || d.Key == "" || d.URL == "" || !known {
-		return nil, fmt.Errorf("decode delivery of %s: it says %q of %q", id, d.Status, d.TraceID)
+		return nil, fmt.Errorf("decode delivery of %s: it has the status %q and the trace %q", id, d.Status, d.TraceID)
 	}
 	if d.Before < 0 || d.Before > d.Made || len(d.Attempts) > d.Made || len(d.Attempts) > MaxKeptAttempts {
 		return nil, fmt.Errorf("decode delivery of %s: it has %d attempts of %d, %d of them before", id, len(d.Attempts), d.Made, d.Before)
@@ -171,6 +188,8 @@ const (
 	EventCompleted = "execution.completed"
 	EventCancelled = "execution.cancelled"
 	EventTest      = "webhook.test"
+	EventSchedule  = "schedule.failed"
+	EventBatch     = "batch.completed"
 )
 
 // WebhookBody returns the body of an execution's webhook. Outputs that would make it larger than
@@ -198,23 +217,23 @@ func WebhookBody(r *Record, resultURL string, most int) ([]byte, error) {
 		Event: event, TraceID: r.TraceID, Timestamp: r.CompletedAt.UTC().Format(TimeLayout), Status: r.Status,
 		Result: &result, OutputTruncated: r.OutputTruncated, Metadata: r.Metadata,
 	}
-	room := most - webhookRest
-	room -= encodedLen(resultURL)
+	left := most - webhookRest
+	left -= encodedLen(resultURL)
 	for _, text := range []*string{result.Error, result.ErrorCode, result.ErrorMessage} {
 		if text != nil {
-			room -= encodedLen(*text)
+			left -= encodedLen(*text)
 		}
 	}
 	for name, value := range r.Metadata {
-		room -= encodedLen(name) + encodedLen(value) + len(`"":"",`)
+		left -= encodedLen(name) + encodedLen(value) + len(`"":"",`)
 	}
 	stdout, stderr := encodedLen(result.Stdout), encodedLen(result.Stderr)
-	if room = max(room, 0); stdout+stderr > room {
+	if left = max(left, 0); stdout+stderr > left {
 		// Each output gets a half, and the part of the other half that the other output does not
 		// need.
-		half := room / 2
-		result.Stdout, result.StdoutTruncated = fit(result.Stdout, max(half, room-stderr), result.StdoutTruncated)
-		result.Stderr, result.StderrTruncated = fit(result.Stderr, max(half, room-stdout), result.StderrTruncated)
+		half := left / 2
+		result.Stdout, result.StdoutTruncated = fit(result.Stdout, max(half, left-stderr), result.StdoutTruncated)
+		result.Stderr, result.StderrTruncated = fit(result.Stderr, max(half, left-stdout), result.StderrTruncated)
 		body.ResultURL = resultURL
 	}
 	var b bytes.Buffer
@@ -248,11 +267,11 @@ func encodedRune(r rune) int {
 	return utf8.RuneLen(r)
 }
 
-// fit returns the beginning of a text that takes at most room bytes in JSON. It reports whether the
+// fit returns the beginning of a text that takes at most left bytes in JSON. It reports whether the
 // text is truncated, now or before.
-func fit(s string, room int, truncated bool) (string, bool) {
+func fit(s string, left int, truncated bool) (string, bool) {
 	for i, r := range s {
-		if room -= encodedRune(r); room < 0 {
+		if left -= encodedRune(r); left < 0 {
 			return s[:i], true
 		}
 	}

@@ -169,7 +169,7 @@ func TestWebhookBodyIsCut(t *testing.T) {
 					t.Errorf("%s and %s: result_url %q", out, err, got.ResultURL)
 				}
 				if cut && len(body) < most*4/10 { // characters may be escaped or not
-					t.Errorf("%s and %s: %d bytes, where %d have room", out, err, len(body), most)
+					t.Errorf("%s and %s: %d bytes, want at most %d", out, err, len(body), most)
 				}
 				for _, s := range []struct {
 					whole, part string
@@ -220,4 +220,34 @@ func FuzzDecodeDelivery(f *testing.F) {
 			t.Fatalf("%+v", d)
 		}
 	})
+}
+
+func TestDeliveryOfAFailedTick(t *testing.T) {
+	s := Schedule{ID: "sch_a", Org: "acme", Key: "k", Name: "report"}
+	at := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+	run := ScheduleRun{Tick: at, At: at.Add(time.Second), Outcome: RunFailed, Reason: "its key is revoked"}
+	d, err := s.NewDelivery("https://example.com/", run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"event":"schedule.failed","schedule_id":"sch_a","name":"report","tick":"2026-11-20T12:00:00.000Z","timestamp":"2026-11-20T12:00:01.000Z","reason":"its key is revoked"}`
+	if string(d.Body) != want || d.Org != "acme" || d.Key != "k" || !d.NextAt.Equal(run.At) {
+		t.Errorf("%+v: %s", d, d.Body)
+	}
+	body, err := json.Marshal(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := DecodeDelivery(d.TraceID, body); err != nil || string(got.Body) != want {
+		t.Errorf("%+v, %v", got, err)
+	}
+	run.At = run.At.Add(time.Minute)
+	again, err := s.NewDelivery("https://example.com/", run)
+	if err != nil || again.ID != d.ID {
+		t.Errorf("the same tick: %s and %s, %v", d.ID, again.ID, err)
+	}
+	run.Tick = run.Tick.Add(time.Second)
+	if other, err := s.NewDelivery("https://example.com/", run); err != nil || other.ID == d.ID {
+		t.Errorf("another tick: %s, %v", other.ID, err)
+	}
 }

@@ -51,12 +51,12 @@ func CheckEnv(field, name, value string) error {
 			MaxEnvNameLen, Shorten(name))
 	}
 	if utf8.RuneCountInString(value) > MaxEnvValueRunes {
-		return FieldErrorf(field, "values must be at most %d characters; that of %s is longer", MaxEnvValueRunes, name)
+		return FieldErrorf(field, "values must be at most %d characters; the value of %s is longer", MaxEnvValueRunes, name)
 	}
 	for _, r := range value {
 		if unicode.IsControl(r) && r != '\t' && r != '\n' && r != '\r' {
 			return FieldErrorf(field,
-				"values must have no control characters but tab, newline and carriage return; that of %s has U+%04X", name, r)
+				"values must have no control characters but tab, newline and carriage return; the value of %s has U+%04X", name, r)
 		}
 	}
 	return nil
@@ -69,7 +69,7 @@ func MergeEnv(levels ...map[string]string) (map[string]string, error) {
 	for _, level := range levels {
 		maps.Copy(merged, level)
 	}
-	if err := checkEnvSize("env_vars", merged, ", those of the key and the sandbox included"); err != nil {
+	if err := checkEnvSize("env_vars", merged, ", with the variables of the key and the sandbox"); err != nil {
 		return nil, err
 	}
 	return merged, nil

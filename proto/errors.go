@@ -33,6 +33,19 @@ func Shorten(name string) string {
 	return name[:cut] + "…"
 }
 
+// QuotaError is returned if an organisation has as much of something as it may have.
+type QuotaError struct {
+	What  string // in the plural
+	Limit int64
+}
+
+func (e *QuotaError) Error() string {
+	return fmt.Sprintf("%s are limited to %d for each organisation; remove some that are not needed any more", e.What, e.Limit)
+}
+
+// Conflict marks the error as one whose text is for the client.
+func (*QuotaError) Conflict() {}
+
 // ErrNotFound is returned if nothing has that name, or if its retention is over.
 var ErrNotFound = errors.New("not found")
 
@@ -44,6 +57,16 @@ var ErrCorrupt = errors.New("corrupt")
 
 // ErrExists is returned if something has that name already.
 var ErrExists = errors.New("exists already")
+
+// LastKeyError is returned if no API key with all rights would be left.
+type LastKeyError struct{ Key string }
+
+func (e *LastKeyError) Error() string {
+	return fmt.Sprintf("API key %s is the last one with all rights; create another one first", e.Key)
+}
+
+// Conflict marks the error as one whose text is for the client.
+func (e *LastKeyError) Conflict() {}
 
 // BoundError is returned if a sandbox profile cannot be removed because API keys are bound to it.
 type BoundError struct {

@@ -30,12 +30,12 @@ const (
 	Stderr Stream = "stderr"
 )
 
-// Batch is a run of consecutive events in their wire form: one JSON object a line, each with its
+// Events is a run of consecutive events in their wire form: one JSON object a line, each with its
 // newline. The result event is not encoded, because it may be large.
-type Batch struct {
+type Events struct {
 	First, Last int64 // sequence numbers of the first and the last event
 	Lines       []byte
-	Result      *Record // whose result event this is, to be written with [WriteResultEvent] after Lines; nil in all other batches
+	Result      *Record // whose result event this is, to be written with [WriteResultEvent] after Lines; nil in all others
 }
 
 // AppendStatusEvent appends the event that an execution has started. Its sequence number is always
@@ -62,6 +62,16 @@ func AppendKeepaliveEvent(dst []byte, seq int64) []byte {
 	return appendSeq(append(dst, `{"type":"keepalive"`...), seq)
 }
 
+// AppendMissingEvent appends a keepalive event that reports the numbers of the events that are gone
+// and will not be sent. seq is the number of the last event sent.
+func AppendMissingEvent(dst []byte, seq, first, last int64) []byte {
+	dst = append(dst, `{"type":"keepalive","missing":{"first":`...)
+	dst = strconv.AppendInt(dst, first, 10)
+	dst = append(dst, `,"last":`...)
+	dst = strconv.AppendInt(dst, last, 10)
+	return appendSeq(append(dst, '}'), seq)
+}
+
 // AppendResultEvent appends the last event of an execution that has ended.
 func AppendResultEvent(dst []byte, r *Record) ([]byte, error) {
 	b := bytes.NewBuffer(dst)
@@ -83,7 +93,7 @@ func WriteResultEvent(w io.Writer, r *Record) error {
 	return writeResult(w, head, r.Result, appendSeq(tail, r.ResultSeq))
 }
 
-// AppendResult appends the JSON form of r. Its strings are escaped as those of events are.
+// AppendResult appends the JSON form of r. Its strings are escaped like the strings of events.
 func AppendResult(dst []byte, r *Result) ([]byte, error) {
 	b := bytes.NewBuffer(dst)
 	err := WriteResult(b, r)

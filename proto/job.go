@@ -14,10 +14,15 @@ type Sandbox struct {
 	TmpBytes    int64     `json:"tmp_bytes"`              // size limit of /tmp
 	Inodes      int64     `json:"inodes"`                 // in the home directory, and again in /tmp
 	Network     Network   `json:"network"`
-	OutputBytes int       `json:"output_bytes"`        // per stream, kept in the result
-	Isolation   Isolation `json:"isolation,omitempty"` // as in a [Profile]
-	Preload     []string  `json:"preload,omitempty"`   // as in a [Profile]
+	OutputBytes int       `json:"output_bytes"`           // per stream, kept in the result
+	OpenFiles   int       `json:"open_files,omitempty"`   // of each process; 0 is [DefaultOpenFiles]
+	Isolation   Isolation `json:"isolation,omitempty"`    // as in a [Profile]
+	Preload     []string  `json:"preload,omitempty"`      // as in a [Profile]
+	SystemCalls []string  `json:"system_calls,omitempty"` // as in a [Profile]
 }
+
+// DefaultOpenFiles is the limit of open files of a sandbox that sets none.
+const DefaultOpenFiles = 1024
 
 // DefaultSandbox returns the sandbox of a key that is bound to no profile, see [DefaultProfile].
 func DefaultSandbox() Sandbox {
@@ -60,6 +65,8 @@ type Meta struct {
 	ClientID    string            `json:"client_id,omitempty"`
 	UserAgent   string            `json:"user_agent,omitempty"`
 	CreatedAt   time.Time         `json:"created_at"`
+	// RunAt is when the job enters the queue; zero for at once.
+	RunAt time.Time `json:"run_at,omitzero"`
 	// QueueDeadline is when the job is withdrawn if no worker has started it.
 	QueueDeadline time.Time `json:"queue_deadline"`
 	// Concurrent and MaxQueued are the plan's limits for the organisation at submission.
@@ -69,6 +76,24 @@ type Meta struct {
 	Weight int `json:"weight,omitempty"`
 	// KeyConcurrent is the API key's own limit, 0 for none.
 	KeyConcurrent int `json:"key_concurrent,omitempty"`
+	// ScheduleID is the schedule that started the execution, empty for none.
+	ScheduleID string `json:"schedule_id,omitempty"`
+	// Batch is the id of the batch that the execution belongs to, empty for none. BatchIndex is its
+	// place in it, from 0.
+	Batch      string `json:"batch,omitempty"`
+	BatchIndex int    `json:"batch_index,omitempty"`
+	// PipelineID is the run that the execution is a step of, empty for none. Step is the name of the
+	// step, with its cell in parentheses.
+	PipelineID string `json:"pipeline_id,omitempty"`
+	Step       string `json:"step,omitempty"`
+}
+
+// QueuedAt returns when the job enters the queue. Its wait for a worker counts from then.
+func (m *Meta) QueuedAt() time.Time {
+	if m.RunAt.IsZero() {
+		return m.CreatedAt
+	}
+	return m.RunAt
 }
 
 // Class returns the class of the job, which follows from its mode.
@@ -84,11 +109,15 @@ const (
 // Job is a program to run, with a resolved snapshot of everything that it needs.
 type Job struct {
 	Meta
-	Code    string            `json:"code"`
-	Env     map[string]string `json:"env,omitempty"`
-	Args    []string          `json:"args,omitempty"`
-	Stdin   string            `json:"stdin,omitempty"`
-	Sandbox Sandbox           `json:"sandbox"`
+	Code  string            `json:"code"`
+	Env   map[string]string `json:"env,omitempty"`
+	Args  []string          `json:"args,omitempty"`
+	Stdin string            `json:"stdin,omitempty"`
+	// Secrets are names of Env. The output has *** in place of their values.
+	Secrets []string `json:"secrets,omitempty"`
+	// StreamPartial makes incomplete lines events after a moment.
+	StreamPartial bool    `json:"stream_partial,omitempty"`
+	Sandbox       Sandbox `json:"sandbox"`
 }
 
 // Record is the state of an execution, from its submission to the end of its retention.
@@ -136,7 +165,8 @@ type Usage struct {
 // NetworkUsage is the network traffic of an execution.
 type NetworkUsage struct {
 	Traffic
-	BlockedConnections []BlockedConnection `json:"blocked_connections"` // the first [MaxBlocked]
+	BlockedConnections []BlockedConnection `json:"blocked_connections"` // the first [MaxBlocked] different ones
+	BlockedTotal       int64               `json:"blocked_total"`       // all, listed or not
 }
 
 // MaxEvents is the number of output events of an execution that are kept for reconnection.

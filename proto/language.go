@@ -63,6 +63,7 @@ const timer = setInterval(() => {
 		// not read the program.
 		Language: Bash, Title: "Bash", Interpreters: []string{"bash"}, Version: "--version",
 		File: "main.sh", OutsideHome: true, Extensions: []string{".sh", ".bash"},
+		Env: map[string]string{"PYTHONUNBUFFERED": "1"}, // the output of a python that the script starts streams
 		Sample: `echo "Bash $BASH_VERSION as user $UID in $PWD"
 ls / | tr '\n' ' '; echo
 for n in 3 2 1; do echo "live output $n"; sleep 0.25; done

@@ -1,17 +1,14 @@
 package proto
 
 import (
-	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
+
+	"github.com/bullpen-run/bullpen/proto/doctest"
 )
 
-var update = flag.Bool("update", false, "write the table of languages into docs/api.md")
-
 func TestLanguageTable(t *testing.T) {
-	const file, begin, end = "../docs/api.md", "<!-- languages: written by `make docs` -->\n", "<!-- end of languages -->\n"
 	var table strings.Builder
 	table.WriteString("\n| `language` | | runs as | interpreters, best first | extensions |\n|---|---|---|---|---|\n")
 	for _, r := range Runtimes() {
@@ -24,25 +21,7 @@ func TestLanguageTable(t *testing.T) {
 			strings.Join(r.Interpreters, "`, `"), strings.Join(r.Extensions, "`, `"))
 	}
 	table.WriteString("\n")
-	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, ok := strings.Cut(string(b), begin)
-	_, after, ended := strings.Cut(rest, end)
-	if !ok || !ended {
-		t.Fatalf("%s has no place for the table of languages", file)
-	}
-	want := before + begin + table.String() + end + after
-	if want == string(b) {
-		return
-	}
-	if !*update {
-		t.Fatalf("the table of languages in %s is out of date: run make docs", file)
-	}
-	if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	doctest.Compare(t, "../docs/api.md", "<!-- languages: written by `make docs` -->\n", "<!-- end of languages -->\n", table.String())
 }
 
 // Every row is complete. No file name, extension or name belongs to two languages.

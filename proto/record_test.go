@@ -62,7 +62,7 @@ func TestRecordIsStoredAsItIs(t *testing.T) {
 	// The pending result is not public.
 	running := &Record{Meta: ended.Meta, Status: StatusRunning, Attempt: 1, Worker: "w", ResultSeq: 7}
 	if d := cmp.Diff(running, back.Public()); d != "" {
-		t.Errorf("told: %s", d)
+		t.Errorf("printed: %s", d)
 	}
 	if back.Pending == nil || running.Public() != running {
 		t.Error("the record itself changed")
@@ -78,7 +78,7 @@ func TestRecordIsStoredAsItIs(t *testing.T) {
 
 // Output that is six times as long in JSON must not need that space in the store, or in memory when
 // it is written and read.
-func TestStoredOutputTakesTheRoomItHas(t *testing.T) {
+func TestWebhookBodyUsesItsLimit(t *testing.T) {
 	const size = 4 << 20
 	r := Exited(0)
 	r.Stdout, r.Stderr = strings.Repeat("\x00", size), strings.Repeat("\n", size)
@@ -120,7 +120,7 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-func TestWhatIsNoRecordIsRefused(t *testing.T) {
+func TestDecodeRecordRejectsMalformedRecords(t *testing.T) {
 	id := NewTraceID()
 	ended := func(more string) string {
 		return `{"trace_id":"` + string(id) + `","status":"success","result":{}` + more + `}`

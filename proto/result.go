@@ -7,17 +7,18 @@ import "fmt"
 type Result struct {
 	_ struct{} `doc:"What a program did, or why it did not run to its end."`
 
-	Success         bool    `json:"success" doc:"Exactly exit_code == 0."`
-	Stdout          string  `json:"stdout"`
-	Stderr          string  `json:"stderr"`
-	ExitCode        int     `json:"exit_code" minimum:"-1" maximum:"255" doc:"128+N if signal N ended the program; -1 if the platform did."`
-	Error           *string `json:"error" doc:"null unless the platform ended the program."`
-	ErrorCode       *string `json:"error_code" format:"error-code"`
-	ErrorMessage    *string `json:"error_message" doc:"The error in a sentence, with the numbers."`
-	ProgramExitCode *int    `json:"program_exit_code,omitempty" doc:"With thread_save_error only: how the program itself ended."`
-	DurationMS      int64   `json:"duration_ms" minimum:"0" doc:"From the program's start to its end."`
-	StdoutTruncated bool    `json:"stdout_truncated"`
-	StderrTruncated bool    `json:"stderr_truncated"`
+	Success              bool    `json:"success" doc:"Exactly exit_code == 0."`
+	Stdout               string  `json:"stdout"`
+	Stderr               string  `json:"stderr"`
+	ExitCode             int     `json:"exit_code" minimum:"-1" maximum:"255" doc:"128+N if signal N ended the program; -1 if the platform did."`
+	Error                *string `json:"error" doc:"null unless the platform ended the program."`
+	ErrorCode            *string `json:"error_code" format:"error-code"`
+	ErrorMessage         *string `json:"error_message" doc:"The error in a sentence, with the numbers."`
+	ProgramExitCode      *int    `json:"program_exit_code,omitempty" doc:"With thread_save_error only: how the program itself ended."`
+	DurationMS           int64   `json:"duration_ms" minimum:"0" doc:"From the program's start to its end."`
+	StdoutTruncated      bool    `json:"stdout_truncated"`
+	StderrTruncated      bool    `json:"stderr_truncated"`
+	OutputBudgetExceeded bool    `json:"output_budget_exceeded,omitempty" doc:"true if less of the output was kept than the sandbox allows, because the organisation had stored as much within an hour as it may, or the disk of the server was full. Otherwise absent. An extension of the public contract."`
 }
 
 // Exited returns the result of a program that exited with code.
@@ -55,6 +56,7 @@ func (r Result) Unsaved(message string) Result {
 	}
 	f := Failure(CodeThreadSave, message)
 	f.Stdout, f.Stderr, f.StdoutTruncated, f.StderrTruncated, f.DurationMS = r.Stdout, r.Stderr, r.StdoutTruncated, r.StderrTruncated, r.DurationMS
+	f.OutputBudgetExceeded = r.OutputBudgetExceeded
 	if r.ErrorCode == nil {
 		f.ProgramExitCode = &r.ExitCode
 	}

@@ -51,12 +51,14 @@ type Profile struct {
 	Pids    int               `json:"pids" default:"256" minimum:"16" maximum:"32768" doc:"Processes and threads."`
 	Disk    Disk              `json:"disk"`
 	Network Network           `json:"network"`
-	Env     map[string]string `json:"env" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program; those of the request win. The limits of env_vars hold here, and for both together."`
+	Env     map[string]string `json:"env" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program; the variables of the request win. The limits of env_vars hold here, and for both together."`
 	Output  Bytes             `json:"output" minimum:"1" maximum:"256MiB" doc:"The part of each output stream that a result keeps: 1 byte to 256MiB. By default the server's --output-limit."`
-	// Isolation and Preload are omitted if they are empty, so that versions without them read what
-	// does not need them.
-	Isolation Isolation `json:"isolation,omitempty" default:"" enum:",strict" must:"be strict, or empty for what the worker chooses" doc:"With strict, every execution of python gets an interpreter that was started for it alone (a single-use jail). Empty: the worker chooses, and python executions of one API key may be forked from one warm interpreter of that key."`
-	Preload   []string  `json:"preload,omitempty" maxItems:"32" uniqueItems:"true" must:"have at most 32 modules" valuePattern:"^[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)*$" valueMaxLength:"128" doc:"Python modules that the warm interpreter of a key imports before executions are forked from it, from the image's read-only paths only. Not with the isolation strict."`
+	// OpenFiles, Isolation, Preload and SystemCalls are omitted if they are empty, so that versions without them
+	// read what does not need them.
+	OpenFiles   int       `json:"open_files,omitempty" minimum:"256" maximum:"4096" doc:"Open files of each process; 1024 if absent."`
+	Isolation   Isolation `json:"isolation,omitempty" default:"" enum:",strict" must:"be strict, or empty for what the worker chooses" doc:"With strict, every execution of python gets an interpreter that was started for it alone (a single-use jail). Empty: the worker chooses, and python executions of one API key may be forked from one warm interpreter of that key."`
+	Preload     []string  `json:"preload,omitempty" maxItems:"32" uniqueItems:"true" must:"have at most 32 modules" valuePattern:"^[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)*$" valueMaxLength:"128" doc:"Python modules that the warm interpreter of a key imports before executions are forked from it, from the image's read-only paths only. Not with the isolation strict."`
+	SystemCalls []string  `json:"system_calls,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 system calls" valuePattern:"^(cachestat|file_getattr|file_setattr|landlock_add_rule|landlock_create_ruleset|landlock_restrict_self|map_shadow_stack|process_madvise|process_mrelease|remap_file_pages|rseq_slice_yield)$" doc:"System calls that a program can make beyond the usual ones, which the documentation lists."`
 }
 
 // Disk is how much a program may write. The part of it that lies in memory counts against the
@@ -86,7 +88,8 @@ func (p *Profile) Sandbox(digest string) Sandbox {
 	return Sandbox{
 		Image: p.Image, ImageDigest: digest, CPU: p.CPU, Memory: int64(p.Memory), Pids: p.Pids,
 		HomeBytes: int64(p.Disk.Home), TmpBytes: int64(p.Disk.Tmp), Inodes: p.Disk.Inodes,
-		Network: p.Network, OutputBytes: int(p.Output), Isolation: p.Isolation, Preload: p.Preload,
+		Network: p.Network, OutputBytes: int(p.Output), OpenFiles: p.OpenFiles, Isolation: p.Isolation, Preload: p.Preload,
+		SystemCalls: p.SystemCalls,
 	}
 }
 
@@ -139,7 +142,10 @@ func (p *Profile) Validate() error {
 	if err := checkEnvSize("env", p.Env, ""); err != nil {
 		return err
 	}
-	return checkPreload(p.Preload, p.Isolation)
+	if err := checkPreload(p.Preload, p.Isolation); err != nil {
+		return err
+	}
+	return checkSystemCalls(p.SystemCalls)
 }
 
 func checkProfileImage(image string) error {
@@ -168,6 +174,38 @@ func checkPreload(modules []string, i Isolation) error {
 	}
 	if len(modules) > 0 && i == IsolationStrict {
 		return FieldErrorf("preload", "does not go with the isolation %s, where nothing is forked: leave out one of the two", i)
+	}
+	return nil
+}
+
+// addableSystemCalls are the names in the schema of [Profile.SystemCalls].
+var addableSystemCalls = [...]string{ // read only
+	"cachestat",
+	"file_getattr",
+	"file_setattr",
+	"landlock_add_rule",
+	"landlock_create_ruleset",
+	"landlock_restrict_self",
+	"map_shadow_stack",
+	"process_madvise",
+	"process_mrelease",
+	"remap_file_pages",
+	"rseq_slice_yield",
+}
+
+// AddableSystemCalls returns the system calls that a profile can allow beyond those that every
+// program can make.
+func AddableSystemCalls() []string { return slices.Clone(addableSystemCalls[:]) }
+
+func checkSystemCalls(calls []string) error {
+	for n, call := range calls {
+		if !slices.Contains(addableSystemCalls[:], call) {
+			return FieldErrorf("system_calls", "must have names of %s; %q is not one: either every program can make it, or none may",
+				strings.Join(addableSystemCalls[:], ", "), Shorten(call))
+		}
+		if slices.Contains(calls[:n], call) {
+			return FieldErrorf("system_calls", "has %s twice", call)
+		}
 	}
 	return nil
 }

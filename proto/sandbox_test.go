@@ -35,7 +35,7 @@ func TestBoundErrorNamesTheKeys(t *testing.T) {
 		"bound to it: key_1, key_2, key_3 and 2 more; revo": {"key_1", "key_2", "key_3", "key_4", "key_5"},
 	} {
 		if got := (&BoundError{"web", keys}).Error(); !strings.Contains(got, want) || !strings.Contains(got, "web") {
-			t.Errorf("%q does not say %q", got, want)
+			t.Errorf("%q does not contain %q", got, want)
 		}
 	}
 }

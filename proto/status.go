@@ -34,6 +34,7 @@ const (
 	CodeTimeout            ErrorCode = "timeout"
 	CodeCancelled          ErrorCode = "cancelled"
 	CodeMemory             ErrorCode = "memory_limit_exceeded"
+	CodeHostMemory         ErrorCode = "host_out_of_memory"
 	CodeSeccomp            ErrorCode = "security_policy_violation"
 	CodeWorkerLost         ErrorCode = "worker_lost"
 	CodeSandboxStart       ErrorCode = "sandbox_start_error"
@@ -50,7 +51,7 @@ const (
 // ErrorCodes returns all error codes.
 func ErrorCodes() []ErrorCode {
 	return []ErrorCode{
-		CodeTimeout, CodeCancelled, CodeMemory, CodeSeccomp, CodeWorkerLost, CodeSandboxStart, CodeThreadMount, CodeStorageMount,
+		CodeTimeout, CodeCancelled, CodeMemory, CodeHostMemory, CodeSeccomp, CodeWorkerLost, CodeSandboxStart, CodeThreadMount, CodeStorageMount,
 		CodeVolumeMount, CodeCredentialMount, CodeExpiredInQueue, CodeThreadSave,
 	}
 }

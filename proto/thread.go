@@ -54,6 +54,9 @@ type Thread struct {
 	History []Version `json:"history,omitempty"`
 	// Staged are the uploaded files that are in no version yet, the oldest first.
 	Staged []StagedFile `json:"staged,omitempty"`
+	// Removal marks a tombstone: the thread does not exist any more, and its manifests are being
+	// removed. It identifies the tombstone. All other fields but Org and ID are zero then.
+	Removal string `json:"removal,omitempty"`
 }
 
 // Version is one state of a thread's home. It never changes, except that other layers with the same
@@ -124,7 +127,7 @@ type Commit struct {
 }
 
 // ErrFenced is returned to an execution that does not hold the lock of its thread any more.
-var ErrFenced = errors.New("the thread was given to somebody else")
+var ErrFenced = errors.New("another execution holds the thread now")
 
 // BusyError refuses an operation on a thread that an execution holds.
 type BusyError struct {
@@ -138,6 +141,16 @@ func (e *BusyError) Error() string {
 
 // Conflict marks the error as one whose text is for the client.
 func (*BusyError) Conflict() {}
+
+// RemovingError refuses to create a thread while one with the same id is being removed.
+type RemovingError struct{ Thread string }
+
+func (e *RemovingError) Error() string {
+	return fmt.Sprintf("thread %s is being removed; try again, or remove it again if that was interrupted", e.Thread)
+}
+
+// Conflict marks the error as one whose text is for the client.
+func (*RemovingError) Conflict() {}
 
 // StagedError refuses an upload to a thread that has too many staged files.
 type StagedError struct {
@@ -153,28 +166,28 @@ func (e *StagedError) Error() string {
 // Conflict marks the error as one whose text is for the client.
 func (*StagedError) Conflict() {}
 
-// Room is the size of a home, a limit of it, or a part of it.
-type Room struct {
+// Space is the size of a home, a limit of it, or a part of it.
+type Space struct {
 	Bytes int64 // content of files; staged files count in whole blocks, with their directories
 	Files int64 // files, directories, symlinks
 }
 
-// Over reports whether r exceeds most.
-func (r Room) Over(most Room) bool { return r.Bytes > most.Bytes || r.Files > most.Files }
+// Over reports whether s exceeds limit.
+func (s Space) Over(limit Space) bool { return s.Bytes > limit.Bytes || s.Files > limit.Files }
 
-// Add returns the sum of r and other.
-func (r Room) Add(other Room) Room { return Room{r.Bytes + other.Bytes, r.Files + other.Files} }
+// Add returns the sum of s and other.
+func (s Space) Add(other Space) Space { return Space{s.Bytes + other.Bytes, s.Files + other.Files} }
 
-// RoomError refuses an upload that would make the home larger than its sandbox allows.
-type RoomError struct {
+// SpaceError refuses an upload that would make the home larger than its sandbox allows.
+type SpaceError struct {
 	Thread  string
-	Home    Room // of the newest version, without the files that staged files replace
-	Waiting Room // of the files that are staged already
-	New     Room // of the new file
-	Most    Room
+	Home    Space // of the newest version, without the files that staged files replace
+	Waiting Space // of the files that are staged already
+	New     Space // of the new file
+	Most    Space
 }
 
-func (e *RoomError) Error() string {
+func (e *SpaceError) Error() string {
 	return fmt.Sprintf("the home of thread %s has %d bytes in %d files and directories, files that wait for its next execution take %d bytes and %d, "+
 		"and this one %d bytes and %d more; the sandbox of this API key has room for %d bytes and %d; remove files in an execution first, or "+
 		"upload less in their place",
@@ -182,14 +195,14 @@ func (e *RoomError) Error() string {
 }
 
 // Conflict marks the error as one whose text is for the client.
-func (*RoomError) Conflict() {}
+func (*SpaceError) Conflict() {}
 
-// StagedRoom returns the size of staged files in a home: whole blocks, and the directories above
+// StagedSpace returns the size of staged files in a home: whole blocks, and the directories above
 // them. The directories count even if the home has them already, because they are copied into the
 // home's volume.
-func StagedRoom(files []StagedFile) Room {
+func StagedSpace(files []StagedFile) Space {
 	const block = 4096
-	var r Room
+	var r Space
 	last := ""
 	// Sorted paths have their common directories side by side.
 	for _, f := range slices.SortedFunc(slices.Values(files), func(a, b StagedFile) int { return strings.Compare(a.Path, b.Path) }) {
@@ -252,6 +265,22 @@ type DepthError struct{ Most int }
 
 func (e *DepthError) Error() string {
 	return fmt.Sprintf("the home has more than %d directories in each other, itself included", e.Most)
+}
+
+// FileError is returned if a file or directory of a home cannot be saved because it exceeds a limit.
+type FileError struct {
+	Path string // in the home; "." is the home itself
+	Size int64
+	Unit string // of Size and Most, and what they count
+	Most int64
+}
+
+func (e *FileError) Error() string {
+	path := e.Path
+	if len(path) > 200 {
+		path = "…" + path[len(path)-200:]
+	}
+	return fmt.Sprintf("%q has %d %s, more than %d", path, e.Size, e.Unit, e.Most)
 }
 
 // UploadsError is returned if the staged files of a thread do not fit into the home of an

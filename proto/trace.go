@@ -2,6 +2,7 @@ package proto
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -28,6 +29,12 @@ func NewTraceID() TraceID {
 	var b [traceRandom]byte
 	_, _ = rand.Read(b[:]) // crypto/rand.Read never returns an error since Go 1.24
 	return TraceID(tracePrefix + base64.RawURLEncoding.EncodeToString(b[:]))
+}
+
+// derivedTraceID returns the trace id that belongs to a name.
+func derivedTraceID(name string) TraceID {
+	sum := sha256.Sum256([]byte(name))
+	return TraceID(tracePrefix + base64.RawURLEncoding.EncodeToString(sum[:traceRandom]))
 }
 
 // ParseTraceID returns s as a trace id, or [ErrBadTraceID].

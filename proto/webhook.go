@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// The limits of what a [Webhook] may say.
+// The limits of a [Webhook].
 const (
 	MaxWebhookURLLen    = 2048 // characters
 	MaxWebhookAttempts  = 20
@@ -150,7 +150,7 @@ func WebhookKey(secret string) (key []byte, ok bool) {
 		return []byte(secret), true
 	}
 	key, err := base64.StdEncoding.DecodeString(encoded)
-	// The decoder ignores line breaks, but those of receivers may not.
+	// The decoder ignores line breaks, but the decoders of receivers may not.
 	return key, err == nil && len(key) >= minWhsecBytes && len(key) <= maxWhsecBytes && !strings.ContainsAny(encoded, "\r\n")
 }
 

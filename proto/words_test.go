@@ -62,6 +62,7 @@ func TestResults(t *testing.T) {
 		{TimedOut(30), -1, "execution timed out after 30s", StatusTimeout, StatusTimeout},
 		{Cancelled(), -1, "Cancelled by user", StatusCancelled, StatusCancelled},
 		{Failure(CodeMemory, ""), -1, "memory_limit_exceeded", StatusOOM, StatusFailed},
+		{Failure(CodeHostMemory, ""), -1, "host_out_of_memory", StatusFailed, StatusFailed},
 		{Failure(CodeSeccomp, ""), -1, "security_policy_violation", StatusSeccomp, StatusFailed},
 		{Failure(CodeWorkerLost, ""), -1, "worker_lost", StatusFailed, StatusFailed},
 		{Failure(CodeExpiredInQueue, ""), -1, "expired_in_queue", StatusFailed, StatusFailed},
@@ -151,8 +152,8 @@ func TestPlans(t *testing.T) {
 	}
 }
 
-func TestRefusalSaysWhy(t *testing.T) {
-	if got := (&Refusal{Reason: RefusedConcurrency, Used: 5, Limit: 5}).Error(); !strings.Contains(got, "concurrency") || !strings.Contains(got, "5 of 5") {
+func TestRejectionHasAReason(t *testing.T) {
+	if got := (&Rejection{Reason: RejectedConcurrency, Used: 5, Limit: 5}).Error(); !strings.Contains(got, "concurrency") || !strings.Contains(got, "5 of 5") {
 		t.Error(got)
 	}
 }

@@ -273,7 +273,7 @@ func TestTemporaryFaults(t *testing.T) {
 			want := content(100_000)
 			times, front := 2, w.front
 			if kind == storagetest.Silent {
-				times, front = 1, w.hasty
+				times, front = 1, w.shortTimeout
 			}
 			b := named("of/"+name, want)
 			step := func(only string, do func() error) {
@@ -283,7 +283,7 @@ func TestTemporaryFaults(t *testing.T) {
 					t.Errorf("%s: %v", name, err)
 				}
 				if w.Hits() == 0 {
-					t.Errorf("%s: no request of %s met it", name, only)
+					t.Errorf("%s: no request of %s was affected", name, only)
 				}
 			}
 			if kind != storagetest.Wrong || strings.HasSuffix(t.Name(), "S3") { // other stores do not verify their input
@@ -296,14 +296,14 @@ func TestTemporaryFaults(t *testing.T) {
 				got, err := get(t.Context(), front, b)
 				wantError(t, err, proto.ErrCorrupt, "get", b.Key)
 				if len(got) == len(want) {
-					t.Error("all of a corrupt object was given")
+					t.Error("a corrupt object was returned completely")
 				}
 				continue
 			}
 			step("get", func() error {
 				got, err := get(t.Context(), front, b)
 				if err == nil && !bytes.Equal(got, want) {
-					err = errors.New("the content is another")
+					err = errors.New("the content differs")
 				}
 				return err
 			})
@@ -314,7 +314,7 @@ func TestTemporaryFaults(t *testing.T) {
 				}
 				got, err := io.ReadAll(r)
 				if err == nil && !bytes.Equal(got, want[1000:81_000]) {
-					err = errors.New("the range is another")
+					err = errors.New("the range differs")
 				}
 				return errors.Join(err, r.Close())
 			})
@@ -344,7 +344,7 @@ func TestPermanentFaults(t *testing.T) {
 		for _, kind := range []storagetest.Fault{storagetest.Broken, storagetest.Throttled, storagetest.Silent, storagetest.Cut, storagetest.Reset} {
 			front := w.front
 			if kind == storagetest.Silent {
-				front = w.hasty
+				front = &blob.Store{Backend: w.shortTimeout.Backend, Retry: blob.RetryPolicy{Attempts: 2}} // each attempt waits
 			}
 			for _, size := range []int{1, 100_000, 9 * mebibyte} {
 				if kind == storagetest.Silent && size != 1 {
@@ -354,7 +354,7 @@ func TestPermanentFaults(t *testing.T) {
 				b := named("never", content(size))
 				wantError(t, front.Put(t.Context(), b, bytes.NewReader(content(size))), blob.ErrUnavailable, "put", b.Key)
 				if n := w.Hits(); n < 2 || n > 40 {
-					t.Errorf("%s: it was asked %d times", kind, n)
+					t.Errorf("%s: %d requests were made", kind, n)
 				}
 				wantAbsent(t, w.store, b.Key)
 			}
@@ -411,7 +411,7 @@ func TestCancelled(t *testing.T) {
 				t.Errorf("%s: %v", op, err)
 			}
 			if w.Hits() > 2 {
-				t.Errorf("%s was asked again", op)
+				t.Errorf("%s was requested again", op)
 			}
 		}
 		wantAbsent(t, w.store, "new")

@@ -29,9 +29,9 @@ import (
 )
 
 const (
-	// Idle timeouts of faulty stores: patient ones wait, hasty ones give up.
-	patient = time.Minute
-	hasty   = 150 * time.Millisecond
+	// Idle timeouts of stores with faults.
+	longTimeout  = time.Minute
+	shortTimeout = 150 * time.Millisecond
 )
 
 // server is the S3 server of all tests, started by the first test that needs it.
@@ -65,7 +65,7 @@ func (s serving) Run() int {
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(childDir); dir != "" {
-		putForEver(dir)
+		putUntilKilled(dir)
 	}
 	if err := storagetest.Setenv(); err != nil {
 		panic(err)
@@ -89,12 +89,12 @@ func unavailable(op, key string) error {
 	return &blob.Error{Op: op, Key: key, Kind: blob.ErrUnavailable, Retryable: true, Err: errors.New("a fault of the test")}
 }
 
-// around carries out a request with the next fault.
-func (f *faulty) around(ctx context.Context, op, key string, do func() error) error {
-	return f.inflict(ctx, f.Next(op), op, key, do)
+// withNextFault carries out a request with the next fault.
+func (f *faulty) withNextFault(ctx context.Context, op, key string, do func() error) error {
+	return f.injectFault(ctx, f.Next(op), op, key, do)
 }
 
-func (f *faulty) inflict(ctx context.Context, kind storagetest.Fault, op, key string, do func() error) error {
+func (f *faulty) injectFault(ctx context.Context, kind storagetest.Fault, op, key string, do func() error) error {
 	switch kind {
 	case storagetest.Broken, storagetest.Throttled, storagetest.Cut, storagetest.Reset:
 		return unavailable(op, key)
@@ -116,11 +116,11 @@ func (f *faulty) inflict(ctx context.Context, kind storagetest.Fault, op, key st
 }
 
 func (f *faulty) Put(ctx context.Context, key string, size int64, content io.Reader, replace bool) error {
-	return f.around(ctx, "put", key, func() error { return f.Backend.Put(ctx, key, size, content, replace) })
+	return f.withNextFault(ctx, "put", key, func() error { return f.Backend.Put(ctx, key, size, content, replace) })
 }
 
 func (f *faulty) Stat(ctx context.Context, key string) (e blob.Entry, err error) {
-	err = f.around(ctx, "stat", key, func() error {
+	err = f.withNextFault(ctx, "stat", key, func() error {
 		e, err = f.Backend.Stat(ctx, key)
 		return err
 	})
@@ -128,12 +128,12 @@ func (f *faulty) Stat(ctx context.Context, key string) (e blob.Entry, err error)
 }
 
 func (f *faulty) Delete(ctx context.Context, key string) error {
-	return f.around(ctx, "delete", key, func() error { return f.Backend.Delete(ctx, key) })
+	return f.withNextFault(ctx, "delete", key, func() error { return f.Backend.Delete(ctx, key) })
 }
 
 func (f *faulty) List(ctx context.Context, prefix, after string) iter.Seq2[blob.Entry, error] {
 	return func(yield func(blob.Entry, error) bool) {
-		if err := f.around(ctx, "list", prefix, func() error { return nil }); err != nil {
+		if err := f.withNextFault(ctx, "list", prefix, func() error { return nil }); err != nil {
 			for e, err := range f.Backend.List(ctx, prefix, after) { // one page
 				if !yield(e, err) {
 					return
@@ -157,7 +157,7 @@ func (f *faulty) Get(ctx context.Context, key string, span blob.Span) (io.ReadCl
 		return &storagetest.FaultyReader{ReadCloser: body, Kind: kind, Size: span.Length}, nil
 	}
 	var body io.ReadCloser
-	err := f.inflict(ctx, kind, "get", key, func() (err error) {
+	err := f.injectFault(ctx, kind, "get", key, func() (err error) {
 		body, err = f.Backend.Get(ctx, key, span)
 		return err
 	})
@@ -169,9 +169,9 @@ func (f *faulty) Get(ctx context.Context, key string, span blob.Span) (io.ReadCl
 
 // world is a store of one kind, with and without injected faults.
 type world struct {
-	store *blob.Store
-	front *blob.Store // waits a minute for an answer
-	hasty *blob.Store // times out early
+	store        *blob.Store
+	front        *blob.Store // waits a minute for a response
+	shortTimeout *blob.Store // times out early
 	*storagetest.Injector
 	// path returns the file of an object; nil for stores without files.
 	path func(key string) string
@@ -179,7 +179,7 @@ type world struct {
 
 var worlds = map[string]func(testing.TB) world{
 	"memory": func(t testing.TB) world {
-		m := &blob.Memory{}
+		m := &storagetest.Memory{}
 		return newWorld(t, m, func(f *storagetest.Injector, silence time.Duration) blob.Backend { return &faulty{m, f, silence} }, nil)
 	},
 	"directory": func(t testing.TB) world {
@@ -195,13 +195,13 @@ var worlds = map[string]func(testing.TB) world{
 	},
 	"S3": func(t testing.TB) world {
 		prefix := newPrefix()
-		return newWorld(t, openS3(t, &storagetest.Injector{}, prefix, patient), func(f *storagetest.Injector, silence time.Duration) blob.Backend {
+		return newWorld(t, openS3(t, &storagetest.Injector{}, prefix, longTimeout), func(f *storagetest.Injector, silence time.Duration) blob.Backend {
 			return openS3(t, f, prefix, silence)
 		}, inBucket(prefix))
 	},
 	"encrypted S3": func(t testing.TB) world {
 		prefix, key := newPrefix(), keyFile(t, true)
-		return newWorld(t, encrypt(t, openS3(t, &storagetest.Injector{}, prefix, patient), key),
+		return newWorld(t, encrypt(t, openS3(t, &storagetest.Injector{}, prefix, longTimeout), key),
 			func(f *storagetest.Injector, silence time.Duration) blob.Backend {
 				return encrypt(t, openS3(t, f, prefix, silence), key)
 			}, inBucket(prefix))
@@ -211,14 +211,14 @@ var worlds = map[string]func(testing.TB) world{
 func newWorld(t testing.TB, backend blob.Backend, front func(*storagetest.Injector, time.Duration) blob.Backend, path func(string) string) world {
 	f := &storagetest.Injector{}
 	w := world{
-		store: &blob.Store{Backend: backend, Retry: quick()}, front: &blob.Store{Backend: front(f, patient), Retry: quick()},
-		hasty: &blob.Store{Backend: front(f, hasty), Retry: quick()}, Injector: f, path: path,
+		store: &blob.Store{Backend: backend, Retry: quick()}, front: &blob.Store{Backend: front(f, longTimeout), Retry: quick()},
+		shortTimeout: &blob.Store{Backend: front(f, shortTimeout), Retry: quick()}, Injector: f, path: path,
 	}
 	t.Cleanup(func() {
 		if err := w.store.Close(); err != nil {
 			t.Error(err)
 		}
-		_, _ = w.front.Close(), w.hasty.Close() // may share a backend
+		_, _ = w.front.Close(), w.shortTimeout.Close() // may share a backend
 	})
 	return w
 }
@@ -286,10 +286,14 @@ func encrypt(t testing.TB, under blob.Backend, key string) *blob.Encrypted {
 	return e
 }
 
-// inEach runs a test in a new world of each kind.
+// inEach runs a test in a new world of each kind. With -short, two worlds cover each backend once.
 func inEach(t *testing.T, test func(*testing.T, world)) {
 	t.Helper()
-	for _, name := range slices.Sorted(maps.Keys(worlds)) {
+	names := slices.Sorted(maps.Keys(worlds))
+	if testing.Short() {
+		names = []string{"directory", "encrypted S3"}
+	}
+	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			test(t, worlds[name](t))
@@ -350,7 +354,7 @@ func wantError(t testing.TB, err, kind error, op, key string) {
 		t.Fatalf("got %v, want %q for %s of %s", err, kind, op, key)
 	}
 	if text := err.Error(); !strings.Contains(text, op+" blob") || !strings.Contains(text, key) || strings.HasSuffix(text, ": ") {
-		t.Errorf("the text of the error lacks something: %s", text)
+		t.Errorf("the text of the error is incomplete: %s", text)
 	}
 }
 
@@ -358,10 +362,10 @@ func wantError(t testing.TB, err, kind error, op, key string) {
 func wantAbsent(t testing.TB, s *blob.Store, key string) {
 	t.Helper()
 	if e, err := s.Stat(t.Context(), key); !errors.Is(err, proto.ErrNotFound) {
-		t.Fatalf("there is %v, %v", e, err)
+		t.Fatalf("the object exists: %v, %v", e, err)
 	}
 	if keys := keysOf(t, s, ""); slices.Contains(keys, key) {
-		t.Fatalf("%s is among %v", key, keys)
+		t.Fatalf("%s is listed: %v", key, keys)
 	}
 }
 

@@ -45,7 +45,7 @@ func (e endless) ReadAt(p []byte, off int64) (int, error) {
 	return copy(p, e.head[off:]), nil
 }
 
-func putForEver(dir string) {
+func putUntilKilled(dir string) {
 	d, err := blob.OpenDirectory(dir)
 	if err != nil {
 		panic(err)
@@ -108,7 +108,7 @@ func TestKilledWhilePutting(t *testing.T) {
 	}
 	reopen()
 	if _, err := os.Stat(left[0]); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("what was abandoned is still there: %v", err)
+		t.Errorf("an abandoned file still exists: %v", err)
 	}
 	wantContent(t, store, b, content(2*mebibyte))
 }
@@ -158,7 +158,7 @@ func TestDirectory(t *testing.T) {
 	for _, key := range []string{"link", "up/secret", "a/rel"} {
 		got, err := get(t.Context(), store, named(key, []byte("secret")))
 		if err == nil {
-			t.Errorf("%s gives %q", key, got)
+			t.Errorf("%s contains %q", key, got)
 		}
 		_ = store.Delete(t.Context(), key) // removes the link at most
 		err = store.Put(t.Context(), named("up/new", []byte("x")), strings.NewReader("x"))
@@ -167,7 +167,7 @@ func TestDirectory(t *testing.T) {
 		}
 	}
 	if b, err := os.ReadFile(outside); err != nil || string(b) != "secret" {
-		t.Errorf("outside there is %q, %v", b, err)
+		t.Errorf("the file outside contains %q, %v", b, err)
 	}
 	if got := keysOf(t, store, ""); !slices.Equal(got, []string{"a/b/c", "a/d"}) {
 		t.Errorf("there are %v", got)
@@ -214,7 +214,7 @@ func TestEncryption(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, want) {
-		t.Errorf("age gives %d bytes, %v", len(got), err)
+		t.Errorf("age decrypted %d bytes, %v", len(got), err)
 	}
 
 	other := open(keyFile(t, false))
@@ -276,7 +276,7 @@ func mustRead(t *testing.T, name string) string {
 func TestFailedPartsAreRetried(t *testing.T) {
 	f := &storagetest.Injector{}
 	prefix := newPrefix()
-	store := &blob.Store{Backend: openS3(t, f, prefix, patient), Retry: quick()}
+	store := &blob.Store{Backend: openS3(t, f, prefix, longTimeout), Retry: quick()}
 	want := content(30 * mebibyte)
 	b := named("large", want)
 	f.Set(storagetest.Broken, 3, "put", 0)
@@ -295,15 +295,15 @@ func TestFailedPartsAreRetried(t *testing.T) {
 		}
 	}
 	if n := requests["create"] + requests["part"] + requests["complete"]; n != 1+4+1+3 || requests["part"] > 4+3 {
-		t.Errorf("for 4 parts and 3 faults there were %v", requests)
+		t.Errorf("with 4 parts and 3 faults, the requests were %v", requests)
 	}
 	wantContent(t, store, b, want)
 }
 
-// The object exists in the end, whichever answer of an upload is lost.
+// The object exists after an upload whichever response is lost.
 func TestLostAnswersOfUploads(t *testing.T) {
 	f := &storagetest.Injector{}
-	store := &blob.Store{Backend: openS3(t, f, newPrefix(), patient), Retry: quick()}
+	store := &blob.Store{Backend: openS3(t, f, newPrefix(), longTimeout), Retry: quick()}
 	want := content(9 * mebibyte)
 	for i := range 4 { // create, two parts, complete
 		f.Set(storagetest.Lost, 1, "put", i)
@@ -323,7 +323,7 @@ func TestLostAnswersOfUploads(t *testing.T) {
 func TestUploadsAreAborted(t *testing.T) {
 	f := &storagetest.Injector{}
 	prefix := newPrefix()
-	store := &blob.Store{Backend: openS3(t, f, prefix, patient), Retry: quick()}
+	store := &blob.Store{Backend: openS3(t, f, prefix, longTimeout), Retry: quick()}
 	b := named("large", content(30*mebibyte))
 	other := content(30 * mebibyte)
 	other[29*mebibyte] ^= 1
@@ -349,7 +349,7 @@ func TestUploadsAreAborted(t *testing.T) {
 type requests struct {
 	mu   sync.Mutex
 	seen []*http.Request
-	no   func(*http.Request) (status int, code string) // status 0 for the usual answer
+	no   func(*http.Request) (status int, code string) // status 0 for the usual response
 	// header is added to rejections.
 	header http.Header
 }
@@ -389,7 +389,7 @@ func openRecorded(t *testing.T, q *requests, parameters string) *blob.Store {
 	return store
 }
 
-// Requests follow the URL and use no features that older servers lack.
+// Requests follow the URL and use no features that older servers do not support.
 func TestS3Requests(t *testing.T) {
 	q := &requests{}
 	store := openRecorded(t, q, "&sse=aws:kms&kms_key=k1")
@@ -411,7 +411,7 @@ func TestS3Requests(t *testing.T) {
 		}
 	}
 	if len(q.seen) != 1+4 || encrypted != 2 {
-		t.Errorf("of %d requests %d asked for encryption", len(q.seen), encrypted)
+		t.Errorf("of %d requests, %d had the headers for encryption", len(q.seen), encrypted)
 	}
 }
 
@@ -433,10 +433,10 @@ func TestS3WithoutConditions(t *testing.T) {
 
 // Errors that a retry cannot fix are not retried, and have a remedy.
 func TestS3Rejections(t *testing.T) {
-	for _, refusal := range []struct {
+	for _, rejection := range []struct {
 		status int
 		code   string
-		says   string
+		text   string
 	}{
 		{http.StatusForbidden, "AccessDenied", "credentials"},
 		{http.StatusNotFound, "NoSuchBucket", "make the bucket a-bucket"},
@@ -451,17 +451,17 @@ func TestS3Rejections(t *testing.T) {
 		{http.StatusBadRequest, "InvalidArgument", "S3 protocol"},
 	} {
 		q := &requests{
-			no:     func(*http.Request) (int, string) { return refusal.status, refusal.code },
+			no:     func(*http.Request) (int, string) { return rejection.status, rejection.code },
 			header: http.Header{"Location": {"http://elsewhere.invalid/"}},
 		}
-		if strings.Contains(refusal.says, "eu-there-1") {
+		if strings.Contains(rejection.text, "eu-there-1") {
 			q.header.Set("X-Amz-Bucket-Region", "eu-there-1")
 		}
 		store := openRecorded(t, q, "")
 		err := store.Put(t.Context(), named("k", content(1)), bytes.NewReader(content(1)))
 		wantError(t, err, blob.ErrUnavailable, "put", "k")
-		if !strings.Contains(err.Error(), refusal.says) || len(q.seen) != 1 {
-			t.Errorf("%s: after %d requests: %v", refusal.code, len(q.seen), err)
+		if !strings.Contains(err.Error(), rejection.text) || len(q.seen) != 1 {
+			t.Errorf("%s: after %d requests: %v", rejection.code, len(q.seen), err)
 		}
 	}
 }
@@ -480,7 +480,7 @@ func TestS3WithoutRanges(t *testing.T) {
 	wantError(t, err, proto.ErrCorrupt, "get", "k")
 }
 
-// Errors without an answer have a remedy.
+// Errors without an response have a remedy.
 func TestS3Unreachable(t *testing.T) {
 	plain := httptest.NewServer(http.NotFoundHandler())
 	defer plain.Close()
@@ -490,7 +490,7 @@ func TestS3Unreachable(t *testing.T) {
 	defer secret.Close()
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
-	for _, test := range []struct{ endpoint, parameters, says string }{
+	for _, test := range []struct{ endpoint, parameters, text string }{
 		{gone.URL, "&path_style=1", "start the server at " + gone.URL},
 		{strings.Replace(plain.URL, "http:", "https:", 1), "&path_style=1", "write http://"},
 		{strings.Replace(secret.URL, "https:", "http:", 1), "&path_style=1", "with https://"},
@@ -504,7 +504,7 @@ func TestS3Unreachable(t *testing.T) {
 		}
 		store.Retry = quick()
 		_, err = store.Stat(t.Context(), "k")
-		if err == nil || !errors.Is(err, blob.ErrUnavailable) || !strings.Contains(err.Error(), test.says) {
+		if err == nil || !errors.Is(err, blob.ErrUnavailable) || !strings.Contains(err.Error(), test.text) {
 			t.Errorf("%s%s: %v", test.endpoint, test.parameters, err)
 		}
 		if err := store.Close(); err != nil {
@@ -614,7 +614,7 @@ func TestOpen(t *testing.T) {
 			t.Errorf("a password is in the error: %v", err)
 		}
 		if text := err.Error(); !strings.Contains(text, "use ") && !strings.Contains(text, "set ") {
-			t.Errorf("%q: it does not say what to do: %v", location, err)
+			t.Errorf("%q: the error has no remedy: %v", location, err)
 		}
 		// Check does not look for a region in the environment.
 		if checked := storage.Check(location); location != "s3://b/p" && (checked == nil || checked.Error() != err.Error()) {
@@ -634,14 +634,14 @@ func TestOpen(t *testing.T) {
 		}
 	}
 	if _, err := storage.Open(t.Context(), "file://"+dir, filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a key file that is not there: %v", err)
+		t.Errorf("a missing key file: %v", err)
 	}
 }
 
 // A server may report that an object exists and hang up before it has read the content again.
-func TestPutOfExistingObjectBreaksOff(t *testing.T) {
+func TestPutOfExistingObjectEndsEarly(t *testing.T) {
 	f := &storagetest.Injector{}
-	store := &blob.Store{Backend: openS3(t, f, newPrefix(), patient), Retry: quick()}
+	store := &blob.Store{Backend: openS3(t, f, newPrefix(), longTimeout), Retry: quick()}
 	want := content(5 * mebibyte)
 	b := named("object", want)
 	if err := store.Put(t.Context(), b, bytes.NewReader(want)); err != nil {
@@ -652,7 +652,7 @@ func TestPutOfExistingObjectBreaksOff(t *testing.T) {
 		t.Errorf("a second time: %v", err)
 	}
 	if f.Hits() != 1 {
-		t.Errorf("%d requests were broken off", f.Hits())
+		t.Errorf("%d requests ended early", f.Hits())
 	}
 	wantError(t, store.Put(t.Context(), named("another", want), bytes.NewReader(want)), blob.ErrUnavailable, "put", "another")
 	longer := content(6 * mebibyte)

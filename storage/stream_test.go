@@ -43,9 +43,9 @@ func TestPutStream(t *testing.T) {
 
 func TestPutStreamVerifiesSize(t *testing.T) {
 	inEach(t, func(t *testing.T, w world) {
-		for _, size := range []int64{1, 8 * mebibyte, 9 * mebibyte} {
+		for _, size := range []int64{1, 9 * mebibyte} {
 			for name, in := range map[string]io.Reader{
-				"short": io.LimitReader(endlessly{}, size-1), "long": io.LimitReader(endlessly{}, size+1), "endless": endlessly{},
+				"short": io.LimitReader(zeros{}, size-1), "long": io.LimitReader(zeros{}, size+1), "endless": zeros{},
 			} {
 				key := fmt.Sprintf("other/%d-%s", size, name)
 				_, err := w.store.PutStream(t.Context(), key, size, in)
@@ -55,7 +55,7 @@ func TestPutStreamVerifiesSize(t *testing.T) {
 			broken := errors.New("the client has gone")
 			for _, at := range []int64{size / 2, size} {
 				key := fmt.Sprintf("broken/%d-%d", size, at)
-				_, err := w.store.PutStream(t.Context(), key, size, io.MultiReader(io.LimitReader(endlessly{}, at), iotest.ErrReader(broken)))
+				_, err := w.store.PutStream(t.Context(), key, size, io.MultiReader(io.LimitReader(zeros{}, at), iotest.ErrReader(broken)))
 				if !errors.Is(err, broken) {
 					t.Errorf("%s: got %v", key, err)
 				}
@@ -63,18 +63,18 @@ func TestPutStreamVerifiesSize(t *testing.T) {
 			}
 		}
 		if _, err := w.store.PutStream(t.Context(), "a/../b", 1, strings.NewReader("x")); err == nil {
-			t.Error("something was put where no key can be")
+			t.Error("an invalid key was accepted")
 		}
 		if _, err := w.store.PutStream(t.Context(), "a", -1, strings.NewReader("")); err == nil {
-			t.Error("something of less than nothing was put")
+			t.Error("a negative size was accepted")
 		}
 	})
 }
 
-// endlessly returns zeros for ever.
-type endlessly struct{}
+// zeros is an infinite reader of zeros.
+type zeros struct{}
 
-func (endlessly) Read(p []byte) (int, error) {
+func (zeros) Read(p []byte) (int, error) {
 	clear(p)
 	return len(p), nil
 }
@@ -107,7 +107,7 @@ func TestPutStreamWithTemporaryFaults(t *testing.T) {
 			}
 			front := w.front
 			if kind == storagetest.Silent {
-				front = w.hasty
+				front = w.shortTimeout
 			}
 			for _, size := range []int{100_000, 9 * mebibyte} {
 				if size > 8*mebibyte && !inParts {
@@ -126,10 +126,10 @@ func TestPutStreamWithTemporaryFaults(t *testing.T) {
 	})
 }
 
-// The object exists whichever answer of an upload in parts is lost.
+// The object exists whichever response of an upload in parts is lost.
 func TestPutStreamWithLostAnswers(t *testing.T) {
 	f := &storagetest.Injector{}
-	store := &blob.Store{Backend: openS3(t, f, newPrefix(), patient), Retry: quick()}
+	store := &blob.Store{Backend: openS3(t, f, newPrefix(), longTimeout), Retry: quick()}
 	want := content(9 * mebibyte)
 	for i := range 4 { // create, two parts, complete
 		f.Set(storagetest.Lost, 1, "put", i)
@@ -191,7 +191,7 @@ func TestPutStreamMemoryIsBounded(t *testing.T) {
 			store, size := open()
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			if _, err := store.PutStream(t.Context(), "large", size, io.LimitReader(endlessly{}, size)); err != nil {
+			if _, err := store.PutStream(t.Context(), "large", size, io.LimitReader(zeros{}, size)); err != nil {
 				t.Fatal(err)
 			}
 			runtime.ReadMemStats(&after)

@@ -25,6 +25,8 @@ type Deliveries interface {
 	// onCurrent once, after the last delivery that existed at the start. It returns when ctx is
 	// done, or with an error if it may have missed changes.
 	Follow(ctx context.Context, onChange func(proto.DeliveryChange), onCurrent func(), onMalformed func(error)) error
+	// Scan calls onChange with every delivery of an organisation.
+	Scan(ctx context.Context, org string, onChange func(proto.DeliveryChange)) error
 	// Get returns a delivery and its revision, or [proto.ErrNotFound].
 	Get(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, uint64, error)
 	// Update replaces the delivery at the given revision and returns the new revision. It retries
@@ -79,6 +81,9 @@ type Dispatcher struct {
 	Sender     Sender
 	// MaxPerOrigin is the number of concurrent attempts of an organisation to one origin.
 	MaxPerOrigin int
+	// MaxPending is the number of pending deliveries that are held in memory. The others wait in the
+	// store. One organisation gets a part of it, see orgShare.
+	MaxPending int
 	// MaxBody is the size to which the outputs in a body are cut, in bytes.
 	MaxBody int
 	// ResultURL returns the URL of the complete result of an execution.
@@ -94,7 +99,7 @@ type Dispatcher struct {
 	term *term // nil while another process leads
 }
 
-// Pending returns the number of pending deliveries, or 0 while another process leads.
+// Pending returns the number of pending deliveries in memory, or 0 while another process leads.
 func (d *Dispatcher) Pending() int {
 	t := d.current()
 	if t == nil {

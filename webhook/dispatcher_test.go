@@ -73,6 +73,21 @@ func (s *store) Follow(ctx context.Context, onChange func(proto.DeliveryChange),
 	}
 }
 
+func (s *store) Scan(_ context.Context, org string, onChange func(proto.DeliveryChange)) error {
+	s.mu.Lock()
+	var changes []proto.DeliveryChange
+	for id, d := range s.stored {
+		if d.Org == org {
+			changes = append(changes, change(&d, s.revisions[id]))
+		}
+	}
+	s.mu.Unlock()
+	for _, c := range changes {
+		onChange(c)
+	}
+	return nil
+}
+
 func (s *store) put(d *proto.Delivery) uint64 {
 	s.last++
 	s.stored[d.TraceID], s.revisions[d.TraceID] = *d, s.last
@@ -207,7 +222,7 @@ func newWorld(t *testing.T, r senderFunc) *world {
 	t.Helper()
 	s := newStore()
 	w := &world{store: s, t: t, d: &Dispatcher{
-		Deliveries: s, Records: s, Settings: s, Endpoints: s, Timers: s, Sender: r, MaxPerOrigin: 5, MaxBody: 1 << 20,
+		Deliveries: s, Records: s, Settings: s, Endpoints: s, Timers: s, Sender: r, MaxPerOrigin: 5, MaxPending: 1 << 20, MaxBody: 1 << 20,
 		ResultURL: func(id proto.TraceID) string { return "/v1/executions/" + string(id) },
 		Log:       slog.New(slog.NewTextHandler(t.Output(), nil)), Now: s.now, OnAttempt: func(*proto.Delivery, *proto.DeliveryAttempt) {},
 	}}
@@ -251,9 +266,35 @@ func (w *world) wantDelivery(id proto.TraceID, status proto.DeliveryStatus, made
 	return d
 }
 
+// An event that is not about an execution is posted as it is stored.
+func TestEventWithABodyOfItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var posted []send.Post
+		w := newWorld(t, func(_ context.Context, p send.Post) send.Outcome {
+			posted = append(posted, p)
+			return answered([]int{500, 200}[len(posted)-1])
+		})
+		d, err := proto.NewEventDelivery("a tick", "acme", "k", url, map[string]string{"event": "schedule.failed"}, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.mu.Lock()
+		w.put(d)
+		w.mu.Unlock()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		w.wantDelivery(d.TraceID, proto.DeliveryDelivered, 2, "")
+		for _, p := range posted {
+			if string(p.Body) != `{"event":"schedule.failed"}` || p.ID != d.ID {
+				t.Errorf("%s: %s", p.ID, p.Body)
+			}
+		}
+	})
+}
+
 const url = "https://hooks.example.com/a"
 
-// isAbout reports whether a is b, give or take the jitter.
+// isAbout reports whether a is b, within the jitter.
 func isAbout(a, b time.Duration) bool {
 	return a >= b-b/5 && a <= b+b/5
 }
@@ -403,7 +444,7 @@ func TestURLThatFailsForDaysIsDisabled(t *testing.T) {
 		var status atomic.Int64
 		status.Store(500)
 		w := newWorld(t, func(context.Context, send.Post) send.Outcome { return answered(int(status.Load())) })
-		w.settings["k"] = proto.Webhook{MaxAttempts: 20, Waits: []proto.Seconds{proto.Seconds(7 * time.Hour)}}
+		w.settings["k"] = proto.Webhook{MaxAttempts: 20, Waits: []proto.Seconds{proto.Seconds(8 * time.Hour)}}
 		id := w.deliver("acme", url)
 		time.Sleep(30 * time.Hour)
 		status.Store(200)
@@ -626,4 +667,48 @@ func TestLeadWaitsForAttemptsInFlight(t *testing.T) {
 			t.Errorf("%v", counts)
 		}
 	})
+}
+
+// The deliveries of one organisation that do not fit in memory wait in the store. They neither get
+// lost nor keep out others.
+func TestPendingDeliveriesAreBounded(t *testing.T) {
+	for name, answer := range map[string]int{"slow": http.StatusOK, "failing": http.StatusInternalServerError} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const most, many = 8 * orgShare, 100
+				var sent atomic.Int32
+				w := newWorld(t, func(_ context.Context, p send.Post) send.Outcome {
+					time.Sleep(time.Second)
+					if p.URL == url && sent.Add(1) <= many {
+						return answered(answer)
+					}
+					return answered(http.StatusOK)
+				})
+				w.d.MaxPending = most
+				retryLater := proto.DefaultWebhook()
+				retryLater.Waits = []proto.Seconds{proto.Seconds(time.Hour)}
+				w.mu.Lock()
+				w.settings["k"] = retryLater
+				w.mu.Unlock()
+				var ids []proto.TraceID
+				for range many {
+					ids = append(ids, w.deliver("acme", url))
+					if n := w.d.Pending(); n > most/orgShare {
+						t.Fatalf("%d deliveries of one organisation are in memory", n)
+					}
+				}
+				other := w.deliver("other", url+"/other")
+				time.Sleep(2 * time.Second)
+				w.wantDelivery(other, proto.DeliveryDelivered, 1, "")
+				time.Sleep(6 * time.Hour)
+				synctest.Wait()
+				for _, id := range ids {
+					w.wantDelivery(id, proto.DeliveryDelivered, -1, "")
+				}
+				if n := w.d.Pending(); n != 0 {
+					t.Errorf("%d deliveries are left", n)
+				}
+			})
+		})
+	}
 }

@@ -41,6 +41,7 @@ type orgQueues struct {
 	org      string
 	ready    list.List // of *originQueue that can send, round robin
 	size     int       // queues, ready or not
+	pending  int       // deliveries, due or not
 	inFlight int
 	elem     *list.Element // in queues.ready; nil while nothing can be sent
 }
@@ -74,12 +75,22 @@ func (s *queues) acquire(key queueKey) *originQueue {
 		s.byKey[key] = q
 	}
 	q.size++
+	q.org.pending++
 	return q
+}
+
+// pending returns the number of pending deliveries of an organisation.
+func (s *queues) pending(org string) int {
+	if o := s.orgs[org]; o != nil {
+		return o.pending
+	}
+	return 0
 }
 
 // release deletes a queue without pending deliveries, and its failure count with it.
 func (s *queues) release(q *originQueue) {
 	q.size--
+	q.org.pending--
 	if q.size > 0 || q.inFlight > 0 {
 		return
 	}

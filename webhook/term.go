@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,6 +23,10 @@ const (
 	maxBodies      = 8           // that are built concurrently
 	retryPause     = time.Second // after an internal failure
 	disableAfter   = 5 * 24 * time.Hour
+	// orgShare divides MaxPending: the deliveries of one organisation cannot keep out all others.
+	orgShare = 8
+	// scanShare divides the time between scans: scans take at most this part of one processor.
+	scanShare = 20
 )
 
 // pendingDelivery is a delivery that waits for an attempt.
@@ -49,6 +55,7 @@ type term struct {
 
 	mu      sync.Mutex
 	pending map[proto.TraceID]*pendingDelivery
+	spilled map[string]bool // organisations with pending deliveries that are in the store only
 	queues  *queues
 	started bool // all deliveries that existed at the start are known
 	stopped bool // no more attempts are begun
@@ -56,7 +63,7 @@ type term struct {
 
 func newTerm(abort context.Context, d *Dispatcher) *term {
 	return &term{
-		Dispatcher: d, abort: abort, pending: map[proto.TraceID]*pendingDelivery{}, queues: newQueues(d.MaxPerOrigin),
+		Dispatcher: d, abort: abort, pending: map[proto.TraceID]*pendingDelivery{}, spilled: map[string]bool{}, queues: newQueues(d.MaxPerOrigin),
 		timers: make(chan timerRequest, timerQueueSize), bodySlots: make(chan struct{}, maxBodies),
 	}
 }
@@ -85,6 +92,9 @@ func (t *term) onChange(c proto.DeliveryChange) {
 	switch {
 	case p == nil && c.Due.IsZero():
 		return
+	case p == nil && !t.fits(c.Org, c.Due, 1):
+		t.spill(c.Org)
+		return
 	case p == nil:
 		p = &pendingDelivery{id: c.TraceID, queue: t.queues.acquire(queueKey{c.Org, c.Origin})}
 		t.pending[c.TraceID] = p
@@ -105,10 +115,37 @@ func (t *term) update(p *pendingDelivery, revision uint64, due time.Time) {
 	switch {
 	case p.inFlight: // updated again when the attempt ends
 	case due.IsZero():
-		delete(t.pending, p.id)
-		t.queues.release(p.queue)
+		t.forget(p)
+	case !t.fits(p.queue.key.org, due, 0):
+		t.spill(p.queue.key.org)
+		t.forget(p)
 	default:
 		t.schedule(p, now)
+	}
+}
+
+// forget removes a delivery from memory. t.mu is held.
+func (t *term) forget(p *pendingDelivery) {
+	delete(t.pending, p.id)
+	t.queues.release(p.queue)
+}
+
+// fits reports whether an organisation may have n more deliveries in memory that are due at that
+// time. Deliveries that wait for long get half of its share, so that they do not keep out those that
+// can be attempted. t.mu is held.
+func (t *term) fits(org string, due time.Time, n int) bool {
+	share := t.MaxPending / orgShare
+	if due.Sub(t.Now()) > timerHorizon {
+		share /= 2
+	}
+	return t.queues.pending(org)+n <= share && len(t.pending)+n <= t.MaxPending
+}
+
+// spill notes that an organisation has deliveries in the store only. t.mu is held.
+func (t *term) spill(org string) {
+	if !t.spilled[org] {
+		t.spilled[org] = true
+		t.Log.Debug("webhook deliveries wait in the store", "org", org)
 	}
 }
 
@@ -157,10 +194,11 @@ func (t *term) scheduleIdle(p *pendingDelivery, now time.Time) {
 	}
 }
 
-// reconcileLoop finds due deliveries whose timer was lost.
+// reconcileLoop finds due deliveries whose timer was lost, and those that did not fit in memory.
 func (t *term) reconcileLoop(ctx context.Context) {
 	tick := time.NewTicker(reconcileEvery)
 	defer tick.Stop()
+	var nextScan time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -170,6 +208,28 @@ func (t *term) reconcileLoop(ctx context.Context) {
 			for _, p := range t.pending {
 				t.scheduleIdle(p, now)
 			}
+			t.mu.Unlock()
+			if !now.Before(nextScan) {
+				t.scanSpilled(ctx)
+				nextScan = now.Add(time.Since(now) * scanShare)
+			}
+		}
+	}
+}
+
+// scanSpilled reads the deliveries of organisations that have some in the store only.
+func (t *term) scanSpilled(ctx context.Context) {
+	t.mu.Lock()
+	orgs := slices.Sorted(maps.Keys(t.spilled))
+	clear(t.spilled)
+	t.mu.Unlock()
+	for _, org := range orgs {
+		if err := t.Deliveries.Scan(ctx, org, t.onChange); err != nil {
+			if ctx.Err() == nil {
+				t.Log.Warn("scan of webhook deliveries failed, will retry", "org", org, "error", err)
+			}
+			t.mu.Lock()
+			t.spill(org)
 			t.mu.Unlock()
 		}
 	}
@@ -246,7 +306,10 @@ func (t *term) deliver(ctx context.Context, org string, id proto.TraceID) (attem
 	if e, ok := t.Endpoints.Endpoint(d.Org, d.URL); ok && e.Disabled() {
 		return t.fail(ctx, d, revision, "the endpoint is disabled: "+e.Reason)
 	}
-	body, err := t.body(ctx, id)
+	body := []byte(d.Body)
+	if body == nil {
+		body, err = t.body(ctx, id)
+	}
 	if errors.Is(err, proto.ErrNotFound) {
 		return t.fail(ctx, d, revision, "the result is not kept any more")
 	}

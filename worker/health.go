@@ -20,7 +20,8 @@ type health struct {
 	cancelHealthy context.CancelFunc
 }
 
-// markHealthy lets the worker accept jobs. It returns a context that is done when that changes, or ctx is done.
+// markHealthy lets the worker accept jobs. It returns a context that is done when that changes, or
+// ctx is done.
 func (h *health) markHealthy(ctx context.Context) context.Context {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -35,8 +36,8 @@ func (h *health) markUnhealthy() {
 	h.cancelHealthy()
 }
 
-// awaitHealthy blocks until the worker is healthy. It returns the context to accept a job under, which is done when ctx is done or
-// the worker is marked unhealthy.
+// awaitHealthy blocks until the worker is healthy. It returns the context to accept a job under,
+// which is done when ctx is done or the worker is marked unhealthy.
 func (h *health) awaitHealthy(ctx context.Context) context.Context {
 	h.testing.Lock()
 	defer h.testing.Unlock()

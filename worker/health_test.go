@@ -14,71 +14,71 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// maker is a fake jail maker whose failures the test controls.
-type maker struct {
+// fakeSandboxes is a fake Sandboxes whose failures the test controls.
+type fakeSandboxes struct {
 	broken        atomic.Bool
-	barren        atomic.Bool     // Zygote fails
-	sterile       atomic.Bool     // Fork fails
-	parents       atomic.Int32    // number of live zygotes
+	zygoteFails   atomic.Bool     // Zygote fails
+	forkFails     atomic.Bool     // Fork fails
+	zygotes       atomic.Int32    // number of live zygotes
 	withoutPython bool            // Zygote fails for a spec with an interpreter
-	made          func(jail.Spec) // called with the spec of each zygote; may be nil
+	onZygote      func(jail.Spec) // called with the spec of each zygote; may be nil
 }
 
-func (m *maker) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
+func (m *fakeSandboxes) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
 	if m.broken.Load() {
-		return nil, errors.New("control groups are gone")
+		return nil, errors.New("no cgroups")
 	}
-	return &box{run: outcome(jail.Outcome{Kind: jail.Exited})}, nil
+	return &fakeJail{run: exited(jail.Outcome{Kind: jail.Exited})}, nil
 }
 
 // Zygote returns a zygote whose forks are the jails that Prepare returns.
-func (m *maker) Zygote(_ context.Context, spec jail.Spec) (jail.Zygote, error) {
-	if m.barren.Load() {
+func (m *fakeSandboxes) Zygote(_ context.Context, spec jail.Spec) (jail.Zygote, error) {
+	if m.zygoteFails.Load() {
 		return nil, errors.New("user namespaces are not allowed")
 	}
-	if spec.Ahead != nil && m.withoutPython {
+	if spec.Prewarm != nil && m.withoutPython {
 		return nil, errors.New("there is no python3")
 	}
-	m.parents.Add(1)
-	if m.made != nil {
-		m.made(spec)
+	m.zygotes.Add(1)
+	if m.onZygote != nil {
+		m.onZygote(spec)
 	}
-	return &parent{maker: m}, nil
+	return &fakeZygote{sandboxes: m}, nil
 }
 
-type parent struct {
-	maker *maker
-	dead  atomic.Bool
+type fakeZygote struct {
+	sandboxes *fakeSandboxes
+	dead      atomic.Bool
 }
 
-func (p *parent) Fork(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
-	if p.dead.Load() || p.maker.sterile.Load() {
-		return nil, errors.New("nothing comes of it")
+func (z *fakeZygote) Fork(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
+	if z.dead.Load() || z.sandboxes.forkFails.Load() {
+		return nil, errors.New("fork failed")
 	}
-	return p.maker.Prepare(ctx, spec)
+	return z.sandboxes.Prepare(ctx, spec)
 }
 
-func (p *parent) Alive() bool            { return !p.dead.Load() }
-func (p *parent) Memory() (int64, error) { return 1, nil }
+func (z *fakeZygote) Alive() bool            { return !z.dead.Load() }
+func (z *fakeZygote) Memory() (int64, error) { return 1, nil }
 
-func (p *parent) Close() error {
-	p.maker.parents.Add(-1)
-	p.dead.Store(true)
+func (z *fakeZygote) Close() error {
+	z.sandboxes.zygotes.Add(-1)
+	z.dead.Store(true)
 	return nil
 }
 
-func TestWorkerThatCanMakeNoJailTakesNoJobs(t *testing.T) {
+func TestUnhealthyWorkerAcceptsNoJobs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
-		m := &maker{}
+		m := &fakeSandboxes{}
 		m.broken.Store(true)
 		queued := jobs{make(chan *lease, 3)}
-		var told error
+		var health error
 		w := &worker.Worker{
 			Jobs: queued, Jails: m, Home: "/home/u", Slots: 1, Log: slog.New(slog.DiscardHandler),
-			Warm: worker.Warm{Taken: func(proto.Language, worker.Start) {}},
-			Done: func(*proto.Record) {}, OnHealth: func(err error) { told = err },
-			Open: func(context.Context, proto.TraceID, int, int64) worker.Output { return output{} },
+			Warm: worker.Warm{OnStart: func(proto.Language, worker.Start) {}},
+			Done: func(*proto.Record) {}, OnHealth: func(err error) { health = err },
+			Open: func(context.Context, *proto.Job, int, int64) worker.Output { return output{} },
 		}
 		first, second := newLease(nil), newLease(nil)
 		queued.left <- first
@@ -87,17 +87,17 @@ func TestWorkerThatCanMakeNoJailTakesNoJobs(t *testing.T) {
 		go func() { done <- w.Run(ctx, ctx) }()
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if *first.ending.Result.ErrorCode != string(proto.CodeSandboxStart) {
-			t.Errorf("the first job: %+v", first.ending.Result)
+		if *first.outcome.Result.ErrorCode != string(proto.CodeSandboxStart) {
+			t.Errorf("the first job: %+v", first.outcome.Result)
 		}
-		if second.ending != nil || told == nil || told.Error() != "control groups are gone" {
-			t.Errorf("the second job: %+v; the worker says %v", second.ending, told)
+		if second.outcome != nil || health == nil || health.Error() != "no cgroups" {
+			t.Errorf("the second job: %+v; health %v", second.outcome, health)
 		}
 		m.broken.Store(false)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if second.ending == nil || !second.ending.Result.Success || told != nil {
-			t.Errorf("when it can again: %+v; the worker says %v", second.ending, told)
+		if second.outcome == nil || !second.outcome.Result.Success || health != nil {
+			t.Errorf("when healthy again: %+v; health %v", second.outcome, health)
 		}
 		stop()
 		if err := <-done; err != nil {

@@ -20,9 +20,12 @@ type Warm struct {
 	Most      int              // limit of prewarmed jails
 	Zygotes   int              // limit of zygotes
 	Memory    int64            // limit of the memory of prewarmed jails and zygotes, in bytes
-	Languages []proto.Language // that the worker offers without an image, each of which has a prewarmed jail at all times
-	// Taken is called for each execution with the origin of its jail.
-	Taken func(language proto.Language, start Start)
+	Languages []proto.Language // that can run without an image; each always has a prewarmed jail
+	// OnStart is called for each execution with the origin of its jail.
+	OnStart func(language proto.Language, start Start)
+	// OnZygote, if not nil, is called after each attempt to create a zygote for a sandbox, with the
+	// error or nil. The zygote is in use already.
+	OnZygote func(ctx context.Context, sandbox proto.Sandbox, err error)
 }
 
 // startPrewarming prewarms jails until ctx is done or stop is called.
@@ -34,7 +37,7 @@ func (w *Worker) startPrewarming(ctx context.Context) (stop func()) {
 		w.pool.Expect(k.String(), k.prewarm)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	w.zygotes = &zygotePool{most: w.Warm.Zygotes, memory: memory, log: w.Log, ctx: ctx, slots: map[string]*zygoteSlot{}}
+	w.zygotes = &zygotePool{most: w.Warm.Zygotes, memory: memory, log: w.Log, onCreate: w.Warm.OnZygote, ctx: ctx, slots: map[string]*zygoteSlot{}}
 	unused, closeZygotes := context.WithCancel(context.WithoutCancel(ctx))
 	var filling, evicting sync.WaitGroup
 	filling.Go(func() { w.pool.Run(ctx) })
@@ -42,7 +45,7 @@ func (w *Worker) startPrewarming(ctx context.Context) (stop func()) {
 	return func() {
 		cancel()
 		filling.Wait()
-		closeZygotes() // nobody is left who could fork
+		closeZygotes() // nothing forks any more
 		evicting.Wait()
 	}
 }
@@ -59,8 +62,8 @@ const (
 
 // takePrepared returns a prewarmed or forked jail. It returns nil if there is none.
 func (w *Worker) takePrepared(ctx context.Context, k poolKey, apiKey string) (*preparedJail, Start) {
-	if own := k.of(apiKey); own.forkable() && w.zygotes.request(own.anyLanguage()) {
-		if j, ok := w.pool.Take(own.String(), own.fork); ok {
+	if own := k.forKey(apiKey); own.forkable() && w.zygotes.request(own.anyLanguage()) {
+		if j, ok := w.pool.Get(own.String(), own.fork); ok {
 			return j, Forked
 		}
 		j, err := own.fork(ctx)
@@ -71,7 +74,7 @@ func (w *Worker) takePrepared(ctx context.Context, k poolKey, apiKey string) (*p
 			w.Log.WarnContext(ctx, "fork of a jail failed", "error", err)
 		}
 	}
-	if j, ok := w.pool.Take(k.String(), k.prewarm); ok {
+	if j, ok := w.pool.Get(k.String(), k.prewarm); ok {
 		return j, Ready
 	}
 	return nil, Cold
@@ -100,8 +103,8 @@ func (j *preparedJail) releaseImage() {
 	}
 }
 
-// poolKey identifies interchangeable jails: for executions in the same sandbox and language, all with a thread or all without, of
-// one API key or of all.
+// poolKey identifies interchangeable jails: for executions in the same sandbox and language, all
+// with a thread or all without, of one API key or of all.
 type poolKey struct {
 	worker   *Worker
 	sandbox  proto.Sandbox
@@ -115,8 +118,8 @@ func (w *Worker) poolKey(s proto.Sandbox, l proto.Language, thread bool) poolKey
 	return poolKey{worker: w, sandbox: s, language: l, thread: thread}
 }
 
-// of returns k for one API key alone.
-func (k poolKey) of(apiKey string) poolKey {
+// forKey returns k for one API key alone.
+func (k poolKey) forKey(apiKey string) poolKey {
 	k.apiKey = apiKey
 	return k
 }
@@ -134,7 +137,7 @@ func (k poolKey) forkable() bool { return k.apiKey != "" && k.sandbox.Isolation 
 func (k poolKey) String() string {
 	sandbox, err := json.Marshal(k.sandbox)
 	if err != nil {
-		panic(fmt.Sprintf("a sandbox that came as JSON does not become JSON: %v", err))
+		panic(fmt.Sprintf("encode sandbox: %v", err))
 	}
 	return fmt.Sprintf("%s, thread %t, key %q, %s", k.language, k.thread, k.apiKey, sandbox)
 }
@@ -163,29 +166,31 @@ func (k poolKey) fork(ctx context.Context) (*preparedJail, error) {
 	return j, err
 }
 
-// create creates a jail with prepare, in which the language's interpreter waits for its program if it can.
+// create creates a jail with prepare, in which the language's interpreter waits for its program if
+// it can.
 func (k poolKey) create(ctx context.Context, prepare func(context.Context, jail.Spec) (jail.Jail, error)) (*preparedJail, error) {
 	return k.withImage(ctx, func(j *preparedJail, spec jail.Spec) (err error) {
 		if source, ok := k.source(j.image); ok && jail.CanWait(source.Language) {
-			ahead, err := source.Ahead()
+			prewarmed, err := source.Prewarm()
 			if err != nil {
 				return err
 			}
-			spec.Ahead = &ahead
+			spec.Prewarm = &prewarmed
 		}
 		j.Jail, err = prepare(ctx, spec)
 		return err
 	})
 }
 
-// withImage calls create with the image of k and the spec of a jail on it. It releases the image if create fails.
+// withImage calls create with the image of k and the spec of a jail on it. It releases the image if
+// create fails.
 func (k poolKey) withImage(ctx context.Context, create func(j *preparedJail, spec jail.Spec) error) (*preparedJail, error) {
 	j, err := k.openImage(ctx)
 	if err != nil {
 		return nil, err
 	}
 	spec := Spec(k.sandbox, j.image.Root)
-	spec.HomeLater = k.thread
+	spec.MountHomeLater = k.thread
 	if err := create(j, spec); err != nil {
 		j.releaseImage()
 		return nil, err
@@ -208,7 +213,8 @@ func (k poolKey) openImage(ctx context.Context) (*preparedJail, error) {
 	return j, nil
 }
 
-// source returns what all programs of k have in common. It returns false if the image lacks the language.
+// source returns what all programs of k have in common. It returns false if the image lacks the
+// language.
 func (k poolKey) source(img Image) (jail.Source, bool) {
 	interpreter, ok := img.Languages[k.language]
 	return jail.Source{Language: string(k.language), Home: k.worker.Home, Interpreter: interpreter, ImageEnv: img.Env}, ok || img.Languages == nil
@@ -216,8 +222,8 @@ func (k poolKey) source(img Image) (jail.Source, bool) {
 
 var errNoInterpreter = errors.New("the image does not have " + jail.Forkable)
 
-// createZygote creates a zygote for k, with an interpreter to fork from if possible. Without modules to preload, a zygote without an
-// interpreter is enough.
+// createZygote creates a zygote for k, with an interpreter to fork from if possible. Without
+// modules to preload, a zygote without an interpreter is enough.
 func (k poolKey) createZygote(ctx context.Context) (jail.Zygote, error) {
 	var z jail.Zygote
 	j, err := k.withImage(ctx, func(j *preparedJail, spec jail.Spec) error {
@@ -228,7 +234,7 @@ func (k poolKey) createZygote(ctx context.Context) (jail.Zygote, error) {
 		if err == nil || len(k.sandbox.Preload) > 0 || ctx.Err() != nil {
 			return err
 		}
-		spec.Ahead = nil
+		spec.Prewarm = nil
 		bare, bareErr := k.worker.Jails.Zygote(ctx, spec)
 		if bareErr != nil {
 			return errors.Join(err, bareErr)
@@ -253,7 +259,7 @@ func (k poolKey) addInterpreter(img Image, spec *jail.Spec) error {
 		return errNoInterpreter
 	}
 	program, err := source.Zygote(preload)
-	spec.Ahead = &program
+	spec.Prewarm = &program
 	return err
 }
 
@@ -263,7 +269,8 @@ type imageZygote struct {
 	image *preparedJail // without a jail
 }
 
-// Close closes the zygote and releases its hold on the image. Forked jails hold the image themselves.
+// Close closes the zygote and releases its hold on the image. Forked jails hold the image
+// themselves.
 func (z *imageZygote) Close() error {
 	err := z.Zygote.Close()
 	z.image.releaseImage()

@@ -12,10 +12,10 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// laterJobs is a queue whose leases the test sends one at a time.
-type laterJobs chan *lease
+// jobChan is a queue whose leases the test sends one at a time.
+type jobChan chan *lease
 
-func (j laterJobs) Take(ctx context.Context) (worker.Lease, error) {
+func (j jobChan) Take(ctx context.Context) (worker.Lease, error) {
 	select {
 	case l := <-j:
 		return l, nil
@@ -24,16 +24,17 @@ func (j laterJobs) Take(ctx context.Context) (worker.Lease, error) {
 	}
 }
 
-// asker runs executions on one worker inside a synctest bubble.
-type asker struct {
-	t      *testing.T
-	maker  *maker
-	queued laterJobs
-	starts []worker.Start
+// harness runs executions on one worker inside a synctest bubble.
+type harness struct {
+	t         *testing.T
+	sandboxes *fakeSandboxes
+	queued    jobChan
+	starts    []worker.Start
+	created   []error // of each zygote
 }
 
-// ask runs one execution on the worker and returns how its jail was started.
-func (a *asker) ask(change func(job *proto.Job)) worker.Start {
+// execute runs one execution on the worker and returns how its jail was started.
+func (a *harness) execute(change func(job *proto.Job)) worker.Start {
 	a.t.Helper()
 	l := newLease(nil)
 	change(l.job)
@@ -42,20 +43,21 @@ func (a *asker) ask(change func(job *proto.Job)) worker.Start {
 	return a.starts[len(a.starts)-1]
 }
 
-// asking runs a worker and calls f. It checks that no zygotes remain after the worker stops.
-func asking(t *testing.T, f func(a *asker)) {
+// withWorker runs a worker and calls f. It checks that no zygotes remain after the worker stops.
+func withWorker(t *testing.T, f func(a *harness)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
-		a := &asker{t: t, maker: &maker{}, queued: make(laterJobs)}
+		a := &harness{t: t, sandboxes: &fakeSandboxes{}, queued: make(jobChan)}
 		w := &worker.Worker{
-			Jobs: a.queued, Jails: a.maker, Images: bashAlone{}, Home: "/home/u", Slots: 1, Log: slog.New(slog.DiscardHandler),
+			Jobs: a.queued, Jails: a.sandboxes, Images: bashImages{}, Home: "/home/u", Slots: 1, Log: slog.New(slog.DiscardHandler),
 			Warm: worker.Warm{
 				Spare: 1, Most: 4, Zygotes: 4, Memory: 1 << 30, Languages: []proto.Language{proto.Python},
-				Taken: func(_ proto.Language, s worker.Start) { a.starts = append(a.starts, s) },
+				OnStart:  func(_ proto.Language, s worker.Start) { a.starts = append(a.starts, s) },
+				OnZygote: func(_ context.Context, _ proto.Sandbox, err error) { a.created = append(a.created, err) },
 			},
 			Done: func(*proto.Record) {}, OnHealth: func(error) {},
-			Open: func(context.Context, proto.TraceID, int, int64) worker.Output { return output{} },
+			Open: func(context.Context, *proto.Job, int, int64) worker.Output { return output{} },
 		}
 		done := make(chan error)
 		go func() { done <- w.Run(ctx, ctx) }()
@@ -66,16 +68,16 @@ func asking(t *testing.T, f func(a *asker)) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		if n := a.maker.parents.Load(); n != 0 {
-			t.Errorf("%d jails to fork from are left", n)
+		if n := a.sandboxes.zygotes.Load(); n != 0 {
+			t.Errorf("%d zygotes remain", n)
 		}
 	})
 }
 
-func TestTheFirstExecutionFindsTheJailThatWasExpected(t *testing.T) {
-	asking(t, func(a *asker) {
-		if s := a.ask(func(*proto.Job) {}); s != worker.Ready {
-			t.Errorf("it started %s", s)
+func TestFirstExecutionGetsAPrewarmedJail(t *testing.T) {
+	withWorker(t, func(a *harness) {
+		if s := a.execute(func(*proto.Job) {}); s != worker.Ready {
+			t.Errorf("its jail is %s", s)
 		}
 	})
 }
@@ -90,7 +92,7 @@ func key(id string, more ...func(*proto.Job)) func(*proto.Job) {
 	}
 }
 
-func TestAKeyThatAsksOftenHasItsJailsForked(t *testing.T) {
+func TestJailsAreForkedForFrequentKeys(t *testing.T) {
 	strict := func(job *proto.Job) { job.Sandbox.Isolation = proto.IsolationStrict }
 	later := func(job *proto.Job) { job.Sandbox.Isolation = "of a later version" }
 	bash := func(job *proto.Job) { job.Language = proto.Bash }
@@ -100,146 +102,154 @@ func TestAKeyThatAsksOftenHasItsJailsForked(t *testing.T) {
 		pause time.Duration
 		want  bool
 	}{
-		"often":                    {key("k"), 100 * time.Millisecond, true},
-		"now and then":             {key("k"), time.Second, false},
-		"strict":                   {key("k", strict), 100 * time.Millisecond, false},
-		"an isolation we know not": {key("k", later), 100 * time.Millisecond, false},
-		"bash":                     {key("k", bash), 100 * time.Millisecond, true},
-		"preloaded":                {key("k", preload), time.Minute, true},
+		"frequent":          {key("k"), 100 * time.Millisecond, true},
+		"rare":              {key("k"), time.Second, false},
+		"strict":            {key("k", strict), 100 * time.Millisecond, false},
+		"unknown isolation": {key("k", later), 100 * time.Millisecond, false},
+		"bash":              {key("k", bash), 100 * time.Millisecond, true},
+		"preloaded":         {key("k", preload), time.Minute, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			asking(t, func(a *asker) {
+			withWorker(t, func(a *harness) {
 				var last worker.Start
 				for range 30 {
-					last = a.ask(tt.job)
+					last = a.execute(tt.job)
 					time.Sleep(tt.pause)
 				}
 				if (last == worker.Forked) != tt.want {
-					t.Errorf("the last of %v", a.starts)
+					t.Errorf("the jails were %v", a.starts)
 				}
 			})
 		})
 	}
 }
 
-func TestAZygoteIsOfOneKey(t *testing.T) {
-	asking(t, func(a *asker) {
+func TestZygoteServesOneKey(t *testing.T) {
+	withWorker(t, func(a *harness) {
 		for range 30 {
-			a.ask(key("k"))
+			a.execute(key("k"))
 			time.Sleep(10 * time.Millisecond)
 		}
-		if s := a.ask(key("other")); s == worker.Forked {
+		if s := a.execute(key("other")); s == worker.Forked {
 			t.Error("the jail of a key was forked from another's")
 		}
 		for range 30 {
-			a.ask(key("other"))
+			a.execute(key("other"))
 			time.Sleep(10 * time.Millisecond)
 		}
-		if n := a.maker.parents.Load(); n != 2 {
-			t.Errorf("%d parents for two keys", n)
+		if n := a.sandboxes.zygotes.Load(); n != 2 {
+			t.Errorf("%d zygotes for two keys", n)
 		}
 		time.Sleep(time.Hour)
-		if n := a.maker.parents.Load(); n != 0 {
-			t.Errorf("%d parents that nobody asks for", n)
+		if n := a.sandboxes.zygotes.Load(); n != 0 {
+			t.Errorf("%d unused zygotes", n)
 		}
 	})
 }
 
-// bashAlone is an image store whose images contain only bash.
-type bashAlone struct{}
+// bashImages is an image store whose images contain only bash.
+type bashImages struct{}
 
-func (bashAlone) Get(context.Context, string) (worker.Image, func(), error) {
+func (bashImages) Get(context.Context, string) (worker.Image, func(), error) {
 	return worker.Image{Root: "/image", Languages: map[proto.Language]string{proto.Bash: "/bin/bash"}}, func() {}, nil
 }
 
 // A zygote without an interpreter is used when python3 is missing, unless modules must be
 // preloaded.
-func TestAZygoteWithoutPython(t *testing.T) {
+func TestZygoteWithoutPython(t *testing.T) {
 	for name, test := range map[string]struct {
 		image   string
 		preload []string
 		want    worker.Start
 	}{
-		"in the image":         {"sha256:0", nil, worker.Forked},
-		"on the host":          {"", nil, worker.Forked},
-		"that is to load some": {"sha256:0", []string{"numpy"}, worker.Ready},
+		"in the image": {"sha256:0", nil, worker.Forked},
+		"on the host":  {"", nil, worker.Forked},
+		"with preload": {"sha256:0", []string{"numpy"}, worker.Ready},
 	} {
 		t.Run(name, func(t *testing.T) {
-			asking(t, func(a *asker) {
-				a.maker.withoutPython = true
-				a.maker.made = func(s jail.Spec) {
-					if s.Ahead != nil {
-						t.Errorf("a parent with %+v", s.Ahead)
+			withWorker(t, func(a *harness) {
+				a.sandboxes.withoutPython = true
+				a.sandboxes.onZygote = func(s jail.Spec) {
+					if s.Prewarm != nil {
+						t.Errorf("a zygote with %+v", s.Prewarm)
 					}
 				}
 				var last worker.Start
 				for range 30 {
-					last = a.ask(func(j *proto.Job) {
+					last = a.execute(func(j *proto.Job) {
 						key("k")(j)
 						j.Language, j.Sandbox.ImageDigest, j.Sandbox.Preload = proto.Bash, test.image, test.preload
 					})
 					time.Sleep(100 * time.Millisecond)
 				}
 				if last != test.want {
-					t.Errorf("the last started %s", last)
+					t.Errorf("the last jail is %s", last)
+				}
+				for _, err := range a.created {
+					if (err != nil) != (test.preload != nil) {
+						t.Errorf("a zygote was created with %v", err)
+					}
+				}
+				if len(a.created) == 0 {
+					t.Error("no zygote was created")
 				}
 			})
 		})
 	}
 }
 
-func TestAZygoteIsReplaced(t *testing.T) {
+func TestZygoteIsReplacedAfterMaxForks(t *testing.T) {
 	// Bash is not forked from the interpreter, so it shares no state with the zygote.
 	for language, want := range map[proto.Language]int{proto.Python: 3, proto.Bash: 1} {
-		asking(t, func(a *asker) {
-			made := 0
-			a.maker.made = func(jail.Spec) { made++ }
+		withWorker(t, func(a *harness) {
+			created := 0
+			a.sandboxes.onZygote = func(jail.Spec) { created++ }
 			for range 2500 {
-				before := made
-				s := a.ask(func(j *proto.Job) {
+				before := created
+				s := a.execute(func(j *proto.Job) {
 					key("k")(j)
 					j.Language = language
 				})
 				if before > 0 && s != worker.Forked {
-					t.Errorf("while there was a parent, or two, one started %s", s)
+					t.Errorf("while there was a zygote, a jail is %s", s)
 				}
 				time.Sleep(time.Millisecond)
 			}
-			if made != want || a.maker.parents.Load() != 1 {
-				t.Errorf("of 2500 executions of %s %d parents, %d there at the end", language, made, a.maker.parents.Load())
+			if created != want || a.sandboxes.zygotes.Load() != 1 {
+				t.Errorf("2500 executions of %s created %d zygotes, %d remain", language, created, a.sandboxes.zygotes.Load())
 			}
 		})
 	}
 }
 
-func TestWithoutAParentExecutionsGoOn(t *testing.T) {
-	asking(t, func(a *asker) {
-		a.maker.barren.Store(true)
+func TestExecutionsContinueWithoutZygotes(t *testing.T) {
+	withWorker(t, func(a *harness) {
+		a.sandboxes.zygoteFails.Store(true)
 		for range 30 {
-			if s := a.ask(key("k")); s == worker.Forked {
-				t.Error("forked from nothing")
+			if s := a.execute(key("k")); s == worker.Forked {
+				t.Error("forked without a zygote")
 			}
 			time.Sleep(100 * time.Millisecond)
 		}
-		a.maker.barren.Store(false)
+		a.sandboxes.zygoteFails.Store(false)
 		var last worker.Start
 		for range 600 {
-			last = a.ask(key("k"))
+			last = a.execute(key("k"))
 			time.Sleep(100 * time.Millisecond)
 		}
 		if last != worker.Forked {
-			t.Errorf("when parents could be made again, the last started %s", last)
+			t.Errorf("after zygotes work again, the last jail is %s", last)
 		}
 	})
 }
 
-func TestAZygoteThatFailsIsReplaced(t *testing.T) {
-	asking(t, func(a *asker) {
-		made := 0
-		a.maker.made = func(jail.Spec) { made++ }
+func TestFailedZygoteIsReplaced(t *testing.T) {
+	withWorker(t, func(a *harness) {
+		created := 0
+		a.sandboxes.onZygote = func(jail.Spec) { created++ }
 		ask := func(n int) (last worker.Start) {
 			for range n {
-				last = a.ask(key("k"))
+				last = a.execute(key("k"))
 				time.Sleep(100 * time.Millisecond)
 			}
 			return last
@@ -247,13 +257,24 @@ func TestAZygoteThatFailsIsReplaced(t *testing.T) {
 		if s := ask(30); s != worker.Forked {
 			t.Errorf("before: %s", s)
 		}
-		a.maker.sterile.Store(true)
+		a.sandboxes.forkFails.Store(true)
 		if s := ask(30); s == worker.Forked {
-			t.Error("forked from a parent that fails")
+			t.Error("forked from a failing zygote")
 		}
-		a.maker.sterile.Store(false)
-		if s := ask(30); s != worker.Forked || made < 2 {
-			t.Errorf("after: %s, of %d parents", s, made)
+		a.sandboxes.forkFails.Store(false)
+		if s := ask(30); s != worker.Forked || created < 2 {
+			t.Errorf("after: %s, %d zygotes created", s, created)
 		}
 	})
+}
+
+// A sandbox that sets no limit of open files, as those of older versions, has the default one.
+func TestSpecOfOpenFiles(t *testing.T) {
+	s := proto.DefaultSandbox()
+	for set, want := range map[int]int{0: proto.DefaultOpenFiles, 4096: 4096} {
+		s.OpenFiles = set
+		if got := worker.Spec(s, "").OpenFiles; got != want {
+			t.Errorf("%d open files for a sandbox with %d", got, want)
+		}
+	}
 }

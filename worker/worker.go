@@ -1,8 +1,10 @@
-// Package worker runs jobs, each in one straight line: take it, claim it while a jail is prepared, run the program, stream its
-// output, write the result. Package jail defines jails; interfaces connect the worker with queues, images and homes.
+// Package worker runs jobs, each in one straight line: take it, claim it while a jail is prepared,
+// run the program, stream its output, write the result. Package jail defines jails; interfaces
+// connect the worker with queues, images and homes.
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,7 +23,8 @@ import (
 	"github.com/bullpen-run/bullpen/worker/pool"
 )
 
-// ErrShutdown is the cause with which the context of running programs is cancelled after the drain time.
+// ErrShutdown is the cause with which the context of running programs is cancelled after the drain
+// time.
 var ErrShutdown = errors.New("the worker was shut down")
 
 // Jobs assigns jobs to slots.
@@ -36,8 +39,9 @@ type Lease interface {
 	Attempt() int
 	// Context returns ctx with the trace context of the submission.
 	Context(ctx context.Context) context.Context
-	// Claim records that the program starts. The returned context is cancelled with [proto.ErrCancelled] or [proto.ErrLost] when the
-	// program must be stopped. After an error the program must not be started.
+	// Claim records that the program starts. The returned context is cancelled with
+	// [proto.ErrCancelled] or [proto.ErrLost] when the program must be stopped. After an error the
+	// program must not be started.
 	Claim(ctx context.Context) (claimed context.Context, baseSeq int64, err error)
 	// Finish writes the result unless there is one already, and returns the record as it is then.
 	Finish(ctx context.Context, e Outcome) (*proto.Record, error)
@@ -56,9 +60,20 @@ type Outcome struct {
 
 // Output publishes the events of one attempt.
 type Output interface {
-	Stream(s proto.Stream) io.Writer
-	// Close returns the number of the last event. truncated reports whether events are missing for readers.
+	Stream(s proto.Stream) Stream
+	// Close returns the number of the last event. truncated reports whether events are missing for
+	// readers.
 	Close() (last int64, truncated bool)
+	// OverBudget reports, after Close, whether less is kept because the organisation has used up its
+	// budget of stored output.
+	OverBudget() bool
+}
+
+// Stream publishes one of a program's outputs.
+type Stream interface {
+	io.Writer
+	// Keep returns how many of the next n bytes the result is to hold. It is called before Write.
+	Keep(n int) int
 }
 
 // Sandboxes prepares jails.
@@ -90,23 +105,28 @@ type Homes interface {
 // Home is a thread's home for one execution. Its methods must not be called concurrently.
 type Home interface {
 	jail.Home
-	// PutStaged writes the thread's staged files. The error is a [*proto.UploadsError] if they do not fit.
+	// PutStaged writes the thread's staged files. The error is a [*proto.UploadsError] if they do
+	// not fit.
 	PutStaged(ctx context.Context) error
-	// PutProgram writes the program's file and returns its name, which differs from usual if the home has a
-	// file of that name. It may be called repeatedly.
+	// PutProgram writes the program's file and returns its name, which differs from usual if the
+	// home has a file of that name. It may be called repeatedly.
 	PutProgram(usual string, content []byte) (name string, err error)
-	// Save stores the changes of the program and returns the commit that makes them the thread's next version, nil if there are none.
-	// The jail must be dead. It returns a [*proto.LimitError], [*proto.AttributesError] or [*proto.DepthError] if the home is too large
-	// or too deep.
+	// LimitSpace limits what the program can write to what is left of the home's limit. It is called
+	// after PutStaged and PutProgram.
+	LimitSpace() error
+	// Save stores the changes of the program and returns the commit that makes them the thread's
+	// next version, nil if there are none. The jail must be dead. It returns a [*proto.LimitError],
+	// [*proto.AttributesError], [*proto.DepthError] or [*proto.FileError] if the home exceeds a limit.
 	Save(ctx context.Context) (*proto.Commit, error)
-	// Close releases the home after the death of the jail. committed reports whether the commit of Save is the thread's newest version.
+	// Close releases the home after the death of the jail. committed reports whether the commit of
+	// Save is the thread's newest version.
 	Close(committed bool) error
 }
 
 // Worker runs jobs in a number of slots.
 type Worker struct {
 	Jobs   Jobs
-	Open   func(ctx context.Context, id proto.TraceID, attempt int, baseSeq int64) Output
+	Open   func(ctx context.Context, job *proto.Job, attempt int, baseSeq int64) Output
 	Jails  Sandboxes
 	Images Images
 	Homes  Homes
@@ -115,8 +135,8 @@ type Worker struct {
 	Warm   Warm
 	Log    *slog.Logger
 	Done   func(rec *proto.Record) // is called for every execution that ended here
-	// OnHealth is called when the worker's ability to create sandboxes changes: with the cause when it is lost, with nil when it is
-	// restored. The worker accepts no jobs in between.
+	// OnHealth is called when the worker's ability to create sandboxes changes: with the cause when
+	// it is lost, with nil when it is restored. The worker accepts no jobs in between.
 	OnHealth func(err error)
 
 	health  health
@@ -124,8 +144,8 @@ type Worker struct {
 	zygotes *zygotePool
 }
 
-// Run accepts jobs until ctx is done, and returns when all of them have ended. Programs that still run when cut is done are killed and
-// recorded as lost to the shutdown.
+// Run accepts jobs until ctx is done, and returns when all of them have ended. Programs that still
+// run when cut is done are killed and recorded as lost to the shutdown.
 func (w *Worker) Run(ctx, cut context.Context) error {
 	var slots sync.WaitGroup
 	w.health.test, w.health.notify = w.selfTest, w.OnHealth
@@ -161,7 +181,7 @@ func (w *Worker) job(ctx context.Context, lease Lease) {
 	if err != nil {
 		span.RecordError(err)
 		lease.Release()
-		log.WarnContext(ctx, "execution given up", "error", err)
+		log.WarnContext(ctx, "execution abandoned", "error", err)
 		return
 	}
 	span.SetAttributes(attribute.String("bullpen.status", string(rec.Status)))
@@ -176,7 +196,10 @@ func (w *Worker) job(ctx context.Context, lease Lease) {
 		line = append(line, "thread", job.ThreadID, "check_out_ms", millis(spent.checkOut), "save_ms", millis(spent.save))
 	}
 	if rec.StartedAt != nil {
-		line = append(line, "queued_ms", rec.StartedAt.Sub(job.CreatedAt).Milliseconds())
+		line = append(line, "queued_ms", rec.StartedAt.Sub(job.QueuedAt()).Milliseconds())
+	}
+	if rec.Result.OutputBudgetExceeded {
+		line = append(line, "output_budget_exceeded", true)
 	}
 	if rec.Usage != nil {
 		line = append(line, "cpu_ms", rec.Usage.CPUMS, "memory_peak", rec.Usage.MemoryPeak)
@@ -198,10 +221,12 @@ func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 // finishGrace limits the writing of a result after a shutdown.
 const finishGrace = 5 * time.Second
 
-// execute runs the job and returns its terminal record. After an error this worker no longer holds the job.
+// execute runs the job and returns its terminal record. After an error this worker no longer holds
+// the job.
 func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*proto.Record, error) {
 	job := lease.Job()
-	// The claim is written while the jail is being made: it must be durable before the program starts, not before its jail does.
+	// The claim is written while the jail is being made: it must be durable before the program
+	// starts, not before its jail does.
 	wanted, giveUp := context.WithCancel(ctx)
 	defer giveUp()
 	defer w.pool.Busy()()
@@ -228,6 +253,8 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 		return nil, context.Cause(running)
 	case m.err != nil && running.Err() != nil:
 		return w.finish(ctx, lease, Outcome{Result: resultOf(job, jail.Outcome{Kind: jail.Killed}, context.Cause(running)), LastSeq: base})
+	case errors.Is(m.err, jail.ErrHostOutOfMemory) && lease.Attempt() < job.MaxAttempts:
+		return nil, m.err
 	case m.err != nil:
 		w.Log.ErrorContext(ctx, "sandbox preparation failed", "trace_id", job.TraceID, "error", m.err)
 		if m.suspect {
@@ -239,19 +266,24 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 		return w.finish(ctx, lease, Outcome{Result: proto.Failure(proto.CodeSandboxStart, m.unusable.Error()), LastSeq: base})
 	}
 	program := m.program
-	events := w.Open(ctx, job.TraceID, lease.Attempt(), base)
+	events := w.Open(ctx, job, lease.Attempt(), base)
 	stdout := newCollector(job.Sandbox.OutputBytes, events.Stream(proto.Stdout))
 	stderr := newCollector(job.Sandbox.OutputBytes, events.Stream(proto.Stderr))
-	program.Stdout, program.Stderr = stdout, stderr
+	secrets := newMasks(job)
+	program.Stdout, program.Stderr = secrets.writer(stdout), secrets.writer(stderr)
 	began := time.Now()
 	fault.Here(fault.AfterClaimBeforeStart)
 	outcome, err := m.jail.Run(running, program)
 	spent.run = time.Since(began)
+	secrets.flush()
 	last, truncated := events.Close()
 	fault.Here(fault.AfterOutputBeforeResult)
 	// A program that exited has a result. Finish decides whether the lease was lost.
 	if cause := context.Cause(running); errors.Is(cause, proto.ErrLost) && (err != nil || outcome.Kind == jail.Killed) {
 		return nil, cause
+	}
+	if err == nil && outcome.Kind == jail.HostOutOfMemory && lease.Attempt() < job.MaxAttempts && running.Err() == nil {
+		return nil, jail.ErrHostOutOfMemory
 	}
 	if err != nil {
 		w.Log.ErrorContext(ctx, "sandbox failed", "trace_id", job.TraceID, "error", err)
@@ -261,21 +293,22 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	result.DurationMS = outcome.Duration.Milliseconds()
 	result.Stdout, result.StdoutTruncated = stdout.text()
 	result.Stderr, result.StderrTruncated = stderr.text()
-	ending := Outcome{
+	result.OutputBudgetExceeded = events.OverBudget()
+	out := Outcome{
 		Result: result, LastSeq: last, OutputTruncated: truncated,
 		Usage: &proto.Usage{CPUMS: outcome.CPUTime.Milliseconds(), MemoryPeak: outcome.MemoryPeak, Network: outcome.Network},
 	}
-	if m.home != nil && !errors.Is(context.Cause(running), ErrShutdown) {
+	if m.home != nil && !errors.Is(context.Cause(running), ErrShutdown) && outcome.Kind != jail.HostOutOfMemory {
 		began := time.Now()
-		ending.Commit, err = m.home.Save(ctx)
+		out.Commit, err = m.home.Save(ctx)
 		spent.save = time.Since(began)
 		if err != nil {
 			w.Log.ErrorContext(ctx, "thread save failed", "trace_id", job.TraceID, "thread", job.ThreadID, "error", err)
-			ending.Result = result.Unsaved(notSaved(err))
+			out.Result = result.Unsaved(notSaved(err))
 		}
 	}
-	rec, err := w.finish(ctx, lease, ending)
-	committed = err == nil && ending.Commit != nil && !unsaved(rec)
+	rec, err := w.finish(ctx, lease, out)
+	committed = err == nil && out.Commit != nil && !unsaved(rec)
 	return rec, err
 }
 
@@ -286,10 +319,11 @@ func unsaved(rec *proto.Record) bool {
 
 // notSaved returns the message for the tenant about a home that was not saved.
 func notSaved(err error) string {
-	why := errors.New("its home could not be stored; the worker's log says why")
+	why := errors.New("its home could not be stored; the cause is in the worker's log")
 	var limit *proto.LimitError
 	var attributes *proto.AttributesError
 	var depth *proto.DepthError
+	var file *proto.FileError
 	switch {
 	case errors.As(err, &limit):
 		why = limit
@@ -297,12 +331,15 @@ func notSaved(err error) string {
 		why = attributes
 	case errors.As(err, &depth):
 		why = depth
+	case errors.As(err, &file):
+		why = file
 	}
-	return fmt.Sprintf("The thread stays as it was before: %v.", why)
+	return fmt.Sprintf("The thread was not changed: %v.", why)
 }
 
-// sandboxBroken is the message for the tenant about an internal failure. The cause, with the host's paths, is in the log.
-const sandboxBroken = "The sandbox failed on this worker; its log says why."
+// sandboxBroken is the message for the tenant about an internal failure. The cause, with the host's
+// paths, is in the log.
+const sandboxBroken = "The sandbox failed; the cause is in the worker's log."
 
 // preparation is the result of preparing a jail for a job.
 type preparation struct {
@@ -339,6 +376,9 @@ func (m *preparation) failure() proto.Result {
 	if m.homeFailed {
 		return proto.Failure(proto.CodeThreadMount, "The thread's home could not be made ready on this worker, so the program was not started.")
 	}
+	if errors.Is(m.err, jail.ErrHostOutOfMemory) {
+		return proto.Failure(proto.CodeHostMemory, "The worker's host ran out of memory while the sandbox was created, so the program was not started.")
+	}
 	return proto.Failure(proto.CodeSandboxStart, sandboxBroken)
 }
 
@@ -346,19 +386,19 @@ func (w *Worker) prepare(ctx context.Context, job *proto.Job) <-chan *preparatio
 	done := make(chan *preparation, 1)
 	go func() {
 		m := &preparation{}
-		m.err = w.make(ctx, job, m)
+		m.err = w.prepareJail(ctx, job, m)
 		done <- m
 	}()
 	return done
 }
 
-// make prepares a jail with the home of the job's thread, if it has one.
-func (w *Worker) make(ctx context.Context, job *proto.Job, m *preparation) (err error) {
+// prepareJail prepares a jail with the home of the job's thread, if it has one.
+func (w *Worker) prepareJail(ctx context.Context, job *proto.Job, m *preparation) (err error) {
 	began := time.Now()
 	defer func() { m.took = time.Since(began) - m.checkOut }()
 	k := w.poolKey(job.Sandbox, job.Language, job.ThreadID != "")
 	m.jail, m.start = w.takePrepared(ctx, k, job.Key)
-	w.Warm.Taken(job.Language, m.start)
+	w.Warm.OnStart(job.Language, m.start)
 	if m.start == Cold {
 		if m.jail, err = k.openImage(ctx); err != nil {
 			return err
@@ -366,9 +406,9 @@ func (w *Worker) make(ctx context.Context, job *proto.Job, m *preparation) (err 
 	}
 	spec := Spec(job.Sandbox, m.jail.image.Root)
 	if job.ThreadID != "" {
-		took := time.Now()
+		began := time.Now()
 		m.home, err = w.Homes.CheckOut(ctx, job)
-		m.checkOut = time.Since(took)
+		m.checkOut = time.Since(began)
 		if err != nil {
 			m.home, m.homeFailed = nil, true
 			return err
@@ -379,16 +419,16 @@ func (w *Worker) make(ctx context.Context, job *proto.Job, m *preparation) (err 
 	case m.start == Cold:
 		m.jail.Jail, err = w.Jails.Prepare(ctx, spec)
 	case m.home != nil:
-		err = m.jail.Bring(ctx, m.home)
+		err = m.jail.MountHome(ctx, m.home)
 	}
 	if err != nil {
 		m.suspect = true
 		return err
 	}
 	if m.home != nil {
-		took := time.Now()
+		began := time.Now()
 		m.file, err = stageFiles(ctx, m.home, job)
-		m.checkOut += time.Since(took)
+		m.checkOut += time.Since(began)
 		if err != nil {
 			m.homeFailed = true
 			return err
@@ -400,25 +440,27 @@ func (w *Worker) make(ctx context.Context, job *proto.Job, m *preparation) (err 
 	return err
 }
 
-// stageFiles adds the uploaded files and the program's file to a home. It returns the name of the program's file, empty if that is elsewhere.
-func stageFiles(ctx context.Context, h Home, job *proto.Job) (string, error) {
+// stageFiles adds the uploaded files and the program's file to a home. It returns the name of the
+// program's file, empty if that is elsewhere.
+func stageFiles(ctx context.Context, h Home, job *proto.Job) (file string, err error) {
 	if err := h.PutStaged(ctx); err != nil {
 		return "", err
 	}
-	usual := jail.FileInHome(string(job.Language))
-	if usual == "" {
-		return "", nil
+	if usual := jail.FileInHome(string(job.Language)); usual != "" {
+		if file, err = h.PutProgram(usual, []byte(job.Code)); err != nil {
+			return "", err
+		}
 	}
-	return h.PutProgram(usual, []byte(job.Code))
+	return file, h.LimitSpace()
 }
 
 // selfTest creates a default sandbox.
 func (w *Worker) selfTest(ctx context.Context) error {
-	box, err := w.Jails.Prepare(ctx, Spec(proto.DefaultSandbox(), ""))
+	j, err := w.Jails.Prepare(ctx, Spec(proto.DefaultSandbox(), ""))
 	if err != nil {
 		return err
 	}
-	return box.Close()
+	return j.Close()
 }
 
 // finish writes the result, during a shutdown too.
@@ -439,18 +481,20 @@ func (w *Worker) program(job *proto.Job, m *preparation) (jail.Program, error) {
 	source.Code, source.Args, source.Stdin, source.Env = job.Code, job.Args, job.Stdin, job.Env
 	source.TraceID, source.File = string(job.TraceID), m.file
 	p, err := source.Program()
-	if m.file != "" { // it is there
+	if m.file != "" { // it is in the home
 		p.Files = nil
 	}
 	p.Timeout = time.Duration(job.Timeout) * time.Second
+	p.LowWeight = job.Class() == proto.ClassBatch // nobody waits for it
 	return p, err
 }
 
-// Spec returns the spec of a sandbox's jail. root is the directory of its root file system, empty for the host's runtimes.
+// Spec returns the spec of a sandbox's jail. root is the directory of its root file system, empty
+// for the host's runtimes.
 func Spec(s proto.Sandbox, root string) jail.Spec {
 	return jail.Spec{
 		Root: root, Network: s.Network, CPU: s.CPU, Memory: s.Memory, Pids: s.Pids, HomeBytes: s.HomeBytes, TmpBytes: s.TmpBytes,
-		Inodes: s.Inodes,
+		Inodes: s.Inodes, OpenFiles: cmp.Or(s.OpenFiles, proto.DefaultOpenFiles), SystemCalls: s.SystemCalls,
 	}
 }
 
@@ -463,7 +507,14 @@ func resultOf(job *proto.Job, o jail.Outcome, cause error) proto.Result {
 	case jail.TimedOut:
 		return proto.TimedOut(job.Timeout)
 	case jail.OutOfMemory:
+		if o.Uncharged > 0 {
+			return proto.Failure(proto.CodeMemory, fmt.Sprintf("The program made the kernel of the worker's host hold about %d MiB for it, "+
+				"in addition to what counts towards its %d MiB of memory, and was killed.", o.Uncharged>>20, job.Sandbox.Memory>>20))
+		}
 		return proto.Failure(proto.CodeMemory, fmt.Sprintf("The program used more than its %d MiB of memory and was killed.", job.Sandbox.Memory>>20))
+	case jail.HostOutOfMemory:
+		return proto.Failure(proto.CodeHostMemory, fmt.Sprintf(
+			"The worker's host ran out of memory, and its kernel killed the program. The program had not exceeded its %d MiB.", job.Sandbox.Memory>>20))
 	case jail.Seccomp:
 		return proto.Failure(proto.CodeSeccomp, "The program made a system call that the sandbox forbids and was killed.")
 	case jail.Killed:

@@ -29,7 +29,7 @@ type lease struct {
 	claimed  chan struct{}
 
 	mu       sync.Mutex
-	ending   *worker.Outcome
+	outcome  *worker.Outcome
 	released bool
 }
 
@@ -60,7 +60,7 @@ func (l *lease) Claim(ctx context.Context) (context.Context, int64, error) {
 func (l *lease) Finish(_ context.Context, e worker.Outcome) (*proto.Record, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ending = &e
+	l.outcome = &e
 	return &proto.Record{Meta: l.job.Meta, Status: e.Result.Status(), Result: &e.Result}, nil
 }
 
@@ -83,33 +83,33 @@ func (j jobs) Take(ctx context.Context) (worker.Lease, error) {
 	}
 }
 
-// box is a fake jail whose run function the test supplies.
-type box struct {
-	run    func(ctx context.Context, p jail.Program) (jail.Outcome, error)
-	failed error // returned by Prepare
-	made   bool
-	ran    bool
-	closed bool
+// fakeJail is a fake jail whose run function the test supplies.
+type fakeJail struct {
+	run        func(ctx context.Context, p jail.Program) (jail.Outcome, error)
+	prepareErr error // returned by Prepare
+	prepared   bool
+	ran        bool
+	closed     bool
 }
 
-func (b *box) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
-	b.made = b.failed == nil
-	return b, b.failed
+func (b *fakeJail) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
+	b.prepared = b.prepareErr == nil
+	return b, b.prepareErr
 }
 
-func (b *box) Zygote(context.Context, jail.Spec) (jail.Zygote, error) {
-	return nil, errors.New("nothing can be forked")
+func (b *fakeJail) Zygote(context.Context, jail.Spec) (jail.Zygote, error) {
+	return nil, errors.New("zygotes are not supported")
 }
 
-func (b *box) Close() error { b.closed = true; return nil }
+func (b *fakeJail) Close() error { b.closed = true; return nil }
 
-func (b *box) Bring(context.Context, jail.Home) error { return nil }
+func (b *fakeJail) MountHome(context.Context, jail.Home) error { return nil }
 
-func (b *box) Load(context.Context, jail.Program) error { return nil }
-func (b *box) Alive() bool                              { return true }
-func (b *box) Memory() (int64, error)                   { return 1, nil }
+func (b *fakeJail) Load(context.Context, jail.Program) error { return nil }
+func (b *fakeJail) Alive() bool                              { return true }
+func (b *fakeJail) Memory() (int64, error)                   { return 1, nil }
 
-func (b *box) Run(ctx context.Context, p jail.Program) (jail.Outcome, error) {
+func (b *fakeJail) Run(ctx context.Context, p jail.Program) (jail.Outcome, error) {
 	b.ran = true
 	return b.run(ctx, p)
 }
@@ -117,173 +117,216 @@ func (b *box) Run(ctx context.Context, p jail.Program) (jail.Outcome, error) {
 // output discards everything.
 type output struct{}
 
-func (output) Stream(proto.Stream) io.Writer { return io.Discard }
-func (output) Close() (int64, bool)          { return 4, false }
+func (output) Stream(proto.Stream) worker.Stream { return discard{} }
+func (output) Close() (int64, bool)              { return 4, false }
+func (output) OverBudget() bool                  { return false }
 
-// run processes one lease and returns when the worker has stopped. If cutting is not nil, it is
+type discard struct{}
+
+func (discard) Keep(n int) int              { return n }
+func (discard) Write(p []byte) (int, error) { return len(p), nil }
+
+// run processes one lease and returns when the worker has stopped. If onClaimed is not nil, it is
 // called with the function that cancels running programs.
-func run(t *testing.T, l *lease, b *box, cutting func(context.CancelCauseFunc)) {
+func run(t *testing.T, l *lease, b *fakeJail, onClaimed func(context.CancelCauseFunc)) {
 	t.Helper()
-	runIn(t, l, b, nil, cutting)
+	runIn(t, l, b, nil, onClaimed)
 }
 
 // runIn is like run, for a worker with thread homes.
-func runIn(t *testing.T, l *lease, b *box, homes worker.Homes, cutting func(context.CancelCauseFunc)) {
+func runIn(t *testing.T, l *lease, b *fakeJail, homes worker.Homes, onClaimed func(context.CancelCauseFunc)) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	cut, kill := context.WithCancelCause(t.Context())
 	defer kill(nil)
 	w := &worker.Worker{
-		Jobs: jobs{make(chan *lease, 1)}, Jails: b, Images: slow{}, Homes: homes, Home: "/home/u", Slots: 1,
-		Warm: worker.Warm{Taken: func(proto.Language, worker.Start) {}}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Done: func(*proto.Record) {}, OnHealth: func(error) {},
-		Open: func(context.Context, proto.TraceID, int, int64) worker.Output { return output{} },
+		Jobs: jobs{make(chan *lease, 1)}, Jails: b, Images: blockingImages{}, Homes: homes, Home: "/home/u", Slots: 1,
+		Warm: worker.Warm{OnStart: func(proto.Language, worker.Start) {}}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Done: func(*proto.Record) {}, OnHealth: func(error) {},
+		Open: func(context.Context, *proto.Job, int, int64) worker.Output { return output{} },
 	}
 	w.Jobs.(jobs).left <- l
 	go func() {
 		<-l.claimed
-		if cutting != nil {
-			cutting(kill)
+		if onClaimed != nil {
+			onClaimed(kill)
 		}
 		stop()
 	}()
 	if err := w.Run(ctx, cut); err != nil {
 		t.Fatal(err)
 	}
-	if b.made && !b.closed {
-		t.Error("the jail was not cleared away")
+	if b.prepared && !b.closed {
+		t.Error("the jail was not closed")
 	}
 }
 
-func outcome(o jail.Outcome) func(context.Context, jail.Program) (jail.Outcome, error) {
+func exited(o jail.Outcome) func(context.Context, jail.Program) (jail.Outcome, error) {
 	return func(context.Context, jail.Program) (jail.Outcome, error) { return o, nil }
 }
 
-func TestOutcomesAreToldApart(t *testing.T) {
+func TestResultOfEachOutcome(t *testing.T) {
 	for name, test := range map[string]struct {
 		outcome jail.Outcome
 		code    int
 		status  proto.Status
 		error   proto.ErrorCode
-		says    string
+		message string
 	}{
 		"success":     {jail.Outcome{Kind: jail.Exited}, 0, proto.StatusSuccess, "", ""},
 		"failure":     {jail.Outcome{Kind: jail.Exited, ExitCode: 3}, 3, proto.StatusFailed, "", ""},
 		"signal":      {jail.Outcome{Kind: jail.Signaled, Signal: 15}, 143, proto.StatusFailed, "", ""},
 		"timeout":     {jail.Outcome{Kind: jail.TimedOut}, -1, proto.StatusTimeout, proto.CodeTimeout, "9 s"},
 		"memory":      {jail.Outcome{Kind: jail.OutOfMemory}, -1, proto.StatusOOM, proto.CodeMemory, "1024 MiB"},
+		"uncharged":   {jail.Outcome{Kind: jail.OutOfMemory, Uncharged: 90 << 20}, -1, proto.StatusOOM, proto.CodeMemory, "about 90 MiB"},
+		"host memory": {jail.Outcome{Kind: jail.HostOutOfMemory}, -1, proto.StatusFailed, proto.CodeHostMemory, "not exceeded its 1024 MiB"},
 		"seccomp":     {jail.Outcome{Kind: jail.Seccomp, Signal: 31}, -1, proto.StatusSeccomp, proto.CodeSeccomp, "forbids"},
 		"start":       {jail.Outcome{Kind: jail.StartFailed, Step: "exec python3", Detail: "gone"}, -1, proto.StatusFailed, proto.CodeSandboxStart, "exec python3: gone"},
 		"interrupted": {jail.Outcome{Kind: jail.Killed}, -1, proto.StatusFailed, proto.CodeWorkerLost, "shut down"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLease(nil)
-			run(t, l, &box{run: outcome(test.outcome)}, nil)
-			r := l.ending.Result
+			run(t, l, &fakeJail{run: exited(test.outcome)}, nil)
+			r := l.outcome.Result
 			if r.ExitCode != test.code || r.Status() != test.status || r.Success != (test.code == 0) {
 				t.Errorf("%+v", r)
 			}
 			if test.error == "" {
 				if r.Error != nil || r.ErrorCode != nil {
-					t.Errorf("a program's own end has error %v", *r.ErrorCode)
+					t.Errorf("a program that exited has error %v", *r.ErrorCode)
 				}
 				return
 			}
-			if *r.ErrorCode != string(test.error) || !strings.Contains(*r.ErrorMessage, test.says) {
+			if *r.ErrorCode != string(test.error) || !strings.Contains(*r.ErrorMessage, test.message) {
 				t.Errorf("%s: %s", *r.ErrorCode, *r.ErrorMessage)
 			}
 		})
 	}
 }
 
-func TestProgramThatWasNotClaimedDoesNotRun(t *testing.T) {
-	l := newLease(nil)
-	l.claimErr = errors.New("somebody else has it")
-	b := &box{}
-	run(t, l, b, nil)
-	if b.ran || l.ending != nil || !l.released {
-		t.Errorf("ran %v, ending %v, released %v", b.ran, l.ending, l.released)
+// An attempt that the host's lack of memory ended is no result while others are left: the lease ends
+// without one, and the dispatcher starts the next attempt.
+func TestHostOutOfMemoryIsTriedAgain(t *testing.T) {
+	for attempts, code := range map[int]proto.ErrorCode{1: proto.CodeHostMemory, 2: ""} {
+		for name, b := range map[string]*fakeJail{
+			"run":     {run: exited(jail.Outcome{Kind: jail.HostOutOfMemory})},
+			"prepare": {prepareErr: fmt.Errorf("prepare: %w", jail.ErrHostOutOfMemory)},
+		} {
+			l := newLease(func(j *proto.Job) { j.MaxAttempts = attempts })
+			run(t, l, b, nil)
+			switch {
+			case code == "":
+				if l.outcome != nil || !l.released {
+					t.Errorf("%s with %d attempts: outcome %+v, released %v", name, attempts, l.outcome, l.released)
+				}
+			case l.outcome == nil || *l.outcome.Result.ErrorCode != string(code):
+				t.Errorf("%s with %d attempts: outcome %+v", name, attempts, l.outcome)
+			}
+		}
 	}
 }
 
-// waits is a program that runs until it is stopped.
-func waits(ctx context.Context, _ jail.Program) (jail.Outcome, error) {
+func TestUnclaimedProgramDoesNotRun(t *testing.T) {
+	l := newLease(nil)
+	l.claimErr = errors.New("claimed by another worker")
+	b := &fakeJail{}
+	run(t, l, b, nil)
+	if b.ran || l.outcome != nil || !l.released {
+		t.Errorf("ran %v, outcome %v, released %v", b.ran, l.outcome, l.released)
+	}
+}
+
+// Nobody waits for an async execution, so its program leaves the processors to others.
+func TestAsyncProgramHasALowWeight(t *testing.T) {
+	for mode, want := range map[proto.Mode]bool{proto.ModeInline: false, proto.ModeStreaming: false, proto.ModeAsync: true} {
+		l := newLease(func(j *proto.Job) { j.Mode = mode })
+		run(t, l, &fakeJail{run: func(_ context.Context, p jail.Program) (jail.Outcome, error) {
+			if p.LowWeight != want {
+				t.Errorf("%s: low weight %v", mode, p.LowWeight)
+			}
+			return jail.Outcome{Kind: jail.Exited}, nil
+		}}, nil)
+	}
+}
+
+// runUntilStopped is a program that runs until it is stopped.
+func runUntilStopped(ctx context.Context, _ jail.Program) (jail.Outcome, error) {
 	<-ctx.Done()
 	return jail.Outcome{Kind: jail.Killed, Duration: time.Second}, nil
 }
 
 func TestCancelledProgram(t *testing.T) {
 	l := newLease(nil)
-	run(t, l, &box{run: waits}, func(context.CancelCauseFunc) { l.stop(proto.ErrCancelled) })
-	if r := l.ending.Result; r.Status() != proto.StatusCancelled || *r.Error != "Cancelled by user" {
+	run(t, l, &fakeJail{run: runUntilStopped}, func(context.CancelCauseFunc) { l.stop(proto.ErrCancelled) })
+	if r := l.outcome.Result; r.Status() != proto.StatusCancelled || *r.Error != "Cancelled by user" {
 		t.Errorf("%+v", r)
 	}
 }
 
 func TestLostLeaseWritesNothing(t *testing.T) {
 	l := newLease(nil)
-	run(t, l, &box{run: waits}, func(context.CancelCauseFunc) { l.stop(proto.ErrLost) })
-	if l.ending != nil || !l.released {
-		t.Errorf("ending %+v, released %v", l.ending, l.released)
+	run(t, l, &fakeJail{run: runUntilStopped}, func(context.CancelCauseFunc) { l.stop(proto.ErrLost) })
+	if l.outcome != nil || !l.released {
+		t.Errorf("outcome %+v, released %v", l.outcome, l.released)
 	}
 }
 
 // A program that ended on its own is recorded even if its lease may be lost. Writing the record
 // decides whether it was.
-func TestProgramThatEndedWhileItsLeaseWasInDoubtIsRecorded(t *testing.T) {
+func TestProgramThatExitedIsRecordedIfTheLeaseIsInDoubt(t *testing.T) {
 	l := newLease(nil)
-	run(t, l, &box{run: func(ctx context.Context, _ jail.Program) (jail.Outcome, error) {
+	run(t, l, &fakeJail{run: func(ctx context.Context, _ jail.Program) (jail.Outcome, error) {
 		<-ctx.Done()
 		return jail.Outcome{Kind: jail.Exited, ExitCode: 3}, nil
 	}}, func(context.CancelCauseFunc) { l.stop(proto.ErrLost) })
-	if l.ending == nil || l.ending.Result.ExitCode != 3 || l.released {
-		t.Errorf("ending %+v, released %v", l.ending, l.released)
+	if l.outcome == nil || l.outcome.Result.ExitCode != 3 || l.released {
+		t.Errorf("outcome %+v, released %v", l.outcome, l.released)
 	}
 }
 
-func TestProgramCutOffAtShutdownIsRecorded(t *testing.T) {
+func TestProgramKilledAtShutdownIsRecorded(t *testing.T) {
 	l := newLease(nil)
-	run(t, l, &box{run: waits}, func(kill context.CancelCauseFunc) { kill(worker.ErrShutdown) })
-	if r := l.ending.Result; *r.ErrorCode != string(proto.CodeWorkerLost) || !strings.Contains(*r.ErrorMessage, "shut down") {
+	run(t, l, &fakeJail{run: runUntilStopped}, func(kill context.CancelCauseFunc) { kill(worker.ErrShutdown) })
+	if r := l.outcome.Result; *r.ErrorCode != string(proto.CodeWorkerLost) || !strings.Contains(*r.ErrorMessage, "shut down") {
 		t.Errorf("%+v", r)
 	}
 }
 
-func TestJailThatCannotBeMadeOrFails(t *testing.T) {
-	for name, b := range map[string]*box{
-		"made": {failed: errors.New("no room")},
-		"run":  {run: func(context.Context, jail.Program) (jail.Outcome, error) { return jail.Outcome{}, errors.New("broken") }},
+func TestSandboxFailure(t *testing.T) {
+	for name, b := range map[string]*fakeJail{
+		"prepare": {prepareErr: errors.New("no cgroup")},
+		"run":     {run: func(context.Context, jail.Program) (jail.Outcome, error) { return jail.Outcome{}, errors.New("broken") }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLease(nil)
 			run(t, l, b, nil)
-			if r := l.ending.Result; *r.ErrorCode != string(proto.CodeSandboxStart) {
+			if r := l.outcome.Result; *r.ErrorCode != string(proto.CodeSandboxStart) {
 				t.Errorf("%+v", r)
 			}
 		})
 	}
 }
 
-// slow is an image store whose Get blocks until ctx is done.
-type slow struct{}
+// blockingImages is an image store whose Get blocks until ctx is done.
+type blockingImages struct{}
 
-func (slow) Get(ctx context.Context, _ string) (worker.Image, func(), error) {
+func (blockingImages) Get(ctx context.Context, _ string) (worker.Image, func(), error) {
 	<-ctx.Done()
 	return worker.Image{}, nil, ctx.Err()
 }
 
-func TestJobThatEndsWhileItsImageIsMadeReadyIsNotWaitedFor(t *testing.T) {
+func TestJobThatEndsStopsPreparingItsImage(t *testing.T) {
 	for name, test := range map[string]struct {
 		claim, stop error
 		status      proto.Status // empty if no record is written
 	}{
-		"not claimed": {claim: errors.New("somebody else has it")},
+		"not claimed": {claim: errors.New("claimed by another worker")},
 		"lost":        {stop: proto.ErrLost},
 		"cancelled":   {stop: proto.ErrCancelled, status: proto.StatusCancelled},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLease(func(j *proto.Job) { j.Sandbox.ImageDigest = "sha256:0" })
 			l.claimErr = test.claim
-			b := &box{failed: errors.New("not to be asked for")}
+			b := &fakeJail{prepareErr: errors.New("must not be called")}
 			run(t, l, b, func(context.CancelCauseFunc) {
 				if l.stop != nil {
 					l.stop(test.stop)
@@ -291,29 +334,29 @@ func TestJobThatEndsWhileItsImageIsMadeReadyIsNotWaitedFor(t *testing.T) {
 			})
 			switch {
 			case test.status == "":
-				if l.ending != nil || !l.released {
-					t.Errorf("ending %+v, released %v", l.ending, l.released)
+				if l.outcome != nil || !l.released {
+					t.Errorf("outcome %+v, released %v", l.outcome, l.released)
 				}
-			case l.ending == nil || l.ending.Result.Status() != test.status:
-				t.Errorf("ending %+v", l.ending)
+			case l.outcome == nil || l.outcome.Result.Status() != test.status:
+				t.Errorf("outcome %+v", l.outcome)
 			}
 		})
 	}
 }
 
-func TestLanguageThatIsUnknown(t *testing.T) {
+func TestUnknownLanguage(t *testing.T) {
 	l := newLease(func(j *proto.Job) { j.Language = "cobol" })
-	run(t, l, &box{}, nil)
-	if r := l.ending.Result; *r.ErrorCode != string(proto.CodeSandboxStart) || !strings.Contains(*r.ErrorMessage, `unknown language "cobol"`) {
+	run(t, l, &fakeJail{}, nil)
+	if r := l.outcome.Result; *r.ErrorCode != string(proto.CodeSandboxStart) || !strings.Contains(*r.ErrorMessage, `unknown language "cobol"`) {
 		t.Errorf("%+v", r)
 	}
 }
 
-func TestMuchOutputIsKeptWholeUpToItsLimit(t *testing.T) {
+func TestOutputLimit(t *testing.T) {
 	const limit = 3<<20 + 1
 	l := newLease(func(j *proto.Job) { j.Sandbox.OutputBytes = limit })
 	var printed strings.Builder
-	run(t, l, &box{run: func(_ context.Context, p jail.Program) (jail.Outcome, error) {
+	run(t, l, &fakeJail{run: func(_ context.Context, p jail.Program) (jail.Outcome, error) {
 		out := io.MultiWriter(&printed, p.Stdout)
 		for i := 0; printed.Len() <= limit; i++ {
 			_, _ = fmt.Fprintf(out, "%0*d\n", 1+i*i%70_000, i)
@@ -322,116 +365,118 @@ func TestMuchOutputIsKeptWholeUpToItsLimit(t *testing.T) {
 		return jail.Outcome{Kind: jail.Exited}, nil
 	}}, nil)
 	want := printed.String()[:limit]
-	if r := l.ending.Result; r.Stdout != want || !r.StdoutTruncated || r.Stderr != want || r.StderrTruncated {
+	if r := l.outcome.Result; r.Stdout != want || !r.StdoutTruncated || r.Stderr != want || r.StderrTruncated {
 		t.Errorf("%d bytes, cut %t; %d bytes, cut %t; want %d", len(r.Stdout), r.StdoutTruncated, len(r.Stderr), r.StderrTruncated, limit)
 	}
 }
 
-func TestOutputIsCutBetweenCharacters(t *testing.T) {
+func TestOutputIsTruncatedBetweenCharacters(t *testing.T) {
 	l := newLease(func(j *proto.Job) { j.Sandbox.OutputBytes = 5 })
-	run(t, l, &box{run: func(_ context.Context, p jail.Program) (jail.Outcome, error) {
+	run(t, l, &fakeJail{run: func(_ context.Context, p jail.Program) (jail.Outcome, error) {
 		_, _ = io.WriteString(p.Stdout, "ab")
 		_, _ = io.WriteString(p.Stdout, "éé")
 		_, _ = io.WriteString(p.Stderr, "12345")
 		return jail.Outcome{Kind: jail.Exited}, nil
 	}}, nil)
-	r := l.ending.Result
+	r := l.outcome.Result
 	if r.Stdout != "abé" || !r.StdoutTruncated || r.Stderr != "12345" || r.StderrTruncated {
 		t.Errorf("%q %v, %q %v", r.Stdout, r.StdoutTruncated, r.Stderr, r.StderrTruncated)
 	}
-	if l.ending.LastSeq != 4 {
-		t.Errorf("the last event is %d", l.ending.LastSeq)
+	if l.outcome.LastSeq != 4 {
+		t.Errorf("the last event is %d", l.outcome.LastSeq)
 	}
 }
 
-// den is a fake home whose errors the test supplies.
-type den struct {
-	checkOut, fill, save error
-	commit               *proto.Commit
-	placed               string
-	saves                int
-	closed, committed    bool
+// fakeHome is a fake home whose errors the test supplies.
+type fakeHome struct {
+	checkOutErr, stageErr, saveErr error
+	commit                         *proto.Commit
+	programFile                    string
+	saves                          int
+	closed, committed              bool
 }
 
-func (d *den) CheckOut(context.Context, *proto.Job) (worker.Home, error) {
-	if d.checkOut != nil {
-		return nil, d.checkOut
+func (d *fakeHome) CheckOut(context.Context, *proto.Job) (worker.Home, error) {
+	if d.checkOutErr != nil {
+		return nil, d.checkOutErr
 	}
 	return d, nil
 }
-func (d *den) Mount(jail.Volume, int, int) (*os.File, error) { return nil, nil }
-func (d *den) PutStaged(context.Context) error               { return d.fill }
-func (d *den) PutProgram(usual string, _ []byte) (string, error) {
-	d.placed = "." + usual
-	return d.placed, nil
+func (d *fakeHome) Mount(jail.Volume, int, int) (*os.File, error) { return nil, nil }
+func (d *fakeHome) PutStaged(context.Context) error               { return d.stageErr }
+func (d *fakeHome) LimitSpace() error                             { return nil }
+func (d *fakeHome) PutProgram(usual string, _ []byte) (string, error) {
+	d.programFile = "." + usual
+	return d.programFile, nil
 }
 
-func (d *den) Save(context.Context) (*proto.Commit, error) {
+func (d *fakeHome) Save(context.Context) (*proto.Commit, error) {
 	d.saves++
-	return d.commit, d.save
+	return d.commit, d.saveErr
 }
 
-func (d *den) Close(committed bool) error {
+func (d *fakeHome) Close(committed bool) error {
 	d.closed, d.committed = true, committed
 	return nil
 }
 
 func inThread(j *proto.Job) { j.ThreadID = "t" }
 
-func TestHomeIsSavedHoweverTheProgramEnded(t *testing.T) {
+func TestHomeIsSavedAfterEachOutcome(t *testing.T) {
 	for name, o := range map[string]jail.Outcome{
 		"exited": {Kind: jail.Exited, ExitCode: 3}, "timeout": {Kind: jail.TimedOut}, "memory": {Kind: jail.OutOfMemory},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := &den{commit: &proto.Commit{Fence: 7}}
+			d := &fakeHome{commit: &proto.Commit{Fence: 7}}
 			l := newLease(inThread)
-			runIn(t, l, &box{run: func(_ context.Context, p jail.Program) (jail.Outcome, error) {
+			runIn(t, l, &fakeJail{run: func(_ context.Context, p jail.Program) (jail.Outcome, error) {
 				if len(p.Files) > 0 || p.Argv[len(p.Argv)-1] != "/home/u/.main.py" {
 					t.Errorf("the program is %+v", p)
 				}
 				return o, nil
 			}}, d, nil)
-			if l.ending.Commit != d.commit || !d.committed || !d.closed {
-				t.Errorf("ending %+v, home %+v", l.ending, d)
+			if l.outcome.Commit != d.commit || !d.committed || !d.closed {
+				t.Errorf("outcome %+v, home %+v", l.outcome, d)
 			}
 		})
 	}
 }
 
 func TestCancelledProgramIsSaved(t *testing.T) {
-	d := &den{commit: &proto.Commit{Fence: 7}}
+	d := &fakeHome{commit: &proto.Commit{Fence: 7}}
 	l := newLease(inThread)
-	runIn(t, l, &box{run: waits}, d, func(context.CancelCauseFunc) { l.stop(proto.ErrCancelled) })
-	if l.ending.Commit != d.commit || l.ending.Result.Status() != proto.StatusCancelled {
-		t.Errorf("%+v", l.ending)
+	runIn(t, l, &fakeJail{run: runUntilStopped}, d, func(context.CancelCauseFunc) { l.stop(proto.ErrCancelled) })
+	if l.outcome.Commit != d.commit || l.outcome.Result.Status() != proto.StatusCancelled {
+		t.Errorf("%+v", l.outcome)
 	}
 }
 
-func TestHomeThatCannotBeSaved(t *testing.T) {
-	for told, err := range map[string]error{
-		"12 bytes":                                 &proto.LimitError{Bytes: 12, MaxBytes: 10},
-		"more than 13 bytes together":              &proto.AttributesError{Most: 13},
-		"more than 14 directories in each other":   &proto.DepthError{Most: 14},
-		"not be stored; the worker's log says why": errors.New("of ours"),
+func TestHomeSaveFailure(t *testing.T) {
+	for message, err := range map[string]error{
+		"12 bytes":                                        &proto.LimitError{Bytes: 12, MaxBytes: 10},
+		"more than 13 bytes together":                     &proto.AttributesError{Most: 13},
+		"more than 14 directories in each other":          &proto.DepthError{Most: 14},
+		`"a/b" has 16 bytes, more than 15`:                &proto.FileError{Path: "a/b", Size: 16, Unit: "bytes", Most: 15},
+		"not be stored; the cause is in the worker's log": errors.New("internal"),
 	} {
-		d := &den{save: fmt.Errorf("save: %w", err)}
+		d := &fakeHome{saveErr: fmt.Errorf("save: %w", err)}
 		l := newLease(inThread)
-		runIn(t, l, &box{run: outcome(jail.Outcome{Kind: jail.Exited, ExitCode: 3})}, d, nil)
-		r := l.ending.Result
+		runIn(t, l, &fakeJail{run: exited(jail.Outcome{Kind: jail.Exited, ExitCode: 3})}, d, nil)
+		r := l.outcome.Result
 		if *r.ErrorCode != string(proto.CodeThreadSave) || *r.ProgramExitCode != 3 || r.ExitCode != -1 ||
-			!strings.Contains(*r.ErrorMessage, told) || l.ending.Commit != nil || d.committed || !d.closed {
+			!strings.Contains(*r.ErrorMessage, message) || l.outcome.Commit != nil || d.committed || !d.closed {
 			t.Errorf("%+v, %s, home %+v", r, *r.ErrorMessage, d)
 		}
 	}
 }
 
-func TestHomeThatIsNotThere(t *testing.T) {
-	for name, d := range map[string]*den{"checked out": {checkOut: errors.New("gone")}, "filled": {fill: errors.New("gone")}} {
+func TestHomeMountFailure(t *testing.T) {
+	for name, d := range map[string]*fakeHome{"checked out": {checkOutErr: errors.New("gone")}, "staged": {stageErr: errors.New("gone")}} {
 		t.Run(name, func(t *testing.T) {
 			l := newLease(inThread)
-			b := &box{}
+			b := &fakeJail{}
 			runIn(t, l, b, d, nil)
-			r := l.ending.Result
+			r := l.outcome.Result
 			if *r.ErrorCode != string(proto.CodeThreadMount) || strings.Contains(*r.ErrorMessage, "gone") || b.ran || d.saves > 0 {
 				t.Errorf("%+v", r)
 			}
@@ -440,19 +485,19 @@ func TestHomeThatIsNotThere(t *testing.T) {
 }
 
 func TestHomeOfALostLeaseIsNotSaved(t *testing.T) {
-	d := &den{commit: &proto.Commit{}}
+	d := &fakeHome{commit: &proto.Commit{}}
 	l := newLease(inThread)
-	runIn(t, l, &box{run: waits}, d, func(context.CancelCauseFunc) { l.stop(proto.ErrLost) })
-	if l.ending != nil || d.saves > 0 || d.committed || !d.closed {
-		t.Errorf("ending %+v, home %+v", l.ending, d)
+	runIn(t, l, &fakeJail{run: runUntilStopped}, d, func(context.CancelCauseFunc) { l.stop(proto.ErrLost) })
+	if l.outcome != nil || d.saves > 0 || d.committed || !d.closed {
+		t.Errorf("outcome %+v, home %+v", l.outcome, d)
 	}
 }
 
-func TestHomeOfAProgramCutOffAtShutdownIsNotSaved(t *testing.T) {
-	d := &den{commit: &proto.Commit{}}
+func TestHomeOfAProgramKilledAtShutdownIsNotSaved(t *testing.T) {
+	d := &fakeHome{commit: &proto.Commit{}}
 	l := newLease(inThread)
-	runIn(t, l, &box{run: waits}, d, func(kill context.CancelCauseFunc) { kill(worker.ErrShutdown) })
-	if d.saves > 0 || d.committed || !d.closed || *l.ending.Result.ErrorCode != string(proto.CodeWorkerLost) {
-		t.Errorf("ending %+v, home %+v", l.ending, d)
+	runIn(t, l, &fakeJail{run: runUntilStopped}, d, func(kill context.CancelCauseFunc) { kill(worker.ErrShutdown) })
+	if d.saves > 0 || d.committed || !d.closed || *l.outcome.Result.ErrorCode != string(proto.CodeWorkerLost) {
+		t.Errorf("outcome %+v, home %+v", l.outcome, d)
 	}
 }

@@ -8,35 +8,38 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/pool"
 )
 
 const (
-	// minForkRate is the number of executions per second with which an API key gets a zygote of a pool key. A zygote takes as long to
-	// create, and as much memory, as a jail or two.
+	// minForkRate is the number of executions per second with which an API key gets a zygote of a
+	// pool key. A zygote takes as long to create, and as much memory, as a jail or two.
 	minForkRate = 2.0
 	// protectedFor is the time after a request in which a zygote is not evicted for another one.
 	protectedFor = 5 * time.Second
 	// assumedMemory is the assumed memory of a zygote, in bytes, until it has been created.
 	assumedMemory = 16 << 20
-	// A zygote is replaced after maxForks forks of its interpreter, and at maxZygoteAge: all forks share the interpreter's hash seed
-	// and its memory layout.
+	// A zygote is replaced after maxForks forks of its interpreter, and at maxZygoteAge: all forks
+	// share the interpreter's hash seed and its memory layout.
 	maxForks, maxZygoteAge = 1000, 10 * time.Minute
 	// evictAfter is how long a zygote is kept after its last request.
 	evictAfter = 2 * time.Minute
-	// firstRetry is the pause after a failure, which doubles with each further failure up to maxRetry.
+	// firstRetry is the pause after a failure, which doubles with each further failure up to
+	// maxRetry.
 	firstRetry, maxRetry = 5 * time.Second, 5 * time.Minute
 	// createTimeout limits the creation of a zygote, with all its imports.
 	createTimeout = 30 * time.Second
 )
 
-// zygotePool holds the jails that others are forked from: one for each pool key that an API key requests often, used by that API
-// key alone.
+// zygotePool holds the jails that others are forked from: one for each pool key that an API key
+// requests often, used by that API key alone.
 type zygotePool struct {
-	most   int   // limit of zygotes
-	memory int64 // limit of their memory, in bytes
-	log    *slog.Logger
+	most     int   // limit of zygotes
+	memory   int64 // limit of their memory, in bytes
+	log      *slog.Logger
+	onCreate func(ctx context.Context, sandbox proto.Sandbox, err error) // Warm.OnZygote
 
 	mu            sync.Mutex
 	ctx           context.Context // is done when no more are created
@@ -65,8 +68,8 @@ type zygote struct {
 	inUse   sync.WaitGroup // forks in progress
 }
 
-// request counts a request for k and reports whether there is a zygote to fork from. It starts to create or replace one if the rate
-// of requests calls for it.
+// request counts a request for k and reports whether there is a zygote to fork from. It starts to
+// create or replace one if the rate of requests calls for it.
 func (p *zygotePool) request(k poolKey) bool {
 	name, now := k.String(), time.Now()
 	p.mu.Lock()
@@ -89,7 +92,8 @@ func (p *zygotePool) request(k poolKey) bool {
 	return s.zygote != nil
 }
 
-// acquire returns the zygote for k, nil if there is none. The zygote is not closed before done is called with the result of the fork.
+// acquire returns the zygote for k, nil if there is none. The zygote is not closed before done is
+// called with the result of the fork.
 func (p *zygotePool) acquire(k poolKey) (z jail.Zygote, done func(err error)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -118,8 +122,16 @@ func (p *zygotePool) acquire(k poolKey) (z jail.Zygote, done func(err error)) {
 	}
 }
 
-// create creates the zygote for k and retires its predecessor.
+// create creates the zygote for k, and calls onCreate.
 func (p *zygotePool) create(s *zygoteSlot, k poolKey) {
+	err := p.replace(s, k)
+	if p.onCreate != nil && p.ctx.Err() == nil {
+		p.onCreate(p.ctx, k.sandbox, err)
+	}
+}
+
+// replace creates the zygote of s and retires its predecessor.
+func (p *zygotePool) replace(s *zygoteSlot, k poolKey) error {
 	ctx, cancel := context.WithTimeout(p.ctx, createTimeout)
 	defer cancel()
 	created, err := k.createZygote(ctx)
@@ -137,7 +149,7 @@ func (p *zygotePool) create(s *zygoteSlot, k poolKey) {
 	if err == nil {
 		p.retire(s)
 		s.zygote = z
-		return
+		return nil
 	}
 	s.backOff()
 	if p.ctx.Err() == nil {
@@ -146,16 +158,18 @@ func (p *zygotePool) create(s *zygoteSlot, k poolKey) {
 	if created != nil {
 		p.close(z)
 	}
+	return err
 }
 
-// backOff delays the next attempt. Only a successful fork resets the pause, so a zygote that fails again and again is created less
-// and less often.
+// backOff delays the next attempt. Only a successful fork resets the pause, so a zygote that fails
+// again and again is created less and less often.
 func (s *zygoteSlot) backOff() {
 	s.retryPause = min(max(2*s.retryPause, firstRetry), maxRetry)
 	s.retryAt = time.Now().Add(s.retryPause)
 }
 
-// usedByOthers returns the number of zygotes, those being created included, and their memory in bytes, without those of s.
+// usedByOthers returns the number of zygotes, those being created included, and their memory in
+// bytes, without those of s.
 func (p *zygotePool) usedByOthers(s *zygoteSlot) (count int, memory int64) {
 	count, memory = p.retired, p.retiredMemory
 	for _, o := range p.slots {
@@ -171,8 +185,8 @@ func (p *zygotePool) usedByOthers(s *zygoteSlot) (count int, memory int64) {
 	return count, memory
 }
 
-// hasRoom reports whether there is room for a zygote of s. If not, it evicts the least recently requested one, unless that was
-// requested within protectedFor; a later request finds the room.
+// hasRoom reports whether there is room for a zygote of s. If not, it evicts the least recently
+// requested one, unless that was requested within protectedFor; a later request finds the room.
 func (p *zygotePool) hasRoom(s *zygoteSlot) bool {
 	if count, memory := p.usedByOthers(s); count < p.most && memory+assumedMemory <= p.memory {
 		return true
@@ -189,7 +203,8 @@ func (p *zygotePool) hasRoom(s *zygoteSlot) bool {
 	return false
 }
 
-// run evicts zygotes that are no longer requested, until ctx is done, and then closes all. request must not be called after that.
+// run evicts zygotes that are no longer requested, until ctx is done, and then closes all. request
+// must not be called after that.
 func (p *zygotePool) run(ctx context.Context) {
 	ticker := time.NewTicker(evictAfter / 4)
 	defer ticker.Stop()

@@ -21,7 +21,7 @@ func (*backupCommand) Help() string {
 sandbox profiles, image names, webhooks and the heads of threads. It includes everything that was accepted before it began. It does not have
 the files of threads and images: back up the store after this.
 
-The backup holds secrets: those of webhooks, the hashes of API keys, and the secret that signs URLs of files. See docs/operations.md.
+The backup contains secrets: the secrets of webhooks, the hashes of API keys, and the secret that signs URLs of files. See docs/operations.md.
 
 Examples:
 

@@ -30,10 +30,12 @@ func printExecution(p *page, e *client.Execution) {
 	p.row("language", e.Language)
 	p.optional("sandbox", e.Sandbox)
 	p.optional("thread", e.ThreadID)
+	p.optional("schedule", e.ScheduleID)
 	p.optional("exit code", e.ExitCode)
 	p.optional("error", e.ErrorCode)
 	p.optional("", e.ErrorMessage)
 	p.row("created", e.CreatedAt)
+	p.optional("run at", e.RunAt)
 	p.optional("completed", e.CompletedAt)
 	p.row("queued", milliseconds(e.QueuedMS))
 	p.row("duration", milliseconds(e.DurationMS))
@@ -44,6 +46,9 @@ func printExecution(p *page, e *client.Execution) {
 		for _, b := range e.Network.BlockedConnections {
 			p.row("blocked", formatBlocked(b))
 		}
+		if e.Network.BlockedTotal > int64(len(e.Network.BlockedConnections)) {
+			p.row("blocked", fmt.Sprintf("%d in all", e.Network.BlockedTotal))
+		}
 	}
 	if e.WebhookURL != nil {
 		p.row("webhook", cell(e.WebhookDeliveryStatus)+", "+*e.WebhookURL)
@@ -51,6 +56,9 @@ func printExecution(p *page, e *client.Execution) {
 	p.pairs("metadata", e.Metadata)
 	printOutput(p, "stdout", e.Stdout, e.StdoutTruncated)
 	printOutput(p, "stderr", e.Stderr, e.StderrTruncated)
+	if e.OutputBudgetExceeded {
+		p.textf("--- less output was kept than the sandbox allows: the organisation's output budget was used up\n")
+	}
 }
 
 func printOutput(p *page, name string, text *string, truncated bool) {
@@ -128,7 +136,8 @@ func (c *logsCommand) Run(ctx context.Context, s streams) error {
 
 type waitCommand struct {
 	remote `embed:""`
-	Traces []traceID `arg:"" name:"trace" help:"Ids of executions: trc_…"`
+	Batch  string    `placeholder:"ID" help:"Wait for the end of this batch instead, and show its progress."`
+	Traces []traceID `arg:"" optional:"" name:"trace" help:"Ids of executions: trc_…"`
 }
 
 // traceID is the id of an execution in a list of arguments.
@@ -145,20 +154,38 @@ func (*waitCommand) Help() string {
 	return `Prints the id, status and exit code of each execution when it has ended, in the order of the arguments. --json prints each as
 bullpen get does. Interrupting the command does not cancel the executions.
 
-With several executions, the exit code is that of the first one that did not succeed, or 0.
+With several executions, the exit code is the exit code of the first one that did not succeed, or 0.
 
 Exit codes: ` + exitCodesHelp + `
+
+Exit codes with --batch:
+` + batchExitCodesHelp + `
 
 Examples:
 
   bullpen wait trc_Dh--7j-V0wlyHpZI_3sX
+  bullpen wait --batch bat_abcdefghijklmnopqrstuvwxyz
   bullpen wait $(bullpen run --async test.py)`
+}
+
+// Validate checks that there is something to wait for.
+func (c *waitCommand) Validate() error {
+	switch {
+	case (c.Batch == "") == (len(c.Traces) == 0):
+		return errors.New("give the ids of executions, or --batch")
+	case c.Batch != "":
+		return (&batchArg{c.Batch}).Validate()
+	}
+	return nil
 }
 
 func (c *waitCommand) Run(ctx context.Context, s streams) error {
 	api, err := c.client(s)
 	if err != nil {
 		return err
+	}
+	if c.Batch != "" {
+		return (&batchWaiter{api: api, streams: s, id: c.Batch, json: c.JSON}).run(ctx)
 	}
 	exitCode := exitOK
 	for _, id := range c.Traces {

@@ -44,9 +44,9 @@ func (*imageImportCommand) Help() string {
 ` + strings.Join(proto.ImageEnv(), " ") + `.
 
 Interpreters are searched for in the directories of the image's PATH, then in /opt/venv, /venv, /opt/conda and its environments,
-/usr/local/bin, /usr/bin, /bin, and in other virtual environments. Credentials for registries are those of docker login.
+/usr/local/bin, /usr/bin, /bin, and in other virtual environments. Credentials for registries are read from docker's configuration, see docker login.
 
-TMPDIR must have room for the unpacked image.`
+TMPDIR must have enough space for the unpacked image.`
 }
 
 // Run runs the command.

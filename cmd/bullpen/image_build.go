@@ -38,14 +38,14 @@ type imageBuildCommand struct {
 	Python      string   `default:"python3.14" placeholder:"PACKAGE" help:"Package with Python."`
 	Package     []string `placeholder:"PACKAGE" help:"One more package for the image. Can be repeated."`
 	NodeVersion string   `default:"25" placeholder:"VERSION" help:"Version of Node to get from npm's registry, whole or in part."`
-	NodeTarball string   `type:"existingfile" placeholder:"FILE" help:"Take Node from this file instead: a .tar.gz with bin/node in its one directory, such as those of nodejs.org."`
+	NodeTarball string   `type:"existingfile" placeholder:"FILE" help:"Take Node from this file instead: a .tar.gz with bin/node in its one directory, such as the ones of nodejs.org."`
 }
 
 func (*imageBuildCommand) Help() string {
 	return `Needs mmdebstrap, and npm unless --node-tarball is given; both use the sources and the registry that this machine is set up for. The
 image has Python with its standard library, Node, Bash, the GNU tools, and certificates. Manual pages and translations are left out.
 
-TMPDIR must have room for the unpacked image.`
+TMPDIR must have enough space for the unpacked image.`
 }
 
 // basePackages are installed besides the essential ones: Bash, libraries of Node, and certificates.
@@ -206,7 +206,7 @@ func compareVersions(a, b string) int {
 	})
 }
 
-// checkIntegrity compares the digest of a file with that of the registry.
+// checkIntegrity compares the digest of a file with the registry's.
 func checkIntegrity(file, integrity string) error {
 	f, err := os.Open(file)
 	if err != nil {
@@ -218,7 +218,7 @@ func checkIntegrity(file, integrity string) error {
 		return err
 	}
 	if got := "sha512-" + base64.StdEncoding.EncodeToString(sum.Sum(nil)); got != integrity {
-		return fmt.Errorf("%s has the digest %s, and the registry says %q", filepath.Base(file), got, integrity)
+		return fmt.Errorf("%s has the digest %s, want %q as in the registry", filepath.Base(file), got, integrity)
 	}
 	return nil
 }

@@ -23,17 +23,24 @@ type keyWebhookCommands struct {
 	Rm     keyWebhookRmCommand     `cmd:"" help:"Remove the webhook settings and the secret."`
 }
 
+// settingsOf names the API key whose settings a command is about.
+type settingsOf struct {
+	For string `name:"for" placeholder:"KEY_ID" help:"Id of the API key, as bullpen key list prints it. Default: the key in use."`
+}
+
 type keyWebhookShowCommand struct {
-	remote `embed:""`
+	remote     `embed:""`
+	settingsOf `embed:""`
 }
 
 func (c *keyWebhookShowCommand) Run(ctx context.Context, s streams) error {
 	return requestWebhook(s, &c.remote, func(api *client.Client) (*client.Webhook, json.RawMessage, error) {
-		return api.Webhook(ctx)
+		return api.Webhook(ctx, c.For)
 	})
 }
 
-// requestWebhook makes a request whose answer is the webhook settings. A new secret is printed alone on standard output, for scripts.
+// requestWebhook makes a request whose answer is the webhook settings. A new secret is printed
+// alone on standard output, for scripts.
 func requestWebhook(s streams, r *remote, call func(*client.Client) (*client.Webhook, json.RawMessage, error)) error {
 	return request(s, r, call, func(p *page, w *client.Webhook) {
 		if w.Secret == "" {
@@ -73,6 +80,7 @@ func secondsOf(f float64) time.Duration { return time.Duration(f * float64(time.
 
 type keyWebhookSetCommand struct {
 	remote           `embed:""`
+	settingsOf       `embed:""`
 	Secret           *string   `placeholder:"-" help:"Signing secret of 16 or more characters; - reads it from standard input. Prefer that: other users of this machine can read flags."`
 	MaxAttempts      *int      `placeholder:"N" help:"Attempts per delivery, 1 to 20."`
 	Waits            *string   `placeholder:"WAIT,…" help:"Waits between attempts, such as 1s,10s,1m; or durable: ten attempts over three days."`
@@ -90,6 +98,7 @@ Examples:
   bullpen key webhook set https://ci.example.com/hooks/bullpen
   bullpen key webhook set --waits 1s,10s,1m --max-attempts 4
   bullpen key webhook set --waits durable
+  bullpen key webhook set --for key_1a2b https://ci.example.com/hooks/bullpen
   bullpen key webhook set --secret - <secret.txt`
 }
 
@@ -189,9 +198,9 @@ func (c *keyWebhookSetCommand) Run(ctx context.Context, s streams) error {
 		return err
 	}
 	return requestWebhook(s, &c.remote, func(api *client.Client) (*client.Webhook, json.RawMessage, error) {
-		_, _, err := api.Webhook(ctx)
+		_, _, err := api.Webhook(ctx, c.For)
 		if err == nil {
-			return api.PatchWebhook(ctx, settings)
+			return api.PatchWebhook(ctx, c.For, settings)
 		}
 		if refused, ok := errors.AsType[*client.Error](err); !ok || refused.Status != http.StatusNotFound {
 			return nil, nil, err
@@ -199,14 +208,15 @@ func (c *keyWebhookSetCommand) Run(ctx context.Context, s streams) error {
 		if settings.URL == nil {
 			return nil, nil, usagef("this key has no webhook settings yet: give the URL as well")
 		}
-		return api.PutWebhook(ctx, settings)
+		return api.PutWebhook(ctx, c.For, settings)
 	})
 }
 
 type keyWebhookRotateCommand struct {
-	remote  `embed:""`
-	Secret  *string   `placeholder:"-" help:"New secret; - reads it from standard input. Prefer that: other users of this machine can read flags. Default: a generated one."`
-	Overlap *duration `placeholder:"TIME" help:"Time for which the old secret also signs, 0 to 168h. Default: 24h."`
+	remote     `embed:""`
+	settingsOf `embed:""`
+	Secret     *string   `placeholder:"-" help:"New secret; - reads it from standard input. Prefer that: other users of this machine can read flags. Default: a generated one."`
+	Overlap    *duration `placeholder:"TIME" help:"Time for which the old secret also signs, 0 to 168h. Default: 24h."`
 }
 
 func (c *keyWebhookRotateCommand) Run(ctx context.Context, s streams) error {
@@ -218,16 +228,17 @@ func (c *keyWebhookRotateCommand) Run(ctx context.Context, s streams) error {
 		}
 	}
 	return requestWebhook(s, &c.remote, func(api *client.Client) (*client.Webhook, json.RawMessage, error) {
-		return api.RotateWebhook(ctx, secret, (*time.Duration)(c.Overlap))
+		return api.RotateWebhook(ctx, c.For, secret, (*time.Duration)(c.Overlap))
 	})
 }
 
 type keyWebhookRmCommand struct {
-	remote `embed:""`
+	remote     `embed:""`
+	settingsOf `embed:""`
 }
 
 func (c *keyWebhookRmCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (struct{}, json.RawMessage, error) {
-		return decoded(struct{}{}, api.RemoveWebhook(ctx))
+		return decoded(struct{}{}, api.RemoveWebhook(ctx, c.For))
 	}, func(p *page, _ struct{}) { p.textf("the webhook settings are removed\n") })
 }

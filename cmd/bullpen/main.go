@@ -1,4 +1,5 @@
-// Command bullpen runs untrusted programs. It is both the server, in all its roles, and the command-line client.
+// Command bullpen runs untrusted programs. It is both the server, in all its roles, and the
+// command-line client.
 package main
 
 import (
@@ -16,7 +17,8 @@ import (
 	"github.com/bullpen-run/bullpen/cmd/internal/app"
 )
 
-// The exit codes of every command. `bullpen run`, `logs --follow` and `wait` have more, see outcome.go.
+// The exit codes of every command. `bullpen run`, `logs --follow` and `wait` have more, see
+// outcome.go.
 const (
 	exitOK          = 0
 	exitFailure     = 1
@@ -71,7 +73,7 @@ Start a server with bullpen serve. The other commands are clients of a server. T
 
 Commands marked (admin) need a key with all rights.
 
-Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. bullpen run, logs --follow and wait exit with the program's exit code.`
+Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. bullpen run, logs --follow and wait exit with the program's exit code, bullpen batch run as its help says.`
 
 type commands struct {
 	VersionFlag kong.VersionFlag `name:"version" hidden:""`
@@ -79,15 +81,22 @@ type commands struct {
 	Serve      serveCommand       `cmd:"" help:"Run a server."`
 	Run        runCommand         `cmd:"" help:"Run a program and stream its output."`
 	Get        getCommand         `cmd:"" help:"Show an execution."`
+	Ls         lsCommand          `cmd:"" help:"List executions."`
 	Logs       logsCommand        `cmd:"" help:"Print the output of an execution."`
 	Wait       waitCommand        `cmd:"" help:"Wait until executions end."`
 	Cancel     cancelCommand      `cmd:"" help:"Cancel an execution."`
+	Queue      queueCommand       `cmd:"" help:"Show what is queued and running, and places in the queue."`
+	Batch      batchCommands      `cmd:"" help:"Run many programs as one batch."`
+	CI         ciCommands         `cmd:"" name:"ci" help:"Run pipelines: steps that need each other."`
 	Image      imageCommands      `cmd:"" help:"Manage sandbox images (admin)."`
 	Key        keyCommands        `cmd:"" help:"Manage API keys (admin) and the webhook settings of a key."`
+	Schedule   scheduleCommands   `cmd:"" help:"Run programs at set times."`
 	Sandbox    sandboxCommands    `cmd:"" help:"Manage sandbox profiles (admin)."`
 	Thread     threadCommands     `cmd:"" help:"Manage threads and their files."`
 	Webhook    webhookCommands    `cmd:"" help:"Inspect, replay, test and receive webhooks."`
+	Workers    workersCommands    `cmd:"" help:"List and drain workers (admin)."`
 	DeadLetter deadLetterCommands `cmd:"" name:"deadletter" help:"Manage dead letters: jobs that no worker could start (admin)."`
+	Autoscale  autoscaleCommands  `cmd:"" help:"Try out autoscaling policies."`
 	Backup     backupCommand      `cmd:"" help:"Back up the JetStream data of a running server (admin)."`
 	Restore    restoreCommand     `cmd:"" help:"Restore a backup into an empty deployment."`
 	Doctor     doctorCommand      `cmd:"" help:"Check that this machine can run jobs."`
@@ -117,19 +126,19 @@ func newParser(s streams) (*kong.Kong, error) {
 
 // flagHelp returns the help of a flag or argument with its default and environment variable.
 func flagHelp(value *kong.Value) string {
-	var notes []string
+	var details []string
 	if value.HasDefault {
-		notes = append(notes, "default "+value.Default)
+		details = append(details, "default "+value.Default)
 	}
 	if value.Tag != nil {
 		for _, env := range value.Tag.Envs {
-			notes = append(notes, "$"+env)
+			details = append(details, "$"+env)
 		}
 	}
-	if len(notes) == 0 {
+	if len(details) == 0 {
 		return value.Help
 	}
-	return value.Help + " [" + strings.Join(notes, ", ") + "]"
+	return value.Help + " [" + strings.Join(details, ", ") + "]"
 }
 
 func run(args []string, s streams) int {

@@ -8,7 +8,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// The exit codes of `bullpen run`, `logs --follow` and `wait` besides those of programs. Shells and container tools use the same.
+// The exit codes of `bullpen run`, `logs --follow` and `wait` besides the exit codes of programs.
+// Shells and container tools use the same.
 const (
 	exitTimeout = 124
 	exitUnknown = 125
@@ -17,7 +18,7 @@ const (
 )
 
 // exitCodesHelp documents them in --help.
-const exitCodesHelp = `that of the program, 128+N if signal N ended it, or
+const exitCodesHelp = `the program's own, 128+N if signal N ended it, or
 
   124  the program exceeded its timeout
   125  the program could not run, or its outcome is unknown
@@ -26,7 +27,8 @@ const exitCodesHelp = `that of the program, 128+N if signal N ended it, or
   159  the program made a forbidden system call
   2    wrong usage`
 
-// unknownOutcome makes err end the command with the exit code for an unknown outcome, unless the command line is at fault.
+// unknownOutcome makes err end the command with the exit code for an unknown outcome, unless the
+// command line is at fault.
 func unknownOutcome(err error) error {
 	if err == nil {
 		return nil
@@ -34,7 +36,8 @@ func unknownOutcome(err error) error {
 	return exitError{exitUnknown, err}
 }
 
-// outcome returns the error with a result's exit code, nil for 0. If the platform ended the program, the error says why.
+// outcome returns the error with a result's exit code, nil for 0. If the platform ended the
+// program, the error has the reason.
 func outcome(id proto.TraceID, exitCode *int, code, message *string) error {
 	switch {
 	case code != nil:
@@ -74,7 +77,8 @@ func platformError(id proto.TraceID, code string, message *string) error {
 	return fmt.Errorf("%s: %s: %s", id, code, *message)
 }
 
-// eventPrinter prints the events of an execution: its output on the same streams here, or each event as JSON.
+// eventPrinter prints the events of an execution: its output on the same streams here, or each
+// event as JSON.
 type eventPrinter struct {
 	streams
 	json    bool

@@ -84,7 +84,8 @@ func cell(v any) string {
 	return strings.Map(printable, fmt.Sprint(v))
 }
 
-// printable replaces what a terminal may act on: programs and receivers of webhooks choose some of the text that is shown.
+// printable replaces what a terminal may act on: programs and receivers of webhooks choose some of
+// the text that is shown.
 func printable(r rune) rune {
 	if unicode.IsPrint(r) {
 		return r

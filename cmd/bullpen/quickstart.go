@@ -106,7 +106,8 @@ func runSample(ctx context.Context, w io.Writer, api *client.Client, r proto.Run
 	return nil
 }
 
-// installed reports whether a worker on this host finds the interpreter of r, where it looks for it.
+// installed reports whether a worker on this host finds the interpreter of r, where it looks for
+// it.
 func installed(r proto.Runtime) bool {
 	return slices.ContainsFunc([]string{"/usr/local/bin", "/usr/bin", "/bin"}, func(dir string) bool {
 		info, err := os.Stat(filepath.Join(dir, r.Interpreters[0]))
@@ -155,8 +156,8 @@ func startServer(ctx context.Context, dir string) (*server, error) {
 	s.cmd = exec.CommandContext(context.WithoutCancel(ctx), self, "serve", "--listen", address, "--data", filepath.Join(dir, "data"))
 	s.cmd.Env = append(slices.DeleteFunc(os.Environ(), isServerSetting), "BULLPEN_BOOTSTRAP_KEY="+s.api.Key)
 	s.cmd.Stdout, s.cmd.Stderr = log, log
-	// A process group of its own keeps Ctrl-C from the server. Pdeathsig is sent when the thread that started the server ends, so that
-	// thread is locked.
+	// A process group of its own keeps Ctrl-C from the server. Pdeathsig is sent when the thread
+	// that started the server ends, so that thread is locked.
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	started := make(chan error)
 	go func() {
@@ -174,7 +175,8 @@ func startServer(ctx context.Context, dir string) (*server, error) {
 	return s, nil
 }
 
-// isServerSetting reports whether an environment variable configures a server, other than where nsjail is.
+// isServerSetting reports whether an environment variable configures a server, other than where
+// nsjail is.
 func isServerSetting(variable string) bool {
 	return strings.HasPrefix(variable, "BULLPEN_") && !strings.HasPrefix(variable, "BULLPEN_NSJAIL=")
 }

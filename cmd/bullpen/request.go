@@ -37,8 +37,8 @@ func (r *remote) client(s streams) (*client.Client, error) {
 	return &client.Client{URL: r.URL, Key: r.Key, Agent: "bullpen/" + app.Version(), Retrying: retryProgress(s)}, nil
 }
 
-// retryProgress returns a function that reports why a request is sent again, each reason once in a row. It may be called
-// concurrently.
+// retryProgress returns a function that reports why a request is sent again, each reason once in a
+// row. It may be called concurrently.
 func retryProgress(s streams) func(error) {
 	var mu sync.Mutex
 	var last string
@@ -67,7 +67,8 @@ func checkURL(text string) error {
 	return usagef("--url or BULLPEN_URL: %q is not the URL of a server: write http://HOST:PORT", text)
 }
 
-// request calls the server and prints its answer, as show does. The answer's bytes may be nil, see decoded.
+// request calls the server and prints its answer, as show does. The answer's bytes may be nil, see
+// decoded.
 func request[T any](s streams, r *remote, call func(*client.Client) (T, json.RawMessage, error), text func(*page, T)) error {
 	api, err := r.client(s)
 	if err != nil {

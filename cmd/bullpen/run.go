@@ -23,24 +23,31 @@ import (
 const (
 	// cancelTimeout bounds the request that cancels a program when the command is interrupted.
 	cancelTimeout = 10 * time.Second
-	// queuedAfter is how long a program waits before a progress message says so.
+	// queuedAfter is how long a program waits in the queue before a progress message reports it.
 	queuedAfter = 2 * time.Second
 )
 
+// programFlags describe a program to run.
+type programFlags struct {
+	Language string   `name:"lang" short:"l" placeholder:"LANG" help:"Language: ${languages}. Default: from the file name, then from the first line; python for standard input."`
+	Timeout  *int     `short:"t" placeholder:"SECONDS" help:"Kill the program after this time. Default: the server's, 60."`
+	Env      []string `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of the program. Repeatable."`
+	Metadata []string `short:"m" sep:"none" placeholder:"NAME=VALUE" help:"Metadata to store with the execution. Repeatable."`
+	Thread   string   `placeholder:"ID" help:"Run in this thread, with the home directory that its last execution left. Created if it does not exist."`
+	Stdin    string   `placeholder:"FILE" help:"Standard input of the program, up to 1 MiB: a file, or - for standard input. Empty by default."`
+	File     string   `arg:"" help:"The program, or - for standard input."`
+	Args     []string `arg:"" optional:"" name:"args" help:"Arguments of the program, after --."`
+}
+
 type runCommand struct {
 	remote         `embed:""`
-	Language       string   `name:"lang" short:"l" placeholder:"LANG" help:"Language: ${languages}. Default: from the file name, then from the first line; python for standard input."`
-	Timeout        *int     `short:"t" placeholder:"SECONDS" help:"Kill the program after this time. Default: the server's, 60."`
-	Env            []string `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of the program. Repeatable."`
-	Metadata       []string `short:"m" sep:"none" placeholder:"NAME=VALUE" help:"Metadata to store with the execution. Repeatable."`
-	Thread         string   `placeholder:"ID" help:"Run in this thread, with the home directory that its last execution left. Created if it does not exist."`
-	Stdin          string   `placeholder:"FILE" help:"Standard input of the program, up to 1 MiB: a file, or - for standard input. Empty by default."`
-	Async          bool     `help:"Print the execution's id and exit. See bullpen wait and bullpen logs."`
-	WebhookURL     string   `name:"webhook-url" placeholder:"URL" help:"With --async: send the result to this URL."`
-	IdempotencyKey string   `placeholder:"KEY" help:"With --async: repeating the command with the same key returns the first execution."`
-	Quiet          bool     `short:"q" help:"Do not print the execution's id or progress on standard error."`
-	File           string   `arg:"" help:"The program, or - for standard input."`
-	Args           []string `arg:"" optional:"" name:"args" help:"Arguments of the program, after --."`
+	programFlags   `embed:""`
+	Async          bool          `help:"Print the execution's id and exit. See bullpen wait and bullpen logs."`
+	WebhookURL     string        `name:"webhook-url" placeholder:"URL" help:"With --async: send the result to this URL."`
+	IdempotencyKey string        `placeholder:"KEY" help:"With --async: repeating the command with the same key returns the first execution."`
+	At             time.Time     `name:"at" placeholder:"TIME" help:"With --async: run at this time, such as 2026-01-31T12:00:00Z."`
+	Delay          time.Duration `placeholder:"DURATION" help:"With --async: run after this time, such as 10m."`
+	Quiet          bool          `short:"q" help:"Do not print the execution's id or progress on standard error."`
 }
 
 func (*runCommand) Help() string {
@@ -58,13 +65,22 @@ Examples:
   bullpen run --stdin data.csv sum.py -- --column 3
   bullpen run --thread notebook-1 cell.py
   echo 'print(6 * 7)' | bullpen run -
-  bullpen run --async --webhook-url https://example.com/hook long.py`
+  bullpen run --async --webhook-url https://example.com/hook long.py
+  bullpen run --async --delay 10m report.py`
 }
 
 func (c *runCommand) Run(ctx context.Context, s streams) error {
+	if err := c.checkAsync(); err != nil {
+		return unknownOutcome(err)
+	}
 	req, err := c.request(s.in)
 	if err != nil {
 		return unknownOutcome(err)
+	}
+	req.WebhookURL = c.WebhookURL
+	req.Delay = proto.Seconds(c.Delay)
+	if !c.At.IsZero() {
+		req.RunAt = &client.Time{Time: c.At}
 	}
 	s.terminal = s.terminal && !c.Quiet
 	api, err := c.client(s)
@@ -114,9 +130,29 @@ func (c *runCommand) inline(ctx context.Context, f *follower, req client.Request
 	return resultOutcome(id, result)
 }
 
+// checkAsync checks the flags that need --async.
+func (c *runCommand) checkAsync() error {
+	switch {
+	case !c.Async && c.WebhookURL != "":
+		return usagef("--webhook-url needs --async")
+	case !c.Async && c.IdempotencyKey != "":
+		return usagef("--idempotency-key needs --async")
+	case !c.Async && !c.At.IsZero():
+		return usagef("--at needs --async")
+	case !c.Async && c.Delay != 0:
+		return usagef("--delay needs --async")
+	case c.Delay < 0:
+		return usagef("--delay must not be negative")
+	case c.Delay > 0 && !c.At.IsZero():
+		return usagef("--at and --delay exclude each other")
+	default:
+		return nil
+	}
+}
+
 // request returns the request that the flags and arguments describe.
-func (c *runCommand) request(stdin io.Reader) (client.Request, error) {
-	req := client.Request{ThreadID: c.Thread, Args: c.Args, WebhookURL: c.WebhookURL}
+func (c *programFlags) request(stdin io.Reader) (client.Request, error) {
+	req := client.Request{ThreadID: c.Thread, Args: c.Args}
 	var err error
 	if err = c.check(); err != nil {
 		return req, err
@@ -146,7 +182,7 @@ func (c *runCommand) request(stdin io.Reader) (client.Request, error) {
 }
 
 // check checks the flags that need no file.
-func (c *runCommand) check() error {
+func (c *programFlags) check() error {
 	switch {
 	case c.Timeout != nil && *c.Timeout < 1:
 		return usagef("-t %d: give a whole number of seconds, at least 1", *c.Timeout)
@@ -154,10 +190,6 @@ func (c *runCommand) check() error {
 		return usagef("-l %q: give %s", c.Language, languageNames())
 	case c.Stdin == "-" && c.File == "-":
 		return usagef("standard input is either the program or, with --stdin -, its input")
-	case !c.Async && c.WebhookURL != "":
-		return usagef("--webhook-url needs --async")
-	case !c.Async && c.IdempotencyKey != "":
-		return usagef("--idempotency-key needs --async")
 	}
 	if c.Thread != "" {
 		if err := proto.CheckThreadID("--thread", c.Thread); err != nil {
@@ -168,7 +200,7 @@ func (c *runCommand) check() error {
 }
 
 // readText reads a file of UTF-8 text, at most limit bytes; - is stdin.
-func readText(path string, stdin io.Reader, limit int) (string, error) {
+func readText(path string, stdin io.Reader, limit int) (string, error) { //nolint:unparam // programs and input have limits of their own
 	in := stdin
 	if path != "-" {
 		f, err := os.Open(path)
@@ -190,8 +222,9 @@ func readText(path string, stdin io.Reader, limit int) (string, error) {
 	return string(text), nil
 }
 
-// language returns the language of the flag, else the one of the file name, else the one of the first line.
-func (c *runCommand) language(code []byte) (proto.Language, error) {
+// language returns the language of the flag, else the one of the file name, else the one of the
+// first line.
+func (c *programFlags) language(code []byte) (proto.Language, error) {
 	if c.Language != "" {
 		return proto.Language(c.Language), nil
 	}
@@ -208,7 +241,7 @@ func (c *runCommand) language(code []byte) (proto.Language, error) {
 	if c.File == "-" {
 		return proto.Python, nil
 	}
-	return "", usagef("%s: neither its name nor its first line says which language it is in: give -l %s", c.File, languageNames())
+	return "", usagef("%s: its name and its first line do not show its language: give -l %s", c.File, languageNames())
 }
 
 // shebangLanguage returns the language of the interpreter that the first line of a program names.
@@ -289,9 +322,10 @@ func (f *follower) trace() proto.TraceID {
 	return ""
 }
 
-// run calls stream with a context that outlives ctx, so that the output of a cancelled program is still printed. When ctx is done, run
-// cancels the execution, whose result then ends the stream. If its id is not known yet, run only disconnects: the server withdraws a
-// program that has not started and has no client.
+// run calls stream with a context that outlives ctx, so that the output of a cancelled program is
+// still printed. When ctx is done, run cancels the execution, whose result then ends the stream. If
+// its id is not known yet, run only disconnects: the server withdraws a program that has not
+// started and has no client.
 func (f *follower) run(ctx context.Context, stream func(context.Context) error) error {
 	streamCtx, disconnect := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer disconnect(nil)

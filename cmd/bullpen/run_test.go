@@ -34,7 +34,7 @@ func TestInterruptCancelsAndPrintsTheRest(t *testing.T) {
 	defer server.Close()
 	ctx, interrupt := context.WithCancel(t.Context())
 	out, errs := &onWrite{f: interrupt}, new(bytes.Buffer)
-	c := &runCommand{remote: remote{URL: server.URL, Key: stubKey}, File: "-"}
+	c := &runCommand{remote: remote{URL: server.URL, Key: stubKey}, programFlags: programFlags{File: "-"}}
 	err := c.Run(ctx, streams{in: strings.NewReader("# runs"), out: out, err: errs})
 
 	exit, _ := errors.AsType[exitError](err)
@@ -45,7 +45,7 @@ func TestInterruptCancelsAndPrintsTheRest(t *testing.T) {
 		t.Errorf("standard output is %q, want what came before", got)
 	}
 	if exit.err == nil || !strings.Contains(exit.err.Error(), "cancelled") {
-		t.Errorf("error is %v, want it to say that the execution was cancelled", exit.err)
+		t.Errorf("error is %v, want one that reports a cancelled execution", exit.err)
 	}
 	log, err := os.ReadFile(requests)
 	if err != nil {
@@ -82,7 +82,7 @@ func TestProgressWhileQueued(t *testing.T) {
 	server := httptest.NewServer((&stub{log: filepath.Join(t.TempDir(), "requests"), free: free}).handler())
 	defer server.Close()
 	errs := &afterWrite{f: sync.OnceFunc(func() { close(free) })}
-	c := &runCommand{remote: remote{URL: server.URL, Key: stubKey}, File: "-"}
+	c := &runCommand{remote: remote{URL: server.URL, Key: stubKey}, programFlags: programFlags{File: "-"}}
 	err := c.Run(t.Context(), streams{in: strings.NewReader("# waits"), out: new(bytes.Buffer), err: errs, terminal: true})
 	if got := errs.String(); err != nil || got != "bullpen: waiting for a free slot\nbullpen: execution "+string(stubTrace)+"\ntwo\n" {
 		t.Errorf("standard error is %q, %v", got, err)
@@ -117,7 +117,7 @@ func TestLanguage(t *testing.T) {
 		{"-", "print(1)", proto.Python},
 		{"-", "#!/bin/bash\n", proto.Bash},
 	} {
-		got, err := (&runCommand{File: test.file}).language([]byte(test.code))
+		got, err := (&programFlags{File: test.file}).language([]byte(test.code))
 		if got != test.want || (err == nil) != (test.want != "") {
 			t.Errorf("%s with %q is %q, %v; want %q", test.file, test.code, got, err, test.want)
 		}

@@ -8,11 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/goccy/go-yaml"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type sandboxCommands struct {
@@ -27,23 +29,25 @@ type sandboxCommands struct {
 type sandboxFlags struct {
 	File string `short:"f" placeholder:"FILE" help:"Read the profile from this YAML file, in the format of bullpen sandbox show; - for standard input. Excludes the flags below."`
 
-	Image      *string      `placeholder:"IMAGE" help:"Root file system: the name of an image, or an absolute directory on the workers. Default: the host's runtimes."`
-	CPU        *float64     `name:"cpu" placeholder:"CORES" help:"CPU cores, 0.05 to 64."`
-	Memory     *proto.Bytes `placeholder:"SIZE" help:"Memory, 32MiB to 1024GiB."`
-	Pids       *int         `placeholder:"N" help:"Processes and threads, 16 to 32768."`
-	DiskHome   *proto.Bytes `placeholder:"SIZE" help:"Size of the home directory, 1MiB to 1024GiB."`
-	DiskTmp    *proto.Bytes `placeholder:"SIZE" help:"Size of /tmp, 1MiB to 1024GiB."`
-	DiskInodes *int         `placeholder:"N" help:"Files and directories in the home directory and in /tmp, 256 to 16777216 each."`
-	Network    *string      `placeholder:"POLICY" help:"Network policy: blocked, unrestricted or allowlist."`
-	Allow      []string     `sep:"none" placeholder:"HOST[:PORTS]" help:"Allowlist entry: a name such as pypi.org or *.example.com:443, an address or a range. Repeatable."`
-	Env        []string     `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of every program. The request's variables override it. Repeatable."`
-	Output     *proto.Bytes `placeholder:"SIZE" help:"Output that a result keeps of each stream, up to 256MiB."`
-	Isolation  *string      `placeholder:"HOW" help:"strict starts a new Python interpreter for each execution. Default: the worker may fork one."`
-	Preload    []string     `sep:"none" placeholder:"MODULE" help:"Python module to import before an interpreter is forked, such as numpy. Repeatable."`
+	Image       *string      `placeholder:"IMAGE" help:"Root file system: the name of an image, or an absolute directory on the workers. Default: the host's runtimes."`
+	CPU         *float64     `name:"cpu" placeholder:"CORES" help:"CPU cores, 0.05 to 64."`
+	Memory      *proto.Bytes `placeholder:"SIZE" help:"Memory, 32MiB to 1024GiB."`
+	Pids        *int         `placeholder:"N" help:"Processes and threads, 16 to 32768."`
+	OpenFiles   *int         `placeholder:"N" help:"Open files of each process, 256 to 4096. Default: 1024."`
+	DiskHome    *proto.Bytes `placeholder:"SIZE" help:"Size of the home directory, 1MiB to 1024GiB."`
+	DiskTmp     *proto.Bytes `placeholder:"SIZE" help:"Size of /tmp, 1MiB to 1024GiB."`
+	DiskInodes  *int         `placeholder:"N" help:"Files and directories in the home directory and in /tmp, 256 to 16777216 each."`
+	Network     *string      `placeholder:"POLICY" help:"Network policy: blocked, unrestricted or allowlist."`
+	Allow       []string     `sep:"none" placeholder:"HOST[:PORTS]" help:"Allowlist entry: a name such as pypi.org or *.example.com:443, an address or a range. Repeatable."`
+	Env         []string     `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of every program. The request's variables override it. Repeatable."`
+	Output      *proto.Bytes `placeholder:"SIZE" help:"Output that a result keeps of each stream, up to 256MiB."`
+	Isolation   *string      `placeholder:"HOW" help:"strict starts a new Python interpreter for each execution. Default: the worker may fork one."`
+	Preload     []string     `sep:"none" placeholder:"MODULE" help:"Python module to import before an interpreter is forked, such as numpy. Repeatable."`
+	SystemCalls []string     `name:"system-call" sep:"none" placeholder:"NAME" help:"System call to allow beyond the usual ones, such as landlock_create_ruleset. Repeatable."`
 }
 
 // sandboxHelp is the --help text of commands that store a profile.
-const sandboxHelp = `Settings that are not given are those of the profile named default: see bullpen sandbox show default. If --memory is given, the default home
+const sandboxHelp = `Absent settings have the values of the profile named default: see bullpen sandbox show default. If --memory is given, the default home
 directory and /tmp are at most a half and a quarter of it. Prints the complete profile.`
 
 // maxProfileBytes bounds the size of a profile file.
@@ -81,10 +85,14 @@ func (f *sandboxFlags) flags() (*client.Sandbox, error) {
 	setFlag(&s.CPU, f.CPU)
 	setFlag(&s.Memory, f.Memory)
 	setFlag(&s.Pids, f.Pids)
+	setFlag(&s.OpenFiles, f.OpenFiles)
 	setFlag(&s.Output, f.Output)
 	setFlag(&s.Isolation, f.Isolation)
 	if len(f.Preload) > 0 {
 		s.Preload = f.Preload
+	}
+	if len(f.SystemCalls) > 0 {
+		s.SystemCalls = f.SystemCalls
 	}
 	var disk client.SandboxDisk
 	setFlag(&disk.Home, f.DiskHome)
@@ -206,10 +214,24 @@ type sandboxShowCommand struct {
 	Name   string `arg:"" help:"Name of the profile."`
 }
 
+func (*sandboxShowCommand) Help() string {
+	return `If a worker could not import the modules of preload in the last 24 hours, a comment says why.`
+}
+
 func (c *sandboxShowCommand) Run(ctx context.Context, s streams) error {
+	preload := new(api.SandboxPreload)
 	return request(s, &c.remote, func(api *client.Client) (*proto.Profile, json.RawMessage, error) {
-		return decoded(api.Sandbox(ctx, c.Name))
-	}, printSandbox)
+		profile, err := api.Sandbox(ctx, c.Name)
+		if err == nil && len(profile.Preload) > 0 {
+			preload, err = api.SandboxPreload(ctx, c.Name)
+		}
+		return decoded(profile, err)
+	}, func(p *page, profile *proto.Profile) {
+		printSandbox(p, profile)
+		if preload.Error != nil {
+			p.textf("# preload failed at %s: %s\n", cell(*preload.At), cell(strings.Join(strings.Fields(*preload.Error), " ")))
+		}
+	})
 }
 
 type sandboxRmCommand struct {

@@ -38,7 +38,41 @@ type stub struct {
 	cancelled chan struct{}
 	webhook   bool // the key has webhook settings
 
-	polls atomic.Int32 // requests for stubSoon
+	polls      atomic.Int32 // requests for stubSoon
+	batchPolls atomic.Int32 // requests for a batch
+}
+
+func stubWorker(draining string) string {
+	return `{"name":"node-1","pool":"gpu","version":"v1","started_at":"2026-01-02T03:04:05.000Z","slots":8,"running":3,"draining":` + draining +
+		`,"capabilities":["disk"],"languages":{"python":"3.11","bash":"5.2"},"cached_images":2,"cached_threads":40,` +
+		`"machine":{"cpus":4,"cpus_busy":2.46,"memory":34359738368,"memory_available":25769803776}}`
+}
+
+const stubScheduleID = "sch_abcdefghijklmnopqrstuvwxyz"
+
+func stubSchedule(runs string) string {
+	return `{"id":"` + stubScheduleID + `","name":"report","cron":"0 3 * * *","time_zone":"Europe/Berlin","every":null,"jitter":90,"overlap":"skip","missed":"last",` +
+		`"paused":false,"key_id":"key_1","created_at":"2026-01-01T00:00:00.000Z","updated_at":"2026-01-01T00:00:00.000Z","next":["2026-01-03T03:00:00.000Z"],` +
+		`"request":{"code":"print(1)","language":"python"},"waiting":2,"runs":[` + runs + `]}`
+}
+
+func (s *stub) schedule(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	s.record(r, body)
+	const runs = `{"tick":"2026-01-02T03:00:00.000Z","at":"2026-01-02T03:00:00.250Z","outcome":"started","trace_id":"` + string(stubTrace) + `","reason":null},` +
+		`{"tick":"2026-01-01T03:00:00.000Z","at":"2026-01-01T03:00:00.250Z","outcome":"failed","trace_id":null,"reason":"queued execution limit reached"}`
+	answer := stubSchedule(runs)
+	switch {
+	case r.Method == http.MethodDelete:
+		w.WriteHeader(http.StatusNoContent)
+		return
+	case strings.HasSuffix(r.URL.Path, "/run"):
+		w.WriteHeader(http.StatusAccepted)
+		answer = `{"trace_id":"` + string(stubTrace) + `","status":"running"}`
+	case r.Method == http.MethodGet && r.PathValue("id") == "":
+		answer = `{"schedules":[` + stubSchedule("") + `],"next_cursor":null}`
+	}
+	_, _ = io.WriteString(w, answer)
 }
 
 func newStub(log string) http.Handler { return (&stub{log: log}).handler() }
@@ -64,6 +98,7 @@ func (s *stub) handler() http.Handler {
 	s.webhookRoutes(mux)
 	s.threadRoutes(mux)
 	s.deadLetterRoutes(mux)
+	s.batchRoutes(mux)
 	mux.HandleFunc("GET /v1/admin/images", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"images":[`+stubImage+`]}`)
 	})
@@ -72,10 +107,40 @@ func (s *stub) handler() http.Handler {
 		w.Header().Set("Content-Length", "100") // breaks off
 		_, _ = io.WriteString(w, "\x28\xb5\x2f\xfd")
 	})
+	mux.HandleFunc("GET /v1/queue", func(w http.ResponseWriter, r *http.Request) {
+		const counts = `"running":{"interactive":1,"batch":`
+		place := func(id proto.TraceID, rest string) string {
+			return fmt.Sprintf(`{"trace_id":%q,"class":"batch","created_at":"2026-01-02T03:04:05.678Z",%s}`, id, rest)
+		}
+		asked := ""
+		if id := r.URL.Query().Get("trace_id"); id != "" {
+			asked = place(proto.TraceID(id), `"position":13,"estimated_wait":null`)
+		}
+		_, _ = io.WriteString(w, `{"key":{"queued":{"interactive":0,"batch":3},`+counts+`2},"concurrent":null},"organisation":{"queued":{"interactive":0,"batch":40},`+
+			counts+`6},"concurrent":100,"max_queued":1000},"oldest":`+place(stubTrace, `"position":12,"estimated_wait":65`)+`,"executions":[`+asked+`]}`)
+	})
+	mux.HandleFunc("GET /v1/admin/workers", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"workers":[`+stubWorker("false")+`]}`)
+	})
+	mux.HandleFunc("GET /v1/admin/autoscale", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"pools":[{"name":"default","capabilities":[],"worker_slots":0,"workers":0,"slots":0,"queued":0,"running":0,`+
+			`"mean_seconds":0,"oldest_wait_seconds":0,"desired":null},{"name":"gpu","capabilities":["disk"],"worker_slots":8,"workers":1,"slots":8,`+
+			`"queued":40,"running":8,"mean_seconds":2.5,"oldest_wait_seconds":12.34,"desired":{"workers":2,"slots":16,"reason":"demand"}}]}`)
+	})
+	mux.HandleFunc("POST /v1/admin/workers/node-1/drain", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, stubWorker("true")) })
+	mux.HandleFunc("POST /v1/admin/workers/node-1/undrain", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, stubWorker("false")) })
+	mux.HandleFunc("POST /v1/admin/workers/{name}/drain", func(w http.ResponseWriter, _ *http.Request) {
+		refuse(w, http.StatusNotFound, "not_found", "there is no such worker", "")
+	})
+	for _, route := range []string{"GET ", "POST ", "GET {id}", "PATCH {id}", "DELETE {id}", "POST {id}/run"} {
+		method, path, _ := strings.Cut(route, " ")
+		mux.HandleFunc(strings.TrimSuffix(method+" /v1/schedules/"+path, "/"), s.schedule)
+	}
 	mux.HandleFunc("POST /v1/admin/sandboxes", s.sandbox)
 	mux.HandleFunc("PUT /v1/admin/sandboxes/{name}", s.sandbox)
 	mux.HandleFunc("GET /v1/admin/sandboxes/{name}", s.sandbox)
 	mux.HandleFunc("DELETE /v1/admin/sandboxes/{name}", s.sandbox)
+	mux.HandleFunc("GET /v1/admin/sandboxes/{name}/preload", s.sandboxPreload)
 	mux.HandleFunc("GET /v1/admin/sandboxes", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"sandboxes":[`+stubSandbox+`]}`)
 	})
@@ -222,7 +287,7 @@ func (s *stub) get(w http.ResponseWriter, r *http.Request) {
 		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"failed","exit_code":3,"stdout":"one\n","stderr":"two\n","error":null,`+
 			`"duration_ms":1234,"delivery_mode":"streaming","created_at":"2026-01-02T03:04:05.678Z","completed_at":"2026-01-02T03:04:06.912Z",`+
 			`"language":"python","timeout":60,"metadata":{"team":"blue"},"attempt":1,"queued_ms":2,"stderr_truncated":true,"output_truncated":false,"sandbox":"web",`+
-			`"network":{"bytes_in":1000,"bytes_out":20,"blocked_connections":[`+
+			`"network":{"bytes_in":1000,"bytes_out":20,"blocked_total":7,"blocked_connections":[`+
 			`{"host":"a.example\u001b[2J","address":"203.0.113.7","port":443,"protocol":"tcp","reason":"not_allowed","at":"2026-01-02T03:04:06.000Z"},`+
 			`{"host":"b.example","protocol":"dns","reason":"name","at":"2026-01-02T03:04:06.000Z"},`+
 			`{"address":"10.0.0.1","protocol":"icmp","reason":"protocol","at":"2026-01-02T03:04:06.000Z"}]}}`, stubTrace)
@@ -231,6 +296,8 @@ func (s *stub) get(w http.ResponseWriter, r *http.Request) {
 			`"duration_ms":10,"delivery_mode":"webhook","created_at":"2026-01-02T03:04:05.678Z","completed_at":null,`+
 			`"webhook_url":"https://example.com/hook","webhook_delivery_status":"pending",`+
 			`"language":"bash","timeout":60,"thread_id":"notebook","metadata":{},"attempt":1,"queued_ms":2,"output_truncated":false}`, stubRunning)
+	case stubItem:
+		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"success","batch":{"id":%q,"index":1}}`, stubItem, stubBatchID)
 	case stubSoon:
 		if s.polls.Add(1) == 1 {
 			_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"running","completed_at":null}`, stubSoon)
@@ -318,6 +385,12 @@ func (s *stub) sandbox(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusCreated)
 	}
 	_, _ = io.WriteString(w, stubSandbox)
+}
+
+// sandboxPreload has an error with a line break and what a terminal would act on.
+func (s *stub) sandboxPreload(w http.ResponseWriter, r *http.Request) {
+	s.record(r, nil)
+	_, _ = io.WriteString(w, `{"error":"No module named\n'numpy'\u001b[2J","at":"2026-01-02T03:04:05.000Z"}`)
 }
 
 const stubImage = `{"name":"tiny","digest":"sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa","size":1048576,"unpacked_size":1572864,` +

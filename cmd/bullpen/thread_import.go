@@ -21,8 +21,7 @@ type threadImportCommand struct {
 
 func (*threadImportCommand) Help() string {
 	return `Uploads the archive to the thread and unpacks it there in an execution, in the sandbox and under the limits of the API key. The home
-directory needs room for the archive and its content. Files that are not in the archive stay. The thread is created if it does not exist.
-Sparse files lose their holes.`
+directory needs space for the archive and its content. Files that are not in the archive stay. The thread is created if it does not exist.`
 }
 
 func (c *threadImportCommand) Run(ctx context.Context, s streams) error {
@@ -49,7 +48,8 @@ func (c *threadImportCommand) Run(ctx context.Context, s streams) error {
 	return c.printResult(s, id, result)
 }
 
-// checkFree returns an error if the thread is in use: an uploaded archive would stay there until the next execution.
+// checkFree returns an error if the thread is in use: an uploaded archive would stay there until
+// the next execution.
 func (c *threadImportCommand) checkFree(ctx context.Context, api *client.Client) error {
 	t, _, err := api.Thread(ctx, c.Thread)
 	if refused, ok := errors.AsType[*client.Error](err); ok && refused.Status == http.StatusNotFound && refused.Code != "" {
@@ -61,7 +61,8 @@ func (c *threadImportCommand) checkFree(ctx context.Context, api *client.Client)
 	return err
 }
 
-// unpackProgram returns a program that unpacks the archive of that name in the home directory and then removes it.
+// unpackProgram returns a program that unpacks the archive of that name in the home directory and
+// then removes it.
 func unpackProgram(name string) string {
 	return `cd -- "$HOME" || exit
 xattrs=--xattrs
@@ -79,7 +80,7 @@ func (c *threadImportCommand) printResult(s streams, id proto.TraceID, r *proto.
 			return err
 		}
 	} else {
-		// Whoever made the archive chose the names in the messages of tar.
+		// The author of the archive chose the names in the messages of tar.
 		_, _ = fmt.Fprint(s.err, strings.Map(printableLine, r.Stdout+r.Stderr))
 	}
 	switch {

@@ -37,12 +37,11 @@ type listening struct {
 // listen starts the command and waits until it listens.
 func listen(t *testing.T, secrets string, args ...string) *listening {
 	t.Helper()
-	self, err := os.Executable()
+	program, err := build()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(self)
-	cmd.Args = append([]string{"bullpen", "webhook", "listen", "--port", "0"}, args...)
+	cmd := exec.Command(program, append([]string{"webhook", "listen", "--port", "0"}, args...)...)
 	cmd.Env = append(os.Environ(), "TZ=UTC", secretVariable+"="+secrets)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -176,7 +175,7 @@ func TestListenPretty(t *testing.T) {
 		"bullpen key webhook set http://127.0.0.1:" + port + "/\n",
 	} {
 		if !strings.Contains(l.intro, want) {
-			t.Errorf("the instructions lack %q: %q", want, l.intro)
+			t.Errorf("the instructions do not contain %q: %q", want, l.intro)
 		}
 	}
 	body := hookJSON(t, strings.Repeat("a line\n", 12)+"no end", "\tE: "+controls+"\n")

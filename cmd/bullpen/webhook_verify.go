@@ -18,8 +18,9 @@ import (
 // webhookTolerance is the allowed age of a webhook, against replays.
 const webhookTolerance = 5 * time.Minute
 
-// verifyWebhook returns what is wrong with the signatures of a webhook, nothing if all are valid. Each must be made with one of the
-// secrets. headers names the headers with a hexadecimal signature.
+// verifyWebhook returns what is wrong with the signatures of a webhook, nothing if all are valid.
+// Each must be made with one of the secrets. headers names the headers with a hexadecimal
+// signature.
 func verifyWebhook(h http.Header, body []byte, secrets, headers []string, now time.Time) (problems []string) {
 	if len(secrets) == 0 {
 		return []string{"no secret is configured here"}

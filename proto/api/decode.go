@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -37,6 +38,12 @@ func decodeInto(request any, body []byte) error {
 // decodeFields decodes body into the struct that request points to. Fields of absent and null
 // members keep their values.
 func decodeFields(request any, body []byte) error {
+	tag := objectTag(reflect.TypeOf(request).Elem())
+	return decodeMembers(request, body, tag.Get("additionalProperties") != "true")
+}
+
+// decodeMembers is decodeFields. If strict, body must not have members that the struct does not name.
+func decodeMembers(request any, body []byte, strict bool) error {
 	if err := checkBody(body); err != nil {
 		return err
 	}
@@ -47,8 +54,7 @@ func decodeFields(request any, body []byte) error {
 	if err != nil {
 		return err
 	}
-	to := reflect.ValueOf(request).Elem()
-	return decodeObject("", body, to, objectTag(to.Type()).Get("additionalProperties") == "false")
+	return decodeObject("", body, reflect.ValueOf(request).Elem(), strict)
 }
 
 // decodeObject decodes the members of object into the fields of a struct. The names of fields in
@@ -122,6 +128,9 @@ func decodeValue(field string, raw []byte, to reflect.Value, tag reflect.StructT
 		return checkRange(field, float64(*to), tag, func(limit string) (b proto.Bytes, err error) { return b, b.UnmarshalText([]byte(limit)) })
 	case *proto.Seconds:
 		*to, err = decodeSeconds(field, raw, tag)
+		return err
+	case *Time:
+		*to, err = decodeTime(field, raw)
 		return err
 	case *Waits:
 		return to.decode(field, raw, tag)
@@ -248,6 +257,19 @@ func decodeSeconds(field string, raw []byte, tag reflect.StructTag) (s proto.Sec
 		return 0, proto.FieldErrorf(field, "must be %s to %s seconds", least, most)
 	}
 	return s, s.UnmarshalJSON(raw)
+}
+
+// decodeTime decodes a time in RFC 3339.
+func decodeTime(field string, raw []byte) (Time, error) {
+	text, err := decodeString(field, raw)
+	if err != nil {
+		return Time{}, err
+	}
+	t, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return Time{}, proto.FieldErrorf(field, "must be a time in RFC 3339, such as 2026-01-31T12:00:00Z")
+	}
+	return Time{t}, nil
 }
 
 // checkCount checks the number of entries of a list or map against the tag named limit.

@@ -10,12 +10,12 @@
 //	required       "true": a request without the field is refused
 //	default        the value of a field that the request does not give
 //	minimum, maximum, maxItems, maxProperties, enum, format
-//	               limits that [Decode] checks; the formats are those of formatOf
+//	               limits that [Decode] checks; formatOf lists the formats
 //	minLength, maxLength, pattern, uniqueItems, keyPattern, keyMaxLength, valuePattern, valueMaxLength
 //	               limits that are only documented; Validate checks them
-//	must           what an error says about a value beyond the limits, without "must"
+//	must           the text of the error for a value beyond the limits, without "must"
 //
-// The blank field of a struct carries the tags of the object as a whole: doc,
-// additionalProperties:"false" for requests whose unknown members are refused, and partial:"true"
-// for requests whose fields are all optional.
+// The blank field of a struct carries the tags of the object as a whole: doc, partial:"true" for
+// requests whose fields are all optional, and additionalProperties:"true" for requests whose unknown
+// members are ignored. Other requests with unknown members are refused.
 package api

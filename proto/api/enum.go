@@ -8,7 +8,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// enumOf returns the values that a string may have: those of the enum tag, else those of its type,
+// enumOf returns the values that a string may have: the values of the enum tag, else of its type,
 // nil for any.
 func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 	if values, ok := tag.Lookup("enum"); ok {
@@ -18,12 +18,11 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 	case proto.Language:
 		return texts(proto.Languages())
 	case proto.Status:
-		return texts([]proto.Status{
-			proto.StatusQueued, proto.StatusRunning, proto.StatusSuccess, proto.StatusFailed, proto.StatusTimeout, proto.StatusOOM,
-			proto.StatusSeccomp, proto.StatusCancelled, "blocked",
-		})
+		return texts(append(Statuses(), "blocked"))
 	case proto.Mode:
-		return texts([]proto.Mode{proto.ModeInline, proto.ModeStreaming, proto.ModeAsync})
+		return texts(Modes())
+	case proto.Class:
+		return texts([]proto.Class{proto.ClassInteractive, proto.ClassBatch})
 	case proto.Stream:
 		return texts([]proto.Stream{proto.Stdout, proto.Stderr})
 	case proto.Rights:
@@ -32,6 +31,18 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 		return texts([]proto.NetworkPolicy{proto.NetworkBlocked, proto.NetworkUnrestricted, proto.NetworkAllowlist})
 	case proto.DeliveryStatus:
 		return texts([]proto.DeliveryStatus{proto.DeliveryPending, proto.DeliveryDelivered, proto.DeliveryFailed})
+	case proto.OverlapPolicy:
+		return texts([]proto.OverlapPolicy{proto.OverlapSkip, proto.OverlapQueue, proto.OverlapReplace})
+	case proto.MissedPolicy:
+		return texts([]proto.MissedPolicy{proto.MissedNone, proto.MissedLast, proto.MissedAll})
+	case proto.RunOutcome:
+		return texts([]proto.RunOutcome{proto.RunStarted, proto.RunSkipped, proto.RunMissed, proto.RunFailed})
+	case proto.BatchStatus:
+		return texts(proto.BatchStatuses())
+	case proto.PipelineStatus:
+		return texts([]proto.PipelineStatus{proto.PipelineRunning, proto.PipelineSuccess, proto.PipelineFailed, proto.PipelineCancelled})
+	case proto.StepStatus:
+		return texts([]proto.StepStatus{proto.StepWaiting, proto.StepRunning, proto.StepSuccess, proto.StepFailed, proto.StepSkipped, proto.StepCancelled})
 	case proto.DeadReason:
 		return texts([]proto.DeadReason{proto.DeadWorkersLost, proto.DeadMalformed})
 	case Code:

@@ -2,6 +2,7 @@ package api
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 )
 
@@ -15,6 +16,7 @@ const (
 	CodeForbidden          Code = "forbidden"
 	CodeNotFound           Code = "not_found"
 	CodeMethodNotAllowed   Code = "method_not_allowed"
+	CodeRequestTimeout     Code = "request_timeout"
 	CodeConflict           Code = "conflict"
 	CodeLengthRequired     Code = "length_required"
 	CodePayloadTooLarge    Code = "payload_too_large"
@@ -25,6 +27,7 @@ const (
 	CodeInternal           Code = "internal"
 	CodeNotImplemented     Code = "not_implemented"
 	CodeServiceUnavailable Code = "service_unavailable"
+	CodeDiskFull           Code = "disk_full"
 	CodeGatewayTimeout     Code = "gateway_timeout"
 )
 
@@ -44,6 +47,8 @@ func Codes() []CodeInfo {
 		return object{name: object{"description": doc, "schema": schema}}
 	}
 	retryAfter := header("Retry-After", "Seconds, if waiting helps.", object{"type": "integer", "minimum": 1, "maximum": 30})
+	limited := header("X-Should-Retry", "Set if the plan does not include this.", object{"type": "string", "const": "false"})
+	maps.Copy(limited, retryAfter)
 	return []CodeInfo{
 		{
 			CodeValidation, http.StatusBadRequest, "BadRequest",
@@ -70,6 +75,11 @@ func Codes() []CodeInfo {
 			CodeMethodNotAllowed, http.StatusMethodNotAllowed, "MethodNotAllowed",
 			"The path does not take this method; the header Allow lists the methods that it takes.",
 			"this path does not take that method; see the Allow header", nil,
+		},
+		{
+			CodeRequestTimeout, http.StatusRequestTimeout, "RequestTimeout",
+			"The body stalled, or took longer than 30 seconds; uploads and images may take longer, if they do not stall.",
+			"body did not arrive within 30s", nil,
 		},
 		{
 			CodeConflict, http.StatusConflict, "Conflict",
@@ -106,13 +116,15 @@ func Codes() []CodeInfo {
 		{
 			CodeRateLimited, http.StatusTooManyRequests, "TooManyRequests",
 			"The plan does not include this; or its limit of concurrent or queued executions is reached, or 16 files and archives of the " +
-				"organisation are being transferred. Only a limit that ends by waiting has a Retry-After.",
-			"concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions.", retryAfter,
+				"organisation are being transferred. A limit that ends by waiting has a Retry-After. What the plan does not include has X-Should-Retry: " +
+				"false, and permanent in the body.",
+			"concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions.",
+			limited,
 		},
 		{
 			CodeInternal, http.StatusInternalServerError, "Internal",
 			"A failure of the server.",
-			"something failed on our side; the server's log tells more under this X-Request-Id", nil,
+			"something failed on our side; the server's log has the cause under this X-Request-Id", nil,
 		},
 		{
 			CodeNotImplemented, http.StatusNotImplemented, "NotImplemented",
@@ -125,8 +137,13 @@ func Codes() []CodeInfo {
 			"no worker was free in time; the execution was withdrawn and will not run; send it again", retryAfter,
 		},
 		{
+			CodeDiskFull, http.StatusServiceUnavailable, "DiskFull",
+			"The server's disk has less free space than it keeps in reserve.",
+			"the server's disk is full; send the request again later", retryAfter,
+		},
+		{
 			CodeGatewayTimeout, http.StatusGatewayTimeout, "GatewayTimeout",
-			"No result within the timeout and 8 s; the execution goes on and is recorded.",
+			"No result within the timeout and 8 s, or the timeout, N and 5 s with Prefer: wait=N; the execution goes on and is recorded.",
 			"the execution did not end in time for an answer; it is recorded: ask for it at /v1/executions/" + exampleTrace, nil,
 		},
 	}
@@ -148,6 +165,7 @@ type Error struct {
 
 	Code       Code   `json:"error"`
 	Message    string `json:"message" doc:"What is wrong, and what to do about it."`
+	Permanent  bool   `json:"permanent,omitempty" doc:"The request will be refused as long as the organisation has its plan. The header X-Should-Retry is false. An extension of the public contract."`
 	RetryAfter int    `json:"-"` // seconds for the header Retry-After; 0 for none
 }
 
@@ -156,6 +174,11 @@ func (e *Error) Error() string { return e.Message }
 // Errorf returns an [Error].
 func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+// NotInPlan returns an [Error] about a request that the plan does not include.
+func NotInPlan(format string, args ...any) *Error {
+	return &Error{Code: CodeRateLimited, Message: fmt.Sprintf(format, args...), Permanent: true}
 }
 
 // Unavailable returns an [Error] that asks the client to try again after a number of seconds.

@@ -22,7 +22,7 @@ const (
 
 // ExecuteRequest asks for a program to be run.
 type ExecuteRequest struct {
-	_ struct{} `doc:"Unknown fields are ignored; null means absent. A field that is given twice is refused."`
+	_ struct{} `additionalProperties:"true" doc:"Unknown fields are ignored; null means absent. A field that is given twice is refused."`
 
 	Code       string            `json:"code" minLength:"1" maxLength:"1048576" doc:"The program: 1 byte to 1 MiB of UTF-8."`
 	Language   proto.Language    `json:"language,omitempty" default:"python"`
@@ -30,12 +30,15 @@ type ExecuteRequest struct {
 	ThreadID   string            `json:"thread_id,omitempty" format:"thread-id" doc:"The thread whose home directory the program uses. Only one execution at a time has the thread, from its acceptance to its end: a request that names the thread meanwhile gets 409 at once. The home is saved before the answer is visible."`
 	Metadata   map[string]string `json:"metadata,omitempty" maxProperties:"10" keyPattern:"^[A-Za-z0-9][A-Za-z0-9_.-]*$" keyMaxLength:"40" valueMaxLength:"256" doc:"For audit; the program does not see it."`
 	WebhookURL string            `json:"webhook_url,omitempty" format:"webhook-url" doc:"Where the result of an async execution is delivered, in place of the key's own URL. In the other modes its form is checked, and it is not used."`
-	// Env are the variables of the request alone, without those of the sandbox profile.
-	Env         map[string]string `json:"env_vars,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"At most 65,536 bytes of names plus values. Some names are reserved."`
-	MaxAttempts int               `json:"max_attempts,omitempty" default:"1" minimum:"1" maximum:"10" must:"be a whole number from 1 to 10" doc:"How often the program may be started if a worker is lost. 1: it runs at most once."`
-	Args        []string          `json:"args,omitempty" maxItems:"256" valuePattern:"^[^\\u0000]*$" doc:"The program's arguments, after its file name: at most 65,536 bytes together, without NUL. An extension of the public contract."`
-	Stdin       string            `json:"stdin,omitempty" maxLength:"1048576" doc:"What the program reads from its standard input, at most 1 MiB of UTF-8. Empty: nothing. An extension of the public contract."`
-	SubPaths    []string          `json:"sub_paths,omitempty" maxItems:"10" valueMaxLength:"512" valuePattern:"^/data/[^/]+/[^/]" doc:"Answered with 501 by this version, unless it is empty."`
+	// Env are the variables of the request alone, without the variables of the sandbox profile.
+	Env           map[string]string `json:"env_vars,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"At most 65,536 bytes of names plus values. Some names are reserved."`
+	MaxAttempts   int               `json:"max_attempts,omitempty" default:"1" minimum:"1" maximum:"10" must:"be a whole number from 1 to 10" doc:"How often the program may be started if a worker is lost. 1: it runs at most once."`
+	Args          []string          `json:"args,omitempty" maxItems:"256" valuePattern:"^[^\\u0000]*$" doc:"The program's arguments, after its file name: at most 65,536 bytes together, without NUL. An extension of the public contract."`
+	Stdin         string            `json:"stdin,omitempty" maxLength:"1048576" doc:"What the program reads from its standard input, at most 1 MiB of UTF-8. Empty: nothing. An extension of the public contract."`
+	RunAt         *Time             `json:"run_at,omitempty" doc:"When an async execution is queued, at most 30 days and the server's retention ahead; a time that is past means at once. Until then it is queued, may be cancelled, counts against the plan's limit of queued executions, and has its thread. An extension of the public contract."`
+	Delay         proto.Seconds     `json:"delay,omitempty" minimum:"0" maximum:"2592000" doc:"The same in seconds from the request."`
+	StreamPartial bool              `json:"stream_partial,omitempty" default:"false" doc:"Makes an incomplete line an event after 100 ms, for prompts and for progress that is redrawn with \\r. An extension of the public contract."`
+	SubPaths      []string          `json:"sub_paths,omitempty" maxItems:"10" valueMaxLength:"512" valuePattern:"^/data/[^/]+/[^/]" doc:"Answered with 501 by this version, unless it is empty."`
 }
 
 var (
@@ -50,15 +53,8 @@ func (r *ExecuteRequest) Validate() error {
 	if r.Code == "" || len(r.Code) > proto.MaxCodeBytes {
 		return proto.FieldErrorf("code", "must be between 1 byte and 1 MB")
 	}
-	for _, key := range sortedKeys(r.Metadata) {
-		if len(key) > maxMetadataKeyLen || !metadataPattern.MatchString(key) {
-			return proto.FieldErrorf("metadata",
-				"keys must be 1 to %d characters of A-Z, a-z, 0-9, _, . and -, the first a letter or digit; %q is not",
-				maxMetadataKeyLen, proto.Shorten(key))
-		}
-		if utf8.RuneCountInString(r.Metadata[key]) > maxMetadataValueLen {
-			return proto.FieldErrorf("metadata", "values must be at most %d characters; that of %s is longer", maxMetadataValueLen, key)
-		}
+	if err := checkMetadata(r.Metadata); err != nil {
+		return err
 	}
 	for _, name := range sortedKeys(r.Env) {
 		if err := proto.CheckEnv("env_vars", name, r.Env[name]); err != nil {
@@ -78,7 +74,24 @@ func (r *ExecuteRequest) Validate() error {
 	if len(r.Stdin) > proto.MaxStdinBytes {
 		return proto.FieldErrorf("stdin", "must be at most %d bytes", proto.MaxStdinBytes)
 	}
+	if r.RunAt != nil && r.Delay > 0 {
+		return proto.FieldErrorf("delay", "must not be given together with run_at")
+	}
 	return checkSubPaths(r.SubPaths)
+}
+
+func checkMetadata(metadata map[string]string) error {
+	for _, key := range sortedKeys(metadata) {
+		if len(key) > maxMetadataKeyLen || !metadataPattern.MatchString(key) {
+			return proto.FieldErrorf("metadata",
+				"keys must be 1 to %d characters of A-Z, a-z, 0-9, _, . and -, the first a letter or digit; %q is not",
+				maxMetadataKeyLen, proto.Shorten(key))
+		}
+		if utf8.RuneCountInString(metadata[key]) > maxMetadataValueLen {
+			return proto.FieldErrorf("metadata", "values must be at most %d characters; the value of %s is longer", maxMetadataValueLen, key)
+		}
+	}
+	return nil
 }
 
 func checkSubPaths(paths []string) error {
@@ -107,7 +120,7 @@ func checkSubPaths(paths []string) error {
 func (r *ExecuteRequest) FillJob(job *proto.Job) {
 	job.Code, job.Language, job.Timeout, job.ThreadID = r.Code, r.Language, r.Timeout, r.ThreadID
 	job.Metadata, job.MaxAttempts = r.Metadata, r.MaxAttempts
-	job.Args, job.Stdin = r.Args, r.Stdin
+	job.Args, job.Stdin, job.StreamPartial = r.Args, r.Stdin, r.StreamPartial
 }
 
 // Hash identifies what the request asks for, however it is written: white space, the order of
@@ -124,5 +137,5 @@ func (r *ExecuteRequest) Hash() (string, error) {
 // Accepted answers a request whose execution goes on after the answer.
 type Accepted struct {
 	TraceID proto.TraceID `json:"trace_id" format:"trace-id"`
-	Status  string        `json:"status" enum:"running"`
+	Status  string        `json:"status" enum:"running,queued" doc:"queued: it has a run_at."`
 }

@@ -53,6 +53,11 @@ func TestFieldErrorsNameTheirField(t *testing.T) {
 		`{"code":"1","args":["a\u0000b"]}`:                                            {Field: "args", Message: "args must not contain NUL"},
 		`{"code":"1","args":["` + strings.Repeat("x", proto.MaxArgsBytes) + `","x"]}`: {Field: "args", Message: "args must have at most 65536 bytes together"},
 		`{"code":"1","args":[""` + strings.Repeat(`,""`, 256) + `]}`:                  {Field: "args", Message: "args must have at most 256 entries"},
+		`{"code":"1","run_at":"tomorrow"}`:                                            {Field: "run_at", Message: "run_at must be a time in RFC 3339, such as 2026-01-31T12:00:00Z"},
+		`{"code":"1","run_at":5}`:                                                     {Field: "run_at", Message: "run_at must be a string"},
+		`{"code":"1","delay":-1}`:                                                     {Field: "delay", Message: "delay must be 0 to 2592000 seconds"},
+		`{"code":"1","delay":"5"}`:                                                    {Field: "delay", Message: "delay must be a number of seconds"},
+		`{"code":"1","delay":5,"run_at":"2026-01-31T12:00:00Z"}`:                      {Field: "delay", Message: "delay must not be given together with run_at"},
 		`{"code":"1","stdin":[]}`:                                                     {Field: "stdin", Message: "stdin must be a string"},
 		`{"code":"1","stdin":"` + strings.Repeat("x", proto.MaxStdinBytes+1) + `"}`:   {Field: "stdin", Message: "stdin must be at most 1048576 bytes"},
 	} {

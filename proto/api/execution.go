@@ -22,6 +22,7 @@ type Execution struct {
 	Mode                  proto.Mode            `json:"delivery_mode"`
 	CreatedAt             Time                  `json:"created_at"`
 	CompletedAt           *Time                 `json:"completed_at"`
+	RunAt                 *Time                 `json:"run_at,omitempty" doc:"When it is queued, or was; absent if that was at once."`
 	WebhookURL            *string               `json:"webhook_url"`
 	WebhookDeliveryStatus *proto.DeliveryStatus `json:"webhook_delivery_status"`
 	ErrorCode             *string               `json:"error_code" format:"error-code"`
@@ -35,8 +36,13 @@ type Execution struct {
 	StdoutTruncated       bool                  `json:"stdout_truncated" doc:"The program wrote more to stdout than its sandbox keeps."`
 	StderrTruncated       bool                  `json:"stderr_truncated" doc:"The program wrote more to stderr than its sandbox keeps."`
 	OutputTruncated       bool                  `json:"output_truncated" doc:"Older events of the output stream are gone."`
+	OutputBudgetExceeded  bool                  `json:"output_budget_exceeded,omitempty" doc:"As in the result."`
 	Sandbox               *string               `json:"sandbox" doc:"The sandbox profile that it was accepted with; null for executions of versions without profiles."`
+	ScheduleID            *string               `json:"schedule_id,omitempty" doc:"The schedule that started it; absent for others."`
 	Network               *NetworkUsage         `json:"network,omitempty"`
+	Batch                 *BatchItem            `json:"batch,omitempty"`
+	PipelineID            *string               `json:"pipeline_id,omitempty" doc:"The run of a pipeline that it is a step of; absent for others."`
+	Step                  *string               `json:"step,omitempty" doc:"The name of that step, with its cell in parentheses."`
 }
 
 // NetworkUsage is what a program did with its network.
@@ -44,7 +50,8 @@ type NetworkUsage struct {
 	_ struct{} `doc:"What the program did with its network. Absent if the network was blocked, and until the program has ended."`
 
 	proto.Traffic
-	BlockedConnections []BlockedConnection `json:"blocked_connections" maxItems:"20" doc:"The first connections and DNS queries that were refused."`
+	BlockedConnections []BlockedConnection `json:"blocked_connections" maxItems:"20" doc:"The first different connections and DNS queries that were refused."`
+	BlockedTotal       int64               `json:"blocked_total" minimum:"0" doc:"The number of refusals, also of those that are not listed. Of packets, at most 100 a second are counted for each reason. 0 for executions of versions without it."`
 }
 
 // BlockedConnection is a connection or a DNS query that was refused.
@@ -60,9 +67,14 @@ func NewExecution(r *proto.Record, delivery proto.DeliveryStatus, now time.Time)
 		TraceID: r.TraceID, Status: r.Status, Mode: r.Mode, CreatedAt: Time{r.CreatedAt}, WebhookURL: optional(r.WebhookURL),
 		WebhookDeliveryStatus: optional(delivery), Language: r.Language, Timeout: r.Timeout, ThreadID: optional(r.ThreadID),
 		Metadata: orEmpty(r.Metadata), Attempt: r.Attempt, OutputTruncated: r.OutputTruncated, Sandbox: optional(r.Profile),
+		RunAt: optionalTime(r.RunAt), ScheduleID: optional(r.ScheduleID),
+		PipelineID: optional(r.PipelineID), Step: optional(r.Step),
+	}
+	if r.Batch != "" {
+		e.Batch = &BatchItem{ID: r.Batch, Index: r.BatchIndex}
 	}
 	if r.Usage != nil && r.Usage.Network != nil {
-		e.Network = &NetworkUsage{Traffic: r.Usage.Network.Traffic, BlockedConnections: []BlockedConnection{}}
+		e.Network = &NetworkUsage{Traffic: r.Usage.Network.Traffic, BlockedConnections: []BlockedConnection{}, BlockedTotal: r.Usage.Network.BlockedTotal}
 		for _, b := range r.Usage.Network.BlockedConnections {
 			e.Network.BlockedConnections = append(e.Network.BlockedConnections, BlockedConnection{b, Time{b.At}})
 		}
@@ -73,20 +85,21 @@ func NewExecution(r *proto.Record, delivery proto.DeliveryStatus, now time.Time)
 		e.CompletedAt = &Time{end}
 	}
 	if r.StartedAt == nil {
-		e.QueuedMS = milliseconds(end.Sub(r.CreatedAt))
+		e.QueuedMS = milliseconds(end.Sub(r.QueuedAt()))
 	} else {
-		e.QueuedMS = milliseconds(r.StartedAt.Sub(r.CreatedAt))
+		e.QueuedMS = milliseconds(r.StartedAt.Sub(r.QueuedAt()))
 		e.DurationMS = milliseconds(end.Sub(*r.StartedAt))
 	}
 	if result := r.Result; result != nil {
 		e.ExitCode, e.Stdout, e.Stderr = &result.ExitCode, &result.Stdout, &result.Stderr
 		e.Error, e.ErrorCode, e.ErrorMessage = result.Error, result.ErrorCode, result.ErrorMessage
 		e.DurationMS, e.StdoutTruncated, e.StderrTruncated = result.DurationMS, result.StdoutTruncated, result.StderrTruncated
+		e.OutputBudgetExceeded = result.OutputBudgetExceeded
 	}
 	return e
 }
 
-// milliseconds returns d in milliseconds, at least 0: the two clocks may be those of different
+// milliseconds returns d in milliseconds, at least 0: the two clocks may be of different
 // machines.
 func milliseconds(d time.Duration) int64 { return max(0, d.Milliseconds()) }
 
@@ -103,8 +116,13 @@ func (e *Execution) Write(w io.Writer) error {
 		_, err := w.Write(small)
 		return err
 	}
-	head, tail, _ := bytes.Cut(small, []byte(`"stdout":null,"stderr":null`))
-	return proto.WriteOutputs(w, head, *e.Stdout, *e.Stderr, tail)
+	return writeWithOutputs(w, small, *e.Stdout, *e.Stderr)
+}
+
+// writeWithOutputs writes a JSON object in which both outputs are null, with the outputs.
+func writeWithOutputs(w io.Writer, object []byte, stdout, stderr string) error {
+	head, tail, _ := bytes.Cut(object, []byte(`"stdout":null,"stderr":null`))
+	return proto.WriteOutputs(w, head, stdout, stderr, tail)
 }
 
 // Cancelled answers a request to cancel an execution.
@@ -129,10 +147,17 @@ type OutputEvent struct {
 	Seq    int64           `json:"seq" minimum:"0"`
 }
 
-// KeepaliveEvent is sent when nothing else was for 15 seconds.
+// KeepaliveEvent is sent when nothing else was for 15 seconds, and where events are missing.
 type KeepaliveEvent struct {
-	Type proto.EventType `json:"type" enum:"keepalive"`
-	Seq  int64           `json:"seq" minimum:"0" doc:"That of the last event sent."`
+	Type    proto.EventType `json:"type" enum:"keepalive"`
+	Missing *MissingEvents  `json:"missing,omitempty" doc:"Events that are gone and will not be sent."`
+	Seq     int64           `json:"seq" minimum:"0" doc:"The number of the last event sent."`
+}
+
+// MissingEvents is a range of event numbers.
+type MissingEvents struct {
+	First int64 `json:"first" minimum:"1"`
+	Last  int64 `json:"last" minimum:"1"`
 }
 
 // ResultEvent is the last event of an execution.

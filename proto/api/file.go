@@ -1,10 +1,14 @@
 package api
 
 import (
+	"mime"
 	"path"
+	"strings"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
+
+const maxContentType = 255 // characters
 
 // FileRequest is the part that all requests about files have.
 type FileRequest struct {
@@ -23,22 +27,34 @@ func (r *FileRequest) Validate() error {
 // FileListRequest asks for the files at a path.
 type FileListRequest struct {
 	FileRequest
-	Path      string `json:"path,omitempty" maxLength:"4096" doc:"The home if absent. Relative to the home, or absolute, with or without the home in front; up to 4,096 bytes and 512 components of up to 255 bytes, none of them .., without NUL."`
+	Path      string `json:"path,omitempty" maxLength:"4096" format:"path" doc:"The home if absent. Relative to the home, or absolute, with or without the home in front; up to 4,096 bytes and 512 components of up to 255 bytes, none of them .., without NUL."`
 	Recursive bool   `json:"recursive,omitempty" default:"false"`
 }
 
 // FileDownloadRequest asks for a URL to download a file from.
 type FileDownloadRequest struct {
 	FileRequest
-	Path string `json:"path" required:"true" maxLength:"4096" doc:"As in a list of files."`
+	Path string `json:"path" required:"true" maxLength:"4096" format:"path" doc:"As in a list of files."`
 }
 
 // FileUploadRequest asks for a URL to upload a file to.
 type FileUploadRequest struct {
 	FileRequest
-	Path          string  `json:"path" required:"true" maxLength:"4096" doc:"As in a list of files."`
+	Path          string  `json:"path" required:"true" maxLength:"4096" format:"path" doc:"As in a list of files."`
 	ContentLength int64   `json:"content_length" required:"true" minimum:"0" maximum:"10737418240" must:"be a whole number of bytes from 0 to 10737418240" doc:"The exact number of bytes."`
-	ContentType   *string `json:"content_type,omitempty" doc:"Not kept: files in a home have none."`
+	ContentType   *string `json:"content_type,omitempty" maxLength:"255" doc:"A media type. It is one of the headers to send with the upload; the file does not keep it."`
+}
+
+// Validate checks the source and the content type.
+func (r *FileUploadRequest) Validate() error {
+	if r.ContentType != nil {
+		ascii := !strings.ContainsFunc(*r.ContentType, func(c rune) bool { return c < ' ' || c > '~' })
+		kind, _, err := mime.ParseMediaType(*r.ContentType)
+		if err != nil || !ascii || !strings.Contains(kind, "/") || len(*r.ContentType) > maxContentType {
+			return proto.FieldErrorf("content_type", "must be a media type such as text/csv, at most %d characters", maxContentType)
+		}
+	}
+	return r.FileRequest.Validate()
 }
 
 // File is an entry of a thread's home.

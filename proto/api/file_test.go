@@ -10,7 +10,7 @@ import (
 
 func TestFileRequests(t *testing.T) {
 	thread := FileRequest{proto.SourceThread, "t"}
-	list, err := Decode[FileListRequest]([]byte(`{"source":"thread","id":"t","path":"a","recursive":true,"more":1}`))
+	list, err := Decode[FileListRequest]([]byte(`{"source":"thread","id":"t","path":"a","recursive":true}`))
 	if err != nil || *list != (FileListRequest{thread, "a", true}) {
 		t.Errorf("%+v, %v", list, err)
 	}

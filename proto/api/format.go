@@ -2,6 +2,9 @@ package api
 
 import "github.com/bullpen-run/bullpen/proto"
 
+// webhookURLPattern allows no user name, no empty host, no spaces and no control characters.
+const webhookURLPattern = `^[hH][tT][tT][pP][sS]?://[^\u0000-\u0020\u007F-\u00A0/?#@:][^\u0000-\u0020\u007F-\u00A0/?#@]*([/?#][^\u0000-\u0020\u007F-\u00A0]*)?$`
+
 // formatOf returns the check of a format tag, nil if any string is valid, and the JSON schema that
 // documents the format. The check's errors are [*proto.FieldError] for the field that it is called
 // with.
@@ -10,10 +13,15 @@ func formatOf(name string) (check func(field, text string) error, schema object)
 	case "thread-id":
 		return proto.CheckThreadID, object{"pattern": "^[A-Za-z0-9][A-Za-z0-9_-]*$", "maxLength": proto.MaxThreadIDLen}
 	case "webhook-url":
-		return proto.CheckWebhookURL, object{"format": "uri", "maxLength": proto.MaxWebhookURLLen}
+		return proto.CheckWebhookURL, object{"format": "uri", "maxLength": proto.MaxWebhookURLLen, "pattern": webhookURLPattern}
 	case "webhook-secret":
 		check = func(_, text string) error { return proto.CheckWebhookSecret(text) }
-		return check, object{"minLength": proto.MinWebhookSecretLen, "maxLength": proto.MaxWebhookSecretLen}
+		return check, object{
+			"minLength": proto.MinWebhookSecretLen, "maxLength": proto.MaxWebhookSecretLen,
+			"anyOf": []object{{"not": object{"pattern": "^whsec_"}}, {"pattern": "^whsec_[A-Za-z0-9+/]{32,86}={0,2}$"}},
+		}
+	case "path": // [proto.CleanFilePath] checks it
+		return nil, object{"pattern": `^[^/\u0000]{0,255}(/[^/\u0000]{0,255})*$`, "not": object{"pattern": `(^|/)\.\.(/|$)`}}
 	case "profile-name":
 		return proto.CheckProfileForm, object{"pattern": "^[a-z0-9][a-z0-9._-]{0,62}$"}
 	case "plan":

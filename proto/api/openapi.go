@@ -27,6 +27,7 @@ func OpenAPI(version string) ([]byte, error) {
 		}
 		paths[r.Path].(object)[strings.ToLower(r.Method)] = g.operation(&r)
 	}
+	g.schemaOf(BatchResult{}, false) // of a line in an answer that is not JSON as a whole
 	var events []object
 	mapping := object{}
 	for _, event := range []any{StatusEvent{}, OutputEvent{}, KeepaliveEvent{}, ResultEvent{}} {
@@ -51,7 +52,7 @@ func OpenAPI(version string) ([]byte, error) {
 		"info": object{
 			"title": "bullpen", "version": version, "license": object{"name": "Apache-2.0", "identifier": "Apache-2.0"},
 			"description": "Runs untrusted code in sandboxes. Every answer has an X-Request-Id; every answer about an execution has an X-Trace-Id. " +
-				"Other paths are answered with 404, other methods with 405 and Allow, in the same envelope. Requests that break the rules of HTTP " +
+				"HEAD is answered like GET, without the body. Other paths are answered with 404, other methods with 405 and Allow, in the same envelope. Requests that break the rules of HTTP " +
 				"itself, or have headers of more than 64 KiB, are answered in plain text and without an X-Request-Id.",
 		},
 		"servers":  []object{{"url": "/"}},
@@ -116,13 +117,17 @@ func (g *generator) operation(r *Route) object {
 		op["requestBody"] = object{"required": !r.OptionalBody, "content": content(typeJSON, g.schemaOf(r.Request, true), r.Request)}
 	}
 	if r.Upload != "" {
-		op["requestBody"] = object{"required": true, "description": r.UploadDoc, "content": content(r.Upload, object{}, nil)}
+		forms := content(r.Upload, object{}, nil)
+		if r.Request != nil {
+			maps.Copy(forms, content(typeJSON, g.schemaOf(r.Request, true), r.Request))
+		}
+		op["requestBody"] = object{"required": true, "description": r.UploadDoc, "content": forms}
 	}
 	responses := object{}
 	for i := range r.Responses {
 		responses[strconv.Itoa(r.Responses[i].Status)] = g.response(r, &r.Responses[i])
 	}
-	for _, c := range Codes() {
+	for _, c := range slices.Backward(Codes()) { // the first code of a status stands for all
 		if slices.Contains(r.errors(), c.Status) {
 			responses[strconv.Itoa(c.Status)] = ref("responses", c.Title)
 		}
@@ -131,8 +136,8 @@ func (g *generator) operation(r *Route) object {
 	return op
 }
 
-// errors returns the statuses of the errors of a route: those of the route itself, and those that
-// follow from its kind.
+// errors returns the statuses of the errors of a route: of the errors of the route itself, and of
+// those that follow from its kind.
 func (r *Route) errors() []int {
 	statuses := r.Errors
 	if r.Tag == tagServer {
@@ -146,7 +151,7 @@ func (r *Route) errors() []int {
 		statuses = append(statuses, http.StatusForbidden)
 	}
 	if r.Request != nil || r.Upload != "" {
-		statuses = append(statuses, http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType)
+		statuses = append(statuses, http.StatusBadRequest, http.StatusRequestTimeout, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType)
 	}
 	if slices.ContainsFunc(r.Params, func(p Param) bool { return p.In == "query" }) {
 		statuses = append(statuses, http.StatusBadRequest)
@@ -206,7 +211,7 @@ func (g *generator) schema(t reflect.Type, tag reflect.StructTag, request bool) 
 	default:
 		schema = g.kindSchema(t, tag, request)
 	}
-	if text, ok := tag.Lookup("default"); ok && request {
+	if text, ok := tag.Lookup("default"); ok && request && t.Kind() != reflect.Pointer {
 		schema["default"] = defaultValue(t, text)
 	}
 	if doc := tag.Get("doc"); doc != "" {
@@ -271,7 +276,7 @@ func (g *generator) structSchema(t reflect.Type, request bool) object {
 	if len(required) > 0 {
 		schema["required"] = required
 	}
-	if !request || objectTag(t).Get("additionalProperties") == "false" {
+	if objectTag(t).Get("additionalProperties") != "true" {
 		schema["unevaluatedProperties"] = false
 	}
 	if doc := objectTag(t).Get("doc"); doc != "" {

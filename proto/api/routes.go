@@ -1,6 +1,7 @@
 package api
 
 import (
+	"fmt"
 	"maps"
 	"net/http"
 	"time"
@@ -11,15 +12,23 @@ import (
 const (
 	typeJSON   = "application/json"
 	typeNDJSON = "application/x-ndjson"
+	typeJSONL  = "application/jsonl"
+	typeSSE    = "text/event-stream"
 
 	tagExecute    = "execute"
 	tagExecutions = "executions"
 	tagWebhooks   = "webhooks"
+	tagBatches    = "batches"
+	tagSchedules  = "schedules"
+	tagPipelines  = "pipelines"
 	tagThreads    = "threads"
 	tagFiles      = "files"
 	tagAdmin      = "admin"
 	tagServer     = "server"
 )
+
+// MaxQueueWait is the largest N of Prefer: wait=N, in seconds.
+const MaxQueueWait = 3600
 
 // Route describes a method of a path.
 type Route struct {
@@ -32,7 +41,7 @@ type Route struct {
 	Params       []Param
 	Request      any    // an example of the JSON body; nil for none
 	OptionalBody bool   // the body may be left out
-	Upload       string // the media type of a body that is not JSON
+	Upload       string // the media type of a body that is not JSON, or of its other form
 	UploadDoc    string
 	Responses    []Response
 	Errors       []int // the statuses of errors that do not follow from the kind of the route
@@ -63,10 +72,13 @@ func tags() []object {
 	return []object{
 		{"name": tagExecute, "description": "Run a program."},
 		{"name": tagExecutions, "description": "Look at executions and end them."},
-		{"name": tagWebhooks, "description": "Deliver the results of async executions, and see what became of the deliveries. The settings are those of the API key that asks."},
+		{"name": tagWebhooks, "description": "Deliver the results of async executions, and see what became of the deliveries. Each API key has its own settings."},
+		{"name": tagBatches, "description": "Run many programs that are accepted together. Batches belong to the organisation; their executions run under the API key that created them."},
+		{"name": tagSchedules, "description": "Start executions by the clock. Schedules belong to the organisation; their executions run under the API key that created them."},
+		{"name": tagPipelines, "description": "Run steps that need each other. Runs belong to the organisation; their steps are executions under the API key that started them."},
 		{"name": tagThreads, "description": "Home directories that outlive an execution. They belong to the organisation. The first execution that names a thread creates it."},
 		{"name": tagFiles, "description": "Files in the home of a thread. Their content is transferred through signed URLs."},
-		{"name": tagAdmin, "description": "API keys, sandbox profiles and their images, the store of threads; needs a key with all rights."},
+		{"name": tagAdmin, "description": "API keys, sandbox profiles and their images, workers, the store of threads; needs a key with all rights."},
 		{"name": tagServer, "description": "The server itself."},
 	}
 }
@@ -74,7 +86,7 @@ func tags() []object {
 // Routes returns all routes.
 func Routes() []Route {
 	var all []Route
-	for _, group := range [][]Route{executionRoutes(), webhookRoutes(), threadRoutes(), fileRoutes(), keyRoutes(), sandboxRoutes(), deadLetterRoutes(), storeRoutes(), serverRoutes()} {
+	for _, group := range [][]Route{executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(), threadRoutes(), fileRoutes(), keyRoutes(), sandboxRoutes(), workerRoutes(), deadLetterRoutes(), storeRoutes(), serverRoutes()} {
 		all = append(all, group...)
 	}
 	return all
@@ -103,6 +115,10 @@ func header(name, doc string, schema object) Param {
 	return Param{Name: name, In: "header", Doc: doc, schema: schema}
 }
 
+// MaxWhole is the largest integer that every JSON implementation represents exactly. It is the
+// largest number of events and versions.
+const MaxWhole = 1<<53 - 1
+
 func text() object { return object{"type": "string"} }
 
 func paging() []Param {
@@ -123,6 +139,15 @@ const (
 		`"error":null,"error_code":null,"error_message":null,"duration_ms":21,"stdout_truncated":false,"stderr_truncated":false},"output_truncated":false,"seq":3}` + "\n"
 )
 
+// A batch and a line of its results.
+const (
+	exampleBatch       = "bat_abcdefghijklmnopqrstuvwxyz"
+	exampleBatchResult = `{"index":0,"trace_id":"` + exampleTrace + `","status":"success","exit_code":0,"stdout":"one\n","stderr":"","error":null,"error_code":null,` +
+		`"error_message":null,"duration_ms":21,"stdout_truncated":false,"stderr_truncated":false,"metadata":{}}` + "\n"
+)
+
+const exampleEventStream = `id: 1` + "\n" + `data: {"type":"status","trace_id":"` + exampleTrace + `","status":"running","seq":1}` + "\n\n"
+
 func exampleTime() time.Time { return time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC) }
 
 func exampleResult() proto.Result {
@@ -140,21 +165,35 @@ func executionRoutes() []Route {
 		},
 		Status: proto.StatusSuccess, Attempt: 1, StartedAt: &start, CompletedAt: &ended, Result: &result,
 	}, "", ended)
+	listed := NewListedExecution(&proto.Record{
+		Meta: proto.Meta{
+			TraceID: exampleTrace, Key: "key_1", Mode: proto.ModeInline, Language: proto.Python, Timeout: 60, CreatedAt: start, Profile: proto.DefaultProfileName,
+		},
+		Status: proto.StatusSuccess, Attempt: 1, StartedAt: &start, CompletedAt: &ended, Result: &result,
+	}, "", ended)
 	traceID := "The execution's trace id."
+	place := &proto.QueuePlace{TraceID: exampleTrace, Class: proto.ClassBatch, CreatedAt: start, Position: 12, Wait: new(3.2)}
+	queue := NewQueue(&proto.QueueView{
+		Key:    proto.QueueCounts{Queued: proto.ClassCounts{Batch: 3}, Running: proto.ClassCounts{Interactive: 1, Batch: 2}},
+		Org:    proto.QueueCounts{Queued: proto.ClassCounts{Batch: 40}, Running: proto.ClassCounts{Interactive: 1, Batch: 6}},
+		Oldest: place, Places: []proto.QueuePlace{*place},
+	}, &proto.Key{}, &proto.Plan{Concurrent: 100, MaxQueued: 1000})
 	return []Route{
 		{
 			Method: http.MethodPost, Path: "/v1/sandbox/execute", ID: "execute", Tag: tagExecute, Summary: "Run a program", Traced: true,
-			Doc: "Inline by default: the answer is the result. With Accept: application/x-ndjson the answer is the stream of events; with " +
+			Doc: "Inline by default: the answer is the result. With Accept: application/x-ndjson or text/event-stream the answer is the stream of events; with " +
 				"Prefer: respond-async it is 202, and the result is available under the trace id.",
 			Params: []Param{
-				header("Accept", "application/json (inline) or application/x-ndjson (streaming).", object{"type": "string", "default": typeJSON}),
-				header("Prefer", "respond-async has precedence over Accept.", object{"type": "string", "examples": []string{"respond-async"}}),
+				header("Accept", "application/json (inline), application/x-ndjson or text/event-stream (streaming).", object{"type": "string", "default": typeJSON}),
+				header("Prefer", fmt.Sprintf("respond-async has precedence over Accept. wait=N: an inline or streaming execution waits up to N seconds, "+
+					"1 to %d, for a free slot; without it up to 30 s (--queue-wait), and no longer than the larger of its timeout and 5 s.", MaxQueueWait),
+					object{"type": "string", "examples": []string{"respond-async", "wait=120"}}),
 				header("Idempotency-Key", "Kept for 24 hours: the same key with the same body gets the answer of the first execution.",
 					object{"type": "string", "minLength": 1, "maxLength": proto.MaxIdempotencyKeyLen}),
 			},
 			Request: ExecuteRequest{Code: "echo $NAME", Language: proto.Bash, Timeout: 10, Env: map[string]string{"NAME": "bullpen"}},
 			Responses: []Response{
-				{Status: http.StatusOK, Doc: "The result, or the stream of events: one Event a line.", Body: result, Text: map[string]string{typeNDJSON: exampleStream}},
+				{Status: http.StatusOK, Doc: "The result, or the stream of events: one Event a line; in an event stream the id is the seq.", Body: result, Text: map[string]string{typeNDJSON: exampleStream, typeSSE: exampleEventStream}},
 				{
 					Status: http.StatusAccepted, Doc: "Accepted, and durable.", Body: Accepted{exampleTrace, "running"},
 					Headers: map[string]string{"Location": "The path of the execution.", "Preference-Applied": "respond-async"},
@@ -164,7 +203,10 @@ func executionRoutes() []Route {
 		},
 		{
 			Method: http.MethodGet, Path: "/v1/executions", ID: "listExecutions", Tag: tagExecutions, Summary: "List executions",
-			Doc: "Part of the API, but not supported by this version.", Errors: []int{http.StatusNotImplemented},
+			Doc: "The executions of the key's organisation, the newest first, without their output. All filters that are given must match. An unknown parameter is an error. " +
+				"Pages do not shift while new executions come.",
+			Params:    historyParams(),
+			Responses: ok("The executions.", Executions{Executions: []ListedExecution{listed}, Complete: true}),
 		},
 		{
 			Method: http.MethodGet, Path: "/v1/executions/{id}", ID: "getExecution", Tag: tagExecutions, Summary: "Look at an execution", PathDoc: traceID, Traced: true,
@@ -175,14 +217,13 @@ func executionRoutes() []Route {
 			Method: http.MethodGet, Path: "/v1/executions/{id}/output", ID: "getOutput", Tag: tagExecutions, Summary: "Follow the output of an execution", PathDoc: traceID, Traced: true,
 			Doc: "The events with a higher seq, then live ones. The result is always the last event, unless follow is false.",
 			Params: []Param{
-				query("after_seq", "The seq of the last event that the client has.", object{"type": "integer", "minimum": 0, "default": 0}),
+				query("after_seq", "The seq of the last event that the client has.", object{"type": "integer", "minimum": 0, "maximum": MaxWhole, "default": 0}),
 				query("follow", "false: only the present events. The stream of an execution that has not ended then ends without a result.", object{"type": "boolean", "default": true}),
 				header("Accept", "application/x-ndjson or text/event-stream.", object{"type": "string", "default": typeNDJSON}),
-				header("Last-Event-ID", "For event streams; has precedence over after_seq.", object{"type": "integer", "minimum": 0}),
+				header("Last-Event-ID", "For event streams; has precedence over after_seq.", object{"type": "integer", "minimum": 0, "maximum": MaxWhole}),
 			},
 			Responses: []Response{{Status: http.StatusOK, Doc: "The events. In an event stream the id is the seq.", Text: map[string]string{
-				typeNDJSON:          exampleStream,
-				"text/event-stream": "id: 1\ndata: {\"type\":\"status\",\"trace_id\":\"" + exampleTrace + "\",\"status\":\"running\",\"seq\":1}\n\n",
+				typeNDJSON: exampleStream, typeSSE: exampleEventStream,
 			}}},
 			Errors: []int{http.StatusNotFound},
 		},
@@ -193,6 +234,13 @@ func executionRoutes() []Route {
 				{Status: http.StatusAccepted, Doc: "The execution is being ended.", Body: Cancelled{exampleTrace, "cancelling"}},
 			},
 			Errors: []int{http.StatusNotFound, http.StatusConflict},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/queue", ID: "getQueue", Tag: tagExecutions, Summary: "Show the queue",
+			Doc: "What is queued and running, of the API key and of its organisation, and where executions stand in the queue. Items of batches that wait are not in the queue yet. " +
+				"The places are up to a fifth of a second old.",
+			Params:    []Param{query("trace_id", fmt.Sprintf("The executions of the organisation whose places are wanted: up to %d ids with commas between them. Those that are not queued are left out.", proto.MaxQueuePlaces), text())},
+			Responses: ok("The queue.", queue),
 		},
 	}
 }
@@ -219,6 +267,7 @@ func webhookRoutes() []Route {
 	stored, withSecret := NewWebhook(&settings, "", exampleTime()), NewWebhook(&settings, exampleSecret, exampleTime())
 	test := exampleAttempt(http.StatusOK, "", "", "HTTP/1.1 200 OK\r\n\r\nok")
 	traceID := "The execution's trace id."
+	ofKey := []Param{query("key", "The id of another API key. Needs a key with all rights.", text())}
 	return []Route{
 		{
 			Method: http.MethodGet, Path: "/v1/executions/{id}/webhook", ID: "getDelivery", Tag: tagWebhooks, Summary: "Look at the webhook of an execution", PathDoc: traceID, Traced: true,
@@ -232,35 +281,41 @@ func webhookRoutes() []Route {
 			Errors:    []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/webhook", ID: "getWebhook", Tag: tagWebhooks, Summary: "Look at the webhook settings of the calling key", Doc: "Without the secret.",
-			Responses: ok("The settings, complete.", stored), Errors: []int{http.StatusNotFound},
+			Method: http.MethodGet, Path: "/v1/webhook", ID: "getWebhook", Tag: tagWebhooks, Summary: "Look at the webhook settings of an API key", Doc: "Without the secret.",
+			Params:    ofKey,
+			Responses: ok("The settings, complete.", stored), Errors: []int{http.StatusForbidden, http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/webhook", ID: "putWebhook", Tag: tagWebhooks, Summary: "Set the webhook of the calling key",
+			Method: http.MethodPut, Path: "/v1/webhook", ID: "putWebhook", Tag: tagWebhooks, Summary: "Set the webhook of an API key",
+			Params: ofKey,
 			Doc: "As a whole: absent fields get their defaults. Without a secret the server creates one and shows it in this answer, and never again; a " +
 				"previous secret goes on signing for a day. The URL applies to executions that are accepted from then on, the rest to all attempts from then on.",
-			Request: WebhookRequest{URL: new(exampleHook)}, Responses: ok("The settings, with a secret that was created.", withSecret), Errors: []int{http.StatusConflict},
+			Request: WebhookRequest{URL: new(exampleHook)}, Responses: ok("The settings, with a secret that was created.", withSecret), Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPatch, Path: "/v1/webhook", ID: "patchWebhook", Tag: tagWebhooks, Summary: "Change some of the webhook settings of the calling key",
+			Method: http.MethodPatch, Path: "/v1/webhook", ID: "patchWebhook", Tag: tagWebhooks, Summary: "Change some of the webhook settings of an API key",
+			Params:  ofKey,
 			Doc:     "Absent fields stay. A secret that is given replaces the previous one, which goes on signing for a day; none is created.",
-			Request: WebhookRequest{MaxAttempts: new(5)}, Responses: ok("The settings as they are now.", stored), Errors: []int{http.StatusConflict},
+			Request: WebhookRequest{MaxAttempts: new(5)}, Responses: ok("The settings as they are now.", stored), Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/webhook", ID: "deleteWebhook", Tag: tagWebhooks, Summary: "Remove the webhook settings of the calling key",
+			Method: http.MethodDelete, Path: "/v1/webhook", ID: "deleteWebhook", Tag: tagWebhooks, Summary: "Remove the webhook settings of an API key",
+			Params:    ofKey,
 			Doc:       "All of them, the secrets too: pending deliveries are not signed any more.",
-			Responses: empty("They are removed."), Errors: []int{http.StatusNotFound, http.StatusConflict},
+			Responses: empty("They are removed."), Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/webhook/rotate", ID: "rotateWebhook", Tag: tagWebhooks, Summary: "Replace the webhook secret of the calling key",
+			Method: http.MethodPost, Path: "/v1/webhook/rotate", ID: "rotateWebhook", Tag: tagWebhooks, Summary: "Replace the webhook secret of an API key",
+			Params:  ofKey,
 			Doc:     "Both secrets sign during the overlap. Rotating again during the overlap ends the older secret at once.",
 			Request: WebhookRotation{Overlap: new(proto.DefaultOverlap)}, OptionalBody: true,
-			Responses: ok("The settings, with the new secret.", withSecret), Errors: []int{http.StatusNotFound, http.StatusConflict},
+			Responses: ok("The settings, with the new secret.", withSecret), Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/webhook/test", ID: "testWebhook", Tag: tagWebhooks, Summary: "Send a test to the calling key's URL",
+			Method: http.MethodPost, Path: "/v1/webhook/test", ID: "testWebhook", Tag: tagWebhooks, Summary: "Send a test to an API key's URL",
+			Params:    ofKey,
 			Doc:       "One attempt with the event webhook.test. The answer comes after the attempt: up to 30 seconds.",
-			Responses: ok("The attempt.", NewDeliveryAttempt(&test)), Errors: []int{http.StatusBadRequest},
+			Responses: ok("The attempt.", NewDeliveryAttempt(&test)), Errors: []int{http.StatusForbidden, http.StatusNotFound},
 		},
 		{
 			Method: http.MethodPost, Path: "/v1/webhook/replay-failed", ID: "replayFailed", Tag: tagWebhooks, Summary: "Send failed webhooks again",
@@ -286,6 +341,121 @@ func webhookRoutes() []Route {
 	}
 }
 
+func batchRoutes() []Route {
+	batch := Batch{
+		ID: exampleBatch, Status: proto.BatchRunning, Counts: proto.BatchCounts{Total: 3, Queued: 1, Running: 1, Succeeded: 1}, Rate: 1, TimeLeft: new(int64(2)),
+		Metadata: map[string]string{}, KeyID: "key_1", CreatedAt: Time{exampleTime()}, StartedAt: &Time{exampleTime()},
+	}
+	paused, stopping := batch, batch
+	paused.Status, stopping.Status = proto.BatchPaused, proto.BatchStopping
+	example := BatchRequest{
+		BatchSettings{MaxParallel: 8, Request: &BatchItemRequest{Code: "import sys; print(sys.argv[1])"}},
+		[]BatchItemRequest{{ExecuteRequest: ExecuteRequest{Args: []string{"one"}}}, {ExecuteRequest: ExecuteRequest{Args: []string{"two"}}}},
+	}
+	id := "The batch's id."
+	one := []int{http.StatusNotFound, http.StatusConflict}
+	return []Route{
+		{
+			Method: http.MethodPost, Path: "/v1/batches", ID: "createBatch", Tag: tagBatches, Summary: "Run a batch of programs",
+			Doc: "Up to 100,000 async executions in a body of up to 256 MiB, in which no item is larger than 8 MiB. Each item is checked like a request to execute it. If one is wrong, " +
+				"the message names it, and nothing is accepted. A body with the media type application/jsonl or application/x-ndjson has an item in each line, and settings in the first line if " +
+				"that is an object with the only member batch. With an Idempotency-Key the same request creates one batch, as long as that exists.",
+			Params:  []Param{header("Idempotency-Key", "1 to 255 printable ASCII characters.", text())},
+			Request: example, Upload: typeJSONL, UploadDoc: "The items, as an object or as JSONL.",
+			Responses: created("The batch. It is durable.", batch),
+			Errors:    []int{http.StatusForbidden, http.StatusConflict, http.StatusUnprocessableEntity, http.StatusTooManyRequests, http.StatusNotImplemented},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/batches", ID: "listBatches", Tag: tagBatches, Summary: "List batches", Doc: "The batches of the organisation, the newest first.",
+			Params: paging(), Responses: ok("The batches.", Batches{Batches: []Batch{batch}}),
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/batches/{id}", ID: "getBatch", Tag: tagBatches, Summary: "Show a batch", PathDoc: id,
+			Responses: ok("The batch.", batch), Errors: []int{http.StatusNotFound},
+		},
+		{
+			Method: http.MethodDelete, Path: "/v1/batches/{id}", ID: "deleteBatch", Tag: tagBatches, Summary: "Remove a batch that has ended", PathDoc: id,
+			Doc:       "The records of its executions stay.",
+			Responses: empty("It is gone."), Errors: one,
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/batches/{id}/pause", ID: "pauseBatch", Tag: tagBatches, Summary: "Submit no more items of a batch", PathDoc: id,
+			Doc: "Items that are in the queue or running go on.", Responses: ok("The batch as it is now.", paused), Errors: one,
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/batches/{id}/resume", ID: "resumeBatch", Tag: tagBatches, Summary: "Go on with a paused batch", PathDoc: id,
+			Responses: ok("The batch as it is now.", batch), Errors: one,
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/batches/{id}/cancel", ID: "cancelBatch", Tag: tagBatches, Summary: "Cancel a batch", PathDoc: id,
+			Doc: "All its items that have not ended are cancelled, running ones too.", Responses: ok("The batch as it is now.", stopping), Errors: one,
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/batches/{id}/retry", ID: "retryBatch", Tag: tagBatches, Summary: "Run the failed items of a batch again", PathDoc: id,
+			Doc:     "The batch must have ended. Each failed item becomes a new execution, which replaces its result.",
+			Request: BatchRetryRequest{Cancelled: true}, OptionalBody: true, Responses: ok("The batch as it is now.", batch), Errors: one,
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/batches/{id}/results", ID: "getBatchResults", Tag: tagBatches, Summary: "Download the results of a batch", PathDoc: id,
+			Doc: "A line for each item, by index. Without follow, the answer ends before the first item that has not ended. The batch is read to its end when the last line has the index counts.total - 1. " +
+				"If the answer breaks off, go on with after set to the index of the last complete line. A retry changes lines that were read before.",
+			Params: []Param{
+				query("after", "The index of the last line that is not wanted.", object{"type": "integer", "minimum": 0, "maximum": proto.MaxBatchItems}),
+				query("follow", "Wait for items that have not ended. Empty lines are sent meanwhile.", object{"type": "boolean", "default": false}),
+			},
+			Responses: []Response{{Status: http.StatusOK, Doc: "The results, see the schema BatchResult.", Text: map[string]string{typeNDJSON: exampleBatchResult}}},
+			Errors:    []int{http.StatusNotFound},
+		},
+	}
+}
+
+func scheduleRoutes() []Route {
+	whole := WholeSchedule{
+		Schedule: Schedule{
+			ID: "sch_abcdefghijklmnopqrstuvwxyz", Name: "nightly report", Cron: new("30 2 * * *"), TimeZone: "Europe/Berlin", Overlap: proto.OverlapSkip,
+			Missed: proto.MissedLast, KeyID: "key_1", CreatedAt: Time{exampleTime()}, UpdatedAt: Time{exampleTime()}, Next: []Time{{exampleTime().Add(time.Hour)}},
+		},
+		Request: ExecuteRequest{Code: "echo report", Language: proto.Bash, Timeout: 60, MaxAttempts: 1},
+		Runs:    []ScheduleRun{{Tick: Time{exampleTime()}, At: Time{exampleTime()}, Outcome: proto.RunStarted, TraceID: new(proto.TraceID(exampleTrace))}},
+	}
+	id := "The schedule's id."
+	return []Route{
+		{
+			Method: http.MethodPost, Path: "/v1/schedules", ID: "createSchedule", Tag: tagSchedules, Summary: "Create a schedule",
+			Doc:       "The execution is checked as if it were submitted now. At most 10,000 schedules for each organisation.",
+			Request:   ScheduleRequest{Name: new("nightly report"), Cron: new("30 2 * * *"), TimeZone: new("Europe/Berlin"), Request: &ExecuteRequest{Code: "echo report", Language: proto.Bash}},
+			Responses: created("The schedule.", whole), Errors: []int{http.StatusForbidden, http.StatusTooManyRequests, http.StatusNotImplemented},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/schedules", ID: "listSchedules", Tag: tagSchedules, Summary: "List schedules", Doc: "The schedules of the organisation, by id.",
+			Params: paging(), Responses: ok("The schedules.", Schedules{Schedules: []Schedule{whole.Schedule}}),
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/schedules/{id}", ID: "getSchedule", Tag: tagSchedules, Summary: "Show a schedule", PathDoc: id,
+			Responses: ok("The schedule, what it executes, and its last ticks.", whole), Errors: []int{http.StatusNotFound},
+		},
+		{
+			Method: http.MethodPatch, Path: "/v1/schedules/{id}", ID: "patchSchedule", Tag: tagSchedules, Summary: "Change, pause or resume a schedule", PathDoc: id,
+			Doc:     "Absent fields stay. Ticks before the change that have not started are dropped.",
+			Request: ScheduleRequest{Paused: new(true)}, Responses: ok("The schedule as it is now.", whole),
+			Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests, http.StatusNotImplemented},
+		},
+		{
+			Method: http.MethodDelete, Path: "/v1/schedules/{id}", ID: "deleteSchedule", Tag: tagSchedules, Summary: "Remove a schedule", PathDoc: id,
+			Doc:       "Executions that have started go on.",
+			Responses: empty("It is gone."), Errors: []int{http.StatusNotFound, http.StatusConflict},
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/schedules/{id}/run", ID: "runSchedule", Tag: tagSchedules, Summary: "Start an execution of a schedule now", PathDoc: id, Traced: true,
+			Doc: "Also while it is paused, or its previous execution runs.",
+			Responses: []Response{{
+				Status: http.StatusAccepted, Doc: "Accepted, and durable.", Body: Accepted{exampleTrace, "running"}, Headers: map[string]string{"Location": "The path of the execution."},
+			}},
+			Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests},
+		},
+	}
+}
+
 func threadRoutes() []Route {
 	whole := WholeThread{
 		Thread:   Thread{ID: "chat-1", Version: 1, Bytes: 4096, Files: 3, CreatedAt: Time{exampleTime()}, UsedAt: Time{exampleTime()}},
@@ -295,7 +465,7 @@ func threadRoutes() []Route {
 	id := "The thread's id."
 	return []Route{
 		{
-			Method: http.MethodGet, Path: "/v1/threads", ID: "listThreads", Tag: tagThreads, Summary: "List threads", Doc: "Those of the organisation, by id.",
+			Method: http.MethodGet, Path: "/v1/threads", ID: "listThreads", Tag: tagThreads, Summary: "List threads", Doc: "The threads of the organisation, by id.",
 			Params: paging(), Responses: ok("The threads.", Threads{Threads: []Thread{whole.Thread}}),
 		},
 		{
@@ -316,7 +486,7 @@ func threadRoutes() []Route {
 		{
 			Method: http.MethodGet, Path: "/v1/threads/{id}/archive", ID: "archiveThread", Tag: tagThreads, Summary: "Get a version of a thread's home as a tar", PathDoc: id,
 			Doc:    "Without a version, the home as the next program finds it, with uploaded files that are in no version yet.",
-			Params: []Param{query("version", "The number of a version; the newest without it.", object{"type": "integer", "minimum": 1})},
+			Params: []Param{query("version", "The number of a version; the newest without it.", object{"type": "integer", "minimum": 1, "maximum": MaxWhole})},
 			Responses: []Response{{
 				Status: http.StatusOK, Doc: "The archive. An answer that breaks off is incomplete.", Text: map[string]string{"application/x-tar": ""},
 				Headers: map[string]string{"Content-Disposition": "attachment, with a file name."},
@@ -365,7 +535,7 @@ func fileRoutes() []Route {
 		},
 		{
 			Method: http.MethodGet, Path: "/v1/files/content/{token}", ID: "getContent", Tag: tagFiles, Summary: "Download a file by a signed URL", PathDoc: token, Public: true,
-			Doc: "HEAD is answered, too. A single range is supported, with If-Range and the ETag; several ranges at once are ignored.",
+			Doc: "A single range is supported, with If-Range and the ETag; several ranges at once are ignored.",
 			Params: []Param{
 				header("Range", "A range of bytes.", object{"type": "string", "examples": []string{"bytes=0-1023"}}),
 				header("If-Range", "The ETag of the content that the range belongs to. The whole file is sent if it has another.", text()),
@@ -407,6 +577,7 @@ func keyRoutes() []Route {
 		},
 		{
 			Method: http.MethodDelete, Path: "/v1/admin/keys/{id}", ID: "revokeKey", Tag: tagAdmin, Summary: "Revoke an API key", PathDoc: "The key's id.",
+			Doc:       "409 for the last one with all rights.",
 			Responses: ok("The key, revoked.", revoked), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 	}
@@ -418,6 +589,7 @@ func sandboxRoutes() []Route {
 	profile.Network = proto.Network{Policy: proto.NetworkAllowlist, Allow: []string{"pypi.org:443"}}
 	profile.Env = map[string]string{"STAGE": "test"}
 	profileName := "The profile's name."
+	preloadError := "python3 cannot be a zygote: its stderr: ModuleNotFoundError: No module named 'nump'"
 	image := Image{
 		Name: "py-3.14", Digest: "sha256:adb423b46835f52cf4e01a0a8d8eea76f122296d8332f46d137e615c3cfd223c", Size: 77594624, UnpackedSize: 239075328,
 		Languages: map[string]string{"bash": "/usr/bin/bash", "node": "/usr/local/bin/node", "python": "/usr/bin/python3"},
@@ -437,6 +609,10 @@ func sandboxRoutes() []Route {
 		{
 			Method: http.MethodGet, Path: "/v1/admin/sandboxes/{name}", ID: "getSandbox", Tag: tagAdmin, Summary: "Look at a sandbox profile", PathDoc: profileName,
 			Responses: ok("The profile, complete.", profile), Errors: []int{http.StatusNotFound},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/admin/sandboxes/{name}/preload", ID: "getSandboxPreload", Tag: tagAdmin, Summary: "Look at the preloading of a profile", PathDoc: profileName,
+			Responses: ok("Whether a worker failed to import the modules.", SandboxPreload{Error: &preloadError, At: &Time{exampleTime()}}), Errors: []int{http.StatusNotFound},
 		},
 		{
 			Method: http.MethodPut, Path: "/v1/admin/sandboxes/{name}", ID: "replaceSandbox", Tag: tagAdmin, Summary: "Replace a sandbox profile", PathDoc: profileName,
@@ -476,6 +652,43 @@ func sandboxRoutes() []Route {
 	}
 }
 
+func workerRoutes() []Route {
+	worker := NewWorker(&proto.Worker{
+		Name: "node-1-AbCdEfGh", Pool: proto.DefaultPool, Version: "v1.0.0", StartedAt: exampleTime(), Slots: 8, Running: 3,
+		Capabilities: []string{"disk", "images", "language:bash", "language:python", "network", "threads"},
+		Languages:    map[proto.Language]string{proto.Bash: "GNU bash, version 5.2.15", proto.Python: "Python 3.11.2"}, Images: 2, Threads: 40,
+		Machine: proto.Machine{CPUs: 8, CPUsBusy: 2.5, Memory: 32 << 30, MemoryAvailable: 24 << 30},
+	})
+	draining := worker
+	draining.Draining = true
+	name := "The worker's name."
+	pools := NewAutoscale([]proto.Pool{{
+		Name: proto.DefaultPool, Capabilities: worker.Capabilities, WorkerSlots: 8, Workers: 2, Slots: 16, Queued: 120, Running: 16,
+		MeanSeconds: 2.5, OldestWait: 12.4, Desired: &proto.DesiredWorkers{Workers: 5, Slots: 40, Reason: "demand"},
+	}})
+	return []Route{
+		{
+			Method: http.MethodGet, Path: "/v1/admin/autoscale", ID: "getAutoscale", Tag: tagAdmin, Summary: "Show the demand for workers",
+			Doc:       "The demand for the workers of each pool, and how many the autoscaler recommends. At most 32 pools.",
+			Responses: ok("The pools, by name.", pools),
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/admin/workers", ID: "listWorkers", Tag: tagAdmin, Summary: "List workers",
+			Doc:       "The live ones, by name. A worker that has died stays in the list for six seconds.",
+			Responses: ok("The workers.", Workers{[]Worker{worker}}),
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/admin/workers/{name}/drain", ID: "drainWorker", Tag: tagAdmin, Summary: "Drain a worker", PathDoc: name,
+			Doc:       "The worker finishes its executions and gets no others. It goes on running, and takes executions again after undrain or a restart.",
+			Responses: ok("The worker, which gets no executions from now on.", draining), Errors: []int{http.StatusNotFound},
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/admin/workers/{name}/undrain", ID: "undrainWorker", Tag: tagAdmin, Summary: "End the draining of a worker", PathDoc: name,
+			Responses: ok("The worker, which gets executions again.", worker), Errors: []int{http.StatusNotFound},
+		},
+	}
+}
+
 func deadLetterRoutes() []Route {
 	meta := proto.Meta{
 		TraceID: exampleTrace, Org: "acme", Key: "key_AbCdEfGhIjKl", Language: proto.Python, Timeout: 60, Mode: proto.ModeAsync, MaxAttempts: 1,
@@ -510,7 +723,7 @@ func deadLetterRoutes() []Route {
 		{
 			Method: http.MethodPost, Path: "/v1/admin/dead-letters/{id}/requeue", ID: "requeueDeadLetter", Tag: tagAdmin, Summary: "Run the job of a dead letter again", PathDoc: id, Traced: true,
 			Doc: "As a new execution, which the dead letter names from then on; the old execution stays as it ended. Program, variables, sandbox, thread, " +
-				"metadata, webhook and mode stay; the limits are those of the present plan of its API key. The new execution may be queued as long as an " +
+				"metadata, webhook and mode stay; the limits of its API key's present plan apply. The new execution may be queued as long as an " +
 				"async one. A repeated request gets the same answer and starts nothing, unless the new execution expired in the queue. A malformed " +
 				"message cannot be requeued.",
 			Responses: []Response{{
@@ -526,7 +739,7 @@ func storeRoutes() []Route {
 		{
 			Method: http.MethodGet, Path: "/v1/admin/backup", ID: "backup", Tag: tagAdmin, Summary: "Back up the content of JetStream",
 			Doc: "The server stays in operation. The backup has everything that was accepted before the request, and some of what is accepted meanwhile. " +
-				"It contains secrets: those of webhooks, the hashes of API keys, and the key that signs URLs of files. It does not contain the files of " +
+				"It contains secrets: the secrets of webhooks, the hashes of API keys, and the key that signs URLs of files. It does not contain the files of " +
 				"threads. bullpen backup fetches it and checks that it is complete, bullpen restore restores it.",
 			Responses: []Response{{
 				Status: http.StatusOK, Doc: "The backup. An answer that breaks off is incomplete.", Text: map[string]string{"application/zstd": ""},

@@ -9,7 +9,7 @@ import (
 
 // SandboxRequest is a sandbox profile to store.
 type SandboxRequest struct {
-	_ struct{} `additionalProperties:"false" partial:"true" doc:"Unknown fields are refused; null means absent."`
+	_ struct{} `partial:"true" doc:"null means absent."`
 
 	proto.Profile
 }
@@ -19,6 +19,12 @@ type Sandboxes struct {
 	Sandboxes []proto.Profile `json:"sandboxes"`
 }
 
+// SandboxPreload says whether the modules of a profile can be preloaded.
+type SandboxPreload struct {
+	Error *string `json:"error" doc:"Why a worker could not preload the modules in the last 24 hours; null if none failed. Programs then start without them."`
+	At    *Time   `json:"at" doc:"When it failed last."`
+}
+
 // DecodeSandbox decodes and validates a sandbox profile. Absent members are as in defaults, but the
 // default sizes of the home and of /tmp are at most a half and a quarter of the memory. If name is
 // not empty, the body may omit the name and must not give another. Errors are [*proto.FieldError].
@@ -26,6 +32,7 @@ func DecodeSandbox(name string, body []byte, defaults proto.Profile) (proto.Prof
 	p := defaults
 	p.Name, p.Disk.Home, p.Disk.Tmp = "", 0, 0
 	p.Env, p.Network.Allow, p.Preload = maps.Clone(p.Env), slices.Clone(p.Network.Allow), slices.Clone(p.Preload)
+	p.SystemCalls = slices.Clone(p.SystemCalls)
 	request := SandboxRequest{Profile: p}
 	if err := decodeFields(&request, body); err != nil {
 		return proto.Profile{}, err

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -46,15 +47,15 @@ func TestProfileIsDecodedWhole(t *testing.T) {
 	}
 }
 
-func TestWhatAProfileDoesNotSayIsTheDefault(t *testing.T) {
+func TestAbsentProfileFieldsAreTheDefaults(t *testing.T) {
 	defaults := proto.DefaultProfile()
 	defaults.Output, defaults.Env = 5*proto.MiB, map[string]string{"FROM": "default"}
 	want := defaults
 	want.Name = "a"
 	for _, body := range []string{
 		`{"name":"a"}`, `{"name":"a","disk":{}}`,
-		`{"name":"a","image":null,"cpu":null,"memory":null,"pids":null,"disk":null,"network":null,"env":null,"output":null,"isolation":null,"preload":null}`,
-		`{"name":"a","isolation":"","preload":[]}`,
+		`{"name":"a","image":null,"cpu":null,"memory":null,"pids":null,"disk":null,"network":null,"env":null,"output":null,"isolation":null,"preload":null,"system_calls":null}`,
+		`{"name":"a","isolation":"","preload":[],"system_calls":[]}`,
 		`{"name":"a","disk":{"home":null,"tmp":null,"inodes":null},"network":{"policy":null,"allow":null}}`,
 	} {
 		got, err := DecodeSandbox("", []byte(body), defaults)
@@ -181,7 +182,7 @@ func TestProfileLimits(t *testing.T) {
 			{`"memory":99999999999999999999`, false},
 			{`"memory":-1`, false},
 			{`"memory":"1GB"`, false},
-			{`"memory":1.5e9`, false},
+			{`"memory":1.5`, false},
 			{`"memory":true`, false},
 		},
 		"pids": {
@@ -284,6 +285,19 @@ func TestProfileLimits(t *testing.T) {
 			{`"preload":"numpy"`, false},
 			{`"preload":{}`, false},
 		},
+		"system_calls": {
+			{`"system_calls":["landlock_create_ruleset","cachestat"]`, true},
+			{`"system_calls":["` + strings.Join(proto.AddableSystemCalls(), `","`) + `"]`, true},
+			{`"system_calls":["cachestat","cachestat"]`, false},
+			{`"system_calls":["ptrace"]`, false},
+			{`"system_calls":["reboot"]`, false},
+			{`"system_calls":["read"]`, false},
+			{`"system_calls":["clone3"]`, false},
+			{`"system_calls":["451"]`, false},
+			{`"system_calls":[""]`, false},
+			{`"system_calls":[451]`, false},
+			{`"system_calls":"cachestat"`, false},
+		},
 	} {
 		for _, b := range bounds {
 			body := `{` + b.member + `}`
@@ -305,7 +319,7 @@ func TestProfileLimits(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrongWithIsolationAndPreloadIsSaid(t *testing.T) {
+func TestInvalidIsolationAndPreload(t *testing.T) {
 	for body, want := range map[string]string{
 		`"isolation":"forked"`:                     "isolation must be strict, or empty for what the worker chooses",
 		`"isolation":"strict","preload":["numpy"]`: "preload does not go with the isolation strict, where nothing is forked: leave out one of the two",
@@ -317,12 +331,20 @@ func TestWhatIsWrongWithIsolationAndPreloadIsSaid(t *testing.T) {
 	}
 }
 
+// The schema names the system calls that a profile can add.
+func TestSystemCallsInTheSchema(t *testing.T) {
+	field, _ := reflect.TypeFor[proto.Profile]().FieldByName("SystemCalls")
+	if got, want := field.Tag.Get("valuePattern"), "^("+strings.Join(proto.AddableSystemCalls(), "|")+")$"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
 func TestSandboxOfAProfile(t *testing.T) {
 	p := decodeProfile(t, `{"name":"web","image":"py","cpu":0.5,"memory":"64MiB","pids":20,"disk":{"home":"2MiB","tmp":"3MiB","inodes":300},`+
-		`"network":{"policy":"unrestricted"},"env":{"A":"1"},"output":7,"preload":["numpy"]}`)
+		`"network":{"policy":"unrestricted"},"env":{"A":"1"},"output":7,"preload":["numpy"],"system_calls":["cachestat"]}`)
 	want := proto.Sandbox{
 		Image: "py", ImageDigest: "sha256:1", CPU: 0.5, Memory: 64 << 20, Pids: 20, HomeBytes: 2 << 20, TmpBytes: 3 << 20, Inodes: 300,
-		Network: proto.Network{Policy: proto.NetworkUnrestricted}, OutputBytes: 7, Preload: []string{"numpy"},
+		Network: proto.Network{Policy: proto.NetworkUnrestricted}, OutputBytes: 7, Preload: []string{"numpy"}, SystemCalls: []string{"cachestat"},
 	}
 	if d := cmp.Diff(want, p.Sandbox("sha256:1")); d != "" {
 		t.Error(d)

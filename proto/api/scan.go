@@ -6,7 +6,6 @@ import (
 	"errors"
 	"math"
 	"strconv"
-	"strings"
 	"unicode/utf8"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -57,17 +56,28 @@ func decodeString(field string, value []byte) (string, error) {
 	return s, nil
 }
 
-// decodeInt parses a JSON number that is written as an integer. A number outside the range of int
-// becomes the largest or smallest int, so that the limit of its field reports it.
+var errNotWhole = errors.New("it is not a whole number")
+
+// decodeInt parses a JSON number that is whole, such as 60, 60.0 and 6e1: JSON schemas do not
+// distinguish them. A number outside the range of int becomes the largest or smallest int, so that
+// the limit of its field reports it.
 func decodeInt(raw []byte) (int64, error) {
-	n, err := strconv.ParseInt(string(raw), 10, 64)
-	if errors.Is(err, strconv.ErrRange) {
-		if strings.HasPrefix(string(raw), "-") {
-			return math.MinInt64, nil
-		}
-		return math.MaxInt64, nil
+	if n, err := strconv.ParseInt(string(raw), 10, 64); err == nil {
+		return n, nil
 	}
-	return n, err
+	f, err := strconv.ParseFloat(string(raw), 64)
+	switch {
+	case err != nil && !errors.Is(err, strconv.ErrRange):
+		return 0, err
+	case f != math.Trunc(f):
+		return 0, errNotWhole
+	case f >= math.MaxInt64:
+		return math.MaxInt64, nil
+	case f <= math.MinInt64:
+		return math.MinInt64, nil
+	default:
+		return int64(f), nil
+	}
 }
 
 // eachMember calls f for each member of a valid JSON object. It does not recurse into nested

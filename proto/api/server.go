@@ -15,5 +15,5 @@ type Ready struct {
 type NotReady struct {
 	Code    Code   `json:"error" enum:"service_unavailable"`
 	Message string `json:"message"`
-	Missing string `json:"missing" enum:"server,queue,worker"`
+	Missing string `json:"missing" enum:"server,queue,store,disk,worker"`
 }

@@ -75,7 +75,5 @@ type ForkRequest struct {
 
 // CollectRequest asks for garbage collection in the store of threads.
 type CollectRequest struct {
-	_ struct{} `additionalProperties:"false"`
-
 	SafeAge proto.Seconds `json:"safe_age,omitempty" default:"86400" minimum:"7200" maximum:"31536000" doc:"Seconds."`
 }

@@ -15,13 +15,13 @@ const maxHeaderNameLen = 64
 
 // WebhookRequest is the part of an API key's webhook settings that a request sets.
 type WebhookRequest struct {
-	_ struct{} `additionalProperties:"false" doc:"null means absent. A field that is not known is refused."`
+	_ struct{} `doc:"null means absent."`
 
 	URL              *string        `json:"url,omitempty" format:"webhook-url" doc:"The destination of executions that name no webhook_url. Needed in PUT."`
 	Secret           *string        `json:"secret,omitempty" format:"webhook-secret" doc:"The key of the signature. After the prefix whsec_ it must be the base64 of 24 to 64 bytes."`
 	MaxAttempts      *int           `json:"max_attempts,omitempty" default:"3" minimum:"1" maximum:"20" must:"be 1 to 20"`
 	Waits            *Waits         `json:"waits,omitempty" default:"[1,10,60]" minimum:"0" maximum:"604800" doc:"Seconds before the second attempt, the third and so on; the last one holds for all further attempts. durable: ten attempts over three days."`
-	SignatureHeaders *[]string      `json:"signature_headers,omitempty" default:"[\"X-Baponi-Signature\",\"X-Bullpen-Signature\"]" maxItems:"4" uniqueItems:"true" valuePattern:"^[A-Za-z0-9-]+$" valueMaxLength:"64" doc:"Headers with the hexadecimal signature. Their names begin with X- or end in Signature."`
+	SignatureHeaders *[]string      `json:"signature_headers,omitempty" default:"[\"X-Baponi-Signature\",\"X-Bullpen-Signature\"]" maxItems:"4" uniqueItems:"true" valuePattern:"^([Xx]-[A-Za-z0-9-]+|[A-Za-z0-9-]*[Ss][Ii][Gg][Nn][Aa][Tt][Uu][Rr][Ee])$" valueMaxLength:"64" doc:"Headers with the hexadecimal signature. Their names begin with X- or end in Signature, and mean nothing else on the way, as X-Forwarded-… does."`
 	Timeout          *proto.Seconds `json:"timeout,omitempty" default:"15" minimum:"0.1" maximum:"30" doc:"Seconds that one attempt may take."`
 }
 
@@ -143,7 +143,7 @@ type Webhook struct {
 	URL              *string         `json:"url"`
 	Secret           string          `json:"secret,omitempty" doc:"A secret that this request created; shown only here."`
 	SecretHint       *string         `json:"secret_hint" doc:"Its last characters, if it is long; null if nothing is signed."`
-	OldSecretHint    *string         `json:"old_secret_hint" doc:"That of the previous secret, while it signs too."`
+	OldSecretHint    *string         `json:"old_secret_hint" doc:"The hint of the previous secret, while it signs too."`
 	OldSecretUntil   *Time           `json:"old_secret_until" doc:"When the previous secret stops signing."`
 	MaxAttempts      int             `json:"max_attempts" minimum:"1" maximum:"20"`
 	Waits            []proto.Seconds `json:"waits"`
@@ -170,8 +170,6 @@ func NewWebhook(w *proto.Webhook, secret string, now time.Time) Webhook {
 
 // WebhookRotation asks for another secret.
 type WebhookRotation struct {
-	_ struct{} `additionalProperties:"false" doc:"A field that is not known is refused."`
-
 	Secret  *string        `json:"secret,omitempty" format:"webhook-secret" doc:"Created by the server if absent."`
 	Overlap *proto.Seconds `json:"overlap,omitempty" default:"86400" minimum:"0" maximum:"604800" doc:"Seconds for which the previous secret goes on signing."`
 }
@@ -251,7 +249,5 @@ func NewEndpoint(e *proto.Endpoint) Endpoint {
 
 // EndpointRequest names a URL.
 type EndpointRequest struct {
-	_ struct{} `additionalProperties:"false" doc:"A field that is not known is refused."`
-
 	URL string `json:"url" required:"true" format:"webhook-url"`
 }

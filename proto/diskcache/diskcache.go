@@ -87,6 +87,13 @@ func Open[V any](cfg Config, newValue func() V) (*Cache[V], error) {
 	return c, nil
 }
 
+// Len returns the number of entries.
+func (c *Cache[V]) Len() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.entries)
+}
+
 // Go runs f in the background. Wait waits for it.
 func (c *Cache[V]) Go(f func()) { c.work.Go(f) }
 

@@ -4,14 +4,14 @@
 //
 //	BULLPEN_CRASH_AT=POINT[:N]  the process kills itself the Nth time it passes that point, the first time by default
 //
-// A name that is not among [Points] ends the process when it starts, with exit code 2.
+// A name that is not among [Points] or [BatchPoints] ends the process when it starts, with exit code 2.
 package fault
 
 // Point is a step of an execution at which a process can die. Its name states the last completed
 // step and the next one.
 type Point string
 
-// Points, in the order in which an execution passes them. docs/architecture.md describes what each
+// Points of executions, in the order in which they are passed. docs/architecture.md describes what each
 // leaves behind.
 const (
 	// AfterJobBeforeReply is in the dispatcher: the job is stored, and the gateway does not know.
@@ -54,13 +54,36 @@ const (
 	// AfterPostBeforeRecord is in the webhook dispatcher: the receiver has answered, and the
 	// attempt is not recorded.
 	AfterPostBeforeRecord Point = "after_post_before_record"
+	// AfterStepBeforeState is in the gateway that runs pipelines: the execution of a step is
+	// accepted, and the state of the run does not name it.
+	AfterStepBeforeState Point = "after_step_before_state"
 )
 
-// Points returns all points.
+// Points of batches.
+const (
+	// AfterItemsBeforeBatch is in the gateway: the items of a new batch are stored, the batch is not.
+	AfterItemsBeforeBatch Point = "after_items_before_batch"
+	// AfterBatchBeforeAnswer is in the gateway: the batch is stored, and the client does not know.
+	AfterBatchBeforeAnswer Point = "after_batch_before_answer"
+	// AfterReserveBeforeItem is in the engine: the state says that items may have been submitted, and
+	// they were not.
+	AfterReserveBeforeItem Point = "after_reserve_before_item"
+	// AfterItemBeforeState is in the engine: an item is accepted, and the state does not say so.
+	AfterItemBeforeState Point = "after_item_before_state"
+	// AfterBatchBeforeDelivery is in the engine: the end of the batch is stored, its webhook is not.
+	AfterBatchBeforeDelivery Point = "after_batch_before_delivery"
+)
+
+// BatchPoints returns the points of batches.
+func BatchPoints() []Point {
+	return []Point{AfterItemsBeforeBatch, AfterBatchBeforeAnswer, AfterReserveBeforeItem, AfterItemBeforeState, AfterBatchBeforeDelivery}
+}
+
+// Points returns the points of executions.
 func Points() []Point {
 	return []Point{
 		AfterJobBeforeReply, AfterAcceptBeforeAnswer, AfterAssign, AfterTakeBeforeClaim, AfterClaimBeforeStart, AfterOutputBeforeResult,
 		AfterSaveBeforePending, AfterPendingBeforeCommit, AfterCommitBeforeResult, AfterResultBeforeAck, AfterFenceBeforeLost, AfterResultBeforeDelivery,
-		AfterDeliveryBeforeJobRemoved, AfterPostBeforeRecord,
+		AfterDeliveryBeforeJobRemoved, AfterPostBeforeRecord, AfterStepBeforeState,
 	}
 }

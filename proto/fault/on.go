@@ -45,8 +45,8 @@ func parseSetting(text string) (Point, int64) {
 	if err != nil || count < 1 {
 		fail("BULLPEN_CRASH_AT=%s: after the colon there must be a number from 1", text)
 	}
-	if !slices.Contains(Points(), Point(name)) {
-		fail("BULLPEN_CRASH_AT=%s: there is no such point; there are %q", text, Points())
+	if all := append(Points(), BatchPoints()...); !slices.Contains(all, Point(name)) {
+		fail("BULLPEN_CRASH_AT=%s: there is no such point; there are %q", text, all)
 	}
 	return Point(name), count
 }

@@ -81,7 +81,7 @@ func (w *world) run(l *queue.Lease) {
 		return
 	}
 	job := l.Job()
-	out := events.NewWriter(w.ctx, w.store, job.TraceID, l.Attempt(), base)
+	out := events.NewWriter(w.ctx, w.store, job.TraceID, l.Attempt(), base, 16<<20)
 	_, _ = fmt.Fprintf(out.Stream(proto.Stdout), "output of attempt %d\n", l.Attempt())
 	last, _ := out.Close()
 	r := proto.Exited(0)
@@ -131,7 +131,7 @@ func (w *world) submit(n int, turns <-chan struct{}, to *accepted) {
 			job.WebhookURL = "https://example.com/"
 		}
 		if i%10 == 0 {
-			job.Code = strings.Repeat("large ", 173_000+random.IntN(100)) // stored apart from the message, like its result
+			job.Code = strings.Repeat("large ", 173_000+random.IntN(100)) // stored as an object, like its result
 		}
 		if i%4 == 1 {
 			job.ThreadID = fmt.Sprintf("thread-%d", n)
@@ -167,7 +167,11 @@ func TestBackupDuringExecutions(t *testing.T) {
 	for n := range 6 {
 		w.all.Go(func() { w.submit(n, turns, &known) })
 	}
-	for range 2 {
+	backups := 2
+	if testing.Short() {
+		backups = 1
+	}
+	for range backups {
 		for range between {
 			select {
 			case turns <- struct{}{}:

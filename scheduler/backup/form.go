@@ -99,8 +99,8 @@ func Check(r io.Reader) (Summary, error) {
 	return read(r, func(*entry, []byte) error { return nil })
 }
 
-// read calls take with all messages of a backup, which was complete only if read returns no error.
-func read(r io.Reader, take func(*entry, []byte) error) (s Summary, err error) {
+// read calls handle with all messages of a backup, which was complete only if read returns no error.
+func read(r io.Reader, handle func(*entry, []byte) error) (s Summary, err error) {
 	in, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1))
 	if err != nil {
 		return s, fmt.Errorf("read a backup: %w", err)
@@ -140,7 +140,7 @@ func read(r io.Reader, take func(*entry, []byte) error) (s Summary, err error) {
 			return s, fmt.Errorf("%w: %w", ErrDamaged, err)
 		}
 		s.Messages++
-		if err := take(&e, body.Bytes()); err != nil {
+		if err := handle(&e, body.Bytes()); err != nil {
 			return s, err
 		}
 	}

@@ -38,7 +38,7 @@ func Restore(ctx context.Context, a store.Access, cfg store.Config, r io.Reader,
 	if len(used) > 0 && !unfinished {
 		return s, fmt.Errorf("%w: %s: a backup is restored only where there is nothing, such as in a new data directory", ErrUsed, strings.Join(used, ", "))
 	}
-	if err := st.BeginRestore(ctx, cfg); err != nil {
+	if err := st.BeginRestore(ctx, cfg, log); err != nil {
 		return s, err
 	}
 	var pending []jetstream.PubAckFuture

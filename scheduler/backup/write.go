@@ -87,11 +87,11 @@ func (b *run) run(ctx context.Context) error {
 		return err
 	}
 	for _, s := range streams {
-		take := handlers[s]
-		if take == nil {
-			take = b.add
+		handle := handlers[s]
+		if handle == nil {
+			handle = b.add
 		}
-		if err := b.each(ctx, s, take); err != nil {
+		if err := b.each(ctx, s, handle); err != nil {
 			return err
 		}
 	}
@@ -112,15 +112,15 @@ func (m *message) id() proto.TraceID {
 	return proto.TraceID(m.subject[strings.LastIndexByte(m.subject, '.')+1:])
 }
 
-// each calls take with all messages of a stream.
-func (b *run) each(ctx context.Context, st jetstream.Stream, take func(context.Context, *message) error) error {
+// each calls handle with all messages of a stream.
+func (b *run) each(ctx context.Context, st jetstream.Stream, handle func(context.Context, *message) error) error {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	err := b.store.ReadMessages(ctx, st, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
 		if ctx.Err() != nil {
 			return
 		}
-		if err := take(ctx, &message{subject: m.Subject(), seq: at.Sequence.Stream, at: at.Timestamp, header: m.Headers(), body: m.Data()}); err != nil {
+		if err := handle(ctx, &message{subject: m.Subject(), seq: at.Sequence.Stream, at: at.Timestamp, header: m.Headers(), body: m.Data()}); err != nil {
 			fail(err)
 		}
 	})
@@ -276,8 +276,8 @@ func (b *run) maker(ctx context.Context, id proto.TraceID) error {
 }
 
 func (b *run) output(ctx context.Context, m *message) error {
+	attempt, err := store.OutputAttempt(m.subject)
 	tokens := strings.Split(m.subject, ".") // bullpen.out.<trace>.<attempt>
-	attempt, err := strconv.Atoi(tokens[len(tokens)-1])
 	known := err == nil && attempt <= b.attempts[proto.TraceID(tokens[len(tokens)-2])]
 	if !known && m.seq > b.start[b.store.Output] {
 		return nil

@@ -89,7 +89,7 @@ func TestJobIsKeptWithItsBody(t *testing.T) {
 		if body := store.BodyObject(stored.Header); body != "" {
 			bodies = append(bodies, body)
 		}
-		if err := w.Store.Store.RemoveJobs(w.ctx, seq+1, nil, bodies); err != nil {
+		if err := w.Store.Store.RemoveJobs(w.ctx, store.RemovedJobs{Below: seq + 1, Bodies: bodies}); err != nil {
 			t.Fatal(err)
 		}
 		letter, content := w.get(string(job.TraceID))

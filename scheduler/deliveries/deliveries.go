@@ -18,11 +18,6 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-const (
-	drainCheckEvery = 100 * time.Millisecond
-	inboxSize       = 256
-)
-
 // Store stores deliveries in JetStream.
 type Store struct{ Store *store.Store }
 
@@ -123,17 +118,15 @@ func (s *Store) Replay(ctx context.Context, org string, id proto.TraceID) (*prot
 // an end even if deliveries fail again, because ids are visited in order.
 func (s *Store) ReplayFailed(ctx context.Context, org string, since time.Time, after proto.TraceID, limit int) (r proto.Replayed, err error) {
 	var failed []proto.TraceID
-	read, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	err = s.feed(read, jetstream.ConsumerConfig{
+	err = s.Store.Read(ctx, s.Store.Deliveries, jetstream.ConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since, FilterSubject: store.DeliveryPattern(org),
 	}, func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
 		id, err := traceOf(m)
 		if err == nil && id > after && proto.DeliveryStatus(m.Headers().Get(store.HeaderStatus)) == proto.DeliveryFailed {
 			failed = append(failed, id)
 		}
-	}, func() { stop(errComplete) })
-	if !errors.Is(err, errComplete) {
+	})
+	if err != nil {
 		return r, fmt.Errorf("look for failed deliveries: %w", err)
 	}
 	slices.Sort(failed)
@@ -152,8 +145,15 @@ func (s *Store) ReplayFailed(ctx context.Context, org string, since time.Time, a
 	return r, nil
 }
 
-// errComplete is the cause with which ReplayFailed ends its feed.
-var errComplete = errors.New("all deliveries were read")
+// Scan calls onChange with every delivery of an organisation, except malformed ones.
+func (s *Store) Scan(ctx context.Context, org string, onChange func(proto.DeliveryChange)) error {
+	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubject: store.DeliveryPattern(org)}
+	return s.Store.Read(ctx, s.Store.Deliveries, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+		if c, err := parseChange(m, at); err == nil { // Follow reports malformed ones
+			onChange(c)
+		}
+	})
+}
 
 // Follow calls onChange with every delivery as it is and then whenever it changes, in the order of
 // revisions. It calls onCurrent once, after the last delivery that existed at the start, and
@@ -161,7 +161,7 @@ var errComplete = errors.New("all deliveries were read")
 // returns when ctx is done, or with an error if it may have missed changes.
 func (s *Store) Follow(ctx context.Context, onChange func(proto.DeliveryChange), onCurrent func(), onMalformed func(error)) error {
 	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubject: store.DeliveryPattern("")}
-	return s.feed(ctx, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+	return s.Store.Follow(ctx, s.Store.Deliveries, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
 		c, err := parseChange(m, at)
 		if err != nil {
 			onMalformed(fmt.Errorf("read the delivery on %s: %w", m.Subject(), err))
@@ -169,53 +169,6 @@ func (s *Store) Follow(ctx context.Context, onChange func(proto.DeliveryChange),
 		}
 		onChange(c)
 	}, onCurrent)
-}
-
-type message struct {
-	msg jetstream.Msg
-	at  *jetstream.MsgMetadata
-}
-
-// feed calls handle for each message that cfg selects, and onCurrent after the last one that
-// existed at the start.
-func (s *Store) feed(
-	ctx context.Context, cfg jetstream.ConsumerConfig, handle func(jetstream.Msg, *jetstream.MsgMetadata), onCurrent func(),
-) error {
-	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
-	inbox := make(chan message, inboxSize)
-	stop, consumer, err := s.Store.Follow(ctx, s.Store.Deliveries, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
-		select {
-		case inbox <- message{m, at}:
-		case <-ctx.Done():
-		}
-	}, fail)
-	if err != nil {
-		return err
-	}
-	defer stop()
-	pending, handled := consumer.CachedInfo().NumPending, uint64(0)
-	tick := time.NewTicker(drainCheckEvery)
-	defer tick.Stop()
-	behind := true
-	for {
-		if behind && handled >= pending {
-			behind = false
-			tick.Stop()
-			onCurrent()
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case f := <-inbox:
-			handle(f.msg, f.at)
-			handled++
-		case <-tick.C:
-			if store.Drained(ctx, consumer, handled) {
-				pending = handled
-			}
-		}
-	}
 }
 
 func traceOf(m jetstream.Msg) (proto.TraceID, error) {

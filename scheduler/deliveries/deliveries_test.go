@@ -3,6 +3,7 @@ package deliveries_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -144,12 +145,27 @@ func TestFollow(t *testing.T) {
 	wg.Wait()
 }
 
+func TestScanOfAnOrganisation(t *testing.T) {
+	ctx := storetest.Context(t)
+	s := &deliveries.Store{Store: storetest.Open(t, storetest.Server(t))}
+	mine := pending("acme")
+	for _, d := range []*proto.Delivery{mine, pending("other")} {
+		if err := s.Create(ctx, d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got []proto.TraceID
+	if err := s.Scan(ctx, "acme", func(c proto.DeliveryChange) { got = append(got, c.TraceID) }); err != nil || !slices.Equal(got, []proto.TraceID{mine.TraceID}) {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
 func TestTestsAreServedByTheLeader(t *testing.T) {
 	ctx := storetest.Context(t)
 	server := storetest.Server(t)
 	s := &deliveries.Store{Store: storetest.Open(t, server)}
-	var refusal *proto.Refusal
-	if _, err := s.Test(ctx, proto.Key{ID: "k"}); !errors.As(err, &refusal) {
+	var rejection *proto.Rejection
+	if _, err := s.Test(ctx, proto.Key{ID: "k"}); !errors.As(err, &rejection) {
 		t.Fatalf("without a leader: %v", err)
 	}
 	leader := &deliveries.Store{Store: storetest.Open(t, server)}

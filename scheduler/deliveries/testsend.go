@@ -27,14 +27,14 @@ type testReply struct {
 }
 
 // Test makes the leading webhook dispatcher send a test event to the URL of a key, and returns the
-// attempt. It returns [proto.ErrNotFound] if the key has no URL, and a [*proto.Refusal] if no
+// attempt. It returns [proto.ErrNotFound] if the key has no URL, and a [*proto.Rejection] if no
 // dispatcher leads.
 func (s *Store) Test(ctx context.Context, key proto.Key) (*proto.DeliveryAttempt, error) {
 	ctx, cancel := context.WithTimeout(ctx, testTimeout)
 	defer cancel()
 	m, err := s.Store.Conn.RequestWithContext(ctx, store.WebhookTestSubject, []byte(key.ID))
 	if errors.Is(err, nats.ErrNoResponders) {
-		return nil, &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "no process with the webhook role is ready"}
+		return nil, &proto.Rejection{Reason: proto.RejectedUnavailable, Detail: "no process with the webhook role is ready"}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("test the webhook of key %s: %w", key.ID, err)

@@ -3,10 +3,12 @@ package events_test
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"strings"
 	"sync"
@@ -26,6 +28,9 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// limit is the part of each output that results hold, in bytes.
+const limit = 16 << 20
 
 // execution is a running execution whose events the test writes.
 type execution struct {
@@ -70,7 +75,7 @@ func (e *execution) end(w *events.Writer) {
 func TestPendingResultIsPrivate(t *testing.T) {
 	e := start(t)
 	tail := e.follow(0)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
 	last, _ := w.Close()
 	pending := proto.Exited(0)
 	pending.Stdout = "saved"
@@ -109,6 +114,7 @@ func (e *execution) follow(after int64) *events.Tail {
 type event struct {
 	Type, Stream, Data, Status string
 	Seq                        int64
+	Missing                    struct{ First, Last int64 }
 	Truncated                  bool `json:"output_truncated"`
 }
 
@@ -127,7 +133,7 @@ func (e *execution) rest(t *events.Tail) []event {
 	}
 }
 
-func (e *execution) decode(b proto.Batch) []event {
+func (e *execution) decode(b proto.Events) []event {
 	e.t.Helper()
 	var out []event
 	lines := b.Lines
@@ -180,7 +186,7 @@ func outputs(t *testing.T, got []event, after int64) (stdout, stderr string) {
 func TestFollowDuringAndAfterTheExecution(t *testing.T) {
 	e := start(t)
 	early := e.follow(0)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
 	out, errs := w.Stream(proto.Stdout), w.Stream(proto.Stderr)
 	_, _ = io.WriteString(out, "first\nsec")
 	var live []event
@@ -219,7 +225,7 @@ func TestNextAfterATimeout(t *testing.T) {
 	if _, err := tail.Next(short); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "x")
 	e.end(w)
 	if stdout, _ := outputs(t, e.rest(tail), 0); stdout != "x" {
@@ -230,7 +236,7 @@ func TestNextAfterATimeout(t *testing.T) {
 func TestSlowReaderGetsAllEvents(t *testing.T) {
 	e := start(t)
 	slow := e.follow(0)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
 	out := w.Stream(proto.Stdout)
 	var want strings.Builder
 	for i := range 9000 { // far more than the buffer of a reader
@@ -247,22 +253,25 @@ func TestSlowReaderGetsAllEvents(t *testing.T) {
 func TestEarlyReaderGetsMoreThanMaxEvents(t *testing.T) {
 	e := start(t)
 	early := e.follow(0)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
 	out := w.Stream(proto.Stdout)
-	const lines = 100_000
+	const lines = 3 * proto.MaxEvents
 	for i := range lines {
 		_, _ = fmt.Fprintf(out, "%099d\n", i)
 	}
 	e.end(w)
-	stdout, _ := outputs(t, e.rest(early), 0)
-	if len(stdout) != 100*lines {
-		t.Fatalf("%d bytes of %d", len(stdout), 100*lines)
+	if w.Evict(e.ctx) {
+		t.Error("evicted while somebody reads")
+	}
+	got := e.rest(early)
+	if stdout, _ := outputs(t, got, 0); len(stdout) != 100*lines || got[len(got)-1].Truncated {
+		t.Fatalf("%d bytes of %d, truncated %t", len(stdout), 100*lines, got[len(got)-1].Truncated)
 	}
 }
 
 func TestLateReaderGetsTheLastMaxEvents(t *testing.T) {
 	e := start(t)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
 	out := w.Stream(proto.Stdout)
 	const lines = 3*proto.MaxEvents + 17
 	for i := range lines {
@@ -277,11 +286,16 @@ func TestLateReaderGetsTheLastMaxEvents(t *testing.T) {
 	if end.Type != "result" || !end.Truncated {
 		t.Fatalf("last: %+v", end)
 	}
-	kept := got[1 : len(got)-1]
+	if gone := got[1]; gone.Type != "keepalive" || gone.Seq != 1 || gone.Missing.First != 2 || gone.Missing.Last != lines-proto.MaxEvents+1 {
+		t.Fatalf("second: %+v", gone)
+	}
+	kept := got[2 : len(got)-1]
 	if len(kept) != proto.MaxEvents || kept[0].Data != fmt.Sprintf("%d\n", lines-proto.MaxEvents) {
 		t.Fatalf("%d events, from %+v", len(kept), kept[0])
 	}
-	w.Evict(e.ctx)
+	if !w.Evict(e.ctx) {
+		t.Fatal("not evicted, and nobody reads")
+	}
 	if again := e.rest(e.follow(0)); len(again) != len(got) {
 		t.Fatalf("%d events after eviction, %d before", len(again), len(got))
 	}
@@ -291,9 +305,27 @@ func TestLateReaderGetsTheLastMaxEvents(t *testing.T) {
 	}
 }
 
+// Progress that a program redraws in one line is followed as it comes.
+func TestPartialLinesAreFlushed(t *testing.T) {
+	e := start(t)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	w.FlushPartial = true
+	tail, out := e.follow(0), w.Stream(proto.Stdout)
+	_, _ = io.WriteString(out, "10%\r")
+	got := e.until(tail, "10%\r")
+	_, _ = io.WriteString(out, "20%\r\xc3") // half a character waits for the other half
+	got = append(got, e.until(tail, "20%\r")...)
+	_, _ = io.WriteString(out, "\xa9\nend")
+	got = append(got, e.until(tail, "end")...)
+	e.end(w)
+	if stdout, _ := outputs(t, append(got, e.rest(tail)...), 0); stdout != "10%\r20%\ré\nend" {
+		t.Errorf("%q", stdout)
+	}
+}
+
 func TestLongLinesAreSplitBetweenCharacters(t *testing.T) {
 	e := start(t)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
 	out := w.Stream(proto.Stdout)
 	text := "a" + strings.Repeat("é", 100_000) + "\n" + strings.Repeat("€", 50_000)
 	for rest := text; rest != ""; {
@@ -328,7 +360,7 @@ func TestMessageSize(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := start(t)
-			w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
+			w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
 			if _, err := io.WriteString(w.Stream(proto.Stdout), c.printed); err != nil {
 				t.Fatal(err)
 			}
@@ -358,10 +390,10 @@ func TestMessageSize(t *testing.T) {
 
 func TestSecondAttemptContinuesTheNumbers(t *testing.T) {
 	e := start(t)
-	first := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
+	first := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
 	_, _ = io.WriteString(first.Stream(proto.Stdout), "one\n")
 	last, _ := first.Close()
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, last)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, last, limit)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "two\n")
 	e.end(w)
 	if stdout, _ := outputs(t, e.rest(e.follow(0)), 0); stdout != "one\ntwo\n" {
@@ -394,11 +426,11 @@ func (e *execution) until(t *events.Tail, data string) []event {
 func TestOutputOfAStaleWorkerIsIgnored(t *testing.T) {
 	e := start(t)
 	early := e.follow(0)
-	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
+	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\n")
 	live := e.until(early, "one\n")
 	e.claim(2, 2)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, 2)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, 2, limit)
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "stale\nstale\nstale\n")
 	stale.Close()
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "two\nthree\n")
@@ -421,11 +453,11 @@ func TestOutputOfAStaleWorkerIsIgnored(t *testing.T) {
 // Events that were published after the lease ended, but before the fence, are kept.
 func TestFenceFollowsTheLastStoredEvent(t *testing.T) {
 	e := start(t)
-	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
+	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\ntwo\nthree\n")
 	stale.Close()
 	e.claim(2, 2) // the dispatcher did not know of the later lines
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, 2)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, 2, limit)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "four\n")
 	e.end(w)
 	if stdout, _ := outputs(t, e.rest(e.follow(0)), 0); stdout != "one\ntwo\nthree\nfour\n" {
@@ -437,7 +469,7 @@ func TestFenceFollowsTheLastStoredEvent(t *testing.T) {
 func TestLaterAttemptBeginsTheOutput(t *testing.T) {
 	e := start(t)
 	e.claim(2, 0)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, 0, limit)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "one\n")
 	e.end(w)
 	if stdout, _ := outputs(t, e.rest(e.follow(0)), 0); stdout != "one\n" {
@@ -447,17 +479,17 @@ func TestLaterAttemptBeginsTheOutput(t *testing.T) {
 
 func TestThirdAttemptContinuesTheNumbersOfTheSecond(t *testing.T) {
 	e := start(t)
-	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
+	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\n")
 	e.until(e.follow(0), "one\n")
 	e.claim(2, 2)
-	second := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, 2)
+	second := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, 2, limit)
 	_, _ = io.WriteString(second.Stream(proto.Stdout), "two\n")
 	second.Close()
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "stale\nstale\nstale\n")
 	stale.Close()
 	e.claim(3, 5)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 3, 5)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 3, 5, limit)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "three\n")
 	e.end(w)
 	got := e.rest(e.follow(0))
@@ -468,7 +500,7 @@ func TestThirdAttemptContinuesTheNumbersOfTheSecond(t *testing.T) {
 
 func TestOutputAfterTheEndIsIgnored(t *testing.T) {
 	e := start(t)
-	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
+	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\n")
 	e.until(e.follow(0), "one\n")
 	r := proto.Failure(proto.CodeWorkerLost, "The worker was lost.")
@@ -537,7 +569,7 @@ func startOn(t *testing.T) (*execution, *restartable) {
 func TestServerOutage(t *testing.T) {
 	e, server := startOn(t)
 	early := e.follow(0)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
 	out := w.Stream(proto.Stdout)
 	_, _ = io.WriteString(out, "before\n")
 	live := e.until(early, "before\n")
@@ -564,7 +596,7 @@ func TestServerOutage(t *testing.T) {
 
 func TestReaderWaitsDuringAnOutage(t *testing.T) {
 	e, server := startOn(t)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "x\n")
 	e.end(w)
 	tail := e.follow(0)
@@ -583,8 +615,8 @@ func TestReaderWaitsDuringAnOutage(t *testing.T) {
 func TestFastOutputDuringRestarts(t *testing.T) {
 	e, server := startOn(t)
 	early := e.follow(0)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
-	const lines = proto.MaxEvents - 1
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	const lines = proto.MaxEvents / 2
 	var want strings.Builder
 	for i := range lines {
 		_, _ = fmt.Fprintf(&want, "%0999d\n", i)
@@ -640,7 +672,7 @@ func TestLostMessageKeepsTheOrder(t *testing.T) {
 	js := &lossy{JetStream: e.store.JS, text: "two", lost: make(chan struct{})}
 	e.store.JS = js
 	early := e.follow(0)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
+	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "one\n")
 	live := e.until(early, "one\n")
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "two\n")
@@ -660,7 +692,7 @@ func TestLostMessageKeepsTheOrder(t *testing.T) {
 
 func TestOutputThatCannotBeStoredIsTruncated(t *testing.T) {
 	e, server := startOn(t)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
+	w := events.NewWriterWithLimits(e.ctx, e.store, e.rec.TraceID, limit, 3*time.Second, 1<<20)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "one\n")
 	early := e.follow(0)
 	e.until(early, "one\n")
@@ -672,48 +704,59 @@ func TestOutputThatCannotBeStoredIsTruncated(t *testing.T) {
 	}
 }
 
-// The limit counts encoded bytes of both outputs.
-func TestKeptBytesAreLimited(t *testing.T) {
+// A reader that is behind gets everything that the result holds, whatever was printed since. It is
+// notified once of the events that are gone.
+func TestSlowReaderGetsWhatTheResultHolds(t *testing.T) {
 	e := start(t)
 	early := e.follow(0)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0)
-	const lines, length = 64, 64 << 10
-	nul := append(make([]byte, length-1), '\n')
-	for range lines { // 48 MiB as JSON
-		for _, s := range []proto.Stream{proto.Stdout, proto.Stderr} {
-			_, _ = w.Stream(s).Write(nul)
-		}
+	const limit, kept, line, lines = 1 << 20, 4 << 20, 16 << 10, 600
+	w := events.NewWriterWithLimits(e.ctx, e.store, e.rec.TraceID, limit, time.Minute, kept)
+	random := rand.NewChaCha8([32]byte{})
+	noise := make([]byte, line*3/4)
+	for range lines { // 9 MiB that can hardly be compressed
+		_, _ = random.Read(noise)
+		_, _ = io.WriteString(w.Stream(proto.Stdout), base64.StdEncoding.EncodeToString(noise)+"\n")
 	}
+	_, _ = io.WriteString(w.Stream(proto.Stderr), "the last words")
 	e.end(w)
-	const most = 40 << 20
-	info, err := e.store.Output.Info(e.ctx)
-	if err != nil || info.State.Bytes > most+most/8 {
+	const most = limit + kept + kept/4
+	if info, err := e.store.Output.Info(e.ctx); err != nil || info.State.Bytes > most+most/8 {
 		t.Errorf("%d bytes are stored, %v", info.State.Bytes, err)
 	}
-	for name, tail := range map[string]*events.Tail{"early": early, "late": e.follow(0)} {
-		var batches []proto.Batch
-		for batches == nil || batches[len(batches)-1].Result == nil {
-			b, err := tail.Next(e.ctx)
-			if err != nil {
-				t.Fatal(err)
+	if w.Evict(e.ctx) {
+		t.Error("evicted while somebody reads")
+	}
+	var gone []event
+	next := int64(1)
+	for _, ev := range e.rest(early) {
+		if ev.Type == "keepalive" {
+			if gone = append(gone, ev); ev.Seq != next-1 || ev.Missing.First != next {
+				t.Errorf("after event %d: %+v", next-1, ev)
 			}
-			batches = append(batches, b)
+			next = ev.Missing.Last + 1
+			continue
 		}
-		if first := batches[0]; first.First != 1 || !bytes.Contains(first.Lines, []byte(`"status"`)) {
-			t.Errorf("%s: the first batch is %d to %d", name, first.First, first.Last)
+		if ev.Seq != next {
+			t.Fatalf("event %d follows %d", ev.Seq, next-1)
 		}
-		if end := batches[len(batches)-1]; end.First != 2*lines+2 || !end.Result.OutputTruncated {
-			t.Errorf("%s: the result is event %d, truncated %t", name, end.First, end.Result.OutputTruncated)
+		next++
+		if ev.Type == "result" && !ev.Truncated {
+			t.Error("the result event does not report that events are missing")
 		}
-		rest := batches[2:]
-		for i, b := range rest {
-			if b.First != batches[i+1].Last+1 {
-				t.Errorf("%s: event %d follows %d", name, b.First, batches[i+1].Last)
-			}
-		}
-		if len(rest) < lines {
-			t.Errorf("%s: only %d messages are kept", name, len(rest))
-		}
+	}
+	if len(gone) != 1 || gone[0].Missing.First <= limit/line || next != lines+4 {
+		t.Fatalf("the last event is %d, missing are %+v", next-1, gone)
+	}
+	got := e.rest(e.follow(gone[0].Missing.Last))
+	if end := got[len(got)-1]; got[0].Seq != gone[0].Missing.Last+1 || end.Truncated {
+		t.Errorf("a reader that misses nothing gets %d to %+v", got[0].Seq, end)
+	}
+	early.Close()
+	if err := e.store.Conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if !w.Evict(e.ctx) {
+		t.Error("not evicted when nobody reads")
 	}
 }
 
@@ -735,7 +778,7 @@ func BenchmarkLines(b *testing.B) {
 	st := storetest.Open(b, storetest.Server(b))
 	line := []byte(strings.Repeat("x", 99) + "\n")
 	b.SetBytes(int64(len(line)))
-	w := events.NewWriter(b.Context(), st, proto.NewTraceID(), 1, 0)
+	w := events.NewWriter(b.Context(), st, proto.NewTraceID(), 1, 0, limit)
 	out := w.Stream(proto.Stdout)
 	for b.Loop() {
 		_, _ = out.Write(line)

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/klauspost/compress/s2"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -65,6 +66,14 @@ func (g *Log) Follow(ctx context.Context, id proto.TraceID, after int64) (*Tail,
 	}
 	t.adopt(rec)
 	t.behind, t.late = true, rec.Status.Terminal()
+	if !t.late { // nothing that a late reader needs is evicted
+		sub, err := g.Store.Conn.Subscribe(store.ReadersSubject(id), func(m *nats.Msg) { _ = m.Respond(nil) })
+		if err != nil {
+			t.Close()
+			return nil, fmt.Errorf("follow %s: %w", id, err)
+		}
+		t.subs = append(t.subs, sub)
+	}
 	return t, nil
 }
 
@@ -75,9 +84,9 @@ type Tail struct {
 	subs     []*nats.Subscription
 	live     chan *nats.Msg
 	rec      *proto.Record
-	partial  bool   // the result in rec lacks its outputs
+	partial  bool   // the outputs of the result in rec are not loaded
 	attempt  int    // the latest with output; later output of earlier attempts is ignored
-	sent     int64  // number of the last event that the reader has
+	sent     int64  // number of the last event that the reader has, or will not get
 	returned int64  // number of the last event that this Tail has returned
 	missed   bool   // events were evicted before they were returned
 	from     uint64 // next sequence number to read from the stream
@@ -87,8 +96,8 @@ type Tail struct {
 	ended    bool
 	// reconnects of the connection at the last check. Live messages are lost during a reconnect.
 	reconnects uint64
-	next       *proto.Batch // to be returned next
-	late       bool         // opened after the end: returns only the last [proto.MaxEvents] events
+	next       []proto.Events // to be returned next
+	late       bool           // opened after the end: returns only the last [proto.MaxEvents] events
 }
 
 // Close ends the subscriptions.
@@ -100,14 +109,15 @@ func (t *Tail) Close() {
 
 // Next returns the next events. It returns [io.EOF] after the result event. It returns the error of
 // ctx if ctx is done first, and may be called again then.
-func (t *Tail) Next(ctx context.Context) (proto.Batch, error) {
+func (t *Tail) Next(ctx context.Context) (proto.Events, error) {
 	for {
 		if t.ended {
-			return proto.Batch{}, io.EOF
+			return proto.Events{}, io.EOF
 		}
-		if b := t.next; b != nil {
-			t.next = nil
-			return *b, nil
+		if len(t.next) > 0 {
+			b := t.next[0]
+			t.next = t.next[1:]
+			return b, nil
 		}
 		if t.behind {
 			b, err := t.catchUp(ctx)
@@ -127,39 +137,39 @@ func (t *Tail) Next(ctx context.Context) (proto.Batch, error) {
 }
 
 // await waits for the next live message, or until it is time to read the record.
-func (t *Tail) await(ctx context.Context) (proto.Batch, error) {
+func (t *Tail) await(ctx context.Context) (proto.Events, error) {
 	if t.overflowed() || t.reconnected() {
 		t.behind = true
-		return proto.Batch{}, nil
+		return proto.Events{}, nil
 	}
 	poll := time.NewTimer(min(pollEvery<<t.polls, maxPoll))
 	defer poll.Stop()
 	select {
 	case <-ctx.Done():
-		return proto.Batch{}, context.Cause(ctx)
+		return proto.Events{}, context.Cause(ctx)
 	case m := <-t.live:
 		t.polls = 0
 		if m.Subject == store.DoneSubject(t.id) {
 			if rec, err := proto.DecodeRecord(t.id, m.Data); err == nil {
 				t.adopt(rec.Public())
-				return proto.Batch{}, nil
+				return proto.Events{}, nil
 			}
-			return proto.Batch{}, t.refresh(ctx)
+			return proto.Events{}, t.refresh(ctx)
 		}
 		p, err := parse(m.Subject, m.Header, m.Data)
 		if err != nil || p.attempt < t.rec.Attempt {
-			return proto.Batch{}, nil // malformed, or from a worker that lost its lease
+			return proto.Events{}, nil // malformed, or from a worker that lost its lease
 		}
 		if p.first > t.sent+1 {
 			t.behind = true // the buffer overflowed, or another attempt began
-			return proto.Batch{}, nil
+			return proto.Events{}, nil
 		}
 		return t.accept(p), nil
 	case <-poll.C:
 		if pollEvery<<t.polls < maxPoll {
 			t.polls++
 		}
-		return proto.Batch{}, t.refresh(ctx)
+		return proto.Events{}, t.refresh(ctx)
 	}
 }
 
@@ -221,16 +231,16 @@ func (t *Tail) adopt(rec *proto.Record) {
 }
 
 // catchUp returns the next new events in the stream, or an empty batch if there are none.
-func (t *Tail) catchUp(ctx context.Context) (proto.Batch, error) {
+func (t *Tail) catchUp(ctx context.Context) (proto.Events, error) {
 	for {
 		m, err := t.read(ctx)
 		switch {
 		case store.IsNotFound(err):
-			return proto.Batch{}, nil
+			return proto.Events{}, nil
 		case ctx.Err() != nil:
-			return proto.Batch{}, context.Cause(ctx)
+			return proto.Events{}, context.Cause(ctx)
 		case err != nil && !isTransient(err):
-			return proto.Batch{}, fmt.Errorf("read output of %s: %w", t.id, err)
+			return proto.Events{}, fmt.Errorf("read output of %s: %w", t.id, err)
 		case err != nil:
 			_ = pause(ctx)
 			continue
@@ -262,14 +272,13 @@ func isTransient(err error) bool {
 
 // accept returns the new events in a message. It cuts off events that were returned before, that
 // are no longer promised, or that follow the end. A reader from the beginning gets the status event
-// even if its message was evicted.
-func (t *Tail) accept(p piece) proto.Batch {
+// even if its message was evicted. An event before them reports events that are gone.
+func (t *Tail) accept(p piece) proto.Events {
 	if p.attempt < t.attempt {
-		return proto.Batch{} // from a worker that lost its lease
+		return proto.Events{} // from a worker that lost its lease
 	}
 	t.missed = t.missed || p.attempt > t.attempt && p.first <= t.returned // its numbers were used by an earlier attempt
 	t.attempt = p.attempt
-	first := t.sent < 1
 	skipTo := t.sent + 1
 	if t.late {
 		skipTo = max(skipTo, t.rec.ResultSeq-proto.MaxEvents)
@@ -279,20 +288,34 @@ func (t *Tail) accept(p piece) proto.Batch {
 	}
 	p.cutFrom(skipTo)
 	if p.last < p.first {
-		return proto.Batch{}
+		return proto.Events{}
 	}
-	t.missed = t.missed || p.first > skipTo && (!first || p.first > 2)
+	var out []proto.Events
+	if t.sent < 1 && p.first > 1 {
+		out = append(out, proto.Events{First: 1, Last: 1, Lines: proto.AppendStatusEvent(nil, t.id)})
+		t.sent = 1
+	}
+	if p.first > t.sent+1 {
+		out = append(out, t.missing(p.first-1))
+	}
+	out = append(out, proto.Events{First: p.first, Last: p.last, Lines: p.lines})
 	t.sent, t.returned = p.last, p.last
-	b := proto.Batch{First: p.first, Last: p.last, Lines: p.lines}
-	if first && p.first > 1 {
-		t.next = &b
-		return proto.Batch{First: 1, Last: 1, Lines: proto.AppendStatusEvent(nil, t.id)}
-	}
+	t.next = out[1:]
+	return out[0]
+}
+
+// missing returns the event that reports that the events up to number last are gone.
+func (t *Tail) missing(last int64) proto.Events {
+	b := proto.Events{First: t.sent, Last: t.sent, Lines: proto.AppendMissingEvent(nil, t.sent, t.sent+1, last)}
+	t.missed, t.sent = true, last
 	return b
 }
 
 // result returns the result event, whatever number the reader is at.
-func (t *Tail) result(ctx context.Context) (proto.Batch, error) {
+func (t *Tail) result(ctx context.Context) (proto.Events, error) {
+	if t.sent < t.rec.ResultSeq-1 {
+		return t.missing(t.rec.ResultSeq - 1), nil
+	}
 	rec := *t.rec
 	for t.partial {
 		full, err := t.lookup(ctx)
@@ -300,17 +323,16 @@ func (t *Tail) result(ctx context.Context) (proto.Batch, error) {
 		case err == nil && full.Status.Terminal():
 			rec, t.partial = *full, false
 		case ctx.Err() != nil:
-			return proto.Batch{}, context.Cause(ctx)
+			return proto.Events{}, context.Cause(ctx)
 		case err != nil && (errors.Is(err, proto.ErrNotFound) || !isTransient(err)):
-			return proto.Batch{}, fmt.Errorf("read the result of %s: %w", t.id, err)
+			return proto.Events{}, fmt.Errorf("read the result of %s: %w", t.id, err)
 		default:
 			_ = pause(ctx)
 		}
 	}
-	t.missed = t.missed || t.sent < rec.ResultSeq-1
-	rec.OutputTruncated = rec.OutputTruncated || t.missed
+	rec.OutputTruncated = t.missed // for this reader
 	t.ended = true
-	return proto.Batch{First: rec.ResultSeq, Last: rec.ResultSeq, Result: &rec}, nil
+	return proto.Events{First: rec.ResultSeq, Last: rec.ResultSeq, Result: &rec}, nil
 }
 
 // piece is the content of one message.
@@ -321,8 +343,16 @@ type piece struct {
 }
 
 func parse(subject string, h nats.Header, lines []byte) (p piece, err error) {
-	if p.attempt, err = strconv.Atoi(subject[strings.LastIndexByte(subject, '.')+1:]); err != nil || p.attempt < 1 {
-		return p, fmt.Errorf("attempt of %q: %w", subject, errors.Join(err, proto.ErrConflict))
+	if p.attempt, err = store.OutputAttempt(subject); err != nil {
+		return p, err
+	}
+	if h.Get(store.HeaderPacked) != "" {
+		if n, err := s2.DecodedLen(lines); err != nil || n > maxUnpacked {
+			return p, fmt.Errorf("unpack %d bytes: %w", n, errors.Join(err, proto.ErrConflict))
+		}
+		if lines, err = s2.Decode(nil, lines); err != nil {
+			return p, fmt.Errorf("unpack: %w", err)
+		}
 	}
 	if p.first, err = strconv.ParseInt(strings.TrimSpace(h.Get(store.HeaderFirst)), 10, 64); err != nil {
 		return p, fmt.Errorf("first event: %w", err)

@@ -3,10 +3,13 @@ package events
 import (
 	"bytes"
 	"context"
+	"errors"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
 
+	"github.com/klauspost/compress/s2"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -19,85 +22,130 @@ const (
 	eventCost   = 80                        // maximum overhead of an encoded event, in bytes
 	maxMessage  = 2 * (maxLine + eventCost) // encoded bytes
 	maxPending  = 2 << 20                   // encoded bytes that wait while as many are being sent; then the program waits
+	minPacked   = 4 << 10                   // encoded bytes from which on a message is compressed
+	maxUnpacked = 8 * maxLine               // encoded bytes of a message, escapes included
 	messageCost = 256                       // overhead of a stored message, in bytes
-	maxKept     = 32 << 20                  // stored bytes of an attempt, with messageCost
-	trimSlack   = 8 << 20                   // by which maxKept is exceeded before the output is trimmed
+	maxKept     = 32 << 20                  // stored bytes of an attempt beyond what its result holds, with messageCost
+	trimSlack   = 4                         // part of maxKept, at least minExcess, by which it is exceeded before the output is trimmed
 	// evictAfter is how long all events of an ended execution are kept, for readers that are
-	// behind.
-	evictAfter = 30 * time.Second
+	// behind. It is repeated up to maxEvictions times while one is.
+	evictAfter   = 30 * time.Second
+	maxEvictions = 120
+	// readersTimeout bounds the question whether there are readers.
+	readersTimeout = 2 * time.Second
+	// partialDelay is how long an incomplete line waits for its end, see FlushPartial.
+	partialDelay = 100 * time.Millisecond
 	// publishTimeout is how long a message is retried while the store does not answer.
 	publishTimeout = 15 * time.Second
 	retryEvery     = 50 * time.Millisecond
 )
 
 // Writer publishes the events of one attempt: one per line, and many in one message if the program
-// writes fast. It is safe for concurrent use. While the store does not answer, the program waits
-// once maxPending is reached. Events that the store does not accept are lost, and the result says
-// so.
+// writes fast. Events with output that the result holds are kept until the execution has ended and
+// nobody reads them any more. The others, which are the excess, are trimmed to maxKept bytes. It is
+// safe for concurrent use. While the store does not answer, the program waits once maxPending is
+// reached. Events that the store does not accept are lost, and the record reports that.
 //
 // One message is in flight at a time, while the next one fills. Otherwise a message that is lost
 // and sent again could be stored after later ones.
 type Writer struct {
-	store   *store.Store
-	id      proto.TraceID
-	attempt int
-	subject string
+	// FlushPartial makes incomplete lines events after partialDelay. It is set before the first
+	// write.
+	FlushPartial bool
+	// Budget, if not nil, limits what is stored for the organisation Org. Beyond it, the result holds
+	// minOutput bytes of each output, and as many bytes of events are kept when the program has
+	// ended. Both are set before the first write.
+	Budget Budget
+	Org    string
 
-	mu      sync.Mutex
-	shrunk  *sync.Cond // pending was taken or dropped
-	pending []part     // one per message
-	waiting int        // bytes of pending
-	seq     int64      // of the last event
-	outputs int64
-	tails   map[proto.Stream][]byte // incomplete lines
-	lost    bool
-	closed  bool
-	wake    chan struct{}
-	done    chan struct{}
+	store       *store.Store
+	id          proto.TraceID
+	attempt     int
+	reserve     func(need, want int64) (int64, error) // of Budget
+	reservation reservation                           // of this attempt
+
+	mu         sync.Mutex
+	shrunk     *sync.Cond // pending was taken or dropped
+	pending    []part     // one per message
+	waiting    int        // bytes of pending
+	seq        int64      // of the last event
+	outputs    int64
+	limits     map[proto.Stream]int64  // bytes of each output that the result may hold
+	inResult   map[proto.Stream]int64  // bytes of each output that the result holds
+	overBudget bool                    // Budget refused a reservation
+	written    map[proto.Stream]int64  // bytes in events
+	held       int64                   // stored bytes of messages that are not excess
+	tails      map[proto.Stream][]byte // incomplete lines
+	lost       bool
+	closed     bool
+	// partial flushes incomplete lines; nil before the first one. flushing reports whether it is set.
+	partial  *time.Timer
+	flushing bool
+	wake     chan struct{}
+	done     chan struct{}
+	timeout  time.Duration // see publishTimeout
+	maxKept  int           // stored bytes of excess; see take
 
 	// Owned by run.
-	stored []message // that are not evicted, oldest first
-	kept   int       // bytes of stored, with messageCost
+	packed    []byte    // scratch space of message
+	recent    []message // with the last [proto.MaxEvents] events, oldest first
+	evictable uint64    // sequence number of the last message that is older
+	excess    []message // that are not trimmed, oldest first
+	kept      int       // stored bytes of excess
+	most      int       // the largest value of kept for which Budget was asked
+	tail      int64     // stored bytes of the messages that are kept beyond the budget
 }
 
 // part is the content of one message.
 type part struct {
 	events      []byte // encoded
 	first, last int64  // sequence numbers
+	excess      bool   // the result holds none of the output in it
 }
 
 // message is a stored message.
 type message struct {
 	last int64 // event
-	size int   // with messageCost
+	size int   // stored bytes, with messageCost
 	seq  uint64
 }
 
 // NewWriter returns a writer for an attempt. baseSeq is the number of the last known event of
 // earlier attempts. The first attempt begins with the status event. A later one begins with a
-// fence, a message after which readers ignore earlier attempts, and continues their numbers.
-func NewWriter(ctx context.Context, st *store.Store, id proto.TraceID, attempt int, baseSeq int64) *Writer {
-	w := &Writer{
-		store: st, id: id, attempt: attempt, subject: store.OutputSubject(id, attempt), seq: baseSeq, tails: map[proto.Stream][]byte{},
-		wake: make(chan struct{}, 1), done: make(chan struct{}),
-	}
+// fence, a message after which readers ignore earlier attempts, and continues their numbers. limit
+// is the size of the part of each output that the result holds, in bytes.
+func NewWriter(ctx context.Context, st *store.Store, id proto.TraceID, attempt int, baseSeq, limit int64) *Writer {
+	w := &Writer{timeout: publishTimeout, maxKept: maxKept}
+	w.start(ctx, st, id, attempt, baseSeq, limit)
+	return w
+}
+
+func (w *Writer) start(ctx context.Context, st *store.Store, id proto.TraceID, attempt int, baseSeq, limit int64) {
+	w.store, w.id, w.attempt, w.seq, w.most = st, id, attempt, baseSeq, minExcess
+	w.limits = map[proto.Stream]int64{proto.Stdout: limit, proto.Stderr: limit}
+	w.written, w.inResult, w.tails = map[proto.Stream]int64{}, map[proto.Stream]int64{}, map[proto.Stream][]byte{}
+	w.wake, w.done = make(chan struct{}, 1), make(chan struct{})
 	w.shrunk = sync.NewCond(&w.mu)
 	ctx = context.WithoutCancel(ctx) // the output is kept, whatever ends the program
+	w.reserve = func(need, want int64) (int64, error) {
+		ctx, cancel := context.WithTimeout(ctx, reserveTimeout)
+		defer cancel()
+		return w.Budget.ReserveOutput(ctx, w.Org, need, want)
+	}
 	if attempt > 1 {
 		w.lost = w.fence(ctx) != nil
 	} else {
 		w.seq = 1
-		w.pending = []part{{proto.AppendStatusEvent(nil, id), 1, 1}}
+		w.pending = []part{{events: proto.AppendStatusEvent(nil, id), first: 1, last: 1}}
 		w.wake <- struct{}{}
 	}
 	go w.run(ctx)
-	return w
 }
 
 // fence stores the first message of a later attempt directly after the last message of earlier
 // ones. It contains no event, or the status event if there is none yet.
 func (w *Writer) fence(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	ctx, cancel := context.WithTimeout(ctx, w.timeout)
 	defer cancel()
 	policy := store.Retry{Pause: retryEvery, Transient: func(err error) bool { return !store.IsRejected(err) }}
 	err := policy.Do(ctx, func(ctx context.Context) error {
@@ -124,7 +172,7 @@ func (w *Writer) tryFence(ctx context.Context) error {
 	}
 	msg := w.message(part{first: w.seq + 1, last: w.seq})
 	if w.seq == 0 {
-		msg = w.message(part{proto.AppendStatusEvent(nil, w.id), 1, 1})
+		msg = w.message(part{events: proto.AppendStatusEvent(nil, w.id), first: 1, last: 1})
 	}
 	if _, err := w.store.JS.PublishMsg(ctx, msg, jetstream.WithExpectLastSequenceForSubject(at, store.OutputPattern(w.id))); err != nil {
 		return err
@@ -137,7 +185,18 @@ func (w *Writer) message(p part) *nats.Msg {
 	h := nats.Header{}
 	h.Set(store.HeaderFirst, strconv.FormatInt(p.first, 10))
 	h.Set(store.HeaderLast, strconv.FormatInt(p.last, 10))
-	return &nats.Msg{Subject: w.subject, Header: h, Data: p.events}
+	m := &nats.Msg{Subject: store.OutputSubject(w.id, w.attempt), Header: h, Data: p.events}
+	if p.excess {
+		m.Subject = store.ExcessSubject(w.id, w.attempt)
+	}
+	if len(p.events) >= minPacked {
+		w.packed = s2.Encode(w.packed[:cap(w.packed)], p.events)
+		if len(w.packed) < len(p.events) {
+			h.Set(store.HeaderPacked, "1")
+			m.Data = bytes.Clone(w.packed) // it may be sent again while the next message is packed
+		}
+	}
+	return m
 }
 
 // Stream returns the writer for one of the program's outputs. Writing to it never fails.
@@ -155,6 +214,27 @@ func (o *Output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// Keep returns how many of the next n bytes of the output the result is to hold. It is called before
+// Write. The result holds the beginning of an output, up to the limit and, beyond minOutput, to what
+// is left of the budget.
+func (o *Output) Keep(n int) int {
+	w, s := o.w, o.stream
+	w.mu.Lock()
+	before := w.inResult[s]
+	kept := min(int64(n), w.limits[s]-before)
+	w.inResult[s] += kept
+	w.mu.Unlock()
+	// The events hold the same bytes again.
+	if over := before + kept - max(before, minOutput); !w.take(2 * over) {
+		w.mu.Lock()
+		kept -= over
+		w.inResult[s] -= over
+		w.limits[s] = min(w.limits[s], max(w.inResult[s], minOutput))
+		w.mu.Unlock()
+	}
+	return int(kept)
+}
+
 func (w *Writer) write(s proto.Stream, p []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -168,10 +248,10 @@ func (w *Writer) write(s proto.Stream, p []byte) {
 			line, whole = p[:i+1], true
 		}
 		if tail := w.tails[s]; len(tail) > 0 || !whole {
-			take := min(len(line), maxLine-len(tail))
-			tail = append(tail, line[:take]...)
-			whole = whole && take == len(line)
-			p = p[take:]
+			n := min(len(line), maxLine-len(tail))
+			tail = append(tail, line[:n]...)
+			whole = whole && n == len(line)
+			p = p[n:]
 			if whole || len(tail) >= maxLine {
 				w.emitPiece(s, tail, whole)
 			} else {
@@ -187,6 +267,26 @@ func (w *Writer) write(s proto.Stream, p []byte) {
 		}
 		p = p[len(line):]
 		w.emit(s, line)
+	}
+	if w.FlushPartial && len(w.tails[s]) > 0 {
+		if w.partial == nil {
+			w.partial = time.AfterFunc(partialDelay, w.flushPartial)
+		} else if !w.flushing {
+			w.partial.Reset(partialDelay)
+		}
+		w.flushing = true
+	}
+}
+
+// flushPartial emits incomplete lines, but for an incomplete character at their end.
+func (w *Writer) flushPartial() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.flushing = false
+	for _, s := range []proto.Stream{proto.Stdout, proto.Stderr} {
+		if tail := w.tails[s]; !w.closed && proto.CutUTF8(tail) > 0 {
+			w.emitPiece(s, tail, false)
+		}
 	}
 }
 
@@ -205,20 +305,23 @@ func (w *Writer) emitPiece(s proto.Stream, tail []byte, whole bool) {
 func (w *Writer) emit(s proto.Stream, data []byte) {
 	w.seq++
 	w.outputs++
+	// A hostile program could spread what the result holds over any number of messages.
+	excess := w.written[s] >= w.limits[s] || w.held > w.limits[proto.Stdout]+w.limits[proto.Stderr]+int64(w.maxKept)
+	w.written[s] += int64(len(data))
 	n := len(w.pending)
 	switch {
-	case n == 0:
-		w.pending = append(w.pending, part{first: w.seq})
+	case n == 0 || w.pending[n-1].excess && !excess:
+		w.pending = append(w.pending, part{first: w.seq, excess: excess})
 	case len(w.pending[n-1].events)+len(data)+eventCost > maxMessage:
 		// The program writes fast, so this message will become full too: allocate it at once.
-		w.pending = append(w.pending, part{first: w.seq, events: make([]byte, 0, max(maxMessage, len(data)+eventCost))})
+		w.pending = append(w.pending, part{first: w.seq, excess: excess, events: make([]byte, 0, max(maxMessage, len(data)+eventCost))})
 	}
 	p := &w.pending[len(w.pending)-1]
 	before := len(p.events)
 	p.events = proto.AppendOutputEvent(p.events, s, data, w.seq)
 	w.waiting += len(p.events) - before
 	if before > 0 && len(p.events) > maxMessage { // the encoded event is longer than its data
-		next := part{bytes.Clone(p.events[before:]), w.seq, w.seq}
+		next := part{bytes.Clone(p.events[before:]), w.seq, w.seq, excess}
 		p.events = p.events[:before]
 		w.pending = append(w.pending, next)
 	} else {
@@ -229,6 +332,9 @@ func (w *Writer) emit(s proto.Stream, data []byte) {
 	default:
 	}
 }
+
+// OverBudget reports, after Close, whether less of the output is kept because the budget was used up.
+func (w *Writer) OverBudget() bool { return w.overBudget }
 
 // Close emits incomplete lines and waits until everything is stored. It returns the number of the
 // last event, and whether readers may miss events.
@@ -241,10 +347,14 @@ func (w *Writer) Close() (last int64, truncated bool) {
 		}
 	}
 	w.closed = true
+	if w.partial != nil {
+		w.partial.Stop()
+	}
 	w.shrunk.Broadcast()
 	w.mu.Unlock()
 	close(w.wake)
 	<-w.done
+	w.settle()
 	return w.seq, w.lost || w.outputs > proto.MaxEvents
 }
 
@@ -257,10 +367,36 @@ func (w *Writer) run(ctx context.Context) {
 	}
 	for w.send(ctx) {
 	}
-	if w.outputs > proto.MaxEvents {
-		evict := w.eviction()
-		time.AfterFunc(evictAfter, func() { evict(ctx) })
+	after := evictAfter
+	if w.overBudget {
+		w.shorten()
+		after = 0
 	}
+	if w.evictable > 0 {
+		evictLater(ctx, w.eviction(), after, maxEvictions)
+	}
+}
+
+// shorten makes all but the last minOutput bytes of messages evictable, and at least one message
+// remain.
+func (w *Writer) shorten() {
+	for _, m := range slices.Backward(w.recent) {
+		if w.tail > 0 && w.tail+int64(m.size) > minOutput {
+			w.evictable = m.seq
+			w.markLost() // within the promised number
+			return
+		}
+		w.tail += int64(m.size)
+	}
+}
+
+// evictLater calls evict after a time, and again after evictAfter while it reports false.
+func evictLater(ctx context.Context, evict func(context.Context) bool, after time.Duration, times int) {
+	time.AfterFunc(after, func() {
+		if !evict(ctx) && times > 1 {
+			evictLater(ctx, evict, evictAfter, times-1)
+		}
+	})
 }
 
 // send publishes the pending messages, and reports whether there were any.
@@ -281,23 +417,39 @@ func (w *Writer) send(ctx context.Context) bool {
 
 // publish stores a message. It reports whether the store answers.
 func (w *Writer) publish(ctx context.Context, p part) bool {
-	at, err := w.publishMsg(ctx, w.message(p))
+	m := w.message(p)
+	at, err := w.publishMsg(ctx, m)
 	if err != nil {
 		w.markLost()
 		return store.IsRejected(err)
 	}
-	size := len(p.events) + messageCost
-	w.stored = append(w.stored, message{p.last, size, at})
-	w.kept += size
-	if w.kept > maxKept+trimSlack {
-		w.trim(ctx)
+	stored := message{p.last, len(m.Data) + messageCost, at}
+	for w.recent = append(w.recent, stored); w.recent[0].last <= p.last-proto.MaxEvents; w.recent = w.recent[1:] {
+		w.evictable = w.recent[0].seq
+	}
+	if !p.excess {
+		w.mu.Lock()
+		w.held += int64(stored.size)
+		w.mu.Unlock()
+		return true
+	}
+	w.excess = append(w.excess, stored)
+	w.kept += stored.size
+	if w.take(int64(w.kept - w.most)) {
+		w.most = max(w.most, w.kept)
+	}
+	w.mu.Lock()
+	limit := w.maxKept
+	w.mu.Unlock()
+	if w.kept > limit+max(limit/trimSlack, minExcess) {
+		w.trim(ctx, limit)
 	}
 	return true
 }
 
 // publishMsg sends a message until it is stored, and returns its sequence number.
 func (w *Writer) publishMsg(ctx context.Context, m *nats.Msg) (uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	ctx, cancel := context.WithTimeout(ctx, w.timeout)
 	defer cancel()
 	for {
 		changed := w.store.LeaderChanged(store.OutputLeader)
@@ -336,47 +488,44 @@ func (w *Writer) markLost() {
 	w.mu.Unlock()
 }
 
-// eviction returns a function that evicts all but the last [proto.MaxEvents] output events. The
-// function does not reference the writer.
-func (w *Writer) eviction() func(context.Context) {
-	n, _ := w.excess(w.seq-proto.MaxEvents, w.kept)
-	if n == 0 {
-		return func(context.Context) {}
+// eviction returns a function that evicts all but the last [proto.MaxEvents] output events, unless
+// somebody reads the output. It reports whether nothing is left to evict. The function does not
+// reference the writer.
+func (w *Writer) eviction() func(context.Context) bool {
+	st, id, last := w.store, w.id, w.evictable
+	return func(ctx context.Context) bool {
+		asked, cancel := context.WithTimeout(ctx, readersTimeout)
+		defer cancel()
+		if _, err := st.Conn.RequestWithContext(asked, store.ReadersSubject(id), nil); !errors.Is(err, nats.ErrNoResponders) {
+			return false
+		}
+		return purge(ctx, st, store.OutputPattern(id), last) == nil // otherwise they stay until the end of retention
 	}
-	st, id, last := w.store, w.id, w.stored[n-1].seq
-	return func(ctx context.Context) { _ = purge(ctx, st, id, last) } // otherwise they stay until the end of retention
 }
 
-// trim evicts the oldest messages beyond maxKept bytes, so that one execution cannot evict the
-// output of others.
-func (w *Writer) trim(ctx context.Context) {
-	n, kept := w.excess(0, maxKept)
+// trim evicts the oldest messages of the excess beyond limit bytes, so that one execution cannot
+// fill the disk.
+func (w *Writer) trim(ctx context.Context, limit int) {
+	n, kept := 0, w.kept
+	for n < len(w.excess)-1 && kept > limit {
+		kept -= w.excess[n].size
+		n++
+	}
 	if n == 0 {
 		return
 	}
 	w.markLost() // perhaps within the promised number
-	if purge(ctx, w.store, w.id, w.stored[n-1].seq) != nil {
+	if purge(ctx, w.store, store.ExcessSubject(w.id, w.attempt), w.excess[n-1].seq) != nil {
 		return // retried with the next message
 	}
-	w.stored, w.kept = append(w.stored[:0], w.stored[n:]...), kept
+	w.excess, w.kept = append(w.excess[:0], w.excess[n:]...), kept
 }
 
-// excess returns the number of messages that have only events up to oldest or are beyond limit
-// bytes, and the bytes of the others. It never counts the last message.
-func (w *Writer) excess(oldest int64, limit int) (n, kept int) {
-	kept = w.kept
-	for n < len(w.stored)-1 && (w.stored[n].last <= oldest || kept > limit) {
-		kept -= w.stored[n].size
-		n++
-	}
-	return n, kept
-}
-
-// purge deletes the messages of all attempts of an execution up to sequence number last.
-func purge(ctx context.Context, st *store.Store, id proto.TraceID, last uint64) error {
+// purge deletes the messages on subjects that match pattern up to sequence number last.
+func purge(ctx context.Context, st *store.Store, pattern string, last uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
-	return st.Output.Purge(ctx, jetstream.WithPurgeSubject(store.OutputPattern(id)), jetstream.WithPurgeSequence(last+1))
+	return st.Output.Purge(ctx, jetstream.WithPurgeSubject(pattern), jetstream.WithPurgeSequence(last+1))
 }
 
 // pause waits before a retry. It returns the cause of ctx if ctx is done first.

@@ -92,6 +92,62 @@ func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, t *Ter
 	}
 }
 
+// RunEvery calls f once per interval, in one process at a time, until ctx is done. The interval
+// counts across terms and processes, and begins anew with the first term of all. A call whose term
+// ends counts as not made.
+func (e *Elector) RunEvery(ctx context.Context, interval time.Duration, f func(ctx context.Context)) {
+	e.Run(ctx, func(term context.Context, _ *Term) error {
+		for {
+			wait, err := e.untilNext(term, interval)
+			if err != nil {
+				return err
+			}
+			select {
+			case <-term.Done():
+				return context.Cause(term)
+			case <-time.After(wait):
+			}
+			f(term)
+			if term.Err() != nil {
+				return context.Cause(term)
+			}
+			if err := e.recordCall(term); err != nil {
+				return err
+			}
+		}
+	})
+}
+
+// lastCallKey is the key with the time of the last call of RunEvery.
+func (e *Elector) lastCallKey() string { return e.Name + ".last" }
+
+// untilNext returns the time until the next call of RunEvery.
+func (e *Elector) untilNext(ctx context.Context, interval time.Duration) (time.Duration, error) {
+	getCtx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	entry, err := e.Store.Control.Get(getCtx, e.lastCallKey())
+	if store.IsNotFound(err) {
+		return interval, e.recordCall(ctx)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the time of the last %s: %w", e.Name, err)
+	}
+	var last time.Time
+	if err := last.UnmarshalText(entry.Value()); err != nil {
+		e.Log.Warn(e.Name+" begins at once: the time of the last one is malformed", "error", err)
+	}
+	return min(interval-time.Since(last), interval), nil // the clock of another process may be ahead
+}
+
+func (e *Elector) recordCall(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	if _, err := e.Store.Control.Put(ctx, e.lastCallKey(), []byte(time.Now().UTC().Format(time.RFC3339Nano))); err != nil {
+		return fmt.Errorf("record the time of the last %s: %w", e.Name, err)
+	}
+	return nil
+}
+
 // campaign blocks until this process is elected. Its error is the cause of ctx.
 func (e *Elector) campaign(ctx context.Context) (*Term, error) {
 	var seen uint64 // the revision last observed

@@ -141,7 +141,7 @@ func TestLeadInDoubtStepsDownWhenAnotherIsElected(t *testing.T) {
 	select {
 	case <-l.lead.Done():
 	case <-l.ctx.Done():
-		t.Error("the term goes on although another instance was elected")
+		t.Error("the term continues although another instance was elected")
 	}
 }
 
@@ -152,6 +152,60 @@ func TestElectorStepsDownWhenItCannotRenew(t *testing.T) {
 	select {
 	case <-l.lead.Done():
 	case <-l.ctx.Done():
-		t.Error("the term goes on although it is not renewed")
+		t.Error("the term continues although it is not renewed")
+	}
+}
+
+// TestIntervalCountsAcrossTerms runs terms that are shorter than the interval.
+func TestIntervalCountsAcrossTerms(t *testing.T) {
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
+	last := func() time.Time {
+		entry, err := st.Control.Get(ctx, "gc.last")
+		if store.IsNotFound(err) {
+			return time.Time{}
+		}
+		var at time.Time
+		if err == nil {
+			err = at.UnmarshalText(entry.Value())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return at
+	}
+	// runUntil runs a new process until done or its first call.
+	runUntil := func(done func() bool) (called bool) {
+		t.Helper()
+		e := &leader.Elector{Store: st, Name: "gc", Instance: "any", Log: storetest.Log(t)}
+		ctx, cancel := context.WithCancel(ctx)
+		calls, ended := make(chan struct{}, 1), make(chan struct{})
+		go func() {
+			defer close(ended)
+			e.RunEvery(ctx, time.Hour, func(context.Context) { calls <- struct{}{} })
+		}()
+		defer func() { cancel(); <-ended }()
+		tick := time.NewTicker(10 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-calls:
+				called = true
+			case <-tick.C:
+			}
+			if done() {
+				return called
+			}
+		}
+	}
+	if runUntil(func() bool { return !last().IsZero() }) {
+		t.Error("the first term did not wait for the interval")
+	}
+	hourAgo := time.Now().Add(-time.Hour).UTC().Format(time.RFC3339)
+	if _, err := st.Control.Put(ctx, "gc.last", []byte(hourAgo)); err != nil {
+		t.Fatal(err)
+	}
+	if !runUntil(func() bool { return time.Since(last()) < time.Minute }) {
+		t.Error("the second term did not continue the interval")
 	}
 }

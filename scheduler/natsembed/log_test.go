@@ -7,7 +7,7 @@ import (
 )
 
 // The lines are copied from the server's source. Only they show that a store rejects writes.
-func TestStoreFailuresAreToldFromOtherErrors(t *testing.T) {
+func TestStoreFailuresAreRecognised(t *testing.T) {
 	for line, failed := range map[string]bool{
 		"Filestore [BULLPEN_EXECS] Critical write error: write 1.blk: input/output error":                     true,
 		"JetStream stream '$G > BULLPEN_JOBS' critical write error: write 2.blk: no space left on device":     true,
@@ -21,7 +21,7 @@ func TestStoreFailuresAreToldFromOtherErrors(t *testing.T) {
 		var fault atomic.Bool
 		(&logger{log: slog.New(slog.NewTextHandler(t.Output(), nil)), fault: &fault}).Errorf("%s", line)
 		if fault.Load() != failed {
-			t.Errorf("%q is taken for a failure of the store: %v", line, fault.Load())
+			t.Errorf("%q counts as a failure of the store: %v", line, fault.Load())
 		}
 	}
 }

@@ -24,30 +24,40 @@ import (
 // Server is an embedded NATS server. It is a [nats.InProcessConnProvider]: connections survive a
 // restart of the server.
 type Server struct {
+	// MaxSubjects is the number of subjects beyond which no more jobs are to be stored, 0 for no
+	// limit. The server keeps an index of all subjects in memory, with about [SubjectCost] for each:
+	// every record is one, and the output of an execution, its delivery and its idempotency key are
+	// others. It is set before Run.
+	MaxSubjects int
+
 	dir     string
 	reserve uint64
 	log     *slog.Logger
 	lock    *os.File
 	fault   atomic.Bool
+	crowded atomic.Bool // there are more than MaxSubjects
 
 	mu      sync.Mutex
 	current *server.Server
 }
 
+// SubjectCost is the memory that one stored subject takes, in bytes.
+const SubjectCost = 256
+
 const (
 	readyTimeout  = 30 * time.Second
 	watchInterval = 500 * time.Millisecond
-	lockPause     = 50 * time.Millisecond
-	lockTries     = 60
+	// compactEvery is how often the server gives the space of deleted messages back to the disk.
+	// Its default of 2 minutes is long enough for programs to fill a disk with output that is evicted.
+	compactEvery = 10 * time.Second
+	lockPause    = 50 * time.Millisecond
+	lockTries    = 60
 )
 
-// Open starts a server whose files are under dir. The store counts as full below reserve bytes of
-// free disk. Open returns an error if another process has locked dir.
+// Open starts a server whose files are under dir. After a full disk it is restarted once reserve
+// bytes are free. Open returns an error if another process has locked dir.
 func Open(dir string, reserve uint64, log *slog.Logger) (*Server, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make data directory: %w", err)
-	}
-	lock, err := lockDir(dir)
+	lock, err := LockDir(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +69,11 @@ func Open(dir string, reserve uint64, log *slog.Logger) (*Server, error) {
 	return s, nil
 }
 
-func lockDir(dir string) (*os.File, error) {
+// LockDir creates a data directory and locks it against other processes until the file is closed.
+func LockDir(dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make data directory: %w", err)
+	}
 	name := filepath.Join(dir, "lock")
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -87,9 +101,10 @@ func lockDir(dir string) (*os.File, error) {
 func (s *Server) start() error {
 	srv, err := server.NewServer(&server.Options{
 		ServerName: "bullpen", JetStream: true, StoreDir: s.dir,
-		DontListen: true, NoSigs: true, SyncAlways: true,
-		// The disk's free space is the limit, see Full. JetStream's default is a share of it at
-		// start.
+		DontListen: true, NoSigs: true, SyncAlways: true, SyncInterval: compactEvery,
+		// The free space of the disk is the limit, and whoever submits work checks that. At a limit of
+		// its own, JetStream would reject the results of programs too. Its default is a share of the
+		// free space at the start.
 		JetStreamMaxStore:  1 << 50,
 		JetStreamMaxMemory: 64 << 20,
 	})
@@ -123,8 +138,11 @@ func (s *Server) InProcessConn() (net.Conn, error) {
 	return srv.InProcessConn()
 }
 
-// Full reports whether less than the reserve is free on the disk, or that is unknown.
-func (s *Server) Full() bool {
+// Crowded reports whether more than MaxSubjects are stored.
+func (s *Server) Crowded() bool { return s.crowded.Load() }
+
+// full reports whether less than the reserve is free on the disk, or that is unknown.
+func (s *Server) full() bool {
 	var st syscall.Statfs_t
 	if err := syscall.Statfs(s.dir, &st); err != nil {
 		return true
@@ -132,8 +150,8 @@ func (s *Server) Full() bool {
 	return st.Bavail*uint64(st.Bsize) < s.reserve
 }
 
-// Run checks the server until ctx is done, and restarts it when its store has failed and the disk
-// has room.
+// Run checks the server until ctx is done. It counts the subjects, and restarts the server when its
+// store has failed and the disk has free space again.
 func (s *Server) Run(ctx context.Context) error {
 	tick := time.NewTicker(watchInterval)
 	defer tick.Stop()
@@ -143,15 +161,39 @@ func (s *Server) Run(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 		}
-		if s.healthy() || s.Full() {
+		s.count()
+		if s.healthy() || s.full() {
 			continue
 		}
-		s.log.Warn("embedded NATS: store failed earlier and the disk has room again, restarting")
+		s.log.Warn("embedded NATS: store failed earlier and the disk has free space again, restarting")
 		s.stop()
 		s.fault.Store(false)
 		if err := s.start(); err != nil {
 			s.log.Error("embedded NATS restart failed, will retry", "error", err)
 		}
+	}
+}
+
+// count compares the number of subjects with MaxSubjects.
+func (s *Server) count() {
+	s.mu.Lock()
+	srv := s.current
+	s.mu.Unlock()
+	if srv == nil || s.MaxSubjects == 0 {
+		return
+	}
+	info, err := srv.Jsz(&server.JSzOptions{Accounts: true, Streams: true})
+	if err != nil {
+		return // JetStream is disabled, and stores nothing
+	}
+	subjects := 0
+	for _, account := range info.AccountDetails {
+		for _, stream := range account.Streams {
+			subjects += stream.State.NumSubjects
+		}
+	}
+	if crowded := subjects > s.MaxSubjects; crowded != s.crowded.Swap(crowded) {
+		s.log.Warn("share of memory of stored records", "exceeded", crowded, "subjects", subjects, "limit", s.MaxSubjects)
 	}
 }
 

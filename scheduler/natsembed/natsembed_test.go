@@ -1,14 +1,18 @@
 package natsembed_test
 
 import (
+	"context"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 
 	"github.com/bullpen-run/bullpen/scheduler/natsembed"
@@ -35,7 +39,7 @@ func TestDirectoryIsLocked(t *testing.T) {
 }
 
 // A child process that a killed server was starting may hold its lock for a moment longer.
-func TestLockThatIsGivenUpIsWaitedFor(t *testing.T) {
+func TestOpenWaitsForAReleasedLock(t *testing.T) {
 	dir := t.TempDir()
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	ghost, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
@@ -51,4 +55,57 @@ func TestLockThatIsGivenUpIsWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Close()
+}
+
+// Each stored subject takes memory.
+func TestSubjectsAreBounded(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s, err := natsembed.Open(t.TempDir(), 1, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	s.MaxSubjects = 3
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	running.Go(func() { _ = s.Run(ctx) })
+	nc, err := nats.Connect("", nats.InProcessServer(s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "records", Subjects: []string{"record.*"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		store, remove []string
+		crowded       bool
+	}{
+		{store: []string{"a", "b", "c", "a"}}, {store: []string{"d"}, crowded: true}, {remove: []string{"b"}},
+	} {
+		for _, name := range step.store {
+			if _, err := js.Publish(ctx, "record."+name, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, name := range step.remove {
+			if err := st.Purge(ctx, jetstream.WithPurgeSubject("record."+name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for s.Crowded() != step.crowded {
+			select {
+			case <-ctx.Done():
+				t.Fatalf("%+v: crowded %t", step, s.Crowded())
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}
 }

@@ -10,10 +10,10 @@ import (
 // Capabilities of workers. A job is assigned only to a worker that has all capabilities it needs.
 // The dispatcher compares capabilities as strings and does not interpret them.
 const (
-	CapabilityImages  = "images"  // run programs in images, which contain their own runtimes
-	CapabilityNetwork = "network" // give programs network access
-	CapabilityDisk    = "disk"    // give programs a home or /tmp on disk
-	CapabilityThreads = "threads" // give programs the home of a thread
+	CapabilityImages  = "images"  // programs in images, which contain their own runtimes
+	CapabilityNetwork = "network" // programs with network access
+	CapabilityDisk    = "disk"    // programs with a home or /tmp on disk
+	CapabilityThreads = "threads" // programs with the home of a thread
 )
 
 // CapabilityLanguage returns the capability to run programs in a language.
@@ -55,6 +55,11 @@ func newCapabilities(list []string) capabilities {
 		c[name] = true
 	}
 	return c
+}
+
+// equal reports whether c has exactly the capabilities of list, which has no duplicates.
+func (c capabilities) equal(list []string) bool {
+	return c != nil && len(c) == len(list) && c.meet(list)
 }
 
 // meet reports whether c contains all needs.

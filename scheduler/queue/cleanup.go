@@ -21,36 +21,38 @@ const (
 
 // garbage is what can be deleted from the jobs stream. Jobs of terminal executions are harmless,
 // since the record is read first. A delete is a synced write, so finished jobs are not deleted one
-// by one: all jobs below the oldest unfinished one are purged at once.
+// by one: all jobs below the oldest unfinished one are purged at once. A job that has a RunAt may stay
+// for weeks, so these have an oldest one of their own.
 type garbage struct {
 	lastSeq   uint64 // of the messages seen
 	jobs      []pendingDelete
 	bodies    []string
-	kept      map[uint64]bool // messages that a dead letter or delivery is being made of
+	excluded  map[uint64]bool // messages whose dead letter or delivery is being stored
 	collected time.Time
 	running   bool // a collection
 }
 
 type pendingDelete struct {
-	seq uint64
-	at  time.Time
+	seq     uint64
+	delayed bool // it has a RunAt
+	at      time.Time
 }
 
-func (g *garbage) saw(seq uint64) { g.lastSeq = max(g.lastSeq, seq) }
+func (g *garbage) observe(seq uint64) { g.lastSeq = max(g.lastSeq, seq) }
 
-func (g *garbage) add(seq uint64, body string) {
-	g.jobs = append(g.jobs, pendingDelete{seq: seq, at: time.Now()})
+func (g *garbage) add(m *proto.Meta, seq uint64, body string) {
+	g.jobs = append(g.jobs, pendingDelete{seq: seq, delayed: !m.RunAt.IsZero(), at: time.Now()})
 	if body != "" {
 		g.bodies = append(g.bodies, body)
 	}
 }
 
-// keep excludes a message from purges.
-func (g *garbage) keep(seq uint64) {
-	if g.kept == nil {
-		g.kept = map[uint64]bool{}
+// exclude excludes a message from purges.
+func (g *garbage) exclude(seq uint64) {
+	if g.excluded == nil {
+		g.excluded = map[uint64]bool{}
 	}
-	g.kept[seq] = true
+	g.excluded[seq] = true
 }
 
 // removeJob removes the job of a terminal execution. The dead letter and the delivery are stored
@@ -58,11 +60,11 @@ func (g *garbage) keep(seq uint64) {
 func (t *term) removeJob(ctx context.Context, m *proto.Meta, seq uint64, body string, deadLettered bool) {
 	delivery := proto.NewDelivery(m, time.Now())
 	if delivery == nil && !deadLettered {
-		t.garbage.add(seq, body)
+		t.garbage.add(m, seq, body)
 		return
 	}
 	fault.Here(fault.AfterResultBeforeDelivery)
-	t.garbage.keep(seq)
+	t.garbage.exclude(seq)
 	go func() {
 		if deadLettered && t.retry(ctx, m.TraceID, "store dead letter", func() error { return t.storeDeadLetter(ctx, m.TraceID, seq) }) != nil {
 			return
@@ -72,8 +74,8 @@ func (t *term) removeJob(ctx context.Context, m *proto.Meta, seq uint64, body st
 		}
 		fault.Here(fault.AfterDeliveryBeforeJobRemoved)
 		t.post(ctx, func() {
-			delete(t.garbage.kept, seq)
-			t.garbage.add(seq, body)
+			delete(t.garbage.excluded, seq)
+			t.garbage.add(m, seq, body)
 		})
 	}()
 }
@@ -100,13 +102,13 @@ func (t *term) storeDeadLetter(ctx context.Context, id proto.TraceID, seq uint64
 
 // moveMalformed moves a malformed message to the dead letters.
 func (t *term) moveMalformed(ctx context.Context, seq uint64, cause error) {
-	t.garbage.keep(seq)
+	t.garbage.exclude(seq)
 	go func() {
 		if err := (&deadletters.Store{Store: t.Store}).MoveMessage(ctx, seq, cause); err != nil && ctx.Err() == nil {
 			t.Log.Error("store dead letter failed", "sequence", seq, "error", err)
 			return // the next leader finds the message again
 		}
-		t.post(ctx, func() { delete(t.garbage.kept, seq) })
+		t.post(ctx, func() { delete(t.garbage.excluded, seq) })
 	}()
 }
 
@@ -116,37 +118,48 @@ func (t *term) collectGarbage(ctx context.Context, now time.Time) {
 	if len(g.jobs) == 0 || g.running || now.Sub(g.collected) < collectEvery {
 		return
 	}
-	floor := g.lastSeq + 1
-	for _, j := range t.queue.jobs {
-		if j.seq > 0 {
-			floor = min(floor, j.seq)
-		}
-	}
-	for seq := range g.kept {
-		floor = min(floor, seq)
-	}
-	var single []uint64
-	purge := false
+	prompt, delayed := t.garbageFloors()
+	r := store.RemovedJobs{Bodies: g.bodies}
 	g.jobs = slices.DeleteFunc(g.jobs, func(d pendingDelete) bool {
-		if d.seq < floor {
-			purge = true
-			return true
+		switch {
+		case d.seq < min(prompt, delayed):
+			r.Below = min(prompt, delayed)
+		case d.delayed && d.seq < delayed:
+			r.DelayedBelow = delayed
+		case !d.delayed && d.seq < prompt:
+			r.PromptBelow = prompt
+		case now.Sub(d.at) > deleteAfter:
+			r.Single = append(r.Single, d.seq)
+		default:
+			return false
 		}
-		if now.Sub(d.at) > deleteAfter {
-			single = append(single, d.seq)
-			return true
-		}
-		return false
+		return true
 	})
-	bodies := g.bodies
 	g.bodies, g.collected, g.running = nil, now, true
 	go func() {
-		if !purge {
-			floor = 0
-		}
-		if err := t.Store.RemoveJobs(ctx, floor, single, bodies); err != nil && ctx.Err() == nil {
+		if err := t.Store.RemoveJobs(ctx, r); err != nil && ctx.Err() == nil {
 			t.Log.Warn("remove finished jobs failed, the next leader will", "error", err)
 		}
 		t.post(ctx, func() { g.running = false })
 	}()
+}
+
+// garbageFloors returns the sequence numbers of the oldest jobs that must stay: of those without a
+// RunAt and of those with one.
+func (t *term) garbageFloors() (prompt, delayed uint64) {
+	prompt = t.garbage.lastSeq + 1
+	for seq := range t.garbage.excluded {
+		prompt = min(prompt, seq)
+	}
+	delayed = prompt
+	for _, j := range t.queue.jobs {
+		switch {
+		case j.seq == 0:
+		case j.meta.RunAt.IsZero():
+			prompt = min(prompt, j.seq)
+		default:
+			delayed = min(delayed, j.seq)
+		}
+	}
+	return prompt, delayed
 }

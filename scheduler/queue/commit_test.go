@@ -93,8 +93,8 @@ type threaded struct {
 	before *proto.Thread // the head before the execution
 }
 
-// run claims a job of a new thread on a new worker.
-func (w *world) run(thread string, attempts int) *threaded {
+// runThread claims a job of a new thread on a new worker.
+func (w *world) runThread(thread string, attempts int) *threaded {
 	w.t.Helper()
 	x := &threaded{world: w, Threads: &threads.Threads{Store: w.store}, wire: &wire{InProcessConnProvider: w.server}}
 	x.job = storetest.Job("acme", "k", proto.ModeAsync)
@@ -111,21 +111,12 @@ func (w *world) run(thread string, attempts int) *threaded {
 // threadWorker starts a worker with one slot that can run threads.
 func (x *threaded) threadWorker(name string, server nats.InProcessConnProvider) *host {
 	x.t.Helper()
-	st, err := store.Connect(x.ctx, store.Access{InProcess: server, Name: name}, store.Config{AttachOnly: true}, storetest.Log(x.t))
-	if err != nil {
-		x.t.Fatal(err)
-	}
-	x.t.Cleanup(st.Close)
-	h := &host{Slots: &queue.Slots{
-		Store: st, Worker: name, Total: 1, Capabilities: []string{queue.CapabilityLanguage(proto.Python), queue.CapabilityThreads}, Log: storetest.Log(x.t),
-	}}
-	x.background(h.Run)
-	return h
+	return x.run(x.newSlots(server, name, 1, queue.CapabilityLanguage(proto.Python), queue.CapabilityThreads))
 }
 
 func (x *threaded) take(h *host) *queue.Lease {
 	x.t.Helper()
-	taken := x.taken(h, 1)
+	taken := x.takeAll(h, 1)
 	x.submit(x.job)
 	return <-taken
 }
@@ -189,7 +180,7 @@ func (x *threaded) wantFree(worker string) {
 
 func TestHomeIsCommittedBeforeTheResult(t *testing.T) {
 	w := newWorld(t)
-	x := w.run("t", 1)
+	x := w.runThread("t", 1)
 	e := x.outcome()
 	e.Usage = &proto.Usage{CPUMS: 5}
 	rec, err := x.lease.Finish(w.ctx, e)
@@ -203,7 +194,7 @@ func TestHomeIsCommittedBeforeTheResult(t *testing.T) {
 	x.wantFree("t")
 
 	// Without a commit, the head does not change.
-	same := w.run("same", 1)
+	same := w.runThread("same", 1)
 	if _, err := same.lease.Finish(w.ctx, outcome("")); err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +208,7 @@ func TestHomeIsCommittedBeforeTheResult(t *testing.T) {
 // deleted.
 func TestLargePendingResultIsDeleted(t *testing.T) {
 	w := newWorld(t)
-	x := w.run("t", 1)
+	x := w.runThread("t", 1)
 	e := x.outcome()
 	e.Result.Stdout = strings.Repeat("é", 1<<20)
 	if _, err := x.lease.Finish(w.ctx, e); err != nil {
@@ -236,7 +227,7 @@ func TestLargePendingResultIsDeleted(t *testing.T) {
 // A worker dies, or is frozen for too long, at each step of a commit. The thread has the old or the
 // new version, and the execution ends accordingly. A frozen worker that wakes changes neither.
 func TestWorkerThatStopsDuringACommit(t *testing.T) {
-	w := newWorld(t)
+	w := newShortWorld(t)
 	type stopped struct {
 		*threaded
 		saved bool   // the pending result was recorded
@@ -246,7 +237,7 @@ func TestWorkerThatStopsDuringACommit(t *testing.T) {
 	var all []*stopped
 	for _, step := range []string{"pending", "head", "result"} {
 		for _, how := range []string{"dead", "frozen"} {
-			x := &stopped{threaded: w.run(step+"-"+how, 1), saved: step != "pending", over: make(chan error, 1)}
+			x := &stopped{threaded: w.runThread(step+"-"+how, 1), saved: step != "pending", over: make(chan error, 1)}
 			all = append(all, x)
 			reached, wake := x.stopAt(step, how == "frozen")
 			finish, cancel := context.WithCancel(w.ctx)
@@ -329,7 +320,7 @@ func (x *threaded) wantPrivate() {
 // The thread is fenced after the worker has recorded the pending result.
 func TestOutputIsKeptIfTheThreadIsFenced(t *testing.T) {
 	w := newWorld(t)
-	x := w.run("t", 1)
+	x := w.runThread("t", 1)
 	reached, thaw := x.stopAt("head", true)
 	finished := make(chan *proto.Record, 1)
 	go func() {
@@ -356,7 +347,7 @@ func TestOutputIsKeptIfTheThreadIsFenced(t *testing.T) {
 // A cancellation while the pending result is being recorded has no effect.
 func TestCancelledTooLate(t *testing.T) {
 	w := newWorld(t)
-	x := w.run("t", 1)
+	x := w.runThread("t", 1)
 	reached, thaw := x.stopAt("pending", true)
 	e, finished := x.outcome(), make(chan error, 1)
 	go func() {
@@ -376,8 +367,8 @@ func TestCancelledTooLate(t *testing.T) {
 
 // The next attempt finds the old home, and only it can commit.
 func TestPreviousAttemptIsFenced(t *testing.T) {
-	w := newWorld(t)
-	x := w.run("t", 2)
+	w := newShortWorld(t)
+	x := w.runThread("t", 2)
 	first := x.outcome()
 	reached, thaw := x.stopAt("pending", true)
 	t.Cleanup(thaw)

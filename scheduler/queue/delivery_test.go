@@ -12,8 +12,8 @@ import (
 
 const hook = "https://hooks.example.com/a"
 
-// delivered returns a channel with the stored deliveries.
-func (w *world) delivered() <-chan proto.DeliveryChange {
+// followDeliveries returns a channel with the stored deliveries.
+func (w *world) followDeliveries() <-chan proto.DeliveryChange {
 	changes := make(chan proto.DeliveryChange, 16)
 	store := &deliveries.Store{Store: storetest.Open(w.t, w.server)}
 	w.background(func(ctx context.Context) error {
@@ -23,7 +23,7 @@ func (w *world) delivered() <-chan proto.DeliveryChange {
 	return changes
 }
 
-func (w *world) next(changes <-chan proto.DeliveryChange) proto.DeliveryChange {
+func (w *world) nextDelivery(changes <-chan proto.DeliveryChange) proto.DeliveryChange {
 	w.t.Helper()
 	select {
 	case c := <-changes:
@@ -37,7 +37,7 @@ func (w *world) next(changes <-chan proto.DeliveryChange) proto.DeliveryChange {
 func TestExecutionWithWebhookIsDelivered(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w1", 4)
-	changes := w.delivered()
+	changes := w.followDeliveries()
 	for _, mode := range []proto.Mode{proto.ModeInline, proto.ModeStreaming, proto.ModeAsync} {
 		for _, url := range []string{"", hook} {
 			job := storetest.Job("acme", "k", mode)
@@ -51,7 +51,7 @@ func TestExecutionWithWebhookIsDelivered(t *testing.T) {
 			if mode != proto.ModeAsync || url == "" {
 				continue
 			}
-			if c := w.next(changes); c.TraceID != id || c.Org != "acme" || c.Due.IsZero() || c.Origin != "https://hooks.example.com:443" {
+			if c := w.nextDelivery(changes); c.TraceID != id || c.Org != "acme" || c.Due.IsZero() || c.Origin != "https://hooks.example.com:443" {
 				t.Errorf("%+v", c)
 			}
 		}
@@ -62,14 +62,14 @@ func TestExecutionWithWebhookIsDelivered(t *testing.T) {
 	if _, err := w.queue.Cancel(w.ctx, id); err != nil {
 		t.Fatal(err)
 	}
-	if c := w.next(changes); c.TraceID != id {
+	if c := w.nextDelivery(changes); c.TraceID != id {
 		t.Errorf("cancelled in the queue: %+v", c)
 	}
 }
 
 // The job stays until its delivery is stored, so that the next leader can store the delivery.
 func TestMissingDeliveryIsStoredByTheNextLeader(t *testing.T) {
-	w := leaderless(t)
+	w := newLeaderlessWorld(t)
 	st := w.store
 	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.WebhookURL = hook
@@ -81,9 +81,9 @@ func TestMissingDeliveryIsStoredByTheNextLeader(t *testing.T) {
 	if _, err := st.WriteRecord(w.ctx, rec, 0); err != nil {
 		t.Fatal(err)
 	}
-	changes := w.delivered()
+	changes := w.followDeliveries()
 	w.dispatcher("next")
-	if c := w.next(changes); c.TraceID != job.TraceID {
+	if c := w.nextDelivery(changes); c.TraceID != job.TraceID {
 		t.Fatalf("%+v", c)
 	}
 	store := &deliveries.Store{Store: st}

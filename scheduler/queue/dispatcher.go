@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,16 +22,15 @@ import (
 )
 
 const (
-	reviewEvery    = 200 * time.Millisecond
-	workerTimeout  = 6 * time.Second  // without an announcement
-	claimGrace     = 2 * time.Second  // between an assignment and an announcement that holds the job
-	leaseTimeout   = 12 * time.Second // without a renewal; the holder stops after holderTimeout, which is shorter
-	expiryGrace    = time.Second      // gateways withdraw the jobs that their clients wait for themselves
-	jobTokens      = 6                // of a job's subject
-	maxLosses      = 3                // workers lost with a job before its program starts
-	inboxSize      = 1024
-	outcomesKept   = time.Minute
-	maxExpiring    = 512 // concurrent terminal writes of expired jobs: a long queue may expire in one moment
+	reviewEvery  = 200 * time.Millisecond
+	expiryGrace  = time.Second // gateways withdraw the jobs that their clients wait for themselves
+	jobTokens    = 6           // of a job's subject
+	maxLosses    = 3           // workers lost with a job before its program starts
+	inboxSize    = 1024
+	outcomesKept = time.Minute
+	// maxExpiring bounds the concurrent writes of expired jobs. A long queue may expire in one
+	// moment, and other writes would wait behind all of its records.
+	maxExpiring    = 16
 	requestTimeout = time.Second
 	// clockSkew bounds the difference between the clocks of this process and of the servers that
 	// date jobs and records.
@@ -46,7 +46,28 @@ type Dispatcher struct {
 	// may be used in addition by jobs that are being stored. More jobs are refused; 0 for no limit.
 	// Jobs found in the stream are never refused.
 	Memory int64
-	Log    *slog.Logger
+	// Reserved, if not nil, returns how many of a number of slots an organisation leaves to others
+	// while another one submits executions: fewer than all. The slots are those of the workers that
+	// can run what the other one submits.
+	Reserved func(slots int) int
+	// Interactive, if not nil, returns how many of a number of slots batch jobs leave to interactive
+	// ones while some are submitted: fewer than all. The slots are those of the workers that can run
+	// what is submitted. Of an organisation's and a key's limit of concurrent executions, batch jobs
+	// leave as many to the interactive ones of the same organisation or key.
+	Interactive func(limit int) int
+	// OutputBudget is the number of bytes of output that an organisation may store in an hour, 0 for
+	// no limit.
+	OutputBudget int64
+	// Autoscaler, if not nil, decides how many workers there should be.
+	Autoscaler *Autoscaler
+	// DiskFull, if not nil, reports whether the disk that output is stored on is full. Output is
+	// stored then as without a budget.
+	DiskFull func() bool
+	// Ended is that of [Queue].
+	Ended func(*proto.Record)
+	Log   *slog.Logger
+
+	timing timing
 }
 
 // Run campaigns for the leadership and dispatches while it leads. It returns when ctx is done.
@@ -56,21 +77,33 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	return nil
 }
 
-// term is the state of one period of leadership. The loop goroutine owns all of it but inbox and
-// storing.
+// term is the state of one period of leadership. The loop goroutine owns all of it but inbox,
+// storing and statsRequests.
 type term struct {
 	*Dispatcher
-	queue       *fairQueue
-	workers     map[string]*workerState
-	stillLeader func() bool               // reports whether no other dispatcher can lead
-	outcomes    map[proto.TraceID]outcome // of the last outcomesKept, as their job or submission may yet arrive
-	inbox       chan func()
-	storing     atomic.Int64 // bytes of submissions that are not answered yet
-	writes      int          // pending writes of terminal records and losses
-	announced   bool         // the workers had time to announce themselves
-	inDoubt     bool         // stillLeader was false at the last review
-	garbage     garbage
-	fail        context.CancelCauseFunc
+	queue          *fairQueue
+	workers        map[string]*workerState
+	workersVersion int // version of the set of workers and their capabilities
+	demands        demands
+	pools          pools
+	began          time.Time                 // when the loop began
+	stillLeader    func() bool               // reports whether no other dispatcher can lead
+	outcomes       map[proto.TraceID]outcome // of the last outcomesKept, as their job or submission may yet arrive
+	inbox          chan func()
+	storing        atomic.Int64 // bytes of submissions that are not answered yet
+	overdue        []*job       // expired, in the order in which their terminal records are written
+	expiring       int          // pending writes of those
+	announced      bool         // the workers had time to announce themselves
+	inDoubt        bool         // stillLeader was false at the last review
+	oldest         time.Time    // when the oldest queued job was created, at the last review
+	startRate      startRate
+	views          views
+	garbage        garbage
+	output         outputBudget
+	timing         timing
+	fail           context.CancelCauseFunc
+
+	statsRequests statsRequests
 }
 
 // outcome records that an execution has ended.
@@ -87,14 +120,19 @@ type workerState struct {
 	used         map[uint64]bool // tickets assigned that the worker may still announce as free
 	held         map[proto.TraceID]bool
 	seen         time.Time
+	info         proto.Worker // what the worker said last
+	pool         string
+	load         *load
 }
 
 func (d *Dispatcher) newTerm(stillLeader func() bool, fail context.CancelCauseFunc) *term {
 	t := &term{
 		Dispatcher: d, stillLeader: stillLeader, queue: newFairQueue(), workers: map[string]*workerState{},
+		demands: newDemands(), pools: newPools(), views: views{orders: map[string]classOrders{}},
 		outcomes: map[proto.TraceID]outcome{}, inbox: make(chan func(), inboxSize), fail: fail,
 	}
-	t.queue.maxSize = d.Memory
+	t.queue.maxSize, t.timing = d.Memory, d.timing.defaults()
+	t.output = outputBudget{limit: d.OutputBudget, used: map[string]*outputUse{}}
 	return t
 }
 
@@ -103,6 +141,8 @@ func (d *Dispatcher) lead(ctx context.Context, lead *leader.Term) error {
 	defer fail(nil)
 	t := d.newTerm(lead.StillLeader, fail)
 	started := time.Now()
+	t.loadDemands(ctx)
+	t.loadPools(ctx)
 	stop, err := t.rebuild(ctx)
 	if err != nil {
 		return err
@@ -114,10 +154,16 @@ func (d *Dispatcher) lead(ctx context.Context, lead *leader.Term) error {
 	}
 	defer unsubscribe()
 	d.Log.Info("dispatcher leads", "instance", d.Instance, "jobs", len(t.queue.jobs), "rebuilt_ms", time.Since(started).Milliseconds())
-	return t.loop(ctx)
+	err = t.loop(ctx)
+	if t.stillLeader() {
+		t.demands.next.resign(context.WithoutCancel(ctx), t)
+		t.pools.next.resign(context.WithoutCancel(ctx), t)
+	}
+	return err
 }
 
 func (t *term) loop(ctx context.Context) error {
+	t.began = time.Now()
 	tick := time.NewTicker(reviewEvery)
 	defer tick.Stop()
 	for {
@@ -179,8 +225,12 @@ func (t *term) rebuild(ctx context.Context) (stop func(), err error) {
 	}
 	oldest := time.Now()
 	for _, j := range t.queue.jobs {
-		if j.since.Before(oldest) {
-			oldest = j.since
+		since := j.since
+		if j.state == delayed && j.meta.RunAt.After(since) { // nobody has claimed it before
+			since = j.meta.RunAt
+		}
+		if since.Before(oldest) {
+			oldest = since
 		}
 	}
 	oldest = oldest.Add(-clockSkew)
@@ -191,36 +241,34 @@ func (t *term) rebuild(ctx context.Context) (stop func(), err error) {
 		stopJobs()
 		return nil, err
 	}
+	t.checkDelayed(ctx)
 	return func() { stopJobs(); stopRecords() }, nil
 }
 
-// follow calls handle in the loop for each message of a stream. It returns when handle has been
-// called for all messages that the stream contains.
+// follow calls handle in the loop for each message of a stream, until stop is called. It returns
+// when handle has been called for all messages that the stream contains.
 func (t *term) follow(
 	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig,
 	handle func(context.Context, jetstream.Msg, *jetstream.MsgMetadata),
 ) (stop func(), err error) {
-	handled := uint64(0)
-	stop, consumer, err := t.Store.Follow(ctx, st, cfg, func(m jetstream.Msg, meta *jetstream.MsgMetadata) {
-		t.post(ctx, func() {
-			handle(ctx, m, meta)
-			handled++
+	following, cancel := context.WithCancel(ctx)
+	current, done := false, make(chan struct{})
+	go func() {
+		defer close(done)
+		err := t.Store.Follow(following, st, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+			t.post(following, func() { handle(ctx, m, at) })
+		}, func() {
+			t.post(following, func() { current = true })
 		})
-	}, t.fail)
-	if err != nil {
-		return nil, err
-	}
-	pending := consumer.CachedInfo().NumPending
-	tick := time.NewTicker(reviewEvery)
-	defer tick.Stop()
-	for handled < pending {
+		if following.Err() == nil {
+			t.fail(err)
+		}
+	}()
+	stop = func() { cancel(); <-done }
+	for !current {
 		select {
 		case f := <-t.inbox:
 			f()
-		case <-tick.C: // pending messages may be removed before they are delivered
-			if store.Drained(ctx, consumer, handled) {
-				pending = handled
-			}
 		case <-ctx.Done():
 			stop()
 			return nil, context.Cause(ctx)
@@ -232,7 +280,7 @@ func (t *term) follow(
 // onJob handles a message in the jobs stream. A malformed one is moved to the dead letters.
 func (t *term) onJob(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMetadata) {
 	seq := at.Sequence.Stream
-	t.garbage.saw(seq)
+	t.garbage.observe(seq)
 	meta, err := readMeta(m.Headers())
 	if err == nil && store.JobSubject(meta) != m.Subject() {
 		err = errors.New("its header does not belong to its subject")
@@ -248,6 +296,9 @@ func (t *term) onJob(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMeta
 	}
 	j := t.queue.jobs[meta.TraceID]
 	if j == nil {
+		if meta.RunAt.IsZero() {
+			t.observe(meta, at.Timestamp)
+		}
 		j = t.queue.add(*meta)
 		j.since = at.Timestamp
 	}
@@ -306,12 +357,16 @@ func (t *term) apply(ctx context.Context, j *job, r recordState) {
 	now := time.Now()
 	switch {
 	case r.status.Terminal():
+		t.measure(j, now)
 		t.queue.remove(j)
 		t.outcomes[j.meta.TraceID] = outcome{now, r.deadLettered()}
 		if j.seq > 0 {
 			t.removeJob(ctx, &j.meta, j.seq, j.body, r.deadLettered())
 		}
 	case r.status == proto.StatusRunning:
+		if j.state != running && t.announced { // an earlier leader saw the start of those that it finds running
+			j.started = now
+		}
 		t.queue.activate(j, running, r.worker, now)
 	case r.status == proto.StatusQueued:
 		t.queue.requeue(j)
@@ -328,9 +383,13 @@ func (t *term) subscribe(ctx context.Context) (stop func(), err error) {
 		}
 	}
 	for subject, handle := range map[string]nats.MsgHandler{
-		store.SubmitSubject: func(m *nats.Msg) { t.onSubmission(ctx, m) },
-		store.SlotsSubject:  func(m *nats.Msg) { t.post(ctx, func() { t.onAnnouncement(m) }) },
-		store.StatsSubject:  func(m *nats.Msg) { t.post(ctx, func() { t.onStats(m) }) },
+		store.SubmitSubject:       func(m *nats.Msg) { t.onSubmission(ctx, m) },
+		store.SlotsSubject:        func(m *nats.Msg) { t.post(ctx, func() { t.onAnnouncement(m) }) },
+		store.StatsSubject:        func(m *nats.Msg) { t.onStatsRequest(ctx, m) },
+		store.QueueSubject:        func(m *nats.Msg) { t.post(ctx, func() { t.answerQueue(m) }) },
+		store.WorkersSubject:      func(m *nats.Msg) { t.post(ctx, func() { t.answerWorkers(m) }) },
+		store.PoolsSubject:        func(m *nats.Msg) { t.post(ctx, func() { t.answerPools(m) }) },
+		store.OutputBudgetSubject: func(m *nats.Msg) { t.onOutputRequest(ctx, m) },
 	} {
 		sub, err := t.Store.Conn.Subscribe(subject, handle)
 		if err != nil {
@@ -346,26 +405,56 @@ func (t *term) subscribe(ctx context.Context) (stop func(), err error) {
 	return stop, nil
 }
 
-// onStats does not answer while submissions are not accepted either.
-func (t *term) onStats(m *nats.Msg) {
+// statsRequests are the requests for statistics that are not answered yet. The loop computes one
+// answer for all of them: anybody may send any number.
+type statsRequests struct {
+	mu      sync.Mutex
+	waiting []*nats.Msg
+}
+
+func (t *term) onStatsRequest(ctx context.Context, m *nats.Msg) {
+	r := &t.statsRequests
+	r.mu.Lock()
+	r.waiting = append(r.waiting, m)
+	first := len(r.waiting) == 1
+	r.mu.Unlock()
+	if first {
+		t.post(ctx, t.answerStats)
+	}
+}
+
+// answerStats answers outside the loop. It does not answer while submissions are not accepted
+// either.
+func (t *term) answerStats() {
+	r := &t.statsRequests
+	r.mu.Lock()
+	waiting := r.waiting
+	r.waiting = nil
+	r.mu.Unlock()
 	if !t.stillLeader() {
 		return
 	}
-	now := time.Now()
-	st := proto.QueueStats{Workers: len(t.workers)}
+	st := t.stats(time.Now())
+	go func() {
+		for _, m := range waiting {
+			t.reply(m, st)
+		}
+	}()
+}
+
+func (t *term) stats(now time.Time) proto.QueueStats {
+	st := proto.QueueStats{
+		Workers: len(t.workers), Queued: len(t.queue.jobs) - t.queue.active - len(t.queue.delayed), Delayed: len(t.queue.delayed), Interactive: t.queue.interactive, Running: t.queue.active,
+		StartRate: t.startRate.perSecond(), AtShare: t.atShare(now),
+	}
 	for _, w := range t.workers {
 		st.Slots += w.slots
 		st.FreeSlots += len(w.free)
 	}
-	for _, j := range t.queue.jobs {
-		if j.state != queued {
-			st.Running++
-			continue
-		}
-		st.Queued++
-		st.OldestQueue = max(st.OldestQueue, now.Sub(j.meta.CreatedAt).Seconds())
+	if st.Queued > 0 && !t.oldest.IsZero() {
+		st.OldestQueue = max(0, now.Sub(t.oldest).Seconds())
 	}
-	t.reply(m, st)
+	return st
 }
 
 func (t *term) reply(m *nats.Msg, v any) {
@@ -390,16 +479,25 @@ func (t *term) onAnnouncement(m *nats.Msg) {
 		}
 	}
 	if a.Gone {
-		delete(t.workers, a.Worker)
+		t.removeWorker(a.Worker)
 		return
 	}
 	w := t.workers[a.Worker]
 	if w == nil {
-		w = &workerState{used: map[uint64]bool{}}
+		w = &workerState{used: map[uint64]bool{}, load: t.queue.load(a.Worker)}
 		t.workers[a.Worker] = w
 		t.Log.Info("worker joined", "worker", a.Worker, "slots", a.Slots, "capabilities", a.Capabilities)
 	}
-	w.slots, w.capabilities, w.seen, w.free = a.Slots, newCapabilities(a.Capabilities), time.Now(), w.free[:0]
+	if a.Info != nil {
+		w.info = *a.Info
+	}
+	w.info.Draining = a.Draining
+	if !w.capabilities.equal(a.Capabilities) {
+		w.capabilities = newCapabilities(a.Capabilities)
+		t.workersVersion++
+	}
+	w.slots, w.seen, w.free = a.Slots, time.Now(), w.free[:0]
+	t.join(w, &a)
 	used := map[uint64]bool{}
 	for _, ticket := range a.Free {
 		if w.used[ticket] {
@@ -414,10 +512,15 @@ func (t *term) onAnnouncement(m *nats.Msg) {
 		w.held[id] = true
 		// A job that the previous leader assigned and that is not claimed. After a claim the record
 		// counts.
-		if j := t.queue.jobs[id]; j != nil && j.state == queued && j.attempt == 0 && !j.writePending {
+		if j := t.queue.jobs[id]; j != nil && (j.state == queued || j.state == delayed) && j.attempt == 0 && !j.writePending {
 			t.queue.activate(j, assigned, a.Worker, w.seen)
 		}
 	}
+}
+
+func (t *term) removeWorker(name string) {
+	delete(t.workers, name)
+	t.workersVersion++
 }
 
 // assign assigns jobs to free slots until either runs out. A leader in doubt assigns nothing, since
@@ -427,28 +530,17 @@ func (t *term) assign(ctx context.Context, now time.Time) {
 	if !t.announced || !t.stillLeader() {
 		return
 	}
-	cache := map[*needSet]bool{}
-	runnable := func(n *needSet) bool {
-		able, known := cache[n]
-		if !known {
-			_, w := t.selectWorker(n, "")
-			able = w != nil
-			cache[n] = able
-		}
-		return able
-	}
+	r := &round{term: t, since: now.Add(-submittedWithin), runnable: map[*needSet]bool{}}
 	for {
-		j := t.queue.next(runnable)
+		j := t.queue.next(r)
 		if j == nil {
 			return
 		}
-		if t.overdue(j, now) {
-			if !t.expire(ctx, j) {
-				return
-			}
+		if t.isOverdue(j, now) {
+			t.expire(ctx, j)
 			continue
 		}
-		name, w := t.selectWorker(j.needs, j.meta.Prefer)
+		name, w := r.selectWorker(contender{j.meta.Org, j.meta.Class()}, j.needs, j.meta.Prefer)
 		ticket := w.free[0]
 		w.free = w.free[1:]
 		w.used[ticket] = true
@@ -458,23 +550,95 @@ func (t *term) assign(ctx context.Context, now time.Time) {
 		fault.Here(fault.AfterAssign)
 		t.queue.charge(j)
 		t.queue.activate(j, assigned, name, now)
+		t.startRate.started++
 		j.ticket = ticket
+		r.known = false
 		if len(w.free) == 0 {
-			clear(cache)
+			clear(r.runnable)
 		}
 	}
 }
 
-// selectWorker returns the preferred worker if it has a free slot and meets the needs. Otherwise it
-// returns the worker with the most free slots, so that load spreads, or nil.
-func (t *term) selectWorker(n *needSet, prefer string) (string, *workerState) {
-	if w := t.workers[prefer]; w != nil && len(w.free) > 0 && w.capabilities.meet(n.needs) {
+// round is the state of one call of assign.
+type round struct {
+	*term
+	since    time.Time         // submissions before it reserve nothing
+	runnable map[*needSet]bool // whether a free slot can run jobs with the needs
+	known    bool              // the demands are up to date
+	scarce   bool              // a demand is scarce
+}
+
+// canRun implements [capacity].
+func (r *round) canRun(n *needSet) bool {
+	able, known := r.runnable[n]
+	if !known {
+		_, w := r.mostFree(n.needs, nil)
+		able = w != nil
+		r.runnable[n] = able
+	}
+	return able
+}
+
+// canRunFor implements [capacity].
+func (r *round) canRunFor(c contender, n *needSet) bool {
+	if !r.canRun(n) {
+		return false
+	}
+	if !r.known {
+		r.updateDemands()
+	}
+	if !r.scarce {
+		return true
+	}
+	_, w := r.selectWorker(c, n, "")
+	return w != nil
+}
+
+// batchLimit implements [capacity].
+func (r *round) batchLimit(org, key string, limit int) int {
+	if r.Interactive == nil || !r.demands.interactiveSince(caller{org, key}, r.since) {
+		return limit
+	}
+	return limit - r.Interactive(limit)
+}
+
+func (r *round) updateDemands() {
+	r.known, r.scarce = true, false
+	for _, d := range r.demands.all {
+		d.update(r.term, r.since)
+		r.scarce = r.scarce || d.scarce
+	}
+}
+
+// selectWorker returns the preferred worker if it has a free slot that jobs of c may take and meets
+// the needs. Otherwise it returns the worker with the most free slots, so that load
+// spreads, or nil.
+func (r *round) selectWorker(c contender, n *needSet, prefer string) (string, *workerState) {
+	var reserved func(*workerState) bool
+	if r.scarce {
+		active := r.queue.orgs[c.org].active
+		reserved = func(w *workerState) bool {
+			for _, d := range r.demands.all {
+				if d.reserves(w, c, active, r.since) {
+					return true
+				}
+			}
+			return false
+		}
+	}
+	if w := r.workers[prefer]; w != nil && len(w.free) > 0 && w.capabilities.meet(n.needs) && (reserved == nil || !reserved(w)) {
 		return prefer, w
 	}
+	return r.mostFree(n.needs, reserved)
+}
+
+// mostFree returns the worker with the most free slots of those that meet the needs and are not
+// excluded, or nil.
+func (t *term) mostFree(needs []string, exclude func(*workerState) bool) (string, *workerState) {
 	var best string
 	var worker *workerState
 	for name, w := range t.workers {
-		if len(w.free) > 0 && (worker == nil || len(w.free) > len(worker.free)) && w.capabilities.meet(n.needs) {
+		if len(w.free) > 0 && (worker == nil || len(w.free) > len(worker.free)) && w.capabilities.meet(needs) && (exclude == nil || !exclude(w)) {
 			best, worker = name, w
 		}
 	}
@@ -482,9 +646,9 @@ func (t *term) selectWorker(n *needSet, prefer string) (string, *workerState) {
 }
 
 // anyWorkerMeets reports whether a live worker, busy or not, meets the needs.
-func (t *term) anyWorkerMeets(n *needSet) bool {
+func (t *term) anyWorkerMeets(needs []string) bool {
 	for _, w := range t.workers {
-		if w.capabilities.meet(n.needs) {
+		if w.capabilities.meet(needs) {
 			return true
 		}
 	}

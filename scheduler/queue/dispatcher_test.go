@@ -11,16 +11,16 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
-// leaderless is a world without a dispatcher.
-func leaderless(t *testing.T) *world {
+// newLeaderlessWorld returns a world without a dispatcher.
+func newLeaderlessWorld(t *testing.T) *world {
 	t.Parallel()
 	s := storetest.Server(t)
 	st := storetest.Open(t, s)
 	return &world{t: t, ctx: storetest.Context(t), server: s, store: st, queue: &queue.Queue{Store: st}}
 }
 
-// stored stores n jobs of a key without a dispatcher.
-func (w *world) stored(n int, org, key string, change ...func(*proto.Job)) {
+// storeJobs stores n jobs of a key without a dispatcher.
+func (w *world) storeJobs(n int, org, key string, change ...func(*proto.Job)) {
 	w.t.Helper()
 	var writers sync.WaitGroup
 	const writerCount = 8
@@ -47,8 +47,8 @@ type slot struct {
 	host  *host
 }
 
-// busy returns the slots of new workers, each with a claimed job.
-func (w *world) busy(workers, slots int) []*slot {
+// claimAll returns the slots of new workers, each with a claimed job.
+func (w *world) claimAll(workers, slots int) []*slot {
 	w.t.Helper()
 	var all []*slot
 	for i := range workers {
@@ -63,8 +63,8 @@ func (w *world) busy(workers, slots int) []*slot {
 	return all
 }
 
-// after finishes the job of a slot, and returns the next one.
-func (w *world) after(s *slot) *proto.Job {
+// finishAndTake finishes the job of a slot, and returns the next one.
+func (w *world) finishAndTake(s *slot) *proto.Job {
 	w.t.Helper()
 	w.finish(s.lease)
 	s.lease = w.take(s.host)
@@ -79,23 +79,27 @@ func (w *world) finish(l *queue.Lease) {
 	}
 }
 
-// Another key has 10,000 queued jobs. A flow that uses less than its share gets the next free slot.
+// Another key has many queued jobs. A flow that uses less than its share gets the next free slot.
 func TestQuietKeyGetsTheNextSlot(t *testing.T) {
-	w := leaderless(t)
-	w.stored(10000, "loud", "k")
+	w := newLeaderlessWorld(t)
+	backlog := 10000
+	if testing.Short() {
+		backlog = 1000
+	}
+	w.storeJobs(backlog, "loud", "k")
 	w.dispatcher("d")
-	slots := w.busy(3, 2)
+	slots := w.claimAll(3, 2)
 	for _, quiet := range []struct{ org, key string }{{"quiet", "k"}, {"loud", "quiet"}} {
 		for i := range 60 {
 			s := slots[i%len(slots)]
 			if i%3 != 0 {
-				if job := w.after(s); job.Org != "loud" || job.Key != "k" {
+				if job := w.finishAndTake(s); job.Org != "loud" || job.Key != "k" {
 					t.Fatalf("%d: a job of %s %s was assigned", i, job.Org, job.Key)
 				}
 				continue
 			}
 			id := w.submit(storetest.Job(quiet.org, quiet.key, proto.ModeInline))
-			if job := w.after(s); job.TraceID != id {
+			if job := w.finishAndTake(s); job.TraceID != id {
 				t.Fatalf("%d: the next slot got a job of %s %s", i, job.Org, job.Key)
 			}
 		}
@@ -105,13 +109,13 @@ func TestQuietKeyGetsTheNextSlot(t *testing.T) {
 // After a change of leaders, organisations share slots by weight as before, and no job is assigned
 // twice.
 func TestSharesAfterAChangeOfLeaders(t *testing.T) {
-	w := leaderless(t)
+	w := newLeaderlessWorld(t)
 	weights := map[string]int{"free": 1, "pro": 4, "enterprise": 16}
 	for org, weight := range weights {
-		w.stored(200, org, "k", func(j *proto.Job) { j.Weight = weight })
+		w.storeJobs(200, org, "k", func(j *proto.Job) { j.Weight = weight })
 	}
-	die := w.mortal("first")
-	slots := w.busy(2, 2)
+	die := w.killableDispatcher("first")
+	slots := w.claimAll(2, 2)
 	seen := map[proto.TraceID]bool{}
 	for _, s := range slots {
 		seen[s.lease.Job().TraceID] = true
@@ -120,7 +124,7 @@ func TestSharesAfterAChangeOfLeaders(t *testing.T) {
 	for _, leader := range []string{"first", "second"} {
 		served := map[string]int{}
 		for i := range rounds * (1 + 4 + 16) {
-			job := w.after(slots[i%len(slots)])
+			job := w.finishAndTake(slots[i%len(slots)])
 			if seen[job.TraceID] {
 				t.Fatalf("%s was assigned twice", job.TraceID)
 			}
@@ -139,20 +143,19 @@ func TestSharesAfterAChangeOfLeaders(t *testing.T) {
 	}
 }
 
-// mortal starts a dispatcher that die stops without a resignation.
-func (w *world) mortal(name string) (die func()) {
-	st := storetest.Open(w.t, w.server)
-	d := &queue.Dispatcher{Store: st, Instance: name, Log: storetest.Log(w.t)}
+// killableDispatcher starts a dispatcher that die stops without a resignation.
+func (w *world) killableDispatcher(name string) (die func()) {
+	d := w.newDispatcher(name)
 	stop := w.background(d.Run)
 	return func() {
-		st.Conn.Close()
+		d.Store.Conn.Close()
 		stop()
 	}
 }
 
 // A new leader assigns jobs in the order in which they were accepted, requeued attempts included.
 func TestOrderAfterAChangeOfLeaders(t *testing.T) {
-	w := leaderless(t)
+	w := newLeaderlessWorld(t)
 	var jobs []*proto.Job
 	for range 6 {
 		job := storetest.Job("acme", "k", proto.ModeAsync)
@@ -190,10 +193,13 @@ func TestLimitsAfterAChangeOfLeaders(t *testing.T) {
 	for name, limit := range map[string]func(*proto.Job){
 		"organisation": func(j *proto.Job) { j.Concurrent = 3 }, "key": func(j *proto.Job) { j.KeyConcurrent = 3 },
 	} {
+		if testing.Short() && name == "key" {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
-			w := leaderless(t)
-			w.stored(20, "acme", "k", limit)
-			die := w.mortal("first")
+			w := newLeaderlessWorld(t)
+			w.storeJobs(20, "acme", "k", limit)
+			die := w.killableDispatcher("first")
 			first, second := w.worker("w1", 3), w.worker("w2", 5)
 			taken := make(chan *queue.Lease, 8)
 			ctx, cancel := context.WithCancel(w.ctx)

@@ -16,6 +16,8 @@ const (
 	queued   state = iota
 	assigned       // sent to a worker, not yet claimed
 	running        // claimed
+	expired        // overdue: its terminal record is to be written
+	delayed        // its RunAt has not come
 )
 
 // job is a job that is not terminal.
@@ -30,23 +32,39 @@ type job struct {
 	msg          *nats.Msg // the job itself; nil once it is stored
 	body         string    // name of the object with its body; empty if the message contains it
 	since        time.Time // of the state; for a running job, when the lease was last renewed
+	started      time.Time // of the attempt that runs; zero if an earlier leader saw it
 	losses       int       // workers lost since the program last ran
-	writePending bool      // a write that ends the job or counts a loss is in progress
+	writePending bool      // a write that changes its record is in progress
 	size         int64     // estimated memory, in bytes
 	needs        *needSet  // while queued
 	elem         *list.Element
-	order        uint64 // order in the stream; ranks the jobs of a key
+	delayIndex   int    // in the heap, while delayed
+	unchecked    bool   // its record is to be read before it is released, see checkDelayed
+	order        uint64 // order in which the jobs entered the queue; ranks the jobs of a key
 }
 
 // cost returns what serving the job costs its organisation.
 func (j *job) cost() uint64 { return max(1, unitCost/uint64(max(1, j.meta.Weight))) }
+
+// tally counts active jobs, those that are assigned or running.
+type tally struct {
+	all, batch int
+}
+
+// add adds n jobs of m's class.
+func (c *tally) add(m *proto.Meta, n int) {
+	c.all += n
+	if m.Class() == proto.ClassBatch {
+		c.batch += n
+	}
+}
 
 // keyQueue holds the jobs of one API key.
 type keyQueue struct {
 	key    string
 	jobs   map[proto.Class]map[*needSet]*list.List // queued, oldest first; no list is empty
 	queued map[proto.Class]int
-	active int              // assigned and running
+	active tally
 	served int              // jobs, to weight the classes
 	flow   *flow[*keyQueue] // in the organisation's sfq; nil while idle
 }
@@ -54,30 +72,41 @@ type keyQueue struct {
 // interactiveShare of interactiveShare+1 jobs of a key are interactive while both classes wait.
 const interactiveShare = 4
 
-// head returns the next job to serve among the runnable ones, or nil.
-func (q *keyQueue) head(runnable func(*needSet) bool) *job {
-	first, second := q.jobs[proto.ClassInteractive], q.jobs[proto.ClassBatch]
+// capacity says which jobs the free slots can run.
+type capacity interface {
+	// canRun reports whether a free slot meets the needs.
+	canRun(n *needSet) bool
+	// canRunFor reports whether jobs of c may take such a slot.
+	canRunFor(c contender, n *needSet) bool
+	// batchLimit returns how many of limit executions at once may be batch jobs. The limit is that
+	// of an organisation if key is empty, otherwise that of an API key.
+	batchLimit(org, key string, limit int) int
+}
+
+// contender is who competes for slots: the jobs of one class of an organisation.
+type contender struct {
+	org   string
+	class proto.Class
+}
+
+// head returns the next job to serve among those of o that the free slots can run and the limits
+// allow, or nil.
+func (q *keyQueue) head(o *orgQueue, free capacity) *job {
+	first, second := proto.ClassInteractive, proto.ClassBatch
 	if q.served%(interactiveShare+1) == interactiveShare {
 		first, second = second, first
 	}
-	for _, class := range []map[*needSet]*list.List{first, second} {
+	for _, class := range []proto.Class{first, second} {
 		var oldest *job
-		for n, jobs := range class {
-			if !runnable(n) {
+		for n, jobs := range q.jobs[class] {
+			if !free.canRunFor(contender{o.org, class}, n) {
 				continue
 			}
-			e := jobs.Front()
-			for e != nil && e.Value.(*job).writePending {
-				e = e.Next()
-			}
-			if e == nil {
-				continue
-			}
-			if j := e.Value.(*job); oldest == nil || j.order < oldest.order {
+			if j := jobs.Front().Value.(*job); oldest == nil || j.order < oldest.order {
 				oldest = j
 			}
 		}
-		if oldest != nil {
+		if oldest != nil && o.hasRoom(q, &oldest.meta, free) {
 			return oldest
 		}
 	}
@@ -124,9 +153,10 @@ type orgQueue struct {
 	keys   map[string]*keyQueue // with jobs, or with a flow
 	sfq    sfq[*keyQueue]
 	flows  map[*needSet]*flow[*orgQueue]
-	active int   // assigned and running
+	active tally
 	size   int64 // of its jobs
 	queued map[proto.Class]int
+	weight int // of the plan, when a job was last queued
 }
 
 func (o *orgQueue) key(name string) *keyQueue {
@@ -143,21 +173,33 @@ func (o *orgQueue) key(name string) *keyQueue {
 
 // prune deletes q if nothing is left in it.
 func (o *orgQueue) prune(q *keyQueue) {
-	if q.flow == nil && q.active == 0 {
+	if q.flow == nil && q.active.all == 0 {
 		delete(o.keys, q.key)
 	}
 }
 
-// head returns the organisation's next job among the runnable ones, or nil. It skips keys at their
-// limit.
-func (o *orgQueue) head(runnable func(*needSet) bool) *job {
+// head returns the organisation's next job among those that the free slots can run, or nil. It skips
+// keys at their limit.
+func (o *orgQueue) head(free capacity) *job {
 	for _, f := range o.sfq.flows {
-		q := f.party
-		if j := q.head(runnable); j != nil && o.active < j.meta.Concurrent && q.hasRoom(&j.meta, q.active) {
+		if j := f.party.head(o, free); j != nil {
 			return j
 		}
 	}
 	return nil
+}
+
+// hasRoom reports whether the limits of the organisation and of key q allow another job like m to
+// run.
+func (o *orgQueue) hasRoom(q *keyQueue, m *proto.Meta, free capacity) bool {
+	if o.active.all >= m.Concurrent || !q.hasRoom(m, q.active.all) {
+		return false
+	}
+	if m.Class() != proto.ClassBatch {
+		return true
+	}
+	return o.active.batch < free.batchLimit(m.Org, "", m.Concurrent) &&
+		(m.KeyConcurrent == 0 || q.active.batch < free.batchLimit(m.Org, m.Key, m.KeyConcurrent))
 }
 
 // debt returns the debt with which the organisation enters another needSet: its smallest one.
@@ -180,14 +222,25 @@ func (o *orgQueue) debt() (least uint64) {
 // an organisation charges it in all sets it has jobs in, and the virtual times of all runnable sets
 // advance together. If every slot can run every job, that equals one sfq over all organisations.
 type fairQueue struct {
-	jobs     map[proto.TraceID]*job
-	orgs     map[string]*orgQueue
-	needSets map[string]*needSet
-	queued   int
-	flowSeq  uint64 // order of the last flow
-	jobSeq   uint64 // order of the last job
-	size     int64  // of all jobs, in bytes
-	maxSize  int64  // 0 for no limit
+	jobs        map[proto.TraceID]*job
+	delayed     delayHeap
+	orgs        map[string]*orgQueue
+	needSets    map[string]*needSet
+	queued      int
+	interactive int              // of those queued
+	active      int              // assigned and running
+	flowSeq     uint64           // order of the last flow
+	jobSeq      uint64           // order of the last job
+	size        int64            // of all jobs, in bytes
+	maxSize     int64            // 0 for no limit
+	loads       map[string]*load // by worker
+}
+
+// load counts the assigned and running jobs of a worker.
+type load struct {
+	jobs tally
+	orgs map[string]tally
+	pool string // of the worker; empty before its announcement
 }
 
 const (
@@ -209,7 +262,7 @@ func sizeOf(m *proto.Meta) int64 {
 }
 
 func newFairQueue() *fairQueue {
-	return &fairQueue{jobs: map[proto.TraceID]*job{}, orgs: map[string]*orgQueue{}, needSets: map[string]*needSet{}}
+	return &fairQueue{jobs: map[proto.TraceID]*job{}, orgs: map[string]*orgQueue{}, needSets: map[string]*needSet{}, loads: map[string]*load{}}
 }
 
 func (q *fairQueue) org(name string) *orgQueue {
@@ -223,37 +276,37 @@ func (q *fairQueue) org(name string) *orgQueue {
 
 // prune deletes o if nothing is left in it.
 func (q *fairQueue) prune(o *orgQueue) {
-	if len(o.keys)+len(o.flows)+o.active == 0 {
+	if len(o.keys)+len(o.flows)+o.active.all == 0 && o.size == 0 {
 		delete(q.orgs, o.org)
 	}
 }
 
-// admit returns a refusal if a limit of the plan, the key or the memory is reached, or nil. Queued
+// admit returns a rejection if a limit of the plan, the key or the memory is reached, or nil. Queued
 // interactive jobs count as running, since they run at once or not at all.
-func (q *fairQueue) admit(m *proto.Meta) *proto.Refusal {
+func (q *fairQueue) admit(m *proto.Meta) *proto.Rejection {
 	o := q.org(m.Org)
 	defer q.prune(o)
 	if size := sizeOf(m); q.maxSize > 0 && (q.size+size > q.maxSize || o.size+size > q.maxSize/orgShare) {
-		return &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "the dispatcher has no memory for more jobs"}
+		return &proto.Rejection{Reason: proto.RejectedUnavailable, Detail: "the dispatcher has no memory for more jobs"}
 	}
 	if m.Class() != proto.ClassInteractive {
 		if used := o.queued[proto.ClassBatch]; used >= m.MaxQueued {
-			return &proto.Refusal{Reason: proto.RefusedQueueFull, Limit: m.MaxQueued, Used: used}
+			return &proto.Rejection{Reason: proto.RejectedQueueFull, Limit: m.MaxQueued, Used: used}
 		}
 		return nil
 	}
-	if used := o.active + o.queued[proto.ClassInteractive]; used >= m.Concurrent {
-		return &proto.Refusal{Reason: proto.RefusedConcurrency, Limit: m.Concurrent, Used: used}
+	if used := o.active.all + o.queued[proto.ClassInteractive]; used >= m.Concurrent {
+		return &proto.Rejection{Reason: proto.RejectedConcurrency, Limit: m.Concurrent, Used: used}
 	}
 	if k := o.keys[m.Key]; k != nil {
-		if used := k.active + k.queued[proto.ClassInteractive]; !k.hasRoom(m, used) {
-			return &proto.Refusal{Reason: proto.RefusedKeyConcurrency, Limit: m.KeyConcurrent, Used: used}
+		if used := k.active.all + k.queued[proto.ClassInteractive]; !k.hasRoom(m, used) {
+			return &proto.Rejection{Reason: proto.RejectedKeyConcurrency, Limit: m.KeyConcurrent, Used: used}
 		}
 	}
 	return nil
 }
 
-// add enqueues a new job, and returns it.
+// add enqueues a new job, or delays it, and returns it.
 func (q *fairQueue) add(m proto.Meta) *job {
 	if j := q.jobs[m.TraceID]; j != nil {
 		return j
@@ -263,7 +316,11 @@ func (q *fairQueue) add(m proto.Meta) *job {
 	q.jobs[m.TraceID] = j
 	q.size += j.size
 	q.org(m.Org).size += j.size
-	q.enqueue(j)
+	if m.RunAt.IsZero() {
+		q.enqueue(j)
+	} else {
+		q.delay(j)
+	}
 	return j
 }
 
@@ -276,10 +333,10 @@ func (q *fairQueue) enqueue(j *job) {
 		n = &needSet{needs: needs}
 		q.needSets[needKey(needs)] = n
 	}
+	o.weight = j.meta.Weight
 	j.state, j.worker, j.needs = queued, "", n
 	k.enqueue(j)
-	o.queued[j.meta.Class()]++
-	q.queued++
+	q.addQueued(o, j, 1)
 	q.flowSeq++
 	if k.flow == nil {
 		k.flow = &flow[*keyQueue]{party: k}
@@ -294,12 +351,21 @@ func (q *fairQueue) enqueue(j *job) {
 	o.flows[n].jobs++
 }
 
+// addQueued adds n to the queued jobs of j's class.
+func (q *fairQueue) addQueued(o *orgQueue, j *job, n int) {
+	class := j.meta.Class()
+	o.queued[class] += n
+	q.queued += n
+	if class == proto.ClassInteractive {
+		q.interactive += n
+	}
+}
+
 func (q *fairQueue) dequeue(j *job) {
 	o := q.org(j.meta.Org)
 	k := o.keys[j.meta.Key]
 	k.dequeue(j)
-	o.queued[j.meta.Class()]--
-	q.queued--
+	q.addQueued(o, j, -1)
 	if o.sfq.dequeue(k.flow) {
 		k.flow = nil
 		o.prune(k)
@@ -343,44 +409,44 @@ func (q *fairQueue) charge(j *job) {
 	}
 }
 
-// next returns the next job to serve among the runnable ones, or nil. It leaves the job queued, and
-// advances the virtual time to its organisation's start tag.
-func (q *fairQueue) next(runnable func(*needSet) bool) *job {
+// next returns the next job to serve among those that the free slots can run, or nil. It leaves the
+// job queued, and advances the virtual time to its organisation's start tag.
+func (q *fairQueue) next(free capacity) *job {
 	var best *job
 	var debt, order uint64
 	for _, n := range q.needSets {
-		if !runnable(n) {
+		if !free.canRun(n) {
 			continue
 		}
-		if j, f := n.first(runnable); j != nil {
+		if j, f := n.first(free); j != nil {
 			if d := n.orgs.debt(f); best == nil || d < debt || d == debt && f.order < order {
 				best, debt, order = j, d, f.order
 			}
 		}
 	}
 	if debt > 0 {
-		q.advance(debt, runnable)
+		q.advance(debt, free)
 	}
 	return best
 }
 
 // first returns the next job of the first organisation that can be served, with its flow.
-func (n *needSet) first(runnable func(*needSet) bool) (*job, *flow[*orgQueue]) {
+func (n *needSet) first(free capacity) (*job, *flow[*orgQueue]) {
 	for _, f := range n.orgs.flows {
 		if f.jobs == 0 {
 			continue
 		}
-		if j := f.party.head(runnable); j != nil {
+		if j := f.party.head(free); j != nil {
 			return j, f
 		}
 	}
 	return nil, nil
 }
 
-// advance advances the virtual times of all runnable needSets.
-func (q *fairQueue) advance(d uint64, runnable func(*needSet) bool) {
+// advance advances the virtual times of all needSets that the free slots can run.
+func (q *fairQueue) advance(d uint64, free capacity) {
 	for _, n := range q.needSets {
-		if !runnable(n) {
+		if !free.canRun(n) {
 			continue
 		}
 		for _, o := range n.orgs.advance(d) {
@@ -392,37 +458,82 @@ func (q *fairQueue) advance(d uint64, runnable func(*needSet) bool) {
 
 // activate marks a job as assigned or running.
 func (q *fairQueue) activate(j *job, s state, worker string, now time.Time) {
-	if j.state == queued {
+	if j.active() {
+		q.addLoad(j, -1) // another worker may have claimed it
+	} else {
 		q.addActive(j, 1)
-		q.dequeue(j)
+		q.leave(j)
 	}
 	j.state, j.worker, j.since = s, worker, now
+	q.addLoad(j, 1)
 }
+
+// load returns the load of a worker.
+func (q *fairQueue) load(worker string) *load {
+	l := q.loads[worker]
+	if l == nil {
+		l = &load{orgs: map[string]tally{}}
+		q.loads[worker] = l
+	}
+	return l
+}
+
+// addLoad adds n to the load of j's worker.
+func (q *fairQueue) addLoad(j *job, n int) {
+	l := q.load(j.worker)
+	l.jobs.add(&j.meta, n)
+	org := l.orgs[j.meta.Org]
+	org.add(&j.meta, n)
+	if l.orgs[j.meta.Org] = org; org.all == 0 {
+		delete(l.orgs, j.meta.Org)
+	}
+}
+
+// active reports whether j counts against the limits of concurrent executions.
+func (j *job) active() bool { return j.state == assigned || j.state == running }
 
 // addActive adds n to the active jobs of j's organisation and key.
 func (q *fairQueue) addActive(j *job, n int) {
 	o := q.org(j.meta.Org)
-	o.active += n
-	o.keys[j.meta.Key].active += n
+	q.active += n
+	o.active.add(&j.meta, n)
+	o.key(j.meta.Key).active.add(&j.meta, n)
 }
 
-// requeue queues an active job again.
+// requeue queues a job again.
 func (q *fairQueue) requeue(j *job) {
-	if j.state == queued {
-		return
+	if j.state != queued {
+		q.leave(j)
+		j.started = time.Time{}
+		q.enqueue(j)
 	}
-	q.addActive(j, -1)
-	q.enqueue(j)
+}
+
+// expire takes an overdue job out of the queue.
+func (q *fairQueue) expire(j *job) {
+	q.leave(j)
+	j.state = expired
+}
+
+// leave takes j out of the queue, the active or the delayed jobs.
+func (q *fairQueue) leave(j *job) {
+	switch {
+	case j.state == queued:
+		q.dequeue(j)
+	case j.state == delayed:
+		q.undelay(j)
+	case j.active():
+		q.addActive(j, -1)
+		q.addLoad(j, -1)
+	}
 }
 
 // remove deletes a job.
 func (q *fairQueue) remove(j *job) {
 	o := q.org(j.meta.Org)
-	if j.state == queued {
-		q.dequeue(j)
-	} else {
-		q.addActive(j, -1)
-		o.prune(o.keys[j.meta.Key])
+	q.leave(j)
+	if k := o.keys[j.meta.Key]; k != nil {
+		o.prune(k)
 	}
 	delete(q.jobs, j.meta.TraceID)
 	q.size -= j.size

@@ -14,8 +14,15 @@ func meta(org, key string, mode proto.Mode) proto.Meta {
 	return proto.Meta{TraceID: proto.NewTraceID(), Org: org, Key: key, Mode: mode, Concurrent: 5, MaxQueued: 3}
 }
 
+// slotsFor are free slots that every organisation may take. It reports whether they meet the needs.
+type slotsFor func(*needSet) bool
+
+func (s slotsFor) canRun(n *needSet) bool                 { return s(n) }
+func (s slotsFor) canRunFor(_ contender, n *needSet) bool { return s(n) }
+func (s slotsFor) batchLimit(_, _ string, limit int) int  { return limit }
+
 func serve(q *fairQueue) *job {
-	j := q.next(func(*needSet) bool { return true })
+	j := q.next(slotsFor(func(*needSet) bool { return true }))
 	if j != nil {
 		q.charge(j)
 		q.activate(j, assigned, "w", noon)
@@ -96,7 +103,7 @@ func TestJobsThatNoSlotCanRunDelayNoOthers(t *testing.T) {
 	add("a", "k", proto.Python)
 	add("b", "k", proto.Python)
 	add("b", "k2", proto.Node)
-	able := func(names ...string) func(*needSet) bool {
+	able := func(names ...string) slotsFor {
 		return func(n *needSet) bool { return newCapabilities(names).meet(n.needs) }
 	}
 	for range 2 {
@@ -188,7 +195,7 @@ func TestCancelledJobIsNotCharged(t *testing.T) {
 
 func TestAdmitCountsAdmittedJobs(t *testing.T) {
 	q := newFairQueue()
-	ask := func(mode proto.Mode) *proto.Refusal {
+	ask := func(mode proto.Mode) *proto.Rejection {
 		m := meta("o", "k", mode)
 		m.Concurrent, m.MaxQueued = 5, 3
 		r := q.admit(&m)
@@ -202,7 +209,7 @@ func TestAdmitCountsAdmittedJobs(t *testing.T) {
 			t.Fatalf("job %d refused: %v", i, r)
 		}
 	}
-	if r := ask(proto.ModeInline); r == nil || r.Reason != proto.RefusedConcurrency || r.Used != 5 || r.Limit != 5 {
+	if r := ask(proto.ModeInline); r == nil || r.Reason != proto.RejectedConcurrency || r.Used != 5 || r.Limit != 5 {
 		t.Fatalf("sixth job: %v", r)
 	}
 	for i := range 3 {
@@ -210,7 +217,7 @@ func TestAdmitCountsAdmittedJobs(t *testing.T) {
 			t.Fatalf("queue job %d refused: %v", i, r)
 		}
 	}
-	if r := ask(proto.ModeAsync); r == nil || r.Reason != proto.RefusedQueueFull {
+	if r := ask(proto.ModeAsync); r == nil || r.Reason != proto.RejectedQueueFull {
 		t.Fatalf("fourth batch job: %v", r)
 	}
 }
@@ -230,7 +237,7 @@ func TestKeyLimit(t *testing.T) {
 	}
 	q.add(inline)
 	third := limited(proto.ModeInline)
-	if r := q.admit(&third); r == nil || r.Reason != proto.RefusedKeyConcurrency || r.Limit != 2 || r.Used != 2 {
+	if r := q.admit(&third); r == nil || r.Reason != proto.RejectedKeyConcurrency || r.Limit != 2 || r.Used != 2 {
 		t.Fatalf("the third: %v", r)
 	}
 	serve(q)
@@ -275,10 +282,16 @@ func TestFairQueueKeepsNothingOfRemovedJobs(t *testing.T) {
 		case 2:
 			q.activate(j, assigned, "w", noon)
 			q.requeue(j)
+		case 3:
+			q.requeue(j)
+			q.expire(j)
+			if i%3 == 0 { // another dispatcher assigned it
+				q.activate(j, running, "w", noon)
+			}
 		}
 		q.remove(j)
 	}
-	if len(q.jobs)+len(q.orgs)+len(q.needSets) != 0 {
+	if len(q.jobs)+len(q.orgs)+len(q.needSets)+q.queued+q.interactive+q.active != 0 || q.size != 0 {
 		t.Fatalf("left over: %d jobs, %d organisations, %d sets of needs", len(q.jobs), len(q.orgs), len(q.needSets))
 	}
 }

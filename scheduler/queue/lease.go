@@ -16,13 +16,8 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-const (
-	renewEvery    = 3 * time.Second
-	holderTimeout = 10 * time.Second // without a confirmed renewal the holder stops; the dispatcher waits for leaseTimeout
-	finishPause   = 250 * time.Millisecond
-	renewTimeout  = 2 * time.Second
-	ackWait       = 2 * time.Second // see the package comment
-)
+// finishPause is the time between two attempts to write a result.
+const finishPause = 250 * time.Millisecond
 
 // Lease is the right to run one attempt of one job. [Slots.Take] returns it, Claim records it
 // before the program starts, and Finish or Release ends it.
@@ -98,7 +93,8 @@ func (l *Lease) reject(ctx context.Context, m *store.Message, cause error) error
 	}
 	rec := terminal(&proto.Record{Meta: *meta, Attempt: l.attempt - 1}, proto.Failure(proto.CodeSandboxStart,
 		"The stored job could not be read, so its program was not started."), time.Now())
-	if _, err := l.slots.Store.WriteRecord(ctx, rec, l.revision); err != nil && !store.IsConflict(err) {
+	q := &Queue{Store: l.slots.Store, Ended: l.slots.Ended}
+	if _, err := q.writeRecord(ctx, rec, l.revision); err != nil && !store.IsConflict(err) {
 		return errors.Join(cause, err)
 	}
 	return cause
@@ -110,7 +106,7 @@ func (l *Lease) awaitStored(ctx context.Context) error {
 	if l.ack == nil {
 		return nil
 	}
-	timeout := time.NewTimer(ackWait)
+	timeout := time.NewTimer(l.slots.timing.ackWait)
 	defer timeout.Stop()
 	select {
 	case ack := <-l.ack:
@@ -151,6 +147,16 @@ func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int
 		return nil, 0, fmt.Errorf("claim %s: %w", l.id, err)
 	}
 	l.slots.onClaimed(l)
+	if l.slots.Started != nil {
+		l.slots.Started(l.rec)
+	}
+	// If the acknowledgement was late, the lease would run out before its first renewal.
+	if time.Since(sent) > l.slots.timing.renewEvery {
+		sent = time.Now()
+		if err := l.renew(ctx); err != nil {
+			return nil, 0, fmt.Errorf("renew %s after a late claim: %w", l.id, err)
+		}
+	}
 	claimed, l.cancel = context.WithCancelCause(ctx)
 	// The lease is renewed until the result is written, also while the program is being stopped.
 	renewing, quit := context.WithCancel(context.WithoutCancel(ctx))
@@ -180,12 +186,13 @@ func (l *Lease) requestRead() {
 // renewal may get no answer at all.
 func (l *Lease) renewLoop(ctx context.Context, sent time.Time) {
 	defer close(l.stopped)
+	holderTimeout := l.slots.timing.holderTimeout
 	expiry := time.AfterFunc(holderTimeout-time.Since(sent), func() {
 		l.cancel(fmt.Errorf("%w: no renewal for %s", proto.ErrLost, holderTimeout))
 		l.quit()
 	})
 	defer expiry.Stop()
-	tick := time.NewTicker(renewEvery)
+	tick := time.NewTicker(l.slots.timing.renewEvery)
 	defer tick.Stop()
 	for {
 		var err error
@@ -216,7 +223,7 @@ var errUnreadable = errors.New("the record was changed and could not be read")
 
 // renew writes the record again, with the changes of others in it.
 func (l *Lease) renew(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
+	ctx, cancel := context.WithTimeout(ctx, l.slots.timing.renewTimeout)
 	defer cancel()
 	for {
 		revision, err := l.slots.Store.WriteRecord(ctx, l.rec, l.revision)
@@ -236,7 +243,7 @@ func (l *Lease) renew(ctx context.Context) error {
 }
 
 func (l *Lease) read(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
+	ctx, cancel := context.WithTimeout(ctx, l.slots.timing.renewTimeout)
 	defer cancel()
 	return l.adopt(ctx)
 }

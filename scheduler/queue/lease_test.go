@@ -6,12 +6,12 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
-	"github.com/bullpen-run/bullpen/scheduler/store"
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
@@ -38,18 +38,58 @@ func (h *hangingConn) Write(p []byte) (int, error) {
 	return h.Conn.Write(p)
 }
 
-func TestProgramIsStoppedWhileARenewalHangs(t *testing.T) {
-	w := newWorld(t)
-	server := &hangingServer{InProcessConnProvider: w.server}
-	st, err := store.Connect(w.ctx, store.Access{InProcess: server, Name: t.Name()}, store.Config{AttachOnly: true}, storetest.Log(t))
-	if err != nil {
-		t.Fatal(err)
+// deafServer connects to the server. Nothing that the server sends arrives while mu is held.
+type deafServer struct {
+	nats.InProcessConnProvider
+	mu sync.Mutex
+}
+
+func (d *deafServer) InProcessConn() (net.Conn, error) {
+	c, err := d.InProcessConnProvider.InProcessConn()
+	return &deafConn{c, d}, err
+}
+
+type deafConn struct {
+	net.Conn
+	server *deafServer
+}
+
+func (c *deafConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.server.mu.Lock()
+	defer c.server.mu.Unlock()
+	return n, err
+}
+
+// The claim is stored, but its acknowledgement arrives after the lease has run out for the worker.
+func TestLateAcknowledgementOfAClaimDoesNotLoseTheLease(t *testing.T) {
+	w := newLeaderlessWorld(t)
+	w.short = true
+	stop := w.dispatcher("d")
+	server := &deafServer{InProcessConnProvider: w.server}
+	h := w.run(w.newSlots(server, "w", 1, queue.CapabilityLanguage(proto.Python)))
+	id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
+	l := w.take(h)
+	stop() // nobody ends the lease
+	holderTimeout := h.HolderTimeout()
+	server.mu.Lock()
+	time.AfterFunc(holderTimeout, server.mu.Unlock)
+	running := w.claim(l)
+	select {
+	case <-running.Done():
+		t.Fatalf("the program was stopped: %v", context.Cause(running))
+	case <-time.After(holderTimeout / 2):
 	}
-	t.Cleanup(st.Close)
-	h := &host{Slots: &queue.Slots{
-		Store: st, Worker: "w", Total: 1, Capabilities: []string{queue.CapabilityLanguage(proto.Python)}, Log: storetest.Log(t),
-	}}
-	w.background(h.Run)
+	w.finish(l)
+	if rec := w.wait(id); rec.Status != proto.StatusSuccess {
+		t.Errorf("%+v", rec)
+	}
+}
+
+func TestProgramIsStoppedWhileARenewalHangs(t *testing.T) {
+	w := newShortWorld(t)
+	server := &hangingServer{InProcessConnProvider: w.server}
+	h := w.run(w.newSlots(server, "w", 1, queue.CapabilityLanguage(proto.Python)))
 	w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	running := w.claim(w.take(h))
 	server.mu.Lock()

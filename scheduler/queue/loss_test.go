@@ -16,8 +16,8 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
-// letters returns all dead letters.
-func (w *world) letters() []proto.DeadLetter {
+// deadLetters returns all dead letters.
+func (w *world) deadLetters() []proto.DeadLetter {
 	w.t.Helper()
 	list, err := (&deadletters.Store{Store: w.store}).List(w.ctx, nil, 100, func(err error) { w.t.Error(err) })
 	if err != nil {
@@ -38,9 +38,10 @@ func (w *world) awaitLosses(id proto.TraceID, losses int) {
 // Losses count over changes of leaders. The dead letter contains the job, and the webhook is
 // delivered.
 func TestJobThatKillsItsWorkersIsDeadLettered(t *testing.T) {
-	w := leaderless(t)
+	w := newLeaderlessWorld(t)
+	w.short = true
 	st := w.store
-	changes := w.delivered()
+	changes := w.followDeliveries()
 	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.Code, job.WebhookURL = strings.Repeat("x", 1<<20), hook
 	var behind proto.TraceID // another job of the same key
@@ -53,7 +54,7 @@ func TestJobThatKillsItsWorkersIsDeadLettered(t *testing.T) {
 		h := w.worker(fmt.Sprintf("w%d", n), 1)
 		l := w.take(h)
 		if l.Job().TraceID != job.TraceID || l.Attempt() != 1 {
-			t.Fatalf("took %s, attempt %d", l.Job().TraceID, l.Attempt())
+			t.Fatalf("got %s, attempt %d", l.Job().TraceID, l.Attempt())
 		}
 		h.die()
 		w.awaitLosses(job.TraceID, n)
@@ -69,14 +70,14 @@ func TestJobThatKillsItsWorkersIsDeadLettered(t *testing.T) {
 		!strings.Contains(*rec.Result.ErrorMessage, "3 workers were lost with this job") {
 		t.Errorf("%+v", rec)
 	}
-	if c := w.next(changes); c.TraceID != job.TraceID {
+	if c := w.nextDelivery(changes); c.TraceID != job.TraceID {
 		t.Errorf("%+v", c)
 	}
 	w.eventually("the job is removed", func() bool {
 		_, err := w.store.JobMeta(w.ctx, job.TraceID)
 		return errors.Is(err, proto.ErrNotFound)
 	})
-	letters := w.letters()
+	letters := w.deadLetters()
 	if len(letters) != 1 || letters[0].ID != string(job.TraceID) || letters[0].Attempt != 1 || !slices.Equal(letters[0].Workers, []string{"w1", "w2", "w3"}) {
 		t.Fatalf("%+v", letters)
 	}
@@ -85,13 +86,13 @@ func TestJobThatKillsItsWorkersIsDeadLettered(t *testing.T) {
 		t.Errorf("its job is incomplete: %v", err)
 	}
 	if l := w.take(w.worker("lives", 1)); l.Job().TraceID != behind {
-		t.Errorf("then took %s", l.Job().TraceID)
+		t.Errorf("then got %s", l.Job().TraceID)
 	}
 }
 
 // The job stays until its dead letter is stored, so that the next leader can store the dead letter.
 func TestMissingDeadLetterIsStoredByTheNextLeader(t *testing.T) {
-	w := leaderless(t)
+	w := newLeaderlessWorld(t)
 	st := w.store
 	var ids []string
 	for _, lost := range [][]string{{"a", "b", "c"}, {"a", "b"}, nil} {
@@ -112,7 +113,7 @@ func TestMissingDeadLetterIsStoredByTheNextLeader(t *testing.T) {
 			info, err := st.Jobs.Info(w.ctx)
 			return err == nil && info.State.Msgs == 0
 		})
-		if letters := w.letters(); len(letters) != 1 || letters[0].ID != ids[0] {
+		if letters := w.deadLetters(); len(letters) != 1 || letters[0].ID != ids[0] {
 			t.Errorf("%+v", letters)
 		}
 		stop()
@@ -121,7 +122,7 @@ func TestMissingDeadLetterIsStoredByTheNextLeader(t *testing.T) {
 
 // A frozen worker whose job was reassigned does not start the program when it wakes.
 func TestFrozenWorkerCannotClaim(t *testing.T) {
-	w := newWorld(t)
+	w := newShortWorld(t)
 	frozen := w.worker("frozen", 1)
 	id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	stale := w.take(frozen)
@@ -142,8 +143,8 @@ func TestFrozenWorkerCannotClaim(t *testing.T) {
 
 // If the dispatcher dies with the worker, as in one process, only the journal knows of the loss.
 func TestLossIsRecoveredFromTheJournal(t *testing.T) {
-	w := leaderless(t)
-	server := w.server
+	w := newLeaderlessWorld(t)
+	w.short = true
 	name := filepath.Join(t.TempDir(), "journal")
 	if err := os.WriteFile(name, []byte(strings.Repeat("malformed\n", 100)), 0o600); err != nil {
 		t.Fatal(err)
@@ -154,11 +155,9 @@ func TestLossIsRecoveredFromTheJournal(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = journal.Close() })
-		s := &queue.Slots{
-			Store: storetest.Open(t, server), Worker: fmt.Sprintf("w%d", n), Total: 4, Capabilities: []string{queue.CapabilityLanguage(proto.Python)},
-			Log: storetest.Log(t), Journal: journal,
-		}
-		return &host{Slots: s, stop: w.background(s.Run)}
+		s := w.newSlots(w.server, fmt.Sprintf("w%d", n), 4, queue.CapabilityLanguage(proto.Python))
+		s.Journal = journal
+		return w.run(s)
 	}
 	stop := w.dispatcher("d0")
 	var claimed, poison proto.TraceID
@@ -179,7 +178,7 @@ func TestLossIsRecoveredFromTheJournal(t *testing.T) {
 			poison = w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 		}
 		if l := w.take(h); l.Job().TraceID != poison {
-			t.Fatalf("took %s", l.Job().TraceID)
+			t.Fatalf("got %s", l.Job().TraceID)
 		}
 		stop()
 		h.die()
@@ -193,7 +192,7 @@ func TestLossIsRecoveredFromTheJournal(t *testing.T) {
 	if *rec.Result.ErrorCode != string(proto.CodeWorkerLost) || !slices.Equal(rec.Lost, []string{"w0", "w1", "w2"}) {
 		t.Errorf("%+v", rec)
 	}
-	w.eventually("it is dead-lettered", func() bool { return len(w.letters()) == 1 })
+	w.eventually("it is dead-lettered", func() bool { return len(w.deadLetters()) == 1 })
 	if rec := w.wait(claimed); len(rec.Lost) != 0 || rec.Attempt != 1 { // its lease is over
 		t.Errorf("a claimed job was counted as lost before the claim: %+v", rec)
 	}

@@ -22,19 +22,19 @@ func TestAdmitRespectsMaxSize(t *testing.T) {
 		return m
 	}
 	var jobs []*job
-	var refused *proto.Refusal
+	var refused *proto.Rejection
 	for range 2 * each {
 		for _, org := range []string{"a", "b", "c"} {
 			m := waiting(org)
-			if refusal := q.admit(&m); refusal != nil {
-				refused = refusal
+			if rejection := q.admit(&m); rejection != nil {
+				refused = rejection
 			} else {
 				jobs = append(jobs, q.add(m))
 			}
 		}
 	}
-	if len(jobs) != orgShare*each || refused == nil || refused.Reason != proto.RefusedUnavailable {
-		t.Fatalf("%d jobs were admitted; refusal: %v", len(jobs), refused)
+	if len(jobs) != orgShare*each || refused == nil || refused.Reason != proto.RejectedUnavailable {
+		t.Fatalf("%d jobs were admitted; rejection: %v", len(jobs), refused)
 	}
 	serve(q) // running jobs count too
 	for _, j := range jobs {
@@ -94,8 +94,8 @@ func TestSubmissionsAreRefusedWhileTooManyAreStored(t *testing.T) {
 	refuse := <-tm.inbox
 	arrival()
 	refuse()
-	var refusal *proto.Refusal
-	if err := <-refused; !errors.As(err, &refusal) || refusal.Reason != proto.RefusedUnavailable {
+	var rejection *proto.Rejection
+	if err := <-refused; !errors.As(err, &rejection) || rejection.Reason != proto.RejectedUnavailable {
 		t.Fatalf("the second: %v", err)
 	}
 	if tm.queue.jobs[second.TraceID] != nil {
@@ -149,7 +149,7 @@ func TestKnownSubmissionIsNotRefusedForMemory(t *testing.T) {
 	}
 	tm.stillLeader = func() bool { return true }
 	again(unknown)
-	if m, err := answers.NextMsgWithContext(ctx); err != nil || !strings.Contains(string(m.Data), string(proto.RefusedUnavailable)) {
+	if m, err := answers.NextMsgWithContext(ctx); err != nil || !strings.Contains(string(m.Data), string(proto.RejectedUnavailable)) {
 		t.Errorf("an unknown one: %v", err)
 	}
 }
@@ -170,14 +170,13 @@ func TestConcurrentExpiryIsBounded(t *testing.T) {
 	}
 	tm.review(ctx, noon.Add(time.Hour))
 	tm.assign(ctx, noon.Add(time.Hour))
-	if tm.writes != maxExpiring {
-		t.Errorf("%d writes at once, want %d", tm.writes, maxExpiring)
+	if tm.expiring != maxExpiring {
+		t.Errorf("%d writes at once, want %d", tm.expiring, maxExpiring)
 	}
 	for len(tm.queue.jobs) > 0 {
 		step(t, tm)
-		tm.review(ctx, noon.Add(time.Hour))
 	}
-	if tm.writes != 0 || len(tm.outcomes) != jobs {
-		t.Errorf("%d writes pending, %d outcomes", tm.writes, len(tm.outcomes))
+	if tm.expiring != 0 || len(tm.outcomes) != jobs {
+		t.Errorf("%d writes pending, %d outcomes", tm.expiring, len(tm.outcomes))
 	}
 }

@@ -18,8 +18,12 @@ import (
 // Queue submits, reads and cancels executions.
 type Queue struct {
 	Store *store.Store
-	// Full reports that the store has no room for new jobs; nil if that is unknown.
-	Full func() bool
+	// Rejects, if not nil, returns why no new jobs are accepted, nil if they are.
+	Rejects func() *proto.Rejection
+	// Ended, if not nil, is called with every terminal record that this process writes for an
+	// execution without running it: cancelled or expired in the queue, or lost with its worker. It
+	// may be called concurrently.
+	Ended func(*proto.Record)
 }
 
 const (
@@ -30,12 +34,14 @@ const (
 )
 
 // Submit makes job durable. After a nil error the job ends with exactly one terminal record. After
-// a [*proto.Refusal] nothing of it remains. After any other error either may be the case. Submit
+// a [*proto.Rejection] nothing of it remains. After any other error either may be the case. Submit
 // returns at most undoTimeout after ctx is done. Cancel ctx only for a timeout, not when a client
 // leaves.
 func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
-	if q.Full != nil && q.Full() {
-		return &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "the disk of the job store is full"}
+	if q.Rejects != nil {
+		if rejection := q.Rejects(); rejection != nil {
+			return rejection
+		}
 	}
 	h := nats.Header{}
 	otel.GetTextMapPropagator().Inject(ctx, propagation.HeaderCarrier(h))
@@ -49,9 +55,9 @@ func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
 	var reply submitReply
 	err = q.request(bounded, m, &reply)
 	switch {
-	case err == nil && reply.Refusal != nil:
+	case err == nil && reply.Rejection != nil:
 		q.Store.DiscardJob(bounded, m)
-		return reply.Refusal
+		return reply.Rejection
 	case err == nil && reply.Unknown == "":
 		return nil
 	case err == nil:
@@ -59,25 +65,27 @@ func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
 	case errors.Is(err, errNoDispatcher):
 		return unavailable(err)
 	}
-	errUndo := q.undo(ctx, job)
+	undo, stop := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer stop()
+	errVoid := q.Void(undo, &job.Meta, "The job could not be stored and was not accepted.")
 	switch {
-	case errUndo == nil:
+	case errVoid == nil:
 		return unavailable(err)
-	case store.IsConflict(errUndo):
+	case errors.Is(errVoid, proto.ErrConflict):
 		return nil // stored, and claimed or ended
 	default:
-		return fmt.Errorf("submit %s: unknown whether it was stored: %w", job.TraceID, errors.Join(err, errUndo))
+		return fmt.Errorf("submit %s: unknown whether it was stored: %w", job.TraceID, errors.Join(err, errVoid))
 	}
 }
 
-// undo writes a terminal record for a job whose write was not confirmed, so that the job does not
-// run if it is stored later.
-func (q *Queue) undo(ctx context.Context, job *proto.Job) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-	defer cancel()
-	rec := terminal(&proto.Record{Meta: job.Meta}, proto.Failure(proto.CodeExpiredInQueue,
-		"The job could not be stored and was not accepted."), time.Now())
+// Void stores that the execution described by m has expired, so that it never starts, even if its
+// job is stored later. It returns [proto.ErrConflict] if the execution has a record.
+func (q *Queue) Void(ctx context.Context, m *proto.Meta, reason string) error {
+	rec := terminal(&proto.Record{Meta: *m}, proto.Failure(proto.CodeExpiredInQueue, reason), time.Now())
 	_, err := q.Store.WriteRecord(ctx, rec, 0)
+	if store.IsConflict(err) {
+		return fmt.Errorf("void %s: %w", m.TraceID, proto.ErrConflict)
+	}
 	return err
 }
 
@@ -159,7 +167,7 @@ func (q *Queue) Cancel(ctx context.Context, id proto.TraceID) (rec *proto.Record
 		default:
 			rec = terminal(rec, proto.Cancelled(), time.Now())
 		}
-		if _, err := q.Store.WriteRecord(ctx, rec, revision); err != nil {
+		if _, err := q.writeRecord(ctx, rec, revision); err != nil {
 			return fmt.Errorf("cancel %s: %w", id, err)
 		}
 		if rec.Cancelling {

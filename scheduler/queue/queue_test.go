@@ -3,6 +3,7 @@ package queue_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"strings"
 	"sync"
@@ -18,19 +19,36 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// Most tests wait for timeouts rather than for a processor.
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // world is a queue with a leading dispatcher.
 type world struct {
-	t      *testing.T
-	ctx    context.Context
-	server nats.InProcessConnProvider
-	store  *store.Store
-	queue  *queue.Queue
+	t                     *testing.T
+	ctx                   context.Context
+	server                nats.InProcessConnProvider
+	store                 *store.Store
+	queue                 *queue.Queue
+	ended                 func(*proto.Record) // of dispatchers and workers started from now on
+	reserved, interactive func(slots int) int // of dispatchers started from now on
+	short                 bool                // dispatchers and workers started from now on notice losses in a third of the time
 }
 
 func newWorld(t *testing.T) *world {
-	w := leaderless(t)
+	w := newLeaderlessWorld(t)
+	w.dispatcher("first")
+	return w
+}
+
+// newShortWorld returns a world in which losses are noticed in a third of the time.
+func newShortWorld(t *testing.T) *world {
+	w := newLeaderlessWorld(t)
+	w.short = true
 	w.dispatcher("first")
 	return w
 }
@@ -51,8 +69,15 @@ func (w *world) background(f func(context.Context) error) (stop func()) {
 }
 
 func (w *world) dispatcher(name string) (stop func()) {
-	d := &queue.Dispatcher{Store: storetest.Open(w.t, w.server), Instance: name, Log: storetest.Log(w.t)}
-	return w.background(d.Run)
+	return w.background(w.newDispatcher(name).Run)
+}
+
+func (w *world) newDispatcher(name string) *queue.Dispatcher {
+	d := &queue.Dispatcher{Store: storetest.Open(w.t, w.server), Instance: name, Reserved: w.reserved, Interactive: w.interactive, Ended: w.ended, Log: storetest.Log(w.t)}
+	if w.short {
+		d.ShortenTimeouts()
+	}
+	return d
 }
 
 // host is a worker on a connection of its own.
@@ -61,9 +86,24 @@ type host struct {
 	stop func() // announces that the worker is gone
 }
 
+// worker starts a worker that runs Python.
 func (w *world) worker(name string, slots int) *host {
-	s := &queue.Slots{Store: storetest.Open(w.t, w.server), Worker: name, Total: slots, Capabilities: []string{queue.CapabilityLanguage(proto.Python)}, Log: storetest.Log(w.t)}
-	return &host{Slots: s, stop: w.background(s.Run)}
+	return w.run(w.newSlots(w.server, name, slots, queue.CapabilityLanguage(proto.Python)))
+}
+
+func (w *world) run(s *queue.Slots) *host { return &host{Slots: s, stop: w.background(s.Run)} }
+
+func (w *world) newSlots(server nats.InProcessConnProvider, name string, total int, capabilities ...string) *queue.Slots {
+	st, err := store.Connect(w.ctx, store.Access{InProcess: server, Name: name}, store.Config{AttachOnly: true}, storetest.Log(w.t))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(st.Close)
+	s := &queue.Slots{Store: st, Worker: name, Total: total, Capabilities: capabilities, Ended: w.ended, Log: storetest.Log(w.t)}
+	if w.short {
+		s.ShortenTimeouts()
+	}
+	return s
 }
 
 // die closes the connection of the worker, like SIGKILL.
@@ -243,7 +283,7 @@ func TestCancelRunningJob(t *testing.T) {
 func TestWithdraw(t *testing.T) {
 	w := newWorld(t)
 	id := w.submit(storetest.Job("acme", "k", proto.ModeInline))
-	rec, err := w.queue.Withdraw(w.ctx, id, proto.Failure(proto.CodeExpiredInQueue, "nobody was free"))
+	rec, err := w.queue.Withdraw(w.ctx, id, proto.Failure(proto.CodeExpiredInQueue, "no worker was free"))
 	if err != nil || rec.Status != proto.StatusFailed || *rec.Result.ErrorCode != "expired_in_queue" {
 		t.Fatalf("%+v, %v", rec, err)
 	}
@@ -271,6 +311,8 @@ func TestQueueDeadline(t *testing.T) {
 }
 
 func TestJobWaitsForCapabilitiesOfItsSandbox(t *testing.T) {
+	w := newWorld(t)
+	plain := w.worker("plain", 8)
 	language := queue.CapabilityLanguage(proto.Python)
 	for name, tt := range map[string]struct {
 		need         func(job *proto.Job)
@@ -285,21 +327,20 @@ func TestJobWaitsForCapabilitiesOfItsSandbox(t *testing.T) {
 			[]string{queue.CapabilityDisk, queue.CapabilityImages, queue.CapabilityNetwork},
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			able := &host{Slots: &queue.Slots{Store: storetest.Open(t, w.server), Worker: "able", Total: 1, Log: storetest.Log(t), Capabilities: tt.capabilities}}
-			plain := w.worker("plain", 4)
-			job := storetest.Job("acme", "k", proto.ModeAsync)
-			tt.need(job)
-			demanding := w.submit(job)
-			if id := w.submit(storetest.Job("acme", "k", proto.ModeAsync)); w.take(plain).Job().TraceID != id {
-				t.Fatal("a job was assigned to a worker that lacks a capability")
-			}
-			w.background(able.Run)
-			if l := w.take(able); l.Job().TraceID != demanding {
-				t.Fatalf("took %s", l.Job().TraceID)
-			}
-		})
+		job := storetest.Job("acme", "k", proto.ModeAsync)
+		tt.need(job)
+		demanding := w.submit(job)
+		if id := w.submit(storetest.Job("acme", "k", proto.ModeAsync)); w.take(plain).Job().TraceID != id {
+			t.Fatalf("%s: a job was assigned to a worker without a capability", name)
+		}
+		capable := w.run(w.newSlots(w.server, name, 1, tt.capabilities...))
+		l := w.take(capable)
+		if l.Job().TraceID != demanding {
+			t.Fatalf("%s: got %s", name, l.Job().TraceID)
+		}
+		w.claim(l)
+		w.finish(l)
+		capable.stop()
 	}
 }
 
@@ -320,13 +361,9 @@ func TestJobWaitsForItsLanguage(t *testing.T) {
 	if rec, err := w.queue.Lookup(w.ctx, node); err != nil || rec.Status != proto.StatusQueued {
 		t.Fatalf("%+v, %v", rec, err)
 	}
-	all := &queue.Slots{
-		Store: storetest.Open(t, w.server), Worker: "all", Total: 1, Log: storetest.Log(t),
-		Capabilities: []string{"image:x", queue.CapabilityLanguage(proto.Node), queue.CapabilityLanguage(proto.Bash)},
-	}
-	w.background(all.Run)
-	if l := w.take(&host{Slots: all}); l.Job().TraceID != node {
-		t.Fatalf("took %s", l.Job().TraceID)
+	all := w.run(w.newSlots(w.server, "all", 1, "image:x", queue.CapabilityLanguage(proto.Node), queue.CapabilityLanguage(proto.Bash)))
+	if l := w.take(all); l.Job().TraceID != node {
+		t.Fatalf("got %s", l.Job().TraceID)
 	}
 }
 
@@ -338,20 +375,20 @@ func TestJobThatNoWorkerCanRunExpires(t *testing.T) {
 	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.Language, job.QueueDeadline = proto.Bash, job.CreatedAt.Add(10*time.Millisecond)
 	rec := w.wait(w.submit(job))
-	if *rec.Result.ErrorCode != string(proto.CodeExpiredInQueue) || !strings.Contains(*rec.Result.ErrorMessage, "offers language:bash") {
+	if *rec.Result.ErrorCode != string(proto.CodeExpiredInQueue) || !strings.Contains(*rec.Result.ErrorMessage, "with language:bash") {
 		t.Fatalf("%s: %s", *rec.Result.ErrorCode, *rec.Result.ErrorMessage)
 	}
 }
 
 func TestWorkerDiesBeforeTheClaim(t *testing.T) {
-	w := newWorld(t)
+	w := newShortWorld(t)
 	first := w.worker("dies", 1)
 	id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	w.take(first)
 	first.die()
 	l := w.take(w.worker("lives", 1))
 	if l.Job().TraceID != id || l.Attempt() != 1 {
-		t.Fatalf("took %s, attempt %d", l.Job().TraceID, l.Attempt())
+		t.Fatalf("got %s, attempt %d", l.Job().TraceID, l.Attempt())
 	}
 	w.claim(l)
 	if _, err := l.Finish(w.ctx, outcome("")); err != nil {
@@ -360,7 +397,7 @@ func TestWorkerDiesBeforeTheClaim(t *testing.T) {
 }
 
 func TestWorkerDiesAfterTheClaim(t *testing.T) {
-	w := newWorld(t)
+	w := newShortWorld(t)
 	h := w.worker("dies", 2)
 	once := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	job := storetest.Job("acme", "k", proto.ModeAsync)
@@ -380,7 +417,7 @@ func TestWorkerDiesAfterTheClaim(t *testing.T) {
 	}
 	again := w.take(w.worker("lives", 1))
 	if again.Job().TraceID != twice || again.Attempt() != 2 {
-		t.Fatalf("took %s, attempt %d", again.Job().TraceID, again.Attempt())
+		t.Fatalf("got %s, attempt %d", again.Job().TraceID, again.Attempt())
 	}
 	w.claim(again)
 	for id, ctx := range lost {
@@ -407,14 +444,14 @@ func TestStaleHolderCannotWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	done := *rec
-	r := proto.Failure(proto.CodeWorkerLost, "another said so")
+	r := proto.Failure(proto.CodeWorkerLost, "lost")
 	done.Status, done.Result = r.Status(), &r
 	if _, err := w.store.WriteRecord(w.ctx, &done, seq); err != nil {
 		t.Fatal(err)
 	}
-	stands, err := l.Finish(w.ctx, outcome("too late"))
-	if !errors.Is(err, proto.ErrLost) || stands.Status != proto.StatusFailed {
-		t.Fatalf("%+v, %v", stands, err)
+	existing, err := l.Finish(w.ctx, outcome("too late"))
+	if !errors.Is(err, proto.ErrLost) || existing.Status != proto.StatusFailed {
+		t.Fatalf("%+v, %v", existing, err)
 	}
 	if rec := w.wait(id); *rec.Result.ErrorCode != string(proto.CodeWorkerLost) {
 		t.Fatalf("%+v", rec)
@@ -430,8 +467,8 @@ func TestConcurrencyLimit(t *testing.T) {
 		return j
 	}
 	ids := []proto.TraceID{w.submit(job()), w.submit(job())}
-	var refusal *proto.Refusal
-	if err := w.queue.Submit(w.ctx, job()); !errors.As(err, &refusal) || refusal.Reason != proto.RefusedConcurrency || refusal.Used != 2 {
+	var rejection *proto.Rejection
+	if err := w.queue.Submit(w.ctx, job()); !errors.As(err, &rejection) || rejection.Reason != proto.RejectedConcurrency || rejection.Used != 2 {
 		t.Fatalf("the third: %v", err)
 	}
 	w.submit(storetest.Job("other", "k", proto.ModeInline)) // another organisation
@@ -533,7 +570,7 @@ func TestStats(t *testing.T) {
 
 // A new leader does not assign an overdue job: its record may be past the retention.
 func TestNewLeaderExpiresOldJobs(t *testing.T) {
-	w := leaderless(t)
+	w := newLeaderlessWorld(t)
 	st := w.store
 	old := storetest.Job("acme", "k", proto.ModeAsync)
 	old.CreatedAt = old.CreatedAt.Add(-time.Hour)
@@ -556,9 +593,9 @@ func TestNewLeaderExpiresOldJobs(t *testing.T) {
 
 // The previous leader may still remove jobs while the next one reads them.
 func TestRebuildWhileJobsAreRemoved(t *testing.T) {
-	w := leaderless(t)
+	w := newLeaderlessWorld(t)
 	st := w.store
-	const jobs, rounds = 1000, 5
+	const jobs, rounds = 600, 3
 	var writers sync.WaitGroup
 	for range 8 {
 		writers.Go(func() {
@@ -572,7 +609,7 @@ func TestRebuildWhileJobsAreRemoved(t *testing.T) {
 	writers.Wait()
 	for round := range rounds {
 		stop := w.dispatcher(fmt.Sprintf("d%d", round))
-		if err := st.RemoveJobs(w.ctx, uint64((round+1)*jobs/rounds), nil, nil); err != nil {
+		if err := st.RemoveJobs(w.ctx, store.RemovedJobs{Below: uint64((round + 1) * jobs / rounds)}); err != nil {
 			t.Fatal(err)
 		}
 		w.eventually("the dispatcher leads", func() bool {
@@ -612,8 +649,7 @@ func TestPreferredWorkerGetsTheJobIfFree(t *testing.T) {
 		slots        int
 		capabilities []string
 	}{"has": {1, []string{python, threads}}, "large": {4, []string{threads, python}}, "unable": {5, []string{python}}} {
-		h := &host{Slots: &queue.Slots{Store: storetest.Open(t, w.server), Worker: name, Total: tt.slots, Capabilities: tt.capabilities, Log: storetest.Log(t)}}
-		w.background(h.Run)
+		h := w.run(w.newSlots(w.server, name, tt.slots, tt.capabilities...))
 		leases := make(chan *queue.Lease, tt.slots)
 		for range tt.slots {
 			go func() {

@@ -42,6 +42,15 @@ func terminal(rec *proto.Record, r proto.Result, now time.Time) *proto.Record {
 	return &out
 }
 
+// writeRecord stores rec if the record has the given revision, and returns the new one.
+func (q *Queue) writeRecord(ctx context.Context, rec *proto.Record, revision uint64) (uint64, error) {
+	revision, err := q.Store.WriteRecord(ctx, rec, revision)
+	if err == nil && rec.Status.Terminal() && q.Ended != nil {
+		q.Ended(rec)
+	}
+	return revision, err
+}
+
 // withdraw is [Queue.Withdraw], and also returns the revision of the record.
 func (q *Queue) withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (rec *proto.Record, revision uint64, err error) {
 	err = store.Update(ctx, func() (err error) {
@@ -52,11 +61,11 @@ func (q *Queue) withdraw(ctx context.Context, id proto.TraceID, r proto.Result) 
 		result := r
 		if rec.Attempt > 0 && r.ErrorCode != nil && *r.ErrorCode == string(proto.CodeExpiredInQueue) {
 			result = proto.Failure(proto.CodeWorkerLost, fmt.Sprintf(
-				"The worker that ran attempt %d of %d was lost, and the program with it; there was no next one: %s",
+				"The worker that ran attempt %d of %d was lost, and the program with it. No further attempt started: %s",
 				rec.Attempt, rec.MaxAttempts, *r.ErrorMessage))
 		}
 		rec = terminal(rec, result, time.Now())
-		if revision, err = q.Store.WriteRecord(ctx, rec, revision); err != nil {
+		if revision, err = q.writeRecord(ctx, rec, revision); err != nil {
 			return fmt.Errorf("withdraw %s: %w", id, err)
 		}
 		return nil
@@ -81,9 +90,9 @@ func (q *Queue) countLoss(
 	next.Lost = append(slices.Clone(rec.Lost), worker)
 	if len(next.Lost) >= maxLosses {
 		next = *terminal(&next, proto.Failure(proto.CodeWorkerLost, fmt.Sprintf("%d workers were lost with this job, each before it started "+
-			"the program. The job is not tried again; it is kept among the dead letters, for whoever administers this server.", len(next.Lost))), time.Now())
+			"the program. The job is not tried again; it is stored as a dead letter for the administrator of this server.", len(next.Lost))), time.Now())
 	}
-	revision, err = q.Store.WriteRecord(ctx, &next, revision)
+	revision, err = q.writeRecord(ctx, &next, revision)
 	if store.IsConflict(err) {
 		return nil, 0, nil // claimed, cancelled or counted concurrently
 	}
@@ -121,7 +130,7 @@ func (q *Queue) endLease(ctx context.Context, known *proto.Record, revision uint
 	if err != nil {
 		return nil, 0, fmt.Errorf("end the lease of %s: %w", id, err)
 	}
-	revision, err = q.Store.WriteRecord(ctx, rec, m.Seq)
+	revision, err = q.writeRecord(ctx, rec, m.Seq)
 	if store.IsConflict(err) {
 		return nil, 0, nil // renewed or ended concurrently
 	}
@@ -173,9 +182,9 @@ func commit(ctx context.Context, st *store.Store, rec *proto.Record) (proto.Resu
 	case err == nil:
 		return *rec.Pending, nil
 	case errors.Is(err, proto.ErrFenced):
-		return rec.Pending.Unsaved("The home was not saved: the worker lost touch for so long that the thread was taken from it."), nil
+		return rec.Pending.Unsaved("The home was not saved: the worker lost its lease on the thread."), nil
 	case errors.Is(err, threads.ErrTooLarge):
-		return rec.Pending.Unsaved("The home was not saved: the thread has more changes that were not yet put together than can be kept."), nil
+		return rec.Pending.Unsaved("The home was not saved: the thread has too many layers that are not merged yet."), nil
 	default:
 		return proto.Result{}, fmt.Errorf("commit the home of %s: %w", rec.TraceID, err)
 	}

@@ -14,31 +14,42 @@ import (
 // review handles timeouts: of workers, assignments, leases and queued jobs.
 func (t *term) review(ctx context.Context, now time.Time) {
 	for name, w := range t.workers {
-		if now.Sub(w.seen) > workerTimeout {
-			delete(t.workers, name)
+		if now.Sub(w.seen) > t.timing.workerTimeout {
+			t.removeWorker(name)
 			t.Log.Warn("worker lost", "worker", name)
 		}
 	}
+	maps.DeleteFunc(t.queue.loads, func(name string, l *load) bool { return l.jobs.all == 0 && t.workers[name] == nil })
 	maps.DeleteFunc(t.outcomes, func(_ proto.TraceID, o outcome) bool { return now.Sub(o.at) > outcomesKept })
+	t.output.forget(now)
+	t.startRate.update(now, t.queue.queued > 0)
+	t.releaseDelayed(now)
+	t.views = views{orders: map[string]classOrders{}}
+	t.oldest = time.Time{}
 	for _, j := range t.queue.jobs {
+		if at := j.meta.QueuedAt(); !j.active() && j.state != delayed && (t.oldest.IsZero() || at.Before(t.oldest)) {
+			t.oldest = at
+		}
 		if !j.writePending {
 			t.reviewJob(ctx, j, now)
 		}
 	}
 	t.collectGarbage(ctx, now)
+	t.reviewDemands(ctx, now)
+	t.reviewPools(ctx, now)
 }
 
 func (t *term) reviewJob(ctx context.Context, j *job, now time.Time) {
 	switch j.state {
 	case queued:
-		if t.overdue(j, now) {
+		if t.isOverdue(j, now) {
 			t.expire(ctx, j)
 		}
 	case assigned:
 		w := t.workers[j.worker]
 		switch {
-		case w != nil && (w.held[j.meta.TraceID] || w.seen.Sub(j.since) < claimGrace):
-		case w == nil && now.Sub(j.since) < claimGrace:
+		case w != nil && (w.held[j.meta.TraceID] || w.seen.Sub(j.since) < t.timing.claimGrace):
+		case w == nil && now.Sub(j.since) < t.timing.claimGrace:
 		case w == nil:
 			t.writeLoss(ctx, j)
 		default: // the assignment was lost on the way
@@ -47,43 +58,66 @@ func (t *term) reviewJob(ctx context.Context, j *job, now time.Time) {
 			t.queue.requeue(j)
 		}
 	case running:
-		if now.Sub(j.since) > leaseTimeout {
+		if now.Sub(j.since) > t.timing.leaseTimeout {
 			known := &proto.Record{Meta: j.meta, Status: proto.StatusRunning, Attempt: j.attempt, Worker: j.worker}
 			revision := j.revision
 			t.write(ctx, j, func(ctx context.Context, q *Queue) (*proto.Record, uint64, error) {
 				return q.endLease(ctx, known, revision)
-			})
+			}, nil)
 		}
 	}
 }
 
-// overdue reports whether a queued job is past its deadline. Each further attempt may wait as long
+// isOverdue reports whether a queued job is past its deadline. Each further attempt may wait as long
 // as the first.
-func (t *term) overdue(j *job, now time.Time) bool {
+func (t *term) isOverdue(j *job, now time.Time) bool {
 	deadline := j.meta.QueueDeadline.Add(expiryGrace)
 	if j.attempt > 0 {
-		deadline = j.since.Add(j.meta.QueueDeadline.Sub(j.meta.CreatedAt))
+		deadline = j.since.Add(j.meta.QueueDeadline.Sub(j.meta.QueuedAt()))
 	}
 	return now.After(deadline)
 }
 
-// expire ends an overdue job. It returns false if too many writes are pending.
-func (t *term) expire(ctx context.Context, j *job) bool {
-	if t.writes >= maxExpiring {
-		return false
-	}
-	t.withdraw(ctx, j, expired(&j.meta, t.anyWorkerMeets(j.needs)))
-	return true
+// expire ends an overdue job, which leaves the queue at once.
+func (t *term) expire(ctx context.Context, j *job) {
+	t.queue.expire(j)
+	t.overdue = append(t.overdue, j)
+	t.writeExpired(ctx)
 }
 
-// expired returns the result of an overdue job. able says that a live worker meets its needs.
-func expired(m *proto.Meta, able bool) proto.Result {
-	waited := m.QueueDeadline.Sub(m.CreatedAt).Round(time.Millisecond)
-	if !able {
-		return proto.Failure(proto.CodeExpiredInQueue, fmt.Sprintf("No worker that offers %s was there to start the program within %s.",
-			strings.Join(needsOf(m), " and "), waited))
+// writeExpired starts as many writes of overdue jobs as may be pending. A failed write is repeated
+// after the others, and remains pending for a moment: the store may reject all of them.
+func (t *term) writeExpired(ctx context.Context) {
+	for t.expiring < maxExpiring && len(t.overdue) > 0 {
+		j := t.overdue[0]
+		t.overdue = t.overdue[1:]
+		if j.state != expired || j.writePending || t.queue.jobs[j.meta.TraceID] != j {
+			continue // changed meanwhile
+		}
+		t.expiring++
+		id, result := j.meta.TraceID, t.expiredResult(&j.meta)
+		t.write(ctx, j, func(ctx context.Context, q *Queue) (*proto.Record, uint64, error) {
+			rec, revision, err := q.withdraw(ctx, id, result)
+			if err != nil || !rec.Status.Terminal() {
+				_ = pause(ctx, err)
+			}
+			return rec, revision, err
+		}, func() {
+			t.expiring--
+			t.overdue = append(t.overdue, j)
+			t.writeExpired(ctx)
+		})
 	}
-	return proto.Failure(proto.CodeExpiredInQueue, fmt.Sprintf("No worker was free to start the program within %s.", waited))
+}
+
+// expiredResult returns the result of an overdue job.
+func (t *term) expiredResult(m *proto.Meta) proto.Result {
+	waited := m.QueueDeadline.Sub(m.QueuedAt()).Round(time.Millisecond)
+	if needs := needsOf(m); !t.anyWorkerMeets(needs) {
+		return proto.Failure(proto.CodeExpiredInQueue, fmt.Sprintf("No worker with %s was available within %s.",
+			strings.Join(needs, " and "), waited))
+	}
+	return proto.Failure(proto.CodeExpiredInQueue, fmt.Sprintf("No slot was free for it within %s.", waited))
 }
 
 // writeLoss counts a worker that was lost with an assigned job. The job is requeued when the count
@@ -93,32 +127,29 @@ func (t *term) writeLoss(ctx context.Context, j *job) {
 	id, worker, revision := j.meta.TraceID, j.worker, j.revision
 	t.write(ctx, j, func(ctx context.Context, q *Queue) (*proto.Record, uint64, error) {
 		return q.countLoss(ctx, id, worker, func(_ *proto.Record, at uint64) bool { return at == revision })
-	})
-}
-
-// withdraw ends a job that has not started.
-func (t *term) withdraw(ctx context.Context, j *job, r proto.Result) {
-	id := j.meta.TraceID
-	t.write(ctx, j, func(ctx context.Context, q *Queue) (*proto.Record, uint64, error) { return q.withdraw(ctx, id, r) })
+	}, nil)
 }
 
 // write changes the record of a job outside the loop and applies the result. change returns the
 // record as it is then and its revision, or nil if a concurrent change makes that unknown. The
-// record is applied in every case, since the dispatcher may have missed a change. If the write
-// fails, the next review repeats it.
-func (t *term) write(ctx context.Context, j *job, change func(context.Context, *Queue) (*proto.Record, uint64, error)) {
+// record is applied in every case, since the dispatcher may have missed a change. done, if not nil,
+// is called in the loop after that. A failed write of a loss is repeated by the next review.
+func (t *term) write(
+	ctx context.Context, j *job, change func(context.Context, *Queue) (*proto.Record, uint64, error), done func(),
+) {
 	j.writePending = true
-	t.writes++
 	id := j.meta.TraceID
 	go func() {
 		bounded, cancel := context.WithTimeout(ctx, submitTimeout)
 		defer cancel()
-		rec, revision, err := change(bounded, &Queue{Store: t.Store})
+		rec, revision, err := change(bounded, &Queue{Store: t.Store, Ended: t.Ended})
 		if err != nil && ctx.Err() == nil {
 			t.Log.Warn("write of a terminal record or loss failed, will retry", "trace_id", id, "error", err)
 		}
 		t.post(ctx, func() {
-			t.writes--
+			if done != nil {
+				defer done()
+			}
 			j := t.queue.jobs[id]
 			if j == nil {
 				return

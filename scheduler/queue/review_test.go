@@ -73,7 +73,7 @@ func TestMissedChangeIsAppliedByAWrite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tm.withdraw(ctx, j, proto.Cancelled())
+	tm.expire(ctx, j)
 	(<-tm.inbox)()
 	if j.state != running || j.worker != "w" || j.attempt != 2 || j.revision != claimed || j.writePending {
 		t.Fatalf("%+v", j)
@@ -83,7 +83,7 @@ func TestMissedChangeIsAppliedByAWrite(t *testing.T) {
 	}
 	tm.write(ctx, j, func(ctx context.Context, q *Queue) (*proto.Record, uint64, error) {
 		return q.endLease(ctx, rec, claimed)
-	})
+	}, nil)
 	(<-tm.inbox)()
 	if len(tm.queue.jobs) != 0 {
 		t.Fatalf("%+v", j)
@@ -161,7 +161,7 @@ func TestRequeuedExecutionIsLostRatherThanExpired(t *testing.T) {
 	}
 	rec, err := q.Withdraw(ctx, job.TraceID, proto.Failure(proto.CodeExpiredInQueue, "No worker was free."))
 	if err != nil || rec.Status != proto.StatusFailed || rec.Attempt != 1 || *rec.Result.ErrorCode != string(proto.CodeWorkerLost) ||
-		*rec.Result.ErrorMessage != "The worker that ran attempt 1 of 3 was lost, and the program with it; there was no next one: No worker was free." {
+		*rec.Result.ErrorMessage != "The worker that ran attempt 1 of 3 was lost, and the program with it. No further attempt started: No worker was free." {
 		t.Errorf("%+v with %+v, %v", rec, rec.Result, err)
 	}
 }
@@ -248,14 +248,14 @@ func TestClockJumps(t *testing.T) {
 			queued := tm.queue.add(waiting.Meta)
 			holder := tm.queue.add(storetest.Job("acme", "k", proto.ModeAsync).Meta)
 			tm.queue.activate(holder, running, "w", time.Now())
-			handed := tm.queue.add(storetest.Job("acme", "k", proto.ModeAsync).Meta)
-			tm.queue.activate(handed, assigned, "w", time.Now())
-			tm.workers["w"] = &workerState{slots: 3, seen: time.Now(), used: map[uint64]bool{}, held: map[proto.TraceID]bool{handed.meta.TraceID: true}}
+			awaiting := tm.queue.add(storetest.Job("acme", "k", proto.ModeAsync).Meta)
+			tm.queue.activate(awaiting, assigned, "w", time.Now())
+			tm.workers["w"] = &workerState{slots: 3, seen: time.Now(), used: map[uint64]bool{}, held: map[proto.TraceID]bool{awaiting.meta.TraceID: true}}
 			for range 2 { // the second review meets a pending write
 				tm.review(ctx, time.Now())
 			}
-			if queued.writePending != c.expires || holder.writePending || handed.state != assigned || tm.workers["w"] == nil {
-				t.Fatalf("queued %+v, running %+v, assigned %+v", queued, holder, handed)
+			if queued.writePending != c.expires || holder.writePending || awaiting.state != assigned || tm.workers["w"] == nil {
+				t.Fatalf("queued %+v, running %+v, assigned %+v", queued, holder, awaiting)
 			}
 			if !c.expires {
 				return
@@ -265,7 +265,7 @@ func TestClockJumps(t *testing.T) {
 			if err != nil || *rec.Result.ErrorCode != string(proto.CodeExpiredInQueue) || tm.queue.jobs[waiting.TraceID] != nil || len(tm.inbox) > 0 {
 				t.Fatalf("%+v, %v", rec, err)
 			}
-			for what, at := range map[string]time.Time{"lease": holder.since, "assignment": handed.since, "worker": tm.workers["w"].seen} {
+			for what, at := range map[string]time.Time{"lease": holder.since, "assignment": awaiting.since, "worker": tm.workers["w"].seen} {
 				if !strings.Contains(at.String(), "m=") {
 					t.Errorf("the time of the %s, %s, has no monotonic clock", what, at)
 				}

@@ -96,7 +96,7 @@ func TestBlockedOrganisationSavesNothingUp(t *testing.T) {
 	backlog(q, "free", "k", 3000)
 	backlog(q, "limited", "k", 300, func(m *proto.Meta) { m.Concurrent = 1 })
 	backlog(q, "node", "k", 300, withLanguage(proto.Node))
-	others := func(n *needSet) bool { return n.needs[0] != CapabilityLanguage(proto.Node) }
+	others := slotsFor(func(n *needSet) bool { return n.needs[0] != CapabilityLanguage(proto.Node) })
 	var held *job
 	for range 1000 {
 		j := q.next(others)
@@ -229,7 +229,7 @@ func TestSharesFollowWeightsWhereSlotsDiffer(t *testing.T) {
 		if n%11 == 0 {
 			slot = newCapabilities([]string{CapabilityLanguage(proto.Node), CapabilityLanguage(proto.Bash)})
 		}
-		j := q.next(func(n *needSet) bool { return slot.meet(n.needs) })
+		j := q.next(slotsFor(func(n *needSet) bool { return slot.meet(n.needs) }))
 		q.charge(j)
 		q.activate(j, running, "w", noon)
 		q.remove(j)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,30 +17,37 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// announceEvery is the heartbeat of a worker. Changes are announced at once.
-const announceEvery = 2 * time.Second
-
 // Slots takes jobs for the slots of one worker. Run must be running while Take is used.
 type Slots struct {
 	Store        *store.Store
 	Worker       string // unique to this process
+	Pool         string // a name that [ValidPool] accepts, or empty for [proto.DefaultPool]
 	Total        int    // slots
 	Capabilities []string
+	Ended        func(*proto.Record) // that of [Queue]
+	Started      func(*proto.Record) // if not nil, is called with the record of each claim, concurrently
 	Log          *slog.Logger
+	Full         func() bool // reports whether the disk of this worker has no room for more jobs; nil if it has
 	Journal      JournalFile // used by this worker alone until Run returns; nil for none
+	// Info, if not nil, describes the worker to administrators. The fields that Slots knows need not
+	// be set.
+	Info func() proto.Worker
 
-	mu      sync.Mutex
-	ready   bool // subscribed to assignments; nothing is announced before
-	ticket  uint64
-	waiting map[uint64]chan *Lease // free slots by ticket
-	held    map[proto.TraceID]*Lease
-	journal journal
+	timing   timing
+	mu       sync.Mutex
+	ready    bool // subscribed to assignments; nothing is announced before
+	draining bool
+	ticket   uint64
+	waiting  map[uint64]chan *Lease // free slots by ticket
+	held     map[proto.TraceID]*Lease
+	journal  journal
 }
 
 // init sets up the maps. s.mu is held.
 func (s *Slots) init() {
 	if s.waiting == nil {
 		s.waiting, s.held = map[uint64]chan *Lease{}, map[proto.TraceID]*Lease{}
+		s.timing = s.timing.defaults()
 		s.journal = journal{file: s.Journal, used: map[int]bool{}}
 	}
 }
@@ -58,7 +66,7 @@ func (s *Slots) Run(ctx context.Context) error {
 	}()
 	for subject, handle := range map[string]func(*nats.Msg){
 		store.AssignSubject(s.Worker): s.onAssignment, store.CancelSubject(s.Worker): s.onCancel,
-		store.AnnounceSubject: func(*nats.Msg) { s.announce(false) },
+		store.AnnounceSubject: func(*nats.Msg) { s.announceAll() }, store.DrainSubject(s.Worker): s.onDrain,
 	} {
 		sub, err := s.Store.Conn.Subscribe(subject, handle)
 		if err != nil {
@@ -69,13 +77,13 @@ func (s *Slots) Run(ctx context.Context) error {
 	s.mu.Lock()
 	s.ready = true
 	s.mu.Unlock()
-	tick := time.NewTicker(announceEvery)
+	tick := time.NewTicker(s.timing.announceEvery)
 	defer tick.Stop()
 	for {
-		s.announce(false)
+		s.announceAll()
 		select {
 		case <-ctx.Done():
-			s.announce(true)
+			s.announce(announcement{Gone: true})
 			_ = s.Store.Conn.FlushTimeout(time.Second)
 			return nil
 		case <-tick.C:
@@ -83,20 +91,30 @@ func (s *Slots) Run(ctx context.Context) error {
 	}
 }
 
-func (s *Slots) announce(gone bool) {
+func (s *Slots) announce(a announcement) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ready {
-		s.publish(announcement{Gone: gone})
+		s.publish(a)
 	}
+}
+
+// announceAll also announces what changes seldom.
+func (s *Slots) announceAll() {
+	var a announcement
+	if s.Info != nil {
+		info := s.Info()
+		a.Info = &info
+	}
+	s.announce(a)
 }
 
 // publish completes and sends an announcement. s.mu is held, so that announcements keep their
 // order.
 func (s *Slots) publish(a announcement) {
-	a.Worker, a.Slots, a.Capabilities = s.Worker, s.Total, s.Capabilities
-	for ticket := range s.waiting {
-		a.Free = append(a.Free, ticket)
+	a.Worker, a.Pool, a.Slots, a.Capabilities, a.Draining = s.Worker, s.Pool, s.Total, s.Capabilities, s.draining
+	if !s.draining && (s.Full == nil || !s.Full()) {
+		a.Free = slices.AppendSeq(a.Free, maps.Keys(s.waiting))
 	}
 	for id := range s.held {
 		a.Held = append(a.Held, id)
@@ -136,7 +154,7 @@ func (s *Slots) await(ctx context.Context) (*Lease, error) {
 	s.init()
 	s.issueTicket(slot)
 	s.mu.Unlock()
-	s.announce(false)
+	s.announce(announcement{})
 	select {
 	case l := <-slot:
 		return l, nil
@@ -209,6 +227,14 @@ func (s *Slots) onAck(a assignment) {
 		default: // a duplicate
 		}
 	}
+}
+
+// onDrain stops or resumes the announcement of free slots. Jobs that were assigned before run.
+func (s *Slots) onDrain(m *nats.Msg) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.draining = string(m.Data) == drainOn
+	s.publish(announcement{})
 }
 
 func (s *Slots) onCancel(m *nats.Msg) {

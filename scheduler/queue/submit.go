@@ -27,7 +27,7 @@ const (
 )
 
 // onSubmission handles a submission in the loop. While too much is being stored, submissions are
-// refused at once and none is kept: otherwise the backlog of the disk or the loop would pile up
+// refused at once and none is kept: otherwise the backlog of the disk or the loop would grow
 // here.
 func (t *term) onSubmission(ctx context.Context, m *nats.Msg) {
 	size := int64(submissionCost + bodyCopies*len(m.Data))
@@ -54,7 +54,7 @@ func (t *term) refuseForMemory(m *nats.Msg) {
 	if _, ended := t.outcomes[meta.TraceID]; ended {
 		return
 	}
-	t.reply(m, submitReply{Refusal: &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "too many jobs are being stored"}})
+	t.reply(m, submitReply{Rejection: &proto.Rejection{Reason: proto.RejectedUnavailable, Detail: "too many jobs are being stored"}})
 }
 
 // submit admits a job and stores it outside the loop. Meanwhile the job can be assigned to a slot,
@@ -78,8 +78,11 @@ func (t *term) submit(ctx context.Context, m *nats.Msg, done func()) bool {
 		return false
 	}
 	if t.queue.jobs[id] == nil {
-		if refusal := t.queue.admit(meta); refusal != nil {
-			t.reply(m, submitReply{Refusal: refusal})
+		if meta.RunAt.IsZero() {
+			t.observe(meta, time.Now())
+		}
+		if rejection := t.queue.admit(meta); rejection != nil {
+			t.reply(m, submitReply{Rejection: rejection})
 			return false
 		}
 		j := t.queue.add(*meta)
@@ -109,7 +112,7 @@ func (t *term) onStored(m *nats.Msg, id proto.TraceID, seq uint64, err error) {
 		t.reply(m, submitReply{})
 		return
 	case store.IsRejected(err):
-		t.reply(m, submitReply{Refusal: unavailable(err)})
+		t.reply(m, submitReply{Rejection: unavailable(err)})
 	default:
 		t.reply(m, submitReply{Unknown: err.Error()})
 	}
@@ -162,6 +165,6 @@ func readMeta(h nats.Header) (*proto.Meta, error) {
 	return meta, nil
 }
 
-func unavailable(err error) *proto.Refusal {
-	return &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: fmt.Sprintf("the job could not be stored: %v", err)}
+func unavailable(err error) *proto.Rejection {
+	return &proto.Rejection{Reason: proto.RejectedUnavailable, Detail: fmt.Sprintf("the job could not be stored: %v", err)}
 }

@@ -19,7 +19,7 @@ import (
 func TestJobThatCannotBeStoredDoesNotStart(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w1", 1)
-	taken := w.taken(h, 1)
+	leases := w.takeAll(h, 1)
 	limit := func(messages int64) {
 		cfg := w.store.Jobs.CachedInfo().Config
 		cfg.MaxMsgs, cfg.Discard = messages, jetstream.DiscardNew
@@ -35,12 +35,12 @@ func TestJobThatCannotBeStoredDoesNotStart(t *testing.T) {
 	var l *queue.Lease
 	w.eventually("a job that is being stored is assigned", func() bool {
 		refused := storetest.Job("acme", "k", proto.ModeInline)
-		var refusal *proto.Refusal
-		if err := w.queue.Submit(w.ctx, refused); !errors.As(err, &refusal) || refusal.Reason != proto.RefusedUnavailable {
+		var rejection *proto.Rejection
+		if err := w.queue.Submit(w.ctx, refused); !errors.As(err, &rejection) || rejection.Reason != proto.RejectedUnavailable {
 			t.Fatalf("submitted to a full store: %v", err)
 		}
 		select {
-		case l = <-taken:
+		case l = <-leases:
 			return true
 		default:
 			return false
@@ -62,8 +62,8 @@ func TestJobThatCannotBeStoredDoesNotStart(t *testing.T) {
 	}
 }
 
-// taken calls Take for n slots, and returns when the dispatcher knows that they are free.
-func (w *world) taken(h *host, n int) <-chan *queue.Lease {
+// takeAll calls Take for n slots, and returns when the dispatcher knows that they are free.
+func (w *world) takeAll(h *host, n int) <-chan *queue.Lease {
 	leases := make(chan *queue.Lease, n)
 	for range n {
 		go func() {
@@ -90,14 +90,14 @@ func unrunnable() *proto.Job {
 
 // The acknowledgement may be lost with the dispatcher.
 func TestWorkerWithoutAckReadsTheJob(t *testing.T) {
-	w := newWorld(t)
+	w := newShortWorld(t)
 	h := w.worker("w1", 2)
 	stored, never := storetest.Job("acme", "k", proto.ModeInline), storetest.Job("acme", "k", proto.ModeInline)
 	stored.Language, never.Language = proto.Node, proto.Node // so that the dispatcher does not assign them
 	if err := storetest.PutJob(w.ctx, w.store, stored); err != nil {
 		t.Fatal(err)
 	}
-	taken := w.taken(h, 2)
+	leases := w.takeAll(h, 2)
 	for ticket, job := range map[uint64]*proto.Job{1: stored, 2: never} {
 		m, err := w.store.StageJob(w.ctx, job, nats.Header{})
 		if err != nil {
@@ -114,7 +114,7 @@ func TestWorkerWithoutAckReadsTheJob(t *testing.T) {
 		}
 	}
 	for range 2 {
-		l := <-taken
+		l := <-leases
 		_, _, err := l.Claim(w.ctx)
 		if l.Job().TraceID == stored.TraceID && err != nil || l.Job().TraceID == never.TraceID && !errors.Is(err, proto.ErrNotFound) {
 			t.Errorf("claim: %v", err)
@@ -125,7 +125,7 @@ func TestWorkerWithoutAckReadsTheJob(t *testing.T) {
 
 // A repeated submission may arrive after the execution has ended.
 func TestSubmissionOfAnEndedExecutionIsNeitherRefusedNorQueued(t *testing.T) {
-	w := leaderless(t)
+	w := newLeaderlessWorld(t)
 	stop := w.dispatcher("first")
 	h := w.worker("w1", 1)
 	job := storetest.Job("acme", "k", proto.ModeInline)
@@ -174,9 +174,9 @@ func (w *world) idle() {
 
 // A new leader may assign a job that the worker already holds.
 func TestDuplicateAssignmentKeepsTheSlotFree(t *testing.T) {
-	w := newWorld(t)
+	w := newShortWorld(t)
 	h := w.worker("w1", 2)
-	taken := w.taken(h, 2)
+	leases := w.takeAll(h, 2)
 	job := storetest.Job("acme", "k", proto.ModeInline)
 	m, err := w.store.StageJob(w.ctx, job, nats.Header{})
 	if err != nil {
@@ -187,7 +187,7 @@ func TestDuplicateAssignmentKeepsTheSlotFree(t *testing.T) {
 	if err := w.store.Conn.PublishMsg(m); err != nil {
 		t.Fatal(err)
 	}
-	held := <-taken
+	held := <-leases
 	w.eventually("one slot is free", func() bool {
 		st, err := w.queue.Stats(w.ctx)
 		return err == nil && st.FreeSlots == 1
@@ -196,7 +196,7 @@ func TestDuplicateAssignmentKeepsTheSlotFree(t *testing.T) {
 	w.claim(held)
 	next := w.submit(storetest.Job("acme", "k", proto.ModeInline))
 	select {
-	case l := <-taken:
+	case l := <-leases:
 		if w.claim(l); l.Job().TraceID != next {
 			t.Fatalf("%s was assigned, want %s", l.Job().TraceID, next)
 		}

@@ -5,8 +5,8 @@ import "github.com/bullpen-run/bullpen/proto"
 // submitReply is the dispatcher's answer to a submission. Both fields are empty if the job is
 // stored.
 type submitReply struct {
-	Refusal *proto.Refusal `json:"refusal,omitempty"`
-	Unknown string         `json:"unknown,omitempty"` // why it is unknown whether the job is stored
+	Rejection *proto.Rejection `json:"rejection,omitempty"`
+	Unknown   string           `json:"unknown,omitempty"` // why it is unknown whether the job is stored
 }
 
 // headerAssignment holds the assignment in a message to a worker. The other headers and the body
@@ -23,6 +23,7 @@ const (
 // asked to, and every announceEvery.
 type announcement struct {
 	Worker       string          `json:"worker"`
+	Pool         string          `json:"pool,omitempty"` // empty for [proto.DefaultPool]
 	Slots        int             `json:"slots"`
 	Capabilities []string        `json:"capabilities"` // of each slot
 	Free         []uint64        `json:"free"`         // tickets, one per free slot, each used once
@@ -30,6 +31,10 @@ type announcement struct {
 	// Dropped holds jobs that were assigned with a ticket that was not valid any more.
 	Dropped []proto.TraceID `json:"dropped,omitempty"`
 	Gone    bool            `json:"gone"` // the worker stops
+	// Draining workers announce no free slots.
+	Draining bool `json:"draining,omitempty"`
+	// Info is present in those announcements that are repeated, or asked for.
+	Info *proto.Worker `json:"info,omitempty"`
 }
 
 // assignment assigns a job to a free slot, or acknowledges an earlier assignment.

@@ -184,8 +184,8 @@ func (i *Images) List(context.Context) ([]proto.Image, error) {
 }
 
 // Put stores an image under a name and replaces the previous image of that name. The content of
-// body must have the digest and pass Inspect. The errors are [*proto.FieldError], [*proto.Refusal]
-// if the disk is full, [proto.ErrConflict], and those of body and of the blob store.
+// body must have the digest and pass Inspect. The errors are [*proto.FieldError], [*proto.Rejection]
+// if the disk is full, [proto.ErrConflict], and the errors of body and of the blob store.
 func (i *Images) Put(ctx context.Context, name, digest string, body io.Reader) (img *proto.Image, replaced bool, err error) {
 	key := imagesPrefix + nuid.Next()
 	if img, err = i.storeBlob(ctx, key, digest, body); err != nil {
@@ -220,7 +220,7 @@ func (i *Images) Put(ctx context.Context, name, digest string, body io.Reader) (
 	return img, replaced, nil
 }
 
-var errNoRoom = &proto.Refusal{Reason: proto.RefusedUnavailable, Detail: "no room for images"}
+var errFull = &proto.Rejection{Reason: proto.RejectedDiskFull, Detail: "the disk is full"}
 
 // isUnchanged reports whether an error of change means that the catalog was not written. After
 // other errors the outcome is unknown, and the catalog may name the new blob.
@@ -233,7 +233,7 @@ func isUnchanged(err error) bool {
 // a name, so that nothing but sound images reaches the blob store.
 func (i *Images) storeBlob(ctx context.Context, key, digest string, body io.Reader) (*proto.Image, error) {
 	if i.full != nil && i.full() {
-		return nil, errNoRoom
+		return nil, errFull
 	}
 	spool, err := os.CreateTemp("", "bullpen-image-*")
 	if err != nil {
@@ -251,7 +251,7 @@ func (i *Images) storeBlob(ctx context.Context, key, digest string, body io.Read
 		err = i.blobs.Put(ctx, proto.Blob{Key: key, Size: img.Size, Digest: digest}, spool)
 	}
 	if errors.Is(err, syscall.ENOSPC) {
-		err = errors.Join(errNoRoom, err)
+		err = errors.Join(errFull, err)
 	}
 	return img, err
 }
@@ -297,7 +297,7 @@ func (c *catalog) blobs() []proto.Blob {
 	return all
 }
 
-// retire keeps for a while those of the blobs that no image names any more.
+// retire keeps the blobs that no image names any more for a while.
 func (i *Images) retire(c *catalog, blobs []proto.Blob) {
 	kept := keysOf(c.blobs())
 	for _, b := range blobs {

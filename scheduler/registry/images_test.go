@@ -237,8 +237,8 @@ func TestImageWithoutNameIsKeptForAcceptedJobs(t *testing.T) {
 	}
 }
 
-// After a restore of the registry alone, the store may lack blobs. Storing an image again repairs
-// all its names.
+// After a restore of the registry alone, blobs may be missing in the store. Storing an image again
+// repairs all its names.
 func TestLostImageIsRepairedByStoringItAgain(t *testing.T) {
 	s, blobs := storetest.Server(t), &memoryBlobs{}
 	i, _ := images(t, s, blobs, nil)
@@ -279,12 +279,12 @@ func TestRejectedImageLeavesNothing(t *testing.T) {
 		}
 	}
 	full = true
-	var refused *proto.Refusal
-	if _, _, err := i.Put(ctx, "py", digestOf(good), bytes.NewReader(good)); !errors.As(err, &refused) || refused.Reason != proto.RefusedUnavailable {
+	var refused *proto.Rejection
+	if _, _, err := i.Put(ctx, "py", digestOf(good), bytes.NewReader(good)); !errors.As(err, &refused) || refused.Reason != proto.RejectedDiskFull {
 		t.Errorf("full disk: %v", err)
 	}
 	full, blobs.down = false, syscall.ENOSPC
-	if _, _, err := i.Put(ctx, "py", digestOf(good), bytes.NewReader(good)); !errors.As(err, &refused) || refused.Reason != proto.RefusedUnavailable {
+	if _, _, err := i.Put(ctx, "py", digestOf(good), bytes.NewReader(good)); !errors.As(err, &refused) || refused.Reason != proto.RejectedDiskFull {
 		t.Errorf("full store: %v", err)
 	}
 	if list, err := i.List(ctx); err != nil || len(list) != 0 || len(blobs.keys()) != 0 {

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -26,12 +27,11 @@ import (
 const (
 	// hashSecretKey holds the secret with which API keys are hashed. Guesses of a key cannot be
 	// tested against the hashes without it.
-	hashSecretKey     = "hash_secret"
-	hashSecretBytes   = 32
-	hashSecretTimeout = 30 * time.Second
-	keyPrefix         = "key."
-	keyPattern        = keyPrefix + "*"
-	bootstrapID       = "key_bootstrap"
+	hashSecretKey   = "hash_secret"
+	hashSecretBytes = 32
+	keyPrefix       = "key."
+	keyPattern      = keyPrefix + "*"
+	bootstrapID     = "key_bootstrap"
 )
 
 // storedKey is a key with its hash, as stored in the bucket.
@@ -53,7 +53,7 @@ type Keys struct {
 func OpenKeys(ctx context.Context, st *store.Store, region string, log *slog.Logger) (*Keys, error) {
 	k := &Keys{store: st, region: region, byHash: map[string]*storedKey{}}
 	var err error
-	if k.secret, err = hashSecret(ctx, st); err != nil {
+	if k.secret, err = hashSecret(ctx, st, log); err != nil {
 		return nil, fmt.Errorf("open the hash secret of API keys: %w", err)
 	}
 	k.cache, err = store.OpenCache(ctx, store.CacheConfig[storedKey]{
@@ -62,13 +62,13 @@ func OpenKeys(ctx context.Context, st *store.Store, region string, log *slog.Log
 	return k, err
 }
 
-// hashSecret returns the hash secret, and creates it if there is none.
-func hashSecret(ctx context.Context, st *store.Store) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, hashSecretTimeout)
-	defer cancel()
+// hashSecret returns the hash secret, and creates it if there is none. It waits for the leader of the
+// bucket's stream until ctx is done.
+func hashSecret(ctx context.Context, st *store.Store, log *slog.Logger) ([]byte, error) {
 	secret := make([]byte, hashSecretBytes)
 	_, _ = rand.Read(secret) // crypto/rand.Read never returns an error since Go 1.24
-	err := store.Retry{}.Do(ctx, func(ctx context.Context) error {
+	waiting := func(err error, _ time.Duration) { log.Warn("waiting for the hash secret of API keys", "error", err) }
+	err := store.Retry{OnRetry: waiting}.Do(ctx, func(ctx context.Context) error {
 		_, err := st.Keys.Create(ctx, hashSecretKey, secret)
 		if errors.Is(err, jetstream.ErrKeyExists) {
 			var entry jetstream.KeyValueEntry
@@ -196,7 +196,8 @@ func (k *Keys) seal(key proto.Key, secret string) *storedKey {
 var ErrRevoked = errors.New("this API key was revoked")
 
 // Bootstrap makes secret the key with all rights of the organisation "default", in place of an
-// earlier one. It returns [ErrRevoked] if secret belongs to a revoked key.
+// earlier one, whose webhook settings it removes: their secret is known to the owner of the earlier
+// one. It returns [ErrRevoked] if secret belongs to a revoked key.
 func (k *Keys) Bootstrap(ctx context.Context, secret string) error {
 	hash, existing := k.hash(secret), k.cache.Get(keyPrefix+bootstrapID)
 	if slices.ContainsFunc(k.cache.All(), func(s *storedKey) bool { return s.Hash == hash && s.RevokedAt != nil }) {
@@ -204,14 +205,17 @@ func (k *Keys) Bootstrap(ctx context.Context, secret string) error {
 	}
 	switch {
 	case existing == nil:
+	case existing.Hash == hash:
+		return nil
 	case existing.RevokedAt != nil: // kept under another id, the same for all gateways that start now
 		revoked := *existing
 		revoked.ID = "key_" + existing.Hash[:18]
 		if err := k.cache.Put(ctx, keyPrefix+revoked.ID, &revoked); err != nil {
 			return err
 		}
-	case existing.Hash == hash:
-		return nil
+	}
+	if err := k.store.Webhooks.Purge(ctx, settingsPrefix+bootstrapID, jetstream.PurgeTTL(store.WebhookMarkerTTL)); err != nil {
+		return fmt.Errorf("remove the webhook settings of the earlier bootstrap key: %w", err)
 	}
 	return k.cache.Put(ctx, keyPrefix+bootstrapID, k.seal(bootstrapKey(), secret))
 }
@@ -259,20 +263,23 @@ func (k *Keys) List(context.Context) ([]proto.Key, error) {
 
 // Revoke revokes a key. This gateway rejects it when Revoke returns, and every other one when its
 // watch delivers the change, well within a second. Revoking a revoked key changes nothing. Revoke
-// returns [proto.ErrNotFound] if there is no such key.
+// returns [proto.ErrNotFound] if there is no such key, and a [*proto.LastKeyError] if it is the last
+// one with all rights.
 func (k *Keys) Revoke(ctx context.Context, id string) (proto.Key, error) {
-	if _, ok := k.Key(id); !ok {
-		return proto.Key{}, fmt.Errorf("API key %q: %w", id, proto.ErrNotFound)
-	}
-	s, err := k.cache.Update(ctx, keyPrefix+id, func(old *storedKey) (*storedKey, error) {
-		if old == nil {
+	s, err := k.cache.UpdateWithAll(ctx, keyPrefix+id, func(all map[string]*storedKey) (*storedKey, error) {
+		old := all[keyPrefix+id]
+		switch {
+		case old == nil:
 			return nil, fmt.Errorf("API key %q: %w", id, proto.ErrNotFound)
-		}
-		if old.RevokedAt != nil {
+		case old.RevokedAt != nil:
 			return nil, nil
 		}
-		revoked, now := *old, time.Now().UTC()
-		revoked.RevokedAt = &now
+		delete(all, keyPrefix+id)
+		if old.hasAllRights() && !anyHasAllRights(slices.Collect(maps.Values(all))) {
+			return nil, &proto.LastKeyError{Key: id}
+		}
+		revoked := *old
+		revoked.RevokedAt = new(time.Now().UTC())
 		return &revoked, nil
 	})
 	if err != nil {
@@ -280,3 +287,13 @@ func (k *Keys) Revoke(ctx context.Context, id string) (proto.Key, error) {
 	}
 	return s.Key, nil
 }
+
+// Administrable reports whether there is a key with all rights.
+func (k *Keys) Administrable() bool { return anyHasAllRights(k.cache.All()) }
+
+func anyHasAllRights(keys []*storedKey) bool {
+	return slices.ContainsFunc(keys, (*storedKey).hasAllRights)
+}
+
+// hasAllRights reports whether a key has all rights and is not revoked.
+func (s *storedKey) hasAllRights() bool { return s.RevokedAt == nil && s.Rights == proto.RightsAll }

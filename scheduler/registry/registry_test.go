@@ -174,6 +174,9 @@ func TestRevokedKeyDoesNotComeBackByBootstrap(t *testing.T) {
 	k := keys(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	first, second := "sk-local-"+strings.Repeat("a", 24), "sk-local-"+strings.Repeat("b", 24)
+	if _, _, err := k.Create(ctx, proto.Key{Name: "spare", Org: "acme", Plan: "pro", Rights: proto.RightsAll}); err != nil {
+		t.Fatal(err)
+	}
 	other, made, err := k.Create(ctx, proto.Key{Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsAll})
 	if err != nil {
 		t.Fatal(err)
@@ -207,8 +210,74 @@ func TestRevokedKeyDoesNotComeBackByBootstrap(t *testing.T) {
 		}
 		refused()
 	}
-	if list, err := k.List(ctx); err != nil || len(list) != 3 {
+	if list, err := k.List(ctx); err != nil || len(list) != 4 {
 		t.Errorf("%d keys, %v", len(list), err)
+	}
+}
+
+// Without a key with all rights nobody could create another key.
+func TestLastKeyWithAllRightsIsNotRevoked(t *testing.T) {
+	s := storetest.Server(t)
+	here, there := keys(t, s), keys(t, s)
+	ctx := storetest.Context(t)
+	var ids, secrets []string
+	for _, rights := range []proto.Rights{proto.RightsAll, proto.RightsAll, proto.RightsExecute} {
+		key, secret, err := here.Create(ctx, proto.Key{Name: "n", Org: "o", Plan: "pro", Rights: rights})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids, secrets = append(ids, key.ID), append(secrets, secret)
+	}
+	eventually(t, "known elsewhere", func() bool { _, ok := there.Authenticate(secrets[2]); return ok })
+	refused := make(chan error, 1)
+	go func() {
+		_, err := there.Revoke(ctx, ids[1])
+		refused <- err
+	}()
+	_, err := here.Revoke(ctx, ids[0])
+	for _, err := range []error{err, <-refused} {
+		var last *proto.LastKeyError
+		if err != nil && !errors.As(err, &last) {
+			t.Error(err)
+		}
+	}
+	left := 0
+	for _, id := range ids[:2] {
+		if _, err := here.Revoke(ctx, id); err != nil {
+			left++
+		}
+	}
+	if left != 1 {
+		t.Errorf("%d keys with all rights could not be revoked, want 1", left)
+	}
+	alive := func() bool {
+		_, first := there.Authenticate(secrets[0])
+		_, second := there.Authenticate(secrets[1])
+		return first != second
+	}
+	eventually(t, "one of them is accepted", alive)
+	if _, err := here.Revoke(ctx, ids[2]); err != nil {
+		t.Errorf("a key with fewer rights: %v", err)
+	}
+}
+
+// The owner of a replaced bootstrap key knows its webhook secret.
+func TestNewBootstrapKeyHasNoWebhookSettings(t *testing.T) {
+	s := storetest.Server(t)
+	k, w := keys(t, s), webhooks(t, s, storetest.Log(t))
+	ctx := storetest.Context(t)
+	first, second := "sk-local-"+strings.Repeat("a", 24), "sk-local-"+strings.Repeat("b", 24)
+	for i, secret := range []string{first, first, second} {
+		if err := k.Bootstrap(ctx, secret); err != nil {
+			t.Fatal(err)
+		}
+		stored, err := w.Stored(ctx, "key_bootstrap")
+		if want := i == 1; (err == nil) != want {
+			t.Errorf("start %d: settings %+v, %v", i, stored, err)
+		}
+		if _, err := w.Change(ctx, "key_bootstrap", func(*proto.Webhook) (proto.Webhook, error) { return proto.DefaultWebhook(), nil }); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -67,6 +67,7 @@ func (l *Profiles) Profile(ctx context.Context, name string) (proto.Profile, err
 func clone(p *proto.Profile) proto.Profile {
 	c := *p
 	c.Env, c.Network.Allow, c.Preload = maps.Clone(p.Env), slices.Clone(p.Network.Allow), slices.Clone(p.Preload)
+	c.SystemCalls = slices.Clone(p.SystemCalls)
 	return c
 }
 
@@ -101,7 +102,8 @@ func (l *Profiles) Replace(ctx context.Context, p proto.Profile) error {
 		if err != nil {
 			return err
 		}
-		return l.cache.Replace(ctx, profileKey(p.Name), &p, e.Revision())
+		_, err = l.cache.Replace(ctx, profileKey(p.Name), &p, e.Revision())
+		return err
 	})
 }
 

@@ -191,7 +191,7 @@ func (w *Webhooks) Failing(ctx context.Context, org, target string, at time.Time
 	if _, ok := w.Endpoint(org, target); ok {
 		return nil
 	}
-	if err := w.makeRoom(ctx, org); err != nil {
+	if err := w.evictEndpoint(ctx, org); err != nil {
 		return err
 	}
 	err := w.endpoints.Create(ctx, endpointKey(org, target), &proto.Endpoint{URL: target, FailingSince: at.UTC()})
@@ -201,9 +201,9 @@ func (w *Webhooks) Failing(ctx context.Context, org, target string, at time.Time
 	return err
 }
 
-// makeRoom forgets an endpoint of an organisation that has too many: the one that has failed
+// evictEndpoint removes an endpoint of an organisation that has too many: the one that has failed
 // longest, preferably one that is not disabled.
-func (w *Webhooks) makeRoom(ctx context.Context, org string) error {
+func (w *Webhooks) evictEndpoint(ctx context.Context, org string) error {
 	list := w.Endpoints(org)
 	if len(list) < maxEndpoints {
 		return nil
@@ -212,7 +212,7 @@ func (w *Webhooks) makeRoom(ctx context.Context, org string) error {
 	if i := slices.IndexFunc(list, func(p proto.Endpoint) bool { return !p.Disabled() }); i >= 0 {
 		oldest = list[i]
 	}
-	w.log.Warn("too many failing webhook URLs: oldest forgotten", "org", org,
+	w.log.Warn("too many failing webhook URLs: oldest removed", "org", org,
 		"endpoint", endpointKey(org, oldest.URL), "host", hostOf(oldest.URL), "disabled", oldest.Disabled())
 	if err := w.Enable(ctx, org, oldest.URL); err != nil && !errors.Is(err, proto.ErrNotFound) {
 		return err
@@ -228,7 +228,7 @@ func (w *Webhooks) Disable(ctx context.Context, org, target, reason string, at t
 		p := &proto.Endpoint{URL: target, FailingSince: at.UTC(), DisabledAt: at.UTC(), Reason: reason}
 		e, err := w.endpoints.Entry(ctx, name)
 		if errors.Is(err, proto.ErrNotFound) {
-			if err := w.makeRoom(ctx, org); err != nil {
+			if err := w.evictEndpoint(ctx, org); err != nil {
 				return err
 			}
 			disabled = true
@@ -244,7 +244,8 @@ func (w *Webhooks) Disable(ctx context.Context, org, target, reason string, at t
 			p.FailingSince = old.FailingSince
 		}
 		disabled = true
-		return w.endpoints.Replace(ctx, name, p, e.Revision())
+		_, err = w.endpoints.Replace(ctx, name, p, e.Revision())
+		return err
 	})
 	if err == nil && disabled {
 		w.log.Warn("webhook URL disabled", "org", org, "endpoint", name, "host", hostOf(target), "reason", reason)

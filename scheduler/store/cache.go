@@ -18,9 +18,6 @@ import (
 const (
 	watchPause   = 200 * time.Millisecond
 	watchTimeout = time.Second // for the answer to a watch
-	// cacheTimeout bounds opening a cache. A cluster that has just lost a leader does not answer
-	// for some seconds.
-	cacheTimeout = 30 * time.Second
 )
 
 // CacheConfig configures a [Cache].
@@ -54,21 +51,19 @@ type cached[T any] struct {
 	revision uint64
 }
 
-// OpenCache reads all values.
+// OpenCache reads all values. It waits for the leader of the bucket's stream until ctx is done.
 func OpenCache[T any](ctx context.Context, cfg CacheConfig[T]) (*Cache[T], error) {
 	c := &Cache[T]{CacheConfig: cfg, values: map[string]cached[T]{}}
-	ctx, cancel := context.WithTimeout(ctx, cacheTimeout)
-	defer cancel()
-	err := Retry{}.Do(ctx, func(ctx context.Context) error { return ReadBucket(ctx, c.Bucket, c.Keys, c.apply) })
+	err := Retry{OnRetry: func(err error, _ time.Duration) { c.Log.Warn("waiting for the "+c.Name, "error", err) }}.Do(ctx, func(ctx context.Context) error { return ReadBucket(ctx, c.Bucket, c.Keys, c.apply) })
 	if err != nil {
 		return nil, fmt.Errorf("read the %s: %w", c.Name, err)
 	}
 	return c, nil
 }
 
-// ReadBucket calls take with all entries of a bucket whose keys match a pattern, possibly more than
+// ReadBucket calls handle with all entries of a bucket whose keys match a pattern, possibly more than
 // once.
-func ReadBucket(ctx context.Context, bucket jetstream.KeyValue, keys string, take func(jetstream.KeyValueEntry)) error {
+func ReadBucket(ctx context.Context, bucket jetstream.KeyValue, keys string, handle func(jetstream.KeyValueEntry)) error {
 	watcher, err := bucket.Watch(ctx, keys)
 	if err != nil {
 		return err
@@ -85,7 +80,7 @@ func ReadBucket(ctx context.Context, bucket jetstream.KeyValue, keys string, tak
 			case e == nil: // all entries were delivered
 				return nil
 			}
-			take(e)
+			handle(e)
 		}
 	}
 }
@@ -239,38 +234,43 @@ func (c *Cache[T]) Refresh(ctx context.Context, key string) error {
 
 // Put stores a value in place of any other.
 func (c *Cache[T]) Put(ctx context.Context, key string, value *T) error {
-	return c.write(key, value, func(body []byte) (uint64, error) { return c.Bucket.Put(ctx, key, body) })
+	_, err := c.write(key, value, func(body []byte) (uint64, error) { return c.Bucket.Put(ctx, key, body) })
+	return err
 }
 
 // Create stores a value if there is none yet. Otherwise [IsConflict] matches its error.
 func (c *Cache[T]) Create(ctx context.Context, key string, value *T) error {
-	return c.write(key, value, func(body []byte) (uint64, error) { return c.Bucket.Create(ctx, key, body) })
+	_, err := c.write(key, value, func(body []byte) (uint64, error) { return c.Bucket.Create(ctx, key, body) })
+	return err
 }
 
-// Replace stores a value in place of the one with that revision. Otherwise [IsConflict] matches its
-// error.
-func (c *Cache[T]) Replace(ctx context.Context, key string, value *T, revision uint64) error {
-	if revision == 0 {
-		return c.Create(ctx, key, value)
-	}
-	return c.write(key, value, func(body []byte) (uint64, error) { return c.Bucket.Update(ctx, key, body, revision) })
+// Replace stores a value in place of the one with that revision, and returns the new revision.
+// Otherwise [IsConflict] matches its error. Revision 0 stands for no value.
+func (c *Cache[T]) Replace(ctx context.Context, key string, value *T, revision uint64) (uint64, error) {
+	return c.write(key, value, func(body []byte) (uint64, error) {
+		if revision == 0 {
+			return c.Bucket.Create(ctx, key, body)
+		}
+		return c.Bucket.Update(ctx, key, body, revision)
+	})
 }
 
-func (c *Cache[T]) write(key string, value *T, put func(body []byte) (uint64, error)) error {
+// write stores a value and returns its revision.
+func (c *Cache[T]) write(key string, value *T, put func(body []byte) (uint64, error)) (uint64, error) {
 	body, err := json.Marshal(value)
 	if err != nil {
-		return fmt.Errorf("%s: encode %s: %w", c.Name, key, err)
+		return 0, fmt.Errorf("%s: encode %s: %w", c.Name, key, err)
 	}
 	revision, err := put(body)
 	if err != nil {
-		return fmt.Errorf("%s: store %s: %w", c.Name, key, err)
+		return 0, fmt.Errorf("%s: store %s: %w", c.Name, key, err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if revision > c.seen { // else the watch has delivered this value, or newer ones
 		c.set(key, value, revision)
 	}
-	return nil
+	return revision, nil
 }
 
 // Update stores what change makes of a value, which is nil if there is none. change may be called
@@ -288,7 +288,52 @@ func (c *Cache[T]) Update(ctx context.Context, key string, change func(old *T) (
 			value = old
 			return nil
 		}
-		return c.Replace(ctx, key, value, revision)
+		_, err = c.Replace(ctx, key, value, revision)
+		return err
+	})
+	return value, err
+}
+
+// UpdateWithAll stores what change returns for a value on condition that no value of the cache was
+// changed since change was called. all holds all values of the bucket by their keys, without the
+// removed ones. change may be called again, and returns nil to leave the value as it is.
+// UpdateWithAll returns the value that is stored then.
+func (c *Cache[T]) UpdateWithAll(ctx context.Context, key string, change func(all map[string]*T) (*T, error)) (value *T, err error) {
+	prefix := "$KV." + c.Bucket.Bucket() + "."
+	err = Update(ctx, func() error {
+		all := map[string]*T{}
+		var last uint64
+		err := ReadBucket(ctx, c.Bucket, c.Keys, func(e jetstream.KeyValueEntry) {
+			last = max(last, e.Revision())
+			delete(all, e.Key())
+			if e.Operation() != jetstream.KeyValuePut {
+				return
+			}
+			if v, err := c.Decode(e); err == nil { // else apply logs it
+				all[e.Key()] = v
+			}
+		})
+		if err != nil {
+			return fmt.Errorf("read the %s: %w", c.Name, err)
+		}
+		if value, err = change(all); err != nil {
+			return err
+		}
+		if value == nil {
+			value = all[key]
+			return nil
+		}
+		_, err = c.write(key, value, func(body []byte) (uint64, error) {
+			return decided(ctx, func(ctx context.Context) (uint64, error) {
+				unchanged := jetstream.WithExpectLastSequenceForSubject(last, prefix+c.Keys)
+				ack, err := c.Store.JS.Publish(ctx, prefix+key, body, unchanged)
+				if err != nil {
+					return 0, err
+				}
+				return ack.Sequence, nil
+			})
+		})
+		return err
 	})
 	return value, err
 }
@@ -322,4 +367,16 @@ func (c *Cache[T]) Remove(
 		}
 	}
 	return removed, nil
+}
+
+// DecodeJSON returns a decoder for a [CacheConfig] whose values are JSON. what names a value in
+// errors, such as "the state of schedule".
+func DecodeJSON[T any](what string) func(e jetstream.KeyValueEntry) (*T, error) {
+	return func(e jetstream.KeyValueEntry) (*T, error) {
+		value := new(T)
+		if err := json.Unmarshal(e.Value(), value); err != nil {
+			return nil, fmt.Errorf("decode %s %s: %w", what, e.Key(), err)
+		}
+		return value, nil
+	}
 }

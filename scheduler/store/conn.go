@@ -24,23 +24,25 @@ type Access struct {
 	CA             string // path of PEM certificates to trust instead of the system's
 	Cert, Key      string // paths of a PEM client certificate and its key
 	Name           string // shown in the server's connection list
+	// Role names the inbox of this process, so that permissions can keep other roles from listening
+	// to answers: they arrive on subjects below [Inbox] of it. Without a role any inbox is used.
+	Role string
 }
 
 const (
 	connectTimeout = 2 * time.Second
 	dialPause      = time.Second
 	reconnectWait  = 100 * time.Millisecond
-	attachNotice   = time.Second // after which the log says what an attaching process waits for
-	maxReconnects  = -1          // for ever: callers have deadlines
+	maxReconnects  = -1 // for ever: callers have deadlines
 	// A server that has stopped or is cut off does not say so. The connection counts as lost after
 	// that many unanswered pings, which is before the rest of a cluster has elected new leaders.
 	pingEvery   = time.Second
 	pingsMissed = 2
 )
 
-// Connect waits for NATS, and opens all that bullpen keeps there, creating what is missing. It
-// returns an error at once if the server rejects the credentials or a request. The connection
-// reconnects for ever. Publishing fails while it is down, instead of filling memory.
+// Connect waits for NATS, and opens all that bullpen keeps there, creating what is missing. It waits
+// until ctx is done, and returns an error only if the server rejects the credentials or a request.
+// The connection reconnects for ever. Publishing fails while it is down, instead of filling memory.
 func Connect(ctx context.Context, a Access, cfg Config, log *slog.Logger) (*Store, error) {
 	var nc *nats.Conn
 	err := Retry{
@@ -54,13 +56,7 @@ func Connect(ctx context.Context, a Access, cfg Config, log *slog.Logger) (*Stor
 	if err != nil {
 		return nil, err
 	}
-	if cfg.AttachOnly {
-		waiting := time.AfterFunc(attachNotice, func() {
-			log.Info("waiting for the streams of bullpen on this NATS; a gateway or scheduler creates them when it starts", "at_most", openTimeout)
-		})
-		defer waiting.Stop()
-	}
-	s, err := open(ctx, nc, cfg)
+	s, err := open(ctx, nc, cfg, log)
 	if err != nil {
 		nc.Close()
 		return nil, err
@@ -104,6 +100,9 @@ func Dial(a Access, log *slog.Logger) (*nats.Conn, error) {
 	}
 	if a.InProcess != nil {
 		opts = append(opts, nats.InProcessServer(a.InProcess))
+	}
+	if a.Role != "" {
+		opts = append(opts, nats.CustomInboxPrefix(Inbox(a.Role)))
 	}
 	if a.Creds != "" {
 		opts = append(opts, nats.UserCredentials(a.Creds))

@@ -1,47 +1,25 @@
 package store
 
 import (
-	"flag"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go/jetstream"
-)
 
-var update = flag.Bool("update", false, "write the generated parts of docs/nats.md")
+	"github.com/bullpen-run/bullpen/proto/doctest"
+)
 
 // TestDocsAreCurrent compares the generated parts of docs/nats.md with the table. `make docs`
 // writes them.
 func TestDocsAreCurrent(t *testing.T) {
-	const page, end = "../../docs/nats.md", "<!-- end -->\n"
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	current := string(text)
 	for begin, part := range map[string]string{
 		"<!-- streams: written by `make docs` -->\n":     streamDocs(),
 		"<!-- subjects: written by `make docs` -->\n":    subjectDocs(),
 		"<!-- permissions: written by `make docs` -->\n": "\n```\n" + PermissionsConf("/var/lib/nats") + "```\n\n",
 	} {
-		before, rest, ok := strings.Cut(current, begin)
-		_, after, closed := strings.Cut(rest, end)
-		if !ok || !closed {
-			t.Fatalf("%s has no lines %q and %q", page, begin, end)
-		}
-		current = before + begin + part + end + after
-	}
-	if current == string(text) {
-		return
-	}
-	if !*update {
-		t.Fatal("docs/nats.md is not current: run `make docs`")
-	}
-	if err := os.WriteFile(page, []byte(current), 0o644); err != nil {
-		t.Fatal(err)
+		doctest.Compare(t, "../../docs/nats.md", begin, "<!-- end -->\n", part)
 	}
 }
 
@@ -58,17 +36,27 @@ type signal struct {
 var signals = []signal{
 	{SubmitSubject, []string{roleGateway}, []string{roleScheduler}, "submit a job (request)"},
 	{StatsSubject, roles, []string{roleScheduler}, "state of the queue, for `/metrics` and `/readyz` (request)"},
+	{QueueSubject, []string{roleGateway}, []string{roleScheduler}, "the queue of an API key (request)"},
+	{WorkersSubject, []string{roleGateway}, []string{roleScheduler}, "the live workers (request)"},
+	{PoolsSubject, []string{roleGateway, roleScheduler}, []string{roleScheduler}, "the pools of workers, and the demand for them (request)"},
 	{SlotsSubject, []string{roleWorker}, []string{roleScheduler}, "a worker and its free slots"},
+	{OutputBudgetSubject, []string{roleWorker}, []string{roleScheduler}, "bytes of an organisation's output budget, for an execution with much output (request), and what it has used of them"},
 	{AnnounceSubject, []string{roleScheduler}, roles, "a new dispatcher asks workers to announce themselves; others repeat unanswered requests"},
 	{WebhookTestSubject, []string{roleGateway}, []string{roleWebhook}, "send a test webhook (request)"},
 	{PingSubject("dispatcher", "*"), []string{roleScheduler}, []string{roleScheduler}, "whether the leading instance lives (request)"},
 	{PingSubject("webhook-dispatcher", "*"), []string{roleWebhook}, []string{roleWebhook}, "the same for webhooks (request)"},
+	{PingSubject("schedules", "*"), []string{roleGateway}, []string{roleGateway}, "the same for schedules (request)"},
+	{PingSubject("batches", "*"), []string{roleGateway}, []string{roleGateway}, "the same for batches (request)"},
+	{PingSubject("thread-gc", "*"), []string{roleGateway}, []string{roleGateway}, "the same for the garbage collection of threads (request)"},
+	{PingSubject("history", "*"), []string{roleGateway}, []string{roleGateway}, "the same for a shared index of executions (request)"},
 	{AssignSubject("*"), []string{roleScheduler}, []string{roleWorker}, "assign a job to a worker"},
+	{ReadersSubject("*"), []string{roleWorker}, []string{roleGateway}, "whether a client still reads the output of an execution (request)"},
+	{DrainSubject("*"), []string{roleGateway}, []string{roleWorker}, "whether a worker takes new jobs"},
 	{CancelSubject("*"), []string{roleGateway}, []string{roleWorker}, "cancel an execution"},
 	{root + "out.*.*", nil, []string{roleGateway}, "live output, as it is stored"},
 	{root + "done.*", nil, []string{roleGateway}, "records of executions, repeated by the server once they are stored"},
 	{leaderElected + "*", nil, roles, "the servers of a cluster announce a new leader of a stream"},
-	{"_INBOX.>", nil, roles, "answers to requests"},
+	{Inbox("ROLE") + ".>", nil, roles, "answers to requests of a process: `ROLE` is the first of its roles in the order gateway, scheduler, webhook, worker"},
 }
 
 func streamDocs() string {
@@ -186,7 +174,7 @@ func listens(role string) []string {
 	var subjects []string
 	for _, s := range signals {
 		if slices.ContainsFunc(actsAs(role), func(role string) bool { return slices.Contains(s.listeners, role) }) {
-			subjects = append(subjects, s.subject)
+			subjects = append(subjects, strings.Replace(s.subject, Inbox("ROLE"), Inbox(role), 1))
 		}
 	}
 	return subjects

@@ -32,21 +32,86 @@ const (
 	prefetchBytes    = 8 << 20
 )
 
-// Follow calls take with the headers of the messages of st that cfg selects, in order and without
-// gaps, until stop is called: first the stored ones, then new ones. By then the leader of the
-// stream has the message, unless it was removed or replaced since. Follow calls fail at least once
-// when it finds a gap or loses the consumer. Messages after that are to be ignored.
-func (s *Store) Follow(
-	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, take func(jetstream.Msg, *jetstream.MsgMetadata), fail func(error),
-) (stop func(), consumer jetstream.Consumer, err error) {
+// handler is called with a message and its metadata.
+type handler = func(jetstream.Msg, *jetstream.MsgMetadata)
+
+// Follow calls handle with the headers of the messages of st that cfg selects, in order and without
+// gaps: first the stored ones, then new ones. It calls onCurrent once, after the last message that
+// existed at the start. By then the leader of the stream has each message, unless it was removed or
+// replaced since. Follow makes all calls itself. It returns when ctx is done, or with an error if it
+// may have missed a message.
+func (s *Store) Follow(ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, handle handler, onCurrent func()) error {
 	cfg.HeadersOnly = true
-	return s.follow(ctx, st, cfg, take, fail)
+	return s.follow(ctx, st, cfg, bufferedHeaders, handle, onCurrent)
 }
 
-// follow is Follow with or without bodies, according to cfg.
+// Read is Follow for the messages that exist at the start. It returns nil after the last one. A
+// message that is replaced meanwhile may be delivered twice. On a cluster, the server that delivers
+// may lag behind the leader.
+func (s *Store) Read(ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, handle handler) error {
+	cfg.HeadersOnly = true
+	return s.follow(ctx, st, cfg, bufferedHeaders, handle, nil)
+}
+
+// message is a message that was delivered and not handled yet.
+type message struct {
+	msg jetstream.Msg
+	at  *jetstream.MsgMetadata
+}
+
+// follow is Follow with or without bodies, according to cfg. If onCurrent is nil, it returns nil in
+// its place.
 func (s *Store) follow(
-	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, take func(jetstream.Msg, *jetstream.MsgMetadata), fail func(error),
+	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, buffer int, handle handler, onCurrent func(),
 	opts ...jetstream.PullConsumeOpt,
+) error {
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	inbox := make(chan message, buffer)
+	stop, consumer, err := s.consume(ctx, st, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+		select {
+		case inbox <- message{m, at}:
+		case <-ctx.Done():
+		}
+	}, fail, opts...)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	// A message may be replaced before it is delivered, and others may be stored in between. So all
+	// messages are known only at a moment when none was pending.
+	handled, current := uint64(0), false
+	all := consumer.CachedInfo().NumPending == 0
+	silent := time.NewTimer(drainedAfter)
+	defer silent.Stop()
+	for {
+		if !current && all {
+			if onCurrent == nil {
+				return nil
+			}
+			current = true
+			onCurrent()
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("follow %s: %w", nameOf(st), context.Cause(ctx))
+		case m := <-inbox:
+			handle(m.msg, m.at)
+			handled++
+			all = all || m.at.NumPending == 0
+		case <-silent.C:
+			all = all || drained(ctx, consumer, handled)
+		}
+		if !current {
+			silent.Reset(drainedAfter)
+		}
+	}
+}
+
+// consume calls take with each message that cfg selects until stop is called. It calls fail at least
+// once when it finds a gap or loses the consumer. Messages after that are to be ignored.
+func (s *Store) consume(
+	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, take handler, fail func(error), opts ...jetstream.PullConsumeOpt,
 ) (stop func(), consumer jetstream.Consumer, err error) {
 	name := nameOf(st)
 	cfg.AckPolicy, cfg.MemoryStorage = jetstream.AckNonePolicy, true
@@ -140,23 +205,21 @@ func (s *Store) leaderHas(ctx context.Context, st jetstream.Stream) func(seq uin
 // leader may be needed meanwhile.
 const stalledAfter = 15 * time.Second
 
-// drainedEvery is how often a reader checks whether it has received everything.
-const drainedEvery = 10 * time.Millisecond
+// drainedAfter is the time without a message after which a reader that is behind checks whether it
+// has received everything.
+const drainedAfter = 10 * time.Millisecond
 
-// ReadHeaders calls take with the headers of all messages of st on subjects that match filter. It
-// returns after take has been called with every message that was there. A message that is replaced
-// meanwhile may be delivered twice. On a cluster, the server that delivers may lag behind the
-// leader.
+// ReadHeaders is [Store.Read] of the messages on subjects that match filter.
 func (s *Store) ReadHeaders(ctx context.Context, st jetstream.Stream, filter string, take func(jetstream.Msg)) error {
-	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubject: filter, HeadersOnly: true}
-	return s.readAll(ctx, st, cfg, bufferedHeaders, take)
+	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubject: filter}
+	return s.Read(ctx, st, cfg, func(m jetstream.Msg, _ *jetstream.MsgMetadata) { take(m) })
 }
 
 // ReadMessages calls take with all messages of st and the bodies in them. It returns after take has
 // been called with every message that the leader had at the time of the call. A message that is
 // replaced meanwhile may be delivered twice. A lost consumer is replaced, unless nothing is
 // received for too long.
-func (s *Store) ReadMessages(ctx context.Context, st jetstream.Stream, take func(jetstream.Msg, *jetstream.MsgMetadata)) error {
+func (s *Store) ReadMessages(ctx context.Context, st jetstream.Stream, take handler) error {
 	info, err := st.Info(ctx)
 	if err != nil {
 		return fmt.Errorf("read the state of stream %s: %w", nameOf(st), err)
@@ -164,12 +227,10 @@ func (s *Store) ReadMessages(ctx context.Context, st jetstream.Stream, take func
 	seen, received := uint64(0), time.Now()
 	for {
 		cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: seen + 1}
-		err := s.readAll(ctx, st, cfg, bufferedMessages, func(m jetstream.Msg) {
-			if at, err := m.Metadata(); err == nil {
-				seen, received = at.Sequence.Stream, time.Now()
-				take(m, at)
-			}
-		}, jetstream.PullMaxBytes(prefetchBytes))
+		err := s.follow(ctx, st, cfg, bufferedMessages, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+			seen, received = at.Sequence.Stream, time.Now()
+			take(m, at)
+		}, nil, jetstream.PullMaxBytes(prefetchBytes))
 		if err != nil && IsTransient(err) && time.Since(received) < stalledAfter {
 			select {
 			case <-time.After(retryMaxPause):
@@ -191,50 +252,9 @@ func (s *Store) ReadMessages(ctx context.Context, st jetstream.Stream, take func
 	}
 }
 
-func (s *Store) readAll(
-	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, buffer int, take func(jetstream.Msg), opts ...jetstream.PullConsumeOpt,
-) error {
-	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
-	messages := make(chan jetstream.Msg, buffer)
-	stop, consumer, err := s.follow(ctx, st, cfg, func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
-		select {
-		case messages <- m:
-		case <-ctx.Done():
-		}
-	}, fail, opts...)
-	if err != nil {
-		return err
-	}
-	defer stop()
-	tick := time.NewTicker(drainedEvery)
-	defer tick.Stop()
-	if consumer.CachedInfo().NumPending == 0 {
-		return nil
-	}
-	for taken := uint64(0); ; {
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("read %s %s: %w", nameOf(st), cfg.FilterSubject, context.Cause(ctx))
-		case m := <-messages:
-			take(m)
-			taken++
-			if at, err := m.Metadata(); err == nil && at.NumPending == 0 {
-				return nil // it was the last message when it was sent
-			}
-			continue
-		case <-tick.C:
-		}
-		if Drained(ctx, consumer, taken) {
-			return nil
-		}
-	}
-}
-
-// Drained reports whether a consumer that has delivered that many messages has no more to deliver
-// now. The number of messages at its start is no measure: one that is removed or replaced meanwhile
-// is never delivered.
-func Drained(ctx context.Context, consumer jetstream.Consumer, delivered uint64) bool {
+// drained reports whether a consumer that has delivered that many messages has no more to deliver
+// now.
+func drained(ctx context.Context, consumer jetstream.Consumer, delivered uint64) bool {
 	ctx, cancel := context.WithTimeout(ctx, consumerTimeout)
 	defer cancel()
 	now, err := consumer.Info(ctx)

@@ -19,22 +19,21 @@ const patience = 3 * time.Minute
 // follow reads each followed delivery at once. It returns after want deliveries, or when the
 // consumer is lost.
 func follow(ctx context.Context, t *testing.T, st *store.Store, seen map[string]bool, want int) {
-	ctx, fail := context.WithCancel(ctx)
-	defer fail()
-	followed := make(chan string, want)
-	stop, _, err := st.Follow(ctx, st.Deliveries, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy},
-		func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
-			go func() {
-				if _, err := st.Last(t.Context(), st.Deliveries, m.Subject()); store.IsNotFound(err) {
-					t.Errorf("followed and not found: %v", err)
-				}
-				followed <- m.Subject()
-			}()
-		}, func(error) { fail() })
-	if err != nil {
-		return
-	}
+	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	followed := make(chan string, want)
+	go func() {
+		defer stop()
+		_ = st.Follow(ctx, st.Deliveries, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy},
+			func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
+				go func() {
+					if _, err := st.Last(t.Context(), st.Deliveries, m.Subject()); store.IsNotFound(err) {
+						t.Errorf("followed and not found: %v", err)
+					}
+					followed <- m.Subject()
+				}()
+			}, func() {})
+	}()
 	for len(seen) < want {
 		select {
 		case subject := <-followed:
@@ -108,5 +107,35 @@ func TestReadMessagesReplacesALostConsumer(t *testing.T) {
 	}
 	if len(times) != deliveries {
 		t.Errorf("%d of %d came", len(times), deliveries)
+	}
+}
+
+// A message that is replaced before it is sent is delivered as it is then, even if others were
+// stored in between.
+func TestReadMessagesFindsReplacedMessages(t *testing.T) {
+	st, ctx := storetest.Open(t, storetest.Server(t)), storetest.Context(t)
+	const deliveries = 200 // more than is sent ahead
+	publish := func(i int) {
+		if _, err := st.JS.Publish(ctx, fmt.Sprintf("bullpen.delivery.acme.%d", i), make([]byte, 100<<10)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range deliveries {
+		publish(i)
+	}
+	seen := map[string]bool{}
+	if err := st.ReadMessages(ctx, st.Deliveries, func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
+		if len(seen) == 0 {
+			publish(deliveries) // takes the place of the replaced one in the count of messages
+			publish(deliveries - 1)
+		}
+		seen[m.Subject()] = true
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range deliveries {
+		if !seen[fmt.Sprintf("bullpen.delivery.acme.%d", i)] {
+			t.Errorf("delivery %d was not read", i)
+		}
 	}
 }

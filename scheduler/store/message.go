@@ -3,10 +3,10 @@ package store
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -23,14 +23,16 @@ import (
 const (
 	HeaderMeta    = "Bullpen-Meta"    // JSON of [proto.Meta] on a job
 	HeaderStatus  = "Bullpen-Status"  // of an execution's record
+	HeaderSummary = "Bullpen-Summary" // JSON of a record without outputs, see [proto.SummarizeRecord]; none if it would be too long
 	HeaderWorker  = "Bullpen-Worker"  // who holds the lease
 	HeaderAttempt = "Bullpen-Attempt" // the claimed attempt
 	HeaderLosses  = "Bullpen-Losses"  // number of workers that died before they started the program; none for 0
 	HeaderFirst   = "Bullpen-First"   // number of the first event in an output message
 	HeaderLast    = "Bullpen-Last"    // number of the last event
+	HeaderPacked  = "Bullpen-Packed"  // set if the events of an output message are compressed with S2
 	HeaderOrigin  = "Bullpen-Origin"  // scheme, host and port of a delivery's URL
 	HeaderDue     = "Bullpen-Due"     // when a delivery's next attempt is due, RFC 3339 with nanoseconds; none if the delivery has ended
-	HeaderThread  = "Bullpen-Thread"  // JSON of [proto.ThreadSummary] on a head; none if the thread was removed
+	HeaderThread  = "Bullpen-Thread"  // JSON of [proto.ThreadSummary] on a head; none on a tombstone and if the thread was removed
 	HeaderDead    = "Bullpen-Dead"    // JSON of [proto.DeadLetter] on a dead letter
 	headerBody    = "Bullpen-Body"    // name of the object that holds the body
 	headerWrite   = "Bullpen-Write"   // unique to a write, to recognise it after a lost answer
@@ -39,7 +41,10 @@ const (
 
 const (
 	publishTimeout = time.Second
+	maxBodyGuess   = 32 << 20        // bytes that are reserved for a body according to its description
 	bodyTimeout    = 2 * time.Second // of the first attempt to read a body; doubled for each further one
+	maxSummary     = 32 << 10        // bytes; JetStream accepts headers of 64 KiB
+	summaryRoom    = 12 << 10        // bytes of a summary for which maxRecord leaves room
 )
 
 // Message is one message of a stream with its body.
@@ -173,8 +178,8 @@ func (s *Store) At(ctx context.Context, st jetstream.Stream, seq uint64) (*Messa
 	return m, nil
 }
 
-// readMessage reads a message and its body. A body that is deleted meanwhile is never delivered.
-// After some time both are therefore read again, with more time for the body.
+// readMessage reads a message and its body. If the body is being deleted, or does not arrive within
+// some time, both are read again, with more time for the body.
 func (s *Store) readMessage(ctx context.Context, read func() (*jetstream.RawStreamMsg, error)) (*Message, error) {
 	for timeout := bodyTimeout; ; timeout *= 2 {
 		m, err := read()
@@ -189,8 +194,16 @@ func (s *Store) readMessage(ctx context.Context, read func() (*jetstream.RawStre
 		if err == nil {
 			return out, nil
 		}
-		if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, nats.ErrTimeout) && !errors.Is(err, os.ErrDeadlineExceeded) {
+		incomplete := errors.Is(err, errIncompleteBody)
+		if ctx.Err() != nil || !incomplete && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, nats.ErrTimeout) {
 			return nil, err
+		}
+		if incomplete {
+			select {
+			case <-ctx.Done():
+				return nil, err
+			case <-time.After(retryMaxPause):
+			}
 		}
 	}
 }
@@ -203,43 +216,77 @@ func (s *Store) loadBody(ctx context.Context, m *Message, timeout time.Duration)
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	object, err := s.bodies.Get(ctx, name) // it checks the digest
+	info, err := s.bodies.GetInfo(ctx, name)
 	if err != nil {
 		return fmt.Errorf("body %s: %w", name, err)
 	}
-	defer func() { _ = object.Close() }()
-	info, err := object.Info()
-	if err != nil {
-		return fmt.Errorf("body %s: %w", name, err)
+	// The chunks are read one by one. A role that may create consumers could have the server send
+	// messages on any subject.
+	chunks, digest := "$O."+bodiesName+".C."+info.NUID, sha256.New()
+	body := make([]byte, 0, min(info.Size, maxBodyGuess))
+	for seq := uint64(1); uint64(len(body)) < info.Size; {
+		chunk, err := s.readAt(ctx, s.bodyStream, seq, jetstream.WithGetMsgSubject(chunks))
+		if IsNotFound(err) {
+			return fmt.Errorf("body %s: %w", name, errIncompleteBody)
+		}
+		if err != nil {
+			return fmt.Errorf("body %s: %w", name, err)
+		}
+		body, seq = append(body, chunk.Data...), chunk.Sequence+1
+		_, _ = digest.Write(chunk.Data) // it never fails
 	}
-	var body bytes.Buffer
-	body.Grow(int(info.Size) + bytes.MinRead)
-	if _, err := body.ReadFrom(object); err != nil {
-		return fmt.Errorf("body %s: %w", name, err)
+	if want, err := jetstream.DecodeObjectDigest(info.Digest); err != nil || !bytes.Equal(want, digest.Sum(nil)) {
+		return fmt.Errorf("body %s: %w", name, errors.Join(jetstream.ErrDigestMismatch, err))
 	}
-	m.Data = body.Bytes()
+	m.Data = body
 	return nil
 }
+
+// errIncompleteBody means that a body is being deleted.
+var errIncompleteBody = errors.New("a part is gone")
 
 // BodyObject returns the name of the object with the body of a message, empty if the message
 // contains it.
 func BodyObject(h nats.Header) string { return h.Get(headerBody) }
 
-// RemoveJobs removes all jobs below floor (0 for none), the single jobs, and the objects with their
-// bodies. A job that is gone already is no error. One failure does not stop the rest.
-func (s *Store) RemoveJobs(ctx context.Context, floor uint64, single []uint64, bodies []string) error {
+// RemovedJobs are jobs to remove. Each sequence number is one above the last job to remove, 0 for
+// none.
+type RemovedJobs struct {
+	Below        uint64 // of all jobs
+	PromptBelow  uint64 // of those without a RunAt
+	DelayedBelow uint64 // of those with one
+	Single       []uint64
+	Bodies       []string // names of objects with their bodies
+}
+
+// RemoveJobs removes jobs. A job that is gone already is no error. One failure does not stop the
+// rest.
+func (s *Store) RemoveJobs(ctx context.Context, r RemovedJobs) error {
 	var failed []error
-	if floor > 0 {
-		if err := s.Jobs.Purge(ctx, jetstream.WithPurgeSequence(floor)); err != nil {
-			failed = append(failed, fmt.Errorf("remove jobs below %d: %w", floor, err))
+	purge := func(below uint64, subject string) {
+		if below == 0 {
+			return
+		}
+		// Without a subject, the server drops the beginning of the stream, which is much cheaper.
+		opts := []jetstream.StreamPurgeOpt{jetstream.WithPurgeSequence(below)}
+		if subject != "" {
+			opts = append(opts, jetstream.WithPurgeSubject(subject))
+		}
+		if err := s.Jobs.Purge(ctx, opts...); err != nil {
+			failed = append(failed, fmt.Errorf("remove jobs %s below %d: %w", subject, below, err))
 		}
 	}
-	for _, seq := range single {
+	purge(r.Below, "")
+	for _, class := range []proto.Class{proto.ClassInteractive, proto.ClassBatch} {
+		purge(r.PromptBelow, jobPrefix(string(class))+">")
+	}
+	purge(r.DelayedBelow, jobPrefix(delayedJobs)+">")
+	for _, seq := range r.Single {
 		if err := s.Jobs.DeleteMsg(ctx, seq); err != nil && !IsNotFound(err) {
 			failed = append(failed, fmt.Errorf("remove job %d: %w", seq, err))
 		}
 	}
-	for _, name := range bodies {
+	for _, name := range r.Bodies {
 		if err := s.bodies.Delete(ctx, name); err != nil && !IsNotFound(err) {
 			failed = append(failed, fmt.Errorf("delete body %q: %w", name, err))
 		}
@@ -306,6 +353,23 @@ func (s *Store) Record(ctx context.Context, id proto.TraceID) (*proto.Record, ui
 	return rec, m.Seq, nil
 }
 
+// Summary returns the record of an execution without outputs, from the header of its message m. If
+// the header has none, as that of an older version, it reads the whole record.
+func (s *Store) Summary(ctx context.Context, id proto.TraceID, seq uint64, h nats.Header) (*proto.Record, error) {
+	if text := h.Get(HeaderSummary); text != "" {
+		return proto.DecodeSummary(id, []byte(text))
+	}
+	m, err := s.At(ctx, s.Executions, seq)
+	if err != nil {
+		return nil, err
+	}
+	rec, err := proto.DecodeRecord(id, m.Data)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	return rec.Public(), nil
+}
+
 // WriteRecord stores rec if the record has sequence number expect, and returns the new one. Once a
 // terminal record is durable, the server notifies those who wait for it. Errors are those of
 // [Store.Write].
@@ -340,7 +404,16 @@ func (s *Store) StageRecord(ctx context.Context, rec *proto.Record) (*StagedReco
 	if len(rec.Lost) > 0 {
 		h.Set(HeaderLosses, strconv.Itoa(len(rec.Lost)))
 	}
-	m, err := s.stage(ctx, ExecSubject(rec.TraceID), h, body, s.maxRecord)
+	summary, err := proto.SummarizeRecord(rec)
+	if err != nil {
+		return nil, err
+	}
+	limit := s.maxRecord
+	if len(summary) <= maxSummary {
+		h.Set(HeaderSummary, string(summary))
+		limit -= max(0, len(summary)-summaryRoom)
+	}
+	m, err := s.stage(ctx, ExecSubject(rec.TraceID), h, body, limit)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package store_test
 import (
 	"errors"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -68,7 +69,7 @@ func TestRecordFillsItsMessage(t *testing.T) {
 			t.Parallel()
 			st := open(t)
 			ctx := storetest.Context(t)
-			for size, apart := range map[int]bool{most: false, most + 1: true} {
+			for size, asObject := range map[int]bool{most: false, most + 1: true} {
 				result := proto.Exited(0)
 				rec := &proto.Record{
 					Meta: storetest.Job("acme", "k", proto.ModeInline).Meta, Status: result.Status(), Attempt: 1, Worker: strings.Repeat("w", 64), Result: &result,
@@ -79,7 +80,7 @@ func TestRecordFillsItsMessage(t *testing.T) {
 					t.Fatal(err)
 				}
 				result.Stdout = strings.Repeat("x", size-len(small)+1)
-				for { // how long the output is, the record says as well
+				for { // the record contains the length of the output too
 					body, err := proto.EncodeRecord(rec)
 					if err != nil {
 						t.Fatal(err)
@@ -100,7 +101,7 @@ func TestRecordFillsItsMessage(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if (store.BodyObject(m.Header) != "") != apart || (len(m.Data) == size) == apart {
+				if (store.BodyObject(m.Header) != "") != asObject || (len(m.Data) == size) == asObject {
 					t.Errorf("of a record of %d bytes, %d are in its message, and %q", size, len(m.Data), store.BodyObject(m.Header))
 				}
 				if got, _, err := st.Record(ctx, rec.TraceID); err != nil || got.Result.Stdout != result.Stdout {
@@ -131,16 +132,7 @@ func TestReaderDoesNotWaitForDeletedBody(t *testing.T) {
 		_, err := st.At(ctx, st.Jobs, seq)
 		read <- err
 	}()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for readers := 0; readers == 0; <-tick.C { // it waits for the chunks
-		now, err := objects.Info(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		readers = now.State.Consumers
-	}
-	if err := st.RemoveJobs(ctx, seq+1, nil, nil); err != nil {
+	if err := st.RemoveJobs(ctx, store.RemovedJobs{Below: seq + 1}); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-read; !store.IsNotFound(err) {
@@ -152,13 +144,13 @@ func TestMetaIsReadWithoutTheBody(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	id, seq, info := large(t, st)
-	if err := st.RemoveJobs(ctx, 0, nil, []string{info.Name}); err != nil {
+	if err := st.RemoveJobs(ctx, store.RemovedJobs{Bodies: []string{info.Name}}); err != nil {
 		t.Fatal(err)
 	}
 	if meta, err := st.JobMeta(ctx, id); err != nil || meta.Org != "acme" {
 		t.Fatalf("%+v, %v", meta, err)
 	}
-	if err := st.RemoveJobs(ctx, seq+1, nil, nil); err != nil {
+	if err := st.RemoveJobs(ctx, store.RemovedJobs{Below: seq + 1}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := st.JobMeta(ctx, id); !errors.Is(err, proto.ErrNotFound) {
@@ -171,7 +163,7 @@ func TestRemoveJobsContinuesAfterFailure(t *testing.T) {
 	ctx := storetest.Context(t)
 	first, seq, info := large(t, st)
 	alone, last, _ := large(t, st)
-	if err := st.RemoveJobs(ctx, seq+1, []uint64{last}, []string{"", info.Name}); err == nil {
+	if err := st.RemoveJobs(ctx, store.RemovedJobs{Below: seq + 1, Single: []uint64{last}, Bodies: []string{"", info.Name}}); err == nil {
 		t.Error("an object without a name was removed")
 	}
 	for _, id := range []proto.TraceID{first, alone} {
@@ -240,5 +232,39 @@ func TestStoredJobCanBeWrittenAgain(t *testing.T) {
 	}
 	if _, err := st.WriteJob(ctx, never); !store.IsRejected(err) {
 		t.Errorf("another one: %v", err)
+	}
+}
+
+// Delayed jobs are removed apart from the others.
+func TestRemoveJobsByDelay(t *testing.T) {
+	ctx := storetest.Context(t)
+	st := storetest.Open(t, storetest.Server(t))
+	var left []proto.TraceID
+	for i := range 6 {
+		job := storetest.Job("acme", "k", []proto.Mode{proto.ModeInline, proto.ModeAsync, proto.ModeAsync}[i%3])
+		if i%3 == 2 {
+			job.RunAt = time.Now().Add(time.Hour)
+		}
+		if err := storetest.PutJob(ctx, st, job); err != nil {
+			t.Fatal(err)
+		}
+		left = append(left, job.TraceID)
+	}
+	for _, step := range []struct {
+		remove store.RemovedJobs
+		left   []proto.TraceID
+	}{
+		{store.RemovedJobs{PromptBelow: 5}, []proto.TraceID{left[2], left[4], left[5]}},
+		{store.RemovedJobs{DelayedBelow: 6}, []proto.TraceID{left[4], left[5]}},
+		{store.RemovedJobs{Below: 6}, []proto.TraceID{left[5]}},
+	} {
+		if err := st.RemoveJobs(ctx, step.remove); err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range left {
+			if _, err := st.JobMeta(ctx, id); (err == nil) != slices.Contains(step.left, id) {
+				t.Errorf("after %+v, job %d: %v", step.remove, slices.Index(left, id), err)
+			}
+		}
 	}
 }

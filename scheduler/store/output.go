@@ -15,11 +15,17 @@ import (
 // begun do not count.
 func (s *Store) LastEvent(ctx context.Context, id proto.TraceID, attempt int) (int64, error) {
 	for ; attempt > 0; attempt-- {
-		last, found, err := s.lastEventOn(ctx, OutputSubject(id, attempt))
-		if err != nil {
-			return 0, fmt.Errorf("read the last output of %s: %w", id, err)
+		last := int64(-1)
+		for _, subject := range []string{OutputSubject(id, attempt), ExcessSubject(id, attempt)} {
+			n, found, err := s.lastEventOn(ctx, subject)
+			if err != nil {
+				return 0, fmt.Errorf("read the last output of %s: %w", id, err)
+			}
+			if found {
+				last = max(last, n)
+			}
 		}
-		if found {
+		if last >= 0 {
 			return last, nil
 		}
 	}

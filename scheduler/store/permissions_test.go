@@ -28,22 +28,11 @@ func restricted(t *testing.T) func(role string, cfg store.Config) *store.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	opts.Host, opts.Port, opts.NoSigs, opts.NoLog = "127.0.0.1", server.RANDOM_PORT, true, true
-	s, err := server.NewServer(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() {
-		s.Shutdown()
-		s.WaitForShutdown()
-	})
-	if !s.ReadyForConnections(time.Minute) {
-		t.Fatal("the server does not listen")
-	}
+	opts.Host, opts.Port = "", 0
+	s := storetest.Start(t, opts)
 	return func(role string, cfg store.Config) *store.Store {
 		t.Helper()
-		access := store.Access{URL: s.ClientURL(), User: role, Password: role + "-secret", Name: role}
+		access := store.Access{URL: s.ClientURL(), User: role, Password: role + "-secret", Name: role, Role: role}
 		st, err := store.Connect(storetest.Context(t), access, cfg, storetest.Log(t))
 		if err != nil {
 			t.Fatal(err)
@@ -93,6 +82,26 @@ func TestDocumentedPermissions(t *testing.T) {
 		t.Errorf("a gateway stores an API key: %v", err)
 	}
 
+	if _, err := gateway.Conn.Subscribe(store.ReadersSubject(job.TraceID), func(m *nats.Msg) { _ = m.Respond(nil) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := gateway.Conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := worker.Conn.RequestWithContext(ctx, store.ReadersSubject(job.TraceID), nil); err != nil {
+		t.Errorf("a worker asks for readers: %v", err)
+	}
+
+	for _, name := range []string{"dispatcher", "webhook-dispatcher", "schedules", "batches", "thread-gc", "history"} {
+		ping := store.PingSubject(name, "g")
+		if _, err := gateway.Conn.Subscribe(ping, func(m *nats.Msg) { _ = m.Respond(nil) }); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := gateway.Conn.RequestWithContext(ctx, ping, nil); err != nil {
+			t.Errorf("a gateway asks whether the leader of %s lives: %v", name, err)
+		}
+	}
+
 	short, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	if _, err := webhook.Control.Create(short, "dispatcher", nil); err == nil {
@@ -112,5 +121,60 @@ func TestDocumentedPermissions(t *testing.T) {
 	}
 	if err := storetest.PutJob(short, worker, storetest.Job("acme", "k", proto.ModeAsync)); err == nil {
 		t.Error("a worker stores a job")
+	}
+}
+
+// The server delivers the messages of a consumer to any subject that its creator names.
+func TestWorkerCannotSendOnSubjectsOfOthers(t *testing.T) {
+	connect, ctx := restricted(t), storetest.Context(t)
+	connect("gateway", store.Config{Replicas: 1, Retention: time.Hour})
+	worker := connect("worker", store.Config{AttachOnly: true})
+	if _, err := worker.JS.Publish(ctx, "$O.bullpen_bodies.C.x", []byte("forged")); err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	for i := range 2 {
+		subject := "$JS.API.CONSUMER.CREATE.OBJ_bullpen_bodies" + []string{".x", ""}[i]
+		answer, err := worker.Conn.RequestWithContext(short, subject, []byte(
+			`{"stream_name":"OBJ_bullpen_bodies","config":{"name":"x","deliver_subject":"bullpen.ctl.submit","ack_policy":"none"}}`))
+		if err == nil {
+			t.Errorf("the answer on %s is %s", subject, answer.Data)
+		}
+	}
+}
+
+// Answers to a role contain what it may read, so that no other role may listen to them.
+func TestRolesHaveInboxesOfTheirOwn(t *testing.T) {
+	connect, ctx := restricted(t), storetest.Context(t)
+	gateway := connect("gateway", store.Config{Replicas: 1, Retention: time.Hour})
+	worker := connect("worker", store.Config{AttachOnly: true})
+	var subs []*nats.Subscription
+	for _, subject := range []string{">", "_INBOX.>", "_INBOX.gateway.>", "_INBOX.*.*.*"} {
+		sub, err := worker.Conn.SubscribeSync(subject)
+		if err != nil {
+			t.Fatal(err)
+		}
+		subs = append(subs, sub)
+	}
+	if err := worker.Conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := gateway.Keys.Put(ctx, "secret", []byte("of all keys")); err != nil {
+		t.Fatal(err)
+	}
+	if e, err := gateway.Keys.Get(ctx, "secret"); err != nil || string(e.Value()) != "of all keys" {
+		t.Fatalf("%v, %v", e, err)
+	}
+	if err := store.ReadBucket(ctx, gateway.Keys, ">", func(jetstream.KeyValueEntry) {}); err != nil {
+		t.Fatal(err)
+	}
+	if err := worker.Conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for _, sub := range subs {
+		if n, _, err := sub.Pending(); err == nil && n > 0 {
+			t.Errorf("a worker received %d messages for the gateway on %s", n, sub.Subject)
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -12,17 +13,24 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
+// restoreTimeout bounds what a restore does before it creates the streams.
+const restoreTimeout = 30 * time.Second
+
+// restoreAckTimeout is how long a restore waits for the acknowledgement of a message. It is long,
+// because a restore that fails must begin again on an empty store.
+const restoreAckTimeout = 30 * time.Second
+
 // MaxPendingRestores bounds the messages of a backup that are being stored at the same time.
 const MaxPendingRestores = 64
 
 // OpenForRestore opens JetStream alone. It returns the names of bullpen's streams that are not
 // empty.
 func OpenForRestore(ctx context.Context, nc *nats.Conn) (*Store, []string, error) {
-	js, err := jetstream.New(nc, jetstream.WithPublishAsyncTimeout(ackTimeout), jetstream.WithPublishAsyncMaxPending(MaxPendingRestores))
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncTimeout(restoreAckTimeout), jetstream.WithPublishAsyncMaxPending(MaxPendingRestores))
 	if err != nil {
 		return nil, nil, fmt.Errorf("open JetStream: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
 	defer cancel()
 	s := &Store{Conn: nc, JS: js}
 	var used []string
@@ -52,18 +60,23 @@ func (s *Store) find(ctx context.Context, name string) (st jetstream.Stream, err
 }
 
 // RestoreUnfinished reports whether the restore of a backup was begun here and not finished.
-func (s *Store) RestoreUnfinished(ctx context.Context) (bool, error) {
-	_, err := s.find(ctx, restoringName)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return false, nil
+func (s *Store) RestoreUnfinished(ctx context.Context) (unfinished bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
+	defer cancel()
+	err = Retry{}.Do(ctx, func(ctx context.Context) error {
+		unfinished, err = s.exists(ctx, restoringName)
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("look up stream %s: %w: check the NATS server's JetStream and permissions", restoringName, err)
 	}
-	return err == nil, err
+	return unfinished, nil
 }
 
 // BeginRestore marks that a backup is being restored, so that no server starts on half of it, and
 // replaces all streams by empty ones.
-func (s *Store) BeginRestore(ctx context.Context, cfg Config) error {
-	bounded, cancel := context.WithTimeout(ctx, openTimeout)
+func (s *Store) BeginRestore(ctx context.Context, cfg Config, log *slog.Logger) error {
+	bounded, cancel := context.WithTimeout(ctx, restoreTimeout)
 	defer cancel()
 	err := Retry{Transient: isForming}.Do(bounded, func(ctx context.Context) error {
 		_, err := s.JS.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
@@ -82,7 +95,7 @@ func (s *Store) BeginRestore(ctx context.Context, cfg Config) error {
 		}
 	}
 	cfg.Restoring = true
-	restored, err := open(ctx, s.Conn, cfg)
+	restored, err := open(ctx, s.Conn, cfg, log)
 	if err != nil {
 		return err
 	}
@@ -160,7 +173,7 @@ func (s *Store) Restore(ctx context.Context, subject string, h nats.Header, body
 			return nil, err
 		}
 	}
-	ack, err := s.JS.PublishMsgAsync(m, jetstream.WithStallWait(ackTimeout))
+	ack, err := s.JS.PublishMsgAsync(m, jetstream.WithStallWait(restoreAckTimeout))
 	if err != nil {
 		return nil, fmt.Errorf("restore %s: %w", subject, err)
 	}

@@ -1,6 +1,8 @@
 package store
 
 import (
+	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 
@@ -11,13 +13,29 @@ import (
 // role.
 const root = "bullpen."
 
+// delayedJobs takes the place of the class in the subject of a job that has a RunAt. Such a job may
+// stay for weeks, so the others are removed by their subjects, see [Store.RemoveJobs].
+const delayedJobs = "delayed"
+
 // JobSubject is the subject of a job until its execution has ended.
 func JobSubject(m *proto.Meta) string {
-	return root + "job." + string(m.Class()) + "." + m.Org + "." + m.Key + "." + string(m.TraceID)
+	class := string(m.Class())
+	if !m.RunAt.IsZero() {
+		class = delayedJobs
+	}
+	return jobPrefix(class) + m.Org + "." + m.Key + "." + string(m.TraceID)
 }
+
+func jobPrefix(class string) string { return root + "job." + class + "." }
 
 // JobPattern matches the job of execution id.
 func JobPattern(id proto.TraceID) string { return root + "job.*.*.*." + string(id) }
+
+// AllJobs and AllRecords match the jobs and the records of all executions.
+const (
+	AllJobs    = root + "job.>"
+	AllRecords = root + "exec.*"
+)
 
 // ExecSubject is the subject of an execution's record: its claim and lease while it runs, then its
 // result.
@@ -27,6 +45,28 @@ func ExecSubject(id proto.TraceID) string { return root + "exec." + string(id) }
 func OutputSubject(id proto.TraceID, attempt int) string {
 	return root + "out." + string(id) + "." + strconv.Itoa(attempt)
 }
+
+// excessSuffix ends the subject of output that the result does not hold.
+const excessSuffix = "-excess"
+
+// ExcessSubject is the subject of those output messages of one attempt that contain nothing that its
+// result holds. They are evicted first.
+func ExcessSubject(id proto.TraceID, attempt int) string {
+	return OutputSubject(id, attempt) + excessSuffix
+}
+
+// OutputAttempt returns the attempt in the subject of an output message.
+func OutputAttempt(subject string) (int, error) {
+	attempt, err := strconv.Atoi(strings.TrimSuffix(subject[strings.LastIndexByte(subject, '.')+1:], excessSuffix))
+	if err != nil || attempt < 1 {
+		return 0, fmt.Errorf("attempt of %q: %w", subject, errors.Join(err, ErrMalformed))
+	}
+	return attempt, nil
+}
+
+// ReadersSubject is a request that is answered while a client reads the output of an execution that
+// was running when it began to.
+func ReadersSubject(id proto.TraceID) string { return root + "ctl.readers." + string(id) }
 
 // OutputPattern matches all output of an execution.
 func OutputPattern(id proto.TraceID) string { return root + "out." + string(id) + ".*" }
@@ -68,6 +108,13 @@ const (
 	SubmitSubject = root + "ctl.submit" // request: admit and store this job
 	SlotsSubject  = root + "ctl.slots"  // a worker announces itself and its free slots
 	StatsSubject  = root + "ctl.stats"  // request: the queue at this moment
+	// WorkersSubject is a request for the live workers whose names are above that in the message.
+	WorkersSubject = root + "ctl.workers"
+	PoolsSubject   = root + "ctl.pools" // request: the pools of workers, and the demand for them
+	// QueueSubject is a request for the queue of an API key.
+	QueueSubject = root + "ctl.queue"
+	// OutputBudgetSubject is a request to reserve bytes of an organisation's output budget.
+	OutputBudgetSubject = root + "ctl.output-budget"
 )
 
 // WebhookTestSubject is a request to the leading webhook dispatcher: send a test to the endpoint of
@@ -90,8 +137,14 @@ const DeadLetterPattern = deadRoot + "letter.*"
 // PingSubject is answered by an instance while it leads the named work.
 func PingSubject(name, instance string) string { return root + "ctl.ping." + name + "." + instance }
 
+// Inbox precedes the subjects of answers to requests of a role.
+func Inbox(role string) string { return "_INBOX." + role }
+
 // AssignSubject assigns a job to a worker.
 func AssignSubject(worker string) string { return root + "worker." + worker + ".assign" }
+
+// DrainSubject tells a worker whether it drains.
+func DrainSubject(worker string) string { return root + "worker." + worker + ".drain" }
 
 // CancelSubject asks a worker to read the record of the execution named in the message.
 func CancelSubject(worker string) string { return root + "worker." + worker + ".cancel" }

@@ -11,6 +11,7 @@ import (
 const (
 	outputName    = "BULLPEN_OUT"
 	controlName   = "bullpen_control"
+	preloadName   = "bullpen_preload"
 	bodiesName    = "bullpen_bodies"
 	restoringName = "BULLPEN_RESTORING" // exists while a backup is being restored
 )
@@ -19,7 +20,7 @@ const (
 // execution's record is: a key that outlived the record would seem to be unused.
 const BindingTTL = 24 * time.Hour
 
-// WebhookMarkerTTL is how long the marker of a removed key of the webhooks bucket stays. A process
+// WebhookMarkerTTL is how long the marker of a removed key of the webhooks and pipelines buckets stays. A process
 // that is disconnected for longer does not learn of the removal.
 const WebhookMarkerTTL = 7 * 24 * time.Hour
 
@@ -63,6 +64,7 @@ var (
 	untilRemoved = retention{"until removed", func(Config) time.Duration { return 0 }}
 	asConfigured = retention{"`--retention`", func(c Config) time.Duration { return c.Retention }}
 	asBinding    = retention{"24 h, or `--retention` if that is shorter", func(c Config) time.Duration { return min(BindingTTL, c.Retention) }}
+	forADay      = retention{"24 h", func(Config) time.Duration { return 24 * time.Hour }}
 	asBody       = retention{"`--retention`, at least 48 h, and 24 h more", func(c Config) time.Duration {
 		return max(c.Retention, bodiesAtLeast) + bodiesGrace
 	}}
@@ -81,6 +83,7 @@ type row struct {
 	history    bool
 	retention  retention
 	markerTTL  time.Duration // of the markers of removed keys; 0 for none
+	onDemand   bool          // a worker starts without it, and opens it when it needs it
 	leaderOnly bool          // reads are answered by the stream's leader, never by a replica
 	backup     bool
 	grants     grants
@@ -115,7 +118,7 @@ var table = []row{
 	{
 		name: "BULLPEN_EXECS", holds: "records of executions", stream: func(s *Store) *jetstream.Stream { return &s.Executions },
 		subjects: []string{root + "exec.*"}, retention: asConfigured, backup: true,
-		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleScheduler: mayWrite | mayLookup | mayFollow, roleWebhook: mayLookup, roleWorker: mayWrite | mayLookup},
+		grants: grants{roleGateway: mayWrite | mayLookup | mayScan | mayFollow, roleScheduler: mayWrite | mayLookup | mayFollow, roleWebhook: mayLookup, roleWorker: mayWrite | mayLookup},
 		tune: func(st *jetstream.StreamConfig, _ Config) {
 			// The server itself sends a stored record to waiting clients.
 			st.RePublish = &jetstream.RePublish{Source: root + "exec.*", Destination: root + "done.{{wildcard(1)}}"}
@@ -147,6 +150,11 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
+		name: preloadName, holds: "why modules of sandboxes cannot be preloaded", bucket: func(s *Store) *jetstream.KeyValue { return &s.Preload },
+		retention: forADay, onDemand: true, // so that workers may be upgraded before gateways
+		grants: grants{roleGateway: mayLookup, roleWorker: mayWrite | mayLookup},
+	},
+	{
 		name: "bullpen_webhooks", holds: "webhook settings of API keys, failing endpoints", bucket: func(s *Store) *jetstream.KeyValue { return &s.Webhooks },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleWebhook: mayWrite | mayLookup | mayFollow},
@@ -157,12 +165,27 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleWorker: mayLookup},
 	},
 	{
+		name: "bullpen_schedules", holds: "schedules, and what has happened to them", bucket: func(s *Store) *jetstream.KeyValue { return &s.Schedules },
+		retention: untilRemoved, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
+	{
+		name: "bullpen_batches", holds: "batches, and how far they have come", bucket: func(s *Store) *jetstream.KeyValue { return &s.Batches },
+		retention: untilRemoved, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
+	{
+		name: "bullpen_pipelines", holds: "runs of pipelines, and what has happened to them", bucket: func(s *Store) *jetstream.KeyValue { return &s.Pipelines },
+		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
+	{
 		name: "bullpen_bindings", holds: "idempotency keys", bucket: func(s *Store) *jetstream.KeyValue { return &s.Bindings },
 		retention: asBinding, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup},
 	},
 	{
-		name: controlName, holds: "elected leaders", bucket: func(s *Store) *jetstream.KeyValue { return &s.Control },
+		name: controlName, holds: "elected leaders, when their periodic work last ran, and who submitted in the last minutes, and the known pools of workers", bucket: func(s *Store) *jetstream.KeyValue { return &s.Control },
 		retention: untilRemoved,
 		grants:    grants{roleGateway: mayWrite | mayLookup, roleScheduler: mayWrite | mayLookup, roleWebhook: mayWrite | mayLookup},
 		ownKey:    map[string]string{roleWebhook: "webhook-dispatcher"},
@@ -170,8 +193,8 @@ var table = []row{
 	{
 		name: bodiesName, holds: "bodies too large for a message", retention: asBody,
 		grants: grants{
-			roleGateway: mayWrite | mayLookup | mayFollow | mayPurge, roleScheduler: mayWrite | mayLookup | mayFollow | mayPurge, roleWebhook: mayLookup | mayFollow,
-			roleWorker: mayWrite | mayLookup | mayFollow | mayPurge,
+			roleGateway: mayWrite | mayLookup | mayScan | mayPurge, roleScheduler: mayWrite | mayLookup | mayScan | mayPurge, roleWebhook: mayLookup | mayScan,
+			roleWorker: mayWrite | mayLookup | mayScan | mayPurge,
 		},
 	},
 }

@@ -2,6 +2,7 @@
 package storetest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -55,9 +56,13 @@ func Cluster(t testing.TB) *store.Store {
 	return st
 }
 
-// Servers returns a function that starts the next server of a cluster and returns its URL.
+// Servers returns a function that starts the next server of a cluster and returns its URL. Tests
+// with clusters are skipped in short mode, since elections take seconds.
 func Servers(t testing.TB) (start func() string) {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("elections take seconds")
+	}
 	const port = 6222
 	// Each cluster has addresses of its own: a free port may be taken before the server binds it.
 	pid, first := os.Getpid(), Replicas*int(clusters.Add(1)-1)+1
@@ -71,23 +76,32 @@ func Servers(t testing.TB) (start func() string) {
 		t.Helper()
 		i := started
 		started++
-		s, err := server.NewServer(&server.Options{
-			ServerName: fmt.Sprint("n", i), Host: host(i), Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true,
-			SyncAlways: true, Cluster: server.ClusterOpts{Name: "test", Host: host(i), Port: port}, Routes: routes,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.Start()
-		t.Cleanup(func() {
-			s.Shutdown()
-			s.WaitForShutdown()
-		})
-		if !s.ReadyForConnections(time.Minute) {
-			t.Fatal("the server does not listen")
-		}
-		return s.ClientURL()
+		return Start(t, &server.Options{
+			ServerName: fmt.Sprint("n", i), Host: host(i), JetStream: true, SyncAlways: true,
+			Cluster: server.ClusterOpts{Name: "test", Host: host(i), Port: port}, Routes: routes,
+		}).ClientURL()
 	}
+}
+
+// Start starts a server that listens for the test: on a loopback address, a free port and a new
+// directory, unless the options name others.
+func Start(t testing.TB, opts *server.Options) *server.Server {
+	t.Helper()
+	opts.Host, opts.StoreDir = cmp.Or(opts.Host, "127.0.0.1"), cmp.Or(opts.StoreDir, t.TempDir())
+	opts.Port, opts.NoSigs, opts.NoLog = cmp.Or(opts.Port, server.RANDOM_PORT), true, true
+	s, err := server.NewServer(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	if !s.ReadyForConnections(time.Minute) {
+		t.Fatal("the NATS server does not listen")
+	}
+	return s
 }
 
 // RestartableServer is a server that can be restarted while connections are open.

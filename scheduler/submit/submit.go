@@ -2,13 +2,14 @@
 // rollback:
 //
 //  1. Claim: the idempotency key is bound to the execution, or the dead letter is marked with it, by
-//     compare-and-set. Of several requests one goes on. The others return its execution.
+//     compare-and-set. Of several requests one continues. The others return its execution.
 //  2. Lock: the job's thread is locked for the execution.
 //  3. Store: the queue stores the job. If the queue does not confirm it, the execution is withdrawn.
 //
 // If a step fails, the steps before it are undone, last first. Nothing is undone while the job may
 // run. A process that dies between the steps leaves a claim, and perhaps a lock, whose execution
-// does not exist. The next request with the same claim takes both over after claimGrace.
+// does not exist. The next request with the same claim takes both over after claimGrace. It first
+// stores that the execution has ended: the process may live, with a clock that is behind.
 package submit
 
 import (
@@ -39,11 +40,14 @@ const (
 
 // Jobs is the queue.
 type Jobs interface {
-	// Submit stores a job. It returns a [*proto.Refusal] if nothing of the job remains. After any
+	// Submit stores a job. It returns a [*proto.Rejection] if nothing of the job remains. After any
 	// other error the job may be stored.
 	Submit(ctx context.Context, job *proto.Job) error
 	// Lookup returns the record of an execution, or [proto.ErrNotFound].
 	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	// Void stores that the execution described by m has expired, so that it never starts, even if
+	// its job is stored later. It returns [proto.ErrConflict] if the execution has a record.
+	Void(ctx context.Context, m *proto.Meta, reason string) error
 	// Withdraw ends an execution with result r if it has not started. It returns the record.
 	Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error)
 }
@@ -63,8 +67,8 @@ type Bindings interface {
 type Threads interface {
 	// Lock locks a thread for an execution until that has ended, and creates the thread if
 	// necessary. It returns the worker that may have the home in its cache, or "". It returns a
-	// [*proto.BusyError] if another execution holds the thread. After any other error the thread
-	// may be locked.
+	// [*proto.BusyError] if another execution holds the thread, and a [*proto.RemovingError] if it
+	// is being removed. After any other error the thread may be locked.
 	Lock(ctx context.Context, org, thread string, id proto.TraceID) (head *proto.Thread, prefer string, err error)
 	// Unlock unlocks a thread. It does nothing if the execution does not hold it.
 	Unlock(ctx context.Context, org, thread string, id proto.TraceID) error
@@ -93,7 +97,7 @@ type Submitter struct {
 //
 // Nothing of the job remains after an error, except for [proto.ErrMayRun]. The other errors include
 // [proto.ErrKeyReused], [proto.ErrSubmissionPending], [proto.ErrNotConfirmed], [*proto.BusyError]
-// and [*proto.Refusal].
+// and [*proto.Rejection].
 func (s *Submitter) Submit(ctx context.Context, sub *proto.Submission) (proto.TraceID, error) {
 	id := sub.Job.TraceID
 	if sub.IdempotencyKey == "" {
@@ -102,20 +106,19 @@ func (s *Submitter) Submit(ctx context.Context, sub *proto.Submission) (proto.Tr
 	c := &keyClaim{bindings: s.Bindings, sub: sub}
 	bounded, cancel := context.WithDeadline(ctx, sub.WaitUntil)
 	defer cancel()
-	holder, abandoned, err := s.claim(bounded, c, id)
+	holder, err := s.claim(bounded, c, id)
 	switch {
 	case err != nil && bounded.Err() != nil && ctx.Err() == nil:
 		return "", proto.ErrSubmissionPending
 	case err != nil || holder != "":
 		return holder, err
 	}
-	s.unlock(ctx, sub.Job, abandoned)
 	return id, s.accept(ctx, sub.Job, c)
 }
 
 // Requeue submits the job of a dead letter as execution id, unless an earlier request has done so.
 // It returns the dead letter, which names the execution. build makes the job from the one in the
-// dead letter. Requeue goes on if ctx is cancelled. Its errors are those of build and
+// dead letter. Requeue continues if ctx is cancelled. Its errors are those of build and
 // [Submitter.Submit], [proto.ErrNotFound] and [proto.ErrNoJob].
 func (s *Submitter) Requeue(
 	ctx context.Context, letterID string, id proto.TraceID, build func(dead *proto.Job) (*proto.Job, error),
@@ -123,19 +126,18 @@ func (s *Submitter) Requeue(
 	c := &letterClaim{letters: s.DeadLetters, id: letterID, build: build}
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimGrace+2*stepTimeout)
 	defer cancel()
-	holder, abandoned, err := s.claim(bounded, c, id)
+	holder, err := s.claim(bounded, c, id)
 	if err != nil {
 		return nil, err
 	}
 	if holder == "" {
-		s.unlock(ctx, c.job, abandoned)
 		err = s.accept(ctx, c.job, c)
 	}
 	return c.letter, err
 }
 
 // Withdraw ends the execution of a submission if it has not started, and frees its idempotency key
-// then. It returns the record, and goes on if ctx is cancelled.
+// then. It returns the record, and continues if ctx is cancelled.
 func (s *Submitter) Withdraw(ctx context.Context, sub *proto.Submission, reason string) (*proto.Record, error) {
 	rec, err := s.withdraw(ctx, sub.Job.TraceID, reason)
 	if err == nil && rec.ExpiredInQueue() {
@@ -144,7 +146,7 @@ func (s *Submitter) Withdraw(ctx context.Context, sub *proto.Submission, reason 
 	return rec, err
 }
 
-// Release frees the idempotency key of a submission that did not start. It goes on if ctx is
+// Release frees the idempotency key of a submission that did not start. It continues if ctx is
 // cancelled.
 func (s *Submitter) Release(ctx context.Context, sub *proto.Submission) error {
 	if sub.IdempotencyKey == "" {
@@ -167,7 +169,7 @@ func (s *Submitter) accept(ctx context.Context, job *proto.Job, c claim) error {
 		return err
 	}
 	if _, busy := errors.AsType[*proto.BusyError](err); !busy {
-		s.unlock(ctx, job, job.TraceID)
+		s.unlock(ctx, job)
 	}
 	if c != nil {
 		ctx, cancel := detach(ctx)
@@ -188,7 +190,7 @@ func (s *Submitter) store(ctx context.Context, job *proto.Job) error {
 		return err
 	}
 	err := s.Jobs.Submit(bounded, job)
-	if _, refused := errors.AsType[*proto.Refusal](err); refused || err == nil {
+	if _, refused := errors.AsType[*proto.Rejection](err); refused || err == nil {
 		return err
 	}
 	rec, errWithdraw := s.withdraw(ctx, job.TraceID, "The queue did not confirm the execution.")
@@ -223,16 +225,16 @@ func (s *Submitter) lock(ctx context.Context, job *proto.Job) (err error) {
 	return nil
 }
 
-// unlock unlocks the job's thread if execution id holds it. id is empty for none. A lock that
-// cannot be removed expires, since its execution does not exist.
-func (s *Submitter) unlock(ctx context.Context, job *proto.Job, id proto.TraceID) {
-	if job.ThreadID == "" || id == "" {
+// unlock unlocks the job's thread, if it has one. A lock that cannot be removed expires, since its
+// execution does not exist.
+func (s *Submitter) unlock(ctx context.Context, job *proto.Job) {
+	if job.ThreadID == "" {
 		return
 	}
 	ctx, cancel := detach(ctx)
 	defer cancel()
-	if err := s.Threads.Unlock(ctx, job.Org, job.ThreadID, id); err != nil {
-		s.Log.WarnContext(ctx, "unlock thread failed", "thread_id", job.ThreadID, "trace_id", id, "error", err)
+	if err := s.Threads.Unlock(ctx, job.Org, job.ThreadID, job.TraceID); err != nil {
+		s.Log.WarnContext(ctx, "unlock thread failed", "thread_id", job.ThreadID, "trace_id", job.TraceID, "error", err)
 	}
 }
 
@@ -250,46 +252,48 @@ type claim interface {
 	replace(ctx context.Context, id proto.TraceID) error
 	// release removes the id that was stored.
 	release(ctx context.Context) error
+	// meta describes the executions of the claim, except for their ids.
+	meta() proto.Meta
 }
 
 // claim acquires c for execution id, waiting while another request is in progress. holder is the
-// earlier execution that c stands for; empty if c was acquired. abandoned is a predecessor that was
-// never stored, but whose process may have locked the thread; empty for none.
-func (s *Submitter) claim(ctx context.Context, c claim, id proto.TraceID) (holder, abandoned proto.TraceID, err error) {
+// earlier execution that c stands for; empty if c was acquired.
+func (s *Submitter) claim(ctx context.Context, c claim, id proto.TraceID) (holder proto.TraceID, err error) {
 	waits := backoff.NewExponentialBackOff(backoff.WithInitialInterval(minClaimWait),
 		backoff.WithMaxInterval(maxClaimWait), backoff.WithMaxElapsedTime(claimGrace+stepTimeout))
 	err = backoff.Retry(func() (err error) {
-		holder, abandoned, err = s.tryClaim(ctx, c, id)
+		holder, err = s.tryClaim(ctx, c, id)
 		if err != nil && !errors.Is(err, proto.ErrConflict) {
 			return backoff.Permanent(err)
 		}
 		return err
 	}, backoff.WithContext(waits, ctx))
-	return holder, abandoned, err
+	return holder, err
 }
 
-func (s *Submitter) tryClaim(ctx context.Context, c claim, id proto.TraceID) (holder, abandoned proto.TraceID, err error) {
+func (s *Submitter) tryClaim(ctx context.Context, c claim, id proto.TraceID) (holder proto.TraceID, err error) {
 	holder, since, err := c.acquire(ctx, id)
 	if err != nil || holder == "" {
-		return "", "", err
+		return "", err
 	}
 	rec, err := s.Jobs.Lookup(ctx, holder)
 	unknown := errors.Is(err, proto.ErrNotFound)
 	switch {
 	case err == nil && !rec.ExpiredInQueue():
-		return holder, "", nil
+		return holder, nil
 	case err != nil && !unknown:
-		return "", "", fmt.Errorf("look up %s: %w", holder, err)
+		return "", fmt.Errorf("look up %s: %w", holder, err)
 	case unknown && time.Since(since) < claimGrace:
-		return "", "", proto.ErrSubmissionPending
+		return "", proto.ErrSubmissionPending
+	case unknown:
+		m := c.meta()
+		m.TraceID = holder
+		if err := s.Jobs.Void(ctx, &m, "The request was not accepted in time, and another one took its place."); err != nil {
+			return "", err
+		}
+		s.Log.WarnContext(ctx, "submission abandoned", "trace_id", holder, "replaced_by", id)
 	}
-	if err := c.replace(ctx, id); err != nil {
-		return "", "", err
-	}
-	if unknown {
-		abandoned = holder
-	}
-	return "", abandoned, nil
+	return "", c.replace(ctx, id)
 }
 
 // keyClaim is the idempotency key of a submission.
@@ -325,6 +329,8 @@ func (c *keyClaim) replace(ctx context.Context, id proto.TraceID) (err error) {
 	}
 	return nil
 }
+
+func (c *keyClaim) meta() proto.Meta { return c.sub.Job.Meta }
 
 func (c *keyClaim) release(ctx context.Context) error {
 	if err := c.bindings.Release(ctx, c.sub.Job.Key, c.sub.IdempotencyKey, c.sub.Binding); err != nil {
@@ -365,6 +371,8 @@ func (c *letterClaim) replace(ctx context.Context, id proto.TraceID) (err error)
 	c.letter.Requeued, c.letter.RequeuedAt = id, &c.job.CreatedAt
 	return c.letters.Mark(ctx, c.letter)
 }
+
+func (c *letterClaim) meta() proto.Meta { return c.dead.Meta }
 
 func (c *letterClaim) release(ctx context.Context) error {
 	c.letter.Requeued, c.letter.RequeuedAt = "", nil

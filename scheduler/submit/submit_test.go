@@ -35,6 +35,8 @@ func (b *backend) Lookup(context.Context, proto.TraceID) (*proto.Record, error) 
 	return nil, b.call("lookup")
 }
 
+func (b *backend) Void(context.Context, *proto.Meta, string) error { return b.call("void") }
+
 func (b *backend) Withdraw(_ context.Context, _ proto.TraceID, r proto.Result) (*proto.Record, error) {
 	if b.record == nil {
 		b.record = &proto.Record{Status: proto.StatusFailed, Result: &r}
@@ -85,7 +87,7 @@ func job() *proto.Job {
 // Each failure undoes the steps before it, last first. Nothing is undone if the job may run.
 func TestRollback(t *testing.T) {
 	failed := errors.New("failed")
-	refusal, busy := &proto.Refusal{Reason: proto.RefusedConcurrency}, &proto.BusyError{Thread: "t"}
+	rejection, busy := &proto.Rejection{Reason: proto.RejectedConcurrency}, &proto.BusyError{Thread: "t"}
 	for name, tt := range map[string]struct {
 		errs  map[string]error
 		runs  bool // the execution started before it was withdrawn
@@ -96,12 +98,12 @@ func TestRollback(t *testing.T) {
 		"key not bound":       {map[string]error{"bind": failed}, false, "bind", failed},
 		"thread busy":         {map[string]error{"lock": busy}, false, "bind lock release", busy},
 		"lock unknown":        {map[string]error{"lock": failed}, false, "bind lock unlock release", failed},
-		"refused":             {map[string]error{"store": refusal}, false, "bind lock store unlock release", refusal},
+		"refused":             {map[string]error{"store": rejection}, false, "bind lock store unlock release", rejection},
 		"withdrawn":           {map[string]error{"store": failed}, false, "bind lock store withdraw unlock release", proto.ErrNotConfirmed},
 		"started":             {map[string]error{"store": failed}, true, "bind lock store withdraw", nil},
 		"unknown":             {map[string]error{"store": failed, "withdraw": proto.ErrNotFound}, false, "bind lock store withdraw unlock release", proto.ErrNotConfirmed},
 		"may run":             {map[string]error{"store": failed, "withdraw": failed}, false, "bind lock store withdraw", proto.ErrMayRun},
-		"rollback fails, too": {map[string]error{"store": refusal, "unlock": failed, "release": failed}, false, "bind lock store unlock release", refusal},
+		"rollback fails, too": {map[string]error{"store": rejection, "unlock": failed, "release": failed}, false, "bind lock store unlock release", rejection},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := &backend{errs: tt.errs}
@@ -127,7 +129,7 @@ func TestRequeueRollback(t *testing.T) {
 		calls string
 	}{
 		"accepted": {nil, "get mark lock store"},
-		"refused":  {map[string]error{"store": &proto.Refusal{}}, "get mark lock store unlock mark"},
+		"refused":  {map[string]error{"store": &proto.Rejection{}}, "get mark lock store unlock mark"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, id := &backend{errs: tt.errs}, proto.NewTraceID()
@@ -147,12 +149,12 @@ func TestRequeueRollback(t *testing.T) {
 }
 
 // A cancelled request still completes its steps and its rollback.
-func TestSubmitGoesOnWithoutTheClient(t *testing.T) {
-	b := &backend{errs: map[string]error{"store": &proto.Refusal{}}}
+func TestSubmitContinuesWithoutTheClient(t *testing.T) {
+	b := &backend{errs: map[string]error{"store": &proto.Rejection{}}}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := b.submitter(t).Submit(ctx, &proto.Submission{Job: job()}); err == nil {
-		t.Error("no refusal")
+		t.Error("no rejection")
 	}
 	if calls := strings.Join(b.calls, " "); calls != "lock store unlock" {
 		t.Errorf("calls %s", calls)

@@ -10,6 +10,7 @@ package threads
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,7 +34,7 @@ const (
 )
 
 // ErrTooLarge is returned if a head has too many layers to fit into a message.
-var ErrTooLarge = errors.New("the head of the thread has no room left")
+var ErrTooLarge = errors.New("the head of the thread is too large")
 
 // Threads stores heads in JetStream.
 type Threads struct{ Store *store.Store }
@@ -41,7 +42,7 @@ type Threads struct{ Store *store.Store }
 // Get returns the head of a thread, or [proto.ErrNotFound].
 func (t *Threads) Get(ctx context.Context, org, id string) (*proto.Thread, error) {
 	head, _, err := t.read(ctx, org, id)
-	if err == nil && head == nil {
+	if err == nil && (head == nil || head.Removal != "") {
 		return nil, fmt.Errorf("thread %s: %w", id, proto.ErrNotFound)
 	}
 	return head, err
@@ -202,39 +203,53 @@ func (t *Threads) Create(ctx context.Context, head *proto.Thread) error {
 	return err
 }
 
-// Remove removes a thread. It returns [proto.ErrNotFound] if there is none, and a
-// [*proto.BusyError] if an execution holds it.
-func (t *Threads) Remove(ctx context.Context, org, id string) error {
-	return t.remove(ctx, org, id, func(*proto.Thread) error { return nil })
-}
-
-// Expire removes a thread that was not used since a time. It returns [proto.ErrConflict] if it was
-// used.
-func (t *Threads) Expire(ctx context.Context, org, id string, since time.Time) error {
-	return t.remove(ctx, org, id, func(head *proto.Thread) error {
-		if head.UsedAt.Before(since) {
-			return nil
-		}
-		return fmt.Errorf("thread %s was used on %s: %w", id, head.UsedAt.Format(time.RFC3339), proto.ErrConflict)
-	})
-}
-
-func (t *Threads) remove(ctx context.Context, org, id string, check func(*proto.Thread) error) error {
-	return store.Update(ctx, func() error {
+// Tombstone replaces the head of a thread by a tombstone and returns its name. The thread then does
+// not exist, and none with its id can be created until Purge: Lock, Stage and Create return a
+// [*proto.RemovingError]. Tombstone returns the error of check, which is called with the head, nil
+// if there is none, and a [*proto.BusyError] if an execution holds the thread. It returns the name
+// of an existing tombstone. It replaces a malformed head without a check.
+func (t *Threads) Tombstone(ctx context.Context, org, id string, check func(*proto.Thread) error) (removal string, err error) {
+	err = store.Update(ctx, func() error {
 		head, seq, err := t.read(ctx, org, id)
 		switch {
 		case errors.Is(err, store.ErrMalformed): // can only be removed
 		case err != nil:
 			return err
-		case head == nil:
-			return fmt.Errorf("thread %s: %w", id, proto.ErrNotFound)
+		case head != nil && head.Removal != "":
+			removal = head.Removal
+			return nil
 		default:
 			if err := check(head); err != nil {
 				return err
 			}
+			if head == nil {
+				break
+			}
 			if _, err := t.checkFree(ctx, head); err != nil {
 				return err
 			}
+		}
+		removal = rand.Text()
+		return t.write(ctx, &proto.Thread{Org: org, ID: id, Removal: removal}, seq)
+	})
+	return removal, err
+}
+
+// Removal returns the name of a thread's tombstone, or "" if it has none.
+func (t *Threads) Removal(ctx context.Context, org, id string) (string, error) {
+	head, _, err := t.read(ctx, org, id)
+	if err != nil || head == nil {
+		return "", err
+	}
+	return head.Removal, nil
+}
+
+// Purge removes a tombstone. It does nothing if the thread has no tombstone of that name.
+func (t *Threads) Purge(ctx context.Context, org, id, removal string) error {
+	return store.Update(ctx, func() error {
+		head, seq, err := t.read(ctx, org, id)
+		if err != nil || head == nil || head.Removal != removal {
+			return err
 		}
 		return t.delete(ctx, org, id, seq)
 	})
@@ -285,8 +300,8 @@ func (t *Threads) List(ctx context.Context, org, after string, limit int) ([]pro
 	return page, nil
 }
 
-// All returns the heads of all threads of all organisations, ordered by their last change. A head
-// that changes meanwhile may be returned twice, the newer one later. An error is about a malformed
+// All returns the heads of all threads of all organisations, including tombstones, ordered by their
+// last change. A head that changes meanwhile may be returned twice, the newer one later. An error is about a malformed
 // head, or it is the last value.
 func (t *Threads) All(ctx context.Context) iter.Seq2[*proto.Thread, error] {
 	return func(yield func(*proto.Thread, error) bool) {
@@ -320,7 +335,7 @@ var removed = &proto.Thread{}
 
 // update replaces the head of a thread by the result of next, and starts over after a conflict.
 // next is called with nil if there is no thread, and returns nil to keep the head. update returns
-// the head.
+// the head. It returns a [*proto.RemovingError] instead of replacing a tombstone.
 func (t *Threads) update(
 	ctx context.Context, org, id string, next func(old *proto.Thread) (*proto.Thread, error),
 ) (head *proto.Thread, err error) {
@@ -329,6 +344,10 @@ func (t *Threads) update(
 		if err != nil {
 			return err
 		}
+		removing := old != nil && old.Removal != ""
+		if removing {
+			old = nil
+		}
 		head, err = next(old)
 		switch {
 		case err != nil:
@@ -336,6 +355,8 @@ func (t *Threads) update(
 		case head == nil:
 			head = old
 			return nil
+		case removing:
+			return &proto.RemovingError{Thread: id}
 		case head == removed:
 			return t.delete(ctx, org, id, seq)
 		default:
@@ -345,8 +366,8 @@ func (t *Threads) update(
 	return head, err
 }
 
-// read returns the head of a thread, nil if there is none, and its sequence number. If the head is
-// malformed, it returns [store.ErrMalformed] and the sequence number.
+// read returns the head or tombstone of a thread, nil if there is none, and its sequence number. If
+// the head is malformed, it returns [store.ErrMalformed] and the sequence number.
 func (t *Threads) read(ctx context.Context, org, id string) (*proto.Thread, uint64, error) {
 	if !isToken(org) || !isToken(id) {
 		return nil, 0, fmt.Errorf("thread %q: %w", id, proto.ErrNotFound)
@@ -376,13 +397,13 @@ func decode(org, id string, h nats.Header, body []byte) (*proto.Thread, error) {
 		return nil, malformed(id, err)
 	}
 	if head.Org != org || head.ID != id {
-		return nil, malformed(id, fmt.Errorf("it says it is %q of %q", head.ID, head.Org))
+		return nil, malformed(id, fmt.Errorf("it is the head of %q of %q", head.ID, head.Org))
 	}
 	return &head, nil
 }
 
 func malformed(id string, err error) error {
-	return fmt.Errorf("head of thread %s: %w: %w: remove the thread and rebuild it", id, store.ErrMalformed, err)
+	return fmt.Errorf("head of thread %s: %w: %w: restore it from a backup, or remove the thread", id, store.ErrMalformed, err)
 }
 
 func (t *Threads) write(ctx context.Context, head *proto.Thread, seq uint64) error {
@@ -390,13 +411,17 @@ func (t *Threads) write(ctx context.Context, head *proto.Thread, seq uint64) err
 	if err != nil {
 		return fmt.Errorf("encode thread %s: %w", head.ID, err)
 	}
-	summary, err := json.Marshal(head.Summary())
-	if err != nil {
-		return fmt.Errorf("encode thread %s: %w", head.ID, err)
+	header := nats.Header{}
+	if head.Removal == "" { // List omits heads without a summary
+		summary, err := json.Marshal(head.Summary())
+		if err != nil {
+			return fmt.Errorf("encode thread %s: %w", head.ID, err)
+		}
+		header.Set(store.HeaderThread, string(summary))
 	}
 	if len(body) > t.Store.MaxInline() { // a body stored as an object would expire
-		return fmt.Errorf("thread %s takes %d bytes of %d: %w", head.ID, len(body), t.Store.MaxInline(), ErrTooLarge)
+		return fmt.Errorf("the head of thread %s has %d bytes, more than %d: %w", head.ID, len(body), t.Store.MaxInline(), ErrTooLarge)
 	}
-	_, err = t.Store.Write(ctx, store.ThreadSubject(head.Org, head.ID), nats.Header{store.HeaderThread: {string(summary)}}, body, seq)
+	_, err = t.Store.Write(ctx, store.ThreadSubject(head.Org, head.ID), header, body, seq)
 	return err
 }

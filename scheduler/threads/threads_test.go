@@ -99,6 +99,28 @@ func (w *world) wantBusy(what string, err error, holder proto.TraceID) {
 	}
 }
 
+func (w *world) wantRemoving(what string, err error) {
+	w.t.Helper()
+	var removing *proto.RemovingError
+	if !errors.As(err, &removing) || removing.Thread != "t" {
+		w.t.Errorf("%s: %v, want a RemovingError", what, err)
+	}
+}
+
+// remove removes the head of a thread.
+func (w *world) remove(id string) error {
+	removal, err := w.Tombstone(w.ctx, "acme", id, func(head *proto.Thread) error {
+		if head == nil {
+			return proto.ErrNotFound
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return w.Purge(w.ctx, "acme", id, removal)
+}
+
 // commit returns a commit of the next version with one layer.
 func commit(head *proto.Thread, staged ...string) *proto.Commit {
 	n := head.Number() + 1
@@ -456,16 +478,45 @@ func TestStageLimits(t *testing.T) {
 	}
 }
 
-func TestRemove(t *testing.T) {
+func TestTombstone(t *testing.T) {
 	w := newWorld(t)
-	w.wantError("none", w.Remove(w.ctx, "acme", "t"), proto.ErrNotFound)
+	absent := func(head *proto.Thread) error {
+		if head == nil {
+			return proto.ErrNotFound
+		}
+		return nil
+	}
+	_, err := w.Tombstone(w.ctx, "acme", "t", absent)
+	w.wantError("none", err, proto.ErrNotFound)
 	id, _ := w.lock()
-	w.wantBusy("held", w.Remove(w.ctx, "acme", "t"), id)
+	_, err = w.Tombstone(w.ctx, "acme", "t", absent)
+	w.wantBusy("held", err, id)
 	w.record(id, proto.StatusSuccess, "w")
-	w.wantError("free", w.Remove(w.ctx, "acme", "t"), nil)
-	_, err := w.Get(w.ctx, "acme", "t")
+	removal, err := w.Tombstone(w.ctx, "acme", "t", absent)
+	w.wantError("free", err, nil)
+	_, err = w.Get(w.ctx, "acme", "t")
 	w.wantError("then", err, proto.ErrNotFound)
-	w.wantError("again", w.Remove(w.ctx, "acme", "t"), proto.ErrNotFound)
+	if list, err := w.List(w.ctx, "acme", "", 9); len(list) > 0 || err != nil {
+		t.Errorf("listed: %+v, %v", list, err)
+	}
+	if again, err := w.Tombstone(w.ctx, "acme", "t", absent); again != removal || err != nil {
+		t.Errorf("again: %q, %v, want %q", again, err, removal)
+	}
+	if now, err := w.Removal(w.ctx, "acme", "t"); now != removal || err != nil {
+		t.Errorf("the tombstone is %q, %v, want %q", now, err, removal)
+	}
+	_, _, err = w.Lock(w.ctx, "acme", "t", proto.NewTraceID())
+	w.wantRemoving("lock", err)
+	w.wantRemoving("create", w.Create(w.ctx, &proto.Thread{Org: "acme", ID: "t"}))
+	w.wantRemoving("stage", w.Stage(w.ctx, "acme", "t", staged("a", "1"), acceptAny))
+	w.wantError("the holder's commit", w.Commit(w.ctx, "acme", "t", id, commit(&proto.Thread{Fence: 1})), proto.ErrFenced)
+	w.wantError("unlock", w.Unlock(w.ctx, "acme", "t", id), nil)
+	w.wantError("purge of another", w.Purge(w.ctx, "acme", "t", "another"), nil)
+	if now, err := w.Removal(w.ctx, "acme", "t"); now != removal || err != nil {
+		t.Errorf("the tombstone is %q, %v, want %q", now, err, removal)
+	}
+	w.wantError("purge", w.Purge(w.ctx, "acme", "t", removal), nil)
+	w.wantError("purge again", w.Purge(w.ctx, "acme", "t", removal), nil)
 	info, err := w.Store.Threads.Info(w.ctx)
 	if err != nil || info.State.Msgs != 0 {
 		t.Errorf("%+v, %v", info.State, err)
@@ -474,24 +525,30 @@ func TestRemove(t *testing.T) {
 	if _, head := w.lock(); head.Fence != 1 {
 		t.Errorf("%+v", head)
 	}
+	w.wantError("purge of a thread", w.Purge(w.ctx, "acme", "t", removal), nil)
 	w.wantError("its commit to the next of that name", w.Commit(w.ctx, "acme", "t", id, commit(&proto.Thread{Fence: 1})), proto.ErrFenced)
 }
 
-func TestExpire(t *testing.T) {
+// A head that changes after its check is checked again.
+func TestTombstoneAfterChange(t *testing.T) {
 	w := newWorld(t)
 	w.whileLocked(func(proto.TraceID, *proto.Thread) {})
-	used := w.get().UsedAt
-	w.wantError("used later", w.Expire(w.ctx, "acme", "t", used), proto.ErrConflict)
-	id, _ := w.lock()
-	w.wantBusy("held", w.Expire(w.ctx, "acme", "t", used.Add(time.Hour)), id)
-	w.record(id, proto.StatusSuccess, "w")
-	w.wantError("idle", w.Expire(w.ctx, "acme", "t", used.Add(time.Hour)), nil)
-	w.wantError("gone", w.Expire(w.ctx, "acme", "t", used.Add(time.Hour)), proto.ErrNotFound)
+	used := errors.New("it was used")
+	_, err := w.Tombstone(w.ctx, "acme", "t", func(head *proto.Thread) error {
+		if len(head.Staged) > 0 {
+			return used
+		}
+		return w.Stage(w.ctx, "acme", "t", staged("a", "1"), acceptAny)
+	})
+	w.wantError("tombstone", err, used)
+	if head := w.get(); len(head.Staged) != 1 {
+		t.Errorf("%+v", head)
+	}
 }
 
 // A process may die between the deletion marker and the purge.
 func TestDeletionMarkerIsNoThread(t *testing.T) {
-	for name, take := range map[string]func(w *world) error{
+	for name, remove := range map[string]func(w *world) error{
 		"lock":   func(w *world) error { _, _, err := w.Lock(w.ctx, "acme", "t", proto.NewTraceID()); return err },
 		"create": func(w *world) error { return w.Create(w.ctx, &proto.Thread{Org: "acme", ID: "t"}) },
 		"stage":  func(w *world) error { return w.Stage(w.ctx, "acme", "t", staged("a", "1"), acceptAny) },
@@ -504,21 +561,21 @@ func TestDeletionMarkerIsNoThread(t *testing.T) {
 			if _, err := w.Store.JS.UpdateStream(w.ctx, cfg); err != nil {
 				t.Fatal(err)
 			}
-			w.wantError("remove", w.Remove(w.ctx, "acme", "t"), nil)
+			w.wantError("remove", w.remove("t"), nil)
 			info, err := w.Store.Threads.Info(w.ctx)
 			if err != nil || info.State.Msgs != 1 {
-				t.Fatalf("there is no marker: %+v, %v", info.State, err)
+				t.Fatalf("no marker was written: %+v, %v", info.State, err)
 			}
 			_, err = w.Get(w.ctx, "acme", "t")
 			w.wantError("get", err, proto.ErrNotFound)
-			w.wantError("remove again", w.Remove(w.ctx, "acme", "t"), proto.ErrNotFound)
+			w.wantError("remove again", w.remove("t"), proto.ErrNotFound)
 			if list, err := w.List(w.ctx, "acme", "", 9); len(list) > 0 || err != nil {
 				t.Errorf("listed: %+v, %v", list, err)
 			}
 			for head, err := range w.All(w.ctx) {
 				t.Errorf("of all: %+v, %v", head, err)
 			}
-			w.wantError(name, take(w), nil)
+			w.wantError(name, remove(w), nil)
 			if head := w.get(); head.Version != nil {
 				t.Errorf("%+v", head)
 			}
@@ -534,8 +591,13 @@ func TestConcurrentRemoveAndLock(t *testing.T) {
 		})
 		var all sync.WaitGroup
 		var removed error
-		all.Go(func() { removed = w.Remove(w.ctx, "acme", "t") })
-		id, head := w.lock()
+		all.Go(func() { removed = w.remove("t") })
+		id := proto.NewTraceID()
+		var removing *proto.RemovingError
+		head, _, err := w.Lock(w.ctx, "acme", "t", id)
+		for ; errors.As(err, &removing); head, _, err = w.Lock(w.ctx, "acme", "t", id) {
+		}
+		w.wantError("lock", err, nil)
 		all.Wait()
 		if now := w.get(); now.Holder != id || (head.Version == nil) != (now.Version == nil) {
 			t.Fatalf("locked %+v, is %+v", head, now)
@@ -574,7 +636,7 @@ func TestListAndAll(t *testing.T) {
 		w.wantError("create", w.Create(w.ctx, head), nil)
 	}
 	w.wantError("create", w.Create(w.ctx, &proto.Thread{Org: "other", ID: "t0005"}), nil)
-	w.wantError("remove", w.Remove(w.ctx, "acme", "t100"), nil)
+	w.wantError("remove", w.remove("t100"), nil)
 	var ids []string
 	for after := ""; ; after = ids[len(ids)-1] {
 		page, err := w.List(w.ctx, "acme", after, 70)
@@ -650,7 +712,7 @@ func TestMalformedHead(t *testing.T) {
 		if good != 1 || bad != 1 {
 			t.Errorf("%s: %d good, %d bad", name, good, bad)
 		}
-		w.wantError(name, w.Remove(w.ctx, "acme", "t"), nil)
+		w.wantError(name, w.remove("t"), nil)
 		_, err = w.Get(w.ctx, "acme", "t")
 		w.wantError("then", err, proto.ErrNotFound)
 	}
@@ -667,7 +729,7 @@ func TestInvalidNamesAreNotFound(t *testing.T) {
 		_, _, err = w.Lock(w.ctx, "acme", id, proto.NewTraceID())
 		w.wantError("lock", err, proto.ErrNotFound)
 		w.wantError("stage", w.Stage(w.ctx, "acme", id, staged("a", "1"), acceptAny), proto.ErrNotFound)
-		w.wantError("remove", w.Remove(w.ctx, "acme", id), proto.ErrNotFound)
+		w.wantError("remove", w.remove(id), proto.ErrNotFound)
 		if list, err := w.List(w.ctx, id, "", 9); len(list) > 0 || err != nil {
 			t.Errorf("list of %q: %+v, %v", id, list, err)
 		}

@@ -22,7 +22,7 @@ import (
 const (
 	dialTimeout = 2 * time.Second
 	// answerTimeout bounds Redis' answer to a request. A shorter one does not help: what Redis
-	// handed out in an answer that nobody waited for is lost.
+	// delivered in an answer after its request timed out is lost.
 	answerTimeout = 10 * time.Second
 	// embeddedLife is the number of timers after which the embedded Redis is replaced. miniredis
 	// counts the changes of every key for ever, which takes about 150 bytes per timer.
@@ -264,7 +264,7 @@ func (l *taskLog) Warn(args ...any) {
 // lost.
 func (l *taskLog) Error(args ...any) { l.Warn(args...) }
 
-// Fatal logs a line. The process goes on.
+// Fatal logs a line. The process continues.
 func (l *taskLog) Fatal(args ...any) { l.Warn(args...) }
 
 // health logs when Redis becomes unreachable and reachable.

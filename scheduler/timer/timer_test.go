@@ -24,8 +24,8 @@ func TestWakesAtItsTime(t *testing.T) {
 	for name, url := range map[string]string{"embedded": "", "Redis": "redis://" + miniredis.RunT(t).Addr()} {
 		w := open(t, url)
 		at := map[string]time.Time{}
-		for i, key := range []string{"now.1", "of a space", "soon", "later.é"} {
-			at[key] = w.in(t, key, time.Duration(i)*700*time.Millisecond)
+		for i, key := range []string{"now.1", "with space", "soon", "later.é"} {
+			at[key] = w.setIn(t, key, time.Duration(i)*700*time.Millisecond)
 		}
 		for range at {
 			select {
@@ -56,8 +56,8 @@ func TestEmbeddedHasNoSocket(t *testing.T) { // not parallel: other tests open s
 	}
 	before := sockets()
 	w := open(t, "")
-	w.in(t, "key", 100*time.Millisecond)
-	w.wakes(t, "key")
+	w.setIn(t, "key", 100*time.Millisecond)
+	w.awaitWake(t, "key")
 	if n := sockets(); n > before {
 		t.Errorf("%d sockets were opened", n-before)
 	}
@@ -69,7 +69,7 @@ func TestAKeyHasOneTimer(t *testing.T) {
 	w := open(t, "redis://"+redis.Addr())
 	var at time.Time
 	for i := range 50 {
-		at = w.in(t, "key", time.Hour-time.Duration(i)*time.Second)
+		at = w.setIn(t, "key", time.Hour-time.Duration(i)*time.Second)
 	}
 	for range 50 { // with the same time again
 		if err := w.Set(t.Context(), "key", at); err != nil {
@@ -80,9 +80,9 @@ func TestAKeyHasOneTimer(t *testing.T) {
 	if key := timersIn(redis)[0]; !strings.Contains(key, fmt.Sprint(at.Add(time.Millisecond-1).UnixMilli())) {
 		t.Errorf("%s is not the last that was set", key)
 	}
-	w.in(t, "key", 100*time.Millisecond) // earlier than before
-	w.wakes(t, "key")
-	eventually(t, "none is left once it has come", func() bool { return len(timersIn(redis)) == 0 })
+	w.setIn(t, "key", 100*time.Millisecond) // earlier than before
+	w.awaitWake(t, "key")
+	eventually(t, "none is left after it fired", func() bool { return len(timersIn(redis)) == 0 })
 }
 
 func TestNothingIsLeftBehind(t *testing.T) {
@@ -90,7 +90,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 	redis := miniredis.RunT(t)
 	w := open(t, "redis://"+redis.Addr())
 	for i := range 500 {
-		w.in(t, fmt.Sprint(i), time.Second)
+		w.setIn(t, fmt.Sprint(i), time.Second)
 	}
 	for range 500 {
 		select {
@@ -119,7 +119,7 @@ func TestArchiveIsEmptied(t *testing.T) {
 	t.Parallel()
 	redis := miniredis.RunT(t)
 	w := open(t, "redis://"+redis.Addr())
-	w.in(t, "key", time.Hour)
+	w.setIn(t, "key", time.Hour)
 	inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: redis.Addr()})
 	defer func() { _ = inspector.Close() }()
 	scheduled, err := inspector.ListScheduledTasks(queue)
@@ -156,15 +156,15 @@ func TestSlowUserDoesNotBlock(t *testing.T) {
 		<-leave
 		w.woken <- key
 	})
-	w.in(t, "first", 0)
+	w.setIn(t, "first", 0)
 	<-entered
 	for range 3 { // timers that fire while nothing receives them
 		for i := range 20 {
-			w.in(t, fmt.Sprint(i), 50*time.Millisecond)
+			w.setIn(t, fmt.Sprint(i), 50*time.Millisecond)
 		}
-		eventually(t, "timers come although nobody takes them", func() bool { return len(timersIn(redis)) == 0 && w.Remembered() == 0 })
+		eventually(t, "timers fire although none is received", func() bool { return len(timersIn(redis)) == 0 && w.Remembered() == 0 })
 	}
-	w.in(t, "last", 0)
+	w.setIn(t, "last", 0)
 	close(leave)
 	count := map[string]int{}
 	for len(count) < 22 {
@@ -194,7 +194,7 @@ func TestEmbeddedIsReplacedWithItsTimers(t *testing.T) {
 	w.ShortLife(50)
 	first := w.Embedded()
 	for i := range 60 {
-		w.in(t, fmt.Sprint(i), 6*time.Second)
+		w.setIn(t, fmt.Sprint(i), 6*time.Second)
 	}
 	w.run(t, func(key string) { w.woken <- key })
 	eventually(t, "it is replaced", func() bool { return w.Embedded() != first })
@@ -220,20 +220,20 @@ func TestRedisThatIsKilledAndRestarted(t *testing.T) {
 	redis := miniredis.RunT(t)
 	p := newProxy(t, redis.Addr())
 	w := open(t, p.url())
-	w.in(t, "before", 2*time.Second)
+	w.setIn(t, "before", 2*time.Second)
 	redis.Close()
 	w.log.waitFor(t, "Redis unreachable")
 	if err := w.Set(t.Context(), "meanwhile", time.Now().Add(time.Minute)); err == nil {
 		t.Error("a timer was set without Redis")
 	}
-	w.in(t, "due", 0) // needs none
-	w.wakes(t, "due")
+	w.setIn(t, "due", 0) // needs none
+	w.awaitWake(t, "due")
 	if err := redis.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	w.wakes(t, "before")
-	w.settles(t, "after", 100*time.Millisecond)
-	w.wakes(t, "after")
+	w.awaitWake(t, "before")
+	w.setWhenPossible(t, "after", 100*time.Millisecond)
+	w.awaitWake(t, "after")
 	w.log.waitFor(t, "Redis reachable")
 }
 
@@ -241,7 +241,7 @@ func TestRedisThatIsFlushed(t *testing.T) {
 	t.Parallel()
 	redis := miniredis.RunT(t)
 	w := open(t, "redis://"+redis.Addr())
-	at := w.in(t, "key", time.Hour)
+	at := w.setIn(t, "key", time.Hour)
 	redis.FlushAll()
 	if err := w.Set(t.Context(), "key", at); err != nil { // what a reconciler does
 		t.Fatal(err)
@@ -249,9 +249,9 @@ func TestRedisThatIsFlushed(t *testing.T) {
 	if n := len(timersIn(redis)); n != 1 {
 		t.Errorf("%d timers after it was set again", n)
 	}
-	soon := w.in(t, "key", 100*time.Millisecond)
-	w.wakes(t, "key")
-	eventually(t, "the replaced timer goes all the same", func() bool {
+	soon := w.setIn(t, "key", 100*time.Millisecond)
+	w.awaitWake(t, "key")
+	eventually(t, "the replaced timer is removed too", func() bool {
 		if err := w.Set(t.Context(), "other", soon.Add(time.Hour)); err != nil {
 			t.Fatal(err)
 		}
@@ -264,10 +264,10 @@ func TestFailoverToAnEmptyRedis(t *testing.T) {
 	one, two := miniredis.RunT(t), miniredis.RunT(t)
 	p := newProxy(t, one.Addr())
 	w := open(t, p.url())
-	at := w.in(t, "key", 3*time.Second)
+	at := w.setIn(t, "key", 3*time.Second)
 	p.to(two.Addr())
 	eventually(t, "the timer is set in the other", func() bool { return w.Set(t.Context(), "key", at) == nil && len(timersIn(two)) > 0 })
-	w.wakes(t, "key")
+	w.awaitWake(t, "key")
 	eventually(t, "it is gone from there", func() bool { return len(timersIn(two)) == 0 })
 }
 
@@ -276,15 +276,15 @@ func TestRedisThatIsSlow(t *testing.T) {
 	redis := miniredis.RunT(t)
 	p := newProxy(t, redis.Addr())
 	w := open(t, p.url())
-	w.in(t, "before", 4*time.Second)
+	w.setIn(t, "before", 4*time.Second)
 	p.delay.Store(int64(timer.SetTimeout + time.Second))
 	if err := w.Set(t.Context(), "unconfirmed", time.Now().Add(time.Hour)); err == nil {
 		t.Error("a timer was set that Redis did not confirm in time")
 	}
-	w.wakes(t, "before")
+	w.awaitWake(t, "before")
 	p.delay.Store(0)
-	w.settles(t, "after", 100*time.Millisecond)
-	w.wakes(t, "after")
+	w.setWhenPossible(t, "after", 100*time.Millisecond)
+	w.awaitWake(t, "after")
 }
 
 func TestRedisThatDoesNotAnswer(t *testing.T) {
@@ -292,9 +292,9 @@ func TestRedisThatDoesNotAnswer(t *testing.T) {
 	redis := miniredis.RunT(t)
 	p := newProxy(t, redis.Addr())
 	w := open(t, p.url())
-	w.in(t, "key", 100*time.Millisecond)
-	w.wakes(t, "key")
-	p.hole.Store(true)
+	w.setIn(t, "key", 100*time.Millisecond)
+	w.awaitWake(t, "key")
+	p.unresponsive.Store(true)
 	returned := make(chan error, 1)
 	go func() { returned <- w.Set(t.Context(), "lost", time.Now().Add(time.Minute)) }()
 	select {
@@ -305,7 +305,7 @@ func TestRedisThatDoesNotAnswer(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("Set waits for Redis without end")
 	}
-	w.stop() // nor does Run
+	w.stop() // Run returns too
 }
 
 func TestAbsentRedisIsWaitedFor(t *testing.T) {
@@ -315,17 +315,17 @@ func TestAbsentRedisIsWaitedFor(t *testing.T) {
 	w := open(t, p.url())
 	w.log.waitFor(t, "Redis unreachable")
 	p.to(redis.Addr())
-	w.settles(t, "key", 100*time.Millisecond)
-	w.wakes(t, "key")
+	w.setWhenPossible(t, "key", 100*time.Millisecond)
+	w.awaitWake(t, "key")
 }
 
 func TestRunAgain(t *testing.T) {
 	t.Parallel()
 	w := open(t, "")
-	w.in(t, "key", time.Second)
+	w.setIn(t, "key", time.Second)
 	w.stop()
 	w.run(t, func(key string) { w.woken <- key })
-	w.wakes(t, "key")
+	w.awaitWake(t, "key")
 }
 
 func TestCredentials(t *testing.T) {
@@ -333,8 +333,8 @@ func TestCredentials(t *testing.T) {
 	redis := miniredis.RunT(t)
 	redis.RequireUserAuth("bullpen", "hunter2")
 	w := open(t, "redis://bullpen:hunter2@"+redis.Addr()+"/1")
-	w.in(t, "key", 100*time.Millisecond)
-	w.wakes(t, "key")
+	w.setIn(t, "key", 100*time.Millisecond)
+	w.awaitWake(t, "key")
 	for _, user := range []string{"bullpen:hunter3@", ""} {
 		_, err := timer.Open(t.Context(), timer.Config{URL: "redis://" + user + redis.Addr(), Log: slog.New(slog.DiscardHandler)})
 		if err == nil || strings.Contains(err.Error(), "hunter") {
@@ -359,8 +359,8 @@ func TestTLS(t *testing.T) {
 	defer timers.Close()
 	w := &world{Timers: timers, woken: make(chan string, 10)}
 	w.run(t, func(key string) { w.woken <- key })
-	w.in(t, "key", 100*time.Millisecond)
-	w.wakes(t, "key")
+	w.setIn(t, "key", 100*time.Millisecond)
+	w.awaitWake(t, "key")
 	w.stop()
 	none := filepath.Join(t.TempDir(), "none.pem")
 	if err := os.WriteFile(none, []byte("none"), 0o600); err != nil {

@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"flag"
 	"io"
 	"log/slog"
 	"math/big"
@@ -27,6 +28,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	// The tests wait for timers rather than for a processor.
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
 	// go-redis retries a lost server every second, and notices only then that the client is closed.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
 }
@@ -36,11 +41,11 @@ const patience = 60 * time.Second
 
 // proxy forwards connections to a Redis, and injects faults.
 type proxy struct {
-	listener net.Listener
-	delay    atomic.Int64 // of each answer, in nanoseconds
-	hole     atomic.Bool  // nothing is answered
-	done     chan struct{}
-	all      sync.WaitGroup
+	listener     net.Listener
+	delay        atomic.Int64 // of each answer, in nanoseconds
+	unresponsive atomic.Bool  // nothing is answered
+	done         chan struct{}
+	all          sync.WaitGroup
 
 	mu     sync.Mutex
 	target string
@@ -121,7 +126,7 @@ func (p *proxy) answers(client, server net.Conn) {
 		if err != nil {
 			return
 		}
-		if p.hole.Load() {
+		if p.unresponsive.Load() {
 			continue
 		}
 		select {
@@ -218,8 +223,8 @@ func (w *world) run(t *testing.T, wake func(key string)) {
 	t.Cleanup(w.stop)
 }
 
-// in sets a timer and returns its time.
-func (w *world) in(t *testing.T, key string, d time.Duration) time.Time {
+// setIn sets a timer and returns its time.
+func (w *world) setIn(t *testing.T, key string, d time.Duration) time.Time {
 	t.Helper()
 	at := time.Now().Add(d)
 	if err := w.Set(t.Context(), key, at); err != nil {
@@ -228,8 +233,8 @@ func (w *world) in(t *testing.T, key string, d time.Duration) time.Time {
 	return at
 }
 
-// wakes waits until key is woken.
-func (w *world) wakes(t *testing.T, key string) {
+// awaitWake waits until key is woken.
+func (w *world) awaitWake(t *testing.T, key string) {
 	t.Helper()
 	deadline := time.After(patience)
 	for {
@@ -244,8 +249,8 @@ func (w *world) wakes(t *testing.T, key string) {
 	}
 }
 
-// settles sets the timer of key to d from now until Redis confirms it.
-func (w *world) settles(t *testing.T, key string, d time.Duration) {
+// setWhenPossible sets the timer of key to d from now until Redis confirms it.
+func (w *world) setWhenPossible(t *testing.T, key string, d time.Duration) {
 	t.Helper()
 	eventually(t, "a timer can be set", func() bool { return w.Set(t.Context(), key, time.Now().Add(d)) == nil })
 }

@@ -1,12 +1,12 @@
 // Package blob stores immutable objects by key. A [Store] checks digests and retries failed
-// requests; a [Backend] holds the objects: in memory, in a directory, in a bucket (package s3),
-// each optionally encrypted. The package does not know what objects contain or who refers to them.
+// requests; a [Backend] holds the objects: in a directory or in a bucket (package s3), each
+// optionally encrypted. The package does not know what objects contain or who refers to them.
 //
 // # Keys
 //
 // A key has up to 512 bytes in components of up to 128, separated by slashes. A component consists
 // of A-Z a-z 0-9 . _ - and = and begins with a letter or digit. If a key exists, no other key may
-// begin with it and a slash. A key names the same content for ever: callers put a digest or a
+// begin with it and a slash. A key always names the same content: callers put a digest or a
 // unique id into it.
 package blob
 

@@ -100,7 +100,7 @@ func (d *Directory) Put(ctx context.Context, key string, size int64, content io.
 	case in.err != nil:
 		err = in.err
 	case err == nil && n != size:
-		err = sizeError(key, n, size)
+		err = fmt.Errorf("put blob %q: the content has %d bytes, want %d", key, n, size)
 	case err == nil:
 		err = wrapFSError("put", key, f.Sync())
 	default:
@@ -132,8 +132,8 @@ func (d *Directory) publish(temp, key string, replace bool) error {
 		}
 	}
 	if errors.Is(err, fs.ErrExist) {
-		info, gone := d.root.Lstat(key)
-		if gone != nil || info.Mode().IsRegular() {
+		info, statErr := d.root.Lstat(key)
+		if statErr != nil || info.Mode().IsRegular() {
 			return &Error{Op: "put", Key: key, Kind: proto.ErrExists}
 		}
 		return &Error{Op: "put", Key: key, Kind: ErrUnavailable, Err: err, Remedy: "use a key that is no prefix of others, and remove links from the directory"}
@@ -171,7 +171,7 @@ func (d *Directory) Get(_ context.Context, key string, span Span) (io.ReadCloser
 	case !info.Mode().IsRegular():
 		err = &Error{Op: "get", Key: key, Kind: proto.ErrNotFound}
 	case info.Size() != span.Size:
-		err = sizeCorrupt(key, info.Size(), span.Size)
+		err = &Error{Op: "get", Key: key, Kind: proto.ErrCorrupt, Err: fmt.Errorf("it has %d bytes, want %d", info.Size(), span.Size)}
 	}
 	if err != nil {
 		_ = f.Close()

@@ -16,58 +16,77 @@ import (
 // progress.
 const maxResumes = 1000
 
-// verifyingReader returns the last bytes of a blob only after the digest of all of it has been
-// verified. A client that counts bytes, as HTTP clients do, cannot mistake a corrupt object for a
-// complete one.
-type verifyingReader struct {
+// checkedReader checks content while it is read. It returns the last bytes only after all of the
+// content was checked: a client that counts bytes, as HTTP clients do, cannot mistake a corrupt
+// object for a complete one.
+type checkedReader struct {
 	from io.Reader
-	blob proto.Blob
+	blob proto.Blob // Digest is empty if it is not known
 	op   string
 	left int64
 	sum  hash.Hash
-	err  error
+	err  error // io.EOF after all of the content
 }
 
-func verify(from io.Reader, b proto.Blob, op string) *verifyingReader {
-	return &verifyingReader{from: from, blob: b, op: op, left: b.Size, sum: sha256.New()}
+func checked(from io.Reader, b proto.Blob, op string) *checkedReader {
+	return &checkedReader{from: from, blob: b, op: op, left: b.Size, sum: sha256.New()}
 }
 
-func (v *verifyingReader) Read(p []byte) (int, error) {
-	if v.err != nil {
-		return 0, v.err
+func (c *checkedReader) Read(p []byte) (int, error) {
+	if c.err != nil {
+		return 0, c.err
 	}
 	if len(p) == 0 {
 		return 0, nil
 	}
 	n := 0
-	if v.left > 0 {
-		var err error
-		n, err = v.from.Read(p[:min(int64(len(p)), v.left)])
-		v.sum.Write(p[:n])
-		v.left -= int64(n)
-		if v.left > 0 {
-			if errors.Is(err, io.EOF) {
-				err = v.corrupt(fmt.Errorf("it ends %d bytes before its size of %d", v.left, v.blob.Size))
+	if c.left > 0 {
+		n, c.err = c.from.Read(p[:min(int64(len(p)), c.left)])
+		c.sum.Write(p[:n])
+		if c.left -= int64(n); c.left > 0 {
+			if errors.Is(c.err, io.EOF) {
+				c.err = c.corrupt(fmt.Errorf("it ends %d bytes before its size of %d", c.left, c.blob.Size))
 			}
-			v.err = err
-			return n, err
+			return n, c.err
 		}
 	}
-	if digest := "sha256:" + hex.EncodeToString(v.sum.Sum(nil)); digest != v.blob.Digest {
-		v.err = v.corrupt(fmt.Errorf("its digest is %s and should be %s", digest, v.blob.Digest))
-		return 0, v.err
+	if c.err = c.checkEnd(); c.err != nil {
+		return 0, c.err
 	}
-	v.err = io.EOF
+	c.err = io.EOF
 	if n == 0 {
 		return 0, io.EOF
 	}
 	return n, nil
 }
 
-func (v *verifyingReader) corrupt(err error) error {
-	e := &Error{Op: v.op, Key: v.blob.Key, Kind: proto.ErrCorrupt, Err: err}
-	if v.op == "put" {
-		e.Remedy = "nothing was stored; see what changed the content after its digest was taken"
+func (c *checkedReader) digest() string { return "sha256:" + hex.EncodeToString(c.sum.Sum(nil)) }
+
+// checkEnd checks the digest, or if that is not known, that nothing follows the last byte.
+func (c *checkedReader) checkEnd() error {
+	if c.blob.Digest != "" {
+		if digest := c.digest(); digest != c.blob.Digest {
+			return c.corrupt(fmt.Errorf("its digest is %s and should be %s", digest, c.blob.Digest))
+		}
+		return nil
+	}
+	switch _, err := io.ReadFull(c.from, make([]byte, 1)); {
+	case err == nil:
+		return c.corrupt(fmt.Errorf("it is longer than its size of %d", c.blob.Size))
+	case errors.Is(err, io.EOF):
+		return nil
+	default:
+		return err
+	}
+}
+
+func (c *checkedReader) corrupt(err error) error {
+	e := &Error{Op: c.op, Key: c.blob.Key, Kind: proto.ErrCorrupt, Err: err}
+	switch {
+	case c.blob.Digest == "":
+		e.Remedy = "nothing was stored; announce the size of the content"
+	case c.op == "put":
+		e.Remedy = "nothing was stored; see what changed the content after its digest was computed"
 	}
 	return e
 }

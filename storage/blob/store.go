@@ -42,7 +42,7 @@ func (s *Store) Put(ctx context.Context, b proto.Blob, content io.ReaderAt) erro
 	}
 	put := func(replace bool) error {
 		source := io.NewSectionReader(content, 0, b.Size)
-		return s.Backend.Put(ctx, b.Key, b.Size, verify(source, b, "put"), replace)
+		return s.Backend.Put(ctx, b.Key, b.Size, checked(source, b, "put"), replace)
 	}
 	return s.Retry.Do(ctx, func() error {
 		putErr := put(false)
@@ -52,26 +52,26 @@ func (s *Store) Put(ctx context.Context, b proto.Blob, content io.ReaderAt) erro
 		if !errors.Is(putErr, proto.ErrExists) && (!errors.As(putErr, &broken) || !broken.Retryable) {
 			return putErr
 		}
-		there, err := s.Backend.Stat(ctx, b.Key)
+		existing, err := s.Backend.Stat(ctx, b.Key)
 		switch {
 		case err != nil && broken != nil:
 			return putErr
 		case errors.Is(err, proto.ErrNotFound):
-			return &Error{Op: "put", Key: b.Key, Kind: ErrUnavailable, Retryable: true, Err: errors.New("put reports that it exists, stat that it does not")}
+			return &Error{Op: "put", Key: b.Key, Kind: ErrUnavailable, Retryable: true, Err: errors.New("put reported that it exists, stat that it does not")}
 		case err != nil:
 			return err
-		case there.Size != b.Size:
+		case existing.Size != b.Size:
 			return &Error{
 				Op: "put", Key: b.Key, Kind: proto.ErrExists,
-				Err: fmt.Errorf("it exists with %d bytes, want %d", there.Size, b.Size),
+				Err: fmt.Errorf("it exists with %d bytes, want %d", existing.Size, b.Size),
 			}
-		case time.Since(there.Modified) < reputAfter:
+		case time.Since(existing.Modified) < reputAfter:
 			return nil
 		}
 		if err := put(true); !errors.Is(err, proto.ErrExists) {
 			return err
 		}
-		return &Error{Op: "put", Key: b.Key, Kind: ErrUnavailable, Retryable: true, Err: errors.New("the answer to a try was lost")}
+		return &Error{Op: "put", Key: b.Key, Kind: ErrUnavailable, Retryable: true, Err: errors.New("the response to an attempt was lost")}
 	})
 }
 
@@ -89,7 +89,7 @@ func (s *Store) Get(ctx context.Context, b proto.Blob) (io.ReadCloser, error) {
 	return struct {
 		io.Reader
 		io.Closer
-	}{verify(r, b, "get"), r}, nil
+	}{checked(r, b, "get"), r}, nil
 }
 
 // GetRange opens length bytes of an object at offset. Since a digest covers a whole object, a

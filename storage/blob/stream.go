@@ -3,11 +3,8 @@ package blob
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -30,7 +27,7 @@ func (s *Store) PutStream(ctx context.Context, key string, size int64, content i
 	if size < 0 {
 		return proto.Blob{}, fmt.Errorf("put blob %q: size %d is negative", key, size)
 	}
-	in := &sizedReader{from: content, key: key, size: size, left: size, sum: sha256.New()}
+	in := checked(content, proto.Blob{Key: key, Size: size}, "put")
 	var err error
 	if size <= maxBuffered {
 		var buffered bytes.Buffer // grows with the content, not with the announced size
@@ -41,8 +38,8 @@ func (s *Store) PutStream(ctx context.Context, key string, size int64, content i
 	} else {
 		err = s.Backend.Put(ctx, key, size, in, false)
 	}
-	stored := proto.Blob{Key: key, Size: size, Digest: "sha256:" + hex.EncodeToString(in.sum.Sum(nil))}
-	if in.whole && errors.Is(err, proto.ErrExists) {
+	stored := proto.Blob{Key: key, Size: size, Digest: in.digest()}
+	if errors.Is(in.err, io.EOF) && errors.Is(err, proto.ErrExists) {
 		err = s.confirmPut(ctx, stored, err)
 	}
 	if err != nil {
@@ -63,57 +60,4 @@ func (s *Store) confirmPut(ctx context.Context, b proto.Blob, exists error) erro
 		return exists
 	}
 	return err
-}
-
-// sizedReader computes the digest of content and returns [io.EOF] only if both content and the
-// announced size end.
-type sizedReader struct {
-	from       io.Reader
-	key        string
-	size, left int64 // bytes
-	sum        hash.Hash
-	whole      bool
-	err        error
-}
-
-func (m *sizedReader) Read(p []byte) (int, error) {
-	if m.err != nil {
-		return 0, m.err
-	}
-	if len(p) == 0 {
-		return 0, nil
-	}
-	if m.left == 0 {
-		m.err = m.end()
-		return 0, m.err
-	}
-	n, err := m.from.Read(p[:min(int64(len(p)), m.left)])
-	m.sum.Write(p[:n])
-	m.left -= int64(n)
-	switch {
-	case !errors.Is(err, io.EOF):
-		m.err = err
-	case m.left > 0:
-		m.err = m.sizeMismatch(fmt.Errorf("the content ends %d bytes before its size of %d", m.left, m.size))
-	default:
-		m.whole, m.err = true, io.EOF
-	}
-	return n, m.err
-}
-
-// end checks that nothing follows the last byte.
-func (m *sizedReader) end() error {
-	switch _, err := io.ReadFull(m.from, make([]byte, 1)); {
-	case err == nil:
-		return m.sizeMismatch(fmt.Errorf("the content goes on after its size of %d", m.size))
-	case errors.Is(err, io.EOF):
-		m.whole = true
-		return io.EOF
-	default:
-		return err
-	}
-}
-
-func (m *sizedReader) sizeMismatch(err error) error {
-	return &Error{Op: "put", Key: m.key, Kind: proto.ErrCorrupt, Err: err, Remedy: "nothing was stored; announce the size of the content"}
 }

@@ -66,6 +66,9 @@ func Open(dir string, source Source, limit int64, log *slog.Logger) (*Cache, err
 	return c, nil
 }
 
+// Len returns the number of images in the cache.
+func (c *Cache) Len() int { return c.disk.Len() }
+
 // Close cancels fetches and waits for background work. Cached images stay for the next process.
 func (c *Cache) Close() {
 	c.stop()

@@ -20,19 +20,21 @@ import (
 	"github.com/bullpen-run/bullpen/storage/image"
 )
 
-// shelf is a source of images.
-type shelf struct {
-	mu      sync.Mutex
-	images  map[string][]byte
-	fetched atomic.Int32
-	gate    chan struct{} // nil, or closed when images may come
-	asked   chan struct{} // receives a value for each fetch that waits
+// imageStore is a source of images.
+type imageStore struct {
+	mu        sync.Mutex
+	images    map[string][]byte
+	fetched   atomic.Int32
+	gate      chan struct{} // nil, or closed when images may come
+	requested chan struct{} // receives a value for each fetch that waits
 }
 
-func newShelf() *shelf { return &shelf{images: map[string][]byte{}, asked: make(chan struct{}, 100)} }
+func newImageStore() *imageStore {
+	return &imageStore{images: map[string][]byte{}, requested: make(chan struct{}, 100)}
+}
 
 // put adds an image with a file of its own.
-func (s *shelf) put(t testing.TB, content string) (digest string) {
+func (s *imageStore) put(t testing.TB, content string) (digest string) {
 	t.Helper()
 	tree := newTree(t, smallLimits())
 	if err := tree.AddTar(bytes.NewReader(archive(t, dir("bin"), bash, file("f", content)))); err != nil {
@@ -46,10 +48,10 @@ func (s *shelf) put(t testing.TB, content string) (digest string) {
 	return img.Digest
 }
 
-func (s *shelf) Fetch(ctx context.Context, digest string) (io.ReadCloser, error) {
+func (s *imageStore) Fetch(ctx context.Context, digest string) (io.ReadCloser, error) {
 	s.fetched.Add(1)
 	if s.gate != nil {
-		s.asked <- struct{}{}
+		s.requested <- struct{}{}
 		select {
 		case <-s.gate:
 		case <-ctx.Done():
@@ -92,7 +94,7 @@ func get(t testing.TB, c *image.Cache, digest, content string) (*image.Unpacked,
 }
 
 func TestImageIsUnpackedOnce(t *testing.T) {
-	s := newShelf()
+	s := newImageStore()
 	digest := s.put(t, "hello")
 	s.gate = make(chan struct{})
 	c := open(t, filepath.Join(t.TempDir(), "images"), s, 1<<20)
@@ -104,7 +106,7 @@ func TestImageIsUnpackedOnce(t *testing.T) {
 			release() // a second call has no effect
 		})
 	}
-	<-s.asked
+	<-s.requested
 	close(s.gate)
 	all.Wait()
 	if n := s.fetched.Load(); n != 1 {
@@ -113,10 +115,10 @@ func TestImageIsUnpackedOnce(t *testing.T) {
 }
 
 // All users can read unpacked images and traverse their directories. Only the owner can write.
-func TestUnpackedImageIsForEverybodyToRead(t *testing.T) {
+func TestUnpackedImageIsWorldReadable(t *testing.T) {
 	old := syscall.Umask(0o077)
 	defer syscall.Umask(old)
-	s := newShelf()
+	s := newImageStore()
 	digest := s.put(t, "hello")
 	at := filepath.Join(t.TempDir(), "images")
 	img, release := get(t, open(t, at, s, 1<<20), digest, "hello")
@@ -152,8 +154,8 @@ func TestUnpackedImageIsForEverybodyToRead(t *testing.T) {
 	}
 }
 
-func TestUnusedImagesMakeRoom(t *testing.T) {
-	s := newShelf()
+func TestUnusedImagesAreEvicted(t *testing.T) {
+	s := newImageStore()
 	a, b, d := s.put(t, "a"), s.put(t, "b"), s.put(t, "d")
 	at := t.TempDir()
 	probe := open(t, t.TempDir(), s, 1<<20)
@@ -165,7 +167,7 @@ func TestUnusedImagesMakeRoom(t *testing.T) {
 	releaseB()
 	_, releaseD := get(t, c, d, "d")
 	if _, err := os.Stat(inB.Root); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the unused one is there: %v", err)
+		t.Errorf("the unused image still exists: %v", err)
 	}
 	_, releaseB = get(t, c, b, "b")
 	// Three images are in use and stay.
@@ -183,7 +185,7 @@ func TestUnusedImagesMakeRoom(t *testing.T) {
 }
 
 func TestCacheStaysForTheNextProcess(t *testing.T) {
-	s := newShelf()
+	s := newImageStore()
 	digest := s.put(t, "hello")
 	at := t.TempDir()
 	c := open(t, at, s, 1<<20)
@@ -211,7 +213,7 @@ func TestCacheStaysForTheNextProcess(t *testing.T) {
 }
 
 func TestWrongImagesLeaveNothing(t *testing.T) {
-	s := newShelf()
+	s := newImageStore()
 	good := s.put(t, "hello")
 	other, torn, wild := "sha256:"+strings.Repeat("0", 64), "sha256:"+strings.Repeat("1", 64), "sha256:"+strings.Repeat("2", 64)
 	s.images[other] = s.images[good]
@@ -230,7 +232,7 @@ func TestWrongImagesLeaveNothing(t *testing.T) {
 	}
 	for _, digest := range []string{"", "../../etc", "sha256:../../../../etc", strings.Repeat("0", 64)} {
 		if _, _, err := c.Get(testContext(t), digest); err == nil {
-			t.Errorf("%q was taken for a digest", digest)
+			t.Errorf("%q was accepted as a digest", digest)
 		}
 	}
 	if n := s.fetched.Load(); n != 8 {
@@ -242,8 +244,8 @@ func TestWrongImagesLeaveNothing(t *testing.T) {
 	}
 }
 
-func TestWhoLeavesDoesNotEndTheFetch(t *testing.T) {
-	s := newShelf()
+func TestCancelledCallerDoesNotEndTheFetch(t *testing.T) {
+	s := newImageStore()
 	digest := s.put(t, "hello")
 	s.gate = make(chan struct{})
 	c := open(t, t.TempDir(), s, 1<<20)
@@ -254,7 +256,7 @@ func TestWhoLeavesDoesNotEndTheFetch(t *testing.T) {
 		_, _, err := c.Get(ctx, digest)
 		first <- err
 	}()
-	<-s.asked
+	<-s.requested
 	leave(gone)
 	if err := <-first; !errors.Is(err, gone) {
 		t.Error(err)
@@ -267,7 +269,7 @@ func TestWhoLeavesDoesNotEndTheFetch(t *testing.T) {
 }
 
 func TestCloseEndsTheFetch(t *testing.T) {
-	s := newShelf()
+	s := newImageStore()
 	digest := s.put(t, "hello")
 	s.gate = make(chan struct{})
 	c := open(t, t.TempDir(), s, 1<<20)
@@ -276,7 +278,7 @@ func TestCloseEndsTheFetch(t *testing.T) {
 		_, _, err := c.Get(context.Background(), digest)
 		got <- err
 	}()
-	<-s.asked
+	<-s.requested
 	c.Close()
 	if err := <-got; !errors.Is(err, context.Canceled) {
 		t.Error(err)
@@ -302,7 +304,7 @@ func (e *endless) Close() error { return nil }
 
 func (e *endless) Fetch(context.Context, string) (io.ReadCloser, error) { return e, nil }
 
-func unpackForEver(dir string) {
+func unpackUntilKilled(dir string) {
 	head, err := os.ReadFile(filepath.Join(dir, "head"))
 	if err != nil {
 		panic(err)
@@ -318,7 +320,7 @@ func unpackForEver(dir string) {
 // A process that is killed while it unpacks leaves no image that looks complete, and no other
 // files.
 func TestKilledHalfWay(t *testing.T) {
-	s := newShelf()
+	s := newImageStore()
 	random := make([]byte, 300<<10) // incompressible, so that the stored image is as long
 	x := uint32(1)
 	for i := range random {

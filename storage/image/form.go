@@ -162,7 +162,7 @@ func (f *form) add(h *tar.Header, dir *node, path, name string) error {
 		n.kind, n.children = isDir, map[string]*node{}
 		emit = func() error { return f.to.dir(path, h.ModTime) }
 	case tar.TypeReg:
-		if err := f.tree.checkRoom(h.Size); err != nil {
+		if err := f.tree.checkSpace(h.Size); err != nil {
 			return err
 		}
 		f.tree.spooled += h.Size

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(childDir); dir != "" {
-		unpackForEver(dir)
+		unpackUntilKilled(dir)
 	}
 	goleak.VerifyTestMain(m)
 }

@@ -199,7 +199,7 @@ func (t *Tree) put(dir *node, name string, n *node) (*node, error) {
 
 // spoolContent appends size bytes of content to the spool file.
 func (t *Tree) spoolContent(r io.Reader, size int64) (*file, error) {
-	if err := t.checkRoom(size); err != nil {
+	if err := t.checkSpace(size); err != nil {
 		return nil, err
 	}
 	f := &file{at: t.spooled, size: size}
@@ -214,8 +214,8 @@ func (t *Tree) spoolContent(r io.Reader, size int64) (*file, error) {
 	return f, nil
 }
 
-// checkRoom checks that size more bytes are within the limits.
-func (t *Tree) checkRoom(size int64) error {
+// checkSpace checks that size more bytes are within the limits.
+func (t *Tree) checkSpace(size int64) error {
 	if size < 0 || size > t.limits.Unpacked-t.spooled {
 		return fmt.Errorf("%w: its files are more than %d bytes", ErrTooLarge, t.limits.Unpacked)
 	}

@@ -17,10 +17,10 @@ import (
 	"github.com/bullpen-run/bullpen/storage/blob"
 )
 
-// status returns the HTTP status of an error, or 0 if the server did not answer.
+// status returns the HTTP status of an error, or 0 if the server did not respond.
 func status(err error) int {
-	if answer, ok := errors.AsType[*smithyhttp.ResponseError](err); ok {
-		return answer.HTTPStatusCode()
+	if response, ok := errors.AsType[*smithyhttp.ResponseError](err); ok {
+		return response.HTTPStatusCode()
 	}
 	return 0
 }
@@ -38,7 +38,7 @@ func (c credentials) Retrieve(ctx context.Context) (aws.Credentials, error) {
 }
 
 // credentialsError means that there are no credentials. It does not unwrap, since the cause may be
-// the answer of another server.
+// the response of another server.
 type credentialsError struct{ cause error }
 
 func (e *credentialsError) Error() string { return e.cause.Error() }
@@ -54,11 +54,11 @@ func (s *Store) wrapError(ctx context.Context, op, key string, err error) error 
 		return e
 	}
 	code := ""
-	if answer, ok := errors.AsType[smithy.APIError](err); ok {
-		code = answer.ErrorCode()
+	if response, ok := errors.AsType[smithy.APIError](err); ok {
+		code = response.ErrorCode()
 	}
 	switch code {
-	case "NoSuchUpload": // an earlier attempt completed it and its answer was lost; the caller finds the object
+	case "NoSuchUpload": // an earlier attempt completed it and its response was lost; the caller finds the object
 		e.Kind = proto.ErrExists
 		return e
 	case "BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody", "RequestTimeout": // damaged in transit
@@ -70,9 +70,9 @@ func (s *Store) wrapError(ctx context.Context, op, key string, err error) error 
 	}
 	missing := code == "NoSuchKey"
 	switch code := status(err); {
-	case code == 0: // no answer, or a broken one
+	case code == 0: // no response, or a broken one
 		e.Remedy, e.Retryable = s.connectionRemedy(err)
-	// Some servers answer 404 about other things than keys; the answer to HEAD has no body with a
+	// Some servers respond with 404 about other things than keys; the response to HEAD has no body with a
 	// code.
 	case code == http.StatusNotFound && (missing || op == "stat"):
 		e.Kind, e.Err = proto.ErrNotFound, nil
@@ -92,11 +92,11 @@ func (s *Store) wrapError(ctx context.Context, op, key string, err error) error 
 	return e
 }
 
-// configRemedy returns the remedy if a server's answer indicates a wrong setting, else "".
+// configRemedy returns the remedy if a server's response indicates a wrong setting, else "".
 func (s *Store) configRemedy(code string, err error) string {
-	if answer, ok := errors.AsType[*smithyhttp.ResponseError](err); ok {
-		region := answer.Response.Header.Get("X-Amz-Bucket-Region")
-		wrong := answer.HTTPStatusCode() < 400 || answer.HTTPStatusCode() == http.StatusBadRequest
+	if response, ok := errors.AsType[*smithyhttp.ResponseError](err); ok {
+		region := response.Response.Header.Get("X-Amz-Bucket-Region")
+		wrong := response.HTTPStatusCode() < 400 || response.HTTPStatusCode() == http.StatusBadRequest
 		if wrong && region != "" && region != s.cfg.Region {
 			return fmt.Sprintf("the bucket is not in the region %.50q: write region=%.50s in the store's URL", s.cfg.Region, region)
 		}
@@ -118,8 +118,8 @@ func (s *Store) configRemedy(code string, err error) string {
 	return ""
 }
 
-// connectionRemedy returns the remedy if there is no answer, and whether the request is retryable.
-func (s *Store) connectionRemedy(err error) (do string, again bool) {
+// connectionRemedy returns the remedy if there is no response, and whether the request is retryable.
+func (s *Store) connectionRemedy(err error) (remedy string, retryable bool) {
 	endpoint := "Amazon's server"
 	if s.cfg.Endpoint != "" {
 		endpoint = "the server at " + s.cfg.Endpoint
@@ -131,11 +131,11 @@ func (s *Store) connectionRemedy(err error) (do string, again bool) {
 		return "set AWS_CA_BUNDLE to a file with the authority that signed the certificate of " + endpoint + ", and use the host name in its certificate", false
 	}
 	if name, ok := errors.AsType[*net.DNSError](err); ok {
-		do = fmt.Sprintf("check that the host %.255s exists and that this machine can resolve it; else correct endpoint=… or region=… in the store's URL", name.Name)
+		remedy = fmt.Sprintf("check that the host %.255s exists and that this machine can resolve it; else correct endpoint=… or region=… in the store's URL", name.Name)
 		if s.cfg.Endpoint != "" && !s.cfg.PathStyle {
-			do += ", or add path_style=1, which most servers other than Amazon's need"
+			remedy += ", or add path_style=1, which most servers other than Amazon's need"
 		}
-		return do, true
+		return remedy, true
 	}
 	switch {
 	case errors.Is(err, http.ErrSchemeMismatch):

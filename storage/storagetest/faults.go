@@ -17,11 +17,11 @@ const (
 	Slow            // the first bytes arrive one by one
 	Broken          // 500
 	Throttled       // 503 SlowDown
-	Silent          // no answer
-	Cut             // the connection ends after half of the request or the answer
-	Reset           // the connection is reset before an answer
-	Wrong           // a byte of the request or the answer is changed
-	Lost            // the request is carried out, but its answer is lost
+	Silent          // no response
+	Cut             // the connection ends after half of the request or the response
+	Reset           // the connection is reset before a response
+	Wrong           // a byte of the request or the response is changed
+	Lost            // the request is carried out, but its response is lost
 )
 
 // Faults lists every fault.

@@ -48,7 +48,7 @@ func (s *Server) Proxy(faults *Injector) *Proxy {
 	return p
 }
 
-// Close stops the proxy when its requests are answered. Requests that get no answer end at once.
+// Close stops the proxy when its requests are answered. Requests that get no response end at once.
 func (p *Proxy) Close() {
 	p.server.CloseClientConnections()
 	p.server.Close()
@@ -99,7 +99,7 @@ func serve(kind Fault, next http.Handler, w http.ResponseWriter, r *http.Request
 		if r.ContentLength > 0 {
 			damageRequest(kind, next, w, r)
 		} else {
-			damageAnswer(kind, next, w, r)
+			damageResponse(kind, next, w, r)
 		}
 	default:
 		next.ServeHTTP(w, r)
@@ -127,12 +127,12 @@ func damageRequest(kind Fault, next http.Handler, w http.ResponseWriter, r *http
 	next.ServeHTTP(w, r)
 }
 
-func damageAnswer(kind Fault, next http.Handler, w http.ResponseWriter, r *http.Request) {
-	answer := httptest.NewRecorder()
-	next.ServeHTTP(answer, r)
-	maps.Copy(w.Header(), answer.Header())
-	w.WriteHeader(answer.Code)
-	body := answer.Body.Bytes()
+func damageResponse(kind Fault, next http.Handler, w http.ResponseWriter, r *http.Request) {
+	response := httptest.NewRecorder()
+	next.ServeHTTP(response, r)
+	maps.Copy(w.Header(), response.Header())
+	w.WriteHeader(response.Code)
+	body := response.Body.Bytes()
 	if len(body) > 0 {
 		damaged := &FaultyReader{ReadCloser: io.NopCloser(bytes.NewReader(body)), Kind: kind, Size: int64(len(body))}
 		if _, err := io.Copy(flushing{w}, damaged); err != nil {

@@ -1,5 +1,5 @@
-// Package storagetest runs an S3 server for tests and benchmarks, and a proxy that injects faults.
-// The server is not for production.
+// Package storagetest has an S3 server for tests and benchmarks, a proxy that injects faults, and a
+// backend in memory. None of it is for production.
 package storagetest
 
 import (

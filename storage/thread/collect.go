@@ -30,7 +30,9 @@ type collection struct {
 	*Versions
 	cutoff  time.Time
 	heads   map[threadKey]*proto.Thread
-	garbage []proto.Blob // manifests
+	removed []*proto.Thread // tombstones
+	garbage []proto.Blob    // manifests
+	unused  []unusedBlob
 
 	mu           sync.Mutex
 	bases        map[string]bool // keys of needed manifests that are bases of others
@@ -45,6 +47,15 @@ type collection struct {
 	result proto.Collected
 }
 
+// unusedBlob is an old blob that nothing needed when it was listed.
+type unusedBlob struct {
+	key    string
+	size   int64
+	needed map[string]bool // by key, of the blobs of its kind
+	sweep  func(ctx context.Context, key string, cutoff time.Time) (bool, error)
+	result *proto.Swept
+}
+
 type orgLayer struct {
 	org string
 	proto.Layer
@@ -54,7 +65,8 @@ type orgLayer struct {
 // store's clock. safeAge must be at least [MinSafeAge] and exceed the time from the first blob of
 // any commit to its head. Manifests of threads without a head are retained for Rebuild. If
 // something that is needed cannot be read, Collect retains all layers and objects of the
-// organisation, and the error says what it is. Collections may run concurrently.
+// organisation, and the error describes it. Collect also completes interrupted removals of threads.
+// Collections may run concurrently.
 func (v *Versions) Collect(ctx context.Context, safeAge time.Duration) (proto.Collected, error) {
 	if safeAge < MinSafeAge {
 		return proto.Collected{}, fmt.Errorf("collect blobs: a safe age of %v could remove blobs of running commits: use at least %v", safeAge, MinSafeAge)
@@ -81,7 +93,7 @@ func (c *collection) run(ctx context.Context, safeAge time.Duration) error {
 	}
 	c.cutoff = now.Add(-safeAge)
 	for _, step := range []func(context.Context) error{
-		c.readHeads, c.readManifests, c.sweepManifests, c.readObjects, c.sweepBlobs,
+		c.readHeads, c.completeRemovals, c.readManifests, c.sweepManifests, c.readObjects, c.findGarbage, c.readNewHeads, c.sweepBlobs,
 	} {
 		if err := step(ctx); err != nil {
 			return err
@@ -134,6 +146,11 @@ func (c *collection) readHeads(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if head.Removal != "" {
+			c.removed = append(c.removed, head)
+			delete(c.heads, threadKey{head.Org, head.ID})
+			continue
+		}
 		if head.Version != nil {
 			c.markLayers(head.Org, head.Version)
 		}
@@ -146,6 +163,16 @@ func (c *collection) readHeads(ctx context.Context) error {
 			slim.Version.Manifest = head.Version.Manifest
 		}
 		c.heads[threadKey{head.Org, head.ID}] = slim
+	}
+	return nil
+}
+
+// completeRemovals completes removals of threads, which may have been interrupted.
+func (c *collection) completeRemovals(ctx context.Context) error {
+	for _, t := range c.removed {
+		if err := c.completeRemoval(ctx, t.Org, t.ID, t.Removal); err != nil {
+			return fmt.Errorf("complete the removal of thread %s of %s: %w", t.ID, t.Org, err)
+		}
 	}
 	return nil
 }
@@ -257,7 +284,9 @@ func count(s *proto.Swept, removed bool, size int64) {
 
 // readObjects marks the objects that needed layers refer to.
 func (c *collection) readObjects(ctx context.Context) error {
-	return forEach(ctx, c.unread, func(ctx context.Context, l orgLayer) error {
+	unread := c.unread
+	c.unread = nil
+	return forEach(ctx, unread, func(ctx context.Context, l orgLayer) error {
 		var keys []string
 		err := c.Versions.objects(ctx, l.org, &l.Layer, func(b proto.Blob) error {
 			keys = append(keys, b.Key)
@@ -275,37 +304,57 @@ func (c *collection) readObjects(ctx context.Context) error {
 	})
 }
 
-func (c *collection) sweepBlobs(ctx context.Context) error {
-	plain := func(ctx context.Context, key string) (bool, error) { return c.sweep(ctx, key, c.cutoff) }
-	marked := func(ctx context.Context, key string) (bool, error) { return c.sweepObject(ctx, key, c.cutoff) }
+// findGarbage lists the blobs that are old and not needed.
+func (c *collection) findGarbage(ctx context.Context) error {
 	for _, group := range []struct {
 		prefix string
 		needed map[string]bool
-		always bool // whether to sweep incomplete organisations
-		sweep  func(context.Context, string) (bool, error)
+		sweep  func(ctx context.Context, key string, cutoff time.Time) (bool, error)
 		result *proto.Swept
 	}{
-		{uploadsPrefix, c.uploads, true, plain, &c.result.Uploads},
-		{layersPrefix, c.layers, false, plain, &c.result.Layers},
-		{objectsPrefix, c.objects, false, marked, &c.result.Objects},
-		{sweepPrefix, nil, true, plain, new(proto.Swept)}, // of collections that were interrupted
-		{clockPrefix, nil, true, plain, new(proto.Swept)},
+		{uploadsPrefix, c.uploads, c.sweep, &c.result.Uploads},
+		{layersPrefix, c.layers, c.sweep, &c.result.Layers},
+		{objectsPrefix, c.objects, c.sweepObject, &c.result.Objects},
+		{sweepPrefix, nil, c.sweep, new(proto.Swept)}, // of collections that were interrupted
+		{clockPrefix, nil, c.sweep, new(proto.Swept)},
 	} {
 		for e, err := range c.Blobs.List(ctx, group.prefix) {
 			if err != nil {
 				return err
 			}
-			org := orgOf(e.Key, group.prefix)
-			own := org != "" || group.prefix == clockPrefix && !strings.Contains(e.Key[len(clockPrefix):], "/")
-			if !own || group.needed[e.Key] || !group.always && c.incomplete[org] || !e.Modified.Before(c.cutoff) {
-				continue
+			own := orgOf(e.Key, group.prefix) != "" || group.prefix == clockPrefix && !strings.Contains(e.Key[len(clockPrefix):], "/")
+			if own && !group.needed[e.Key] && e.Modified.Before(c.cutoff) {
+				c.unused = append(c.unused, unusedBlob{e.Key, e.Size, group.needed, group.sweep, group.result})
 			}
-			removed, err := group.sweep(ctx, e.Key)
-			if err != nil {
-				return err
-			}
-			count(group.result, removed, e.Size)
 		}
+	}
+	return nil
+}
+
+// readNewHeads marks what heads refer to that changed since readHeads. A store may date an object
+// that was uploaded in parts from the first request, so that one that is listed as old may have been
+// completed and referred to in the meantime.
+func (c *collection) readNewHeads(ctx context.Context) error {
+	if len(c.unused) == 0 {
+		return nil
+	}
+	if err := c.readHeads(ctx); err != nil {
+		return err
+	}
+	return c.readObjects(ctx)
+}
+
+func (c *collection) sweepBlobs(ctx context.Context) error {
+	for _, b := range c.unused {
+		shared := strings.HasPrefix(b.key, layersPrefix) || strings.HasPrefix(b.key, objectsPrefix)
+		if b.needed[b.key] || shared && c.incomplete[strings.Split(b.key, "/")[1]] {
+			continue
+		}
+		removed, err := b.sweep(ctx, b.key, c.cutoff)
+		if err != nil {
+			return err
+		}
+		count(b.result, removed, b.size)
 	}
 	return nil
 }

@@ -50,7 +50,7 @@ func (r *frameReader) read(ctx context.Context, p *pack, f codec.Frame) ([]byte,
 }
 
 // open opens length bytes of a file from offset, which must be within its size.
-func (t *tree) open(ctx context.Context, n *node, offset, length int64, frames *frameReader) (io.ReadCloser, error) {
+func (t *tree) open(ctx context.Context, n *node, offset, length int64, frames *frameReader) (*sparseReader, error) {
 	if offset < 0 || length < 0 || offset > n.size || length > n.size-offset {
 		return nil, fmt.Errorf("bytes %d to %d are not within the file's %d", offset, offset+length, n.size)
 	}

@@ -20,6 +20,14 @@
 //
 // All keys but those of objects are used once.
 //
+// # Removal
+//
+// [Versions.Remove] replaces the head of a thread by a tombstone with one compare-and-set, then lists
+// the thread's manifests, checks that the tombstone still exists, removes the listed manifests, and
+// then the tombstone. No thread with the same id can be created while the tombstone exists. So the
+// listed manifests belong to the removed thread, however late they are removed. Any process can
+// complete a removal.
+//
 // # Garbage collection
 //
 // Heads and manifests refer to layers, uploads and manifests; layers refer to objects.
@@ -28,7 +36,8 @@
 // whatever is written concurrently:
 //
 //   - New blobs are young. Only a fork adds a reference to an old layer or upload, by copying one,
-//     or to an old manifest.
+//     or to an old manifest. An upload in parts may be dated from its first request; Collect reads
+//     the heads again between listing old blobs and removing them.
 //   - [Versions.Fork] writes its manifest and then checks that its source still refers to the
 //     layers; it treats staged files and its head in the same way. Collect reads heads in the
 //     order in which they changed, then manifests. If a source lost a reference before Collect

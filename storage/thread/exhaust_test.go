@@ -29,13 +29,13 @@ type weigher struct{ written, next, most int64 }
 
 func (w *weigher) Write(p []byte) (int, error) {
 	if w.written += int64(len(p)); w.written >= w.next {
-		w.next = w.written + 50*mib
+		w.next = w.written + 10*mib
 		w.most = max(w.most, live())
 	}
 	return len(p), nil
 }
 
-// TestLongPaths reads a home whose paths take 100 MB, which must not all be held in memory.
+// TestLongPaths reads a home whose paths have 50 MB, which must not all be held in memory.
 func TestLongPaths(t *testing.T) {
 	w := newWorld(t)
 	w.run(t, "t", func(root string) {
@@ -47,7 +47,7 @@ func TestLongPaths(t *testing.T) {
 			check(t, unix.Close(at))
 			at = next
 		}
-		for i := range 500 {
+		for i := range 100 {
 			name := fmt.Sprint("a", i)
 			check(t, unix.Close(must[int](t)(unix.Openat(at, name, unix.O_CREAT|unix.O_WRONLY, 0o644))), unix.Linkat(at, name, at, fmt.Sprint("b", i), 0))
 		}
@@ -62,12 +62,12 @@ func TestLongPaths(t *testing.T) {
 		_, err := io.WriteString(&paths, f.Path)
 		return err
 	}))
-	if n != 1450 || paths.most > before+20*mib {
+	if n != 650 || paths.most > before+10*mib {
 		t.Errorf("a list of %d names takes %d MiB", n, (paths.most-before)/mib)
 	}
 	var archive weigher
 	check(t, w.versions.Archive(w.ctx, org, "t", 0, &archive))
-	if archive.written < 100*mib || archive.most > before+40*mib {
+	if archive.written < 50*mib || archive.most > before+20*mib {
 		t.Errorf("an archive of %d MiB takes %d MiB", archive.written/mib, (archive.most-before)/mib)
 	}
 	stop := errors.New("gone")
@@ -79,10 +79,10 @@ func TestLongPaths(t *testing.T) {
 // TestUploadsAreLimited stages files up to the limits of the home.
 func TestUploadsAreLimited(t *testing.T) {
 	w := newWorld(t)
-	limit := proto.Room{Bytes: 10 * mib, Files: 100}
+	limit := proto.Space{Bytes: 10 * mib, Files: 100}
 	zeros := func(n int64) io.Reader { return io.LimitReader(zero{}, n) }
 	stage := func(path string, size int64) error {
-		early := w.versions.CheckRoom(w.ctx, org, "t", path, size, limit)
+		early := w.versions.CheckSpace(w.ctx, org, "t", path, size, limit)
 		late := w.versions.Stage(w.ctx, org, "t", path, size, limit, zeros(size))
 		if (early == nil) != (late == nil) {
 			t.Errorf("%s of %d: %v, and then %v", path, size, early, late)
@@ -91,8 +91,8 @@ func TestUploadsAreLimited(t *testing.T) {
 	}
 	rejected := func(err error, words string) {
 		t.Helper()
-		var room *proto.RoomError
-		if !errors.As(err, &room) || !strings.Contains(err.Error(), words) {
+		var full *proto.SpaceError
+		if !errors.As(err, &full) || !strings.Contains(err.Error(), words) {
 			t.Errorf("%v", err)
 		}
 	}
@@ -110,7 +110,7 @@ func TestUploadsAreLimited(t *testing.T) {
 		check(t, os.WriteFile(root+"/a", make([]byte, 6*mib), 0o644), os.WriteFile(root+"/twin", make([]byte, 2*mib), 0o644), os.Link(root+"/twin", root+"/twin2"))
 	})
 	rejected(stage("c", 5*mib), "has 10485760 bytes in 3 files")
-	rejected(stage("twin", 2*mib), "") // its other name remains, so that no room becomes free
+	rejected(stage("twin", 2*mib), "") // its other name remains, so that no space becomes free
 	check(t, stage("a", 3*mib))        // replaces 6 MiB
 	rejected(stage("c", 4*mib), "has 4194304 bytes in")
 

@@ -112,15 +112,15 @@ func (v *Versions) Open(ctx context.Context, org, thread, path string) (*proto.F
 
 // Archive writes a version of a home as a tar in PAX format: modification times in nanoseconds,
 // extended attributes as SCHILY.xattr.user, hard links, symlinks, modes, empty directories, and the
-// home itself as "./". Holes are written as zeros. Number 0 is the current home including staged
-// files. If the version is unknown or no longer available, the error wraps [proto.ErrNotFound].
+// home itself as "./". Files with holes are written as GNU tar does (GNU.sparse 1.0), without the
+// holes. Number 0 is the current home including staged files. If the version is unknown or no longer available, the error wraps [proto.ErrNotFound].
 // After an error the tar is incomplete.
 func (v *Versions) Archive(ctx context.Context, org, thread string, number int64, w io.Writer) error {
 	t, err := v.numberedTree(ctx, org, thread, number)
 	if err != nil {
 		return fmt.Errorf("archive thread %s: %w", thread, err)
 	}
-	a := &archive{tree: t, ctx: ctx, out: tar.NewWriter(w), frames: v.newFrameReader(), first: make(map[*node]*layer.Path)}
+	a := &archive{tree: t, ctx: ctx, raw: w, out: tar.NewWriter(w), frames: v.newFrameReader(), first: make(map[*node]*layer.Path)}
 	if err := a.write(); err != nil {
 		return fmt.Errorf("archive thread %s: %w", thread, err)
 	}
@@ -166,6 +166,7 @@ func (v *Versions) version(ctx context.Context, head *proto.Thread, number int64
 type archive struct {
 	*tree
 	ctx    context.Context // of the request
+	raw    io.Writer       // below out
 	out    *tar.Writer
 	frames *frameReader
 	first  map[*node]*layer.Path // the first name of each linked node
@@ -212,6 +213,12 @@ func (a *archive) writeNode(at *layer.Path, n *node) error {
 		h.Typeflag, h.Linkname = tar.TypeSymlink, n.target
 	default:
 		h.Typeflag, h.Size = tar.TypeReg, n.size
+		if m := newSparseMap(n); m.length < n.size {
+			if err := a.writeSparse(h, n, m); err != nil {
+				return fmt.Errorf("%.300q: %w", path, err)
+			}
+			return nil
+		}
 	}
 	if err := a.out.WriteHeader(h); err != nil {
 		return fmt.Errorf("%.300q: %w", path, err)

@@ -29,6 +29,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 	"github.com/bullpen-run/bullpen/storage/blob"
+	"github.com/bullpen-run/bullpen/storage/storagetest"
 	"github.com/bullpen-run/bullpen/storage/thread"
 	"github.com/bullpen-run/bullpen/worker/home"
 )
@@ -41,9 +42,9 @@ const (
 	safeAge = 24 * time.Hour
 )
 
-var roomy = layer.Limits{Bytes: 1 << 40, Entries: 1 << 21}
+var unlimited = layer.Limits{Bytes: 1 << 40, Entries: 1 << 21}
 
-var roomyHome = proto.Room{Bytes: 1 << 40, Files: 1 << 21}
+var unlimitedHome = proto.Space{Bytes: 1 << 40, Files: 1 << 21}
 
 func anything([]proto.StagedFile, *proto.Thread) error { return nil }
 
@@ -74,7 +75,7 @@ func check(tb fatal, errs ...error) {
 // backend is a store in memory whose objects can be aged and corrupted, with hooks before and after
 // requests.
 type backend struct {
-	blob.Memory
+	storagetest.Memory
 	mu     sync.Mutex
 	old    map[string]bool
 	rotten map[string]int64 // index of the corrupt byte by key
@@ -211,7 +212,7 @@ func newWorld(tb testing.TB) *world {
 	b := &backend{old: make(map[string]bool)}
 	w := &world{tb: tb, ctx: tb.Context(), backend: b, dirs: make(map[string]string)}
 	w.heads = &threads.Threads{Store: storetest.Open(tb, storetest.Server(tb))}
-	w.versions = &thread.Versions{Blobs: &blob.Store{Backend: b, Retry: blob.RetryPolicy{Attempts: 1}}, Heads: w.heads, Limits: roomy}
+	w.versions = &thread.Versions{Blobs: &blob.Store{Backend: b, Retry: blob.RetryPolicy{Attempts: 1}}, Heads: w.heads, Limits: unlimited}
 	w.owner = must[*home.Owner](tb)(home.NewOwner(tenant, tenant))
 	tb.Cleanup(func() { check(tb, w.owner.Close()) })
 	return w
@@ -248,6 +249,12 @@ func (w *world) run(tb fatal, id string, change func(root string)) *proto.Thread
 	c := w.save(tb, head, change)
 	check(tb, w.heads.Commit(w.ctx, org, id, trace, c), w.heads.Unlock(w.ctx, org, id, trace))
 	return w.head(tb, id)
+}
+
+// loseHead removes a head without its manifests.
+func (w *world) loseHead(id string) error {
+	removal, err := w.heads.Tombstone(w.ctx, org, id, func(*proto.Thread) error { return nil })
+	return errors.Join(err, w.heads.Purge(w.ctx, org, id, removal))
 }
 
 func (w *world) head(tb fatal, id string) *proto.Thread {
@@ -478,9 +485,19 @@ func (h *hooked) Get(ctx context.Context, org, id string) (*proto.Thread, error)
 	return h.Threads.Get(ctx, org, id)
 }
 
-func (h *hooked) Lock(ctx context.Context, org, id string, trace proto.TraceID) (*proto.Thread, string, error) {
-	h.before("lock " + id)
-	return h.Threads.Lock(ctx, org, id, trace)
+func (h *hooked) Tombstone(ctx context.Context, org, id string, check func(*proto.Thread) error) (string, error) {
+	h.before("tombstone " + id)
+	return h.Threads.Tombstone(ctx, org, id, check)
+}
+
+func (h *hooked) Removal(ctx context.Context, org, id string) (string, error) {
+	h.before("removal " + id)
+	return h.Threads.Removal(ctx, org, id)
+}
+
+func (h *hooked) Purge(ctx context.Context, org, id, removal string) error {
+	h.before("purge " + id)
+	return h.Threads.Purge(ctx, org, id, removal)
 }
 
 func (h *hooked) Create(ctx context.Context, head *proto.Thread) error {

@@ -13,20 +13,24 @@ import (
 )
 
 // Heads stores the heads of all threads. Methods return [proto.ErrNotFound] if the thread does not
-// exist, and a [*proto.BusyError] if they need a thread that an execution holds.
+// exist. A tombstone reads as no thread, but Stage and Create then return a [*proto.RemovingError].
 type Heads interface {
 	Get(ctx context.Context, org, id string) (*proto.Thread, error)
-	// Lock makes trace the holder of a thread, which is created if it does not exist.
-	Lock(ctx context.Context, org, id string, trace proto.TraceID) (head *proto.Thread, worker string, err error)
-	// Unlock releases a thread. It removes the thread if that is empty.
-	Unlock(ctx context.Context, org, id string, trace proto.TraceID) error
 	// Stage adds an uploaded file. It fails with a [*proto.StagedError], or with an error of check,
 	// which is called with the staged files before and the head after the change.
 	Stage(ctx context.Context, org, id string, f proto.StagedFile, check func(before []proto.StagedFile, next *proto.Thread) error) error
 	// Create stores a new head. It returns [proto.ErrExists] if the thread exists.
 	Create(ctx context.Context, head *proto.Thread) error
-	Remove(ctx context.Context, org, id string) error
-	// All yields all heads in the order of their last change. A head that changes during the
+	// Tombstone replaces the head of a thread by a tombstone, unless check returns an error, and
+	// returns the name of the tombstone. check is called with the head, or with nil if there is
+	// none. If the thread has a tombstone already, Tombstone returns the name of that. It returns a
+	// [*proto.BusyError] if an execution holds the thread.
+	Tombstone(ctx context.Context, org, id string, check func(*proto.Thread) error) (removal string, err error)
+	// Removal returns the name of a thread's tombstone, or "".
+	Removal(ctx context.Context, org, id string) (string, error)
+	// Purge removes a tombstone if it has that name.
+	Purge(ctx context.Context, org, id, removal string) error
+	// All yields all heads and tombstones in the order of their last change. A head that changes during the
 	// iteration is yielded again, after all heads that changed before it.
 	All(ctx context.Context) iter.Seq2[*proto.Thread, error]
 }
@@ -41,9 +45,9 @@ const (
 // Stage stores an uploaded file of size bytes and adds it to the thread's home, creating the thread
 // if necessary. The path is relative to the home and clean; otherwise the error is a
 // [*proto.FieldError]. The error is a [*proto.StagedError] if too many files are staged already,
-// and a [*proto.RoomError] if the home would exceed limit.
-func (v *Versions) Stage(ctx context.Context, org, thread, path string, size int64, limit proto.Room, body io.Reader) error {
-	if err := v.CheckRoom(ctx, org, thread, path, size, limit); err != nil {
+// and a [*proto.SpaceError] if the home would exceed limit.
+func (v *Versions) Stage(ctx context.Context, org, thread, path string, size int64, limit proto.Space, body io.Reader) error {
+	if err := v.CheckSpace(ctx, org, thread, path, size, limit); err != nil {
 		return err
 	}
 	b, err := v.Blobs.PutStream(ctx, uploadsPrefix+org+"/"+random(), size, body)
@@ -53,7 +57,7 @@ func (v *Versions) Stage(ctx context.Context, org, thread, path string, size int
 	f := proto.StagedFile{Path: path, At: time.Now().UTC(), Blob: b}
 	rejected := false
 	err = v.Heads.Stage(ctx, org, thread, f, func(before []proto.StagedFile, next *proto.Thread) error {
-		err := v.checkRoom(ctx, before, next, limit)
+		err := v.checkSpace(ctx, before, next, limit)
 		rejected = err != nil
 		return err
 	})
@@ -69,9 +73,9 @@ func (v *Versions) Stage(ctx context.Context, org, thread, path string, size int
 	return nil
 }
 
-// CheckRoom returns the error with which Stage would currently reject a file, before it is
+// CheckSpace returns the error with which Stage would currently reject a file, before it is
 // uploaded.
-func (v *Versions) CheckRoom(ctx context.Context, org, thread, path string, size int64, limit proto.Room) error {
+func (v *Versions) CheckSpace(ctx context.Context, org, thread, path string, size int64, limit proto.Space) error {
 	err := checkPath(path)
 	var head *proto.Thread
 	if err == nil {
@@ -84,7 +88,7 @@ func (v *Versions) CheckRoom(ctx context.Context, org, thread, path string, size
 		before := head.Staged
 		staged := slices.DeleteFunc(slices.Clone(before), func(f proto.StagedFile) bool { return f.Path == path })
 		head.Staged = append(staged, proto.StagedFile{Path: path, Blob: proto.Blob{Size: size}})
-		err = v.checkRoom(ctx, before, head, limit)
+		err = v.checkSpace(ctx, before, head, limit)
 	}
 	if err != nil {
 		return fmt.Errorf("stage a file of thread %s: %w", thread, err)
@@ -92,16 +96,16 @@ func (v *Versions) CheckRoom(ctx context.Context, org, thread, path string, size
 	return nil
 }
 
-// checkRoom returns a [*proto.RoomError] if a home with its staged files exceeds limit. The last
-// staged file is new. checkRoom accepts staged files that need no more room than those before, so
+// checkSpace returns a [*proto.SpaceError] if a home with its staged files exceeds limit. The last
+// staged file is new. checkSpace accepts staged files that need no more space than those before, so
 // that users can replace large files by smaller ones.
-func (v *Versions) checkRoom(ctx context.Context, before []proto.StagedFile, head *proto.Thread, limit proto.Room) error {
-	var home proto.Room
+func (v *Versions) checkSpace(ctx context.Context, before []proto.StagedFile, head *proto.Thread, limit proto.Space) error {
+	var home proto.Space
 	if head.Version != nil {
-		home = proto.Room{Bytes: head.Version.Bytes, Files: head.Version.Files}
+		home = proto.Space{Bytes: head.Version.Bytes, Files: head.Version.Files}
 	}
-	staged := proto.StagedRoom(head.Staged)
-	if !home.Add(staged).Over(limit) || !staged.Over(proto.StagedRoom(before)) {
+	staged := proto.StagedSpace(head.Staged)
+	if !home.Add(staged).Over(limit) || !staged.Over(proto.StagedSpace(before)) {
 		return nil
 	}
 	if head.Version != nil {
@@ -114,8 +118,8 @@ func (v *Versions) checkRoom(ctx context.Context, before []proto.StagedFile, hea
 	if !home.Add(staged).Over(limit) {
 		return nil
 	}
-	e := &proto.RoomError{Thread: head.ID, Home: home, Waiting: proto.StagedRoom(head.Staged[:len(head.Staged)-1]), Most: limit}
-	e.New = proto.Room{Bytes: staged.Bytes - e.Waiting.Bytes, Files: staged.Files - e.Waiting.Files}
+	e := &proto.SpaceError{Thread: head.ID, Home: home, Waiting: proto.StagedSpace(head.Staged[:len(head.Staged)-1]), Most: limit}
+	e.New = proto.Space{Bytes: staged.Bytes - e.Waiting.Bytes, Files: staged.Files - e.Waiting.Files}
 	return e
 }
 
@@ -163,7 +167,8 @@ func (v *Versions) fork(ctx context.Context, org, from string, number int64, to 
 		}
 	}
 	if err := v.Heads.Create(ctx, head); err != nil {
-		if errors.Is(err, proto.ErrExists) && head.Version != nil {
+		_, removing := errors.AsType[*proto.RemovingError](err)
+		if (removing || errors.Is(err, proto.ErrExists)) && head.Version != nil {
 			err = errors.Join(err, v.Blobs.Delete(ctx, head.Version.Manifest.Key))
 		}
 		return nil, err
@@ -239,60 +244,55 @@ func containsAll(all, some []proto.StagedFile) bool {
 	return true
 }
 
-// Remove removes a thread: first its manifests, so that Rebuild does not restore it, then its head.
-// Collect removes its blobs later. The thread is locked meanwhile. Remove also removes manifests
-// without a head. The error wraps [proto.ErrNotFound] if there is neither.
+// Remove removes a thread: first its head, which a tombstone replaces, then its manifests, so that
+// Rebuild does not restore it, then the tombstone. Collect removes its blobs later. If Remove is
+// interrupted, the thread does not exist any more, and the next Remove or Collect completes the
+// removal. Remove also removes manifests without a head. The error wraps [proto.ErrNotFound] if
+// there is neither, and is a [*proto.BusyError] if an execution holds the thread.
 func (v *Versions) Remove(ctx context.Context, org, thread string) error {
-	_, err := v.Heads.Get(ctx, org, thread)
-	if errors.Is(err, proto.ErrNotFound) {
-		n, removeErr := v.removeManifests(ctx, org, thread)
-		if n > 0 || removeErr != nil {
-			err = removeErr
+	err := v.remove(ctx, org, thread, func(head *proto.Thread) error {
+		if head != nil {
+			return nil
 		}
-	} else if err == nil {
-		err = v.remove(ctx, org, thread, func(*proto.Thread) error { return nil })
-	}
+		for _, err := range v.Blobs.List(ctx, manifestPrefix(org, thread)) {
+			return err
+		}
+		return proto.ErrNotFound
+	})
 	if err != nil {
 		return fmt.Errorf("remove thread %s: %w", thread, err)
 	}
 	return nil
 }
 
-// remove removes an existing thread unless check, which is called with the locked head, returns an
-// error.
+// remove removes a thread unless check returns an error, see Heads.Tombstone.
 func (v *Versions) remove(ctx context.Context, org, thread string, check func(*proto.Thread) error) error {
-	holder := proto.NewTraceID()
-	head, _, err := v.Heads.Lock(ctx, org, thread, holder)
+	removal, err := v.Heads.Tombstone(ctx, org, thread, check)
 	if err != nil {
 		return err
 	}
-	if err = check(head); err == nil {
-		_, err = v.removeManifests(ctx, org, thread)
-	}
-	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-	defer cancel()
-	if err := errors.Join(err, v.Heads.Unlock(undo, org, thread, holder)); err != nil {
-		return err
-	}
-	// Unlock has already removed a thread that was empty.
-	if err := v.Heads.Remove(ctx, org, thread); err != nil && !errors.Is(err, proto.ErrNotFound) {
-		return err
-	}
-	return nil
+	return v.completeRemoval(ctx, org, thread, removal)
 }
 
-func (v *Versions) removeManifests(ctx context.Context, org, thread string) (int, error) {
-	n := 0
+// completeRemoval removes the manifests of a thread with a tombstone, then the tombstone.
+func (v *Versions) completeRemoval(ctx context.Context, org, thread, removal string) error {
+	var keys []string
 	for e, err := range v.Blobs.List(ctx, manifestPrefix(org, thread)) {
-		if err == nil {
-			err = v.Blobs.Delete(ctx, e.Key)
-		}
 		if err != nil {
-			return n, err
+			return err
 		}
-		n++
+		keys = append(keys, e.Key)
 	}
-	return n, nil
+	// While the tombstone exists, there are no manifests of a new thread with the same id. Another
+	// process may have removed the tombstone. Since keys are used once, the listed ones can be
+	// removed at any later time.
+	if current, err := v.Heads.Removal(ctx, org, thread); err != nil || current != removal {
+		return err
+	}
+	if err := forEach(ctx, keys, v.Blobs.Delete); err != nil {
+		return err
+	}
+	return v.Heads.Purge(ctx, org, thread, removal)
 }
 
 // Expire removes all threads that have not been used for the duration idle and that no execution
@@ -307,11 +307,11 @@ func (v *Versions) Expire(ctx context.Context, idle time.Duration) (int, error) 
 			failed = append(failed, err)
 			continue
 		}
-		if !head.UsedAt.Before(since) {
+		if head.Removal != "" || !head.UsedAt.Before(since) {
 			continue
 		}
 		var busy *proto.BusyError
-		switch err := v.remove(ctx, head.Org, head.ID, func(locked *proto.Thread) error { return checkUnused(head, locked) }); {
+		switch err := v.remove(ctx, head.Org, head.ID, func(now *proto.Thread) error { return checkUnused(head, now) }); {
 		case err == nil:
 			n++
 		case errors.As(err, &busy), errors.Is(err, errUsed):
@@ -324,11 +324,10 @@ func (v *Versions) Expire(ctx context.Context, idle time.Duration) (int, error) 
 
 var errUsed = errors.New("the thread was used")
 
-// checkUnused returns errUsed if a thread was used after its head was read and before it was
-// locked.
-func checkUnused(before, locked *proto.Thread) error {
+// checkUnused returns errUsed if a thread was used after its head was read.
+func checkUnused(before, now *proto.Thread) error {
 	same := func(a, b proto.StagedFile) bool { return a.Key == b.Key }
-	if locked.Fence != before.Fence+1 || !slices.EqualFunc(locked.Staged, before.Staged, same) {
+	if now == nil || now.Fence != before.Fence || !slices.EqualFunc(now.Staged, before.Staged, same) {
 		return errUsed
 	}
 	return nil

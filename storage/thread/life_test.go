@@ -1,9 +1,13 @@
 package thread_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,6 +17,7 @@ import (
 )
 
 func TestManifests(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.write(t, "t", "f", "one")
 	head := w.write(t, "t", "f", "two")
@@ -37,6 +42,7 @@ func TestManifests(t *testing.T) {
 
 // TestManifestsStaySmall writes versions with many layers, whose manifests have bases.
 func TestManifestsStaySmall(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for i := range 14 {
 		head := w.write(t, "t", "f", fmt.Sprint(i))
@@ -62,6 +68,7 @@ func TestManifestsStaySmall(t *testing.T) {
 }
 
 func TestFork(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.write(t, "t", "f", "one")
 	first := listing(t, w.dirs["t"])
@@ -116,6 +123,7 @@ func TestFork(t *testing.T) {
 }
 
 func TestForkWithoutVersion(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.stage(t, "t", "d/f", "staged")
 	fork := must[*proto.Thread](t)(w.versions.Fork(w.ctx, org, "t", 0, "fork"))
@@ -127,6 +135,7 @@ func TestForkWithoutVersion(t *testing.T) {
 // TestForkOfRemovedSource removes the source and collects its blobs during each request that a fork
 // makes. The fork must either be complete or not exist.
 func TestForkOfRemovedSource(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	complete, none := 0, 0
 	for _, staged := range []bool{false, true} {
@@ -151,7 +160,7 @@ func TestForkOfRemovedSource(t *testing.T) {
 			}
 			w.backend.watch(func(string, string) { request() }, nil)
 			heads := &hooked{Threads: w.heads, before: func(string) { request() }}
-			v := &thread.Versions{Blobs: w.versions.Blobs, Heads: heads, Limits: roomy}
+			v := &thread.Versions{Blobs: w.versions.Blobs, Heads: heads, Limits: unlimited}
 			_, err := v.Fork(w.ctx, org, id, 0, to)
 			w.backend.watch(nil, nil)
 			stop = !gone.Load()
@@ -176,6 +185,7 @@ func TestForkOfRemovedSource(t *testing.T) {
 }
 
 func TestRemove(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.write(t, "t", "f", "one")
 	w.write(t, "t", "f", "two")
@@ -208,16 +218,135 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-func TestRemoveWithoutHead(t *testing.T) {
+// TestRemoveDuringUse uses a thread, or one that replaces it, during each request that Remove makes.
+// Whatever is committed then must be complete afterwards.
+func TestRemoveDuringUse(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	kept, replaced, refused := 0, 0, 0
+	for step, stop := 0, false; !stop; step++ {
+		id := fmt.Sprint("t", step)
+		w.write(t, id, "f", "one")
+		w.write(t, id, "f", "two")
+		requests, used, committed := 0, false, false
+		use := func() {
+			if requests++; requests != step+1 || used {
+				return
+			}
+			used = true
+			trace := proto.NewTraceID()
+			head, _, err := w.heads.Lock(w.ctx, org, id, trace)
+			if _, removing := errors.AsType[*proto.RemovingError](err); removing {
+				refused++
+				return
+			}
+			check(t, err)
+			if head.Version == nil {
+				delete(w.dirs, id)
+			}
+			change := func(root string) { check(t, os.WriteFile(root+"/f", []byte("three"), 0o644)) }
+			check(t, w.heads.Commit(w.ctx, org, id, trace, w.save(t, head, change)), w.heads.Unlock(w.ctx, org, id, trace))
+			committed = true
+		}
+		var busy sync.Mutex
+		guarded := func() {
+			if busy.TryLock() { // false for requests of use itself
+				defer busy.Unlock()
+				use()
+			}
+		}
+		w.backend.watch(func(string, string) { guarded() }, nil)
+		v := &thread.Versions{Blobs: w.versions.Blobs, Heads: &hooked{Threads: w.heads, before: func(string) { guarded() }}, Limits: unlimited}
+		err := v.Remove(w.ctx, org, id)
+		w.backend.watch(nil, nil)
+		stop = !used
+		head, getErr := w.heads.Get(w.ctx, org, id)
+		switch {
+		case errors.Is(getErr, proto.ErrNotFound):
+			check(t, err)
+			if committed && step > 0 { // before the first request, the removal comes after the commit
+				t.Errorf("step %d: the committed version was removed", step)
+			}
+		case err == nil:
+			replaced++
+		default:
+			kept++
+		}
+		if getErr == nil {
+			check(t, w.loseHead(id))
+			if r := must[proto.Rebuilt](t)(w.versions.Rebuild(w.ctx)); r.Made != 1 || w.head(t, id).Number() != head.Number() {
+				t.Errorf("step %d: version %d has no manifest: %+v", step, head.Number(), r)
+			}
+			for number := range head.Number() {
+				w.archived(t, id, number+1)
+			}
+		}
+	}
+	if refused == 0 {
+		t.Errorf("%d kept, %d replaced, %d refused", kept, replaced, refused)
+	}
+}
+
+// TestStalledRemoval stalls a removal before it lists or removes manifests, while another process
+// completes it and a new thread with the same id gets a version.
+func TestStalledRemoval(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, before := range []string{"list", "delete"} {
+		w.write(t, before, "f", "old")
+		var stalled atomic.Bool
+		w.backend.watch(func(op, key string) {
+			if op == before && strings.HasPrefix(key, "threads/") && stalled.CompareAndSwap(false, true) {
+				check(t, w.versions.Remove(w.ctx, org, before))
+				delete(w.dirs, before)
+				w.write(t, before, "f", "new")
+			}
+		}, nil)
+		check(t, w.versions.Remove(w.ctx, org, before), w.loseHead(before))
+		if r := must[proto.Rebuilt](t)(w.versions.Rebuild(w.ctx)); r.Made != 1 || w.content(t, before, "f") != "new" {
+			t.Errorf("stalled before %s: %+v", before, r)
+		}
+	}
+}
+
+// TestInterruptedRemoval interrupts a removal, which Collect completes.
+func TestInterruptedRemoval(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.write(t, "t", "f", "one")
-	check(t, w.heads.Remove(w.ctx, org, "t"), w.versions.Remove(w.ctx, org, "t"))
+	w.write(t, "t", "f", "two")
+	ctx, cancel := context.WithCancel(w.ctx)
+	w.backend.watch(once("delete", "threads/", cancel), nil)
+	if err := w.versions.Remove(ctx, org, "t"); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	w.backend.watch(nil, nil)
+	var removing *proto.RemovingError
+	if err := w.versions.Stage(w.ctx, org, "t", "f", 1, unlimitedHome, strings.NewReader("x")); !errors.As(err, &removing) {
+		t.Error(err)
+	}
+	if _, err := w.heads.Get(w.ctx, org, "t"); !errors.Is(err, proto.ErrNotFound) {
+		t.Error(err)
+	}
+	must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge))
+	if got := w.backend.keys("threads/"); len(got) != 0 {
+		t.Error(got)
+	}
+	w.stage(t, "t", "f", "x")
+}
+
+func TestRemoveWithoutHead(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.write(t, "t", "f", "one")
+	check(t, w.loseHead("t"), w.versions.Remove(w.ctx, org, "t"))
 	if r := must[proto.Rebuilt](t)(w.versions.Rebuild(w.ctx)); r != (proto.Rebuilt{}) {
 		t.Errorf("%+v", r)
 	}
 }
 
 func TestExpire(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.write(t, "idle", "f", "")
 	w.stage(t, "uploaded", "f", "x")
@@ -230,11 +359,11 @@ func TestExpire(t *testing.T) {
 	// A thread that is used during the expiry is not idle.
 	w.write(t, "used", "f", "")
 	heads := &hooked{Threads: w.heads, before: func(op string) {
-		if op == "lock used" {
+		if op == "tombstone used" {
 			w.write(t, "used", "f", "again")
 		}
 	}}
-	v := &thread.Versions{Blobs: w.versions.Blobs, Heads: heads, Limits: roomy}
+	v := &thread.Versions{Blobs: w.versions.Blobs, Heads: heads, Limits: unlimited}
 	if n := must[int](t)(v.Expire(w.ctx, 0)); n != 2 {
 		t.Errorf("%d expired", n)
 	}
@@ -249,6 +378,7 @@ func TestExpire(t *testing.T) {
 }
 
 func TestRebuild(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	seen := make(map[string]map[string]string)
 	for i := range 4 {
@@ -268,7 +398,7 @@ func TestRebuild(t *testing.T) {
 	check(t, w.backend.Delete(w.ctx, noLayer.Version.Layers[2].Key), w.backend.Delete(w.ctx, w.head(t, "lost").Version.Layers[0].Key),
 		w.backend.Delete(w.ctx, w.backend.keys("objects/")[0]))
 	for _, id := range []string{"complete", "no-layer", "no-object", "lost"} {
-		check(t, w.heads.Remove(w.ctx, org, id))
+		check(t, w.loseHead(id))
 	}
 	kept := w.head(t, "kept")
 	if r := must[proto.Rebuilt](t)(w.versions.Rebuild(w.ctx)); r != (proto.Rebuilt{Made: 3, Kept: 1, Lost: 1}) {
@@ -306,6 +436,7 @@ func TestRebuild(t *testing.T) {
 
 // TestRebuildWithUnreadableManifest must not mistake an older version for the newest.
 func TestRebuildWithUnreadableManifest(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, id := range []string{"a", "b", "c"} {
 		w.write(t, id, "f", "one")
@@ -313,7 +444,7 @@ func TestRebuildWithUnreadableManifest(t *testing.T) {
 	}
 	rotten := w.head(t, "b").Version.Manifest.Key
 	for _, id := range []string{"a", "b", "c"} {
-		check(t, w.heads.Remove(w.ctx, org, id))
+		check(t, w.loseHead(id))
 	}
 	w.backend.rot(rotten, 40)
 	r, err := w.versions.Rebuild(w.ctx)

@@ -308,11 +308,11 @@ func (t *tree) with(staged []proto.StagedFile) (*tree, error) {
 // replacedBy returns, as negative numbers, the space of the files that staged files replace. It
 // ignores directories and files that may have other names, because replacing those may not free any
 // space.
-func (t *tree) replacedBy(staged []proto.StagedFile) proto.Room {
-	var r proto.Room
+func (t *tree) replacedBy(staged []proto.StagedFile) proto.Space {
+	var r proto.Space
 	for i := range staged {
 		if n := t.root.find(staged[i].Path); n != nil && n.kind == layer.File && !n.linked {
-			r = r.Add(proto.Room{Bytes: -n.dense(n.size), Files: -1})
+			r = r.Add(proto.Space{Bytes: -n.dense(n.size), Files: -1})
 		}
 	}
 	return r

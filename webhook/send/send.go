@@ -57,7 +57,7 @@ var (
 // no redirects and decompresses no bodies.
 //
 // A 2xx status is a success, whatever happens to the body. The body is read for the record, up to
-// 64 KiB; if it is incomplete, too long or too slow, only the detail says so.
+// 64 KiB; if it is incomplete, too long or too slow, only the detail reports it.
 //
 // If ctx is cancelled, the class of the error is [proto.DeliveryInternal].
 func (s *Sender) Send(ctx context.Context, p Post) Outcome {

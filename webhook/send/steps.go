@@ -12,7 +12,7 @@ import (
 // steps records when the steps of an attempt began and ended. A connection that the attempt no
 // longer needs may still be dialled after its end, so the hooks may be called then.
 type steps struct {
-	onTooMany func() // called when the attempt asks for more than maxConnections
+	onTooMany func() // called when the attempt asks for its connection number maxConnections
 
 	mu         sync.Mutex
 	conns      int // requested
@@ -52,7 +52,9 @@ func (s *steps) clientTrace() *httptrace.ClientTrace {
 	return &httptrace.ClientTrace{
 		GetConn: func(string) {
 			record(func(time.Time) { // again if an idle connection is dead, or a new one unusable
-				if s.conns++; s.conns > maxConnections {
+				// The transport still dials for a request that was just cancelled, in the background, so
+				// the last connection allowed is the one that the cancelled attempt asked for.
+				if s.conns++; s.conns >= maxConnections {
 					s.onTooMany()
 				}
 				s.dns, s.connect, s.tls, s.wrote, s.firstByte = span{}, span{}, span{}, time.Time{}, time.Time{}

@@ -33,7 +33,8 @@ type Stats struct {
 }
 
 // Diff writes the changes in the home to out. Nothing may modify the home any more, but it may
-// still be mounted. The error wraps [layer.ErrLimit] if the change exceeds the limits of out.
+// still be mounted. The error wraps [layer.ErrLimit] if the change exceeds the limits of out, and
+// a [*proto.FileError] if a file cannot be part of any layer.
 func (o *Overlay) Diff(ctx context.Context, out layer.Writer, store Store) (Stats, error) {
 	s, err := o.diff(ctx, out, store)
 	if err != nil {
@@ -89,6 +90,20 @@ func metadata(fd int) (*layer.Entry, error) {
 	return &layer.Entry{
 		Mode: st.Mode & layer.ModeBits, Sec: st.Mtim.Sec, Nsec: uint32(st.Mtim.Nsec), Xattrs: all, Size: st.Size,
 	}, nil
+}
+
+// rootMode are mode bits that the root of every version has. A program could otherwise bar all later
+// ones from the home.
+const rootMode = 0o700
+
+// rootMetadata returns the metadata of a version whose root is an open directory.
+func rootMetadata(fd int) (*layer.Entry, error) {
+	e, err := metadata(fd)
+	if err != nil {
+		return nil, err
+	}
+	e.Mode |= rootMode
+	return e, nil
 }
 
 // errChanged is returned when a file changes while it is read.

@@ -35,7 +35,7 @@ const (
 	mib    = 1 << 20
 )
 
-var roomy = layer.Limits{Bytes: 1 << 40, Entries: 1 << 21}
+var unlimited = layer.Limits{Bytes: 1 << 40, Entries: 1 << 21}
 
 // fatal is implemented by tests and property tests.
 type fatal interface {
@@ -108,13 +108,13 @@ func encodeDiff(ctx context.Context, o *home.Overlay, limits layer.Limits, store
 
 func diff(tb fatal, o *home.Overlay, stored objects) (parts, home.Stats) {
 	tb.Helper()
-	l, stats, err := encodeDiff(context.Background(), o, roomy, stored.store)
+	l, stats, err := encodeDiff(context.Background(), o, unlimited, stored.store)
 	check(tb, err)
 	return l, stats
 }
 
 func encodeFull(dir string, store home.Store) (parts, home.Stats, error) {
-	return encode(roomy, func(w layer.Writer) (home.Stats, error) { return home.Full(context.Background(), dir, w, store) })
+	return encode(unlimited, func(w layer.Writer) (home.Stats, error) { return home.Full(context.Background(), dir, w, store) })
 }
 
 func full(tb fatal, dir string, stored objects) (parts, home.Stats) {
@@ -125,7 +125,7 @@ func full(tb fatal, dir string, stored objects) (parts, home.Stats) {
 }
 
 func apply(dir string, l parts, stored objects) error {
-	return applyWith(dir, l, roomy, stored.fetch)
+	return applyWith(dir, l, unlimited, stored.fetch)
 }
 
 func applyWith(dir string, l parts, limits layer.Limits, fetch home.Fetch) error {
@@ -254,7 +254,7 @@ func (th *thread) runIn(o *home.Overlay, mount *os.File, script string) (string,
 // objectsIn returns the objects that an index refers to.
 func objectsIn(tb testing.TB, l parts) []home.Object {
 	tb.Helper()
-	x := must[*codec.Index](tb)(codec.NewIndex(bytes.NewReader(l.index), roomy))
+	x := must[*codec.Index](tb)(codec.NewIndex(bytes.NewReader(l.index), unlimited))
 	defer x.Close()
 	var all []home.Object
 	for {

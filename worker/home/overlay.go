@@ -22,8 +22,9 @@ type Overlay struct {
 }
 
 // Space that an overlay takes on its volume in addition to the home: the directories upper and
-// work, what the kernel creates in work, and a character device that all deletions are links to.
-// With Linux 6.18 that is 8 inodes and 7 blocks of 4 KiB; the rest is a reserve for other kernels.
+// work, what the kernel creates in work, a character device that all deletions are links to, and the
+// file of LimitSpace. With Linux 6.18 that is 9 inodes and 7 blocks of 4 KiB; the rest is a reserve for
+// other kernels.
 const (
 	OwnInodes = 16
 	OwnBytes  = 64 << 10
@@ -66,7 +67,7 @@ func (o *Overlay) makeUpper() error {
 		return err
 	}
 	defer closeFD(lower)
-	e, err := metadata(lower)
+	e, err := rootMetadata(lower)
 	if err != nil {
 		return err
 	}
@@ -84,6 +85,27 @@ func (o *Overlay) makeUpper() error {
 		return fmt.Errorf("create the upper directory: %w", err)
 	}
 	return setModified(upper, ".", e)
+}
+
+// LimitSpace leaves at most the given number of bytes of the volume to the home. It allocates the
+// rest to a file outside of the home, without writing it.
+func (o *Overlay) LimitSpace(left int64) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(o.Volume, &fs); err != nil {
+		return fmt.Errorf("limit the space of a home: %w", err)
+	}
+	excess := int64(fs.Bavail)*fs.Bsize - left
+	if excess <= 0 {
+		return nil
+	}
+	f, err := os.OpenFile(o.Volume+"/reserved", os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err == nil {
+		err = errors.Join(unix.Fallocate(int(f.Fd()), 0, 0, excess), f.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("limit the space of a home: %w", err)
+	}
+	return nil
 }
 
 // inPrivateNamespace calls f in a new mount namespace that mounts do not propagate into or out of.

@@ -13,7 +13,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
-// extents returns the ranges of a file that are not holes.
+// extents returns the ranges of a file that are not holes, at most one more than a layer may have.
 func extents(ctx context.Context, f *os.File, size int64) ([]layer.Extent, error) {
 	var all []layer.Extent
 	for at := int64(0); at < size; {
@@ -32,8 +32,8 @@ func extents(ctx context.Context, f *os.File, size int64) ([]layer.Extent, error
 			return nil, fmt.Errorf("find the holes: %w", err)
 		}
 		end = min(end, size)
-		if len(all) == layer.MaxExtents {
-			return nil, fmt.Errorf("the file has more than %d extents", layer.MaxExtents)
+		if len(all) > layer.MaxExtents {
+			return all, nil
 		}
 		if n := len(all); n > 0 && all[n-1].Offset+all[n-1].Len == start {
 			all[n-1].Len += end - start

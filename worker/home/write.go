@@ -1,6 +1,7 @@
 package home
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -8,9 +9,11 @@ import (
 	"io"
 	"os"
 	"reflect"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
@@ -44,11 +47,11 @@ func (t *tree) write(out layer.Writer, store Store) (Stats, error) {
 	}
 	w.stats.Entries = t.limits.Entries - out.Left().Entries
 	if t.overlay && w.stats.Entries == 1 {
-		before, err := metadata(t.lower)
+		before, err := rootMetadata(t.lower)
 		if err != nil {
 			return Stats{}, err
 		}
-		after, err := metadata(t.upper)
+		after, err := rootMetadata(t.upper)
 		if err != nil {
 			return Stats{}, err
 		}
@@ -69,6 +72,12 @@ func (w *writer) writeDir(n node, e *layer.Entry) error {
 		return err
 	}
 	e.Kind, e.Mode, e.Sec, e.Nsec, e.Xattrs = layer.Dir, meta.Mode, meta.Sec, meta.Nsec, meta.Xattrs
+	if e.Name == "" {
+		e.Mode |= rootMode
+	}
+	if err := w.checkXattrs("", e); err != nil {
+		return err
+	}
 	if err := w.out.Write(e, nil); err != nil {
 		return err
 	}
@@ -229,13 +238,13 @@ func (w *writer) writeSymlink(dir int, name string, e *layer.Entry) error {
 	if err != nil {
 		return err
 	}
+	if err := w.checkLimit(e.Name, st.Size, "bytes in its link target", layer.MaxTarget); err != nil {
+		return err
+	}
 	b := make([]byte, layer.MaxTarget+1)
 	n, err := unix.Readlinkat(dir, name, b)
 	if err != nil {
 		return fmt.Errorf("read a symlink: %w", err)
-	}
-	if n > layer.MaxTarget {
-		return fmt.Errorf("the target of the symlink has more than %d bytes", layer.MaxTarget)
 	}
 	e.Kind, e.Mode, e.Sec, e.Nsec, e.Target = layer.Symlink, 0o777, st.Mtim.Sec, uint32(st.Mtim.Nsec), string(b[:n])
 	return w.out.Write(e, nil)
@@ -260,7 +269,13 @@ func (w *writer) writeRegular(dir int, name string, ino uint64, e *layer.Entry) 
 		return err
 	}
 	e.Kind, e.Mode, e.Sec, e.Nsec, e.Xattrs, e.Size = layer.File, meta.Mode, meta.Sec, meta.Nsec, meta.Xattrs, meta.Size
+	if err := errors.Join(w.checkXattrs(e.Name, e), w.checkLimit(e.Name, e.Size, "bytes including holes", layer.MaxFileSize)); err != nil {
+		return err
+	}
 	if e.Extents, err = extents(w.ctx, file, e.Size); err != nil {
+		return err
+	}
+	if err := w.checkLimit(e.Name, int64(len(e.Extents)), "parts between holes", layer.MaxExtents); err != nil {
 		return err
 	}
 	content := newDenseReader(file, e.Extents)
@@ -279,6 +294,24 @@ func (w *writer) writeRegular(dir int, name string, ino uint64, e *layer.Entry) 
 	}
 	w.stats.Objects = append(w.stats.Objects, Object{e.Object, content.size()})
 	return w.out.Write(e, nil)
+}
+
+// checkXattrs checks the extended attributes of a name in the current directory, or of that itself
+// if name is empty.
+func (w *writer) checkXattrs(name string, e *layer.Entry) error {
+	return w.checkLimit(name, layer.AttributeBytes(e.Xattrs), "bytes of extended attributes, with 24 for each", layer.MaxXattrs)
+}
+
+// checkLimit returns a [*proto.FileError] if size exceeds most.
+func (w *writer) checkLimit(name string, size int64, unit string, most int64) error {
+	if size <= most {
+		return nil
+	}
+	path := join(strings.Join(w.at, "/"), name)
+	if name == "" {
+		path = cmp.Or(strings.Join(w.at, "/"), ".")
+	}
+	return &proto.FileError{Path: path, Size: size, Unit: unit, Most: most}
 }
 
 func (w *writer) digest(content *denseReader) (layer.Digest, error) {

@@ -3,8 +3,8 @@
 // inside, wire is the protocol between the two, cgroup limits them.
 //
 // A jail is prepared before its program is known, runs one program and is then closed. It may be
-// prewarmed: the program's interpreter waits in it (Spec.Ahead). A program's failure is an Outcome;
-// an error means that the sandbox failed.
+// prewarmed: the program's interpreter waits in it (Spec.Prewarm). A program's failure is an
+// Outcome; an error means that the sandbox failed.
 package jail
 
 import (
@@ -27,6 +27,11 @@ type Spec struct {
 	CPU     float64 // cores; fractions are allowed
 	Memory  int64   // bytes, of everything in the jail, including tmpfs; there is no swap
 	Pids    int     // processes and threads of the program
+	// OpenFiles limits the open files of each process. The worker's own limit may be lower.
+	OpenFiles int
+	// SystemCalls are calls that the program can make beyond those that every program can, of
+	// proto.AddableSystemCalls.
+	SystemCalls []string
 	// HomeBytes and TmpBytes are the sizes of the home and of /tmp in bytes. The home is in memory
 	// if it is at most half of Memory, /tmp if it is at most a quarter; otherwise they are on disk.
 	// /dev/shm has the size of /tmp, but is always in memory and at most half of it.
@@ -36,12 +41,12 @@ type Spec struct {
 	// Home is the home to mount; nil is an empty one. With a Home, HomeBytes and Inodes limit the
 	// program's changes to it, which are always on disk.
 	Home Home
-	// Ahead is the interpreter to start before its program is known, as Source.Ahead returns it.
-	// Such a jail is created at a low CPU weight, since nobody waits for it. If Ahead is nil, no
+	// Prewarm is the interpreter to start before its program is known, as Source.Prewarm returns
+	// it. Such a jail is created at a low CPU weight, since nobody waits for it. If it is nil, no
 	// interpreter is started.
-	Ahead *Program
-	// HomeLater means that Jail.Bring will mount the home; Home must be nil.
-	HomeLater bool
+	Prewarm *Program
+	// MountHomeLater means that Jail.MountHome will mount the home; Home must be nil.
+	MountHomeLater bool
 }
 
 // Home is a home directory to mount instead of an empty one.
@@ -75,6 +80,8 @@ type Program struct {
 	// Stdin is the content of standard input, a regular file. If empty, standard input is
 	// /dev/null.
 	Stdin []byte
+	// LowWeight gives the program a tenth of the CPU weight of others.
+	LowWeight bool
 	// Timeout is counted from the program's start; 0 is no limit.
 	Timeout time.Duration
 	// Stdout and Stderr receive the program's output unaltered, as it is written. If nil, the
@@ -109,13 +116,16 @@ type Kind string
 
 // The kinds. The list may only grow.
 const (
-	Exited      Kind = "exited"       // the program exited with ExitCode
-	Signaled    Kind = "signaled"     // Signal killed the program
-	TimedOut    Kind = "timeout"      // Program.Timeout passed
-	OutOfMemory Kind = "oom"          // Spec.Memory was exceeded, and the kernel killed a process in the jail
-	Seccomp     Kind = "seccomp"      // the program's first thread made a system call for which the filter kills
-	Killed      Kind = "killed"       // the context was done; Detail is its cause
-	StartFailed Kind = "start_failed" // the program did not run: Step failed with Detail
+	Exited      Kind = "exited"   // the program exited with ExitCode
+	Signaled    Kind = "signaled" // Signal killed the program
+	TimedOut    Kind = "timeout"  // Program.Timeout passed
+	OutOfMemory Kind = "oom"      // Spec.Memory was exceeded, or Uncharged was too much
+	// HostOutOfMemory means that the kernel killed a process in the jail because the host, or the
+	// worker's own control group, had no memory left. The jail was within Spec.Memory.
+	HostOutOfMemory Kind = "host_oom"
+	Seccomp         Kind = "seccomp"      // a process of the program made a system call that no program may make
+	Killed          Kind = "killed"       // the context was done; Detail is its cause
+	StartFailed     Kind = "start_failed" // the program did not run: Step failed with Detail
 )
 
 // Outcome describes how a run ended and which resources it used.
@@ -128,6 +138,9 @@ type Outcome struct {
 	Duration   time.Duration // from the program's start to its end, wall clock
 	CPUTime    time.Duration // user and system, of everything in the jail
 	MemoryPeak int64         // bytes, of everything in the jail; 0 if the kernel does not report it
+	// Uncharged is the memory of the host's kernel in bytes, beyond what counts towards Spec.Memory,
+	// for which an OutOfMemory program was killed; 0 if it exceeded Spec.Memory.
+	Uncharged int64
 	// Network is the network usage; nil if the network was blocked.
 	Network *proto.NetworkUsage
 }
@@ -144,11 +157,11 @@ type Jail interface {
 	Run(ctx context.Context, p Program) (Outcome, error)
 	// Load prepares the program of the following Run, so that it starts sooner: it writes the
 	// files and readies a waiting interpreter. Nothing of the program runs. Load is called at
-	// most once, after Bring. It ignores p's Timeout, Stdout and Stderr.
+	// most once, after MountHome. It ignores p's Timeout, Stdout and Stderr.
 	Load(ctx context.Context, p Program) error
-	// Bring mounts the home of a jail with Spec.HomeLater, as Prepare does with Spec.Home. It is
-	// called once, before Run.
-	Bring(ctx context.Context, h Home) error
+	// MountHome mounts the home of a jail with Spec.MountHomeLater, as Prepare does with Spec.Home. It
+	// is called once, before Run.
+	MountHome(ctx context.Context, h Home) error
 	// Alive reports whether the jail can still be used. A waiting interpreter may have died.
 	Alive() bool
 	// Memory returns the memory that the jail uses, in bytes.
@@ -157,16 +170,20 @@ type Jail interface {
 	Close() error
 }
 
+// ErrHostOutOfMemory means that the kernel killed a process of a jail that was being created, as in
+// HostOutOfMemory.
+var ErrHostOutOfMemory = errors.New("the host ran out of memory, and its kernel killed a process of the jail")
+
 // ErrFull means that a zygote already has the maximum number of jails.
-var ErrFull = errors.New("there are as many jails of this zygote as can be")
+var ErrFull = errors.New("the zygote has the maximum number of jails")
 
 // Zygote is a jail from which others are forked, all for programs of the same owner. Programs that
 // run in a fork of its interpreter share the interpreter's hash seed and memory layout. Its methods
 // may be called concurrently.
 type Zygote interface {
-	// Fork creates a jail. The limits of spec must be those of the zygote. If spec.Ahead has the
-	// arguments of the zygote's interpreter, a fork of the interpreter waits in the jail, as if it
-	// had been started as Ahead. Any other interpreter is started in the jail. The error may be
+	// Fork creates a jail. The limits of spec must be those of the zygote. If spec.Prewarm has the
+	// arguments of the zygote's interpreter, a fork of the interpreter waits in the jail, as if
+	// it had been prewarmed there. Any other interpreter is started in the jail. The error may be
 	// ErrFull. After any other error, except the context's, the zygote is unusable.
 	Fork(ctx context.Context, spec Spec) (Jail, error)
 	// Alive reports whether jails can be forked.

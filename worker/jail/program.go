@@ -20,17 +20,19 @@ const (
 	JobDir = HarnessDir + "/job"
 	// PythonDir holds sitecustomize.py.
 	PythonDir = HarnessDir + "/python"
+	// ProcDir holds what a jail has in place of the host's files of /proc.
+	ProcDir = HarnessDir + "/proc"
 	// StdinFile is the program's standard input, if it has one.
 	StdinFile = JobDir + "/stdin"
-	// AheadDir holds the scripts with which bash and node wait for their program.
-	AheadDir = HarnessDir + "/ahead"
+	// PrewarmDir holds the scripts with which bash and node wait for their program.
+	PrewarmDir = HarnessDir + "/prewarm"
 )
 
 // ProgramID is the program's uid and gid inside a jail.
 const ProgramID = 1000
 
 // PythonSite is the sitecustomize.py of every Python interpreter in a jail. It waits for the
-// program if the interpreter was started ahead, and makes stdout line-buffered. It adds the user's
+// program if the interpreter was prewarmed, and makes stdout line-buffered. It adds the user's
 // site to the path even if it does not exist yet. It removes every other trace of itself.
 //
 //go:embed sitecustomize.py

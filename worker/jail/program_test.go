@@ -37,6 +37,10 @@ func TestSourceProgram(t *testing.T) {
 			wantEnv = append(wantEnv, "PYTHONPATH="+PythonDir)
 			slices.Sort(wantEnv)
 		}
+		if language == "bash" {
+			wantEnv = append(wantEnv, "PYTHONUNBUFFERED=1")
+			slices.Sort(wantEnv)
+		}
 		if !slices.Equal(p.Env, wantEnv) || p.Dir != "/home/x" {
 			t.Errorf("%s: env %q", language, p.Env)
 		}

@@ -1,5 +1,5 @@
 # Runs once, before the program. Makes stdout line-buffered, as on a terminal, and puts the user's
-# site on the path. Waits for the program if this interpreter was started ahead of it. Then removes
+# site on the path. Waits for the program if this interpreter was prewarmed. Then removes
 # every trace of itself. It is compiled at every start, and each line costs a few microseconds.
 # Nobody waits for what is done before the wait.
 import os
@@ -27,7 +27,7 @@ def add_user_site():
     sys.path += [place for place in later if place not in sys.path]
 
 
-# Added even if it does not exist yet, with a finder that notices when it is created: import x then
+# Added even if it does not exist yet, with a finder that sees when it is created: import x then
 # works after pip has installed x. Without a finder the import system would look only once.
 if absent := user and user not in sys.path:
     add_user_site()
@@ -45,8 +45,8 @@ def skip():
     site.execusercustomize = search
 
 
-# See wire.AheadFD.
-if ahead := os.environ.pop("BULLPEN_AHEAD", None):
+# See wire.PrewarmFD.
+if prewarmed := os.environ.pop("BULLPEN_PREWARM", None):
     # Lists the directories too, as any search without a result does.
     customized = machinery.PathFinder.find_spec("usercustomize")
     code = None
@@ -54,18 +54,18 @@ if ahead := os.environ.pop("BULLPEN_AHEAD", None):
         code = spec.loader.get_code("sitecustomize")
     if code:
         module = sys.modules["_frozen_importlib"].module_from_spec(spec)
-    if ahead != "1":
+    if prewarmed != "1":
         # The program will run in a fork of this interpreter.
         forks = {"__builtins__": dict(__builtins__)}  # a copy: the program may change its own
-        # Its source is freed before the fork. The code objects of this file and of forks.py are
+        # Its source is freed before the fork. The code objects of this file and of zygote.py are
         # kept, because a fork would otherwise free them.
-        kept = sys._getframe().f_code, compile(open(ahead, "rb").read(), ahead, "exec")
+        kept = sys._getframe().f_code, compile(open(prewarmed, "rb").read(), prewarmed, "exec")
         exec(kept[1], forks)
     os.write(3, b".")
-    told = b""
-    while not told.endswith(b"\0\0"):
-        told += os.read(3, 4096) or os._exit(1)
-    home, stdin, *added = told.split(b"\0")[:-2]
+    settings = b""
+    while not settings.endswith(b"\0\0"):
+        settings += os.read(3, 4096) or os._exit(1)
+    home, stdin, *added = settings.split(b"\0")[:-2]
     os.chdir(home)
     if stdin != b"/dev/null":
         fd = os.open(stdin, os.O_RDONLY)
@@ -80,16 +80,16 @@ if ahead := os.environ.pop("BULLPEN_AHEAD", None):
     for name in sorted(env):
         os.environb[name] = env[name]
 
-if ahead and user and os.access(user, os.F_OK):
+if prewarmed and user and os.access(user, os.F_OK):
     begin()
     if absent:
         add_user_site()
-    ahead = None  # the user's site may have modules of these names
+    prewarmed = None  # the user's site may have modules of these names
 
 # The distribution may have its own sitecustomize, which this file hid. If it has none, site takes
 # the error to mean that none exists.
 del sys.modules["sitecustomize"]
-if not ahead:
+if not prewarmed:
     import sitecustomize
 else:
     if user and not customized:

@@ -1,8 +1,9 @@
 // Package pool keeps prewarmed jails, each for one use.
 //
-// The number of jails of a key follows the demand for it: as many as are requested while one is being created, as many as were
-// missing recently, and some spare ones, for as long as the key is in use. The pool creates one jail at a time, and rarely while
-// programs run that this would slow down. A caller that finds no prewarmed jail creates its own.
+// The number of jails of a key follows the demand for it: as many as are requested while one is
+// being created, as many as were missing recently, and some spare ones, for as long as the key is
+// in use. The pool creates one jail at a time, and rarely while programs run that this would slow
+// down. A caller that finds no prewarmed jail creates its own.
 package pool
 
 import (
@@ -21,24 +22,27 @@ const (
 	assumedMemory = 16 << 20
 	// forgetAfter is how long a key is kept after its last request.
 	forgetAfter = 10 * time.Minute
-	// maxAge is how long a jail may wait. It bounds the age of the host's files that it holds, such as time zones and certificates.
+	// maxAge is how long a jail may wait. It bounds the age of the host's files that it holds, such as
+	// time zones and certificates.
 	maxAge = 15 * time.Minute
 	// sweepInterval is the pause between two searches for jails that are too old, or dead.
 	sweepInterval = 15 * time.Second
 	// firstRetry is the pause after a failure, which doubles with each further failure up to maxRetry.
 	firstRetry, maxRetry = time.Second, 2 * time.Minute
-	// quietTime is how long executions have the machine to themselves: a few times what creating a jail takes.
+	// quietTime is how long executions have the machine to themselves: a few times what creating a
+	// jail takes.
 	quietTime = 20 * time.Millisecond
-	// missMemory is how long a miss keeps another jail in the pool, and how long a jail stays that is no longer needed.
+	// missMemory is how long a miss keeps another jail in the pool, and how long a jail stays that is
+	// no longer needed.
 	missMemory = 2 * time.Minute
 )
 
 var (
-	// ErrGone is returned by a function that can create no more jails, because what they are created from is gone. The pool forgets
-	// the key until its next request.
-	ErrGone = errors.New("what such jails are made from is gone")
+	// ErrGone is returned by a function that can create no more jails, because what they are created
+	// from is gone. The pool forgets the key until its next request.
+	ErrGone = errors.New("the source of such jails is gone")
 	// ErrFull is returned by a function that cannot create more jails than exist.
-	ErrFull = errors.New("there are as many such jails as can be")
+	ErrFull = errors.New("the maximum number of such jails exists")
 )
 
 // Jail is what a pool holds.
@@ -60,7 +64,8 @@ type Config struct {
 	Log    *slog.Logger
 }
 
-// Pool holds jails under keys: all jails of a key are interchangeable. Its methods may be called concurrently.
+// Pool holds jails under keys: all jails of a key are interchangeable. Its methods may be called
+// concurrently.
 type Pool[J Jail] struct {
 	cfg  Config
 	wake chan struct{} // there may be something to do
@@ -103,9 +108,10 @@ func New[J Jail](cfg Config) *Pool[J] {
 	return &Pool[J]{cfg: cfg, wake: make(chan struct{}, 1), queues: map[string]*queue[J]{}}
 }
 
-// Take removes a prewarmed jail of key from the pool and returns it. It returns false if there is none. From then on, Run creates
-// jails of the key with create, whose context is done when Run's is.
-func (p *Pool[J]) Take(key string, create func(ctx context.Context) (J, error)) (J, bool) {
+// Get removes a prewarmed jail of key from the pool and returns it. It returns false if there is
+// none. From then on, Run creates jails of the key with create, whose context is done when Run's
+// is.
+func (p *Pool[J]) Get(key string, create func(ctx context.Context) (J, error)) (J, bool) {
 	defer p.wakeRun()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -129,7 +135,8 @@ func (p *Pool[J]) Take(key string, create func(ctx context.Context) (J, error)) 
 	return none, false
 }
 
-// Busy records that an execution needs the machine, from before it requests its jail until done is called.
+// Busy records that an execution needs the machine, from before it requests its jail until done is
+// called.
 func (p *Pool[J]) Busy() (done func()) {
 	add := func(n int) {
 		p.mu.Lock()
@@ -236,8 +243,9 @@ func (p *Pool[J]) fill(ctx context.Context, q *queue[J]) {
 	p.memory += memory
 }
 
-// next returns the queue to fill now: the one furthest below its target that memory allows. If there is none, it returns the time
-// to wait. It closes jails that must not be used any more, and those that the next one displaces.
+// next returns the queue to fill now: the one furthest below its target that memory allows. If
+// there is none, it returns the time to wait. It closes jails that must not be used any more, and
+// those that the next one displaces.
 func (p *Pool[J]) next(now time.Time) (next *queue[J], pause time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -264,8 +272,9 @@ func (p *Pool[J]) next(now time.Time) (next *queue[J], pause time.Duration) {
 	return next, pause
 }
 
-// targets returns the number of jails that each queue should hold, without queues that should hold none. It is their depth if all
-// fit. Otherwise they get one jail each in turn, those requested last first, so that a busy key leaves some room to the others.
+// targets returns the number of jails that each queue should hold, without queues that should hold
+// none. It is their depth if all fit. Otherwise they get one jail each in turn, those requested
+// last first, so that a busy key leaves memory for the others.
 func (p *Pool[J]) targets(now time.Time) map[*queue[J]]int {
 	depths, targets := map[*queue[J]]int{}, map[*queue[J]]int{}
 	for _, q := range p.queues {
@@ -287,9 +296,10 @@ func (p *Pool[J]) targets(now time.Time) map[*queue[J]]int {
 	return targets
 }
 
-// prewarmAfter returns the earliest time at which another jail may be added to q while programs run. filled is the part of q's
-// target that is there. A queue that is empty is filled at once. While programs run on all processors, jails are quietTime apart.
-// Otherwise a queue that is more than half full waits for quietTime after its last request.
+// prewarmAfter returns the earliest time at which another jail may be added to q while programs
+// run. filled is the part of q's target that is there. A queue that is empty is filled at once.
+// While programs run on all processors, jails are quietTime apart. Otherwise a queue that is more
+// than half full waits for quietTime after its last request.
 func (p *Pool[J]) prewarmAfter(q *queue[J], filled float64) time.Time {
 	switch {
 	case p.busy == 0 || len(q.ready) == 0:
@@ -334,8 +344,8 @@ func (p *Pool[J]) remove(q *queue[J]) {
 	delete(p.queues, q.key)
 }
 
-// depth returns the number of jails that q should hold: twice the requests expected while one is created, since requests come in
-// bursts, the recent misses, and the spare ones.
+// depth returns the number of jails that q should hold: twice the requests expected while one is
+// created, since requests come in bursts, the recent misses, and the spare ones.
 func (q *queue[J]) depth(spare int, now time.Time) int {
 	switch {
 	case now.Sub(q.requests.Last()) <= forgetAfter:
@@ -358,7 +368,8 @@ func (p *Pool[J]) neededMemory(targets map[*queue[J]]int) int64 {
 	return memory
 }
 
-// evictFor closes jails beyond the targets, those of the least recently requested keys first, until q has room for another one.
+// evictFor closes jails beyond the targets, those of the least recently requested keys first, until
+// memory suffices for another one in q.
 func (p *Pool[J]) evictFor(q *queue[J], targets map[*queue[J]]int) {
 	for p.count >= p.cfg.Most || p.memory+q.memory > p.cfg.Memory {
 		var other *queue[J]

@@ -16,8 +16,8 @@ import (
 
 // fake is a jail that stays alive until the test kills it.
 type fake struct {
-	w      *world
-	kind   string
+	w      *jails
+	key    string
 	dead   atomic.Bool
 	closed atomic.Bool
 }
@@ -29,12 +29,12 @@ func (f *fake) Close() error {
 	if f.closed.Swap(true) {
 		f.w.t.Errorf("a jail was closed twice")
 	}
-	f.w.add(f.kind, -1)
+	f.w.add(f.key, -1)
 	return nil
 }
 
-// world counts the live jails.
-type world struct {
+// jails counts the live jails.
+type jails struct {
 	t      *testing.T
 	size   int64                 // memory of each jail, bytes
 	took   time.Duration         // time to make a jail
@@ -47,7 +47,7 @@ type world struct {
 }
 
 // kill marks all jails as dead.
-func (w *world) kill() {
+func (w *jails) kill() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, f := range w.made {
@@ -55,19 +55,19 @@ func (w *world) kill() {
 	}
 }
 
-func (w *world) add(kind string, n int) {
+func (w *jails) add(key string, n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.live[kind] += n
+	w.live[key] += n
 }
 
-func (w *world) count(kind string) int {
+func (w *jails) count(key string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.live[kind]
+	return w.live[key]
 }
 
-func (w *world) make(kind string) func(context.Context) (*fake, error) {
+func (w *jails) make(key string) func(context.Context) (*fake, error) {
 	return func(ctx context.Context) (*fake, error) {
 		w.tries.Add(1)
 		select {
@@ -78,8 +78,8 @@ func (w *world) make(kind string) func(context.Context) (*fake, error) {
 		if err := w.broken.Load(); err != nil {
 			return nil, *err
 		}
-		w.add(kind, 1)
-		f := &fake{w: w, kind: kind}
+		w.add(key, 1)
+		f := &fake{w: w, key: key}
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.made = append(w.made, f)
@@ -88,7 +88,7 @@ func (w *world) make(kind string) func(context.Context) (*fake, error) {
 }
 
 // run calls f with a running pool and checks that no jails remain after the pool stops.
-func run(t *testing.T, cfg pool.Config, w *world, f func(p *pool.Pool[*fake])) {
+func run(t *testing.T, cfg pool.Config, w *jails, f func(p *pool.Pool[*fake])) {
 	synctest.Test(t, func(t *testing.T) {
 		w.t, w.live = t, map[string]int{}
 		if w.size == 0 {
@@ -111,9 +111,9 @@ func run(t *testing.T, cfg pool.Config, w *world, f func(p *pool.Pool[*fake])) {
 		f(p)
 		stop()
 		<-done
-		for kind, n := range w.live {
+		for key, n := range w.live {
 			if n != 0 {
-				t.Errorf("%d jails of kind %s are left", n, kind)
+				t.Errorf("%d jails of key %s are left", n, key)
 			}
 		}
 	})
@@ -125,22 +125,22 @@ func settle(d time.Duration) {
 	synctest.Wait()
 }
 
-// take takes a jail from the pool and closes it. It reports whether one was ready.
-func (w *world) take(p *pool.Pool[*fake], kind string) bool {
-	j, ok := p.Take(kind, w.make(kind))
+// get gets a jail from the pool and closes it. It reports whether one was ready.
+func (w *jails) get(p *pool.Pool[*fake], key string) bool {
+	j, ok := p.Get(key, w.make(key))
 	if ok {
-		if j.kind != kind {
-			w.t.Errorf("a jail of kind %s for %s", j.kind, kind)
+		if j.key != key {
+			w.t.Errorf("a jail of key %s for key %s", j.key, key)
 		}
 		_ = j.Close()
 	}
 	return ok
 }
 
-func TestAKindIsReadyOnceItIsUsed(t *testing.T) {
-	w := &world{}
+func TestKeyIsPrewarmedAfterFirstUse(t *testing.T) {
+	w := &jails{}
 	run(t, pool.Config{Spare: 3, Most: 10}, w, func(p *pool.Pool[*fake]) {
-		if w.take(p, "a") {
+		if w.get(p, "a") {
 			t.Error("there was one before the first was asked for")
 		}
 		settle(time.Minute)
@@ -148,18 +148,18 @@ func TestAKindIsReadyOnceItIsUsed(t *testing.T) {
 			t.Errorf("%d are ready, want the spare ones", w.count("a"))
 		}
 		for range 3 {
-			if !w.take(p, "a") {
+			if !w.get(p, "a") {
 				t.Error("none was ready")
 			}
 		}
-		if w.take(p, "a") {
+		if w.get(p, "a") {
 			t.Error("one was given twice")
 		}
 	})
 }
 
-func TestWhatIsExpectedIsReadyBeforeItIsUsed(t *testing.T) {
-	w := &world{}
+func TestExpectedKeyIsPrewarmed(t *testing.T) {
+	w := &jails{}
 	run(t, pool.Config{Spare: 3, Most: 10}, w, func(p *pool.Pool[*fake]) {
 		p.Expect("a", w.make("a"))
 		settle(24 * time.Hour)
@@ -170,10 +170,10 @@ func TestWhatIsExpectedIsReadyBeforeItIsUsed(t *testing.T) {
 }
 
 func TestDepthFollowsDemand(t *testing.T) {
-	w := &world{took: 100 * time.Millisecond}
+	w := &jails{took: 100 * time.Millisecond}
 	run(t, pool.Config{Spare: 1, Most: 100}, w, func(p *pool.Pool[*fake]) {
 		for range 100 { // 5 a second, half of what can be made
-			w.take(p, "a")
+			w.get(p, "a")
 			settle(200 * time.Millisecond)
 		}
 		settle(time.Second)
@@ -181,7 +181,7 @@ func TestDepthFollowsDemand(t *testing.T) {
 			t.Errorf("%d are ready at 5 a second that take 100 ms each", n)
 		}
 		for range 100 {
-			if !w.take(p, "a") {
+			if !w.get(p, "a") {
 				t.Error("none was ready")
 			}
 			settle(200 * time.Millisecond)
@@ -189,10 +189,10 @@ func TestDepthFollowsDemand(t *testing.T) {
 	})
 }
 
-func TestWhatNobodyUsesIsGivenUp(t *testing.T) {
-	w := &world{}
+func TestUnusedKeyIsForgotten(t *testing.T) {
+	w := &jails{}
 	run(t, pool.Config{Spare: 2, Most: 10}, w, func(p *pool.Pool[*fake]) {
-		w.take(p, "a")
+		w.get(p, "a")
 		settle(9 * time.Minute)
 		if w.count("a") != 2 {
 			t.Errorf("%d are ready after 9 minutes", w.count("a"))
@@ -205,7 +205,7 @@ func TestWhatNobodyUsesIsGivenUp(t *testing.T) {
 }
 
 func TestOldAndDeadJailsAreReplaced(t *testing.T) {
-	w := &world{}
+	w := &jails{}
 	run(t, pool.Config{Spare: 2, Most: 10}, w, func(p *pool.Pool[*fake]) {
 		p.Expect("a", w.make("a"))
 		settle(time.Hour)
@@ -213,28 +213,28 @@ func TestOldAndDeadJailsAreReplaced(t *testing.T) {
 			t.Errorf("%d were made in an hour, %d are ready", made, w.count("a"))
 		}
 		w.kill()
-		if w.take(p, "a") {
+		if w.get(p, "a") {
 			t.Error("a dead one was given out")
 		}
 		settle(time.Minute)
 		w.kill()
 		settle(time.Minute)
-		if !w.take(p, "a") {
+		if !w.get(p, "a") {
 			t.Error("dead ones were not replaced")
 		}
 	})
 }
 
 func TestMemoryIsBounded(t *testing.T) {
-	w := &world{size: 30 << 20}
+	w := &jails{size: 30 << 20}
 	run(t, pool.Config{Spare: 8, Most: 100, Memory: 100 << 20}, w, func(p *pool.Pool[*fake]) {
-		w.take(p, "a")
+		w.get(p, "a")
 		settle(time.Minute)
 		if w.count("a") != 3 {
 			t.Errorf("%d of 30 MiB are ready in 100 MiB", w.count("a"))
 		}
-		// Jails of another kind replace them one by one once that kind is requested.
-		w.take(p, "b")
+		// Jails of another key replace them one by one once that key is requested.
+		w.get(p, "b")
 		settle(time.Minute)
 		if w.count("a")+w.count("b") != 3 || w.count("b") < 1 {
 			t.Errorf("%d and %d are ready", w.count("a"), w.count("b"))
@@ -243,11 +243,11 @@ func TestMemoryIsBounded(t *testing.T) {
 }
 
 func TestFailuresAreNotRepeatedAtOnce(t *testing.T) {
-	w := &world{}
+	w := &jails{}
 	run(t, pool.Config{Spare: 2, Most: 10}, w, func(p *pool.Pool[*fake]) {
-		err := errors.New("no room")
+		err := errors.New("out of memory")
 		w.broken.Store(&err)
-		w.take(p, "a")
+		w.get(p, "a")
 		settle(5 * time.Minute)
 		if n := w.tries.Load(); n < 5 || n > 12 {
 			t.Errorf("tried %d times in 5 minutes", n)
@@ -260,15 +260,15 @@ func TestFailuresAreNotRepeatedAtOnce(t *testing.T) {
 	})
 }
 
-func TestWhatIsGoneIsMadeAgainOnceItIsAskedFor(t *testing.T) {
-	w := &world{}
+func TestGoneKeyIsPrewarmedAfterNextRequest(t *testing.T) {
+	w := &jails{}
 	run(t, pool.Config{Spare: 2, Most: 10}, w, func(p *pool.Pool[*fake]) {
-		w.take(p, "a")
+		w.get(p, "a")
 		settle(time.Minute)
 		err := fmt.Errorf("make a jail: %w", pool.ErrGone)
 		w.broken.Store(&err)
 		before := w.tries.Load()
-		if !w.take(p, "a") {
+		if !w.get(p, "a") {
 			t.Error("none was ready")
 		}
 		settle(time.Hour)
@@ -276,7 +276,7 @@ func TestWhatIsGoneIsMadeAgainOnceItIsAskedFor(t *testing.T) {
 			t.Errorf("tried %d times, and %d are ready", n, w.count("a"))
 		}
 		w.broken.Store(nil)
-		w.take(p, "a")
+		w.get(p, "a")
 		settle(100 * time.Millisecond)
 		if w.count("a") != 2 {
 			t.Errorf("%d are ready when they can be made again", w.count("a"))
@@ -284,12 +284,12 @@ func TestWhatIsGoneIsMadeAgainOnceItIsAskedFor(t *testing.T) {
 	})
 }
 
-func TestAFullKindIsTriedAgainSoon(t *testing.T) {
-	w := &world{}
+func TestFullKeyIsRetriedSoon(t *testing.T) {
+	w := &jails{}
 	run(t, pool.Config{Spare: 2, Most: 10}, w, func(p *pool.Pool[*fake]) {
 		err := fmt.Errorf("make a jail: %w", pool.ErrFull)
 		w.broken.Store(&err)
-		w.take(p, "a")
+		w.get(p, "a")
 		settle(time.Minute)
 		if n := w.tries.Load(); n < 30 || n > 61 {
 			t.Errorf("tried %d times in a minute", n)
@@ -297,22 +297,22 @@ func TestAFullKindIsTriedAgainSoon(t *testing.T) {
 		w.broken.Store(nil)
 		settle(2 * time.Second)
 		if w.count("a") != 2 {
-			t.Errorf("%d are ready when there is room again", w.count("a"))
+			t.Errorf("%d are ready when the pool has free memory again", w.count("a"))
 		}
 	})
 }
 
-func TestASwarmIsReadyForTheNext(t *testing.T) {
-	w := &world{}
+func TestBurstSizeIsRemembered(t *testing.T) {
+	w := &jails{}
 	run(t, pool.Config{Spare: 2, Most: 40}, w, func(p *pool.Pool[*fake]) {
-		w.take(p, "a")
+		w.get(p, "a")
 		settle(time.Second)
 		for range 30 {
-			w.take(p, "a")
+			w.get(p, "a")
 		}
 		settle(10 * time.Second)
 		for i := range 30 {
-			if !w.take(p, "a") {
+			if !w.get(p, "a") {
 				t.Fatalf("none was ready for the %dth of a swarm as large as the last", i+1)
 			}
 		}
@@ -323,12 +323,12 @@ func TestASwarmIsReadyForTheNext(t *testing.T) {
 	})
 }
 
-func TestProgramsThatRunHaveTheMachine(t *testing.T) {
-	w := &world{took: time.Millisecond}
+func TestPrewarmingIsSlowDuringExecutions(t *testing.T) {
+	w := &jails{took: time.Millisecond}
 	run(t, pool.Config{Cores: 2, Spare: 30, Most: 40}, w, func(p *pool.Pool[*fake]) {
 		done := p.Busy()
 		defer p.Busy()()
-		w.take(p, "a")
+		w.get(p, "a")
 		settle(100 * time.Millisecond)
 		if n := w.count("a"); n < 2 || n > 10 {
 			t.Errorf("%d were made in 100 ms while two programs ran", n)
@@ -340,7 +340,7 @@ func TestProgramsThatRunHaveTheMachine(t *testing.T) {
 		}
 		defer p.Busy()()
 		for range 30 {
-			if !w.take(p, "a") {
+			if !w.get(p, "a") {
 				t.Error("none was ready")
 			}
 		}
@@ -351,8 +351,8 @@ func TestProgramsThatRunHaveTheMachine(t *testing.T) {
 	})
 }
 
-func TestAProgramHasTheMachineWhileThereAreEnough(t *testing.T) {
-	w := &world{took: time.Millisecond}
+func TestNoPrewarmingDuringExecutionsWhileQueueIsFull(t *testing.T) {
+	w := &jails{took: time.Millisecond}
 	run(t, pool.Config{Cores: 2, Spare: 4, Most: 10}, w, func(p *pool.Pool[*fake]) {
 		ready := func(when string, want int) {
 			t.Helper()
@@ -361,16 +361,16 @@ func TestAProgramHasTheMachineWhileThereAreEnough(t *testing.T) {
 				t.Errorf("%s: %d are ready, want %d", when, n, want)
 			}
 		}
-		w.take(p, "a")
+		w.get(p, "a")
 		ready("at first", 4)
 		done := p.Busy()
-		w.take(p, "a")
+		w.get(p, "a")
 		ready("while a program runs", 3)
 		done()
 		ready("after it", 4)
 		defer p.Busy()()
 		for range 3 {
-			w.take(p, "a")
+			w.get(p, "a")
 		}
 		ready("while a program runs, and they have become few", 3)
 		settle(10 * time.Millisecond)
@@ -378,46 +378,46 @@ func TestAProgramHasTheMachineWhileThereAreEnough(t *testing.T) {
 	})
 }
 
-func TestASwarmLeavesOthersTheirJails(t *testing.T) {
-	w := &world{took: time.Millisecond}
+func TestBurstEvictsNoOtherKey(t *testing.T) {
+	w := &jails{took: time.Millisecond}
 	run(t, pool.Config{Spare: 2, Most: 10}, w, func(p *pool.Pool[*fake]) {
-		w.take(p, "a")
+		w.get(p, "a")
 		settle(time.Second)
 		for range 40 { // more than the pool can keep
-			w.take(p, "a")
+			w.get(p, "a")
 		}
 		settle(time.Second)
-		w.take(p, "b")
+		w.get(p, "b")
 		settle(time.Second)
 		if a, b := w.count("a"), w.count("b"); a != 8 || b != 2 {
-			t.Errorf("%d of the kind many were asked for, and %d of the other one", a, b)
+			t.Errorf("%d of the key many were asked for, and %d of the other one", a, b)
 		}
 	})
 }
 
-// Taking a jail from a full pool frees one slot. The slot is not refilled with another kind,
-// because that jail would have to be evicted for one of this kind.
-func TestAFullPoolMakesOneForEachThatIsTaken(t *testing.T) {
-	w := &world{took: time.Millisecond}
+// Taking a jail from a full pool frees one slot. The slot is not refilled with another key,
+// because that jail would have to be evicted for one of this key.
+func TestFullPoolReplacesEachUsedJail(t *testing.T) {
+	w := &jails{took: time.Millisecond}
 	run(t, pool.Config{Spare: 4, Most: 10}, w, func(p *pool.Pool[*fake]) {
-		for _, kind := range []string{"c", "b", "a"} {
-			w.take(p, kind)
+		for _, key := range []string{"c", "b", "a"} {
+			w.get(p, key)
 			settle(time.Second)
 		}
 		for range 40 { // more than the pool can keep
-			w.take(p, "a")
+			w.get(p, "a")
 		}
 		settle(time.Second)
-		for _, kind := range []string{"a", "c", "a", "b", "a"} {
+		for _, key := range []string{"a", "c", "a", "b", "a"} {
 			tries := w.tries.Load()
 			for range 20 {
-				if !w.take(p, kind) {
-					t.Errorf("none of kind %s was ready", kind)
+				if !w.get(p, key) {
+					t.Errorf("none of key %s was ready", key)
 				}
 				settle(100 * time.Millisecond)
 			}
 			if made := w.tries.Load() - tries; made > 22 {
-				t.Errorf("%d were made for 20 of kind %s", made, kind)
+				t.Errorf("%d were made for 20 of key %s", made, key)
 			}
 		}
 	})

@@ -3,29 +3,35 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/batches"
+	"github.com/bullpen-run/bullpen/scheduler/deliveries"
 	"github.com/bullpen-run/bullpen/scheduler/events"
+	schedulerhistory "github.com/bullpen-run/bullpen/scheduler/history"
 	"github.com/bullpen-run/bullpen/scheduler/natsembed"
+	"github.com/bullpen-run/bullpen/scheduler/pipelines"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
+	"github.com/bullpen-run/bullpen/scheduler/schedules"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
 	"github.com/bullpen-run/bullpen/storage/blob"
+	"github.com/bullpen-run/bullpen/storage/history"
 )
 
 const (
 	flushTime = 5 * time.Second
-	// diskReserve is the free disk space in bytes below which the embedded NATS accepts no new
-	// jobs. It is reserved for the results of accepted ones.
-	diskReserve = 64 << 20
 )
 
 // Run runs the roles of cfg until ctx is done, and then drains: it rejects new work and lets
@@ -50,6 +56,9 @@ func Run(ctx context.Context, cfg *Config) error {
 	if err := cfg.checkMachine(); err != nil {
 		return err
 	}
+	if cfg.Autoscale == AutoscaleProcess {
+		cfg = cfg.withoutWorker()
+	}
 	return serve(ctx, cfg, log)
 }
 
@@ -57,33 +66,44 @@ func Run(ctx context.Context, cfg *Config) error {
 type system struct {
 	cfg      *Config
 	log      *slog.Logger
-	instance string // unique to this process
+	instance string    // unique to this process
+	lock     *os.File  // of the data directory; nil with an embedded NATS, which locks it, and in a process without data
+	disk     *dataDisk // nil if this process stores nothing on it that grows
 	embedded *natsembed.Server
 	store    *store.Store
 	blobs    *blob.Store // nil without the gateway and worker roles
-	queue    *queue.Queue
-	threads  *threads.Threads
-	events   *events.Log
-	metrics  *Metrics
-	health   *health   // nil without the worker role
-	webhooks *webhooks // nil without the gateway and webhook roles
+	// storeReady is whether blobs has answered once.
+	storeReady   atomic.Bool
+	queue        *queue.Queue
+	threads      *threads.Threads
+	events       *events.Log
+	schedules    *schedules.Schedules      // nil without the gateway role
+	batches      *batches.Batches          // nil without the gateway role
+	pipelines    *pipelines.Pipelines      // nil without the gateway role
+	history      *schedulerhistory.History // nil without the gateway role
+	historyIndex *history.DB               // where history is stored
+	metrics      *Metrics
+	health       *health   // nil without the worker role
+	webhooks     *webhooks // nil without the gateway and webhook roles
 }
 
 // open opens the shared resources. It blocks until NATS is reachable.
 func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err error) {
-	s := &system{cfg: cfg, log: log, instance: instanceName()}
+	s := &system{cfg: cfg, log: log, instance: cmp.Or(cfg.Instance, instanceName()), disk: cfg.dataDisk()}
 	defer func() {
 		if err != nil {
 			s.close()
 		}
 	}()
 	access := cfg.access("bullpen " + s.instance)
-	var full func() bool
 	if cfg.Embedded() {
-		if s.embedded, err = natsembed.Open(cfg.Data, diskReserve, log); err != nil {
+		if s.embedded, err = natsembed.Open(cfg.Data, minDiskReserve, log); err != nil {
 			return nil, err
 		}
-		access.InProcess, full = s.embedded, s.embedded.Full
+		s.embedded.MaxSubjects = cfg.maxSubjects()
+		access.InProcess = s.embedded
+	} else if s.lock, err = cfg.lockData(); err != nil {
+		return nil, err
 	}
 	if cfg.needsStore() {
 		if s.blobs, err = openStore(ctx, cfg); err != nil {
@@ -96,22 +116,61 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 	if err != nil {
 		return nil, err
 	}
-	s.queue = &queue.Queue{Store: s.store, Full: full}
+	s.queue = &queue.Queue{Store: s.store, Rejects: s.rejects}
 	s.threads = &threads.Threads{Store: s.store}
 	s.events = &events.Log{Store: s.store, Records: s.queue}
 	s.metrics = NewMetrics(s.queue.Stats)
+	if cfg.dispatches() {
+		s.metrics.Pools(s.queue.Pools)
+	}
+	s.metrics.DataDisk(s.disk)
+	s.queue.Ended = s.executionEnded
 	return s, nil
+}
+
+// executionEnded logs and counts an execution whose terminal record was not written by a worker
+// that ran it.
+func (s *system) executionEnded(rec *proto.Record) {
+	s.metrics.ExecutionDone(rec)
+	line := []any{
+		"trace_id", rec.TraceID, "attempt", rec.Attempt, "org", rec.Org, "key", rec.Key, "language", rec.Language, "mode", rec.Mode,
+		"status", rec.Status, "request_id", rec.RequestID,
+	}
+	if rec.Attempt == 0 {
+		line = append(line, "queued_ms", max(0, rec.CompletedAt.Sub(rec.QueuedAt()).Milliseconds()))
+	}
+	if rec.Result.ErrorCode != nil {
+		line = append(line, "error_code", *rec.Result.ErrorCode, "detail", *rec.Result.ErrorMessage)
+	}
+	s.log.Info("execution ended", line...)
 }
 
 // access returns the parameters of connections to the external NATS. NATS lists a connection by its
 // name.
-func (n *NATS) access(name string) store.Access {
-	return store.Access{
+func (c *Config) access(name string) store.Access {
+	n := &c.NATS
+	a := store.Access{
 		URL: n.URL, Creds: n.Creds, User: n.User, Password: n.Password, CA: n.CA, Cert: n.Cert, Key: n.Key, Name: name,
 	}
+	if path, ok := strings.CutPrefix(n.URL, unixScheme); ok {
+		a.URL, a.InProcess = "", natsembed.Socket(path)
+	}
+	// The role with the most permissions names the inbox.
+	for _, role := range []Role{RoleGateway, RoleScheduler, RoleWebhook, RoleWorker} {
+		if c.Has(role) {
+			a.Role = string(role)
+			break
+		}
+	}
+	return a
 }
 
 func (s *system) close() {
+	if s.historyIndex != nil {
+		if err := s.historyIndex.Close(); err != nil {
+			s.log.Warn("index of executions not closed", "error", err)
+		}
+	}
 	if s.blobs != nil {
 		if err := s.blobs.Close(); err != nil {
 			s.log.Warn("blob store not closed", "error", err)
@@ -123,6 +182,18 @@ func (s *system) close() {
 	if s.embedded != nil {
 		s.embedded.Close()
 	}
+	if s.lock != nil {
+		_ = s.lock.Close() // only locked
+	}
+}
+
+// lockData locks the data directory against other processes, if this process stores data there. It
+// returns nil otherwise.
+func (c *Config) lockData() (*os.File, error) {
+	if !c.Has(RoleGateway) && !c.Has(RoleWorker) {
+		return nil, nil
+	}
+	return natsembed.LockDir(c.Data)
 }
 
 // instanceName returns a readable name that is unique to this process.
@@ -243,9 +314,27 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 func (s *system) roles(ctx context.Context) (r roles, err error) {
 	if s.embedded != nil {
 		r.base = append(r.base, part{"embedded NATS", s.embedded.Run})
+		if s.cfg.Autoscale == AutoscaleProcess {
+			socket, err := s.serveWorkers()
+			if err != nil {
+				return roles{}, err
+			}
+			r.base = append(r.base, socket)
+		}
 	}
-	if s.cfg.Has(RoleScheduler) || s.cfg.Has(RoleGateway) {
-		d := &queue.Dispatcher{Store: s.store, Instance: s.instance, Memory: s.cfg.jobMemory(), Log: s.log}
+	if s.blobs != nil {
+		r.base = append(r.base, part{"blob store", s.awaitStore})
+	}
+	if s.cfg.dispatches() {
+		scale, scalers, err := s.autoscaler()
+		if err != nil {
+			return roles{}, err
+		}
+		r.work = append(r.work, scalers...)
+		d := &queue.Dispatcher{
+			Store: s.store, Instance: s.instance, Memory: s.cfg.jobMemory(), Reserved: s.cfg.ReservedSlots.Of, Interactive: s.cfg.InteractiveSlots.Of,
+			OutputBudget: int64(s.cfg.OutputBudget), DiskFull: s.storeDiskFull, Ended: s.executionEnded, Autoscaler: scale, Log: s.log,
+		}
 		r.base = append(r.base, part{"dispatcher", d.Run})
 	}
 	if s.cfg.Has(RoleWorker) {
@@ -265,10 +354,22 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 			return roles{}, err
 		}
 		r.api, r.drain, r.leave = g.Handler(), g.Drain, g.Leave
+		runner := &schedules.Runner{
+			Schedules: s.schedules, Executions: scheduled{g, s.queue, &deliveries.Store{Store: s.store}}, Store: s.store, Instance: s.instance, Log: s.log,
+		}
+		engine := &batches.Engine{
+			Batches: s.batches, Executions: batchExecutions{g, s.queue}, Deliveries: &deliveries.Store{Store: s.store}, Store: s.store,
+			Retention: s.cfg.Retention, Instance: s.instance, Log: s.log,
+		}
+		stepRunner := &pipelines.Runner{
+			Pipelines: s.pipelines, Executions: steps{g, s.queue}, Threads: s.versions(), Store: s.store, Retention: s.cfg.Retention,
+			Instance: s.instance, Log: s.log,
+		}
+		r.work = append(r.work, part{"runner of schedules", runner.Run}, part{"engine of batches", engine.Run}, part{"runner of pipelines", stepRunner.Run})
 		r.base = append(append(r.base, base...), part{"threads", s.runThreadGC})
 	}
 	if s.cfg.Has(RoleWorker) {
-		w := &workerRole{system: s, ready: make(chan struct{}), lacks: map[string]string{}}
+		w := &workerRole{system: s, ready: make(chan struct{}), missing: map[string]string{}}
 		r.work, r.base = append(r.work, part{"worker", w.work}), append(r.base, part{"jails", w.hold})
 	}
 	if !s.cfg.Has(RoleGateway) && !s.cfg.Has(RoleScheduler) {

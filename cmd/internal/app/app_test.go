@@ -3,9 +3,12 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -13,6 +16,10 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/bullpen-run/bullpen/storage/storagetest"
+
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 // freeAddress returns an address with a free port.
@@ -29,19 +36,11 @@ func freeAddress(t *testing.T) *net.TCPAddr {
 // startNATS starts a NATS server at an address.
 func startNATS(t *testing.T, at *net.TCPAddr, user string) {
 	t.Helper()
-	o := &server.Options{Host: at.IP.String(), Port: at.Port, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true}
+	o := &server.Options{Host: at.IP.String(), Port: at.Port, JetStream: true}
 	if user != "" {
 		o.Username, o.Password = user, "right"
 	}
-	s, err := server.NewServer(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(time.Minute) {
-		t.Fatal("the NATS server is not ready")
-	}
+	storetest.Start(t, o)
 }
 
 // config parses args, with a data directory of its own.
@@ -104,6 +103,33 @@ func TestServerWaitsForNATS(t *testing.T) {
 	}
 }
 
+// A wrong --store is reported before a thread or an image needs it.
+func TestServerWaitsForItsStore(t *testing.T) {
+	server := s3Server(t)
+	endpoint, err := server.Endpoint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	nats, web := freeAddress(t), freeAddress(t)
+	startNATS(t, nats, "")
+	c := config(t, "--roles", "gateway", "--store", strings.Replace(storagetest.StoreURL(endpoint, "p"), "//blobs/", "//later/", 1),
+		"--nats", "nats://"+nats.String(), "--listen", web.String())
+	running, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- Run(running, c) }()
+	waitFor(ctx, t, "http://"+web.String()+"/readyz", http.StatusServiceUnavailable, `"missing":"store"`)
+	if err := os.Mkdir(server.Path("../later"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(ctx, t, "http://"+web.String()+"/readyz", http.StatusServiceUnavailable, "no worker is live")
+	stop()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestStopWhileWaitingForNATS(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -128,6 +154,37 @@ func TestWrongNATSCredentials(t *testing.T) {
 		"--listen", "127.0.0.1:0")
 	if err := Run(ctx, c); err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "credentials") {
 		t.Fatalf("Run returned %v", err)
+	}
+}
+
+// Processes with different roles must not share a data directory either.
+func TestDataDirectoryIsOfOneProcess(t *testing.T) {
+	nats := freeAddress(t) // no server listens there
+	blobs, data := t.TempDir(), t.TempDir()
+	with := func(roles string) *Config {
+		c := config(t, "--roles", roles, "--store", "file://"+blobs, "--nats", "nats://"+nats.String(), "--listen", "127.0.0.1:0", "--nsjail", "/nonexistent")
+		c.Data = data
+		return c
+	}
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	lock, err := with("gateway").lockData()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := lock.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	all := config(t, "--nsjail", "/nonexistent")
+	all.Data = data
+	for _, c := range []*Config{with("gateway"), with("worker"), all} {
+		t.Run(fmt.Sprint(len(c.Roles), c.Roles[0]), func(t *testing.T) {
+			t.Parallel() // each tries for three seconds
+			if _, err := open(t.Context(), c, log); err == nil || !strings.Contains(err.Error(), "in use by another bullpen") {
+				t.Error(err)
+			}
+		})
 	}
 }
 

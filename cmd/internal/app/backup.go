@@ -27,7 +27,7 @@ func Restore(ctx context.Context, cfg *Config, r io.Reader) (BackupSummary, erro
 		if _, err := os.Stat(filepath.Join(cfg.Data, "bootstrap.key")); err == nil {
 			return BackupSummary{}, fmt.Errorf("%s was used by a server already: its bootstrap.key would not be a key; choose a new --data", cfg.Data)
 		}
-		server, err := natsembed.Open(cfg.Data, diskReserve, log)
+		server, err := natsembed.Open(cfg.Data, minDiskReserve, log)
 		if err != nil {
 			return BackupSummary{}, err
 		}

@@ -18,6 +18,16 @@ import (
 // data, and never shown. It is in the file before it becomes a key, so that a crash cannot leave a
 // key that nobody knows.
 func (s *system) bootstrap(ctx context.Context, keys *registry.Keys) error {
+	if err := s.createFirstKey(ctx, keys); err != nil {
+		return err
+	}
+	if !keys.Administrable() {
+		s.log.Error("no API key with all rights: set BULLPEN_BOOTSTRAP_KEY to a new key and start again")
+	}
+	return nil
+}
+
+func (s *system) createFirstKey(ctx context.Context, keys *registry.Keys) error {
 	if s.cfg.BootstrapKey != "" {
 		err := keys.Bootstrap(ctx, s.cfg.BootstrapKey)
 		if errors.Is(err, registry.ErrRevoked) {
@@ -43,6 +53,12 @@ func (s *system) bootstrap(ctx context.Context, keys *registry.Keys) error {
 	case written: // another gateway, with another data directory, was faster
 		if err := os.Remove(name); err != nil {
 			return fmt.Errorf("remove the unused bootstrap key: %w", err)
+		}
+	default:
+		if secret, err := readSecret(name); err == nil {
+			if _, ok := keys.Authenticate(secret); !ok {
+				s.log.Warn("API key in this file was revoked or replaced: remove the file", "file", name)
+			}
 		}
 	}
 	return nil

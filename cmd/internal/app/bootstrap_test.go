@@ -1,6 +1,8 @@
 package app
 
 import (
+	"bytes"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -42,6 +44,9 @@ func TestWrittenBootstrapKeyIsCreatedAfterACrash(t *testing.T) {
 func TestServerStartsWithARevokedBootstrapKey(t *testing.T) {
 	s, keys, _ := newGateway(t)
 	ctx := storetest.Context(t)
+	if _, _, err := keys.Create(ctx, proto.Key{Name: "spare", Org: "o", Plan: "pro", Rights: proto.RightsAll}); err != nil {
+		t.Fatal(err)
+	}
 	s.cfg.BootstrapKey = proto.NewKeySecret("local")
 	for range 2 {
 		if err := s.bootstrap(ctx, keys); err != nil {
@@ -54,6 +59,46 @@ func TestServerStartsWithARevokedBootstrapKey(t *testing.T) {
 	if _, ok := keys.Authenticate(s.cfg.BootstrapKey); ok {
 		t.Error("a revoked key is accepted")
 	}
+}
+
+// A start logs that the key in the file, or all keys with all rights, are revoked.
+func TestRevokedKeysAreLogged(t *testing.T) {
+	s, keys, name := newGateway(t)
+	ctx := storetest.Context(t)
+	var log bytes.Buffer
+	s.log = slog.New(slog.NewTextHandler(&log, nil))
+	start := func(want string) {
+		t.Helper()
+		log.Reset()
+		if err := s.bootstrap(ctx, keys); err != nil {
+			t.Fatal(err)
+		}
+		if got := log.String(); want == "" && got != "" || !strings.Contains(got, want) {
+			t.Errorf("logged %q, want %q", got, want)
+		}
+	}
+	start("first API key created")
+	start("")
+	other, _, err := keys.Create(ctx, proto.Key{Name: "other", Org: "o", Plan: "pro", Rights: proto.RightsAll})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := keys.Revoke(ctx, "key_bootstrap"); err != nil {
+		t.Fatal(err)
+	}
+	start(name)
+	// Revoked by an earlier version, which allowed it.
+	entry, err := s.store.Keys.Get(ctx, "key."+other.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.store.Keys.Put(ctx, entry.Key(), bytes.Replace(entry.Value(), []byte(`"revoked_at":null`), []byte(`"revoked_at":"2026-01-02T03:04:05Z"`), 1)); err != nil {
+		t.Fatal(err)
+	}
+	if keys, err = registry.OpenKeys(ctx, s.store, "local", s.log); err != nil {
+		t.Fatal(err)
+	}
+	start("no API key with all rights")
 }
 
 func TestBootstrapKeyIsReadableByUsOnly(t *testing.T) {

@@ -16,7 +16,9 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/storage"
+	"github.com/bullpen-run/bullpen/storage/history"
 )
 
 // Role is a part of bullpen that a process runs.
@@ -45,6 +47,7 @@ type Config struct {
 	Roles         []Role        `name:"roles" group:"Server" env:"BULLPEN_ROLES" default:"gateway,worker,scheduler,webhook" placeholder:"ROLE" help:"Roles of this process. Fewer than all need --nats."`
 	Drain         time.Duration `name:"drain" group:"Server" env:"BULLPEN_DRAIN" default:"30s" placeholder:"TIME" help:"How long running programs may continue after SIGTERM."`
 	Memory        proto.Bytes   `name:"memory" group:"Server" env:"BULLPEN_MEMORY" default:"0" placeholder:"SIZE" help:"Memory of this process, without the programs that it runs. Requests and jobs that would exceed it are rejected. 0 is a quarter of the memory of the machine or container."`
+	DiskReserve   proto.Bytes   `name:"disk-reserve" group:"Server" env:"BULLPEN_DISK_RESERVE" default:"0" placeholder:"SIZE" help:"Free space of the disk of the data directory below which no executions and uploads are accepted. At least 64 MiB. 0 is a twentieth of the disk, at most 2 GiB."`
 	ProfileListen string        `name:"profile-listen" group:"Server" env:"BULLPEN_PROFILE_LISTEN" placeholder:"ADDRESS:PORT" help:"Loopback address that serves profiles for go tool pprof, such as 127.0.0.1:6060. Everybody on this machine can read them. Default: none."`
 
 	NATS `embed:""`
@@ -53,6 +56,7 @@ type Config struct {
 	RedisCA  string `name:"redis-ca" group:"Redis" env:"BULLPEN_REDIS_CA" placeholder:"FILE" help:"Certificate authorities for Redis over TLS, PEM. Default: the system's."`
 
 	Slots      int         `name:"slots" group:"Worker" env:"BULLPEN_SLOTS" default:"0" placeholder:"N" help:"Programs that this worker runs at once. 0 is 4 per core, at most one per GiB of memory."`
+	Pool       string      `name:"pool" group:"Worker" env:"BULLPEN_POOL" default:"default" placeholder:"NAME" help:"Pool of this worker: a name for all workers that can run the same executions."`
 	WarmMemory proto.Bytes `name:"warm-memory" group:"Worker" env:"BULLPEN_WARM_MEMORY" default:"0" placeholder:"SIZE" help:"Memory for prewarmed sandboxes and zygotes. 0 is a sixteenth of the memory of the machine or container, 1 disables both."`
 	NsjailPath string      `name:"nsjail" group:"Worker" env:"BULLPEN_NSJAIL" placeholder:"PATH" help:"The nsjail program. Default: nsjail beside the bullpen program, then in ../libexec/bullpen, then on the PATH."`
 	UIDRange   UIDRange    `name:"uid-range" group:"Worker" env:"BULLPEN_UID_RANGE" default:"1900000000:8192" placeholder:"FIRST:COUNT" help:"User ids for jails, two per slot of all workers on a machine. The default is outside the ranges of logins, containers and service managers."`
@@ -72,15 +76,27 @@ type Config struct {
 	WebhookAllowPorts  []int          `name:"webhook-allow-ports" group:"Webhooks" env:"BULLPEN_WEBHOOK_ALLOW_PORTS" placeholder:"PORT" help:"Ports that webhooks may be sent to in addition to 443 and 8443."`
 	WebhookCAFile      string         `name:"webhook-ca-file" group:"Webhooks" env:"BULLPEN_WEBHOOK_CA_FILE" placeholder:"FILE" help:"Certificate authorities for webhooks in addition to the system's, PEM."`
 
-	Region       string `name:"region" group:"Server" env:"BULLPEN_REGION" default:"local" placeholder:"NAME" help:"Region in new API keys: sk-REGION-…."`
-	BootstrapKey string `name:"bootstrap-key" secret:"value" env:"BULLPEN_BOOTSTRAP_KEY" hidden:"" help:"The first API key, sk-REGION-TOKEN, with all rights. Not a flag, because other users of the machine could read it. Default: generated at the first start and written to bootstrap.key in the data directory."`
-	UpgradeURL   string `name:"upgrade-url" group:"Server" env:"BULLPEN_UPGRADE_URL" default:"https://github.com/bullpen-run/bullpen#plans" placeholder:"URL" help:"URL in error messages about the limits of a plan."`
-	PublicURL    string `name:"public-url" group:"Server" env:"BULLPEN_PUBLIC_URL" placeholder:"URL" help:"URL at which clients reach this server, for links in webhooks and URLs of files. Without it, URLs of files use the Host header of the request."`
+	Region         string         `name:"region" group:"Server" env:"BULLPEN_REGION" default:"local" placeholder:"NAME" help:"Region in new API keys: sk-REGION-…."`
+	Instance       string         `name:"instance" env:"BULLPEN_INSTANCE" hidden:"" help:"Name of this process, unique among all. Default: the name of the host and a random part."`
+	BootstrapKey   string         `name:"bootstrap-key" secret:"value" env:"BULLPEN_BOOTSTRAP_KEY" hidden:"" help:"The first API key, sk-REGION-TOKEN, with all rights. Not a flag, because other users of the machine could read it. Default: generated at the first start and written to bootstrap.key in the data directory."`
+	UpgradeURL     string         `name:"upgrade-url" group:"Server" env:"BULLPEN_UPGRADE_URL" default:"https://github.com/bullpen-run/bullpen#plans" placeholder:"URL" help:"URL in error messages about the limits of a plan."`
+	TrustedProxies []netip.Prefix `name:"trusted-proxies" group:"Server" env:"BULLPEN_TRUSTED_PROXIES" placeholder:"CIDR" help:"Address ranges of proxies that terminate TLS. Their X-Forwarded-Proto is the scheme of URLs of files without --public-url. Default: none."`
+	PublicURL      string         `name:"public-url" group:"Server" env:"BULLPEN_PUBLIC_URL" placeholder:"URL" help:"URL at which clients reach this server, for links in webhooks and URLs of files. Without it, URLs of files use the Host header of the request."`
 
-	QueueWait   time.Duration `name:"queue-wait" group:"Executions" env:"BULLPEN_QUEUE_WAIT" default:"3s" placeholder:"TIME" help:"How long an inline or streaming execution waits for a free slot."`
-	QueueExpiry time.Duration `name:"queue-expiry" group:"Executions" env:"BULLPEN_QUEUE_EXPIRY" default:"24h" placeholder:"TIME" help:"How long an async execution waits for a free slot."`
-	Retention   time.Duration `name:"retention" group:"Executions" env:"BULLPEN_RETENTION" default:"168h" placeholder:"TIME" help:"How long records and output of executions are kept."`
-	OutputLimit proto.Bytes   `name:"output-limit" group:"Executions" env:"BULLPEN_OUTPUT_LIMIT" default:"16MiB" placeholder:"SIZE" help:"Output that a result keeps of each stream, unless the sandbox profile sets it."`
+	QueueWait        time.Duration `name:"queue-wait" group:"Executions" env:"BULLPEN_QUEUE_WAIT" default:"30s" placeholder:"TIME" help:"How long an inline or streaming execution waits for a free slot, unless its request says Prefer: wait=N. No longer than the larger of its timeout and 5 s."`
+	QueueExpiry      time.Duration `name:"queue-expiry" group:"Executions" env:"BULLPEN_QUEUE_EXPIRY" default:"24h" placeholder:"TIME" help:"How long an async execution waits for a free slot."`
+	ReservedSlots    ReservedSlots `name:"reserved-slots" group:"Executions" env:"BULLPEN_RESERVED_SLOTS" default:"12.5%" placeholder:"N|PERCENT" help:"Slots that an organisation leaves to others while another one has submitted executions in the last 5 minutes: a number, or a percentage, which is at least one of two or more. 0 for none. The same for every gateway and scheduler."`
+	InteractiveSlots ReservedSlots `name:"interactive-slots" group:"Executions" env:"BULLPEN_INTERACTIVE_SLOTS" default:"25%" placeholder:"N|PERCENT" help:"Slots that async executions leave to inline and streaming ones while some have been submitted in the last 5 minutes, also of an organisation's and a key's limit: a number, or a percentage, which is at least one of two or more. 0 for none. The same for every gateway and scheduler."`
+	Retention        time.Duration `name:"retention" group:"Executions" env:"BULLPEN_RETENTION" default:"168h" placeholder:"TIME" help:"How long records and output of executions are kept."`
+	OutputLimit      proto.Bytes   `name:"output-limit" group:"Executions" env:"BULLPEN_OUTPUT_LIMIT" default:"16MiB" placeholder:"SIZE" help:"Output that a result keeps of each stream, unless the sandbox profile sets it."`
+	OutputBudget     proto.Bytes   `name:"output-budget" group:"Executions" env:"BULLPEN_OUTPUT_BUDGET" default:"1GiB" placeholder:"SIZE" help:"Output that all executions of an organisation may store in an hour. Beyond it, 64 KiB of each output are kept. 0 is no limit. The same for every gateway and scheduler."`
+
+	History string `name:"history" secret:"urls" group:"Executions" env:"BULLPEN_HISTORY" placeholder:"URL" help:"PostgreSQL database for the index of executions, postgres://USER:PASSWORD@HOST:PORT/DATABASE, the same for every gateway. Default: a SQLite file of each gateway in its data directory."`
+
+	Autoscale        AutoscaleDriver `name:"autoscale" group:"Autoscaling" env:"BULLPEN_AUTOSCALE" default:"none" placeholder:"DRIVER" help:"What starts and stops workers: none, process for workers on this machine, exec for --autoscale-command, or kubernetes for KEDA. The same for every gateway and scheduler."`
+	AutoscalePolicy  string          `name:"autoscale-policy" group:"Autoscaling" env:"BULLPEN_AUTOSCALE_POLICY" placeholder:"FILE" help:"Autoscaling policy in JSON. The same for every gateway and scheduler. Default: 0 to 10 workers."`
+	AutoscaleCommand string          `name:"autoscale-command" group:"Autoscaling" env:"BULLPEN_AUTOSCALE_COMMAND" placeholder:"FILE" help:"Program of the driver exec. It is run with the name of a pool and its number of workers when that changes, and every minute."`
+	KedaListen       string          `name:"keda-listen" group:"Autoscaling" env:"BULLPEN_KEDA_LISTEN" placeholder:"ADDRESS:PORT" help:"Address of the driver kubernetes, which KEDA asks for the number of workers, such as :9077. It has neither TLS nor keys: let only KEDA reach it."`
 
 	LogLevel  slog.Level `name:"log-level" group:"Log" env:"BULLPEN_LOG_LEVEL" default:"info" placeholder:"LEVEL" help:"Minimum level of log messages: debug, info, warn or error."`
 	LogFormat LogFormat  `name:"log-format" group:"Log" env:"BULLPEN_LOG_FORMAT" default:"text" placeholder:"FORMAT" help:"Format of log messages: text or json."`
@@ -96,7 +112,7 @@ const (
 // NATS are the settings of the connection to NATS. With an empty URL, NATS is embedded in this
 // process and the other fields must be empty.
 type NATS struct {
-	URL      string `name:"nats" secret:"urls" group:"NATS" env:"BULLPEN_NATS" placeholder:"URL" help:"NATS servers with JetStream, separated by commas. Default: embedded in this process."`
+	URL      string `name:"nats" secret:"urls" group:"NATS" env:"BULLPEN_NATS" placeholder:"URL" help:"NATS servers with JetStream, separated by commas, or unix:///DIR/nats.sock of a process with --data DIR and --autoscale process. Default: embedded in this process."`
 	Creds    string `name:"nats-creds" group:"NATS" env:"BULLPEN_NATS_CREDS" placeholder:"FILE" help:"Credentials file for NATS."`
 	User     string `name:"nats-user" group:"NATS" env:"BULLPEN_NATS_USER" placeholder:"NAME" help:"User name for NATS."`
 	Password string `name:"nats-password" secret:"value" group:"NATS" env:"BULLPEN_NATS_PASSWORD" placeholder:"PASSWORD" help:"Password for NATS. Prefer the environment variable: other users of this machine can read flags."`
@@ -140,8 +156,10 @@ func (c *Config) Validate() error {
 		c.validateRedis(),
 		setting("data", c.Data != "", "must be a directory"),
 		setting("memory", c.Memory == 0 || c.Memory >= minMemory, "%s is too little: give at least %s, or 0 for the default", c.Memory, minMemory),
+		setting("disk-reserve", c.DiskReserve == 0 || c.DiskReserve >= minDiskReserve, "%s is too little: give at least %s, or 0 for the default", c.DiskReserve, proto.Bytes(minDiskReserve)),
 		setting("slots", c.Slots >= 0, "give a number of programs, or 0 for the default"),
 		setting("slots", c.Slots <= c.UIDRange.Count/UIDsPerSlot, "%d slots need %d user ids, but --uid-range has %d", c.Slots, c.Slots*UIDsPerSlot, c.UIDRange.Count),
+		setting("pool", queue.ValidPool(c.Pool), "%q must be 1 to 63 of a-z, A-Z, 0-9, - and _", c.Pool),
 		setting("image-dir", filepath.IsAbs(c.ImageDir), "must be an absolute path"),
 		setting("home", filepath.IsAbs(c.Home) && filepath.Clean(c.Home) == c.Home && strings.Count(c.Home, "/") >= 2,
 			"%q must be an absolute path of at least two parts without . or .., such as /home/baponi", c.Home),
@@ -152,10 +170,13 @@ func (c *Config) Validate() error {
 		// Otherwise a record could expire before its job starts.
 		setting("retention", c.Retention >= c.QueueExpiry, "%s must not be shorter than --queue-expiry (%s)", c.Retention, c.QueueExpiry),
 		setting("output-limit", c.OutputLimit > 0 && c.OutputLimit <= proto.MaxOutput, "%d bytes must be between 1 byte and %s", int64(c.OutputLimit), proto.MaxOutput),
+		setting("output-budget", c.OutputBudget >= 0, "%d bytes must not be negative: give a size such as 1GiB, or 0 for no limit", int64(c.OutputBudget)),
 		c.validateUpgradeURL(),
 		c.validatePublicURL(),
-		c.validateWebhooks(),
+		c.validateNetworks(),
 		c.validateStore(),
+		c.validateAutoscale(),
+		c.validateHistory(),
 		setting("thread-expiry", c.ThreadExpiry >= 0, "%s must not be negative: give a time such as 720h, or 0 to keep threads forever", c.ThreadExpiry),
 		positive("thread-gc", c.ThreadGC),
 		setting("log-format", c.LogFormat == LogText || c.LogFormat == LogJSON, "%q must be text or json", c.LogFormat),
@@ -219,12 +240,15 @@ func (c *Config) validatePublicURL() error {
 	return setting("public-url", ok, "must be an http or https URL such as https://bullpen.example.com, without a trailing slash, user, query or fragment")
 }
 
-func (c *Config) validateWebhooks() error {
+// validateNetworks checks the settings of webhooks and the ranges of addresses.
+func (c *Config) validateNetworks() error {
 	errs := []error{setting("webhook-max-body", c.WebhookMaxBody >= minWebhookBody && c.WebhookMaxBody <= maxWebhookBody,
 		"%d bytes must be between %s and %s", int64(c.WebhookMaxBody), minWebhookBody, maxWebhookBody)}
 	errs = append(errs, setting("webhook-concurrency", c.WebhookConcurrency >= 1, "%d must be at least 1", c.WebhookConcurrency))
-	for _, p := range c.WebhookAllowCIDRs {
-		errs = append(errs, setting("webhook-allow-cidrs", !p.Addr().Is4In6(), "%s must be written as a range of IPv4 addresses", p))
+	for name, ranges := range map[string][]netip.Prefix{"webhook-allow-cidrs": c.WebhookAllowCIDRs, "trusted-proxies": c.TrustedProxies} {
+		for _, p := range ranges {
+			errs = append(errs, setting(name, !p.Addr().Is4In6(), "%s must be written as a range of IPv4 addresses", p))
+		}
 	}
 	for _, port := range c.WebhookAllowPorts {
 		errs = append(errs, setting("webhook-allow-ports", port >= 1 && port <= 65535, "%d must be 1 to 65535", port))
@@ -244,11 +268,28 @@ func (c *Config) validateStore() error {
 			"directory", roleNames(c.Roles))
 }
 
+func (c *Config) validateHistory() error {
+	if c.History == "" {
+		return nil
+	}
+	if err := history.Check(c.History); err != nil {
+		return fmt.Errorf("--history: %w", err)
+	}
+	return nil
+}
+
 func (n *NATS) validateNATS() error {
 	rest := n.Creds + n.User + n.Password + n.CA + n.Cert + n.Key
 	if n.Embedded() {
 		return errors.Join(
 			setting("nats", rest == "", "credentials or certificates for NATS are set, but no server: give its URL"),
+			setting("replicas", n.Replicas == 1, "the embedded NATS stores one copy: set --nats for %d", n.Replicas),
+		)
+	}
+	if path, ok := strings.CutPrefix(n.URL, unixScheme); ok {
+		return errors.Join(
+			setting("nats", filepath.IsAbs(path) && !strings.Contains(path, ","), "not a socket: write unix:///PATH"),
+			setting("nats", rest == "", "a socket needs no credentials and no certificates"),
 			setting("replicas", n.Replicas == 1, "the embedded NATS stores one copy: set --nats for %d", n.Replicas),
 		)
 	}

@@ -26,10 +26,10 @@ func TestDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c.Address() != "127.0.0.1:8080" || c.Data != "./bullpen-data" || len(c.Roles) != 4 || c.Drain != 30*time.Second ||
-		!c.Embedded() || c.RedisURL != "" || c.Replicas != 1 || c.QueueWait != 3*time.Second || c.QueueExpiry != 24*time.Hour ||
+		!c.Embedded() || c.RedisURL != "" || c.Replicas != 1 || c.QueueWait != 30*time.Second || c.QueueExpiry != 24*time.Hour ||
 		c.Retention != 168*time.Hour || c.OutputLimit != 16<<20 || c.Home != "/home/baponi" || c.Region != "local" ||
 		c.WebhookMaxBody != 1<<20 || c.WebhookAllowHTTP || len(c.WebhookAllowCIDRs)+len(c.WebhookAllowPorts) > 0 || c.WebhookCAFile != "" || c.PublicURL != "" ||
-		c.StoreURL != "" || c.StoreKey != "" || c.HomeCache != 10<<30 || c.ThreadExpiry != 0 || c.ThreadGC != time.Hour ||
+		c.StoreURL != "" || c.StoreKey != "" || c.HomeCache != 10<<30 || c.ThreadExpiry != 0 || c.ThreadGC != time.Hour || c.ReservedSlots != (ReservedSlots{Percent: 12.5}) || c.InteractiveSlots != (ReservedSlots{Percent: 25}) ||
 		c.UIDRange != (UIDRange{1900000000, 8192}) || c.LogLevel != slog.LevelInfo || c.LogFormat != LogText {
 		t.Errorf("got %+v", c)
 	}
@@ -124,6 +124,22 @@ func TestWebhookSettingsInEnvironment(t *testing.T) {
 	}
 }
 
+func TestReservedSlots(t *testing.T) {
+	for setting, want := range map[string]map[int]int{ // reserved, by the number of slots
+		"12.5%": {0: 0, 1: 0, 2: 1, 8: 1, 15: 1, 16: 2, 800: 100}, "3": {1: 0, 2: 1, 3: 2, 4: 3, 800: 3}, "0": {8: 0}, "0%": {8: 0}, "99%": {8: 7},
+	} {
+		c, err := ParseConfig([]string{"--reserved-slots", setting})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for slots, reserved := range want {
+			if got := c.ReservedSlots.Of(slots); got != reserved {
+				t.Errorf("%s: %d of %d slots are reserved, want %d", setting, got, slots, reserved)
+			}
+		}
+	}
+}
+
 func TestInvalidSettings(t *testing.T) {
 	for name, test := range map[string]struct {
 		args []string
@@ -167,7 +183,9 @@ func TestInvalidSettings(t *testing.T) {
 		"Redis CA without TLS": {args: []string{"--redis", "redis://x", "--redis-ca", "f"}, want: []string{"--redis-ca", "rediss://"}},
 		"slots":                {args: []string{"--slots=-1"}, want: []string{"--slots"}},
 		"slots over ids":       {args: []string{"--slots", "3", "--uid-range", "1000:5"}, want: []string{"--slots", "need 6 user ids", "has 5"}},
-		"range of root":        {args: []string{"--uid-range", "0:10"}, want: []string{"--uid-range", "not that of root"}},
+		"range of root":        {args: []string{"--uid-range", "0:10"}, want: []string{"--uid-range", "without root's id 0"}},
+		"reserved share":       {args: []string{"--reserved-slots", "100%"}, want: []string{"--reserved-slots", `"100%" must be a number of slots, or a percentage below 100%`}},
+		"reserved slots":       {args: []string{"--reserved-slots=-1"}, want: []string{"--reserved-slots", "number of slots"}},
 		"range too far":        {args: []string{"--uid-range", "2147483640:10"}, want: []string{"--uid-range", "none above 2147483646"}},
 		"range form":           {args: []string{"--uid-range", "1000"}, want: []string{"--uid-range", "FIRST:COUNT"}},
 		"home":                 {args: []string{"--home", "/home/../x"}, want: []string{"--home"}},
@@ -184,6 +202,7 @@ func TestInvalidSettings(t *testing.T) {
 		"public URL, query":    {args: []string{"--public-url", "https://x/a?b"}, want: []string{"--public-url", "query"}},
 		"webhook range":        {args: []string{"--webhook-allow-cidrs", "10.0.0.1"}, want: []string{"--webhook-allow-cidrs", "10.0.0.1"}},
 		"webhook range, form":  {args: []string{"--webhook-allow-cidrs", "::ffff:10.0.0.0/104"}, want: []string{"--webhook-allow-cidrs", "IPv4"}},
+		"proxy range, form":    {args: []string{"--trusted-proxies", "::ffff:10.0.0.0/104"}, want: []string{"--trusted-proxies", "IPv4"}},
 		"webhook port":         {args: []string{"--webhook-allow-ports", "80,65536"}, want: []string{"--webhook-allow-ports", "65536"}},
 		"webhook concurrency":  {args: []string{"--webhook-concurrency", "0"}, want: []string{"--webhook-concurrency", "at least 1"}},
 		"webhook body":         {args: []string{"--webhook-max-body", "1KiB"}, want: []string{"--webhook-max-body", "32KiB", "256MiB"}},
@@ -217,7 +236,7 @@ func TestInvalidSettings(t *testing.T) {
 			}
 			for _, want := range test.want {
 				if !strings.Contains(err.Error(), want) {
-					t.Errorf("%q lacks %q", err, want)
+					t.Errorf("%q does not contain %q", err, want)
 				}
 			}
 			if strings.Contains(err.Error(), "hunter2") {
@@ -294,10 +313,10 @@ func TestLogHidesSecrets(t *testing.T) {
 				t.Errorf("the log has a secret: %s", &log)
 			}
 			if c.RedisURL != "" && !strings.Contains(log.String(), "two:6379") {
-				t.Errorf("the log lacks the Redis server: %s", &log)
+				t.Errorf("the log does not name the Redis server: %s", &log)
 			}
 			if !strings.Contains(log.String(), "one:4222") || !strings.Contains(log.String(), "(set)") {
-				t.Errorf("the log lacks settings: %s", &log)
+				t.Errorf("the log does not contain the settings: %s", &log)
 			}
 		}
 	}

@@ -9,6 +9,32 @@ import (
 	"testing"
 )
 
+// Clients that poll must not keep a server from ending.
+func TestLaterRequestsAreNotWaitedFor(t *testing.T) {
+	began, end := make(chan struct{}), make(chan struct{})
+	f := newRequests(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		began <- struct{}{}
+		<-end
+	}))
+	serve := func() (ended chan struct{}) {
+		ended = make(chan struct{})
+		go func() { f.ServeHTTP(nil, nil); close(ended) }()
+		<-began
+		return ended
+	}
+	first, done := serve(), f.done()
+	later := serve()
+	end <- struct{}{}
+	end <- struct{}{}
+	<-first
+	<-done
+	<-later
+	done, last := f.done(), serve()
+	<-done
+	end <- struct{}{}
+	<-last
+}
+
 func TestConnectionsAreLimited(t *testing.T) {
 	cfg := &Config{Listen: "127.0.0.1:0", Memory: minMemory}
 	h, err := listen(cfg, slog.New(slog.NewTextHandler(t.Output(), nil)))

@@ -34,10 +34,10 @@ func Doctor(ctx context.Context, c *Config) []Check {
 	if c.Has(RoleWorker) {
 		checks = append(checks, checkRoot(), checkNamespaces(), checkCgroups("/"), checkUIDs("/proc/self/uid_map", c.UIDRange))
 		checks = append(checks, checkJails(ctx, c)...)
-		checks = append(checks, checkImages(c.ImageDir))
+		checks = append(checks, checkImages(c.ImageDir), checkSplitLocks("/"))
 		checks = append(checks, Check{Name: "slots", OK: true, Found: fmt.Sprintf("%d programs at once", c.SlotCount())})
 	}
-	checks = append(checks, checkData(c.Data))
+	checks = append(checks, checkData(c))
 	if c.needsStore() {
 		checks = append(checks, checkStore(ctx, c))
 	}
@@ -107,7 +107,7 @@ func checkJails(ctx context.Context, c *Config) []Check {
 	var more []Check
 	if err == nil {
 		tools, err = missingTools(ctx, maker)
-		more = []Check{checkNetwork(ctx, maker, noNetwork), checkDisk(ctx, maker, noDisk)}
+		more = []Check{checkNetwork(ctx, maker, noNetwork), checkNetLimits(maker), checkDisk(ctx, maker, noDisk)}
 	}
 	if err := errors.Join(err, maker.Close()); err != nil {
 		return fail(err)
@@ -161,7 +161,17 @@ func checkNetwork(ctx context.Context, maker *nsjail.Maker, err error) Check {
 		err = tryJail(ctx, maker, spec)
 	}
 	if check.OK = err == nil; !check.OK {
-		check.Found, check.Remedy = "sandboxes with a network are left to other workers", err.Error()
+		check.Found, check.Remedy = "this worker does not run sandboxes with a network", err.Error()
+	}
+	return check
+}
+
+// checkNetLimits checks that the settings of a jail's network namespace can be changed.
+func checkNetLimits(maker *nsjail.Maker) Check {
+	check := Check{Name: "network limits", Optional: true, Found: "set in each jail"}
+	err := maker.NetLimits()
+	if check.OK = err == nil; !check.OK {
+		check.Found, check.Remedy = "not set, or not all", err.Error()
 	}
 	return check
 }
@@ -173,7 +183,7 @@ func checkDisk(ctx context.Context, maker *nsjail.Maker, err error) Check {
 		err = maker.TryDisk(ctx, jailSpec())
 	}
 	if check.OK = err == nil; !check.OK {
-		check.Found, check.Remedy = "sandboxes that are to write more than memory allows for are left to other workers", err.Error()
+		check.Found, check.Remedy = "this worker does not run sandboxes whose home or /tmp is larger than their memory allows", err.Error()
 	}
 	return check
 }
@@ -188,7 +198,7 @@ func tryJail(ctx context.Context, maker *nsjail.Maker, spec jail.Spec) error {
 
 // checkImages checks the directory of images.
 func checkImages(dir string) Check {
-	check := Check{Name: "images", Optional: true, Remedy: "make room there, or name another directory with --image-dir; sandboxes with an image are left to other workers until then"}
+	check := Check{Name: "images", Optional: true, Remedy: "free disk space there, or name another directory with --image-dir; until then this worker does not run sandboxes with an image"}
 	free, err := usableImages(dir)
 	if err != nil {
 		check.Found = err.Error()
@@ -235,7 +245,7 @@ func passable(dir string) error {
 	}
 }
 
-// missingTools returns the programs that agents' file tools need and that a jail lacks.
+// missingTools returns the programs that agents' file tools need and that are missing in a jail.
 func missingTools(ctx context.Context, maker *nsjail.Maker) (string, error) {
 	j, err := maker.Prepare(ctx, jailSpec())
 	if err != nil {
@@ -258,9 +268,16 @@ echo x | grep -rHnFZ --include='*' --exclude-dir=none x /dev/null; [ $? -le 1 ] 
 }
 
 // checkData checks that the data directory is writable, without creating it.
-func checkData(dir string) Check {
-	check := Check{Name: "data directory", Remedy: "make room, or name another directory with --data"}
-	free, err := writable(dir)
+func checkData(c *Config) Check {
+	check := Check{Name: "data directory", Remedy: "free disk space there, lower --disk-reserve, or name another directory with --data"}
+	dir, err := existing(c.Data)
+	if err == nil {
+		_, err = writable(dir)
+	}
+	var free, reserve int64
+	if err == nil {
+		free, reserve, err = (&dataDisk{dir: dir, reserve: int64(c.DiskReserve)}).space()
+	}
 	if err != nil {
 		check.Found = err.Error()
 		if errors.Is(err, fs.ErrPermission) {
@@ -268,8 +285,8 @@ func checkData(dir string) Check {
 		}
 		return check
 	}
-	check.OK = free > diskReserve
-	check.Found = fmt.Sprintf("%s, %.1f GiB free", dir, gibibytes(free))
+	check.OK = free >= reserve
+	check.Found = fmt.Sprintf("%s, %.1f GiB free, %.1f GiB reserved", c.Data, gibibytes(free), gibibytes(reserve))
 	return check
 }
 

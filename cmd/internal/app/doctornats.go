@@ -60,7 +60,7 @@ func checkNATS(ctx context.Context, c *Config) []Check {
 	switch denied := conn.LastError(); {
 	case err != nil && denied != nil && strings.Contains(strings.ToLower(denied.Error()), "permissions violation"):
 		store.Found = denied.Error()
-		store.Remedy = "give this user the permissions of its role: docs/nats.md lists them"
+		store.Remedy = "name the roles of the process with --roles, and give this user their permissions: docs/nats.md lists them"
 	case err != nil:
 		store.Found = "JetStream does not answer: " + err.Error()
 	case info.Error != nil:

@@ -10,29 +10,19 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 // natsServer starts a server with a monitor, and returns it and the address of the monitor.
 func natsServer(t *testing.T, opts *server.Options) (*server.Server, string) {
 	t.Helper()
-	opts.Host, opts.Port, opts.HTTPHost, opts.HTTPPort = "127.0.0.1", -1, "127.0.0.1", -1
-	opts.NoLog, opts.NoSigs, opts.StoreDir = true, true, t.TempDir()
-	s, err := server.NewServer(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() {
-		s.Shutdown()
-		s.WaitForShutdown()
-	})
-	if !s.ReadyForConnections(time.Minute) {
-		t.Fatal("the NATS server is not ready")
-	}
+	opts.HTTPHost, opts.HTTPPort = "127.0.0.1", -1
+	s := storetest.Start(t, opts)
 	return s, "http://" + s.MonitorAddr().String()
 }
 
-func TestSyncIsSeen(t *testing.T) {
+func TestSyncIsMeasured(t *testing.T) {
 	for always, want := range map[bool]string{true: "every write is synchronised", false: "writes are synchronised every 2m0s only"} {
 		s, monitor := natsServer(t, &server.Options{JetStream: true, SyncAlways: always, SyncInterval: 2 * time.Minute})
 		if c := checkSync(t.Context(), monitor, s.ID()); c.OK != always || c.Found != want || !c.Optional {
@@ -52,7 +42,7 @@ func TestSyncIsSeen(t *testing.T) {
 	}
 }
 
-func TestDoctorSaysWhatIsWrongWithNATS(t *testing.T) {
+func TestDoctorReportsNATSProblems(t *testing.T) {
 	denied := &server.Options{JetStream: true, Users: []*server.User{{
 		Username: "u", Password: "p", Permissions: &server.Permissions{Publish: &server.SubjectPermission{Deny: []string{"$JS.>"}}},
 	}}}

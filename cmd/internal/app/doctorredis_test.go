@@ -36,7 +36,7 @@ func TestDoctorChecksRedis(t *testing.T) {
 		"embedded":       {found: "inside the process", ok: true},
 		"noeviction":     {url: "redis://" + redisWith(t, "maxmemory_policy:noeviction\r\n").Addr(), found: "kept when", ok: true},
 		"evicts":         {url: "redis://" + redisWith(t, "maxmemory_policy:allkeys-lru\r\n").Addr(), found: "is allkeys-lru", remedy: "noeviction"},
-		"does not say":   {url: "redis://" + redisWith(t, "").Addr(), found: "not known", remedy: "noeviction"},
+		"unknown policy": {url: "redis://" + redisWith(t, "").Addr(), found: "not known", remedy: "noeviction"},
 		"no password":    {url: "redis://" + locked.Addr(), found: "NOAUTH", remedy: "BULLPEN_REDIS"},
 		"wrong password": {url: "redis://:hunter3@" + locked.Addr(), found: "WRONGPASS", remedy: "BULLPEN_REDIS"},
 		"gone":           {url: goneURL, found: "connection refused", remedy: "start it"},

@@ -26,6 +26,8 @@ const (
 	// storeAttempts is the number of attempts of each request: doctor should show what fails
 	// occasionally.
 	storeAttempts = 2
+	// doctorPrefix begins the keys of the objects that doctor stores.
+	doctorPrefix = "doctor/"
 )
 
 // checkStore writes, reads, lists and removes a small object of the blob store. If the store is a
@@ -103,7 +105,7 @@ func testStore(c *Config) (settings *Config, remove func(), err error) {
 func tryStore(ctx context.Context, store *blob.Store) (err error) {
 	content := []byte("written by bullpen doctor, " + rand.Text())
 	sum := sha256.Sum256(content)
-	b := proto.Blob{Key: "doctor/" + rand.Text(), Size: int64(len(content)), Digest: "sha256:" + hex.EncodeToString(sum[:])}
+	b := proto.Blob{Key: doctorPrefix + rand.Text(), Size: int64(len(content)), Digest: "sha256:" + hex.EncodeToString(sum[:])}
 	if err := store.Put(ctx, b, bytes.NewReader(content)); err != nil {
 		return err
 	}
@@ -124,7 +126,7 @@ func tryStore(ctx context.Context, store *blob.Store) (err error) {
 		return err
 	}
 	listed := false
-	for entry, err := range store.List(ctx, "doctor/") {
+	for entry, err := range store.List(ctx, doctorPrefix) {
 		if err != nil {
 			return err
 		}
@@ -132,7 +134,7 @@ func tryStore(ctx context.Context, store *blob.Store) (err error) {
 	}
 	if !listed {
 		return &blob.Error{
-			Op: "list", Key: "doctor/", Kind: blob.ErrUnavailable, Err: errors.New("an object that was just stored is missing"),
+			Op: "list", Key: doctorPrefix, Kind: blob.ErrUnavailable, Err: errors.New("an object that was just stored is missing"),
 			Remedy: "use a store with consistent lists: one that lags behind loses files of threads and images",
 		}
 	}

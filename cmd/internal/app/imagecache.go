@@ -57,7 +57,7 @@ func (c *imageCache) open() (_ *image.Cache, err error) {
 	if err := os.MkdirAll(c.dir, 0o755); err != nil { //nolint:gosec // images are no secrets, and jails must pass
 		return nil, fmt.Errorf("create the directory of images: %w: choose another with --image-dir", err)
 	}
-	number, lock, err := takeNumber(c.dir)
+	number, lock, err := lockNumber(c.dir)
 	if err != nil {
 		return nil, err
 	}
@@ -69,8 +69,8 @@ func (c *imageCache) open() (_ *image.Cache, err error) {
 	return cache, nil
 }
 
-// takeNumber locks the first number that no other worker has. Closing the file unlocks it.
-func takeNumber(dir string) (int, *os.File, error) {
+// lockNumber locks the first number that no other worker has. Closing the file unlocks it.
+func lockNumber(dir string) (int, *os.File, error) {
 	for n := range maxImageCaches {
 		lock, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(n)+".lock"), os.O_RDWR|os.O_CREATE, 0o600)
 		if err != nil {
@@ -85,6 +85,17 @@ func takeNumber(dir string) (int, *os.File, error) {
 		}
 	}
 	return 0, nil, fmt.Errorf("%d workers have directories in %s: choose another one", maxImageCaches, dir)
+}
+
+// count returns the number of images in the cache. Those of a directory that this worker has not
+// taken over yet are not counted.
+func (c *imageCache) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cache == nil {
+		return 0
+	}
+	return c.cache.Len()
 }
 
 func (c *imageCache) close() error {

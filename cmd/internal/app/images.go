@@ -12,12 +12,8 @@ import (
 
 // images opens the registry of sandbox images.
 func (s *system) images(ctx context.Context) (*registry.Images, error) {
-	var full func() bool
-	if s.embedded != nil {
-		full = s.embedded.Full
-	}
 	return registry.OpenImages(ctx, registry.ImagesConfig{
-		Store: s.store, Blobs: s.blobs, Inspect: inspect, Keep: s.cfg.QueueExpiry, Full: full, Log: s.log,
+		Store: s.store, Blobs: s.blobs, Inspect: inspect, Keep: s.cfg.QueueExpiry, Full: s.dataDiskFull, Log: s.log,
 	})
 }
 

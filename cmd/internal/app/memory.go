@@ -1,7 +1,6 @@
 package app
 
 import (
-	"bufio"
 	"math"
 	"os"
 	"runtime/debug"
@@ -9,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/natsembed"
 )
 
 const (
@@ -20,14 +20,18 @@ const (
 	// defaultMemoryDivisor makes the default a quarter of the machine's memory. Most of the memory
 	// is for programs.
 	defaultMemoryDivisor = 4
-	// The shares of memory for open requests, queued jobs and connections, in sixteenths. Jobs that
-	// are being stored may use another quarter of the jobs' share. The rest is for everything else,
-	// such as results in transit.
+	// The shares of memory for open requests, queued jobs, connections, pending deliveries and the
+	// index of stored records, in sixteenths. Jobs that are being stored may use another quarter of the jobs' share. The rest is
+	// for everything else, such as results in transit.
 	requestSixteenths    = 6
 	jobSixteenths        = 4
 	connectionSixteenths = 2
+	deliverySixteenths   = 1
+	recordSixteenths     = 2
 	// connectionCost is the assumed memory of an idle connection in bytes.
 	connectionCost = 16 << 10
+	// deliveryCost is the memory of a pending delivery in bytes, with a queue of its own.
+	deliveryCost = 1 << 10
 )
 
 // MemoryLimit returns the memory in bytes that this process may use, without the programs that it
@@ -54,6 +58,15 @@ func (c *Config) maxConnections() int64 {
 	return c.MemoryLimit() / 16 * connectionSixteenths / connectionCost
 }
 
+func (c *Config) maxPendingDeliveries() int {
+	return int(c.MemoryLimit() / 16 * deliverySixteenths / deliveryCost)
+}
+
+// maxSubjects bounds the index of the embedded NATS.
+func (c *Config) maxSubjects() int {
+	return int(c.MemoryLimit() / 16 * recordSixteenths / natsembed.SubjectCost)
+}
+
 // machineMemory returns the memory in bytes of the machine, or the limit of the container,
 // whichever is less. It returns the largest number if neither can be read.
 func machineMemory() int64 {
@@ -67,20 +80,9 @@ func machineMemory() int64 {
 			memory = min(memory, n) // without a limit, v2 has "max" and v1 a huge number
 		}
 	}
-	f, err := os.Open("/proc/meminfo")
-	if err != nil {
-		return memory
-	}
-	defer func() { _ = f.Close() }() // only read
-	for s := bufio.NewScanner(f); s.Scan(); {
-		rest, ok := strings.CutPrefix(s.Text(), "MemTotal:")
-		if !ok {
-			continue
-		}
-		if kib, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(rest, "kB")), 10, 64); err == nil {
-			memory = min(memory, kib<<10)
-		}
-		break
+	total, _ := meminfo()
+	if total > 0 {
+		memory = min(memory, total)
 	}
 	return memory
 }

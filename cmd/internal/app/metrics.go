@@ -3,6 +3,7 @@ package app
 import (
 	"cmp"
 	"context"
+	"math"
 	"net/http"
 	"strconv"
 	"time"
@@ -27,24 +28,26 @@ type Metrics struct {
 	cgroupVersion prometheus.Gauge
 	healthy       prometheus.Gauge
 	jails         *prometheus.CounterVec
+	zygotes       *prometheus.CounterVec
 	attempts      *prometheus.CounterVec
 	deliveries    *prometheus.CounterVec
 	attemptTime   prometheus.Histogram
 	deliveryDelay prometheus.Histogram
+	scaling       *prometheus.CounterVec
 }
 
-// NewMetrics registers the metrics. Each scrape calls stats for those of the queue. stats may be
-// nil in a process without the queue.
+// NewMetrics registers the metrics. Each scrape calls stats for the metrics of the queue. stats may
+// be nil in a process without the queue.
 func NewMetrics(stats func(context.Context) (proto.QueueStats, error)) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
 		executions: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "bullpen_executions_total", Help: "Finished executions by language and status.",
-		}, []string{"language", "status"}),
+			Name: "bullpen_executions_total", Help: "Finished executions by language, status and error code; none without an error.",
+		}, []string{"language", "status", "error_code"}),
 		start: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "bullpen_start_seconds", Help: "Time from the acceptance of an execution to the start of its program, by class.",
+			Name: "bullpen_start_seconds", Help: "Time from the acceptance of an execution to the first start of its program, or to its end if it never started, by class and by whether it started.",
 			Buckets: []float64{.001, .002, .005, .01, .02, .05, .1, .25, .5, 1, 3, 10, 60, 600, 3600},
-		}, []string{"class"}),
+		}, []string{"class", "started"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "bullpen_execution_seconds", Help: "Time from the start of a program to its end, by language.",
 			Buckets: []float64{.001, .002, .005, .01, .02, .05, .1, .25, .5, 1, 3, 10, 60, 600, 3600},
@@ -69,6 +72,9 @@ func NewMetrics(stats func(context.Context) (proto.QueueStats, error)) *Metrics 
 	m.jails = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "bullpen_worker_jails_total", Help: "Sandboxes of executions by language and start: prewarmed (warm), forked from a zygote of the API key (forked), or created on demand (cold).",
 	}, []string{"language", "start"})
+	m.zygotes = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "bullpen_worker_zygotes_total", Help: "Zygotes, from which sandboxes are forked, by result: created, or failed, for example because a module of preload cannot be imported.",
+	}, []string{"result"})
 	m.attempts = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "bullpen_webhook_attempts_total", Help: "Webhook attempts by error; none if delivered.",
 	}, []string{"error"})
@@ -83,8 +89,11 @@ func NewMetrics(stats func(context.Context) (proto.QueueStats, error)) *Metrics 
 		Name: "bullpen_webhook_delay_seconds", Help: "Time from a result to the start of its first webhook attempt.",
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 3, 10, 60, 600},
 	})
-	m.registry.MustRegister(m.attempts, m.deliveries, m.attemptTime, m.deliveryDelay)
-	m.registry.MustRegister(m.executions, m.start, m.duration, m.outputBytes, m.requests, m.requestTime, m.cgroupVersion, m.healthy, m.jails,
+	m.scaling = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "bullpen_autoscale_failures_total", Help: "Failed attempts to change the number of workers, by pool.",
+	}, []string{"pool"})
+	m.registry.MustRegister(m.scaling, m.attempts, m.deliveries, m.attemptTime, m.deliveryDelay)
+	m.registry.MustRegister(m.executions, m.start, m.duration, m.outputBytes, m.requests, m.requestTime, m.cgroupVersion, m.healthy, m.jails, m.zygotes,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if stats != nil {
 		m.registry.MustRegister(newQueueCollector(stats))
@@ -97,11 +106,22 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry})
 }
 
+// ExecutionStarted counts the start of an attempt. The first one ends the wait for a slot.
+func (m *Metrics) ExecutionStarted(rec *proto.Record) {
+	if rec.Attempt == 1 {
+		m.start.WithLabelValues(string(rec.Class()), "true").Observe(rec.StartedAt.Sub(rec.QueuedAt()).Seconds())
+	}
+}
+
 // ExecutionDone counts a finished execution.
 func (m *Metrics) ExecutionDone(rec *proto.Record) {
-	m.executions.WithLabelValues(string(rec.Language), string(rec.Status)).Inc()
-	if rec.StartedAt != nil {
-		m.start.WithLabelValues(string(rec.Class())).Observe(rec.StartedAt.Sub(rec.CreatedAt).Seconds())
+	code := "none"
+	if rec.Result != nil && rec.Result.ErrorCode != nil {
+		code = *rec.Result.ErrorCode
+	}
+	m.executions.WithLabelValues(string(rec.Language), string(rec.Status), code).Inc()
+	if rec.Attempt == 0 && rec.CompletedAt != nil {
+		m.start.WithLabelValues(string(rec.Class()), "false").Observe(max(0, rec.CompletedAt.Sub(rec.QueuedAt()).Seconds()))
 	}
 	if rec.Result == nil {
 		return
@@ -139,8 +159,27 @@ func (m *Metrics) WebhookAttempted(d *proto.Delivery, a *proto.DeliveryAttempt) 
 // PendingWebhooks registers the number of pending deliveries. Each scrape calls pending.
 func (m *Metrics) PendingWebhooks(pending func() int) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "bullpen_webhook_pending", Help: "Webhook deliveries that wait for an attempt, reported by the leader; 0 in other processes.",
+		Name: "bullpen_webhook_pending", Help: "Webhook deliveries in memory that wait for an attempt, reported by the leader; 0 in other processes.",
 	}, func() float64 { return float64(pending()) }))
+}
+
+// DataDisk registers the free space and the reserve of the disk of the data directory, if this
+// process uses it.
+func (m *Metrics) DataDisk(d *dataDisk) {
+	if d == nil {
+		return
+	}
+	gauge := func(name, help string, value func(free, reserve int64) int64) {
+		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
+			free, reserve, err := d.space()
+			if err != nil {
+				return math.NaN()
+			}
+			return float64(value(free, reserve))
+		}))
+	}
+	gauge("bullpen_data_free_bytes", "Free space of the disk of the data directory.", func(free, _ int64) int64 { return free })
+	gauge("bullpen_data_reserve_bytes", "Free space of that disk below which nothing is accepted, see --disk-reserve.", func(_, reserve int64) int64 { return reserve })
 }
 
 // WorkerHealthy sets whether the worker accepts jobs.
@@ -157,6 +196,15 @@ func (m *Metrics) JailAcquired(language proto.Language, start worker.Start) {
 	m.jails.WithLabelValues(string(language), string(start)).Inc()
 }
 
+// ZygoteCreated counts a zygote that was created, or was not because of err.
+func (m *Metrics) ZygoteCreated(err error) {
+	result := "created"
+	if err != nil {
+		result = "failed"
+	}
+	m.zygotes.WithLabelValues(result).Inc()
+}
+
 // CgroupVersion sets the version of cgroups in use.
 func (m *Metrics) CgroupVersion(version int) { m.cgroupVersion.Set(float64(version)) }
 
@@ -166,8 +214,8 @@ const statsTimeout = time.Second
 // queueCollector collects the metrics of the queue at each scrape. If the queue does not answer, it
 // reports only bullpen_queue_up.
 type queueCollector struct {
-	stats                                                 func(context.Context) (proto.QueueStats, error)
-	up, depth, oldest, workers, slots, freeSlots, running *prometheus.Desc
+	stats                                                          func(context.Context) (proto.QueueStats, error)
+	up, depth, delayed, oldest, workers, slots, freeSlots, running *prometheus.Desc
 }
 
 func newQueueCollector(stats func(context.Context) (proto.QueueStats, error)) *queueCollector {
@@ -176,6 +224,7 @@ func newQueueCollector(stats func(context.Context) (proto.QueueStats, error)) *q
 		stats:     stats,
 		up:        desc("bullpen_queue_up", "1 if the queue answered the scrape; otherwise the metrics of the queue are missing."),
 		depth:     desc("bullpen_queue_depth", "Queued executions."),
+		delayed:   desc("bullpen_queue_delayed", "Accepted executions that are queued at a later time."),
 		oldest:    desc("bullpen_queue_oldest_seconds", "Age of the oldest queued execution; 0 if there is none."),
 		workers:   desc("bullpen_workers", "Live workers."),
 		slots:     desc("bullpen_slots", "Slots of all live workers."),
@@ -186,7 +235,7 @@ func newQueueCollector(stats func(context.Context) (proto.QueueStats, error)) *q
 
 // Describe sends the descriptions of the metrics.
 func (c *queueCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.up, c.depth, c.oldest, c.workers, c.slots, c.freeSlots, c.running} {
+	for _, d := range []*prometheus.Desc{c.up, c.depth, c.delayed, c.oldest, c.workers, c.slots, c.freeSlots, c.running} {
 		ch <- d
 	}
 }
@@ -203,9 +252,80 @@ func (c *queueCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(c.up, 1)
 	gauge(c.depth, float64(s.Queued))
+	gauge(c.delayed, float64(s.Delayed))
 	gauge(c.oldest, s.OldestQueue)
 	gauge(c.workers, float64(s.Workers))
 	gauge(c.slots, float64(s.Slots))
 	gauge(c.freeSlots, float64(s.FreeSlots))
 	gauge(c.running, float64(s.Running))
+}
+
+// ScalingFailed counts a failed attempt to change the number of workers of a pool.
+func (m *Metrics) ScalingFailed(pool string) { m.scaling.WithLabelValues(pool).Inc() }
+
+// Pools registers the demand for the workers of each pool, and how many are recommended. Each scrape
+// calls pools.
+func (m *Metrics) Pools(pools func(context.Context) ([]proto.Pool, error)) {
+	m.registry.MustRegister(newPoolCollector(pools))
+}
+
+// poolCollector collects the metrics of pools at each scrape. There are none if the queue does not
+// answer.
+type poolCollector struct {
+	pools   func(context.Context) ([]proto.Pool, error)
+	figures []poolFigure
+}
+
+// poolFigure is one metric of a pool. It is not collected if ok is false.
+type poolFigure struct {
+	desc *prometheus.Desc
+	of   func(p *proto.Pool) (value float64, ok bool)
+}
+
+func newPoolCollector(pools func(context.Context) ([]proto.Pool, error)) *poolCollector {
+	figure := func(name, help string, of func(p *proto.Pool) float64) poolFigure {
+		return poolFigure{prometheus.NewDesc(name, help, []string{"pool"}, nil), func(p *proto.Pool) (float64, bool) { return of(p), true }}
+	}
+	desired := func(name, help string, of func(d *proto.DesiredWorkers) int) poolFigure {
+		return poolFigure{prometheus.NewDesc(name, help, []string{"pool"}, nil), func(p *proto.Pool) (float64, bool) {
+			if p.Desired == nil {
+				return 0, false
+			}
+			return float64(of(p.Desired)), true
+		}}
+	}
+	return &poolCollector{pools, []poolFigure{
+		desired("bullpen_autoscale_desired_slots", "Slots that the pool should have.", func(d *proto.DesiredWorkers) int { return d.Slots }),
+		desired("bullpen_autoscale_desired_workers", "Workers that the pool should have.", func(d *proto.DesiredWorkers) int { return d.Workers }),
+		figure("bullpen_autoscale_workers", "Live workers of the pool that do not drain.", func(p *proto.Pool) float64 { return float64(p.Workers) }),
+		figure("bullpen_autoscale_slots", "Slots of those.", func(p *proto.Pool) float64 { return float64(p.Slots) }),
+		figure("bullpen_autoscale_queued", "Executions for the pool that would run at once if there were slots.", func(p *proto.Pool) float64 { return float64(p.Queued) }),
+		figure("bullpen_autoscale_running", "Executions in the slots of the pool.", func(p *proto.Pool) float64 { return float64(p.Running) }),
+		figure("bullpen_autoscale_mean_seconds", "How long executions have held a slot of the pool lately.", func(p *proto.Pool) float64 { return p.MeanSeconds }),
+		figure("bullpen_autoscale_oldest_wait_seconds", "How long the oldest of those queued has waited.", func(p *proto.Pool) float64 { return p.OldestWait }),
+	}}
+}
+
+// Describe sends the descriptions of the metrics.
+func (c *poolCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, f := range c.figures {
+		ch <- f.desc
+	}
+}
+
+// Collect sends the metrics.
+func (c *poolCollector) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), statsTimeout) // Collect gets no context
+	defer cancel()
+	pools, err := c.pools(ctx)
+	if err != nil {
+		return
+	}
+	for i := range pools {
+		for _, f := range c.figures {
+			if value, ok := f.of(&pools[i]); ok {
+				ch <- prometheus.MustNewConstMetric(f.desc, prometheus.GaugeValue, value, pools[i].Name)
+			}
+		}
+	}
 }

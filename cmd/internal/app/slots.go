@@ -9,7 +9,7 @@ import (
 
 const (
 	slotsPerCore  = 4
-	memoryPerSlot = 1 << 30 // what a program may use unless its key says otherwise
+	memoryPerSlot = 1 << 30 // the default memory limit of a program
 	mostZygotes   = 32
 )
 
@@ -26,7 +26,7 @@ func (c *Config) SlotCount() int {
 
 // forks returns how many jails one zygote can have. For each slot there are four prewarmed jails,
 // one that runs and one that is being removed.
-func (c *Config) forks() int { return min(6*c.SlotCount(), nsjail.MostForks) }
+func (c *Config) forks() int { return min(6*c.SlotCount(), nsjail.MaxForks) }
 
 // warm returns the limits of prewarming. Each pool key gets two jails per core in addition to those
 // that its rate requires. In total there are at most four jails per slot. Jails and zygotes use

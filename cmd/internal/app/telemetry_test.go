@@ -79,11 +79,21 @@ func TestMetrics(t *testing.T) {
 	started := created.Add(1500 * time.Microsecond)
 	r := proto.Exited(1)
 	r.Stdout, r.DurationMS = "12345", 40
-	m.ExecutionDone(&proto.Record{
-		Meta:   proto.Meta{Language: proto.Bash, Mode: proto.ModeAsync, CreatedAt: created},
-		Status: proto.StatusFailed, StartedAt: &started, Result: &r,
+	rec := proto.Record{
+		Meta: proto.Meta{Language: proto.Bash, Mode: proto.ModeAsync, CreatedAt: created}, Status: proto.StatusRunning, Attempt: 1, StartedAt: &started,
+	}
+	m.ExecutionStarted(&rec)
+	if got := scrape(t, m); !strings.Contains(got, `bullpen_start_seconds_count{class="batch",started="true"} 1`) {
+		t.Error("the start of an execution is not counted before its end")
+	}
+	rec.Attempt, rec.StartedAt = 2, new(started.Add(time.Hour))
+	m.ExecutionStarted(&rec) // it has not waited for an hour
+	rec.Status, rec.Result = proto.StatusFailed, &r
+	m.ExecutionDone(&rec)
+	cancelled, waited := proto.Cancelled(), created.Add(4*time.Second)
+	m.ExecutionDone(&proto.Record{ // did not start
+		Meta: proto.Meta{Language: proto.Node, Mode: proto.ModeInline, CreatedAt: created}, Status: proto.StatusCancelled, CompletedAt: &waited, Result: &cancelled,
 	})
-	m.ExecutionDone(&proto.Record{Meta: proto.Meta{Language: proto.Node}, Status: proto.StatusCancelled}) // did not start
 	m.HTTPDone("/v1/executions/{id}", "GET", 404, time.Millisecond)
 	m.HTTPDone("", "BREW", 405, time.Millisecond)
 	m.CgroupVersion(2)
@@ -91,10 +101,12 @@ func TestMetrics(t *testing.T) {
 	for _, want := range []string{
 		"bullpen_queue_up 1", "bullpen_queue_depth 7", "bullpen_queue_oldest_seconds 2.5", "bullpen_workers 2", "bullpen_slots 16",
 		"bullpen_slots_free 15", "bullpen_running 1", "bullpen_cgroup_version 2", "bullpen_output_bytes_total 5",
-		`bullpen_executions_total{language="bash",status="failed"} 1`,
-		`bullpen_executions_total{language="node",status="cancelled"} 1`,
-		`bullpen_start_seconds_bucket{class="batch",le="0.002"} 1`,
-		`bullpen_start_seconds_bucket{class="batch",le="0.001"} 0`,
+		`bullpen_executions_total{error_code="none",language="bash",status="failed"} 1`,
+		`bullpen_executions_total{error_code="cancelled",language="node",status="cancelled"} 1`,
+		`bullpen_start_seconds_bucket{class="batch",started="true",le="0.002"} 1`,
+		`bullpen_start_seconds_bucket{class="batch",started="true",le="0.001"} 0`,
+		`bullpen_start_seconds_bucket{class="interactive",started="false",le="10"} 1`,
+		`bullpen_start_seconds_bucket{class="interactive",started="false",le="3"} 0`,
 		`bullpen_execution_seconds_bucket{language="bash",le="0.05"} 1`,
 		`bullpen_http_requests_total{code="404",method="GET",route="/v1/executions/{id}"} 1`,
 		`bullpen_http_requests_total{code="405",method="other",route=""} 1`,

@@ -65,18 +65,7 @@ func (l threadList) holder(ctx context.Context, id proto.TraceID) (proto.TraceID
 // runThreadGC periodically removes unused threads and unreferenced blobs, in one process at a time.
 func (s *system) runThreadGC(ctx context.Context) error {
 	elector := leader.Elector{Store: s.store, Name: "thread-gc", Instance: s.instance, Log: s.log}
-	elector.Run(ctx, func(term context.Context, _ *leader.Term) error {
-		tick := time.NewTicker(s.cfg.ThreadGC)
-		defer tick.Stop()
-		for {
-			select {
-			case <-term.Done():
-				return context.Cause(term)
-			case <-tick.C:
-				s.collectThreads(term)
-			}
-		}
-	})
+	elector.RunEvery(ctx, s.cfg.ThreadGC, s.collectThreads)
 	return nil
 }
 

@@ -29,10 +29,50 @@ func (r *UIDRange) UnmarshalText(text []byte) error {
 		return fmt.Errorf("%q must be FIRST:COUNT, such as 1900000000:8192", text)
 	}
 	if f == 0 || n < UIDsPerSlot || f+n-1 > maxUID {
-		return fmt.Errorf("%q must have at least %d user ids, not that of root, and none above %d", text, UIDsPerSlot, maxUID)
+		return fmt.Errorf("%q must have at least %d user ids, without root's id 0, and none above %d", text, UIDsPerSlot, maxUID)
 	}
 	*r = UIDRange{First: int(f), Count: int(n)}
 	return nil
+}
+
+// ReservedSlots is how many slots some executions leave to others: a number, or a share of them.
+type ReservedSlots struct {
+	Slots   int
+	Percent float64
+}
+
+// String returns a number of slots, or a percentage such as 12.5%.
+func (r ReservedSlots) String() string {
+	if r.Percent > 0 {
+		return strconv.FormatFloat(r.Percent, 'f', -1, 64) + "%"
+	}
+	return strconv.Itoa(r.Slots)
+}
+
+// UnmarshalText parses what String returns.
+func (r *ReservedSlots) UnmarshalText(text []byte) error {
+	var v ReservedSlots
+	var err error
+	if percent, ok := strings.CutSuffix(string(text), "%"); ok {
+		v.Percent, err = strconv.ParseFloat(percent, 64)
+	} else {
+		v.Slots, err = strconv.Atoi(string(text))
+	}
+	if err != nil || v.Slots < 0 || !(v.Percent >= 0 && v.Percent < 100) {
+		return fmt.Errorf("%q must be a number of slots, or a percentage below 100%% such as 12.5%%", text)
+	}
+	*r = v
+	return nil
+}
+
+// Of returns how many of n slots are reserved. A percentage reserves at least one. One slot is never
+// reserved, and the last one is not.
+func (r ReservedSlots) Of(n int) int {
+	reserved := r.Slots
+	if r.Percent > 0 {
+		reserved = max(1, int(float64(n)*r.Percent/100))
+	}
+	return max(0, min(reserved, n-1))
 }
 
 // LogFormat is a format of log messages.

@@ -17,10 +17,13 @@ import (
 	"github.com/bullpen-run/bullpen/gateway"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/backup"
+	"github.com/bullpen-run/bullpen/scheduler/batches"
 	"github.com/bullpen-run/bullpen/scheduler/deadletters"
 	"github.com/bullpen-run/bullpen/scheduler/events"
+	"github.com/bullpen-run/bullpen/scheduler/pipelines"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/scheduler/registry"
+	"github.com/bullpen-run/bullpen/scheduler/schedules"
 	"github.com/bullpen-run/bullpen/scheduler/submit"
 )
 
@@ -48,22 +51,35 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	if s.schedules, err = schedules.Open(ctx, s.store, s.log); err != nil {
+		return nil, nil, err
+	}
+	if err := s.openHistory(); err != nil {
+		return nil, nil, err
+	}
+	if s.pipelines, err = pipelines.Open(ctx, s.store, s.log); err != nil {
+		return nil, nil, err
+	}
+	if s.batches, err = batches.Open(ctx, s.store, s.blobs, s.log); err != nil {
+		return nil, nil, err
+	}
 	versions := s.versions()
 	letters := &deadletters.Store{Store: s.store}
 	return &gateway.Server{
 		Submissions: &submit.Submitter{
 			Jobs: s.queue, Bindings: &registry.Bindings{Store: s.store}, Threads: s.threads, DeadLetters: letters, Log: s.log,
 		},
-		Jobs: queued{s.queue}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys,
-		Profiles: profiles, Images: images, ImageAdmin: images, Default: s.defaultProfile(),
+		Jobs: queued{s.queue}, History: s.history, Workers: s.queue, Queue: s.queue, Schedules: s.schedules, Pipelines: s.pipelines, Batches: batchStore{s.batches}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys,
+		Profiles: profiles, Preload: &registry.PreloadFailures{Store: s.store}, Images: images, ImageAdmin: images, Default: s.defaultProfile(),
 		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
 		Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: versions,
 		DeadLetters: letters, Backups: &backup.Maker{Store: s.store, Version: Version()},
-		Home: s.cfg.Home, PublicURL: s.cfg.PublicURL, URLSecret: keys.Derived("URLs of files"),
+		Home: s.cfg.Home, PublicURL: s.cfg.PublicURL, TrustedProxies: s.cfg.TrustedProxies, URLSecret: keys.Derived("URLs of files"),
 		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone,
-		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, MaxBody: gateway.DefaultMaxBody, Memory: s.cfg.requestMemory(),
-		UpgradeURL: s.cfg.UpgradeURL, Version: Version(), Unfit: s.health.reason,
-	}, []part{{"API keys", keys.Run}, {"sandbox profiles", profiles.Run}, {"images", images.Run}}, nil
+		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, Retention: s.cfg.Retention, MaxBody: gateway.DefaultMaxBody, Memory: s.cfg.requestMemory(),
+		UpgradeURL: s.cfg.UpgradeURL, Version: Version(), Unfit: s.health.reason, StoreReady: s.storeReady.Load, DiskFull: s.disk.full,
+		FromZero: s.cfg.Autoscale != AutoscaleNone,
+	}, []part{{"API keys", keys.Run}, {"sandbox profiles", profiles.Run}, {"images", images.Run}, {"schedules", s.schedules.Run}, {"pipelines", s.pipelines.Run}, {"batches", s.batches.Run}, {"index of executions", s.history.Run}}, nil
 }
 
 // healthHandler serves health and metrics in a process without the gateway role.
@@ -72,7 +88,15 @@ func (s *system) healthHandler() http.Handler {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if why := s.health.reason(); why != "" {
-			http.Error(w, "the worker here takes no jobs: "+why, http.StatusServiceUnavailable)
+			http.Error(w, "the worker here accepts no jobs: "+why, http.StatusServiceUnavailable)
+			return
+		}
+		if why := s.disk.full(); why != "" {
+			http.Error(w, why, http.StatusServiceUnavailable)
+			return
+		}
+		if s.blobs != nil && !s.storeReady.Load() {
+			http.Error(w, "the blob store has not answered yet; see the log", http.StatusServiceUnavailable)
 			return
 		}
 		_, _ = io.WriteString(w, "ready\n")
@@ -116,11 +140,10 @@ func listen(cfg *Config, log *slog.Logger) (*httpServer, error) {
 		return nil, fmt.Errorf("listen: %w: choose another --listen", err)
 	}
 	limited := &limitedListener{Listener: listener, limit: cfg.maxConnections()}
-	h := &httpServer{listener: limited, requests: &requests{}, drain: cfg.Drain + closeTimeout, log: log}
-	h.requests.setHandler(starting())
+	h := &httpServer{listener: limited, requests: newRequests(starting()), drain: cfg.Drain + closeTimeout, log: log}
 	h.server = &http.Server{
 		Handler: h.requests, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
-		Protocols: protocols(), ConnState: limited.count,
+		Protocols: protocols(), ConnState: limited.count, ConnContext: gateway.ConnContext,
 	}
 	return h, nil
 }
@@ -132,7 +155,8 @@ func (h *httpServer) open(api http.Handler, leave func()) {
 	h.log.Info("listening", "url", "http://"+h.listener.Addr().String())
 }
 
-// run serves until ctx is done and the open requests have finished.
+// run serves until ctx is done and the requests that are open then have finished. Requests that come
+// meanwhile are served, too.
 func (h *httpServer) run(ctx context.Context) error {
 	served := make(chan error, 1)
 	go func() { served <- h.server.Serve(h.listener) }()
@@ -144,7 +168,10 @@ func (h *httpServer) run(ctx context.Context) error {
 	background := context.WithoutCancel(ctx)
 	idle, stop := context.WithTimeout(background, h.drain)
 	defer stop()
-	h.requests.wait(idle)
+	select {
+	case <-h.requests.done():
+	case <-idle.Done():
+	}
 	if h.leave != nil {
 		h.leave()
 	}
@@ -197,46 +224,40 @@ func afterDrain(ctx context.Context, d time.Duration, f func()) (stop func()) {
 type requests struct {
 	handler atomic.Pointer[http.Handler]
 	mu      sync.Mutex
-	n       int
-	zero    chan struct{} // closed when n falls to 0; nil unless wait was called
+	open    *sync.WaitGroup // requests since the start, or since done was called
+}
+
+func newRequests(h http.Handler) *requests {
+	f := &requests{open: new(sync.WaitGroup)}
+	f.setHandler(h)
+	return f
 }
 
 // ServeHTTP calls the handler.
 func (f *requests) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	f.add(1)
-	defer f.add(-1)
+	f.mu.Lock()
+	open := f.open
+	open.Add(1)
+	f.mu.Unlock()
+	defer open.Done()
 	(*f.handler.Load()).ServeHTTP(w, r)
 }
 
 // setHandler replaces the handler.
 func (f *requests) setHandler(h http.Handler) { f.handler.Store(&h) }
 
-func (f *requests) add(n int) {
+// done returns a channel that is closed when the requests that are open now have ended. Later ones
+// do not count: clients that poll would delay it for ever.
+func (f *requests) done() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.n += n
-	if f.n == 0 && f.zero != nil {
-		close(f.zero)
-		f.zero = nil
-	}
-}
-
-// wait blocks until no request is open, or ctx is done.
-func (f *requests) wait(ctx context.Context) {
-	f.mu.Lock()
-	if f.n == 0 {
-		f.mu.Unlock()
-		return
-	}
-	if f.zero == nil {
-		f.zero = make(chan struct{})
-	}
-	zero := f.zero
-	f.mu.Unlock()
-	select {
-	case <-zero:
-	case <-ctx.Done():
-	}
+	open, done := f.open, make(chan struct{})
+	f.open = new(sync.WaitGroup)
+	go func() {
+		open.Wait()
+		close(done)
+	}()
+	return done
 }
 
 // queued adapts the queue to the interface of the gateway.

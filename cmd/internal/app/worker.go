@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/url"
 	"os"
@@ -32,11 +31,11 @@ const openPause = 5 * time.Second
 // workerRole is a worker that accepts jobs once it can create jails.
 type workerRole struct {
 	*system
-	ready  chan struct{} // closed when the fields below are set
-	slots  *queue.Slots
-	runner *worker.Worker
-	notes  *os.File
-	lacks  map[string]string // logged reasons why capabilities are not offered, by capability
+	ready   chan struct{} // closed when the fields below are set
+	slots   *queue.Slots
+	runner  *worker.Worker
+	journal *os.File          // the journal of assignments
+	missing map[string]string // logged reasons why this worker does not have a capability, by capability
 }
 
 // work runs jobs until ctx is done and the running ones have ended. After the drain time they are
@@ -94,7 +93,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	if network != nil {
 		c = append(c, network.Close)
 	}
-	maker, err := openJails(r.cfg, nsjail.Config{Network: network, Forks: r.cfg.forks(), Log: r.log})
+	maker, err := openJails(r.cfg, nsjail.Config{Network: network, Programs: r.cfg.SlotCount(), Forks: r.cfg.forks(), Log: r.log})
 	if err != nil {
 		return c, err
 	}
@@ -111,11 +110,11 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	c = append(c, images.close)
 	_, noImages := usableImages(r.cfg.ImageDir)
 	warm := r.cfg.warm()
-	warm.Taken = r.metrics.JailAcquired
-	var offers []string
+	warm.OnStart, warm.OnZygote = r.metrics.JailAcquired, r.zygoteCreated
+	var capabilities []string
 	for _, can := range []struct {
-		offer string
-		err   error
+		capability string
+		err        error
 	}{
 		{queue.CapabilityNetwork, noNetwork},
 		{queue.CapabilityDisk, maker.TryDisk(ctx, jailSpec())},
@@ -123,55 +122,72 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 		{queue.CapabilityThreads, noHomes},
 	} {
 		if can.err == nil {
-			offers = append(offers, can.offer)
+			capabilities = append(capabilities, can.capability)
 		} else {
-			r.lack(can.offer, can.err)
+			r.logMissing(can.capability, can.err)
 		}
 	}
 	for _, l := range proto.Languages() {
 		if v, ok := languages[l]; ok {
-			offers = append(offers, queue.CapabilityLanguage(l))
+			capabilities = append(capabilities, queue.CapabilityLanguage(l))
 			warm.Languages = append(warm.Languages, l)
 			r.log.Info("runtime found", "language", l, "version", v)
 		} else {
-			r.log.Info("runtime not found, its programs are left to other workers", "language", l)
+			r.log.Info("runtime not found, this worker does not run its programs", "language", l)
 		}
 	}
 	r.metrics.CgroupVersion(maker.CgroupVersion())
-	r.slots = &queue.Slots{Store: r.store, Worker: r.instance, Total: r.cfg.SlotCount(), Capabilities: offers, Log: r.log, Journal: r.notes}
+	r.slots = &queue.Slots{
+		Store: r.store, Worker: r.instance, Pool: r.cfg.Pool, Total: r.cfg.SlotCount(), Capabilities: capabilities,
+		Ended: r.executionEnded, Started: r.metrics.ExecutionStarted, Log: r.log, Journal: r.journal,
+		Full: r.dataDiskFull,
+		Info: r.describe(languages, images, homes),
+	}
 	r.runner = &worker.Worker{
 		Jobs: jobs{r.slots}, Jails: maker, Images: images, Homes: homes, Home: r.cfg.Home, Slots: r.slots.Total, Warm: warm, Log: r.log,
 		Done: r.metrics.ExecutionDone, OnHealth: r.health.set,
-		Open: func(ctx context.Context, id proto.TraceID, attempt int, baseSeq int64) worker.Output {
-			return output{events.NewWriter(ctx, r.store, id, attempt, baseSeq)}
+		Open: func(ctx context.Context, job *proto.Job, attempt int, baseSeq int64) worker.Output {
+			w := events.NewWriter(ctx, r.store, job.TraceID, attempt, baseSeq, int64(job.Sandbox.OutputBytes))
+			w.FlushPartial, w.Budget, w.Org = job.StreamPartial, r.queue, job.Org
+			return output{w}
 		},
 	}
 	return c, nil
 }
 
-// openHomes opens the homes of threads. lacks is the reason why this worker cannot create homes, or
-// nil.
-func (r *workerRole) openHomes(ctx context.Context, maker *nsjail.Maker, c *closers) (_ worker.Homes, lacks, err error) {
+// describe returns the function that describes this worker to administrators.
+func (r *workerRole) describe(languages map[proto.Language]string, images *imageCache, homes homes) func() proto.Worker {
+	started, load := time.Now(), new(machineLoad)
+	return func() proto.Worker {
+		return proto.Worker{
+			Version: Version(), StartedAt: started, Languages: languages, Images: images.count(), Threads: homes.cache.Len(), Machine: load.read(),
+		}
+	}
+}
+
+// openHomes opens the homes of threads. unusable is the reason why this worker cannot create
+// homes, or nil.
+func (r *workerRole) openHomes(ctx context.Context, maker *nsjail.Maker, c *closers) (_ homes, unusable, err error) {
 	dir, err := filepath.Abs(filepath.Join(r.cfg.Data, "homes"))
 	if err != nil {
-		return nil, nil, fmt.Errorf("find the data directory: %w", err)
+		return homes{}, nil, fmt.Errorf("find the data directory: %w", err)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, nil, fmt.Errorf("make the directory of homes: %w", err)
+		return homes{}, nil, fmt.Errorf("make the directory of homes: %w", err)
 	}
-	number, lock, err := takeNumber(dir)
+	number, lock, err := lockNumber(dir)
 	if err != nil {
-		return nil, nil, err
+		return homes{}, nil, err
 	}
 	*c = append(*c, lock.Close)
-	r.notes = lock // only this process has it; the next owner of the number finds it
+	r.journal = lock // only this process has it; the next owner of the number finds it
 	owners := &home.Owners{}
 	*c = append(*c, owners.Close)
 	homeCache, err := cache.Open(cache.Config{
 		Dir: filepath.Join(dir, strconv.Itoa(number)), Limit: int64(r.cfg.HomeCache), Versions: r.versions(), Heads: r.threads, Owners: owners, Log: r.log,
 	})
 	if err != nil {
-		return nil, nil, err
+		return homes{}, nil, err
 	}
 	*c = append(*c, homeCache.Close)
 	return homes{homeCache}, maker.TryHome(ctx, jailSpec()), nil
@@ -188,13 +204,31 @@ func (h homes) CheckOut(ctx context.Context, job *proto.Job) (worker.Home, error
 	return home, nil
 }
 
-// lack logs why a capability is not offered. Sandboxes that need it run on other workers.
-func (r *workerRole) lack(offer string, err error) {
-	if r.lacks[offer] == err.Error() || errors.Is(err, context.Canceled) {
+// logMissing logs why this worker does not have a capability. Sandboxes that need it run on other
+// workers.
+func (r *workerRole) logMissing(capability string, err error) {
+	if r.missing[capability] == err.Error() || errors.Is(err, context.Canceled) {
 		return
 	}
-	r.lacks[offer] = err.Error()
-	r.log.Warn("sandboxes that need something of the host are left to other workers", "need", offer, "error", err)
+	r.missing[capability] = err.Error()
+	r.log.Warn("capability missing, this worker does not run sandboxes that need it", "capability", capability, "error", err)
+}
+
+// preloadTimeout limits the storing of a preload failure.
+const preloadTimeout = 10 * time.Second
+
+// zygoteCreated counts a zygote that was created, or was not because of err, and stores whether the
+// modules of its sandbox can be preloaded.
+func (r *workerRole) zygoteCreated(ctx context.Context, sandbox proto.Sandbox, err error) {
+	r.metrics.ZygoteCreated(err)
+	if len(sandbox.Preload) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, preloadTimeout)
+	defer cancel()
+	if err := (&registry.PreloadFailures{Store: r.store}).Set(ctx, sandbox, err); err != nil {
+		r.log.Error("preload failure not stored", "error", err)
+	}
 }
 
 // openNetwork opens outbound networking for sandboxes. Programs cannot reach the hosts of the
@@ -209,7 +243,7 @@ func openNetwork(ctx context.Context, cfg *Config, log *slog.Logger) (*egress.Ne
 
 // controlPlane returns the hosts that this process connects to.
 func (c *Config) controlPlane() (hosts []string, err error) {
-	if c.Embedded() {
+	if c.Embedded() || strings.HasPrefix(c.URL, unixScheme) {
 		return nil, nil
 	}
 	for server := range strings.SplitSeq(c.URL, ",") {
@@ -277,4 +311,4 @@ func (l lease) Finish(ctx context.Context, e worker.Outcome) (*proto.Record, err
 
 type output struct{ *events.Writer }
 
-func (o output) Stream(s proto.Stream) io.Writer { return o.Writer.Stream(s) }
+func (o output) Stream(s proto.Stream) worker.Stream { return o.Writer.Stream(s) }

@@ -91,6 +91,8 @@ func (e *UnreachableError) Unwrap() error { return e.Err }
 type call struct {
 	method, path string
 	body         any
+	upload       func() io.Reader // opens a body that is not JSON; nil for none
+	size         int64            // of upload, in bytes
 	header       map[string]string
 	resend       bool // it may be sent again although the server may have received it
 	redial       bool // retry if no connection can be made; after an answer or a broken connection that is always done
@@ -145,9 +147,16 @@ func (c *Client) do(ctx context.Context, call call) (*http.Response, error) {
 }
 
 func (c *Client) once(ctx context.Context, call call, body []byte) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, call.method, c.address(call.path), bytes.NewReader(body))
+	var content io.Reader = bytes.NewReader(body)
+	if call.upload != nil {
+		content = call.upload()
+	}
+	req, err := http.NewRequestWithContext(ctx, call.method, c.address(call.path), content)
 	if err != nil {
 		return nil, fmt.Errorf("make request: %w", err)
+	}
+	if call.upload != nil {
+		req.ContentLength = call.size
 	}
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")

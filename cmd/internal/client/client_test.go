@@ -152,7 +152,7 @@ func TestStreamResumes(t *testing.T) {
 			}
 		}
 		if wait := a.at[3] - a.at[2]; wait < 3*time.Second {
-			t.Errorf("came back after %s, was told 3 s", wait)
+			t.Errorf("came back after %s, the server asked for 3 s", wait)
 		}
 		if wait := a.at[5] - a.at[4]; wait < silence || wait > silence+longestPause {
 			t.Errorf("took a silent stream for broken after %s, want %s", wait, silence)
@@ -182,7 +182,7 @@ func TestStreamGivesUp(t *testing.T) {
 		err := c.Stream(t.Context(), Request{Code: "x"}, collect(new([]string)))
 		var lost *LostError
 		if !errors.As(err, &lost) || lost.ID != id || lost.After != 1 {
-			t.Errorf("error is %v, want one that says where to go on", err)
+			t.Errorf("error is %v, want one that names the last event", err)
 		}
 		if took := time.Since(start); took > 2*defaultPatience {
 			t.Errorf("took %s", took)
@@ -228,16 +228,16 @@ func TestServerLostWhileFollowing(t *testing.T) {
 		for range 40 {
 			a.list = append(a.list, answer{err: errRefused})
 		}
-		var told []string
-		c := &Client{URL: "http://server", HTTP: &http.Client{Transport: a}, Retrying: func(err error) { told = append(told, err.Error()) }}
+		var reasons []string
+		c := &Client{URL: "http://server", HTTP: &http.Client{Transport: a}, Retrying: func(err error) { reasons = append(reasons, err.Error()) }}
 		err := c.Stream(t.Context(), Request{Code: "x"}, collect(new([]string)))
 		var lost *LostError
 		var unreachable *UnreachableError
 		if !errors.As(err, &lost) || lost.ID != id || lost.After != 2 || !errors.As(err, &unreachable) {
 			t.Errorf("error is %v", err)
 		}
-		if len(told) < 2 || !strings.Contains(told[0], string(id)) || !strings.Contains(told[1], "cannot reach") {
-			t.Errorf("told %q meanwhile", told)
+		if len(reasons) < 2 || !strings.Contains(reasons[0], string(id)) || !strings.Contains(reasons[1], "cannot reach") {
+			t.Errorf("reasons of retries: %q", reasons)
 		}
 	})
 }
@@ -306,7 +306,7 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-func TestNewKeyIsNotMadeTwice(t *testing.T) {
+func TestKeyIsNotCreatedTwice(t *testing.T) {
 	with(t, []answer{{err: errReset}}, func(t *testing.T, c *Client, _ *answers) {
 		if _, err := c.CreateKey(t.Context(), NewKey{Name: "n"}); err == nil || !strings.Contains(err.Error(), "bullpen key list") {
 			t.Errorf("error is %v, want advice to look", err)
@@ -316,10 +316,10 @@ func TestNewKeyIsNotMadeTwice(t *testing.T) {
 
 // A created secret is returned only once. A second request would replace it with a secret that
 // nobody knows.
-func TestSecretIsNotMadeTwice(t *testing.T) {
+func TestSecretIsNotCreatedTwice(t *testing.T) {
 	for name, made := range map[string]func(*Client) error{
-		"set":     func(c *Client) error { _, _, err := c.PutWebhook(t.Context(), &WebhookSettings{}); return err },
-		"rotated": func(c *Client) error { _, _, err := c.RotateWebhook(t.Context(), "", nil); return err },
+		"set":     func(c *Client) error { _, _, err := c.PutWebhook(t.Context(), "", &WebhookSettings{}); return err },
+		"rotated": func(c *Client) error { _, _, err := c.RotateWebhook(t.Context(), "", "", nil); return err },
 	} {
 		t.Run(name, func(t *testing.T) {
 			with(t, []answer{{err: errReset}}, func(t *testing.T, c *Client, _ *answers) {

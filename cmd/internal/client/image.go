@@ -26,7 +26,7 @@ func (c *Client) PutImage(ctx context.Context, name, digest string, body io.Read
 	}
 	req.ContentLength = size
 	req.Header.Set("Content-Type", "application/zstd")
-	req.Header.Set("Expect", "100-continue") // so that a refusal comes before the body is sent
+	req.Header.Set("Expect", "100-continue") // so that a rejection comes before the body is sent
 	resp, err := c.send(req)
 	if err != nil {
 		return nil, err

@@ -14,17 +14,19 @@ const sandboxesPath = "/v1/admin/sandboxes"
 // Sandbox is a sandbox profile to store, as a YAML file has it. The server fills in the fields that
 // are nil and checks all others, so their values keep their YAML types.
 type Sandbox struct {
-	Name      string          `json:"name,omitempty" yaml:"name"`
-	Image     any             `json:"image,omitempty" yaml:"image"`
-	CPU       any             `json:"cpu,omitempty" yaml:"cpu"`
-	Memory    any             `json:"memory,omitempty" yaml:"memory"`
-	Pids      any             `json:"pids,omitempty" yaml:"pids"`
-	Disk      *SandboxDisk    `json:"disk,omitempty" yaml:"disk"`
-	Network   *SandboxNetwork `json:"network,omitempty" yaml:"network"`
-	Env       any             `json:"env,omitempty" yaml:"env"`
-	Output    any             `json:"output,omitempty" yaml:"output"`
-	Isolation any             `json:"isolation,omitempty" yaml:"isolation"`
-	Preload   any             `json:"preload,omitempty" yaml:"preload"`
+	Name        string          `json:"name,omitempty" yaml:"name"`
+	Image       any             `json:"image,omitempty" yaml:"image"`
+	CPU         any             `json:"cpu,omitempty" yaml:"cpu"`
+	Memory      any             `json:"memory,omitempty" yaml:"memory"`
+	Pids        any             `json:"pids,omitempty" yaml:"pids"`
+	OpenFiles   any             `json:"open_files,omitempty" yaml:"open_files"`
+	Disk        *SandboxDisk    `json:"disk,omitempty" yaml:"disk"`
+	Network     *SandboxNetwork `json:"network,omitempty" yaml:"network"`
+	Env         any             `json:"env,omitempty" yaml:"env"`
+	Output      any             `json:"output,omitempty" yaml:"output"`
+	Isolation   any             `json:"isolation,omitempty" yaml:"isolation"`
+	Preload     any             `json:"preload,omitempty" yaml:"preload"`
+	SystemCalls any             `json:"system_calls,omitempty" yaml:"system_calls"`
 }
 
 // SandboxDisk is the disk of a [Sandbox].
@@ -53,6 +55,12 @@ func (c *Client) ReplaceSandbox(ctx context.Context, s *Sandbox) (*proto.Profile
 // Sandbox returns a profile.
 func (c *Client) Sandbox(ctx context.Context, name string) (*proto.Profile, error) {
 	return c.sandbox(ctx, call{method: http.MethodGet, path: sandboxPath(name), resend: true})
+}
+
+// SandboxPreload returns whether the modules of a profile can be preloaded.
+func (c *Client) SandboxPreload(ctx context.Context, name string) (*api.SandboxPreload, error) {
+	p, _, err := get[api.SandboxPreload](ctx, c, call{method: http.MethodGet, path: sandboxPath(name) + "/preload", resend: true})
+	return p, err
 }
 
 // RemoveSandbox removes a profile and returns it.

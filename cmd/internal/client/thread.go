@@ -131,7 +131,7 @@ func (c *Client) useSigned(ctx context.Context, path string, ask any, size int64
 		if size == 0 {
 			req.Body = http.NoBody
 		}
-		req.Header.Set("Expect", "100-continue") // so that a refusal comes before the body is sent
+		req.Header.Set("Expect", "100-continue") // so that a rejection comes before the body is sent
 	}
 	for _, h := range signed.Headers {
 		req.Header.Set(h.Name, h.Value)

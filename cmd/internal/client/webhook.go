@@ -14,28 +14,37 @@ import (
 
 const webhookPath = "/v1/webhook"
 
-// Webhook returns the webhook settings of the key, and the answer's bytes. If there are none, the
-// error is an [*Error] of status 404.
-func (c *Client) Webhook(ctx context.Context) (*Webhook, json.RawMessage, error) {
-	return get[Webhook](ctx, c, call{method: http.MethodGet, path: webhookPath, resend: true})
+// settingsPath returns a path of the webhook settings of an API key, the calling one if key is
+// empty.
+func settingsPath(key, suffix string) string {
+	if key == "" {
+		return webhookPath + suffix
+	}
+	return webhookPath + suffix + "?key=" + url.QueryEscape(key)
 }
 
-// PutWebhook replaces the settings of the key. It is not sent again when the connection breaks: a
+// Webhook returns the webhook settings of an API key, the calling one if key is empty, and the
+// answer's bytes. If there are none, the error is an [*Error] of status 404.
+func (c *Client) Webhook(ctx context.Context, key string) (*Webhook, json.RawMessage, error) {
+	return get[Webhook](ctx, c, call{method: http.MethodGet, path: settingsPath(key, ""), resend: true})
+}
+
+// PutWebhook replaces the settings of a key. It is not sent again when the connection breaks: a
 // created secret would be lost.
-func (c *Client) PutWebhook(ctx context.Context, s *WebhookSettings) (*Webhook, json.RawMessage, error) {
-	w, raw, err := get[Webhook](ctx, c, call{method: http.MethodPut, path: webhookPath, body: s})
+func (c *Client) PutWebhook(ctx context.Context, key string, s *WebhookSettings) (*Webhook, json.RawMessage, error) {
+	w, raw, err := get[Webhook](ctx, c, call{method: http.MethodPut, path: settingsPath(key, ""), body: s})
 	return w, raw, lostSecret(err)
 }
 
-// PatchWebhook changes the settings of the key that are not nil in s.
-func (c *Client) PatchWebhook(ctx context.Context, s *WebhookSettings) (*Webhook, json.RawMessage, error) {
-	return get[Webhook](ctx, c, call{method: http.MethodPatch, path: webhookPath, body: s, resend: true})
+// PatchWebhook changes the settings of a key that are not nil in s.
+func (c *Client) PatchWebhook(ctx context.Context, key string, s *WebhookSettings) (*Webhook, json.RawMessage, error) {
+	return get[Webhook](ctx, c, call{method: http.MethodPatch, path: settingsPath(key, ""), body: s, resend: true})
 }
 
-// RotateWebhook replaces the secret of the key; the server creates one if secret is empty. The
+// RotateWebhook replaces the secret of a key; the server creates one if secret is empty. The
 // previous secret signs too during the overlap. If overlap is nil, the server's default applies.
 // The request is not sent again when the connection breaks.
-func (c *Client) RotateWebhook(ctx context.Context, secret string, overlap *time.Duration) (*Webhook, json.RawMessage, error) {
+func (c *Client) RotateWebhook(ctx context.Context, key, secret string, overlap *time.Duration) (*Webhook, json.RawMessage, error) {
 	var body api.WebhookRotation
 	if secret != "" {
 		body.Secret = &secret
@@ -43,7 +52,7 @@ func (c *Client) RotateWebhook(ctx context.Context, secret string, overlap *time
 	if overlap != nil {
 		body.Overlap = new(proto.Seconds(*overlap))
 	}
-	w, raw, err := get[Webhook](ctx, c, call{method: http.MethodPost, path: webhookPath + "/rotate", body: body})
+	w, raw, err := get[Webhook](ctx, c, call{method: http.MethodPost, path: settingsPath(key, "/rotate"), body: body})
 	return w, raw, lostSecret(err)
 }
 
@@ -55,9 +64,9 @@ func lostSecret(err error) error {
 	return fmt.Errorf("%w; the secret may have been changed all the same: see `bullpen key webhook show`, and `bullpen key webhook rotate` for a new one", err)
 }
 
-// RemoveWebhook removes the settings of the key.
-func (c *Client) RemoveWebhook(ctx context.Context) error {
-	return c.empty(ctx, call{method: http.MethodDelete, path: webhookPath})
+// RemoveWebhook removes the settings of a key.
+func (c *Client) RemoveWebhook(ctx context.Context, key string) error {
+	return c.empty(ctx, call{method: http.MethodDelete, path: settingsPath(key, "")})
 }
 
 // empty sends a request whose answer has no body.

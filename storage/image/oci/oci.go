@@ -159,7 +159,7 @@ func addLayer(ctx context.Context, t *image.Tree, l v1.Layer, want v1.Hash) (err
 		return fmt.Errorf("%w: more than %d bytes follow its end", image.ErrHostile, maxTrailer)
 	}
 	if got := hex.EncodeToString(sum.Sum(nil)); want.Algorithm != "sha256" || got != want.Hex {
-		return fmt.Errorf("%w: its digest is sha256:%s, and the image says %s", image.ErrHostile, got, want)
+		return fmt.Errorf("%w: its digest is sha256:%s, the image requires %s", image.ErrHostile, got, want)
 	}
 	return nil
 }

@@ -174,7 +174,7 @@ func TestSourcesAreEquivalent(t *testing.T) {
 			first = stored
 		}
 		if !bytes.Equal(first, stored) {
-			t.Errorf("%s gives other bytes", from)
+			t.Errorf("%s differs", from)
 		}
 		if got.Languages[proto.Python] != "/opt/app/bin/python3" || got.Languages[proto.Bash] != "/bin/bash" ||
 			len(got.Env) != 1 || got.Env["PATH"] != "/opt/app/bin:/bin" || got.UnpackedSize != 4 {
@@ -258,7 +258,7 @@ func TestRejectedSources(t *testing.T) {
 		"another machine":           {push("arm:1", container(t, "arm64", layer(t, entry{"bin/bash", "#!"}))), "for linux/arm64"},
 		"no interpreter":            {push("noise:1", noise), "linux"},
 		"a hostile layer":           {push("hostile:1", container(t, "amd64", layer(t, entry{"../evil", "x"}))), "its path has .."},
-		"a swapped layer":           {push("swapped:1", swapped), "and the image says sha256:0000"},
+		"a swapped layer":           {push("swapped:1", swapped), "the image requires sha256:0000"},
 		"something behind a layer":  {push("trailing:1", trailing), "follow its end"},
 		"no such image":             {host + "/nothing:1", "NAME_UNKNOWN"},
 		"no such file":              {filepath.Join(dir, "nothing"), "no such file"},

@@ -20,7 +20,7 @@ import (
 	"github.com/bullpen-run/bullpen/storage/thread/codec"
 )
 
-var roomy = layer.Limits{Bytes: 1 << 30, Entries: 1000}
+var unlimited = layer.Limits{Bytes: 1 << 30, Entries: 1000}
 
 // sample returns a layer with every kind of entry.
 func sample() (moves []string, entries []layer.Entry) {
@@ -58,7 +58,7 @@ func encode(moves []string, entries []layer.Entry) (parts, error) {
 
 func encodeContents(moves []string, entries []layer.Entry, contents []string) (parts, error) {
 	var b bytes.Buffer
-	w, err := codec.NewWriter(&b, roomy)
+	w, err := codec.NewWriter(&b, unlimited)
 	if err != nil {
 		return parts{}, err
 	}
@@ -111,7 +111,7 @@ func TestRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gotMoves, got, content, err := decode(b, roomy)
+	gotMoves, got, content, err := decode(b, unlimited)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,11 +147,11 @@ func TestFrames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _, got, err := decode(p, roomy)
+	_, _, got, err := decode(p, unlimited)
 	if err != nil || !slices.Equal(got, contents) {
 		t.Fatalf("read with the pack: %v", err)
 	}
-	x, err := codec.NewIndex(bytes.NewReader(p.index), roomy)
+	x, err := codec.NewIndex(bytes.NewReader(p.index), unlimited)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func TestEmptyPack(t *testing.T) {
 	if err != nil || len(p.pack) != 0 {
 		t.Fatalf("%d bytes, %v", len(p.pack), err)
 	}
-	r, err := codec.NewReader(bytes.NewReader(p.index), nil, roomy)
+	r, err := codec.NewReader(bytes.NewReader(p.index), nil, unlimited)
 	for range 3 {
 		if err == nil {
 			_, err = r.Next()
@@ -228,7 +228,7 @@ func TestMismatchedPackIsRejected(t *testing.T) {
 	}
 	changed, swapped := bytes.Clone(p.pack), []byte{}
 	changed[len(changed)-1] ^= 1
-	x, err := codec.NewIndex(bytes.NewReader(p.index), roomy)
+	x, err := codec.NewIndex(bytes.NewReader(p.index), unlimited)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +239,7 @@ func TestMismatchedPackIsRejected(t *testing.T) {
 	for name, pack := range map[string][]byte{
 		"none": nil, "cut off": p.pack[:len(p.pack)-1], "longer": append(bytes.Clone(p.pack), 0), "changed": changed, "swapped": swapped,
 	} {
-		if _, _, _, err := decode(parts{pack, p.index}, roomy); err == nil {
+		if _, _, _, err := decode(parts{pack, p.index}, unlimited); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
@@ -359,12 +359,12 @@ func TestInvalidLayerIsRejected(t *testing.T) {
 		"endless number":      magic + strings.Repeat("\xff", 20),
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, _, _, err := decode(parts{index: pack(t, nil, stream)}, roomy); err == nil {
+			if _, _, _, err := decode(parts{index: pack(t, nil, stream)}, unlimited); err == nil {
 				t.Error("accepted")
 			}
 		})
 	}
-	if _, _, _, err := decode(parts{index: pack(t, nil, begin+root+"D\x01a\x00"+meta+"UU")}, roomy); err != nil {
+	if _, _, _, err := decode(parts{index: pack(t, nil, begin+root+"D\x01a\x00"+meta+"UU")}, unlimited); err != nil {
 		t.Error(err) // the table proves nothing otherwise
 	}
 	file := func(fields string) string { return "\x00" + root + "F\x01a" + meta + "\x00" + fields + "U" }
@@ -380,12 +380,12 @@ func TestInvalidLayerIsRejected(t *testing.T) {
 		"content of nothing":  {"\x00" + root + "U", "abcde"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, _, _, err := decode(assemble(t, test.entries, test.content), roomy); err == nil {
+			if _, _, _, err := decode(assemble(t, test.entries, test.content), unlimited); err == nil {
 				t.Error("accepted")
 			}
 		})
 	}
-	if _, _, _, err := decode(assemble(t, file("\x05\x01\x00\x05\x00"), "abcde"), roomy); err != nil {
+	if _, _, _, err := decode(assemble(t, file("\x05\x01\x00\x05\x00"), "abcde"), unlimited); err != nil {
 		t.Error(err)
 	}
 	for name, table := range map[string]string{
@@ -399,7 +399,7 @@ func TestInvalidLayerIsRejected(t *testing.T) {
 	} {
 		t.Run("table: "+name, func(t *testing.T) {
 			p := parts{index: pack(t, nil, magic, table, file("\x05\x01\x00\x05\x00")), pack: []byte("abcde")}
-			if _, _, _, err := decode(p, roomy); err == nil {
+			if _, _, _, err := decode(p, unlimited); err == nil {
 				t.Error("accepted")
 			}
 		})
@@ -410,7 +410,7 @@ func TestInvalidLayerIsRejected(t *testing.T) {
 		"large window": pack(t, []zstd.EOption{zstd.WithWindowSize(8 << 20)}, begin+root, strings.Repeat("x", 9<<20)),
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, _, _, err := decode(parts{index: b}, roomy); err == nil {
+			if _, _, _, err := decode(parts{index: b}, unlimited); err == nil {
 				t.Error("accepted")
 			}
 		})
@@ -499,7 +499,7 @@ func TestBomb(t *testing.T) {
 		}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		_, _, err := skim(p, layer.Limits{Bytes: 10 << 20, Entries: 1000})
+		_, _, err := readAll(p, layer.Limits{Bytes: 10 << 20, Entries: 1000})
 		runtime.ReadMemStats(&after)
 		if err == nil || after.TotalAlloc-before.TotalAlloc > 32<<20 {
 			t.Errorf("%s: %v after %d bytes", name, err, after.TotalAlloc-before.TotalAlloc)
@@ -507,8 +507,8 @@ func TestBomb(t *testing.T) {
 	}
 }
 
-// skim reads a whole layer without keeping it.
-func skim(p parts, limits layer.Limits) (entries, content int64, err error) {
+// readAll reads a whole layer without keeping it.
+func readAll(p parts, limits layer.Limits) (entries, content int64, err error) {
 	r, err := codec.NewReader(bytes.NewReader(p.index), bytes.NewReader(p.pack), limits)
 	if err != nil {
 		return 0, 0, err
@@ -566,7 +566,7 @@ func FuzzReader(f *testing.F) {
 	f.Add(rest(f, p), "hello")
 	f.Add("\x00D\x00\x01\x00\x00\x00\x00U", "")
 	f.Fuzz(func(t *testing.T, stream, content string) {
-		moves, entries, contents, err := decode(assemble(t, stream, content), roomy)
+		moves, entries, contents, err := decode(assemble(t, stream, content), unlimited)
 		if err != nil {
 			return
 		}

@@ -124,6 +124,9 @@ func Open(cfg Config) (*Cache, error) {
 	return c, nil
 }
 
+// Len returns the number of homes in the cache.
+func (c *Cache) Len() int { return c.disk.Len() }
+
 // Close stops background work and waits for it. All homes must have been closed. Cached homes stay
 // for the next process.
 func (c *Cache) Close() error {

@@ -20,6 +20,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/layer"
 	"github.com/bullpen-run/bullpen/storage/blob"
+	"github.com/bullpen-run/bullpen/storage/storagetest"
 	"github.com/bullpen-run/bullpen/storage/thread"
 	"github.com/bullpen-run/bullpen/worker/home"
 	"github.com/bullpen-run/bullpen/worker/home/cache"
@@ -98,7 +99,7 @@ func newWorld(t testing.TB) *world {
 	}
 	w := &world{
 		t: t, pool: pool, owners: &home.Owners{}, base: base, heads: map[string]*proto.Thread{},
-		blobs: &counting{Store: &blob.Store{Backend: &blob.Memory{}, Retry: blob.DefaultRetry()}},
+		blobs: &counting{Store: &blob.Store{Backend: &storagetest.Memory{}, Retry: blob.DefaultRetry()}},
 	}
 	t.Cleanup(func() {
 		if err := errors.Join(pool.Close(), w.owners.Close()); err != nil {
@@ -181,7 +182,7 @@ func (w *world) enter(homes *cache.Cache, j *proto.Job) (h *cache.Home, dir stri
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	v, err := w.pool.Get(w.t.Context(), disk.Size{Bytes: 32 * mib, Inodes: 1100}, tenant, tenant)
+	v, err := w.pool.Get(w.t.Context(), disk.Size{Bytes: 32*mib + home.OwnBytes, Inodes: 1100}, tenant, tenant)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -190,6 +191,9 @@ func (w *world) enter(homes *cache.Cache, j *proto.Job) (h *cache.Home, dir stri
 		w.t.Fatal(err)
 	}
 	if err := h.PutStaged(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := h.LimitSpace(); err != nil {
 		w.t.Fatal(err)
 	}
 	return h, fmt.Sprintf("/proc/self/fd/%d", mount.Fd())
@@ -370,16 +374,70 @@ func TestStagedFilesAreSaved(t *testing.T) {
 	})
 }
 
-func TestTooLargeHomeIsNotSaved(t *testing.T) {
+// TestLimitWhileWriting writes more than is left of a home's limit.
+func TestLimitWhileWriting(t *testing.T) {
 	w := newWorld(t)
 	homes := w.worker("one", 1<<30)
 	defer w.close(homes)
 	w.run(homes, "a", func(dir string) { write(t, dir+"/one", strings.Repeat("x", 20*mib)) })
+	w.run(homes, "a", func(dir string) {
+		var free unix.Statfs_t
+		if err := unix.Statfs(dir, &free); err != nil {
+			t.Fatal(err)
+		}
+		if left := int64(free.Bavail) * free.Bsize; left > 12*mib || left < 11*mib {
+			t.Errorf("%d bytes are left of 32 MiB, 20 of them used", left)
+		}
+		if err := os.WriteFile(dir+"/two", make([]byte, 20*mib), 0o644); !errors.Is(err, unix.ENOSPC) {
+			t.Errorf("a write beyond the limit: %v", err)
+		}
+	})
+	// What was written until then is saved, and so is a home that is filled by one call.
+	w.run(homes, "b", func(dir string) {
+		if err := os.WriteFile(dir+"/all", make([]byte, 33*mib), 0o644); !errors.Is(err, unix.ENOSPC) {
+			t.Errorf("a write beyond the limit: %v", err)
+		}
+	})
+	w.run(homes, "a", func(dir string) {
+		for _, name := range []string{"/one", "/two"} {
+			if err := os.Remove(dir + name); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	w.run(homes, "a", func(dir string) { write(t, dir+"/three", strings.Repeat("z", 30*mib)) })
+	// A staged file has the space of the file that it replaces.
+	b, err := w.blobs.PutStream(t.Context(), "uploads/org/1", 30*mib, strings.NewReader(strings.Repeat("x", 30*mib)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.heads["org/a"].Staged = []proto.StagedFile{{Path: "three", Blob: b}}
+	w.run(homes, "a", func(string) {})
+	// A home that is larger than its limit, which another sandbox may have, can be changed.
+	w.heads["org/a"].Version.Bytes = 100 * mib
+	w.run(homes, "a", func(dir string) {
+		write(t, dir+"/small", "x")
+		if err := os.Remove(dir + "/three"); err != nil {
+			t.Error(err)
+		}
+		w.heads["org/a"].Version.Bytes = 30 * mib
+	})
+}
+
+// TestTooLargeHomeIsNotSaved exceeds the limit with names of one file, each of which counts.
+func TestTooLargeHomeIsNotSaved(t *testing.T) {
+	w := newWorld(t)
+	homes := w.worker("one", 1<<30)
+	defer w.close(homes)
+	w.run(homes, "a", func(dir string) { write(t, dir+"/one", strings.Repeat("x", 10*mib)) })
 	h, dir := w.enter(homes, w.job("a"))
-	write(t, dir+"/two", strings.Repeat("y", 20*mib))
+	write(t, dir+"/two", strings.Repeat("y", 15*mib))
+	if err := os.Link(dir+"/two", dir+"/again"); err != nil {
+		t.Fatal(err)
+	}
 	c, err := h.Save(t.Context())
 	var limit *proto.LimitError
-	if !errors.As(err, &limit) || c != nil || limit.Bytes != 40*mib || limit.MaxBytes != 32*mib || limit.Files != 2 {
+	if !errors.As(err, &limit) || c != nil || limit.Bytes != 40*mib || limit.MaxBytes != 32*mib || limit.Files != 3 {
 		t.Errorf("%+v, %v", c, err)
 	}
 	if err := h.Close(false); err != nil {
@@ -389,10 +447,6 @@ func TestTooLargeHomeIsNotSaved(t *testing.T) {
 		if _, err := os.Stat(dir + "/two"); err == nil {
 			t.Error("the home was saved")
 		}
-		if err := os.Remove(dir + "/one"); err != nil {
-			t.Error(err)
-		}
-		write(t, dir+"/two", strings.Repeat("y", 20*mib))
 	})
 }
 

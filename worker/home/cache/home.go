@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -141,6 +142,45 @@ func (h *Home) PutProgram(usual string, content []byte) (name string, err error)
 			name = "." + stem + strconv.Itoa(n) + "." + ext
 		}
 	}
+}
+
+// minSpace is how many bytes a program can write at least, so that it can change files and
+// directories of a home that is full.
+const minSpace = 1 << 20
+
+// LimitSpace limits what the program can write to what is left of the home's limit. A program that
+// exceeds it fails to write, instead of losing its changes afterwards. LimitSpace must be called
+// after PutStaged and PutProgram. The program's file does not count.
+func (h *Home) LimitSpace() error {
+	used := proto.StagedSpace(h.head.Staged).Bytes
+	if h.head.Version != nil {
+		used += h.head.Version.Bytes
+	}
+	replaced, err := h.replacedBytes()
+	if err != nil {
+		return fmt.Errorf("limit the home of thread %s: %w", h.job.ThreadID, err)
+	}
+	return h.overlay.LimitSpace(max(h.job.Sandbox.HomeBytes-used+replaced, minSpace))
+}
+
+// replacedBytes returns the size, without holes, of the files that staged files replace.
+func (h *Home) replacedBytes() (int64, error) {
+	lower, err := os.OpenRoot(h.overlay.Lower)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = lower.Close() }()
+	var n int64
+	for _, f := range h.head.Staged {
+		info, err := lower.Lstat(f.Path)
+		if err != nil || !info.Mode().IsRegular() {
+			continue
+		}
+		if st := info.Sys().(*syscall.Stat_t); st.Nlink == 1 { // else its content remains
+			n += min(st.Size, st.Blocks*512)
+		}
+	}
+	return n, nil
 }
 
 // Close releases the home. committed reports whether the commit of Save is now the thread's newest

@@ -25,8 +25,8 @@ type saved struct {
 
 // Save stores the program's changes and returns the commit that makes them the thread's next
 // version, or nil if there are none. No process of the jail may be left. Save must be called at
-// most once. The error is a [*proto.LimitError], a [*proto.AttributesError] or a
-// [*proto.DepthError] if the home exceeds a limit.
+// most once. The error is a [*proto.LimitError], a [*proto.AttributesError], a
+// [*proto.DepthError] or a [*proto.FileError] if the home exceeds a limit.
 func (h *Home) Save(ctx context.Context) (*proto.Commit, error) {
 	c, err := h.save(ctx)
 	if err != nil {

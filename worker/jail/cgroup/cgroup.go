@@ -1,7 +1,9 @@
-// Package cgroup creates, reads and removes the control groups of jails, in version 1 and 2. It needs the controllers for memory,
-// pids and cpu: if one is unusable, the error names it, and there is no fallback.
+// Package cgroup creates, reads and removes the control groups of jails, in version 1 and 2. It
+// needs the controllers for memory, pids and cpu: if one is unusable, the error names it, and there
+// is no fallback.
 //
-// Groups are below the worker's own group, at bullpen/<instance>/<jail>. So a limit on the worker's pod or unit counts its jails.
+// Groups are below the worker's own group, at bullpen/<instance>/<jail>. So a limit on the worker's
+// pod or unit counts its jails.
 package cgroup
 
 import (
@@ -23,7 +25,8 @@ import (
 // parentName is the directory below the worker's own group with one directory per worker instance.
 const parentName = "bullpen"
 
-// periodMicros is the kernel's default bandwidth period of a group (Documentation/scheduler/sched-bwc.rst).
+// periodMicros is the kernel's default bandwidth period of a group
+// (Documentation/scheduler/sched-bwc.rst).
 const periodMicros = 100_000
 
 // allowed is the remedy for missing permissions.
@@ -43,19 +46,27 @@ type Limits struct {
 type Usage struct {
 	CPUTime    time.Duration
 	MemoryPeak int64 // bytes; 0 if the kernel does not report it (version 2 before 5.19)
-	OOMKills   int64 // processes killed for the memory limit
+	OOMKills   int64 // processes that the kernel's OOM killer killed, for whatever limit, or for the host
+	// LimitOOMs is how often the group had no memory left within its own limit. It is 0 on version 1,
+	// where an OOMWatch knows.
+	LimitOOMs int64
 }
 
 // Tree holds the groups of one worker instance.
 type Tree struct {
 	version  int
 	instance string
-	// dirs are the directories of the instance: one per hierarchy on version 1, memory first; a single one on version 2.
+	// dirs are the directories of the instance: one per hierarchy on version 1, memory first; a single
+	// one on version 2.
 	dirs []string
 	ctl  controllers
-	home *home // version 1
+	home *home      // version 1
+	oom  oomCounter // version 1: of the directory of the instance, which has no limit of its own
 	// contained is as in location.
 	contained bool
+
+	mu      sync.Mutex
+	retired []string // memory groups without members that page cache is charged to, oldest first
 }
 
 // controllers are the indexes of the controllers in Tree.dirs and Group.dirs.
@@ -64,14 +75,15 @@ type controllers struct{ memory, pids, cpu, cpuacct int }
 // Group is the group of one jail.
 type Group struct {
 	version int
+	tree    *Tree
 	dirs    []string
 	ctl     controllers
 	home    *home // version 1
 }
 
-// Open finds the worker's own group and creates bullpen/<instance> below it. On version 2 it moves this process into a leaf of its own
-// group; in a container it moves all other processes of the group too. A process in a login session is first moved to a scope of
-// systemd, see leaveSession.
+// Open finds the worker's own group and creates bullpen/<instance> below it. On version 2 it moves
+// this process into a leaf of its own group; in a container it moves all other processes of the
+// group too. A process in a login session is first moved to a scope of systemd, see leaveSession.
 func Open(instance string) (*Tree, error) { return open("/", instance) }
 
 // open is Open with another root directory, for tests.
@@ -92,16 +104,23 @@ func open(root, instance string) (*Tree, error) {
 			break
 		}
 	}
+	if err == nil && t.version == 1 {
+		err = t.oom.open(t.instanceDir(t.ctl.memory))
+	}
 	if err != nil {
 		return nil, errors.Join(err, t.closeHome())
 	}
 	return t, nil
 }
 
+// instanceDir returns the directory of the instance in the i-th hierarchy.
+func (t *Tree) instanceDir(i int) string { return filepath.Join(t.dirs[i], parentName, t.instance) }
+
 // settleMu prevents two trees of one process from moving it to different groups.
 var settleMu sync.Mutex
 
-// settle finds the worker's own group. On version 2 it makes sure that jails can have groups below it.
+// settle finds the worker's own group. On version 2 it makes sure that jails can have groups below
+// it.
 func (t *Tree) settle(root string) error {
 	settleMu.Lock()
 	defer settleMu.Unlock()
@@ -155,9 +174,9 @@ func (t *Tree) makeDirs() error {
 // Version returns 1 or 2.
 func (t *Tree) Version() int { return t.version }
 
-// New creates a group without limits.
+// New creates a group without limits. No other group of the tree may ever have had its name.
 func (t *Tree) New(name string) (*Group, error) {
-	g := &Group{version: t.version, ctl: t.ctl, home: t.home}
+	g := &Group{version: t.version, tree: t, ctl: t.ctl, home: t.home}
 	for _, d := range t.dirs {
 		dir := filepath.Join(d, parentName, t.instance, name)
 		if err := os.Mkdir(dir, 0o750); err != nil {
@@ -176,8 +195,8 @@ func (g *Group) Limit(l Limits) error {
 	return g.limit2(l)
 }
 
-// Throttle limits the cpu to a number of cores. It is separate from Limit because a process over its quota stands still, even if others
-// wait for it.
+// Throttle limits the cpu to a number of cores. It is separate from Limit because a process over
+// its quota stands still, even if others wait for it.
 func (g *Group) Throttle(cpu float64) error {
 	q := strconv.FormatInt(quota(cpu), 10)
 	if g.version == 2 {
@@ -186,7 +205,8 @@ func (g *Group) Throttle(cpu float64) error {
 	return write(g.dirs[g.ctl.cpu], "cpu.cfs_quota_us", q)
 }
 
-// Unthrottle removes the cpu limit. A killed process over its quota would otherwise die only in the next period.
+// Unthrottle removes the cpu limit. A killed process over its quota would otherwise die only in the
+// next period.
 func (g *Group) Unthrottle() error {
 	if g.version == 1 {
 		return write(g.dirs[g.ctl.cpu], "cpu.cfs_quota_us", "-1")
@@ -194,8 +214,8 @@ func (g *Group) Unthrottle() error {
 	return write(g.dirs[0], "cpu.max", "max")
 }
 
-// LowerWeight reduces the group's share of a busy cpu to a tenth. It is not lower because members may hold kernel locks that other
-// groups wait for.
+// LowerWeight reduces the group's share of a busy cpu to a tenth. It is not lower because members
+// may hold kernel locks that other groups wait for.
 func (g *Group) LowerWeight() error { return g.setWeight("102", "10") }
 
 // ResetWeight undoes LowerWeight.
@@ -209,8 +229,9 @@ func (g *Group) setWeight(shares, weight string) error {
 	return write(g.dirs[0], "cpu.weight", weight)
 }
 
-// OpenEntryFiles opens the control files through which a process enters the group: a single-threaded process that writes 0 to each of
-// them is a member. The kernel checks the permissions of the process that opened them. The caller closes the files.
+// OpenEntryFiles opens the control files through which a process enters the group: a
+// single-threaded process that writes 0 to each of them is a member. The kernel checks the
+// permissions of the process that opened them. The caller closes the files.
 func (g *Group) OpenEntryFiles() (files []*os.File, err error) {
 	file := "cgroup.procs"
 	if g.version == 1 {
@@ -240,20 +261,42 @@ func (g *Group) Has(pid int) (bool, error) {
 
 // Memory returns the current memory of the members in bytes, without the page cache of files.
 func (g *Group) Memory() (int64, error) {
-	total, cache := "memory.current", "file"
+	file := "memory.current"
 	if g.version == 1 {
-		total, cache = "memory.usage_in_bytes", "cache"
+		file = "memory.usage_in_bytes"
 	}
 	dir := g.dirs[g.ctl.memory]
-	used, err := readInt(dir, total)
+	used, err := readInt(dir, file)
 	if err != nil {
 		return 0, err
 	}
-	n, err := readKeys(dir, "memory.stat", cache, "shmem")
+	cache, err := pageCache(g.version, dir)
+	return max(0, used-cache), err
+}
+
+// Sockets returns the buffers of sockets that the members are charged for, in bytes.
+func (g *Group) Sockets() (int64, error) {
+	if g.version == 1 {
+		return readInt(g.dirs[g.ctl.memory], "memory.kmem.tcp.usage_in_bytes")
+	}
+	return readKey(g.dirs[0], "memory.stat", "sock")
+}
+
+// Kernel returns the memory of the kernel that the members are charged for, in bytes, without buffers
+// of sockets. On version 2 that is without pipes and what can be reclaimed.
+func (g *Group) Kernel() (int64, error) {
+	if g.version == 1 {
+		return readInt(g.dirs[g.ctl.memory], "memory.kmem.usage_in_bytes")
+	}
+	kinds, err := readKeys(g.dirs[0], "memory.stat", "slab_unreclaimable", "kernel_stack", "pagetables", "percpu", "vmalloc")
 	if err != nil {
 		return 0, err
 	}
-	return max(0, used-n[0]+n[1]), nil // tmpfs counts as cache
+	var total int64
+	for _, n := range kinds {
+		total += n
+	}
+	return total, nil
 }
 
 // Usage returns the consumption so far.
@@ -264,13 +307,20 @@ func (g *Group) Usage() (Usage, error) {
 	return g.usage2()
 }
 
-// Remove kills the members and removes the group.
+// Remove kills the members and removes the group, or the tree does so later, see [Tree.retire].
 func (g *Group) Remove() error {
 	var errs []error
-	for _, d := range g.dirs {
+	for i, d := range g.dirs {
+		if i == g.ctl.memory {
+			cache, err := g.tree.pageCache(d)
+			if errs = append(errs, err); cache > 0 {
+				errs = append(errs, killMembers(d), g.tree.retire(d))
+				continue
+			}
+		}
 		err := removeDir(d)
 		if errors.Is(err, unix.EBUSY) {
-			err = sweepGroup(d)
+			err = errors.Join(killMembers(d), removeDir(d))
 		}
 		errs = append(errs, err)
 	}
@@ -286,9 +336,10 @@ func removeDir(dir string) error {
 	return nil
 }
 
-// Close removes the directories of the instance, and the parent directory if this was the last instance.
+// Close removes the directories of the instance, in which no group has members, and the parent directory if this was the last
+// instance.
 func (t *Tree) Close() error {
-	var errs []error
+	errs := []error{t.removeRetired()}
 	for _, d := range t.dirs {
 		if err := os.Remove(filepath.Join(d, parentName, t.instance)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("cgroup: remove the instance: %w", err))
@@ -296,13 +347,14 @@ func (t *Tree) Close() error {
 		// Fails while there are other instances.
 		_ = os.Remove(filepath.Join(d, parentName))
 	}
-	errs = append(errs, t.closeHome())
+	errs = append(errs, t.oom.close(), t.closeHome())
 	return errors.Join(errs...)
 }
 
 func quota(cpu float64) int64 { return max(int64(cpu*periodMicros), minQuotaMicros) }
 
-// openFD opens a file of a group. It avoids os.File, whose use of the poller costs two more system calls per execution.
+// openFD opens a file of a group. It avoids os.File, whose use of the poller costs two more system
+// calls per execution.
 func openFD(dir, file string, flags int) (int, error) {
 	path := filepath.Join(dir, file)
 	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
@@ -325,7 +377,8 @@ func write(dir, file, value string) error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// writeFD writes all of value. The kernel interrupts the setting of some limits for signals, which the runtime sends often.
+// writeFD writes all of value. The kernel interrupts the setting of some limits for signals, which
+// the runtime sends often.
 func writeFD(fd int, value string) error {
 	for {
 		if _, err := unix.Write(fd, []byte(value)); !errors.Is(err, unix.EINTR) {

@@ -155,7 +155,7 @@ func TestVersion2Group(t *testing.T) {
 			t.Errorf("%s = %q, want %q", f, got, want)
 		}
 	}
-	want := Usage{CPUTime: 1500 * time.Microsecond, MemoryPeak: 4096, OOMKills: 2}
+	want := Usage{CPUTime: 1500 * time.Microsecond, MemoryPeak: 4096, OOMKills: 2, LimitOOMs: 1}
 	if u, err := g.Usage(); err != nil || u != want {
 		t.Errorf("got %+v, %v", u, err)
 	}

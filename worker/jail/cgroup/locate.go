@@ -15,7 +15,8 @@ type location struct {
 	ctl     controllers
 	mount   string // version 2: mount point of the hierarchy
 	session bool   // version 2: in a login session of systemd
-	// contained is true on version 2 if no group above ours is visible: ours is that of a container, or the root.
+	// contained is true on version 2 if no group above ours is visible: ours is that of a container,
+	// or the root.
 	contained bool
 }
 
@@ -27,7 +28,8 @@ type mount struct {
 	opts   []string // options of the superblock; on version 1 the controllers
 }
 
-// locate reads /proc/self. It prefers version 1 if that has all controllers, else version 2. Controllers must not be divided.
+// locate reads /proc/self. It prefers version 1 if that has all controllers, else version 2.
+// Controllers must not be divided.
 func locate(root string) (location, error) {
 	mounts, err := mounts(root)
 	if err != nil {
@@ -79,8 +81,8 @@ func locate(root string) (location, error) {
 		"controllers memory, pids, cpu and cpuacct, on /sys/fs/cgroup", strings.Join(missing, ", "))
 }
 
-// dir returns the directory of the group at path below the mount. In a container, the path may be the host's; then the mount's root is
-// our group.
+// dir returns the directory of the group at path below the mount. In a container, the path may be
+// the host's; then the mount's root is our group.
 func (m mount) dir(path string) string {
 	if rel, ok := strings.CutPrefix(path, m.root); ok && !strings.Contains(rel, "..") {
 		return filepath.Join(m.point, rel)
@@ -107,7 +109,8 @@ func mounts(root string) ([]mount, error) {
 	return ms, nil
 }
 
-// ownPaths returns this process's group in each hierarchy by controller. The name of version 2 is empty.
+// ownPaths returns this process's group in each hierarchy by controller. The name of version 2 is
+// empty.
 func ownPaths(root string) (map[string]string, error) {
 	b, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
 	if err != nil {

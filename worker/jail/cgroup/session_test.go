@@ -55,7 +55,7 @@ func settleBeside(t *testing.T, mount, path string, prefix ...string) string {
 	defer func() { _ = dir.Close() }()
 	argv := append(prefix, os.Args[0])
 	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
-	cmd.Env = append(os.Environ(), settlerEnv+"=1")
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", settlerEnv+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
 	out, err := cmd.Output()
 	if err != nil {
@@ -82,8 +82,9 @@ func settleBeside(t *testing.T, mount, path string, prefix ...string) string {
 	return string(out)
 }
 
-// On version 2, a worker started by hand leaves the login session. A worker in a container moves the other processes into its leaf. A
-// worker in any other group stays there and reports what is wrong with it.
+// On version 2, a worker started by hand leaves the login session. A worker in a container moves
+// the other processes into its leaf. A worker in any other group stays there and reports what is
+// wrong with it.
 func TestGroupWithOtherProcesses(t *testing.T) {
 	where, err := locate("/")
 	if err != nil {

@@ -15,11 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StartProcess is os.StartProcess for a process that is a member of the group from its first instruction. On version 2 the kernel
-// starts it there (Linux 5.7). On version 1, a thread of this process enters the group, forks, and returns.
+// StartProcess is os.StartProcess for a process that is a member of the group from its first
+// instruction. On version 2 the kernel starts it there (Linux 5.7). On version 1, a thread of this
+// process enters the group, forks, and returns.
 //
-// Moving the process after the fork would cost 4 to 12 ms: to move a process that is not the calling thread, the kernel stops all forks
-// of the host and waits for an RCU grace period.
+// Moving the process after the fork would cost 4 to 12 ms: to move a process that is not the
+// calling thread, the kernel stops all forks of the host and waits for an RCU grace period.
 func (g *Group) StartProcess(name string, argv []string, attr *os.ProcAttr) (*os.Process, error) {
 	if g.version == 1 {
 		return g.startFromInside(func() (*os.Process, error) { return os.StartProcess(name, argv, attr) })
@@ -40,17 +41,19 @@ func (g *Group) StartProcess(name string, argv []string, attr *os.ProcAttr) (*os
 
 // startFromInside calls start on a thread that is a member of the group.
 //
-// The group is charged for what the thread does meanwhile. If the group's limits made the thread wait, all forks of this process would
-// wait for it. So Limit is called after the start, and the thread does nothing else.
+// The group is charged for what the thread does meanwhile. If the group's limits made the thread
+// wait, all forks of this process would wait for it. So Limit is called after the start, and the
+// thread does nothing else.
 func (g *Group) startFromInside(start func() (*os.Process, error)) (p *os.Process, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// No other goroutine uses a locked thread, and the runtime creates no threads from it, which would start in the group.
+		// No other goroutine uses a locked thread, and the runtime creates no threads from it, which
+		// would start in the group.
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// The main thread must not move: all memory of the process is charged to its group. While it is locked here, another
-			// goroutine gets another thread.
+			// The main thread must not move: all memory of the process is charged to its group. While it is
+			// locked here, another goroutine gets another thread.
 			p, err = g.startFromInside(start)
 			runtime.UnlockOSThread()
 			return
@@ -62,7 +65,8 @@ func (g *Group) startFromInside(start func() (*os.Process, error)) (p *os.Proces
 		if wasHome && g.home.enter() == nil {
 			runtime.UnlockOSThread()
 		}
-		// The runtime ends a thread that is still locked when its goroutine returns. So no thread in a wrong group is reused.
+		// The runtime ends a thread that is still locked when its goroutine returns. So no thread in a
+		// wrong group is reused.
 	}()
 	<-done
 	return p, err
@@ -87,8 +91,8 @@ type home struct {
 
 func threadGroups() ([]byte, error) { return os.ReadFile("/proc/thread-self/cgroup") }
 
-// openHome opens the current groups of this process. If they are not below dirs, as in containers that do not see their own groups,
-// here always returns false.
+// openHome opens the current groups of this process. If they are not below dirs, as in containers
+// that do not see their own groups, here always returns false.
 func openHome(dirs []string) (*home, error) {
 	h := &home{}
 	groups, err := threadGroups()
@@ -115,7 +119,8 @@ func openHome(dirs []string) (*home, error) {
 	return h, nil
 }
 
-// here reports whether the calling thread is at home in all hierarchies. The worker may have been moved since openHome.
+// here reports whether the calling thread is at home in all hierarchies. The worker may have been
+// moved since openHome.
 func (h *home) here() bool {
 	groups, err := threadGroups()
 	return err == nil && len(h.groups) > 0 && bytes.Equal(groups, h.groups)

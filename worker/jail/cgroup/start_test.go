@@ -46,7 +46,8 @@ func newGroup(t *testing.T, tree *Tree, name string) *Group {
 	return g
 }
 
-// whereabouts returns the groups of a process at its start. It reads the output, so the process has not been moved since.
+// whereabouts returns the groups of a process at its start. It reads the output, so the process has
+// not been moved since.
 func whereabouts(g *Group) (string, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -118,7 +119,8 @@ func TestStartProcess(t *testing.T) {
 
 // onFirst receives functions to call on the main thread.
 var onFirst = func() chan func() {
-	// The goroutine of init is on the main thread until main begins. To stay there it must be locked now.
+	// The goroutine of init is on the main thread until main begins. To stay there it must be locked
+	// now.
 	runtime.LockOSThread()
 	return make(chan func())
 }()
@@ -141,7 +143,7 @@ func TestMain(m *testing.M) {
 }
 
 // The main thread carries the memory of the process and is never moved.
-func TestFirstThreadStays(t *testing.T) {
+func TestMainThreadIsNotMoved(t *testing.T) {
 	tree := newTree(t, "test-first")
 	if tree.version != 1 {
 		return // no thread is moved
@@ -163,7 +165,7 @@ func TestFirstThreadStays(t *testing.T) {
 }
 
 // A thread that cannot return is ended, and does not block the removal of the group.
-func TestThreadCannotGoBack(t *testing.T) {
+func TestThreadThatCannotReturnIsNotReused(t *testing.T) {
 	tree := newTree(t, "test-lost")
 	if tree.version != 1 {
 		return // no thread is moved
@@ -175,7 +177,7 @@ func TestThreadCannotGoBack(t *testing.T) {
 		"all in its place": tree.home,
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := newGroup(t, tree, "x")
+			g := newGroup(t, tree, name)
 			g.home = h
 			thread := 0
 			p, err := g.startFromInside(func() (*os.Process, error) {
@@ -213,7 +215,7 @@ func TestStartProcessVersion2(t *testing.T) {
 		t.Error(err)
 	}
 	attr := syscall.SysProcAttr{Setpgid: true}
-	g := &Group{version: 2, dirs: []string{dir}}
+	g := &Group{tree: &Tree{version: 2}, version: 2, dirs: []string{dir}}
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)

@@ -14,11 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sweep kills and removes the groups of instances for which dead returns true. It returns their names.
+// Sweep kills and removes the groups of instances for which dead returns true. It returns their
+// names.
 func (t *Tree) Sweep(dead func(instance string) bool) ([]string, error) {
 	swept := map[string]bool{}
 	var errs []error
-	for _, d := range t.dirs {
+	for i, d := range t.dirs {
 		parent := filepath.Join(d, parentName)
 		entries, err := os.ReadDir(parent)
 		if err != nil {
@@ -33,7 +34,7 @@ func (t *Tree) Sweep(dead func(instance string) bool) ([]string, error) {
 				continue
 			}
 			swept[e.Name()] = true
-			errs = append(errs, sweepInstance(filepath.Join(parent, e.Name())))
+			errs = append(errs, t.sweepInstance(filepath.Join(parent, e.Name()), i == t.ctl.memory))
 		}
 	}
 	var names []string
@@ -43,16 +44,23 @@ func (t *Tree) Sweep(dead func(instance string) bool) ([]string, error) {
 	return names, errors.Join(errs...)
 }
 
-func sweepInstance(dir string) error {
+// sweepInstance kills the members of all groups of an instance and removes the groups. memory
+// reports whether page cache may be charged to them.
+func (t *Tree) sweepInstance(dir string, memory bool) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return fmt.Errorf("cgroup: sweep: %w", err)
 	}
 	var errs []error
 	for _, e := range entries {
-		if e.IsDir() {
-			errs = append(errs, sweepGroup(filepath.Join(dir, e.Name())))
+		if !e.IsDir() {
+			continue
 		}
+		group := filepath.Join(dir, e.Name())
+		if errs = append(errs, killMembers(group)); memory {
+			errs = append(errs, t.reclaim(group))
+		}
+		errs = append(errs, removeDir(group))
 	}
 	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		errs = append(errs, fmt.Errorf("cgroup: sweep: %w", err))
@@ -60,8 +68,9 @@ func sweepInstance(dir string) error {
 	return errors.Join(errs...)
 }
 
-// sweepGroup kills the members of a group, waits for their deaths, and removes the group.
-func sweepGroup(dir string) error {
+// killMembers kills the members of a group and waits for their deaths. It is no error if the group
+// does not exist.
+func killMembers(dir string) error {
 	for {
 		b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -72,7 +81,7 @@ func sweepGroup(dir string) error {
 		}
 		pids := strings.Fields(string(b))
 		if len(pids) == 0 {
-			return removeDir(dir)
+			return nil
 		}
 		for _, p := range pids {
 			pid, err := strconv.Atoi(p)
@@ -90,8 +99,9 @@ func sweepGroup(dir string) error {
 	}
 }
 
-// awaitOwnThreads waits until no thread of this process is in a group of version 1. Threads are there only for a moment; one that could
-// not leave is dying (see Group.startFromInside). There is no notification of its death.
+// awaitOwnThreads waits until no thread of this process is in a group of version 1. Threads are
+// there only for a moment; one that could not leave is dying (see Group.startFromInside). There is
+// no notification of its death.
 func awaitOwnThreads(dir string) error {
 	self := strconv.Itoa(unix.Getpid())
 	for range 1000 {
@@ -104,7 +114,8 @@ func awaitOwnThreads(dir string) error {
 	return errors.New("a thread of this process does not leave the group")
 }
 
-// killAndWait kills a process and waits until it is dead. A pidfd makes sure that the pid is not reused.
+// killAndWait kills a process and waits until it is dead. A pidfd makes sure that the pid is not
+// reused.
 func killAndWait(pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {

@@ -2,16 +2,13 @@ package cgroup
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
-	"os"
 	"strconv"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
-// socketMemory limits the socket buffers of a group on version 1, in bytes, in addition to its memory. The default is the host's limit.
+// socketMemory limits the socket buffers of a group on version 1, in bytes, in addition to its
+// memory. The default is the host's limit.
 const socketMemory = 64 << 20
 
 func (g *Group) limit1(l Limits) error {
@@ -28,7 +25,8 @@ func (g *Group) limit1(l Limits) error {
 	} else if err != nil {
 		return err
 	}
-	// Version 1 does not charge socket buffers before this limit is set, and then separately. Missing if the kernel has no such account.
+	// Version 1 does not charge socket buffers before this limit is set, and then separately. Missing
+	// if the kernel has no such account.
 	sockets := strconv.FormatInt(min(l.Memory, socketMemory), 10)
 	if err := write(mem, "memory.kmem.tcp.limit_in_bytes", sockets); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -50,27 +48,4 @@ func (g *Group) usage1() (Usage, error) {
 		return Usage{}, err
 	}
 	return Usage{CPUTime: time.Duration(cpu), MemoryPeak: peak, OOMKills: kills}, nil
-}
-
-// WatchOOM returns a file from which 8 bytes can be read when the memory limit is reached and the kernel is about to kill. It returns nil
-// on version 2, where the kernel kills the whole group. The caller closes the file.
-func (g *Group) WatchOOM() (*os.File, error) {
-	if g.version == 2 {
-		return nil, nil
-	}
-	efd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-	if err != nil {
-		return nil, fmt.Errorf("cgroup: watch for oom: %w", err)
-	}
-	event := os.NewFile(uintptr(efd), "oom event")
-	ctl, err := openFD(g.dirs[g.ctl.memory], "memory.oom_control", unix.O_RDONLY)
-	if err != nil {
-		return nil, errors.Join(err, event.Close())
-	}
-	defer func() { _ = unix.Close(ctl) }()
-	line := strconv.Itoa(efd) + " " + strconv.Itoa(ctl)
-	if err := write(g.dirs[g.ctl.memory], "cgroup.event_control", line); err != nil {
-		return nil, errors.Join(err, event.Close())
-	}
-	return event, nil
 }

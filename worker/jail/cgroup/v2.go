@@ -13,13 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leafName is the group that a worker moves itself into. On version 2 a group that delegates controllers may have no member processes.
+// leafName is the group that a worker moves itself into. On version 2 a group that delegates
+// controllers may have no member processes.
 const leafName = "bullpen-worker"
 
 // needed are the controllers that jails need on version 2.
 var needed = [...]string{"memory", "pids", "cpu"} // read only
 
-// delegate enables the controllers for children of the worker's own group. It moves the worker into a leaf if necessary.
+// delegate enables the controllers for children of the worker's own group. It moves the worker into
+// a leaf if necessary.
 func (t *Tree) delegate() error {
 	own := t.dirs[0]
 	b, err := os.ReadFile(filepath.Join(own, "cgroup.controllers"))
@@ -57,8 +59,8 @@ func (t *Tree) delegate() error {
 	return nil
 }
 
-// evacuate enables the controllers of a container's own group. It first moves all processes of the container into the leaf, such as a
-// shell or a debugger.
+// evacuate enables the controllers of a container's own group. It first moves all processes of the
+// container into the leaf, such as a shell or a debugger.
 func evacuate(own, leaf string) error {
 	err := error(unix.EBUSY)
 	// Processes may be started while we look.
@@ -132,7 +134,7 @@ func (g *Group) usage2() (Usage, error) {
 	if err != nil {
 		return Usage{}, err
 	}
-	kills, err := readKey(dir, "memory.events", "oom_kill")
+	events, err := readKeys(dir, "memory.events", "oom", "oom_kill")
 	if err != nil {
 		return Usage{}, err
 	}
@@ -140,5 +142,5 @@ func (g *Group) usage2() (Usage, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return Usage{}, err
 	}
-	return Usage{CPUTime: time.Duration(micros) * time.Microsecond, MemoryPeak: peak, OOMKills: kills}, nil
+	return Usage{CPUTime: time.Duration(micros) * time.Microsecond, MemoryPeak: peak, LimitOOMs: events[0], OOMKills: events[1]}, nil
 }

@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxRaces bounds how often other users may attach the free device that the kernel returned to us. Each time, one of them makes progress.
-const maxRaces = 1000
+// maxAttempts bounds how often other users may attach the free device that the kernel returned to
+// us. Each time, one of them makes progress.
+const maxAttempts = 1000
 
 // EXT4_IOC_SHUTDOWN is _IOR('X', 125, __u32). The flag shuts down without writing anything.
 const (
@@ -18,15 +19,15 @@ const (
 	goingNoLogSync = 2
 )
 
-// attach attaches the image to a free loop device. The kernel detaches it after its last user: the returned file, or the file system
-// mounted from it.
+// attach attaches the image to a free loop device. The kernel detaches it after its last user: the
+// returned file, or the file system mounted from it.
 func attach(image *os.File) (*os.File, error) {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
 		return nil, fmt.Errorf("find a loop device: %w: load the module loop, and in a container mount the host's /dev", err)
 	}
 	defer func() { _ = control.Close() }()
-	for range maxRaces {
+	for range maxAttempts {
 		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
 		if err != nil {
 			return nil, fmt.Errorf("find a loop device: %w: all of them are in use", err)
@@ -40,8 +41,8 @@ func attach(image *os.File) (*os.File, error) {
 		}
 		err = unix.IoctlLoopConfigure(int(device.Fd()), &unix.LoopConfig{
 			Fd: uint32(image.Fd()), Size: blockSize,
-			// Direct I/O keeps a tenant's data out of the page cache of the image, which is charged to nobody. The kernel ignores it if
-			// the host's file system cannot.
+			// Direct I/O keeps a tenant's data out of the page cache of the image, which is charged to
+			// nobody. The kernel ignores it if the host's file system cannot.
 			Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_DIRECT_IO},
 		})
 		if err == nil {
@@ -52,10 +53,11 @@ func attach(image *os.File) (*os.File, error) {
 			return nil, fmt.Errorf("put the image behind %s: %w", device.Name(), err)
 		}
 	}
-	return nil, fmt.Errorf("find a loop device: other processes were faster %d times", maxRaces)
+	return nil, fmt.Errorf("find a loop device: other processes were faster %d times", maxAttempts)
 }
 
-// mount mounts the image in no namespace. The mount disappears when the file is closed, unless it was attached somewhere.
+// mount mounts the image in no namespace. The mount disappears when the file is closed, unless it
+// was attached somewhere.
 func mount(image *os.File) (*os.File, error) {
 	device, err := attach(image)
 	if err != nil {
@@ -68,7 +70,8 @@ func mount(image *os.File) (*os.File, error) {
 	}
 	defer func() { _ = unix.Close(fs) }()
 	err = unix.FsconfigSetString(fs, "source", device.Name())
-	// Nothing outlives this process, so barriers are off, and a tenant's fsync does not slow other disk users.
+	// Nothing outlives this process, so barriers are off, and a tenant's fsync does not slow other
+	// disk users.
 	for _, flag := range []string{"nobarrier", "noauto_da_alloc"} {
 		err = errors.Join(err, unix.FsconfigSetFlag(fs, flag))
 	}
@@ -86,8 +89,9 @@ func mount(image *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "volume"), nil
 }
 
-// freeze writes a file system to its image, clean as after unmounting, and blocks further writes. The unmount may happen later than the
-// closing of the mount, because a process that is being started holds it until its exec.
+// freeze writes a file system to its image, clean as after unmounting, and blocks further writes.
+// The unmount may happen later than the closing of the mount, because a process that is being
+// started holds it until its exec.
 func freeze(mount *os.File) error {
 	fs, err := unix.Fspick(int(mount.Fd()), "", unix.FSPICK_EMPTY_PATH|unix.FSPICK_CLOEXEC)
 	if err != nil {

@@ -21,7 +21,8 @@ import (
 
 func TestByteLimit(t *testing.T) {
 	p, _ := openPool(t)
-	// Less than, exactly and more than a block group; a size that is no multiple of a block; more inodes than the usual ratio allows.
+	// Less than, exactly and more than a block group; a size that is no multiple of a block; more
+	// inodes than the usual ratio allows.
 	for _, size := range []disk.Size{
 		{Bytes: 4096, Inodes: 1},
 		{Bytes: 64 * mib, Inodes: 4096},
@@ -29,7 +30,7 @@ func TestByteLimit(t *testing.T) {
 		{Bytes: 3*mib + 1, Inodes: 500_000},
 	} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			got := tenant(t, take(t, p, size), "fill")
+			got := tenant(t, getVolume(t, p, size), "fill")
 			written, _ := strconv.ParseInt(strings.TrimSuffix(got, " no space left on device <nil>"), 10, 64)
 			// A file of more than four extents has a block for the extent list.
 			limit := (size.Bytes + 4095) / 4096 * 4096
@@ -42,7 +43,7 @@ func TestByteLimit(t *testing.T) {
 
 func TestDeletedButOpenCounts(t *testing.T) {
 	p, _ := openPool(t)
-	v := take(t, p, disk.Size{Bytes: 16 * mib, Inodes: 100})
+	v := getVolume(t, p, disk.Size{Bytes: 16 * mib, Inodes: 100})
 	for range 2 {
 		if got := tenant(t, v, "fill", "deleted"); got != fmt.Sprintf("%d no space left on device <nil>", 16*mib) {
 			t.Errorf("a deleted file took %s", got)
@@ -55,7 +56,7 @@ func TestFallocateLimit(t *testing.T) {
 	size := disk.Size{Bytes: 64 * mib, Inodes: 100}
 	// The extent tree takes one block.
 	for n, want := range map[int64]string{size.Bytes: "<nil> <nil>", size.Bytes + 4096: "<nil> no space left on device"} {
-		if got := tenant(t, take(t, p, size), "fallocate", strconv.FormatInt(n, 10)); got != want {
+		if got := tenant(t, getVolume(t, p, size), "fallocate", strconv.FormatInt(n, 10)); got != want {
 			t.Errorf("fallocate of %d bytes: %s, want %s", n, got, want)
 		}
 	}
@@ -75,7 +76,7 @@ func TestInodeLimit(t *testing.T) {
 				if role == "deep" && size.Inodes > 4096 {
 					continue // each directory takes 4 KiB
 				}
-				if got := tenant(t, take(t, p, size), role); got != want {
+				if got := tenant(t, getVolume(t, p, size), role); got != want {
 					t.Errorf("%s: %s, want %s", role, got, want)
 				}
 			}
@@ -88,7 +89,7 @@ func TestVolumeOwner(t *testing.T) {
 	size := disk.Size{Bytes: 64 * mib, Inodes: 4096}
 	// The first volume is created on demand; the others may have been ready.
 	for range 4 {
-		v := take(t, p, size)
+		v := getVolume(t, p, size)
 		info, err := os.Stat(v.Path())
 		if err != nil {
 			t.Fatal(err)
@@ -114,7 +115,7 @@ func TestNextTenantSeesNothing(t *testing.T) {
 	p, _ := openPool(t)
 	size := disk.Size{Bytes: 16 * mib, Inodes: 100}
 	for range 5 {
-		v := take(t, p, size)
+		v := getVolume(t, p, size)
 		name := filepath.Join(v.Path(), "secret")
 		if _, err := os.Stat(name); !errors.Is(err, os.ErrNotExist) {
 			t.Fatalf("a file of the one before: %v", err)
@@ -130,7 +131,7 @@ func TestNextTenantSeesNothing(t *testing.T) {
 
 func TestSetuidHasNoEffect(t *testing.T) {
 	p, _ := openPool(t)
-	v := take(t, p, disk.Size{Bytes: 16 * mib, Inodes: 100})
+	v := getVolume(t, p, disk.Size{Bytes: 16 * mib, Inodes: 100})
 	path, err := exec.LookPath("id")
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +151,7 @@ func TestSetuidHasNoEffect(t *testing.T) {
 
 func TestDeviceNodesHaveNoEffect(t *testing.T) {
 	p, _ := openPool(t)
-	name := filepath.Join(take(t, p, disk.Size{Bytes: mib, Inodes: 10}).Path(), "null")
+	name := filepath.Join(getVolume(t, p, disk.Size{Bytes: mib, Inodes: 10}).Path(), "null")
 	if err := unix.Mknod(name, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +162,7 @@ func TestDeviceNodesHaveNoEffect(t *testing.T) {
 
 func TestCloseDuringUse(t *testing.T) {
 	p, _ := openPool(t)
-	v := take(t, p, disk.Size{Bytes: 64 * mib, Inodes: 100})
+	v := getVolume(t, p, disk.Size{Bytes: 64 * mib, Inodes: 100})
 	f, err := os.Create(filepath.Join(v.Path(), "open"))
 	if err != nil {
 		t.Fatal(err)
@@ -234,7 +235,7 @@ func descriptors(tb testing.TB) int {
 func TestReadyVolumesAreBounded(t *testing.T) {
 	p, dir := openPool(t)
 	for i := range int64(12) {
-		v := take(t, p, disk.Size{Bytes: (i + 1) * mib, Inodes: 100})
+		v := getVolume(t, p, disk.Size{Bytes: (i + 1) * mib, Inodes: 100})
 		if err := v.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -259,7 +260,7 @@ func TestKilledProcessLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "holding\n" || err != nil {
-		t.Errorf("the process said %q, %v", line, err)
+		t.Errorf("output of the process: %q, %v", line, err)
 	}
 	if got := len(attached(t, dir)); got < 3 {
 		t.Errorf("%d loop devices for 3 volumes", got)
@@ -271,10 +272,11 @@ func TestKilledProcessLeavesNothing(t *testing.T) {
 	nothingLeft(t, dir)
 }
 
-// TestAttachToAJail uses the real nsjail: user, mount and pid namespaces, and a program that is mapped to the volume's owner.
+// TestAttachToAJail uses the real nsjail: user, mount and pid namespaces, and a program that is
+// mapped to the volume's owner.
 func TestAttachToAJail(t *testing.T) {
 	p, dir := openPool(t)
-	v := take(t, p, disk.Size{Bytes: 64 * mib, Inodes: 1000})
+	v := getVolume(t, p, disk.Size{Bytes: 64 * mib, Inodes: 1000})
 	args := []string{
 		"-Mo", "-q", "-u", fmt.Sprintf("1000:%d:1", owner), "-g", fmt.Sprintf("1000:%d:1", owner), "-T", "/home",
 		"-R", "/bin", "-R", "/lib", "-R", "/lib64", "-R", "/usr", "--", "/bin/sh", "-c",
@@ -299,7 +301,7 @@ func TestAttachToAJail(t *testing.T) {
 	next := func(want string) {
 		t.Helper()
 		if lines.Scan(); lines.Text() != want {
-			t.Fatalf("the jail said %q, want %q: %s", lines.Text(), want, stderr.String())
+			t.Fatalf("output of the jail: %q, want %q: %s", lines.Text(), want, stderr.String())
 		}
 	}
 	next("ready")
@@ -322,7 +324,7 @@ func TestAttachToAJail(t *testing.T) {
 		t.Fatal(err)
 	}
 	if lines.Scan() {
-		t.Errorf("after Close the jail said %q", lines.Text())
+		t.Errorf("after Close output of the jail: %q", lines.Text())
 	}
 	if err := cmd.Wait(); err == nil {
 		t.Error("after Close the jail could read the volume")
@@ -335,7 +337,7 @@ func TestAttachToAJail(t *testing.T) {
 
 func TestAttachFails(t *testing.T) {
 	p, _ := openPool(t)
-	v := take(t, p, disk.Size{Bytes: mib, Inodes: 10})
+	v := getVolume(t, p, disk.Size{Bytes: mib, Inodes: 10})
 	self, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {
 		t.Fatal(err)
@@ -401,7 +403,7 @@ func TestErrorsHaveRemedies(t *testing.T) {
 		}
 		for i, line := range lines {
 			if !strings.Contains(line, want[i]) {
-				t.Errorf("%s: %q does not say %q", role, line, want[i])
+				t.Errorf("%s: %q does not contain %q", role, line, want[i])
 			}
 		}
 	}
@@ -446,16 +448,16 @@ func TestCancelledGet(t *testing.T) {
 	cancel()
 	size := disk.Size{Bytes: mib, Inodes: 10}
 	if _, err := p.Get(ctx, size, owner, owner); !errors.Is(err, context.Canceled) {
-		t.Errorf("a cancelled Take: %v", err)
+		t.Errorf("a cancelled Get: %v", err)
 	}
 	// The next call is not blocked.
-	take(t, p, size)
+	getVolume(t, p, size)
 }
 
 func TestInvalidSizes(t *testing.T) {
 	for _, cfg := range []disk.Config{{}, {Dir: "relative"}, {Dir: t.TempDir(), Ready: -1}, {Dir: "/proc"}} {
 		if _, err := disk.Open(cfg); err == nil {
-			t.Errorf("%+v was taken", cfg)
+			t.Errorf("%+v was accepted", cfg)
 		}
 	}
 	p, _ := openPool(t)
@@ -468,14 +470,14 @@ func TestInvalidSizes(t *testing.T) {
 		{Bytes: mib, Inodes: disk.MaxInodes + 1},
 	} {
 		if _, err := p.Get(t.Context(), size, owner, owner); err == nil {
-			t.Errorf("%+v was taken", size)
+			t.Errorf("%+v was accepted", size)
 		}
 	}
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.Get(t.Context(), disk.Size{Bytes: mib, Inodes: 10}, owner, owner); err == nil {
-		t.Error("a closed pool gave a volume")
+		t.Error("Get of a closed pool succeeded")
 	}
 }
 
@@ -486,7 +488,7 @@ func TestLargestSizes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, size := range []disk.Size{{Bytes: disk.MaxBytes, Inodes: 10}, {Bytes: 4096, Inodes: disk.MaxInodes}} {
-		v := take(t, p, size)
+		v := getVolume(t, p, size)
 		if err := v.Close(); err != nil {
 			t.Error(err)
 		}

@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Parameters of the file system. All defaults of mke2fs and mke2fs.conf are overridden, since the image is patched afterwards.
+// Parameters of the file system. All defaults of mke2fs and mke2fs.conf are overridden, since the
+// image is patched afterwards.
 const (
 	blockSize      = 4096
 	inodeSize      = 256
@@ -151,7 +152,8 @@ func readBlocks(image *os.File) (map[int64][]byte, error) {
 	}
 }
 
-// Offsets in the superblock and in a group descriptor. Descriptors have 32 bytes each and begin at block 1.
+// Offsets in the superblock and in a group descriptor. Descriptors have 32 bytes each and begin at
+// block 1.
 const (
 	superAt           = 1024
 	superReserved     = superAt + 0x08
@@ -167,8 +169,9 @@ const (
 	descriptorsInside = blockSize / descriptorSize
 )
 
-// limit removes what the file system has in excess of the size: it reserves blocks and marks inodes as used. Blocks are not reserved for
-// root: overlayfs writes with root's uid but without CAP_SYS_RESOURCE.
+// limit removes what the file system has in excess of the size: it reserves blocks and marks inodes
+// as used. Blocks are not reserved for root: overlayfs writes with root's uid but without
+// CAP_SYS_RESOURCE.
 func (t *template) limit(free unix.Statfs_t, blocks, inodes int64) error {
 	super := t.blocks[0]
 	if super == nil || binary.LittleEndian.Uint16(super[superMagic:]) != magic {

@@ -56,7 +56,7 @@ func play(tb testing.TB, role string, file *os.File, args ...string) *exec.Cmd {
 		tb.Fatal(err)
 	}
 	cmd := exec.CommandContext(tb.Context(), exe, args...)
-	cmd.Env = append(os.Environ(), roleEnv+"="+role)
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", roleEnv+"="+role)
 	cmd.Stderr = os.Stderr
 	if file != nil {
 		cmd.ExtraFiles = []*os.File{file}
@@ -134,7 +134,8 @@ func fallocate() error {
 	return f.Close()
 }
 
-// files creates as many files as fit in several directories, and prints the number including directories, and the error.
+// files creates as many files as fit in several directories, and prints the number including
+// directories, and the error.
 func files() error {
 	for n := 0; ; n++ {
 		dir := volume + strconv.Itoa(n/1000)
@@ -198,7 +199,7 @@ func openPool(tb testing.TB) (*disk.Pool, string) {
 	return p, dir
 }
 
-func take(tb testing.TB, p *disk.Pool, size disk.Size) *disk.Volume {
+func getVolume(tb testing.TB, p *disk.Pool, size disk.Size) *disk.Volume {
 	tb.Helper()
 	v, err := p.Get(tb.Context(), size, owner, owner)
 	if err != nil {
@@ -229,7 +230,8 @@ func attached(tb testing.TB, dir string) []string {
 	return ours
 }
 
-// until polls until a condition holds. The kernel and exiting processes release resources asynchronously.
+// until polls until a condition holds. The kernel and exiting processes release resources
+// asynchronously.
 func until(tb testing.TB, what string, so func() bool) {
 	tb.Helper()
 	again := time.NewTicker(5 * time.Millisecond)

@@ -1,13 +1,16 @@
-// Package disk provides volumes: directories for jails with a limit of bytes and inodes that is independent of memory. Each is an ext4 file
-// system in a sparse file behind a loop device, serves one jail, and is never reused.
+// Package disk provides volumes: directories for jails with a limit of bytes and inodes that is
+// independent of memory. Each is an ext4 file system in a sparse file behind a loop device, serves
+// one jail, and is never reused.
 //
-// Nothing has a name: the file is created without one (O_TMPFILE), the mount is in no namespace until a jail gets it, and the loop device
-// detaches itself after its last user. So the kernel frees everything when the process and its jails are gone, however they die, and there
-// is nothing to sweep.
+// Nothing has a name: the file is created without one (O_TMPFILE), the mount is in no namespace
+// until a jail gets it, and the loop device detaches itself after its last user. So the kernel
+// frees everything when the process and its jails are gone, however they die, and there is nothing
+// to sweep.
 //
-// Disk space is not reserved: files grow as they are written. If the host's disk fills up before a volume reaches its limit, writes to the
-// volume fail with EIO or ENOSPC, or are lost as on a failed disk, and the volume may turn read-only. The limits of all volumes together
-// should therefore fit on the disk.
+// Disk space is not reserved: files grow as they are written. If the host's disk fills up before a
+// volume reaches its limit, writes to the volume fail with EIO or ENOSPC, or are lost as on a
+// failed disk, and the volume may turn read-only. The limits of all volumes together should
+// therefore fit on the disk.
 package disk
 
 import (
@@ -23,8 +26,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// For each size, a pool keeps the template in memory (about 4 KiB per 128 MiB of the size) and ready volumes (the same on disk, and a loop
-// device each).
+// For each size, a pool keeps the template in memory (about 4 KiB per 128 MiB of the size) and
+// ready volumes (the same on disk, and a loop device each).
 const (
 	maxSizes     = 8 // the most recently used
 	DefaultReady = 2
@@ -39,11 +42,13 @@ type Config struct {
 
 // Size is the limit of a volume.
 type Size struct {
-	// Bytes limits the content of files, rounded up to blocks of 4 KiB. Each file and directory takes whole blocks, and large ones some
-	// more for metadata, less than 1 %. So the usable space is never more than Bytes and may be slightly less. Inode tables and other
-	// fixed parts are not counted. Processes with CAP_SYS_RESOURCE outside of jails are limited by Inodes only.
+	// Bytes limits the content of files, rounded up to blocks of 4 KiB. Each file and directory takes
+	// whole blocks, and large ones some more for metadata, less than 1 %. So the usable space is never
+	// more than Bytes and may be slightly less. Inode tables and other fixed parts are not counted.
+	// Processes with CAP_SYS_RESOURCE outside of jails are limited by Inodes only.
 	Bytes int64
-	// Inodes limits the number of files, directories, links and so on, without the volume's root directory.
+	// Inodes limits the number of files, directories, links and so on, without the volume's root
+	// directory.
 	Inodes int64
 }
 
@@ -98,8 +103,8 @@ func Open(cfg Config) (*Pool, error) {
 	return &Pool{cfg: cfg}, probe.Close()
 }
 
-// Get returns an empty volume whose root directory belongs to uid and gid, with mode 0755. It is mounted nosuid and nodev. The first volume
-// of a size takes longer.
+// Get returns an empty volume whose root directory belongs to uid and gid, with mode 0755. It is
+// mounted nosuid and nodev. The first volume of a size takes longer.
 func (p *Pool) Get(ctx context.Context, size Size, uid, gid int) (*Volume, error) {
 	if size.Bytes <= 0 || size.Bytes > MaxBytes || size.Inodes <= 0 || size.Inodes > MaxInodes {
 		return nil, fmt.Errorf("get a volume: %+v is not between 1 and %d bytes and 1 and %d inodes", size, int64(MaxBytes), MaxInodes)
@@ -220,7 +225,8 @@ func closeAll(volumes []*Volume) error {
 	return errors.Join(errs...)
 }
 
-// Close removes the ready volumes and waits for background work. Volumes returned by Get are closed by their users.
+// Close removes the ready volumes and waits for background work. Volumes returned by Get are closed
+// by their users.
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	p.closed = true

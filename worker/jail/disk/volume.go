@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Volume is a directory with a limit. Its methods are safe for concurrent use, but must not be called after Close.
+// Volume is a directory with a limit. Its methods are safe for concurrent use, but must not be
+// called after Close.
 type Volume struct {
 	mount *os.File
 	close func() error
@@ -41,17 +42,17 @@ func newVolume(dir string, t *template, size Size) (*Volume, error) {
 	return v, nil
 }
 
-// Path returns a path of the directory for this process, valid until Close. Other processes cannot bind it, since the mount is in no
-// namespace: use Attach.
+// Path returns a path of the directory for this process, valid until Close. Other processes cannot
+// bind it, since the mount is in no namespace: use Attach.
 func (v *Volume) Path() string { return selfFD(v.mount) }
 
-// Attach mounts the volume in a jail, like the function Attach. The mount stays until the jail ends, or until Close, after which every
-// access fails.
+// Attach mounts the volume in a jail, like the function Attach. The mount stays until the jail
+// ends, or until Close, after which every access fails.
 func (v *Volume) Attach(pidfd int, target string) error { return Attach(v.mount, pidfd, target) }
 
-// Attach moves a mount that is in no namespace to the absolute path target in a jail. pidfd is a process of the jail. The mount stays until
-// the jail ends, even if the file is closed. The path is resolved inside the jail, so no tenant's program may run there yet. A mount can be
-// attached once.
+// Attach moves a mount that is in no namespace to the absolute path target in a jail. pidfd is a
+// process of the jail. The mount stays until the jail ends, even if the file is closed. The path is
+// resolved inside the jail, so no tenant's program may run there yet. A mount can be attached once.
 func Attach(mount *os.File, pidfd int, target string) error {
 	move := func() error {
 		return unix.MoveMount(int(mount.Fd()), "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
@@ -64,7 +65,8 @@ func Attach(mount *os.File, pidfd int, target string) error {
 	return nil
 }
 
-// runInMountNamespace calls f in the mount namespace of a process. It does so on a new thread, which ends afterwards.
+// runInMountNamespace calls f in the mount namespace of a process. It does so on a new thread,
+// which ends afterwards.
 func runInMountNamespace(pidfd int, f func() error) error {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
@@ -84,5 +86,6 @@ func runInMountNamespace(pidfd int, f func() error) error {
 	return f()
 }
 
-// Close discards the volume and its content, even if it is in use, and frees the loop device and disk space. It is idempotent.
+// Close discards the volume and its content, even if it is in use, and frees the loop device and
+// disk space. It is idempotent.
 func (v *Volume) Close() error { return v.close() }

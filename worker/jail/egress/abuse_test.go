@@ -16,6 +16,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
@@ -77,7 +78,7 @@ func TestSpoofedSources(t *testing.T) {
 		if got := a.udp(to, after); got.Data != after { // earlier datagrams would have arrived before
 			t.Fatalf("%s: %+v", to, got)
 		}
-		if world.heard.has(message) || !world.heard.has(after) {
+		if internet.received.has(message) || !internet.received.has(after) {
 			t.Errorf("%s: the spoofed packet has arrived, or the honest one has not", from)
 		}
 	}
@@ -86,7 +87,7 @@ func TestSpoofedSources(t *testing.T) {
 	}
 	la.Close()
 	if report := lb.Close(); report.Traffic != (proto.Traffic{}) || len(report.Blocked) != 0 {
-		t.Errorf("the other jail is charged: %+v", report)
+		t.Errorf("the other jail's report has traffic: %+v", report)
 	}
 }
 
@@ -124,14 +125,14 @@ func TestConnectionsAreLimited(t *testing.T) {
 		t.Errorf("udp beyond the limit: %+v", a)
 	}
 	if a := quiet.tcp(to, "x"); a.Data != "x" {
-		t.Errorf("another jail meanwhile: %+v", a)
+		t.Errorf("another jail during that time: %+v", a)
 	}
 	hostile.do(order{Do: "release"})
 	until(t, "a place to be free again", func() bool { return hostile.tcp(to, "x").Data == "x" })
 	limit := proto.BlockedConnection{Address: webIPv4, Port: 7, Protocol: "tcp", Reason: proto.BlockedLimit}
 	report := l.Close()
 	if !slices.ContainsFunc(report.Blocked, func(b proto.BlockedConnection) bool { b.At = limit.At; return b == limit }) {
-		t.Errorf("the limit is not told: %+v", report.Blocked)
+		t.Errorf("the limit is not in the report: %+v", report.Blocked)
 	}
 }
 
@@ -144,7 +145,7 @@ func TestUnansweredConnections(t *testing.T) {
 		t.Errorf("beyond the limit: %v", a.Count)
 	}
 	if a := quiet.tcp(webIPv4+":7", "x"); a.Data != "x" {
-		t.Errorf("another jail meanwhile: %+v", a)
+		t.Errorf("another jail during that time: %+v", a)
 	}
 	wantBlocked(t, l, proto.BlockedConnection{Address: silentIPv4, Port: 80, Protocol: "tcp", Reason: proto.BlockedLimit})
 	until(t, "the other jail's connection to be forgotten too", func() bool { return n.Endpoints() == 0 })
@@ -156,10 +157,10 @@ func TestFloodOfDatagrams(t *testing.T) {
 	quiet, _ := attach(t, n, unrestricted)
 	before := heap()
 	flooded := make(chan answer, 1)
-	go func() { flooded <- hostile.do(order{Do: "flood", To: silentIPv4 + ":80", N: 50000}) }()
+	go func() { flooded <- hostile.do(order{Do: "flood", To: silentIPv4 + ":80", N: repeats(50000)}) }()
 	for range 20 {
 		if a := quiet.tcp(webIPv4+":7", "x"); a.Data != "x" {
-			t.Errorf("another jail meanwhile: %+v", a)
+			t.Errorf("another jail during that time: %+v", a)
 		}
 		if after := heap(); after > before+64<<20 {
 			t.Errorf("the worker holds %d bytes more", after-before)
@@ -167,6 +168,23 @@ func TestFloodOfDatagrams(t *testing.T) {
 	}
 	if a := <-flooded; a.Error != "" {
 		t.Errorf("%+v", a)
+	}
+}
+
+// The packets of a program with little cpu cost the worker little.
+func TestPacketRateFollowsCPU(t *testing.T) {
+	for cpu, rate := range map[float64]float64{0.05: 50_000. / 16, 0.25: 12_500, 0.3: 25_000, 64: 50_000} {
+		n := open(t)
+		hostile, _ := attachWith(t, n, unrestricted, cpu)
+		before, began := n.Received(), time.Now()
+		if a := hostile.do(order{Do: "flood", To: silentIPv4 + ":80", Data: "x", N: 40_000}); a.Error != "" {
+			t.Errorf("%+v", a)
+		}
+		most := rate / 5 // the burst
+		most += rate * time.Since(began).Seconds()
+		if got := float64(n.Received() - before); got == 0 || got > most+100 {
+			t.Errorf("with %g cores %g packets were handled, and at most %g may be", cpu, got, most)
+		}
 	}
 }
 
@@ -187,7 +205,7 @@ func TestConnectionRateIsLimited(t *testing.T) {
 }
 
 func TestQueriesAreLimited(t *testing.T) {
-	world.zone.set("often.example.com", "often.example.com. 60 IN A "+webIPv4)
+	internet.zone.set("often.example.com", "often.example.com. 60 IN A "+webIPv4)
 	n := open(t)
 	hostile, l := attach(t, n, unrestricted)
 	quiet, _ := attach(t, n, unrestricted)
@@ -202,12 +220,12 @@ func TestQueriesAreLimited(t *testing.T) {
 	}
 	limit := proto.BlockedConnection{Host: "often.example.com", Protocol: "dns", Reason: proto.BlockedLimit}
 	if report := l.Close(); !slices.ContainsFunc(report.Blocked, func(b proto.BlockedConnection) bool { b.At = limit.At; return b == limit }) {
-		t.Errorf("the limit is not told: %+v", report.Blocked)
+		t.Errorf("the limit is not in the report: %+v", report.Blocked)
 	}
 }
 
 func TestResolverConnectionsAreLimited(t *testing.T) {
-	world.zone.set("still.example.com", "still.example.com. 60 IN A "+webIPv4)
+	internet.zone.set("still.example.com", "still.example.com. 60 IN A "+webIPv4)
 	j, _ := attach(t, open(t), unrestricted)
 	j.do(order{Do: "hold", To: net.JoinHostPort(egress.ResolverIPv4.String(), "53"), N: 100})
 	if a := j.resolve("still.example.com", "A"); a.Found == nil {
@@ -217,7 +235,8 @@ func TestResolverConnectionsAreLimited(t *testing.T) {
 	until(t, "a connection to be free again", func() bool { return j.resolve("still.example.com", "A tcp").Found != nil })
 }
 
-// TestSlowReader has a server send endlessly to a program that does not read, and then closes the link.
+// TestSlowReader has a server send endlessly to a program that does not read, and then closes the
+// link.
 func TestSlowReader(t *testing.T) {
 	n := open(t)
 	j, l := attach(t, n, unrestricted)
@@ -229,23 +248,24 @@ func TestSlowReader(t *testing.T) {
 	}
 	report := l.Close()
 	var sent int64
-	until(t, "the sender to notice", func() (ok bool) { sent, ok = world.heard.lastSent(); return ok })
+	until(t, "the sender to notice", func() (ok bool) { sent, ok = internet.received.lastSent(); return ok })
 	if sent > 64<<20 || report.BytesIn > 16<<20 {
-		t.Errorf("%d bytes were taken from the sender, and %d on to a program that reads nothing", sent, report.BytesIn)
+		t.Errorf("the sender sent %d bytes, and %d reached a program that reads nothing", sent, report.BytesIn)
 	}
 	if got := n.Endpoints(); got != 0 {
 		t.Errorf("the stack keeps %d connections of a closed link", got)
 	}
 }
 
-// TestBuffersOutside checks the kernel buffers of the worker's sockets, which no limit of the program covers.
-func TestBuffersOutside(t *testing.T) {
+// TestHostSocketBuffersAreBounded checks the kernel buffers of the worker's sockets, which no limit of the
+// program covers.
+func TestHostSocketBuffersAreBounded(t *testing.T) {
 	const much, most = 16 << 20, 1 << 20
 	j, l := attach(t, open(t), unrestricted)
 	echoed := make(chan answer)
 	go func() { echoed <- j.do(order{Do: "bulk", To: webIPv4 + ":7", N: 100 * much}) }()
 	outside := -1
-	until(t, "a connection to the world", func() bool {
+	until(t, "a connection to the internet", func() bool {
 		outside = connectedTo(t, netip.MustParseAddrPort(webIPv4+":7"))
 		return outside >= 0
 	})
@@ -308,7 +328,7 @@ func TestCloseEndsEverything(t *testing.T) {
 	if a := j.tcp(webIPv4+":7", "x"); a.Error != "ENETUNREACH" {
 		t.Errorf("afterwards: %+v", a)
 	}
-	if l, err := n.Attach(t.Context(), j.netns, unrestricted); err != nil {
+	if l, err := n.Attach(t.Context(), j.netns, unrestricted, 1); err != nil {
 		t.Errorf("a second network for the same jail: %v", err)
 	} else if a := j.tcp(webIPv4+":7", "x"); a.Data != "x" {
 		t.Errorf("through it: %+v", a)
@@ -318,7 +338,7 @@ func TestCloseEndsEverything(t *testing.T) {
 }
 
 func TestDataIsIntact(t *testing.T) {
-	const size = 32 << 20
+	size := repeats(32 << 20)
 	n := open(t)
 	j, l := attach(t, n, unrestricted)
 	for _, to := range []string{webIPv4, webIPv6} {
@@ -330,12 +350,12 @@ func TestDataIsIntact(t *testing.T) {
 	if a := j.udp(webIPv4+":7", big); a.Data != big {
 		t.Errorf("a datagram of %d bytes: %d came back, %s", len(big), len(a.Data), a.Error)
 	}
-	if got, want := l.Close().Traffic, (proto.Traffic{BytesIn: 2*size + 60000, BytesOut: 2*size + 60000}); got != want {
+	if got, want := l.Close().Traffic, (proto.Traffic{BytesIn: int64(2*size) + 60000, BytesOut: int64(2*size) + 60000}); got != want {
 		t.Errorf("traffic %+v, want %+v", got, want)
 	}
 }
 
-func TestOutsideFailuresArePassedOn(t *testing.T) {
+func TestUpstreamErrorsReachTheProgram(t *testing.T) {
 	j, l := attach(t, open(t), unrestricted)
 	if a := j.tcp(webIPv4+":1", "x"); a.Error != "ECONNREFUSED" {
 		t.Errorf("a closed port: %+v", a)
@@ -396,7 +416,7 @@ func TestAttachErrors(t *testing.T) {
 		"the host":     {host, unrestricted},
 		"no namespace": {null, unrestricted},
 	} {
-		if l, err := n.Attach(t.Context(), tc.ns, tc.policy); err == nil {
+		if l, err := n.Attach(t.Context(), tc.ns, tc.policy, 1); err == nil {
 			l.Close()
 			t.Errorf("%s: attached", name)
 		}
@@ -476,7 +496,7 @@ func TestDeadWorkerLeavesNothing(t *testing.T) {
 	}
 	line, _ := bufio.NewReader(out).ReadString('\n')
 	if line != "attached\n" {
-		t.Fatalf("the worker says %q", line)
+		t.Fatalf("output of the worker: %q", line)
 	}
 	if a := j.tcp(webIPv4+":7", "x"); a.Data != "x" {
 		t.Errorf("while it lives: %+v", a)
@@ -493,7 +513,7 @@ func TestDeadWorkerLeavesNothing(t *testing.T) {
 
 func TestOpenErrorsHaveRemedies(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = []string{roleVar + "=" + roleOpen}
+	cmd.Env = []string{roleVar + "=" + roleOpen, "GORACE=atexit_sleep_ms=0"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -510,6 +530,14 @@ func TestOpenErrorsHaveRemedies(t *testing.T) {
 		_ = n.Close()
 		t.Error("opened, though the control plane could not be resolved, and so not be refused")
 	}
+}
+
+// repeats returns n, or with -short a tenth of it.
+func repeats(n int) int {
+	if testing.Short() {
+		return n / 10
+	}
+	return n
 }
 
 func openFiles(t *testing.T) int {
@@ -533,10 +561,10 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// TestLinksLeaveNothing attaches and closes 2,000 links, some with connections of all kinds.
+// TestLinksLeaveNothing attaches and closes up to 2,000 links, some with connections of all kinds.
 func TestLinksLeaveNothing(t *testing.T) {
-	const rounds, width = 50, 40
-	world.zone.set("cycle.example.com", "cycle.example.com. 60 IN A "+webIPv4)
+	const width = 40
+	internet.zone.set("cycle.example.com", "cycle.example.com. 60 IN A "+webIPv4)
 	n := open(t)
 	jails := make([]*jail, width)
 	for i := range jails {
@@ -546,7 +574,7 @@ func TestLinksLeaveNothing(t *testing.T) {
 		links := make([]*egress.Link, width)
 		for i, j := range jails {
 			var err error
-			if links[i], err = n.Attach(t.Context(), j.netns, allow("*.example.com", "10.0.0.0/8")); err != nil {
+			if links[i], err = n.Attach(t.Context(), j.netns, allow("*.example.com", "10.0.0.0/8"), 1); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -573,7 +601,7 @@ func TestLinksLeaveNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	files, routines, memory := openFiles(t), runtime.NumGoroutine(), heap()
-	for i := range rounds {
+	for i := range repeats(50) {
 		round(i)
 	}
 	if got, err := n.Devices(); err != nil || got != devices {

@@ -24,11 +24,11 @@ func wantBlocked(t *testing.T, l *egress.Link, want ...proto.BlockedConnection) 
 }
 
 func TestAllowlistNames(t *testing.T) {
-	world.zone.set("listed.example.com", "listed.example.com. 60 IN A "+webIPv4, "listed.example.com. 60 IN AAAA "+webIPv6,
+	internet.zone.set("listed.example.com", "listed.example.com. 60 IN A "+webIPv4, "listed.example.com. 60 IN AAAA "+webIPv6,
 		"listed.example.com. 60 IN TXT words")
-	world.zone.set("a.b.wild.example.com", "a.b.wild.example.com. 60 IN CNAME elsewhere.example.net.", "elsewhere.example.net. 60 IN A "+web2IPv4)
-	world.zone.set("wild.example.com", "wild.example.com. 60 IN A "+web2IPv4)
-	world.zone.set("secret.unlisted.example.com", "secret.unlisted.example.com. 60 IN A "+web2IPv4)
+	internet.zone.set("a.b.wild.example.com", "a.b.wild.example.com. 60 IN CNAME elsewhere.example.net.", "elsewhere.example.net. 60 IN A "+web2IPv4)
+	internet.zone.set("wild.example.com", "wild.example.com. 60 IN A "+web2IPv4)
+	internet.zone.set("secret.unlisted.example.com", "secret.unlisted.example.com. 60 IN A "+web2IPv4)
 	j, l := attach(t, open(t), allow("listed.example.com:80,7", "*.wild.example.com"))
 
 	if a := j.tcp(webIPv4+":7", "x"); a.Error != "ECONNREFUSED" {
@@ -49,7 +49,7 @@ func TestAllowlistNames(t *testing.T) {
 		t.Errorf("resolve TXT: %+v", a)
 	}
 
-	for _, to := range []string{webIPv4 + ":8080", web2IPv4 + ":53", worldIPv4 + ":7"} {
+	for _, to := range []string{webIPv4 + ":8080", web2IPv4 + ":53", gatewayIPv4 + ":7"} {
 		if a := j.tcp(to, "x"); a.Error != "ECONNREFUSED" {
 			t.Errorf("%s: %+v", to, a)
 		}
@@ -60,7 +60,7 @@ func TestAllowlistNames(t *testing.T) {
 				t.Errorf("resolve %s %s: %+v", name, kind, a)
 			}
 		}
-		if n := world.zone.count(name); n != 0 {
+		if n := internet.zone.count(name); n != 0 {
 			t.Errorf("%s was forwarded %d times: names carry messages", name, n)
 		}
 	}
@@ -71,21 +71,22 @@ func TestAllowlistNames(t *testing.T) {
 		proto.BlockedConnection{Address: webIPv4, Port: 7, Protocol: "tcp", Reason: proto.BlockedNotAllowed},
 		proto.BlockedConnection{Host: "listed.example.com", Address: webIPv4, Port: 8080, Protocol: "tcp", Reason: proto.BlockedNotAllowed},
 		proto.BlockedConnection{Host: "a.b.wild.example.com", Address: web2IPv4, Port: 53, Protocol: "tcp", Reason: proto.BlockedResolver},
-		proto.BlockedConnection{Address: worldIPv4, Port: 7, Protocol: "tcp", Reason: proto.BlockedNotAllowed},
+		proto.BlockedConnection{Address: gatewayIPv4, Port: 7, Protocol: "tcp", Reason: proto.BlockedNotAllowed},
 		dns("secret.unlisted.example.com"), dns("wild.example.com"), dns("listed.example.com.evil.example.net"), dns("example.com"),
 		dns("elsewhere.example.net"),
 	)
 }
 
-// TestDotsWithinLabels queries names that look like listed ones when printed, but belong to other domains.
+// TestDotsWithinLabels queries names that look like listed ones when printed, but belong to other
+// domains.
 func TestDotsWithinLabels(t *testing.T) {
-	world.zone.set(`evil\.dotted.example`, `evil\.dotted.example. 60 IN A `+web2IPv4)
+	internet.zone.set(`evil\.dotted.example`, `evil\.dotted.example. 60 IN A `+web2IPv4)
 	j, _ := attach(t, open(t), allow("*.dotted.example"))
 	if a := j.resolve(`evil\.dotted.example`, "A"); a.Error != "REFUSED" || a.Found != nil {
 		t.Errorf("%+v", a)
 	}
-	if got := world.zone.count(`evil\.dotted.example`); got != 0 {
-		t.Errorf("it was asked for %d times", got)
+	if got := internet.zone.count(`evil\.dotted.example`); got != 0 {
+		t.Errorf("it was queried %d times", got)
 	}
 	if a := j.tcp(web2IPv4+":7", "x"); a.Error != "ECONNREFUSED" {
 		t.Errorf("its address: %+v", a)
@@ -108,7 +109,7 @@ func TestAllowlistRanges(t *testing.T) {
 }
 
 func TestRedirectsAreChecked(t *testing.T) {
-	world.zone.set("redirects.example.com", "redirects.example.com. 60 IN A "+webIPv4)
+	internet.zone.set("redirects.example.com", "redirects.example.com. 60 IN A "+webIPv4)
 	j, l := attach(t, open(t), allow("redirects.example.com:80"))
 	for url, want := range map[string]string{
 		"http://" + web2IPv4 + "/":                 "ECONNREFUSED",
@@ -128,11 +129,11 @@ func TestRedirectsAreChecked(t *testing.T) {
 
 func TestRebinding(t *testing.T) {
 	const name = "rebind.example.com"
-	world.zone.set(name)
-	world.zone.after(name, name+". 0 IN A 10.1.2.3", name+". 0 IN AAAA ::ffff:169.254.169.254")
+	internet.zone.set(name)
+	internet.zone.after(name, name+". 0 IN A 10.1.2.3", name+". 0 IN AAAA ::ffff:169.254.169.254")
 	n := open(t)
 	for _, policy := range []proto.Network{allow("*.example.com"), unrestricted} {
-		world.zone.set(name, name+". 0 IN A "+webIPv4)
+		internet.zone.set(name, name+". 0 IN A "+webIPv4)
 		j, l := attach(t, n, policy)
 		if a := j.resolve(name, "A"); a.Error != "" || a.TTL != 0 || !slices.Equal(a.Found, []string{webIPv4}) {
 			t.Errorf("first: %+v", a)
@@ -159,7 +160,7 @@ func TestRebinding(t *testing.T) {
 
 func TestRefusedAddressesAreRemovedFromAnswers(t *testing.T) {
 	const name = "mixed.example.com"
-	world.zone.set(name, name+". 60 IN A 192.168.1.1", name+". 60 IN A "+webIPv4, name+". 60 IN A "+controlIP, name+". 60 IN A "+hostIPv4,
+	internet.zone.set(name, name+". 60 IN A 192.168.1.1", name+". 60 IN A "+webIPv4, name+". 60 IN A "+controlIP, name+". 60 IN A "+hostIPv4,
 		"other.example.org. 60 IN A "+web2IPv4)
 	j, _ := attach(t, open(t, net.JoinHostPort(controlIP, controlPort)), allow(name))
 	if a := j.resolve(name, "A"); !slices.Equal(a.Found, []string{webIPv4}) {
@@ -179,7 +180,7 @@ func TestPrivateNamesAreHidden(t *testing.T) {
 	j, l := attach(t, open(t), unrestricted)
 	var want []proto.BlockedConnection
 	for _, name := range names {
-		world.zone.set(name, name+". 60 IN PTR secret.example.com.", name+". 60 IN TXT secret")
+		internet.zone.set(name, name+". 60 IN PTR secret.example.com.", name+". 60 IN TXT secret")
 		for _, kind := range []string{"PTR", "TXT"} {
 			if a := j.resolve(name, kind); a.Error != "REFUSED" || a.Found != nil {
 				t.Errorf("%s %s: %+v", name, kind, a)
@@ -188,7 +189,7 @@ func TestPrivateNamesAreHidden(t *testing.T) {
 		want = append(want, proto.BlockedConnection{Host: name, Protocol: "dns", Reason: proto.BlockedName})
 	}
 	reverse := "34.216.184.93.in-addr.arpa"
-	world.zone.set(reverse, reverse+". 60 IN PTR web.example.com.")
+	internet.zone.set(reverse, reverse+". 60 IN PTR web.example.com.")
 	if a := j.resolve(reverse, "PTR"); !slices.Equal(a.Found, []string{"web.example.com."}) {
 		t.Errorf("a public address: %+v", a)
 	}
@@ -205,7 +206,7 @@ func TestInvalidAnswers(t *testing.T) {
 			t.Errorf("%s: %+v", kind, a)
 		}
 	}
-	world.zone.set("empty.example.com", "empty.example.com. 60 IN A "+webIPv4)
+	internet.zone.set("empty.example.com", "empty.example.com. 60 IN A "+webIPv4)
 	if a := j.resolve("empty.example.com", "AAAA"); a.Error != "" || a.Found != nil {
 		t.Errorf("no address of this kind: %+v", a)
 	}
@@ -213,7 +214,7 @@ func TestInvalidAnswers(t *testing.T) {
 	for i := range 60 {
 		long = append(long, fmt.Sprintf("long.example.com. 60 IN A 93.184.218.%d", i))
 	}
-	world.zone.set("long.example.com", long...)
+	internet.zone.set("long.example.com", long...)
 	if a := j.resolve("long.example.com", "A tcp"); len(a.Found) != 60 {
 		t.Errorf("long answer: %+v", a)
 	}
@@ -230,7 +231,7 @@ func TestOtherResolversAreRejected(t *testing.T) {
 			if a := j.tcp(foreignDNS+":53", "x"); a.Error != "ECONNREFUSED" {
 				t.Errorf("tcp: %+v", a)
 			}
-			if world.heard.has("a message for " + name) {
+			if internet.received.has("a message for " + name) {
 				t.Error("the message has arrived")
 			}
 			refused := func(protocol string) proto.BlockedConnection {

@@ -13,7 +13,7 @@ import (
 // cycle attaches and closes a link. It returns the duration of the former.
 func cycle(b testing.TB, n *egress.Network, j *jail) time.Duration {
 	start := time.Now()
-	l, err := n.Attach(context.Background(), j.netns, unrestricted)
+	l, err := n.Attach(context.Background(), j.netns, unrestricted, 1)
 	took := time.Since(start)
 	if err != nil {
 		b.Error(err)

@@ -12,7 +12,7 @@ import (
 )
 
 func TestUnrestrictedReachesInternet(t *testing.T) {
-	world.zone.set("reach.example.com", "reach.example.com. 77 IN A "+webIPv4, "reach.example.com. 77 IN AAAA "+webIPv6)
+	internet.zone.set("reach.example.com", "reach.example.com. 77 IN A "+webIPv4, "reach.example.com. 77 IN AAAA "+webIPv6)
 	j, l := attach(t, open(t), unrestricted)
 	if a := j.do(order{Do: "interfaces"}); len(a.Found) != 4 || a.Error != "" {
 		t.Errorf("the jail has %v %s, want one address each of lo and eth0, IPv4 and IPv6", a.Found, a.Error)
@@ -41,8 +41,8 @@ func TestUnrestrictedReachesInternet(t *testing.T) {
 // refusedTargets are addresses that programs may not reach. Each exists and answers.
 func refusedTargets() []string {
 	targets := []string{hostIPv4, hostIPv6, "10.77.0.2", controlIP}
-	for _, a := range worldAddrs {
-		if !slices.Contains([]string{worldIPv4, worldIPv6, webIPv4, web2IPv4, webIPv6, nameserver, foreignDNS, controlIP}, a) {
+	for _, a := range internetAddrs {
+		if !slices.Contains([]string{gatewayIPv4, gatewayIPv6, webIPv4, web2IPv4, webIPv6, nameserver, foreignDNS, controlIP}, a) {
 			targets = append(targets, a)
 		}
 	}
@@ -84,7 +84,7 @@ func TestNonPublicAddressesAreRefused(t *testing.T) {
 					t.Errorf("refused (-want +got):\n%s", diff)
 				}
 				if after := n.Received(); after != before {
-					t.Errorf("%d packets passed the first wall", after-before)
+					t.Errorf("%d packets passed the firewall", after-before)
 				}
 			}
 		})

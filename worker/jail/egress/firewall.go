@@ -14,18 +14,34 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Limits of the kernel for each link, per second and in a burst. Beyond them, packets are dropped, and new connections and queries
-// rejected. The worker's own limits are lower and better reported; these protect its CPU time.
+// Limits of the kernel for each link, per second and in a burst. Beyond them, packets are dropped,
+// and new connections and queries rejected. The worker's own limits are lower and better reported;
+// these protect its CPU time.
 const (
-	packetRate, packetBurst = 50_000, 10_000
-	openRate, openBurst     = 300, 600  // TCP connections
-	queryRate, queryBurst   = 500, 1000 // packets to the resolver
-	logRate, logBurst       = 100, 200  // rejections reported to the worker
-	meterSize               = 1 << 16   // links with a known rate
+	packetRate, packetBurst = 50_000, 10_000 // of a link of the highest class, see packetClass
+	openRate, openBurst     = 300, 600       // TCP connections
+	queryRate, queryBurst   = 500, 1000      // packets to the resolver
+	logRate, logBurst       = 100, 200       // rejections reported to the worker
+	meterSize               = 1 << 16        // links with a known rate
 	meterTimeout            = time.Minute
 )
 
 const logGroup = 1
+
+// packetClasses is the number of classes of links by their packet rate. The highest has packetRate,
+// and each other one half of the next.
+const packetClasses = 5
+
+// packetClass returns the class, from 1, of a link whose program has a number of cores. The worker
+// handles the packets that a program sends, at the cost of all. So a program with less than one core
+// may send fewer.
+func packetClass(cpu float64) uint32 {
+	class := uint32(packetClasses)
+	for share := 0.5; class > 1 && cpu <= share; share /= 2 {
+		class--
+	}
+	return class
+}
 
 // firewall is the rule set of the egress namespace, the same for all links.
 type firewall struct {
@@ -73,15 +89,19 @@ func (f *firewall) load() error {
 	forward := f.addHook("forward", nftables.ChainHookForward, nftables.ChainPriorityFilter, drop)
 	input := f.addHook("input", nftables.ChainHookInput, nftables.ChainPriorityFilter, drop)
 
-	// Reverse path filter: each link sends from its own addresses only. This also drops the neighbour discovery of the jail's
-	// kernel, which uses others.
+	// Reverse path filter: each link sends from its own addresses only. This also drops the neighbour
+	// discovery of the jail's kernel, which uses others.
 	f.add(pre, fromUplink, verdict(expr.VerdictAccept))
 	f.add(pre, exprs{
 		&expr.Fib{Register: 1, ResultOIF: true, FlagSADDR: true, FlagIIF: true},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: make([]byte, 4)},
 	}, verdict(expr.VerdictDrop))
-	if err := f.addMeters(pre, "packets", packetRate, packetBurst, nil, verdict(expr.VerdictDrop)); err != nil {
-		return err
+	for class := range uint32(packetClasses) {
+		lower := packetClasses - 1 - class
+		name := fmt.Sprintf("packets%d_", class+1)
+		if err := f.addMeters(pre, name, packetRate>>lower, packetBurst>>lower, fromClass(class+1), verdict(expr.VerdictDrop)); err != nil {
+			return err
+		}
 	}
 
 	f.add(forward, fromUplink, verdict(expr.VerdictAccept))
@@ -122,8 +142,8 @@ func (f *firewall) loadInput(input *nftables.Chain) error {
 	return f.conn.Flush()
 }
 
-// addRejectChains adds a chain for each reason. It logs to the worker, up to a rate for each link so that no link hides the
-// rejections of another, and rejects the packet.
+// addRejectChains adds a chain for each reason. It logs to the worker, up to a rate for each link
+// so that no link hides the rejections of another, and rejects the packet.
 func (f *firewall) addRejectChains() error {
 	for _, reason := range []proto.BlockReason{proto.BlockedAddress, proto.BlockedResolver, proto.BlockedProtocol, proto.BlockedLimit} {
 		chain := f.conn.AddChain(&nftables.Chain{Table: f.table, Name: "refuse_" + string(reason)})
@@ -171,8 +191,8 @@ func (f *firewall) addAddressRules(chain *nftables.Chain) error {
 	return nil
 }
 
-// addProtocolRules rejects everything but plain TCP and UDP: other protocols, fragments, and headers with options, which few programs
-// send and which are hard to parse.
+// addProtocolRules rejects everything but plain TCP and UDP: other protocols, fragments, and
+// headers with options, which few programs send and which are hard to parse.
 func (f *firewall) addProtocolRules(chain *nftables.Chain) {
 	refuse := f.reject(proto.BlockedProtocol)
 	v4 := isFamily(unix.NFPROTO_IPV4)
@@ -286,6 +306,14 @@ var (
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{0x12}, Xor: []byte{0}},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{0x02}})
 )
+
+// fromClass matches a packet of a link of a class, which is the group of its interface.
+func fromClass(class uint32) exprs {
+	return exprs{
+		&expr.Meta{Key: expr.MetaKeyIIFGROUP, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(class)},
+	}
+}
 
 func verdict(kind expr.VerdictKind) exprs { return exprs{&expr.Verdict{Kind: kind}} }
 

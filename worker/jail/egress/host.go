@@ -24,15 +24,17 @@ const (
 	resolveWithin = 10 * time.Second
 	dialWithin    = 30 * time.Second
 
-	// Kernel buffer of a TCP connection in each direction, in bytes, which the kernel doubles. Autotuning would let it grow to tens of
-	// MiB, which are charged to no program and slow down all TCP of the machine.
+	// Kernel buffer of a TCP connection in each direction, in bytes, which the kernel doubles.
+	// Autotuning would let it grow to tens of MiB, which are charged to no program and slow down all
+	// TCP of the machine.
 	outsideBuffer = 256 << 10
 )
 
 // errRefusedAddress is returned by dial.
 var errRefusedAddress = errors.New("address refused to programs")
 
-// host knows the addresses of the machine and the control plane, and dials from the host's namespace.
+// host knows the addresses of the machine and the control plane, and dials from the host's
+// namespace.
 type host struct {
 	control  []string // as in Config.ControlPlane
 	firewall *firewall
@@ -57,7 +59,8 @@ func openHost(ctx context.Context, c Config, f *firewall) (*host, error) {
 	return h, nil
 }
 
-// run keeps the addresses up to date. Nothing depends on its delay, since the dialer also asks the kernel.
+// run keeps the addresses up to date. Nothing depends on its delay, since the dialer also asks the
+// kernel.
 func (h *host) run(ctx context.Context) {
 	changes := make(chan netlink.AddrUpdate, 64)
 	if err := netlink.AddrSubscribe(changes, ctx.Done()); err != nil {
@@ -151,7 +154,8 @@ func (h *host) isKnown(addr netip.Addr) bool {
 	return plane || slices.Contains(h.own, addr)
 }
 
-// isRefused reports whether programs may not reach addr. It asks the kernel whether a packet to addr would stay on this machine.
+// isRefused reports whether programs may not reach addr. It asks the kernel whether a packet to
+// addr would stay on this machine.
 func (h *host) isRefused(addr netip.Addr) bool {
 	if h.isKnown(addr) {
 		return true
@@ -166,8 +170,8 @@ func (h *host) isRefused(addr netip.Addr) bool {
 	return slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Type != unix.RTN_UNICAST })
 }
 
-// dial connects from the host's namespace. It checks the address that the socket is about to connect to, and returns
-// [errRefusedAddress] if programs may not reach it.
+// dial connects from the host's namespace. It checks the address that the socket is about to
+// connect to, and returns [errRefusedAddress] if programs may not reach it.
 func (h *host) dial(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
 	d := net.Dialer{Timeout: dialWithin, Control: func(network, address string, conn syscall.RawConn) error {
 		actual, err := netip.ParseAddrPort(address)
@@ -185,7 +189,8 @@ func (h *host) dial(ctx context.Context, network string, to netip.AddrPort) (net
 	return d.DialContext(ctx, network, to.String())
 }
 
-// limitBuffers sets the buffer sizes of a socket. It must be called before connecting, when the window is negotiated.
+// limitBuffers sets the buffer sizes of a socket. It must be called before connecting, when the
+// window is negotiated.
 func limitBuffers(conn syscall.RawConn) (err error) {
 	failed := conn.Control(func(fd uintptr) {
 		err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, outsideBuffer),

@@ -22,8 +22,9 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Limits of one link. A connection takes up to 256 KiB in the worker's stack and 64 KiB in transit, or 80 MiB of the worker for a full
-// link, and up to four times outsideBuffer in the kernel, or 256 MiB.
+// Limits of one link. A connection takes up to 256 KiB in the worker's stack and 64 KiB in transit,
+// or 80 MiB of the worker for a full link, and up to four times outsideBuffer in the kernel, or 256
+// MiB.
 const (
 	MaxConnections = 256 // TCP connections, including those being opened, and UDP flows
 
@@ -57,6 +58,7 @@ type Link struct {
 	closing bool          // no more goroutines may start
 	idle    chan struct{} // closed when closing and no goroutine is running
 	blocked []proto.BlockedConnection
+	refused int64 // number of rejections, listed or not
 
 	once sync.Once
 }
@@ -65,10 +67,13 @@ type Link struct {
 type Report struct {
 	proto.Traffic
 	Blocked []proto.BlockedConnection // the first rejection of each kind, at most [proto.MaxBlocked]
+	// BlockedTotal is the number of rejections, listed or not. Of packets that the firewall rejects,
+	// at most 100 a second are counted for each reason.
+	BlockedTotal int64
 }
 
-// Close ends all connections of the jail and returns a report. The interface is removed later. Close should be called when the program is
-// dead. It is idempotent.
+// Close ends all connections of the jail and returns a report. The interface is removed later.
+// Close should be called when the program is dead. It is idempotent.
 func (l *Link) Close() Report {
 	l.once.Do(func() {
 		l.network.rejectionLog.drain()
@@ -81,11 +86,12 @@ func (l *Link) Close() Report {
 	defer l.mu.Unlock()
 	return Report{
 		Traffic: proto.Traffic{BytesIn: l.in.Load(), BytesOut: l.out.Load()},
-		Blocked: slices.Clone(l.blocked),
+		Blocked: slices.Clone(l.blocked), BlockedTotal: l.refused,
 	}
 }
 
-// finish waits for all goroutines of the link. It aborts connections repeatedly, because packets in transit may open new ones.
+// finish waits for all goroutines of the link. It aborts connections repeatedly, because packets in
+// transit may open new ones.
 func (l *Link) finish() {
 	l.mu.Lock()
 	l.closing = true
@@ -133,10 +139,11 @@ func (l *Link) done() {
 	l.network.wg.Done()
 }
 
-// block lists a rejection, unless an equal one is listed or the list is full.
+// block counts a rejection, and lists it unless an equal one is listed or the list is full.
 func (l *Link) block(b proto.BlockedConnection) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.refused++
 	same := func(o proto.BlockedConnection) bool {
 		o.At = b.At
 		return o == b
@@ -153,7 +160,8 @@ func (l *Link) blockAddr(protocol string, to netip.AddrPort, reason proto.BlockR
 	})
 }
 
-// admit counts a connection and acquires a permit. If ok, the caller must call release; otherwise the rejection has been listed.
+// admit counts a connection and acquires a permit. If ok, the caller must call release; otherwise
+// the rejection has been listed.
 func (l *Link) admit(protocol string, to netip.AddrPort) (release func(), ok bool) {
 	giveBack, permitted := l.permits.acquire(to, time.Now())
 	if !permitted {
@@ -181,7 +189,8 @@ func (l *Link) dial(protocol string, to netip.AddrPort) (net.Conn, error) {
 	return conn, err
 }
 
-// acceptTCP is called for each SYN. It accepts the program's connection only after the outside has accepted, so that errors are passed on.
+// acceptTCP is called for each SYN. It accepts the program's connection only after the outside has
+// accepted, so that errors are passed on.
 func (l *Link) acceptTCP(r *tcp.ForwarderRequest) {
 	if !l.start() {
 		r.Complete(false)

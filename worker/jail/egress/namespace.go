@@ -19,7 +19,8 @@ import (
 
 // Addresses of links. The ranges hide nothing, since all of both are refused to every program.
 var (
-	// ResolverIPv4 and ResolverIPv6 are the addresses of the gateway in every jail. Only the DNS resolver listens there.
+	// ResolverIPv4 and ResolverIPv6 are the addresses of the gateway in every jail. Only the DNS
+	// resolver listens there.
 	ResolverIPv4 = netip.MustParseAddr("100.64.0.1")
 	ResolverIPv6 = netip.MustParseAddr("fd62:756c:6c70::1")
 )
@@ -48,14 +49,16 @@ func linkAddrs(number uint32) (ip4, ip6 netip.Addr) {
 	return netip.AddrFrom4(raw4), netip.AddrFrom16(raw6)
 }
 
-// The ends of a link are configured with each other's hardware address. So there is no address resolution to wait for, flood or forge.
+// The ends of a link are configured with each other's hardware address. So there is no address
+// resolution to wait for, flood or forge.
 var gatewayMAC = net.HardwareAddr{0x02, 0xbb, 0, 0, 0, 1}
 
 func linkMAC(number uint32) net.HardwareAddr {
 	return net.HardwareAddr{0x02, 0xbc, byte(number >> 24), byte(number >> 16), byte(number >> 8), byte(number)}
 }
 
-// sysctls of the egress namespace. ICMP errors report rejections to programs, so they must not be rate-limited.
+// sysctls of the egress namespace. ICMP errors report rejections to programs, so they must not be
+// rate-limited.
 var sysctls = []struct{ name, value string }{
 	{"ipv4/conf/all/forwarding", "1"},
 	{"ipv4/icmp_ratemask", "0"},
@@ -66,8 +69,9 @@ var sysctls = []struct{ name, value string }{
 	{"ipv6/conf/default/disable_ipv6", "0"},
 }
 
-// inNamespace runs f on a thread in the namespace ns, or in a new one if ns is nil. Sockets and files that f opens belong to it.
-func inNamespace(ns *os.File, f func() error) error {
+// InNamespace runs f on a thread in the network namespace ns, or in a new one if ns is nil. Sockets
+// and files below /proc/sys/net that f opens belong to it.
+func InNamespace(ns *os.File, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
@@ -79,9 +83,9 @@ func inNamespace(ns *os.File, f func() error) error {
 		}
 		defer func() { _ = home.Close() }()
 		if ns == nil {
-			err = unix.Unshare(unix.CLONE_NEWNET)
+			err = os.NewSyscallError("unshare", unix.Unshare(unix.CLONE_NEWNET))
 		} else {
-			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
+			err = os.NewSyscallError("setns", unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET))
 		}
 		if err == nil {
 			err = f()
@@ -111,7 +115,7 @@ func newNamespace() (s *namespace, err error) {
 			s.close()
 		}
 	}()
-	err = inNamespace(nil, func() (err error) {
+	err = InNamespace(nil, func() (err error) {
 		if s.ns, err = os.Open("/proc/thread-self/ns/net"); err != nil {
 			return err
 		}
@@ -210,11 +214,12 @@ func (s *namespace) close() {
 	}
 }
 
-// connect creates a veth pair with one end in the jail's namespace, ready for use. It returns the index of the gateway's end.
-func (s *namespace) connect(ctx context.Context, jail *os.File, number uint32) (index int, err error) {
+// connect creates a veth pair with one end in the jail's namespace, ready for use. It returns the
+// index of the gateway's end. The class is as in packetClass.
+func (s *namespace) connect(ctx context.Context, jail *os.File, number, class uint32) (index int, err error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = linkName(number), linkMTU, gatewayMAC
-	attrs.NumTxQueues, attrs.NumRxQueues = 1, 1
+	attrs.NumTxQueues, attrs.NumRxQueues, attrs.Group = 1, 1, class
 	outer := netlink.NewVeth(attrs)
 	outer.PeerName, outer.PeerHardwareAddr, outer.PeerNamespace = jailEnd, linkMAC(number), netlink.NsFd(jail.Fd())
 	if err := s.link.LinkAdd(outer); err != nil {
@@ -246,8 +251,8 @@ func (s *namespace) connect(ctx context.Context, jail *os.File, number uint32) (
 	return outer.Attrs().Index, nil
 }
 
-// awaitCarrier waits until an interface can send. The kernel marks it as running with a delay after its peer is up and drops packets
-// until then, which would lose the first answers.
+// awaitCarrier waits until an interface can send. The kernel marks it as running with a delay after
+// its peer is up and drops packets until then, which would lose the first answers.
 func (s *namespace) awaitCarrier(ctx context.Context, index int) error {
 	for {
 		link, err := s.link.LinkByIndex(index)
@@ -333,8 +338,8 @@ func addPeer(h *netlink.Handle, link netlink.Link, peer netip.Addr, mac net.Hard
 	return nil
 }
 
-// remove removes links. The kernel needs some ten milliseconds for any number of them, so they are put into a group first. The kernel
-// has already removed those whose jail is gone.
+// remove removes links. The kernel needs some ten milliseconds for any number of them, so they are
+// put into a group first. The kernel has already removed those whose jail is gone.
 func (s *namespace) remove(devices []int) error {
 	var failed error
 	for _, index := range devices {

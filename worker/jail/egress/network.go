@@ -24,8 +24,9 @@ import (
 type Config struct {
 	// Upstreams are the DNS servers that queries are forwarded to; default those of /etc/resolv.conf.
 	Upstreams []netip.AddrPort
-	// ControlPlane lists host names and addresses of bullpen, with or without a port. Programs can reach no port of them. The host
-	// resolves the names every half minute. [Open] fails if a name cannot be resolved, since its addresses could not be refused.
+	// ControlPlane lists host names and addresses of bullpen, with or without a port. Programs can
+	// reach no port of them. The host resolves the names every half minute. [Open] fails if a name
+	// cannot be resolved, since its addresses could not be refused.
 	ControlPlane []string
 	Log          *slog.Logger
 }
@@ -57,8 +58,8 @@ const reapPause = 100 * time.Millisecond
 
 type namespaceID struct{ dev, ino uint64 }
 
-// Open creates the egress namespace and starts the resolver. If the kernel or the container lacks something, the error names the step and
-// a remedy, and nothing is left behind.
+// Open creates the egress namespace and starts the resolver. If the kernel or the container lacks
+// something, the error names the step and a remedy, and nothing is left behind.
 func Open(ctx context.Context, c Config) (n *Network, err error) {
 	n = &Network{log: c.Log, reapable: make(chan struct{}, 1), links: map[netip.Addr]*Link{}, last: firstLink - 1}
 	defer func() {
@@ -137,9 +138,11 @@ func (n *Network) Close() error {
 	return err
 }
 
-// Attach connects the jail with the network namespace netns (an open /proc/…/ns/net) under a policy, which must not be blocked. When Attach
-// returns, the jail has the interfaces lo and eth0, addresses and routes. Its resolver is at [ResolverIPv4].
-func (n *Network) Attach(ctx context.Context, netns *os.File, network proto.Network) (*Link, error) {
+// Attach connects the jail with the network namespace netns (an open /proc/…/ns/net) under a
+// policy, which must not be blocked. When Attach returns, the jail has the interfaces lo and eth0,
+// addresses and routes. Its resolver is at [ResolverIPv4]. How many packets the jail may send depends
+// on its number of cores.
+func (n *Network) Attach(ctx context.Context, netns *os.File, network proto.Network, cpu float64) (*Link, error) {
 	if err := network.Validate(); err != nil {
 		return nil, fmt.Errorf("attach a jail: %w", err)
 	}
@@ -165,7 +168,7 @@ func (n *Network) Attach(ctx context.Context, netns *os.File, network proto.Netw
 		l.cancel()
 		return nil, fmt.Errorf("attach a jail: %w", err)
 	}
-	if l.device, err = n.namespace.connect(ctx, netns, l.number); err != nil {
+	if l.device, err = n.namespace.connect(ctx, netns, l.number, packetClass(cpu)); err != nil {
 		n.unregister(l)
 		l.cancel()
 		return nil, fmt.Errorf("attach a jail: %w", err)
@@ -206,7 +209,8 @@ func (n *Network) discard(device int) {
 	}
 }
 
-// reap removes interfaces of closed links in batches, because the kernel holds a lock that attaching needs too.
+// reap removes interfaces of closed links in batches, because the kernel holds a lock that
+// attaching needs too.
 func (n *Network) reap(ctx context.Context) {
 	for {
 		select {
@@ -243,13 +247,15 @@ func (n *Network) linkAt(addr netip.Addr) *Link {
 	return n.links[addr]
 }
 
-// handleTCP handles TCP packets without a connection. The stack answers unhandled ones with a reset.
+// handleTCP handles TCP packets without a connection. The stack answers unhandled ones with a
+// reset.
 func (n *Network) handleTCP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	l := n.linkAt(addrOf(id.RemoteAddress))
 	return l != nil && l.tcp.HandlePacket(id, pkt)
 }
 
-// handleUDP handles UDP packets without a flow. The stack answers unhandled ones with a port unreachable.
+// handleUDP handles UDP packets without a flow. The stack answers unhandled ones with a port
+// unreachable.
 func (n *Network) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	l := n.linkAt(addrOf(id.RemoteAddress))
 	return l != nil && l.udp.HandlePacket(id, pkt)

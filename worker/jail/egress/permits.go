@@ -11,13 +11,14 @@ import (
 )
 
 const (
-	// Bounds of how long an answer grants its addresses, whatever its TTL: long enough to connect, not for ever. The TTL of the answer is
-	// not changed.
+	// Bounds of how long an answer grants its addresses, whatever its TTL: long enough to connect, not
+	// for ever. The TTL of the answer is not changed.
 	minGrant, maxGrant = 30 * time.Second, time.Hour
 	maxKnown           = 1024 // remembered addresses of a link
 )
 
-// permits are the addresses that one link may reach: those of its policy, and those granted by DNS answers.
+// permits are the addresses that one link may reach: those of its policy, and those granted by DNS
+// answers.
 type permits struct {
 	open  bool // the whole public internet
 	rules []proto.NetworkRule
@@ -46,7 +47,8 @@ func newPermits(network proto.Network) (*permits, error) {
 	return p, nil
 }
 
-// acquire acquires a permit to connect. If ok, the caller must call release; until then the address stays granted.
+// acquire acquires a permit to connect. If ok, the caller must call release; until then the address
+// stays granted.
 func (p *permits) acquire(to netip.AddrPort, now time.Time) (release func(), ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -97,8 +99,8 @@ func matches(r proto.NetworkRule, name string) bool {
 	return r.Name != "" && r.Name == name
 }
 
-// learn remembers an answer. Under an allowlist it grants the addresses until the answer expires, on the ports that the list has for the
-// name.
+// learn remembers an answer. Under an allowlist it grants the addresses until the answer expires,
+// on the ports that the list has for the name.
 func (p *permits) learn(name string, addr netip.Addr, ttl time.Duration, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -129,7 +131,8 @@ func (p *permits) learn(name string, addr netip.Addr, ttl time.Duration, now tim
 	}
 }
 
-// evict forgets the unused address that expires first. There is one, since a link has fewer connections than remembered addresses.
+// evict forgets the unused address that expires first. There is one, since a link has fewer
+// connections than remembered addresses.
 func (p *permits) evict() {
 	if len(p.known) < maxKnown {
 		return

@@ -72,7 +72,10 @@ func (p *program) do(o order) answer {
 			return answer{Error: errorName(err)}
 		}
 		defer func() { _ = conn.Close() }()
-		data := make([]byte, 60000)
+		data := []byte(o.Data)
+		if len(data) == 0 {
+			data = make([]byte, 60000)
+		}
 		for range o.N {
 			_, _ = conn.Write(data)
 		}
@@ -207,7 +210,8 @@ func (p *program) hold(o order) answer {
 	return answer{Count: count}
 }
 
-// knock opens connections to an address that never answers, until all beyond the link's limit have been rejected.
+// knock opens connections to an address that never answers, until all beyond the link's limit have
+// been rejected.
 func (p *program) knock(o order) answer {
 	ctx, cancel := context.WithCancel(context.Background())
 	ends := make(chan string, o.N)
@@ -348,11 +352,12 @@ func ping(to string) error {
 	return err
 }
 
-// runWorker opens a network, attaches the jail whose namespace is on descriptor 3, and reports that.
+// runWorker opens a network, attaches the jail whose namespace is on descriptor 3, and reports
+// that.
 func runWorker() {
 	n, err := egress.Open(context.Background(), config(os.Stderr))
 	if err == nil {
-		_, err = n.Attach(context.Background(), os.NewFile(3, "netns"), proto.Network{Policy: proto.NetworkUnrestricted})
+		_, err = n.Attach(context.Background(), os.NewFile(3, "netns"), proto.Network{Policy: proto.NetworkUnrestricted}, 1)
 	}
 	if err != nil {
 		fmt.Println(err)

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// refusedIPv4 are the ranges of the special-purpose registry that are not globally reachable, and addresses of clouds' machine
-// services.
+// refusedIPv4 are the ranges of the special-purpose registry that are not globally reachable, and
+// addresses of clouds' machine services.
 var refusedIPv4 = prefixes(
 	"0.0.0.0/8",        // this network
 	"10.0.0.0/8",       // private
@@ -27,8 +27,9 @@ var refusedIPv4 = prefixes(
 	"240.0.0.0/4",      // reserved, and broadcast
 )
 
-// refusedIPv6 are ranges of global unicast, 2000::/3, that stand for other addresses or none. Everything outside of 2000::/3 is refused
-// anyway: loopback, mapped, compatible and NAT64 addresses, unique local, link-local, site-local and multicast.
+// refusedIPv6 are ranges of global unicast, 2000::/3, that stand for other addresses or none.
+// Everything outside of 2000::/3 is refused anyway: loopback, mapped, compatible and NAT64
+// addresses, unique local, link-local, site-local and multicast.
 var refusedIPv6 = prefixes(
 	"::/3",
 	"2001::/23",     // protocol assignments: Teredo, benchmarks, ORCHID
@@ -47,7 +48,8 @@ func prefixes(words ...string) []netip.Prefix {
 	return list
 }
 
-// refusedRange reports whether programs may not reach addr. It treats an IPv4 address in IPv6 form as IPv4.
+// refusedRange reports whether programs may not reach addr. It treats an IPv4 address in IPv6 form
+// as IPv4.
 func refusedRange(addr netip.Addr) bool {
 	contains := func(p netip.Prefix) bool { return p.Contains(addr) }
 	switch {

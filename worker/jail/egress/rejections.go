@@ -23,7 +23,8 @@ type rejectedPacket struct {
 	protocol string
 }
 
-// rejectionLog reads the firewall's log (NFLOG): the head of each rejected packet, with the reason as its prefix.
+// rejectionLog reads the firewall's log (NFLOG): the head of each rejected packet, with the reason
+// as its prefix.
 type rejectionLog struct {
 	sock   *os.File
 	raw    syscall.RawConn
@@ -40,7 +41,7 @@ const (
 
 func openRejectionLog(s *namespace, handle func(rejectedPacket)) (r *rejectionLog, err error) {
 	var fd int
-	err = inNamespace(s.ns, func() (err error) {
+	err = InNamespace(s.ns, func() (err error) {
 		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
 		return err
 	})
@@ -74,7 +75,8 @@ const (
 	nfulaPayload, nfulaPrefix                  uint16 = 9, 10
 )
 
-// configureLog binds the socket to the log group. Packets are delivered without delay, so that a report is complete when its program ends.
+// configureLog binds the socket to the log group. Packets are delivered without delay, so that a
+// report is complete when its program ends.
 func configureLog(fd int) error {
 	mode := binary.BigEndian.AppendUint32(nil, logSnap)
 	mode = append(mode, nfulnlCopyPacket, 0)
@@ -109,7 +111,8 @@ func configureLog(fd int) error {
 	return nil
 }
 
-// awaitAck reads the answer to a request, which is available once the request has been sent. Logged packets may precede it.
+// awaitAck reads the answer to a request, which is available once the request has been sent. Logged
+// packets may precede it.
 func awaitAck(fd int) error {
 	buf := make([]byte, 64<<10)
 	for {
@@ -190,7 +193,8 @@ func parseLog(attrs []byte) (found rejectedPacket, ok bool) {
 	return found, ok
 }
 
-// parsePacket reads source, destination and protocol from the head of an IP packet, which a tenant wrote.
+// parsePacket reads source, destination and protocol from the head of an IP packet, which a tenant
+// wrote.
 func (f *rejectedPacket) parsePacket(p []byte) bool {
 	var number byte
 	var rest []byte

@@ -37,13 +37,15 @@ type resolver struct {
 	servers   []*dns.Server
 }
 
-// questionTypes are the answered types: those that programs need, and none that can carry much data.
+// questionTypes are the answered types: those that programs need, and none that can carry much
+// data.
 var questionTypes = map[uint16]bool{
 	dns.TypeA: true, dns.TypeAAAA: true, dns.TypeCNAME: true, dns.TypeMX: true, dns.TypeTXT: true, dns.TypeSRV: true, dns.TypePTR: true,
 	dns.TypeNS: true, dns.TypeSOA: true, dns.TypeCAA: true, dns.TypeNAPTR: true, dns.TypeHTTPS: true, dns.TypeSVCB: true,
 }
 
-// hiddenDomains are never public. The host's resolvers may know such names, which programs must not learn.
+// hiddenDomains are never public. The host's resolvers may know such names, which programs must not
+// learn.
 var hiddenDomains = []string{"localhost", "local", "internal", "home.arpa", "test", "invalid", "onion", "alt"}
 
 func systemResolvers() ([]netip.AddrPort, error) {
@@ -68,7 +70,7 @@ func systemResolvers() ([]netip.AddrPort, error) {
 
 func openResolver(n *Network, upstreams []netip.AddrPort) (*resolver, error) {
 	r := &resolver{network: n, upstreams: upstreams}
-	err := inNamespace(n.namespace.ns, func() error {
+	err := InNamespace(n.namespace.ns, func() error {
 		for _, addr := range []netip.Addr{ResolverIPv4, ResolverIPv6} {
 			at := netip.AddrPortFrom(addr, 53)
 			packets, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
@@ -225,7 +227,8 @@ func (r *resolver) answer(l *Link, query, answer *dns.Msg) {
 	answer.Rcode, answer.Answer = found.Rcode, records
 }
 
-// filterRecords returns the records that answer the question, without refused addresses, and remembers the addresses.
+// filterRecords returns the records that answer the question, without refused addresses, and
+// remembers the addresses.
 func (r *resolver) filterRecords(l *Link, name string, kind uint16, found []dns.RR) (kept []dns.RR, stripped bool) {
 	owners := map[string]bool{name: true}
 	for before := 0; before < len(owners); { // aliases may be in any order
@@ -329,8 +332,9 @@ func exchange(ctx context.Context, m *dns.Msg, upstream string) (*dns.Msg, error
 // canonicalName returns a name in lower case without the final dot.
 func canonicalName(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
 
-// isPublicName reports whether a name may belong to the public internet: it has a domain that is not reserved for private use, and if it is
-// a reverse name, its address is not refused. It rejects labels with a dot, which would make a name look like one of another domain.
+// isPublicName reports whether a name may belong to the public internet: it has a domain that is
+// not reserved for private use, and if it is a reverse name, its address is not refused. It rejects
+// labels with a dot, which would make a name look like one of another domain.
 func isPublicName(name string) bool {
 	if !strings.Contains(name, ".") || strings.Contains(name, `\.`) {
 		return false

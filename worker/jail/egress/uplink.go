@@ -34,14 +34,15 @@ type uplink struct {
 	device stack.LinkEndpoint
 }
 
-// close stops the reader first. Otherwise the stack would wait for the reader while holding locks that the reader may need.
+// close stops the reader first. Otherwise the stack would wait for the reader while holding locks
+// that the reader may need.
 func (u *uplink) close() {
 	u.device.Attach(nil)
 	u.Destroy()
 }
 
-// newUplink creates the TCP/IP stack behind the egress namespace. It has no addresses of its own: it accepts packets to every destination and
-// passes new connections to the handlers.
+// newUplink creates the TCP/IP stack behind the egress namespace. It has no addresses of its own:
+// it accepts packets to every destination and passes new connections to the handlers.
 func newUplink(tun int, handleTCP, handleUDP func(stack.TransportEndpointID, *stack.PacketBuffer) bool) (*uplink, error) {
 	s := stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
@@ -71,8 +72,8 @@ func configureUplink(s *stack.Stack, tun int) (stack.LinkEndpoint, error) {
 			return nil, fmt.Errorf("set %T: %s", option, err)
 		}
 	}
-	// One goroutine processes packets synchronously, so that a flood is dropped in the bounded queue of the device. Several goroutines
-	// would have an unbounded queue.
+	// One goroutine processes packets synchronously, so that a flood is dropped in the bounded queue
+	// of the device. Several goroutines would have an unbounded queue.
 	device, err := fdbased.New(&fdbased.Options{FDs: []int{tun}, MTU: segmentMTU, ProcessorsPerChannel: 1})
 	if err != nil {
 		return nil, fmt.Errorf("read the TUN device: %w", err)

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"unsafe"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
@@ -31,22 +29,22 @@ func fail(verb string, object []byte, errno unix.Errno) {
 type order struct {
 	wire.Order
 	typ     byte
-	fds     [mostDescriptors]int32 // received with the frame
-	n       int                    // number of fds
-	memory  []byte                 // holds the payload and room
-	payload []byte                 // part of memory
-	room    []byte                 // part of memory: space for the strings of Order and pointers to them
+	fds     [maxDescriptors]int32 // received with the frame
+	n       int                   // number of fds
+	memory  []byte                // holds the payload and buffer
+	payload []byte                // part of memory
+	buffer  []byte                // part of memory: space for the strings of Order and pointers to them
 }
 
 // receive reads a frame and the descriptors that come with its first byte: descriptors of them, or
-// none with GoOn. On any error it exits, and the jail dies: the worker is gone or violates the
+// none with Load. On any error it exits, and the jail dies: the worker is gone or violates the
 // protocol.
 func (o *order) receive(descriptors int) {
-	o.take(descriptors)
+	o.readFrame(descriptors)
 	switch o.typ {
-	case wire.GoOn:
+	case wire.Load:
 		o.parse(0)
-	case wire.Ahead, wire.Start:
+	case wire.Prewarm, wire.Start:
 		o.parse(descriptors)
 		if o.Argv.N == 0 {
 			exit(exitFrame)
@@ -56,10 +54,10 @@ func (o *order) receive(descriptors int) {
 	}
 }
 
-// take reads a frame of any type and at most most descriptors.
-func (o *order) take(most int) {
+// readFrame reads a frame of any type and at most maxRights descriptors.
+func (o *order) readFrame(maxRights int) {
 	var h [wire.HeaderSize]byte
-	n := o.receiveRights(h[:], most)
+	n := o.receiveRights(h[:], maxRights)
 	fill(h[n:])
 	typ, size, ok := wire.ParseHeader(h, wire.MaxToInit)
 	if !ok {
@@ -70,9 +68,9 @@ func (o *order) take(most int) {
 	strings := size / 5 // at most: each has a length and a terminator
 	memory, errno := allocate(at + (strings+2)*word)
 	if errno != 0 {
-		fail("make room for an order", nil, errno)
+		fail("allocate memory for an order", nil, errno)
 	}
-	o.typ, o.memory, o.payload, o.room = typ, memory, memory[:size], memory[at:]
+	o.typ, o.memory, o.payload, o.buffer = typ, memory, memory[:size], memory[at:]
 	fill(o.payload)
 }
 
@@ -93,35 +91,21 @@ func awaitBegin() {
 	}
 }
 
-// receiveRights reads the first bytes of a frame and at most most descriptors. It returns the
+// receiveRights reads the first bytes of a frame and at most maxRights descriptors. It returns the
 // number of descriptors.
-func (o *order) receiveRights(first []byte, most int) int {
-	var oob struct {
-		unix.Cmsghdr
-		fds [mostDescriptors]int32 // whole words
-	}
-	v := unix.Iovec{Base: &first[0]}
-	v.SetLen(len(first))
-	m := unix.Msghdr{Iov: &v, Control: (*byte)(unsafe.Pointer(&oob))} //nolint:gosec // the kernel writes a struct
-	m.SetIovlen(1)
-	m.SetControllen(unix.CmsgSpace(most * 4))
+func (o *order) receiveRights(first []byte, maxRights int) int {
 	for {
-		n, errno := recvmsg(wire.ControlFD, &m)
+		n, count, errno := receive(wire.ControlFD, first, maxRights, &o.fds)
 		if errno == unix.EINTR {
 			continue
 		}
 		if errno != 0 || n == 0 {
 			exit(exitOrphan)
 		}
-		o.n = 0
-		if m.Controllen == 0 {
-			return n
-		}
-		o.n = (int(oob.Len) - unix.CmsgLen(0)) / 4
-		if oob.Level != unix.SOL_SOCKET || oob.Type != unix.SCM_RIGHTS || m.Flags&unix.MSG_CTRUNC != 0 || o.n > most {
+		if count < 0 {
 			exit(exitFrame)
 		}
-		copy(o.fds[:], oob.fds[:])
+		o.n = count
 		return n
 	}
 }

@@ -17,16 +17,20 @@ func entry()
 // start is called by entry with what the kernel has put on the stack: the number of arguments and
 // pointers to them.
 func start(stack *uintptr) {
-	kind := ""
-	if *stack > 1 {
-		arg := *(**byte)(unsafe.Add(unsafe.Pointer(stack), 2*unsafe.Sizeof(*stack)))
+	var arguments [4][]byte
+	for i := range min(len(arguments), int(*stack)) {
+		arg := *(**byte)(unsafe.Add(unsafe.Pointer(stack), uintptr(1+i)*unsafe.Sizeof(*stack)))
 		n := 0
 		for *(*byte)(unsafe.Add(unsafe.Pointer(arg), n)) != 0 {
 			n++
 		}
-		kind = unsafe.String(arg, n)
+		arguments[i] = unsafe.Slice(arg, n)
 	}
-	run(kind)
+	kind := arguments[1]
+	if arguments[3] != nil {
+		prepare(len(kind) == 0, arguments[2], arguments[3])
+	}
+	run(unsafe.String(unsafe.SliceData(kind), len(kind)))
 }
 
 // No Go code uses these.

@@ -11,8 +11,8 @@ import (
 // maxPath is large enough for a name in the longest of the system's directories.
 const maxPath = 512
 
-// mostSignal is the highest signal number.
-const mostSignal = 64
+// maxSignal is the highest signal number.
+const maxSignal = 64
 
 // writeFiles writes the program's files and checks its working directory.
 func writeFiles(o *order) {
@@ -29,15 +29,16 @@ func writeFiles(o *order) {
 }
 
 // launch starts a process with the order's descriptors, stdout and stderr first, and closes them in
-// this process.
-func launch(o *order) int {
+// this process. The process is under the filter and has a supervisor, which is nil for a zygote's
+// interpreter.
+func launch(o *order, s *supervisor) int {
 	argv := o.Argv
 	name := argv.Next()
-	var room [maxPath]byte
-	path, errno := lookup(name, &room)
+	var buffer [maxPath]byte
+	path, errno := lookup(name, &buffer)
 	pid := 0
 	if errno == 0 {
-		pid, errno = spawn(path, o)
+		pid, errno = spawn(path, o, s)
 	}
 	for _, fd := range o.fds[:o.n] {
 		closeFD(int(fd))
@@ -49,25 +50,30 @@ func launch(o *order) int {
 }
 
 // spawn starts a process and returns when it runs its program, or the error if it does not.
-func spawn(path *byte, o *order) (int, unix.Errno) {
-	argv := words(o.room)
+func spawn(path *byte, o *order, s *supervisor) (int, unix.Errno) {
+	argv := words(o.buffer)
 	env := argv[point(argv, o.Argv):]
 	point(env, o.Env)
 	var ends [2]int32 // closed by execve
-	if errno := pipe(&ends); errno != 0 {
+	if errno := socketpair(&ends); errno != 0 {
 		return 0, errno
 	}
 	pid, errno := fork(0)
 	if pid == 0 && errno == 0 {
-		errno = become(path, &argv[0], &env[0], o)
+		if errno = become(o); errno == 0 && s != nil {
+			errno = confineProgram(int(ends[1]))
+		}
+		if errno == 0 {
+			errno = execve(path, &argv[0], &env[0])
+		}
 		_, _ = write(int(ends[1]), []byte{byte(errno), byte(errno >> 8)})
 		exit(exitConfine)
 	}
 	closeFD(int(ends[1]))
 	var why [2]byte
 	n := 0
-	for again := unix.EINTR; errno == 0 && again == unix.EINTR; {
-		n, again = read(int(ends[0]), why[:])
+	if errno == 0 {
+		n, _ = s.receiveListener(int(ends[0]), why[:])
 	}
 	closeFD(int(ends[0]))
 	if n > 0 {
@@ -88,10 +94,20 @@ func point(to []uintptr, strings wire.Strings) int {
 	return n + 1
 }
 
-// become turns this process, a fork of the init, into the program. It returns only on an error.
-func become(path *byte, argv, env *uintptr, o *order) unix.Errno {
+// confineProgram puts this process, which will be the program, under the filter. It sends the
+// descriptor on which calls are received, if there is one, over a socket.
+func confineProgram(to int) unix.Errno {
+	listener, errno := programFilter.install()
+	if errno == 0 && listener >= 0 {
+		errno = sendDescriptor(to, listener)
+	}
+	return errno
+}
+
+// become makes this process, a fork of the init, ready to execute the program.
+func become(o *order) unix.Errno {
 	// Ignored signals stay ignored over an execve. A worker under nohup must not pass this on.
-	for signal := uintptr(1); signal <= mostSignal; signal++ {
+	for signal := uintptr(1); signal <= maxSignal; signal++ {
 		setDisposition(signal)
 	}
 	errno := setMask(0)
@@ -117,10 +133,7 @@ func become(path *byte, argv, env *uintptr, o *order) unix.Errno {
 	if errno == 0 {
 		errno = openInput(o.Stdin)
 	}
-	if errno != 0 {
-		return errno
-	}
-	return execve(path, argv, env)
+	return errno
 }
 
 // openInput opens the program's standard input. Not even /dev/null is shared with the init, which
@@ -193,10 +206,10 @@ func actAsInit() {
 }
 
 func checkDir(o *order) unix.Errno {
-	path := o.room[:copy(o.room, o.Dir)-1]
-	copy(o.room[len(path):], "/.\x00")
+	path := o.buffer[:copy(o.buffer, o.Dir)-1]
+	copy(o.buffer[len(path):], "/.\x00")
 	actAs(o.UID, o.GID)
-	fd, errno := open(&o.room[0], unix.O_PATH|unix.O_DIRECTORY, 0)
+	fd, errno := open(&o.buffer[0], unix.O_PATH|unix.O_DIRECTORY, 0)
 	actAsInit()
 	if errno == 0 {
 		closeFD(fd)
@@ -205,20 +218,20 @@ func checkDir(o *order) unix.Errno {
 }
 
 // lookup finds a program named without a slash in the system's directories and writes its path to
-// room. It does not use the program's own PATH, which begins in the home: the interpreter of a
+// buffer. It does not use the program's own PATH, which begins in the home: the interpreter of a
 // thread's code must not depend on what an earlier run left there.
-func lookup(name []byte, room *[maxPath]byte) (*byte, unix.Errno) {
+func lookup(name []byte, buffer *[maxPath]byte) (*byte, unix.Errno) {
 	if slices.Contains(name, '/') {
 		return &name[0], 0
 	}
 	for _, dir := range [...]string{"/usr/local/bin/", "/usr/bin/", "/bin/"} {
-		n := copy(room[:], dir)
-		if copy(room[n:], name) < len(name) {
+		n := copy(buffer[:], dir)
+		if copy(buffer[n:], name) < len(name) {
 			break
 		}
 		var st unix.Stat_t
-		if stat(&room[0], &st) == 0 && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o001 != 0 {
-			return &room[0], 0
+		if stat(&buffer[0], &st) == 0 && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o001 != 0 {
+			return &buffer[0], 0
 		}
 	}
 	return nil, unix.ENOENT

@@ -3,13 +3,18 @@
 // another uid without any capability, reaps the processes that the program leaves behind, and
 // reports how the program ended. It is not a supervisor: it exits after one program and one report.
 //
-// Its argument is the kind of its jail. Without an argument, the jail is for one program.
+// Its first argument is the kind of its jail. If that is empty or missing, the jail is for one
+// program. An init that nsjail starts has two more: the maximum numbers of inotify instances and of
+// watches in its user namespace and those below.
 //
-// With "zygote", other jails are created in the jail. The init is then not under the filter, which
-// forbids new namespaces. The init of each new jail is a fork of this process that continues as
-// without an argument. A zygote may have an interpreter, which runs only bullpen's code and sees no
-// data of a tenant. The interpreter creates the jails in which a fork of it waits, and keeps the
-// capabilities to map uids for that. With "fork", the init is the first process of such a jail.
+// A program is under the filter (package filter), the init is not: it answers the calls that
+// the filter passes on.
+//
+// With "zygote", other jails are created in the jail. The init of each new jail is a fork of this
+// process that continues as without an argument. A zygote may have an interpreter, which runs only
+// bullpen's code and sees no data of a tenant. The interpreter creates the jails in which a fork of
+// it waits, and keeps the capabilities to map uids for that. With "fork", the init is the first
+// process of such a jail.
 //
 // nsjail, or a process in the zygote's jail, starts the init with few capabilities: those needed to
 // become the program's uid, to kill, and to empty the bounding set. It runs under the memory limit
@@ -21,25 +26,24 @@ package main
 import (
 	"golang.org/x/sys/unix"
 
-	"github.com/bullpen-run/bullpen/worker/jail/filter"
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
 // Exit statuses of the init. They are visible only in nsjail's log.
 const (
-	exitOK      = 0
-	exitOrphan  = 2 // the worker's end of the control socket is closed
-	exitConfine = 3 // the init could not prepare itself
-	exitFrame   = 4 // the worker violated the protocol
-	exitAhead   = 5 // the interpreter that was started in advance died
+	exitOK        = 0
+	exitOrphan    = 2 // the worker's end of the control socket is closed
+	exitConfine   = 3 // the init could not prepare itself
+	exitFrame     = 4 // the worker violated the protocol
+	exitPrewarmed = 5 // the interpreter that was started in advance died
 )
 
 // Numbers of descriptors that come with an order: stdout and stderr, and for a zygote's interpreter
 // the socket of its own orders. An order for a jail has more.
 const (
-	outputs         = 2
-	outputsOrders   = 3
-	mostDescriptors = 16
+	outputs        = 2
+	outputsOrders  = 3
+	maxDescriptors = 16
 )
 
 // softFiles is the program's soft limit of open files, the usual one of interactive systems.
@@ -47,9 +51,9 @@ const (
 // hard limit is the one in nsjail's configuration.
 const softFiles = 1024
 
-// mostSignals is the maximum number of queued signals and timers of a program. The kernel also
+// maxQueuedSignals is the maximum number of queued signals and timers of a program. The kernel also
 // counts them for the creator of the jail's user namespace, who is the same for all jails.
-const mostSignals = 1024
+const maxQueuedSignals = 1024
 
 // main is where the runtime would begin. The init does not use it, see entry_amd64.s.
 func main() {
@@ -64,8 +68,13 @@ func run(kind string) {
 		exit(exitConfine)
 	}
 	died, errno := deaths()
-	if errno != 0 || died < wire.ControlFD { // a standard stream is closed, and died has taken its number
+	if errno != 0 || died < wire.ControlFD { // a standard stream is closed, and died has its number
 		logError("make a descriptor", errno)
+		exit(exitConfine)
+	}
+	s := supervisor{listener: -1}
+	if s.protocols, errno = openProtocols(); errno != 0 { // before the worker hides it
+		logError("open /proc/net/protocols", errno)
 		exit(exitConfine)
 	}
 	ready := [...]byte{wire.Version}
@@ -79,8 +88,8 @@ func run(kind string) {
 		serve(died)
 	}
 	var o order
-	a := first(kind, &o)
-	p := program{pid: begin(&o, a), died: died}
+	a := first(kind, &o, &s)
+	p := program{pid: begin(&o, a), died: died, supervisor: &s}
 	free(o.memory)
 	sendEmpty(wire.Started)
 	p.end()
@@ -113,50 +122,66 @@ func putNumber(b []byte, number int) int {
 
 // first receives the order to start the program. It returns the interpreter that waits for the
 // program, if any.
-func first(kind string, o *order) interpreter {
-	var ahead interpreter
+func first(kind string, o *order, s *supervisor) interpreter {
+	prewarmed := interpreter{supervisor: s}
 	if kind == wire.Fork {
-		ahead = interpreter{pid: wire.ForkPID, link: wire.ForkFD}
-		ahead.awaitFirst()
+		prewarmed.pid, prewarmed.link = wire.ForkPID, wire.ForkFD
+		prewarmed.awaitFirst()
 	} else {
 		o.receive(outputs)
-		if o.typ != wire.Ahead {
-			return ahead
+		if o.typ != wire.Prewarm {
+			return prewarmed
 		}
-		ahead = startAhead(o)
+		prewarmed.start(o)
 	}
-	ahead.await(o)
-	return ahead
+	prewarmed.await(o)
+	return prewarmed
 }
 
 // begin starts the program, in a new process or in the waiting interpreter.
-func begin(o *order, ahead interpreter) (pid int) {
+func begin(o *order, prewarmed interpreter) (pid int) {
 	writeFiles(o)
 	switch {
-	case o.typ == wire.GoOn && ahead.pid != 0:
-		return ahead.goOn(o)
+	case o.typ == wire.Load && prewarmed.pid != 0:
+		return prewarmed.load(o)
 	case o.typ == wire.Start:
-		if ahead.pid != 0 {
-			ahead.kill()
+		if prewarmed.pid != 0 {
+			prewarmed.kill()
 		}
-		return launch(o)
+		return launch(o, prewarmed.supervisor)
 	default:
 		exit(exitFrame)
 		return 0
 	}
 }
 
-// confine makes this process unreadable for the program, unable to pass on a capability, and
-// subject to the filter. In a zygote's jail it passes on the capabilities to map uids and installs
-// no filter. A forked jail is under the filter already. On an error, confine returns what failed.
+// prepare completes the jail that nsjail has made. The kernel counts inotify for the owner of the
+// user namespace too, who is the same for all jails. /proc is writable for that, and becomes
+// read-only unless this process will map the ids of other jails there.
+func prepare(readOnly bool, instances, watches []byte) {
+	errno := writeFileAt("/proc/sys/user/max_inotify_instances\x00", instances)
+	if errno == 0 {
+		errno = writeFileAt("/proc/sys/user/max_inotify_watches\x00", watches)
+	}
+	if errno == 0 && readOnly {
+		errno = remountReadOnly("/proc\x00")
+	}
+	if errno != 0 {
+		logError("limit inotify", errno)
+		exit(exitConfine)
+	}
+}
+
+// confine makes this process unreadable for the program, and unable to pass on a capability. In a
+// zygote's jail it passes on the capabilities to map uids. On an error, confine returns what failed.
 func confine(kind string) (what string, errno unix.Errno) {
 	// Not dumpable: /proc/1 and pidfd_getfd are closed even to the init's own uid.
 	if errno := prctl(unix.PR_SET_DUMPABLE, 0); errno != 0 {
-		return "be unreadable", errno
+		return "set PR_SET_DUMPABLE", errno
 	}
 	name := [...]byte{'i', 'n', 'i', 't', 0}
 	if errno := setName(&name[0]); errno != 0 {
-		return "be called init", errno
+		return "set the name of the init", errno
 	}
 	_ = call(unix.SYS_UMASK, 0o022, 0, 0)
 	for _, fd := range [...]uintptr{wire.ControlFD, wire.LockFD, wire.ForkFD} {
@@ -176,21 +201,21 @@ func confine(kind string) (what string, errno unix.Errno) {
 	if errno := lower(unix.RLIMIT_CORE, 1); errno != 0 {
 		return "limit core dumps", errno
 	}
+	if errno := programFilter.load(); errno != 0 {
+		return "read the filter of system calls", errno
+	}
 	if errno := dropCapabilities(kind == wire.Zygote); errno != 0 {
-		return "give up capabilities", errno
+		return "drop capabilities", errno
 	}
 	if kind == wire.Zygote {
 		// Signals are not limited here: all forked jails together share this limit. If the kernel
 		// refuses their namespaces, this jail cannot be a zygote.
-		return noNamespaces, tryNamespaces()
+		return stepNamespaces, tryNamespaces()
 	}
-	if errno := lower(unix.RLIMIT_SIGPENDING, mostSignals); errno != 0 {
+	if errno := lower(unix.RLIMIT_SIGPENDING, maxQueuedSignals); errno != 0 {
 		return "limit signals", errno
 	}
-	if kind != "" {
-		return "", 0
-	}
-	return "filter system calls (the kernel needs CONFIG_SECCOMP_FILTER)", filter.Install()
+	return "filter system calls (the kernel needs CONFIG_SECCOMP_FILTER)", tryFilters()
 }
 
 // lower reduces a limit, soft and hard, to at most most.

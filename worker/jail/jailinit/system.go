@@ -28,6 +28,14 @@ func read(fd int, b []byte) (int, unix.Errno) {
 	return int(n), errno
 }
 
+// readAt reads from a file, whose offset other processes share.
+func readAt(fd int, b []byte, offset int) (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall6(
+		unix.SYS_PREAD64, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), uintptr(offset), 0, 0,
+	)
+	return int(n), errno
+}
+
 func write(fd int, b []byte) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
 	return int(n), errno
@@ -52,9 +60,44 @@ func sendAll(fd int, b []byte) unix.Errno {
 	return 0
 }
 
-func recvmsg(fd int, m *unix.Msghdr) (int, unix.Errno) {
-	n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(m)), unix.MSG_CMSG_CLOEXEC)
-	return int(n), errno
+// rights is a control message with descriptors (SCM_RIGHTS).
+type rights struct {
+	unix.Cmsghdr
+	fds [maxDescriptors]int32 // whole words
+}
+
+// receive reads from a socket, with at most most descriptors. It returns the number of bytes. If
+// anything else comes with them, the number of descriptors is -1.
+func receive(from int, b []byte, most int, fds *[maxDescriptors]int32) (n, count int, errno unix.Errno) {
+	var oob rights
+	v := unix.Iovec{Base: &b[0]}
+	v.SetLen(len(b))
+	m := unix.Msghdr{Iov: &v, Control: (*byte)(unsafe.Pointer(&oob))}
+	m.SetIovlen(1)
+	m.SetControllen(unix.CmsgSpace(most * 4))
+	r, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, uintptr(from), uintptr(unsafe.Pointer(&m)), unix.MSG_CMSG_CLOEXEC)
+	if errno != 0 || m.Controllen == 0 {
+		return int(r), 0, errno
+	}
+	count = (int(oob.Len) - unix.CmsgLen(0)) / 4
+	if oob.Level != unix.SOL_SOCKET || oob.Type != unix.SCM_RIGHTS || m.Flags&unix.MSG_CTRUNC != 0 || count > most {
+		return int(r), -1, 0
+	}
+	copy(fds[:], oob.fds[:])
+	return int(r), count, 0
+}
+
+// sendDescriptor sends one byte and a descriptor over a socket.
+func sendDescriptor(to, fd int) unix.Errno {
+	b := [1]byte{'.'}
+	oob := rights{Cmsghdr: unix.Cmsghdr{Level: unix.SOL_SOCKET, Type: unix.SCM_RIGHTS}, fds: [maxDescriptors]int32{int32(fd)}}
+	oob.SetLen(unix.CmsgLen(4))
+	v := unix.Iovec{Base: &b[0]}
+	v.SetLen(len(b))
+	m := unix.Msghdr{Iov: &v, Control: (*byte)(unsafe.Pointer(&oob))}
+	m.SetIovlen(1)
+	m.SetControllen(unix.CmsgSpace(4))
+	return call(unix.SYS_SENDMSG, uintptr(to), uintptr(unsafe.Pointer(&m)), unix.MSG_NOSIGNAL)
 }
 
 func open(path *byte, flags int, mode uint32) (int, unix.Errno) {
@@ -72,6 +115,10 @@ func openProc(pid int, name string, flags int) (int, unix.Errno) {
 	n += putNumber(path[n:], pid)
 	copy(path[n:len(path)-1], name)
 	return open(&path[0], flags, 0)
+}
+
+func ioctl(fd int, request uintptr, argument unsafe.Pointer) unix.Errno {
+	return call(unix.SYS_IOCTL, uintptr(fd), request, uintptr(argument))
 }
 
 func mkdir(path *byte, mode uint32) unix.Errno {
@@ -122,6 +169,23 @@ func mount(m *wire.OrderMount) unix.Errno {
 	return errno
 }
 
+// remountReadOnly makes a mount of nsjail's read-only.
+func remountReadOnly(path string) unix.Errno {
+	const flags = unix.MS_REMOUNT | unix.MS_BIND | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	_, _, errno := unix.RawSyscall6(unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(unsafe.StringData(path))), 0, flags, 0, 0)
+	return errno
+}
+
+// writeFileAt writes a file that exists.
+func writeFileAt(path string, content []byte) unix.Errno {
+	fd, errno := open(unsafe.StringData(path), unix.O_WRONLY, 0)
+	if errno == 0 {
+		_, errno = write(fd, content)
+		closeFD(fd)
+	}
+	return errno
+}
+
 func kill(pid int, signal uint32) unix.Errno {
 	return call(unix.SYS_KILL, uintptr(pid), uintptr(signal), 0)
 }
@@ -138,18 +202,15 @@ func wait(pid int, st *unix.WaitStatus, options int, ru *unix.Rusage) (int, unix
 	}
 }
 
-// death is the result of waitid(2) for a child (siginfo_t).
-type death struct {
-	signal, errno, code, _ int32
-	pid                    int32
-	_                      [128 - 5*4]byte
-}
-
-// died returns a child that is dead but not reaped. Its pid is 0 if there is none.
-func died() (death, unix.Errno) {
-	var d death
-	_, _, errno := unix.RawSyscall6(unix.SYS_WAITID, unix.P_ALL, 0, uintptr(unsafe.Pointer(&d)), unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, 0, 0)
-	return d, errno
+// died returns the pid of a child that is dead but not reaped, or 0 if there is none.
+func died() (pid int, errno unix.Errno) {
+	var d struct { // siginfo_t
+		_   [4]int32
+		pid int32
+		_   [128 - 5*4]byte
+	}
+	_, _, errno = unix.RawSyscall6(unix.SYS_WAITID, unix.P_ALL, 0, uintptr(unsafe.Pointer(&d)), unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, 0, 0)
+	return int(d.pid), errno
 }
 
 // poll polls the descriptors. If block is set, it waits until one of them is ready.

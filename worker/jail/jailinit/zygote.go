@@ -12,13 +12,14 @@ import (
 // namespace itself, after it has joined its control groups.
 const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 
-const noNamespaces = "make the namespaces of a jail"
+const stepNamespaces = "make the namespaces of a jail"
 
 // serve is the main loop of a zygote's init. It creates jails, and starts the interpreter, which
 // creates the jails in which a fork of it waits. When the interpreter exits, the init exits, and
 // all forked jails die.
 func serve(died int) {
 	started := 0 // the interpreter
+	none := supervisor{listener: -1}
 	for {
 		for {
 			pid, errno := wait(-1, nil, unix.WNOHANG, nil)
@@ -26,19 +27,19 @@ func serve(died int) {
 				break
 			}
 			if pid == started {
-				exit(exitAhead)
+				exit(exitPrewarmed)
 			}
 		}
-		if !listen(died, true) {
+		if !listen(died, &none, true) {
 			continue
 		}
 		var o order
-		o.take(mostDescriptors)
+		o.readFrame(maxDescriptors)
 		switch {
 		case o.typ == wire.Start && started == 0:
 			o.parse(outputsOrders)
 			writeFiles(&o)
-			started = launch(&o)
+			started = launch(&o, nil)
 		case o.typ == wire.Jail:
 			makeJail(&o)
 		default:
@@ -69,7 +70,7 @@ func makeJail(o *order) {
 		exit(exitFrame)
 	}
 	if errno := makeNamespaces(o, &j); errno != 0 {
-		logError(noNamespaces, errno)
+		logError(stepNamespaces, errno)
 	}
 	for _, fd := range o.fds[:o.n] {
 		closeFD(int(fd))
@@ -135,12 +136,12 @@ func enter(o *order, j *wire.JailOrder, mapped int) (what string, errno unix.Err
 	}
 	for _, c := range [...][4]uintptr{{unix.SYS_SETGROUPS}, {unix.SYS_SETRESGID}, {unix.SYS_SETRESUID}} {
 		if errno := call(c[0], c[1], c[2], c[3]); errno != 0 {
-			return "be root in a jail", errno
+			return "become root of the jail", errno
 		}
 	}
 	for _, group := range o.fds[wire.JailCgroups:o.n] {
 		if _, errno := write(int(group), []byte{'0'}); errno != 0 {
-			return "enter a control group", errno
+			return "join a control group", errno
 		}
 	}
 	if errno := call(unix.SYS_UNSHARE, unix.CLONE_NEWCGROUP, 0, 0); errno != 0 {
@@ -161,10 +162,10 @@ func enter(o *order, j *wire.JailOrder, mapped int) (what string, errno unix.Err
 	}
 	for i, fd := range [...]uintptr{wire.JailControl: wire.ControlFD, wire.JailLock: wire.LockFD} {
 		if errno := call(unix.SYS_DUP3, uintptr(o.fds[i]), fd, 0); errno != 0 {
-			return "hand over a descriptor", errno
+			return "duplicate a descriptor", errno
 		}
 	}
-	return "close what is the parent's", call(unix.SYS_CLOSE_RANGE, max(wire.ControlFD, wire.LockFD)+1, uintptr(^uint32(0)), 0)
+	return "close the descriptors of the zygote", call(unix.SYS_CLOSE_RANGE, max(wire.ControlFD, wire.LockFD)+1, uintptr(^uint32(0)), 0)
 }
 
 func bringUpLoopback() unix.Errno {

@@ -51,14 +51,18 @@ func openNetwork(t testing.TB) *egress.Network {
 	return n
 }
 
-// refusals returns a check that no traffic was counted and that exactly these connections are
+// rejections returns a check that no traffic was counted and that exactly these connections are
 // reported as blocked.
-func refusals(want ...proto.BlockedConnection) func(testing.TB, result) {
+func rejections(want ...proto.BlockedConnection) func(testing.TB, result) {
 	return func(t testing.TB, r result) {
 		t.Helper()
-		told := &proto.NetworkUsage{BlockedConnections: want}
-		if d := cmp.Diff(told, r.Network, cmpopts.IgnoreFields(proto.BlockedConnection{}, "At"), cmpopts.EquateEmpty()); d != "" {
+		total := r.Network.BlockedTotal
+		want := &proto.NetworkUsage{BlockedConnections: want, BlockedTotal: total}
+		if d := cmp.Diff(want, r.Network, cmpopts.IgnoreFields(proto.BlockedConnection{}, "At"), cmpopts.EquateEmpty()); d != "" {
 			t.Error(d)
+		}
+		if listed := int64(len(want.BlockedConnections)); total < listed || listed == 0 && total > 0 {
+			t.Errorf("%d rejections in all, %d listed", total, listed)
 		}
 	}
 }
@@ -67,15 +71,15 @@ func refusals(want ...proto.BlockedConnection) func(testing.TB, result) {
 // reported with this reason.
 func connections(name string, limits func(*jail.Spec), reason proto.BlockReason, to ...string) attack {
 	a := attack{name: name, language: "python", limits: limits, code: errnos}
-	var told []proto.BlockedConnection
+	var want []proto.BlockedConnection
 	var printed strings.Builder
 	for _, hostPort := range to {
 		at := netip.MustParseAddrPort(hostPort)
 		a.code += fmt.Sprintf("print(no(socket.create_connection, ('%s', %d), 60))\n", at.Addr(), at.Port())
 		printed.WriteString("ECONNREFUSED\n")
-		told = append(told, proto.BlockedConnection{Address: at.Addr().String(), Port: int(at.Port()), Protocol: "tcp", Reason: reason})
+		want = append(want, proto.BlockedConnection{Address: at.Addr().String(), Port: int(at.Port()), Protocol: "tcp", Reason: reason})
 	}
-	a.stdout, a.also = printed.String(), refusals(told...)
+	a.stdout, a.also = printed.String(), rejections(want...)
 	return a
 }
 
@@ -96,14 +100,56 @@ s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 s.settimeout(60)
 s.connect(('10.0.0.1', 53))
 s.send(b'x')
-print(no(s.recv, 1))`, stdout: "ECONNREFUSED", also: refusals(
+print(no(s.recv, 1))`, stdout: "ECONNREFUSED", also: rejections(
 			proto.BlockedConnection{Address: "10.0.0.1", Port: 53, Protocol: "udp", Reason: proto.BlockedAddress},
 		)},
+		{
+			name: "unrestricted: more connections than the record lists", language: "python", limits: unrestricted, code: errnos + `
+print({no(socket.create_connection, ('10.0.0.1', port), 60) for port in range(1, 31) for again in range(2)})`, stdout: "{'ECONNREFUSED'}",
+			also: func(t testing.TB, r result) {
+				t.Helper()
+				if len(r.Network.BlockedConnections) != proto.MaxBlocked || r.Network.BlockedTotal != 60 {
+					t.Errorf("%d listed, %d in all, want %d and 60", len(r.Network.BlockedConnections), r.Network.BlockedTotal, proto.MaxBlocked)
+				}
+			},
+		},
 		{name: "unrestricted: raw sockets, packets and pings", language: "python", limits: unrestricted, code: tried(
 			"socket.socket, socket.AF_INET, socket.SOCK_RAW, 6", "socket.socket, socket.AF_INET, socket.SOCK_DGRAM, 1",
 			"socket.socket, socket.AF_PACKET, socket.SOCK_RAW", "socket.socket, socket.AF_INET6, socket.SOCK_RAW, 58",
-		), stdout: "EPERM\nEPROTONOSUPPORT\nEAFNOSUPPORT\nEPROTONOSUPPORT", also: refusals()},
-		{name: "unrestricted: another address, interface or route", language: "python", limits: unrestricted, code: netlinkAttack, stdout: "EPERM EPERM EPERM\nEPERM", also: refusals()},
+		), stdout: "EPERM\nEPROTONOSUPPORT\nEAFNOSUPPORT\nEPERM", also: rejections()},
+		{name: "unrestricted: addresses of others as its own", language: "python", limits: unrestricted, code: errnos + `
+for family, level, free, transparent, sources, to in ((socket.AF_INET, 0, 15, 19, ('1.1.1.1', '127.0.0.2', '169.254.169.254'), '10.0.0.1'),
+        (socket.AF_INET6, 41, 78, 75, ('2606:4700:4700::1111', '::1', 'fe80::1%lo'), 'fc00::1')):
+    for source in sources:
+        for kind in socket.SOCK_DGRAM, socket.SOCK_STREAM:
+            s = socket.socket(family, kind)
+            s.setsockopt(level, free, 1)
+            if no(s.setsockopt, level, transparent, 1) != 'EPERM': print('transparent')
+            s.setblocking(False)
+            s.bind(socket.getaddrinfo(source, 4000)[0][4])
+            s.connect_ex((to, 53))
+            if kind == socket.SOCK_DGRAM: no(s.send, b'x')
+    honest = socket.socket(family, socket.SOCK_DGRAM)
+    honest.settimeout(60)
+    honest.connect((to, 9))
+    print(honest.send(b'x'), no(honest.recv, 1))`, stdout: "1 ECONNREFUSED\n1 ECONNREFUSED", also: rejections(
+			proto.BlockedConnection{Address: "10.0.0.1", Port: 9, Protocol: "udp", Reason: proto.BlockedAddress},
+			proto.BlockedConnection{Address: "fc00::1", Port: 9, Protocol: "udp", Reason: proto.BlockedAddress},
+		)},
+		{name: "unrestricted: data in the first packet of a connection", language: "python", limits: unrestricted, code: errnos + `
+for family, to in (socket.AF_INET, ('10.0.0.1', 80)), (socket.AF_INET6, ('fc00::1', 80)), (socket.AF_INET, ('8.8.8.8', 53)):
+    s = socket.socket(family)
+    print(no(s.sendto, b'x', socket.MSG_FASTOPEN, to))
+    s = socket.socket(family)
+    s.setsockopt(6, 30, 1) # TCP_FASTOPEN_CONNECT
+    s.setsockopt(6, 34, 1) # TCP_FASTOPEN_NO_COOKIE
+    s.connect(to)
+    print(no(s.send, b'x'))`, stdout: strings.Repeat("ECONNREFUSED\n", 6), also: rejections(
+			proto.BlockedConnection{Address: "10.0.0.1", Port: 80, Protocol: "tcp", Reason: proto.BlockedAddress},
+			proto.BlockedConnection{Address: "fc00::1", Port: 80, Protocol: "tcp", Reason: proto.BlockedAddress},
+			proto.BlockedConnection{Address: "8.8.8.8", Port: 53, Protocol: "tcp", Reason: proto.BlockedResolver},
+		)},
+		{name: "unrestricted: another address, interface or route", language: "python", limits: unrestricted, code: netlinkAttack, stdout: "EPERM EPERM EPERM\nEPERM", also: rejections()},
 	}
 }
 
@@ -118,7 +164,7 @@ func allowlistAttacks() []attack {
 import socket
 for name in 'secret.attacker.example', 'x.listed.example':
     try: socket.getaddrinfo(name, 80)
-    except socket.gaierror as e: print(e.errno)`, stdout: "-3\n-3", also: refusals(
+    except socket.gaierror as e: print(e.errno)`, stdout: "-3\n-3", also: rejections(
 			proto.BlockedConnection{Host: "secret.attacker.example", Protocol: "dns", Reason: proto.BlockedNotAllowed},
 			proto.BlockedConnection{Host: "x.listed.example", Protocol: "dns", Reason: proto.BlockedNotAllowed},
 		)},
@@ -160,7 +206,7 @@ func hostLoopbackFrom(t *testing.T, m *Maker, limits func(*jail.Spec)) {
 	}
 	defer func() { _ = l.Close() }()
 	a := attack{
-		language: "python", limits: limits, stdout: "ECONNREFUSED", also: refusals(),
+		language: "python", limits: limits, stdout: "ECONNREFUSED", also: rejections(),
 		code: tried("socket.create_connection, ('127.0.0.1', " + strconv.Itoa(l.Addr().(*net.TCPAddr).Port) + "), 60"),
 	}
 	a.check(t, a.attempt(t, m))
@@ -201,6 +247,6 @@ print('reached')`)
 		t.Errorf("the other program ended: %+v", o)
 	}
 	if len(out.c) > 0 {
-		t.Errorf("the other program says %q", <-out.c)
+		t.Errorf("output of the other program: %q", <-out.c)
 	}
 }

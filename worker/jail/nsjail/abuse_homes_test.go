@@ -113,8 +113,10 @@ print(no(os.fchmod, r, 0o777), no(os.utime, r, (0, 0)))
 with open('d/f', 'r+b') as f: m = mmap.mmap(f.fileno(), 0); m[0:1] = b'z'; m.flush()
 os.write(os.open(f'/proc/self/fd/{r}', os.O_WRONLY | os.O_TRUNC), b'new')`, "EACCES EBADF EINVAL\ndone done",
 			`drwxr-xr-x 0:0 "."`, `drwxr-xr-x 0:0 "./d"`, `-rw-r--r-- 0:0 "./d/f" 1 "z\n"`, `-rwxrwxrwx 0:0 "./old" 1 "new"`),
-		{name: "its program's file is taken", want: jail.Outcome{Kind: jail.StartFailed}, run: func(t *testing.T, m *Maker) {
-			for _, taken := range []string{"ln -s /etc/passwd main.py", "mkfifo main.py; mkdir -p main.py.d; rm main.py; ln -s main.py.d/x main.py", "mkdir main.py", "chmod 0 ~"} {
+		inThread("modes that bar everybody", "bash", "chmod 0 d/f d old ~", "",
+			`drwx------ 0:0 "."`, `d--------- 0:0 "./d"`, `---------- 0:0 "./d/f" 1 "x\n"`, `---------- 0:0 "./old" 1 "old\n"`),
+		{name: "a file in the place of the program's", want: jail.Outcome{Kind: jail.StartFailed}, run: func(t *testing.T, m *Maker) {
+			for _, taken := range []string{"ln -s /etc/passwd main.py", "mkfifo main.py; mkdir -p main.py.d; rm main.py; ln -s main.py.d/x main.py", "mkdir main.py"} {
 				th := newThread(t, nil)
 				th.call(m, program(t, "bash", taken)).want(t, jail.Exited, "")
 				r := th.call(m, program(t, "python", "print(1)"))
@@ -123,6 +125,12 @@ os.write(os.open(f'/proc/self/fd/{r}', os.O_WRONLY | os.O_TRUNC), b'new')`, "EAC
 				}
 			}
 		}},
+		inThread("giants that are all holes", "python", errnos+`
+for name in 'a', 'b', 'c':
+    with open(name, 'wb') as f: f.seek((2 << 40) - 1); f.write(b'x')
+with open('old', 'ab') as f: f.truncate(1 << 40)
+print(os.stat('c').st_blocks < 100)`, "True", `drwxr-xr-x 0:0 "."`, `-rw-r--r-- 0:0 "./a" 1 2199023255552 bytes`, `-rw-r--r-- 0:0 "./b" 1 2199023255552 bytes`,
+			`-rw-r--r-- 0:0 "./c" 1 2199023255552 bytes`, `drwxr-xr-x 0:0 "./d"`, `-rw-r--r-- 0:0 "./d/f" 1 "x\n"`, `-rw-r--r-- 0:0 "./old" 1 1099511627776 bytes`),
 		{name: "directories without end", run: func(t *testing.T, m *Maker) {
 			th := newThread(t, threadFiles())
 			runProgram(t, m, th.spec(), program(t, "python", "import os\nfor i in range(2000): os.mkdir('d' * 100); os.chdir('d' * 100)\nprint('deep')")).

@@ -1,10 +1,40 @@
 package nsjail
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
+
+// withNetLimit returns an attack that is contained where the kernel has the setting for each network
+// namespace. Elsewhere the worker must say that it lacks the setting.
+func withNetLimit(setting string, a attack) attack {
+	return attack{name: a.name, run: func(t *testing.T, m *Maker) {
+		if err := m.NetLimits(); err != nil && strings.Contains(err.Error(), setting) {
+			return
+		}
+		a.run(t, m)
+	}}
+}
+
+// leaveConnections is Python that defines leave, which makes connections to a listener that nobody
+// accepts, with data that nobody reads.
+const leaveConnections = `
+def leave(l, connections):
+    for n in range(connections):
+        s = socket.socket()
+        s.setblocking(False)
+        s.connect_ex(l.getsockname())
+        try: s.send(bytes(60000))
+        except OSError: pass
+        s.close()`
+
+// quarterCore are the limits of a small sandbox.
+func quarterCore(s *jail.Spec) {
+	memory(64)(s)
+	s.CPU = 0.25
+}
 
 func memoryAttacks() []attack {
 	oom := jail.Outcome{Kind: jail.OutOfMemory}
@@ -77,9 +107,102 @@ for r in kept[::2]:
     except BlockingIOError: pass
 print(got <= 64 << 20)`, stdout: "True",
 		},
+		hostMemory("in policies of shared memory", "EPERM", `
+libc.mmap.restype = ctypes.c_void_p
+libc.mbind = lambda *a: libc.syscall(237, *a)
+f = os.memfd_create('x')
+os.ftruncate(f, 1 << 46)
+node, window = (ctypes.c_ulong * 1)(1), 1 << 25
+for start in range(0, 100 * window, window):
+    at = libc.mmap(None, ctypes.c_size_t(window), 3, 1, f, ctypes.c_long(start))
+    for page in range(at, at + window, 8192):
+        if libc.syscall(237, ctypes.c_void_p(page), ctypes.c_ulong(4096), 1, node, ctypes.c_ulong(2), 0) != 0:
+            raise OSError(ctypes.get_errno(), 'mbind')
+    libc.munmap(ctypes.c_void_p(at), ctypes.c_size_t(window))`),
+		hostMemory("in transmit timestamps that nobody reads", "EPERM", `
+for i in range(60):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    s.setsockopt(socket.SOL_SOCKET, 37, 0x12)
+    kept.append(s)
+    for n in range(200):
+        try: s.sendto(bytes(60000), ('127.0.0.1', 9))
+        except ConnectionRefusedError: pass`),
+		{name: "in errors of datagrams that nobody reads", language: "python", code: errnos + `
+for family, address, level, option in (socket.AF_INET, '127.0.0.1', 0, 11), (socket.AF_INET6, '::1', 41, 25):
+    s = socket.socket(family, socket.SOCK_DGRAM)
+    s.setsockopt(level, option, 1)
+    print(s.sendto(b'x', (address, 9)), no(s.sendto, b'x', (address, 9)), no(s.recv, 1, socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT))
+    s.connect((address, 9))
+    print(s.send(b'x'), no(s.send, b'x'))`, stdout: "1 done EAGAIN\n1 ECONNREFUSED\n1 done EAGAIN\n1 ECONNREFUSED"},
+		hostMemory("in netlink errors that nobody reads", "ENOBUFS", `
+import struct
+request = struct.pack('IHHII', 32768, 0x7fff, 1, 0, 0) + bytes(32752)
+for i in range(60):
+    s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    kept.append(s)
+    for n in range(200): s.send(request)
+while True: kept.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))`),
+		withNetLimit("core/tstamp_allow_data", hostMemory("in transmit timestamps that each message asks for", "done", `
+for i in range(90):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    kept.append(s)
+    for n in range(200):
+        try: s.sendmsg([bytes(60000)], [(socket.SOL_SOCKET, 37, bytes((2, 0, 0, 0)))], 0, ('127.0.0.1', 9))
+        except ConnectionRefusedError: pass`)),
+		withNetLimit("core/somaxconn", hostMemory("in connections that nobody accepts", "done", leaveConnections+`
+for i in range(8):
+    l = socket.create_server(('127.0.0.1', 0), backlog=1 << 20)
+    kept.append(l)
+    leave(l, 4096)`)),
+		withNetLimit("core/somaxconn", hostMemory("in connections to many listeners with large buffers", "done", leaveConnections+`
+for i in range(900):
+    l = socket.socket()
+    l.setsockopt(socket.SOL_SOCKET, (socket.SO_RCVBUF, socket.SO_RCVLOWAT, socket.SO_KEEPALIVE)[i % 3], 1 << 20)
+    l.bind(('127.0.0.1', 0))
+    l.listen(4096)
+    kept.append(l)
+    leave(l, 20)`)),
+		uncharged(attack{name: "in locks of files", language: "python", want: oom, stdout: "first", limits: quarterCore, code: `
+import fcntl, struct
+print('first', flush=True)
+kept = []
+for i in range(1000):
+    kept.append(open(f'/tmp/{i}', 'w'))
+    for start in range(4000, 0, -2): fcntl.fcntl(kept[i], fcntl.F_SETLK, struct.pack('hhqqi', fcntl.F_WRLCK, 0, start, 1, 0))
+print('never')`}, false),
+		// Each open directory has a list of the entries that were there when it was read.
+		uncharged(attack{name: "in open directories of an overlay", language: "python", want: oom, stdout: "first", limits: quarterCore, code: `
+import os, time
+print('first', flush=True)
+open('f', 'w').close()
+for i in range(20000): os.link('f', f'{i:05}' + 'x' * 240)
+kept = []
+while len(kept) < 250 or not os.fork():
+    if len(kept) >= 250: kept = []
+    open('new', 'w').close(); os.unlink('new')
+    d = os.open('.', os.O_RDONLY)
+    kept.append((d, os.scandir(d)))
+    next(kept[-1][1])
+time.sleep(600)`}, true),
+		uncharged(attack{name: "in open directories of ext4", language: "python", want: oom, stdout: "first", limits: func(s *jail.Spec) {
+			quarterCore(s)
+			s.HomeBytes = 512 << 20
+		}, code: `
+import ctypes, os, time
+print('first', flush=True)
+open('f', 'w').close()
+for i in range(1000): os.link('f', f'{i:05}' + 'x' * 240)
+some = ctypes.create_string_buffer(300)
+while True:
+    for d in [os.open('.', os.O_RDONLY) for i in range(1000)]: ctypes.CDLL(None).getdents64(d, some, 300)
+    if os.fork(): time.sleep(600)
+    os.closerange(3, 1024)`}, false),
 		{name: "before the first instruction", starved: true, language: "python", limits: memory(2), code: "print('never')", want: oom},
-		{name: "40 times, which the kernel could blame on the jail", run: func(t *testing.T, m *Maker) {
-			for range 40 {
+		{name: "many times in a row", run: func(t *testing.T, m *Maker) {
+			for range repeats(40) {
 				a := attack{
 					name: "touching", language: "bash", limits: memory(32), code: "echo first; tail /dev/zero; sleep 600", want: oom, stdout: "first",
 				}

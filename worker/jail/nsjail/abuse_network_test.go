@@ -33,7 +33,7 @@ print(no(s.sendto, b'x', ('255.255.255.255', 9)), no(s.sendto, b'x', ('224.0.0.1
 		{name: "blocked: raw sockets and packets", language: "python", code: tried(
 			"socket.socket, socket.AF_INET, socket.SOCK_RAW, 6", "socket.socket, socket.AF_INET, socket.SOCK_DGRAM, 1", "socket.socket, socket.AF_PACKET, socket.SOCK_RAW",
 			"socket.socket, socket.AF_INET6, socket.SOCK_RAW, 58",
-		), stdout: "EPERM\nEPROTONOSUPPORT\nEAFNOSUPPORT\nEPROTONOSUPPORT"},
+		), stdout: "EPERM\nEPROTONOSUPPORT\nEAFNOSUPPORT\nEPERM"},
 		{name: "blocked: making an interface or a route", language: "python", code: netlinkAttack, stdout: "EPERM EPERM EPERM\nEPERM"},
 		{name: "blocked: its own loopback works", language: "python", code: `
 import socket

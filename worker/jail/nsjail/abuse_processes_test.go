@@ -96,9 +96,17 @@ os.wait()`, stdout: "-1"},
 		{name: "higher priority", language: "python", code: tried(
 			"os.nice, -5", "os.setpriority, os.PRIO_PROCESS, 0, -1", "os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(1)",
 		), stdout: "EPERM\nEACCES\nEPERM"},
-		{name: "not to be killed for memory", language: "bash", code: "echo -1000 > /proc/self/oom_score_adj; echo $?", stdout: "1"},
-		{name: "fork bomb that ends by itself, 20 times", run: func(t *testing.T, m *Maker) {
-			for range 20 {
+		{name: "lowering its own OOM score", language: "bash", code: "echo -1000 > /proc/self/oom_score_adj; echo $?", stdout: "1"},
+		{name: "children of the init", language: "python", code: errnos + `
+for i in range(1000):
+    pid = libc.syscall(56, 0x8000 | 17, 0, 0, 0, 0) # CLONE_PARENT
+    if pid == 0: libc.syscall(231, i % 7) if i % 2 else libc.abort()
+    if pid < 0 and ctypes.get_errno() != errno.EAGAIN: print(errno.errorcode[ctypes.get_errno()])
+print(os.getppid(), no(os.wait), flush=True)
+if libc.syscall(56, 0x8000 | 17, 0, 0, 0, 0) == 0: time.sleep(600)
+os._exit(3)`, stdout: "1 ECHILD", want: jail.Outcome{Kind: jail.Exited, ExitCode: 3}},
+		{name: "fork bomb that ends by itself, many times", run: func(t *testing.T, m *Maker) {
+			for range repeats(20) {
 				a := attack{
 					name: "fork bomb", language: "python", limits: func(s *jail.Spec) { s.Pids = MinPids }, stdout: "True",
 					want: jail.Outcome{Kind: jail.Exited, ExitCode: 3}, code: `

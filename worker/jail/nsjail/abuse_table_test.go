@@ -2,59 +2,42 @@ package nsjail
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
+	"github.com/bullpen-run/bullpen/proto/doctest"
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
 // TestAbuseTable checks that the table in docs/sandbox.md matches the tests; `make docs` rewrites
 // it.
 func TestAbuseTable(t *testing.T) {
-	const page, begin, end = "../../../docs/sandbox.md", "<!-- abuse: written by `make docs` -->\n", "<!-- end of abuse -->\n"
-	b, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, ok := strings.Cut(string(b), begin)
-	found, after, closed := strings.Cut(rest, end)
-	if !ok || !closed {
-		t.Fatalf("%s has no lines %q and %q", page, begin, end)
-	}
-	want := abuseTable()
-	if *update {
-		if err := os.WriteFile(page, []byte(before+begin+want+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	} else if found != want {
-		t.Error("the table of attacks in docs/sandbox.md is not that of the tests: run `make docs`")
-	}
+	doctest.Compare(t, "../../../docs/sandbox.md", "<!-- abuse: written by `make docs` -->\n", "<!-- end of abuse -->\n", abuseTable())
 }
 
 // abuseTable returns the Markdown tables, with one row per reported status in each group.
 func abuseTable() string {
 	var b strings.Builder
 	for _, g := range abuse() {
-		_, _ = fmt.Fprintf(&b, "\n**%s.** %s.\n\n| attacks | told as |\n|---|---|\n", g.name, g.about)
+		_, _ = fmt.Fprintf(&b, "\n**%s.** %s.\n\n| attacks | reported as |\n|---|---|\n", g.name, g.about)
 		names := map[string][]string{}
 		var order []string
 		for _, a := range g.attacks {
-			told := a.told()
-			if names[told] == nil {
-				order = append(order, told)
+			status := a.status()
+			if names[status] == nil {
+				order = append(order, status)
 			}
-			names[told] = append(names[told], strings.ReplaceAll(a.name, "|", "\\|"))
+			names[status] = append(names[status], strings.ReplaceAll(a.name, "|", "\\|"))
 		}
-		for _, told := range order {
-			_, _ = fmt.Fprintf(&b, "| %s | %s |\n", strings.Join(names[told], " · "), told)
+		for _, status := range order {
+			_, _ = fmt.Fprintf(&b, "| %s | %s |\n", strings.Join(names[status], " · "), status)
 		}
 	}
 	return b.String() + "\n"
 }
 
-// told returns the status that a client sees.
-func (a *attack) told() string {
+// status returns the status that a client sees.
+func (a *attack) status() string {
 	switch o := a.want; o.Kind {
 	case "", jail.Exited:
 		if o.ExitCode == 0 {

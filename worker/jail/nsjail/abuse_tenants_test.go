@@ -1,8 +1,16 @@
 package nsjail
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
 	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
@@ -46,7 +54,13 @@ print(rt.mq_open(b'/secret', 2), ctypes.get_errno())`, "-1 2")},
 				t.Errorf("alike: %v", seen)
 			}
 		}},
-		{name: "taking all a host has, beside a quiet neighbour", run: noisy, want: jail.Outcome{Kind: jail.Killed}},
+		{name: "taking all inotify instances, watches and message queues, beside a neighbour and root", run: hostTables, want: jail.Outcome{Kind: jail.Killed}},
+		besideNeighbour("taking all a host has", "import os", "open('/tmp/%d' % os.getpid(), 'wb').write(bytes(100000))"),
+		besideNeighbour("locks across cache lines", machine, "os.fork() or ("+splitLocks+"(1000000), os._exit(0)); os.wait()"),
+		besideNeighbour("barriers on all processors", errnos, "[libc.syscall(324, 1 << i, 0, 0) for i in range(9)]"),
+		besideNeighbour("writing back and evicting shared files", errnos+"f = os.open('/usr/bin/env', os.O_RDONLY)",
+			"[os.sync(), os.fsync(f), os.posix_fadvise(f, 0, 0, os.POSIX_FADV_DONTNEED), libc.syncfs(f), libc.sync_file_range(f, 0, 0, 7)]"),
+		{name: "evicting files that others read", run: evicting},
 		{name: "hidden behind 20 that start at the same time", run: func(t *testing.T, m *Maker) {
 			outputs := make(chan result)
 			for range 20 {
@@ -67,11 +81,11 @@ func sameUIDs(leave, left, look, found string) func(*testing.T, *Maker) {
 		uids := first.uids.first
 		for i, step := range []struct{ code, want string }{{leave, left}, {look, found}} {
 			s := first
-			if i > 0 {
+			for i > 0 && (s == first || s.uids.first != uids) {
 				s = prepare(t, m, testSpec()).(*sandbox)
-			}
-			if s.uids.first != uids {
-				t.Fatalf("uids %d after %d", s.uids.first, uids)
+				if s.uids.first != uids { // kept, so that the next jail gets others
+					defer func() { _ = s.Close() }()
+				}
 			}
 			p := program(t, "python", errnos+step.code)
 			var stdout, stderr beginning
@@ -82,7 +96,7 @@ func sameUIDs(leave, left, look, found string) func(*testing.T, *Maker) {
 			}
 			result{Outcome: o, stdout: string(stdout.kept), stderr: string(stderr.kept)}.want(t, jail.Exited, step.want)
 			// A prepared jail that is still waiting keeps its uids.
-			m.awaitGiven(t, s)
+			m.awaitUIDsReleased(t, s)
 		}
 	}
 }
@@ -111,7 +125,7 @@ print('free')`
 	for language, form := range in {
 		for _, mode := range modes {
 			for _, step := range []struct{ code, want string }{{leave, "True {'EROFS'}"}, {look, "True 0\nfree"}} {
-				j := prepareBy(t, m, parent, mode, testSpec(), language)
+				j := prepareMode(t, m, parent, mode, testSpec(), language)
 				runIn(t, j, program(t, language, fmt.Sprintf(form, step.code))).want(t, jail.Exited, step.want)
 				if t.Failed() {
 					return // the other programs would block on the same lock
@@ -148,20 +162,100 @@ print(sorted(p for p in os.listdir('/proc') if p.isdigit())[0], len([p for p in 
 	}
 }
 
-// noisy runs a quiet program beside three programs that use all the resources they can. The quiet
-// one must end first; otherwise the test hangs.
-func noisy(t *testing.T, m *Maker) {
+// takeTables is Python that takes all it can of what the kernel also counts for the worker's user.
+const takeTables = errnos + `
+rt = ctypes.CDLL('librt.so.1', use_errno=True)
+def checked(r):
+    if r < 0: raise OSError(ctypes.get_errno(), 'failed')
+instances = watches = queues = 0
+def instance():
+    global instances
+    while True: checked(libc.inotify_init()); instances += 1
+def watch():
+    global watches
+    for top, dirs, files in os.walk('/usr'):
+        for name in dirs + files: checked(libc.inotify_add_watch(3, os.path.join(top, name).encode(), 0x20 | 0x02000000)); watches += 1 # IN_OPEN, IN_DONT_FOLLOW
+def queue():
+    global queues
+    while True: checked(rt.mq_open(b'/%d' % queues, 0o102, 0o600, None)); queues += 1
+os.closerange(3, 10)
+print(no(instance), instances, no(watch), watches, no(queue), queues, flush=True)
+`
+
+// hostTables checks that a program which takes all it can leaves as much to another one, and enough
+// to root on the host.
+func hostTables(t *testing.T, m *Maker) {
+	mode := cold
+	if by, ok := startModes.Load(m); ok {
+		mode = by.(string)
+	}
+	want := fmt.Sprintf("EMFILE %d ENOSPC %d EMFILE 1", m.share.instances, m.share.watches)
+	start := func() (lines *lines, stop func()) {
+		var parent jail.Zygote
+		if mode == forked {
+			parent = newZygote(t, m, testSpec())
+		}
+		lines = newLines()
+		p := program(t, "python", takeTables+"time.sleep(600)")
+		p.Stdout = lines
+		j := prepareMode(t, m, parent, mode, testSpec(), "python")
+		done := make(chan error)
+		go func() {
+			_, err := j.Run(t.Context(), p)
+			done <- err
+		}()
+		return lines, func() {
+			if err := errors.Join(j.Close(), <-done); err != nil {
+				t.Error(err)
+			}
+			if parent != nil {
+				closeZygote(t, parent)
+			}
+		}
+	}
+	for range 2 {
+		lines, stop := start()
+		defer stop()
+		if got := lines.next(t); got != want {
+			t.Errorf("a program got %s, want %s", got, want)
+		}
+	}
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = unix.InotifyAddWatch(fd, t.TempDir(), unix.IN_CREATE)
+	if err := errors.Join(err, unix.Close(fd)); err != nil {
+		t.Error(err)
+	}
+	name := []byte("bullpen-test-" + strconv.Itoa(os.Getpid()) + "\x00")
+	queue, _, errno := unix.Syscall6(unix.SYS_MQ_OPEN, uintptr(unsafe.Pointer(&name[0])), unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600, 0, 0, 0)
+	if errno != 0 {
+		t.Fatal(errno)
+	}
+	_, _, errno = unix.Syscall(unix.SYS_MQ_UNLINK, uintptr(unsafe.Pointer(&name[0])), 0, 0)
+	if err := unix.Close(int(queue)); err != nil || errno != 0 {
+		t.Error(err, errno)
+	}
+}
+
+// besideNeighbour returns an attack that repeats Python code in many processes of three jails, beside
+// a quiet program. The quiet one must end first; otherwise the test hangs.
+func besideNeighbour(name, setup, code string) attack {
+	return attack{name: name + ", beside a quiet neighbour", want: jail.Outcome{Kind: jail.Killed}, run: func(t *testing.T, m *Maker) { noisy(t, m, setup, code) }}
+}
+
+func noisy(t *testing.T, m *Maker, setup, code string) {
 	done := make(chan jail.Outcome)
 	var stop []jail.Jail
 	for range 3 {
 		out := newLines()
-		p := program(t, "python", `
-import os
+		p := program(t, "python", setup+`
 try:
-    for i in range(6): os.fork()
+    for i in range(4): os.fork()
 except BlockingIOError: pass
 print('up', flush=True)
-while True: open('/tmp/%d' % os.getpid(), 'wb').write(bytes(100000))`)
+while True: `+code)
 		p.Stdout = out
 		j := prepare(t, m, testSpec())
 		stop = append(stop, j)
@@ -185,4 +279,72 @@ while True: open('/tmp/%d' % os.getpid(), 'wb').write(bytes(100000))`)
 			t.Errorf("a noisy one ended before the quiet one: %+v", o)
 		}
 	}
+}
+
+// evicting checks that a program cannot evict a file of the host, which others read, from memory.
+func evicting(t *testing.T, m *Maker) {
+	path := sharedFile(t)
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := attack{name: "evicting", language: "python", stdout: "done", code: errnos + fmt.Sprintf(`
+import mmap
+f = os.open(%q, os.O_RDONLY)
+for advice in range(6): no(os.posix_fadvise, f, 0, 0, advice)
+with mmap.mmap(f, 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as b:
+    for advice in range(26): # also MADV_REMOVE, MADV_FREE, MADV_COLD and MADV_PAGEOUT
+        no(b.madvise, advice)
+print('done')`, path)}
+	a.check(t, a.attempt(t, m))
+	if pages := residentPages(t, path); pages < len(content)/os.Getpagesize() {
+		t.Errorf("%d pages of %s are left in memory, of %d bytes", pages, path, len(content))
+	}
+}
+
+// sharedFile returns a file that programs can read and no process maps.
+func sharedFile(t *testing.T) string {
+	t.Helper()
+	var found string
+	err := filepath.WalkDir("/usr/share", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return nil //nolint:nilerr // another file will do
+		}
+		if info, err := d.Info(); err == nil && info.Size() > 100<<10 && info.Size() < 10<<20 && info.Mode()&0o004 != 0 {
+			found = path
+			return fs.SkipAll
+		}
+		return nil
+	})
+	if err != nil || found == "" {
+		t.Fatalf("no file to evict below /usr/share: %v", err)
+	}
+	return found
+}
+
+// residentPages returns how many pages of a file the kernel keeps in memory.
+func residentPages(t *testing.T, path string) (n int) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(b) }()
+	pages := make([]byte, (len(b)+os.Getpagesize()-1)/os.Getpagesize())
+	if _, _, e := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), uintptr(unsafe.Pointer(&pages[0]))); e != 0 {
+		t.Fatal(e)
+	}
+	for _, p := range pages {
+		n += int(p & 1)
+	}
+	return n
 }

@@ -23,14 +23,14 @@ func BenchmarkJail(b *testing.B) {
 		}
 		for _, l := range []string{"bash", "python", "node"} {
 			spec := benchSpec()
-			spec.Ahead = ahead(b, l)
-			b.Run(name+"/ahead/"+l, func(b *testing.B) { benchmark(b, m, spec, l, wait) })
+			spec.Prewarm = prewarmed(b, l)
+			b.Run(name+"/prewarmed/"+l, func(b *testing.B) { benchmark(b, m, spec, l, wait) })
 		}
 		for _, l := range []string{"bash", "python", "node"} {
 			b.Run(name+"/forked/"+l, func(b *testing.B) {
 				spec := benchSpec()
 				parent := zygoteOf(b, m, spec)
-				spec.Ahead = ahead(b, l)
+				spec.Prewarm = prewarmed(b, l)
 				p, _ := jail.Source{Language: l, TraceID: "trc_x", Home: DefaultHome}.Program()
 				measure(b, parent.Fork, spec, p, wait, func() {})
 			})
@@ -40,7 +40,7 @@ func BenchmarkJail(b *testing.B) {
 
 // benchSpec returns the spec of the default profile.
 func benchSpec() jail.Spec {
-	return jail.Spec{CPU: 1, Memory: 1 << 30, Pids: 256, HomeBytes: 512 << 20, TmpBytes: 256 << 20, Inodes: 65536}
+	return jail.Spec{CPU: 1, Memory: 1 << 30, Pids: 256, OpenFiles: 1024, HomeBytes: 512 << 20, TmpBytes: 256 << 20, Inodes: 65536}
 }
 
 // BenchmarkHome measures jails with a home in memory, on disk, and from a thread.

@@ -1,10 +1,7 @@
 package nsjail
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"strconv"
 	"strings"
 
@@ -15,8 +12,8 @@ import (
 
 // Numbers of the descriptors that nsjail is started with, after those for the init (package wire).
 const (
-	initFD   = 5 // the init's executable
-	configFD = 6 // nsjail's configuration
+	initFD   = 7 // the init's executable
+	configFD = 8 // nsjail's configuration
 )
 
 // jobDirBytes is the size of jail.JobDir: the code, and a few staged files.
@@ -25,40 +22,14 @@ const jobDirBytes = 16 << 20
 // devices are the nodes of the jail's /dev, bind-mounted from the host's.
 var devices = [...]string{"null", "zero", "full", "random", "urandom"} // read only
 
-// masked are the files and directories of /proc that are empty in a jail, if the host has them.
-// They are those that container runtimes mask, and others that reveal the host or other tenants and
-// that programs do not need.
-var masked = [...]string{ // read only
-	"acpi", "asound", "bus", "cmdline", "diskstats", "fs", "interrupts", "irq", "kallsyms", "kcore", "key-users", "keys",
-	"latency_stats", "locks", "modules", "partitions", "sched_debug", "scsi", "sysrq-trigger", "timer_list", "timer_stats",
-}
-
-// proc holds the names of masked that this host has.
-type proc struct{ files, dirs []string }
-
-func findMasked() (p proc, err error) {
-	for _, name := range masked {
-		info, err := os.Stat("/proc/" + name)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-		case err != nil:
-			return proc{}, err
-		case info.IsDir():
-			p.dirs = append(p.dirs, name)
-		case info.Mode()&0o006 != 0: // the others are not accessible to root in a jail and need no mask
-			p.files = append(p.files, name)
-		}
-	}
-	return p, nil
-}
-
 // layout holds what a configuration is generated from.
 type layout struct {
 	*skeleton
 	home  string
 	uid   int // outside uid of the init; the next uid is the program's
 	files int // RLIMIT_NOFILE
-	masks proc
+	share share
+	proc  *proc
 	spec  jail.Spec
 	// childUIDs are the uids of the jails forked from this one; nil if it is not a zygote.
 	childUIDs []*uidPair
@@ -81,13 +52,15 @@ func (l layout) config() string {
 			b.line("%s { inside_id: \"%d\" outside_id: \"%d\" count: 2 }", key, childID(i), c.first)
 		}
 	}
-	// The init needs these to become the program, to kill it, and to empty the bounding set. The
+	// The init needs these to become the program, to kill it, and to empty the bounding set. The last
+	// two it drops at once: they are to limit inotify, and to make /proc read-only afterwards. The
 	// program gets none.
-	b.line(`cap: "CAP_KILL" cap: "CAP_SETGID" cap: "CAP_SETUID" cap: "CAP_SETPCAP"`)
+	b.line(`cap: "CAP_KILL" cap: "CAP_SETGID" cap: "CAP_SETUID" cap: "CAP_SETPCAP" cap: "CAP_SYS_RESOURCE" cap: "CAP_SYS_ADMIN"`)
 	// The control group limits memory and CPU. HARD is the worker's own limit: raising one above it
 	// needs a capability that many hosts do not grant. The init sets the limit on core dumps.
 	b.line("rlimit_as_type: HARD rlimit_cpu_type: HARD rlimit_fsize_type: HARD rlimit_core_type: HARD")
-	b.line("rlimit_stack_type: SOFT rlimit_memlock_type: SOFT rlimit_rtprio_type: SOFT rlimit_msgqueue_type: SOFT")
+	b.line("rlimit_stack_type: SOFT rlimit_memlock_type: SOFT rlimit_rtprio_type: SOFT")
+	b.line("rlimit_msgqueue: %d rlimit_msgqueue_type: VALUE", l.share.queues)
 	b.line("rlimit_nofile: %d rlimit_nofile_type: VALUE", l.files)
 	if l.childUIDs == nil {
 		b.line("rlimit_nproc: %d rlimit_nproc_type: VALUE", l.spec.Pids)
@@ -98,27 +71,27 @@ func (l layout) config() string {
 	for _, d := range l.binds {
 		b.line("mount { src: %q dst: %q is_bind: true nosuid: true nodev: true }", d.src, d.dst)
 	}
-	if l.childUIDs == nil {
-		b.line("mount { dst: \"/proc\" fstype: \"proc\" nosuid: true nodev: true noexec: true }")
-	} else { // the id maps are written there
-		b.line("mount { dst: \"/proc\" fstype: \"proc\" rw: true nosuid: true nodev: true noexec: true }")
-	}
+	b.line("mount { dst: \"/proc\" fstype: \"proc\" rw: true nosuid: true nodev: true noexec: true }")
 	// Read-only, so that no program changes the timestamps of the host's nodes. Devices can be
 	// written to all the same.
 	for _, d := range devices {
 		b.line("mount { src: %q dst: %q is_bind: true nosuid: true noexec: true }", "/dev/"+d, "/dev/"+d)
 	}
-	arg := ""
+	kind := ""
 	if l.childUIDs == nil {
-		for _, m := range l.own(l.dir + "/proc") { // /proc of the root itself
+		for _, m := range l.own(l.dir) {
 			b.mount(m)
 		}
 	} else {
-		arg = fmt.Sprintf("arg: %q ", wire.Zygote)
+		kind = wire.Zygote
+		if l.spec.Prewarm != nil && l.spec.Prewarm.Preloads() {
+			for _, m := range l.importAreas() {
+				b.mount(m)
+			}
+		}
 	}
-	b.line("seccomp_string: %q", seccompPolicy)
-	b.line("pass_fd: %d pass_fd: %d", wire.ControlFD, wire.LockFD)
-	b.line("exec_bin { path: %q arg0: \"init\" %sexec_fd: true }", selfFD(initFD), arg)
+	b.line("pass_fd: %d pass_fd: %d pass_fd: %d", wire.ControlFD, wire.LockFD, wire.FilterFD)
+	b.line("exec_bin { path: %q arg0: \"init\" arg: %q arg: \"%d\" arg: \"%d\" exec_fd: true }", selfFD(initFD), kind, l.share.instances, l.share.watches)
 	return b.String()
 }
 
@@ -130,22 +103,26 @@ type mount struct {
 	device         bool // the source of the bind mount is a device
 }
 
-// own returns a jail's own mounts, in their order. empty is the path of an empty read-only
-// directory, as the mounting process sees it.
-func (l layout) own(empty string) (all []mount) {
-	for _, name := range l.masks.files {
-		all = append(all, mount{source: "/dev/null", target: "/proc/" + name, device: true})
-	}
-	for _, name := range l.masks.dirs {
-		all = append(all, mount{source: empty, target: "/proc/" + name})
-	}
-	all = append(all, tmpfs("/dev/shm", min(l.spec.TmpBytes, l.spec.Memory/2), l.spec.Inodes, "1777", 0))
+// own returns a jail's own mounts, in their order. root is the path of the jail's / as the mounting
+// process sees it.
+func (l layout) own(root string) []mount {
+	all := append(l.proc.mounts(root), tmpfs("/dev/shm", min(l.spec.TmpBytes, l.spec.Memory/2), l.spec.Inodes, "1777", 0))
 	for _, a := range areas(l.spec, l.home) {
 		if !a.onDisk { // a disk area is attached when the jail exists
 			all = append(all, tmpfs(a.path, a.bytes, l.spec.Inodes, strconv.FormatUint(uint64(a.mode), 8), jail.ProgramID))
 		}
 	}
 	return append(all, tmpfs(jail.JobDir, jobDirBytes, 1024, "0755", 0))
+}
+
+// importAreas returns the home and /tmp of a zygote's interpreter, which modules may write to when
+// they are imported. Each forked jail mounts its own over them. They are in memory even if those of
+// the jails are not.
+func (l layout) importAreas() (all []mount) {
+	for _, a := range areas(l.spec, l.home) {
+		all = append(all, tmpfs(a.path, min(a.bytes, l.spec.Memory/4), l.spec.Inodes, strconv.FormatUint(uint64(a.mode), 8), 0))
+	}
+	return all
 }
 
 func tmpfs(target string, size, inodes int64, mode string, owner int) mount {
@@ -166,7 +143,7 @@ type area struct {
 // areas returns the home and /tmp.
 func areas(spec jail.Spec, home string) []area {
 	return []area{
-		{home, spec.HomeBytes, 0o755, spec.Home != nil || spec.HomeLater || proto.HomeOnDisk(spec.HomeBytes, spec.Memory)},
+		{home, spec.HomeBytes, 0o755, spec.Home != nil || spec.MountHomeLater || proto.HomeOnDisk(spec.HomeBytes, spec.Memory)},
 		{"/tmp", spec.TmpBytes, 0o1777, proto.TmpOnDisk(spec.TmpBytes, spec.Memory)},
 	}
 }

@@ -1,24 +1,22 @@
 package nsjail
 
 import (
-	"flag"
 	"os"
 	"strings"
 	"testing"
 
+	"github.com/bullpen-run/bullpen/proto/doctest"
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 func TestConfigGolden(t *testing.T) {
 	const golden = "testdata/nsjail.cfg"
 	got := layout{
 		skeleton: &skeleton{dir: "/run/bullpen/workers/X/root", binds: []bind{{"/usr", "/usr"}, {"/var/lib/image/lib64", "/lib64"}}},
-		home:     "/home/baponi", uid: 1_900_000_000, files: 4096, masks: proc{files: []string{"keys"}, dirs: []string{"fs"}},
-		spec: jail.Spec{CPU: 1.5, Memory: 1 << 30, Pids: 256, HomeBytes: 512 << 20, TmpBytes: 256 << 20, Inodes: 65536},
+		home:     "/home/baponi", uid: 1_900_000_000, files: 4096, share: share{8, 12_000, 102_400}, proc: &proc{files: []string{"keys"}, dirs: []string{"fs"}, replaced: []string{"stat"}},
+		spec: jail.Spec{CPU: 1.5, Memory: 1 << 30, Pids: 256, OpenFiles: 4096, HomeBytes: 512 << 20, TmpBytes: 256 << 20, Inodes: 65536},
 	}.config()
-	if *update {
+	if *doctest.Update {
 		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -30,7 +28,7 @@ func TestConfigGolden(t *testing.T) {
 	if got != string(want) {
 		t.Errorf("nsjail's configuration has changed; if that is meant, run this test with -update\n%s", got)
 	}
-	if a := strings.Join(args(), " "); a != "nsjail --config /proc/self/fd/6 --rw" {
+	if a := strings.Join(args(), " "); a != "nsjail --config /proc/self/fd/8 --rw" {
 		t.Errorf("arguments %q", a)
 	}
 }

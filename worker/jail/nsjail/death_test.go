@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -48,7 +49,7 @@ var victims = map[string]func(m *Maker){ // read only
 		spec := testSpec()
 		busy, err := m.Prepare(context.Background(), spec)
 		check(err)
-		spec.Ahead = victimAhead("bash")
+		spec.Prewarm = prewarmedVictim("bash")
 		idle, err := m.Prepare(context.Background(), spec)
 		check(err)
 		ended := runVictim(busy)
@@ -62,12 +63,12 @@ var victims = map[string]func(m *Maker){ // read only
 		spec.TmpBytes = spec.Memory
 		program, err := jail.Source{Home: DefaultHome}.Zygote(nil)
 		check(err)
-		spec.Ahead = &program
+		spec.Prewarm = &program
 		p, err := m.Zygote(context.Background(), spec)
 		check(err)
 		fork := func(language string) jail.Jail {
 			spec := spec
-			spec.Ahead = victimAhead(language)
+			spec.Prewarm = prewarmedVictim(language)
 			j, err := p.Fork(context.Background(), spec)
 			check(err)
 			return j
@@ -81,8 +82,8 @@ var victims = map[string]func(m *Maker){ // read only
 	},
 }
 
-func victimAhead(language string) *jail.Program {
-	p, err := jail.Source{Language: language, Home: DefaultHome}.Ahead()
+func prewarmedVictim(language string) *jail.Program {
+	p, err := jail.Source{Language: language, Home: DefaultHome}.Prewarm()
 	check(err)
 	return &p
 }
@@ -140,6 +141,7 @@ func check(err error) {
 // All processes of a killed worker end. No uid is reused while a process still has it, and the next
 // worker removes everything else.
 func TestWorkerDies(t *testing.T) {
+	t.Parallel()
 	for what := range victims {
 		t.Run(what, func(t *testing.T) {
 			const forks = 4
@@ -204,7 +206,7 @@ func killVictim(t *testing.T, what string, cfg Config) {
 	}
 	var left remains
 	if err := json.Unmarshal(line, &left); err != nil {
-		t.Fatalf("the worker said %q", line)
+		t.Fatalf("output of the worker: %q", line)
 	}
 	var held []unix.PollFd
 	for _, pid := range left.Pids {
@@ -260,6 +262,25 @@ func noVolumes(t *testing.T, dir string) {
 	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(mounts), dir) {
 		t.Errorf("mounts left: %s, %v", mounts, err)
 	}
+}
+
+// groups returns the directories of the groups of jails, except for those that were kept for their
+// page cache: they have no members.
+func groups(tb testing.TB, m *Maker) []string {
+	tb.Helper()
+	var all []string
+	for _, d := range ownGroups(tb) {
+		found, err := filepath.Glob(filepath.Join(d, "bullpen", filepath.Base(m.dir), "[0-9]*"))
+		if err != nil {
+			tb.Fatal(err)
+		}
+		all = append(all, found...)
+	}
+	return slices.DeleteFunc(all, func(dir string) bool {
+		_, err := os.Stat(filepath.Join(dir, "memory.stat"))
+		procs, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		return err == nil && len(procs) == 0
+	})
 }
 
 // ownGroups returns this process's directories in the version 1 hierarchies. On version 2, it

@@ -2,7 +2,9 @@ package nsjail
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -72,7 +74,7 @@ func children(t *testing.T, pid int) []int {
 // limitFiles returns the contents that files of a jail's group must have before its program is
 // known.
 func limitFiles(m *Maker, spec jail.Spec) map[string]string {
-	memory, tasks := strconv.FormatInt(spec.Memory+ownMemory, 10), strconv.Itoa(spec.Pids+ownTasks)
+	memory, tasks := strconv.FormatInt(spec.Memory+nsjailMemory, 10), strconv.Itoa(spec.Pids+ownTasks)
 	quota := strconv.Itoa(int(spec.CPU * 100_000))
 	if m.CgroupVersion() == 2 {
 		return map[string]string{"memory.max": memory, "pids.max": tasks, "cpu.max": quota + " 100000"}
@@ -80,7 +82,7 @@ func limitFiles(m *Maker, spec jail.Spec) map[string]string {
 	return map[string]string{"memory.limit_in_bytes": memory, "pids.max": tasks, "cpu.cfs_quota_us": quota, "cpu.cfs_period_us": "100000"}
 }
 
-func TestAllIsInTheGroup(t *testing.T) {
+func TestAllProcessesAreInTheGroup(t *testing.T) {
 	m := newMaker(t)
 	spec := testSpec()
 	s := prepare(t, m, spec).(*sandbox)
@@ -126,6 +128,38 @@ func TestAllIsInTheGroup(t *testing.T) {
 	}
 }
 
+// A program that nobody waits for has a tenth of the CPU weight of others.
+func TestLowWeight(t *testing.T) {
+	m := newMaker(t)
+	for low, want := range map[bool]map[string]string{
+		false: {"cpu.shares": "1024", "cpu.weight": "100"}, true: {"cpu.shares": "102", "cpu.weight": "10"},
+	} {
+		s := prepare(t, m, testSpec())
+		name := strconv.FormatUint(m.seq.Load(), 10)
+		p := program(t, "bash", "echo up; sleep 600")
+		p.LowWeight = low
+		done := sleeper(t, s, p)
+		found := 0
+		for _, d := range ownGroups(t) {
+			for file, weight := range want {
+				b, err := os.ReadFile(filepath.Join(d, "bullpen", filepath.Base(m.dir), name, file))
+				if errors.Is(err, fs.ErrNotExist) {
+					continue
+				}
+				if found++; err != nil || strings.TrimSpace(string(b)) != weight {
+					t.Errorf("low %v: %s is %q, %v", low, file, b, err)
+				}
+			}
+		}
+		if found != 1 {
+			t.Errorf("%d weights found", found)
+		}
+		if err := errors.Join(s.Close(), <-done); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func readTrimmed(t *testing.T, path string) string {
 	t.Helper()
 	b, err := os.ReadFile(path)
@@ -136,7 +170,7 @@ func readTrimmed(t *testing.T, path string) string {
 }
 
 // Threads of the worker enter groups to start jails. All of them must return to their own group.
-func TestThreadsComeBack(t *testing.T) {
+func TestThreadsReturnToTheirGroups(t *testing.T) {
 	m := newMaker(t)
 	jails := make([]jail.Jail, 50)
 	var wg sync.WaitGroup
@@ -165,7 +199,7 @@ func TestThreadsComeBack(t *testing.T) {
 }
 
 // Memory that the jail itself uses counts neither towards the program's limit nor in its usage.
-func TestOwnUseIsNotTheProgram(t *testing.T) {
+func TestUsageExcludesBullpensProcesses(t *testing.T) {
 	m := newMaker(t)
 	spec := testSpec()
 	memory(2)(&spec)

@@ -190,6 +190,10 @@ func (th *thread) version() string {
 		_, _ = fmt.Fprintf(&list, "%v %d:%d %q", info.Mode(), st.Uid, st.Gid, name)
 		switch info.Mode().Type() {
 		case 0:
+			if info.Size() > 1<<30 {
+				_, _ = fmt.Fprintf(&list, " %d %d bytes", st.Nlink, info.Size())
+				break
+			}
 			var b []byte
 			b, err = os.ReadFile(path)
 			_, _ = fmt.Fprintf(&list, " %d %.20q", st.Nlink, b)
@@ -215,7 +219,8 @@ func (th *thread) wantVersion(lines ...string) {
 	}
 }
 
-func TestHomeIsBrought(t *testing.T) {
+func TestMountHome(t *testing.T) {
+	t.Parallel()
 	m := openMaker(t, Config{VolumeDir: diskDir(t)})
 	th := newThread(t, map[string]string{"old/deep/f": "x\n", "read": "only\n", "gone": "x\n", "linked": "x\n"})
 	if err := errors.Join(os.Chmod(th.lower, 0o750), os.Chmod(th.lower+"/read", 0o400)); err != nil {
@@ -248,6 +253,7 @@ python3 -c "import os; print(os.getxattr('new', 'user.x'), os.getxattr('read', '
 // What one call installs is found by the next call. So are files beside the program, whose own file
 // may have any name.
 func TestNextCallFindsModules(t *testing.T) {
+	t.Parallel()
 	m := openMaker(t, Config{VolumeDir: diskDir(t)})
 	th := newThread(t, map[string]string{"main.py": "kept", "main.js": "kept"})
 	th.call(m, homeProgram(t, "python", ".main.py", `
@@ -274,8 +280,9 @@ print(installed.a, beside.b, sys.argv, __file__)
 	}
 }
 
-// A brought home has the same limits as any other home, whatever its lower directory holds.
-func TestLimitsOfABroughtHome(t *testing.T) {
+// A home that is mounted later has the limits of any other home, whatever its lower directory holds.
+func TestLimitsOfHomeMountedLater(t *testing.T) {
+	t.Parallel()
 	m := openMaker(t, Config{VolumeDir: diskDir(t)})
 	th := newThread(t, map[string]string{"old": strings.Repeat("x", 9<<20), "d/f": "x"})
 	spec := th.spec()
@@ -350,6 +357,7 @@ func TestKilledJailLeavesTheHome(t *testing.T) {
 // A home that fails leaves no jail behind. A jail that fails leaves the home to its owner, who can
 // close it.
 func TestHomeThatFails(t *testing.T) {
+	t.Parallel()
 	m := openMaker(t, Config{VolumeDir: diskDir(t)})
 	var left *os.File
 	spec := testSpec()
@@ -395,6 +403,7 @@ func (f homeFunc) Mount(v jail.Volume, uid, gid int) (*os.File, error) { return 
 
 // No file in a home works as set-uid or as a device, whatever the home's own mount allows.
 func TestHomeIsNosuidAndNodev(t *testing.T) {
+	t.Parallel()
 	m := openMaker(t, Config{VolumeDir: diskDir(t)})
 	var mount *os.File
 	var volume jail.Volume
@@ -424,6 +433,7 @@ func TestHomeIsNosuidAndNodev(t *testing.T) {
 }
 
 func TestTryHome(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(diskDir(t), "not", "there")
 	m := openMaker(t, Config{VolumeDir: dir})
 	if err := m.TryHome(t.Context(), testSpec()); err != nil {
@@ -439,7 +449,7 @@ func TestTryHome(t *testing.T) {
 }
 
 // Closing a home releases every host resource that it holds.
-func TestBroughtHomesLeaveNothing(t *testing.T) {
+func TestHomesMountedLaterLeaveNothing(t *testing.T) {
 	dir := diskDir(t)
 	m := openMaker(t, Config{VolumeDir: dir})
 	th := newThread(t, map[string]string{"d/f": "x"})

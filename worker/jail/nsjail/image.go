@@ -7,6 +7,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/worker/jail/filter"
 )
 
 // embedded holds the init after `make build`. Before, it holds only a README.
@@ -22,6 +24,15 @@ func initImage() (*os.File, error) {
 		return nil, errors.New("this binary was built without the jail's init: build it with `make build`")
 	}
 	return memfd("jailinit", b, unix.MFD_EXEC)
+}
+
+// filterFile returns the filter that also allows the added calls, as a sealed file in memory.
+func filterFile(added []string) (*os.File, error) {
+	code, err := filter.Bytes(added)
+	if err != nil {
+		return nil, err
+	}
+	return memfd("filter", code, unix.MFD_NOEXEC_SEAL)
 }
 
 // memfd returns a read-only descriptor of a sealed file in memory.

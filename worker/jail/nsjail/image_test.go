@@ -18,7 +18,7 @@ import (
 // begins with "-> " makes a link.
 func makeImage(tb testing.TB, more map[string]string) string {
 	tb.Helper()
-	root := filepath.Join(runDir(tb), "image")
+	root := filepath.Join(tempDir(tb, ""), "image")
 	for _, name := range []string{"bash", "cat", "ls"} {
 		installProgram(tb, root, "/usr/bin/"+name)
 	}
@@ -71,6 +71,7 @@ func write(tb testing.TB, root, name string, content []byte, mode fs.FileMode) {
 }
 
 func TestImage(t *testing.T) {
+	t.Parallel()
 	m := newMaker(t)
 	spec := testSpec()
 	spec.Root = makeImage(t, map[string]string{
@@ -109,6 +110,7 @@ echo x 2>/dev/null >/opt/tool/new || echo read-only; [ -e /usr/bin/env ] || echo
 // TestImageSlow blocks reading of an image's /etc, as a slow disk or network may. Jails without the
 // image must still start.
 func TestImageSlow(t *testing.T) {
+	t.Parallel()
 	m := newMaker(t)
 	spec := testSpec()
 	spec.Root = makeImage(t, map[string]string{"etc/slow": "x"})
@@ -152,6 +154,7 @@ func TestImageSlow(t *testing.T) {
 
 // TestImageGone checks that the copy of an image's /etc is removed once the image is gone.
 func TestImageGone(t *testing.T) {
+	t.Parallel()
 	m := newMaker(t)
 	spec := testSpec()
 	var roots []string
@@ -173,8 +176,9 @@ func TestImageGone(t *testing.T) {
 
 // The worker copies an image's /etc. No link in it may make the copy read files outside the image.
 func TestImageLinksAreNotFollowed(t *testing.T) {
+	t.Parallel()
 	m := newMaker(t)
-	outside := filepath.Join(runDir(t), "secret")
+	outside := filepath.Join(tempDir(t, ""), "secret")
 	if err := os.WriteFile(outside, []byte("of the host"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -198,9 +202,10 @@ func TestImageLinksAreNotFollowed(t *testing.T) {
 }
 
 func TestImageMissing(t *testing.T) {
+	t.Parallel()
 	m := newMaker(t)
 	spec := testSpec()
-	spec.Root = filepath.Join(runDir(t), "none")
+	spec.Root = filepath.Join(tempDir(t, ""), "none")
 	if _, err := m.Prepare(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "image") {
 		t.Errorf("%v", err)
 	}

@@ -20,6 +20,7 @@ import (
 
 // An order may be as large as a frame and have many variables.
 func TestLargeOrder(t *testing.T) {
+	t.Parallel()
 	m := newMaker(t)
 	const variables = 3000
 	content := make([]byte, 7<<20)
@@ -38,13 +39,14 @@ print(len(content), all(content[i] == i // 7 % 256 for i in range(0, len(content
 		p.Env = append(p.Env, fmt.Sprintf("V%d=%s", i, strings.Repeat(strconv.Itoa(i), i%20)))
 	}
 	for _, mode := range modes {
-		startBy(m, mode)
+		setStartMode(t, m, mode)
 		runProgram(t, m, testSpec(), p).want(t, jail.Exited, fmt.Sprintf("True 65536 %s\n%d True 0o40755 0o100640", DefaultHome, len(content)))
 	}
 }
 
 // A string with a zero byte is not sent, because the kernel would truncate it there.
 func TestZeroBytes(t *testing.T) {
+	t.Parallel()
 	m := newMaker(t)
 	for name, change := range map[string]func(p *jail.Program){
 		"argument":  func(p *jail.Program) { p.Argv = append(p.Argv, "a\x00b") },
@@ -61,7 +63,7 @@ func TestZeroBytes(t *testing.T) {
 }
 
 // A program starts with no signals ignored or blocked, whatever the worker ignores or blocks.
-func TestSignalsAreNotHandedOn(t *testing.T) {
+func TestIgnoredSignalsAreNotInherited(t *testing.T) {
 	m := newMaker(t)
 	ignored := []os.Signal{unix.SIGUSR1, unix.SIGTSTP, unix.SIGWINCH, unix.Signal(35), unix.Signal(64)}
 	signal.Ignore(ignored...)
@@ -76,7 +78,7 @@ func TestSignalsAreNotHandedOn(t *testing.T) {
 }
 
 // Frames sent directly after an order take effect once the program exists.
-func TestFramesRightBehindAnOrder(t *testing.T) {
+func TestFramesRightAfterAnOrder(t *testing.T) {
 	m := newMaker(t)
 	p := program(t, "python", "import time; time.sleep(600)")
 	for _, mode := range modes {
@@ -85,7 +87,7 @@ func TestFramesRightBehindAnOrder(t *testing.T) {
 			unix.SIGUSR2: wire.SignalFrame(uint32(unix.SIGUSR2)),
 		} {
 			t.Run(mode+"/"+signal.String(), func(t *testing.T) {
-				s := jailBy(t, m, mode)
+				s := jailInMode(t, m, mode)
 				order(t, s, p, frame)
 				expect(t, s, wire.Started)
 				if e, ok := wire.ParseExited(expect(t, s, wire.Exited)); !ok || e.Signal != int32(signal) {
@@ -99,7 +101,8 @@ func TestFramesRightBehindAnOrder(t *testing.T) {
 }
 
 // The jail ends if the worker sends an invalid frame or disconnects.
-func TestAWorkerThatIsNotUnderstoodEndsTheJail(t *testing.T) {
+func TestProtocolViolationEndsTheJail(t *testing.T) {
+	t.Parallel()
 	m := newMaker(t)
 	p := program(t, "python", "import time; time.sleep(600)")
 	again, err := encode(wire.Start, p)
@@ -115,7 +118,7 @@ func TestAWorkerThatIsNotUnderstoodEndsTheJail(t *testing.T) {
 		"signal with less": wire.Frame(wire.Signal, []byte{9}),
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := jailBy(t, m, cold)
+			s := jailInMode(t, m, cold)
 			order(t, s, p, frame)
 			expect(t, s, wire.Started)
 			expectEnd(t, s)
@@ -123,14 +126,14 @@ func TestAWorkerThatIsNotUnderstoodEndsTheJail(t *testing.T) {
 	}
 	for _, mode := range modes {
 		t.Run("gone/"+mode, func(t *testing.T) {
-			s := jailBy(t, m, mode)
+			s := jailInMode(t, m, mode)
 			if err := s.conn.CloseWrite(); err != nil {
 				t.Fatal(err)
 			}
 			expectEnd(t, s)
 		})
 		t.Run("gone behind an order/"+mode, func(t *testing.T) {
-			s := jailBy(t, m, mode)
+			s := jailInMode(t, m, mode)
 			order(t, s, p, nil)
 			if err := s.conn.CloseWrite(); err != nil {
 				t.Fatal(err)
@@ -143,7 +146,8 @@ func TestAWorkerThatIsNotUnderstoodEndsTheJail(t *testing.T) {
 
 // The init still handles frames from the worker while it waits for leftover processes to exit. The
 // test delays that exit by tracing one.
-func TestTheWorkerIsHeardAtTheEnd(t *testing.T) {
+func TestFramesAreHandledWhileProcessesAreReaped(t *testing.T) {
+	t.Parallel()
 	m := newMaker(t)
 	for name, frames := range map[string]string{
 		"frames": string(wire.Frame(wire.Kill, nil)) + string(wire.SignalFrame(uint32(unix.SIGKILL))),
@@ -152,7 +156,7 @@ func TestTheWorkerIsHeardAtTheEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			// A forked jail: only the init has its end of the socket. In the other modes nsjail has
 			// it too.
-			s := jailBy(t, m, forked)
+			s := jailInMode(t, m, forked)
 			out := order(t, s, program(t, "python", `
 import os, signal
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
@@ -201,7 +205,7 @@ os._exit(3)`), nil)
 
 // An init that crashes dies, although it is PID 1, which signals cannot kill. Run returns an error,
 // since the failure is ours and not the program's.
-func TestAnInitThatFaultsDies(t *testing.T) {
+func TestInitFault(t *testing.T) {
 	m := newMaker(t)
 	s := prepare(t, m, testSpec()).(*sandbox)
 	done := runSleeper(t, s)
@@ -229,16 +233,16 @@ func TestAnInitThatFaultsDies(t *testing.T) {
 	}
 }
 
-// jailBy returns a jail for python whose interpreter is started in the given mode. It is closed
+// jailInMode returns a jail for python whose interpreter is started in the given mode. It is closed
 // when the test ends.
-func jailBy(t *testing.T, m *Maker, mode string) *sandbox {
+func jailInMode(t *testing.T, m *Maker, mode string) *sandbox {
 	t.Helper()
 	if mode == forked {
 		return fork(t, zygoteOf(t, m, testSpec()), testSpec()).(*sandbox)
 	}
 	spec := testSpec()
 	if mode != cold {
-		spec = aheadSpec(t, "python")
+		spec = prewarmSpec(t, "python")
 	}
 	j := prepare(t, m, spec)
 	t.Cleanup(func() {
@@ -253,23 +257,23 @@ func jailBy(t *testing.T, m *Maker, mode string) *sandbox {
 func order(t *testing.T, s *sandbox, p jail.Program, more []byte) outputs {
 	t.Helper()
 	typ := wire.Start
-	if s.ahead != nil {
-		added, ok := p.Continues(s.ahead.program)
+	if s.prewarmed != nil {
+		added, ok := p.Continues(s.prewarmed.program)
 		if !ok {
-			t.Fatal("the interpreter cannot go on")
+			t.Fatal("the program cannot continue in the interpreter")
 		}
-		typ, p.Argv, p.Env = wire.GoOn, nil, added
+		typ, p.Argv, p.Env = wire.Load, nil, added
 	}
 	frame, err := encode(typ, p)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.ahead != nil {
+	if s.prewarmed != nil {
 		frame = append(append(frame, wire.Frame(wire.Begin, nil)...), more...)
 		if err := send(s, frame); err != nil {
 			t.Fatal(err)
 		}
-		return s.ahead.outputs // closed with the jail
+		return s.prewarmed.outputs // closed with the jail
 	}
 	out, err := s.order(append(frame, more...))
 	if err != nil {

@@ -37,12 +37,12 @@ console.log("end");`,
 }
 
 // specFor returns the spec of jails that have a language's interpreter: the host's, or the one that
-// deploy/deno.sh fetches.
+// deploy/fetch.sh deno fetches.
 func specFor(t *testing.T, language string) jail.Spec {
 	t.Helper()
 	spec := testSpec()
 	if language == "deno" {
-		spec.Root = filepath.Join(runDir(t), "image")
+		spec.Root = filepath.Join(tempDir(t, ""), "image")
 		installProgram(t, spec.Root, "/usr/bin/dd")
 		installProgram(t, spec.Root, filepath.Join(filepath.Dir(nsjailPath(t)), "../../../deno/deno"))
 	}
@@ -80,7 +80,7 @@ func TestArgumentsAndStdin(t *testing.T) {
 							t.Fatal(err)
 						}
 						p.Timeout = patience
-						r := runIn(t, prepareBy(t, m, zygote, mode, spec, language), p)
+						r := runIn(t, prepareMode(t, m, zygote, mode, spec, language), p)
 						if r.stdout != c.want || r.stderr != "" || r.Kind != jail.Exited || r.ExitCode != 0 {
 							t.Errorf("got %+v\nwant stdout %q", r, c.want)
 						}

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -28,7 +29,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// nsjailPath returns the nsjail that deploy/nsjail.sh fetched. The test fails if there is none,
+// nsjailPath returns the nsjail that deploy/fetch.sh nsjail fetched. The test fails if there is none,
 // because skipped tests prove nothing.
 func nsjailPath(tb testing.TB) string {
 	tb.Helper()
@@ -63,10 +64,17 @@ func newMaker(tb testing.TB) *Maker {
 	return m
 }
 
-// runDir returns a temporary directory that jails can reach. They cannot reach t.TempDir.
+// runDir returns a temporary directory in memory for Config.RunDir, which on most hosts is in memory
+// too. Jails can reach it. They cannot reach t.TempDir.
 func runDir(tb testing.TB) string {
 	tb.Helper()
-	dir, err := os.MkdirTemp("", "bullpen-test-")
+	return tempDir(tb, "/dev/shm")
+}
+
+// tempDir returns a temporary directory below parent that jails can reach.
+func tempDir(tb testing.TB, parent string) string {
+	tb.Helper()
+	dir, err := os.MkdirTemp(parent, "bullpen-test-")
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -82,7 +90,7 @@ func runDir(tb testing.TB) string {
 }
 
 func testSpec() jail.Spec {
-	return jail.Spec{CPU: 2, Memory: 512 << 20, Pids: 256, HomeBytes: 64 << 20, TmpBytes: 64 << 20, Inodes: 4096}
+	return jail.Spec{CPU: 2, Memory: 512 << 20, Pids: 256, OpenFiles: 1024, HomeBytes: 64 << 20, TmpBytes: 64 << 20, Inodes: 4096}
 }
 
 // result is an outcome and the output of a program.
@@ -127,30 +135,56 @@ func prepare(tb testing.TB, m *Maker, spec jail.Spec) jail.Jail {
 	return j
 }
 
+// repeats returns n, or with -short a tenth of it.
+func repeats(n int) int {
+	if testing.Short() {
+		return n / 10
+	}
+	return n
+}
+
 // modes are the ways to start an interpreter.
-var modes = [...]string{cold, "ahead", forked} // read only
+var modes = [...]string{cold, "prewarmed", forked} // read only
 
 const (
-	cold   = "when it is asked for"
+	cold   = "cold"
 	forked = "forked"
 )
 
-// startBy sets the mode in which runProgram starts interpreters in jails of m.
-func startBy(m *Maker, mode string) { modeOf.Store(m, mode) }
+// setStartMode sets the mode in which runProgram starts interpreters in jails of m. In mode forked,
+// all jails of testSpec are forked from one zygote.
+func setStartMode(t *testing.T, m *Maker, mode string) {
+	t.Helper()
+	startModes.Store(m, mode)
+	if mode == forked {
+		sharedZygotes.Store(m, newZygote(t, m, testSpec()))
+		t.Cleanup(func() { closeSharedZygote(t, m) })
+	}
+}
 
-// modeOf maps a *Maker to its mode. The default is cold.
-var modeOf sync.Map
+var (
+	startModes    sync.Map // a *Maker to its mode; the default is cold
+	sharedZygotes sync.Map // a *Maker to its jail.Zygote for jails of testSpec
+)
+
+// closeSharedZygote closes the zygote of setStartMode, if there is one.
+func closeSharedZygote(t *testing.T, m *Maker) {
+	t.Helper()
+	if zygote, ok := sharedZygotes.LoadAndDelete(m); ok {
+		closeZygote(t, zygote.(jail.Zygote))
+	}
+}
 
 // languages maps an interpreter's command to its language.
 var languages = map[string]string{"python3": "python", "node": "node", "bash": "bash"} // read only
 
-// ahead returns the program to prewarm for a language, or nil if it cannot be prewarmed.
-func ahead(tb testing.TB, language string) *jail.Program {
+// prewarmed returns the program to prewarm for a language, or nil if it cannot be prewarmed.
+func prewarmed(tb testing.TB, language string) *jail.Program {
 	tb.Helper()
 	if !jail.CanWait(language) {
 		return nil
 	}
-	p, err := jail.Source{Language: language, Home: DefaultHome}.Ahead()
+	p, err := jail.Source{Language: language, Home: DefaultHome}.Prewarm()
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -161,20 +195,22 @@ func runProgram(tb testing.TB, m *Maker, spec jail.Spec, p jail.Program) result 
 	tb.Helper()
 	language, ok := languages[p.Argv[0]]
 	mode := cold
-	if by, set := modeOf.Load(m); ok && set {
+	if by, set := startModes.Load(m); ok && set {
 		mode = by.(string)
 	}
 	var parent jail.Zygote
-	if mode == forked {
+	if shared, ok := sharedZygotes.Load(m); ok && reflect.DeepEqual(spec, testSpec()) {
+		parent = shared.(jail.Zygote)
+	} else if mode == forked {
 		parent = newZygote(tb, m, spec)
 		defer closeZygote(tb, parent)
 	}
-	return runIn(tb, prepareBy(tb, m, parent, mode, spec, language), p)
+	return runIn(tb, prepareMode(tb, m, parent, mode, spec, language), p)
 }
 
-// prepareBy makes a jail for a program whose interpreter is started in a mode. In mode forked, it
+// prepareMode makes a jail for a program whose interpreter is started in a mode. In mode forked, it
 // is forked from parent.
-func prepareBy(tb testing.TB, m *Maker, parent jail.Zygote, mode string, spec jail.Spec, language string) jail.Jail {
+func prepareMode(tb testing.TB, m *Maker, parent jail.Zygote, mode string, spec jail.Spec, language string) jail.Jail {
 	tb.Helper()
 	switch mode {
 	case cold:
@@ -182,7 +218,7 @@ func prepareBy(tb testing.TB, m *Maker, parent jail.Zygote, mode string, spec ja
 	case forked:
 		return forkFor(tb, parent, spec, language)
 	default:
-		spec.Ahead = ahead(tb, language)
+		spec.Prewarm = prewarmed(tb, language)
 		return prepare(tb, m, spec)
 	}
 }
@@ -204,8 +240,13 @@ func (r result) want(tb testing.TB, kind jail.Kind, stdout string) {
 // of Run.
 func runSleeper(t *testing.T, j jail.Jail) (done <-chan error) {
 	t.Helper()
+	return sleeper(t, j, program(t, "bash", "echo up; sleep 600"))
+}
+
+// sleeper starts p, which prints a line and then sleeps.
+func sleeper(t *testing.T, j jail.Jail, p jail.Program) (done <-chan error) {
+	t.Helper()
 	out := newLines()
-	p := program(t, "bash", "echo up; sleep 600")
 	p.Stdout = out
 	ended := make(chan error, 1)
 	go func() {

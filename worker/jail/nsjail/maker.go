@@ -32,6 +32,7 @@ const (
 	DefaultUIDLocks = "/run/bullpen/uids"
 	DefaultHome     = "/home/baponi"
 	DefaultForks    = 32
+	DefaultPrograms = 8
 )
 
 // MinPids is the minimum of Spec.Pids: the init's own threads count against the same limit, for its
@@ -59,24 +60,33 @@ type Config struct {
 	// VolumeDir is a directory on a disk, for homes and /tmp that do not fit in memory. Such jails
 	// cannot be created without it.
 	VolumeDir string
-	Forks     int          // maximum number of jails forked from one zygote at a time; at most 128, default 32
-	Log       *slog.Logger // default slog.Default()
+	// Programs is how many programs run at a time. They share half of the inotify instances and watches
+	// that the host's root may have. The default is 8.
+	Programs int
+	Forks    int          // maximum number of jails forked from one zygote at a time; at most 128, default 32
+	Log      *slog.Logger // default slog.Default()
 }
 
 var errClosing = errors.New("prepare jail: the maker of jails is closed")
 
 // Maker creates jails.
 type Maker struct {
-	cfg   Config
-	dir   string   // this worker's directory in RunDir/workers
-	lock  *os.File // held while this worker is alive, as other workers check
-	init  *os.File // the init's executable, sealed in memory
-	null  *os.File
-	masks proc
-	pids  int // maximum of RLIMIT_NPROC
-	files int // RLIMIT_NOFILE of programs
-	tree  *cgroup.Tree
-	uids  *uidPool
+	cfg    Config
+	dir    string   // this worker's directory in RunDir/workers
+	lock   *os.File // held while this worker is alive, as other workers check
+	init   *os.File // the init's executable, sealed in memory
+	filter *os.File // the filter of programs without Spec.SystemCalls, sealed in memory
+	null   *os.File
+	proc   *proc
+	pids   int // maximum of RLIMIT_NPROC
+	files  int // RLIMIT_NOFILE of programs
+	share  share
+	tree   *cgroup.Tree
+	uids   *uidPool
+
+	netMu       sync.Mutex
+	netLimits   []netLimit // set in each jail
+	noNetLimits error      // why others are not; nil if all are
 
 	volumesMu sync.Mutex
 	volumes   *disk.Pool // opened on first use
@@ -84,6 +94,8 @@ type Maker struct {
 	rootsMu  sync.Mutex
 	roots    map[rootKey]*root
 	rootsSeq int // number of the next root
+
+	watch *hostWatch
 
 	seq    atomic.Uint64
 	jails  sync.WaitGroup // jails whose resources are not yet released
@@ -111,12 +123,16 @@ func Open(cfg Config) (*Maker, error) {
 	if m.cfg.Forks == 0 {
 		m.cfg.Forks = DefaultForks
 	}
+	if m.cfg.Programs == 0 {
+		m.cfg.Programs = DefaultPrograms
+	}
 	if m.cfg.Log == nil {
 		m.cfg.Log = slog.Default()
 	}
 	if err := m.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("jail: %w", err), m.release())
 	}
+	m.watch = m.watchHost()
 	return m, nil
 }
 
@@ -133,10 +149,16 @@ func (m *Maker) open() (err error) {
 	if err := m.limits(); err != nil {
 		return err
 	}
-	if m.masks, err = findMasked(); err != nil {
+	if m.share, err = findShare(m.cfg.Programs); err != nil {
+		return err
+	}
+	if m.proc, err = findProc(); err != nil {
 		return err
 	}
 	if m.init, err = initImage(); err != nil {
+		return err
+	}
+	if m.filter, err = filterFile(nil); err != nil {
 		return err
 	}
 	if m.null, err = os.Open(os.DevNull); err != nil {
@@ -147,6 +169,10 @@ func (m *Maker) open() (err error) {
 	}
 	if err := m.enter(); err != nil {
 		return err
+	}
+	limits, err := tryNetLimits()
+	if m.netLimits = limits; err != nil {
+		m.lackNetLimits(err)
 	}
 	if _, err := m.skeleton(rootKey{}); err != nil {
 		return err
@@ -186,7 +212,7 @@ func (m *Maker) skeleton(key rootKey) (*skeleton, error) {
 	if r.made != nil {
 		return r.made, nil
 	}
-	s, err := newSkeleton(r.dir, m.cfg.Home, key)
+	s, err := newSkeleton(r.dir, m.cfg.Home, key, m.proc)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lay out the root file system: %w", err), os.RemoveAll(r.dir))
 	}
@@ -268,10 +294,10 @@ func (m *Maker) check() error {
 	}
 	info, err := os.Stat(m.cfg.NsjailPath)
 	if err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
-		return fmt.Errorf("no nsjail at %q: run deploy/nsjail.sh, or name the executable", m.cfg.NsjailPath)
+		return fmt.Errorf("no nsjail at %q: run deploy/fetch.sh nsjail, or name the executable", m.cfg.NsjailPath)
 	}
-	if m.cfg.Forks < 1 || m.cfg.Forks > MostForks {
-		return fmt.Errorf("%d jails forked from one parent: give 1 to %d", m.cfg.Forks, MostForks)
+	if m.cfg.Forks < 1 || m.cfg.Forks > MaxForks {
+		return fmt.Errorf("%d jails forked from one zygote: set 1 to %d", m.cfg.Forks, MaxForks)
 	}
 	for _, p := range []string{m.cfg.RunDir, m.cfg.UIDLocks, m.cfg.Home} {
 		if !filepath.IsAbs(p) || p != filepath.Clean(p) || p == "/" {
@@ -301,8 +327,8 @@ func (m *Maker) enter() error {
 	if err := unix.Stat(m.cfg.RunDir, &st); err != nil {
 		return err
 	}
-	family := fmt.Sprintf("%x.%x.", st.Dev, st.Ino)
-	instance := family + rand.Text()[:12]
+	prefix := fmt.Sprintf("%x.%x.", st.Dev, st.Ino)
+	instance := prefix + rand.Text()[:12]
 	entries, err := os.ReadDir(workers)
 	if err != nil {
 		return err
@@ -325,7 +351,7 @@ func (m *Maker) enter() error {
 	if m.tree, err = cgroup.Open(instance); err != nil {
 		return err
 	}
-	swept, err := m.tree.Sweep(func(name string) bool { return strings.HasPrefix(name, family) && !alive[name] })
+	swept, err := m.tree.Sweep(func(name string) bool { return strings.HasPrefix(name, prefix) && !alive[name] })
 	if len(swept) > 0 {
 		m.cfg.Log.Info("removed what dead workers left", "instances", strings.Join(swept, ","))
 	}
@@ -366,7 +392,7 @@ func (m *Maker) pool() (*disk.Pool, error) {
 		return m.volumes, nil
 	}
 	if m.cfg.VolumeDir == "" {
-		return nil, errors.New("the home or /tmp has to lie on a disk, since memory is too small for it or the home is brought along, " +
+		return nil, errors.New("the home or /tmp has to lie on a disk, since memory is too small for it or the home is mounted later, " +
 			"and there is no directory for it on a disk")
 	}
 	var err error
@@ -473,8 +499,7 @@ func (m *Maker) Prepare(ctx context.Context, spec jail.Spec) (jail.Jail, error) 
 		return nil, err
 	}
 	if err := s.prepare(ctx); err != nil {
-		s.kill()
-		return nil, errors.Join(fmt.Errorf("prepare jail: %w", err), s.release())
+		return nil, s.abandon("prepare jail", err)
 	}
 	if !m.remember(s) {
 		return nil, errors.Join(errClosing, s.Close())
@@ -484,11 +509,11 @@ func (m *Maker) Prepare(ctx context.Context, spec jail.Spec) (jail.Jail, error) 
 
 // admit registers a new jail of the spec, which the caller must release.
 func (m *Maker) admit(spec jail.Spec) (*sandbox, error) {
-	if spec.CPU <= 0 || spec.Memory <= 0 || spec.Pids < MinPids || spec.HomeBytes <= 0 || spec.TmpBytes <= 0 || spec.Inodes <= 0 {
+	if spec.CPU <= 0 || spec.Memory <= 0 || spec.Pids < MinPids || spec.OpenFiles <= 0 || spec.HomeBytes <= 0 || spec.TmpBytes <= 0 || spec.Inodes <= 0 {
 		return nil, fmt.Errorf("prepare jail: %+v is not usable: every limit must be positive, and pids at least %d", spec, MinPids)
 	}
 	if spec.Pids > m.pids {
-		return nil, fmt.Errorf("prepare jail: %d pids are more than the %d that the worker's own hard limit (RLIMIT_NPROC) lets it give: "+
+		return nil, fmt.Errorf("prepare jail: %d pids are more than the %d that the worker's own hard limit (RLIMIT_NPROC) allows: "+
 			"raise that", spec.Pids, m.pids)
 	}
 	m.mu.Lock()
@@ -532,6 +557,7 @@ func (m *Maker) Close() error {
 		errs = append(errs, s.Close())
 	}
 	m.jails.Wait()
+	m.watch.close()
 	return errors.Join(append(errs, m.release())...)
 }
 
@@ -547,7 +573,7 @@ func (m *Maker) release() error {
 	if m.uids != nil {
 		errs = append(errs, m.uids.close())
 	}
-	for _, f := range []*os.File{m.lock, m.init, m.null} {
+	for _, f := range []*os.File{m.lock, m.init, m.filter, m.null} {
 		if f != nil {
 			errs = append(errs, f.Close())
 		}

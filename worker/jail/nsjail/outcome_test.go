@@ -3,6 +3,7 @@ package nsjail
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"runtime"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
@@ -49,6 +51,7 @@ func TestOutcomes(t *testing.T) {
 }
 
 func TestStartFailures(t *testing.T) {
+	t.Parallel()
 	m := newMaker(t)
 	ok := jail.Program{Argv: []string{"true"}, Dir: "/"}
 	for name, tt := range map[string]struct {
@@ -93,6 +96,7 @@ func TestBigProgram(t *testing.T) {
 }
 
 func TestCancel(t *testing.T) {
+	t.Parallel()
 	m := newMaker(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	j := prepare(t, m, testSpec())
@@ -124,7 +128,8 @@ func TestCancel(t *testing.T) {
 
 // A program's end is recorded when it exits, however long it takes to kill leftover processes. Here
 // the test traces one, so that it remains until the test has reaped it.
-func TestEndIsTheProgramsOwn(t *testing.T) {
+func TestExitIsTheProgramsOwn(t *testing.T) {
+	t.Parallel()
 	m := newMaker(t)
 	s := prepare(t, m, testSpec()).(*sandbox)
 	out := newLines()
@@ -167,6 +172,7 @@ func TestEndIsTheProgramsOwn(t *testing.T) {
 
 // A failing output writer is an error of Run, not an outcome of the program.
 func TestOutputWriterFails(t *testing.T) {
+	t.Parallel()
 	m := newMaker(t)
 	r, w := io.Pipe()
 	_ = r.CloseWithError(errors.New("nobody listens"))
@@ -178,7 +184,7 @@ func TestOutputWriterFails(t *testing.T) {
 }
 
 // A program that prints 1 MB at once continues before the output is read.
-func TestProgramIsAheadOfItsReader(t *testing.T) {
+func TestProgramDoesNotWaitForItsReader(t *testing.T) {
 	m := newMaker(t)
 	r, w := io.Pipe()
 	defer func() { _ = r.Close() }()
@@ -235,5 +241,46 @@ func TestFramesWhileRunning(t *testing.T) {
 				t.Errorf("got %+v, want %+v", o, tt.want)
 			}
 		})
+	}
+}
+
+// A program makes the calls that the spec adds, in every start mode, and no others of the list.
+func TestAddedSystemCalls(t *testing.T) {
+	t.Parallel()
+	for _, mode := range modes {
+		m := newMaker(t)
+		setStartMode(t, m, mode)
+		for _, tt := range []struct {
+			added []string
+			want  string
+		}{{nil, "38 38 1"}, {[]string{"cachestat"}, "9 38 1"}, {proto.AddableSystemCalls(), "9 9 1"}} {
+			spec := testSpec()
+			spec.SystemCalls = tt.added
+			// cachestat, process_madvise and ptrace
+			runProgram(t, m, spec, program(t, "python", systemCall+"print(sc(451, -1, 0, 0, 0), sc(440, -1, 0, 0, 0, 0), sc(101, 0, 0, 0, 0))")).want(t, jail.Exited, tt.want)
+		}
+	}
+	spec := testSpec()
+	spec.SystemCalls = []string{"ptrace"}
+	if _, err := newMaker(t).Prepare(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "the system call ptrace cannot be allowed") {
+		t.Errorf("a call that no program may make is added: %v", err)
+	}
+}
+
+// The limit of open files is that of the spec, in every start mode.
+func TestOpenFiles(t *testing.T) {
+	t.Parallel()
+	for _, mode := range modes {
+		m := newMaker(t)
+		setStartMode(t, m, mode)
+		for _, n := range []int{256, 4096} {
+			spec := testSpec()
+			spec.OpenFiles = n
+			for language, code := range map[string]string{
+				"python": "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))", "bash": "echo $(ulimit -Sn) $(ulimit -Hn)",
+			} {
+				runProgram(t, m, spec, program(t, language, code)).want(t, jail.Exited, fmt.Sprintln(min(n, 1024), n))
+			}
+		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/home"
+	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
@@ -35,29 +36,29 @@ const (
 	// ownTasks counts nsjail, the init and a reserve. The program's tasks are limited by its own
 	// uid.
 	ownTasks = 1 + 32
-	// ownMemory, in bytes, covers nsjail, the init and their kernel memory when the jail is ready.
+	// nsjailMemory, in bytes, covers nsjail, the init and their kernel memory when the jail is ready.
 	// That is measured as 1.6 to 1.9 MiB, besides page cache, which is reclaimed on demand.
 	// Reported memory usage excludes it.
-	ownMemory = 9 << 18
+	nsjailMemory = 9 << 18
 	// forkedMemory is the same for a forked jail, which has no nsjail: measured as 0.1 to 0.4 MiB.
 	forkedMemory = 1 << 19
 )
 
-// own returns the memory of bullpen's own processes in the jail, in bytes.
-func (s *sandbox) own() int64 {
+// ownMemory returns the memory of bullpen's own processes in the jail, in bytes.
+func (s *sandbox) ownMemory() int64 {
 	switch {
 	case s.zygote != nil:
 		return forkedMemory
 	case s.childUIDs != nil:
-		return ownMemory + forksMemory
+		return nsjailMemory + zygoteMemory
 	default:
-		return ownMemory
+		return nsjailMemory
 	}
 }
 
 // prepare creates a control group and starts nsjail in it, so that the init starts in it too.
 func (s *sandbox) prepare(ctx context.Context) (err error) {
-	if s.uids, err = s.m.uids.take(); err != nil {
+	if s.uids, err = s.m.uids.acquire(); err != nil {
 		return err
 	}
 	grouped := s.makeGroup()
@@ -65,12 +66,21 @@ func (s *sandbox) prepare(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if s.spec.Ahead != nil {
-		if err := s.startAhead(ctx); err != nil {
+	if s.spec.Prewarm != nil {
+		if err := s.prewarm(ctx); err != nil {
 			return err
 		}
 	}
 	return s.finish()
+}
+
+// abandon releases a jail that could not be created because of cause, and returns the error.
+func (s *sandbox) abandon(operation string, cause error) error {
+	if _, host := s.oomKilled(); host {
+		cause = errors.Join(cause, jail.ErrHostOutOfMemory)
+	}
+	s.kill()
+	return errors.Join(fmt.Errorf("%s: %w", operation, cause), s.release())
 }
 
 // makeGroup creates the control group, without limits.
@@ -112,7 +122,7 @@ func (s *sandbox) setUpVolumes(ctx context.Context, build func() error) error {
 // build starts nsjail once the control group exists, and waits for the init.
 func (s *sandbox) build(ctx context.Context, grouped <-chan error) error {
 	files, err := s.files()
-	if err = errors.Join(err, <-grouped); err == nil && s.spec.Ahead != nil {
+	if err = errors.Join(err, <-grouped); err == nil && s.spec.Prewarm != nil {
 		err = s.group.LowerWeight()
 	}
 	if err == nil {
@@ -133,12 +143,12 @@ func (s *sandbox) build(ctx context.Context, grouped <-chan error) error {
 
 // limit sets the limits that do not affect nsjail and the init.
 func (s *sandbox) limit() (err error) {
-	l := cgroup.Limits{Memory: s.spec.Memory + s.own(), Tasks: s.spec.Pids + ownTasks}
-	if err := s.group.Limit(l); err != nil {
+	l := cgroup.Limits{Memory: s.spec.Memory + s.ownMemory(), Tasks: s.spec.Pids + ownTasks}
+	// First, so that nothing that the limit does is missed.
+	if s.oom, err = s.group.WatchOOM(); err != nil {
 		return err
 	}
-	s.oom, err = s.group.WatchOOM()
-	return err
+	return s.group.Limit(l)
 }
 
 // attachment is a mount to attach to a jail once the jail exists.
@@ -151,7 +161,7 @@ type attachment struct {
 func (s *sandbox) makeVolumes(ctx context.Context) ([]attachment, error) {
 	var made []attachment
 	for _, a := range areas(s.spec, s.m.cfg.Home) {
-		if !a.onDisk || s.spec.HomeLater && a.path == s.m.cfg.Home {
+		if !a.onDisk || s.spec.MountHomeLater && a.path == s.m.cfg.Home {
 			continue
 		}
 		pool, err := s.m.pool()
@@ -160,7 +170,7 @@ func (s *sandbox) makeVolumes(ctx context.Context) ([]attachment, error) {
 		}
 		var attach func(int, string) error
 		if s.spec.Home != nil && a.path == s.m.cfg.Home {
-			attach, err = s.bring(ctx, pool)
+			attach, err = s.mountHome(ctx, pool)
 		} else {
 			attach, err = s.makeVolume(ctx, pool, a, s.spec.Inodes)
 		}
@@ -184,8 +194,8 @@ func (s *sandbox) makeVolume(ctx context.Context, pool *disk.Pool, a area, inode
 	return v.Attach, nil
 }
 
-// bring creates the spec's home on a volume that belongs to root.
-func (s *sandbox) bring(ctx context.Context, pool *disk.Pool) (attach func(int, string) error, err error) {
+// mountHome creates the spec's home on a volume that belongs to root.
+func (s *sandbox) mountHome(ctx context.Context, pool *disk.Pool) (attach func(int, string) error, err error) {
 	v, err := pool.Get(ctx, disk.Size{Bytes: s.spec.HomeBytes + home.OwnBytes, Inodes: s.spec.Inodes + home.OwnInodes}, 0, 0)
 	if err != nil {
 		return nil, err
@@ -207,21 +217,27 @@ func (s *sandbox) attachNetwork(ctx context.Context, network proto.Network) erro
 		return nil
 	}
 	if s.m.cfg.Network == nil {
-		return errors.New("the jail is to have a network, and this worker has no way out for it")
+		return errors.New("the jail needs a network, and this worker has no uplink")
 	}
 	netns, err := os.Open(procPath(s.initPID, "ns/net"))
 	if err != nil {
 		return fmt.Errorf("open the jail's network: %w", err)
 	}
 	defer func() { _ = netns.Close() }()
-	s.link, err = s.m.cfg.Network.Attach(ctx, netns, network)
+	s.link, err = s.m.cfg.Network.Attach(ctx, netns, network, s.spec.CPU)
 	return err
 }
 
 // open makes the jail ready for a process and starts its accounting.
 func (s *sandbox) open() (err error) {
+	if err := s.m.limitNetwork(s.initPID); err != nil {
+		return fmt.Errorf("set the limits of the jail's network: %w", err)
+	}
+	if err := s.m.proc.hideHostSockets(s.initPID); err != nil {
+		return fmt.Errorf("hide what the host's sockets use: %w", err)
+	}
 	if err := os.WriteFile(procPath(s.initPID, "oom_score_adj"), []byte(oomScore), 0); err != nil {
-		return fmt.Errorf("make the jail the first to go when the host is out of memory: %w", err)
+		return fmt.Errorf("set the OOM score of the jail: %w", err)
 	}
 	s.before, err = s.group.Usage()
 	return err
@@ -230,7 +246,7 @@ func (s *sandbox) open() (err error) {
 // finish sets what must wait until everything that precedes the program has started: the CPU limit,
 // which that work must not use up, and a program's CPU weight.
 func (s *sandbox) finish() error {
-	if s.spec.Ahead != nil {
+	if s.spec.Prewarm != nil {
 		if err := s.group.ResetWeight(); err != nil {
 			return err
 		}
@@ -270,7 +286,7 @@ func (s *sandbox) files() (*files, error) {
 		return f, err
 	}
 	l := layout{
-		skeleton: root, home: s.m.cfg.Home, uid: s.uids.first, files: s.m.files, masks: s.m.masks, spec: s.spec, childUIDs: s.childUIDs,
+		skeleton: root, home: s.m.cfg.Home, uid: s.uids.first, files: min(s.spec.OpenFiles, s.m.files), share: s.m.share, proc: s.m.proc, spec: s.spec, childUIDs: s.childUIDs,
 	}
 	cfg, err := memfd("nsjail.cfg", []byte(l.config()), unix.MFD_NOEXEC_SEAL)
 	if err != nil {
@@ -287,9 +303,16 @@ func (s *sandbox) files() (*files, error) {
 		return f, err
 	}
 	f.ours = append(f.ours, theirs)
+	calls := s.m.filter
+	if len(s.spec.SystemCalls) > 0 {
+		if calls, err = filterFile(s.spec.SystemCalls); err != nil {
+			return f, err
+		}
+		f.ours = append(f.ours, calls)
+	}
 	for fd, file := range map[int]*os.File{
 		0: s.m.null, 1: s.log, 2: s.log,
-		wire.ControlFD: theirs, wire.LockFD: s.uids.lock, initFD: s.m.init, configFD: cfg,
+		wire.ControlFD: theirs, wire.LockFD: s.uids.lock, wire.FilterFD: calls, initFD: s.m.init, configFD: cfg,
 	} {
 		f.set(fd, file)
 	}
@@ -346,15 +369,15 @@ func socketPair(name string, kind int) (ours *net.UnixConn, theirs *os.File, err
 	return conn.(*net.UnixConn), theirs, nil
 }
 
-// giveUpWith aborts reads from conn when ctx is done. The returned stop reports whether it was
+// cancelReads aborts reads from conn when ctx is done. The returned stop reports whether it was
 // called before that.
-func giveUpWith(ctx context.Context, conn *net.UnixConn) (stop func() bool) {
+func cancelReads(ctx context.Context, conn *net.UnixConn) (stop func() bool) {
 	return context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 }
 
 // awaitReady reads the init's first frame and opens a pidfd of its sender.
 func (s *sandbox) awaitReady(ctx context.Context) error {
-	stop := giveUpWith(ctx, s.conn)
+	stop := cancelReads(ctx, s.conn)
 	var frame [wire.HeaderSize + 1]byte
 	oob := make([]byte, unix.CmsgSpace(unix.SizeofUcred))
 	n, oobn, _, _, err := s.conn.ReadMsgUnix(frame[:], oob)
@@ -364,7 +387,7 @@ func (s *sandbox) awaitReady(ctx context.Context) error {
 	case err != nil || n == 0:
 		return fmt.Errorf("the init did not start: %s", s.diagnostics())
 	case n != len(frame) || !bytes.Equal(frame[:], wire.Frame(wire.Ready, []byte{wire.Version})):
-		return errors.New("the init speaks another version: build with `make build`")
+		return errors.New("the init has another protocol version: build with `make build`")
 	}
 	msgs, err := unix.ParseSocketControlMessage(oob[:oobn])
 	if err != nil || len(msgs) != 1 {
@@ -375,7 +398,7 @@ func (s *sandbox) awaitReady(ctx context.Context) error {
 		return fmt.Errorf("await the init: %w", err)
 	}
 	if s.initFD, err = unix.PidfdOpen(int(cred.Pid), 0); err != nil {
-		return fmt.Errorf("take hold of the init: %w", err)
+		return fmt.Errorf("open a pidfd of the init: %w", err)
 	}
 	s.initPID = int(cred.Pid)
 	// If the init has died since, its pid may belong to another process by now, but not to one in
@@ -394,16 +417,16 @@ func procPath(pid int, name string) string { return filepath.Join("/proc", strco
 // the reason why there may be none.
 func (s *sandbox) diagnostics() string {
 	if s.zygote != nil {
-		return s.said()
+		return s.creatorLog()
 	}
-	if u, err := s.group.Usage(); err == nil && u.OOMKills > 0 {
-		return "the memory limit leaves no room for it"
+	if limit, _ := s.oomKilled(); limit {
+		return "the memory limit is too low for it"
 	}
-	return s.saidSince(0)
+	return s.logSince(0)
 }
 
-// logged returns the length of nsjail's log in bytes, or 0 if it is unknown.
-func (s *sandbox) logged() int64 {
+// logSize returns the length of nsjail's log in bytes, or 0 if it is unknown.
+func (s *sandbox) logSize() int64 {
 	info, err := s.log.Stat()
 	if err != nil {
 		return 0
@@ -411,13 +434,13 @@ func (s *sandbox) logged() int64 {
 	return info.Size()
 }
 
-// saidSince returns the end of nsjail's log after byte start, on one line.
-func (s *sandbox) saidSince(start int64) string {
-	end := s.logged()
+// logSince returns the end of nsjail's log after byte start, on one line.
+func (s *sandbox) logSince(start int64) string {
+	end := s.logSize()
 	b := make([]byte, max(0, min(end-start, maxLog)))
 	n, _ := s.log.ReadAt(b, end-int64(len(b)))
 	if n == 0 {
-		return "nsjail says nothing"
+		return "nsjail logged nothing"
 	}
-	return "nsjail says: " + strings.Join(strings.Fields(string(b[:n])), " ")
+	return "nsjail logged: " + strings.Join(strings.Fields(string(b[:n])), " ")
 }

@@ -2,7 +2,9 @@ package nsjail
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -170,23 +172,27 @@ var sameCases = map[string][]string{ // read only
 var address = regexp.MustCompile("0x[0-9a-f]{8,16}")
 
 func TestSameAsOutside(t *testing.T) {
-	for _, mode := range modes {
+	for n, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			m := newMaker(t)
-			startBy(m, mode)
-			testSameAsOutside(t, m)
+			setStartMode(t, m, mode)
+			testSameAsOutside(t, m, n)
 		})
 	}
 }
 
-func testSameAsOutside(t *testing.T, m *Maker) {
+// testSameAsOutside runs all programs, or with -short those of start mode n.
+func testSameAsOutside(t *testing.T, m *Maker, n int) {
 	for language, codes := range sameCases {
-		for _, code := range codes {
+		for i, code := range codes {
+			if testing.Short() && i%len(modes) != n {
+				continue
+			}
 			t.Run(language+" "+code, func(t *testing.T) {
 				t.Parallel()
-				if _, ok := program(t, language, code).Continues(*ahead(t, language)); !ok {
-					t.Error("it cannot go on in an interpreter that was started ahead")
+				if _, ok := program(t, language, code).Continues(*prewarmed(t, language)); !ok {
+					t.Error("the program cannot continue in a prewarmed interpreter")
 				}
 				in := runCode(t, m, language, code)
 				out := runOutside(t, language, code)
@@ -231,7 +237,9 @@ func runOutside(t *testing.T, language, code string) result {
 	var stdout, stderr bytes.Buffer
 	// Programs in a jail start with no ignored signals. This process may ignore some, as under
 	// nohup.
-	cmd := exec.CommandContext(t.Context(), "/usr/bin/env", "--default-signal", p.Argv[0], path)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/usr/bin/env", "--default-signal", p.Argv[0], path)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = home, &stdout, &stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	for _, e := range p.Env {
@@ -262,32 +270,37 @@ func userSite(t *testing.T) string {
 	return string(out)
 }
 
-// One difference: printed lines are flushed before the program continues.
-func TestPythonLineBuffered(t *testing.T) {
+// One difference: printed lines are flushed before the program continues, also by a python that a
+// bash script starts.
+func TestPythonOutputStreams(t *testing.T) {
+	t.Parallel()
 	m := newMaker(t)
-	out := newLines()
-	p := program(t, "python", "import sys, time\nprint('now', sys.stdout.line_buffering)\ntime.sleep(600)")
-	p.Stdout = out
-	j := prepare(t, m, testSpec())
-	done := make(chan error, 1)
-	go func() {
-		_, err := j.Run(t.Context(), p)
-		done <- err
-	}()
-	if got := out.next(t); got != "now True" {
-		t.Errorf("got %q", got)
-	}
-	if err := j.Close(); err != nil {
-		t.Error(err)
-	}
-	if err := <-done; err != nil {
-		t.Error(err)
+	for language, code := range map[string]string{
+		"python": "import time\nprint('now')\ntime.sleep(600)",
+		"bash":   "python3 -c \"import time; print('now'); time.sleep(600)\"",
+	} {
+		out := newLines()
+		p := program(t, language, code)
+		p.Stdout = out
+		j := prepare(t, m, testSpec())
+		done := make(chan error, 1)
+		go func() {
+			_, err := j.Run(t.Context(), p)
+			done <- err
+		}()
+		if got := out.next(t); got != "now" {
+			t.Errorf("%s: got %q", language, got)
+		}
+		if err := errors.Join(j.Close(), <-done); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
 // Another difference: the user site directory is on the path before it exists. A package installed
 // there can be imported at once, and the first call of a thread behaves like later ones.
 func TestPythonUserSite(t *testing.T) {
+	t.Parallel()
 	m := newMaker(t)
 	spec := testSpec()
 	t.Run("a module that comes while the program runs", func(t *testing.T) {
@@ -340,6 +353,7 @@ diff /tmp/ours /tmp/plain; wc -l < /tmp/ours
 }
 
 func TestProbe(t *testing.T) {
+	t.Parallel()
 	m := newMaker(t)
 	got, err := m.Probe(t.Context(), testSpec())
 	if err != nil {

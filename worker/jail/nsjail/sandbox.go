@@ -28,27 +28,30 @@ type sandbox struct {
 	uids      *uidPair
 	childUIDs []*uidPair // of the jails that are forked from this one; nil if there are none
 	group     *cgroup.Group
-	zygote    *zygote       // the jail was forked from it; nil if nsjail created the jail
-	said      func() string // returns what the process that forked the jail has logged since the order
-	proc      *os.Process   // nsjail
-	log       *os.File      // nsjail's
-	conn      *net.UnixConn
-	frames    *bufio.Reader // reads from conn, after the first frame
-	oom       *os.File      // see cgroup.WatchOOM
-	volumes   []*disk.Volume
-	link      *egress.Link // nil if the network is blocked
-	spec      jail.Spec
-	ahead     *interpreter // nil if none waits
-	loaded    bool         // the program was sent to ahead
-	before    cgroup.Usage // what nsjail and the init had used when ready
-	ready     bool         // the init is ready and the limits are in force
-	initPID   int
-	initFD    int // pidfd; 0 before the init exists, -1 after
+	zygote    *zygote // the jail was forked from it; nil if nsjail created the jail
+	// creatorLog returns what the process that forked the jail has logged since the order.
+	creatorLog func() string
+	proc       *os.Process // nsjail
+	log        *os.File    // nsjail's
+	conn       *net.UnixConn
+	frames     *bufio.Reader    // reads from conn, after the first frame
+	oom        *cgroup.OOMWatch // nil on version 2
+	volumes    []*disk.Volume
+	link       *egress.Link // nil if the network is blocked
+	spec       jail.Spec
+	prewarmed  *interpreter // nil if none waits
+	loaded     bool         // the program was sent to prewarmed
+	before     cgroup.Usage // what nsjail and the init had used when ready
+	ready      bool         // the init is ready and the limits are in force
+	initPID    int
+	initFD     int // pidfd; 0 before the init exists, -1 after
 
 	mu    sync.Mutex
-	taken bool // by Run or Close
+	used  bool // by Run or Close
 	why   reason
 	cause error // cause of reason cancelled
+	// uncharged is the memory in bytes for which the jail was killed, of reason unchargedMemory.
+	uncharged int64
 }
 
 // reason is why the worker killed a jail, if it did.
@@ -59,6 +62,7 @@ const (
 	timedOut
 	cancelled
 	oomEvent
+	unchargedMemory
 )
 
 var errUsed = errors.New("run in jail: this jail has been used: prepare another")
@@ -67,9 +71,9 @@ var errUsed = errors.New("run in jail: this jail has been used: prepare another"
 func (s *sandbox) markUsed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	free := !s.taken
-	s.taken = true
-	return free
+	unused := !s.used
+	s.used = true
+	return unused
 }
 
 // Run runs p; see jail.Jail.
@@ -111,6 +115,24 @@ func (s *sandbox) stop(why reason, cause error) {
 	s.kill()
 }
 
+// stopForHost kills the jail because it holds a number of bytes of the host's memory that its control
+// group is not charged for.
+func (s *sandbox) stopForHost(bytes int64) {
+	s.mu.Lock()
+	s.uncharged = bytes
+	s.mu.Unlock()
+	s.stop(unchargedMemory, nil)
+}
+
+// throttle limits the jail to a number of cores. It does nothing if the jail is being killed.
+func (s *sandbox) throttle(cpu float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.why == notKilled && s.initFD > 0 {
+		_ = s.group.Throttle(cpu)
+	}
+}
+
 // kill kills the init. The kernel then kills everything in its namespace.
 func (s *sandbox) kill() {
 	s.mu.Lock()
@@ -141,17 +163,17 @@ func (s *sandbox) release() error {
 	if s.oom != nil {
 		errs = append(errs, s.oom.Close())
 	}
+	for _, v := range s.volumes { // before the group, which their page cache is charged to
+		errs = append(errs, v.Close())
+	}
 	if s.group != nil {
 		errs = append(errs, s.group.Remove())
 	}
 	if s.link != nil {
 		s.link.Close()
 	}
-	for _, v := range s.volumes {
-		errs = append(errs, v.Close())
-	}
-	if s.ahead != nil {
-		errs = append(errs, s.ahead.outputs.close())
+	if s.prewarmed != nil {
+		errs = append(errs, s.prewarmed.outputs.close())
 	}
 	if s.log != nil {
 		errs = append(errs, s.log.Close())
@@ -161,14 +183,14 @@ func (s *sandbox) release() error {
 	case s.zygote != nil:
 		s.zygote.release(s.uids, s.ready)
 	case s.ready:
-		s.m.uids.put(s.uids)
+		s.m.uids.release(s.uids)
 	default:
 		// Processes of a jail that failed to start may still be dying. They hold the lock that is
 		// closed here.
-		errs = append(errs, s.uids.lock.Close())
+		errs = append(errs, s.m.uids.discard(s.uids))
 	}
-	for _, pair := range s.childUIDs { // closed, not reused: other workers may need so many
-		errs = append(errs, pair.lock.Close())
+	for _, pair := range s.childUIDs { // not reused: other workers may need so many
+		errs = append(errs, s.m.uids.discard(pair))
 	}
 	s.m.forget(s)
 	return errors.Join(errs...)
@@ -207,16 +229,18 @@ func (r *run) run(ctx context.Context) (jail.Outcome, error) {
 	stopped := context.AfterFunc(ctx, func() { r.stop(cancelled, context.Cause(ctx)) })
 	defer stopped()
 	r.watchOOM()
+	r.m.watch.add(r.sandbox)
+	defer r.m.watch.remove(r.sandbox)
 	o, err := r.converse()
 	if err != nil {
 		// Also if the program runs: an init that violates the protocol is not trusted.
 		r.kill()
 	}
-	r.copies.Wait()
+	r.awaitOutput()
 	o, err = r.classify(o, err)
 	if r.link != nil { // no process of the jail is alive any more
 		report := r.link.Close()
-		o.Network = &proto.NetworkUsage{Traffic: report.Traffic, BlockedConnections: report.Blocked}
+		o.Network = &proto.NetworkUsage{Traffic: report.Traffic, BlockedConnections: report.Blocked, BlockedTotal: report.BlockedTotal}
 	}
 	return o, err
 }
@@ -224,6 +248,11 @@ func (r *run) run(ctx context.Context) (jail.Outcome, error) {
 // converse sends the program and reads the init's frames until the program's end. If the stream
 // ends before, Kind is empty.
 func (r *run) converse() (jail.Outcome, error) {
+	if r.program.LowWeight {
+		if err := r.group.LowerWeight(); err != nil {
+			return jail.Outcome{}, err
+		}
+	}
 	if err := r.send(); err != nil {
 		return jail.Outcome{}, ignoreEnd(err)
 	}
@@ -252,6 +281,7 @@ func (r *run) awaitEnd() (jail.Outcome, error) {
 	}
 	typ, payload, err := r.receive()
 	o := jail.Outcome{Duration: time.Since(started)}
+	r.m.watch.remove(r.sandbox) // which may have paused it
 	if err != nil {
 		return o, ignoreEnd(err)
 	}
@@ -262,7 +292,7 @@ func (r *run) awaitEnd() (jail.Outcome, error) {
 	o.MemoryPeak = int64(e.MaxRSSKiB) << 10 // replaced by the control group's value if it has one
 	switch {
 	case e.BySeccomp:
-		o.Kind, o.Signal, o.Detail = jail.Seccomp, int(e.Signal), "the program made a system call that no sandboxed program may make"
+		o.Kind, o.Signal, o.Detail = jail.Seccomp, int(e.Signal), "the program made a system call that no program may make"
 	case e.Signal != 0:
 		o.Kind, o.Signal = jail.Signaled, int(e.Signal)
 	default:
@@ -285,6 +315,28 @@ func (r *run) awaitEnd() (jail.Outcome, error) {
 	return o, nil
 }
 
+// oomKilled reports whether the kernel's OOM killer killed a process of the jail, and for what: for
+// the limit of the jail, or for the host.
+func (s *sandbox) oomKilled() (limit, host bool) {
+	if s.group == nil {
+		return false, false
+	}
+	usage, err := s.group.Usage()
+	if err != nil {
+		return false, false
+	}
+	if usage.LimitOOMs > 0 || s.oom != nil && s.oom.Reached() {
+		return usage.OOMKills > 0, false
+	}
+	if s.zygote != nil && usage.OOMKills == 0 {
+		// A forked jail dies with its zygote.
+		if above, err := s.zygote.jail.group.Usage(); err == nil {
+			return false, above.OOMKills > 0 && !s.zygote.jail.Alive()
+		}
+	}
+	return false, usage.OOMKills > 0
+}
+
 // classify returns the outcome with the resources used. If the kernel's OOM killer killed any
 // process in the jail, the outcome is out of memory. A report of the init is always true, since an
 // init that the worker has killed cannot send one.
@@ -294,20 +346,25 @@ func (r *run) classify(o jail.Outcome, err error) (jail.Outcome, error) {
 		err = errors.Join(err, r.awaitDeath())
 	}
 	usage, uerr := r.group.Usage()
+	limit, host := r.oomKilled()
 	o.CPUTime = max(0, usage.CPUTime-r.before.CPUTime)
 	// At most the allowance for bullpen's own processes is subtracted. The rest of their peak is
 	// page cache, which is reclaimed. The group may report nothing for a small program, since it
 	// counts in batches. The init's value also includes pages of the host's files.
-	if peak := usage.MemoryPeak - min(r.before.MemoryPeak, r.own()); peak > 0 {
+	if peak := usage.MemoryPeak - min(r.before.MemoryPeak, r.ownMemory()); peak > 0 {
 		o.MemoryPeak = peak
 	}
 	r.mu.Lock()
-	why, cause := r.why, r.cause
+	why, cause, uncharged := r.why, r.cause, r.uncharged
 	r.mu.Unlock()
 	switch {
-	case usage.OOMKills > 0 || why == oomEvent:
+	case limit || why == oomEvent:
 		o.Kind, o.ExitCode, o.Signal, o.Detail = jail.OutOfMemory, 0, 0, "the memory limit was exceeded"
+	case host:
+		o.Kind, o.ExitCode, o.Signal, o.Detail = jail.HostOutOfMemory, 0, 0, jail.ErrHostOutOfMemory.Error()
 	case o.Kind != "":
+	case why == unchargedMemory:
+		o.Kind, o.Uncharged, o.Detail = jail.OutOfMemory, uncharged, "the host's kernel held memory for it that it was not charged for"
 	case why == timedOut:
 		o.Kind, o.Detail = jail.TimedOut, "timed out after "+r.program.Timeout.String()
 	case why == cancelled:
@@ -316,7 +373,7 @@ func (r *run) classify(o jail.Outcome, err error) (jail.Outcome, error) {
 		err = fmt.Errorf("the init died without a report: %s", r.diagnostics())
 	}
 	if werr := errors.Join(r.outputs[:]...); werr != nil {
-		err = errors.Join(err, fmt.Errorf("hand over the output: %w", werr))
+		err = errors.Join(err, fmt.Errorf("copy the output: %w", werr))
 	}
 	return o, errors.Join(err, uerr)
 }
@@ -327,8 +384,8 @@ func (r *run) send() error {
 		return err
 	}
 	if r.loaded {
-		r.collect(r.ahead.outputs)
-		r.ahead = nil
+		r.copyOutput(r.prewarmed.outputs)
+		r.prewarmed = nil
 		_, err := r.conn.Write(wire.Frame(wire.Begin, nil))
 		return ignoreEnd(err) // a frame that was sent may contain the reason
 	}
@@ -340,14 +397,35 @@ func (r *run) send() error {
 	if err != nil {
 		return err
 	}
-	r.collect(out)
+	r.copyOutput(out)
 	return nil
 }
 
-// collect starts to copy the program's output.
-func (r *run) collect(out outputs) {
+// copyOutput starts to copy the program's output.
+func (r *run) copyOutput(out outputs) {
 	for i, w := range []io.Writer{r.program.Stdout, r.program.Stderr} {
 		r.copies.Go(func() { r.outputs[i] = drain(w, out[i]) })
+	}
+}
+
+// awaitOutput waits until the output is copied. A jail whose init was killed can leave its pipes to Unix
+// sockets that are only in each other's queues. The kernel looks for those when any Unix socket is
+// closed.
+func (r *run) awaitOutput() {
+	done := make(chan struct{})
+	go func() {
+		r.copies.Wait()
+		close(done)
+	}()
+	for tick := time.Tick(20 * time.Millisecond); ; {
+		select {
+		case <-done:
+			return
+		case <-tick:
+			if fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err == nil {
+				_, _ = unix.Close(fds[0]), unix.Close(fds[1])
+			}
+		}
 	}
 }
 
@@ -440,8 +518,7 @@ func (r *run) watchOOM() {
 		return
 	}
 	go func() {
-		var n [8]byte
-		if _, err := r.oom.Read(n[:]); err == nil {
+		if r.oom.Await() {
 			r.stop(oomEvent, nil)
 		}
 	}()
@@ -464,7 +541,7 @@ func drain(w io.Writer, out *os.File) error {
 	if w == nil {
 		w = io.Discard
 	}
-	widen(out)
+	growPipe(out)
 	buffer := readBuffers.Get().(*[readBytes]byte)
 	defer readBuffers.Put(buffer)
 	// Wrapped in a plain Reader, so that w receives data as soon as it arrives.
@@ -475,9 +552,9 @@ func drain(w io.Writer, out *os.File) error {
 	return err
 }
 
-// widen sets the size of a pipe to pipeBytes, if the host allows it. A smaller pipe only fills up
+// growPipe sets the size of a pipe to pipeBytes, if the host allows it. A smaller pipe only fills up
 // sooner.
-func widen(out *os.File) {
+func growPipe(out *os.File) {
 	if conn, err := out.SyscallConn(); err == nil {
 		_ = conn.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeBytes) })
 	}

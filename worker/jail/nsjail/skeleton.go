@@ -42,9 +42,12 @@ const (
 )
 
 // newSkeleton creates a skeleton in dir.
-func newSkeleton(dir, home string, key rootKey) (*skeleton, error) {
+func newSkeleton(dir, home string, key rootKey, proc *proc) (*skeleton, error) {
 	s := &skeleton{dir: dir}
 	if err := s.frame(home); err != nil {
+		return nil, err
+	}
+	if err := proc.write(dir); err != nil {
 		return nil, err
 	}
 	resolver := ""
@@ -153,7 +156,7 @@ func (s *skeleton) copyEtc(image string) error {
 // frame creates what every jail has.
 func (s *skeleton) frame(home string) error {
 	for _, dir := range []string{
-		"", "proc", "sys", "dev", "dev/shm", "etc", "tmp", "data", home, jail.JobDir, jail.PythonDir, jail.AheadDir,
+		"", "proc", "sys", "dev", "dev/shm", "etc", "tmp", "data", home, jail.JobDir, jail.PythonDir, jail.PrewarmDir,
 	} {
 		if err := makeDirs(s.dir, dir); err != nil {
 			return err
@@ -173,9 +176,9 @@ func (s *skeleton) frame(home string) error {
 	}
 	for name, content := range map[string][]byte{
 		jail.PythonDir + "/sitecustomize.py": jail.PythonSite,
-		jail.AheadDir + "/ahead.sh":          jail.AheadBash,
-		jail.AheadDir + "/ahead.js":          jail.AheadNode,
-		jail.AheadDir + "/forks.py":          jail.AheadForks,
+		jail.PrewarmDir + "/prewarm.sh":      jail.PrewarmBash,
+		jail.PrewarmDir + "/prewarm.js":      jail.PrewarmNode,
+		jail.PrewarmDir + "/zygote.py":       jail.ZygoteScript,
 	} {
 		if err := writeFile(filepath.Join(s.dir, name), content); err != nil {
 			return err

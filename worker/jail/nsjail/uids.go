@@ -3,6 +3,7 @@ package nsjail
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -52,7 +53,27 @@ func newUIDPool(u UIDs, dir string) (*uidPool, error) {
 	if err := makeDir(dir, 0o700); err != nil {
 		return nil, err
 	}
+	if err := removeUnused(dir); err != nil {
+		return nil, err
+	}
 	return &uidPool{UIDs: u, dir: dir}, nil
+}
+
+// removeUnused removes the locks that dead workers left in dir.
+func removeUnused(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err != nil {
+			continue // not a lock
+		}
+		if err := removeLock(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // mapped checks that the worker's own user namespace has all ids of u: the worker can map no
@@ -74,8 +95,8 @@ func (u UIDs) mapped(file string) error {
 	return fmt.Errorf("uid range %d+%d is not in %s: the worker's user namespace has no such ids, give a range that it has", u.First, u.Count, file)
 }
 
-// take returns an unused pair.
-func (p *uidPool) take() (*uidPair, error) {
+// acquire returns an unused pair.
+func (p *uidPool) acquire() (*uidPair, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.free) > 0 {
@@ -92,33 +113,75 @@ func (p *uidPool) take() (*uidPair, error) {
 			return pair, err
 		}
 	}
-	return nil, fmt.Errorf("all %d pairs of uids from %d are taken: give the workers of this host a larger range", pairs, p.First)
+	return nil, fmt.Errorf("all %d pairs of uids from %d are in use: give the workers of this host a larger range", pairs, p.First)
 }
 
 // lock locks the pair that starts at first. It returns nil if another process holds the pair.
 func (p *uidPool) lock(first int) (*uidPair, error) {
-	// A lock belongs to an open file. Opening the file again, in this or another worker, therefore
-	// conflicts with a lock that is held.
-	f, err := os.OpenFile(filepath.Join(p.dir, strconv.Itoa(first)), os.O_RDONLY|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("lock uid %d: %w", first, err)
+	f, err := tryLock(filepath.Join(p.dir, strconv.Itoa(first)))
+	if f == nil || err != nil {
+		return nil, err
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil {
-		return &uidPair{first: first, lock: f}, nil
-	}
-	_ = f.Close()
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, nil
-	}
-	return nil, fmt.Errorf("lock uid %d: %w", first, err)
+	return &uidPair{first: first, lock: f}, nil
 }
 
-// put returns a pair to the pool. No process of the jail that used it may be alive.
-func (p *uidPool) put(pair *uidPair) {
+// tryLock locks the file at path. It returns nil if another process holds the lock. The holder of
+// the lock may remove the file, and others may have opened it before: what they lock then excludes
+// nobody. So tryLock starts again if the file that it has locked is no longer at path.
+func tryLock(path string) (*os.File, error) {
+	for {
+		// A lock belongs to an open file. Opening the file again, in this or another worker, therefore
+		// conflicts with a lock that is held.
+		f, err := flock(path, unix.LOCK_EX|unix.LOCK_NB)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		same, err := isAt(f, path)
+		if same {
+			return f, nil
+		}
+		if err := errors.Join(err, f.Close()); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// isAt reports whether f is the file at path.
+func isAt(f *os.File, path string) (bool, error) {
+	opened, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	current, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && os.SameFile(opened, current), err
+}
+
+// removeLock removes the file at path unless a process holds its lock.
+func removeLock(path string) error {
+	f, err := tryLock(path)
+	if f == nil || err != nil {
+		return err
+	}
+	return errors.Join(os.Remove(path), f.Close())
+}
+
+// release returns a pair to the pool. No process of the jail that used it may be alive.
+func (p *uidPool) release(pair *uidPair) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.free = append(p.free, pair)
+}
+
+// discard unlocks a pair that this process does not reuse. Processes of its jail may still be dying.
+// They hold the lock until then, and the file stays for others to remove.
+func (p *uidPool) discard(pair *uidPair) error {
+	return errors.Join(pair.lock.Close(), removeLock(pair.lock.Name()))
 }
 
 // close unlocks all pairs that are not in use.
@@ -127,7 +190,7 @@ func (p *uidPool) close() error {
 	defer p.mu.Unlock()
 	var errs []error
 	for _, pair := range p.free {
-		errs = append(errs, pair.lock.Close())
+		errs = append(errs, p.discard(pair))
 	}
 	p.free = nil
 	return errors.Join(errs...)

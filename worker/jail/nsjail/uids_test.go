@@ -1,7 +1,13 @@
 package nsjail
 
 import (
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"testing"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
 func TestUIDsAreNeverShared(t *testing.T) {
@@ -17,7 +23,7 @@ func TestUIDsAreNeverShared(t *testing.T) {
 	}
 	seen := map[int]*uidPair{}
 	for i := range 4 {
-		pair, err := pools[i%2].take()
+		pair, err := pools[i%2].acquire()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -27,18 +33,18 @@ func TestUIDsAreNeverShared(t *testing.T) {
 		seen[pair.first] = pair
 	}
 	for _, p := range pools {
-		if pair, err := p.take(); err == nil {
+		if pair, err := p.acquire(); err == nil {
 			t.Fatalf("a fifth pair: %d", pair.first)
 		}
 	}
-	pools[1].put(seen[5002])
-	if _, err := pools[0].take(); err == nil {
-		t.Error("took a pair that another worker keeps")
+	pools[1].release(seen[5002])
+	if _, err := pools[0].acquire(); err == nil {
+		t.Error("acquired a pair that another worker holds")
 	}
 	if err := pools[1].close(); err != nil {
 		t.Fatal(err)
 	}
-	pair, err := pools[0].take()
+	pair, err := pools[0].acquire()
 	if err != nil || pair.first != 5002 {
 		t.Fatalf("got %v, %v", pair, err)
 	}
@@ -50,5 +56,57 @@ func TestUIDsAreNeverShared(t *testing.T) {
 		if _, err := newUIDPool(u, dir); err == nil {
 			t.Errorf("range %+v accepted", u)
 		}
+	}
+}
+
+// No two processes hold a pair while others create and remove the files of its locks.
+func TestUIDLocksAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "7000"), nil, 0o600); err != nil { // of a dead worker
+		t.Fatal(err)
+	}
+	u := UIDs{First: 5000, Count: 4}
+	var holders [2]atomic.Int32
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 200 {
+				p, err := newUIDPool(u, dir)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				pair, err := p.acquire()
+				if err != nil {
+					continue // all are in use
+				}
+				n := &holders[(pair.first-u.First)/2]
+				if n.Add(1) != 1 {
+					t.Error("two have the same pair")
+				}
+				n.Add(-1)
+				p.release(pair)
+				if err := p.close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// A zygote, which takes many pairs, leaves the files of none.
+func TestZygoteRemovesUIDLocks(t *testing.T) {
+	m := openMaker(t, Config{UIDLocks: t.TempDir()})
+	p := newZygote(t, m, testSpec())
+	runIn(t, fork(t, p, testSpec()), program(t, "python", "print(1)")).want(t, jail.Exited, "1")
+	closeZygote(t, p)
+	m.jails.Wait()
+	left, err := os.ReadDir(m.cfg.UIDLocks)
+	if err != nil || len(left) != len(m.uids.free) {
+		t.Errorf("%d files for %d pairs, %v", len(left), len(m.uids.free), err)
 	}
 }

@@ -26,6 +26,7 @@ func diskDir(tb testing.TB) string {
 // A program whose home is on disk may write more than its memory limit, up to exactly the limit of
 // the home.
 func TestHomeOnDisk(t *testing.T) {
+	t.Parallel()
 	m := openMaker(t, Config{VolumeDir: diskDir(t)})
 	spec := testSpec()
 	spec.Memory, spec.HomeBytes, spec.TmpBytes, spec.Inodes = 64<<20, 200<<20, 40<<20, 500
@@ -54,6 +55,7 @@ rm -f f*; cp /usr/bin/su .; ls -l su | cut -c1-10; grep -c ' /home/baponi ext4 .
 }
 
 func TestHomeOnDiskNeedsADirectory(t *testing.T) {
+	t.Parallel()
 	m := newMaker(t)
 	spec := testSpec()
 	spec.HomeBytes = spec.Memory

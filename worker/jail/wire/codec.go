@@ -28,7 +28,7 @@ type reader struct {
 	ok bool
 }
 
-func (r *reader) take(n int) []byte {
+func (r *reader) next(n int) []byte {
 	if !r.ok || n < 0 || n > len(r.b) {
 		r.ok = false
 		return nil
@@ -39,14 +39,14 @@ func (r *reader) take(n int) []byte {
 }
 
 func (r *reader) u8() byte {
-	if v := r.take(1); r.ok {
+	if v := r.next(1); r.ok {
 		return v[0]
 	}
 	return 0
 }
 
 func (r *reader) u32() uint32 {
-	if v := r.take(4); r.ok {
+	if v := r.next(4); r.ok {
 		return uint32(v[0]) | uint32(v[1])<<8 | uint32(v[2])<<16 | uint32(v[3])<<24
 	}
 	return 0
@@ -57,10 +57,10 @@ func (r *reader) u64() uint64 {
 	return lo | uint64(r.u32())<<32
 }
 
-func (r *reader) bytes() []byte { return r.take(int(r.u32())) }
+func (r *reader) bytes() []byte { return r.next(int(r.u32())) }
 
 // text returns a string with its terminating zero byte.
-func (r *reader) text() []byte { return r.take(int(r.u32()) + 1) }
+func (r *reader) text() []byte { return r.next(int(r.u32()) + 1) }
 
 // checked returns a text without any other zero byte, at which the kernel would end the string.
 func (r *reader) checked() []byte {

@@ -14,25 +14,26 @@
 //	                                          sender's pid (SCM_CREDENTIALS). The
 //	                                          worker identifies the init by that, not
 //	                                          by the payload.
-//	Waiting                                   The interpreter of Ahead is ready.
+//	Waiting                                   The interpreter of Prewarm is ready.
 //	Started                                   The program's execve succeeded, or the
 //	                                          waiting interpreter has begun the
 //	                                          program. The worker's clock starts.
 //	Failed   step string, errno u32           The program, or the interpreter of
-//	                                          Ahead, could not be started. The init
+//	                                          Prewarm, could not be started. The init
 //	                                          exits after it.
 //	Exited   code i32, signal i32,            The program is dead; the worker's clock
-//	         seccomp u8, maxrss KiB u64       stops. seccomp is 1 if the filter sent
-//	                                          the signal.
+//	         seccomp u8, maxrss KiB u64       stops. seccomp is 1 if a process of the
+//	                                          program made a call that no program may
+//	                                          make; signal is then SIGSYS.
 //	Empty                                     Every other process in the jail except
 //	                                          the init is dead too, and all output is
 //	                                          in the pipes. The init exits after it.
 //
 // From the worker to the init:
 //
-//	Ahead    as Start, without files          At most once, after Ready and before
+//	Prewarm  as Start, without files          At most once, after Ready and before
 //	                                          Start. Starts an interpreter, which
-//	                                          waits on descriptor AheadFD. The init
+//	                                          waits on descriptor PrewarmFD. The init
 //	                                          exits if it dies before Start.
 //	Start    argv []string, env []string,     Once, after Ready, or after Waiting. Two
 //	         dir string, stdin string,        descriptors come with its first byte
@@ -41,12 +42,12 @@
 //	         owner u8, content)               their owner, and must not exist. stdin
 //	                                          is a file that is opened afterwards. A
 //	                                          waiting interpreter is killed.
-//	GoOn     as Start                         Instead of Start, after Waiting, without
+//	Load     as Start                         Instead of Start, after Waiting, without
 //	                                          descriptors. Sends the program to the
 //	                                          waiting interpreter, which runs none of
 //	                                          it yet. argv is empty; env is added to
 //	                                          the interpreter's own.
-//	Begin                                     Once, after GoOn: the interpreter runs
+//	Begin                                     Once, after Load: the interpreter runs
 //	                                          the program.
 //	Signal   number u32                       Sent to the program, if it still runs.
 //	Kill                                      Kills everything in the jail, as if the

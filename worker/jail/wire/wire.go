@@ -2,18 +2,22 @@ package wire
 
 // Version is the version that Ready carries. Worker and init are built together, so it only guards
 // against a stale binary.
-const Version = 8
+const Version = 13
 
 // File descriptors that the init is started with.
 const (
 	// ControlFD is the init's end of the control socket.
 	ControlFD = 3
-	// LockFD is the lock on the jail's outside uids. The init only holds it: the uids stay taken
+	// LockFD is the lock on the jail's outside uids. The init only holds it: the uids stay in use
 	// until the init is dead, even if the worker dies first.
 	LockFD = 4
 	// ForkFD exists in the jail of a Fork. It is the init's end of the socket on which the
-	// interpreter waits, see AheadFD.
+	// interpreter waits, see PrewarmFD.
 	ForkFD = 5
+	// FilterFD is a file with the filter to install. The init of a zygote's jail keeps the content
+	// for the jails that it creates. The init of a Fork needs it for a program that the forked
+	// interpreter cannot continue with.
+	FilterFD = 6
 )
 
 // Indexes of the descriptors that come with Jail. JailControl is the control socket of the new
@@ -30,21 +34,22 @@ const (
 const (
 	// Zygote is a jail in which other jails are created.
 	Zygote = "zygote"
-	// Fork is a jail that a zygote's interpreter created inside the zygote's jail. It is already
-	// under the filter, and a fork of the interpreter waits in it.
+	// Fork is a jail that a zygote's interpreter created inside the zygote's jail. A fork of the
+	// interpreter waits in it, under the filter.
 	Fork = "fork"
 )
 
 // ForkPID is the pid of the forked interpreter in the jail of a Fork.
 const ForkPID = 2
 
-// AheadFD is the descriptor on which a prewarmed interpreter waits, one end of a stream socket. The
+// PrewarmFD is the descriptor on which a prewarmed interpreter waits, one end of a stream socket.
+// A forked interpreter first sends one byte with the descriptor of the filter on which calls are received. The
 // interpreter writes one byte when it is ready. It then reads strings that each end with a zero
 // byte; the last one is empty. They are the working directory, the file to open as standard input,
 // and the environment variables to add to its own, as NAME=value. At the end of the stream it
 // closes the descriptor and continues as if it had been started with these values. Before that, it
 // runs no code of the program.
-const AheadFD = 3
+const PrewarmFD = 3
 
 // Frame types.
 const (
@@ -54,9 +59,9 @@ const (
 	Failed  byte = 'F'
 	Exited  byte = 'X'
 	Empty   byte = 'E'
-	Ahead   byte = 'A'
+	Prewarm byte = 'A'
 	Start   byte = 'S'
-	GoOn    byte = 'O'
+	Load    byte = 'O'
 	Begin   byte = 'N'
 	Signal  byte = 'G'
 	Kill    byte = 'K'
@@ -84,7 +89,7 @@ const (
 	OwnerInit    byte = 1
 )
 
-// StartFrame is the payload of Ahead, Start and GoOn, as the worker builds it.
+// StartFrame is the payload of Prewarm, Start and Load, as the worker builds it.
 type StartFrame struct {
 	Argv, Env []string
 	Dir       string
@@ -101,7 +106,7 @@ type File struct {
 	Content []byte
 }
 
-// Order is the payload of Ahead, Start and GoOn, parsed in place for an init that allocates
+// Order is the payload of Prewarm, Start and Load, parsed in place for an init that allocates
 // nothing. Its strings include their terminating zero byte.
 type Order struct {
 	Argv, Env Strings
@@ -193,7 +198,7 @@ type FailedFrame struct {
 // ExitedFrame is the payload of Exited. Signal is 0 if the program exited with Code.
 type ExitedFrame struct {
 	Code, Signal int32
-	BySeccomp    bool   // Signal is SIGSYS and was sent by the filter
+	BySeccomp    bool   // a process of the program made a call that no program may make; Signal is SIGSYS
 	MaxRSSKiB    uint64 // of the largest process
 }
 
@@ -250,7 +255,7 @@ func (s *StartFrame) Encode(typ byte) []byte {
 	return b
 }
 
-// ParseOrder parses the payload of Ahead, Start and GoOn. The returned Order refers to b.
+// ParseOrder parses the payload of Prewarm, Start and Load. The returned Order refers to b.
 func ParseOrder(b []byte) (Order, bool) {
 	r := reader{b: b, ok: true}
 	o := Order{Argv: r.strings(), Env: r.strings(), Dir: r.checked(), Stdin: r.checked(), UID: r.u32(), GID: r.u32(), Files: r.files()}

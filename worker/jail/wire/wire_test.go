@@ -14,7 +14,7 @@ func sample() StartFrame {
 	}
 }
 
-// frame takes an order to pieces.
+// frame parses an order into a StartFrame.
 func frame(t *testing.T, o Order) (s StartFrame) {
 	t.Helper()
 	text := func(b []byte) string {
@@ -46,7 +46,7 @@ func sampleJail() JailFrame {
 	}}
 }
 
-// jailFrame takes an order for a jail to pieces.
+// jailFrame parses an order for a jail into a JailFrame.
 func jailFrame(j JailOrder) JailFrame {
 	s := JailFrame{Root: j.Root, Program: j.Program, Processes: j.Processes}
 	text := func(b []byte) string { return string(b[:len(b)-1]) }
@@ -78,8 +78,8 @@ func TestRoundTrip(t *testing.T) {
 	} else if got := jailFrame(o); !reflect.DeepEqual(got, j) {
 		t.Errorf("got %+v", got)
 	}
-	var room [MaxToWorker]byte
-	f := PutFailed(&room, "exec ", []byte("x"), 2)
+	var buf [MaxToWorker]byte
+	f := PutFailed(&buf, "exec ", []byte("x"), 2)
 	if got, ok := parseFailed(t, f); !ok || got != (FailedFrame{"exec x", 2}) {
 		t.Errorf("got %+v", got)
 	}
@@ -104,16 +104,16 @@ func parseFailed(t *testing.T, b []byte) (FailedFrame, bool) {
 	return ParseFailed(b[HeaderSize:])
 }
 
-// A step is told up to a length.
-func TestFailedIsCutOff(t *testing.T) {
+// A long step is truncated.
+func TestFailedIsTruncated(t *testing.T) {
 	long := strings.Repeat("x", MaxToWorker)
 	for _, n := range []int{0, 1, MaxToWorker/2 - 5, MaxToWorker/2 - 4, len(long)} {
-		var room [MaxToWorker]byte
+		var buf [MaxToWorker]byte
 		want := FailedFrame{("exec " + long[:n])[:min(5+n, MaxToWorker/2)], 7}
-		if got, ok := parseFailed(t, PutFailed(&room, "exec ", []byte(long[:n]), 7)); !ok || got != want {
+		if got, ok := parseFailed(t, PutFailed(&buf, "exec ", []byte(long[:n]), 7)); !ok || got != want {
 			t.Errorf("%d bytes became %+v", n, got)
 		}
-		if got, ok := parseFailed(t, PutFailed(&room, long[:n], nil, 7)); !ok || got.Step != long[:min(n, MaxToWorker/2)] {
+		if got, ok := parseFailed(t, PutFailed(&buf, long[:n], nil, 7)); !ok || got.Step != long[:min(n, MaxToWorker/2)] {
 			t.Errorf("%d bytes became %+v", n, got)
 		}
 	}
@@ -180,12 +180,12 @@ func TestParseJailRefuses(t *testing.T) {
 }
 
 // The init has nowhere to allocate.
-func TestInitsPartAllocatesNothing(t *testing.T) {
+func TestInitFunctionsAllocateNothing(t *testing.T) {
 	s := sample()
 	b := s.Encode(Start)[HeaderSize:]
 	forJail := sampleJail()
 	within := forJail.Encode()[HeaderSize:]
-	var room [MaxToWorker]byte
+	var buf [MaxToWorker]byte
 	allocated := testing.AllocsPerRun(10, func() {
 		o, ok := ParseOrder(b)
 		j, also := ParseJail(within)
@@ -199,7 +199,7 @@ func TestInitsPartAllocatesNothing(t *testing.T) {
 			ok = ok && len(f.Path) > 0
 		}
 		exited := ExitedFrame{Code: 1}.Encode()
-		if f := PutFailed(&room, "write ", o.Dir, 1); !ok || f[4] != Failed || exited[4] != Exited {
+		if f := PutFailed(&buf, "write ", o.Dir, 1); !ok || f[4] != Failed || exited[4] != Exited {
 			t.Error("not parsed")
 		}
 	})
@@ -210,9 +210,9 @@ func TestInitsPartAllocatesNothing(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	s := sample()
-	var room [MaxToWorker]byte
+	var buf [MaxToWorker]byte
 	f.Add(s.Encode(Start)[HeaderSize:])
-	f.Add(PutFailed(&room, "x", nil, 1)[HeaderSize:])
+	f.Add(PutFailed(&buf, "x", nil, 1)[HeaderSize:])
 	j := sampleJail()
 	f.Add(j.Encode()[HeaderSize:])
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
@@ -230,8 +230,8 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 		if e, ok := ParseFailed(b); ok && len(e.Step) < 1024 {
-			var room [MaxToWorker]byte
-			if again := PutFailed(&room, e.Step, nil, e.Errno)[HeaderSize:]; !bytes.Equal(again, b) {
+			var buf [MaxToWorker]byte
+			if again := PutFailed(&buf, e.Step, nil, e.Errno)[HeaderSize:]; !bytes.Equal(again, b) {
 				t.Errorf("%x became %+v, and %x", b, e, again)
 			}
 		}

@@ -1,0 +1,129 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
+)
+
+// testBatches kills the only gateway at points of a batch. Each item must run once all the same, and
+// the end of the batch must be told. With -short, it is killed at the points of the engine that are
+// passed while items run.
+func testBatches(t *testing.T, p *programs) {
+	const items = 100
+	hooks := startReceiver(t)
+	sys := &crashSystem{died: map[fault.Point]bool{}}
+	sys.system = newSystem(t, p.faulty(t), topology{separate: true}, 4, hooks.flags...)
+	for _, at := range fault.BatchPoints() {
+		engine := at == fault.AfterItemBeforeState || at == fault.AfterReserveBeforeItem
+		if testing.Short() && !engine {
+			continue
+		}
+		point := at
+		if engine {
+			point += ":2" // not the first one
+		}
+		sys.front.kill()
+		sys.startDying(t, point, sys.startFront)
+		body := map[string]any{
+			"metadata": map[string]string{"point": string(at)}, "webhook_url": hooks.url + "/200", "item_webhooks": true,
+			"request": bash("echo $1").and("webhook_url", hooks.url+"/200"),
+		}
+		var list []request
+		for i := range items {
+			list = append(list, request{"args": []string{fmt.Sprint(i)}})
+		}
+		body["items"] = list
+		// The last member.
+		rest, err := json.Marshal(list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		delete(body, "items")
+		head, err := json.Marshal(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole := json.RawMessage(slices.Concat(head[:len(head)-1], []byte(`,"items":`), rest, []byte("}")))
+		id := ""
+		submit := func() (bool, any) {
+			r, err := sys.try(t.Context(), http.MethodPost, "/v1/batches", whole, "Idempotency-Key", string(at))
+			if err != nil || r.status != http.StatusCreated {
+				return err != nil, r
+			}
+			var b struct{ ID string }
+			r.into(t, &b)
+			if id != "" && id != b.ID {
+				t.Errorf("%s: created as %s, then as %s", at, id, b.ID)
+			}
+			id = b.ID
+			return true, r
+		}
+		eventually(t, "the batch is sent", submit)
+		sys.awaitCrash(t, point, sys.front)
+		sys.startFront(t)
+		eventually(t, "the batch is accepted", func() (bool, any) { done, r := submit(); return done && id != "", r })
+		path := "/v1/batches/" + id
+		var b struct {
+			Status string
+			Counts proto.BatchCounts
+		}
+		eventually(t, "the batch has ended", func() (bool, any) {
+			r := sys.get(path)
+			r.into(t, &b)
+			return b.Status == "completed", r
+		})
+		if b.Counts.Succeeded != items {
+			t.Errorf("%s: %+v", at, b.Counts)
+		}
+		checkBatchResults(t, sys.get(path+"/results").body, items)
+		checkBatchWebhooks(t, hooks, id, items)
+	}
+}
+
+// checkBatchResults checks that there is one line for each item, with its own output.
+func checkBatchResults(t *testing.T, body []byte, items int) {
+	t.Helper()
+	lines := bufio.NewScanner(bytes.NewReader(body))
+	n := 0
+	for ; lines.Scan(); n++ {
+		var line struct {
+			Index          int
+			Status, Stdout string
+		}
+		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
+			t.Fatal(err)
+		}
+		if line.Index != n || line.Status != "success" || line.Stdout != fmt.Sprintln(n) {
+			t.Errorf("line %d: %s", n, lines.Bytes())
+		}
+	}
+	if n != items {
+		t.Errorf("%d lines, want %d", n, items)
+	}
+}
+
+// checkBatchWebhooks checks that one webhook was sent for each item and one for the batch. An item that
+// ran twice would have sent two, with different ids.
+func checkBatchWebhooks(t *testing.T, hooks *receiver, batch string, items int) {
+	t.Helper()
+	ids := map[string]bool{}
+	ended := false
+	for len(ids) < items+1 || !ended {
+		p := hooks.next(t)
+		ids[p.id] = true
+		if bytes.Contains(p.body, []byte(`"event":"batch.completed"`)) {
+			ended = bytes.Contains(p.body, []byte(batch))
+		}
+	}
+	if len(ids) > items+1 {
+		t.Errorf("%d webhooks of %d items and the batch", len(ids), items)
+	}
+}

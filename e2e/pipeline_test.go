@@ -1,0 +1,73 @@
+package e2e
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
+)
+
+// testPipelines runs the examples, and kills the gateway that runs a pipeline when it has submitted
+// a step and has not stored that.
+func testPipelines(t *testing.T, p *programs) {
+	sys := &crashSystem{system: newSystem(t, p.faulty(t), topology{separate: true}, 2), died: map[fault.Point]bool{}}
+	expect := func(printed string, parts ...string) {
+		t.Helper()
+		for _, part := range parts {
+			if !strings.Contains(printed, part) {
+				t.Errorf("no %q in:\n%s", part, printed)
+			}
+		}
+	}
+	out := t.TempDir()
+	printed := sys.command(t, sys.key, "ci", "run", "--dir", "../examples/python", "--artifacts", out, "../examples/python/ci.yaml")
+	expect(printed, "Ran 3 tests", "--- report: success", ": success, ")
+	report, err := os.ReadFile(filepath.Join(out, "report", "report", "report.md"))
+	if err != nil || !strings.Contains(string(report), "| test_rounds | ok |") {
+		t.Errorf("%v: %s", err, report)
+	}
+	printed = sys.command(t, sys.key, "ci", "run", "--no-input", "../examples/matrix/ci.yaml")
+	expect(printed, "ZeroDivisionError", "test (divisor=0,base=6): failed with exit code 1", "publish: skipped", "a cell has failed",
+		"divisor=2,base=7: 7 / 2 = 3.5", ": failed, ")
+
+	sys.front.kill()
+	sys.startDying(t, fault.AfterStepBeforeState, sys.startFront)
+	file := `
+steps:
+  - {name: first, run: "echo ran >> log; echo $TOKEN $CI $CI_STEP_NAME", secrets: [TOKEN]}
+  - {name: second, run: "cat log"}
+`
+	var run struct {
+		ID     string
+		Status proto.PipelineStatus
+		Cells  []struct {
+			Status  proto.StepStatus
+			TraceID string `json:"trace_id"`
+		}
+	}
+	body := request{"file": file, "secrets": map[string]string{"TOKEN": "s3cret-value"}}
+	eventually(t, "the run is accepted", func() (bool, any) { // a new gateway may not know the dispatcher yet
+		r, err := sys.try(t.Context(), http.MethodPost, "/v1/pipelines", body)
+		if err != nil || r.status != http.StatusCreated {
+			return false, r
+		}
+		r.into(t, &run)
+		return true, r
+	})
+	sys.awaitCrash(t, fault.AfterStepBeforeState, sys.front)
+	sys.startFront(t)
+	eventually(t, "the run ends", func() (bool, any) {
+		r := sys.get("/v1/pipelines/" + run.ID)
+		return r.status == http.StatusOK && json.Unmarshal(r.body, &run) == nil && run.Status != proto.PipelineRunning, r
+	})
+	if run.Status != proto.PipelineSuccess {
+		t.Fatalf("%+v", run)
+	}
+	sys.record(run.Cells[0].TraceID).succeeded(t, "*** true first\n")
+	sys.record(run.Cells[1].TraceID).succeeded(t, "ran\n")
+}

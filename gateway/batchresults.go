@@ -1,0 +1,131 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+const (
+	// resultsGroup is the number of records that are read at the same time, and then written.
+	resultsGroup = 8
+	// resultsPoll is how often a reader that follows looks for more results.
+	resultsPoll = time.Second
+	// resultsTime bounds a download that follows.
+	resultsTime = 24 * time.Hour
+)
+
+func (s *Server) getBatchResults(w http.ResponseWriter, r *http.Request) error {
+	after, err := queryInt(r, "after", 0, proto.MaxBatchItems, -1)
+	if err != nil {
+		return err
+	}
+	follow, err := queryBool(r, "follow", false)
+	if err != nil {
+		return err
+	}
+	found, err := s.findBatch(r)
+	if err != nil {
+		return err
+	}
+	h := w.Header()
+	h.Set("Content-Type", typeNDJSON)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusOK)
+	if r.Method == http.MethodHead {
+		return errHeadOnly
+	}
+	ctx, cancel := s.until(r.Context(), time.Now().Add(resultsTime))
+	defer cancel()
+	d := &resultsDownload{Server: s, w: w, control: http.NewResponseController(w), batch: &found.Batch, next: int(after) + 1, written: time.Now()}
+	return d.run(ctx, follow)
+}
+
+// resultsDownload writes the results of a batch.
+type resultsDownload struct {
+	*Server
+	w       http.ResponseWriter
+	control *http.ResponseController
+	batch   *proto.Batch
+	next    int // index of the next line
+	written time.Time
+}
+
+// run writes the results up to the first item that has not ended. If follow is set, it waits for
+// that, until all items have ended.
+func (d *resultsDownload) run(ctx context.Context, follow bool) error {
+	for {
+		items, err := d.Batches.Items(ctx, d.batch.Org, d.batch.ID)
+		if err != nil {
+			return fmt.Errorf("results of batch %s: %w", d.batch.ID, err)
+		}
+		begin := d.next
+		for d.next < items.Len() && items.Status(d.next).Ended() {
+			if err := d.write(ctx, items); err != nil {
+				return err
+			}
+		}
+		if d.next > begin || time.Since(d.written) > keepalive {
+			if d.next == begin {
+				if _, err := io.WriteString(d.w, "\n"); err != nil {
+					return err
+				}
+			}
+			d.written = time.Now()
+			if err := d.control.Flush(); err != nil {
+				return err
+			}
+		}
+		if d.next >= items.Len() || !follow {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(resultsPoll):
+		}
+	}
+}
+
+// write writes the lines of the next items that have ended.
+func (d *resultsDownload) write(ctx context.Context, items BatchItems) error {
+	// Results may be large, so an organisation reads few at a time.
+	done, err := d.transfers.begin(ctx, d.batch.Org)
+	if err != nil {
+		return err
+	}
+	defer done()
+	var lines [resultsGroup]*api.BatchResult
+	count := 0
+	group, reading := errgroup.WithContext(ctx)
+	for d.next < items.Len() && count < resultsGroup && items.Status(d.next).Ended() {
+		index, place := d.next, count
+		d.next, count = d.next+1, count+1
+		group.Go(func() error {
+			record, err := d.Jobs.Lookup(reading, d.batch.ItemTrace(index, items.Round(index)))
+			if err != nil && !errors.Is(err, proto.ErrNotFound) {
+				return fmt.Errorf("result of item %d of batch %s: %w", index, d.batch.ID, err)
+			}
+			lines[place] = api.NewBatchResult(index, items.Status(index), record)
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	for _, line := range lines[:count] {
+		if err := line.Write(d.w); err != nil {
+			return err
+		}
+	}
+	return nil
+}

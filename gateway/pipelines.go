@@ -1,0 +1,264 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// stepWait is how long the start of a step waits for another process that starts the same one.
+const stepWait = 5 * time.Second
+
+func pipelineError(id string, err error) error {
+	if errors.Is(err, proto.ErrNotFound) {
+		return api.Errorf(api.CodeNotFound, "there is no run of that id; see /v1/pipelines")
+	}
+	return fmt.Errorf("run %s: %w", id, err)
+}
+
+// pipelineID returns the id in the path. An id of the wrong form does not exist.
+func pipelineID(r *http.Request) (string, error) {
+	id := chi.URLParam(r, "id")
+	if !proto.ValidPipelineID(id) {
+		return "", pipelineError(id, proto.ErrNotFound)
+	}
+	return id, nil
+}
+
+func (s *Server) createPipeline(w http.ResponseWriter, r *http.Request) error {
+	request, err := decodeBody[api.PipelineRequest](s, w, r)
+	if err != nil {
+		return err
+	}
+	p, err := s.Pipelines.Parse(request.File)
+	if err != nil {
+		return err
+	}
+	key := infoOf(r.Context()).key
+	p.ID, p.Org, p.Key, p.CreatedAt = proto.NewPipelineID(), key.Org, key.ID, time.Now().UTC()
+	p.Commit, p.Branch, p.Secrets = request.Commit, request.Branch, request.Secrets
+	if err := s.checkPipeline(r.Context(), p); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), versionsTimeout)
+	defer cancel()
+	if request.ThreadID != "" {
+		if _, err := s.Versions.Fork(ctx, p.Org, request.ThreadID, 0, p.ID); err != nil {
+			return threadError("fork", request.ThreadID, err)
+		}
+	}
+	state, err := s.Pipelines.Create(ctx, p)
+	if err != nil {
+		if errRemove := s.Versions.Remove(ctx, p.Org, p.ID); errRemove != nil && !errors.Is(errRemove, proto.ErrNotFound) {
+			return fmt.Errorf("%w (and its thread stays: %w)", err, errRemove)
+		}
+		return err
+	}
+	w.Header().Set("Location", "/v1/pipelines/"+p.ID)
+	return writeValue(w, http.StatusCreated, api.NewWholePipeline(p, state))
+}
+
+// checkPipeline refuses a run if one of its steps would be refused now, or if its secrets are not
+// the ones that its steps name.
+func (s *Server) checkPipeline(ctx context.Context, p *proto.Pipeline) error {
+	named := map[string]bool{}
+	for i := range p.Steps {
+		step := &p.Steps[i]
+		for _, name := range step.Secrets {
+			if _, ok := p.Secrets[name]; !ok {
+				return proto.FieldErrorf("secrets", "must have a value of %s, which step %s names", name, step.Name)
+			}
+			named[name] = true
+		}
+		for j := range step.Cells {
+			_, err := s.stepJob(ctx, p, i, j, proto.NewTraceID())
+			if field, ok := errors.AsType[*proto.FieldError](err); ok {
+				return proto.FieldErrorf("file", "step %s: %s", step.Name, field.Message)
+			}
+			known, ok := errors.AsType[*api.Error](err)
+			if sandbox := step.Cells[j].Sandbox; ok && sandbox != "" && known.Code.Status() >= http.StatusInternalServerError {
+				return proto.FieldErrorf("file", "step %s: the sandbox %q does not exist, or its image does not", step.Name, proto.Shorten(sandbox))
+			}
+			if ok {
+				named := *known
+				named.Message = "step " + step.Name + ": " + known.Message
+				return &named
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.Secrets)) {
+		if !named[name] {
+			return proto.FieldErrorf("secrets", "has %s, which no step names", name)
+		}
+	}
+	return nil
+}
+
+func (s *Server) listPipelines(w http.ResponseWriter, r *http.Request) error {
+	answer := api.Pipelines{Pipelines: []api.Pipeline{}}
+	for _, state := range s.Pipelines.List(infoOf(r.Context()).key.Org) {
+		answer.Pipelines = append(answer.Pipelines, api.NewPipeline(&state))
+	}
+	return writeValue(w, http.StatusOK, answer)
+}
+
+func (s *Server) getPipelineSchema(w http.ResponseWriter, _ *http.Request) error {
+	h := w.Header()
+	jsonHeader(h)
+	h.Set("Content-Type", "application/schema+json")
+	_, _ = w.Write(s.Pipelines.Schema()) // the client may be gone
+	return nil
+}
+
+func (s *Server) getPipeline(w http.ResponseWriter, r *http.Request) error {
+	return s.answerPipeline(w, r, s.Pipelines.Get)
+}
+
+func (s *Server) cancelPipeline(w http.ResponseWriter, r *http.Request) error {
+	return s.answerPipeline(w, r, s.Pipelines.Cancel)
+}
+
+// answerPipeline answers with a run in the state that read returns.
+func (s *Server) answerPipeline(w http.ResponseWriter, r *http.Request, read func(context.Context, string, string) (*proto.PipelineState, error)) error {
+	id, err := pipelineID(r)
+	if err != nil {
+		return err
+	}
+	org := infoOf(r.Context()).key.Org
+	state, err := read(r.Context(), org, id)
+	if err != nil {
+		return pipelineError(id, err)
+	}
+	p, err := s.Pipelines.Definition(r.Context(), org, id)
+	if err != nil {
+		return pipelineError(id, err)
+	}
+	return writeValue(w, http.StatusOK, api.NewWholePipeline(p, state))
+}
+
+// StartStep starts the execution of a cell of a run in a thread, unless it was started before, and
+// returns its id. refused is the reason why it will never start, empty if it did. After an error it
+// may have started.
+func (s *Server) StartStep(ctx context.Context, p *proto.Pipeline, step, cell int, thread string) (id proto.TraceID, refused string, err error) {
+	id = proto.NewTraceID()
+	ctx, span := s.Tracer.Start(proto.ContextWithTraceID(ctx, id), "step", trace.WithNewRoot())
+	defer span.End()
+	job, err := s.stepJob(ctx, p, step, cell, id)
+	if err != nil {
+		refused, err := stepRefusal(err)
+		return "", refused, err
+	}
+	job.ThreadID = thread
+	id, err = s.Submissions.Submit(ctx, &proto.Submission{
+		Job: job, IdempotencyKey: fmt.Sprintf("%s %d %d", p.ID, step, cell), BodyHash: p.ID, WaitUntil: time.Now().Add(stepWait),
+	})
+	return id, "", err
+}
+
+// stepRefusal returns the reason for which a cell will never start, or an error that may pass.
+func stepRefusal(err error) (refused string, _ error) {
+	_, known := errors.AsType[*api.Error](err) // a broken sandbox is an internal error for clients
+	_, field := errors.AsType[*proto.FieldError](err)
+	if known || field {
+		return toAPI(err, proto.Plan{}).Message, nil
+	}
+	return "", err
+}
+
+// StepSpace returns the largest size of the home of a cell. refused is the reason why the cell will
+// never start, empty if it may.
+func (s *Server) StepSpace(ctx context.Context, p *proto.Pipeline, step, cell int) (most proto.Space, refused string, err error) {
+	var profile proto.Profile
+	key, _, err := s.stepKey(p, step, cell)
+	if err == nil {
+		profile, err = s.profileOf(ctx, key)
+	}
+	if err != nil {
+		refused, err = stepRefusal(err)
+		return most, refused, err
+	}
+	return proto.Space{Bytes: int64(profile.Disk.Home), Files: profile.Disk.Inodes}, "", nil
+}
+
+// stepKey returns the API key of a run, bound to the sandbox profile of a cell.
+func (s *Server) stepKey(p *proto.Pipeline, step, cell int) (*proto.Key, proto.Plan, error) {
+	key, ok := s.Keys.Key(p.Key)
+	if !ok || key.RevokedAt != nil {
+		return nil, proto.Plan{}, api.Errorf(api.CodeForbidden, "the API key %s of this run is revoked; start the pipeline again with another key", p.Key)
+	}
+	plan, ok := proto.PlanByName(key.Plan)
+	if !ok {
+		return nil, plan, fmt.Errorf("key %s has an unknown plan %q", key.ID, key.Plan)
+	}
+	sandbox := p.Steps[step].Cells[cell].Sandbox
+	if sandbox == "" || sandbox == key.Sandbox {
+		return key, plan, nil
+	}
+	// A key with all rights may create a key for any sandbox. Others keep to their own.
+	if key.Rights != proto.RightsAll {
+		return nil, plan, api.Errorf(api.CodeForbidden, "the sandbox %q is not the one of this API key; only a key with all rights may name another", proto.Shorten(sandbox))
+	}
+	bound := *key
+	bound.Sandbox = sandbox
+	return &bound, plan, nil
+}
+
+// stepJob returns the job of a cell, without its thread.
+func (s *Server) stepJob(ctx context.Context, p *proto.Pipeline, step, cell int, id proto.TraceID) (*proto.Job, error) {
+	key, plan, err := s.stepKey(p, step, cell)
+	if err != nil {
+		return nil, err
+	}
+	x := &p.Steps[step]
+	env, err := stepEnv(p, x, &x.Cells[cell])
+	if err != nil {
+		return nil, err
+	}
+	request := &api.ExecuteRequest{Code: x.Code, Language: x.Language, Timeout: x.Timeout, Env: env, MaxAttempts: 1}
+	if err := request.Validate(); err != nil {
+		return nil, err
+	}
+	job, err := s.newJob(ctx, request, client{key: key, plan: plan}, proto.ModeAsync, id, 0)
+	if err != nil {
+		return nil, err
+	}
+	job.PipelineID, job.Step, job.Secrets = p.ID, x.Name, x.Secrets
+	if name := x.Cells[cell].Name; name != "" {
+		job.Step += " (" + name + ")"
+	}
+	job.WebhookURL = "" // a run has too many results for the URL of the key
+	return job, nil
+}
+
+// stepEnv returns the variables of a cell.
+func stepEnv(p *proto.Pipeline, step *proto.PipelineStep, cell *proto.MatrixCell) (map[string]string, error) {
+	standard := map[string]string{"CI": "true", "CI_PIPELINE_ID": p.ID, "CI_STEP_NAME": step.Name}
+	if p.Commit != "" {
+		standard["CI_COMMIT_SHA"] = p.Commit
+	}
+	if p.Branch != "" {
+		standard["CI_COMMIT_BRANCH"] = p.Branch
+	}
+	for name, value := range cell.Values {
+		standard["MATRIX_"+strings.ToUpper(name)] = value
+	}
+	secrets := map[string]string{}
+	for _, name := range step.Secrets {
+		secrets[name] = p.Secrets[name]
+	}
+	return proto.MergeEnv(p.Env, step.Env, secrets, standard)
+}

@@ -1,0 +1,32 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+func (s *Server) getQueue(w http.ResponseWriter, r *http.Request) error {
+	i := infoOf(r.Context())
+	req := proto.QueueRequest{Org: i.key.Org, Key: i.key.ID}
+	for text := range strings.SplitSeq(r.URL.Query().Get("trace_id"), ",") {
+		if text == "" {
+			continue
+		}
+		id, err := proto.ParseTraceID(text)
+		if err != nil {
+			return proto.FieldErrorf("trace_id", "%q is not an execution's id", text)
+		}
+		if req.Traces = append(req.Traces, id); len(req.Traces) > proto.MaxQueuePlaces {
+			return proto.FieldErrorf("trace_id", "must be at most %d ids", proto.MaxQueuePlaces)
+		}
+	}
+	view, err := s.Queue.View(r.Context(), &req)
+	if err != nil {
+		return fmt.Errorf("show the queue: %w", err)
+	}
+	return writeValue(w, http.StatusOK, api.NewQueue(&view, &i.key, &i.plan))
+}

@@ -1,0 +1,219 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// scheduleStub keeps schedules in memory. They tick each hour.
+type scheduleStub struct {
+	mu     sync.Mutex
+	stored []proto.Schedule
+	runs   []proto.ScheduleRun
+}
+
+func (s *scheduleStub) Create(_ context.Context, schedule proto.Schedule) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if schedule.Cron == "never" {
+		return proto.FieldErrorf("cron", "must match a day that exists")
+	}
+	s.stored = append(s.stored, schedule)
+	slices.SortFunc(s.stored, func(a, b proto.Schedule) int { return strings.Compare(a.ID, b.ID) })
+	return nil
+}
+
+func (s *scheduleStub) List(org string) []proto.Schedule {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(s.stored), func(x proto.Schedule) bool { return x.Org != org })
+}
+
+func (s *scheduleStub) Get(_ context.Context, org, id string) (proto.Schedule, proto.ScheduleState, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := s.index(org, id)
+	if i < 0 {
+		return proto.Schedule{}, proto.ScheduleState{}, proto.ErrNotFound
+	}
+	return s.stored[i], proto.ScheduleState{Runs: s.runs}, nil
+}
+
+func (s *scheduleStub) index(org, id string) int {
+	return slices.IndexFunc(s.stored, func(x proto.Schedule) bool { return x.Org == org && x.ID == id })
+}
+
+func (s *scheduleStub) Next(schedule *proto.Schedule, n int) []time.Time {
+	if schedule.Paused {
+		return nil
+	}
+	return []time.Time{schedule.CreatedAt.Add(time.Hour)}
+}
+
+func (s *scheduleStub) Change(_ context.Context, org, id string, change func(*proto.Schedule) error) (proto.Schedule, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := s.index(org, id)
+	if i < 0 {
+		return proto.Schedule{}, proto.ErrNotFound
+	}
+	changed := s.stored[i]
+	if err := change(&changed); err != nil {
+		return proto.Schedule{}, err
+	}
+	s.stored[i] = changed
+	return changed, nil
+}
+
+func (s *scheduleStub) Remove(_ context.Context, org, id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := s.index(org, id)
+	if i < 0 {
+		return proto.ErrNotFound
+	}
+	s.stored = slices.Delete(s.stored, i, i+1)
+	return nil
+}
+
+func (s *scheduleStub) Record(_ context.Context, _, _ string, run proto.ScheduleRun) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.runs = append(s.runs, run)
+	return nil
+}
+
+func newScheduleHarness(t *testing.T) (*harness, *scheduleStub) {
+	h, stub := newHarness(t), new(scheduleStub)
+	h.server.Schedules = stub
+	return h, stub
+}
+
+func TestSchedules(t *testing.T) {
+	h, _ := newScheduleHarness(t)
+	made := h.do("POST", "/v1/schedules", `{"name":"report","cron":"30 2 * * *","time_zone":"Europe/Berlin","jitter":1.5,"request":{"language":"bash","code":"echo hi"}}`)
+	s := made.want(201, "").json()
+	path := "/v1/schedules/" + s["id"].(string)
+	if made.header.Get("Location") != path || s["overlap"] != "skip" || s["missed"] != "last" || s["jitter"] != 1.5 || s["every"] != nil || s["key_id"] != "key_1" ||
+		s["request"].(map[string]any)["timeout"] != 60.0 || len(s["next"].([]any)) != 1 {
+		t.Errorf("created %v", s)
+	}
+	if list := h.do("GET", "/v1/schedules", "").want(200, "").json(); len(list["schedules"].([]any)) != 1 || list["next_cursor"] != nil {
+		t.Errorf("listed %v", list)
+	}
+	s = h.do("PATCH", path, `{"every":3600,"paused":true}`).want(200, "").json()
+	if s["cron"] != nil || s["every"] != 3600.0 || s["name"] != "report" || s["paused"] != true || len(s["next"].([]any)) != 0 {
+		t.Errorf("changed to %v", s)
+	}
+	started := h.do("POST", path+"/run", "").want(202, "")
+	id := started.json()["trace_id"].(string)
+	if started.header.Get("X-Trace-Id") != id || started.header.Get("Location") != "/v1/executions/"+id {
+		t.Errorf("headers %v", started.header)
+	}
+	job := h.stub.runs[proto.TraceID(id)].job
+	if job.Mode != proto.ModeAsync || job.Code != "echo hi" || job.Key != "key_1" || job.Timeout != 60 {
+		t.Errorf("job %+v", job)
+	}
+	if s := h.do("GET", path, "").want(200, "").json(); s["runs"].([]any)[0].(map[string]any)["trace_id"] != id {
+		t.Errorf("after the run: %v", s)
+	}
+	other := h.in(t)
+	other.key = h.stub.addKey("other", "pro", proto.RightsAll)
+	for _, route := range []string{"GET ", "PATCH ", "DELETE ", "POST /run"} {
+		method, suffix, _ := strings.Cut(route, " ")
+		other.do(method, path+suffix, "{}").want(404, "not_found")
+		h.do(method, "/v1/schedules/sch_no"+suffix, "{}").want(404, "not_found")
+	}
+	h.do("DELETE", path, "").want(204, "")
+	h.do("GET", path, "").want(404, "not_found")
+}
+
+func TestSchedulePages(t *testing.T) {
+	h, _ := newScheduleHarness(t)
+	for range 5 {
+		h.do("POST", "/v1/schedules", `{"name":"a","every":60,"request":{"code":"1"}}`).want(201, "")
+	}
+	seen, cursor := map[string]bool{}, ""
+	for range 3 {
+		page := h.do("GET", "/v1/schedules?limit=2"+cursor, "").want(200, "").json()
+		for _, s := range page["schedules"].([]any) {
+			seen[s.(map[string]any)["id"].(string)] = true
+		}
+		if next, ok := page["next_cursor"].(string); ok {
+			cursor = "&cursor=" + next
+		}
+	}
+	if len(seen) != 5 {
+		t.Errorf("%d schedules on three pages", len(seen))
+	}
+	h.do("GET", "/v1/schedules?cursor=x", "").want(400, "validation_error")
+}
+
+func TestInvalidSchedules(t *testing.T) {
+	h, _ := newScheduleHarness(t)
+	request := `"request":{"code":"1"}`
+	for body, want := range map[string]string{
+		`{` + request + `,"every":60}`:                                                      "name must be given",
+		`{"name":"","every":60,` + request + `}`:                                            "name must be 1 to 128",
+		`{"name":"a",` + request + `}`:                                                      "cron or every must be given",
+		`{"name":"a","cron":"",` + request + `}`:                                            "cron must not be empty",
+		`{"name":"a","cron":"never",` + request + `}`:                                       "cron must match",
+		`{"name":"a","cron":"* * * * *","every":60,` + request + `}`:                        "every must not be given together with cron",
+		`{"name":"a","every":0.5,` + request + `}`:                                          "every must be 1 to 31536000",
+		`{"name":"a","every":60}`:                                                           "request must be given",
+		`{"name":"a","every":60,"request":{"code":""}}`:                                     "request.code must be",
+		`{"name":"a","every":60,"request":{"code":"1","language":"cobol"}}`:                 "request.language must be",
+		`{"name":"a","every":60,"request":{"code":"1","tiemout":1}}`:                        "request.tiemout is not known here",
+		`{"name":"a","every":60,"overlap":"wait",` + request + `}`:                          "overlap must be one of skip, queue, replace",
+		`{"name":"a","every":60,"request":{"code":"` + strings.Repeat("x", 256<<10) + `"}}`: "request must be at most 262144 bytes",
+	} {
+		r := h.do("POST", "/v1/schedules", body).want(400, "validation_error")
+		if message := r.json()["message"].(string); !strings.HasPrefix(message, want) {
+			t.Errorf("%.80s: %s", body, message)
+		}
+	}
+	free := h.in(t)
+	free.key = h.stub.addKey("small", "free", proto.RightsExecute)
+	free.do("POST", "/v1/schedules", `{"name":"a","every":60,`+request+`}`).want(429, "rate_limited")
+}
+
+// A tick that cannot start an execution any more has a reason. One that may is tried again.
+func TestScheduledExecutions(t *testing.T) {
+	h, _ := newScheduleHarness(t)
+	ctx, tick := t.Context(), time.Unix(1e9, 0)
+	key := h.stub.keys[0].ID
+	s := &proto.Schedule{ID: proto.NewScheduleID(), Org: "acme", Key: key, Request: []byte(`{"code":"1","language":"python","timeout":60,"max_attempts":1}`)}
+	first, refused, err := h.server.StartScheduled(ctx, s, tick)
+	again, _, errAgain := h.server.StartScheduled(ctx, s, tick)
+	if err != nil || refused != "" || errAgain != nil || first == "" || again != first {
+		t.Errorf("started %s and %s: %q, %v, %v", first, again, refused, err, errAgain)
+	}
+	if next, _, err := h.server.StartScheduled(ctx, s, tick.Add(time.Second)); err != nil || next == first {
+		t.Errorf("the next tick: %s, %v", next, err)
+	}
+	h.stub.refuse = func(*proto.Job) error { return &proto.Rejection{Reason: proto.RejectedUnavailable} }
+	if _, refused, err := h.server.StartScheduled(ctx, s, tick.Add(time.Minute)); err == nil || refused != "" {
+		t.Errorf("without a queue: %q, %v", refused, err)
+	}
+	h.stub.refuse = func(*proto.Job) error { return &proto.Rejection{Reason: proto.RejectedQueueFull, Used: 1, Limit: 1} }
+	if _, refused, err := h.server.StartScheduled(ctx, s, tick.Add(time.Minute)); err != nil || !strings.Contains(refused, "queued execution limit") {
+		t.Errorf("a full queue: %q, %v", refused, err)
+	}
+	h.stub.keys[0].Sandbox = "gone"
+	if _, refused, err := h.server.StartScheduled(ctx, s, tick.Add(time.Hour)); err != nil || !strings.Contains(refused, `the sandbox "gone" does not exist`) {
+		t.Errorf("without its sandbox: %q, %v", refused, err)
+	}
+	if _, err := h.stub.Revoke(ctx, key); err != nil && !errors.Is(err, proto.ErrNotFound) {
+		t.Fatal(err)
+	}
+	if _, refused, err := h.server.StartScheduled(ctx, s, tick.Add(time.Hour)); err != nil || !strings.Contains(refused, "is revoked") {
+		t.Errorf("with a revoked key: %q, %v", refused, err)
+	}
+}

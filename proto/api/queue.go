@@ -1,0 +1,67 @@
+package api
+
+import (
+	"math"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// Queue is the queue of an API key and its organisation.
+type Queue struct {
+	Key          KeyQueue          `json:"key"`
+	Organisation OrganisationQueue `json:"organisation"`
+	Oldest       *QueuedExecution  `json:"oldest" doc:"The execution of the key that is queued for the longest time; null if none is."`
+	Executions   []QueuedExecution `json:"executions" doc:"Those of the request that are queued."`
+}
+
+// KeyQueue counts the executions of an API key.
+type KeyQueue struct {
+	_ struct{} `doc:"Executions of the API key."`
+
+	proto.QueueCounts
+	Concurrent *int `json:"concurrent" doc:"How many may run at once; null if only the plan's limit holds."`
+}
+
+// OrganisationQueue counts the executions of an organisation.
+type OrganisationQueue struct {
+	_ struct{} `doc:"Executions of all API keys of the organisation."`
+
+	proto.QueueCounts
+	Concurrent int `json:"concurrent" doc:"How many may run at once. Queued interactive ones count too."`
+	MaxQueued  int `json:"max_queued" doc:"How many async ones may be queued."`
+}
+
+// QueuedExecution is the place of an execution in the queue.
+type QueuedExecution struct {
+	TraceID       proto.TraceID `json:"trace_id"`
+	Class         proto.Class   `json:"class"`
+	CreatedAt     Time          `json:"created_at"`
+	Position      int           `json:"position" minimum:"0" doc:"How many executions start before it, those of others included, if no more are submitted: an estimate."`
+	EstimatedWait *int64        `json:"estimated_wait" minimum:"0" doc:"Seconds until it starts, from the mean time of executions lately; null if no worker can run it, or none like it has ended lately."`
+}
+
+// NewQueue returns the form of a queue.
+func NewQueue(v *proto.QueueView, key *proto.Key, plan *proto.Plan) Queue {
+	q := Queue{
+		Key:          KeyQueue{QueueCounts: v.Key, Concurrent: optional(key.Concurrent)},
+		Organisation: OrganisationQueue{QueueCounts: v.Org, Concurrent: plan.Concurrent, MaxQueued: plan.MaxQueued},
+		Executions:   make([]QueuedExecution, len(v.Places)),
+	}
+	if v.Oldest != nil {
+		oldest := newQueuedExecution(v.Oldest)
+		q.Oldest = &oldest
+	}
+	for i := range v.Places {
+		q.Executions[i] = newQueuedExecution(&v.Places[i])
+	}
+	return q
+}
+
+func newQueuedExecution(p *proto.QueuePlace) QueuedExecution {
+	e := QueuedExecution{TraceID: p.TraceID, Class: p.Class, CreatedAt: Time{p.CreatedAt}, Position: p.Position}
+	if p.Wait != nil {
+		wait := int64(math.Ceil(*p.Wait))
+		e.EstimatedWait = &wait
+	}
+	return e
+}

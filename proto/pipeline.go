@@ -1,0 +1,153 @@
+package proto
+
+import (
+	"crypto/rand"
+	"strings"
+	"time"
+)
+
+// Limits of pipelines.
+const (
+	// MaxPipelineFile bounds the file of a pipeline, in bytes.
+	MaxPipelineFile = 256 << 10
+	// MaxPipelineSteps bounds the steps of a pipeline.
+	MaxPipelineSteps = 64
+	// MaxMatrixCells bounds the cells of a step.
+	MaxMatrixCells = 64
+	// MaxPipelineCells bounds the cells of all steps of a pipeline.
+	MaxPipelineCells = 256
+	// MaxActivePipelines bounds the runs of an organisation that have not ended.
+	MaxActivePipelines = 20
+	// MaxPipelines bounds the runs of an organisation that are kept. The oldest ones are removed.
+	MaxPipelines = 200
+	// MaxPipelineTime bounds the time of a run. It is shorter than idempotency keys are kept.
+	MaxPipelineTime = 6 * time.Hour
+	// MaxArtifactFiles and MaxArtifactBytes bound what a cell copies from other threads: artifacts
+	// of other cells, and caches.
+	MaxArtifactFiles = 200
+	MaxArtifactBytes = 256 << 20
+)
+
+// Pipeline is the definition of a run of a pipeline. It never changes.
+type Pipeline struct {
+	ID     string `json:"id"`
+	Org    string `json:"org"`
+	Key    string `json:"key"` // the id of the API key under which the steps run
+	Name   string `json:"name"`
+	Commit string `json:"commit,omitempty"`
+	Branch string `json:"branch,omitempty"`
+	// Timeout bounds the time of the run.
+	Timeout Seconds           `json:"timeout"`
+	Env     map[string]string `json:"env,omitempty"`     // of all steps
+	Secrets map[string]string `json:"secrets,omitempty"` // variables of the steps that name them
+	Steps   []PipelineStep    `json:"steps"`
+	// Created is when the run was accepted.
+	CreatedAt time.Time `json:"created_at"`
+}
+
+// PipelineStep is a step of a pipeline.
+type PipelineStep struct {
+	Name     string            `json:"name"`
+	Language Language          `json:"language"`
+	Code     string            `json:"code"`
+	Needs    []string          `json:"needs,omitempty"` // names of earlier or later steps
+	When     StepCondition     `json:"when"`
+	Timeout  int               `json:"timeout"`       // seconds
+	Own      bool              `json:"own,omitempty"` // each cell has a workspace of its own
+	Env      map[string]string `json:"env,omitempty"`
+	Secrets  []string          `json:"secrets,omitempty"`
+	// Artifacts are paths in the workspace by the name of the artifact.
+	Artifacts map[string][]string `json:"artifacts,omitempty"`
+	// Cache are paths in the workspace that are kept from one run to the next.
+	Cache []string     `json:"cache,omitempty"`
+	Cells []MatrixCell `json:"cells"` // at least one
+}
+
+// MatrixCell is a combination of the values of a step's matrix.
+type MatrixCell struct {
+	// Name is unique in the step, and empty for a step without a matrix.
+	Name   string            `json:"name,omitempty"`
+	Values map[string]string `json:"values,omitempty"`
+	// Sandbox is the name of a sandbox profile, empty for that of the API key. CacheKey is the key of
+	// the step's cache. The values are filled in.
+	Sandbox  string `json:"sandbox,omitempty"`
+	CacheKey string `json:"cache_key,omitempty"`
+}
+
+// StepCondition is when a step runs, once the steps that it needs have ended.
+type StepCondition string
+
+// The conditions.
+const (
+	WhenSuccess StepCondition = "success" // all have succeeded
+	WhenFailure StepCondition = "failure" // one has failed
+	WhenAlways  StepCondition = "always"
+)
+
+// StepStatus is the status of a cell of a step.
+type StepStatus string
+
+// The statuses.
+const (
+	StepWaiting   StepStatus = "waiting" // for the steps that it needs, or for the workspace
+	StepRunning   StepStatus = "running" // or in the queue
+	StepSuccess   StepStatus = "success"
+	StepFailed    StepStatus = "failed"
+	StepSkipped   StepStatus = "skipped" // because of its condition
+	StepCancelled StepStatus = "cancelled"
+)
+
+// Ended reports whether the status is final.
+func (s StepStatus) Ended() bool { return s != StepWaiting && s != StepRunning }
+
+// PipelineStatus is the status of a run.
+type PipelineStatus string
+
+// The statuses.
+const (
+	PipelineRunning   PipelineStatus = "running"
+	PipelineSuccess   PipelineStatus = "success"
+	PipelineFailed    PipelineStatus = "failed"
+	PipelineCancelled PipelineStatus = "cancelled"
+)
+
+// PipelineState is what has happened to a run. It is changed by compare-and-set.
+type PipelineState struct {
+	ID         string         `json:"id"`
+	Org        string         `json:"org"`
+	Name       string         `json:"name"`
+	Commit     string         `json:"commit,omitempty"`
+	Branch     string         `json:"branch,omitempty"`
+	CreatedAt  time.Time      `json:"created_at"`
+	Deadline   time.Time      `json:"deadline"` // of the whole run
+	Status     PipelineStatus `json:"status"`
+	Cancelling bool           `json:"cancelling,omitempty"` // what has not ended is being cancelled
+	Reason     string         `json:"reason,omitempty"`     // why a run ended, if not for a step
+	EndedAt    time.Time      `json:"ended_at,omitzero"`
+	Cells      []CellState    `json:"cells"` // in the order of the steps, and of their cells
+}
+
+// CellState is what has happened to a cell of a step.
+type CellState struct {
+	Step      string     `json:"step"`
+	Cell      string     `json:"cell,omitempty"`
+	Status    StepStatus `json:"status"`
+	TraceID   TraceID    `json:"trace_id,omitempty"` // empty before the execution is accepted
+	ExitCode  *int       `json:"exit_code,omitempty"`
+	Reason    string     `json:"reason,omitempty"` // of a status other than success
+	StartedAt time.Time  `json:"started_at,omitzero"`
+	EndedAt   time.Time  `json:"ended_at,omitzero"`
+	// Thread has the artifacts of a cell that has ended, empty if it has none.
+	Thread string `json:"thread,omitempty"`
+}
+
+const pipelineIDPrefix = "run_"
+
+// NewPipelineID returns a new random id of a run.
+func NewPipelineID() string { return pipelineIDPrefix + strings.ToLower(rand.Text()) }
+
+// ValidPipelineID reports whether text has the form of a run's id.
+func ValidPipelineID(text string) bool {
+	rest, ok := strings.CutPrefix(text, pipelineIDPrefix)
+	return ok && len(rest) == len(rand.Text()) && strings.Trim(rest, "abcdefghijklmnopqrstuvwxyz234567") == ""
+}

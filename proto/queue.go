@@ -1,0 +1,42 @@
+package proto
+
+import "time"
+
+// MaxQueuePlaces bounds the executions whose places in the queue one request may ask for.
+const MaxQueuePlaces = 20
+
+// QueueRequest asks for the queue of an API key.
+type QueueRequest struct {
+	Org    string    `json:"org"`
+	Key    string    `json:"key"`              // the API key's id
+	Traces []TraceID `json:"traces,omitempty"` // whose places are wanted
+}
+
+// QueueView is the queue of an API key.
+type QueueView struct {
+	Key    QueueCounts  `json:"key"`
+	Org    QueueCounts  `json:"org"`
+	Oldest *QueuePlace  `json:"oldest,omitempty"` // the key's execution that is queued for the longest time
+	Places []QueuePlace `json:"places,omitempty"` // of the request's executions that are queued
+}
+
+// QueueCounts counts executions.
+type QueueCounts struct {
+	Queued  ClassCounts `json:"queued"`
+	Running ClassCounts `json:"running"`
+}
+
+// ClassCounts counts executions by their class.
+type ClassCounts struct {
+	Interactive int `json:"interactive" minimum:"0" doc:"Inline and streaming ones."`
+	Batch       int `json:"batch" minimum:"0" doc:"Async ones, those of batches included."`
+}
+
+// QueuePlace is the place of an execution in the queue.
+type QueuePlace struct {
+	TraceID   TraceID   `json:"trace_id"`
+	Class     Class     `json:"class"`
+	CreatedAt time.Time `json:"created_at"`
+	Position  int       `json:"position"`       // executions that will start before it, estimated
+	Wait      *float64  `json:"wait,omitempty"` // until it starts, in seconds, estimated; nil if unknown
+}

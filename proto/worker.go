@@ -1,0 +1,27 @@
+package proto
+
+import "time"
+
+// Worker describes a live worker.
+type Worker struct {
+	Name         string              `json:"name"` // unique to the process
+	Pool         string              `json:"pool"`
+	Version      string              `json:"version"`
+	StartedAt    time.Time           `json:"started_at"`
+	Slots        int                 `json:"slots"`
+	Running      int                 `json:"running"`      // executions that were assigned to the slots
+	Draining     bool                `json:"draining"`     // no executions are assigned
+	Capabilities []string            `json:"capabilities"` // what its slots can run, such as "network" or "language:python"
+	Languages    map[Language]string `json:"languages"`    // the versions of the runtimes outside of images
+	Images       int                 `json:"images"`       // unpacked ones that are kept
+	Threads      int                 `json:"threads"`      // homes that are kept
+	Machine      Machine             `json:"machine"`
+}
+
+// Machine is the load of a worker's machine, of which other programs may have a part.
+type Machine struct {
+	CPUs            int     `json:"cpus"`             // processors
+	CPUsBusy        float64 `json:"cpus_busy"`        // of them busy, on average over the last seconds
+	Memory          int64   `json:"memory"`           // bytes
+	MemoryAvailable int64   `json:"memory_available"` // bytes that programs can get without swapping
+}

@@ -1,0 +1,236 @@
+// Package batches runs batches: many executions that are accepted together and submitted to the
+// queue little by little.
+//
+// The programs are in the blob store, see [Content]. A batch has two entries in its bucket: its
+// definition, which clients create and change, and its state, which the leading [Engine] changes. The
+// state has a byte for each item. Before an item is submitted, the state says that it may be. The
+// trace id of an item follows from the batch, its index and its round, so that a process that finds
+// such an item asks the queue whether it was submitted. Both entries are changed by compare-and-set.
+package batches
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+)
+
+const (
+	definitionPrefix = "def."
+	statePrefix      = "run."
+)
+
+func definitionKey(org, id string) string { return definitionPrefix + org + "." + id }
+func stateKey(org, id string) string      { return statePrefix + org + "." + id }
+
+// Batches stores batches. Run must be running for changes to be seen.
+type Batches struct {
+	content     *Content
+	definitions *store.Cache[proto.Batch]
+	states      *store.Cache[proto.BatchState]
+	changed     chan struct{} // has a value after a change
+}
+
+// Open reads all batches.
+func Open(ctx context.Context, st *store.Store, blobs Blobs, log *slog.Logger) (*Batches, error) {
+	b := &Batches{content: &Content{Blobs: blobs}, changed: make(chan struct{}, 1)}
+	var err error
+	if b.definitions, err = store.OpenCache(ctx, store.CacheConfig[proto.Batch]{
+		Store: st, Bucket: st.Batches, Keys: definitionPrefix + "*.*", Name: "batches", Decode: decodeDefinition, DropMalformed: true, Log: log,
+		OnChange: func(string, *proto.Batch, *proto.Batch) { notify(b.changed) },
+	}); err != nil {
+		return nil, err
+	}
+	b.states, err = store.OpenCache(ctx, store.CacheConfig[proto.BatchState]{
+		Store: st, Bucket: st.Batches, Keys: statePrefix + "*.*", Name: "states of batches", Decode: store.DecodeJSON[proto.BatchState]("the state of batch"), DropMalformed: true, Log: log,
+	})
+	return b, err
+}
+
+// notify puts a value into a channel of one, unless it has one.
+func notify(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Run applies changes by other processes until ctx is done.
+func (b *Batches) Run(ctx context.Context) error {
+	var states sync.WaitGroup
+	defer states.Wait()
+	states.Go(func() { _ = b.states.Run(ctx) })
+	return b.definitions.Run(ctx)
+}
+
+func decodeDefinition(e jetstream.KeyValueEntry) (*proto.Batch, error) {
+	b := new(proto.Batch)
+	err := json.Unmarshal(e.Value(), b)
+	if err == nil && (definitionKey(b.Org, b.ID) != e.Key() || b.Total < 1 || b.Total > proto.MaxBatchItems) {
+		err = fmt.Errorf("it is the entry of %q with %d items", b.ID, b.Total)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("decode batch %s: %w", e.Key(), err)
+	}
+	return b, nil
+}
+
+// Upload begins the storage of the items of a new batch of an organisation. It returns a
+// [*proto.QuotaError] if the organisation has too many batches.
+func (b *Batches) Upload(org string) (*Upload, error) {
+	count, stored := b.usage(org)
+	if count >= proto.MaxBatches {
+		return nil, &proto.QuotaError{What: "batches", Limit: proto.MaxBatches}
+	}
+	return b.content.upload(proto.MaxBatchStored - stored), nil
+}
+
+func (b *Batches) usage(org string) (count int, stored int64) {
+	for _, d := range b.definitions.All() {
+		if d.Org == org {
+			count++
+			stored += d.Content.Stored
+		}
+	}
+	return count, stored
+}
+
+// Create stores a new batch. If there is one of its id, Create returns that and false.
+func (b *Batches) Create(ctx context.Context, batch *proto.Batch) (stored *proto.Batch, created bool, err error) {
+	key := definitionKey(batch.Org, batch.ID)
+	err = b.definitions.Create(ctx, key, batch)
+	if err == nil {
+		return batch, true, nil
+	}
+	// After any error it may be stored.
+	stored, _, readErr := b.definitions.Read(ctx, key)
+	if readErr != nil {
+		return nil, false, errors.Join(err, readErr)
+	}
+	return stored, stored.Content.Index == batch.Content.Index, nil
+}
+
+// List returns the batches of an organisation, the newest first, with their states.
+func (b *Batches) List(org string) []proto.BatchAndState {
+	list := []proto.BatchAndState{}
+	for _, d := range b.definitions.All() {
+		if d.Org == org {
+			list = append(list, proto.BatchAndState{Batch: *d, State: *b.cachedState(d)})
+		}
+	}
+	slices.SortFunc(list, func(x, y proto.BatchAndState) int {
+		return cmp.Or(y.Batch.CreatedAt.Compare(x.Batch.CreatedAt), cmp.Compare(y.Batch.ID, x.Batch.ID))
+	})
+	return list
+}
+
+// cachedState returns the state of a batch as far as this process knows it.
+func (b *Batches) cachedState(d *proto.Batch) *proto.BatchState {
+	if s := b.states.Get(stateKey(d.Org, d.ID)); s != nil && s.Content == d.Content.Index.Key {
+		return s
+	}
+	return new(proto.BatchState)
+}
+
+// Get returns a batch with its state, or [proto.ErrNotFound].
+func (b *Batches) Get(ctx context.Context, org, id string) (proto.BatchAndState, error) {
+	d, _, err := b.definitions.Read(ctx, definitionKey(org, id))
+	if err != nil {
+		return proto.BatchAndState{}, err
+	}
+	s, _, err := b.state(ctx, d)
+	if err != nil {
+		return proto.BatchAndState{}, err
+	}
+	return proto.BatchAndState{Batch: *d, State: *s}, nil
+}
+
+// state returns the state of a batch, which is zero at first, and the revision to replace it by.
+func (b *Batches) state(ctx context.Context, d *proto.Batch) (*proto.BatchState, uint64, error) {
+	s, revision, err := b.states.Read(ctx, stateKey(d.Org, d.ID))
+	if errors.Is(err, proto.ErrNotFound) {
+		return new(proto.BatchState), 0, nil
+	}
+	if err == nil && s.Content != d.Content.Index.Key {
+		return new(proto.BatchState), revision, nil
+	}
+	return s, revision, err
+}
+
+// Change stores what change makes of a batch in its present state, and returns both. change may be
+// called again. Its error is returned unchanged. Change returns [proto.ErrNotFound] if there is no
+// such batch.
+func (b *Batches) Change(ctx context.Context, org, id string, change func(*proto.Batch, *proto.BatchState) error) (proto.BatchAndState, error) {
+	var state *proto.BatchState
+	d, err := b.definitions.Update(ctx, definitionKey(org, id), func(old *proto.Batch) (*proto.Batch, error) {
+		if old == nil {
+			return nil, fmt.Errorf("batch %s: %w", id, proto.ErrNotFound)
+		}
+		var err error
+		if state, _, err = b.state(ctx, old); err != nil {
+			return nil, err
+		}
+		changed := *old
+		return &changed, change(&changed, state)
+	})
+	if err != nil {
+		return proto.BatchAndState{}, err
+	}
+	return proto.BatchAndState{Batch: *d, State: *state}, nil
+}
+
+// Remove removes a batch that has ended. It returns [proto.ErrNotFound] if there is none, and
+// [proto.ErrConflict] if it has not ended.
+func (b *Batches) Remove(ctx context.Context, org, id string) error {
+	var removed *proto.Batch
+	_, err := b.definitions.Remove(ctx, definitionKey(org, id), func(e jetstream.KeyValueEntry) error {
+		d, err := decodeDefinition(e)
+		if err != nil {
+			return err
+		}
+		s, _, err := b.state(ctx, d)
+		if err != nil {
+			return err
+		}
+		if !d.Finished(s) {
+			return fmt.Errorf("batch %s has not ended: %w", id, proto.ErrConflict)
+		}
+		removed = d
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := b.states.Remove(ctx, stateKey(org, id), nil); err != nil && !errors.Is(err, proto.ErrNotFound) {
+		return err
+	}
+	return b.content.remove(ctx, &removed.Content)
+}
+
+// Items returns the items of a batch as they are now, or [proto.ErrNotFound].
+func (b *Batches) Items(ctx context.Context, org, id string) (*Items, error) {
+	found, err := b.Get(ctx, org, id)
+	if err != nil {
+		return nil, err
+	}
+	items, err := unpack(&found.State, found.Batch.Total)
+	if err == nil && found.State.Retries < found.Batch.Retries {
+		items.retry(found.Batch.RetryCancelled) // as the engine will
+	}
+	return items, err
+}
+
+// pastRetention reports whether a batch ended so long ago that it is to be removed.
+func pastRetention(b *proto.Batch, s *proto.BatchState, retention time.Duration, now time.Time) bool {
+	return b.Finished(s) && now.Sub(s.EndedAt) > retention
+}

@@ -1,0 +1,202 @@
+package batches_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/deliveries"
+)
+
+func TestBatchRunsToItsEnd(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.fails["a7"] = true
+	p := w.process("p")
+	b := w.create(p, "a", 700, func(b *proto.Batch) { b.MaxParallel, b.WebhookURL = 3, "https://example.com/" })
+	s := w.untilStatus(p, b, proto.BatchCompleted)
+	w.checkOnce(700)
+	if want := (proto.BatchCounts{Total: 700, Succeeded: 699, Failed: 1}); s.Counts != want {
+		t.Errorf("counts %+v, want %+v", s.Counts, want)
+	}
+	if w.most > 3 {
+		t.Errorf("%d at a time", w.most)
+	}
+	d, err := (&deliveries.Store{Store: w.st}).Delivery(w.ctx, "acme", proto.BatchDeliveryTrace(b))
+	if err != nil || !strings.Contains(string(d.Body), `"event":"batch.completed","batch_id":"`+b.ID+`"`) {
+		t.Errorf("delivery %+v, %v", d, err)
+	}
+
+	// A retry runs the failed item again, and tells its own end.
+	w.set(func() { clear(w.fails); w.order = nil })
+	w.change(p, b, func(b *proto.Batch) { b.Retries++ })
+	if s := w.untilStatus(p, b, proto.BatchCompleted); s.Counts.Succeeded != 700 || len(w.order) != 1 || w.order[0] != "a7" {
+		t.Errorf("counts %+v, ran %q", s.Counts, w.order)
+	}
+	items, err := p.Items(w.ctx, b.Org, b.ID)
+	if err != nil || items.Round(7) != 1 || items.Round(8) != 0 {
+		t.Errorf("rounds of items %v", err)
+	}
+	b.Retries = 1
+	if _, err := (&deliveries.Store{Store: w.st}).Delivery(w.ctx, "acme", proto.BatchDeliveryTrace(b)); err != nil {
+		t.Error(err)
+	}
+
+	if err := p.Remove(w.ctx, "other", b.ID); !errors.Is(err, proto.ErrNotFound) {
+		t.Errorf("removed for another organisation: %v", err)
+	}
+	if err := p.Remove(w.ctx, b.Org, b.ID); err != nil || len(w.blobs.stored) != 0 {
+		t.Errorf("%d blobs stay after the removal: %v", len(w.blobs.stored), err)
+	}
+}
+
+// Engines end and begin while a batch runs, and submissions have every kind of answer. Each item runs
+// once all the same.
+func TestNoItemIsLostOrDoubled(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	random := rand.New(rand.NewPCG(1, 2))
+	lost := errors.New("no answer")
+	w.answer = func(string) (string, bool, error) {
+		w.mu.Lock()
+		n := random.IntN(12)
+		w.mu.Unlock()
+		switch n {
+		case 0:
+			return "", false, &proto.Rejection{Reason: proto.RejectedQueueFull}
+		case 1:
+			return "", true, lost // accepted, and the answer is lost
+		case 2:
+			return "", false, lost
+		case 3:
+			return "", false, &proto.BusyError{}
+		default:
+			return "", true, nil
+		}
+	}
+	keep := w.process("keep") // so that the batch can be read
+	b := w.create(keep, "a", 300, nil)
+	keep.stop()
+	for i := 0; ; i++ {
+		first, second := w.process(fmt.Sprint("first", i)), w.process(fmt.Sprint("second", i))
+		least := min(300, (i+1)*40)
+		w.until(second, b, "it goes on", func(_ *proto.Batch, s *proto.BatchState) bool { return s.Counts.Ended() >= least })
+		first.stop()
+		if least == 300 {
+			w.untilStatus(second, b, proto.BatchCompleted)
+			second.stop()
+			break
+		}
+		second.stop()
+	}
+	w.checkOnce(300)
+}
+
+func TestPauseAndCancel(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for i := range 3 {
+		w.held[fmt.Sprint("a", i)] = true
+	}
+	p := w.process("p")
+	b := w.create(p, "a", 50, func(b *proto.Batch) { b.MaxParallel = 3 })
+	running := func(n int) func(*proto.Batch, *proto.BatchState) bool {
+		return func(_ *proto.Batch, s *proto.BatchState) bool { return s.Counts.Running == n }
+	}
+	w.until(p, b, "three run", running(3))
+	w.change(p, b, func(b *proto.Batch) { b.Paused = true })
+	other := w.create(p, "b", 5, nil) // ends after the engine has seen the pause
+	w.untilStatus(p, other, proto.BatchCompleted)
+	w.release(b.ItemTrace(0, 0))
+	w.until(p, b, "two run", running(2))
+	if got := w.untilStatus(p, b, proto.BatchPaused).Counts; got.Waiting != 47 {
+		t.Errorf("paused with %+v", got)
+	}
+	w.change(p, b, func(b *proto.Batch) { b.Paused = false })
+	w.until(p, b, "it goes on", func(_ *proto.Batch, s *proto.BatchState) bool { return s.Counts.Succeeded >= 2 })
+	w.change(p, b, func(b *proto.Batch) { b.Cancelled = true })
+	s := w.untilStatus(p, b, proto.BatchCancelled)
+	if s.Counts.Cancelled < 2 || s.Counts.Ended() != 50 {
+		t.Errorf("cancelled with %+v", s.Counts)
+	}
+	w.set(func() { clear(w.held) })
+	w.change(p, b, func(b *proto.Batch) { b.Cancelled, b.RetryCancelled, b.Retries = false, true, 1 })
+	if s := w.untilStatus(p, b, proto.BatchCompleted); s.Counts.Succeeded != 50 {
+		t.Errorf("after the retry: %+v", s.Counts)
+	}
+}
+
+func TestStoppedBatches(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p := w.process("p")
+	w.fails["a3"] = true
+	b := w.create(p, "a", 50, func(b *proto.Batch) { b.MaxParallel, b.StopOnFailure = 1, true })
+	if s := w.untilStatus(p, b, proto.BatchFailed); s.Counts != (proto.BatchCounts{Total: 50, Succeeded: 3, Failed: 1, Cancelled: 46}) || s.Reason != "Item 3 failed." {
+		t.Errorf("after a failure: %+v", s)
+	}
+	w.set(func() {
+		w.answer = func(string) (string, bool, error) { return "the key is revoked", false, nil }
+	})
+	b = w.create(p, "r", 5, nil)
+	if s := w.untilStatus(p, b, proto.BatchFailed); s.Counts.Cancelled != 5 || !strings.HasSuffix(s.Reason, "cannot be submitted: the key is revoked") {
+		t.Errorf("after a refusal: %+v", s)
+	}
+	w.set(func() { w.answer = nil; w.blobs.stored = map[string][]byte{} })
+	w.change(p, b, func(b *proto.Batch) { b.RetryCancelled, b.Retries = true, 1 })
+	w.until(p, b, "nothing can be read", func(b *proto.Batch, s *proto.BatchState) bool {
+		return b.Finished(s) && s.Retries == 1 && s.Counts.Cancelled == 5
+	})
+}
+
+// A batch that was removed is created again under its id. What a process that died during the removal
+// left of it means nothing.
+func TestRemovedBatchIsCreatedAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p := w.process("p")
+	id := func(b *proto.Batch) { b.ID = proto.NewBatchID("acme", "key_1", "idempotency key") }
+	b := w.create(p, "a", 10, id)
+	w.untilStatus(p, b, proto.BatchCompleted)
+	if err := w.st.Batches.Purge(w.ctx, "def.acme."+b.ID); err != nil {
+		t.Fatal(err)
+	}
+	again := w.create(p, "b", 10, id)
+	if again.ID != b.ID {
+		t.Fatal("the ids differ")
+	}
+	w.untilStatus(p, again, proto.BatchCompleted)
+	w.checkOnce(20)
+}
+
+// Batches of a higher priority go first. The others take turns.
+func TestPriority(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.concurrent = 2 // one item of a batch at a time
+	for i := range 3 {
+		w.held[fmt.Sprint("hold", i)] = true
+	}
+	p := w.process("p")
+	hold := w.create(p, "hold", 1, func(b *proto.Batch) { b.Priority = 9 })
+	w.until(p, hold, "it runs", func(_ *proto.Batch, s *proto.BatchState) bool { return s.Counts.Running == 1 })
+	low := w.create(p, "low", 20, nil)
+	high := w.create(p, "high", 20, func(b *proto.Batch) { b.Priority = 5 })
+	w.release(hold.ItemTrace(0, 0))
+	w.untilStatus(p, high, proto.BatchCompleted)
+	w.untilStatus(p, low, proto.BatchCompleted)
+	lastHigh := slices.Index(w.order, "high19")
+	before := 0
+	for _, name := range w.order[:lastHigh] {
+		if strings.HasPrefix(name, "low") {
+			before++
+		}
+	}
+	if before > 3 { // that the engine had admitted before it knew of the other batch
+		t.Errorf("%d items of the low priority ran before the last of the high one: %q", before, w.order)
+	}
+}

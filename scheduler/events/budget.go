@@ -1,0 +1,95 @@
+package events
+
+import (
+	"context"
+	"math"
+	"sync"
+	"time"
+)
+
+const (
+	// minOutput is what is kept of an execution without a budget: so many bytes of each output in the
+	// result, and of the last events.
+	minOutput = 64 << 10
+	// minExcess replaces maxKept without a budget. It is larger than minOutput because each trim of
+	// the excess searches the stream.
+	minExcess = 1 << 20
+	// A reservation is at least minReserve bytes and doubles from one to the next up to maxReserve.
+	minReserve = 128 << 10
+	maxReserve = 4 << 20
+	// reserveTimeout is how long a program waits for a reservation while no dispatcher answers.
+	reserveTimeout = 5 * time.Second
+)
+
+// Budget limits the bytes of output that an organisation stores.
+type Budget interface {
+	// ReserveOutput reserves want bytes, or fewer but at least need. It returns the number of bytes
+	// reserved: 0 if need bytes are not left, [math.MaxInt64] without a limit.
+	ReserveOutput(ctx context.Context, org string, need, want int64) (int64, error)
+	// SettleOutput adds n, which may be negative, to what the organisation has used.
+	SettleOutput(org string, n int64) error
+}
+
+// reservation is what one attempt has reserved of its organisation's budget. It is safe for
+// concurrent use.
+type reservation struct {
+	mu        sync.Mutex
+	reserved  int64 // bytes
+	used      int64 // bytes of those
+	refused   bool
+	unlimited bool
+}
+
+// take uses n bytes, and reserves more if needed. It reports whether the budget has them. After a
+// refusal no more is reserved. If no dispatcher answers, the attempt has no limit: that is not the
+// fault of its organisation, and its other limits remain.
+func (r *reservation) take(n int64, reserve func(need, want int64) (int64, error)) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.unlimited || r.refused {
+		return r.unlimited
+	}
+	if need := r.used + n - r.reserved; need > 0 {
+		more, err := reserve(need, max(need, min(max(r.reserved, minReserve), maxReserve)))
+		if r.unlimited = err != nil || more == math.MaxInt64; r.unlimited {
+			return true
+		}
+		if r.refused = more < need; r.refused {
+			return false
+		}
+		r.reserved += more
+	}
+	r.used += n
+	return true
+}
+
+// take uses n bytes of the budget. If they are not left, it shortens what is kept, and returns
+// false.
+func (w *Writer) take(n int64) bool {
+	if n <= 0 || w.Budget == nil || w.reservation.take(n, w.reserve) {
+		return true
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.overBudget, w.maxKept = true, min(w.maxKept, minExcess)
+	for s := range w.limits {
+		w.limits[s] = min(w.limits[s], max(w.inResult[s], minOutput))
+	}
+	return false
+}
+
+// settle corrects the budget by what is stored without a reservation, or reserved and not used.
+func (w *Writer) settle() {
+	r := &w.reservation
+	if w.Budget == nil || r.unlimited || w.outputs == 0 {
+		return
+	}
+	stored := w.held + int64(w.kept)
+	if w.overBudget {
+		stored = w.tail
+	}
+	for _, n := range w.inResult {
+		stored += n
+	}
+	_ = w.Budget.SettleOutput(w.Org, stored-r.reserved) // a lost one is forgotten within the hour
+}

@@ -1,0 +1,343 @@
+// Package history keeps the index of executions up to date: it follows the streams of jobs and of
+// records, and stores what changes in batches. The index remembers how far it has read each stream,
+// so it goes on where it was, or from the start if it is a new one. An execution never waits for it.
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/leader"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+)
+
+const (
+	applyEvery  = 250 * time.Millisecond // unless somebody waits for the index
+	batch       = 2048                   // changes in one transaction, at most
+	expireEvery = 10 * time.Second
+	expirePause = 20 * time.Millisecond // between the transactions that remove expired executions
+	presentEach = time.Second           // how often an idle index is looked for
+	minPause    = 200 * time.Millisecond
+	maxPause    = 5 * time.Second
+	// freshTimeout bounds how long a list waits for the index.
+	freshTimeout = 2 * time.Second
+	pollEvery    = 20 * time.Millisecond
+	infoTimeout  = time.Second
+)
+
+// Index stores which executions there are.
+type Index interface {
+	// Prepare returns how far the index has read those streams. It begins anew for others.
+	Prepare(ctx context.Context, streams string) (proto.HistoryPosition, error)
+	// Position returns how far the index has read.
+	Position(ctx context.Context) (proto.HistoryPosition, error)
+	// Apply stores changes and the new position at once. It returns [proto.ErrConflict] if the index
+	// is not at the position from.
+	Apply(ctx context.Context, from, to proto.HistoryPosition, changes []proto.HistoryChange) error
+	// Expire removes some of the executions whose jobs and records have smaller sequence numbers,
+	// and reports whether there are more.
+	Expire(ctx context.Context, jobs, records uint64) (more bool, err error)
+	// Present returns an error if the index is gone, and must be prepared again.
+	Present() error
+	// List returns the executions that match a filter.
+	List(ctx context.Context, f *proto.HistoryFilter) (proto.HistoryPage, error)
+}
+
+// History is the index of executions and what keeps it up to date.
+type History struct {
+	Store    *store.Store
+	Index    Index
+	Shared   bool   // other processes use the same index: one of them writes it
+	Instance string // unique to this process
+	// DiskFull, if not nil, returns why the index must not grow, empty if it may.
+	DiskFull func() string
+	Log      *slog.Logger
+
+	once    sync.Once
+	wake    chan struct{} // somebody waits for the index
+	mu      sync.Mutex
+	failure error         // of the last write; nil if it succeeded
+	applied chan struct{} // closed after the next write
+}
+
+func (h *History) init() {
+	h.once.Do(func() { h.wake, h.applied = make(chan struct{}, 1), make(chan struct{}) })
+}
+
+// Run keeps the index up to date until ctx is done. It always returns nil.
+func (h *History) Run(ctx context.Context) error {
+	h.init()
+	if h.Shared {
+		elector := leader.Elector{Store: h.Store, Name: "history", Instance: h.Instance, Log: h.Log}
+		elector.Run(ctx, func(ctx context.Context, _ *leader.Term) error {
+			h.keep(ctx)
+			return nil
+		})
+		return nil
+	}
+	h.keep(ctx)
+	return nil
+}
+
+// keep follows the streams again and again until ctx is done.
+func (h *History) keep(ctx context.Context) {
+	pause := minPause
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := h.follow(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > maxPause {
+			pause = minPause
+		}
+		if h.Store.Conn.IsConnected() { // else the lost connection is logged already
+			h.Log.Warn("index of executions not up to date, will retry", "error", err, "in_ms", pause.Milliseconds())
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, maxPause)
+	}
+}
+
+// report notes the result of a write.
+func (h *History) report(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.failure = err
+	close(h.applied)
+	h.applied = make(chan struct{})
+}
+
+// state is the content of a stream.
+type state struct {
+	created     time.Time
+	first, last uint64
+}
+
+func (h *History) state(ctx context.Context, st jetstream.Stream) (s state, err error) {
+	name := st.CachedInfo().Config.Name
+	err = h.Store.RetryLeader(name, infoTimeout).Do(ctx, func(ctx context.Context) error {
+		now, err := h.Store.JS.Stream(ctx, name)
+		if err != nil {
+			return err
+		}
+		info := now.CachedInfo()
+		s = state{info.Created, info.State.FirstSeq, info.State.LastSeq}
+		return nil
+	})
+	if err != nil {
+		return s, fmt.Errorf("read the state of stream %s: %w", name, err)
+	}
+	return s, nil
+}
+
+// states returns the content of the streams of jobs and of records.
+func (h *History) states(ctx context.Context) (jobs, records state, err error) {
+	if jobs, err = h.state(ctx, h.Store.Jobs); err == nil {
+		records, err = h.state(ctx, h.Store.Executions)
+	}
+	return jobs, records, err
+}
+
+// identity names the two streams. Streams that were created again are others.
+func identity(jobs, records state) string {
+	return fmt.Sprint(jobs.created.UnixNano(), " ", records.created.UnixNano())
+}
+
+// follow reads the streams from where the index is, and writes what changes, until ctx is done or an
+// error.
+func (h *History) follow(ctx context.Context) error {
+	bounded, cancel := context.WithTimeout(ctx, freshTimeout)
+	defer cancel()
+	jobs, records, err := h.states(bounded)
+	if err != nil {
+		return err
+	}
+	at, err := h.Index.Prepare(ctx, identity(jobs, records))
+	if err == nil && (at.Jobs > jobs.last || at.Records > records.last) { // of a later state of the server
+		at, err = h.Index.Prepare(ctx, identity(jobs, records)+" before "+time.Now().UTC().Format(time.RFC3339Nano))
+	}
+	if err != nil {
+		h.report(err)
+		return err
+	}
+	if missing, err := h.missing(bounded, at, jobs, records); err == nil && missing == 0 {
+		h.report(nil) // else the next write does
+	}
+	if behind := records.last - at.Records; at.Records == 0 && behind > 0 {
+		h.Log.Info("building the index of executions", "records", behind)
+	}
+	w := &writer{History: h, at: at, changes: make(chan proto.HistoryChange, batch)}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return w.read(ctx, h.Store.Jobs, at.Jobs, w.job) })
+	group.Go(func() error { return w.read(ctx, h.Store.Executions, at.Records, w.record) })
+	group.Go(func() error { return w.run(ctx) })
+	group.Go(func() error { return h.expire(ctx) })
+	return group.Wait()
+}
+
+// expire removes the executions that the streams no longer have.
+func (h *History) expire(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(expireEvery):
+		}
+		jobs, records, err := h.states(ctx)
+		if err != nil {
+			return err
+		}
+		for more := true; more; {
+			if more, err = h.Index.Expire(ctx, jobs.first, records.first); err != nil {
+				return err
+			}
+			if more {
+				select {
+				case <-ctx.Done():
+				case <-time.After(expirePause):
+				}
+			}
+		}
+	}
+}
+
+// writer writes what it reads from the streams.
+type writer struct {
+	*History
+	at      proto.HistoryPosition
+	changes chan proto.HistoryChange
+}
+
+// read sends the changes in a stream after a sequence number. decode returns a change without its
+// number, nil for a message that is none.
+func (w *writer) read(ctx context.Context, st jetstream.Stream, after uint64, decode func(ctx context.Context, m jetstream.Msg, seq uint64) proto.HistoryChange) error {
+	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: after + 1}
+	return w.Store.Follow(ctx, st, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+		select {
+		case w.changes <- decode(ctx, m, at.Sequence.Stream):
+		case <-ctx.Done():
+		}
+	}, func() {})
+}
+
+func (w *writer) job(_ context.Context, m jetstream.Msg, seq uint64) proto.HistoryChange {
+	meta, err := store.DecodeMeta(m.Headers())
+	if err != nil {
+		w.Log.Warn("malformed job not in the index of executions", "subject", m.Subject(), "error", err)
+		return proto.HistoryChange{JobSeq: seq}
+	}
+	return proto.HistoryChange{JobSeq: seq, Record: &proto.Record{Meta: *meta, Status: proto.StatusQueued}}
+}
+
+func (w *writer) record(ctx context.Context, m jetstream.Msg, seq uint64) proto.HistoryChange {
+	id, err := proto.ParseTraceID(m.Subject()[strings.LastIndexByte(m.Subject(), '.')+1:])
+	var rec *proto.Record
+	if err == nil {
+		rec, err = w.Store.Summary(ctx, id, seq, m.Headers())
+	}
+	if err != nil && ctx.Err() == nil && !store.IsNotFound(err) { // replaced meanwhile
+		w.Log.Warn("malformed record not in the index of executions", "subject", m.Subject(), "error", err)
+	}
+	return proto.HistoryChange{Seq: seq, Record: rec}
+}
+
+// run writes changes in batches until ctx is done or an error.
+func (w *writer) run(ctx context.Context) error {
+	timer, present := time.NewTimer(applyEvery), time.NewTicker(presentEach)
+	defer timer.Stop()
+	defer present.Stop()
+	timer.Stop()
+	p := pending{latest: map[proto.TraceID]int{}}
+	for {
+		due := false
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case c := <-w.changes:
+			if p.to == (proto.HistoryPosition{}) {
+				p.to = w.at
+				timer.Reset(applyEvery)
+			}
+			p.add(c)
+			due = len(p.changes) >= batch
+		case <-timer.C:
+			due = true
+		case <-w.wake:
+			due = true
+		case <-present.C:
+			if err := w.Index.Present(); err != nil {
+				return err
+			}
+		}
+		if !due || p.to == (proto.HistoryPosition{}) {
+			continue
+		}
+		timer.Stop()
+		for more := true; more && len(p.changes) < batch; { // what has arrived goes along
+			select {
+			case c := <-w.changes:
+				p.add(c)
+			default:
+				more = false
+			}
+		}
+		if err := w.apply(ctx, &p); err != nil {
+			return err
+		}
+		p = pending{latest: map[proto.TraceID]int{}}
+	}
+}
+
+func (w *writer) apply(ctx context.Context, p *pending) (err error) {
+	if w.DiskFull != nil {
+		if why := w.DiskFull(); why != "" {
+			err = &proto.HistoryError{Reason: "its disk is full", Err: errors.New(why)}
+		}
+	}
+	if err == nil {
+		err = w.Index.Apply(ctx, w.at, p.to, p.changes)
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err == nil {
+		w.at = p.to
+	}
+	w.report(err)
+	return err
+}
+
+// pending are changes that are not written yet: the last one of each execution.
+type pending struct {
+	changes []proto.HistoryChange
+	latest  map[proto.TraceID]int
+	to      proto.HistoryPosition
+}
+
+func (p *pending) add(c proto.HistoryChange) {
+	p.to.Jobs, p.to.Records = max(p.to.Jobs, c.JobSeq), max(p.to.Records, c.Seq)
+	if c.Record == nil {
+		return
+	}
+	i, known := p.latest[c.Record.TraceID]
+	switch {
+	case !known:
+		p.latest[c.Record.TraceID] = len(p.changes)
+		p.changes = append(p.changes, c)
+	case c.Seq > p.changes[i].Seq:
+		p.changes[i].Record, p.changes[i].Seq = c.Record, c.Seq
+	}
+}

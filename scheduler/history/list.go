@@ -1,0 +1,103 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+)
+
+// List returns the executions that match a filter, the newest first. It waits until the index has
+// everything that was stored before the call, up to freshTimeout. A [*proto.HistoryError] means that
+// the index cannot be used.
+func (h *History) List(ctx context.Context, f *proto.HistoryFilter) (proto.HistoryPage, error) {
+	h.init()
+	behind, err := h.fresh(ctx)
+	if _, broken := errors.AsType[*proto.HistoryError](err); broken {
+		return proto.HistoryPage{}, err
+	}
+	page, errList := h.Index.List(ctx, f)
+	if errList != nil {
+		return proto.HistoryPage{}, errList
+	}
+	page.Complete, page.Behind = err == nil && behind == 0, behind
+	return page, nil
+}
+
+// fresh waits until the index has everything that is stored now. It returns the number of changes
+// that it lacks after freshTimeout, or an error if that is unknown.
+func (h *History) fresh(ctx context.Context) (behind uint64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, freshTimeout)
+	defer cancel()
+	jobs, records, err := h.states(ctx)
+	if err != nil {
+		return 0, err
+	}
+	streams := identity(jobs, records)
+	for {
+		h.mu.Lock()
+		failure, applied := h.failure, h.applied
+		h.mu.Unlock()
+		if _, broken := errors.AsType[*proto.HistoryError](failure); broken {
+			return 0, failure
+		}
+		at, err := h.Index.Position(ctx)
+		if err != nil {
+			return behind, err
+		}
+		other := !strings.HasPrefix(at.Streams, streams)
+		if other {
+			behind = jobs.last + records.last
+		} else if behind, err = h.missing(ctx, at, jobs, records); err != nil || behind == 0 {
+			return behind, err
+		}
+		select { // to write what it has read
+		case h.wake <- struct{}{}:
+		default:
+		}
+		select {
+		case <-ctx.Done():
+			if other {
+				return 0, &proto.HistoryError{Reason: "it is being built again", Err: fmt.Errorf("the index is of streams %q", at.Streams)}
+			}
+			return behind, nil
+		case <-applied:
+		case <-time.After(pollEvery): // another process may write it
+		}
+	}
+}
+
+// missing returns how many messages the index at a position lacks of the streams.
+func (h *History) missing(ctx context.Context, at proto.HistoryPosition, jobs, records state) (uint64, error) {
+	j, err := h.after(ctx, h.Store.Jobs, store.AllJobs, at.Jobs, jobs.last)
+	if err != nil {
+		return 0, err
+	}
+	r, err := h.after(ctx, h.Store.Executions, store.AllRecords, at.Records, records.last)
+	return j + r, err
+}
+
+// after returns the number of messages of a stream from the first one that exists after a sequence
+// number to the last one. Messages are removed, so the last one may be gone.
+func (h *History) after(ctx context.Context, st jetstream.Stream, subject string, seq, last uint64) (uint64, error) {
+	if seq >= last {
+		return 0, nil
+	}
+	m, err := h.Store.Next(ctx, st, seq+1, subject)
+	switch {
+	case store.IsNotFound(err):
+		return 0, nil
+	case err != nil:
+		return 0, err
+	case m.Sequence > last:
+		return 0, nil
+	default:
+		return last - m.Sequence + 1, nil
+	}
+}

@@ -1,0 +1,331 @@
+package pipelines
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
+	"github.com/bullpen-run/bullpen/scheduler/leader"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+)
+
+const (
+	scanEvery  = 200 * time.Millisecond
+	handlers   = 32 // runs that are handled at the same time
+	runTimeout = 2 * time.Minute
+	sweepEvery = time.Minute
+)
+
+// Executions starts and reads the executions of steps.
+type Executions interface {
+	// StartStep starts the execution of a cell in a thread, unless it was started before, and
+	// returns its id. refused is the reason why it will never start, empty if it did. After an error
+	// it may have started.
+	StartStep(ctx context.Context, p *proto.Pipeline, step, cell int, thread string) (id proto.TraceID, refused string, err error)
+	// StepSpace returns the largest size of the home of a cell. refused is the reason why the cell
+	// will never start, empty if it may.
+	StepSpace(ctx context.Context, p *proto.Pipeline, step, cell int) (most proto.Space, refused string, err error)
+	// Lookup returns the record of an execution, or [proto.ErrNotFound].
+	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	// Cancel stores a request to end an execution.
+	Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+}
+
+// Runner runs all pipelines while it leads, and removes runs that ended long ago.
+type Runner struct {
+	Pipelines  *Pipelines
+	Executions Executions
+	Threads    Threads
+	Store      *store.Store
+	Retention  time.Duration // how long runs are kept after their end
+	Instance   string        // unique to this process
+	Log        *slog.Logger
+
+	mu          sync.Mutex
+	handled     map[string]bool            // runs that are being handled now
+	definitions map[string]*proto.Pipeline // of runs that have not ended
+}
+
+// Run campaigns and runs pipelines until ctx is done. It always returns nil.
+func (r *Runner) Run(ctx context.Context) error {
+	r.handled, r.definitions = map[string]bool{}, map[string]*proto.Pipeline{}
+	elector := leader.Elector{Store: r.Store, Name: "pipelines", Instance: r.Instance, Log: r.Log}
+	elector.Run(ctx, func(ctx context.Context, _ *leader.Term) error {
+		var running sync.WaitGroup
+		defer running.Wait()
+		free := make(chan struct{}, handlers)
+		tick := time.NewTicker(scanEvery)
+		defer tick.Stop()
+		var swept time.Time
+		for {
+			var work []*proto.PipelineState
+			for _, s := range r.Pipelines.states.All() {
+				if s.Status == proto.PipelineRunning {
+					work = append(work, s)
+				}
+			}
+			if time.Since(swept) >= sweepEvery {
+				swept = time.Now()
+				work = append(work, r.expired()...)
+			}
+			for _, s := range work {
+				if !r.begin(s.ID) {
+					continue
+				}
+				select {
+				case <-ctx.Done():
+					r.end(s.ID)
+					return nil
+				case free <- struct{}{}:
+				}
+				running.Go(func() {
+					defer func() { <-free }()
+					defer r.end(s.ID)
+					if err := r.handle(ctx, s); err != nil && ctx.Err() == nil {
+						r.Log.Warn("pipeline not handled, will retry", "run", s.ID, "org", s.Org, "error", err)
+					}
+				})
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-tick.C:
+			}
+		}
+	})
+	return nil
+}
+
+// expired returns the runs to remove: those whose retention is over, and the oldest ones of
+// organisations with too many.
+func (r *Runner) expired() (list []*proto.PipelineState) {
+	orgs := map[string]bool{}
+	for _, s := range r.Pipelines.states.All() {
+		orgs[s.Org] = true
+	}
+	for org := range orgs {
+		for i, s := range r.Pipelines.List(org) {
+			if s.Status != proto.PipelineRunning && (i >= proto.MaxPipelines || late(&s, r.Retention)) {
+				list = append(list, &s)
+			}
+		}
+	}
+	return list
+}
+
+// begin reports whether a run is not being handled.
+func (r *Runner) begin(id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.handled[id] {
+		return false
+	}
+	r.handled[id] = true
+	return true
+}
+
+func (r *Runner) end(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.handled, id)
+}
+
+// handle takes a run as far as it gets now.
+func (r *Runner) handle(ctx context.Context, s *proto.PipelineState) error {
+	ctx, cancel := context.WithTimeout(ctx, runTimeout)
+	defer cancel()
+	if s.Status != proto.PipelineRunning {
+		return r.remove(ctx, s)
+	}
+	p, err := r.definition(ctx, s)
+	if err != nil {
+		return err
+	}
+	for {
+		again, err := r.step(ctx, p)
+		if store.IsConflict(err) {
+			return nil // changed by another process; the next scan reads it
+		}
+		if err != nil || !again {
+			return err
+		}
+	}
+}
+
+func (r *Runner) definition(ctx context.Context, s *proto.PipelineState) (*proto.Pipeline, error) {
+	r.mu.Lock()
+	p := r.definitions[s.ID]
+	r.mu.Unlock()
+	if p != nil {
+		return p, nil
+	}
+	p, err := r.Pipelines.Definition(ctx, s.Org, s.ID)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.definitions[s.ID] = p
+	return p, nil
+}
+
+// step stores what has happened to a run since its state was stored. It reports whether there was
+// something.
+func (r *Runner) step(ctx context.Context, p *proto.Pipeline) (changed bool, err error) {
+	key := stateKey(p.Org, p.ID)
+	old, revision, err := r.Pipelines.states.Read(ctx, key)
+	if err != nil || old.Status != proto.PipelineRunning {
+		return false, err
+	}
+	s, at := clone(old), places(p)
+	var failed error // of one cell, which must not stop the others
+	for i := range s.Cells {
+		if s.Cells[i].Status != proto.StepRunning {
+			continue
+		}
+		moved, err := r.cell(ctx, p, s, i, at)
+		changed = changed || moved
+		_, full := errors.AsType[*proto.Rejection](err) // the queue, as it may be for long
+		if err != nil && !full && failed == nil {
+			failed = fmt.Errorf("cell %d: %w", i, err)
+		}
+	}
+	if decide(p, s, time.Now().UTC()) {
+		changed = true
+	}
+	if !changed {
+		return false, failed
+	}
+	if _, err := r.Pipelines.states.Replace(ctx, key, s, revision); err != nil {
+		return false, err
+	}
+	if s.Status != proto.PipelineRunning {
+		r.mu.Lock()
+		delete(r.definitions, p.ID)
+		r.mu.Unlock()
+		r.Log.Info("pipeline ended", "run", p.ID, "org", p.Org, "status", s.Status, "cells", len(s.Cells),
+			"duration_ms", s.EndedAt.Sub(s.CreatedAt).Milliseconds())
+	}
+	return true, failed
+}
+
+// cell starts the execution of a cell, or applies its end to the state.
+func (r *Runner) cell(ctx context.Context, p *proto.Pipeline, s *proto.PipelineState, i int, at []place) (changed bool, err error) {
+	c := &s.Cells[i]
+	if c.TraceID == "" {
+		return r.start(ctx, p, s, i, at)
+	}
+	record, err := r.Executions.Lookup(ctx, c.TraceID)
+	switch {
+	case errors.Is(err, proto.ErrNotFound):
+		r.fail(c, "the record of the execution is gone")
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("look up %s: %w", c.TraceID, err)
+	}
+	record = record.Public()
+	if !record.Status.Terminal() {
+		if s.Cancelling && !record.Cancelling {
+			if _, err := r.Executions.Cancel(ctx, c.TraceID); err != nil && !errors.Is(err, proto.ErrNotFound) {
+				return false, fmt.Errorf("cancel %s: %w", c.TraceID, err)
+			}
+		}
+		if record.StartedAt != nil && c.StartedAt.IsZero() {
+			c.StartedAt = *record.StartedAt
+			return true, nil
+		}
+		return false, nil
+	}
+	thread, err := r.keep(ctx, p, i, at[i], record.Status == proto.StatusSuccess)
+	refused, isRefused := errors.AsType[*refusedError](err)
+	if err != nil && !isRefused {
+		return false, err
+	}
+	c.Thread = thread
+	applyRecord(c, record)
+	if isRefused && c.Status == proto.StepSuccess {
+		c.Status, c.Reason = proto.StepFailed, refused.reason
+	}
+	return true, nil
+}
+
+// applyRecord sets what follows from an execution that has ended.
+func applyRecord(c *proto.CellState, record *proto.Record) {
+	c.Status = proto.StepFailed
+	switch record.Status {
+	case proto.StatusSuccess:
+		c.Status = proto.StepSuccess
+	case proto.StatusCancelled:
+		c.Status = proto.StepCancelled
+	}
+	if record.StartedAt != nil {
+		c.StartedAt = *record.StartedAt
+	}
+	c.EndedAt = time.Now().UTC()
+	if record.CompletedAt != nil {
+		c.EndedAt = *record.CompletedAt
+	}
+	if record.Result != nil {
+		c.ExitCode = &record.Result.ExitCode
+		if record.Result.ErrorMessage != nil {
+			c.Reason = *record.Result.ErrorMessage
+		} else if !record.Result.Success {
+			c.Reason = fmt.Sprintf("the program exited with code %d", record.Result.ExitCode)
+		}
+	}
+}
+
+// start starts the execution of a cell. A process that died may have started it already.
+func (r *Runner) start(ctx context.Context, p *proto.Pipeline, s *proto.PipelineState, i int, at []place) (changed bool, err error) {
+	c := &s.Cells[i]
+	step := &p.Steps[at[i].step]
+	if !s.Cancelling {
+		err := r.prepare(ctx, p, s, i, at)
+		if refused, ok := errors.AsType[*refusedError](err); ok {
+			r.fail(c, refused.reason)
+			return true, nil
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	id, refused, err := r.Executions.StartStep(ctx, p, at[i].step, at[i].cell, workspace(p, step, i))
+	if _, full := errors.AsType[*proto.Rejection](err); full && s.Cancelling { // so it was not started before
+		c.Status, c.EndedAt = proto.StepCancelled, time.Now().UTC()
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("start: %w", err)
+	}
+	if refused != "" {
+		r.fail(c, refused)
+		return true, nil
+	}
+	fault.Here(fault.AfterStepBeforeState)
+	c.TraceID = id
+	return true, nil
+}
+
+func (r *Runner) fail(c *proto.CellState, reason string) {
+	c.Status, c.Reason, c.EndedAt = proto.StepFailed, reason, time.Now().UTC()
+}
+
+// remove removes a run with its threads.
+func (r *Runner) remove(ctx context.Context, s *proto.PipelineState) error {
+	p := &proto.Pipeline{ID: s.ID}
+	threads := []string{s.ID}
+	for i := range s.Cells {
+		threads = append(threads, kept(p, i))
+	}
+	for _, thread := range threads {
+		if err := r.removeThread(ctx, s.Org, thread); err != nil {
+			return fmt.Errorf("remove thread %s of run %s: %w", thread, s.ID, err)
+		}
+	}
+	return r.Pipelines.remove(ctx, s)
+}

@@ -1,0 +1,364 @@
+package pipelines_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/pipelines"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// executions starts executions in memory. They end at once.
+type executions struct {
+	mu      sync.Mutex
+	started map[string]proto.TraceID // by step and cell
+	order   []string
+	records map[proto.TraceID]*proto.Record
+	result  func(step string) proto.Status
+	answer  func(n int) error // of the n-th start, after it
+	starts  int
+	refused string // why no cell starts
+	files   *threads
+}
+
+func (e *executions) StartStep(ctx context.Context, p *proto.Pipeline, step, cell int, thread string) (proto.TraceID, string, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	key := fmt.Sprint(p.Steps[step].Name, cell)
+	if e.started[key] == "" {
+		id := proto.NewTraceID()
+		e.started[key], e.order = id, append(e.order, key)
+		now := time.Now()
+		status := e.result(p.Steps[step].Name)
+		r := &proto.Record{Status: status}
+		if status.Terminal() {
+			result := proto.Exited(0)
+			if status != proto.StatusSuccess {
+				result = proto.Exited(1)
+			}
+			r.StartedAt, r.CompletedAt, r.Result = &now, &now, &result
+		}
+		e.records[id] = r
+		_ = e.files.Stage(ctx, p.Org, thread, "out/"+key, 1, proto.Space{}, strings.NewReader("x"))
+	}
+	e.starts++
+	if err := e.answer(e.starts); err != nil {
+		return "", "", err
+	}
+	return e.started[key], "", nil
+}
+
+func (e *executions) StepSpace(_ context.Context, _ *proto.Pipeline, step, _ int) (proto.Space, string, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return proto.Space{Bytes: 1 << 20, Files: 100}, e.refused, nil
+}
+
+func (e *executions) Lookup(_ context.Context, id proto.TraceID) (*proto.Record, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.records[id], nil
+}
+
+func (e *executions) Cancel(_ context.Context, id proto.TraceID) (*proto.Record, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	result := proto.Cancelled()
+	e.records[id] = &proto.Record{Status: proto.StatusCancelled, Result: &result}
+	return e.records[id], nil
+}
+
+// threads are threads in memory: the content of their files by thread and path.
+type threads struct {
+	mu    sync.Mutex
+	files map[string]map[string]string
+}
+
+func (s *threads) List(_ context.Context, _, thread, _ string, _ bool, f func(proto.File) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, text := range s.files[thread] {
+		if err := f(proto.File{Path: name, Size: int64(len(text))}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *threads) Open(_ context.Context, _, thread, path string) (*proto.FileContent, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	text := s.files[thread][path]
+	return &proto.FileContent{File: proto.File{Size: int64(len(text))}, Read: func(context.Context, int64, int64) (io.ReadCloser, error) {
+		return io.NopCloser(strings.NewReader(text)), nil
+	}}, nil
+}
+
+func (s *threads) Stage(_ context.Context, _, thread, path string, _ int64, _ proto.Space, body io.Reader) error {
+	text, err := io.ReadAll(body)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.files[thread] == nil {
+		s.files[thread] = map[string]string{}
+	}
+	s.files[thread][path] = string(text)
+	return err
+}
+
+func (s *threads) Fork(_ context.Context, _, from string, _ int64, to string) (*proto.Thread, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.files[from] == nil:
+		return nil, proto.ErrNotFound
+	case s.files[to] != nil:
+		return nil, proto.ErrExists
+	}
+	s.files[to] = maps.Clone(s.files[from])
+	return new(proto.Thread), nil
+}
+
+func (s *threads) Remove(_ context.Context, _, thread string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.files, thread)
+	return nil
+}
+
+func (s *threads) has(thread, path string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.files[thread][path]
+	return ok
+}
+
+// world is a server with processes that run pipelines.
+type world struct {
+	t   *testing.T
+	ctx context.Context
+	st  *store.Store
+	*executions
+	files     *threads
+	retention time.Duration
+}
+
+func newWorld(t *testing.T) *world {
+	server := storetest.Server(t)
+	ctx := storetest.Context(t)
+	st, err := store.Connect(ctx, store.Access{InProcess: server, Name: "test"}, store.Config{Retention: time.Hour}, storetest.Log(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(st.Close)
+	files := &threads{files: map[string]map[string]string{}}
+	e := &executions{
+		started: map[string]proto.TraceID{}, records: map[proto.TraceID]*proto.Record{}, files: files,
+		result: func(string) proto.Status { return proto.StatusSuccess }, answer: func(int) error { return nil },
+	}
+	return &world{t, ctx, st, e, files, time.Hour}
+}
+
+// process starts a process that may lead, and returns how to stop it.
+func (w *world) process(name string) (*pipelines.Pipelines, func()) {
+	w.t.Helper()
+	p, err := pipelines.Open(w.ctx, w.st, storetest.Log(w.t))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(w.ctx)
+	var parts sync.WaitGroup
+	r := &pipelines.Runner{
+		Pipelines: p, Executions: w.executions, Threads: w.files, Store: w.st, Retention: w.retention, Instance: name, Log: storetest.Log(w.t),
+	}
+	parts.Go(func() { _ = p.Run(ctx) })
+	parts.Go(func() { _ = r.Run(ctx) })
+	stop := sync.OnceFunc(func() { cancel(); parts.Wait() })
+	w.t.Cleanup(stop)
+	return p, stop
+}
+
+func (w *world) start(p *pipelines.Pipelines, file string) *proto.Pipeline {
+	w.t.Helper()
+	run, err := p.Parse(file)
+	if err == nil {
+		run.ID, run.Org, run.CreatedAt = proto.NewPipelineID(), "acme", time.Now().UTC()
+		_, err = p.Create(w.ctx, run)
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return run
+}
+
+// await waits until the state of a run is as ok says.
+func (w *world) await(p *pipelines.Pipelines, run *proto.Pipeline, what string, ok func(*proto.PipelineState) bool) *proto.PipelineState {
+	w.t.Helper()
+	for {
+		s, err := p.Get(w.ctx, run.Org, run.ID)
+		if err == nil && ok(s) {
+			return s
+		}
+		select {
+		case <-w.ctx.Done():
+			w.t.Fatalf("%s: %+v, %v", what, s, err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+func ended(s *proto.PipelineState) bool { return s.Status != proto.PipelineRunning }
+
+const diamond = `
+steps:
+  - {name: build, run: x, cache: {key: deps, paths: [out]}}
+  - {name: test, run: x, matrix: {k: [1, 2]}, artifacts: {result: [out/test*]}}
+  - {name: report, run: x, when: always, artifacts: {all: [out]}}
+`
+
+func TestRun(t *testing.T) {
+	w := newWorld(t)
+	p, _ := w.process("one")
+	w.result = func(step string) proto.Status {
+		if step == "test" {
+			return proto.StatusFailed
+		}
+		return proto.StatusSuccess
+	}
+	run := w.start(p, diamond)
+	s := w.await(p, run, "the run ends", ended)
+	if s.Status != proto.PipelineFailed || s.Cells[0].Status != proto.StepSuccess || s.Cells[1].Status != proto.StepFailed || *s.Cells[1].ExitCode != 1 ||
+		s.Cells[3].Status != proto.StepSuccess {
+		t.Errorf("%+v", s)
+	}
+	for _, path := range []string{"out/build0", "artifacts/test/k=1/out/test0", "artifacts/test/k=2/out/test1", "out/report0"} {
+		if !w.files.has(s.Cells[3].Thread, path) {
+			t.Errorf("the artifacts of the report have no %s: %v", path, w.files.files)
+		}
+	}
+	if !w.files.has("ci-cache-deps", "out/build0") || w.files.has(s.Cells[1].Thread, "out/test1") {
+		t.Errorf("%v", w.files.files)
+	}
+	next := w.start(p, "steps: [{name: other, run: x, cache: {key: deps, paths: [out]}}]")
+	w.await(p, next, "the run with the cache ends", ended)
+	if !w.files.has(next.ID, "out/build0") {
+		t.Errorf("the cache is not there: %v", w.files.files)
+	}
+	if list := p.List("acme"); len(list) != 2 || list[0].ID != next.ID || len(p.List("other")) != 0 {
+		t.Errorf("%+v", list)
+	}
+}
+
+// Each process dies after it has started an execution, and before it stores the id.
+func TestNoStepTwice(t *testing.T) {
+	w := newWorld(t)
+	died := make(chan struct{}, 3)
+	w.answer = func(n int) error {
+		if n <= 3 {
+			died <- struct{}{}
+			return errors.New("the process has died")
+		}
+		return nil
+	}
+	p, stop := w.process("process-0")
+	run := w.start(p, diamond)
+	for i := range 3 {
+		<-died
+		stop()
+		p, stop = w.process(fmt.Sprint("process-", i+1))
+	}
+	s := w.await(p, run, "the run ends", ended)
+	if s.Status != proto.PipelineSuccess || len(w.order) != 4 || w.starts < 5 {
+		t.Errorf("%s, started %v with %d calls", s.Status, w.order, w.starts)
+	}
+	for i, key := range []string{"build0", "test0", "test1", "report0"} {
+		if s.Cells[i].TraceID != w.started[key] {
+			t.Errorf("cell %d has execution %s, %s was started", i, s.Cells[i].TraceID, w.started[key])
+		}
+	}
+}
+
+func TestCancelAndRemove(t *testing.T) {
+	w := newWorld(t)
+	w.retention = -time.Second
+	w.result = func(string) proto.Status { return proto.StatusRunning }
+	p, stop := w.process("one")
+	run := w.start(p, diamond)
+	w.await(p, run, "a step runs", func(s *proto.PipelineState) bool { return s.Cells[0].TraceID != "" })
+	if _, err := p.Cancel(w.ctx, run.Org, run.ID); err != nil {
+		t.Fatal(err)
+	}
+	s := w.await(p, run, "the run ends", ended)
+	if s.Status != proto.PipelineCancelled || s.Cells[0].Status != proto.StepCancelled || s.Cells[3].Status != proto.StepCancelled {
+		t.Errorf("%+v", s)
+	}
+	if _, err := p.Cancel(w.ctx, "other", run.ID); !errors.Is(err, proto.ErrNotFound) {
+		t.Errorf("another organisation: %v", err)
+	}
+	stop()
+	p, _ = w.process("two") // sweeps at its start
+	for {
+		_, err := p.Get(w.ctx, run.Org, run.ID)
+		_, errDefinition := p.Definition(w.ctx, run.Org, run.ID)
+		if errors.Is(err, proto.ErrNotFound) && errors.Is(errDefinition, proto.ErrNotFound) {
+			break
+		}
+		select {
+		case <-w.ctx.Done():
+			t.Fatal(err, errDefinition)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	if w.files.has(run.ID, "out/build0") {
+		t.Error("the workspace stays")
+	}
+}
+
+// A key that is revoked while a run goes on ends the run, and does not keep it waiting.
+func TestRefusedSpace(t *testing.T) {
+	w := newWorld(t)
+	w.refused = "the key is revoked"
+	p, _ := w.process("one")
+	run := w.start(p, "steps: [{name: a, run: x}]")
+	if s := w.await(p, run, "the run ends", ended); s.Status != proto.PipelineFailed || s.Cells[0].Reason != w.refused {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestLimits(t *testing.T) {
+	w := newWorld(t)
+	w.result = func(string) proto.Status { return proto.StatusRunning }
+	p, _ := w.process("one")
+	file := "steps: [{name: a, run: x}]"
+	for range proto.MaxActivePipelines {
+		w.start(p, file)
+	}
+	run, err := p.Parse(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run.ID, run.Org = proto.NewPipelineID(), "acme"
+	if _, err := p.Create(w.ctx, run); err == nil || !strings.Contains(err.Error(), "limited to 20") {
+		t.Error(err)
+	}
+	run.Org = "other"
+	if _, err := p.Create(w.ctx, run); err != nil {
+		t.Error(err)
+	}
+	run.ID, run.Secrets = proto.NewPipelineID(), map[string]string{"A": strings.Repeat("x", 1<<20)}
+	if _, err := p.Create(w.ctx, run); err == nil || !strings.Contains(err.Error(), "file makes a run") {
+		t.Error(err)
+	}
+}

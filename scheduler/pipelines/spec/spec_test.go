@@ -1,0 +1,193 @@
+package spec
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const whole = `
+name: build and test
+timeout: 30m
+env: {LEVEL: 3, EMPTY: ""}
+steps:
+  - name: build
+    run: |
+      # a comment
+      make
+    cache: {key: deps, paths: [.cache]}
+  - name: test
+    language: python
+    code: print(1)
+    matrix:
+      python: ["3.10", 3.11]
+      os: [a, b]
+    sandbox: py-${{ matrix.python }}
+    timeout: 90
+    env:
+      DEBUG: true
+    secrets: [TOKEN]
+    artifacts:
+      report: [out/*.xml, "dist/"]
+  - name: report
+    needs: [test, build]
+    when: always
+    workspace: own
+    run: echo done
+`
+
+func TestParse(t *testing.T) {
+	p, err := Parse(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cell := func(python, os string) proto.MatrixCell {
+		return proto.MatrixCell{Name: "python=" + python + ",os=" + os, Values: map[string]string{"python": python, "os": os}, Sandbox: "py-" + python}
+	}
+	want := &proto.Pipeline{
+		Name: "build and test", Timeout: proto.Seconds(30 * time.Minute), Env: map[string]string{"LEVEL": "3", "EMPTY": ""},
+		Steps: []proto.PipelineStep{
+			{
+				Name: "build", Language: proto.Bash, Code: "set -eo pipefail; # a comment\nmake\n", When: proto.WhenSuccess, Timeout: 600,
+				Cache: []string{".cache"}, Cells: []proto.MatrixCell{{CacheKey: "deps"}},
+			},
+			{
+				Name: "test", Language: proto.Python, Code: "print(1)", Needs: []string{"build"}, When: proto.WhenSuccess, Timeout: 90, Own: true,
+				Env: map[string]string{"DEBUG": "true"}, Secrets: []string{"TOKEN"}, Artifacts: map[string][]string{"report": {"out/*.xml", "dist"}},
+				Cells: []proto.MatrixCell{cell("3.10", "a"), cell("3.10", "b"), cell("3.11", "a"), cell("3.11", "b")},
+			},
+			{
+				Name: "report", Language: proto.Bash, Code: "set -eo pipefail; echo done", Needs: []string{"test", "build"}, When: proto.WhenAlways, Timeout: 600,
+				Own: true, Cells: []proto.MatrixCell{{}},
+			},
+		},
+	}
+	if diff := cmp.Diff(want, p); diff != "" {
+		t.Errorf("want - got:\n%s", diff)
+	}
+}
+
+func TestInvalid(t *testing.T) {
+	step := func(fields string) string { return "steps:\n  - name: a\n    run: x\n" + fields }
+	many := func(n int) string {
+		text := "steps:\n"
+		for i := range n {
+			text += fmt.Sprintf("  - {name: s%d, run: x}\n", i)
+		}
+		return text
+	}
+	for file, want := range map[string]string{
+		"":                              "between 1 and",
+		"steps: []":                     "line 1: steps must be a list of 1 to 64",
+		"steps: {a: b}":                 "line 1: steps must be a list",
+		"- a":                           "line 1: the file must be a mapping",
+		"a: b: c":                       "line 1: ",
+		"name: x\nstep: []":             `line 2: the file has no field "step"`,
+		"name: x\nname: y\nsteps: []":   "line 2: ",
+		"steps:\n  - {name: A, run: x}": "line 2: a step must have a name",
+		"steps:\n  - {run: x}":          "line 2: a step must have a name",
+		"steps:\n  - {name: a}":         "step a must have run",
+		"steps:\n  - {name: a, run: x, language: bash}":        "has run, which is for bash",
+		"steps:\n  - {name: a, code: x}":                       "needs a language",
+		"steps:\n  - {name: a, code: x, language: cobol}":      `there is no language "cobol"`,
+		"steps:\n  - {name: a, run: x}\n  - {name: a, run: x}": "line 3: there is another step a in line 2",
+		step("    image: x\n"):                                 `line 4: a step has no field "image"`,
+		step("    needs: [b]\n"):                               `step a needs "b", and there is no step of that name`,
+		step("    needs: [a]\n"):                               "circle: a needs a",
+		step("    needs: c\n  - {name: b, run: x, needs: []}\n  - {name: c, run: x, needs: [b, a]}"): "line 2: steps need each other in a circle: a needs c needs a",
+		step("    when: never\n"):                                            "line 4: when must be",
+		step("    timeout: 0\n"):                                             "line 4: timeout must be",
+		step("    timeout: 1.5s\n"):                                          "line 4: timeout must be",
+		step("    timeout: 7h\n"):                                            "line 4: timeout must be",
+		step("    workspace: mine\n"):                                        "line 4: workspace must be",
+		step("    env: {path: x}\n"):                                         "line 4: env names must be",
+		step("    env: {PATH: x}\n"):                                         "line 4: env must not set a reserved name",
+		step("    env: {A: [1]}\n"):                                          "line 4: A must be a text",
+		step("    secrets: [a]\n"):                                           "line 4: secrets names must be",
+		step("    matrix: {}\n"):                                             "line 4: matrix must have keys",
+		step("    matrix: {A: [1]}\n"):                                       "line 4: keys of a matrix",
+		step("    matrix: {a: [1, 1]}\n"):                                    `matrix.a has "1" twice`,
+		step("    matrix: {a: [../x]}\n"):                                    "values of a matrix",
+		step("    matrix: {a: [1,2,3,4,5,6,7,8,9], b: [1,2,3,4,5,6,7,8]}\n"): "1 to 64 cells",
+		step("    matrix: {a: [1]}\n    sandbox: ${{ matrix.b }}\n"):         `line 5: the matrix of this step has no key "b"`,
+		step("    sandbox: ${{ env.X }}\n"):                                  "must be of the form",
+		step("    artifacts: {r: [../x]}\n"):                                 "must be a path below the workspace",
+		step("    artifacts: {r: [/etc]}\n"):                                 "must be a path below the workspace",
+		step("    artifacts: {r: ['[']}\n"):                                  "not a valid pattern",
+		step("    cache: {key: x}\n"):                                        "cache must have a key and paths",
+		step("    cache: {key: a/b, paths: x}\n"):                            "the key of a cache",
+		step("    env: &a {B: c}\n"):                                         "line 4: anchors and aliases",
+		step("    env: !!map {B: c}\n"):                                      "line 4: ",
+		"steps: " + strings.Repeat("[", 1000):                                "line 1: is nested too deeply",
+		strings.Repeat("- ", 1000):                                           "line 1: is nested too deeply",
+		many(65):                                                             "1 to 64 steps",
+		strings.Repeat("a: 1\n", 3000):                                       "must have at most 8000",
+		"name: \xff":                                                         "must be UTF-8",
+		strings.Repeat("#", proto.MaxPipelineFile+1):                         "must be between 1 and",
+	} {
+		_, err := Parse(file)
+		field, ok := errors.AsType[*proto.FieldError](err)
+		if !ok || field.Field != "file" || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.60q: %v; want %q", file, err, want)
+		}
+	}
+	if _, err := Parse(many(64)); err != nil {
+		t.Error(err)
+	}
+}
+
+// The schema names the fields that the parser knows.
+func TestSchema(t *testing.T) {
+	type object struct {
+		Properties map[string]json.RawMessage
+	}
+	var schema struct {
+		object
+		Defs struct{ Step object } `json:"$defs"`
+	}
+	if err := json.Unmarshal(Schema, &schema); err != nil {
+		t.Fatal(err)
+	}
+	for file, have := range map[string]object{"x: 1": schema.object, "steps: [{x: 1}]": schema.Defs.Step} {
+		_, err := Parse(file)
+		_, names, _ := strings.Cut(fmt.Sprint(err), "it may have ")
+		want := strings.Split(names, ", ")
+		slices.Sort(want)
+		if got := slices.Sorted(maps.Keys(have.Properties)); !slices.Equal(got, want) {
+			t.Errorf("the schema has %q, the parser %q", got, want)
+		}
+	}
+}
+
+func TestMatch(t *testing.T) {
+	for file, want := range map[string]bool{
+		"out/a.xml": true, "out/a.txt": false, "out/sub/a.xml": false, "dist": true, "dist/x/y": true, "distance": false, "x/dist": false,
+	} {
+		if got := Match([]string{"out/*.xml", "dist"}, file); got != want {
+			t.Errorf("%s: %t", file, got)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(whole)
+	f.Add("steps: [{name: a, run: x, matrix: {a: [1, 2]}}]")
+	f.Fuzz(func(t *testing.T, file string) {
+		p, err := Parse(file)
+		if _, ok := errors.AsType[*proto.FieldError](err); err != nil && !ok {
+			t.Error(err)
+		}
+		if err == nil && (len(p.Steps) == 0 || len(p.Steps[0].Cells) == 0) {
+			t.Errorf("%+v", p)
+		}
+	})
+}

@@ -1,0 +1,23 @@
+package queue
+
+import "time"
+
+// shortTiming returns the default timing divided by three.
+func shortTiming() timing {
+	t := timing{}.defaults()
+	for _, d := range []*time.Duration{
+		&t.announceEvery, &t.workerTimeout, &t.claimGrace, &t.ackWait, &t.renewEvery, &t.renewTimeout, &t.holderTimeout, &t.leaseTimeout,
+	} {
+		*d /= 3
+	}
+	return t
+}
+
+// ShortenTimeouts makes the dispatcher notice lost workers in a third of the time.
+func (d *Dispatcher) ShortenTimeouts() { d.timing = shortTiming() }
+
+// ShortenTimeouts makes the worker notice lost leases in a third of the time.
+func (s *Slots) ShortenTimeouts() { s.timing = shortTiming() }
+
+// HolderTimeout returns the time without a confirmed renewal after which the worker gives up a lease.
+func (s *Slots) HolderTimeout() time.Duration { return s.timing.defaults().holderTimeout }

@@ -1,0 +1,167 @@
+package schedules
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/leader"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+)
+
+const (
+	// lookEvery is how late a tick may be noticed.
+	lookEvery = 100 * time.Millisecond
+	// retryAfter is the least time between two looks at the same schedule.
+	retryAfter  = 500 * time.Millisecond
+	tickTimeout = 10 * time.Second
+	// handlers is the number of schedules that are handled at the same time, handlersOfOrg that of
+	// one organisation: its ticks may be slow, such as those that resolve the host of a webhook.
+	handlers      = 256
+	handlersOfOrg = 64
+)
+
+// Executions starts the executions of schedules.
+type Executions interface {
+	// StartScheduled starts the execution of a tick, unless it was started before, and returns its
+	// id. refused is the reason why it will never start, empty if it did. After an error it may have
+	// started.
+	StartScheduled(ctx context.Context, s *proto.Schedule, tick time.Time) (id proto.TraceID, refused string, err error)
+	// ReportFailed stores the webhook of a tick whose execution was refused. It may be called again
+	// for the same tick.
+	ReportFailed(ctx context.Context, s *proto.Schedule, run proto.ScheduleRun) error
+	// Lookup returns the record of an execution, or [proto.ErrNotFound].
+	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	// Cancel stores a request to end an execution.
+	Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+}
+
+// Runner starts the executions of all schedules while it leads.
+type Runner struct {
+	Schedules  *Schedules
+	Executions Executions
+	Store      *store.Store
+	Instance   string // unique to this process
+	Log        *slog.Logger
+}
+
+// Run campaigns and starts executions until ctx is done. It always returns nil.
+func (r *Runner) Run(ctx context.Context) error {
+	elector := leader.Elector{Store: r.Store, Name: "schedules", Instance: r.Instance, Log: r.Log}
+	elector.Run(ctx, func(ctx context.Context, _ *leader.Term) error {
+		r.lead(ctx)
+		return nil
+	})
+	return nil
+}
+
+// lead starts executions until ctx is done. Organisations take turns.
+func (r *Runner) lead(ctx context.Context) {
+	due, index := newTurns(), &r.Schedules.index
+	defer index.putAll()
+	var running sync.WaitGroup
+	defer running.Wait()
+	free, handled := handlers, make(chan *definition, handlers)
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		for free > 0 {
+			d := due.next(handlersOfOrg)
+			if d == nil {
+				break
+			}
+			free--
+			running.Go(func() {
+				defer func() { handled <- d }()
+				if err := r.handle(ctx, d); err != nil && ctx.Err() == nil {
+					r.Log.Warn("schedule not handled, will retry", "schedule", d.ID, "org", d.Org, "error", err)
+				}
+			})
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case d := <-handled:
+			free++
+			due.done(d)
+			index.put(d, time.Now().Add(retryAfter))
+		case <-tick.C:
+			for _, d := range index.take(time.Now()) {
+				due.add(d)
+			}
+		}
+	}
+}
+
+// handle starts what is due of a schedule, and stores its state.
+func (r *Runner) handle(ctx context.Context, d *definition) error {
+	ctx, cancel := context.WithTimeout(ctx, tickTimeout)
+	defer cancel()
+	if d = r.Schedules.definitions.Get(definitionKey(d.Org, d.ID)); d == nil {
+		return nil // removed while it waited for its turn
+	}
+	key := stateKey(d.Org, d.ID)
+	old, revision, err := r.Schedules.states.Read(ctx, key)
+	if errors.Is(err, proto.ErrNotFound) {
+		old, err = new(proto.ScheduleState), nil
+	}
+	if err != nil {
+		return err
+	}
+	busy, err := r.busy(ctx, old.Last)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	next, ok := decide(&d.Schedule, d.ticker, *old, busy, now)
+	if !ok {
+		return nil
+	}
+	if next.cancel && old.Last != "" {
+		if _, err := r.Executions.Cancel(ctx, old.Last); err != nil && !errors.Is(err, proto.ErrNotFound) {
+			return fmt.Errorf("cancel %s: %w", old.Last, err)
+		}
+	}
+	for _, tick := range next.start {
+		run := proto.ScheduleRun{Tick: tick, At: now.UTC(), Outcome: proto.RunStarted}
+		if run.TraceID, run.Reason, err = r.Executions.StartScheduled(ctx, &d.Schedule, tick); err != nil {
+			return fmt.Errorf("start the execution of %s: %w", tick.Format(time.RFC3339), err)
+		}
+		if run.Reason != "" {
+			run.Outcome = proto.RunFailed
+			if err := r.Executions.ReportFailed(ctx, &d.Schedule, run); err != nil {
+				return fmt.Errorf("report the failure of %s: %w", tick.Format(time.RFC3339), err)
+			}
+			r.Log.Warn("execution of a schedule refused", "schedule", d.ID, "org", d.Org, "tick", tick, "reason", run.Reason)
+		}
+		next.state.Add(run)
+	}
+	_, err = r.Schedules.states.Replace(ctx, key, &next.state, revision)
+	if err == nil && r.Schedules.definitions.Get(definitionKey(d.Org, d.ID)) == nil { // removed meanwhile
+		_, err = r.Schedules.states.Remove(ctx, key, nil)
+	}
+	if store.IsConflict(err) || errors.Is(err, proto.ErrNotFound) {
+		return nil // by another process; the next scan reads it
+	}
+	return err
+}
+
+// busy reports whether an execution has not ended.
+func (r *Runner) busy(ctx context.Context, id proto.TraceID) (bool, error) {
+	if id == "" {
+		return false, nil
+	}
+	record, err := r.Executions.Lookup(ctx, id)
+	switch {
+	case errors.Is(err, proto.ErrNotFound): // past its retention
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("look up %s: %w", id, err)
+	default:
+		return !record.Status.Terminal(), nil
+	}
+}

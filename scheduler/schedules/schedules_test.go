@@ -1,0 +1,302 @@
+package schedules_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/schedules"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// executions starts executions in memory.
+type executions struct {
+	mu       sync.Mutex
+	ids      map[string]proto.TraceID // by schedule and tick
+	ended    map[proto.TraceID]bool
+	calls    map[string]int
+	refuse   string
+	reported []proto.ScheduleRun
+	failing  bool // StartScheduled starts executions and then returns an error
+}
+
+func newExecutions() *executions {
+	return &executions{ids: map[string]proto.TraceID{}, ended: map[proto.TraceID]bool{}, calls: map[string]int{}}
+}
+
+func (e *executions) StartScheduled(_ context.Context, s *proto.Schedule, tick time.Time) (proto.TraceID, string, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.refuse != "" {
+		return "", e.refuse, nil
+	}
+	key := fmt.Sprint(s.ID, " ", tick.Unix())
+	if e.ids[key] == "" {
+		e.ids[key] = proto.NewTraceID()
+		e.ended[e.ids[key]] = false
+	}
+	e.calls[key]++
+	if e.failing {
+		return "", "", errors.New("no answer")
+	}
+	return e.ids[key], "", nil
+}
+
+func (e *executions) ReportFailed(_ context.Context, _ *proto.Schedule, run proto.ScheduleRun) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.reported = append(e.reported, run)
+	return nil
+}
+
+func (e *executions) Lookup(_ context.Context, id proto.TraceID) (*proto.Record, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	ended, ok := e.ended[id]
+	switch {
+	case !ok:
+		return nil, proto.ErrNotFound
+	case ended:
+		return &proto.Record{Status: proto.StatusSuccess}, nil
+	default:
+		return &proto.Record{Status: proto.StatusRunning}, nil
+	}
+}
+
+func (e *executions) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+	e.end(id)
+	return e.Lookup(ctx, id)
+}
+
+func (e *executions) end(id proto.TraceID) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.ended[id] = true
+}
+
+func (e *executions) set(change func(*executions)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	change(e)
+}
+
+// process is a process that may lead.
+type process struct {
+	*schedules.Schedules
+	stop func()
+}
+
+// world is a server with processes that start executions.
+type world struct {
+	t   *testing.T
+	ctx context.Context
+	st  *store.Store
+	*executions
+}
+
+func newWorld(t *testing.T) *world {
+	server := storetest.Server(t)
+	ctx := storetest.Context(t)
+	st, err := store.Connect(ctx, store.Access{InProcess: server, Name: "test"}, store.Config{Retention: time.Hour}, storetest.Log(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(st.Close)
+	return &world{t, ctx, st, newExecutions()}
+}
+
+func (w *world) process(name string) *process {
+	w.t.Helper()
+	s, err := schedules.Open(w.ctx, w.st, storetest.Log(w.t))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(w.ctx)
+	var parts sync.WaitGroup
+	r := &schedules.Runner{Schedules: s, Executions: w.executions, Store: w.st, Instance: name, Log: storetest.Log(w.t)}
+	parts.Go(func() { _ = s.Run(ctx) })
+	parts.Go(func() { _ = r.Run(ctx) })
+	p := &process{s, sync.OnceFunc(func() { cancel(); parts.Wait() })}
+	w.t.Cleanup(p.stop)
+	return p
+}
+
+// eachSecond creates a schedule with a tick each second.
+func (w *world) eachSecond(p *process, change func(*proto.Schedule)) proto.Schedule {
+	w.t.Helper()
+	now := time.Now().UTC()
+	s := proto.Schedule{
+		ID: proto.NewScheduleID(), Org: "acme", Key: "key_1", Name: "test", Cron: "* * * * * *", TimeZone: "UTC", Overlap: proto.OverlapSkip,
+		Missed: proto.MissedAll, Request: []byte(`{}`), CreatedAt: now, UpdatedAt: now,
+	}
+	if change != nil {
+		change(&s)
+	}
+	if err := p.Create(w.ctx, s); err != nil {
+		w.t.Fatal(err)
+	}
+	return s
+}
+
+// state waits until the state of a schedule is as ok says.
+func (w *world) state(p *process, s proto.Schedule, what string, ok func(proto.ScheduleState) bool) proto.ScheduleState {
+	w.t.Helper()
+	for {
+		_, state, err := p.Get(w.ctx, s.Org, s.ID)
+		if err == nil && ok(state) {
+			return state
+		}
+		select {
+		case <-w.ctx.Done():
+			w.t.Fatalf("not so: %s: %+v, %v", what, state, err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func started(n int) func(proto.ScheduleState) bool {
+	return func(s proto.ScheduleState) bool { return count(s, proto.RunStarted) >= n }
+}
+
+func count(s proto.ScheduleState, outcome proto.RunOutcome) (n int) {
+	for _, r := range s.Runs {
+		if r.Outcome == outcome {
+			n++
+		}
+	}
+	return n
+}
+
+// Each tick starts once, whichever process leads, and none is left out when a leader goes.
+func TestEachTickStartsOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	first, second := w.process("first"), w.process("second")
+	s := w.eachSecond(second, func(s *proto.Schedule) { s.Overlap = proto.OverlapReplace })
+	w.state(first, s, "two ticks have started", started(2))
+	first.stop()
+	state := w.state(second, s, "the second process leads", started(4))
+	for i, r := range state.Runs {
+		if i > 0 && state.Runs[i-1].Tick.Sub(r.Tick) != time.Second || r.Outcome != proto.RunStarted {
+			t.Errorf("run %d: %+v", i, state.Runs)
+		}
+	}
+}
+
+// A process that dies between the start of an execution and the storing of the state leaves a tick
+// that its successor starts again, under the same key.
+func TestUnstoredTickIsStartedAgainAsTheSame(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.failing = true
+	p := w.process("p")
+	s := w.eachSecond(p, nil)
+	for calls := 0; calls < 3; {
+		w.set(func(e *executions) {
+			for _, n := range e.calls {
+				calls = max(calls, n)
+			}
+		})
+	}
+	w.set(func(e *executions) { e.failing = false })
+	state := w.state(p, s, "the tick has started", started(1))
+	w.set(func(e *executions) {
+		i := slices.IndexFunc(state.Runs, func(r proto.ScheduleRun) bool { return r.Outcome == proto.RunStarted })
+		run := state.Runs[i]
+		key := fmt.Sprint(s.ID, " ", run.Tick.Unix())
+		if e.ids[key] != run.TraceID || e.calls[key] < 3 {
+			t.Errorf("got %+v, want the execution %s", run, e.ids[key])
+		}
+	})
+}
+
+func TestPreviousExecutionRuns(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p := w.process("p")
+	skip := w.eachSecond(p, nil)
+	queue := w.eachSecond(p, func(s *proto.Schedule) { s.Overlap = proto.OverlapQueue })
+	state := w.state(p, skip, "ticks are skipped", func(s proto.ScheduleState) bool { return count(s, proto.RunSkipped) >= 2 })
+	if count(state, proto.RunStarted) != 1 {
+		t.Errorf("got %+v", state.Runs)
+	}
+	w.end(state.Last)
+	w.state(p, skip, "ticks start again", started(2))
+	state = w.state(p, queue, "ticks wait", func(s proto.ScheduleState) bool { return len(s.Waiting) >= 2 })
+	waiting := state.Waiting[0]
+	w.end(state.Last)
+	state = w.state(p, queue, "the first of them has started", started(2))
+	if got := state.Runs[0].Tick; !got.Equal(waiting) {
+		t.Errorf("%s has started, want %s", got, waiting)
+	}
+}
+
+func TestPausedAndRemovedSchedules(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p := w.process("p")
+	s := w.eachSecond(p, func(s *proto.Schedule) { s.Overlap = proto.OverlapReplace })
+	w.state(p, s, "it ticks", started(1))
+	pause := func(paused bool) {
+		t.Helper()
+		if _, err := p.Change(w.ctx, s.Org, s.ID, func(s *proto.Schedule) error {
+			s.Paused, s.UpdatedAt = paused, time.Now().UTC()
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pause(true)
+	paused := w.state(p, s, "the pause is known", func(state proto.ScheduleState) bool {
+		now, _, err := p.Get(w.ctx, s.Org, s.ID)
+		return err == nil && state.UpdatedAt.Equal(now.UpdatedAt)
+	})
+	other := w.eachSecond(p, nil)
+	w.state(p, other, "another one ticks meanwhile", func(s proto.ScheduleState) bool { return len(s.Runs) >= 2 })
+	pause(false)
+	state := w.state(p, s, "it ticks again", started(count(paused, proto.RunStarted)+1))
+	if count(state, proto.RunMissed) != 0 {
+		t.Errorf("ticks during the pause are missed: %+v", state.Runs)
+	}
+	if err := p.Remove(w.ctx, s.Org, s.ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := p.Get(w.ctx, s.Org, s.ID); !errors.Is(err, proto.ErrNotFound) {
+		t.Errorf("the removed schedule: %v", err)
+	}
+	if err := p.Remove(w.ctx, "other", other.ID); !errors.Is(err, proto.ErrNotFound) {
+		t.Errorf("the schedule of another organisation: %v", err)
+	}
+	if list := p.List("acme"); len(list) != 1 || list[0].ID != other.ID {
+		t.Errorf("got %+v", list)
+	}
+}
+
+func TestRefusedExecution(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.refuse = "its sandbox is gone"
+	p := w.process("p")
+	s := w.eachSecond(p, nil)
+	state := w.state(p, s, "the refusals are recorded", func(s proto.ScheduleState) bool { return count(s, proto.RunFailed) >= 2 })
+	if r := state.Runs[0]; r.Reason != w.refuse || r.TraceID != "" {
+		t.Errorf("got %+v", r)
+	}
+	w.set(func(e *executions) {
+		e.refuse = ""
+		if r := e.reported[0]; !r.Tick.Equal(state.Runs[len(state.Runs)-1].Tick) || r.Reason != state.Runs[0].Reason {
+			t.Errorf("reported %+v", e.reported)
+		}
+	})
+	w.state(p, s, "it goes on", started(1))
+}

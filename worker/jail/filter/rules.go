@@ -1,0 +1,109 @@
+package filter
+
+import "golang.org/x/sys/unix"
+
+// rule holds the conditions on an allowed call. The first clause whose tests hold decides; if there
+// is none, the call is allowed.
+type rule struct {
+	about   string // what the clauses refuse, for docs/sandbox.md
+	clauses []clause
+}
+
+// clause is a condition on the arguments of a call, and what the filter does if all its tests hold.
+type clause struct {
+	tests  []test
+	action uint32
+}
+
+// test holds if the argument under the mask is one of the values, or without values, if any bit of
+// the mask is set. It sees the low 32 bits of an argument: the kernel uses no others in these calls.
+type test struct {
+	argument uint32
+	mask     uint32
+	values   []uint32
+}
+
+const whole = 0xffff_ffff
+
+func is(argument uint32, values ...uint32) test { return test{argument, whole, values} }
+
+func hasAny(argument, bits uint32) test { return test{argument, bits, nil} }
+
+// typed is a test of a socket's type, without its flags (SOCK_TYPE_MASK of linux/net.h).
+func typed(types ...uint32) test { return test{1, 0xf, types} }
+
+// namespaces are the flags of clone(2) that create namespaces. unshare(2) has one more, which means
+// something else to clone.
+const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
+	unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
+
+var (
+	ip        = is(0, unix.AF_INET, unix.AF_INET6)
+	unixTypes = typed(unix.SOCK_STREAM, unix.SOCK_DGRAM, unix.SOCK_SEQPACKET)
+)
+
+// rules are the conditions on allowed calls.
+var rules = map[string]rule{ // read only
+	"clone":   {"new namespaces: `EPERM`", []clause{{[]test{hasAny(0, namespaces)}, fail(unix.EPERM)}}},
+	"unshare": {"new namespaces: `EPERM`", []clause{{[]test{hasAny(0, namespaces|unix.CLONE_NEWTIME)}, fail(unix.EPERM)}}},
+	// Compiled filters count against a limit of the whole host (net.core.bpf_jit_limit). A few
+	// programs could exhaust it, and no jail could start.
+	"seccomp": {"filters: `EINVAL`, as on a kernel without them", []clause{{[]test{is(0, unix.SECCOMP_SET_MODE_FILTER)}, fail(unix.EINVAL)}}},
+	"prctl":   {"`PR_SET_SECCOMP`: `EINVAL`", []clause{{[]test{is(0, unix.PR_SET_SECCOMP)}, fail(unix.EINVAL)}}},
+	"personality": {"all but 0, `ADDR_NO_RANDOMIZE` and the question: `EPERM`", []clause{
+		{[]test{is(0, 0, 0x0040000, whole)}, allow},
+		{nil, fail(unix.EPERM)},
+	}},
+	"ioctl": {"`TIOCSTI` and `TIOCLINUX`, which type into a terminal: `EPERM`", []clause{
+		{[]test{is(1, unix.TIOCSTI, unix.TIOCLINUX)}, fail(unix.EPERM)},
+	}},
+	"sync":   {"succeeds without effect: it would write pages of the whole host", []clause{{nil, fail(0)}}},
+	"syncfs": {"the same", []clause{{nil, fail(0)}}},
+	"fadvise64": {"`POSIX_FADV_DONTNEED` succeeds without effect: it would evict pages of files that all programs share", []clause{
+		{[]test{is(3, unix.FADV_DONTNEED)}, fail(0)},
+	}},
+	// Others may load kernel modules.
+	"socket": {"all but streams, datagrams and packets of Unix, TCP and UDP over IPv4 and IPv6, and routing netlink: the error of a kernel that lacks it", []clause{
+		{[]test{is(0, unix.AF_UNIX), unixTypes, is(2, 0, unix.AF_UNIX)}, allow},
+		{[]test{is(0, unix.AF_UNIX), unixTypes}, fail(unix.EPROTONOSUPPORT)},
+		{[]test{is(0, unix.AF_UNIX)}, fail(unix.ESOCKTNOSUPPORT)},
+		{[]test{ip, typed(unix.SOCK_STREAM), is(2, 0, unix.IPPROTO_TCP)}, allow},
+		{[]test{ip, typed(unix.SOCK_DGRAM), is(2, 0, unix.IPPROTO_UDP)}, allow},
+		{[]test{ip, typed(unix.SOCK_STREAM, unix.SOCK_DGRAM)}, fail(unix.EPROTONOSUPPORT)},
+		{[]test{ip, typed(unix.SOCK_RAW)}, fail(unix.EPERM)},
+		{[]test{ip}, fail(unix.ESOCKTNOSUPPORT)},
+		// The kernel charges nobody for what the buffers of a netlink socket hold. The init creates
+		// these sockets and limits their number. Before Linux 5.14 there are none.
+		{[]test{is(0, unix.AF_NETLINK), is(2, unix.NETLINK_ROUTE)}, notify},
+		{[]test{is(0, unix.AF_NETLINK)}, fail(unix.EPROTONOSUPPORT)},
+		{nil, fail(unix.EAFNOSUPPORT)},
+	}},
+	"socketpair": {"all but streams, datagrams and packets of Unix", []clause{
+		{[]test{is(0, unix.AF_UNIX), unixTypes}, allow},
+		{[]test{is(0, unix.AF_UNIX)}, fail(unix.ESOCKTNOSUPPORT)},
+		{nil, fail(unix.EAFNOSUPPORT)},
+	}},
+	"setsockopt": {"attached programs and transmit timestamps: `EPERM`; TLS, IPsec and other protocols in the kernel (`TCP_ULP`, `UDP_ENCAP`): as on a kernel without them; `SO_RCVBUF`, `SO_RCVLOWAT`, `SO_SNDBUF`, `IP_RECVERR` and `IPV6_RECVERR` succeed without effect", []clause{
+		// The programs they attach use up net.core.bpf_jit_limit.
+		{[]test{
+			is(1, unix.SOL_SOCKET),
+			is(2, unix.SO_ATTACH_FILTER, unix.SO_ATTACH_BPF, unix.SO_ATTACH_REUSEPORT_CBPF, unix.SO_ATTACH_REUSEPORT_EBPF),
+		}, fail(unix.EPERM)},
+		// Protocols that a program can use as well without the kernel.
+		{[]test{is(1, unix.SOL_TCP), is(2, unix.TCP_ULP)}, fail(unix.ENOENT)},
+		{[]test{is(1, unix.SOL_UDP), is(2, unix.UDP_ENCAP)}, fail(unix.ENOPROTOOPT)},
+		// A sent packet stays in memory that is charged to nobody until the program reads its
+		// timestamp.
+		{[]test{is(1, unix.SOL_SOCKET), is(2, unix.SO_TIMESTAMPING, unix.SO_TIMESTAMPING_NEW)}, fail(unix.EPERM)},
+		// They have the same fault with each error that ICMP reports. They succeed, because glibc's
+		// resolver ends without them; a connected socket reports its next error all the same.
+		{[]test{is(1, unix.SOL_IP), is(2, unix.IP_RECVERR)}, fail(0)},
+		{[]test{is(1, unix.SOL_IPV6), is(2, unix.IPV6_RECVERR)}, fail(0)},
+		// It enlarges the buffers of connections that the program has not accepted, which are charged
+		// to nobody.
+		{[]test{is(1, unix.SOL_SOCKET), is(2, unix.SO_RCVLOWAT)}, fail(0)},
+		// The buffers of netlink sockets must stay small, and a filter cannot tell these sockets from
+		// others. An attempt succeeds without effect, as beyond net.core.rmem_max.
+		{[]test{is(1, unix.SOL_SOCKET), is(2, unix.SO_RCVBUF, unix.SO_SNDBUF)}, fail(0)},
+	}},
+}

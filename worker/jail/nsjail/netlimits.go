@@ -1,0 +1,108 @@
+package nsjail
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/bullpen-run/bullpen/worker/jail/egress"
+)
+
+// netLimit is a setting of a jail's network namespace, below /proc/sys/net.
+type netLimit struct{ name, value string }
+
+// netLimits bound what a program's sockets hold in memory that no control group is charged for.
+var netLimits = []netLimit{ // read only
+	{"core/somaxconn", "16"}, // connections of one listener that the program has not accepted
+	{"ipv4/tcp_max_syn_backlog", "128"},
+	{"core/tstamp_allow_data", "0"}, // no copies of sent packets with their timestamps
+	// What a connection holds before and while the program reads from it. The other end is on this
+	// host, so that more would not make it faster.
+	{"ipv4/tcp_rmem", "4096 16384 262144"},
+}
+
+func (l netLimit) set() error { return os.WriteFile("/proc/sys/net/"+l.name, []byte(l.value), 0) }
+
+// tryNetLimits returns the limits that can be set in a new network namespace, and why the others
+// cannot.
+func tryNetLimits() (can []netLimit, err error) {
+	err = egress.InNamespace(nil, func() error {
+		var missing error
+		for _, l := range netLimits {
+			if err := l.set(); err != nil {
+				missing = errors.Join(missing, err)
+			} else {
+				can = append(can, l)
+			}
+		}
+		return missing
+	})
+	return can, err
+}
+
+// lackedNetLimits returns the error for limits that cannot be set because of cause.
+func lackedNetLimits(cause error) error {
+	return fmt.Errorf("programs can use memory of the host beyond their limit by connections and packets: set the limits of a network namespace: %w; "+
+		"the worker needs CAP_SYS_ADMIN, in a container a writable /proc/sys (docker: --security-opt systempaths=unconfined), and a kernel that has the setting "+
+		"for each namespace (Linux 6.18 has all)", cause)
+}
+
+// limitNetwork sets the limits in the network namespace of a process. Kernels such as Linux 6.1 have
+// fewer settings in a namespace that belongs to another user namespace than the worker's, as those of
+// jails do. The first jail shows which, and they are not set in later ones.
+func (m *Maker) limitNetwork(pid int) error {
+	m.netMu.Lock()
+	limits := m.netLimits
+	m.netMu.Unlock()
+	if len(limits) == 0 {
+		return nil
+	}
+	f, err := os.Open(procPath(pid, "ns/net"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	var set []netLimit
+	var absent error
+	err = egress.InNamespace(f, func() error {
+		for _, l := range limits {
+			switch err := l.set(); {
+			case errors.Is(err, fs.ErrNotExist):
+				absent = errors.Join(absent, err)
+			case err != nil:
+				return err
+			default:
+				set = append(set, l)
+			}
+		}
+		return nil
+	})
+	if err != nil || absent == nil {
+		return err
+	}
+	m.netMu.Lock()
+	defer m.netMu.Unlock()
+	if len(set) < len(m.netLimits) { // otherwise another jail was first
+		m.netLimits = set
+		m.lackNetLimits(absent)
+	}
+	return nil
+}
+
+// lackNetLimits records and logs why limits are not set.
+func (m *Maker) lackNetLimits(cause error) {
+	m.noNetLimits = errors.Join(m.noNetLimits, cause)
+	m.cfg.Log.Warn("network limits of jails not set", "error", lackedNetLimits(cause))
+}
+
+// NetLimits returns why not all limits of network namespaces are set in jails, or nil if all are.
+// The error names the remedy. It is complete once there has been a jail.
+func (m *Maker) NetLimits() error {
+	m.netMu.Lock()
+	defer m.netMu.Unlock()
+	if m.noNetLimits == nil {
+		return nil
+	}
+	return lackedNetLimits(m.noNetLimits)
+}
