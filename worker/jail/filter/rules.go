@@ -78,6 +78,7 @@ var rules = map[string]rule{ // read only
 		{[]test{is(0, unix.AF_NETLINK)}, fail(unix.EPROTONOSUPPORT)},
 		{nil, fail(unix.EAFNOSUPPORT)},
 	}},
+	"listen": {"`ENOBUFS` while the program has 256 TCP sockets or more", []clause{{nil, notify}}},
 	"socketpair": {"all but streams, datagrams and packets of Unix", []clause{
 		{[]test{is(0, unix.AF_UNIX), unixTypes}, allow},
 		{[]test{is(0, unix.AF_UNIX)}, fail(unix.ESOCKTNOSUPPORT)},

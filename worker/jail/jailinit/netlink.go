@@ -26,7 +26,7 @@ func openProtocols() (int32, unix.Errno) {
 // createNetlink creates a socket of a type for routing messages. The filter lets no call for other
 // protocols come this far.
 func (s *supervisor) createNetlink(kind uintptr) (int, unix.Errno) {
-	if s.countNetlink() >= maxNetlink {
+	if sockets, ok := s.countSockets("NETLINK"); !ok || sockets >= maxNetlink {
 		return -1, unix.ENOBUFS
 	}
 	fd, _, errno := unix.RawSyscall(unix.SYS_SOCKET, unix.AF_NETLINK, kind|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
@@ -44,10 +44,10 @@ func (s *supervisor) createNetlink(kind uintptr) (int, unix.Errno) {
 	return int(fd), 0
 }
 
-// countNetlink returns the number of netlink sockets in the jail's network namespace, or maxNetlink if it
-// is unknown. The kernel counts a socket until its last descriptor is closed, wherever that is. A
-// line of the file is: name, size, sockets.
-func (s *supervisor) countNetlink() int {
+// countSockets returns the number of sockets of a protocol in the jail's network namespace. It is
+// false if that is unknown. The kernel counts a socket until its last descriptor is closed, wherever
+// that is, and a connection from its first packet on. A line of the file is: name, size, sockets.
+func (s *supervisor) countSockets(protocol string) (int, bool) {
 	var text [16 << 10]byte
 	size := 0
 	for {
@@ -59,16 +59,15 @@ func (s *supervisor) countNetlink() int {
 		}
 		size += int(got)
 	}
-	const name = "\nNETLINK "
-	for i := 0; i+len(name) <= size; i++ {
-		if string(text[i:i+len(name)]) != name {
+	for i := 1; i+len(protocol) < size; i++ {
+		if text[i-1] != '\n' || string(text[i:i+len(protocol)]) != protocol || text[i+len(protocol)] != ' ' {
 			continue
 		}
-		_, rest := number(text[i+len(name) : size])
+		_, rest := number(text[i+len(protocol) : size])
 		sockets, _ := number(rest)
-		return sockets
+		return sockets, true
 	}
-	return maxNetlink
+	return 0, false
 }
 
 // number parses the number at the start of b, after spaces. It returns what follows.

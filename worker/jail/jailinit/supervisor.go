@@ -9,7 +9,7 @@ import (
 )
 
 // supervisor answers the calls that the filter passes on (seccomp_unotify(2)): those that create
-// netlink sockets, and those that no program may make. It ends the program for the first of the
+// netlink sockets or begin to listen, and those that no program may make. It ends the program for the first of the
 // latter. A filter that kills would not: a program could have one child after another killed, and
 // each death is a line in the host's audit log.
 type supervisor struct {
@@ -76,11 +76,19 @@ func (s *supervisor) answer(events int16) {
 	if ioctl(int(s.listener), unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&c)) != 0 {
 		return // the caller is dead, or was interrupted and calls again
 	}
-	if c.arch != nativeArch() || c.number != unix.SYS_SOCKET {
+	switch {
+	case c.arch == nativeArch() && c.number == unix.SYS_SOCKET:
+		s.answerSocket(&c)
+	case c.arch == nativeArch() && c.number == unix.SYS_LISTEN:
+		s.answerListen(&c)
+	default:
 		s.attacked = true
 		_ = kill(-1, uint32(unix.SIGKILL)) // the call never returns
-		return
 	}
+}
+
+// answerSocket answers a call that creates a netlink socket.
+func (s *supervisor) answerSocket(c *notification) {
 	kind := uintptr(uint32(c.arguments[1]))
 	fd, errno := s.createNetlink(kind)
 	if errno == 0 {
@@ -89,9 +97,30 @@ func (s *supervisor) answer(events int16) {
 		closeFD(fd)
 	}
 	if errno != 0 {
-		r := reply{id: c.id, errno: -int32(errno)}
-		_ = ioctl(int(s.listener), unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r))
+		s.reply(&reply{id: c.id, errno: -int32(errno)})
 	}
+}
+
+// maxSockets is how many TCP sockets a jail may have when a socket begins to listen. The kernel charges
+// nobody for connections that a listening socket has not accepted, so that programs must not have
+// listening sockets without end.
+const maxSockets = 256
+
+// answerListen answers a call of listen(2). The call itself is made by the program. As many calls as
+// the program has threads may be between the count and the kernel, and bound what it can gain.
+func (s *supervisor) answerListen(c *notification) {
+	sockets, _ := s.countSockets("TCP")
+	sockets6, _ := s.countSockets("TCPv6") // none on a kernel without IPv6
+	r := reply{id: c.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
+	if sockets+sockets6 >= maxSockets {
+		r = reply{id: c.id, errno: -int32(unix.ENOBUFS)}
+	}
+	s.reply(&r)
+}
+
+// reply ends a call. An error means that the caller is dead.
+func (s *supervisor) reply(r *reply) {
+	_ = ioctl(int(s.listener), unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(r))
 }
 
 // answerPending answers one call if there is one.

@@ -157,14 +157,16 @@ for i in range(8):
     l = socket.create_server(('127.0.0.1', 0), backlog=1 << 20)
     kept.append(l)
     leave(l, 4096)`)),
-		withNetLimit("core/somaxconn", hostMemory("in connections to many listeners with large buffers", "done", leaveConnections+`
-for i in range(900):
-    l = socket.socket()
-    l.setsockopt(socket.SOL_SOCKET, (socket.SO_RCVBUF, socket.SO_RCVLOWAT, socket.SO_KEEPALIVE)[i % 3], 1 << 20)
-    l.bind(('127.0.0.1', 0))
-    l.listen(4096)
-    kept.append(l)
-    leave(l, 20)`)),
+		withNetLimit("core/somaxconn", hostMemory("in connections to many listeners with large buffers", "ENOBUFS", leaveConnections+`
+try:
+    for i in range(900):
+        l = socket.socket()
+        l.setsockopt(socket.SOL_SOCKET, (socket.SO_RCVBUF, socket.SO_RCVLOWAT, socket.SO_KEEPALIVE)[i % 3], 1 << 20)
+        l.bind(('127.0.0.1', 0))
+        l.listen(4096)
+        kept.append(l)
+finally:
+    for l in kept: leave(l, 20)`)),
 		uncharged(attack{name: "in locks of files", language: "python", want: oom, stdout: "first", limits: quarterCore, code: `
 import fcntl, struct
 print('first', flush=True)
