@@ -168,6 +168,13 @@ func testProfileEnv(t *testing.T, a *api) {
 	b := a.sandboxed("env", request{"env": request{"A": "profile", "B": "profile"}})
 	b.ended(b.submit(bash("echo $A $B $C").and("env_vars", request{"B": "request", "C": "request"}))).succeeded(t, "profile request request\n")
 	a.ended(a.submit(bash("echo $A $B $C").and("env_vars", request{"C": "request"}))).succeeded(t, "request\n")
+	r := a.do(http.MethodPost, "/v1/admin/keys", request{
+		"name": "env", "org": "env", "plan": "pro", "sandbox": "env", "env": request{"B": "key", "C": "key"},
+	})
+	var key struct{ Key string }
+	r.into(t, &key)
+	k := a.with(key.Key)
+	k.ended(k.submit(bash("echo $A $B $C").and("env_vars", request{"C": "request"}))).succeeded(t, "profile key request\n")
 }
 
 // testTwoProfiles runs programs of two keys concurrently.

@@ -171,7 +171,7 @@ func (s *Server) newJob(ctx context.Context, req *api.ExecuteRequest, c client, 
 	if err != nil {
 		return nil, err
 	}
-	env, err := proto.MergeEnv(profile.Env, req.Env)
+	env, err := proto.MergeEnv(profile.Env, c.key.Env, req.Env)
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,17 @@ const sandboxPath = "/v1/admin/sandboxes"
 // key.
 func (h *harness) bound(sandbox string) *harness {
 	h.t.Helper()
-	a := h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","sandbox":"`+sandbox+`"}`).want(201, "")
+	return h.boundWithEnv(sandbox, nil)
+}
+
+// boundWithEnv is bound with the variables of the key.
+func (h *harness) boundWithEnv(sandbox string, env map[string]string) *harness {
+	h.t.Helper()
+	text, err := json.Marshal(map[string]any{"name": "n", "org": "acme", "plan": "pro", "sandbox": sandbox, "env": env})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	a := h.do("POST", "/v1/admin/keys", string(text)).want(201, "")
 	with := *h
 	with.key = a.json()["key"].(string)
 	return &with
@@ -278,6 +288,30 @@ func TestLimitsOfTheEnvironmentHoldAfterTheMerge(t *testing.T) {
 	more := numbered(7, "R%03d", long)
 	more["R007"] = long + "v"
 	large.execute(body("env_vars", more)).want(400, "validation_error", "env_vars", "65536", "65537")
+
+	three := h.boundWithEnv("many", numbered(10, "K%d", "v"))
+	three.execute(body("env_vars", numbered(10, "R%d", "v"))).want(200, "")
+	three.execute(body("env_vars", numbered(11, "R%d", "v"))).want(400, "validation_error", "env_vars", "50", "51")
+}
+
+func TestVariablesOfAKeyWinOverItsSandboxAndLoseToTheRequest(t *testing.T) {
+	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(0))
+	h.do("POST", sandboxPath, `{"name":"web","env":{"A":"profile","B":"profile","C":"profile"}}`).want(201, "")
+	user := h.boundWithEnv("web", map[string]string{"B": "key", "C": "key", "D": "key"})
+	job := h.jobOf(user.execute(body("env_vars", map[string]string{"C": "request", "E": "request"})).want(200, ""))
+	if d := cmp.Diff(map[string]string{"A": "profile", "B": "key", "C": "request", "D": "key", "E": "request"}, job.Env); d != "" {
+		t.Error(d)
+	}
+	for _, c := range []struct{ name, value, why string }{
+		{"PATH", "x", "reserved"}, {"A", "s3cret\x01", "control"}, {"A", strings.Repeat("v", proto.MaxEnvValueRunes+1), "4096"},
+	} {
+		request, err := json.Marshal(map[string]any{"name": "n", "org": "acme", "plan": "pro", "env": map[string]string{c.name: c.value}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.do("POST", "/v1/admin/keys", string(request)).want(400, "validation_error", "env", c.why)
+	}
 }
 
 func TestExecutionReportsItsNetwork(t *testing.T) {

@@ -304,7 +304,7 @@ func (q *stub) Create(_ context.Context, k proto.Key) (proto.Key, string, error)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	made := &q.keys[len(q.keys)-1]
-	made.Name, made.Sandbox = k.Name, k.Sandbox
+	made.Name, made.Sandbox, made.Env = k.Name, k.Sandbox, k.Env
 	return *made, secret, nil
 }
 

@@ -3,6 +3,7 @@ package proto
 import (
 	"maps"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -73,6 +74,17 @@ func MergeEnv(levels ...map[string]string) (map[string]string, error) {
 		return nil, err
 	}
 	return merged, nil
+}
+
+// CheckEnvLevel checks one level of an execution's environment, in the field of that name. Its error
+// is a [*FieldError].
+func CheckEnvLevel(field string, env map[string]string) error {
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		if err := CheckEnv(field, name, env[name]); err != nil {
+			return err
+		}
+	}
+	return checkEnvSize(field, env, "")
 }
 
 // checkEnvSize checks the limits of an environment as a whole. whose completes the message about

@@ -27,10 +27,12 @@ type Key struct {
 	Sandbox string `json:"sandbox,omitempty"` // the name of its sandbox profile; empty for the default one
 	// Concurrent is the number of executions that may run at once with this key, 0 for the plan's
 	// limit alone.
-	Concurrent int        `json:"concurrent,omitempty"`
-	Hint       string     `json:"hint"` // the key's first and last few characters
-	CreatedAt  time.Time  `json:"created_at"`
-	RevokedAt  *time.Time `json:"revoked_at"`
+	Concurrent int `json:"concurrent,omitempty"`
+	// Env are variables of every program: over those of the profile, below those of the request.
+	Env       map[string]string `json:"env,omitempty"`
+	Hint      string            `json:"hint"` // the key's first and last few characters
+	CreatedAt time.Time         `json:"created_at"`
+	RevokedAt *time.Time        `json:"revoked_at"`
 }
 
 var (

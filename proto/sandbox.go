@@ -1,7 +1,6 @@
 package proto
 
 import (
-	"maps"
 	"path"
 	"regexp"
 	"slices"
@@ -51,7 +50,7 @@ type Profile struct {
 	Pids    int               `json:"pids" default:"256" minimum:"16" maximum:"32768" doc:"Processes and threads."`
 	Disk    Disk              `json:"disk"`
 	Network Network           `json:"network"`
-	Env     map[string]string `json:"env" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program; the variables of the request win. The limits of env_vars hold here, and for both together."`
+	Env     map[string]string `json:"env" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program; the variables of the API key win over them, and those of the request over both. The limits of env_vars hold here, and for all together."`
 	Output  Bytes             `json:"output" minimum:"1" maximum:"256MiB" doc:"The part of each output stream that a result keeps: 1 byte to 256MiB. By default the server's --output-limit."`
 	// OpenFiles, Isolation, Preload and SystemCalls are omitted if they are empty, so that versions without them
 	// read what does not need them.
@@ -134,12 +133,7 @@ func (p *Profile) Validate() error {
 	if err := p.Network.Validate(); err != nil {
 		return err
 	}
-	for _, name := range slices.Sorted(maps.Keys(p.Env)) {
-		if err := CheckEnv("env", name, p.Env[name]); err != nil {
-			return err
-		}
-	}
-	if err := checkEnvSize("env", p.Env, ""); err != nil {
+	if err := CheckEnvLevel("env", p.Env); err != nil {
 		return err
 	}
 	if err := checkPreload(p.Preload, p.Isolation); err != nil {

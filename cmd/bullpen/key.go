@@ -25,6 +25,7 @@ type keyCreateCommand struct {
 	Rights     proto.Rights `default:"execute" enum:"execute,all" placeholder:"RIGHTS" help:"Rights of the key: execute, or all, which adds administration."`
 	Concurrent *int         `placeholder:"N" help:"Concurrent executions of this key. Default: the limit of the plan."`
 	Sandbox    string       `placeholder:"NAME" help:"Sandbox profile of the key. Default: the profile named default."`
+	Env        []string     `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of every program. It overrides the sandbox profile's, and the request's variables override it. Repeatable."`
 }
 
 func (*keyCreateCommand) Help() string {
@@ -32,9 +33,13 @@ func (*keyCreateCommand) Help() string {
 }
 
 func (c *keyCreateCommand) Run(ctx context.Context, s streams) error {
+	env, err := nameValues("-e", c.Env)
+	if err != nil {
+		return err
+	}
 	return request(s, &c.remote, func(api *client.Client) (*client.Key, json.RawMessage, error) {
 		return decoded(api.CreateKey(ctx, client.NewKey{
-			Name: c.Name, Org: c.Org, Plan: c.Plan, Rights: c.Rights, Sandbox: c.Sandbox, Concurrent: c.Concurrent,
+			Name: c.Name, Org: c.Org, Plan: c.Plan, Rights: c.Rights, Sandbox: c.Sandbox, Concurrent: c.Concurrent, Env: env,
 		}))
 	}, func(p *page, k *client.Key) {
 		_, _ = fmt.Fprintf(s.err, "Key %s of %s (%s, %s, sandbox %s). It is not shown again:\n", k.ID, k.Org, k.Plan, k.Rights, k.Sandbox)

@@ -12,12 +12,13 @@ const maxKeyNameLen = 128 // characters
 
 // KeyRequest asks for a new API key.
 type KeyRequest struct {
-	Name       string       `json:"name" minLength:"1" maxLength:"128"`
-	Org        string       `json:"org" pattern:"^[a-z0-9][a-z0-9_-]{0,62}$"`
-	Plan       string       `json:"plan" format:"plan"`
-	Rights     proto.Rights `json:"rights,omitempty" default:"execute"`
-	Sandbox    string       `json:"sandbox,omitempty" format:"profile-name" default:"default" doc:"The sandbox profile of all executions of this key. It cannot be changed later."`
-	Concurrent *int         `json:"concurrent,omitempty" minimum:"1" must:"be at least 1; leave it out for as many as the plan allows" doc:"How many executions may run at once with this key, at most as many as the plan allows the organisation; null for no limit of its own."`
+	Name       string            `json:"name" minLength:"1" maxLength:"128"`
+	Org        string            `json:"org" pattern:"^[a-z0-9][a-z0-9_-]{0,62}$"`
+	Plan       string            `json:"plan" format:"plan"`
+	Rights     proto.Rights      `json:"rights,omitempty" default:"execute"`
+	Sandbox    string            `json:"sandbox,omitempty" format:"profile-name" default:"default" doc:"The sandbox profile of all executions of this key. It cannot be changed later."`
+	Concurrent *int              `json:"concurrent,omitempty" minimum:"1" must:"be at least 1; leave it out for as many as the plan allows" doc:"How many executions may run at once with this key, at most as many as the plan allows the organisation; null for no limit of its own."`
+	Env        map[string]string `json:"env,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program of this key: they win over those of the sandbox profile, and the request's over them. The limits of env_vars hold here, and for all together."`
 }
 
 // Validate checks the values of the fields.
@@ -35,12 +36,12 @@ func (r *KeyRequest) Validate() error {
 	if r.Concurrent != nil && *r.Concurrent > plan.Concurrent {
 		return proto.FieldErrorf("concurrent", "must be at most %d, which is what the plan %s allows the whole organisation", plan.Concurrent, plan.Name)
 	}
-	return nil
+	return proto.CheckEnvLevel("env", r.Env)
 }
 
 // Key returns the key to create, without its id and its times.
 func (r *KeyRequest) Key() proto.Key {
-	k := proto.Key{Name: r.Name, Org: r.Org, Plan: r.Plan, Rights: r.Rights}
+	k := proto.Key{Name: r.Name, Org: r.Org, Plan: r.Plan, Rights: r.Rights, Env: r.Env}
 	if r.Sandbox != proto.DefaultProfileName {
 		k.Sandbox = r.Sandbox
 	}
@@ -52,17 +53,18 @@ func (r *KeyRequest) Key() proto.Key {
 
 // Key is an API key. The secret is present only in the answer to the request that created the key.
 type Key struct {
-	ID         string       `json:"id"`
-	Name       string       `json:"name"`
-	Org        string       `json:"org"`
-	Plan       string       `json:"plan"`
-	Rights     proto.Rights `json:"rights"`
-	Sandbox    string       `json:"sandbox" doc:"The sandbox profile that it is bound to."`
-	Concurrent *int         `json:"concurrent" doc:"How many executions may run at once with it; null if only the plan's limit for the organisation holds."`
-	Hint       string       `json:"hint" doc:"The key's first and last characters."`
-	CreatedAt  Time         `json:"created_at"`
-	RevokedAt  *Time        `json:"revoked_at"`
-	Secret     string       `json:"key,omitempty" doc:"The API key itself, shown only when it is created."`
+	ID         string            `json:"id"`
+	Name       string            `json:"name"`
+	Org        string            `json:"org"`
+	Plan       string            `json:"plan"`
+	Rights     proto.Rights      `json:"rights"`
+	Sandbox    string            `json:"sandbox" doc:"The sandbox profile that it is bound to."`
+	Concurrent *int              `json:"concurrent" doc:"How many executions may run at once with it; null if only the plan's limit for the organisation holds."`
+	Env        map[string]string `json:"env,omitempty" doc:"Variables of every program, absent if there are none."`
+	Hint       string            `json:"hint" doc:"The key's first and last characters."`
+	CreatedAt  Time              `json:"created_at"`
+	RevokedAt  *Time             `json:"revoked_at"`
+	Secret     string            `json:"key,omitempty" doc:"The API key itself, shown only when it is created."`
 }
 
 // Keys is the list of all API keys.
@@ -73,7 +75,7 @@ type Keys struct {
 // NewKey returns the form of an API key without its secret.
 func NewKey(k *proto.Key) Key {
 	key := Key{
-		ID: k.ID, Name: k.Name, Org: k.Org, Plan: k.Plan, Rights: k.Rights, Sandbox: k.Sandbox, Concurrent: optional(k.Concurrent),
+		ID: k.ID, Name: k.Name, Org: k.Org, Plan: k.Plan, Rights: k.Rights, Sandbox: k.Sandbox, Concurrent: optional(k.Concurrent), Env: k.Env,
 		Hint: k.Hint, CreatedAt: Time{k.CreatedAt},
 	}
 	if key.Sandbox == "" {
