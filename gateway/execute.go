@@ -100,13 +100,21 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
 	default:
 		err = s.answerInline(ctx, w, x)
 	}
+	if err != nil {
+		return waitError(x.id, err)
+	}
+	return nil
+}
+
+// waitError returns the error to answer with when the wait for an accepted execution failed.
+func waitError(id proto.TraceID, err error) error {
 	switch {
-	case err == nil || errors.Is(err, errExpired):
+	case errors.Is(err, errExpired):
 		return err
 	case errors.Is(err, errDeadline):
-		return api.Errorf(api.CodeGatewayTimeout, "the execution did not end in time for an answer; it is recorded: %s", statusHint(x.id))
+		return api.Errorf(api.CodeGatewayTimeout, "the execution did not end in time for an answer; it is recorded: %s", statusHint(id))
 	default:
-		return afterAcceptance(x.id, err)
+		return afterAcceptance(id, err)
 	}
 }
 

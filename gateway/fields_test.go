@@ -20,7 +20,7 @@ func TestUnknownFieldsAreRefused(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
 	for _, route := range api.Routes() {
-		if route.Request == nil {
+		if route.Request == nil || route.ID == "mcp" { // a message of JSON-RPC may have others
 			continue
 		}
 		t.Run(route.ID, func(t *testing.T) {

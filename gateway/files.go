@@ -106,27 +106,36 @@ func (s *Server) eachFile(r *http.Request, req *api.FileListRequest, name string
 
 func (s *Server) uploadURL(w http.ResponseWriter, r *http.Request) error {
 	req, err := decodeBody[api.FileUploadRequest](s, w, r)
-	if err == nil {
-		err = requireThread(&req.FileRequest)
-	}
 	if err != nil {
 		return err
+	}
+	answer, err := s.signUpload(r, req)
+	if err != nil {
+		return err
+	}
+	return writeValue(w, http.StatusOK, answer)
+}
+
+// signUpload returns a URL to upload a file to.
+func (s *Server) signUpload(r *http.Request, req *api.FileUploadRequest) (*api.SignedURL, error) {
+	if err := requireThread(&req.FileRequest); err != nil {
+		return nil, err
 	}
 	name, err := proto.CleanFileName(s.Home, req.Path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	key := infoOf(r.Context()).key
 	most, err := s.homeLimit(r, &key)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if req.ContentLength > most.Bytes {
-		return proto.FieldErrorf("content_length", "is %d bytes, and the home directory of this API key's sandbox has %d",
+		return nil, proto.FieldErrorf("content_length", "is %d bytes, and the home directory of this API key's sandbox has %d",
 			req.ContentLength, most.Bytes)
 	}
 	if err := s.Files.CheckSpace(r.Context(), key.Org, req.ID, name, req.ContentLength, most); err != nil {
-		return fmt.Errorf("check the free space of thread %s: %w", req.ID, err)
+		return nil, fmt.Errorf("check the free space of thread %s: %w", req.ID, err)
 	}
 	g := &grant{method: http.MethodPut, key: key.ID, org: key.Org, thread: req.ID, path: name, size: req.ContentLength}
 	// The length is for clients that would otherwise send a stream without it.
@@ -134,7 +143,7 @@ func (s *Server) uploadURL(w http.ResponseWriter, r *http.Request) error {
 	if req.ContentType != nil {
 		headers = append(headers, api.Header{Name: "Content-Type", Value: *req.ContentType})
 	}
-	return s.answerSigned(w, r, g, headers...)
+	return s.signedURL(r, g, headers...)
 }
 
 // homeLimit returns the size limit of homes in the sandbox of an API key.
@@ -145,22 +154,31 @@ func (s *Server) homeLimit(r *http.Request, key *proto.Key) (proto.Space, error)
 
 func (s *Server) downloadURL(w http.ResponseWriter, r *http.Request) error {
 	req, err := decodeBody[api.FileDownloadRequest](s, w, r)
-	if err == nil {
-		err = requireThread(&req.FileRequest)
-	}
 	if err != nil {
 		return err
+	}
+	answer, err := s.signDownload(r, req)
+	if err != nil {
+		return err
+	}
+	return writeValue(w, http.StatusOK, answer)
+}
+
+// signDownload returns a URL to download a file from.
+func (s *Server) signDownload(r *http.Request, req *api.FileDownloadRequest) (*api.SignedURL, error) {
+	if err := requireThread(&req.FileRequest); err != nil {
+		return nil, err
 	}
 	name, err := proto.CleanFileName(s.Home, req.Path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	key := infoOf(r.Context()).key
 	g := &grant{method: http.MethodGet, key: key.ID, org: key.Org, thread: req.ID, path: name}
 	if _, err := s.open(r, g); err != nil {
-		return err // report it now rather than when the URL is used
+		return nil, err // report it now rather than when the URL is used
 	}
-	return s.answerSigned(w, r, g)
+	return s.signedURL(r, g)
 }
 
 func (s *Server) open(r *http.Request, g *grant) (*proto.FileContent, error) {

@@ -12,6 +12,7 @@ import (
 	"github.com/go-chi/chi/v5"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // statusClientGone is logged for requests whose client disconnected before the answer. It is never
@@ -27,6 +28,7 @@ type info struct {
 	plan      proto.Plan
 	trace     proto.TraceID
 	err       error
+	reported  bool // err is part of an answer of status 200
 	rec       *recorder
 	reserved  int64 // bytes of the budget
 }
@@ -149,7 +151,9 @@ func (s *Server) logRequest(r *http.Request, i *info, took time.Duration) {
 	switch {
 	case status == http.StatusInternalServerError:
 		level = slog.LevelError
-	case i.err != nil && status == http.StatusOK && r.Context().Err() == nil:
+	case i.reported && toAPI(i.err, i.plan).Code == api.CodeInternal:
+		level = slog.LevelError
+	case i.err != nil && !i.reported && status == http.StatusOK && r.Context().Err() == nil:
 		level = slog.LevelWarn // broken off
 	case route == "/healthz" || route == "/readyz" || route == "/metrics":
 		level = slog.LevelDebug

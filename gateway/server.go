@@ -13,6 +13,7 @@ import (
 	"github.com/go-chi/chi/v5"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/bullpen-run/bullpen/gateway/mcp"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -108,6 +109,7 @@ type Server struct {
 	leaving   context.Context // of all waits for executions; cancelled by Leave
 	leave     context.CancelFunc
 	transfers transfers
+	tools     *mcp.Handler
 }
 
 // Drain makes the server answer /readyz and requests that start executions with 503. Other requests
@@ -133,6 +135,7 @@ func (s *Server) Handler() http.Handler {
 	if s.Metrics != nil {
 		get(root, "/metrics", s.Metrics)
 	}
+	s.tools = mcp.NewHandler(s.Version, toolCalls{s})
 	s.routeDocs(root)
 	s.routeAPI(root)
 	return root
@@ -162,6 +165,7 @@ func (s *Server) routeAPI(r chi.Router) {
 		"getQueue": s.getQueue, "getAutoscale": s.getAutoscale, "listWorkers": s.listWorkers, "drainWorker": s.drainWorker(true), "undrainWorker": s.drainWorker(false),
 		"listDeadLetters": s.listDeadLetters, "getDeadLetter": s.getDeadLetter, "deleteDeadLetter": s.deleteDeadLetter,
 		"requeueDeadLetter": s.requeueDeadLetter, "backup": s.backup, "collectThreads": s.collectThreads, "rebuildThreads": s.rebuildThreads,
+		"mcp": s.serveMCP,
 	}
 	public := r.With(s.closeWhenDraining) // signed URLs
 	user := public.With(s.authenticate, s.limitMemory)
@@ -178,7 +182,7 @@ func (s *Server) routeAPI(r chi.Router) {
 		case route.Admin():
 			on = admin
 		}
-		if route.ID == "execute" || route.ID == "requeueDeadLetter" || route.ID == "runSchedule" || route.ID == "createBatch" || route.ID == "createPipeline" {
+		if route.ID == "execute" || route.ID == "requeueDeadLetter" || route.ID == "runSchedule" || route.ID == "createBatch" || route.ID == "createPipeline" || route.ID == "mcp" {
 			on = on.With(s.refuseWhenDraining)
 		}
 		if route.Method == http.MethodGet {

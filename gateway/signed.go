@@ -108,18 +108,17 @@ func (s *Server) checkGrant(r *http.Request, token string) (*grant, *proto.Key, 
 	return g, key, nil
 }
 
-// answerSigned answers with a URL for g that is valid from now on, and the headers to send with it.
-func (s *Server) answerSigned(w http.ResponseWriter, r *http.Request, g *grant, headers ...api.Header) error {
+// signedURL returns a URL for g that is valid from now on, and the headers to send with it.
+func (s *Server) signedURL(r *http.Request, g *grant, headers ...api.Header) (*api.SignedURL, error) {
 	base, err := s.baseURL(r)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	g.expiresAt = time.Now().Add(urlLife).Truncate(time.Second)
-	answer := api.SignedURL{
+	return &api.SignedURL{
 		URL: base + contentPath + g.token(*s.URLSecret), Method: g.method,
 		Headers: append([]api.Header{}, headers...), ExpiresAt: api.Time{Time: g.expiresAt},
-	}
-	return writeValue(w, http.StatusOK, answer)
+	}, nil
 }
 
 // baseURL returns the address of this server as its clients know it. Of clients, no header but Host

@@ -195,7 +195,7 @@ func ValidBatchID(text string) bool {
 // ItemTrace returns the trace id of an item in a round. It also follows from the random name of the
 // content, because a batch that was removed may be created again under its id.
 func (b *Batch) ItemTrace(index, round int) TraceID {
-	return derivedTraceID(fmt.Sprintf("item %s %s %d %d", b.ID, b.Content.Index.Key, index, round))
+	return DerivedTraceID(fmt.Sprintf("item %s %s %d %d", b.ID, b.Content.Index.Key, index, round))
 }
 
 // NewBatchDelivery returns the delivery of a batch that has ended, nil if it has no webhook. It has
@@ -221,4 +221,4 @@ func batchEventName(b *Batch) string {
 }
 
 // BatchDeliveryTrace returns the trace id under which the delivery of a batch is stored.
-func BatchDeliveryTrace(b *Batch) TraceID { return derivedTraceID(batchEventName(b)) }
+func BatchDeliveryTrace(b *Batch) TraceID { return DerivedTraceID(batchEventName(b)) }

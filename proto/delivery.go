@@ -140,7 +140,7 @@ func NewEventDelivery(name, org, key, url string, body any, at time.Time) (*Deli
 	if err != nil {
 		return nil, fmt.Errorf("make the webhook of %s: %w", name, err)
 	}
-	id, at := derivedTraceID(name), at.UTC()
+	id, at := DerivedTraceID(name), at.UTC()
 	return &Delivery{
 		ID: DeliveryID(id), TraceID: id, Org: org, Key: key, URL: url, Status: DeliveryPending,
 		CreatedAt: at, NextAt: at, Attempts: []DeliveryAttempt{}, Body: text,

@@ -31,8 +31,8 @@ func NewTraceID() TraceID {
 	return TraceID(tracePrefix + base64.RawURLEncoding.EncodeToString(b[:]))
 }
 
-// derivedTraceID returns the trace id that belongs to a name.
-func derivedTraceID(name string) TraceID {
+// DerivedTraceID returns the trace id that belongs to a name.
+func DerivedTraceID(name string) TraceID {
 	sum := sha256.Sum256([]byte(name))
 	return TraceID(tracePrefix + base64.RawURLEncoding.EncodeToString(sum[:traceRandom]))
 }

@@ -127,9 +127,10 @@ func (g *generator) operation(r *Route) object {
 	for i := range r.Responses {
 		responses[strconv.Itoa(r.Responses[i].Status)] = g.response(r, &r.Responses[i])
 	}
-	for _, c := range slices.Backward(Codes()) { // the first code of a status stands for all
-		if slices.Contains(r.errors(), c.Status) {
-			responses[strconv.Itoa(c.Status)] = ref("responses", c.Title)
+	for _, c := range Codes() { // the first code of a status stands for all
+		status := strconv.Itoa(c.Status)
+		if responses[status] == nil && slices.Contains(r.errors(), c.Status) {
+			responses[status] = ref("responses", c.Title)
 		}
 	}
 	op["responses"] = responses

@@ -23,6 +23,7 @@ const (
 	tagPipelines  = "pipelines"
 	tagThreads    = "threads"
 	tagFiles      = "files"
+	tagMCP        = "mcp"
 	tagAdmin      = "admin"
 	tagServer     = "server"
 )
@@ -78,6 +79,7 @@ func tags() []object {
 		{"name": tagPipelines, "description": "Run steps that need each other. Runs belong to the organisation; their steps are executions under the API key that started them."},
 		{"name": tagThreads, "description": "Home directories that outlive an execution. They belong to the organisation. The first execution that names a thread creates it."},
 		{"name": tagFiles, "description": "Files in the home of a thread. Their content is transferred through signed URLs."},
+		{"name": tagMCP, "description": "The tools of the Model Context Protocol, for language models."},
 		{"name": tagAdmin, "description": "API keys, sandbox profiles and their images, workers, the store of threads; needs a key with all rights."},
 		{"name": tagServer, "description": "The server itself."},
 	}
@@ -86,7 +88,7 @@ func tags() []object {
 // Routes returns all routes.
 func Routes() []Route {
 	var all []Route
-	for _, group := range [][]Route{executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(), threadRoutes(), fileRoutes(), keyRoutes(), sandboxRoutes(), workerRoutes(), deadLetterRoutes(), storeRoutes(), serverRoutes()} {
+	for _, group := range [][]Route{executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(), threadRoutes(), fileRoutes(), mcpRoutes(), keyRoutes(), sandboxRoutes(), workerRoutes(), deadLetterRoutes(), storeRoutes(), serverRoutes()} {
 		all = append(all, group...)
 	}
 	return all

@@ -1,0 +1,262 @@
+// Package mcp serves the tools of the Model Context Protocol over Streamable HTTP. It knows the
+// protocol alone: the gateway authenticates requests, runs programs and reads files.
+//
+// The server is stateless: every request stands for itself, on any gateway. In versions of the
+// protocol before 2026-07-28 a client cancels a call with another request, which names the call by
+// its id. The answer to initialize therefore has a session id, which is not stored anywhere: the
+// gateway derives the trace id of an execution from the API key, the session id and the id of the
+// call. In later versions a client cancels a call by closing its connection.
+package mcp
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strings"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+const (
+	sessionHeader = "Mcp-Session-Id"
+	versionHeader = "Mcp-Protocol-Version"
+	// connectionVersion is the first version of the protocol in which a client cancels a call by
+	// closing its connection.
+	connectionVersion = "2026-07-28"
+	// maxSession and maxID are the largest sizes of session ids and ids of calls whose calls can be
+	// cancelled by a request, in bytes.
+	maxSession, maxID = 128, 128
+
+	instructions = "Run programs in isolated sandboxes. Give the same thread_id to calls that need the files of earlier calls."
+)
+
+// Sandbox carries out the tools. ctx is the context of the call; the HTTP request that it belongs to
+// is [Call.HTTP].
+type Sandbox interface {
+	// Execute runs a program and returns its result.
+	Execute(ctx context.Context, call *Call, req *api.ExecuteRequest) (*api.ToolResult, error)
+	// Cancel ends the execution of an earlier call, if it has one that has not ended.
+	Cancel(ctx context.Context, call *Call) error
+	ListFiles(ctx context.Context, call *Call, req *api.FileListRequest) (*api.ToolFiles, error)
+	UploadURL(ctx context.Context, call *Call, req *api.FileUploadRequest) (*api.SignedURL, error)
+	DownloadURL(ctx context.Context, call *Call, req *api.FileDownloadRequest) (*api.SignedURL, error)
+	// PublicError returns the error that the client sees. It logs the others.
+	PublicError(call *Call, err error) *api.Error
+}
+
+// Call is a call of a tool.
+type Call struct {
+	HTTP *http.Request
+	// Name identifies the call among all calls of its API key, for [Sandbox.Cancel]. It is empty if
+	// the call cannot be named.
+	Name string
+	// Connected reports that the end of the HTTP request before its answer cancels the call.
+	Connected bool
+	// Progress, if not nil, reports that the call goes on. message may be empty.
+	Progress func(message string)
+}
+
+// Handler serves the protocol.
+type Handler struct {
+	sandbox Sandbox
+	http    http.Handler
+}
+
+// NewHandler returns a handler for POST requests. version is the version of the program.
+func NewHandler(version string, sandbox Sandbox) *Handler {
+	server := sdk.NewServer(&sdk.Implementation{Name: "bullpen", Version: version}, &sdk.ServerOptions{
+		Instructions: instructions, Capabilities: &sdk.ServerCapabilities{Tools: &sdk.ToolCapabilities{}},
+	})
+	h := &Handler{sandbox: sandbox}
+	tools := api.Tools()
+	for i := range tools {
+		t := &tools[i]
+		switch t.Name {
+		case api.ToolExecute:
+			add(h, server, t, sandbox.Execute)
+		case api.ToolList:
+			add(h, server, t, sandbox.ListFiles)
+		case api.ToolUpload:
+			add(h, server, t, sandbox.UploadURL)
+		case api.ToolDownload:
+			add(h, server, t, sandbox.DownloadURL)
+		}
+	}
+	server.AddReceivingMiddleware(refuseListen)
+	h.http = sdk.NewStreamableHTTPHandler(func(*http.Request) *sdk.Server { return server }, &sdk.StreamableHTTPOptions{
+		Stateless: true, PropagateRequestCancellation: true,
+		DisableLocalhostProtection: true, // the gateway checks the origin, also behind a proxy on this machine
+		MaxRequestBodyBytes:        -1,   // the body was read
+	})
+	return h
+}
+
+// refuseListen refuses subscriptions: nothing here changes, and their connections would stay open.
+func refuseListen(next sdk.MethodHandler) sdk.MethodHandler {
+	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
+		if method == "subscriptions/listen" {
+			return nil, &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: "this server has no subscriptions"}
+		}
+		return next(ctx, method, req)
+	}
+}
+
+// message is the part of a JSON-RPC message that is needed before the message is handled.
+type message struct {
+	Method string          `json:"method"`
+	ID     json.RawMessage `json:"id"`
+	Params struct {
+		RequestID json.RawMessage `json:"requestId"`
+	} `json:"params"`
+}
+
+type callKey struct{}
+
+// Check returns an [*api.Error] for a request that does not follow the transport's rules.
+func Check(r *http.Request) error {
+	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+		return api.Errorf(api.CodeUnsupportedMedia, "the body must be a JSON-RPC message: send Content-Type: application/json")
+	}
+	accepts := strings.Join(r.Header.Values("Accept"), ",")
+	for _, kind := range []string{"application/json", "text/event-stream"} {
+		major, _, _ := strings.Cut(kind, "/")
+		if !strings.Contains(accepts, kind) && !strings.Contains(accepts, major+"/*") && !strings.Contains(accepts, "*/*") {
+			return api.Errorf(api.CodeValidation, "Accept must have application/json and text/event-stream")
+		}
+	}
+	return nil
+}
+
+// Serve answers a request with that body. It returns an error if it has not answered.
+func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, body []byte) error {
+	if bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("[")) {
+		return api.Errorf(api.CodeValidation, "the body must be one JSON-RPC message; batches are not supported")
+	}
+	var m message
+	_ = json.Unmarshal(body, &m) // the SDK answers what is malformed
+	session := r.Header.Get(sessionHeader)
+	call := &Call{HTTP: r, Name: callName(session, m.ID), Connected: r.Header.Get(versionHeader) >= connectionVersion}
+	switch m.Method {
+	case "initialize":
+		w.Header().Set(sessionHeader, rand.Text())
+	case "notifications/cancelled":
+		if call.Name = callName(session, m.Params.RequestID); call.Name != "" {
+			if err := h.sandbox.Cancel(r.Context(), call); err != nil {
+				return fmt.Errorf("cancel a call: %w", err)
+			}
+		}
+	}
+	r = r.WithContext(context.WithValue(r.Context(), callKey{}, call))
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	answer := &errorText{ResponseWriter: w}
+	h.http.ServeHTTP(answer, r)
+	if answer.text != nil {
+		return api.Errorf(api.CodeValidation, "%s", bytes.TrimSpace(answer.text.Bytes()))
+	}
+	return nil
+}
+
+// errorText holds back errors in plain text, which the gateway answers in the form of its other
+// errors.
+type errorText struct {
+	http.ResponseWriter
+	text *bytes.Buffer // nil unless the answer is such an error
+}
+
+// WriteHeader implements [http.ResponseWriter].
+func (e *errorText) WriteHeader(status int) {
+	if status >= http.StatusBadRequest && strings.HasPrefix(e.Header().Get("Content-Type"), "text/plain") {
+		e.text = new(bytes.Buffer)
+		return
+	}
+	e.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements [http.ResponseWriter].
+func (e *errorText) Write(p []byte) (int, error) {
+	if e.text != nil {
+		return e.text.Write(p)
+	}
+	return e.ResponseWriter.Write(p)
+}
+
+// Unwrap is for [http.ResponseController].
+func (e *errorText) Unwrap() http.ResponseWriter { return e.ResponseWriter }
+
+// callName names a call of a session by its id. It returns "" if either is missing.
+func callName(session string, id json.RawMessage) string {
+	var compact bytes.Buffer
+	if session == "" || len(session) > maxSession || len(id) == 0 || len(id) > maxID || json.Compact(&compact, id) != nil {
+		return ""
+	}
+	return session + " " + compact.String()
+}
+
+// add adds a tool that do carries out.
+func add[In, Out any](h *Handler, server *sdk.Server, t *api.Tool, do func(context.Context, *Call, *In) (*Out, error)) {
+	closed := false // a tool's world, unless it runs programs
+	annotations := &sdk.ToolAnnotations{Title: t.Title, ReadOnlyHint: t.ReadOnly}
+	if t.Name != api.ToolExecute {
+		annotations.OpenWorldHint = &closed
+	}
+	tool := &sdk.Tool{
+		Name: t.Name, Title: t.Title, Description: t.Doc, InputSchema: t.InputSchema(), OutputSchema: t.OutputSchema(), Annotations: annotations,
+	}
+	server.AddTool(tool, func(ctx context.Context, req *sdk.CallToolRequest) (*sdk.CallToolResult, error) {
+		shared, ok := ctx.Value(callKey{}).(*Call)
+		if !ok {
+			return nil, fmt.Errorf("tool %s was called without its HTTP request", t.Name)
+		}
+		call := *shared
+		call.Progress = progressOf(ctx, req)
+		out, err := func() (*Out, error) {
+			in, err := api.DecodeArguments[In](t, req.Params.Arguments)
+			if err != nil {
+				return nil, err
+			}
+			return do(ctx, &call, in)
+		}()
+		if err != nil {
+			return toolError(h.sandbox.PublicError(&call, err)), nil
+		}
+		text, err := json.Marshal(out)
+		if err != nil {
+			return nil, fmt.Errorf("encode the result of %s: %w", t.Name, err)
+		}
+		return &sdk.CallToolResult{Content: []sdk.Content{&sdk.TextContent{Text: string(text)}}, StructuredContent: json.RawMessage(text)}, nil
+	})
+}
+
+// toolError returns the result of a call that failed. A model reads its text.
+func toolError(e *api.Error) *sdk.CallToolResult {
+	meta := sdk.Meta{"bullpen.run/error": string(e.Code)}
+	if e.RetryAfter > 0 {
+		meta["bullpen.run/retry_after"] = e.RetryAfter
+	}
+	if e.Permanent {
+		meta["bullpen.run/permanent"] = true
+	}
+	return &sdk.CallToolResult{Meta: meta, IsError: true, Content: []sdk.Content{&sdk.TextContent{Text: e.Message}}}
+}
+
+// progressOf returns a function that sends progress notifications, or nil if the client wants none.
+func progressOf(ctx context.Context, req *sdk.CallToolRequest) func(string) {
+	token := req.Params.GetProgressToken()
+	if token == nil {
+		return nil
+	}
+	sent := 0.0 // it must grow with each notification
+	return func(message string) {
+		sent++
+		// A client that is gone is noticed by the request's context.
+		_ = req.Session.NotifyProgress(ctx, &sdk.ProgressNotificationParams{ProgressToken: token, Progress: sent, Message: message})
+	}
+}

@@ -1,0 +1,246 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+
+	"github.com/bullpen-run/bullpen/gateway/mcp"
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+const (
+	// callForm is the version of the signed name of a call, see [callTrace].
+	callForm = "bullpen-mcp-1"
+	// messageCost is the number of copies of a message of the Model Context Protocol beyond those of
+	// other bodies, and toolOutputCost the number of copies of the output in a result, escaped.
+	messageCost, toolOutputCost = 4, 8
+	// maxProgress is the size of the text of one progress notification in bytes. The end of longer
+	// text is sent.
+	maxProgress = 4 << 10
+)
+
+// serveMCP answers requests of the Model Context Protocol.
+func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request) error {
+	if err := s.checkOrigin(r); err != nil {
+		return err
+	}
+	if err := mcp.Check(r); err != nil {
+		return err
+	}
+	body, err := s.readBody(w, r)
+	if err != nil {
+		return err
+	}
+	if !s.reserve(infoOf(r.Context()), int64(len(body))*messageCost) {
+		return errOverloaded
+	}
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	return s.tools.Serve(w, r, body)
+}
+
+// toolCalls carries out the tools of the Model Context Protocol, with the functions that the routes
+// of the same purpose use.
+type toolCalls struct{ *Server }
+
+// callTrace returns the trace id of the execution of a call. It can be computed from the secret
+// alone, so that every gateway can cancel the execution.
+func (t toolCalls) callTrace(call *mcp.Call) proto.TraceID {
+	if call.Name == "" {
+		return proto.NewTraceID()
+	}
+	text := strings.Join([]string{callForm, infoOf(call.HTTP.Context()).key.ID, call.Name}, "\n")
+	return proto.DerivedTraceID(string(signature(*t.URLSecret, text)))
+}
+
+// Execute implements [mcp.Sandbox]. The execution is inline, or streaming if the client wants
+// progress and the plan includes that.
+func (t toolCalls) Execute(_ context.Context, call *mcp.Call, req *api.ExecuteRequest) (result *api.ToolResult, err error) {
+	r := call.HTTP
+	i, id := infoOf(r.Context()), t.callTrace(call)
+	ctx, span := t.Tracer.Start(proto.ContextWithTraceID(r.Context(), id), "mcp "+api.ToolExecute, spanOptions(r)...)
+	defer func() {
+		if err != nil {
+			span.SetStatus(codes.Error, err.Error())
+		}
+		span.End()
+	}()
+	mode := proto.ModeInline
+	if call.Progress != nil && i.plan.Streaming {
+		mode = proto.ModeStreaming
+	}
+	if call.Name != "" {
+		if err := t.checkUnused(ctx, id); err != nil {
+			return nil, err
+		}
+	}
+	job, err := t.newJob(ctx, req, clientOf(r), mode, id, 0)
+	if err != nil {
+		return nil, err
+	}
+	var watch Watch
+	if mode == proto.ModeInline {
+		if watch, err = t.Jobs.Watch(id); err != nil {
+			return nil, err
+		}
+		defer watch.Close()
+	}
+	x, err := t.submit(ctx, &proto.Submission{Job: job}, 0)
+	t.shrink(i, requestCost) // the program is stored
+	if err != nil {
+		return nil, err
+	}
+	x.watch = watch
+	i.trace = x.id
+	span.SetAttributes(attribute.String("bullpen.trace_id", string(x.id)))
+	var record *proto.Record
+	if mode == proto.ModeInline {
+		record, err = t.await(ctx, x)
+		if err == nil && record.ExpiredInQueue() {
+			return nil, t.expiredInQueue(ctx, x)
+		}
+	} else {
+		record, err = t.awaitWithProgress(ctx, x, call.Progress)
+	}
+	if err != nil {
+		if ctx.Err() != nil && call.Connected {
+			err = errors.Join(err, t.cancelCall(ctx, x.id))
+		}
+		return nil, waitError(x.id, err)
+	}
+	if !t.reserve(i, int64(min(len(record.Result.Stdout), api.MaxToolOutput)+min(len(record.Result.Stderr), api.MaxToolOutput))*toolOutputCost) {
+		return nil, api.Unavailable(1, "the execution has ended, but too many requests are open here for its output: "+statusHint(x.id))
+	}
+	return api.NewToolResult(x.id, record.Result), nil
+}
+
+// checkUnused refuses a call with the name of an earlier one.
+func (t toolCalls) checkUnused(ctx context.Context, id proto.TraceID) error {
+	_, err := t.Jobs.Lookup(ctx, id)
+	switch {
+	case errors.Is(err, proto.ErrNotFound):
+		return nil
+	case err != nil:
+		return fmt.Errorf("look up %s: %w", id, err)
+	default:
+		return api.Errorf(api.CodeConflict, "another request of this session had the same id; its execution is at /v1/executions/%s", id)
+	}
+}
+
+// awaitWithProgress is [Server.await] for an execution that is streamed.
+func (t toolCalls) awaitWithProgress(ctx context.Context, x *admitted, progress func(string)) (*proto.Record, error) {
+	limited, cancel := context.WithDeadline(ctx, x.deadline)
+	defer cancel()
+	tail, err := t.Events.Follow(limited, x.id, 0)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+		return nil, errDeadline
+	case err != nil:
+		return nil, errors.Join(fmt.Errorf("follow %s: %w", x.id, err), t.clientGone(ctx, x))
+	}
+	defer tail.Close()
+	batch, err := t.awaitStart(ctx, x, tail)
+	start := time.Now()
+	for err == nil {
+		if text := outputText(batch.Lines); text != "" {
+			progress(text)
+		}
+		if batch.Result != nil {
+			return batch.Result, nil
+		}
+		batch, err = t.nextUntil(ctx, tail, time.Now().Add(keepalive))
+		if errors.Is(err, errDeadline) && t.leaving.Err() == nil {
+			progress(fmt.Sprintf("running for %s", time.Since(start).Round(time.Second)))
+			batch, err = proto.Events{}, nil
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		err = fmt.Errorf("events of %s have no result", x.id)
+	}
+	return nil, err
+}
+
+// outputText returns the output in the lines of events, or its end if it is long.
+func outputText(lines []byte) string {
+	var text []byte
+	for line := range bytes.Lines(lines) {
+		var event struct{ Type, Data string }
+		if json.Unmarshal(line, &event) == nil && event.Type == "output" {
+			text = append(text, event.Data...)
+		}
+	}
+	return strings.ToValidUTF8(string(text[max(0, len(text)-maxProgress):]), "")
+}
+
+// Cancel implements [mcp.Sandbox].
+func (t toolCalls) Cancel(ctx context.Context, call *mcp.Call) error {
+	return t.cancelCall(ctx, t.callTrace(call))
+}
+
+// cancelCall ends an execution, if there is one that has not ended.
+func (t toolCalls) cancelCall(ctx context.Context, id proto.TraceID) error {
+	ctx, done := detached(ctx)
+	defer done()
+	record, err := t.Jobs.Lookup(ctx, id)
+	if err == nil && !record.Status.Terminal() {
+		_, err = t.Jobs.Cancel(ctx, id)
+	}
+	if err != nil && !errors.Is(err, proto.ErrNotFound) {
+		return fmt.Errorf("cancel %s: %w", id, err)
+	}
+	return nil
+}
+
+// ListFiles implements [mcp.Sandbox].
+func (t toolCalls) ListFiles(_ context.Context, call *mcp.Call, req *api.FileListRequest) (*api.ToolFiles, error) {
+	files := &api.ToolFiles{Files: []api.File{}}
+	if err := requireThread(&req.FileRequest); err != nil {
+		return nil, err
+	}
+	dir, err := proto.CleanFilePath(t.Home, req.Path)
+	if err != nil {
+		return nil, err
+	}
+	err = t.eachFile(call.HTTP, req, dir, func(f proto.File) error {
+		if len(files.Files) == api.MaxToolFiles {
+			files.Truncated = true
+			return errEnough
+		}
+		files.Files = append(files.Files, api.NewFile(&f))
+		return nil
+	})
+	if err != nil && !errors.Is(err, errEnough) {
+		return nil, fmt.Errorf("list files of thread %s: %w", req.ID, err)
+	}
+	return files, nil
+}
+
+// errEnough ends the reading of a list.
+var errEnough = errors.New("the list is long enough")
+
+// UploadURL implements [mcp.Sandbox].
+func (t toolCalls) UploadURL(_ context.Context, call *mcp.Call, req *api.FileUploadRequest) (*api.SignedURL, error) {
+	return t.signUpload(call.HTTP, req)
+}
+
+// DownloadURL implements [mcp.Sandbox].
+func (t toolCalls) DownloadURL(_ context.Context, call *mcp.Call, req *api.FileDownloadRequest) (*api.SignedURL, error) {
+	return t.signDownload(call.HTTP, req)
+}
+
+// PublicError implements [mcp.Sandbox].
+func (t toolCalls) PublicError(call *mcp.Call, err error) *api.Error {
+	i := infoOf(call.HTTP.Context())
+	i.err, i.reported = err, true
+	return toAPI(err, i.plan)
+}
