@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/url"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -38,6 +39,7 @@ func TestListExecutions(t *testing.T) {
 		},
 		{Meta: proto.Meta{TraceID: proto.NewTraceID(), Org: "acme", Key: "key_1", Mode: proto.ModeInline, Language: proto.Python, Timeout: 3, CreatedAt: time.Now()}, Status: proto.StatusQueued},
 	}}
+	s.page.Records[1].Batch, s.page.Records[1].BatchIndex, s.page.Records[1].PipelineID, s.page.Records[1].Step = "bat_abcdefghijklmnopqrstuvwxyz", 7, "run_1", "test (3.14)"
 	query := url.Values{
 		"status": {"timeout"}, "language": {"bash"}, "delivery_mode": {"webhook"}, "thread_id": {"t"}, "request_id": {"r"}, "key": {"key_1"}, "schedule": {"sch_1"}, "pipeline": {"run_1"},
 		"created_after": {"2026-11-01T00:00:00Z"}, "created_before": {"2026-12-01T00:00:00.5+01:00"}, "metadata.a": {"b"}, "metadata.c.d": {""}, "limit": {"2"},
@@ -46,6 +48,9 @@ func TestListExecutions(t *testing.T) {
 	list := answer["executions"].([]any)
 	if e := list[0].(map[string]any); len(list) != 2 || e["error_code"] != "timeout" || e["webhook_delivery_status"] != "pending" || e["key_id"] != "key_1" || e["stdout"] != nil {
 		t.Errorf("%v", answer)
+	}
+	if e := list[1].(map[string]any); !reflect.DeepEqual(e["batch"], map[string]any{"id": "bat_abcdefghijklmnopqrstuvwxyz", "index": 7.0}) || e["pipeline_id"] != "run_1" || e["step"] != "test (3.14)" {
+		t.Errorf("%v", e)
 	}
 	f := s.got
 	if f.Org != "acme" || f.Limit != 2 || f.Before != 0 || f.Status != proto.StatusTimeout || f.Language != proto.Bash || f.Mode != proto.ModeAsync || f.ThreadID != "t" ||

@@ -31,6 +31,11 @@ func printExecution(p *page, e *client.Execution) {
 	p.optional("sandbox", e.Sandbox)
 	p.optional("thread", e.ThreadID)
 	p.optional("schedule", e.ScheduleID)
+	if e.Batch != nil {
+		p.row("batch", fmt.Sprintf("%s, item %d", e.Batch.ID, e.Batch.Index))
+	}
+	p.optional("pipeline", e.PipelineID)
+	p.optional("step", e.Step)
 	p.optional("exit code", e.ExitCode)
 	p.optional("error", e.ErrorCode)
 	p.optional("", e.ErrorMessage)

@@ -50,7 +50,7 @@ func Modes() []proto.Mode {
 
 // Executions is a page of executions.
 type Executions struct {
-	Executions []ListedExecution `json:"executions" doc:"The newest first."`
+	Executions []ListedExecution `json:"executions" doc:"The newest first. A page may have fewer than the limit, even none, and not be the last one: filters that rarely match together are searched for in several requests."`
 	NextCursor *string           `json:"next_cursor" doc:"The cursor of the next request; null on the last page."`
 	Complete   bool              `json:"complete" doc:"Whether the list was read from an index that had everything that was stored when the request came. Otherwise the index did not catch up within 2 s, and the newest changes may be missing."`
 	Behind     *int64            `json:"behind,omitempty" minimum:"1" doc:"Only if complete is false, and if it is known: how many changes the index had not read."`
@@ -79,6 +79,9 @@ type ListedExecution struct {
 	QueuedMS              int64                 `json:"queued_ms" minimum:"0"`
 	Sandbox               *string               `json:"sandbox" doc:"The sandbox profile that it was accepted with; null for executions of versions without profiles."`
 	ScheduleID            *string               `json:"schedule_id,omitempty" doc:"The schedule that started it; absent for others."`
+	Batch                 *BatchItem            `json:"batch,omitempty"`
+	PipelineID            *string               `json:"pipeline_id,omitempty" doc:"The run of a pipeline that it is a step of; absent for others."`
+	Step                  *string               `json:"step,omitempty" doc:"The name of that step, with its cell in parentheses."`
 	KeyID                 string                `json:"key_id" doc:"The API key that it runs under."`
 	RequestID             *string               `json:"request_id" doc:"The X-Request-Id of the request that submitted it."`
 }
@@ -92,5 +95,6 @@ func NewListedExecution(r *proto.Record, delivery proto.DeliveryStatus, now time
 		CompletedAt: e.CompletedAt, WebhookURL: e.WebhookURL, WebhookDeliveryStatus: e.WebhookDeliveryStatus, ErrorCode: e.ErrorCode,
 		ErrorMessage: e.ErrorMessage, Language: e.Language, Timeout: e.Timeout, ThreadID: e.ThreadID, Metadata: e.Metadata, Attempt: e.Attempt,
 		QueuedMS: e.QueuedMS, Sandbox: e.Sandbox, KeyID: r.Key, RequestID: optional(r.RequestID),
+		Batch: e.Batch, PipelineID: e.PipelineID, Step: e.Step,
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 var (
 	benchRows     = flag.Int("rows", 100_000, "executions in the index of BenchmarkPages")
+	benchIndex    = flag.String("index", "", "file of the index of BenchmarkPages, which is kept: the next run with as many rows does not fill it again")
 	benchPostgres = flag.Bool("postgres", false, "measure PostgreSQL instead of SQLite")
 )
 
@@ -71,7 +72,7 @@ func synthetic(r *rand.Rand, i, n int) *proto.Record {
 // BenchmarkPages builds an index of -rows executions, and measures pages of lists.
 func BenchmarkPages(b *testing.B) {
 	dir := b.TempDir()
-	file := filepath.Join(dir, "index.db")
+	file := cmp.Or(*benchIndex, filepath.Join(dir, "index.db"))
 	address := file
 	if *benchPostgres {
 		address = postgres(b)
@@ -79,7 +80,7 @@ func BenchmarkPages(b *testing.B) {
 	x := newIndex(b, address)
 	r, n := rand.New(rand.NewPCG(1, 2)), *benchRows
 	var took time.Duration
-	for i := 0; i < n; {
+	for i := int(x.at.Records); i < n; {
 		changes, to := make([]proto.HistoryChange, 0, 2048), x.at
 		for ; len(changes) < cap(changes) && i < n; i++ {
 			to.Records++

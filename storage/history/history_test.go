@@ -273,6 +273,55 @@ func TestManyInOneMillisecond(t *testing.T) {
 	})
 }
 
+// Terms that are frequent and rarely meet are searched for in several pages, some of them empty.
+func TestTermsThatRarelyMeet(t *testing.T) {
+	databases(t, func(t *testing.T, address string) {
+		x := newIndex(t, address)
+		const n = 10_000
+		var both, list []*proto.Record
+		for i := range n {
+			r := execution(i, []proto.Status{proto.StatusSuccess, proto.StatusFailed, proto.StatusTimeout}[i%3])
+			r.ThreadID, r.Metadata = "t", map[string]string{}
+			if i%2 == 0 || i%3001 == 1 {
+				r.Metadata["env"] = "test"
+			}
+			if i%2 == 1 {
+				r.Metadata["team"] = "a"
+			}
+			if len(r.Metadata) == 2 {
+				both = append(both, r)
+			}
+			list = append(list, r)
+		}
+		x.record(list...)
+		slices.Reverse(both)
+		meet := map[string]string{"env": "test", "team": "a"}
+		x.want(proto.HistoryFilter{Metadata: meet, ThreadID: "t"}, both...)
+		x.want(proto.HistoryFilter{Metadata: meet, Status: proto.StatusFailed}, both[slices.IndexFunc(both, func(r *proto.Record) bool { return r.Status == proto.StatusFailed })])
+		oldest := both[len(both)-1]
+		page, err := x.List(t.Context(), &proto.HistoryFilter{Org: "acme", Limit: 2, Metadata: meet, Until: both[len(both)-2].CreatedAt.Truncate(time.Millisecond), Status: oldest.Status})
+		if err != nil || len(page.Records) != 1 || page.Next != 0 {
+			t.Errorf("a short range: %+v, %v", page, err)
+		}
+		never := proto.HistoryFilter{Org: "acme", Limit: 2, Metadata: map[string]string{"env": "test", "team": "a"}, Until: oldest.CreatedAt.Truncate(time.Millisecond)}
+		x.want(never)
+		never.Until, never.Metadata = time.Time{}, meet
+		never.From = both[0].CreatedAt.Add(time.Millisecond)
+		x.want(never)
+		pages, f := 0, proto.HistoryFilter{Org: "acme", Limit: len(both) + 1, Metadata: meet}
+		for more := true; more; pages++ {
+			page, err := x.List(t.Context(), &f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			more, f.Before = page.Next != 0, page.Next
+		}
+		if pages < 2 {
+			t.Errorf("all %d executions were looked at for one page", n)
+		}
+	})
+}
+
 func TestExpire(t *testing.T) {
 	databases(t, func(t *testing.T, address string) {
 		x := newIndex(t, address)

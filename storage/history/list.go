@@ -13,12 +13,19 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// enough is the number of postings up to which those of two terms are compared exactly, to go
-// through the fewer.
-const enough = 4096
+const (
+	// sample is the number of the newest postings by which terms are compared: those of a rarer term
+	// reach further back.
+	sample = 256
+	// firstProbes and maxProbes bound the postings of the rarest term that are looked up under the
+	// other terms: at first, and for a page. A lookup takes some microseconds.
+	firstProbes = 256
+	maxProbes   = 2048
+)
 
 // List returns the executions that match the filter, the newest first, and the place to go on
-// before. The page has no statement about its completeness.
+// before. If several terms rarely occur together, a page may have fewer executions than the limit,
+// even none, and not be the last one. The page has no statement about its completeness.
 func (d *DB) List(ctx context.Context, f *proto.HistoryFilter) (page proto.HistoryPage, err error) {
 	d.mu.RLock()
 	page, err = d.list(ctx, f)
@@ -34,7 +41,12 @@ func (d *DB) list(ctx context.Context, f *proto.HistoryFilter) (page proto.Histo
 	if err != nil {
 		return page, err
 	}
-	for len(q.classes) > 0 {
+	var last int64 // place of the last execution of the page
+	for len(q.classes) > 0 && q.until > q.from {
+		if q.probes >= maxProbes {
+			page.Next = q.until
+			return page, nil
+		}
 		places, err := q.next(ctx, f.Limit+1)
 		if err != nil {
 			return page, err
@@ -49,16 +61,12 @@ func (d *DB) list(ctx context.Context, f *proto.HistoryFilter) (page proto.Histo
 				continue // removed meanwhile, or another term of the same number
 			}
 			if len(page.Records) == f.Limit {
+				page.Next = last
 				return page, nil
 			}
-			page.Records, page.Next = append(page.Records, r), place
+			page.Records, last = append(page.Records, r), place
 		}
-		if len(places) <= f.Limit {
-			break
-		}
-		q.until = places[len(places)-1]
 	}
-	page.Next = 0
 	return page, nil
 }
 
@@ -68,6 +76,7 @@ type query struct {
 	terms       []int64 // the rarest first
 	classes     []int64
 	from, until int64 // places
+	probes      int   // postings of the first term that were looked up under the others
 }
 
 // query returns the query of a filter. It has no classes if nothing can match.
@@ -138,46 +147,75 @@ func (d *DB) numbersOf(ctx context.Context, text string, args ...any) (list []in
 	return list, result.Err()
 }
 
-// sort puts the rarest term first, as far as that is known within enough postings.
+// sort puts the rarest term first, as far as the newest postings show that.
 func (q *query) sort(ctx context.Context) error {
 	if len(q.terms) == 1 || len(q.classes) == 0 {
 		return nil
 	}
-	counts := map[int64]int64{}
+	counts, oldest := map[int64]int64{}, map[int64]int64{}
 	for _, t := range q.terms {
-		text, args := q.ranges("1", "", enough, t)
-		count, err := q.db.numbersOf(ctx, "SELECT count(*) FROM ("+text+") AS postings", args...)
+		text, args := q.postings("p.place", "", t)
+		found, err := q.db.numbersOf(ctx, text+fmt.Sprintf(" ORDER BY place DESC LIMIT %d", sample), args...)
 		if err != nil {
 			return err
 		}
-		counts[t] = count[0]
+		if len(found) == 0 {
+			q.classes = nil
+			return nil
+		}
+		counts[t], oldest[t] = int64(len(found)), found[len(found)-1]
 	}
-	slices.SortStableFunc(q.terms, func(a, b int64) int { return cmp.Compare(counts[a], counts[b]) })
+	slices.SortStableFunc(q.terms, func(a, b int64) int {
+		return cmp.Or(cmp.Compare(counts[a], counts[b]), cmp.Compare(oldest[a], oldest[b]))
+	})
 	return nil
 }
 
-// ranges returns a query for up to limit postings of each class of a term, the newest first, with
-// its parameters.
-func (q *query) ranges(what, condition string, limit int, term int64, args ...any) (text string, values []any) {
+// postings returns a query for the postings of a term without an order, with its parameters. Both
+// databases merge the classes as far as they are read.
+func (q *query) postings(what, condition string, term int64, args ...any) (text string, values []any) {
 	values = append([]any{term, q.from, q.until}, args...)
 	list := make([]string, len(q.classes))
 	for i, class := range q.classes {
-		list[i] = fmt.Sprintf("SELECT * FROM (SELECT %s FROM bullpen_postings p WHERE p.term = $1 AND p.class = %d AND p.place >= $2 AND p.place < $3%s "+
-			"ORDER BY p.place DESC LIMIT %d) AS c%d", what, class, condition, limit, i)
+		list[i] = fmt.Sprintf("SELECT %s FROM bullpen_postings p WHERE p.term = $1 AND p.class = %d AND p.place >= $2 AND p.place < $3%s", what, class, condition)
 	}
 	return strings.Join(list, " UNION ALL "), values
 }
 
-// next returns up to limit places of executions that have all terms, the newest first.
+// next returns up to limit places of executions that have all terms, the newest first, and moves
+// until to where the search goes on: to from at its end.
 func (q *query) next(ctx context.Context, limit int) ([]int64, error) {
+	end := q.from
+	if len(q.terms) > 1 { // a part
+		n := min(max(firstProbes, q.probes), maxProbes-q.probes)
+		text, values := q.postings("p.place", "", q.terms[0])
+		lowest, err := q.db.numbersOf(ctx, text+fmt.Sprintf(" ORDER BY place DESC LIMIT 1 OFFSET %d", n-1), values...)
+		if err != nil {
+			return nil, err
+		}
+		if len(lowest) > 0 {
+			end = lowest[0]
+		}
+		q.probes += n
+	}
+	part := *q
+	part.from = end
 	var condition strings.Builder
 	var args []any
 	for i, t := range q.terms[1:] {
-		_, _ = fmt.Fprintf(&condition, " AND EXISTS (SELECT 1 FROM bullpen_postings o WHERE o.term = $%d AND o.class = p.class AND o.place = p.place)", i+4)
+		// The offset keeps PostgreSQL from a join, for which it may compare all with all.
+		_, _ = fmt.Fprintf(&condition, " AND EXISTS (SELECT 1 FROM bullpen_postings o WHERE o.term = $%d AND o.class = p.class AND o.place = p.place LIMIT 1 OFFSET 0)", i+4)
 		args = append(args, t)
 	}
-	text, values := q.ranges("p.place", condition.String(), limit, q.terms[0], args...)
-	return q.db.numbersOf(ctx, text+fmt.Sprintf(" ORDER BY place DESC LIMIT %d", limit), values...)
+	text, values := part.postings("p.place", condition.String(), q.terms[0], args...)
+	found, err := q.db.numbersOf(ctx, text+fmt.Sprintf(" ORDER BY place DESC LIMIT %d", limit), values...)
+	if err != nil {
+		return nil, err
+	}
+	if q.until = end; len(found) == limit {
+		q.until = found[limit-1]
+	}
+	return found, nil
 }
 
 // records reads the executions at places.
