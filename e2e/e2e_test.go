@@ -125,6 +125,7 @@ func singleTests() map[string]func(*testing.T, *programs) {
 func longTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
 		"backup-ledger-cluster":     func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
+		"clients":                   testClients,
 		"cluster-leaders":           testClusterLeaders,
 		"cluster-nodes":             testClusterNodes,
 		"dispatcher-killed-cluster": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, onCluster()) },
@@ -149,6 +150,7 @@ func runShared(t *testing.T, sys *system) {
 		"thread-in-a-row": func(t *testing.T, a *api) { testThreadInARow(t, 30, a) }, "thread-limits": testThreadLimits,
 		"thread-upload-limits": testThreadUploadLimits, "thread-refused": testThreadRefused, "files-in-the-way": testFilesInTheWay,
 		"file-uploads": testFileUploads, "file-downloads": testFileDownloads, "signed-urls": testSignedURLs,
+		"mcp": func(t *testing.T, a *api) { testMCP(t, sys.programs.bullpen, a) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

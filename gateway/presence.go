@@ -31,9 +31,10 @@ func ConnContext(ctx context.Context, conn net.Conn) context.Context {
 // connections look the same until something is sent. Before the response begins, interim responses
 // are sent, which the host of a client that has left rejects.
 type presence struct {
-	conn net.Conn
-	ctx  context.Context // of the request; done when the client has left or the request has ended
-	gone context.CancelFunc
+	conn   net.Conn
+	closed context.Context // done when the client has closed its side of the connection
+	ctx    context.Context // of the request; done when the client has left or the request has ended
+	gone   context.CancelFunc
 
 	mu    sync.Mutex // held while an interim response is sent
 	begun bool       // the response has begun
@@ -46,10 +47,24 @@ func watchClient(r *http.Request) (*http.Request, *presence) {
 	if !ok || r.ProtoMajor != 1 || r.ProtoMinor == 0 {
 		return r, nil
 	}
-	p := &presence{conn: conn}
+	p := &presence{conn: conn, closed: r.Context()}
 	p.ctx, p.gone = context.WithCancel(context.WithoutCancel(r.Context()))
 	context.AfterFunc(r.Context(), p.probe)
 	return r.WithContext(p.ctx), p
+}
+
+// whileConnected returns r with a context that is also done when the client closes its side of the
+// connection.
+func (p *presence) whileConnected(r *http.Request) (connected *http.Request, release func()) {
+	ctx, cancel := context.WithCancel(r.Context())
+	if p == nil {
+		return r.WithContext(ctx), cancel
+	}
+	stop := context.AfterFunc(p.closed, cancel)
+	return r.WithContext(ctx), func() {
+		stop()
+		cancel()
+	}
 }
 
 // begin is called before each write of the response.

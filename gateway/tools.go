@@ -45,6 +45,11 @@ func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request) error {
 	if !s.reserve(infoOf(r.Context()), int64(len(body))*messageCost) {
 		return errOverloaded
 	}
+	if mcp.Connected(r) {
+		var release func()
+		r, release = infoOf(r.Context()).rec.client.whileConnected(r)
+		defer release()
+	}
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	return s.tools.Serve(w, r, body)
 }
@@ -113,7 +118,7 @@ func (t toolCalls) Execute(_ context.Context, call *mcp.Call, req *api.ExecuteRe
 		record, err = t.awaitWithProgress(ctx, x, call.Progress)
 	}
 	if err != nil {
-		if ctx.Err() != nil && call.Connected {
+		if call.Connected && errors.Is(err, context.Canceled) {
 			err = errors.Join(err, t.cancelCall(ctx, x.id))
 		}
 		return nil, waitError(x.id, err)
@@ -138,7 +143,7 @@ func (t toolCalls) checkUnused(ctx context.Context, id proto.TraceID) error {
 }
 
 // awaitWithProgress is [Server.await] for an execution that is streamed.
-func (t toolCalls) awaitWithProgress(ctx context.Context, x *admitted, progress func(string)) (*proto.Record, error) {
+func (t toolCalls) awaitWithProgress(ctx context.Context, x *admitted, progress func(string) error) (*proto.Record, error) {
 	limited, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()
 	tail, err := t.Events.Follow(limited, x.id, 0)
@@ -152,16 +157,17 @@ func (t toolCalls) awaitWithProgress(ctx context.Context, x *admitted, progress 
 	batch, err := t.awaitStart(ctx, x, tail)
 	start := time.Now()
 	for err == nil {
-		if text := outputText(batch.Lines); text != "" {
-			progress(text)
-		}
 		if batch.Result != nil {
 			return batch.Result, nil
 		}
+		if text := outputText(batch.Lines); text != "" {
+			if err := progress(text); err != nil {
+				return nil, err
+			}
+		}
 		batch, err = t.nextUntil(ctx, tail, time.Now().Add(keepalive))
 		if errors.Is(err, errDeadline) && t.leaving.Err() == nil {
-			progress(fmt.Sprintf("running for %s", time.Since(start).Round(time.Second)))
-			batch, err = proto.Events{}, nil
+			batch, err = proto.Events{}, progress(fmt.Sprintf("running for %s", time.Since(start).Round(time.Second)))
 		}
 	}
 	if errors.Is(err, io.EOF) {

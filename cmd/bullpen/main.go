@@ -90,6 +90,7 @@ type commands struct {
 	CI         ciCommands         `cmd:"" name:"ci" help:"Run pipelines: steps that need each other."`
 	Image      imageCommands      `cmd:"" help:"Manage sandbox images (admin)."`
 	Key        keyCommands        `cmd:"" help:"Manage API keys (admin) and the webhook settings of a key."`
+	MCP        mcpCommand         `cmd:"" name:"mcp" help:"Offer the server's tools to a language model, over standard input and output."`
 	Schedule   scheduleCommands   `cmd:"" help:"Run programs at set times."`
 	Sandbox    sandboxCommands    `cmd:"" help:"Manage sandbox profiles (admin)."`
 	Thread     threadCommands     `cmd:"" help:"Manage threads and their files."`

@@ -60,8 +60,9 @@ type Call struct {
 	Name string
 	// Connected reports that the end of the HTTP request before its answer cancels the call.
 	Connected bool
-	// Progress, if not nil, reports that the call goes on. message may be empty.
-	Progress func(message string)
+	// Progress, if not nil, reports that the call goes on. It returns [context.Canceled] if the client
+	// has left.
+	Progress func(message string) error
 }
 
 // Handler serves the protocol.
@@ -143,7 +144,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, body []byte) err
 	var m message
 	_ = json.Unmarshal(body, &m) // the SDK answers what is malformed
 	session := r.Header.Get(sessionHeader)
-	call := &Call{HTTP: r, Name: callName(session, m.ID), Connected: r.Header.Get(versionHeader) >= connectionVersion}
+	call := &Call{HTTP: r, Name: callName(session, m.ID), Connected: Connected(r)}
 	switch m.Method {
 	case "initialize":
 		w.Header().Set(sessionHeader, rand.Text())
@@ -190,6 +191,9 @@ func (e *errorText) Write(p []byte) (int, error) {
 
 // Unwrap is for [http.ResponseController].
 func (e *errorText) Unwrap() http.ResponseWriter { return e.ResponseWriter }
+
+// Connected reports whether the client cancels the calls of a request by closing its connection.
+func Connected(r *http.Request) bool { return r.Header.Get(versionHeader) >= connectionVersion }
 
 // callName names a call of a session by its id. It returns "" if either is missing.
 func callName(session string, id json.RawMessage) string {
@@ -248,15 +252,17 @@ func toolError(e *api.Error) *sdk.CallToolResult {
 }
 
 // progressOf returns a function that sends progress notifications, or nil if the client wants none.
-func progressOf(ctx context.Context, req *sdk.CallToolRequest) func(string) {
+func progressOf(ctx context.Context, req *sdk.CallToolRequest) func(string) error {
 	token := req.Params.GetProgressToken()
 	if token == nil {
 		return nil
 	}
 	sent := 0.0 // it must grow with each notification
-	return func(message string) {
+	return func(message string) error {
 		sent++
-		// A client that is gone is noticed by the request's context.
-		_ = req.Session.NotifyProgress(ctx, &sdk.ProgressNotificationParams{ProgressToken: token, Progress: sent, Message: message})
+		if err := req.Session.NotifyProgress(ctx, &sdk.ProgressNotificationParams{ProgressToken: token, Progress: sent, Message: message}); err != nil {
+			return fmt.Errorf("%w: send progress: %w", context.Canceled, err)
+		}
+		return nil
 	}
 }

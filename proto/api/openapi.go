@@ -176,7 +176,9 @@ func (g *generator) response(r *Route, a *Response) object {
 	for mediaType, example := range a.Text {
 		schema := object{}
 		if example != "" {
-			schema["type"] = "string"
+			if !strings.HasSuffix(mediaType, "+json") {
+				schema["type"] = "string"
+			}
 			all[mediaType] = object{"schema": schema, "example": example}
 		} else {
 			all[mediaType] = object{"schema": schema}
