@@ -17,7 +17,6 @@ func (s *Server) backup(w http.ResponseWriter, r *http.Request) error {
 	out := &lazyWriter{w: w, head: r.Method == http.MethodHead, begin: func(h http.Header) {
 		h.Set("Content-Type", "application/zstd")
 		h.Set("Content-Disposition", attachment(name))
-		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Cache-Control", "private, no-store")
 	}}
 	if err := s.Backups.Backup(r.Context(), out); err != nil {

@@ -43,7 +43,6 @@ func static(contentType string, body []byte) http.HandlerFunc {
 		h.Set("Content-Type", contentType)
 		h.Set("Cache-Control", "no-cache")
 		h.Set("Content-Security-Policy", docsPolicy)
-		h.Set("X-Content-Type-Options", "nosniff")
 		_, _ = w.Write(body) // the client may be gone
 	}
 }

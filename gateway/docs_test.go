@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/http/httptest"
+	"net/netip"
 	"regexp"
 	"strings"
 	"testing"
@@ -105,5 +107,26 @@ func TestHealth(t *testing.T) {
 	h.server.Drain()
 	if a := h.do("GET", "/readyz", "").want(503, "service_unavailable"); a.json()["missing"] != "server" {
 		t.Errorf("draining: %s", a.body)
+	}
+}
+
+func TestSecurityHeaders(t *testing.T) {
+	h := newHarness(t)
+	h.server.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
+	for path, policy := range map[string]string{"/healthz": contentPolicy, "/metrics": contentPolicy, "/v1/executions/x": contentPolicy, "/none": contentPolicy, "/docs": docsPolicy} {
+		header := h.do("GET", path, "").header
+		if header.Get("X-Content-Type-Options") != "nosniff" || header.Get("Referrer-Policy") != "no-referrer" || header.Get("Content-Security-Policy") != policy {
+			t.Errorf("%s: %v", path, header)
+		}
+		if header.Get("Strict-Transport-Security") != "" {
+			t.Errorf("%s: strict transport without TLS", path)
+		}
+	}
+	r := h.request("GET", "/healthz", "", "X-Forwarded-Proto", "https")
+	r.RemoteAddr = "127.0.0.1:1"
+	w := httptest.NewRecorder()
+	h.http.Config.Handler.ServeHTTP(w, r)
+	if w.Header().Get("Strict-Transport-Security") == "" {
+		t.Error("no strict transport over a proxy's TLS")
 	}
 }

@@ -206,6 +206,5 @@ func writeJSON(w http.ResponseWriter, status int, body []byte) {
 
 func jsonHeader(h http.Header) {
 	h.Set("Content-Type", typeJSON)
-	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store")
 }

@@ -221,8 +221,6 @@ func (s *Server) getContent(w http.ResponseWriter, r *http.Request) error {
 		h.Set("Content-Length", strconv.FormatInt(part.length, 10))
 		h.Set("Content-Type", "application/octet-stream")
 		h.Set("Content-Disposition", attachment(path.Base(g.path)))
-		h.Set("Content-Security-Policy", contentPolicy)
-		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Cache-Control", "private, no-store")
 		h.Set("Accept-Ranges", "bytes")
 		h.Set("ETag", tag)

@@ -101,6 +101,7 @@ func (s *Server) observe(next http.Handler) http.Handler {
 		_ = rec.control.SetWriteDeadline(time.Time{}) // of the previous request on the connection
 		i := &info{requestID: requestID(r), rec: rec}
 		w.Header().Set("X-Request-Id", i.requestID)
+		s.secure(w.Header(), r)
 		if ambiguousEnd(r) {
 			w.Header().Set("Connection", "close")
 		}
@@ -128,6 +129,17 @@ func (s *Server) observe(next http.Handler) http.Handler {
 		}()
 		next.ServeHTTP(rec, r)
 	})
+}
+
+// secure sets the headers that tell browsers to do nothing with an answer but show it. Handlers of
+// pages replace some. Nothing links anywhere with the address, which may be a signed URL.
+func (s *Server) secure(h http.Header, r *http.Request) {
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Content-Security-Policy", contentPolicy)
+	h.Set("Referrer-Policy", "no-referrer")
+	if r.TLS != nil || s.proxiedTLS(r) {
+		h.Set("Strict-Transport-Security", "max-age=31536000")
+	}
 }
 
 // ambiguousEnd reports whether a proxy in front may see another end of the request than this

@@ -131,8 +131,6 @@ func (s *Server) archiveThread(w http.ResponseWriter, r *http.Request) error {
 	out := &lazyWriter{w: w, head: r.Method == http.MethodHead, begin: func(h http.Header) {
 		h.Set("Content-Type", "application/x-tar")
 		h.Set("Content-Disposition", attachment(id+".tar"))
-		h.Set("Content-Security-Policy", contentPolicy)
-		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Cache-Control", "private, no-store")
 	}}
 	if err := s.Versions.Archive(r.Context(), org, id, version, out); err != nil {

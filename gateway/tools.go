@@ -50,7 +50,6 @@ func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request) error {
 		r, release = infoOf(r.Context()).rec.client.whileConnected(r)
 		defer release()
 	}
-	w.Header().Set("X-Content-Type-Options", "nosniff")
 	return s.tools.Serve(w, r, body)
 }
 

@@ -80,6 +80,8 @@ type Config struct {
 	Instance       string         `name:"instance" env:"BULLPEN_INSTANCE" hidden:"" help:"Name of this process, unique among all. Default: the name of the host and a random part."`
 	BootstrapKey   string         `name:"bootstrap-key" secret:"value" env:"BULLPEN_BOOTSTRAP_KEY" hidden:"" help:"The first API key, sk-REGION-TOKEN, with all rights. Not a flag, because other users of the machine could read it. Default: generated at the first start and written to bootstrap.key in the data directory."`
 	UpgradeURL     string         `name:"upgrade-url" group:"Server" env:"BULLPEN_UPGRADE_URL" default:"https://github.com/bullpen-run/bullpen#plans" placeholder:"URL" help:"URL in error messages about the limits of a plan."`
+	TLSCert        string         `name:"tls-cert" group:"Server" env:"BULLPEN_TLS_CERT" placeholder:"FILE" help:"Certificate of the HTTP server with its chain, PEM. It is loaded again when the file changes. Without it the server speaks plain HTTP."`
+	TLSKey         string         `name:"tls-key" group:"Server" env:"BULLPEN_TLS_KEY" placeholder:"FILE" help:"Key of the certificate, PEM."`
 	TrustedProxies []netip.Prefix `name:"trusted-proxies" group:"Server" env:"BULLPEN_TRUSTED_PROXIES" placeholder:"CIDR" help:"Address ranges of proxies that terminate TLS. Their X-Forwarded-Proto is the scheme of URLs of files without --public-url. Default: none."`
 	PublicURL      string         `name:"public-url" group:"Server" env:"BULLPEN_PUBLIC_URL" placeholder:"URL" help:"URL at which clients reach this server, for links in webhooks and URLs of files. Without it, URLs of files use the Host header of the request."`
 
@@ -173,6 +175,7 @@ func (c *Config) Validate() error {
 		setting("output-budget", c.OutputBudget >= 0, "%d bytes must not be negative: give a size such as 1GiB, or 0 for no limit", int64(c.OutputBudget)),
 		c.validateUpgradeURL(),
 		c.validatePublicURL(),
+		setting("tls-cert", (c.TLSCert == "") == (c.TLSKey == ""), "--tls-cert and --tls-key go together: set both or neither"),
 		c.validateNetworks(),
 		c.validateStore(),
 		c.validateAutoscale(),

@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -121,12 +122,13 @@ func starting() http.Handler {
 // httpServer serves HTTP. Its listener stays open while work drains, so that new requests get 503
 // rather than a refused connection.
 type httpServer struct {
-	server   *http.Server
-	listener net.Listener
-	requests *requests
-	leave    func() // answers clients that wait; nil before open
-	drain    time.Duration
-	log      *slog.Logger
+	server      *http.Server
+	listener    net.Listener
+	certificate *certificate // nil without TLS
+	requests    *requests
+	leave       func() // answers clients that wait; nil before open
+	drain       time.Duration
+	log         *slog.Logger
 }
 
 // listen opens the address of the HTTP server. It returns nil if there is none. Until open is
@@ -143,23 +145,41 @@ func listen(cfg *Config, log *slog.Logger) (*httpServer, error) {
 	h := &httpServer{listener: limited, requests: newRequests(starting()), drain: cfg.Drain + closeTimeout, log: log}
 	h.server = &http.Server{
 		Handler: h.requests, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
-		Protocols: protocols(), ConnState: limited.count, ConnContext: gateway.ConnContext,
+		Protocols: protocols(), ConnState: limited.count, ConnContext: gateway.ConnContext, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+	if cfg.TLSCert != "" {
+		if h.certificate, err = loadCertificate(cfg.TLSCert, cfg.TLSKey, log); err != nil {
+			return nil, errors.Join(err, listener.Close())
+		}
+		h.server.TLSConfig = &tls.Config{GetCertificate: h.certificate.get, MinVersion: tls.VersionTLS12}
 	}
 	return h, nil
+}
+
+// serve serves connections until the server is shut down.
+func (h *httpServer) serve() error {
+	if h.certificate != nil {
+		return h.server.ServeTLS(h.listener, "", "")
+	}
+	return h.server.Serve(h.listener)
 }
 
 // open serves api from now on. run calls leave when requests have had the time to finish.
 func (h *httpServer) open(api http.Handler, leave func()) {
 	h.leave = leave
 	h.requests.setHandler(api)
-	h.log.Info("listening", "url", "http://"+h.listener.Addr().String())
+	scheme := "http://"
+	if h.certificate != nil {
+		scheme = "https://"
+	}
+	h.log.Info("listening", "url", scheme+h.listener.Addr().String())
 }
 
 // run serves until ctx is done and the requests that are open then have finished. Requests that come
 // meanwhile are served, too.
 func (h *httpServer) run(ctx context.Context) error {
 	served := make(chan error, 1)
-	go func() { served <- h.server.Serve(h.listener) }()
+	go func() { served <- h.serve() }()
 	select {
 	case err := <-served:
 		return err
@@ -186,10 +206,11 @@ func (h *httpServer) run(ctx context.Context) error {
 	return nil
 }
 
-// protocols includes HTTP/2 without TLS, for proxies in front of the gateway.
+// protocols includes HTTP/2, also without TLS, for proxies in front of the gateway.
 func protocols() *http.Protocols {
 	p := new(http.Protocols)
 	p.SetHTTP1(true)
+	p.SetHTTP2(true)
 	p.SetUnencryptedHTTP2(true)
 	return p
 }
