@@ -80,6 +80,7 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	h.reached(t, 0)
 
 	// An incomplete backup must leave no data directory that a server would start on.
+	data := sys.data
 	sys.data = filepath.Join(t.TempDir(), "restored")
 	to := []string{"--data", sys.data}
 	if in.separate {
@@ -107,6 +108,23 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	code, output = p.run(t, sys.env, append([]string{"restore", file}, to...)...)
 	if code != 0 || !strings.Contains(output, "restored: ") {
 		t.Fatalf("exit code %d: %s", code, output)
+	}
+	if warned := strings.Contains(output, "key of secrets missing"); warned == in.separate {
+		t.Errorf("the restore warned that the key of secrets is missing: %v: %s", warned, output)
+	}
+	if !in.separate {
+		front := p.startProcess(t, "front without its key of secrets", sys.env, p.bullpen,
+			append([]string{"serve", "--nsjail", p.nsjail, "--listen", "127.0.0.1:0", "--data", sys.data, "--log-format", "json"}, sys.args...)...)
+		if code := front.exitCode(t); code != 1 || !strings.Contains(front.text(t), "encrypted for age1") {
+			t.Errorf("a server without the key of secrets: %d %s", code, front.tail())
+		}
+		secrets, err := os.ReadFile(filepath.Join(data, "secrets.key"))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(sys.data, "secrets.key"), secrets, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 	if code, output := p.run(t, sys.env, append([]string{"restore", file}, to...)...); code != 1 || !strings.Contains(output, "already") {
 		t.Errorf("restored over what is there: %d %s", code, output)

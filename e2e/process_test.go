@@ -25,6 +25,8 @@ import (
 	"testing"
 	"time"
 
+	"filippo.io/age"
+
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
@@ -56,6 +58,7 @@ type programs struct {
 	bullpen, nats  string
 	nsjail         string
 	cert, certsKey string   // for the NATS server, PEM
+	secretsKey     string   // for the secrets of deployments on external NATS servers
 	machine        *machine // where they run; nil for this machine
 	// s3 starts the S3 server of all tests once.
 	s3 func() (*storagetest.Server, error)
@@ -104,6 +107,7 @@ func buildPrograms(t *testing.T) *programs {
 		return program, p.build(program, "-tags", "faults", "./cmd/bullpen")
 	})
 	p.cert, p.certsKey = makeCertificate(t, dir)
+	p.secretsKey = makeSecretsKey(t, dir)
 	p.s3 = sync.OnceValues(func() (*storagetest.Server, error) {
 		server, err := storagetest.Start("")
 		if err == nil {
@@ -332,6 +336,8 @@ type broker struct {
 	url    string
 	config string
 	store  string // JetStream directory
+	// secretsKey is the key file of processes on this server.
+	secretsKey string
 }
 
 const (
@@ -343,7 +349,7 @@ const (
 func (p *programs) startBroker(t *testing.T) *broker {
 	t.Helper()
 	dir := t.TempDir()
-	b := &broker{config: filepath.Join(dir, "nats.conf"), store: filepath.Join(dir, "store")}
+	b := &broker{secretsKey: p.secretsKey, config: filepath.Join(dir, "nats.conf"), store: filepath.Join(dir, "store")}
 	b.start(t, p, dir, -1)
 	return b
 }
@@ -397,6 +403,20 @@ tls { cert_file: %q, key_file: %q }
 }
 
 // flags returns the flags for connecting to the server. The password is in the environment.
+// makeSecretsKey creates a key file for --secrets-key.
+func makeSecretsKey(t testing.TB, dir string) string {
+	t.Helper()
+	key, err := age.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "secrets.key")
+	if err := os.WriteFile(file, []byte(key.String()+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
 func (b *broker) flags(p *programs) []string { return b.flagsBy(b.url, p) }
 
 // flagsBy returns the flags for connecting to the server through another URL.
@@ -407,7 +427,7 @@ func (b *broker) flagsBy(url string, p *programs) []string {
 // env returns the password and the directory for thread files. Processes on this server share the
 // directory unless a flag sets another.
 func (b *broker) env() []string {
-	return []string{"BULLPEN_NATS_PASSWORD=" + natsPassword, "BULLPEN_STORE=" + b.blobStore()}
+	return []string{"BULLPEN_NATS_PASSWORD=" + natsPassword, "BULLPEN_STORE=" + b.blobStore(), "BULLPEN_SECRETS_KEY=" + b.secretsKey}
 }
 
 func (b *broker) blobStore() string {

@@ -207,6 +207,13 @@ type KeyAdmin interface {
 	Revoke(ctx context.Context, id string) (proto.Key, error)
 }
 
+// SecretsKey is the operator's key, which protects all stored secrets.
+type SecretsKey interface {
+	// Rotate protects the secrets with the operator's present keys from now on, and returns their
+	// names. It returns [proto.ErrNoSecretsKey] if there is no key.
+	Rotate(ctx context.Context) (keys string, err error)
+}
+
 // Profiles stores the sandbox profiles.
 type Profiles interface {
 	// Profile returns a profile, or [proto.ErrNotFound].

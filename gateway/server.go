@@ -58,6 +58,7 @@ type Server struct {
 	Events      Events
 	Keys        Keys
 	KeyAdmin    KeyAdmin
+	SecretsKey  SecretsKey
 	Profiles    Profiles
 	Preload     PreloadFailures
 	Images      Images // of profiles
@@ -164,7 +165,7 @@ func (s *Server) routeAPI(r chi.Router) {
 		"retryBatch": s.retryBatch, "getBatchResults": s.getBatchResults,
 		"getQueue": s.getQueue, "getAutoscale": s.getAutoscale, "listWorkers": s.listWorkers, "drainWorker": s.drainWorker(true), "undrainWorker": s.drainWorker(false),
 		"listDeadLetters": s.listDeadLetters, "getDeadLetter": s.getDeadLetter, "deleteDeadLetter": s.deleteDeadLetter,
-		"requeueDeadLetter": s.requeueDeadLetter, "backup": s.backup, "collectThreads": s.collectThreads, "rebuildThreads": s.rebuildThreads,
+		"rotateSecretsKey": s.rotateSecretsKey, "requeueDeadLetter": s.requeueDeadLetter, "backup": s.backup, "collectThreads": s.collectThreads, "rebuildThreads": s.rebuildThreads,
 		"mcp": s.serveMCP,
 	}
 	public := r.With(s.closeWhenDraining) // signed URLs

@@ -18,6 +18,8 @@ import (
 // stub replaces the other packages in memory. A submitted job stays queued until a test starts and
 // ends it.
 type stub struct {
+	noSecretsKey bool
+
 	mu        sync.Mutex
 	runs      map[proto.TraceID]*run
 	submitted chan proto.TraceID
@@ -294,6 +296,14 @@ func (q *stub) Key(id string) (*proto.Key, bool) {
 		}
 	}
 	return nil, false
+}
+
+// Rotate names a key, or none.
+func (q *stub) Rotate(context.Context) (string, error) {
+	if q.noSecretsKey {
+		return "", fmt.Errorf("rotate: %w", proto.ErrNoSecretsKey)
+	}
+	return "age1new", nil
 }
 
 func (q *stub) Create(_ context.Context, k proto.Key) (proto.Key, string, error) {

@@ -21,7 +21,8 @@ func (*backupCommand) Help() string {
 sandbox profiles, image names, webhooks and the heads of threads. It includes everything that was accepted before it began. It does not have
 the files of threads and images: back up the store after this.
 
-The backup contains secrets: the secrets of webhooks, the hashes of API keys, and the secret that signs URLs of files. See docs/operations.md.
+The backup is confidential: it has the code, the variables and the output of all executions. The secrets of webhooks and the secret
+behind API keys are encrypted in it, unless the server has no --secrets-key. See docs/secrets.md.
 
 Examples:
 

@@ -85,6 +85,9 @@ func (s *stub) handler() http.Handler {
 	mux.HandleFunc("GET /v1/executions/{id}/output", s.output)
 	mux.HandleFunc("POST /v1/executions/{id}/cancel", s.cancel)
 	mux.HandleFunc("POST /v1/admin/keys", s.createKey)
+	mux.HandleFunc("POST /v1/admin/secrets/rotate-key", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"wrapped_for":"age1new"}`)
+	})
 	mux.HandleFunc("GET /v1/admin/keys", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"keys":[`+stubKeyJSON("null", "")+`,`+unlimited(stubKeyJSON("null", ""))+`]}`)
 	})

@@ -88,7 +88,7 @@ func tags() []object {
 // Routes returns all routes.
 func Routes() []Route {
 	var all []Route
-	for _, group := range [][]Route{executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(), threadRoutes(), fileRoutes(), mcpRoutes(), keyRoutes(), sandboxRoutes(), workerRoutes(), deadLetterRoutes(), storeRoutes(), serverRoutes()} {
+	for _, group := range [][]Route{executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(), threadRoutes(), fileRoutes(), mcpRoutes(), keyRoutes(), secretRoutes(), sandboxRoutes(), workerRoutes(), deadLetterRoutes(), storeRoutes(), serverRoutes()} {
 		all = append(all, group...)
 	}
 	return all
@@ -652,6 +652,16 @@ func sandboxRoutes() []Route {
 			Responses: ok("The image as it was.", image), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 	}
+}
+
+func secretRoutes() []Route {
+	return []Route{{
+		Method: http.MethodPost, Path: "/v1/admin/secrets/rotate-key", ID: "rotateSecretsKey", Tag: tagAdmin, Summary: "Rotate the operator's key of secrets",
+		Doc: "Wraps the key that encrypts all secrets again, with the keys that are in --secrets-key now, or by --secrets-command. The secrets stay " +
+			"as they are. 409 if the server has no such key.",
+		Responses: ok("The keys that it is wrapped for.", RotatedKey{"age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p"}),
+		Errors:    []int{http.StatusConflict},
+	}}
 }
 
 func workerRoutes() []Route {

@@ -54,6 +54,9 @@ type Summary struct {
 	MadeAt   time.Time
 	Version  string // of the program that made it
 	Messages int64
+	// DataKey is the wrapped key of the secrets, nil if they are not encrypted. Only a restore
+	// returns it.
+	DataKey []byte
 }
 
 // file writes a backup.

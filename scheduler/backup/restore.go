@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/bullpen-run/bullpen/scheduler/keyring"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
@@ -42,9 +44,13 @@ func Restore(ctx context.Context, a store.Access, cfg store.Config, r io.Reader,
 		return s, err
 	}
 	var pending []jetstream.PubAckFuture
+	var dataKey []byte
 	s, err = read(r, func(e *entry, body []byte) error {
 		if !store.InBackup(e.Subject) {
 			return fmt.Errorf("%w: it has a message on %q", ErrDamaged, e.Subject)
+		}
+		if keyring.IsDataKey(e.Subject) {
+			dataKey = bytes.Clone(body)
 		}
 		ack, err := st.Restore(ctx, e.Subject, store.BackupHeader(e.Header), body, e.Time)
 		if err != nil {
@@ -67,6 +73,7 @@ func Restore(ctx context.Context, a store.Access, cfg store.Config, r io.Reader,
 	if err != nil {
 		return s, fmt.Errorf("restore: %w", err)
 	}
+	s.DataKey = dataKey
 	return s, nil
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/keyring"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
@@ -50,10 +51,10 @@ type Keys struct {
 }
 
 // OpenKeys reads all keys. region is part of the secrets of keys created here.
-func OpenKeys(ctx context.Context, st *store.Store, region string, log *slog.Logger) (*Keys, error) {
+func OpenKeys(ctx context.Context, st *store.Store, ring *keyring.Keyring, region string, log *slog.Logger) (*Keys, error) {
 	k := &Keys{store: st, region: region, byHash: map[string]*storedKey{}}
 	var err error
-	if k.secret, err = hashSecret(ctx, st, log); err != nil {
+	if k.secret, err = hashSecret(ctx, st, ring, log); err != nil {
 		return nil, fmt.Errorf("open the hash secret of API keys: %w", err)
 	}
 	k.cache, err = store.OpenCache(ctx, store.CacheConfig[storedKey]{
@@ -63,22 +64,51 @@ func OpenKeys(ctx context.Context, st *store.Store, region string, log *slog.Log
 }
 
 // hashSecret returns the hash secret, and creates it if there is none. It waits for the leader of the
-// bucket's stream until ctx is done.
-func hashSecret(ctx context.Context, st *store.Store, log *slog.Logger) ([]byte, error) {
+// bucket's stream until ctx is done. A secret that an earlier version stored is encrypted.
+func hashSecret(ctx context.Context, st *store.Store, ring *keyring.Keyring, log *slog.Logger) ([]byte, error) {
 	secret := make([]byte, hashSecretBytes)
 	_, _ = rand.Read(secret) // crypto/rand.Read never returns an error since Go 1.24
+	created, err := encodeHashSecret(ctx, ring, secret)
+	if err != nil {
+		return nil, err
+	}
+	stored, revision := created, uint64(0)
 	waiting := func(err error, _ time.Duration) { log.Warn("waiting for the hash secret of API keys", "error", err) }
-	err := store.Retry{OnRetry: waiting}.Do(ctx, func(ctx context.Context) error {
-		_, err := st.Keys.Create(ctx, hashSecretKey, secret)
+	err = store.Retry{OnRetry: waiting}.Do(ctx, func(ctx context.Context) error {
+		_, err := st.Keys.Create(ctx, hashSecretKey, created)
 		if errors.Is(err, jetstream.ErrKeyExists) {
 			var entry jetstream.KeyValueEntry
 			if entry, err = st.Keys.Get(ctx, hashSecretKey); err == nil {
-				secret = entry.Value()
+				stored, revision = entry.Value(), entry.Revision()
 			}
 		}
 		return err
 	})
-	return secret, err
+	if err != nil {
+		return nil, err
+	}
+	if len(stored) != hashSecretBytes { // encrypted
+		return ring.Open(ctx, hashSecretKey, stored)
+	}
+	if ring.Enabled() {
+		body, err := encodeHashSecret(ctx, ring, stored)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := st.Keys.Update(ctx, hashSecretKey, body, revision); err != nil && !store.IsConflict(err) {
+			return nil, err // else another gateway has encrypted it
+		}
+	}
+	return stored, nil
+}
+
+// encodeHashSecret returns the hash secret as stored. It is longer than hashSecretBytes if it is
+// encrypted.
+func encodeHashSecret(ctx context.Context, ring *keyring.Keyring, secret []byte) ([]byte, error) {
+	if !ring.Enabled() {
+		return secret, nil
+	}
+	return ring.Seal(ctx, hashSecretKey, secret)
 }
 
 // Run applies changes by other gateways until ctx is done.

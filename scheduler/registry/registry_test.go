@@ -20,7 +20,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // keys opens the list like a gateway.
 func keys(t *testing.T, s nats.InProcessConnProvider) *registry.Keys {
 	t.Helper()
-	k, err := registry.OpenKeys(storetest.Context(t), storetest.Open(t, s), "local", storetest.Log(t))
+	k, err := registry.OpenKeys(storetest.Context(t), storetest.Open(t, s), nil, "local", storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}

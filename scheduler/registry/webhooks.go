@@ -19,6 +19,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/keyring"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
@@ -35,18 +36,25 @@ const (
 // deliveries fail. Run must be running for changes to be seen.
 type Webhooks struct {
 	log       *slog.Logger
+	ring      *keyring.Keyring
 	settings  *store.Cache[proto.Webhook]
 	endpoints *store.Cache[proto.Endpoint]
 	byOrg     map[string]map[string]*proto.Endpoint // by organisation and key; guarded by the lock of endpoints
 }
 
-// OpenWebhooks reads all settings and endpoints.
-func OpenWebhooks(ctx context.Context, st *store.Store, log *slog.Logger) (*Webhooks, error) {
-	w := &Webhooks{log: log, byOrg: map[string]map[string]*proto.Endpoint{}}
+// OpenWebhooks reads all settings and endpoints. It encrypts signing secrets that an earlier version
+// stored, if ring has a key.
+func OpenWebhooks(ctx context.Context, st *store.Store, ring *keyring.Keyring, log *slog.Logger) (*Webhooks, error) {
+	w := &Webhooks{log: log, ring: ring, byOrg: map[string]map[string]*proto.Endpoint{}}
 	var err error
 	if w.settings, err = store.OpenCache(ctx, store.CacheConfig[proto.Webhook]{
-		Store: st, Bucket: st.Webhooks, Keys: settingsPrefix + "*", Name: "webhook settings", Decode: decodeSettings, Log: log,
+		Store: st, Bucket: st.Webhooks, Keys: settingsPrefix + "*", Name: "webhook settings",
+		Decode: func(e jetstream.KeyValueEntry) (*proto.Webhook, error) { return w.decodeSettings(ctx, e) },
+		Encode: w.encodeSettings, Log: log,
 	}); err != nil {
+		return nil, err
+	}
+	if err := w.sealSettings(ctx, st); err != nil {
 		return nil, err
 	}
 	w.endpoints, err = store.OpenCache(ctx, store.CacheConfig[proto.Endpoint]{
@@ -78,10 +86,41 @@ func (w *Webhooks) index(key string, _, current *proto.Endpoint) {
 	w.byOrg[org][key] = current
 }
 
+// storedSettings are the settings of an API key as stored. The secrets are in Sealed, or in Webhook
+// without a key of secrets.
+type storedSettings struct {
+	proto.Webhook
+	Sealed []byte `json:"sealed,omitempty"`
+}
+
+// signingSecrets are the encrypted part of storedSettings.
+type signingSecrets struct {
+	Current string `json:"current,omitempty"`
+	Old     string `json:"old,omitempty"`
+}
+
+// sealName is the name with which the secrets of an API key are encrypted.
+func sealName(entry string) string { return "webhook." + entry }
+
+func (w *Webhooks) encodeSettings(ctx context.Context, key string, value *proto.Webhook) (body []byte, err error) {
+	s := storedSettings{Webhook: *value}
+	if w.ring.Enabled() && (s.Secret != "" || s.OldSecret != "") {
+		secrets, err := json.Marshal(signingSecrets{s.Secret, s.OldSecret})
+		if err != nil {
+			return nil, err
+		}
+		if s.Sealed, err = w.ring.Seal(ctx, sealName(key), secrets); err != nil {
+			return nil, err
+		}
+		s.Secret, s.OldSecret = "", ""
+	}
+	return json.Marshal(s)
+}
+
 // decodeSettings decodes stored settings. Fields that an older version did not store have their
 // default values.
-func decodeSettings(e jetstream.KeyValueEntry) (*proto.Webhook, error) {
-	s := proto.DefaultWebhook()
+func (w *Webhooks) decodeSettings(ctx context.Context, e jetstream.KeyValueEntry) (*proto.Webhook, error) {
+	s := storedSettings{Webhook: proto.DefaultWebhook()}
 	err := json.Unmarshal(e.Value(), &s)
 	if err == nil && (s.MaxAttempts < 1 || len(s.Waits) == 0 || s.Timeout <= 0) {
 		err = fmt.Errorf("%d attempts, %d waits, a timeout of %v", s.MaxAttempts, len(s.Waits), time.Duration(s.Timeout))
@@ -89,7 +128,43 @@ func decodeSettings(e jetstream.KeyValueEntry) (*proto.Webhook, error) {
 	if err != nil {
 		return nil, fmt.Errorf("decode webhook settings %s: %w: remove them and set them again", e.Key(), err)
 	}
-	return &s, nil
+	if s.Sealed == nil {
+		return &s.Webhook, nil
+	}
+	var secrets signingSecrets
+	text, err := w.ring.Open(ctx, sealName(e.Key()), s.Sealed)
+	if err == nil {
+		err = json.Unmarshal(text, &secrets)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("decrypt the secrets of webhook settings %s: %w", e.Key(), err)
+	}
+	s.Secret, s.OldSecret = secrets.Current, secrets.Old
+	return &s.Webhook, nil
+}
+
+// sealSettings encrypts the secrets that are stored without encryption.
+func (w *Webhooks) sealSettings(ctx context.Context, st *store.Store) error {
+	if !w.ring.Enabled() {
+		return nil
+	}
+	var open []string
+	err := store.ReadBucket(ctx, st.Webhooks, settingsPrefix+"*", func(e jetstream.KeyValueEntry) {
+		var s storedSettings
+		if e.Operation() == jetstream.KeyValuePut && json.Unmarshal(e.Value(), &s) == nil && (s.Secret != "" || s.OldSecret != "") {
+			open = append(open, e.Key())
+		}
+	})
+	for _, key := range open {
+		if err != nil {
+			break
+		}
+		_, err = w.settings.Update(ctx, key, func(old *proto.Webhook) (*proto.Webhook, error) { return old, nil })
+	}
+	if err != nil {
+		return fmt.Errorf("encrypt the secrets of webhooks: %w", err)
+	}
+	return nil
 }
 
 func decodeEndpoint(e jetstream.KeyValueEntry) (*proto.Endpoint, error) {

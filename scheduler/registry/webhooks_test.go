@@ -22,7 +22,7 @@ import (
 // webhooks opens the settings like a process.
 func webhooks(t *testing.T, s nats.InProcessConnProvider, log *slog.Logger) *registry.Webhooks {
 	t.Helper()
-	w, err := registry.OpenWebhooks(storetest.Context(t), storetest.Open(t, s), log)
+	w, err := registry.OpenWebhooks(storetest.Context(t), storetest.Open(t, s), nil, log)
 	if err != nil {
 		t.Fatal(err)
 	}

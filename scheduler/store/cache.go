@@ -27,6 +27,8 @@ type CacheConfig[T any] struct {
 	Keys   string // pattern of the bucket's keys
 	Name   string // of the values in logs and errors, such as "API keys"
 	Decode func(e jetstream.KeyValueEntry) (*T, error)
+	// Encode, if not nil, encodes values to store. Otherwise they are stored as JSON.
+	Encode func(ctx context.Context, key string, value *T) ([]byte, error)
 	// DropMalformed forgets a value when it is replaced by one that cannot be decoded.
 	DropMalformed bool
 	// OnChange, if not nil, is called under the cache's lock when a value has changed. old or
@@ -234,20 +236,20 @@ func (c *Cache[T]) Refresh(ctx context.Context, key string) error {
 
 // Put stores a value in place of any other.
 func (c *Cache[T]) Put(ctx context.Context, key string, value *T) error {
-	_, err := c.write(key, value, func(body []byte) (uint64, error) { return c.Bucket.Put(ctx, key, body) })
+	_, err := c.write(ctx, key, value, func(body []byte) (uint64, error) { return c.Bucket.Put(ctx, key, body) })
 	return err
 }
 
 // Create stores a value if there is none yet. Otherwise [IsConflict] matches its error.
 func (c *Cache[T]) Create(ctx context.Context, key string, value *T) error {
-	_, err := c.write(key, value, func(body []byte) (uint64, error) { return c.Bucket.Create(ctx, key, body) })
+	_, err := c.write(ctx, key, value, func(body []byte) (uint64, error) { return c.Bucket.Create(ctx, key, body) })
 	return err
 }
 
 // Replace stores a value in place of the one with that revision, and returns the new revision.
 // Otherwise [IsConflict] matches its error. Revision 0 stands for no value.
 func (c *Cache[T]) Replace(ctx context.Context, key string, value *T, revision uint64) (uint64, error) {
-	return c.write(key, value, func(body []byte) (uint64, error) {
+	return c.write(ctx, key, value, func(body []byte) (uint64, error) {
 		if revision == 0 {
 			return c.Bucket.Create(ctx, key, body)
 		}
@@ -256,8 +258,12 @@ func (c *Cache[T]) Replace(ctx context.Context, key string, value *T, revision u
 }
 
 // write stores a value and returns its revision.
-func (c *Cache[T]) write(key string, value *T, put func(body []byte) (uint64, error)) (uint64, error) {
-	body, err := json.Marshal(value)
+func (c *Cache[T]) write(ctx context.Context, key string, value *T, put func(body []byte) (uint64, error)) (uint64, error) {
+	encode := c.Encode
+	if encode == nil {
+		encode = func(context.Context, string, *T) ([]byte, error) { return json.Marshal(value) }
+	}
+	body, err := encode(ctx, key, value)
 	if err != nil {
 		return 0, fmt.Errorf("%s: encode %s: %w", c.Name, key, err)
 	}
@@ -323,7 +329,7 @@ func (c *Cache[T]) UpdateWithAll(ctx context.Context, key string, change func(al
 			value = all[key]
 			return nil
 		}
-		_, err = c.write(key, value, func(body []byte) (uint64, error) {
+		_, err = c.write(ctx, key, value, func(body []byte) (uint64, error) {
 			return decided(ctx, func(ctx context.Context) (uint64, error) {
 				unchanged := jetstream.WithExpectLastSequenceForSubject(last, prefix+c.Keys)
 				ack, err := c.Store.JS.Publish(ctx, prefix+key, body, unchanged)

@@ -116,6 +116,32 @@ func TestDocumentedPermissions(t *testing.T) {
 			t.Error("a worker reads an API key")
 		}
 	}
+	if _, err := gateway.Secrets.Put(ctx, "data_key", []byte("wrapped")); err != nil {
+		t.Errorf("a gateway stores the key of secrets: %v", err)
+	}
+	for name, st := range map[string]*store.Store{"scheduler": scheduler, "webhook": webhook} {
+		if _, err := st.Secrets.Get(ctx, "data_key"); err != nil {
+			t.Errorf("a %s process reads the key of secrets: %v", name, err)
+		}
+		if _, err := st.Secrets.Put(short, "data_key", nil); err == nil {
+			t.Errorf("a %s process changes the key of secrets", name)
+		}
+	}
+	for _, bucket := range []string{"bullpen_keys", "bullpen_webhooks", "bullpen_secrets"} {
+		for _, request := range []struct{ subject, body string }{
+			{"$JS.API.DIRECT.GET.KV_" + bucket + ".$KV." + bucket + ".>", ""},
+			{"$JS.API.DIRECT.GET.KV_" + bucket, `{"seq":1}`},
+			{"$JS.API.STREAM.MSG.GET.KV_" + bucket, `{"seq":1}`},
+			{"$JS.API.CONSUMER.CREATE.KV_" + bucket, "{}"},
+			{"$JS.API.STREAM.SNAPSHOT.KV_" + bucket, `{"deliver_subject":"_INBOX.worker.x"}`},
+		} {
+			denied, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+			if answer, err := worker.Conn.RequestWithContext(denied, request.subject, []byte(request.body)); err == nil {
+				t.Errorf("a worker gets an answer on %s: %s", request.subject, answer.Data)
+			}
+			cancel()
+		}
+	}
 	if err := worker.JS.DeleteStream(short, "BULLPEN_JOBS"); err == nil {
 		t.Error("a worker deletes a stream")
 	}

@@ -32,13 +32,14 @@ type Store struct {
 	DeadLetters jetstream.Stream      // one message per dead letter
 	Deliveries  jetstream.Stream      // one message per delivery
 	Threads     jetstream.Stream      // one message per thread
-	Keys        jetstream.KeyValue    // API keys by id, and the secret they are hashed with
+	Keys        jetstream.KeyValue    // API keys by id, and the secret they are hashed with, encrypted
+	Secrets     jetstream.KeyValue    // the data key of secrets, see package keyring
 	Profiles    jetstream.KeyValue    // sandbox profiles by name
 	Preload     jetstream.KeyValue    // why modules of sandboxes cannot be preloaded; nil in a worker, see PreloadBucket
 	Bindings    jetstream.KeyValue    // idempotency keys
 	Control     jetstream.KeyValue    // elected leaders
 	Images      jetstream.KeyValue    // the catalog of sandbox images
-	Webhooks    jetstream.KeyValue    // webhook settings of API keys with their secrets, and failing endpoints
+	Webhooks    jetstream.KeyValue    // webhook settings of API keys, and failing endpoints
 	Schedules   jetstream.KeyValue    // schedules and what has happened to them
 	Batches     jetstream.KeyValue    // batches and how far they have come
 	Pipelines   jetstream.KeyValue    // runs of pipelines and what has happened to them

@@ -148,3 +148,6 @@ func DrainSubject(worker string) string { return root + "worker." + worker + ".d
 
 // CancelSubject asks a worker to read the record of the execution named in the message.
 func CancelSubject(worker string) string { return root + "worker." + worker + ".cancel" }
+
+// SecretsSubject is the subject of a key in the bucket of secrets.
+func SecretsSubject(key string) string { return "$KV." + secretsName + "." + key }

@@ -13,6 +13,7 @@ const (
 	controlName   = "bullpen_control"
 	preloadName   = "bullpen_preload"
 	bodiesName    = "bullpen_bodies"
+	secretsName   = "bullpen_secrets"
 	restoringName = "BULLPEN_RESTORING" // exists while a backup is being restored
 )
 
@@ -143,6 +144,12 @@ var table = []row{
 		name: "bullpen_keys", holds: "API keys", bucket: func(s *Store) *jetstream.KeyValue { return &s.Keys },
 		retention: untilRemoved, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
+	{
+		name: secretsName, holds: "the data key of secrets, wrapped with the operator's key", bucket: func(s *Store) *jetstream.KeyValue { return &s.Secrets },
+		retention: untilRemoved, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleScheduler: mayLookup, roleWebhook: mayLookup},
+		ownKey: map[string]string{roleScheduler: "data_key", roleWebhook: "data_key"},
 	},
 	{
 		name: "bullpen_profiles", holds: "sandbox profiles", bucket: func(s *Store) *jetstream.KeyValue { return &s.Profiles },

@@ -20,6 +20,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
 	"github.com/bullpen-run/bullpen/scheduler/events"
 	schedulerhistory "github.com/bullpen-run/bullpen/scheduler/history"
+	"github.com/bullpen-run/bullpen/scheduler/keyring"
 	"github.com/bullpen-run/bullpen/scheduler/natsembed"
 	"github.com/bullpen-run/bullpen/scheduler/pipelines"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
@@ -71,7 +72,8 @@ type system struct {
 	disk     *dataDisk // nil if this process stores nothing on it that grows
 	embedded *natsembed.Server
 	store    *store.Store
-	blobs    *blob.Store // nil without the gateway and worker roles
+	keyring  *keyring.Keyring // nil in a process with the worker role alone
+	blobs    *blob.Store      // nil without the gateway and worker roles
 	// storeReady is whether blobs has answered once.
 	storeReady   atomic.Bool
 	queue        *queue.Queue
@@ -111,10 +113,15 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 		}
 	}
 	s.store, err = store.Connect(ctx, access, store.Config{
-		Replicas: cfg.Replicas, Retention: cfg.Retention, AttachOnly: len(cfg.Roles) == 1 && cfg.Has(RoleWorker),
+		Replicas: cfg.Replicas, Retention: cfg.Retention, AttachOnly: cfg.onlyWorks(),
 	}, log)
 	if err != nil {
 		return nil, err
+	}
+	if !cfg.onlyWorks() {
+		if err := s.openKeyring(ctx); err != nil {
+			return nil, err
+		}
 	}
 	s.queue = &queue.Queue{Store: s.store, Rejects: s.rejects}
 	s.threads = &threads.Threads{Store: s.store}

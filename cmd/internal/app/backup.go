@@ -34,5 +34,9 @@ func Restore(ctx context.Context, cfg *Config, r io.Reader) (BackupSummary, erro
 		defer server.Close()
 		access.InProcess = server
 	}
-	return backup.Restore(ctx, access, store.Config{Replicas: cfg.Replicas, Retention: cfg.Retention}, r, log)
+	summary, err := backup.Restore(ctx, access, store.Config{Replicas: cfg.Replicas, Retention: cfg.Retention}, r, log)
+	if err == nil {
+		cfg.warnSecrets(ctx, summary.DataKey, log)
+	}
+	return summary, err
 }

@@ -17,7 +17,7 @@ import (
 func newGateway(t *testing.T) (*system, *registry.Keys, string) {
 	t.Helper()
 	st := storetest.Open(t, storetest.Server(t))
-	keys, err := registry.OpenKeys(storetest.Context(t), st, "local", storetest.Log(t))
+	keys, err := registry.OpenKeys(storetest.Context(t), st, nil, "local", storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func TestRevokedKeysAreLogged(t *testing.T) {
 	if _, err := s.store.Keys.Put(ctx, entry.Key(), bytes.Replace(entry.Value(), []byte(`"revoked_at":null`), []byte(`"revoked_at":"2026-01-02T03:04:05Z"`), 1)); err != nil {
 		t.Fatal(err)
 	}
-	if keys, err = registry.OpenKeys(ctx, s.store, "local", s.log); err != nil {
+	if keys, err = registry.OpenKeys(ctx, s.store, nil, "local", s.log); err != nil {
 		t.Fatal(err)
 	}
 	start("no API key with all rights")

@@ -50,6 +50,9 @@ type Config struct {
 	DiskReserve   proto.Bytes   `name:"disk-reserve" group:"Server" env:"BULLPEN_DISK_RESERVE" default:"0" placeholder:"SIZE" help:"Free space of the disk of the data directory below which no executions and uploads are accepted. At least 64 MiB. 0 is a twentieth of the disk, at most 2 GiB."`
 	ProfileListen string        `name:"profile-listen" group:"Server" env:"BULLPEN_PROFILE_LISTEN" placeholder:"ADDRESS:PORT" help:"Loopback address that serves profiles for go tool pprof, such as 127.0.0.1:6060. Everybody on this machine can read them. Default: none."`
 
+	SecretsKey     string `name:"secrets-key" group:"Secrets" env:"BULLPEN_SECRETS_KEY" placeholder:"FILE" help:"Keys that protect stored secrets, as age-keygen generates them. The same for every gateway, scheduler and webhook process. Without them, secrets and API keys cannot be used. Default: secrets.key in the data directory, created at the first start, with an embedded NATS; no encryption with another."`
+	SecretsCommand string `name:"secrets-command" group:"Secrets" env:"BULLPEN_SECRETS_COMMAND" placeholder:"FILE" help:"Program that protects stored secrets instead of --secrets-key, such as with a key management service. It is run with the argument wrap or unwrap, and encrypts or decrypts its standard input to its standard output."`
+
 	NATS `embed:""`
 
 	RedisURL string `name:"redis" secret:"urls" group:"Redis" env:"BULLPEN_REDIS" placeholder:"URL" help:"Redis for timers: redis://HOST:PORT/DB, or rediss:// for TLS. Other users of this machine can read flags: put a password in the environment variable. Default: embedded in this process."`
@@ -142,6 +145,9 @@ func (c *Config) Address() string {
 // Has reports whether this process has the role.
 func (c *Config) Has(role Role) bool { return slices.Contains(c.Roles, role) }
 
+// onlyWorks reports whether this process has the worker role alone.
+func (c *Config) onlyWorks() bool { return len(c.Roles) == 1 && c.Has(RoleWorker) }
+
 var regionPattern = regexp.MustCompile(`^[a-z0-9]+$`)
 
 // UIDsPerSlot is the number of user ids of a jail: one for its init, one for the program.
@@ -178,6 +184,7 @@ func (c *Config) Validate() error {
 		setting("tls-cert", (c.TLSCert == "") == (c.TLSKey == ""), "--tls-cert and --tls-key go together: set both or neither"),
 		c.validateNetworks(),
 		c.validateStore(),
+		setting("secrets-command", c.SecretsCommand == "" || c.SecretsKey == "", "does not go with --secrets-key: give one of the two"),
 		c.validateAutoscale(),
 		c.validateHistory(),
 		setting("thread-expiry", c.ThreadExpiry >= 0, "%s must not be negative: give a time such as 720h, or 0 to keep threads forever", c.ThreadExpiry),

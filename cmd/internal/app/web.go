@@ -37,7 +37,7 @@ const (
 
 // gateway returns the server of the gateway role, and the parts that it needs.
 func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
-	keys, err := registry.OpenKeys(ctx, s.store, s.cfg.Region, s.log)
+	keys, err := registry.OpenKeys(ctx, s.store, s.keyring, s.cfg.Region, s.log)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -70,7 +70,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Submissions: &submit.Submitter{
 			Jobs: s.queue, Bindings: &registry.Bindings{Store: s.store}, Threads: s.threads, DeadLetters: letters, Log: s.log,
 		},
-		Jobs: queued{s.queue}, History: s.history, Workers: s.queue, Queue: s.queue, Schedules: s.schedules, Pipelines: s.pipelines, Batches: batchStore{s.batches}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys,
+		Jobs: queued{s.queue}, History: s.history, Workers: s.queue, Queue: s.queue, Schedules: s.schedules, Pipelines: s.pipelines, Batches: batchStore{s.batches}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, SecretsKey: s.keyring,
 		Profiles: profiles, Preload: &registry.PreloadFailures{Store: s.store}, Images: images, ImageAdmin: images, Default: s.defaultProfile(),
 		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
 		Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: versions,

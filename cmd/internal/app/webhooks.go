@@ -35,7 +35,7 @@ func (s *system) openWebhooks(ctx context.Context) (*webhooks, error) {
 	for _, w := range urls.Warnings() {
 		s.log.Warn(w + ": for development and private networks only")
 	}
-	settings, err := registry.OpenWebhooks(ctx, s.store, s.log)
+	settings, err := registry.OpenWebhooks(ctx, s.store, s.keyring, s.log)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,63 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+
+	"github.com/bullpen-run/bullpen/cmd/internal/secretskey"
+	"github.com/bullpen-run/bullpen/scheduler/keyring"
+)
+
+// secretsKeyFile is the default file of the key of secrets, in the data directory.
+const secretsKeyFile = "secrets.key"
+
+// wrapper returns what protects the data key of secrets, nil if the operator gave no key.
+func (c *Config) wrapper() keyring.Wrapper {
+	switch file := c.secretsKey(); {
+	case c.SecretsCommand != "":
+		return secretskey.Command{Path: c.SecretsCommand}
+	case file != "":
+		return secretskey.File{Path: file}
+	default:
+		return nil
+	}
+}
+
+// secretsKey returns the path of the key file, empty for none.
+func (c *Config) secretsKey() string {
+	if c.SecretsKey == "" && c.SecretsCommand == "" && c.Embedded() {
+		return filepath.Join(c.Data, secretsKeyFile)
+	}
+	return c.SecretsKey
+}
+
+// openKeyring opens the key of secrets, and creates its default file if nothing is encrypted yet.
+func (s *system) openKeyring(ctx context.Context) (err error) {
+	if s.cfg.SecretsKey == "" && s.cfg.SecretsCommand == "" && s.cfg.Embedded() {
+		exists, err := keyring.Exists(ctx, s.store)
+		if err == nil && !exists {
+			err = secretskey.File{Path: s.cfg.secretsKey()}.Create()
+		}
+		if err != nil {
+			return fmt.Errorf("create the key of secrets: %w", err)
+		}
+	}
+	s.keyring, err = keyring.Open(ctx, s.store, s.cfg.wrapper(), s.cfg.Has(RoleGateway), s.log)
+	if err == nil && s.cfg.Has(RoleGateway) && !s.keyring.Enabled() {
+		s.log.Warn("secrets are stored without encryption: set --secrets-key or --secrets-command, the same for every gateway, scheduler and webhook process")
+	}
+	return err
+}
+
+// warnSecrets logs that a server on a restored backup would lack the operator's key. dataKey is that
+// of the backup, nil for none.
+func (c *Config) warnSecrets(ctx context.Context, dataKey []byte, log *slog.Logger) {
+	if dataKey == nil {
+		return
+	}
+	if err := keyring.Check(ctx, dataKey, c.wrapper()); err != nil {
+		log.Warn("key of secrets missing: no server starts here without it", "error", err)
+	}
+}
