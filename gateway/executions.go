@@ -26,6 +26,11 @@ func (s *Server) lookup(r *http.Request) (*proto.Record, error) {
 	if err != nil {
 		return nil, proto.ErrNotFound
 	}
+	return s.find(r, id)
+}
+
+// find returns an execution, or ErrNotFound also if it belongs to another organisation.
+func (s *Server) find(r *http.Request, id proto.TraceID) (*proto.Record, error) {
 	i := infoOf(r.Context())
 	record, err := s.Jobs.Lookup(r.Context(), id)
 	if err != nil {
@@ -134,18 +139,46 @@ func (s *Server) getOutput(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	sse := preferred(r.Header, typeNDJSON, typeSSE) == typeSSE
-	if id := r.Header.Get("Last-Event-ID"); sse && id != "" {
-		// It is newer than the query, which a browser repeats when it reconnects.
-		n, err := strconv.ParseUint(id, 10, 63)
-		if err != nil || n > api.MaxWhole {
-			return proto.FieldErrorf("Last-Event-ID", "must be the id of an event of this execution")
+	resumed := false
+	if sse {
+		if after, resumed, err = lastEventID(r, after); err != nil {
+			return err
 		}
-		after = int64(n)
 	}
 	record, err := s.lookup(r)
 	if err != nil {
 		return err
 	}
+	if resumed && endedBy(record, after) {
+		w.WriteHeader(http.StatusNoContent)
+		return nil
+	}
+	return s.streamOutput(w, r, record, after, live, sse)
+}
+
+// lastEventID returns the number in the Last-Event-ID header, or after if there is none. The header
+// is newer than the query, which a browser repeats when it reconnects.
+func lastEventID(r *http.Request, after int64) (last int64, resumed bool, err error) {
+	id := r.Header.Get("Last-Event-ID")
+	if id == "" {
+		return after, false, nil
+	}
+	n, err := strconv.ParseUint(id, 10, 63)
+	if err != nil || n > api.MaxWhole {
+		return 0, false, proto.FieldErrorf("Last-Event-ID", "must be the id of an event of this execution")
+	}
+	return int64(n), true, nil
+}
+
+// endedBy reports whether an execution has no events after a number. A browser that reconnects then
+// must be told to stop, as it does not know which event is the last.
+func endedBy(record *proto.Record, after int64) bool {
+	return record.Status.Terminal() && after >= record.ResultSeq
+}
+
+// streamOutput streams the events of an execution after a number. Unless live, it ends with the
+// present last event.
+func (s *Server) streamOutput(w http.ResponseWriter, r *http.Request, record *proto.Record, after int64, live, sse bool) error {
 	tail, err := s.Events.Follow(r.Context(), record.TraceID, after)
 	if err != nil {
 		return fmt.Errorf("follow %s: %w", record.TraceID, err)

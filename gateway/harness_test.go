@@ -48,7 +48,8 @@ type harness struct {
 	log       *syncBuffer
 }
 
-func newHarness(t *testing.T) *harness {
+// newHarness starts a server. set, if given, changes its fields first.
+func newHarness(t *testing.T, set ...func(*Server)) *harness {
 	t.Helper()
 	q := newStub()
 	log := &syncBuffer{}
@@ -66,6 +67,9 @@ func newHarness(t *testing.T) *harness {
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "bullpen_up 1\n") }),
 		Default: proto.DefaultProfile(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, Retention: 7 * 24 * time.Hour, MaxBody: DefaultMaxBody, Memory: 1 << 30,
 		UpgradeURL: "https://example.com/upgrade", Version: "1.2.3", StoreReady: func() bool { return true },
+	}
+	for _, f := range set {
+		f(h.server)
 	}
 	listener := &memListener{conns: make(chan net.Conn), closed: make(chan struct{})}
 	h.dial = listener.dial

@@ -92,7 +92,9 @@ type Server struct {
 	PublicURL   string        // the address for URLs of files, without a final slash; empty for the Host of the request
 	// TrustedProxies are the addresses whose X-Forwarded-Proto is the scheme of URLs of files.
 	TrustedProxies []netip.Prefix
-	// URLSecret signs the URLs of files. All gateways have the same random secret.
+	// CORSOrigins are the origins whose web pages may call this server, such as https://example.com.
+	CORSOrigins []string
+	// URLSecret signs the URLs of files and streams. All gateways have the same random secret.
 	URLSecret *[32]byte
 	// Unfit returns the reason why the worker in this process accepts no jobs, or "" if it accepts
 	// them. Unfit is nil in a process without a worker.
@@ -127,7 +129,7 @@ func (s *Server) Leave() { s.leave() }
 func (s *Server) Handler() http.Handler {
 	s.leaving, s.leave = context.WithCancel(context.Background())
 	root := chi.NewRouter()
-	root.Use(s.observe)
+	root.Use(s.observe, s.cors)
 	root.NotFound(s.handle(func(http.ResponseWriter, *http.Request) error { return errNoRoute }))
 	root.MethodNotAllowed(s.handle(methodNotAllowed(root)))
 
@@ -147,6 +149,7 @@ func (s *Server) Handler() http.Handler {
 func (s *Server) routeAPI(r chi.Router) {
 	handlers := map[string]func(http.ResponseWriter, *http.Request) error{
 		"execute": s.execute, "getExecution": s.getExecution, "getOutput": s.getOutput, "cancelExecution": s.cancelExecution,
+		"streamURL": s.streamURL, "getStream": s.getStream,
 		"listExecutions": s.listExecutions,
 		"getDelivery":    s.getDelivery, "replayDelivery": s.replayDelivery, "getWebhook": s.getWebhook, "putWebhook": s.putWebhook,
 		"patchWebhook": s.patchWebhook, "deleteWebhook": s.deleteWebhook, "rotateWebhook": s.rotateWebhook, "testWebhook": s.testWebhook,

@@ -44,8 +44,25 @@ func (g *grant) token(secret [32]byte) string {
 		grantForm, g.method, g.key, g.org, g.thread, strconv.FormatInt(g.size, 10), strconv.FormatInt(g.expiresAt.Unix(), 10),
 		g.path, // last, because it may have line breaks
 	}, "\n")
+	return signedText(secret, text)
+}
+
+// signedText returns text and its signature for a URL.
+func signedText(secret [32]byte, text string) string {
 	encode := base64.RawURLEncoding.EncodeToString
 	return encode([]byte(text)) + "." + encode(signature(secret, text))
+}
+
+// verifyText returns the text in a result of signedText. ok is false for other tokens.
+func verifyText(secret [32]byte, token string) (text string, ok bool) {
+	body, sum, _ := strings.Cut(token, ".")
+	decode := base64.RawURLEncoding.Strict().DecodeString
+	raw, err := decode(body)
+	if err != nil {
+		return "", false
+	}
+	mac, err := decode(sum)
+	return string(raw), err == nil && hmac.Equal(mac, signature(secret, string(raw)))
 }
 
 func signature(secret [32]byte, text string) []byte {
@@ -62,18 +79,12 @@ var (
 // parseGrant returns the grant of a token that is valid at a time. It returns errBadURL or
 // errOldURL if the token is not.
 func parseGrant(secret [32]byte, token string, now time.Time) (*grant, error) {
-	body, sum, _ := strings.Cut(token, ".")
-	decode := base64.RawURLEncoding.Strict().DecodeString
-	text, err := decode(body)
-	if err != nil {
-		return nil, errBadURL
-	}
-	mac, err := decode(sum)
-	if err != nil || !hmac.Equal(mac, signature(secret, string(text))) {
+	text, ok := verifyText(secret, token)
+	if !ok {
 		return nil, errBadURL
 	}
 	const fields = 8
-	parts := strings.SplitN(string(text), "\n", fields)
+	parts := strings.SplitN(text, "\n", fields)
 	if len(parts) != fields || parts[0] != grantForm {
 		return nil, errBadURL
 	}

@@ -169,3 +169,9 @@ type ResultEvent struct {
 	OutputTruncated bool            `json:"output_truncated"`
 	Seq             int64           `json:"seq" minimum:"0"`
 }
+
+// StreamURL is a URL that needs no API key.
+type StreamURL struct {
+	URL       string `json:"url" doc:"Absolute."`
+	ExpiresAt Time   `json:"expires_at" doc:"When the request must have begun."`
+}

@@ -158,6 +158,9 @@ func exampleResult() proto.Result {
 	return r
 }
 
+// noMoreEvents stops the EventSource of a browser.
+var noMoreEvents = Response{Status: http.StatusNoContent, Doc: "Last-Event-ID is that of the last event of an execution that has ended."}
+
 func executionRoutes() []Route {
 	result, start := exampleResult(), exampleTime()
 	ended := start.Add(25 * time.Millisecond)
@@ -226,8 +229,24 @@ func executionRoutes() []Route {
 			},
 			Responses: []Response{{Status: http.StatusOK, Doc: "The events. In an event stream the id is the seq.", Text: map[string]string{
 				typeNDJSON: exampleStream, typeSSE: exampleEventStream,
-			}}},
+			}}, noMoreEvents},
 			Errors: []int{http.StatusNotFound},
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/executions/{id}/stream_url", ID: "streamURL", Tag: tagExecutions, Summary: "Get a URL to follow the output with", PathDoc: traceID, Traced: true,
+			Doc: "For EventSource in a browser, which sends no API key. The URL is valid for 15 minutes; a stream that has begun goes on. It ends when the key that asked for it " +
+				"is revoked.",
+			Responses: ok("The URL.", StreamURL{URL: "https://bullpen.example.com/v1/streams/YnVsbHBlbi4.c2ln", ExpiresAt: Time{ended}}), Errors: []int{http.StatusNotFound, http.StatusBadRequest},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/streams/{token}", ID: "getStream", Tag: tagExecutions, Summary: "Follow the output of an execution by a signed URL", Public: true,
+			PathDoc: "The last part of a signed URL.", Traced: true,
+			Params: []Param{
+				query("after_seq", "The seq of the last event that the client has.", object{"type": "integer", "minimum": 0, "maximum": MaxWhole, "default": 0}),
+				header("Last-Event-ID", "Has precedence over after_seq.", object{"type": "integer", "minimum": 0, "maximum": MaxWhole}),
+			},
+			Responses: []Response{{Status: http.StatusOK, Doc: "The events. The id is the seq.", Text: map[string]string{typeSSE: exampleEventStream}}, noMoreEvents},
+			Errors:    []int{http.StatusForbidden, http.StatusNotFound},
 		},
 		{
 			Method: http.MethodPost, Path: "/v1/executions/{id}/cancel", ID: "cancelExecution", Tag: tagExecutions, Summary: "End an execution", PathDoc: traceID, Traced: true,

@@ -169,3 +169,15 @@ func TestTLSSettings(t *testing.T) {
 		t.Errorf("no files: %v", err)
 	}
 }
+
+func TestOrigins(t *testing.T) {
+	for _, origin := range []string{"*", "null", "app.example.com", "https://app.example.com/", "https://a@app.example.com", "https://", "ftp://x"} {
+		if _, err := ParseConfig([]string{"--cors-origins", origin}); err == nil || !strings.Contains(err.Error(), "must be the origin of a page") {
+			t.Errorf("%q: %v", origin, err)
+		}
+	}
+	c, err := ParseConfig([]string{"--cors-origins", "https://app.example.com,http://localhost:3000"})
+	if err != nil || len(c.CORSOrigins) != 2 {
+		t.Errorf("%v %v", c, err)
+	}
+}

@@ -83,6 +83,7 @@ type Config struct {
 	Instance       string         `name:"instance" env:"BULLPEN_INSTANCE" hidden:"" help:"Name of this process, unique among all. Default: the name of the host and a random part."`
 	BootstrapKey   string         `name:"bootstrap-key" secret:"value" env:"BULLPEN_BOOTSTRAP_KEY" hidden:"" help:"The first API key, sk-REGION-TOKEN, with all rights. Not a flag, because other users of the machine could read it. Default: generated at the first start and written to bootstrap.key in the data directory."`
 	UpgradeURL     string         `name:"upgrade-url" group:"Server" env:"BULLPEN_UPGRADE_URL" default:"https://github.com/bullpen-run/bullpen#plans" placeholder:"URL" help:"URL in error messages about the limits of a plan."`
+	CORSOrigins    []string       `name:"cors-origins" group:"Server" env:"BULLPEN_CORS_ORIGINS" placeholder:"ORIGIN" help:"Origins whose web pages may call the API with a key that they have, such as https://app.example.com, separated by commas. Default: none."`
 	TLSCert        string         `name:"tls-cert" group:"Server" env:"BULLPEN_TLS_CERT" placeholder:"FILE" help:"Certificate of the HTTP server with its chain, PEM. It is loaded again when the file changes. Without it the server speaks plain HTTP."`
 	TLSKey         string         `name:"tls-key" group:"Server" env:"BULLPEN_TLS_KEY" placeholder:"FILE" help:"Key of the certificate, PEM."`
 	TrustedProxies []netip.Prefix `name:"trusted-proxies" group:"Server" env:"BULLPEN_TRUSTED_PROXIES" placeholder:"CIDR" help:"Address ranges of proxies that terminate TLS. Their X-Forwarded-Proto is the scheme of URLs of files without --public-url. Default: none."`
@@ -181,6 +182,7 @@ func (c *Config) Validate() error {
 		setting("output-budget", c.OutputBudget >= 0, "%d bytes must not be negative: give a size such as 1GiB, or 0 for no limit", int64(c.OutputBudget)),
 		c.validateUpgradeURL(),
 		c.validatePublicURL(),
+		c.validateOrigins(),
 		setting("tls-cert", (c.TLSCert == "") == (c.TLSKey == ""), "--tls-cert and --tls-key go together: set both or neither"),
 		c.validateNetworks(),
 		c.validateStore(),
@@ -248,6 +250,16 @@ func (c *Config) validatePublicURL() error {
 	ok := err == nil && u.Hostname() != "" && (u.Scheme == "https" || u.Scheme == "http") && u.User == nil && u.Opaque == "" &&
 		!strings.ContainsAny(c.PublicURL, "?#") && !strings.HasSuffix(c.PublicURL, "/")
 	return setting("public-url", ok, "must be an http or https URL such as https://bullpen.example.com, without a trailing slash, user, query or fragment")
+}
+
+func (c *Config) validateOrigins() error {
+	for _, origin := range c.CORSOrigins {
+		u, err := url.Parse(origin)
+		if err != nil || (u.Scheme != "https" && u.Scheme != "http") || u.Hostname() == "" || origin != u.Scheme+"://"+u.Host {
+			return setting("cors-origins", false, "%q must be the origin of a page, such as https://app.example.com, without a path and without *", origin)
+		}
+	}
+	return nil
 }
 
 // validateNetworks checks the settings of webhooks and the ranges of addresses.

@@ -75,7 +75,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
 		Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: versions,
 		DeadLetters: letters, Backups: &backup.Maker{Store: s.store, Version: Version()},
-		Home: s.cfg.Home, PublicURL: s.cfg.PublicURL, TrustedProxies: s.cfg.TrustedProxies, URLSecret: keys.Derived("URLs of files"),
+		Home: s.cfg.Home, PublicURL: s.cfg.PublicURL, TrustedProxies: s.cfg.TrustedProxies, CORSOrigins: s.cfg.CORSOrigins, URLSecret: keys.Derived("URLs of files"),
 		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone,
 		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, Retention: s.cfg.Retention, MaxBody: gateway.DefaultMaxBody, Memory: s.cfg.requestMemory(),
 		UpgradeURL: s.cfg.UpgradeURL, Version: Version(), Unfit: s.health.reason, StoreReady: s.storeReady.Load, DiskFull: s.disk.full,

@@ -1,0 +1,95 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+const (
+	// streamPath is the prefix of signed URLs of streams.
+	streamPath = "/v1/streams/"
+	// streamForm is the version of the signed text of a stream, as [grantForm] is that of a file.
+	streamForm = "bullpen-stream-1"
+)
+
+var (
+	errBadStream = api.Errorf(api.CodeForbidden, "this URL was not made by this server; ask for one at /v1/executions/{id}/stream_url")
+	errOldStream = api.Errorf(api.CodeForbidden, "this URL has expired, or the API key that asked for it was revoked; ask for another at /v1/executions/{id}/stream_url")
+)
+
+// streamURL answers with a URL under which the output of an execution can be followed without an API
+// key.
+func (s *Server) streamURL(w http.ResponseWriter, r *http.Request) error {
+	record, err := s.lookup(r)
+	if err != nil {
+		return err
+	}
+	base, err := s.baseURL(r)
+	if err != nil {
+		return err
+	}
+	expires := time.Now().Add(urlLife).Truncate(time.Second)
+	text := strings.Join([]string{
+		streamForm, infoOf(r.Context()).key.ID, string(record.TraceID), strconv.FormatInt(expires.Unix(), 10),
+	}, "\n")
+	return writeValue(w, http.StatusOK, api.StreamURL{URL: base + streamPath + signedText(*s.URLSecret, text), ExpiresAt: api.Time{Time: expires}})
+}
+
+// checkStream returns the API key and the execution of a signed URL. It returns errBadStream or
+// errOldStream unless the URL and its key are valid.
+func (s *Server) checkStream(token string) (*proto.Key, proto.TraceID, error) {
+	text, ok := verifyText(*s.URLSecret, token)
+	const fields = 4
+	parts := strings.Split(text, "\n")
+	if !ok || len(parts) != fields || parts[0] != streamForm {
+		return nil, "", errBadStream
+	}
+	expires, err := strconv.ParseInt(parts[3], 10, 64)
+	if err != nil {
+		return nil, "", fmt.Errorf("parse a signed stream: %w", err)
+	}
+	key, ok := s.Keys.Key(parts[1])
+	if !ok || key.RevokedAt != nil || !time.Now().Before(time.Unix(expires, 0)) {
+		return nil, "", errOldStream
+	}
+	return key, proto.TraceID(parts[2]), nil
+}
+
+// getStream streams the events of an execution to the EventSource of a browser.
+func (s *Server) getStream(w http.ResponseWriter, r *http.Request) error {
+	after, err := queryInt(r, "after_seq", 0, api.MaxWhole, 0)
+	if err != nil {
+		return err
+	}
+	after, resumed, err := lastEventID(r, after)
+	if err != nil {
+		return err
+	}
+	key, id, err := s.checkStream(chi.URLParam(r, "token"))
+	if err != nil {
+		return err
+	}
+	i := infoOf(r.Context())
+	i.key = *key
+	if !s.reserve(i, requestCost) {
+		return errOverloaded
+	}
+	defer s.shrink(i, 0)
+	record, err := s.find(r, id)
+	if err != nil {
+		return err
+	}
+	if resumed && endedBy(record, after) {
+		w.WriteHeader(http.StatusNoContent)
+		return nil
+	}
+	return s.streamOutput(w, r, record, after, true, true)
+}
