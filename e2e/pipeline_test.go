@@ -31,9 +31,15 @@ func testPipelines(t *testing.T, p *programs) {
 	if err != nil || !strings.Contains(string(report), "| test_rounds | ok |") {
 		t.Errorf("%v: %s", err, report)
 	}
-	printed = sys.command(t, sys.key, "ci", "run", "--no-input", "../examples/matrix/ci.yaml")
+	junit := filepath.Join(out, "junit.xml")
+	printed = sys.command(t, sys.key, "ci", "run", "--no-input", "--junit", junit, "../examples/matrix/ci.yaml")
 	expect(printed, "ZeroDivisionError", "test (divisor=0,base=6): failed with exit code 1", "publish: skipped", "a cell has failed",
 		"divisor=2,base=7: 7 / 2 = 3.5", ": failed, ")
+	xml, err := os.ReadFile(junit)
+	if err != nil {
+		t.Error(err)
+	}
+	expect(string(xml), `<testsuite name="test" tests="6" failures="1" errors="0" skipped="0"`, "ZeroDivisionError", `<skipped message="a step that it needs did not succeed">`)
 
 	sys.front.kill()
 	sys.startDying(t, fault.AfterStepBeforeState, sys.startFront)

@@ -33,6 +33,7 @@ interrupted. The run goes on after an interruption: see bullpen ci attach and bu
 
 // ciOutput has the flags of commands that follow a run.
 type ciOutput struct {
+	ciReports `embed:""`
 	Artifacts string `placeholder:"DIR" help:"Save the artifacts below this directory, as STEP/ARTIFACT/PATH or STEP/CELL/ARTIFACT/PATH."`
 }
 
@@ -55,6 +56,7 @@ Exit codes: ` + ciExitCodesHelp + `
 Examples:
 
   bullpen ci run ci.yaml
+  bullpen ci run --junit junit.xml --html report.html ci.yaml
   TOKEN=… bullpen ci run --ref main --artifacts out ci.yaml`
 }
 
@@ -243,6 +245,9 @@ func (f *ciFollower) finish(ctx context.Context, run *client.WholePipeline, raw 
 			return unknownOutcome(err)
 		}
 	}
+	if err := out.save(ctx, f.api, run); err != nil {
+		return unknownOutcome(err)
+	}
 	if f.json {
 		if err := printRaw(f.out, raw); err != nil {
 			return err
@@ -355,13 +360,22 @@ func (c *ciListCommand) Run(ctx context.Context, s streams) error {
 }
 
 type ciShowCommand struct {
-	remote `embed:""`
-	runArg `embed:""`
+	remote    `embed:""`
+	ciReports `embed:""`
+	runArg    `embed:""`
+}
+
+func (*ciShowCommand) Help() string {
+	return "Reports of a run that goes on have its steps as they are now."
 }
 
 func (c *ciShowCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) (*client.WholePipeline, json.RawMessage, error) {
-		return api.Pipeline(ctx, c.ID)
+		run, raw, err := api.Pipeline(ctx, c.ID)
+		if err == nil {
+			err = c.save(ctx, api, run)
+		}
+		return run, raw, err
 	}, printPipeline)
 }
 

@@ -102,6 +102,7 @@ func (s *stub) handler() http.Handler {
 	s.threadRoutes(mux)
 	s.deadLetterRoutes(mux)
 	s.batchRoutes(mux)
+	s.pipelineRoutes(mux)
 	mux.HandleFunc("GET /v1/admin/images", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"images":[`+stubImage+`]}`)
 	})
