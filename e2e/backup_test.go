@@ -41,6 +41,12 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	h := newHold()
 	running := []string{sys.submit(bash(h.code())), sys.submit(bash(h.code()).of("notebook"))}
 	h.reached(t, 2)
+	const items = 30
+	var batch struct{ ID, Status string }
+	sys.do(http.MethodPost, "/v1/batches", batchOf(t, items, request{
+		"metadata": map[string]string{"of": "backup"}, "webhook_url": hook.url + "/200", "request": bash("echo $1"),
+	})).into(t, &batch)
+	kept := sys.keptSchedule(t, 2)
 	queued := []string{sys.submit(bash("echo queued")), sys.submit(bash("echo queued").of("second")), sys.submit(bash("cat notes; exit 0"))}
 
 	// Executions that arrive during the backup may or may not be in it.
@@ -145,6 +151,13 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	if r := other.get(execution(theirs)); !strings.Contains(string(r.body), "theirs") {
 		t.Errorf("with a key made before: %s", r)
 	}
+	eventually(t, "the batch goes on and ends", func() (bool, any) {
+		r := sys.get("/v1/batches/" + batch.ID)
+		r.into(t, &batch)
+		return batch.Status == "completed", r
+	})
+	checkBatchResults(t, sys.get("/v1/batches/"+batch.ID+"/results").body, items)
+	kept.finish(t, sys.api)
 	for _, id := range queued {
 		if rec := sys.ended(id); rec.Attempt != 1 || rec.ErrorCode != nil {
 			t.Errorf("queued before: %s", rec)

@@ -115,7 +115,7 @@ func singleTests() map[string]func(*testing.T, *programs) {
 		"dispatcher-killed": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, topology{separate: true}) },
 		"batches":           testBatches, "drain-async": testDrainAsync, "durable-writes": testDurableWrites, "golden": testGolden, "idle-streams": testIdleStreams, "image": testImage,
 		"no-faults": testNoFaults, "no-nsjail": testNoNsjail, "no-worker": testNoWorker, "output-budget": testOutputBudget, "overload": testOverload, "pipelines": testPipelines, "redis": testRedis,
-		"schedules": testSchedules, "server-lost": testServerLost, "slow-reader": testSlowReader, "thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
+		"schedules": testSchedules, "schedules-killed": testSchedulesKilled, "server-lost": testServerLost, "slow-reader": testSlowReader, "thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
 		"threads-frozen": testThreadsFrozen, "threads-store-fails": testThreadsStoreFails, "two-gateways": testTwoGateways,
 		"worker-first": testWorkerFirst, "worker-frozen": testWorkerFrozen, "workers-lost": testWorkersLost,
 	}

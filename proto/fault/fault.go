@@ -4,7 +4,7 @@
 //
 //	BULLPEN_CRASH_AT=POINT[:N]  the process kills itself the Nth time it passes that point, the first time by default
 //
-// A name that is not among [Points] or [BatchPoints] ends the process when it starts, with exit code 2.
+// A name that is not among [Points], [BatchPoints] or [SchedulePoints] ends the process when it starts, with exit code 2.
 package fault
 
 // Point is a step of an execution at which a process can die. Its name states the last completed
@@ -73,6 +73,25 @@ const (
 	// AfterBatchBeforeDelivery is in the engine: the end of the batch is stored, its webhook is not.
 	AfterBatchBeforeDelivery Point = "after_batch_before_delivery"
 )
+
+// Points of schedules.
+const (
+	// AfterDueBeforeTick is in the runner: a tick is due, and its execution is not submitted.
+	AfterDueBeforeTick Point = "after_due_before_tick"
+	// AfterTickBeforeState is in the runner: the execution of a tick is accepted, and the state of the
+	// schedule does not say so.
+	AfterTickBeforeState Point = "after_tick_before_state"
+	// AfterRefusalBeforeState is in the runner: the execution of a tick was refused and its webhook is
+	// stored, and the state of the schedule does not say so.
+	AfterRefusalBeforeState Point = "after_refusal_before_state"
+	// AfterStateBeforeNextTick is in the runner: a tick is handled and the state says so.
+	AfterStateBeforeNextTick Point = "after_state_before_next_tick"
+)
+
+// SchedulePoints returns the points of schedules.
+func SchedulePoints() []Point {
+	return []Point{AfterDueBeforeTick, AfterTickBeforeState, AfterRefusalBeforeState, AfterStateBeforeNextTick}
+}
 
 // BatchPoints returns the points of batches.
 func BatchPoints() []Point {

@@ -171,6 +171,26 @@ func TestEveryStreamIsDeclared(t *testing.T) {
 	}
 }
 
+// A state that is newer than the records would name executions and webhooks that the backup lacks.
+func TestStatesAreReadBeforeWhatTheyName(t *testing.T) {
+	st := storetest.Open(t, storetest.Server(t))
+	streams, err := st.BackupStreams(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]int{}
+	for i, s := range streams {
+		names[s.CachedInfo().Config.Name] = i + 1
+	}
+	for _, state := range []string{"KV_bullpen_schedules", "KV_bullpen_batches", "KV_bullpen_pipelines"} {
+		for _, named := range []string{"BULLPEN_JOBS", "BULLPEN_DELIVERIES", "BULLPEN_EXECS", "KV_bullpen_bindings"} {
+			if names[state] == 0 || names[state] >= names[named] {
+				t.Errorf("%s is read as number %d, %s as number %d", state, names[state], named, names[named])
+			}
+		}
+	}
+}
+
 func FuzzCheck(f *testing.F) {
 	f.Add(compressed(f, `{"bullpen_backup":1}`+"\n"+`{"subject":"bullpen.dead.x","bytes":1}`+"\nx"+`{"end":1}`+"\n"))
 	f.Add([]byte("x"))

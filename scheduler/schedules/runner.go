@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/scheduler/leader"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
@@ -127,6 +128,7 @@ func (r *Runner) handle(ctx context.Context, d *definition) error {
 		}
 	}
 	for _, tick := range next.start {
+		fault.Here(fault.AfterDueBeforeTick)
 		run := proto.ScheduleRun{Tick: tick, At: now.UTC(), Outcome: proto.RunStarted}
 		if run.TraceID, run.Reason, err = r.Executions.StartScheduled(ctx, &d.Schedule, tick); err != nil {
 			return fmt.Errorf("start the execution of %s: %w", tick.Format(time.RFC3339), err)
@@ -137,10 +139,16 @@ func (r *Runner) handle(ctx context.Context, d *definition) error {
 				return fmt.Errorf("report the failure of %s: %w", tick.Format(time.RFC3339), err)
 			}
 			r.Log.Warn("execution of a schedule refused", "schedule", d.ID, "org", d.Org, "tick", tick, "reason", run.Reason)
+			fault.Here(fault.AfterRefusalBeforeState)
+		} else {
+			fault.Here(fault.AfterTickBeforeState)
 		}
 		next.state.Add(run)
 	}
 	_, err = r.Schedules.states.Replace(ctx, key, &next.state, revision)
+	if err == nil && len(next.start) > 0 {
+		fault.Here(fault.AfterStateBeforeNextTick)
+	}
 	if err == nil && r.Schedules.definitions.Get(definitionKey(d.Org, d.ID)) == nil { // removed meanwhile
 		_, err = r.Schedules.states.Remove(ctx, key, nil)
 	}

@@ -99,6 +99,21 @@ type row struct {
 // that it has access to, and never creates one.
 var table = []row{
 	{
+		name: "bullpen_schedules", holds: "schedules, and what has happened to them", bucket: func(s *Store) *jetstream.KeyValue { return &s.Schedules },
+		retention: untilRemoved, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
+	{
+		name: "bullpen_batches", holds: "batches, and how far they have come", bucket: func(s *Store) *jetstream.KeyValue { return &s.Batches },
+		retention: untilRemoved, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
+	{
+		name: "bullpen_pipelines", holds: "runs of pipelines, and what has happened to them", bucket: func(s *Store) *jetstream.KeyValue { return &s.Pipelines },
+		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
+	{
 		name: "BULLPEN_JOBS", holds: "jobs that have not ended", stream: func(s *Store) *jetstream.Stream { return &s.Jobs },
 		subjects: []string{root + "job.>"}, retention: untilRemoved, backup: true,
 		grants: grants{
@@ -170,21 +185,6 @@ var table = []row{
 		name: "bullpen_images", holds: "the catalog of sandbox images", bucket: func(s *Store) *jetstream.KeyValue { return &s.Images },
 		retention: untilRemoved, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleWorker: mayLookup},
-	},
-	{
-		name: "bullpen_schedules", holds: "schedules, and what has happened to them", bucket: func(s *Store) *jetstream.KeyValue { return &s.Schedules },
-		retention: untilRemoved, backup: true,
-		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
-	},
-	{
-		name: "bullpen_batches", holds: "batches, and how far they have come", bucket: func(s *Store) *jetstream.KeyValue { return &s.Batches },
-		retention: untilRemoved, backup: true,
-		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
-	},
-	{
-		name: "bullpen_pipelines", holds: "runs of pipelines, and what has happened to them", bucket: func(s *Store) *jetstream.KeyValue { return &s.Pipelines },
-		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
-		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
 		name: "bullpen_bindings", holds: "idempotency keys", bucket: func(s *Store) *jetstream.KeyValue { return &s.Bindings },
