@@ -20,7 +20,7 @@ const (
 	// firstProbes and maxProbes bound the postings of the rarest term that are looked up under the
 	// other terms: at first, and for a page. A lookup takes some microseconds.
 	firstProbes = 256
-	maxProbes   = 2048
+	maxProbes   = 1024
 )
 
 // List returns the executions that match the filter, the newest first, and the place to go on
