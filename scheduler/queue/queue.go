@@ -82,7 +82,7 @@ func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
 // job is stored later. It returns [proto.ErrConflict] if the execution has a record.
 func (q *Queue) Void(ctx context.Context, m *proto.Meta, reason string) error {
 	rec := terminal(&proto.Record{Meta: *m}, proto.Failure(proto.CodeExpiredInQueue, reason), time.Now())
-	_, err := q.Store.WriteRecord(ctx, rec, 0)
+	_, err := q.writeRecord(ctx, rec, 0)
 	if store.IsConflict(err) {
 		return fmt.Errorf("void %s: %w", m.TraceID, proto.ErrConflict)
 	}

@@ -389,6 +389,8 @@ func (s *Store) WriteRecord(ctx context.Context, rec *proto.Record, expect uint6
 type StagedRecord struct {
 	store *Store
 	msg   *nats.Msg
+	// maybeStored is set if an earlier Write may have been carried out.
+	maybeStored bool
 }
 
 // StageRecord prepares rec for writing.
@@ -422,8 +424,9 @@ func (s *Store) StageRecord(ctx context.Context, rec *proto.Record) (*StagedReco
 
 // Write is [Store.WriteRecord] of the staged record. It keeps a stored body when it fails.
 func (r *StagedRecord) Write(ctx context.Context, expect uint64) (uint64, error) {
-	seq, err := r.store.write(ctx, r.msg, expect, false)
+	seq, err := r.store.write(ctx, r.msg, expect, r.maybeStored)
 	if err != nil {
+		r.maybeStored = r.maybeStored || isUndecided(err) || !IsConflict(err) && !IsRejected(err)
 		return 0, err
 	}
 	return seq, nil

@@ -126,7 +126,7 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 	s.queue = &queue.Queue{Store: s.store, Rejects: s.rejects}
 	s.threads = &threads.Threads{Store: s.store}
 	s.events = &events.Log{Store: s.store, Records: s.queue}
-	s.metrics = NewMetrics(s.queue.Stats)
+	s.metrics = NewMetrics(s.queue.Stats, cfg.MetricsOrg)
 	if cfg.dispatches() {
 		s.metrics.Pools(s.queue.Pools)
 	}

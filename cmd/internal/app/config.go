@@ -104,6 +104,8 @@ type Config struct {
 	AutoscaleCommand string          `name:"autoscale-command" group:"Autoscaling" env:"BULLPEN_AUTOSCALE_COMMAND" placeholder:"FILE" help:"Program of the driver exec. It is run with the name of a pool and its number of workers when that changes, and every minute."`
 	KedaListen       string          `name:"keda-listen" group:"Autoscaling" env:"BULLPEN_KEDA_LISTEN" placeholder:"ADDRESS:PORT" help:"Address of the driver kubernetes, which KEDA asks for the number of workers, such as :9077. It has neither TLS nor keys: let only KEDA reach it."`
 
+	MetricsOrg bool `name:"metrics-org" group:"Log" env:"BULLPEN_METRICS_ORG" help:"Add the label org to bullpen_executions_total. Every organisation adds its time series then."`
+
 	LogLevel  slog.Level `name:"log-level" group:"Log" env:"BULLPEN_LOG_LEVEL" default:"info" placeholder:"LEVEL" help:"Minimum level of log messages: debug, info, warn or error."`
 	LogFormat LogFormat  `name:"log-format" group:"Log" env:"BULLPEN_LOG_FORMAT" default:"text" placeholder:"FORMAT" help:"Format of log messages: text or json."`
 }

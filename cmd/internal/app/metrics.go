@@ -19,6 +19,7 @@ import (
 // Metrics are the Prometheus metrics of this process. Its methods may be called concurrently.
 type Metrics struct {
 	registry      *prometheus.Registry
+	byOrg         bool // executions have the label org
 	executions    *prometheus.CounterVec
 	start         *prometheus.HistogramVec
 	duration      *prometheus.HistogramVec
@@ -37,13 +38,18 @@ type Metrics struct {
 }
 
 // NewMetrics registers the metrics. Each scrape calls stats for the metrics of the queue. stats may
-// be nil in a process without the queue.
-func NewMetrics(stats func(context.Context) (proto.QueueStats, error)) *Metrics {
+// be nil in a process without the queue. byOrg adds the organisation to the count of executions.
+func NewMetrics(stats func(context.Context) (proto.QueueStats, error), byOrg bool) *Metrics {
+	labels := []string{"language", "status", "error_code"}
+	if byOrg {
+		labels = append(labels, "org")
+	}
 	m := &Metrics{
+		byOrg:    byOrg,
 		registry: prometheus.NewRegistry(),
 		executions: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "bullpen_executions_total", Help: "Finished executions by language, status and error code; none without an error.",
-		}, []string{"language", "status", "error_code"}),
+			Name: "bullpen_executions_total", Help: "Finished executions by language, status and error code; none without an error. With --metrics-org also by organisation.",
+		}, labels),
 		start: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "bullpen_start_seconds", Help: "Time from the acceptance of an execution to the first start of its program, or to its end if it never started, by class and by whether it started.",
 			Buckets: []float64{.001, .002, .005, .01, .02, .05, .1, .25, .5, 1, 3, 10, 60, 600, 3600},
@@ -119,7 +125,11 @@ func (m *Metrics) ExecutionDone(rec *proto.Record) {
 	if rec.Result != nil && rec.Result.ErrorCode != nil {
 		code = *rec.Result.ErrorCode
 	}
-	m.executions.WithLabelValues(string(rec.Language), string(rec.Status), code).Inc()
+	values := []string{string(rec.Language), string(rec.Status), code}
+	if m.byOrg {
+		values = append(values, rec.Org)
+	}
+	m.executions.WithLabelValues(values...).Inc()
 	if rec.Attempt == 0 && rec.CompletedAt != nil {
 		m.start.WithLabelValues(string(rec.Class()), "false").Observe(max(0, rec.CompletedAt.Sub(rec.QueuedAt()).Seconds()))
 	}

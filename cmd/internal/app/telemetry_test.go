@@ -74,7 +74,7 @@ func TestMetrics(t *testing.T) {
 			t.Error("the context of a scrape has no deadline")
 		}
 		return proto.QueueStats{Workers: 2, Slots: 16, FreeSlots: 15, Queued: 7, Running: 1, OldestQueue: 2.5}, err
-	})
+	}, false)
 	created := time.Now()
 	started := created.Add(1500 * time.Microsecond)
 	r := proto.Exited(1)
@@ -115,6 +115,11 @@ func TestMetrics(t *testing.T) {
 		if !strings.Contains(got, want+"\n") && !strings.Contains(got, want+" ") {
 			t.Errorf("no %s", want)
 		}
+	}
+	byOrg := NewMetrics(nil, true)
+	byOrg.ExecutionDone(&proto.Record{Meta: proto.Meta{Language: proto.Bash, Org: "acme"}, Status: proto.StatusFailed, Result: &r})
+	if got := scrape(t, byOrg); !strings.Contains(got, `bullpen_executions_total{error_code="none",language="bash",org="acme",status="failed"} 1`+"\n") {
+		t.Error("executions are not counted by organisation")
 	}
 	err = fail
 	if got := scrape(t, m); !strings.Contains(got, "bullpen_queue_up 0\n") || strings.Contains(got, "bullpen_queue_depth ") {
