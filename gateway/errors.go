@@ -111,6 +111,8 @@ func rejectionToAPI(r *proto.Rejection, plan proto.Plan) *api.Error {
 		return limited(1, "concurrent execution limit of this API key", "")
 	case proto.RejectedQueueFull:
 		return limited(5, "queued execution limit", upgrade(next.MaxQueued, "queued"))
+	case proto.RejectedPipelines:
+		return limited(30, "limit of pipelines that run at the same time", "")
 	case proto.RejectedDiskFull:
 		return errDiskFull
 	default:

@@ -94,9 +94,10 @@ type Pipelines interface {
 	Parse(file string) (*proto.Pipeline, error)
 	// Schema returns the JSON schema of the files.
 	Schema() []byte
-	// Create stores a new run and returns its state. It returns a [*proto.FieldError] if the
-	// organisation has too many runs, or if the run is too large.
-	Create(ctx context.Context, p *proto.Pipeline) (*proto.PipelineState, error)
+	// Create stores a new run and returns its state. prepare is called before the run can start, and
+	// its error is returned. Create returns a [*proto.Rejection] if the organisation has too many
+	// runs, and a [*proto.FieldError] if the run is too large.
+	Create(ctx context.Context, p *proto.Pipeline, prepare func(context.Context) error) (*proto.PipelineState, error)
 	// List returns the runs of an organisation, the newest first.
 	List(org string) []proto.PipelineState
 	// Get returns the state of a run, or [proto.ErrNotFound].

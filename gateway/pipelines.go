@@ -53,16 +53,16 @@ func (s *Server) createPipeline(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), versionsTimeout)
 	defer cancel()
-	if request.ThreadID != "" {
+	state, err := s.Pipelines.Create(ctx, p, func(ctx context.Context) error {
+		if request.ThreadID == "" {
+			return nil
+		}
 		if _, err := s.Versions.Fork(ctx, p.Org, request.ThreadID, 0, p.ID); err != nil {
 			return threadError("fork", request.ThreadID, err)
 		}
-	}
-	state, err := s.Pipelines.Create(ctx, p)
+		return nil
+	})
 	if err != nil {
-		if errRemove := s.Versions.Remove(ctx, p.Org, p.ID); errRemove != nil && !errors.Is(errRemove, proto.ErrNotFound) {
-			return fmt.Errorf("%w (and its thread stays: %w)", err, errRemove)
-		}
 		return err
 	}
 	w.Header().Set("Location", "/v1/pipelines/"+p.ID)

@@ -28,7 +28,8 @@ const (
 	MaxArtifactBytes = 256 << 20
 )
 
-// Pipeline is the definition of a run of a pipeline. It never changes.
+// Pipeline is the definition of a run of a pipeline. It never changes, but Secrets are removed
+// at the end.
 type Pipeline struct {
 	ID     string `json:"id"`
 	Org    string `json:"org"`
@@ -124,7 +125,8 @@ type PipelineState struct {
 	Cancelling bool           `json:"cancelling,omitempty"` // what has not ended is being cancelled
 	Reason     string         `json:"reason,omitempty"`     // why a run ended, if not for a step
 	EndedAt    time.Time      `json:"ended_at,omitzero"`
-	Cells      []CellState    `json:"cells"` // in the order of the steps, and of their cells
+	HasSecrets bool           `json:"has_secrets,omitempty"` // the definition has secrets, which are removed at the end
+	Cells      []CellState    `json:"cells"`                 // in the order of the steps, and of their cells
 }
 
 // CellState is what has happened to a cell of a step.

@@ -10,6 +10,7 @@ const (
 	RejectedConcurrency    Reason = "concurrency"     // the organisation runs as many executions as its plan allows
 	RejectedKeyConcurrency Reason = "key_concurrency" // the API key runs as many executions as its own limit allows
 	RejectedQueueFull      Reason = "queue_full"      // the organisation has as many queued as its plan allows
+	RejectedPipelines      Reason = "pipelines"       // the organisation runs as many pipelines as it may
 	RejectedUnavailable    Reason = "unavailable"     // the queue cannot accept jobs now: no dispatcher, no memory, draining
 	RejectedDiskFull       Reason = "disk_full"       // the disk of the data directory is full up to its reserve
 )

@@ -14,7 +14,7 @@ const maxRunning = 32
 func newState(p *proto.Pipeline) *proto.PipelineState {
 	s := &proto.PipelineState{
 		ID: p.ID, Org: p.Org, Name: p.Name, Commit: p.Commit, Branch: p.Branch, CreatedAt: p.CreatedAt, Deadline: p.CreatedAt.Add(time.Duration(p.Timeout)),
-		Status: proto.PipelineRunning, Cells: []proto.CellState{},
+		Status: proto.PipelineRunning, HasSecrets: len(p.Secrets) > 0, Cells: []proto.CellState{},
 	}
 	for i := range p.Steps {
 		for j := range p.Steps[i].Cells {

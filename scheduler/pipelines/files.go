@@ -190,8 +190,18 @@ func (r *Runner) keep(ctx context.Context, p *proto.Pipeline, i int, at place, s
 }
 
 // keepCache stores a cache that does not exist yet. It is copied to a thread of its own first, so
-// that nobody sees a part of it.
+// that nobody sees a part of it. That thread is removed in any case: a process that died may have
+// left it.
 func (r *Runner) keepCache(ctx context.Context, p *proto.Pipeline, i int, at place, from, key string) error {
+	draft := fmt.Sprintf("%s-cache-%d", p.ID, i)
+	err := r.storeCache(ctx, p, at, from, draft, key)
+	if errRemove := r.removeThread(ctx, p.Org, draft); errRemove != nil {
+		return fmt.Errorf("remove thread %s: %w", draft, errRemove) // is tried again
+	}
+	return err
+}
+
+func (r *Runner) storeCache(ctx context.Context, p *proto.Pipeline, at place, from, draft, key string) error {
 	exists := false
 	err := r.Threads.List(ctx, p.Org, cacheThread(key), "", false, func(proto.File) error {
 		exists = true
@@ -204,15 +214,14 @@ func (r *Runner) keepCache(ctx context.Context, p *proto.Pipeline, i int, at pla
 	if err != nil {
 		return err
 	}
-	draft := fmt.Sprintf("%s-cache-%d", p.ID, i)
 	if err := r.copy(ctx, p.Org, from, p.Steps[at.step].Cache, draft, "", most, newBudget()); err != nil {
 		return err
 	}
 	_, err = r.Threads.Fork(ctx, p.Org, draft, 0, cacheThread(key))
-	if err != nil && !errors.Is(err, proto.ErrExists) && !errors.Is(err, proto.ErrNotFound) { // not found: nothing to keep
-		return err
+	if errors.Is(err, proto.ErrExists) || errors.Is(err, proto.ErrNotFound) { // not found: nothing to keep
+		return nil
 	}
-	return r.removeThread(ctx, p.Org, draft)
+	return err
 }
 
 func (r *Runner) removeThread(ctx context.Context, org, thread string) error {

@@ -1,7 +1,7 @@
 // Package pipelines runs pipelines.
 //
-// A run has two entries in its bucket: its definition, which never changes, and its state. The
-// leading process reads the executions of the cells that run, decides what follows, and stores the
+// A run has two entries in its bucket: its definition, which never changes but for its secrets, which
+// are removed at the end, and its state. The leading process reads the executions of the cells that run, decides what follows, and stores the
 // state by compare-and-set: first that a cell runs, then the id of its execution. The execution is
 // submitted between the two under an idempotency key made of the run and the cell. So a process
 // that takes over submits nothing twice, at whatever point the other one died.
@@ -60,18 +60,11 @@ func (*Pipelines) Parse(file string) (*proto.Pipeline, error) { return spec.Pars
 // Schema returns the JSON schema of the files.
 func (*Pipelines) Schema() []byte { return spec.Schema }
 
-// Create stores a new run and returns its state. It returns a [*proto.FieldError] if the
-// organisation has [proto.MaxActivePipelines], or if the run is too large.
-func (p *Pipelines) Create(ctx context.Context, run *proto.Pipeline) (*proto.PipelineState, error) {
-	active := 0
-	for _, s := range p.states.All() {
-		if s.Org == run.Org && s.Status == proto.PipelineRunning {
-			active++
-		}
-	}
-	if active >= proto.MaxActivePipelines {
-		return nil, proto.FieldErrorf("pipelines", "are limited to %d that run at the same time for each organisation", proto.MaxActivePipelines)
-	}
+// Create stores a new run and returns its state. prepare is called before the run can start. After
+// an error of prepare nothing of the run remains but what prepare made. Create returns a
+// [*proto.Rejection] if the organisation has [proto.MaxActivePipelines], and a [*proto.FieldError]
+// if the run is too large.
+func (p *Pipelines) Create(ctx context.Context, run *proto.Pipeline, prepare func(context.Context) error) (*proto.PipelineState, error) {
 	body, err := json.Marshal(run)
 	if err != nil {
 		return nil, fmt.Errorf("encode run %s: %w", run.ID, err)
@@ -79,8 +72,18 @@ func (p *Pipelines) Create(ctx context.Context, run *proto.Pipeline) (*proto.Pip
 	if len(body) > maxDefinition {
 		return nil, proto.FieldErrorf("file", "makes a run of %d bytes with its secrets, as JSON; at most %d are possible", len(body), maxDefinition)
 	}
+	if err := p.reserve(ctx, run); err != nil {
+		return nil, err
+	}
+	// A process that dies from here on leaves a definition without a state, which is swept.
 	if _, err := p.store.Pipelines.Create(ctx, definitionKey(run.Org, run.ID), body); err != nil {
 		return nil, fmt.Errorf("store run %s: %w", run.ID, err)
+	}
+	if err := prepare(ctx); err != nil {
+		if errUndo := errors.Join(p.removeDefinition(ctx, run.Org, run.ID), p.release(ctx, run.Org, run.ID)); errUndo != nil {
+			return nil, fmt.Errorf("%w (and the run is not removed: %w)", err, errUndo)
+		}
+		return nil, err
 	}
 	state := newState(run)
 	return state, p.states.Create(ctx, stateKey(run.Org, run.ID), state)
@@ -138,10 +141,44 @@ func (p *Pipelines) Cancel(ctx context.Context, org, id string) (*proto.Pipeline
 	})
 }
 
+// forgetSecrets removes the secrets of a run that has ended from its definition.
+func (p *Pipelines) forgetSecrets(ctx context.Context, s *proto.PipelineState) error {
+	run, err := p.Definition(ctx, s.Org, s.ID)
+	if err != nil && !errors.Is(err, proto.ErrNotFound) {
+		return err
+	}
+	if err == nil && run.Secrets != nil {
+		run.Secrets = nil
+		body, err := json.Marshal(run)
+		if err != nil {
+			return fmt.Errorf("encode run %s: %w", s.ID, err)
+		}
+		if _, err := p.store.Pipelines.Put(ctx, definitionKey(s.Org, s.ID), body); err != nil {
+			return fmt.Errorf("remove the secrets of run %s: %w", s.ID, err)
+		}
+	}
+	_, err = p.states.Update(ctx, stateKey(s.Org, s.ID), func(old *proto.PipelineState) (*proto.PipelineState, error) {
+		if old == nil || !old.HasSecrets {
+			return nil, nil
+		}
+		without := *old
+		without.HasSecrets = false
+		return &without, nil
+	})
+	return err
+}
+
+func (p *Pipelines) removeDefinition(ctx context.Context, org, id string) error {
+	if err := p.store.Pipelines.Purge(ctx, definitionKey(org, id), jetstream.PurgeTTL(store.WebhookMarkerTTL)); err != nil {
+		return fmt.Errorf("remove run %s: %w", id, err)
+	}
+	return nil
+}
+
 // remove removes the entries of a run.
 func (p *Pipelines) remove(ctx context.Context, s *proto.PipelineState) error {
-	if err := p.store.Pipelines.Purge(ctx, definitionKey(s.Org, s.ID), jetstream.PurgeTTL(store.WebhookMarkerTTL)); err != nil {
-		return fmt.Errorf("remove run %s: %w", s.ID, err)
+	if err := p.removeDefinition(ctx, s.Org, s.ID); err != nil {
+		return err
 	}
 	_, err := p.states.Remove(ctx, stateKey(s.Org, s.ID), nil, jetstream.PurgeTTL(store.WebhookMarkerTTL))
 	if errors.Is(err, proto.ErrNotFound) {

@@ -19,6 +19,7 @@ const (
 	handlers   = 32 // runs that are handled at the same time
 	runTimeout = 2 * time.Minute
 	sweepEvery = time.Minute
+	trimEvery  = time.Second // while an organisation has too many runs
 )
 
 // Executions starts and reads the executions of steps.
@@ -61,33 +62,33 @@ func (r *Runner) Run(ctx context.Context) error {
 		free := make(chan struct{}, handlers)
 		tick := time.NewTicker(scanEvery)
 		defer tick.Stop()
-		var swept time.Time
+		var swept, trimmed time.Time
 		for {
-			var work []*proto.PipelineState
-			for _, s := range r.Pipelines.states.All() {
-				if s.Status == proto.PipelineRunning {
-					work = append(work, s)
-				}
-			}
 			if time.Since(swept) >= sweepEvery {
-				swept = time.Now()
-				work = append(work, r.expired()...)
+				swept, trimmed = time.Now(), time.Time{}
+				running.Go(func() {
+					if err := r.removeOrphans(ctx); err != nil && ctx.Err() == nil {
+						r.Log.Warn("remains of pipelines not removed, will retry", "error", err)
+					}
+				})
 			}
-			for _, s := range work {
-				if !r.begin(s.ID) {
+			for _, x := range r.tasks(&trimmed) {
+				if !r.begin(x.run.ID) {
 					continue
 				}
 				select {
 				case <-ctx.Done():
-					r.end(s.ID)
+					r.end(x.run.ID)
 					return nil
 				case free <- struct{}{}:
 				}
 				running.Go(func() {
 					defer func() { <-free }()
-					defer r.end(s.ID)
-					if err := r.handle(ctx, s); err != nil && ctx.Err() == nil {
-						r.Log.Warn("pipeline not handled, will retry", "run", s.ID, "org", s.Org, "error", err)
+					defer r.end(x.run.ID)
+					taskCtx, cancel := context.WithTimeout(ctx, runTimeout)
+					defer cancel()
+					if err := x.do(taskCtx, x.run); err != nil && ctx.Err() == nil {
+						r.Log.Warn("pipeline not handled, will retry", "run", x.run.ID, "org", x.run.Org, "error", err)
 					}
 				})
 			}
@@ -99,6 +100,49 @@ func (r *Runner) Run(ctx context.Context) error {
 		}
 	})
 	return nil
+}
+
+// task is something to do for a run.
+type task struct {
+	run *proto.PipelineState
+	do  func(context.Context, *proto.PipelineState) error
+}
+
+// tasks returns what to do now. trimmed is when runs were removed last, zero for long ago.
+func (r *Runner) tasks(trimmed *time.Time) (list []task) {
+	kept, tooMany := map[string]int{}, false // by organisation
+	for _, s := range r.Pipelines.states.All() {
+		switch {
+		case s.Status == proto.PipelineRunning:
+			list = append(list, task{s, r.handle})
+		case s.HasSecrets:
+			list = append(list, task{s, r.Pipelines.forgetSecrets})
+		}
+		kept[s.Org]++
+		tooMany = tooMany || kept[s.Org] > proto.MaxPipelines
+	}
+	if !trimmed.IsZero() && (!tooMany || time.Since(*trimmed) < trimEvery) {
+		return list
+	}
+	*trimmed = time.Now()
+	for _, s := range r.expired() {
+		list = append(list, task{s, r.remove})
+	}
+	return list
+}
+
+// removeOrphans removes what processes left that died while they created a run.
+func (r *Runner) removeOrphans(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, runTimeout)
+	defer cancel()
+	list, err := r.Pipelines.orphans(ctx)
+	for _, p := range list {
+		err = errors.Join(err, r.removeThread(ctx, p.Org, p.ID))
+		if err == nil {
+			err = r.Pipelines.removeDefinition(ctx, p.Org, p.ID)
+		}
+	}
+	return err
 }
 
 // expired returns the runs to remove: those whose retention is over, and the oldest ones of
@@ -137,11 +181,6 @@ func (r *Runner) end(id string) {
 
 // handle takes a run as far as it gets now.
 func (r *Runner) handle(ctx context.Context, s *proto.PipelineState) error {
-	ctx, cancel := context.WithTimeout(ctx, runTimeout)
-	defer cancel()
-	if s.Status != proto.PipelineRunning {
-		return r.remove(ctx, s)
-	}
 	p, err := r.definition(ctx, s)
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package pipelines_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -195,7 +196,7 @@ func (w *world) start(p *pipelines.Pipelines, file string) *proto.Pipeline {
 	run, err := p.Parse(file)
 	if err == nil {
 		run.ID, run.Org, run.CreatedAt = proto.NewPipelineID(), "acme", time.Now().UTC()
-		_, err = p.Create(w.ctx, run)
+		_, err = p.Create(w.ctx, run, nothing)
 	}
 	if err != nil {
 		w.t.Fatal(err)
@@ -337,28 +338,168 @@ func TestRefusedSpace(t *testing.T) {
 	}
 }
 
+func nothing(context.Context) error { return nil }
+
+// Two gateways that do not hear of each other's runs keep to the limit together.
 func TestLimits(t *testing.T) {
 	w := newWorld(t)
 	w.result = func(string) proto.Status { return proto.StatusRunning }
-	p, _ := w.process("one")
-	file := "steps: [{name: a, run: x}]"
-	for range proto.MaxActivePipelines {
-		w.start(p, file)
-	}
-	run, err := p.Parse(file)
+	one, _ := w.process("one")
+	two, err := pipelines.Open(w.ctx, w.st, storetest.Log(t)) // applies no changes
 	if err != nil {
 		t.Fatal(err)
 	}
-	run.ID, run.Org = proto.NewPipelineID(), "acme"
-	if _, err := p.Create(w.ctx, run); err == nil || !strings.Contains(err.Error(), "limited to 20") {
+	parsed, err := one.Parse("steps: [{name: a, run: x}]")
+	if err != nil {
+		t.Fatal(err)
+	}
+	create := func(p *pipelines.Pipelines, org string, prepare func(context.Context) error) (*proto.Pipeline, error) {
+		run := *parsed
+		run.ID, run.Org, run.CreatedAt = proto.NewPipelineID(), org, time.Now().UTC()
+		_, err := p.Create(w.ctx, &run, prepare)
+		return &run, err
+	}
+	runs := make(chan *proto.Pipeline, 2*proto.MaxActivePipelines)
+	var creations sync.WaitGroup
+	for i := range 2 * proto.MaxActivePipelines {
+		creations.Go(func() {
+			run, err := create([]*pipelines.Pipelines{one, two}[i%2], "acme", nothing)
+			rejection, ok := errors.AsType[*proto.Rejection](err)
+			switch {
+			case err == nil:
+				runs <- run
+			case !ok || rejection.Reason != proto.RejectedPipelines || rejection.Limit != proto.MaxActivePipelines:
+				t.Error(err)
+			}
+		})
+	}
+	creations.Wait()
+	if len(runs) != proto.MaxActivePipelines {
+		t.Errorf("%d runs were accepted", len(runs))
+	}
+	if _, err := create(two, "other", nothing); err != nil {
 		t.Error(err)
 	}
-	run.Org = "other"
-	if _, err := p.Create(w.ctx, run); err != nil {
+	ends := <-runs
+	w.put(proto.PipelineState{ID: ends.ID, Status: proto.PipelineSuccess, CreatedAt: time.Now(), EndedAt: time.Now()})
+	failed := errors.New("no such thread")
+	if run, err := create(two, "acme", func(context.Context) error { return failed }); !errors.Is(err, failed) {
+		t.Error(err)
+	} else if _, err := two.Definition(w.ctx, "acme", run.ID); !errors.Is(err, proto.ErrNotFound) {
 		t.Error(err)
 	}
-	run.ID, run.Secrets = proto.NewPipelineID(), map[string]string{"A": strings.Repeat("x", 1<<20)}
-	if _, err := p.Create(w.ctx, run); err == nil || !strings.Contains(err.Error(), "file makes a run") {
+	if _, err := create(two, "acme", nothing); err != nil { // in the place of both
 		t.Error(err)
+	}
+	if _, err := create(one, "acme", nothing); err == nil {
+		t.Error("one run too many")
+	}
+	parsed.Secrets = map[string]string{"A": strings.Repeat("x", 1<<20)}
+	if _, err := create(one, "other", nothing); err == nil || !strings.Contains(err.Error(), "file makes a run") {
+		t.Error(err)
+	}
+}
+
+// The oldest runs of an organisation are removed soon after the limit is reached.
+func TestMostRunsKept(t *testing.T) {
+	w := newWorld(t)
+	p, _ := w.process("one")
+	first := w.start(p, "steps: [{name: a, run: x}]")
+	w.await(p, first, "the first run ends", ended)
+	for range proto.MaxPipelines {
+		w.put(proto.PipelineState{ID: proto.NewPipelineID(), Status: proto.PipelineSuccess, CreatedAt: time.Now(), EndedAt: time.Now()})
+	}
+	w.eventually("the first run is removed", func() bool {
+		_, err := p.Get(w.ctx, first.Org, first.ID)
+		return errors.Is(err, proto.ErrNotFound)
+	})
+	if n := len(p.List("acme")); n != proto.MaxPipelines {
+		t.Errorf("%d runs are kept", n)
+	}
+}
+
+// put stores the state of a run.
+func (w *world) put(s proto.PipelineState) {
+	w.t.Helper()
+	s.Org = "acme"
+	body, err := json.Marshal(s)
+	if err == nil {
+		_, err = w.st.Pipelines.Put(w.ctx, "run.acme."+s.ID, body)
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) eventually(what string, ok func() bool) {
+	w.t.Helper()
+	for !ok() {
+		select {
+		case <-w.ctx.Done():
+			w.t.Fatal(what)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+func TestSecretsAreForgotten(t *testing.T) {
+	w := newWorld(t)
+	p, _ := w.process("one")
+	run, err := p.Parse("steps: [{name: a, run: x, secrets: [TOKEN]}]")
+	if err != nil {
+		t.Fatal(err)
+	}
+	run.ID, run.Org, run.CreatedAt, run.Secrets = proto.NewPipelineID(), "acme", time.Now().UTC(), map[string]string{"TOKEN": "s3cret"}
+	if _, err := p.Create(w.ctx, run, nothing); err != nil {
+		t.Fatal(err)
+	}
+	w.await(p, run, "the run ends, without secrets", func(s *proto.PipelineState) bool { return ended(s) && !s.HasSecrets })
+	stored, err := p.Definition(w.ctx, run.Org, run.ID)
+	if err != nil || stored.Secrets != nil || len(stored.Steps) != 1 || stored.Steps[0].Secrets[0] != "TOKEN" {
+		t.Errorf("%+v, %v", stored, err)
+	}
+}
+
+// A process that died while it created a run has left its definition and a copy of the files. A
+// process that died while it kept a cache has left a part of it.
+func TestRemainsOfDeadProcesses(t *testing.T) {
+	w := newWorld(t)
+	p, stop := w.process("one")
+	stop()
+	old, young := proto.NewPipelineID(), proto.NewPipelineID()
+	for id, age := range map[string]time.Duration{old: time.Hour, young: 0} {
+		body, err := json.Marshal(proto.Pipeline{ID: id, Org: "acme", CreatedAt: time.Now().Add(-age)})
+		if err == nil {
+			_, err = w.st.Pipelines.Put(w.ctx, "def.acme."+id, body)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = w.files.Stage(w.ctx, "acme", id, "a", 1, proto.Space{}, strings.NewReader("x"))
+	}
+	p, _ = w.process("two") // sweeps at its start
+	w.eventually("the definition is removed", func() bool {
+		_, err := p.Definition(w.ctx, "acme", old)
+		return errors.Is(err, proto.ErrNotFound)
+	})
+	if _, err := p.Definition(w.ctx, "acme", young); err != nil || w.files.has(old, "a") || !w.files.has(young, "a") {
+		t.Errorf("%v, %v", err, w.files.files)
+	}
+
+	run, err := p.Parse("steps: [{name: build, run: x, cache: {key: deps, paths: [out]}}]")
+	if err != nil {
+		t.Fatal(err)
+	}
+	run.ID, run.Org, run.CreatedAt = proto.NewPipelineID(), "acme", time.Now().UTC()
+	draft := run.ID + "-cache-0"
+	for _, thread := range []string{draft, "ci-cache-deps"} {
+		_ = w.files.Stage(w.ctx, "acme", thread, "out/old", 1, proto.Space{}, strings.NewReader("x"))
+	}
+	if _, err := p.Create(w.ctx, run, nothing); err != nil {
+		t.Fatal(err)
+	}
+	w.await(p, run, "the run ends", ended)
+	if w.files.has(draft, "out/old") || !w.files.has("ci-cache-deps", "out/old") {
+		t.Errorf("%v", w.files.files)
 	}
 }

@@ -1,0 +1,258 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/pipelines/spec"
+)
+
+// pipelineStub keeps runs in memory. Their steps wait.
+type pipelineStub struct {
+	mu     sync.Mutex
+	order  []string
+	stored map[string]*proto.Pipeline // by organisation and id
+	states map[string]*proto.PipelineState
+	full   bool
+}
+
+func (*pipelineStub) Parse(file string) (*proto.Pipeline, error) { return spec.Parse(file) }
+func (*pipelineStub) Schema() []byte                             { return spec.Schema }
+
+func (s *pipelineStub) Create(ctx context.Context, p *proto.Pipeline, prepare func(context.Context) error) (*proto.PipelineState, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.full {
+		return nil, &proto.Rejection{Reason: proto.RejectedPipelines, Used: 20, Limit: 20}
+	}
+	if err := prepare(ctx); err != nil {
+		return nil, err
+	}
+	state := &proto.PipelineState{ID: p.ID, Org: p.Org, Name: p.Name, Commit: p.Commit, Branch: p.Branch, CreatedAt: p.CreatedAt, Status: proto.PipelineRunning}
+	for i := range p.Steps {
+		for _, cell := range p.Steps[i].Cells {
+			state.Cells = append(state.Cells, proto.CellState{Step: p.Steps[i].Name, Cell: cell.Name, Status: proto.StepWaiting})
+		}
+	}
+	id := p.Org + p.ID
+	s.order, s.stored[id], s.states[id] = append(s.order, id), p, state
+	return state, nil
+}
+
+func (s *pipelineStub) List(org string) (list []proto.PipelineState) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range s.order {
+		if s.states[id].Org == org {
+			list = append(list, *s.states[id])
+		}
+	}
+	return list
+}
+
+func (s *pipelineStub) Get(_ context.Context, org, id string) (*proto.PipelineState, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if state := s.states[org+id]; state != nil {
+		return state, nil
+	}
+	return nil, proto.ErrNotFound
+}
+
+func (s *pipelineStub) Definition(_ context.Context, org, id string) (*proto.Pipeline, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p := s.stored[org+id]; p != nil {
+		return p, nil
+	}
+	return nil, proto.ErrNotFound
+}
+
+func (s *pipelineStub) Cancel(ctx context.Context, org, id string) (*proto.PipelineState, error) {
+	state, err := s.Get(ctx, org, id)
+	if err != nil {
+		return nil, err
+	}
+	cancelling := *state
+	cancelling.Cancelling = true
+	return &cancelling, nil
+}
+
+func newPipelineHarness(t *testing.T) (*harness, *pipelineStub) {
+	h, stub := newHarness(t), &pipelineStub{stored: map[string]*proto.Pipeline{}, states: map[string]*proto.PipelineState{}}
+	h.server.Pipelines = stub
+	return h, stub
+}
+
+// pipelineBody returns the body of a request with a file.
+func pipelineBody(file, rest string) string { return fmt.Sprintf(`{"file":%q%s}`, file, rest) }
+
+const smallPipeline = "name: small\nsteps:\n  - {name: build, run: make, secrets: [TOKEN]}\n  - {name: test, run: x, matrix: {k: [1, 2]}, artifacts: {all: [out]}}\n"
+
+func TestPipelines(t *testing.T) {
+	h, stub := newPipelineHarness(t)
+	const secret = `,"secrets":{"TOKEN":"s3cret-value"}`
+	made := h.do("POST", "/v1/pipelines", pipelineBody(smallPipeline, `,"commit":"4f2a91c","branch":"main"`+secret)).want(201, "")
+	run := made.json()
+	id := run["id"].(string)
+	path := "/v1/pipelines/" + id
+	if made.header.Get("Location") != path || run["name"] != "small" || run["status"] != "running" || run["commit"] != "4f2a91c" || run["ended_at"] != nil {
+		t.Errorf("created %v", run)
+	}
+	cells := run["cells"].([]any)
+	if last := cells[2].(map[string]any); len(cells) != 3 || last["cell"] != "k=2" || last["needs"].([]any)[0] != "build" || last["trace_id"] != nil {
+		t.Errorf("cells %v", cells)
+	}
+	shown := h.do("GET", path, "").want(200, "")
+	list := h.do("GET", "/v1/pipelines", "").want(200, "")
+	if n := len(list.json()["pipelines"].([]any)); n != 1 || shown.json()["id"] != id {
+		t.Errorf("%d runs; %v", n, shown.json())
+	}
+	if run := h.do("POST", path+"/cancel", "").want(200, "").json(); run["cancelling"] != true {
+		t.Errorf("cancelled %v", run)
+	}
+	h.do("GET", "/v1/pipelines/schema", "").want(200, "")
+	for _, r := range []*reply{made, shown, list} {
+		if bytes.Contains(r.body, []byte("s3cret")) {
+			t.Errorf("an answer has the secret: %s", r.body)
+		}
+	}
+	if strings.Contains(h.log.String(), "s3cret") {
+		t.Error("the log has the secret")
+	}
+
+	other := h.in(t)
+	other.key = h.stub.addKey("other", "enterprise", proto.RightsAll)
+	for _, unknown := range []string{id, proto.NewPipelineID(), "run_x", "RUN_" + id[4:], id + "a"} {
+		other.do("GET", "/v1/pipelines/"+unknown, "").want(404, "not_found")
+		other.do("POST", "/v1/pipelines/"+unknown+"/cancel", "").want(404, "not_found")
+	}
+	if list := other.do("GET", "/v1/pipelines", "").want(200, "").json(); len(list["pipelines"].([]any)) != 0 {
+		t.Errorf("another organisation sees %v", list)
+	}
+	nobody := h.in(t)
+	nobody.key = "sk-local-zzzzzzzzzzzzzzzzzzzzzzzz"
+	for _, route := range []string{"POST /v1/pipelines", "GET /v1/pipelines", "GET " + path, "POST " + path + "/cancel", "GET /v1/pipelines/schema"} {
+		method, at, _ := strings.Cut(route, " ")
+		nobody.do(method, at, "{}").want(401, "unauthorized")
+	}
+	h.addThread("acme", "notebook")
+	made = h.do("POST", "/v1/pipelines", pipelineBody(smallPipeline, secret+`,"thread_id":"notebook"`)).want(201, "")
+	if _, err := h.threads.Get(t.Context(), "acme", made.json()["id"].(string)); err != nil {
+		t.Errorf("the copy of the thread: %v", err)
+	}
+	// Threads of another organisation are unknown.
+	other.do("POST", "/v1/pipelines", pipelineBody(smallPipeline, secret+`,"thread_id":"notebook"`)).want(404, "not_found")
+	stub.full = true
+	r := h.do("POST", "/v1/pipelines", pipelineBody(smallPipeline, secret)).want(429, "rate_limited", "limit of pipelines that run at the same time reached (20/20)")
+	if r.header.Get("Retry-After") != "30" {
+		t.Errorf("headers %v", r.header)
+	}
+}
+
+func TestInvalidPipelines(t *testing.T) {
+	h, stub := newPipelineHarness(t)
+	const step = "steps: [{name: a, run: x, secrets: [TOKEN]}]"
+	token := `,"secrets":{"TOKEN":"long enough"}`
+	for _, test := range []struct{ body, want string }{
+		{`{}`, "file must be"},
+		{`{"file":""}`, "file must be"},
+		{`{"file":7}`, "file must be a string"},
+		{`{"file":"` + strings.Repeat("#", proto.MaxPipelineFile+1) + `"}`, "file must be"},
+		{pipelineBody(step, token+`,"secret":{}`), "secret is not known here"},
+		{pipelineBody(step, ""), "secrets must have a value of TOKEN, which step a names"},
+		{pipelineBody(step, `,"secrets":{"TOKEN":"abc"}`), "secrets must have at least 4 bytes"},
+		{pipelineBody(step, `,"secrets":{"TOKEN":"long enough","OTHER":"long enough"}`), "secrets has OTHER, which no step names"},
+		{pipelineBody(step, `,"secrets":{"token":"long enough"}`), "secrets"},
+		{pipelineBody(step, token+`,"commit":"a\nb"`), "commit must be at most 256 characters"},
+		{pipelineBody(step, token+`,"branch":"`+strings.Repeat("x", 257)+`"`), "branch must be at most 256 characters"},
+		{pipelineBody(step, token+`,"thread_id":"../x"`), "thread_id"},
+		{pipelineBody("steps:\n  - name: a\n    run: x\n    rnu: y\n", ""), "line 4"},
+		{pipelineBody("steps:\n  - name: a\n    run: x\n  - name: b\n    run: x\n    needs: [c]\n", ""), "line "},
+		{pipelineBody("steps:\n  - {name: a, run: x, needs: [b]}\n  - {name: b, run: x, needs: [a]}\n", ""), "line "},
+		{pipelineBody("steps: [\n\n{", ""), "line "},
+		{pipelineBody("steps:\n  - &a {name: a, run: x}\n  - *a\n", ""), "line "},
+		{pipelineBody("steps: [{name: a, language: cobol, code: x}]", ""), "line 1"},
+		{pipelineBody("steps: [{name: a, run: x, timeout: 7h}]", ""), "line 1: timeout must be"},
+		{pipelineBody("steps: [{name: a, run: x, sandbox: gone}]", ""), `step a: the sandbox "gone" does not exist`},
+		{pipelineBody("steps: [{name: a, run: x, env: {A=B: x}}]", ""), "env"},
+	} {
+		r := h.do("POST", "/v1/pipelines", test.body)
+		if r.status != 400 {
+			t.Errorf("%.100s: %d", test.body, r.status)
+			continue
+		}
+		if message := r.json()["message"].(string); !strings.Contains(message, test.want) {
+			t.Errorf("%.100s: %s, want %s", test.body, message, test.want)
+		}
+	}
+	h.do("POST", "/v1/pipelines", `{"file":"`+strings.Repeat("#", DefaultMaxBody)+`"}`).want(413, "payload_too_large")
+	if len(stub.order) != 0 {
+		t.Errorf("runs %v", stub.order)
+	}
+}
+
+func TestPipelineSandboxes(t *testing.T) {
+	h, _ := newPipelineHarness(t)
+	for _, name := range []string{"web", "own"} {
+		profile := proto.DefaultProfile()
+		profile.Name = name
+		h.boxes.put(profile)
+	}
+	file := "steps: [{name: a, run: x, sandbox: web}]"
+	h.do("POST", "/v1/pipelines", pipelineBody(file, "")).want(201, "")
+	limited := h.in(t)
+	limited.key = h.stub.addKey("acme", "enterprise", proto.RightsExecute)
+	h.stub.keys[len(h.stub.keys)-1].Sandbox = "own"
+	limited.do("POST", "/v1/pipelines", pipelineBody(file, "")).want(403, "forbidden", `step a: the sandbox "web" is not the one of this API key`)
+	limited.do("POST", "/v1/pipelines", pipelineBody("steps: [{name: a, run: x, sandbox: own}]", "")).want(201, "")
+	pro := h.in(t)
+	pro.key = h.stub.addKey("medium", "pro", proto.RightsExecute)
+	pro.do("POST", "/v1/pipelines", pipelineBody("steps: [{name: a, run: x, timeout: 2h}]", "")).want(429, "rate_limited", "step a: timeout is above the maximum")
+	free := h.in(t)
+	free.key = h.stub.addKey("small", "free", proto.RightsExecute)
+	free.do("POST", "/v1/pipelines", pipelineBody("steps: [{name: a, run: x, timeout: 10m}]", "")).want(429, "rate_limited", "step a: Async execution requires")
+}
+
+// A step starts once, in its thread. One that cannot start any more has a reason.
+func TestPipelineSteps(t *testing.T) {
+	h, stub := newPipelineHarness(t)
+	made := h.do("POST", "/v1/pipelines", pipelineBody(smallPipeline, `,"commit":"4f2a91c","branch":"main","secrets":{"TOKEN":"s3cret-value"}`)).want(201, "").json()
+	ctx, p := t.Context(), stub.stored["acme"+made["id"].(string)]
+	first, refused, err := h.server.StartStep(ctx, p, 0, 0, p.ID)
+	again, _, errAgain := h.server.StartStep(ctx, p, 0, 0, p.ID)
+	if err != nil || errAgain != nil || refused != "" || first == "" || first != again {
+		t.Fatalf("started %s and %s: %q, %v, %v", first, again, refused, err, errAgain)
+	}
+	job := h.stub.runs[first].job
+	if job.ThreadID != p.ID || job.PipelineID != p.ID || job.Step != "build" || len(job.Secrets) != 1 || job.Secrets[0] != "TOKEN" || job.Env["TOKEN"] != "s3cret-value" ||
+		job.Env["CI"] != "true" || job.Env["CI_COMMIT_SHA"] != "4f2a91c" || job.Env["CI_COMMIT_BRANCH"] != "main" || job.Mode != proto.ModeAsync {
+		t.Errorf("job %+v", job)
+	}
+	second, _, err := h.server.StartStep(ctx, p, 1, 1, p.ID+"-2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	job = h.stub.runs[second].job
+	if _, has := job.Env["TOKEN"]; has || len(job.Secrets) != 0 || job.Env["MATRIX_K"] != "2" || job.Step != "test (k=2)" {
+		t.Errorf("job %+v", job)
+	}
+	most, refused, err := h.server.StepSpace(ctx, p, 0, 0)
+	if err != nil || refused != "" || most.Bytes == 0 {
+		t.Errorf("%+v, %q, %v", most, refused, err)
+	}
+	now := time.Now()
+	h.stub.keys[0].RevokedAt = &now
+	if _, refused, err := h.server.StartStep(ctx, p, 1, 0, p.ID+"-1"); err != nil || !strings.Contains(refused, "is revoked") {
+		t.Errorf("with a revoked key: %q, %v", refused, err)
+	}
+	if _, refused, err := h.server.StepSpace(ctx, p, 1, 0); err != nil || !strings.Contains(refused, "is revoked") {
+		t.Errorf("with a revoked key: %q, %v", refused, err)
+	}
+}
