@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -99,6 +100,21 @@ func (l *ledger) check() {
 		}
 	})
 	l.checkThreads()
+	l.checkLists()
+}
+
+// checkLists checks that every gateway lists each execution once, with the status of its record.
+func (l *ledger) checkLists() {
+	for _, m := range l.gateways(rand.New(rand.NewPCG(l.seed, 998))) {
+		list := l.clientOf(m).listed(l.t, url.Values{})
+		for _, s := range l.all {
+			for _, x := range s.ids {
+				if x.final != "" && list[x.id] != x.final {
+					l.violate(s.name, "%s: %q in the list of %s, %q in its record", x.id, list[x.id], m.name, x.final)
+				}
+			}
+		}
+	}
 }
 
 // checkExecution checks one execution against its observed effects. It waits for the webhook until
@@ -121,6 +137,7 @@ func (l *ledger) checkExecution(webhooks context.Context, r *rand.Rand, s *submi
 		l.violate(s.name, "%s: accepted, and has not ended: %s", x.id, rec)
 		return
 	}
+	x.final = rec.Status
 	e := x.outcomes[0].end
 	l.ends.add(strings.TrimSpace(e.Status + " " + e.Code))
 	l.checkEnd(s, x, rec, felt)

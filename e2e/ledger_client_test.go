@@ -69,6 +69,7 @@ type observation struct {
 	// It was withdrawn, but the deployment may have been restored to an earlier time.
 	revived   bool
 	outcomes  []seen
+	final     string          // status in its record at the end; empty if there is none
 	events    map[int64]piece // output events by seq
 	last      int64           // seq of the last event read
 	gap       bool            // events are missing in between

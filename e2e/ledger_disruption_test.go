@@ -2,8 +2,11 @@ package e2e
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -48,6 +51,9 @@ func (l *ledger) singleDisruptions() []disruption {
 	for _, m := range l.members {
 		all = append(all, slices.Repeat([]disruption{killed(m, atOnce), killed(m, atOnce), killed(m, soon)}, 2)...)
 		all = append(all, stopped(m), frozen(m, beforeLost), frozen(m, afterLost))
+		if m.is.gateway {
+			all = append(all, withoutIndex(m), withoutIndex(m))
+		}
 		if m.line != nil {
 			all = append(all,
 				cutOff(m, "cut off", soon, true, false, false), cutOff(m, "cut off for long", afterLost, true, false, false),
@@ -159,6 +165,16 @@ func stopped(m *member) disruption {
 			m.start(l.deployment)
 			m.disrupted = false
 		}, soon(r)
+	}}
+}
+
+// withoutIndex deletes the index of executions, while its gateway runs or not.
+func withoutIndex(m *member) disruption {
+	return disruption{m.name + " index deleted", func(l *ledger, _ *rand.Rand) (func(), time.Duration) {
+		if err := os.Remove(filepath.Join(m.data, "history.db")); err != nil && !errors.Is(err, os.ErrNotExist) {
+			l.t.Error(err)
+		}
+		return func() {}, 0
 	}}
 }
 

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -67,6 +68,37 @@ func (l *tickLedger) check(t *testing.T, a *api) {
 	}
 	if len(executions) > 0 {
 		t.Errorf("not in the list of executions: %v", executions)
+	}
+}
+
+// checkWebhooks checks that each failed tick has a webhook with an id of its own, and no other has one.
+func (l *tickLedger) checkWebhooks(t *testing.T, hooks *receiver) {
+	t.Helper()
+	left := map[time.Time]bool{}
+	for tick, r := range l.runs {
+		if r.Outcome == proto.RunFailed {
+			left[tick] = true
+		}
+	}
+	ids, ticks := map[time.Time]string{}, map[string]time.Time{}
+	for len(left) > 0 {
+		p := hooks.next(t)
+		var body struct {
+			Event string
+			Tick  time.Time
+		}
+		if err := json.Unmarshal(p.body, &body); err != nil {
+			t.Fatal(err)
+		}
+		if body.Event != "schedule.failed" {
+			continue
+		}
+		id, told := ids[body.Tick]
+		if tick, used := ticks[p.id]; told && id != p.id || used && !tick.Equal(body.Tick) || l.runs[body.Tick].Outcome != proto.RunFailed {
+			t.Errorf("webhook %s is about tick %s, which had %q: %+v", p.id, body.Tick, id, l.runs[body.Tick])
+		}
+		ids[body.Tick], ticks[p.id] = p.id, body.Tick
+		delete(left, body.Tick)
 	}
 }
 
@@ -203,6 +235,6 @@ func testSchedulesKilled(t *testing.T, p *programs) {
 	kept.finish(t, sys.api)
 	failing.read(t, sys.api)
 	failing.check(t, sys.api)
-	sys.checkFailedTicks(sys.api, failing.id, hooks)
+	failing.checkWebhooks(t, hooks)
 	t.Logf("%d and %d ticks", len(kept.runs), len(failing.runs))
 }
