@@ -102,7 +102,7 @@ func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 func failureTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
 		"backup": testBackup, "backup-ledger": testBackupLedger, "crash-points": testCrashPoints, "ledger": testLedger,
-		"limits-killed": testLimitsKilled, "rolling": testRolling, "sleepers": testSleepers, "store": testStore,
+		"limits-killed": testLimitsKilled, "rolling": testRolling, "secrets": testSecrets, "sleepers": testSleepers, "store": testStore,
 		"thread-expiry": testThreadExpiry, "threads-killed": testThreadsKilled, "unfit": testUnfit, "unfit-at-start": testUnfitAtStart,
 		"warm": testWarm, "webhooks-killed": testWebhooksKilled,
 	}

@@ -140,7 +140,7 @@ func (s *Server) requeueDeadLetter(w http.ResponseWriter, r *http.Request) (err 
 // renewJob returns the job of a new execution of a dead job. The request, the sandbox and the
 // webhook stay; the limits of the key's present plan apply. No connection waits for it, so it
 // may be queued as long as an async job.
-func (s *Server) renewJob(ctx context.Context, dead *proto.Job, id proto.TraceID) (*proto.Job, error) {
+func (s *Server) renewJob(ctx context.Context, dead *proto.Job, id proto.TraceID) (_ *proto.Job, err error) {
 	key, ok := s.Keys.Key(dead.Key)
 	if !ok || key.RevokedAt != nil {
 		return nil, api.Errorf(api.CodeConflict, "the API key that this job was submitted with was revoked, so it cannot run again; submit it with another key")
@@ -159,5 +159,8 @@ func (s *Server) renewJob(ctx context.Context, dead *proto.Job, id proto.TraceID
 	job.TraceID, job.RequestID, job.Prefer = id, i.requestID, ""
 	job.CreatedAt, job.RunAt, job.QueueDeadline = now, time.Time{}, now.Add(s.QueueExpiry)
 	job.Concurrent, job.MaxQueued, job.Weight, job.KeyConcurrent = plan.Concurrent, plan.MaxQueued, plan.Weight, key.Concurrent
+	if job.Sealed, err = s.bindSecrets(ctx, job.Org, id, job.Bound, job.Env, nil); err != nil {
+		return nil, err
+	}
 	return &job, nil
 }

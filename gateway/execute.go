@@ -183,6 +183,14 @@ func (s *Server) newJob(ctx context.Context, req *api.ExecuteRequest, c client, 
 	if err != nil {
 		return nil, err
 	}
+	bound, err := proto.MergeSecrets(profile.Secrets, c.key.Secrets)
+	if err != nil {
+		return nil, err
+	}
+	sealed, err := s.bindSecrets(ctx, c.key.Org, id, bound, env, req.Env)
+	if err != nil {
+		return nil, err
+	}
 	webhookURL, err := s.webhookURL(ctx, req, mode, c.key)
 	if err != nil {
 		return nil, err
@@ -199,9 +207,9 @@ func (s *Server) newJob(ctx context.Context, req *api.ExecuteRequest, c client, 
 			Image: sandbox.Image, Network: sandbox.Network.Policy, Disk: sandbox.OnDisk(),
 			WebhookURL: webhookURL, RequestID: c.requestID, ClientID: c.id, UserAgent: c.userAgent,
 			CreatedAt: now.UTC(), RunAt: runAt,
-			Concurrent: c.plan.Concurrent, MaxQueued: c.plan.MaxQueued, Weight: c.plan.Weight, KeyConcurrent: c.key.Concurrent,
+			Concurrent: c.plan.Concurrent, MaxQueued: c.plan.MaxQueued, Weight: c.plan.Weight, KeyConcurrent: c.key.Concurrent, HasSecrets: len(bound) > 0,
 		},
-		Env: env, Sandbox: sandbox,
+		Env: env, Sandbox: sandbox, Bound: bound, Sealed: sealed,
 	}
 	job.QueueDeadline = job.QueuedAt().Add(wait)
 	req.FillJob(job)

@@ -1,9 +1,12 @@
 package gateway
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
+
+	"github.com/go-chi/chi/v5"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -21,4 +24,109 @@ func (s *Server) rotateSecretsKey(w http.ResponseWriter, r *http.Request) error 
 	}
 	s.Log.InfoContext(ctx, "key of secrets rotated", "wrapped_for", keys, "key", infoOf(r.Context()).key.ID)
 	return writeValue(w, http.StatusOK, api.RotatedKey{WrappedFor: keys})
+}
+
+// bindSecrets returns the values of the secrets of an execution, encrypted, and nil if it has none.
+// env are the variables of all levels, requested those of the request.
+func (s *Server) bindSecrets(
+	ctx context.Context, org string, id proto.TraceID, bound []proto.SecretBinding, env, requested map[string]string,
+) ([]byte, error) {
+	if len(bound) == 0 {
+		return nil, nil
+	}
+	secrets, sealed, err := s.Secrets.Bind(ctx, org, id, bound)
+	if missing, ok := errors.AsType[*proto.MissingSecretError](err); ok {
+		return nil, brokenSandbox("the secret %q of this organisation does not exist", missing.Secret)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("bind secrets: %w", err)
+	}
+	return sealed, proto.CheckSecretEnv(env, requested, bound, secrets)
+}
+
+// secretPath returns the organisation and the name of the secret that a request names.
+func secretPath(r *http.Request) (org, name string, err error) {
+	if org, err = secretOrg(r); err != nil {
+		return "", "", err
+	}
+	name = chi.URLParam(r, "name")
+	return org, name, proto.CheckSecretName("name", name)
+}
+
+// secretOrg returns the organisation that a request names: by default that of its key.
+func secretOrg(r *http.Request) (string, error) {
+	org := r.URL.Query().Get("org")
+	if org == "" {
+		return infoOf(r.Context()).key.Org, nil
+	}
+	if !proto.ValidOrg(org) {
+		return "", proto.FieldErrorf("org", "must be the name of an organisation")
+	}
+	return org, nil
+}
+
+func secretError(name string, err error) error {
+	if errors.Is(err, proto.ErrNotFound) {
+		return api.Errorf(api.CodeNotFound, "there is no secret %s in this organisation", name)
+	}
+	return fmt.Errorf("secret %s: %w", name, err)
+}
+
+func (s *Server) putSecret(w http.ResponseWriter, r *http.Request) error {
+	org, name, err := secretPath(r)
+	if err != nil {
+		return err
+	}
+	request, err := decodeBody[api.SecretRequest](s, w, r)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := detached(r.Context())
+	defer cancel()
+	secret, err := s.Secrets.Put(ctx, org, name, request.Value)
+	if errors.Is(err, proto.ErrNoSecretsKey) {
+		return api.Errorf(api.CodeConflict, "%s", proto.ErrNoSecretsKey)
+	}
+	if err != nil {
+		return err
+	}
+	return writeValue(w, http.StatusOK, api.NewSecret(&secret))
+}
+
+func (s *Server) getSecret(w http.ResponseWriter, r *http.Request) error {
+	org, name, err := secretPath(r)
+	if err != nil {
+		return err
+	}
+	secret, err := s.Secrets.Get(r.Context(), org, name)
+	if err != nil {
+		return secretError(name, err)
+	}
+	return writeValue(w, http.StatusOK, api.NewSecret(&secret))
+}
+
+func (s *Server) listSecrets(w http.ResponseWriter, r *http.Request) error {
+	org, err := secretOrg(r)
+	if err != nil {
+		return err
+	}
+	answer := api.Secrets{Secrets: []api.Secret{}}
+	for _, secret := range s.Secrets.List(org) {
+		answer.Secrets = append(answer.Secrets, api.NewSecret(&secret))
+	}
+	return writeValue(w, http.StatusOK, answer)
+}
+
+func (s *Server) deleteSecret(w http.ResponseWriter, r *http.Request) error {
+	org, name, err := secretPath(r)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := detached(r.Context())
+	defer cancel()
+	if err := s.Secrets.Remove(ctx, org, name); err != nil {
+		return secretError(name, err)
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
 }

@@ -59,6 +59,7 @@ type Server struct {
 	Keys        Keys
 	KeyAdmin    KeyAdmin
 	SecretsKey  SecretsKey
+	Secrets     Secrets
 	Profiles    Profiles
 	Preload     PreloadFailures
 	Images      Images // of profiles
@@ -168,7 +169,7 @@ func (s *Server) routeAPI(r chi.Router) {
 		"retryBatch": s.retryBatch, "getBatchResults": s.getBatchResults,
 		"getQueue": s.getQueue, "getAutoscale": s.getAutoscale, "listWorkers": s.listWorkers, "drainWorker": s.drainWorker(true), "undrainWorker": s.drainWorker(false),
 		"listDeadLetters": s.listDeadLetters, "getDeadLetter": s.getDeadLetter, "deleteDeadLetter": s.deleteDeadLetter,
-		"rotateSecretsKey": s.rotateSecretsKey, "requeueDeadLetter": s.requeueDeadLetter, "backup": s.backup, "collectThreads": s.collectThreads, "rebuildThreads": s.rebuildThreads,
+		"rotateSecretsKey": s.rotateSecretsKey, "putSecret": s.putSecret, "getSecret": s.getSecret, "listSecrets": s.listSecrets, "deleteSecret": s.deleteSecret, "requeueDeadLetter": s.requeueDeadLetter, "backup": s.backup, "collectThreads": s.collectThreads, "rebuildThreads": s.rebuildThreads,
 		"mcp": s.serveMCP,
 	}
 	public := r.With(s.closeWhenDraining) // signed URLs

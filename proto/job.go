@@ -76,6 +76,8 @@ type Meta struct {
 	Weight int `json:"weight,omitempty"`
 	// KeyConcurrent is the API key's own limit, 0 for none.
 	KeyConcurrent int `json:"key_concurrent,omitempty"`
+	// HasSecrets is whether the job has encrypted secrets.
+	HasSecrets bool `json:"has_secrets,omitempty"`
 	// ScheduleID is the schedule that started the execution, empty for none.
 	ScheduleID string `json:"schedule_id,omitempty"`
 	// Batch is the id of the batch that the execution belongs to, empty for none. BatchIndex is its
@@ -115,6 +117,10 @@ type Job struct {
 	Stdin string            `json:"stdin,omitempty"`
 	// Secrets are names of Env. The output has *** in place of their values.
 	Secrets []string `json:"secrets,omitempty"`
+	// Bound are the secrets that the program gets. Sealed has their values, encrypted for this
+	// execution.
+	Bound  []SecretBinding `json:"bound,omitempty"`
+	Sealed []byte          `json:"sealed,omitempty"`
 	// StreamPartial makes incomplete lines events after a moment.
 	StreamPartial bool    `json:"stream_partial,omitempty"`
 	Sandbox       Sandbox `json:"sandbox"`

@@ -30,7 +30,8 @@ type Key struct {
 	Concurrent int `json:"concurrent,omitempty"`
 	// Env are variables of every program: over those of the profile, below those of the request.
 	Env       map[string]string `json:"env,omitempty"`
-	Hint      string            `json:"hint"` // the key's first and last few characters
+	Secrets   []string          `json:"secrets,omitempty"` // as in a [Profile], over its own
+	Hint      string            `json:"hint"`              // the key's first and last few characters
 	CreatedAt time.Time         `json:"created_at"`
 	RevokedAt *time.Time        `json:"revoked_at"`
 }

@@ -52,6 +52,7 @@ type Profile struct {
 	Network Network           `json:"network"`
 	Env     map[string]string `json:"env" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program; the variables of the API key win over them, and those of the request over both. The limits of env_vars hold here, and for all together."`
 	Output  Bytes             `json:"output" minimum:"1" maximum:"256MiB" doc:"The part of each output stream that a result keeps: 1 byte to 256MiB. By default the server's --output-limit."`
+	Secrets []string          `json:"secrets,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 secrets" valuePattern:"^[A-Za-z][A-Za-z0-9_-]{0,62}(=[A-Z][A-Z0-9_]{0,127})?!?$" doc:"Secrets of the executing organisation that programs get: NAME for a file, NAME=VARIABLE for a variable. A ! at the end masks the value in the output."`
 	// OpenFiles, Isolation, Preload and SystemCalls are omitted if they are empty, so that versions without them
 	// read what does not need them.
 	OpenFiles   int       `json:"open_files,omitempty" minimum:"256" maximum:"4096" doc:"Open files of each process; 1024 if absent."`
@@ -134,6 +135,9 @@ func (p *Profile) Validate() error {
 		return err
 	}
 	if err := CheckEnvLevel("env", p.Env); err != nil {
+		return err
+	}
+	if err := CheckSecretBindings("secrets", p.Secrets); err != nil {
 		return err
 	}
 	if err := checkPreload(p.Preload, p.Isolation); err != nil {

@@ -2,10 +2,12 @@ package worker
 
 import (
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
 // minSecretLine is the length from which a line of a secret is a secret by itself.
@@ -36,14 +38,47 @@ type maskNode struct {
 
 func edge(node int32, b byte) uint64 { return uint64(node)<<8 | uint64(b) }
 
-// newMasks returns the masks of a job, which has values of Env as secrets.
-func newMasks(job *proto.Job) *masks {
-	if len(job.Secrets) == 0 {
+// withSecrets returns the environment of a job with the secrets that are variables.
+func withSecrets(job *proto.Job, secrets map[string][]byte) map[string]string {
+	if len(secrets) == 0 {
+		return job.Env
+	}
+	env := map[string]string{}
+	maps.Copy(env, job.Env)
+	for _, b := range job.Bound {
+		if b.Env != "" {
+			env[b.Env] = string(secrets[b.Secret])
+		}
+	}
+	return env
+}
+
+// secretFiles returns the files of the secrets of a job. Each jail has a tmpfs of its own for them.
+func secretFiles(job *proto.Job, secrets map[string][]byte) (files []jail.File) {
+	for _, b := range job.Bound {
+		if b.Env == "" {
+			files = append(files, jail.File{Path: jail.SecretsDir + "/" + b.Secret, Mode: 0o444, Owner: jail.OwnerInit, Content: secrets[b.Secret]})
+		}
+	}
+	return files
+}
+
+// newMasks returns the masks of a job: of values of Env, and of bound secrets.
+func newMasks(job *proto.Job, bound map[string][]byte) *masks {
+	var values []string
+	for _, name := range job.Secrets {
+		values = append(values, job.Env[name])
+	}
+	for _, b := range job.Bound {
+		if b.Mask {
+			values = append(values, string(bound[b.Secret]))
+		}
+	}
+	if len(values) == 0 {
 		return new(masks)
 	}
 	m := &masks{nodes: make([]maskNode, 1), others: map[uint64]int32{}}
-	for _, name := range job.Secrets {
-		value := job.Env[name]
+	for _, value := range values {
 		m.add(value)
 		for line := range strings.Lines(value) {
 			if line = strings.TrimRight(line, "\r\n"); len(line) >= minSecretLine {

@@ -29,7 +29,7 @@ func BenchmarkMasks(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.SetBytes(size)
 			for b.Loop() {
-				m := newMasks(x.job)
+				m := newMasks(x.job, nil)
 				w := m.writer(io.Discard)
 				for rest := x.text; len(rest) > 0; {
 					n := min(32<<10, len(rest))

@@ -11,7 +11,7 @@ import (
 // maskedIn returns a text as it is written in pieces through the masks of a job.
 func maskedIn(job *proto.Job, text []byte, size int) string {
 	var out bytes.Buffer
-	m := newMasks(job)
+	m := newMasks(job, nil)
 	w := m.writer(&out)
 	for rest := text; len(rest) > 0; {
 		n := min(size, len(rest))

@@ -37,6 +37,8 @@ type Jobs interface {
 type Lease interface {
 	Job() *proto.Job
 	Attempt() int
+	// Secrets returns the values of the job's secrets by name.
+	Secrets(ctx context.Context) (map[string][]byte, error)
 	// Context returns ctx with the trace context of the submission.
 	Context(ctx context.Context) context.Context
 	// Claim records that the program starts. The returned context is cancelled with
@@ -230,7 +232,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	wanted, giveUp := context.WithCancel(ctx)
 	defer giveUp()
 	defer w.pool.Busy()()
-	preparing := w.prepare(wanted, job)
+	preparing := w.prepare(wanted, lease)
 	fault.Here(fault.AfterTakeBeforeClaim)
 	running, base, claimErr := lease.Claim(ctx)
 	if claimErr != nil {
@@ -269,7 +271,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	events := w.Open(ctx, job, lease.Attempt(), base)
 	stdout := newCollector(job.Sandbox.OutputBytes, events.Stream(proto.Stdout))
 	stderr := newCollector(job.Sandbox.OutputBytes, events.Stream(proto.Stderr))
-	secrets := newMasks(job)
+	secrets := newMasks(job, m.secrets)
 	program.Stdout, program.Stderr = secrets.writer(stdout), secrets.writer(stderr)
 	began := time.Now()
 	fault.Here(fault.AfterClaimBeforeStart)
@@ -350,10 +352,13 @@ type preparation struct {
 	unusable   error // why there is no program, a sentence for the user
 	err        error
 	homeFailed bool // err concerns the home
-	suspect    bool // err suggests that this worker cannot create sandboxes
-	start      Start
-	checkOut   time.Duration
-	took       time.Duration // without checkOut
+	secrets    map[string][]byte
+	// secretsFailed means that err concerns the secrets.
+	secretsFailed bool
+	suspect       bool // err suggests that this worker cannot create sandboxes
+	start         Start
+	checkOut      time.Duration
+	took          time.Duration // without checkOut
 }
 
 func (m *preparation) close(committed bool) error {
@@ -376,25 +381,28 @@ func (m *preparation) failure() proto.Result {
 	if m.homeFailed {
 		return proto.Failure(proto.CodeThreadMount, "The thread's home could not be made ready on this worker, so the program was not started.")
 	}
+	if m.secretsFailed {
+		return proto.Failure(proto.CodeSandboxStart, "The secrets of the program could not be decrypted, so it was not started; the cause is in the logs of the worker and of the dispatcher.")
+	}
 	if errors.Is(m.err, jail.ErrHostOutOfMemory) {
 		return proto.Failure(proto.CodeHostMemory, "The worker's host ran out of memory while the sandbox was created, so the program was not started.")
 	}
 	return proto.Failure(proto.CodeSandboxStart, sandboxBroken)
 }
 
-func (w *Worker) prepare(ctx context.Context, job *proto.Job) <-chan *preparation {
+func (w *Worker) prepare(ctx context.Context, lease Lease) <-chan *preparation {
 	done := make(chan *preparation, 1)
 	go func() {
 		m := &preparation{}
-		m.err = w.prepareJail(ctx, job, m)
+		m.err = w.prepareJail(ctx, lease, m)
 		done <- m
 	}()
 	return done
 }
 
 // prepareJail prepares a jail with the home of the job's thread, if it has one.
-func (w *Worker) prepareJail(ctx context.Context, job *proto.Job, m *preparation) (err error) {
-	began := time.Now()
+func (w *Worker) prepareJail(ctx context.Context, lease Lease, m *preparation) (err error) {
+	job, began := lease.Job(), time.Now()
 	defer func() { m.took = time.Since(began) - m.checkOut }()
 	k := w.poolKey(job.Sandbox, job.Language, job.ThreadID != "")
 	m.jail, m.start = w.takePrepared(ctx, k, job.Key)
@@ -431,6 +439,12 @@ func (w *Worker) prepareJail(ctx context.Context, job *proto.Job, m *preparation
 		m.checkOut += time.Since(began)
 		if err != nil {
 			m.homeFailed = true
+			return err
+		}
+	}
+	if len(job.Bound) > 0 {
+		if m.secrets, err = lease.Secrets(ctx); err != nil {
+			m.secretsFailed = true
 			return err
 		}
 	}
@@ -480,10 +494,12 @@ func (w *Worker) program(job *proto.Job, m *preparation) (jail.Program, error) {
 	}
 	source.Code, source.Args, source.Stdin, source.Env = job.Code, job.Args, job.Stdin, job.Env
 	source.TraceID, source.File = string(job.TraceID), m.file
+	source.Env = withSecrets(job, m.secrets)
 	p, err := source.Program()
 	if m.file != "" { // it is in the home
 		p.Files = nil
 	}
+	p.Files = append(p.Files, secretFiles(job, m.secrets)...)
 	p.Timeout = time.Duration(job.Timeout) * time.Second
 	p.LowWeight = job.Class() == proto.ClassBatch // nobody waits for it
 	return p, err

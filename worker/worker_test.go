@@ -23,6 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // lease is a fake worker.Lease that the test controls.
 type lease struct {
+	secrets  map[string][]byte
 	job      *proto.Job
 	claimErr error
 	stop     context.CancelCauseFunc // ends the program's context, set by Claim
@@ -32,6 +33,8 @@ type lease struct {
 	outcome  *worker.Outcome
 	released bool
 }
+
+func (l *lease) Secrets(context.Context) (map[string][]byte, error) { return l.secrets, nil }
 
 func newLease(change func(*proto.Job)) *lease {
 	l := &lease{claimed: make(chan struct{}), job: &proto.Job{

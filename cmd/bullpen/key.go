@@ -26,6 +26,7 @@ type keyCreateCommand struct {
 	Concurrent *int         `placeholder:"N" help:"Concurrent executions of this key. Default: the limit of the plan."`
 	Sandbox    string       `placeholder:"NAME" help:"Sandbox profile of the key. Default: the profile named default."`
 	Env        []string     `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of every program. It overrides the sandbox profile's, and the request's variables override it. Repeatable."`
+	Secret     []string     `sep:"none" placeholder:"NAME[=VARIABLE]" help:"Secret of the organisation that programs get, as a variable or else as a file. A ! at the end masks it in the output. Repeatable."`
 }
 
 func (*keyCreateCommand) Help() string {
@@ -39,7 +40,7 @@ func (c *keyCreateCommand) Run(ctx context.Context, s streams) error {
 	}
 	return request(s, &c.remote, func(api *client.Client) (*client.Key, json.RawMessage, error) {
 		return decoded(api.CreateKey(ctx, client.NewKey{
-			Name: c.Name, Org: c.Org, Plan: c.Plan, Rights: c.Rights, Sandbox: c.Sandbox, Concurrent: c.Concurrent, Env: env,
+			Name: c.Name, Org: c.Org, Plan: c.Plan, Rights: c.Rights, Sandbox: c.Sandbox, Concurrent: c.Concurrent, Env: env, Secrets: c.Secret,
 		}))
 	}, func(p *page, k *client.Key) {
 		_, _ = fmt.Fprintf(s.err, "Key %s of %s (%s, %s, sandbox %s). It is not shown again:\n", k.ID, k.Org, k.Plan, k.Rights, k.Sandbox)

@@ -89,7 +89,7 @@ type commands struct {
 	Batch      batchCommands      `cmd:"" help:"Run many programs as one batch."`
 	CI         ciCommands         `cmd:"" name:"ci" help:"Run pipelines: steps that need each other."`
 	Image      imageCommands      `cmd:"" help:"Manage sandbox images (admin)."`
-	Secret     secretCommands     `cmd:"" help:"Manage the encryption of secrets (admin)."`
+	Secret     secretCommands     `cmd:"" help:"Manage secrets of organisations (admin)."`
 	Key        keyCommands        `cmd:"" help:"Manage API keys (admin) and the webhook settings of a key."`
 	MCP        mcpCommand         `cmd:"" name:"mcp" help:"Offer the server's tools to a language model, over standard input and output."`
 	Schedule   scheduleCommands   `cmd:"" help:"Run programs at set times."`

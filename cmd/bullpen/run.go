@@ -200,7 +200,7 @@ func (c *programFlags) check() error {
 }
 
 // readText reads a file of UTF-8 text, at most limit bytes; - is stdin.
-func readText(path string, stdin io.Reader, limit int) (string, error) { //nolint:unparam // programs and input have limits of their own
+func readText(path string, stdin io.Reader, limit int) (string, error) {
 	in := stdin
 	if path != "-" {
 		f, err := os.Open(path)

@@ -3,12 +3,100 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"strings"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 type secretCommands struct {
+	Set       secretSetCommand       `cmd:"" help:"Store a secret of an organisation (admin)."`
+	List      secretListCommand      `cmd:"" help:"List the secrets of an organisation, without their values (admin)."`
+	Show      secretShowCommand      `cmd:"" help:"Show a secret, without its value (admin)."`
+	Delete    secretDeleteCommand    `cmd:"" help:"Remove a secret (admin)."`
 	RotateKey secretRotateKeyCommand `cmd:"" name:"rotate-key" help:"Rotate the operator's key, which protects all stored secrets (admin)."`
+}
+
+// ofOrg names the organisation of a secret.
+type ofOrg struct {
+	Org string `placeholder:"ORG" help:"Organisation of the secret. Default: that of the API key in use."`
+}
+
+type secretSetCommand struct {
+	remote `embed:""`
+	ofOrg  `embed:""`
+	Name   string `arg:"" help:"Name of the secret: A-Z a-z 0-9 _ -."`
+	File   string `short:"f" default:"-" placeholder:"FILE" help:"File with the value; - for standard input, the default. A line break at the end is not part of the value."`
+}
+
+func (*secretSetCommand) Help() string {
+	return `Replaces a secret of the same name. Programs get it if their API key or its sandbox names it. The value is never an argument, which
+other users of the machine could read.
+
+Examples:
+
+  bullpen secret set TOKEN < token.txt
+  bullpen secret set DEPLOY_KEY -f ~/.ssh/id_ed25519 --org acme`
+}
+
+func (c *secretSetCommand) Run(ctx context.Context, s streams) error {
+	value, err := readText(c.File, s.in, proto.MaxSecretBytes+2)
+	if err != nil {
+		return fmt.Errorf("read the value: %w", err)
+	}
+	value = strings.TrimSuffix(strings.TrimSuffix(value, "\n"), "\r")
+	return request(s, &c.remote, func(api *client.Client) (*client.Secret, json.RawMessage, error) {
+		return decoded(api.PutSecret(ctx, c.Org, c.Name, value))
+	}, func(p *page, secret *client.Secret) { printSecrets(p, *secret) })
+}
+
+type secretListCommand struct {
+	remote `embed:""`
+	ofOrg  `embed:""`
+}
+
+func (c *secretListCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) ([]client.Secret, json.RawMessage, error) {
+		return decoded(api.Secrets(ctx, c.Org))
+	}, func(p *page, list []client.Secret) { printSecrets(p, list...) })
+}
+
+type secretShowCommand struct {
+	remote `embed:""`
+	ofOrg  `embed:""`
+	Name   string `arg:"" help:"Name of the secret."`
+}
+
+func (c *secretShowCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.Secret, json.RawMessage, error) {
+		return decoded(api.Secret(ctx, c.Org, c.Name))
+	}, func(p *page, secret *client.Secret) { printSecrets(p, *secret) })
+}
+
+type secretDeleteCommand struct {
+	remote `embed:""`
+	ofOrg  `embed:""`
+	Name   string `arg:"" help:"Name of the secret."`
+}
+
+func (*secretDeleteCommand) Help() string {
+	return "API keys and sandbox profiles that name the secret execute nothing until there is one of that name again."
+}
+
+func (c *secretDeleteCommand) Run(ctx context.Context, s streams) error {
+	api, err := c.client(s)
+	if err != nil {
+		return err
+	}
+	return api.DeleteSecret(ctx, c.Org, c.Name)
+}
+
+func printSecrets(p *page, list ...client.Secret) {
+	p.row("NAME", "ORG", "BYTES", "CREATED", "UPDATED")
+	for _, s := range list {
+		p.row(s.Name, s.Org, s.Bytes, s.CreatedAt, s.UpdatedAt)
+	}
 }
 
 type secretRotateKeyCommand struct {

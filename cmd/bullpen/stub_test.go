@@ -85,6 +85,16 @@ func (s *stub) handler() http.Handler {
 	mux.HandleFunc("GET /v1/executions/{id}/output", s.output)
 	mux.HandleFunc("POST /v1/executions/{id}/cancel", s.cancel)
 	mux.HandleFunc("POST /v1/admin/keys", s.createKey)
+	const secret = `{"org":"acme","name":"TOKEN","bytes":5,"variable":true,"created_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"}`
+	for _, method := range []string{"PUT", "GET"} {
+		mux.HandleFunc(method+" /v1/admin/secrets/{name}", func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			s.record(r, body)
+			_, _ = io.WriteString(w, secret)
+		})
+	}
+	mux.HandleFunc("GET /v1/admin/secrets", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"secrets":[`+secret+`]}`) })
+	mux.HandleFunc("DELETE /v1/admin/secrets/{name}", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	mux.HandleFunc("POST /v1/admin/secrets/rotate-key", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"wrapped_for":"age1new"}`)
 	})

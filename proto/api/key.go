@@ -19,6 +19,7 @@ type KeyRequest struct {
 	Sandbox    string            `json:"sandbox,omitempty" format:"profile-name" default:"default" doc:"The sandbox profile of all executions of this key. It cannot be changed later."`
 	Concurrent *int              `json:"concurrent,omitempty" minimum:"1" must:"be at least 1; leave it out for as many as the plan allows" doc:"How many executions may run at once with this key, at most as many as the plan allows the organisation; null for no limit of its own."`
 	Env        map[string]string `json:"env,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program of this key: they win over those of the sandbox profile, and the request's over them. The limits of env_vars hold here, and for all together."`
+	Secrets    []string          `json:"secrets,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 secrets" valuePattern:"^[A-Za-z][A-Za-z0-9_-]{0,62}(=[A-Z][A-Z0-9_]{0,127})?!?$" doc:"Secrets of the organisation that programs of this key get, in addition to those of the sandbox profile: NAME for a file, NAME=VARIABLE for a variable. A ! at the end masks the value in the output."`
 }
 
 // Validate checks the values of the fields.
@@ -36,12 +37,15 @@ func (r *KeyRequest) Validate() error {
 	if r.Concurrent != nil && *r.Concurrent > plan.Concurrent {
 		return proto.FieldErrorf("concurrent", "must be at most %d, which is what the plan %s allows the whole organisation", plan.Concurrent, plan.Name)
 	}
+	if err := proto.CheckSecretBindings("secrets", r.Secrets); err != nil {
+		return err
+	}
 	return proto.CheckEnvLevel("env", r.Env)
 }
 
 // Key returns the key to create, without its id and its times.
 func (r *KeyRequest) Key() proto.Key {
-	k := proto.Key{Name: r.Name, Org: r.Org, Plan: r.Plan, Rights: r.Rights, Env: r.Env}
+	k := proto.Key{Name: r.Name, Org: r.Org, Plan: r.Plan, Rights: r.Rights, Env: r.Env, Secrets: r.Secrets}
 	if r.Sandbox != proto.DefaultProfileName {
 		k.Sandbox = r.Sandbox
 	}
@@ -61,6 +65,7 @@ type Key struct {
 	Sandbox    string            `json:"sandbox" doc:"The sandbox profile that it is bound to."`
 	Concurrent *int              `json:"concurrent" doc:"How many executions may run at once with it; null if only the plan's limit for the organisation holds."`
 	Env        map[string]string `json:"env,omitempty" doc:"Variables of every program, absent if there are none."`
+	Secrets    []string          `json:"secrets,omitempty" doc:"Secrets that programs get, absent if there are none."`
 	Hint       string            `json:"hint" doc:"The key's first and last characters."`
 	CreatedAt  Time              `json:"created_at"`
 	RevokedAt  *Time             `json:"revoked_at"`
@@ -75,7 +80,7 @@ type Keys struct {
 // NewKey returns the form of an API key without its secret.
 func NewKey(k *proto.Key) Key {
 	key := Key{
-		ID: k.ID, Name: k.Name, Org: k.Org, Plan: k.Plan, Rights: k.Rights, Sandbox: k.Sandbox, Concurrent: optional(k.Concurrent), Env: k.Env,
+		ID: k.ID, Name: k.Name, Org: k.Org, Plan: k.Plan, Rights: k.Rights, Sandbox: k.Sandbox, Concurrent: optional(k.Concurrent), Env: k.Env, Secrets: k.Secrets,
 		Hint: k.Hint, CreatedAt: Time{k.CreatedAt},
 	}
 	if key.Sandbox == "" {

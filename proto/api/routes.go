@@ -674,7 +674,24 @@ func sandboxRoutes() []Route {
 }
 
 func secretRoutes() []Route {
+	secret := Secret{Org: "acme", Name: "TOKEN", Bytes: 40, Variable: true, CreatedAt: Time{exampleTime()}, UpdatedAt: Time{exampleTime()}}
+	ofOrg := []Param{query("org", "The organisation. By default that of the API key.", text())}
+	name := "The secret's name: 1 to 63 characters of A-Z, a-z, 0-9, _ and -, the first a letter."
 	return []Route{{
+		Method: http.MethodPut, Path: "/v1/admin/secrets/{name}", ID: "putSecret", Tag: tagAdmin, Summary: "Store a secret", PathDoc: name, Params: ofOrg,
+		Doc:     "Replaces one of the same name. Executions that were accepted before keep the old value. The value is stored encrypted; no route returns it.",
+		Request: SecretRequest{"the-value-itself"}, Responses: ok("The secret, without its value.", secret), Errors: []int{http.StatusConflict},
+	}, {
+		Method: http.MethodGet, Path: "/v1/admin/secrets", ID: "listSecrets", Tag: tagAdmin, Summary: "List secrets", Params: ofOrg,
+		Responses: ok("The secrets of the organisation by name, without their values.", Secrets{[]Secret{secret}}),
+	}, {
+		Method: http.MethodGet, Path: "/v1/admin/secrets/{name}", ID: "getSecret", Tag: tagAdmin, Summary: "Look at a secret", PathDoc: name, Params: ofOrg,
+		Responses: ok("The secret, without its value.", secret), Errors: []int{http.StatusNotFound},
+	}, {
+		Method: http.MethodDelete, Path: "/v1/admin/secrets/{name}", ID: "deleteSecret", Tag: tagAdmin, Summary: "Remove a secret", PathDoc: name, Params: ofOrg,
+		Doc:       "API keys and sandbox profiles that name it execute nothing until there is one again.",
+		Responses: []Response{{Status: http.StatusNoContent, Doc: "Removed."}}, Errors: []int{http.StatusNotFound},
+	}, {
 		Method: http.MethodPost, Path: "/v1/admin/secrets/rotate-key", ID: "rotateSecretsKey", Tag: tagAdmin, Summary: "Rotate the operator's key of secrets",
 		Doc: "Wraps the key that encrypts all secrets again, with the keys that are in --secrets-key now, or by --secrets-command. The secrets stay " +
 			"as they are. 409 if the server has no such key.",

@@ -29,6 +29,9 @@ const (
 	checkName     = "data key"
 )
 
+// JobName is the name with which the secrets of an execution are encrypted.
+func JobName(trace string) string { return "job." + trace }
+
 // Wrapper encrypts the data key with the operator's key. Its methods may be called concurrently.
 type Wrapper interface {
 	// Wrap returns the encrypted data key, and names the keys that can decrypt it.

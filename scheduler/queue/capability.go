@@ -14,6 +14,7 @@ const (
 	CapabilityNetwork = "network" // programs with network access
 	CapabilityDisk    = "disk"    // programs with a home or /tmp on disk
 	CapabilityThreads = "threads" // programs with the home of a thread
+	CapabilitySecrets = "secrets" // programs with secrets, which older workers do not know
 )
 
 // CapabilityLanguage returns the capability to run programs in a language.
@@ -33,6 +34,9 @@ func needsOf(m *proto.Meta) []string {
 	}
 	if m.ThreadID != "" {
 		needs = append(needs, CapabilityThreads)
+	}
+	if m.HasSecrets {
+		needs = append(needs, CapabilitySecrets)
 	}
 	return needs
 }

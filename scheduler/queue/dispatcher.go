@@ -17,6 +17,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
+	"github.com/bullpen-run/bullpen/scheduler/keyring"
 	"github.com/bullpen-run/bullpen/scheduler/leader"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
@@ -63,6 +64,8 @@ type Dispatcher struct {
 	// DiskFull, if not nil, reports whether the disk that output is stored on is full. Output is
 	// stored then as without a budget.
 	DiskFull func() bool
+	// Secrets decrypts the secrets of executions.
+	Secrets *keyring.Keyring
 	// Ended is that of [Queue].
 	Ended func(*proto.Record)
 	Log   *slog.Logger
@@ -389,6 +392,7 @@ func (t *term) subscribe(ctx context.Context) (stop func(), err error) {
 		store.QueueSubject:        func(m *nats.Msg) { t.post(ctx, func() { t.answerQueue(m) }) },
 		store.WorkersSubject:      func(m *nats.Msg) { t.post(ctx, func() { t.answerWorkers(m) }) },
 		store.PoolsSubject:        func(m *nats.Msg) { t.post(ctx, func() { t.answerPools(m) }) },
+		store.JobSecretsSubject:   func(m *nats.Msg) { t.post(ctx, func() { t.onSecretsRequest(ctx, m) }) },
 		store.OutputBudgetSubject: func(m *nats.Msg) { t.onOutputRequest(ctx, m) },
 	} {
 		sub, err := t.Store.Conn.Subscribe(subject, handle)

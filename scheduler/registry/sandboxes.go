@@ -67,7 +67,7 @@ func (l *Profiles) Profile(ctx context.Context, name string) (proto.Profile, err
 func clone(p *proto.Profile) proto.Profile {
 	c := *p
 	c.Env, c.Network.Allow, c.Preload = maps.Clone(p.Env), slices.Clone(p.Network.Allow), slices.Clone(p.Preload)
-	c.SystemCalls = slices.Clone(p.SystemCalls)
+	c.SystemCalls, c.Secrets = slices.Clone(p.SystemCalls), slices.Clone(p.Secrets)
 	return c
 }
 

@@ -41,6 +41,7 @@ var signals = []signal{
 	{PoolsSubject, []string{roleGateway, roleScheduler}, []string{roleScheduler}, "the pools of workers, and the demand for them (request)"},
 	{SlotsSubject, []string{roleWorker}, []string{roleScheduler}, "a worker and its free slots"},
 	{OutputBudgetSubject, []string{roleWorker}, []string{roleScheduler}, "bytes of an organisation's output budget, for an execution with much output (request), and what it has used of them"},
+	{JobSecretsSubject, []string{roleWorker}, []string{roleScheduler}, "the secrets of an execution that the worker has, encrypted for the worker (request)"},
 	{AnnounceSubject, []string{roleScheduler}, roles, "a new dispatcher asks workers to announce themselves; others repeat unanswered requests"},
 	{WebhookTestSubject, []string{roleGateway}, []string{roleWebhook}, "send a test webhook (request)"},
 	{PingSubject("dispatcher", "*"), []string{roleScheduler}, []string{roleScheduler}, "whether the leading instance lives (request)"},

@@ -33,7 +33,7 @@ type Store struct {
 	Deliveries  jetstream.Stream      // one message per delivery
 	Threads     jetstream.Stream      // one message per thread
 	Keys        jetstream.KeyValue    // API keys by id, and the secret they are hashed with, encrypted
-	Secrets     jetstream.KeyValue    // the data key of secrets, see package keyring
+	Secrets     jetstream.KeyValue    // secrets of organisations and their data key, see package keyring
 	Profiles    jetstream.KeyValue    // sandbox profiles by name
 	Preload     jetstream.KeyValue    // why modules of sandboxes cannot be preloaded; nil in a worker, see PreloadBucket
 	Bindings    jetstream.KeyValue    // idempotency keys

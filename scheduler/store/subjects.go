@@ -115,6 +115,8 @@ const (
 	QueueSubject = root + "ctl.queue"
 	// OutputBudgetSubject is a request to reserve bytes of an organisation's output budget.
 	OutputBudgetSubject = root + "ctl.output-budget"
+	// JobSecretsSubject is a request for the secrets of an execution by the worker that has it.
+	JobSecretsSubject = root + "ctl.secrets"
 )
 
 // WebhookTestSubject is a request to the leading webhook dispatcher: send a test to the endpoint of

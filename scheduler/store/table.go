@@ -161,8 +161,8 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: secretsName, holds: "the data key of secrets, wrapped with the operator's key", bucket: func(s *Store) *jetstream.KeyValue { return &s.Secrets },
-		retention: untilRemoved, backup: true,
+		name: secretsName, holds: "secrets of organisations, encrypted; their data key, wrapped with the operator's key", bucket: func(s *Store) *jetstream.KeyValue { return &s.Secrets },
+		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleScheduler: mayLookup, roleWebhook: mayLookup},
 		ownKey: map[string]string{roleScheduler: "data_key", roleWebhook: "data_key"},
 	},

@@ -18,6 +18,8 @@ const (
 	HarnessDir = "/run/bullpen"
 	// JobDir holds files of OwnerInit.
 	JobDir = HarnessDir + "/job"
+	// SecretsDir holds the secrets of the program, in memory.
+	SecretsDir = JobDir + "/secrets"
 	// PythonDir holds sitecustomize.py.
 	PythonDir = HarnessDir + "/python"
 	// ProcDir holds what a jail has in place of the host's files of /proc.

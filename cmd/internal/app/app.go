@@ -340,7 +340,7 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 		r.work = append(r.work, scalers...)
 		d := &queue.Dispatcher{
 			Store: s.store, Instance: s.instance, Memory: s.cfg.jobMemory(), Reserved: s.cfg.ReservedSlots.Of, Interactive: s.cfg.InteractiveSlots.Of,
-			OutputBudget: int64(s.cfg.OutputBudget), DiskFull: s.storeDiskFull, Ended: s.executionEnded, Autoscaler: scale, Log: s.log,
+			OutputBudget: int64(s.cfg.OutputBudget), DiskFull: s.storeDiskFull, Secrets: s.keyring, Ended: s.executionEnded, Autoscaler: scale, Log: s.log,
 		}
 		r.base = append(r.base, part{"dispatcher", d.Run})
 	}

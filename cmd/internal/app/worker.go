@@ -111,7 +111,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	_, noImages := usableImages(r.cfg.ImageDir)
 	warm := r.cfg.warm()
 	warm.OnStart, warm.OnZygote = r.metrics.JailAcquired, r.zygoteCreated
-	var capabilities []string
+	capabilities := []string{queue.CapabilitySecrets}
 	for _, can := range []struct {
 		capability string
 		err        error

@@ -23,6 +23,7 @@ type Sandbox struct {
 	Disk        *SandboxDisk    `json:"disk,omitempty" yaml:"disk"`
 	Network     *SandboxNetwork `json:"network,omitempty" yaml:"network"`
 	Env         any             `json:"env,omitempty" yaml:"env"`
+	Secrets     any             `json:"secrets,omitempty" yaml:"secrets"`
 	Output      any             `json:"output,omitempty" yaml:"output"`
 	Isolation   any             `json:"isolation,omitempty" yaml:"isolation"`
 	Preload     any             `json:"preload,omitempty" yaml:"preload"`

@@ -1,0 +1,87 @@
+package e2e
+
+import (
+	"bytes"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// testSecrets gives programs secrets, and looks for them wherever bullpen stores or logs something.
+func testSecrets(t *testing.T, p *programs, in topology) {
+	const variable, file, own = "canary-variable-5f1c", "canary-file-a90e", "canary-of-another-77"
+	sys := newSystem(t, p, in, 2, "--log-level", "debug")
+	a := sys.api
+	put := func(path, value string) {
+		t.Helper()
+		if r := a.do(http.MethodPut, "/v1/admin/secrets/"+path, request{"value": value}); r.status != http.StatusOK || strings.Contains(string(r.body), value) {
+			t.Fatalf("store a secret: %s", r)
+		}
+	}
+	put("TOKEN?org=acme", variable)
+	put("cert?org=acme", file)
+	put("TOKEN?org=other", own)
+	a.newSandbox("with-secret", request{"secrets": []string{"cert"}})
+	key := func(org string) *api {
+		t.Helper()
+		r := a.do(http.MethodPost, "/v1/admin/keys", request{
+			"name": "n", "org": org, "plan": "pro", "sandbox": "with-secret", "secrets": []string{"TOKEN=GH_TOKEN!"},
+		})
+		var made struct{ Key string }
+		r.into(t, &made)
+		return a.with(made.Key)
+	}
+	acme := key("acme")
+	code := "echo ${#GH_TOKEN} $GH_TOKEN; cd /run/bullpen/job/secrets; ls; wc -c < cert; (echo x > cert) 2> /dev/null || echo read-only"
+	want := "20 ***\ncert\n16\nread-only\n"
+	acme.ended(acme.submit(bash(code))).succeeded(t, want)
+	acme.ended(acme.submit(python("import os; print(os.environ['GH_TOKEN'][:6], open('/run/bullpen/job/secrets/cert').read()[:6])"))).succeeded(t, "canary canary\n")
+	if r := acme.do(http.MethodPost, executePath, bash(code).and("env_vars", request{"GH_TOKEN": "mine"})); r.status != http.StatusBadRequest {
+		t.Errorf("a request that sets a secret: %s", r)
+	}
+	// Another organisation has its own secret of the same name, and lacks the other one.
+	if r := key("other").do(http.MethodPost, executePath, bash(code)); r.status != http.StatusInternalServerError || !strings.Contains(string(r.body), "cert") {
+		t.Errorf("a missing secret: %s", r)
+	}
+	backup := filepath.Join(t.TempDir(), "backup")
+	if exit, output := p.run(t, []string{"BULLPEN_URL=" + sys.base, "BULLPEN_API_KEY=" + sys.key}, "backup", backup); exit != 0 {
+		t.Fatal(output)
+	}
+	dirs := []string{sys.data, filepath.Dir(backup)}
+	if in.separate {
+		dirs = append(dirs, sys.broker.store)
+	}
+	for _, canary := range []string{variable, file, own} {
+		for _, dir := range dirs {
+			if found := filesWith(t, dir, canary); found != nil {
+				t.Errorf("%s is in %s", canary, found)
+			}
+		}
+		for _, proc := range []*process{sys.front, sys.worker} {
+			if strings.Contains(proc.text(t), canary) {
+				t.Errorf("%s is in a log", canary)
+			}
+		}
+	}
+}
+
+// filesWith returns the files below a directory that contain a text.
+func filesWith(t *testing.T, dir, text string) (found []string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return nil //nolint:nilerr // the file was removed meanwhile
+		}
+		if content, err := os.ReadFile(path); err == nil && bytes.Contains(content, []byte(text)) {
+			found = append(found, path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}

@@ -1,0 +1,134 @@
+package registry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/keyring"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+)
+
+const secretPrefix = "secret."
+
+// storedSecret is a secret as stored: with its value, encrypted.
+type storedSecret struct {
+	proto.Secret
+	Sealed []byte `json:"sealed"`
+}
+
+// Secrets stores the named secrets of organisations. Run must be running for changes to be seen.
+type Secrets struct {
+	ring  *keyring.Keyring
+	cache *store.Cache[storedSecret]
+}
+
+// OpenSecrets reads all secrets.
+func OpenSecrets(ctx context.Context, st *store.Store, ring *keyring.Keyring, log *slog.Logger) (*Secrets, error) {
+	cache, err := store.OpenCache(ctx, store.CacheConfig[storedSecret]{
+		Store: st, Bucket: st.Secrets, Keys: secretPrefix + "*.*", Name: "secrets", Decode: store.DecodeJSON[storedSecret]("secret"), Log: log,
+	})
+	return &Secrets{ring: ring, cache: cache}, err
+}
+
+// Run applies changes by other processes until ctx is done.
+func (s *Secrets) Run(ctx context.Context) error { return s.cache.Run(ctx) }
+
+// secretKey is the key of a secret in the bucket, and the name with which its value is encrypted.
+func secretKey(org, name string) string { return secretPrefix + org + "." + name }
+
+// Put stores a secret, in place of one of the same name. It returns [proto.ErrNoSecretsKey] if
+// nothing can be encrypted, and a [*proto.FieldError] if the organisation has too many.
+func (s *Secrets) Put(ctx context.Context, org, name, value string) (proto.Secret, error) {
+	key, now := secretKey(org, name), time.Now().UTC()
+	variable, err := proto.CheckSecretValue(value)
+	if err != nil {
+		return proto.Secret{}, err
+	}
+	sealed, err := s.ring.Seal(ctx, key, []byte(value))
+	if err != nil {
+		return proto.Secret{}, err
+	}
+	stored, err := s.cache.Update(ctx, key, func(old *storedSecret) (*storedSecret, error) {
+		created := now
+		if old != nil {
+			created = old.CreatedAt
+		} else if len(s.List(org)) >= proto.MaxSecrets {
+			return nil, proto.FieldErrorf("name", "would be one secret too many: an organisation has at most %d", proto.MaxSecrets)
+		}
+		return &storedSecret{Sealed: sealed, Secret: proto.Secret{
+			Org: org, Name: name, Bytes: len(value), Variable: variable, CreatedAt: created, UpdatedAt: now,
+		}}, nil
+	})
+	if err != nil {
+		return proto.Secret{}, err
+	}
+	return stored.Secret, nil
+}
+
+// Get returns a secret, or [proto.ErrNotFound].
+func (s *Secrets) Get(ctx context.Context, org, name string) (proto.Secret, error) {
+	stored, _, err := s.cache.Read(ctx, secretKey(org, name))
+	if err != nil {
+		return proto.Secret{}, err
+	}
+	return stored.Secret, nil
+}
+
+// List returns the secrets of an organisation by name.
+func (s *Secrets) List(org string) []proto.Secret {
+	list := []proto.Secret{}
+	for _, stored := range s.cache.All() {
+		if stored.Org == org {
+			list = append(list, stored.Secret)
+		}
+	}
+	slices.SortFunc(list, func(a, b proto.Secret) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+// Remove removes a secret, or returns [proto.ErrNotFound].
+func (s *Secrets) Remove(ctx context.Context, org, name string) error {
+	_, err := s.cache.Remove(ctx, secretKey(org, name), nil, jetstream.PurgeTTL(store.WebhookMarkerTTL))
+	return err
+}
+
+// Bind returns the secrets that bindings name, and their values encrypted for one execution. It
+// returns a [*proto.MissingSecretError] if one does not exist.
+func (s *Secrets) Bind(
+	ctx context.Context, org string, id proto.TraceID, bound []proto.SecretBinding,
+) (secrets map[string]proto.Secret, sealed []byte, err error) {
+	secrets, values := map[string]proto.Secret{}, map[string][]byte{}
+	for _, b := range bound {
+		key := secretKey(org, b.Secret)
+		stored := s.cache.Get(key)
+		if stored == nil { // perhaps just created by another gateway
+			stored, _, err = s.cache.Read(ctx, key)
+			if errors.Is(err, proto.ErrNotFound) {
+				return nil, nil, &proto.MissingSecretError{Secret: b.Secret}
+			}
+			if err != nil {
+				return nil, nil, err
+			}
+		}
+		value, err := s.ring.Open(ctx, key, stored.Sealed)
+		if err != nil {
+			return nil, nil, fmt.Errorf("decrypt the secret %s of %s: %w", b.Secret, org, err)
+		}
+		secrets[b.Secret], values[b.Secret] = stored.Secret, value
+	}
+	body, err := json.Marshal(values)
+	if err != nil {
+		return nil, nil, err
+	}
+	sealed, err = s.ring.Seal(ctx, keyring.JobName(string(id)), body)
+	return secrets, sealed, err
+}
