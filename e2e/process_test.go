@@ -19,6 +19,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -270,12 +271,16 @@ func (p *process) text(t testing.TB) string {
 	return string(log)
 }
 
+// tail returns the end of the log without the requests, of which there are many.
 func (p *process) tail() []byte {
-	const most = 6 << 10
+	const most = 3 << 10
 	log, err := os.ReadFile(p.log)
 	if err != nil {
 		return []byte(err.Error())
 	}
+	lines := slices.Collect(bytes.Lines(log))
+	lines = slices.DeleteFunc(lines, func(line []byte) bool { return bytes.Contains(line, []byte(`"msg":"request"`)) })
+	log = bytes.Join(lines, nil)
 	return log[max(0, len(log)-most):]
 }
 
@@ -285,28 +290,34 @@ type logLine struct {
 	Msg, URL, Worker, Error string
 }
 
-// findLog returns the first line of the log with that message.
-func (p *process) findLog(t testing.TB, msg string) (logLine, bool) {
+// logged returns the lines of the log with that message.
+func (p *process) logged(t testing.TB, msg string) (lines []logLine) {
 	t.Helper()
 	for s := bufio.NewScanner(strings.NewReader(p.text(t))); s.Scan(); {
 		var l logLine
 		if json.Unmarshal(s.Bytes(), &l) == nil && l.Msg == msg {
-			return l, true
+			lines = append(lines, l)
 		}
 	}
-	return logLine{}, false
+	return lines
+}
+
+// findLog returns the first line of the log with that message.
+func (p *process) findLog(t testing.TB, msg string) (logLine, bool) {
+	t.Helper()
+	lines := p.logged(t, msg)
+	if len(lines) == 0 {
+		return logLine{}, false
+	}
+	return lines[0], true
 }
 
 // hasLogWithin reports whether the log has a line with that message whose time is within a span.
 func (p *process) hasLogWithin(t testing.TB, msg string, in span) bool {
 	t.Helper()
-	for s := bufio.NewScanner(strings.NewReader(p.text(t))); s.Scan(); {
-		var l logLine
-		if json.Unmarshal(s.Bytes(), &l) == nil && l.Msg == msg && l.Time.After(in.from) && l.Time.Before(in.to) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.logged(t, msg), func(l logLine) bool {
+		return l.Time.After(in.from) && l.Time.Before(in.to)
+	})
 }
 
 // notPrewarmed disables prewarmed jails. Many deployments run here at once, and each is used briefly.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -113,8 +114,10 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 		if r.Stdout != "False\n2\n" {
 			t.Errorf("with a module that cannot be imported before: %+v", r)
 		}
-		line, ok := sys.worker.findLog(t, "zygote creation failed")
-		return ok && strings.Contains(line.Error, "what is preloaded has threads: leave out the module that starts them, of keeps_a_thread"), line
+		failures := sys.worker.logged(t, "zygote creation failed") // one of another profile, too, on a busy machine
+		return slices.ContainsFunc(failures, func(l logLine) bool {
+			return strings.Contains(l.Error, "what is preloaded has threads: leave out the module that starts them, of keeps_a_thread")
+		}), failures
 	})
 	if n := sys.forkedCount("python") - before; n != 0 {
 		t.Errorf("%d executions were forked from what has a thread", n)
