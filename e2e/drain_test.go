@@ -22,8 +22,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// rollingCallers is the number of clients that call concurrently while processes restart.
-const rollingCallers = 200
+var rollingCallers = repeatsFlag("rolling-callers", 40, 200, "clients that call concurrently while processes restart")
 
 // retryPause is how long a caller waits before it tries another gateway.
 const retryPause = 300 * time.Millisecond
@@ -292,7 +291,7 @@ func testRolling(t *testing.T, p *programs, in topology) {
 		words          = map[string]string{} // by execution id
 	)
 	gateways := f.gateways(t)
-	for n := range rollingCallers {
+	for n := range rollingCallers.n() {
 		all.Go(func() {
 			c := &caller{gateways: gateways, next: n, cured: &cured, resumed: &resumed}
 			for round := 0; ; round++ {
@@ -322,7 +321,7 @@ func testRolling(t *testing.T, p *programs, in topology) {
 	eventually(t, "the first answers are there", func() (bool, any) {
 		mu.Lock()
 		defer mu.Unlock()
-		return len(words) > rollingCallers/4, len(words)
+		return len(words) > rollingCallers.n()/4, len(words)
 	})
 	for _, m := range f.members {
 		f.restart(t, m)

@@ -17,7 +17,7 @@ import (
 // TestMain runs more tests in parallel than there are processors, unless -parallel is set. Tests
 // spend most of their time waiting for leases to expire and for servers to start.
 func TestMain(m *testing.M) {
-	if err := flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0))); err != nil {
+	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
 		panic(err)
 	}
 	os.Exit(m.Run())

@@ -29,10 +29,11 @@ type object struct {
 
 // Put implements [blob.Backend].
 func (m *Memory) Put(ctx context.Context, key string, size int64, content io.Reader, replace bool) error {
-	b, err := io.ReadAll(content)
-	if err != nil {
+	buffer := bytes.NewBuffer(make([]byte, 0, size+bytes.MinRead)) // ReadFrom need not grow it
+	if _, err := buffer.ReadFrom(content); err != nil {
 		return err
 	}
+	b := buffer.Bytes()
 	if int64(len(b)) != size {
 		return fmt.Errorf("put blob %q: the content has %d bytes, want %d", key, len(b), size)
 	}

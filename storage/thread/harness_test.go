@@ -460,8 +460,9 @@ func part(ctx context.Context, f *proto.FileContent, offset, length int64) ([]by
 	if err != nil {
 		return nil, err
 	}
-	b, err := io.ReadAll(r)
-	return b, errors.Join(err, r.Close())
+	b := bytes.NewBuffer(make([]byte, 0, length+bytes.MinRead)) // ReadFrom need not grow it
+	_, err = b.ReadFrom(r)
+	return b.Bytes(), errors.Join(err, r.Close())
 }
 
 // full stores the home as a single layer.
