@@ -554,7 +554,7 @@ func testKeys(t *testing.T, a *api) {
 		t.Fatalf("the new key is not listed in %s", list)
 	}
 	listed := keys.Keys[at]
-	if listed["org"] != "keys" || listed["plan"] != "pro" || listed["rights"] != "execute" || listed["revoked_at"] != nil || listed["created_at"] == "" {
+	if listed["org"] != "keys" || listed["plan"] != "pro" || fmt.Sprint(listed["scopes"]) != "[execute read files]" || listed["revoked_at"] != nil || listed["created_at"] == "" {
 		t.Errorf("listed as %v", listed)
 	}
 	if strings.Contains(string(list.body), secret) || strings.Contains(string(list.body), a.key) {
@@ -570,7 +570,7 @@ func testKeys(t *testing.T, a *api) {
 		{"name": "", "org": "o", "plan": "free"},
 		{"name": "n", "org": "O", "plan": "free"},
 		{"name": "n", "org": "o", "plan": "gold"},
-		{"name": "n", "org": "o", "plan": "free", "rights": "some"},
+		{"name": "n", "org": "o", "plan": "free", "scopes": []string{"some"}},
 		{"name": 1, "org": "o", "plan": "free"},
 	} {
 		a.do(http.MethodPost, "/v1/admin/keys", body).rejection(t, http.StatusBadRequest, "validation_error")

@@ -40,7 +40,7 @@ const (
 
 // golden describes the contents of the golden data directory.
 type golden struct {
-	Key    string            `json:"key"`   // has all rights; created for this test only
+	Key    string            `json:"key"`   // a global administrator's; created for this test only
 	Other  string            `json:"other"` // key of another organisation with its own sandbox
 	Gets   map[string]string `json:"gets"`  // responses to the first key, by path
 	Large  string            `json:"large"` // printed x 700,000 times

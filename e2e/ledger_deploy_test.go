@@ -20,7 +20,7 @@ type deployment struct {
 	topology
 	t        *testing.T
 	programs *programs
-	root     string // the first API key, which has all rights
+	root     string // the first API key, a global administrator's
 	key      string
 	http     *http.Client
 	members  []*member

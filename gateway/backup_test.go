@@ -5,8 +5,6 @@ import (
 	"errors"
 	"io"
 	"testing"
-
-	"github.com/bullpen-run/bullpen/proto"
 )
 
 type backups func(w io.Writer) error
@@ -36,6 +34,6 @@ func TestBackup(t *testing.T) {
 		t.Error("half a backup passes for a whole one")
 	}
 
-	h.key = h.stub.addKey("acme", "enterprise", proto.RightsExecute)
+	h.key = h.stub.addKey("acme", "enterprise", asUser)
 	h.do("GET", "/v1/admin/backup", "").want(403, "forbidden")
 }

@@ -237,7 +237,7 @@ func TestRejectedBatches(t *testing.T) {
 	h.send(r).want(http.StatusRequestEntityTooLarge, "payload_too_large", "268435456")
 	stub.full = true
 	h.batch(`{"items":[{"code":"x"}]}`).want(http.StatusConflict, "conflict", "batches are limited to 1000")
-	h.key = h.stub.addKey("free", "free", proto.RightsExecute)
+	h.key = h.stub.addKey("free", "free", asUser)
 	stub.full = false
 	h.batch(`{"items":[{"code":"x"}]}`).want(http.StatusTooManyRequests, "rate_limited", "items[0]: Async execution requires")
 }
@@ -257,7 +257,7 @@ func TestBatchIdempotency(t *testing.T) {
 		t.Errorf("got %v and %v", first["id"], second["id"])
 	}
 	h.batch(`{"items":[{"code":"y"}]}`, "Idempotency-Key", "k").want(http.StatusUnprocessableEntity, "idempotency_mismatch", "another batch")
-	h.key = h.stub.addKey("acme", "enterprise", proto.RightsExecute)
+	h.key = h.stub.addKey("acme", "enterprise", asUser)
 	h.batch(body, "Idempotency-Key", "k").want(http.StatusCreated, "")
 	if len(stub.stored) != 2 {
 		t.Error("two API keys share an idempotency key")
@@ -303,7 +303,7 @@ func TestBatchRoutes(t *testing.T) {
 	b.State.Retries = 1
 	h.do(http.MethodDelete, path, "").want(http.StatusNoContent, "")
 
-	h.key = h.stub.addKey("other", "enterprise", proto.RightsAll)
+	h.key = h.stub.addKey("other", "enterprise", asAdmin)
 	for _, at := range []string{"GET ", "DELETE ", "POST /pause", "POST /resume", "POST /cancel", "POST /retry", "GET /results"} {
 		method, rest, _ := strings.Cut(at, " ")
 		h.do(method, path+rest, "").want(http.StatusNotFound, "not_found", "there is no batch of that id")

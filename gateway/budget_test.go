@@ -46,7 +46,7 @@ func TestOpenRequestsAreLimited(t *testing.T) {
 		t.Errorf("/healthz: %d", status)
 	}
 	// One organisation does not exclude another.
-	other := h.stub.addKey("other", "enterprise", proto.RightsExecute)
+	other := h.stub.addKey("other", "enterprise", asUser)
 	h.do(http.MethodGet, "/v1/executions/"+string(ids[0]), "", "Authorization", "Bearer "+other).want(http.StatusNotFound, "not_found")
 	for i, id := range ids {
 		h.stub.start(id)
@@ -85,7 +85,7 @@ func TestBodiesOnTheirWayAreLimited(t *testing.T) {
 	small := h.begin(h.executeRequest(`{"code":"1"}`))
 	<-arrived
 	theirs := h.in(t)
-	theirs.key = h.stub.addKey("other", "enterprise", proto.RightsExecute)
+	theirs.key = h.stub.addKey("other", "enterprise", asUser)
 	other := theirs.begin(theirs.executeRequest(large))
 	<-arrived
 	close(store)

@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -141,13 +140,12 @@ func (s *Server) requeueDeadLetter(w http.ResponseWriter, r *http.Request) (err 
 // webhook stay; the limits of the key's present plan apply. No connection waits for it, so it
 // may be queued as long as an async job.
 func (s *Server) renewJob(ctx context.Context, dead *proto.Job, id proto.TraceID) (_ *proto.Job, err error) {
-	key, ok := s.Keys.Key(dead.Key)
-	if !ok || key.RevokedAt != nil {
-		return nil, api.Errorf(api.CodeConflict, "the API key that this job was submitted with was revoked, so it cannot run again; submit it with another key")
+	key, plan, err := s.validKey(dead.Key)
+	if refused, ok := errors.AsType[*api.Error](err); ok {
+		return nil, api.Errorf(api.CodeConflict, "%s", refused.Message)
 	}
-	plan, ok := proto.PlanByName(key.Plan)
-	if !ok {
-		return nil, fmt.Errorf("key %s has an unknown plan %q", key.ID, key.Plan)
+	if err != nil {
+		return nil, err
 	}
 	i := infoOf(ctx)
 	i.plan = plan // for the messages of rejections

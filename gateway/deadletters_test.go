@@ -179,7 +179,7 @@ func TestDeadLettersAreShown(t *testing.T) {
 func TestDeadLettersAreForAdministrators(t *testing.T) {
 	h := newHarness(t)
 	id := h.letters.add(lostJob("acme", "key_1"))
-	plain := h.stub.addKey("acme", "enterprise", proto.RightsExecute)
+	plain := h.stub.addKey("acme", "enterprise", asUser)
 	for _, r := range []struct{ method, path string }{
 		{"GET", deadLetters}, {"GET", deadLetters + "/" + id}, {"DELETE", deadLetters + "/" + id}, {"POST", deadLetters + "/" + id + "/requeue"},
 	} {
@@ -194,7 +194,7 @@ func TestDeadLettersAreForAdministrators(t *testing.T) {
 
 func TestRequeueMakesANewExecution(t *testing.T) {
 	h := newHarness(t)
-	h.stub.addKey("other", "pro", proto.RightsExecute)
+	h.stub.addKey("other", "pro", asUser)
 	h.stub.keys[1].Concurrent = 3
 	old := lostJob("other", "key_2")
 	old.ThreadID = "notebook"
@@ -232,7 +232,7 @@ func TestRequeueMakesANewExecution(t *testing.T) {
 
 func TestRequeueIsAdmittedAsAnyOther(t *testing.T) {
 	h := newHarness(t)
-	h.stub.addKey("other", "free", proto.RightsExecute)
+	h.stub.addKey("other", "free", asUser)
 	requeue := func(change func(*proto.Job)) (*reply, string) {
 		job := lostJob("other", "key_2")
 		change(&job)

@@ -142,6 +142,12 @@ func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 		h.Set("X-Should-Retry", "false") // client libraries obey it
 		body = append(body, `,"permanent":true`...)
 	}
+	if e.Reason != "" {
+		body = proto.AppendJSONString(append(body, `,"reason":`...), string(e.Reason))
+	}
+	if e.Scope != "" {
+		body = proto.AppendJSONString(append(body, `,"scope":`...), string(e.Scope))
+	}
 	writeJSON(w, status, append(body, '}'))
 }
 

@@ -37,7 +37,7 @@ func TestToAPI(t *testing.T) {
 		{proto.ErrConflict, free, 409, "conflict", 0, "somebody else changed this at the same time; send the request again"},
 		{proto.ErrSubmissionPending, free, 409, "conflict", 0, ""},
 		{proto.ErrExists, free, 409, "conflict", 0, "there is one of that name already; choose another, or replace it"},
-		{&proto.LastKeyError{Key: "key_1"}, free, 409, "conflict", 0, "API key key_1 is the last one with all rights; create another one first"},
+		{&proto.LastKeyError{Key: "key_1"}, free, 409, "conflict", 0, "API key key_1 is the last one of a global administrator; create another one first"},
 		{&proto.BoundError{Profile: "web", Keys: []string{"key_1"}}, free, 409, "conflict", 0, "sandbox web has API keys bound to it: key_1; revoke them first"},
 		{
 			imageInUse("py", []string{"a", "b", "c", "d", "e"}), free, 409, "conflict", 0,

@@ -97,7 +97,7 @@ func TestGetExecution(t *testing.T) {
 func TestOtherOrganisationsSeeNothing(t *testing.T) {
 	h := newHarness(t)
 	id := h.run()
-	h.key = h.stub.addKey("other", "enterprise", proto.RightsAll)
+	h.key = h.stub.addKey("other", "enterprise", asAdmin)
 	for _, route := range []string{"GET %s", "GET %s?wait=1", "GET %s/output", "POST %s/cancel", "GET %s/webhook", "POST %s/webhook/replay"} {
 		method, path, _ := strings.Cut(route, " ")
 		foreign := h.do(method, fmt.Sprintf(path, "/v1/executions/"+string(id)), "", "X-Request-Id", "r").want(404, "not_found")
@@ -275,7 +275,7 @@ func (q lateJobs) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, 
 func TestKeys(t *testing.T) {
 	h := newHarness(t)
 	made := h.do("POST", "/v1/admin/keys", `{"name":"ci","org":"beta","plan":"pro"}`).want(201, "").json()
-	if made["rights"] != "execute" || made["org"] != "beta" || made["plan"] != "pro" || made["name"] != "ci" || made["revoked_at"] != nil {
+	if fmt.Sprint(made["scopes"]) != "[execute read files]" || made["global"] != false || made["org"] != "beta" || made["plan"] != "pro" || made["name"] != "ci" || made["revoked_at"] != nil {
 		t.Errorf("key %v", made)
 	}
 	secret, id := made["key"].(string), made["id"].(string)
@@ -302,9 +302,9 @@ func TestKeys(t *testing.T) {
 func TestKeyLimits(t *testing.T) {
 	h := newHarness(t)
 	with := func(field, value string) string {
-		m := map[string]string{"name": `"n"`, "org": `"o"`, "plan": `"free"`, "rights": `"all"`}
+		m := map[string]string{"name": `"n"`, "org": `"o"`, "plan": `"free"`, "scopes": `["admin"]`}
 		m[field] = value
-		return fmt.Sprintf(`{"name":%s,"org":%s,"plan":%s,"rights":%s}`, m["name"], m["org"], m["plan"], m["rights"])
+		return fmt.Sprintf(`{"name":%s,"org":%s,"plan":%s,"scopes":%s}`, m["name"], m["org"], m["plan"], m["scopes"])
 	}
 	for _, tt := range []struct {
 		field, value string
@@ -324,9 +324,11 @@ func TestKeyLimits(t *testing.T) {
 		{"plan", `"enterprise"`, 201},
 		{"plan", `"gold"`, 400},
 		{"plan", `null`, 400},
-		{"rights", `null`, 201},
-		{"rights", `"none"`, 400},
-		{"rights", `true`, 400},
+		{"scopes", `null`, 201},
+		{"scopes", `["none"]`, 400},
+		{"scopes", `["read","read"]`, 400},
+		{"scopes", `[]`, 400},
+		{"scopes", `true`, 400},
 	} {
 		code := "validation_error"
 		if tt.status == 201 {

@@ -249,8 +249,8 @@ func FuzzGrant(f *testing.F) {
 func TestSignedURLsAreOfTheirKey(t *testing.T) {
 	h := newHarness(t)
 	h.upload("a", "hello").want(200, "")
-	admin, _ := h.key, h.stub.addKey("acme", "pro", proto.RightsExecute)
-	h.key = h.stub.addKey("acme", "pro", proto.RightsExecute)
+	admin, _ := h.key, h.stub.addKey("acme", "pro", asUser)
+	h.key = h.stub.addKey("acme", "pro", asUser)
 	down, up := h.sign("download", "a", 0), h.sign("upload", "b", 1)
 	h.get(down).want(200, "")
 	h.key = admin

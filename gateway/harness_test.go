@@ -44,7 +44,7 @@ type harness struct {
 	http      *httptest.Server
 	dial      func() (net.Conn, error)
 	client    *http.Client
-	key       string // enterprise, all rights, organisation acme
+	key       string // enterprise, a global administrator's, organisation acme
 	log       *syncBuffer
 }
 
@@ -56,7 +56,7 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 	b := &boxes{stub: q, profiles: map[string]proto.Profile{}, images: map[string]*proto.Image{}}
 	q.boxes = b
 	hook, thread, dead := newHooks(), newThreads(q), &letters{stored: map[string]*letter{}}
-	h := &harness{t: t, stub: q, boxes: b, hooks: hook, threads: thread, letters: dead, log: log, key: q.addKey("acme", "enterprise", proto.RightsAll)}
+	h := &harness{t: t, stub: q, boxes: b, hooks: hook, threads: thread, letters: dead, log: log, key: q.addKey("acme", "enterprise", asAdmin)}
 	logger := slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	h.submitter = &submit.Submitter{Jobs: q, Bindings: q, Threads: thread, DeadLetters: dead, Log: logger}
 	h.server = &Server{

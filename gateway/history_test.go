@@ -69,7 +69,7 @@ func TestListExecutions(t *testing.T) {
 	h.do("GET", "/v1/executions?"+query.Encode(), "").want(200, "")
 	query.Set("status", "failed") // another list
 	h.do("GET", "/v1/executions?"+query.Encode(), "").want(400, "validation_error", "cursor")
-	h.key = h.stub.addKey("other", "enterprise", proto.RightsExecute)
+	h.key = h.stub.addKey("other", "enterprise", asUser)
 	query.Set("status", "timeout")
 	h.do("GET", "/v1/executions?"+query.Encode(), "").want(400, "validation_error", "cursor")
 

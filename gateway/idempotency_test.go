@@ -51,7 +51,7 @@ func TestSameKeySameBody(t *testing.T) {
 	if other := h.execute(hello, "Idempotency-Key", "k2").want(200, ""); other.trace() == first.trace() {
 		t.Error("another key returns the same execution")
 	}
-	h.key = h.stub.addKey("acme", "pro", proto.RightsExecute)
+	h.key = h.stub.addKey("acme", "pro", asUser)
 	if other := h.execute(hello, "Idempotency-Key", "k").want(200, ""); other.trace() == first.trace() {
 		t.Error("another API key returns the same execution")
 	}

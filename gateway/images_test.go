@@ -71,7 +71,7 @@ func TestImages(t *testing.T) {
 	if list := h.do("GET", "/v1/admin/images", "").want(200, "").json()["images"].([]any); len(list) != 1 || list[0].(map[string]any)["size"] != 5.0 {
 		t.Errorf("images %v", list)
 	}
-	execute := h.stub.addKey("acme", "pro", proto.RightsExecute)
+	execute := h.stub.addKey("acme", "pro", asUser)
 	for _, route := range []string{"GET /v1/admin/images", "PUT /v1/admin/images/x" + digestQuery, "DELETE /v1/admin/images/py-3.14"} {
 		method, path, _ := strings.Cut(route, " ")
 		h.do(method, path, "", "Authorization", "Bearer "+execute).want(403, "forbidden")

@@ -204,8 +204,10 @@ type KeyAdmin interface {
 	// List returns all keys, the revoked ones included.
 	List(ctx context.Context) ([]proto.Key, error)
 	// Revoke revokes a key. It returns [proto.ErrNotFound] if the key does not exist, and a
-	// [*proto.LastKeyError] if it is the last one with all rights.
+	// [*proto.LastKeyError] if it is the last one of a global administrator.
 	Revoke(ctx context.Context, id string) (proto.Key, error)
+	// Get returns a key, also if it is revoked, or [proto.ErrNotFound].
+	Get(ctx context.Context, id string) (proto.Key, error)
 }
 
 // Secrets stores the named secrets of organisations.

@@ -17,7 +17,13 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if _, err := adminOrg(r, req.Org); err != nil {
+		return err
+	}
 	wanted := req.Key()
+	if err := s.checkGrantable(r, &wanted); err != nil {
+		return err
+	}
 	wanted.CreatedAt = time.Now().UTC()
 	key, secret, err := s.KeyAdmin.Create(r.Context(), wanted)
 	if errors.Is(err, proto.ErrNotFound) {
@@ -37,9 +43,17 @@ func (s *Server) listKeys(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("list keys: %w", err)
 	}
-	answer := api.Keys{Keys: make([]api.Key, len(keys))}
+	org := r.URL.Query().Get("org")
+	if org != "" || !infoOf(r.Context()).key.Global {
+		if org, err = adminOrg(r, org); err != nil {
+			return err
+		}
+	}
+	answer := api.Keys{Keys: []api.Key{}}
 	for i := range keys {
-		answer.Keys[i] = api.NewKey(&keys[i])
+		if org == "" || keys[i].Org == org {
+			answer.Keys = append(answer.Keys, api.NewKey(&keys[i]))
+		}
 	}
 	return writeValue(w, http.StatusOK, answer)
 }
@@ -47,7 +61,13 @@ func (s *Server) listKeys(w http.ResponseWriter, r *http.Request) error {
 func (s *Server) revokeKey(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := detached(r.Context())
 	defer cancel()
-	key, err := s.KeyAdmin.Revoke(ctx, chi.URLParam(r, "id"))
+	key, err := s.KeyAdmin.Get(ctx, chi.URLParam(r, "id"))
+	if err == nil {
+		err = administer(r, &key, true)
+	}
+	if err == nil {
+		key, err = s.KeyAdmin.Revoke(ctx, key.ID)
+	}
 	if err != nil {
 		return fmt.Errorf("revoke key: %w", err)
 	}

@@ -175,7 +175,7 @@ func TestToolClientGone(t *testing.T) {
 		"Content-Type", "application/json", "Accept", "application/json, text/event-stream", "Mcp-Session-Id", "s").want(200, "").has("another request of this session had the same id")
 	// The session and the id name the execution of this key only.
 	cancelled := `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`
-	other := h.stub.addKey("acme", "enterprise", proto.RightsExecute)
+	other := h.stub.addKey("acme", "enterprise", asUser)
 	h.do("POST", "/mcp", cancelled, "Content-Type", "application/json", "Accept", "*/*", "Mcp-Session-Id", "s", "Authorization", "Bearer "+other).want(202, "")
 	if h.stub.record(id).Cancelling {
 		t.Error("another key cancelled it")
@@ -189,7 +189,7 @@ func TestToolClientGone(t *testing.T) {
 
 func TestToolErrors(t *testing.T) {
 	h := newHarness(t)
-	free := h.stub.addKey("beta", "free", proto.RightsExecute)
+	free := h.stub.addKey("beta", "free", asUser)
 	progress := make(chan string, 10)
 	for _, c := range []struct {
 		name, key, tool string

@@ -196,21 +196,17 @@ func (s *Server) StepSpace(ctx context.Context, p *proto.Pipeline, step, cell in
 
 // stepKey returns the API key of a run, bound to the sandbox profile of a cell.
 func (s *Server) stepKey(p *proto.Pipeline, step, cell int) (*proto.Key, proto.Plan, error) {
-	key, ok := s.Keys.Key(p.Key)
-	if !ok || key.RevokedAt != nil {
-		return nil, proto.Plan{}, api.Errorf(api.CodeForbidden, "the API key %s of this run is revoked; start the pipeline again with another key", p.Key)
-	}
-	plan, ok := proto.PlanByName(key.Plan)
-	if !ok {
-		return nil, plan, fmt.Errorf("key %s has an unknown plan %q", key.ID, key.Plan)
+	key, plan, err := s.validKey(p.Key)
+	if err != nil {
+		return nil, plan, err
 	}
 	sandbox := p.Steps[step].Cells[cell].Sandbox
 	if sandbox == "" || sandbox == key.Sandbox {
 		return key, plan, nil
 	}
-	// A key with all rights may create a key for any sandbox. Others keep to their own.
-	if key.Rights != proto.RightsAll {
-		return nil, plan, api.Errorf(api.CodeForbidden, "the sandbox %q is not the one of this API key; only a key with all rights may name another", proto.Shorten(sandbox))
+	// A global administrator may create a key for any sandbox. Others keep to their own.
+	if !key.GlobalAdmin() {
+		return nil, plan, api.Errorf(api.CodeForbidden, "the sandbox %q is not the one of this API key; only that of a global administrator may name another", proto.Shorten(sandbox))
 	}
 	bound := *key
 	bound.Sandbox = sandbox

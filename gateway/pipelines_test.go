@@ -128,7 +128,7 @@ func TestPipelines(t *testing.T) {
 	}
 
 	other := h.in(t)
-	other.key = h.stub.addKey("other", "enterprise", proto.RightsAll)
+	other.key = h.stub.addKey("other", "enterprise", asAdmin)
 	for _, unknown := range []string{id, proto.NewPipelineID(), "run_x", "RUN_" + id[4:], id + "a"} {
 		other.do("GET", "/v1/pipelines/"+unknown, "").want(404, "not_found")
 		other.do("POST", "/v1/pipelines/"+unknown+"/cancel", "").want(404, "not_found")
@@ -208,15 +208,15 @@ func TestPipelineSandboxes(t *testing.T) {
 	file := "steps: [{name: a, run: x, sandbox: web}]"
 	h.do("POST", "/v1/pipelines", pipelineBody(file, "")).want(201, "")
 	limited := h.in(t)
-	limited.key = h.stub.addKey("acme", "enterprise", proto.RightsExecute)
+	limited.key = h.stub.addKey("acme", "enterprise", asUser)
 	h.stub.keys[len(h.stub.keys)-1].Sandbox = "own"
 	limited.do("POST", "/v1/pipelines", pipelineBody(file, "")).want(403, "forbidden", `step a: the sandbox "web" is not the one of this API key`)
 	limited.do("POST", "/v1/pipelines", pipelineBody("steps: [{name: a, run: x, sandbox: own}]", "")).want(201, "")
 	pro := h.in(t)
-	pro.key = h.stub.addKey("medium", "pro", proto.RightsExecute)
+	pro.key = h.stub.addKey("medium", "pro", asUser)
 	pro.do("POST", "/v1/pipelines", pipelineBody("steps: [{name: a, run: x, timeout: 2h}]", "")).want(429, "rate_limited", "step a: timeout is above the maximum")
 	free := h.in(t)
-	free.key = h.stub.addKey("small", "free", proto.RightsExecute)
+	free.key = h.stub.addKey("small", "free", asUser)
 	free.do("POST", "/v1/pipelines", pipelineBody("steps: [{name: a, run: x, timeout: 10m}]", "")).want(429, "rate_limited", "step a: Async execution requires")
 }
 

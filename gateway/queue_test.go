@@ -31,7 +31,7 @@ func TestQueue(t *testing.T) {
 		Oldest: &place, Places: []proto.QueuePlace{{TraceID: id, Class: proto.ClassInteractive, CreatedAt: time.Unix(1e9, 0)}},
 	}}
 	h.server.Queue = stub
-	pro := h.stub.addKey("acme", "pro", proto.RightsExecute)
+	pro := h.stub.addKey("acme", "pro", asUser)
 	got := h.do("GET", "/v1/queue?trace_id="+string(id), "", "Authorization", "Bearer "+pro).want(200, "").json()
 	counts := func(interactive, batch float64) map[string]any {
 		return map[string]any{"interactive": interactive, "batch": batch}

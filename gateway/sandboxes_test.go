@@ -152,10 +152,10 @@ func TestSandboxAdministration(t *testing.T) {
 	h.do("GET", sandboxPath+"/web", "").want(404, "not_found")
 }
 
-func TestSandboxAdministrationNeedsAllRights(t *testing.T) {
+func TestSandboxAdministrationNeedsGlobalAdministrator(t *testing.T) {
 	h := newHarness(t)
 	user := *h
-	user.key = h.stub.addKey("acme", "enterprise", proto.RightsExecute)
+	user.key = h.stub.addKey("acme", "enterprise", asUser)
 	for _, r := range [][2]string{
 		{"POST", sandboxPath}, {"GET", sandboxPath}, {"GET", sandboxPath + "/web"}, {"PUT", sandboxPath + "/web"}, {"DELETE", sandboxPath + "/web"},
 	} {

@@ -259,7 +259,10 @@ func (s *Server) scheduledJob(ctx context.Context, schedule *proto.Schedule, id 
 func (s *Server) validKey(id string) (*proto.Key, proto.Plan, error) {
 	key, ok := s.Keys.Key(id)
 	if !ok || key.RevokedAt != nil {
-		return nil, proto.Plan{}, api.Errorf(api.CodeForbidden, "the API key %s is revoked; create the schedule or batch again with another key", id)
+		return nil, proto.Plan{}, api.Errorf(api.CodeForbidden, "the API key %s, under which this runs, is revoked; create it again with another key", id)
+	}
+	if !key.Has(proto.ScopeExecute) {
+		return nil, proto.Plan{}, api.Errorf(api.CodeForbidden, "the API key %s, under which this runs, has lost the scope execute; create it again with another key", id)
 	}
 	plan, ok := proto.PlanByName(key.Plan)
 	if !ok {

@@ -125,7 +125,7 @@ func TestSchedules(t *testing.T) {
 		t.Errorf("after the run: %v", s)
 	}
 	other := h.in(t)
-	other.key = h.stub.addKey("other", "pro", proto.RightsAll)
+	other.key = h.stub.addKey("other", "pro", asAdmin)
 	for _, route := range []string{"GET ", "PATCH ", "DELETE ", "POST /run"} {
 		method, suffix, _ := strings.Cut(route, " ")
 		other.do(method, path+suffix, "{}").want(404, "not_found")
@@ -180,7 +180,7 @@ func TestInvalidSchedules(t *testing.T) {
 		}
 	}
 	free := h.in(t)
-	free.key = h.stub.addKey("small", "free", proto.RightsExecute)
+	free.key = h.stub.addKey("small", "free", asUser)
 	free.do("POST", "/v1/schedules", `{"name":"a","every":60,`+request+`}`).want(429, "rate_limited")
 }
 

@@ -54,16 +54,7 @@ func secretPath(r *http.Request) (org, name string, err error) {
 }
 
 // secretOrg returns the organisation that a request names: by default that of its key.
-func secretOrg(r *http.Request) (string, error) {
-	org := r.URL.Query().Get("org")
-	if org == "" {
-		return infoOf(r.Context()).key.Org, nil
-	}
-	if !proto.ValidOrg(org) {
-		return "", proto.FieldErrorf("org", "must be the name of an organisation")
-	}
-	return org, nil
-}
+func secretOrg(r *http.Request) (string, error) { return adminOrg(r, r.URL.Query().Get("org")) }
 
 func secretError(name string, err error) error {
 	if errors.Is(err, proto.ErrNotFound) {

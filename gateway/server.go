@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -174,18 +173,14 @@ func (s *Server) routeAPI(r chi.Router) {
 	}
 	public := r.With(s.closeWhenDraining) // signed URLs
 	user := public.With(s.authenticate, s.limitMemory)
-	admin := user.With(s.requireAllRights)
 	for _, route := range api.Routes() {
 		handler := handlers[route.ID]
 		if handler == nil {
 			continue // routes of the server itself
 		}
-		on := user
-		switch {
-		case route.Public:
-			on = public
-		case route.Admin():
-			on = admin
+		on := public
+		if !route.Public {
+			on = user.With(s.authorized(&route))
 		}
 		if route.ID == "execute" || route.ID == "requeueDeadLetter" || route.ID == "runSchedule" || route.ID == "createBatch" || route.ID == "createPipeline" || route.ID == "mcp" {
 			on = on.With(s.refuseWhenDraining)
@@ -217,40 +212,6 @@ func (s *Server) refuseWhenDraining(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if s.draining.Load() {
 			s.writeError(w, r, errDraining)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
-// authenticate finds the key of the request. A secret of the wrong form is not looked up.
-func (s *Server) authenticate(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-		secret = strings.TrimSpace(secret)
-		if !strings.EqualFold(scheme, "Bearer") || proto.CheckKeyForm(secret) != nil {
-			s.writeError(w, r, unauthorized())
-			return
-		}
-		key, ok := s.Keys.Authenticate(secret)
-		if !ok || key.RevokedAt != nil {
-			s.writeError(w, r, unauthorized())
-			return
-		}
-		info := infoOf(r.Context())
-		info.key = *key
-		if info.plan, ok = proto.PlanByName(key.Plan); !ok {
-			s.writeError(w, r, fmt.Errorf("key %s has an unknown plan %q", key.ID, key.Plan))
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
-func (s *Server) requireAllRights(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if infoOf(r.Context()).key.Rights != proto.RightsAll {
-			s.writeError(w, r, api.Errorf(api.CodeForbidden, "this route needs an API key with all rights"))
 			return
 		}
 		next.ServeHTTP(w, r)

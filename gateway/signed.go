@@ -73,7 +73,7 @@ func signature(secret [32]byte, text string) []byte {
 
 var (
 	errBadURL = api.Errorf(api.CodeForbidden, "this URL was not made by this server for this method; ask for one at /v1/files/upload_url or download_url")
-	errOldURL = api.Errorf(api.CodeForbidden, "this URL has expired, or the API key that asked for it was revoked; ask for another at /v1/files/upload_url or download_url")
+	errOldURL = api.Errorf(api.CodeForbidden, "this URL has expired, or the API key that asked for it was revoked or lost its scope; ask for another at /v1/files/upload_url or download_url")
 )
 
 // parseGrant returns the grant of a token that is valid at a time. It returns errBadURL or
@@ -113,7 +113,7 @@ func (s *Server) checkGrant(r *http.Request, token string) (*grant, *proto.Key, 
 		return nil, nil, errBadURL
 	}
 	key, ok := s.Keys.Key(g.key)
-	if !ok || key.RevokedAt != nil || key.Org != g.org {
+	if !ok || key.RevokedAt != nil || !key.Has(proto.ScopeFiles) || key.Org != g.org {
 		return nil, nil, errOldURL
 	}
 	return g, key, nil

@@ -22,7 +22,7 @@ const (
 
 var (
 	errBadStream = api.Errorf(api.CodeForbidden, "this URL was not made by this server; ask for one at /v1/executions/{id}/stream_url")
-	errOldStream = api.Errorf(api.CodeForbidden, "this URL has expired, or the API key that asked for it was revoked; ask for another at /v1/executions/{id}/stream_url")
+	errOldStream = api.Errorf(api.CodeForbidden, "this URL has expired, or the API key that asked for it was revoked or lost its scope; ask for another at /v1/executions/{id}/stream_url")
 )
 
 // streamURL answers with a URL under which the output of an execution can be followed without an API
@@ -57,7 +57,7 @@ func (s *Server) checkStream(token string) (*proto.Key, proto.TraceID, error) {
 		return nil, "", fmt.Errorf("parse a signed stream: %w", err)
 	}
 	key, ok := s.Keys.Key(parts[1])
-	if !ok || key.RevokedAt != nil || !time.Now().Before(time.Unix(expires, 0)) {
+	if !ok || key.RevokedAt != nil || !key.Has(proto.ScopeRead) || !time.Now().Before(time.Unix(expires, 0)) {
 		return nil, "", errOldStream
 	}
 	return key, proto.TraceID(parts[2]), nil

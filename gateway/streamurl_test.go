@@ -62,7 +62,7 @@ func TestStreamURL(t *testing.T) {
 	file := h.sign("upload", "a", 1)
 	h.do("GET", streamPath+file[strings.LastIndex(file, "/")+1:], "").want(403, "forbidden", "not made by this server")
 	h.do("GET", contentPath+path[len(streamPath):], "").want(403, "forbidden", "not made by this server")
-	other := h.as(h.stub.addKey("beta", "enterprise", proto.RightsExecute))
+	other := h.as(h.stub.addKey("beta", "enterprise", asUser))
 	other.do("POST", "/v1/executions/"+string(id)+"/stream_url", "").want(404, "not_found")
 }
 

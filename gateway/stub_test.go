@@ -49,14 +49,20 @@ func newStub() *stub {
 	}
 }
 
-// addKey stores a key and returns its secret.
-func (q *stub) addKey(org, plan string, rights proto.Rights) string {
+// The scopes of the keys of most tests.
+var (
+	asUser  = proto.Key{Scopes: proto.UserScopes()}
+	asAdmin = proto.Key{Scopes: proto.Scopes(), Global: true}
+)
+
+// addKey stores a key with the scopes of another and returns its secret.
+func (q *stub) addKey(org, plan string, like proto.Key) string {
 	secret := proto.NewKeySecret("local")
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	id := fmt.Sprintf("key_%d", len(q.keys)+1)
 	q.keys = append(q.keys, proto.Key{
-		ID: id, Name: "test", Org: org, Plan: plan, Rights: rights, Hint: proto.KeyHint(secret), CreatedAt: time.Now(),
+		ID: id, Name: "test", Org: org, Plan: plan, Scopes: like.Scopes, Global: like.Global, Hint: proto.KeyHint(secret), CreatedAt: time.Now(),
 	})
 	q.secrets[secret] = id
 	return secret
@@ -310,7 +316,7 @@ func (q *stub) Create(_ context.Context, k proto.Key) (proto.Key, string, error)
 	if k.Sandbox != "" && !q.boxes.has(k.Sandbox) {
 		return proto.Key{}, "", fmt.Errorf("bind: %w", proto.ErrNotFound)
 	}
-	secret := q.addKey(k.Org, k.Plan, k.Rights)
+	secret := q.addKey(k.Org, k.Plan, k)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	made := &q.keys[len(q.keys)-1]
@@ -322,6 +328,13 @@ func (q *stub) List(context.Context) ([]proto.Key, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return append([]proto.Key(nil), q.keys...), nil
+}
+
+func (q *stub) Get(_ context.Context, id string) (proto.Key, error) {
+	if k, ok := q.Key(id); ok {
+		return *k, nil
+	}
+	return proto.Key{}, proto.ErrNotFound
 }
 
 func (q *stub) Revoke(_ context.Context, id string) (proto.Key, error) {
@@ -482,4 +495,15 @@ func (b *boxes) Image(_ context.Context, name string) (*proto.Image, error) {
 		return nil, fmt.Errorf("image %s: %w", name, proto.ErrNotFound)
 	}
 	return image, nil
+}
+
+// change changes a stored key.
+func (q *stub) change(id string, f func(*proto.Key)) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i := range q.keys {
+		if q.keys[i].ID == id {
+			f(&q.keys[i])
+		}
+	}
 }

@@ -317,9 +317,9 @@ func TestThreadIsLockedByOneExecution(t *testing.T) {
 func TestThreadsBelongToTheOrganisation(t *testing.T) {
 	h := newHarness(t)
 	h.execute(inThread, "Prefer", "respond-async").want(202, "")
-	ours := h.stub.addKey("acme", "pro", proto.RightsExecute)
+	ours := h.stub.addKey("acme", "pro", asUser)
 	h.execute(inThread, "Prefer", "respond-async", "Authorization", "Bearer "+ours).want(409, "conflict")
-	theirs := h.stub.addKey("other", "pro", proto.RightsExecute)
+	theirs := h.stub.addKey("other", "pro", asUser)
 	h.execute(inThread, "Prefer", "respond-async", "Authorization", "Bearer "+theirs).want(202, "")
 }
 
@@ -559,7 +559,7 @@ func TestThreadAdmin(t *testing.T) {
 	if a := h.do("POST", "/v1/admin/threads/rebuild", "").want(200, ""); strings.TrimSpace(string(a.body)) != `{"made":3,"kept":2,"lost":1}` {
 		t.Errorf("%s", a.body)
 	}
-	execute := h.stub.addKey("acme", "pro", proto.RightsExecute)
+	execute := h.stub.addKey("acme", "pro", asUser)
 	for _, path := range []string{"/v1/admin/threads/gc", "/v1/admin/threads/rebuild"} {
 		h.do("POST", path, "", "Authorization", "Bearer "+execute).want(403, "forbidden")
 		h.threads.fail = errors.New("the store is gone")

@@ -187,6 +187,14 @@ func outputText(lines []byte) string {
 	return strings.ToValidUTF8(string(text[max(0, len(text)-maxProgress):]), "")
 }
 
+// Authorize implements [mcp.Sandbox].
+func (t toolCalls) Authorize(call *mcp.Call, tool *api.Tool) error {
+	if key := &infoOf(call.HTTP.Context()).key; !key.Has(tool.Scope) {
+		return api.MissingScope(tool.Scope)
+	}
+	return nil
+}
+
 // Cancel implements [mcp.Sandbox].
 func (t toolCalls) Cancel(ctx context.Context, call *mcp.Call) error {
 	return t.cancelCall(ctx, t.callTrace(call))

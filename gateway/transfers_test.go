@@ -7,8 +7,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/bullpen-run/bullpen/proto"
 )
 
 // The memory of all uploads together is limited.
@@ -48,7 +46,7 @@ func TestTransfersOfAnOrganisation(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
 		h.threads.files["acme/t/a"], h.threads.files["other/t/a"] = []byte("hello"), []byte("theirs")
 		h.addThread("acme", "t")
-		h.stub.addKey("other", "pro", proto.RightsExecute)
+		h.stub.addKey("other", "pro", asUser)
 		var uploads []*io.PipeWriter
 		var answers []<-chan *reply
 		for range maxTransfers {

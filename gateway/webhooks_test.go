@@ -212,7 +212,7 @@ func TestWebhookURLIsForAsync(t *testing.T) {
 
 	accepted := h.execute(body("webhook_url", hookURL), "Prefer", async).want(202, "")
 	byDefault := h.execute(hello, "Prefer", async).want(202, "")
-	other := h.as(h.stub.addKey("acme", "enterprise", proto.RightsExecute)).execute(hello, "Prefer", async).want(202, "")
+	other := h.as(h.stub.addKey("acme", "enterprise", asUser)).execute(hello, "Prefer", async).want(202, "")
 	// Later settings do not affect accepted executions.
 	h.do("PUT", webhookPath, `{"url":"https://example.com/later"}`).want(200, "")
 	for a, want := range map[*reply]any{accepted: hookURL, byDefault: "https://example.com/default", other: nil} {
@@ -451,7 +451,7 @@ func TestWebhookSettings(t *testing.T) {
 	}
 
 	// Another key of the organisation has its own settings.
-	other := h.as(h.stub.addKey("acme", "free", proto.RightsAll))
+	other := h.as(h.stub.addKey("acme", "free", asAdmin))
 	other.do("GET", webhookPath, "").want(404, "not_found")
 	got = other.do("PATCH", webhookPath, `{"max_attempts":1}`).want(200, "").json()
 	if got["url"] != nil || got["secret_hint"] != nil || got["secret"] != nil || got["max_attempts"] != 1.0 {
@@ -530,14 +530,14 @@ func TestWebhookTest(t *testing.T) {
 }
 
 // Whoever changes the URL of a key gets the results of all its async executions.
-func TestWebhookSettingsAreChangedWithAllRights(t *testing.T) {
+func TestWebhookSettingsAreChangedByAdministrators(t *testing.T) {
 	h := newHarness(t)
-	secret := h.stub.addKey("beta", "pro", proto.RightsExecute)
+	secret := h.stub.addKey("beta", "pro", asUser)
 	user, id := h.as(secret), h.stub.secrets[secret]
 	body := `{"url":"` + hookURL + `"}`
 	for _, route := range []string{"PUT ", "PATCH ", "DELETE ", "POST /rotate"} {
 		method, path, _ := strings.Cut(route, " ")
-		user.do(method, webhookPath+path, body).want(403, "forbidden", "all rights")
+		user.do(method, webhookPath+path, body).want(403, "forbidden", "scope admin")
 	}
 	h.do("PUT", webhookPath+"?key="+id, body).want(200, "")
 	h.do("POST", webhookPath+"/rotate?key="+id, "").want(200, "")
@@ -549,7 +549,7 @@ func TestWebhookSettingsAreChangedWithAllRights(t *testing.T) {
 		t.Errorf("settings %v", got)
 	}
 	h.do("GET", webhookPath, "").want(404, "not_found")
-	user.do("GET", webhookPath+"?key="+id, "").want(403, "forbidden", "all rights")
+	user.do("GET", webhookPath+"?key="+id, "").want(403, "forbidden", "scope admin")
 	h.do("DELETE", webhookPath+"?key="+id, "").want(204, "")
 	user.do("GET", webhookPath, "").want(404, "not_found")
 	h.do("GET", webhookPath+"?key=key_nobody", "").want(404, "not_found")

@@ -58,7 +58,7 @@ func TestWorkers(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	h.do("POST", "/v1/admin/workers/node-2/drain", "").want(404, "not_found")
-	execute := h.stub.addKey("acme", "pro", proto.RightsExecute)
+	execute := h.stub.addKey("acme", "pro", asUser)
 	h.do("GET", "/v1/admin/workers", "", "Authorization", "Bearer "+execute).want(403, "forbidden")
 	h.do("POST", "/v1/admin/workers/node-1/drain", "", "Authorization", "Bearer "+execute).want(403, "forbidden")
 }
@@ -79,6 +79,6 @@ func TestAutoscale(t *testing.T) {
 	if got := h.do("GET", "/v1/admin/autoscale", "").want(200, "").json(); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v", got)
 	}
-	execute := h.stub.addKey("acme", "pro", proto.RightsExecute)
+	execute := h.stub.addKey("acme", "pro", asUser)
 	h.do("GET", "/v1/admin/autoscale", "", "Authorization", "Bearer "+execute).want(403, "forbidden")
 }

@@ -58,11 +58,11 @@ var ErrCorrupt = errors.New("corrupt")
 // ErrExists is returned if something has that name already.
 var ErrExists = errors.New("exists already")
 
-// LastKeyError is returned if no API key with all rights would be left.
+// LastKeyError is returned if no API key of a global administrator would be left.
 type LastKeyError struct{ Key string }
 
 func (e *LastKeyError) Error() string {
-	return fmt.Sprintf("API key %s is the last one with all rights; create another one first", e.Key)
+	return fmt.Sprintf("API key %s is the last one of a global administrator; create another one first", e.Key)
 }
 
 // Conflict marks the error as one whose text is for the client.

@@ -5,25 +5,36 @@ import (
 	"encoding/base64"
 	"errors"
 	"regexp"
+	"slices"
 	"time"
 )
 
-// Rights are the permissions of an API key.
-type Rights string
+// Scope is something that an API key may do.
+type Scope string
 
-// The rights. RightsAll adds the administrative routes.
+// The scopes. Each is for objects of the key's organisation alone.
 const (
-	RightsExecute Rights = "execute"
-	RightsAll     Rights = "all"
+	ScopeExecute Scope = "execute" // run programs, and end them
+	ScopeRead    Scope = "read"    // see executions, threads, batches, schedules, pipelines and the queue
+	ScopeFiles   Scope = "files"   // read and change the content of threads
+	ScopeAdmin   Scope = "admin"   // administer the organisation
 )
+
+// Scopes returns all scopes.
+func Scopes() []Scope { return []Scope{ScopeExecute, ScopeRead, ScopeFiles, ScopeAdmin} }
+
+// UserScopes returns the scopes of a key that administers nothing.
+func UserScopes() []Scope { return []Scope{ScopeExecute, ScopeRead, ScopeFiles} }
 
 // Key is a stored API key. The key itself is never stored, only a keyed hash of it.
 type Key struct {
-	ID      string `json:"id"`
-	Name    string `json:"name"`
-	Org     string `json:"org"`
-	Plan    string `json:"plan"`
-	Rights  Rights `json:"rights"`
+	ID     string  `json:"id"`
+	Name   string  `json:"name"`
+	Org    string  `json:"org"`
+	Plan   string  `json:"plan"`
+	Scopes []Scope `json:"scopes"`
+	// Global makes the scope admin one for all organisations and for the server itself.
+	Global  bool   `json:"global,omitempty"`
 	Sandbox string `json:"sandbox,omitempty"` // the name of its sandbox profile; empty for the default one
 	// Concurrent is the number of executions that may run at once with this key, 0 for the plan's
 	// limit alone.
@@ -35,6 +46,12 @@ type Key struct {
 	CreatedAt time.Time         `json:"created_at"`
 	RevokedAt *time.Time        `json:"revoked_at"`
 }
+
+// Has reports whether the key has a scope.
+func (k *Key) Has(s Scope) bool { return slices.Contains(k.Scopes, s) }
+
+// GlobalAdmin reports whether the key administers all organisations and the server.
+func (k *Key) GlobalAdmin() bool { return k.Global && k.Has(ScopeAdmin) }
 
 var (
 	keyPattern = regexp.MustCompile(`^sk-[a-z0-9]+-[A-Za-z0-9_-]{20,}$`)

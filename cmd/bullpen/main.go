@@ -71,7 +71,7 @@ Start a server with bullpen serve. The other commands are clients of a server. T
   BULLPEN_URL      URL of the server (default http://127.0.0.1:8080)
   BULLPEN_API_KEY  API key; a new server writes the first one to bootstrap.key in its data directory
 
-Commands marked (admin) need a key with all rights.
+Commands marked (admin) need a key with the scope admin; those about the whole server, a global administrator's.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. bullpen run, logs --follow and wait exit with the program's exit code, bullpen batch run as its help says.`
 

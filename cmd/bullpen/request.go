@@ -150,7 +150,7 @@ func explain(err error) error {
 	case http.StatusUnauthorized:
 		return fmt.Errorf("%w\nCheck BULLPEN_API_KEY or --key; the key may be revoked, or belong to another server", err)
 	case http.StatusForbidden:
-		return fmt.Errorf("%w\nThis needs a key with all rights, such as the server's first one in bootstrap.key in its data directory", err)
+		return fmt.Errorf("%w\nThe server's first key, in bootstrap.key in its data directory, is a global administrator's", err)
 	default:
 		return err
 	}

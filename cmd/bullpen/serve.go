@@ -16,7 +16,7 @@ Sandboxes without an image use the runtimes of this machine, which is meant for 
 
 Every flag is also an environment variable and a key of the --config file. Flags override variables, variables override the file.
 
-BULLPEN_BOOTSTRAP_KEY, or bootstrap-key in the file, sets the first API key, sk-REGION-TOKEN, which has all rights. Without it, the first start
+BULLPEN_BOOTSTRAP_KEY, or bootstrap-key in the file, sets the first API key, sk-REGION-TOKEN, a global administrator's. Without it, the first start
 generates a key and writes it to bootstrap.key in the data directory.
 
 SIGTERM or Ctrl-C drains the server: it accepts no new work and lets running programs finish, for at most --drain. A second signal stops it

@@ -411,7 +411,7 @@ const stubImage = `{"name":"tiny","digest":"sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaa
 	`"languages":{"bash":"/bin/bash"},"env":{},"created_at":"2026-01-02T03:04:05.000Z"}`
 
 func stubKeyJSON(revokedAt, key string) string {
-	return `{"id":"key_1","name":"ci","org":"acme","plan":"pro","rights":"execute","sandbox":"default","concurrent":2,"hint":"sk-local-the…lf01",` +
+	return `{"id":"key_1","name":"ci","org":"acme","plan":"pro","scopes":["execute","read","files"],"global":false,"sandbox":"default","concurrent":2,"hint":"sk-local-the…lf01",` +
 		`"created_at":"2026-01-02T03:04:05.000Z","revoked_at":` + revokedAt + key + `}`
 }
 

@@ -41,6 +41,8 @@ const (
 // Sandbox carries out the tools. ctx is the context of the call; the HTTP request that it belongs to
 // is [Call.HTTP].
 type Sandbox interface {
+	// Authorize returns an error unless the API key of a call may use a tool.
+	Authorize(call *Call, t *api.Tool) error
 	// Execute runs a program and returns its result.
 	Execute(ctx context.Context, call *Call, req *api.ExecuteRequest) (*api.ToolResult, error)
 	// Cancel ends the execution of an earlier call, if it has one that has not ended.
@@ -222,6 +224,9 @@ func add[In, Out any](h *Handler, server *sdk.Server, t *api.Tool, do func(conte
 		call := *shared
 		call.Progress = progressOf(ctx, req)
 		out, err := func() (*Out, error) {
+			if err := h.sandbox.Authorize(&call, t); err != nil {
+				return nil, err
+			}
 			in, err := api.DecodeArguments[In](t, req.Params.Arguments)
 			if err != nil {
 				return nil, err
@@ -247,6 +252,9 @@ func toolError(e *api.Error) *sdk.CallToolResult {
 	}
 	if e.Permanent {
 		meta["bullpen.run/permanent"] = true
+	}
+	if e.Reason != "" {
+		meta["bullpen.run/reason"] = string(e.Reason)
 	}
 	return &sdk.CallToolResult{Meta: meta, IsError: true, Content: []sdk.Content{&sdk.TextContent{Text: e.Message}}}
 }

@@ -209,19 +209,23 @@ func decodeStrings(field string, raw []byte, to reflect.Value, tag reflect.Struc
 	return err
 }
 
-// decodeList decodes an array of strings. An empty array becomes a nil slice.
+// decodeList decodes an array of strings, or of a type of strings. An empty array becomes a nil slice.
 func decodeList(field string, raw []byte, to reflect.Value, tag reflect.StructTag) error {
-	list := []string{}
+	list := reflect.MakeSlice(to.Type(), 0, 0)
+	element := to.Type().Elem()
 	err := eachElement(raw, func(raw []byte) error {
 		entry, err := decodeString(field, raw)
 		if err != nil {
 			return proto.FieldErrorf(field, "must be an array of strings")
 		}
-		list = append(list, entry)
-		return checkCount(field, len(list), "maxItems", tag)
+		if err := checkEnum(field, entry, element, ""); err != nil {
+			return err
+		}
+		list = reflect.Append(list, reflect.ValueOf(entry).Convert(element))
+		return checkCount(field, list.Len(), "maxItems", tag)
 	})
-	if len(list) > 0 {
-		to.Set(reflect.ValueOf(list))
+	if list.Len() > 0 {
+		to.Set(list)
 	} else {
 		to.SetZero()
 	}

@@ -25,8 +25,10 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 		return texts([]proto.Class{proto.ClassInteractive, proto.ClassBatch})
 	case proto.Stream:
 		return texts([]proto.Stream{proto.Stdout, proto.Stderr})
-	case proto.Rights:
-		return texts([]proto.Rights{proto.RightsExecute, proto.RightsAll})
+	case proto.Scope:
+		return texts(proto.Scopes())
+	case Reason:
+		return texts([]Reason{ReasonScope, ReasonGlobal})
 	case proto.NetworkPolicy:
 		return texts([]proto.NetworkPolicy{proto.NetworkBlocked, proto.NetworkUnrestricted, proto.NetworkAllowlist})
 	case proto.DeliveryStatus:

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 // Code is the code of an error. It decides the HTTP status.
@@ -63,8 +65,8 @@ func Codes() []CodeInfo {
 		},
 		{
 			CodeForbidden, http.StatusForbidden, "Forbidden",
-			"The API key does not have all rights; or the signed URL has expired, or is for another method.",
-			"this route needs an API key with all rights", nil,
+			"The API key does not have the scope that the body names, or is not a global administrator's; or the signed URL has expired, or is for another method.",
+			"this needs an API key with the scope files", nil,
 		},
 		{
 			CodeNotFound, http.StatusNotFound, "NotFound",
@@ -163,13 +165,35 @@ func (c Code) Status() int {
 type Error struct {
 	_ struct{} `doc:"The body of every error."`
 
-	Code       Code   `json:"error"`
-	Message    string `json:"message" doc:"What is wrong, and what to do about it."`
-	Permanent  bool   `json:"permanent,omitempty" doc:"The request will be refused as long as the organisation has its plan. The header X-Should-Retry is false. An extension of the public contract."`
-	RetryAfter int    `json:"-"` // seconds for the header Retry-After; 0 for none
+	Code       Code        `json:"error"`
+	Message    string      `json:"message" doc:"What is wrong, and what to do about it."`
+	Permanent  bool        `json:"permanent,omitempty" doc:"The request will be refused as long as the organisation has its plan. The header X-Should-Retry is false. An extension of the public contract."`
+	Reason     Reason      `json:"reason,omitempty" doc:"Distinguishes errors of the same code."`
+	Scope      proto.Scope `json:"scope,omitempty" doc:"The scope that the API key needs."`
+	RetryAfter int         `json:"-"` // seconds for the header Retry-After; 0 for none
 }
 
 func (e *Error) Error() string { return e.Message }
+
+// Reason distinguishes errors of the same code. The public contract has no such field, and its codes
+// are too few.
+type Reason string
+
+// The reasons.
+const (
+	ReasonScope  Reason = "insufficient_scope"    // the key does not have a scope
+	ReasonGlobal Reason = "global_admin_required" // the key is not a global administrator's
+)
+
+// MissingScope returns an [Error] about an API key without a scope.
+func MissingScope(s proto.Scope) *Error {
+	return &Error{Code: CodeForbidden, Reason: ReasonScope, Scope: s, Message: "this needs an API key with the scope " + string(s)}
+}
+
+// NotGlobal returns an [Error] about something that only a global administrator may do.
+func NotGlobal(format string, args ...any) *Error {
+	return &Error{Code: CodeForbidden, Reason: ReasonGlobal, Message: fmt.Sprintf(format, args...)}
+}
 
 // Errorf returns an [Error].
 func Errorf(code Code, format string, args ...any) *Error {

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -15,7 +16,8 @@ type KeyRequest struct {
 	Name       string            `json:"name" minLength:"1" maxLength:"128"`
 	Org        string            `json:"org" pattern:"^[a-z0-9][a-z0-9_-]{0,62}$"`
 	Plan       string            `json:"plan" format:"plan"`
-	Rights     proto.Rights      `json:"rights,omitempty" default:"execute"`
+	Scopes     []proto.Scope     `json:"scopes,omitempty" uniqueItems:"true" default:"[\"execute\",\"read\",\"files\"]" doc:"What the key may do. admin administers the organisation."`
+	Global     bool              `json:"global,omitempty" default:"false" doc:"The scope admin holds for all organisations and for the server. Only a global administrator creates such keys."`
 	Sandbox    string            `json:"sandbox,omitempty" format:"profile-name" default:"default" doc:"The sandbox profile of all executions of this key. It cannot be changed later."`
 	Concurrent *int              `json:"concurrent,omitempty" minimum:"1" must:"be at least 1; leave it out for as many as the plan allows" doc:"How many executions may run at once with this key, at most as many as the plan allows the organisation; null for no limit of its own."`
 	Env        map[string]string `json:"env,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program of this key: they win over those of the sandbox profile, and the request's over them. The limits of env_vars hold here, and for all together."`
@@ -37,15 +39,34 @@ func (r *KeyRequest) Validate() error {
 	if r.Concurrent != nil && *r.Concurrent > plan.Concurrent {
 		return proto.FieldErrorf("concurrent", "must be at most %d, which is what the plan %s allows the whole organisation", plan.Concurrent, plan.Name)
 	}
+	if err := checkScopes(r.Scopes, r.Global); err != nil {
+		return err
+	}
 	if err := proto.CheckSecretBindings("secrets", r.Secrets); err != nil {
 		return err
 	}
 	return proto.CheckEnvLevel("env", r.Env)
 }
 
+// checkScopes returns an error unless a key may have these scopes.
+func checkScopes(scopes []proto.Scope, global bool) error {
+	if len(scopes) == 0 {
+		return proto.FieldErrorf("scopes", "must have at least one scope")
+	}
+	for i, s := range scopes {
+		if slices.Contains(scopes[:i], s) {
+			return proto.FieldErrorf("scopes", "must name %s only once", s)
+		}
+	}
+	if global && !slices.Contains(scopes, proto.ScopeAdmin) {
+		return proto.FieldErrorf("global", "must be false for a key without the scope admin")
+	}
+	return nil
+}
+
 // Key returns the key to create, without its id and its times.
 func (r *KeyRequest) Key() proto.Key {
-	k := proto.Key{Name: r.Name, Org: r.Org, Plan: r.Plan, Rights: r.Rights, Env: r.Env, Secrets: r.Secrets}
+	k := proto.Key{Name: r.Name, Org: r.Org, Plan: r.Plan, Scopes: r.Scopes, Global: r.Global, Env: r.Env, Secrets: r.Secrets}
 	if r.Sandbox != proto.DefaultProfileName {
 		k.Sandbox = r.Sandbox
 	}
@@ -61,7 +82,8 @@ type Key struct {
 	Name       string            `json:"name"`
 	Org        string            `json:"org"`
 	Plan       string            `json:"plan"`
-	Rights     proto.Rights      `json:"rights"`
+	Scopes     []proto.Scope     `json:"scopes"`
+	Global     bool              `json:"global" doc:"The scope admin holds for all organisations and for the server."`
 	Sandbox    string            `json:"sandbox" doc:"The sandbox profile that it is bound to."`
 	Concurrent *int              `json:"concurrent" doc:"How many executions may run at once with it; null if only the plan's limit for the organisation holds."`
 	Env        map[string]string `json:"env,omitempty" doc:"Variables of every program, absent if there are none."`
@@ -80,7 +102,7 @@ type Keys struct {
 // NewKey returns the form of an API key without its secret.
 func NewKey(k *proto.Key) Key {
 	key := Key{
-		ID: k.ID, Name: k.Name, Org: k.Org, Plan: k.Plan, Rights: k.Rights, Sandbox: k.Sandbox, Concurrent: optional(k.Concurrent), Env: k.Env, Secrets: k.Secrets,
+		ID: k.ID, Name: k.Name, Org: k.Org, Plan: k.Plan, Scopes: k.Scopes, Global: k.Global, Sandbox: k.Sandbox, Concurrent: optional(k.Concurrent), Env: k.Env, Secrets: k.Secrets,
 		Hint: k.Hint, CreatedAt: Time{k.CreatedAt},
 	}
 	if key.Sandbox == "" {

@@ -20,6 +20,7 @@ const MaxToolFiles = 1000
 // Tool describes a tool of the Model Context Protocol.
 type Tool struct {
 	Name, Title, Doc string
+	Scope            proto.Scope // that the API key needs
 	ReadOnly         bool
 	// Request is a value of the type of the arguments: the body of the route that does the same. The
 	// arguments do not have the fields in Without.
@@ -40,7 +41,7 @@ const (
 func Tools() []Tool {
 	return []Tool{
 		{
-			Name: ToolExecute, Title: "Run a program",
+			Name: ToolExecute, Scope: proto.ScopeExecute, Title: "Run a program",
 			Doc: "Runs a Python, Node.js or Bash program in an isolated sandbox and returns its output and exit code. Without thread_id nothing is kept. With thread_id, " +
 				"the home directory, which is also the working directory, is kept for later calls with the same thread_id; use one thread for steps that belong together. " +
 				"A program that fails is a result with its exit code, not an error.",
@@ -50,17 +51,17 @@ func Tools() []Tool {
 			Response: ToolResult{},
 		},
 		{
-			Name: ToolList, Title: "List files of a thread", ReadOnly: true,
+			Name: ToolList, Scope: proto.ScopeFiles, Title: "List files of a thread", ReadOnly: true,
 			Doc:     "Lists the files in the home directory of a thread.",
 			Request: FileListRequest{}, Response: ToolFiles{},
 		},
 		{
-			Name: ToolUpload, Title: "Get a URL to upload a file to a thread",
+			Name: ToolUpload, Scope: proto.ScopeFiles, Title: "Get a URL to upload a file to a thread",
 			Doc:     "Returns a signed URL for one file. The file is sent to it with the given method and headers, without an API key, and is in the thread's home directory then.",
 			Request: FileUploadRequest{}, Response: SignedURL{},
 		},
 		{
-			Name: ToolDownload, Title: "Get a URL to download a file of a thread", ReadOnly: true,
+			Name: ToolDownload, Scope: proto.ScopeFiles, Title: "Get a URL to download a file of a thread", ReadOnly: true,
 			Doc:     "Returns a signed URL of one file in the home directory of a thread. It needs no API key.",
 			Request: FileDownloadRequest{}, Response: SignedURL{},
 		},

@@ -29,7 +29,7 @@ func mcpRoutes() []Route {
 	}
 	const example = "event: message\n" + `data: {"jsonrpc":"2.0","id":1,"result":{"tools":[]}}` + "\n\n"
 	return []Route{{
-		Method: http.MethodPost, Path: MCPPath, ID: "mcp", Tag: tagMCP, Summary: "Call tools by the Model Context Protocol",
+		Method: http.MethodPost, Path: MCPPath, ID: "mcp", Tag: tagMCP, ScopeByTool: true, Summary: "Call tools by the Model Context Protocol",
 		Doc: "Streamable HTTP, without sessions on the server. The tools are " + strings.Join(names, ", ") + ". They have the limits, the rights and the errors of the routes of the same purpose. " +
 			"The result of a tool that failed has isError and the message; a program that fails is a result.",
 		Params: []Param{

@@ -60,7 +60,7 @@ func OpenAPI(version string) ([]byte, error) {
 		"tags":     tags(),
 		"paths":    paths,
 		"components": object{
-			"securitySchemes": object{"key": object{"type": "http", "scheme": "bearer", "description": "An API key: `sk-REGION-TOKEN`."}},
+			"securitySchemes": object{"key": object{"type": "http", "scheme": "bearer", "description": "An API key: `sk-REGION-TOKEN`. Each operation names the scope that the key needs. x-global: the key must be a global administrator's."}},
 			"headers": object{
 				"RequestId": object{
 					"description": "The client's X-Request-Id, or one that the server chose.", "required": true,
@@ -98,8 +98,14 @@ func (g *generator) operation(r *Route) object {
 	if r.Doc != "" {
 		op["description"] = r.Doc
 	}
-	if r.Public {
+	switch {
+	case r.Public:
 		op["security"] = []object{}
+	case r.Scope != "":
+		op["security"] = []object{{"key": []proto.Scope{r.Scope}}}
+	}
+	if r.Global {
+		op["x-global"] = true
 	}
 	var parameters []object
 	if _, name, ok := strings.Cut(r.Path, "{"); ok {
@@ -146,10 +152,7 @@ func (r *Route) errors() []int {
 	}
 	statuses = append(statuses, http.StatusInternalServerError, http.StatusServiceUnavailable)
 	if !r.Public {
-		statuses = append(statuses, http.StatusUnauthorized)
-	}
-	if r.Admin() {
-		statuses = append(statuses, http.StatusForbidden)
+		statuses = append(statuses, http.StatusUnauthorized, http.StatusForbidden)
 	}
 	if r.Request != nil || r.Upload != "" {
 		statuses = append(statuses, http.StatusBadRequest, http.StatusRequestTimeout, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType)

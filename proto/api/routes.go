@@ -45,13 +45,13 @@ type Route struct {
 	Upload       string // the media type of a body that is not JSON, or of its other form
 	UploadDoc    string
 	Responses    []Response
-	Errors       []int // the statuses of errors that do not follow from the kind of the route
-	Public       bool  // needs no API key
-	Traced       bool  // answers have an X-Trace-Id
+	Errors       []int       // the statuses of errors that do not follow from the kind of the route
+	Scope        proto.Scope // that an API key needs
+	ScopeByTool  bool        // the tool that the body names decides which scope is needed
+	Global       bool        // needs the key of a global administrator
+	Public       bool        // needs no API key
+	Traced       bool        // answers have an X-Trace-Id
 }
-
-// Admin reports whether the route needs an API key with all rights.
-func (r *Route) Admin() bool { return r.Tag == tagAdmin }
 
 // Param describes a parameter in the query or a header.
 type Param struct {
@@ -80,7 +80,7 @@ func tags() []object {
 		{"name": tagThreads, "description": "Home directories that outlive an execution. They belong to the organisation. The first execution that names a thread creates it."},
 		{"name": tagFiles, "description": "Files in the home of a thread. Their content is transferred through signed URLs."},
 		{"name": tagMCP, "description": "The tools of the Model Context Protocol, for language models."},
-		{"name": tagAdmin, "description": "API keys, sandbox profiles and their images, workers, the store of threads; needs a key with all rights."},
+		{"name": tagAdmin, "description": "API keys and secrets of organisations, which their administrators manage; sandbox profiles and their images, workers and the store of threads, which global administrators manage."},
 		{"name": tagServer, "description": "The server itself."},
 	}
 }
@@ -185,7 +185,7 @@ func executionRoutes() []Route {
 	}, &proto.Key{}, &proto.Plan{Concurrent: 100, MaxQueued: 1000})
 	return []Route{
 		{
-			Method: http.MethodPost, Path: "/v1/sandbox/execute", ID: "execute", Tag: tagExecute, Summary: "Run a program", Traced: true,
+			Method: http.MethodPost, Path: "/v1/sandbox/execute", ID: "execute", Tag: tagExecute, Scope: proto.ScopeExecute, Summary: "Run a program", Traced: true,
 			Doc: "Inline by default: the answer is the result. With Accept: application/x-ndjson or text/event-stream the answer is the stream of events; with " +
 				"Prefer: respond-async it is 202, and the result is available under the trace id.",
 			Params: []Param{
@@ -207,19 +207,19 @@ func executionRoutes() []Route {
 			Errors: []int{http.StatusConflict, http.StatusUnprocessableEntity, http.StatusTooManyRequests, http.StatusNotImplemented, http.StatusGatewayTimeout},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/executions", ID: "listExecutions", Tag: tagExecutions, Summary: "List executions",
+			Method: http.MethodGet, Path: "/v1/executions", ID: "listExecutions", Tag: tagExecutions, Scope: proto.ScopeRead, Summary: "List executions",
 			Doc: "The executions of the key's organisation, the newest first, without their output. All filters that are given must match. An unknown parameter is an error. " +
 				"Pages do not shift while new executions come.",
 			Params:    historyParams(),
 			Responses: ok("The executions.", Executions{Executions: []ListedExecution{listed}, Complete: true}),
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/executions/{id}", ID: "getExecution", Tag: tagExecutions, Summary: "Look at an execution", PathDoc: traceID, Traced: true,
+			Method: http.MethodGet, Path: "/v1/executions/{id}", ID: "getExecution", Tag: tagExecutions, Scope: proto.ScopeRead, Summary: "Look at an execution", PathDoc: traceID, Traced: true,
 			Params:    []Param{query("wait", "Seconds to wait for the end of the execution.", object{"type": "integer", "minimum": 0, "maximum": 60, "default": 0})},
 			Responses: ok("The execution as it is now.", execution), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/executions/{id}/output", ID: "getOutput", Tag: tagExecutions, Summary: "Follow the output of an execution", PathDoc: traceID, Traced: true,
+			Method: http.MethodGet, Path: "/v1/executions/{id}/output", ID: "getOutput", Tag: tagExecutions, Scope: proto.ScopeRead, Summary: "Follow the output of an execution", PathDoc: traceID, Traced: true,
 			Doc: "The events with a higher seq, then live ones. The result is always the last event, unless follow is false.",
 			Params: []Param{
 				query("after_seq", "The seq of the last event that the client has.", object{"type": "integer", "minimum": 0, "maximum": MaxWhole, "default": 0}),
@@ -233,7 +233,7 @@ func executionRoutes() []Route {
 			Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/executions/{id}/stream_url", ID: "streamURL", Tag: tagExecutions, Summary: "Get a URL to follow the output with", PathDoc: traceID, Traced: true,
+			Method: http.MethodPost, Path: "/v1/executions/{id}/stream_url", ID: "streamURL", Tag: tagExecutions, Scope: proto.ScopeRead, Summary: "Get a URL to follow the output with", PathDoc: traceID, Traced: true,
 			Doc: "For EventSource in a browser, which sends no API key. The URL is valid for 15 minutes; a stream that has begun goes on. It ends when the key that asked for it " +
 				"is revoked.",
 			Responses: ok("The URL.", StreamURL{URL: "https://bullpen.example.com/v1/streams/YnVsbHBlbi4.c2ln", ExpiresAt: Time{ended}}), Errors: []int{http.StatusNotFound, http.StatusBadRequest},
@@ -249,7 +249,7 @@ func executionRoutes() []Route {
 			Errors:    []int{http.StatusForbidden, http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/executions/{id}/cancel", ID: "cancelExecution", Tag: tagExecutions, Summary: "End an execution", PathDoc: traceID, Traced: true,
+			Method: http.MethodPost, Path: "/v1/executions/{id}/cancel", ID: "cancelExecution", Tag: tagExecutions, Scope: proto.ScopeExecute, Summary: "End an execution", PathDoc: traceID, Traced: true,
 			Responses: []Response{
 				{Status: http.StatusOK, Doc: "The execution has ended already.", Body: Cancelled{exampleTrace, "success"}},
 				{Status: http.StatusAccepted, Doc: "The execution is being ended.", Body: Cancelled{exampleTrace, "cancelling"}},
@@ -257,7 +257,7 @@ func executionRoutes() []Route {
 			Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/queue", ID: "getQueue", Tag: tagExecutions, Summary: "Show the queue",
+			Method: http.MethodGet, Path: "/v1/queue", ID: "getQueue", Tag: tagExecutions, Scope: proto.ScopeRead, Summary: "Show the queue",
 			Doc: "What is queued and running, of the API key and of its organisation, and where executions stand in the queue. Items of batches that wait are not in the queue yet. " +
 				"The places are up to a fifth of a second old.",
 			Params:    []Param{query("trace_id", fmt.Sprintf("The executions of the organisation whose places are wanted: up to %d ids with commas between them. Those that are not queued are left out.", proto.MaxQueuePlaces), text())},
@@ -288,58 +288,58 @@ func webhookRoutes() []Route {
 	stored, withSecret := NewWebhook(&settings, "", exampleTime()), NewWebhook(&settings, exampleSecret, exampleTime())
 	test := exampleAttempt(http.StatusOK, "", "", "HTTP/1.1 200 OK\r\n\r\nok")
 	traceID := "The execution's trace id."
-	ofKey := []Param{query("key", "The id of another API key. Needs a key with all rights.", text())}
+	ofKey := []Param{query("key", "The id of another API key. Needs the scope admin.", text())}
 	return []Route{
 		{
-			Method: http.MethodGet, Path: "/v1/executions/{id}/webhook", ID: "getDelivery", Tag: tagWebhooks, Summary: "Look at the webhook of an execution", PathDoc: traceID, Traced: true,
+			Method: http.MethodGet, Path: "/v1/executions/{id}/webhook", ID: "getDelivery", Tag: tagWebhooks, Scope: proto.ScopeRead, Summary: "Look at the webhook of an execution", PathDoc: traceID, Traced: true,
 			Doc:       "404 if the execution has no webhook. Until the execution has ended and its delivery is stored, the webhook is pending without attempts.",
 			Responses: ok("The webhook with its last 20 attempts.", exampleDelivery(time.Second)), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/executions/{id}/webhook/replay", ID: "replayDelivery", Tag: tagWebhooks, Summary: "Send a webhook again", PathDoc: traceID, Traced: true,
+			Method: http.MethodPost, Path: "/v1/executions/{id}/webhook/replay", ID: "replayDelivery", Tag: tagWebhooks, Scope: proto.ScopeExecute, Summary: "Send a webhook again", PathDoc: traceID, Traced: true,
 			Doc:       "Also a delivered one. It keeps its webhook-id and starts its attempts again. 409 while it is pending, or if its URL is disabled.",
 			Responses: []Response{{Status: http.StatusAccepted, Doc: "It is pending again.", Body: exampleDelivery(5 * time.Minute)}},
 			Errors:    []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/webhook", ID: "getWebhook", Tag: tagWebhooks, Summary: "Look at the webhook settings of an API key", Doc: "Without the secret.",
+			Method: http.MethodGet, Path: "/v1/webhook", ID: "getWebhook", Tag: tagWebhooks, Scope: proto.ScopeRead, Summary: "Look at the webhook settings of an API key", Doc: "Without the secret.",
 			Params:    ofKey,
 			Responses: ok("The settings, complete.", stored), Errors: []int{http.StatusForbidden, http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/webhook", ID: "putWebhook", Tag: tagWebhooks, Summary: "Set the webhook of an API key",
+			Method: http.MethodPut, Path: "/v1/webhook", ID: "putWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Summary: "Set the webhook of an API key",
 			Params: ofKey,
 			Doc: "As a whole: absent fields get their defaults. Without a secret the server creates one and shows it in this answer, and never again; a " +
 				"previous secret goes on signing for a day. The URL applies to executions that are accepted from then on, the rest to all attempts from then on.",
 			Request: WebhookRequest{URL: new(exampleHook)}, Responses: ok("The settings, with a secret that was created.", withSecret), Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPatch, Path: "/v1/webhook", ID: "patchWebhook", Tag: tagWebhooks, Summary: "Change some of the webhook settings of an API key",
+			Method: http.MethodPatch, Path: "/v1/webhook", ID: "patchWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Summary: "Change some of the webhook settings of an API key",
 			Params:  ofKey,
 			Doc:     "Absent fields stay. A secret that is given replaces the previous one, which goes on signing for a day; none is created.",
 			Request: WebhookRequest{MaxAttempts: new(5)}, Responses: ok("The settings as they are now.", stored), Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/webhook", ID: "deleteWebhook", Tag: tagWebhooks, Summary: "Remove the webhook settings of an API key",
+			Method: http.MethodDelete, Path: "/v1/webhook", ID: "deleteWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Summary: "Remove the webhook settings of an API key",
 			Params:    ofKey,
 			Doc:       "All of them, the secrets too: pending deliveries are not signed any more.",
 			Responses: empty("They are removed."), Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/webhook/rotate", ID: "rotateWebhook", Tag: tagWebhooks, Summary: "Replace the webhook secret of an API key",
+			Method: http.MethodPost, Path: "/v1/webhook/rotate", ID: "rotateWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Summary: "Replace the webhook secret of an API key",
 			Params:  ofKey,
 			Doc:     "Both secrets sign during the overlap. Rotating again during the overlap ends the older secret at once.",
 			Request: WebhookRotation{Overlap: new(proto.DefaultOverlap)}, OptionalBody: true,
 			Responses: ok("The settings, with the new secret.", withSecret), Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/webhook/test", ID: "testWebhook", Tag: tagWebhooks, Summary: "Send a test to an API key's URL",
+			Method: http.MethodPost, Path: "/v1/webhook/test", ID: "testWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Summary: "Send a test to an API key's URL",
 			Params:    ofKey,
 			Doc:       "One attempt with the event webhook.test. The answer comes after the attempt: up to 30 seconds.",
 			Responses: ok("The attempt.", NewDeliveryAttempt(&test)), Errors: []int{http.StatusForbidden, http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/webhook/replay-failed", ID: "replayFailed", Tag: tagWebhooks, Summary: "Send failed webhooks again",
+			Method: http.MethodPost, Path: "/v1/webhook/replay-failed", ID: "replayFailed", Tag: tagWebhooks, Scope: proto.ScopeExecute, Summary: "Send failed webhooks again",
 			Doc: "The organisation's deliveries that have failed since a time, at most 100 per request. While next is not null, repeat the request with it as after.",
 			Params: []Param{
 				{Name: "since", In: "query", Doc: "RFC 3339.", Required: true, schema: object{"type": "string", "format": "date-time"}},
@@ -348,14 +348,14 @@ func webhookRoutes() []Route {
 			Responses: ok("The progress.", Replayed{100, 23, new(proto.TraceID(exampleTrace))}),
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/webhook/endpoints", ID: "listEndpoints", Tag: tagWebhooks, Summary: "List URLs at which the organisation's webhooks fail",
+			Method: http.MethodGet, Path: "/v1/webhook/endpoints", ID: "listEndpoints", Tag: tagWebhooks, Scope: proto.ScopeRead, Summary: "List URLs at which the organisation's webhooks fail",
 			Doc: "From the first failure after the last success on. Nothing is delivered to disabled ones. At most 1,000 are kept.",
 			Responses: ok("The URLs, the one that has failed longest first.", Endpoints{[]Endpoint{NewEndpoint(&proto.Endpoint{
 				URL: exampleHook, FailingSince: exampleTime().AddDate(0, 0, -5), DisabledAt: exampleTime(), Reason: "every attempt has failed for 5 days",
 			})}}),
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/webhook/endpoints/enable", ID: "enableEndpoint", Tag: tagWebhooks, Summary: "Deliver to a disabled URL again",
+			Method: http.MethodPost, Path: "/v1/webhook/endpoints/enable", ID: "enableEndpoint", Tag: tagWebhooks, Scope: proto.ScopeExecute, Summary: "Deliver to a disabled URL again",
 			Doc:     "Deliveries that failed meanwhile are sent again only if they are replayed.",
 			Request: EndpointRequest{URL: exampleHook}, Responses: empty("Deliveries to the URL go on."), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
@@ -377,7 +377,7 @@ func batchRoutes() []Route {
 	one := []int{http.StatusNotFound, http.StatusConflict}
 	return []Route{
 		{
-			Method: http.MethodPost, Path: "/v1/batches", ID: "createBatch", Tag: tagBatches, Summary: "Run a batch of programs",
+			Method: http.MethodPost, Path: "/v1/batches", ID: "createBatch", Tag: tagBatches, Scope: proto.ScopeExecute, Summary: "Run a batch of programs",
 			Doc: "Up to 100,000 async executions in a body of up to 256 MiB, in which no item is larger than 8 MiB. Each item is checked like a request to execute it. If one is wrong, " +
 				"the message names it, and nothing is accepted. A body with the media type application/jsonl or application/x-ndjson has an item in each line, and settings in the first line if " +
 				"that is an object with the only member batch. With an Idempotency-Key the same request creates one batch, as long as that exists.",
@@ -387,37 +387,37 @@ func batchRoutes() []Route {
 			Errors:    []int{http.StatusForbidden, http.StatusConflict, http.StatusUnprocessableEntity, http.StatusTooManyRequests, http.StatusNotImplemented},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/batches", ID: "listBatches", Tag: tagBatches, Summary: "List batches", Doc: "The batches of the organisation, the newest first.",
+			Method: http.MethodGet, Path: "/v1/batches", ID: "listBatches", Tag: tagBatches, Scope: proto.ScopeRead, Summary: "List batches", Doc: "The batches of the organisation, the newest first.",
 			Params: paging(), Responses: ok("The batches.", Batches{Batches: []Batch{batch}}),
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/batches/{id}", ID: "getBatch", Tag: tagBatches, Summary: "Show a batch", PathDoc: id,
+			Method: http.MethodGet, Path: "/v1/batches/{id}", ID: "getBatch", Tag: tagBatches, Scope: proto.ScopeRead, Summary: "Show a batch", PathDoc: id,
 			Responses: ok("The batch.", batch), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/batches/{id}", ID: "deleteBatch", Tag: tagBatches, Summary: "Remove a batch that has ended", PathDoc: id,
+			Method: http.MethodDelete, Path: "/v1/batches/{id}", ID: "deleteBatch", Tag: tagBatches, Scope: proto.ScopeExecute, Summary: "Remove a batch that has ended", PathDoc: id,
 			Doc:       "The records of its executions stay.",
 			Responses: empty("It is gone."), Errors: one,
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/batches/{id}/pause", ID: "pauseBatch", Tag: tagBatches, Summary: "Submit no more items of a batch", PathDoc: id,
+			Method: http.MethodPost, Path: "/v1/batches/{id}/pause", ID: "pauseBatch", Tag: tagBatches, Scope: proto.ScopeExecute, Summary: "Submit no more items of a batch", PathDoc: id,
 			Doc: "Items that are in the queue or running go on.", Responses: ok("The batch as it is now.", paused), Errors: one,
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/batches/{id}/resume", ID: "resumeBatch", Tag: tagBatches, Summary: "Go on with a paused batch", PathDoc: id,
+			Method: http.MethodPost, Path: "/v1/batches/{id}/resume", ID: "resumeBatch", Tag: tagBatches, Scope: proto.ScopeExecute, Summary: "Go on with a paused batch", PathDoc: id,
 			Responses: ok("The batch as it is now.", batch), Errors: one,
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/batches/{id}/cancel", ID: "cancelBatch", Tag: tagBatches, Summary: "Cancel a batch", PathDoc: id,
+			Method: http.MethodPost, Path: "/v1/batches/{id}/cancel", ID: "cancelBatch", Tag: tagBatches, Scope: proto.ScopeExecute, Summary: "Cancel a batch", PathDoc: id,
 			Doc: "All its items that have not ended are cancelled, running ones too.", Responses: ok("The batch as it is now.", stopping), Errors: one,
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/batches/{id}/retry", ID: "retryBatch", Tag: tagBatches, Summary: "Run the failed items of a batch again", PathDoc: id,
+			Method: http.MethodPost, Path: "/v1/batches/{id}/retry", ID: "retryBatch", Tag: tagBatches, Scope: proto.ScopeExecute, Summary: "Run the failed items of a batch again", PathDoc: id,
 			Doc:     "The batch must have ended. Each failed item becomes a new execution, which replaces its result.",
 			Request: BatchRetryRequest{Cancelled: true}, OptionalBody: true, Responses: ok("The batch as it is now.", batch), Errors: one,
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/batches/{id}/results", ID: "getBatchResults", Tag: tagBatches, Summary: "Download the results of a batch", PathDoc: id,
+			Method: http.MethodGet, Path: "/v1/batches/{id}/results", ID: "getBatchResults", Tag: tagBatches, Scope: proto.ScopeRead, Summary: "Download the results of a batch", PathDoc: id,
 			Doc: "A line for each item, by index. Without follow, the answer ends before the first item that has not ended. The batch is read to its end when the last line has the index counts.total - 1. " +
 				"If the answer breaks off, go on with after set to the index of the last complete line. A retry changes lines that were read before.",
 			Params: []Param{
@@ -442,32 +442,32 @@ func scheduleRoutes() []Route {
 	id := "The schedule's id."
 	return []Route{
 		{
-			Method: http.MethodPost, Path: "/v1/schedules", ID: "createSchedule", Tag: tagSchedules, Summary: "Create a schedule",
+			Method: http.MethodPost, Path: "/v1/schedules", ID: "createSchedule", Tag: tagSchedules, Scope: proto.ScopeExecute, Summary: "Create a schedule",
 			Doc:       "The execution is checked as if it were submitted now. At most 10,000 schedules for each organisation.",
 			Request:   ScheduleRequest{Name: new("nightly report"), Cron: new("30 2 * * *"), TimeZone: new("Europe/Berlin"), Request: &ExecuteRequest{Code: "echo report", Language: proto.Bash}},
 			Responses: created("The schedule.", whole), Errors: []int{http.StatusForbidden, http.StatusTooManyRequests, http.StatusNotImplemented},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/schedules", ID: "listSchedules", Tag: tagSchedules, Summary: "List schedules", Doc: "The schedules of the organisation, by id.",
+			Method: http.MethodGet, Path: "/v1/schedules", ID: "listSchedules", Tag: tagSchedules, Scope: proto.ScopeRead, Summary: "List schedules", Doc: "The schedules of the organisation, by id.",
 			Params: paging(), Responses: ok("The schedules.", Schedules{Schedules: []Schedule{whole.Schedule}}),
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/schedules/{id}", ID: "getSchedule", Tag: tagSchedules, Summary: "Show a schedule", PathDoc: id,
+			Method: http.MethodGet, Path: "/v1/schedules/{id}", ID: "getSchedule", Tag: tagSchedules, Scope: proto.ScopeRead, Summary: "Show a schedule", PathDoc: id,
 			Responses: ok("The schedule, what it executes, and its last ticks.", whole), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPatch, Path: "/v1/schedules/{id}", ID: "patchSchedule", Tag: tagSchedules, Summary: "Change, pause or resume a schedule", PathDoc: id,
+			Method: http.MethodPatch, Path: "/v1/schedules/{id}", ID: "patchSchedule", Tag: tagSchedules, Scope: proto.ScopeExecute, Summary: "Change, pause or resume a schedule", PathDoc: id,
 			Doc:     "Absent fields stay. Ticks before the change that have not started are dropped.",
 			Request: ScheduleRequest{Paused: new(true)}, Responses: ok("The schedule as it is now.", whole),
 			Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests, http.StatusNotImplemented},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/schedules/{id}", ID: "deleteSchedule", Tag: tagSchedules, Summary: "Remove a schedule", PathDoc: id,
+			Method: http.MethodDelete, Path: "/v1/schedules/{id}", ID: "deleteSchedule", Tag: tagSchedules, Scope: proto.ScopeExecute, Summary: "Remove a schedule", PathDoc: id,
 			Doc:       "Executions that have started go on.",
 			Responses: empty("It is gone."), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/schedules/{id}/run", ID: "runSchedule", Tag: tagSchedules, Summary: "Start an execution of a schedule now", PathDoc: id, Traced: true,
+			Method: http.MethodPost, Path: "/v1/schedules/{id}/run", ID: "runSchedule", Tag: tagSchedules, Scope: proto.ScopeExecute, Summary: "Start an execution of a schedule now", PathDoc: id, Traced: true,
 			Doc: "Also while it is paused, or its previous execution runs.",
 			Responses: []Response{{
 				Status: http.StatusAccepted, Doc: "Accepted, and durable.", Body: Accepted{exampleTrace, "running"}, Headers: map[string]string{"Location": "The path of the execution."},
@@ -486,26 +486,26 @@ func threadRoutes() []Route {
 	id := "The thread's id."
 	return []Route{
 		{
-			Method: http.MethodGet, Path: "/v1/threads", ID: "listThreads", Tag: tagThreads, Summary: "List threads", Doc: "The threads of the organisation, by id.",
+			Method: http.MethodGet, Path: "/v1/threads", ID: "listThreads", Tag: tagThreads, Scope: proto.ScopeRead, Summary: "List threads", Doc: "The threads of the organisation, by id.",
 			Params: paging(), Responses: ok("The threads.", Threads{Threads: []Thread{whole.Thread}}),
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/threads/{id}", ID: "getThread", Tag: tagThreads, Summary: "Show a thread", PathDoc: id,
+			Method: http.MethodGet, Path: "/v1/threads/{id}", ID: "getThread", Tag: tagThreads, Scope: proto.ScopeRead, Summary: "Show a thread", PathDoc: id,
 			Responses: ok("The thread, its versions, and its uploaded files that are in no version yet.", whole), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/threads/{id}", ID: "deleteThread", Tag: tagThreads, Summary: "Remove a thread", PathDoc: id,
+			Method: http.MethodDelete, Path: "/v1/threads/{id}", ID: "deleteThread", Tag: tagThreads, Scope: proto.ScopeFiles, Summary: "Remove a thread", PathDoc: id,
 			Doc:       "With all versions and uploaded files. 409 while an execution holds the thread.",
 			Responses: empty("It is gone, and its id is free."), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/threads/{id}/fork", ID: "forkThread", Tag: tagThreads, Summary: "Create a thread from a version of this one", PathDoc: id,
+			Method: http.MethodPost, Path: "/v1/threads/{id}/fork", ID: "forkThread", Tag: tagThreads, Scope: proto.ScopeFiles, Summary: "Create a thread from a version of this one", PathDoc: id,
 			Doc:     "Nothing is copied, so it takes no time and no space. Without a version, the new thread also gets the uploaded files that are in no version yet.",
 			Request: ForkRequest{ID: "chat-1-again", Version: 1}, Responses: created("The new thread.", whole),
 			Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/threads/{id}/archive", ID: "archiveThread", Tag: tagThreads, Summary: "Get a version of a thread's home as a tar", PathDoc: id,
+			Method: http.MethodGet, Path: "/v1/threads/{id}/archive", ID: "archiveThread", Tag: tagThreads, Scope: proto.ScopeFiles, Summary: "Get a version of a thread's home as a tar", PathDoc: id,
 			Doc:    "Without a version, the home as the next program finds it, with uploaded files that are in no version yet.",
 			Params: []Param{query("version", "The number of a version; the newest without it.", object{"type": "integer", "minimum": 1, "maximum": MaxWhole})},
 			Responses: []Response{{
@@ -529,7 +529,7 @@ func fileRoutes() []Route {
 	partHeaders["Content-Range"] = "The position of the range in the file."
 	return []Route{
 		{
-			Method: http.MethodPost, Path: "/v1/files/list", ID: "listFiles", Tag: tagFiles, Summary: "List files",
+			Method: http.MethodPost, Path: "/v1/files/list", ID: "listFiles", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "List files",
 			Doc: "One complete directory level, or everything below with recursive. The list of a file's path is that file; the list of a path without a " +
 				"file, or of an unknown thread, is empty. The list shows the newest version, also while an execution runs, and later uploads. " +
 				"Names that are not UTF-8 contain U+FFFD.",
@@ -538,7 +538,7 @@ func fileRoutes() []Route {
 			Errors:    []int{http.StatusNotImplemented},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/files/upload_url", ID: "fileUploadURL", Tag: tagFiles, Summary: "Get a URL to upload a file to",
+			Method: http.MethodPost, Path: "/v1/files/upload_url", ID: "fileUploadURL", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "Get a URL to upload a file to",
 			Doc: "The file replaces whatever is at its path, also a directory with its content. Missing directories on its way are created, and replace " +
 				"files and links. The file is in lists, downloads and the next execution from the moment the PUT is answered, also if the thread is new or " +
 				"in use. The newest version of the home, the staged files in blocks of 4096 bytes, and the upload must fit into the home directory of " +
@@ -548,7 +548,7 @@ func fileRoutes() []Route {
 			Errors: []int{http.StatusConflict, http.StatusNotImplemented},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/files/download_url", ID: "fileDownloadURL", Tag: tagFiles, Summary: "Get a URL to download a file from",
+			Method: http.MethodPost, Path: "/v1/files/download_url", ID: "fileDownloadURL", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "Get a URL to download a file from",
 			Doc: "The URL is valid for 15 minutes. It needs no API key, but it ends when the key that asked for it is revoked. It leads to the content at " +
 				"the time of the download. Links are not followed.",
 			Request:   FileDownloadRequest{FileRequest: file, Path: "data/out.csv"},
@@ -581,7 +581,7 @@ func fileRoutes() []Route {
 
 func keyRoutes() []Route {
 	key := Key{
-		ID: "key_1", Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsExecute, Sandbox: proto.DefaultProfileName,
+		ID: "key_1", Name: "ci", Org: "acme", Plan: "pro", Scopes: proto.UserScopes(), Sandbox: proto.DefaultProfileName,
 		Hint: "sk-local-AbC…wxyz", CreatedAt: Time{exampleTime()},
 	}
 	withSecret, revoked := key, key
@@ -589,16 +589,18 @@ func keyRoutes() []Route {
 	revoked.RevokedAt = &Time{exampleTime().Add(time.Hour)}
 	return []Route{
 		{
-			Method: http.MethodPost, Path: "/v1/admin/keys", ID: "createKey", Tag: tagAdmin, Summary: "Create an API key",
-			Request: KeyRequest{Name: "ci", Org: "acme", Plan: "pro"}, Responses: created("The key, shown once.", withSecret),
+			Method: http.MethodPost, Path: "/v1/admin/keys", ID: "createKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Create an API key",
+			Doc:     "The administrator of an organisation creates keys of that organisation, with its own key's plan, and bound to a sandbox profile that a key of the organisation has already.",
+			Request: KeyRequest{Name: "ci", Org: "acme", Plan: "pro"}, Responses: created("The key, shown once.", withSecret), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/keys", ID: "listKeys", Tag: tagAdmin, Summary: "List API keys",
-			Responses: ok("All keys, the revoked ones included.", Keys{[]Key{key}}),
+			Method: http.MethodGet, Path: "/v1/admin/keys", ID: "listKeys", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "List API keys",
+			Params:    []Param{query("org", "The organisation. By default all for a global administrator, otherwise that of the API key.", text())},
+			Responses: ok("The keys, the revoked ones included.", Keys{[]Key{key}}), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/admin/keys/{id}", ID: "revokeKey", Tag: tagAdmin, Summary: "Revoke an API key", PathDoc: "The key's id.",
-			Doc:       "409 for the last one with all rights.",
+			Method: http.MethodDelete, Path: "/v1/admin/keys/{id}", ID: "revokeKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Revoke an API key", PathDoc: "The key's id.",
+			Doc:       "409 for the last one of a global administrator.",
 			Responses: ok("The key, revoked.", revoked), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 	}
@@ -619,38 +621,38 @@ func sandboxRoutes() []Route {
 	imageName := "The image's name."
 	return []Route{
 		{
-			Method: http.MethodPost, Path: "/v1/admin/sandboxes", ID: "createSandbox", Tag: tagAdmin, Summary: "Create a sandbox profile",
+			Method: http.MethodPost, Path: "/v1/admin/sandboxes", ID: "createSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Create a sandbox profile",
 			Doc:     "Absent fields are as in the profile named default; the answer is complete.",
 			Request: SandboxRequest{Profile: profile}, Responses: created("The profile, complete.", profile), Errors: []int{http.StatusConflict},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/sandboxes", ID: "listSandboxes", Tag: tagAdmin, Summary: "List sandbox profiles",
+			Method: http.MethodGet, Path: "/v1/admin/sandboxes", ID: "listSandboxes", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "List sandbox profiles",
 			Responses: ok("All profiles by name, that named default first.", Sandboxes{[]proto.Profile{profile}}),
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/sandboxes/{name}", ID: "getSandbox", Tag: tagAdmin, Summary: "Look at a sandbox profile", PathDoc: profileName,
+			Method: http.MethodGet, Path: "/v1/admin/sandboxes/{name}", ID: "getSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Look at a sandbox profile", PathDoc: profileName,
 			Responses: ok("The profile, complete.", profile), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/sandboxes/{name}/preload", ID: "getSandboxPreload", Tag: tagAdmin, Summary: "Look at the preloading of a profile", PathDoc: profileName,
+			Method: http.MethodGet, Path: "/v1/admin/sandboxes/{name}/preload", ID: "getSandboxPreload", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Look at the preloading of a profile", PathDoc: profileName,
 			Responses: ok("Whether a worker failed to import the modules.", SandboxPreload{Error: &preloadError, At: &Time{exampleTime()}}), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/admin/sandboxes/{name}", ID: "replaceSandbox", Tag: tagAdmin, Summary: "Replace a sandbox profile", PathDoc: profileName,
+			Method: http.MethodPut, Path: "/v1/admin/sandboxes/{name}", ID: "replaceSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Replace a sandbox profile", PathDoc: profileName,
 			Doc:     "As a whole: absent fields are as in the profile named default. It applies to executions that are accepted from then on.",
 			Request: SandboxRequest{Profile: profile}, Responses: ok("The profile as it is now.", profile), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/admin/sandboxes/{name}", ID: "removeSandbox", Tag: tagAdmin, Summary: "Remove a sandbox profile", PathDoc: profileName,
+			Method: http.MethodDelete, Path: "/v1/admin/sandboxes/{name}", ID: "removeSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Remove a sandbox profile", PathDoc: profileName,
 			Doc:       "Refused while an API key that is not revoked is bound to it.",
 			Responses: ok("The profile as it was.", profile), Errors: []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/images", ID: "listImages", Tag: tagAdmin, Summary: "List sandbox images",
+			Method: http.MethodGet, Path: "/v1/admin/images", ID: "listImages", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "List sandbox images",
 			Responses: ok("All images, by name.", Images{[]Image{image}}),
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/admin/images/{name}", ID: "putImage", Tag: tagAdmin, Summary: "Store a sandbox image", PathDoc: imageName,
+			Method: http.MethodPut, Path: "/v1/admin/images/{name}", ID: "putImage", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Store a sandbox image", PathDoc: imageName,
 			Doc: "Stores an image that `bullpen image` packed under a name, and replaces the previous image of that name. The server reads and checks " +
 				"the whole image, and finds its interpreters. An image without a name is kept until no accepted execution can need it.",
 			Params: []Param{{
@@ -666,7 +668,7 @@ func sandboxRoutes() []Route {
 			Errors: []int{http.StatusConflict},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/admin/images/{name}", ID: "removeImage", Tag: tagAdmin, Summary: "Remove a sandbox image", PathDoc: imageName,
+			Method: http.MethodDelete, Path: "/v1/admin/images/{name}", ID: "removeImage", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Remove a sandbox image", PathDoc: imageName,
 			Doc:       "409 while a sandbox profile names it.",
 			Responses: ok("The image as it was.", image), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
@@ -678,21 +680,21 @@ func secretRoutes() []Route {
 	ofOrg := []Param{query("org", "The organisation. By default that of the API key.", text())}
 	name := "The secret's name: 1 to 63 characters of A-Z, a-z, 0-9, _ and -, the first a letter."
 	return []Route{{
-		Method: http.MethodPut, Path: "/v1/admin/secrets/{name}", ID: "putSecret", Tag: tagAdmin, Summary: "Store a secret", PathDoc: name, Params: ofOrg,
+		Method: http.MethodPut, Path: "/v1/admin/secrets/{name}", ID: "putSecret", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Store a secret", PathDoc: name, Params: ofOrg,
 		Doc:     "Replaces one of the same name. Executions that were accepted before keep the old value. The value is stored encrypted; no route returns it.",
-		Request: SecretRequest{"the-value-itself"}, Responses: ok("The secret, without its value.", secret), Errors: []int{http.StatusConflict},
+		Request: SecretRequest{"the-value-itself"}, Responses: ok("The secret, without its value.", secret), Errors: []int{http.StatusConflict, http.StatusNotFound},
 	}, {
-		Method: http.MethodGet, Path: "/v1/admin/secrets", ID: "listSecrets", Tag: tagAdmin, Summary: "List secrets", Params: ofOrg,
-		Responses: ok("The secrets of the organisation by name, without their values.", Secrets{[]Secret{secret}}),
+		Method: http.MethodGet, Path: "/v1/admin/secrets", ID: "listSecrets", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "List secrets", Params: ofOrg,
+		Responses: ok("The secrets of the organisation by name, without their values.", Secrets{[]Secret{secret}}), Errors: []int{http.StatusNotFound},
 	}, {
-		Method: http.MethodGet, Path: "/v1/admin/secrets/{name}", ID: "getSecret", Tag: tagAdmin, Summary: "Look at a secret", PathDoc: name, Params: ofOrg,
+		Method: http.MethodGet, Path: "/v1/admin/secrets/{name}", ID: "getSecret", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Look at a secret", PathDoc: name, Params: ofOrg,
 		Responses: ok("The secret, without its value.", secret), Errors: []int{http.StatusNotFound},
 	}, {
-		Method: http.MethodDelete, Path: "/v1/admin/secrets/{name}", ID: "deleteSecret", Tag: tagAdmin, Summary: "Remove a secret", PathDoc: name, Params: ofOrg,
+		Method: http.MethodDelete, Path: "/v1/admin/secrets/{name}", ID: "deleteSecret", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Remove a secret", PathDoc: name, Params: ofOrg,
 		Doc:       "API keys and sandbox profiles that name it execute nothing until there is one again.",
 		Responses: []Response{{Status: http.StatusNoContent, Doc: "Removed."}}, Errors: []int{http.StatusNotFound},
 	}, {
-		Method: http.MethodPost, Path: "/v1/admin/secrets/rotate-key", ID: "rotateSecretsKey", Tag: tagAdmin, Summary: "Rotate the operator's key of secrets",
+		Method: http.MethodPost, Path: "/v1/admin/secrets/rotate-key", ID: "rotateSecretsKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Rotate the operator's key of secrets",
 		Doc: "Wraps the key that encrypts all secrets again, with the keys that are in --secrets-key now, or by --secrets-command. The secrets stay " +
 			"as they are. 409 if the server has no such key.",
 		Responses: ok("The keys that it is wrapped for.", RotatedKey{"age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p"}),
@@ -716,22 +718,22 @@ func workerRoutes() []Route {
 	}})
 	return []Route{
 		{
-			Method: http.MethodGet, Path: "/v1/admin/autoscale", ID: "getAutoscale", Tag: tagAdmin, Summary: "Show the demand for workers",
+			Method: http.MethodGet, Path: "/v1/admin/autoscale", ID: "getAutoscale", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Show the demand for workers",
 			Doc:       "The demand for the workers of each pool, and how many the autoscaler recommends. At most 32 pools.",
 			Responses: ok("The pools, by name.", pools),
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/workers", ID: "listWorkers", Tag: tagAdmin, Summary: "List workers",
+			Method: http.MethodGet, Path: "/v1/admin/workers", ID: "listWorkers", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "List workers",
 			Doc:       "The live ones, by name. A worker that has died stays in the list for six seconds.",
 			Responses: ok("The workers.", Workers{[]Worker{worker}}),
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/workers/{name}/drain", ID: "drainWorker", Tag: tagAdmin, Summary: "Drain a worker", PathDoc: name,
+			Method: http.MethodPost, Path: "/v1/admin/workers/{name}/drain", ID: "drainWorker", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Drain a worker", PathDoc: name,
 			Doc:       "The worker finishes its executions and gets no others. It goes on running, and takes executions again after undrain or a restart.",
 			Responses: ok("The worker, which gets no executions from now on.", draining), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/workers/{name}/undrain", ID: "undrainWorker", Tag: tagAdmin, Summary: "End the draining of a worker", PathDoc: name,
+			Method: http.MethodPost, Path: "/v1/admin/workers/{name}/undrain", ID: "undrainWorker", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "End the draining of a worker", PathDoc: name,
 			Responses: ok("The worker, which gets executions again.", worker), Errors: []int{http.StatusNotFound},
 		},
 	}
@@ -753,23 +755,23 @@ func deadLetterRoutes() []Route {
 	id := "The dead letter's id."
 	return []Route{
 		{
-			Method: http.MethodGet, Path: "/v1/admin/dead-letters", ID: "listDeadLetters", Tag: tagAdmin, Summary: "List dead letters",
+			Method: http.MethodGet, Path: "/v1/admin/dead-letters", ID: "listDeadLetters", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "List dead letters",
 			Doc: "Jobs whose workers were all lost before they started the program, and messages that are no jobs, of all organisations; the newest " +
 				"first. They are kept as long as records are.",
 			Params: paging(), Responses: ok("The dead letters.", DeadLetters{DeadLetters: []DeadLetter{whole.DeadLetter}}),
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/dead-letters/{id}", ID: "getDeadLetter", Tag: tagAdmin, Summary: "Look at a dead letter", PathDoc: id,
+			Method: http.MethodGet, Path: "/v1/admin/dead-letters/{id}", ID: "getDeadLetter", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Look at a dead letter", PathDoc: id,
 			Doc:       "The program and the environment variables of a job are kept, but not shown. Of a malformed message the first 4,096 bytes are shown.",
 			Responses: ok("The dead letter.", whole), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/admin/dead-letters/{id}", ID: "deleteDeadLetter", Tag: tagAdmin, Summary: "Remove a dead letter", PathDoc: id,
+			Method: http.MethodDelete, Path: "/v1/admin/dead-letters/{id}", ID: "deleteDeadLetter", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Remove a dead letter", PathDoc: id,
 			Doc:       "For good, with its job. The record of its execution stays.",
 			Responses: empty("It is removed."), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/dead-letters/{id}/requeue", ID: "requeueDeadLetter", Tag: tagAdmin, Summary: "Run the job of a dead letter again", PathDoc: id, Traced: true,
+			Method: http.MethodPost, Path: "/v1/admin/dead-letters/{id}/requeue", ID: "requeueDeadLetter", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Run the job of a dead letter again", PathDoc: id, Traced: true,
 			Doc: "As a new execution, which the dead letter names from then on; the old execution stays as it ended. Program, variables, sandbox, thread, " +
 				"metadata, webhook and mode stay; the limits of its API key's present plan apply. The new execution may be queued as long as an " +
 				"async one. A repeated request gets the same answer and starts nothing, unless the new execution expired in the queue. A malformed " +
@@ -785,7 +787,7 @@ func deadLetterRoutes() []Route {
 func storeRoutes() []Route {
 	return []Route{
 		{
-			Method: http.MethodGet, Path: "/v1/admin/backup", ID: "backup", Tag: tagAdmin, Summary: "Back up the content of JetStream",
+			Method: http.MethodGet, Path: "/v1/admin/backup", ID: "backup", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Back up the content of JetStream",
 			Doc: "The server stays in operation. The backup has everything that was accepted before the request, and some of what is accepted meanwhile. " +
 				"It contains secrets: the secrets of webhooks, the hashes of API keys, and the key that signs URLs of files. It does not contain the files of " +
 				"threads. bullpen backup fetches it and checks that it is complete, bullpen restore restores it.",
@@ -796,14 +798,14 @@ func storeRoutes() []Route {
 			Errors: []int{http.StatusTooManyRequests},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/threads/gc", ID: "collectThreads", Tag: tagAdmin, Summary: "Remove garbage from the store of threads",
+			Method: http.MethodPost, Path: "/v1/admin/threads/gc", ID: "collectThreads", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Remove garbage from the store of threads",
 			Doc: "Blobs of all organisations that no version or uploaded file refers to and that are older than the safe age: a younger one may belong to an " +
 				"execution or an upload that is not done. The server also collects garbage by itself now and then.",
 			Request: CollectRequest{SafeAge: proto.Seconds(proto.DefaultSafeAge)}, OptionalBody: true,
 			Responses: ok("What was removed.", proto.Collected{Layers: proto.Swept{Blobs: 3, Bytes: 4 << 20}, Manifests: proto.Swept{Blobs: 3, Bytes: 1200}}),
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/threads/rebuild", ID: "rebuildThreads", Tag: tagAdmin, Summary: "Rebuild threads from the store",
+			Method: http.MethodPost, Path: "/v1/admin/threads/rebuild", ID: "rebuildThreads", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Rebuild threads from the store",
 			Doc: "For all organisations, after the loss of JetStream's data. Existing threads stay as they are. Uploaded files that were in no version " +
 				"are lost. No thread may be removed meanwhile.",
 			Responses: ok("What was rebuilt.", proto.Rebuilt{Made: 12, Kept: 3}),

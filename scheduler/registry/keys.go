@@ -39,6 +39,21 @@ const (
 type storedKey struct {
 	proto.Key
 	Hash string `json:"hash"`
+	// Rights is what earlier versions stored in place of the scopes: "execute" or "all".
+	Rights string `json:"rights,omitempty"`
+}
+
+// withScopes gives a key of an earlier version the scopes that its rights stand for.
+func (s *storedKey) withScopes() *storedKey {
+	switch {
+	case s.Scopes != nil:
+	case s.Rights == "execute":
+		s.Scopes = proto.UserScopes()
+	case s.Rights == "all":
+		s.Scopes, s.Global = proto.Scopes(), true
+	}
+	s.Rights = ""
+	return s
 }
 
 // Keys is the list of API keys. Run must be running for changes to be seen.
@@ -122,7 +137,7 @@ func decodeKey(e jetstream.KeyValueEntry) (*storedKey, error) {
 	if keyPrefix+s.ID != e.Key() {
 		return nil, fmt.Errorf("decode API key %s: its id is %q", e.Key(), s.ID)
 	}
-	return s, nil
+	return s.withScopes(), nil
 }
 
 // boundKeys returns the ids of the unrevoked keys in the bucket that are bound to a sandbox
@@ -178,6 +193,15 @@ func (k *Keys) Authenticate(secret string) (*proto.Key, bool) {
 	return &key, true
 }
 
+// Get reads a key from the bucket, revoked or not. It returns [proto.ErrNotFound] if there is none.
+func (k *Keys) Get(ctx context.Context, id string) (proto.Key, error) {
+	s, _, err := k.cache.Read(ctx, keyPrefix+id)
+	if err != nil {
+		return proto.Key{}, err
+	}
+	return s.Key, nil
+}
+
 // Key returns the key with that id, revoked or not.
 func (k *Keys) Key(id string) (*proto.Key, bool) {
 	found := k.cache.Get(keyPrefix + id)
@@ -225,7 +249,7 @@ func (k *Keys) seal(key proto.Key, secret string) *storedKey {
 // ErrRevoked means that a secret belongs to a revoked key.
 var ErrRevoked = errors.New("this API key was revoked")
 
-// Bootstrap makes secret the key with all rights of the organisation "default", in place of an
+// Bootstrap makes secret the key of a global administrator, of the organisation "default", in place of an
 // earlier one, whose webhook settings it removes: their secret is known to the owner of the earlier
 // one. It returns [ErrRevoked] if secret belongs to a revoked key.
 func (k *Keys) Bootstrap(ctx context.Context, secret string) error {
@@ -276,7 +300,7 @@ func (k *Keys) BootstrapOnce(ctx context.Context, persist func() (string, error)
 
 func bootstrapKey() proto.Key {
 	return proto.Key{
-		ID: bootstrapID, Name: "bootstrap", Org: "default", Plan: "enterprise", Rights: proto.RightsAll, CreatedAt: time.Now().UTC(),
+		ID: bootstrapID, Name: "bootstrap", Org: "default", Plan: "enterprise", Scopes: proto.Scopes(), Global: true, CreatedAt: time.Now().UTC(),
 	}
 }
 
@@ -294,7 +318,7 @@ func (k *Keys) List(context.Context) ([]proto.Key, error) {
 // Revoke revokes a key. This gateway rejects it when Revoke returns, and every other one when its
 // watch delivers the change, well within a second. Revoking a revoked key changes nothing. Revoke
 // returns [proto.ErrNotFound] if there is no such key, and a [*proto.LastKeyError] if it is the last
-// one with all rights.
+// one of a global administrator.
 func (k *Keys) Revoke(ctx context.Context, id string) (proto.Key, error) {
 	s, err := k.cache.UpdateWithAll(ctx, keyPrefix+id, func(all map[string]*storedKey) (*storedKey, error) {
 		old := all[keyPrefix+id]
@@ -305,7 +329,7 @@ func (k *Keys) Revoke(ctx context.Context, id string) (proto.Key, error) {
 			return nil, nil
 		}
 		delete(all, keyPrefix+id)
-		if old.hasAllRights() && !anyHasAllRights(slices.Collect(maps.Values(all))) {
+		if old.administers() && !anyAdministers(slices.Collect(maps.Values(all))) {
 			return nil, &proto.LastKeyError{Key: id}
 		}
 		revoked := *old
@@ -318,12 +342,12 @@ func (k *Keys) Revoke(ctx context.Context, id string) (proto.Key, error) {
 	return s.Key, nil
 }
 
-// Administrable reports whether there is a key with all rights.
-func (k *Keys) Administrable() bool { return anyHasAllRights(k.cache.All()) }
+// Administrable reports whether there is a key of a global administrator.
+func (k *Keys) Administrable() bool { return anyAdministers(k.cache.All()) }
 
-func anyHasAllRights(keys []*storedKey) bool {
-	return slices.ContainsFunc(keys, (*storedKey).hasAllRights)
+func anyAdministers(keys []*storedKey) bool {
+	return slices.ContainsFunc(keys, (*storedKey).administers)
 }
 
-// hasAllRights reports whether a key has all rights and is not revoked.
-func (s *storedKey) hasAllRights() bool { return s.RevokedAt == nil && s.Rights == proto.RightsAll }
+// administers reports whether a key is a global administrator's and is not revoked.
+func (s *storedKey) administers() bool { return s.RevokedAt == nil && s.GlobalAdmin() }

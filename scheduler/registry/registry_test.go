@@ -40,7 +40,7 @@ func TestKeyIsKnownToEveryGatewayUntilItIsRevoked(t *testing.T) {
 	s := storetest.Server(t)
 	here, there := keys(t, s), keys(t, s)
 	ctx := storetest.Context(t)
-	key, secret, err := here.Create(ctx, proto.Key{Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsExecute})
+	key, secret, err := here.Create(ctx, proto.Key{Name: "ci", Org: "acme", Plan: "pro", Scopes: proto.UserScopes()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestKeysAreFollowedAfterTheServerWasRestarted(t *testing.T) {
 	s := storetest.NewRestartable(t)
 	here, there := keys(t, s), keys(t, s)
 	ctx := storetest.Context(t)
-	key, secret, err := here.Create(ctx, proto.Key{Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsExecute})
+	key, secret, err := here.Create(ctx, proto.Key{Name: "ci", Org: "acme", Plan: "pro", Scopes: proto.UserScopes()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestSecretsAreNotStored(t *testing.T) {
 	s := storetest.Server(t)
 	k := keys(t, s)
 	ctx := storetest.Context(t)
-	_, secret, err := k.Create(ctx, proto.Key{Name: "n", Org: "o", Plan: "free", Rights: proto.RightsExecute})
+	_, secret, err := k.Create(ctx, proto.Key{Name: "n", Org: "o", Plan: "free", Scopes: proto.UserScopes()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +144,7 @@ func TestBootstrapKey(t *testing.T) {
 	if made, err := k.BootstrapOnce(ctx, kept); err != nil || !made {
 		t.Fatalf("%v, %v", made, err)
 	}
-	if key, ok := k.Authenticate(first); !ok || key.Rights != proto.RightsAll || key.Plan != "enterprise" {
+	if key, ok := k.Authenticate(first); !ok || !key.GlobalAdmin() || key.Plan != "enterprise" {
 		t.Fatalf("%+v, %v", key, ok)
 	}
 	// Another gateway, which may have seen the key or not.
@@ -174,10 +174,10 @@ func TestRevokedKeyDoesNotComeBackByBootstrap(t *testing.T) {
 	k := keys(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	first, second := "sk-local-"+strings.Repeat("a", 24), "sk-local-"+strings.Repeat("b", 24)
-	if _, _, err := k.Create(ctx, proto.Key{Name: "spare", Org: "acme", Plan: "pro", Rights: proto.RightsAll}); err != nil {
+	if _, _, err := k.Create(ctx, proto.Key{Name: "spare", Org: "acme", Plan: "pro", Scopes: proto.Scopes(), Global: true}); err != nil {
 		t.Fatal(err)
 	}
-	other, made, err := k.Create(ctx, proto.Key{Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsAll})
+	other, made, err := k.Create(ctx, proto.Key{Name: "ci", Org: "acme", Plan: "pro", Scopes: proto.Scopes(), Global: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,14 +215,14 @@ func TestRevokedKeyDoesNotComeBackByBootstrap(t *testing.T) {
 	}
 }
 
-// Without a key with all rights nobody could create another key.
-func TestLastKeyWithAllRightsIsNotRevoked(t *testing.T) {
+// Without a key of a global administrator nobody could create another key.
+func TestLastKeyOfAdministratorsIsNotRevoked(t *testing.T) {
 	s := storetest.Server(t)
 	here, there := keys(t, s), keys(t, s)
 	ctx := storetest.Context(t)
 	var ids, secrets []string
-	for _, rights := range []proto.Rights{proto.RightsAll, proto.RightsAll, proto.RightsExecute} {
-		key, secret, err := here.Create(ctx, proto.Key{Name: "n", Org: "o", Plan: "pro", Rights: rights})
+	for _, global := range []bool{true, true, false} {
+		key, secret, err := here.Create(ctx, proto.Key{Name: "n", Org: "o", Plan: "pro", Scopes: proto.Scopes(), Global: global})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -248,7 +248,7 @@ func TestLastKeyWithAllRightsIsNotRevoked(t *testing.T) {
 		}
 	}
 	if left != 1 {
-		t.Errorf("%d keys with all rights could not be revoked, want 1", left)
+		t.Errorf("%d keys of global administrators could not be revoked, want 1", left)
 	}
 	alive := func() bool {
 		_, first := there.Authenticate(secrets[0])

@@ -155,7 +155,7 @@ func TestProfileWithKeysIsNotRemoved(t *testing.T) {
 	s := storetest.Server(t)
 	k, l := keys(t, s), profiles(t, s)
 	ctx := storetest.Context(t)
-	wanted := proto.Key{Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsExecute, Sandbox: "web"}
+	wanted := proto.Key{Name: "ci", Org: "acme", Plan: "pro", Scopes: proto.UserScopes(), Sandbox: "web"}
 	if _, _, err := k.Create(ctx, wanted); !errors.Is(err, proto.ErrNotFound) {
 		t.Fatalf("bound to a missing profile: %v", err)
 	}
@@ -205,7 +205,7 @@ func TestProfileIsRemovedWhileKeysAreMade(t *testing.T) {
 	s := storetest.Server(t)
 	k, other, l := keys(t, s), keys(t, s), profiles(t, s)
 	ctx := storetest.Context(t)
-	wanted := proto.Key{Name: "ci", Org: "acme", Plan: "pro", Rights: proto.RightsExecute, Sandbox: "web"}
+	wanted := proto.Key{Name: "ci", Org: "acme", Plan: "pro", Scopes: proto.UserScopes(), Sandbox: "web"}
 	for range 20 {
 		if err := l.Create(ctx, profile("web")); err != nil {
 			t.Fatal(err)

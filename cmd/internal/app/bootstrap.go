@@ -22,7 +22,7 @@ func (s *system) bootstrap(ctx context.Context, keys *registry.Keys) error {
 		return err
 	}
 	if !keys.Administrable() {
-		s.log.Error("no API key with all rights: set BULLPEN_BOOTSTRAP_KEY to a new key and start again")
+		s.log.Error("no API key of a global administrator: set BULLPEN_BOOTSTRAP_KEY to a new key and start again")
 	}
 	return nil
 }
@@ -49,7 +49,7 @@ func (s *system) createFirstKey(ctx context.Context, keys *registry.Keys) error 
 	case err != nil:
 		return err
 	case created:
-		s.log.Info("first API key created, with all rights; it is in this file only", "file", name)
+		s.log.Info("first API key created, a global administrator's; it is in this file only", "file", name)
 	case written: // another gateway, with another data directory, was faster
 		if err := os.Remove(name); err != nil {
 			return fmt.Errorf("remove the unused bootstrap key: %w", err)

@@ -44,7 +44,7 @@ func TestWrittenBootstrapKeyIsCreatedAfterACrash(t *testing.T) {
 func TestServerStartsWithARevokedBootstrapKey(t *testing.T) {
 	s, keys, _ := newGateway(t)
 	ctx := storetest.Context(t)
-	if _, _, err := keys.Create(ctx, proto.Key{Name: "spare", Org: "o", Plan: "pro", Rights: proto.RightsAll}); err != nil {
+	if _, _, err := keys.Create(ctx, proto.Key{Name: "spare", Org: "o", Plan: "pro", Scopes: proto.Scopes(), Global: true}); err != nil {
 		t.Fatal(err)
 	}
 	s.cfg.BootstrapKey = proto.NewKeySecret("local")
@@ -61,7 +61,7 @@ func TestServerStartsWithARevokedBootstrapKey(t *testing.T) {
 	}
 }
 
-// A start logs that the key in the file, or all keys with all rights, are revoked.
+// A start logs that the key in the file, or all keys of global administrators, are revoked.
 func TestRevokedKeysAreLogged(t *testing.T) {
 	s, keys, name := newGateway(t)
 	ctx := storetest.Context(t)
@@ -79,7 +79,7 @@ func TestRevokedKeysAreLogged(t *testing.T) {
 	}
 	start("first API key created")
 	start("")
-	other, _, err := keys.Create(ctx, proto.Key{Name: "other", Org: "o", Plan: "pro", Rights: proto.RightsAll})
+	other, _, err := keys.Create(ctx, proto.Key{Name: "other", Org: "o", Plan: "pro", Scopes: proto.Scopes(), Global: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +98,7 @@ func TestRevokedKeysAreLogged(t *testing.T) {
 	if keys, err = registry.OpenKeys(ctx, s.store, nil, "local", s.log); err != nil {
 		t.Fatal(err)
 	}
-	start("no API key with all rights")
+	start("no API key of a global administrator")
 }
 
 func TestBootstrapKeyIsReadableByUsOnly(t *testing.T) {

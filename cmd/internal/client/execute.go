@@ -90,9 +90,13 @@ func (c *Client) CreateKey(ctx context.Context, k NewKey) (*Key, error) {
 	return key, err
 }
 
-// Keys lists all API keys.
-func (c *Client) Keys(ctx context.Context) ([]Key, error) {
-	list, _, err := get[api.Keys](ctx, c, call{method: http.MethodGet, path: "/v1/admin/keys", resend: true})
+// Keys lists the API keys of an organisation, or of all that the key in use may see if org is empty.
+func (c *Client) Keys(ctx context.Context, org string) ([]Key, error) {
+	path := "/v1/admin/keys"
+	if org != "" {
+		path += "?" + url.Values{"org": {org}}.Encode()
+	}
+	list, _, err := get[api.Keys](ctx, c, call{method: http.MethodGet, path: path, resend: true})
 	return list.Keys, err
 }
 

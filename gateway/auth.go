@@ -1,0 +1,119 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// authenticate finds the key of the request. A secret of the wrong form is not looked up.
+func (s *Server) authenticate(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		secret = strings.TrimSpace(secret)
+		if !strings.EqualFold(scheme, "Bearer") || proto.CheckKeyForm(secret) != nil {
+			s.writeError(w, r, unauthorized())
+			return
+		}
+		key, ok := s.Keys.Authenticate(secret)
+		if !ok || key.RevokedAt != nil {
+			s.writeError(w, r, unauthorized())
+			return
+		}
+		info := infoOf(r.Context())
+		info.key = *key
+		if info.plan, ok = proto.PlanByName(key.Plan); !ok {
+			s.writeError(w, r, fmt.Errorf("key %s has an unknown plan %q", key.ID, key.Plan))
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// authorized returns the middleware that refuses keys which may not use a route.
+func (s *Server) authorized(route *api.Route) func(http.Handler) http.Handler {
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if err := authorize(&infoOf(r.Context()).key, route); err != nil {
+				s.writeError(w, r, err)
+				return
+			}
+			next.ServeHTTP(w, r)
+		})
+	}
+}
+
+// authorize returns an error unless a key may use a route. It alone decides that. Which objects the
+// key sees there is decided by their organisation. A route without a scope is refused, so that none
+// is open by mistake.
+func authorize(key *proto.Key, route *api.Route) error {
+	switch {
+	case route.Public || route.ScopeByTool:
+		return nil
+	case !key.Has(route.Scope):
+		return api.MissingScope(route.Scope)
+	case route.Global && !key.Global:
+		return api.NotGlobal("this needs the API key of a global administrator")
+	default:
+		return nil
+	}
+}
+
+// adminOrg returns the organisation that an administrator's request is about: org, or that of the
+// API key if org is empty. For the administrator of an organisation there is no other one.
+func adminOrg(r *http.Request, org string) (string, error) {
+	key := &infoOf(r.Context()).key
+	switch {
+	case org == "":
+		return key.Org, nil
+	case !proto.ValidOrg(org):
+		return "", proto.FieldErrorf("org", "must be the name of an organisation")
+	case org != key.Org && !key.Global:
+		return "", api.Errorf(api.CodeNotFound, "there is no organisation of that name")
+	default:
+		return org, nil
+	}
+}
+
+// administer returns an error unless the API key of a request may see another key, or change it.
+// Whoever changes the key of a global administrator could become one.
+func administer(r *http.Request, key *proto.Key, change bool) error {
+	own := &infoOf(r.Context()).key
+	switch {
+	case own.Global:
+		return nil
+	case key.Org != own.Org:
+		return fmt.Errorf("key of another organisation: %w", proto.ErrNotFound)
+	case change && key.Global:
+		return api.NotGlobal("only a global administrator changes the key of one")
+	default:
+		return nil
+	}
+}
+
+// checkGrantable returns an error unless the API key of a request may give another one its
+// privileges. The administrator of an organisation gives no more than the organisation has.
+func (s *Server) checkGrantable(r *http.Request, wanted *proto.Key) error {
+	own := &infoOf(r.Context()).key
+	if own.Global {
+		return nil
+	}
+	if wanted.Global {
+		return api.NotGlobal("only a global administrator creates the key of another")
+	}
+	if wanted.Plan != own.Plan {
+		return api.NotGlobal("only a global administrator chooses the plan; that of this organisation's administrator is %s", own.Plan)
+	}
+	keys, err := s.KeyAdmin.List(r.Context())
+	if err != nil {
+		return fmt.Errorf("list keys: %w", err)
+	}
+	if !slices.ContainsFunc(keys, func(k proto.Key) bool { return k.Org == own.Org && k.RevokedAt == nil && k.Sandbox == wanted.Sandbox }) {
+		return api.NotGlobal("no API key of this organisation is bound to that sandbox profile; only a global administrator binds the first")
+	}
+	return nil
+}

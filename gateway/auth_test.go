@@ -1,0 +1,267 @@
+package gateway
+
+import (
+	"encoding/json"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// access is what a route needs: a scope, or the key of a global administrator. path is that of an
+// object of the organisation acme, if the route is about one. Its placeholders are names of objects.
+type access struct {
+	scope  proto.Scope
+	global bool
+	path   string
+	body   string
+}
+
+// accessTable has a row for each route that needs an API key. A new route needs a new row.
+func accessTable() map[string]access {
+	const execute, read, files, admin = proto.ScopeExecute, proto.ScopeRead, proto.ScopeFiles, proto.ScopeAdmin
+	const program = `{"code":"echo","language":"bash"}`
+	of := func(path string) string { return `{"source":"thread","id":"t"` + path + `}` }
+	table := map[string]access{
+		"execute":         {scope: execute, body: program},
+		"cancelExecution": {scope: execute, path: "/v1/executions/{execution}/cancel"},
+		"replayDelivery":  {scope: execute, path: "/v1/executions/{execution}/webhook/replay"},
+		"replayFailed":    {scope: execute},
+		"enableEndpoint":  {scope: execute, body: `{"url":"https://example.com/hook"}`},
+		"createBatch":     {scope: execute, body: `{"items":[` + program + `]}`},
+		"deleteBatch":     {scope: execute, path: "/v1/batches/{batch}"},
+		"pauseBatch":      {scope: execute, path: "/v1/batches/{batch}/pause"},
+		"resumeBatch":     {scope: execute, path: "/v1/batches/{batch}/resume"},
+		"cancelBatch":     {scope: execute, path: "/v1/batches/{batch}/cancel"},
+		"retryBatch":      {scope: execute, path: "/v1/batches/{batch}/retry"},
+		"createSchedule":  {scope: execute, body: `{"name":"n","cron":"* * * * *","request":` + program + `}`},
+		"patchSchedule":   {scope: execute, path: "/v1/schedules/{schedule}", body: `{"paused":true}`},
+		"deleteSchedule":  {scope: execute, path: "/v1/schedules/{schedule}"},
+		"runSchedule":     {scope: execute, path: "/v1/schedules/{schedule}/run"},
+		"createPipeline":  {scope: execute, body: `{"file":"steps:\n  - name: a\n    run: echo\n"}`},
+		"cancelPipeline":  {scope: execute, path: "/v1/pipelines/{pipeline}/cancel"},
+
+		"listExecutions":    {scope: read},
+		"getExecution":      {scope: read, path: "/v1/executions/{execution}"},
+		"getOutput":         {scope: read, path: "/v1/executions/{execution}/output"},
+		"streamURL":         {scope: read, path: "/v1/executions/{execution}/stream_url"},
+		"getQueue":          {scope: read},
+		"getDelivery":       {scope: read, path: "/v1/executions/{execution}/webhook"},
+		"getWebhook":        {scope: read},
+		"listEndpoints":     {scope: read},
+		"listBatches":       {scope: read},
+		"getBatch":          {scope: read, path: "/v1/batches/{batch}"},
+		"getBatchResults":   {scope: read, path: "/v1/batches/{batch}/results"},
+		"listSchedules":     {scope: read},
+		"getSchedule":       {scope: read, path: "/v1/schedules/{schedule}"},
+		"listPipelines":     {scope: read},
+		"getPipelineSchema": {scope: read},
+		"getPipeline":       {scope: read, path: "/v1/pipelines/{pipeline}"},
+		"listThreads":       {scope: read},
+		"getThread":         {scope: read, path: "/v1/threads/t"},
+
+		"deleteThread":    {scope: files, path: "/v1/threads/t"},
+		"forkThread":      {scope: files, path: "/v1/threads/t/fork", body: `{"id":"u"}`},
+		"archiveThread":   {scope: files, path: "/v1/threads/t/archive"},
+		"listFiles":       {scope: files, body: of("")},
+		"fileUploadURL":   {scope: files, body: of(`,"path":"a","content_length":1`)},
+		"fileDownloadURL": {scope: files, path: "/v1/files/download_url", body: of(`,"path":"a"`)},
+
+		"createKey":     {scope: admin, path: "/v1/admin/keys", body: `{"name":"n","org":"acme","plan":"enterprise"}`},
+		"listKeys":      {scope: admin, path: "/v1/admin/keys?org=acme"},
+		"revokeKey":     {scope: admin, path: "/v1/admin/keys/{key}"},
+		"putSecret":     {scope: admin, path: "/v1/admin/secrets/S?org=acme", body: `{"value":"value"}`},
+		"getSecret":     {scope: admin, path: "/v1/admin/secrets/S?org=acme"},
+		"listSecrets":   {scope: admin, path: "/v1/admin/secrets?org=acme"},
+		"deleteSecret":  {scope: admin, path: "/v1/admin/secrets/S?org=acme"},
+		"putWebhook":    {scope: admin, path: "/v1/webhook?key={key}", body: `{"url":"https://example.com/hook"}`},
+		"patchWebhook":  {scope: admin, path: "/v1/webhook?key={key}", body: `{"max_attempts":2}`},
+		"deleteWebhook": {scope: admin, path: "/v1/webhook?key={key}"},
+		"rotateWebhook": {scope: admin, path: "/v1/webhook/rotate?key={key}"},
+		"testWebhook":   {scope: admin, path: "/v1/webhook/test?key={key}"},
+	}
+	for _, id := range []string{
+		"rotateSecretsKey", "createSandbox", "listSandboxes", "getSandbox", "getSandboxPreload", "replaceSandbox", "removeSandbox", "listImages", "putImage",
+		"removeImage", "getAutoscale", "listWorkers", "drainWorker", "undrainWorker", "listDeadLetters", "getDeadLetter", "deleteDeadLetter", "requeueDeadLetter",
+		"backup", "collectThreads", "rebuildThreads",
+	} {
+		table[id] = access{scope: admin, global: true}
+	}
+	return table
+}
+
+// newAccessHarness starts a server with an object of each kind in the organisation acme, and returns
+// a function that puts their ids into paths.
+func newAccessHarness(t *testing.T) (*harness, *strings.Replacer) {
+	h := newHarness(t)
+	h.server.Schedules, h.server.History, h.server.Queue = new(scheduleStub), &historyStub{}, &queueStub{}
+	h.server.Pipelines = &pipelineStub{stored: map[string]*proto.Pipeline{}, states: map[string]*proto.PipelineState{}}
+	h.server.Workers, h.server.ImageAdmin = &workerStub{proto.Worker{Capabilities: []string{}, Languages: map[proto.Language]string{}}}, &imageStub{}
+	h.server.Backups = backups(func(w io.Writer) error { _, err := io.WriteString(w, "all"); return err })
+	h.stub.finishAtOnce(proto.Exited(0))
+	id := func(path, body string) string { return h.do("POST", path, body).want(201, "").json()["id"].(string) }
+	table := accessTable()
+	execution := string(h.execute(hello).want(200, "").trace())
+	h.upload("a", "x").want(200, "")
+	h.do("PUT", "/v1/admin/secrets/S", `{"value":"value"}`).want(200, "")
+	return h, strings.NewReplacer(
+		"{execution}", execution, "{key}", id("/v1/admin/keys", `{"name":"victim","org":"acme","plan":"enterprise"}`),
+		"{batch}", id("/v1/batches", table["createBatch"].body), "{schedule}", id("/v1/schedules", table["createSchedule"].body),
+		"{pipeline}", id("/v1/pipelines", table["createPipeline"].body),
+	)
+}
+
+// refusal is the body of an error.
+type refusal struct {
+	Error, Reason string
+	Scope         proto.Scope
+}
+
+// Every route of the OpenAPI document is asked with a key of each scope, of its own organisation and
+// of another.
+func TestEveryRouteNeedsItsScope(t *testing.T) {
+	document, err := api.OpenAPI("1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var operations struct {
+		Paths map[string]map[string]struct {
+			OperationID string `json:"operationId"`
+			Security    *[]map[string][]proto.Scope
+			Global      bool `json:"x-global"`
+		}
+	}
+	if err := json.Unmarshal(document, &operations); err != nil {
+		t.Fatal(err)
+	}
+	table := accessTable()
+	shared, ids := newAccessHarness(t)
+	for path, methods := range operations.Paths {
+		for method, operation := range methods {
+			switch {
+			case operation.Security != nil && len(*operation.Security) == 0: // public
+				continue
+			case operation.OperationID == "mcp": // its tools have scopes
+				continue
+			}
+			want, ok := table[operation.OperationID]
+			if !ok || operation.Security == nil {
+				t.Errorf("%s %s (%s) needs a scope, and a row in accessTable", method, path, operation.OperationID)
+				continue
+			}
+			if got := (*operation.Security)[0]["key"]; len(got) != 1 || got[0] != want.scope || operation.Global != want.global {
+				t.Errorf("%s %s needs %v, global %v, want %+v", method, path, got, operation.Global, want)
+			}
+			t.Run(operation.OperationID, func(t *testing.T) {
+				h, ids := shared, ids
+				if method != "get" && !want.global { // it may remove its object
+					h, ids = newAccessHarness(t)
+				}
+				h.in(t).testAccess(strings.ToUpper(method), path, want, ids)
+			})
+		}
+	}
+}
+
+// testAccess asks a route with keys that have its scope, and with keys that have not.
+func (h *harness) testAccess(method, path string, want access, ids *strings.Replacer) {
+	t := h.t
+	own := want.path != ""
+	if own {
+		path = ids.Replace(want.path)
+	}
+	path = strings.NewReplacer("{id}", "nothing", "{name}", "nothing").Replace(path)
+	ask := func(org string, key proto.Key) (int, refusal) {
+		h.key = h.stub.addKey(org, "enterprise", key)
+		a := h.do(method, path, want.body)
+		var got refusal
+		if a.status >= 400 {
+			if err := json.Unmarshal(a.body, &got); err != nil {
+				t.Fatalf("%s %.100q: %v", method, a.body, err)
+			}
+		}
+		return a.status, got
+	}
+	without := slices.DeleteFunc(proto.Scopes(), func(s proto.Scope) bool { return s == want.scope })
+	if status, got := ask("acme", proto.Key{Scopes: without, Global: true}); status != 403 || got != (refusal{"forbidden", "insufficient_scope", want.scope}) {
+		t.Errorf("%s %s without %s: %d %+v", method, path, want.scope, status, got)
+	}
+	if own {
+		if status, got := ask("other", proto.Key{Scopes: proto.Scopes()}); status != 404 || got.Error != "not_found" {
+			t.Errorf("%s %s of another organisation: %d %+v", method, path, status, got)
+		}
+	}
+	allowed := func(key proto.Key) {
+		// The execution has no webhook, and its key no settings of one.
+		if status, got := ask("acme", key); status == 401 || status == 403 || own && status == 404 && !strings.Contains(path, "/webhook") {
+			t.Errorf("%s %s with %v: %d %+v", method, path, key.Scopes, status, got)
+		}
+	}
+	for _, scope := range proto.Scopes() {
+		if scope == want.scope && !want.global {
+			allowed(proto.Key{Scopes: []proto.Scope{scope}})
+			continue
+		}
+		status, got := ask("acme", proto.Key{Scopes: []proto.Scope{scope}})
+		switch {
+		case scope != want.scope:
+			if status != 403 || got.Reason != "insufficient_scope" || got.Scope != want.scope {
+				t.Errorf("%s %s with %s alone: %d %+v", method, path, scope, status, got)
+			}
+		case want.global:
+			if status != 403 || got.Reason != "global_admin_required" {
+				t.Errorf("%s %s with %s of an organisation: %d %+v", method, path, scope, status, got)
+			}
+		}
+	}
+	if want.global {
+		allowed(proto.Key{Scopes: []proto.Scope{want.scope}, Global: true})
+	}
+}
+
+// The administrator of an organisation gives nobody more than the organisation has.
+func TestAdministratorOfAnOrganisation(t *testing.T) {
+	h := newHarness(t)
+	h.do("POST", "/v1/admin/sandboxes", `{"name":"open","network":{"policy":"unrestricted"}}`).want(201, "")
+	other := h.stub.addKey("other", "pro", asUser)
+	global := "key_1"
+	boss := h.as(h.stub.addKey("acme", "pro", proto.Key{Scopes: []proto.Scope{proto.ScopeAdmin}}))
+	create := func(rest string) *reply {
+		return boss.do("POST", "/v1/admin/keys", `{"name":"n","plan":"pro",`+rest+`}`)
+	}
+	create(`"org":"acme"`).want(201, "")
+	create(`"org":"other"`).want(404, "not_found")
+	create(`"org":"acme","plan":"enterprise"`).want(400, "validation_error", "once")
+	boss.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"enterprise"}`).want(403, "forbidden", "plan")
+	create(`"org":"acme","scopes":["admin"],"global":true`).want(403, "forbidden", "global")
+	create(`"org":"acme","scopes":["read"],"global":true`).want(400, "validation_error", "global")
+	create(`"org":"acme","sandbox":"open"`).want(403, "forbidden", "sandbox")
+	h.do("POST", "/v1/admin/keys", `{"name":"first","org":"acme","plan":"pro","sandbox":"open"}`).want(201, "")
+	create(`"org":"acme","sandbox":"open"`).want(201, "")
+	boss.do("DELETE", "/v1/admin/keys/"+global, "").want(403, "forbidden", "global")
+	boss.do("PUT", webhookPath+"?key="+global, `{"url":"https://example.com/"}`).want(403, "forbidden", "global")
+	listed := boss.do("GET", "/v1/admin/keys", "").want(200, "")
+	if strings.Contains(string(listed.body), proto.KeyHint(other)) || len(listed.json()["keys"].([]any)) != 5 {
+		t.Errorf("an administrator of acme sees %s", listed.body)
+	}
+	boss.do("GET", "/v1/admin/keys?org=other", "").want(404, "not_found")
+	if all := h.do("GET", "/v1/admin/keys?org=other", "").want(200, "").json(); len(all["keys"].([]any)) != 1 {
+		t.Errorf("a global administrator sees %v", all)
+	}
+}
+
+// A key that loses a scope loses the URLs for which it needed the scope.
+func TestSignedURLsNeedTheScopeOfTheirKey(t *testing.T) {
+	h := newHarness(t)
+	h.upload("a", "x").want(200, "")
+	down := h.sign("download", "a", 0)
+	h.get(down).want(200, "")
+	h.stub.change("key_1", func(k *proto.Key) { k.Scopes = []proto.Scope{proto.ScopeExecute} })
+	h.get(down).want(403, "forbidden")
+	g := &grant{method: "GET", key: "key_1", org: "acme", thread: "t", path: "a", expiresAt: time.Now().Add(time.Minute)}
+	h.get(contentPath+g.token(*h.server.URLSecret)).want(403, "forbidden")
+}
