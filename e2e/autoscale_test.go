@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -55,4 +56,37 @@ func testAutoscaleProcess(t *testing.T, p *programs) {
 		defer func() { _ = f.Close() }() // unlocks
 		return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil, nil
 	})
+}
+
+// testAutoscaleExec runs an operator's command with the number of workers that are needed: one for a
+// job that waits, none when it has ended. The test is the cloud that starts and stops them.
+func testAutoscaleExec(t *testing.T, p *programs) {
+	dir := t.TempDir()
+	policy, command, wanted := filepath.Join(dir, "policy.json"), filepath.Join(dir, "scale"), filepath.Join(dir, "wanted")
+	for name, text := range map[string]string{
+		policy:  `{"scale_down_after": 1, "scale_to_zero_after": 1}`,
+		command: fmt.Sprintf("#!/bin/sh\necho \"$2 $BULLPEN_AUTOSCALE_LIVE_WORKERS\" >%[1]s.new && mv %[1]s.new %[1]s\n", wanted),
+	} {
+		if err := os.WriteFile(name, []byte(text), 0o700); err != nil { //nolint:gosec // one is a program
+			t.Fatal(err)
+		}
+	}
+	own := []string{"--autoscale", "exec", "--autoscale-command", command, "--autoscale-policy", policy}
+	sys := newSystem(t, p, topology{separate: true}, noSlots, own...)
+	sys.args = sys.args[len(own):] // workers do not scale
+	wants := func(text string) func() (bool, any) {
+		return func() (bool, any) {
+			b, err := os.ReadFile(wanted)
+			return string(b) == text+"\n", fmt.Sprintf("%q, %v", b, err)
+		}
+	}
+	id := sys.submit(bash("echo hello"))
+	eventually(t, "a worker is wanted", wants("1 0"))
+	sys.startWorker(t)
+	sys.ended(id).succeeded(t, "hello\n")
+	eventually(t, "no worker is wanted", wants("0 1"))
+	sys.worker.signal(syscall.SIGTERM)
+	if code := sys.worker.exitCode(t); code != 0 {
+		t.Errorf("the worker that is not wanted exited with %d:\n%s", code, sys.worker.tail())
+	}
 }

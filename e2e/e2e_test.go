@@ -111,7 +111,7 @@ func failureTests() map[string]func(*testing.T, *programs, topology) {
 // singleTests deploy what they need: one topology, two gateways, another Redis.
 func singleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
-		"autoscale-process": testAutoscaleProcess, "copies": testCopies, "costs": testCosts, "counts": testCounts, "credentials": testCredentials, "data-lock": testDataLock, "disk-reserve": testDiskReserve, "dispatcher-frozen": testDispatcherFrozen, "docs": testDocs,
+		"autoscale-exec": testAutoscaleExec, "autoscale-process": testAutoscaleProcess, "copies": testCopies, "costs": testCosts, "counts": testCounts, "credentials": testCredentials, "data-lock": testDataLock, "disk-reserve": testDiskReserve, "dispatcher-frozen": testDispatcherFrozen, "docs": testDocs,
 		"dispatcher-killed": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, topology{separate: true}) },
 		"batches":           testBatches, "drain-async": testDrainAsync, "durable-writes": testDurableWrites, "golden": testGolden, "idle-streams": testIdleStreams, "image": testImage,
 		"no-faults": testNoFaults, "no-nsjail": testNoNsjail, "no-worker": testNoWorker, "output-budget": testOutputBudget, "overload": testOverload, "pipelines": testPipelines, "redis": testRedis,
