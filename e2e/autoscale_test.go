@@ -10,7 +10,7 @@ import (
 
 // testAutoscaleProcess starts workers from zero, and drains them to zero again without killing a
 // program. When the server is killed, its worker ends.
-func testAutoscaleProcess(t *testing.T, p *programs) {
+func testAutoscaleProcess(t *testing.T, p *programs, in topology) {
 	// The path of a socket is short.
 	dir, err := os.MkdirTemp("", "bullpen")
 	if err != nil {
@@ -21,7 +21,7 @@ func testAutoscaleProcess(t *testing.T, p *programs) {
 	if err := os.WriteFile(policy, []byte(`{"scale_down_after": 1, "scale_to_zero_after": 1}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	sys := newSystem(t, p, topology{}, noSlots, "--data", filepath.Join(dir, "data"), "--autoscale", "process", "--autoscale-policy", policy, "--slots", "2")
+	sys := newSystem(t, p, in, noSlots, "--data", filepath.Join(dir, "data"), "--autoscale", "process", "--autoscale-policy", policy, "--slots", "2")
 	sys.ready(t)
 	workers := func() (n int, r *reply) {
 		var list struct{ Workers []struct{ Name string } }

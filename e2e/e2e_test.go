@@ -111,7 +111,9 @@ func failureTests() map[string]func(*testing.T, *programs, topology) {
 // singleTests deploy what they need: one topology, two gateways, another Redis.
 func singleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
-		"autoscale-exec": testAutoscaleExec, "autoscale-process": testAutoscaleProcess, "copies": testCopies, "costs": testCosts, "counts": testCounts, "credentials": testCredentials, "data-lock": testDataLock, "disk-reserve": testDiskReserve, "dispatcher-frozen": testDispatcherFrozen, "docs": testDocs,
+		"autoscale-exec":    testAutoscaleExec,
+		"autoscale-process": func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{}) },
+		"copies":            testCopies, "costs": testCosts, "counts": testCounts, "credentials": testCredentials, "data-lock": testDataLock, "disk-reserve": testDiskReserve, "dispatcher-frozen": testDispatcherFrozen, "docs": testDocs,
 		"dispatcher-killed": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, topology{separate: true}) },
 		"batches":           testBatches, "drain-async": testDrainAsync, "durable-writes": testDurableWrites, "golden": testGolden, "idle-streams": testIdleStreams, "image": testImage,
 		"no-faults": testNoFaults, "no-nsjail": testNoNsjail, "no-worker": testNoWorker, "output-budget": testOutputBudget, "overload": testOverload, "pipelines": testPipelines, "redis": testRedis,
@@ -124,6 +126,7 @@ func singleTests() map[string]func(*testing.T, *programs) {
 // longTests are further failure variants of what the other tests check, mostly on clusters.
 func longTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
+		"autoscale-process-nats":    func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{separate: true}) },
 		"backup-ledger-cluster":     func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
 		"clients":                   testClients,
 		"cluster-leaders":           testClusterLeaders,
